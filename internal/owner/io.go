@@ -1,0 +1,192 @@
+package owner
+
+import (
+	"errors"
+	"fmt"
+	"sync/atomic"
+
+	"jbofd/internal/bufpool"
+	"jbofd/internal/ssd"
+)
+
+// Op is what an IO asks of an SSD: the device's operations and those that the
+// owner composes of several device requests.
+type Op uint8
+
+// The first five are ssd.Op by number.
+const (
+	Read        = Op(ssd.Read)
+	Write       = Op(ssd.Write)
+	Flush       = Op(ssd.Flush)
+	Deallocate  = Op(ssd.Deallocate)
+	WriteZeroes = Op(ssd.WriteZeroes)
+	// DeallocateRanges deallocates IO.Ranges one after the other.
+	DeallocateRanges = Op(ssd.Ops) + iota - 5
+	// Compare reads the range and compares it with Buf.
+	Compare
+	// CompareWrite compares the range with the first half of Buf and, if equal,
+	// writes the second half, with no other change of the range in between.
+	CompareWrite
+	// Verify reads the range and throws the data away.
+	Verify
+	// Ops is how many there are.
+	Ops
+)
+
+var opNames = [Ops]string{"read", "write", "flush", "deallocate", "write_zeroes", "deallocate", "compare", "compare_and_write", "verify"}
+
+// String returns the operation's name as metrics write it.
+func (o Op) String() string {
+	if o < Ops {
+		return opNames[o]
+	}
+	return fmt.Sprintf("Op(%d)", uint8(o))
+}
+
+// mutates reports whether the operation changes what is stored.
+func (o Op) mutates() bool {
+	switch o {
+	case Write, Deallocate, WriteZeroes, DeallocateRanges, CompareWrite:
+		return true
+	}
+	return false
+}
+
+// Outcomes of an IO beside those of ssd.Completion.
+var (
+	// ErrMismatch: Compare or CompareWrite found other data.
+	ErrMismatch = errors.New("compare found different data")
+	// ErrAborted: Abort took the IO out before it was admitted.
+	ErrAborted = errors.New("aborted before it was started")
+)
+
+// Range is one extent of a DeallocateRanges, in bytes on the device.
+type Range struct{ Offset, Len int64 }
+
+// Sink is told of an IO's progress. Its methods are called by whichever
+// goroutine drives the SSD at that moment: they hand the IO on and return. For
+// Admitted and Done they report whether the sink must be kicked once the batch is
+// over.
+type Sink interface {
+	// Admitted: the SSD has let an IO with Fetch set in; its buffer is in io.Buf.
+	// The sink moves the host's data there and hands the IO back with Owner.Fetched.
+	Admitted(io *IO) (kick bool)
+	// Done: the IO is over; Err says how, and Buf, if any, is the sink's.
+	Done(io *IO) (kick bool)
+	// Kick follows a batch of calls of which one asked for it.
+	Kick()
+}
+
+// States of an IO.
+const (
+	stateIdle     = iota
+	stateQueued   // submitted, not admitted: can be aborted
+	stateAborted  // aborted while queued; Done will follow
+	stateAdmitted // has its buffer; data moves or the device works
+)
+
+// IO is one request to an SSD. Its submitter allocates it once (see Init) and
+// uses it again and again; between Submit and Done it belongs to the owner.
+type IO struct {
+	Op    Op
+	Flags ssd.Flags
+	// Fetch: the data is still with the host; the sink is asked for it when the IO
+	// is admitted.
+	Fetch bool
+	// Offset and Len are bytes on the device, in whole blocks.
+	Offset, Len int64
+	// Ranges of a DeallocateRanges; the submitter's memory.
+	Ranges []Range
+	// Account pays for the buffer.
+	Account *bufpool.Account
+	// Tenant is the pipeline's number for who pays.
+	Tenant uint32
+	// Buf holds the data. A read's and a Fetch's is provided by the owner when the
+	// IO is admitted, any other is the submitter's. After Done it is the sink's to
+	// return to the pool.
+	Buf bufpool.Buf
+	// Err is the outcome, set before Done: nil, ErrMismatch, ErrAborted or a
+	// device's error.
+	Err error
+	// Slot is the sink's own number for the IO.
+	Slot uint32
+	// AdmittedNS is when the pipeline let the IO in, on the owner's clock.
+	AdmittedNS int64
+
+	// Next links the IO into the sink's own list after Admitted or Done.
+	Next *IO
+
+	sink    Sink
+	waiter  bufpool.Waiter
+	owner   *Owner
+	next    *IO // inbox, staged and waiting lists
+	state   atomic.Uint32
+	fetched bool
+	tag     uint32
+	at      int64 // progress of a composed operation: bytes done, or range index
+	lane    int8  // scratch memory in use, or -1
+	staged  bool  // past stage: at the device or about to be
+	holders int32 // CompareWrite: overlapping mutations that must finish first
+	writing bool  // CompareWrite: the compare succeeded
+	locked  bool  // CompareWrite: its range lock is held
+}
+
+// Init prepares an IO for use by sink; once, before its first Submit.
+func (io *IO) Init(sink Sink, slot uint32) {
+	io.sink, io.Slot = sink, slot
+	io.waiter.Wake = func() { io.owner.resubmit(io) }
+}
+
+// dataBytes is how large a buffer the IO needs.
+func (io *IO) dataBytes() int64 {
+	switch io.Op {
+	case Read, Write, Compare:
+		return io.Len
+	case CompareWrite:
+		return 2 * io.Len
+	}
+	return 0
+}
+
+func (io *IO) overlaps(other *IO) bool {
+	if other.Op == DeallocateRanges {
+		for _, r := range other.Ranges {
+			if io.Offset < r.Offset+r.Len && r.Offset < io.Offset+io.Len {
+				return true
+			}
+		}
+		return false
+	}
+	return io.Offset < other.Offset+other.Len && other.Offset < io.Offset+io.Len
+}
+
+// list is an intrusive FIFO of IOs linked by next.
+type list struct {
+	first, last *IO
+	n           int
+}
+
+func (l *list) push(io *IO) {
+	io.next = nil
+	if l.last == nil {
+		l.first = io
+	} else {
+		l.last.next = io
+	}
+	l.last = io
+	l.n++
+}
+
+func (l *list) pop() *IO {
+	io := l.first
+	if io == nil {
+		return nil
+	}
+	l.first = io.next
+	if l.first == nil {
+		l.last = nil
+	}
+	io.next = nil
+	l.n--
+	return io
+}

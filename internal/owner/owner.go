@@ -1,0 +1,634 @@
+// Package owner drives one SSD: its pipeline, its device queue, and the
+// operations that take more than one device request.
+//
+// All of an SSD's state is touched by one goroutine at a time, but no goroutine
+// is bound to it: whoever brings work and finds the SSD free becomes its owner
+// for a turn and runs the work to completion; whoever finds it taken leaves the
+// work in the inbox, and the present owner takes it before it lets go. A device
+// that completes asynchronously has one goroutine more, which sleeps in
+// Queue.Poll.
+//
+//	Submit ──> inbox ──> pipeline ──> admitted ──> [host's data] ──> staged ──> device queue
+//	                        │             │ buffer from the pool                     │
+//	                     Abort         waits in the pool's queue                   Done
+package owner
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"jbofd/internal/bufpool"
+	"jbofd/internal/invariants"
+	"jbofd/internal/pipeline"
+	"jbofd/internal/ssd"
+)
+
+// Sizes of the scratch memory in which Compare and Verify read.
+const (
+	laneCount = 4
+	laneBytes = 128 << 10
+)
+
+// Config describes an Owner.
+type Config struct {
+	Device ssd.Device
+	Pool   *bufpool.Pool
+	// Depth is how many requests may be outstanding at the device; 0: 256.
+	Depth int
+	// Capacity is how many IOs the pipeline may hold; further ones wait in arrival
+	// order before it. 0: 4096.
+	Capacity int
+	// Clock returns monotonic nanoseconds; nil: the system's.
+	Clock func() int64
+}
+
+// Owner is one SSD at work.
+type Owner struct {
+	device  ssd.Device
+	queue   ssd.Queue
+	sync    bool
+	pool    *bufpool.Pool
+	clock   func() int64
+	stats   Stats
+	account *bufpool.Account
+	poller  chan struct{} // closed when the poll goroutine has ended
+
+	// inbox is a stack of submitted IOs, newest first.
+	inbox  atomic.Pointer[IO]
+	closed atomic.Bool
+
+	// mu is ownership: everything below belongs to who holds it.
+	mu       sync.Mutex
+	pipe     *pipeline.FIFO
+	slab     []*IO
+	freeTags []uint32
+	waiting  list // no tag free yet
+	staged   list // admitted, for the device queue
+	blocked  list // overlapping a CompareWrite
+	laneWait list // waiting for scratch memory
+	lanes    [laneCount]bufpool.Buf
+	laneUsed [laneCount]bool
+	locks    []*IO // CompareWrites at work
+	atDevice int
+	kicks    []Sink
+	tags     []pipeline.Tag
+	reqs     []ssd.Request
+	comps    []ssd.Completion
+}
+
+// Stats are an SSD's counters since the start. All are read and written
+// atomically.
+type Stats struct {
+	// Requests and Bytes count what the device completed without error, by ssd.Op;
+	// TimeNS sums their latencies.
+	Requests, Bytes, TimeNS [ssd.Ops]atomic.Int64
+	// Errors counts device requests that failed.
+	Errors atomic.Int64
+	// NoSpace counts those that failed for want of space; Gone those to a device
+	// that vanished.
+	NoSpace, Gone atomic.Int64
+	// Inflight is what is outstanding at the device, Queued what waits before it.
+	Inflight, Queued atomic.Int64
+	// Aborted counts IOs taken out of the queue; BufferWaits those that had to wait
+	// for a buffer.
+	Aborted, BufferWaits atomic.Int64
+}
+
+// New opens a queue on the device and makes its owner.
+func New(cfg Config) (*Owner, error) {
+	if cfg.Depth == 0 {
+		cfg.Depth = 256
+	}
+	if cfg.Capacity == 0 {
+		cfg.Capacity = 4096
+	}
+	if cfg.Clock == nil {
+		start := time.Now()
+		cfg.Clock = func() int64 { return int64(time.Since(start)) }
+	}
+	q, err := cfg.Device.OpenQueue(cfg.Depth)
+	if err != nil {
+		return nil, fmt.Errorf("ssd %s: open queue: %w", cfg.Device.Info().Name, err)
+	}
+	o := &Owner{
+		device: cfg.Device, queue: q, sync: q.Synchronous(), pool: cfg.Pool, clock: cfg.Clock,
+		account:  cfg.Pool.Account("ssd:" + cfg.Device.Info().Name),
+		pipe:     pipeline.NewFIFO(cfg.Capacity, cfg.Depth),
+		slab:     make([]*IO, cfg.Capacity),
+		freeTags: make([]uint32, cfg.Capacity),
+		tags:     make([]pipeline.Tag, 0, cfg.Depth),
+		reqs:     make([]ssd.Request, 0, cfg.Depth),
+		comps:    make([]ssd.Completion, cfg.Depth),
+		kicks:    make([]Sink, 0, 64),
+		poller:   make(chan struct{}),
+	}
+	for i := range o.freeTags {
+		o.freeTags[i] = uint32(cfg.Capacity - 1 - i)
+	}
+	if o.sync {
+		close(o.poller)
+	} else {
+		go o.poll()
+	}
+	return o, nil
+}
+
+// Device returns the device under the owner.
+func (o *Owner) Device() ssd.Device { return o.device }
+
+// Stats returns the live counters.
+func (o *Owner) Stats() *Stats { return &o.stats }
+
+// Batch collects IOs for one Submit. The zero Batch is empty.
+type Batch struct{ newest, oldest *IO }
+
+// Add appends io to the batch.
+func (b *Batch) Add(io *IO) { // hot: 0 allocs
+	io.next = b.newest
+	if b.newest == nil {
+		b.oldest = io
+	}
+	b.newest = io
+}
+
+// Empty reports whether there is nothing in the batch.
+func (b *Batch) Empty() bool { return b.newest == nil }
+
+// Submit hands the batch over and empties it; on return the IOs may be done
+// already. From any goroutine, but not from within a Sink's methods.
+//
+// hot: 0 allocs
+func (o *Owner) Submit(b *Batch) {
+	if b.newest == nil {
+		return
+	}
+	for io := b.newest; io != nil; io = io.next {
+		io.owner, io.Err, io.fetched, io.at, io.lane = o, nil, false, 0, -1
+		io.writing, io.locked, io.staged, io.holders = false, false, false, 0
+		io.state.Store(stateQueued)
+	}
+	o.post(b.newest, b.oldest)
+	*b = Batch{}
+	o.run()
+}
+
+// Fetched hands an admitted IO back: the host's data is in its buffer. With
+// io.Err set (the data never came) the IO is done without touching the device.
+//
+// hot: 0 allocs
+func (o *Owner) Fetched(b *Batch) {
+	if b.newest == nil {
+		return
+	}
+	for io := b.newest; io != nil; io = io.next {
+		io.fetched = true
+	}
+	o.post(b.newest, b.oldest)
+	*b = Batch{}
+	o.run()
+}
+
+// Abort takes io out if it is still queued; then it will be Done with ErrAborted.
+// It reports whether that succeeded: otherwise the IO takes its course.
+func (o *Owner) Abort(io *IO) bool {
+	if !io.state.CompareAndSwap(stateQueued, stateAborted) {
+		return false
+	}
+	o.stats.Aborted.Add(1)
+	return true
+}
+
+// resubmit is the pool's word that io.waiter has its buffer.
+func (o *Owner) resubmit(io *IO) {
+	io.next = nil
+	o.post(io, io)
+	// The releaser of the buffer may be this SSD's own turn or a connection that
+	// holds locks of its own, so the turn runs on a goroutine of its own; buffers
+	// are short, not the processor.
+	go o.run()
+}
+
+// post pushes a chain of IOs, newest first, onto the inbox.
+func (o *Owner) post(newest, oldest *IO) {
+	for {
+		old := o.inbox.Load()
+		oldest.next = old
+		if o.inbox.CompareAndSwap(old, newest) {
+			return
+		}
+	}
+}
+
+// run takes turns until the inbox is empty or somebody else has the SSD: that
+// one looks into the inbox after letting go, so nothing is left behind.
+func (o *Owner) run() {
+	for o.inbox.Load() != nil && o.mu.TryLock() {
+		o.turn()
+		o.unlock()
+	}
+}
+
+// unlock ends ownership and kicks the sinks that asked for it.
+func (o *Owner) unlock() {
+	// Sinks may take locks and write to sockets: not under ownership. The list is
+	// swapped out so that the next owner can fill it meanwhile.
+	if len(o.kicks) == 0 {
+		o.mu.Unlock()
+		return
+	}
+	var few [8]Sink
+	n := copy(few[:], o.kicks)
+	rest := o.kicks[n:]
+	if len(rest) > 0 {
+		rest = append([]Sink(nil), rest...) // many connections at once: rare enough
+	}
+	clear(o.kicks)
+	o.kicks = o.kicks[:0]
+	o.mu.Unlock()
+	for _, s := range few[:n] {
+		s.Kick()
+	}
+	for _, s := range rest {
+		s.Kick()
+	}
+}
+
+// poll waits for an asynchronous device's completions.
+func (o *Owner) poll() {
+	defer close(o.poller)
+	comps := make([]ssd.Completion, cap(o.reqs))
+	for {
+		n := o.queue.Poll(comps, -1)
+		if n == 0 && o.closed.Load() {
+			return
+		}
+		if n == 0 {
+			continue
+		}
+		o.mu.Lock()
+		o.complete(comps[:n])
+		o.turn()
+		o.unlock()
+		o.run()
+	}
+}
+
+// turn brings everything forward that can go. Called with ownership.
+func (o *Owner) turn() {
+	now := o.clock()
+	for progress := true; progress; {
+		progress = o.drainInbox(now)
+		o.tags = o.pipe.Dispatch(now, o.tags[:0])
+		for _, t := range o.tags {
+			o.admit(o.slab[t], now)
+			progress = true
+		}
+		if o.submit() > 0 {
+			progress = true
+		}
+		if o.sync && o.atDevice > 0 {
+			n := o.queue.Poll(o.comps, 0)
+			o.complete(o.comps[:n])
+		}
+	}
+	o.stats.Inflight.Store(int64(o.atDevice))
+	o.stats.Queued.Store(int64(o.waiting.n + o.pipe.Queued() + o.staged.n + o.blocked.n + o.laneWait.n))
+}
+
+// drainInbox takes what was posted and reports whether there was anything.
+func (o *Owner) drainInbox(now int64) bool {
+	if o.inbox.Load() == nil {
+		return false
+	}
+	var in list
+	for io := o.inbox.Swap(nil); io != nil; { // newest first: turn around
+		next := io.next
+		io.next = in.first
+		in.first = io
+		io = next
+	}
+	for io := in.first; io != nil; {
+		next := io.next
+		io.next = nil
+		switch {
+		case io.fetched:
+			o.fetched(io)
+		case !io.waiter.Buf.IsZero():
+			o.granted(io, now)
+		case o.waiting.n > 0 || !o.enqueue(io, now):
+			o.waiting.push(io)
+		}
+		io = next
+	}
+	return true
+}
+
+// enqueue gives io a tag and puts it into the pipeline.
+func (o *Owner) enqueue(io *IO, now int64) bool {
+	if len(o.freeTags) == 0 {
+		return false
+	}
+	tag := o.freeTags[len(o.freeTags)-1]
+	err := o.pipe.Enqueue(now, pipeline.IO{Tag: pipeline.Tag(tag), Tenant: io.Tenant, LenBytes: io.Len, Write: io.Op.mutates()})
+	if err != nil {
+		return false
+	}
+	o.freeTags = o.freeTags[:len(o.freeTags)-1]
+	io.tag = tag
+	o.slab[tag] = io
+	return true
+}
+
+// admit is the pipeline's word that io may begin: it gets its buffer.
+func (o *Owner) admit(io *IO, now int64) {
+	if n := io.dataBytes(); n > 0 && io.Buf.IsZero() && io.state.Load() == stateQueued {
+		io.waiter.Size = int(n)
+		if !o.pool.GetOrWait(io.Account, &io.waiter) {
+			o.stats.BufferWaits.Add(1)
+			return // resubmit brings it back, with its place in the pipeline
+		}
+	}
+	o.granted(io, now)
+}
+
+// granted continues an IO that has its buffer, or needs none.
+func (o *Owner) granted(io *IO, now int64) {
+	if !io.waiter.Buf.IsZero() {
+		io.Buf, io.waiter.Buf = io.waiter.Buf, bufpool.Buf{}
+	}
+	if !io.state.CompareAndSwap(stateQueued, stateAdmitted) {
+		o.finish(io, ErrAborted)
+		return
+	}
+	io.AdmittedNS = now
+	if io.Fetch {
+		o.tell(io.sink, io.sink.Admitted(io))
+		return
+	}
+	o.stage(io)
+}
+
+func (o *Owner) fetched(io *IO) {
+	io.fetched = false
+	if io.Err != nil {
+		o.finish(io, io.Err)
+		return
+	}
+	o.stage(io)
+}
+
+// stage queues io for the device, or for what it must wait for first.
+func (o *Owner) stage(io *IO) {
+	if len(o.locks) > 0 && io.Op.mutates() && o.isLocked(io) {
+		o.blocked.push(io)
+		return
+	}
+	if io.Op == CompareWrite && !io.locked {
+		io.locked = true
+		o.locks = append(o.locks, io)
+		io.holders = o.countHolders(io)
+		if io.holders > 0 {
+			return // the last of them to finish stages it
+		}
+	}
+	if (io.Op == Compare || io.Op == CompareWrite || io.Op == Verify) && io.lane < 0 && !o.takeLane(io) {
+		o.laneWait.push(io)
+		return
+	}
+	io.staged = true
+	o.staged.push(io)
+}
+
+// isLocked reports whether a CompareWrite other than io has io's range.
+func (o *Owner) isLocked(io *IO) bool {
+	for _, l := range o.locks {
+		if l != io && l.overlaps(io) {
+			return true
+		}
+	}
+	return false
+}
+
+// countHolders counts the mutating IOs past stage that overlap io.
+func (o *Owner) countHolders(io *IO) (n int32) {
+	for _, other := range o.slab {
+		if other != nil && other.staged && other.Op.mutates() && io.overlaps(other) {
+			n++
+		}
+	}
+	return n
+}
+
+func (o *Owner) takeLane(io *IO) bool {
+	for i := range o.laneUsed {
+		if o.laneUsed[i] {
+			continue
+		}
+		if o.lanes[i].IsZero() {
+			b, ok := o.pool.Get(o.account, laneBytes)
+			if !ok {
+				return false
+			}
+			o.lanes[i] = b
+		}
+		o.laneUsed[i] = true
+		io.lane = int8(i)
+		return true
+	}
+	return false
+}
+
+// request forms the next device request of io.
+func (o *Owner) request(io *IO) ssd.Request {
+	r := ssd.Request{Op: ssd.Op(io.Op), Flags: io.Flags, Offset: io.Offset, Len: io.Len, Buf: io.Buf.B, Tag: uint64(io.tag)}
+	switch io.Op {
+	case DeallocateRanges:
+		r.Op, r.Offset, r.Len = ssd.Deallocate, io.Ranges[io.at].Offset, io.Ranges[io.at].Len
+	case Compare, CompareWrite, Verify:
+		if io.writing {
+			r.Op, r.Buf = ssd.Write, io.Buf.B[io.Len:]
+			break
+		}
+		r.Op, r.Flags = ssd.Read, 0
+		r.Offset, r.Len = io.Offset+io.at, min(io.Len-io.at, laneBytes)
+		r.Buf = o.lanes[io.lane].B[:r.Len]
+	}
+	return r
+}
+
+// submit fills the device queue from the staged list.
+func (o *Owner) submit() (total int) {
+	for o.staged.n > 0 {
+		o.reqs = o.reqs[:0]
+		for io := o.staged.first; io != nil && len(o.reqs) < cap(o.reqs); io = io.next {
+			o.reqs = append(o.reqs, o.request(io))
+		}
+		n := o.queue.Submit(o.reqs)
+		for range n {
+			o.staged.pop()
+		}
+		o.atDevice += n
+		total += n
+		if n < len(o.reqs) || o.sync {
+			break
+		}
+	}
+	return total
+}
+
+// complete takes the device's completions.
+func (o *Owner) complete(comps []ssd.Completion) {
+	o.atDevice -= len(comps)
+	for i := range comps {
+		c := &comps[i]
+		io := o.slab[c.Tag]
+		o.count(io, c)
+		if c.Err != nil {
+			o.finish(io, c.Err)
+			continue
+		}
+		if o.advance(io) {
+			o.staged.push(io)
+		}
+	}
+}
+
+// count counts one device completion.
+func (o *Owner) count(io *IO, c *ssd.Completion) {
+	if c.Err != nil {
+		o.stats.Errors.Add(1)
+		switch {
+		case errors.Is(c.Err, ssd.ErrNoSpace):
+			o.stats.NoSpace.Add(1)
+		case errors.Is(c.Err, ssd.ErrGone):
+			o.stats.Gone.Add(1)
+		}
+		return
+	}
+	op, n := ssd.Op(io.Op), io.Len
+	switch io.Op {
+	case DeallocateRanges:
+		op, n = ssd.Deallocate, io.Ranges[io.at].Len
+	case Compare, CompareWrite, Verify:
+		op, n = ssd.Read, min(io.Len-io.at, laneBytes)
+		if io.writing {
+			op, n = ssd.Write, io.Len
+		}
+	case Flush:
+		n = 0
+	}
+	o.stats.Requests[op].Add(1)
+	o.stats.Bytes[op].Add(n)
+	o.stats.TimeNS[op].Add(c.LatencyNS)
+}
+
+// advance moves io past its completed device request and reports whether there
+// is another one; if not, io is done.
+func (o *Owner) advance(io *IO) bool {
+	switch io.Op {
+	case DeallocateRanges:
+		io.at++
+		if int(io.at) < len(io.Ranges) {
+			return true
+		}
+	case Compare, CompareWrite, Verify:
+		if io.writing {
+			break
+		}
+		n := min(io.Len-io.at, laneBytes)
+		if io.Op != Verify && !bytes.Equal(o.lanes[io.lane].B[:n], io.Buf.B[io.at:io.at+n]) {
+			o.finish(io, ErrMismatch)
+			return false
+		}
+		io.at += n
+		if io.at < io.Len {
+			return true
+		}
+		if io.Op == CompareWrite {
+			io.writing = true
+			return true
+		}
+	}
+	o.finish(io, nil)
+	return false
+}
+
+// finish ends io and lets those go on who waited for it.
+func (o *Owner) finish(io *IO, err error) {
+	invariants.Check(o.slab[io.tag] == io, "owner: io finished without its tag")
+	o.slab[io.tag] = nil
+	o.freeTags = append(o.freeTags, io.tag)
+	now := o.clock()
+	o.pipe.Complete(now, pipeline.Tag(io.tag))
+	if io.lane >= 0 {
+		o.laneUsed[io.lane] = false
+		if next := o.laneWait.pop(); next != nil {
+			io.lane = -1
+			o.stage(next)
+		}
+	}
+	io.lane = -1
+	if io.locked {
+		o.unlockRange(io)
+	} else if io.staged && len(o.locks) > 0 && io.Op.mutates() {
+		for _, l := range o.locks {
+			if l.holders > 0 && l.overlaps(io) {
+				if l.holders--; l.holders == 0 {
+					o.stage(l)
+				}
+			}
+		}
+	}
+	if o.waiting.n > 0 && o.enqueue(o.waiting.first, now) {
+		o.waiting.pop()
+	}
+	io.Err = err
+	io.state.Store(stateIdle)
+	o.tell(io.sink, io.sink.Done(io))
+}
+
+// unlockRange ends a CompareWrite's lock and stages what it blocked.
+func (o *Owner) unlockRange(io *IO) {
+	for i, l := range o.locks {
+		if l == io {
+			o.locks = append(o.locks[:i], o.locks[i+1:]...)
+			break
+		}
+	}
+	io.locked = false
+	blocked := o.blocked
+	o.blocked = list{}
+	for b := blocked.pop(); b != nil; b = blocked.pop() {
+		o.stage(b)
+	}
+}
+
+// tell remembers a sink that wants a kick after the turn.
+func (o *Owner) tell(s Sink, kick bool) {
+	if kick {
+		o.kicks = append(o.kicks, s)
+	}
+}
+
+// Close ends the owner after its outstanding IOs; the submitters must have
+// stopped. The device stays open. Idempotent.
+func (o *Owner) Close() error {
+	if o.closed.Swap(true) {
+		return nil
+	}
+	o.queue.Wake()
+	err := o.queue.Close()
+	<-o.poller
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	for i := range o.lanes {
+		o.pool.Put(o.lanes[i])
+		o.lanes[i] = bufpool.Buf{}
+	}
+	o.account.Close()
+	return err
+}
