@@ -1,0 +1,3 @@
+// Package buildtags turns build tags into constants, so that code says
+// `if buildtags.Race` and the compiler drops the branch it does not need.
+package buildtags

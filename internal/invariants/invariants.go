@@ -1,0 +1,18 @@
+// Package invariants is where our own broken promises stop the program.
+// Device and network errors are answers to requests and never come here.
+package invariants
+
+import "jbofd/internal/buildtags"
+
+// Enabled is true in test builds (-tags invariants) and under the race
+// detector: guard checks with it that are too dear for production, such as
+// walking a table or filling released memory.
+const Enabled = buildtags.Invariants || buildtags.Race
+
+// Check panics with msg unless cond holds. It is always on; msg must be a
+// constant, so that a passing check costs a compare and a branch.
+func Check(cond bool, msg string) {
+	if !cond {
+		panic("invariant broken: " + msg)
+	}
+}
