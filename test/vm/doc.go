@@ -1,0 +1,23 @@
+// Package vm boots a Debian kernel in QEMU and uses its NVMe/TCP host against a real jbofd: the host that most users have, with
+// the tools they type (nvme-cli, fio, mkfs.ext4, fstrim), on a machine that needs neither KVM nor root.
+//
+//	┌ QEMU, software emulation ────────────────┐        ┌ this machine ───────────────┐
+//	│ Linux 6.1: nvme-tcp, ext4, virtio_net    │  slirp │ jbofd on 127.0.0.1:port     │
+//	│   10.0.2.15 ──────────> 10.0.2.2:port ───┼────────┼──> started, killed, HUPed   │
+//	│ guestinit (PID 1) <── virtio-serial ─────┼────────┼──  by the scenarios         │
+//	│ kernel log ──────────> serial console ───┼────────┼──> watched for oopses       │
+//	└──────────────────────────────────────────┘        └─────────────────────────────┘
+//
+// How it is put together:
+//   - needs.go says which tools are missing and which Debian package brings each.
+//   - kernel.go downloads and unpacks linux-image-amd64 (it is never installed) and resolves modules.
+//   - initramfs.go packs guestinit, busybox, the modules, the tools and their shared libraries into a cpio archive.
+//   - guest.go boots it and runs commands in it over a channel of JSON lines (package guestproto).
+//   - daemon.go builds, starts, kills, freezes, reloads and stops jbofd.
+//   - The scenarios are in files tagged vm: `make test-vm`, or `go test -tags vm -count=1 -v -timeout 30m ./test/vm`.
+//
+// Environment:
+//   - JBOFD_VM_CACHE: folder of the unpacked kernel; by default .cache beside this file.
+//   - JBOFD_VM_JBOFD: a jbofd binary to test instead of building ./cmd/jbofd.
+//   - JBOFD_VM_KEEP: a folder in which the consoles and the daemons' logs are left.
+package vm
