@@ -1,0 +1,308 @@
+// Package config reads the daemon's one YAML file.
+//
+// Reading is strict: an unknown key, a wrong type, a key given twice, a value out
+// of range or two parts that contradict each other are errors, and all of them are
+// reported together, each with file, line, column, field, value and what is
+// allowed. What the file leaves out gets the default written on the field.
+//
+// The struct tags are the schema. yaml names the key; default, oneof, min and max
+// say what is filled in and what is allowed; required keys must be given; reload
+// says what a running daemon can change ("live") and what needs a restart (absent).
+// docs/configuration.md is made from these tags and the fields' comments.
+package config
+
+import (
+	_ "embed"
+	"errors"
+	"fmt"
+	"os"
+	"time"
+
+	"github.com/goccy/go-yaml"
+)
+
+// Config is a whole configuration: read, filled with defaults and validated. It
+// is not changed after Parse returned it, so any goroutine may read it.
+type Config struct {
+	// Node says who this daemon is.
+	Node Node `yaml:"node"`
+	// Log says what is logged and how.
+	Log Log `yaml:"log"`
+	// Metrics is the HTTP server for Prometheus and for probes.
+	Metrics Metrics `yaml:"metrics"`
+	// Admin is the local socket that jbofctl talks to.
+	Admin Admin `yaml:"admin"`
+	// Discovery is the discovery service. It also answers on every listener.
+	Discovery Discovery `yaml:"discovery"`
+	// Listeners are where hosts connect.
+	Listeners []Listener `yaml:"listeners"`
+	// SSDs are the drives.
+	SSDs []SSD `yaml:"ssds"`
+	// Subsystems are the NVM subsystems that hosts connect to.
+	Subsystems []Subsystem `yaml:"subsystems"`
+	// Limits bound what hosts can take of this machine.
+	Limits Limits `yaml:"limits"`
+
+	pos positions
+}
+
+// Node is the section "node".
+type Node struct {
+	// Name is the node's name in logs and metrics.
+	Name string `yaml:"name" default:"jbof0"`
+	// DataDir is the directory for what the daemon itself remembers. Drives are not kept here unless their path says so.
+	DataDir string `yaml:"data_dir" default:"/var/lib/jbofd"`
+}
+
+// Log is the section "log".
+type Log struct {
+	// Level is the least severe level that is logged.
+	Level string `yaml:"level" default:"info" oneof:"debug|info|warn|error" reload:"live"`
+	// Format is how a line is written to standard error.
+	Format string `yaml:"format" default:"text" oneof:"text|json"`
+	// PeerLinesPerSec bounds the lines a second that hosts can cause for one kind of event. What is suppressed is counted.
+	PeerLinesPerSec int `yaml:"peer_lines_per_sec" default:"5" min:"1" max:"10000"`
+}
+
+// Metrics is the section "metrics".
+type Metrics struct {
+	// Address serves /metrics, /healthz and /readyz over HTTP. Empty: no server.
+	Address string `yaml:"address" default:"127.0.0.1:9420"`
+	// Pprof adds /debug/pprof. It lets whoever reaches the address slow the daemon down.
+	Pprof bool `yaml:"pprof" default:"false"`
+	// MaxTenants is how many tenants get series of their own. Further ones are counted together as tenant "other".
+	MaxTenants int `yaml:"max_tenants" default:"1000" min:"1" max:"100000"`
+}
+
+// Admin is the section "admin".
+type Admin struct {
+	// Socket is the path of the unix socket. Empty: none.
+	Socket string `yaml:"socket" default:"/run/jbofd/admin.sock"`
+}
+
+// Discovery is the section "discovery".
+type Discovery struct {
+	// Address is the discovery service's own listener (TCP). Empty: discovery answers on the listeners only.
+	Address string `yaml:"address" default:"0.0.0.0:8009"`
+	// Referrals are other discovery services that the discovery log points to.
+	Referrals []Referral `yaml:"referrals" reload:"live"`
+}
+
+// Referral points to another discovery service.
+type Referral struct {
+	// NQN is the discovery subsystem's name there.
+	NQN string `yaml:"nqn" default:"nqn.2014-08.org.nvmexpress.discovery"`
+	// Transport is how that service is reached.
+	Transport string `yaml:"transport" default:"tcp" oneof:"tcp|rdma"`
+	// Address is that service's IP address and port.
+	Address string `yaml:"address" required:"true"`
+}
+
+// Listener is an address where hosts connect to subsystems.
+type Listener struct {
+	// Transport is the NVMe-oF transport.
+	Transport string `yaml:"transport" default:"tcp" oneof:"tcp"`
+	// Address is an IP address of this machine and a port. 0.0.0.0 or [::] stands for all addresses, port 0 for any free port.
+	Address string `yaml:"address" required:"true"`
+}
+
+// SSD is a drive.
+type SSD struct {
+	// Name is the drive's name in namespaces, metrics and logs.
+	Name string `yaml:"name" required:"true"`
+	// Backend is what the drive is: memory, or a regular file or block device.
+	Backend string `yaml:"backend" default:"file" oneof:"mem|file"`
+	// Path is the file or block device (backend file).
+	Path string `yaml:"path,omitempty"`
+	// Size is the drive's capacity. Needed for backend mem and with create; otherwise the file or device tells it, and 0 stands for that.
+	Size Bytes `yaml:"size" default:"0"`
+	// Create makes the file if it does not exist.
+	Create bool `yaml:"create" default:"false"`
+	// Engine is how I/O is done (backend file): io_uring, worker threads, or io_uring where the kernel allows it.
+	Engine string `yaml:"engine" default:"auto" oneof:"auto|io_uring|threads"`
+	// Fault makes the drive fail on purpose, for tests.
+	Fault *Fault `yaml:"fault,omitempty"`
+}
+
+// Fault makes a drive fail on purpose.
+type Fault struct {
+	// Seed makes the faults repeatable.
+	Seed int64 `yaml:"seed" default:"1"`
+	// Read is what happens to reads.
+	Read FaultOp `yaml:"read"`
+	// Write is what happens to writes.
+	Write FaultOp `yaml:"write"`
+	// Flush is what happens to flushes.
+	Flush FaultOp `yaml:"flush"`
+	// Deallocate is what happens to deallocations.
+	Deallocate FaultOp `yaml:"deallocate"`
+	// WriteZeroes is what happens to write-zeroes operations.
+	WriteZeroes FaultOp `yaml:"write_zeroes"`
+}
+
+// FaultOp is what happens to one kind of operation.
+type FaultOp struct {
+	// ErrorProbability is the share of operations that fail with a media error.
+	ErrorProbability float64 `yaml:"error_probability" default:"0" min:"0" max:"1"`
+	// Delay is added to an operation's latency.
+	Delay time.Duration `yaml:"delay" default:"0s" min:"0s" max:"10m"`
+	// DelayProbability is the share of operations that are delayed.
+	DelayProbability float64 `yaml:"delay_probability" default:"1" min:"0" max:"1"`
+}
+
+// Subsystem is an NVM subsystem.
+type Subsystem struct {
+	// NQN is the subsystem's name.
+	NQN string `yaml:"nqn" required:"true" reload:"live"`
+	// Serial is the serial number, 1 to 20 ASCII characters. Absent: derived from the NQN, stable over restarts.
+	Serial string `yaml:"serial,omitempty"`
+	// Model is the model number, 1 to 40 ASCII characters.
+	Model string `yaml:"model" default:"jbofd"`
+	// AllowAnyHost lets every host connect.
+	AllowAnyHost bool `yaml:"allow_any_host" default:"false" reload:"live"`
+	// Hosts are the host NQNs that may connect.
+	Hosts []string `yaml:"hosts" reload:"live"`
+	// Namespaces are the subsystem's namespaces.
+	Namespaces []Namespace `yaml:"namespaces" reload:"live"`
+}
+
+// Namespace is a namespace on one drive.
+type Namespace struct {
+	// NSID is the namespace identifier, unique in its subsystem.
+	NSID uint32 `yaml:"nsid" required:"true" min:"1" max:"4294967294" reload:"live"`
+	// SSD is the name of the drive that holds it.
+	SSD string `yaml:"ssd" required:"true"`
+	// Size is its capacity, a multiple of block_size. A reload can make it larger.
+	Size Bytes `yaml:"size" required:"true" min:"4KiB" reload:"live"`
+	// Offset is where on the drive it begins, a multiple of 4KiB. 0: the daemon finds room and remembers it in the drive's label.
+	Offset Bytes `yaml:"offset" default:"0"`
+	// BlockSize is the logical block in bytes.
+	BlockSize int `yaml:"block_size" default:"4096" oneof:"512|4096"`
+	// Type is the command set it speaks.
+	Type string `yaml:"type" default:"block" oneof:"block"`
+	// Hosts are the only hosts that see it. Empty: all that may connect.
+	Hosts []string `yaml:"hosts" reload:"live"`
+	// UUID is its UUID. Absent: made once and remembered in the drive's label.
+	UUID string `yaml:"uuid,omitempty"`
+}
+
+// Limits is the section "limits".
+type Limits struct {
+	// Buffers is the memory for data on its way between hosts and drives, in total.
+	Buffers Bytes `yaml:"buffers" default:"128MiB" min:"4MiB" max:"1TiB"`
+	// BuffersPerHost is the part of it that one host can hold.
+	BuffersPerHost Bytes `yaml:"buffers_per_host" default:"32MiB" min:"1MiB" max:"1TiB"`
+	// ReceiveBuffer is the memory in which one connection receives.
+	ReceiveBuffer Bytes `yaml:"receive_buffer" default:"128KiB" min:"16KiB" max:"16MiB"`
+	// Connections is how many connections there can be. Further ones are refused.
+	Connections int `yaml:"connections" default:"4096" min:"2" max:"1000000"`
+	// ConnectionsPerHost is how many of them one host can have.
+	ConnectionsPerHost int `yaml:"connections_per_host" default:"512" min:"2" max:"1000000"`
+	// Hosts is how many different hosts can be connected.
+	Hosts int `yaml:"hosts" default:"1024" min:"1" max:"100000"`
+	// QueueDepth is the most commands outstanding on one queue pair.
+	QueueDepth int `yaml:"queue_depth" default:"128" min:"2" max:"4096"`
+	// IOQueues is how many I/O queue pairs one controller has.
+	IOQueues int `yaml:"io_queues" default:"64" min:"1" max:"1024"`
+	// InCapsuleBytes is how much data a host may send within a command.
+	InCapsuleBytes Bytes `yaml:"in_capsule_bytes" default:"8KiB" min:"4KiB" max:"1MiB"`
+	// MDTS is the largest transfer of one command, 4KiB times a power of two.
+	MDTS Bytes `yaml:"mdts" default:"1MiB" min:"4KiB" max:"16MiB"`
+	// KATODefault is the keep alive timeout of a host that leaves the choice to us on a persistent discovery controller.
+	KATODefault time.Duration `yaml:"kato_default" default:"2m" min:"1s" max:"1h"`
+	// KATOMin is the least keep alive timeout. A host that asks for less gets this.
+	KATOMin time.Duration `yaml:"kato_min" default:"1s" min:"100ms" max:"1h"`
+	// HandshakeTimeout is the time from accepting a connection to its Connect command.
+	HandshakeTimeout time.Duration `yaml:"handshake_timeout" default:"10s" min:"100ms" max:"10m"`
+	// StallTimeout is how long a host may stop in the middle of a PDU, or not read what we send.
+	StallTimeout time.Duration `yaml:"stall_timeout" default:"30s" min:"100ms" max:"1h"`
+	// IdleTimeout closes an association without keep alive timer after so long without a command. 0: never.
+	IdleTimeout time.Duration `yaml:"idle_timeout" default:"0s" min:"0s" max:"24h"`
+	// AssociationTimeout is how long a controller may stay disabled before its association is closed.
+	AssociationTimeout time.Duration `yaml:"association_timeout" default:"2m" min:"1s" max:"1h"`
+	// DrainTimeout is how long commands under way may take to end when the daemon stops.
+	DrainTimeout time.Duration `yaml:"drain_timeout" default:"4s" min:"0s" max:"1h"`
+}
+
+//go:embed demo.yaml
+var demo []byte
+
+// DefaultName is what problems in the embedded default are reported under.
+const DefaultName = "embedded default"
+
+// DefaultYAML returns the embedded default, a demonstration on loopback with two
+// drives in ./data, as the text of a file. The caller owns it.
+func DefaultYAML() []byte { return append([]byte(nil), demo...) }
+
+// Default returns the embedded default, parsed. The environment is not applied.
+func Default() *Config {
+	c, err := Parse(DefaultName, demo)
+	if err != nil {
+		panic(fmt.Sprintf("config: the embedded default is broken: %v", err))
+	}
+	return c
+}
+
+// Load reads a file, applies the environment (see ParseEnv) and validates.
+//
+// Errors: what os.ReadFile returns; Errors for what is wrong in the file.
+func Load(path string) (*Config, error) {
+	data, err := os.ReadFile(path)
+	if err != nil {
+		return nil, fmt.Errorf("configuration: %w", err)
+	}
+	return ParseEnv(path, data, os.Environ())
+}
+
+// Parse reads and validates the text of a file; name is what problems call it.
+//
+// Errors: Errors, with every problem found.
+func Parse(name string, data []byte) (*Config, error) { return ParseEnv(name, data, nil) }
+
+// ParseEnv is Parse with an environment of KEY=value strings: JBOFD_SECTION_KEY
+// replaces the scalar key of a section (JBOFD_LOG_LEVEL=debug). Other variables
+// are ignored, but not one that begins with JBOFD_ and a section and names no key.
+//
+// Errors: Errors, with every problem found.
+func ParseEnv(name string, data []byte, environ []string) (*Config, error) {
+	c := new(Config)
+	d := decoder{file: name, pos: positions{}}
+	if !d.document(data, c) {
+		return nil, d.problems
+	}
+	d.env(environ, c)
+	c.pos = d.pos
+	v := validator{decoder: &d, c: c}
+	v.all()
+	if len(d.problems) > 0 {
+		return nil, d.problems.sorted()
+	}
+	return c, nil
+}
+
+// Effective returns the configuration as YAML with every default filled in. Parse
+// reads it back to an equal configuration.
+func (c *Config) Effective() ([]byte, error) {
+	out, err := yaml.MarshalWithOptions(c, yaml.Indent(2), yaml.IndentSequence(true),
+		yaml.CustomMarshaler(func(b Bytes) ([]byte, error) { return []byte(b.String()), nil }),
+		yaml.CustomMarshaler(func(d time.Duration) ([]byte, error) { return []byte(formatDuration(d)), nil }))
+	if err != nil {
+		return nil, fmt.Errorf("writing the effective configuration: %w", err)
+	}
+	return out, nil
+}
+
+// SSD returns the drive of that name.
+//
+// Errors: ErrNotFound.
+func (c *Config) SSD(name string) (SSD, error) {
+	for _, s := range c.SSDs {
+		if s.Name == name {
+			return s, nil
+		}
+	}
+	return SSD{}, fmt.Errorf("ssd %q: %w", name, ErrNotFound)
+}
+
+// ErrNotFound says that the configuration names no such thing.
+var ErrNotFound = errors.New("not in the configuration")

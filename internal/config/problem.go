@@ -1,0 +1,98 @@
+package config
+
+import (
+	"fmt"
+	"sort"
+	"strconv"
+	"strings"
+)
+
+// Problem is one thing that is wrong in a configuration.
+type Problem struct {
+	// File is the file's name as given to Parse, or "environment NAME".
+	File string
+	// Line and Column count from 1; 0 when the place is not in a file.
+	Line, Column int
+	// Field is the path of the field: ssds[1].size.
+	Field string
+	// Reason says what is wrong, with the value and what is allowed.
+	Reason string
+}
+
+// Error writes the problem as file:line:column: field: reason.
+func (p *Problem) Error() string {
+	var b strings.Builder
+	b.WriteString(p.File)
+	if p.Line > 0 {
+		fmt.Fprintf(&b, ":%d:%d", p.Line, p.Column)
+	}
+	b.WriteString(": ")
+	if p.Field != "" {
+		b.WriteString(p.Field + ": ")
+	}
+	b.WriteString(p.Reason)
+	return b.String()
+}
+
+// Errors are all problems found, in the order of their lines.
+type Errors []*Problem
+
+// Error writes one problem a line.
+func (e Errors) Error() string {
+	lines := make([]string, len(e))
+	for i, p := range e {
+		lines[i] = p.Error()
+	}
+	return strings.Join(lines, "\n")
+}
+
+func (e Errors) sorted() Errors {
+	sort.SliceStable(e, func(i, j int) bool {
+		a, b := e[i], e[j]
+		if (a.Line == 0) != (b.Line == 0) {
+			return a.Line != 0
+		}
+		if a.Line != b.Line {
+			return a.Line < b.Line
+		}
+		return a.Column < b.Column
+	})
+	return e
+}
+
+// position is where a field stands.
+type position struct {
+	file         string
+	line, column int
+}
+
+// positions maps the paths of the fields given to where they stand.
+type positions map[string]position
+
+// of returns the place of a path, or of what encloses it.
+func (p positions) of(file, path string) position {
+	for path != "" {
+		if at, ok := p[path]; ok {
+			return at
+		}
+		path = parentPath(path)
+	}
+	return position{file: file}
+}
+
+func parentPath(path string) string {
+	if i := strings.LastIndexAny(path, ".["); i >= 0 {
+		return path[:i]
+	}
+	return ""
+}
+
+// join and index build paths.
+func join(path, key string) string {
+	if path == "" {
+		return key
+	}
+	return path + "." + key
+}
+
+func index(path string, i int) string { return path + "[" + strconv.Itoa(i) + "]" }

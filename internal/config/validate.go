@@ -1,0 +1,408 @@
+package config
+
+import (
+	"net/netip"
+	"path/filepath"
+	"regexp"
+	"sort"
+	"strconv"
+	"strings"
+
+	"jbofd/internal/nvme"
+)
+
+// LabelBytes is what the label takes at each end of a drive, so that namespaces
+// find room only between.
+const LabelBytes Bytes = 4096
+
+// extentAlign is what a namespace's explicit offset is a multiple of.
+const extentAlign Bytes = 4096
+
+// minSSDBytes is the smallest drive: anything less is a slip of the pen.
+const minSSDBytes Bytes = 1 << 20
+
+// validator finds what the schema cannot say: contradictions between fields.
+// It looks at no field that the decoder already complained about.
+type validator struct {
+	*decoder
+	c *Config
+}
+
+// ok reports that nothing was wrong with a field so far.
+func (v *validator) ok(path string) bool { return !v.bad[path] }
+
+// complain reports a problem where the field stands.
+func (v *validator) complain(path, format string, args ...any) {
+	v.problem(v.pos.of(v.file, path), path, format, args...)
+}
+
+// line says where a field stands, for problems that name two places.
+func (v *validator) line(path string) string {
+	at := v.pos.of(v.file, path)
+	if at.line == 0 {
+		return at.file
+	}
+	return "line " + strconv.Itoa(at.line)
+}
+
+// unique complains about every path after the first that has the same value.
+type unique struct {
+	v    *validator
+	what string
+	seen map[string]string
+}
+
+func (v *validator) unique(what string) *unique {
+	return &unique{v: v, what: what, seen: map[string]string{}}
+}
+
+func (u *unique) add(path, value string) {
+	if !u.v.ok(path) || value == "" {
+		return
+	}
+	if first, dup := u.seen[value]; dup {
+		u.v.complain(path, "%q is given twice, first as %s at %s; allowed: each %s once", value, first, u.v.line(first), u.what)
+		return
+	}
+	u.seen[value] = path
+}
+
+var nameForm = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$`)
+
+const nameAllowed = "1 to 63 letters, digits, '.', '_' and '-', the first a letter or digit"
+
+func (v *validator) name(path, name string) {
+	if v.ok(path) && !nameForm.MatchString(name) {
+		v.complain(path, "%q is not a name; allowed: %s", name, nameAllowed)
+	}
+}
+
+func (v *validator) all() {
+	c := v.c
+	v.name("node.name", c.Node.Name)
+	if v.ok("node.data_dir") && c.Node.DataDir == "" {
+		v.complain("node.data_dir", `"" is empty; allowed: the path of a directory`)
+	}
+	v.addresses()
+	for i, r := range c.Discovery.Referrals {
+		p := index("discovery.referrals", i)
+		if !v.ok(p) {
+			continue
+		}
+		v.nqn(join(p, "nqn"), r.NQN)
+		if a := v.address(join(p, "address"), r.Address); a.IsValid() && (a.Port() == 0 || a.Addr().IsUnspecified()) {
+			v.complain(join(p, "address"), "%q cannot be connected to; allowed: the address and port of another discovery service", r.Address)
+		}
+	}
+	v.ssds()
+	v.subsystems()
+	v.extents()
+	v.limits()
+}
+
+// address checks an IP address and port; the result is invalid if it is not one.
+func (v *validator) address(path, s string) netip.AddrPort {
+	if !v.ok(path) {
+		return netip.AddrPort{}
+	}
+	a, err := netip.ParseAddrPort(s)
+	if err != nil {
+		v.complain(path, "%q is not an address; allowed: IP:port, as in 0.0.0.0:4420 or [::1]:4420", s)
+	}
+	return a
+}
+
+// addresses checks everything that listens, and that no two want the same port.
+func (v *validator) addresses() {
+	type listen struct {
+		path string
+		addr netip.AddrPort
+	}
+	var all []listen
+	add := func(path, s string) {
+		a := v.address(path, s)
+		if !a.IsValid() {
+			return
+		}
+		for _, o := range all {
+			same := o.addr.Addr().Unmap() == a.Addr().Unmap() || o.addr.Addr().IsUnspecified() || a.Addr().IsUnspecified()
+			if same && a.Port() != 0 && a.Port() == o.addr.Port() {
+				v.complain(path, "%q collides with %s %q at %s; allowed: an address and port of its own", s, o.path, o.addr, v.line(o.path))
+				return
+			}
+		}
+		all = append(all, listen{path, a})
+	}
+	if v.c.Metrics.Address != "" {
+		add("metrics.address", v.c.Metrics.Address)
+	}
+	if v.c.Discovery.Address != "" {
+		add("discovery.address", v.c.Discovery.Address)
+	}
+	for i, l := range v.c.Listeners {
+		if p := index("listeners", i); v.ok(p) {
+			add(join(p, "address"), l.Address)
+		}
+	}
+	if v.c.Metrics.Address == "" && v.c.Metrics.Pprof {
+		v.complain("metrics.pprof", "true, but metrics.address is empty; allowed: false, or give metrics.address")
+	}
+}
+
+func (v *validator) ssds() {
+	if len(v.c.SSDs) == 0 && v.ok("ssds") {
+		v.complain("ssds", "no drive; allowed: one or more")
+	}
+	if len(v.c.Listeners) == 0 && v.ok("listeners") {
+		v.complain("listeners", "none, so that no host could connect; allowed: one or more")
+	}
+	names, paths := v.unique("ssd name"), v.unique("ssd path")
+	for i, s := range v.c.SSDs {
+		p := index("ssds", i)
+		if !v.ok(p) {
+			continue
+		}
+		v.name(join(p, "name"), s.Name)
+		names.add(join(p, "name"), s.Name)
+		if !v.ok(join(p, "backend")) {
+			continue
+		}
+		given := func(key string) bool { _, ok := v.pos[join(p, key)]; return ok }
+		sizeOK := v.ok(join(p, "size"))
+		switch s.Backend {
+		case "mem":
+			if s.Path != "" {
+				v.complain(join(p, "path"), "%q, but backend mem has none; allowed: leave it out", s.Path)
+			}
+			if s.Create {
+				v.complain(join(p, "create"), "true, but backend mem is always made anew; allowed: leave it out")
+			}
+			if given("engine") && s.Engine != "auto" {
+				v.complain(join(p, "engine"), "%q, but backend mem has none; allowed: leave it out", s.Engine)
+			}
+			if sizeOK && s.Size == 0 {
+				v.complain(join(p, "size"), "missing; backend mem needs it: a size of %s or more", minSSDBytes)
+				sizeOK = false
+			}
+		case "file":
+			if v.ok(join(p, "path")) && s.Path == "" {
+				v.complain(join(p, "path"), "missing; backend file needs it: the path of a file or block device")
+			} else if s.Path != "" {
+				u := filepath.Clean(s.Path)
+				paths.add(join(p, "path"), u)
+				if s.Create && strings.HasPrefix(u, "/dev/") {
+					v.complain(join(p, "create"), "true, but %q is a device; allowed: false", s.Path)
+				}
+			}
+			if sizeOK && s.Create && s.Size == 0 {
+				v.complain(join(p, "size"), "missing; create needs it: a size of %s or more", minSSDBytes)
+				sizeOK = false
+			}
+		}
+		if sizeOK && s.Size != 0 && (s.Size < minSSDBytes || s.Size%extentAlign != 0) {
+			v.complain(join(p, "size"), "%s is not a drive's size; allowed: a multiple of %s, %s or more", s.Size, extentAlign, minSSDBytes)
+		}
+	}
+}
+
+// printable reports ASCII without control characters.
+func printable(s string) bool {
+	for _, r := range s {
+		if r < 0x20 || r > 0x7e {
+			return false
+		}
+	}
+	return true
+}
+
+var uuidForm = regexp.MustCompile(`^[0-9a-fA-F]{8}-[0-9a-fA-F]{4}-[0-9a-fA-F]{4}-[0-9a-fA-F]{4}-[0-9a-fA-F]{12}$`)
+
+func (v *validator) subsystems() {
+	nqns, uuids := v.unique("subsystem NQN"), v.unique("UUID")
+	ssds := map[string]bool{}
+	var ssdNames []string
+	for _, s := range v.c.SSDs {
+		ssds[s.Name] = true
+		ssdNames = append(ssdNames, s.Name)
+	}
+	for i, s := range v.c.Subsystems {
+		p := index("subsystems", i)
+		if !v.ok(p) {
+			continue
+		}
+		if path := join(p, "nqn"); s.NQN == nvme.DiscoveryNQN {
+			v.complain(path, "%q is the discovery service's own name; allowed: any other NQN", s.NQN)
+		} else {
+			v.nqn(path, s.NQN)
+			nqns.add(path, s.NQN)
+		}
+		if path := join(p, "serial"); v.ok(path) && (len(s.Serial) > 20 || !printable(s.Serial)) {
+			v.complain(path, "%q is not a serial number; allowed: 1 to 20 ASCII characters, or leave it out", s.Serial)
+		}
+		if path := join(p, "model"); v.ok(path) && (s.Model == "" || len(s.Model) > 40 || !printable(s.Model)) {
+			v.complain(path, "%q is not a model number; allowed: 1 to 40 ASCII characters", s.Model)
+		}
+		v.hosts(join(p, "hosts"), s.Hosts)
+		if s.AllowAnyHost && len(s.Hosts) > 0 {
+			v.complain(join(p, "allow_any_host"), "true, but hosts names %d; allowed: one of the two", len(s.Hosts))
+		}
+		nsids := v.unique("NSID of a subsystem")
+		for j, n := range s.Namespaces {
+			np := index(join(p, "namespaces"), j)
+			if !v.ok(np) {
+				continue
+			}
+			if v.ok(join(np, "nsid")) {
+				nsids.add(join(np, "nsid"), strconv.FormatUint(uint64(n.NSID), 10))
+			}
+			if path := join(np, "ssd"); v.ok(path) && !ssds[n.SSD] {
+				v.complain(path, "%q is no ssd; allowed: %s", n.SSD, strings.Join(ssdNames, ", "))
+			}
+			if path := join(np, "size"); v.ok(path) && v.ok(join(np, "block_size")) && n.Size%Bytes(n.BlockSize) != 0 {
+				v.complain(path, "%s is not in whole blocks; allowed: a multiple of block_size %d", n.Size, n.BlockSize)
+			}
+			if path := join(np, "offset"); v.ok(path) && n.Offset%extentAlign != 0 {
+				v.complain(path, "%s is not aligned; allowed: a multiple of %s", n.Offset, extentAlign)
+			}
+			v.hosts(join(np, "hosts"), n.Hosts)
+			v.visible(join(np, "hosts"), s, n)
+			if path := join(np, "uuid"); v.ok(path) && n.UUID != "" {
+				if !uuidForm.MatchString(n.UUID) || strings.Trim(n.UUID, "0-") == "" {
+					v.complain(path, "%q is not a UUID; allowed: as in 6f8b1c1e-6c29-4b5a-9a55-0d7f3f4f2c11, not all zero", n.UUID)
+				} else {
+					uuids.add(path, strings.ToLower(n.UUID))
+				}
+			}
+		}
+	}
+}
+
+func (v *validator) nqn(path, s string) {
+	if !v.ok(path) {
+		return
+	}
+	if err := checkNQN(s); err != nil {
+		v.complain(path, "%v", err)
+	}
+}
+
+func (v *validator) hosts(path string, hosts []string) {
+	if !v.ok(path) {
+		return
+	}
+	u := v.unique("host")
+	for i, h := range hosts {
+		v.nqn(index(path, i), h)
+		u.add(index(path, i), h)
+	}
+}
+
+// visible checks that who may see a namespace may connect at all.
+func (v *validator) visible(path string, s Subsystem, n Namespace) {
+	if s.AllowAnyHost {
+		return
+	}
+	may := map[string]bool{}
+	for _, h := range s.Hosts {
+		may[h] = true
+	}
+	for i, h := range n.Hosts {
+		if p := index(path, i); v.ok(p) && !may[h] {
+			v.complain(p, "%q may not connect to the subsystem; allowed: one of its hosts", h)
+		}
+	}
+}
+
+// placed is a namespace on a drive.
+type placed struct {
+	path   string
+	nqn    string
+	nsid   uint32
+	offset Bytes
+	size   Bytes
+}
+
+func (n placed) String() string {
+	return n.path + " (" + n.nqn + " nsid " + strconv.FormatUint(uint64(n.nsid), 10) + ", " + n.size.String() + ")"
+}
+
+// extents checks that the namespaces of each drive have room on it side by side.
+func (v *validator) extents() {
+	on := map[string][]placed{}
+	for i, s := range v.c.Subsystems {
+		for j, n := range s.Namespaces {
+			p := index(join(index("subsystems", i), "namespaces"), j)
+			if v.ok(p) && v.ok(join(p, "size")) && v.ok(join(p, "offset")) {
+				on[n.SSD] = append(on[n.SSD], placed{p, s.NQN, n.NSID, n.Offset, n.Size})
+			}
+		}
+	}
+	for i, s := range v.c.SSDs {
+		all := on[s.Name]
+		room := s.Size - 2*LabelBytes
+		known := s.Size > 0 && v.ok(join(index("ssds", i), "size"))
+		var sum Bytes
+		var names []string
+		tooMuch := false
+		for _, n := range all {
+			names = append(names, n.String())
+			if n.offset == 0 {
+				// Each size fits 63 bits, so their sum leaves them only once it is below.
+				tooMuch = tooMuch || sum+n.size < sum
+				sum += n.size
+				continue
+			}
+			tooMuch = tooMuch || sum+n.size < sum
+			sum += n.size
+			switch end := n.offset + n.size; {
+			case n.offset < LabelBytes:
+				v.complain(join(n.path, "offset"), "%s lies in the drive's label; allowed: %s or more", n.offset, LabelBytes)
+			case end < n.offset || known && end > s.Size-LabelBytes:
+				v.complain(join(n.path, "offset"), "%s and size %s end past what ssd %s has; allowed: an end of %s or less", n.offset, n.size, s.Name, s.Size-LabelBytes)
+			}
+		}
+		if n := len(all); known && n > 0 && (tooMuch || sum > room) {
+			v.complain(join(all[n-1].path, "size"), "namespaces on ssd %s need more than it has: %s; allowed: %s together (its size %s without the labels)",
+				s.Name, strings.Join(names, ", "), room, s.Size)
+		}
+		var fixed []placed
+		for _, n := range all {
+			if n.offset != 0 && n.offset+n.size > n.offset {
+				fixed = append(fixed, n)
+			}
+		}
+		sort.SliceStable(fixed, func(a, b int) bool { return fixed[a].offset < fixed[b].offset })
+		for k := 1; k < len(fixed); k++ {
+			a, b := fixed[k-1], fixed[k]
+			if a.offset+a.size > b.offset {
+				v.complain(join(b.path, "offset"), "%s on ssd %s overlaps %s at %s, which ends at %s; allowed: extents side by side",
+					b.offset, s.Name, a, v.line(join(a.path, "offset")), a.offset+a.size)
+				// What follows is compared with whichever of the two reaches further.
+				if a.offset+a.size > b.offset+b.size {
+					fixed[k] = a
+				}
+			}
+		}
+	}
+}
+
+func (v *validator) limits() {
+	l := v.c.Limits
+	if l.MDTS&(l.MDTS-1) != 0 && v.ok("limits.mdts") {
+		v.complain("limits.mdts", "%s is not 4KiB times a power of two; allowed: 4KiB, 8KiB, ... 16MiB", l.MDTS)
+	}
+	if l.InCapsuleBytes%16 != 0 && v.ok("limits.in_capsule_bytes") {
+		v.complain("limits.in_capsule_bytes", "%s is not a multiple of 16; allowed: a multiple of 16", l.InCapsuleBytes)
+	}
+	atMost := func(a string, x int64, b string, y int64, show func(int64) string) {
+		if a, b = join("limits", a), join("limits", b); v.ok(a) && v.ok(b) && x > y {
+			v.complain(a, "%s is more than %s; allowed: at most %s", show(x), b, show(y))
+		}
+	}
+	size := func(n int64) string { return Bytes(n).String() }
+	count := func(n int64) string { return strconv.FormatInt(n, 10) }
+	atMost("buffers_per_host", int64(l.BuffersPerHost), "buffers", int64(l.Buffers), size)
+	atMost("mdts", int64(l.MDTS), "buffers_per_host", int64(l.BuffersPerHost), size)
+	atMost("in_capsule_bytes", int64(l.InCapsuleBytes), "receive_buffer", int64(l.ReceiveBuffer-256), size)
+	atMost("connections_per_host", int64(l.ConnectionsPerHost), "connections", int64(l.Connections), count)
+}
