@@ -1,0 +1,247 @@
+package client
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"runtime"
+	"sync"
+	"time"
+
+	"jbofd/client/internal/hosttcp"
+)
+
+// DefaultSpin is how long QPair.Poll looks for completions without blocking, if
+// QPairOptions.Spin is 0.
+const DefaultSpin = 50 * time.Microsecond
+
+// stuckWait bounds one wait for a socket that takes no more bytes.
+const stuckWait = 20 * time.Millisecond
+
+// QPair is an I/O queue pair for one goroutine: batches of commands go in, batches
+// of completions come out, and nothing is allocated on the way. It is what load
+// generators and replication use; Namespace is the convenient way.
+//
+//	for {
+//		n, err := q.Poll(comps, -1)      // finished commands
+//		...                              // build the next batch
+//		q.Submit(cmds[:k])               // one writev
+//	}
+//
+// All methods but Close and Interrupt must be called by one goroutine at a time. A QPair does
+// not reconnect: when it fails, Poll and Submit say so, all commands outstanding are
+// gone (whether they took effect is unknown) and their buffers are the caller's.
+type QPair struct {
+	id    uint16
+	w     *wire
+	spin  time.Duration
+	base  time.Time
+	admin bool
+
+	err    error
+	expire bool // a read deadline is set on the connection
+
+	closeOnce sync.Once
+	closeErr  error
+	onClose   func(*QPair)
+
+	mu       sync.Mutex
+	closing  error // why Interrupt was called; guarded by mu
+	finished bool
+}
+
+// ID returns the queue identifier: 0 for the admin queue.
+func (p *QPair) ID() uint16 { return p.id }
+
+// Depth returns how many commands may be outstanding.
+func (p *QPair) Depth() int { return p.w.m.Depth() }
+
+// Outstanding returns how many commands were submitted and not yet returned by Poll.
+func (p *QPair) Outstanding() int { return p.w.m.Outstanding() }
+
+// Submit takes commands in order, sends them as one batch, and returns how many it
+// took: fewer than all when the queue is full. The Data of a command taken belongs
+// to the queue pair until Poll has returned its completion. A fused pair must lie in one
+// batch, and Free must be at least its length.
+//
+// Errors: ErrInvalid for a command whose Data does not fit its opcode (the ones before it were
+// taken); otherwise the queue pair has failed, with ErrConnectionLost, ErrProtocol or ErrClosed.
+//
+// Cost: one system call a batch, 0 allocs.
+func (p *QPair) Submit(cmds []Command) (int, error) { // hot: 0 allocs
+	if p.err != nil {
+		return 0, p.err
+	}
+	var bad error
+	n := 0
+	for n < len(cmds) {
+		if _, err := p.w.m.Submit(&cmds[n]); err != nil {
+			if !errors.Is(err, hosttcp.ErrQueueFull) {
+				bad = fmt.Errorf("%w: command %d of the batch: %w", ErrInvalid, n, err)
+			}
+			break
+		}
+		n++
+	}
+	if _, err := p.w.send(); err != nil {
+		return n, p.fail(err)
+	}
+	return n, bad
+}
+
+// Free returns how many commands Submit will take now.
+func (p *QPair) Free() int { return p.w.m.Free() }
+
+// Poll writes completions to dst and returns how many. With wait 0 it only looks; with
+// wait > 0 it waits up to that long for the first one; with wait < 0 until there is one.
+// Before it blocks it looks again and again for the spin time.
+//
+// Errors: the queue pair has failed, see Submit. Completions that had arrived are returned first.
+//
+// Cost: one system call when completions are there, 0 allocs.
+func (p *QPair) Poll(dst []Completion, wait time.Duration) (int, error) { // hot: 0 allocs
+	m := p.w.m
+	if n := m.Completions(dst); n > 0 {
+		return n, nil
+	}
+	if p.err != nil {
+		return 0, p.err
+	}
+	var start time.Duration
+	started := false
+	for {
+		got, err := p.w.recv()
+		if n, err := p.after(dst, err); n > 0 || err != nil {
+			return n, err
+		}
+		if wait == 0 {
+			return 0, nil
+		}
+		if got > 0 {
+			continue // part of something: more is near
+		}
+		now := time.Since(p.base)
+		if !started {
+			start, started = now, true
+		}
+		if wait > 0 && now-start >= wait {
+			return 0, nil
+		}
+		if now-start < p.spin {
+			runtime.Gosched()
+			continue
+		}
+		left := time.Duration(-1)
+		if wait > 0 {
+			left = wait - (now - start)
+		}
+		timedOut, err := p.block(left)
+		if n, err := p.after(dst, err); n > 0 || err != nil {
+			return n, err
+		}
+		if timedOut {
+			return 0, nil
+		}
+	}
+}
+
+// after follows every receive: it sends what the machine now has to send and
+// collects completions.
+func (p *QPair) after(dst []Completion, err error) (int, error) { // hot: 0 allocs
+	if err == nil {
+		_, err = p.w.send()
+	}
+	if err != nil {
+		_ = p.fail(err)
+	}
+	if n := p.w.m.Completions(dst); n > 0 {
+		return n, nil
+	}
+	return 0, p.err
+}
+
+// block waits until bytes were received (and worked through), up to left if that is
+// not negative.
+func (p *QPair) block(left time.Duration) (timedOut bool, err error) {
+	if len(p.w.m.SendBufs()) != 0 {
+		if left < 0 || left > stuckWait {
+			left = stuckWait
+		}
+		return false, p.w.pollBoth(left)
+	}
+	if left >= 0 {
+		if err := p.w.conn.SetReadDeadline(time.Now().Add(left)); err != nil {
+			return false, err
+		}
+		p.expire = true
+	} else if p.expire {
+		if err := p.w.conn.SetReadDeadline(time.Time{}); err != nil {
+			return false, err
+		}
+		p.expire = false
+	}
+	_, err = p.w.recvWait()
+	if errors.Is(err, os.ErrDeadlineExceeded) {
+		return true, nil
+	}
+	return false, err
+}
+
+// fail makes err the queue pair's end, the first time.
+func (p *QPair) fail(err error) error {
+	if p.err != nil {
+		return p.err
+	}
+	p.mu.Lock()
+	why := p.closing
+	p.mu.Unlock()
+	if why == nil {
+		_, _ = p.w.send() // a TermReq, if the target is at fault; err is what counts
+		why = classify(err)
+	}
+	p.err = fmt.Errorf("queue pair %d: %w", p.id, why)
+	p.w.shutdown()
+	return p.err
+}
+
+// Interrupt makes the queue pair fail with ErrClosed, waking a blocked Poll; from any goroutine.
+func (p *QPair) Interrupt() { p.interrupt(ErrClosed) }
+
+func (p *QPair) interrupt(why error) {
+	p.mu.Lock()
+	if p.closing == nil {
+		p.closing = why
+	}
+	p.mu.Unlock()
+	p.w.shutdown()
+}
+
+// Close ends the queue pair's connection. Outstanding commands are gone, their buffers the
+// caller's. The owner calls it when no Poll or Submit is under way. Idempotent.
+func (p *QPair) Close() error {
+	p.closeOnce.Do(func() {
+		p.interrupt(ErrClosed)
+		if p.err == nil {
+			p.err = fmt.Errorf("queue pair %d: %w", p.id, ErrClosed)
+		}
+		p.closeErr = p.w.close()
+		if p.onClose != nil {
+			p.onClose(p)
+		}
+	})
+	return p.closeErr
+}
+
+// classify wraps a connection's error with the sentinel to decide by.
+func classify(err error) error {
+	switch {
+	case errors.Is(err, ErrConnectionLost), errors.Is(err, ErrProtocol), errors.Is(err, ErrClosed), errors.Is(err, ErrTimeout):
+		return err
+	case isFatal(err):
+		return fmt.Errorf("%w: %w: %w", ErrConnectionLost, ErrProtocol, err)
+	case errors.Is(err, net.ErrClosed):
+		return fmt.Errorf("%w: %w", ErrClosed, err)
+	}
+	return fmt.Errorf("%w: %w", ErrConnectionLost, err)
+}

@@ -1,0 +1,98 @@
+package client
+
+import (
+	"errors"
+	"fmt"
+
+	"jbofd/client/internal/hosttcp"
+	"jbofd/internal/nvme"
+)
+
+// Wire types of the NVMe specification, as the rest of jbofd has them.
+type (
+	// SQE is a submission queue entry; the host fills in CID, PSDT and SGL.
+	SQE = nvme.SQE
+	// Status is a command's status field; Status.Code strips DNR and More, and is what
+	// the Status constants compare to.
+	Status = nvme.Status
+	// Command is one command for a QPair or a passthrough.
+	Command = hosttcp.Command
+	// Completion is a command's outcome.
+	Completion = hosttcp.Completion
+)
+
+// Opcodes for Command.SQE that a QPair's user needs most.
+const (
+	OpFlush       = nvme.CmdFlush
+	OpWrite       = nvme.CmdWrite
+	OpRead        = nvme.CmdRead
+	OpCompare     = nvme.CmdCompare
+	OpWriteZeroes = nvme.CmdWriteZeroes
+	OpDSM         = nvme.CmdDSM
+	OpVerify      = nvme.CmdVerify
+)
+
+// Errors to decide by. They come wrapped with what happened.
+var (
+	// ErrConnectionLost: the association ended and could not be restored in time, or the
+	// operation must not be repeated blindly; whether a command outstanding then took
+	// effect is unknown.
+	ErrConnectionLost = errors.New("connection lost")
+	// ErrClosed: the controller or queue pair was closed by its user.
+	ErrClosed = errors.New("closed")
+	// ErrProtocol: the target broke the NVMe/TCP or NVMe protocol.
+	ErrProtocol = errors.New("protocol violation by the target")
+	// ErrTimeout: the target did not answer a command in time.
+	ErrTimeout = errors.New("command timed out")
+	// ErrInvalid: an argument is out of range; nothing was sent.
+	ErrInvalid = errors.New("invalid argument")
+	// ErrCompareFailed: Compare or CompareAndWrite found other data.
+	ErrCompareFailed = errors.New("compare failed")
+	// ErrUnsupported: the controller or namespace lacks the command or feature.
+	ErrUnsupported = errors.New("not supported by the controller")
+	// ErrNamespaceGone: the namespace is not there (any more).
+	ErrNamespaceGone = errors.New("no such namespace")
+)
+
+// StatusError is a command that completed with a status other than success. errors.Is
+// matches it with ErrCompareFailed, ErrUnsupported and ErrNamespaceGone where the status says so.
+type StatusError struct {
+	// Command names it: "Read", "Identify".
+	Command string
+	Status  Status
+}
+
+func (e *StatusError) Error() string { return fmt.Sprintf("%s: %s", e.Command, e.Status) }
+
+// Is implements errors.Is.
+func (e *StatusError) Is(target error) bool {
+	switch e.Status.Code() {
+	case nvme.CompareFailure:
+		return target == ErrCompareFailed
+	case nvme.InvalidOpcode, nvme.InvalidLogPage:
+		return target == ErrUnsupported
+	case nvme.InvalidNamespaceOrFormat:
+		return target == ErrNamespaceGone
+	}
+	return false
+}
+
+// statusError returns nil for success.
+func statusError(command string, s Status) error {
+	if s.OK() {
+		return nil
+	}
+	return &StatusError{Command: command, Status: s}
+}
+
+// SetRW fills c with opcode (OpRead, OpWrite, OpCompare, ...) for nlb blocks from LBA slba of
+// namespace nsid. nlb is 1 to 65536.
+//
+// Cost: 0 allocs.
+func SetRW(c *Command, opcode uint8, nsid uint32, slba uint64, nlb uint32) { // hot: 0 allocs
+	c.SQE = SQE{}
+	c.SQE.SetOpcode(opcode)
+	c.SQE.SetNSID(nsid)
+	c.SQE.SetSLBA(slba)
+	c.SQE.SetNLB(nlb)
+}
