@@ -182,5 +182,5 @@ var statusNames = map[Status]string{
 	HostPathError: "Host Pathing Error", AbortedByHost: "Command Aborted By Host",
 	InvalidValueSize: "Invalid Value Size", InvalidKeySize: "Invalid Key Size", KeyDoesNotExist: "KV Key Does Not Exist",
 	UnrecoveredKVError: "Unrecovered Error", KeyExists: "KV Key Exists", InvalidQueueType: "Invalid Queue Type",
-	InvalidIOCommandSet: "I/O Command Set Not Supported",
+	InvalidIOCommandSet: "Invalid I/O Command Set",
 }

@@ -1,0 +1,174 @@
+package nvme
+
+import (
+	"fmt"
+	"iter"
+)
+
+// ANAState is how well a controller reaches the namespaces of a group.
+type ANAState uint8
+
+// ANA states.
+const (
+	ANAStateOptimized      ANAState = 1
+	ANAStateNonOptimized   ANAState = 2
+	ANAStateInaccessible   ANAState = 3
+	ANAStatePersistentLoss ANAState = 4
+	ANAStateChange         ANAState = 0xF
+)
+
+// String names the state as Linux does in sysfs.
+func (s ANAState) String() string {
+	switch s {
+	case ANAStateOptimized:
+		return "optimized"
+	case ANAStateNonOptimized:
+		return "non-optimized"
+	case ANAStateInaccessible:
+		return "inaccessible"
+	case ANAStatePersistentLoss:
+		return "persistent-loss"
+	case ANAStateChange:
+		return "change"
+	}
+	return fmt.Sprintf("ANAState(%d)", uint8(s))
+}
+
+// Status is the path status a command gets in this state; Success where it is served.
+func (s ANAState) Status() Status {
+	switch s {
+	case ANAStateInaccessible:
+		return ANAInaccessible
+	case ANAStatePersistentLoss:
+		return ANAPersistentLoss
+	case ANAStateChange:
+		return ANATransition
+	}
+	return Success
+}
+
+// Sizes in the ANA log, in bytes.
+const (
+	ANAHeaderSize = 16
+	ANAGroupSize  = 32 // without NSIDs
+)
+
+// LSPANAGroupsOnly is the LSP bit (RGO) that asks for groups without their NSIDs.
+const LSPANAGroupsOnly = 1
+
+// AppendANAHeader appends the header of log page 0Ch (NVMe Base 2.0, section 5.16.1.13):
+//
+//	0..7 change count | 8..9 number of groups | 10..15 reserved
+func AppendANAHeader(dst []byte, changeCount uint64, groups uint16) []byte {
+	dst = le.AppendUint64(dst, changeCount)
+	dst = le.AppendUint16(dst, groups)
+	return append(dst, 0, 0, 0, 0, 0, 0)
+}
+
+// AppendANAGroup appends one group descriptor; nsids must ascend, and be nil for a log of
+// groups only.
+//
+//	0..3 ANAGRPID | 4..7 number of NSIDs | 8..15 change count | 16 state | 17..31 reserved | NSIDs
+func AppendANAGroup(dst []byte, id uint32, changeCount uint64, s ANAState, nsids []uint32) []byte {
+	dst = le.AppendUint32(dst, id)
+	dst = le.AppendUint32(dst, uint32(len(nsids)))
+	dst = le.AppendUint64(dst, changeCount)
+	dst = append(dst, byte(s))
+	dst = append(dst, make([]byte, ANAGroupSize-17)...)
+	for _, n := range nsids {
+		dst = le.AppendUint32(dst, n)
+	}
+	return dst
+}
+
+// ANALog is an ANA log as received.
+type ANALog []byte
+
+// ChangeCount is the log's change count; 0 when the log is too short.
+func (l ANALog) ChangeCount() uint64 {
+	if len(l) < ANAHeaderSize {
+		return 0
+	}
+	return le.Uint64(l)
+}
+
+// NumGroups is the number of groups the header names.
+func (l ANALog) NumGroups() int {
+	if len(l) < ANAHeaderSize {
+		return 0
+	}
+	return int(le.Uint16(l[8:]))
+}
+
+// Groups yields the groups, up to the first that is cut short.
+func (l ANALog) Groups() iter.Seq[ANAGroup] {
+	return func(yield func(ANAGroup) bool) {
+		if len(l) < ANAHeaderSize {
+			return
+		}
+		b := l[ANAHeaderSize:]
+		for range l.NumGroups() {
+			n, ok := anaGroupLen(b)
+			if !ok || !yield(ANAGroup(b[:n:n])) {
+				return
+			}
+			b = b[n:]
+		}
+	}
+}
+
+// Check judges the log: all groups there in full, identifiers and states valid, NSIDs
+// ascending.
+func (l ANALog) Check() error {
+	const what = "ANA log"
+	if len(l) < ANAHeaderSize {
+		return fieldError(what, "length", len(l), "at least 16")
+	}
+	n := 0
+	for g := range l.Groups() {
+		n++
+		if g.ID() == 0 {
+			return fieldError(what, "ANAGRPID", 0, "at least 1")
+		}
+		switch g.State() {
+		case ANAStateOptimized, ANAStateNonOptimized, ANAStateInaccessible, ANAStatePersistentLoss, ANAStateChange:
+		default:
+			return fieldError(what, "ANA state", uint8(g.State()), "1 to 4 or 15")
+		}
+		last := uint32(0)
+		for i := range g.Len() {
+			if id := g.NSID(i); id <= last {
+				return fieldError(what, "NSID", id, "above the one before it")
+			}
+			last = g.NSID(i)
+		}
+	}
+	if n != l.NumGroups() {
+		return fieldError(what, "number of groups", l.NumGroups(), "the groups that follow in full")
+	}
+	return nil
+}
+
+// anaGroupLen is the length of the group descriptor at the start of b; ok is false when
+// it is not there in full.
+func anaGroupLen(b []byte) (n int, ok bool) {
+	if len(b) < ANAGroupSize {
+		return 0, false
+	}
+	nsids := le.Uint32(b[4:])
+	if uint64(nsids) > uint64(len(b)-ANAGroupSize)/4 {
+		return 0, false
+	}
+	return ANAGroupSize + 4*int(nsids), true
+}
+
+// ANAGroup is one group descriptor with its NSIDs: a view of the log it came from.
+type ANAGroup []byte
+
+func (g ANAGroup) ID() uint32          { return le.Uint32(g) }
+func (g ANAGroup) ChangeCount() uint64 { return le.Uint64(g[8:]) }
+func (g ANAGroup) State() ANAState     { return ANAState(g[16] & 0xf) }
+
+// Len is the number of NSIDs; NSID returns number i of them.
+func (g ANAGroup) Len() int          { return (len(g) - ANAGroupSize) / 4 }
+func (g ANAGroup) NSID(i int) uint32 { return le.Uint32(g[ANAGroupSize+4*i:]) }
