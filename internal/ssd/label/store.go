@@ -1,0 +1,330 @@
+package label
+
+import (
+	"bytes"
+	"crypto/rand"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"sync"
+
+	"jbofd/internal/ssd"
+)
+
+// Store is a drive's label, read and kept. Its methods may be called from any
+// goroutine; they wait for the drive.
+//
+// Which copy may be written is the whole safety of it:
+//
+//	update: both copies sound      write A, flush, write B, flush
+//	        one copy not sound     write that one first
+//	        the device grew        first make both sound where they were, then write B at
+//	                               the new end, flush, write A, flush
+//
+// A failed write ends the update, so one sound copy is always left.
+type Store struct {
+	dev ssd.Device
+
+	mu    sync.Mutex
+	queue ssd.Queue
+	label *Label // never changed in place
+	// sound[i] is whether copy i (A, B) on the drive is a whole label.
+	// Invariant: at least one is.
+	sound [2]bool
+}
+
+// NewUUID returns a random (version 4) UUID.
+func NewUUID() (u UUID) {
+	rand.Read(u[:]) // never fails
+	u[6] = u[6]&0x0F | 0x40
+	u[8] = u[8]&0x3F | 0x80
+	return u
+}
+
+// Open reads the drive's label, repairs a copy that a crash has left behind, and
+// extends the label over a device that has grown.
+//
+// Errors: ErrBlank, ErrForeign (says what it looks like), ErrVersion,
+// ErrCorrupt, ErrShrunk; and the device's own.
+func Open(dev ssd.Device) (*Store, error) {
+	s, err := open(dev)
+	if err != nil {
+		return nil, err
+	}
+	found, err := s.read()
+	if err == nil {
+		err = s.adopt(found)
+	}
+	if err != nil {
+		return nil, errors.Join(err, s.Close())
+	}
+	return s, nil
+}
+
+// Format writes an empty label to a blank drive; with force to any drive.
+//
+// Errors: without force, whatever Open says unless that is ErrBlank, and
+// ErrExists if there is a sound label; ErrInvalid if the device is too small;
+// and the device's own.
+func Format(dev ssd.Device, drive UUID, force bool) (*Store, error) {
+	s, err := open(dev)
+	if err != nil {
+		return nil, err
+	}
+	found, err := s.read()
+	switch {
+	case force && (err == nil || isVerdict(err)):
+		err = nil
+	case err == nil:
+		err = fmt.Errorf("%w: the drive has a label, UUID %v", ErrExists, found.label.DriveUUID)
+	case errors.Is(err, ErrBlank):
+		err = nil
+	}
+	if err == nil {
+		// Above both generations that are there: a crash between the two copies must
+		// not bring the old label back.
+		l := &Label{DriveUUID: drive, Generation: found.generation, DeviceBytes: dev.Info().SizeBytes}
+		err = s.write(l)
+	}
+	if err != nil {
+		return nil, errors.Join(err, s.Close())
+	}
+	return s, nil
+}
+
+// isVerdict tells what a label says from what a failing device says.
+func isVerdict(err error) bool {
+	for _, v := range []error{ErrBlank, ErrForeign, ErrVersion, ErrCorrupt, ErrShrunk} {
+		if errors.Is(err, v) {
+			return true
+		}
+	}
+	return false
+}
+
+func open(dev ssd.Device) (*Store, error) {
+	if n := dev.Info().SizeBytes; n < MinDeviceBytes {
+		return nil, fmt.Errorf("%w: device %q has %d bytes, a label needs at least %d", ErrInvalid, dev.Info().Name, n, MinDeviceBytes)
+	}
+	q, err := dev.OpenQueue(1)
+	if err != nil {
+		return nil, fmt.Errorf("label of %q: %w", dev.Info().Name, err)
+	}
+	return &Store{dev: dev, queue: q}, nil
+}
+
+// Close releases the store's queue on the device. Idempotent.
+func (s *Store) Close() error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.queue == nil {
+		return nil
+	}
+	err := s.queue.Close()
+	s.queue = nil
+	return err
+}
+
+// Label returns the present content; the caller must not change it.
+func (s *Store) Label() *Label {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.label
+}
+
+// Update calls change with a copy of the label and, unless that returns an error,
+// makes the changed copy durable before it returns.
+//
+// Errors: change's; ErrInvalid if the result breaks a rule; the device's. After
+// an error Label is as before; a later Open finds the old or the new content.
+func (s *Store) Update(change func(*Label) error) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.queue == nil {
+		return fmt.Errorf("label: %w", ssd.ErrGone)
+	}
+	l := s.label.Clone()
+	if err := change(l); err != nil {
+		return err
+	}
+	l.Generation = s.label.Generation
+	return s.write(l)
+}
+
+// write makes l durable with the next generation and adopts it.
+func (s *Store) write(l *Label) error {
+	l.Generation++
+	area := make([]byte, AreaBytes)
+	if err := l.Encode(area); err != nil {
+		return err
+	}
+	order := [2]int{0, 1}
+	if !s.sound[1] && s.sound[0] {
+		order = [2]int{1, 0}
+	}
+	for _, copyIndex := range order {
+		if err := s.writeCopy(copyIndex, area, l.DeviceBytes); err != nil {
+			// The new generation may be on the drive: never reuse its number for
+			// other content.
+			if s.label != nil {
+				s.label = s.label.Clone()
+				s.label.Generation = l.Generation
+			}
+			return err
+		}
+	}
+	s.label = l
+	return nil
+}
+
+func (s *Store) writeCopy(i int, area []byte, deviceBytes int64) error {
+	off := int64(0)
+	if i == 1 {
+		off = TailOffset(deviceBytes)
+	}
+	s.sound[i] = false
+	if err := s.do(ssd.Request{Op: ssd.Write, Offset: off, Len: AreaBytes, Buf: area}); err != nil {
+		return err
+	}
+	if err := s.do(ssd.Request{Op: ssd.Flush}); err != nil {
+		return err
+	}
+	s.sound[i] = true
+	return nil
+}
+
+// found is what a drive's two ends say.
+type found struct {
+	label *Label // the newest sound one
+	sound [2]bool
+	// generation is the highest seen in any sound label.
+	generation uint64
+}
+
+// read looks at both ends of the drive.
+func (s *Store) read() (found, error) {
+	size := s.dev.Info().SizeBytes
+	head := make([]byte, AlignBytes)
+	tail := make([]byte, AlignBytes)
+	tailStart := size - AlignBytes
+	for _, r := range []ssd.Request{
+		{Op: ssd.Read, Offset: 0, Len: AlignBytes, Buf: head},
+		{Op: ssd.Read, Offset: tailStart, Len: AlignBytes, Buf: tail},
+	} {
+		if err := s.do(r); err != nil {
+			return found{}, err
+		}
+	}
+	areas := [2][]byte{head[:AreaBytes], tail[TailOffset(size)-tailStart:][:AreaBytes]}
+	if !HasMagic(areas[1]) && HasMagic(areas[0]) {
+		// The device may have grown: label B is then where A's header, which a write
+		// cannot tear, says that the device ended.
+		old := int64(binary.LittleEndian.Uint64(areas[0][offDeviceBytes:]))
+		if old >= MinDeviceBytes && old < size {
+			areas[1] = make([]byte, AreaBytes)
+			if err := s.do(ssd.Request{Op: ssd.Read, Offset: TailOffset(old), Len: AreaBytes, Buf: areas[1]}); err != nil {
+				return found{}, err
+			}
+		}
+	}
+
+	var f found
+	var labels [2]*Label
+	var errs [2]error
+	for i, area := range areas {
+		if !HasMagic(area) {
+			continue
+		}
+		if labels[i], errs[i] = Decode(area); errors.Is(errs[i], ErrVersion) {
+			return found{}, errs[i] // even if the other is of ours: a newer program was here
+		}
+		if l := labels[i]; l != nil {
+			f.generation = max(f.generation, l.Generation)
+		}
+	}
+	a, b := labels[0], labels[1]
+	switch {
+	case a != nil && b != nil && a.Generation == b.Generation:
+		if !bytes.Equal(areas[0], areas[1]) {
+			return f, fmt.Errorf("%w: both copies have generation %d but differ (drive UUIDs %v and %v)", ErrCorrupt, a.Generation, a.DriveUUID, b.DriveUUID)
+		}
+		f.label, f.sound = a, [2]bool{true, true}
+	case a != nil && (b == nil || a.Generation > b.Generation):
+		f.label, f.sound = a, [2]bool{true, false}
+	case b != nil:
+		f.label, f.sound = b, [2]bool{false, true}
+	case errs[0] != nil || errs[1] != nil:
+		return f, errors.Join(copyError("first", errs[0]), copyError("last", errs[1]))
+	case zero(head) && zero(tail):
+		return f, ErrBlank
+	default:
+		what := recognise(head)
+		if what == "" {
+			what = recogniseTail(tail)
+		}
+		if what == "" {
+			return f, fmt.Errorf("%w of an unknown kind", ErrForeign)
+		}
+		return f, fmt.Errorf("%w: it looks like %s", ErrForeign, what)
+	}
+	if f.label.DeviceBytes > size {
+		return f, fmt.Errorf("%w: it has %d bytes, the label says %d", ErrShrunk, size, f.label.DeviceBytes)
+	}
+	return f, nil
+}
+
+func copyError(which string, err error) error {
+	if err == nil {
+		return nil
+	}
+	return fmt.Errorf("%s copy: %w", which, err)
+}
+
+// adopt takes over what was read: both copies are made sound where the label
+// says they are, then moved if the device has grown.
+func (s *Store) adopt(f found) error {
+	s.label, s.sound = f.label, f.sound
+	if s.sound != [2]bool{true, true} {
+		area := make([]byte, AreaBytes)
+		if err := s.label.Encode(area); err != nil {
+			return err
+		}
+		for i := range s.sound {
+			if s.sound[i] {
+				continue
+			}
+			if err := s.writeCopy(i, area, s.label.DeviceBytes); err != nil {
+				return err
+			}
+		}
+	}
+	if size := s.dev.Info().SizeBytes; size > s.label.DeviceBytes {
+		l := s.label.Clone()
+		l.DeviceBytes = size
+		s.sound[1] = false // at the new end there is none yet
+		return s.write(l)
+	}
+	return nil
+}
+
+// do carries out one request and waits for it.
+func (s *Store) do(r ssd.Request) error {
+	name := s.dev.Info().Name
+	r.Tag = 1
+	for s.queue.Submit([]ssd.Request{r}) == 0 {
+		if err := s.dev.Healthy(); err != nil {
+			return fmt.Errorf("label of %q: %w", name, err)
+		}
+		s.queue.Poll(nil, 0)
+	}
+	var c [1]ssd.Completion
+	for s.queue.Poll(c[:], -1) == 0 {
+		if err := s.dev.Healthy(); err != nil {
+			return fmt.Errorf("label of %q: %w", name, err)
+		}
+	}
+	if c[0].Err != nil {
+		return fmt.Errorf("label of %q: %v of %d bytes at %d: %w", name, r.Op, r.Len, r.Offset, c[0].Err)
+	}
+	return nil
+}
