@@ -1,0 +1,251 @@
+package telemetry
+
+import (
+	"fmt"
+	"strconv"
+	"strings"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"jbofd/internal/ssd"
+)
+
+// metric is one family of ours.
+type metric struct {
+	desc *prometheus.Desc
+	name string
+	kind prometheus.ValueType
+	help string
+	// labels are the label names in the order of the values.
+	labels []string
+}
+
+func newMetric(kind prometheus.ValueType, name, help string, labels ...string) metric {
+	return metric{prometheus.NewDesc(name, help, labels, nil), name, kind, help, labels}
+}
+
+func counter(name, help string, labels ...string) metric {
+	return newMetric(prometheus.CounterValue, name, help, labels...)
+}
+
+func gauge(name, help string, labels ...string) metric {
+	return newMetric(prometheus.GaugeValue, name, help, labels...)
+}
+
+// The metrics. docs/operations.md lists them, and a test holds it to that.
+var (
+	buildInfo = gauge("jbof_build_info", "What this daemon was built from; always 1.", "version", "commit", "goversion")
+	nodeInfo  = gauge("jbof_node_info", "The node's name; always 1.", "node")
+	ready     = gauge("jbof_ready", "1 while /readyz answers that the node is ready, else 0.")
+
+	ioCompleted = counter("jbof_io_completed_total", "I/O commands completed, failed ones included.", "tenant", "ssd", "op")
+	ioBytes     = counter("jbof_io_bytes_total", "Bytes that completed I/O commands moved.", "tenant", "ssd", "op")
+	ioDuration  = newMetric(prometheus.UntypedValue, "jbof_io_duration_seconds", "Time from an I/O command's arrival to its completion.", "tenant", "ssd", "op")
+	ioErrors    = counter("jbof_io_errors_total", "Commands completed with an error, by NVMe status code type and status code.", "tenant", "sct", "sc")
+
+	connections    = gauge("jbof_connections", "Connections (queue pairs) established now.", "transport")
+	established    = counter("jbof_connection_established_total", "Connections whose Connect command succeeded.", "transport")
+	connectFailed  = counter("jbof_connect_failures_total", "Connect commands answered with an error.", "reason")
+	connRefused    = counter("jbof_connections_refused_total", "Connections turned away by a limit of the configuration.", "reason")
+	keepAlive      = counter("jbof_keepalive_timeouts_total", "Associations ended because their host fell silent.")
+	protocolErrors = counter("jbof_protocol_errors_total", "Connections ended because the peer broke the protocol.", "reason")
+
+	ssdInfo        = gauge("jbof_ssd_info", "What a drive is; always 1.", "ssd", "backend", "engine", "path", "model", "serial")
+	ssdUp          = gauge("jbof_ssd_up", "1 while the drive can serve, else 0.", "ssd")
+	ssdCapacity    = gauge("jbof_ssd_capacity_bytes", "Capacity of the drive.", "ssd")
+	ssdNow         = gauge("jbof_ssd_io_now", "Requests outstanding at the drive.", "ssd")
+	ssdQueued      = gauge("jbof_ssd_io_queued", "Commands that wait before the drive.", "ssd")
+	ssdErrors      = counter("jbof_ssd_errors_total", "Requests that the drive failed.", "ssd")
+	ssdNoSpace     = counter("jbof_ssd_no_space_errors_total", "Requests that failed because what the drive stands on is full.", "ssd")
+	ssdBufferWaits = counter("jbof_ssd_buffer_waits_total", "Commands that waited for memory for their data.", "ssd")
+	ssdAborted     = counter("jbof_ssd_aborted_total", "Commands aborted while they waited before the drive.", "ssd")
+
+	subsystemInfo     = gauge("jbof_subsystem_info", "What a subsystem is; always 1.", "subsystem", "serial", "model")
+	namespaceInfo     = gauge("jbof_namespace_info", "What a namespace is and where it lies; always 1.", "subsystem", "nsid", "ssd", "uuid", "type", "block_size")
+	namespaceCapacity = gauge("jbof_namespace_capacity_bytes", "Capacity of the namespace.", "subsystem", "nsid")
+
+	bufferBytes = gauge("jbof_buffer_pool_bytes", "Memory for data: used by commands, or free up to the bound.", "state")
+	bufferTaken = gauge("jbof_buffer_pool_resident_bytes", "Memory for data that was touched since the start, which is what the process holds.")
+	bufferWaits = counter("jbof_buffer_pool_waits_total", "Requests for memory for data that had to wait.")
+
+	logDropped     = counter("jbof_log_messages_dropped_total", "Log messages suppressed because they came too fast.")
+	tenantsDropped = counter("jbof_tenants_dropped_total", "Times that a tenant without series of its own was put under tenant \"other\".")
+	configReloads  = counter("jbof_config_reloads_total", "Reloads of the configuration.", "result")
+)
+
+// deviceMetrics are the drive's own counters in node_exporter's words, by ssd.Op;
+// what has no name there is left out.
+var deviceMetrics = [ssd.Ops]struct{ completed, bytes, time *metric }{
+	ssd.Read: {
+		perSSD("jbof_ssd_reads_completed_total", "Reads the drive completed."),
+		perSSD("jbof_ssd_read_bytes_total", "Bytes read from the drive."),
+		perSSD("jbof_ssd_read_time_seconds_total", "Time that reads spent at the drive, added up.")},
+	ssd.Write: {
+		perSSD("jbof_ssd_writes_completed_total", "Writes the drive completed."),
+		perSSD("jbof_ssd_written_bytes_total", "Bytes written to the drive."),
+		perSSD("jbof_ssd_write_time_seconds_total", "Time that writes spent at the drive, added up.")},
+	ssd.Flush: {
+		perSSD("jbof_ssd_flush_requests_total", "Flushes the drive completed."), nil,
+		perSSD("jbof_ssd_flush_requests_time_seconds_total", "Time that flushes spent at the drive, added up.")},
+	ssd.Deallocate: {
+		perSSD("jbof_ssd_discards_completed_total", "Deallocations the drive completed."),
+		perSSD("jbof_ssd_discarded_bytes_total", "Bytes deallocated on the drive."),
+		perSSD("jbof_ssd_discard_time_seconds_total", "Time that deallocations spent at the drive, added up.")},
+	ssd.WriteZeroes: {
+		perSSD("jbof_ssd_write_zeroes_completed_total", "Write-zeroes requests the drive completed."),
+		perSSD("jbof_ssd_zeroed_bytes_total", "Bytes zeroed on the drive."),
+		perSSD("jbof_ssd_write_zeroes_time_seconds_total", "Time that write-zeroes requests spent at the drive, added up.")},
+}
+
+func perSSD(name, help string) *metric {
+	m := counter(name, help, "ssd")
+	return &m
+}
+
+// metrics returns all families of ours.
+func metrics() []metric {
+	all := []metric{
+		buildInfo, nodeInfo, ready, ioCompleted, ioBytes, ioDuration, ioErrors,
+		connections, established, connectFailed, connRefused, keepAlive, protocolErrors,
+		ssdInfo, ssdUp, ssdCapacity, ssdNow, ssdQueued, ssdErrors, ssdNoSpace, ssdBufferWaits, ssdAborted,
+	}
+	for _, d := range deviceMetrics {
+		for _, m := range []*metric{d.completed, d.bytes, d.time} {
+			if m != nil {
+				all = append(all, *m)
+			}
+		}
+	}
+	return append(all, subsystemInfo, namespaceInfo, namespaceCapacity, bufferBytes, bufferTaken, bufferWaits,
+		logDropped, tenantsDropped, configReloads)
+}
+
+// collector makes Prometheus metrics of a Telemetry when somebody scrapes.
+type collector struct{ t *Telemetry }
+
+func (c collector) Describe(ch chan<- *prometheus.Desc) {
+	for _, m := range metrics() {
+		ch <- m.desc
+	}
+}
+
+func (c collector) Collect(ch chan<- prometheus.Metric) {
+	t := c.t
+	put := func(m metric, v float64, labels ...string) {
+		for i, l := range labels {
+			labels[i] = strings.ToValidUTF8(l, "\uFFFD")
+		}
+		ch <- prometheus.MustNewConstMetric(m.desc, m.kind, v, labels...)
+	}
+	words := func(m metric, r *reasons) {
+		r.each(func(word string, n int64) { put(m, float64(n), word) })
+	}
+	put(buildInfo, 1, t.opts.Version, t.opts.Commit, goVersion())
+	put(nodeInfo, 1, t.opts.Node)
+	put(ready, flag(t.health.Ready()))
+	words(connections, &t.open)
+	words(established, &t.established)
+	words(connectFailed, &t.connectFailures)
+	words(connRefused, &t.refused)
+	words(protocolErrors, &t.protocolErrors)
+	words(configReloads, &t.reloads)
+	put(keepAlive, float64(t.keepAliveTimeouts.Load()))
+	put(logDropped, float64(t.logDropped.Load()))
+	put(tenantsDropped, float64(t.tenantsOther.Load()))
+
+	// What the lock guards is copied, so that neither a slow scraper nor the
+	// functions called below hold up a connection that asks for its series.
+	type ioSeries struct {
+		ioKey
+		s *IOSeries
+	}
+	type errorSeries struct {
+		tenant string
+		s      *ErrorSeries
+	}
+	t.mu.Lock()
+	io := make([]ioSeries, 0, len(t.io))
+	for k, s := range t.io {
+		io = append(io, ioSeries{k, s})
+	}
+	errs := make([]errorSeries, 0, len(t.errors))
+	for name, s := range t.errors {
+		errs = append(errs, errorSeries{name, s})
+	}
+	drives := make([]SSD, 0, len(t.ssds))
+	for _, s := range t.ssds {
+		drives = append(drives, s)
+	}
+	subsystems, buffers := t.subsystems, t.buffers
+	t.mu.Unlock()
+
+	for _, s := range io {
+		count, sum, le := s.s.histogram()
+		if count == 0 {
+			// A series appears with its first I/O: most tenants never use every operation.
+			continue
+		}
+		put(ioCompleted, float64(count), s.tenant, s.ssd, s.op)
+		put(ioBytes, float64(s.s.Bytes()), s.tenant, s.ssd, s.op)
+		ch <- prometheus.MustNewConstHistogram(ioDuration.desc, count, sum, le, s.tenant, s.ssd, s.op)
+	}
+	for _, e := range errs {
+		e.s.each(func(sct, sc uint8, n uint64) {
+			put(ioErrors, float64(n), e.tenant, fmt.Sprintf("%#x", sct), fmt.Sprintf("%#02x", sc))
+		})
+	}
+	for _, s := range drives {
+		collectSSD(s, put)
+	}
+	for _, s := range subsystems {
+		put(subsystemInfo, 1, s.NQN, s.Serial, s.Model)
+		for _, n := range s.Namespaces {
+			nsid := strconv.FormatUint(uint64(n.NSID), 10)
+			put(namespaceInfo, 1, s.NQN, nsid, n.SSD, n.UUID, n.Type, strconv.Itoa(n.BlockSize))
+			put(namespaceCapacity, float64(n.SizeBytes), s.NQN, nsid)
+		}
+	}
+	if buffers != nil {
+		b := buffers()
+		put(bufferBytes, float64(b.InUseBytes), "used")
+		put(bufferBytes, float64(b.TotalBytes-b.InUseBytes), "free")
+		put(bufferTaken, float64(b.TakenBytes))
+		put(bufferWaits, float64(b.Waits))
+	}
+}
+
+func collectSSD(s SSD, put func(m metric, v float64, labels ...string)) {
+	i := s.Info
+	put(ssdInfo, 1, i.Name, i.Backend, i.Engine, i.Path, i.Model, i.Serial)
+	put(ssdCapacity, float64(i.SizeBytes), i.Name)
+	put(ssdUp, flag(s.Healthy == nil || s.Healthy() == nil), i.Name)
+	if s.Stats == nil {
+		return
+	}
+	var st SSDStats
+	s.Stats(&st)
+	put(ssdNow, float64(st.InFlight), i.Name)
+	put(ssdQueued, float64(st.Queued), i.Name)
+	put(ssdErrors, float64(st.Errors), i.Name)
+	put(ssdNoSpace, float64(st.NoSpace), i.Name)
+	put(ssdBufferWaits, float64(st.BufferWaits), i.Name)
+	put(ssdAborted, float64(st.Aborted), i.Name)
+	for op, d := range deviceMetrics {
+		if d.completed != nil {
+			put(*d.completed, float64(st.Completed[op]), i.Name)
+		}
+		if d.bytes != nil {
+			put(*d.bytes, float64(st.Bytes[op]), i.Name)
+		}
+		if d.time != nil {
+			put(*d.time, float64(st.TimeNS[op])/1e9, i.Name)
+		}
+	}
+}
+
+func flag(b bool) float64 {
+	if b {
+		return 1
+	}
+	return 0
+}

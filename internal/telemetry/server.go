@@ -1,0 +1,168 @@
+package telemetry
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"net/http/pprof"
+	"sync"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus/promhttp"
+)
+
+// Bounds of the HTTP server. Writing may take long because a CPU profile takes
+// as many seconds as it was asked for.
+const (
+	maxHTTPConns      = 64
+	maxScrapes        = 4
+	readTimeout       = 10 * time.Second
+	writeTimeout      = 2 * time.Minute
+	idleTimeout       = time.Minute
+	scrapeTimeout     = 10 * time.Second
+	maxHTTPHeaderSize = 16 << 10
+)
+
+// ServerOptions describe the HTTP server.
+type ServerOptions struct {
+	// Address is IP:port; port 0 takes any.
+	Address string
+	// Pprof adds /debug/pprof.
+	Pprof bool
+}
+
+// Server is the HTTP server: /metrics, /healthz, /readyz.
+type Server struct {
+	listener net.Listener
+	http     *http.Server
+	done     chan struct{}
+	err      error
+}
+
+// Serve starts the HTTP server; Close ends it.
+//
+// Errors: what net.Listen returns.
+func (t *Telemetry) Serve(o ServerOptions) (*Server, error) {
+	l, err := net.Listen("tcp", o.Address)
+	if err != nil {
+		return nil, fmt.Errorf("metrics address %q: %w", o.Address, err)
+	}
+	s := &Server{
+		listener: l,
+		done:     make(chan struct{}),
+		http: &http.Server{
+			Handler:           t.Handler(o.Pprof),
+			ReadHeaderTimeout: readTimeout,
+			ReadTimeout:       readTimeout,
+			WriteTimeout:      writeTimeout,
+			IdleTimeout:       idleTimeout,
+			MaxHeaderBytes:    maxHTTPHeaderSize,
+		},
+	}
+	go func() {
+		defer close(s.done)
+		if err := s.http.Serve(newLimitListener(l, maxHTTPConns)); !errors.Is(err, http.ErrServerClosed) {
+			s.err = err
+		}
+	}()
+	return s, nil
+}
+
+// Addr is the address the server listens on.
+func (s *Server) Addr() net.Addr { return s.listener.Addr() }
+
+// Close lets requests under way end until ctx does, then cuts them off. Idempotent.
+func (s *Server) Close(ctx context.Context) error {
+	err := s.http.Shutdown(ctx)
+	if err != nil {
+		err = s.http.Close()
+	}
+	<-s.done
+	return errors.Join(err, s.err)
+}
+
+// Handler returns what the server serves.
+func (t *Telemetry) Handler(withPprof bool) http.Handler {
+	mux := http.NewServeMux()
+	mux.Handle("GET /metrics", promhttp.HandlerFor(t.registry, promhttp.HandlerOpts{
+		MaxRequestsInFlight: maxScrapes,
+		Timeout:             scrapeTimeout,
+	}))
+	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) {
+		reply(w, http.StatusOK, map[string]any{"alive": true})
+	})
+	mux.HandleFunc("GET /readyz", func(w http.ResponseWriter, _ *http.Request) {
+		reasons := t.health.Reasons()
+		code := http.StatusOK
+		if len(reasons) > 0 {
+			code = http.StatusServiceUnavailable
+		}
+		reply(w, code, map[string]any{"ready": len(reasons) == 0, "reasons": reasons})
+	})
+	if withPprof {
+		mux.HandleFunc("GET /debug/pprof/", pprof.Index)
+		mux.HandleFunc("GET /debug/pprof/cmdline", pprof.Cmdline)
+		mux.HandleFunc("GET /debug/pprof/profile", pprof.Profile)
+		mux.HandleFunc("GET /debug/pprof/symbol", pprof.Symbol)
+		mux.HandleFunc("GET /debug/pprof/trace", pprof.Trace)
+	}
+	return mux
+}
+
+func reply(w http.ResponseWriter, code int, body any) {
+	out, err := json.Marshal(body)
+	if err != nil {
+		http.Error(w, err.Error(), http.StatusInternalServerError)
+		return
+	}
+	w.Header().Set("Content-Type", "application/json")
+	w.Header().Set("Cache-Control", "no-store")
+	w.WriteHeader(code)
+	// A peer that went away is the only reason to fail, and nobody is left to tell.
+	_, _ = w.Write(append(out, '\n'))
+}
+
+// limitListener accepts no more than a number of connections at once; further
+// ones wait in the kernel's bounded queue.
+type limitListener struct {
+	net.Listener
+	slots chan struct{}
+	once  sync.Once
+	done  chan struct{}
+}
+
+func newLimitListener(l net.Listener, n int) *limitListener {
+	return &limitListener{Listener: l, slots: make(chan struct{}, n), done: make(chan struct{})}
+}
+
+func (l *limitListener) Accept() (net.Conn, error) {
+	select {
+	case l.slots <- struct{}{}:
+	case <-l.done:
+		return nil, net.ErrClosed
+	}
+	c, err := l.Listener.Accept()
+	if err != nil {
+		<-l.slots
+		return nil, err
+	}
+	return &limitConn{Conn: c, release: sync.OnceFunc(func() { <-l.slots })}, nil
+}
+
+func (l *limitListener) Close() error {
+	l.once.Do(func() { close(l.done) })
+	return l.Listener.Close()
+}
+
+type limitConn struct {
+	net.Conn
+	release func()
+}
+
+func (c *limitConn) Close() error {
+	defer c.release()
+	return c.Conn.Close()
+}

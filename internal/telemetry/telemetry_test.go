@@ -1,0 +1,443 @@
+package telemetry
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"net/http"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus/testutil"
+	"github.com/prometheus/client_golang/prometheus/testutil/promlint"
+	dto "github.com/prometheus/client_model/go"
+	"pgregory.net/rapid"
+
+	"jbofd/internal/ssd"
+)
+
+// full returns a Telemetry with something in every series.
+func full() *Telemetry {
+	t := New(Options{Version: "v0.1.0", Commit: "abc", Node: "jbof0"})
+	t.IO("nqn.2026-11.example.host:a", "ssd0", "read").Observe(1, 4096, 80*time.Microsecond)
+	t.Errors("nqn.2026-11.example.host:a").Inc(2, 0x81)
+	t.ConnectionEstablished("tcp")
+	t.ConnectFailed("invalid_host")
+	t.ConnectionRefused("connections")
+	t.ProtocolError("header_digest")
+	t.KeepAliveTimeout()
+	t.LogDropped(3)
+	t.Reloaded(true)
+	t.SetSSD(SSD{
+		Info:    ssd.Info{Name: "ssd0", Backend: "file", Engine: "io_uring", Path: "/dev/nvme0n1", SizeBytes: 1 << 30},
+		Healthy: func() error { return nil },
+		Stats:   func(s *SSDStats) { s.Completed[ssd.Read], s.TimeNS[ssd.Read] = 7, 1_500_000_000 },
+	})
+	t.SetSubsystems([]Subsystem{{NQN: "nqn.2026-11.example.jbofd:a", Serial: "S1", Model: "jbofd",
+		Namespaces: []Namespace{{NSID: 1, SSD: "ssd0", UUID: "6f8b1c1e-6c29-4b5a-9a55-0d7f3f4f2c11", Type: "block", SizeBytes: 1 << 20, BlockSize: 4096}}}})
+	t.SetBuffers(func() BufferStats { return BufferStats{TotalBytes: 100, InUseBytes: 40, TakenBytes: 60, Waits: 1} })
+	return t
+}
+
+func gather(t *testing.T, tel *Telemetry) map[string]*dto.MetricFamily {
+	t.Helper()
+	families, err := tel.Gatherer().Gather()
+	if err != nil {
+		t.Fatal(err)
+	}
+	out := map[string]*dto.MetricFamily{}
+	for _, f := range families {
+		out[f.GetName()] = f
+	}
+	return out
+}
+
+func TestMetricsFollowPrometheusConventions(t *testing.T) {
+	tel := full()
+	problems, err := testutil.GatherAndLint(tel.Gatherer())
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, p := range problems {
+		t.Errorf("%s: %s", p.Metric, p.Text)
+	}
+	// The linter must be one that finds something.
+	bad, err := promlint.New(strings.NewReader("# TYPE jbof_latency_us counter\njbof_latency_us 1\n")).Lint()
+	if err != nil || len(bad) == 0 {
+		t.Errorf("a planted fault was not found: %v, %v", bad, err)
+	}
+}
+
+func TestEveryMetricIsExportedOnceItHasSomething(t *testing.T) {
+	families := gather(t, full())
+	for _, m := range metrics() {
+		f := families[m.name]
+		if f == nil {
+			t.Errorf("%s is missing", m.name)
+			continue
+		}
+		if f.GetHelp() != m.help {
+			t.Errorf("%s: help %q", m.name, f.GetHelp())
+		}
+		delete(families, m.name)
+	}
+	for name := range families {
+		if strings.HasPrefix(name, "jbof_") {
+			t.Errorf("%s is exported but not declared", name)
+		}
+	}
+	for _, name := range []string{"go_goroutines", "process_resident_memory_bytes", "process_cpu_seconds_total"} {
+		if families[name] == nil {
+			t.Errorf("%s is missing", name)
+		}
+	}
+}
+
+func TestWhatIsObservedIsWhatIsScraped(t *testing.T) {
+	families := gather(t, full())
+	h := families["jbof_io_duration_seconds"].Metric[0].Histogram
+	if h.GetSampleCount() != 1 || h.GetSampleSum() != 80e-6 {
+		t.Errorf("histogram %v", h)
+	}
+	if n := len(h.Bucket) + 1; n > 14 {
+		t.Errorf("%d buckets with the unbounded one, want at most 14", n)
+	}
+	if first, last := h.Bucket[0].GetUpperBound(), h.Bucket[len(h.Bucket)-1].GetUpperBound(); first != 10e-6 || last != 2 {
+		t.Errorf("buckets from %v to %v", first, last)
+	}
+	for name, want := range map[string]float64{
+		"jbof_ssd_reads_completed_total": 7, "jbof_ssd_read_time_seconds_total": 1.5, "jbof_io_bytes_total": 4096,
+		"jbof_io_errors_total": 1, "jbof_connections": 1, "jbof_namespace_capacity_bytes": 1 << 20,
+	} {
+		m := families[name].Metric[0]
+		if got := m.GetCounter().GetValue() + m.GetGauge().GetValue(); got != want {
+			t.Errorf("%s is %v, want %v", name, got, want)
+		}
+	}
+}
+
+func TestALatencyIsCountedInTheFirstBucketThatHoldsIt(t *testing.T) {
+	check := func(t interface{ Fatalf(string, ...any) }, ns int64) {
+		s := &IOSeries{}
+		s.Observe(1, 0, time.Duration(ns))
+		want := 0
+		for want < len(boundsNS) && ns > boundsNS[want] {
+			want++
+		}
+		for i := range s.bucket {
+			if got := s.bucket[i].Load(); got != 0 != (i == want) {
+				t.Fatalf("%d ns: bucket %d holds %d, want it in %d", ns, i, got, want)
+			}
+		}
+	}
+	for _, b := range boundsNS {
+		for d := int64(-1); d <= 1; d++ {
+			check(t, b+d)
+		}
+	}
+	for shift := range 63 {
+		check(t, 1<<shift)
+		check(t, 1<<shift-1)
+	}
+	rapid.Check(t, func(t *rapid.T) { check(t, rapid.Int64Range(0, 1<<62).Draw(t, "ns")) })
+}
+
+func TestNothingIsLostAmongManyObservers(t *testing.T) {
+	tel := New(Options{})
+	const workers, each = 8, 1000
+	var wg sync.WaitGroup
+	for range workers {
+		wg.Go(func() {
+			s, e := tel.IO("h", "ssd0", "write"), tel.Errors("h")
+			for i := range each {
+				s.Observe(2, 512, time.Duration(i)*time.Microsecond)
+				e.Inc(uint8(i%8), uint8(i))
+			}
+		})
+	}
+	wg.Wait()
+	s := tel.IO("h", "ssd0", "write")
+	if s.Completed() != workers*each*2 || s.Bytes() != workers*each*512 {
+		t.Errorf("%d commands, %d bytes", s.Completed(), s.Bytes())
+	}
+	total := 0.0
+	for _, m := range gather(t, tel)["jbof_io_errors_total"].Metric {
+		total += m.Counter.GetValue()
+	}
+	if total != workers*each {
+		t.Errorf("%v errors", total)
+	}
+}
+
+func TestObservingAllocatesNothing(t *testing.T) {
+	tel := New(Options{})
+	s, e := tel.IO("h", "ssd0", "read"), tel.Errors("h")
+	e.Inc(0, 0)
+	if n := testing.AllocsPerRun(100, func() { s.Observe(1, 4096, 80*time.Microsecond); e.Inc(0, 2) }); n != 0 {
+		t.Errorf("%v allocs", n)
+	}
+}
+
+func TestTenantsBeyondTheCapAreCountedTogether(t *testing.T) {
+	tel := New(Options{MaxTenants: 2})
+	for i := range 5 {
+		tel.IO(fmt.Sprintf("host%d", i), "ssd0", "read").Observe(1, 1, 0)
+	}
+	tel.IO("host0", "ssd0", "read").Observe(1, 1, 0)
+	families := gather(t, tel)
+	got := map[string]float64{}
+	for _, m := range families["jbof_io_completed_total"].Metric {
+		for _, l := range m.Label {
+			if l.GetName() == "tenant" {
+				got[l.GetValue()] = m.Counter.GetValue()
+			}
+		}
+	}
+	if len(got) != 3 || got["host0"] != 2 || got["host1"] != 1 || got[OtherTenant] != 3 {
+		t.Errorf("%v", got)
+	}
+	if n := families["jbof_tenants_dropped_total"].Metric[0].Counter.GetValue(); n != 3 {
+		t.Errorf("dropped %v, want 3", n)
+	}
+}
+
+func TestReasonsAreBounded(t *testing.T) {
+	tel := New(Options{})
+	for i := range 10 * maxReasons {
+		tel.ProtocolError(fmt.Sprint("reason", i))
+	}
+	if n := len(gather(t, tel)["jbof_protocol_errors_total"].Metric); n > maxReasons+1 {
+		t.Errorf("%d series", n)
+	}
+}
+
+func TestLabelsThatAreNoTextDoNotBreakAScrape(t *testing.T) {
+	tel := New(Options{})
+	for range 2 {
+		tel.IO("host\xff", "ssd0", "read").Observe(1, 1, 0)
+	}
+	tel.ProtocolError("\xfe")
+	gather(t, tel)
+}
+
+// get returns a path's status and body.
+func get(t *testing.T, s *Server, path string) (int, string) {
+	t.Helper()
+	r, err := http.Get("http://" + s.Addr().String() + path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = r.Body.Close() }()
+	body, err := io.ReadAll(r.Body)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return r.StatusCode, string(body)
+}
+
+func serve(t *testing.T, tel *Telemetry, o ServerOptions) *Server {
+	t.Helper()
+	o.Address = "127.0.0.1:0"
+	s, err := tel.Serve(o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		http.DefaultClient.CloseIdleConnections()
+		ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
+		defer cancel()
+		for range 2 {
+			if err := s.Close(ctx); err != nil {
+				t.Errorf("close: %v", err)
+			}
+		}
+	})
+	return s
+}
+
+func TestTheServerAnswersScrapesAndProbes(t *testing.T) {
+	tel := full()
+	s := serve(t, tel, ServerOptions{})
+	if code, body := get(t, s, "/metrics"); code != 200 || !strings.Contains(body, `jbof_io_completed_total{op="read",ssd="ssd0",tenant="nqn.2026-11.example.host:a"} 1`) {
+		t.Errorf("/metrics: %d\n%s", code, body)
+	}
+	if code, _ := get(t, s, "/healthz"); code != 200 {
+		t.Errorf("/healthz: %d", code)
+	}
+	if code, _ := get(t, s, "/debug/pprof/"); code != 404 {
+		t.Errorf("/debug/pprof/ without being asked for: %d", code)
+	}
+}
+
+func TestPprofIsServedWhenAskedFor(t *testing.T) {
+	s := serve(t, New(Options{}), ServerOptions{Pprof: true})
+	if code, _ := get(t, s, "/debug/pprof/goroutine?debug=1"); code != 200 {
+		t.Errorf("%d", code)
+	}
+}
+
+func TestReadinessNamesEveryReason(t *testing.T) {
+	tel := New(Options{})
+	s := serve(t, tel, ServerOptions{})
+	var broken error
+	tel.SetSSD(SSD{Info: ssd.Info{Name: "ssd0"}, Healthy: func() error { return broken }})
+	expect := func(code int, reasons ...Reason) {
+		t.Helper()
+		got, body := get(t, s, "/readyz")
+		var answer struct {
+			Ready   bool
+			Reasons []Reason
+		}
+		if err := json.Unmarshal([]byte(body), &answer); err != nil {
+			t.Fatal(err)
+		}
+		if got != code || answer.Ready != (code == 200) || fmt.Sprint(answer.Reasons) != fmt.Sprint(reasons) {
+			t.Errorf("%d %s, want %d %v", got, body, code, reasons)
+		}
+	}
+	expect(503, Reason{"daemon", "starting"})
+	tel.Health().Clear("daemon")
+	expect(200)
+	broken = errors.New("device is gone")
+	expect(503, Reason{"ssd ssd0", "device is gone"})
+	tel.Health().Block("daemon", "draining")
+	expect(503, Reason{"daemon", "draining"}, Reason{"ssd ssd0", "device is gone"})
+	if code, _ := get(t, s, "/healthz"); code != 200 {
+		t.Errorf("not alive because not ready: %d", code)
+	}
+	tel.RemoveSSD("ssd0")
+	expect(503, Reason{"daemon", "draining"})
+}
+
+func TestAnAddressInUseIsNamed(t *testing.T) {
+	tel := New(Options{})
+	s := serve(t, tel, ServerOptions{})
+	_, err := tel.Serve(ServerOptions{Address: s.Addr().String()})
+	if err == nil || !strings.Contains(err.Error(), s.Addr().String()) {
+		t.Errorf("%v", err)
+	}
+}
+
+// countingListener hands out pipes and counts them.
+type countingListener struct {
+	conns chan net.Conn
+	done  chan struct{}
+}
+
+func (l *countingListener) Accept() (net.Conn, error) {
+	select {
+	case c := <-l.conns:
+		return c, nil
+	case <-l.done:
+		return nil, net.ErrClosed
+	}
+}
+func (l *countingListener) Close() error   { close(l.done); return nil }
+func (l *countingListener) Addr() net.Addr { return &net.TCPAddr{} }
+
+func TestNoMoreHTTPConnectionsThanTheBound(t *testing.T) {
+	inner := &countingListener{conns: make(chan net.Conn, 3), done: make(chan struct{})}
+	for range 3 {
+		_, c := net.Pipe()
+		inner.conns <- c
+	}
+	l := newLimitListener(inner, 2)
+	a, err := l.Accept()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := l.Accept(); err != nil {
+		t.Fatal(err)
+	}
+	third := make(chan error)
+	go func() {
+		_, err := l.Accept()
+		third <- err
+	}()
+	if len(inner.conns) != 1 {
+		t.Error("the third connection was taken")
+	}
+	for range 2 { // closing twice frees one place
+		_ = a.Close()
+	}
+	if err := <-third; err != nil {
+		t.Errorf("no place after one was freed: %v", err)
+	}
+	go func() {
+		_, err := l.Accept()
+		third <- err
+	}()
+	if err := l.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if err := <-third; !errors.Is(err, net.ErrClosed) {
+		t.Errorf("waiting for a place while closing: %v", err)
+	}
+}
+
+// recorder keeps what is logged.
+type recorder struct {
+	lines []string
+}
+
+func (r *recorder) Enabled(context.Context, slog.Level) bool { return true }
+func (r *recorder) WithAttrs([]slog.Attr) slog.Handler       { return r }
+func (r *recorder) WithGroup(string) slog.Handler            { return r }
+func (r *recorder) Handle(_ context.Context, rec slog.Record) error {
+	line := rec.Message
+	rec.Attrs(func(a slog.Attr) bool { line += " " + a.String(); return true })
+	r.lines = append(r.lines, line)
+	return nil
+}
+
+func TestAHostileFloodIsLoggedAtABoundedRate(t *testing.T) {
+	out, dropped := &recorder{}, 0
+	h := LimitHandler(out, LimitOptions{PerSec: 2, Dropped: func(n int) { dropped += n }})
+	at := time.Unix(1000, 0)
+	log := func(h slog.Handler, msg string) {
+		if err := h.Handle(context.Background(), slog.NewRecord(at, slog.LevelWarn, msg, 0)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for range 100 {
+		log(h.WithAttrs([]slog.Attr{slog.String("host", "x")}), "protocol error")
+		log(h.WithGroup("g"), "protocol error")
+	}
+	log(h, "keep alive expired")
+	if len(out.lines) != 3 || dropped != 198 {
+		t.Fatalf("%d lines, %d dropped: %q", len(out.lines), dropped, out.lines)
+	}
+	at = at.Add(time.Second)
+	log(h, "protocol error")
+	log(h, "protocol error")
+	if got := out.lines[3:]; len(got) != 2 || got[0] != "protocol error suppressed=198" || got[1] != "protocol error" {
+		t.Errorf("%q", got)
+	}
+}
+
+func TestManyDifferentMessagesDoNotGrowTheLimiter(t *testing.T) {
+	out := &recorder{}
+	h := LimitHandler(out, LimitOptions{PerSec: 1}).(*limitHandler)
+	for i := range 10 * maxLimitKeys {
+		if err := h.Handle(context.Background(), slog.NewRecord(time.Unix(1, 0), slog.LevelWarn, fmt.Sprint("message ", i), 0)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if len(h.shared.messages) > maxLimitKeys+1 || len(out.lines) > maxLimitKeys+1 {
+		t.Errorf("%d keys, %d lines", len(h.shared.messages), len(out.lines))
+	}
+}
+
+func BenchmarkObserve(b *testing.B) {
+	s := New(Options{}).IO("h", "ssd0", "read")
+	b.ReportAllocs()
+	for i := range b.N {
+		s.Observe(1, 4096, time.Duration(80_000+i&0xffff))
+	}
+}
