@@ -35,6 +35,8 @@ type BootOptions struct {
 	CPUs int
 	// MemoryMiB is the guest's memory.
 	MemoryMiB int
+	// CommandLine is added to the kernel's.
+	CommandLine string
 	// Timeout is how long the guest may take to answer.
 	Timeout time.Duration
 }
@@ -118,7 +120,7 @@ func Boot(o BootOptions) (_ *Guest, err error) {
 		"-smp", fmt.Sprint(o.CPUs), "-m", fmt.Sprint(o.MemoryMiB),
 		"-nodefaults", "-no-user-config", "-display", "none", "-no-reboot",
 		"-kernel", o.Kernel.Vmlinux, "-initrd", initramfs,
-		"-append", "console=ttyS0 quiet panic=-1 oops=panic mitigations=off nokaslr net.ifnames=0 tsc=reliable",
+		"-append", "console=ttyS0 quiet panic=-1 oops=panic mitigations=off nokaslr net.ifnames=0 tsc=reliable "+o.CommandLine,
 		"-serial", "stdio",
 		"-device", "virtio-serial-pci",
 		"-chardev", "socket,id=agent,fd=3", "-device", "virtserialport,chardev=agent,name="+guestproto.PortName,
@@ -162,8 +164,8 @@ func Boot(o BootOptions) (_ *Guest, err error) {
 }
 
 // goBuild builds a static binary from this module.
-func goBuild(to, pkg string) error {
-	cmd := exec.Command("go", "build", "-o", to, pkg)
+func goBuild(to, pkg string, flags ...string) error {
+	cmd := exec.Command("go", append(append([]string{"build", "-o", to}, flags...), pkg)...)
 	cmd.Dir = filepath.Join(sourceDir(), "../..")
 	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
 	if out, err := cmd.CombinedOutput(); err != nil {

@@ -1,0 +1,354 @@
+package vm
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"net"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
+	"time"
+)
+
+// SSD is a drive of the daemon under test.
+type SSD struct {
+	Name string
+	// Backend is mem or file; a file is created in the daemon's folder.
+	Backend string
+	Size    string
+	// Fault is the YAML of the section fault; empty for none.
+	Fault string
+}
+
+// Namespace is a namespace of the daemon under test.
+type Namespace struct {
+	NSID      int
+	SSD, Size string
+	BlockSize int
+	// UUID is left to the daemon when empty.
+	UUID string
+	// Hosts are the only hosts that see it; all when empty.
+	Hosts []string
+}
+
+// Subsystem is a subsystem of the daemon under test.
+type Subsystem struct {
+	NQN string
+	// Hosts are the hosts that may connect; any host when nil.
+	Hosts      []string
+	Namespaces []Namespace
+}
+
+// Setup is what a scenario varies in the daemon's configuration.
+type Setup struct {
+	SSDs       []SSD
+	Subsystems []Subsystem
+	// Limits is the YAML of the section limits; empty for the defaults.
+	Limits string
+}
+
+// ports are the daemon's TCP ports on loopback.
+type ports struct{ io, discovery, metrics int }
+
+func quoted(list []string) string {
+	q := make([]string, len(list))
+	for i, s := range list {
+		q[i] = strconv.Quote(s)
+	}
+	return "[" + strings.Join(q, ", ") + "]"
+}
+
+// yaml is the configuration file.
+func (s Setup) yaml(dir string, p ports) string {
+	var b strings.Builder
+	line := func(format string, args ...any) { fmt.Fprintf(&b, format+"\n", args...) }
+	line("node: {name: vm, data_dir: %q}", dir)
+	line("log: {level: debug, format: text}")
+	line("metrics: {address: \"127.0.0.1:%d\"}", p.metrics)
+	line("admin: {socket: \"\"}")
+	line("discovery: {address: \"127.0.0.1:%d\"}", p.discovery)
+	line("listeners:\n  - {transport: tcp, address: \"127.0.0.1:%d\"}", p.io)
+	line("ssds:")
+	for _, d := range s.SSDs {
+		line("  - name: %s\n    backend: %s\n    size: %s", d.Name, d.Backend, d.Size)
+		if d.Backend == "file" {
+			line("    path: %q\n    create: true", filepath.Join(dir, d.Name+".img"))
+		}
+		if d.Fault != "" {
+			line("    fault: %s", d.Fault)
+		}
+	}
+	line("subsystems:")
+	for _, sub := range s.Subsystems {
+		line("  - nqn: %s", sub.NQN)
+		if sub.Hosts == nil {
+			line("    allow_any_host: true")
+		} else {
+			line("    hosts: %s", quoted(sub.Hosts))
+		}
+		line("    namespaces:")
+		for _, n := range sub.Namespaces {
+			extra := ""
+			if n.UUID != "" {
+				extra += ", uuid: " + n.UUID
+			}
+			if n.Hosts != nil {
+				extra += ", hosts: " + quoted(n.Hosts)
+			}
+			line("      - {nsid: %d, ssd: %s, size: %s, block_size: %d%s}", n.NSID, n.SSD, n.Size, n.BlockSize, extra)
+		}
+	}
+	if s.Limits != "" {
+		line("limits: %s", s.Limits)
+	}
+	return b.String()
+}
+
+// Daemon is a jbofd on loopback. One goroutine may call its methods.
+type Daemon struct {
+	binary, dir string
+	ports       ports
+	proc        *process
+
+	mu    sync.Mutex // guards what is below
+	lines []string
+}
+
+// freePort returns a port that nothing listens on, below the range from which the kernel takes ports for outgoing connections: while the daemon is
+// dead its port must not be taken by QEMU's attempts to reach it.
+func freePort() (int, error) {
+	for range 1000 {
+		port := 20000 + rand.IntN(10000)
+		l, err := net.Listen("tcp", fmt.Sprintf("127.0.0.1:%d", port))
+		if err == nil {
+			return port, l.Close()
+		}
+	}
+	return 0, errors.New("no free port between 20000 and 30000")
+}
+
+// NewDaemon prepares a daemon with its folder; Configure and Start follow.
+func NewDaemon(binary, dir string) (*Daemon, error) {
+	d := &Daemon{binary: binary, dir: dir}
+	for _, p := range []*int{&d.ports.io, &d.ports.discovery, &d.ports.metrics} {
+		port, err := freePort()
+		if err != nil {
+			return nil, err
+		}
+		*p = port
+	}
+	return d, nil
+}
+
+// Configure writes the configuration file; a running daemon takes it over at Reload.
+func (d *Daemon) Configure(s Setup) error {
+	return os.WriteFile(d.configFile(), []byte(s.yaml(d.dir, d.ports)), 0o644)
+}
+
+func (d *Daemon) configFile() string { return filepath.Join(d.dir, "jbofd.yaml") }
+
+// Start starts the daemon, for the first time or again on the same ports, and waits until it is ready.
+func (d *Daemon) Start() error {
+	cmd := exec.Command(d.binary, "--config", d.configFile())
+	cmd.Dir = d.dir
+	for _, e := range os.Environ() {
+		if !strings.HasPrefix(e, "JBOFD_") {
+			cmd.Env = append(cmd.Env, e)
+		}
+	}
+	w := &lineWriter{line: d.logLine}
+	cmd.Stdout, cmd.Stderr = w, w
+	d.logLine("--- start ---")
+	p, err := startProcess(cmd)
+	if err != nil {
+		return err
+	}
+	d.proc = p
+	deadline := time.Now().Add(20 * time.Second)
+	for {
+		if p.exited() {
+			return fmt.Errorf("jbofd ended at start: %v\n%s", p.err, d.Log())
+		}
+		if err = d.get("/readyz", io.Discard); err == nil {
+			return nil
+		}
+		if time.Now().After(deadline) {
+			p.kill()
+			return fmt.Errorf("jbofd is not ready: %w\n%s", err, d.Log())
+		}
+		time.Sleep(10 * time.Millisecond)
+	}
+}
+
+func (d *Daemon) get(path string, w io.Writer) error {
+	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
+	defer cancel()
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, fmt.Sprintf("http://127.0.0.1:%d%s", d.ports.metrics, path), nil)
+	if err != nil {
+		return err
+	}
+	req.Close = true
+	resp, err := http.DefaultClient.Do(req)
+	if err != nil {
+		return err
+	}
+	defer resp.Body.Close()
+	if resp.StatusCode != http.StatusOK {
+		b, _ := io.ReadAll(resp.Body)
+		return fmt.Errorf("%s: %s: %s", path, resp.Status, strings.TrimSpace(string(b)))
+	}
+	_, err = io.Copy(w, resp.Body)
+	return err
+}
+
+// Metrics are the samples of /metrics: name with labels as written, to value.
+type Metrics map[string]float64
+
+// Sum adds up all samples of a metric whose labels contain every one of the given strings, such as `op="read"`.
+func (m Metrics) Sum(name string, labels ...string) float64 {
+	var sum float64
+	for sample, v := range m {
+		n, l, _ := strings.Cut(sample, "{")
+		if n != name {
+			continue
+		}
+		match := true
+		for _, want := range labels {
+			match = match && strings.Contains(l, want)
+		}
+		if match {
+			sum += v
+		}
+	}
+	return sum
+}
+
+// Has says whether any sample of a metric is there.
+func (m Metrics) Has(name string) bool {
+	for sample := range m {
+		if n, _, _ := strings.Cut(sample, "{"); n == name {
+			return true
+		}
+	}
+	return false
+}
+
+// Metrics reads /metrics.
+func (d *Daemon) Metrics() (Metrics, error) {
+	var b strings.Builder
+	if err := d.get("/metrics", &b); err != nil {
+		return nil, err
+	}
+	return parseMetrics(b.String())
+}
+
+func parseMetrics(text string) (Metrics, error) {
+	m := Metrics{}
+	lines := bufio.NewScanner(strings.NewReader(text))
+	lines.Buffer(nil, 1<<20)
+	for lines.Scan() {
+		l := lines.Text()
+		if l == "" || strings.HasPrefix(l, "#") {
+			continue
+		}
+		// A value follows the last space outside of the labels; there are no timestamps in what jbofd exports.
+		i := strings.LastIndexByte(l, ' ')
+		if i < 0 {
+			return nil, fmt.Errorf("metrics: no value in %q", l)
+		}
+		v, err := strconv.ParseFloat(l[i+1:], 64)
+		if err != nil {
+			return nil, fmt.Errorf("metrics: %q: %w", l, err)
+		}
+		m[l[:i]] = v
+	}
+	return m, lines.Err()
+}
+
+func (d *Daemon) signal(s syscall.Signal) error { return d.proc.cmd.Process.Signal(s) }
+
+// Reload makes the daemon read its configuration again.
+func (d *Daemon) Reload() error { return d.signal(syscall.SIGHUP) }
+
+// Freeze stops the process where it is; Thaw lets it go on.
+func (d *Daemon) Freeze() error { return d.signal(syscall.SIGSTOP) }
+
+// Thaw ends a Freeze.
+func (d *Daemon) Thaw() error { return d.signal(syscall.SIGCONT) }
+
+// Kill ends the daemon as a power cut would, as far as a process can know.
+func (d *Daemon) Kill() { d.proc.kill() }
+
+// Running says whether the process is there.
+func (d *Daemon) Running() bool { return d.proc != nil && !d.proc.exited() }
+
+// Stop asks the daemon to end and returns how long it took.
+//
+// Errors: an exit code other than 0; not ended within 10 s.
+func (d *Daemon) Stop() (time.Duration, error) {
+	begin := time.Now()
+	if err := d.signal(syscall.SIGTERM); err != nil {
+		return 0, err
+	}
+	timer := time.NewTimer(10 * time.Second)
+	defer timer.Stop()
+	select {
+	case <-d.proc.done:
+		return time.Since(begin), d.proc.err
+	case <-timer.C:
+		d.proc.kill()
+		return time.Since(begin), errors.New("jbofd did not end within 10 s of SIGTERM")
+	}
+}
+
+// OpenFiles is the number of file descriptors of the daemon.
+func (d *Daemon) OpenFiles() (int, error) {
+	entries, err := os.ReadDir(fmt.Sprintf("/proc/%d/fd", d.proc.cmd.Process.Pid))
+	return len(entries), err
+}
+
+func (d *Daemon) logLine(s string) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.lines = append(d.lines, s)
+}
+
+// Log is all that the daemon wrote, over all its starts.
+func (d *Daemon) Log() string { return strings.Join(d.logSince(0), "\n") }
+
+// LogMark is a position in the log, for LogMatches.
+func (d *Daemon) LogMark() int {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return len(d.lines)
+}
+
+func (d *Daemon) logSince(mark int) []string {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return append([]string(nil), d.lines[mark:]...)
+}
+
+// LogMatches returns the first line since the mark that matches all patterns; empty when there is none.
+func (d *Daemon) LogMatches(mark int, patterns ...*regexp.Regexp) string {
+next:
+	for _, l := range d.logSince(mark) {
+		for _, p := range patterns {
+			if !p.MatchString(l) {
+				continue next
+			}
+		}
+		return l
+	}
+	return ""
+}

@@ -1,0 +1,98 @@
+//go:build vm
+
+package vm
+
+import (
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+)
+
+// boot starts the guest of a test, with the modules given beside those of the NVMe/TCP host.
+func boot(t *testing.T, commandLine string, modules ...string) *Guest {
+	t.Helper()
+	if err := CheckNeeds(); err != nil {
+		t.Fatal(err)
+	}
+	begin := time.Now()
+	k, err := PrepareKernel(CacheDir())
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Logf("kernel %s ready in %v", k.Version, time.Since(begin).Round(time.Millisecond))
+	g, err := Boot(BootOptions{
+		Kernel: k, Modules: append(append([]string(nil), hostModules...), modules...),
+		CommandLine: commandLine, Dir: t.TempDir(), CPUs: 2, MemoryMiB: 1024, Timeout: 3 * time.Minute,
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(g.Close)
+	t.Logf("guest up %v after QEMU's start", g.BootTime.Round(time.Millisecond))
+	return g
+}
+
+// jbofdBinary is $JBOFD_VM_JBOFD, or a binary built from this tree with the invariants on.
+func jbofdBinary(t *testing.T) string {
+	t.Helper()
+	if b := os.Getenv("JBOFD_VM_JBOFD"); b != "" {
+		abs, err := filepath.Abs(b)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return abs
+	}
+	b := filepath.Join(t.TempDir(), "jbofd")
+	if err := goBuild(b, "./cmd/jbofd", "-tags", "invariants"); err != nil {
+		t.Fatal(err)
+	}
+	return b
+}
+
+// TestLinuxHost runs every scenario of a Linux host against jbofd, in one boot.
+func TestLinuxHost(t *testing.T) {
+	jbofd := jbofdBinary(t)
+	g := boot(t, "")
+	var list []scenario
+	for _, group := range [][]scenario{discoveryScenarios, adminScenarios, dataScenarios, liveScenarios, failureScenarios} {
+		list = append(list, group...)
+	}
+	runScenarios(t, g, jbofd, list)
+}
+
+// kernelTarget makes the guest's own kernel serve a namespace of 64 MiB on the guest's loopback.
+const kernelTarget = `set -e
+truncate -s 64M /tmp/disk.img
+losetup /dev/loop0 /tmp/disk.img
+cd /sys/kernel/config/nvmet
+mkdir subsystems/$NQN
+echo 1 > subsystems/$NQN/attr_allow_any_host
+mkdir subsystems/$NQN/namespaces/1
+echo /dev/loop0 > subsystems/$NQN/namespaces/1/device_path
+echo 1 > subsystems/$NQN/namespaces/1/enable
+mkdir ports/1
+echo tcp > ports/1/addr_trtype
+echo ipv4 > ports/1/addr_adrfam
+echo 127.0.0.1 > ports/1/addr_traddr
+echo 4420 > ports/1/addr_trsvcid
+ln -s /sys/kernel/config/nvmet/subsystems/$NQN ports/1/subsystems/$NQN`
+
+// TestKernelTarget runs what the scenarios do with data against the kernel's own target, without jbofd: when this fails too, the harness or
+// the machine is to blame.
+func TestKernelTarget(t *testing.T) {
+	// Host and target in one kernel: the target receives from the very pages that the host sent, some of them in blocks of pages that are not
+	// compound, which hardened usercopy takes for an overrun.
+	g := boot(t, "hardened_usercopy=off", targetModules...)
+	const nqn = "nqn.2026-11.example.jbofd:kernel"
+	a := address{"127.0.0.1", 4420}
+	runScenarios(t, g, "", []scenario{{"data and file system", func(h *host) {
+		h.run("NQN=%s\n%s", nqn, kernelTarget)
+		h.matches("nvme discover "+a.flags(), "subnqn:  "+nqn)
+		h.connect(a, nqn, "-g -G")
+		dev := h.device(nqn, 1)
+		h.fio(dev, []fioJob{{"randrw", "512", "128k"}, {"randrw", "4k", "1m"}, {"randwrite", "1m", "8m"}})
+		h.ext4(dev)
+		h.disconnect(nqn)
+	}}})
+}
