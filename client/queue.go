@@ -19,9 +19,11 @@ import (
 type queue struct {
 	id    uint16
 	depth int
-	free  chan *call    // calls at rest; a caller holds one while its command is out
-	kick  chan struct{} // capacity 1: the socket was full
-	dead  chan struct{} // closed when err is set
+	// onFail is told the queue's end, once; it must not call back.
+	onFail func(error)
+	free   chan *call    // calls at rest; a caller holds one while its command is out
+	kick   chan struct{} // capacity 1: the socket was full
+	dead   chan struct{} // closed when err is set
 	// pair, of capacity 1, is held while taking two calls, so that two fused pairs
 	// cannot wait for each other's second call.
 	pair chan struct{}
@@ -44,10 +46,10 @@ type call struct {
 }
 
 // newQueue takes over w, whose handshake is done. close must be called.
-func newQueue(w *wire, id uint16) *queue {
+func newQueue(w *wire, id uint16, onFail func(error)) *queue {
 	n := w.m.Depth()
 	q := &queue{
-		id: id, depth: n, w: w,
+		id: id, depth: n, w: w, onFail: onFail,
 		free: make(chan *call, n), kick: make(chan struct{}, 1), dead: make(chan struct{}), pair: make(chan struct{}, 1),
 		calls: make([]call, n), comps: make([]Completion, min(n, 64)),
 	}
@@ -289,6 +291,14 @@ func (q *queue) failLocked(err error) {
 	q.err = fmt.Errorf("queue %d: %w", q.id, classify(err))
 	close(q.dead)
 	q.w.shutdown()
+	q.onFail(q.err)
+}
+
+// setInCapsule sets how much data later commands may carry in their capsules.
+func (q *queue) setInCapsule(n int) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	q.w.m.SetInCapsuleBytes(n)
 }
 
 // failure returns why the queue failed.

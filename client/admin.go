@@ -1,0 +1,217 @@
+package client
+
+import (
+	"context"
+	"fmt"
+
+	"jbofd/internal/nvme"
+)
+
+// Identity is what a controller says of itself.
+type Identity struct {
+	CNTLID                          uint16
+	SubNQN, Serial, Model, Firmware string
+	// Version is major, minor and tertiary version of the specification: 0x00020000 is 2.0.
+	Version uint32
+	// MaxTransferBytes is the most data of one command; 0 is no limit.
+	MaxTransferBytes int
+	// MaxQueueDepth is what one I/O queue may have outstanding. InCapsuleBytes is how much
+	// data a write may carry in its capsule. IOQueues is how many I/O queues were granted.
+	MaxQueueDepth, InCapsuleBytes, IOQueues int
+	// VolatileWriteCache: a write is durable only after Flush or with FUA.
+	VolatileWriteCache                                          bool
+	Compare, CompareAndWrite, WriteZeroes, Deallocate, VerifyOp bool
+	// Discovery: a discovery controller.
+	Discovery bool
+	// ExtensionBits are jbofd's extensions that the target announces; 0 elsewhere. See
+	// docs/wire-extensions.md.
+	ExtensionBits uint32
+}
+
+// Identity returns what the current controller said when it was connected.
+//
+// Errors: as live.
+func (c *Controller) Identity(ctx context.Context) (Identity, error) {
+	a, err := c.live(ctx)
+	if err != nil {
+		return Identity{}, err
+	}
+	id := &a.id
+	_, ext, _ := id.Extension()
+	return Identity{
+		CNTLID: a.cntlid, SubNQN: id.SubNQN(), Serial: id.SN(), Model: id.MN(), Firmware: id.FR(), Version: uint32(a.vs),
+		MaxTransferBytes: a.maxTransfer(), MaxQueueDepth: a.depth, InCapsuleBytes: a.inCapsule, IOQueues: a.ioQueues,
+		VolatileWriteCache: id.VWC()&nvme.VWCPresent != 0,
+		Compare:            id.ONCS()&nvme.ONCSCompare != 0,
+		CompareAndWrite:    id.FUSES()&nvme.FUSESCompareAndWrite != 0,
+		WriteZeroes:        id.ONCS()&nvme.ONCSWriteZeroes != 0,
+		Deallocate:         id.ONCS()&nvme.ONCSDSM != 0,
+		VerifyOp:           id.ONCS()&nvme.ONCSVerify != 0,
+		Discovery:          id.CNTRLTYPE() == nvme.CNTRLTYPEDiscovery,
+		ExtensionBits:      ext,
+	}, nil
+}
+
+// maxTransfer is MDTS in bytes: a power of two of the smallest page size; 0 is no limit.
+func (a *association) maxTransfer() int {
+	m := int(a.id.MDTS())
+	if m == 0 || m > 20 {
+		return 0
+	}
+	return 1 << (m + 12 + int(a.cap.MPSMIN()))
+}
+
+// AdminPassthru runs any admin command; data is read or written as the opcode says, and is
+// the caller's again on return. It is not repeated after a connection loss.
+//
+// Errors: *StatusError; ErrConnectionLost, ErrClosed; ErrInvalid; the context's. The Completion is
+// valid with a *StatusError too.
+func (c *Controller) AdminPassthru(ctx context.Context, e SQE, data []byte) (Completion, error) {
+	return c.passthru(ctx, op{name: fmt.Sprintf("admin command %#02x", e.Opcode()), admin: true}, e, data)
+}
+
+// IOPassthru is AdminPassthru for an I/O command.
+func (c *Controller) IOPassthru(ctx context.Context, e SQE, data []byte) (Completion, error) {
+	return c.passthru(ctx, op{name: fmt.Sprintf("I/O command %#02x", e.Opcode())}, e, data)
+}
+
+func (c *Controller) passthru(ctx context.Context, o op, e SQE, data []byte) (Completion, error) {
+	cmds := [1]Command{{SQE: e, Data: data}}
+	var comps [1]Completion
+	if err := c.do(ctx, o, cmds[:], comps[:]); err != nil {
+		return Completion{}, err
+	}
+	return comps[0], statusError(o.name, comps[0].Status)
+}
+
+// admin runs an admin command that may be repeated.
+func (c *Controller) admin(ctx context.Context, name string, e SQE, data []byte) (Completion, error) {
+	return c.passthru(ctx, op{name: name, admin: true, repeat: true}, e, data)
+}
+
+// Property reads a controller property (register) at an offset: 0 CAP, 8 VS, 14h CC, 1Ch CSTS.
+func (c *Controller) Property(ctx context.Context, offset uint32) (uint64, error) {
+	var e SQE
+	e.Property().Init(nvme.FabricsPropertyGet, offset)
+	comp, err := c.admin(ctx, fmt.Sprintf("Property Get %#x", offset), e, nil)
+	return comp.Result, err
+}
+
+// SetProperty writes a controller property. Disabling the controller ends the association.
+func (c *Controller) SetProperty(ctx context.Context, offset uint32, value uint64) error {
+	var e SQE
+	e.Property().Init(nvme.FabricsPropertySet, offset)
+	e.Property().SetVALUE(value)
+	_, err := c.passthru(ctx, op{name: fmt.Sprintf("Property Set %#x", offset), admin: true}, e, nil)
+	return err
+}
+
+// Identify reads an Identify data structure (4096 bytes into data).
+func (c *Controller) Identify(ctx context.Context, cns uint8, nsid uint32, data []byte) error {
+	if len(data) != nvme.IdentifySize {
+		return fmt.Errorf("%w: Identify needs %d bytes, has %d", ErrInvalid, nvme.IdentifySize, len(data))
+	}
+	var e SQE
+	e.SetOpcode(nvme.AdminIdentify)
+	e.SetNSID(nsid)
+	e.Identify().SetCNS(cns)
+	comp, err := c.admin(ctx, fmt.Sprintf("Identify (CNS %02xh)", cns), e, data)
+	if err == nil && comp.Received != nvme.IdentifySize {
+		err = fmt.Errorf("%w: Identify: %d bytes of data", ErrProtocol, comp.Received)
+	}
+	return err
+}
+
+// LogPage names a log page, or the part of it from Offset on.
+type LogPage struct {
+	LID, LSP uint8
+	NSID     uint32
+	Offset   uint64
+	// KeepEvent leaves the asynchronous event that points to the page pending (RAE).
+	KeepEvent bool
+}
+
+// GetLogPage reads a log page, or a part of it, into data; len(data) and Offset are
+// multiples of 4.
+func (c *Controller) GetLogPage(ctx context.Context, p LogPage, data []byte) error {
+	if len(data) == 0 || len(data)%4 != 0 || p.Offset%4 != 0 {
+		return fmt.Errorf("%w: log page of %d bytes at %d, must be multiples of 4", ErrInvalid, len(data), p.Offset)
+	}
+	var e SQE
+	e.SetOpcode(nvme.AdminGetLogPage)
+	e.SetNSID(p.NSID)
+	g := e.GetLog()
+	g.SetLID(p.LID)
+	g.SetLSP(p.LSP)
+	g.SetRAE(p.KeepEvent)
+	g.SetLPO(p.Offset)
+	g.SetLenBytes(uint64(len(data)))
+	comp, err := c.admin(ctx, fmt.Sprintf("Get Log Page %02xh", p.LID), e, data)
+	if err == nil && int(comp.Received) != len(data) {
+		err = fmt.Errorf("%w: Get Log Page %02xh: %d bytes of data, want %d", ErrProtocol, p.LID, comp.Received, len(data))
+	}
+	return err
+}
+
+// Feature names a feature for GetFeature and SetFeature.
+type Feature struct {
+	FID  uint8
+	NSID uint32
+	// Select asks GetFeature for: 0 current, 1 default, 2 saved, 3 what is supported.
+	Select uint8
+	// Save makes SetFeature keep the value over resets.
+	Save bool
+	// Data, if the feature has any.
+	Data []byte
+}
+
+// GetFeature returns DW0 of the completion: the feature's value.
+func (c *Controller) GetFeature(ctx context.Context, f Feature) (uint32, error) {
+	var e SQE
+	e.SetOpcode(nvme.AdminGetFeatures)
+	e.SetNSID(f.NSID)
+	e.Features().SetFID(f.FID)
+	e.Features().SetSEL(f.Select)
+	comp, err := c.admin(ctx, fmt.Sprintf("Get Features %02xh", f.FID), e, f.Data)
+	return uint32(comp.Result), err
+}
+
+// SetFeature sets a feature to value (CDW11) and returns DW0 of the completion. The setting is lost
+// with the connection: after a reconnect the target has its default again.
+func (c *Controller) SetFeature(ctx context.Context, f Feature, value uint32) (uint32, error) {
+	var e SQE
+	e.SetOpcode(nvme.AdminSetFeatures)
+	e.SetNSID(f.NSID)
+	e.Features().SetFID(f.FID)
+	e.Features().SetSV(f.Save)
+	e.Features().SetValue(value)
+	comp, err := c.passthru(ctx, op{name: fmt.Sprintf("Set Features %02xh", f.FID), admin: true}, e, f.Data)
+	return uint32(comp.Result), err
+}
+
+// NamespaceIDs lists the active namespaces.
+func (c *Controller) NamespaceIDs(ctx context.Context) ([]uint32, error) {
+	var ids []uint32
+	last := uint32(0)
+	for {
+		var l nvme.NSList
+		if err := c.Identify(ctx, nvme.CNSActiveNSList, last, l[:]); err != nil {
+			return nil, err
+		}
+		if err := l.Check(); err != nil {
+			return nil, fmt.Errorf("%w: %w", ErrProtocol, err)
+		}
+		n := 0
+		for id := range l.All() {
+			if id <= last {
+				return nil, fmt.Errorf("%w: namespace list after %d holds %d", ErrProtocol, last, id)
+			}
+			ids = append(ids, id)
+			last = id
+			n++
+		}
+		if n < nvme.MaxNSList {
+			return ids, nil
+		}
+	}
+}

@@ -1,0 +1,340 @@
+package client
+
+import (
+	"context"
+	"encoding/binary"
+	"fmt"
+	"sync/atomic"
+
+	"jbofd/internal/nvme"
+)
+
+// Namespace is a block namespace of a controller. All its methods may be called from any
+// goroutine. Offsets and lengths are bytes and must be whole blocks.
+//
+// A method whose context ends returns at once and its buffer is the caller's again; a
+// write may or may not have been carried out, in part or in whole.
+//
+// Errors of all of them: *StatusError (with ErrCompareFailed, ErrUnsupported, ErrNamespaceGone),
+// ErrInvalid, ErrConnectionLost, ErrClosed, ErrProtocol, the context's.
+type Namespace struct {
+	c    *Controller
+	nsid uint32
+	geo  atomic.Pointer[geometry]
+}
+
+// geometry is what Identify says of a namespace.
+type geometry struct {
+	info        NamespaceInfo
+	maxTransfer int // bytes of data per command
+}
+
+// NamespaceInfo describes a namespace.
+type NamespaceInfo struct {
+	NSID uint32
+	// SizeBytes is the capacity; BlockSize the logical block.
+	SizeBytes int64
+	BlockSize int
+	// UUID, NGUID and EUI64 are zero where the target names none.
+	UUID, NGUID [16]byte
+	EUI64       [8]byte
+	// CSI is the command set: 0 NVM (blocks), 1 key value.
+	CSI uint8
+	// ANAGroup is the group whose state ANA reports; 0 none.
+	ANAGroup uint32
+	// ReadOnly: write protected.
+	ReadOnly bool
+	// SSD is the number of the drive in a jbofd node, where the target announces credits.
+	SSD uint16
+	// DeallocatedReadsZero: deallocated blocks read as zeroes.
+	DeallocatedReadsZero bool
+}
+
+// maxDefaultTransfer bounds one command's data when the target does not.
+const maxDefaultTransfer = 1 << 20
+
+// Namespace identifies a namespace.
+//
+// Errors: ErrNamespaceGone if there is none of this NSID; ErrUnsupported if it holds no blocks;
+// those of Namespace.
+func (c *Controller) Namespace(ctx context.Context, nsid uint32) (*Namespace, error) {
+	n := &Namespace{c: c, nsid: nsid}
+	return n, n.Refresh(ctx)
+}
+
+// Refresh identifies the namespace anew: after an EventNamespaces, its size may have
+// changed.
+func (n *Namespace) Refresh(ctx context.Context) error {
+	a, err := n.c.live(ctx)
+	if err != nil {
+		return err
+	}
+	g := geometry{info: NamespaceInfo{NSID: n.nsid}}
+	var d [nvme.IdentifySize]byte
+	if a.vs >= nvme.Version1_3 {
+		if err := n.c.Identify(ctx, nvme.CNSNSDescriptors, n.nsid, d[:]); err != nil {
+			return fmt.Errorf("namespace %d: %w", n.nsid, err)
+		}
+		for t, nid := range nvme.NSDescriptors(d[:]).All() {
+			switch {
+			case t == nvme.NIDTUUID && len(nid) == 16:
+				copy(g.info.UUID[:], nid)
+			case t == nvme.NIDTCSI && len(nid) == 1:
+				g.info.CSI = nid[0]
+			}
+		}
+	}
+	if g.info.CSI != uint8(nvme.CSINVM) {
+		return fmt.Errorf("%w: namespace %d has command set %d, not blocks", ErrUnsupported, n.nsid, g.info.CSI)
+	}
+	var id nvme.IdentifyNamespace
+	if err := n.c.Identify(ctx, nvme.CNSNamespace, n.nsid, id[:]); err != nil {
+		return fmt.Errorf("namespace %d: %w", n.nsid, err)
+	}
+	if id.NSZE() == 0 {
+		return fmt.Errorf("namespace %d: %w", n.nsid, ErrNamespaceGone)
+	}
+	if err := id.Check(); err != nil {
+		return fmt.Errorf("%w: namespace %d: %w", ErrProtocol, n.nsid, err)
+	}
+	f := id.Format()
+	if f.MetadataBytes() != 0 {
+		return fmt.Errorf("%w: namespace %d has %d bytes of metadata per block", ErrUnsupported, n.nsid, f.MetadataBytes())
+	}
+	g.info.BlockSize = 1 << f.Shift()
+	g.info.SizeBytes = int64(id.NSZE() << f.Shift())
+	g.info.NGUID, g.info.EUI64 = id.NGUID(), id.EUI64()
+	g.info.ANAGroup = id.ANAGRPID()
+	g.info.ReadOnly = id.NSATTR()&nvme.NSATTRWriteProtected != 0
+	g.info.DeallocatedReadsZero = id.DLFEAT()&7 == nvme.DLFEATReadZeroes
+	if _, _, ok := a.id.Extension(); ok {
+		g.info.SSD = id.SSD()
+	}
+	g.maxTransfer = a.maxTransfer()
+	if g.maxTransfer == 0 {
+		g.maxTransfer = maxDefaultTransfer
+	}
+	g.maxTransfer = max(min(g.maxTransfer, g.info.BlockSize<<16), g.info.BlockSize)
+	n.geo.Store(&g)
+	return nil
+}
+
+// Info returns what the latest Refresh found.
+func (n *Namespace) Info() NamespaceInfo { return n.geo.Load().info }
+
+// NSID returns the namespace identifier.
+func (n *Namespace) NSID() uint32 { return n.nsid }
+
+// Size returns the capacity in bytes.
+func (n *Namespace) Size() int64 { return n.geo.Load().info.SizeBytes }
+
+// BlockSize returns the size of a logical block in bytes.
+func (n *Namespace) BlockSize() int { return n.geo.Load().info.BlockSize }
+
+// MaxTransfer returns the most data in bytes of one command; longer reads and writes are split.
+func (n *Namespace) MaxTransfer() int { return n.geo.Load().maxTransfer }
+
+// WriteFlags modify a write.
+type WriteFlags uint8
+
+const (
+	// FUA: the write is durable when it completes.
+	FUA WriteFlags = 1 << iota
+	// Deallocate, for WriteZeroes: the target may free the blocks, if they then read as zeroes.
+	Deallocate
+)
+
+func (f WriteFlags) cdw12() (v uint32) {
+	if f&FUA != 0 {
+		v |= nvme.CDW12FUA
+	}
+	if f&Deallocate != 0 {
+		v |= nvme.CDW12Deallocate
+	}
+	return v
+}
+
+// ReadAt fills p from offset off. It returns how much was read before an error.
+func (n *Namespace) ReadAt(ctx context.Context, p []byte, off int64) (int, error) {
+	return n.transfer(ctx, op{name: "Read", repeat: true}, nvme.CmdRead, 0, p, off)
+}
+
+// WriteAt stores p at offset off. It returns how much was written before an error. Longer
+// writes than MaxTransfer are not atomic.
+func (n *Namespace) WriteAt(ctx context.Context, p []byte, off int64, flags WriteFlags) (int, error) {
+	return n.transfer(ctx, op{name: "Write", repeat: true}, nvme.CmdWrite, flags.cdw12()&nvme.CDW12FUA, p, off)
+}
+
+// Compare compares p with what stands at off.
+//
+// Errors: ErrCompareFailed where they differ.
+func (n *Namespace) Compare(ctx context.Context, p []byte, off int64) error {
+	_, err := n.transfer(ctx, op{name: "Compare", repeat: true}, nvme.CmdCompare, 0, p, off)
+	return err
+}
+
+// transfer moves p in commands of at most MaxTransfer.
+func (n *Namespace) transfer(ctx context.Context, o op, opcode uint8, cdw12 uint32, p []byte, off int64) (done int, err error) {
+	g := n.geo.Load()
+	if err := g.check(o.name, off, int64(len(p))); err != nil {
+		return 0, err
+	}
+	bs := g.info.BlockSize
+	for done < len(p) {
+		k := min(len(p)-done, g.maxTransfer)
+		cmds := [1]Command{{Data: p[done : done+k]}}
+		var comps [1]Completion
+		e := &cmds[0].SQE
+		SetRW(&cmds[0], opcode, n.nsid, uint64(off+int64(done))/uint64(bs), uint32(k/bs))
+		e.SetCDW(12, e.CDW(12)|cdw12)
+		if err := n.c.do(ctx, o, cmds[:], comps[:]); err != nil {
+			return done, err
+		}
+		if err := statusError(o.name, comps[0].Status); err != nil {
+			return done, err
+		}
+		if opcode == nvme.CmdRead && int(comps[0].Received) != k {
+			return done, fmt.Errorf("%w: Read: %d bytes of data, want %d", ErrProtocol, comps[0].Received, k)
+		}
+		done += k
+	}
+	return done, nil
+}
+
+// check demands that a range lies in the namespace in whole blocks.
+func (g *geometry) check(name string, off, n int64) error {
+	bs := int64(g.info.BlockSize)
+	if off < 0 || n < 0 || off%bs != 0 || n%bs != 0 || n > g.info.SizeBytes || off > g.info.SizeBytes-n {
+		return fmt.Errorf("%w: %s of %d bytes at %d: must be whole blocks of %d within %d bytes", ErrInvalid, name, n, off, bs, g.info.SizeBytes)
+	}
+	return nil
+}
+
+// plain runs a command without data or with a little, once.
+func (n *Namespace) plain(ctx context.Context, o op, c Command) error {
+	cmds := [1]Command{c}
+	var comps [1]Completion
+	if err := n.c.do(ctx, o, cmds[:], comps[:]); err != nil {
+		return err
+	}
+	return statusError(o.name, comps[0].Status)
+}
+
+// Flush makes every write that has completed durable.
+func (n *Namespace) Flush(ctx context.Context) error {
+	var c Command
+	c.SQE.SetOpcode(nvme.CmdFlush)
+	c.SQE.SetNSID(n.nsid)
+	return n.plain(ctx, op{name: "Flush", repeat: true}, c)
+}
+
+// WriteZeroes makes length bytes at off read as zeroes.
+func (n *Namespace) WriteZeroes(ctx context.Context, off, length int64, flags WriteFlags) error {
+	return n.ranged(ctx, op{name: "Write Zeroes", repeat: true}, nvme.CmdWriteZeroes, flags.cdw12(), off, length)
+}
+
+// Verify makes the target read length bytes at off and check them against its own
+// integrity data, without moving them.
+func (n *Namespace) Verify(ctx context.Context, off, length int64) error {
+	return n.ranged(ctx, op{name: "Verify", repeat: true}, nvme.CmdVerify, 0, off, length)
+}
+
+// ranged runs a command without data over a range, in pieces of at most MaxTransfer: its limits
+// (WZSL, VSL) are MDTS or more.
+func (n *Namespace) ranged(ctx context.Context, o op, opcode uint8, cdw12 uint32, off, length int64) error {
+	g := n.geo.Load()
+	if err := g.check(o.name, off, length); err != nil {
+		return err
+	}
+	bs := int64(g.info.BlockSize)
+	for length > 0 {
+		k := min(length, int64(g.maxTransfer))
+		var c Command
+		SetRW(&c, opcode, n.nsid, uint64(off/bs), uint32(k/bs))
+		c.SQE.SetCDW(12, c.SQE.CDW(12)|cdw12)
+		if err := n.plain(ctx, o, c); err != nil {
+			return err
+		}
+		off += k
+		length -= k
+	}
+	return nil
+}
+
+// Range is a part of a namespace in bytes.
+type Range struct{ Offset, Length int64 }
+
+// maxRangeBlocks bounds one range of a Deallocate command in blocks; more is split.
+const maxRangeBlocks = 1 << 31
+
+// Deallocate tells the target that nothing in the ranges is of worth. It is advice: what
+// they read as afterwards is NamespaceInfo.DeallocatedReadsZero.
+func (n *Namespace) Deallocate(ctx context.Context, ranges ...Range) error {
+	const name = "Deallocate"
+	g := n.geo.Load()
+	bs := int64(g.info.BlockSize)
+	var data []byte
+	send := func() error {
+		var c Command
+		c.SQE.SetOpcode(nvme.CmdDSM)
+		c.SQE.SetNSID(n.nsid)
+		c.SQE.SetDSMRanges(len(data) / nvme.DSMRangeSize)
+		c.SQE.SetCDW(11, nvme.DSMDeallocate)
+		c.Data = data
+		err := n.plain(ctx, op{name: name, repeat: true}, c)
+		data = nil
+		return err
+	}
+	for _, r := range ranges {
+		if err := g.check(name, r.Offset, r.Length); err != nil {
+			return err
+		}
+		for r.Length > 0 {
+			k := min(r.Length/bs, maxRangeBlocks)
+			data = binary.LittleEndian.AppendUint32(data, 0)
+			data = binary.LittleEndian.AppendUint32(data, uint32(k))
+			data = binary.LittleEndian.AppendUint64(data, uint64(r.Offset/bs))
+			r.Offset += k * bs
+			r.Length -= k * bs
+			if len(data) == nvme.MaxDSMRanges*nvme.DSMRangeSize {
+				if err := send(); err != nil {
+					return err
+				}
+			}
+		}
+	}
+	if len(data) == 0 {
+		return nil
+	}
+	return send()
+}
+
+// CompareAndWrite stores replacement at off if expected stands there, as one fused operation; both
+// have the same length, at most MaxTransfer (and, to be atomic, the target's ACWU).
+// It is never repeated: ErrConnectionLost leaves open whether it took place.
+//
+// Errors: ErrCompareFailed where something else stands there.
+func (n *Namespace) CompareAndWrite(ctx context.Context, expected, replacement []byte, off int64) error {
+	const name = "Compare and Write"
+	g := n.geo.Load()
+	if err := g.check(name, off, int64(len(expected))); err != nil {
+		return err
+	}
+	if len(expected) != len(replacement) || len(expected) == 0 || len(expected) > g.maxTransfer {
+		return fmt.Errorf("%w: %s of %d and %d bytes: must be equal and 1 block to %d bytes", ErrInvalid, name, len(expected), len(replacement), g.maxTransfer)
+	}
+	bs := g.info.BlockSize
+	cmds := [2]Command{{Data: expected}, {Data: replacement}}
+	var comps [2]Completion
+	SetRW(&cmds[0], nvme.CmdCompare, n.nsid, uint64(off)/uint64(bs), uint32(len(expected)/bs))
+	SetRW(&cmds[1], nvme.CmdWrite, n.nsid, uint64(off)/uint64(bs), uint32(len(expected)/bs))
+	cmds[0].SQE.SetFuse(nvme.FuseFirst)
+	cmds[1].SQE.SetFuse(nvme.FuseSecond)
+	if err := n.c.do(ctx, op{name: name}, cmds[:], comps[:]); err != nil {
+		return err
+	}
+	if err := statusError(name, comps[0].Status); err != nil {
+		return err
+	}
+	return statusError(name, comps[1].Status)
+}
