@@ -166,8 +166,13 @@ func (e *DiscoveryEntry) Check() error {
 // DiscoveryLog is a whole log as received: header and entries.
 type DiscoveryLog []byte
 
-// Header is the log's header. It needs a log of at least DiscoveryHeaderSize.
-func (l DiscoveryLog) Header() *DiscoveryHeader { return (*DiscoveryHeader)(l) }
+// Header is the log's header, an empty one when the log is too short for it.
+func (l DiscoveryLog) Header() *DiscoveryHeader {
+	if len(l) < DiscoveryHeaderSize {
+		return new(DiscoveryHeader)
+	}
+	return (*DiscoveryHeader)(l)
+}
 
 // Len is the number of entries that are there in full: at most NUMREC.
 func (l DiscoveryLog) Len() int {

@@ -355,7 +355,7 @@ func (c *IdentifyController) SetCQES(v uint8) { c[icCQES] = v }
 func (c *IdentifyController) MAXCMD() uint16     { return le.Uint16(c[icMAXCMD:]) }
 func (c *IdentifyController) SetMAXCMD(v uint16) { le.PutUint16(c[icMAXCMD:], v) }
 
-// NN is the largest NSID (MNAN 0), else the number of namespaces at most is MNAN.
+// NN is the largest NSID there can be, MNAN the most namespaces at once (0: as many as NN).
 func (c *IdentifyController) NN() uint32     { return le.Uint32(c[icNN:]) }
 func (c *IdentifyController) SetNN(v uint32) { le.PutUint32(c[icNN:], v) }
 

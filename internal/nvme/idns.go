@@ -219,8 +219,8 @@ func (n *IdentifyNamespace) Format() LBAFormat { return n.LBAF(n.FormatIndex()) 
 func (n *IdentifyNamespace) SSD() uint16     { return le.Uint16(n[nsVendor:]) }
 func (n *IdentifyNamespace) SetSSD(v uint16) { le.PutUint16(n[nsVendor:], v) }
 
-// Check judges what a host must rely on; the error names the field. An inactive
-// namespace (all zeroes) passes only as such: see Inactive.
+// Check judges what a host must rely on; the error names the field. The zeroes of
+// an inactive NSID fail: ask Inactive first.
 func (n *IdentifyNamespace) Check() error {
 	const what = "Identify Namespace"
 	f := n.Format()

@@ -90,10 +90,14 @@ const (
 	NamespaceNotAttached         Status = 0x11A
 	InvalidControllerID          Status = 0x11F
 	ANAAttachFailed              Status = 0x125
+	ANAGroupIDInvalid            Status = 0x124
+	IOCommandSetNotSupported     Status = 0x129
+	IOCommandSetNotEnabled       Status = 0x12A
 	InvalidIOCommandSet          Status = 0x12C
 	ConflictingAttributes        Status = 0x180 // NVM command set
 	InvalidProtectionInformation Status = 0x181
 	WriteToReadOnlyRange         Status = 0x182
+	CommandSizeLimitExceeded     Status = 0x183
 	ConnectIncompatibleFormat    Status = 0x180 // fabrics
 	ConnectControllerBusy        Status = 0x181
 	ConnectInvalidParameters     Status = 0x182
@@ -182,5 +186,5 @@ var statusNames = map[Status]string{
 	HostPathError: "Host Pathing Error", AbortedByHost: "Command Aborted By Host",
 	InvalidValueSize: "Invalid Value Size", InvalidKeySize: "Invalid Key Size", KeyDoesNotExist: "KV Key Does Not Exist",
 	UnrecoveredKVError: "Unrecovered Error", KeyExists: "KV Key Exists", InvalidQueueType: "Invalid Queue Type",
-	InvalidIOCommandSet: "Invalid I/O Command Set",
+	InvalidIOCommandSet: "Invalid I/O Command Set", IOCommandSetNotSupported: "I/O Command Set Not Supported",
 }

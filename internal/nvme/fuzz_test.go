@@ -1,0 +1,199 @@
+package nvme
+
+import (
+	"bytes"
+	"reflect"
+	"strings"
+	"testing"
+
+	"jbofd/internal/testutil/wiredump"
+)
+
+func seed(f *testing.F, names ...string) {
+	for _, n := range names {
+		f.Add(append([]byte(nil), wiredump.Bytes(examples[n]())...))
+	}
+	f.Add([]byte{})
+}
+
+// FuzzViews lays every view over foreign bytes and calls each getter and check: none
+// may panic, nor change the bytes.
+func FuzzViews(f *testing.F) {
+	for n := range examples {
+		seed(f, n)
+	}
+	more := []func() any{
+		func() any { return new(NSList) }, func() any { return new(ControllerList) }, func() any { return new(IOCommandSets) },
+		func() any { return new(EffectsLog) }, func() any { return new(SupportedLogPages) },
+	}
+	for _, mk := range views {
+		more = append(more, mk)
+	}
+	f.Fuzz(func(t *testing.T, b []byte) {
+		for _, mk := range more {
+			v := mk()
+			all := wiredump.Bytes(v)
+			copy(all, b)
+			before := string(all)
+			callGetters(v)
+			if string(all) != before {
+				t.Fatalf("%T: a getter changed the bytes", v)
+			}
+		}
+	})
+}
+
+func callGetters(v any) {
+	rv := reflect.ValueOf(v)
+	for i := range rv.NumMethod() {
+		name := rv.Type().Method(i).Name
+		if strings.HasPrefix(name, "Set") || strings.HasPrefix(name, "Init") || strings.HasPrefix(name, "Fill") {
+			continue
+		}
+		m := rv.Method(i)
+		switch {
+		case m.Type().NumIn() == 0:
+			for _, out := range m.Call(nil) {
+				if out.Kind() == reflect.Func { // an iterator
+					drain(out)
+				}
+			}
+		case m.Type().In(0).Kind() == reflect.Int && name != "CDW":
+			for _, n := range []int{-1, 0, 1, 7, 63, 64, 511, 512, 1 << 30} {
+				m.Call([]reflect.Value{reflect.ValueOf(n)})
+			}
+		case m.Type().In(0).Kind() == reflect.Uint8:
+			for n := range 256 {
+				m.Call([]reflect.Value{reflect.ValueOf(uint8(n))})
+			}
+		}
+	}
+}
+
+func drain(iter reflect.Value) {
+	yield := reflect.MakeFunc(iter.Type().In(0), func([]reflect.Value) []reflect.Value {
+		return []reflect.Value{reflect.ValueOf(true)}
+	})
+	iter.Call([]reflect.Value{yield})
+}
+
+// FuzzConnectData: what passes Check survives being written by our own host.
+func FuzzConnectData(f *testing.F) {
+	seed(f, "connect-data")
+	f.Fuzz(func(t *testing.T, b []byte) {
+		var d, e ConnectData
+		copy(d[:], b)
+		fault := d.Check()
+		if fault != nil {
+			if !fault.InData || fault.Offset != ConnectDataOffSUBNQN && fault.Offset != ConnectDataOffHOSTNQN {
+				t.Fatalf("fault %+v", fault)
+			}
+			return
+		}
+		e.SetHostID(d.HostID())
+		e.SetCNTLID(d.CNTLID())
+		e.SetSubNQN(d.SubNQN())
+		e.SetHostNQN(d.HostNQN())
+		if e.Check() != nil || e.HostID() != d.HostID() || e.CNTLID() != d.CNTLID() || e.SubNQN() != d.SubNQN() || e.HostNQN() != d.HostNQN() {
+			t.Fatal("does not read back")
+		}
+		if CheckNQN(d.SubNQN()) != nil || CheckNQN(d.HostNQN()) != nil {
+			t.Fatal("passed with a bad NQN")
+		}
+	})
+}
+
+// FuzzDiscoveryLog: what passes Check has all its entries, each usable.
+func FuzzDiscoveryLog(f *testing.F) {
+	log := append(wiredump.Bytes(examples["discovery-header"]()), wiredump.Bytes(examples["discovery-entry"]())...)
+	f.Add(log)
+	f.Add(log[:1500])
+	f.Fuzz(func(t *testing.T, b []byte) {
+		l := DiscoveryLog(b)
+		err := l.Check()
+		for i := range l.Len() {
+			callGetters(l.Entry(i))
+		}
+		if err != nil {
+			return
+		}
+		if uint64(l.Len()) != l.Header().NUMREC() {
+			t.Fatalf("%d entries, NUMREC %d", l.Len(), l.Header().NUMREC())
+		}
+		for i := range l.Len() {
+			if err := CheckNQN(l.Entry(i).SubNQN()); err != nil {
+				t.Fatal(err)
+			}
+		}
+	})
+}
+
+// FuzzANALog: what passes Check is what writing its groups again gives, up to reserved
+// bytes and what follows.
+func FuzzANALog(f *testing.F) {
+	seed(f, "ana-log")
+	f.Fuzz(func(t *testing.T, b []byte) {
+		l := ANALog(b)
+		err := l.Check()
+		out := AppendANAHeader(nil, l.ChangeCount(), uint16(l.NumGroups()))
+		for g := range l.Groups() {
+			var nsids []uint32
+			for i := range g.Len() {
+				nsids = append(nsids, g.NSID(i))
+			}
+			out = AppendANAGroup(out, g.ID(), g.ChangeCount(), g.State(), nsids)
+		}
+		if err != nil {
+			return
+		}
+		if len(out) > len(b) || ANALog(out).Check() != nil {
+			t.Fatalf("reads back as %d bytes of %d: %v", len(out), len(b), ANALog(out).Check())
+		}
+	})
+}
+
+// FuzzNSDescriptors: what passes Check is the very bytes its descriptors give when
+// written again, up to reserved bytes and what follows.
+func FuzzNSDescriptors(f *testing.F) {
+	seed(f, "namespace-descriptors")
+	f.Add([]byte{3, 0xff, 0, 0, 1})
+	f.Fuzz(func(t *testing.T, b []byte) {
+		d := NSDescriptors(b)
+		err := d.Check()
+		var out []byte
+		for nt, nid := range d.All() {
+			out = AppendNSDescriptor(out, nt, nid)
+		}
+		if len(out) > len(b) {
+			t.Fatalf("%d bytes of %d", len(out), len(b))
+		}
+		if err == nil && NSDescriptors(out).Check() != nil {
+			t.Fatal(NSDescriptors(out).Check())
+		}
+	})
+}
+
+// FuzzText: names and identifiers.
+func FuzzText(f *testing.F) {
+	f.Add(hostNQN)
+	f.Add("1b4e28ba-2fa1-11d2-883f-0016d3cca427")
+	f.Add("\x00\xff")
+	f.Fuzz(func(t *testing.T, s string) {
+		if CheckNQN(s) == nil {
+			var d ConnectData
+			if d.SetHostNQN(s); d.HostNQN() != s {
+				t.Fatalf("%q reads back as %q", s, d.HostNQN())
+			}
+		}
+		if u, err := ParseUUID(s); err == nil {
+			if v, err := ParseUUID(u.String()); err != nil || v != u {
+				t.Fatalf("%q: %v, %v", s, v, err)
+			}
+		}
+		var c IdentifyController
+		c.SetMN(s)
+		if !isASCII(c.MN()) || bytes.IndexByte(c[24:64], 0) >= 0 {
+			t.Fatalf("MN of %q: %q", s, c.MN())
+		}
+	})
+}
