@@ -1,0 +1,379 @@
+package nvmeof
+
+import (
+	"fmt"
+
+	"jbofd/internal/nvme"
+)
+
+// PlanAdmin returns the data that an admin or fabrics command moves, or why it
+// fails before that.
+func PlanAdmin(sqe *nvme.SQE, lim Limits) (toController, toHost uint32, s nvme.Status) {
+	if sqe.Opcode() != nvme.OpFabrics && (sqe.PSDT() == nvme.PSDTPRP || sqe.PSDT() == 3) {
+		return 0, 0, nvme.InvalidField | nvme.DNR
+	}
+	switch sqe.Opcode() {
+	case nvme.OpFabrics:
+		if sqe.FCTYPE() == nvme.FabricsConnect {
+			return nvme.ConnectDataSize, 0, nvme.Success
+		}
+	case nvme.AdminIdentify:
+		return 0, nvme.IdentifySize, nvme.Success
+	case nvme.AdminGetLogPage:
+		if n := sqe.GetLog().LenBytes(); n <= uint64(lim.MDTSBytes) {
+			return 0, uint32(n), nvme.Success
+		}
+		return 0, 0, nvme.InvalidField | nvme.DNR
+	case nvme.AdminSetFeatures:
+		return featureBytes(sqe.Features().FID(), sqe), 0, nvme.Success
+	case nvme.AdminGetFeatures:
+		if sqe.Features().SEL() != nvme.SELSupported {
+			return 0, featureBytes(sqe.Features().FID(), sqe), nvme.Success
+		}
+	}
+	return 0, 0, nvme.Success
+}
+
+// Usage is what a host has done on a controller's I/O queues.
+type Usage struct {
+	Reads, Writes, ReadBytes, WrittenBytes, MediaErrors uint64
+}
+
+// AdminArgs is an admin or fabrics command on a controller's queue.
+type AdminArgs struct {
+	Controller *Controller
+	QID        uint16
+	Slot       int
+	SQE        *nvme.SQE
+	// Data holds what PlanAdmin said the command moves: in, or room for out.
+	Data []byte
+	// Usage fills in the figures of the SMART log.
+	Usage func(*Controller) Usage
+}
+
+// Reply is the outcome of a command.
+type Reply struct {
+	Status nvme.Status
+	Result uint64
+	// Len is how many bytes of Data go to the host.
+	Len int
+	// Pending: an event request; an ActionComplete will complete it.
+	Pending bool
+	// Abort: the driver is to abort AbortCID of queue AbortSQID and to set bit 0 of
+	// Result if that fails.
+	Abort               bool
+	AbortSQID, AbortCID uint16
+	// Disconnect: the connection is to be closed after the reply.
+	Disconnect bool
+}
+
+func fail(s nvme.Status) Reply { return Reply{Status: s | nvme.DNR} }
+
+// Admin executes an admin command, or a fabrics command other than Connect.
+func (t *Target) Admin(now int64, a AdminArgs) Reply {
+	c := a.Controller
+	if c.gone {
+		return fail(nvme.CommandSequenceError)
+	}
+	c.seenNS = now
+	if a.SQE.Opcode() == nvme.OpFabrics {
+		return c.fabrics(a)
+	}
+	c.lastOpcode = a.SQE.Opcode()
+	if !c.ready() {
+		return fail(nvme.CommandSequenceError)
+	}
+	switch a.SQE.Opcode() {
+	case nvme.AdminKeepAlive:
+		return Reply{}
+	case nvme.AdminIdentify:
+		return c.identify(a)
+	case nvme.AdminGetLogPage:
+		return c.getLogPage(now, a)
+	case nvme.AdminSetFeatures:
+		return c.setFeatures(now, a)
+	case nvme.AdminGetFeatures:
+		return c.getFeatures(now, a)
+	case nvme.AdminAsyncEvent:
+		if len(c.aers) == maxAERs {
+			return fail(nvme.AERLimitExceeded)
+		}
+		c.aers = append(c.aers, a.Slot)
+		c.deliver()
+		return Reply{Pending: true}
+	case nvme.AdminAbort:
+		if c.Discovery {
+			break
+		}
+		ab := a.SQE.Abort()
+		return Reply{Abort: true, AbortSQID: ab.SQID(), AbortCID: ab.CID()}
+	}
+	return fail(nvme.InvalidOpcode)
+}
+
+// AbortEvent completes an outstanding event request as aborted; the driver calls
+// it when Abort names one.
+func (t *Target) AbortEvent(c *Controller, slot int) bool {
+	for i, s := range c.aers {
+		if s == slot {
+			c.aers = append(c.aers[:i], c.aers[i+1:]...)
+			t.act(Action{Kind: ActionComplete, Conn: c.Admin, Slot: slot, Status: nvme.AbortRequested})
+			return true
+		}
+	}
+	return false
+}
+
+// fabrics executes Property Get and Set, Disconnect, and a misplaced Connect.
+func (c *Controller) fabrics(a AdminArgs) Reply {
+	switch a.SQE.FCTYPE() {
+	case nvme.FabricsPropertyGet:
+		if a.QID != 0 {
+			return fail(nvme.CommandNotSupportedInQueue)
+		}
+		v, ok := c.property(a.SQE.Property())
+		if !ok {
+			return fail(nvme.InvalidField)
+		}
+		return Reply{Result: v}
+	case nvme.FabricsPropertySet:
+		p := a.SQE.Property()
+		switch {
+		case a.QID != 0:
+			return fail(nvme.CommandNotSupportedInQueue)
+		case p.OFST() != nvme.PropCC || p.SizeBytes() != 4:
+			return fail(nvme.InvalidField)
+		}
+		c.setCC(nvme.CC(p.VALUE()))
+		return Reply{}
+	case nvme.FabricsConnect:
+		return fail(nvme.CommandSequenceError)
+	case nvme.FabricsDisconnect:
+		if a.QID == 0 {
+			return fail(nvme.InvalidQueueType) // Disconnect ends an I/O queue
+		}
+		return Reply{Disconnect: true}
+	}
+	return fail(nvme.InvalidField)
+}
+
+// property reads a property.
+func (c *Controller) property(p *nvme.PropertySQE) (uint64, bool) {
+	if p.SizeBytes() != nvme.PropertySize(p.OFST()) {
+		return 0, false
+	}
+	switch p.OFST() {
+	case nvme.PropCAP:
+		return uint64(nvme.CAP(0).WithMQES(uint16(c.t.cfg.MaxEntries - 1)).WithCQR(true).WithTO(readyTimeout).
+			WithCSS(nvme.CAPCSSNVM | nvme.CAPCSSIOCS).WithCRWMS(true)), true
+	case nvme.PropVS:
+		return uint64(nvme.Version2_0), true
+	case nvme.PropCC:
+		return uint64(c.cc), true
+	case nvme.PropCSTS:
+		return uint64(c.csts), true
+	case nvme.PropNSSR:
+		return 0, true
+	case nvme.PropCRTO:
+		return readyTimeout, true
+	}
+	return 0, false
+}
+
+// identify executes Identify (NVMe Base 2.0, section 5.17).
+func (c *Controller) identify(a AdminArgs) Reply {
+	id := a.SQE.Identify()
+	nsid := a.SQE.NSID()
+	buf := (*[nvme.IdentifySize]byte)(a.Data)
+	*buf = [nvme.IdentifySize]byte{}
+	done := Reply{Len: nvme.IdentifySize}
+	if c.Discovery && id.CNS() != nvme.CNSController {
+		return fail(nvme.InvalidField)
+	}
+	ns := c.table.Get(nsid)
+	inRange := nsid != 0 && nsid <= MaxNSID
+	switch id.CNS() {
+	case nvme.CNSController:
+		c.identifyController((*nvme.IdentifyController)(buf))
+	case nvme.CNSNamespace, nvme.CNSAllocatedNamespace:
+		if ns == nil {
+			if !inRange {
+				return fail(nvme.InvalidNamespaceOrFormat)
+			}
+			return done // inactive: zeroes
+		}
+		c.identifyNamespace((*nvme.IdentifyNamespace)(buf), ns)
+	case nvme.CNSActiveNSList, nvme.CNSAllocatedNSList:
+		return c.listNamespaces(buf, nsid)
+	case nvme.CNSActiveNSListCSI, nvme.CNSAllocatedNSListCSI:
+		if id.CSI() != nvme.CSINVM {
+			return fail(nvme.InvalidField)
+		}
+		return c.listNamespaces(buf, nsid)
+	case nvme.CNSNSDescriptors:
+		if ns == nil {
+			return fail(nvme.InvalidNamespaceOrFormat)
+		}
+		b := nvme.AppendNSDescriptor(buf[:0], nvme.NIDTUUID, ns.UUID[:])
+		b = nvme.AppendNSDescriptor(b, nvme.NIDTNGUID, ns.NGUID[:])
+		b = nvme.AppendNSDescriptor(b, nvme.NIDTEUI64, ns.EUI64[:])
+		nvme.AppendNSDescriptor(b, nvme.NIDTCSI, []byte{byte(nvme.CSINVM)})
+	case nvme.CNSNamespaceCSI, nvme.CNSAllocatedNSCSI:
+		switch {
+		case id.CSI() != nvme.CSINVM:
+			return fail(nvme.InvalidField)
+		case ns == nil && !inRange:
+			return fail(nvme.InvalidNamespaceOrFormat)
+		}
+		// No extended LBA formats: all of it is zero.
+	case nvme.CNSControllerCSI:
+		if id.CSI() != nvme.CSINVM {
+			return fail(nvme.InvalidField)
+		}
+		// No limits beyond MDTS: zero fields mean none.
+	case nvme.CNSNamespaceIndependent:
+		if ns == nil {
+			return fail(nvme.InvalidNamespaceOrFormat)
+		}
+		n := (*nvme.IdentifyNamespaceIndependent)(buf)
+		n.SetNMIC(nvme.NMICShared)
+		n.SetANAGRPID(ns.ANAGroup)
+		n.SetNSTAT(nvme.NSTATReady)
+	case nvme.CNSNSControllerList:
+		if ns == nil {
+			return fail(nvme.InvalidNamespaceOrFormat)
+		}
+		c.listControllers(buf, id.CNTID(), nsid)
+	case nvme.CNSControllerList:
+		c.listControllers(buf, id.CNTID(), 0)
+	case nvme.CNSIOCommandSets:
+		if id.CNTID() != nvme.CNTLIDDynamic && id.CNTID() != c.ID {
+			return fail(nvme.InvalidField)
+		}
+		(*nvme.IOCommandSets)(buf).SetCombination(0, nvme.CSINVM)
+	default:
+		return fail(nvme.InvalidField)
+	}
+	return done
+}
+
+func (c *Controller) listNamespaces(buf *[nvme.IdentifySize]byte, after uint32) Reply {
+	if after >= 0xFFFFFFFE {
+		return fail(nvme.InvalidNamespaceOrFormat)
+	}
+	(*nvme.NSList)(buf).Fill(after, c.table.AppendIDs(nil, after, nvme.MaxNSList))
+	return Reply{Len: nvme.IdentifySize}
+}
+
+// listControllers lists the subsystem's controllers from CNTLID from on, those
+// that see nsid if it is not 0.
+func (c *Controller) listControllers(buf *[nvme.IdentifySize]byte, from uint16, nsid uint32) {
+	var ids []uint16
+	for _, o := range c.t.Controllers() {
+		if o.sub == c.sub && (nsid == 0 || o.table.Get(nsid) != nil) {
+			ids = append(ids, o.ID)
+		}
+	}
+	(*nvme.ControllerList)(buf).Fill(from, ids)
+}
+
+// identifyController fills Identify Controller.
+func (c *Controller) identifyController(d *nvme.IdentifyController) {
+	cfg := &c.t.cfg
+	d.SetSN(c.sub.Serial)
+	d.SetMN(c.sub.Model)
+	d.SetFR(cfg.Firmware)
+	d.SetCNTLID(c.ID)
+	d.SetVER(nvme.Version2_0)
+	d.SetMDTS(uint8(log2(cfg.Limits.MDTSBytes) - 12)) // pages of CAP.MPSMIN, 4 KiB
+	d.SetKAS(katoUnitMS / 100)
+	d.SetMAXCMD(uint16(cfg.MaxEntries))
+	d.SetSGLS(nvme.SGLSSupported | nvme.SGLSOffset | nvme.SGLSTransportData)
+	d.SetSubNQN(c.sub.NQN)
+	d.SetLPA(nvme.LPAEffects | nvme.LPAExtended)
+	d.SetELPE(maxErrors - 1)
+	d.SetAERL(maxAERs - 1)
+	d.SetFGUID(cfg.NodeUUID)
+	d.SetCTRATT(nvme.CTRATTHostID128 | nvme.CTRATTTBKAS)
+	if c.Discovery {
+		d.SetCNTRLTYPE(nvme.CNTRLTYPEDiscovery)
+		d.SetOAES(nvme.AECDiscovery)
+		d.SetLPA(nvme.LPAExtended)
+		d.SetDCTYPE(nvme.DCTYPEDirect)
+		return
+	}
+	d.SetCNTRLTYPE(nvme.CNTRLTYPEIO)
+	d.SetRAB(6)
+	d.SetCMIC(nvme.CMICMultiPort | nvme.CMICMultiController | nvme.CMICANA)
+	d.SetOAES(nvme.AECNamespace | nvme.AECANA)
+	d.SetACL(3)
+	d.SetFRMW(1<<1 | 1) // one slot, read only
+	d.SetNPSS(0)
+	d.SetWCTEMP(343)
+	d.SetCCTEMP(353)
+	d.SetSQES(0x66)
+	d.SetCQES(0x44)
+	d.SetNN(MaxNSID)
+	d.SetMNAN(MaxNSID)
+	d.SetONCS(nvme.ONCSCompare | nvme.ONCSDSM | nvme.ONCSWriteZeroes | nvme.ONCSSave | nvme.ONCSTimestamp | nvme.ONCSVerify)
+	d.SetFUSES(nvme.FUSESCompareAndWrite)
+	d.SetVWC(nvme.VWCPresent | nvme.VWCFlushNSIDNo)
+	d.SetACWU(uint16(cfg.Limits.FusedBytes>>12) - 1) // in blocks of the largest format
+	d.SetANATT(10)
+	d.SetANACAP(nvme.ANACAPOptimized | nvme.ANACAPNonOptimized | nvme.ANACAPInaccessible | nvme.ANACAPPersistentLoss | nvme.ANACAPChange)
+	d.SetANAGRPMAX(maxANAGroups)
+	d.SetNANAGRPID(maxANAGroups)
+	d.SetIOCCSZ(uint32(nvme.SQESize+cfg.InCapsuleBytes) / 16)
+	d.SetIORCSZ(nvme.CQESize / 16)
+	d.SetMSDBD(1)
+	d.SetOFCS(nvme.OFCSDisconnect)
+}
+
+// identifyNamespace fills Identify Namespace.
+func (c *Controller) identifyNamespace(d *nvme.IdentifyNamespace, ns *Namespace) {
+	n := ns.Blocks()
+	d.SetNSZE(n)
+	d.SetNCAP(n)
+	d.SetNUSE(n)
+	d.SetNSFEAT(nvme.NSFEATAtomics | nvme.NSFEATOptPerf)
+	d.SetNLBAF(0)
+	d.SetLBAF(0, nvme.MakeLBAFormat(ns.BlockShift))
+	d.SetNMIC(nvme.NMICShared)
+	dlfeat := uint8(nvme.DLFEATWriteZeroes)
+	if ns.DeallocatedReadsZero {
+		dlfeat |= nvme.DLFEATReadZeroes
+	}
+	d.SetDLFEAT(dlfeat)
+	d.SetNACWU(uint16(c.t.cfg.Limits.FusedBytes>>ns.BlockShift) - 1)
+	optimal := uint16(max(ns.OptimalIOBytes>>ns.BlockShift, 1) - 1)
+	d.SetNPWG(optimal)
+	d.SetNPWA(optimal)
+	d.SetNPDG(optimal)
+	d.SetNPDA(optimal)
+	d.SetNVMCAP(nvme.U128(uint64(ns.SizeBytes)))
+	d.SetANAGRPID(ns.ANAGroup)
+	d.SetNGUID(nvme.UUID(ns.NGUID))
+	d.SetEUI64(ns.EUI64)
+	d.SetSSD(uint16(ns.SSD))
+}
+
+func log2(v uint32) (n uint) {
+	for ; v > 1; v >>= 1 {
+		n++
+	}
+	return n
+}
+
+// describeAdmin names a command for the log.
+func describeAdmin(opcode uint8) string {
+	names := map[uint8]string{nvme.AdminGetLogPage: "Get Log Page", nvme.AdminIdentify: "Identify", nvme.AdminAbort: "Abort",
+		nvme.AdminSetFeatures: "Set Features", nvme.AdminGetFeatures: "Get Features", nvme.AdminAsyncEvent: "Asynchronous Event Request",
+		nvme.AdminKeepAlive: "Keep Alive"}
+	if s, ok := names[opcode]; ok {
+		return s
+	}
+	return fmt.Sprintf("opcode %#02x", opcode)
+}
+
+// LastCommand names the last admin command for the log.
+func (c *Controller) LastCommand() string { return describeAdmin(c.lastOpcode) }

@@ -1,0 +1,204 @@
+package nvmeof
+
+import "jbofd/internal/nvme"
+
+// maxANAGroups is ANAGRPMAX: groups are numbered 1 to it.
+const maxANAGroups = 32
+
+// getLogPage executes Get Log Page (NVMe Base 2.0, section 5.16).
+func (c *Controller) getLogPage(now int64, a AdminArgs) Reply {
+	g := a.SQE.GetLog()
+	if g.OT() || g.LPO()%4 != 0 {
+		return fail(nvme.InvalidField)
+	}
+	var log []byte
+	clears := events // no event
+	switch lid := g.LID(); {
+	case lid == nvme.LIDSupported:
+		log = c.supportedLogs()
+	case lid == nvme.LIDDiscovery && c.Discovery:
+		log, clears = c.discoveryLog(), eventDiscovery
+	case c.Discovery:
+		return fail(nvme.InvalidLogPage)
+	case lid == nvme.LIDError:
+		log = c.errorLog()
+	case lid == nvme.LIDSMART:
+		if nsid := a.SQE.NSID(); nsid != 0 && nsid != nvme.NSIDBroadcast {
+			return fail(nvme.InvalidField) // LPA: not per namespace
+		}
+		log = c.smartLog(now, a.Usage(c))
+	case lid == nvme.LIDFirmwareSlot:
+		var l nvme.FirmwareSlotLog
+		l.SetAFI(1)
+		l.SetFRS(1, c.t.cfg.Firmware)
+		log = l[:]
+	case lid == nvme.LIDChangedNS:
+		log, clears = c.changedLog(!g.RAE()), eventNamespace
+	case lid == nvme.LIDEffects:
+		if g.CSI() != nvme.CSINVM {
+			return fail(nvme.InvalidField)
+		}
+		log = effectsLog()
+	case lid == nvme.LIDANA:
+		log, clears = c.anaLog(g.LSP()&nvme.LSPANAGroupsOnly != 0), eventANA
+	default:
+		return fail(nvme.InvalidLogPage)
+	}
+	if g.LPO() > uint64(len(log)) {
+		return fail(nvme.InvalidField)
+	}
+	n := copy(a.Data, log[g.LPO():])
+	clear(a.Data[n:])
+	if clears != events && !g.RAE() {
+		c.clearEvent(clears)
+	}
+	return Reply{Len: len(a.Data)}
+}
+
+func (c *Controller) supportedLogs() []byte {
+	var l nvme.SupportedLogPages
+	l.SetLID(nvme.LIDSupported, nvme.LIDSupportedBit)
+	if c.Discovery {
+		l.SetLID(nvme.LIDDiscovery, nvme.LIDSupportedBit)
+		return l[:]
+	}
+	for _, lid := range []uint8{nvme.LIDError, nvme.LIDSMART, nvme.LIDFirmwareSlot, nvme.LIDChangedNS, nvme.LIDEffects, nvme.LIDANA} {
+		l.SetLID(lid, nvme.LIDSupportedBit)
+	}
+	return l[:]
+}
+
+// errorLog is the Error Information log, newest first.
+func (c *Controller) errorLog() []byte {
+	log := make([]byte, 0, maxErrors*nvme.ErrorLogEntrySize)
+	for i := len(c.errors) - 1; i >= 0; i-- {
+		log = append(log, c.errors[i][:]...)
+	}
+	return log[:cap(log)]
+}
+
+func (c *Controller) smartLog(now int64, u Usage) []byte {
+	var l nvme.SMARTLog
+	l.SetTemperature(298)
+	l.SetAvailableSpare(100)
+	l.SetAvailableSpareThreshold(10)
+	// Data units are thousands of 512 bytes, rounded up.
+	units := func(b uint64) nvme.Uint128 { return nvme.U128((b + 511999) / 512000) }
+	l.SetDataUnitsRead(units(u.ReadBytes))
+	l.SetDataUnitsWritten(units(u.WrittenBytes))
+	l.SetHostReads(nvme.U128(u.Reads))
+	l.SetHostWrites(nvme.U128(u.Writes))
+	l.SetMediaErrors(nvme.U128(u.MediaErrors))
+	l.SetErrorLogEntries(nvme.U128(c.errorCount))
+	l.SetPowerOnHours(nvme.U128(uint64(now / 3600e9)))
+	return l[:]
+}
+
+// changedLog is the Changed Namespace List; reading it without RAE empties it.
+func (c *Controller) changedLog(forget bool) []byte {
+	var ids []uint32
+	for nsid := uint32(1); nsid <= MaxNSID; nsid++ {
+		if c.changed[nsid] {
+			ids = append(ids, nsid)
+		}
+	}
+	var l nvme.NSList
+	l.FillChanged(ids)
+	if forget {
+		clear(c.changed)
+	}
+	return l[:]
+}
+
+func effectsLog() []byte {
+	var l nvme.EffectsLog
+	for _, op := range []uint8{nvme.AdminGetLogPage, nvme.AdminIdentify, nvme.AdminAbort, nvme.AdminSetFeatures,
+		nvme.AdminGetFeatures, nvme.AdminAsyncEvent, nvme.AdminKeepAlive} {
+		l.SetAdmin(op, nvme.EffectSupported)
+	}
+	for _, op := range []uint8{nvme.CmdFlush, nvme.CmdRead, nvme.CmdCompare, nvme.CmdVerify} {
+		l.SetIO(op, nvme.EffectSupported)
+	}
+	for _, op := range []uint8{nvme.CmdWrite, nvme.CmdWriteZeroes, nvme.CmdDSM} {
+		l.SetIO(op, nvme.EffectSupported|nvme.EffectLBCC)
+	}
+	return l[:]
+}
+
+// anaLog is the Asymmetric Namespace Access log.
+func (c *Controller) anaLog(groupsOnly bool) []byte {
+	var groups []uint32
+	members := map[uint32][]uint32{}
+	states := map[uint32]nvme.ANAState{}
+	for _, nsid := range c.table.AppendIDs(nil, 0, MaxNSID) {
+		ns := c.table.Get(nsid)
+		if members[ns.ANAGroup] == nil {
+			groups = append(groups, ns.ANAGroup)
+		}
+		members[ns.ANAGroup] = append(members[ns.ANAGroup], nsid)
+		states[ns.ANAGroup] = ns.ANAState
+	}
+	if len(groups) == 0 { // a host without namespaces still sees its group
+		groups, states[1] = []uint32{1}, nvme.ANAStateOptimized
+	}
+	log := nvme.AppendANAHeader(nil, c.sub.changeCount, uint16(len(groups)))
+	for _, id := range groups {
+		nsids := members[id]
+		if groupsOnly {
+			nsids = nil
+		}
+		log = nvme.AppendANAGroup(log, id, c.sub.changeCount, states[id], nsids)
+	}
+	return log
+}
+
+// discoveryLog lists every way to every subsystem that the host may use, the
+// discovery service itself, and referrals.
+//
+// Source: NVMe Base 2.0, section 5.16.1.23.
+func (c *Controller) discoveryLog() []byte {
+	log := make([]byte, nvme.DiscoveryHeaderSize)
+	n := uint64(0)
+	add := func(p Port, subtype uint8, nqn string, eflags uint16) {
+		if p.Wildcard {
+			p.Address = c.localAddress
+		}
+		var e nvme.DiscoveryEntry
+		e.SetTRTYPE(p.TRTYPE)
+		e.SetADRFAM(p.ADRFAM)
+		e.SetSUBTYPE(subtype)
+		e.SetTREQ(nvme.TREQDisableSQFlow)
+		e.SetPORTID(p.ID)
+		e.SetCNTLID(nvme.CNTLIDDynamic)
+		e.SetASQSZ(nvme.MinASQSZ)
+		e.SetEFLAGS(eflags)
+		e.SetTRSVCID(p.Service)
+		e.SetSubNQN(nqn)
+		e.SetTRADDR(p.Address)
+		log = append(log, e[:]...)
+		n++
+	}
+	// Every port answers discovery with the same information.
+	for _, p := range c.t.state.Ports {
+		if p.Discovery || p.ID == c.port.ID {
+			add(p, nvme.SUBTYPEDiscoveryCurrent, nvme.DiscoveryNQN, nvme.DiscoveryEflagDUPRETINFO|nvme.DiscoveryEflagEPCSD)
+		}
+	}
+	for _, st := range c.t.state.Subsystems {
+		if !c.t.subs[st.NQN].allows(c.HostNQN) {
+			continue
+		}
+		for _, p := range c.t.state.Ports {
+			if !p.Discovery {
+				add(p, nvme.SUBTYPENVM, st.NQN, 0)
+			}
+		}
+	}
+	for _, r := range c.t.state.Referrals {
+		add(r, nvme.SUBTYPEDiscovery, r.NQN, 0)
+	}
+	h := (*nvme.DiscoveryHeader)(log[:nvme.DiscoveryHeaderSize])
+	h.SetGENCTR(c.t.genctr)
+	h.SetNUMREC(n)
+	return log
+}

@@ -1,0 +1,98 @@
+package nvmeof
+
+import (
+	"slices"
+
+	"jbofd/internal/nvme"
+)
+
+// MaxNSID is the highest namespace identifier a subsystem may use (NN and MNAN
+// in Identify Controller).
+const MaxNSID = 1024
+
+// Namespace is one namespace as hosts see it and where it lies. It is immutable
+// once published in a table; a change publishes another one.
+type Namespace struct {
+	NSID uint32
+	// SSD is the daemon's number of the drive it lies on.
+	SSD int
+	// OffsetBytes and SizeBytes are its extent on that drive.
+	OffsetBytes, SizeBytes int64
+	// BlockShift is log2 of the logical block size: 9 or 12.
+	BlockShift uint8
+	UUID       nvme.UUID
+	NGUID      [16]byte
+	EUI64      [8]byte
+	// Hosts are the NQNs that may see it; nil: every host of the subsystem.
+	Hosts []string
+	// VolatileCache: writes need a flush to be durable.
+	VolatileCache bool
+	// DeallocatedReadsZero is what the drive says of deallocated blocks.
+	DeallocatedReadsZero bool
+	// OptimalIOBytes is the drive's preferred granularity.
+	OptimalIOBytes int
+	// ANAGroup and ANAState report asymmetric access.
+	ANAGroup uint32
+	ANAState nvme.ANAState
+}
+
+// Blocks is the size in logical blocks.
+func (n *Namespace) Blocks() uint64 { return uint64(n.SizeBytes) >> n.BlockShift }
+
+// VisibleTo reports whether the host may see the namespace.
+func (n *Namespace) VisibleTo(hostNQN string) bool {
+	return n.Hosts == nil || slices.Contains(n.Hosts, hostNQN)
+}
+
+// sameToHosts reports whether Identify answers the same for both.
+func (n *Namespace) sameToHosts(o *Namespace) bool {
+	return n.SizeBytes == o.SizeBytes && n.BlockShift == o.BlockShift && n.UUID == o.UUID && n.NGUID == o.NGUID &&
+		n.EUI64 == o.EUI64 && n.ANAGroup == o.ANAGroup
+}
+
+// NamespaceTable holds the namespaces that one host sees in one subsystem. It
+// is immutable; queue pairs are given another one when something changes.
+type NamespaceTable struct {
+	byNSID []*Namespace // index NSID-1, nil where there is none
+	count  int
+}
+
+// NewNamespaceTable makes the table of those of all that host may see.
+func NewNamespaceTable(all []*Namespace, hostNQN string) *NamespaceTable {
+	t := &NamespaceTable{}
+	for _, n := range all {
+		if !n.VisibleTo(hostNQN) {
+			continue
+		}
+		for len(t.byNSID) < int(n.NSID) {
+			t.byNSID = append(t.byNSID, nil)
+		}
+		t.byNSID[n.NSID-1] = n
+		t.count++
+	}
+	return t
+}
+
+// Get returns the namespace, or nil if the host has none of that number.
+//
+// hot: 0 allocs
+func (t *NamespaceTable) Get(nsid uint32) *Namespace {
+	if i := nsid - 1; i < uint32(len(t.byNSID)) { // nsid 0 wraps around
+		return t.byNSID[i]
+	}
+	return nil
+}
+
+// Count is how many namespaces there are.
+func (t *NamespaceTable) Count() int { return t.count }
+
+// AppendIDs appends the NSIDs above after in ascending order, at most limit.
+func (t *NamespaceTable) AppendIDs(dst []uint32, after uint32, limit int) []uint32 {
+	for i := int(after); i < len(t.byNSID) && limit > 0; i++ {
+		if t.byNSID[i] != nil {
+			dst = append(dst, uint32(i+1))
+			limit--
+		}
+	}
+	return dst
+}
