@@ -90,7 +90,7 @@ var discoveryScenarios = []scenario{
 		s.Subsystems = append(s.Subsystems, Subsystem{NQN: nqnB, Namespaces: []Namespace{{NSID: 1, SSD: "ssd0", Size: "32MiB", BlockSize: 4096}}})
 		d := h.daemon(s)
 		// Seen from the daemon the guest comes from loopback, so discovery names 127.0.0.1; in the guest that address leads to the daemon too.
-		proxy := h.start(5*time.Minute, "nc -ll -s 127.0.0.1 -p %d -e nc %s %d", d.ports.io, HostAddress, d.ports.io)
+		proxy := h.start(5*time.Minute, "nc -ll -p %d -e nc %s %d", d.ports.io, HostAddress, d.ports.io)
 		defer proxy.Kill()
 		h.must(10*time.Second, "the way from the guest's loopback is open", func() error {
 			if r := h.try(10*time.Second, "netstat -ltn | grep -q ':%d '", d.ports.io); r.Code != 0 {
