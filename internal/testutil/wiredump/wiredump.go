@@ -155,7 +155,7 @@ func Dump(view any) string {
 			notes = append(notes, fmt.Sprintf("%s = %v", fields[i].Name, show(fields[i].Get(view))))
 			i++
 		}
-		lines(&out, all, f.Off, end, strings.Join(notes, ", "))
+		Lines(&out, all, f.Off, end, strings.Join(notes, ", "))
 		at = end
 	}
 	Raw(&out, all, at, len(all))
@@ -185,7 +185,7 @@ func Raw(out *strings.Builder, b []byte, from, to int) {
 			n++
 		}
 		if n-from >= 4 || n == to && n > from {
-			lines(out, b[:min(n, from+1)], from, from+1, fmt.Sprintf("%d zeroes", n-from))
+			Lines(out, b[:min(n, from+1)], from, from+1, fmt.Sprintf("%d zeroes", n-from))
 			from = n
 			continue
 		}
@@ -194,12 +194,13 @@ func Raw(out *strings.Builder, b []byte, from, to int) {
 			n++
 		}
 		n = max(n, from+1)
-		lines(out, b, from, n, "")
+		Lines(out, b, from, n, "")
 		from = n
 	}
 }
 
-func lines(out *strings.Builder, b []byte, from, to int, note string) {
+// Lines prints bytes from to to of b, 16 a line, with a note on the first.
+func Lines(out *strings.Builder, b []byte, from, to int, note string) {
 	for at := from; at < to; at += 16 {
 		if at > from && to-at > 16 && len(bytes.TrimLeft(b[at:to], "\x00")) == 0 {
 			fmt.Fprintf(out, "%04x  %-48s %d zeroes\n", at, "00", to-at)
