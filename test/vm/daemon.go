@@ -119,6 +119,7 @@ type Daemon struct {
 	binary, dir string
 	ports       ports
 	proc        *process
+	killed      bool // by Kill or Stop, and not started since
 
 	mu    sync.Mutex // guards what is below
 	lines []string
@@ -173,7 +174,7 @@ func (d *Daemon) Start() error {
 	if err != nil {
 		return err
 	}
-	d.proc = p
+	d.proc, d.killed = p, false
 	deadline := time.Now().Add(20 * time.Second)
 	for {
 		if p.exited() {
@@ -287,7 +288,10 @@ func (d *Daemon) Freeze() error { return d.signal(syscall.SIGSTOP) }
 func (d *Daemon) Thaw() error { return d.signal(syscall.SIGCONT) }
 
 // Kill ends the daemon as a power cut would, as far as a process can know.
-func (d *Daemon) Kill() { d.proc.kill() }
+func (d *Daemon) Kill() {
+	d.killed = true
+	d.proc.kill()
+}
 
 // Running says whether the process is there.
 func (d *Daemon) Running() bool { return d.proc != nil && !d.proc.exited() }
@@ -296,6 +300,7 @@ func (d *Daemon) Running() bool { return d.proc != nil && !d.proc.exited() }
 //
 // Errors: an exit code other than 0; not ended within 10 s.
 func (d *Daemon) Stop() (time.Duration, error) {
+	d.killed = true
 	begin := time.Now()
 	if err := d.signal(syscall.SIGTERM); err != nil {
 		return 0, err

@@ -79,6 +79,9 @@ var failureScenarios = []scenario{
 			h.Errorf("the line has no idle time: %s", l)
 		}
 		h.must(5*time.Second, "the daemon closes the association", func() error { return noConnections(d) })
+		if n := h.metrics(d).Sum("jbof_keepalive_timeouts_total"); n != 1 {
+			h.Errorf("jbof_keepalive_timeouts_total is %v", n)
+		}
 		h.waitState(ctrl, "connecting", 30*time.Second)
 		h.run("ip link set eth0 up")
 		h.waitLive(ctrl, 30*time.Second)

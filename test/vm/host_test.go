@@ -58,13 +58,19 @@ func (h *host) leave() {
 		h.Errorf("disconnecting: %v\n%v", err, r)
 	}
 	for _, d := range h.daemons {
+		if d.killed {
+			continue // by a scenario that failed before it started it again
+		}
 		if !d.Running() {
 			h.Errorf("jbofd ended by itself: %v", d.proc.err)
 			continue
 		}
-		h.eventually(20*time.Second, "no connection is left in the daemon", func() error {
-			return noConnections(d)
+		h.eventually(20*time.Second, "no connection and no buffer in use is left in the daemon", func() error {
+			return nothingHeld(d)
 		})
+		if n := h.metrics(d).Sum("jbof_protocol_errors_total"); n != 0 {
+			h.Errorf("jbofd counts %v protocol errors of a kernel that makes none", n)
+		}
 		took, err := d.Stop()
 		if err != nil {
 			h.Errorf("stopping jbofd: %v", err)
@@ -377,19 +383,34 @@ func (h *host) metrics(d *Daemon) Metrics {
 	return m
 }
 
-// connectionsMetric is the number of connections that a daemon has now.
-const connectionsMetric = "jbof_connections"
-
+// noConnections fails while the daemon has a connection.
 func noConnections(d *Daemon) error {
 	m, err := d.Metrics()
 	if err != nil {
 		return err
 	}
-	if !m.Has(connectionsMetric) {
-		return fmt.Errorf("no metric %s", connectionsMetric)
+	return m.zero("jbof_connections")
+}
+
+// nothingHeld fails while the daemon has a connection or a buffer in use.
+func nothingHeld(d *Daemon) error {
+	m, err := d.Metrics()
+	if err != nil {
+		return err
 	}
-	if n := m.Sum(connectionsMetric); n != 0 {
-		return fmt.Errorf("%s is %v", connectionsMetric, n)
+	if err := m.zero("jbof_connections"); err != nil {
+		return err
+	}
+	return m.zero("jbof_buffer_pool_bytes", `state="used"`)
+}
+
+// zero fails when a metric is not there or not 0.
+func (m Metrics) zero(name string, labels ...string) error {
+	if !m.Has(name) {
+		return fmt.Errorf("no metric %s", name)
+	}
+	if n := m.Sum(name, labels...); n != 0 {
+		return fmt.Errorf("%s is %v", name, n)
 	}
 	return nil
 }

@@ -119,6 +119,9 @@ var liveScenarios = []scenario{
 		if err != nil {
 			h.Fatal(err)
 		}
+		if !h.metrics(d).Has("go_goroutines") {
+			h.Fatal("no metric go_goroutines")
+		}
 		goroutines := h.metrics(d).Sum("go_goroutines")
 		for range 8 {
 			cycle()
