@@ -126,7 +126,7 @@ type fioJob struct{ rw, bs, amount string }
 func fioMatrix(sector int) []fioJob {
 	var jobs []fioJob
 	for _, size := range []struct{ bs, amount string }{
-		{"512", "256k"}, {"4k", "2m"}, {"8k", "2m"}, {"12k", "3m"}, {"64k", "8m"}, {"128k", "8m"}, {"1m", "16m"},
+		{"512", "256k"}, {"4k", "2m"}, {"8k", "2m"}, {"12k", "3m"}, {"64k", "4m"}, {"128k", "4m"}, {"1m", "8m"},
 	} {
 		if size.bs == "512" && sector > 512 {
 			continue
