@@ -16,9 +16,8 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"reflect"
 	"time"
-
-	"github.com/goccy/go-yaml"
 )
 
 // Config is a whole configuration: read, filled with defaults and validated. It
@@ -152,7 +151,7 @@ type FaultOp struct {
 
 // Subsystem is an NVM subsystem.
 type Subsystem struct {
-	// NQN is the subsystem's name.
+	// NQN is the subsystem's name, nqn.YYYY-MM.reverse.domain:text.
 	NQN string `yaml:"nqn" required:"true" reload:"live"`
 	// Serial is the serial number, 1 to 20 ASCII characters. Absent: derived from the NQN, stable over restarts.
 	Serial string `yaml:"serial,omitempty"`
@@ -169,13 +168,11 @@ type Subsystem struct {
 // Namespace is a namespace on one drive.
 type Namespace struct {
 	// NSID is the namespace identifier, unique in its subsystem.
-	NSID uint32 `yaml:"nsid" required:"true" min:"1" max:"4294967294" reload:"live"`
+	NSID uint32 `yaml:"nsid" required:"true" min:"1" max:"1024" reload:"live"`
 	// SSD is the name of the drive that holds it.
 	SSD string `yaml:"ssd" required:"true"`
-	// Size is its capacity, a multiple of block_size. A reload can make it larger.
-	Size Bytes `yaml:"size" required:"true" min:"4KiB" reload:"live"`
-	// Offset is where on the drive it begins, a multiple of 4KiB. 0: the daemon finds room and remembers it in the drive's label.
-	Offset Bytes `yaml:"offset" default:"0"`
+	// Size is its capacity, a multiple of 1MiB. A reload can make it larger. Where on the drive it lies is found once and remembered in the drive's label.
+	Size Bytes `yaml:"size" required:"true" min:"1MiB" reload:"live"`
 	// BlockSize is the logical block in bytes.
 	BlockSize int `yaml:"block_size" default:"4096" oneof:"512|4096"`
 	// Type is the command set it speaks.
@@ -188,18 +185,18 @@ type Namespace struct {
 
 // Limits is the section "limits".
 type Limits struct {
-	// Buffers is the memory for data on its way between hosts and drives, in total.
+	// Buffers is the memory for data on its way between hosts and drives, in total. Hosts that want more than there is share it evenly.
 	Buffers Bytes `yaml:"buffers" default:"128MiB" min:"4MiB" max:"1TiB"`
-	// BuffersPerHost is the part of it that one host can hold.
-	BuffersPerHost Bytes `yaml:"buffers_per_host" default:"32MiB" min:"1MiB" max:"1TiB"`
 	// ReceiveBuffer is the memory in which one connection receives.
 	ReceiveBuffer Bytes `yaml:"receive_buffer" default:"128KiB" min:"16KiB" max:"16MiB"`
-	// Connections is how many connections there can be. Further ones are refused.
+	// Connections is how many connections (queue pairs) there can be. Further ones are refused.
 	Connections int `yaml:"connections" default:"4096" min:"2" max:"1000000"`
 	// ConnectionsPerHost is how many of them one host can have.
 	ConnectionsPerHost int `yaml:"connections_per_host" default:"512" min:"2" max:"1000000"`
+	// Controllers is how many controllers (associations of a host with a subsystem) there can be.
+	Controllers int `yaml:"controllers" default:"1024" min:"1" max:"65000"`
 	// Hosts is how many different hosts can be connected.
-	Hosts int `yaml:"hosts" default:"1024" min:"1" max:"100000"`
+	Hosts int `yaml:"hosts" default:"1024" min:"1" max:"65000"`
 	// QueueDepth is the most commands outstanding on one queue pair.
 	QueueDepth int `yaml:"queue_depth" default:"128" min:"2" max:"4096"`
 	// IOQueues is how many I/O queue pairs one controller has.
@@ -208,18 +205,14 @@ type Limits struct {
 	InCapsuleBytes Bytes `yaml:"in_capsule_bytes" default:"8KiB" min:"4KiB" max:"1MiB"`
 	// MDTS is the largest transfer of one command, 4KiB times a power of two.
 	MDTS Bytes `yaml:"mdts" default:"1MiB" min:"4KiB" max:"16MiB"`
-	// KATODefault is the keep alive timeout of a host that leaves the choice to us on a persistent discovery controller.
-	KATODefault time.Duration `yaml:"kato_default" default:"2m" min:"1s" max:"1h"`
 	// KATOMin is the least keep alive timeout. A host that asks for less gets this.
 	KATOMin time.Duration `yaml:"kato_min" default:"1s" min:"100ms" max:"1h"`
+	// DiscoveryIdleTimeout closes a discovery association without keep alive timer after so long without a command.
+	DiscoveryIdleTimeout time.Duration `yaml:"discovery_idle_timeout" default:"2m" min:"1s" max:"24h"`
 	// HandshakeTimeout is the time from accepting a connection to its Connect command.
 	HandshakeTimeout time.Duration `yaml:"handshake_timeout" default:"10s" min:"100ms" max:"10m"`
 	// StallTimeout is how long a host may stop in the middle of a PDU, or not read what we send.
 	StallTimeout time.Duration `yaml:"stall_timeout" default:"30s" min:"100ms" max:"1h"`
-	// IdleTimeout closes an association without keep alive timer after so long without a command. 0: never.
-	IdleTimeout time.Duration `yaml:"idle_timeout" default:"0s" min:"0s" max:"24h"`
-	// AssociationTimeout is how long a controller may stay disabled before its association is closed.
-	AssociationTimeout time.Duration `yaml:"association_timeout" default:"2m" min:"1s" max:"1h"`
 	// DrainTimeout is how long commands under way may take to end when the daemon stops.
 	DrainTimeout time.Duration `yaml:"drain_timeout" default:"4s" min:"0s" max:"1h"`
 }
@@ -282,14 +275,8 @@ func ParseEnv(name string, data []byte, environ []string) (*Config, error) {
 
 // Effective returns the configuration as YAML with every default filled in. Parse
 // reads it back to an equal configuration.
-func (c *Config) Effective() ([]byte, error) {
-	out, err := yaml.MarshalWithOptions(c, yaml.Indent(2), yaml.IndentSequence(true),
-		yaml.CustomMarshaler(func(b Bytes) ([]byte, error) { return []byte(b.String()), nil }),
-		yaml.CustomMarshaler(func(d time.Duration) ([]byte, error) { return []byte(formatDuration(d)), nil }))
-	if err != nil {
-		return nil, fmt.Errorf("writing the effective configuration: %w", err)
-	}
-	return out, nil
+func (c *Config) Effective() []byte {
+	return appendMapping(nil, reflect.ValueOf(c).Elem(), "", "")
 }
 
 // SSD returns the drive of that name.

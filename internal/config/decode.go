@@ -108,6 +108,9 @@ func (d *decoder) value(n ast.Node, v reflect.Value, f field, path string) {
 			return
 		}
 		elem := field{key: f.key, typ: f.typ.Elem()}
+		if len(n.Values) == 0 {
+			return // an empty list is the same as none
+		}
 		s := reflect.MakeSlice(f.typ, len(n.Values), len(n.Values))
 		for i, item := range n.Values {
 			if elem.typ.Kind() == reflect.Struct {
@@ -265,8 +268,9 @@ func (d *decoder) env(environ []string, c *Config) {
 				found = true
 				path := join(section.key, f.key)
 				d.pos[path] = at
-				delete(d.bad, path)
-				if err := setText(root.Field(section.index).Field(f.index), f, text); err != nil {
+				if !utf8.ValidString(text) {
+					d.problem(at, path, "%q is not UTF-8; allowed: UTF-8", text)
+				} else if err := setText(root.Field(section.index).Field(f.index), f, text); err != nil {
 					d.problem(at, path, "%v", err)
 				}
 			}

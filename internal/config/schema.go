@@ -21,6 +21,7 @@ type field struct {
 	def      string
 	hasDef   bool
 	required bool
+	optional bool // left out of the effective configuration when empty
 	live     bool
 	oneof    []string
 	min, max string
@@ -36,7 +37,9 @@ func fieldsOf(t reflect.Type) []field {
 			continue
 		}
 		f := field{index: i, typ: sf.Type, min: sf.Tag.Get("min"), max: sf.Tag.Get("max")}
-		f.key, _, _ = strings.Cut(tag, ",")
+		var options string
+		f.key, options, _ = strings.Cut(tag, ",")
+		f.optional = options == "omitempty"
 		f.def, f.hasDef = sf.Tag.Lookup("default")
 		f.required = sf.Tag.Get("required") == "true"
 		f.live = sf.Tag.Get("reload") == "live"

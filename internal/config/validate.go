@@ -1,25 +1,19 @@
 package config
 
 import (
+	"fmt"
 	"net/netip"
 	"path/filepath"
 	"regexp"
-	"sort"
 	"strconv"
 	"strings"
 
 	"jbofd/internal/nvme"
+	"jbofd/internal/ssd/label"
 )
 
-// LabelBytes is what the label takes at each end of a drive, so that namespaces
-// find room only between.
-const LabelBytes Bytes = 4096
-
-// extentAlign is what a namespace's explicit offset is a multiple of.
-const extentAlign Bytes = 4096
-
-// minSSDBytes is the smallest drive: anything less is a slip of the pen.
-const minSSDBytes Bytes = 1 << 20
+// sizeAlign is what a drive's declared size is a multiple of.
+const sizeAlign Bytes = 4096
 
 // validator finds what the schema cannot say: contradictions between fields.
 // It looks at no field that the decoder already complained about.
@@ -181,7 +175,7 @@ func (v *validator) ssds() {
 				v.complain(join(p, "engine"), "%q, but backend mem has none; allowed: leave it out", s.Engine)
 			}
 			if sizeOK && s.Size == 0 {
-				v.complain(join(p, "size"), "missing; backend mem needs it: a size of %s or more", minSSDBytes)
+				v.complain(join(p, "size"), "missing; backend mem needs it: a size of %s or more", Bytes(label.MinDeviceBytes))
 				sizeOK = false
 			}
 		case "file":
@@ -195,12 +189,12 @@ func (v *validator) ssds() {
 				}
 			}
 			if sizeOK && s.Create && s.Size == 0 {
-				v.complain(join(p, "size"), "missing; create needs it: a size of %s or more", minSSDBytes)
+				v.complain(join(p, "size"), "missing; create needs it: a size of %s or more", Bytes(label.MinDeviceBytes))
 				sizeOK = false
 			}
 		}
-		if sizeOK && s.Size != 0 && (s.Size < minSSDBytes || s.Size%extentAlign != 0) {
-			v.complain(join(p, "size"), "%s is not a drive's size; allowed: a multiple of %s, %s or more", s.Size, extentAlign, minSSDBytes)
+		if sizeOK && s.Size != 0 && (s.Size < label.MinDeviceBytes || s.Size%sizeAlign != 0) {
+			v.complain(join(p, "size"), "%s is not a drive's size; allowed: a multiple of %s, %s or more", s.Size, sizeAlign, Bytes(label.MinDeviceBytes))
 		}
 	}
 }
@@ -233,7 +227,7 @@ func (v *validator) subsystems() {
 		if path := join(p, "nqn"); s.NQN == nvme.DiscoveryNQN {
 			v.complain(path, "%q is the discovery service's own name; allowed: any other NQN", s.NQN)
 		} else {
-			v.nqn(path, s.NQN)
+			v.ownNQN(path, s.NQN)
 			nqns.add(path, s.NQN)
 		}
 		if path := join(p, "serial"); v.ok(path) && (len(s.Serial) > 20 || !printable(s.Serial)) {
@@ -258,11 +252,8 @@ func (v *validator) subsystems() {
 			if path := join(np, "ssd"); v.ok(path) && !ssds[n.SSD] {
 				v.complain(path, "%q is no ssd; allowed: %s", n.SSD, strings.Join(ssdNames, ", "))
 			}
-			if path := join(np, "size"); v.ok(path) && v.ok(join(np, "block_size")) && n.Size%Bytes(n.BlockSize) != 0 {
-				v.complain(path, "%s is not in whole blocks; allowed: a multiple of block_size %d", n.Size, n.BlockSize)
-			}
-			if path := join(np, "offset"); v.ok(path) && n.Offset%extentAlign != 0 {
-				v.complain(path, "%s is not aligned; allowed: a multiple of %s", n.Offset, extentAlign)
+			if path := join(np, "size"); v.ok(path) && n.Size%label.AlignBytes != 0 {
+				v.complain(path, "%s does not fit the drive's table of extents; allowed: a multiple of %s", n.Size, Bytes(label.AlignBytes))
 			}
 			v.hosts(join(np, "hosts"), n.Hosts)
 			v.visible(join(np, "hosts"), s, n)
@@ -277,12 +268,23 @@ func (v *validator) subsystems() {
 	}
 }
 
+// nqn checks a name that others chose: whatever Linux accepts.
 func (v *validator) nqn(path, s string) {
 	if !v.ok(path) {
 		return
 	}
-	if err := checkNQN(s); err != nil {
+	if err := nvme.CheckNQN(s); err != nil {
 		v.complain(path, "%v", err)
+	}
+}
+
+// ownForm is the form of an NQN (NVMe Base 2.0, section 4.5). It is demanded of the
+// names that we give, because other tools demand it.
+var ownForm = regexp.MustCompile(`^nqn\.[0-9]{4}-(0[1-9]|1[0-2])\.[^\s:]+:[^\s]+$`)
+
+func (v *validator) ownNQN(path, s string) {
+	if v.ok(path) && (nvme.CheckNQN(s) != nil || !ownForm.MatchString(s)) {
+		v.complain(path, "%q is not a subsystem's NQN; allowed: nqn.YYYY-MM.reverse.domain:text, at most %d bytes of UTF-8", s, nvme.MaxNQNLen)
 	}
 }
 
@@ -313,75 +315,45 @@ func (v *validator) visible(path string, s Subsystem, n Namespace) {
 	}
 }
 
-// placed is a namespace on a drive.
-type placed struct {
-	path   string
-	nqn    string
-	nsid   uint32
-	offset Bytes
-	size   Bytes
-}
-
-func (n placed) String() string {
-	return n.path + " (" + n.nqn + " nsid " + strconv.FormatUint(uint64(n.nsid), 10) + ", " + n.size.String() + ")"
-}
-
-// extents checks that the namespaces of each drive have room on it side by side.
+// extents checks that the namespaces of each drive lie on it side by side.
 func (v *validator) extents() {
-	on := map[string][]placed{}
+	type need struct {
+		sum   Bytes
+		names []string
+		last  string // path of the last one's size
+		over  bool
+	}
+	on := map[string]*need{}
 	for i, s := range v.c.Subsystems {
 		for j, n := range s.Namespaces {
 			p := index(join(index("subsystems", i), "namespaces"), j)
-			if v.ok(p) && v.ok(join(p, "size")) && v.ok(join(p, "offset")) {
-				on[n.SSD] = append(on[n.SSD], placed{p, s.NQN, n.NSID, n.Offset, n.Size})
+			if !v.ok(p) || !v.ok(join(p, "size")) || !v.ok(join(p, "ssd")) {
+				continue
 			}
+			d := on[n.SSD]
+			if d == nil {
+				d = &need{}
+				on[n.SSD] = d
+			}
+			// Each size fits 63 bits, so a sum that left them is below what it was.
+			d.over = d.over || d.sum+n.Size < d.sum
+			d.sum += n.Size
+			d.names = append(d.names, fmt.Sprintf("%s nsid %d (%s, %s)", s.NQN, n.NSID, n.Size, v.line(p)))
+			d.last = join(p, "size")
 		}
 	}
 	for i, s := range v.c.SSDs {
-		all := on[s.Name]
-		room := s.Size - 2*LabelBytes
-		known := s.Size > 0 && v.ok(join(index("ssds", i), "size"))
-		var sum Bytes
-		var names []string
-		tooMuch := false
-		for _, n := range all {
-			names = append(names, n.String())
-			if n.offset == 0 {
-				// Each size fits 63 bits, so their sum leaves them only once it is below.
-				tooMuch = tooMuch || sum+n.size < sum
-				sum += n.size
-				continue
-			}
-			tooMuch = tooMuch || sum+n.size < sum
-			sum += n.size
-			switch end := n.offset + n.size; {
-			case n.offset < LabelBytes:
-				v.complain(join(n.path, "offset"), "%s lies in the drive's label; allowed: %s or more", n.offset, LabelBytes)
-			case end < n.offset || known && end > s.Size-LabelBytes:
-				v.complain(join(n.path, "offset"), "%s and size %s end past what ssd %s has; allowed: an end of %s or less", n.offset, n.size, s.Name, s.Size-LabelBytes)
-			}
+		d := on[s.Name]
+		if d == nil {
+			continue
 		}
-		if n := len(all); known && n > 0 && (tooMuch || sum > room) {
-			v.complain(join(all[n-1].path, "size"), "namespaces on ssd %s need more than it has: %s; allowed: %s together (its size %s without the labels)",
-				s.Name, strings.Join(names, ", "), room, s.Size)
+		room := Bytes(label.DataEnd(int64(s.Size))-label.AlignBytes) / label.AlignBytes * label.AlignBytes
+		if s.Size > 0 && v.ok(join(index("ssds", i), "size")) && (d.over || d.sum > room) {
+			v.complain(d.last, "the namespaces on ssd %s would overlap, they do not fit side by side: %s; allowed: %s together, which is its size without the labels",
+				s.Name, strings.Join(d.names, ", "), room)
 		}
-		var fixed []placed
-		for _, n := range all {
-			if n.offset != 0 && n.offset+n.size > n.offset {
-				fixed = append(fixed, n)
-			}
-		}
-		sort.SliceStable(fixed, func(a, b int) bool { return fixed[a].offset < fixed[b].offset })
-		for k := 1; k < len(fixed); k++ {
-			a, b := fixed[k-1], fixed[k]
-			if a.offset+a.size > b.offset {
-				v.complain(join(b.path, "offset"), "%s on ssd %s overlaps %s at %s, which ends at %s; allowed: extents side by side",
-					b.offset, s.Name, a, v.line(join(a.path, "offset")), a.offset+a.size)
-				// What follows is compared with whichever of the two reaches further.
-				if a.offset+a.size > b.offset+b.size {
-					fixed[k] = a
-				}
-			}
+		if len(d.names) > label.MaxExtents {
+			v.complain(d.last, "%d namespaces on ssd %s; allowed: at most %d on one drive", len(d.names), s.Name, label.MaxExtents)
 		}
 	}
 }
@@ -401,8 +373,9 @@ func (v *validator) limits() {
 	}
 	size := func(n int64) string { return Bytes(n).String() }
 	count := func(n int64) string { return strconv.FormatInt(n, 10) }
-	atMost("buffers_per_host", int64(l.BuffersPerHost), "buffers", int64(l.Buffers), size)
-	atMost("mdts", int64(l.MDTS), "buffers_per_host", int64(l.BuffersPerHost), size)
+	if v.ok("limits.mdts") && v.ok("limits.buffers") && l.Buffers < 4*l.MDTS {
+		v.complain("limits.buffers", "%s holds less than four transfers of limits.mdts %s; allowed: %s or more", l.Buffers, l.MDTS, 4*l.MDTS)
+	}
 	atMost("in_capsule_bytes", int64(l.InCapsuleBytes), "receive_buffer", int64(l.ReceiveBuffer-256), size)
 	atMost("connections_per_host", int64(l.ConnectionsPerHost), "connections", int64(l.Connections), count)
 }

@@ -1,0 +1,214 @@
+package config
+
+import (
+	"fmt"
+	"reflect"
+	"slices"
+	"strings"
+	"time"
+)
+
+// SubsystemNamespace is a namespace and the subsystem it belongs to.
+type SubsystemNamespace struct {
+	NQN       string
+	Namespace Namespace
+}
+
+// Changes are what a running daemon has to do to get from one configuration to
+// another. Everything is given as the new configuration has it, except what was
+// removed.
+type Changes struct {
+	// LogLevel is the new level, or "" if it stays.
+	LogLevel string
+	// Referrals: the referrals changed.
+	Referrals bool
+	// SubsystemsAdded come with their namespaces, which are not listed below.
+	SubsystemsAdded []Subsystem
+	// SubsystemsRemoved go with theirs.
+	SubsystemsRemoved []Subsystem
+	// HostsChanged are the subsystems with other hosts or allow_any_host.
+	HostsChanged []Subsystem
+	// NamespacesAdded, NamespacesRemoved: of subsystems that stay.
+	NamespacesAdded, NamespacesRemoved []SubsystemNamespace
+	// NamespacesGrown are those that became larger.
+	NamespacesGrown []SubsystemNamespace
+	// NamespaceHostsChanged are those that other hosts may see.
+	NamespaceHostsChanged []SubsystemNamespace
+}
+
+// Empty reports that nothing changes.
+func (c Changes) Empty() bool { return reflect.ValueOf(c).IsZero() }
+
+// String says what changes, in a line for the log.
+func (c Changes) String() string {
+	var parts []string
+	say := func(what string, names ...string) {
+		if len(names) > 0 {
+			parts = append(parts, what+" "+strings.Join(names, ", "))
+		}
+	}
+	subs := func(list []Subsystem) (names []string) {
+		for _, s := range list {
+			names = append(names, s.NQN)
+		}
+		return names
+	}
+	nss := func(list []SubsystemNamespace) (names []string) {
+		for _, n := range list {
+			names = append(names, fmt.Sprintf("%s nsid %d (%s)", n.NQN, n.Namespace.NSID, n.Namespace.Size))
+		}
+		return names
+	}
+	if c.LogLevel != "" {
+		say("log level", c.LogLevel)
+	}
+	if c.Referrals {
+		say("referrals", "changed")
+	}
+	say("subsystems added:", subs(c.SubsystemsAdded)...)
+	say("subsystems removed:", subs(c.SubsystemsRemoved)...)
+	say("hosts changed:", subs(c.HostsChanged)...)
+	say("namespaces added:", nss(c.NamespacesAdded)...)
+	say("namespaces removed:", nss(c.NamespacesRemoved)...)
+	say("namespaces grown:", nss(c.NamespacesGrown)...)
+	say("namespace hosts changed:", nss(c.NamespaceHostsChanged)...)
+	if len(parts) == 0 {
+		return "no change"
+	}
+	return strings.Join(parts, "; ")
+}
+
+// Diff returns what leads from a running configuration to a new one.
+//
+// Errors: Errors, with every field whose change a running daemon cannot follow;
+// nothing is to be changed then.
+func Diff(from, to *Config) (Changes, error) {
+	d := differ{to: to}
+	d.fixed("", reflect.ValueOf(from).Elem(), reflect.ValueOf(to).Elem(), "needs a restart")
+	if from.Log.Level != to.Log.Level {
+		d.LogLevel = to.Log.Level
+	}
+	d.Referrals = !slices.Equal(from.Discovery.Referrals, to.Discovery.Referrals)
+	d.subsystems(from.Subsystems, to.Subsystems)
+	if len(d.problems) > 0 {
+		return Changes{}, d.problems.sorted()
+	}
+	return d.Changes, nil
+}
+
+type differ struct {
+	Changes
+	to       *Config
+	problems Errors
+}
+
+func (d *differ) problem(path, format string, args ...any) {
+	file := ""
+	if at, ok := d.to.pos[""]; ok {
+		file = at.file
+	}
+	at := d.to.pos.of(file, path)
+	d.problems = append(d.problems, &Problem{File: at.file, Line: at.line, Column: at.column, Field: path, Reason: fmt.Sprintf(format, args...)})
+}
+
+// fixed complains about every difference in a field that cannot change live.
+func (d *differ) fixed(path string, a, b reflect.Value, needs string) {
+	switch a.Kind() {
+	case reflect.Struct:
+		for _, f := range fieldsOf(a.Type()) {
+			// Subsystems are compared by name, not by place.
+			if f.live || path == "" && f.key == "subsystems" {
+				continue
+			}
+			d.fixed(join(path, f.key), a.Field(f.index), b.Field(f.index), needs)
+		}
+		return
+	case reflect.Slice:
+		if a.Len() == b.Len() {
+			for i := range a.Len() {
+				d.fixed(index(path, i), a.Index(i), b.Index(i), needs)
+			}
+			return
+		}
+		d.problem(path, "%d became %d, which %s", a.Len(), b.Len(), needs)
+		return
+	case reflect.Pointer:
+		if !a.IsNil() && !b.IsNil() {
+			d.fixed(path, a.Elem(), b.Elem(), needs)
+			return
+		}
+	}
+	if !reflect.DeepEqual(a.Interface(), b.Interface()) {
+		d.problem(path, "%s became %s, which %s", show(a), show(b), needs)
+	}
+}
+
+func show(v reflect.Value) string {
+	switch x := v.Interface().(type) {
+	case string:
+		return fmt.Sprintf("%q", x)
+	case time.Duration:
+		return formatDuration(x)
+	case *Fault:
+		if x == nil {
+			return "absent"
+		}
+		return "present"
+	default:
+		return fmt.Sprint(x)
+	}
+}
+
+func (d *differ) subsystems(from, to []Subsystem) {
+	for _, a := range from {
+		if !slices.ContainsFunc(to, func(b Subsystem) bool { return b.NQN == a.NQN }) {
+			d.SubsystemsRemoved = append(d.SubsystemsRemoved, a)
+		}
+	}
+	for i, b := range to {
+		path := index("subsystems", i)
+		k := slices.IndexFunc(from, func(a Subsystem) bool { return a.NQN == b.NQN })
+		if k < 0 {
+			d.SubsystemsAdded = append(d.SubsystemsAdded, b)
+			continue
+		}
+		a := from[k]
+		d.fixed(path, reflect.ValueOf(a), reflect.ValueOf(b), "needs a restart")
+		if a.AllowAnyHost != b.AllowAnyHost || !sameHosts(a.Hosts, b.Hosts) {
+			d.HostsChanged = append(d.HostsChanged, b)
+		}
+		d.namespaces(join(path, "namespaces"), b.NQN, a.Namespaces, b.Namespaces)
+	}
+}
+
+func (d *differ) namespaces(path, nqn string, from, to []Namespace) {
+	for _, a := range from {
+		if !slices.ContainsFunc(to, func(b Namespace) bool { return b.NSID == a.NSID }) {
+			d.NamespacesRemoved = append(d.NamespacesRemoved, SubsystemNamespace{nqn, a})
+		}
+	}
+	for i, b := range to {
+		p, ns := index(path, i), SubsystemNamespace{nqn, b}
+		k := slices.IndexFunc(from, func(a Namespace) bool { return a.NSID == b.NSID })
+		if k < 0 {
+			d.NamespacesAdded = append(d.NamespacesAdded, ns)
+			continue
+		}
+		a := from[k]
+		d.fixed(p, reflect.ValueOf(a), reflect.ValueOf(b), "makes it another namespace: give it another nsid, or remove it by one reload and add it by the next")
+		switch {
+		case b.Size > a.Size:
+			d.NamespacesGrown = append(d.NamespacesGrown, ns)
+		case b.Size < a.Size:
+			d.problem(join(p, "size"), "%s is less than the present %s; allowed: the same or more", b.Size, a.Size)
+		}
+		if !sameHosts(a.Hosts, b.Hosts) {
+			d.NamespaceHostsChanged = append(d.NamespaceHostsChanged, ns)
+		}
+	}
+}
+
+// sameHosts compares two lists without regard to order.
+func sameHosts(a, b []string) bool {
+	return slices.Equal(slices.Sorted(slices.Values(a)), slices.Sorted(slices.Values(b)))
+}

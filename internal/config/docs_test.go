@@ -1,0 +1,223 @@
+package config
+
+import (
+	"fmt"
+	"go/ast"
+	"go/parser"
+	"go/token"
+	"os"
+	"path/filepath"
+	"reflect"
+	"strings"
+	"testing"
+)
+
+// fieldComments returns the comments of all struct fields in config.go, by type
+// and field name.
+func fieldComments(t *testing.T) map[string]string {
+	t.Helper()
+	f, err := parser.ParseFile(token.NewFileSet(), "config.go", nil, parser.ParseComments)
+	if err != nil {
+		t.Fatal(err)
+	}
+	out := map[string]string{}
+	ast.Inspect(f, func(n ast.Node) bool {
+		ts, ok := n.(*ast.TypeSpec)
+		if !ok {
+			return true
+		}
+		if st, ok := ts.Type.(*ast.StructType); ok {
+			for _, field := range st.Fields.List {
+				for _, name := range field.Names {
+					out[ts.Name.Name+"."+name.Name] = strings.Join(strings.Fields(field.Doc.Text()), " ")
+				}
+			}
+		}
+		return true
+	})
+	return out
+}
+
+const docsHead = `# Configuration
+
+<!-- Made from internal/config by "go test ./internal/config -update"; a test holds it to the code. -->
+
+jbofd reads one YAML file: ` + "`jbofd --config FILE`" + `. Without it, it runs an embedded demonstration (configs/demo.yaml).
+` + "`jbofd validate --config FILE`" + ` checks a file without starting; ` + "`--print-effective-config`" + ` shows it with every default filled in.
+configs/jbofd.yaml is a commented example.
+
+Reading is strict. An unknown key, a key given twice, a wrong type, a value out of range, or two parts that contradict each
+other are errors. All of them are reported at once, each with file, line, column, field and what is allowed:
+
+` + "```" + `
+jbofd.yaml:4:49: ssds[0].engine: "fast" is not allowed; allowed: auto, io_uring, threads
+` + "```" + `
+
+* **Sizes** are whole numbers of bytes, bare or with KiB, MiB, GiB or TiB: ` + "`4096`, `8GiB`" + `. **Durations** have a unit: ` + "`30s`, `2m`" + `.
+* **Addresses** are IP:port: ` + "`0.0.0.0:4420`, `\"[::1]:4420\"`" + ` (quoted, because of the brackets). Host names are not looked up.
+* **Names** have 1 to 63 letters, digits, ` + "`.`, `_` and `-`" + `.
+* Anchors, aliases and tags of YAML are not read.
+
+**Environment.** A variable JBOFD_SECTION_KEY replaces a scalar key of a section: ` + "`JBOFD_LOG_LEVEL=debug`, `JBOFD_LIMITS_BUFFERS=64MiB`" + `.
+A variable that begins with JBOFD_ and a section and names no key is an error.
+
+**Reload.** On SIGHUP the daemon reads the file again. Keys whose column *Change* says live change without a restart: the log level, referrals,
+subsystems added and removed, allowed hosts, namespaces added, removed, grown, and shown to other hosts. If anything else
+differs, or the file has an error, nothing changes; the log says which field needs a restart, with its line. A namespace does
+not shrink, and does not move to another drive under its nsid. **Removing a namespace gives its room on the drive free.**
+
+**Memory.** What hosts can make the daemon hold is at most
+limits.buffers + limits.connections × (limits.receive_buffer + about 256 bytes × limits.queue_depth), and much less in
+practice, because memory is taken when it is used. Data, in-capsule data too, lies in limits.buffers; when those are all
+taken, the daemon stops reading from the hosts that wait for more.
+
+`
+
+// meaning makes a table's words of a field's comment: it leaves out the Go name.
+func meaning(comment, name string) string {
+	rest := strings.TrimPrefix(comment, name+" ")
+	rest = strings.TrimPrefix(strings.TrimPrefix(rest, "is "), "are ")
+	return strings.ToUpper(rest[:1]) + rest[1:]
+}
+
+// section writes the table of one struct, then those of the structs in it. change
+// is what the last column says of keys that are not live themselves.
+func section(b *strings.Builder, t reflect.Type, path, title, change string, comments map[string]string) {
+	fmt.Fprintf(b, "## %s\n\n| Key | Type | Default | Allowed | Change | Meaning |\n|---|---|---|---|---|---|\n", title)
+	type sub struct {
+		t                   reflect.Type
+		path, title, change string
+	}
+	var subs []sub
+	for _, f := range fieldsOf(t) {
+		typ, what, mark := f.typ, typeName(f.typ), ""
+		switch typ.Kind() {
+		case reflect.Slice:
+			typ = typ.Elem()
+			what, mark = "list of "+typeName(typ)+"s", "[]"
+		case reflect.Pointer:
+			typ = typ.Elem()
+		}
+		state := change
+		if f.live {
+			state = "live"
+		}
+		if typ.Kind() == reflect.Struct {
+			s := sub{typ, path + f.key + mark + ".", "`" + path + f.key + mark + "`", state}
+			if typ == reflect.TypeFor[Namespace]() {
+				s.change = "another namespace"
+			}
+			if typ == reflect.TypeFor[FaultOp]() {
+				s.title = "`" + path + "read`, `write`, `flush`, `deallocate`, `write_zeroes`"
+			}
+			if len(subs) == 0 || subs[len(subs)-1].t != typ {
+				subs = append(subs, s)
+			}
+			if path == "" && !f.live {
+				state = "see below"
+			}
+		}
+		def := ""
+		switch {
+		case f.required:
+			def = "**required**"
+		case f.hasDef:
+			def = "`" + f.def + "`"
+		case typ.Kind() != reflect.Struct:
+			def = "none"
+		}
+		allow := ""
+		if len(f.oneof) > 0 || f.min != "" {
+			allow = allowed(f)
+		}
+		name := t.Field(f.index).Name
+		fmt.Fprintf(b, "| `%s` | %s | %s | %s | %s | %s |\n", f.key, what, def, allow, state, meaning(comments[t.Name()+"."+name], name))
+	}
+	b.WriteString("\n")
+	for _, s := range subs {
+		section(b, s.t, s.path, s.title, s.change, comments)
+	}
+}
+
+func TestTheDocumentationIsWhatTheCodeDoes(t *testing.T) {
+	comments := fieldComments(t)
+	var b strings.Builder
+	b.WriteString(docsHead)
+	section(&b, reflect.TypeFor[Config](), "", "Sections", "restart", comments)
+	golden(t, "../../docs/configuration.md", strings.TrimRight(b.String(), "\n")+"\n")
+}
+
+func TestEveryKeyHasAComment(t *testing.T) {
+	comments := fieldComments(t)
+	var walk func(reflect.Type)
+	walk = func(typ reflect.Type) {
+		for _, f := range fieldsOf(typ) {
+			name := typ.Name() + "." + typ.Field(f.index).Name
+			if comments[name] == "" || strings.Contains(comments[name], "|") {
+				t.Errorf("%s: comment %q", name, comments[name])
+			}
+			sub := f.typ
+			if k := sub.Kind(); k == reflect.Slice || k == reflect.Pointer {
+				sub = sub.Elem()
+			}
+			if sub.Kind() == reflect.Struct {
+				walk(sub)
+			}
+		}
+	}
+	walk(reflect.TypeFor[Config]())
+}
+
+func TestTheExampleConfigurationsAreValid(t *testing.T) {
+	files, err := filepath.Glob("../../configs/*.yaml")
+	if err != nil || len(files) < 3 {
+		t.Fatalf("%d examples, %v", len(files), err)
+	}
+	for _, f := range files {
+		data, err := os.ReadFile(f)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := Parse(f, data); err != nil {
+			t.Error(err)
+		}
+	}
+}
+
+func TestTheDemoFileIsTheEmbeddedDefault(t *testing.T) {
+	data, err := os.ReadFile("../../configs/demo.yaml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if string(data) != string(DefaultYAML()) {
+		t.Error("configs/demo.yaml differs from internal/config/demo.yaml: copy it over")
+	}
+}
+
+// The commented example shows every key with its default, so that it can be read
+// instead of the documentation.
+func TestTheCommentedExampleNamesEveryKey(t *testing.T) {
+	data, err := os.ReadFile("../../configs/jbofd.yaml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var walk func(reflect.Type)
+	walk = func(typ reflect.Type) {
+		for _, f := range fieldsOf(typ) {
+			if !strings.Contains(string(data), f.key+":") {
+				t.Errorf("configs/jbofd.yaml does not show %s", f.key)
+			}
+			sub := f.typ
+			if k := sub.Kind(); k == reflect.Slice || k == reflect.Pointer {
+				sub = sub.Elem()
+			}
+			if sub.Kind() == reflect.Struct {
+				walk(sub)
+			}
+			if typ == reflect.TypeFor[Limits]() && !strings.Contains(string(data), f.key+": "+f.def) {
+				t.Errorf("configs/jbofd.yaml does not show the default of limits.%s, %s", f.key, f.def)
+			}
+		}
+	}
+	walk(reflect.TypeFor[Config]())
+}
