@@ -126,3 +126,12 @@ func (r *Ring) RegisterBuffer(index int, b []byte) error {
 	arg := rsrcUpdate2{offset: uint32(index), data: uint64(uintptr(unsafe.Pointer(&iov))), nr: 1}
 	return register(r.fd, registerBuffersUpdate, unsafe.Pointer(&arg), unsafe.Sizeof(arg))
 }
+
+// unregister lets go of registered buffers and files at once; the kernel tears a
+// closed ring down later, in its own time, and would hold a file's locks and
+// the locked memory until then.
+func (r *Ring) unregister() {
+	// ENXIO when there are none: nothing to let go of.
+	_ = register(r.fd, unregisterFiles, nil, 0)
+	_ = register(r.fd, unregisterBuffers, nil, 0)
+}

@@ -64,7 +64,9 @@ const (
 
 	cqEventfdDisabled = 1 << 0
 
+	unregisterBuffers     = 1
 	registerFiles         = 2
+	unregisterFiles       = 3
 	registerEventfd       = 4
 	registerBuffers2      = 15
 	registerBuffersUpdate = 16
@@ -185,6 +187,7 @@ func (r *Ring) Close() error {
 	if r.fd < 0 {
 		return nil
 	}
+	r.unregister()
 	var errs []error
 	for _, m := range []*[]byte{&r.rings, &r.sqesMap} {
 		if *m != nil {
@@ -253,6 +256,9 @@ func (r *Ring) PeekCQE() *CQE { // hot: 0 allocs
 	if head == r.cqTail.Load() {
 		return nil
 	}
+	// What the submitter did before it published the entry happened before its
+	// completion, through the kernel. This load says so in Go's memory model.
+	r.sqTail.Load()
 	return &r.cqes[head&r.cqMask]
 }
 

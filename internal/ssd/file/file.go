@@ -1,0 +1,312 @@
+// Package file is a drive on a regular file or a block device, opened with
+// O_DIRECT where the file system allows it.
+//
+//	                  ┌─ read, write, flush ──> io_uring, one ring a queue ─┐
+//	Queue.Submit ─────┤                                                     ├──> Queue.Poll
+//	                  └─ deallocate, zeroes ──> workers (system calls) ─────┘
+//
+// With Engine "threads", or where io_uring is refused (container profiles do),
+// the workers do everything. Buffers from the bufpool are registered with the
+// kernel, region by region as they are first used; other aligned memory is read
+// and written in place, unaligned memory through a copy.
+//
+// The device is locked against a second daemon by flock, a block device by
+// O_EXCL as well.
+package file
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"sync"
+	"sync/atomic"
+
+	"golang.org/x/sys/unix"
+
+	"jbofd/internal/bufpool"
+	"jbofd/internal/ssd"
+	"jbofd/internal/uring"
+)
+
+// The engines.
+const (
+	EngineURing   = "io_uring"
+	EngineThreads = "threads"
+)
+
+// Config describes a file device.
+type Config struct {
+	// Name is the device's name in the configuration.
+	Name string
+	// Path is a regular file or a block device.
+	Path string
+	// Create makes a regular file if there is none; it needs SizeBytes.
+	Create bool
+	// SizeBytes is the capacity, a multiple of the block size. 0: what is there. A
+	// regular file that is smaller grows (sparse); one that is larger is refused.
+	// For a block device it must be 0 or the device's size.
+	SizeBytes int64
+	// Engine is EngineURing, EngineThreads, or "": io_uring if the kernel lets us.
+	Engine string
+	// Workers is how many threads carry out system calls at most. 0: 16 for the
+	// engine "threads", else 4.
+	Workers int
+	// Pool is where buffers usually come from; they are registered with io_uring.
+	// May be nil.
+	Pool *bufpool.Pool
+}
+
+// What Open may say besides the system's errors.
+var (
+	// ErrConfig: a field of Config is out of its bounds.
+	ErrConfig = errors.New("file: invalid configuration")
+	// ErrSize: the file or device has another size than configured, and may not get it.
+	ErrSize = errors.New("file: size differs from the configuration")
+	// ErrInUse: another process has the device.
+	ErrInUse = errors.New("file: device is in use")
+)
+
+// Device is an open file or block device.
+type Device struct {
+	info  ssd.Info
+	pool  *bufpool.Pool
+	file  *os.File
+	fd    int
+	block bool // a block device
+	// memAlign is what buffer addresses must be multiples of.
+	memAlign int
+	uring    bool
+	fallback error // why not uring, if that was asked for or automatic
+
+	gone      atomic.Bool // the device answered so, or was closed
+	truncated atomic.Bool // reads have met the end of the file
+	// What the device or file system turned out not to know.
+	noDSync, noPunch, noZeroRange atomic.Bool
+
+	workers workers
+
+	mu     sync.Mutex
+	queues map[*queue]struct{}
+	closed bool
+}
+
+// Open opens, locks and if need be creates the device.
+//
+// Errors: ErrConfig, ErrSize, ErrInUse (says who holds it, if that can be found);
+// and the system's, such as os.ErrNotExist.
+func Open(cfg Config) (*Device, error) {
+	switch cfg.Engine {
+	case "", EngineURing, EngineThreads:
+	default:
+		return nil, fmt.Errorf("%w: Engine is %q, want %q, %q or nothing", ErrConfig, cfg.Engine, EngineURing, EngineThreads)
+	}
+	if cfg.SizeBytes < 0 || cfg.Workers < 0 {
+		return nil, fmt.Errorf("%w: SizeBytes is %d and Workers is %d, want neither negative", ErrConfig, cfg.SizeBytes, cfg.Workers)
+	}
+	d := &Device{pool: cfg.Pool, queues: make(map[*queue]struct{})}
+	d.info = ssd.Info{Name: cfg.Name, Backend: "file", Path: cfg.Path, Engine: EngineThreads}
+	err := d.open(&cfg)
+	if err == nil {
+		err = d.chooseEngine(cfg.Engine)
+	}
+	if err != nil {
+		if d.file != nil {
+			err = errors.Join(err, d.file.Close())
+		}
+		return nil, err
+	}
+	d.workers.dev, d.workers.cond.L = d, &d.workers.mu
+	d.workers.max = cfg.Workers
+	if d.workers.max == 0 {
+		d.workers.max = 16
+		if d.uring {
+			d.workers.max = 4
+		}
+	}
+	return d, nil
+}
+
+func (d *Device) open(cfg *Config) error {
+	flags := os.O_RDWR | unix.O_CLOEXEC | unix.O_DIRECT
+	st, err := os.Stat(cfg.Path)
+	created := false
+	switch {
+	case err == nil && st.Mode()&os.ModeDevice != 0 && st.Mode()&os.ModeCharDevice == 0:
+		d.block = true
+		flags |= os.O_EXCL
+	case err == nil && !st.Mode().IsRegular():
+		return fmt.Errorf("%w: %s is %v, want a regular file or a block device", ErrConfig, cfg.Path, st.Mode().Type())
+	case errors.Is(err, os.ErrNotExist) && cfg.Create:
+		if cfg.SizeBytes == 0 {
+			return fmt.Errorf("%w: SizeBytes is 0, but %s does not exist and is to be created", ErrConfig, cfg.Path)
+		}
+		flags |= os.O_CREATE
+		created = true
+	case err != nil:
+		return fmt.Errorf("open device %q: %w", cfg.Name, err)
+	}
+	d.file, err = os.OpenFile(cfg.Path, flags, 0o600)
+	direct := true
+	if errors.Is(err, unix.EINVAL) {
+		direct = false
+		d.file, err = os.OpenFile(cfg.Path, flags&^unix.O_DIRECT, 0o600)
+	}
+	if errors.Is(err, unix.EBUSY) {
+		return fmt.Errorf("%w: %s is %s", ErrInUse, cfg.Path, blockHolder(cfg.Path))
+	}
+	if err != nil {
+		return fmt.Errorf("open device %q: %w", cfg.Name, err)
+	}
+	d.fd = int(d.file.Fd())
+	if err := unix.Flock(d.fd, unix.LOCK_EX|unix.LOCK_NB); err == unix.EWOULDBLOCK {
+		return fmt.Errorf("%w: %s is locked by %s", ErrInUse, cfg.Path, lockHolder(d.fd))
+	} else if err != nil {
+		return fmt.Errorf("lock %s: %w", cfg.Path, err)
+	}
+	if d.block {
+		err = d.measureBlockDevice()
+		if err == nil && cfg.SizeBytes != 0 && cfg.SizeBytes != d.info.SizeBytes {
+			err = fmt.Errorf("%w: %s has %d bytes, configured are %d", ErrSize, cfg.Path, d.info.SizeBytes, cfg.SizeBytes)
+		}
+	} else {
+		err = d.measureFile(direct, cfg.SizeBytes)
+	}
+	if err == nil && created {
+		err = syncDir(filepath.Dir(cfg.Path))
+	}
+	return err
+}
+
+// syncDir makes a new file's name durable.
+func syncDir(dir string) error {
+	f, err := os.Open(dir)
+	if err != nil {
+		return err
+	}
+	return errors.Join(f.Sync(), f.Close())
+}
+
+func (d *Device) chooseEngine(want string) error {
+	if want == EngineThreads {
+		return nil
+	}
+	ring, err := uring.New(1)
+	if err == nil {
+		d.uring, d.info.Engine = true, EngineURing
+		return ring.Close()
+	}
+	if want == EngineURing {
+		return fmt.Errorf("device %q: %w", d.info.Name, err)
+	}
+	d.fallback = err
+	return nil
+}
+
+// Fallback is why the engine is "threads" although io_uring would have been
+// preferred, or nil. It wraps uring.ErrUnavailable when the kernel refuses.
+func (d *Device) Fallback() error { return d.fallback }
+
+// Info implements ssd.Device.
+func (d *Device) Info() ssd.Info { return d.info }
+
+// Healthy implements ssd.Device.
+//
+// Errors: ErrGone if the drive vanished, the device was closed, or the file was
+// deleted beneath us; ErrMedia if it was truncated.
+func (d *Device) Healthy() error {
+	if d.gone.Load() {
+		return ssd.ErrGone
+	}
+	if d.block {
+		return nil
+	}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.closed {
+		return ssd.ErrGone
+	}
+	var st unix.Stat_t
+	if err := unix.Fstat(d.fd, &st); err != nil {
+		return fmt.Errorf("%w: %s: %w", ssd.ErrGone, d.info.Path, err)
+	}
+	if st.Nlink == 0 {
+		return fmt.Errorf("%w: %s was deleted", ssd.ErrGone, d.info.Path)
+	}
+	if st.Size < d.info.SizeBytes || d.truncated.Load() {
+		return fmt.Errorf("%w: %s was truncated to %d bytes, %d expected", ssd.ErrMedia, d.info.Path, st.Size, d.info.SizeBytes)
+	}
+	return nil
+}
+
+// MaxDepth bounds the depth of a queue.
+const MaxDepth = 4096
+
+// OpenQueue implements ssd.Device.
+func (d *Device) OpenQueue(depth int) (ssd.Queue, error) {
+	if depth < 1 || depth > MaxDepth {
+		return nil, fmt.Errorf("%w: queue depth is %d, want 1 to %d", ErrConfig, depth, MaxDepth)
+	}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.closed {
+		return nil, ssd.ErrGone
+	}
+	q, err := newQueue(d, depth)
+	if err != nil {
+		return nil, fmt.Errorf("queue on %q: %w", d.info.Name, err)
+	}
+	d.queues[q] = struct{}{}
+	return q, nil
+}
+
+// Close implements ssd.Device: it waits for what is in flight, then closes the
+// queues, the workers and the file, which gives up the lock.
+func (d *Device) Close() error {
+	d.mu.Lock()
+	if d.closed {
+		d.mu.Unlock()
+		return nil
+	}
+	d.closed = true
+	queues := make([]*queue, 0, len(d.queues))
+	for q := range d.queues {
+		queues = append(queues, q)
+	}
+	d.mu.Unlock()
+
+	var errs []error
+	for _, q := range queues {
+		errs = append(errs, q.Close())
+	}
+	d.gone.Store(true)
+	for _, q := range queues {
+		q.Wake()
+	}
+	d.workers.close()
+	// The kernel may hold the open file for a moment beyond the rings' end.
+	errs = append(errs, unix.Flock(d.fd, unix.LOCK_UN))
+	errs = append(errs, d.file.Close())
+	return errors.Join(errs...)
+}
+
+// fail turns an errno into the completion's error.
+func (d *Device) fail(r *ssd.Request, errno unix.Errno) error {
+	kind := ssd.ErrMedia // EIO and kin, and whatever we do not know
+	switch errno {
+	case unix.ENOSPC, unix.EDQUOT:
+		kind = ssd.ErrNoSpace
+	case unix.ENODEV, unix.ENXIO, unix.EBADF, unix.ESHUTDOWN, unix.ESTALE:
+		kind = ssd.ErrGone
+		d.gone.Store(true)
+	case unix.EOPNOTSUPP, unix.ENOSYS, unix.ENOTTY:
+		kind = ssd.ErrUnsupported
+	}
+	return fmt.Errorf("%w: %v of %d bytes at %d: %w", kind, r.Op, r.Len, r.Offset, errno)
+}
+
+// failEOF is the answer to a read that met the end of the file.
+func (d *Device) failEOF(r *ssd.Request, at int64) error {
+	d.truncated.Store(true)
+	return fmt.Errorf("%w: %v of %d bytes at %d: the file ends at or before %d, it was truncated beneath us", ssd.ErrMedia, r.Op, r.Len, r.Offset, at)
+}

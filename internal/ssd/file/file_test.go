@@ -1,0 +1,648 @@
+package file
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"jbofd/internal/bufpool"
+	"jbofd/internal/ssd"
+	"jbofd/internal/ssd/ssdtest"
+	"jbofd/internal/uring"
+)
+
+// engines are the ones that this machine offers.
+func engines(t testing.TB) []string {
+	r, err := uring.New(1)
+	if errors.Is(err, uring.ErrUnavailable) {
+		t.Logf("testing without io_uring: %v", err)
+		return []string{EngineThreads}
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	r.Close()
+	return []string{EngineURing, EngineThreads}
+}
+
+func forEachEngine(t *testing.T, f func(t *testing.T, engine string)) {
+	for _, e := range engines(t) {
+		t.Run(e, func(t *testing.T) { f(t, e) })
+	}
+}
+
+func open(t testing.TB, cfg Config) *Device {
+	t.Helper()
+	if cfg.Path == "" {
+		cfg.Path = filepath.Join(t.TempDir(), "ssd.img")
+	}
+	if cfg.SizeBytes == 0 {
+		cfg.SizeBytes = 8 << 20
+	}
+	cfg.Name, cfg.Create = "t", true
+	d, err := Open(cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := d.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	return d
+}
+
+func openQueue(t testing.TB, d *Device, depth int) ssd.Queue {
+	t.Helper()
+	q, err := d.OpenQueue(depth)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return q
+}
+
+func newPool(t testing.TB) *bufpool.Pool {
+	t.Helper()
+	p, err := bufpool.New(bufpool.Config{TotalBytes: 32 << 20})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return p
+}
+
+func TestConformance(t *testing.T) {
+	forEachEngine(t, func(t *testing.T, engine string) {
+		ssdtest.Conformance(t, func(t *testing.T) ssd.Device { return open(t, Config{Engine: engine}) })
+	})
+}
+
+func TestConformanceOnTmpfsWithoutZeroRange(t *testing.T) {
+	dir, err := os.MkdirTemp("/dev/shm", "jbofd-test")
+	if err != nil {
+		t.Skipf("no tmpfs on /dev/shm: %v", err)
+	}
+	defer os.RemoveAll(dir)
+	n := 0
+	ssdtest.Conformance(t, func(t *testing.T) ssd.Device {
+		n++
+		return open(t, Config{Path: fmt.Sprintf("%s/%d", dir, n)})
+	})
+}
+
+// loop returns a loop device over a new sparse file.
+func loop(t *testing.T, blockSize int) string {
+	t.Helper()
+	f := filepath.Join(t.TempDir(), "backing")
+	if err := os.WriteFile(f, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Truncate(f, 16<<20); err != nil {
+		t.Fatal(err)
+	}
+	out, err := exec.Command("losetup", "--find", "--show", "--sector-size", fmt.Sprint(blockSize), f).CombinedOutput()
+	if err != nil {
+		t.Skipf("this machine lacks loop devices or root: losetup: %v %s", err, out)
+	}
+	dev := strings.TrimSpace(string(out))
+	t.Cleanup(func() {
+		if out, err := exec.Command("losetup", "--detach", dev).CombinedOutput(); err != nil {
+			t.Errorf("losetup --detach %s: %v %s", dev, err, out)
+		}
+	})
+	return dev
+}
+
+func TestConformanceOnBlockDevices(t *testing.T) {
+	forEachEngine(t, func(t *testing.T, engine string) {
+		for _, bs := range []int{512, 4096} {
+			t.Run(fmt.Sprint(bs), func(t *testing.T) {
+				ssdtest.Conformance(t, func(t *testing.T) ssd.Device {
+					d := open(t, Config{Path: loop(t, bs), Engine: engine, SizeBytes: 16 << 20})
+					if i := d.Info(); i.BlockSize != bs || !i.VolatileCache {
+						t.Errorf("%+v", i)
+					}
+					return d
+				})
+			})
+		}
+	})
+}
+
+func TestBlockDeviceInUseIsRefusedWithItsHolder(t *testing.T) {
+	path := loop(t, 512)
+	open(t, Config{Path: path, SizeBytes: 16 << 20})
+	_, err := Open(Config{Path: path})
+	if !errors.Is(err, ErrInUse) {
+		t.Errorf("second Open: %v, want ErrInUse", err)
+	}
+	_, err = Open(Config{Path: loop(t, 512), SizeBytes: 1 << 20})
+	if !errors.Is(err, ErrSize) {
+		t.Errorf("wrong size: %v, want ErrSize", err)
+	}
+}
+
+func TestSecondDaemonIsRefusedAndToldWhoHoldsTheFile(t *testing.T) {
+	d := open(t, Config{})
+	_, err := Open(Config{Path: d.info.Path})
+	if !errors.Is(err, ErrInUse) || !strings.Contains(err.Error(), fmt.Sprintf("process %d (", os.Getpid())) {
+		t.Errorf("second Open: %v, want ErrInUse and our process number", err)
+	}
+	if err := d.Close(); err != nil {
+		t.Fatal(err)
+	}
+	again, err := Open(Config{Path: d.info.Path})
+	if err != nil {
+		t.Fatalf("Open after Close: %v", err)
+	}
+	again.Close()
+}
+
+func TestSizesAreCreatedGrownAndNeverShrunk(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "ssd.img")
+	try := func(cfg Config) (int64, error) {
+		cfg.Path = path
+		d, err := Open(cfg)
+		if err != nil {
+			return 0, err
+		}
+		defer d.Close()
+		return d.Info().SizeBytes, nil
+	}
+	if _, err := try(Config{}); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("absent without Create: %v", err)
+	}
+	if _, err := try(Config{Create: true}); !errors.Is(err, ErrConfig) {
+		t.Errorf("Create without a size: %v", err)
+	}
+	for _, tc := range []struct {
+		cfg  Config
+		want int64
+	}{
+		{Config{Create: true, SizeBytes: 1 << 20}, 1 << 20},
+		{Config{}, 1 << 20},
+		{Config{Create: true, SizeBytes: 2 << 20}, 2 << 20},
+		{Config{SizeBytes: 3 << 20}, 3 << 20},
+	} {
+		if got, err := try(tc.cfg); err != nil || got != tc.want {
+			t.Errorf("%+v: %d %v, want %d", tc.cfg, got, err, tc.want)
+		}
+	}
+	var st unix.Stat_t
+	if err := unix.Stat(path, &st); err != nil || st.Blocks != 0 {
+		t.Errorf("new file takes %d sectors, want a sparse one: %v", st.Blocks, err)
+	}
+	_, err := try(Config{SizeBytes: 1 << 20})
+	if !errors.Is(err, ErrSize) || !strings.Contains(err.Error(), "3145728") || !strings.Contains(err.Error(), "1048576") {
+		t.Errorf("shrinking: %v, want ErrSize with both sizes", err)
+	}
+	if _, err := try(Config{SizeBytes: 3<<20 + 1}); !errors.Is(err, ErrConfig) {
+		t.Errorf("odd size: %v, want ErrConfig", err)
+	}
+	if err := os.Truncate(path, 3<<20+100); err != nil {
+		t.Fatal(err)
+	}
+	if got, err := try(Config{}); err != nil || got != 3<<20 {
+		t.Errorf("odd existing size: %d %v, want it rounded down", got, err)
+	}
+	if err := os.Truncate(path, 0); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := try(Config{}); !errors.Is(err, ErrSize) {
+		t.Errorf("empty file: %v, want ErrSize", err)
+	}
+}
+
+func TestWrongKindsOfPathAndEngineAreRefused(t *testing.T) {
+	for _, cfg := range []Config{{Path: t.TempDir()}, {Path: "/dev/null"}, {Path: "x", Engine: "magic"}, {Path: "x", SizeBytes: -1}} {
+		if _, err := Open(cfg); !errors.Is(err, ErrConfig) {
+			t.Errorf("%+v: %v, want ErrConfig", cfg, err)
+		}
+	}
+}
+
+func TestAllKindsOfMemoryAreReadAndWritten(t *testing.T) {
+	forEachEngine(t, func(t *testing.T, engine string) {
+		p := newPool(t)
+		d := open(t, Config{Engine: engine, Pool: p})
+		q := openQueue(t, d, 8)
+		acct := p.Account("t")
+		rng := rand.New(rand.NewPCG(3, 4))
+		for i, size := range []int{4096, 128 << 10, 1 << 20, 4096} {
+			pooled, ok := p.Get(acct, size)
+			if !ok {
+				t.Fatal("pool")
+			}
+			for j := range pooled.B {
+				pooled.B[j] = byte(rng.Uint32())
+			}
+			off := int64(i) << 20
+			ssdtest.Write(t, q, off, pooled.B, ssd.FUA*ssd.Flags(i&1))
+			odd := make([]byte, size+8)[3 : size+3] // surely unaligned
+			if err := ssdtest.Do(t, q, ssd.Request{Op: ssd.Read, Offset: off, Len: int64(size), Buf: odd}); err != nil {
+				t.Fatal(err)
+			}
+			if !bytes.Equal(odd, pooled.B) {
+				t.Fatal("read into unaligned memory differs")
+			}
+			odd[0]++
+			ssdtest.Write(t, q, off, odd, 0)
+			if err := ssdtest.Do(t, q, ssd.Request{Op: ssd.Read, Offset: off, Len: int64(size), Buf: pooled.B}); err != nil {
+				t.Fatal(err)
+			}
+			if !bytes.Equal(odd, pooled.B) {
+				t.Fatal("read into registered memory differs")
+			}
+			p.Put(pooled)
+		}
+		if engine == EngineURing {
+			if n := bytes.Count(regionBytes(q.(*queue).registered), []byte{byte(regionRegistered)}); n == 0 {
+				t.Error("no region was registered with io_uring")
+			}
+		}
+		if err := d.Close(); err != nil {
+			t.Fatal(err)
+		}
+		p.CloseTest(t)
+	})
+}
+
+func regionBytes(r []regionState) (b []byte) {
+	for _, v := range r {
+		b = append(b, byte(v))
+	}
+	return b
+}
+
+func TestTruncatedOrDeletedFileAnswersErrors(t *testing.T) {
+	forEachEngine(t, func(t *testing.T, engine string) {
+		d := open(t, Config{Engine: engine})
+		q := openQueue(t, d, 4)
+		ssdtest.Write(t, q, 0, make([]byte, 1<<20), 0)
+		if err := d.Healthy(); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.Truncate(d.info.Path, 4096); err != nil {
+			t.Fatal(err)
+		}
+		for _, off := range []int64{0, 4096, 1 << 20} { // across the end, at it, behind it
+			err := ssdtest.Do(t, q, ssd.Request{Op: ssd.Read, Offset: off, Len: 8192, Buf: make([]byte, 8192)})
+			if !errors.Is(err, ssd.ErrMedia) {
+				t.Errorf("read at %d of a truncated file: %v, want ErrMedia", off, err)
+			}
+		}
+		if err := d.Healthy(); !errors.Is(err, ssd.ErrMedia) {
+			t.Errorf("Healthy of a truncated file: %v, want ErrMedia", err)
+		}
+		if err := os.Remove(d.info.Path); err != nil {
+			t.Fatal(err)
+		}
+		if err := d.Healthy(); !errors.Is(err, ssd.ErrGone) {
+			t.Errorf("Healthy of a deleted file: %v, want ErrGone", err)
+		}
+		ssdtest.Flush(t, q) // it still answers
+	})
+}
+
+func TestFullFileSystemIsNoSpaceAndReadOnlyOneAnError(t *testing.T) {
+	dir := t.TempDir()
+	if err := unix.Mount("tmpfs", dir, "tmpfs", 0, "size=256k"); err != nil {
+		t.Skipf("this machine lets us mount no tmpfs: %v", err)
+	}
+	defer unix.Unmount(dir, unix.MNT_DETACH)
+	for i, engine := range engines(t) {
+		d, err := Open(Config{Path: fmt.Sprintf("%s/%d", dir, i), Create: true, SizeBytes: 4 << 20, Engine: engine})
+		if err != nil {
+			t.Fatal(err)
+		}
+		q := openQueue(t, d, 4)
+		var got error
+		for off := int64(0); off < 1<<20 && got == nil; off += 64 << 10 {
+			got = ssdtest.Do(t, q, ssd.Request{Op: ssd.Write, Offset: off, Len: 64 << 10, Buf: make([]byte, 64<<10)})
+		}
+		if !errors.Is(got, ssd.ErrNoSpace) {
+			t.Errorf("%s: writing more than fits: %v, want ErrNoSpace", engine, got)
+		}
+		if err := d.Healthy(); err != nil {
+			t.Errorf("%s: Healthy: %v", engine, err)
+		}
+		d.Close()
+	}
+}
+
+func TestErrnosMapToTheSentinels(t *testing.T) {
+	d := &Device{}
+	r := &ssd.Request{}
+	for errno, want := range map[unix.Errno]error{
+		unix.EIO: ssd.ErrMedia, unix.EILSEQ: ssd.ErrMedia, unix.EINVAL: ssd.ErrMedia, unix.EREMOTEIO: ssd.ErrMedia,
+		unix.ENOSPC: ssd.ErrNoSpace, unix.EDQUOT: ssd.ErrNoSpace,
+		unix.ENODEV: ssd.ErrGone, unix.ENXIO: ssd.ErrGone, unix.EBADF: ssd.ErrGone,
+		unix.EOPNOTSUPP: ssd.ErrUnsupported,
+	} {
+		d.gone.Store(false)
+		err := d.fail(r, errno)
+		if !errors.Is(err, want) || !errors.Is(err, errno) {
+			t.Errorf("%v: %v, want %v", errno, err, want)
+		}
+		if d.gone.Load() != errors.Is(err, ssd.ErrGone) {
+			t.Errorf("%v: gone is %v", errno, d.gone.Load())
+		}
+	}
+}
+
+func TestDeviceThatVanishedAnswersGoneToEverything(t *testing.T) {
+	forEachEngine(t, func(t *testing.T, engine string) {
+		d := open(t, Config{Engine: engine})
+		q := openQueue(t, d, 4)
+		d.fail(&ssd.Request{}, unix.ENODEV)
+		for op := range ssd.Ops {
+			if err := ssdtest.Do(t, q, ssd.Request{Op: op, Len: 4096, Buf: make([]byte, 4096)}); !errors.Is(err, ssd.ErrGone) {
+				t.Errorf("%v: %v, want ErrGone", op, err)
+			}
+		}
+		if err := d.Healthy(); !errors.Is(err, ssd.ErrGone) {
+			t.Errorf("Healthy: %v, want ErrGone", err)
+		}
+	})
+}
+
+func TestFallbacksReachTheSameResult(t *testing.T) {
+	forEachEngine(t, func(t *testing.T, engine string) {
+		d := open(t, Config{Engine: engine})
+		q := openQueue(t, d, 4)
+		d.noDSync.Store(true)
+		d.noPunch.Store(true)
+		d.noZeroRange.Store(true)
+		ones := bytes.Repeat([]byte{1}, 3<<20)
+		ssdtest.Write(t, q, 0, ones, ssd.FUA)
+		for _, flags := range []ssd.Flags{0, ssd.Unmap, ssd.Unmap | ssd.FUA} {
+			if err := ssdtest.Do(t, q, ssd.Request{Op: ssd.WriteZeroes, Flags: flags, Offset: 4096, Len: 2<<20 + 4096}); err != nil {
+				t.Fatal(err)
+			}
+			got := ssdtest.Read(t, q, 0, 3<<20)
+			want := bytes.Clone(ones)
+			clear(want[4096 : 4096+2<<20+4096])
+			if !bytes.Equal(got, want) {
+				t.Errorf("flags %v: plain zeroes went elsewhere", flags)
+			}
+			ssdtest.Write(t, q, 0, ones, 0)
+		}
+	})
+}
+
+func TestCloseWaitsForWhatIsInFlightAndLeaksNothing(t *testing.T) {
+	forEachEngine(t, func(t *testing.T, engine string) {
+		goroutines, fds := runtime.NumGoroutine(), countFDs(t)
+		path := filepath.Join(t.TempDir(), "ssd.img")
+		for range 3 {
+			d, err := Open(Config{Path: path, Create: true, SizeBytes: 8 << 20, Engine: engine})
+			if err != nil {
+				t.Fatal(err)
+			}
+			q := openQueue(t, d, 32)
+			reqs := make([]ssd.Request, 32)
+			for i := range reqs {
+				op := ssd.Op(i) % ssd.Ops
+				reqs[i] = ssd.Request{Op: op, Offset: int64(i) * 65536, Len: 65536, Buf: make([]byte, 65536), Tag: uint64(i)}
+			}
+			if n := q.Submit(reqs); n != 32 {
+				t.Fatal(n)
+			}
+			if err := d.Close(); err != nil {
+				t.Fatal(err)
+			}
+			c := make([]ssd.Completion, 64)
+			if n := q.Poll(c, -1); n != 32 {
+				t.Errorf("%d completions after Close, want 32", n)
+			}
+			for _, c := range c[:32] {
+				if c.Err != nil {
+					t.Errorf("request %d: %v", c.Tag, c.Err)
+				}
+			}
+		}
+		deadline := time.Now().Add(5 * time.Second)
+		for runtime.NumGoroutine() > goroutines && time.Now().Before(deadline) {
+			runtime.Gosched()
+		}
+		if n := runtime.NumGoroutine(); n > goroutines {
+			t.Errorf("%d goroutines, before %d", n, goroutines)
+		}
+		if n := countFDs(t); n > fds {
+			t.Errorf("%d file descriptors, before %d", n, fds)
+		}
+	})
+}
+
+func countFDs(t *testing.T) int {
+	e, err := os.ReadDir("/proc/self/fd")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return len(e)
+}
+
+func TestManyQueuesAndSplitSubmitAndPollKeepTheirTags(t *testing.T) {
+	forEachEngine(t, func(t *testing.T, engine string) {
+		d := open(t, Config{Engine: engine})
+		errs := make(chan error, 3)
+		for k := range 3 {
+			q := openQueue(t, d, 16)
+			const total = 500
+			tokens := make(chan struct{}, 16)
+			go func() { // submits
+				for i := range uint64(total) {
+					tokens <- struct{}{}
+					b := make([]byte, 4096)
+					if q.Submit([]ssd.Request{{Op: ssd.Op(i % 2), Offset: int64(k)<<20 + int64(i%16)*4096, Len: 4096, Buf: b, Tag: i}}) != 1 {
+						panic("a queue with room took nothing")
+					}
+				}
+			}()
+			go func() { // polls
+				var seen [total]bool
+				var c [5]ssd.Completion
+				for got := 0; got < total; {
+					n := q.Poll(c[:], -1)
+					for _, c := range c[:n] {
+						if c.Err != nil || seen[c.Tag] {
+							errs <- fmt.Errorf("completion %+v, seen %v", c, seen[c.Tag])
+							return
+						}
+						seen[c.Tag] = true
+						<-tokens
+					}
+					got += n
+				}
+				errs <- nil
+			}()
+		}
+		for range 3 {
+			if err := <-errs; err != nil {
+				t.Error(err)
+			}
+		}
+	})
+}
+
+func TestSteadyStateIOAllocatesNothing(t *testing.T) {
+	forEachEngine(t, func(t *testing.T, engine string) {
+		p := newPool(t)
+		d := open(t, Config{Engine: engine, Pool: p})
+		q := openQueue(t, d, 8)
+		acct := p.Account("t")
+		a, _ := p.Get(acct, 4096)
+		b, _ := p.Get(acct, 4096)
+		reqs := []ssd.Request{{Op: ssd.Write, Offset: 4096, Len: 4096, Buf: a.B}, {Op: ssd.Read, Len: 4096, Buf: b.B},
+			{Op: ssd.Write, Flags: ssd.FUA, Offset: 8192, Len: 4096, Buf: a.B}, {Op: ssd.Flush}, {Op: ssd.WriteZeroes, Len: 8192}}
+		c := make([]ssd.Completion, 8)
+		round := func() {
+			q.Submit(reqs)
+			for got := 0; got < len(reqs); {
+				got += q.Poll(c, time.Second)
+			}
+		}
+		for range 20 { // workers start, regions are registered
+			round()
+		}
+		if n := testing.AllocsPerRun(50, round); n != 0 {
+			t.Errorf("%v allocs per batch, want 0", n)
+		}
+		p.Put(a)
+		p.Put(b)
+		d.Close()
+		p.CloseTest(t)
+	})
+}
+
+// The device against a bare loop on io_uring: what the queue costs.
+
+const benchBytes = 256 << 20
+
+func benchFile(b *testing.B) string {
+	b.Helper()
+	path := filepath.Join(".", "bench.img") // the working folder: O_DIRECT, unlike a tmpfs /tmp
+	b.Cleanup(func() { os.Remove(path) })
+	f, err := os.Create(path)
+	if err != nil {
+		b.Fatal(err)
+	}
+	chunk := bytes.Repeat([]byte{0x5A}, 1<<20)
+	for range benchBytes >> 20 {
+		if _, err := f.Write(chunk); err != nil {
+			b.Fatal(err)
+		}
+	}
+	if err := errors.Join(f.Sync(), f.Close()); err != nil {
+		b.Fatal(err)
+	}
+	return path
+}
+
+func benchmarkRandomRead(b *testing.B, engine string, depth int) {
+	p := newPool(b)
+	d, err := Open(Config{Path: benchFile(b), Engine: engine, Pool: p, Workers: depth})
+	if err != nil {
+		b.Fatal(err)
+	}
+	defer d.Close()
+	q := openQueue(b, d, depth)
+	acct := p.Account("b")
+	reqs := make([]ssd.Request, depth)
+	for i := range reqs {
+		buf, _ := p.Get(acct, 4096)
+		reqs[i] = ssd.Request{Op: ssd.Read, Len: 4096, Buf: buf.B, Tag: uint64(i)}
+	}
+	rng := rand.New(rand.NewPCG(5, 6))
+	c := make([]ssd.Completion, depth)
+	batch := make([]ssd.Request, 0, depth)
+	b.ReportAllocs()
+	b.ResetTimer()
+	issued, done := 0, 0
+	for i := range reqs {
+		c[i].Tag = uint64(i)
+	}
+	for n := min(depth, b.N); done < b.N; {
+		batch = batch[:0]
+		for i := 0; i < n && issued < b.N; i++ {
+			r := reqs[c[i].Tag]
+			r.Offset = rng.Int64N(benchBytes/4096) * 4096
+			batch = append(batch, r)
+			issued++
+		}
+		if len(batch) > 0 && q.Submit(batch) != len(batch) {
+			b.Fatal("queue full")
+		}
+		n = q.Poll(c, -1)
+		done += n
+	}
+	b.StopTimer()
+	b.ReportMetric(float64(b.N)/b.Elapsed().Seconds(), "IOPS")
+}
+
+func BenchmarkRandomRead4KQD1URing(b *testing.B)    { benchmarkRandomRead(b, EngineURing, 1) }
+func BenchmarkRandomRead4KQD32URing(b *testing.B)   { benchmarkRandomRead(b, EngineURing, 32) }
+func BenchmarkRandomRead4KQD32Threads(b *testing.B) { benchmarkRandomRead(b, EngineThreads, 32) }
+
+func BenchmarkRandomRead4KQD32RawLoop(b *testing.B) {
+	const depth = 32
+	f, err := os.OpenFile(benchFile(b), os.O_RDWR|unix.O_DIRECT, 0)
+	if err != nil {
+		b.Fatal(err)
+	}
+	defer f.Close()
+	r, err := uring.New(depth)
+	if err != nil {
+		b.Fatal(err)
+	}
+	defer r.Close()
+	mem, free, err := scratch(depth * 4096)
+	if err != nil {
+		b.Fatal(err)
+	}
+	defer free()
+	if err := errors.Join(r.RegisterFile(int(f.Fd())), r.RegisterSparse(1), r.RegisterBuffer(0, mem)); err != nil {
+		b.Fatal(err)
+	}
+	rng := rand.New(rand.NewPCG(5, 6))
+	b.ResetTimer()
+	issued, done := 0, 0
+	issue := func(i uint64) {
+		if issued < b.N {
+			s := r.NextSQE()
+			s.PrepRead(0, mem[i*4096:][:4096], rng.Int64N(benchBytes/4096)*4096)
+			s.UseFile()
+			s.UseBuffer(0)
+			s.UserData = i
+			issued++
+		}
+	}
+	for i := range uint64(depth) {
+		issue(i)
+	}
+	for done < b.N {
+		if _, err := r.Submit(); err != nil {
+			b.Fatal(err)
+		}
+		if r.PeekCQE() == nil {
+			r.Wait(-1)
+		}
+		for c := r.PeekCQE(); c != nil; c = r.PeekCQE() {
+			i := c.UserData
+			r.SeenCQE()
+			done++
+			issue(i)
+		}
+	}
+	b.StopTimer()
+	b.ReportMetric(float64(b.N)/b.Elapsed().Seconds(), "IOPS")
+}
