@@ -148,6 +148,8 @@ type Ring struct {
 	sqMask         uint32
 	localTail      uint32 // entries handed out by NextSQE
 	submitted      uint32 // entries the kernel has taken
+	// published orders the submission side before the completion side; see PeekCQE.
+	published atomic.Uint32
 
 	// Completion side.
 	cqHead, cqTail *atomic.Uint32 // the kernel moves the tail
@@ -228,6 +230,7 @@ func (r *Ring) Submit() (int, error) { // hot: 0 allocs
 	if n == 0 {
 		return 0, nil
 	}
+	r.published.Store(r.localTail)
 	r.sqTail.Store(r.localTail)
 	for {
 		took, err := enter(r.fd, n, 0, 0)
@@ -256,9 +259,9 @@ func (r *Ring) PeekCQE() *CQE { // hot: 0 allocs
 	if head == r.cqTail.Load() {
 		return nil
 	}
-	// What the submitter did before it published the entry happened before its
-	// completion, through the kernel. This load says so in Go's memory model.
-	r.sqTail.Load()
+	// What the submitter did before Submit happened before the completion, through
+	// the kernel. This load says so in Go's memory model.
+	r.published.Load()
 	return &r.cqes[head&r.cqMask]
 }
 
