@@ -1,0 +1,191 @@
+package lint
+
+import (
+	"go/ast"
+	"slices"
+	"strings"
+)
+
+func isPure(dir string) bool { return slices.Contains(pure, dir) }
+
+// checkPure: pure packages do not import what reaches out of the process.
+func checkPure(t *Tree, report Reporter) {
+	t.files(false, isPure, func(p *Package, f *File) {
+		for _, i := range f.AST.Imports {
+			ip := importPath(i)
+			if slices.Contains(impureExceptions, ip) {
+				continue
+			}
+			for _, bad := range impure {
+				if under(ip, bad) {
+					report(i.Pos(), "%s is a pure package and must not import %q: take the value as an argument (now, a seed, bytes), or declare an interface here that a transport or device implements", p.Dir, ip)
+				}
+			}
+		}
+	})
+}
+
+// checkTime: of package time, a pure package uses Duration and its units only.
+func checkTime(t *Tree, report Reporter) {
+	allowed := []string{"Duration", "Nanosecond", "Microsecond", "Millisecond", "Second", "Minute", "Hour"}
+	t.files(false, isPure, func(p *Package, f *File) {
+		name := ""
+		for _, i := range f.AST.Imports {
+			if importPath(i) != "time" {
+				continue
+			}
+			name = "time"
+			if i.Name != nil {
+				name = i.Name.Name
+			}
+			if name == "." {
+				report(i.Pos(), "%s is a pure package and must not dot-import time: import it by name and use time.Duration only", p.Dir)
+			}
+		}
+		if name == "" || name == "." || name == "_" {
+			return
+		}
+		ast.Inspect(f.AST, func(n ast.Node) bool {
+			s, ok := n.(*ast.SelectorExpr)
+			if !ok {
+				return true
+			}
+			if x, ok := s.X.(*ast.Ident); ok && x.Name == name && !slices.Contains(allowed, s.Sel.Name) {
+				report(s.Pos(), "%s is a pure package and must not use time.%s: the driver passes now as int64 nanoseconds; of time only Duration is allowed", p.Dir, s.Sel.Name)
+			}
+			return true
+		})
+	})
+}
+
+// checkGoroutine: a pure package starts no goroutine and has no channel.
+func checkGoroutine(t *Tree, report Reporter) {
+	t.files(false, isPure, func(p *Package, f *File) {
+		ast.Inspect(f.AST, func(n ast.Node) bool {
+			switch n.(type) {
+			case *ast.GoStmt:
+				report(n.Pos(), "%s is a pure package and must not start a goroutine: return an action and let the driver run it", p.Dir)
+			case *ast.ChanType, *ast.SelectStmt:
+				report(n.Pos(), "%s is a pure package and must not use channels: append to the caller's slice instead", p.Dir)
+			}
+			return true
+		})
+	})
+}
+
+// checkCgo: import "C" stands in two packages, behind their build tags.
+func checkCgo(t *Tree, report Reporter) {
+	t.files(true, everywhere, func(p *Package, f *File) {
+		for _, i := range f.AST.Imports {
+			if importPath(i) != "C" {
+				continue
+			}
+			tag, ok := cgoPackages[p.Dir]
+			if !ok {
+				report(i.Pos(), `import "C" is allowed in internal/nvmeof/rdma/verbs and internal/ssd/spdk only: put the call there and import that package`)
+			} else if !strings.Contains(f.buildLine(), tag) {
+				report(i.Pos(), `a file with import "C" in %s needs "//go:build %s", and an untagged twin that returns an error "built without %s"`, p.Dir, tag, tag)
+			}
+		}
+	})
+}
+
+// checkUnsafe: unsafe stands in files named for it.
+func checkUnsafe(t *Tree, report Reporter) {
+	t.files(true, everywhere, func(p *Package, f *File) {
+		for _, i := range f.AST.Imports {
+			if importPath(i) != "unsafe" {
+				continue
+			}
+			stem := strings.TrimSuffix(strings.TrimSuffix(f.Path, ".go"), "_test")
+			if !strings.HasSuffix(stem, "_unsafe") {
+				report(i.Pos(), "unsafe is imported outside of *_unsafe.go: move what needs it to %s_unsafe.go, as small as it can be", stem)
+			}
+		}
+	})
+}
+
+// checkDirection: imports within the module point one way.
+func checkDirection(t *Tree, report Reporter) {
+	t.files(false, everywhere, func(p *Package, f *File) {
+		if inPeerModule(p.Dir) {
+			return
+		}
+		r := rowOf(p.Dir)
+		for _, i := range f.AST.Imports {
+			to, ok := strings.CutPrefix(importPath(i), module+"/")
+			if !ok || r == nil || slices.Contains(base, to) {
+				continue
+			}
+			if !slices.ContainsFunc(r.may, func(pat string) bool { return matches(to, pat) }) {
+				may := strings.Join(append(slices.Clone(r.may), base...), ", ")
+				report(i.Pos(), "%s must not import %s (it may: %s): %s. If the house is to change, change its row in internal/lint/table.go and say why in the commit", p.Dir, to, may, r.remedy)
+			}
+		}
+	})
+	for _, p := range t.Packages {
+		if r := rowOf(p.Dir); r == nil && (under(p.Dir, "internal") || under(p.Dir, "client") || under(p.Dir, "cmd")) {
+			report(p.Files[0].Path, "package %s has no row in internal/lint/table.go: say there whom it may import", p.Dir)
+		}
+	}
+}
+
+// rowOf is the row with the longest dir that holds the package.
+func rowOf(dir string) (best *row) {
+	for i := range directions {
+		r := &directions[i]
+		if under(dir, r.dir) && (best == nil || len(r.dir) > len(best.dir)) {
+			best = r
+		}
+	}
+	return best
+}
+
+func matches(to, pattern string) bool {
+	if root, ok := strings.CutSuffix(pattern, "/..."); ok {
+		return under(to, root)
+	}
+	return to == pattern
+}
+
+func inPeerModule(dir string) bool { return under(dir, peerModule) }
+
+// checkDependency: only modules that the conventions name, test tools in tests, peers in
+// their own module.
+func checkDependency(t *Tree, report Reporter) {
+	in := func(p string, list []string) bool {
+		return slices.ContainsFunc(list, func(m string) bool { return under(p, m) })
+	}
+	t.files(true, everywhere, func(p *Package, f *File) {
+		if inPeerModule(p.Dir) {
+			return
+		}
+		tests := f.Test || under(p.Dir, "internal/testutil") || under(p.Dir, "test") || under(p.Dir, "internal/ssd/ssdtest")
+		for _, i := range f.AST.Imports {
+			ip := importPath(i)
+			first, _, _ := strings.Cut(ip, "/")
+			switch {
+			case !strings.Contains(first, "."), in(ip, dependencies), tests && in(ip, testDependencies):
+			case in(ip, peers):
+				report(i.Pos(), "%s is a peer to be measured against: import it in the module %s only", ip, peerModule)
+			case in(ip, testDependencies):
+				report(i.Pos(), "%s is for tests only", ip)
+			default:
+				report(i.Pos(), "%s is not among the dependencies in internal/lint/table.go: use the standard library or one of those, or add it there with a sentence why in the commit", ip)
+			}
+		}
+	})
+	for line := range strings.Lines(string(t.Modules["."])) {
+		fields := strings.Fields(strings.TrimPrefix(strings.TrimSpace(line), "require "))
+		if len(fields) < 2 || !strings.HasPrefix(fields[1], "v") {
+			continue
+		}
+		direct := !strings.Contains(line, "// indirect")
+		switch m := fields[0]; {
+		case in(m, peers):
+			report("go.mod", "%s is a peer to be measured against: it belongs in the go.mod of %s", m, peerModule)
+		case direct && !in(m, dependencies) && !in(m, testDependencies):
+			report("go.mod", "%s is not among the dependencies in internal/lint/table.go: add it there with a sentence why in the commit, or drop it", m)
+		}
+	}
+}
