@@ -30,6 +30,9 @@ const (
 	OpWriteZeroes = nvme.CmdWriteZeroes
 	OpDSM         = nvme.CmdDSM
 	OpVerify      = nvme.CmdVerify
+
+	// CDW12FUA is the Force Unit Access bit in CDW12 of a Write.
+	CDW12FUA = nvme.CDW12FUA
 )
 
 // Errors to decide by. They come wrapped with what happened.

@@ -1,0 +1,403 @@
+package bench
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math"
+	"math/bits"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// earlyWake is how long before an operation is due a job stops sleeping and looks at the
+// clock instead: timers are not that exact.
+const earlyWake = 120 * time.Microsecond
+
+// busyBit marks, in job.gen, a block with an I/O outstanding; unknownGen one whose
+// content is open after a failed write.
+const (
+	busyBit    = 1 << 31
+	unknownGen = busyBit - 1
+)
+
+var errInterrupted = errors.New("I/Os are still outstanding after the time allowed for them to end")
+
+// job is one goroutine's load.
+type job struct {
+	id    int
+	r     *run
+	q     Queue
+	cfg   *Config
+	rng   uint64
+	start int64 // of its region, bytes
+	count int64 // blocks in its region
+	left  int64 // I/Os still to submit if there is no runtime; -1: endless
+
+	mem   []byte // the slots' buffers, one mapping
+	slots []slot
+	free  []uint16
+	ops   []Op
+	dones []Done
+
+	// perm walks the region in random order, each place once; next are the sequential
+	// positions of reads and writes.
+	perm  permutation
+	step  uint64
+	next  [2]int64
+	gen   []uint32 // with Verify: by block, generation of the last write, and busyBit
+	since int      // writes since the last Flush
+
+	// interval and due schedule under a rate, in nanoseconds of run.now.
+	interval float64
+	due      float64
+
+	stop        atomic.Bool
+	interrupted atomic.Bool
+	keep        bool
+
+	mu  sync.Mutex
+	cur *stats
+	old *stats // the other one, for take
+}
+
+// slot is one outstanding operation.
+type slot struct {
+	buf   []byte
+	block int64 // in the region
+	at    int64 // when it was due or submitted
+	gen   uint32
+	kind  Kind
+}
+
+func newJob(ctx context.Context, r *run, i int, t Target) (*job, error) {
+	cfg := &r.cfg
+	bs := int64(cfg.BlockBytes)
+	count := cfg.SizeBytes / bs / int64(cfg.Jobs)
+	a, b := newStats(), newStats()
+	j := &job{
+		id: i, r: r, cfg: cfg, rng: mix(cfg.Seed ^ uint64(i)<<32), start: cfg.OffsetBytes + int64(i)*count*bs, count: count, left: count,
+		slots: make([]slot, cfg.IODepth), ops: make([]Op, cfg.IODepth), dones: make([]Done, cfg.IODepth), free: make([]uint16, 0, cfg.IODepth),
+		cur: &a, old: &b,
+	}
+	if cfg.Runtime > 0 {
+		j.left = -1
+	}
+	j.perm = newPermutation(uint64(count), mix(j.rng))
+	if cfg.Verify {
+		j.gen = make([]uint32, count)
+	}
+	if cfg.RateIOPS > 0 {
+		j.interval = 1e9 * float64(cfg.Jobs) / cfg.RateIOPS
+	}
+	var err error
+	j.mem, err = unix.Mmap(-1, 0, cfg.IODepth*cfg.BlockBytes, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS)
+	if err != nil {
+		return nil, fmt.Errorf("%d bytes of buffers: %w", cfg.IODepth*cfg.BlockBytes, err)
+	}
+	for k := range j.slots {
+		j.slots[k].buf = j.mem[k*cfg.BlockBytes : (k+1)*cfg.BlockBytes : (k+1)*cfg.BlockBytes]
+		j.free = append(j.free, uint16(cfg.IODepth-1-k))
+	}
+	if !cfg.Verify {
+		fillVerify(j.mem, cfg.BlockBytes, cfg.Seed, j.start, 0) // noise, so that nothing below compresses or dedups it
+	}
+	if j.q, err = t.OpenQueue(ctx, cfg.IODepth); err != nil {
+		return nil, errors.Join(err, unix.Munmap(j.mem))
+	}
+	return j, nil
+}
+
+// close ends the queue, then gives its buffers back.
+func (j *job) close() error { return errors.Join(j.q.Close(), unix.Munmap(j.mem)) }
+
+// take returns what was counted since the last take; valid until the next.
+func (j *job) take() *stats {
+	j.old.reset()
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	j.cur, j.old = j.old, j.cur
+	return j.old
+}
+
+// load is the main phase.
+func (j *job) load() error {
+	if j.interval > 0 && j.due == 0 {
+		j.due = float64(j.r.now()) + j.interval*float64(j.id)/float64(j.cfg.Jobs)
+	}
+	return j.loop(j.build)
+}
+
+// readBack reads every block that was written in this run, or with VerifyOnly all.
+func (j *job) readBack() error {
+	j.next[Read] = 0
+	j.interval = 0
+	return j.loop(j.buildReadBack)
+}
+
+// loop keeps the queue busy with what build makes until build has no more or the job is
+// stopped.
+func (j *job) loop(build func(*Op, *slot) bool) error { // hot: 0 allocs per I/O
+	more := true
+	queued := 0 // j.ops[:queued] are built and not yet taken by the queue
+	for {
+		now := j.r.now()
+		more = more && !j.stop.Load()
+		wait := time.Duration(-1)
+		for more && len(j.free) > 0 {
+			at := now
+			if j.interval > 0 {
+				if due := int64(j.due); due > now {
+					wait = time.Duration(due - now)
+					break
+				}
+				at = int64(j.due)
+			}
+			i := j.free[len(j.free)-1]
+			s, o := &j.slots[i], &j.ops[queued]
+			*o = Op{Tag: uint64(i), Buf: s.buf}
+			if !build(o, s) {
+				more = false
+				break
+			}
+			if j.interval > 0 {
+				j.advance()
+			}
+			s.at, s.kind = at, o.Kind
+			j.free = j.free[:len(j.free)-1]
+			queued++
+		}
+		if queued > 0 {
+			n, err := j.q.Submit(j.ops[:queued])
+			if err != nil {
+				return err
+			}
+			queued = copy(j.ops, j.ops[n:queued])
+		}
+		out := len(j.slots) - len(j.free)
+		if !more && (out == 0 || j.keep && j.stop.Load() && queued == 0) {
+			return nil
+		}
+		if wait > earlyWake {
+			wait -= earlyWake
+		} else if wait > 0 {
+			wait = 0
+		}
+		if out == 0 && wait > 0 {
+			// Nothing to wait for but the clock, and the stop flag.
+			time.Sleep(min(wait, 50*time.Millisecond))
+			continue
+		}
+		n, err := j.q.Poll(j.dones, wait)
+		if n > 0 {
+			if ierr := j.finish(j.dones[:n]); ierr != nil && !j.cfg.ContinueOnError {
+				more = false
+				j.keep = false
+				j.r.abort()
+			}
+		}
+		if err != nil {
+			return err
+		}
+		if j.interrupted.Load() {
+			return fmt.Errorf("%d of the %d %w", out-n, len(j.slots), errInterrupted)
+		}
+	}
+}
+
+// advance moves the schedule to the next operation.
+func (j *job) advance() {
+	if !j.cfg.Poisson {
+		j.due += j.interval
+		return
+	}
+	u := float64(j.random()>>11+1) / (1 << 53) // in (0, 1]
+	j.due += -math.Log(u) * j.interval
+}
+
+func (j *job) random() uint64 {
+	j.rng += 0x9e3779b97f4a7c15
+	return mix(j.rng)
+}
+
+// finish records completions. It returns an I/O's error if there was one.
+func (j *job) finish(dones []Done) (failed error) { // hot: 0 allocs
+	now := j.r.now()
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	st := j.cur
+	for i := range dones {
+		d := &dones[i]
+		s := &j.slots[d.Tag]
+		j.free = append(j.free, uint16(d.Tag))
+		if d.Err != nil {
+			failed = d.Err
+			st.failed[s.kind]++
+			st.note(fmt.Sprintf("%s at offset %d: %v", s.kind, j.start+s.block*int64(j.cfg.BlockBytes), d.Err))
+			if s.kind == Write {
+				s.gen = unknownGen
+			}
+			j.settle(s)
+			continue
+		}
+		// The only error is a value above the bound.
+		if st.hist[s.kind].RecordValue(min(now-s.at, maxLatencyNS)) != nil {
+			st.failed[s.kind]++
+		}
+		if s.kind == Flush {
+			continue
+		}
+		st.bytes[s.kind] += uint64(len(s.buf))
+		j.settle(s)
+		if s.kind == Read && j.gen != nil {
+			j.check(st, s)
+		}
+	}
+	return failed
+}
+
+// settle notes the generation of the block whose I/O has ended.
+func (j *job) settle(s *slot) {
+	if j.gen != nil && s.kind != Flush {
+		j.gen[s.block] = s.gen
+	}
+}
+
+// check verifies the read in s, if its content is known.
+func (j *job) check(st *stats, s *slot) {
+	want := uint64(s.gen)
+	if j.cfg.VerifyOnly {
+		want = anyGeneration
+	} else if s.gen == 0 || s.gen == unknownGen {
+		return
+	}
+	st.checked += uint64(len(s.buf))
+	if err := checkVerify(s.buf, j.r.info.BlockSize, j.cfg.Seed, j.start+s.block*int64(len(s.buf)), want); err != nil {
+		st.wrong++
+		st.note("verify: " + err.Error())
+	}
+}
+
+// build makes the next operation of the main phase.
+func (j *job) build(o *Op, s *slot) bool { // hot: 0 allocs
+	if j.cfg.FlushEvery > 0 && j.since >= j.cfg.FlushEvery {
+		j.since = 0
+		o.Kind, o.Buf = Flush, nil
+		return true
+	}
+	if j.left == 0 {
+		return false
+	}
+	o.Kind = j.kind()
+	block := j.place(o.Kind)
+	if j.gen != nil {
+		// What a read finds next to a write under way is open, and so is the order of two
+		// writes. There is a block at rest, since there are twice as many as slots.
+		for j.gen[block]&busyBit != 0 {
+			if block++; block == j.count {
+				block = 0
+			}
+		}
+		s.gen = j.gen[block]
+		j.gen[block] |= busyBit
+	}
+	s.block = block
+	o.Offset = j.start + block*int64(j.cfg.BlockBytes)
+	if o.Kind == Write {
+		o.FUA = j.cfg.FUA
+		j.since++
+		if j.gen != nil {
+			if s.gen++; s.gen >= unknownGen {
+				s.gen = 1
+			}
+			fillVerify(s.buf, j.r.info.BlockSize, j.cfg.Seed, o.Offset, uint64(s.gen))
+		}
+	}
+	if j.left > 0 {
+		j.left--
+	}
+	return true
+}
+
+// kind draws read or write.
+func (j *job) kind() Kind {
+	switch j.cfg.Pattern {
+	case "read", "randread":
+		return Read
+	case "write", "randwrite":
+		return Write
+	}
+	// The high half of the product is uniform below 100.
+	hi, _ := bits.Mul64(j.random(), 100)
+	if int(hi) < j.cfg.ReadPercent {
+		return Read
+	}
+	return Write
+}
+
+// place chooses the block.
+func (j *job) place(k Kind) int64 {
+	switch {
+	case !j.cfg.random():
+		b := j.next[k]
+		if j.next[k]++; j.next[k] == j.count {
+			j.next[k] = 0
+		}
+		return b
+	case j.cfg.NoRandomMap:
+		hi, _ := bits.Mul64(j.random(), uint64(j.count))
+		return int64(hi)
+	}
+	if j.step == uint64(j.count) {
+		j.step = 0
+		j.perm = newPermutation(uint64(j.count), j.random())
+	}
+	b := j.perm.at(j.step)
+	j.step++
+	return int64(b)
+}
+
+// buildReadBack makes the next read of the verify phase.
+func (j *job) buildReadBack(o *Op, s *slot) bool {
+	for b := j.next[Read]; b < j.count; b++ {
+		g := j.gen[b]
+		if !j.cfg.VerifyOnly && (g == 0 || g >= unknownGen) {
+			continue
+		}
+		j.next[Read] = b + 1
+		s.block, s.gen = b, g
+		o.Kind, o.Offset = Read, j.start+b*int64(j.cfg.BlockBytes)
+		return true
+	}
+	j.next[Read] = j.count
+	return false
+}
+
+// permutation is a bijection on [0, n): a four-round Feistel network over the next even number of
+// bits, applied again while it leads outside.
+type permutation struct {
+	n    uint64
+	half uint // bits of one half
+	key  uint64
+}
+
+func newPermutation(n, key uint64) permutation {
+	w := bits.Len64(n - 1)
+	return permutation{n: n, half: uint(max(w+1, 2)) / 2, key: key}
+}
+
+func (p *permutation) at(i uint64) uint64 {
+	mask := uint64(1)<<p.half - 1
+	for {
+		l, r := i>>p.half, i&mask
+		for round := range uint64(4) {
+			l, r = r, l^mix(r^p.key+round<<56)&mask
+		}
+		if i = l<<p.half | r; i < p.n {
+			return i
+		}
+	}
+}

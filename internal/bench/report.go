@@ -1,0 +1,259 @@
+package bench
+
+import (
+	"fmt"
+	"io"
+	"math"
+	"runtime"
+	"strings"
+	"text/tabwriter"
+	"time"
+
+	"github.com/HdrHistogram/hdrhistogram-go"
+)
+
+// APIVersion is the version of Report's JSON: fields are added, never renamed or removed.
+const APIVersion = "jbofd.bench/v1"
+
+// Report is the outcome of a run. Times are as their names say; CPU percentages are of one
+// processor.
+type Report struct {
+	APIVersion string    `json:"apiVersion"`
+	Kind       string    `json:"kind"` // "BlockReport"
+	StartedAt  time.Time `json:"startedAt"`
+	// Interrupted: the run was ended early by its user.
+	Interrupted bool `json:"interrupted,omitempty"`
+
+	Target struct {
+		Name      string `json:"name"`
+		SizeBytes int64  `json:"sizeBytes"`
+		BlockSize int    `json:"blockSize"`
+	} `json:"target"`
+	Workload struct {
+		Pattern        string  `json:"rw"`
+		ReadPercent    int     `json:"rwmixread"`
+		BlockBytes     int     `json:"bsBytes"`
+		IODepth        int     `json:"iodepth"`
+		Jobs           int     `json:"numjobs"`
+		RuntimeSeconds float64 `json:"runtimeSeconds"`
+		RampSeconds    float64 `json:"rampSeconds"`
+		OffsetBytes    int64   `json:"offsetBytes"`
+		SizeBytes      int64   `json:"sizeBytes"`
+		RateIOPS       float64 `json:"rateIOPS,omitempty"`
+		Verify         bool    `json:"verify"`
+		Seed           uint64  `json:"seed"`
+	} `json:"workload"`
+
+	ElapsedSeconds float64        `json:"elapsedSeconds"`
+	Read           *Direction     `json:"read,omitempty"`
+	Write          *Direction     `json:"write,omitempty"`
+	Flush          *Direction     `json:"flush,omitempty"`
+	Verify         *VerifyOutcome `json:"verify,omitempty"`
+	Errors         ErrorCounts    `json:"errors"`
+
+	Self struct {
+		CPUPercent  float64 `json:"cpuPercent"`
+		GCCycles    uint32  `json:"gcCycles"`
+		AllocsPerIO float64 `json:"allocsPerIO"`
+		GOMAXPROCS  int     `json:"gomaxprocs"`
+		GoVersion   string  `json:"goVersion"`
+	} `json:"self"`
+	TargetProcess *ProcessUsage `json:"targetProcess,omitempty"`
+}
+
+// Direction is one kind of I/O.
+type Direction struct {
+	IOs         int64     `json:"ios"`
+	Bytes       uint64    `json:"bytes"`
+	IOPS        float64   `json:"iops"`
+	BytesPerSec float64   `json:"bytesPerSec"`
+	LatencyNS   LatencyNS `json:"latencyNS"`
+}
+
+// LatencyNS holds latencies in nanoseconds.
+type LatencyNS struct {
+	Min    int64   `json:"min"`
+	Mean   float64 `json:"mean"`
+	StdDev float64 `json:"stddev"`
+	P50    int64   `json:"p50"`
+	P90    int64   `json:"p90"`
+	P95    int64   `json:"p95"`
+	P99    int64   `json:"p99"`
+	P999   int64   `json:"p99_9"`
+	P9999  int64   `json:"p99_99"`
+	Max    int64   `json:"max"`
+}
+
+// VerifyOutcome says how much was checked, during the run and after it.
+type VerifyOutcome struct {
+	CheckedBytes   uint64  `json:"checkedBytes"`
+	ElapsedSeconds float64 `json:"readBackSeconds"`
+	Failures       uint64  `json:"failures"`
+}
+
+// ErrorCounts counts failures; Messages are the first few.
+type ErrorCounts struct {
+	IO       uint64   `json:"io"`
+	Verify   uint64   `json:"verify"`
+	Messages []string `json:"messages,omitempty"`
+}
+
+// ProcessUsage is the target's process.
+type ProcessUsage struct {
+	PID        int     `json:"pid"`
+	CPUPercent float64 `json:"cpuPercent"`
+}
+
+func (r *run) newReport() *Report {
+	rep := &Report{APIVersion: APIVersion, Kind: "BlockReport", StartedAt: r.begin.UTC()}
+	c := &r.cfg
+	rep.Target.Name, rep.Target.SizeBytes, rep.Target.BlockSize = r.info.Name, r.info.SizeBytes, r.info.BlockSize
+	w := &rep.Workload
+	w.Pattern, w.ReadPercent, w.BlockBytes, w.IODepth, w.Jobs = c.Pattern, c.ReadPercent, c.BlockBytes, c.IODepth, c.Jobs
+	switch c.Pattern {
+	case "read", "randread":
+		w.ReadPercent = 100
+	case "write", "randwrite":
+		w.ReadPercent = 0
+	}
+	w.RuntimeSeconds, w.RampSeconds = c.Runtime.Seconds(), c.RampTime.Seconds()
+	w.OffsetBytes, w.SizeBytes, w.RateIOPS, w.Verify, w.Seed = c.OffsetBytes, c.SizeBytes, c.RateIOPS, c.Verify, c.Seed
+	rep.Self.GOMAXPROCS, rep.Self.GoVersion = runtime.GOMAXPROCS(0), runtime.Version()
+	r.total = newStats()
+	return rep
+}
+
+// fill takes over the main phase.
+func (rep *Report) fill(r *run, elapsed time.Duration, from usage) {
+	to := takeUsage(r.cfg.TargetPID)
+	rep.ElapsedSeconds = elapsed.Seconds()
+	st := &r.total
+	rep.Read, rep.Write, rep.Flush = st.direction(Read, elapsed), st.direction(Write, elapsed), st.direction(Flush, elapsed)
+	wall := to.at.Sub(from.at).Seconds()
+	rep.Self.CPUPercent = 100 * (to.self - from.self).Seconds() / wall
+	rep.Self.GCCycles = to.gcs - from.gcs
+	if n := st.ios(); n > 0 {
+		rep.Self.AllocsPerIO = float64(to.mallocs-from.mallocs) / float64(n)
+	}
+	if from.targetOK && to.targetOK {
+		rep.TargetProcess = &ProcessUsage{PID: r.cfg.TargetPID, CPUPercent: 100 * (to.target - from.target).Seconds() / wall}
+	}
+	if r.cfg.Verify {
+		rep.Verify = &VerifyOutcome{CheckedBytes: st.checked, Failures: st.wrong}
+	}
+	rep.addErrors(st)
+}
+
+// fillVerify takes over the reading back.
+func (rep *Report) fillVerify(r *run, elapsed time.Duration) {
+	st := &r.total
+	if rep.Verify == nil {
+		rep.Verify = &VerifyOutcome{}
+	}
+	rep.Verify.CheckedBytes += st.checked
+	rep.Verify.Failures += st.wrong
+	rep.Verify.ElapsedSeconds = elapsed.Seconds()
+	if r.cfg.VerifyOnly {
+		rep.ElapsedSeconds = elapsed.Seconds()
+		rep.Read = st.direction(Read, elapsed)
+	}
+	rep.addErrors(st)
+}
+
+func (rep *Report) addErrors(st *stats) {
+	rep.Errors.IO += st.failed[Read] + st.failed[Write] + st.failed[Flush]
+	rep.Errors.Verify += st.wrong
+	for _, m := range st.first {
+		if len(rep.Errors.Messages) < 2*maxMessages {
+			rep.Errors.Messages = append(rep.Errors.Messages, m)
+		}
+	}
+}
+
+// OK reports that no I/O failed and nothing read was wrong.
+func (rep *Report) OK() bool { return rep.Errors.IO == 0 && rep.Errors.Verify == 0 }
+
+func (s *stats) direction(k Kind, elapsed time.Duration) *Direction {
+	h := s.hist[k]
+	if h.TotalCount() == 0 {
+		return nil
+	}
+	sec := elapsed.Seconds()
+	return &Direction{IOs: h.TotalCount(), Bytes: s.bytes[k], IOPS: float64(h.TotalCount()) / sec, BytesPerSec: float64(s.bytes[k]) / sec,
+		LatencyNS: latencies(h)}
+}
+
+func latencies(h *hdrhistogram.Histogram) LatencyNS {
+	return LatencyNS{Min: h.Min(), Mean: math.Round(h.Mean()), StdDev: math.Round(h.StdDev()), P50: h.ValueAtPercentile(50), P90: h.ValueAtPercentile(90),
+		P95: h.ValueAtPercentile(95), P99: h.ValueAtPercentile(99), P999: h.ValueAtPercentile(99.9), P9999: h.ValueAtPercentile(99.99), Max: h.Max()}
+}
+
+// WriteTable writes the report for people.
+func (rep *Report) WriteTable(w io.Writer) error {
+	var b strings.Builder
+	wl := &rep.Workload
+	fmt.Fprintf(&b, "%s, %s in blocks of %s\n", rep.Target.Name, FormatSize(rep.Target.SizeBytes), FormatSize(int64(rep.Target.BlockSize)))
+	fmt.Fprintf(&b, "%s bs=%s iodepth=%d numjobs=%d", wl.Pattern, FormatSize(int64(wl.BlockBytes)), wl.IODepth, wl.Jobs)
+	if wl.Pattern == "rw" || wl.Pattern == "randrw" {
+		fmt.Fprintf(&b, " rwmixread=%d", wl.ReadPercent)
+	}
+	if wl.RateIOPS > 0 {
+		fmt.Fprintf(&b, " rate_iops=%.0f", wl.RateIOPS)
+	}
+	fmt.Fprintf(&b, ", %.2f s\n\n", rep.ElapsedSeconds)
+	t := tabwriter.NewWriter(&b, 0, 0, 2, ' ', tabwriter.AlignRight)
+	fmt.Fprintln(t, "\tI/Os\tIOPS\tMB/s\tmean\tp50\tp90\tp99\tp99.9\tp99.99\tmax\t")
+	for _, d := range []struct {
+		name string
+		d    *Direction
+	}{{"read", rep.Read}, {"write", rep.Write}, {"flush", rep.Flush}} {
+		if d.d == nil {
+			continue
+		}
+		l := &d.d.LatencyNS
+		fmt.Fprintf(t, "%s\t%d\t%.0f\t%.1f\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t\n", d.name, d.d.IOs, d.d.IOPS, d.d.BytesPerSec/1e6,
+			FormatNS(l.Mean), FormatNS(float64(l.P50)), FormatNS(float64(l.P90)), FormatNS(float64(l.P99)), FormatNS(float64(l.P999)), FormatNS(float64(l.P9999)), FormatNS(float64(l.Max)))
+	}
+	if err := t.Flush(); err != nil {
+		return err
+	}
+	b.WriteByte('\n')
+	fmt.Fprintf(&b, "jbofbench: %.0f %% of a CPU, %d GC cycles, %.4f allocs/IO\n", rep.Self.CPUPercent, rep.Self.GCCycles, rep.Self.AllocsPerIO)
+	if p := rep.TargetProcess; p != nil {
+		fmt.Fprintf(&b, "target process %d: %.0f %% of a CPU\n", p.PID, p.CPUPercent)
+	}
+	if v := rep.Verify; v != nil {
+		fmt.Fprintf(&b, "verify: %.1f MB checked, %d failures\n", float64(v.CheckedBytes)/1e6, v.Failures)
+	}
+	if !rep.OK() {
+		fmt.Fprintf(&b, "ERRORS: %d failed I/Os, %d verification failures\n", rep.Errors.IO, rep.Errors.Verify)
+		for _, m := range rep.Errors.Messages {
+			fmt.Fprintf(&b, "  %s\n", m)
+		}
+	}
+	_, err := io.WriteString(w, b.String())
+	return err
+}
+
+// FormatNS writes a time in nanoseconds with three digits and a fitting unit.
+func FormatNS(ns float64) string {
+	switch {
+	case ns < 1e3:
+		return fmt.Sprintf("%.0fns", ns)
+	case ns < 1e6:
+		return threeDigits(ns/1e3) + "µs"
+	case ns < 1e9:
+		return threeDigits(ns/1e6) + "ms"
+	}
+	return threeDigits(ns/1e9) + "s"
+}
+
+func threeDigits(v float64) string {
+	switch {
+	case v < 10:
+		return fmt.Sprintf("%.2f", v)
+	case v < 100:
+		return fmt.Sprintf("%.1f", v)
+	}
+	return fmt.Sprintf("%.0f", v)
+}

@@ -1,0 +1,235 @@
+package bench
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"jbofd/client"
+	"jbofd/internal/ssd"
+)
+
+// Kind is what an Op does.
+type Kind uint8
+
+// Kinds of operations.
+const (
+	Read Kind = iota
+	Write
+	Flush
+)
+
+// String names the kind.
+func (k Kind) String() string { return [...]string{"read", "write", "flush"}[k] }
+
+// Op is one I/O to submit.
+type Op struct {
+	Kind Kind
+	FUA  bool
+	// Offset is in bytes, in whole blocks of the target.
+	Offset int64
+	Buf    []byte
+	Tag    uint64
+}
+
+// Done is a finished Op.
+type Done struct {
+	Tag uint64
+	Err error
+}
+
+// TargetInfo describes what the load runs on.
+type TargetInfo struct {
+	// Name says for the report what and where it is.
+	Name      string
+	SizeBytes int64
+	BlockSize int
+	// MaxTransferBytes is the longest I/O; 0 is no limit. MaxDepth is the deepest queue.
+	MaxTransferBytes, MaxDepth int
+}
+
+// Target is where load goes: a namespace of an NVMe-oF target, or a device.
+type Target interface {
+	Info() TargetInfo
+	// OpenQueue opens a queue for one job.
+	OpenQueue(ctx context.Context, depth int) (Queue, error)
+	Close() error
+}
+
+// Queue is one job's path to the target. One goroutine calls Submit and Poll.
+type Queue interface {
+	// Submit takes operations in order and returns how many.
+	Submit(ops []Op) (int, error)
+	// Poll returns finished operations, waiting as client.QPair.Poll.
+	Poll(dst []Done, wait time.Duration) (int, error)
+	// Interrupt makes a blocked Poll return; from any goroutine. The queue is of no use afterwards.
+	Interrupt()
+	Close() error
+}
+
+// NVMe is a namespace over NVMe/TCP.
+type NVMe struct {
+	c    *client.Controller
+	ns   *client.Namespace
+	info TargetInfo
+}
+
+// NewNVMe takes over c, which must have been connected with Options.QPairs for every job.
+func NewNVMe(ctx context.Context, c *client.Controller, nsid uint32) (*NVMe, error) {
+	ns, err := c.Namespace(ctx, nsid)
+	if err != nil {
+		return nil, err
+	}
+	id, err := c.Identity(ctx)
+	if err != nil {
+		return nil, err
+	}
+	o := c.Options()
+	return &NVMe{c: c, ns: ns, info: TargetInfo{
+		Name:      fmt.Sprintf("tcp://%s %s nsid %d", o.Address, o.SubNQN, nsid),
+		SizeBytes: ns.Size(), BlockSize: ns.BlockSize(), MaxTransferBytes: ns.MaxTransfer(), MaxDepth: id.MaxQueueDepth,
+	}}, nil
+}
+
+// Info implements Target.
+func (t *NVMe) Info() TargetInfo { return t.info }
+
+// Close implements Target.
+func (t *NVMe) Close() error { return t.c.Close() }
+
+// OpenQueue implements Target.
+func (t *NVMe) OpenQueue(ctx context.Context, depth int) (Queue, error) {
+	q, err := t.c.OpenQPair(ctx)
+	if err != nil {
+		return nil, err
+	}
+	if q.Depth() < depth {
+		return nil, errors.Join(fmt.Errorf("the target's queues take %d commands, --iodepth is %d", q.Depth(), depth), q.Close())
+	}
+	return &nvmeQueue{q: q, nsid: t.ns.NSID(), bs: uint64(t.info.BlockSize), lens: make([]uint32, depth), reads: make([]bool, depth),
+		cmds: make([]client.Command, 0, depth), comps: make([]client.Completion, depth)}, nil
+}
+
+// nvmeQueue is a client.QPair in the engine's terms.
+type nvmeQueue struct {
+	q     *client.QPair
+	nsid  uint32
+	bs    uint64
+	lens  []uint32 // by tag, to tell a short read
+	reads []bool
+	cmds  []client.Command
+	comps []client.Completion
+}
+
+func (q *nvmeQueue) Submit(ops []Op) (int, error) { // hot: 0 allocs
+	q.cmds = q.cmds[:len(ops)]
+	for i := range ops {
+		o, c := &ops[i], &q.cmds[i]
+		switch o.Kind {
+		case Flush:
+			c.SQE = client.SQE{}
+			c.SQE.SetOpcode(client.OpFlush)
+			c.SQE.SetNSID(q.nsid)
+		case Read:
+			client.SetRW(c, client.OpRead, q.nsid, uint64(o.Offset)/q.bs, uint32(uint64(len(o.Buf))/q.bs))
+		case Write:
+			client.SetRW(c, client.OpWrite, q.nsid, uint64(o.Offset)/q.bs, uint32(uint64(len(o.Buf))/q.bs))
+			if o.FUA {
+				c.SQE.SetCDW(12, c.SQE.CDW(12)|client.CDW12FUA)
+			}
+		}
+		c.Data, c.Tag = o.Buf, o.Tag
+		q.lens[o.Tag], q.reads[o.Tag] = uint32(len(o.Buf)), o.Kind == Read
+	}
+	return q.q.Submit(q.cmds)
+}
+
+func (q *nvmeQueue) Poll(dst []Done, wait time.Duration) (int, error) { // hot: 0 allocs
+	n, err := q.q.Poll(q.comps[:min(len(dst), len(q.comps))], wait)
+	for i := range n {
+		c := &q.comps[i]
+		d := Done{Tag: c.Tag}
+		switch {
+		case !c.Status.OK():
+			d.Err = errors.New(c.Status.String())
+		case q.reads[c.Tag] && c.Received != q.lens[c.Tag]:
+			d.Err = fmt.Errorf("short read: %d of %d bytes", c.Received, q.lens[c.Tag])
+		}
+		dst[i] = d
+	}
+	return n, err
+}
+
+func (q *nvmeQueue) Interrupt()   { q.q.Interrupt() }
+func (q *nvmeQueue) Close() error { return q.q.Close() }
+
+// Raw is a device driven without any network.
+type Raw struct {
+	dev ssd.Device
+}
+
+// NewRaw takes over dev.
+func NewRaw(dev ssd.Device) *Raw { return &Raw{dev} }
+
+// Info implements Target.
+func (t *Raw) Info() TargetInfo {
+	i := t.dev.Info()
+	name := "raw " + i.Backend
+	if i.Path != "" {
+		name += " " + i.Path
+	}
+	if i.Engine != "" && i.Engine != i.Backend {
+		name += " (" + i.Engine + ")"
+	}
+	return TargetInfo{Name: name, SizeBytes: i.SizeBytes, BlockSize: i.BlockSize}
+}
+
+// Close implements Target.
+func (t *Raw) Close() error { return t.dev.Close() }
+
+// OpenQueue implements Target.
+func (t *Raw) OpenQueue(_ context.Context, depth int) (Queue, error) {
+	q, err := t.dev.OpenQueue(depth)
+	if err != nil {
+		return nil, err
+	}
+	return &rawQueue{q: q, reqs: make([]ssd.Request, 0, depth), comps: make([]ssd.Completion, depth)}, nil
+}
+
+// rawQueue is an ssd.Queue in the engine's terms.
+type rawQueue struct {
+	q     ssd.Queue
+	reqs  []ssd.Request
+	comps []ssd.Completion
+}
+
+func (q *rawQueue) Submit(ops []Op) (int, error) { // hot: 0 allocs
+	q.reqs = q.reqs[:len(ops)]
+	for i := range ops {
+		o := &ops[i]
+		r := ssd.Request{Op: ssd.Read, Offset: o.Offset, Len: int64(len(o.Buf)), Buf: o.Buf, Tag: o.Tag}
+		switch o.Kind {
+		case Write:
+			r.Op = ssd.Write
+			if o.FUA {
+				r.Flags = ssd.FUA
+			}
+		case Flush:
+			r = ssd.Request{Op: ssd.Flush, Tag: o.Tag}
+		}
+		q.reqs[i] = r
+	}
+	return q.q.Submit(q.reqs), nil
+}
+
+func (q *rawQueue) Poll(dst []Done, wait time.Duration) (int, error) { // hot: 0 allocs
+	n := q.q.Poll(q.comps[:min(len(dst), len(q.comps))], wait)
+	for i := range n {
+		dst[i] = Done{Tag: q.comps[i].Tag, Err: q.comps[i].Err}
+	}
+	return n, nil
+}
+
+func (q *rawQueue) Interrupt()   { q.q.Wake() }
+func (q *rawQueue) Close() error { return q.q.Close() }
