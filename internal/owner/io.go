@@ -2,55 +2,12 @@ package owner
 
 import (
 	"errors"
-	"fmt"
 	"sync/atomic"
 
 	"jbofd/internal/bufpool"
+	"jbofd/internal/pipeline"
 	"jbofd/internal/ssd"
 )
-
-// Op is what an IO asks of an SSD: the device's operations and those that the
-// owner composes of several device requests.
-type Op uint8
-
-// The first five are ssd.Op by number.
-const (
-	Read        = Op(ssd.Read)
-	Write       = Op(ssd.Write)
-	Flush       = Op(ssd.Flush)
-	Deallocate  = Op(ssd.Deallocate)
-	WriteZeroes = Op(ssd.WriteZeroes)
-	// DeallocateRanges deallocates IO.Ranges one after the other.
-	DeallocateRanges = Op(ssd.Ops) + iota - 5
-	// Compare reads the range and compares it with Buf.
-	Compare
-	// CompareWrite compares the range with the first half of Buf and, if equal,
-	// writes the second half, with no other change of the range in between.
-	CompareWrite
-	// Verify reads the range and throws the data away.
-	Verify
-	// Ops is how many there are.
-	Ops
-)
-
-var opNames = [Ops]string{"read", "write", "flush", "deallocate", "write_zeroes", "deallocate", "compare", "compare_and_write", "verify"}
-
-// String returns the operation's name as metrics write it.
-func (o Op) String() string {
-	if o < Ops {
-		return opNames[o]
-	}
-	return fmt.Sprintf("Op(%d)", uint8(o))
-}
-
-// mutates reports whether the operation changes what is stored.
-func (o Op) mutates() bool {
-	switch o {
-	case Write, Deallocate, WriteZeroes, DeallocateRanges, CompareWrite:
-		return true
-	}
-	return false
-}
 
 // Outcomes of an IO beside those of ssd.Completion.
 var (
@@ -59,9 +16,6 @@ var (
 	// ErrAborted: Abort took the IO out before it was admitted.
 	ErrAborted = errors.New("aborted before it was started")
 )
-
-// Range is one extent of a DeallocateRanges, in bytes on the device.
-type Range struct{ Offset, Len int64 }
 
 // Sink is told of an IO's progress. Its methods are called by whichever
 // goroutine drives the SSD at that moment: they hand the IO on and return. For
@@ -88,7 +42,7 @@ const (
 // IO is one request to an SSD. Its submitter allocates it once (see Init) and
 // uses it again and again; between Submit and Done it belongs to the owner.
 type IO struct {
-	Op    Op
+	Op    pipeline.Op
 	Flags ssd.Flags
 	// Fetch: the data is still with the host; the sink is asked for it when the IO
 	// is admitted.
@@ -96,7 +50,7 @@ type IO struct {
 	// Offset and Len are bytes on the device, in whole blocks.
 	Offset, Len int64
 	// Ranges of a DeallocateRanges; the submitter's memory.
-	Ranges []Range
+	Ranges []pipeline.Range
 	// Account pays for the buffer.
 	Account *bufpool.Account
 	// Tenant is the pipeline's number for who pays.
@@ -140,16 +94,32 @@ func (io *IO) Init(sink Sink, slot uint32) {
 // dataBytes is how large a buffer the IO needs.
 func (io *IO) dataBytes() int64 {
 	switch io.Op {
-	case Read, Write, Compare:
+	case pipeline.Read, pipeline.Write, pipeline.Compare:
 		return io.Len
-	case CompareWrite:
+	case pipeline.CompareWrite:
 		return 2 * io.Len
+	case pipeline.DeallocateRanges:
+		if io.Fetch { // Len is the size of the list of ranges
+			return io.Len
+		}
 	}
 	return 0
 }
 
+// Writing reports, of a finished CompareWrite, that the compare had succeeded.
+func (io *IO) Writing() bool { return io.writing }
+
+// Return gives an admitted IO back to its SSD without the host's data: it is
+// done with err.
+func (io *IO) Return(err error) {
+	io.Err = err
+	b := Batch{newest: io, oldest: io}
+	io.next = nil
+	io.owner.Fetched(&b)
+}
+
 func (io *IO) overlaps(other *IO) bool {
-	if other.Op == DeallocateRanges {
+	if other.Op == pipeline.DeallocateRanges {
 		for _, r := range other.Ranges {
 			if io.Offset < r.Offset+r.Len && r.Offset < io.Offset+io.Len {
 				return true

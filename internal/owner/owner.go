@@ -333,7 +333,7 @@ func (o *Owner) enqueue(io *IO, now int64) bool {
 		return false
 	}
 	tag := o.freeTags[len(o.freeTags)-1]
-	err := o.pipe.Enqueue(now, pipeline.IO{Tag: pipeline.Tag(tag), Tenant: io.Tenant, LenBytes: io.Len, Write: io.Op.mutates()})
+	err := o.pipe.Enqueue(now, pipeline.IO{Tag: pipeline.Tag(tag), Tenant: io.Tenant, Op: io.Op, LenBytes: io.Len})
 	if err != nil {
 		return false
 	}
@@ -383,11 +383,11 @@ func (o *Owner) fetched(io *IO) {
 
 // stage queues io for the device, or for what it must wait for first.
 func (o *Owner) stage(io *IO) {
-	if len(o.locks) > 0 && io.Op.mutates() && o.isLocked(io) {
+	if len(o.locks) > 0 && io.Op.Mutates() && o.isLocked(io) {
 		o.blocked.push(io)
 		return
 	}
-	if io.Op == CompareWrite && !io.locked {
+	if io.Op == pipeline.CompareWrite && !io.locked {
 		io.locked = true
 		o.locks = append(o.locks, io)
 		io.holders = o.countHolders(io)
@@ -395,7 +395,7 @@ func (o *Owner) stage(io *IO) {
 			return // the last of them to finish stages it
 		}
 	}
-	if (io.Op == Compare || io.Op == CompareWrite || io.Op == Verify) && io.lane < 0 && !o.takeLane(io) {
+	if (io.Op == pipeline.Compare || io.Op == pipeline.CompareWrite || io.Op == pipeline.Verify) && io.lane < 0 && !o.takeLane(io) {
 		o.laneWait.push(io)
 		return
 	}
@@ -416,7 +416,7 @@ func (o *Owner) isLocked(io *IO) bool {
 // countHolders counts the mutating IOs past stage that overlap io.
 func (o *Owner) countHolders(io *IO) (n int32) {
 	for _, other := range o.slab {
-		if other != nil && other.staged && other.Op.mutates() && io.overlaps(other) {
+		if other != nil && other.staged && other.Op.Mutates() && io.overlaps(other) {
 			n++
 		}
 	}
@@ -446,9 +446,9 @@ func (o *Owner) takeLane(io *IO) bool {
 func (o *Owner) request(io *IO) ssd.Request {
 	r := ssd.Request{Op: ssd.Op(io.Op), Flags: io.Flags, Offset: io.Offset, Len: io.Len, Buf: io.Buf.B, Tag: uint64(io.tag)}
 	switch io.Op {
-	case DeallocateRanges:
+	case pipeline.DeallocateRanges:
 		r.Op, r.Offset, r.Len = ssd.Deallocate, io.Ranges[io.at].Offset, io.Ranges[io.at].Len
-	case Compare, CompareWrite, Verify:
+	case pipeline.Compare, pipeline.CompareWrite, pipeline.Verify:
 		if io.writing {
 			r.Op, r.Buf = ssd.Write, io.Buf.B[io.Len:]
 			break
@@ -511,14 +511,14 @@ func (o *Owner) count(io *IO, c *ssd.Completion) {
 	}
 	op, n := ssd.Op(io.Op), io.Len
 	switch io.Op {
-	case DeallocateRanges:
+	case pipeline.DeallocateRanges:
 		op, n = ssd.Deallocate, io.Ranges[io.at].Len
-	case Compare, CompareWrite, Verify:
+	case pipeline.Compare, pipeline.CompareWrite, pipeline.Verify:
 		op, n = ssd.Read, min(io.Len-io.at, laneBytes)
 		if io.writing {
 			op, n = ssd.Write, io.Len
 		}
-	case Flush:
+	case pipeline.Flush:
 		n = 0
 	}
 	o.stats.Requests[op].Add(1)
@@ -530,17 +530,17 @@ func (o *Owner) count(io *IO, c *ssd.Completion) {
 // is another one; if not, io is done.
 func (o *Owner) advance(io *IO) bool {
 	switch io.Op {
-	case DeallocateRanges:
+	case pipeline.DeallocateRanges:
 		io.at++
 		if int(io.at) < len(io.Ranges) {
 			return true
 		}
-	case Compare, CompareWrite, Verify:
+	case pipeline.Compare, pipeline.CompareWrite, pipeline.Verify:
 		if io.writing {
 			break
 		}
 		n := min(io.Len-io.at, laneBytes)
-		if io.Op != Verify && !bytes.Equal(o.lanes[io.lane].B[:n], io.Buf.B[io.at:io.at+n]) {
+		if io.Op != pipeline.Verify && !bytes.Equal(o.lanes[io.lane].B[:n], io.Buf.B[io.at:io.at+n]) {
 			o.finish(io, ErrMismatch)
 			return false
 		}
@@ -548,7 +548,7 @@ func (o *Owner) advance(io *IO) bool {
 		if io.at < io.Len {
 			return true
 		}
-		if io.Op == CompareWrite {
+		if io.Op == pipeline.CompareWrite {
 			io.writing = true
 			return true
 		}
@@ -574,7 +574,7 @@ func (o *Owner) finish(io *IO, err error) {
 	io.lane = -1
 	if io.locked {
 		o.unlockRange(io)
-	} else if io.staged && len(o.locks) > 0 && io.Op.mutates() {
+	} else if io.staged && len(o.locks) > 0 && io.Op.Mutates() {
 		for _, l := range o.locks {
 			if l.holders > 0 && l.overlaps(io) {
 				if l.holders--; l.holders == 0 {

@@ -86,8 +86,8 @@ type Fabric struct {
 	target  *nvmeof.Target
 	conns   map[nvmeof.ConnID]Conn
 	lastID  nvmeof.ConnID
-	tenants map[string]uint32
-	// free tenant numbers are those below lastTenant that are not in use.
+	tenants map[string]*tenantRef
+	// lastTenant is the highest tenant number given out.
 	lastTenant uint32
 	// retired sums the usage of connections that are gone, by controller.
 	retired map[*nvmeof.Controller]nvmeof.Usage
@@ -100,7 +100,7 @@ type Fabric struct {
 // New starts a fabric.
 func New(cfg Config) *Fabric {
 	f := &Fabric{
-		cfg: cfg, target: cfg.Target, conns: map[nvmeof.ConnID]Conn{}, tenants: map[string]uint32{},
+		cfg: cfg, target: cfg.Target, conns: map[nvmeof.ConnID]Conn{}, tenants: map[string]*tenantRef{},
 		retired: map[*nvmeof.Controller]nvmeof.Usage{},
 		wake:    make(chan struct{}, 1), done: make(chan struct{}), stopped: make(chan struct{}),
 	}
@@ -256,17 +256,33 @@ func sum(a, b nvmeof.Usage) nvmeof.Usage {
 func (f *Fabric) OpenTenant(hostNQN string) Tenant {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	n, ok := f.tenants[hostNQN]
-	if !ok {
+	r := f.tenants[hostNQN]
+	if r == nil {
 		f.lastTenant++
-		n = f.lastTenant
-		f.tenants[hostNQN] = n
+		r = &tenantRef{number: f.lastTenant}
+		f.tenants[hostNQN] = r
 	}
-	return Tenant{Name: hostNQN, Number: n, Account: f.cfg.Pool.Account(hostNQN)}
+	r.conns++
+	return Tenant{Name: hostNQN, Number: r.number, Account: f.cfg.Pool.Account(hostNQN)}
 }
 
 // CloseTenant gives up what OpenTenant returned.
-func (f *Fabric) CloseTenant(t Tenant) { t.Account.Close() }
+func (f *Fabric) CloseTenant(t Tenant) {
+	t.Account.Close()
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if r := f.tenants[t.Name]; r != nil {
+		if r.conns--; r.conns == 0 {
+			delete(f.tenants, t.Name)
+		}
+	}
+}
+
+// tenantRef counts a tenant's connections.
+type tenantRef struct {
+	number uint32
+	conns  int
+}
 
 // Conns returns every connection.
 func (f *Fabric) Conns() []Conn {

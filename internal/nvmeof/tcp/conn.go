@@ -130,6 +130,9 @@ type Conn struct {
 	digest    uint32
 	digestDue bool
 
+	// stalled: the last Receive stopped before a command that the handler refused.
+	stalled bool
+
 	tx Out
 }
 
@@ -206,6 +209,14 @@ func (c *Conn) PeerFatal() *pdu.FatalError { return c.peer }
 // Closed reports that no more is received; what is in Out is still to be sent.
 func (c *Conn) Closed() bool { return c.phase == phaseClosed }
 
+// Stalled reports that the last Receive stopped before a command because the
+// handler was paused, gave no memory, or all slots were taken.
+func (c *Conn) Stalled() bool { return c.stalled }
+
+// Full reports that no slot is free, although the host may send commands:
+// aborted ones are still with the handler.
+func (c *Conn) Full() bool { return c.zombies > 0 && len(c.free) == 0 }
+
 // Idle reports that the machine is between PDUs: no data is being placed.
 func (c *Conn) Idle() bool { return c.cur < 0 }
 
@@ -222,6 +233,7 @@ func (c *Conn) fail(f *pdu.FatalError, offending []byte) {
 //
 // hot: 0 allocs
 func (c *Conn) Receive(b []byte) (used int) {
+	c.stalled = false
 	for c.phase != phaseClosed {
 		if c.cur >= 0 {
 			n := c.place(b[used:])
@@ -319,6 +331,7 @@ func (c *Conn) dataDone() {
 	if s.bad {
 		c.h.Unused(i)
 		if s.pair >= 0 { // the first of the pair shares the second's fate
+			c.h.Unused(int(s.pair))
 			c.failPair(int(s.pair), i, nvme.TransientTransportError)
 			return
 		}
@@ -386,7 +399,11 @@ func (c *Conn) header(b []byte) (used int) {
 		c.peer = &pdu.FatalError{FES: t.FES(), FEI: t.FEI(), What: "sent by the host"}
 		c.phase = phaseClosed
 	}
-	if !ok || c.phase == phaseClosed {
+	if !ok {
+		c.stalled = c.phase != phaseClosed
+		return 0
+	}
+	if c.phase == phaseClosed {
 		return 0
 	}
 	if dataLen > 0 {
@@ -446,10 +463,10 @@ func (c *Conn) capsule(p *pdu.CapsuleCmd, dataLen int) bool {
 	if c.h.Paused() {
 		return false
 	}
+	if c.Full() {
+		return false
+	}
 	if len(c.free) == 0 || c.Outstanding() >= max(c.sqEntries, 1) {
-		if c.zombies > 0 {
-			return false
-		}
 		c.fail(&pdu.FatalError{FES: pdu.SequenceError, What: fmt.Sprintf("more commands than the queue's %d entries", max(c.sqEntries, 1))}, p[:])
 		return false
 	}

@@ -1,0 +1,228 @@
+// Package serve drives NVMe/TCP connections with sockets: it listens, reads,
+// hands commands to the SSDs' owners and sends their answers.
+package serve
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/netip"
+	"strconv"
+	"sync"
+	"time"
+
+	"jbofd/internal/nvme"
+	"jbofd/internal/nvmeof"
+	"jbofd/internal/nvmeof/fabric"
+	"jbofd/internal/nvmeof/tcp"
+	"jbofd/internal/telemetry"
+)
+
+// Config bounds a Server.
+type Config struct {
+	Machine tcp.Config
+	// MaxConnections bounds all connections, MaxPerHost those of one host NQN.
+	MaxConnections, MaxPerHost int
+	// ReceiveBytes is the size of the receive buffer that a busy connection has.
+	ReceiveBytes int
+	// BacklogBytes of unsent answers stop a connection from taking commands.
+	BacklogBytes int
+	// HandshakeTimeout is how long a connection may take until Connect.
+	HandshakeTimeout time.Duration
+	// StallTimeout is how long a host may not read before it is cut off.
+	StallTimeout time.Duration
+	// SpinFor is how long a reader asks for more before it sleeps; 0: not at all.
+	SpinFor time.Duration
+}
+
+// Server serves NVMe/TCP on any number of addresses.
+type Server struct {
+	cfg    Config
+	fabric *fabric.Fabric
+	tel    *telemetry.Telemetry
+	log    *slog.Logger
+	ctx    context.Context
+	watch  *watch
+	rx     rxPool
+	wg     sync.WaitGroup
+
+	mu        sync.Mutex
+	listeners []net.Listener
+	conns     map[*conn]struct{}
+	perHost   map[string]int
+	closed    bool
+}
+
+// New makes a server without listeners.
+func New(cfg Config, f *fabric.Fabric, tel *telemetry.Telemetry, log *slog.Logger) (*Server, error) {
+	w, err := newWatch()
+	if err != nil {
+		return nil, err
+	}
+	return &Server{
+		cfg: cfg, fabric: f, tel: tel, log: log, ctx: context.Background(), watch: w,
+		rx:    rxPool{size: cfg.ReceiveBytes, free: make(chan []byte, 64)},
+		conns: map[*conn]struct{}{}, perHost: map[string]int{},
+	}, nil
+}
+
+// PortFor describes the address of a listener as discovery reports it.
+func PortFor(id uint16, l net.Listener, discovery bool) nvmeof.Port {
+	a := l.Addr().(*net.TCPAddr)
+	ip, _ := netip.AddrFromSlice(a.IP)
+	ip = ip.Unmap()
+	p := nvmeof.Port{ID: id, TRTYPE: nvme.TRTYPETCP, ADRFAM: nvme.ADRFAMIPv4, Address: ip.String(), Service: strconv.Itoa(a.Port),
+		Wildcard: ip.IsUnspecified(), Discovery: discovery}
+	if ip.Is6() && !ip.IsUnspecified() {
+		p.ADRFAM = nvme.ADRFAMIPv6
+	}
+	return p
+}
+
+// Serve accepts connections from l until Close.
+func (s *Server) Serve(l net.Listener, port nvmeof.Port) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.listeners = append(s.listeners, l)
+	s.wg.Go(func() { s.accept(l, port) })
+}
+
+// acceptPause is waited after an error that will pass, such as too many open
+// files.
+const acceptPause = 50 * time.Millisecond
+
+func (s *Server) accept(l net.Listener, port nvmeof.Port) {
+	for {
+		nc, err := l.Accept()
+		if errors.Is(err, net.ErrClosed) {
+			return
+		}
+		if err != nil {
+			s.tel.ConnectionRefused("accept")
+			s.log.Warn("accept failed", "address", l.Addr().String(), "error", err)
+			time.Sleep(acceptPause)
+			continue
+		}
+		if err := s.start(nc.(*net.TCPConn), port); err != nil {
+			s.log.Warn("connection refused", "remote", nc.RemoteAddr().String(), "reason", err)
+			_ = nc.Close()
+		}
+	}
+}
+
+// start begins to serve a connection.
+func (s *Server) start(nc *net.TCPConn, port nvmeof.Port) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.closed {
+		return errors.New("shutting down")
+	}
+	if len(s.conns) >= s.cfg.MaxConnections {
+		s.tel.ConnectionRefused("connections")
+		return fmt.Errorf("%d connections are open, the limit (limits.connections)", len(s.conns))
+	}
+	_ = nc.SetNoDelay(true)
+	c, err := newConn(s, nc, port)
+	if err != nil {
+		return err
+	}
+	if err := s.watch.add(c); err != nil {
+		s.fabric.Remove(c.id, nil, 0, c.Usage())
+		return err
+	}
+	s.conns[c] = struct{}{}
+	s.wg.Go(func() {
+		c.serve()
+		s.forget(c)
+	})
+	return nil
+}
+
+func (s *Server) forget(c *conn) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	delete(s.conns, c)
+	if c.ctrl != nil {
+		s.leaveLocked(c.ctrl.HostNQN)
+	}
+}
+
+// admit counts a connection of a host and reports whether there may be one more.
+func (s *Server) admit(hostNQN string) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.perHost[hostNQN] >= s.cfg.MaxPerHost {
+		return false
+	}
+	s.perHost[hostNQN]++
+	return true
+}
+
+func (s *Server) leave(hostNQN string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.leaveLocked(hostNQN)
+}
+
+func (s *Server) leaveLocked(hostNQN string) {
+	if s.perHost[hostNQN]--; s.perHost[hostNQN] <= 0 {
+		delete(s.perHost, hostNQN)
+	}
+}
+
+// Drain stops accepting and waits until no connection has commands in flight or
+// ctx ends.
+func (s *Server) Drain(ctx context.Context) {
+	s.mu.Lock()
+	s.closed = true
+	for _, l := range s.listeners {
+		_ = l.Close()
+	}
+	s.mu.Unlock()
+	tick := time.NewTicker(5 * time.Millisecond)
+	defer tick.Stop()
+	for s.busy() {
+		select {
+		case <-ctx.Done():
+			return
+		case <-tick.C:
+		}
+	}
+}
+
+// busy reports whether a connection has commands with an SSD or answers to send.
+func (s *Server) busy() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for c := range s.conns {
+		c.mu.Lock()
+		b := c.inFlight.Load() > 0 || c.sending || c.m.Pending() > 0
+		c.mu.Unlock()
+		if b {
+			return true
+		}
+	}
+	return false
+}
+
+// Close ends all connections and waits for them. Idempotent.
+func (s *Server) Close() {
+	s.mu.Lock()
+	s.closed = true
+	for _, l := range s.listeners {
+		_ = l.Close()
+	}
+	for c := range s.conns {
+		c.shut("the target is shutting down")
+	}
+	s.mu.Unlock()
+	s.wg.Wait()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.watch != nil {
+		s.watch.close()
+		s.watch = nil
+	}
+}

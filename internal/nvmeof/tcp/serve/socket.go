@@ -1,0 +1,365 @@
+package serve
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"runtime"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"jbofd/internal/bufpool"
+)
+
+// spinner decides whether waiting for data by asking again and again pays: it
+// does where the next command comes within the time that parking and waking a
+// goroutine take. It spins only while spinning is successful, and tries again
+// now and then.
+type spinner struct {
+	// credit counts the spins that may fail before spinning stops.
+	credit int8
+	// parks counts waits without spinning since it stopped.
+	parks uint8
+}
+
+const (
+	spinCredit = 8  // failures in a row before giving up
+	spinRetry  = 64 // waits without before another try
+)
+
+func (s *spinner) worthwhile() bool {
+	if s.credit > 0 {
+		return true
+	}
+	if s.parks++; s.parks >= spinRetry {
+		s.parks, s.credit = 0, 1
+		return true
+	}
+	return false
+}
+
+func (s *spinner) result(success bool) {
+	if success {
+		s.credit = spinCredit
+	} else {
+		s.credit--
+	}
+}
+
+// read waits for data and reads it, into place first and then into rx. The count
+// is in readN.
+func (c *conn) read(place []byte) error {
+	c.place = place
+	for {
+		c.readN, c.readErr = 0, nil
+		err := c.raw.Read(c.readFn)
+		c.parked.Store(false)
+		switch {
+		case c.readErr != nil:
+			return c.readErr
+		case errors.Is(err, os.ErrDeadlineExceeded) && !c.isDead():
+			// Woken by a busy neighbour (see watch). Clearing the deadline must not undo
+			// shut's, which may have come in between.
+			if err := c.nc.SetReadDeadline(time.Time{}); err != nil {
+				return err
+			}
+			if c.isDead() {
+				return errors.New(c.reason)
+			}
+			continue
+		case err != nil:
+			return err
+		}
+		return nil
+	}
+}
+
+// readReady reads what the socket has; false parks the goroutine until there is
+// something.
+//
+// hot: 0 allocs
+func (c *conn) readReady(fd uintptr) bool {
+	c.parked.Store(false)
+	if c.rx == nil {
+		c.rx = c.srv.rx.get()
+	}
+	if c.rxStart > 0 { // make room at the end
+		c.rxEnd = copy(c.rx, c.rx[c.rxStart:c.rxEnd])
+		c.rxStart = 0
+	}
+	if c.tryRead(fd) {
+		return true
+	}
+	if c.srv.cfg.SpinFor > 0 && c.inFlight.Load() == 0 && c.spin.worthwhile() {
+		ok := c.spinRead(fd)
+		c.spin.result(ok)
+		if ok {
+			return true
+		}
+	}
+	if c.rxEnd == 0 && c.readErr == nil {
+		c.dropRX()
+	}
+	c.parked.Store(true)
+	return false
+}
+
+// tryRead reports whether there was data, the end, or an error.
+func (c *conn) tryRead(fd uintptr) bool {
+	for {
+		n, errno := readv(fd, &c.iov, c.place, c.rx[c.rxEnd:])
+		switch errno {
+		case 0:
+			c.readN = n
+			if n == 0 {
+				c.readErr = io.EOF
+			}
+			return true
+		case unix.EINTR:
+			continue
+		case unix.EAGAIN:
+			return false
+		}
+		c.readErr = os.NewSyscallError("read", errno)
+		return true
+	}
+}
+
+// spinRead asks for data until there is some, time is up, or somebody else has
+// work.
+func (c *conn) spinRead(fd uintptr) bool {
+	until := c.srv.fabric.Clock() + int64(c.srv.cfg.SpinFor)
+	for {
+		if c.tryRead(fd) {
+			return true
+		}
+		if c.srv.fabric.Clock() > until || c.isDead() || c.srv.watch.othersWait(c, false) {
+			return false
+		}
+		runtime.Gosched()
+	}
+}
+
+// dropRX returns an empty receive buffer.
+func (c *conn) dropRX() {
+	if c.rx != nil {
+		c.srv.rx.put(c.rx)
+		c.rx, c.rxStart, c.rxEnd = nil, 0, 0
+	}
+}
+
+// lookAfterOthers lets other connections have a turn when this one has run for a
+// while.
+func (c *conn) lookAfterOthers(now int64) {
+	if now-c.lookedNS < int64(watchInterval) {
+		return
+	}
+	c.lookedNS = now
+	c.srv.watch.othersWait(c, true)
+	runtime.Gosched()
+}
+
+// flush sends what there is to send, as far as the socket takes it; the writer
+// gets the rest.
+func (c *conn) flush() {
+	c.mu.Lock()
+	if c.sending || c.m.Pending() == 0 {
+		c.mu.Unlock()
+		return // whoever sends looks again when done
+	}
+	c.sending = true
+	c.takeOut()
+	c.mu.Unlock()
+	c.handoff.Store(!c.sendAll(false))
+	if c.handoff.Load() {
+		signal(c.wake)
+	}
+}
+
+// writeLoop is the writer goroutine.
+func (c *conn) writeLoop() {
+	for {
+		select {
+		case <-c.wake:
+		case <-c.dead:
+			return
+		}
+		c.empty()
+		c.mu.Lock()
+		mine := c.handoff.Swap(false)
+		if !mine && (c.sending || c.m.Pending() == 0) {
+			c.mu.Unlock()
+			continue
+		}
+		if !mine {
+			c.sending = true
+			c.takeOut()
+		}
+		c.mu.Unlock()
+		if !c.sendAll(true) {
+			return
+		}
+	}
+}
+
+// takeOut moves what is to be sent out of the machine. mu is held, sending is
+// the caller's.
+func (c *conn) takeOut() {
+	c.m.Take(&c.txOut)
+	c.txBufs, c.pending = c.pending, c.txBufs[:0]
+	c.txSeg, c.txSkip = 0, 0
+}
+
+// sendAll sends until nothing is left. It reports false when it has not: the
+// socket is full and wait is false, or the connection is dead; sending is still
+// set then.
+func (c *conn) sendAll(wait bool) bool {
+	for {
+		if !c.send(wait) {
+			return false
+		}
+		dropBufs(c.srv.fabric.Pool(), c.txBufs)
+		c.txBufs = c.txBufs[:0]
+		c.txOut.Reset()
+		c.mu.Lock()
+		if c.m.Pending() == 0 {
+			c.sending = false
+			c.mu.Unlock()
+			signal(c.resume)
+			return true
+		}
+		c.takeOut()
+		c.mu.Unlock()
+		signal(c.resume)
+	}
+}
+
+// send sends txOut, from where it stopped.
+func (c *conn) send(wait bool) bool {
+	if c.txSeg == len(c.txOut.Segs) {
+		return true
+	}
+	c.sendWait, c.writeErr = wait, nil
+	if wait && !c.allowWrite() {
+		return false
+	}
+	err := c.raw.Write(c.writeFn)
+	if err == nil {
+		err = c.writeErr
+	}
+	if err != nil {
+		reason := fmt.Sprintf("write: %v", err)
+		if errors.Is(err, os.ErrDeadlineExceeded) {
+			reason = fmt.Sprintf("the host did not read for %v", c.srv.cfg.StallTimeout)
+		}
+		c.shut(reason)
+		return false
+	}
+	return c.txSeg == len(c.txOut.Segs)
+}
+
+// writeReady sends what the socket takes; false parks the goroutine until it
+// takes more.
+//
+// hot: 0 allocs
+func (c *conn) writeReady(fd uintptr) bool {
+	if c.txIOV == nil {
+		c.txIOV = make([]unix.Iovec, maxIOV)
+	}
+	for c.txSeg < len(c.txOut.Segs) {
+		n, errno := writev(fd, c.txIOV, c.txOut.Segs[c.txSeg:], c.txSkip)
+		switch errno {
+		case 0:
+		case unix.EINTR:
+			continue
+		case unix.EAGAIN:
+			return !c.sendWait
+		default:
+			c.writeErr = os.NewSyscallError("sendmsg", errno)
+			return true
+		}
+		c.advance(n)
+		if c.sendWait && !c.allowWrite() { // progress: the host does read
+			return true
+		}
+	}
+	return true
+}
+
+// allowWrite gives the host another StallTimeout to read; false if the
+// connection is dead.
+func (c *conn) allowWrite() bool {
+	_ = c.nc.SetWriteDeadline(time.Now().Add(c.srv.cfg.StallTimeout))
+	return !c.isDead() // shut's own deadline may just have been overwritten
+}
+
+// advance moves past n bytes sent.
+func (c *conn) advance(n int) {
+	n += c.txSkip
+	for c.txSeg < len(c.txOut.Segs) && n >= len(c.txOut.Segs[c.txSeg]) {
+		n -= len(c.txOut.Segs[c.txSeg])
+		c.txSeg++
+	}
+	c.txSkip = n
+}
+
+// lingerFor is how long a host may take to read our last words.
+const lingerFor = time.Second
+
+// finishSending lets what is to be sent reach the host before the connection is
+// closed: it waits until all is sent, says that no more will come, and reads
+// until the host has closed too.
+//
+// Source: NVMe/TCP Transport 1.0, section 3.5.
+func (c *conn) finishSending() {
+	deadline := time.Now().Add(lingerFor)
+	for {
+		c.mu.Lock()
+		sending := c.sending
+		c.mu.Unlock()
+		if !sending {
+			break
+		}
+		select {
+		case <-c.resume:
+		case <-c.dead:
+			return
+		case <-time.After(time.Until(deadline)):
+			return
+		}
+	}
+	_ = c.nc.CloseWrite()
+	_ = c.nc.SetReadDeadline(deadline)
+	_, _ = io.CopyN(io.Discard, c.nc, 64<<20)
+}
+
+// rxPool keeps receive buffers of connections that went idle.
+type rxPool struct {
+	size int
+	free chan []byte
+}
+
+func (p *rxPool) get() []byte {
+	select {
+	case b := <-p.free:
+		return b
+	default:
+		return make([]byte, p.size)
+	}
+}
+
+func (p *rxPool) put(b []byte) {
+	select {
+	case p.free <- b:
+	default:
+	}
+}
+
+// dropBufs returns buffers to the pool.
+func dropBufs(p *bufpool.Pool, bufs []bufpool.Buf) {
+	for _, b := range bufs {
+		p.Put(b)
+	}
+}
