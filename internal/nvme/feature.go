@@ -111,7 +111,7 @@ const (
 	HostIdentifierEXHID   = 1 << 0 // 128-bit
 )
 
-// Timestamp is the data of the Timestamp feature (NVMe Base 2.0, section 5.27.1.10):
+// Timestamp is the data of the Timestamp feature (NVMe Base 2.0, section 5.27.1):
 //
 //	0..5 milliseconds since 1970 | 6 attributes: bit 0 synch, bits 3:1 origin | 7 reserved
 type Timestamp [8]byte
@@ -138,7 +138,7 @@ func (t *Timestamp) Origin() uint8     { return t[6] >> 1 & 7 }
 func (t *Timestamp) SetOrigin(v uint8) { t[6] = t[6]&^0xe | v&7<<1 }
 
 // HostBehavior is the data of the Host Behavior Support feature (NVMe Base 2.0, section
-// 5.27.1.18).
+// 5.27.1).
 type HostBehavior [512]byte
 
 // ACRE: advanced command retry (CRDT) may be used. ETDAS: extended telemetry data area 4. LBAFEE:

@@ -6,7 +6,7 @@ import "iter"
 const MaxNSList = 1024
 
 // NSList is a namespace list: Identify CNS 02h, 07h, 10h, 1Ah and the Changed Namespace
-// List log (NVMe Base 2.0, section 4.5.2). NSIDs ascend; a 0 ends it.
+// List log (NVMe Base 2.0, Namespace List). NSIDs ascend; a 0 ends it.
 type NSList [4 * MaxNSList]byte
 
 // Fill writes the NSIDs above after from nsids, which must ascend, and returns how many
@@ -62,8 +62,8 @@ func (l *NSList) Check() error {
 // MaxControllerList is the number of CNTLIDs in a controller list.
 const MaxControllerList = 2047
 
-// ControllerList is a controller list: Identify CNS 12h, 13h (NVMe Base 2.0, section
-// 4.5.1): a u16 count and ascending u16 identifiers.
+// ControllerList is a controller list: Identify CNS 12h, 13h (NVMe Base 2.0, Controller
+// List): a u16 count and ascending u16 identifiers.
 type ControllerList [4096]byte
 
 // Fill writes the CNTLIDs not below from out of cntlids, which must ascend, and returns
@@ -117,7 +117,7 @@ func (l *ControllerList) Check() error {
 const MaxIOCommandSets = 512
 
 // IOCommandSets is the Identify I/O Command Set data structure (CNS 1Ch; NVMe Base 2.0,
-// section 5.17.2.21): 512 combinations of command sets, a bit for each CSI; 0 ends it.
+// section 5.17.2): 512 combinations of command sets, a bit for each CSI; 0 ends it.
 type IOCommandSets [IdentifySize]byte
 
 // Combination returns combination i, 0 to 511; 0 when there is no such place.
