@@ -3,6 +3,7 @@ package config
 import (
 	"errors"
 	"flag"
+	"fmt"
 	"os"
 	"path/filepath"
 	"reflect"
@@ -11,6 +12,8 @@ import (
 	"time"
 
 	"pgregory.net/rapid"
+
+	"jbofd/internal/nvmeof"
 )
 
 var update = flag.Bool("update", false, "write testdata and docs/configuration.md anew")
@@ -248,4 +251,16 @@ func FuzzParseNeverPanics(f *testing.F) {
 			t.Fatalf("the effective configuration is refused: %v\n%s", err, out)
 		}
 	})
+}
+
+func TestNSIDsAreThoseThatASubsystemCanHold(t *testing.T) {
+	text := func(nsid int) []byte {
+		return []byte(fmt.Sprintf("%ssubsystems: [{nqn: nqn.2026-11.example.jbofd:a, namespaces: [{nsid: %d, ssd: s, size: 1MiB}]}]", minimal, nsid))
+	}
+	if _, err := Parse("x", text(nvmeof.MaxNSID)); err != nil {
+		t.Error(err)
+	}
+	if _, err := Parse("x", text(nvmeof.MaxNSID+1)); err == nil {
+		t.Error("an NSID above nvmeof.MaxNSID passes")
+	}
 }

@@ -142,7 +142,7 @@ func (c collector) Collect(ch chan<- prometheus.Metric) {
 	}
 	put(buildInfo, 1, t.opts.Version, t.opts.Commit, goVersion())
 	put(nodeInfo, 1, t.opts.Node)
-	put(ready, flag(t.health.Ready()))
+	put(ready, oneIf(t.health.Ready()))
 	words(connections, &t.open)
 	words(established, &t.established)
 	words(connectFailed, &t.connectFailures)
@@ -218,7 +218,7 @@ func collectSSD(s SSD, put func(m metric, v float64, labels ...string)) {
 	i := s.Info
 	put(ssdInfo, 1, i.Name, i.Backend, i.Engine, i.Path, i.Model, i.Serial)
 	put(ssdCapacity, float64(i.SizeBytes), i.Name)
-	put(ssdUp, flag(s.Healthy == nil || s.Healthy() == nil), i.Name)
+	put(ssdUp, oneIf(s.Healthy == nil || s.Healthy() == nil), i.Name)
 	if s.Stats == nil {
 		return
 	}
@@ -243,7 +243,7 @@ func collectSSD(s SSD, put func(m metric, v float64, labels ...string)) {
 	}
 }
 
-func flag(b bool) float64 {
+func oneIf(b bool) float64 {
 	if b {
 		return 1
 	}

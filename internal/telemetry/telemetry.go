@@ -79,6 +79,12 @@ func New(o Options) *Telemetry {
 		ssds:     map[string]SSD{},
 	}
 	t.health.Block("daemon", "starting")
+	// A counter that is not there before its first event hides that event from rate().
+	for _, result := range []string{"success", "failure"} {
+		t.reloads.add(result, 0)
+	}
+	t.established.add("tcp", 0)
+	t.open.add("tcp", 0)
 	t.registry.MustRegister(
 		collectors.NewGoCollector(),
 		collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}),
