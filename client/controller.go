@@ -108,6 +108,9 @@ func (c *Controller) reconnect(cause error) *association {
 				c.opts.Logger.Info("connection restored", "address", c.opts.Address, "subnqn", c.opts.SubNQN,
 					"attempts", n, "after", time.Since(begin).Round(time.Millisecond))
 				c.set(a, nil)
+				if c.opts.onReconnect != nil {
+					c.opts.onReconnect()
+				}
 				return a
 			}
 			cause = err

@@ -71,7 +71,8 @@ type Options struct {
 	// Logger gets losses and recoveries of the connection. Default: none.
 	Logger *slog.Logger
 
-	discovery bool // the subsystem is a discovery controller
+	discovery   bool   // the subsystem is a discovery controller
+	onReconnect func() // called when the connection is back
 }
 
 // adminDepth bounds the commands outstanding on the admin queue.

@@ -17,9 +17,6 @@ import (
 
 	"jbofd/client"
 	"jbofd/internal/bench"
-	"jbofd/internal/ssd"
-	"jbofd/internal/ssd/file"
-	"jbofd/internal/ssd/mem"
 )
 
 // sizeFlag is a pflag.Value that reads sizes as fio does.
@@ -209,6 +206,9 @@ func (f *blockFlags) run(c *cobra.Command) error {
 	}
 	ctx := c.Context()
 	t, err := f.open(ctx)
+	if errors.Is(err, bench.ErrConfig) {
+		return usagef("%v", err)
+	}
 	if err != nil {
 		return err
 	}
@@ -259,11 +259,7 @@ func (f *blockFlags) open(ctx context.Context) (bench.Target, error) {
 		return nil, usagef("give either --target tcp://HOST:PORT or --raw PATH|mem:SIZE")
 	}
 	if f.raw != "" {
-		dev, err := f.openRaw()
-		if err != nil {
-			return nil, err
-		}
-		return bench.NewRaw(dev), nil
+		return bench.OpenRaw(bench.RawConfig{Path: f.raw, Engine: f.engine, BlockSize: int(f.rawBlock)})
 	}
 	o, err := f.options()
 	if err != nil {
@@ -289,17 +285,6 @@ func (f *blockFlags) open(ctx context.Context) (bench.Target, error) {
 		return nil, errors.Join(err, c.Close())
 	}
 	return t, nil
-}
-
-func (f *blockFlags) openRaw() (ssd.Device, error) {
-	if s, ok := strings.CutPrefix(f.raw, "mem:"); ok {
-		n, err := bench.ParseSize(s)
-		if err != nil {
-			return nil, usagef("--raw %s: %v", f.raw, err)
-		}
-		return mem.Open(mem.Config{Name: "raw", SizeBytes: n, BlockSize: int(f.rawBlock)})
-	}
-	return file.Open(file.Config{Name: "raw", Path: f.raw, Engine: f.engine})
 }
 
 // pin keeps the process on the CPUs of --cpus_allowed and sets GOMAXPROCS.

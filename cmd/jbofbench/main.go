@@ -12,7 +12,6 @@ import (
 	"syscall"
 
 	"github.com/spf13/cobra"
-	"github.com/spf13/pflag"
 )
 
 // errFailed makes the process exit with status 1 after everything worth saying was said.
@@ -36,10 +35,7 @@ func execute(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	}
 	root.CompletionOptions.HiddenDefaultCmd = true
 	root.AddCommand(blockCommand(), discoverCommand())
-	root.SetGlobalNormalizationFunc(func(_ *pflag.FlagSet, name string) pflag.NormalizedName {
-		return pflag.NormalizedName(strings.ReplaceAll(name, "-", "_"))
-	})
-	root.SetArgs(args)
+	root.SetArgs(underscores(args))
 	root.SetOut(stdout)
 	root.SetErr(stderr)
 	err := root.ExecuteContext(ctx)
@@ -64,3 +60,19 @@ type usageError struct{ msg string }
 func (e *usageError) Error() string { return e.msg }
 
 func usagef(format string, args ...any) error { return &usageError{fmt.Sprintf(format, args...)} }
+
+// underscores lets flags be written with hyphens too: --ramp-time is --ramp_time.
+func underscores(args []string) []string {
+	out := make([]string, len(args))
+	for i, a := range args {
+		if name, ok := strings.CutPrefix(a, "--"); ok {
+			name, value, has := strings.Cut(name, "=")
+			a = "--" + strings.ReplaceAll(name, "-", "_")
+			if has {
+				a += "=" + value
+			}
+		}
+		out[i] = a
+	}
+	return out
+}

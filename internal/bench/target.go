@@ -4,10 +4,13 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 	"time"
 
 	"jbofd/client"
 	"jbofd/internal/ssd"
+	"jbofd/internal/ssd/file"
+	"jbofd/internal/ssd/mem"
 )
 
 // Kind is what an Op does.
@@ -171,6 +174,40 @@ type Raw struct {
 
 // NewRaw takes over dev.
 func NewRaw(dev ssd.Device) *Raw { return &Raw{dev} }
+
+// RawConfig says what device to open.
+type RawConfig struct {
+	// Path is a regular file or a block device, or mem:SIZE.
+	Path string
+	// Engine is io_uring, threads, or empty for the best there is; for files.
+	Engine string
+	// BlockSize is that of mem:SIZE.
+	BlockSize int
+}
+
+// OpenRaw opens a device to run on without a network.
+//
+// Errors: ErrConfig for what cannot be; the device's.
+func OpenRaw(c RawConfig) (*Raw, error) {
+	var dev ssd.Device
+	var err error
+	if s, ok := strings.CutPrefix(c.Path, "mem:"); ok {
+		n, perr := ParseSize(s)
+		if perr != nil {
+			return nil, fmt.Errorf("%w: --raw %s: %w", ErrConfig, c.Path, perr)
+		}
+		dev, err = mem.Open(mem.Config{Name: "raw", SizeBytes: n, BlockSize: c.BlockSize})
+	} else {
+		dev, err = file.Open(file.Config{Name: "raw", Path: c.Path, Engine: c.Engine})
+	}
+	if errors.Is(err, mem.ErrConfig) || errors.Is(err, file.ErrConfig) {
+		err = fmt.Errorf("%w: --raw %s: %w", ErrConfig, c.Path, err)
+	}
+	if err != nil {
+		return nil, err
+	}
+	return NewRaw(dev), nil
+}
 
 // Info implements Target.
 func (t *Raw) Info() TargetInfo {

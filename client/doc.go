@@ -1,0 +1,25 @@
+// Package client is an NVMe over TCP host in Go: it connects to jbofd, the Linux target or
+// SPDK without a kernel driver and without root.
+//
+//	Discover ──────────> what a discovery service knows
+//	Connect ───> Controller ── admin commands, features, log pages, events; reconnects
+//	               ├── Namespace(nsid)   ReadAt, WriteAt, Flush, WriteZeroes, Deallocate, Compare, ...
+//	               │                     for any number of goroutines, with contexts
+//	               └── OpenQPair         batches of commands and completions for one goroutine,
+//	                                     nothing allocated: load generators, replication
+//
+// It is not a block device: nothing is cached, merged or reordered, and there is one path to
+// a controller.
+//
+// # Buffers
+//
+// Data moves between the caller's buffers and the socket directly where it can. A buffer belongs to
+// the host from the call (Submit, for a QPair) to its return (the completion); it is
+// never touched afterwards, not even when a context ends a call early.
+//
+// # Errors
+//
+// What a target answers is a Status; it reaches callers as a *StatusError. ErrConnectionLost,
+// ErrClosed, ErrProtocol, ErrTimeout, ErrInvalid, ErrUnsupported, ErrCompareFailed and
+// ErrNamespaceGone are for errors.Is.
+package client
