@@ -43,7 +43,7 @@ type IOSeries struct {
 //
 // hot: 0 allocs
 //
-// Cost: about 10 ns, less without bytes.
+// Cost: three atomic adds, two without bytes; 10 to 20 ns.
 func (s *IOSeries) Observe(n int, bytes int64, latency time.Duration) {
 	ns := max(int64(latency), 0)
 	b := int(firstBucket[bits.Len64(uint64(ns))])
