@@ -126,27 +126,17 @@ type SSD struct {
 // Fault makes a drive fail on purpose.
 type Fault struct {
 	// Seed makes the faults repeatable.
-	Seed int64 `yaml:"seed" default:"1"`
-	// Read is what happens to reads.
-	Read FaultOp `yaml:"read"`
-	// Write is what happens to writes.
-	Write FaultOp `yaml:"write"`
-	// Flush is what happens to flushes.
-	Flush FaultOp `yaml:"flush"`
-	// Deallocate is what happens to deallocations.
-	Deallocate FaultOp `yaml:"deallocate"`
-	// WriteZeroes is what happens to write-zeroes operations.
-	WriteZeroes FaultOp `yaml:"write_zeroes"`
-}
-
-// FaultOp is what happens to one kind of operation.
-type FaultOp struct {
-	// ErrorProbability is the share of operations that fail with a media error.
-	ErrorProbability float64 `yaml:"error_probability" default:"0" min:"0" max:"1"`
-	// Delay is added to an operation's latency.
+	Seed int64 `yaml:"seed" default:"1" min:"0" max:"9223372036854775807"`
+	// ReadErrorProbability is the share of reads that fail with a media error.
+	ReadErrorProbability float64 `yaml:"read_error_probability" default:"0" min:"0" max:"1"`
+	// WriteErrorProbability is the share of writes that fail with a media error.
+	WriteErrorProbability float64 `yaml:"write_error_probability" default:"0" min:"0" max:"1"`
+	// FlushErrorProbability is the share of flushes that fail with a media error.
+	FlushErrorProbability float64 `yaml:"flush_error_probability" default:"0" min:"0" max:"1"`
+	// Delay is added to the latency of what is delayed.
 	Delay time.Duration `yaml:"delay" default:"0s" min:"0s" max:"10m"`
-	// DelayProbability is the share of operations that are delayed.
-	DelayProbability float64 `yaml:"delay_probability" default:"1" min:"0" max:"1"`
+	// DelayProbability is the share of requests that are delayed.
+	DelayProbability float64 `yaml:"delay_probability" default:"0" min:"0" max:"1"`
 }
 
 // Subsystem is an NVM subsystem.

@@ -145,7 +145,7 @@ func TestTheEffectiveConfigurationReadsBackEqual(t *testing.T) {
 		c.Limits.DiscoveryIdleTimeout = time.Duration(rapid.Int64Range(int64(time.Second), int64(time.Hour)).Draw(rt, "idle"))
 		c.Limits.StallTimeout = time.Duration(rapid.Int64Range(1, 3600).Draw(rt, "stall")) * time.Second
 		c.Limits.Buffers = Bytes(rapid.Int64Range(32<<20, 1<<40).Draw(rt, "buffers"))
-		c.SSDs[1].Fault = &Fault{Seed: rapid.Int64().Draw(rt, "seed"), Read: FaultOp{ErrorProbability: rapid.Float64Range(0, 1).Draw(rt, "p")}}
+		c.SSDs[1].Fault = &Fault{Seed: rapid.Int64Min(0).Draw(rt, "seed"), ReadErrorProbability: rapid.Float64Range(0, 1).Draw(rt, "p")}
 		check(rt, c)
 	})
 }

@@ -107,12 +107,7 @@ func section(b *strings.Builder, t reflect.Type, path, title, change string, com
 			if typ == reflect.TypeFor[Namespace]() {
 				s.change = "another namespace"
 			}
-			if typ == reflect.TypeFor[FaultOp]() {
-				s.title = "`" + path + "read`, `write`, `flush`, `deallocate`, `write_zeroes`"
-			}
-			if len(subs) == 0 || subs[len(subs)-1].t != typ {
-				subs = append(subs, s)
-			}
+			subs = append(subs, s)
 			if path == "" && !f.live {
 				state = "see below"
 			}
