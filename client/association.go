@@ -9,6 +9,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"jbofd/client/internal/hostconn"
 	"jbofd/client/internal/hosttcp"
 	"jbofd/internal/nvme"
 )
@@ -39,8 +40,8 @@ type association struct {
 	// ioQueues is how many I/O queues the target grants.
 	ioQueues int
 
-	admin *queue
-	io    []*queue
+	admin *hostconn.Queue
+	io    []*hostconn.Queue
 	next  atomic.Uint32 // the I/O queue for the next operation
 	// aborts, of capacity ACL+1, bounds the Aborts outstanding.
 	aborts chan struct{}
@@ -111,25 +112,25 @@ func connectAssociation(ctx context.Context, o Options) (a *association, err err
 }
 
 // openQueue connects queue id and starts its goroutines. Its failure ends the association.
-func (a *association) openQueue(ctx context.Context, id uint16, depth int) (*queue, error) {
+func (a *association) openQueue(ctx context.Context, id uint16, depth int) (*hostconn.Queue, error) {
 	w, err := a.openWire(ctx, id, depth)
 	if err != nil {
 		return nil, err
 	}
-	q := newQueue(w, id, a.fail)
+	q := hostconn.NewQueue(w, id, a.fail)
 	if err := a.fabricsConnect(ctx, id, depth, func(ctx context.Context, c *Command) (Completion, error) {
 		var comps [1]Completion
-		err := q.do(ctx, []Command{*c}, comps[:])
+		err := q.Do(ctx, []Command{*c}, comps[:])
 		return comps[0], err
 	}); err != nil {
-		return nil, errors.Join(err, q.close(ErrClosed))
+		return nil, errors.Join(err, q.Close(ErrClosed))
 	}
-	q.setInCapsule(a.inCapsuleFor(id))
+	q.SetInCapsule(a.inCapsuleFor(id))
 	return q, nil
 }
 
 // openWire dials and exchanges ICReq and ICResp for queue id.
-func (a *association) openWire(ctx context.Context, id uint16, depth int) (*wire, error) {
+func (a *association) openWire(ctx context.Context, id uint16, depth int) (*hostconn.Conn, error) {
 	ho := hosttcp.Options{
 		Depth: depth, HeaderDigest: a.opts.HeaderDigest, DataDigest: a.opts.DataDigest, MaxR2T: a.opts.MaxR2T,
 		InCapsuleBytes: adminInCapsule, // Connect is a fabrics command on every queue
@@ -137,12 +138,12 @@ func (a *association) openWire(ctx context.Context, id uint16, depth int) (*wire
 	if id == 0 {
 		ho.RecvBytes = 16 << 10
 	}
-	w, err := dial(ctx, a.opts.Address, ho)
+	w, err := hostconn.Dial(ctx, a.opts.Address, ho)
 	if err != nil {
 		return nil, fmt.Errorf("queue %d: %w", id, err)
 	}
-	if err := w.handshake(ctx); err != nil {
-		return nil, errors.Join(fmt.Errorf("queue %d: %s: %w", id, a.opts.Address, classify(err)), w.close())
+	if err := w.Handshake(ctx); err != nil {
+		return nil, errors.Join(fmt.Errorf("queue %d: %s: %w", id, a.opts.Address, hostconn.Classify(err)), w.Close())
 	}
 	return w, nil
 }
@@ -325,13 +326,13 @@ func (a *association) adminRead(ctx context.Context, name string, e SQE, data []
 	return c, err
 }
 
-// run is queue.do, plus an Abort for a command whose caller left.
-func (a *association) run(ctx context.Context, q *queue, cmds []Command, comps []Completion) error {
-	err := q.do(ctx, cmds, comps)
-	var d *detachedError
+// run is Queue.Do, plus an Abort for a command whose caller left.
+func (a *association) run(ctx context.Context, q *hostconn.Queue, cmds []Command, comps []Completion) error {
+	err := q.Do(ctx, cmds, comps)
+	var d *hostconn.DetachedError
 	if errors.As(err, &d) {
-		a.abort(q.id, d.cid)
-		return d.cause
+		a.abort(q.ID(), d.CID)
+		return d.Cause
 	}
 	return err
 }
@@ -359,12 +360,12 @@ func (a *association) abort(sqid, cid uint16) {
 		e.Abort().SetCID(cid)
 		var comps [1]Completion
 		// Aborting is a favour asked of the target: no outcome changes anything here.
-		_ = a.admin.do(a.ctx, []Command{{SQE: e}}, comps[:])
+		_ = a.admin.Do(a.ctx, []Command{{SQE: e}}, comps[:])
 	}()
 }
 
 // pick returns an I/O queue.
-func (a *association) pick() *queue {
+func (a *association) pick() *hostconn.Queue {
 	if len(a.io) == 1 {
 		return a.io[0]
 	}
@@ -422,7 +423,7 @@ func (a *association) openQPair(ctx context.Context) (p *QPair, err error) {
 	if err != nil {
 		return nil, errors.Join(err, p.Close())
 	}
-	w.m.SetInCapsuleBytes(a.inCapsule)
+	w.Machine().SetInCapsuleBytes(a.inCapsule)
 	return p, nil
 }
 
@@ -448,10 +449,10 @@ func (a *association) close(why error) error {
 	cause := context.Cause(a.ctx)
 	var errs []error
 	for _, q := range a.io {
-		errs = append(errs, q.close(cause))
+		errs = append(errs, q.Close(cause))
 	}
 	if a.admin != nil {
-		errs = append(errs, a.admin.close(cause))
+		errs = append(errs, a.admin.Close(cause))
 	}
 	a.wg.Wait()
 	return errors.Join(errs...)
@@ -486,9 +487,9 @@ func (a *association) maintain() {
 		case <-a.ctx.Done():
 			return
 		case <-seconds.C:
-			a.admin.tick(limit)
+			a.admin.Tick(limit)
 			for _, q := range a.io {
-				q.tick(limit)
+				q.Tick(limit)
 			}
 		case <-keepAlive:
 			var e SQE

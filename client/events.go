@@ -40,7 +40,7 @@ func (c *Controller) events(a *association) {
 		var e SQE
 		e.SetOpcode(nvme.AdminAsyncEvent)
 		var comps [1]Completion
-		if err := a.admin.do(a.ctx, []Command{{SQE: e}}, comps[:]); err != nil {
+		if err := a.admin.Do(a.ctx, []Command{{SQE: e}}, comps[:]); err != nil {
 			return // the association has ended
 		}
 		if !comps[0].Status.OK() {

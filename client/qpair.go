@@ -3,12 +3,12 @@ package client
 import (
 	"errors"
 	"fmt"
-	"net"
 	"os"
 	"runtime"
 	"sync"
 	"time"
 
+	"jbofd/client/internal/hostconn"
 	"jbofd/client/internal/hosttcp"
 )
 
@@ -34,7 +34,7 @@ const stuckWait = 20 * time.Millisecond
 // gone (whether they took effect is unknown) and their buffers are the caller's.
 type QPair struct {
 	id    uint16
-	w     *wire
+	w     *hostconn.Conn
 	spin  time.Duration
 	base  time.Time
 	admin bool
@@ -55,10 +55,10 @@ type QPair struct {
 func (p *QPair) ID() uint16 { return p.id }
 
 // Depth returns how many commands may be outstanding.
-func (p *QPair) Depth() int { return p.w.m.Depth() }
+func (p *QPair) Depth() int { return p.w.Machine().Depth() }
 
 // Outstanding returns how many commands were submitted and not yet returned by Poll.
-func (p *QPair) Outstanding() int { return p.w.m.Outstanding() }
+func (p *QPair) Outstanding() int { return p.w.Machine().Outstanding() }
 
 // Submit takes commands in order, sends them as one batch, and returns how many it
 // took: fewer than all when the queue is full. The Data of a command taken belongs
@@ -76,7 +76,7 @@ func (p *QPair) Submit(cmds []Command) (int, error) { // hot: 0 allocs
 	var bad error
 	n := 0
 	for n < len(cmds) {
-		if _, err := p.w.m.Submit(&cmds[n]); err != nil {
+		if _, err := p.w.Machine().Submit(&cmds[n]); err != nil {
 			if !errors.Is(err, hosttcp.ErrQueueFull) {
 				bad = fmt.Errorf("%w: command %d of the batch: %w", ErrInvalid, n, err)
 			}
@@ -84,14 +84,14 @@ func (p *QPair) Submit(cmds []Command) (int, error) { // hot: 0 allocs
 		}
 		n++
 	}
-	if _, err := p.w.send(); err != nil {
+	if _, err := p.w.Send(); err != nil {
 		return n, p.fail(err)
 	}
 	return n, bad
 }
 
 // Free returns how many commands Submit will take now.
-func (p *QPair) Free() int { return p.w.m.Free() }
+func (p *QPair) Free() int { return p.w.Machine().Free() }
 
 // Poll writes completions to dst and returns how many. With wait 0 it only looks; with
 // wait > 0 it waits up to that long for the first one; with wait < 0 until there is one.
@@ -101,7 +101,7 @@ func (p *QPair) Free() int { return p.w.m.Free() }
 //
 // Cost: one system call when completions are there, 0 allocs.
 func (p *QPair) Poll(dst []Completion, wait time.Duration) (int, error) { // hot: 0 allocs
-	m := p.w.m
+	m := p.w.Machine()
 	if n := m.Completions(dst); n > 0 {
 		return n, nil
 	}
@@ -111,7 +111,7 @@ func (p *QPair) Poll(dst []Completion, wait time.Duration) (int, error) { // hot
 	var start time.Duration
 	started := false
 	for {
-		got, err := p.w.recv()
+		got, err := p.w.Recv()
 		if n, err := p.after(dst, err); n > 0 || err != nil {
 			return n, err
 		}
@@ -150,12 +150,12 @@ func (p *QPair) Poll(dst []Completion, wait time.Duration) (int, error) { // hot
 // collects completions.
 func (p *QPair) after(dst []Completion, err error) (int, error) { // hot: 0 allocs
 	if err == nil {
-		_, err = p.w.send()
+		_, err = p.w.Send()
 	}
 	if err != nil {
 		_ = p.fail(err)
 	}
-	if n := p.w.m.Completions(dst); n > 0 {
+	if n := p.w.Machine().Completions(dst); n > 0 {
 		return n, nil
 	}
 	return 0, p.err
@@ -164,24 +164,24 @@ func (p *QPair) after(dst []Completion, err error) (int, error) { // hot: 0 allo
 // block waits until bytes were received (and worked through), up to left if that is
 // not negative.
 func (p *QPair) block(left time.Duration) (timedOut bool, err error) {
-	if len(p.w.m.SendBufs()) != 0 {
+	if len(p.w.Machine().SendBufs()) != 0 {
 		if left < 0 || left > stuckWait {
 			left = stuckWait
 		}
-		return false, p.w.pollBoth(left)
+		return false, p.w.PollBoth(left)
 	}
 	if left >= 0 {
-		if err := p.w.conn.SetReadDeadline(time.Now().Add(left)); err != nil {
+		if err := p.w.SetReadDeadline(time.Now().Add(left)); err != nil {
 			return false, err
 		}
 		p.expire = true
 	} else if p.expire {
-		if err := p.w.conn.SetReadDeadline(time.Time{}); err != nil {
+		if err := p.w.SetReadDeadline(time.Time{}); err != nil {
 			return false, err
 		}
 		p.expire = false
 	}
-	_, err = p.w.recvWait()
+	_, err = p.w.RecvWait()
 	if errors.Is(err, os.ErrDeadlineExceeded) {
 		return true, nil
 	}
@@ -197,11 +197,11 @@ func (p *QPair) fail(err error) error {
 	why := p.closing
 	p.mu.Unlock()
 	if why == nil {
-		_, _ = p.w.send() // a TermReq, if the target is at fault; err is what counts
-		why = classify(err)
+		_, _ = p.w.Send() // a TermReq, if the target is at fault; err is what counts
+		why = hostconn.Classify(err)
 	}
 	p.err = fmt.Errorf("queue pair %d: %w", p.id, why)
-	p.w.shutdown()
+	p.w.Shutdown()
 	return p.err
 }
 
@@ -214,7 +214,7 @@ func (p *QPair) interrupt(why error) {
 		p.closing = why
 	}
 	p.mu.Unlock()
-	p.w.shutdown()
+	p.w.Shutdown()
 }
 
 // Close ends the queue pair's connection. Outstanding commands are gone, their buffers the
@@ -225,23 +225,10 @@ func (p *QPair) Close() error {
 		if p.err == nil {
 			p.err = fmt.Errorf("queue pair %d: %w", p.id, ErrClosed)
 		}
-		p.closeErr = p.w.close()
+		p.closeErr = p.w.Close()
 		if p.onClose != nil {
 			p.onClose(p)
 		}
 	})
 	return p.closeErr
-}
-
-// classify wraps a connection's error with the sentinel to decide by.
-func classify(err error) error {
-	switch {
-	case errors.Is(err, ErrConnectionLost), errors.Is(err, ErrProtocol), errors.Is(err, ErrClosed), errors.Is(err, ErrTimeout):
-		return err
-	case isFatal(err):
-		return fmt.Errorf("%w: %w: %w", ErrConnectionLost, ErrProtocol, err)
-	case errors.Is(err, net.ErrClosed):
-		return fmt.Errorf("%w: %w", ErrClosed, err)
-	}
-	return fmt.Errorf("%w: %w", ErrConnectionLost, err)
 }

@@ -8,6 +8,7 @@ import (
 	"testing"
 	"time"
 
+	"jbofd/client/internal/hostconn"
 	"jbofd/client/internal/hosttcp"
 )
 
@@ -19,11 +20,11 @@ func openScriptQPair(t testing.TB, s *script, o hosttcp.Options) *QPair {
 	if o.MaxR2T == 0 {
 		o.MaxR2T = 4
 	}
-	w, err := dial(context.Background(), s.addr(), o)
+	w, err := hostconn.Dial(context.Background(), s.addr(), o)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := w.handshake(context.Background()); err != nil {
+	if err := w.Handshake(context.Background()); err != nil {
 		t.Fatal(err)
 	}
 	p := &QPair{id: 1, w: w, base: time.Now(), spin: DefaultSpin}

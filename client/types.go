@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 
+	"jbofd/client/internal/hostconn"
 	"jbofd/client/internal/hosttcp"
 	"jbofd/internal/nvme"
 )
@@ -40,15 +41,15 @@ var (
 	// ErrConnectionLost: the association ended and could not be restored in time, or the
 	// operation must not be repeated blindly; whether a command outstanding then took
 	// effect is unknown.
-	ErrConnectionLost = errors.New("connection lost")
+	ErrConnectionLost = hostconn.ErrConnectionLost
 	// ErrClosed: the controller or queue pair was closed by its user.
-	ErrClosed = errors.New("closed")
+	ErrClosed = hostconn.ErrClosed
 	// ErrProtocol: the target broke the NVMe/TCP or NVMe protocol.
-	ErrProtocol = errors.New("protocol violation by the target")
+	ErrProtocol = hostconn.ErrProtocol
 	// ErrTimeout: the target did not answer a command in time.
-	ErrTimeout = errors.New("command timed out")
+	ErrTimeout = hostconn.ErrTimeout
 	// ErrInvalid: an argument is out of range; nothing was sent.
-	ErrInvalid = errors.New("invalid argument")
+	ErrInvalid = hostconn.ErrInvalid
 	// ErrCompareFailed: Compare or CompareAndWrite found other data.
 	ErrCompareFailed = errors.New("compare failed")
 	// ErrUnsupported: the controller or namespace lacks the command or feature.

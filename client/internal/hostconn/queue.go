@@ -1,22 +1,20 @@
-package client
+package hostconn
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"sync"
 
 	"jbofd/client/internal/hosttcp"
-	"jbofd/internal/nvmeof/tcp/pdu"
 )
 
-// queue is a queue pair for any number of goroutines: each submits under the mutex
+// Queue is a queue pair for any number of goroutines: each submits under the mutex
 // and sends what is to be sent, one goroutine receives, and a second one, idle as a rule, goes
 // on sending when the socket was full.
 //
 // No system call that touches a command's buffer is under way when mu is free. That
 // is what lets a cancelled command give its buffer back at once.
-type queue struct {
+type Queue struct {
 	id    uint16
 	depth int
 	// onFail is told the queue's end, once; it must not call back.
@@ -30,32 +28,32 @@ type queue struct {
 	wg   sync.WaitGroup
 
 	mu    sync.Mutex
-	w     *wire
+	w     *Conn
 	err   error // why the queue failed
 	calls []call
-	comps []Completion // scratch of the receiver
+	comps []hosttcp.Completion // scratch of the receiver
 }
 
 // call is one caller's command.
 type call struct {
 	index uint64
 	// done gets the completion; capacity 1, so the receiver never blocks.
-	done chan Completion
-	// abandoned: nobody waits; the receiver returns the call to free. Guarded by queue.mu.
+	done chan hosttcp.Completion
+	// abandoned: nobody waits; the receiver returns the call to free. Guarded by Queue.mu.
 	abandoned bool
 }
 
-// newQueue takes over w, whose handshake is done. close must be called.
-func newQueue(w *wire, id uint16, onFail func(error)) *queue {
+// NewQueue takes over w, whose handshake is done. Close must be called.
+func NewQueue(w *Conn, id uint16, onFail func(error)) *Queue {
 	n := w.m.Depth()
-	q := &queue{
+	q := &Queue{
 		id: id, depth: n, w: w, onFail: onFail,
 		free: make(chan *call, n), kick: make(chan struct{}, 1), dead: make(chan struct{}), pair: make(chan struct{}, 1),
-		calls: make([]call, n), comps: make([]Completion, min(n, 64)),
+		calls: make([]call, n), comps: make([]hosttcp.Completion, min(n, 64)),
 	}
 	for i := range q.calls {
 		c := &q.calls[i]
-		c.index, c.done = uint64(i), make(chan Completion, 1)
+		c.index, c.done = uint64(i), make(chan hosttcp.Completion, 1)
 		q.free <- c
 	}
 	q.wg.Add(2)
@@ -64,19 +62,19 @@ func newQueue(w *wire, id uint16, onFail func(error)) *queue {
 	return q
 }
 
-// detachedError marks a command whose caller left before it completed; cid is for an Abort.
-type detachedError struct {
-	cause error
-	cid   uint16
+// DetachedError marks a command whose caller left before it completed; cid is for an Abort.
+type DetachedError struct {
+	Cause error
+	CID   uint16
 }
 
-func (e *detachedError) Error() string { return e.cause.Error() }
-func (e *detachedError) Unwrap() error { return e.cause }
+func (e *DetachedError) Error() string { return e.Cause.Error() }
+func (e *DetachedError) Unwrap() error { return e.Cause }
 
-// do submits the commands in order, in one piece (two of them for a fused pair), and waits for
+// Do submits the commands in order, in one piece (two of them for a fused pair), and waits for
 // them. It returns when all have completed, the queue has failed, or ctx is done; in every case
 // the buffers are the caller's again. comps has room for all.
-func (q *queue) do(ctx context.Context, cmds []Command, comps []Completion) error {
+func (q *Queue) Do(ctx context.Context, cmds []hosttcp.Command, comps []hosttcp.Completion) error {
 	var held [2]*call
 	if len(cmds) > len(held) || len(cmds) > q.depth {
 		return fmt.Errorf("%w: %d commands at once on a queue of depth %d", ErrInvalid, len(cmds), q.depth)
@@ -130,7 +128,7 @@ func (q *queue) do(ctx context.Context, cmds []Command, comps []Completion) erro
 }
 
 // take gets calls at rest for a command each.
-func (q *queue) take(ctx context.Context, calls []*call) error {
+func (q *Queue) take(ctx context.Context, calls []*call) error {
 	if len(calls) > 1 {
 		select {
 		case q.pair <- struct{}{}:
@@ -158,7 +156,7 @@ func (q *queue) take(ctx context.Context, calls []*call) error {
 
 // abandon takes the buffers of the calls back. It returns nil if the first of them has
 // completed after all.
-func (q *queue) abandon(calls []*call, cids []uint16, cause error) error {
+func (q *Queue) abandon(calls []*call, cids []uint16, cause error) error {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	if len(calls[0].done) != 0 {
@@ -173,15 +171,16 @@ func (q *queue) abandon(calls []*call, cids []uint16, cause error) error {
 		c.abandoned = true
 		q.w.m.Detach(cids[i])
 	}
-	return &detachedError{cause: cause, cid: cids[0]}
+	return &DetachedError{Cause: cause, CID: cids[0]}
 }
 
 // sendLocked sends without blocking and leaves the rest to pump. Called with mu held.
-func (q *queue) sendLocked() {
+func (q *Queue) sendLocked() {
 	if q.err != nil {
 		return
 	}
-	blocked, err := q.w.send()
+	blocked, err := q.w.Send()
+	q.deliverLocked() // sending finishes commands that were answered early
 	if err != nil {
 		q.failLocked(err)
 		return
@@ -195,7 +194,7 @@ func (q *queue) sendLocked() {
 }
 
 // receive is the receiving goroutine.
-func (q *queue) receive() {
+func (q *Queue) receive() {
 	defer q.wg.Done()
 	step := func(fd uintptr) bool {
 		q.mu.Lock()
@@ -217,7 +216,7 @@ func (q *queue) receive() {
 	}
 	for {
 		if err := q.w.rc.Read(step); err != nil {
-			q.fail(err)
+			q.Fail(err)
 		}
 		select {
 		case <-q.dead:
@@ -228,7 +227,7 @@ func (q *queue) receive() {
 }
 
 // deliverLocked hands completions to their callers. Called with mu held.
-func (q *queue) deliverLocked() {
+func (q *Queue) deliverLocked() {
 	for {
 		n := q.w.m.Completions(q.comps)
 		if n == 0 {
@@ -247,7 +246,7 @@ func (q *queue) deliverLocked() {
 }
 
 // pump is the goroutine that waits until the socket takes bytes again.
-func (q *queue) pump() {
+func (q *Queue) pump() {
 	defer q.wg.Done()
 	step := func(fd uintptr) bool {
 		q.mu.Lock()
@@ -255,8 +254,7 @@ func (q *queue) pump() {
 		if q.err != nil {
 			return true
 		}
-		blocked, err := q.w.send()
-		// Sending may finish commands that were answered early.
+		blocked, err := q.w.Send()
 		q.deliverLocked()
 		if err != nil {
 			q.failLocked(err)
@@ -271,46 +269,49 @@ func (q *queue) pump() {
 		case <-q.kick:
 		}
 		if err := q.w.rc.Write(step); err != nil {
-			q.fail(err)
+			q.Fail(err)
 		}
 	}
 }
 
-// fail ends the queue: every caller gets err, and the connection is shut down.
-func (q *queue) fail(err error) {
+// Fail ends the queue: every caller gets err, and the connection is shut down.
+func (q *Queue) Fail(err error) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	q.failLocked(err)
 }
 
-func (q *queue) failLocked(err error) {
+func (q *Queue) failLocked(err error) {
 	if q.err != nil {
 		return
 	}
-	_, _ = q.w.send() // a TermReq, if the target is at fault; err is what counts
-	q.err = fmt.Errorf("queue %d: %w", q.id, classify(err))
+	_, _ = q.w.Send() // a TermReq, if the target is at fault; err is what counts
+	q.err = fmt.Errorf("queue %d: %w", q.id, Classify(err))
 	close(q.dead)
-	q.w.shutdown()
+	q.w.Shutdown()
 	q.onFail(q.err)
 }
 
-// setInCapsule sets how much data later commands may carry in their capsules.
-func (q *queue) setInCapsule(n int) {
+// ID returns the queue identifier; 0 is the admin queue.
+func (q *Queue) ID() uint16 { return q.id }
+
+// SetInCapsule sets how much data later commands may carry in their capsules.
+func (q *Queue) SetInCapsule(n int) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	q.w.m.SetInCapsuleBytes(n)
 }
 
 // failure returns why the queue failed.
-func (q *queue) failure() error {
+func (q *Queue) failure() error {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	return q.err
 }
 
-// tick ages the outstanding commands and fails the queue if one of them is older than
+// Tick ages the outstanding commands and fails the queue if one of them is older than
 // limit ticks (0: no limit).
-func (q *queue) tick(limit uint32) {
+func (q *Queue) Tick(limit uint32) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	if oldest := q.w.m.Tick(q.id == 0); limit != 0 && oldest > limit {
@@ -318,15 +319,9 @@ func (q *queue) tick(limit uint32) {
 	}
 }
 
-// close fails the queue with why and waits for its goroutines.
-func (q *queue) close(why error) error {
-	q.fail(why)
+// Close fails the queue with why and waits for its goroutines.
+func (q *Queue) Close(why error) error {
+	q.Fail(why)
 	q.wg.Wait()
-	return q.w.close()
-}
-
-// isFatal reports whether err is the machine's verdict over the target.
-func isFatal(err error) bool {
-	var f *pdu.FatalError
-	return errors.As(err, &f) || errors.Is(err, hosttcp.ErrTermReq)
+	return q.w.Close()
 }

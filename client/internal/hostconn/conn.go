@@ -1,4 +1,7 @@
-package client
+// Package hostconn drives a host's queue machine (hosttcp) over a TCP connection: Conn joins the two
+// by system calls that never block, Queue makes a queue pair of it that any number of
+// goroutines share.
+package hostconn
 
 import (
 	"context"
@@ -17,9 +20,9 @@ import (
 // maxVector is the longest vector of one writev; longer batches take several.
 const maxVector = 512
 
-// wire joins one queue machine to one TCP connection by system calls that never
-// block. Its owner serialises all calls but shutdown.
-type wire struct {
+// Conn joins one queue machine to one TCP connection by system calls that never
+// block. Its owner serialises all calls but Shutdown.
+type Conn struct {
 	conn net.Conn
 	rc   syscall.RawConn
 	m    *hosttcp.Queue
@@ -34,17 +37,17 @@ type wire struct {
 	blocked          bool
 }
 
-// dial opens a TCP connection for a queue. The ICReq is not sent yet.
-func dial(ctx context.Context, address string, o hosttcp.Options) (*wire, error) {
+// Dial opens a TCP connection for a queue. The ICReq is not sent yet.
+func Dial(ctx context.Context, address string, o hosttcp.Options) (*Conn, error) {
 	var d net.Dialer
 	c, err := d.DialContext(ctx, "tcp", address)
 	if err != nil {
 		return nil, err
 	}
-	return newWire(c, o)
+	return newConn(c, o)
 }
 
-func newWire(c net.Conn, o hosttcp.Options) (*wire, error) {
+func newConn(c net.Conn, o hosttcp.Options) (*Conn, error) {
 	sc, ok := c.(syscall.Conn)
 	if !ok {
 		return nil, fmt.Errorf("connection %T has no file descriptor", c)
@@ -53,7 +56,7 @@ func newWire(c net.Conn, o hosttcp.Options) (*wire, error) {
 	if err != nil {
 		return nil, errors.Join(err, c.Close())
 	}
-	w := &wire{conn: c, rc: rc, m: hosttcp.New(o)}
+	w := &Conn{conn: c, rc: rc, m: hosttcp.New(o)}
 	w.tryRecv = w.recvFD
 	w.trySend = w.sendFD
 	w.waitRecv = func(fd uintptr) bool {
@@ -63,22 +66,22 @@ func newWire(c net.Conn, o hosttcp.Options) (*wire, error) {
 	return w, nil
 }
 
-// recv reads once without blocking and lets the machine work through what came. n is 0
+// Recv reads once without blocking and lets the machine work through what came. n is 0
 // if nothing was there.
 //
 // Errors: io.EOF wrapped, the system call's, or the machine's.
 //
 // Cost: one system call, 0 allocs.
-func (w *wire) recv() (n int, err error) { // hot: 0 allocs
+func (w *Conn) Recv() (n int, err error) { // hot: 0 allocs
 	if err := w.rc.Control(w.tryRecv); err != nil {
 		return 0, err
 	}
 	return w.recvN, w.recvErr
 }
 
-// recvWait is recv, but waits for bytes on the network poller, until the connection's
+// RecvWait is Recv, but waits for bytes on the network poller, until the connection's
 // read deadline.
-func (w *wire) recvWait() (n int, err error) { // hot: 0 allocs
+func (w *Conn) RecvWait() (n int, err error) { // hot: 0 allocs
 	w.recvN, w.recvErr = 0, nil
 	if err := w.rc.Read(w.waitRecv); err != nil {
 		return 0, err
@@ -86,7 +89,7 @@ func (w *wire) recvWait() (n int, err error) { // hot: 0 allocs
 	return w.recvN, w.recvErr
 }
 
-func (w *wire) recvFD(fd uintptr) { // hot: 0 allocs
+func (w *Conn) recvFD(fd uintptr) { // hot: 0 allocs
 	direct, rx := w.m.RecvBufs()
 	v := w.iov[:0]
 	if len(direct) != 0 {
@@ -108,11 +111,11 @@ func (w *wire) recvFD(fd uintptr) { // hot: 0 allocs
 	}
 }
 
-// send writes what the machine has to send until nothing is left or the socket takes no
+// Send writes what the machine has to send until nothing is left or the socket takes no
 // more (blocked).
 //
 // Cost: one system call per batch, 0 allocs.
-func (w *wire) send() (blocked bool, err error) { // hot: 0 allocs
+func (w *Conn) Send() (blocked bool, err error) { // hot: 0 allocs
 	for {
 		if len(w.m.SendBufs()) == 0 {
 			return false, nil
@@ -126,7 +129,7 @@ func (w *wire) send() (blocked bool, err error) { // hot: 0 allocs
 	}
 }
 
-func (w *wire) sendFD(fd uintptr) { // hot: 0 allocs
+func (w *Conn) sendFD(fd uintptr) { // hot: 0 allocs
 	segs := w.m.SendBufs()
 	v := w.iov[:0]
 	want := 0
@@ -154,10 +157,10 @@ func appendIovec(v []unix.Iovec, b []byte) []unix.Iovec {
 	return v
 }
 
-// pollBoth blocks the thread until the socket can be read or written or timeout has
+// PollBoth blocks the thread until the socket can be read or written or timeout has
 // passed. It is for the rare moment when both directions are full: the poller can
 // wait for one at a time only.
-func (w *wire) pollBoth(timeout time.Duration) error {
+func (w *Conn) PollBoth(timeout time.Duration) error {
 	var perr error
 	err := w.rc.Control(func(fd uintptr) {
 		p := [1]unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN | unix.POLLOUT}}
@@ -168,25 +171,32 @@ func (w *wire) pollBoth(timeout time.Duration) error {
 	return errors.Join(err, perr)
 }
 
-// shutdown makes every present and future read and write fail or end; from any goroutine.
-// close must still be called.
-func (w *wire) shutdown() {
+// Shutdown makes every present and future read and write fail or end; from any goroutine.
+// Close must still be called.
+func (w *Conn) Shutdown() {
 	// An error means that the connection is closed or was never established: as wanted.
 	_ = w.rc.Control(func(fd uintptr) { _ = unix.Shutdown(int(fd), unix.SHUT_RDWR) })
 }
 
-func (w *wire) close() error { return w.conn.Close() }
+// Close closes the connection.
+func (w *Conn) Close() error { return w.conn.Close() }
 
-// handshake exchanges ICReq and ICResp. Cancelling ctx shuts the connection down.
-func (w *wire) handshake(ctx context.Context) error {
-	stop := context.AfterFunc(ctx, w.shutdown)
+// Machine returns the queue machine, for the owner of w.
+func (w *Conn) Machine() *hosttcp.Queue { return w.m }
+
+// SetReadDeadline bounds RecvWait.
+func (w *Conn) SetReadDeadline(t time.Time) error { return w.conn.SetReadDeadline(t) }
+
+// Handshake exchanges ICReq and ICResp. Cancelling ctx shuts the connection down.
+func (w *Conn) Handshake(ctx context.Context) error {
+	stop := context.AfterFunc(ctx, w.Shutdown)
 	defer stop()
-	if _, err := w.send(); err != nil {
+	if _, err := w.Send(); err != nil {
 		return errors.Join(ctx.Err(), err)
 	}
 	for !w.m.Ready() {
-		if _, err := w.recvWait(); err != nil {
-			_, _ = w.send() // the TermReq; the error to report is the first one
+		if _, err := w.RecvWait(); err != nil {
+			_, _ = w.Send() // the TermReq; the error to report is the first one
 			if ctx.Err() != nil {
 				err = ctx.Err()
 			}
