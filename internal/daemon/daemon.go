@@ -1,0 +1,352 @@
+// Package daemon builds a node from a configuration and runs it: drives, target,
+// listeners, metrics, admin socket; reload and orderly stop.
+package daemon
+
+import (
+	"context"
+	"crypto/sha256"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"os"
+	"sync"
+	"time"
+
+	sd "github.com/coreos/go-systemd/v22/daemon"
+
+	"jbofd/internal/bufpool"
+	"jbofd/internal/config"
+	"jbofd/internal/nvme"
+	"jbofd/internal/nvmeof"
+	"jbofd/internal/nvmeof/fabric"
+	"jbofd/internal/nvmeof/tcp"
+	"jbofd/internal/nvmeof/tcp/serve"
+	"jbofd/internal/telemetry"
+)
+
+// Options are what Run needs beside the configuration.
+type Options struct {
+	Config *config.Config
+	// Load reads the configuration anew, on SIGHUP or when the admin API asks.
+	Load func() (*config.Config, error)
+	// Reload delivers a value for each SIGHUP; nil: none.
+	Reload <-chan os.Signal
+	// Stderr is where log lines go.
+	Stderr io.Writer
+	// Version and Commit identify the build.
+	Version, Commit string
+	// Ready, if set, is called once hosts can connect.
+	Ready func(Addresses)
+}
+
+// Addresses are where a node listens.
+type Addresses struct {
+	// Metrics is empty if there is no server; so is Discovery.
+	Metrics, Discovery string
+	Listeners          []string
+}
+
+// spinFor is how long a queue's reader asks for the next command before it
+// sleeps. Parking and waking a goroutine costs two or three times as much.
+const spinFor = 50 * time.Microsecond
+
+// fusedBytes is the largest fused Compare and Write (ACWU).
+const fusedBytes = 64 << 10
+
+// Node is a running jbofd.
+type Node struct {
+	opts Options
+	// reload is held while a configuration takes effect; it guards cfg.
+	reload sync.Mutex
+	cfg    *config.Config
+	level  *slog.LevelVar
+	log    *slog.Logger
+	tel    *telemetry.Telemetry
+	pool   *bufpool.Pool
+	ssds   []*drive // in the configuration's order
+	fab    *fabric.Fabric
+	tcp    *serve.Server
+	ports  []nvmeof.Port
+	addrs  Addresses
+	// closers are run in reverse order.
+	closers []func()
+}
+
+// Run runs a node until ctx ends, then stops it in order.
+//
+// Errors: what keeps it from starting.
+func Run(ctx context.Context, opts Options) error {
+	n, err := start(opts)
+	if err != nil {
+		return err
+	}
+	n.tel.Health().Clear("daemon")
+	if opts.Ready != nil {
+		opts.Ready(n.addrs)
+	}
+	notify(sd.SdNotifyReady)
+	stopWatchdog := watchdog()
+	for running := true; running; {
+		select {
+		case <-opts.Reload:
+			notify(sd.SdNotifyReloading)
+			if err := n.Reload(); err != nil {
+				n.log.Error("reload refused; the old configuration stays in force", "error", err)
+			}
+			notify(sd.SdNotifyReady)
+		case <-ctx.Done():
+			running = false
+		}
+	}
+	notify(sd.SdNotifyStopping)
+	stopWatchdog()
+	n.stop()
+	return nil
+}
+
+// notify tells systemd, if it started us.
+func notify(state string) { _, _ = sd.SdNotify(false, state) }
+
+// watchdog tells systemd that we live, twice per period that it asked for.
+func watchdog() (stop func()) {
+	period, err := sd.SdWatchdogEnabled(false)
+	if err != nil || period == 0 {
+		return func() {}
+	}
+	done := make(chan struct{})
+	go func() {
+		t := time.NewTicker(period / 2)
+		defer t.Stop()
+		for {
+			select {
+			case <-t.C:
+				notify(sd.SdNotifyWatchdog)
+			case <-done:
+				return
+			}
+		}
+	}()
+	return func() { close(done) }
+}
+
+// start brings everything up; on error it takes down what it had.
+func start(opts Options) (_ *Node, err error) {
+	cfg := opts.Config
+	n := &Node{opts: opts, cfg: cfg, level: new(slog.LevelVar)}
+	defer func() {
+		if err != nil {
+			n.close()
+		}
+	}()
+	n.setLevel(cfg.Log.Level)
+	n.log = slog.New(handler(opts.Stderr, cfg.Log.Format, n.level)).With("node", cfg.Node.Name)
+	n.tel = telemetry.New(telemetry.Options{Version: opts.Version, Commit: opts.Commit, Node: cfg.Node.Name, MaxTenants: cfg.Metrics.MaxTenants})
+	if cfg.Metrics.Address != "" {
+		srv, err := n.tel.Serve(telemetry.ServerOptions{Address: cfg.Metrics.Address, Pprof: cfg.Metrics.Pprof})
+		if err != nil {
+			return nil, err
+		}
+		n.addrs.Metrics = srv.Addr().String()
+		n.closing(func() {
+			ctx, cancel := context.WithTimeout(context.Background(), time.Second)
+			defer cancel()
+			_ = srv.Close(ctx)
+		})
+	}
+	maxBuffer := max(int(cfg.Limits.MDTS), 1<<20)
+	n.pool, err = bufpool.New(bufpool.Config{TotalBytes: int64(cfg.Limits.Buffers), MaxBytes: maxBuffer})
+	if err != nil {
+		return nil, err
+	}
+	n.closing(func() {
+		if err := n.pool.Close(); err != nil {
+			n.log.Error("buffers leaked", "error", err)
+		}
+	})
+	n.tel.SetBuffers(func() telemetry.BufferStats {
+		s := n.pool.Stats()
+		return telemetry.BufferStats{TotalBytes: s.TotalBytes, InUseBytes: s.InUseBytes, TakenBytes: s.TakenBytes, Waits: s.Waits}
+	})
+	if err := n.openSSDs(); err != nil {
+		return nil, err
+	}
+	if err := n.startTarget(); err != nil {
+		return nil, err
+	}
+	if err := n.listen(); err != nil {
+		return nil, err
+	}
+	if err := n.apply(cfg); err != nil {
+		return nil, err
+	}
+	if err := n.serveAdmin(); err != nil {
+		return nil, err
+	}
+	return n, nil
+}
+
+func (n *Node) closing(f func()) { n.closers = append(n.closers, f) }
+
+func (n *Node) close() {
+	for i := len(n.closers) - 1; i >= 0; i-- {
+		n.closers[i]()
+	}
+	n.closers = nil
+}
+
+// handler writes log records as the configuration says.
+func handler(w io.Writer, format string, level *slog.LevelVar) slog.Handler {
+	o := &slog.HandlerOptions{Level: level}
+	if format == "json" {
+		return slog.NewJSONHandler(w, o)
+	}
+	return slog.NewTextHandler(w, o)
+}
+
+func (n *Node) setLevel(name string) {
+	var l slog.Level
+	if l.UnmarshalText([]byte(name)) == nil {
+		n.level.Set(l)
+	}
+}
+
+// startTarget makes the target and the server, without listeners yet.
+func (n *Node) startTarget() error {
+	cfg := n.cfg
+	began := time.Now()
+	limits := nvmeof.Limits{MDTSBytes: uint32(cfg.Limits.MDTS), FusedBytes: min(fusedBytes, uint32(cfg.Limits.MDTS))}
+	target := nvmeof.New(nvmeof.Config{
+		Firmware:        firmware(n.opts.Version),
+		NodeUUID:        nvme.UUID(digest("node", cfg.Node.Name)),
+		Limits:          limits,
+		InCapsuleBytes:  int(cfg.Limits.InCapsuleBytes),
+		MaxEntries:      min(cfg.Limits.QueueDepth, tcp.MaxEntries),
+		MaxIOQueues:     cfg.Limits.IOQueues,
+		MaxControllers:  cfg.Limits.Controllers,
+		MaxHosts:        cfg.Limits.Hosts,
+		MinKATOMS:       uint32(cfg.Limits.KATOMin.Milliseconds()),
+		DiscoveryIdleMS: uint32(cfg.Limits.DiscoveryIdleTimeout.Milliseconds()),
+		WallMS:          began.UnixMilli(),
+	})
+	peers := slog.New(telemetry.LimitHandler(n.log.Handler(), telemetry.LimitOptions{PerSec: cfg.Log.PeerLinesPerSec, Dropped: n.tel.LogDropped}))
+	n.fab = fabric.New(fabric.Config{
+		Target: target, SSDs: n.owners(), Pool: n.pool, Log: peers,
+		Clock: func() int64 { return int64(time.Since(began)) },
+		Events: fabric.Events{KeepAliveExpired: func(c *nvmeof.Controller, idle time.Duration) {
+			n.tel.KeepAliveTimeout()
+			peers.Warn("keep alive timeout: association closed", "host", c.HostNQN, "subsystem", c.SubNQN, "cntlid", c.ID,
+				"idle", idle.Round(time.Millisecond).String(), "kato", (time.Duration(c.KATOMS()) * time.Millisecond).String(), "last_command", c.LastCommand())
+		}},
+	})
+	n.closing(n.fab.Close)
+	var err error
+	n.tcp, err = serve.New(serve.Config{
+		Machine:          tcp.Config{InCapsuleBytes: int(cfg.Limits.InCapsuleBytes), MaxH2CDataBytes: uint32(cfg.Limits.MDTS), Limits: limits},
+		MaxConnections:   cfg.Limits.Connections,
+		MaxPerHost:       cfg.Limits.ConnectionsPerHost,
+		ReceiveBytes:     int(cfg.Limits.ReceiveBuffer),
+		BacklogBytes:     int(cfg.Limits.MDTS),
+		HandshakeTimeout: cfg.Limits.HandshakeTimeout,
+		StallTimeout:     cfg.Limits.StallTimeout,
+		SpinFor:          spinFor,
+	}, n.fab, n.tel, peers)
+	if err != nil {
+		return err
+	}
+	n.closing(n.tcp.Close)
+	return nil
+}
+
+// firmware is the revision that hosts see, 8 bytes.
+func firmware(version string) string {
+	if len(version) > 8 {
+		version = version[:8]
+	}
+	return version
+}
+
+// digest makes 16 stable bytes of some text.
+func digest(parts ...string) (b [16]byte) {
+	h := sha256.New()
+	for _, p := range parts {
+		fmt.Fprintf(h, "%d:%s", len(p), p)
+	}
+	copy(b[:], h.Sum(nil))
+	b[6], b[8] = b[6]&0x0f|0x80, b[8]&0x3f|0x80 // a custom (version 8) UUID
+	return b
+}
+
+// listen opens the listeners. Hosts that connect before apply find no subsystems,
+// so serving begins after it.
+func (n *Node) listen() error {
+	open := func(address string, discovery bool) (net.Listener, error) {
+		l, err := net.Listen("tcp", address)
+		if err != nil {
+			return nil, fmt.Errorf("listen on %s: %w", address, err)
+		}
+		n.closing(func() { _ = l.Close() })
+		n.ports = append(n.ports, serve.PortFor(uint16(len(n.ports)+1), l, discovery))
+		return l, nil
+	}
+	var all []net.Listener
+	for _, lc := range n.cfg.Listeners {
+		l, err := open(lc.Address, false)
+		if err != nil {
+			return err
+		}
+		all = append(all, l)
+		n.addrs.Listeners = append(n.addrs.Listeners, l.Addr().String())
+	}
+	if a := n.cfg.Discovery.Address; a != "" {
+		l, err := open(a, true)
+		if err != nil {
+			return err
+		}
+		all = append(all, l)
+		n.addrs.Discovery = l.Addr().String()
+	}
+	for i, l := range all {
+		n.tcp.Serve(l, n.ports[i])
+	}
+	for _, l := range all {
+		n.log.Info("listening", "transport", "tcp", "address", l.Addr().String())
+	}
+	return nil
+}
+
+// Reload reads the configuration anew and changes what can change live.
+//
+// Errors: what is wrong with it, or needs a restart; then nothing has changed.
+func (n *Node) Reload() error {
+	n.reload.Lock()
+	defer n.reload.Unlock()
+	cfg, err := n.opts.Load()
+	if err == nil {
+		var ch config.Changes
+		if ch, err = config.Diff(n.cfg, cfg); err == nil {
+			if err = n.apply(cfg); err == nil {
+				n.setLevel(cfg.Log.Level)
+				n.cfg = cfg
+				n.log.Info("configuration reloaded", "changes", ch.String())
+			}
+		}
+	}
+	n.tel.Reloaded(err == nil)
+	return err
+}
+
+// stop drains and closes.
+func (n *Node) stop() {
+	n.log.Info("stopping: no more connections, commands under way are finished", "drain_timeout", n.cfg.Limits.DrainTimeout.String())
+	n.tel.Health().Block("daemon", "draining")
+	ctx, cancel := context.WithTimeout(context.Background(), n.cfg.Limits.DrainTimeout)
+	defer cancel()
+	n.tcp.Drain(ctx)
+	if errors.Is(ctx.Err(), context.DeadlineExceeded) {
+		n.log.Warn("commands are still under way after drain_timeout; closing their connections")
+	}
+	n.close()
+	n.log.Info("stopped")
+}

@@ -1,0 +1,258 @@
+package daemon
+
+import (
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"math/bits"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"strconv"
+
+	"jbofd/internal/config"
+	"jbofd/internal/nvme"
+	"jbofd/internal/nvmeof"
+	"jbofd/internal/owner"
+	"jbofd/internal/ssd"
+	"jbofd/internal/ssd/file"
+	"jbofd/internal/ssd/label"
+	"jbofd/internal/ssd/mem"
+	"jbofd/internal/telemetry"
+)
+
+// drive is one configured SSD. After a failed open only name and err are set.
+type drive struct {
+	name  string
+	err   error
+	dev   ssd.Device
+	label *label.Store
+	owner *owner.Owner
+}
+
+// openSSDs opens every drive. A drive that cannot be opened is left out, loudly:
+// the others go on. Only when none can, there is nothing to serve.
+func (n *Node) openSSDs() error {
+	var failed []error
+	for _, sc := range n.cfg.SSDs {
+		d := &drive{name: sc.Name}
+		n.ssds = append(n.ssds, d)
+		if err := n.openSSD(d, sc); err != nil {
+			d.err = fmt.Errorf("ssd %s: %w", sc.Name, err)
+			failed = append(failed, d.err)
+			n.tel.Health().Block("ssd "+sc.Name, err.Error())
+			n.log.Error("drive left out", "ssd", sc.Name, "error", err)
+		}
+	}
+	if len(failed) > 0 && len(failed) == len(n.cfg.SSDs) {
+		return errors.Join(failed...)
+	}
+	return nil
+}
+
+func (n *Node) openSSD(d *drive, sc config.SSD) (err error) {
+	switch sc.Backend {
+	case "mem":
+		d.dev, err = mem.Open(mem.Config{Name: sc.Name, SizeBytes: int64(sc.Size)})
+	case "file":
+		engine := sc.Engine
+		if engine == "auto" {
+			engine = ""
+		}
+		if sc.Create {
+			if err := os.MkdirAll(filepath.Dir(sc.Path), 0o750); err != nil {
+				return err
+			}
+		}
+		d.dev, err = file.Open(file.Config{Name: sc.Name, Path: sc.Path, Create: sc.Create, SizeBytes: int64(sc.Size), Engine: engine, Pool: n.pool})
+	default:
+		err = fmt.Errorf("backend %q: must be mem or file", sc.Backend)
+	}
+	if err != nil {
+		return err
+	}
+	dev := d.dev
+	n.closing(func() { _ = dev.Close() })
+	store, err := label.Open(d.dev)
+	if errors.Is(err, label.ErrBlank) {
+		store, err = label.Format(d.dev, label.NewUUID(), false)
+		if err == nil {
+			n.log.Info("blank drive labelled", "ssd", sc.Name, "drive", store.Label().DriveUUID.String())
+		}
+	}
+	if err != nil {
+		if errors.Is(err, label.ErrForeign) || errors.Is(err, label.ErrCorrupt) {
+			return fmt.Errorf("%w; to give it to jbofd and lose what it holds: jbofctl ssd format --force %s", err, sc.Path)
+		}
+		return err
+	}
+	n.closing(func() { _ = store.Close() })
+	if sc.Fault != nil {
+		if d.dev, err = wrapFaults(d.dev, sc.Fault); err != nil {
+			return err
+		}
+	}
+	o, err := owner.New(owner.Config{Device: d.dev, Pool: n.pool})
+	if err != nil {
+		return err
+	}
+	n.closing(func() { _ = o.Close() })
+	d.label, d.owner = store, o
+	info := d.dev.Info()
+	n.log.Info("drive opened", "ssd", sc.Name, "backend", info.Backend, "engine", info.Engine, "path", info.Path,
+		"size", config.Bytes(info.SizeBytes).String(), "block_size", info.BlockSize, "volatile_cache", info.VolatileCache,
+		"extents", len(store.Label().Extents))
+	n.tel.SetSSD(telemetry.SSD{Info: info, Healthy: d.dev.Healthy, Stats: func(s *telemetry.SSDStats) { fill(s, o.Stats()) }})
+	return nil
+}
+
+// fill copies an owner's counters.
+func fill(s *telemetry.SSDStats, o *owner.Stats) {
+	for op := range ssd.Ops {
+		s.Completed[op], s.Bytes[op], s.TimeNS[op] = o.Requests[op].Load(), o.Bytes[op].Load(), o.TimeNS[op].Load()
+	}
+	s.Errors, s.NoSpace = o.Errors.Load(), o.NoSpace.Load()
+	s.InFlight, s.Queued = o.Inflight.Load(), o.Queued.Load()
+	s.BufferWaits, s.Aborted = o.BufferWaits.Load(), o.Aborted.Load()
+}
+
+func (n *Node) owners() []*owner.Owner {
+	all := make([]*owner.Owner, len(n.ssds))
+	for i, d := range n.ssds {
+		all[i] = d.owner
+	}
+	return all
+}
+
+// apply makes drives and target what cfg says: extents for new namespaces,
+// longer ones for grown ones. Extents of namespaces that are no longer
+// configured stay, with their data, until an operator frees them.
+func (n *Node) apply(cfg *config.Config) error {
+	state := nvmeof.State{Ports: n.ports}
+	var tel []telemetry.Subsystem
+	for _, r := range cfg.Discovery.Referrals {
+		p, err := referral(r)
+		if err != nil {
+			return err
+		}
+		state.Referrals = append(state.Referrals, p)
+	}
+	for _, sc := range cfg.Subsystems {
+		st := nvmeof.SubsystemState{NQN: sc.NQN, Serial: sc.Serial, Model: sc.Model, AllowAnyHost: sc.AllowAnyHost, Hosts: sc.Hosts}
+		if st.Serial == "" {
+			sum := sha256.Sum256([]byte("serial " + sc.NQN))
+			st.Serial = hex.EncodeToString(sum[:10])
+		}
+		ts := telemetry.Subsystem{NQN: sc.NQN, Serial: st.Serial, Model: st.Model}
+		for _, nc := range sc.Namespaces {
+			ns, err := n.namespace(sc.NQN, nc)
+			if err != nil {
+				return fmt.Errorf("subsystem %s, namespace %d: %w", sc.NQN, nc.NSID, err)
+			}
+			if ns == nil {
+				continue // its drive was left out
+			}
+			st.Namespaces = append(st.Namespaces, ns)
+			ts.Namespaces = append(ts.Namespaces, telemetry.Namespace{NSID: ns.NSID, SSD: nc.SSD, UUID: ns.UUID.String(), Type: nc.Type,
+				SizeBytes: ns.SizeBytes, BlockSize: 1 << ns.BlockShift})
+		}
+		state.Subsystems = append(state.Subsystems, st)
+		tel = append(tel, ts)
+	}
+	n.fab.Apply(state)
+	n.tel.SetSubsystems(tel)
+	return nil
+}
+
+// namespace finds, makes or grows a namespace's extent; nil if its drive was left
+// out.
+func (n *Node) namespace(nqn string, nc config.Namespace) (*nvmeof.Namespace, error) {
+	number := -1
+	for i, d := range n.ssds {
+		if d.name == nc.SSD {
+			number = i
+		}
+	}
+	if number < 0 {
+		return nil, fmt.Errorf("ssd %q is not configured", nc.SSD)
+	}
+	d := n.ssds[number]
+	if d.owner == nil {
+		return nil, nil
+	}
+	info := d.dev.Info()
+	if nc.BlockSize < info.BlockSize {
+		return nil, fmt.Errorf("block_size %d: ssd %s has blocks of %d bytes", nc.BlockSize, nc.SSD, info.BlockSize)
+	}
+	e, err := extent(d.label, nqn, nc)
+	if err != nil {
+		return nil, fmt.Errorf("ssd %s: %w", nc.SSD, err)
+	}
+	ns := &nvmeof.Namespace{
+		NSID: nc.NSID, SSD: number, OffsetBytes: e.StartBytes, SizeBytes: e.LengthBytes,
+		BlockShift: uint8(bits.TrailingZeros(uint(nc.BlockSize))),
+		UUID:       nvme.UUID(e.UUID), NGUID: e.UUID, VolatileCache: info.VolatileCache,
+		DeallocatedReadsZero: info.DeallocatedReadsZero, OptimalIOBytes: info.OptimalIOBytes,
+		ANAGroup: 1, ANAState: nvme.ANAStateOptimized,
+	}
+	if len(nc.Hosts) > 0 {
+		ns.Hosts = nc.Hosts
+	}
+	sum := sha256.Sum256(e.UUID[:])
+	copy(ns.EUI64[:], sum[:])
+	return ns, nil
+}
+
+// extent returns the namespace's extent, after making or growing it if need be.
+func extent(store *label.Store, nqn string, nc config.Namespace) (label.Extent, error) {
+	shift := uint8(bits.TrailingZeros(uint(nc.BlockSize)))
+	l := store.Label()
+	if i := l.FindNamespace(nqn, nc.NSID); i >= 0 {
+		e := l.Extents[i]
+		switch {
+		case e.Use != label.Block:
+			return e, fmt.Errorf("the drive's label says type %s, the configuration %s", e.Use, nc.Type)
+		case e.BlockShift != shift:
+			return e, fmt.Errorf("block_size %d: the namespace was made with %d", nc.BlockSize, 1<<e.BlockShift)
+		case nc.UUID != "" && nc.UUID != e.UUID.String():
+			return e, fmt.Errorf("uuid %s: the namespace was made with %s", nc.UUID, e.UUID)
+		case int64(nc.Size) < e.LengthBytes:
+			return e, fmt.Errorf("size %s: the namespace has %s and cannot shrink", nc.Size, config.Bytes(e.LengthBytes))
+		case int64(nc.Size) == e.LengthBytes:
+			return e, nil
+		}
+		err := store.Update(func(l *label.Label) error { return l.Grow(e.UUID, int64(nc.Size)) })
+		e.LengthBytes = int64(nc.Size)
+		return e, err
+	}
+	e := label.Extent{UUID: label.NewUUID(), LengthBytes: int64(nc.Size), NSID: nc.NSID, Use: label.Block, BlockShift: shift, NQN: nqn}
+	if nc.UUID != "" {
+		u, err := nvme.ParseUUID(nc.UUID)
+		if err != nil {
+			return e, err
+		}
+		e.UUID = label.UUID(u)
+	}
+	err := store.Update(func(l *label.Label) (err error) {
+		e, err = l.Allocate(e)
+		return err
+	})
+	return e, err
+}
+
+// referral describes another discovery service.
+func referral(r config.Referral) (nvmeof.Port, error) {
+	a, err := netip.ParseAddrPort(r.Address)
+	if err != nil {
+		return nvmeof.Port{}, fmt.Errorf("referral %s: %w", r.Address, err)
+	}
+	p := nvmeof.Port{NQN: r.NQN, TRTYPE: nvme.TRTYPETCP, ADRFAM: nvme.ADRFAMIPv4, Address: a.Addr().String(), Service: strconv.Itoa(int(a.Port()))}
+	if r.Transport == "rdma" {
+		p.TRTYPE = nvme.TRTYPERDMA
+	}
+	if a.Addr().Is6() {
+		p.ADRFAM = nvme.ADRFAMIPv6
+	}
+	return p, nil
+}
