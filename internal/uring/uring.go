@@ -12,7 +12,9 @@
 // DEFER_TASKRUN. COOP_TASKRUN is left out as well: with it a completion waits
 // until the thread that submitted enters the kernel again, and a Go thread may
 // compute for milliseconds before it does, while the goroutine that waits for
-// the completion sits on another one.
+// the completion sits on another one. The kernel cancels what a thread has in
+// flight when the thread ends; Go ends threads only for goroutines that exit
+// while locked to theirs, so such a goroutine must not submit.
 //
 // # Waiting
 //
@@ -168,6 +170,8 @@ func New(entries int) (*Ring, error) {
 	switch {
 	case errors.Is(err, unix.ENOSYS), errors.Is(err, unix.EPERM), errors.Is(err, unix.EACCES), errors.Is(err, unix.EINVAL):
 		return nil, fmt.Errorf("%w: io_uring_setup: %w", ErrUnavailable, err)
+	case errors.Is(err, unix.ENOMEM):
+		return nil, fmt.Errorf("io_uring_setup: %w (RLIMIT_MEMLOCK counts rings and registered buffers of all processes of a user)", err)
 	case err != nil:
 		return nil, fmt.Errorf("io_uring_setup: %w", err)
 	}

@@ -35,6 +35,9 @@ const (
 	EngineThreads = "threads"
 )
 
+// Default numbers of workers: for everything, and for what io_uring is not used for.
+const threadsWorkers, uringWorkers = 16, 4
+
 // Config describes a file device.
 type Config struct {
 	// Name is the device's name in the configuration.
@@ -77,7 +80,7 @@ type Device struct {
 	// memAlign is what buffer addresses must be multiples of.
 	memAlign int
 	uring    bool
-	fallback error // why not uring, if that was asked for or automatic
+	strict   bool // io_uring was asked for by name: nothing else will do
 
 	gone      atomic.Bool // the device answered so, or was closed
 	truncated atomic.Bool // reads have met the end of the file
@@ -86,9 +89,10 @@ type Device struct {
 
 	workers workers
 
-	mu     sync.Mutex
-	queues map[*queue]struct{}
-	closed bool
+	mu       sync.Mutex
+	queues   map[*queue]struct{}
+	fallback error // why not uring, or not on every queue
+	closed   bool
 }
 
 // Open opens, locks and if need be creates the device.
@@ -119,9 +123,9 @@ func Open(cfg Config) (*Device, error) {
 	d.workers.dev, d.workers.cond.L = d, &d.workers.mu
 	d.workers.max = cfg.Workers
 	if d.workers.max == 0 {
-		d.workers.max = 16
+		d.workers.max = threadsWorkers
 		if d.uring {
-			d.workers.max = 4
+			d.workers.max = uringWorkers
 		}
 	}
 	return d, nil
@@ -191,21 +195,35 @@ func (d *Device) chooseEngine(want string) error {
 	if want == EngineThreads {
 		return nil
 	}
+	d.strict = want == EngineURing
 	ring, err := uring.New(1)
 	if err == nil {
 		d.uring, d.info.Engine = true, EngineURing
 		return ring.Close()
 	}
-	if want == EngineURing {
+	if d.strict {
 		return fmt.Errorf("device %q: %w", d.info.Name, err)
 	}
 	d.fallback = err
 	return nil
 }
 
-// Fallback is why the engine is "threads" although io_uring would have been
-// preferred, or nil. It wraps uring.ErrUnavailable when the kernel refuses.
-func (d *Device) Fallback() error { return d.fallback }
+// Fallback is the last reason why the device is slower than it could be: its
+// engine is "threads", or some queue uses the workers, or buffers are not
+// registered, although io_uring would have been preferred; or nil. It wraps
+// uring.ErrUnavailable when the kernel refuses, ENOMEM when RLIMIT_MEMLOCK is
+// used up. The device serves all the same.
+func (d *Device) Fallback() error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.fallback
+}
+
+func (d *Device) noteFallback(err error) {
+	d.mu.Lock()
+	d.fallback = err
+	d.mu.Unlock()
+}
 
 // Info implements ssd.Device.
 func (d *Device) Info() ssd.Info { return d.info }

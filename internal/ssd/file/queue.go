@@ -87,6 +87,7 @@ const (
 	regionRefused
 )
 
+// newQueue makes a queue. The caller holds d.mu.
 func newQueue(d *Device, depth int) (*queue, error) {
 	q := &queue{
 		dev:   d,
@@ -107,7 +108,10 @@ func newQueue(d *Device, depth int) (*queue, error) {
 	}
 	q.event = os.NewFile(uintptr(fd), "eventfd")
 	if q.eventRaw, err = q.event.SyscallConn(); err == nil && d.uring {
-		err = q.openRing(depth, fd)
+		if err = q.openRing(depth, fd); err != nil && !d.strict {
+			d.fallback, err = fmt.Errorf("a queue uses threads: %w", err), nil
+			d.workers.raise(threadsWorkers)
+		}
 	}
 	if err != nil {
 		return nil, errors.Join(err, q.event.Close())
@@ -242,8 +246,9 @@ func (q *queue) prep(s *slot) { // hot: 0 allocs
 	}
 	if q.registered[i] == regionNew {
 		q.registered[i] = regionRegistered
-		if q.ring.RegisterBuffer(i, region) != nil { // RLIMIT_MEMLOCK, most likely
+		if err := q.ring.RegisterBuffer(i, region); err != nil { // RLIMIT_MEMLOCK, most likely
 			q.registered[i] = regionRefused
+			q.dev.noteFallback(fmt.Errorf("buffers are not registered with io_uring: %w", err))
 		}
 	}
 	if q.registered[i] == regionRegistered {

@@ -63,6 +63,13 @@ func (w *workers) run() {
 	}
 }
 
+// raise allows at least n workers.
+func (w *workers) raise(n int) {
+	w.mu.Lock()
+	w.max = max(w.max, n)
+	w.mu.Unlock()
+}
+
 // close ends the workers when the last request is done.
 func (w *workers) close() {
 	w.mu.Lock()
