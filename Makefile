@@ -1,0 +1,55 @@
+# The targets are the interface; `make help` lists them.
+GO       ?= go
+VERSION  ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo dev)
+TAGS     ?=
+FUZZTIME ?= 10s
+CONFIG   ?=
+COMMANDS := jbofd jbofctl jbofbench
+
+export CGO_ENABLED ?= 0
+
+.DEFAULT_GOAL := build
+.PHONY: help build test race test-vm lint fuzz bench run demo clean
+
+help: ## list the targets
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 18
+
+build: ## static binaries in bin/
+	@mkdir -p bin
+	$(GO) build -trimpath -tags '$(TAGS)' -ldflags '-s -w -X main.version=$(VERSION)' -o bin/ $(addprefix ./cmd/,$(COMMANDS))
+
+test: ## every test that needs no VM and no root
+	$(GO) test ./...
+
+race: ## the same under the race detector (needs a C compiler)
+	CGO_ENABLED=1 $(GO) test -race -tags invariants ./...
+
+test-vm: build ## a Debian kernel in QEMU as the host
+	$(GO) test -tags vm -count=1 -timeout 30m -v ./test/vm
+
+lint: ## gofmt, vet and the fences of the house
+	@unformatted=$$(gofmt -l $$(git ls-files '*.go')); \
+	if [ -n "$$unformatted" ]; then echo "gofmt would change:"; echo "$$unformatted"; exit 1; fi
+	$(GO) vet ./...
+	$(GO) vet -tags vm ./test/vm
+	$(GO) test -count=1 ./internal/lint
+
+fuzz: ## every native fuzzer for FUZZTIME
+	@set -e; for package in $$($(GO) list ./...); do \
+	  for target in $$($(GO) test -list '^Fuzz' $$package | grep '^Fuzz' || true); do \
+	    echo "== $$package $$target"; \
+	    $(GO) test -run '^$$' -fuzz "^$$target\$$" -fuzztime $(FUZZTIME) $$package; \
+	  done; \
+	done
+
+bench: ## Go benchmarks of the hot paths
+	$(GO) test -run '^$$' -bench . -benchmem -count $(or $(COUNT),1) ./internal/... ./client/...
+
+run: build ## the daemon in the foreground (CONFIG=file; the embedded default without)
+	bin/jbofd $(if $(CONFIG),--config $(CONFIG),--demo)
+
+demo: build ## a daemon on loopback, two hosts that write and verify
+	bin/jbofbench demo --jbofd bin/jbofd
+
+clean: ## remove what build and test-vm made (not ./data)
+	rm -rf bin test/vm/.cache
