@@ -171,7 +171,7 @@ func (q *queue) Poll(dst []ssd.Completion, wait time.Duration) int {
 		q.passedBack(dst[:n])
 		q.used -= n
 		d.mu.Unlock()
-		if n > 0 {
+		if n > 0 || due.IsZero() && d.inner.Healthy() != nil { // or else it might never block again
 			return n
 		}
 	}
