@@ -18,10 +18,9 @@ type IO struct {
 	Tag Tag
 	// Tenant is who pays.
 	Tenant uint32
+	Op     Op
 	// LenBytes is the size of the transfer; 0 for a flush.
 	LenBytes int64
-	// Write tells writes (and what costs like them) from reads.
-	Write bool
 }
 
 // ErrQueueFull: as many I/Os are queued as the policy has room for; the caller
@@ -87,6 +86,8 @@ func (f *FIFO) Complete(_ int64, _ Tag) {
 // before it; a FIFO never waits for time.
 func (f *FIFO) NextWake() (at int64, ok bool) { return 0, false }
 
-// Queued and Inflight are gauges for metrics and tests.
-func (f *FIFO) Queued() int   { return int(f.logTail - f.logHead) }
+// Queued is how many I/Os wait to be dispatched.
+func (f *FIFO) Queued() int { return int(f.logTail - f.logHead) }
+
+// Inflight is how many were dispatched and not completed.
 func (f *FIFO) Inflight() int { return f.inflight }

@@ -1,0 +1,49 @@
+package pipeline
+
+import "fmt"
+
+// Op is what an I/O asks of an SSD: a device's operations, in the order of
+// ssd.Op, and those that the owner composes of several device requests.
+type Op uint8
+
+// Operations.
+const (
+	Read Op = iota
+	Write
+	Flush
+	Deallocate
+	WriteZeroes
+	// DeallocateRanges deallocates several ranges.
+	DeallocateRanges
+	// Compare reads the range and compares it with the host's data.
+	Compare
+	// CompareWrite compares the range with the first half of the data and, if equal,
+	// writes the second half, with no other change of the range in between.
+	CompareWrite
+	// Verify reads the range and throws the data away.
+	Verify
+	// Ops is how many there are.
+	Ops
+)
+
+var opNames = [Ops]string{"read", "write", "flush", "deallocate", "write_zeroes", "deallocate", "compare", "compare_and_write", "verify"}
+
+// String returns the operation's name as metrics write it.
+func (o Op) String() string {
+	if o < Ops {
+		return opNames[o]
+	}
+	return fmt.Sprintf("Op(%d)", uint8(o))
+}
+
+// Mutates reports whether the operation changes what is stored.
+func (o Op) Mutates() bool {
+	switch o {
+	case Write, Deallocate, WriteZeroes, DeallocateRanges, CompareWrite:
+		return true
+	}
+	return false
+}
+
+// Range is one extent on an SSD, in bytes.
+type Range struct{ Offset, Len int64 }
