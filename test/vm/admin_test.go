@@ -87,7 +87,7 @@ var adminScenarios = []scenario{
 		h.matches("nvme list", dev, "jbofd")
 		h.matches("nvme list -v", ctrl, nqnA)
 		h.matches("nvme nvm-id-ctrl "+c, "vsl|wzsl")
-		h.matches("nvme cmdset-ind-id-ns "+dev, "nstat")
+		h.matches("nvme cmdset-ind-id-ns "+dev+" -n 1", `nstat\s*: 0x1`)
 		h.matches("nvme smart-log "+c, `critical_warning\s*: 0`, `media_errors\s*: 0`)
 		h.matches("nvme error-log "+c+" -e 1", "Error Log Entries for device:"+ctrl)
 		h.matches("nvme ana-log "+c, `ngrps\s*:\s*[1-9]`, `state\s*:\s*optimized`, `nsid\s*:\s*1$`, `nsid\s*:\s*2$`)
@@ -150,7 +150,7 @@ var adminScenarios = []scenario{
 			h.fails("(?i)Compare Failure", "nvme compare %s %s -d /tmp/other", dev, rw)
 			h.run("nvme verify %s -s 16 -c 7", dev)
 			h.run("nvme write %s %s -d /tmp/other -f", dev, rw) // FUA
-			h.run("nvme read %s %s -d /tmp/back && cmp /tmp/other /tmp/back", dev, rw)
+			h.run("nvme read %s %s -d /tmp/back && cmp -n %d /tmp/other /tmp/back", dev, rw, 8*sector)
 			h.run("nvme write-zeroes %s -s 18 -c 1", dev)
 			h.run("nvme read %s -s 18 -c 1 -z %d -d /tmp/back && cmp -n %d /tmp/back /dev/zero", dev, 2*sector, 2*sector)
 			h.run("nvme read %s -s 16 -c 1 -z %d -d /tmp/back && cmp -n %d /tmp/other /tmp/back", dev, 2*sector, 2*sector)

@@ -118,6 +118,7 @@ func (s Setup) yaml(dir string, p ports) string {
 type Daemon struct {
 	binary, dir string
 	ports       ports
+	drives      int // in the last configuration
 	proc        *process
 	killed      bool // by Kill or Stop, and not started since
 
@@ -153,6 +154,7 @@ func NewDaemon(binary, dir string) (*Daemon, error) {
 
 // Configure writes the configuration file; a running daemon takes it over at Reload.
 func (d *Daemon) Configure(s Setup) error {
+	d.drives = len(s.SSDs)
 	return os.WriteFile(d.configFile(), []byte(s.yaml(d.dir, d.ports)), 0o644)
 }
 

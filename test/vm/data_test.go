@@ -77,8 +77,8 @@ var dataScenarios = []scenario{
 			for nsid := range 2 {
 				dev := h.device(nqnA, nsid+1)
 				h.run("dd if=/dev/urandom of=%s bs=1M count=8 oflag=direct 2>&1", dev)
-				h.run("blkdiscard -o 0 -l 2097152 %s", dev)     // the kernel sends Dataset Management
-				h.run("blkdiscard -z -o 2M -l 2097152 %s", dev) // Write Zeroes
+				h.run("/usr/sbin/blkdiscard -o 0 -l 2097152 %s", dev)     // the kernel sends Dataset Management
+				h.run("/usr/sbin/blkdiscard -z -o 2M -l 2097152 %s", dev) // Write Zeroes
 				h.run("cmp -n 4194304 %s /dev/zero", dev)
 				h.run("! cmp -s -n 4194304 %s /dev/zero 4194304 0 || { echo the blocks behind are gone; exit 1; }", dev)
 			}
@@ -111,7 +111,7 @@ var dataScenarios = []scenario{
 			h.run("head -c %d /dev/urandom > /tmp/sector", sector)
 			for _, lba := range []int64{0, last} {
 				h.run("nvme write %s -s %d -c 0 -z %d -d /tmp/sector", dev, lba, sector)
-				h.run("nvme read %s -s %d -c 0 -z %d -d /tmp/back && cmp /tmp/sector /tmp/back", dev, lba, sector)
+				h.run("nvme read %s -s %d -c 0 -z %d -d /tmp/back && cmp -n %d /tmp/sector /tmp/back", dev, lba, sector, sector)
 			}
 			h.fails("(?i)LBA Out of Range", "nvme read %s -s %d -c 0 -z %d", dev, last+1, sector)
 			h.fails("(?i)LBA Out of Range", "nvme write %s -s %d -c 1 -z %d -d /dev/zero", dev, last, 2*sector)
@@ -179,11 +179,11 @@ func (h *host) ext4(dev string) {
 	h.run("e2fsck -f -n %s", dev)
 	h.run("mount -t ext4 %s /mnt", dev)
 	h.run(`cd /mnt && grep -v -e d/3 -e d/5 /tmp/sums | sha256sum -c`)
-	if out := h.run("fstrim -v /mnt"); !strings.Contains(out, "trimmed") {
+	if out := h.run("/usr/sbin/fstrim -v /mnt"); !strings.Contains(out, "trimmed") {
 		h.Errorf("fstrim: %s", out)
 	}
 	h.run("echo 3 > /proc/sys/vm/drop_caches; cd /mnt && grep -v -e d/3 -e d/5 /tmp/sums | sha256sum -c")
 	h.run("umount /mnt && e2fsck -f -n %s", dev)
-	h.run("blkdiscard -f %s", dev)
+	h.run("/usr/sbin/blkdiscard -f %s", dev)
 	h.fails("(?i)bad magic|superblock", "e2fsck -f -n %s", dev)
 }

@@ -89,7 +89,7 @@ var failureScenarios = []scenario{
 	}},
 	{"keep alive does not wait behind slow I/O", func(h *host) {
 		s := oneSubsystem("mem")
-		s.SSDs[0].Fault = "{read: {delay: 8s}}"
+		s.SSDs[0].Fault = "{delay: 4s}"
 		d := h.daemon(s)
 		m := h.guest.Mark()
 		mark := d.LogMark()
@@ -133,7 +133,7 @@ var failureScenarios = []scenario{
 	{"a failing drive is an I/O error to the host and trouble to nobody else", func(h *host) {
 		s := oneSubsystem("mem")
 		s.SSDs = append(s.SSDs, SSD{Name: "ssd1", Backend: "mem", Size: "128MiB"})
-		s.SSDs[0].Fault = "{write: {error_probability: 1}}"
+		s.SSDs[0].Fault = "{write_error_probability: 1}"
 		s.Subsystems = append(s.Subsystems, Subsystem{NQN: nqnB, Namespaces: []Namespace{{NSID: 1, SSD: "ssd1", Size: "64MiB", BlockSize: 4096}}})
 		d := h.daemon(s)
 		ctrl := h.connect(d.ioAddress(), nqnA, "")
@@ -191,13 +191,13 @@ var failureScenarios = []scenario{
 // writes is how many writes the host has completed on a block device.
 func (h *host) writes(dev string) int {
 	h.Helper()
-	fields := strings.Fields(h.try(10*time.Second, "cat /sys/block/%s/stat", strings.TrimPrefix(dev, "/dev/")).Stdout)
-	if len(fields) < 5 {
-		return 0
-	}
-	n, err := strconv.Atoi(fields[4])
+	// Linux 6.1 counts on the paths (nvme0c0n1), not on the multipath device (nvme0n1).
+	paths := strings.Replace(strings.TrimPrefix(dev, "/dev/"), "n", "N", 1)
+	paths = strings.Replace(strings.Replace(paths, "n", "c*n", 1), "N", "n", 1)
+	out := strings.TrimSpace(h.try(10*time.Second, "awk '{n += $5} END {print n}' /sys/block/%s/stat", paths).Stdout)
+	n, err := strconv.Atoi(out)
 	if err != nil {
-		return 0
+		h.Fatalf("completed writes of %s: %q", dev, out)
 	}
 	return n
 }

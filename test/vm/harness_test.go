@@ -91,7 +91,7 @@ func TestWhatIsMissingIsNamedWithItsPackage(t *testing.T) {
 
 func TestConfigurationsOfTheScenariosAreValid(t *testing.T) {
 	s := Setup{
-		SSDs: []SSD{{Name: "ssd0", Backend: "mem", Size: "256MiB", Fault: "{read: {delay: 8s}}"}, {Name: "ssd1", Backend: "file", Size: "128MiB"}},
+		SSDs: []SSD{{Name: "ssd0", Backend: "mem", Size: "256MiB", Fault: "{delay: 8s}"}, {Name: "ssd1", Backend: "file", Size: "128MiB"}},
 		Subsystems: []Subsystem{
 			{NQN: "nqn.2026-11.example.jbofd:a", Namespaces: []Namespace{{NSID: 1, SSD: "ssd0", Size: "64MiB", BlockSize: 512, Hosts: []string{HostNQN}}}},
 			{NQN: "nqn.2026-11.example.jbofd:b", Hosts: []string{HostNQN}, Namespaces: []Namespace{{NSID: 7, SSD: "ssd1", Size: "64MiB", BlockSize: 4096, UUID: HostID}}},

@@ -392,6 +392,12 @@ func noConnections(d *Daemon) error {
 	return m.zero("jbof_connections")
 }
 
+// Each drive keeps up to so many buffers of this size in which Compare and Verify read, once they were needed (package owner).
+const (
+	scratchBuffers = 4
+	scratchBytes   = 128 << 10
+)
+
 // nothingHeld fails while the daemon has a connection or a buffer in use.
 func nothingHeld(d *Daemon) error {
 	m, err := d.Metrics()
@@ -401,7 +407,15 @@ func nothingHeld(d *Daemon) error {
 	if err := m.zero("jbof_connections"); err != nil {
 		return err
 	}
-	return m.zero("jbof_buffer_pool_bytes", `state="used"`)
+	const pool = "jbof_buffer_pool_bytes"
+	if !m.Has(pool) {
+		return fmt.Errorf("no metric %s", pool)
+	}
+	used := int(m.Sum(pool, `state="used"`))
+	if used%scratchBytes != 0 || used/scratchBytes > scratchBuffers*d.drives {
+		return fmt.Errorf("%d bytes of buffers are in use", used)
+	}
+	return nil
 }
 
 // zero fails when a metric is not there or not 0.

@@ -26,6 +26,8 @@ import (
 // The guest's address in QEMU's user network; the machine that runs QEMU is 10.0.2.2.
 const guestAddress = "10.0.2.15/24"
 
+// path finds the tools of util-linux before busybox's, but only for what other programs start: busybox's shell takes its own applets first, so a scenario
+// that needs the other blkdiscard or fstrim names it with its folder.
 const path = "/usr/sbin:/usr/bin:/sbin:/bin:/busybox"
 
 func main() {
