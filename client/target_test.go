@@ -22,13 +22,49 @@ type script struct {
 	inCapsule int
 	maxH2C    uint32
 	digests   bool
-	// onCommand, if set, may take a command over: it returns true when it has answered or
-	// wants no answer.
-	onCommand func(c *scriptConn, sqe *nvme.SQE, data []byte) bool
+	mu        sync.Mutex
+	disk      []byte
+	conns     []net.Conn
+	// seen counts the commands by name.
+	seen map[string]int
+	// stalled, if set, swallows the commands it says true to.
+	stalled func(e *nvme.SQE) bool
+	// answer, if set, may answer a command in the script's stead: then it returns true.
+	answer func(c *scriptConn, e *nvme.SQE) bool
+	// log is the discovery log.
+	log []byte
+	// aers are the Asynchronous Event Requests outstanding.
+	aers []func(dw0 uint32)
+}
 
-	mu    sync.Mutex
-	disk  []byte
-	conns []net.Conn
+// name names a command for script.seen.
+func (c *scriptConn) name(e *nvme.SQE) string {
+	if e.Opcode() == nvme.OpFabrics {
+		return map[uint8]string{nvme.FabricsConnect: "connect", nvme.FabricsPropertyGet: "get", nvme.FabricsPropertySet: "set"}[e.FCTYPE()]
+	}
+	if c.qid != 0 {
+		return map[uint8]string{nvme.CmdRead: "read", nvme.CmdWrite: "write", nvme.CmdFlush: "flush", nvme.CmdCompare: "compare"}[e.Opcode()]
+	}
+	return map[uint8]string{nvme.AdminKeepAlive: "keepalive", nvme.AdminAbort: "abort", nvme.AdminIdentify: "identify", nvme.AdminGetLogPage: "log",
+		nvme.AdminSetFeatures: "setfeature", nvme.AdminAsyncEvent: "aer"}[e.Opcode()]
+}
+
+func (s *script) count(name string) int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.seen[name]
+}
+
+// notify completes an Asynchronous Event Request; false if there is none.
+func (s *script) notify(dw0 uint32) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if len(s.aers) == 0 {
+		return false
+	}
+	s.aers[0](dw0)
+	s.aers = s.aers[1:]
+	return true
 }
 
 type scriptConn struct {
@@ -37,6 +73,11 @@ type scriptConn struct {
 	in   []byte
 	r, w int
 	out  []byte
+	qid  uint16
+	// raw: no Connect came; the queue is taken for an I/O queue.
+	raw bool
+	// wmu guards writes of out to c, for answers from elsewhere.
+	wmu sync.Mutex
 	// pending writes by CID: where the data goes.
 	pending map[uint16]*pendingWrite
 }
@@ -51,7 +92,7 @@ func newScript(t testing.TB, diskBytes int) *script {
 	if err != nil {
 		t.Fatal(err)
 	}
-	s := &script{t: t, ln: ln, disk: make([]byte, diskBytes), maxH2C: 128 << 10, inCapsule: 8192}
+	s := &script{t: t, ln: ln, disk: make([]byte, diskBytes), maxH2C: 128 << 10, inCapsule: 8192, seen: map[string]int{}}
 	s.wg.Add(1)
 	go func() {
 		defer s.wg.Done()
@@ -67,7 +108,7 @@ func newScript(t testing.TB, diskBytes int) *script {
 			go func() {
 				defer s.wg.Done()
 				defer c.Close()
-				sc := &scriptConn{s: s, c: c, in: make([]byte, 2<<20), pending: map[uint16]*pendingWrite{}}
+				sc := &scriptConn{s: s, c: c, raw: true, in: make([]byte, 2<<20), pending: map[uint16]*pendingWrite{}}
 				if err := sc.run(); err != nil && !errors.Is(err, io.EOF) && !errors.Is(err, net.ErrClosed) {
 					var op *net.OpError
 					if !errors.As(err, &op) {
@@ -100,7 +141,10 @@ func (s *script) cut() {
 func (c *scriptConn) fill(n int) ([]byte, error) {
 	for c.w-c.r < n {
 		if len(c.out) > 0 {
-			if _, err := c.c.Write(c.out); err != nil {
+			c.wmu.Lock()
+			_, err := c.c.Write(c.out)
+			c.wmu.Unlock()
+			if err != nil {
 				return nil, err
 			}
 			c.out = c.out[:0]
@@ -244,11 +288,115 @@ func (c *scriptConn) command(e nvme.SQE, data []byte) {
 		c.r2t(e.CID(), e.CID()^0x5555, half, n-half)
 		return
 	}
-	if c.s.onCommand != nil && c.s.onCommand(c, &e, data) {
-		return
-	}
 	c.s.mu.Lock()
 	defer c.s.mu.Unlock()
+	c.s.seen[c.name(&e)]++
+	if c.s.stalled != nil && c.s.stalled(&e) {
+		return
+	}
+	if c.s.answer != nil && c.s.answer(c, &e) {
+		return
+	}
+	switch {
+	case e.Opcode() == nvme.OpFabrics:
+		c.fabrics(&e, data)
+	case c.qid == 0 && !c.raw:
+		c.admin(&e)
+	default:
+		c.io(&e, data)
+	}
+}
+
+func (c *scriptConn) fabrics(e *nvme.SQE, data []byte) {
+	switch e.FCTYPE() {
+	case nvme.FabricsConnect:
+		c.qid = e.Connect().QID()
+		c.raw = false
+		if d := (*nvme.ConnectData)(data); d.Check() != nil {
+			var cqe nvme.CQE
+			cqe.SetConnectInvalid(d.Check())
+			c.reply(e.CID(), cqe.Status(), cqe.Result64())
+			return
+		}
+		c.reply(e.CID(), 0, 7)
+	case nvme.FabricsPropertyGet:
+		v := uint64(0)
+		switch e.Property().OFST() {
+		case nvme.PropCAP:
+			v = uint64(nvme.CAP(0).WithMQES(63).WithTO(4).WithCSS(nvme.CAPCSSNVM))
+		case nvme.PropVS:
+			v = uint64(nvme.Version2_0)
+		case nvme.PropCSTS:
+			v = uint64(nvme.CSTSRDY | nvme.CSTSSHSTComplete)
+		}
+		c.reply(e.CID(), 0, v)
+	default:
+		c.reply(e.CID(), 0, 0)
+	}
+}
+
+func (c *scriptConn) admin(e *nvme.SQE) {
+	send := func(b []byte) { c.data(e.CID(), 0, b, pdu.FlagLast|pdu.FlagSuccess) }
+	switch e.Opcode() {
+	case nvme.AdminIdentify:
+		b := make([]byte, nvme.IdentifySize)
+		switch e.Identify().CNS() {
+		case nvme.CNSController:
+			id := (*nvme.IdentifyController)(b)
+			id.SetSQES(0x66)
+			id.SetCQES(0x44)
+			id.SetIOCCSZ(uint32(64+c.s.inCapsule) / 16)
+			id.SetIORCSZ(1)
+			id.SetOAES(nvme.AECNamespace)
+			id.SetACL(3)
+			id.SetMDTS(8)
+			if c.s.log != nil {
+				id.SetCNTRLTYPE(nvme.CNTRLTYPEDiscovery)
+				id.SetOAES(nvme.AECDiscovery)
+			}
+		case nvme.CNSNamespace:
+			if e.NSID() != 1 {
+				break
+			}
+			n := (*nvme.IdentifyNamespace)(b)
+			n.SetNSZE(uint64(len(c.s.disk) / 512))
+			n.SetNCAP(n.NSZE())
+			n.SetLBAF(0, nvme.MakeLBAFormat(9))
+		case nvme.CNSActiveNSList:
+			(*nvme.NSList)(b).Fill(e.NSID(), []uint32{1})
+		}
+		send(b)
+	case nvme.AdminSetFeatures:
+		c.reply(e.CID(), 0, uint64(e.Features().Value()))
+	case nvme.AdminGetLogPage:
+		b := make([]byte, e.GetLog().LenBytes())
+		switch e.GetLog().LID() {
+		case nvme.LIDChangedNS:
+			(*nvme.NSList)(b).Fill(0, []uint32{1, 5})
+		case nvme.LIDDiscovery:
+			if off := e.GetLog().LPO(); off < uint64(len(c.s.log)) {
+				copy(b, c.s.log[off:])
+			}
+		}
+		send(b)
+	case nvme.AdminAsyncEvent:
+		cid := e.CID()
+		c.s.aers = append(c.s.aers, func(dw0 uint32) {
+			o := scriptConn{s: c.s, c: c.c}
+			o.reply(cid, 0, uint64(dw0))
+			c.wmu.Lock()
+			defer c.wmu.Unlock()
+			if _, err := c.c.Write(o.out); err != nil {
+				c.s.t.Errorf("script target: event: %v", err)
+			}
+		})
+	default:
+		c.reply(e.CID(), 0, 0)
+	}
+}
+
+func (c *scriptConn) io(e *nvme.SQE, data []byte) {
+	n := e.SGL().Length()
 	off := e.SLBA() * 512
 	switch e.Opcode() {
 	case nvme.CmdRead:

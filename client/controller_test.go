@@ -1,0 +1,500 @@
+package client
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"net"
+	"runtime"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"jbofd/internal/nvme"
+)
+
+// quick are options under which tests do not wait long for what they provoke.
+func quick(s *script) Options {
+	return Options{Address: s.addr(), SubNQN: "nqn.2026-11.example.jbofd:test", Queues: 2, QueueDepth: 32,
+		ReconnectDelay: time.Millisecond, CtrlLossTimeout: 20 * time.Second}
+}
+
+func connect(t testing.TB, o Options) (*Controller, *Namespace) {
+	t.Helper()
+	ctx := testContext(t)
+	c, err := Connect(ctx, o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { c.Close() })
+	n, err := c.Namespace(ctx, 1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return c, n
+}
+
+func testContext(t testing.TB) context.Context {
+	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
+	t.Cleanup(cancel)
+	return ctx
+}
+
+// eventually waits for an event that has no handle to wait on.
+func eventually(t testing.TB, what string, ok func() bool) {
+	t.Helper()
+	tick := time.NewTicker(time.Millisecond)
+	defer tick.Stop()
+	late := time.After(15 * time.Second)
+	for !ok() {
+		select {
+		case <-tick.C:
+		case <-late:
+			t.Fatalf("not within 15 s: %s", what)
+		}
+	}
+}
+
+// stall makes the script swallow the commands of one name from now on; the function returned
+// ends that.
+func (s *script) stall(name string) (end func()) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	probe := map[string]uint8{"read": nvme.CmdRead, "write": nvme.CmdWrite, "compare": nvme.CmdCompare, "keepalive": nvme.AdminKeepAlive}[name]
+	s.stalled = func(e *nvme.SQE) bool { return e.Opcode() == probe }
+	return func() {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		s.stalled = nil
+	}
+}
+
+func TestManyGoroutinesShareTheQueues(t *testing.T) {
+	for _, digests := range []bool{false, true} {
+		t.Run(fmt.Sprintf("digests=%t", digests), func(t *testing.T) {
+			s := newScript(t, 16<<20)
+			o := quick(s)
+			o.HeaderDigest, o.DataDigest = digests, digests
+			o.QueueDepth = 4 // fewer than goroutines: some wait for a place
+			_, n := connect(t, o)
+			ctx := testContext(t)
+			var wg sync.WaitGroup
+			for g := range 16 {
+				wg.Add(1)
+				go func() {
+					defer wg.Done()
+					rng := rand.New(rand.NewPCG(uint64(g), 1))
+					base := int64(g) << 20
+					for range 20 {
+						size := []int{512, 4096, 8192, 65536, 1 << 20}[rng.IntN(5)]
+						off := base + int64(rng.IntN((1<<20-size)/512+1))*512
+						w := bytes.Repeat([]byte{byte(rng.Uint32())}, size)
+						if k, err := n.WriteAt(ctx, w, off, 0); err != nil || k != size {
+							t.Errorf("write: %d, %v", k, err)
+							return
+						}
+						r := make([]byte, size)
+						if k, err := n.ReadAt(ctx, r, off); err != nil || k != size {
+							t.Errorf("read: %d, %v", k, err)
+							return
+						}
+						if !bytes.Equal(r, w) {
+							t.Errorf("goroutine %d reads other data than it wrote", g)
+							return
+						}
+					}
+				}()
+			}
+			wg.Wait()
+		})
+	}
+}
+
+// TestBothDirectionsFull: a target that does not read while it writes cannot stall the host, whose
+// socket buffers are full in both directions.
+func TestBothDirectionsFull(t *testing.T) {
+	s := newScript(t, 64<<20)
+	o := quick(s)
+	o.QPairs = 1
+	c, n := connect(t, o)
+	ctx := testContext(t)
+	var wg sync.WaitGroup
+	for g := range 24 {
+		wg.Add(1)
+		go func() {
+			defer wg.Done()
+			b := make([]byte, 1<<20)
+			for range 4 {
+				var err error
+				if g%2 == 0 {
+					_, err = n.ReadAt(ctx, b, int64(g)<<20)
+				} else {
+					_, err = n.WriteAt(ctx, b, int64(g)<<20, 0)
+				}
+				if err != nil {
+					t.Error(err)
+				}
+			}
+		}()
+	}
+	wg.Wait()
+	p, err := c.OpenQPair(ctx)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer p.Close()
+	for range 3 {
+		var cmds []Command
+		for i := range 32 {
+			c := Command{Data: make([]byte, 1<<20), Tag: uint64(i)}
+			SetRW(&c, []uint8{OpRead, OpWrite}[i%2], 1, uint64(i)*2048, 2048)
+			cmds = append(cmds, c)
+		}
+		run(t, p, cmds)
+	}
+}
+
+func TestReadsAndWritesSurviveALoss(t *testing.T) {
+	s := newScript(t, 1<<20)
+	copy(s.disk[4096:], "what the disk holds")
+	c, n := connect(t, quick(s))
+	ctx := testContext(t)
+	for _, op := range []string{"read", "write"} {
+		end := s.stall(op)
+		before := s.count(op)
+		got := make(chan error, 1)
+		b := make([]byte, 4096)
+		go func() {
+			var err error
+			if op == "read" {
+				_, err = n.ReadAt(ctx, b, 4096)
+			} else {
+				_, err = n.WriteAt(ctx, bytes.Repeat([]byte{9}, 4096), 8192, FUA)
+			}
+			got <- err
+		}()
+		eventually(t, "the command reaches the target", func() bool { return s.count(op) > before })
+		end()
+		s.cut()
+		if err := <-got; err != nil {
+			t.Fatalf("%s: %v", op, err)
+		}
+		if op == "read" && !bytes.HasPrefix(b, []byte("what the disk holds")) {
+			t.Error("the repeated read brought other data")
+		}
+		if s.count(op) != before+2 {
+			t.Errorf("%s was sent %d times, want 2", op, s.count(op)-before)
+		}
+	}
+	if s.disk[8192] != 9 || c.Losses() != 2 {
+		t.Errorf("byte %d, %d losses", s.disk[8192], c.Losses())
+	}
+}
+
+func TestCompareAndWriteIsNotRepeated(t *testing.T) {
+	s := newScript(t, 1<<20)
+	_, n := connect(t, quick(s))
+	end := s.stall("compare")
+	got := make(chan error, 1)
+	go func() { got <- n.CompareAndWrite(testContext(t), make([]byte, 512), make([]byte, 512), 0) }()
+	eventually(t, "the command reaches the target", func() bool { return s.count("compare") > 0 })
+	end()
+	s.cut()
+	if err := <-got; !errors.Is(err, ErrConnectionLost) {
+		t.Errorf("%v, want ErrConnectionLost", err)
+	}
+	if k := s.count("compare"); k != 1 {
+		t.Errorf("sent %d times", k)
+	}
+	// And it works when nothing is in its way.
+	w := bytes.Repeat([]byte{3}, 512)
+	if err := n.CompareAndWrite(testContext(t), make([]byte, 512), w, 0); err != nil {
+		t.Fatal(err)
+	}
+	if err := n.CompareAndWrite(testContext(t), make([]byte, 512), w, 0); !errors.Is(err, ErrCompareFailed) {
+		t.Errorf("%v, want ErrCompareFailed", err)
+	}
+}
+
+func TestCtrlLossTimeoutEndsTheWait(t *testing.T) {
+	s := newScript(t, 1<<20)
+	o := quick(s)
+	o.CtrlLossTimeout = 50 * time.Millisecond
+	_, n := connect(t, o)
+	s.ln.Close()
+	s.cut()
+	_, err := n.ReadAt(testContext(t), make([]byte, 512), 0)
+	if !errors.Is(err, ErrConnectionLost) {
+		t.Errorf("%v, want ErrConnectionLost", err)
+	}
+	_, err = n.ReadAt(testContext(t), make([]byte, 512), 0)
+	if !errors.Is(err, ErrConnectionLost) {
+		t.Errorf("later: %v, want ErrConnectionLost", err)
+	}
+}
+
+func TestCancelledReadGivesItsBufferBack(t *testing.T) {
+	s := newScript(t, 4<<20)
+	for i := range s.disk {
+		s.disk[i] = 1
+	}
+	_, n := connect(t, quick(s))
+	end := s.stall("read")
+	ctx, cancel := context.WithCancel(context.Background())
+	b := make([]byte, 1<<20)
+	got := make(chan error, 1)
+	go func() {
+		_, err := n.ReadAt(ctx, b, 0)
+		got <- err
+	}()
+	eventually(t, "the read reaches the target", func() bool { return s.count("read") > 0 })
+	cancel()
+	if err := <-got; !errors.Is(err, context.Canceled) {
+		t.Fatalf("%v, want context.Canceled", err)
+	}
+	clear(b)
+	eventually(t, "an Abort", func() bool { return s.count("abort") == 1 })
+	end()
+	// The queue goes on, and other reads do not land in the old buffer.
+	for range 4 {
+		r := make([]byte, 1<<20)
+		if _, err := n.ReadAt(testContext(t), r, 0); err != nil || r[len(r)-1] != 1 {
+			t.Fatalf("later read: %v", err)
+		}
+	}
+	if !bytes.Equal(b, make([]byte, len(b))) {
+		t.Error("the buffer changed after the call had returned")
+	}
+}
+
+func TestKeepAliveFlowsWhileDataStalls(t *testing.T) {
+	s := newScript(t, 1<<20)
+	o := quick(s)
+	o.KATO = 100 * time.Millisecond
+	_, n := connect(t, o)
+	defer s.stall("read")()
+	ctx, cancel := context.WithCancel(context.Background())
+	var wg sync.WaitGroup
+	for range 100 { // more than the queues hold
+		wg.Add(1)
+		go func() {
+			defer wg.Done()
+			if _, err := n.ReadAt(ctx, make([]byte, 512), 0); !errors.Is(err, context.Canceled) {
+				t.Error(err)
+			}
+		}()
+	}
+	before := s.count("keepalive")
+	eventually(t, "three more Keep Alives", func() bool { return s.count("keepalive") >= before+3 })
+	cancel()
+	wg.Wait()
+}
+
+func TestUnansweredKeepAliveIsALoss(t *testing.T) {
+	s := newScript(t, 1<<20)
+	o := quick(s)
+	o.KATO = 100 * time.Millisecond
+	c, n := connect(t, o)
+	end := s.stall("keepalive")
+	eventually(t, "the loss", func() bool { return c.Losses() > 0 })
+	end()
+	if _, err := n.ReadAt(testContext(t), make([]byte, 512), 0); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func TestUnansweredCommandIsALoss(t *testing.T) {
+	s := newScript(t, 1<<20)
+	o := quick(s)
+	o.CommandTimeout = time.Second
+	c, n := connect(t, o)
+	end := s.stall("read")
+	got := make(chan error, 1)
+	go func() {
+		_, err := n.ReadAt(testContext(t), make([]byte, 512), 0)
+		got <- err
+	}()
+	eventually(t, "the loss", func() bool { return c.Losses() > 0 })
+	end()
+	if err := <-got; err != nil {
+		t.Fatal(err)
+	}
+}
+
+func TestEventsReachTheUser(t *testing.T) {
+	s := newScript(t, 1<<20)
+	events := make(chan Event, 4)
+	o := quick(s)
+	o.OnEvent = func(e Event) { events <- e }
+	connect(t, o)
+	for range 2 {
+		eventually(t, "an event request", func() bool { return s.notify(uint32(nvme.AERNamespaceChanged)) })
+		e := <-events
+		if e.Kind != EventNamespaces || fmt.Sprint(e.NSIDs) != "[1 5]" {
+			t.Errorf("%+v", e)
+		}
+	}
+}
+
+func TestPassingStatusIsRetriedAndDNRIsNot(t *testing.T) {
+	s := newScript(t, 1<<20)
+	_, n := connect(t, quick(s))
+	for _, st := range []nvme.Status{nvme.CommandInterrupted, nvme.LBAOutOfRange | nvme.DNR} {
+		before := s.count("flush")
+		var once atomic.Bool
+		s.mu.Lock()
+		s.answer = func(c *scriptConn, e *nvme.SQE) bool {
+			if c.qid == 0 || e.Opcode() != nvme.CmdFlush || once.Swap(true) {
+				return false
+			}
+			c.reply(e.CID(), st, 0)
+			return true
+		}
+		s.mu.Unlock()
+		err := n.Flush(testContext(t))
+		tries := s.count("flush") - before
+		var se *StatusError
+		switch {
+		case st.DNR() && (tries != 1 || !errors.As(err, &se) || se.Status != st):
+			t.Errorf("%s: %d tries, %v", st, tries, err)
+		case !st.DNR() && (tries != 2 || err != nil):
+			t.Errorf("%s: %d tries, %v", st, tries, err)
+		}
+	}
+}
+
+func TestCloseFailsWhatIsOutstanding(t *testing.T) {
+	before := runtime.NumGoroutine()
+	s := newScript(t, 1<<20)
+	c, n := connect(t, quick(s))
+	s.stall("read")
+	got := make(chan error, 1)
+	go func() {
+		_, err := n.ReadAt(context.Background(), make([]byte, 512), 0)
+		got <- err
+	}()
+	eventually(t, "the read reaches the target", func() bool { return s.count("read") > 0 })
+	if err := c.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if err := <-got; !errors.Is(err, ErrClosed) {
+		t.Errorf("%v, want ErrClosed", err)
+	}
+	if err := n.Flush(context.Background()); !errors.Is(err, ErrClosed) {
+		t.Errorf("after Close: %v, want ErrClosed", err)
+	}
+	s.ln.Close()
+	s.cut()
+	s.wg.Wait()
+	eventually(t, "all goroutines end", func() bool { return runtime.NumGoroutine() <= before })
+}
+
+func TestBadOptionsNameTheField(t *testing.T) {
+	for want, o := range map[string]Options{
+		"Address":    {SubNQN: "nqn.x"},
+		"SubNQN":     {Address: "127.0.0.1"},
+		"HostNQN":    {Address: "127.0.0.1", SubNQN: "nqn.x", HostNQN: strings.Repeat("x", 224)},
+		"QueueDepth": {Address: "127.0.0.1", SubNQN: "nqn.x", QueueDepth: 1025},
+		"MaxR2T":     {Address: "127.0.0.1", SubNQN: "nqn.x", MaxR2T: -1},
+		"KATO":       {Address: "127.0.0.1", SubNQN: "nqn.x", KATO: time.Millisecond},
+	} {
+		if _, err := Connect(context.Background(), o); !errors.Is(err, ErrInvalid) || !strings.Contains(err.Error(), want) {
+			t.Errorf("%s: %v", want, err)
+		}
+	}
+}
+
+// TestBrokenTargetsAreErrors: whatever answers on the port, Connect ends with an error that says what.
+func TestBrokenTargetsAreErrors(t *testing.T) {
+	for name, c := range map[string]struct {
+		answer string
+		want   error
+	}{
+		"http":    {"HTTP/1.1 400 Bad Request\r\n\r\n", ErrProtocol},
+		"silence": {"", ErrConnectionLost},
+		"term":    {"\x03\x00\x18\x00\x18\x00\x00\x00\x01\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00", ErrProtocol},
+	} {
+		t.Run(name, func(t *testing.T) {
+			ln, err := net.Listen("tcp", "127.0.0.1:0")
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer ln.Close()
+			done := make(chan struct{})
+			go func() {
+				defer close(done)
+				conn, err := ln.Accept()
+				if err != nil {
+					return
+				}
+				defer conn.Close()
+				b := make([]byte, 128)
+				if _, err := conn.Read(b); err != nil {
+					t.Error(err)
+				}
+				if _, err := conn.Write([]byte(c.answer)); err != nil {
+					t.Error(err)
+				}
+			}()
+			_, err = Connect(testContext(t), Options{Address: ln.Addr().String(), SubNQN: "nqn.x"})
+			if !errors.Is(err, c.want) {
+				t.Errorf("%v, want %v", err, c.want)
+			}
+			<-done
+		})
+	}
+}
+
+// TestDiscoveryLogIsOfOneGeneration: a log that changes while it is read is read again.
+func TestDiscoveryLogIsOfOneGeneration(t *testing.T) {
+	s := newScript(t, 512)
+	build := func(gen uint64, nqns ...string) []byte {
+		b := make([]byte, nvme.DiscoveryHeaderSize+len(nqns)*nvme.DiscoveryEntrySize)
+		l := nvme.DiscoveryLog(b)
+		l.Header().SetGENCTR(gen)
+		l.Header().SetNUMREC(uint64(len(nqns)))
+		for i, n := range nqns {
+			e := l.Entry(i)
+			e.SetTRTYPE(nvme.TRTYPETCP)
+			e.SetADRFAM(nvme.ADRFAMIPv4)
+			e.SetSUBTYPE(nvme.SUBTYPENVM)
+			e.SetTRADDR("192.0.2.1")
+			e.SetTRSVCID("4420")
+			e.SetSubNQN(n)
+		}
+		return b
+	}
+	many := make([]string, 40) // more than one Get Log Page
+	for i := range many {
+		many[i] = fmt.Sprintf("nqn.new:%d", i)
+	}
+	s.mu.Lock()
+	s.log = build(1, "nqn.old")
+	s.answer = func(c *scriptConn, e *nvme.SQE) bool {
+		if c.qid == 0 && e.Opcode() == nvme.AdminGetLogPage && e.GetLog().LPO() == nvme.DiscoveryHeaderSize && s.log[0] == 1 {
+			s.log = build(2, many...)
+		}
+		return false
+	}
+	s.mu.Unlock()
+	d, err := ConnectDiscovery(testContext(t), Options{Address: s.addr(), ReconnectDelay: time.Millisecond})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer d.Close()
+	log, err := d.Log(testContext(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if log.Generation != 2 || len(log.Entries) != 40 || log.Entries[39].SubNQN != "nqn.new:39" || log.Entries[0].Address() != "192.0.2.1:4420" {
+		t.Errorf("generation %d, %d entries, first %+v", log.Generation, len(log.Entries), log.Entries[0])
+	}
+	eventually(t, "an event request", func() bool { return s.notify(uint32(nvme.AERDiscoveryChanged)) })
+	<-d.Changed()
+	s.cut() // a reconnection may hide changes, so it is told as one
+	<-d.Changed()
+}
