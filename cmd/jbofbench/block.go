@@ -8,6 +8,7 @@ import (
 	"io"
 	"os"
 	"runtime"
+	"runtime/pprof"
 	"strconv"
 	"strings"
 	"time"
@@ -70,6 +71,7 @@ type blockFlags struct {
 	json, quiet  bool
 	cpus         string
 	gomaxprocs   int
+	cpuProfile   string
 }
 
 // connectFlags are what block and discover share.
@@ -169,6 +171,7 @@ Exit status: 0 all well; 1 an I/O or a verification failed, or the target is out
 	fl.IntVar(&f.cfg.TargetPID, "target_pid", 0, "report the CPU that this process uses")
 	fl.StringVar(&f.cpus, "cpus_allowed", "", "run on these CPUs only, as 0 or 0,2-3")
 	fl.IntVar(&f.gomaxprocs, "gomaxprocs", 0, "threads that run Go code (default: the number of CPUs allowed)")
+	fl.StringVar(&f.cpuProfile, "cpuprofile", "", "write a CPU profile of jbofbench to this file")
 	fl.BoolVar(&f.json, "json", false, "print the report as JSON")
 	fl.BoolVarP(&f.quiet, "quiet", "q", false, "no progress")
 	return c
@@ -217,7 +220,12 @@ func (f *blockFlags) run(c *cobra.Command) error {
 		defer p.end()
 		cfg.Progress = p.show
 	}
+	stopProfile, err := f.profile()
+	if err != nil {
+		return errors.Join(err, t.Close())
+	}
 	rep, err := bench.Run(ctx, t, *cfg)
+	err = errors.Join(err, stopProfile())
 	if p := cfg.Progress; p != nil {
 		p(bench.Progress{}) // ends the line
 	}
@@ -244,6 +252,24 @@ func (f *blockFlags) run(c *cobra.Command) error {
 		return errFailed
 	}
 	return nil
+}
+
+// profile starts the CPU profile, if one is wanted; the function returned ends it.
+func (f *blockFlags) profile() (stop func() error, err error) {
+	if f.cpuProfile == "" {
+		return func() error { return nil }, nil
+	}
+	w, err := os.Create(f.cpuProfile)
+	if err != nil {
+		return nil, err
+	}
+	if err := pprof.StartCPUProfile(w); err != nil {
+		return nil, errors.Join(err, w.Close())
+	}
+	return func() error {
+		pprof.StopCPUProfile()
+		return w.Close()
+	}, nil
 }
 
 func first(s []string) string {

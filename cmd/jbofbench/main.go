@@ -34,7 +34,7 @@ func execute(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 		SilenceUsage:  true,
 	}
 	root.CompletionOptions.HiddenDefaultCmd = true
-	root.AddCommand(blockCommand(), discoverCommand())
+	root.AddCommand(blockCommand(), demoCommand(), discoverCommand())
 	root.SetArgs(underscores(args))
 	root.SetOut(stdout)
 	root.SetErr(stderr)

@@ -12,78 +12,10 @@ import (
 	"sort"
 	"time"
 
+	"jbofd/internal/admin"
 	"jbofd/internal/config"
-	"jbofd/internal/nvmeof/fabric"
-	"jbofd/internal/telemetry"
+	"jbofd/internal/ssd/label"
 )
-
-// The admin API is HTTP with JSON over a unix socket that only its owner may
-// open. It answers GET /v1/status, /v1/ssds, /v1/subsystems, /v1/connections and
-// POST /v1/reload. jbofctl is its client.
-
-// APIVersion is the version of the admin API's JSON.
-const APIVersion = "jbofd/v1"
-
-// Status is the answer to GET /v1/status.
-type Status struct {
-	APIVersion  string             `json:"apiVersion"`
-	Version     string             `json:"version"`
-	Node        string             `json:"node"`
-	Addresses   Addresses          `json:"addresses"`
-	Ready       bool               `json:"ready"`
-	Reasons     []telemetry.Reason `json:"reasons"`
-	Connections int                `json:"connections"`
-	Controllers int                `json:"controllers"`
-	Hosts       int                `json:"hosts"`
-	BufferBytes int64              `json:"bufferBytesInUse"`
-}
-
-// SSDInfo is one drive in the answer to GET /v1/ssds.
-type SSDInfo struct {
-	Name      string       `json:"name"`
-	Backend   string       `json:"backend"`
-	Path      string       `json:"path,omitempty"`
-	Engine    string       `json:"engine"`
-	SizeBytes int64        `json:"sizeBytes"`
-	FreeBytes int64        `json:"freeBytes"`
-	Error     string       `json:"error,omitempty"`
-	Drive     string       `json:"drive,omitempty"`
-	Extents   []ExtentInfo `json:"extents"`
-}
-
-// ExtentInfo is one extent of a drive.
-type ExtentInfo struct {
-	UUID        string `json:"uuid"`
-	Use         string `json:"use"`
-	StartBytes  int64  `json:"startBytes"`
-	LengthBytes int64  `json:"lengthBytes"`
-	NSID        uint32 `json:"nsid"`
-	NQN         string `json:"nqn"`
-}
-
-// List is the answer of the lists.
-type List[T any] struct {
-	APIVersion string `json:"apiVersion"`
-	Items      []T    `json:"items"`
-}
-
-// SubsystemInfo is one subsystem in the answer to GET /v1/subsystems.
-type SubsystemInfo struct {
-	NQN          string          `json:"nqn"`
-	AllowAnyHost bool            `json:"allowAnyHost"`
-	Hosts        []string        `json:"hosts"`
-	Namespaces   []NamespaceInfo `json:"namespaces"`
-}
-
-// NamespaceInfo is one namespace of a subsystem.
-type NamespaceInfo struct {
-	NSID      uint32   `json:"nsid"`
-	SSD       string   `json:"ssd"`
-	SizeBytes int64    `json:"sizeBytes"`
-	BlockSize int      `json:"blockSize"`
-	UUID      string   `json:"uuid"`
-	Hosts     []string `json:"hosts"`
-}
 
 // serveAdmin starts the admin API.
 func (n *Node) serveAdmin() error {
@@ -112,16 +44,28 @@ func (n *Node) serveAdmin() error {
 	get := func(pattern string, answer func() any) {
 		mux.HandleFunc("GET "+pattern, func(w http.ResponseWriter, _ *http.Request) { writeJSON(w, http.StatusOK, answer()) })
 	}
-	get("/v1/status", n.status)
-	get("/v1/ssds", n.listSSDs)
-	get("/v1/subsystems", n.listSubsystems)
-	get("/v1/connections", n.listConnections)
-	mux.HandleFunc("POST /v1/reload", func(w http.ResponseWriter, _ *http.Request) {
-		if err := n.Reload(); err != nil {
-			writeJSON(w, http.StatusConflict, map[string]string{"apiVersion": APIVersion, "error": err.Error()})
-			return
+	get(admin.PathStatus, n.status)
+	get(admin.PathSSDs, n.listSSDs)
+	get(admin.PathSubsystems, n.listSubsystems)
+	get(admin.PathConnections, n.listConnections)
+	post := func(pattern string, do func(*http.Request) error) {
+		mux.HandleFunc("POST "+pattern, func(w http.ResponseWriter, r *http.Request) {
+			if err := do(r); err != nil {
+				writeJSON(w, http.StatusConflict, admin.Answer{APIVersion: admin.Version, Error: err.Error()})
+				return
+			}
+			writeJSON(w, http.StatusOK, admin.Answer{APIVersion: admin.Version})
+		})
+	}
+	post(admin.PathReload, func(*http.Request) error { return n.Reload() })
+	post(admin.PathNamespaceDelete, func(r *http.Request) error {
+		var what admin.DeleteNamespace
+		d := json.NewDecoder(http.MaxBytesReader(nil, r.Body, 4<<10))
+		d.DisallowUnknownFields()
+		if err := d.Decode(&what); err != nil {
+			return fmt.Errorf("request body: %w", err)
 		}
-		writeJSON(w, http.StatusOK, map[string]string{"apiVersion": APIVersion})
+		return n.DeleteNamespace(what.UUID)
 	})
 	srv := &http.Server{Handler: mux, ReadTimeout: 5 * time.Second, WriteTimeout: 30 * time.Second, MaxHeaderBytes: 8 << 10}
 	done := make(chan struct{})
@@ -148,45 +92,65 @@ func writeJSON(w http.ResponseWriter, code int, v any) {
 	_ = e.Encode(v) // the caller has gone: nobody to tell
 }
 
+// config returns the configuration in force.
+func (n *Node) config() *config.Config {
+	n.reload.Lock()
+	defer n.reload.Unlock()
+	return n.cfg
+}
+
 func (n *Node) status() any {
-	s := Status{APIVersion: APIVersion, Version: n.opts.Version, Node: n.cfg.Node.Name, Addresses: n.addrs, BufferBytes: n.pool.Stats().InUseBytes}
+	s := admin.Status{APIVersion: admin.Version, Version: n.opts.Version, Node: n.config().Node.Name, Addresses: admin.Addresses(n.addrs),
+		BufferBytesInUse: n.pool.Stats().InUseBytes, Reasons: []admin.Reason{}}
 	s.Connections, s.Controllers, s.Hosts = n.fab.Counts()
-	s.Reasons = n.tel.Health().Reasons()
+	for _, r := range n.tel.Health().Reasons() {
+		s.Reasons = append(s.Reasons, admin.Reason(r))
+	}
 	s.Ready = len(s.Reasons) == 0
 	return s
 }
 
 func (n *Node) listSSDs() any {
-	l := List[SSDInfo]{APIVersion: APIVersion, Items: []SSDInfo{}}
-	for _, d := range n.ssds {
-		i := SSDInfo{Name: d.name, Extents: []ExtentInfo{}}
+	l := admin.List[admin.SSD]{APIVersion: admin.Version, Items: []admin.SSD{}}
+	cfg := n.config()
+	for i, d := range n.ssds {
+		a := admin.SSD{Name: d.name, Backend: cfg.SSDs[i].Backend, Path: cfg.SSDs[i].Path, Extents: []admin.Extent{}}
 		if d.err != nil {
-			i.Error = d.err.Error()
-			l.Items = append(l.Items, i)
+			a.Error = d.err.Error()
+			l.Items = append(l.Items, a)
 			continue
 		}
 		info, lab := d.dev.Info(), d.label.Label()
-		i.Backend, i.Path, i.Engine, i.SizeBytes = info.Backend, info.Path, info.Engine, info.SizeBytes
-		i.FreeBytes, i.Drive = lab.FreeBytes(), lab.DriveUUID.String()
+		a.Engine, a.SizeBytes = info.Engine, info.SizeBytes
+		a.FreeBytes, a.Drive = lab.FreeBytes(), lab.DriveUUID.String()
 		if err := d.dev.Healthy(); err != nil {
-			i.Error = err.Error()
+			a.Error = err.Error()
 		}
 		for _, e := range lab.Extents {
-			i.Extents = append(i.Extents, ExtentInfo{UUID: e.UUID.String(), Use: e.Use.String(), StartBytes: e.StartBytes,
-				LengthBytes: e.LengthBytes, NSID: e.NSID, NQN: e.NQN})
+			a.Extents = append(a.Extents, admin.Extent{UUID: e.UUID.String(), Use: e.Use.String(), StartBytes: e.StartBytes,
+				LengthBytes: e.LengthBytes, NSID: e.NSID, NQN: e.NQN, Configured: standsOn(cfg, d.name, e)})
 		}
-		l.Items = append(l.Items, i)
+		l.Items = append(l.Items, a)
 	}
 	return l
 }
 
+// standsOn reports whether a namespace of cfg stands on an extent of that drive.
+func standsOn(cfg *config.Config, ssd string, e label.Extent) bool {
+	for _, s := range cfg.Subsystems {
+		for _, ns := range s.Namespaces {
+			if s.NQN == e.NQN && ns.NSID == e.NSID && ns.SSD == ssd {
+				return true
+			}
+		}
+	}
+	return false
+}
+
 func (n *Node) listSubsystems() any {
-	l := List[SubsystemInfo]{APIVersion: APIVersion, Items: []SubsystemInfo{}}
-	n.reload.Lock()
-	cfg := n.cfg
-	n.reload.Unlock()
-	for _, sc := range cfg.Subsystems {
-		s := SubsystemInfo{NQN: sc.NQN, AllowAnyHost: sc.AllowAnyHost, Hosts: sc.Hosts, Namespaces: []NamespaceInfo{}}
+	l := admin.List[admin.Subsystem]{APIVersion: admin.Version, Items: []admin.Subsystem{}}
+	for _, sc := range n.config().Subsystems {
+		s := admin.Subsystem{NQN: sc.NQN, AllowAnyHost: sc.AllowAnyHost, Hosts: list(sc.Hosts), Namespaces: []admin.Namespace{}}
 		for _, nc := range sc.Namespaces {
 			s.Namespaces = append(s.Namespaces, n.namespaceInfo(sc.NQN, nc))
 		}
@@ -195,8 +159,11 @@ func (n *Node) listSubsystems() any {
 	return l
 }
 
-func (n *Node) namespaceInfo(nqn string, nc config.Namespace) NamespaceInfo {
-	i := NamespaceInfo{NSID: nc.NSID, SSD: nc.SSD, SizeBytes: int64(nc.Size), BlockSize: nc.BlockSize, Hosts: nc.Hosts}
+// list is s as JSON shall show it: [] when empty, not null.
+func list(s []string) []string { return append([]string{}, s...) }
+
+func (n *Node) namespaceInfo(nqn string, nc config.Namespace) admin.Namespace {
+	i := admin.Namespace{NSID: nc.NSID, SSD: nc.SSD, SizeBytes: int64(nc.Size), BlockSize: nc.BlockSize, Hosts: list(nc.Hosts)}
 	for _, d := range n.ssds {
 		if d.name == nc.SSD && d.label != nil {
 			lab := d.label.Label()
@@ -209,10 +176,43 @@ func (n *Node) namespaceInfo(nqn string, nc config.Namespace) NamespaceInfo {
 }
 
 func (n *Node) listConnections() any {
-	l := List[fabric.ConnInfo]{APIVersion: APIVersion, Items: []fabric.ConnInfo{}}
+	l := admin.List[admin.Connection]{APIVersion: admin.Version, Items: []admin.Connection{}}
 	for _, c := range n.fab.Conns() {
-		l.Items = append(l.Items, c.Describe())
+		l.Items = append(l.Items, admin.Connection(c.Describe()))
 	}
 	sort.Slice(l.Items, func(i, j int) bool { return l.Items[i].ID < l.Items[j].ID })
 	return l
+}
+
+// DeleteNamespace frees the extent of a namespace that is not configured any more.
+//
+// Errors: there is no such extent, or it is configured; the drive's.
+func (n *Node) DeleteNamespace(uuid string) error {
+	u, err := admin.ParseUUID(uuid)
+	if err != nil {
+		return fmt.Errorf("uuid %q: %w", uuid, err)
+	}
+	n.reload.Lock()
+	defer n.reload.Unlock()
+	for _, d := range n.ssds {
+		if d.label == nil {
+			continue
+		}
+		lab := d.label.Label()
+		i := lab.Find(label.UUID(u))
+		if i < 0 {
+			continue
+		}
+		e := lab.Extents[i]
+		if standsOn(n.cfg, d.name, e) {
+			return fmt.Errorf("namespace %s is configured (subsystem %s, nsid %d): take it out of the configuration and reload first", uuid, e.NQN, e.NSID)
+		}
+		if err := d.label.Update(func(l *label.Label) error { return l.Free(e.UUID) }); err != nil {
+			return fmt.Errorf("ssd %s: %w", d.name, err)
+		}
+		n.log.Info("namespace deleted, its extent is free", "ssd", d.name, "uuid", uuid, "subsystem", e.NQN, "nsid", e.NSID,
+			"size", config.Bytes(e.LengthBytes).String())
+		return nil
+	}
+	return fmt.Errorf("no drive has a namespace with uuid %s", uuid)
 }

@@ -113,10 +113,11 @@ var directions = []row{
 
 	{"client", []string{"client/...", "internal/nvme/...", "internal/nvmeof/tcp/pdu", "internal/bufpool"}, toClient},
 	{"internal/bench", []string{"internal/bench/...", "client/...", "internal/ssd/...", "internal/bufpool", "internal/nvme/...", "internal/config"}, toDriver},
+	{"internal/demo", []string{"internal/admin", "internal/bench", "internal/config", "client"}, toDriver},
 	{"internal/daemon", []string{"internal/...", "client"}, toCmd},
 	{"internal/admin", []string{"internal/config", "internal/nvme/...", "internal/ssd/label", "client"}, toDriver},
 	{"cmd", []string{"internal/daemon/...", "internal/config", "internal/admin"}, toCmd},
-	{"cmd/jbofbench", []string{"internal/bench/...", "internal/config", "client"}, toCmd},
+	{"cmd/jbofbench", []string{"internal/bench/...", "internal/config", "internal/demo", "client"}, toCmd},
 	{"cmd/jbofctl", []string{"internal/admin", "internal/config", "internal/ssd/...", "client"}, toCmd},
 	{"test", []string{"internal/...", "client/...", "test/..."}, toCmd},
 }

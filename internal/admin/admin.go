@@ -1,0 +1,154 @@
+// Package admin is the daemon's local API as both ends see it: the JSON that
+// crosses the admin socket, and the client that jbofctl and the demonstration use.
+//
+// The API is HTTP with JSON over a unix socket that only its owner may open:
+//
+//	GET  /v1/status             Status
+//	GET  /v1/ssds               List[SSD]
+//	GET  /v1/subsystems         List[Subsystem]
+//	GET  /v1/connections        List[Connection]
+//	POST /v1/reload             Answer
+//	POST /v1/namespaces/delete  DeleteNamespace -> Answer
+//
+// A request that fails is answered with a 4xx or 5xx status and an Answer whose
+// Error says why.
+package admin
+
+import (
+	"time"
+
+	"jbofd/internal/nvme"
+)
+
+// Version is the version of this API and of its JSON: fields are added, never
+// renamed or removed.
+const Version = "jbofd/v1"
+
+// Paths of the API.
+const (
+	PathStatus          = "/v1/status"
+	PathSSDs            = "/v1/ssds"
+	PathSubsystems      = "/v1/subsystems"
+	PathConnections     = "/v1/connections"
+	PathReload          = "/v1/reload"
+	PathNamespaceDelete = "/v1/namespaces/delete"
+)
+
+// Answer is what a request for a change gets.
+type Answer struct {
+	APIVersion string `json:"apiVersion"`
+	// Error is empty if it was done.
+	Error string `json:"error,omitempty"`
+}
+
+// Addresses are where a node listens.
+type Addresses struct {
+	// Metrics is empty if there is no server; so is Discovery.
+	Metrics   string   `json:"metrics"`
+	Discovery string   `json:"discovery"`
+	Listeners []string `json:"listeners"`
+}
+
+// Reason is why a node is not ready.
+type Reason struct {
+	// Component is what is not ready: "daemon", "ssd ssd0".
+	Component string `json:"component"`
+	Reason    string `json:"reason"`
+}
+
+// Status is a node as a whole.
+type Status struct {
+	APIVersion string    `json:"apiVersion"`
+	Version    string    `json:"version"`
+	Node       string    `json:"node"`
+	Addresses  Addresses `json:"addresses"`
+	// Ready: hosts can connect and every drive serves. Reasons say why not.
+	Ready   bool     `json:"ready"`
+	Reasons []Reason `json:"reasons"`
+	// Connections, Controllers and Hosts count what is connected now.
+	Connections int `json:"connections"`
+	Controllers int `json:"controllers"`
+	Hosts       int `json:"hosts"`
+	// BufferBytesInUse is how much of the data buffers commands hold.
+	BufferBytesInUse int64 `json:"bufferBytesInUse"`
+}
+
+// List is the answer of the lists.
+type List[T any] struct {
+	APIVersion string `json:"apiVersion"`
+	Items      []T    `json:"items"`
+}
+
+// SSD is one drive. With Error set the daemon cannot serve it; if it never could,
+// all but the name may be empty.
+type SSD struct {
+	Name      string `json:"name"`
+	Backend   string `json:"backend"`
+	Path      string `json:"path,omitempty"`
+	Engine    string `json:"engine"`
+	SizeBytes int64  `json:"sizeBytes"`
+	// FreeBytes lie in no extent.
+	FreeBytes int64    `json:"freeBytes"`
+	Error     string   `json:"error,omitempty"`
+	Drive     string   `json:"drive,omitempty"` // UUID in the label
+	Extents   []Extent `json:"extents"`
+}
+
+// Extent is one extent of a drive.
+type Extent struct {
+	UUID        string `json:"uuid"`
+	Use         string `json:"use"`
+	StartBytes  int64  `json:"startBytes"`
+	LengthBytes int64  `json:"lengthBytes"`
+	NSID        uint32 `json:"nsid"`
+	NQN         string `json:"nqn"`
+	// Configured: a namespace of the configuration in force stands on it.
+	Configured bool `json:"configured"`
+}
+
+// Subsystem is one subsystem of the configuration in force.
+type Subsystem struct {
+	NQN          string      `json:"nqn"`
+	AllowAnyHost bool        `json:"allowAnyHost"`
+	Hosts        []string    `json:"hosts"`
+	Namespaces   []Namespace `json:"namespaces"`
+}
+
+// Namespace is one namespace of a subsystem.
+type Namespace struct {
+	NSID      uint32 `json:"nsid"`
+	SSD       string `json:"ssd"`
+	SizeBytes int64  `json:"sizeBytes"`
+	BlockSize int    `json:"blockSize"`
+	// UUID is empty if its drive is not served.
+	UUID string `json:"uuid"`
+	// Hosts are the only ones that see it; empty: all of the subsystem's.
+	Hosts []string `json:"hosts"`
+}
+
+// Connection is one connection: a queue of a host's controller.
+type Connection struct {
+	ID          uint64    `json:"id"`
+	Transport   string    `json:"transport"`
+	Local       string    `json:"local"`
+	Remote      string    `json:"remote"`
+	HostNQN     string    `json:"hostNQN"`
+	SubNQN      string    `json:"subNQN"`
+	CNTLID      uint16    `json:"cntlid"`
+	QID         uint16    `json:"qid"`
+	Entries     int       `json:"queueSize"`
+	Outstanding int       `json:"outstanding"`
+	Since       time.Time `json:"since"`
+}
+
+// DeleteNamespace asks to free the extent of a namespace that is not configured
+// any more; its data are lost.
+type DeleteNamespace struct {
+	UUID string `json:"uuid"`
+}
+
+// ParseUUID reads a UUID as this API writes it.
+func ParseUUID(s string) ([16]byte, error) {
+	u, err := nvme.ParseUUID(s)
+	return [16]byte(u), err
+}

@@ -1,0 +1,125 @@
+package admin
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"os"
+	"syscall"
+)
+
+// What a Client's user can decide by.
+var (
+	// ErrNoDaemon: nobody answers on the socket.
+	ErrNoDaemon = errors.New("no jbofd answers")
+	// ErrRefused: the daemon answered that it will not.
+	ErrRefused = errors.New("jbofd refused")
+)
+
+// maxAnswerBytes bounds what is read of an answer.
+const maxAnswerBytes = 64 << 20
+
+// Client asks the daemon behind one socket. Its methods may be called from any
+// goroutine.
+//
+// Errors of all of them: ErrNoDaemon, ErrRefused with the daemon's words,
+// os.ErrPermission, the context's.
+type Client struct {
+	socket string
+	http   http.Client
+}
+
+// NewClient makes a client for the socket at that path; nothing is connected yet.
+func NewClient(socket string) *Client {
+	c := &Client{socket: socket}
+	c.http.Transport = &http.Transport{
+		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+			var d net.Dialer
+			return d.DialContext(ctx, "unix", socket)
+		},
+		DisableKeepAlives: true,
+	}
+	return c
+}
+
+// Status describes the node.
+func (c *Client) Status(ctx context.Context) (s Status, err error) {
+	err = c.do(ctx, http.MethodGet, PathStatus, nil, &s)
+	return s, err
+}
+
+// SSDs lists the drives.
+func (c *Client) SSDs(ctx context.Context) (l List[SSD], err error) {
+	err = c.do(ctx, http.MethodGet, PathSSDs, nil, &l)
+	return l, err
+}
+
+// Subsystems lists the subsystems with their namespaces.
+func (c *Client) Subsystems(ctx context.Context) (l List[Subsystem], err error) {
+	err = c.do(ctx, http.MethodGet, PathSubsystems, nil, &l)
+	return l, err
+}
+
+// Connections lists the connections of hosts.
+func (c *Client) Connections(ctx context.Context) (l List[Connection], err error) {
+	err = c.do(ctx, http.MethodGet, PathConnections, nil, &l)
+	return l, err
+}
+
+// Reload makes the daemon read its configuration again.
+func (c *Client) Reload(ctx context.Context) (a Answer, err error) {
+	err = c.do(ctx, http.MethodPost, PathReload, nil, &a)
+	return a, err
+}
+
+// DeleteNamespace frees the extent of a namespace that is not configured any more.
+func (c *Client) DeleteNamespace(ctx context.Context, uuid string) (a Answer, err error) {
+	err = c.do(ctx, http.MethodPost, PathNamespaceDelete, DeleteNamespace{UUID: uuid}, &a)
+	return a, err
+}
+
+// do makes one request; send may be nil.
+func (c *Client) do(ctx context.Context, method, path string, send, into any) error {
+	var body io.Reader
+	if send != nil {
+		b, err := json.Marshal(send)
+		if err != nil {
+			return err
+		}
+		body = bytes.NewReader(b)
+	}
+	req, err := http.NewRequestWithContext(ctx, method, "http://jbofd"+path, body)
+	if err != nil {
+		return err
+	}
+	resp, err := c.http.Do(req)
+	switch {
+	case errors.Is(err, os.ErrNotExist), errors.Is(err, syscall.ECONNREFUSED):
+		return fmt.Errorf("%w at %s: is it running, and is this its admin.socket?", ErrNoDaemon, c.socket)
+	case errors.Is(err, os.ErrPermission):
+		return fmt.Errorf("admin socket %s: %w: only the user that jbofd runs as may use it", c.socket, os.ErrPermission)
+	case err != nil:
+		return fmt.Errorf("admin socket %s: %w", c.socket, err)
+	}
+	defer resp.Body.Close()
+	data, err := io.ReadAll(io.LimitReader(resp.Body, maxAnswerBytes))
+	if err != nil {
+		return fmt.Errorf("admin socket %s: %w", c.socket, err)
+	}
+	if resp.StatusCode >= http.StatusBadRequest {
+		var a Answer
+		if json.Unmarshal(data, &a) != nil || a.Error == "" {
+			a.Error = resp.Status
+		}
+		return fmt.Errorf("%w: %s", ErrRefused, a.Error)
+	}
+	if err := json.Unmarshal(data, into); err != nil {
+		return fmt.Errorf("admin socket %s: %s answered no JSON that this program knows: %w", c.socket, path, err)
+	}
+	return nil
+}
