@@ -222,7 +222,7 @@ func (n *Node) startTarget() error {
 		NodeUUID:        nvme.UUID(digest("node", cfg.Node.Name)),
 		Limits:          limits,
 		InCapsuleBytes:  int(cfg.Limits.InCapsuleBytes),
-		MaxEntries:      min(cfg.Limits.QueueDepth, tcp.MaxEntries),
+		MaxEntries:      min(cfg.Limits.QueueDepth+1, tcp.MaxEntries), // a queue of n entries holds n-1 commands
 		MaxIOQueues:     cfg.Limits.IOQueues,
 		MaxControllers:  cfg.Limits.Controllers,
 		MaxHosts:        cfg.Limits.Hosts,
@@ -347,6 +347,21 @@ func (n *Node) stop() {
 	if errors.Is(ctx.Err(), context.DeadlineExceeded) {
 		n.log.Warn("commands are still under way after drain_timeout; closing their connections")
 	}
-	n.close()
-	n.log.Info("stopped")
+	closed := make(chan struct{})
+	go func() {
+		defer close(closed)
+		n.close()
+	}()
+	select {
+	case <-closed:
+		n.log.Info("stopped")
+	case <-time.After(closeTimeout):
+		// A drive that does not answer keeps its queue from closing. The process ends all
+		// the same: what was acknowledged is as durable as it was said to be.
+		n.log.Error("a drive still has not answered; stopped without closing it")
+	}
 }
+
+// closeTimeout is how long closing may take after draining. Together with the
+// default of limits.drain_timeout it is less than 5 s.
+const closeTimeout = 900 * time.Millisecond

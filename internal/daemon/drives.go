@@ -103,7 +103,18 @@ func (n *Node) openSSD(d *drive, sc config.SSD) (err error) {
 	n.log.Info("drive opened", "ssd", sc.Name, "backend", info.Backend, "engine", info.Engine, "path", info.Path,
 		"size", config.Bytes(info.SizeBytes).String(), "block_size", info.BlockSize, "volatile_cache", info.VolatileCache,
 		"extents", len(store.Label().Extents))
-	n.tel.SetSSD(telemetry.SSD{Info: info, Healthy: d.dev.Healthy, Stats: func(s *telemetry.SSDStats) { fill(s, o.Stats()) }})
+	if err := fallback(dev); err != nil {
+		n.log.Warn("drive is used in a slower way", "ssd", sc.Name, "engine", info.Engine, "reason", err)
+	}
+	n.tel.SetSSD(telemetry.SSD{Info: info, Healthy: d.dev.Healthy, Fallback: func() error { return fallback(dev) }, Stats: func(s *telemetry.SSDStats) { fill(s, o.Stats()) }})
+	return nil
+}
+
+// fallback is why a device is slower than it could be, if it says so.
+func fallback(dev ssd.Device) error {
+	if d, ok := dev.(interface{ Fallback() error }); ok {
+		return d.Fallback()
+	}
 	return nil
 }
 

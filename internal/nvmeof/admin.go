@@ -287,7 +287,7 @@ func (c *Controller) identifyController(d *nvme.IdentifyController) {
 	d.SetVER(nvme.Version2_0)
 	d.SetMDTS(uint8(log2(cfg.Limits.MDTSBytes) - 12)) // pages of CAP.MPSMIN, 4 KiB
 	d.SetKAS(katoUnitMS / 100)
-	d.SetMAXCMD(uint16(cfg.MaxEntries))
+	d.SetMAXCMD(uint16(cfg.MaxEntries - 1))
 	d.SetSGLS(nvme.SGLSSupported | nvme.SGLSOffset | nvme.SGLSTransportData)
 	d.SetSubNQN(c.sub.NQN)
 	d.SetLPA(nvme.LPAEffects | nvme.LPAExtended)

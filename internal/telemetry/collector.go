@@ -52,6 +52,7 @@ var (
 
 	ssdInfo        = gauge("jbof_ssd_info", "What a drive is; always 1.", "ssd", "backend", "engine", "path", "model", "serial")
 	ssdUp          = gauge("jbof_ssd_up", "1 while the drive can serve, else 0.", "ssd")
+	ssdFallback    = gauge("jbof_ssd_io_fallback", "1 while the drive is used in a slower way than wished: io_uring was refused, or memory could not be registered.", "ssd")
 	ssdCapacity    = gauge("jbof_ssd_capacity_bytes", "Capacity of the drive.", "ssd")
 	ssdNow         = gauge("jbof_ssd_io_now", "Requests outstanding at the drive.", "ssd")
 	ssdQueued      = gauge("jbof_ssd_io_queued", "Commands that wait before the drive.", "ssd")
@@ -107,7 +108,7 @@ func metrics() []metric {
 	all := []metric{
 		buildInfo, nodeInfo, ready, ioCompleted, ioBytes, ioDuration, ioErrors,
 		connections, established, connectFailed, connRefused, keepAlive, protocolErrors,
-		ssdInfo, ssdUp, ssdCapacity, ssdNow, ssdQueued, ssdErrors, ssdNoSpace, ssdBufferWaits, ssdAborted,
+		ssdInfo, ssdUp, ssdFallback, ssdCapacity, ssdNow, ssdQueued, ssdErrors, ssdNoSpace, ssdBufferWaits, ssdAborted,
 	}
 	for _, d := range deviceMetrics {
 		for _, m := range []*metric{d.completed, d.bytes, d.time} {
@@ -219,6 +220,7 @@ func collectSSD(s SSD, put func(m metric, v float64, labels ...string)) {
 	put(ssdInfo, 1, i.Name, i.Backend, i.Engine, i.Path, i.Model, i.Serial)
 	put(ssdCapacity, float64(i.SizeBytes), i.Name)
 	put(ssdUp, oneIf(s.Healthy == nil || s.Healthy() == nil), i.Name)
+	put(ssdFallback, oneIf(s.Fallback != nil && s.Fallback() != nil), i.Name)
 	if s.Stats == nil {
 		return
 	}

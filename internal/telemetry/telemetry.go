@@ -182,6 +182,8 @@ type SSD struct {
 	Info ssd.Info
 	// Healthy returns nil or why the drive cannot serve; it does no I/O. nil: always healthy.
 	Healthy func() error
+	// Fallback returns nil or why the drive is used in a slower way than wished; nil: never.
+	Fallback func() error
 	// Stats fills in the drive's counters; it may be called at any time until RemoveSSD. nil: none.
 	Stats func(*SSDStats)
 }

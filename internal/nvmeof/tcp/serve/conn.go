@@ -19,6 +19,7 @@ import (
 	"jbofd/internal/nvmeof"
 	"jbofd/internal/nvmeof/fabric"
 	"jbofd/internal/nvmeof/tcp"
+	"jbofd/internal/nvmeof/tcp/pdu"
 	"jbofd/internal/owner"
 	"jbofd/internal/pipeline"
 	"jbofd/internal/ssd"
@@ -156,7 +157,6 @@ func signal(ch chan struct{}) {
 // serve runs the connection until it is closed and everything that it lent or
 // borrowed is back.
 func (c *conn) serve() {
-	c.srv.tel.ConnectionEstablished("tcp")
 	handshake := time.AfterFunc(c.srv.cfg.HandshakeTimeout, func() {
 		c.mu.Lock()
 		late := c.ctrl == nil
@@ -174,7 +174,6 @@ func (c *conn) serve() {
 	writer.Wait()
 	c.log()
 	c.release()
-	c.srv.tel.ConnectionClosed("tcp")
 }
 
 func closeReason(err error) string {
@@ -271,6 +270,7 @@ func (c *conn) release() {
 	c.srv.fabric.Remove(c.id, ctrl, qid, c.Usage())
 	if ctrl != nil {
 		c.srv.fabric.CloseTenant(c.tenant)
+		c.srv.tel.ConnectionClosed("tcp")
 	}
 }
 
@@ -285,16 +285,35 @@ func (c *conn) log() {
 	}
 	switch {
 	case c.m.Fatal() != nil:
-		c.srv.tel.ProtocolError(c.m.Fatal().FES.String())
+		c.srv.tel.ProtocolError(label(c.m.Fatal().FES))
 		c.srv.log.Warn("connection closed: protocol error", append(args, "error", c.m.Fatal().Error())...)
 	case c.m.PeerFatal() != nil:
-		c.srv.tel.ProtocolError("reported by the host")
+		c.srv.tel.ProtocolError("reported_by_host")
 		c.srv.log.Warn("connection closed: the host reports a protocol error", append(args, "error", c.m.PeerFatal().Error())...)
 	case c.ctrl == nil:
 		c.srv.log.Debug("connection closed before Connect", args...)
 	default:
 		c.srv.log.Log(c.srv.ctx, connLevel(c.qid), "connection closed", args...)
 	}
+}
+
+// label is a fatal error status as metrics write it.
+func label(f pdu.FES) string {
+	switch f {
+	case pdu.InvalidHeaderField:
+		return "header_field"
+	case pdu.SequenceError:
+		return "sequence"
+	case pdu.HeaderDigestError:
+		return "header_digest"
+	case pdu.DataTransferOutOfRange:
+		return "data_out_of_range"
+	case pdu.R2TLimitExceeded:
+		return "transfer_limit"
+	case pdu.UnsupportedParameter:
+		return "unsupported_parameter"
+	}
+	return "other"
 }
 
 // connLevel: associations are worth a line, their I/O queues only for debugging.
@@ -665,12 +684,15 @@ func (c *conn) finish(i int, now int64) {
 	} else {
 		c.respond(i, status, 0)
 	}
+	if !status.OK() {
+		bytes = 0
+	}
+	c.observe(ssdNumber, op, bytes, now-start)
 	if status.OK() {
 		if op == pipeline.Write || op == pipeline.CompareWrite {
 			c.usage.writes.Add(1)
 			c.usage.writtenBytes.Add(uint64(bytes))
 		}
-		c.observe(ssdNumber, op, bytes, now-start)
 	} else if status.SCT() == nvme.SCTMedia && status.Code() != nvme.CompareFailure {
 		c.usage.mediaErrors.Add(1)
 	}
@@ -814,6 +836,7 @@ func (c *conn) connect(i int) {
 	c.connBuf = nil
 	c.m.Respond(i, nvme.Success, r.Result)
 	c.mu.Unlock()
+	c.srv.tel.ConnectionEstablished("tcp")
 	c.srv.log.Log(c.srv.ctx, connLevel(r.QID), "connected", "remote", c.remote, "host", r.Controller.HostNQN,
 		"subsystem", r.Controller.SubNQN, "cntlid", r.Controller.ID, "qid", r.QID, "queue_size", r.Entries)
 }
