@@ -137,7 +137,7 @@ var adminScenarios = []scenario{
 		}
 		h.run("nvme ns-rescan /dev/%s", ctrl)
 	}},
-	{"I/O commands pass through nvme-cli", func(h *host) {
+	{"NVM commands pass through nvme-cli", func(h *host) {
 		d := h.daemon(oneSubsystem("mem"))
 		h.connect(d.ioAddress(), nqnA, "")
 		for nsid, sector := range map[int]int{1: 4096, 2: 512} {

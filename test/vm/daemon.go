@@ -58,7 +58,10 @@ type Setup struct {
 }
 
 // ports are the daemon's TCP ports on loopback.
-type ports struct{ io, discovery, metrics int }
+type ports struct {
+	io, second         int // listeners for subsystems
+	discovery, metrics int
+}
 
 func quoted(list []string) string {
 	q := make([]string, len(list))
@@ -77,7 +80,7 @@ func (s Setup) yaml(dir string, p ports) string {
 	line("metrics: {address: \"127.0.0.1:%d\"}", p.metrics)
 	line("admin: {socket: \"\"}")
 	line("discovery: {address: \"127.0.0.1:%d\"}", p.discovery)
-	line("listeners:\n  - {transport: tcp, address: \"127.0.0.1:%d\"}", p.io)
+	line("listeners:\n  - {transport: tcp, address: \"127.0.0.1:%d\"}\n  - {transport: tcp, address: \"127.0.0.1:%d\"}", p.io, p.second)
 	line("ssds:")
 	for _, d := range s.SSDs {
 		line("  - name: %s\n    backend: %s\n    size: %s", d.Name, d.Backend, d.Size)
@@ -142,7 +145,7 @@ func freePort() (int, error) {
 // NewDaemon prepares a daemon with its folder; Configure and Start follow.
 func NewDaemon(binary, dir string) (*Daemon, error) {
 	d := &Daemon{binary: binary, dir: dir}
-	for _, p := range []*int{&d.ports.io, &d.ports.discovery, &d.ports.metrics} {
+	for _, p := range []*int{&d.ports.io, &d.ports.second, &d.ports.discovery, &d.ports.metrics} {
 		port, err := freePort()
 		if err != nil {
 			return nil, err

@@ -102,7 +102,49 @@ var dataScenarios = []scenario{
 		h.disconnect(nqnA)
 		h.run("dd if=%s of=/dev/null bs=64k count=16 iflag=direct 2>&1", b)
 	}},
-	{"I/O of one sector works at both ends of a namespace and fails beyond", func(h *host) {
+	{"two listeners are two paths to one device, and one is enough", func(h *host) {
+		d := h.daemon(oneSubsystem("mem"))
+		first := h.connect(d.ioAddress(), nqnA, "")
+		second := h.connect(d.secondAddress(), nqnA, "-g -G")
+		dev := h.device(nqnA, 1)
+		h.must(10*time.Second, "the device has two paths", func() error {
+			if n := strings.TrimSpace(h.try(10*time.Second, "ls -d /sys/block/nvme*c*n1 | wc -l").Stdout); n != "2" {
+				return fmt.Errorf("%s paths", n)
+			}
+			return nil
+		})
+		h.matches("nvme list-subsys "+dev, first+" tcp .* live optimized", second+" tcp .* live optimized")
+		load := h.startFio(dev, []fioJob{{"randrw", "4k", "2m"}, {"randwrite", "64k", "8m"}}, "paths")
+		h.run("nvme disconnect -d %s", first)
+		h.finish(load)
+		if s := h.state(second); s != "live" {
+			h.Errorf("the other path is %s", s)
+		}
+	}},
+	{"sixty namespaces are sixty devices", func(h *host) {
+		s := oneSubsystem("mem")
+		s.Subsystems[0].Namespaces = nil
+		for i := range 60 {
+			s.Subsystems[0].Namespaces = append(s.Subsystems[0].Namespaces, Namespace{NSID: 1 + i*17, SSD: "ssd0", Size: "2MiB", BlockSize: 4096})
+		}
+		d := h.daemon(s)
+		ctrl := h.connect(d.ioAddress(), nqnA, "")
+		h.must(time.Minute, "all devices are there", func() error {
+			if n := strings.TrimSpace(h.try(10*time.Second, "cd /sys/block; ls -d nvme*n* | grep -v c | wc -l").Stdout); n != "60" {
+				return fmt.Errorf("%s devices", n)
+			}
+			return nil
+		})
+		for _, nsid := range []int{1, 1 + 59*17} {
+			dev := h.find(nqnA, nsid)
+			if dev == "" {
+				h.Fatalf("namespace %d is no device", nsid)
+			}
+			h.run("dd if=/dev/urandom of=%s bs=64k count=2 oflag=direct 2>&1", dev)
+		}
+		h.matches("nvme list-ns /dev/"+ctrl, `0\]:0x1$`, fmt.Sprintf(`59\]:%#x$`, 1+59*17))
+	}},
+	{"the first and the last sector can be read and written, and none beyond", func(h *host) {
 		d := h.daemon(oneSubsystem("mem"))
 		h.connect(d.ioAddress(), nqnA, "")
 		for nsid, sector := range map[int]int{1: 4096, 2: 512} {

@@ -21,21 +21,27 @@ const (
 const discoveryNQN = "nqn.2014-08.org.nvmexpress.discovery"
 
 var discoveryScenarios = []scenario{
-	{"discovery answers on its own port and on the I/O port", func(h *host) {
+	{"discovery answers on its own port and on those of the subsystems", func(h *host) {
 		s := oneSubsystem("mem")
 		s.Subsystems = append(s.Subsystems, Subsystem{NQN: nqnB, Namespaces: []Namespace{{NSID: 1, SSD: "ssd0", Size: "32MiB", BlockSize: 4096}}})
 		d := h.daemon(s)
-		for _, a := range []address{d.discoveryAddress(), d.ioAddress()} {
+		for _, a := range []address{d.discoveryAddress(), d.ioAddress(), d.secondAddress()} {
 			for _, flags := range []string{"", "-g -G"} {
 				log := h.discover(a, flags)
 				for _, nqn := range []string{nqnA, nqnB} {
-					e, ok := log.entry(nqn)
-					if !ok {
-						h.Errorf("discovery on port %d %s names no %s: %+v", a.port, flags, nqn, log)
-						continue
+					entries := log.entries(nqn)
+					if len(entries) != 2 {
+						h.Errorf("discovery on port %d %s names %s %d times, want once for each listener: %+v", a.port, flags, nqn, len(entries), log)
 					}
-					if e.TrType != "tcp" || e.AdrFam != "ipv4" || e.SubType != "nvme subsystem" || strings.TrimSpace(e.TrSvcID) != strconv.Itoa(d.ports.io) {
-						h.Errorf("entry of %s: %+v", nqn, e)
+					ports := map[string]bool{}
+					for _, e := range entries {
+						ports[strings.TrimSpace(e.TrSvcID)] = true
+						if e.TrType != "tcp" || e.AdrFam != "ipv4" || e.SubType != "nvme subsystem" {
+							h.Errorf("entry of %s: %+v", nqn, e)
+						}
+					}
+					if !ports[strconv.Itoa(d.ports.io)] || !ports[strconv.Itoa(d.ports.second)] {
+						h.Errorf("ports of %s: %v", nqn, ports)
 					}
 				}
 			}
@@ -45,13 +51,11 @@ var discoveryScenarios = []scenario{
 		s := oneSubsystem("mem")
 		s.Subsystems[0].Hosts = []string{HostNQN}
 		d := h.daemon(s)
-		if _, ok := h.discover(d.discoveryAddress(), "").entry(nqnA); !ok {
+		if len(h.discover(d.discoveryAddress(), "").entries(nqnA)) == 0 {
 			h.Errorf("the allowed host does not discover %s", nqnA)
 		}
-		if log := h.discover(d.discoveryAddress(), asOtherHost); len(log.Records) > 0 {
-			if _, ok := log.entry(nqnA); ok {
-				h.Errorf("a host that is not allowed discovers %s: %+v", nqnA, log)
-			}
+		if log := h.discover(d.discoveryAddress(), asOtherHost); len(log.entries(nqnA)) > 0 {
+			h.Errorf("a host that is not allowed discovers %s: %+v", nqnA, log)
 		}
 	}},
 	{"a host that is not allowed is told so and cannot connect until it is", func(h *host) {
@@ -90,14 +94,16 @@ var discoveryScenarios = []scenario{
 		s.Subsystems = append(s.Subsystems, Subsystem{NQN: nqnB, Namespaces: []Namespace{{NSID: 1, SSD: "ssd0", Size: "32MiB", BlockSize: 4096}}})
 		d := h.daemon(s)
 		// Seen from the daemon the guest comes from loopback, so discovery names 127.0.0.1; in the guest that address leads to the daemon too.
-		proxy := h.start(5*time.Minute, "nc -ll -p %d -e nc %s %d", d.ports.io, HostAddress, d.ports.io)
-		defer proxy.Kill()
-		h.must(10*time.Second, "the way from the guest's loopback is open", func() error {
-			if r := h.try(10*time.Second, "netstat -ltn | grep -q ':%d '", d.ports.io); r.Code != 0 {
-				return fmt.Errorf("nothing listens")
-			}
-			return nil
-		})
+		for _, port := range []int{d.ports.io, d.ports.second} {
+			proxy := h.start(5*time.Minute, "nc -ll -p %d -e nc %s %d", port, HostAddress, port)
+			defer proxy.Kill()
+			h.must(10*time.Second, "the way from the guest's loopback is open", func() error {
+				if r := h.try(10*time.Second, "netstat -ltn | grep -q ':%d '", port); r.Code != 0 {
+					return fmt.Errorf("nothing listens")
+				}
+				return nil
+			})
+		}
 		h.run("nvme connect-all %s", d.discoveryAddress().flags())
 		h.device(nqnA, 1)
 		h.device(nqnA, 2)
@@ -127,7 +133,7 @@ var discoveryScenarios = []scenario{
 			return nil
 		})
 		h.runJSON(&after, "nvme discover -d %s -o json", ctrl)
-		if _, ok := after.entry(nqnB); !ok {
+		if len(after.entries(nqnB)) == 0 {
 			h.Errorf("the log of the persistent controller names no %s: %+v", nqnB, after)
 		}
 		if after.GenCtr <= before.GenCtr {
@@ -175,13 +181,15 @@ type discoveryEntry struct {
 	SubNQN  string `json:"subnqn"`
 }
 
-func (l discoveryLog) entry(nqn string) (discoveryEntry, bool) {
+// entries are those of a subsystem.
+func (l discoveryLog) entries(nqn string) []discoveryEntry {
+	var found []discoveryEntry
 	for _, e := range l.Records {
 		if e.SubNQN == nqn {
-			return e, true
+			found = append(found, e)
 		}
 	}
-	return discoveryEntry{}, false
+	return found
 }
 
 // discover reads the discovery log over a connection of its own.

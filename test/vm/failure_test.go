@@ -87,15 +87,19 @@ var failureScenarios = []scenario{
 		h.waitLive(ctrl, 30*time.Second)
 		h.run("dd if=%s of=/dev/null bs=64k count=4 iflag=direct 2>&1", dev)
 	}},
-	{"keep alive does not wait behind slow I/O", func(h *host) {
+	{"keep alive does not wait behind slow reads", func(h *host) {
 		s := oneSubsystem("mem")
-		s.SSDs[0].Fault = "{delay: 4s}"
+		s.SSDs[0].Fault = "{delay: 4s, delay_probability: 1}"
 		d := h.daemon(s)
 		m := h.guest.Mark()
 		mark := d.LogMark()
 		ctrl := h.connect(d.ioAddress(), nqnA, "-k 2")
 		dev := h.device(nqnA, 1) // its partition table is read, slowly, already
+		begin := time.Now()
 		h.runFor(2*time.Minute, "fio --name=slow --filename=%s --direct=1 --ioengine=libaio --iodepth=32 --rw=randread --bs=4k --size=128k", dev)
+		if took := time.Since(begin); took < 4*time.Second {
+			h.Errorf("reads that are delayed by 4 s took %v", took)
+		}
 		if l := d.LogMatches(mark, keepAliveExpired); l != "" {
 			h.Errorf("the keep alive expired: %s", l)
 		}
@@ -130,7 +134,7 @@ var failureScenarios = []scenario{
 		h.waitLive(ctrl, 40*time.Second)
 		h.finish(load)
 	}},
-	{"a failing drive is an I/O error to the host and trouble to nobody else", func(h *host) {
+	{"a failing drive is an error to the host and trouble to nobody else", func(h *host) {
 		s := oneSubsystem("mem")
 		s.SSDs = append(s.SSDs, SSD{Name: "ssd1", Backend: "mem", Size: "128MiB"})
 		s.SSDs[0].Fault = "{write_error_probability: 1}"
@@ -147,6 +151,10 @@ var failureScenarios = []scenario{
 			h.Errorf("the controller is %s", st)
 		}
 		h.matches("nvme error-log /dev/"+ctrl+" -e 1", `error_count\s*: [1-9]`)
+		h.matches("nvme smart-log /dev/"+ctrl, `media_errors\s*: [1-9]`)
+		if m := h.metrics(d); m.Sum("jbof_io_errors_total") == 0 || m.Sum("jbof_ssd_errors_total", `ssd="ssd0"`) == 0 || m.Sum("jbof_ssd_errors_total", `ssd="ssd1"`) != 0 {
+			h.Errorf("the metrics of errors are wrong: %v, ssd0 %v, ssd1 %v", m.Sum("jbof_io_errors_total"), m.Sum("jbof_ssd_errors_total", `ssd="ssd0"`), m.Sum("jbof_ssd_errors_total", `ssd="ssd1"`))
+		}
 	}},
 	{"a stopped daemon is gone within five seconds under load, and the host waits for it", func(h *host) {
 		d := h.daemon(oneSubsystem("file"))
@@ -169,7 +177,7 @@ var failureScenarios = []scenario{
 		h.waitLive(ctrl, 30*time.Second)
 		h.finish(load)
 	}},
-	{"a host that loses its controller for good gets I/O errors, and the daemon forgets it", func(h *host) {
+	{"a host that loses its controller for good gets errors, and the daemon forgets it", func(h *host) {
 		d := h.daemon(oneSubsystem("mem"))
 		h.connect(d.ioAddress(), nqnA, "-c 1 -l 3 -k 2")
 		dev := h.device(nqnA, 1)

@@ -98,7 +98,7 @@ func TestConfigurationsOfTheScenariosAreValid(t *testing.T) {
 		},
 		Limits: "{queue_depth: 64}",
 	}
-	c, err := config.Parse("scenario", []byte(s.yaml("/var/tmp/x", ports{io: 20001, discovery: 20002, metrics: 20003})))
+	c, err := config.Parse("scenario", []byte(s.yaml("/var/tmp/x", ports{io: 20001, second: 20002, discovery: 20003, metrics: 20004})))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -221,6 +221,9 @@ func (a address) flags() string { return fmt.Sprintf("-t tcp -a %s -s %d", a.hos
 // ioAddress is the daemon's listener for subsystems.
 func (d *Daemon) ioAddress() address { return address{HostAddress, d.ports.io} }
 
+// secondAddress is the daemon's other listener for subsystems.
+func (d *Daemon) secondAddress() address { return address{HostAddress, d.ports.second} }
+
 // discoveryAddress is the daemon's listener for discovery.
 func (d *Daemon) discoveryAddress() address { return address{HostAddress, d.ports.discovery} }
 
