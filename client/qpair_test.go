@@ -3,6 +3,7 @@ package client
 import (
 	"bytes"
 	"context"
+	"encoding/binary"
 	"fmt"
 	"math/rand/v2"
 	"testing"
@@ -46,8 +47,8 @@ func TestQPairReadsBackWhatItWrote(t *testing.T) {
 				rng := rand.New(rand.NewPCG(1, uint64(size)))
 				for i := range n {
 					want[i] = make([]byte, size)
-					for k := range want[i] {
-						want[i][k] = byte(rng.Uint32())
+					for k := 0; k < size; k += 8 {
+						binary.LittleEndian.PutUint64(want[i][k:], rng.Uint64())
 					}
 					c := Command{Data: want[i], Tag: uint64(i)}
 					SetRW(&c, OpWrite, 1, uint64(i*size/512), uint32(size/512))

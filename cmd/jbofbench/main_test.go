@@ -1,0 +1,79 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"jbofd/internal/bench"
+)
+
+func command(t *testing.T, args ...string) (status int, stdout, stderr string) {
+	t.Helper()
+	var out, err bytes.Buffer
+	status = execute(context.Background(), args, &out, &err)
+	return status, out.String(), err.String()
+}
+
+func TestBadFlagsExitWith2AndNameFlagValueAndAllowed(t *testing.T) {
+	for _, c := range []struct {
+		args string
+		want []string
+	}{
+		{"block", []string{"--target", "--raw"}},
+		{"block --raw mem:1m --rw rd", []string{"--rw", "rd", "randread"}},
+		{"block --raw mem:1m --bs 4z", []string{"--bs", "4z", "suffix"}},
+		{"block --raw mem:1m --bs 6k", []string{"--bs", "6144", "4096"}},
+		{"block --raw mem:x", []string{"--raw", "mem:x"}},
+		{"block --raw mem:1m --verify md5", []string{"--verify", "md5", "crc32c"}},
+		{"block --raw mem:1m --runtime soon", []string{"--runtime", "soon"}},
+		{"block --raw mem:1m --rate_process x", []string{"--rate_process", "linear", "poisson"}},
+		{"block --raw mem:1m --rate 1m --rate_iops 5", []string{"--rate", "--rate_iops"}},
+		{"block --raw mem:1m --cpus_allowed 5-2", []string{"--cpus_allowed", "5-2"}},
+		{"block --target 1.2.3.4 --nqn nqn.x", []string{"--target", "1.2.3.4", "tcp://HOST:PORT"}},
+		{"block --target tcp://127.0.0.1:1", []string{"--nqn"}},
+		{"block --target tcp://127.0.0.1:1 --nqn nqn.x --hostid 7", []string{"--hostid", "7"}},
+		{"block --target tcp://127.0.0.1:1 --nqn nqn.x --iodepth 5000", []string{"--iodepth", "5000", "1024"}},
+		{"block --no-such-flag", []string{"no_such_flag"}},
+		{"sing", []string{"sing"}},
+	} {
+		status, _, stderr := command(t, strings.Fields(c.args)...)
+		if status != 2 {
+			t.Errorf("%s: exit status %d, want 2", c.args, status)
+		}
+		for _, w := range c.want {
+			if !strings.Contains(stderr, w) {
+				t.Errorf("%s: %q does not say %q", c.args, stderr, w)
+			}
+		}
+	}
+}
+
+func TestOutOfReachExitsWith1(t *testing.T) {
+	for _, args := range [][]string{
+		{"block", "--raw", filepath.Join(t.TempDir(), "none")},
+		{"block", "--target", "tcp://127.0.0.1:1", "--nqn", "nqn.x"},
+		{"discover", "--target", "tcp://127.0.0.1:1"},
+	} {
+		if status, _, stderr := command(t, args...); status != 1 || stderr == "" {
+			t.Errorf("%q: exit status %d, %q", args, status, stderr)
+		}
+	}
+}
+
+func TestJSONIsAReport(t *testing.T) {
+	status, stdout, stderr := command(t, "block", "--raw", "mem:1m", "--rw=randrw", "--verify", "crc32c", "--iodepth", "4", "--json", "--quiet")
+	var rep bench.Report
+	if err := json.Unmarshal([]byte(stdout), &rep); status != 0 || err != nil || rep.APIVersion != bench.APIVersion || !rep.OK() {
+		t.Errorf("exit status %d, %v, %s%s", status, err, stdout, stderr)
+	}
+}
+
+func TestHyphensAndUnderscoresAreTheSame(t *testing.T) {
+	if status, _, stderr := command(t, "block", "--raw=mem:1m", "--raw-block=512", "--rw", "write", "--bs=512", "--do-verify=false", "--verify", "crc32c", "-q"); status != 0 {
+		t.Errorf("exit status %d, %s", status, stderr)
+	}
+}
