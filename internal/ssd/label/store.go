@@ -61,6 +61,18 @@ func Open(dev ssd.Device) (*Store, error) {
 	return s, nil
 }
 
+// Inspect reads the drive's label like Open, and changes nothing.
+//
+// Errors: as Open.
+func Inspect(dev ssd.Device) (*Label, error) {
+	s, err := open(dev)
+	if err != nil {
+		return nil, err
+	}
+	f, err := s.read()
+	return f.label, errors.Join(err, s.Close())
+}
+
 // Format writes an empty label to a blank drive; with force to any drive.
 //
 // Errors: without force, whatever Open says unless that is ErrBlank, and

@@ -1,0 +1,170 @@
+// Command jbofctl is the operator's tool for a jbofd on the same machine.
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/signal"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"jbofd/internal/admin"
+)
+
+// version is set by the linker.
+var version = "dev"
+
+// defaultSocket is where a daemon's admin socket is unless its configuration says otherwise.
+const defaultSocket = "/run/jbofd/admin.sock"
+
+// socketEnv names the same socket to jbofctl and, as admin.socket, to jbofd.
+const socketEnv = "JBOFD_ADMIN_SOCKET"
+
+func main() {
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	context.AfterFunc(ctx, stop) // a second signal ends the process at once
+	os.Exit(execute(ctx, os.Args[1:], terminal{in: os.Stdin, out: os.Stdout, err: os.Stderr}))
+}
+
+// terminal is what a command talks to.
+type terminal struct {
+	in       io.Reader
+	out, err io.Writer
+}
+
+// execute runs the command line and returns the exit status: 0 done, 1 failed, 2 a bad command line.
+func execute(ctx context.Context, args []string, t terminal) int {
+	c := command(&cli{in: t.in})
+	c.SetArgs(args)
+	c.SetIn(t.in)
+	c.SetOut(t.out)
+	c.SetErr(t.err)
+	err := c.ExecuteContext(ctx)
+	if err == nil {
+		return 0
+	}
+	fmt.Fprintln(t.err, "jbofctl:", err)
+	var usage *usageError
+	if errors.As(err, &usage) {
+		return 2
+	}
+	return 1
+}
+
+// usageError is a command line that cannot be.
+type usageError struct{ msg string }
+
+func (e *usageError) Error() string { return e.msg }
+
+func usagef(format string, args ...any) error { return &usageError{fmt.Sprintf(format, args...)} }
+
+// cli is what all commands share.
+type cli struct {
+	in      io.Reader
+	socket  string
+	output  string
+	timeout time.Duration
+}
+
+// command builds the tree of commands.
+func command(x *cli) *cobra.Command {
+	root := &cobra.Command{
+		Use:   "jbofctl",
+		Short: "Look at and manage the jbofd of this machine",
+		Long: `Look at and manage the jbofd of this machine, over its admin socket.
+
+Exit status: 0 done; 1 failed; 2 bad command line.`,
+		Version:       version,
+		SilenceErrors: true,
+		SilenceUsage:  true,
+		PersistentPreRunE: func(*cobra.Command, []string) error {
+			switch x.output {
+			case "table", "json", "yaml":
+				return nil
+			}
+			return usagef("--output is %q, must be table, json or yaml", x.output)
+		},
+	}
+	root.CompletionOptions.HiddenDefaultCmd = true
+	socket := os.Getenv(socketEnv)
+	if socket == "" {
+		socket = defaultSocket
+	}
+	fl := root.PersistentFlags()
+	fl.StringVarP(&x.output, "output", "o", "table", "`FORMAT` of the answer: table, json or yaml")
+	fl.StringVar(&x.socket, "socket", socket, "the daemon's admin socket (default from "+socketEnv+" if set)")
+	fl.DurationVar(&x.timeout, "timeout", 30*time.Second, "how long to wait for the daemon")
+
+	leaf := func(use, short string, args cobra.PositionalArgs, run func(*cobra.Command, []string) error) *cobra.Command {
+		return &cobra.Command{Use: use, Short: short, Args: args, RunE: run}
+	}
+	noun := func(use, short string, verbs ...*cobra.Command) *cobra.Command {
+		c := &cobra.Command{Use: use, Short: short, Args: cobra.ArbitraryArgs, RunE: func(c *cobra.Command, args []string) error {
+			var names []string
+			for _, v := range c.Commands() {
+				if v.IsAvailableCommand() {
+					names = append(names, v.Name())
+				}
+			}
+			if len(args) > 0 {
+				return usagef("unknown command %q; after %q comes one of: %s", args[0], c.CommandPath(), strings.Join(names, ", "))
+			}
+			return usagef("after %q comes one of: %s", c.CommandPath(), strings.Join(names, ", "))
+		}}
+		c.AddCommand(verbs...)
+		return c
+	}
+	root.Args, root.RunE = cobra.ArbitraryArgs, func(c *cobra.Command, args []string) error {
+		if len(args) > 0 {
+			return usagef("unknown command %q; see jbofctl --help", args[0])
+		}
+		return c.Help()
+	}
+	root.AddCommand(
+		leaf("status", "Show what the daemon is, where it listens and whether it is ready", none, x.status),
+		noun("ssd", "Drives",
+			leaf("list", "List the daemon's drives", none, x.ssdList),
+			leaf("show NAME|PATH", "Show a drive and the extents on it, of the daemon or, by path, of a drive that nobody uses", one("NAME|PATH"), x.ssdShow),
+			x.formatCommand(),
+		),
+		noun("subsystem", "NVM subsystems", leaf("list", "List the subsystems", none, x.subsystemList)),
+		noun("namespace", "Namespaces",
+			leaf("list", "List the namespaces, and those on drives that are no longer configured", none, x.namespaceList),
+			x.namespaceDeleteCommand(),
+		),
+		noun("connection", "Connections of hosts", leaf("list", "List the connections", none, x.connectionList)),
+		noun("config", "The daemon's configuration", leaf("reload", "Make the daemon read its configuration again", none, x.configReload)),
+	)
+	usage := func(_ *cobra.Command, err error) error { return usagef("%v", err) }
+	root.SetFlagErrorFunc(usage)
+	return root
+}
+
+func none(c *cobra.Command, args []string) error {
+	if len(args) > 0 {
+		return usagef("%s takes no argument, got %q", c.CommandPath(), args[0])
+	}
+	return nil
+}
+
+func one(what string) cobra.PositionalArgs {
+	return func(c *cobra.Command, args []string) error {
+		if len(args) != 1 {
+			return usagef("%s needs one argument, %s; got %d", c.CommandPath(), what, len(args))
+		}
+		return nil
+	}
+}
+
+// ask calls the daemon with a bounded context.
+func ask[T any](x *cli, c *cobra.Command, what func(*admin.Client, context.Context) (T, error)) (T, error) {
+	ctx, cancel := context.WithTimeout(c.Context(), x.timeout)
+	defer cancel()
+	return what(admin.NewClient(x.socket), ctx)
+}

@@ -1,0 +1,328 @@
+package main
+
+import (
+	"bytes"
+	"encoding/json"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/goccy/go-yaml"
+	"github.com/spf13/cobra"
+
+	"jbofd/internal/admin"
+	"jbofd/internal/ssd/file"
+	"jbofd/internal/ssd/label"
+)
+
+// run runs a command line without a terminal.
+func run(t *testing.T, args ...string) (code int, stdout, stderr string) {
+	t.Helper()
+	var out, err bytes.Buffer
+	code = execute(t.Context(), args, terminal{in: strings.NewReader(""), out: &out, err: &err})
+	return code, out.String(), err.String()
+}
+
+const uuid = "0425d6c3-77cf-4e62-873e-0484d7ac5274"
+
+// answers is a daemon that says always the same.
+var answers = map[string]any{
+	admin.PathStatus: admin.Status{APIVersion: admin.Version, Version: "1.2.3", Node: "box7", Ready: false, Reasons: []admin.Reason{{Component: "ssd ssd1", Reason: "it vanished"}},
+		Addresses: admin.Addresses{Listeners: []string{"10.0.0.1:4420"}}, Hosts: 3},
+	admin.PathSSDs: admin.List[admin.SSD]{APIVersion: admin.Version, Items: []admin.SSD{
+		{Name: "ssd0", Backend: "file", Engine: "io_uring", Path: "/dev/nvme7n1", SizeBytes: 4 << 30, FreeBytes: 3 << 30, Extents: []admin.Extent{
+			{UUID: uuid, Use: "block", NSID: 9, NQN: "nqn.2026-11.example.jbofd:old", LengthBytes: 1 << 30}}},
+		{Name: "ssd1", Error: "it vanished", Extents: []admin.Extent{}}}},
+	admin.PathSubsystems: admin.List[admin.Subsystem]{APIVersion: admin.Version, Items: []admin.Subsystem{{NQN: "nqn.2026-11.example.jbofd:blocks", AllowAnyHost: true, Hosts: []string{},
+		Namespaces: []admin.Namespace{{NSID: 1, SSD: "ssd0", SizeBytes: 1 << 30, BlockSize: 4096, UUID: "u-u-i-d", Hosts: []string{}}}}}},
+	admin.PathConnections: admin.List[admin.Connection]{APIVersion: admin.Version, Items: []admin.Connection{{ID: 5, Transport: "tcp", Remote: "10.0.0.2:999", HostNQN: "nqn.host", QID: 2}}},
+	admin.PathReload:      admin.Answer{APIVersion: admin.Version},
+}
+
+// serve starts a daemon's admin socket and returns its path.
+func serve(t *testing.T, h http.Handler) string {
+	t.Helper()
+	dir, err := os.MkdirTemp("", "ctl") // short: a unix socket's path must be
+	if err != nil {
+		t.Fatal(err)
+	}
+	path := filepath.Join(dir, "s")
+	l, err := net.Listen("unix", path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	srv := httptest.NewUnstartedServer(h)
+	srv.Listener = l
+	srv.Start()
+	t.Cleanup(func() {
+		srv.Close()
+		if err := os.RemoveAll(dir); err != nil {
+			t.Error(err)
+		}
+	})
+	return path
+}
+
+func fake(t *testing.T) string {
+	return serve(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.URL.Path == admin.PathNamespaceDelete {
+			w.WriteHeader(http.StatusConflict)
+			_ = json.NewEncoder(w).Encode(admin.Answer{APIVersion: admin.Version, Error: "it is configured"})
+			return
+		}
+		_ = json.NewEncoder(w).Encode(answers[r.URL.Path])
+	}))
+}
+
+func TestTablesShowWhatTheDaemonSays(t *testing.T) {
+	s := fake(t)
+	for _, c := range []struct {
+		line string
+		want []string
+	}{
+		{"status", []string{"box7", "1.2.3", "ready", "no", "ssd ssd1: it vanished", "10.0.0.1:4420"}},
+		{"ssd list", []string{"NAME", "ssd0", "4GiB", "3GiB", "io_uring", "/dev/nvme7n1", "failed"}},
+		{"ssd show ssd0", []string{"ssd0", "4GiB", "nqn.2026-11.example.jbofd:old", uuid}},
+		{"ssd show ssd1", []string{"failed", "it vanished"}},
+		{"subsystem list", []string{"nqn.2026-11.example.jbofd:blocks", "any"}},
+		{"namespace list", []string{"nqn.2026-11.example.jbofd:blocks", "yes", "u-u-i-d", "nqn.2026-11.example.jbofd:old", "no", uuid}},
+		{"connection list", []string{"10.0.0.2:999", "nqn.host"}},
+		{"config reload", []string{"reloaded"}},
+	} {
+		code, out, errs := run(t, append(strings.Fields(c.line), "--socket", s)...)
+		if code != 0 || errs != "" {
+			t.Errorf("%s: exit status %d, %s", c.line, code, errs)
+		}
+		for _, w := range c.want {
+			if !strings.Contains(out, w) {
+				t.Errorf("%s: no %q in\n%s", c.line, w, out)
+			}
+		}
+	}
+}
+
+func TestJSONAndYAMLSayTheSameAndCarryTheVersion(t *testing.T) {
+	s := fake(t)
+	for _, line := range []string{"status", "ssd list", "ssd show ssd0", "subsystem list", "namespace list", "connection list", "config reload"} {
+		args := append(strings.Fields(line), "--socket", s, "-o")
+		_, j, _ := run(t, append(args, "json")...)
+		_, y, _ := run(t, append(args, "yaml")...)
+		var fromJSON any
+		if err := json.Unmarshal([]byte(j), &fromJSON); err != nil {
+			t.Errorf("%s: %v in %s", line, err, j)
+			continue
+		}
+		if v, _ := fromJSON.(map[string]any)["apiVersion"].(string); v != admin.Version {
+			t.Errorf("%s: apiVersion is %q, want %q", line, v, admin.Version)
+		}
+		var fromYAML any
+		if err := yaml.Unmarshal([]byte(y), &fromYAML); err != nil {
+			t.Errorf("%s: %v in %s", line, err, y)
+		}
+		again, err := json.Marshal(fromYAML)
+		if err != nil {
+			t.Fatal(err)
+		}
+		want, err := json.Marshal(fromJSON)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if !bytes.Equal(again, want) {
+			t.Errorf("%s: YAML says\n%s\nJSON says\n%s", line, again, want)
+		}
+	}
+}
+
+func TestExitStatusTellsFailureFromMisuse(t *testing.T) {
+	s := fake(t)
+	for _, c := range []struct {
+		want int
+		line string
+	}{
+		{0, "--help"}, {0, "--version"}, {0, "ssd format --help"},
+		{1, "status --socket /nonexistent/socket"}, {1, "ssd show nosuch --socket " + s}, {1, "namespace delete --yes " + uuid + " --socket " + s},
+		{2, "status extra"}, {2, "status --nosuch"}, {2, "-o xml status"}, {2, "ssd"}, {2, "ssd nosuch"}, {2, "nosuch"}, {2, "ssd show"}, {2, "ssd format"},
+		{2, "namespace delete xyz --yes --socket " + s}, {2, "namespace delete " + uuid + " --socket " + s},
+	} {
+		if code, out, errs := run(t, strings.Fields(c.line)...); code != c.want {
+			t.Errorf("jbofctl %s: exit status %d, want %d\n%s%s", c.line, code, c.want, out, errs)
+		}
+	}
+}
+
+func TestNoDaemonAndRefusalAreSaidPlainly(t *testing.T) {
+	if _, _, errs := run(t, "status", "--socket", "/nonexistent/socket"); !strings.Contains(errs, "no jbofd answers at /nonexistent/socket") {
+		t.Errorf("got %q", errs)
+	}
+	if _, _, errs := run(t, "namespace", "delete", "--yes", uuid, "--socket", fake(t)); !strings.Contains(errs, "it is configured") {
+		t.Errorf("got %q", errs)
+	}
+}
+
+// drive makes a file of 8 MiB that begins with some bytes.
+func drive(t *testing.T, at int64, begin string) string {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), "disk.img")
+	f, err := os.Create(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := f.Truncate(8 << 20); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := f.WriteAt([]byte(begin), at); err != nil {
+		t.Fatal(err)
+	}
+	if err := f.Close(); err != nil {
+		t.Fatal(err)
+	}
+	return path
+}
+
+// labelOf reads the label of a drive; "" if it has none.
+func labelOf(t *testing.T, path string) string {
+	t.Helper()
+	dev, err := openDrive(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer dev.Close()
+	l, err := label.Inspect(dev)
+	if err != nil {
+		return ""
+	}
+	return l.DriveUUID.String()
+}
+
+func TestFormatWithoutATerminalNeedsAWordForWhatItWouldLose(t *testing.T) {
+	blank := func() string { return drive(t, 0, "") }
+	foreign := func() string { return drive(t, 0x438, "\x53\xEF") }
+	labelled := func() string {
+		p := drive(t, 0, "")
+		if code, _, errs := run(t, "ssd", "format", "--yes", p); code != 0 {
+			t.Fatal(errs)
+		}
+		return p
+	}
+	for _, c := range []struct {
+		name  string
+		path  string
+		flags string
+		want  int
+		says  string
+	}{
+		{"blank", blank(), "", 2, "is blank"},
+		{"blank", blank(), "--yes", 0, "formatted"},
+		{"blank", blank(), "--force", 0, "formatted"},
+		{"foreign", foreign(), "", 2, "ext2/3/4"},
+		{"foreign", foreign(), "--yes", 2, "ext2/3/4"},
+		{"foreign", foreign(), "--force", 0, "formatted"},
+		{"foreign", foreign(), "--force --yes", 0, "formatted"},
+		{"labelled", labelled(), "", 2, "of a jbofd"},
+		{"labelled", labelled(), "--yes", 2, "of a jbofd"},
+		{"labelled", labelled(), "--force", 0, "formatted"},
+	} {
+		before, err := os.ReadFile(c.path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		code, out, errs := run(t, append([]string{"ssd", "format", c.path}, strings.Fields(c.flags)...)...)
+		if code != c.want || !strings.Contains(out+errs, c.says) {
+			t.Errorf("%s %s: exit status %d, want %d with %q\n%s%s", c.name, c.flags, code, c.want, c.says, out, errs)
+		}
+		after, err := os.ReadFile(c.path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if changed := !bytes.Equal(before, after); changed != (code == 0) {
+			t.Errorf("%s %s: exit status %d, but changed is %v", c.name, c.flags, code, changed)
+		}
+		if code == 0 && labelOf(t, c.path) == "" {
+			t.Errorf("%s %s: no label", c.name, c.flags)
+		}
+	}
+}
+
+func TestFormatErasesWhatWasThere(t *testing.T) {
+	p := drive(t, 4<<20, "secret")
+	if code, _, errs := run(t, "ssd", "format", "--force", p); code != 0 {
+		t.Fatal(errs)
+	}
+	data, err := os.ReadFile(p)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if bytes.Contains(data, []byte("secret")) {
+		t.Error("the old content is still there")
+	}
+}
+
+func TestFormatRefusesADriveInUse(t *testing.T) {
+	p := drive(t, 0, "")
+	dev, err := file.Open(file.Config{Name: "other", Path: p})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer dev.Close()
+	code, _, errs := run(t, "ssd", "format", "--force", "--yes", p)
+	if code != 1 || !strings.Contains(errs, "in use") {
+		t.Errorf("exit status %d, %s", code, errs)
+	}
+}
+
+func TestFormatOfWhatIsNoDriveFails(t *testing.T) {
+	for _, p := range []string{filepath.Join(t.TempDir(), "nothing"), t.TempDir(), "/dev/null"} {
+		if code, _, errs := run(t, "ssd", "format", "--force", p); code != 1 || !strings.Contains(errs, p) && !strings.Contains(errs, filepath.Base(p)) {
+			t.Errorf("%s: exit status %d, %s", p, code, errs)
+		}
+	}
+}
+
+func TestShowByPathChangesNothing(t *testing.T) {
+	for _, begin := range []string{"", "XFSB"} {
+		p := drive(t, 0, begin)
+		before, err := os.ReadFile(p)
+		if err != nil {
+			t.Fatal(err)
+		}
+		code, out, errs := run(t, "ssd", "show", p, "--socket", "/nonexistent/socket")
+		if code != 0 || !strings.Contains(out, "8MiB") {
+			t.Errorf("%q: exit status %d\n%s%s", begin, code, out, errs)
+		}
+		if after, err := os.ReadFile(p); err != nil || !bytes.Equal(before, after) {
+			t.Errorf("%q: changed (%v)", begin, err)
+		}
+	}
+}
+
+func TestDocumentationMentionsEveryCommandAndFlag(t *testing.T) {
+	data, err := os.ReadFile("../../docs/jbofctl.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	doc := string(data)
+	var walk func(*cobra.Command)
+	walk = func(c *cobra.Command) {
+		if !c.HasSubCommands() {
+			if !strings.Contains(doc, "`"+c.CommandPath()) {
+				t.Errorf("docs/jbofctl.md does not mention %q", c.CommandPath())
+			}
+			if f := c.Flags().Lookup("yes"); f != nil && !strings.Contains(doc, "`--yes") {
+				t.Errorf("docs/jbofctl.md does not mention --yes of %q", c.CommandPath())
+			}
+		}
+		for _, s := range c.Commands() {
+			walk(s)
+		}
+	}
+	walk(command(&cli{}))
+	for _, flag := range []string{"--socket", "--timeout", "-o table|json|yaml", "--force", socketEnv, defaultSocket} {
+		if !strings.Contains(doc, flag) {
+			t.Errorf("docs/jbofctl.md does not mention %s", flag)
+		}
+	}
+}

@@ -1,0 +1,269 @@
+package main
+
+import (
+	"bufio"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"text/tabwriter"
+
+	"github.com/spf13/cobra"
+	"golang.org/x/sys/unix"
+
+	"jbofd/internal/admin"
+	"jbofd/internal/ssd"
+	"jbofd/internal/ssd/file"
+	"jbofd/internal/ssd/label"
+)
+
+func (x *cli) ssdList(c *cobra.Command, _ []string) error {
+	l, err := ask(x, c, (*admin.Client).SSDs)
+	if err != nil {
+		return err
+	}
+	return x.print(c, l, func(t *tabwriter.Writer) {
+		row(t, "NAME", "BACKEND", "ENGINE", "SIZE", "FREE", "EXTENTS", "STATE", "PATH")
+		for _, d := range l.Items {
+			row(t, d.Name, d.Backend, d.Engine, size(d.SizeBytes), size(d.FreeBytes), len(d.Extents), state(d), d.Path)
+		}
+	})
+}
+
+func state(d admin.SSD) string {
+	if d.Error != "" {
+		return "failed"
+	}
+	return "ok"
+}
+
+// ssdAnswer is one drive.
+type ssdAnswer struct {
+	APIVersion string `json:"apiVersion"`
+	admin.SSD
+}
+
+func (x *cli) ssdShow(c *cobra.Command, args []string) error {
+	a, err := x.findSSD(c, args[0])
+	if err != nil {
+		return err
+	}
+	return x.print(c, a, func(t *tabwriter.Writer) {
+		row(t, "name", a.Name)
+		row(t, "backend", a.Backend)
+		row(t, "path", a.Path)
+		row(t, "engine", a.Engine)
+		row(t, "drive", a.Drive)
+		row(t, "size", size(a.SizeBytes))
+		row(t, "free", size(a.FreeBytes))
+		row(t, "state", state(a.SSD))
+		if a.Error != "" {
+			row(t, "error", a.Error)
+		}
+		if len(a.Extents) == 0 {
+			return
+		}
+		row(t)
+		row(t, "START", "SIZE", "USE", "NSID", "SUBSYSTEM", "CONFIGURED", "UUID")
+		for _, e := range a.Extents {
+			configured := yesNo(e.Configured)
+			if a.Name == "" { // read from the path: nobody knows a configuration
+				configured = ""
+			}
+			row(t, size(e.StartBytes), size(e.LengthBytes), e.Use, e.NSID, e.NQN, configured, e.UUID)
+		}
+	})
+}
+
+// findSSD asks the daemon for the drive of that name or path, and reads the drive at
+// that path if no daemon has it.
+func (x *cli) findSSD(c *cobra.Command, what string) (ssdAnswer, error) {
+	l, err := ask(x, c, (*admin.Client).SSDs)
+	if err != nil && !errors.Is(err, admin.ErrNoDaemon) {
+		return ssdAnswer{}, err
+	}
+	for _, d := range l.Items {
+		if d.Name == what || d.Path != "" && samePath(d.Path, what) {
+			return ssdAnswer{l.APIVersion, d}, nil
+		}
+	}
+	if _, statErr := os.Stat(what); statErr != nil {
+		if err != nil {
+			return ssdAnswer{}, fmt.Errorf("%w; and there is no path %s", err, what)
+		}
+		var names []string
+		for _, d := range l.Items {
+			names = append(names, d.Name)
+		}
+		return ssdAnswer{}, fmt.Errorf("the daemon has no drive %q (it has %s), and there is no such path", what, strings.Join(names, ", "))
+	}
+	dev, err := openDrive(what)
+	if err != nil {
+		return ssdAnswer{}, err
+	}
+	defer dev.Close()
+	a := describe(dev)
+	lab, err := label.Inspect(dev)
+	if err != nil {
+		a.Error = err.Error()
+		return a, nil
+	}
+	a.fill(lab)
+	return a, nil
+}
+
+// describe is a drive without its label.
+func describe(dev ssd.Device) ssdAnswer {
+	i := dev.Info()
+	return ssdAnswer{admin.Version, admin.SSD{Backend: i.Backend, Path: i.Path, Engine: i.Engine, SizeBytes: i.SizeBytes, Extents: []admin.Extent{}}}
+}
+
+// fill adds what the label says.
+func (a *ssdAnswer) fill(lab *label.Label) {
+	a.Drive, a.FreeBytes = lab.DriveUUID.String(), lab.FreeBytes()
+	for _, e := range lab.Extents {
+		a.Extents = append(a.Extents, admin.Extent{UUID: e.UUID.String(), Use: e.Use.String(), StartBytes: e.StartBytes, LengthBytes: e.LengthBytes, NSID: e.NSID, NQN: e.NQN})
+	}
+}
+
+func samePath(a, b string) bool {
+	i, err1 := os.Stat(a)
+	j, err2 := os.Stat(b)
+	return err1 == nil && err2 == nil && os.SameFile(i, j)
+}
+
+// openDrive opens and locks a drive that no daemon uses.
+func openDrive(path string) (ssd.Device, error) {
+	dev, err := file.Open(file.Config{Name: filepath.Base(path), Path: path, Engine: file.EngineThreads})
+	if errors.Is(err, file.ErrInUse) {
+		return nil, fmt.Errorf("%w: stop the daemon, or take the drive out of its configuration and restart it", err)
+	}
+	return dev, err
+}
+
+func (x *cli) formatCommand() *cobra.Command {
+	var force, yes bool
+	c := &cobra.Command{
+		Use:   "format PATH",
+		Short: "Give a drive that nobody uses to jbofd; what it holds is lost",
+		Long: `Write an empty label to the drive at PATH, a block device or a regular file that no daemon uses, and
+tell the drive that the rest holds nothing of worth.
+
+On a terminal it says what it sees on the drive and asks for its name. Elsewhere it formats a blank
+drive with --yes or --force, and any other only with --force.`,
+		Args: one("PATH"),
+	}
+	c.RunE = func(c *cobra.Command, args []string) error { return x.format(c, args[0], force, yes) }
+	c.Flags().BoolVar(&force, "force", false, "format even if the drive is not blank")
+	c.Flags().BoolVar(&yes, "yes", false, "do not ask")
+	return c
+}
+
+func (x *cli) format(c *cobra.Command, path string, force, yes bool) (err error) {
+	dev, err := openDrive(path)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, dev.Close()) }()
+	lab, seen := label.Inspect(dev)
+	blank := errors.Is(seen, label.ErrBlank)
+	var what string
+	switch {
+	case blank:
+		what = path + " (" + size(dev.Info().SizeBytes) + ") is blank."
+	case seen == nil:
+		what = fmt.Sprintf("%s (%s) is drive %s of a jbofd; namespaces: %d", path, size(dev.Info().SizeBytes), lab.DriveUUID, len(lab.Extents))
+		for _, e := range lab.Extents {
+			what += fmt.Sprintf("\n  %s nsid %d, %s, %s", e.NQN, e.NSID, size(e.LengthBytes), e.UUID)
+		}
+	case errors.Is(seen, label.ErrForeign), errors.Is(seen, label.ErrCorrupt), errors.Is(seen, label.ErrVersion), errors.Is(seen, label.ErrShrunk):
+		what = fmt.Sprintf("%s (%s): %v.", path, size(dev.Info().SizeBytes), seen)
+	default:
+		return seen
+	}
+	asked := false
+	switch {
+	case yes && (blank || force):
+	case isTerminal(x.in):
+		if err := x.confirm(c, what+"\nWhatever it holds will be lost for good.", filepath.Base(path)); err != nil {
+			return err
+		}
+		asked = true
+	case force:
+	case blank:
+		return usagef("%s\nNot formatted: standard input is no terminal to ask on; give --yes", what)
+	default:
+		return usagef("%s\nNot formatted: only with --force", what)
+	}
+	store, err := label.Format(dev, label.NewUUID(), force || asked)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, store.Close()) }()
+	if err := discard(c, dev); err != nil {
+		return err
+	}
+	a := describe(dev)
+	a.fill(store.Label())
+	return x.print(c, a, func(t *tabwriter.Writer) {
+		row(t, fmt.Sprintf("%s formatted: drive %s, %s, %s free", path, a.Drive, size(a.SizeBytes), size(a.FreeBytes)))
+	})
+}
+
+// discardStep is how much one request deallocates, so that Ctrl-C is heard.
+const discardStep = 1 << 30
+
+// discard tells the drive that nothing between its labels is of worth, if it
+// listens to such advice.
+func discard(c *cobra.Command, dev ssd.Device) error {
+	if !dev.Info().Deallocates {
+		return nil
+	}
+	q, err := dev.OpenQueue(1)
+	if err != nil {
+		return err
+	}
+	end := label.DataEnd(dev.Info().SizeBytes)
+	for at := int64(label.AlignBytes); at < end && err == nil; at += discardStep {
+		if err = c.Context().Err(); err != nil {
+			break
+		}
+		var done [1]ssd.Completion
+		q.Submit([]ssd.Request{{Op: ssd.Deallocate, Offset: at, Len: min(discardStep, end-at)}})
+		for q.Poll(done[:], -1) == 0 {
+			if err := dev.Healthy(); err != nil {
+				return errors.Join(err, q.Close())
+			}
+		}
+		err = done[0].Err
+	}
+	return errors.Join(err, q.Close())
+}
+
+// confirm asks on the terminal for a name to be typed.
+//
+// Errors: a usage error if there is no terminal; another name was typed.
+func (x *cli) confirm(c *cobra.Command, what, name string) error {
+	if !isTerminal(x.in) {
+		return usagef("%s\nNot done: standard input is no terminal to ask on; give --yes", what)
+	}
+	fmt.Fprintf(c.ErrOrStderr(), "%s\nType %s to go on: ", what, name)
+	line, err := bufio.NewReader(x.in).ReadString('\n')
+	if err != nil && line == "" {
+		return errors.New("nothing typed; nothing changed")
+	}
+	if strings.TrimSpace(line) != name {
+		return errors.New("that is not its name; nothing changed")
+	}
+	return nil
+}
+
+func isTerminal(in any) bool {
+	f, ok := in.(*os.File)
+	if !ok {
+		return false
+	}
+	_, err := unix.IoctlGetTermios(int(f.Fd()), unix.TCGETS)
+	return err == nil
+}
