@@ -4,13 +4,18 @@ import (
 	"bytes"
 	"context"
 	"encoding/binary"
+	"errors"
 	"fmt"
+	"io"
 	"math/rand/v2"
+	"net"
+	"sync"
 	"testing"
 	"time"
 
 	"jbofd/client/internal/hostconn"
 	"jbofd/client/internal/hosttcp"
+	"jbofd/internal/nvmeof/tcp/pdu"
 )
 
 func openScriptQPair(t testing.TB, s *script, o hosttcp.Options) *QPair {
@@ -137,5 +142,169 @@ func BenchmarkQPairRead4K(b *testing.B) {
 				}
 			}
 		})
+	}
+}
+
+// TestQPairDoesNotAllocate through a real socket, reading and writing, spinning and blocking. The peer
+// answers from memory made beforehand.
+func TestQPairDoesNotAllocate(t *testing.T) {
+	ln, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer ln.Close()
+	var wg sync.WaitGroup
+	wg.Add(1)
+	go func() {
+		defer wg.Done()
+		c, err := ln.Accept()
+		if err != nil {
+			t.Error(err)
+			return
+		}
+		defer c.Close()
+		var ic pdu.IC
+		if _, err := io.ReadFull(c, ic[:]); err != nil {
+			t.Error(err)
+			return
+		}
+		ic.Common().Set(pdu.TypeICResp, 0, pdu.ICLen, 0, pdu.ICLen)
+		ic.SetMAXH2CDATA(4096)
+		if _, err := c.Write(ic[:]); err != nil {
+			t.Error(err)
+			return
+		}
+		in := make([]byte, 72+4096)
+		read := make([]byte, 24+4096)
+		(*pdu.Common)(read).Set(pdu.TypeC2HData, pdu.FlagLast|pdu.FlagSuccess, 24, 24, uint32(len(read)))
+		(*pdu.Data)(read).SetLength(4096)
+		resp := make([]byte, 24)
+		(*pdu.Common)(resp).Set(pdu.TypeCapsuleResp, 0, 24, 0, 24)
+		for {
+			if _, err := io.ReadFull(c, in[:72]); err != nil {
+				return
+			}
+			out := read
+			if e := (*pdu.CapsuleCmd)(in).SQE(); e.Opcode() == OpWrite {
+				if _, err := io.ReadFull(c, in[72:]); err != nil {
+					return
+				}
+				out = resp
+				(*pdu.CapsuleResp)(resp).CQE().SetCID(e.CID())
+			} else {
+				(*pdu.Data)(read).SetCCCID(e.CID())
+			}
+			if _, err := c.Write(out); err != nil {
+				return
+			}
+		}
+	}()
+	w, err := hostconn.Dial(context.Background(), ln.Addr().String(), hosttcp.Options{Depth: 4, InCapsuleBytes: 8192})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := w.Handshake(context.Background()); err != nil {
+		t.Fatal(err)
+	}
+	for _, spin := range []time.Duration{-1, time.Millisecond} {
+		p := &QPair{id: 1, w: w, base: time.Now(), spin: spin}
+		cmds := make([]Command, 2)
+		comps := make([]Completion, 4)
+		bufs := [2][]byte{make([]byte, 4096), make([]byte, 4096)}
+		n := testing.AllocsPerRun(200, func() {
+			for i, op := range []uint8{OpRead, OpWrite} {
+				cmds[i].Data = bufs[i]
+				SetRW(&cmds[i], op, 1, 0, 8)
+			}
+			if k, err := p.Submit(cmds); k != 2 || err != nil {
+				t.Fatal(k, err)
+			}
+			for done := 0; done < 2; {
+				k, err := p.Poll(comps, 5*time.Second)
+				if err != nil || k == 0 {
+					t.Fatal(k, err)
+				}
+				done += k
+			}
+		})
+		if n != 0 {
+			t.Errorf("spin %s: %v allocs for two I/Os", spin, n)
+		}
+	}
+	if err := w.Close(); err != nil {
+		t.Error(err)
+	}
+	wg.Wait()
+}
+
+func TestPollWaitsAsLongAsItIsTold(t *testing.T) {
+	s := newScript(t, 1<<20)
+	defer s.stall("read")()
+	p := openScriptQPair(t, s, hosttcp.Options{Depth: 4})
+	comps := make([]Completion, 4)
+	c := Command{Data: make([]byte, 512)}
+	SetRW(&c, OpRead, 1, 0, 1)
+	if _, err := p.Submit([]Command{c}); err != nil {
+		t.Fatal(err)
+	}
+	if n, err := p.Poll(comps, 0); n != 0 || err != nil {
+		t.Fatal(n, err)
+	}
+	start := time.Now()
+	if n, err := p.Poll(comps, 30*time.Millisecond); n != 0 || err != nil || time.Since(start) < 30*time.Millisecond {
+		t.Fatalf("%d, %v after %s", n, err, time.Since(start))
+	}
+	// A deadline that has passed does not stay: a flush, which is answered, arrives.
+	c = Command{Tag: 5}
+	c.SQE.SetOpcode(OpFlush)
+	if _, err := p.Submit([]Command{c}); err != nil {
+		t.Fatal(err)
+	}
+	if n, err := p.Poll(comps, -1); n != 1 || err != nil || comps[0].Tag != 5 {
+		t.Fatal(n, err)
+	}
+	got := make(chan error)
+	go func() {
+		_, err := p.Poll(comps, -1)
+		got <- err
+	}()
+	p.Interrupt()
+	if err := <-got; !errors.Is(err, ErrClosed) {
+		t.Errorf("after Interrupt: %v, want ErrClosed", err)
+	}
+	if _, err := p.Submit([]Command{c}); !errors.Is(err, ErrClosed) {
+		t.Errorf("Submit after Interrupt: %v, want ErrClosed", err)
+	}
+}
+
+func TestSubmitSaysWhichCommandIsWrong(t *testing.T) {
+	s := newScript(t, 1<<20)
+	p := openScriptQPair(t, s, hosttcp.Options{Depth: 4})
+	good, bad := Command{}, Command{Data: make([]byte, 512)}
+	good.SQE.SetOpcode(OpFlush)
+	bad.SQE.SetOpcode(OpFlush)
+	n, err := p.Submit([]Command{good, bad, good})
+	if n != 1 || !errors.Is(err, ErrInvalid) {
+		t.Errorf("%d, %v", n, err)
+	}
+	// The pair goes on; a full queue is no error.
+	n, err = p.Submit([]Command{good, good, good, good})
+	if n != 3 || err != nil {
+		t.Errorf("%d, %v", n, err)
+	}
+}
+
+func TestATargetThatGoesAwayFailsTheQPair(t *testing.T) {
+	s := newScript(t, 1<<20)
+	defer s.stall("read")()
+	p := openScriptQPair(t, s, hosttcp.Options{Depth: 4})
+	c := Command{Data: make([]byte, 512)}
+	SetRW(&c, OpRead, 1, 0, 1)
+	if _, err := p.Submit([]Command{c}); err != nil {
+		t.Fatal(err)
+	}
+	s.cut()
+	if _, err := p.Poll(make([]Completion, 1), -1); !errors.Is(err, ErrConnectionLost) {
+		t.Errorf("%v, want ErrConnectionLost", err)
 	}
 }

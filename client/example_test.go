@@ -1,0 +1,67 @@
+package client_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log"
+
+	"jbofd/client"
+)
+
+// A namespace as a disk.
+func ExampleConnect() {
+	ctx := context.Background()
+	c, err := client.Connect(ctx, client.Options{Address: "192.0.2.1:4420", SubNQN: "nqn.2026-11.example.jbofd:blocks"})
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer c.Close()
+	disk, err := c.Namespace(ctx, 1)
+	if err != nil {
+		log.Fatal(err)
+	}
+	block := make([]byte, disk.BlockSize())
+	if _, err := disk.WriteAt(ctx, block, 0, client.FUA); err != nil {
+		log.Fatal(err)
+	}
+	err = disk.CompareAndWrite(ctx, block, append([]byte("mine"), block[4:]...), 0)
+	if errors.Is(err, client.ErrCompareFailed) {
+		fmt.Println("somebody else was first")
+	}
+}
+
+// Many I/Os in flight from one goroutine.
+func ExampleController_OpenQPair() {
+	ctx := context.Background()
+	c, err := client.Connect(ctx, client.Options{Address: "192.0.2.1:4420", SubNQN: "nqn.2026-11.example.jbofd:blocks", QPairs: 1})
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer c.Close()
+	q, err := c.OpenQPair(ctx)
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer q.Close()
+	cmds := make([]client.Command, 32)
+	for i := range cmds {
+		cmds[i].Tag = uint64(i)
+		cmds[i].Data = make([]byte, 4096)
+		client.SetRW(&cmds[i], client.OpRead, 1, uint64(i), 1)
+	}
+	if _, err := q.Submit(cmds); err != nil {
+		log.Fatal(err)
+	}
+	comps := make([]client.Completion, len(cmds))
+	for done := 0; done < len(cmds); {
+		n, err := q.Poll(comps, -1)
+		if err != nil {
+			log.Fatal(err)
+		}
+		for _, comp := range comps[:n] {
+			fmt.Println(comp.Tag, comp.Status)
+		}
+		done += n
+	}
+}
