@@ -34,14 +34,14 @@ const maxIOV = 512
 // sends the answers itself. The writer sleeps until somebody else has something
 // to send: an SSD's completions, an event, or what the socket would not take.
 type conn struct {
-	srv    *Server
-	nc     *net.TCPConn
-	raw    syscall.RawConn
-	fd     int32 // for the idle check only; the socket is used through raw
-	id     nvmeof.ConnID
-	port   nvmeof.Port
-	since  time.Time
-	remote string
+	srv       *Server
+	nc        *net.TCPConn
+	raw       syscall.RawConn
+	watchSlot int32
+	id        nvmeof.ConnID
+	port      nvmeof.Port
+	since     time.Time
+	remote    string
 
 	seen   atomic.Int64 // when the last command arrived
 	outbox outbox
@@ -53,21 +53,26 @@ type conn struct {
 	usage  usage
 
 	// The reader's own.
-	rx       []byte // nil while idle
-	rxStart  int    // rx[rxStart:rxEnd] is received and not used
-	rxEnd    int
-	iov      [2]unix.Iovec
-	batches  []owner.Batch // by SSD
-	fetched  []owner.Batch
-	touched  []int // SSDs with something in batches or fetched
-	admin    []int // slots
-	spin     spinner
-	readFn   func(fd uintptr) bool
-	readN    int
-	readErr  error
-	connBuf  []byte // data of the Connect command
-	place    []byte
-	parked   atomic.Bool // or about to be; see watch
+	rx      []byte // nil while idle
+	rxStart int    // rx[rxStart:rxEnd] is received and not used
+	rxEnd   int
+	iov     [2]unix.Iovec
+	batches []owner.Batch // by SSD
+	fetched []owner.Batch
+	touched []int // SSDs with something in batches or fetched
+	admin   []int // slots
+	spin    spinner
+	readFn  func(fd uintptr) bool
+	readN   int
+	readErr error
+	connBuf []byte // data of the Connect command
+	place   []byte
+	parked  atomic.Bool // or about to be; see watch
+	// owing is since when the host owes us bytes: the rest of a PDU, or data that it was
+	// asked for; 0 if it owes none or has just sent some.
+	owing atomic.Int64
+	// awaited counts IOs whose data the host was asked for.
+	awaited  atomic.Int32
 	events   [16]unix.EpollEvent
 	lookedNS int64
 	waiter   bufpool.Waiter
@@ -87,7 +92,8 @@ type conn struct {
 	errors   *telemetry.ErrorSeries
 	inFlight atomic.Int32 // slots with an SSD; changed with mu held
 	closing  bool         // no more commands; what is in flight drains
-	idle     chan struct{}
+	partial  bool         // part of a PDU has come
+	stall    stall
 	// Sending: whoever sets sending owns txOut, txSkip and the descriptor's write side.
 	sending  bool
 	handoff  atomic.Bool // the writer is to go on with what the reader could not send
@@ -109,8 +115,9 @@ type slot struct {
 	startNS int64
 	// admitted tells an IO in the outbox that awaits its data from one that is done.
 	admitted bool
-	// fetching: the SSD waits for the host's data.
+	// fetching: the SSD waits for the host's data, asked for at askedNS.
 	fetching bool
+	askedNS  int64
 }
 
 // usage is what the host did, for the SMART log.
@@ -130,7 +137,7 @@ func newConn(s *Server, nc *net.TCPConn, port nvmeof.Port) (*conn, error) {
 	n := len(s.fabric.SSDs())
 	c := &conn{
 		srv: s, nc: nc, raw: raw, port: port, since: time.Now(), remote: nc.RemoteAddr().String(),
-		wake: make(chan struct{}, 1), resume: make(chan struct{}, 1), dead: make(chan struct{}), idle: make(chan struct{}),
+		wake: make(chan struct{}, 1), resume: make(chan struct{}, 1), dead: make(chan struct{}),
 		batches: make([]owner.Batch, n), fetched: make([]owner.Batch, n), touched: make([]int, 0, n),
 		slots: make([]slot, 1),
 	}
@@ -170,8 +177,8 @@ func (c *conn) serve() {
 	err := c.readLoop()
 	c.shut(closeReason(err))
 	handshake.Stop()
+	writer.Wait() // from here on all is this goroutine's
 	c.drain()
-	writer.Wait()
 	c.log()
 	c.release()
 }
@@ -215,22 +222,20 @@ func (c *conn) drain() {
 	c.mu.Lock()
 	c.closing = true
 	c.m.Fetching(func(i int) { c.abandon(i) })
+	// Nothing will be sent any more, and what is in flight may wait for this memory.
+	dropBufs(c.srv.fabric.Pool(), c.pending)
+	dropBufs(c.srv.fabric.Pool(), c.txBufs)
+	c.pending, c.txBufs = nil, nil
 	c.mu.Unlock()
 	c.handOver()
-	c.empty()
+	for c.empty(); c.inFlight.Load() > 0; c.empty() {
+		<-c.wake
+	}
 	c.mu.Lock()
 	for i := range c.slots {
-		s := &c.slots[i]
-		if !s.io.Buf.IsZero() && !c.withSSD(i) {
-			c.put(&s.io.Buf)
-		}
+		c.put(&c.slots[i].io.Buf)
 	}
-	wait := c.inFlight.Load() > 0
 	c.mu.Unlock()
-	if wait {
-		<-c.idle
-	}
-	c.empty()
 	if c.waiting && !c.srv.fabric.Pool().Cancel(&c.waiter) {
 		for !c.granted.Load() {
 			<-c.resume
@@ -251,6 +256,7 @@ func (c *conn) abandon(i int) {
 	s := &c.slots[i]
 	if s.fetching {
 		s.fetching = false
+		c.awaited.Add(-1)
 		s.io.Err = fabric.ErrLost
 		c.toSSD(&c.fetched[c.ssdOf(i)], i)
 	}
@@ -259,9 +265,6 @@ func (c *conn) abandon(i int) {
 // release gives everything back.
 func (c *conn) release() {
 	c.mu.Lock()
-	dropBufs(c.srv.fabric.Pool(), c.pending)
-	dropBufs(c.srv.fabric.Pool(), c.txBufs)
-	c.pending, c.txBufs = nil, nil
 	ctrl, qid := c.ctrl, c.qid
 	c.mu.Unlock()
 	c.dropRX()
@@ -363,6 +366,7 @@ func (c *conn) process() (stop bool) {
 		c.mu.Lock()
 		c.rxStart += c.m.Receive(c.rx[c.rxStart:c.rxEnd])
 		closed := c.m.Closed()
+		c.partial = !c.m.Stalled() && (c.rxStart < c.rxEnd || !c.m.Idle())
 		c.mu.Unlock()
 		if c.rxStart == c.rxEnd {
 			c.rxStart, c.rxEnd = 0, 0
@@ -563,6 +567,7 @@ func (c *conn) Fetched(i int, ok bool) {
 	}
 	s := &c.slots[i]
 	s.fetching = false
+	c.awaited.Add(-1)
 	s.io.Err = nil
 	if !ok {
 		s.io.Err = fabric.ErrLost
@@ -601,20 +606,13 @@ func (c *conn) empty() {
 			for io := first; io != nil; {
 				next := io.Next
 				if c.slots[io.Slot].admitted {
-					if !c.fetch(int(io.Slot)) {
+					if !c.fetch(int(io.Slot), now) {
 						lost = append(lost, io)
 					}
 				} else {
 					c.finish(int(io.Slot), now)
 				}
 				io = next
-			}
-			if c.closing && c.inFlight.Load() == 0 {
-				select {
-				case <-c.idle:
-				default:
-					close(c.idle)
-				}
 			}
 			c.mu.Unlock()
 			for _, io := range lost {
@@ -629,14 +627,15 @@ func (c *conn) empty() {
 
 // fetch asks the host for an admitted IO's data; false: it cannot be had any
 // more. mu is held.
-func (c *conn) fetch(i int) bool {
+func (c *conn) fetch(i int, now int64) bool {
 	s := &c.slots[i]
 	if c.closing || c.m.Closed() {
 		return false
 	}
-	s.fetching = true
+	s.fetching, s.askedNS = true, now
 	s.io.Err = nil
-	if c.m.Pair(i) >= 0 {
+	if p := c.m.Pair(i); p >= 0 {
+		c.slots[p].askedNS = now
 		c.m.FetchPair(i, s.io.Buf.B)
 	} else {
 		c.m.RequestData(i, s.io.Buf.B[:c.m.Slot(i).Plan.ToController])
@@ -653,7 +652,7 @@ func (c *conn) finish(i int, now int64) {
 	io := &s.io
 	op, bytes, start := io.Op, p.Len, s.startNS
 	c.inFlight.Add(-1)
-	s.startNS, s.fetching = 0, false
+	s.startNS = 0
 	if c.m.Full() {
 		signal(c.resume)
 	}
@@ -828,7 +827,7 @@ func (c *conn) connect(i int) {
 		slots[k].io.Init(c, uint32(k))
 	}
 	c.slots = slots
-	c.ctrl, c.qid, c.version, c.tenant = r.Controller, r.QID, r.Version, tenant
+	c.ctrl, c.qid, c.version, c.tenant = r.Controller, r.QID, max(c.version, r.Version), tenant
 	c.series = make([][pipeline.Ops]*telemetry.IOSeries, len(c.srv.fabric.SSDs()))
 	c.errors = c.srv.tel.Errors(tenant.Name)
 	c.pending = make([]bufpool.Buf, 0, n)

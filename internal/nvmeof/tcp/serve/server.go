@@ -31,7 +31,8 @@ type Config struct {
 	BacklogBytes int
 	// HandshakeTimeout is how long a connection may take until Connect.
 	HandshakeTimeout time.Duration
-	// StallTimeout is how long a host may not read before it is cut off.
+	// StallTimeout is how long a host may not read, or not send the rest of what it has
+	// begun or was asked for, before it is cut off; 0: for ever.
 	StallTimeout time.Duration
 	// SpinFor is how long a reader asks for more before it sleeps; 0: not at all.
 	SpinFor time.Duration
@@ -47,6 +48,7 @@ type Server struct {
 	watch  *watch
 	rx     rxPool
 	wg     sync.WaitGroup
+	done   chan struct{} // closed by Close
 
 	mu        sync.Mutex
 	listeners []net.Listener
@@ -57,15 +59,19 @@ type Server struct {
 
 // New makes a server without listeners.
 func New(cfg Config, f *fabric.Fabric, tel *telemetry.Telemetry, log *slog.Logger) (*Server, error) {
-	w, err := newWatch()
+	w, err := newWatch(cfg.MaxConnections)
 	if err != nil {
 		return nil, err
 	}
-	return &Server{
+	s := &Server{
 		cfg: cfg, fabric: f, tel: tel, log: log, ctx: context.Background(), watch: w,
 		rx:    rxPool{size: cfg.ReceiveBytes, free: make(chan []byte, 64)},
-		conns: map[*conn]struct{}{}, perHost: map[string]int{},
-	}, nil
+		conns: map[*conn]struct{}{}, perHost: map[string]int{}, done: make(chan struct{}),
+	}
+	if cfg.StallTimeout > 0 {
+		s.wg.Go(s.sweep)
+	}
+	return s, nil
 }
 
 // PortFor describes the address of a listener as discovery reports it.
@@ -211,6 +217,16 @@ func (s *Server) busy() bool {
 func (s *Server) Close() {
 	s.mu.Lock()
 	s.closed = true
+	select {
+	case <-s.done:
+	default:
+		close(s.done)
+	}
+	select {
+	case <-s.done:
+	default:
+		close(s.done)
+	}
 	for _, l := range s.listeners {
 		_ = l.Close()
 	}

@@ -3,6 +3,7 @@ package serve
 import (
 	"os"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -18,60 +19,67 @@ import (
 //   - a spinning reader stops as soon as somebody else has some.
 type watch struct {
 	epfd int
+	// slots are the connections; epoll's user data is the index, so that asking needs
+	// no lock.
+	slots []atomic.Pointer[conn]
 
-	mu    sync.Mutex
-	conns map[int32]*conn // by descriptor
+	mu   sync.Mutex
+	free []int32
 }
 
 // watchInterval is how long a reader runs before it looks after the others.
 const watchInterval = 50 * time.Microsecond
 
-func newWatch() (*watch, error) {
+// newWatch makes a view of up to n sockets.
+func newWatch(n int) (*watch, error) {
 	epfd, err := unix.EpollCreate1(unix.EPOLL_CLOEXEC)
 	if err != nil {
 		return nil, os.NewSyscallError("epoll_create1", err)
 	}
-	return &watch{epfd: epfd, conns: map[int32]*conn{}}, nil
+	w := &watch{epfd: epfd, slots: make([]atomic.Pointer[conn], n), free: make([]int32, n)}
+	for i := range w.free {
+		w.free[i] = int32(n - 1 - i)
+	}
+	return w, nil
 }
 
+// add registers c. There is a slot for each connection that the server accepts.
 func (w *watch) add(c *conn) error {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	i := w.free[len(w.free)-1]
 	var err error
 	if cerr := c.raw.Control(func(fd uintptr) {
-		c.fd = int32(fd)
-		err = unix.EpollCtl(w.epfd, unix.EPOLL_CTL_ADD, int(fd), &unix.EpollEvent{Events: unix.EPOLLIN | unix.EPOLLRDHUP, Fd: c.fd})
+		err = unix.EpollCtl(w.epfd, unix.EPOLL_CTL_ADD, int(fd), &unix.EpollEvent{Events: unix.EPOLLIN | unix.EPOLLRDHUP, Fd: i})
 	}); cerr != nil {
 		return cerr
 	}
 	if err != nil {
 		return os.NewSyscallError("epoll_ctl", err)
 	}
-	w.mu.Lock()
-	w.conns[c.fd] = c
-	w.mu.Unlock()
+	w.free = w.free[:len(w.free)-1]
+	c.watchSlot = i
+	w.slots[i].Store(c)
 	return nil
 }
 
 // remove is called before c's descriptor is closed.
 func (w *watch) remove(c *conn) {
+	w.slots[c.watchSlot].Store(nil)
+	_ = c.raw.Control(func(fd uintptr) { _ = unix.EpollCtl(w.epfd, unix.EPOLL_CTL_DEL, int(fd), nil) })
 	w.mu.Lock()
-	delete(w.conns, c.fd)
-	w.mu.Unlock()
-	_ = unix.EpollCtl(w.epfd, unix.EPOLL_CTL_DEL, int(c.fd), nil)
+	defer w.mu.Unlock()
+	w.free = append(w.free, c.watchSlot)
 }
 
 // othersWait reports whether a connection other than c is parked although it has
-// data.
+// data, and wakes such connections if asked to.
 //
 // hot: 0 allocs
 func (w *watch) othersWait(c *conn, wake bool) (waiting bool) {
 	n := epollNow(w.epfd, c.events[:])
-	if n == 0 || n == 1 && c.events[0].Fd == c.fd {
-		return false
-	}
-	w.mu.Lock()
-	defer w.mu.Unlock()
 	for _, e := range c.events[:n] {
-		o := w.conns[e.Fd]
+		o := w.slots[e.Fd].Load()
 		if o == nil || o == c || !o.parked.Load() {
 			continue
 		}

@@ -1,0 +1,589 @@
+package e2e
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"flag"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"net"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	dto "github.com/prometheus/client_model/go"
+	"github.com/prometheus/common/expfmt"
+	"github.com/prometheus/common/model"
+
+	"jbofd/client"
+	"jbofd/internal/buildtags"
+)
+
+var (
+	seed       = flag.Uint64("seed", uint64(time.Now().UnixNano()), "seed of the random tests")
+	binaryPath = flag.String("daemon", "", "jbofd `binary` to test; default: built from this tree, like this test")
+	daemonLog  = flag.Bool("daemon-log", false, "show every daemon's log")
+)
+
+// wait is how long what must happen may take on a busy machine before a test gives up.
+const wait = 20 * time.Second
+
+func TestMain(m *testing.M) {
+	flag.Parse()
+	code, err := run(m)
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "e2e:", err)
+		code = 1
+	}
+	os.Exit(code)
+}
+
+// run builds the daemon, unless one was given, and runs the tests.
+func run(m *testing.M) (code int, err error) {
+	if *binaryPath == "" {
+		dir, err := os.MkdirTemp("", "jbofd-e2e-")
+		if err != nil {
+			return 0, err
+		}
+		defer func() { _ = os.RemoveAll(dir) }()
+		*binaryPath = filepath.Join(dir, "jbofd")
+		args := []string{"build", "-o", *binaryPath}
+		if buildtags.Race {
+			args = append(args, "-race")
+		}
+		if buildtags.Invariants {
+			args = append(args, "-tags", "invariants")
+		}
+		if out, err := exec.Command("go", append(args, "jbofd/cmd/jbofd")...).CombinedOutput(); err != nil {
+			return 0, fmt.Errorf("building the daemon: %w\n%s", err, out)
+		}
+	}
+	if *binaryPath, err = filepath.Abs(*binaryPath); err != nil {
+		return 0, err
+	}
+	return m.Run(), nil
+}
+
+// random returns a test's luck and says which seed repeats it.
+func random(t testing.TB) *rand.Rand {
+	t.Helper()
+	t.Logf("-seed %d", *seed)
+	return rand.New(rand.NewPCG(*seed, 0x653265))
+}
+
+// eventually polls until ok, for up to wait.
+func eventually(t testing.TB, what string, ok func() bool) {
+	t.Helper()
+	within(t, wait, what, ok)
+}
+
+func within(t testing.TB, limit time.Duration, what string, ok func() bool) {
+	t.Helper()
+	tick := time.NewTicker(5 * time.Millisecond)
+	defer tick.Stop()
+	for deadline := time.Now().Add(limit); !ok(); <-tick.C {
+		if time.Now().After(deadline) {
+			t.Fatalf("after %v not yet: %s", limit, what)
+		}
+	}
+}
+
+// setup is what a scenario varies in the daemon's configuration: YAML of sections.
+type setup struct {
+	// ssds, subsystems and limits are bodies of the sections. @DIR@ stands for the daemon's folder.
+	ssds, subsystems, limits string
+	log, discovery           string
+}
+
+// oneMem is one drive in memory with one namespace of 64 MiB that everybody may use.
+var oneMem = setup{ssds: memSSD, subsystems: openSubsystem}
+
+const (
+	memSSD        = "  - {name: ssd0, backend: mem, size: 128MiB}\n"
+	fileSSD       = "  - {name: ssd0, backend: file, path: \"@DIR@/ssd0.img\", size: 128MiB, create: true}\n"
+	nqnA          = "nqn.2026-11.example.jbofd:a"
+	nqnB          = "nqn.2026-11.example.jbofd:b"
+	hostA         = "nqn.2026-11.example.host:a"
+	hostB         = "nqn.2026-11.example.host:b"
+	openSubsystem = `  - nqn: nqn.2026-11.example.jbofd:a
+    allow_any_host: true
+    namespaces:
+      - {nsid: 1, ssd: ssd0, size: 64MiB, block_size: 512}
+`
+)
+
+// daemon is a jbofd process. Its methods are for the test's goroutine, but for those that say
+// otherwise.
+type daemon struct {
+	t    testing.TB
+	dir  string
+	file string // the configuration
+	conf setup
+
+	// addr, discovery and metrics are where it listens; kept over restarts.
+	addr, discovery, metrics string
+
+	cmd    *exec.Cmd
+	exited chan struct{}
+	log    *logBuffer
+	base   resources
+	// laneBytes is scratch memory that drives keep once they have compared or verified.
+	laneBytes int64
+	// prefix is a command that runs the daemon, and mayCrash tells that its log may hold anything.
+	prefix []string
+}
+
+// resources are what a daemon holds.
+type resources struct {
+	connections, buffers, goroutines, fds float64
+}
+
+// start runs a daemon until the test ends. Then it must have let everything go.
+func start(t testing.TB, s setup) *daemon {
+	t.Helper()
+	d := newDaemon(t, s)
+	d.launch()
+	return d
+}
+
+// newDaemon prepares a daemon without running it.
+func newDaemon(t testing.TB, s setup) *daemon {
+	t.Helper()
+	dir, err := os.MkdirTemp("", "jbofd") // a short path: it holds a unix socket
+	if err != nil {
+		t.Fatal(err)
+	}
+	d := &daemon{t: t, dir: dir, file: filepath.Join(dir, "jbofd.yaml"), conf: s,
+		addr: "127.0.0.1:0", discovery: "127.0.0.1:0", metrics: "127.0.0.1:0", log: &logBuffer{}}
+	d.write(s)
+	t.Cleanup(func() {
+		if d.running() { // a test gave up
+			_ = d.cmd.Process.Kill()
+			<-d.exited
+		}
+		if t.Failed() || *daemonLog {
+			t.Logf("the daemon's log:\n%s", d.log.tail(60000))
+		}
+		if err := os.RemoveAll(dir); err != nil {
+			t.Error(err)
+		}
+	})
+	t.Cleanup(func() {
+		if d.running() {
+			d.finish()
+		}
+	})
+	return d
+}
+
+// write writes the configuration, for a start or for a reload.
+func (d *daemon) write(s setup) {
+	d.t.Helper()
+	d.conf = s
+	var b strings.Builder
+	level := s.log
+	if level == "" {
+		level = "level: info"
+	}
+	fmt.Fprintf(&b, "node: {name: e2e, data_dir: %q}\nlog: {%s}\n", d.dir, level)
+	fmt.Fprintf(&b, "metrics: {address: %q}\nadmin: {socket: %q}\n", d.metrics, d.socket())
+	fmt.Fprintf(&b, "discovery: {address: %q%s}\nlisteners:\n  - {transport: tcp, address: %q}\n", d.discovery, s.discovery, d.addr)
+	b.WriteString("ssds:\n" + s.ssds + "subsystems:\n" + s.subsystems)
+	if s.limits != "" {
+		b.WriteString("limits: {" + s.limits + "}\n")
+	}
+	if err := os.WriteFile(d.file, []byte(strings.ReplaceAll(b.String(), "@DIR@", d.dir)), 0o600); err != nil {
+		d.t.Fatal(err)
+	}
+}
+
+func (d *daemon) socket() string { return filepath.Join(d.dir, "admin.sock") }
+
+// spawn starts the process and does not wait for it to be ready.
+func (d *daemon) spawn() {
+	d.t.Helper()
+	args := append(append([]string(nil), d.prefix...), *binaryPath, "--config", d.file)
+	d.cmd = exec.Command(args[0], args[1:]...)
+	d.cmd.Env = append(os.Environ(), "GORACE=halt_on_error=0 exitcode=66")
+	d.cmd.Stdout, d.cmd.Stderr = d.log, d.log
+	d.cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+	if err := d.cmd.Start(); err != nil {
+		d.t.Fatal(err)
+	}
+	d.exited = make(chan struct{})
+	go func(cmd *exec.Cmd, exited chan struct{}) {
+		_ = cmd.Wait() // its state is looked at by finish
+		close(exited)
+	}(d.cmd, d.exited)
+}
+
+// launch starts the process and waits until it is ready.
+func (d *daemon) launch() {
+	d.t.Helper()
+	d.spawn()
+	d.await()
+	d.base = d.resources()
+}
+
+// await waits until hosts can connect, and learns the addresses. A daemon that left a drive
+// out is not ready but serves.
+func (d *daemon) await() {
+	d.t.Helper()
+	eventually(d.t, "the daemon answers on its admin socket", func() bool {
+		select {
+		case <-d.exited:
+			d.t.Fatalf("the daemon has ended: %v", d.cmd.ProcessState)
+		default:
+		}
+		var s status
+		if d.admin("GET", "/v1/status", &s) != nil || len(s.Addresses.Listeners) == 0 {
+			return false
+		}
+		d.addr, d.discovery, d.metrics = s.Addresses.Listeners[0], s.Addresses.Discovery, s.Addresses.Metrics
+		for _, r := range s.Reasons {
+			if r.Component == "daemon" {
+				return false
+			}
+		}
+		return true
+	})
+}
+
+func (d *daemon) running() bool {
+	if d.exited == nil {
+		return false
+	}
+	select {
+	case <-d.exited:
+		return false
+	default:
+		return true
+	}
+}
+
+func (d *daemon) signal(s syscall.Signal) {
+	d.t.Helper()
+	if err := d.cmd.Process.Signal(s); err != nil {
+		d.t.Fatalf("%v: %v", s, err)
+	}
+}
+
+// kill is kill -9.
+func (d *daemon) kill() {
+	d.t.Helper()
+	d.signal(syscall.SIGKILL)
+	<-d.exited
+}
+
+// term stops the daemon with SIGTERM and returns how long that took. It must end well.
+func (d *daemon) term() time.Duration {
+	d.t.Helper()
+	began := time.Now()
+	d.signal(syscall.SIGTERM)
+	select {
+	case <-d.exited:
+	case <-time.After(wait):
+		d.signal(syscall.SIGQUIT) // for the stacks
+		<-d.exited
+		d.t.Fatalf("SIGTERM: not stopped after %v", wait)
+	}
+	took := time.Since(began)
+	if !d.cmd.ProcessState.Success() {
+		d.t.Errorf("SIGTERM: the daemon ended with %v", d.cmd.ProcessState)
+	}
+	d.clean()
+	return took
+}
+
+// finish holds the daemon to having let everything go, then stops it.
+func (d *daemon) finish() {
+	d.t.Helper()
+	d.quiet()
+	if took := d.term(); took > stopLimit {
+		d.t.Errorf("SIGTERM: stopped after %v, the limit is %v", took, stopLimit)
+	}
+}
+
+// stopLimit is what SIGTERM may take.
+const stopLimit = 5 * time.Second
+
+// quiet waits until the daemon holds no more than when it had just started.
+func (d *daemon) quiet() {
+	d.t.Helper()
+	var r resources
+	ok := func() bool {
+		r = d.resources()
+		return r.connections == 0 && r.buffers <= d.base.buffers+float64(d.laneBytes) &&
+			r.goroutines <= d.base.goroutines && r.fds <= d.base.fds
+	}
+	deadline := time.Now().Add(wait)
+	for tick := time.NewTicker(20 * time.Millisecond); !ok(); <-tick.C {
+		if time.Now().After(deadline) {
+			d.t.Errorf("with all hosts gone the daemon holds %+v, at its start %+v (and %d bytes of scratch memory): a leak", r, d.base, d.laneBytes)
+			return
+		}
+	}
+}
+
+var badLog = regexp.MustCompile(`(?m)^.*(panic:|DATA RACE|fatal error:|goroutine \d+ \[|leaked).*$`)
+
+// clean demands a log without panics, races and leaks.
+func (d *daemon) clean() {
+	d.t.Helper()
+	if bad := badLog.FindString(d.log.String()); bad != "" {
+		d.t.Errorf("in the daemon's log: %s", bad)
+	}
+}
+
+// reload sends SIGHUP and waits for its outcome.
+func (d *daemon) reload(s setup) (ok bool) {
+	d.t.Helper()
+	good, bad := d.metric("jbof_config_reloads_total", "result", "success"), d.metric("jbof_config_reloads_total", "result", "failure")
+	d.write(s)
+	d.signal(syscall.SIGHUP)
+	eventually(d.t, "the reload is counted", func() bool {
+		ok = d.metric("jbof_config_reloads_total", "result", "success") > good
+		return ok || d.metric("jbof_config_reloads_total", "result", "failure") > bad
+	})
+	return ok
+}
+
+// status is what the tests need of GET /v1/status.
+type status struct {
+	Addresses struct {
+		Metrics, Discovery string
+		Listeners          []string
+	}
+	Ready   bool
+	Reasons []struct{ Component, Reason string }
+}
+
+// admin asks the admin API.
+func (d *daemon) admin(method, path string, into any) error {
+	c := http.Client{Timeout: 5 * time.Second, Transport: &http.Transport{DisableKeepAlives: true,
+		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+			return (&net.Dialer{}).DialContext(ctx, "unix", d.socket())
+		}}}
+	req, err := http.NewRequest(method, "http://jbofd"+path, nil)
+	if err != nil {
+		return err
+	}
+	resp, err := c.Do(req)
+	if err != nil {
+		return err
+	}
+	body, err := io.ReadAll(resp.Body)
+	_ = resp.Body.Close()
+	if err != nil {
+		return err
+	}
+	if resp.StatusCode != http.StatusOK {
+		return fmt.Errorf("%s %s: %s: %s", method, path, resp.Status, body)
+	}
+	return json.Unmarshal(body, into)
+}
+
+var scraper = &http.Client{Timeout: 10 * time.Second, Transport: &http.Transport{DisableKeepAlives: true}}
+
+// get reads a page of the metrics server.
+func (d *daemon) get(path string) (code int, body string) {
+	d.t.Helper()
+	resp, err := scraper.Get("http://" + d.metrics + path)
+	if err != nil {
+		d.t.Fatal(err)
+	}
+	b, err := io.ReadAll(resp.Body)
+	_ = resp.Body.Close()
+	if err != nil {
+		d.t.Fatal(err)
+	}
+	return resp.StatusCode, string(b)
+}
+
+// scrape reads all metrics.
+func (d *daemon) scrape() map[string]*dto.MetricFamily {
+	d.t.Helper()
+	_, body := d.get("/metrics")
+	p := expfmt.NewTextParser(model.UTF8Validation)
+	families, err := p.TextToMetricFamilies(strings.NewReader(body))
+	if err != nil {
+		d.t.Fatalf("/metrics: %v", err)
+	}
+	return families
+}
+
+// metric adds up the series of a family that carry the labels, given as name and value in turn.
+func (d *daemon) metric(name string, labels ...string) float64 {
+	d.t.Helper()
+	return sum(d.scrape()[name], labels...)
+}
+
+func sum(f *dto.MetricFamily, labels ...string) (v float64) {
+	for _, m := range f.GetMetric() {
+		match := 0
+		for i := 0; i < len(labels); i += 2 {
+			for _, l := range m.Label {
+				if l.GetName() == labels[i] && l.GetValue() == labels[i+1] {
+					match += 2
+				}
+			}
+		}
+		if match == len(labels) {
+			v += m.GetCounter().GetValue() + m.GetGauge().GetValue() + float64(m.GetHistogram().GetSampleCount())
+		}
+	}
+	return v
+}
+
+func (d *daemon) resources() resources {
+	d.t.Helper()
+	f := d.scrape()
+	return resources{sum(f["jbof_connections"]), sum(f["jbof_buffer_pool_bytes"], "state", "used"),
+		sum(f["go_goroutines"]), sum(f["process_open_fds"])}
+}
+
+// options are how the Go host connects to the daemon's listener.
+func (d *daemon) options(hostNQN, subNQN string) client.Options {
+	return client.Options{Address: d.addr, SubNQN: subNQN, HostNQN: hostNQN, ReconnectDelay: 50 * time.Millisecond,
+		ConnectTimeout: wait, CtrlLossTimeout: time.Minute}
+}
+
+// connect connects a host until the test ends.
+func (d *daemon) connect(o client.Options) *client.Controller {
+	d.t.Helper()
+	c, err := client.Connect(ctx(d.t), o)
+	if err != nil {
+		d.t.Fatal(err)
+	}
+	// Cleanups run last first: before the daemon's, which asks whether all hosts are gone.
+	d.t.Cleanup(func() {
+		if err := c.Close(); err != nil && d.running() {
+			d.t.Logf("closing %s: %v", o.HostNQN, err)
+		}
+	})
+	return c
+}
+
+// namespace connects a host and opens a namespace.
+func (d *daemon) namespace(o client.Options, nsid uint32) *client.Namespace {
+	d.t.Helper()
+	return open(d.t, d.connect(o), nsid)
+}
+
+func open(t testing.TB, c *client.Controller, nsid uint32) *client.Namespace {
+	t.Helper()
+	n, err := c.Namespace(ctx(t), nsid)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return n
+}
+
+// ctx bounds one step of a test.
+func ctx(t testing.TB) context.Context {
+	c, cancel := context.WithTimeout(context.Background(), time.Minute)
+	t.Cleanup(cancel)
+	return c
+}
+
+// logBuffer collects a daemon's log. For any goroutine.
+type logBuffer struct {
+	mu sync.Mutex
+	b  bytes.Buffer
+}
+
+func (l *logBuffer) Write(p []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.b.Write(p)
+}
+
+func (l *logBuffer) String() string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.b.String()
+}
+
+func (l *logBuffer) tail(n int) string {
+	s := l.String()
+	if len(s) > n {
+		s = "[...]" + s[len(s)-n:]
+	}
+	return s
+}
+
+// find returns the lines that hold all of the words.
+func (l *logBuffer) find(words ...string) (lines []string) {
+line:
+	for s := range strings.Lines(l.String()) {
+		for _, w := range words {
+			if !strings.Contains(s, w) {
+				continue line
+			}
+		}
+		lines = append(lines, strings.TrimSpace(s))
+	}
+	return lines
+}
+
+// fill writes a pattern that tells every sector's place and a generation.
+func fill(p []byte, off int64, generation uint64) {
+	for i := 0; i < len(p); i += 512 {
+		r := rand.New(rand.NewPCG(uint64(off+int64(i)), generation))
+		for k := i; k < i+512; k += 8 {
+			v := r.Uint64()
+			for b := range 8 {
+				p[k+b] = byte(v >> (8 * b))
+			}
+		}
+	}
+}
+
+// cpuTime is the processor time that the daemon has used.
+func (d *daemon) cpuTime() time.Duration {
+	d.t.Helper()
+	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", d.cmd.Process.Pid))
+	if err != nil {
+		d.t.Fatal(err)
+	}
+	f := strings.Fields(string(b[bytes.LastIndexByte(b, ')')+1:]))
+	var ticks int64
+	for _, s := range f[11:13] { // utime, stime
+		v, err := strconv.ParseInt(s, 10, 64)
+		if err != nil {
+			d.t.Fatal(err)
+		}
+		ticks += v
+	}
+	return time.Duration(ticks) * (time.Second / 100)
+}
+
+// rss is the daemon's resident memory in bytes.
+func (d *daemon) rss() int64 {
+	d.t.Helper()
+	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", d.cmd.Process.Pid))
+	if err != nil {
+		d.t.Fatal(err)
+	}
+	for line := range strings.Lines(string(b)) {
+		if v, ok := strings.CutPrefix(line, "VmRSS:"); ok {
+			kb, err := strconv.ParseInt(strings.Fields(v)[0], 10, 64)
+			if err != nil {
+				d.t.Fatal(err)
+			}
+			return kb << 10
+		}
+	}
+	d.t.Fatal("no VmRSS")
+	return 0
+}
