@@ -1,0 +1,3 @@
+module jbofd/test/bench
+
+go 1.26
