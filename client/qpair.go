@@ -13,7 +13,7 @@ import (
 )
 
 // DefaultSpin is how long QPair.Poll looks for completions without blocking, if
-// QPairOptions.Spin is 0.
+// Options.Spin is 0 and there is a second processor.
 const DefaultSpin = 50 * time.Microsecond
 
 // stuckWait bounds one wait for a socket that takes no more bytes.
@@ -31,24 +31,23 @@ const stuckWait = 20 * time.Millisecond
 //
 // All methods but Close and Interrupt must be called by one goroutine at a time. A QPair does
 // not reconnect: when it fails, Poll and Submit say so, all commands outstanding are
-// gone (whether they took effect is unknown) and their buffers are the caller's.
+// gone (whether they took effect is unknown) and their buffers are the caller's. Nor does it time
+// commands out: Poll with a bound and decide.
 type QPair struct {
-	id    uint16
-	w     *hostconn.Conn
-	spin  time.Duration
-	base  time.Time
-	admin bool
+	id   uint16
+	w    *hostconn.Conn
+	spin time.Duration
+	base time.Time // what spinning is timed from
 
-	err    error
-	expire bool // a read deadline is set on the connection
+	err    error // why the queue pair has ended
+	expire bool  // a read deadline is set on the connection
 
 	closeOnce sync.Once
 	closeErr  error
 	onClose   func(*QPair)
 
-	mu       sync.Mutex
-	closing  error // why Interrupt was called; guarded by mu
-	finished bool
+	mu      sync.Mutex
+	closing error // why the pair was interrupted; guarded by mu
 }
 
 // ID returns the queue identifier: 0 for the admin queue.

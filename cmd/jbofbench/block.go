@@ -284,8 +284,12 @@ func (f *blockFlags) open(ctx context.Context) (bench.Target, error) {
 	if (f.raw == "") == (f.target == "") {
 		return nil, usagef("give either --target tcp://HOST:PORT or --raw PATH|mem:SIZE")
 	}
+	if f.cfg.Jobs < 1 || f.cfg.Jobs > 1024 || f.cfg.IODepth < 1 || f.cfg.IODepth > 1024 {
+		return nil, usagef("--numjobs is %d and --iodepth %d, both must be 1 to 1024", f.cfg.Jobs, f.cfg.IODepth)
+	}
 	if f.raw != "" {
-		return bench.OpenRaw(bench.RawConfig{Path: f.raw, Engine: f.engine, BlockSize: int(f.rawBlock)})
+		return bench.OpenRaw(bench.RawConfig{Path: f.raw, Engine: f.engine, BlockSize: int(f.rawBlock),
+			Buffers: f.cfg.Jobs * f.cfg.IODepth, BufferBytes: f.cfg.BlockBytes})
 	}
 	o, err := f.options()
 	if err != nil {
@@ -293,9 +297,6 @@ func (f *blockFlags) open(ctx context.Context) (bench.Target, error) {
 	}
 	if f.nqn == "" {
 		return nil, usagef("--nqn is missing: the NQN of the subsystem; jbofbench discover lists them")
-	}
-	if f.cfg.Jobs < 1 || f.cfg.Jobs > 1024 || f.cfg.IODepth < 1 || f.cfg.IODepth > 1024 {
-		return nil, usagef("--numjobs is %d and --iodepth %d, both must be 1 to 1024", f.cfg.Jobs, f.cfg.IODepth)
 	}
 	o.SubNQN, o.QPairs, o.QueueDepth, o.Spin = f.nqn, f.cfg.Jobs, f.cfg.IODepth, f.spin
 	o.CtrlLossTimeout = -1 // a measurement with a gap in it is none

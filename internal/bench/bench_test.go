@@ -30,6 +30,9 @@ func (t *scripted) Info() TargetInfo {
 	return TargetInfo{Name: "scripted", SizeBytes: int64(len(t.disk)), BlockSize: t.bs}
 }
 func (t *scripted) Close() error { return nil }
+func (t *scripted) Buffer(size int) ([]byte, func() error, error) {
+	return make([]byte, size), func() error { return nil }, nil
+}
 func (t *scripted) OpenQueue(context.Context, int) (Queue, error) {
 	return &scriptedQueue{t: t, wake: make(chan struct{})}, nil
 }

@@ -9,8 +9,6 @@ import (
 	"sync"
 	"sync/atomic"
 	"time"
-
-	"golang.org/x/sys/unix"
 )
 
 // earlyWake is how long before an operation is due a job stops sleeping and looks at the
@@ -37,7 +35,7 @@ type job struct {
 	count int64 // blocks in its region
 	left  int64 // I/Os still to submit if there is no runtime; -1: endless
 
-	mem   []byte // the slots' buffers, one mapping
+	frees []func() error // give the slots' buffers back
 	slots []slot
 	free  []uint16
 	ops   []Op
@@ -93,26 +91,37 @@ func newJob(ctx context.Context, r *run, i int, t Target) (*job, error) {
 	if cfg.RateIOPS > 0 {
 		j.interval = 1e9 * float64(cfg.Jobs) / cfg.RateIOPS
 	}
-	var err error
-	j.mem, err = unix.Mmap(-1, 0, cfg.IODepth*cfg.BlockBytes, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS)
-	if err != nil {
-		return nil, fmt.Errorf("%d bytes of buffers: %w", cfg.IODepth*cfg.BlockBytes, err)
-	}
 	for k := range j.slots {
-		j.slots[k].buf = j.mem[k*cfg.BlockBytes : (k+1)*cfg.BlockBytes : (k+1)*cfg.BlockBytes]
+		b, free, err := t.Buffer(cfg.BlockBytes)
+		if err != nil {
+			return nil, errors.Join(err, j.release())
+		}
+		j.frees = append(j.frees, free)
+		j.slots[k].buf = b
 		j.free = append(j.free, uint16(cfg.IODepth-1-k))
+		if !cfg.Verify {
+			// Noise, so that nothing below compresses or dedups it.
+			fillVerify(b, cfg.BlockBytes, cfg.Seed, j.start+int64(k), 0)
+		}
 	}
-	if !cfg.Verify {
-		fillVerify(j.mem, cfg.BlockBytes, cfg.Seed, j.start, 0) // noise, so that nothing below compresses or dedups it
-	}
+	var err error
 	if j.q, err = t.OpenQueue(ctx, cfg.IODepth); err != nil {
-		return nil, errors.Join(err, unix.Munmap(j.mem))
+		return nil, errors.Join(err, j.release())
 	}
 	return j, nil
 }
 
 // close ends the queue, then gives its buffers back.
-func (j *job) close() error { return errors.Join(j.q.Close(), unix.Munmap(j.mem)) }
+func (j *job) close() error { return errors.Join(j.q.Close(), j.release()) }
+
+// release gives the buffers back.
+func (j *job) release() error {
+	var errs []error
+	for _, free := range j.frees {
+		errs = append(errs, free())
+	}
+	return errors.Join(errs...)
+}
 
 // take returns what was counted since the last take; valid until the next.
 func (j *job) take() *stats {

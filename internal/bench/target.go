@@ -7,7 +7,10 @@ import (
 	"strings"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"jbofd/client"
+	"jbofd/internal/bufpool"
 	"jbofd/internal/ssd"
 	"jbofd/internal/ssd/file"
 	"jbofd/internal/ssd/mem"
@@ -57,7 +60,18 @@ type Target interface {
 	Info() TargetInfo
 	// OpenQueue opens a queue for one job.
 	OpenQueue(ctx context.Context, depth int) (Queue, error)
+	// Buffer returns page-aligned memory for I/O, and a function that takes it back.
+	Buffer(size int) (b []byte, free func() error, err error)
 	Close() error
+}
+
+// pages returns memory for I/O straight from the kernel.
+func pages(size int) ([]byte, func() error, error) {
+	b, err := unix.Mmap(-1, 0, size, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS)
+	if err != nil {
+		return nil, nil, fmt.Errorf("%d bytes of buffer: %w", size, err)
+	}
+	return b, func() error { return unix.Munmap(b) }, nil
 }
 
 // Queue is one job's path to the target. One goroutine calls Submit and Poll.
@@ -100,6 +114,9 @@ func (t *NVMe) Info() TargetInfo { return t.info }
 
 // Close implements Target.
 func (t *NVMe) Close() error { return t.c.Close() }
+
+// Buffer implements Target.
+func (t *NVMe) Buffer(size int) ([]byte, func() error, error) { return pages(size) }
 
 // OpenQueue implements Target.
 func (t *NVMe) OpenQueue(ctx context.Context, depth int) (Queue, error) {
@@ -170,10 +187,14 @@ func (q *nvmeQueue) Close() error { return q.q.Close() }
 // Raw is a device driven without any network.
 type Raw struct {
 	dev ssd.Device
+	// pool is where the buffers come from, so that the device can register them as it does the
+	// daemon's; nil: straight from the kernel.
+	pool *bufpool.Pool
+	acct *bufpool.Account
 }
 
 // NewRaw takes over dev.
-func NewRaw(dev ssd.Device) *Raw { return &Raw{dev} }
+func NewRaw(dev ssd.Device) *Raw { return &Raw{dev: dev} }
 
 // RawConfig says what device to open.
 type RawConfig struct {
@@ -183,30 +204,53 @@ type RawConfig struct {
 	Engine string
 	// BlockSize is that of mem:SIZE.
 	BlockSize int
+	// Buffers of BufferBytes will be asked for.
+	Buffers, BufferBytes int
 }
 
 // OpenRaw opens a device to run on without a network.
 //
 // Errors: ErrConfig for what cannot be; the device's.
 func OpenRaw(c RawConfig) (*Raw, error) {
-	var dev ssd.Device
+	t := &Raw{}
 	var err error
 	if s, ok := strings.CutPrefix(c.Path, "mem:"); ok {
 		n, perr := ParseSize(s)
 		if perr != nil {
 			return nil, fmt.Errorf("%w: --raw %s: %w", ErrConfig, c.Path, perr)
 		}
-		dev, err = mem.Open(mem.Config{Name: "raw", SizeBytes: n, BlockSize: c.BlockSize})
+		t.dev, err = mem.Open(mem.Config{Name: "raw", SizeBytes: n, BlockSize: c.BlockSize})
 	} else {
-		dev, err = file.Open(file.Config{Name: "raw", Path: c.Path, Engine: c.Engine})
+		if c.BufferBytes > 0 && c.BufferBytes <= bufpool.DefaultMaxBytes {
+			// An account may hold half of a pool, and blocks are powers of two.
+			total := max(4*int64(c.Buffers)*int64(c.BufferBytes), 4*bufpool.DefaultMaxBytes)
+			if t.pool, err = bufpool.New(bufpool.Config{TotalBytes: total}); err != nil {
+				return nil, err
+			}
+			t.acct = t.pool.Account("bench")
+		}
+		t.dev, err = file.Open(file.Config{Name: "raw", Path: c.Path, Engine: c.Engine, Pool: t.pool})
 	}
 	if errors.Is(err, mem.ErrConfig) || errors.Is(err, file.ErrConfig) {
 		err = fmt.Errorf("%w: --raw %s: %w", ErrConfig, c.Path, err)
 	}
 	if err != nil {
+		if t.pool != nil {
+			err = errors.Join(err, t.pool.Close())
+		}
 		return nil, err
 	}
-	return NewRaw(dev), nil
+	return t, nil
+}
+
+// Buffer implements Target.
+func (t *Raw) Buffer(size int) ([]byte, func() error, error) {
+	if t.pool != nil {
+		if b, ok := t.pool.Get(t.acct, size); ok {
+			return b.B, func() error { t.pool.Put(b); return nil }, nil
+		}
+	}
+	return pages(size)
 }
 
 // Info implements Target.
@@ -223,7 +267,14 @@ func (t *Raw) Info() TargetInfo {
 }
 
 // Close implements Target.
-func (t *Raw) Close() error { return t.dev.Close() }
+func (t *Raw) Close() error {
+	err := t.dev.Close()
+	if t.pool != nil {
+		t.acct.Close()
+		err = errors.Join(err, t.pool.Close())
+	}
+	return err
+}
 
 // OpenQueue implements Target.
 func (t *Raw) OpenQueue(_ context.Context, depth int) (Queue, error) {
