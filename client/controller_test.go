@@ -498,3 +498,82 @@ func TestDiscoveryLogIsOfOneGeneration(t *testing.T) {
 	s.cut() // a reconnection may hide changes, so it is told as one
 	<-d.Changed()
 }
+
+// TestCancellationStorm: calls that end early, at every moment, lose no place in the queues, never
+// see their buffers change later, and never harm the calls that stay.
+func TestCancellationStorm(t *testing.T) {
+	s := newScript(t, 8<<20)
+	o := quick(s)
+	o.Queues, o.QueueDepth = 1, 4
+	_, n := connect(t, o)
+	ctx := testContext(t)
+	var wg sync.WaitGroup
+	for g := range 8 {
+		wg.Add(1)
+		go func() {
+			defer wg.Done()
+			rng := rand.New(rand.NewPCG(uint64(g), 2))
+			base := int64(g) << 20
+			size := []int{4096, 256 << 10}[g%2]
+			want := byte(0) // of the whole area, when no cancelled write has left it open
+			known := true
+			for i := range 60 {
+				cctx, cancel := context.WithCancel(ctx)
+				stop := time.AfterFunc(time.Duration(rng.IntN(300))*time.Microsecond, cancel)
+				if i%3 != 0 {
+					stop.Stop()
+				}
+				b := bytes.Repeat([]byte{byte(i + 1)}, size)
+				var err error
+				write := rng.IntN(2) == 0
+				if write {
+					_, err = n.WriteAt(cctx, b, base, 0)
+				} else {
+					_, err = n.ReadAt(cctx, b, base)
+				}
+				switch {
+				case err == nil && write:
+					want, known = byte(i+1), true
+				case err == nil:
+					if known && (b[0] != want || b[size-1] != want) {
+						t.Errorf("goroutine %d: read %d, want %d", g, b[0], want)
+					}
+				case errors.Is(err, context.Canceled):
+					known = known && !write
+					for k := range b {
+						b[k] = 0x5A // ours again: the race detector watches
+					}
+				default:
+					t.Error(err)
+				}
+				cancel()
+				if !known {
+					// The cancelled write may still be on its way: settle the area by a write
+					// on the same queue, which is carried out in order by this target.
+					if _, err := n.WriteAt(ctx, bytes.Repeat([]byte{77}, size), base, 0); err != nil {
+						t.Error(err)
+					}
+					want, known = 77, size <= 8192
+				}
+			}
+		}()
+	}
+	wg.Wait()
+	// All places are still there: as many reads as the queue is deep, at once.
+	end := s.stall("read")
+	before := s.count("read")
+	cctx, cancel := context.WithCancel(ctx)
+	for range 4 {
+		wg.Add(1)
+		go func() {
+			defer wg.Done()
+			if _, err := n.ReadAt(cctx, make([]byte, 512), 0); !errors.Is(err, context.Canceled) {
+				t.Error(err)
+			}
+		}()
+	}
+	eventually(t, "four reads outstanding", func() bool { return s.count("read") == before+4 })
+	cancel()
+	wg.Wait()
+	end()
+}

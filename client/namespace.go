@@ -12,8 +12,9 @@ import (
 // Namespace is a block namespace of a controller. All its methods may be called from any
 // goroutine. Offsets and lengths are bytes and must be whole blocks.
 //
-// A method whose context ends returns at once and its buffer is the caller's again; a
-// write may or may not have been carried out, in part or in whole.
+// A method whose context ends returns at once and its buffer is the caller's again. The target
+// is asked to abort the command, but it may still be carried out, in part or in whole, after the call has
+// returned: who cancels a write and then writes to the same place has to expect either to be the last.
 //
 // Errors of all of them: *StatusError (with ErrCompareFailed, ErrUnsupported, ErrNamespaceGone),
 // ErrInvalid, ErrConnectionLost, ErrClosed, ErrProtocol, the context's.
