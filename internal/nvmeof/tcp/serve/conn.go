@@ -53,26 +53,21 @@ type conn struct {
 	usage  usage
 
 	// The reader's own.
-	rx      []byte // nil while idle
-	rxStart int    // rx[rxStart:rxEnd] is received and not used
-	rxEnd   int
-	iov     [2]unix.Iovec
-	batches []owner.Batch // by SSD
-	fetched []owner.Batch
-	touched []int // SSDs with something in batches or fetched
-	admin   []int // slots
-	spin    spinner
-	readFn  func(fd uintptr) bool
-	readN   int
-	readErr error
-	connBuf []byte // data of the Connect command
-	place   []byte
-	parked  atomic.Bool // or about to be; see watch
-	// owing is since when the host owes us bytes: the rest of a PDU, or data that it was
-	// asked for; 0 if it owes none or has just sent some.
-	owing atomic.Int64
-	// awaited counts IOs whose data the host was asked for.
-	awaited  atomic.Int32
+	rx       []byte // nil while idle
+	rxStart  int    // rx[rxStart:rxEnd] is received and not used
+	rxEnd    int
+	iov      [2]unix.Iovec
+	batches  []owner.Batch // by SSD
+	fetched  []owner.Batch
+	touched  []int // SSDs with something in batches or fetched
+	admin    []int // slots
+	spin     spinner
+	readFn   func(fd uintptr) bool
+	readN    int
+	readErr  error
+	connBuf  []byte // data of the Connect command
+	place    []byte
+	parked   atomic.Bool // or about to be; see watch
 	events   [16]unix.EpollEvent
 	lookedNS int64
 	waiter   bufpool.Waiter
@@ -256,7 +251,6 @@ func (c *conn) abandon(i int) {
 	s := &c.slots[i]
 	if s.fetching {
 		s.fetching = false
-		c.awaited.Add(-1)
 		s.io.Err = fabric.ErrLost
 		c.toSSD(&c.fetched[c.ssdOf(i)], i)
 	}
@@ -567,7 +561,6 @@ func (c *conn) Fetched(i int, ok bool) {
 	}
 	s := &c.slots[i]
 	s.fetching = false
-	c.awaited.Add(-1)
 	s.io.Err = nil
 	if !ok {
 		s.io.Err = fabric.ErrLost
@@ -761,10 +754,12 @@ func (c *conn) executeAdmin() {
 		i := c.admin[k]
 		c.mu.Lock()
 		m := c.m.Slot(i)
-		ctrl := c.ctrl
+		ctrl, closed := c.ctrl, c.m.Closed()
 		c.mu.Unlock()
 		if ctrl == nil {
-			c.connect(i)
+			if !closed { // else what came behind Connect has ended the connection
+				c.connect(i)
+			}
 			continue
 		}
 		s := &c.slots[i]

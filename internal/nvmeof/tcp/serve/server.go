@@ -222,11 +222,6 @@ func (s *Server) Close() {
 	default:
 		close(s.done)
 	}
-	select {
-	case <-s.done:
-	default:
-		close(s.done)
-	}
 	for _, l := range s.listeners {
 		_ = l.Close()
 	}

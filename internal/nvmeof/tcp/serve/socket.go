@@ -56,7 +56,6 @@ func (c *conn) read(place []byte) error {
 		c.readN, c.readErr = 0, nil
 		err := c.raw.Read(c.readFn)
 		c.parked.Store(false)
-		c.owing.Store(0)
 		switch {
 		case c.readErr != nil:
 			return c.readErr
@@ -102,9 +101,6 @@ func (c *conn) readReady(fd uintptr) bool {
 	}
 	if c.rxEnd == 0 && c.readErr == nil {
 		c.dropRX()
-	}
-	if c.rxEnd > 0 || !c.m.Idle() || c.awaited.Load() > 0 {
-		c.owing.Store(c.srv.fabric.Clock())
 	}
 	c.parked.Store(true)
 	return false
