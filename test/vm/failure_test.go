@@ -25,13 +25,7 @@ var failureScenarios = []scenario{
 		for i := range 3 {
 			// What is written through before the kill must be there after it.
 			h.run("head -c 65536 /dev/urandom > /tmp/marker && dd if=/tmp/marker of=%s bs=64k seek=%d oflag=direct conv=fsync 2>&1", other, i)
-			before := h.writes(dev)
-			h.must(30*time.Second, "the load is writing", func() error {
-				if n := h.writes(dev); n < before+100 {
-					return fmt.Errorf("%d writes since", n-before)
-				}
-				return nil
-			})
+			h.underLoad(load, dev, 100)
 			d.Kill()
 			h.waitState(ctrl, "connecting", 20*time.Second)
 			h.restart(d)
@@ -117,13 +111,7 @@ var failureScenarios = []scenario{
 		ctrl := h.connect(d.ioAddress(), nqnA, patient)
 		dev := h.device(nqnA, 1)
 		load := h.start(5*time.Minute, "fio --aux-path=/tmp --name=load --filename=%s --direct=1 --ioengine=libaio --iodepth=8 --rw=randwrite --bs=16k --size=8m --verify=crc32c --verify_fatal=1 --rate_iops=60", dev)
-		before := h.writes(dev)
-		h.must(30*time.Second, "the load is writing", func() error {
-			if n := h.writes(dev); n < before+50 {
-				return fmt.Errorf("%d writes since", n-before)
-			}
-			return nil
-		})
+		h.underLoad(load, dev, 50)
 		if err := d.Freeze(); err != nil {
 			h.Fatal(err)
 		}
@@ -161,13 +149,7 @@ var failureScenarios = []scenario{
 		ctrl := h.connect(d.ioAddress(), nqnA, patient)
 		dev := h.device(nqnA, 1)
 		load := h.start(5*time.Minute, "fio --aux-path=/tmp --name=load --filename=%s --direct=1 --ioengine=libaio --iodepth=32 --rw=randwrite --bs=4k --size=8m --verify=crc32c --verify_fatal=1 --rate_iops=400", dev)
-		before := h.writes(dev)
-		h.must(30*time.Second, "the load is writing", func() error {
-			if n := h.writes(dev); n < before+100 {
-				return fmt.Errorf("%d writes since", n-before)
-			}
-			return nil
-		})
+		h.underLoad(load, dev, 100)
 		took, err := d.Stop()
 		if err != nil || took > 5*time.Second {
 			h.Errorf("SIGTERM: %v after %v", err, took)
@@ -194,6 +176,28 @@ var failureScenarios = []scenario{
 		h.connect(d.ioAddress(), nqnA, "")
 		h.device(nqnA, 1)
 	}},
+}
+
+// underLoad waits until a load has written so many more times. When it does not, what the kernel still has under way is logged.
+func (h *host) underLoad(load *Job, dev string, writes int) {
+	h.Helper()
+	before := h.writes(dev)
+	ok := h.eventually(30*time.Second, fmt.Sprintf("%d more writes", writes), func() error {
+		n := h.writes(dev)
+		if n >= before+writes {
+			return nil
+		}
+		if !load.Running() {
+			r, err := load.Wait()
+			h.Fatalf("the load ended after %d of %d writes: %v\n%v", n-before, writes, err, r)
+		}
+		return fmt.Errorf("%d of %d", n-before, writes)
+	})
+	if !ok {
+		h.Fatal(h.try(20*time.Second, `cd /sys/kernel/debug/block; for f in nvme*/hctx*/busy nvme*/hctx*/dispatch nvme*/requeue_list; do [ -s $f ] && echo $f && cat $f; done
+			for p in $(pidof fio); do for t in /proc/$p/task/*; do echo $t; cat $t/wchan $t/stack; done; done
+			netstat -tn; echo w > /proc/sysrq-trigger`))
+	}
 }
 
 // writes is how many writes the host has completed on a block device.
