@@ -129,13 +129,25 @@ type Daemon struct {
 	lines []string
 }
 
-// freePort returns a port that nothing listens on, below the range from which the kernel takes ports for outgoing connections: while the daemon is
-// dead its port must not be taken by QEMU's attempts to reach it.
+// givenPorts are the ports that freePort has returned.
+var givenPorts = struct {
+	mu  sync.Mutex
+	set map[int]bool
+}{set: map[int]bool{}}
+
+// freePort returns a port that nothing listens on and that it has not returned before, below the range from which the kernel takes ports for
+// outgoing connections: while the daemon is dead its port must not be taken by QEMU's attempts to reach it.
 func freePort() (int, error) {
+	givenPorts.mu.Lock()
+	defer givenPorts.mu.Unlock()
 	for range 1000 {
 		port := 20000 + rand.IntN(10000)
+		if givenPorts.set[port] {
+			continue
+		}
 		l, err := net.Listen("tcp", fmt.Sprintf("127.0.0.1:%d", port))
 		if err == nil {
+			givenPorts.set[port] = true
 			return port, l.Close()
 		}
 	}

@@ -147,3 +147,17 @@ func TestLogLinesAreFoundAfterTheMark(t *testing.T) {
 		t.Errorf("found %q, which is before the mark", got)
 	}
 }
+
+func TestPortsAreGivenOnce(t *testing.T) {
+	seen := map[int]bool{}
+	for range 500 {
+		port, err := freePort()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if seen[port] || port >= 32768 {
+			t.Fatalf("port %d", port)
+		}
+		seen[port] = true
+	}
+}
