@@ -140,6 +140,21 @@ func TestAHostsTermReqIsNotAnswered(t *testing.T) {
 	eventually(t, "it is counted", func() bool { return d.metric("jbof_protocol_errors_total", "reason", "reported_by_host") == 1 })
 }
 
+// TestACommandOnTheHeelsOfConnectEndsTheConnection: the queue is not one until Connect has succeeded.
+func TestACommandOnTheHeelsOfConnectEndsTheConnection(t *testing.T) {
+	t.Parallel()
+	d := start(t, oneMem)
+	h := d.raw()
+	h.initialize(false)
+	h.send(connectCapsule(h.format, login{host: hostA, sub: nqnA}), h.capsule(propertySet(nvme.PropCC, enable, 1), nil, 0))
+	term := h.ended()
+	h.close()
+	if term == nil || term.FES() != pdu.SequenceError {
+		t.Errorf("ended with %x, want a PDU sequence error", term)
+	}
+	d.namespace(d.options(hostA, nqnA), 1)
+}
+
 // TestCommandsBeforeConnectFail with a status, and the connection stays.
 func TestCommandsBeforeConnectFail(t *testing.T) {
 	t.Parallel()
@@ -536,35 +551,47 @@ func attack(d *daemon, rng *rand.Rand, worker int) (n int, closed bool) {
 	cc := capsule(f, propertySet(nvme.PropCC, enable, 1), nil, 0)
 	if phase < 6 { // admin queue
 		frames := adminFrames(f)
-		return shoot(d, slices.Concat(ic[:], connect, cc), stream(rng, f, frames), 200)
+		return shootAfter(d, stream(rng, f, frames), 200, ic[:], connect, cc)
 	}
 	// An I/O queue needs an association.
+	if rng.IntN(20) == 0 { // impatient: what follows Connect at once ends the connection
+		return shoot(d, slices.Concat(ic[:], connect), func(int) []byte { return cc }, 1)
+	}
 	admin, err := dialRaw(d.t, d.addr)
 	if err != nil {
 		d.t.Error(err)
 		return 0, false
 	}
 	defer admin.close()
-	if f.HeaderDigest {
-		admin.send(ic[:], connect, cc)
-	} else {
-		admin.send(icreq()[:], connect, cc)
-	}
-	if _, err := admin.next(); err != nil {
-		d.t.Errorf("ICResp: %v", err)
+	p, err := exchange(admin, ic[:], connect)
+	if err != nil {
+		d.t.Errorf("Connect: %v", err)
 		return 0, false
 	}
-	p, err := admin.next()
-	if err != nil || (*pdu.Common)(p).Type() != pdu.TypeCapsuleResp || !(*pdu.CapsuleResp)(p).CQE().Status().OK() {
-		d.t.Errorf("Connect: %x, %v", p, err)
-		return 0, false
-	}
-	me.cntlid, me.qid, me.entries = (*pdu.CapsuleResp)(p).CQE().ConnectCNTLID(), 1, 64
-	if _, err := admin.next(); err != nil { // enabled
+	me.cntlid, me.qid, me.entries = p.ConnectCNTLID(), 1, 64
+	if _, err := exchange(admin, cc); err != nil {
 		d.t.Errorf("enabling: %v", err)
 		return 0, false
 	}
-	return shoot(d, slices.Concat(ic[:], connectCapsule(f, me)), stream(rng, f, ioFrames(f)), 200)
+	return shootAfter(d, stream(rng, f, ioFrames(f)), 200, ic[:], connectCapsule(f, me))
+}
+
+// exchange sends PDUs, each after the answer to the one before, and returns the last one's completion,
+// which must be a good one.
+func exchange(h *rawHost, pdus ...[]byte) (last nvme.CQE, err error) {
+	for _, p := range pdus {
+		h.send(p)
+		q, err := h.next()
+		if err != nil {
+			return last, err
+		}
+		if (*pdu.Common)(q).Type() == pdu.TypeCapsuleResp {
+			if last = *(*pdu.CapsuleResp)(q).CQE(); !last.Status().OK() {
+				return last, fmt.Errorf("status %v", last.Status())
+			}
+		}
+	}
+	return last, nil
 }
 
 // adminFrames and ioFrames are the golden frames of the mutants.
@@ -676,6 +703,21 @@ func mutateHard(rng *rand.Rand, p []byte) []byte {
 	return p
 }
 
+// shootAfter is shoot with a prologue that awaits its answers.
+func shootAfter(d *daemon, next func(i int) []byte, count int, prologue ...[]byte) (n int, closed bool) {
+	h, err := dialRaw(d.t, d.addr)
+	if err != nil {
+		d.t.Error(err)
+		return 0, false
+	}
+	defer h.close()
+	if _, err := exchange(h, prologue...); err != nil {
+		d.t.Errorf("the prologue: %v", err)
+		return 0, false
+	}
+	return h.shoot(next, count)
+}
+
 // shoot sends a prologue and count mutants in batches until the daemon closes the connection. Batches are small
 // and each waits for the answers to the one before, so that hardly anything is sent that is not looked at.
 func shoot(d *daemon, prologue []byte, next func(i int) []byte, count int) (n int, closed bool) {
@@ -686,6 +728,10 @@ func shoot(d *daemon, prologue []byte, next func(i int) []byte, count int) (n in
 	}
 	defer h.close()
 	h.send(prologue)
+	return h.shoot(next, count)
+}
+
+func (h *rawHost) shoot(next func(i int) []byte, count int) (n int, closed bool) {
 	const batch = 25
 	for n < count {
 		var out []byte
