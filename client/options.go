@@ -61,8 +61,9 @@ type Options struct {
 	// (no DNR, and of a passing nature). Default 5; negative: never.
 	MaxRetries int
 
-	// Spin is how long a QPair's Poll looks for completions before it blocks. Default
-	// 50 µs if there is more than one processor to run on; negative: not at all.
+	// Spin is how long a QPair's Poll looks for completions before it blocks, when few
+	// commands are outstanding. Default 50 µs if there is more than one processor to run on;
+	// negative: not at all.
 	Spin time.Duration
 
 	// OnEvent, if set, gets asynchronous events, one at a time, from a goroutine of the

@@ -16,6 +16,11 @@ import (
 // Options.Spin is 0 and there is a second processor.
 const DefaultSpin = 50 * time.Microsecond
 
+// spinOutstanding is how many commands may be outstanding for Poll to spin. With more, sleeping costs no
+// throughput and lets completions and the commands that follow them gather into larger batches
+// at both ends.
+const spinOutstanding = 8
+
 // stuckWait bounds one wait for a socket that takes no more bytes.
 const stuckWait = 20 * time.Millisecond
 
@@ -94,7 +99,7 @@ func (p *QPair) Free() int { return p.w.Machine().Free() }
 
 // Poll writes completions to dst and returns how many. With wait 0 it only looks; with
 // wait > 0 it waits up to that long for the first one; with wait < 0 until there is one.
-// Before it blocks it looks again and again for the spin time.
+// Before it blocks it looks again and again for the spin time, if few commands are outstanding.
 //
 // Errors: the queue pair has failed, see Submit. Completions that had arrived are returned first.
 //
@@ -127,7 +132,7 @@ func (p *QPair) Poll(dst []Completion, wait time.Duration) (int, error) { // hot
 		if wait > 0 && now-start >= wait {
 			return 0, nil
 		}
-		if now-start < p.spin {
+		if now-start < p.spin && m.Outstanding() <= spinOutstanding {
 			runtime.Gosched()
 			continue
 		}

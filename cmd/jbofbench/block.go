@@ -167,7 +167,7 @@ Exit status: 0 all well; 1 an I/O or a verification failed, or the target is out
 	fl.BoolVar(&f.cfg.VerifyOnly, "verify_only", false, "only read the region and check it against an earlier run with the same --bs and --randseed")
 	fl.Uint64Var(&f.cfg.Seed, "randseed", 1, "seed of offsets and verify patterns")
 	fl.BoolVar(&f.cfg.ContinueOnError, "continue_on_error", false, "go on after failed I/Os")
-	fl.DurationVar(&f.spin, "spin", 0, "how long to look for completions before blocking (default 50µs; negative: block at once)")
+	fl.DurationVar(&f.spin, "spin", client.DefaultSpin, "how long to look for completions before blocking, at low depth; negative: block at once")
 	fl.IntVar(&f.cfg.TargetPID, "target_pid", 0, "report the CPU that this process uses")
 	fl.StringVar(&f.cpus, "cpus_allowed", "", "run on these CPUs only, as 0 or 0,2-3")
 	fl.IntVar(&f.gomaxprocs, "gomaxprocs", 0, "threads that run Go code (default: the number of CPUs allowed)")
