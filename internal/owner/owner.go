@@ -39,8 +39,8 @@ type Config struct {
 	Pool   *bufpool.Pool
 	// Depth is how many requests may be outstanding at the device; 0: 256.
 	Depth int
-	// Capacity is how many IOs the pipeline may hold; further ones wait in arrival
-	// order before it. 0: 4096.
+	// Capacity is how many IOs the pipeline may have queued; further ones wait in
+	// arrival order before it. 0: 4096.
 	Capacity int
 	// Clock returns monotonic nanoseconds; nil: the system's.
 	Clock func() int64
@@ -64,12 +64,12 @@ type Owner struct {
 	// mu is ownership: everything below belongs to who holds it.
 	mu       sync.Mutex
 	pipe     *pipeline.FIFO
-	slab     []*IO
-	freeTags []uint32
-	waiting  list // no tag free yet
-	staged   list // admitted, for the device queue
-	blocked  list // overlapping a CompareWrite
-	laneWait list // waiting for scratch memory
+	slab     []*IO    // by tag; grows with what is outstanding, which the transports bound
+	freeTags []uint32 // Invariant: cap(freeTags) >= len(slab)
+	waiting  list     // the pipeline is full
+	staged   list     // admitted, for the device queue
+	blocked  list     // overlapping a CompareWrite
+	laneWait list     // waiting for scratch memory
 	lanes    [laneCount]bufpool.Buf
 	laneUsed [laneCount]bool
 	locks    []*IO // CompareWrites at work
@@ -128,6 +128,13 @@ func New(cfg Config) (*Owner, error) {
 	}
 	for i := range o.freeTags {
 		o.freeTags[i] = uint32(cfg.Capacity - 1 - i)
+	}
+	// One lane is always there, so that a Compare never waits for memory that
+	// nobody wakes it for.
+	var ok bool
+	if o.lanes[0], ok = o.pool.Get(o.account, laneBytes); !ok {
+		o.account.Close()
+		return nil, errors.Join(fmt.Errorf("ssd %s: no buffer of %d bytes left for compare operations", cfg.Device.Info().Name, laneBytes), q.Close())
 	}
 	if o.sync {
 		close(o.poller)
@@ -282,6 +289,9 @@ func (o *Owner) turn() {
 	now := o.clock()
 	for progress := true; progress; {
 		progress = o.drainInbox(now)
+		for o.waiting.n > 0 && o.enqueue(o.waiting.first, now) {
+			o.waiting.pop()
+		}
 		o.tags = o.pipe.Dispatch(now, o.tags[:0])
 		for _, t := range o.tags {
 			o.admit(o.slab[t], now)
@@ -316,8 +326,10 @@ func (o *Owner) drainInbox(now int64) bool {
 		io.next = nil
 		switch {
 		case io.fetched:
+			o.pipe.Resume(now, pipeline.Tag(io.tag))
 			o.fetched(io)
 		case !io.waiter.Buf.IsZero():
+			o.pipe.Resume(now, pipeline.Tag(io.tag))
 			o.granted(io, now)
 		case o.waiting.n > 0 || !o.enqueue(io, now):
 			o.waiting.push(io)
@@ -330,7 +342,7 @@ func (o *Owner) drainInbox(now int64) bool {
 // enqueue gives io a tag and puts it into the pipeline.
 func (o *Owner) enqueue(io *IO, now int64) bool {
 	if len(o.freeTags) == 0 {
-		return false
+		o.moreTags()
 	}
 	tag := o.freeTags[len(o.freeTags)-1]
 	err := o.pipe.Enqueue(now, pipeline.IO{Tag: pipeline.Tag(tag), Tenant: io.Tenant, Op: io.Op, LenBytes: io.Len})
@@ -343,13 +355,26 @@ func (o *Owner) enqueue(io *IO, now int64) bool {
 	return true
 }
 
+// moreTags doubles the number of tags. IOs that wait for memory or for their
+// host's data keep theirs, for as long as a host takes: a fixed number would let
+// one host stop all others.
+func (o *Owner) moreTags() {
+	n := len(o.slab)
+	o.slab = append(o.slab, make([]*IO, n)...)
+	o.freeTags = make([]uint32, n, 2*n)
+	for i := range o.freeTags {
+		o.freeTags[i] = uint32(2*n - 1 - i)
+	}
+}
+
 // admit is the pipeline's word that io may begin: it gets its buffer.
 func (o *Owner) admit(io *IO, now int64) {
 	if n := io.dataBytes(); n > 0 && io.Buf.IsZero() && io.state.Load() == stateQueued {
 		io.waiter.Size = int(n)
 		if !o.pool.GetOrWait(io.Account, &io.waiter) {
 			o.stats.BufferWaits.Add(1)
-			return // resubmit brings it back, with its place in the pipeline
+			o.pipe.Pause(now, pipeline.Tag(io.tag))
+			return // resubmit brings it back
 		}
 	}
 	o.granted(io, now)
@@ -366,6 +391,7 @@ func (o *Owner) granted(io *IO, now int64) {
 	}
 	io.AdmittedNS = now
 	if io.Fetch {
+		o.pipe.Pause(now, pipeline.Tag(io.tag))
 		o.tell(io.sink, io.sink.Admitted(io))
 		return
 	}
@@ -582,9 +608,6 @@ func (o *Owner) finish(io *IO, err error) {
 				}
 			}
 		}
-	}
-	if o.waiting.n > 0 && o.enqueue(o.waiting.first, now) {
-		o.waiting.pop()
 	}
 	io.Err = err
 	io.state.Store(stateIdle)
