@@ -75,11 +75,10 @@ func (t *Target) Admin(now int64, a AdminArgs) Reply {
 	if c.gone {
 		return fail(nvme.CommandSequenceError)
 	}
-	c.seenNS = now
+	c.seenNS, c.lastOpcode = now, a.SQE.Opcode()
 	if a.SQE.Opcode() == nvme.OpFabrics {
 		return c.fabrics(a)
 	}
-	c.lastOpcode = a.SQE.Opcode()
 	if !c.ready() {
 		return fail(nvme.CommandSequenceError)
 	}
@@ -129,7 +128,7 @@ func (c *Controller) fabrics(a AdminArgs) Reply {
 	switch a.SQE.FCTYPE() {
 	case nvme.FabricsPropertyGet:
 		if a.QID != 0 {
-			return fail(nvme.CommandNotSupportedInQueue)
+			break
 		}
 		v, ok := c.property(a.SQE.Property())
 		if !ok {
@@ -138,10 +137,10 @@ func (c *Controller) fabrics(a AdminArgs) Reply {
 		return Reply{Result: v}
 	case nvme.FabricsPropertySet:
 		p := a.SQE.Property()
-		switch {
-		case a.QID != 0:
-			return fail(nvme.CommandNotSupportedInQueue)
-		case p.OFST() != nvme.PropCC || p.SizeBytes() != 4:
+		if a.QID != 0 {
+			break
+		}
+		if p.OFST() != nvme.PropCC || p.SizeBytes() != 4 {
 			return fail(nvme.InvalidField)
 		}
 		c.setCC(nvme.CC(p.VALUE()))
@@ -154,7 +153,7 @@ func (c *Controller) fabrics(a AdminArgs) Reply {
 		}
 		return Reply{Disconnect: true}
 	}
-	return fail(nvme.InvalidField)
+	return fail(nvme.InvalidOpcode) // as Linux and SPDK answer what this queue does not have
 }
 
 // property reads a property.
@@ -368,7 +367,7 @@ func log2(v uint32) (n uint) {
 func describeAdmin(opcode uint8) string {
 	names := map[uint8]string{nvme.AdminGetLogPage: "Get Log Page", nvme.AdminIdentify: "Identify", nvme.AdminAbort: "Abort",
 		nvme.AdminSetFeatures: "Set Features", nvme.AdminGetFeatures: "Get Features", nvme.AdminAsyncEvent: "Asynchronous Event Request",
-		nvme.AdminKeepAlive: "Keep Alive"}
+		nvme.AdminKeepAlive: "Keep Alive", nvme.OpFabrics: "Fabrics"}
 	if s, ok := names[opcode]; ok {
 		return s
 	}

@@ -12,7 +12,7 @@ type Plan struct {
 	Op pipeline.Op
 	// Namespace is what the command addressed; nil if it needs none.
 	Namespace *Namespace
-	// FUA: complete only when durable. Unmap: zeroes may be deallocated space.
+	// FUA, of what writes: complete only when durable. Unmap: zeroes may be deallocated space.
 	FUA, Unmap bool
 	// Offset and Len are the extent on the SSD in bytes; 0 for a flush and for
 	// DeallocateRanges, whose ranges come with the data.
@@ -54,8 +54,11 @@ func PlanIO(sqe *nvme.SQE, t *NamespaceTable, lim Limits, p *Plan) nvme.Status {
 	if sqe.PSDT() == nvme.PSDTPRP || sqe.PSDT() == 3 {
 		return nvme.InvalidField | nvme.DNR // fabrics: SGLs only
 	}
+	if sqe.Fuse() > nvme.FuseSecond {
+		return nvme.InvalidField | nvme.DNR
+	}
 	ns := t.Get(sqe.NSID())
-	if ns == nil {
+	if ns == nil { // also for one within NN that is not active, as Linux and SPDK answer
 		return nvme.InvalidNamespaceOrFormat | nvme.DNR
 	}
 	p.Namespace = ns
@@ -80,8 +83,7 @@ func PlanIO(sqe *nvme.SQE, t *NamespaceTable, lim Limits, p *Plan) nvme.Status {
 	}
 	p.Offset = ns.OffsetBytes + int64(slba<<ns.BlockShift)
 	p.Len = int64(blocks << ns.BlockShift)
-	p.FUA = sqe.CDW(12)&nvme.CDW12FUA != 0
-
+	fua := sqe.CDW(12)&nvme.CDW12FUA != 0
 	switch sqe.Opcode() {
 	case nvme.CmdRead, nvme.CmdWrite, nvme.CmdCompare:
 		if p.Len > int64(lim.MDTSBytes) {
@@ -95,11 +97,11 @@ func PlanIO(sqe *nvme.SQE, t *NamespaceTable, lim Limits, p *Plan) nvme.Status {
 	case nvme.CmdRead:
 		p.Op, p.ToHost = pipeline.Read, uint32(p.Len)
 	case nvme.CmdWrite:
-		p.Op, p.ToController = pipeline.Write, uint32(p.Len)
+		p.Op, p.ToController, p.FUA = pipeline.Write, uint32(p.Len), fua
 	case nvme.CmdCompare:
 		p.Op, p.ToController = pipeline.Compare, uint32(p.Len)
 	case nvme.CmdWriteZeroes:
-		p.Op, p.Unmap = pipeline.WriteZeroes, sqe.CDW(12)&nvme.CDW12Deallocate != 0
+		p.Op, p.FUA, p.Unmap = pipeline.WriteZeroes, fua, sqe.CDW(12)&nvme.CDW12Deallocate != 0
 	case nvme.CmdVerify:
 		p.Op = pipeline.Verify
 	}

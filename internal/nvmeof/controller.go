@@ -1,6 +1,8 @@
 package nvmeof
 
 import (
+	"maps"
+	"math"
 	"slices"
 
 	"jbofd/internal/nvme"
@@ -64,7 +66,8 @@ type Controller struct {
 	// katoMS is the keep alive timeout; 0 is none.
 	katoMS uint32
 	// seenNS is when the host was last heard of, as far as the machine knows.
-	seenNS     int64
+	seenNS int64
+	// lastOpcode is that of the last admin or fabrics command.
 	lastOpcode uint8
 
 	// queues by QID, the admin queue among them.
@@ -88,7 +91,7 @@ type Controller struct {
 func newController(t *Target, sub *subsystem, a ConnectArgs, now int64) *Controller {
 	c := &Controller{
 		HostNQN: a.Data.HostNQN(), HostID: a.Data.HostID(), SubNQN: sub.NQN, Discovery: sub.discovery, Admin: a.Conn,
-		t: t, sub: sub, port: a.Port, localAddress: a.LocalAddress, createdNS: now, seenNS: now,
+		t: t, sub: sub, port: a.Port, localAddress: a.LocalAddress, createdNS: now, seenNS: now, lastOpcode: nvme.OpFabrics,
 		queues: map[uint16]ConnID{0: a.Conn}, ioQueues: t.cfg.MaxIOQueues, changed: map[uint32]bool{},
 		table: NewNamespaceTable(sub.Namespaces, a.Data.HostNQN()),
 	}
@@ -99,17 +102,14 @@ func newController(t *Target, sub *subsystem, a ConnectArgs, now int64) *Control
 
 func (c *Controller) setKATO(ms uint32) {
 	if ms != 0 {
-		ms = max(ms, c.t.cfg.MinKATOMS)
-		ms = (ms + katoUnitMS - 1) / katoUnitMS * katoUnitMS
+		units := (uint64(max(ms, c.t.cfg.MinKATOMS)) + katoUnitMS - 1) / katoUnitMS
+		ms = uint32(min(units, math.MaxUint32/katoUnitMS)) * katoUnitMS
 	}
 	c.katoMS = ms
 }
 
 // KATOMS is the keep alive timeout in force, in milliseconds.
 func (c *Controller) KATOMS() uint32 { return c.katoMS }
-
-// LastOpcode is the opcode of the last admin command.
-func (c *Controller) LastOpcode() uint8 { return c.lastOpcode }
 
 // Queues returns the connections of all its queues.
 func (c *Controller) Queues() []ConnID {
@@ -143,13 +143,7 @@ func (c *Controller) expiry() int64 {
 
 // closeQueues asks for all connections, or those of I/O queues, to be closed.
 func (c *Controller) closeQueues(reason string, admin bool) {
-	qids := make([]uint16, 0, len(c.queues))
-	for qid := range c.queues {
-		qids = append(qids, qid)
-	}
-	slices.Sort(qids)
-	slices.Reverse(qids) // the admin queue last
-	for _, qid := range qids {
+	for _, qid := range slices.Backward(slices.Sorted(maps.Keys(c.queues))) { // the admin queue last
 		if qid == 0 && !admin {
 			continue
 		}
@@ -158,8 +152,12 @@ func (c *Controller) closeQueues(reason string, admin bool) {
 	}
 }
 
-// reset disables the controller.
+// reset disables the controller. Event requests are completed as aborted: the
+// admin queue lives on, and would otherwise fill up with them reset by reset.
 func (c *Controller) reset(reason string) {
+	for _, slot := range c.aers {
+		c.t.act(Action{Kind: ActionComplete, Conn: c.Admin, Slot: slot, Status: nvme.AbortRequested})
+	}
 	c.csts, c.aers = 0, nil
 	c.pending, c.masked = [events]bool{}, [events]bool{}
 	c.features.init()
@@ -173,9 +171,8 @@ func (c *Controller) setCC(cc nvme.CC) {
 	c.cc = cc
 	switch {
 	case cc.EN() && !was.EN():
-		if cc.MPS() != nvme.CCMPS4KiB || cc.AMS() != nvme.CCAMSRobin ||
-			cc.CSS() != nvme.CCCSSNVM && cc.CSS() != nvme.CCCSSIOCS && cc.CSS() != nvme.CCCSSAdmin ||
-			!c.Discovery && cc.CSS() != nvme.CCCSSAdmin && (cc.IOSQES() != nvme.CCIOSQES64 || cc.IOCQES() != nvme.CCIOCQES16) {
+		if cc.MPS() != nvme.CCMPS4KiB || cc.AMS() != nvme.CCAMSRobin || cc.CSS() != nvme.CCCSSNVM && cc.CSS() != nvme.CCCSSIOCS ||
+			!c.Discovery && (cc.IOSQES() != nvme.CCIOSQES64 || cc.IOCQES() != nvme.CCIOCQES16) {
 			c.csts |= nvme.CSTSCFS
 			return
 		}
@@ -191,7 +188,7 @@ func (c *Controller) setCC(cc nvme.CC) {
 }
 
 // update compares what the host sees now with what it saw.
-func (c *Controller) update(before []*Namespace) {
+func (c *Controller) update() {
 	t := NewNamespaceTable(c.sub.Namespaces, c.HostNQN)
 	old := c.table
 	c.table = t
@@ -212,15 +209,15 @@ func (c *Controller) update(before []*Namespace) {
 		}
 	}
 	if ana {
-		c.sub.changeCount++
+		c.sub.accessChanged(c.t.version)
 		c.raise(eventANA)
 	}
 	if attr {
 		c.raise(eventNamespace)
 	}
-	for qid, conn := range c.queues {
+	for _, qid := range slices.Sorted(maps.Keys(c.queues)) {
 		if qid != 0 {
-			c.t.act(Action{Kind: ActionTable, Conn: conn, Table: t, Version: c.t.version})
+			c.t.act(Action{Kind: ActionTable, Conn: c.queues[qid], Table: t, Version: c.t.version})
 		}
 	}
 }

@@ -4,13 +4,34 @@ import "jbofd/internal/nvme"
 
 // features are the values that a host has set on its controller.
 type features struct {
-	arbitration, power, errorRecovery, writeAtomicity uint32
-	temperature                                       [2]uint32 // over, under
-	asyncEvents                                       uint32
-	behavior                                          nvme.HostBehavior
-	timestampMS                                       uint64
-	timestampAtNS                                     int64
-	timestampSet                                      bool
+	arbitration, power, writeAtomicity uint32
+	temperature                        [2]uint32 // over, under
+	asyncEvents                        uint32
+	behavior                           nvme.HostBehavior
+	timestampMS                        uint64
+	timestampAtNS                      int64
+	timestampSet                       bool
+	// errorRecovery is that of namespaces not in errorRecoveryOf, by NSID.
+	errorRecovery   uint32
+	errorRecoveryOf map[uint32]uint32
+}
+
+func (f *features) setErrorRecovery(nsid, v uint32) {
+	if nsid == nvme.NSIDBroadcast {
+		f.errorRecovery, f.errorRecoveryOf = v, nil
+		return
+	}
+	if f.errorRecoveryOf == nil {
+		f.errorRecoveryOf = map[uint32]uint32{}
+	}
+	f.errorRecoveryOf[nsid] = v
+}
+
+func (f *features) errorRecoveryFor(nsid uint32) uint32 {
+	if v, ok := f.errorRecoveryOf[nsid]; ok {
+		return v
+	}
+	return f.errorRecovery
 }
 
 // Defaults: temperature thresholds in kelvin, the over threshold at WCTEMP.
@@ -33,9 +54,6 @@ func featureBytes(fid uint8, sqe *nvme.SQE) uint32 {
 		return 512
 	case nvme.FIDHostIdentifier:
 		if sqe.Opcode() == nvme.AdminGetFeatures {
-			if sqe.CDW(11)&nvme.HostIdentifierEXHID == 0 {
-				return 8
-			}
 			return 16
 		}
 	}
@@ -103,7 +121,7 @@ func (c *Controller) setFeatures(now int64, a AdminArgs) Reply {
 		if v&nvme.ErrorRecoveryDULBE != 0 { // NSFEAT says no
 			return fail(nvme.InvalidField)
 		}
-		f.errorRecovery = v
+		f.setErrorRecovery(a.SQE.NSID(), v)
 	case nvme.FIDVolatileWriteCache:
 		if v&nvme.VolatileWriteCacheWCE == 0 {
 			return fail(nvme.FeatureNotChangeable)
@@ -155,6 +173,9 @@ func (c *Controller) getFeatures(now int64, a AdminArgs) Reply {
 	if nsid := a.SQE.NSID(); caps&nvme.FeatureNSSpecific != 0 && nsid != nvme.NSIDBroadcast && c.table.Get(nsid) == nil {
 		return fail(nvme.InvalidNamespaceOrFormat)
 	}
+	if g.FID() == nvme.FIDHostIdentifier && g.SEL() != nvme.SELSupported && g.Value()&nvme.HostIdentifierEXHID == 0 {
+		return fail(nvme.InvalidField) // over fabrics they have 128 bits
+	}
 	f := c.features
 	switch g.SEL() {
 	case nvme.SELCurrent:
@@ -173,12 +194,12 @@ func (c *Controller) getFeatures(now int64, a AdminArgs) Reply {
 		r.Result = uint64(f.power)
 	case nvme.FIDTemperatureThreshold:
 		kind := g.Value() >> 20 & 3
-		if kind > 1 {
+		if kind > 1 || g.Value()>>16&0xf != 0 { // the composite temperature only
 			return fail(nvme.InvalidField)
 		}
 		r.Result = uint64(f.temperature[kind])
 	case nvme.FIDErrorRecovery:
-		r.Result = uint64(f.errorRecovery)
+		r.Result = uint64(f.errorRecoveryFor(a.SQE.NSID()))
 	case nvme.FIDVolatileWriteCache:
 		r.Result = nvme.VolatileWriteCacheWCE
 	case nvme.FIDNumberOfQueues:

@@ -1,6 +1,11 @@
 package nvmeof
 
-import "jbofd/internal/nvme"
+import (
+	"net/netip"
+	"slices"
+
+	"jbofd/internal/nvme"
+)
 
 // maxANAGroups is ANAGRPMAX: groups are numbered 1 to it.
 const maxANAGroups = 32
@@ -33,7 +38,7 @@ func (c *Controller) getLogPage(now int64, a AdminArgs) Reply {
 		l.SetFRS(1, c.t.cfg.Firmware)
 		log = l[:]
 	case lid == nvme.LIDChangedNS:
-		log, clears = c.changedLog(!g.RAE()), eventNamespace
+		log, clears = c.changedLog(), eventNamespace
 	case lid == nvme.LIDEffects:
 		if g.CSI() != nvme.CSINVM {
 			return fail(nvme.InvalidField)
@@ -51,6 +56,9 @@ func (c *Controller) getLogPage(now int64, a AdminArgs) Reply {
 	clear(a.Data[n:])
 	if clears != events && !g.RAE() {
 		c.clearEvent(clears)
+		if clears == eventNamespace {
+			clear(c.changed)
+		}
 	}
 	return Reply{Len: len(a.Data)}
 }
@@ -95,7 +103,7 @@ func (c *Controller) smartLog(now int64, u Usage) []byte {
 }
 
 // changedLog is the Changed Namespace List; reading it without RAE empties it.
-func (c *Controller) changedLog(forget bool) []byte {
+func (c *Controller) changedLog() []byte {
 	var ids []uint32
 	for nsid := uint32(1); nsid <= MaxNSID; nsid++ {
 		if c.changed[nsid] {
@@ -104,9 +112,6 @@ func (c *Controller) changedLog(forget bool) []byte {
 	}
 	var l nvme.NSList
 	l.FillChanged(ids)
-	if forget {
-		clear(c.changed)
-	}
 	return l[:]
 }
 
@@ -141,6 +146,7 @@ func (c *Controller) anaLog(groupsOnly bool) []byte {
 	if len(groups) == 0 { // a host without namespaces still sees its group
 		groups, states[1] = []uint32{1}, nvme.ANAStateOptimized
 	}
+	slices.Sort(groups)
 	log := nvme.AppendANAHeader(nil, c.sub.changeCount, uint16(len(groups)))
 	for _, id := range groups {
 		nsids := members[id]
@@ -162,6 +168,12 @@ func (c *Controller) discoveryLog() []byte {
 	add := func(p Port, subtype uint8, nqn string, eflags uint16) {
 		if p.Wildcard {
 			p.Address = c.localAddress
+			// What listens on every address takes both families.
+			if ip, err := netip.ParseAddr(p.Address); err == nil && ip.Is6() {
+				p.ADRFAM = nvme.ADRFAMIPv6
+			} else if err == nil {
+				p.ADRFAM = nvme.ADRFAMIPv4
+			}
 		}
 		var e nvme.DiscoveryEntry
 		e.SetTRTYPE(p.TRTYPE)

@@ -16,8 +16,8 @@ package nvmeof
 
 import (
 	"fmt"
+	"maps"
 	"slices"
-	"sort"
 
 	"jbofd/internal/invariants"
 	"jbofd/internal/nvme"
@@ -131,8 +131,18 @@ type subsystem struct {
 	SubsystemState
 	discovery bool
 	ctrls     []*Controller
-	// changeCount counts changes of asymmetric access.
-	changeCount uint64
+	// changeCount counts changes of asymmetric access, changeVersion is the target's
+	// version at the last of them.
+	changeCount, changeVersion uint64
+}
+
+// accessChanged counts a change of asymmetric access, once for each Apply however
+// many controllers see it.
+func (s *subsystem) accessChanged(version uint64) {
+	if s.changeVersion != version {
+		s.changeVersion = version
+		s.changeCount++
+	}
 }
 
 func (s *subsystem) allows(hostNQN string) bool {
@@ -177,17 +187,17 @@ func (t *Target) Apply(state State) {
 		if s.AllowAnyHost != st.AllowAnyHost || !slices.Equal(s.Hosts, st.Hosts) {
 			discoveryChanged = true
 		}
-		before := s.SubsystemState
 		s.SubsystemState = st
 		for _, c := range slices.Clone(s.ctrls) {
 			if !s.allows(c.HostNQN) {
 				t.drop(c, "host "+c.HostNQN+" is no longer allowed")
 				continue
 			}
-			c.update(before.Namespaces)
+			c.update()
 		}
 	}
-	for _, s := range old {
+	for _, nqn := range slices.Sorted(maps.Keys(old)) {
+		s := old[nqn]
 		discoveryChanged = true
 		for _, c := range slices.Clone(s.ctrls) {
 			t.drop(c, "subsystem "+s.NQN+" was removed")
@@ -227,9 +237,15 @@ type ConnectReply struct {
 	Version    uint64
 }
 
-// refuse makes a failed reply.
+// refuse makes a failed reply that a retry cannot change.
 func refuse(s nvme.Status, label, format string, args ...any) ConnectReply {
 	return ConnectReply{Status: s | nvme.DNR, Label: label, Reason: fmt.Sprintf(format, args...)}
+}
+
+// busy makes a failed reply that a retry may change: without DNR, or a host that
+// reconnects while its old association still counts would give up for good.
+func busy(label, format string, args ...any) ConnectReply {
+	return ConnectReply{Status: nvme.ConnectControllerBusy, Label: label, Reason: fmt.Sprintf(format, args...)}
 }
 
 // refuseField makes a reply that names the parameter at fault.
@@ -279,10 +295,10 @@ func (t *Target) connectAdmin(now int64, a ConnectArgs, sub *subsystem, hostNQN 
 		return refuseField("cntlid", &nvme.ConnectFault{InData: true, Offset: nvme.ConnectDataOffCNTLID, What: fmt.Sprintf("CNTLID %#x, controllers are dynamic: must be 0xffff", id)})
 	}
 	if len(t.ctrls) >= t.cfg.MaxControllers {
-		return refuse(nvme.ConnectControllerBusy, "controllers", "%d controllers exist, the limit", len(t.ctrls))
+		return busy("controllers", "%d controllers exist, the limit", len(t.ctrls))
 	}
 	if t.hosts[hostNQN] == 0 && len(t.hosts) >= t.cfg.MaxHosts {
-		return refuse(nvme.ConnectControllerBusy, "hosts", "%d hosts are connected, the limit", len(t.hosts))
+		return busy("hosts", "%d hosts are connected, the limit", len(t.hosts))
 	}
 	c := newController(t, sub, a, now)
 	for {
@@ -304,11 +320,15 @@ func (t *Target) connectAdmin(now int64, a ConnectArgs, sub *subsystem, hostNQN 
 
 func (t *Target) connectIO(now int64, a ConnectArgs, sub *subsystem, hostNQN string, r ConnectReply) ConnectReply {
 	c := t.ctrls[a.Data.CNTLID()]
-	if c == nil || c.sub != sub || c.HostNQN != hostNQN || c.HostID != a.Data.HostID() {
+	switch {
+	case c == nil || c.sub != sub:
 		return refuseField("cntlid", &nvme.ConnectFault{InData: true, Offset: nvme.ConnectDataOffCNTLID, What: fmt.Sprintf("host %s has no controller %#x in %s", hostNQN, a.Data.CNTLID(), sub.NQN)})
-	}
-	if sub.discovery {
-		return refuse(nvme.InvalidQueueType, "queue", "discovery controllers have no I/O queues")
+	case c.HostNQN != hostNQN:
+		return refuseField("host", &nvme.ConnectFault{InData: true, Offset: nvme.ConnectDataOffHOSTNQN, What: fmt.Sprintf("controller %#x is not of host %s", c.ID, hostNQN)})
+	case c.HostID != a.Data.HostID():
+		return refuseField("host", &nvme.ConnectFault{InData: true, Offset: nvme.ConnectDataOffHOSTID, What: fmt.Sprintf("controller %#x is of another host identifier than %s", c.ID, a.Data.HostID())})
+	case sub.discovery:
+		return refuseField("qid", &nvme.ConnectFault{Offset: nvme.ConnectOffQID, What: "discovery controllers have no I/O queues"})
 	}
 	if !c.ready() {
 		return refuse(nvme.CommandSequenceError, "sequence", "controller %#x is not enabled", c.ID)
@@ -368,7 +388,7 @@ func (t *Target) NextExpiry() (at int64, ok bool) {
 // alive timeout. seen returns the time of the last command on any of the
 // controller's queues: I/O counts as a sign of life (traffic based keep alive).
 func (t *Target) Expire(now int64, seen func(*Controller) int64) {
-	for _, c := range t.ctrls {
+	for _, c := range t.Controllers() {
 		e := c.expiry()
 		if e == 0 || e > now {
 			continue
@@ -385,9 +405,8 @@ func (t *Target) Expire(now int64, seen func(*Controller) int64) {
 // Controllers returns every controller, by CNTLID.
 func (t *Target) Controllers() []*Controller {
 	all := make([]*Controller, 0, len(t.ctrls))
-	for _, c := range t.ctrls {
-		all = append(all, c)
+	for _, id := range slices.Sorted(maps.Keys(t.ctrls)) {
+		all = append(all, t.ctrls[id])
 	}
-	sort.Slice(all, func(i, j int) bool { return all[i].ID < all[j].ID })
 	return all
 }
