@@ -2,41 +2,547 @@ package e2e
 
 import (
 	"bytes"
+	"errors"
+	"fmt"
 	"os"
+	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
-	"sync"
-	"sync/atomic"
 	"testing"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus/testutil/promlint"
 
 	"jbofd/client"
+	"jbofd/internal/nvme"
 )
 
-// TestWhatIsWrittenIsRead is the smoke test: a daemon, a host, a block.
-func TestWhatIsWrittenIsRead(t *testing.T) {
+// twoTenants are two subsystems on two drives: a is host a's alone; b is for both, but its
+// namespace 2 is host b's alone.
+const twoTenants = `  - nqn: nqn.2026-11.example.jbofd:a
+    hosts: [nqn.2026-11.example.host:a]
+    namespaces:
+      - {nsid: 1, ssd: ssd0, size: 16MiB, block_size: 512}
+  - nqn: nqn.2026-11.example.jbofd:b
+    hosts: [nqn.2026-11.example.host:a, nqn.2026-11.example.host:b]
+    namespaces:
+      - {nsid: 1, ssd: ssd1, size: 16MiB, block_size: 4096}
+      - {nsid: 2, ssd: ssd0, size: 8MiB, block_size: 512, hosts: [nqn.2026-11.example.host:b]}
+`
+
+const twoFiles = fileSSD + "  - {name: ssd1, backend: file, path: \"@DIR@/ssd1.img\", size: 64MiB, create: true}\n"
+
+// TestWhoSeesWhat: hosts get into the subsystems that allow them, see the namespaces that are theirs, and
+// discovery tells them of no others, on its own port and on the I/O port.
+func TestWhoSeesWhat(t *testing.T) {
+	t.Parallel()
+	d := start(t, setup{ssds: twoFiles, subsystems: twoTenants})
+	for _, c := range []struct {
+		host string
+		sees map[string][]uint32
+	}{
+		{hostA, map[string][]uint32{nqnA: {1}, nqnB: {1}}},
+		{hostB, map[string][]uint32{nqnB: {1, 2}}},
+		{"nqn.2026-11.example.host:stranger", nil},
+	} {
+		for _, sub := range []string{nqnA, nqnB} {
+			o := d.options(c.host, sub)
+			o.CtrlLossTimeout = -1
+			want, allowed := c.sees[sub]
+			if !allowed {
+				cl, err := client.Connect(ctx(t), o)
+				var st *client.StatusError
+				if !errors.As(err, &st) || st.Status.Code() != nvme.ConnectInvalidHost || !st.Status.DNR() {
+					t.Errorf("%s to %s: %v, want status Connect Invalid Host, do not retry", c.host, sub, err)
+				}
+				if err == nil {
+					_ = cl.Close()
+				}
+				continue
+			}
+			ids, err := d.connect(o).NamespaceIDs(ctx(t))
+			if err != nil || !slices.Equal(ids, want) {
+				t.Errorf("%s sees namespaces %v of %s, %v; want %v", c.host, ids, sub, err, want)
+			}
+		}
+		for _, address := range []string{d.discovery, d.addr} {
+			log, err := client.Discover(ctx(t), client.Options{Address: address, HostNQN: c.host})
+			if err != nil {
+				t.Fatal(err)
+			}
+			var subs []string
+			for _, e := range log.Entries {
+				if e.Type != client.Storage {
+					continue
+				}
+				subs = append(subs, e.SubNQN)
+				if e.Transport != "tcp" || e.Family != "ipv4" || e.Address() != d.addr {
+					t.Errorf("%s on %s is told of %s at %s %s %s, want tcp ipv4 %s", c.host, address, e.SubNQN, e.Transport, e.Family, e.Address(), d.addr)
+				}
+			}
+			slices.Sort(subs)
+			var want []string
+			for sub := range c.sees {
+				want = append(want, sub)
+			}
+			slices.Sort(want)
+			if !slices.Equal(subs, want) {
+				t.Errorf("%s on %s discovers %v, want %v", c.host, address, subs, want)
+			}
+		}
+	}
+	if n := d.metric("jbof_connect_failures_total", "reason", "host"); n != 3 {
+		t.Errorf("%v refused hosts are counted, want 3", n)
+	}
+	// A namespace that is not shown cannot be used either.
+	a := d.connect(d.options(hostA, nqnB))
+	if _, err := a.IOPassthru(ctx(t), func() nvme.SQE { e := rw(nvme.CmdFlush, 0, 0, 1); e.SetNSID(2); return e }(), nil); !errors.Is(err, client.ErrNamespaceGone) {
+		t.Errorf("a host flushes a namespace that is not its own: %v", err)
+	}
+}
+
+// TestIdentityIsStableOverRestarts: serial, model, UUID, NGUID and EUI64, and the data.
+func TestIdentityIsStableOverRestarts(t *testing.T) {
+	t.Parallel()
+	d := start(t, setup{ssds: twoFiles, subsystems: twoTenants})
+	data := make([]byte, 64<<10)
+	fill(data, 0, 1)
+	look := func() (out []string) {
+		for _, x := range []struct {
+			sub   string
+			nsids []uint32
+		}{{nqnA, []uint32{1}}, {nqnB, []uint32{1}}} {
+			c := d.connect(d.options(hostA, x.sub))
+			id, err := c.Identity(ctx(t))
+			if err != nil {
+				t.Fatal(err)
+			}
+			out = append(out, fmt.Sprint(id.Serial, id.Model, id.SubNQN))
+			for _, nsid := range x.nsids {
+				i := open(t, c, nsid).Info()
+				if i.UUID == [16]byte{} || i.NGUID == [16]byte{} || i.EUI64 == [8]byte{} {
+					t.Errorf("%s namespace %d: an empty identifier: %+v", x.sub, nsid, i)
+				}
+				out = append(out, fmt.Sprintf("%+v", i))
+			}
+			if err := c.Close(); err != nil {
+				t.Error(err)
+			}
+		}
+		return out
+	}
+	n := d.namespace(d.options(hostA, nqnA), 1)
+	if _, err := n.WriteAt(ctx(t), data, 1<<20, client.FUA); err != nil {
+		t.Fatal(err)
+	}
+	before := look()
+	for _, how := range []string{"SIGTERM", "kill -9"} {
+		if how == "SIGTERM" {
+			d.term()
+		} else {
+			d.kill()
+		}
+		d.launch()
+		if after := look(); !slices.Equal(before, after) {
+			t.Errorf("after %s:\n%v\nbefore:\n%v", how, after, before)
+		}
+		got := make([]byte, len(data))
+		if _, err := n.ReadAt(ctx(t), got, 1<<20); err != nil || !bytes.Equal(got, data) {
+			t.Errorf("after %s: the data differ, or %v", how, err)
+		}
+	}
+}
+
+// TestNamespacesComeGrowAndGoLive: a connected host is told and sees it, its I/O to others goes on, and
+// a persistent discovery connection is told of a new subsystem.
+func TestNamespacesComeGrowAndGoLive(t *testing.T) {
+	t.Parallel()
+	d := start(t, oneMem)
+	events := make(chan client.Event, 100)
+	o := d.options(hostA, nqnA)
+	o.OnEvent = func(e client.Event) { events <- e }
+	c := d.connect(o)
+	disc, err := client.ConnectDiscovery(ctx(t), client.Options{Address: d.discovery, HostNQN: hostA})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = disc.Close() })
+	if log, err := disc.Log(ctx(t)); err != nil {
+		t.Fatal(err)
+	} else if i := slices.IndexFunc(log.Entries, func(e client.DiscoveryEntry) bool { return e.SubNQN == nqnB }); i >= 0 {
+		t.Fatal("the subsystem to come is there already")
+	}
+	good := startVictim(t, d, d.options(hostB, nqnA), 1)
+
+	expect := func(what string, nsid uint32) {
+		t.Helper()
+		select {
+		case e := <-events:
+			if e.Kind != client.EventNamespaces || !slices.Equal(e.NSIDs, []uint32{nsid}) {
+				t.Errorf("%s: event %+v", what, e)
+			}
+		case <-time.After(wait):
+			t.Fatalf("%s: no event", what)
+		}
+	}
+	s := oneMem
+	s.subsystems += "      - {nsid: 2, ssd: ssd0, size: 8MiB, block_size: 4096}\n"
+	if !d.reload(s) {
+		t.Fatal("adding a namespace was refused")
+	}
+	expect("added", 2)
+	two := open(t, c, 2)
+	data := make([]byte, 8192)
+	fill(data, 0, 2)
+	if _, err := two.WriteAt(ctx(t), data, 0, 0); err != nil {
+		t.Fatal(err)
+	}
+
+	s.subsystems = strings.Replace(s.subsystems, "size: 8MiB", "size: 12MiB", 1)
+	if !d.reload(s) {
+		t.Fatal("growing a namespace was refused")
+	}
+	expect("grown", 2)
+	if err := two.Refresh(ctx(t)); err != nil || two.Size() != 12<<20 {
+		t.Errorf("the grown namespace has %d bytes, %v", two.Size(), err)
+	}
+	if _, err := two.WriteAt(ctx(t), data, 12<<20-8192, 0); err != nil {
+		t.Errorf("writing at the new end: %v", err)
+	}
+	got := make([]byte, len(data))
+	if _, err := two.ReadAt(ctx(t), got, 0); err != nil || !bytes.Equal(got, data) {
+		t.Errorf("the grown namespace lost its data, or %v", err)
+	}
+
+	if !d.reload(oneMem) {
+		t.Fatal("removing a namespace was refused")
+	}
+	expect("removed", 2)
+	if _, err := two.ReadAt(ctx(t), got, 0); !errors.Is(err, client.ErrNamespaceGone) {
+		t.Errorf("reading a removed namespace: %v", err)
+	}
+
+	s = oneMem
+	s.subsystems += "  - {nqn: " + nqnB + ", hosts: [" + hostA + "], namespaces: [{nsid: 1, ssd: ssd0, size: 4MiB}]}\n"
+	if !d.reload(s) {
+		t.Fatal("adding a subsystem was refused")
+	}
+	select {
+	case <-disc.Changed():
+	case <-time.After(wait):
+		t.Fatal("discovery has not told of the new subsystem")
+	}
+	if log, err := disc.Log(ctx(t)); err != nil || !slices.ContainsFunc(log.Entries, func(e client.DiscoveryEntry) bool { return e.SubNQN == nqnB }) {
+		t.Errorf("the new subsystem is not in the discovery log %+v, %v", log, err)
+	}
+	nb := d.namespace(d.options(hostA, nqnB), 1)
+
+	// A host that is no longer allowed is put out.
+	s.subsystems = strings.Replace(s.subsystems, "hosts: ["+hostA+"]", "hosts: ["+hostB+"]", 1)
+	if !d.reload(s) {
+		t.Fatal("changing the hosts was refused")
+	}
+	eventually(t, "the host that may no longer is put out", func() bool { return d.metric("jbof_connections") == 2+2+1 })
+	_ = nb
+	good.progress(10)
+	good.stop()
+}
+
+// TestABadReloadChangesNothing: the reason is logged with the line, and the old configuration stays.
+func TestABadReloadChangesNothing(t *testing.T) {
 	t.Parallel()
 	d := start(t, oneMem)
 	n := d.namespace(d.options(hostA, nqnA), 1)
-	w, r := make([]byte, 8192), make([]byte, 8192)
-	fill(w, 0, 1)
-	if _, err := n.WriteAt(ctx(t), w, 4096, 0); err != nil {
+	for _, c := range []struct {
+		name, subsystems string
+		words            []string
+	}{
+		{"unknown key", strings.Replace(openSubsystem, "allow_any_host", "allow_anyone", 1), []string{"jbofd.yaml:", "allow_anyone"}},
+		{"unknown ssd", strings.Replace(openSubsystem, "ssd0", "ssd7", 1), []string{"ssd7"}},
+		{"shrunk", strings.Replace(openSubsystem, "64MiB", "32MiB", 1), []string{"shrink"}},
+		{"no room", strings.Replace(openSubsystem, "64MiB", "64GiB", 1), []string{"64GiB"}},
+		{"not YAML", "  - ][\n", []string{"jbofd.yaml:"}},
+	} {
+		s := oneMem
+		s.subsystems = c.subsystems
+		if d.reload(s) {
+			t.Errorf("%s: accepted", c.name)
+		}
+		if len(d.log.find(append(c.words, "reload refused")...)) == 0 {
+			t.Errorf("%s: no line of the log says %q", c.name, c.words)
+		}
+		if _, err := n.ReadAt(ctx(t), make([]byte, 4096), 0); err != nil {
+			t.Errorf("%s: the old namespace does not serve: %v", c.name, err)
+		}
+		if err := n.Refresh(ctx(t)); err != nil || n.Size() != 64<<20 {
+			t.Errorf("%s: the namespace has %d bytes, %v", c.name, n.Size(), err)
+		}
+	}
+	// An SSD more needs a restart.
+	s := oneMem
+	s.ssds += "  - {name: ssd1, backend: mem, size: 64MiB}\n"
+	if d.reload(s) {
+		t.Error("a new ssd was accepted live")
+	}
+	if !d.reload(oneMem) {
+		t.Error("the old configuration is refused now")
+	}
+}
+
+// TestAForeignDriveIsLeftAlone: a non-empty file that is not jbofd's is refused with a message that says so,
+// and not a byte of it is changed; the other drive serves and /readyz says what is missing.
+func TestAForeignDriveIsLeftAlone(t *testing.T) {
+	t.Parallel()
+	d := newDaemon(t, setup{ssds: twoFiles, subsystems: openSubsystem +
+		"      - {nsid: 2, ssd: ssd1, size: 4MiB}\n"})
+	foreign := make([]byte, 64<<20)
+	fill(foreign[512<<10:2<<20], 0, 9) // not even at its beginning
+	path := filepath.Join(d.dir, "ssd1.img")
+	if err := os.WriteFile(path, foreign, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := n.ReadAt(ctx(t), r, 4096); err != nil {
+	d.launch()
+	if len(d.log.find("drive left out", "ssd1")) == 0 {
+		t.Error("the log does not say that ssd1 is left out")
+	}
+	code, body := d.get("/readyz")
+	if code != 503 || !strings.Contains(body, "ssd1") || strings.Contains(body, "ssd0") {
+		t.Errorf("/readyz: %d %s, want 503 naming ssd1 only", code, body)
+	}
+	if code, _ := d.get("/healthz"); code != 200 {
+		t.Errorf("/healthz: %d", code)
+	}
+	c := d.connect(d.options(hostA, nqnA))
+	if ids, err := c.NamespaceIDs(ctx(t)); err != nil || !slices.Equal(ids, []uint32{1}) {
+		t.Errorf("namespaces %v, %v; want 1, whose drive is there", ids, err)
+	}
+	if _, err := open(t, c, 1).ReadAt(ctx(t), make([]byte, 512), 0); err != nil {
+		t.Error(err)
+	}
+	if now, err := os.ReadFile(path); err != nil || !bytes.Equal(now, foreign) {
+		t.Errorf("the foreign file was changed, or %v", err)
+	}
+}
+
+// TestOnlyForeignDrivesAreNoReasonToRun: with no drive to serve the daemon says why and ends.
+func TestOnlyForeignDrivesAreNoReasonToRun(t *testing.T) {
+	t.Parallel()
+	d := newDaemon(t, setup{ssds: fileSSD, subsystems: openSubsystem})
+	if err := os.WriteFile(filepath.Join(d.dir, "ssd0.img"), bytes.Repeat([]byte("precious"), 16<<20), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if !bytes.Equal(r, w) {
-		t.Fatal("read something else than was written")
+	d.spawn()
+	<-d.exited
+	if d.cmd.ProcessState.Success() || len(d.log.find("jbofd:", "ssd0")) == 0 {
+		t.Errorf("ended with %v and said\n%s", d.cmd.ProcessState, d.log)
 	}
-	_ = promlint.New
-	_ = os.Remove
-	_ = filepath.Join
-	_ = strings.Join
-	_ = sync.OnceFunc
-	_ = atomic.AddInt64
-	_ = time.Now
-	_ = client.FUA
+}
+
+// TestADriveHasOneDaemon: the second is refused with a message that names the file; the first serves on.
+func TestADriveHasOneDaemon(t *testing.T) {
+	t.Parallel()
+	d := start(t, setup{ssds: fileSSD, subsystems: openSubsystem})
+	n := d.namespace(d.options(hostA, nqnA), 1)
+	second := newDaemon(t, setup{ssds: strings.ReplaceAll(fileSSD, "@DIR@", d.dir), subsystems: openSubsystem})
+	second.spawn()
+	<-second.exited
+	if second.cmd.ProcessState.Success() || len(second.log.find("in use")) == 0 && len(second.log.find("locked")) == 0 {
+		t.Errorf("the second daemon ended with %v and said\n%s", second.cmd.ProcessState, second.log)
+	}
+	if _, err := n.WriteAt(ctx(t), make([]byte, 4096), 0, client.FUA); err != nil {
+		t.Error(err)
+	}
+}
+
+// TestStoppingUnderLoad: SIGTERM ends the daemon within its time although hosts go on; commands that
+// completed were carried out, and hosts find everything when it is back.
+func TestStoppingUnderLoad(t *testing.T) {
+	t.Parallel()
+	d := start(t, setup{ssds: fileSSD, subsystems: openSubsystem})
+	good := startVictim(t, d, d.options(hostA, nqnA), 8)
+	good.progress(100)
+	if took := d.term(); took > stopLimit {
+		t.Errorf("stopped after %v, the limit is %v", took, stopLimit)
+	} else {
+		t.Logf("stopped after %v under load", took)
+	}
+	if len(d.log.find("after drain_timeout")) > 0 {
+		t.Error("commands that were under way were not finished in time, with a drive that is fast")
+	}
+	d.launch()
+	good.progress(100)
+	good.stop()
+}
+
+// TestCommandsUnderWayAreFinishedBeforeTheEnd: with a slow drive and a full queue, SIGTERM waits for them.
+func TestCommandsUnderWayAreFinishedBeforeTheEnd(t *testing.T) {
+	t.Parallel()
+	s := oneMem
+	s.ssds = "  - {name: ssd0, backend: mem, size: 128MiB, fault: {delay: 1s, delay_probability: 1}}\n"
+	d := start(t, s)
+	o := d.options(hostA, nqnA)
+	o.QPairs, o.CtrlLossTimeout = 1, -1
+	q, err := d.connect(o).OpenQPair(ctx(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = q.Close() }()
+	const n = 32
+	cmds := make([]client.Command, n)
+	for i := range cmds {
+		client.SetRW(&cmds[i], client.OpWrite, 1, uint64(i), 1)
+		cmds[i].Data = make([]byte, 512)
+	}
+	if k, err := q.Submit(cmds); k != n || err != nil {
+		t.Fatal(k, err)
+	}
+	eventually(t, "the commands are with the drive", func() bool { return d.metric("jbof_ssd_io_now") == n })
+	done := make(chan time.Duration)
+	go func() { done <- d.term() }()
+	comps := make([]client.Completion, n)
+	for got := 0; got < n; {
+		k, err := q.Poll(comps, wait)
+		if err != nil || k == 0 {
+			t.Fatalf("%d of %d commands were answered, then %v", got, n, err)
+		}
+		for _, c := range comps[:k] {
+			if !c.Status.OK() {
+				t.Errorf("status %v", c.Status)
+			}
+		}
+		got += k
+	}
+	if took := <-done; took > stopLimit {
+		t.Errorf("stopped after %v", took)
+	}
+}
+
+// TestADriveThatNeverAnswersDoesNotStopTheEnd.
+func TestADriveThatNeverAnswersDoesNotStopTheEnd(t *testing.T) {
+	t.Parallel()
+	s := oneMem
+	s.ssds = "  - {name: ssd0, backend: mem, size: 128MiB, fault: {delay: 60s, delay_probability: 1}}\n"
+	s.limits = "drain_timeout: 1s"
+	d := start(t, s)
+	_, io := d.rawQueue(hostA, nqnA, 0, 32)
+	io.send(io.capsule(rw(nvme.CmdRead, 1, 0, 1), nil, 512))
+	eventually(t, "the command is with the drive", func() bool { return d.metric("jbof_ssd_io_now") == 1 })
+	if took := d.term(); took > stopLimit {
+		t.Errorf("stopped after %v", took)
+	}
+}
+
+// TestValidateSaysWhatIsWrong with file, line and field, and what is right.
+func TestValidateSaysWhatIsWrong(t *testing.T) {
+	t.Parallel()
+	d := newDaemon(t, oneMem)
+	if out, err := exec.Command(*binaryPath, "validate", d.file).CombinedOutput(); err != nil {
+		t.Errorf("a good file: %v\n%s", err, out)
+	}
+	s := oneMem
+	s.subsystems = strings.Replace(openSubsystem, "block_size: 512", "block_size: 513", 1)
+	d.write(s)
+	out, err := exec.Command(*binaryPath, "validate", d.file).CombinedOutput()
+	if err == nil || !strings.Contains(string(out), "jbofd.yaml:") || !strings.Contains(string(out), "block_size") || !strings.Contains(string(out), "4096") {
+		t.Errorf("a bad file: %v\n%s", err, out)
+	}
+}
+
+// TestALiveScrapeIsClean: promlint finds nothing, every name is in docs/operations.md, tenants have series of their own,
+// and the probes answer.
+func TestALiveScrapeIsClean(t *testing.T) {
+	t.Parallel()
+	d := start(t, setup{ssds: twoFiles, subsystems: twoTenants})
+	a, b := d.namespace(d.options(hostA, nqnA), 1), d.namespace(d.options(hostB, nqnB), 1)
+	for i, n := range []*client.Namespace{a, b} {
+		for range i + 2 {
+			if _, err := n.WriteAt(ctx(t), make([]byte, 8192), 0, 0); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if _, err := n.ReadAt(ctx(t), make([]byte, 4096), 0); err != nil {
+			t.Fatal(err)
+		}
+		if err := n.Flush(ctx(t)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	_, body := d.get("/metrics")
+	problems, err := promlint.New(strings.NewReader(body)).Lint()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, p := range problems {
+		if strings.HasPrefix(p.Metric, "jbof_") {
+			t.Errorf("%s: %s", p.Metric, p.Text)
+		}
+	}
+	docs, err := os.ReadFile("../../docs/operations.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	f := d.scrape()
+	for name := range f {
+		if strings.HasPrefix(name, "jbof_") && !bytes.Contains(docs, []byte("`"+name+"`")) {
+			t.Errorf("%s is not in docs/operations.md", name)
+		}
+	}
+	for _, c := range []struct {
+		name   string
+		labels []string
+		want   float64
+	}{
+		{"jbof_io_completed_total", []string{"tenant", hostA, "ssd", "ssd0", "op", "write"}, 2},
+		{"jbof_io_bytes_total", []string{"tenant", hostA, "ssd", "ssd0", "op", "write"}, 2 * 8192},
+		{"jbof_io_completed_total", []string{"tenant", hostB, "ssd", "ssd1", "op", "write"}, 3},
+		{"jbof_io_duration_seconds", []string{"tenant", hostB, "ssd", "ssd1", "op", "write"}, 3},
+		{"jbof_io_completed_total", []string{"tenant", hostB, "op", "flush"}, 1},
+		{"jbof_io_bytes_total", []string{"tenant", hostA, "op", "read"}, 4096},
+		{"jbof_ready", nil, 1},
+		{"jbof_ssd_up", nil, 2},
+		{"jbof_ssd_writes_completed_total", []string{"ssd", "ssd1"}, 3},
+		{"jbof_connections", []string{"transport", "tcp"}, 4},
+		{"jbof_connection_established_total", nil, 4},
+		{"jbof_namespace_capacity_bytes", []string{"subsystem", nqnB, "nsid", "1"}, 16 << 20},
+		{"jbof_node_info", []string{"node", "e2e"}, 1},
+	} {
+		if got := sum(f[c.name], c.labels...); got != c.want {
+			t.Errorf("%s%v is %v, want %v", c.name, c.labels, got, c.want)
+		}
+	}
+	for _, m := range f["jbof_io_duration_seconds"].GetMetric() {
+		if n := len(m.GetHistogram().GetBucket()); n > 14+1 { // and +Inf
+			t.Errorf("a histogram of %d buckets", n)
+		}
+	}
+	for _, path := range []string{"/healthz", "/readyz"} {
+		if code, body := d.get(path); code != 200 {
+			t.Errorf("%s: %d %s", path, code, body)
+		}
+	}
+}
+
+// TestAMissingDriveHasNoNamespacesButItsNeighbourServes.
+func TestAMissingDriveHasNoNamespacesButItsNeighbourServes(t *testing.T) {
+	t.Parallel()
+	s := setup{ssds: twoFiles, subsystems: twoTenants}
+	d := start(t, s)
+	if err := d.connect(d.options(hostA, nqnA)).Close(); err != nil {
+		t.Error(err)
+	}
+	d.term()
+	moved := filepath.Join(d.dir, "elsewhere.img")
+	if err := os.Rename(filepath.Join(d.dir, "ssd0.img"), moved); err != nil {
+		t.Fatal(err)
+	}
+	s.ssds = strings.Replace(s.ssds, "create: true", "create: false", 1)
+	d.write(s)
+	d.launch()
+	if code, body := d.get("/readyz"); code != 503 || !strings.Contains(body, "ssd0") {
+		t.Errorf("/readyz: %d %s", code, body)
+	}
+	if _, err := d.namespace(d.options(hostB, nqnB), 1).ReadAt(ctx(t), make([]byte, 4096), 0); err != nil {
+		t.Error(err)
+	}
 }

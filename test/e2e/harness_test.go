@@ -130,8 +130,10 @@ type daemon struct {
 	file string // the configuration
 	conf setup
 
-	// addr, discovery and metrics are where it listens; kept over restarts.
+	// addr, discovery and metrics are where it listens; kept over restarts. listen is what the
+	// configuration says of them: any free port, the first time.
 	addr, discovery, metrics string
+	listen                   [3]string
 
 	cmd    *exec.Cmd
 	exited chan struct{}
@@ -164,7 +166,7 @@ func newDaemon(t testing.TB, s setup) *daemon {
 		t.Fatal(err)
 	}
 	d := &daemon{t: t, dir: dir, file: filepath.Join(dir, "jbofd.yaml"), conf: s,
-		addr: "127.0.0.1:0", discovery: "127.0.0.1:0", metrics: "127.0.0.1:0", log: &logBuffer{}}
+		listen: [3]string{"127.0.0.1:0", "127.0.0.1:0", "127.0.0.1:0"}, log: &logBuffer{}}
 	d.write(s)
 	t.Cleanup(func() {
 		if d.running() { // a test gave up
@@ -196,8 +198,8 @@ func (d *daemon) write(s setup) {
 		level = "level: info"
 	}
 	fmt.Fprintf(&b, "node: {name: e2e, data_dir: %q}\nlog: {%s}\n", d.dir, level)
-	fmt.Fprintf(&b, "metrics: {address: %q}\nadmin: {socket: %q}\n", d.metrics, d.socket())
-	fmt.Fprintf(&b, "discovery: {address: %q%s}\nlisteners:\n  - {transport: tcp, address: %q}\n", d.discovery, s.discovery, d.addr)
+	fmt.Fprintf(&b, "metrics: {address: %q}\nadmin: {socket: %q}\n", d.listen[2], d.socket())
+	fmt.Fprintf(&b, "discovery: {address: %q%s}\nlisteners:\n  - {transport: tcp, address: %q}\n", d.listen[1], s.discovery, d.listen[0])
 	b.WriteString("ssds:\n" + s.ssds + "subsystems:\n" + s.subsystems)
 	if s.limits != "" {
 		b.WriteString("limits: {" + s.limits + "}\n")
@@ -212,6 +214,10 @@ func (d *daemon) socket() string { return filepath.Join(d.dir, "admin.sock") }
 // spawn starts the process and does not wait for it to be ready.
 func (d *daemon) spawn() {
 	d.t.Helper()
+	if d.addr != "" {
+		d.listen = [3]string{d.addr, d.discovery, d.metrics}
+		d.write(d.conf)
+	}
 	args := append(append([]string(nil), d.prefix...), *binaryPath, "--config", d.file)
 	d.cmd = exec.Command(args[0], args[1:]...)
 	d.cmd.Env = append(os.Environ(), "GORACE=halt_on_error=0 exitcode=66")

@@ -55,7 +55,6 @@ func (h *rawHost) send(parts ...[]byte) {
 	}
 }
 
-
 // next reads one PDU of the target; io.EOF when it has closed.
 func (h *rawHost) next() ([]byte, error) {
 	_ = h.c.SetReadDeadline(time.Now().Add(wait))

@@ -21,6 +21,7 @@ import (
 	"path/filepath"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -163,10 +164,8 @@ func (d *Device) open(cfg *Config) error {
 		return fmt.Errorf("open device %q: %w", cfg.Name, err)
 	}
 	d.fd = int(d.file.Fd())
-	if err := unix.Flock(d.fd, unix.LOCK_EX|unix.LOCK_NB); err == unix.EWOULDBLOCK {
-		return fmt.Errorf("%w: %s is locked by %s", ErrInUse, cfg.Path, lockHolder(d.fd))
-	} else if err != nil {
-		return fmt.Errorf("lock %s: %w", cfg.Path, err)
+	if err := d.lock(cfg.Path); err != nil {
+		return err
 	}
 	if d.block {
 		err = d.measureBlockDevice()
@@ -180,6 +179,29 @@ func (d *Device) open(cfg *Config) error {
 		err = syncDir(filepath.Dir(cfg.Path))
 	}
 	return err
+}
+
+// lockPatience is how long the lock of a dead process is waited for: after kill -9
+// the kernel gives a process's files up only when its io_uring is taken down, which
+// is after its end.
+const lockPatience = 2 * time.Second
+
+// lock takes the file's lock.
+//
+// Errors: ErrInUse at once if a living process has it.
+func (d *Device) lock(path string) error {
+	for deadline := time.Now().Add(lockPatience); ; time.Sleep(5 * time.Millisecond) {
+		err := unix.Flock(d.fd, unix.LOCK_EX|unix.LOCK_NB)
+		if err == nil {
+			return nil
+		}
+		if err != unix.EWOULDBLOCK {
+			return fmt.Errorf("lock %s: %w", path, err)
+		}
+		if holder, alive := lockHolder(d.fd); alive || time.Now().After(deadline) {
+			return fmt.Errorf("%w: %s is locked by %s", ErrInUse, path, holder)
+		}
+	}
 }
 
 // syncDir makes a new file's name durable.

@@ -147,15 +147,15 @@ func firstLine(paths ...string) string {
 }
 
 // lockHolder says who has the flock on the file behind fd.
-func lockHolder(fd int) string {
+func lockHolder(fd int) (holder string, alive bool) {
 	const unknown = "another process"
 	var st unix.Stat_t
 	if err := unix.Fstat(fd, &st); err != nil {
-		return unknown
+		return unknown, false
 	}
 	f, err := os.Open("/proc/locks")
 	if err != nil {
-		return unknown
+		return unknown, false
 	}
 	defer f.Close()
 	// "1: FLOCK  ADVISORY  WRITE 1234 fe:00:5678 0 EOF"
@@ -167,11 +167,11 @@ func lockHolder(fd int) string {
 		}
 		name := firstLine("/proc/" + w[4] + "/comm")
 		if name == "" {
-			return "process " + w[4]
+			return "process " + w[4], false // ended, or in another container
 		}
-		return fmt.Sprintf("process %s (%s)", w[4], name)
+		return fmt.Sprintf("process %s (%s)", w[4], name), true
 	}
-	return unknown
+	return unknown, false
 }
 
 // blockHolder says why a block device cannot be opened exclusively.
