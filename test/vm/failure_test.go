@@ -13,7 +13,7 @@ import (
 // patient are the flags of a host that reconnects every second for two minutes.
 const patient = "-c 1 -l 120"
 
-// noSIGPIPE begins a command that must outlive a broken connection: Linux 6.1's nvme-tcp sends in the context of whoever submits, without MSG_NOSIGNAL,
+// noSIGPIPE begins a command that must outlive a broken connection: Linux 6.1's nvme-tcp sends in the context of whoever submits,
 // so that a program which reads or writes a block device at the wrong moment gets a SIGPIPE and dies ("failed to send request -32" in the log).
 const noSIGPIPE = "trap '' PIPE; "
 
