@@ -267,7 +267,7 @@ func (o *Owner) unlock() {
 // poll waits for an asynchronous device's completions.
 func (o *Owner) poll() {
 	defer close(o.poller)
-	comps := make([]ssd.Completion, cap(o.reqs))
+	comps := make([]ssd.Completion, len(o.comps))
 	for {
 		n := o.queue.Poll(comps, -1)
 		if n == 0 && o.closed.Load() {
