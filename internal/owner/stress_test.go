@@ -199,9 +199,9 @@ func (w *worker) run(n int) {
 
 func TestEveryIOIsDoneOnceAndDoesWhatItSays(t *testing.T) {
 	rng := newRand(t)
-	n := 1500
+	n := 400
 	if testing.Short() {
-		n = 300
+		n = 150
 	}
 	for _, errorProbability := range []float64{0, 0.05} {
 		for name, dev := range devices(t, errorProbability) {
@@ -287,7 +287,7 @@ func TestNoValueIsReplacedTwice(t *testing.T) {
 	rng := newRand(t)
 	const (
 		region = 300 << 10 &^ 4095 // three lanes
-		each   = 60
+		each   = 25
 	)
 	for name, dev := range devices(t, 0) {
 		t.Run(name, func(t *testing.T) {
