@@ -141,7 +141,9 @@ type daemon struct {
 	base   resources
 	// laneBytes is scratch memory that drives keep once they have compared or verified.
 	laneBytes int64
-	// prefix is a command that runs the daemon, and mayCrash tells that its log may hold anything.
+	// workers is how many threads a file drive may have kept for what io_uring does not do.
+	workers float64
+	// prefix is a command that runs the daemon.
 	prefix []string
 }
 
@@ -330,7 +332,7 @@ func (d *daemon) quiet() {
 	ok := func() bool {
 		r = d.resources()
 		return r.connections == 0 && r.buffers <= d.base.buffers+float64(d.laneBytes) &&
-			r.goroutines <= d.base.goroutines && r.fds <= d.base.fds
+			r.goroutines <= d.base.goroutines+d.workers && r.fds <= d.base.fds
 	}
 	deadline := time.Now().Add(wait)
 	for tick := time.NewTicker(20 * time.Millisecond); !ok(); <-tick.C {
