@@ -29,6 +29,12 @@ import (
 // maxIOV is how many pieces one system call sends.
 const maxIOV = 512
 
+// writerIOV is how many pieces the writer sends before it lets readers in whose
+// hosts have reacted already. After a drive has completed a whole queue's worth of
+// requests at once, it works on the next ones while the rest of the answers is
+// being sent, instead of waiting for the last.
+const writerIOV = 16
+
 // conn is one connection at work. Two goroutines serve it. The reader takes bytes
 // in, hands batches of commands to the SSDs and, when those complete at once,
 // sends the answers itself. The writer sleeps until somebody else has something
@@ -99,6 +105,7 @@ type conn struct {
 	txSeg    int
 	txSkip   int
 	txIOV    []unix.Iovec
+	txEvents [16]unix.EpollEvent
 	writeFn  func(fd uintptr) bool
 	writeErr error
 }

@@ -135,7 +135,7 @@ func (c *conn) spinRead(fd uintptr) bool {
 		if c.tryRead(fd) {
 			return true
 		}
-		if c.srv.fabric.Clock() > until || c.isDead() || c.srv.watch.othersWait(c, false) {
+		if c.srv.fabric.Clock() > until || c.isDead() || c.srv.watch.othersWait(c, c.events[:], false) {
 			return false
 		}
 		runtime.Gosched()
@@ -157,7 +157,7 @@ func (c *conn) lookAfterOthers(now int64) {
 		return
 	}
 	c.lookedNS = now
-	c.srv.watch.othersWait(c, true)
+	c.srv.watch.othersWait(c, c.events[:], true)
 	runtime.Gosched()
 }
 
@@ -268,8 +268,12 @@ func (c *conn) writeReady(fd uintptr) bool {
 	if c.txIOV == nil {
 		c.txIOV = make([]unix.Iovec, maxIOV)
 	}
+	iov := c.txIOV
+	if c.sendWait {
+		iov = iov[:writerIOV]
+	}
 	for c.txSeg < len(c.txOut.Segs) {
-		n, errno := writev(fd, c.txIOV, c.txOut.Segs[c.txSeg:], c.txSkip)
+		n, errno := writev(fd, iov, c.txOut.Segs[c.txSeg:], c.txSkip)
 		switch errno {
 		case 0:
 		case unix.EINTR:
@@ -281,6 +285,9 @@ func (c *conn) writeReady(fd uintptr) bool {
 			return true
 		}
 		c.advance(n)
+		if c.sendWait && c.txSeg < len(c.txOut.Segs) && c.srv.watch.othersWait(nil, c.txEvents[:], true) {
+			runtime.Gosched()
+		}
 		if c.sendWait && !c.allowWrite() { // progress: the host does read
 			return true
 		}

@@ -16,6 +16,7 @@ import (
 // those who have run for a while and by those who spin:
 //
 //   - a busy reader wakes readers that are parked although they have data;
+//   - so does a writer between the parts of a long batch;
 //   - a spinning reader stops as soon as somebody else has some.
 type watch struct {
 	epfd int
@@ -72,13 +73,14 @@ func (w *watch) remove(c *conn) {
 	w.free = append(w.free, c.watchSlot)
 }
 
-// othersWait reports whether a connection other than c is parked although it has
-// data, and wakes such connections if asked to.
+// othersWait reports whether a connection other than c (nil: any) is parked
+// although it has data, and wakes such connections if asked to. events is scratch
+// memory of the caller.
 //
 // hot: 0 allocs
-func (w *watch) othersWait(c *conn, wake bool) (waiting bool) {
-	n := epollNow(w.epfd, c.events[:])
-	for _, e := range c.events[:n] {
+func (w *watch) othersWait(c *conn, events []unix.EpollEvent, wake bool) (waiting bool) {
+	n := epollNow(w.epfd, events)
+	for _, e := range events[:n] {
 		o := w.slots[e.Fd].Load()
 		if o == nil || o == c || !o.parked.Load() {
 			continue
