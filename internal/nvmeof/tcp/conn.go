@@ -119,7 +119,9 @@ type Conn struct {
 	free    []uint16
 	zombies int
 	// fused is the slot of a first fused command whose second has not come, or -1.
-	fused int
+	// fusedFailed: there was one just before and it has failed already.
+	fused       int
+	fusedFailed bool
 
 	// The PDU whose data is arriving.
 	cur       int  // slot, or -1 when between PDUs
@@ -164,7 +166,8 @@ type Attachment struct {
 	// NoSQFlow: submission queue flow control is disabled, SQHD is not used, and
 	// reads may be answered by the SUCCESS flag alone.
 	NoSQFlow bool
-	// Table are the host's namespaces; nil for admin queues.
+	// Table are the host's namespaces; nil for admin queues. One that SetTable has
+	// brought already is younger and stays.
 	Table *nvmeof.NamespaceTable
 }
 
@@ -176,7 +179,11 @@ func (c *Conn) Attach(a Attachment) (slots int) {
 	c.makeSlots(a.Entries + extraSlots)
 	c.slots[0] = connect
 	c.free = c.free[:len(c.free)-1] // slot 0 is the last
-	c.qid, c.sqEntries, c.noSQFlow, c.table = a.QID, a.Entries, a.NoSQFlow, a.Table
+	c.qid, c.sqEntries, c.noSQFlow = a.QID, a.Entries, a.NoSQFlow
+	c.sqhd = 1 // Connect was the first entry of this queue
+	if c.table == nil {
+		c.table = a.Table
+	}
 	c.phase = phaseConnected
 	return len(c.slots)
 }
@@ -330,13 +337,13 @@ func (c *Conn) dataDone() {
 	}
 	if s.bad {
 		c.h.Unused(i)
-		if s.pair >= 0 { // the first of the pair shares the second's fate
-			c.h.Unused(int(s.pair))
-			c.failPair(int(s.pair), i, nvme.TransientTransportError)
-			return
+		if s.pair >= 0 { // the second of a pair: the first shares its fate
+			first := int(s.pair)
+			c.h.Unused(first)
+			c.Respond(first, nvme.AbortedFailedFused|nvme.DNR, 0)
 		}
 		if c.fused == i {
-			c.fused = -1
+			c.fused, c.fusedFailed = -1, true
 		}
 		c.Respond(i, nvme.TransientTransportError, 0)
 		return
@@ -351,7 +358,7 @@ func (c *Conn) header(b []byte) (used int) {
 	}
 	ch := (*pdu.Common)(b)
 	if c.phase == phaseICReq && ch.Type() != pdu.TypeICReq && ch.Type() != pdu.TypeH2CTermReq {
-		c.fail(&pdu.FatalError{FES: pdu.SequenceError, What: "the first PDU is not an ICReq"}, nil)
+		c.fail(&pdu.FatalError{FES: pdu.SequenceError, What: "the first PDU is not an ICReq"}, ch[:])
 		return 0
 	}
 	if f := pdu.CheckHeader(b, true, c.in); f != nil {
@@ -360,27 +367,26 @@ func (c *Conn) header(b []byte) (used int) {
 			c.peer = f
 			return 0
 		}
-		c.fail(f, b[:min(len(b), int(ch.HLEN()), pdu.MaxHeaderLen)])
+		// No more is quoted than was judged: the rest may not have come, and how the bytes
+		// were cut must not show.
+		c.fail(f, ch[:])
 		return 0
 	}
 	hlen := int(ch.HLEN())
-	dataLen := 0
 	whole := hlen // header, digest, padding
-	if c.in.HeaderDigest && ch.Flags()&pdu.FlagHDGST != 0 {
+	digest := c.in.HeaderDigest && (ch.Type() == pdu.TypeCapsuleCmd || ch.Type() == pdu.TypeH2CData)
+	if digest {
 		whole += pdu.DigestLen
 	}
-	if int(ch.PLEN()) > whole && ch.Type() != pdu.TypeH2CTermReq {
+	dataLen := pdu.DataLength(b, c.in)
+	if dataLen > 0 {
 		whole = int(ch.PDO())
-		dataLen = int(ch.PLEN()) - whole
-		if c.in.DataDigest {
-			dataLen -= pdu.DigestLen
-		}
 	}
 	if len(b) < whole {
 		return 0
 	}
 	h := b[:hlen]
-	if ch.Flags()&pdu.FlagHDGST != 0 && c.in.HeaderDigest {
+	if digest {
 		if got := binary.LittleEndian.Uint32(b[hlen:]); got != pdu.Digest(h) {
 			c.fail(&pdu.FatalError{FES: pdu.HeaderDigestError, FEI: got, What: "header digest of a " + ch.Type().String()}, h)
 			return 0
@@ -444,9 +450,13 @@ func (c *Conn) initialize(q *pdu.IC) {
 // command must wait for memory.
 func (c *Conn) capsule(p *pdu.CapsuleCmd, dataLen int) bool {
 	sqe := p.SQE()
-	if dataLen > c.cfg.InCapsuleBytes {
+	limit := c.cfg.InCapsuleBytes
+	if c.phase == phaseConnect || c.qid == 0 {
+		limit = max(limit, adminInCapsuleBytes)
+	}
+	if dataLen > limit {
 		c.fail(&pdu.FatalError{FES: pdu.InvalidHeaderField, FEI: 4,
-			What: fmt.Sprintf("%d bytes of in-capsule data, at most %d", dataLen, c.cfg.InCapsuleBytes)}, p[:])
+			What: fmt.Sprintf("%d bytes of in-capsule data, at most %d", dataLen, limit)}, p[:])
 		return false
 	}
 	if c.phase == phaseConnect && (sqe.Opcode() != nvme.OpFabrics || sqe.FCTYPE() != nvme.FabricsConnect) {
@@ -485,7 +495,7 @@ func (c *Conn) capsule(p *pdu.CapsuleCmd, dataLen int) bool {
 	}
 	inline := false
 	if status.OK() {
-		toController, inline, status = checkSGL(sqe, toController, toHost, dataLen)
+		toController, inline, status = checkSGL(sqe, s.Plan.Ranges, toController, toHost, dataLen)
 		s.Plan.ToController = toController
 	}
 	fuse := nvme.FuseNone
@@ -516,28 +526,34 @@ func (c *Conn) capsule(p *pdu.CapsuleCmd, dataLen int) bool {
 
 	c.takeSlot(sqe)
 	s.inline = inline
+	firstFailed := c.fusedFailed
+	c.fusedFailed = false
 	if c.fused >= 0 && fuse != nvme.FuseSecond {
 		first := c.fused
 		c.fused = -1
 		c.h.Unused(first)
 		c.Respond(first, nvme.AbortedMissingFused|nvme.DNR, 0)
 	}
-	if fuse == nvme.FuseSecond {
+	switch {
+	case fuse == nvme.FuseSecond && firstFailed:
+		status = nvme.AbortedFailedFused | nvme.DNR
+	case fuse == nvme.FuseSecond:
 		status = c.pairUp(i, status)
-	} else if fuse == nvme.FuseFirst && status.OK() {
-		if sqe.Opcode() != nvme.CmdCompare {
+	case fuse == nvme.FuseFirst:
+		if status.OK() && sqe.Opcode() != nvme.CmdCompare {
 			status = nvme.InvalidField | nvme.DNR
-		} else {
+		}
+		if status.OK() {
 			c.fused = i
+		} else {
+			c.fusedFailed = true
 		}
 	}
 	if !status.OK() {
-		if s.state != slotFree { // pairUp may have responded already
-			if need > 0 {
-				c.h.Unused(i)
-			}
-			c.Respond(i, status, 0)
+		if need > 0 {
+			c.h.Unused(i)
 		}
+		c.Respond(i, status, 0)
 		c.skip(dataLen)
 		return true
 	}
@@ -556,6 +572,7 @@ func (c *Conn) capsule(p *pdu.CapsuleCmd, dataLen int) bool {
 		c.cur, c.discard, c.h2c = i, false, false
 		return true
 	}
+	c.skip(dataLen) // a command that moves none may still have brought some
 	if !io && toController > 0 {
 		c.RequestData(i, buf[:toController])
 		return true
@@ -564,17 +581,23 @@ func (c *Conn) capsule(p *pdu.CapsuleCmd, dataLen int) bool {
 	return true
 }
 
+// adminInCapsuleBytes is the in-capsule data that a host may rely on before it
+// knows IOCCSZ: of Connect and on the admin queue.
+//
+// Source: NVMe/TCP Transport 1.0, section 3.3.2; Linux's NVME_TCP_ADMIN_CCSZ.
+const adminInCapsuleBytes = 8192
+
 // checkSGL holds a command's SGL against the data that it should move. The
 // transfer to the controller is returned anew because a Dataset Management
-// command may send more than its ranges need.
+// command, which has ranges, may send more than those need.
 //
 // Source: NVMe/TCP Transport 1.0, section 3.3.2; NVMe Base 2.0, section 4.1.2.
-func checkSGL(sqe *nvme.SQE, toController, toHost uint32, dataLen int) (uint32, bool, nvme.Status) {
+func checkSGL(sqe *nvme.SQE, ranges int, toController, toHost uint32, dataLen int) (uint32, bool, nvme.Status) {
 	if toController == 0 && toHost == 0 {
 		return 0, false, nvme.Success
 	}
 	g := sqe.SGL()
-	if sqe.Opcode() == nvme.CmdDSM && g.Length() > toController && g.Length() <= nvmeof.MaxDSMBytes {
+	if ranges > 0 && g.Length() > toController && g.Length() <= nvmeof.MaxDSMBytes {
 		toController = g.Length()
 	}
 	inline := false
@@ -629,6 +652,9 @@ func (c *Conn) pairUp(second int, status nvme.Status) nvme.Status {
 	if status.OK() {
 		status = nvmeof.CheckFused(&f.SQE, &s.SQE)
 	}
+	if status.OK() && (f.Plan.Offset != s.Plan.Offset || f.Plan.Len != s.Plan.Len || f.Plan.Namespace.SSD != s.Plan.Namespace.SSD) {
+		status = nvme.InvalidField | nvme.DNR // the namespace has changed in between
+	}
 	if !status.OK() {
 		c.h.Unused(first)
 		c.Respond(first, nvme.AbortedFailedFused|nvme.DNR, 0)
@@ -637,13 +663,6 @@ func (c *Conn) pairUp(second int, status nvme.Status) nvme.Status {
 	f.pair, s.pair = int16(second), int16(first)
 	s.Plan.Op = pipeline.CompareWrite
 	return nvme.Success
-}
-
-// failPair responds to both commands of a fused pair.
-func (c *Conn) failPair(first, second int, status nvme.Status) {
-	c.slots[first].pair, c.slots[second].pair = -1, -1
-	c.Respond(first, status, 0)
-	c.Respond(second, nvme.AbortedFailedFused|nvme.DNR, 0)
 }
 
 // dispatch hands a command to the handler; its in-capsule data has arrived.
@@ -712,9 +731,6 @@ func (c *Conn) h2cData(p *pdu.Data, dataLen int) {
 		c.fail(&pdu.FatalError{FES: fes, FEI: fei, What: "H2CData: " + fmt.Sprintf(format, args...)}, p[:])
 	}
 	switch {
-	case c.phase != phaseConnected && c.phase != phaseConnect:
-		bad(pdu.SequenceError, 0, "before Connect")
-		return
 	case i >= len(c.slots) || c.slots[i].state != slotFetching || c.slots[i].ttag(i) != p.TTAG():
 		bad(pdu.InvalidHeaderField, 10, "TTAG %#x was not asked for", p.TTAG())
 		return
@@ -728,7 +744,7 @@ func (c *Conn) h2cData(p *pdu.Data, dataLen int) {
 	case n > int64(c.cfg.MaxH2CDataBytes):
 		bad(pdu.R2TLimitExceeded, 0, "DATAL %d, MAXH2CDATA is %d", n, c.cfg.MaxH2CDataBytes)
 	case int64(p.Offset()) != int64(s.got) || int64(p.Offset())+n > int64(len(s.data)):
-		bad(pdu.DataTransferOutOfRange, 12, "DATAO %d, DATAL %d of %d bytes, %d received", p.Offset(), n, len(s.data), s.got)
+		bad(pdu.DataTransferOutOfRange, 0, "DATAO %d, DATAL %d of %d bytes, %d received", p.Offset(), n, len(s.data), s.got)
 	case p.Common().Flags()&pdu.FlagLast != 0 && s.got+dataLen != len(s.data):
 		bad(pdu.InvalidHeaderField, 1, "LAST_PDU at %d of %d bytes", s.got+dataLen, len(s.data))
 	default:

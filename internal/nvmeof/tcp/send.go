@@ -64,7 +64,7 @@ func (c *Conn) Take(empty *Out) {
 	*empty, c.tx = c.tx, *empty
 }
 
-// appendCQE appends a response capsule for slot s.
+// appendResponse appends a response capsule for slot s.
 func (c *Conn) appendResponse(h []byte, s *Slot, status nvme.Status, result uint64) []byte {
 	start := len(h)
 	flags, plen := uint8(0), uint32(pdu.CapsuleRespLen)
@@ -165,6 +165,7 @@ func (c *Conn) RespondData(slot int, data []byte, result uint64) bool {
 // hot: 0 allocs
 func (c *Conn) RequestData(slot int, buf []byte) {
 	s := &c.slots[slot]
+	invariants.Check(s.state == slotExecuting || s.state == slotFused, "tcp: data asked for by a slot that does not execute")
 	s.state, s.data, s.got, s.bad = slotFetching, buf, 0, false
 	s.gen++
 	if c.phase == phaseClosed {

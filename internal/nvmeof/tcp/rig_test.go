@@ -1,0 +1,430 @@
+package tcp_test
+
+import (
+	"bytes"
+	"fmt"
+	"strings"
+
+	"jbofd/internal/nvme"
+	"jbofd/internal/nvmeof"
+	"jbofd/internal/nvmeof/tcp"
+	"jbofd/internal/nvmeof/tcp/pdu"
+)
+
+const hostNQN = "nqn.2014-08.org.nvmexpress:uuid:aaaaaaaa-0000-0000-0000-000000000001"
+
+// limits are small, so that transcripts can reach them.
+var limits = nvmeof.Limits{MDTSBytes: 64 << 10, FusedBytes: 4096}
+
+// table has namespaces 1 (512 bytes) and 2 (4096).
+func table() *nvmeof.NamespaceTable {
+	ns := func(nsid uint32, shift uint8) *nvmeof.Namespace {
+		return &nvmeof.Namespace{NSID: nsid, OffsetBytes: int64(nsid) << 20, SizeBytes: 1 << 20, BlockShift: shift, ANAGroup: 1, ANAState: nvme.ANAStateOptimized}
+	}
+	return nvmeof.NewNamespaceTable([]*nvmeof.Namespace{ns(1, 9), ns(2, 12)}, hostNQN)
+}
+
+// driver is a Handler that writes down what it is told, and the host at the other
+// end: it makes PDUs of commands and reads what the machine sends.
+type driver struct {
+	c   *tcp.Conn
+	log strings.Builder
+
+	// refuse: Buffer has none. paused: no commands are wanted.
+	refuse, paused bool
+	bufs           map[int][]byte
+	// auto answers commands at once, as a target with a very fast drive does.
+	auto bool
+	// given are the slots that the machine has given to the driver, unless auto.
+	given []int
+
+	in, out  pdu.Format // as agreed on
+	unparsed []byte     // sent by the machine, not yet described
+	unused   []byte     // received, not used by the machine
+	total    int        // bytes sent by the machine
+	spare    tcp.Out
+}
+
+func newDriver(cfg tcp.Config) *driver {
+	d := &driver{bufs: map[int][]byte{}}
+	d.c = tcp.New(cfg, d)
+	return d
+}
+
+var config = tcp.Config{InCapsuleBytes: 4096, MaxH2CDataBytes: 8192, Limits: limits}
+
+func (d *driver) say(format string, args ...any) { fmt.Fprintf(&d.log, format+"\n", args...) }
+
+// Buffer implements tcp.Handler.
+func (d *driver) Buffer(slot, n int) []byte {
+	if d.refuse {
+		return nil
+	}
+	if d.bufs[slot] != nil {
+		panic(fmt.Sprintf("slot %d has a buffer already", slot))
+	}
+	d.bufs[slot] = make([]byte, n)
+	return d.bufs[slot]
+}
+
+// Execute implements tcp.Handler.
+func (d *driver) Execute(slot int) {
+	s := d.c.Slot(slot)
+	p := &s.Plan
+	data := ""
+	if b := d.bufs[slot]; b != nil && s.Inline() {
+		data = " data " + sum(b)
+	}
+	d.say("execute slot %d cid %#x: %v offset %d len %d fetch %t%s", slot, s.SQE.CID(), p.Op, p.Offset, p.Len, d.c.NeedsFetch(slot), data)
+	if !d.auto {
+		d.given = append(d.given, slot)
+		return
+	}
+	if d.c.NeedsFetch(slot) {
+		d.fetch(slot)
+		return
+	}
+	d.finish(slot)
+}
+
+// fetch asks for a command's data.
+func (d *driver) fetch(slot int) {
+	n := int(d.c.Slot(slot).Plan.ToController)
+	if d.c.Pair(slot) >= 0 {
+		if d.bufs[slot] == nil {
+			d.bufs[slot] = make([]byte, 2*n)
+		}
+		d.c.FetchPair(slot, d.bufs[slot])
+		return
+	}
+	d.bufs[slot] = make([]byte, n)
+	d.c.RequestData(slot, d.bufs[slot])
+}
+
+// finish answers a command with success.
+func (d *driver) finish(slot int) {
+	s := d.c.Slot(slot)
+	delete(d.bufs, slot)
+	if n := s.Plan.ToHost; n > 0 {
+		d.c.RespondData(slot, pattern(int(s.SQE.CID()), int(n)), 0)
+		return
+	}
+	if first := d.c.Pair(slot); first >= 0 {
+		d.c.Respond(first, nvme.Success, 0)
+	}
+	d.c.Respond(slot, nvme.Success, 0)
+}
+
+// Admin implements tcp.Handler.
+func (d *driver) Admin(slot int) {
+	s := d.c.Slot(slot)
+	data := ""
+	if s.Plan.ToController > 0 {
+		data = " data " + sum(d.bufs[slot])
+	}
+	d.say("admin slot %d cid %#x: opcode %#x fctype %d%s", slot, s.SQE.CID(), s.SQE.Opcode(), s.SQE.FCTYPE(), data)
+	if d.auto {
+		delete(d.bufs, slot)
+		d.c.Respond(slot, nvme.Success, 7)
+	} else {
+		d.given = append(d.given, slot)
+	}
+}
+
+// Fetched implements tcp.Handler.
+func (d *driver) Fetched(slot int, ok bool) {
+	more := ""
+	exec := slot
+	complete := true
+	if d.c.Pair(slot) >= 0 {
+		exec, complete = d.c.PairFetched(slot)
+		more = fmt.Sprintf(", pair of slot %d complete %t", exec, complete)
+	}
+	d.say("fetched slot %d ok %t%s data %s", slot, ok, more, sum(d.bufs[exec]))
+	if !d.auto {
+		return
+	}
+	if s := d.c.Slot(slot); s.SQE.Opcode() == nvme.OpFabrics || d.c.QID() == 0 {
+		d.Admin(slot)
+		return
+	}
+	if complete {
+		d.finish(exec)
+	}
+}
+
+// Unused implements tcp.Handler.
+func (d *driver) Unused(slot int) {
+	if d.bufs[slot] != nil {
+		d.say("unused buffer of slot %d", slot)
+	}
+	delete(d.bufs, slot)
+}
+
+// Paired implements tcp.Handler.
+func (d *driver) Paired(first, second int) {
+	d.say("paired slots %d and %d", first, second)
+	if !d.auto {
+		d.given = append(d.given, first)
+	}
+	if b := d.bufs[first]; b != nil {
+		d.bufs[second] = b
+		delete(d.bufs, first)
+	}
+}
+
+// Paused implements tcp.Handler.
+func (d *driver) Paused() bool { return d.paused }
+
+// receive offers bytes behind those that were not used.
+func (d *driver) receive(b []byte) {
+	d.unused = append(d.unused, b...)
+	n := d.c.Receive(d.unused)
+	d.unused = d.unused[n:]
+}
+
+// take appends what the machine sends to unparsed.
+func (d *driver) take() {
+	var o tcp.Out
+	o, d.spare = d.spare, o
+	d.c.Take(&o)
+	n := 0
+	for _, s := range o.Segs {
+		d.unparsed = append(d.unparsed, s...)
+		n += len(s)
+	}
+	if n != o.Bytes {
+		panic(fmt.Sprintf("Out says %d bytes, there are %d", o.Bytes, n))
+	}
+	d.total += n
+	o.Reset()
+	d.spare = o
+}
+
+// sent describes the PDUs sent since last time.
+func (d *driver) sent() string {
+	d.take()
+	var s strings.Builder
+	for len(d.unparsed) > 0 {
+		text, n := describe(d.unparsed, d.out)
+		s.WriteString(text + "\n")
+		if n == 0 {
+			break
+		}
+		d.unparsed = d.unparsed[n:]
+	}
+	return s.String()
+}
+
+// describe reads one PDU from the controller; n 0 says that it is none.
+func describe(b []byte, f pdu.Format) (text string, n int) {
+	if len(b) < pdu.CommonLen {
+		return fmt.Sprintf("BROKEN: %d bytes of a header", len(b)), 0
+	}
+	ch := (*pdu.Common)(b)
+	if err := pdu.CheckHeader(b, false, f); err != nil {
+		return "BROKEN: " + err.Error(), 0
+	}
+	n = int(ch.PLEN())
+	if len(b) < n {
+		return fmt.Sprintf("BROKEN: %d of %d bytes of a %v", len(b), n, ch.Type()), 0
+	}
+	b = b[:n]
+	hlen := int(ch.HLEN())
+	digests := ch.Type() != pdu.TypeICResp && ch.Type() != pdu.TypeC2HTermReq
+	if digests && f.HeaderDigest && pdu.GetDigest(b[hlen:]) != pdu.Digest(b[:hlen]) {
+		return "BROKEN: header digest of a " + ch.Type().String(), 0
+	}
+	data := ""
+	if l := pdu.DataLength(b, f); l > 0 {
+		body := b[ch.PDO():][:l]
+		data = fmt.Sprintf(" pdo %d data %s", ch.PDO(), sum(body))
+		if f.DataDigest && pdu.GetDigest(b[int(ch.PDO())+l:]) != pdu.Digest(body) {
+			return "BROKEN: data digest of a " + ch.Type().String(), 0
+		}
+	}
+	var flags []string
+	for i, name := range []string{"HDGST", "DDGST", "LAST", "SUCCESS"} {
+		if ch.Flags()>>i&1 != 0 {
+			flags = append(flags, name)
+		}
+	}
+	text = fmt.Sprintf("<- %v", ch.Type())
+	if len(flags) > 0 {
+		text += " " + strings.Join(flags, "+")
+	}
+	switch ch.Type() {
+	case pdu.TypeICResp:
+		p := (*pdu.IC)(b)
+		text += fmt.Sprintf(" pfv %d cpda %d hdgst %t ddgst %t maxh2cdata %d", p.PFV(), p.PDA(), p.HeaderDigest(), p.DataDigest(), p.MAXH2CDATA())
+	case pdu.TypeC2HTermReq:
+		p := (*pdu.Term)(b)
+		text += fmt.Sprintf(" fes %d fei %#x: %v; quotes %d bytes", p.FES(), p.FEI(), p.FES(), n-pdu.TermLen)
+	case pdu.TypeCapsuleResp:
+		e := (*pdu.CapsuleResp)(b).CQE()
+		text += fmt.Sprintf(" cid %#x sqhd %d result %#x %v", e.CID(), e.SQHD(), e.Result64(), e.Status())
+	default:
+		p := (*pdu.Data)(b)
+		text += fmt.Sprintf(" cid %#x ttag %#x offset %d length %d", p.CCCID(), p.TTAG(), p.Offset(), p.Length())
+	}
+	return text + data, n
+}
+
+// sum names bytes briefly.
+func sum(b []byte) string { return fmt.Sprintf("%d:%08x", len(b), pdu.Digest(b)) }
+
+// pattern is what data with a seed looks like.
+func pattern(seed, n int) []byte {
+	b := make([]byte, n)
+	for i := range b {
+		b[i] = byte(i*7 + i>>8 + seed)
+	}
+	return b
+}
+
+// flaw is how a PDU is to be wrong.
+type flaw struct{ header, data bool }
+
+// encode makes a PDU of the host, with what digests and padding were agreed on.
+func encode(f pdu.Format, t pdu.Type, flags uint8, header, data []byte, wrong flaw) []byte {
+	h := append(make([]byte, pdu.CommonLen, 256), header...)
+	if t == pdu.TypeICReq || t == pdu.TypeH2CTermReq {
+		f = pdu.Format{}
+	}
+	plen, pdo := len(h), 0
+	if f.HeaderDigest {
+		flags |= pdu.FlagHDGST
+		plen += pdu.DigestLen
+	}
+	if len(data) > 0 && t != pdu.TypeH2CTermReq {
+		pdo = f.DataOffset(len(h))
+		plen = pdo
+		if f.DataDigest {
+			flags |= pdu.FlagDDGST
+			plen += pdu.DigestLen
+		}
+	}
+	(*pdu.Common)(h).Set(t, flags, uint8(len(h)), uint8(pdo), uint32(plen+len(data)))
+	if f.HeaderDigest {
+		d := pdu.Digest(h)
+		if wrong.header {
+			d = 0xBAD
+		}
+		h = append(h, 0, 0, 0, 0)
+		pdu.PutDigest(h[len(h)-4:], d)
+	}
+	h = append(h, make([]byte, max(0, pdo-len(h)))...)
+	h = append(h, data...)
+	if pdo > 0 && f.DataDigest {
+		d := pdu.Digest(data)
+		if wrong.data {
+			d++
+		}
+		h = append(h, 0, 0, 0, 0)
+		pdu.PutDigest(h[len(h)-4:], d)
+	}
+	return h
+}
+
+func icReq(pfv uint16, hpda, dgst uint8, maxR2T uint32) []byte {
+	var p pdu.IC
+	p.SetPFV(pfv)
+	p.SetPDA(hpda)
+	p.SetDGST(dgst)
+	p.SetMAXR2T(maxR2T)
+	return encode(pdu.Format{}, pdu.TypeICReq, 0, p[pdu.CommonLen:], nil, flaw{})
+}
+
+// formats are what an ICReq agrees on for the two directions.
+func formats(hpda, dgst uint8) (in, out pdu.Format) {
+	in = pdu.Format{HeaderDigest: dgst&1 != 0, DataDigest: dgst&2 != 0}
+	out = in
+	out.AlignBytes = (int(hpda) + 1) * 4
+	return in, out
+}
+
+func dataHeader(cid, ttag uint16, off, n uint32) []byte {
+	var p pdu.Data
+	p.SetCCCID(cid)
+	p.SetTTAG(ttag)
+	p.SetOffset(off)
+	p.SetLength(n)
+	return p[pdu.CommonLen:]
+}
+
+// request is a command as a host makes it.
+type request struct {
+	op     uint8
+	cid    uint16
+	nsid   uint32
+	slba   uint64
+	nlb    uint32
+	fuse   nvme.Fuse
+	inline bool
+	// transfer is the length that the SGL names; data what the capsule holds.
+	transfer uint32
+	data     []byte
+	change   func(*nvme.SQE)
+}
+
+func (d *driver) capsule(r request, wrong flaw) []byte {
+	var e nvme.SQE
+	e.SetOpcode(r.op)
+	e.SetCID(r.cid)
+	e.SetNSID(r.nsid)
+	e.SetSLBA(r.slba)
+	e.SetNLB(max(r.nlb, 1))
+	e.SetFuse(r.fuse)
+	e.SetPSDT(nvme.PSDTSGL)
+	e.SGL().SetLength(r.transfer)
+	if r.inline {
+		e.SGL().SetType(nvme.SGLTypeDataBlock, nvme.SGLSubtypeOffset)
+	} else {
+		e.SGL().SetType(nvme.SGLTypeTransportData, nvme.SGLSubtypeTransport)
+	}
+	if r.change != nil {
+		r.change(&e)
+	}
+	return encode(d.in, pdu.TypeCapsuleCmd, 0, e[:], r.data, wrong)
+}
+
+// connectRequest is a Connect with its data in the capsule.
+func connectRequest(cid uint16) request {
+	var data nvme.ConnectData
+	data.SetHostNQN(hostNQN)
+	data.SetSubNQN("nqn.2026-11.example.jbofd:t")
+	return request{cid: cid, inline: true, transfer: nvme.ConnectDataSize, data: data[:], change: func(e *nvme.SQE) {
+		sgl := *e.SGL()
+		e.Connect().Init()
+		e.SetCID(cid)
+		*e.SGL() = sgl
+	}}
+}
+
+// attach brings a new machine to where its queue is connected.
+func (d *driver) attach(a tcp.Attachment, hpda, dgst uint8) {
+	d.receive(icReq(0, hpda, dgst, 0))
+	d.in, d.out = formats(hpda, dgst)
+	auto := d.auto
+	d.auto = false
+	d.receive(d.capsule(connectRequest(0), flaw{}))
+	delete(d.bufs, 0)
+	d.c.Attach(a)
+	d.c.Respond(0, nvme.Success, 1)
+	d.auto = auto
+	d.take()
+	d.unparsed, d.given = nil, nil
+	d.log.Reset()
+}
+
+// ioQueue is an attachment as an I/O queue.
+func ioQueue(entries int, noFlow bool) tcp.Attachment {
+	return tcp.Attachment{QID: 1, Entries: entries, NoSQFlow: noFlow, Table: table()}
+}
+
+var _ tcp.Handler = (*driver)(nil)
+
+// equal says whether two drivers were told and have sent the same.
+func equal(a, b *driver) bool {
+	return a.log.String() == b.log.String() && bytes.Equal(a.unparsed, b.unparsed) && a.c.Closed() == b.c.Closed() && a.c.Outstanding() == b.c.Outstanding()
+}
