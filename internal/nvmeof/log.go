@@ -45,6 +45,7 @@ func (c *Controller) getLogPage(now int64, a AdminArgs) Reply {
 		}
 		log = effectsLog()
 	case lid == nvme.LIDANA:
+		// Hosts read up to the size that Identify Controller lets them expect.
 		log, clears = c.anaLog(g.LSP()&nvme.LSPANAGroupsOnly != 0), eventANA
 	default:
 		return fail(nvme.InvalidLogPage)
@@ -147,7 +148,8 @@ func (c *Controller) anaLog(groupsOnly bool) []byte {
 		groups, states[1] = []uint32{1}, nvme.ANAStateOptimized
 	}
 	slices.Sort(groups)
-	log := nvme.AppendANAHeader(nil, c.sub.changeCount, uint16(len(groups)))
+	const size = nvme.ANAHeaderSize + maxANAGroups*nvme.ANAGroupSize + MaxNSID*4
+	log := nvme.AppendANAHeader(make([]byte, 0, size), c.sub.changeCount, uint16(len(groups)))
 	for _, id := range groups {
 		nsids := members[id]
 		if groupsOnly {
@@ -155,7 +157,7 @@ func (c *Controller) anaLog(groupsOnly bool) []byte {
 		}
 		log = nvme.AppendANAGroup(log, id, c.sub.changeCount, states[id], nsids)
 	}
-	return log
+	return log[:size]
 }
 
 // discoveryLog lists every way to every subsystem that the host may use, the

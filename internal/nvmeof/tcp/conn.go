@@ -46,6 +46,9 @@ type Handler interface {
 	// Paired: first is the Compare, second the Write of a fused pair; Execute(second)
 	// follows and stands for both. A Buffer of first goes over to second.
 	Paired(first, second int)
+	// Failed: slot's command is about to be answered with an error that the machine
+	// itself found.
+	Failed(slot int, status nvme.Status)
 	// Paused reports that no further commands are wanted now; like a refused Buffer.
 	Paused() bool
 }
@@ -340,12 +343,12 @@ func (c *Conn) dataDone() {
 		if s.pair >= 0 { // the second of a pair: the first shares its fate
 			first := int(s.pair)
 			c.h.Unused(first)
-			c.Respond(first, nvme.AbortedFailedFused|nvme.DNR, 0)
+			c.refuse(first, nvme.AbortedFailedFused|nvme.DNR)
 		}
 		if c.fused == i {
 			c.fused, c.fusedFailed = -1, true
 		}
-		c.Respond(i, nvme.TransientTransportError, 0)
+		c.refuse(i, nvme.TransientTransportError)
 		return
 	}
 	c.dispatch(i)
@@ -466,7 +469,7 @@ func (c *Conn) capsule(p *pdu.CapsuleCmd, dataLen int) bool {
 		}
 		// A command to a queue that is not connected: it fails, the connection stays.
 		i := c.takeSlot(sqe)
-		c.Respond(i, nvme.CommandSequenceError|nvme.DNR, 0)
+		c.refuse(i, nvme.CommandSequenceError|nvme.DNR)
 		c.skip(dataLen)
 		return true
 	}
@@ -532,7 +535,7 @@ func (c *Conn) capsule(p *pdu.CapsuleCmd, dataLen int) bool {
 		first := c.fused
 		c.fused = -1
 		c.h.Unused(first)
-		c.Respond(first, nvme.AbortedMissingFused|nvme.DNR, 0)
+		c.refuse(first, nvme.AbortedMissingFused|nvme.DNR)
 	}
 	switch {
 	case fuse == nvme.FuseSecond && firstFailed:
@@ -553,7 +556,7 @@ func (c *Conn) capsule(p *pdu.CapsuleCmd, dataLen int) bool {
 		if need > 0 {
 			c.h.Unused(i)
 		}
-		c.Respond(i, status, 0)
+		c.refuse(i, status)
 		c.skip(dataLen)
 		return true
 	}
@@ -586,6 +589,12 @@ func (c *Conn) capsule(p *pdu.CapsuleCmd, dataLen int) bool {
 //
 // Source: NVMe/TCP Transport 1.0, section 3.3.2; Linux's NVME_TCP_ADMIN_CCSZ.
 const adminInCapsuleBytes = 8192
+
+// refuse answers a command that does not get as far as the handler.
+func (c *Conn) refuse(slot int, status nvme.Status) {
+	c.h.Failed(slot, status)
+	c.Respond(slot, status, 0)
+}
 
 // checkSGL holds a command's SGL against the data that it should move. The
 // transfer to the controller is returned anew because a Dataset Management
@@ -657,7 +666,7 @@ func (c *Conn) pairUp(second int, status nvme.Status) nvme.Status {
 	}
 	if !status.OK() {
 		c.h.Unused(first)
-		c.Respond(first, nvme.AbortedFailedFused|nvme.DNR, 0)
+		c.refuse(first, nvme.AbortedFailedFused|nvme.DNR)
 		return status
 	}
 	f.pair, s.pair = int16(second), int16(first)

@@ -161,6 +161,9 @@ func (d *driver) Unused(slot int) {
 	delete(d.bufs, slot)
 }
 
+// Failed implements tcp.Handler; the response says it too.
+func (d *driver) Failed(int, nvme.Status) {}
+
 // Paired implements tcp.Handler.
 func (d *driver) Paired(first, second int) {
 	d.say("paired slots %d and %d", first, second)

@@ -229,6 +229,7 @@ func (q *quiet) Admin(slot int) {
 }
 func (q *quiet) Fetched(slot int, _ bool) { q.c.Respond(slot, nvme.Success, 0) }
 func (q *quiet) Unused(int)               {}
+func (q *quiet) Failed(int, nvme.Status)  {}
 func (q *quiet) Paired(int, int)          {}
 func (q *quiet) Paused() bool             { return false }
 

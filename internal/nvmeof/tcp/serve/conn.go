@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"net"
 	"os"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"syscall"
@@ -79,12 +80,12 @@ type conn struct {
 	waiter   bufpool.Waiter
 	waiting  bool        // waiter is queued, or was granted its buffer and not used yet
 	granted  atomic.Bool // waiter has its buffer
-	failures []nvmeof.Failed
 
 	// mu guards the machine and what follows.
 	mu       sync.Mutex
 	m        *tcp.Conn
 	slots    []slot
+	failures []nvmeof.Failed // for the Error Information log
 	ctrl     *nvmeof.Controller
 	qid      uint16
 	version  uint64
@@ -375,11 +376,8 @@ func (c *conn) process() (stop bool) {
 		c.handOver()
 		c.executeAdmin()
 		c.empty()
+		c.recordFailures() // before the host can know and ask
 		c.flush()
-		if len(c.failures) > 0 {
-			c.srv.fabric.RecordErrors(c.ctrl, c.failures)
-			c.failures = c.failures[:0]
-		}
 		if closed {
 			c.finishSending()
 			return true
@@ -724,11 +722,41 @@ func (c *conn) respond(i int, status nvme.Status, result uint64) {
 	c.m.Respond(i, status, result)
 }
 
-// noteFailure counts a failed command. mu is held.
+// noteFailure counts a failed command and remembers it for the Error Information
+// log. mu is held.
 func (c *conn) noteFailure(i int, status nvme.Status) {
-	if c.errors != nil {
-		c.errors.Inc(status.SCT(), status.SC())
+	if c.errors == nil {
+		return // not connected yet
 	}
+	c.errors.Inc(status.SCT(), status.SC())
+	if len(c.failures) == cap(c.failures) {
+		return // more at once than the log could hold
+	}
+	m := c.m.Slot(i)
+	f := nvmeof.Failed{QID: c.qid, CID: m.SQE.CID(), Opcode: m.SQE.Opcode(), NSID: m.SQE.NSID(), Status: status}
+	if m.Plan.Namespace != nil {
+		f.LBA = m.SQE.SLBA()
+	}
+	c.failures = append(c.failures, f)
+}
+
+// Failed implements tcp.Handler.
+func (c *conn) Failed(i int, status nvme.Status) { c.noteFailure(i, status) }
+
+// maxFailures is how many failed commands are remembered between two looks.
+const maxFailures = 64
+
+// recordFailures hands failed commands to the controller's log.
+func (c *conn) recordFailures() {
+	c.mu.Lock()
+	if len(c.failures) == 0 {
+		c.mu.Unlock()
+		return
+	}
+	failed := slices.Clone(c.failures)
+	c.failures = c.failures[:0]
+	c.mu.Unlock()
+	c.srv.fabric.RecordErrors(c.ctrl, failed)
 }
 
 // observe counts one completed I/O. mu is held.
@@ -784,9 +812,6 @@ func (c *conn) executeAdmin() {
 			}
 		default:
 			c.put(&s.io.Buf)
-			if !r.Status.OK() {
-				c.failures = append(c.failures, nvmeof.Failed{QID: c.qid, CID: m.SQE.CID(), Opcode: m.SQE.Opcode(), NSID: m.SQE.NSID(), Status: r.Status})
-			}
 			c.respond(i, r.Status, r.Result)
 		}
 		c.mu.Unlock()
@@ -832,6 +857,7 @@ func (c *conn) connect(i int) {
 	c.ctrl, c.qid, c.version, c.tenant = r.Controller, r.QID, max(c.version, r.Version), tenant
 	c.series = make([][pipeline.Ops]*telemetry.IOSeries, len(c.srv.fabric.SSDs()))
 	c.errors = c.srv.tel.Errors(tenant.Name)
+	c.failures = make([]nvmeof.Failed, 0, maxFailures)
 	c.pending = make([]bufpool.Buf, 0, n)
 	c.txBufs = make([]bufpool.Buf, 0, n)
 	c.connBuf = nil

@@ -187,6 +187,7 @@ func (c *conn) writeLoop() {
 			return
 		}
 		c.empty()
+		c.recordFailures()
 		c.mu.Lock()
 		mine := c.handoff.Swap(false)
 		if !mine && (c.sending || c.m.Pending() == 0) {
