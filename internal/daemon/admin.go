@@ -184,9 +184,11 @@ func (n *Node) listConnections() any {
 	return l
 }
 
-// DeleteNamespace frees the extent of a namespace that is not configured any more.
+// DeleteNamespace erases the extent of a namespace that is not configured any more
+// and frees it.
 //
-// Errors: there is no such extent, or it is configured; the drive's.
+// Errors: there is no such extent, or it is configured, or commands from before it
+// was removed are still under way; the drive's.
 func (n *Node) DeleteNamespace(uuid string) error {
 	u, err := admin.ParseUUID(uuid)
 	if err != nil {
@@ -206,6 +208,9 @@ func (n *Node) DeleteNamespace(uuid string) error {
 		e := lab.Extents[i]
 		if standsOn(n.cfg, d.name, e) {
 			return fmt.Errorf("namespace %s is configured (subsystem %s, nsid %d): take it out of the configuration and reload first", uuid, e.NQN, e.NSID)
+		}
+		if err := erase(d.owner, e.StartBytes, e.LengthBytes); err != nil {
+			return fmt.Errorf("ssd %s: erase namespace %s: %w", d.name, uuid, err)
 		}
 		if err := d.label.Update(func(l *label.Label) error { return l.Free(e.UUID) }); err != nil {
 			return fmt.Errorf("ssd %s: %w", d.name, err)

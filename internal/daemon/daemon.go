@@ -68,8 +68,10 @@ type Node struct {
 	ssds   []*drive // in the configuration's order
 	fab    *fabric.Fabric
 	tcp    *serve.Server
-	ports  []nvmeof.Port
-	addrs  Addresses
+	// listeners and ports belong together by index.
+	listeners []net.Listener
+	ports     []nvmeof.Port
+	addrs     Addresses
 	// closers are run in reverse order.
 	closers []func()
 }
@@ -184,16 +186,20 @@ func start(opts Options) (_ *Node, err error) {
 	if err := n.serveAdmin(); err != nil {
 		return nil, err
 	}
+	n.serve()
 	return n, nil
 }
 
 func (n *Node) closing(f func()) { n.closers = append(n.closers, f) }
 
-func (n *Node) close() {
-	for i := len(n.closers) - 1; i >= 0; i-- {
+func (n *Node) close() { n.closeFrom(0) }
+
+// closeFrom runs the closers from the k-th on, the last one first.
+func (n *Node) closeFrom(k int) {
+	for i := len(n.closers) - 1; i >= k; i-- {
 		n.closers[i]()
 	}
-	n.closers = nil
+	n.closers = n.closers[:k]
 }
 
 // handler writes log records as the configuration says.
@@ -278,8 +284,8 @@ func digest(parts ...string) (b [16]byte) {
 	return b
 }
 
-// listen opens the listeners. Hosts that connect before apply find no subsystems,
-// so serving begins after it.
+// listen opens the listeners. A host that connected now would be told that its
+// subsystem does not exist, and not try again: serve is called after apply.
 func (n *Node) listen() error {
 	open := func(address string, discovery bool) (net.Listener, error) {
 		l, err := net.Listen("tcp", address)
@@ -290,13 +296,12 @@ func (n *Node) listen() error {
 		n.ports = append(n.ports, serve.PortFor(uint16(len(n.ports)+1), l, discovery))
 		return l, nil
 	}
-	var all []net.Listener
 	for _, lc := range n.cfg.Listeners {
 		l, err := open(lc.Address, false)
 		if err != nil {
 			return err
 		}
-		all = append(all, l)
+		n.listeners = append(n.listeners, l)
 		n.addrs.Listeners = append(n.addrs.Listeners, l.Addr().String())
 	}
 	if a := n.cfg.Discovery.Address; a != "" {
@@ -304,16 +309,18 @@ func (n *Node) listen() error {
 		if err != nil {
 			return err
 		}
-		all = append(all, l)
+		n.listeners = append(n.listeners, l)
 		n.addrs.Discovery = l.Addr().String()
 	}
-	for i, l := range all {
+	return nil
+}
+
+// serve lets hosts in.
+func (n *Node) serve() {
+	for i, l := range n.listeners {
 		n.tcp.Serve(l, n.ports[i])
-	}
-	for _, l := range all {
 		n.log.Info("listening", "transport", "tcp", "address", l.Addr().String())
 	}
-	return nil
 }
 
 // Reload reads the configuration anew and changes what can change live.

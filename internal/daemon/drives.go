@@ -51,7 +51,16 @@ func (n *Node) openSSDs() error {
 	return nil
 }
 
+// openSSD opens one drive. On error nothing of it stays open: an operator may want
+// to format it, as the error says, while the others serve.
 func (n *Node) openSSD(d *drive, sc config.SSD) (err error) {
+	opened := len(n.closers)
+	defer func() {
+		if err != nil {
+			n.closeFrom(opened)
+			d.dev = nil
+		}
+	}()
 	switch sc.Backend {
 	case "mem":
 		d.dev, err = mem.Open(mem.Config{Name: sc.Name, SizeBytes: int64(sc.Size)})
@@ -139,8 +148,12 @@ func (n *Node) owners() []*owner.Owner {
 // apply makes drives and target what cfg says: extents for new namespaces,
 // longer ones for grown ones. Extents of namespaces that are no longer
 // configured stay, with their data, until an operator frees them.
+//
+// Everything is tried on copies of the labels first, so that a configuration that
+// cannot be had changes nothing. Labels change before the target, and each as a whole.
 func (n *Node) apply(cfg *config.Config) error {
 	state := nvmeof.State{Ports: n.ports}
+	plan := labelPlan{}
 	var tel []telemetry.Subsystem
 	for _, r := range cfg.Discovery.Referrals {
 		p, err := referral(r)
@@ -157,7 +170,7 @@ func (n *Node) apply(cfg *config.Config) error {
 		}
 		ts := telemetry.Subsystem{NQN: sc.NQN, Serial: st.Serial, Model: st.Model}
 		for _, nc := range sc.Namespaces {
-			ns, err := n.namespace(sc.NQN, nc)
+			ns, err := n.namespace(plan, sc.NQN, nc)
 			if err != nil {
 				return fmt.Errorf("subsystem %s, namespace %d: %w", sc.NQN, nc.NSID, err)
 			}
@@ -171,14 +184,51 @@ func (n *Node) apply(cfg *config.Config) error {
 		state.Subsystems = append(state.Subsystems, st)
 		tel = append(tel, ts)
 	}
+	if err := plan.commit(); err != nil {
+		return err
+	}
 	n.fab.Apply(state)
 	n.tel.SetSubsystems(tel)
 	return nil
 }
 
-// namespace finds, makes or grows a namespace's extent; nil if its drive was left
-// out.
-func (n *Node) namespace(nqn string, nc config.Namespace) (*nvmeof.Namespace, error) {
+// labelPlan holds the labels as they are to become.
+type labelPlan map[*drive]*plannedLabel
+
+// plannedLabel is a copy of a drive's label.
+type plannedLabel struct {
+	label   *label.Label
+	changed bool
+}
+
+// of returns the plan for a drive.
+func (p labelPlan) of(d *drive) *plannedLabel {
+	if p[d] == nil {
+		p[d] = &plannedLabel{label: d.label.Label().Clone()}
+	}
+	return p[d]
+}
+
+// commit writes the changed labels.
+func (p labelPlan) commit() error {
+	for d, planned := range p {
+		if !planned.changed {
+			continue
+		}
+		err := d.label.Update(func(l *label.Label) error {
+			*l = *planned.label
+			return nil
+		})
+		if err != nil {
+			return fmt.Errorf("ssd %s: %w", d.name, err)
+		}
+	}
+	return nil
+}
+
+// namespace finds a namespace's extent, or plans a new or longer one; nil if its
+// drive was left out.
+func (n *Node) namespace(plan labelPlan, nqn string, nc config.Namespace) (*nvmeof.Namespace, error) {
 	number := -1
 	for i, d := range n.ssds {
 		if d.name == nc.SSD {
@@ -196,7 +246,7 @@ func (n *Node) namespace(nqn string, nc config.Namespace) (*nvmeof.Namespace, er
 	if nc.BlockSize < info.BlockSize {
 		return nil, fmt.Errorf("block_size %d: ssd %s has blocks of %d bytes", nc.BlockSize, nc.SSD, info.BlockSize)
 	}
-	e, err := extent(d.label, nqn, nc)
+	e, err := plan.of(d).extent(nqn, nc)
 	if err != nil {
 		return nil, fmt.Errorf("ssd %s: %w", nc.SSD, err)
 	}
@@ -216,9 +266,9 @@ func (n *Node) namespace(nqn string, nc config.Namespace) (*nvmeof.Namespace, er
 }
 
 // extent returns the namespace's extent, after making or growing it if need be.
-func extent(store *label.Store, nqn string, nc config.Namespace) (label.Extent, error) {
+func (p *plannedLabel) extent(nqn string, nc config.Namespace) (label.Extent, error) {
 	shift := uint8(bits.TrailingZeros(uint(nc.BlockSize)))
-	l := store.Label()
+	l := p.label
 	if i := l.FindNamespace(nqn, nc.NSID); i >= 0 {
 		e := l.Extents[i]
 		switch {
@@ -233,7 +283,8 @@ func extent(store *label.Store, nqn string, nc config.Namespace) (label.Extent, 
 		case int64(nc.Size) == e.LengthBytes:
 			return e, nil
 		}
-		err := store.Update(func(l *label.Label) error { return l.Grow(e.UUID, int64(nc.Size)) })
+		p.changed = true
+		err := l.Grow(e.UUID, int64(nc.Size))
 		e.LengthBytes = int64(nc.Size)
 		return e, err
 	}
@@ -245,11 +296,8 @@ func extent(store *label.Store, nqn string, nc config.Namespace) (label.Extent, 
 		}
 		e.UUID = label.UUID(u)
 	}
-	err := store.Update(func(l *label.Label) (err error) {
-		e, err = l.Allocate(e)
-		return err
-	})
-	return e, err
+	p.changed = true
+	return l.Allocate(e)
 }
 
 // referral describes another discovery service.

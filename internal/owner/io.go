@@ -83,6 +83,7 @@ type IO struct {
 	holders int32 // CompareWrite: overlapping mutations that must finish first
 	writing bool  // CompareWrite: the compare succeeded
 	locked  bool  // CompareWrite: its range lock is held
+	epoch   uint8 // Owner.epoch at its beginning
 }
 
 // Init prepares an IO for use by sink; once, before its first Submit.

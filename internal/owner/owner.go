@@ -73,6 +73,11 @@ type Owner struct {
 	lanes    [laneCount]bufpool.Buf
 	laneUsed [laneCount]bool
 	locks    []*IO // CompareWrites at work
+	// epoch is 0 or 1, and live how many IOs began in each; quiet, if not nil, is
+	// closed when there are none left of the epoch before.
+	epoch    uint8
+	live     [2]int
+	quiet    chan struct{}
 	atDevice int
 	kicks    []Sink
 	tags     []pipeline.Tag
@@ -331,8 +336,12 @@ func (o *Owner) drainInbox(now int64) bool {
 		case !io.waiter.Buf.IsZero():
 			o.pipe.Resume(now, pipeline.Tag(io.tag))
 			o.granted(io, now)
-		case o.waiting.n > 0 || !o.enqueue(io, now):
-			o.waiting.push(io)
+		default:
+			io.epoch = o.epoch
+			o.live[o.epoch]++
+			if o.waiting.n > 0 || !o.enqueue(io, now) {
+				o.waiting.push(io)
+			}
 		}
 		io = next
 	}
@@ -609,6 +618,10 @@ func (o *Owner) finish(io *IO, err error) {
 			}
 		}
 	}
+	if o.live[io.epoch]--; o.quiet != nil && o.live[o.epoch^1] == 0 {
+		close(o.quiet)
+		o.quiet = nil
+	}
 	io.Err = err
 	io.state.Store(stateIdle)
 	o.tell(io.sink, io.sink.Done(io))
@@ -628,6 +641,28 @@ func (o *Owner) unlockRange(io *IO) {
 	for b := blocked.pop(); b != nil; b = blocked.pop() {
 		o.stage(b)
 	}
+}
+
+// Quiesce returns a channel that is closed when every IO submitted before is done.
+// While an earlier call's channel is open, that one is returned; it says nothing of
+// IOs submitted since.
+func (o *Owner) Quiesce() <-chan struct{} {
+	o.mu.Lock()
+	o.drainInbox(o.clock())
+	quiet := o.quiet
+	if quiet == nil {
+		quiet = make(chan struct{})
+		o.epoch ^= 1
+		if o.live[o.epoch^1] == 0 {
+			close(quiet)
+		} else {
+			o.quiet = quiet
+		}
+	}
+	o.turn()
+	o.unlock()
+	o.run()
+	return quiet
 }
 
 // tell remembers a sink that wants a kick after the turn.

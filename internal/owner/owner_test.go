@@ -551,6 +551,57 @@ func TestFetchedDataIsWhatIsWritten(t *testing.T) {
 	}
 }
 
+func TestQuiesceWaitsForWhatWasThereAndNothingElse(t *testing.T) {
+	g, dev := newGate(t)
+	r := newRig(t, rigConfig{depth: 1}, dev)
+	h := r.host("a")
+	quiet := func(c <-chan struct{}) bool {
+		select {
+		case <-c:
+			return true
+		default:
+			return false
+		}
+	}
+	if !quiet(r.o.Quiesce()) {
+		t.Error("an idle owner is not quiet")
+	}
+	fetching := h.io(1, pipeline.Write, 0, 4096)
+	fetching.Fetch = true
+	h.submit(fetching)
+	h.admit(1)
+	queued := []*IO{h.io(2, pipeline.Flush, 0, 0), h.io(3, pipeline.Flush, 0, 0)}
+	h.submit(queued...)
+	g.exactly(t, 1)
+	before := r.o.Quiesce()
+	h.submit(h.io(4, pipeline.Flush, 0, 0)) // later: not waited for
+	for range queued {
+		g.here(t, 1)
+		g.let(0, nil)
+	}
+	g.here(t, 1)
+	h.finish(2)
+	if quiet(before) {
+		t.Error("quiet although a host still owes its data")
+	}
+	if r.o.Quiesce() != before {
+		t.Error("a second channel while the first is open")
+	}
+	fetching.Return(errReturned)
+	h.finish(1)
+	if !quiet(before) {
+		t.Error("not quiet although all that was there is done")
+	}
+	after := r.o.Quiesce()
+	if quiet(after) {
+		t.Error("quiet with an IO at the device")
+	}
+	g.let(0, nil)
+	h.finish(1)
+	<-after
+	h.put(fetching)
+}
+
 func TestStatsCountWhatTheDeviceDid(t *testing.T) {
 	h := newRig(t, rigConfig{}, memory).host("a")
 	h.write(0, fill(8192, 0))
