@@ -2,11 +2,12 @@
 //
 //	jbofd --config FILE         run
 //	jbofd --demo                run the embedded default on loopback
-//	jbofd validate FILE...      check configurations
+//	jbofd validate [FILE...]    check configurations
 package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -61,14 +62,19 @@ func command() *cobra.Command {
 			return run(cfg, load, cmd.ErrOrStderr())
 		},
 	}
-	c.Flags().StringVarP(&path, "config", "c", "", "configuration `FILE` (YAML)")
+	c.PersistentFlags().StringVarP(&path, "config", "c", "", "configuration `FILE` (YAML)")
 	c.Flags().BoolVar(&demo, "demo", false, "use the embedded default: two file-backed drives in ./data, loopback only")
 	c.Flags().BoolVar(&printConfig, "print-effective-config", false, "print the configuration with all defaults and exit")
 	c.AddCommand(&cobra.Command{
-		Use:   "validate FILE...",
-		Short: "Check configurations without starting",
-		Args:  cobra.MinimumNArgs(1),
+		Use:   "validate [FILE...]",
+		Short: "Check configurations (of --config, or the files named) without starting",
 		RunE: func(cmd *cobra.Command, files []string) error {
+			if path != "" {
+				files = append(files, path)
+			}
+			if len(files) == 0 {
+				return errors.New("nothing to validate: name a file")
+			}
 			bad := 0
 			for _, f := range files {
 				if _, err := config.Load(f); err != nil {
