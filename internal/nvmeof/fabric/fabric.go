@@ -14,8 +14,9 @@ import (
 	"jbofd/internal/owner"
 )
 
-// Conn is a connection as the fabric sees it. Its methods may be called from
-// any goroutine, without locks held.
+// Conn is a connection as the fabric sees it. Its methods may be called from any
+// goroutine: SeenNS and Usage with the fabric's lock held, so they take no lock and call
+// nothing of the fabric; the others without it.
 type Conn interface {
 	// Complete answers an outstanding event request.
 	Complete(slot int, status nvme.Status, result uint64)
@@ -354,12 +355,10 @@ func (f *Fabric) seen(c *nvmeof.Controller) (ns int64) {
 // Close ends the timers; connections must be gone. Idempotent.
 func (f *Fabric) Close() {
 	f.mu.Lock()
-	if f.closed {
-		f.mu.Unlock()
-		return
+	if !f.closed {
+		f.closed = true
+		close(f.done)
 	}
-	f.closed = true
 	f.mu.Unlock()
-	close(f.done)
 	<-f.stopped
 }
