@@ -188,7 +188,7 @@ type Limits struct {
 	// Hosts is how many different hosts can be connected.
 	Hosts int `yaml:"hosts" default:"1024" min:"1" max:"65000"`
 	// QueueDepth is the most commands outstanding on one queue pair.
-	QueueDepth int `yaml:"queue_depth" default:"128" min:"2" max:"4096"`
+	QueueDepth int `yaml:"queue_depth" default:"128" min:"2" max:"1023"`
 	// IOQueues is how many I/O queue pairs one controller has.
 	IOQueues int `yaml:"io_queues" default:"64" min:"1" max:"1024"`
 	// InCapsuleBytes is how much data a host may send within a command.
