@@ -37,7 +37,7 @@ const twoFiles = fileSSD + "  - {name: ssd1, backend: file, path: \"@DIR@/ssd1.i
 // discovery tells them of no others, on its own port and on the I/O port.
 func TestWhoSeesWhat(t *testing.T) {
 	t.Parallel()
-	d := start(t, setup{ssds: twoFiles, subsystems: twoTenants})
+	d := start(t, setup{ssds: twoFiles, subsystems: twoTenants, discovery: ", referrals: [{address: \"192.0.2.7:8009\"}]"})
 	for _, c := range []struct {
 		host string
 		sees map[string][]uint32
@@ -72,14 +72,19 @@ func TestWhoSeesWhat(t *testing.T) {
 				t.Fatal(err)
 			}
 			var subs []string
+			referred := false
 			for _, e := range log.Entries {
 				if e.Type != client.Storage {
+					referred = referred || e.Type == client.Referral && e.Address() == "192.0.2.7:8009"
 					continue
 				}
 				subs = append(subs, e.SubNQN)
 				if e.Transport != "tcp" || e.Family != "ipv4" || e.Address() != d.addr {
 					t.Errorf("%s on %s is told of %s at %s %s %s, want tcp ipv4 %s", c.host, address, e.SubNQN, e.Transport, e.Family, e.Address(), d.addr)
 				}
+			}
+			if !referred {
+				t.Errorf("%s on %s is not referred to the other discovery service: %+v", c.host, address, log.Entries)
 			}
 			slices.Sort(subs)
 			var want []string
@@ -548,5 +553,106 @@ func TestAMissingDriveHasNoNamespacesButItsNeighbourServes(t *testing.T) {
 	}
 	if _, err := d.namespace(d.options(hostB, nqnB), 1).ReadAt(ctx(t), make([]byte, 4096), 0); err != nil {
 		t.Error(err)
+	}
+}
+
+// TestReloadsUnderLoad: namespaces come and go while hosts work on another; they see no error, and nothing of the
+// reloads is left.
+func TestReloadsUnderLoad(t *testing.T) {
+	t.Parallel()
+	d := start(t, setup{ssds: fileSSD, subsystems: openSubsystem})
+	d.workers = 8
+	good := startVictim(t, d, d.options(hostA, nqnA), 4)
+	c := d.connect(d.options(hostB, nqnA))
+	more := setup{ssds: fileSSD, subsystems: openSubsystem + "      - {nsid: 2, ssd: ssd0, size: 8MiB, block_size: 4096}\n"}
+	for i := range 15 {
+		if !d.reload(more) {
+			t.Fatalf("reload %d: adding was refused", i)
+		}
+		n := open(t, c, 2)
+		if _, err := n.WriteAt(ctx(t), make([]byte, 64<<10), 0, 0); err != nil {
+			t.Fatal(err)
+		}
+		if !d.reload(setup{ssds: fileSSD, subsystems: openSubsystem}) {
+			t.Fatalf("reload %d: removing was refused", i)
+		}
+		if _, err := n.ReadAt(ctx(t), make([]byte, 4096), 0); !errors.Is(err, client.ErrNamespaceGone) {
+			t.Fatalf("reading a removed namespace: %v", err)
+		}
+		good.progress(10)
+	}
+	good.stop()
+	if n := c.Losses(); n != 0 {
+		t.Errorf("%d connections were lost", n)
+	}
+}
+
+// TestTheAdminSocketTells what there is, only to its owner, and reloads.
+func TestTheAdminSocketTells(t *testing.T) {
+	t.Parallel()
+	d := start(t, setup{ssds: twoFiles, subsystems: twoTenants})
+	if st, err := os.Stat(d.socket()); err != nil || st.Mode().Perm() != 0o600 {
+		t.Errorf("the socket's mode is %v, %v", st.Mode(), err)
+	}
+	d.connect(d.options(hostA, nqnA))
+	var connections struct {
+		Items []struct {
+			HostNQN, SubNQN string
+			QID             int
+		}
+	}
+	if err := d.admin("GET", "/v1/connections", &connections); err != nil || len(connections.Items) != 2 ||
+		connections.Items[0].HostNQN != hostA || connections.Items[1].QID != 1 {
+		t.Errorf("connections %+v, %v", connections, err)
+	}
+	var ssds struct {
+		Items []struct {
+			Name, Engine string
+			Extents      []struct{ NSID int }
+		}
+	}
+	if err := d.admin("GET", "/v1/ssds", &ssds); err != nil || len(ssds.Items) != 2 || len(ssds.Items[0].Extents) != 2 || ssds.Items[1].Name != "ssd1" {
+		t.Errorf("ssds %+v, %v", ssds, err)
+	}
+	var subs struct {
+		Items []struct {
+			NQN        string
+			Namespaces []struct{ UUID string }
+		}
+	}
+	if err := d.admin("GET", "/v1/subsystems", &subs); err != nil || len(subs.Items) != 2 || len(subs.Items[1].Namespaces) != 2 || subs.Items[0].Namespaces[0].UUID == "" {
+		t.Errorf("subsystems %+v, %v", subs, err)
+	}
+	var answer any
+	if err := d.admin("POST", "/v1/reload", &answer); err != nil {
+		t.Error(err)
+	}
+	d.write(setup{ssds: twoFiles, subsystems: "  - {nqn: none}\n"})
+	if err := d.admin("POST", "/v1/reload", &answer); err == nil || !strings.Contains(err.Error(), "nqn") {
+		t.Errorf("a bad reload: %v", err)
+	}
+}
+
+// TestTooManyTenantsShareSeries: beyond metrics.max_tenants hosts are tenant "other".
+func TestTooManyTenantsShareSeries(t *testing.T) {
+	t.Parallel()
+	s := oneMem
+	s.metrics = ", max_tenants: 2"
+	d := start(t, s)
+	for i := range 5 {
+		n := d.namespace(d.options(fmt.Sprintf("%s-%d", hostA, i), nqnA), 1)
+		if _, err := n.WriteAt(ctx(t), make([]byte, 4096), 0, 0); err != nil {
+			t.Fatal(err)
+		}
+	}
+	f := d.scrape()
+	if n := sum(f["jbof_io_completed_total"], "op", "write"); n != 5 {
+		t.Errorf("%v writes are counted, want 5", n)
+	}
+	if n := sum(f["jbof_io_completed_total"], "tenant", "other", "op", "write"); n != 3 {
+		t.Errorf("%v writes of tenant other are counted, want 3", n)
+	}
+	if sum(f["jbof_tenants_dropped_total"]) == 0 {
+		t.Error("no dropped tenants are counted")
 	}
 }

@@ -13,9 +13,10 @@ import (
 	"jbofd/internal/nvme"
 )
 
-// dataSubsystem has a namespace of each block size on a file and in memory.
+// dataSubsystem has namespaces of each block size on a file, in memory, and on a file without io_uring.
 const (
-	dataSSDs      = fileSSD + "  - {name: ssd1, backend: mem, size: 128MiB}\n"
+	dataSSDs = fileSSD + "  - {name: ssd1, backend: mem, size: 128MiB}\n" +
+		"  - {name: ssd2, backend: file, path: \"@DIR@/ssd2.img\", size: 64MiB, create: true, engine: threads}\n"
 	dataSubsystem = `  - nqn: nqn.2026-11.example.jbofd:a
     allow_any_host: true
     namespaces:
@@ -23,6 +24,7 @@ const (
       - {nsid: 2, ssd: ssd0, size: 32MiB, block_size: 4096}
       - {nsid: 3, ssd: ssd1, size: 32MiB, block_size: 512}
       - {nsid: 4, ssd: ssd1, size: 32MiB, block_size: 4096}
+      - {nsid: 5, ssd: ssd2, size: 32MiB, block_size: 512}
 `
 )
 
@@ -32,13 +34,13 @@ const (
 func TestDataIsKept(t *testing.T) {
 	t.Parallel()
 	d := start(t, setup{ssds: dataSSDs, subsystems: dataSubsystem})
-	d.laneBytes, d.workers = 2*4*128<<10, 8
+	d.laneBytes, d.workers = 3*4*128<<10, 24
 	for _, digests := range []bool{false, true} {
 		o := d.options(hostA, nqnA)
 		o.HeaderDigest, o.DataDigest = digests, digests
 		o.Queues = 3
 		c := d.connect(o)
-		for nsid := uint32(1); nsid <= 4; nsid++ {
+		for nsid := uint32(1); nsid <= 5; nsid++ {
 			t.Run(fmt.Sprintf("digests=%t/nsid=%d", digests, nsid), func(t *testing.T) {
 				rng := random(t)
 				n := open(t, c, nsid)
@@ -135,11 +137,11 @@ func TestDataIsKept(t *testing.T) {
 func TestCompareAndWriteLosesNoUpdate(t *testing.T) {
 	t.Parallel()
 	d := start(t, setup{ssds: dataSSDs, subsystems: dataSubsystem})
-	d.laneBytes, d.workers = 2*4*128<<10, 8
+	d.laneBytes, d.workers = 3*4*128<<10, 24
 	for _, x := range []struct {
 		nsid uint32
 		size int
-	}{{1, 512}, {3, 512}, {1, 16 << 10}, {3, 16 << 10}, {4, 64 << 10}} {
+	}{{1, 512}, {3, 512}, {1, 16 << 10}, {3, 16 << 10}, {4, 64 << 10}, {5, 16 << 10}} {
 		t.Run(fmt.Sprintf("nsid=%d/size=%d", x.nsid, x.size), func(t *testing.T) {
 			n := d.namespace(d.options(hostA, nqnA), x.nsid)
 			if err := n.WriteZeroes(ctx(t), 1<<20, int64(x.size), 0); err != nil {

@@ -102,7 +102,8 @@ func within(t testing.TB, limit time.Duration, what string, ok func() bool) {
 type setup struct {
 	// ssds, subsystems and limits are bodies of the sections. @DIR@ stands for the daemon's folder.
 	ssds, subsystems, limits string
-	log, discovery           string
+	// log is the section's body; discovery and metrics are further keys of theirs, with a comma before.
+	log, discovery, metrics string
 }
 
 // oneMem is one drive in memory with one namespace of 64 MiB that everybody may use.
@@ -200,7 +201,7 @@ func (d *daemon) write(s setup) {
 		level = "level: info"
 	}
 	fmt.Fprintf(&b, "node: {name: e2e, data_dir: %q}\nlog: {%s}\n", d.dir, level)
-	fmt.Fprintf(&b, "metrics: {address: %q}\nadmin: {socket: %q}\n", d.listen[2], d.socket())
+	fmt.Fprintf(&b, "metrics: {address: %q%s}\nadmin: {socket: %q}\n", d.listen[2], s.metrics, d.socket())
 	fmt.Fprintf(&b, "discovery: {address: %q%s}\nlisteners:\n  - {transport: tcp, address: %q}\n", d.listen[1], s.discovery, d.listen[0])
 	b.WriteString("ssds:\n" + s.ssds + "subsystems:\n" + s.subsystems)
 	if s.limits != "" {
@@ -222,7 +223,7 @@ func (d *daemon) spawn() {
 	}
 	args := append(append([]string(nil), d.prefix...), *binaryPath, "--config", d.file)
 	d.cmd = exec.Command(args[0], args[1:]...)
-	d.cmd.Env = append(os.Environ(), "GORACE=halt_on_error=0 exitcode=66")
+	d.cmd.Env = append(os.Environ(), "GORACE=halt_on_error=0 exitcode=66 atexit_sleep_ms=0")
 	d.cmd.Stdout, d.cmd.Stderr = d.log, d.log
 	d.cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 	if err := d.cmd.Start(); err != nil {
