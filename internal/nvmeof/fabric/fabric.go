@@ -254,7 +254,9 @@ func sum(a, b nvmeof.Usage) nvmeof.Usage {
 }
 
 // OpenTenant returns the tenant that a host belongs to; CloseTenant returns it.
-func (f *Fabric) OpenTenant(hostNQN string) Tenant {
+// Admin queues have an account of their own, so that a host whose I/O has taken all
+// that it may have can still be identified, and its Keep Alive waits for nothing.
+func (f *Fabric) OpenTenant(hostNQN string, admin bool) Tenant {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	r := f.tenants[hostNQN]
@@ -264,7 +266,11 @@ func (f *Fabric) OpenTenant(hostNQN string) Tenant {
 		f.tenants[hostNQN] = r
 	}
 	r.conns++
-	return Tenant{Name: hostNQN, Number: r.number, Account: f.cfg.Pool.Account(hostNQN)}
+	account := hostNQN
+	if admin {
+		account = "admin of " + hostNQN
+	}
+	return Tenant{Name: hostNQN, Number: r.number, Account: f.cfg.Pool.Account(account)}
 }
 
 // CloseTenant gives up what OpenTenant returned.

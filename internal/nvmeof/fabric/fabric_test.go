@@ -365,18 +365,18 @@ func TestRecordedErrorsShowInTheLog(t *testing.T) {
 
 func TestATenantIsOneForAllConnectionsOfAHost(t *testing.T) {
 	r := newRig(t)
-	one, two, other := r.OpenTenant(hostA), r.OpenTenant(hostA), r.OpenTenant(hostB)
+	one, two, other := r.OpenTenant(hostA, false), r.OpenTenant(hostA), r.OpenTenant(hostB)
 	if one.Number != two.Number || one.Number == other.Number || one.Name != hostA {
 		t.Errorf("tenants %+v, %+v, %+v", one, two, other)
 	}
 	r.CloseTenant(one)
-	if three := r.OpenTenant(hostA); three.Number != two.Number {
+	if three := r.OpenTenant(hostA, false); three.Number != two.Number {
 		t.Error("the tenant changed its number while connected")
 	} else {
 		r.CloseTenant(three)
 	}
 	r.CloseTenant(two)
-	again := r.OpenTenant(hostA)
+	again := r.OpenTenant(hostA, false)
 	if again.Number == other.Number {
 		t.Error("two tenants with one number")
 	}
@@ -397,7 +397,7 @@ func TestConnectionsComeAndGoWhileTheConfigurationChanges(t *testing.T) {
 			host := fmt.Sprintf("%s%d", hostA, i)
 			for n := range 30 {
 				a := r.connect(host, nil, 0, 10000)
-				tenant := r.OpenTenant(host)
+				tenant := r.OpenTenant(host, false)
 				r.admin(a, 0, setFeature(nvme.FIDAsyncEvent, nvme.AECNamespace|nvme.AECANA))
 				r.admin(a, 1, command(nvme.AdminAsyncEvent, nil))
 				a.aers[1] = 1

@@ -78,7 +78,7 @@ func (c *conn) connect(i int) {
 		c.mu.Unlock()
 		return
 	}
-	tenant := c.srv.fabric.OpenTenant(r.Controller.HostNQN)
+	tenant := c.srv.fabric.OpenTenant(r.Controller.HostNQN, r.QID == 0)
 	c.mu.Lock()
 	n := c.m.Attach(tcp.Attachment{QID: r.QID, Entries: r.Entries, NoSQFlow: r.NoSQFlow, Table: r.Table})
 	slots := make([]slot, n)

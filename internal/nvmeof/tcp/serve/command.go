@@ -290,9 +290,12 @@ func (c *conn) finish(i int, now int64) {
 		_, status = p.AppendRanges(io.Buf.B, s.ranges[:0])
 	}
 	c.put(&io.Buf)
-	if op == pipeline.CompareWrite {
+	switch {
+	case op == pipeline.CompareWrite:
 		c.finishPair(i, status, io)
-	} else {
+	case io.Err == owner.ErrAborted: // Abort has answered already
+		c.m.Respond(i, status, 0)
+	default:
 		c.respond(i, status, 0)
 	}
 	if !status.OK() {
