@@ -365,7 +365,7 @@ func TestRecordedErrorsShowInTheLog(t *testing.T) {
 
 func TestATenantIsOneForAllConnectionsOfAHost(t *testing.T) {
 	r := newRig(t)
-	one, two, other := r.OpenTenant(hostA, false), r.OpenTenant(hostA), r.OpenTenant(hostB)
+	one, two, other := r.OpenTenant(hostA, false), r.OpenTenant(hostA, false), r.OpenTenant(hostB, false)
 	if one.Number != two.Number || one.Number == other.Number || one.Name != hostA {
 		t.Errorf("tenants %+v, %+v, %+v", one, two, other)
 	}
