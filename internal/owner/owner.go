@@ -79,7 +79,7 @@ type Owner struct {
 	live     [2]int
 	quiet    chan struct{}
 	atDevice int
-	kicks    []Sink
+	kicks    *[]Sink
 	tags     []pipeline.Tag
 	reqs     []ssd.Request
 	comps    []ssd.Completion
@@ -128,7 +128,7 @@ func New(cfg Config) (*Owner, error) {
 		tags:     make([]pipeline.Tag, 0, cfg.Depth),
 		reqs:     make([]ssd.Request, 0, cfg.Depth),
 		comps:    make([]ssd.Completion, cfg.Depth),
-		kicks:    make([]Sink, 0, 64),
+		kicks:    kickLists.Get().(*[]Sink),
 		poller:   make(chan struct{}),
 	}
 	for i := range o.freeTags {
@@ -247,27 +247,27 @@ func (o *Owner) run() {
 // unlock ends ownership and kicks the sinks that asked for it.
 func (o *Owner) unlock() {
 	// Sinks may take locks and write to sockets: not under ownership. The list is
-	// swapped out so that the next owner can fill it meanwhile.
-	if len(o.kicks) == 0 {
+	// swapped so that the next owner can fill another one meanwhile.
+	kicks := o.kicks
+	if len(*kicks) == 0 {
 		o.mu.Unlock()
 		return
 	}
-	var few [8]Sink
-	n := copy(few[:], o.kicks)
-	rest := o.kicks[n:]
-	if len(rest) > 0 {
-		rest = append([]Sink(nil), rest...) // many connections at once: rare enough
-	}
-	clear(o.kicks)
-	o.kicks = o.kicks[:0]
+	o.kicks = kickLists.Get().(*[]Sink)
 	o.mu.Unlock()
-	for _, s := range few[:n] {
+	for _, s := range *kicks {
 		s.Kick()
 	}
-	for _, s := range rest {
-		s.Kick()
-	}
+	clear(*kicks)
+	*kicks = (*kicks)[:0]
+	kickLists.Put(kicks)
 }
+
+// kickLists are lists that no owner fills at the moment.
+var kickLists = sync.Pool{New: func() any {
+	list := make([]Sink, 0, 64)
+	return &list
+}}
 
 // poll waits for an asynchronous device's completions.
 func (o *Owner) poll() {
@@ -332,7 +332,7 @@ func (o *Owner) drainInbox(now int64) bool {
 		switch {
 		case io.fetched:
 			o.pipe.Resume(now, pipeline.Tag(io.tag))
-			o.fetched(io)
+			o.fetched(io, now)
 		case !io.waiter.Buf.IsZero():
 			o.pipe.Resume(now, pipeline.Tag(io.tag))
 			o.granted(io, now)
@@ -395,7 +395,7 @@ func (o *Owner) granted(io *IO, now int64) {
 		io.Buf, io.waiter.Buf = io.waiter.Buf, bufpool.Buf{}
 	}
 	if !io.state.CompareAndSwap(stateQueued, stateAdmitted) {
-		o.finish(io, ErrAborted)
+		o.finish(io, ErrAborted, now)
 		return
 	}
 	io.AdmittedNS = now
@@ -407,10 +407,10 @@ func (o *Owner) granted(io *IO, now int64) {
 	o.stage(io)
 }
 
-func (o *Owner) fetched(io *IO) {
+func (o *Owner) fetched(io *IO, now int64) {
 	io.fetched = false
 	if io.Err != nil {
-		o.finish(io, io.Err)
+		o.finish(io, io.Err, now)
 		return
 	}
 	o.stage(io)
@@ -518,15 +518,19 @@ func (o *Owner) submit() (total int) {
 // complete takes the device's completions.
 func (o *Owner) complete(comps []ssd.Completion) {
 	o.atDevice -= len(comps)
+	if len(comps) == 0 {
+		return
+	}
+	now := o.clock() // once a batch: the clock costs as much as all else here
 	for i := range comps {
 		c := &comps[i]
 		io := o.slab[c.Tag]
 		o.count(io, c)
 		if c.Err != nil {
-			o.finish(io, c.Err)
+			o.finish(io, c.Err, now)
 			continue
 		}
-		if o.advance(io) {
+		if o.advance(io, now) {
 			o.staged.push(io)
 		}
 	}
@@ -563,7 +567,7 @@ func (o *Owner) count(io *IO, c *ssd.Completion) {
 
 // advance moves io past its completed device request and reports whether there
 // is another one; if not, io is done.
-func (o *Owner) advance(io *IO) bool {
+func (o *Owner) advance(io *IO, now int64) bool {
 	switch io.Op {
 	case pipeline.DeallocateRanges:
 		io.at++
@@ -576,7 +580,7 @@ func (o *Owner) advance(io *IO) bool {
 		}
 		n := min(io.Len-io.at, laneBytes)
 		if io.Op != pipeline.Verify && !bytes.Equal(o.lanes[io.lane].B[:n], io.Buf.B[io.at:io.at+n]) {
-			o.finish(io, ErrMismatch)
+			o.finish(io, ErrMismatch, now)
 			return false
 		}
 		io.at += n
@@ -588,16 +592,15 @@ func (o *Owner) advance(io *IO) bool {
 			return true
 		}
 	}
-	o.finish(io, nil)
+	o.finish(io, nil, now)
 	return false
 }
 
 // finish ends io and lets those go on who waited for it.
-func (o *Owner) finish(io *IO, err error) {
+func (o *Owner) finish(io *IO, err error, now int64) {
 	invariants.Check(o.slab[io.tag] == io, "owner: io finished without its tag")
 	o.slab[io.tag] = nil
 	o.freeTags = append(o.freeTags, io.tag)
-	now := o.clock()
 	o.pipe.Complete(now, pipeline.Tag(io.tag))
 	if io.lane >= 0 {
 		o.laneUsed[io.lane] = false
@@ -668,7 +671,7 @@ func (o *Owner) Quiesce() <-chan struct{} {
 // tell remembers a sink that wants a kick after the turn.
 func (o *Owner) tell(s Sink, kick bool) {
 	if kick {
-		o.kicks = append(o.kicks, s)
+		*o.kicks = append(*o.kicks, s)
 	}
 }
 

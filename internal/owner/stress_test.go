@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"jbofd/internal/bufpool"
+	"jbofd/internal/buildtags"
 	"jbofd/internal/pipeline"
 	"jbofd/internal/ssd"
 )
@@ -200,7 +201,7 @@ func (w *worker) run(n int) {
 func TestEveryIOIsDoneOnceAndDoesWhatItSays(t *testing.T) {
 	rng := newRand(t)
 	n := 400
-	if testing.Short() {
+	if testing.Short() || buildtags.Race {
 		n = 150
 	}
 	for _, errorProbability := range []float64{0, 0.05} {
