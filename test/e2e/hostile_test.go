@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"encoding/binary"
 	"fmt"
+	"io"
 	"math/rand/v2"
 	"net"
 	"slices"
@@ -79,6 +80,11 @@ func TestAProtocolViolationIsAnsweredByTheRightTermReq(t *testing.T) {
 			h.send(h.capsule(rw(nvme.CmdWrite, 5, 0, 32), nil, 32*512))
 			return h.frame(pdu.TypeH2CData, 0, h2cData(5, h.r2t(), 512, 512), small)
 		}, fes: pdu.DataTransferOutOfRange},
+		{name: "more H2CData than MAXH2CDATA", io: true, frame: func(h *rawHost) []byte {
+			h.send(h.capsule(rw(nvme.CmdWrite, 5, 0, 32), nil, 32*512))
+			n := h.maxH2C + 4
+			return h.frame(pdu.TypeH2CData, pdu.FlagLast, h2cData(5, h.r2t(), 0, n), make([]byte, n))
+		}, fes: pdu.R2TLimitExceeded},
 		{name: "more data in the capsule than announced", io: true, frame: func(h *rawHost) []byte {
 			return h.capsule(rw(nvme.CmdWrite, 5, 0, 64), make([]byte, 32<<10), 0)
 		}, fes: pdu.InvalidHeaderField, fei: 4},
@@ -423,6 +429,107 @@ func TestAConnectStormLeavesNothing(t *testing.T) {
 	}
 }
 
+// TestHostsThatVanishWithCommandsUnderWayLeaveNothing, whatever the commands wait for: the drive, memory, their data,
+// the other half of their pair, or that somebody reads the answers.
+func TestHostsThatVanishWithCommandsUnderWayLeaveNothing(t *testing.T) {
+	t.Parallel()
+	rng := random(t)
+	d := start(t, setup{ssds: `  - {name: ssd0, backend: file, path: "@DIR@/ssd0.img", size: 64MiB, create: true, fault: {delay: 5ms, delay_probability: 0.5}}
+`, subsystems: strings.Replace(openSubsystem, "64MiB", "32MiB", 1) + hostileSubsystem, limits: "buffers: 8MiB"})
+	d.laneBytes, d.workers = 4*128<<10, 8
+	good := startVictim(t, d, d.options(hostA, nqnA), 1)
+	var wg sync.WaitGroup
+	for w := range 3 {
+		luck := rand.New(rand.NewPCG(rng.Uint64(), uint64(w)))
+		wg.Go(func() {
+			for range 60 {
+				vanish(t, d, luck, fmt.Sprintf("%s-%d", hostB, w))
+			}
+		})
+	}
+	wg.Wait()
+	good.progress(50)
+	good.stop()
+}
+
+// vanish connects a host, sends commands of all kinds, answers some R2Ts, and closes.
+func vanish(t *testing.T, d *daemon, rng *rand.Rand, host string) {
+	admin, err := dialRaw(t, d.addr)
+	if err != nil {
+		t.Error(err)
+		return
+	}
+	defer admin.close()
+	c, err := exchange(admin, icreq()[:], connectCapsule(pdu.Format{}, login{host: host, sub: nqnHostile, katoMS: 1000}))
+	if err == nil {
+		_, err = exchange(admin, capsule(pdu.Format{}, propertySet(nvme.PropCC, enable, 1), nil, 0))
+	}
+	if err != nil {
+		t.Errorf("connecting: %v", err)
+		return
+	}
+	h, err := dialRaw(t, d.addr)
+	if err != nil {
+		t.Error(err)
+		return
+	}
+	defer h.close()
+	if _, err := exchange(h, icreq()[:], connectCapsule(pdu.Format{}, login{host: host, sub: nqnHostile, qid: 1, cntlid: c.ConnectCNTLID(), entries: 128})); err != nil {
+		t.Errorf("connecting: %v", err)
+		return
+	}
+	var out []byte
+	for i := range uint16(1 + rng.IntN(100)) {
+		nlb := uint32(1 + rng.IntN(2048))
+		at := rng.Uint64N(30 << 10)
+		switch rng.IntN(8) {
+		case 0, 1:
+			out = append(out, h.capsule(rw(nvme.CmdRead, i, at, nlb), nil, int(nlb)*512)...)
+		case 2, 3:
+			out = append(out, h.capsule(rw(nvme.CmdWrite, i, at, nlb), nil, int(nlb)*512)...)
+		case 4:
+			out = append(out, h.capsule(rw(nvme.CmdWrite, i, at, 8), make([]byte, 4096), 0)...)
+		case 5:
+			out = append(out, h.capsule(rw(nvme.CmdCompare, i, at, 64), nil, 64*512)...)
+		case 6:
+			out = append(out, h.capsule(rw(nvme.CmdVerify, i, at, 1024), nil, 0)...)
+		case 7:
+			first, second := rw(nvme.CmdCompare, i, at, 8), rw(nvme.CmdWrite, i|0x8000, at, 8)
+			first.SetFuse(nvme.FuseFirst)
+			second.SetFuse(nvme.FuseSecond)
+			out = append(out, h.capsule(first, make([]byte, 4096), 0)...)
+			if rng.IntN(2) == 0 {
+				out = append(out, h.capsule(second, nil, 4096)...)
+			}
+		}
+	}
+	h.send(out)
+	// Part of what comes is read; some R2Ts are answered, one of them by half.
+	for range rng.IntN(30) {
+		_ = h.c.SetReadDeadline(time.Now().Add(20 * time.Millisecond))
+		if _, err := io.ReadFull(h.c, h.in[:pdu.CommonLen]); err != nil {
+			break
+		}
+		n := int((*pdu.Common)(h.in[:]).PLEN())
+		if (*pdu.Common)(h.in[:]).Type() != pdu.TypeR2T {
+			if _, err := io.CopyN(io.Discard, h.c, int64(n-pdu.CommonLen)); err != nil {
+				break
+			}
+			continue
+		}
+		if _, err := io.ReadFull(h.c, h.in[pdu.CommonLen:n]); err != nil {
+			break
+		}
+		r := (*pdu.Data)(h.in[:])
+		p := h.frame(pdu.TypeH2CData, pdu.FlagLast, h2cData(r.CCCID(), r.TTAG(), r.Offset(), r.Length()), make([]byte, r.Length()))
+		if rng.IntN(10) == 0 {
+			h.send(p[:len(p)/2])
+			break
+		}
+		h.send(p)
+	}
+}
+
 // victim is a well-behaved host at work: writes and reads with verification.
 type victim struct {
 	t    testing.TB
@@ -511,7 +618,10 @@ func (v *victim) stop() {
 const mutants = 1_000_000
 
 // nqnHostile is a subsystem of its own: what mutated commands write is nobody's loss.
-const nqnHostile = "nqn.2026-11.example.jbofd:the-place-for-hostile-hosts"
+const (
+	nqnHostile       = "nqn.2026-11.example.jbofd:the-place-for-hostile-hosts"
+	hostileSubsystem = "  - nqn: " + nqnHostile + "\n    allow_any_host: true\n    namespaces:\n      - {nsid: 1, ssd: ssd0, size: 16MiB, block_size: 512}\n"
+)
 
 // TestAMillionMutatedPDUs does the live daemon no harm, and a well-behaved host sees no error and
 // no delay to speak of. Golden frames are mutated a bit, a byte, a field or a length at a time,
@@ -521,7 +631,7 @@ func TestAMillionMutatedPDUs(t *testing.T) {
 	rng := random(t)
 	s := oneMem
 	s.ssds = "  - {name: ssd0, backend: mem, size: 256MiB}\n"
-	s.subsystems += "  - nqn: " + nqnHostile + "\n    allow_any_host: true\n    namespaces:\n      - {nsid: 1, ssd: ssd0, size: 16MiB, block_size: 512}\n"
+	s.subsystems += hostileSubsystem
 	s.limits = "handshake_timeout: 1s, stall_timeout: 1s"
 	d := start(t, s)
 	d.laneBytes = 4 * 128 << 10 // Compare and Verify among the mutants
