@@ -50,6 +50,8 @@ func (n *Node) serveAdmin() error {
 	get(admin.PathConnections, n.listConnections)
 	post := func(pattern string, do func(*http.Request) error) {
 		mux.HandleFunc("POST "+pattern, func(w http.ResponseWriter, r *http.Request) {
+			// A change takes its time; who asked for it wants to know how it ended.
+			_ = http.NewResponseController(w).SetWriteDeadline(time.Time{})
 			if err := do(r); err != nil {
 				writeJSON(w, http.StatusConflict, admin.Answer{APIVersion: admin.Version, Error: err.Error()})
 				return
@@ -76,6 +78,7 @@ func (n *Node) serveAdmin() error {
 		}
 	}()
 	n.closing(func() {
+		n.beginStop()
 		ctx, cancel := context.WithTimeout(context.Background(), time.Second)
 		defer cancel()
 		_ = srv.Shutdown(ctx)
@@ -94,8 +97,8 @@ func writeJSON(w http.ResponseWriter, code int, v any) {
 
 // config returns the configuration in force.
 func (n *Node) config() *config.Config {
-	n.reload.Lock()
-	defer n.reload.Unlock()
+	n.cfgMu.Lock()
+	defer n.cfgMu.Unlock()
 	return n.cfg
 }
 
@@ -209,7 +212,7 @@ func (n *Node) DeleteNamespace(uuid string) error {
 		if standsOn(n.cfg, d.name, e) {
 			return fmt.Errorf("namespace %s is configured (subsystem %s, nsid %d): take it out of the configuration and reload first", uuid, e.NQN, e.NSID)
 		}
-		if err := erase(d.owner, e.StartBytes, e.LengthBytes); err != nil {
+		if err := erase(n.stopping, d.owner, e.StartBytes, e.LengthBytes); err != nil {
 			return fmt.Errorf("ssd %s: erase namespace %s: %w", d.name, uuid, err)
 		}
 		if err := d.label.Update(func(l *label.Label) error { return l.Free(e.UUID) }); err != nil {

@@ -58,16 +58,21 @@ const fusedBytes = 64 << 10
 // Node is a running jbofd.
 type Node struct {
 	opts Options
-	// reload is held while a configuration takes effect; it guards cfg.
+	// reload is held while a configuration takes effect or a namespace is deleted.
+	// cfg changes only then, under cfgMu too: who only looks need not wait that long.
 	reload sync.Mutex
+	cfgMu  sync.Mutex
 	cfg    *config.Config
-	level  *slog.LevelVar
-	log    *slog.Logger
-	tel    *telemetry.Telemetry
-	pool   *bufpool.Pool
-	ssds   []*drive // in the configuration's order
-	fab    *fabric.Fabric
-	tcp    *serve.Server
+	// stopping is closed, by beginStop, when the node is to stop.
+	stopping  chan struct{}
+	beginStop func()
+	level     *slog.LevelVar
+	log       *slog.Logger
+	tel       *telemetry.Telemetry
+	pool      *bufpool.Pool
+	ssds      []*drive // in the configuration's order
+	fab       *fabric.Fabric
+	tcp       *serve.Server
 	// listeners and ports belong together by index.
 	listeners []net.Listener
 	ports     []nvmeof.Port
@@ -84,6 +89,7 @@ func Run(ctx context.Context, opts Options) error {
 	if err != nil {
 		return err
 	}
+	defer context.AfterFunc(ctx, n.beginStop)()
 	n.tel.Health().Clear("daemon")
 	if opts.Ready != nil {
 		opts.Ready(n.addrs)
@@ -136,7 +142,8 @@ func watchdog() (stop func()) {
 // start brings everything up; on error it takes down what it had.
 func start(opts Options) (_ *Node, err error) {
 	cfg := opts.Config
-	n := &Node{opts: opts, cfg: cfg, level: new(slog.LevelVar)}
+	n := &Node{opts: opts, cfg: cfg, level: new(slog.LevelVar), stopping: make(chan struct{})}
+	n.beginStop = sync.OnceFunc(func() { close(n.stopping) })
 	defer func() {
 		if err != nil {
 			n.close()
@@ -335,7 +342,9 @@ func (n *Node) Reload() error {
 		if ch, err = config.Diff(n.cfg, cfg); err == nil {
 			if err = n.apply(cfg); err == nil {
 				n.setLevel(cfg.Log.Level)
+				n.cfgMu.Lock()
 				n.cfg = cfg
+				n.cfgMu.Unlock()
 				n.log.Info("configuration reloaded", "changes", ch.String())
 			}
 		}
@@ -357,6 +366,7 @@ func (n *Node) stop() {
 	closed := make(chan struct{})
 	go func() {
 		defer close(closed)
+		n.flushDrives()
 		n.close()
 	}()
 	select {

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"net/http"
 	"os"
 	"path/filepath"
 	"runtime"
@@ -534,4 +535,53 @@ func TestAdminAPIAnswersWhileConfigurationsChange(t *testing.T) {
 		})
 	}
 	wg.Wait()
+}
+
+func TestNodeStopsInTheMiddleOfADeletion(t *testing.T) {
+	w := newWorld(t)
+	// Each request of the erasure takes a second: it would last far longer than the test.
+	slow := strings.Replace(memSSD, "64MiB", "2GiB, fault: {delay: 1s, delay_probability: 1}", 1)
+	w.configure([]string{slow}, []string{"{nsid: 1, ssd: ssd0, size: 2000MiB}"})
+	n := w.mustStart()
+	subs, err := n.admin.Subsystems(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	w.configure([]string{slow}, nil)
+	if _, err := n.admin.Reload(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	deleted := make(chan error)
+	go func() {
+		_, err := n.admin.DeleteNamespace(t.Context(), subs.Items[0].Namespaces[0].UUID)
+		deleted <- err
+	}()
+	// The erasure is under way once the drive has something to do.
+	tick := time.NewTicker(5 * time.Millisecond)
+	defer tick.Stop()
+	for busy := false; !busy; <-tick.C {
+		resp, err := http.Get("http://" + n.addrs.Metrics + "/metrics")
+		if err != nil {
+			t.Fatal(err)
+		}
+		text, err := io.ReadAll(resp.Body)
+		if err = errors.Join(err, resp.Body.Close()); err != nil {
+			t.Fatal(err)
+		}
+		busy = strings.Contains(string(text), "jbof_ssd_io_now{ssd=\"ssd0\"} 1")
+	}
+	if _, err := n.admin.Status(t.Context()); err != nil {
+		t.Errorf("status during the erasure: %v", err)
+	}
+	begin := time.Now()
+	if err := n.stop(); err != nil {
+		t.Error(err)
+	}
+	if took := time.Since(begin); took > 5*time.Second {
+		t.Errorf("stopping took %v", took)
+	}
+	if err := <-deleted; err == nil {
+		t.Error("the deletion says that it was done")
+	}
+	http.DefaultClient.CloseIdleConnections()
 }

@@ -10,11 +10,13 @@ import (
 	"os"
 	"path/filepath"
 	"strconv"
+	"sync"
 
 	"jbofd/internal/config"
 	"jbofd/internal/nvme"
 	"jbofd/internal/nvmeof"
 	"jbofd/internal/owner"
+	"jbofd/internal/pipeline"
 	"jbofd/internal/ssd"
 	"jbofd/internal/ssd/file"
 	"jbofd/internal/ssd/label"
@@ -135,6 +137,26 @@ func fill(s *telemetry.SSDStats, o *owner.Stats) {
 	s.Errors, s.NoSpace = o.Errors.Load(), o.NoSpace.Load()
 	s.InFlight, s.Queued = o.Inflight.Load(), o.Queued.Load()
 	s.BufferWaits, s.Aborted = o.BufferWaits.Load(), o.Aborted.Load()
+}
+
+// flushDrives makes durable what hosts have written without asking for it: a
+// clean stop keeps more than it promised.
+func (n *Node) flushDrives() {
+	var all sync.WaitGroup
+	for _, d := range n.ssds {
+		if d.owner == nil {
+			continue
+		}
+		all.Go(func() {
+			s := make(waitSink, 1)
+			io := &owner.IO{Op: pipeline.Flush}
+			io.Init(s, 0)
+			if err := s.do(d.owner, io); err != nil {
+				n.log.Error("flush at stop failed", "ssd", d.name, "error", err)
+			}
+		})
+	}
+	all.Wait()
 }
 
 func (n *Node) owners() []*owner.Owner {

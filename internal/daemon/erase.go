@@ -16,18 +16,24 @@ const eraseStep = 32 << 20
 // quiesceTimeout is how long commands from before may take to end.
 const quiesceTimeout = 10 * time.Second
 
+// errStopping: the daemon stops before the range is erased.
+var errStopping = errors.New("the daemon is stopping; delete the namespace again when it is back")
+
 // errUnderWay: an SSD still has commands from before.
 var errUnderWay = errors.New("commands that hosts sent before are still under way; try again")
 
 // erase zeroes a range that no command may reach any more, so that whoever gets it
 // next does not see what it held. Commands that were sent while one still could
-// are waited for first: a write whose data come late must not land in it.
-func erase(o *owner.Owner, offset, length int64) error {
+// are waited for first: a write whose data come late must not land in it. It ends
+// early when stopping is closed.
+func erase(stopping <-chan struct{}, o *owner.Owner, offset, length int64) error {
 	late := time.NewTimer(quiesceTimeout)
 	defer late.Stop()
 	for range 2 { // the first may be the rest of an earlier call's that gave up
 		select {
 		case <-o.Quiesce():
+		case <-stopping:
+			return errStopping
 		case <-late.C:
 			return errUnderWay
 		}
@@ -36,6 +42,11 @@ func erase(o *owner.Owner, offset, length int64) error {
 	io := &owner.IO{Op: pipeline.WriteZeroes, Flags: ssd.Unmap}
 	io.Init(s, 0)
 	for end := offset + length; offset < end; offset += eraseStep {
+		select {
+		case <-stopping:
+			return errStopping
+		default:
+		}
 		io.Offset, io.Len = offset, min(eraseStep, end-offset)
 		if err := s.do(o, io); err != nil {
 			return err

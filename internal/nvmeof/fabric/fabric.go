@@ -53,7 +53,7 @@ type ConnInfo struct {
 	Since       time.Time `json:"since"`
 }
 
-// Tenant is who pays for a connection's I/O. For now that is its host NQN.
+// Tenant is who pays for a connection's I/O: its host NQN.
 type Tenant struct {
 	Name string
 	// Number is the pipelines' name for it.
