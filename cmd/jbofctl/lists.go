@@ -116,6 +116,9 @@ func (x *cli) namespaceDeleteCommand() *cobra.Command {
 				return err
 			}
 		}
+		if !c.Flags().Changed("timeout") {
+			x.timeout = 0 // erasing takes as long as the drive needs
+		}
 		a, err := ask(x, c, func(cl *admin.Client, ctx context.Context) (admin.Answer, error) {
 			return cl.DeleteNamespace(ctx, args[0])
 		})

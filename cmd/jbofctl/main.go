@@ -99,7 +99,7 @@ Exit status: 0 done; 1 failed; 2 bad command line.`,
 	fl := root.PersistentFlags()
 	fl.StringVarP(&x.output, "output", "o", "table", "`FORMAT` of the answer: table, json or yaml")
 	fl.StringVar(&x.socket, "socket", socket, "the daemon's admin socket (default from "+socketEnv+" if set)")
-	fl.DurationVar(&x.timeout, "timeout", 30*time.Second, "how long to wait for the daemon")
+	fl.DurationVar(&x.timeout, "timeout", 30*time.Second, "how long to wait for the daemon; 0: as long as it takes, which is what deleting does unless told otherwise")
 
 	leaf := func(use, short string, args cobra.PositionalArgs, run func(*cobra.Command, []string) error) *cobra.Command {
 		return &cobra.Command{Use: use, Short: short, Args: args, RunE: run}
@@ -164,7 +164,11 @@ func one(what string) cobra.PositionalArgs {
 
 // ask calls the daemon with a bounded context.
 func ask[T any](x *cli, c *cobra.Command, what func(*admin.Client, context.Context) (T, error)) (T, error) {
-	ctx, cancel := context.WithTimeout(c.Context(), x.timeout)
-	defer cancel()
+	ctx := c.Context()
+	if x.timeout > 0 {
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithTimeout(ctx, x.timeout)
+		defer cancel()
+	}
 	return what(admin.NewClient(x.socket), ctx)
 }
