@@ -366,6 +366,7 @@ func (n *Node) stop() {
 	closed := make(chan struct{})
 	go func() {
 		defer close(closed)
+		n.tcp.Close()
 		n.flushDrives()
 		n.close()
 	}()
