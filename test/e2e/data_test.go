@@ -202,7 +202,7 @@ func TestCompareAndWriteLosesNoUpdate(t *testing.T) {
 func TestAQueuedCommandIsAborted(t *testing.T) {
 	t.Parallel()
 	s := oneMem
-	s.ssds = "  - {name: ssd0, backend: mem, size: 128MiB, fault: {delay: 1500ms, delay_probability: 1}}\n"
+	s.ssds = "  - {name: ssd0, backend: mem, size: 128MiB, fault: {delay: 2s, delay_probability: 1}}\n"
 	d := start(t, s)
 	admin, io := d.rawQueue(hostA, nqnA, 0, 128)
 	_, filler := d.rawQueue(hostB, nqnA, 0, 128)

@@ -242,6 +242,10 @@ func (d *daemon) launch() {
 	d.spawn()
 	d.await()
 	d.base = d.resources()
+	for range 2 { // what was asked so far may be on its way out
+		r := d.resources()
+		d.base.goroutines, d.base.fds = min(d.base.goroutines, r.goroutines), min(d.base.fds, r.fds)
+	}
 }
 
 // await waits until hosts can connect, and learns the addresses. A daemon that left a drive
@@ -558,23 +562,26 @@ func fill(p []byte, off int64, generation uint64) {
 	}
 }
 
-// cpuTime is the processor time that the daemon has used.
-func (d *daemon) cpuTime() time.Duration {
+// cpuTime is the processor time that the daemon's threads have used: the scheduler's own figures, in
+// nanoseconds, where /proc/PID/stat has ticks of 10 ms.
+func (d *daemon) cpuTime() (total time.Duration) {
 	d.t.Helper()
-	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", d.cmd.Process.Pid))
-	if err != nil {
-		d.t.Fatal(err)
+	threads, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/schedstat", d.cmd.Process.Pid))
+	if err != nil || len(threads) == 0 {
+		d.t.Fatalf("no /proc/PID/task/*/schedstat, %v", err)
 	}
-	f := strings.Fields(string(b[bytes.LastIndexByte(b, ')')+1:]))
-	var ticks int64
-	for _, s := range f[11:13] { // utime, stime
-		v, err := strconv.ParseInt(s, 10, 64)
+	for _, path := range threads {
+		b, err := os.ReadFile(path)
+		if err != nil {
+			continue // the thread has ended
+		}
+		ns, err := strconv.ParseInt(strings.Fields(string(b))[0], 10, 64)
 		if err != nil {
 			d.t.Fatal(err)
 		}
-		ticks += v
+		total += time.Duration(ns)
 	}
-	return time.Duration(ticks) * (time.Second / 100)
+	return total
 }
 
 // rss is the daemon's resident memory in bytes.
