@@ -25,6 +25,9 @@
 // over in FIFO order within an account and round robin over accounts. When
 // memory is free but in pieces too small for an entitled waiter, one region is
 // closed to everybody else until the waiter's block has come together.
+//
+// Who must not wait, because the memory that he would wait for cannot come back
+// before he has gone on, takes one buffer beyond the bound: Extra.
 package bufpool
 
 import (
@@ -100,6 +103,8 @@ type Pool struct {
 	gatherRegion int
 
 	gets, failures, waits uint64
+
+	extra Account // of all buffers beyond the bound
 }
 
 // region is one buddy allocator.
@@ -128,8 +133,14 @@ type Buf struct {
 	order  uint8
 }
 
+// orderExtra marks a buffer beyond the bound.
+const orderExtra = 0xFF
+
 // IsZero reports whether b is no buffer at all (the zero Buf, or one given back).
 func (b *Buf) IsZero() bool { return b.acct == nil }
+
+// IsExtra reports whether b came from Extra.
+func (b *Buf) IsExtra() bool { return b.acct != nil && b.order == orderExtra }
 
 // Account is one tenant's share of a Pool.
 type Account struct {
@@ -209,6 +220,7 @@ func New(cfg Config) (*Pool, error) {
 		totalBytes: cfg.TotalBytes,
 		accounts:   make(map[string]*Account),
 	}
+	p.extra = Account{pool: p, name: "beyond the bound"}
 	words := func(bits int) int { return (bits + 63) / 64 }
 	top := p.orders - 1
 	for o := range p.orders {
@@ -351,6 +363,32 @@ func (p *Pool) Cancel(w *Waiter) bool {
 	return true
 }
 
+// Extra takes a buffer beyond the pool's bound, on nobody's share; it goes back by
+// Put. The caller bounds how many there are. False: the system has no memory.
+//
+// Cost: a system call here and one in Put.
+func (p *Pool) Extra(size int) (Buf, bool) {
+	p.orderOf(size) // checks it
+	m, err := unix.Mmap(-1, 0, (size+DefaultMinBytes-1)&^(DefaultMinBytes-1), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS)
+	if err != nil {
+		return Buf{}, false
+	}
+	p.mu.Lock()
+	p.extra.inUse += int64(len(m))
+	p.mu.Unlock()
+	return Buf{B: m[:size], acct: &p.extra, order: orderExtra}, true
+}
+
+// putExtra unmaps what Extra gave.
+func (p *Pool) putExtra(b Buf) {
+	m := b.B[:cap(b.B)]
+	err := unix.Munmap(m)
+	invariants.Check(err == nil, "bufpool: buffer put twice")
+	p.mu.Lock()
+	p.extra.inUse -= int64(len(m))
+	p.mu.Unlock()
+}
+
 // Put gives a buffer back and hands its memory to those who wait. A buffer given
 // back twice, or to another pool, panics. The zero Buf is ignored.
 //
@@ -361,6 +399,10 @@ func (p *Pool) Put(b Buf) { // hot: 0 allocs
 		return
 	}
 	invariants.Check(a.pool == p, "bufpool: buffer put into another pool")
+	if b.order == orderExtra {
+		p.putExtra(b)
+		return
+	}
 	if invariants.Enabled {
 		p.checkOwned(&b)
 		poison(b.B[:cap(b.B)])
@@ -711,6 +753,9 @@ func (p *Pool) AppendAccounts(dst []AccountStats) []AccountStats {
 			s.Waiting++
 		}
 		dst = append(dst, s)
+	}
+	if n := p.extra.inUse; n > 0 {
+		dst = append(dst, AccountStats{Name: p.extra.name, InUseBytes: n})
 	}
 	return dst
 }

@@ -497,3 +497,38 @@ func BenchmarkGetPut128KWith1000Out(b *testing.B) {
 		p.Put(x)
 	}
 }
+
+func TestExtraBuffersAreOutsideOfBoundAndShares(t *testing.T) {
+	p, err := New(Config{TotalBytes: 4 << 20})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer p.CloseTest(t)
+	a := p.Account("a")
+	defer a.Close()
+	whole := make([]Buf, 0, 4)
+	for b, ok := p.Get(a, 1<<20); ok; b, ok = p.Get(a, 1<<20) {
+		whole = append(whole, b)
+	}
+	used := p.Stats().InUseBytes
+	b, ok := p.Extra(5000)
+	if !ok || len(b.B) != 5000 || cap(b.B) != 8192 || !b.IsExtra() || b.IsZero() || addrOf(b.B)%4096 != 0 {
+		t.Fatalf("%t: %d bytes of %d at %#x, extra %t", ok, len(b.B), cap(b.B), addrOf(b.B), b.IsExtra())
+	}
+	if _, _, ok := p.RegionOf(b.B); ok {
+		t.Error("it lies in a region that devices register")
+	}
+	if got := p.Stats().InUseBytes; got != used {
+		t.Errorf("%d bytes in use, %d before", got, used)
+	}
+	if p.Leaks() == nil || p.Close() == nil {
+		t.Error("nobody misses it")
+	}
+	p.Put(b)
+	for _, b := range whole {
+		if b.IsExtra() {
+			t.Error("one from within the bound says that it is extra")
+		}
+		p.Put(b)
+	}
+}

@@ -61,10 +61,7 @@ func (c *conn) Buffer(i, n int) []byte {
 		return c.connBuf[:n]
 	}
 	s := &c.slots[i]
-	if c.waiting {
-		if !c.granted.Load() {
-			return nil
-		}
+	if c.waiting && c.granted.Load() {
 		c.waiting = false
 		c.granted.Store(false)
 		s.io.Buf, c.waiter.Buf = c.waiter.Buf, bufpool.Buf{}
@@ -73,13 +70,36 @@ func (c *conn) Buffer(i, n int) []byte {
 		}
 		c.put(&s.io.Buf)
 	}
-	c.waiter.Size = n
-	if !c.srv.fabric.Pool().GetOrWait(c.tenant.Account, &c.waiter) {
+	if !c.waiting {
+		c.waiter.Size = n
+		if c.srv.fabric.Pool().GetOrWait(c.tenant.Account, &c.waiter) {
+			s.io.Buf, c.waiter.Buf = c.waiter.Buf, bufpool.Buf{}
+			return s.io.Buf.B[:n]
+		}
 		c.waiting = true
+	}
+	return c.extraBuffer(s, n)
+}
+
+// extraBuffer takes a buffer beyond the pool's bound for a command on an I/O queue
+// whose data is in its capsule; nil if one is out already. All that the host may
+// have can be with commands whose data comes behind that capsule: whoever waited
+// for it would wait for ever. One at a time is enough: its command needs nothing
+// more from the host.
+func (c *conn) extraBuffer(s *slot, n int) []byte {
+	if c.qid == 0 || c.extra {
 		return nil
 	}
-	s.io.Buf, c.waiter.Buf = c.waiter.Buf, bufpool.Buf{}
-	return s.io.Buf.B[:n]
+	c.extra = true
+	b, ok := c.srv.fabric.Pool().Extra(n)
+	if !ok {
+		return nil // and none later
+	}
+	s.io.Buf = b
+	if c.srv.fabric.Pool().Cancel(&c.waiter) {
+		c.waiting = false
+	} // else there is a buffer for the next command
+	return b.B[:n]
 }
 
 // Unused implements tcp.Handler.
@@ -392,9 +412,13 @@ func (c *conn) observe(ssdNumber int, op pipeline.Op, bytes, durationNS int64) {
 	t.Observe(1, bytes, time.Duration(durationNS))
 }
 
-// put returns a buffer to the pool.
+// put returns a buffer to the pool. mu is held.
 func (c *conn) put(b *bufpool.Buf) {
 	if !b.IsZero() {
+		if b.IsExtra() {
+			c.extra = false
+			signal(c.resume)
+		}
 		c.srv.fabric.Pool().Put(*b)
 		*b = bufpool.Buf{}
 	}

@@ -92,6 +92,7 @@ type conn struct {
 	inFlight atomic.Int32 // slots with an SSD; changed with mu held
 	closing  bool         // no more commands; what is in flight drains
 	partial  bool         // part of a PDU has come
+	extra    bool         // a buffer beyond the pool's bound is out; see extraBuffer
 	stall    stall
 	// Sending: whoever sets sending owns txOut, txSkip and the descriptor's write side.
 	sending  bool
@@ -390,7 +391,7 @@ func (c *conn) stalled() int {
 	switch {
 	case !c.m.Stalled():
 		return running
-	case c.waiting && !c.granted.Load(), c.paused(), c.m.Full():
+	case c.waiting && !c.granted.Load() && (c.qid == 0 || c.extra), c.paused(), c.m.Full():
 		return waiting
 	}
 	return again
