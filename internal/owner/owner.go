@@ -289,10 +289,17 @@ func (o *Owner) poll() {
 	}
 }
 
+// maxRounds is how often a turn looks into an inbox that others keep filling
+// before it ends, so that sinks are kicked.
+const maxRounds = 4
+
 // turn brings everything forward that can go. Called with ownership.
 func (o *Owner) turn() {
 	now := o.clock()
-	for progress := true; progress; {
+	for rounds, progress := 0, true; progress; rounds++ {
+		if rounds >= maxRounds && o.inbox.Load() != nil {
+			break // those who are done are to hear of it; run goes on with the inbox
+		}
 		progress = o.drainInbox(now)
 		for o.waiting.n > 0 && o.enqueue(o.waiting.first, now) {
 			o.waiting.pop()

@@ -323,7 +323,7 @@ func TestBlankForeignAndDamagedAreToldApart(t *testing.T) {
 		says string
 	}{
 		{"blank", 0, "", ErrBlank, ""},
-		{"data beyond the sampled ends", 4 * mib, "hello", ErrBlank, ""},
+		{"data between the ends", 4 * mib, "hello", ErrForeign, "something at byte"},
 		{"unknown", 100000, "hello", ErrForeign, "unknown kind"},
 		{"unknown at the end", size - 100, "hello", ErrForeign, "unknown kind"},
 		{"ext4", 0x438, "\x53\xEF", ErrForeign, "ext2/3/4"},

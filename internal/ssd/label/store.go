@@ -268,6 +268,13 @@ func (s *Store) read() (found, error) {
 	case errs[0] != nil || errs[1] != nil:
 		return f, errors.Join(copyError("first", errs[0]), copyError("last", errs[1]))
 	case zero(head) && zero(tail):
+		at, err := s.sample()
+		if err != nil {
+			return f, err
+		}
+		if at >= 0 {
+			return f, fmt.Errorf("%w of an unknown kind: both ends are empty, but there is something at byte %d", ErrForeign, at)
+		}
 		return f, ErrBlank
 	default:
 		what := recognise(head)
@@ -283,6 +290,30 @@ func (s *Store) read() (found, error) {
 		return f, fmt.Errorf("%w: it has %d bytes, the label says %d", ErrShrunk, size, f.label.DeviceBytes)
 	}
 	return f, nil
+}
+
+// Data between the ends is looked for in so many places, evenly spread.
+const (
+	samples     = 1024
+	sampleBytes = 64 << 10
+)
+
+// sample returns where it found something between the drive's ends, or -1. A
+// drive of up to samples*sampleBytes is read whole.
+func (s *Store) sample() (int64, error) {
+	begin, end := int64(AlignBytes), s.dev.Info().SizeBytes-AlignBytes
+	step := max((end-begin)/samples/sampleBytes, 1) * sampleBytes
+	b := make([]byte, sampleBytes)
+	for at := begin; at < end; at += step {
+		n := min(sampleBytes, end-at)
+		if err := s.do(ssd.Request{Op: ssd.Read, Offset: at, Len: n, Buf: b[:n]}); err != nil {
+			return -1, err
+		}
+		if !zero(b[:n]) {
+			return at, nil
+		}
+	}
+	return -1, nil
 }
 
 func copyError(which string, err error) error {
