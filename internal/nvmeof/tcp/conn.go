@@ -94,8 +94,9 @@ type Slot struct {
 	// inline: the data came with the capsule.
 	inline bool
 	// pair is the other slot of a fused pair, or -1.
-	pair int16
-	data []byte // where the host's data goes
+	pair  int16
+	table *nvmeof.NamespaceTable // that the Plan was made by
+	data  []byte                 // where the host's data goes
 	// got counts the bytes of data placed. Invariant: got <= len(data).
 	got int
 	bad bool // a data digest was wrong
@@ -338,7 +339,11 @@ func (c *Conn) dataDone() {
 		}
 		return
 	}
+	status := c.recheck(s)
 	if s.bad {
+		status = nvme.TransientTransportError
+	}
+	if !status.OK() {
 		c.h.Unused(i)
 		if s.pair >= 0 { // the second of a pair: the first shares its fate
 			first := int(s.pair)
@@ -348,10 +353,30 @@ func (c *Conn) dataDone() {
 		if c.fused == i {
 			c.fused, c.fusedFailed = -1, true
 		}
-		c.refuse(i, nvme.TransientTransportError)
+		c.refuse(i, status)
 		return
 	}
 	c.dispatch(i)
+}
+
+// recheck judges an I/O command again, whose in-capsule data took its time, if
+// the namespaces have changed since: its extent may be another's by now.
+func (c *Conn) recheck(s *Slot) nvme.Status {
+	if s.table == c.table || s.Plan.Namespace == nil {
+		return nvme.Success
+	}
+	was := s.Plan
+	var now nvmeof.Plan
+	if status := nvmeof.PlanIO(&s.SQE, c.table, c.cfg.Limits, &now); !status.OK() {
+		return status
+	}
+	if now.Offset != was.Offset || now.Len != was.Len || now.Namespace.SSD != was.Namespace.SSD ||
+		now.Namespace.OffsetBytes != was.Namespace.OffsetBytes || now.Namespace.UUID != was.Namespace.UUID {
+		return nvme.InvalidNamespaceOrFormat | nvme.DNR
+	}
+	now.Op, now.ToController = was.Op, was.ToController // of a fused pair, and what the SGL said
+	s.Plan = now
+	return nvme.Success
 }
 
 // header takes one PDU's header, with digest and padding, off b.
@@ -528,7 +553,7 @@ func (c *Conn) capsule(p *pdu.CapsuleCmd, dataLen int) bool {
 	}
 
 	c.takeSlot(sqe)
-	s.inline = inline
+	s.inline, s.table = inline, c.table
 	firstFailed := c.fusedFailed
 	c.fusedFailed = false
 	if c.fused >= 0 && fuse != nvme.FuseSecond {

@@ -1,6 +1,7 @@
 package serve
 
 import (
+	"math"
 	"net"
 
 	"jbofd/internal/bufpool"
@@ -13,7 +14,13 @@ import (
 )
 
 // Shut implements fabric.Conn.
-func (c *conn) Shut(reason string) { c.shut(reason) }
+func (c *conn) Shut(reason string) {
+	c.shut(reason)
+	c.SetTable(noNamespaces, math.MaxUint64) // for what has been received already
+}
+
+// noNamespaces is what a host sees that has lost access.
+var noNamespaces = nvmeof.NewNamespaceTable(nil, "")
 
 // executeAdmin runs the admin and fabrics commands that Receive brought.
 func (c *conn) executeAdmin() {
@@ -108,8 +115,11 @@ func (c *conn) Complete(i int, status nvme.Status, result uint64) {
 	signal(c.wake)
 }
 
-// SetTable implements fabric.Conn.
+// SetTable implements fabric.Conn. When it returns, the SSDs have every command
+// that was judged by an older table: they can be waited for there.
 func (c *conn) SetTable(t *nvmeof.NamespaceTable, version uint64) {
+	c.handing.Lock()
+	defer c.handing.Unlock()
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if version > c.version {

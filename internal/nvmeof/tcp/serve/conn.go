@@ -78,6 +78,11 @@ type conn struct {
 	waiting  bool        // waiter is queued, or was granted its buffer and not used yet
 	granted  atomic.Bool // waiter has its buffer
 
+	// handing is held by the reader from when it takes commands in until the SSDs have
+	// them, and before mu. After a change of the namespaces, whoever has had it knows that
+	// no command of before is on its way any more.
+	handing sync.Mutex
+
 	// mu guards the machine and what follows.
 	mu       sync.Mutex
 	m        *tcp.Conn
@@ -323,6 +328,7 @@ func (c *conn) readLoop() error {
 			return err
 		}
 		n := c.readN
+		c.handing.Lock() // for process
 		c.mu.Lock()
 		if p := min(n, len(place)); p > 0 {
 			c.m.Placed(p)
@@ -339,7 +345,8 @@ func (c *conn) readLoop() error {
 // minPlace is the least data worth reading straight into its place.
 const minPlace = 4 << 10
 
-// process uses what was received and executes what it amounts to.
+// process uses what was received and executes what it amounts to. It gives up
+// handing, which the caller has.
 func (c *conn) process() (stop bool) {
 	for {
 		now := c.srv.fabric.Clock()
@@ -354,6 +361,7 @@ func (c *conn) process() (stop bool) {
 			c.rxStart, c.rxEnd = 0, 0
 		}
 		c.handOver()
+		c.handing.Unlock()
 		c.executeAdmin()
 		c.empty()
 		c.recordFailures() // before the host can know and ask
@@ -373,6 +381,7 @@ func (c *conn) process() (stop bool) {
 				return false
 			}
 		}
+		c.handing.Lock()
 	}
 }
 

@@ -3,6 +3,7 @@ package serve_test
 import (
 	"bytes"
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"net"
@@ -23,6 +24,7 @@ import (
 	"jbofd/internal/nvmeof/tcp"
 	"jbofd/internal/nvmeof/tcp/serve"
 	"jbofd/internal/owner"
+	"jbofd/internal/ssd"
 	"jbofd/internal/ssd/mem"
 	"jbofd/internal/telemetry"
 )
@@ -46,33 +48,46 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// rig is a target with one namespace in memory on a loopback listener.
+// rig is a target on a loopback listener, with one namespace in memory unless asked otherwise.
 type rig struct {
 	address string
 	pool    *bufpool.Pool
 	server  *serve.Server
 	fabric  *fabric.Fabric
+	state   nvmeof.State
 }
 
 func newRig(t testing.TB, change func(*serve.Config)) *rig {
+	t.Helper()
+	dev, err := mem.Open(mem.Config{Name: "m0", SizeBytes: testBytes})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return newRigOf(t, change, dev)
+}
+
+// newRigOf makes a rig with a namespace on each device.
+func newRigOf(t testing.TB, change func(*serve.Config), devices ...ssd.Device) *rig {
 	t.Helper()
 	pool, err := bufpool.New(bufpool.Config{TotalBytes: 64 << 20})
 	if err != nil {
 		t.Fatal(err)
 	}
-	dev, err := mem.Open(mem.Config{Name: "m0", SizeBytes: testBytes})
-	if err != nil {
-		t.Fatal(err)
-	}
-	own, err := owner.New(owner.Config{Device: dev, Pool: pool})
-	if err != nil {
-		t.Fatal(err)
+	var owners []*owner.Owner
+	var namespaces []*nvmeof.Namespace
+	for i, dev := range devices {
+		own, err := owner.New(owner.Config{Device: dev, Pool: pool})
+		if err != nil {
+			t.Fatal(err)
+		}
+		owners = append(owners, own)
+		namespaces = append(namespaces, &nvmeof.Namespace{NSID: uint32(i + 1), SSD: i, SizeBytes: testBytes, BlockShift: 12, ANAGroup: 1, ANAState: nvme.ANAStateOptimized})
 	}
 	limits := nvmeof.Limits{MDTSBytes: 1 << 20, FusedBytes: 64 << 10}
 	target := nvmeof.New(nvmeof.Config{Firmware: "test", Limits: limits, InCapsuleBytes: 8192, MaxEntries: 129, MaxIOQueues: 64,
 		MaxControllers: 1024, MaxHosts: 1024, MinKATOMS: 1000, DiscoveryIdleMS: 120000})
 	start := time.Now()
-	fab := fabric.New(fabric.Config{Target: target, SSDs: []*owner.Owner{own}, Pool: pool, Log: slog.New(slog.DiscardHandler),
+	fab := fabric.New(fabric.Config{Target: target, SSDs: owners, Pool: pool, Log: slog.New(slog.DiscardHandler),
 		Clock:  func() int64 { return int64(time.Since(start)) },
 		Events: fabric.Events{KeepAliveExpired: func(*nvmeof.Controller, time.Duration) {}}})
 	cfg := serve.Config{
@@ -92,21 +107,21 @@ func newRig(t testing.TB, change func(*serve.Config)) *rig {
 		t.Fatal(err)
 	}
 	port := serve.PortFor(1, l, false)
-	fab.Apply(nvmeof.State{Ports: []nvmeof.Port{port}, Subsystems: []nvmeof.SubsystemState{{NQN: testNQN, Serial: "1", Model: "test", AllowAnyHost: true,
-		Namespaces: []*nvmeof.Namespace{{NSID: 1, SizeBytes: testBytes, BlockShift: 12, ANAGroup: 1, ANAState: nvme.ANAStateOptimized}}}}})
+	r := &rig{address: l.Addr().String(), pool: pool, server: srv, fabric: fab, state: nvmeof.State{Ports: []nvmeof.Port{port},
+		Subsystems: []nvmeof.SubsystemState{{NQN: testNQN, Serial: "1", Model: "test", AllowAnyHost: true, Namespaces: namespaces}}}}
+	fab.Apply(r.state)
 	srv.Serve(l, port)
 	t.Cleanup(func() {
 		srv.Close()
 		fab.Close()
-		if err := own.Close(); err != nil {
-			t.Error(err)
-		}
-		if err := dev.Close(); err != nil {
-			t.Error(err)
+		for i, own := range owners {
+			if err := errors.Join(own.Close(), devices[i].Close()); err != nil {
+				t.Error(err)
+			}
 		}
 		pool.CloseTest(t)
 	})
-	return &rig{address: l.Addr().String(), pool: pool, server: srv, fabric: fab}
+	return r
 }
 
 // open connects a host with one queue pair.
