@@ -235,10 +235,21 @@ func (o *Owner) post(newest, oldest *IO) {
 	}
 }
 
+// maxTurns is how many turns a submitter takes in a row before it may see to what
+// it has to do itself.
+const maxTurns = 4
+
 // run takes turns until the inbox is empty or somebody else has the SSD: that
 // one looks into the inbox after letting go, so nothing is left behind.
 func (o *Owner) run() {
-	for o.inbox.Load() != nil && o.mu.TryLock() {
+	for turns := 0; o.inbox.Load() != nil; turns++ {
+		if turns == maxTurns {
+			go o.run() // others keep it busy: let a goroutine of its own go on
+			return
+		}
+		if !o.mu.TryLock() {
+			return
+		}
 		o.turn()
 		o.unlock()
 	}
