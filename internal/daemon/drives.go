@@ -231,19 +231,37 @@ func (p labelPlan) of(d *drive) *plannedLabel {
 	return p[d]
 }
 
-// commit writes the changed labels.
+// commit writes the changed labels. If one cannot be written, those before it are
+// made what they were: a namespace that has grown on its label only would keep a
+// restart from taking the old configuration.
 func (p labelPlan) commit() error {
+	before := map[*drive]*label.Label{}
 	for d, planned := range p {
 		if !planned.changed {
 			continue
 		}
-		err := d.label.Update(func(l *label.Label) error {
-			*l = *planned.label
-			return nil
-		})
-		if err != nil {
-			return fmt.Errorf("ssd %s: %w", d.name, err)
+		was := d.label.Label()
+		err := replaceLabel(d, planned.label)
+		if err == nil {
+			before[d] = was
+			continue
 		}
+		errs := []error{err}
+		for d, was := range before {
+			errs = append(errs, replaceLabel(d, was))
+		}
+		return errors.Join(errs...)
+	}
+	return nil
+}
+
+func replaceLabel(d *drive, by *label.Label) error {
+	err := d.label.Update(func(l *label.Label) error {
+		*l = *by.Clone()
+		return nil
+	})
+	if err != nil {
+		return fmt.Errorf("ssd %s: %w", d.name, err)
 	}
 	return nil
 }
