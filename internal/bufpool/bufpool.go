@@ -170,9 +170,9 @@ type Waiter struct {
 	// that released the memory; it must not block.
 	Wake func()
 
-	acct    *Account
-	next    *Waiter
-	waiting bool
+	acct       *Account
+	next, prev *Waiter // prev is of no meaning for the first
+	waiting    bool
 }
 
 // New reserves address space for a pool; memory is used only as buffers are.
@@ -320,7 +320,7 @@ func (p *Pool) GetOrWait(a *Account, w *Waiter) bool { // hot: 0 allocs
 		a.first = w
 		p.ringAdd(a)
 	} else {
-		a.last.next = w
+		a.last.next, w.prev = w, a.last
 	}
 	a.last = w
 	p.gatherIfEntitled(a)
@@ -330,6 +330,8 @@ func (p *Pool) GetOrWait(a *Account, w *Waiter) bool { // hot: 0 allocs
 // Cancel removes w from its queue and reports whether it was there. False means
 // that the buffer has been handed over: Wake has been or is being called, and
 // the buffer must be used or Put after it.
+//
+// Cost: 0 allocs, one short mutex, and a look at each account that waits.
 func (p *Pool) Cancel(w *Waiter) bool {
 	p.mu.Lock()
 	if !w.waiting {
@@ -337,22 +339,21 @@ func (p *Pool) Cancel(w *Waiter) bool {
 		return false
 	}
 	a := w.acct
-	var prev *Waiter
-	for q := a.first; q != w; q = q.next {
-		prev = q
-	}
-	if prev == nil {
+	if a.first == w {
 		a.first = w.next
 	} else {
-		prev.next = w.next
+		w.prev.next = w.next
 	}
 	if a.last == w {
-		a.last = prev
+		a.last = w.prev
+	} else {
+		w.next.prev = w.prev
 	}
 	if a.first == nil {
+		a.last = nil
 		p.ringRemove(a)
 	}
-	w.next, w.waiting = nil, false
+	w.next, w.prev, w.waiting = nil, nil, false
 	if p.gatherFor == w {
 		p.gatherFor = nil
 	}
@@ -622,7 +623,7 @@ func (p *Pool) grant() (list *Waiter) {
 				a.last = nil
 				p.ringRemove(a)
 			}
-			w.next, w.waiting = nil, false
+			w.next, w.prev, w.waiting = nil, nil, false
 			if tail == nil {
 				list = w
 			} else {

@@ -532,3 +532,36 @@ func TestExtraBuffersAreOutsideOfBoundAndShares(t *testing.T) {
 		p.Put(b)
 	}
 }
+
+// TestCancelFindsItsPlaceAmongManyAtOnce: a host can have very many waiting.
+func TestCancelFindsItsPlaceAmongManyAtOnce(t *testing.T) {
+	const n = 200_000
+	p := newPool(t, Config{TotalBytes: 4 << 20})
+	defer p.CloseTest(t)
+	a := p.Account("a")
+	defer a.Close()
+	var held []Buf
+	for b, ok := p.Get(a, 1<<20); ok; b, ok = p.Get(a, 1<<20) {
+		held = append(held, b)
+	}
+	waiters := make([]Waiter, n)
+	for i := range waiters {
+		waiters[i].Size = 1 << 20
+		waiters[i].Wake = func() { t.Error("woken although everybody cancelled") }
+		if p.GetOrWait(a, &waiters[i]) {
+			t.Fatal("there was one more")
+		}
+	}
+	for i := range n { // from the middle, outwards: a search from either end takes minutes
+		k := n/2 + i/2
+		if i%2 == 1 {
+			k = n/2 - 1 - i/2
+		}
+		if !p.Cancel(&waiters[k]) {
+			t.Fatalf("waiter %d was not there", k)
+		}
+	}
+	for _, b := range held {
+		p.Put(b)
+	}
+}
