@@ -148,7 +148,7 @@ func (x *cli) formatCommand() *cobra.Command {
 		Use:   "format PATH",
 		Short: "Give a drive that nobody uses to jbofd; what it holds is lost",
 		Long: `Write an empty label to the drive at PATH, a block device or a regular file that no daemon uses, and
-tell the drive that the rest holds nothing of worth.
+overwrite the rest with zeroes if it held anything, so that no namespace made there shows it.
 
 On a terminal it says what it sees on the drive and asks for its name. Elsewhere it formats a blank
 drive with --yes or --force, and any other only with --force.`,
@@ -201,8 +201,10 @@ func (x *cli) format(c *cobra.Command, path string, force, yes bool) (err error)
 		return err
 	}
 	defer func() { err = errors.Join(err, store.Close()) }()
-	if err := discard(c, dev); err != nil {
-		return err
+	if !blank {
+		if err := erase(c, dev); err != nil {
+			return err
+		}
 	}
 	a := describe(dev)
 	a.fill(store.Label())
@@ -211,33 +213,32 @@ func (x *cli) format(c *cobra.Command, path string, force, yes bool) (err error)
 	})
 }
 
-// discardStep is how much one request deallocates, so that Ctrl-C is heard.
-const discardStep = 1 << 30
+// eraseStep is how much one request zeroes, so that Ctrl-C is heard.
+const eraseStep = 256 << 20
 
-// discard tells the drive that nothing between its labels is of worth, if it
-// listens to such advice.
-func discard(c *cobra.Command, dev ssd.Device) error {
-	if !dev.Info().Deallocates {
-		return nil
-	}
+// erase makes everything between the labels read as zeroes; drives that can do so
+// deallocate it. It says how far it is on standard error.
+func erase(c *cobra.Command, dev ssd.Device) error {
 	q, err := dev.OpenQueue(1)
 	if err != nil {
 		return err
 	}
 	end := label.DataEnd(dev.Info().SizeBytes)
-	for at := int64(label.AlignBytes); at < end && err == nil; at += discardStep {
+	for at := int64(label.AlignBytes); at < end && err == nil; at += eraseStep {
 		if err = c.Context().Err(); err != nil {
 			break
 		}
 		var done [1]ssd.Completion
-		q.Submit([]ssd.Request{{Op: ssd.Deallocate, Offset: at, Len: min(discardStep, end-at)}})
+		q.Submit([]ssd.Request{{Op: ssd.WriteZeroes, Flags: ssd.Unmap, Offset: at, Len: min(eraseStep, end-at)}})
 		for q.Poll(done[:], -1) == 0 {
 			if err := dev.Healthy(); err != nil {
 				return errors.Join(err, q.Close())
 			}
 		}
 		err = done[0].Err
+		fmt.Fprintf(c.ErrOrStderr(), "\rerasing: %s of %s", size(min(at+eraseStep, end)), size(end))
 	}
+	fmt.Fprintln(c.ErrOrStderr())
 	return errors.Join(err, q.Close())
 }
 

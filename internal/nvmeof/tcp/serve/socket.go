@@ -340,6 +340,9 @@ func (c *conn) finishSending() {
 	}
 	_ = c.nc.CloseWrite()
 	_ = c.nc.SetReadDeadline(deadline)
+	if c.isDead() {
+		return // shut's own deadline may just have been overwritten
+	}
 	_, _ = io.CopyN(io.Discard, c.nc, 64<<20)
 }
 
