@@ -136,6 +136,9 @@ type Conn struct {
 	digest    uint32
 	digestDue bool
 
+	// awaited is how many bytes R2Ts have asked for that have not come.
+	awaited int
+
 	// stalled: the last Receive stopped before a command that the handler refused.
 	stalled bool
 
@@ -228,6 +231,9 @@ func (c *Conn) Stalled() bool { return c.stalled }
 // aborted ones are still with the handler.
 func (c *Conn) Full() bool { return c.zombies > 0 && len(c.free) == 0 }
 
+// AwaitedBytes is how much data R2Ts have asked for that has not come.
+func (c *Conn) AwaitedBytes() int { return c.awaited }
+
 // Idle reports that the machine is between PDUs: no data is being placed.
 func (c *Conn) Idle() bool { return c.cur < 0 }
 
@@ -282,6 +288,9 @@ func (c *Conn) Place() []byte {
 func (c *Conn) Placed(n int) {
 	s := &c.slots[c.cur]
 	invariants.Check(n <= c.left, "tcp: placed more than was asked for")
+	if c.h2c {
+		c.awaited -= n
+	}
 	if c.in.DataDigest {
 		c.digest = pdu.UpdateDigest(c.digest, s.data[s.got:s.got+n])
 	}

@@ -166,6 +166,7 @@ func (c *Conn) RespondData(slot int, data []byte, result uint64) bool {
 func (c *Conn) RequestData(slot int, buf []byte) {
 	s := &c.slots[slot]
 	invariants.Check(s.state == slotExecuting || s.state == slotFused, "tcp: data asked for by a slot that does not execute")
+	c.awaited += len(buf)
 	s.state, s.data, s.got, s.bad = slotFetching, buf, 0, false
 	s.gen++
 	if c.phase == phaseClosed {

@@ -71,6 +71,7 @@ type conn struct {
 	readErr  error
 	connBuf  []byte // data of the Connect command
 	place    []byte
+	bulk     bool        // much data is awaited
 	parked   atomic.Bool // or about to be; see watch
 	events   [16]unix.EpollEvent
 	lookedNS int64
@@ -342,6 +343,14 @@ func (c *conn) readLoop() error {
 	}
 }
 
+// With so much data awaited, only bulkTail bytes are read beyond what has a
+// place: the next PDU's header is among them and little of its data, which would
+// be copied twice.
+const (
+	bulkBytes = 64 << 10
+	bulkTail  = 4 << 10
+)
+
 // minPlace is the least data worth reading straight into its place.
 const minPlace = 4 << 10
 
@@ -397,6 +406,7 @@ const (
 func (c *conn) stalled() int {
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	c.bulk = c.m.AwaitedBytes() >= bulkBytes
 	switch {
 	case !c.m.Stalled():
 		return running

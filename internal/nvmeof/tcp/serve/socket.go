@@ -108,8 +108,12 @@ func (c *conn) readReady(fd uintptr) bool {
 
 // tryRead reports whether there was data, the end, or an error.
 func (c *conn) tryRead(fd uintptr) bool {
+	room := c.rx[c.rxEnd:]
+	if c.bulk {
+		room = room[:min(len(room), bulkTail)]
+	}
 	for {
-		n, errno := readv(fd, &c.iov, c.place, c.rx[c.rxEnd:])
+		n, errno := readv(fd, &c.iov, c.place, room)
 		switch errno {
 		case 0:
 			c.readN = n
