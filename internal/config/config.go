@@ -119,6 +119,8 @@ type SSD struct {
 	Create bool `yaml:"create" default:"false"`
 	// Engine is how I/O is done (backend file): io_uring, worker threads, or io_uring where the kernel allows it.
 	Engine string `yaml:"engine" default:"auto" oneof:"auto|io_uring|threads"`
+	// QueueDepth is how many requests are outstanding at the drive at most; others wait in the daemon. For a virtual disk that works on its requests one after the other, half of what the hosts keep outstanding lets drive and network work at the same time.
+	QueueDepth int `yaml:"queue_depth" default:"256" min:"1" max:"4096"`
 	// Fault makes the drive fail on purpose, for tests.
 	Fault *Fault `yaml:"fault,omitempty"`
 }

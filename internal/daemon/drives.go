@@ -104,7 +104,7 @@ func (n *Node) openSSD(d *drive, sc config.SSD) (err error) {
 			return err
 		}
 	}
-	o, err := owner.New(owner.Config{Device: d.dev, Pool: n.pool})
+	o, err := owner.New(owner.Config{Device: d.dev, Pool: n.pool, Depth: sc.QueueDepth})
 	if err != nil {
 		return err
 	}
