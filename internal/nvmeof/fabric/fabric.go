@@ -40,17 +40,13 @@ type Conn interface {
 
 // ConnInfo describes a connection.
 type ConnInfo struct {
-	ID          uint64    `json:"id"`
-	Transport   string    `json:"transport"`
-	Local       string    `json:"local"`
-	Remote      string    `json:"remote"`
-	HostNQN     string    `json:"hostNQN"`
-	SubNQN      string    `json:"subNQN"`
-	CNTLID      uint16    `json:"cntlid"`
-	QID         uint16    `json:"qid"`
-	Entries     int       `json:"queueSize"`
-	Outstanding int       `json:"outstanding"`
-	Since       time.Time `json:"since"`
+	ID                       uint64
+	Transport, Local, Remote string
+	HostNQN, SubNQN          string
+	CNTLID, QID              uint16
+	// Entries is the queue's size, Outstanding how many commands are not answered.
+	Entries, Outstanding int
+	Since                time.Time
 }
 
 // Tenant is who pays for a connection's I/O: its host NQN.
