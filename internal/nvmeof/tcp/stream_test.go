@@ -2,6 +2,7 @@ package tcp_test
 
 import (
 	"encoding/binary"
+	"slices"
 	"testing"
 
 	"pgregory.net/rapid"
@@ -192,8 +193,15 @@ func FuzzReceive(f *testing.F) {
 			t.Fatal("closed without a reason, or a reason without being closed")
 		}
 		// Every slot is conserved: when all that the driver has and all that waits for
-		// data is answered, at most the first of a fused pair is left.
-		d.c.Fetching(func(slot int) { d.given = append(d.given, slot) })
+		// data, with the other half of its fused pair, is answered, at most the first of
+		// a fused pair is left.
+		d.c.Fetching(func(slot int) {
+			for _, i := range []int{slot, d.c.Pair(slot)} {
+				if i >= 0 && !slices.Contains(d.given, i) {
+					d.given = append(d.given, i)
+				}
+			}
+		})
 		for _, slot := range d.given {
 			d.c.Respond(slot, nvme.TransientTransportError, 0)
 		}
