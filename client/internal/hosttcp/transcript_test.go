@@ -186,7 +186,7 @@ func pattern(tag uint64, n int) []byte {
 
 // TestTranscripts plays conversations. Run with -rewrite to update them; then read the diff.
 func TestTranscripts(t *testing.T) {
-	datadriven.Walk(t, "testdata", func(t *testing.T, path string) {
+	datadriven.Walk(t, "testdata/transcripts", func(t *testing.T, path string) {
 		var p *peer
 		bufs := map[uint64][]byte{}
 		datadriven.RunTest(t, path, func(t *testing.T, d *datadriven.TestData) string {

@@ -25,7 +25,7 @@ var statuses = map[string]nvme.Status{"success": nvme.Success, "internal": nvme.
 // <- are PDUs to the host; the others are what the driver is told. Run with
 // -rewrite to update them; then read the diff.
 func TestTranscripts(t *testing.T) {
-	datadriven.Walk(t, "testdata", func(t *testing.T, path string) {
+	datadriven.Walk(t, "testdata/transcripts", func(t *testing.T, path string) {
 		var d *driver
 		datadriven.RunTest(t, path, func(t *testing.T, td *datadriven.TestData) string { return step(t, &d, td) })
 	})
