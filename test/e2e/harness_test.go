@@ -201,7 +201,7 @@ func (d *daemon) write(s setup) {
 		level = "level: info"
 	}
 	fmt.Fprintf(&b, "node: {name: e2e, data_dir: %q}\nlog: {%s}\n", d.dir, level)
-	fmt.Fprintf(&b, "metrics: {address: %q%s}\nadmin: {socket: %q}\n", d.listen[2], s.metrics, d.socket())
+	fmt.Fprintf(&b, "metrics: {address: %q, pprof: true%s}\nadmin: {socket: %q}\n", d.listen[2], s.metrics, d.socket())
 	fmt.Fprintf(&b, "discovery: {address: %q%s}\nlisteners:\n  - {transport: tcp, address: %q}\n", d.listen[1], s.discovery, d.listen[0])
 	b.WriteString("ssds:\n" + s.ssds + "subsystems:\n" + s.subsystems)
 	if s.limits != "" {
@@ -342,7 +342,8 @@ func (d *daemon) quiet() {
 	deadline := time.Now().Add(wait)
 	for tick := time.NewTicker(20 * time.Millisecond); !ok(); <-tick.C {
 		if time.Now().After(deadline) {
-			d.t.Errorf("with all hosts gone the daemon holds %+v, at its start %+v (and %d bytes of scratch memory): a leak", r, d.base, d.laneBytes)
+			_, stacks := d.goroutines()
+			d.t.Errorf("with all hosts gone the daemon holds %+v, at its start %+v (and %d bytes of scratch memory): a leak\n%s", r, d.base, d.laneBytes, stacks)
 			return
 		}
 	}
@@ -461,8 +462,20 @@ func sum(f *dto.MetricFamily, labels ...string) (v float64) {
 func (d *daemon) resources() resources {
 	d.t.Helper()
 	f := d.scrape()
-	return resources{sum(f["jbof_connections"]), sum(f["jbof_buffer_pool_bytes"], "state", "used"),
-		sum(f["go_goroutines"]), sum(f["process_open_fds"])}
+	n, _ := d.goroutines()
+	return resources{sum(f["jbof_connections"]), sum(f["jbof_buffer_pool_bytes"], "state", "used"), n, sum(f["process_open_fds"])}
+}
+
+// goroutines are how many the daemon has, and their stacks. The profile knows it
+// exactly; go_goroutines counts those that collect the metrics beside it, one time one
+// more than the other.
+func (d *daemon) goroutines() (n float64, stacks string) {
+	d.t.Helper()
+	code, stacks := d.get("/debug/pprof/goroutine?debug=1")
+	if _, err := fmt.Sscanf(stacks, "goroutine profile: total %g", &n); err != nil {
+		d.t.Fatalf("goroutine profile: %d, %v: %s", code, err, stacks)
+	}
+	return n, stacks
 }
 
 // options are how the Go host connects to the daemon's listener.
