@@ -54,7 +54,7 @@ type IO struct {
 	// Account pays for the buffer.
 	Account *bufpool.Account
 	// Tenant is the pipeline's number for who pays.
-	Tenant uint32
+	Tenant pipeline.Tenant
 	// Buf holds the data. A read's and a Fetch's is provided by the owner when the
 	// IO is admitted, any other is the submitter's. After Done it is the sink's to
 	// return to the pool.
@@ -62,6 +62,9 @@ type IO struct {
 	// Err is the outcome, set before Done: nil, ErrMismatch, ErrAborted or a
 	// device's error.
 	Err error
+	// CreditUnits is, when Done, what the tenant should have outstanding at this SSD at
+	// most, in units of 4 KiB; 0: the policy does not say.
+	CreditUnits int
 	// Slot is the sink's own number for the IO.
 	Slot uint32
 	// AdmittedNS is when the pipeline let the IO in, on the owner's clock.
@@ -84,6 +87,8 @@ type IO struct {
 	writing bool  // CompareWrite: the compare succeeded
 	locked  bool  // CompareWrite: its range lock is held
 	epoch   uint8 // Owner.epoch at its beginning
+	// latencyNS sums the device's latencies.
+	latencyNS int64
 }
 
 // Init prepares an IO for use by sink; once, before its first Submit.

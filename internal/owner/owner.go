@@ -39,9 +39,8 @@ type Config struct {
 	Pool   *bufpool.Pool
 	// Depth is how many requests may be outstanding at the device; 0: 256.
 	Depth int
-	// Capacity is how many IOs the pipeline may have queued; further ones wait in
-	// arrival order before it. 0: 4096.
-	Capacity int
+	// Policy is how the pipeline decides; nil: a FIFO of Depth.
+	Policy pipeline.Policy
 	// Clock returns monotonic nanoseconds; nil: the system's.
 	Clock func() int64
 }
@@ -63,10 +62,9 @@ type Owner struct {
 
 	// mu is ownership: everything below belongs to who holds it.
 	mu       sync.Mutex
-	pipe     *pipeline.FIFO
+	pipe     *pipeline.Pipeline
 	slab     []*IO    // by tag; grows with what is outstanding, which the transports bound
 	freeTags []uint32 // Invariant: cap(freeTags) >= len(slab)
-	waiting  list     // the pipeline is full
 	staged   list     // admitted, for the device queue
 	blocked  list     // overlapping a CompareWrite
 	laneWait list     // waiting for scratch memory
@@ -103,13 +101,16 @@ type Stats struct {
 	Aborted, BufferWaits atomic.Int64
 }
 
+// firstTags is how many IOs an owner has room for at first.
+const firstTags = 1024
+
 // New opens a queue on the device and makes its owner.
 func New(cfg Config) (*Owner, error) {
 	if cfg.Depth == 0 {
 		cfg.Depth = 256
 	}
-	if cfg.Capacity == 0 {
-		cfg.Capacity = 4096
+	if cfg.Policy == nil {
+		cfg.Policy = pipeline.NewFIFO(cfg.Depth)
 	}
 	if cfg.Clock == nil {
 		start := time.Now()
@@ -122,9 +123,9 @@ func New(cfg Config) (*Owner, error) {
 	o := &Owner{
 		device: cfg.Device, queue: q, sync: q.Synchronous(), pool: cfg.Pool, clock: cfg.Clock,
 		account:  cfg.Pool.Account("ssd:" + cfg.Device.Info().Name),
-		pipe:     pipeline.NewFIFO(cfg.Capacity, cfg.Depth),
-		slab:     make([]*IO, cfg.Capacity),
-		freeTags: make([]uint32, cfg.Capacity),
+		pipe:     pipeline.New(cfg.Policy),
+		slab:     make([]*IO, firstTags),
+		freeTags: make([]uint32, firstTags),
 		tags:     make([]pipeline.Tag, 0, cfg.Depth),
 		reqs:     make([]ssd.Request, 0, cfg.Depth),
 		comps:    make([]ssd.Completion, cfg.Depth),
@@ -132,7 +133,7 @@ func New(cfg Config) (*Owner, error) {
 		poller:   make(chan struct{}),
 	}
 	for i := range o.freeTags {
-		o.freeTags[i] = uint32(cfg.Capacity - 1 - i)
+		o.freeTags[i] = uint32(firstTags - 1 - i)
 	}
 	// One lane is always there, so that a Compare never waits for memory that
 	// nobody wakes it for.
@@ -180,7 +181,7 @@ func (o *Owner) Submit(b *Batch) {
 	}
 	for io := b.newest; io != nil; io = io.next {
 		io.owner, io.Err, io.fetched, io.at, io.lane = o, nil, false, 0, -1
-		io.writing, io.locked, io.staged, io.holders = false, false, false, 0
+		io.writing, io.locked, io.staged, io.holders, io.latencyNS = false, false, false, 0, 0
 		io.state.Store(stateQueued)
 	}
 	o.post(b.newest, b.oldest)
@@ -312,9 +313,6 @@ func (o *Owner) turn() {
 			break // those who are done are to hear of it; run goes on with the inbox
 		}
 		progress = o.drainInbox(now)
-		for o.waiting.n > 0 && o.enqueue(o.waiting.first, now) {
-			o.waiting.pop()
-		}
 		o.tags = o.pipe.Dispatch(now, o.tags[:0])
 		for _, t := range o.tags {
 			o.admit(o.slab[t], now)
@@ -329,7 +327,7 @@ func (o *Owner) turn() {
 		}
 	}
 	o.stats.Inflight.Store(int64(o.atDevice))
-	o.stats.Queued.Store(int64(o.waiting.n + o.pipe.Queued() + o.staged.n + o.blocked.n + o.laneWait.n))
+	o.stats.Queued.Store(int64(o.pipe.Queued() + o.staged.n + o.blocked.n + o.laneWait.n))
 }
 
 // drainInbox takes what was posted and reports whether there was anything.
@@ -357,9 +355,7 @@ func (o *Owner) drainInbox(now int64) bool {
 		default:
 			io.epoch = o.epoch
 			o.live[o.epoch]++
-			if o.waiting.n > 0 || !o.enqueue(io, now) {
-				o.waiting.push(io)
-			}
+			o.enqueue(io, now)
 		}
 		io = next
 	}
@@ -367,19 +363,15 @@ func (o *Owner) drainInbox(now int64) bool {
 }
 
 // enqueue gives io a tag and puts it into the pipeline.
-func (o *Owner) enqueue(io *IO, now int64) bool {
+func (o *Owner) enqueue(io *IO, now int64) {
 	if len(o.freeTags) == 0 {
 		o.moreTags()
 	}
 	tag := o.freeTags[len(o.freeTags)-1]
-	err := o.pipe.Enqueue(now, pipeline.IO{Tag: pipeline.Tag(tag), Tenant: io.Tenant, Op: io.Op, LenBytes: io.Len})
-	if err != nil {
-		return false
-	}
 	o.freeTags = o.freeTags[:len(o.freeTags)-1]
 	io.tag = tag
 	o.slab[tag] = io
-	return true
+	o.pipe.Enqueue(now, pipeline.IO{Tag: pipeline.Tag(tag), Tenant: io.Tenant, Op: io.Op, LenBytes: io.Len})
 }
 
 // moreTags doubles the number of tags. IOs that wait for memory or for their
@@ -543,6 +535,7 @@ func (o *Owner) complete(comps []ssd.Completion) {
 	for i := range comps {
 		c := &comps[i]
 		io := o.slab[c.Tag]
+		io.latencyNS += c.LatencyNS
 		o.count(io, c)
 		if c.Err != nil {
 			o.finish(io, c.Err, now)
@@ -619,7 +612,8 @@ func (o *Owner) finish(io *IO, err error, now int64) {
 	invariants.Check(o.slab[io.tag] == io, "owner: io finished without its tag")
 	o.slab[io.tag] = nil
 	o.freeTags = append(o.freeTags, io.tag)
-	o.pipe.Complete(now, pipeline.Tag(io.tag))
+	o.pipe.Complete(now, pipeline.Tag(io.tag), pipeline.Result{LatencyNS: io.latencyNS, Failed: err != nil && err != ErrMismatch})
+	io.CreditUnits = o.pipe.Credit(io.Tenant)
 	if io.lane >= 0 {
 		o.laneUsed[io.lane] = false
 		if next := o.laneWait.pop(); next != nil {

@@ -293,45 +293,38 @@ func TestAbortTakesOutWhatIsQueuedAndNothingElse(t *testing.T) {
 }
 
 func TestTenantWithoutBuffersDoesNotStopAnother(t *testing.T) {
-	for _, c := range []struct {
-		name     string
-		capacity int
-	}{{"more waiting than the device takes", 4096}, {"more waiting than the pipeline holds", 64}} {
-		t.Run(c.name, func(t *testing.T) {
-			r := newRig(t, rigConfig{depth: 16, capacity: c.capacity, poolBytes: 4 << 20}, memory)
-			greedy, modest := r.host("greedy"), r.host("modest")
-			modest.tenant = 1
-			const n = 200
-			var ios []*IO
-			for i := range n {
-				ios = append(ios, greedy.io(uint32(i), pipeline.Read, 0, 128<<10))
-			}
-			greedy.submit(ios...) // and it gives nothing back: its host does not read
-			if err := modest.run(modest.io(0, pipeline.Read, 0, 4096)); err != nil {
-				t.Error(err)
-			}
-			if err := modest.run(modest.with(modest.io(0, pipeline.Write, 0, 4096), fill(4096, 1))); err != nil {
-				t.Error(err)
-			}
-			if r.o.Stats().BufferWaits.Load() == 0 {
-				t.Error("nobody waited: the test tests nothing")
-			}
-			// When it gives back, the rest is served.
-			late := time.After(patience)
-			for done := 0; done < n; {
-				_, ios, ok := greedy.wait(late)
-				if !ok {
-					t.Fatalf("%d of %d served", done, n)
-				}
-				done += len(ios)
-				greedy.put(ios...)
-			}
-		})
+	r := newRig(t, rigConfig{depth: 16, poolBytes: 4 << 20}, memory)
+	greedy, modest := r.host("greedy"), r.host("modest")
+	modest.tenant = 1
+	const n = 200
+	var ios []*IO
+	for i := range n {
+		ios = append(ios, greedy.io(uint32(i), pipeline.Read, 0, 128<<10))
+	}
+	greedy.submit(ios...) // and it gives nothing back: its host does not read
+	if err := modest.run(modest.io(0, pipeline.Read, 0, 4096)); err != nil {
+		t.Error(err)
+	}
+	if err := modest.run(modest.with(modest.io(0, pipeline.Write, 0, 4096), fill(4096, 1))); err != nil {
+		t.Error(err)
+	}
+	if r.o.Stats().BufferWaits.Load() == 0 {
+		t.Error("nobody waited: the test tests nothing")
+	}
+	// When it gives back, the rest is served.
+	late := time.After(patience)
+	for done := 0; done < n; {
+		_, ios, ok := greedy.wait(late)
+		if !ok {
+			t.Fatalf("%d of %d served", done, n)
+		}
+		done += len(ios)
+		greedy.put(ios...)
 	}
 }
 
 func TestHostThatSendsNoDataDoesNotStopAnother(t *testing.T) {
-	r := newRig(t, rigConfig{depth: 16, capacity: 64}, memory)
+	r := newRig(t, rigConfig{depth: 16}, memory)
 	silent, modest := r.host("silent"), r.host("modest")
 	const n = 200
 	var ios []*IO
@@ -405,7 +398,7 @@ func TestAbortReachesWhatWaitsForABuffer(t *testing.T) {
 func TestDeviceQueueSmallerThanTheLoadIsNeverOverfilled(t *testing.T) {
 	for _, depth := range []int{1, 2, 7} {
 		g, dev := newGate(t)
-		h := newRig(t, rigConfig{depth: depth, capacity: 32}, dev).host("a")
+		h := newRig(t, rigConfig{depth: depth}, dev).host("a")
 		const n = 200
 		var ios []*IO
 		for i := range n {
@@ -435,7 +428,7 @@ func TestDeviceQueueSmallerThanTheLoadIsNeverOverfilled(t *testing.T) {
 
 func TestIOsBeginInTheOrderOfTheirSubmission(t *testing.T) {
 	g, dev := newGate(t)
-	h := newRig(t, rigConfig{depth: 3, capacity: 8}, dev).host("a")
+	h := newRig(t, rigConfig{depth: 3}, dev).host("a")
 	const n = 50
 	for i := 0; i < n; i += 10 {
 		var ios []*IO

@@ -35,8 +35,8 @@ type rig struct {
 }
 
 type rigConfig struct {
-	depth, capacity int
-	poolBytes       int64
+	depth     int
+	poolBytes int64
 }
 
 const deviceBytes = 16 << 20
@@ -54,7 +54,7 @@ func newRig(t testing.TB, c rigConfig, device func(*bufpool.Pool) (ssd.Device, e
 	if err != nil {
 		t.Fatal(err)
 	}
-	o, err := New(Config{Device: dev, Pool: pool, Depth: c.depth, Capacity: c.capacity})
+	o, err := New(Config{Device: dev, Pool: pool, Depth: c.depth})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -82,7 +82,7 @@ type host struct {
 	t       testing.TB
 	r       *rig
 	account *bufpool.Account
-	tenant  uint32
+	tenant  pipeline.Tenant
 	kicked  chan struct{}
 
 	mu       sync.Mutex

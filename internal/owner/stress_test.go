@@ -206,14 +206,14 @@ func TestEveryIOIsDoneOnceAndDoesWhatItSays(t *testing.T) {
 	}
 	for _, errorProbability := range []float64{0, 0.05} {
 		for name, dev := range devices(t, errorProbability) {
-			for _, c := range []rigConfig{{}, {depth: 3, capacity: 4, poolBytes: 4 << 20}} {
+			for _, c := range []rigConfig{{}, {depth: 3, poolBytes: 4 << 20}} {
 				t.Run(fmt.Sprintf("%s, errors %v, depth %d", name, errorProbability, c.depth), func(t *testing.T) {
 					r := newRig(t, c, dev)
 					r.zero(t)
 					var wg sync.WaitGroup
 					for i := range workers {
 						w := &worker{h: r.host(fmt.Sprintf("w%d", i)), rng: rand.New(rand.NewPCG(rng.Uint64(), 0)), exact: errorProbability == 0, zeroes: r.dev.Info().DeallocatedReadsZero}
-						w.h.tenant = uint32(i)
+						w.h.tenant = pipeline.Tenant(i)
 						for k := range workerSlots {
 							w.slots = append(w.slots, &slotWork{io: w.h.io(uint32(k), 0, 0, 0), base: int64(i*workerSlots+k) * slotBytes, model: make([]byte, slotBytes), open: errorProbability > 0})
 						}

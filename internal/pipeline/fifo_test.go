@@ -1,9 +1,9 @@
 package pipeline
 
 import (
-	"errors"
 	"flag"
 	"math/rand/v2"
+	"slices"
 	"testing"
 	"time"
 )
@@ -15,27 +15,19 @@ func TestFIFOAgainstAListModel(t *testing.T) {
 	t.Logf("-seed %d", *seed)
 	rng := rand.New(rand.NewPCG(*seed, 0))
 	for range 200 {
-		capacity, depth := 1+rng.IntN(40), 1+rng.IntN(10)
-		room := 1
-		for room < capacity {
-			room *= 2
-		}
-		f := NewFIFO(capacity, depth)
+		depth := 1 + rng.IntN(10)
+		f := NewFIFO(depth)
+		f.SetTenant(0, 0, 1)
 		var queued, device, paused []Tag
 		var next Tag
 		var dst []Tag
 		for step := range 500 {
 			now := int64(step)
-			switch k := rng.IntN(5); {
+			switch k := rng.IntN(6); {
 			case k == 0:
-				err := f.Enqueue(now, IO{Tag: next, Op: Read, LenBytes: 4096})
-				if full := len(queued) == room; full != errors.Is(err, ErrQueueFull) {
-					t.Fatalf("enqueue with %d of %d queued: %v", len(queued), room, err)
-				}
-				if err == nil {
-					queued = append(queued, next)
-					next++
-				}
+				f.Enqueue(now, IO{Tag: next, Op: Read, LenBytes: 4096})
+				queued = append(queued, next)
+				next++
 			case k == 1:
 				dst = f.Dispatch(now, append(dst[:0], 4711))
 				if dst[0] != 4711 {
@@ -54,20 +46,24 @@ func TestFIFOAgainstAListModel(t *testing.T) {
 				queued = queued[n:]
 			case k == 2 && len(device) > 0:
 				i := rng.IntN(len(device))
-				f.Complete(now, device[i])
-				device = append(device[:i], device[i+1:]...)
+				f.Complete(now, device[i], Result{})
+				device = slices.Delete(device, i, i+1)
 			case k == 3 && len(device) > 0:
 				i := rng.IntN(len(device))
 				f.Pause(now, device[i])
 				paused = append(paused, device[i])
-				device = append(device[:i], device[i+1:]...)
+				device = slices.Delete(device, i, i+1)
 			case k == 4 && len(paused) > 0:
 				f.Resume(now, paused[0])
 				device = append(device, paused[0])
 				paused = paused[1:]
+			case k == 5 && len(queued) > 0:
+				i := rng.IntN(len(queued))
+				f.Cancel(now, queued[i])
+				queued = slices.Delete(slices.Clone(queued), i, i+1)
 			}
-			if f.Queued() != len(queued) || f.Inflight() != len(device) {
-				t.Fatalf("gauges say %d queued, %d in flight; want %d and %d", f.Queued(), f.Inflight(), len(queued), len(device))
+			if f.queued != len(queued) || f.inflight != len(device) {
+				t.Fatalf("it counts %d queued, %d in flight; want %d and %d", f.queued, f.inflight, len(queued), len(device))
 			}
 			if _, ok := f.NextWake(); ok {
 				t.Fatal("a FIFO waits for time")
@@ -76,48 +72,31 @@ func TestFIFOAgainstAListModel(t *testing.T) {
 	}
 }
 
-func TestFIFOSurvivesTheWrapOfItsCounters(t *testing.T) {
-	f := NewFIFO(4, 4)
-	f.logHead, f.logTail = 1<<32-2, 1<<32-2
-	for i := range Tag(4) {
-		if err := f.Enqueue(0, IO{Tag: i}); err != nil {
-			t.Fatal(err)
-		}
-	}
-	if err := f.Enqueue(0, IO{}); !errors.Is(err, ErrQueueFull) {
-		t.Errorf("a fifth in four places: %v", err)
-	}
-	for i, tag := range f.Dispatch(0, nil) {
-		if tag != Tag(i) {
-			t.Errorf("place %d: tag %d", i, tag)
-		}
-	}
-}
-
 func TestCompletionWithoutDispatchPanics(t *testing.T) {
-	for name, do := range map[string]func(*FIFO){"complete": func(f *FIFO) { f.Complete(0, 0) }, "pause": func(f *FIFO) { f.Pause(0, 0) }} {
+	for name, do := range map[string]func(*FIFO){"complete": func(f *FIFO) { f.Complete(0, 0, Result{}) }, "pause": func(f *FIFO) { f.Pause(0, 0) }} {
 		func() {
 			defer func() {
 				if recover() == nil {
 					t.Errorf("%s: no panic", name)
 				}
 			}()
-			do(NewFIFO(1, 1))
+			do(NewFIFO(1))
 		}()
 	}
 }
 
 func TestFIFOAllocatesNothing(t *testing.T) {
-	f := NewFIFO(64, 64)
+	f := NewFIFO(64)
+	f.SetTenant(0, 0, 1)
 	dst := make([]Tag, 0, 64)
 	if n := testing.AllocsPerRun(100, func() {
 		for i := range Tag(64) {
-			_ = f.Enqueue(0, IO{Tag: i}) // there is room
+			f.Enqueue(0, IO{Tag: i})
 		}
 		for _, tag := range f.Dispatch(0, dst[:0]) {
 			f.Pause(0, tag)
 			f.Resume(0, tag)
-			f.Complete(0, tag)
+			f.Complete(0, tag, Result{})
 		}
 	}); n != 0 {
 		t.Errorf("%v allocations, want 0", n)

@@ -12,6 +12,7 @@ import (
 	"jbofd/internal/nvme"
 	"jbofd/internal/nvmeof"
 	"jbofd/internal/owner"
+	"jbofd/internal/pipeline"
 )
 
 // Conn is a connection as the fabric sees it. Its methods may be called from any
@@ -53,7 +54,7 @@ type ConnInfo struct {
 type Tenant struct {
 	Name string
 	// Number is the pipelines' name for it.
-	Number uint32
+	Number pipeline.Tenant
 	// Account pays for buffers.
 	Account *bufpool.Account
 }
@@ -85,7 +86,7 @@ type Fabric struct {
 	lastID  nvmeof.ConnID
 	tenants map[string]*tenantRef
 	// lastTenant is the highest tenant number given out.
-	lastTenant uint32
+	lastTenant pipeline.Tenant
 	// retired sums the usage of connections that are gone, by controller.
 	retired map[*nvmeof.Controller]nvmeof.Usage
 	wake    chan struct{}
@@ -283,7 +284,7 @@ func (f *Fabric) CloseTenant(t Tenant) {
 
 // tenantRef counts a tenant's connections.
 type tenantRef struct {
-	number uint32
+	number pipeline.Tenant
 	conns  int
 }
 
