@@ -34,3 +34,27 @@ func (c *CQE) SetCID(v uint16) { binary.LittleEndian.PutUint16(c[12:], v) }
 // Status is the status field without the phase bit.
 func (c *CQE) Status() Status     { return Status(binary.LittleEndian.Uint16(c[14:]) >> 1) }
 func (c *CQE) SetStatus(s Status) { binary.LittleEndian.PutUint16(c[14:], uint16(s)<<1) }
+
+// Credit is what a host may have outstanding at an SSD, in DW1 of I/O completions once
+// the host has enabled ExtCredits: docs/wire-extensions.md.
+//
+//	31 .. 16               15 .. 0
+//	+---------------------+----------------------------+
+//	| number of the SSD   | units of 4 KiB; 0 says     |
+//	|                     | nothing                    |
+//	+---------------------+----------------------------+
+type Credit uint32
+
+// MaxCreditUnits is the most a Credit holds.
+const MaxCreditUnits = 1<<16 - 1
+
+// MakeCredit builds a Credit; units above MaxCreditUnits are cut off.
+func MakeCredit(ssd uint16, units int) Credit {
+	return Credit(ssd)<<16 | Credit(min(max(units, 0), MaxCreditUnits))
+}
+
+// Units is how many 4 KiB units may be outstanding; 0: no news.
+func (c Credit) Units() int { return int(c & MaxCreditUnits) }
+
+// SSD is the drive's number in the node.
+func (c Credit) SSD() uint16 { return uint16(c >> 16) }

@@ -215,7 +215,7 @@ func (n *IdentifyNamespace) FormatIndex() int {
 func (n *IdentifyNamespace) Format() LBAFormat { return n.LBAF(n.FormatIndex()) }
 
 // SSD is the number of the ssd in the node, from jbofd's vendor area: valid only when
-// the controller announces ExtCredits.
+// the controller has an Extension.
 func (n *IdentifyNamespace) SSD() uint16     { return le.Uint16(n[nsVendor:]) }
 func (n *IdentifyNamespace) SetSSD(v uint16) { le.PutUint16(n[nsVendor:], v) }
 

@@ -63,6 +63,10 @@ type Reply struct {
 	// Result if that fails.
 	Abort               bool
 	AbortSQID, AbortCID uint16
+	// Credit: the driver is to put the credit of SSD CreditSSD into DW1, the high half of
+	// Result.
+	Credit    bool
+	CreditSSD int
 	// Disconnect: the connection is to be closed after the reply.
 	Disconnect bool
 }
@@ -326,6 +330,7 @@ func (c *Controller) identifyController(d *nvme.IdentifyController) {
 	d.SetIORCSZ(nvme.CQESize / 16)
 	d.SetMSDBD(1)
 	d.SetOFCS(nvme.OFCSDisconnect)
+	d.SetExtension(nvme.ExtVersion, extensions)
 }
 
 // identifyNamespace fills Identify Namespace.

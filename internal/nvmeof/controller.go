@@ -83,7 +83,10 @@ type Controller struct {
 	// changed are the namespaces of the Changed Namespace List.
 	changed map[uint32]bool
 
-	features   features
+	features features
+	// creditVersion counts the changes of CreditState.On.
+	creditVersion uint64
+
 	errors     []nvme.ErrorLogEntry // newest last
 	errorCount uint64
 }
@@ -160,9 +163,11 @@ func (c *Controller) reset(reason string) {
 	}
 	c.csts, c.aers = 0, nil
 	c.pending, c.masked = [events]bool{}, [events]bool{}
+	credits := c.CreditState()
 	c.features.init()
 	c.ioQueues = c.t.cfg.MaxIOQueues
 	c.closeQueues(reason, false)
+	c.creditsChanged(credits)
 }
 
 // setCC is a write to Controller Configuration (NVMe Base 2.0, section 3.1.3.5).

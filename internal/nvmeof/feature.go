@@ -1,6 +1,11 @@
 package nvmeof
 
-import "jbofd/internal/nvme"
+import (
+	"maps"
+	"slices"
+
+	"jbofd/internal/nvme"
+)
 
 // features are the values that a host has set on its controller.
 type features struct {
@@ -14,6 +19,8 @@ type features struct {
 	// errorRecovery is that of namespaces not in errorRecoveryOf, by NSID.
 	errorRecovery   uint32
 	errorRecoveryOf map[uint32]uint32
+	// extensions are the bits of jbofd's extensions that were granted.
+	extensions uint32
 }
 
 func (f *features) setErrorRecovery(nsid, v uint32) {
@@ -74,7 +81,8 @@ func (c *Controller) capabilities(fid uint8) (bits uint32, ok bool) {
 	}
 	switch fid {
 	case nvme.FIDArbitration, nvme.FIDPowerManagement, nvme.FIDTemperatureThreshold, nvme.FIDNumberOfQueues,
-		nvme.FIDWriteAtomicity, nvme.FIDAsyncEvent, nvme.FIDKeepAlive, nvme.FIDTimestamp, nvme.FIDHostBehavior:
+		nvme.FIDWriteAtomicity, nvme.FIDAsyncEvent, nvme.FIDKeepAlive, nvme.FIDTimestamp, nvme.FIDHostBehavior,
+		nvme.FIDExtensions:
 		return nvme.FeatureChangeable, true
 	case nvme.FIDErrorRecovery:
 		return nvme.FeatureChangeable | nvme.FeatureNSSpecific, true
@@ -159,8 +167,50 @@ func (c *Controller) setFeatures(now int64, a AdminArgs) Reply {
 		}
 	case nvme.FIDHostIdentifier: // came with Connect
 		return fail(nvme.CommandSequenceError)
+	case nvme.FIDExtensions:
+		return c.setExtensions(v & extensions)
 	}
 	return Reply{}
+}
+
+// extensions are those that this target has.
+const extensions = nvme.ExtCredits
+
+// setExtensions makes granted the extensions in force and answers with the first
+// credit: that of the lowest SSD that the host has a namespace on.
+func (c *Controller) setExtensions(granted uint32) Reply {
+	was := c.CreditState()
+	c.features.extensions = granted
+	c.creditsChanged(was)
+	r := Reply{Result: uint64(granted)}
+	if c.CreditState().On {
+		r.CreditSSD, r.Credit = c.table.lowestSSD()
+	}
+	return r
+}
+
+// CreditState says whether a controller's completions carry credits. The one with
+// the higher Version is younger.
+type CreditState struct {
+	On      bool
+	Version uint64
+}
+
+// CreditState returns the state in force.
+func (c *Controller) CreditState() CreditState {
+	return CreditState{On: c.features.extensions&nvme.ExtCredits != 0, Version: c.creditVersion}
+}
+
+// creditsChanged tells the controller's queues if credits are on and were not, or
+// the other way round.
+func (c *Controller) creditsChanged(was CreditState) {
+	if c.CreditState().On == was.On {
+		return
+	}
+	c.creditVersion++
+	for _, qid := range slices.Sorted(maps.Keys(c.queues)) {
+		c.t.act(Action{Kind: ActionCredits, Conn: c.queues[qid], Credits: c.CreditState()})
+	}
 }
 
 // getFeatures executes Get Features (NVMe Base 2.0, section 5.15).
@@ -229,6 +279,12 @@ func (c *Controller) getFeatures(now int64, a AdminArgs) Reply {
 		*(*nvme.HostBehavior)(a.Data) = f.behavior
 	case nvme.FIDHostIdentifier:
 		copy(a.Data, c.HostID[:])
+	case nvme.FIDExtensions:
+		r.Result = uint64(f.extensions)
+		if f.extensions&nvme.ExtCredits != 0 {
+			r.CreditSSD = int(g.Value() & 0xffff)
+			r.Credit = c.table.uses(r.CreditSSD)
+		}
 	}
 	return r
 }

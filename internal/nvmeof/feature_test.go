@@ -29,6 +29,7 @@ func TestFeaturesKeepWhatIsSetAndKnowTheirDefaults(t *testing.T) {
 		{"event configuration", nvme.FIDAsyncEvent, 0, nvme.AECNamespace, nvme.AECNamespace, 0, changeable},
 		{"keep alive", nvme.FIDKeepAlive, 0, 5001, 5100, 0, changeable},
 		{"command set profile", nvme.FIDIOCommandSetProfile, 0, 0, 0, 0, 0},
+		{"extensions, one of them known", nvme.FIDExtensions, 0, nvme.ExtCredits | nvme.ExtKV | 1<<31, nvme.ExtCredits, 0, changeable},
 	}
 	for _, x := range cases {
 		sqe := setFeature(x.fid, x.set)
@@ -66,6 +67,8 @@ func TestFeaturesRefuse(t *testing.T) {
 		{"set for an absent namespace", with(setFeature(nvme.FIDErrorRecovery, 1), 9), nvme.InvalidNamespaceOrFormat},
 		{"get of an absent namespace", with(getFeature(nvme.FIDErrorRecovery, 0), 9), nvme.InvalidNamespaceOrFormat},
 		{"DULBE without support", with(setFeature(nvme.FIDErrorRecovery, nvme.ErrorRecoveryDULBE), 1), nvme.InvalidField},
+		{"save extensions", save(setFeature(nvme.FIDExtensions, 1)), nvme.FeatureNotSaveable},
+		{"extensions per namespace", with(setFeature(nvme.FIDExtensions, 1), 1), nvme.FeatureNotNamespaceSpecific},
 		{"unknown, set", setFeature(0x55, 0), nvme.InvalidField},
 		{"unknown, get", getFeature(0x55, 0), nvme.InvalidField},
 		{"unknown, capabilities", getFeature(0x55, nvme.SELSupported), nvme.InvalidField},
@@ -89,7 +92,7 @@ func TestFeaturesRefuse(t *testing.T) {
 	bad[0] = 2
 	reply, _ := r.do(c, 0, setFeature(nvme.FIDHostBehavior, 0), bad)
 	wantStatus(t, "ACRE 2", reply.Status, nvme.InvalidField|nvme.DNR)
-	for _, sqe := range []*nvme.SQE{getFeature(nvme.FIDNumberOfQueues, 0), setFeature(nvme.FIDArbitration, 0), getFeature(nvme.FIDTimestamp, 0)} {
+	for _, sqe := range []*nvme.SQE{getFeature(nvme.FIDExtensions, 0), setFeature(nvme.FIDExtensions, 1), getFeature(nvme.FIDNumberOfQueues, 0), setFeature(nvme.FIDArbitration, 0), getFeature(nvme.FIDTimestamp, 0)} {
 		reply, _ := r.do(d, 0, sqe, nil)
 		wantStatus(t, fmt.Sprintf("feature %#x at discovery", sqe.Features().FID()), reply.Status, nvme.InvalidField|nvme.DNR)
 	}

@@ -83,6 +83,22 @@ func (t *NamespaceTable) Get(nsid uint32) *Namespace {
 	return nil
 }
 
+// lowestSSD returns the lowest number among the drives that the namespaces lie on; ok
+// is false if there are none.
+func (t *NamespaceTable) lowestSSD() (ssd int, ok bool) {
+	for _, n := range t.byNSID {
+		if n != nil && (!ok || n.SSD < ssd) {
+			ssd, ok = n.SSD, true
+		}
+	}
+	return ssd, ok
+}
+
+// uses reports whether one of the namespaces lies on the drive.
+func (t *NamespaceTable) uses(ssd int) bool {
+	return slices.ContainsFunc(t.byNSID, func(n *Namespace) bool { return n != nil && n.SSD == ssd })
+}
+
 // Count is how many namespaces there are.
 func (t *NamespaceTable) Count() int { return t.count }
 

@@ -92,6 +92,8 @@ const (
 	ActionComplete
 	// ActionTable: I/O commands are to be judged by Table from now on.
 	ActionTable
+	// ActionCredits: completions are to carry credits, or no longer, as Credits says.
+	ActionCredits
 	// ActionExpired: for the log: the keep alive timer of Controller expired.
 	ActionExpired
 )
@@ -107,6 +109,7 @@ type Action struct {
 	Result     uint64
 	Table      *NamespaceTable
 	Version    uint64 // of Table: an older one than the connection has is stale
+	Credits    CreditState
 	Controller *Controller
 	IdleNS     int64
 }
@@ -235,6 +238,7 @@ type ConnectReply struct {
 	NoSQFlow   bool
 	Table      *NamespaceTable
 	Version    uint64
+	Credits    CreditState
 }
 
 // refuse makes a failed reply that a retry cannot change.
@@ -341,7 +345,7 @@ func (t *Target) connectIO(now int64, a ConnectArgs, sub *subsystem, hostNQN str
 	}
 	c.queues[r.QID] = a.Conn
 	c.seenNS = now
-	r.Controller, r.Result, r.Table, r.Version = c, uint64(c.ID), c.table, t.version
+	r.Controller, r.Result, r.Table, r.Version, r.Credits = c, uint64(c.ID), c.table, t.version, c.CreditState()
 	return r
 }
 

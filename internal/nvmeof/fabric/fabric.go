@@ -24,6 +24,9 @@ type Conn interface {
 	// SetTable changes the namespaces that new I/O commands are judged by; a version
 	// below the one in force is ignored.
 	SetTable(t *nvmeof.NamespaceTable, version uint64)
+	// SetCredits says whether completions carry credits; an older version than the one in
+	// force is ignored.
+	SetCredits(s nvmeof.CreditState)
 	// Abort takes the queued command with that identifier out and reports whether it
 	// did.
 	Abort(cid uint16) bool
@@ -57,6 +60,8 @@ type Tenant struct {
 	Number pipeline.Tenant
 	// Account pays for buffers.
 	Account *bufpool.Account
+	// Windows are shared by all of the tenant's controllers.
+	Windows *Windows
 }
 
 // Events are told what happens, for logs and metrics. All fields are set.
@@ -167,6 +172,8 @@ func (f *Fabric) release() {
 			c.Complete(a.Slot, a.Status, a.Result)
 		case nvmeof.ActionTable:
 			c.SetTable(a.Table, a.Version)
+		case nvmeof.ActionCredits:
+			c.SetCredits(a.Credits)
 		}
 	}
 }
@@ -259,7 +266,7 @@ func (f *Fabric) OpenTenant(hostNQN string, admin bool) Tenant {
 	r := f.tenants[hostNQN]
 	if r == nil {
 		f.lastTenant++
-		r = &tenantRef{number: f.lastTenant}
+		r = &tenantRef{number: f.lastTenant, windows: new(Windows)}
 		f.tenants[hostNQN] = r
 	}
 	r.conns++
@@ -267,7 +274,7 @@ func (f *Fabric) OpenTenant(hostNQN string, admin bool) Tenant {
 	if admin {
 		account = "admin of " + hostNQN
 	}
-	return Tenant{Name: hostNQN, Number: r.number, Account: f.cfg.Pool.Account(account)}
+	return Tenant{Name: hostNQN, Number: r.number, Account: f.cfg.Pool.Account(account), Windows: r.windows}
 }
 
 // CloseTenant gives up what OpenTenant returned.
@@ -284,8 +291,9 @@ func (f *Fabric) CloseTenant(t Tenant) {
 
 // tenantRef counts a tenant's connections.
 type tenantRef struct {
-	number pipeline.Tenant
-	conns  int
+	number  pipeline.Tenant
+	conns   int
+	windows *Windows
 }
 
 // Conns returns every connection.

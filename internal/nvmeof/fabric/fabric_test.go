@@ -66,6 +66,9 @@ func (c *fakeConn) SetTable(t *nvmeof.NamespaceTable, version uint64) {
 	c.tell("table %v", t.AppendIDs(nil, 0, 10))
 }
 
+// SetCredits implements Conn.
+func (c *fakeConn) SetCredits(s nvmeof.CreditState) { c.tell("credits %v", s.On) }
+
 // Abort implements Conn.
 func (c *fakeConn) Abort(cid uint16) bool {
 	c.tell("abort %d", cid)

@@ -117,6 +117,7 @@ type Conn struct {
 	sqEntries int
 	sqhd      uint16
 	noSQFlow  bool
+	credits   bool
 	table     *nvmeof.NamespaceTable
 
 	slots   []Slot
@@ -198,6 +199,10 @@ func (c *Conn) Attach(a Attachment) (slots int) {
 // SetTable gives an I/O queue another view of the namespaces, for commands that
 // have not arrived yet.
 func (c *Conn) SetTable(t *nvmeof.NamespaceTable) { c.table = t }
+
+// SetCredits says whether the host looks for credits in its completions. If so, reads
+// have a response capsule to carry them.
+func (c *Conn) SetCredits(on bool) { c.credits = on }
 
 // Slot returns a slot by number; valid until it is responded to.
 func (c *Conn) Slot(i int) *Slot { return &c.slots[i] }

@@ -112,7 +112,7 @@ func (c *Conn) Respond(slot int, status nvme.Status, result uint64) {
 
 // RespondData ends slot's command with success and data to the host, which must
 // not change until it has been sent. The response is the SUCCESS flag where the
-// host allows that and result is 0, a capsule otherwise. It reports whether the
+// host allows that, has not asked for credits, and result is 0; a capsule otherwise. It reports whether the
 // data is in Out; if not (the command was aborted), the caller has it back.
 //
 // hot: 0 allocs
@@ -124,7 +124,7 @@ func (c *Conn) RespondData(slot int, data []byte, result uint64) bool {
 	}
 	invariants.Check(s.state == slotExecuting, "tcp: data for a slot that does not execute")
 	flags := uint8(pdu.FlagLast)
-	success := c.noSQFlow && result == 0
+	success := c.noSQFlow && result == 0 && !c.credits
 	if success {
 		flags |= pdu.FlagSuccess
 	}

@@ -170,6 +170,8 @@ func step(t *testing.T, dp **driver, td *datadriven.TestData) string {
 			d.say("data not sent")
 		}
 		delete(d.bufs, num("slot", 0))
+	case "credits":
+		d.c.SetCredits(!td.HasArg("off"))
 	case "abort":
 		slot, ok := d.c.Find(uint16(num("cid", 0)))
 		if !ok {

@@ -39,6 +39,9 @@ func (c *conn) executeAdmin() {
 		s := &c.slots[i]
 		args := nvmeof.AdminArgs{Controller: ctrl, QID: c.qid, Slot: i, SQE: &m.SQE, Data: s.io.Buf.B}
 		r := c.srv.fabric.Admin(args)
+		if r.Credit {
+			r.Result |= uint64(c.srv.fabric.FirstCredit(c.tenant, r.CreditSSD)) << 32
+		}
 		c.mu.Lock()
 		switch {
 		case r.Pending:
@@ -101,6 +104,7 @@ func (c *conn) connect(i int) {
 	c.txBufs = make([]bufpool.Buf, 0, n)
 	c.connBuf = nil
 	c.m.Respond(i, nvme.Success, r.Result)
+	c.setCredits(r.Credits)
 	c.mu.Unlock()
 	c.srv.tel.ConnectionEstablished("tcp")
 	c.srv.log.Log(c.srv.ctx, connLevel(r.QID), "connected", "remote", c.remote, "host", r.Controller.HostNQN,
@@ -126,6 +130,29 @@ func (c *conn) SetTable(t *nvmeof.NamespaceTable, version uint64) {
 		c.version = version
 		c.m.SetTable(t)
 	}
+}
+
+// SetCredits implements fabric.Conn.
+func (c *conn) SetCredits(s nvmeof.CreditState) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.setCredits(s)
+}
+
+// setCredits is SetCredits with mu held.
+func (c *conn) setCredits(s nvmeof.CreditState) {
+	if s.Version <= c.credits.Version {
+		return
+	}
+	if c.ctrl != nil && c.qid == 0 && s.On != c.credits.On {
+		if s.On {
+			c.tenant.Windows.Open()
+		} else {
+			c.tenant.Windows.Close()
+		}
+	}
+	c.credits = s
+	c.m.SetCredits(s.On && c.qid != 0)
 }
 
 // Abort implements fabric.Conn.

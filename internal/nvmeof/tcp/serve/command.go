@@ -289,12 +289,16 @@ func (c *conn) finish(i int, now int64) {
 		signal(c.resume)
 	}
 	ssdNumber := p.Namespace.SSD
+	var result uint64
+	if c.credits.On {
+		result = uint64(c.tenant.Windows.Credit(ssdNumber, io.CreditUnits)) << 32
+	}
 
 	if io.Err == nil && op == pipeline.Read {
 		c.usage.reads.Add(1)
 		c.usage.readBytes.Add(uint64(bytes))
 		c.observe(ssdNumber, op, bytes, now-start)
-		if !c.closing && c.m.RespondData(i, io.Buf.B, 0) {
+		if !c.closing && c.m.RespondData(i, io.Buf.B, result) {
 			c.pending = append(c.pending, io.Buf)
 			io.Buf = bufpool.Buf{}
 			return
@@ -312,11 +316,11 @@ func (c *conn) finish(i int, now int64) {
 	c.put(&io.Buf)
 	switch {
 	case op == pipeline.CompareWrite:
-		c.finishPair(i, status, io)
+		c.finishPair(i, status, io, result)
 	case io.Err == owner.ErrAborted: // Abort has answered already
 		c.m.Respond(i, status, 0)
 	default:
-		c.respond(i, status, 0)
+		c.respond(i, status, result)
 	}
 	if !status.OK() {
 		bytes = 0
@@ -333,10 +337,10 @@ func (c *conn) finish(i int, now int64) {
 }
 
 // finishPair answers both commands of a fused pair. mu is held.
-func (c *conn) finishPair(second int, status nvme.Status, io *owner.IO) {
+func (c *conn) finishPair(second int, status nvme.Status, io *owner.IO, result uint64) {
 	first := c.m.Pair(second)
 	if first < 0 {
-		c.respond(second, status, 0)
+		c.respond(second, status, result)
 		return
 	}
 	a, b := status, nvme.AbortedFailedFused|nvme.DNR
@@ -347,8 +351,8 @@ func (c *conn) finishPair(second int, status nvme.Status, io *owner.IO) {
 	} else if io.Err == owner.ErrAborted {
 		b = status
 	}
-	c.respond(first, a, 0)
-	c.respond(second, b, 0)
+	c.respond(first, a, result)
+	c.respond(second, b, result)
 }
 
 // respond answers a command without data and remembers a failure. mu is held.

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"math"
 	"net"
 	"os"
 	"sync"
@@ -93,6 +94,9 @@ type conn struct {
 	qid      uint16
 	version  uint64
 	tenant   fabric.Tenant
+	// credits says whether completions carry credits. The admin queue stands for its
+	// controller among tenant.Windows.
+	credits  nvmeof.CreditState
 	series   [][pipeline.Ops]*telemetry.IOSeries // by SSD
 	errors   *telemetry.ErrorSeries
 	inFlight atomic.Int32 // slots with an SSD; changed with mu held
@@ -260,6 +264,7 @@ func (c *conn) release() {
 	_ = c.nc.Close()
 	c.srv.fabric.Remove(c.id, ctrl, qid, c.Usage())
 	if ctrl != nil {
+		c.SetCredits(nvmeof.CreditState{Version: math.MaxUint64})
 		c.srv.fabric.CloseTenant(c.tenant)
 		c.srv.tel.ConnectionClosed("tcp")
 	}
