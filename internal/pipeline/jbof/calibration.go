@@ -1,0 +1,111 @@
+package jbof
+
+import "slices"
+
+// Calibration measures a drive with reads before it is put to work. It is a machine:
+// whoever drives it keeps reads of random places outstanding as Next asks, and hands
+// their completions back.
+//
+// The drive must be idle otherwise. What is read should hold data: a drive answers
+// reads of blocks that were never written without touching its flash.
+type Calibration struct {
+	phase       int
+	beganNS     int64 // 0: the phase has not begun
+	outstanding int
+	completed   int   // since measuringNS
+	lastNS      int64 // the last completion
+	latencySum  int64
+	draining    bool
+	result      [phases]float64 // reads a second
+	latencyNS   int64
+}
+
+// calibrationPhase is one load.
+type calibrationPhase struct {
+	depth    int
+	lenBytes int64
+}
+
+const (
+	phases = 8
+	// phaseNS is how long a load lasts; the first quarter is not counted.
+	phaseNS  = 20_000_000
+	settleNS = phaseNS / 4
+	// busyPart of the best rate keeps a drive busy.
+	busyPart = 0.97
+	large    = 128 << 10
+)
+
+var calibrationPhases = [phases]calibrationPhase{
+	{1, unit}, {16, unit}, {32, unit}, {64, unit}, {96, unit}, {128, unit}, {192, unit}, {16, large},
+}
+
+// Next returns the length of a read to submit now, and whether there is one.
+func (c *Calibration) Next(now int64) (lenBytes int64, ok bool) {
+	if c.Done() || c.draining {
+		return 0, false
+	}
+	if c.beganNS == 0 {
+		c.beganNS = max(now, 1)
+	}
+	ph := calibrationPhases[c.phase]
+	if c.outstanding >= ph.depth {
+		return 0, false
+	}
+	c.outstanding++
+	return ph.lenBytes, true
+}
+
+// Complete takes a read's completion.
+func (c *Calibration) Complete(now, latencyNS int64) {
+	c.outstanding--
+	if since := now - c.beganNS; !c.draining && since >= settleNS {
+		c.completed++
+		c.latencySum += latencyNS
+		c.lastNS = now
+		if since >= phaseNS {
+			c.draining = true
+		}
+	}
+	if c.draining && c.outstanding == 0 {
+		c.end()
+	}
+}
+
+// end closes a phase.
+func (c *Calibration) end() {
+	c.result[c.phase] = float64(c.completed) * 1e9 / float64(c.lastNS-c.beganNS-settleNS+1)
+	if c.phase == 0 {
+		c.latencyNS = c.latencySum / int64(max(c.completed, 1))
+	}
+	c.phase++
+	c.beganNS, c.completed, c.latencySum, c.draining = 0, 0, 0, false
+}
+
+// Done reports whether the measurement is over.
+func (c *Calibration) Done() bool { return c.phase == phases }
+
+// Profile returns what was found, once Done. Of a drive that hardly answered it is the
+// zero Profile.
+func (c *Calibration) Profile() Profile {
+	small, big := c.result[:phases-1], c.result[phases-1]
+	best := slices.Max(small)
+	if best <= 0 || big <= 0 {
+		return Profile{}
+	}
+	p := Profile{LatencyNS: c.latencyNS, Depth: calibrationPhases[phases-2].depth}
+	for i, rate := range small {
+		if rate >= busyPart*best {
+			p.Depth = calibrationPhases[i].depth
+			break
+		}
+	}
+	// Two points make the line.
+	smallNS, bigNS := 1e9/best, 1e9/big
+	p.ReadByteNS = max((bigNS-smallNS)/(large-unit), smallNS/unit/100)
+	p.ReadNS = max(smallNS-p.ReadByteNS*unit, 0)
+	if p.ReadNS == 0 {
+		p.ReadByteNS = smallNS / unit
+	}
+	return p
+}

@@ -1,0 +1,525 @@
+// Package jbof is the default policy of an SSD's switch. It keeps what Gimbal is for,
+// fair shares of a drive whose reads and writes cost differently, and replaces the
+// parts of the paper's mechanism that go wrong (docs/decisions/0004 lists them).
+//
+// Everything is counted in device time: an I/O costs the nanoseconds for which it
+// occupies the drive when the drive is busy.
+//
+//   - Cost. A read costs a fixed part and a part by length, a write a part by length.
+//     Calibration measures reads before the drive is put to work; what a written byte
+//     costs is what reads leave of the time in which the drive is saturated (see Costs).
+//   - Share. Tenants advance in virtual time by the cost of their I/Os over their
+//     weight; the one that is furthest behind goes first (start-time fair queueing). Odd
+//     sizes, deep queues and many connections win nothing.
+//   - Window. The drive gets as much device time at once as keeps it busy and no more; what
+//     is beyond waits here, where the order can still be chosen. Writes that are stuck do
+//     not stop reads.
+//   - Credit. A tenant is told its part of a small multiple of the window.
+package jbof
+
+import (
+	"jbofd/internal/invariants"
+	"jbofd/internal/pipeline"
+)
+
+// Config of a Policy.
+type Config struct {
+	// Profile is what is known of the drive; the zero Profile stands for a common NVMe
+	// drive.
+	Profile Profile
+	// Depth is how many I/Os may be outstanding at the device; 0: 256.
+	Depth int
+}
+
+// Lanes: a tenant's reads and its other I/Os wait apart.
+const (
+	readLane = iota
+	writeLane
+	lanes
+)
+
+func laneOf(c pipeline.Class) int {
+	if c == pipeline.ReadClass {
+		return readLane
+	}
+	return writeLane
+}
+
+const (
+	noTag = ^pipeline.Tag(0)
+	// minInflight is how many I/Os a lane may always have at the device: one at work
+	// and one behind it, whatever they cost.
+	minInflight = 2
+	// creditWindows is how many windows' worth of I/O hosts should keep outstanding
+	// together: one at the device, the rest on the way or waiting here, so that there is
+	// always one to choose.
+	creditWindows = 2.5
+	// pausedWindows and pausedIOs bound what a tenant has waiting for its data beyond its
+	// turn: enough for a far host, not all memory.
+	pausedWindows, pausedIOs = 8, 32
+	// tickNS is the control interval: costs are learned and idle tenants forgotten once
+	// in it.
+	tickNS = 20_000_000
+	// unit is what credits count, in bytes.
+	unit = 4096
+	// rebase is the virtual time after which it begins anew, long before it overflows.
+	rebase = 1 << 60
+	// weightOne scales virtual time so that weights divide it.
+	weightOne = 1 << 10
+)
+
+// request is an I/O's place in the slab.
+type request struct {
+	next, prev pipeline.Tag // in its lane
+	len        int64
+	costNS     int64
+	seq        uint64 // order of arrival
+	tenant     pipeline.Tenant
+	op         pipeline.Op
+	lane       uint8
+	paused     bool
+}
+
+// queue is a tenant's lane.
+type queue struct {
+	first, last pipeline.Tag
+	n           int
+	pos         int32 // place in the lane's heap, -1 if not there
+}
+
+// tenant is what the policy knows of one.
+type tenant struct {
+	weight int64
+	// virtual is its virtual time: costs over weight, scaled by weightOne.
+	virtual  int64
+	queues   [lanes]queue
+	inflight int
+	// paused I/Os wait for data or memory; pausedNS is what they cost.
+	paused   int
+	pausedNS int64
+	costNS   int64
+	// unitNS averages what a unit of the tenant's I/Os costs.
+	unitNS float64
+	// seenNS is when it last had an I/O. active tenants share the credit.
+	seenNS int64
+	active bool
+}
+
+// window is what one lane has at the device.
+type window struct {
+	inflightNS int64
+	inflight   int
+	// movedNS is when an I/O last completed, or the first one was sent.
+	movedNS int64
+}
+
+// Policy implements pipeline.Policy.
+type Policy struct {
+	costs   Costs
+	depth   int
+	tenants []tenant
+	ios     []request // by tag
+	heaps   [lanes]heap
+	windows [lanes]window
+	// windowNS limits windows together.
+	windowNS int64
+	seq      uint64
+	queued   int
+	// virtual is the virtual time of the I/O dispatched last.
+	virtual int64
+	// activeWeight sums the weights of active tenants.
+	activeWeight  int64
+	activeTenants int
+	tickedNS      int64
+	// full since fullNS, if wasFull: something is queued and the windows are full.
+	wasFull bool
+	fullNS  int64
+	// wakeNS is when a lane that stands still lets the other one go on; 0: no matter.
+	wakeNS int64
+}
+
+var _ pipeline.Policy = (*Policy)(nil)
+
+// New makes a policy.
+func New(cfg Config) *Policy {
+	if cfg.Depth == 0 {
+		cfg.Depth = 256
+	}
+	p := &Policy{costs: NewCosts(cfg.Profile), depth: cfg.Depth}
+	p.windowNS = p.costs.WindowNS()
+	return p
+}
+
+// Name implements pipeline.Policy.
+func (p *Policy) Name() string { return "jbof" }
+
+// SetTenant implements pipeline.Policy.
+func (p *Policy) SetTenant(_ int64, t pipeline.Tenant, weight int) {
+	for int(t) >= len(p.tenants) {
+		p.tenants = append(p.tenants, newTenant())
+	}
+	ten := &p.tenants[t]
+	if ten.active {
+		p.activeWeight += int64(weight) - ten.weight
+	}
+	ten.weight = int64(weight)
+}
+
+func newTenant() tenant {
+	return tenant{queues: [lanes]queue{{first: noTag, last: noTag, pos: -1}, {first: noTag, last: noTag, pos: -1}}}
+}
+
+// RemoveTenant implements pipeline.Policy.
+func (p *Policy) RemoveTenant(_ int64, t pipeline.Tenant) {
+	ten := &p.tenants[t]
+	invariants.Check(ten.inflight+ten.queues[readLane].n+ten.queues[writeLane].n == 0, "jbof: a tenant leaves with I/Os")
+	p.deactivate(ten)
+	*ten = newTenant()
+}
+
+func (p *Policy) activate(ten *tenant) {
+	if !ten.active {
+		ten.active = true
+		p.activeWeight += ten.weight
+		p.activeTenants++
+	}
+}
+
+func (p *Policy) deactivate(ten *tenant) {
+	if ten.active {
+		ten.active = false
+		p.activeWeight -= ten.weight
+		p.activeTenants--
+	}
+}
+
+// Enqueue implements pipeline.Policy.
+//
+// hot: 0 allocs
+func (p *Policy) Enqueue(now int64, io pipeline.IO) {
+	for int(io.Tag) >= len(p.ios) {
+		p.ios = append(p.ios, request{})
+	}
+	ten := &p.tenants[io.Tenant]
+	lane := laneOf(io.Op.Class())
+	q := &ten.queues[lane]
+	p.seq++
+	p.ios[io.Tag] = request{next: noTag, prev: q.last, len: io.LenBytes, seq: p.seq, tenant: io.Tenant, op: io.Op, lane: uint8(lane)}
+	if q.n == 0 {
+		q.first = io.Tag
+	} else {
+		p.ios[q.last].next = io.Tag
+	}
+	q.last = io.Tag
+	q.n++
+	p.queued++
+	ten.seenNS = now
+	p.activate(ten)
+	// A right to the drive that was not used lapses, but for what a host needs to send
+	// the next command after a completion.
+	if v := p.virtual - p.slack(); ten.virtual < v && ten.queues[readLane].n+ten.queues[writeLane].n == 1 {
+		ten.virtual = v
+	}
+	if q.n == 1 {
+		p.offer(io.Tenant, lane)
+	}
+}
+
+// slack is how far behind a tenant may fall and still catch up, in virtual time of
+// weight 1.
+func (p *Policy) slack() int64 { return p.windowNS * weightOne }
+
+// offer puts a tenant into a lane's heap if it has something there that may go.
+func (p *Policy) offer(t pipeline.Tenant, lane int) {
+	ten := &p.tenants[t]
+	q := &ten.queues[lane]
+	if q.pos < 0 && q.n > 0 && (ten.paused < pausedIOs || ten.pausedNS < pausedWindows*p.windowNS) {
+		p.push(lane, t)
+	}
+}
+
+// Cancel implements pipeline.Policy.
+func (p *Policy) Cancel(_ int64, tag pipeline.Tag) {
+	r := &p.ios[tag]
+	p.unlink(r)
+	q := &p.tenants[r.tenant].queues[r.lane]
+	switch {
+	case q.pos < 0:
+	case q.n == 0:
+		p.remove(int(r.lane), int(q.pos))
+	default: // another I/O is its first: it may go behind its equals
+		p.down(int(r.lane), int(q.pos))
+	}
+}
+
+// unlink takes a queued I/O out of its lane.
+func (p *Policy) unlink(r *request) {
+	q := &p.tenants[r.tenant].queues[r.lane]
+	if r.prev == noTag {
+		q.first = r.next
+	} else {
+		p.ios[r.prev].next = r.next
+	}
+	if r.next == noTag {
+		q.last = r.prev
+	} else {
+		p.ios[r.next].prev = r.prev
+	}
+	q.n--
+	p.queued--
+}
+
+// Dispatch implements pipeline.Policy.
+//
+// hot: 0 allocs, given room in dst
+func (p *Policy) Dispatch(now int64, dst []pipeline.Tag) []pipeline.Tag {
+	if p.wasFull {
+		p.costs.Saturated(now - p.fullNS)
+	}
+	if now-p.tickedNS >= tickNS {
+		p.tick(now)
+	}
+	p.wakeNS = 0
+	for {
+		lane := p.choose(now)
+		if lane < 0 {
+			break
+		}
+		if w := &p.windows[lane]; w.inflight == 0 {
+			w.movedNS = now
+		}
+		dst = append(dst, p.dispatch(lane))
+	}
+	p.wasFull, p.fullNS = p.queued > 0, now
+	return dst
+}
+
+// open reports whether a lane has room at the device.
+func (p *Policy) open(lane int, now int64) bool {
+	w, o := &p.windows[lane], &p.windows[lane^1]
+	if w.inflight+o.inflight >= p.depth {
+		return false
+	}
+	if w.inflight < minInflight || w.inflightNS+o.inflightNS < p.windowNS {
+		return true
+	}
+	return w.inflightNS < p.windowNS && o.inflight > 0 && now >= p.stuckAt(lane^1)
+}
+
+// choose returns the lane whose first tenant goes next, or -1.
+//
+// The tenant furthest behind has the right. If its lane is full, the drive is busy and
+// all wait: were others let by, a drive that takes writes into a buffer faster than it
+// can keep up with would give writes more than their share. But if the lane has stood
+// still for longer than what it has at the drive should take, as writes do behind
+// garbage collection, the other lane may go on; the tenant catches up by slack at most.
+func (p *Policy) choose(now int64) int {
+	r, w := p.first(readLane), p.first(writeLane)
+	lane := readLane
+	switch {
+	case r == nil && w == nil:
+		return -1
+	case r == nil:
+		lane = writeLane
+	case w != nil && (w.virtual < r.virtual || w.virtual == r.virtual && p.ios[w.queues[writeLane].first].seq < p.ios[r.queues[readLane].first].seq):
+		lane = writeLane
+	}
+	if p.open(lane, now) {
+		return lane
+	}
+	other := lane ^ 1
+	if len(p.heaps[other]) == 0 || p.windows[other].inflightNS >= p.windowNS && p.windows[other].inflight >= minInflight {
+		return -1
+	}
+	if at := p.stuckAt(lane); now < at {
+		p.wakeNS = at
+		return -1
+	}
+	if p.open(other, now) {
+		return other
+	}
+	return -1
+}
+
+// stuckAt is when a full lane counts as standing still.
+func (p *Policy) stuckAt(lane int) int64 {
+	w := &p.windows[lane]
+	return w.movedNS + w.inflightNS + p.windowNS + p.costs.baseNS
+}
+
+// first is the tenant of a lane that is furthest behind, nil if there is none.
+func (p *Policy) first(lane int) *tenant {
+	if len(p.heaps[lane]) == 0 {
+		return nil
+	}
+	return &p.tenants[p.heaps[lane][0]]
+}
+
+// dispatch lets the first I/O of a lane's first tenant go.
+func (p *Policy) dispatch(lane int) pipeline.Tag {
+	t := p.heaps[lane][0]
+	ten := &p.tenants[t]
+	q := &ten.queues[lane]
+	tag := q.first
+	r := &p.ios[tag]
+	p.unlink(r)
+	r.costNS = p.costs.Of(r.op, r.len)
+	if v := p.virtual - p.slack(); ten.virtual < v {
+		ten.virtual = v
+	}
+	p.virtual = max(p.virtual, ten.virtual)
+	ten.virtual += r.costNS * weightOne / ten.weight
+	ten.costNS += r.costNS
+	ten.unitNS += (float64(r.costNS)/float64(units(r.len)) - ten.unitNS) / 16
+	ten.inflight++
+	w := &p.windows[lane]
+	w.inflight++
+	w.inflightNS += r.costNS
+	if q.n == 0 {
+		p.remove(lane, 0)
+	} else {
+		p.down(lane, 0)
+	}
+	if other := lane ^ 1; ten.queues[other].pos >= 0 {
+		p.down(other, int(ten.queues[other].pos))
+	}
+	return tag
+}
+
+// units is how many 4 KiB units an I/O counts against a credit.
+func units(lenBytes int64) int64 { return max((lenBytes+unit-1)/unit, 1) }
+
+// Pause implements pipeline.Policy.
+//
+// hot: 0 allocs
+func (p *Policy) Pause(_ int64, tag pipeline.Tag) {
+	r := &p.ios[tag]
+	r.paused = true
+	p.leave(r)
+	ten := &p.tenants[r.tenant]
+	ten.paused++
+	ten.pausedNS += r.costNS
+	if ten.paused >= pausedIOs && ten.pausedNS >= pausedWindows*p.windowNS {
+		for lane := range ten.queues {
+			if pos := ten.queues[lane].pos; pos >= 0 {
+				p.remove(lane, int(pos))
+			}
+		}
+	}
+}
+
+// leave gives an I/O's place at the device back.
+func (p *Policy) leave(r *request) {
+	w := &p.windows[r.lane]
+	if w.inflight == 0 {
+		panic("jbof: an I/O leaves the device that is not there")
+	}
+	w.inflight--
+	w.inflightNS -= r.costNS
+}
+
+// Resume implements pipeline.Policy.
+//
+// hot: 0 allocs
+func (p *Policy) Resume(_ int64, tag pipeline.Tag) {
+	r := &p.ios[tag]
+	w := &p.windows[r.lane]
+	w.inflight++
+	w.inflightNS += r.costNS
+	p.unpause(r)
+}
+
+func (p *Policy) unpause(r *request) {
+	r.paused = false
+	ten := &p.tenants[r.tenant]
+	ten.paused--
+	ten.pausedNS -= r.costNS
+	for lane := range ten.queues {
+		p.offer(r.tenant, lane)
+	}
+}
+
+// Complete implements pipeline.Policy.
+//
+// hot: 0 allocs
+func (p *Policy) Complete(now int64, tag pipeline.Tag, res pipeline.Result) {
+	r := &p.ios[tag]
+	ten := &p.tenants[r.tenant]
+	if r.paused {
+		p.unpause(r)
+	} else {
+		p.leave(r)
+		p.windows[r.lane].movedNS = now
+	}
+	ten.inflight--
+	ten.seenNS = now
+	if !res.Failed {
+		p.costs.Completed(r.op, r.len, res.LatencyNS)
+	}
+}
+
+// NextWake implements pipeline.Policy: most waits here end with a completion.
+func (p *Policy) NextWake() (at int64, ok bool) { return p.wakeNS, p.wakeNS != 0 }
+
+// tick ends a control interval.
+func (p *Policy) tick(now int64) {
+	p.costs.Learn(now, now-p.tickedNS)
+	p.windowNS = p.costs.WindowNS()
+	p.tickedNS = now
+	if p.virtual > rebase {
+		for i := range p.tenants {
+			p.tenants[i].virtual = max(p.tenants[i].virtual-p.virtual, -p.slack())
+		}
+		p.virtual = 0
+	}
+	for i := range p.tenants {
+		ten := &p.tenants[i]
+		if ten.active && ten.inflight+ten.queues[readLane].n+ten.queues[writeLane].n == 0 && now-ten.seenNS > tickNS {
+			p.deactivate(ten)
+		}
+	}
+}
+
+// Credit implements pipeline.Policy.
+//
+// hot: 0 allocs
+func (p *Policy) Credit(t pipeline.Tenant) int {
+	ten := &p.tenants[t]
+	weights := p.activeWeight
+	if !ten.active {
+		weights += ten.weight
+	}
+	budget := creditWindows * float64(p.windowNS) * float64(ten.weight) / float64(weights)
+	per := ten.unitNS
+	if per < 1 {
+		per = p.costs.UnitNS()
+	}
+	return max(int(budget/per), 1)
+}
+
+// Limit implements pipeline.Policy.
+func (p *Policy) Limit(t pipeline.Tenant) pipeline.Limit {
+	ten := &p.tenants[t]
+	for lane := range ten.queues {
+		if ten.queues[lane].n == 0 {
+			continue
+		}
+		if ten.queues[lane].pos == 0 {
+			return pipeline.LimitSSD // it is its turn
+		}
+		return pipeline.LimitShare
+	}
+	return pipeline.Unlimited
+}
+
+// CostNS implements pipeline.Policy.
+func (p *Policy) CostNS(t pipeline.Tenant) int64 { return p.tenants[t].costNS }
+
+// Stats implements pipeline.Policy.
+func (p *Policy) Stats(s *pipeline.Stats) {
+	*s = pipeline.Stats{
+		InflightNS: p.windows[readLane].inflightNS + p.windows[writeLane].inflightNS, WindowNS: p.windowNS,
+		ActiveTenants: p.activeTenants,
+	}
+	p.costs.stats(s)
+}
