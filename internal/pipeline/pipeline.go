@@ -11,6 +11,7 @@
 package pipeline
 
 import (
+	"math"
 	"math/bits"
 
 	"jbofd/internal/invariants"
@@ -21,7 +22,8 @@ import (
 type Caps struct {
 	// RWIOsPerSec bounds all I/Os, data or not.
 	RWIOsPerSec int64
-	// RWBytesPerSec, ReadBytesPerSec and WriteBytesPerSec bound transfers.
+	// RWBytesPerSec, ReadBytesPerSec and WriteBytesPerSec bound transfers. An I/O may
+	// begin as long as nothing is owed for those before it, however large it is.
 	RWBytesPerSec, ReadBytesPerSec, WriteBytesPerSec int64
 }
 
@@ -46,9 +48,17 @@ type tenant struct {
 	known, leaving, capped bool
 	settings               Settings
 	caps                   [buckets]tokenbucket.Bucket
-	// held are I/Os that wait for the cap, in order.
-	heldFirst, heldLast Tag
-	held                int
+	// first and last are the ends of the queues of I/Os that wait for the cap, noTag if
+	// empty; held is how many wait in all. Classes have queues of their own so that
+	// writes do not wait for the cap of reads.
+	first, last [Classes]Tag
+	held        int
+	// readyNS is when the caps let the first of any class in, and place where the tenant
+	// stands in Pipeline.capped; both are of no meaning with none held.
+	readyNS int64
+	place   int
+	// sinceNS is when it began to have I/Os held or queued.
+	sinceNS int64
 	// queued counts I/Os at the policy, inflight those dispatched. Both and held are
 	// zero if the tenant is idle.
 	queued, inflight int
@@ -60,9 +70,14 @@ type request struct {
 	io        IO
 	state     requestState
 	arrivedNS int64
+	// serial tells which of two I/Os came first.
+	serial uint64
 	// next and prev link the held ones.
 	next, prev Tag
 }
+
+// absent is a tenant that nobody announced.
+var absent = tenant{first: [Classes]Tag{noTag, noTag, noTag}, last: [Classes]Tag{noTag, noTag, noTag}}
 
 type requestState uint8
 
@@ -105,6 +120,8 @@ type TenantStats struct {
 	Wait             WaitHistogram
 	// LimitedNS is how long it had I/Os waiting, by reason.
 	LimitedNS [Limits]int64
+	// Limit is the reason now.
+	Limit Limit
 
 	lastCostNS int64
 }
@@ -112,20 +129,22 @@ type TenantStats struct {
 // samplePeriodNS is how often the pipeline looks who is limited by what.
 const samplePeriodNS = 1_000_000
 
-// sharePeriods is how many samples make one value of Share.
-const sharePeriods = 100
+// sharePeriodNS is what one value of Share covers at least.
+const sharePeriodNS = 100 * samplePeriodNS
 
 // Pipeline is one SSD's switch.
 type Pipeline struct {
 	policy  Policy
 	tenants []tenant
 	ios     []request // by tag
-	// heldTenants are those with I/Os that wait for a cap.
-	heldTenants []Tenant
-	queued      int
-	inflight    int
-	sampledNS   int64
-	samples     int
+	// capped are the tenants with I/Os held, a binary heap by readyNS: the work that
+	// caps make does not grow with the tenants that wait.
+	capped    []Tenant
+	serial    uint64
+	queued    int
+	inflight  int
+	sampledNS int64
+	sharedNS  int64
 }
 
 // New makes a switch that works by policy.
@@ -137,17 +156,18 @@ func (p *Pipeline) Policy() Policy { return p.policy }
 // SetTenant announces a tenant or changes it, from now on.
 func (p *Pipeline) SetTenant(now int64, t Tenant, s Settings) {
 	for int(t) >= len(p.tenants) {
-		p.tenants = append(p.tenants, tenant{heldFirst: noTag, heldLast: noTag})
+		p.tenants = append(p.tenants, absent)
 	}
 	ten := &p.tenants[t]
 	s.Weight = max(s.Weight, 1)
 	if !ten.known {
-		*ten = tenant{known: true, heldFirst: noTag, heldLast: noTag}
+		*ten = absent
+		ten.known = true
 	}
 	ten.leaving = false
 	ten.settings = s
 	ten.stats.Weight = s.Weight
-	rates := [buckets]int64{s.Caps.RWIOsPerSec, s.Caps.RWBytesPerSec, s.Caps.ReadBytesPerSec, s.Caps.WriteBytesPerSec}
+	rates := [buckets]int64{s.Caps.RWIOsPerSec * ioTokens, s.Caps.RWBytesPerSec, s.Caps.ReadBytesPerSec, s.Caps.WriteBytesPerSec}
 	ten.capped = rates != [buckets]int64{}
 	for i, rate := range rates {
 		if rate == 0 {
@@ -157,8 +177,14 @@ func (p *Pipeline) SetTenant(now int64, t Tenant, s Settings) {
 		ten.caps[i].SetRate(now, rate, rate/burstsPerSec)
 	}
 	p.policy.SetTenant(now, t, s.Weight)
-	p.release(now) // a cap may be gone
+	if ten.held > 0 {
+		p.place(now, ten)
+		p.release(now) // a cap may be gone
+	}
 }
+
+// ioTokens is what an I/O costs in the bucket of I/Os: a part of one can be saved up.
+const ioTokens = 1000
 
 // burstsPerSec bounds what a capped tenant saves up while it asks for nothing: the
 // part of a second's worth that lets a late timer lose nothing and a cap hold within
@@ -167,7 +193,7 @@ const burstsPerSec = 50
 
 // RemoveTenant forgets a tenant: at once, or when its last I/O has completed.
 func (p *Pipeline) RemoveTenant(now int64, t Tenant) {
-	if int(t) >= len(p.tenants) || !p.tenants[t].known {
+	if !p.Known(t) {
 		return
 	}
 	p.tenants[t].leaving = true
@@ -181,7 +207,7 @@ func (p *Pipeline) forget(now int64, t Tenant) {
 		return
 	}
 	p.policy.RemoveTenant(now, t)
-	*ten = tenant{heldFirst: noTag, heldLast: noTag}
+	*ten = absent
 }
 
 // Enqueue queues io. A tenant that nobody announced has weight 1 and no caps.
@@ -191,86 +217,147 @@ func (p *Pipeline) Enqueue(now int64, io IO) {
 	for int(io.Tag) >= len(p.ios) {
 		p.ios = append(p.ios, request{})
 	}
-	if int(io.Tenant) >= len(p.tenants) || !p.tenants[io.Tenant].known {
+	if !p.Known(io.Tenant) {
 		p.SetTenant(now, io.Tenant, Settings{})
 	}
 	r, ten := &p.ios[io.Tag], &p.tenants[io.Tenant]
 	invariants.Check(r.state == free, "pipeline: a tag is used twice")
-	r.io, r.arrivedNS = io, now
+	p.serial++
+	r.io, r.arrivedNS, r.serial = io, now, p.serial
 	p.queued++
-	if ten.capped && (ten.held > 0 || !ten.ready(now, io.Op)) {
-		p.hold(ten, r)
+	if ten.held+ten.queued == 0 {
+		ten.sinceNS = now
+	}
+	if ten.capped && (ten.held > 0 || !ten.ready(now, io.Op.Class())) {
+		p.hold(now, ten, r)
 		return
 	}
 	p.admit(now, ten, r)
 }
 
-// ready reports whether the caps let an I/O in.
-func (t *tenant) ready(now int64, op Op) bool {
-	if !t.caps[iosBucket].Ready(now) || !t.caps[bytesBucket].Ready(now) {
-		return false
-	}
-	switch op.Class() {
-	case ReadClass:
-		return t.caps[readBucket].Ready(now)
-	case WriteClass:
-		return t.caps[writeBucket].Ready(now)
-	}
-	return true
+// transferBucket is the bucket of one direction, of those that move data.
+var transferBucket = [Classes]int{ReadClass: readBucket, WriteClass: writeBucket}
+
+// ready reports whether the caps let an I/O of that class in.
+func (t *tenant) ready(now int64, c Class) bool {
+	return t.caps[iosBucket].Ready(now) &&
+		(c == OtherClass || t.caps[bytesBucket].Ready(now) && t.caps[transferBucket[c]].Ready(now))
 }
 
-// readyAt is when the caps let an I/O in.
-func (t *tenant) readyAt(now int64, op Op) int64 {
-	at := max(t.caps[iosBucket].NextToken(now), t.caps[bytesBucket].NextToken(now))
-	switch op.Class() {
-	case ReadClass:
-		at = max(at, t.caps[readBucket].NextToken(now))
-	case WriteClass:
-		at = max(at, t.caps[writeBucket].NextToken(now))
+// readyAt is when they do.
+func (t *tenant) readyAt(now int64, c Class) int64 {
+	at := t.caps[iosBucket].NextToken(now)
+	if c != OtherClass {
+		at = max(at, t.caps[bytesBucket].NextToken(now), t.caps[transferBucket[c]].NextToken(now))
 	}
 	return at
 }
 
 // charge pays for an I/O.
 func (t *tenant) charge(io IO) {
-	t.caps[iosBucket].Take(1)
-	switch io.Op.Class() {
-	case ReadClass:
+	t.caps[iosBucket].Take(ioTokens)
+	if c := io.Op.Class(); c != OtherClass {
 		t.caps[bytesBucket].Take(io.LenBytes)
-		t.caps[readBucket].Take(io.LenBytes)
-	case WriteClass:
-		t.caps[bytesBucket].Take(io.LenBytes)
-		t.caps[writeBucket].Take(io.LenBytes)
+		t.caps[transferBucket[c]].Take(io.LenBytes)
 	}
 }
 
 // hold keeps an I/O back for its tenant's cap.
-func (p *Pipeline) hold(ten *tenant, r *request) {
-	r.state, r.next, r.prev = held, noTag, ten.heldLast
-	if ten.held == 0 {
-		ten.heldFirst = r.io.Tag
-		p.heldTenants = append(p.heldTenants, r.io.Tenant)
-	} else {
-		p.ios[ten.heldLast].next = r.io.Tag
+func (p *Pipeline) hold(now int64, ten *tenant, r *request) {
+	class := r.io.Op.Class()
+	r.state, r.next, r.prev = held, noTag, ten.last[class]
+	ten.last[class] = r.io.Tag
+	if ten.held++; ten.held == 1 {
+		ten.place = len(p.capped)
+		p.capped = append(p.capped, r.io.Tenant)
 	}
-	ten.heldLast = r.io.Tag
-	ten.held++
+	if r.prev != noTag {
+		p.ios[r.prev].next = r.io.Tag
+		return
+	}
+	ten.first[class] = r.io.Tag
+	p.place(now, ten)
 }
 
-// unhold takes a held I/O out of its list. A tenant with none left stays in
-// heldTenants until release looks.
+// unhold takes a held I/O out of its queue. The caller sees to the tenant's place.
 func (p *Pipeline) unhold(ten *tenant, r *request) {
+	class := r.io.Op.Class()
 	if r.prev == noTag {
-		ten.heldFirst = r.next
+		ten.first[class] = r.next
 	} else {
 		p.ios[r.prev].next = r.next
 	}
 	if r.next == noTag {
-		ten.heldLast = r.prev
+		ten.last[class] = r.prev
 	} else {
 		p.ios[r.next].prev = r.prev
 	}
 	ten.held--
+}
+
+// readyNS is when the caps let the first held I/O of any class in.
+func (p *Pipeline) readyNS(now int64, ten *tenant) int64 {
+	at := int64(math.MaxInt64)
+	for c, tag := range ten.first {
+		if tag != noTag {
+			at = min(at, ten.readyAt(now, Class(c)))
+		}
+	}
+	return at
+}
+
+// oldest is the held I/O that came first among those that the caps let in now; nil
+// if there is none.
+func (p *Pipeline) oldest(now int64, ten *tenant) (first *request) {
+	for c, tag := range ten.first {
+		if tag == noTag {
+			continue
+		}
+		if r := &p.ios[tag]; (first == nil || r.serial < first.serial) && ten.ready(now, Class(c)) {
+			first = r
+		}
+	}
+	return first
+}
+
+// place puts a tenant where it belongs in the heap after a change of its caps or of
+// the first that it has held; with none held it goes out.
+func (p *Pipeline) place(now int64, ten *tenant) {
+	i := ten.place
+	if ten.held == 0 {
+		last := len(p.capped) - 1
+		p.swap(i, last)
+		p.capped = p.capped[:last]
+		if i == last {
+			return
+		}
+	} else {
+		ten.readyNS = p.readyNS(now, ten)
+	}
+	for i > 0 && p.before(i, (i-1)/2) {
+		p.swap(i, (i-1)/2)
+		i = (i - 1) / 2
+	}
+	for {
+		child := 2*i + 1
+		if child+1 < len(p.capped) && p.before(child+1, child) {
+			child++
+		}
+		if child >= len(p.capped) || !p.before(child, i) {
+			return
+		}
+		p.swap(i, child)
+		i = child
+	}
+}
+
+func (p *Pipeline) before(i, j int) bool {
+	return p.tenants[p.capped[i]].readyNS < p.tenants[p.capped[j]].readyNS
+}
+
+func (p *Pipeline) swap(i, j int) {
+	p.capped[i], p.capped[j] = p.capped[j], p.capped[i]
+	p.tenants[p.capped[i]].place, p.tenants[p.capped[j]].place = i, j
 }
 
 // admit gives an I/O to the policy.
@@ -285,22 +372,17 @@ func (p *Pipeline) admit(now int64, ten *tenant, r *request) {
 
 // release admits what the caps let in by now.
 func (p *Pipeline) release(now int64) {
-	kept := p.heldTenants[:0]
-	for _, t := range p.heldTenants {
-		ten := &p.tenants[t]
-		for ten.held > 0 {
-			r := &p.ios[ten.heldFirst]
-			if !ten.ready(now, r.io.Op) {
-				break
-			}
+	for len(p.capped) > 0 {
+		ten := &p.tenants[p.capped[0]]
+		if ten.readyNS > now {
+			return
+		}
+		for r := p.oldest(now, ten); r != nil; r = p.oldest(now, ten) {
 			p.unhold(ten, r)
 			p.admit(now, ten, r)
 		}
-		if ten.held > 0 {
-			kept = append(kept, t)
-		}
+		p.place(now, ten)
 	}
-	p.heldTenants = kept
 }
 
 // Cancel takes a queued I/O out and reports whether it was queued; if so, its tag is
@@ -311,9 +393,7 @@ func (p *Pipeline) Cancel(now int64, tag Tag) bool {
 	switch r.state {
 	case held:
 		p.unhold(ten, r)
-		if ten.held == 0 {
-			p.release(now) // drops it from heldTenants
-		}
+		p.place(now, ten)
 	case queued:
 		ten.queued--
 		p.policy.Cancel(now, tag)
@@ -330,12 +410,11 @@ func (p *Pipeline) Cancel(now int64, tag Tag) bool {
 //
 // hot: 0 allocs, given room in dst
 func (p *Pipeline) Dispatch(now int64, dst []Tag) []Tag {
-	if now-p.sampledNS >= samplePeriodNS {
-		p.sample(now)
+	pause := now - p.sampledNS
+	if pause > 2*samplePeriodNS {
+		p.sample(now) // nothing was decided meanwhile: who waits now has waited
 	}
-	if len(p.heldTenants) > 0 {
-		p.release(now)
-	}
+	p.release(now)
 	n := len(dst)
 	dst = p.policy.Dispatch(now, dst)
 	for _, tag := range dst[n:] {
@@ -348,6 +427,9 @@ func (p *Pipeline) Dispatch(now int64, dst []Tag) []Tag {
 	}
 	p.queued -= len(dst) - n
 	p.inflight += len(dst) - n
+	if pause >= samplePeriodNS && pause <= 2*samplePeriodNS {
+		p.sample(now) // who still waits stands for the whole period
+	}
 	return dst
 }
 
@@ -398,20 +480,18 @@ func (p *Pipeline) Complete(now int64, tag Tag, res Result) {
 	}
 }
 
-// NextWake is the time at which Dispatch may have more without any event before it.
-// now is the time of the Dispatch before.
+// NextWake is the time, now or later, at which Dispatch may have more without any
+// event before it.
+//
+// hot: 0 allocs
 func (p *Pipeline) NextWake(now int64) (at int64, ok bool) {
 	at, ok = p.policy.NextWake()
-	for _, t := range p.heldTenants {
-		ten := &p.tenants[t]
-		if ten.held == 0 {
-			continue
-		}
-		if a := ten.readyAt(now, p.ios[ten.heldFirst].io.Op); !ok || a < at {
+	if len(p.capped) > 0 {
+		if a := p.tenants[p.capped[0]].readyNS; !ok || a < at {
 			at, ok = a, true
 		}
 	}
-	return at, ok
+	return max(at, now), ok
 }
 
 // Queued is how many I/Os wait to be dispatched.
@@ -424,40 +504,57 @@ func (p *Pipeline) Inflight() int { return p.inflight }
 //
 // hot: 0 allocs
 func (p *Pipeline) Credit(t Tenant) int {
-	if int(t) >= len(p.tenants) || !p.tenants[t].known {
+	if !p.Known(t) {
 		return 0
 	}
 	return p.policy.Credit(t)
 }
 
-// sample charges the time since the last sample to what limited each tenant.
+// sample charges the time since the last sample to what limits each tenant. Between
+// samples that follow each other closely a tenant that waits now stands for the
+// whole time; after a pause its own waiting counts.
 func (p *Pipeline) sample(now int64) {
 	dt := now - p.sampledNS
-	p.sampledNS = now
-	if dt > 2*samplePeriodNS && p.queued == 0 {
-		dt = 0 // there was nothing to do in between
-	}
-	p.samples++
-	var total int64
+	pause := dt > 2*samplePeriodNS
 	for i := range p.tenants {
 		ten := &p.tenants[i]
-		if !ten.known {
+		if ten.held+ten.queued == 0 {
 			continue
 		}
-		switch {
-		case ten.held > 0:
-			ten.stats.LimitedNS[LimitCap] += dt
-		case ten.queued > 0:
-			ten.stats.LimitedNS[p.policy.Limit(Tenant(i))] += dt
+		d := dt
+		if pause {
+			d = now - max(p.sampledNS, ten.sinceNS)
 		}
-		if p.samples >= sharePeriods {
+		ten.stats.LimitedNS[p.limit(Tenant(i), ten)] += d
+	}
+	p.sampledNS = now
+	if now-p.sharedNS >= sharePeriodNS {
+		p.sharedNS = now
+		p.share()
+	}
+}
+
+// limit is what keeps a known tenant's first I/O back.
+func (p *Pipeline) limit(t Tenant, ten *tenant) Limit {
+	if ten.queued > 0 {
+		if l := p.policy.Limit(t); l != Unlimited {
+			return l // the SSD does not even take what the cap lets through
+		}
+	}
+	if ten.held > 0 {
+		return LimitCap
+	}
+	return Unlimited
+}
+
+// share makes each tenant's part of the device time since the last time.
+func (p *Pipeline) share() {
+	var total int64
+	for i := range p.tenants {
+		if ten := &p.tenants[i]; ten.known {
 			total += p.policy.CostNS(Tenant(i)) - ten.stats.lastCostNS
 		}
 	}
-	if p.samples < sharePeriods {
-		return
-	}
-	p.samples = 0
 	for i := range p.tenants {
 		ten := &p.tenants[i]
 		if !ten.known {
@@ -472,6 +569,9 @@ func (p *Pipeline) sample(now int64) {
 	}
 }
 
+// Known reports whether a tenant was announced and not forgotten.
+func (p *Pipeline) Known(t Tenant) bool { return int(t) < len(p.tenants) && p.tenants[t].known }
+
 // Tenants appends the numbers of the tenants known.
 func (p *Pipeline) Tenants(dst []Tenant) []Tenant {
 	for i := range p.tenants {
@@ -484,13 +584,14 @@ func (p *Pipeline) Tenants(dst []Tenant) []Tenant {
 
 // TenantStats writes a tenant's account and reports whether it is known.
 func (p *Pipeline) TenantStats(t Tenant, s *TenantStats) bool {
-	if int(t) >= len(p.tenants) || !p.tenants[t].known {
+	if !p.Known(t) {
 		return false
 	}
 	ten := &p.tenants[t]
 	*s = ten.stats
 	s.Queued, s.Inflight = ten.held+ten.queued, ten.inflight
 	s.CostNS, s.Credit = p.policy.CostNS(t), p.policy.Credit(t)
+	s.Limit = p.limit(t, ten)
 	return true
 }
 
