@@ -26,6 +26,15 @@ type calibrationPhase struct {
 	lenBytes int64
 }
 
+// What a calibration asks for.
+const (
+	// CalibrationDepth is the most reads outstanding, CalibrationBytes the largest of
+	// them, CalibrationUnit the smallest and what places are multiples of.
+	CalibrationDepth = 192
+	CalibrationBytes = large
+	CalibrationUnit  = unit
+)
+
 const (
 	phases = 8
 	// phaseNS is how long a load lasts; the first quarter is not counted.
