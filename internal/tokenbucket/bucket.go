@@ -1,6 +1,6 @@
 // Package tokenbucket paces I/O: a single bucket for a tenant's cap, and Gimbal's
 // dual bucket for the reads and writes of an SSD. Time is passed in, in
-// nanoseconds; nothing is lost to rounding.
+// nanoseconds; nothing is lost to rounding but where Dual says so.
 package tokenbucket
 
 import (
