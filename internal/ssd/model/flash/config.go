@@ -1,0 +1,175 @@
+package flash
+
+import (
+	"errors"
+	"fmt"
+	"math/bits"
+	"strings"
+)
+
+// unitBytes is the mapping unit: what the translation layer keeps an address for.
+const unitBytes = 4096
+
+// maxDies bounds the dies: sets of them are words of 64 bits.
+const maxDies = 64
+
+// Config describes a drive. Times are nanoseconds of virtual time. Preset returns one that is
+// calibrated; a field changed afterwards leaves the rest as it is.
+type Config struct {
+	// SizeBytes is what hosts see, a positive multiple of 4096.
+	SizeBytes int64
+	// Seed decides everything that chance decides.
+	Seed uint64
+
+	// Channels and DiesPerChannel: at most 64 dies in all. A channel moves data for one of its dies at a time.
+	Channels, DiesPerChannel int
+	// ChannelBytesPerSec is one channel's rate.
+	ChannelBytesPerSec int64
+	// PageBytes is what one flash read fetches at most: a power of two of at least 4096. Planes pages are programmed together.
+	PageBytes, Planes int
+	// BlockPrograms is how many programs fill a block (all planes of it), a power of two. What is
+	// erased together is Planes * PageBytes * BlockPrograms.
+	BlockPrograms int
+	// ReadNS is from the command to the die until the page is in its register, spread by
+	// JitterPercent to either side; RegisterNS is what a read of the page that is there already takes.
+	ReadNS, RegisterNS int64
+	// ProgramNS fills Planes pages; EraseNS erases a block.
+	ProgramNS, EraseNS int64
+	// JitterPercent spreads ReadNS and ProgramNS evenly, 0 to 50.
+	JitterPercent int64
+
+	// A program, a collection or an erase is suspended for waiting reads when it has run for SliceNS;
+	// SuspendNS is lost each time. Reads then run for up to ReadBurstNS before it goes on. So
+	// neither kind can starve the other.
+	SliceNS, ReadBurstNS, SuspendNS int64
+
+	// The controller works on one thing at a time: ReadOpNS for each flash read (a run of
+	// units that lie together within a page), WriteOpNS for each page's worth of a write, CommandNS for each command that moves
+	// no data, and all bytes at these rates.
+	ReadOpNS, WriteOpNS, CommandNS    int64
+	ReadBytesPerSec, WriteBytesPerSec int64
+	// What a command's latency has besides, without occupying anything: the bus, interrupt and firmware's path.
+	ReadLatencyNS, WriteLatencyNS, FlushLatencyNS int64
+	// UnmapNSPerMiB is the controller's time to unmap a MiB.
+	UnmapNSPerMiB int64
+
+	// BufferBytes is the write buffer. A write is complete when it is in.
+	BufferBytes int64
+	// OverProvisionPermille is the flash that hosts do not see, in thousandths of SizeBytes, not
+	// counting the blocks that the marks below keep.
+	OverProvisionPermille int64
+	// A die collects garbage while it has at most GCStartBlocks erased blocks, and keeps
+	// GCReserveBlocks of them from hosts' writes. 2 <= GCReserveBlocks <= GCStartBlocks.
+	GCReserveBlocks, GCStartBlocks int
+
+	// InPlace drives (3D XPoint) have no translation, buffer, collection or erase: each unit is read in
+	// ReadNS and written in ProgramNS where it lies.
+	InPlace bool
+}
+
+// ErrConfig is wrapped by the errors for a Config that no drive can have.
+var ErrConfig = errors.New("flash: invalid configuration")
+
+var presetNames = []string{"dct983", "p4800x"}
+
+// Presets returns the names that Preset knows.
+func Presets() []string { return append([]string(nil), presetNames...) }
+
+// Preset returns the configuration of a known drive at a size of sizeBytes. The geometry scales
+// with the size, times and rates do not.
+//
+//   - dct983: a data-centre TLC drive of the PCIe 3 generation (Samsung DCT983 960 GB).
+//   - p4800x: 3D XPoint (Intel Optane DC P4800X).
+//
+// Errors: ErrConfig for an unknown name or an impossible size.
+func Preset(name string, sizeBytes int64) (Config, error) {
+	var c Config
+	switch name {
+	case "dct983":
+		c = Config{
+			SizeBytes: sizeBytes, Seed: 1,
+			Channels: 8, DiesPerChannel: 4, ChannelBytesPerSec: 800e6,
+			PageBytes: 16 << 10, Planes: 2,
+			ReadNS: 60_000, RegisterNS: 3_000, ProgramNS: 930_000, JitterPercent: 10,
+			SliceNS: 300_000, ReadBurstNS: 150_000, SuspendNS: 10_000,
+			ReadOpNS: 1_500, WriteOpNS: 1_500, CommandNS: 1_500, ReadBytesPerSec: 4_500e6, WriteBytesPerSec: 4_500e6,
+			ReadLatencyNS: 18_000, WriteLatencyNS: 20_000, FlushLatencyNS: 15_000, UnmapNSPerMiB: 1_000,
+			BufferBytes:           min(64<<20, max(1<<20, sizeBytes/256&^(1<<20-1))),
+			OverProvisionPermille: 100, GCReserveBlocks: 2, GCStartBlocks: 4,
+		}
+		// About 130 blocks a die at any size, of at least 16 programs.
+		perDie := sizeBytes / int64(c.Channels*c.DiesPerChannel*c.Planes*c.PageBytes)
+		c.BlockPrograms = 16
+		for int64(c.BlockPrograms)*192 < perDie {
+			c.BlockPrograms *= 2
+		}
+		c.EraseNS = 30_000 * int64(c.BlockPrograms)
+	case "p4800x":
+		c = Config{
+			SizeBytes: sizeBytes, Seed: 1, InPlace: true,
+			Channels: 8, DiesPerChannel: 4, ChannelBytesPerSec: 2_000e6,
+			PageBytes: 4096, Planes: 1, BlockPrograms: 1,
+			ReadNS: 2_000, RegisterNS: 2_000, ProgramNS: 2_500, JitterPercent: 10,
+			ReadOpNS: 50, WriteOpNS: 50, CommandNS: 500, ReadBytesPerSec: 2_450e6, WriteBytesPerSec: 2_250e6,
+			ReadLatencyNS: 4_500, WriteLatencyNS: 4_500, FlushLatencyNS: 4_500, UnmapNSPerMiB: 1_000,
+		}
+	default:
+		return Config{}, fmt.Errorf("%w: preset is %q; allowed: %s", ErrConfig, name, strings.Join(presetNames, ", "))
+	}
+	return c, c.check()
+}
+
+func (c *Config) dies() int            { return c.Channels * c.DiesPerChannel }
+func (c *Config) programUnits() uint32 { return uint32(c.Planes * c.PageBytes / unitBytes) }
+
+// blocksPerDie is how many blocks each die has for this size.
+func (c *Config) blocksPerDie() int64 {
+	block := int64(c.Planes) * int64(c.PageBytes) * int64(c.BlockPrograms) * int64(c.dies())
+	hosts := c.SizeBytes/1000*(1000+c.OverProvisionPermille) + c.BufferBytes
+	return (hosts+block-1)/block + int64(c.GCStartBlocks) + 1
+}
+
+// check names the first field that is out of its bounds.
+func (c *Config) check() error {
+	positive := func(ns ...int64) bool {
+		for _, n := range ns {
+			if n < 0 || n > 1e12 {
+				return false
+			}
+		}
+		return true
+	}
+	bad := func(field string, value any, allowed string) error {
+		return fmt.Errorf("%w: %s is %v; allowed: %s", ErrConfig, field, value, allowed)
+	}
+	switch {
+	case c.SizeBytes < 16<<20 || c.SizeBytes%unitBytes != 0 || c.SizeBytes > 4<<40:
+		return bad("SizeBytes", c.SizeBytes, "a multiple of 4096, 16 MiB to 4 TiB")
+	case c.Channels < 1 || c.DiesPerChannel < 1 || c.dies() > maxDies:
+		return bad("Channels * DiesPerChannel", fmt.Sprintf("%d * %d", c.Channels, c.DiesPerChannel), fmt.Sprintf("1 to %d dies", maxDies))
+	case c.PageBytes < unitBytes || c.PageBytes > 64<<10 || bits.OnesCount(uint(c.PageBytes)) != 1:
+		return bad("PageBytes", c.PageBytes, "a power of two, 4096 to 65536")
+	case c.Planes < 1 || c.Planes*c.PageBytes/unitBytes > maxProgramUnits || bits.OnesCount(uint(c.Planes)) != 1:
+		return bad("Planes", c.Planes, fmt.Sprintf("a power of two with at most %d units of 4096 bytes a program", maxProgramUnits))
+	case c.BlockPrograms < 1 || c.BlockPrograms > 1<<20 || bits.OnesCount(uint(c.BlockPrograms)) != 1:
+		return bad("BlockPrograms", c.BlockPrograms, "a power of two, 1 to 1048576")
+	case c.ChannelBytesPerSec < 1e6 || c.ReadBytesPerSec < 1e6 || c.WriteBytesPerSec < 1e6:
+		return bad("a rate", min(c.ChannelBytesPerSec, c.ReadBytesPerSec, c.WriteBytesPerSec), "1 MB/s or more")
+	case c.JitterPercent < 0 || c.JitterPercent > 50:
+		return bad("JitterPercent", c.JitterPercent, "0 to 50")
+	case c.ReadNS < 1 || c.ProgramNS < 1 || !positive(c.ReadNS, c.RegisterNS, c.ProgramNS, c.EraseNS, c.SuspendNS, c.ReadOpNS, c.WriteOpNS,
+		c.CommandNS, c.ReadLatencyNS, c.WriteLatencyNS, c.FlushLatencyNS, c.UnmapNSPerMiB):
+		return bad("a time", "outside its bounds", "0 to 1e12 ns, ReadNS and ProgramNS 1 or more")
+	case c.InPlace:
+		return nil
+	case c.SliceNS < 1 || c.ReadBurstNS < 1:
+		return bad("SliceNS, ReadBurstNS", min(c.SliceNS, c.ReadBurstNS), "1 or more")
+	case c.BufferBytes < 4*int64(c.dies()*c.Planes*c.PageBytes)/4 || c.BufferBytes > c.SizeBytes/4:
+		return bad("BufferBytes", c.BufferBytes, "a program for each die to a quarter of SizeBytes")
+	case c.OverProvisionPermille < 20 || c.OverProvisionPermille > 10_000:
+		return bad("OverProvisionPermille", c.OverProvisionPermille, "20 to 10000")
+	case c.GCReserveBlocks < 2 || c.GCStartBlocks < c.GCReserveBlocks || c.GCStartBlocks > 1000:
+		return bad("GCReserveBlocks, GCStartBlocks", fmt.Sprintf("%d, %d", c.GCReserveBlocks, c.GCStartBlocks), "2 <= reserve <= start <= 1000")
+	}
+	return nil
+}
