@@ -9,8 +9,10 @@
 // Queue.Poll.
 //
 //	Submit ──> inbox ──> pipeline ──> admitted ──> [host's data] ──> staged ──> device queue
-//	                        │             │ buffer from the pool                     │
-//	                     Abort         waits in the pool's queue                   Done
+//	                     │  │             │ buffer from the pool                     │
+//	                alarm┘ Abort       waits in the pool's queue                   Done
+//
+// When the pipeline waits for time, a cap's tokens, an alarm brings the next turn.
 package owner
 
 import (
@@ -55,10 +57,14 @@ type Owner struct {
 	stats   Stats
 	account *bufpool.Account
 	poller  chan struct{} // closed when the poll goroutine has ended
+	alarm   *alarm
+	ringer  chan struct{} // closed when the alarm's goroutine has ended
 
 	// inbox is a stack of submitted IOs, newest first.
 	inbox  atomic.Pointer[IO]
 	closed atomic.Bool
+	// aborting: there are IOs in stateAborted that the next turn is to take out.
+	aborting atomic.Bool
 
 	// mu is ownership: everything below belongs to who holds it.
 	mu       sync.Mutex
@@ -77,10 +83,12 @@ type Owner struct {
 	live     [2]int
 	quiet    chan struct{}
 	atDevice int
-	kicks    *[]Sink
-	tags     []pipeline.Tag
-	reqs     []ssd.Request
-	comps    []ssd.Completion
+	// alarmNS is when the alarm rings, 0: it is not set.
+	alarmNS int64
+	kicks   *[]Sink
+	tags    []pipeline.Tag
+	reqs    []ssd.Request
+	comps   []ssd.Completion
 }
 
 // Stats are an SSD's counters since the start. All are read and written
@@ -131,14 +139,20 @@ func New(cfg Config) (*Owner, error) {
 		comps:    make([]ssd.Completion, cfg.Depth),
 		kicks:    kickLists.Get().(*[]Sink),
 		poller:   make(chan struct{}),
+		ringer:   make(chan struct{}),
 	}
 	for i := range o.freeTags {
 		o.freeTags[i] = uint32(firstTags - 1 - i)
+	}
+	if o.alarm, err = newAlarm(); err != nil {
+		o.account.Close()
+		return nil, errors.Join(fmt.Errorf("ssd %s: %w", cfg.Device.Info().Name, err), q.Close())
 	}
 	// One lane is always there, so that a Compare never waits for memory that
 	// nobody wakes it for.
 	var ok bool
 	if o.lanes[0], ok = o.pool.Get(o.account, laneBytes); !ok {
+		o.alarm.close()
 		o.account.Close()
 		return nil, errors.Join(fmt.Errorf("ssd %s: no buffer of %d bytes left for compare operations", cfg.Device.Info().Name, laneBytes), q.Close())
 	}
@@ -147,6 +161,7 @@ func New(cfg Config) (*Owner, error) {
 	} else {
 		go o.poll()
 	}
+	go o.ring()
 	return o, nil
 }
 
@@ -205,13 +220,17 @@ func (o *Owner) Fetched(b *Batch) {
 	o.run()
 }
 
-// Abort takes io out if it is still queued; then it will be Done with ErrAborted.
-// It reports whether that succeeded: otherwise the IO takes its course.
+// Abort takes io out if it is still queued; then it will be Done with ErrAborted, soon.
+// It reports whether that succeeded: otherwise the IO takes its course. From any
+// goroutine, also with locks held that Sinks take.
 func (o *Owner) Abort(io *IO) bool {
 	if !io.state.CompareAndSwap(stateQueued, stateAborted) {
 		return false
 	}
 	o.stats.Aborted.Add(1)
+	if !o.aborting.Swap(true) { // else there will be a turn that finds this one too
+		go o.run()
+	}
 	return true
 }
 
@@ -240,10 +259,13 @@ func (o *Owner) post(newest, oldest *IO) {
 // it has to do itself.
 const maxTurns = 4
 
+// pending reports whether a turn has something to do.
+func (o *Owner) pending() bool { return o.inbox.Load() != nil || o.aborting.Load() }
+
 // run takes turns until the inbox is empty or somebody else has the SSD: that
 // one looks into the inbox after letting go, so nothing is left behind.
 func (o *Owner) run() {
-	for turns := 0; o.inbox.Load() != nil; turns++ {
+	for turns := 0; o.pending(); turns++ {
 		if turns == maxTurns {
 			go o.run() // others keep it busy: let a goroutine of its own go on
 			return
@@ -301,6 +323,39 @@ func (o *Owner) poll() {
 	}
 }
 
+// ring takes a turn whenever the alarm rings.
+func (o *Owner) ring() {
+	defer close(o.ringer)
+	for o.alarm.wait() {
+		o.mu.Lock()
+		o.alarmNS = 0
+		o.turn()
+		o.unlock()
+		o.run()
+	}
+}
+
+// leastAlarmNS is the shortest time the alarm is set to: what comes due sooner goes
+// together, and what is saved up meanwhile is not lost.
+const leastAlarmNS = 50_000
+
+// setAlarm sees to it that there is a turn when the pipeline has more without any event
+// before that. An alarm that comes too early is let ring: setting it costs more.
+func (o *Owner) setAlarm(now int64) {
+	at, ok := o.pipe.NextWake(now)
+	if !ok || o.alarmNS != 0 && o.alarmNS <= at {
+		return
+	}
+	now = o.clock() // a turn may have taken long
+	at = max(at, now+leastAlarmNS)
+	if o.alarmNS != 0 && o.alarmNS <= at {
+		return
+	}
+	err := o.alarm.set(at - now)
+	invariants.Check(err == nil || o.closed.Load(), "owner: the timer cannot be set")
+	o.alarmNS = at
+}
+
 // maxRounds is how often a turn looks into an inbox that others keep filling
 // before it ends, so that sinks are kicked.
 const maxRounds = 4
@@ -313,6 +368,9 @@ func (o *Owner) turn() {
 			break // those who are done are to hear of it; run goes on with the inbox
 		}
 		progress = o.drainInbox(now)
+		if o.aborting.Load() {
+			o.takeAborted(now)
+		}
 		o.tags = o.pipe.Dispatch(now, o.tags[:0])
 		for _, t := range o.tags {
 			o.admit(o.slab[t], now)
@@ -326,6 +384,7 @@ func (o *Owner) turn() {
 			o.complete(o.comps[:n])
 		}
 	}
+	o.setAlarm(now)
 	o.stats.Inflight.Store(int64(o.atDevice))
 	o.stats.Queued.Store(int64(o.pipe.Queued() + o.staged.n + o.blocked.n + o.laneWait.n))
 }
@@ -360,6 +419,21 @@ func (o *Owner) drainInbox(now int64) bool {
 		io = next
 	}
 	return true
+}
+
+// takeAborted ends the IOs that were aborted before they were admitted. Aborts are rare:
+// it looks at all IOs.
+func (o *Owner) takeAborted(now int64) {
+	o.aborting.Store(false) // before looking: an Abort after this asks for a turn of its own
+	for _, io := range o.slab {
+		switch {
+		case io == nil || io.state.Load() != stateAborted:
+		case o.pipe.Cancel(now, pipeline.Tag(io.tag)):
+			o.end(io, ErrAborted)
+		case o.pool.Cancel(&io.waiter): // else its buffer is on the way, or it was never asked for
+			o.finish(io, ErrAborted, now)
+		}
+	}
 }
 
 // enqueue gives io a tag and puts it into the pipeline.
@@ -609,10 +683,15 @@ func (o *Owner) advance(io *IO, now int64) bool {
 
 // finish ends io and lets those go on who waited for it.
 func (o *Owner) finish(io *IO, err error, now int64) {
+	o.pipe.Complete(now, pipeline.Tag(io.tag), pipeline.Result{LatencyNS: io.latencyNS, Failed: err != nil && err != ErrMismatch})
+	o.end(io, err)
+}
+
+// end is what remains of finish for an IO that has left the pipeline.
+func (o *Owner) end(io *IO, err error) {
 	invariants.Check(o.slab[io.tag] == io, "owner: io finished without its tag")
 	o.slab[io.tag] = nil
 	o.freeTags = append(o.freeTags, io.tag)
-	o.pipe.Complete(now, pipeline.Tag(io.tag), pipeline.Result{LatencyNS: io.latencyNS, Failed: err != nil && err != ErrMismatch})
 	io.CreditUnits = o.pipe.Credit(io.Tenant)
 	if io.lane >= 0 {
 		o.laneUsed[io.lane] = false
@@ -696,6 +775,8 @@ func (o *Owner) Close() error {
 	o.queue.Wake()
 	err := o.queue.Close()
 	<-o.poller
+	o.alarm.close()
+	<-o.ringer
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	for i := range o.lanes {

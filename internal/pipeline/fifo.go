@@ -15,6 +15,7 @@ type FIFO struct {
 type fifoIO struct {
 	next, prev Tag
 	io         IO
+	paused     bool
 }
 
 const noTag = ^Tag(0)
@@ -89,17 +90,27 @@ func (f *FIFO) Dispatch(_ int64, dst []Tag) []Tag {
 // Pause implements Policy.
 //
 // hot: 0 allocs
-func (f *FIFO) Pause(_ int64, _ Tag) { f.leave("pause") }
+func (f *FIFO) Pause(_ int64, tag Tag) {
+	f.ios[tag].paused = true
+	f.leave("pause")
+}
 
 // Resume implements Policy.
 //
 // hot: 0 allocs
-func (f *FIFO) Resume(_ int64, _ Tag) { f.inflight++ }
+func (f *FIFO) Resume(_ int64, tag Tag) {
+	f.ios[tag].paused = false
+	f.inflight++
+}
 
 // Complete implements Policy.
 //
 // hot: 0 allocs
-func (f *FIFO) Complete(_ int64, _ Tag, _ Result) { f.leave("completion") }
+func (f *FIFO) Complete(_ int64, tag Tag, _ Result) {
+	if !f.ios[tag].paused {
+		f.leave("completion")
+	}
+}
 
 func (f *FIFO) leave(what string) {
 	if f.inflight == 0 {

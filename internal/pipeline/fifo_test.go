@@ -23,7 +23,7 @@ func TestFIFOAgainstAListModel(t *testing.T) {
 		var dst []Tag
 		for step := range 500 {
 			now := int64(step)
-			switch k := rng.IntN(6); {
+			switch k := rng.IntN(7); {
 			case k == 0:
 				f.Enqueue(now, IO{Tag: next, Op: Read, LenBytes: 4096})
 				queued = append(queued, next)
@@ -56,6 +56,9 @@ func TestFIFOAgainstAListModel(t *testing.T) {
 			case k == 4 && len(paused) > 0:
 				f.Resume(now, paused[0])
 				device = append(device, paused[0])
+				paused = paused[1:]
+			case k == 6 && len(paused) > 0: // its host will never send the data
+				f.Complete(now, paused[0], Result{Failed: true})
 				paused = paused[1:]
 			case k == 5 && len(queued) > 0:
 				i := rng.IntN(len(queued))
