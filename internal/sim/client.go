@@ -1,0 +1,377 @@
+package sim
+
+import (
+	"math"
+
+	"jbofd/internal/pipeline"
+)
+
+// tenant is a client.
+type tenant struct {
+	spec  *Tenant
+	loads []load
+	// turn is the load whose I/O is sent next.
+	turn int
+	up   bool
+	// session counts connections.
+	session int32
+	// ios and units are sent and not answered; credit bounds units, 0: nothing known.
+	ios, units, credit int
+	parda              parda
+
+	account account
+}
+
+// load is an application.
+type load struct {
+	spec *Load
+	rng  rng
+	on   bool
+	// waiting are I/Os asked for and not sent.
+	waiting ring[waiting]
+	// outstanding are sent and not answered. Invariant: at most spec.Depth.
+	outstanding int
+	parts       int64
+	// from and to bound where it reads and writes.
+	from, to int64
+	// next is where the next sequential I/O falls, by kind.
+	next []int64
+	// dueNS is when a paced load asks for its next I/O.
+	dueNS float64
+
+	standalone float64
+	data       bool
+}
+
+type waiting struct {
+	askedNS int64
+	kind    int32
+}
+
+// unitBytes is what one unit of credit stands for.
+const unitBytes = 4096
+
+// unitsOf is what a command counts against the credit.
+func unitsOf(n int64) int32 { return int32(max(1, (n+unitBytes-1)/unitBytes)) }
+
+// newTenants makes the clients. Writers share the drive out among themselves; readers
+// read all of it.
+func (r *run) newTenants() {
+	writers := 0
+	for i := range r.sc.Tenants {
+		if r.sc.Tenants[i].mutates() {
+			writers++
+		}
+	}
+	r.tenants = make([]tenant, len(r.sc.Tenants))
+	writer, stream := 0, 0
+	for i := range r.sc.Tenants {
+		t := &r.tenants[i]
+		t.spec = &r.sc.Tenants[i]
+		t.account.init()
+		from, to := int64(0), r.set.SizeBytes
+		if t.spec.mutates() {
+			slice := r.set.SizeBytes / int64(writers) / maxIO * maxIO
+			from, to = int64(writer)*slice, int64(writer+1)*slice
+			writer++
+		}
+		t.loads = make([]load, len(t.spec.Loads))
+		for j := range t.loads {
+			l := &t.loads[j]
+			l.spec, l.rng, l.from, l.to = &t.spec.Loads[j], newRNG(r.set.Seed, stream), from, to
+			stream++
+			l.data = l.spec.data()
+			if r.set.Standalone != nil {
+				l.standalone = r.set.Standalone(l.spec)
+			}
+			l.next = make([]int64, len(l.spec.Kinds))
+			for k := range l.next {
+				l.parts += int64(max(1, l.spec.Kinds[k].Parts))
+				// Streams start apart from each other, as old files lie.
+				size := roundUp(l.spec.Kinds[k].SizeBytes)
+				l.next[k] = from + l.rng.below((to-from)/size)*size
+			}
+		}
+		at := int64(0)
+		if t.spec.UpNS > 0 {
+			at = r.around(t.spec.DownNS)
+		}
+		r.timers.push(timer{atNS: at, what: connect, tenant: i})
+	}
+}
+
+// maxIO is the alignment of writers' slices.
+const maxIO = 1 << 20
+
+// roundUp is the distance of I/Os: their size in whole units.
+func roundUp(n int64) int64 { return max(1, (n+unitBytes-1)/unitBytes) * unitBytes }
+
+// around is a length between half and one and a half of ns.
+func (r *run) around(ns int64) int64 { return ns/2 + r.rng.below(ns+1) }
+
+// fire does what a timer is for.
+func (r *run) fire(t timer) {
+	switch t.what {
+	case connect:
+		r.connect(t.tenant)
+	case disconnect:
+		r.disconnect(t.tenant)
+	case loadOn, loadOff:
+		r.toggle(t)
+	case ask:
+		r.ask(t)
+	case control:
+		r.control(t)
+	}
+}
+
+func (r *run) connect(i int) {
+	t := &r.tenants[i]
+	t.up = true
+	t.turn, t.ios, t.units = 0, 0, 0
+	t.parda.init()
+	r.pipe.SetTenant(r.now, pipeline.Tenant(i), pipeline.Settings{Weight: t.spec.weight(), Caps: t.spec.Caps})
+	t.credit = r.pipe.Credit(pipeline.Tenant(i))
+	for j := range t.loads {
+		l := &t.loads[j]
+		l.outstanding, l.waiting = 0, ring[waiting]{}
+		r.timers.push(timer{atNS: max(r.now, l.spec.StartNS), what: loadOn, tenant: i, load: j})
+	}
+	if r.set.Parda {
+		r.timers.push(timer{atNS: r.now + pardaPeriodNS, what: control, tenant: i, load: int(t.session)})
+	}
+	if t.spec.UpNS > 0 {
+		r.sessions++
+		r.timers.push(timer{atNS: r.now + r.around(t.spec.UpNS), what: disconnect, tenant: i})
+		r.check()
+	}
+}
+
+// disconnect ends a client with all that it has under way, as a host that dies.
+func (r *run) disconnect(i int) {
+	t := &r.tenants[i]
+	t.up = false
+	t.session++
+	for j := range t.loads {
+		t.loads[j].on = false
+		t.loads[j].waiting = ring[waiting]{}
+	}
+	for tag := range r.reqs {
+		q := &r.reqs[tag]
+		if int(q.tenant) != i {
+			continue
+		}
+		switch q.state {
+		case travel, back:
+			q.state = forgotten
+			r.result.Cancelled++
+		case queued:
+			if !r.pipe.Cancel(r.now, pipeline.Tag(tag)) {
+				r.violated("a queued I/O of %s cannot be cancelled", t.spec.Name)
+			}
+			r.target--
+			r.result.Cancelled++
+			r.release(pipeline.Tag(tag))
+		}
+	}
+	r.pipe.RemoveTenant(r.now, pipeline.Tenant(i))
+	r.result.Sessions++
+	r.check()
+	if r.sc.Sessions == 0 || r.sessions < r.sc.Sessions {
+		r.timers.push(timer{atNS: r.now + r.around(t.spec.DownNS), what: connect, tenant: i})
+	}
+}
+
+// toggle turns a load on or off. The timer names the tenant's connection at its
+// making only by the load's being up.
+func (r *run) toggle(tm timer) {
+	t := &r.tenants[tm.tenant]
+	l := &t.loads[tm.load]
+	if !t.up || l.spec.StopNS > 0 && r.now >= l.spec.StopNS && tm.what == loadOn {
+		return
+	}
+	l.on = tm.what == loadOn
+	if !l.on {
+		l.waiting = ring[waiting]{}
+		if l.spec.OnNS > 0 && (l.spec.StopNS == 0 || r.now+l.spec.OffNS < l.spec.StopNS) {
+			r.timers.push(timer{atNS: r.now + l.spec.OffNS, what: loadOn, tenant: tm.tenant, load: tm.load})
+		}
+		return
+	}
+	off := idle
+	if l.spec.OnNS > 0 {
+		off = r.now + l.spec.OnNS
+	}
+	if l.spec.StopNS > 0 {
+		off = min(off, l.spec.StopNS)
+	}
+	if off < idle {
+		r.timers.push(timer{atNS: off, what: loadOff, tenant: tm.tenant, load: tm.load})
+	}
+	if l.spec.IOsPerSec > 0 {
+		// The first one falls anywhere in its interval, so that tenants do not march in step.
+		l.dueNS = float64(r.now) + float64(l.rng.below(1e6))/1e6*1e9/l.spec.IOsPerSec
+		r.timers.push(timer{atNS: int64(math.Ceil(l.dueNS)), what: ask, tenant: tm.tenant, load: tm.load})
+		return
+	}
+	for range l.spec.Depth - l.outstanding {
+		l.want(r.now)
+	}
+	r.send(tm.tenant)
+}
+
+// ask is a paced load's asking for an I/O.
+func (r *run) ask(tm timer) {
+	t := &r.tenants[tm.tenant]
+	l := &t.loads[tm.load]
+	if !t.up || !l.on {
+		return
+	}
+	l.want(r.now)
+	l.dueNS += 1e9 / l.spec.IOsPerSec
+	tm.atNS = int64(math.Ceil(l.dueNS))
+	r.timers.push(tm)
+	r.send(tm.tenant)
+}
+
+// want asks for one I/O.
+func (l *load) want(now int64) {
+	kind := 0
+	if len(l.spec.Kinds) > 1 {
+		at := l.rng.below(l.parts)
+		for kind = range l.spec.Kinds {
+			if at -= int64(max(1, l.spec.Kinds[kind].Parts)); at < 0 {
+				break
+			}
+		}
+	}
+	l.waiting.push(waiting{now, int32(kind)})
+}
+
+// send sends what the client's window lets out, its loads in turn.
+func (r *run) send(i int) {
+	t := &r.tenants[i]
+	for none := 0; none < len(t.loads); {
+		l := &t.loads[t.turn]
+		if l.waiting.n == 0 || l.outstanding >= l.spec.Depth {
+			t.turn = (t.turn + 1) % len(t.loads)
+			none++
+			continue
+		}
+		none = 0
+		kind := &l.spec.Kinds[l.waiting.peek().kind]
+		units := unitsOf(kind.SizeBytes)
+		if t.ios > 0 && !t.spec.IgnoresCredits {
+			if t.credit > 0 && t.units+int(units) > t.credit || r.set.Parda && t.ios >= t.parda.most() {
+				return // and keeps its turn
+			}
+		}
+		w := l.waiting.pop()
+		tag := r.take()
+		r.reqs[tag] = request{tenant: int32(i), load: int32(t.turn), kind: w.kind, units: units, session: t.session, state: travel,
+			len: kind.SizeBytes, askedNS: w.askedNS, sentNS: r.now, offset: l.place(kind, int(w.kind))}
+		if kind.Op == pipeline.Flush {
+			r.reqs[tag].len, r.reqs[tag].offset = 0, 0
+		}
+		l.outstanding++
+		t.ios++
+		t.units += int(units)
+		r.result.Sent++
+		at := r.now + r.sc.NetworkNS
+		if r.sc.TargetCPUNS > 0 {
+			at = max(at, r.cpuFree) + r.sc.TargetCPUNS
+			r.cpuFree = at
+		}
+		r.up.push(arrival{at, tag})
+		t.turn = (t.turn + 1) % len(t.loads)
+	}
+}
+
+// place chooses where an I/O falls.
+func (l *load) place(k *Kind, kind int) int64 {
+	size := roundUp(k.SizeBytes)
+	if !k.Sequential {
+		return l.from + l.rng.below((l.to-l.from)/size)*size
+	}
+	at := l.next[kind]
+	if at+size > l.to {
+		at = l.from
+	}
+	l.next[kind] = at + size
+	return at
+}
+
+// receive is a client's getting an answer.
+func (r *run) receive(d departure) {
+	q := &r.reqs[d.tag]
+	if q.state == forgotten {
+		r.release(d.tag)
+		return
+	}
+	i := int(q.tenant)
+	t := &r.tenants[i]
+	l := &t.loads[q.load]
+	l.outstanding--
+	t.ios--
+	t.units -= int(q.units)
+	if d.credit > 0 {
+		t.credit = d.credit
+	}
+	r.result.Completed++
+	r.observe(t, l, q)
+	if r.set.Parda {
+		t.parda.observe(r.now - q.sentNS)
+	}
+	r.release(d.tag)
+	if l.on && l.spec.IOsPerSec == 0 {
+		l.want(r.now)
+	}
+	r.send(i)
+}
+
+// parda bounds a host's outstanding I/Os by the latency that it sees (Gulati,
+// Ahmad, Waldspurger, "PARDA", FAST 2009): each period
+// w <- (1-gamma) w + gamma (Lth/L w + beta).
+type parda struct {
+	window, latencyNS float64
+	seen              bool
+}
+
+// Parda's parameters. The paper's are for disk arrays (threshold 25 ms, periods of a second);
+// these are for flash over a network.
+const (
+	pardaGamma       = 0.8
+	pardaBeta        = 2.0
+	pardaThresholdNS = 1e6
+	pardaPeriodNS    = 10 * Millisecond
+	pardaSmooth      = 1.0 / 16
+	pardaMost        = 256.0
+)
+
+func (p *parda) init() { *p = parda{window: 16} }
+
+func (p *parda) most() int { return max(1, int(p.window)) }
+
+func (p *parda) observe(ns int64) {
+	if !p.seen {
+		p.latencyNS, p.seen = float64(ns), true
+		return
+	}
+	p.latencyNS += (float64(ns) - p.latencyNS) * pardaSmooth
+}
+
+// control adjusts a host's Parda window.
+func (r *run) control(tm timer) {
+	t := &r.tenants[tm.tenant]
+	if !t.up || int(t.session) != tm.load {
+		return
+	}
+	p := &t.parda
+	if p.seen {
+		p.window = (1-pardaGamma)*p.window + pardaGamma*(pardaThresholdNS/p.latencyNS*p.window+pardaBeta*float64(t.spec.weight()))
+		p.window = min(max(p.window, 1), pardaMost)
+	}
+	tm.atNS = r.now + pardaPeriodNS
+	r.timers.push(tm)
+	r.send(tm.tenant)
+}

@@ -1,0 +1,203 @@
+package sim
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+
+	"jbofd/internal/pipeline"
+	"jbofd/internal/pipeline/jbof"
+	"jbofd/internal/ssd/model/flash"
+)
+
+// Policies are the names of what can be compared, the vanilla one first.
+func Policies() []string { return []string{"fifo", "jbof", "parda"} }
+
+// fifoDepth is the vanilla target's: as deep as an NVMe queue.
+const fifoDepth = 1024
+
+// Lab holds what runs share: drives in their condition, and what loads get of them
+// alone. It has no lock: prepare it in one goroutine with Plan, whose steps then may run in
+// many.
+type Lab struct {
+	seed       uint64
+	drives     map[driveKey]*prototype
+	standalone map[standaloneKey]*float64
+}
+
+// NewLab makes a Lab whose runs all have this seed.
+func NewLab(seed uint64) *Lab {
+	return &Lab{seed, map[driveKey]*prototype{}, map[standaloneKey]*float64{}}
+}
+
+type driveKey struct {
+	preset    string
+	sizeBytes int64
+	condition flash.Condition
+}
+
+type standaloneKey struct {
+	driveKey
+	load string
+}
+
+// prototype is a drive that runs get copies of, and what is known of it.
+type prototype struct {
+	drive   *flash.Drive
+	profile jbof.Profile
+}
+
+// Step is a piece of work for one goroutine.
+type Step struct {
+	Name string
+	Do   func() error
+}
+
+// Plan says how to run each scenario under each policy: stage by stage, the steps of a
+// stage in any order or at once. Results are there when all is done, policies within
+// scenarios.
+func (l *Lab) Plan(scenarios []Scenario, policies []string) (stages [][]Step, results []*Result, err error) {
+	for _, name := range policies {
+		if !slices.Contains(Policies(), name) {
+			return nil, nil, fmt.Errorf("policy is %q, must be one of %s", name, strings.Join(Policies(), ", "))
+		}
+	}
+	stages = make([][]Step, 3)
+	for i := range scenarios {
+		sc := &scenarios[i]
+		key := driveKey{sc.Preset, sc.SizeBytes, sc.Condition}
+		proto := l.drives[key]
+		if proto == nil {
+			proto = &prototype{}
+			l.drives[key] = proto
+			stages[0] = append(stages[0], Step{fmt.Sprintf("%s drive, %s", conditionName(key.condition), key.preset), func() error { return proto.make(key, l.seed) }})
+			stages[1] = append(stages[1], Step{fmt.Sprintf("calibration, %s drive", conditionName(key.condition)), func() error { proto.profile = calibrate(proto.drive.Clone(), key.sizeBytes, l.seed); return nil }})
+		}
+		for t := range sc.Tenants {
+			for j := range sc.Tenants[t].Loads {
+				load := &sc.Tenants[t].Loads[j]
+				sk := standaloneKey{key, load.id()}
+				if l.standalone[sk] != nil {
+					continue
+				}
+				rate := new(float64)
+				l.standalone[sk] = rate
+				stages[1] = append(stages[1], Step{load.Kinds[0].String() + " alone", func() error { *rate = l.alone(proto, key, load); return nil }})
+			}
+		}
+	}
+	results = make([]*Result, len(scenarios)*len(policies))
+	for i := range scenarios {
+		for j, name := range policies {
+			sc, at := &scenarios[i], i*len(policies)+j
+			stages[2] = append(stages[2], Step{sc.String() + " " + name, func() error {
+				results[at] = l.run(sc, name)
+				return nil
+			}})
+		}
+	}
+	return stages, results, nil
+}
+
+// Run runs one scenario under one policy, with all that it needs before.
+func (l *Lab) Run(sc Scenario, policy string) (*Result, error) {
+	stages, results, err := l.Plan([]Scenario{sc}, []string{policy})
+	if err != nil {
+		return nil, err
+	}
+	for _, s := range stages {
+		for _, step := range s {
+			if err := step.Do(); err != nil {
+				return nil, fmt.Errorf("%s: %w", step.Name, err)
+			}
+		}
+	}
+	return results[0], nil
+}
+
+func (p *prototype) make(key driveKey, seed uint64) error {
+	cfg, err := flash.Preset(key.preset, key.sizeBytes)
+	if err != nil {
+		return err
+	}
+	cfg.Seed = seed
+	if p.drive, err = flash.New(cfg); err != nil {
+		return err
+	}
+	p.drive.Precondition(key.condition)
+	return nil
+}
+
+// run runs a scenario for which all is prepared.
+func (l *Lab) run(sc *Scenario, policy string) *Result {
+	key := driveKey{sc.Preset, sc.SizeBytes, sc.Condition}
+	proto := l.drives[key]
+	return Run(sc, Setup{SizeBytes: sc.SizeBytes, Drive: proto.drive.Clone(), Policy: newPolicy(policy, proto), Parda: policy == "parda", Seed: l.seed,
+		Standalone: func(load *Load) float64 { return *l.standalone[standaloneKey{key, load.id()}] }})
+}
+
+// newPolicy makes a policy for a drive.
+func newPolicy(name string, p *prototype) pipeline.Policy {
+	switch name {
+	case "jbof":
+		return jbof.New(jbof.Config{Profile: p.profile})
+	default:
+		return pipeline.NewFIFO(fifoDepth)
+	}
+}
+
+// alone measures what the load gets of a drive of its own at a depth that saturates it,
+// from a vanilla target.
+func (l *Lab) alone(p *prototype, key driveKey, load *Load) float64 {
+	const enoughBytes, least, most = 8 << 20, 32, 256
+	only := Load{Kinds: load.Kinds, Depth: most}
+	for _, k := range load.Kinds {
+		only.Depth = min(only.Depth, int(max(least, enoughBytes/max(k.SizeBytes, 1))))
+	}
+	sc := Scenario{Row: "standalone", Name: load.id(), Preset: key.preset, SizeBytes: key.sizeBytes, Condition: key.condition,
+		Tenants: []Tenant{{Name: "alone", Loads: []Load{only}}}, NetworkNS: defaultNetworkNS,
+		Phases: []Phase{{"alone", warmNS, warmNS + measuredNS}}}
+	res := Run(&sc, Setup{SizeBytes: key.sizeBytes, Drive: p.drive.Clone(), Policy: pipeline.NewFIFO(fifoDepth), Seed: l.seed})
+	if ph := &res.Phases[0]; load.data() {
+		return ph.BytesPerSec
+	} else {
+		return ph.IOsPerSec
+	}
+}
+
+// calibrate measures a drive as the daemon does when it starts.
+func calibrate(d Drive, sizeBytes int64, seed uint64) jbof.Profile {
+	var c jbof.Calibration
+	var done []flash.Completion
+	r := newRNG(seed, -2)
+	for now := int64(0); !c.Done(); {
+		for {
+			n, ok := c.Next(now)
+			if !ok {
+				break
+			}
+			d.Submit(now, flash.Request{Op: flash.Read, OffsetBytes: r.below((sizeBytes-n)/unitBytes+1) * unitBytes, LenBytes: n})
+		}
+		at, ok := d.NextEvent()
+		if !ok {
+			return jbof.Profile{} // it does not answer
+		}
+		now = max(now, at)
+		done = d.Advance(now, done[:0])
+		for _, x := range done {
+			c.Complete(now, x.LatencyNS)
+		}
+	}
+	return c.Profile()
+}
+
+// conditionName is the condition as tables write it.
+func conditionName(c flash.Condition) string {
+	switch c {
+	case flash.Clean:
+		return "clean"
+	case flash.Fragmented:
+		return "fragmented"
+	}
+	return "empty"
+}

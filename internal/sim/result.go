@@ -1,0 +1,367 @@
+package sim
+
+import (
+	"math"
+
+	"github.com/HdrHistogram/hdrhistogram-go"
+
+	"jbofd/internal/pipeline"
+)
+
+// Result is what came of a run.
+type Result struct {
+	Row      string `json:"row"`
+	Scenario string `json:"scenario"`
+	Policy   string `json:"policy"`
+	Preset   string `json:"preset"`
+	// Condition is the drive's at the start.
+	Condition string        `json:"condition"`
+	Seed      uint64        `json:"seed"`
+	Phases    []PhaseResult `json:"phases"`
+	Series    *Series       `json:"series,omitempty"`
+	// Sent, Completed and Cancelled count I/Os of the whole run; Cancelled ones lost
+	// their client. Invariant: Sent = Completed + Cancelled.
+	Sent      int64 `json:"sent"`
+	Completed int64 `json:"completed"`
+	Cancelled int64 `json:"cancelled"`
+	// Sessions counts disconnects.
+	Sessions int `json:"sessions,omitempty"`
+	// Violations are the first broken invariants, of ViolationCount.
+	Violations     []string `json:"violations,omitempty"`
+	ViolationCount int      `json:"violationCount"`
+	// Events counts the steps of the simulation.
+	Events int64 `json:"events"`
+}
+
+// PhaseResult is what was measured in one phase.
+type PhaseResult struct {
+	Name    string         `json:"name"`
+	FromNS  int64          `json:"fromNS"`
+	ToNS    int64          `json:"toNS"`
+	Tenants []TenantResult `json:"tenants"`
+	// Utilisation is the sum of what part of the drive each tenant had, measured by what a
+	// load of its sort alone gets of it.
+	Utilisation float64 `json:"utilisation"`
+	// FUtilMin, FUtilMean and FUtilMax are over the tenants that were active in all of the
+	// phase; Jain is the index of their f-Util.
+	FUtilMin  float64 `json:"fUtilMin"`
+	FUtilMean float64 `json:"fUtilMean"`
+	FUtilMax  float64 `json:"fUtilMax"`
+	Jain      float64 `json:"jain"`
+
+	BytesPerSec float64 `json:"bytesPerSec"`
+	IOsPerSec   float64 `json:"iosPerSec"`
+	// Latency is from sending to the host's having the answer, AppLatency from the
+	// application's asking, with what it waited at the host.
+	Latency    Latency `json:"latency"`
+	AppLatency Latency `json:"appLatency"`
+	// DeviceNS is the mean time at the drive.
+	DeviceNS float64 `json:"deviceNS"`
+	// CDF are points of the distribution of Latency.
+	CDF []Quantile `json:"cdf,omitempty"`
+}
+
+// TenantResult is one tenant's part of a phase.
+type TenantResult struct {
+	Name   string `json:"name"`
+	Group  string `json:"group"`
+	Weight int    `json:"weight"`
+	// Active: some load of it ran in all of the phase.
+	Active      bool    `json:"active"`
+	BytesPerSec float64 `json:"bytesPerSec"`
+	IOsPerSec   float64 `json:"iosPerSec"`
+	// Usage is the part of the drive that it had: the sum over its loads of their rate by
+	// what such a load alone gets.
+	Usage float64 `json:"usage"`
+	// FUtil is Usage by the tenant's weight among those active.
+	FUtil      float64 `json:"fUtil"`
+	Latency    Latency `json:"latency"`
+	AppLatency Latency `json:"appLatency"`
+	DeviceNS   float64 `json:"deviceNS"`
+	// Credit is that at the end of the phase, in units of 4 KiB.
+	Credit int `json:"credit"`
+}
+
+// Latency sums up a distribution, in nanoseconds.
+type Latency struct {
+	Count  int64   `json:"count"`
+	MeanNS float64 `json:"meanNS"`
+	P50NS  int64   `json:"p50NS"`
+	P99NS  int64   `json:"p99NS"`
+	P999NS int64   `json:"p999NS"`
+	MaxNS  int64   `json:"maxNS"`
+}
+
+// Quantile is a point of a distribution.
+type Quantile struct {
+	NS       int64   `json:"ns"`
+	Fraction float64 `json:"fraction"`
+}
+
+// Series is how a run went, in bins of time from 0 on.
+type Series struct {
+	BinNS int64 `json:"binNS"`
+	// Tenants is indexed as the scenario's; each holds the usage (see TenantResult) by bin.
+	Tenants [][]float64 `json:"tenants"`
+	Names   []string    `json:"names"`
+	Groups  []string    `json:"groups"`
+	// BytesPerSec is that of all tenants.
+	BytesPerSec []float64 `json:"bytesPerSec"`
+	// WriteCost and TargetBytesPerSec are the policy's at each bin's end.
+	WriteCost         []float64 `json:"writeCost"`
+	TargetBytesPerSec []float64 `json:"targetBytesPerSec"`
+}
+
+// Histograms reach to 100 s with three digits.
+const (
+	finestNS  = 64
+	longestNS = 100 * Second
+)
+
+// histogram records latencies; its mean is exact.
+type histogram struct {
+	h     *hdrhistogram.Histogram
+	sumNS float64
+	maxNS int64
+}
+
+func newHistogram() histogram {
+	return histogram{h: hdrhistogram.New(finestNS, longestNS, 3)}
+}
+
+func (h *histogram) observe(ns int64) {
+	h.sumNS += float64(ns)
+	h.maxNS = max(h.maxNS, ns)
+	// Within the histogram's bounds by the min.
+	_ = h.h.RecordValue(min(ns, longestNS))
+}
+
+func (h *histogram) reset() {
+	h.h.Reset()
+	h.sumNS, h.maxNS = 0, 0
+}
+
+func (h *histogram) add(o *histogram) {
+	h.h.Merge(o.h)
+	h.sumNS += o.sumNS
+	h.maxNS = max(h.maxNS, o.maxNS)
+}
+
+func (h *histogram) sum() Latency {
+	n := h.h.TotalCount()
+	if n == 0 {
+		return Latency{}
+	}
+	return Latency{Count: n, MeanNS: h.sumNS / float64(n), P50NS: h.h.ValueAtPercentile(50), P99NS: h.h.ValueAtPercentile(99),
+		P999NS: h.h.ValueAtPercentile(99.9), MaxNS: h.maxNS}
+}
+
+// cdf are the points of a plot: dense where tails are.
+func (h *histogram) cdf() []Quantile {
+	if h.h.TotalCount() == 0 {
+		return nil
+	}
+	var out []Quantile
+	for i := range 50 {
+		out = append(out, Quantile{h.h.ValueAtPercentile(float64(2*i + 1)), float64(2*i+1) / 100})
+	}
+	for _, p := range []float64{99.3, 99.5, 99.7, 99.9, 99.95, 99.99} {
+		out = append(out, Quantile{h.h.ValueAtPercentile(p), p / 100})
+	}
+	return out
+}
+
+// account is what a tenant did in the current phase and bin.
+type account struct {
+	sent, app  histogram
+	bytes, ios int64
+	deviceNS   int64
+	// usage is in seconds of a drive of its own.
+	usage    float64
+	binUsage float64
+}
+
+func (a *account) init() { a.sent, a.app = newHistogram(), newHistogram() }
+
+func (a *account) reset() {
+	a.sent.reset()
+	a.app.reset()
+	a.bytes, a.ios, a.deviceNS, a.usage = 0, 0, 0, 0
+}
+
+func newResult(sc *Scenario, set Setup) *Result {
+	res := &Result{Row: sc.Row, Scenario: sc.Name, Policy: set.Policy.Name(), Preset: sc.Preset, Condition: conditionName(sc.Condition), Seed: set.Seed}
+	if set.Parda {
+		res.Policy = "parda"
+	}
+	if sc.BinNS > 0 {
+		s := &Series{BinNS: sc.BinNS, Tenants: make([][]float64, len(sc.Tenants))}
+		for i := range sc.Tenants {
+			s.Names = append(s.Names, sc.Tenants[i].Name)
+			s.Groups = append(s.Groups, sc.Tenants[i].Group)
+		}
+		res.Series = s
+	}
+	return res
+}
+
+// observe accounts for an answer that a client got now.
+func (r *run) observe(t *tenant, l *load, q *request) {
+	a := &t.account
+	if r.result.Series != nil {
+		a.binUsage += l.usage(q)
+		r.binBytes += q.len
+	}
+	if r.phase == len(r.sc.Phases) || r.now < r.sc.Phases[r.phase].FromNS {
+		return
+	}
+	a.ios++
+	a.bytes += q.len
+	a.usage += l.usage(q)
+	a.deviceNS += q.deviceNS
+	a.sent.observe(r.now - q.sentNS)
+	a.app.observe(r.now - q.askedNS)
+}
+
+// usage is what an I/O takes of a drive's time: what it would if the load were alone.
+func (l *load) usage(q *request) float64 {
+	switch {
+	case l.standalone == 0:
+		return 0
+	case l.data:
+		return float64(q.len) / l.standalone
+	default:
+		return 1 / l.standalone
+	}
+}
+
+// roll ends the bins and phases that are over by now.
+func (r *run) roll(now int64) {
+	if s := r.result.Series; s != nil && !r.over {
+		for now >= r.nextBin+s.BinNS {
+			r.nextBin += s.BinNS
+			r.endBin(s)
+		}
+	}
+	for r.phase < len(r.sc.Phases) && now >= r.sc.Phases[r.phase].ToNS {
+		r.endPhase(r.sc.Phases[r.phase])
+		r.phase++
+	}
+}
+
+func (r *run) endBin(s *Series) {
+	sec := float64(s.BinNS) / 1e9
+	for i := range r.tenants {
+		a := &r.tenants[i].account
+		s.Tenants[i] = append(s.Tenants[i], a.binUsage/sec)
+		a.binUsage = 0
+	}
+	s.BytesPerSec = append(s.BytesPerSec, float64(r.binBytes)/sec)
+	r.binBytes = 0
+	var st pipeline.Stats
+	r.pipe.Stats(&st)
+	s.WriteCost = append(s.WriteCost, st.WriteCost)
+	s.TargetBytesPerSec = append(s.TargetBytesPerSec, st.TargetBytesPerSec)
+}
+
+func (r *run) endPhase(p Phase) {
+	sec := float64(p.ToNS-p.FromNS) / 1e9
+	pr := PhaseResult{Name: p.Name, FromNS: p.FromNS, ToNS: p.ToNS}
+	sent, app := newHistogram(), newHistogram()
+	var deviceNS int64
+	for i := range r.tenants {
+		t := &r.tenants[i]
+		a := &t.account
+		tr := TenantResult{Name: t.spec.Name, Group: t.spec.Group, Weight: t.spec.weight(), Credit: t.credit,
+			BytesPerSec: float64(a.bytes) / sec, IOsPerSec: float64(a.ios) / sec, Usage: a.usage / sec,
+			Latency: a.sent.sum(), AppLatency: a.app.sum()}
+		if a.ios > 0 {
+			tr.DeviceNS = float64(a.deviceNS) / float64(a.ios)
+		}
+		deviceNS += a.deviceNS
+		for j := range t.spec.Loads {
+			tr.Active = tr.Active || t.spec.UpNS == 0 && t.spec.Loads[j].active(p)
+		}
+		pr.BytesPerSec += tr.BytesPerSec
+		pr.IOsPerSec += tr.IOsPerSec
+		sent.add(&a.sent)
+		app.add(&a.app)
+		pr.Tenants = append(pr.Tenants, tr)
+		a.reset()
+	}
+	pr.Latency, pr.AppLatency, pr.CDF = sent.sum(), app.sum(), sent.cdf()
+	if pr.Latency.Count > 0 {
+		pr.DeviceNS = float64(deviceNS) / float64(pr.Latency.Count)
+	}
+	pr.judge()
+	r.result.Phases = append(r.result.Phases, pr)
+}
+
+// judge computes f-Util and what follows from it.
+func (p *PhaseResult) judge() {
+	weights := 0
+	p.Utilisation = 0
+	for i := range p.Tenants {
+		p.Utilisation += p.Tenants[i].Usage
+		if p.Tenants[i].Active {
+			weights += p.Tenants[i].Weight
+		}
+	}
+	var f []float64
+	for i := range p.Tenants {
+		t := &p.Tenants[i]
+		if t.Active {
+			t.FUtil = t.Usage * float64(weights) / float64(t.Weight)
+			f = append(f, t.FUtil)
+		}
+	}
+	p.FUtilMin, p.FUtilMean, p.FUtilMax = spread(f)
+	p.Jain = Jain(f)
+}
+
+func spread(f []float64) (least, mean, most float64) {
+	if len(f) == 0 {
+		return 0, 0, 0
+	}
+	least, most = math.Inf(1), math.Inf(-1)
+	for _, v := range f {
+		least, most = min(least, v), max(most, v)
+		mean += v / float64(len(f))
+	}
+	return least, mean, most
+}
+
+// Jain is the fairness index of Jain, Chiu and Hawe: 1 if all values are equal, 1/n if
+// one has all. Source: DEC-TR-301, 1984.
+func Jain(f []float64) float64 {
+	var sum, squares float64
+	for _, v := range f {
+		sum += v
+		squares += v * v
+	}
+	if squares == 0 {
+		return 0
+	}
+	return sum * sum / (float64(len(f)) * squares)
+}
+
+// Phase returns the phase of that name, nil if there is none.
+func (r *Result) Phase(name string) *PhaseResult {
+	for i := range r.Phases {
+		if r.Phases[i].Name == name {
+			return &r.Phases[i]
+		}
+	}
+	return nil
+}
+
+// Group returns the tenants of a group.
+func (p *PhaseResult) Group(name string) []TenantResult {
+	var out []TenantResult
+	for _, t := range p.Tenants {
+		if t.Group == name {
+			out = append(out, t)
+		}
+	}
+	return out
+}

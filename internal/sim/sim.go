@@ -1,0 +1,306 @@
+// Package sim runs clients, a network, one SSD's pipeline and the emulated drive in
+// virtual time. It holds the workload matrix that policies are judged by, and
+// computes what they are judged on. It is a machine itself: a run starts no
+// goroutine and reads no clock, and the same seed gives the same result; whoever has several
+// processors spreads runs over them (see Lab).
+//
+//	client ── NetworkNS ──> pipeline.Pipeline ──> flash.Drive
+//	   ^    wait for credit        policy            │
+//	   └──────── NetworkNS, credit ──────────────────┘
+package sim
+
+import (
+	"fmt"
+
+	"jbofd/internal/pipeline"
+	"jbofd/internal/ssd/model/flash"
+)
+
+// Drive is what a run needs of a drive; flash.Drive is one.
+type Drive interface {
+	Submit(now int64, r flash.Request)
+	NextEvent() (at int64, ok bool)
+	Advance(now int64, dst []flash.Completion) []flash.Completion
+}
+
+// Setup is what a run consists of besides its scenario.
+type Setup struct {
+	// SizeBytes is the drive's size.
+	SizeBytes int64
+	Drive     Drive
+	Policy    pipeline.Policy
+	// Parda: hosts bound what they have outstanding by latency (see parda).
+	Parda bool
+	Seed  uint64
+	// Standalone is the rate of a load that has the drive to itself, in bytes per
+	// second, or I/Os per second of loads that move no data; 0: unknown.
+	Standalone func(l *Load) float64
+}
+
+const idle = int64(1)<<62 - 1
+
+// run is one run.
+type run struct {
+	sc       *Scenario
+	set      Setup
+	now      int64
+	pipe     *pipeline.Pipeline
+	tenants  []tenant
+	reqs     []request // by tag
+	free     []pipeline.Tag
+	up       ring[arrival]
+	down     ring[departure]
+	timers   timers
+	cpuFree  int64
+	over     bool // the last phase has ended, nothing is asked for any more
+	sessions int
+	rng      rng
+
+	// target counts I/Os in the pipeline or at the drive.
+	target    int
+	events    int64
+	dispatch  []pipeline.Tag
+	completed []flash.Completion
+
+	result *Result
+	phase  int // current or next
+	// nextBin is where the current bin of the series begins.
+	nextBin  int64
+	binBytes int64
+}
+
+// request is an I/O from sending to the host's receiving its completion.
+type request struct {
+	tenant, load int32
+	kind         int32
+	units        int32
+	// session tells a client's I/Os from those of its earlier connections.
+	session int32
+	state   state
+	len     int64
+	askedNS int64
+	sentNS  int64
+	offset  int64
+	// deviceNS is its time at the drive.
+	deviceNS int64
+}
+
+type state uint8
+
+const (
+	unused    state = iota
+	travel          // on the way to the target
+	queued          // in the pipeline
+	device          // at the drive
+	back            // on the way back
+	forgotten       // on the way, and its client has gone
+)
+
+type arrival struct {
+	atNS int64
+	tag  pipeline.Tag
+}
+
+type departure struct {
+	atNS   int64
+	tag    pipeline.Tag
+	credit int
+}
+
+// Run runs a scenario to its end and until all I/Os are over.
+func Run(sc *Scenario, set Setup) *Result {
+	r := &run{sc: sc, set: set, pipe: pipeline.New(set.Policy), rng: newRNG(set.Seed, -1)}
+	r.result = newResult(sc, set)
+	r.newTenants()
+	end := sc.EndNS()
+	for {
+		at := r.next()
+		if !r.over && at >= end {
+			r.now = end
+			r.roll(end)
+			r.stop()
+			continue
+		}
+		if at == idle {
+			break
+		}
+		if at > end+grace {
+			r.violated("%d I/Os are not over %d s after the end", r.outstanding(), grace/Second)
+			break
+		}
+		r.now = max(r.now, at)
+		r.step()
+	}
+	r.finish()
+	return r.result
+}
+
+// grace is how long the I/Os of a run may take to end after it.
+const grace = 30 * Second
+
+// next is the time of the next event.
+func (r *run) next() int64 {
+	at := idle
+	if r.up.n > 0 {
+		at = min(at, r.up.peek().atNS)
+	}
+	if r.down.n > 0 {
+		at = min(at, r.down.peek().atNS)
+	}
+	if len(r.timers.heap) > 0 {
+		at = min(at, r.timers.heap[0].atNS)
+	}
+	if t, ok := r.set.Drive.NextEvent(); ok {
+		at = min(at, t)
+	}
+	if t, ok := r.pipe.NextWake(r.now); ok {
+		at = min(at, max(t, r.now+1))
+	}
+	return at
+}
+
+// step does all that is due now.
+func (r *run) step() {
+	r.events++
+	now := r.now
+	r.roll(now)
+	r.completed = r.set.Drive.Advance(now, r.completed[:0])
+	for i := range r.completed {
+		r.complete(&r.completed[i])
+	}
+	for r.up.n > 0 && r.up.peek().atNS <= now {
+		r.arrive(r.up.pop().tag)
+	}
+	for r.down.n > 0 && r.down.peek().atNS <= now {
+		r.receive(r.down.pop())
+	}
+	for len(r.timers.heap) > 0 && r.timers.heap[0].atNS <= now {
+		r.fire(r.timers.pop())
+	}
+	r.dispatch = r.pipe.Dispatch(now, r.dispatch[:0])
+	for _, tag := range r.dispatch {
+		q := &r.reqs[tag]
+		q.state = device
+		op := r.tenants[q.tenant].loads[q.load].spec.Kinds[q.kind].Op
+		r.set.Drive.Submit(now, flash.Request{Op: flash.Op(op), OffsetBytes: q.offset, LenBytes: q.len, Tag: uint64(tag)})
+	}
+}
+
+// arrive gives an I/O to the pipeline.
+func (r *run) arrive(tag pipeline.Tag) {
+	q := &r.reqs[tag]
+	if q.state == forgotten {
+		r.release(tag)
+		return
+	}
+	q.state = queued
+	r.target++
+	op := r.tenants[q.tenant].loads[q.load].spec.Kinds[q.kind].Op
+	r.pipe.Enqueue(r.now, pipeline.IO{Tag: tag, Tenant: pipeline.Tenant(q.tenant), Op: op, LenBytes: q.len})
+}
+
+// complete takes an I/O from the drive and sends the answer.
+func (r *run) complete(c *flash.Completion) {
+	tag := pipeline.Tag(c.Tag)
+	q := &r.reqs[tag]
+	r.target--
+	r.pipe.Complete(r.now, tag, pipeline.Result{LatencyNS: c.LatencyNS})
+	if q.session != r.tenants[q.tenant].session {
+		r.result.Cancelled++
+		r.release(tag)
+		return
+	}
+	q.state, q.deviceNS = back, c.LatencyNS
+	r.down.push(departure{r.now + r.sc.NetworkNS, tag, r.pipe.Credit(pipeline.Tenant(q.tenant))})
+}
+
+// take returns a tag for a new I/O.
+func (r *run) take() pipeline.Tag {
+	if n := len(r.free); n > 0 {
+		tag := r.free[n-1]
+		r.free = r.free[:n-1]
+		return tag
+	}
+	r.reqs = append(r.reqs, request{})
+	return pipeline.Tag(len(r.reqs) - 1)
+}
+
+func (r *run) release(tag pipeline.Tag) {
+	r.reqs[tag].state = unused
+	r.free = append(r.free, tag)
+}
+
+// outstanding is how many I/Os are under way.
+func (r *run) outstanding() int { return len(r.reqs) - len(r.free) }
+
+// stop ends all asking for I/Os.
+func (r *run) stop() {
+	r.over = true
+	r.timers.heap = r.timers.heap[:0]
+	for i := range r.tenants {
+		for j := range r.tenants[i].loads {
+			l := &r.tenants[i].loads[j]
+			l.on = false
+			l.waiting = ring[waiting]{}
+		}
+	}
+}
+
+// violated notes a broken invariant.
+func (r *run) violated(format string, args ...any) {
+	const most = 8
+	r.result.ViolationCount++
+	if len(r.result.Violations) < most {
+		r.result.Violations = append(r.result.Violations, fmt.Sprintf("at %.6f s: ", float64(r.now)/1e9)+fmt.Sprintf(format, args...))
+	}
+}
+
+// check looks whether the pipeline's account is right.
+func (r *run) check() {
+	if got := r.pipe.Queued() + r.pipe.Inflight(); got != r.target {
+		r.violated("the pipeline counts %d I/Os, there are %d", got, r.target)
+	}
+	var ts pipeline.TenantStats
+	known, sum := 0, 0
+	for i := range r.tenants {
+		t := &r.tenants[i]
+		if !r.pipe.TenantStats(pipeline.Tenant(i), &ts) {
+			if t.up {
+				r.violated("%s is connected and not known", t.spec.Name)
+			}
+			continue
+		}
+		known++
+		sum += ts.Queued + ts.Inflight
+		if !t.up && ts.Queued+ts.Inflight == 0 {
+			r.violated("%s has gone, has nothing left, and is known", t.spec.Name)
+		}
+	}
+	if sum != r.target {
+		r.violated("tenants have %d I/Os together, there are %d", sum, r.target)
+	}
+	var s pipeline.Stats
+	r.pipe.Stats(&s)
+	if s.ActiveTenants > known {
+		r.violated("the policy counts %d active tenants of %d", s.ActiveTenants, known)
+	}
+	if r.target == 0 && s.InflightNS != 0 {
+		r.violated("nothing is in flight, the policy counts %d ns", s.InflightNS)
+	}
+}
+
+// finish checks that nothing is left and completes the result.
+func (r *run) finish() {
+	if n := r.outstanding(); n > 0 {
+		r.violated("%d I/Os never end: %d queued, %d in flight", n, r.pipe.Queued(), r.pipe.Inflight())
+	}
+	r.check()
+	for i := range r.tenants {
+		if r.tenants[i].up {
+			r.tenants[i].up = false
+			r.pipe.RemoveTenant(r.now, pipeline.Tenant(i))
+		}
+	}
+	r.check()
+	r.result.Events = r.events
+}
