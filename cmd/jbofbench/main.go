@@ -34,7 +34,7 @@ func execute(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 		SilenceUsage:  true,
 	}
 	root.CompletionOptions.HiddenDefaultCmd = true
-	root.AddCommand(blockCommand(), demoCommand(), discoverCommand())
+	root.AddCommand(blockCommand(), demoCommand(), discoverCommand(), simCommand())
 	root.SetArgs(underscores(args))
 	root.SetOut(stdout)
 	root.SetErr(stderr)

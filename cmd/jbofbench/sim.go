@@ -1,0 +1,157 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"regexp"
+	"strings"
+	"text/tabwriter"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"jbofd/internal/sim"
+	"jbofd/internal/sim/report"
+)
+
+func simCommand() *cobra.Command {
+	c := &cobra.Command{
+		Use:   "sim",
+		Short: "Compare scheduling policies on an emulated SSD in virtual time",
+		Args:  cobra.NoArgs,
+		RunE:  func(c *cobra.Command, _ []string) error { return c.Help() },
+	}
+	c.AddCommand(simGimbalCommand(), simListCommand())
+	return c
+}
+
+// simFlags are the flags of jbofbench sim gimbal.
+type simFlags struct {
+	policies             []string
+	row                  string
+	seed                 uint64
+	out                  string
+	short, json, tenants bool
+	quiet                bool
+}
+
+func simGimbalCommand() *cobra.Command {
+	f := &simFlags{}
+	c := &cobra.Command{
+		Use:   "gimbal",
+		Short: "The evaluation of Gimbal (SIGCOMM 2021), for every policy",
+		Long: `Run the workload matrix of Gimbal's evaluation in virtual time: clients, a network, one SSD's
+pipeline under each policy, and an emulated SSD. The same seed gives the same figures, on any machine.
+
+A tenant's f-Util is what it gets of the drive by its fair share of what a load of its sort gets alone;
+1 is ideal. Utilisation is the sum of what all get by what they would get alone. Latencies are from
+the host's sending to its having the answer; those of the application count the wait for credit too.
+
+Exit status: 0 all well; 1 an invariant broke, or the folder cannot be written; 2 bad flags.`,
+		Example: `  jbofbench sim gimbal --out sim-out
+  jbofbench sim gimbal --policy jbof --policy fifo --row 'read-write/4K' --tenants`,
+		Args: cobra.NoArgs,
+		RunE: func(c *cobra.Command, _ []string) error { return f.run(c) },
+	}
+	fl := c.Flags()
+	fl.StringSliceVar(&f.policies, "policy", sim.Policies(), "policies to compare")
+	fl.StringVar(&f.row, "row", "", "only scenarios whose row/name matches this regular expression; jbofbench sim list shows them")
+	fl.Uint64Var(&f.seed, "seed", 1, "seed of clients and drive")
+	fl.StringVar(&f.out, "out", "", "write results, tables and plots into this folder")
+	fl.BoolVar(&f.short, "quick", false, "only the first scenario of each row")
+	fl.BoolVar(&f.tenants, "tenants", false, "print a line for each tenant too")
+	fl.BoolVar(&f.json, "json", false, "print the results as JSON")
+	fl.BoolVarP(&f.quiet, "quiet", "q", false, "no progress")
+	return c
+}
+
+func simListCommand() *cobra.Command {
+	return &cobra.Command{
+		Use:   "list",
+		Short: "List the scenarios of the matrix, and the policies",
+		Args:  cobra.NoArgs,
+		RunE: func(c *cobra.Command, _ []string) error {
+			t := tabwriter.NewWriter(c.OutOrStdout(), 0, 0, 2, ' ', 0)
+			for _, s := range sim.Matrix() {
+				fmt.Fprintf(t, "%v\t%d tenants\t%.1f s\n", &s, len(s.Tenants), float64(s.EndNS())/1e9)
+			}
+			fmt.Fprintf(t, "\npolicies: %s\n", strings.Join(sim.Policies(), ", "))
+			return t.Flush()
+		},
+	}
+}
+
+func (f *simFlags) run(c *cobra.Command) error {
+	match, err := regexp.Compile(f.row)
+	if err != nil {
+		return usagef("--row is %q: %v", f.row, err)
+	}
+	var scenarios []sim.Scenario
+	rows := map[string]bool{}
+	for _, s := range sim.Matrix() {
+		if !match.MatchString(s.String()) || f.short && rows[s.Row] {
+			continue
+		}
+		rows[s.Row] = true
+		scenarios = append(scenarios, s)
+	}
+	if len(scenarios) == 0 {
+		return usagef("--row is %q, must match something that jbofbench sim list shows", f.row)
+	}
+	stages, results, err := sim.NewLab(f.seed).Plan(scenarios, f.policies)
+	if err != nil {
+		return usagef("--policy: %v", err)
+	}
+	began := time.Now()
+	if err := report.Execute(c.Context(), stages, f.progress(c.ErrOrStderr(), began)); err != nil {
+		return err
+	}
+	if err := f.write(c.Context(), c.OutOrStdout(), results); err != nil {
+		return err
+	}
+	for _, r := range results {
+		if r.ViolationCount > 0 {
+			fmt.Fprintf(c.ErrOrStderr(), "jbofbench: %s/%s, %s: %d broken invariants, first: %s\n", r.Row, r.Scenario, r.Policy, r.ViolationCount, r.Violations[0])
+			err = errFailed
+		}
+	}
+	return err
+}
+
+// write prints the results and, if asked to, writes the folder.
+func (f *simFlags) write(_ context.Context, w io.Writer, results []*sim.Result) error {
+	if f.json {
+		return report.WriteJSON(w, f.seed, results)
+	}
+	if f.tenants {
+		if err := report.WriteTenants(w, results); err != nil {
+			return err
+		}
+		fmt.Fprintln(w)
+	}
+	return report.WriteTable(w, results)
+}
+
+// progress shows how far the simulations are: one line on a terminal, else one each few seconds.
+func (f *simFlags) progress(w io.Writer, began time.Time) report.Progress {
+	if f.quiet {
+		return func(int, int, string) {}
+	}
+	p := newProgress(w)
+	var last time.Duration
+	return func(done, total int, name string) {
+		at := time.Since(began)
+		switch {
+		case p.tty:
+			fmt.Fprintf(w, "\r%d/%d  %3.0f s  %s\x1b[K", done, total, at.Seconds(), name)
+			p.open = true
+			if done == total {
+				p.end()
+			}
+		case at-last > 5*time.Second || done == total:
+			last = at
+			fmt.Fprintf(w, "%d/%d  %3.0f s  %s\n", done, total, at.Seconds(), name)
+		}
+	}
+}

@@ -1,0 +1,149 @@
+// Package report runs a plan of simulations on all processors and writes down what came
+// of it: tables, CSV and JSON, and plots.
+package report
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"runtime"
+	"sync"
+	"sync/atomic"
+	"text/tabwriter"
+
+	"jbofd/internal/sim"
+)
+
+// Progress is called after each step of a plan, by one goroutine at a time.
+type Progress func(done, total int, name string)
+
+// Execute does the steps of a plan, stage by stage, on all processors. It ends early with
+// the first error or when ctx ends; steps under way are finished.
+func Execute(ctx context.Context, stages [][]sim.Step, progress Progress) error {
+	total, done := 0, 0
+	for _, s := range stages {
+		total += len(s)
+	}
+	var mu sync.Mutex // guards done, first and progress
+	var first error
+	for _, steps := range stages {
+		var next atomic.Int64
+		var workers sync.WaitGroup
+		for range min(runtime.GOMAXPROCS(0), len(steps)) {
+			workers.Go(func() {
+				for ctx.Err() == nil {
+					i := int(next.Add(1)) - 1
+					if i >= len(steps) {
+						return
+					}
+					err := steps[i].Do()
+					mu.Lock()
+					done++
+					if err != nil && first == nil {
+						first = fmt.Errorf("%s: %w", steps[i].Name, err)
+					}
+					failed := first != nil
+					progress(done, total, steps[i].Name)
+					mu.Unlock()
+					if failed {
+						return
+					}
+				}
+			})
+		}
+		workers.Wait()
+		if err := ctx.Err(); err != nil && first == nil {
+			first = err
+		}
+		if first != nil {
+			return first
+		}
+	}
+	return nil
+}
+
+// APIVersion is the version of the JSON: fields are added, never renamed or removed.
+const APIVersion = "jbofd.sim/v1"
+
+// document is what the JSON holds.
+type document struct {
+	APIVersion string        `json:"apiVersion"`
+	Kind       string        `json:"kind"`
+	Seed       uint64        `json:"seed"`
+	Results    []*sim.Result `json:"results"`
+}
+
+// WriteJSON writes the results as JSON.
+func WriteJSON(w io.Writer, seed uint64, results []*sim.Result) error {
+	e := json.NewEncoder(w)
+	e.SetIndent("", " ")
+	return e.Encode(document{APIVersion, "SimReport", seed, results})
+}
+
+// columns of a table, after scenario, phase and policy.
+var columns = []struct {
+	name, csv string
+	value     func(p *sim.PhaseResult) float64
+	format    string
+}{
+	{"util", "utilisation", func(p *sim.PhaseResult) float64 { return p.Utilisation }, "%.3f"},
+	{"f min", "f_util_min", func(p *sim.PhaseResult) float64 { return p.FUtilMin }, "%.3f"},
+	{"f mean", "f_util_mean", func(p *sim.PhaseResult) float64 { return p.FUtilMean }, "%.3f"},
+	{"f max", "f_util_max", func(p *sim.PhaseResult) float64 { return p.FUtilMax }, "%.3f"},
+	{"Jain", "jain", func(p *sim.PhaseResult) float64 { return p.Jain }, "%.3f"},
+	{"MB/s", "mb_per_sec", func(p *sim.PhaseResult) float64 { return p.BytesPerSec / 1e6 }, "%.0f"},
+	{"kIOPS", "kiops", func(p *sim.PhaseResult) float64 { return p.IOsPerSec / 1e3 }, "%.1f"},
+	{"mean µs", "latency_mean_us", func(p *sim.PhaseResult) float64 { return p.Latency.MeanNS / 1e3 }, "%.0f"},
+	{"p99 µs", "latency_p99_us", func(p *sim.PhaseResult) float64 { return float64(p.Latency.P99NS) / 1e3 }, "%.0f"},
+	{"p99.9 µs", "latency_p999_us", func(p *sim.PhaseResult) float64 { return float64(p.Latency.P999NS) / 1e3 }, "%.0f"},
+	{"app mean", "app_latency_mean_us", func(p *sim.PhaseResult) float64 { return p.AppLatency.MeanNS / 1e3 }, "%.0f"},
+	{"app p99.9", "app_latency_p999_us", func(p *sim.PhaseResult) float64 { return float64(p.AppLatency.P999NS) / 1e3 }, "%.0f"},
+	{"drive µs", "drive_mean_us", func(p *sim.PhaseResult) float64 { return p.DeviceNS / 1e3 }, "%.0f"},
+}
+
+// WriteTable writes one line for each scenario, phase and policy, and all broken invariants.
+func WriteTable(w io.Writer, results []*sim.Result) error {
+	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', tabwriter.AlignRight)
+	fmt.Fprint(t, "scenario\tphase\tpolicy\t")
+	for _, c := range columns {
+		fmt.Fprintf(t, "%s\t", c.name)
+	}
+	fmt.Fprintln(t)
+	for _, r := range results {
+		for i := range r.Phases {
+			p := &r.Phases[i]
+			fmt.Fprintf(t, "%s/%s\t%s\t%s\t", r.Row, r.Scenario, p.Name, r.Policy)
+			for _, c := range columns {
+				fmt.Fprintf(t, c.format+"\t", c.value(p))
+			}
+			fmt.Fprintln(t)
+		}
+	}
+	if err := t.Flush(); err != nil {
+		return err
+	}
+	for _, r := range results {
+		for _, v := range r.Violations {
+			if _, err := fmt.Fprintf(w, "BROKEN %s/%s, %s: %s\n", r.Row, r.Scenario, r.Policy, v); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// WriteTenants writes one line for each tenant of each phase.
+func WriteTenants(w io.Writer, results []*sim.Result) error {
+	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', tabwriter.AlignRight)
+	fmt.Fprintln(t, "scenario\tphase\tpolicy\ttenant\tweight\tf-Util\tusage\tMB/s\tkIOPS\tmean µs\tp99 µs\tp99.9 µs\tapp mean\tdrive µs\tcredit\t")
+	for _, r := range results {
+		for _, p := range r.Phases {
+			for _, x := range p.Tenants {
+				fmt.Fprintf(t, "%s/%s\t%s\t%s\t%s\t%d\t%.3f\t%.4f\t%.1f\t%.2f\t%.0f\t%.0f\t%.0f\t%.0f\t%.0f\t%d\t\n", r.Row, r.Scenario, p.Name, r.Policy, x.Name, x.Weight, x.FUtil, x.Usage,
+					x.BytesPerSec/1e6, x.IOsPerSec/1e3, x.Latency.MeanNS/1e3, float64(x.Latency.P99NS)/1e3, float64(x.Latency.P999NS)/1e3, x.AppLatency.MeanNS/1e3, x.DeviceNS/1e3, x.Credit)
+			}
+		}
+	}
+	return t.Flush()
+}
