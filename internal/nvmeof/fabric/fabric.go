@@ -12,7 +12,6 @@ import (
 	"jbofd/internal/nvme"
 	"jbofd/internal/nvmeof"
 	"jbofd/internal/owner"
-	"jbofd/internal/pipeline"
 )
 
 // Conn is a connection as the fabric sees it. Its methods may be called from any
@@ -27,6 +26,9 @@ type Conn interface {
 	// SetCredits says whether completions carry credits; an older version than the one in
 	// force is ignored.
 	SetCredits(s nvmeof.CreditState)
+	// SetTenant says who pays for the I/O commands that come from now on. When it returns,
+	// the SSDs have every command that another tenant pays for.
+	SetTenant(t Tenant)
 	// Abort takes the queued command with that identifier out and reports whether it
 	// did.
 	Abort(cid uint16) bool
@@ -53,17 +55,6 @@ type ConnInfo struct {
 	Since                time.Time
 }
 
-// Tenant is who pays for a connection's I/O: its host NQN.
-type Tenant struct {
-	Name string
-	// Number is the pipelines' name for it.
-	Number pipeline.Tenant
-	// Account pays for buffers.
-	Account *bufpool.Account
-	// Windows are shared by all of the tenant's controllers.
-	Windows *Windows
-}
-
 // Events are told what happens, for logs and metrics. All fields are set.
 type Events struct {
 	KeepAliveExpired func(c *nvmeof.Controller, idle time.Duration)
@@ -85,25 +76,24 @@ type Config struct {
 type Fabric struct {
 	cfg Config
 
-	mu      sync.Mutex
-	target  *nvmeof.Target
-	conns   map[nvmeof.ConnID]Conn
-	lastID  nvmeof.ConnID
-	tenants map[string]*tenantRef
-	// lastTenant is the highest tenant number given out.
-	lastTenant pipeline.Tenant
+	mu     sync.Mutex
+	target *nvmeof.Target
+	conns  map[nvmeof.ConnID]Conn
+	lastID nvmeof.ConnID
 	// retired sums the usage of connections that are gone, by controller.
 	retired map[*nvmeof.Controller]nvmeof.Usage
 	wake    chan struct{}
 	done    chan struct{}
 	stopped chan struct{}
 	closed  bool
+
+	tenants tenants
 }
 
 // New starts a fabric.
 func New(cfg Config) *Fabric {
 	f := &Fabric{
-		cfg: cfg, target: cfg.Target, conns: map[nvmeof.ConnID]Conn{}, tenants: map[string]*tenantRef{},
+		cfg: cfg, target: cfg.Target, conns: map[nvmeof.ConnID]Conn{}, tenants: newTenants(),
 		retired: map[*nvmeof.Controller]nvmeof.Usage{},
 		wake:    make(chan struct{}, 1), done: make(chan struct{}), stopped: make(chan struct{}),
 	}
@@ -255,45 +245,6 @@ func (f *Fabric) usage(c *nvmeof.Controller) nvmeof.Usage {
 func sum(a, b nvmeof.Usage) nvmeof.Usage {
 	return nvmeof.Usage{Reads: a.Reads + b.Reads, Writes: a.Writes + b.Writes, ReadBytes: a.ReadBytes + b.ReadBytes,
 		WrittenBytes: a.WrittenBytes + b.WrittenBytes, MediaErrors: a.MediaErrors + b.MediaErrors}
-}
-
-// OpenTenant returns the tenant that a host belongs to; CloseTenant returns it.
-// Admin queues have an account of their own, so that a host whose I/O has taken all
-// that it may have can still be identified, and its Keep Alive waits for nothing.
-func (f *Fabric) OpenTenant(hostNQN string, admin bool) Tenant {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	r := f.tenants[hostNQN]
-	if r == nil {
-		f.lastTenant++
-		r = &tenantRef{number: f.lastTenant, windows: new(Windows)}
-		f.tenants[hostNQN] = r
-	}
-	r.conns++
-	account := hostNQN
-	if admin {
-		account = "admin of " + hostNQN
-	}
-	return Tenant{Name: hostNQN, Number: r.number, Account: f.cfg.Pool.Account(account), Windows: r.windows}
-}
-
-// CloseTenant gives up what OpenTenant returned.
-func (f *Fabric) CloseTenant(t Tenant) {
-	t.Account.Close()
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	if r := f.tenants[t.Name]; r != nil {
-		if r.conns--; r.conns == 0 {
-			delete(f.tenants, t.Name)
-		}
-	}
-}
-
-// tenantRef counts a tenant's connections.
-type tenantRef struct {
-	number  pipeline.Tenant
-	conns   int
-	windows *Windows
 }
 
 // Conns returns every connection.

@@ -1,6 +1,7 @@
 package fabric
 
 import (
+	"errors"
 	"fmt"
 	"log/slog"
 	"slices"
@@ -16,6 +17,7 @@ import (
 	"jbofd/internal/owner"
 	"jbofd/internal/pipeline"
 	"jbofd/internal/ssd"
+	"jbofd/internal/ssd/mem"
 )
 
 const (
@@ -37,6 +39,7 @@ type fakeConn struct {
 
 	mu     sync.Mutex
 	told   []string
+	tenant Tenant
 	queued []uint16 // CIDs that can be aborted
 }
 
@@ -64,6 +67,21 @@ func (c *fakeConn) Complete(slot int, status nvme.Status, result uint64) {
 // SetTable implements Conn.
 func (c *fakeConn) SetTable(t *nvmeof.NamespaceTable, version uint64) {
 	c.tell("table %v", t.AppendIDs(nil, 0, 10))
+}
+
+// SetTenant implements Conn.
+func (c *fakeConn) SetTenant(t Tenant) {
+	c.f.Counts()
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.tenant = t
+}
+
+// payer is what SetTenant said last.
+func (c *fakeConn) payer() Tenant {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.tenant
 }
 
 // SetCredits implements Conn.
@@ -101,17 +119,36 @@ type rig struct {
 	expired chan string
 }
 
-func newRig(t *testing.T) *rig {
+func newRig(t *testing.T) *rig { return newRigWith(t, 0) }
+
+// newRigWith also has drives in memory; not under synctest, which does not wait for their
+// goroutines.
+func newRigWith(t *testing.T, drives int) *rig {
 	pool, err := bufpool.New(bufpool.Config{TotalBytes: 4 << 20})
 	if err != nil {
 		t.Fatal(err)
 	}
 	r := &rig{t: t, expired: make(chan string, 8)}
+	var owners []*owner.Owner
+	for i := range drives {
+		dev, err := mem.Open(mem.Config{Name: fmt.Sprint("ssd", i), SizeBytes: 16 << 20})
+		if err != nil {
+			t.Fatal(err)
+		}
+		o, err := owner.New(owner.Config{Device: dev, Pool: pool})
+		if err != nil {
+			t.Fatal(err)
+		}
+		owners = append(owners, o)
+	}
+	if drives > 0 {
+		owners = append(owners, nil) // one that could not be opened
+	}
 	start := time.Now()
 	r.Fabric = New(Config{
 		Target: nvmeof.New(nvmeof.Config{Firmware: "1", Limits: nvmeof.Limits{MDTSBytes: 1 << 20, FusedBytes: 4096}, InCapsuleBytes: 8192,
 			MaxEntries: 128, MaxIOQueues: 8, MaxControllers: 100, MaxHosts: 100, MinKATOMS: 1000, DiscoveryIdleMS: 60000}),
-		Pool: pool, Clock: func() int64 { return int64(time.Since(start)) + 1 }, Log: slog.New(slog.DiscardHandler),
+		SSDs: owners, Pool: pool, Clock: func() int64 { return int64(time.Since(start)) + 1 }, Log: slog.New(slog.DiscardHandler),
 		Events: Events{KeepAliveExpired: func(c *nvmeof.Controller, idle time.Duration) {
 			r.Counts() // no lock held
 			r.expired <- fmt.Sprintf("%s idle %v, last %s", c.HostNQN[len(c.HostNQN)-1:], idle.Round(time.Millisecond), c.LastCommand())
@@ -121,6 +158,13 @@ func newRig(t *testing.T) *rig {
 	t.Cleanup(func() {
 		r.Close()
 		r.Close()
+		for _, o := range owners {
+			if o != nil {
+				if err := errors.Join(o.Close(), o.Device().Close()); err != nil {
+					t.Error(err)
+				}
+			}
+		}
 		pool.CloseTest(t)
 	})
 	return r
@@ -366,30 +410,6 @@ func TestRecordedErrorsShowInTheLog(t *testing.T) {
 	}
 }
 
-func TestATenantIsOneForAllConnectionsOfAHost(t *testing.T) {
-	r := newRig(t)
-	one, two, other := r.OpenTenant(hostA, false), r.OpenTenant(hostA, false), r.OpenTenant(hostB, false)
-	if one.Number != two.Number || one.Number == other.Number || one.Name != hostA {
-		t.Errorf("tenants %+v, %+v, %+v", one, two, other)
-	}
-	r.CloseTenant(one)
-	if three := r.OpenTenant(hostA, false); three.Number != two.Number {
-		t.Error("the tenant changed its number while connected")
-	} else {
-		r.CloseTenant(three)
-	}
-	r.CloseTenant(two)
-	again := r.OpenTenant(hostA, false)
-	if again.Number == other.Number {
-		t.Error("two tenants with one number")
-	}
-	r.CloseTenant(again)
-	r.CloseTenant(other)
-	if len(r.tenants) != 0 {
-		t.Errorf("%d tenants left", len(r.tenants))
-	}
-}
-
 // Hosts come and go while the configuration changes; the race detector and the
 // fake connections' own locking watch.
 func TestConnectionsComeAndGoWhileTheConfigurationChanges(t *testing.T) {
@@ -400,7 +420,7 @@ func TestConnectionsComeAndGoWhileTheConfigurationChanges(t *testing.T) {
 			host := fmt.Sprintf("%s%d", hostA, i)
 			for n := range 30 {
 				a := r.connect(host, nil, 0, 10000)
-				tenant := r.OpenTenant(host, false)
+				r.OpenTenant(a.id, a, host, true)
 				r.admin(a, 0, setFeature(nvme.FIDAsyncEvent, nvme.AECNamespace|nvme.AECANA))
 				r.admin(a, 1, command(nvme.AdminAsyncEvent, nil))
 				a.aers[1] = 1
@@ -412,7 +432,7 @@ func TestConnectionsComeAndGoWhileTheConfigurationChanges(t *testing.T) {
 				ends.Go(func() { r.remove(io) })
 				ends.Go(func() { r.remove(a) })
 				ends.Wait()
-				r.CloseTenant(tenant)
+				r.CloseTenant(a.id)
 				if len(a.take()) > 8 {
 					t.Error("an event request completed more than once")
 				}
@@ -422,11 +442,12 @@ func TestConnectionsComeAndGoWhileTheConfigurationChanges(t *testing.T) {
 	wg.Go(func() {
 		for n := range 60 {
 			r.Apply(state(1, uint32(n%3)+2))
+			r.SetTenants([]TenantConfig{{Name: "gold", Hosts: []string{fmt.Sprintf("%s%d", hostA, n%4)}}})
 		}
 	})
 	wg.Wait()
-	if conns, controllers, hosts := r.Counts(); conns+controllers+hosts != 0 || len(r.retired) != 0 || len(r.tenants) != 0 {
-		t.Errorf("left: %d connections, %d controllers, %d hosts, %d retired, %d tenants", conns, controllers, hosts, len(r.retired), len(r.tenants))
+	if conns, controllers, hosts := r.Counts(); conns+controllers+hosts != 0 || len(r.retired) != 0 || len(r.Tenants()) != 1 || len(r.tenants.open) != 0 {
+		t.Errorf("left: %d connections, %d controllers, %d hosts, %d retired, %d tenants", conns, controllers, hosts, len(r.retired), len(r.Tenants())-1)
 	}
 }
 

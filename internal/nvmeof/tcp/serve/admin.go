@@ -40,7 +40,10 @@ func (c *conn) executeAdmin() {
 		args := nvmeof.AdminArgs{Controller: ctrl, QID: c.qid, Slot: i, SQE: &m.SQE, Data: s.io.Buf.B}
 		r := c.srv.fabric.Admin(args)
 		if r.Credit {
-			r.Result |= uint64(c.srv.fabric.FirstCredit(c.tenant, r.CreditSSD)) << 32
+			c.mu.Lock()
+			tenant := c.tenant
+			c.mu.Unlock()
+			r.Result |= uint64(c.srv.fabric.FirstCredit(tenant, r.CreditSSD)) << 32
 		}
 		c.mu.Lock()
 		switch {
@@ -88,7 +91,7 @@ func (c *conn) connect(i int) {
 		c.mu.Unlock()
 		return
 	}
-	tenant := c.srv.fabric.OpenTenant(r.Controller.HostNQN, r.QID == 0)
+	c.srv.fabric.OpenTenant(c.id, c, r.Controller.HostNQN, r.QID == 0) // calls SetTenant
 	c.mu.Lock()
 	n := c.m.Attach(tcp.Attachment{QID: r.QID, Entries: r.Entries, NoSQFlow: r.NoSQFlow, Table: r.Table})
 	slots := make([]slot, n)
@@ -96,9 +99,7 @@ func (c *conn) connect(i int) {
 		slots[k].io.Init(c, uint32(k))
 	}
 	c.slots = slots
-	c.ctrl, c.qid, c.version, c.tenant = r.Controller, r.QID, max(c.version, r.Version), tenant
-	c.series = make([][pipeline.Ops]*telemetry.IOSeries, len(c.srv.fabric.SSDs()))
-	c.errors = c.srv.tel.Errors(tenant.Name)
+	c.ctrl, c.qid, c.version = r.Controller, r.QID, max(c.version, r.Version)
 	c.failures = make([]nvmeof.Failed, 0, maxFailures)
 	c.pending = make([]bufpool.Buf, 0, n)
 	c.txBufs = make([]bufpool.Buf, 0, n)
@@ -130,6 +131,22 @@ func (c *conn) SetTable(t *nvmeof.NamespaceTable, version uint64) {
 		c.version = version
 		c.m.SetTable(t)
 	}
+}
+
+// SetTenant implements fabric.Conn. What completes from now on is counted under the
+// tenant's name.
+func (c *conn) SetTenant(t fabric.Tenant) {
+	c.handing.Lock()
+	defer c.handing.Unlock()
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.ctrl != nil && c.qid == 0 && c.credits.On {
+		c.tenant.Windows.Close()
+		t.Windows.Open()
+	}
+	c.tenant = t
+	c.series = make([][pipeline.Ops]*telemetry.IOSeries, len(c.srv.fabric.SSDs()))
+	c.errors = c.srv.tel.Errors(t.Name)
 }
 
 // SetCredits implements fabric.Conn.

@@ -232,6 +232,11 @@ func (c *conn) drain() {
 	c.mu.Lock()
 	c.closing = true
 	c.m.Fetching(func(i int) { c.abandon(i) })
+	for i := range c.slots { // what waits, for its cap perhaps, need not be done any more
+		if c.withSSD(i) {
+			c.srv.fabric.SSD(c.ssdOf(i)).Abort(&c.slots[i].io)
+		}
+	}
 	// Nothing will be sent any more, and what is in flight may wait for this memory.
 	dropBufs(c.srv.fabric.Pool(), c.pending)
 	dropBufs(c.srv.fabric.Pool(), c.txBufs)
@@ -265,7 +270,7 @@ func (c *conn) release() {
 	c.srv.fabric.Remove(c.id, ctrl, qid, c.Usage())
 	if ctrl != nil {
 		c.SetCredits(nvmeof.CreditState{Version: math.MaxUint64})
-		c.srv.fabric.CloseTenant(c.tenant)
+		c.srv.fabric.CloseTenant(c.id)
 		c.srv.tel.ConnectionClosed("tcp")
 	}
 }
