@@ -1,0 +1,605 @@
+package gimbal
+
+import (
+	"flag"
+	"math"
+	"math/rand/v2"
+	"slices"
+	"testing"
+	"time"
+
+	"jbofd/internal/congestion"
+	"jbofd/internal/drr"
+	"jbofd/internal/pipeline"
+	"jbofd/internal/tokenbucket"
+)
+
+var seed = flag.Uint64("seed", uint64(time.Now().UnixNano()), "seed of the random tests")
+
+func TestStatesAreThoseOfThePipeline(t *testing.T) {
+	for c, p := range map[congestion.State]pipeline.State{
+		congestion.Underutilised: pipeline.Underutilised, congestion.Avoidance: pipeline.Avoidance,
+		congestion.Congested: pipeline.Congested, congestion.Overloaded: pipeline.Overloaded,
+	} {
+		if pipeline.State(c) != p {
+			t.Errorf("%d is not %v", c, p)
+		}
+	}
+}
+
+func TestCostsHaveOneUnit(t *testing.T) {
+	if congestion.CostOne != tokenbucket.CostOne {
+		t.Errorf("a cost of 1.0 is %d and %d", congestion.CostOne, tokenbucket.CostOne)
+	}
+}
+
+func TestOneTenantSteadyIOsCreditsAndSlots(t *testing.T) {
+	for _, c := range []struct {
+		op              pipeline.Op
+		lenBytes, cost  int64
+		flight, credits int
+	}{
+		{pipeline.Read, 4 << 10, 9, 256, 256},
+		{pipeline.Read, 128 << 10, 9, 8, 256},
+		{pipeline.Write, 4 << 10, 9, 32, 32},
+		{pipeline.Write, 4 << 10, 1, 256, 256},
+		{pipeline.Write, 128 << 10, 9, 8, 256},
+		{pipeline.Read, 100 << 10, 9, 16, 400},
+		{pipeline.Read, 127 << 10, 9, 16, 512},
+		{pipeline.Read, 512, 9, 2048, 2048},
+	} {
+		r := rig{p: New(Config{Depth: 4096}), bytesPerSec: 3_200_000_000, ns: 200_000, rate: 1 << 40, cost: c.cost * congestion.CostOne,
+			streams: []stream{{"", c.op, c.lenBytes, 3000}}}
+		most := 0
+		r.after = func() { most = max(most, r.p.atDevice) }
+		r.run(20e6)
+		if most != c.flight || r.p.Credit(0) != c.credits {
+			t.Errorf("%v of %d at %d: %d at the device with a credit of %d, want %d with %d", c.op, c.lenBytes, c.cost, most, r.p.Credit(0), c.flight, c.credits)
+		}
+	}
+}
+
+func TestCreditIsThereBeforeAnyIO(t *testing.T) {
+	p := New(Config{Depth: 64})
+	p.SetTenant(0, 0, 1)
+	if got := p.Credit(0); got != 256 {
+		t.Errorf("credit %d, want 256: 8 slots of 32", got)
+	}
+}
+
+// TestWeakPointsAreThoseOfThePaper: what the reference measured with the released code, and the
+// default policy repairs.
+func TestWeakPointsAreThoseOfThePaper(t *testing.T) {
+	light := stream{"light", pipeline.Read, 4 << 10, 1}
+	heavy := stream{"heavy", pipeline.Read, 128 << 10, 64}
+	sized := func(lenBytes int64) stream { return stream{"", pipeline.Read, lenBytes, 64} }
+	small, large := stream{"", pipeline.Write, 4 << 10, 256}, stream{"", pipeline.Write, 128 << 10, 64}
+	for _, c := range []struct {
+		name    string
+		device  int64
+		streams []stream
+		want    []float64 // MB/s
+	}{
+		{"a lone tenant has it all", 3_200_000_000, []stream{heavy}, []float64{3200}},
+		{"odd sizes win", 2_000_000_000, []stream{sized(128 << 10), sized(255 << 9)}, []float64{668, 1332}},
+		{"odd sizes win", 2_000_000_000, []stream{sized(128 << 10), sized(100 << 10)}, []float64{781, 1219}},
+		{"large writes win", 2_000_000_000, []stream{large, small}, []float64{1778, 222}},
+		{"a large write costs as much as a read", 2_000_000_000, []stream{large, heavy}, []float64{1000, 1000}},
+	} {
+		r := rig{p: New(Config{Depth: 4096}), bytesPerSec: c.device, ns: 50_000, rate: RateMaxBytesPerSec, cost: WriteCostWorst, streams: c.streams}
+		got := r.run(1e9)
+		t.Logf("%s: %.0f", c.name, got)
+		for i, want := range c.want {
+			if math.Abs(got[i]/want-1) > 0.05 {
+				t.Errorf("%s: %.0f MB/s, want %.0f", c.name, got, c.want)
+			}
+		}
+	}
+	// Light tenants hold slots that they do not need.
+	for n, want := range map[int]float64{2: 2002, 4: 1001, 6: 1001} {
+		r := rig{p: New(Config{Depth: 4096}), bytesPerSec: 3_200_000_000, ns: 90_000, rate: RateMaxBytesPerSec, streams: []stream{heavy}}
+		for range n {
+			r.streams = append(r.streams, light)
+		}
+		got := r.run(1e9)
+		t.Logf("%d light: %.0f", n, got)
+		if math.Abs(got[0]/want-1) > 0.05 {
+			t.Errorf("beside %d light tenants the heavy one has %.0f MB/s, want %.0f", n, got[0], want)
+		}
+	}
+}
+
+// bench is a Policy with tenants and helpers to drive it by hand.
+type bench struct {
+	*Policy
+	t *testing.T
+}
+
+func newBench(t *testing.T, depth, tenants int) bench {
+	b := bench{New(Config{Depth: depth}), t}
+	for i := range tenants {
+		b.SetTenant(0, pipeline.Tenant(i), 1)
+	}
+	return b
+}
+
+func (b bench) read(now int64, tag pipeline.Tag, t pipeline.Tenant, lenBytes int64) {
+	b.Enqueue(now, pipeline.IO{Tag: tag, Tenant: t, Op: pipeline.Read, LenBytes: lenBytes})
+}
+
+func (b bench) want(now int64, tags ...pipeline.Tag) {
+	b.t.Helper()
+	if got := b.Dispatch(now, nil); !slices.Equal(got, tags) {
+		b.t.Fatalf("at %d dispatched %v, want %v", now, got, tags)
+	}
+}
+
+func TestNothingOvertakesTheParkedIOAndItGoesAtTheExactTime(t *testing.T) {
+	b := newBench(t, 64, 2)
+	b.cost.Advance(0)
+	b.read(0, 0, 0, 128<<10)
+	b.read(0, 1, 0, 128<<10)
+	b.want(0, 0, 1) // the bucket is empty
+	b.read(0, 2, 0, 128<<10)
+	b.want(0)
+	b.Enqueue(0, pipeline.IO{Tag: 3, Tenant: 1, Op: pipeline.Write, LenBytes: 4096}) // has tokens
+	b.want(0)
+	if b.drr.Queued(0) != 0 || b.drr.Queued(1) != 1 {
+		t.Fatalf("%d and %d in the round, want one I/O parked and the write behind it", b.drr.Queued(0), b.drr.Queued(1))
+	}
+	if b.Limit(0) != pipeline.LimitSSD || b.Limit(1) != pipeline.LimitSSD {
+		t.Errorf("limits %v, %v, want %v", b.Limit(0), b.Limit(1), pipeline.LimitSSD)
+	}
+	at, ok := b.NextWake()
+	// The writes' bucket is nearly full, so that all but a little of the rate goes to the reads.
+	if want := int64(128 << 10 * 1e9 / RateStartBytesPerSec); !ok || at < want || at > want+want/8 {
+		t.Fatalf("wakes at %d, %v, want soon after %d", at, ok, want)
+	}
+	b.want(at - 1)
+	// What is missing still is less than the smallest refill, which gives the writes a byte.
+	if again, _ := b.NextWake(); again < at || again > at+10 {
+		t.Errorf("asked in between it says %d, said %d", again, at)
+	}
+	at, _ = b.NextWake()
+	b.want(at, 2, 3)
+	if _, ok := b.NextWake(); ok {
+		t.Error("it waits for a time with nothing queued")
+	}
+}
+
+func TestCancellingTheParkedIOFreesItsSlotAndTheWay(t *testing.T) {
+	b := newBench(t, 64, 2)
+	b.read(0, 0, 0, 256<<10)
+	b.read(0, 1, 0, 128<<10)
+	b.want(0, 0)
+	b.Enqueue(0, pipeline.IO{Tag: 2, Tenant: 1, Op: pipeline.Write, LenBytes: 4096})
+	b.Cancel(0, 1)
+	if at, ok := b.NextWake(); at != 0 || !ok {
+		t.Fatalf("wakes at %d, %v; the write may go now", at, ok)
+	}
+	b.want(0, 2)
+	b.Complete(1000, 0, pipeline.Result{LatencyNS: 1000})
+	b.Complete(1000, 2, pipeline.Result{LatencyNS: 1000})
+	if b.drr.NumActive() != 0 || b.drr.SlotsInUse(0) != 1 || b.drr.SlotsInUse(1) != 1 {
+		t.Errorf("%d active, %d and %d slots in use", b.drr.NumActive(), b.drr.SlotsInUse(0), b.drr.SlotsInUse(1))
+	}
+	// A queued one leaves the round.
+	b.read(2000, 3, 0, 4096)
+	b.Cancel(2000, 3)
+	b.want(2000)
+	if b.drr.NumActive() != 0 {
+		t.Errorf("%d active", b.drr.NumActive())
+	}
+}
+
+func TestPausedIOFreesItsPlaceAtTheDevice(t *testing.T) {
+	b := newBench(t, 1, 1)
+	b.read(0, 0, 0, 4096)
+	b.read(0, 1, 0, 4096)
+	b.want(0, 0)
+	if _, ok := b.NextWake(); ok || b.Limit(0) != pipeline.LimitSSD {
+		t.Error("with the device full only a completion helps")
+	}
+	b.Pause(0, 0)
+	b.want(0, 1)
+	b.Resume(0, 0)
+	if b.atDevice != 2 {
+		t.Errorf("%d at the device, want 2", b.atDevice)
+	}
+	b.Complete(5, 1, pipeline.Result{LatencyNS: 5})
+	b.Pause(5, 0)
+	b.Complete(5, 0, pipeline.Result{Failed: true}) // its host has gone
+	if b.atDevice != 0 || b.drr.NumActive() != 0 {
+		t.Errorf("%d at the device, %d active, want none", b.atDevice, b.drr.NumActive())
+	}
+}
+
+func TestFlushesAreReadsOfLengthZeroAndNeverStranded(t *testing.T) {
+	b := newBench(t, 64, 2)
+	for i := range pipeline.Tag(8) { // all slots of tenant 0
+		b.bucket = tokenbucket.NewDual(0, BucketBytes)
+		b.read(0, i, 0, 128<<10)
+		b.want(0, i)
+	}
+	for i, op := range []pipeline.Op{pipeline.Flush, pipeline.Deallocate, pipeline.WriteZeroes, pipeline.DeallocateRanges} {
+		b.Enqueue(0, pipeline.IO{Tag: 8 + pipeline.Tag(i), Op: op, LenBytes: 1 << 40})
+	}
+	b.want(0)
+	if b.Limit(0) != pipeline.LimitSSD {
+		t.Errorf("limit %v of a tenant that has all slots, want %v", b.Limit(0), pipeline.LimitSSD)
+	}
+	b.read(0, 20, 1, 4096)
+	if b.Limit(0) != pipeline.LimitShare {
+		t.Errorf("limit %v, want %v", b.Limit(0), pipeline.LimitShare)
+	}
+	b.Cancel(0, 20)
+	b.Complete(1000, 0, pipeline.Result{LatencyNS: 1000})
+	b.want(1000, 8, 9, 10, 11)
+	before := b.CostNS(0)
+	for i := pipeline.Tag(1); i < 12; i++ {
+		b.Complete(2000, i, pipeline.Result{LatencyNS: 1000})
+	}
+	if b.drr.NumActive() != 0 || before != 8*128<<10 {
+		t.Errorf("%d active and %d bytes charged, want 0 and those of the reads", b.drr.NumActive(), before)
+	}
+}
+
+func TestLongIOPasses(t *testing.T) {
+	b := newBench(t, 64, 1)
+	now := int64(0)
+	for i := range pipeline.Tag(20) {
+		op := pipeline.Read
+		if i%2 == 1 {
+			op = pipeline.Write
+		}
+		b.Enqueue(now, pipeline.IO{Tag: i, Op: op, LenBytes: 1 << 20})
+		for len(b.Dispatch(now, nil)) == 0 {
+			at, ok := b.NextWake()
+			if !ok || at <= now {
+				t.Fatalf("I/O %d: at %d it wakes at %d, %v", i, now, at, ok)
+			}
+			now = at
+		}
+		b.Complete(now, i, pipeline.Result{LatencyNS: 100_000})
+	}
+	if now < 15e6 || now > 25e6 { // 20 MiB at 1000 MiB/s and more
+		t.Errorf("20 MiB took %d ns", now)
+	}
+}
+
+func TestFailedIOsTeachNothing(t *testing.T) {
+	b := newBench(t, 64, 1)
+	var want, got pipeline.Stats
+	b.Stats(&want)
+	want.ActiveTenants = 0
+	for i := range pipeline.Tag(40) {
+		b.Enqueue(0, pipeline.IO{Tag: i, Op: pipeline.Write, LenBytes: 512})
+		b.want(0, i)
+		b.Complete(0, i, pipeline.Result{LatencyNS: 5_000_000, Failed: true})
+	}
+	if b.Stats(&got); got != want {
+		t.Errorf("%+v, want %+v", got, want)
+	}
+}
+
+func TestStatsTellWhatIsLearned(t *testing.T) {
+	b := newBench(t, 64, 1)
+	b.read(0, 0, 0, 4096)
+	b.Enqueue(0, pipeline.IO{Tag: 1, Op: pipeline.Write, LenBytes: 8192})
+	b.want(0, 0, 1)
+	b.Complete(80_000, 0, pipeline.Result{LatencyNS: 80_000})
+	var got pipeline.Stats
+	b.Complete(80_000, 1, pipeline.Result{LatencyNS: 3_200_000})
+	b.Stats(&got)
+	want := pipeline.Stats{WriteCost: 9, TargetBytesPerSec: RateMinBytesPerSec}
+	want.Class[pipeline.ReadClass] = pipeline.ClassStats{LatencyNS: 40000, ThresholdNS: 1408750, State: pipeline.Underutilised}
+	want.Class[pipeline.WriteClass] = pipeline.ClassStats{LatencyNS: 1600000, ThresholdNS: 1500000, State: pipeline.Overloaded}
+	if got != want {
+		t.Errorf("%+v, want %+v", got, want)
+	}
+	if b.bucket.Tokens(tokenbucket.ReadSide) != 0 || b.bucket.Tokens(tokenbucket.WriteSide) != 0 {
+		t.Error("an overload leaves tokens")
+	}
+}
+
+func TestWriteCostFollowsTheDrive(t *testing.T) {
+	r := rig{p: New(Config{Depth: 4096}), bytesPerSec: 3_200_000_000, ns: 20_000, streams: []stream{{"", pipeline.Write, 4096, 1}, {"", pipeline.Read, 4096, 1}}}
+	var reached int64
+	r.after = func() {
+		if r.p.cost.Cost() == congestion.CostOne && reached == 0 {
+			reached = r.now
+		}
+	}
+	r.run(2e9)
+	if reached < 1_600_000_000 || reached > 1_601_000_000 {
+		t.Errorf("a cost of 1 after %d ns, want 1.6 s", reached)
+	}
+}
+
+// storm drives a Policy with random events and holds it to its invariants after each.
+type storm struct {
+	t                        *testing.T
+	rng                      *rand.Rand
+	p                        *Policy
+	now                      int64
+	owner                    map[pipeline.Tag]pipeline.Tenant
+	queued, device, paused   []pipeline.Tag
+	known                    map[pipeline.Tenant]bool
+	dst                      []pipeline.Tag
+	maxTags, maxTenants, max int
+}
+
+func pick[T any](rng *rand.Rand, from *[]T) T {
+	i := rng.IntN(len(*from))
+	x := (*from)[i]
+	*from = slices.Delete(*from, i, i+1)
+	return x
+}
+
+func (s *storm) enqueue() {
+	t := pipeline.Tenant(s.rng.IntN(s.maxTenants))
+	tag := pipeline.Tag(s.rng.IntN(s.maxTags))
+	if _, used := s.owner[tag]; used || !s.known[t] {
+		return
+	}
+	s.owner[tag] = t
+	s.queued = append(s.queued, tag)
+	s.p.Enqueue(s.now, pipeline.IO{Tag: tag, Tenant: t, Op: pipeline.Op(s.rng.IntN(int(pipeline.Ops))), LenBytes: 512 << s.rng.IntN(12)})
+}
+
+func (s *storm) dispatch() {
+	wake, ok := s.p.NextWake()
+	full := s.p.atDevice >= s.p.depth
+	s.dst = s.p.Dispatch(s.now, s.dst[:0])
+	if len(s.dst) > 0 && (full || !ok || wake > s.now) {
+		s.t.Fatalf("dispatched %d at %d with the device full %v, wake %d, %v", len(s.dst), s.now, full, wake, ok)
+	}
+	for _, tag := range s.dst {
+		i := slices.Index(s.queued, tag)
+		if i < 0 {
+			s.t.Fatalf("dispatched %d, which is not queued", tag)
+		}
+		s.queued = slices.Delete(s.queued, i, i+1)
+		s.device = append(s.device, tag)
+	}
+}
+
+func (s *storm) complete(from *[]pipeline.Tag) {
+	if len(*from) == 0 {
+		return
+	}
+	tag := pick(s.rng, from)
+	delete(s.owner, tag)
+	res := pipeline.Result{LatencyNS: s.rng.Int64N(400_000), Failed: s.rng.IntN(10) == 0}
+	if s.rng.IntN(50) == 0 {
+		res.LatencyNS *= 20
+	}
+	s.p.Complete(s.now, tag, res)
+}
+
+func (s *storm) step() {
+	s.now += s.rng.Int64N(20_000)
+	switch k := s.rng.IntN(20); {
+	case k < 7:
+		s.enqueue()
+	case k < 12:
+		s.dispatch()
+	case k < 15:
+		s.complete(&s.device)
+	case k == 15:
+		s.complete(&s.paused)
+	case k == 16 && len(s.device) > 0:
+		tag := pick(s.rng, &s.device)
+		s.p.Pause(s.now, tag)
+		s.paused = append(s.paused, tag)
+	case k == 17 && len(s.paused) > 0:
+		tag := pick(s.rng, &s.paused)
+		s.p.Resume(s.now, tag)
+		s.device = append(s.device, tag)
+	case k == 18 && len(s.queued) > 0:
+		tag := pick(s.rng, &s.queued)
+		delete(s.owner, tag)
+		s.p.Cancel(s.now, tag)
+	case k == 19:
+		t := pipeline.Tenant(s.rng.IntN(s.maxTenants))
+		busy := false
+		for _, o := range s.owner {
+			busy = busy || o == t
+		}
+		if s.known[t] && !busy {
+			s.p.RemoveTenant(s.now, t)
+			delete(s.known, t)
+		} else if !s.known[t] {
+			s.p.SetTenant(s.now, t, 1)
+			s.known[t] = true
+		}
+	}
+	s.check()
+}
+
+func (s *storm) check() {
+	has := map[pipeline.Tenant]bool{}
+	for _, t := range s.owner {
+		has[t] = true
+	}
+	p := s.p
+	if p.drr.NumActive() != len(has) {
+		s.t.Fatalf("%d active, %d have something", p.drr.NumActive(), len(has))
+	}
+	if p.atDevice != len(s.device) {
+		s.t.Fatalf("%d at the device, want %d", p.atDevice, len(s.device))
+	}
+	if want := max(1, Slots/max(1, len(has))); p.drr.MaxSlots() != want {
+		s.t.Fatalf("%d slots each, want %d", p.drr.MaxSlots(), want)
+	}
+	for side := range tokenbucket.Side(2) {
+		if n := p.bucket.Tokens(side); n > BucketBytes || n < -1<<20 {
+			s.t.Fatalf("%d tokens", n)
+		}
+	}
+	if r := p.rate.TargetBytesPerSec(); r < RateMinBytesPerSec || r > RateMaxBytesPerSec {
+		s.t.Fatalf("target rate %d", r)
+	}
+	if c := p.cost.Cost(); c < congestion.CostOne || c > WriteCostWorst {
+		s.t.Fatalf("write cost %d", c)
+	}
+	queued, flight := 0, 0
+	if p.parked != noTag {
+		queued, flight = 1, -1
+	}
+	for t := range s.known {
+		queued += p.drr.Queued(drr.Tenant(t))
+		flight += p.drr.Inflight(drr.Tenant(t))
+		if c := p.Credit(t); c < 1 || c > CreditMax {
+			s.t.Fatalf("credit %d", c)
+		}
+		if u := p.drr.SlotsInUse(drr.Tenant(t)); u > Slots || !has[t] && u != 1 {
+			s.t.Fatalf("tenant %d uses %d slots with %v I/Os", t, u, has[t])
+		}
+	}
+	if queued != len(s.queued) || flight != len(s.device)+len(s.paused) {
+		s.t.Fatalf("%d queued, %d in flight, want %d, %d", queued, flight, len(s.queued), len(s.device)+len(s.paused))
+	}
+}
+
+// drain lets all end, by completions and by the times that the policy names only.
+func (s *storm) drain() {
+	for len(s.owner) > 0 {
+		s.dispatch()
+		if len(s.device)+len(s.paused) > 0 {
+			s.complete(&s.device)
+			s.complete(&s.paused)
+			continue
+		}
+		if len(s.queued) == 0 {
+			continue
+		}
+		at, ok := s.p.NextWake()
+		if !ok {
+			s.t.Fatalf("%d I/Os are stranded", len(s.queued))
+		}
+		s.now = max(s.now, at)
+	}
+	s.check()
+}
+
+func newStorm(t *testing.T, rng *rand.Rand, depth, tenants, tags int) *storm {
+	return &storm{t: t, rng: rng, p: New(Config{Depth: depth}), maxTenants: tenants, maxTags: tags,
+		owner: map[pipeline.Tag]pipeline.Tenant{}, known: map[pipeline.Tenant]bool{}}
+}
+
+func TestNothingIsLostOrStranded(t *testing.T) {
+	t.Logf("-seed %d", *seed)
+	rng := rand.New(rand.NewPCG(*seed, 0))
+	for range 30 {
+		s := newStorm(t, rng, 1+rng.IntN(100), 1+rng.IntN(12), 150)
+		for range 2000 {
+			s.step()
+		}
+		s.drain()
+	}
+}
+
+func TestTenantsComingAndGoingUnderLoadLeaveNothingBehind(t *testing.T) {
+	t.Logf("-seed %d", *seed)
+	rng := rand.New(rand.NewPCG(*seed, 1))
+	s := newStorm(t, rng, 64, 4, 100)
+	for t := range pipeline.Tenant(4) { // the load
+		s.p.SetTenant(0, t, 1)
+		s.known[t] = true
+	}
+	tag := pipeline.Tag(1000)
+	for i := range 1000 {
+		guest := pipeline.Tenant(4 + i%7)
+		s.p.SetTenant(s.now, guest, 1)
+		s.known[guest] = true
+		mine := 1 + rng.IntN(20)
+		for range mine {
+			s.owner[tag], s.queued = guest, append(s.queued, tag)
+			s.p.Enqueue(s.now, pipeline.IO{Tag: tag, Tenant: guest, Op: pipeline.Op(rng.IntN(3)), LenBytes: 4096 << rng.IntN(6)})
+			tag = 1000 + (tag-999)%64
+		}
+		s.check()
+		for range 20 {
+			s.enqueue()
+			s.now += rng.Int64N(10_000)
+			s.dispatch()
+			s.complete(&s.device)
+			s.check()
+		}
+		// It goes: what is queued is cancelled, what is in flight ends.
+		for _, list := range []*[]pipeline.Tag{&s.queued, &s.device} {
+			*list = slices.DeleteFunc(*list, func(x pipeline.Tag) bool {
+				if s.owner[x] != guest {
+					return false
+				}
+				delete(s.owner, x)
+				if list == &s.queued {
+					s.p.Cancel(s.now, x)
+				} else {
+					s.p.Complete(s.now, x, pipeline.Result{Failed: true})
+				}
+				return true
+			})
+		}
+		s.p.RemoveTenant(s.now, guest)
+		delete(s.known, guest)
+		s.check()
+	}
+	s.drain()
+	if s.p.drr.NumActive() != 0 || s.p.drr.MaxSlots() != Slots {
+		t.Errorf("%d active with %d slots each", s.p.drr.NumActive(), s.p.drr.MaxSlots())
+	}
+}
+
+// crowd keeps 64 tenants with 4 reads of 4 KiB each going.
+type crowd struct {
+	p   *Policy
+	now int64
+	dst []pipeline.Tag
+}
+
+func newCrowd() *crowd {
+	c := &crowd{p: New(Config{Depth: 128}), dst: make([]pipeline.Tag, 0, 256)}
+	for t := range pipeline.Tenant(64) {
+		c.p.SetTenant(0, t, 1)
+		for i := range pipeline.Tag(4) {
+			c.p.Enqueue(0, c.io(pipeline.Tag(t)*4+i))
+		}
+	}
+	return c
+}
+
+func (c *crowd) io(tag pipeline.Tag) pipeline.IO {
+	return pipeline.IO{Tag: tag, Tenant: pipeline.Tenant(tag / 4), Op: pipeline.Op(tag & 1), LenBytes: 4096}
+}
+
+// turn dispatches what may go and completes and enqueues it again; it returns how
+// many that were.
+func (c *crowd) turn() int {
+	c.dst = c.p.Dispatch(c.now, c.dst[:0])
+	for _, tag := range c.dst {
+		c.p.Complete(c.now, tag, pipeline.Result{LatencyNS: 80_000})
+		c.p.Enqueue(c.now, c.io(tag))
+	}
+	if at, ok := c.p.NextWake(); ok {
+		c.now = max(c.now, at)
+	}
+	return len(c.dst)
+}
+
+func TestAllocatesNothing(t *testing.T) {
+	c := newCrowd()
+	if n := testing.AllocsPerRun(1000, func() { c.turn() }); n != 0 {
+		t.Errorf("%v allocations, want 0", n)
+	}
+}
+
+// BenchmarkIO is one I/O from Enqueue to Complete.
+func BenchmarkIO(b *testing.B) {
+	c := newCrowd()
+	b.ReportAllocs()
+	for n := 0; n < b.N; {
+		n += c.turn()
+	}
+}
