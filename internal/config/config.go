@@ -39,6 +39,8 @@ type Config struct {
 	SSDs []SSD `yaml:"ssds"`
 	// Subsystems are the NVM subsystems that hosts connect to.
 	Subsystems []Subsystem `yaml:"subsystems"`
+	// Tenants share the drives. A host that belongs to none is a tenant of its own, with weight 1 and without limits.
+	Tenants []Tenant `yaml:"tenants" reload:"live"`
 	// Limits bound what hosts can take of this machine.
 	Limits Limits `yaml:"limits"`
 
@@ -121,6 +123,8 @@ type SSD struct {
 	Engine string `yaml:"engine" default:"auto" oneof:"auto|io_uring|threads"`
 	// QueueDepth is how many requests are outstanding at the drive at most; others wait in the daemon. For a virtual disk that works on its requests one after the other, half of what the hosts keep outstanding lets drive and network work at the same time.
 	QueueDepth int `yaml:"queue_depth" default:"256" min:"1" max:"4096"`
+	// Policy is how the drive is shared between tenants: by weight and with an eye on its latency (jbof), as the Gimbal paper does it (gimbal), in order of arrival (fifo), or as ReFlex or FlashFQ do it.
+	Policy string `yaml:"policy" default:"jbof" oneof:"jbof|gimbal|fifo|reflex|flashfq"`
 	// Fault makes the drive fail on purpose, for tests.
 	Fault *Fault `yaml:"fault,omitempty"`
 }
@@ -175,9 +179,33 @@ type Namespace struct {
 	UUID string `yaml:"uuid,omitempty"`
 }
 
+// Tenant is who shares drives with others: one or more hosts.
+type Tenant struct {
+	// Name is the tenant's name in metrics. Not nqn.…, as hosts are called, and not other.
+	Name string `yaml:"name" required:"true"`
+	// Hosts are the NQNs of the hosts that belong to it. All their queues together have one share.
+	Hosts []string `yaml:"hosts" required:"true"`
+	// Weight is its share of a drive against that of others.
+	Weight int `yaml:"weight" default:"1" min:"1" max:"10000"`
+	// Limits are its caps at each drive, with the names of SPDK's bdev_set_qos_limit.
+	Limits TenantLimits `yaml:"limits"`
+}
+
+// TenantLimits are a tenant's caps at each drive; 0 is none.
+type TenantLimits struct {
+	// RWIOsPerSec caps all commands a second, those that move no data too. 0: no cap.
+	RWIOsPerSec int64 `yaml:"rw_ios_per_sec" default:"0" min:"0" max:"100000000"`
+	// RWMBytesPerSec caps reads and writes together, in MiB (1024 × 1024 bytes) a second as SPDK does. 0: no cap.
+	RWMBytesPerSec int64 `yaml:"rw_mbytes_per_sec" default:"0" min:"0" max:"1000000"`
+	// RMBytesPerSec caps reads, in MiB a second. 0: no cap.
+	RMBytesPerSec int64 `yaml:"r_mbytes_per_sec" default:"0" min:"0" max:"1000000"`
+	// WMBytesPerSec caps writes, in MiB a second. 0: no cap.
+	WMBytesPerSec int64 `yaml:"w_mbytes_per_sec" default:"0" min:"0" max:"1000000"`
+}
+
 // Limits is the section "limits".
 type Limits struct {
-	// Buffers is the memory for data on its way between hosts and drives, in total. Hosts that want more than there is share it evenly.
+	// Buffers is the memory for data on its way between hosts and drives, in total. Tenants that want more than there is share it evenly.
 	Buffers Bytes `yaml:"buffers" default:"128MiB" min:"4MiB" max:"1TiB"`
 	// ReceiveBuffer is the memory in which one connection receives.
 	ReceiveBuffer Bytes `yaml:"receive_buffer" default:"128KiB" min:"16KiB" max:"16MiB"`

@@ -22,6 +22,9 @@ type Changes struct {
 	LogLevel string
 	// Referrals: the referrals changed.
 	Referrals bool
+	// TenantsAdded and TenantsChanged, with other hosts, weight or limits, are as the new
+	// configuration has them.
+	TenantsAdded, TenantsRemoved, TenantsChanged []Tenant
 	// SubsystemsAdded come with their namespaces, which are not listed below.
 	SubsystemsAdded []Subsystem
 	// SubsystemsRemoved go with theirs.
@@ -72,6 +75,15 @@ func (c Changes) String() string {
 	say("namespaces removed:", nss(c.NamespacesRemoved)...)
 	say("namespaces grown:", nss(c.NamespacesGrown)...)
 	say("namespace hosts changed:", nss(c.NamespaceHostsChanged)...)
+	tenants := func(list []Tenant) (names []string) {
+		for _, t := range list {
+			names = append(names, t.Name)
+		}
+		return names
+	}
+	say("tenants added:", tenants(c.TenantsAdded)...)
+	say("tenants removed:", tenants(c.TenantsRemoved)...)
+	say("tenants changed:", tenants(c.TenantsChanged)...)
 	if len(parts) == 0 {
 		return "no change"
 	}
@@ -90,6 +102,7 @@ func Diff(from, to *Config) (Changes, error) {
 	}
 	d.Referrals = !slices.Equal(from.Discovery.Referrals, to.Discovery.Referrals)
 	d.subsystems(from.Subsystems, to.Subsystems)
+	d.tenants(from.Tenants, to.Tenants)
 	if len(d.problems) > 0 {
 		return Changes{}, d.problems.sorted()
 	}
@@ -204,6 +217,23 @@ func (d *differ) namespaces(path, nqn string, from, to []Namespace) {
 		}
 		if !sameHosts(a.Hosts, b.Hosts) {
 			d.NamespaceHostsChanged = append(d.NamespaceHostsChanged, ns)
+		}
+	}
+}
+
+func (d *differ) tenants(from, to []Tenant) {
+	for _, a := range from {
+		if !slices.ContainsFunc(to, func(b Tenant) bool { return b.Name == a.Name }) {
+			d.TenantsRemoved = append(d.TenantsRemoved, a)
+		}
+	}
+	for _, b := range to {
+		k := slices.IndexFunc(from, func(a Tenant) bool { return a.Name == b.Name })
+		switch {
+		case k < 0:
+			d.TenantsAdded = append(d.TenantsAdded, b)
+		case from[k].Weight != b.Weight || from[k].Limits != b.Limits || !sameHosts(from[k].Hosts, b.Hosts):
+			d.TenantsChanged = append(d.TenantsChanged, b)
 		}
 	}
 }

@@ -64,6 +64,29 @@ func TestAReloadFollowsWhatCanChangeLive(t *testing.T) {
 	}
 }
 
+func TestAReloadChangesTenants(t *testing.T) {
+	with := func(tenants string) *Config { return mustParse(t, running+"tenants: ["+tenants+"]\n") }
+	const gold, tin = "{name: gold, hosts: [host-a, host-b], weight: 4}", "{name: tin, hosts: [host-c], limits: {rw_ios_per_sec: 10}}"
+	before := with(gold + "," + tin)
+	for _, c := range []struct{ tenants, want string }{
+		{tin + ", {name: gold, hosts: [host-b, host-a], weight: 4}", "no change"},
+		{gold, "tenants removed: tin"},
+		{"", "tenants removed: gold, tin"},
+		{gold + "," + tin + ", {name: new, hosts: [host-d]}", "tenants added: new"},
+		{gold + ", {name: tin, hosts: [host-c], limits: {rw_ios_per_sec: 11}}", "tenants changed: tin"},
+		{"{name: gold, hosts: [host-a], weight: 4}, {name: tin, hosts: [host-c, host-b], limits: {rw_ios_per_sec: 10}}", "tenants changed: gold, tin"},
+		{"{name: gold, hosts: [host-a, host-b]}," + tin, "tenants changed: gold"},
+	} {
+		got, err := Diff(before, with(c.tenants))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got.String() != c.want {
+			t.Errorf("%s: %q, want %q", c.tenants, got, c.want)
+		}
+	}
+}
+
 func TestAReloadRefusesWhatNeedsARestart(t *testing.T) {
 	to := edit(t, "log: {level: info}", "log: {level: debug, format: json}\nlimits: {stall_timeout: 5s, buffers: 64MiB}",
 		"127.0.0.1:4420", "127.0.0.1:4421",

@@ -62,9 +62,13 @@ jbofd.yaml:4:49: ssds[0].engine: "fast" is not allowed; allowed: auto, io_uring,
 A variable that begins with JBOFD_ and a section and names no key is an error.
 
 **Reload.** On SIGHUP the daemon reads the file again. Keys whose column *Change* says live change without a restart: the log level, referrals,
-subsystems added and removed, allowed hosts, namespaces added, removed, grown, and shown to other hosts. If anything else
+tenants with their hosts, weights and limits, subsystems added and removed, allowed hosts, namespaces added, removed, grown, and shown to other hosts. If anything else
 differs, or the file has an error, nothing changes; the log says which field needs a restart, with its line. A namespace does
 not shrink, and does not move to another drive under its nsid. **Removing a namespace gives its room on the drive free.**
+
+**Tenants.** A tenant's limits hold at each drive separately: a tenant with rw_ios_per_sec 1000 and namespaces on two drives
+gets 1000 at each. Their names and units are those of SPDK's bdev_set_qos_limit; a megabyte is 1024 × 1024 bytes there and here.
+A limit holds over any second within what 20 ms bring and one command. See "Sharing a drive" in [operations.md](operations.md).
 
 **Memory.** What hosts can make the daemon hold is at most
 limits.buffers + limits.connections × (limits.receive_buffer + about 256 bytes × limits.queue_depth), and much less in

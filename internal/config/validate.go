@@ -91,6 +91,7 @@ func (v *validator) all() {
 	v.ssds()
 	v.subsystems()
 	v.extents()
+	v.tenants()
 	v.limits()
 }
 
@@ -354,6 +355,33 @@ func (v *validator) extents() {
 		}
 		if len(d.names) > label.MaxExtents {
 			v.complain(d.last, "%d namespaces on ssd %s; allowed: at most %d on one drive", len(d.names), s.Name, label.MaxExtents)
+		}
+	}
+}
+
+// tenants checks that each tenant is told from others and each host belongs to one.
+func (v *validator) tenants() {
+	names, hosts := v.unique("tenant name"), v.unique("host in one tenant")
+	for i, t := range v.c.Tenants {
+		p := index("tenants", i)
+		if !v.ok(p) {
+			continue
+		}
+		path := join(p, "name")
+		v.name(path, t.Name)
+		if v.ok(path) && (t.Name == "other" || strings.HasPrefix(t.Name, "nqn.")) {
+			v.complain(path, "%q is what metrics call hosts without a tenant; allowed: another name", t.Name)
+		}
+		names.add(path, t.Name)
+		path = join(p, "hosts")
+		if v.ok(path) && len(t.Hosts) == 0 {
+			v.complain(path, "none, so that nobody would be this tenant; allowed: one or more host NQNs")
+		}
+		if v.ok(path) {
+			for k, h := range t.Hosts {
+				v.nqn(index(path, k), h)
+				hosts.add(index(path, k), h)
+			}
 		}
 	}
 }
