@@ -1,0 +1,49 @@
+// Package policies makes a policy by the name that it has in the configuration.
+package policies
+
+import (
+	"fmt"
+	"strings"
+
+	"jbofd/internal/pipeline"
+	"jbofd/internal/pipeline/gimbal"
+)
+
+// Config is what any of the policies may need.
+type Config struct {
+	// Depth is the most I/Os that may be at the device, at least 1.
+	Depth int
+}
+
+// makers are in the order in which Names gives them.
+var makers = []struct {
+	name string
+	make func(Config) pipeline.Policy
+}{
+	{"fifo", func(c Config) pipeline.Policy { return pipeline.NewFIFO(c.Depth) }},
+	{"gimbal", func(c Config) pipeline.Policy { return gimbal.New(gimbal.Config{Depth: c.Depth}) }},
+}
+
+// Names are the policies there are.
+func Names() []string {
+	names := make([]string, len(makers))
+	for i, m := range makers {
+		names[i] = m.name
+	}
+	return names
+}
+
+// New makes the policy called name.
+//
+// Errors: no policy has that name, or the depth is less than 1.
+func New(name string, cfg Config) (pipeline.Policy, error) {
+	if cfg.Depth < 1 {
+		return nil, fmt.Errorf("depth %d: at least 1", cfg.Depth)
+	}
+	for _, m := range makers {
+		if m.name == name {
+			return m.make(cfg), nil
+		}
+	}
+	return nil, fmt.Errorf("no policy is called %q: one of %s", name, strings.Join(Names(), ", "))
+}
