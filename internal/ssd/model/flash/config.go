@@ -38,10 +38,12 @@ type Config struct {
 	// JitterPercent spreads ReadNS and ProgramNS evenly, 0 to 50.
 	JitterPercent int64
 
-	// A program, a collection or an erase is suspended for waiting reads when it has run for SliceNS;
-	// SuspendNS is lost each time. Reads then run for up to ReadBurstNS before it goes on. So
-	// neither kind can starve the other.
-	SliceNS, ReadBurstNS, SuspendNS int64
+	// How a die's programs, collection and erases share it with reads: Calm while at least a quarter of the
+	// write buffer is free; when hosts' writes have to wait or will soon, PressedProgram for programs of
+	// their data and PressedCollect for the rest.
+	Calm, PressedProgram, PressedCollect Share
+	// SuspendNS is lost each time that one of them is suspended for reads.
+	SuspendNS int64
 
 	// The controller works on one thing at a time: ReadOpNS for each flash read (a run of
 	// units that lie together within a page), WriteOpNS for each page's worth of a write, CommandNS for each command that moves
@@ -65,6 +67,14 @@ type Config struct {
 	// InPlace drives (3D XPoint) have no translation, buffer, collection or erase: each unit is read in
 	// ReadNS and written in ProgramNS where it lies.
 	InPlace bool
+}
+
+// Share bounds what programs, collection and erases on one hand and reads on the other take of a die
+// while both wait, so that neither starves.
+type Share struct {
+	// SliceNS is how long the former run before reads may suspend them; ReadBurstNS how long reads
+	// then run before they go on.
+	SliceNS, ReadBurstNS int64
 }
 
 // ErrConfig is wrapped by the errors for a Config that no drive can have.
@@ -91,11 +101,11 @@ func Preset(name string, sizeBytes int64) (Config, error) {
 			Channels: 8, DiesPerChannel: 4, ChannelBytesPerSec: 800e6,
 			PageBytes: 16 << 10, Planes: 2,
 			ReadNS: 60_000, RegisterNS: 3_000, ProgramNS: 930_000, JitterPercent: 10,
-			SliceNS: 300_000, ReadBurstNS: 150_000, SuspendNS: 10_000,
-			ReadOpNS: 1_500, WriteOpNS: 1_500, CommandNS: 1_500, ReadBytesPerSec: 4_500e6, WriteBytesPerSec: 4_500e6,
-			ReadLatencyNS: 18_000, WriteLatencyNS: 20_000, FlushLatencyNS: 15_000, UnmapNSPerMiB: 1_000,
+			Calm: Share{300_000, 600_000}, PressedProgram: Share{800_000, 100_000}, PressedCollect: Share{300_000, 200_000}, SuspendNS: 10_000,
+			ReadOpNS: 1_570, WriteOpNS: 1_500, CommandNS: 1_500, ReadBytesPerSec: 4_500e6, WriteBytesPerSec: 4_500e6,
+			ReadLatencyNS: 20_000, WriteLatencyNS: 21_000, FlushLatencyNS: 15_000, UnmapNSPerMiB: 1_000,
 			BufferBytes:           min(64<<20, max(1<<20, sizeBytes/256&^(1<<20-1))),
-			OverProvisionPermille: 100, GCReserveBlocks: 2, GCStartBlocks: 4,
+			OverProvisionPermille: 90, GCReserveBlocks: 2, GCStartBlocks: 4,
 		}
 		// About 130 blocks a die at any size, of at least 16 programs.
 		perDie := sizeBytes / int64(c.Channels*c.DiesPerChannel*c.Planes*c.PageBytes)
@@ -162,8 +172,8 @@ func (c *Config) check() error {
 		return bad("a time", "outside its bounds", "0 to 1e12 ns, ReadNS and ProgramNS 1 or more")
 	case c.InPlace:
 		return nil
-	case c.SliceNS < 1 || c.ReadBurstNS < 1:
-		return bad("SliceNS, ReadBurstNS", min(c.SliceNS, c.ReadBurstNS), "1 or more")
+	case min(c.Calm.SliceNS, c.Calm.ReadBurstNS, c.PressedProgram.SliceNS, c.PressedProgram.ReadBurstNS, c.PressedCollect.SliceNS, c.PressedCollect.ReadBurstNS) < 1:
+		return bad("Calm, PressedProgram, PressedCollect", fmt.Sprint(c.Calm, c.PressedProgram, c.PressedCollect), "slices and bursts of 1 ns or more")
 	case c.BufferBytes < 4*int64(c.dies()*c.Planes*c.PageBytes)/4 || c.BufferBytes > c.SizeBytes/4:
 		return bad("BufferBytes", c.BufferBytes, "a program for each die to a quarter of SizeBytes")
 	case c.OverProvisionPermille < 20 || c.OverProvisionPermille > 10_000:

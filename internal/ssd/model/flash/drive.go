@@ -175,9 +175,11 @@ type Drive struct {
 	nFree     int    // free slots
 	dirty     uint32 // FIFO of slots not yet given to a die
 	dirtyTail uint32
-	nDirty    int    // of them those that the map still points at
-	room      uint64 // dies whose queue of programs has room
-	nextDie   int
+	nDirty    int // of them those that the map still points at
+	// With fewer free slots the buffer is pressed.
+	pressedBelow int
+	room         uint64 // dies whose queue of programs has room
+	nextDie      int
 
 	// Picoseconds per byte, and derived numbers.
 	readPSPerByte, writePSPerByte, chanPSPerByte int64
@@ -202,6 +204,7 @@ func New(cfg Config) (*Drive, error) {
 	if !cfg.InPlace {
 		d.ftl = newFTL(&cfg)
 		d.slots = make([]slot, cfg.BufferBytes/unitBytes)
+		d.pressedBelow = len(d.slots) / 4
 	}
 	d.reset()
 	return d, nil
@@ -608,7 +611,7 @@ func (d *Drive) jobRan(t int64, i int, x *die) {
 	x.sliceNS -= ran
 	d.stats.DieProgramNS += ran
 	if x.sliceNS <= 0 {
-		x.burstNS = d.cfg.ReadBurstNS
+		x.burstNS = min(x.burstNS, 0) + d.bounds(x).ReadBurstNS
 	}
 	if x.job.leftNS <= 0 {
 		d.jobDone(t, i, x)
@@ -626,11 +629,11 @@ func (d *Drive) turn(t int64, i int) {
 	case reads && (x.job.kind == jobNone || x.burstNS > 0):
 		d.read(t, i, x)
 	case x.job.kind != jobNone:
-		if x.sliceNS <= 0 {
-			x.sliceNS = d.cfg.SliceNS
+		if x.suspended || reads && x.sliceNS <= 0 {
+			x.sliceNS = d.bounds(x).SliceNS
+			x.suspended = false
 		}
-		x.burstNS = 0
-		x.suspended = false
+		x.burstNS = min(x.burstNS, 0) // what reads took too much counts against their next turn
 		x.state, x.startNS = dieProgramming, t
 		end := t + x.job.leftNS
 		if reads {
@@ -641,6 +644,17 @@ func (d *Drive) turn(t int64, i int) {
 		x.state, x.sliceNS, x.burstNS = dieIdle, 0, 0
 		d.next.set(i, never)
 	}
+}
+
+// bounds returns how a die's job shares the die with reads just now.
+func (d *Drive) bounds(x *die) Share {
+	switch {
+	case d.nFree >= d.pressedBelow:
+		return d.cfg.Calm
+	case x.job.kind == jobProgram:
+		return d.cfg.PressedProgram
+	}
+	return d.cfg.PressedCollect
 }
 
 // read starts the read at the head of the die's queue.
