@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"fmt"
 	"text/tabwriter"
 	"time"
 
@@ -142,6 +143,37 @@ func (x *cli) connectionList(c *cobra.Command, _ []string) error {
 			row(t, n.ID, n.Transport, n.Remote, n.HostNQN, n.SubNQN, n.CNTLID, n.QID, n.Entries, n.Outstanding, n.Since.UTC().Format(time.RFC3339))
 		}
 	})
+}
+
+func (x *cli) tenantList(c *cobra.Command, _ []string) error {
+	l, err := ask(x, c, (*admin.Client).Tenants)
+	if err != nil {
+		return err
+	}
+	return x.print(c, l, func(t *tabwriter.Writer) {
+		row(t, "TENANT", "SSD", "CONNECTIONS", "WEIGHT", "SHARE", "CAPS", "CREDIT", "QUEUED", "INFLIGHT", "LIMITED BY")
+		for _, n := range l.Items {
+			credit := ""
+			if n.Credit > 0 {
+				credit = size(int64(n.Credit) * 4096)
+			}
+			row(t, n.Name, n.SSD, n.Connections, n.Weight, fmt.Sprintf("%.0f%%", 100*n.Share), caps(n), credit, n.Queued, n.Inflight, n.LimitedBy)
+		}
+	})
+}
+
+// caps writes a tenant's caps as the configuration names them.
+func caps(n admin.Tenant) string {
+	var s []string
+	for _, c := range []struct {
+		name string
+		cap  int64
+	}{{"rw_ios", n.RWIOsPerSec}, {"rw_mbytes", n.RWMBytesPerSec}, {"r_mbytes", n.RMBytesPerSec}, {"w_mbytes", n.WMBytesPerSec}} {
+		if c.cap > 0 {
+			s = append(s, fmt.Sprintf("%s:%d", c.name, c.cap))
+		}
+	}
+	return join(s)
 }
 
 func (x *cli) configReload(c *cobra.Command, _ []string) error {

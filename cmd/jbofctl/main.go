@@ -139,6 +139,7 @@ Exit status: 0 done; 1 failed; 2 bad command line.`,
 			x.namespaceDeleteCommand(),
 		),
 		noun("connection", "Connections of hosts", leaf("list", "List the connections", none, x.connectionList)),
+		noun("tenant", "Tenants, who share the drives", leaf("list", "List the tenants at each drive, and what limits them", none, x.tenantList)),
 		noun("config", "The daemon's configuration", leaf("reload", "Make the daemon read its configuration again", none, x.configReload)),
 	)
 	usage := func(_ *cobra.Command, err error) error { return usagef("%v", err) }

@@ -34,13 +34,15 @@ var answers = map[string]any{
 	admin.PathStatus: admin.Status{APIVersion: admin.Version, Version: "1.2.3", Node: "box7", Ready: false, Reasons: []admin.Reason{{Component: "ssd ssd1", Reason: "it vanished"}},
 		Addresses: admin.Addresses{Listeners: []string{"10.0.0.1:4420"}}, Hosts: 3},
 	admin.PathSSDs: admin.List[admin.SSD]{APIVersion: admin.Version, Items: []admin.SSD{
-		{Name: "ssd0", Backend: "file", Engine: "io_uring", Path: "/dev/nvme7n1", SizeBytes: 4 << 30, FreeBytes: 3 << 30, Extents: []admin.Extent{
+		{Name: "ssd0", Backend: "file", Engine: "io_uring", Path: "/dev/nvme7n1", SizeBytes: 4 << 30, FreeBytes: 3 << 30, Policy: "jbof", CongestionState: "avoidance", WriteCost: 3.14, Extents: []admin.Extent{
 			{UUID: uuid, Use: "block", NSID: 9, NQN: "nqn.2026-11.example.jbofd:old", LengthBytes: 1 << 30}}},
 		{Name: "ssd1", Error: "it vanished", Extents: []admin.Extent{}}}},
 	admin.PathSubsystems: admin.List[admin.Subsystem]{APIVersion: admin.Version, Items: []admin.Subsystem{{NQN: "nqn.2026-11.example.jbofd:blocks", AllowAnyHost: true, Hosts: []string{},
 		Namespaces: []admin.Namespace{{NSID: 1, SSD: "ssd0", SizeBytes: 1 << 30, BlockSize: 4096, UUID: "u-u-i-d", Hosts: []string{}}}}}},
 	admin.PathConnections: admin.List[admin.Connection]{APIVersion: admin.Version, Items: []admin.Connection{{ID: 5, Transport: "tcp", Remote: "10.0.0.2:999", HostNQN: "nqn.host", QID: 2}}},
-	admin.PathReload:      admin.Answer{APIVersion: admin.Version},
+	admin.PathTenants: admin.List[admin.Tenant]{APIVersion: admin.Version, Items: []admin.Tenant{{Name: "gold", SSD: "ssd0", Configured: true, Hosts: []string{"nqn.host"},
+		Connections: 3, Weight: 4, RWIOsPerSec: 1000, WMBytesPerSec: 50, Share: 0.251, Credit: 32, Queued: 7, Inflight: 9, LimitedBy: "cap"}}},
+	admin.PathReload: admin.Answer{APIVersion: admin.Version},
 }
 
 // serve starts a daemon's admin socket and returns its path.
@@ -85,12 +87,13 @@ func TestTablesShowWhatTheDaemonSays(t *testing.T) {
 		want []string
 	}{
 		{"status", []string{"box7", "1.2.3", "ready", "no", "ssd ssd1: it vanished", "10.0.0.1:4420"}},
-		{"ssd list", []string{"NAME", "ssd0", "4GiB", "3GiB", "io_uring", "/dev/nvme7n1", "failed"}},
+		{"ssd list", []string{"NAME", "ssd0", "4GiB", "3GiB", "io_uring", "/dev/nvme7n1", "failed", "POLICY", "jbof", "avoidance", "3.1"}},
 		{"ssd show ssd0", []string{"ssd0", "4GiB", "nqn.2026-11.example.jbofd:old", uuid}},
 		{"ssd show ssd1", []string{"failed", "it vanished"}},
 		{"subsystem list", []string{"nqn.2026-11.example.jbofd:blocks", "any"}},
 		{"namespace list", []string{"nqn.2026-11.example.jbofd:blocks", "yes", "u-u-i-d", "nqn.2026-11.example.jbofd:old", "no", uuid}},
 		{"connection list", []string{"10.0.0.2:999", "nqn.host"}},
+		{"tenant list", []string{"gold", "ssd0", "rw_ios:1000,w_mbytes:50", "25%", "128KiB", "cap"}},
 		{"config reload", []string{"reloaded"}},
 	} {
 		code, out, errs := run(t, append(strings.Fields(c.line), "--socket", s)...)
@@ -107,7 +110,7 @@ func TestTablesShowWhatTheDaemonSays(t *testing.T) {
 
 func TestJSONAndYAMLSayTheSameAndCarryTheVersion(t *testing.T) {
 	s := fake(t)
-	for _, line := range []string{"status", "ssd list", "ssd show ssd0", "subsystem list", "namespace list", "connection list", "config reload"} {
+	for _, line := range []string{"status", "ssd list", "ssd show ssd0", "subsystem list", "namespace list", "connection list", "tenant list", "config reload"} {
 		args := append(strings.Fields(line), "--socket", s, "-o")
 		_, j, _ := run(t, append(args, "json")...)
 		_, y, _ := run(t, append(args, "yaml")...)

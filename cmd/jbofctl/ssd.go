@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"text/tabwriter"
 
@@ -24,9 +25,9 @@ func (x *cli) ssdList(c *cobra.Command, _ []string) error {
 		return err
 	}
 	return x.print(c, l, func(t *tabwriter.Writer) {
-		row(t, "NAME", "BACKEND", "ENGINE", "SIZE", "FREE", "EXTENTS", "STATE", "PATH")
+		row(t, "NAME", "BACKEND", "ENGINE", "SIZE", "FREE", "EXTENTS", "STATE", "POLICY", "CONGESTION", "WRITE COST", "PATH")
 		for _, d := range l.Items {
-			row(t, d.Name, d.Backend, d.Engine, size(d.SizeBytes), size(d.FreeBytes), len(d.Extents), state(d), d.Path)
+			row(t, d.Name, d.Backend, d.Engine, size(d.SizeBytes), size(d.FreeBytes), len(d.Extents), state(d), d.Policy, d.CongestionState, writeCost(d), d.Path)
 		}
 	})
 }
@@ -36,6 +37,14 @@ func state(d admin.SSD) string {
 		return "failed"
 	}
 	return "ok"
+}
+
+// writeCost is what a drive's policy has found out about writes, if it does.
+func writeCost(d admin.SSD) string {
+	if d.WriteCost == 0 {
+		return ""
+	}
+	return strconv.FormatFloat(d.WriteCost, 'f', 1, 64)
 }
 
 // ssdAnswer is one drive.
@@ -58,6 +67,9 @@ func (x *cli) ssdShow(c *cobra.Command, args []string) error {
 		row(t, "size", size(a.SizeBytes))
 		row(t, "free", size(a.FreeBytes))
 		row(t, "state", state(a.SSD))
+		row(t, "policy", a.Policy)
+		row(t, "congestion", a.CongestionState)
+		row(t, "write cost", writeCost(a.SSD))
 		if a.Error != "" {
 			row(t, "error", a.Error)
 		}

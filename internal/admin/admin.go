@@ -7,6 +7,7 @@
 //	GET  /v1/ssds               List[SSD]
 //	GET  /v1/subsystems         List[Subsystem]
 //	GET  /v1/connections        List[Connection]
+//	GET  /v1/tenants            List[Tenant]
 //	POST /v1/reload             Answer
 //	POST /v1/namespaces/delete  DeleteNamespace -> Answer
 //
@@ -30,6 +31,7 @@ const (
 	PathSSDs            = "/v1/ssds"
 	PathSubsystems      = "/v1/subsystems"
 	PathConnections     = "/v1/connections"
+	PathTenants         = "/v1/tenants"
 	PathReload          = "/v1/reload"
 	PathNamespaceDelete = "/v1/namespaces/delete"
 )
@@ -92,6 +94,44 @@ type SSD struct {
 	Error     string   `json:"error,omitempty"`
 	Drive     string   `json:"drive,omitempty"` // UUID in the label
 	Extents   []Extent `json:"extents"`
+	// Policy is how tenants share it.
+	Policy string `json:"policy,omitempty"`
+	// CongestionState is how loaded the policy finds it: underutilised, avoidance,
+	// congested, overloaded; WriteCost what a written byte costs in read bytes. A policy that
+	// does not look at that says underutilised and 0.
+	CongestionState string  `json:"congestionState,omitempty"`
+	WriteCost       float64 `json:"writeCost"`
+	// ActiveTenants have commands waiting or outstanding.
+	ActiveTenants int `json:"activeTenants"`
+}
+
+// Tenant is one tenant at one drive: a configured one, or a connected host that belongs
+// to none.
+type Tenant struct {
+	Name string `json:"name"`
+	SSD  string `json:"ssd"`
+	// Configured: it is in the configuration in force.
+	Configured bool     `json:"configured"`
+	Hosts      []string `json:"hosts"`
+	// Connections are those of its hosts, to all drives.
+	Connections int `json:"connections"`
+	Weight      int `json:"weight"`
+	// The caps at this drive; 0 is none. A megabyte has 1024 * 1024 bytes.
+	RWIOsPerSec    int64 `json:"rwIOsPerSec"`
+	RWMBytesPerSec int64 `json:"rwMBytesPerSec"`
+	RMBytesPerSec  int64 `json:"rMBytesPerSec"`
+	WMBytesPerSec  int64 `json:"wMBytesPerSec"`
+	// Share is its part of what all tenants used of the drive lately, 0 to 1.
+	Share float64 `json:"share"`
+	// Credit is what it should have outstanding at most, in 4 KiB units; 0: the policy
+	// does not say.
+	Credit int `json:"credit"`
+	// Queued commands wait before the drive, Inflight ones are at it or wait for their data.
+	Queued   int `json:"queued"`
+	Inflight int `json:"inflight"`
+	// LimitedBy is what keeps its queued commands back now: none, cap, share,
+	// ssd_congested, credit.
+	LimitedBy string `json:"limitedBy"`
 }
 
 // Extent is one extent of a drive.

@@ -71,6 +71,12 @@ func (c *Client) Connections(ctx context.Context) (l List[Connection], err error
 	return l, err
 }
 
+// Tenants lists the tenants at each drive.
+func (c *Client) Tenants(ctx context.Context) (l List[Tenant], err error) {
+	err = c.do(ctx, http.MethodGet, PathTenants, nil, &l)
+	return l, err
+}
+
 // Reload makes the daemon read its configuration again.
 func (c *Client) Reload(ctx context.Context) (a Answer, err error) {
 	err = c.do(ctx, http.MethodPost, PathReload, nil, &a)

@@ -48,6 +48,7 @@ func (n *Node) serveAdmin() error {
 	get(admin.PathSSDs, n.listSSDs)
 	get(admin.PathSubsystems, n.listSubsystems)
 	get(admin.PathConnections, n.listConnections)
+	get(admin.PathTenants, n.listTenants)
 	post := func(pattern string, do func(*http.Request) error) {
 		mux.HandleFunc("POST "+pattern, func(w http.ResponseWriter, r *http.Request) {
 			// A change takes its time; who asked for it wants to know how it ended.
@@ -126,6 +127,7 @@ func (n *Node) listSSDs() any {
 		info, lab := d.dev.Info(), d.label.Label()
 		a.Engine, a.SizeBytes = info.Engine, info.SizeBytes
 		a.FreeBytes, a.Drive = lab.FreeBytes(), lab.DriveUUID.String()
+		schedulingOf(&a, d.owner)
 		if err := d.dev.Healthy(); err != nil {
 			a.Error = err.Error()
 		}

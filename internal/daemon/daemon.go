@@ -184,6 +184,7 @@ func start(opts Options) (_ *Node, err error) {
 	if err := n.startTarget(); err != nil {
 		return nil, err
 	}
+	n.tel.SetScheduling(n.scheduling)
 	if err := n.listen(); err != nil {
 		return nil, err
 	}

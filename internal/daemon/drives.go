@@ -104,7 +104,7 @@ func (n *Node) openSSD(d *drive, sc config.SSD) (err error) {
 			return err
 		}
 	}
-	o, err := owner.New(owner.Config{Device: d.dev, Pool: n.pool, Depth: sc.QueueDepth})
+	o, err := owner.New(owner.Config{Device: d.dev, Pool: n.pool, Depth: sc.QueueDepth, Policy: newPolicy(sc.Policy, sc.QueueDepth)})
 	if err != nil {
 		return err
 	}
@@ -209,6 +209,7 @@ func (n *Node) apply(cfg *config.Config) error {
 	if err := plan.commit(); err != nil {
 		return err
 	}
+	n.fab.SetTenants(tenantConfigs(cfg))
 	n.fab.Apply(state)
 	n.tel.SetSubsystems(tel)
 	return nil

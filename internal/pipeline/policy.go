@@ -147,6 +147,14 @@ type ClassStats struct {
 	State                  State
 }
 
+// Worst is the state of the class that is loaded most.
+func (s *Stats) Worst() (worst State) {
+	for _, c := range s.Class {
+		worst = max(worst, c.State)
+	}
+	return worst
+}
+
 // Stats are a policy's view of an SSD. What a policy does not have is zero.
 type Stats struct {
 	// WriteCost is what a written byte costs, in read bytes.

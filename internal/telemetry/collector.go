@@ -117,6 +117,7 @@ func metrics() []metric {
 			}
 		}
 	}
+	all = append(all, schedulerMetrics()...)
 	return append(all, subsystemInfo, namespaceInfo, namespaceCapacity, bufferBytes, bufferTaken, bufferWaits,
 		logDropped, tenantsDropped, configReloads)
 }
@@ -177,7 +178,7 @@ func (c collector) Collect(ch chan<- prometheus.Metric) {
 	for _, s := range t.ssds {
 		drives = append(drives, s)
 	}
-	subsystems, buffers := t.subsystems, t.buffers
+	subsystems, buffers, scheduling := t.subsystems, t.buffers, t.scheduling
 	t.mu.Unlock()
 
 	for _, s := range io {
@@ -197,6 +198,9 @@ func (c collector) Collect(ch chan<- prometheus.Metric) {
 	}
 	for _, s := range drives {
 		collectSSD(s, put)
+	}
+	if scheduling != nil {
+		collectScheduling(t, scheduling(), put, ch)
 	}
 	for _, s := range subsystems {
 		put(subsystemInfo, 1, s.NQN, s.Serial, s.Model)

@@ -60,6 +60,7 @@ type Telemetry struct {
 	ssds       map[string]SSD
 	subsystems []Subsystem
 	buffers    func() BufferStats
+	scheduling func() []Scheduling
 }
 
 type ioKey struct{ tenant, ssd, op string }
@@ -101,19 +102,28 @@ func (t *Telemetry) Health() *Health { return t.health }
 
 // tenantName returns the name under which a tenant is counted. The caller holds mu.
 func (t *Telemetry) tenantName(tenant string) string {
+	name, ok := t.nameOf(tenant)
+	if !ok {
+		t.tenantsOther.Add(1)
+	}
+	return name
+}
+
+// nameOf is tenantName without counting; ok is false for those without series of their
+// own. The caller holds mu.
+func (t *Telemetry) nameOf(tenant string) (name string, ok bool) {
 	if !utf8.ValidString(tenant) {
 		tenant = strings.ToValidUTF8(tenant, "\uFFFD")
 	}
 	if _, ok := t.tenants[tenant]; ok {
-		return tenant
+		return tenant, true
 	}
 	if len(t.tenants) >= t.opts.MaxTenants {
-		t.tenantsOther.Add(1)
-		return OtherTenant
+		return OtherTenant, false
 	}
 	tenant = strings.Clone(tenant)
 	t.tenants[tenant] = struct{}{}
-	return tenant
+	return tenant, true
 }
 
 // IO returns the series of one tenant's operations of one kind on one SSD, always

@@ -7,8 +7,10 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"maps"
 	"net"
 	"net/http"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -19,6 +21,7 @@ import (
 	dto "github.com/prometheus/client_model/go"
 	"pgregory.net/rapid"
 
+	"jbofd/internal/pipeline"
 	"jbofd/internal/ssd"
 )
 
@@ -42,7 +45,22 @@ func full() *Telemetry {
 	t.SetSubsystems([]Subsystem{{NQN: "nqn.2026-11.example.jbofd:a", Serial: "S1", Model: "jbofd",
 		Namespaces: []Namespace{{NSID: 1, SSD: "ssd0", UUID: "6f8b1c1e-6c29-4b5a-9a55-0d7f3f4f2c11", Type: "block", SizeBytes: 1 << 20, BlockSize: 4096}}}})
 	t.SetBuffers(func() BufferStats { return BufferStats{TotalBytes: 100, InUseBytes: 40, TakenBytes: 60, Waits: 1} })
+	t.SetScheduling(func() []Scheduling { return []Scheduling{sharing("nqn.2026-11.example.host:a")} })
 	return t
+}
+
+// sharing is a drive that those tenants share.
+func sharing(tenants ...string) Scheduling {
+	s := Scheduling{SSD: "ssd0", Policy: "jbof", Stats: pipeline.Stats{WriteCost: 3, TargetBytesPerSec: 2e9, CompletedBytesPerSec: 1e9,
+		InflightNS: 1_000_000, WindowNS: 2_000_000, ActiveTenants: len(tenants)}}
+	s.Stats.Class[pipeline.WriteClass] = pipeline.ClassStats{LatencyNS: 80_000, ThresholdNS: 500_000, State: pipeline.Congested}
+	for _, name := range tenants {
+		st := pipeline.TenantStats{Weight: 4, Share: 0.25, CostNS: 2_500_000_000, Credit: 32, Queued: 5, Inflight: 6}
+		st.Wait.Count[0], st.Wait.Count[3], st.Wait.Count[pipeline.WaitBuckets-1], st.Wait.SumNS = 1, 2, 4, 9_000_000_000
+		st.LimitedNS[pipeline.LimitCap] = 1_500_000_000
+		s.Tenants = append(s.Tenants, TenantScheduling{name, st})
+	}
+	return s
 }
 
 func gather(t *testing.T, tel *Telemetry) map[string]*dto.MetricFamily {
@@ -214,6 +232,75 @@ func TestReasonsAreBounded(t *testing.T) {
 	}
 	if n := len(gather(t, tel)["jbof_protocol_errors_total"].Metric); n > maxReasons+1 {
 		t.Errorf("%d series", n)
+	}
+}
+
+func TestHowADriveIsSharedIsScraped(t *testing.T) {
+	families := gather(t, full())
+	value := func(name string, labels ...string) float64 {
+		t.Helper()
+	next:
+		for _, m := range families[name].GetMetric() {
+			for i := 0; i < len(labels); i += 2 {
+				if !slices.ContainsFunc(m.Label, func(l *dto.LabelPair) bool { return l.GetName() == labels[i] && l.GetValue() == labels[i+1] }) {
+					continue next
+				}
+			}
+			return m.GetCounter().GetValue() + m.GetGauge().GetValue()
+		}
+		t.Errorf("no %s with %v", name, labels)
+		return 0
+	}
+	for _, x := range []struct {
+		want   float64
+		name   string
+		labels []string
+	}{
+		{0.25, "jbof_scheduler_share", nil}, {4, "jbof_scheduler_weight", nil}, {32, "jbof_scheduler_credit", nil}, {5, "jbof_scheduler_queued", nil},
+		{6, "jbof_scheduler_inflight", nil}, {2.5, "jbof_scheduler_device_seconds_total", nil},
+		{1.5, "jbof_scheduler_limited_seconds_total", []string{"reason", "cap"}}, {0, "jbof_scheduler_limited_seconds_total", []string{"reason", "credit"}},
+		{1, "jbof_scheduler_state", []string{"class", "write", "state", "congested"}}, {0, "jbof_scheduler_state", []string{"class", "write", "state", "overloaded"}},
+		{1, "jbof_scheduler_state", []string{"class", "read", "state", "underutilised"}}, {80e-6, "jbof_scheduler_latency_seconds", []string{"class", "write"}},
+		{500e-6, "jbof_scheduler_latency_threshold_seconds", []string{"class", "write"}}, {3, "jbof_scheduler_write_cost", nil},
+		{2e9, "jbof_scheduler_target_bytes_per_second", nil}, {1e9, "jbof_scheduler_completed_bytes_per_second", nil}, {0.001, "jbof_scheduler_inflight_seconds", nil},
+		{0.002, "jbof_scheduler_window_seconds", nil}, {1, "jbof_scheduler_active_tenants", nil}, {1, "jbof_scheduler_info", []string{"policy", "jbof"}},
+	} {
+		if got := value(x.name, x.labels...); got != x.want {
+			t.Errorf("%s %v is %v, want %v", x.name, x.labels, got, x.want)
+		}
+	}
+	h := families["jbof_scheduler_wait_seconds"].Metric[0].Histogram
+	if h.GetSampleCount() != 7 || h.GetSampleSum() != 9 || len(h.Bucket) != 12 {
+		t.Errorf("waits %v", h)
+	}
+	if first := h.Bucket[0]; first.GetUpperBound() != 4e-6 || first.GetCumulativeCount() != 1 || h.Bucket[1].GetCumulativeCount() != 3 {
+		t.Errorf("waits %v", h)
+	}
+}
+
+func TestTenantsWithoutSeriesShareTheSchedulersToo(t *testing.T) {
+	tel := New(Options{MaxTenants: 2})
+	// The last two have one name once they are text.
+	tel.SetScheduling(func() []Scheduling { return []Scheduling{sharing("a", "h\xff", "h\xfe", "other", "c", "d")} })
+	for range 3 {
+		families := gather(t, tel)
+		weights := map[string]float64{}
+		for _, m := range families["jbof_scheduler_weight"].Metric {
+			for _, l := range m.Label {
+				if l.GetName() == "tenant" {
+					weights[l.GetValue()] += m.GetGauge().GetValue()
+				}
+			}
+		}
+		if want := map[string]float64{"a": 4, "h\uFFFD": 4, "other": 16}; !maps.Equal(weights, want) {
+			t.Errorf("weights %v, want %v", weights, want)
+		}
+		if n := len(families["jbof_scheduler_device_seconds_total"].Metric); n != 2 {
+			t.Errorf("%d tenants have counters, want 2", n)
+		}
+		if n := families["jbof_tenants_dropped_total"].Metric[0].GetCounter().GetValue(); n != 0 {
+			t.Errorf("scrapes count as %v tenants dropped", n)
+		}
 	}
 }
 

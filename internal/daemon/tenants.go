@@ -1,0 +1,104 @@
+package daemon
+
+import (
+	"sort"
+
+	"jbofd/internal/admin"
+	"jbofd/internal/config"
+	"jbofd/internal/nvmeof/fabric"
+	"jbofd/internal/owner"
+	"jbofd/internal/pipeline"
+	"jbofd/internal/telemetry"
+)
+
+// newPolicy makes the policy of that name for a drive with depth requests outstanding
+// at most.
+func newPolicy(_ string, depth int) pipeline.Policy { return pipeline.NewFIFO(depth) }
+
+// megabyte is SPDK's unit of caps on bytes.
+const megabyte = 1024 * 1024
+
+// tenantConfigs are the tenants as fabric wants them.
+func tenantConfigs(cfg *config.Config) []fabric.TenantConfig {
+	all := make([]fabric.TenantConfig, len(cfg.Tenants))
+	for i, t := range cfg.Tenants {
+		l := t.Limits
+		all[i] = fabric.TenantConfig{Name: t.Name, Hosts: t.Hosts, Settings: pipeline.Settings{Weight: t.Weight, Caps: pipeline.Caps{
+			RWIOsPerSec: l.RWIOsPerSec, RWBytesPerSec: l.RWMBytesPerSec * megabyte,
+			ReadBytesPerSec: l.RMBytesPerSec * megabyte, WriteBytesPerSec: l.WMBytesPerSec * megabyte}}}
+	}
+	return all
+}
+
+// nameTenants maps the numbers that drives know to names.
+func (n *Node) nameTenants() map[pipeline.Tenant]fabric.TenantInfo {
+	m := map[pipeline.Tenant]fabric.TenantInfo{}
+	for _, t := range n.fab.Tenants() {
+		m[t.Number] = t
+	}
+	return m
+}
+
+// scheduling reports how every drive is shared.
+func (n *Node) scheduling() []telemetry.Scheduling {
+	names := n.nameTenants()
+	var all []telemetry.Scheduling
+	var s owner.Snapshot
+	for _, d := range n.ssds {
+		if d.owner == nil {
+			continue
+		}
+		d.owner.Snapshot(&s)
+		one := telemetry.Scheduling{SSD: d.name, Policy: s.Policy, Stats: s.Stats}
+		for i := range s.Tenants {
+			if t, ok := names[s.Tenants[i].Tenant]; ok {
+				one.Tenants = append(one.Tenants, telemetry.TenantScheduling{Tenant: t.Name, TenantStats: s.Tenants[i].TenantStats})
+			}
+		}
+		all = append(all, one)
+	}
+	return all
+}
+
+// listTenants answers the admin API.
+func (n *Node) listTenants() any {
+	l := admin.List[admin.Tenant]{APIVersion: admin.Version, Items: []admin.Tenant{}}
+	hosts := map[string][]string{}
+	for _, t := range n.config().Tenants {
+		hosts[t.Name] = t.Hosts
+	}
+	names := n.nameTenants()
+	var s owner.Snapshot
+	for _, d := range n.ssds {
+		if d.owner == nil {
+			continue
+		}
+		d.owner.Snapshot(&s)
+		for i := range s.Tenants {
+			st := &s.Tenants[i]
+			t, ok := names[st.Tenant]
+			if !ok {
+				continue
+			}
+			c := t.Settings.Caps
+			a := admin.Tenant{Name: t.Name, SSD: d.name, Configured: t.Configured, Hosts: list(hosts[t.Name]), Connections: t.Connections,
+				Weight: st.Weight, RWIOsPerSec: c.RWIOsPerSec, RWMBytesPerSec: c.RWBytesPerSec / megabyte, RMBytesPerSec: c.ReadBytesPerSec / megabyte,
+				WMBytesPerSec: c.WriteBytesPerSec / megabyte, Share: st.Share, Credit: st.Credit, Queued: st.Queued, Inflight: st.Inflight,
+				LimitedBy: st.Limit.String()}
+			if !t.Configured {
+				a.Hosts = []string{t.Name}
+			}
+			l.Items = append(l.Items, a)
+		}
+	}
+	sort.SliceStable(l.Items, func(i, j int) bool { return l.Items[i].Name < l.Items[j].Name })
+	return l
+}
+
+// schedulingOf fills in how a drive is shared.
+func schedulingOf(a *admin.SSD, o *owner.Owner) {
+	var s owner.Snapshot
+	o.Snapshot(&s)
+	a.Policy, a.WriteCost, a.CongestionState = s.Policy, s.Stats.WriteCost, s.Stats.Worst().String()
+	a.ActiveTenants = s.Stats.ActiveTenants
+}
