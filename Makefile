@@ -9,7 +9,7 @@ COMMANDS := jbofd jbofctl jbofbench
 export CGO_ENABLED ?= 0
 
 .DEFAULT_GOAL := build
-.PHONY: help build test race test-vm lint fuzz bench run demo clean
+.PHONY: help build test race test-vm lint fuzz sim bench run demo clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 18
@@ -41,6 +41,9 @@ fuzz: ## every native fuzzer for FUZZTIME
 	    $(GO) test -run '^$$' -fuzz "^$$target\$$" -fuzztime $(FUZZTIME) -fuzzminimizetime 5x $$package; \
 	  done; \
 	done
+
+sim: build ## the evaluation of the policies in virtual time, into sim-out/ (ARGS='--row size')
+	bin/jbofbench sim gimbal --out sim-out $(ARGS)
 
 bench: ## Go benchmarks of the hot paths
 	$(GO) test -run '^$$' -bench . -benchmem -count $(or $(COUNT),1) ./internal/... ./client/...

@@ -1,7 +1,6 @@
 package main
 
 import (
-	"context"
 	"fmt"
 	"io"
 	"regexp"
@@ -107,7 +106,12 @@ func (f *simFlags) run(c *cobra.Command) error {
 	if err := report.Execute(c.Context(), stages, f.progress(c.ErrOrStderr(), began)); err != nil {
 		return err
 	}
-	if err := f.write(c.Context(), c.OutOrStdout(), results); err != nil {
+	if f.out != "" {
+		if err := report.WriteFolder(f.out, f.seed, results); err != nil {
+			return err
+		}
+	}
+	if err := f.write(c.OutOrStdout(), results); err != nil {
 		return err
 	}
 	for _, r := range results {
@@ -119,8 +123,8 @@ func (f *simFlags) run(c *cobra.Command) error {
 	return err
 }
 
-// write prints the results and, if asked to, writes the folder.
-func (f *simFlags) write(_ context.Context, w io.Writer, results []*sim.Result) error {
+// write prints the results.
+func (f *simFlags) write(w io.Writer, results []*sim.Result) error {
 	if f.json {
 		return report.WriteJSON(w, f.seed, results)
 	}

@@ -148,6 +148,7 @@ var dependencies = []string{
 	"github.com/zeebo/xxh3",
 	"go.etcd.io/etcd",
 	"golang.org/x/sys",
+	"gonum.org/v1/plot",
 }
 
 // testDependencies may be imported by tests and test tools besides.

@@ -7,11 +7,21 @@ import (
 
 	"jbofd/internal/pipeline"
 	"jbofd/internal/pipeline/jbof"
+	"jbofd/internal/pipeline/policies"
 	"jbofd/internal/ssd/model/flash"
 )
 
+// parda is a policy of hosts; their target is a vanilla one.
+const pardaName = "parda"
+
 // Policies are the names of what can be compared, the vanilla one first.
-func Policies() []string { return []string{"fifo", "jbof", "parda"} }
+func Policies() []string {
+	names := policies.Names()
+	if !slices.Contains(names, "jbof") {
+		names = append(names, "jbof")
+	}
+	return append(names, pardaName)
+}
 
 // fifoDepth is the vanilla target's: as deep as an NVMe queue.
 const fifoDepth = 1024
@@ -56,8 +66,8 @@ type Step struct {
 // Plan says how to run each scenario under each policy: stage by stage, the steps of a
 // stage in any order or at once. Results are there when all is done, policies within
 // scenarios.
-func (l *Lab) Plan(scenarios []Scenario, policies []string) (stages [][]Step, results []*Result, err error) {
-	for _, name := range policies {
+func (l *Lab) Plan(scenarios []Scenario, names []string) (stages [][]Step, results []*Result, err error) {
+	for _, name := range names {
 		if !slices.Contains(Policies(), name) {
 			return nil, nil, fmt.Errorf("policy is %q, must be one of %s", name, strings.Join(Policies(), ", "))
 		}
@@ -86,13 +96,13 @@ func (l *Lab) Plan(scenarios []Scenario, policies []string) (stages [][]Step, re
 			}
 		}
 	}
-	results = make([]*Result, len(scenarios)*len(policies))
+	results = make([]*Result, len(scenarios)*len(names))
 	for i := range scenarios {
-		for j, name := range policies {
-			sc, at := &scenarios[i], i*len(policies)+j
-			stages[2] = append(stages[2], Step{sc.String() + " " + name, func() error {
-				results[at] = l.run(sc, name)
-				return nil
+		for j, name := range names {
+			sc, at := &scenarios[i], i*len(names)+j
+			stages[2] = append(stages[2], Step{sc.String() + " " + name, func() (err error) {
+				results[at], err = l.run(sc, name)
+				return err
 			}})
 		}
 	}
@@ -129,21 +139,26 @@ func (p *prototype) make(key driveKey, seed uint64) error {
 }
 
 // run runs a scenario for which all is prepared.
-func (l *Lab) run(sc *Scenario, policy string) *Result {
+func (l *Lab) run(sc *Scenario, policy string) (*Result, error) {
 	key := driveKey{sc.Preset, sc.SizeBytes, sc.Condition}
 	proto := l.drives[key]
-	return Run(sc, Setup{SizeBytes: sc.SizeBytes, Drive: proto.drive.Clone(), Policy: newPolicy(policy, proto), Parda: policy == "parda", Seed: l.seed,
-		Standalone: func(load *Load) float64 { return *l.standalone[standaloneKey{key, load.id()}] }})
+	p, err := newPolicy(policy, proto)
+	if err != nil {
+		return nil, err
+	}
+	return Run(sc, Setup{SizeBytes: sc.SizeBytes, Drive: proto.drive.Clone(), Policy: p, Parda: policy == pardaName, Seed: l.seed,
+		Standalone: func(load *Load) float64 { return *l.standalone[standaloneKey{key, load.id()}] }}), nil
 }
 
 // newPolicy makes a policy for a drive.
-func newPolicy(name string, p *prototype) pipeline.Policy {
+func newPolicy(name string, p *prototype) (pipeline.Policy, error) {
 	switch name {
 	case "jbof":
-		return jbof.New(jbof.Config{Profile: p.profile})
-	default:
-		return pipeline.NewFIFO(fifoDepth)
+		return jbof.New(jbof.Config{Profile: p.profile}), nil
+	case pardaName:
+		name = "fifo"
 	}
+	return policies.New(name, policies.Config{Depth: fifoDepth})
 }
 
 // alone measures what the load gets of a drive of its own at a depth that saturates it,

@@ -12,8 +12,8 @@ const (
 	defaultNetworkNS = 5 * Microsecond
 	defaultPreset    = "dct983"
 	defaultSizeBytes = 4 << 30
-	warmNS           = 500 * Millisecond
-	measuredNS       = Second
+	warmNS           = Second
+	measuredNS       = 2 * Second
 )
 
 // Depths of clients, by the size of their I/Os, as the paper has them.
@@ -260,7 +260,7 @@ func churn() []Scenario {
 	}
 	s := scenario("churn", "1000-sessions-fragmented", flash.Fragmented, join(readers(4, size4K), writers(4, size4K, flash.Fragmented), come))
 	s.Sessions = 1000
-	s.Phases = []Phase{{"churn", warmNS, 1700 * Millisecond}, {"after", 2500 * Millisecond, 3 * Second}}
+	s.Phases = []Phase{{"churn", 500 * Millisecond, 1700 * Millisecond}, {"after", 2500 * Millisecond, 3 * Second}}
 	return []Scenario{s}
 }
 
@@ -304,12 +304,12 @@ func burst() []Scenario {
 	t := join(readers(8, size4K), writers(8, size4K, flash.Fragmented))
 	for i := range t {
 		again := t[i].Loads[0]
-		t[i].Loads[0].StopNS = 1500 * Millisecond
-		again.StartNS = 11500 * Millisecond
+		t[i].Loads[0].StopNS = 2 * Second
+		again.StartNS = 12 * Second
 		t[i].Loads = []Load{t[i].Loads[0], again}
 	}
 	after := scenario("burst", "after-10s-idle-fragmented", flash.Fragmented, t)
-	after.Phases = []Phase{{"steady", warmNS, 1500 * Millisecond}, {"burst", 11500 * Millisecond, 11600 * Millisecond}, {"later", 11600 * Millisecond, 12 * Second}}
+	after.Phases = []Phase{{"steady", warmNS, 2 * Second}, {"burst", 12 * Second, 12100 * Millisecond}, {"later", 12100 * Millisecond, 12600 * Millisecond}}
 	return []Scenario{after, onOff("on-off-10ms-fragmented", 10*Millisecond), onOff("on-off-100ms-fragmented", 100*Millisecond)}
 }
 
