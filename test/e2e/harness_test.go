@@ -102,6 +102,8 @@ func within(t testing.TB, limit time.Duration, what string, ok func() bool) {
 type setup struct {
 	// ssds, subsystems and limits are bodies of the sections. @DIR@ stands for the daemon's folder.
 	ssds, subsystems, limits string
+	// tenants is the body of that section, which is left out if it is empty.
+	tenants string
 	// log is the section's body; discovery and metrics are further keys of theirs, with a comma before.
 	log, discovery, metrics string
 }
@@ -204,6 +206,9 @@ func (d *daemon) write(s setup) {
 	fmt.Fprintf(&b, "metrics: {address: %q, pprof: true%s}\nadmin: {socket: %q}\n", d.listen[2], s.metrics, d.socket())
 	fmt.Fprintf(&b, "discovery: {address: %q%s}\nlisteners:\n  - {transport: tcp, address: %q}\n", d.listen[1], s.discovery, d.listen[0])
 	b.WriteString("ssds:\n" + s.ssds + "subsystems:\n" + s.subsystems)
+	if s.tenants != "" {
+		b.WriteString("tenants:\n" + s.tenants)
+	}
 	if s.limits != "" {
 		b.WriteString("limits: {" + s.limits + "}\n")
 	}
