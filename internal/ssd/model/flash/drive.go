@@ -399,6 +399,23 @@ func (d *Drive) NextEvent() (at int64, ok bool) { // hot: 0 allocs
 	return at, at < never
 }
 
+// NextCompletion returns a time before which nothing completes unless more is submitted: what
+// happens inside until then can as well be caught up with at that time. Without a command in flight there is none.
+func (d *Drive) NextCompletion() (earliest int64, ok bool) { // hot: 0 allocs
+	if d.inFlight == 0 {
+		return 0, false
+	}
+	_, at := d.next.first()
+	if d.arriving.head >= 0 {
+		at = min(at, d.parts[d.arriving.head].atNS)
+	}
+	at += min(d.cfg.ReadLatencyNS, d.cfg.WriteLatencyNS, d.cfg.FlushLatencyNS)
+	if len(d.due.s) > 0 {
+		at = min(at, d.due.s[0].at)
+	}
+	return at, true
+}
+
 // Advance lets time pass until now and appends to dst all that completed until then, in order of time.
 //
 // Cost: 0 allocs besides dst.
@@ -759,6 +776,9 @@ func (d *Drive) jobDone(t int64, i int, x *die) {
 		d.dispatch(t)
 	}
 }
+
+// InFlight is how many commands are submitted and not completed.
+func (d *Drive) InFlight() int { return d.inFlight }
 
 // Stats returns the drive's counters.
 func (d *Drive) Stats() Stats {
