@@ -104,7 +104,7 @@ func (n *Node) openSSD(d *drive, sc config.SSD) (err error) {
 			return err
 		}
 	}
-	o, err := owner.New(owner.Config{Device: d.dev, Pool: n.pool, Depth: sc.QueueDepth, Policy: newPolicy(sc.Policy, sc.QueueDepth)})
+	o, err := owner.New(owner.Config{Device: d.dev, Pool: n.pool, Depth: sc.QueueDepth, Policy: n.newPolicy(sc.Name, sc.Policy, sc.QueueDepth)})
 	if err != nil {
 		return err
 	}

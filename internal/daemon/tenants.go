@@ -8,12 +8,20 @@ import (
 	"jbofd/internal/nvmeof/fabric"
 	"jbofd/internal/owner"
 	"jbofd/internal/pipeline"
+	"jbofd/internal/pipeline/policies"
 	"jbofd/internal/telemetry"
 )
 
 // newPolicy makes the policy of that name for a drive with depth requests outstanding
-// at most.
-func newPolicy(_ string, depth int) pipeline.Policy { return pipeline.NewFIFO(depth) }
+// at most. What this build does not have is replaced by fifo, which the log then says.
+func (n *Node) newPolicy(ssd, name string, depth int) pipeline.Policy {
+	p, err := policies.New(name, policies.Config{Depth: depth})
+	if err != nil {
+		n.log.Warn("policy is not built in, fifo is used", "ssd", ssd, "policy", name, "error", err)
+		return pipeline.NewFIFO(depth)
+	}
+	return p
+}
 
 // megabyte is SPDK's unit of caps on bytes.
 const megabyte = 1024 * 1024
