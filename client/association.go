@@ -11,6 +11,7 @@ import (
 
 	"jbofd/client/internal/hostconn"
 	"jbofd/client/internal/hosttcp"
+	"jbofd/client/internal/window"
 	"jbofd/internal/nvme"
 )
 
@@ -40,6 +41,9 @@ type association struct {
 	// ioQueues is how many I/O queues the target grants.
 	ioQueues int
 
+	// gate keeps the host within its credits; nil: the target grants none.
+	gate *window.Gate
+
 	admin *hostconn.Queue
 	io    []*hostconn.Queue
 	next  atomic.Uint32 // the I/O queue for the next operation
@@ -60,8 +64,9 @@ type association struct {
 }
 
 // connectAssociation builds an association: connections, Connect, controller enabled, I/O
-// queues connected. ctx bounds the attempt.
-func connectAssociation(ctx context.Context, o Options) (a *association, err error) {
+// queues connected. known, if not nil, is the gate of the association before. ctx bounds the
+// attempt.
+func connectAssociation(ctx context.Context, o Options, known *window.Gate) (a *association, err error) {
 	actx, cancel := context.WithCancelCause(context.Background())
 	a = &association{opts: o, ctx: actx, cancel: cancel, qpairs: map[*QPair]struct{}{}, users: make(chan struct{}, adminUsers)}
 	defer func() {
@@ -78,6 +83,9 @@ func connectAssociation(ctx context.Context, o Options) (a *association, err err
 	}
 	if o.discovery {
 		return a, a.configureEvents(ctx)
+	}
+	if err := a.askForCredits(ctx, known); err != nil {
+		return a, err
 	}
 	want := o.Queues + o.QPairs
 	var e SQE
@@ -126,6 +134,9 @@ func (a *association) openQueue(ctx context.Context, id uint16, depth int) (*hos
 		return nil, errors.Join(err, q.Close(ErrClosed))
 	}
 	q.SetInCapsule(a.inCapsuleFor(id))
+	if id != 0 {
+		q.SetGate(a.gate)
+	}
 	return q, nil
 }
 
@@ -424,6 +435,7 @@ func (a *association) openQPair(ctx context.Context) (p *QPair, err error) {
 		return nil, errors.Join(err, p.Close())
 	}
 	w.Machine().SetInCapsuleBytes(a.inCapsule)
+	p.passGate(a.gate)
 	return p, nil
 }
 

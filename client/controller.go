@@ -7,6 +7,7 @@ import (
 	"sync"
 	"time"
 
+	"jbofd/client/internal/window"
 	"jbofd/internal/nvme"
 )
 
@@ -30,7 +31,9 @@ type Controller struct {
 	mu sync.Mutex
 	// a is the current association, nil while there is none; err is why there will never be
 	// another. changed is closed and replaced whenever one of them changes.
-	a       *association
+	a *association
+	// gate is that of the latest association that has one.
+	gate    *window.Gate
 	err     error
 	changed chan struct{}
 	losses  uint64
@@ -62,9 +65,17 @@ func Connect(ctx context.Context, o Options) (*Controller, error) {
 func (c *Controller) attempt(ctx context.Context) (*association, error) {
 	ctx, cancel := context.WithTimeout(ctx, c.opts.ConnectTimeout)
 	defer cancel()
-	a, err := connectAssociation(ctx, c.opts)
+	c.mu.Lock()
+	known := c.gate
+	c.mu.Unlock()
+	a, err := connectAssociation(ctx, c.opts, known)
 	if err != nil {
 		return nil, err
+	}
+	if a.gate != nil {
+		c.mu.Lock()
+		c.gate = a.gate
+		c.mu.Unlock()
 	}
 	a.wg.Add(1)
 	go a.maintain()

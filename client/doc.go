@@ -17,6 +17,14 @@
 // the host from the call (Submit, for a QPair) to its return (the completion); it is
 // never touched afterwards, not even when a context ends a call early.
 //
+// # Credits
+//
+// A jbofd target tells its hosts how much they may have outstanding at each drive so that all get
+// their share. What is beyond waits in this package, in order, and holds up nothing for
+// other drives. Namespace.Credit shows it, Namespace.WaitCredit waits for room, and
+// Options.Credits turns it off. Which drive a namespace lies on is known once it was opened
+// with Controller.Namespace, or when a command to it has completed.
+//
 // # Errors
 //
 // What a target answers is a Status; it reaches callers as a *StatusError. ErrConnectionLost,

@@ -65,3 +65,36 @@ func ExampleController_OpenQPair() {
 		done += n
 	}
 }
+
+// A program that has more to do than it may send, and chooses when it can.
+func ExampleNamespace_WaitCredit() {
+	ctx := context.Background()
+	c, err := client.Connect(ctx, client.Options{Address: "192.0.2.1:4420", SubNQN: "nqn.2026-11.example.jbofd:blocks"})
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer c.Close()
+	disk, err := c.Namespace(ctx, 1)
+	if err != nil {
+		log.Fatal(err)
+	}
+	urgent, background := make(chan int64, 16), make(chan int64, 16)
+	for range 1000 {
+		if err := disk.WaitCredit(ctx, 4096); err != nil {
+			log.Fatal(err)
+		}
+		var off int64
+		select {
+		case off = <-urgent: // what came while there was no room goes first
+		default:
+			off = <-background
+		}
+		go func() {
+			if _, err := disk.ReadAt(ctx, make([]byte, 4096), off); err != nil {
+				log.Print(err)
+			}
+		}()
+	}
+	now := disk.Credit()
+	fmt.Printf("drive %d: %d of %d units outstanding, %d commands wait\n", now.SSD, now.Outstanding, now.Units, now.Waiting)
+}

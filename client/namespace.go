@@ -45,7 +45,7 @@ type NamespaceInfo struct {
 	ANAGroup uint32
 	// ReadOnly: write protected.
 	ReadOnly bool
-	// SSD is the number of the drive in a jbofd node, where the target announces credits.
+	// SSD is the number of the drive in a jbofd node; 0 elsewhere.
 	SSD uint16
 	// DeallocatedReadsZero: deallocated blocks read as zeroes.
 	DeallocatedReadsZero bool
@@ -110,6 +110,9 @@ func (n *Namespace) Refresh(ctx context.Context) error {
 	g.info.DeallocatedReadsZero = id.DLFEAT()&7 == nvme.DLFEATReadZeroes
 	if _, _, ok := a.id.Extension(); ok {
 		g.info.SSD = id.SSD()
+		if err := a.learn(ctx, n.nsid, id.SSD()); err != nil {
+			return fmt.Errorf("namespace %d: %w", n.nsid, err)
+		}
 	}
 	g.maxTransfer = a.maxTransfer()
 	if g.maxTransfer == 0 {

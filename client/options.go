@@ -37,6 +37,10 @@ type Options struct {
 	// the target says so. Default 128.
 	QueueDepth int
 
+	// Credits says whether to keep within what the target lets this host have outstanding at a
+	// drive. Default: if the target offers it.
+	Credits CreditMode
+
 	// HeaderDigest and DataDigest protect PDU headers and data by CRC32C.
 	HeaderDigest, DataDigest bool
 	// MaxR2T is how many R2Ts the target may have outstanding per command, 1 to 64. Default 4.

@@ -10,6 +10,7 @@ import (
 
 	"jbofd/client/internal/hostconn"
 	"jbofd/client/internal/hosttcp"
+	"jbofd/client/internal/window"
 )
 
 // DefaultSpin is how long QPair.Poll looks for completions without blocking, if
@@ -38,11 +39,17 @@ const stuckWait = 20 * time.Millisecond
 // not reconnect: when it fails, Poll and Submit say so, all commands outstanding are
 // gone (whether they took effect is unknown) and their buffers are the caller's. Nor does it time
 // commands out: Poll with a bound and decide.
+//
+// With credits (Options.Credits), commands beyond the drive's window are taken too, and go when
+// Poll has seen room for them: keep calling it while something is outstanding.
 type QPair struct {
 	id   uint16
 	w    *hostconn.Conn
 	spin time.Duration
 	base time.Time // what spinning is timed from
+
+	// credits holds commands back that the target has given no credit for; nil: none are.
+	credits *window.Pair
 
 	err    error // why the queue pair has ended
 	expire bool  // a read deadline is set on the connection
@@ -62,7 +69,15 @@ func (p *QPair) ID() uint16 { return p.id }
 func (p *QPair) Depth() int { return p.w.Machine().Depth() }
 
 // Outstanding returns how many commands were submitted and not yet returned by Poll.
-func (p *QPair) Outstanding() int { return p.w.Machine().Outstanding() }
+func (p *QPair) Outstanding() int { return p.w.Machine().Outstanding() + p.Held() }
+
+// Held returns how many of them wait at the host for credit: see Options.Credits.
+func (p *QPair) Held() int {
+	if p.credits == nil {
+		return 0
+	}
+	return p.credits.Held()
+}
 
 // Submit takes commands in order, sends them as one batch, and returns how many it
 // took: fewer than all when the queue is full. The Data of a command taken belongs
@@ -77,16 +92,11 @@ func (p *QPair) Submit(cmds []Command) (int, error) { // hot: 0 allocs
 	if p.err != nil {
 		return 0, p.err
 	}
-	var bad error
-	n := 0
-	for n < len(cmds) {
-		if _, err := p.w.Machine().Submit(&cmds[n]); err != nil {
-			if !errors.Is(err, hosttcp.ErrQueueFull) {
-				bad = fmt.Errorf("%w: command %d of the batch: %w", ErrInvalid, n, err)
-			}
-			break
-		}
-		n++
+	n, bad := p.take(cmds)
+	if bad != nil && !errors.Is(bad, hosttcp.ErrQueueFull) {
+		bad = fmt.Errorf("%w: command %d of the batch: %w", ErrInvalid, n, bad)
+	} else {
+		bad = nil
 	}
 	if _, err := p.w.Send(); err != nil {
 		return n, p.fail(err)
@@ -94,8 +104,48 @@ func (p *QPair) Submit(cmds []Command) (int, error) { // hot: 0 allocs
 	return n, bad
 }
 
+// take gives commands to the machine until it refuses one.
+func (p *QPair) take(cmds []Command) (n int, err error) { // hot: 0 allocs
+	if p.credits != nil {
+		return p.credits.Submit(cmds)
+	}
+	for n < len(cmds) {
+		if _, err := p.w.Machine().Submit(&cmds[n]); err != nil {
+			return n, err
+		}
+		n++
+	}
+	return n, nil
+}
+
+// passGate makes commands wait for credit from now on, if g is not nil.
+func (p *QPair) passGate(g *window.Gate) {
+	if g == nil {
+		return
+	}
+	p.credits = g.NewPair(p.w.Machine(), func() {
+		// Wakes block; if the connection is closed, nobody sleeps there.
+		_ = p.w.SetReadDeadline(time.Unix(1, 0))
+	})
+}
+
+// collect returns completions. What they have made room for is sent.
+func (p *QPair) collect(dst []Completion) int { // hot: 0 allocs
+	n := p.w.Machine().Completions(dst)
+	if n > 0 && p.credits != nil {
+		held := p.credits.Held()
+		p.credits.Completed(dst[:n])
+		if p.credits.Held() < held && p.err == nil {
+			if _, err := p.w.Send(); err != nil {
+				_ = p.fail(err) // Poll says so when it has no completions left
+			}
+		}
+	}
+	return n
+}
+
 // Free returns how many commands Submit will take now.
-func (p *QPair) Free() int { return p.w.Machine().Free() }
+func (p *QPair) Free() int { return p.w.Machine().Free() - p.Held() }
 
 // Poll writes completions to dst and returns how many. With wait 0 it only looks; with
 // wait > 0 it waits up to that long for the first one; with wait < 0 until there is one.
@@ -106,7 +156,7 @@ func (p *QPair) Free() int { return p.w.Machine().Free() }
 // Cost: one system call when completions are there, 0 allocs.
 func (p *QPair) Poll(dst []Completion, wait time.Duration) (int, error) { // hot: 0 allocs
 	m := p.w.Machine()
-	if n := m.Completions(dst); n > 0 {
+	if n := p.collect(dst); n > 0 {
 		return n, nil
 	}
 	if p.err != nil {
@@ -115,6 +165,9 @@ func (p *QPair) Poll(dst []Completion, wait time.Duration) (int, error) { // hot
 	var start time.Duration
 	started := false
 	for {
+		if p.credits != nil && p.credits.Granted() {
+			p.credits.Advance() // after sends it
+		}
 		got, err := p.w.Recv()
 		if n, err := p.after(dst, err); n > 0 || err != nil {
 			return n, err
@@ -159,7 +212,7 @@ func (p *QPair) after(dst []Completion, err error) (int, error) { // hot: 0 allo
 	if err != nil {
 		_ = p.fail(err)
 	}
-	if n := p.w.Machine().Completions(dst); n > 0 {
+	if n := p.collect(dst); n > 0 {
 		return n, nil
 	}
 	return 0, p.err
@@ -185,9 +238,22 @@ func (p *QPair) block(left time.Duration) (timedOut bool, err error) {
 		}
 		p.expire = false
 	}
+	if p.credits == nil {
+		_, err = p.w.RecvWait()
+		if errors.Is(err, os.ErrDeadlineExceeded) {
+			return true, nil
+		}
+		return false, err
+	}
+	defer p.credits.Unpark()
+	if p.credits.Park() {
+		return false, nil
+	}
 	_, err = p.w.RecvWait()
 	if errors.Is(err, os.ErrDeadlineExceeded) {
-		return true, nil
+		// Woken, perhaps late, or out of time: Poll looks at both.
+		p.expire = true
+		return false, nil
 	}
 	return false, err
 }
@@ -230,6 +296,9 @@ func (p *QPair) Close() error {
 			p.err = fmt.Errorf("queue pair %d: %w", p.id, ErrClosed)
 		}
 		p.closeErr = p.w.Close()
+		if p.credits != nil {
+			p.credits.Leave()
+		}
 		if p.onClose != nil {
 			p.onClose(p)
 		}

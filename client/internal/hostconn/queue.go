@@ -2,10 +2,13 @@ package hostconn
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"sync"
 
 	"jbofd/client/internal/hosttcp"
+	"jbofd/client/internal/window"
+	"jbofd/internal/nvme"
 )
 
 // Queue is a queue pair for any number of goroutines: each submits under the mutex
@@ -26,6 +29,8 @@ type Queue struct {
 	// cannot wait for each other's second call.
 	pair chan struct{}
 	wg   sync.WaitGroup
+	// gate, if not nil, is what commands pass first; set before the queue is shared.
+	gate *window.Gate
 
 	mu    sync.Mutex
 	w     *Conn
@@ -39,6 +44,8 @@ type call struct {
 	index uint64
 	// done gets the completion; capacity 1, so the receiver never blocks.
 	done chan hosttcp.Completion
+	// ticket is the command's part of a window, if there is a gate. Guarded by Queue.mu.
+	ticket window.Ticket
 	// abandoned: nobody waits; the receiver returns the call to free. Guarded by Queue.mu.
 	abandoned bool
 }
@@ -79,17 +86,28 @@ func (q *Queue) Do(ctx context.Context, cmds []hosttcp.Command, comps []hosttcp.
 	if len(cmds) > len(held) || len(cmds) > q.depth {
 		return fmt.Errorf("%w: %d commands at once on a queue of depth %d", ErrInvalid, len(cmds), q.depth)
 	}
+	var tickets [2]window.Ticket
+	if q.gate != nil {
+		if err := q.gate.Acquire(ctx, q.dead, cmds, tickets[:]); err != nil {
+			if errors.Is(err, window.ErrDead) {
+				return q.failure()
+			}
+			return err
+		}
+	}
 	if err := q.take(ctx, held[:len(cmds)]); err != nil {
+		q.release(tickets[:len(cmds)])
 		return err
 	}
 	var cids [2]uint16
 	q.mu.Lock()
 	if q.err != nil {
 		q.mu.Unlock()
-		return q.err
+		return q.err // and with it the gate is of no use any more
 	}
 	for i := range cmds {
 		cmds[i].Tag = held[i].index
+		held[i].ticket = tickets[i]
 		cid, err := q.w.m.Submit(&cmds[i])
 		if err != nil {
 			// Calls and slots are equal in number, so this is the command's fault; of a
@@ -98,6 +116,7 @@ func (q *Queue) Do(ctx context.Context, cmds []hosttcp.Command, comps []hosttcp.
 			for _, c := range held[i:len(cmds)] {
 				q.free <- c
 			}
+			q.release(tickets[i:len(cmds)])
 			return fmt.Errorf("%w: %w", ErrInvalid, err)
 		}
 		cids[i] = cid
@@ -125,6 +144,16 @@ func (q *Queue) Do(ctx context.Context, cmds []hosttcp.Command, comps []hosttcp.
 		}
 	}
 	return nil
+}
+
+// release gives tickets back whose commands were not sent.
+func (q *Queue) release(tickets []window.Ticket) {
+	if q.gate == nil {
+		return
+	}
+	for _, t := range tickets {
+		q.gate.Release(t, 0)
+	}
 }
 
 // take gets calls at rest for a command each.
@@ -235,6 +264,9 @@ func (q *Queue) deliverLocked() {
 		}
 		for _, comp := range q.comps[:n] {
 			c := &q.calls[comp.Tag]
+			if q.gate != nil {
+				q.gate.Release(c.ticket, nvme.Credit(comp.Result>>32))
+			}
 			if c.abandoned {
 				c.abandoned = false
 				q.free <- c
@@ -294,6 +326,13 @@ func (q *Queue) failLocked(err error) {
 
 // ID returns the queue identifier; 0 is the admin queue.
 func (q *Queue) ID() uint16 { return q.id }
+
+// SetGate makes commands pass g from now on. The queue is not shared yet.
+func (q *Queue) SetGate(g *window.Gate) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	q.gate = g
+}
 
 // SetInCapsule sets how much data later commands may carry in their capsules.
 func (q *Queue) SetInCapsule(n int) {

@@ -282,7 +282,7 @@ func (q *Queue) Submit(c *Command) (cid uint16, err error) { // hot: 0 allocs
 		return 0, ErrQueueFull
 	}
 	toTarget, toHost := direction(&c.SQE)
-	if len(c.Data) != 0 && toTarget == toHost || uint64(len(c.Data)) > 1<<32-1 {
+	if !fits(c, toTarget, toHost) {
 		return 0, ErrDataDirection
 	}
 	i := q.free[len(q.free)-1]
@@ -313,6 +313,27 @@ func (q *Queue) Submit(c *Command) (cid uint16, err error) { // hot: 0 allocs
 	q.push(sendItem{slot: i})
 	return cid, nil
 }
+
+func fits(c *Command, toTarget, toHost bool) bool {
+	return len(c.Data) == 0 || toTarget != toHost && uint64(len(c.Data)) <= 1<<32-1
+}
+
+// Check tells why Submit would not take a command, other than for want of a slot.
+//
+// Errors: ErrNotReady, ErrDataDirection.
+func (q *Queue) Check(c *Command) error { // hot: 0 allocs
+	if !q.Ready() {
+		return ErrNotReady
+	}
+	if toTarget, toHost := direction(&c.SQE); !fits(c, toTarget, toHost) {
+		return ErrDataDirection
+	}
+	return nil
+}
+
+// SlotOf returns the slot, below Depth, of a command by its CID: what a driver keeps for
+// outstanding commands it may index by that.
+func SlotOf(cid uint16) int { return int(cid & slotMask) }
 
 // direction is the data direction of a command; a fabrics command's is in its FCTYPE.
 func direction(e *nvme.SQE) (toTarget, toHost bool) {

@@ -24,6 +24,7 @@ import (
 	"jbofd/internal/nvmeof/tcp"
 	"jbofd/internal/nvmeof/tcp/serve"
 	"jbofd/internal/owner"
+	"jbofd/internal/pipeline"
 	"jbofd/internal/ssd"
 	"jbofd/internal/ssd/mem"
 	"jbofd/internal/telemetry"
@@ -69,6 +70,12 @@ func newRig(t testing.TB, change func(*serve.Config)) *rig {
 // newRigOf makes a rig with a namespace on each device.
 func newRigOf(t testing.TB, change func(*serve.Config), devices ...ssd.Device) *rig {
 	t.Helper()
+	return newRigWith(t, change, nil, devices...)
+}
+
+// newRigWith makes a rig whose first drives have the policies given.
+func newRigWith(t testing.TB, change func(*serve.Config), policies []pipeline.Policy, devices ...ssd.Device) *rig {
+	t.Helper()
 	pool, err := bufpool.New(bufpool.Config{TotalBytes: 64 << 20})
 	if err != nil {
 		t.Fatal(err)
@@ -76,7 +83,11 @@ func newRigOf(t testing.TB, change func(*serve.Config), devices ...ssd.Device) *
 	var owners []*owner.Owner
 	var namespaces []*nvmeof.Namespace
 	for i, dev := range devices {
-		own, err := owner.New(owner.Config{Device: dev, Pool: pool})
+		cfg := owner.Config{Device: dev, Pool: pool}
+		if i < len(policies) {
+			cfg.Policy = policies[i]
+		}
+		own, err := owner.New(cfg)
 		if err != nil {
 			t.Fatal(err)
 		}

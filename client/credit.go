@@ -1,0 +1,135 @@
+package client
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"jbofd/client/internal/window"
+	"jbofd/internal/nvme"
+)
+
+// CreditMode says whether a host asks for credits: docs/wire-extensions.md.
+type CreditMode uint8
+
+// Credit modes.
+const (
+	// CreditsAuto: if the target offers them. Commands then wait at the host instead of in
+	// front of the drive, which costs nothing and lets the host choose while it waits.
+	CreditsAuto CreditMode = iota
+	// CreditsOn: Connect fails with ErrUnsupported if the target does not grant them.
+	CreditsOn
+	// CreditsOff: as a standard host.
+	CreditsOff
+)
+
+// askForCredits enables credits, if the target has them and the options say so. known tells
+// which drives the host uses.
+func (a *association) askForCredits(ctx context.Context, known *window.Gate) error {
+	if a.opts.Credits == CreditsOff {
+		return nil
+	}
+	var granted uint32
+	if _, bits, _ := a.id.Extension(); bits&nvme.ExtCredits != 0 {
+		var e SQE
+		e.SetOpcode(nvme.AdminSetFeatures)
+		e.Features().SetFID(nvme.FIDExtensions)
+		e.Features().SetValue(nvme.ExtCredits)
+		comp, err := a.adminCommand(ctx, "Set Features (extensions)", e, nil)
+		var st *StatusError
+		if err != nil && !errors.As(err, &st) {
+			return err
+		}
+		if err == nil && uint32(comp.Result)&nvme.ExtCredits != 0 {
+			granted = nvme.ExtCredits
+			a.gate = window.New()
+			a.gate.Grant(nvme.Credit(comp.Result >> 32))
+		}
+	}
+	if granted == 0 {
+		if a.opts.Credits == CreditsOn {
+			return fmt.Errorf("%w: the target grants no credits", ErrUnsupported)
+		}
+		return nil
+	}
+	var err error
+	if known != nil {
+		known.Namespaces(func(nsid uint32, ssd uint16) {
+			if err == nil {
+				err = a.learn(ctx, nsid, ssd)
+			}
+		})
+	}
+	return err
+}
+
+// learn remembers on which drive a namespace lies and asks for that drive's credit if none
+// came yet.
+func (a *association) learn(ctx context.Context, nsid uint32, ssd uint16) error {
+	if a.gate == nil || !a.gate.Map(nsid, ssd) {
+		return nil
+	}
+	var e SQE
+	e.SetOpcode(nvme.AdminGetFeatures)
+	e.Features().SetFID(nvme.FIDExtensions)
+	e.Features().SetValue(uint32(ssd))
+	comp, err := a.adminCommand(ctx, "Get Features (extensions)", e, nil)
+	var st *StatusError
+	if errors.As(err, &st) {
+		return nil // the first completion will tell
+	}
+	if err == nil {
+		a.gate.Grant(nvme.Credit(comp.Result >> 32))
+	}
+	return err
+}
+
+// Credit is what a host may have outstanding at a drive, through all queue pairs and
+// namespaces of one Controller, and what it has. It begins anew with each connection.
+type Credit struct {
+	// On: the target has granted credits. The rest is zero otherwise.
+	On bool
+	// SSD is the drive's number in the node.
+	SSD uint16
+	// Units of 4 KiB may be outstanding; 0: no limit, the drive's policy says nothing.
+	Units int
+	// Outstanding is how many are.
+	Outstanding int
+	// Waiting is how many commands wait at the host for room; Waits how many have, and
+	// WaitTime for how long in all.
+	Waiting  int
+	Waits    uint64
+	WaitTime time.Duration
+}
+
+// Credit returns the credit of the drive that the namespace lies on. It is zero while the
+// controller reconnects.
+func (n *Namespace) Credit() Credit {
+	n.c.mu.Lock()
+	a := n.c.a
+	n.c.mu.Unlock()
+	if a == nil || a.gate == nil {
+		return Credit{}
+	}
+	s := a.gate.State(n.nsid)
+	return Credit{On: true, SSD: s.SSD, Units: s.Units, Outstanding: s.Outstanding, Waiting: s.Waiting, Waits: s.Waits, WaitTime: s.Waited}
+}
+
+// WaitCredit returns when a command with lenBytes of data would not have to wait at the host,
+// at once if there are no credits. It reserves nothing: it is for programs that choose what to do
+// next when something can be done, rather than let commands queue up.
+//
+// Errors: the context's; ErrConnectionLost; ErrClosed.
+func (n *Namespace) WaitCredit(ctx context.Context, lenBytes int) error {
+	for {
+		a, err := n.c.live(ctx)
+		if err != nil || a.gate == nil {
+			return err
+		}
+		err = a.gate.Wait(ctx, a.ctx.Done(), n.nsid, lenBytes)
+		if !errors.Is(err, window.ErrDead) {
+			return err
+		}
+	}
+}

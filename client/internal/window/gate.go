@@ -1,0 +1,342 @@
+// Package window keeps a host within its credits: of every SSD, no more is outstanding
+// than the target has given credit for, over all queue pairs and namespaces of an
+// association. What is beyond waits at the host, in order, and for one SSD only.
+//
+//	Queue.Do ──> Acquire ──┐                      ┌──> completion ──> Release
+//	                       ├── lane of the SSD ───┤
+//	QPair ─────> Pair ─────┘   window, waiters    └──> Pair.Completed
+//
+// The rules of docs/wire-extensions.md are in package credit; here are the locks and
+// the queues.
+package window
+
+import (
+	"context"
+	"errors"
+	"sync"
+	"time"
+
+	"jbofd/client/internal/hosttcp"
+	"jbofd/internal/credit"
+	"jbofd/internal/nvme"
+)
+
+// ErrDead: the queue that a command waited for has failed.
+var ErrDead = errors.New("the queue has failed")
+
+// maxNSID bounds the namespaces whose SSD is remembered; above, nothing is limited.
+const maxNSID = 1 << 16
+
+// unknown is the lane of namespaces whose SSD is not known. It never has a credit.
+const unknown = 0
+
+// Gate holds the windows of one association, for any number of goroutines.
+type Gate struct {
+	base   time.Time // what the clock counts from
+	parked sync.Pool
+
+	mu     sync.Mutex
+	lanes  []*lane // by number; numbers do not change
+	byNSID []uint16
+	bySSD  map[uint16]uint16
+}
+
+// lane is one SSD.
+type lane struct {
+	ssd uint16
+	win credit.Window
+	// first and last are the ends of the list of waiters. Invariant: with waiters
+	// something is outstanding, whose completion will look at them.
+	first, last *waiter
+	// waiting counts the commands that wait, also those behind a Pair's waiter.
+	waiting int
+	waits   uint64 // commands that have waited
+	waited  int64  // for how long in all, in ns
+}
+
+// waiter is one who has found a lane's window full.
+type waiter struct {
+	lane *lane
+	// units of a command, or of both of a fused pair.
+	units      [2]int
+	next, prev *waiter
+	queued     bool
+	// granted: it was taken off the list and its units count as outstanding.
+	granted bool
+	probe   bool // it only wants to know: no units are taken
+	wake    func()
+}
+
+// New makes a gate that limits nothing.
+func New() *Gate {
+	return &Gate{base: time.Now(), parked: sync.Pool{New: newParked}, lanes: []*lane{{}}, bySSD: map[uint16]uint16{}}
+}
+
+func (g *Gate) now() int64 { return int64(time.Since(g.base)) }
+
+// Map says on which SSD a namespace lies. It reports whether that SSD has no credit
+// yet: the caller should ask for one.
+func (g *Gate) Map(nsid uint32, ssd uint16) (news bool) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return g.lanes[g.mapTo(nsid, ssd)].win.Credit(g.now()) == 0
+}
+
+// mapTo is Map with mu held; it returns the lane.
+func (g *Gate) mapTo(nsid uint32, ssd uint16) uint16 {
+	i := g.laneOfSSD(ssd)
+	if nsid < maxNSID {
+		for uint32(len(g.byNSID)) <= nsid {
+			g.byNSID = append(g.byNSID, unknown)
+		}
+		g.byNSID[nsid] = i
+	}
+	return i
+}
+
+func (g *Gate) laneOfSSD(ssd uint16) uint16 {
+	i, ok := g.bySSD[ssd]
+	if !ok && len(g.lanes) < 1<<16 { // else the last of all possible numbers goes without
+		i = uint16(len(g.lanes))
+		g.lanes = append(g.lanes, &lane{ssd: ssd})
+		g.bySSD[ssd] = i
+	}
+	return i
+}
+
+// Grant takes a credit that came with an admin completion.
+func (g *Gate) Grant(c nvme.Credit) {
+	if c.Units() == 0 {
+		return
+	}
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	now := g.now()
+	l := g.lanes[g.laneOfSSD(c.SSD())]
+	l.win.Grant(now, c.Units())
+	l.pump(now)
+}
+
+// Namespaces calls f for every namespace whose SSD is known.
+func (g *Gate) Namespaces(f func(nsid uint32, ssd uint16)) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	for nsid, i := range g.byNSID {
+		if i != unknown {
+			f(uint32(nsid), g.lanes[i].ssd)
+		}
+	}
+}
+
+// State is what a lane shows.
+type State struct {
+	SSD uint16
+	// Units is the credit; 0: no limit. Outstanding is in units too, Waiting in commands.
+	Units, Outstanding, Waiting int
+	// Waits is how many commands have waited, Waited how long in all.
+	Waits  uint64
+	Waited time.Duration
+}
+
+// State returns what concerns a namespace.
+func (g *Gate) State(nsid uint32) State {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	l := g.lanes[g.laneOf(nsid)]
+	_, units := l.win.Outstanding()
+	return State{SSD: l.ssd, Units: l.win.Credit(g.now()), Outstanding: units, Waiting: l.waiting, Waits: l.waits, Waited: time.Duration(l.waited)}
+}
+
+// laneOf is the number of a namespace's lane. mu is held.
+func (g *Gate) laneOf(nsid uint32) uint16 {
+	if nsid < uint32(len(g.byNSID)) {
+		return g.byNSID[nsid]
+	}
+	return unknown
+}
+
+// mayPass reports whether a command may go at once, behind nobody.
+func (l *lane) mayPass(now int64, units [2]int) bool {
+	return l.first == nil && l.win.MaySend(now, units[0]+units[1])
+}
+
+func (l *lane) sent(units [2]int) {
+	l.win.Sent(units[0])
+	if units[1] > 0 {
+		l.win.Sent(units[1])
+	}
+}
+
+func (l *lane) push(w *waiter) {
+	w.lane, w.queued, w.next, w.prev = l, true, nil, l.last
+	if l.last == nil {
+		l.first = w
+	} else {
+		l.last.next = w
+	}
+	l.last = w
+}
+
+func (l *lane) remove(w *waiter) {
+	if w.prev == nil {
+		l.first = w.next
+	} else {
+		w.prev.next = w.next
+	}
+	if w.next == nil {
+		l.last = w.prev
+	} else {
+		w.next.prev = w.prev
+	}
+	w.queued, w.next, w.prev = false, nil, nil
+}
+
+// pump lets those who wait go, in order, as far as the window allows.
+func (l *lane) pump(now int64) {
+	for w := l.first; w != nil && l.win.MaySend(now, w.units[0]+w.units[1]); w = l.first {
+		l.remove(w)
+		w.granted = true
+		if !w.probe {
+			l.sent(w.units)
+		}
+		w.wake()
+	}
+}
+
+// done counts a completion. mu is held.
+func (g *Gate) done(now int64, t Ticket, c nvme.Credit) {
+	l := g.lanes[t.lane]
+	if c.Units() > 0 && (t.lane == unknown || l.ssd != c.SSD()) {
+		// The namespace lies on another SSD than was known: this credit is that one's.
+		o := g.lanes[g.mapTo(t.nsid, c.SSD())]
+		o.win.Grant(now, c.Units())
+		o.pump(now)
+		c = 0
+	}
+	l.win.Completed(now, int(t.units), c.Units())
+	if l.first != nil {
+		l.pump(now)
+	}
+}
+
+// Ticket is a command's part of a window.
+type Ticket struct {
+	nsid, units uint32
+	lane        uint16
+}
+
+func unitsOf(cmds []hosttcp.Command) (u [2]int) {
+	for i := range cmds {
+		u[i] = unitsOf1(&cmds[i])
+	}
+	return u
+}
+
+func unitsOf1(c *hosttcp.Command) int { return credit.Units(len(c.Data)) }
+
+// parked is a waiter with a goroutine behind it.
+type parked struct {
+	waiter
+	ready chan struct{}
+}
+
+func newParked() any {
+	p := &parked{ready: make(chan struct{}, 1)}
+	p.wake = func() { p.ready <- struct{}{} }
+	return p
+}
+
+// Acquire waits until the commands (one, or a fused pair) may go, and writes a ticket
+// for each. Every ticket is to be given to Release.
+//
+// Errors: the context's; ErrDead.
+//
+// Cost: 0 allocs if they may go at once.
+func (g *Gate) Acquire(ctx context.Context, dead <-chan struct{}, cmds []hosttcp.Command, tickets []Ticket) error { // hot: 0 allocs
+	u := unitsOf(cmds)
+	g.mu.Lock()
+	nsid := cmds[0].SQE.NSID()
+	n := g.laneOf(nsid)
+	for i := range cmds {
+		tickets[i] = Ticket{nsid: nsid, units: uint32(u[i]), lane: n}
+	}
+	l := g.lanes[n]
+	now := g.now()
+	if l.mayPass(now, u) {
+		l.sent(u)
+		g.mu.Unlock()
+		return nil
+	}
+	return g.wait(ctx, dead, l, u, len(cmds), false, now)
+}
+
+// Wait returns when a command of so many bytes could go.
+//
+// Errors: the context's; ErrDead.
+func (g *Gate) Wait(ctx context.Context, dead <-chan struct{}, nsid uint32, lenBytes int) error {
+	u := [2]int{credit.Units(lenBytes)}
+	g.mu.Lock()
+	l := g.lanes[g.laneOf(nsid)]
+	now := g.now()
+	if l.mayPass(now, u) {
+		g.mu.Unlock()
+		return nil
+	}
+	return g.wait(ctx, dead, l, u, 0, true, now)
+}
+
+// wait waits in l's list; mu is held, and given up.
+func (g *Gate) wait(ctx context.Context, dead <-chan struct{}, l *lane, u [2]int, commands int, probe bool, since int64) error {
+	p := g.parked.Get().(*parked)
+	p.units, p.granted, p.probe = u, false, probe
+	l.push(&p.waiter)
+	l.waiting += commands
+	l.waits += uint64(commands)
+	g.mu.Unlock()
+	var err error
+	select {
+	case <-p.ready:
+	case <-ctx.Done():
+		err = ctx.Err()
+	case <-dead:
+		err = ErrDead
+	}
+	g.mu.Lock()
+	now := g.now()
+	l.waiting -= commands
+	l.waited += int64(commands) * (now - since)
+	switch {
+	case err == nil:
+	case p.granted: // meanwhile
+		<-p.ready
+		if !probe {
+			l.giveBack(now, u)
+		}
+	default:
+		l.remove(&p.waiter)
+		l.pump(now)
+	}
+	g.mu.Unlock()
+	g.parked.Put(p)
+	return err
+}
+
+// giveBack undoes sent.
+func (l *lane) giveBack(now int64, units [2]int) {
+	for _, u := range units {
+		if u > 0 {
+			l.win.Completed(now, u, 0)
+		}
+	}
+	l.pump(now)
+}
+
+// Release counts a command that has completed with credit c, or was not sent after all
+// (c is 0).
+//
+// Cost: 0 allocs.
+func (g *Gate) Release(t Ticket, c nvme.Credit) { // hot: 0 allocs
+	g.mu.Lock()
+	g.done(g.now(), t, c)
+	g.mu.Unlock()
+}

@@ -1,0 +1,305 @@
+package window
+
+import (
+	"sync/atomic"
+
+	"jbofd/client/internal/hosttcp"
+	"jbofd/internal/nvme"
+)
+
+// Pair is a queue pair of one goroutine at the gate. It takes commands as the
+// queue machine does and holds those back that must wait; they go when a completion, of
+// this queue pair or another, has made room.
+//
+// All methods belong to the queue pair's goroutine.
+type Pair struct {
+	g *Gate
+	m *hosttcp.Queue
+	// sent are the tickets of what is outstanding, by slot; units 0: none.
+	sent  []Ticket
+	lanes []*pairLane // by number, nil where nothing was ever held
+	held  int         // commands held back, in all lanes
+	// verdicts of a batch: lane, and whether a command is held back.
+	verdicts []verdict
+	out      []outgoing // held commands that go now
+
+	// granted: a waiter has its units; parked: the goroutine sleeps, and waking is called
+	// when granted is set.
+	granted, parked atomic.Bool
+	waking          func()
+}
+
+type verdict struct {
+	lane uint16
+	hold bool
+}
+
+type outgoing struct {
+	cmd  hosttcp.Command
+	lane uint16
+}
+
+// pairLane is what a Pair holds back for one SSD: a ring, and one waiter that stands for
+// its first command or fused pair.
+type pairLane struct {
+	waiter  waiter
+	cmds    []hosttcp.Command
+	since   []int64
+	head, n int
+}
+
+// NewPair makes the Pair of queue m. wake is called, by any goroutine and with locks held,
+// when the pair's goroutine sleeps (Park) and is to call Advance.
+func (g *Gate) NewPair(m *hosttcp.Queue, wake func()) *Pair {
+	return &Pair{g: g, m: m, sent: make([]Ticket, m.Depth()), verdicts: make([]verdict, m.Depth()),
+		out: make([]outgoing, 0, m.Depth()), waking: wake}
+}
+
+// Held is how many commands wait at the host.
+func (p *Pair) Held() int { return p.held }
+
+// Submit takes commands in order and returns how many: fewer than all when the queue, with
+// what is held back, is full. Those that may go are with the queue machine then.
+//
+// Errors: the machine's, for the first command that was not taken.
+//
+// Cost: 0 allocs, but for the first command held back for an SSD.
+func (p *Pair) Submit(cmds []hosttcp.Command) (taken int, err error) { // hot: 0 allocs
+	free := p.m.Free() - p.held
+	g := p.g
+	g.mu.Lock()
+	now := g.now()
+	for taken < len(cmds) {
+		group := cmds[taken : taken+groupLen(cmds[taken:])]
+		if len(group) > free {
+			if free <= 0 {
+				err = hosttcp.ErrQueueFull
+			}
+			break
+		}
+		if err = p.check(group); err != nil {
+			break
+		}
+		free -= len(group)
+		v := verdict{lane: g.laneOf(group[0].SQE.NSID())}
+		l := g.lanes[v.lane]
+		u := unitsOf(group)
+		pl := p.lane(v.lane)
+		if (pl == nil || pl.n == 0) && l.mayPass(now, u) {
+			l.sent(u)
+		} else {
+			v.hold = true
+			p.hold(v.lane, group, u, now)
+		}
+		for range group {
+			p.verdicts[taken] = v
+			taken++
+		}
+	}
+	g.mu.Unlock()
+	for i := range taken {
+		if v := p.verdicts[i]; !v.hold {
+			p.send(&cmds[i], v.lane)
+		}
+	}
+	return taken, err
+}
+
+// groupLen is 2 at the first of a fused pair, else 1.
+func groupLen(cmds []hosttcp.Command) int {
+	if len(cmds) > 1 && cmds[0].SQE.Fuse() == nvme.FuseFirst {
+		return 2
+	}
+	return 1
+}
+
+func (p *Pair) check(group []hosttcp.Command) error {
+	for i := range group {
+		if err := p.m.Check(&group[i]); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (p *Pair) lane(n uint16) *pairLane {
+	if int(n) < len(p.lanes) {
+		return p.lanes[n]
+	}
+	return nil
+}
+
+// hold keeps a group back. The gate's mu is held.
+func (p *Pair) hold(n uint16, group []hosttcp.Command, u [2]int, now int64) {
+	for int(n) >= len(p.lanes) {
+		p.lanes = append(p.lanes, nil)
+	}
+	pl := p.lanes[n]
+	if pl == nil {
+		d := p.m.Depth()
+		pl = &pairLane{cmds: make([]hosttcp.Command, d), since: make([]int64, d)}
+		pl.waiter.wake = func() {
+			p.granted.Store(true)
+			if p.parked.Load() {
+				p.waking()
+			}
+		}
+		p.lanes[n] = pl
+	}
+	l := p.g.lanes[n]
+	if pl.n == 0 {
+		pl.waiter.units = u
+		l.push(&pl.waiter)
+	}
+	for i := range group {
+		k := (pl.head + pl.n) % len(pl.cmds)
+		pl.cmds[k], pl.since[k] = group[i], now
+		pl.n++
+	}
+	p.held += len(group)
+	l.waiting += len(group)
+	l.waits += uint64(len(group))
+}
+
+// send gives a command to the queue machine.
+func (p *Pair) send(c *hosttcp.Command, lane uint16) {
+	t := Ticket{nsid: c.SQE.NSID(), units: uint32(unitsOf1(c)), lane: lane}
+	cid, err := p.m.Submit(c)
+	if err != nil {
+		// It was checked, and its place was counted: the queue has failed since.
+		p.g.Release(t, 0)
+		return
+	}
+	p.sent[hosttcp.SlotOf(cid)] = t
+}
+
+// Completed counts completions of this queue pair and gives the queue machine what may go
+// now; something may have to be sent afterwards.
+//
+// Cost: 0 allocs.
+func (p *Pair) Completed(comps []hosttcp.Completion) { // hot: 0 allocs
+	g := p.g
+	g.mu.Lock()
+	now := g.now()
+	for i := range comps {
+		t := &p.sent[hosttcp.SlotOf(comps[i].CID)]
+		if t.units == 0 {
+			continue // it was there before the gate
+		}
+		g.done(now, *t, nvme.Credit(comps[i].Result>>32))
+		*t = Ticket{}
+	}
+	p.advance(now)
+	g.mu.Unlock()
+	p.flush()
+}
+
+// Advance gives the queue machine what may go now, if Granted.
+func (p *Pair) Advance() { // hot: 0 allocs
+	p.g.mu.Lock()
+	p.advance(p.g.now())
+	p.g.mu.Unlock()
+	p.flush()
+}
+
+// Granted reports whether Advance has something to do.
+func (p *Pair) Granted() bool { return p.granted.Load() }
+
+// Park says that the goroutine is about to sleep, and reports whether it must not. Unpark
+// ends that.
+func (p *Pair) Park() (granted bool) {
+	p.parked.Store(true)
+	return p.granted.Load()
+}
+
+// Unpark says that the goroutine is awake.
+func (p *Pair) Unpark() { p.parked.Store(false) }
+
+// advance moves held commands to out. The gate's mu is held.
+func (p *Pair) advance(now int64) {
+	p.granted.Store(false)
+	if p.held == 0 {
+		return
+	}
+	for n, pl := range p.lanes {
+		if pl == nil || pl.n == 0 {
+			continue
+		}
+		l := p.g.lanes[n]
+		for pl.n > 0 {
+			if pl.waiter.queued {
+				break
+			}
+			k := 1
+			first := &pl.cmds[pl.head]
+			if pl.n > 1 && first.SQE.Fuse() == nvme.FuseFirst {
+				k = 2
+			}
+			if pl.waiter.granted {
+				pl.waiter.granted = false
+			} else {
+				u := [2]int{unitsOf1(first)}
+				if k == 2 {
+					u[1] = unitsOf1(&pl.cmds[(pl.head+1)%len(pl.cmds)])
+				}
+				if !l.mayPass(now, u) {
+					// Behind those who came meanwhile: each has its turn.
+					pl.waiter.units = u
+					l.push(&pl.waiter)
+					break
+				}
+				l.sent(u)
+			}
+			for range k {
+				c := &pl.cmds[pl.head]
+				p.out = append(p.out, outgoing{*c, uint16(n)})
+				*c = hosttcp.Command{}
+				l.waited += now - pl.since[pl.head]
+				pl.head = (pl.head + 1) % len(pl.cmds)
+				pl.n--
+			}
+			p.held -= k
+			l.waiting -= k
+		}
+	}
+}
+
+// flush submits what advance has moved.
+func (p *Pair) flush() {
+	for i := range p.out {
+		p.send(&p.out[i].cmd, p.out[i].lane)
+		p.out[i] = outgoing{}
+	}
+	p.out = p.out[:0]
+}
+
+// Leave gives up everything that the pair has outstanding or holds back.
+func (p *Pair) Leave() {
+	g := p.g
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	now := g.now()
+	for n, pl := range p.lanes {
+		if pl == nil {
+			continue
+		}
+		l := g.lanes[n]
+		switch {
+		case pl.waiter.queued:
+			l.remove(&pl.waiter)
+		case pl.waiter.granted:
+			pl.waiter.granted = false
+			l.giveBack(now, pl.waiter.units)
+		}
+		l.waiting -= pl.n
+		p.held -= pl.n
+		pl.n = 0
+		l.pump(now)
+	}
+	for i, t := range p.sent {
+		if t.units > 0 {
+			g.done(now, t, 0)
+			p.sent[i] = Ticket{}
+		}
+	}
+}

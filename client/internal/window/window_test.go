@@ -1,0 +1,504 @@
+package window
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"jbofd/client/internal/hosttcp"
+	"jbofd/internal/credit"
+	"jbofd/internal/nvme"
+	"jbofd/internal/nvmeof/tcp/pdu"
+)
+
+func read(nsid uint32, n int) hosttcp.Command {
+	var c hosttcp.Command
+	c.SQE.SetOpcode(nvme.CmdRead)
+	c.SQE.SetNSID(nsid)
+	c.Data = make([]byte, n)
+	return c
+}
+
+// newGate has namespace 1 on SSD 4 and 2 and 3 on SSD 0.
+func newGate(units int) *Gate {
+	g := New()
+	for nsid, ssd := range map[uint32]uint16{1: 4, 2: 0, 3: 0} {
+		g.Map(nsid, ssd)
+	}
+	g.Grant(nvme.MakeCredit(4, units))
+	return g
+}
+
+// acquire waits for one command in the background; the result tells what became of it.
+func acquire(ctx context.Context, g *Gate, c hosttcp.Command) (t *Ticket, result chan error) {
+	t, result = new(Ticket), make(chan error, 1)
+	go func() {
+		var tickets [1]Ticket
+		err := g.Acquire(ctx, nil, []hosttcp.Command{c}, tickets[:])
+		*t = tickets[0]
+		result <- err
+	}()
+	return t, result
+}
+
+func TestWaitersGoInOrderAndHoldUpNoOtherSSD(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		g, ctx := newGate(8), context.Background()
+		first, done := acquire(ctx, g, read(1, 32<<10))
+		<-done
+		var order []string
+		wait := func(name string, n int) (*Ticket, func()) {
+			ticket, result := acquire(ctx, g, read(1, n))
+			synctest.Wait()
+			return ticket, func() {
+				if err := <-result; err != nil {
+					t.Errorf("%s: %v", name, err)
+				}
+				order = append(order, name)
+			}
+		}
+		large, largeGoes := wait("large", 24<<10)
+		small, smallGoes := wait("small", 4<<10) // would fit into what is left, but is behind
+		if s := g.State(1); s.Waiting != 2 || s.Outstanding != 8 || s.Units != 8 || s.SSD != 4 {
+			t.Fatalf("%+v", s)
+		}
+		for _, nsid := range []uint32{2, 3, 99} { // no credit yet; unknown
+			if _, result := acquire(ctx, g, read(nsid, 1<<20)); true {
+				synctest.Wait()
+				select {
+				case err := <-result:
+					if err != nil {
+						t.Error(err)
+					}
+				default:
+					t.Errorf("namespace %d waits for another's drive", nsid)
+				}
+			}
+		}
+		time.Sleep(time.Millisecond)
+		g.Release(*first, nvme.MakeCredit(4, 6))
+		largeGoes()
+		synctest.Wait()
+		if s := g.State(1); s.Waiting != 1 || s.Outstanding != 6 {
+			t.Errorf("after a decrease to 6: %+v", s)
+		}
+		g.Release(*large, 0)
+		smallGoes()
+		g.Release(*small, nvme.MakeCredit(4, 20))
+		if s := g.State(1); s.Outstanding != 0 || s.Waiting != 0 || s.Units != 20 || s.Waits != 2 || s.Waited != 2*time.Millisecond {
+			t.Errorf("at the end: %+v", s)
+		}
+		if fmt.Sprint(order) != "[large small]" {
+			t.Errorf("order %v", order)
+		}
+	})
+}
+
+func TestAWaiterThatLeavesLetsTheNextGo(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		g := newGate(2)
+		first, done := acquire(context.Background(), g, read(1, 4<<10))
+		<-done
+		ctx, cancel := context.WithCancel(context.Background())
+		_, large := acquire(ctx, g, read(1, 8<<10))
+		synctest.Wait()
+		small, result := acquire(context.Background(), g, read(1, 4<<10))
+		synctest.Wait()
+		cancel()
+		if err := <-large; !errors.Is(err, context.Canceled) {
+			t.Errorf("cancelled: %v", err)
+		}
+		if err := <-result; err != nil {
+			t.Error(err)
+		}
+		dead := make(chan struct{})
+		lost := make(chan error)
+		go func() {
+			var tickets [1]Ticket
+			lost <- g.Acquire(context.Background(), dead, []hosttcp.Command{read(1, 4<<10)}, tickets[:])
+		}()
+		synctest.Wait()
+		close(dead)
+		if err := <-lost; err != ErrDead {
+			t.Errorf("a queue that failed: %v", err)
+		}
+		g.Release(*first, 0)
+		g.Release(*small, 0)
+		if s := g.State(1); s.Outstanding != 0 || s.Waiting != 0 {
+			t.Errorf("left over: %+v", s)
+		}
+	})
+}
+
+func TestWaitTakesNothing(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		g := newGate(2)
+		if err := g.Wait(context.Background(), nil, 1, 1<<20); err != nil {
+			t.Fatal(err) // nothing is outstanding
+		}
+		first, done := acquire(context.Background(), g, read(1, 8<<10))
+		<-done
+		result := make(chan error, 1)
+		go func() { result <- g.Wait(context.Background(), nil, 1, 4<<10) }()
+		synctest.Wait()
+		select {
+		case <-result:
+			t.Fatal("there is no room")
+		default:
+		}
+		g.Release(*first, 0)
+		if err := <-result; err != nil {
+			t.Error(err)
+		}
+		if s := g.State(1); s.Outstanding != 0 || s.Waits != 0 {
+			t.Errorf("%+v", s)
+		}
+	})
+}
+
+// TestManyGoroutinesNeverExceedTheCredit has goroutines come, go and give up, while the
+// credit stays: what is outstanding is within it, but for a lone command that is larger.
+func TestManyGoroutinesNeverExceedTheCredit(t *testing.T) {
+	const units = 20
+	g := newGate(units)
+	var out, commands, over atomic.Int64
+	var wg sync.WaitGroup
+	for i := range 16 {
+		wg.Go(func() {
+			rng := rand.New(rand.NewPCG(1, uint64(i)))
+			for range 400 {
+				ctx, cancel := context.WithCancel(context.Background())
+				if rng.IntN(4) == 0 {
+					time.AfterFunc(time.Duration(rng.IntN(50))*time.Microsecond, cancel)
+				}
+				cmds := []hosttcp.Command{read(1, 1+rng.IntN(100<<10))}
+				if rng.IntN(4) == 0 {
+					cmds = append(cmds, read(1, 1+rng.IntN(8<<10)))
+				}
+				var tickets [2]Ticket
+				if g.Acquire(ctx, nil, cmds, tickets[:]) == nil {
+					u := int64(tickets[0].units + tickets[1].units)
+					n := commands.Add(1)
+					if sum := out.Add(u); sum > units && n > 1 {
+						over.Add(1)
+					}
+					out.Add(-u)
+					commands.Add(-1)
+					for k := range cmds {
+						g.Release(tickets[k], nvme.MakeCredit(4, units))
+					}
+				}
+				cancel()
+			}
+		})
+	}
+	wg.Wait()
+	if n := over.Load(); n > 0 {
+		t.Errorf("over the credit %d times", n)
+	}
+	if s := g.State(1); s.Outstanding != 0 || s.Waiting != 0 || g.lanes[g.laneOf(1)].first != nil {
+		t.Errorf("left over: %+v", s)
+	}
+}
+
+// wire is a queue machine whose target is the test.
+type wire struct {
+	t *testing.T
+	m *hosttcp.Queue
+	p *Pair
+	// sent are the CIDs of the capsules sent and not answered, units what they are worth.
+	sent  []uint16
+	units map[uint16]int
+	woken int
+}
+
+func newWire(t *testing.T, g *Gate, depth int) *wire {
+	w := &wire{t: t, m: hosttcp.New(hosttcp.Options{Depth: depth}), units: map[uint16]int{}}
+	w.p = g.NewPair(w.m, func() { w.woken++ })
+	for b := w.m.SendBufs(); len(b) > 0; b = w.m.SendBufs() {
+		w.m.Sent(len(b[0])) // the ICReq
+	}
+	var ic pdu.IC
+	ic.Common().Set(pdu.TypeICResp, 0, pdu.ICLen, 0, pdu.ICLen)
+	ic.SetMAXH2CDATA(128 << 10)
+	w.receive(ic[:])
+	return w
+}
+
+func (w *wire) receive(b []byte) {
+	w.t.Helper()
+	_, rx := w.m.RecvBufs()
+	if err := w.m.Received(copy(rx, b)); err != nil {
+		w.t.Fatal(err)
+	}
+}
+
+// send takes what the machine sends.
+func (w *wire) send() (cids []uint16) {
+	for bufs := w.m.SendBufs(); len(bufs) > 0; bufs = w.m.SendBufs() {
+		b := bufs[0]
+		n := len(b)
+		for ; len(b) > 0; b = b[pdu.CapsuleCmdLen:] {
+			e := (*pdu.CapsuleCmd)(b).SQE()
+			cids = append(cids, e.CID())
+			w.units[e.CID()] = credit.Units(int(e.SGL().Length()))
+		}
+		w.m.Sent(n)
+	}
+	w.sent = append(w.sent, cids...)
+	return cids
+}
+
+func (w *wire) outstanding() (n int) {
+	for _, cid := range w.sent {
+		n += w.units[cid]
+	}
+	return n
+}
+
+// answer completes the k-th outstanding command with a status: no data comes for a read
+// that fails.
+func (w *wire) answer(k int, c nvme.Credit) {
+	cid := w.sent[k]
+	w.sent = append(w.sent[:k], w.sent[k+1:]...)
+	var p pdu.CapsuleResp
+	p.Common().Set(pdu.TypeCapsuleResp, 0, pdu.CapsuleRespLen, 0, pdu.CapsuleRespLen)
+	p.CQE().SetCID(cid)
+	p.CQE().SetStatus(nvme.InternalError)
+	p.CQE().SetDW1(uint32(c))
+	w.receive(p[:])
+	var comps [4]hosttcp.Completion
+	if n := w.m.Completions(comps[:]); n != 1 {
+		w.t.Fatalf("%d completions", n)
+	}
+	w.p.Completed(comps[:1])
+}
+
+func TestAPairHoldsBackWhatHasNoCredit(t *testing.T) {
+	g := newGate(4)
+	w := newWire(t, g, 16)
+	var cmds []hosttcp.Command
+	for range 6 {
+		cmds = append(cmds, read(1, 8<<10))
+	}
+	cmds = append(cmds, read(2, 1<<20)) // another SSD
+	if n, err := w.p.Submit(cmds); n != 7 || err != nil {
+		t.Fatal(n, err)
+	}
+	if got := w.send(); len(got) != 3 || w.p.Held() != 4 {
+		t.Fatalf("%d sent, %d held; want 2 of the first SSD and 1 of the other, and 4", len(got), w.p.Held())
+	}
+	more := make([]hosttcp.Command, 12)
+	for i := range more {
+		more[i] = read(1, 4096)
+	}
+	if n, err := w.p.Submit(more); n != 9 || err != hosttcp.ErrQueueFull {
+		t.Errorf("a queue of 16 with 7 in it took %d: %v", n, err)
+	}
+	for held := w.p.Held(); held > 0; held = w.p.Held() {
+		w.answer(0, nvme.MakeCredit(4, 4))
+		w.send()
+		if w.p.Held() >= held && w.outstanding() < 3 {
+			t.Fatalf("nothing goes although only %d units are outstanding", w.outstanding())
+		}
+	}
+	for len(w.sent) > 0 {
+		w.answer(0, 0)
+	}
+	if s := g.State(1); s.Outstanding != 0 || s.Waiting != 0 || s.Waits != 13 {
+		t.Errorf("at the end: %+v", s)
+	}
+}
+
+func TestTheFirstCompletionTellsWhereANamespaceLies(t *testing.T) {
+	g := newGate(4)
+	w := newWire(t, g, 16)
+	cmds := []hosttcp.Command{read(77, 8<<10), read(77, 8<<10), read(77, 8<<10)}
+	w.p.Submit(cmds)
+	if len(w.send()) != 3 {
+		t.Fatal("limited by nobody knows what")
+	}
+	w.answer(0, 0)
+	w.answer(0, nvme.MakeCredit(4, 3))
+	w.p.Submit(cmds)
+	if n := len(w.send()); n != 1 || g.State(77).SSD != 4 || g.State(1).Units != 3 {
+		t.Errorf("%d sent, %+v", n, g.State(77))
+	}
+	g.Map(1, 9) // a namespace that has moved
+	w.p.Submit([]hosttcp.Command{read(1, 4096)})
+	w.send()
+	w.answer(len(w.sent)-1, nvme.MakeCredit(9, 5))
+	if s := g.State(1); s.SSD != 9 || s.Units != 5 || s.Outstanding != 0 {
+		t.Errorf("%+v", s)
+	}
+}
+
+func TestPairsTakeTurnsAndWakeEachOther(t *testing.T) {
+	g := newGate(1)
+	a, b := newWire(t, g, 8), newWire(t, g, 8)
+	cmds := []hosttcp.Command{read(1, 4096), read(1, 4096), read(1, 4096)}
+	a.p.Submit(cmds)
+	a.send()
+	b.p.Submit(cmds)
+	if len(b.send()) != 0 || b.p.Granted() || b.p.Park() {
+		t.Fatal("both have the one unit")
+	}
+	a.answer(0, nvme.MakeCredit(4, 1)) // a's second was there first
+	if len(a.send()) != 1 || b.woken != 0 {
+		t.Fatal("the room went to somebody else")
+	}
+	a.answer(0, nvme.MakeCredit(4, 1)) // now it is b's turn
+	if len(a.send()) != 0 || b.woken != 1 || !b.p.Granted() {
+		t.Fatalf("b was woken %d times", b.woken)
+	}
+	b.p.Unpark()
+	b.p.Advance()
+	if len(b.send()) != 1 || b.p.Granted() {
+		t.Fatal("b was woken for nothing")
+	}
+	b.p.Leave() // with one outstanding and two held back
+	if len(a.p.out) != 0 || !a.p.Granted() {
+		t.Fatal("what b left is not a's")
+	}
+	a.p.Advance()
+	if len(a.send()) != 1 {
+		t.Fatal("a does not go on")
+	}
+	a.answer(0, 0)
+	if s := g.State(1); s.Outstanding != 0 || s.Waiting != 0 {
+		t.Errorf("at the end: %+v", s)
+	}
+}
+
+func TestAFusedPairGoesTogether(t *testing.T) {
+	g := newGate(3)
+	w := newWire(t, g, 8)
+	first, second := read(1, 4096), read(1, 4096)
+	first.SQE.SetFuse(nvme.FuseFirst)
+	second.SQE.SetFuse(nvme.FuseSecond)
+	w.p.Submit([]hosttcp.Command{read(1, 8<<10), first, second, read(1, 4096)})
+	if n := len(w.send()); n != 1 {
+		t.Fatalf("%d sent: half of the pair went", n)
+	}
+	w.answer(0, 0)
+	if n := len(w.send()); n != 3 {
+		t.Fatalf("%d sent, want the pair and the last", n)
+	}
+	for len(w.sent) > 0 {
+		w.answer(0, 0)
+	}
+	if s := g.State(1); s.Outstanding != 0 {
+		t.Errorf("at the end: %+v", s)
+	}
+}
+
+func TestPairsAllocateNothing(t *testing.T) {
+	g := newGate(4)
+	w := newWire(t, g, 16)
+	cmds := []hosttcp.Command{read(1, 4096)}
+	step := func() {
+		for range 8 {
+			if _, err := w.p.Submit(cmds); err != nil {
+				t.Fatal(err)
+			}
+		}
+		for w.m.Outstanding() > 0 {
+			for b := w.m.SendBufs(); len(b) > 0; b = w.m.SendBufs() {
+				for c := b[0]; len(c) > 0; c = c[pdu.CapsuleCmdLen:] {
+					w.sent = append(w.sent, (*pdu.CapsuleCmd)(c).SQE().CID())
+				}
+				w.m.Sent(len(b[0]))
+			}
+			w.answer(0, nvme.MakeCredit(4, 4))
+		}
+	}
+	step()
+	w.sent = w.sent[:0]
+	if n := testing.AllocsPerRun(100, step); n != 0 {
+		t.Errorf("%v allocations", n)
+	}
+	var tickets [1]Ticket
+	if n := testing.AllocsPerRun(100, func() {
+		if err := g.Acquire(context.Background(), nil, cmds, tickets[:]); err != nil {
+			t.Fatal(err)
+		}
+		g.Release(tickets[0], nvme.MakeCredit(4, 4))
+	}); n != 0 {
+		t.Errorf("Acquire and Release: %v allocations", n)
+	}
+}
+
+// TestPairsConserveTheWindow does random things with several queue pairs and holds what is
+// on the wire against the credit: at each send at most the credit is outstanding, or one
+// command. With odd seeds the credit changes, and only what is left at the end counts:
+// what was let go before a decrease goes.
+func TestPairsConserveTheWindow(t *testing.T) {
+	for seed := range uint64(20) {
+		rng := rand.New(rand.NewPCG(seed, 1))
+		g := newGate(10)
+		units := 10
+		wires := []*wire{newWire(t, g, 8), newWire(t, g, 8), newWire(t, g, 8)}
+		check := func(w *wire) {
+			n, sum := 0, 0
+			for _, o := range wires {
+				n += len(o.sent)
+				sum += o.outstanding()
+			}
+			for _, cid := range w.send() {
+				n++
+				sum += w.units[cid]
+				if sum > units && n > 1 && seed%2 == 0 {
+					t.Fatalf("seed %d: %d units on the wire, the credit is %d", seed, sum, units)
+				}
+			}
+		}
+		for range 2000 {
+			w := wires[rng.IntN(len(wires))]
+			switch rng.IntN(3) {
+			case 0:
+				if _, err := w.p.Submit([]hosttcp.Command{read(1, 1+rng.IntN(20<<10))}); err != nil && err != hosttcp.ErrQueueFull {
+					t.Fatal(err)
+				}
+			case 1:
+				if len(w.sent) > 0 {
+					c := nvme.Credit(0)
+					if rng.IntN(2) == 0 {
+						if seed%2 == 1 {
+							units = 1 + rng.IntN(20)
+						}
+						c = nvme.MakeCredit(4, units)
+					}
+					w.answer(rng.IntN(len(w.sent)), c)
+				}
+			case 2:
+				if w.p.Granted() {
+					w.p.Advance()
+				}
+			}
+			check(w)
+		}
+		wires[0].p.Leave()
+		for steps := 0; wires[1].m.Outstanding()+wires[1].p.Held()+wires[2].m.Outstanding()+wires[2].p.Held() > 0; steps++ {
+			if steps > 1000 {
+				t.Fatalf("seed %d: stuck: %+v", seed, g.State(1))
+			}
+			w := wires[1+steps%2]
+			if w.p.Granted() {
+				w.p.Advance()
+			}
+			w.send()
+			if len(w.sent) > 0 {
+				w.answer(0, 0)
+			}
+		}
+		if s := g.State(1); s.Outstanding != 0 || s.Waiting != 0 {
+			t.Fatalf("seed %d: left over: %+v", seed, s)
+		}
+	}
+}
