@@ -6,6 +6,7 @@ import (
 	"strings"
 
 	"jbofd/internal/pipeline"
+	"jbofd/internal/pipeline/baseline"
 	"jbofd/internal/pipeline/gimbal"
 )
 
@@ -13,6 +14,10 @@ import (
 type Config struct {
 	// Depth is the most I/Os that may be at the device, at least 1.
 	Depth int
+	// ReFlex and FlashFQ are the models of the drive that these need; what is 0 gets its
+	// default, and Depth is the one above.
+	ReFlex  baseline.ReFlexConfig
+	FlashFQ baseline.FlashFQConfig
 }
 
 // makers are in the order in which Names gives them.
@@ -22,6 +27,14 @@ var makers = []struct {
 }{
 	{"fifo", func(c Config) pipeline.Policy { return pipeline.NewFIFO(c.Depth) }},
 	{"gimbal", func(c Config) pipeline.Policy { return gimbal.New(gimbal.Config{Depth: c.Depth}) }},
+	{"reflex", func(c Config) pipeline.Policy {
+		c.ReFlex.Depth = c.Depth
+		return baseline.NewReFlex(c.ReFlex)
+	}},
+	{"flashfq", func(c Config) pipeline.Policy {
+		c.FlashFQ.Depth = c.Depth
+		return baseline.NewFlashFQ(c.FlashFQ)
+	}},
 }
 
 // Names are the policies there are.
