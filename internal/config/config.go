@@ -111,14 +111,18 @@ type Listener struct {
 type SSD struct {
 	// Name is the drive's name in namespaces, metrics and logs.
 	Name string `yaml:"name" required:"true"`
-	// Backend is what the drive is: memory, or a regular file or block device.
-	Backend string `yaml:"backend" default:"file" oneof:"mem|file"`
+	// Backend is what the drive is: memory, a regular file or block device, or an emulated drive, whose data are in memory and which answers when a real one would.
+	Backend string `yaml:"backend" default:"file" oneof:"mem|file|model"`
 	// Path is the file or block device (backend file).
 	Path string `yaml:"path,omitempty"`
-	// Size is the drive's capacity. Needed for backend mem and with create; otherwise the file or device tells it, and 0 stands for that.
+	// Size is the drive's capacity. Needed for backends mem and model and with create; otherwise the file or device tells it, and 0 stands for that.
 	Size Bytes `yaml:"size" default:"0"`
 	// Create makes the file if it does not exist.
 	Create bool `yaml:"create" default:"false"`
+	// Preset is the drive that is emulated (backend model): a Samsung DCT983 with TLC flash or an Intel Optane DC P4800X.
+	Preset string `yaml:"preset" default:"dct983" oneof:"dct983|p4800x"`
+	// Condition is the state of the emulated flash at the start (backend model): never written, written once in sequence, or then written at random until write amplification is steady.
+	Condition string `yaml:"condition" default:"clean" oneof:"empty|clean|fragmented"`
 	// Engine is how I/O is done (backend file): io_uring, worker threads, or io_uring where the kernel allows it.
 	Engine string `yaml:"engine" default:"auto" oneof:"auto|io_uring|threads"`
 	// QueueDepth is how many requests are outstanding at the drive at most; others wait in the daemon. For a virtual disk that works on its requests one after the other, half of what the hosts keep outstanding lets drive and network work at the same time.

@@ -174,7 +174,6 @@ func setText(v reflect.Value, f field, text string) error {
 var notBuiltIn = map[string]string{
 	"transport=rdma": "transport rdma is not built in",
 	"type=kv":        "type kv is not built in this version",
-	"backend=model":  "backend model is not built in this version",
 	"backend=spdk":   "backend spdk is not built in",
 }
 

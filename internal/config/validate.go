@@ -15,6 +15,12 @@ import (
 // sizeAlign is what a drive's declared size is a multiple of.
 const sizeAlign Bytes = 4096
 
+// The sizes that an emulated drive can have; package flash refuses others too.
+const (
+	minModelBytes Bytes = 16 << 20
+	maxModelBytes Bytes = 4 << 40
+)
+
 // validator finds what the schema cannot say: contradictions between fields.
 // It looks at no field that the decoder already complained about.
 type validator struct {
@@ -165,18 +171,26 @@ func (v *validator) ssds() {
 		given := func(key string) bool { _, ok := v.pos[join(p, key)]; return ok }
 		sizeOK := v.ok(join(p, "size"))
 		switch s.Backend {
-		case "mem":
+		case "mem", "model":
 			if s.Path != "" {
-				v.complain(join(p, "path"), "%q, but backend mem has none; allowed: leave it out", s.Path)
+				v.complain(join(p, "path"), "%q, but backend %s has none; allowed: leave it out", s.Path, s.Backend)
 			}
 			if s.Create {
-				v.complain(join(p, "create"), "true, but backend mem is always made anew; allowed: leave it out")
+				v.complain(join(p, "create"), "true, but backend %s is always made anew; allowed: leave it out", s.Backend)
 			}
 			if given("engine") && s.Engine != "auto" {
-				v.complain(join(p, "engine"), "%q, but backend mem has none; allowed: leave it out", s.Engine)
+				v.complain(join(p, "engine"), "%q, but backend %s has none; allowed: leave it out", s.Engine, s.Backend)
+			}
+			least := Bytes(label.MinDeviceBytes)
+			if s.Backend == "model" {
+				least = minModelBytes
 			}
 			if sizeOK && s.Size == 0 {
-				v.complain(join(p, "size"), "missing; backend mem needs it: a size of %s or more", Bytes(label.MinDeviceBytes))
+				v.complain(join(p, "size"), "missing; backend %s needs it: a size of %s or more", s.Backend, least)
+				sizeOK = false
+			}
+			if sizeOK && s.Backend == "model" && (s.Size < minModelBytes || s.Size > maxModelBytes) {
+				v.complain(join(p, "size"), "%s is not the size of a drive that can be emulated; allowed: %s to %s", s.Size, minModelBytes, maxModelBytes)
 				sizeOK = false
 			}
 		case "file":
@@ -192,6 +206,14 @@ func (v *validator) ssds() {
 			if sizeOK && s.Create && s.Size == 0 {
 				v.complain(join(p, "size"), "missing; create needs it: a size of %s or more", Bytes(label.MinDeviceBytes))
 				sizeOK = false
+			}
+		}
+		if s.Backend != "model" {
+			if given("preset") && s.Preset != "dct983" {
+				v.complain(join(p, "preset"), "%q, but backend %s has none; allowed: leave it out", s.Preset, s.Backend)
+			}
+			if given("condition") && s.Condition != "clean" {
+				v.complain(join(p, "condition"), "%q, but backend %s has none; allowed: leave it out", s.Condition, s.Backend)
 			}
 		}
 		if sizeOK && s.Size != 0 && (s.Size < label.MinDeviceBytes || s.Size%sizeAlign != 0) {

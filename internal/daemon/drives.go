@@ -21,6 +21,8 @@ import (
 	"jbofd/internal/ssd/file"
 	"jbofd/internal/ssd/label"
 	"jbofd/internal/ssd/mem"
+	"jbofd/internal/ssd/model"
+	"jbofd/internal/ssd/model/flash"
 	"jbofd/internal/telemetry"
 )
 
@@ -66,6 +68,9 @@ func (n *Node) openSSD(d *drive, sc config.SSD) (err error) {
 	switch sc.Backend {
 	case "mem":
 		d.dev, err = mem.Open(mem.Config{Name: sc.Name, SizeBytes: int64(sc.Size)})
+	case "model":
+		conditions := map[string]flash.Condition{"empty": flash.Empty, "clean": flash.Clean, "fragmented": flash.Fragmented}
+		d.dev, err = model.Open(model.Config{Name: sc.Name, Preset: sc.Preset, SizeBytes: int64(sc.Size), Condition: conditions[sc.Condition], Seed: 1})
 	case "file":
 		engine := sc.Engine
 		if engine == "auto" {
@@ -78,7 +83,7 @@ func (n *Node) openSSD(d *drive, sc config.SSD) (err error) {
 		}
 		d.dev, err = file.Open(file.Config{Name: sc.Name, Path: sc.Path, Create: sc.Create, SizeBytes: int64(sc.Size), Engine: engine, Pool: n.pool})
 	default:
-		err = fmt.Errorf("backend %q: must be mem or file", sc.Backend)
+		err = fmt.Errorf("backend %q: must be mem, file or model", sc.Backend)
 	}
 	if err != nil {
 		return err
