@@ -78,7 +78,7 @@ type ReFlex struct {
 	roundNS int64 // time of the last round
 	wakeNS  int64
 	queued  int
-	waited  bool // something was queued at the end of the last Dispatch
+	waited  bool // the last Dispatch left something for want of tokens
 }
 
 var _ pipeline.Policy = (*ReFlex)(nil)
@@ -251,7 +251,7 @@ func (f *ReFlex) Dispatch(now int64, dst []pipeline.Tag) []pipeline.Tag {
 			a.balance = 0
 		}
 	}
-	f.waited = f.queued > 0
+	f.waited = f.queued > 0 && !f.device.full()
 	f.wakeNS = f.wake(now)
 	return dst
 }
@@ -290,7 +290,7 @@ func (f *ReFlex) give(now int64) (bucket int64) {
 			bucket += over
 		}
 	}
-	return min(bucket, f.cfg.TokensPerSec*burstNS)
+	return bucket
 }
 
 // wake is the first time at which somebody may have tokens enough.

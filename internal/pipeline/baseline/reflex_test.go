@@ -42,6 +42,7 @@ func TestReFlexRateIsTheConfiguredOne(t *testing.T) {
 	}{
 		{"reads alone", []stream{{op: pipeline.Read, lenBytes: 4096, depth: 64}}, 0.5},
 		{"writes alone", []stream{{op: pipeline.Write, lenBytes: 4096, depth: 64}}, 10},
+		{"huge writes", []stream{{op: pipeline.Write, lenBytes: 1 << 20, depth: 4}, {}, {}}, 2560},
 		{"large reads", []stream{{op: pipeline.Read, lenBytes: 131072, depth: 64}}, 16},
 	} {
 		r := rig{p: NewReFlex(ReFlexConfig{Depth: 256, TokensPerSec: 100_000}), service: fast, ns: 50_000, streams: c.streams}
