@@ -68,6 +68,7 @@ type blockFlags struct {
 	doVerify     bool
 	rateProcess  string
 	spin         time.Duration
+	credits      string
 	json, quiet  bool
 	cpus         string
 	gomaxprocs   int
@@ -168,6 +169,7 @@ Exit status: 0 all well; 1 an I/O or a verification failed, or the target is out
 	fl.Uint64Var(&f.cfg.Seed, "randseed", 1, "seed of offsets and verify patterns")
 	fl.BoolVar(&f.cfg.ContinueOnError, "continue_on_error", false, "go on after failed I/Os")
 	fl.DurationVar(&f.spin, "spin", client.DefaultSpin, "how long to look for completions before blocking, at low depth; negative: block at once")
+	fl.StringVar(&f.credits, "credits", "auto", "keep within what the target lets this host have outstanding: on, off, or auto (if it offers that); I/Os beyond wait at the host")
 	fl.IntVar(&f.cfg.TargetPID, "target_pid", 0, "report the CPU that this process uses")
 	fl.StringVar(&f.cpus, "cpus_allowed", "", "run on these CPUs only, as 0 or 0,2-3")
 	fl.IntVar(&f.gomaxprocs, "gomaxprocs", 0, "threads that run Go code (default: the number of CPUs allowed)")
@@ -299,6 +301,12 @@ func (f *blockFlags) open(ctx context.Context) (bench.Target, error) {
 		return nil, usagef("--nqn is missing: the NQN of the subsystem; jbofbench discover lists them")
 	}
 	o.SubNQN, o.QPairs, o.QueueDepth, o.Spin = f.nqn, f.cfg.Jobs, f.cfg.IODepth, f.spin
+	modes := map[string]client.CreditMode{"auto": client.CreditsAuto, "on": client.CreditsOn, "off": client.CreditsOff}
+	mode, ok := modes[f.credits]
+	if !ok {
+		return nil, usagef("--credits is %q, must be on, off or auto", f.credits)
+	}
+	o.Credits = mode
 	o.CtrlLossTimeout = -1 // a measurement with a gap in it is none
 	c, err := client.Connect(ctx, o)
 	if err != nil {

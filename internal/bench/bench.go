@@ -16,6 +16,8 @@ import (
 	"strings"
 	"sync"
 	"time"
+
+	"jbofd/client"
 )
 
 // Config is a workload.
@@ -162,6 +164,9 @@ func Run(ctx context.Context, t Target, cfg Config) (rep *Report, err error) {
 		return nil, err
 	}
 	r := &run{cfg: cfg, info: info, begin: time.Now()}
+	if n, ok := t.(*NVMe); ok {
+		r.credit = n.Credit
+	}
 	defer func() { err = errors.Join(err, r.close()) }()
 	for i := range cfg.Jobs {
 		j, err := newJob(ctx, r, i, t)
@@ -179,6 +184,8 @@ type run struct {
 	info  TargetInfo
 	begin time.Time
 	jobs  []*job
+	// credit, if not nil, returns the target's credit.
+	credit func() client.Credit
 	// total collects the jobs' statistics; the progress loop adds to it and nobody else
 	// until the jobs have ended.
 	total stats
@@ -214,7 +221,7 @@ func (r *run) run(ctx context.Context) (*Report, error) {
 		}
 		if (rep.Errors.IO == 0 || cfg.ContinueOnError) && errors.Join(errs...) == nil && ctx.Err() == nil {
 			r.reset()
-			use := r.startUsage()
+			use := r.takeUsage()
 			start := r.now()
 			errs = append(errs, r.phase(ctx, "run", cfg.Runtime, (*job).load, false))
 			rep.fill(r, time.Duration(r.now()-start), use)

@@ -59,6 +59,18 @@ type Report struct {
 		GoVersion   string  `json:"goVersion"`
 	} `json:"self"`
 	TargetProcess *ProcessUsage `json:"targetProcess,omitempty"`
+	Credit        *CreditUse    `json:"credit,omitempty"`
+}
+
+// CreditUse is what the target's credits did, if it grants any.
+type CreditUse struct {
+	SSD uint16 `json:"ssd"`
+	// Units of 4 KiB may be outstanding at the end; 0: the drive's policy sets no limit.
+	Units int `json:"units"`
+	// Waits is how many I/Os waited at the host, for MeanWaitNS on average. The latencies
+	// include that.
+	Waits      uint64  `json:"waits"`
+	MeanWaitNS float64 `json:"meanWaitNS"`
 }
 
 // Direction is one kind of I/O.
@@ -125,7 +137,7 @@ func (r *run) newReport() *Report {
 
 // fill takes over the main phase.
 func (rep *Report) fill(r *run, elapsed time.Duration, from usage) {
-	to := takeUsage(r.cfg.TargetPID)
+	to := r.takeUsage()
 	rep.ElapsedSeconds = elapsed.Seconds()
 	st := &r.total
 	rep.Read, rep.Write, rep.Flush = st.direction(Read, elapsed), st.direction(Write, elapsed), st.direction(Flush, elapsed)
@@ -137,6 +149,12 @@ func (rep *Report) fill(r *run, elapsed time.Duration, from usage) {
 	}
 	if from.targetOK && to.targetOK {
 		rep.TargetProcess = &ProcessUsage{PID: r.cfg.TargetPID, CPUPercent: 100 * (to.target - from.target).Seconds() / wall}
+	}
+	if c := to.credit; c.On {
+		rep.Credit = &CreditUse{SSD: c.SSD, Units: c.Units, Waits: c.Waits - from.credit.Waits}
+		if n := rep.Credit.Waits; n > 0 {
+			rep.Credit.MeanWaitNS = math.Round(float64(c.WaitTime-from.credit.WaitTime) / float64(n))
+		}
 	}
 	if r.cfg.Verify {
 		rep.Verify = &VerifyOutcome{CheckedBytes: st.checked, Failures: st.wrong}
@@ -221,6 +239,11 @@ func (rep *Report) WriteTable(w io.Writer) error {
 	fmt.Fprintf(&b, "jbofbench: %.0f %% of a CPU, %d GC cycles, %.4f allocs/IO\n", rep.Self.CPUPercent, rep.Self.GCCycles, rep.Self.AllocsPerIO)
 	if p := rep.TargetProcess; p != nil {
 		fmt.Fprintf(&b, "target process %d: %.0f %% of a CPU\n", p.PID, p.CPUPercent)
+	}
+	if c := rep.Credit; c != nil && c.Units > 0 {
+		fmt.Fprintf(&b, "credit: %d units of 4 KiB at drive %d; %d I/Os waited at the host, %s on average\n", c.Units, c.SSD, c.Waits, FormatNS(c.MeanWaitNS))
+	} else if c != nil {
+		fmt.Fprintf(&b, "credit: no limit at drive %d\n", c.SSD)
 	}
 	if v := rep.Verify; v != nil {
 		fmt.Fprintf(&b, "verify: %.1f MB checked, %d failures\n", float64(v.CheckedBytes)/1e6, v.Failures)

@@ -112,6 +112,9 @@ func NewNVMe(ctx context.Context, c *client.Controller, nsid uint32) (*NVMe, err
 // Info implements Target.
 func (t *NVMe) Info() TargetInfo { return t.info }
 
+// Credit returns the credit of the namespace's drive.
+func (t *NVMe) Credit() client.Credit { return t.ns.Credit() }
+
 // Close implements Target.
 func (t *NVMe) Close() error { return t.c.Close() }
 

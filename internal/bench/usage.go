@@ -9,6 +9,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"jbofd/client"
 )
 
 // usage is what this process and the target's have used up at a moment.
@@ -19,11 +21,19 @@ type usage struct {
 	targetOK bool
 	mallocs  uint64
 	gcs      uint32
+	credit   client.Credit
 }
 
-func (r *run) startUsage() usage { return takeUsage(r.cfg.TargetPID) }
+// takeUsage looks at both processes and at the target's credit.
+func (r *run) takeUsage() usage {
+	u := processUsage(r.cfg.TargetPID)
+	if r.credit != nil {
+		u.credit = r.credit()
+	}
+	return u
+}
 
-func takeUsage(pid int) usage {
+func processUsage(pid int) usage {
 	var m runtime.MemStats
 	runtime.ReadMemStats(&m)
 	u := usage{at: time.Now(), mallocs: m.Mallocs, gcs: m.NumGC}
