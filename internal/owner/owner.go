@@ -83,8 +83,9 @@ type Owner struct {
 	live     [2]int
 	quiet    chan struct{}
 	atDevice int
-	// alarmNS is when the alarm rings, 0: it is not set.
-	alarmNS int64
+	// alarmNS is when the alarm rings, 0: it is not set; with alarmOff it cannot be.
+	alarmNS  int64
+	alarmOff bool
 	kicks   *[]Sink
 	tags    []pipeline.Tag
 	reqs    []ssd.Request
@@ -343,7 +344,7 @@ const leastAlarmNS = 50_000
 // before that. An alarm that comes too early is let ring: setting it costs more.
 func (o *Owner) setAlarm(now int64) {
 	at, ok := o.pipe.NextWake(now)
-	if !ok || o.alarmNS != 0 && o.alarmNS <= at {
+	if !ok || o.alarmOff || o.alarmNS != 0 && o.alarmNS <= at {
 		return
 	}
 	now = o.clock() // a turn may have taken long
@@ -352,7 +353,7 @@ func (o *Owner) setAlarm(now int64) {
 		return
 	}
 	err := o.alarm.set(at - now)
-	invariants.Check(err == nil || o.closed.Load(), "owner: the timer cannot be set")
+	invariants.Check(err == nil, "owner: the timer cannot be set")
 	o.alarmNS = at
 }
 
@@ -775,6 +776,9 @@ func (o *Owner) Close() error {
 	o.queue.Wake()
 	err := o.queue.Close()
 	<-o.poller
+	o.mu.Lock()
+	o.alarmOff = true // whoever looks at the tenants still takes turns
+	o.mu.Unlock()
 	o.alarm.close()
 	<-o.ringer
 	o.mu.Lock()

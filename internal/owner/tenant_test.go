@@ -155,6 +155,25 @@ func TestATenantIsForgottenWithItsLastIO(t *testing.T) {
 	}
 }
 
+func TestAClosedOwnerCanBeLookedAt(t *testing.T) {
+	r := newRig(t, rigConfig{}, memory)
+	h := r.host("a")
+	if err := h.run(h.io(0, pipeline.Read, 0, 4096)); err != nil {
+		t.Fatal(err)
+	}
+	if err := r.o.Close(); err != nil {
+		t.Fatal(err)
+	}
+	var s Snapshot
+	if r.o.Snapshot(&s); len(s.Tenants) != 1 {
+		t.Errorf("snapshot %+v", s)
+	}
+	r.o.SetTenant(7, pipeline.Settings{Weight: 2})
+	if !r.o.RemoveTenant(7) {
+		t.Error("a tenant without IOs is not forgotten")
+	}
+}
+
 func TestTenantsAndSnapshotsFromAnywhereUnderLoad(t *testing.T) {
 	r := newRig(t, rigConfig{}, memory)
 	const hosts, rounds = 4, 300
