@@ -7,7 +7,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// alarm wakes an owner at a time. It is a timerfd, for the runtime's own timers are
+// alarm wakes an owner at a time. It is a timerfd, for the runtime's own timers are up to
 // a millisecond late when nothing else goes on.
 type alarm struct {
 	file *os.File

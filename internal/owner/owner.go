@@ -86,10 +86,10 @@ type Owner struct {
 	// alarmNS is when the alarm rings, 0: it is not set; with alarmOff it cannot be.
 	alarmNS  int64
 	alarmOff bool
-	kicks   *[]Sink
-	tags    []pipeline.Tag
-	reqs    []ssd.Request
-	comps   []ssd.Completion
+	kicks    *[]Sink
+	tags     []pipeline.Tag
+	reqs     []ssd.Request
+	comps    []ssd.Completion
 }
 
 // Stats are an SSD's counters since the start. All are read and written
