@@ -1,6 +1,7 @@
 package flash
 
 import (
+	"math"
 	"math/bits"
 
 	"jbofd/internal/invariants"
@@ -29,18 +30,76 @@ func (d *Drive) Precondition(c Condition) {
 	}
 	f := d.ftl
 	units := uint32(len(f.l2p))
-	for u := uint32(0); u < units; {
-		n := min(f.programUnits, units-u)
-		d.hostNow(func(k uint32) uint32 { return u + k }, n)
-		u += n
-	}
-	if c == Fragmented {
-		// Three times the capacity: amplification is steady after about two.
-		for w := uint32(0); w < 3*units; w += f.programUnits {
+	if c == Clean {
+		for u := uint32(0); u < units; {
+			n := min(f.programUnits, units-u)
+			d.hostNow(func(k uint32) uint32 { return u + k }, n)
+			u += n
+		}
+	} else {
+		d.scatter()
+		// The rest of the way: what scatter does not know, such as the spread of victims.
+		for w := uint32(0); w < units/2; w += f.programUnits {
 			d.hostNow(func(uint32) uint32 { return d.rnd.below(units) }, f.programUnits)
 		}
 	}
 	f.hostUnits, f.movedUnits, f.erases = 0, 0, 0
+}
+
+// scatter lays out an erased drive as long uniform random writes leave it: units in no order,
+// and in the blocks of a die, from the newest to the oldest, exponentially fewer valid ones, for each write hits
+// each unit with the same chance. The oldest is the next victim.
+func (d *Drive) scatter() {
+	f := d.ftl
+	order := make([]uint32, len(f.l2p))
+	for i := range order {
+		order[i] = uint32(i)
+		k := d.rnd.below(uint32(i + 1))
+		order[i], order[k] = order[k], order[i]
+	}
+	blockUnits := uint32(1) << f.blockShift
+	for i := range f.dies {
+		mine := order[len(order)*i/len(f.dies) : len(order)*(i+1)/len(f.dies)]
+		n := int(f.blocksPerDie) - f.start - 1 // what collection keeps erased, and the frontiers
+		// The decay over all blocks at which so many units are valid: fill = (1 - e^-decay) / decay.
+		fill := float64(len(mine)) / (float64(n) * float64(blockUnits))
+		low, high := 1e-9, 50.0
+		for range 60 {
+			if mid := (low + high) / 2; -math.Expm1(-mid)/mid > fill {
+				low = mid
+			} else {
+				high = mid
+			}
+		}
+		upTo := func(block int) int { // valid units in the oldest blocks
+			return int(float64(len(mine)) * math.Expm1(low*float64(block)/float64(n)) / math.Expm1(low))
+		}
+		for block := range n {
+			valid := mine[upTo(block):]
+			if block < n-1 {
+				valid = mine[upTo(block):upTo(block+1)]
+			}
+			d.fillBlock(i, valid)
+		}
+	}
+}
+
+// fillBlock programs the die's next block with the units at random places in it.
+func (d *Drive) fillBlock(i int, units []uint32) {
+	f := d.ftl
+	p := f.allocate(i, hostFrontier)
+	left := uint32(1) << f.blockShift
+	invariants.Check(len(units) <= int(left), "flash: a block holds its valid units")
+	for ; left > 0; left-- {
+		if d.rnd.below(left) < uint32(len(units)) {
+			f.place(units[0], p)
+			units = units[1:]
+		}
+		p++
+		if left > 1 && (left-1)%f.programUnits == 0 {
+			f.allocate(i, hostFrontier)
+		}
+	}
 }
 
 // hostNow programs n of the host's units on the next die, with the collection that it owes, in no time.

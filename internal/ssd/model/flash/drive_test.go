@@ -304,3 +304,9 @@ func BenchmarkMixed4KFragmented(b *testing.B) {
 func BenchmarkRead128KClean(b *testing.B) {
 	benchmark(b, Clean, &stream{op: Read, bytes: 128 << 10, depth: 32})
 }
+
+func BenchmarkPreconditionFragmented(b *testing.B) {
+	for range b.N {
+		preset(b, "dct983", 4<<30, Fragmented)
+	}
+}

@@ -169,8 +169,45 @@ func TestPreconditionedStateIsSteady(t *testing.T) {
 	run(t, d, 300*ms, 500*ms, w)
 	first := w.mbps(500 * ms)
 	run(t, d, 2000*ms, 500*ms, w)
-	if later := w.mbps(500 * ms); math.Abs(later/first-1) > 0.05 {
+	later := w.mbps(500 * ms)
+	if math.Abs(later/first-1) > 0.05 {
 		t.Errorf("random writes ran at %.1f MB/s and two seconds later at %.1f MB/s", first, later)
 	}
+	// Three times the capacity later, in no time.
+	units := uint32(len(d.ftl.l2p))
+	d = dct983(t, Fragmented)
+	for n := uint32(0); n < 3*units; n += d.programUnits {
+		d.hostNow(func(uint32) uint32 { return d.rnd.below(units) }, d.programUnits)
+	}
 	checkMap(t, d)
+	run(t, d, 300*ms, 500*ms, w)
+	if end := w.mbps(500 * ms); math.Abs(end/first-1) > 0.05 {
+		t.Errorf("random writes ran at %.1f MB/s and three times the capacity later at %.1f MB/s", first, end)
+	}
+	t.Logf("%.1f MB/s, later %.1f MB/s, in the end %.1f MB/s", first, later, w.mbps(500*ms))
+}
+
+func TestEverySizeCanBePreconditioned(t *testing.T) {
+	for _, permille := range []int64{20, 90, 10_000} {
+		for _, size := range []int64{16 << 20, 16<<20 + 4096, 50_003 * 4096, 300 << 20} {
+			cfg, err := Preset("dct983", size)
+			if err != nil {
+				t.Fatal(err)
+			}
+			cfg.OverProvisionPermille = permille
+			d, err := New(cfg)
+			if err != nil {
+				t.Fatal(err)
+			}
+			for _, c := range []Condition{Fragmented, Empty, Clean} {
+				d.Precondition(c)
+				checkMap(t, d)
+				for u, p := range d.ftl.l2p {
+					if (p == none) != (c == Empty) {
+						t.Fatalf("%d bytes, %d permille, condition %d: unit %d is at %#x", size, permille, c, u, p)
+					}
+				}
+			}
+		}
+	}
 }
