@@ -149,6 +149,8 @@ type login struct {
 	entries   uint16
 	katoMS    uint32
 	cid       uint16
+	// noSQFlow: without submission queue flow control, as Linux has it.
+	noSQFlow bool
 }
 
 // connectCapsule makes a Connect command.
@@ -162,6 +164,9 @@ func connectCapsule(f pdu.Format, l login) []byte {
 	}
 	c.SetSQSIZE(l.entries - 1)
 	c.SetKATO(l.katoMS)
+	if l.noSQFlow {
+		c.SetCATTR(nvme.CATTRDisableSQFlow)
+	}
 	e.SetCID(l.cid)
 	var data nvme.ConnectData
 	data.SetHostID(nvme.UUID{1, 2, 3, 15: byte(len(l.host))})
