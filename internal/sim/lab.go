@@ -16,9 +16,11 @@ const pardaName = "parda"
 
 // Policies are the names of what can be compared, the vanilla one first.
 func Policies() []string {
-	names := policies.Names()
-	if !slices.Contains(names, "jbof") {
-		names = append(names, "jbof")
+	names := []string{"fifo", "gimbal", "jbof"}
+	for _, n := range policies.Names() {
+		if !slices.Contains(names, n) {
+			names = append(names, n)
+		}
 	}
 	return append(names, pardaName)
 }
@@ -152,13 +154,17 @@ func (l *Lab) run(sc *Scenario, policy string) (*Result, error) {
 
 // newPolicy makes a policy for a drive.
 func newPolicy(name string, p *prototype) (pipeline.Policy, error) {
+	cfg := policies.Config{Depth: fifoDepth}
 	switch name {
 	case "jbof":
 		return jbof.New(jbof.Config{Profile: p.profile}), nil
+	case "flashfq":
+		// Its D throttles: as much as keeps the drive busy.
+		cfg.Depth = max(p.profile.Depth, 1)
 	case pardaName:
 		name = "fifo"
 	}
-	return policies.New(name, policies.Config{Depth: fifoDepth})
+	return policies.New(name, cfg)
 }
 
 // alone measures what the load gets of a drive of its own at a depth that saturates it,

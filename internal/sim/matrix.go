@@ -159,9 +159,9 @@ func depths() []Scenario {
 		}
 		return all
 	}
-	// 64 readers of 4K: with fewer a fair share is more than depth 1 can take.
+	// 96 readers of 4K: with fewer a fair share is more than depth 1 can take of a drive under load.
 	return []Scenario{
-		scenario("depth", "4K-read-fragmented", flash.Fragmented, mix(16, pipeline.Read, size4K, false)),
+		scenario("depth", "4K-read-fragmented", flash.Fragmented, mix(24, pipeline.Read, size4K, false)),
 		scenario("depth", "128K-read-clean", flash.Clean, mix(4, pipeline.Read, size128K, false)),
 		scenario("depth", "128K-write-clean", flash.Clean, mix(4, pipeline.Write, size128K, true)),
 		scenario("depth", "4K-write-fragmented", flash.Fragmented, mix(4, pipeline.Write, size4K, false)),

@@ -78,8 +78,11 @@ type TenantResult struct {
 	Latency    Latency `json:"latency"`
 	AppLatency Latency `json:"appLatency"`
 	DeviceNS   float64 `json:"deviceNS"`
-	// Credit is that at the end of the phase, in units of 4 KiB.
-	Credit int `json:"credit"`
+	// CreditMin and CreditMax are the least and the most that it was given in the phase, in
+	// units of 4 KiB, Credit the last; 0: the policy gives none.
+	CreditMin int `json:"creditMin"`
+	CreditMax int `json:"creditMax"`
+	Credit    int `json:"credit"`
 }
 
 // Latency sums up a distribution, in nanoseconds.
@@ -179,6 +182,8 @@ type account struct {
 	// usage is in seconds of a drive of its own.
 	usage    float64
 	binUsage float64
+	// creditMin and creditMax are of the phase.
+	creditMin, creditMax int
 }
 
 func (a *account) init() { a.sent, a.app = newHistogram(), newHistogram() }
@@ -187,6 +192,7 @@ func (a *account) reset() {
 	a.sent.reset()
 	a.app.reset()
 	a.bytes, a.ios, a.deviceNS, a.usage = 0, 0, 0, 0
+	a.creditMin, a.creditMax = 0, 0
 }
 
 func newResult(sc *Scenario, set Setup) *Result {
@@ -208,15 +214,23 @@ func newResult(sc *Scenario, set Setup) *Result {
 // observe accounts for an answer that a client got now.
 func (r *run) observe(t *tenant, l *load, q *request) {
 	a := &t.account
+	moved := q.len
+	if l.spec.Kinds[q.kind].Op.Class() == pipeline.OtherClass {
+		moved = 0 // a range, not data
+	}
 	if r.result.Series != nil {
 		a.binUsage += l.usage(q)
-		r.binBytes += q.len
+		r.binBytes += moved
 	}
 	if r.phase == len(r.sc.Phases) || r.now < r.sc.Phases[r.phase].FromNS {
 		return
 	}
+	if a.ios == 0 {
+		a.creditMin, a.creditMax = t.credit, t.credit
+	}
+	a.creditMin, a.creditMax = min(a.creditMin, t.credit), max(a.creditMax, t.credit)
 	a.ios++
-	a.bytes += q.len
+	a.bytes += moved
 	a.usage += l.usage(q)
 	a.deviceNS += q.deviceNS
 	a.sent.observe(r.now - q.sentNS)
@@ -272,7 +286,7 @@ func (r *run) endPhase(p Phase) {
 	for i := range r.tenants {
 		t := &r.tenants[i]
 		a := &t.account
-		tr := TenantResult{Name: t.spec.Name, Group: t.spec.Group, Weight: t.spec.weight(), Credit: t.credit,
+		tr := TenantResult{Name: t.spec.Name, Group: t.spec.Group, Weight: t.spec.weight(), CreditMin: a.creditMin, CreditMax: a.creditMax, Credit: t.credit,
 			BytesPerSec: float64(a.bytes) / sec, IOsPerSec: float64(a.ios) / sec, Usage: a.usage / sec,
 			Latency: a.sent.sum(), AppLatency: a.app.sum()}
 		if a.ios > 0 {
