@@ -209,7 +209,7 @@ func TestManyGoroutinesNeverExceedTheCredit(t *testing.T) {
 
 // wire is a queue machine whose target is the test.
 type wire struct {
-	t *testing.T
+	t testing.TB
 	m *hosttcp.Queue
 	p *Pair
 	// sent are the CIDs of the capsules sent and not answered, units what they are worth.
@@ -218,7 +218,7 @@ type wire struct {
 	woken int
 }
 
-func newWire(t *testing.T, g *Gate, depth int) *wire {
+func newWire(t testing.TB, g *Gate, depth int) *wire {
 	w := &wire{t: t, m: hosttcp.New(hosttcp.Options{Depth: depth}), units: map[uint16]int{}}
 	w.p = g.NewPair(w.m, func() { w.woken++ })
 	for b := w.m.SendBufs(); len(b) > 0; b = w.m.SendBufs() {
@@ -500,5 +500,70 @@ func TestPairsConserveTheWindow(t *testing.T) {
 		if s := g.State(1); s.Outstanding != 0 || s.Waiting != 0 {
 			t.Fatalf("seed %d: left over: %+v", seed, s)
 		}
+	}
+}
+
+// BenchmarkPair measures what the gate adds to a command of a queue pair: a batch of 32 goes
+// to the machine, is answered and collected, with and without.
+func BenchmarkPair(b *testing.B) {
+	for _, x := range []struct {
+		name  string
+		gate  bool
+		units int
+	}{{"without", false, 0}, {"no limit", true, 0}, {"never full", true, 1000}, {"half waits", true, 16}} {
+		b.Run(x.name, func(b *testing.B) {
+			g := New()
+			g.Map(1, 4)
+			g.Grant(nvme.MakeCredit(4, x.units))
+			w := newWire(b, g, 64)
+			cmds := make([]hosttcp.Command, 32)
+			comps := make([]hosttcp.Completion, 32)
+			var p pdu.CapsuleResp
+			p.Common().Set(pdu.TypeCapsuleResp, 0, pdu.CapsuleRespLen, 0, pdu.CapsuleRespLen)
+			p.CQE().SetStatus(nvme.InternalError)
+			p.CQE().SetDW1(uint32(nvme.MakeCredit(4, x.units)))
+			for i := range cmds {
+				cmds[i] = read(1, 4096)
+			}
+			var cids []uint16
+			b.ReportAllocs()
+			for b.Loop() {
+				if x.gate {
+					if n, err := w.p.Submit(cmds); n != 32 || err != nil {
+						b.Fatal(n, err)
+					}
+				} else {
+					for i := range cmds {
+						if _, err := w.m.Submit(&cmds[i]); err != nil {
+							b.Fatal(err)
+						}
+					}
+				}
+				for left := 32; left > 0; {
+					cids = cids[:0]
+					for bufs := w.m.SendBufs(); len(bufs) > 0; bufs = w.m.SendBufs() {
+						for c := bufs[0]; len(c) > 0; c = c[pdu.CapsuleCmdLen:] {
+							cids = append(cids, (*pdu.CapsuleCmd)(c).SQE().CID())
+						}
+						w.m.Sent(len(bufs[0]))
+					}
+					_, rx := w.m.RecvBufs()
+					n := 0
+					for _, cid := range cids {
+						p.CQE().SetCID(cid)
+						n += copy(rx[n:], p[:])
+					}
+					if err := w.m.Received(n); err != nil {
+						b.Fatal(err)
+					}
+					n = w.m.Completions(comps)
+					if x.gate {
+						w.p.Completed(comps[:n])
+					}
+					left -= n
+				}
+			}
+			b.ReportMetric(float64(b.Elapsed().Nanoseconds())/float64(b.N)/32, "ns/command")
+		})
 	}
 }
