@@ -55,6 +55,8 @@ type IO struct {
 	Account *bufpool.Account
 	// Tenant is the pipeline's number for who pays.
 	Tenant pipeline.Tenant
+	// Credited: the host keeps to the tenant's credit.
+	Credited bool
 	// Buf holds the data. A read's and a Fetch's is provided by the owner when the
 	// IO is admitted, any other is the submitter's. After Done it is the sink's to
 	// return to the pool.

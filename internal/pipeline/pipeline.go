@@ -14,6 +14,7 @@ import (
 	"math"
 	"math/bits"
 
+	"jbofd/internal/credit"
 	"jbofd/internal/invariants"
 	"jbofd/internal/tokenbucket"
 )
@@ -62,6 +63,11 @@ type tenant struct {
 	// queued counts I/Os at the policy, inflight those dispatched. Both and held are
 	// zero if the tenant is idle.
 	queued, inflight int
+	// units are what all of them count for against the credit, and lastUnits what the one
+	// that came last, at arrivedNS, does; credited: its host keeps to the credit.
+	units, lastUnits int
+	credited         bool
+	arrivedNS        int64
 	stats            TenantStats
 }
 
@@ -222,6 +228,8 @@ func (p *Pipeline) Enqueue(now int64, io IO) {
 	}
 	r, ten := &p.ios[io.Tag], &p.tenants[io.Tenant]
 	invariants.Check(r.state == free, "pipeline: a tag is used twice")
+	ten.lastUnits, ten.credited, ten.arrivedNS = units(io), io.Credited, now
+	ten.units += ten.lastUnits
 	p.serial++
 	r.io, r.arrivedNS, r.serial = io, now, p.serial
 	p.queued++
@@ -233,6 +241,14 @@ func (p *Pipeline) Enqueue(now int64, io IO) {
 		return
 	}
 	p.admit(now, ten, r)
+}
+
+// units is what an I/O counts for against a credit.
+func units(io IO) int {
+	if io.Op.Class() == OtherClass {
+		return credit.Units(0)
+	}
+	return credit.Units(int(io.LenBytes))
 }
 
 // transferBucket is the bucket of one direction, of those that move data.
@@ -401,6 +417,7 @@ func (p *Pipeline) Cancel(now int64, tag Tag) bool {
 		return false
 	}
 	r.state = free
+	ten.units -= units(r.io)
 	p.queued--
 	p.forget(now, r.io.Tenant)
 	return true
@@ -474,6 +491,7 @@ func (p *Pipeline) Complete(now int64, tag Tag, res Result) {
 	r.state = free
 	t := r.io.Tenant
 	p.tenants[t].inflight--
+	p.tenants[t].units -= units(r.io)
 	p.policy.Complete(now, tag, res)
 	if p.tenants[t].leaving {
 		p.forget(now, t)
@@ -518,14 +536,18 @@ func (p *Pipeline) sample(now int64) {
 	pause := dt > 2*samplePeriodNS
 	for i := range p.tenants {
 		ten := &p.tenants[i]
-		if ten.held+ten.queued == 0 {
+		if ten.held+ten.queued+ten.inflight == 0 {
 			continue
 		}
-		d := dt
+		d, l := dt, p.limit(Tenant(i), ten)
 		if pause {
-			d = now - max(p.sampledNS, ten.sinceNS)
+			since := ten.sinceNS
+			if l == LimitCredit {
+				since = ten.arrivedNS
+			}
+			d = now - max(p.sampledNS, since)
 		}
-		ten.stats.LimitedNS[p.limit(Tenant(i), ten)] += d
+		ten.stats.LimitedNS[l] += d
 	}
 	p.sampledNS = now
 	if now-p.sharedNS >= sharePeriodNS {
@@ -534,7 +556,7 @@ func (p *Pipeline) sample(now int64) {
 	}
 }
 
-// limit is what keeps a known tenant's first I/O back.
+// limit is what keeps a known tenant's next I/O back.
 func (p *Pipeline) limit(t Tenant, ten *tenant) Limit {
 	if ten.queued > 0 {
 		if l := p.policy.Limit(t); l != Unlimited {
@@ -543,6 +565,9 @@ func (p *Pipeline) limit(t Tenant, ten *tenant) Limit {
 	}
 	if ten.held > 0 {
 		return LimitCap
+	}
+	if c := p.policy.Credit(t); ten.credited && ten.queued == 0 && ten.inflight > 0 && c > 0 && ten.units+ten.lastUnits > c {
+		return LimitCredit
 	}
 	return Unlimited
 }

@@ -400,6 +400,67 @@ func TestLimitedTimeIsWhatATenantWaited(t *testing.T) {
 	}
 }
 
+// creditor is a FIFO that gives credit.
+type creditor struct {
+	*FIFO
+	units int
+}
+
+func (c creditor) Credit(Tenant) int { return c.units }
+
+func TestACreditThatIsUsedUpLimits(t *testing.T) {
+	p := New(creditor{NewFIFO(64), 10})
+	now := int64(0)
+	limit := func(ten Tenant) Limit {
+		var s TenantStats
+		p.TenantStats(ten, &s)
+		return s.Limit
+	}
+	enqueue := func(tag Tag, ten Tenant, op Op, length int64, credited bool) {
+		p.Enqueue(now, IO{Tag: tag, Tenant: ten, Op: op, LenBytes: length, Credited: credited})
+		p.Dispatch(now, nil)
+	}
+	// A standard host is not limited by what it does not know.
+	enqueue(0, 1, Read, 64<<10, false)
+	if l := limit(1); l != Unlimited {
+		t.Errorf("a standard host is limited by %v", l)
+	}
+	// One that keeps to the credit is from where its next command would exceed it.
+	enqueue(1, 2, Read, 16<<10, true)
+	if l := limit(2); l != Unlimited {
+		t.Errorf("with 4 of 10 units limited by %v", l)
+	}
+	enqueue(2, 2, Write, 16<<10-1, true)
+	if l := limit(2); l != LimitCredit {
+		t.Errorf("with 8 of 10 units, and commands of 4, limited by %v", l)
+	}
+	// A range that is deallocated moves no data.
+	enqueue(3, 3, Deallocate, 1<<30, true)
+	if l := limit(3); l != Unlimited {
+		t.Errorf("after a deallocation limited by %v", l)
+	}
+	for range 40 {
+		now += msec
+		p.Dispatch(now, nil)
+	}
+	var s TenantStats
+	if p.TenantStats(2, &s); s.LimitedNS[LimitCredit] != 40*msec {
+		t.Errorf("%d ms limited by the credit, want 40", s.LimitedNS[LimitCredit]/msec)
+	}
+	p.Complete(now, 1, Result{})
+	if l := limit(2); l != Unlimited {
+		t.Errorf("with room for one more limited by %v", l)
+	}
+	for _, tag := range []Tag{0, 2, 3} {
+		p.Complete(now, tag, Result{})
+	}
+	for _, ten := range p.Tenants(nil) {
+		if u := p.tenants[ten].units; u != 0 {
+			t.Errorf("tenant %d has %d units outstanding without an I/O", ten, u)
+		}
+	}
+}
+
 func TestShareIsThePartOfWhatAllUsed(t *testing.T) {
 	p := New(NewFIFO(64))
 	share := func(ten Tenant) float64 {

@@ -44,6 +44,8 @@ type IO struct {
 	Op     Op
 	// LenBytes is the size of the transfer or range; 0 for a flush.
 	LenBytes int64
+	// Credited: its host sends no more than the tenant's credit allows.
+	Credited bool
 }
 
 // Result is how an I/O ended.
@@ -67,7 +69,8 @@ const (
 	LimitShare
 	// LimitSSD: the SSD is congested; the tenant has not had its share.
 	LimitSSD
-	// LimitCredit: the host keeps commands back, for it has used its credit up.
+	// LimitCredit: nothing of the tenant's is queued, for its hosts keep commands back: they
+	// have outstanding what they may have.
 	LimitCredit
 	// Limits is how many there are.
 	Limits

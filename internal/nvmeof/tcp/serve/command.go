@@ -138,7 +138,7 @@ func (c *conn) Execute(i int) {
 		io.Flags |= ssd.Unmap
 	}
 	io.Fetch = c.m.NeedsFetch(i)
-	io.Account, io.Tenant = c.tenant.Account, c.tenant.Number
+	io.Account, io.Tenant, io.Credited = c.tenant.Account, c.tenant.Number, c.credits.On
 	if p.Op == pipeline.DeallocateRanges {
 		io.Len = int64(p.ToController)
 		if !io.Fetch {
