@@ -3,7 +3,8 @@
 // batches of completions.
 //
 // Sub-packages implement it: mem (DRAM), file (regular files and block
-// devices, io_uring or worker threads) and fault (wraps another device with
+// devices, io_uring or worker threads), model (an emulated drive with a
+// flash drive's timing) and fault (wraps another device with
 // seeded errors, delays, and torn or lost unflushed writes). The label
 // package keeps the on-drive table of extents.
 package ssd
