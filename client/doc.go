@@ -22,7 +22,9 @@
 // A jbofd target tells its hosts how much they may have outstanding at each drive so that all get
 // their share. What is beyond waits in this package, in order, and holds up nothing for
 // other drives. Namespace.Credit shows it, Namespace.WaitCredit waits for room, and
-// Options.Credits turns it off. Which drive a namespace lies on is known once it was opened
+// Options.Credits turns it off. What is outstanding on a QPair counts until Poll has returned it:
+// who fills the window with one QPair and then waits for something else, instead of polling, gets
+// on only slowly. Which drive a namespace lies on is known once it was opened
 // with Controller.Namespace, or when a command to it has completed.
 //
 // # Errors

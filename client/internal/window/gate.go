@@ -30,6 +30,11 @@ const maxNSID = 1 << 16
 // unknown is the lane of namespaces whose SSD is not known. It never has a credit.
 const unknown = 0
 
+// stallTime is how long a lane with waiters may see no completion until the first of them goes
+// nevertheless. What holds the window then may be completions that nobody collects,
+// because who should is waiting here.
+const stallTime = 100 * time.Millisecond
+
 // Gate holds the windows of one association, for any number of goroutines.
 type Gate struct {
 	base   time.Time // what the clock counts from
@@ -39,6 +44,9 @@ type Gate struct {
 	lanes  []*lane // by number; numbers do not change
 	byNSID []uint16
 	bySSD  map[uint16]uint16
+	// valve runs relieve; armed: it will.
+	valve *time.Timer
+	armed bool
 }
 
 // lane is one SSD.
@@ -50,13 +58,15 @@ type lane struct {
 	first, last *waiter
 	// waiting counts the commands that wait, also those behind a Pair's waiter.
 	waiting int
-	waits   uint64 // commands that have waited
-	waited  int64  // for how long in all, in ns
+	// completions are counted for relieve, which has seen so many.
+	completions, seen uint64
+
+	waits  uint64 // commands that have waited
+	waited int64  // for how long in all, in ns
 }
 
 // waiter is one who has found a lane's window full.
 type waiter struct {
-	lane *lane
 	// units of a command, or of both of a fused pair.
 	units      [2]int
 	next, prev *waiter
@@ -168,7 +178,7 @@ func (l *lane) sent(units [2]int) {
 }
 
 func (l *lane) push(w *waiter) {
-	w.lane, w.queued, w.next, w.prev = l, true, nil, l.last
+	w.queued, w.next, w.prev = true, nil, l.last
 	if l.last == nil {
 		l.first = w
 	} else {
@@ -194,18 +204,53 @@ func (l *lane) remove(w *waiter) {
 // pump lets those who wait go, in order, as far as the window allows.
 func (l *lane) pump(now int64) {
 	for w := l.first; w != nil && l.win.MaySend(now, w.units[0]+w.units[1]); w = l.first {
-		l.remove(w)
-		w.granted = true
-		if !w.probe {
-			l.sent(w.units)
+		l.grant(w)
+	}
+}
+
+func (l *lane) grant(w *waiter) {
+	l.remove(w)
+	w.granted = true
+	if !w.probe {
+		l.sent(w.units)
+	}
+	w.wake()
+}
+
+// enqueue makes w wait. mu is held.
+func (g *Gate) enqueue(l *lane, w *waiter) {
+	l.push(w)
+	switch {
+	case g.armed:
+	case g.valve == nil:
+		g.valve = time.AfterFunc(stallTime, g.relieve)
+	default:
+		g.valve.Reset(stallTime)
+	}
+	g.armed = true
+}
+
+// relieve lets the first waiter go where nothing has completed since it looked last.
+func (g *Gate) relieve() {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.armed = false
+	for _, l := range g.lanes {
+		if l.first != nil && l.seen == l.completions {
+			l.grant(l.first)
 		}
-		w.wake()
+		l.seen = l.completions
+		if l.first != nil && !g.armed {
+			g.armed = true
+			g.valve.Reset(stallTime)
+		}
 	}
 }
 
 // done counts a completion. mu is held.
 func (g *Gate) done(now int64, t Ticket, c nvme.Credit) {
 	l := g.lanes[t.lane]
+	l.completions++
 	if c.Units() > 0 && (t.lane == unknown || l.ssd != c.SSD()) {
 		// The namespace lies on another SSD than was known: this credit is that one's.
 		o := g.lanes[g.mapTo(t.nsid, c.SSD())]
@@ -289,7 +334,7 @@ func (g *Gate) Wait(ctx context.Context, dead <-chan struct{}, nsid uint32, lenB
 func (g *Gate) wait(ctx context.Context, dead <-chan struct{}, l *lane, u [2]int, commands int, probe bool, since int64) error {
 	p := g.parked.Get().(*parked)
 	p.units, p.granted, p.probe = u, false, probe
-	l.push(&p.waiter)
+	g.enqueue(l, &p.waiter)
 	l.waiting += commands
 	l.waits += uint64(commands)
 	g.mu.Unlock()

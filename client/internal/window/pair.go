@@ -149,7 +149,7 @@ func (p *Pair) hold(n uint16, group []hosttcp.Command, u [2]int, now int64) {
 	l := p.g.lanes[n]
 	if pl.n == 0 {
 		pl.waiter.units = u
-		l.push(&pl.waiter)
+		p.g.enqueue(l, &pl.waiter)
 	}
 	for i := range group {
 		k := (pl.head + pl.n) % len(pl.cmds)
@@ -245,7 +245,7 @@ func (p *Pair) advance(now int64) {
 				if !l.mayPass(now, u) {
 					// Behind those who came meanwhile: each has its turn.
 					pl.waiter.units = u
-					l.push(&pl.waiter)
+					p.g.enqueue(l, &pl.waiter)
 					break
 				}
 				l.sent(u)

@@ -339,6 +339,41 @@ func TestTheFirstCompletionTellsWhereANamespaceLies(t *testing.T) {
 	}
 }
 
+// TestAStalledWindowLetsOneGo: a goroutine has filled the window through its queue pair, does not
+// collect, and waits for something else.
+func TestAStalledWindowLetsOneGo(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		g := newGate(2)
+		w := newWire(t, g, 8)
+		w.p.Submit([]hosttcp.Command{read(1, 4096), read(1, 4096)})
+		w.send()
+		begin := time.Now()
+		var tickets [1]Ticket
+		for range 2 {
+			if err := g.Acquire(context.Background(), nil, []hosttcp.Command{read(1, 4096)}, tickets[:]); err != nil {
+				t.Fatal(err)
+			}
+			g.Release(tickets[0], 0)
+		}
+		if d := time.Since(begin); d < stallTime || d > 4*stallTime {
+			t.Errorf("two commands went after %v", d)
+		}
+		other := newWire(t, g, 8)
+		other.p.Submit([]hosttcp.Command{read(1, 4096)})
+		other.p.Park()
+		time.Sleep(2 * stallTime)
+		synctest.Wait()
+		if other.woken != 1 || !other.p.Granted() {
+			t.Errorf("a queue pair that waits was woken %d times", other.woken)
+		}
+		w.p.Leave()
+		other.p.Leave()
+		if s := g.State(1); s.Outstanding != 0 || s.Waiting != 0 {
+			t.Errorf("left over: %+v", s)
+		}
+	})
+}
+
 func TestPairsTakeTurnsAndWakeEachOther(t *testing.T) {
 	g := newGate(1)
 	a, b := newWire(t, g, 8), newWire(t, g, 8)
