@@ -3,6 +3,7 @@ package sim
 import (
 	"math"
 
+	"jbofd/internal/credit"
 	"jbofd/internal/pipeline"
 )
 
@@ -15,9 +16,9 @@ type tenant struct {
 	up   bool
 	// session counts connections.
 	session int32
-	// ios and units are sent and not answered; credit bounds units, 0: nothing known.
-	ios, units, credit int
-	parda              parda
+	// window bounds what is sent and not answered.
+	window credit.Window
+	parda  parda
 
 	account account
 }
@@ -48,11 +49,7 @@ type waiting struct {
 	kind    int32
 }
 
-// unitBytes is what one unit of credit stands for.
-const unitBytes = 4096
-
-// unitsOf is what a command counts against the credit.
-func unitsOf(n int64) int32 { return int32(max(1, (n+unitBytes-1)/unitBytes)) }
+const unitBytes = credit.UnitBytes
 
 // newTenants makes the clients. Writers share the drive out among themselves; readers
 // read all of it.
@@ -128,10 +125,12 @@ func (r *run) fire(t timer) {
 func (r *run) connect(i int) {
 	t := &r.tenants[i]
 	t.up = true
-	t.turn, t.ios, t.units = 0, 0, 0
+	t.turn, t.window = 0, credit.Window{}
 	t.parda.init()
 	r.pipe.SetTenant(r.now, pipeline.Tenant(i), pipeline.Settings{Weight: t.spec.weight(), Caps: t.spec.Caps})
-	t.credit = r.pipe.Credit(pipeline.Tenant(i))
+	if !t.spec.IgnoresCredits {
+		t.window.Grant(r.now, r.pipe.Credit(pipeline.Tenant(i)))
+	}
 	for j := range t.loads {
 		l := &t.loads[j]
 		l.outstanding, l.waiting = 0, ring[waiting]{}
@@ -260,22 +259,22 @@ func (r *run) send(i int) {
 		}
 		none = 0
 		kind := &l.spec.Kinds[l.waiting.peek().kind]
-		units := unitsOf(kind.SizeBytes)
-		if t.ios > 0 && !t.spec.IgnoresCredits {
-			if t.credit > 0 && t.units+int(units) > t.credit || r.set.Parda && t.ios >= t.parda.most() {
-				return // and keeps its turn
-			}
+		units := credit.Units(int(kind.SizeBytes))
+		if !t.window.MaySend(r.now, units) {
+			return // and keeps its turn
+		}
+		if ios, _ := t.window.Outstanding(); r.set.Parda && !t.spec.IgnoresCredits && ios >= t.parda.most() {
+			return
 		}
 		w := l.waiting.pop()
 		tag := r.take()
-		r.reqs[tag] = request{tenant: int32(i), load: int32(t.turn), kind: w.kind, units: units, session: t.session, state: travel,
+		r.reqs[tag] = request{tenant: int32(i), load: int32(t.turn), kind: w.kind, units: int32(units), session: t.session, state: travel,
 			len: kind.SizeBytes, askedNS: w.askedNS, sentNS: r.now, offset: l.place(kind, int(w.kind))}
 		if kind.Op == pipeline.Flush {
 			r.reqs[tag].len, r.reqs[tag].offset = 0, 0
 		}
 		l.outstanding++
-		t.ios++
-		t.units += int(units)
+		t.window.Sent(units)
 		r.result.Sent++
 		at := r.now + r.sc.NetworkNS
 		if r.sc.TargetCPUNS > 0 {
@@ -312,11 +311,10 @@ func (r *run) receive(d departure) {
 	t := &r.tenants[i]
 	l := &t.loads[q.load]
 	l.outstanding--
-	t.ios--
-	t.units -= int(q.units)
-	if d.credit > 0 {
-		t.credit = d.credit
+	if t.spec.IgnoresCredits {
+		d.credit = 0
 	}
+	t.window.Completed(r.now, int(q.units), d.credit)
 	r.result.Completed++
 	r.observe(t, l, q)
 	if r.set.Parda {

@@ -225,10 +225,11 @@ func (r *run) observe(t *tenant, l *load, q *request) {
 	if r.phase == len(r.sc.Phases) || r.now < r.sc.Phases[r.phase].FromNS {
 		return
 	}
+	units := t.window.Credit(r.now)
 	if a.ios == 0 {
-		a.creditMin, a.creditMax = t.credit, t.credit
+		a.creditMin, a.creditMax = units, units
 	}
-	a.creditMin, a.creditMax = min(a.creditMin, t.credit), max(a.creditMax, t.credit)
+	a.creditMin, a.creditMax = min(a.creditMin, units), max(a.creditMax, units)
 	a.ios++
 	a.bytes += moved
 	a.usage += l.usage(q)
@@ -286,7 +287,7 @@ func (r *run) endPhase(p Phase) {
 	for i := range r.tenants {
 		t := &r.tenants[i]
 		a := &t.account
-		tr := TenantResult{Name: t.spec.Name, Group: t.spec.Group, Weight: t.spec.weight(), CreditMin: a.creditMin, CreditMax: a.creditMax, Credit: t.credit,
+		tr := TenantResult{Name: t.spec.Name, Group: t.spec.Group, Weight: t.spec.weight(), CreditMin: a.creditMin, CreditMax: a.creditMax, Credit: t.window.Credit(p.ToNS),
 			BytesPerSec: float64(a.bytes) / sec, IOsPerSec: float64(a.ios) / sec, Usage: a.usage / sec,
 			Latency: a.sent.sum(), AppLatency: a.app.sum()}
 		if a.ios > 0 {
