@@ -446,7 +446,8 @@ func (o *Owner) enqueue(io *IO, now int64) {
 	o.freeTags = o.freeTags[:len(o.freeTags)-1]
 	io.tag = tag
 	o.slab[tag] = io
-	o.pipe.Enqueue(now, pipeline.IO{Tag: pipeline.Tag(tag), Tenant: io.Tenant, Op: io.Op, LenBytes: io.Len, Credited: io.Credited})
+	o.pipe.Enqueue(now, pipeline.IO{Tag: pipeline.Tag(tag), Tenant: io.Tenant, Op: io.Op, LenBytes: io.Len})
+	o.pipe.KeepsCredit(io.Tenant, io.Credited)
 }
 
 // moreTags doubles the number of tags. IOs that wait for memory or for their

@@ -64,7 +64,7 @@ type tenant struct {
 	// zero if the tenant is idle.
 	queued, inflight int
 	// units are what all of them count for against the credit, and lastUnits what the one
-	// that came last, at arrivedNS, does; credited: its host keeps to the credit.
+	// that came last, at arrivedNS, does; credited: its hosts keep to the credit.
 	units, lastUnits int
 	credited         bool
 	arrivedNS        int64
@@ -228,7 +228,7 @@ func (p *Pipeline) Enqueue(now int64, io IO) {
 	}
 	r, ten := &p.ios[io.Tag], &p.tenants[io.Tenant]
 	invariants.Check(r.state == free, "pipeline: a tag is used twice")
-	ten.lastUnits, ten.credited, ten.arrivedNS = units(io), io.Credited, now
+	ten.lastUnits, ten.arrivedNS = units(io), now
 	ten.units += ten.lastUnits
 	p.serial++
 	r.io, r.arrivedNS, r.serial = io, now, p.serial
@@ -242,6 +242,12 @@ func (p *Pipeline) Enqueue(now int64, io IO) {
 	}
 	p.admit(now, ten, r)
 }
+
+// KeepsCredit says of a tenant with I/Os whether its hosts send no more than its credit
+// allows.
+//
+// hot: 0 allocs
+func (p *Pipeline) KeepsCredit(t Tenant, keeps bool) { p.tenants[t].credited = keeps }
 
 // units is what an I/O counts for against a credit.
 func units(io IO) int {

@@ -417,7 +417,8 @@ func TestACreditThatIsUsedUpLimits(t *testing.T) {
 		return s.Limit
 	}
 	enqueue := func(tag Tag, ten Tenant, op Op, length int64, credited bool) {
-		p.Enqueue(now, IO{Tag: tag, Tenant: ten, Op: op, LenBytes: length, Credited: credited})
+		p.Enqueue(now, IO{Tag: tag, Tenant: ten, Op: op, LenBytes: length})
+		p.KeepsCredit(ten, credited)
 		p.Dispatch(now, nil)
 	}
 	// A standard host is not limited by what it does not know.
