@@ -36,7 +36,8 @@ const (
 )
 
 const (
-	phases = 8
+	smalls, larges = 7, 5
+	phases         = smalls + larges
 	// phaseNS is how long a load lasts; the first quarter is not counted.
 	phaseNS  = 20_000_000
 	settleNS = phaseNS / 4
@@ -46,7 +47,8 @@ const (
 )
 
 var calibrationPhases = [phases]calibrationPhase{
-	{1, unit}, {16, unit}, {32, unit}, {64, unit}, {96, unit}, {128, unit}, {192, unit}, {16, large},
+	{1, unit}, {16, unit}, {32, unit}, {64, unit}, {96, unit}, {128, unit}, {192, unit},
+	{4, large}, {6, large}, {8, large}, {12, large}, {24, large},
 }
 
 // Next returns the length of a read to submit now, and whether there is one.
@@ -97,20 +99,19 @@ func (c *Calibration) Done() bool { return c.phase == phases }
 // Profile returns what was found, once Done. Of a drive that hardly answered it is the
 // zero Profile.
 func (c *Calibration) Profile() Profile {
-	small, big := c.result[:phases-1], c.result[phases-1]
-	best := slices.Max(small)
-	if best <= 0 || big <= 0 {
+	small, big := c.result[:smalls], c.result[smalls:]
+	best, bestBig := slices.Max(small), slices.Max(big)
+	if best <= 0 || bestBig <= 0 {
 		return Profile{}
 	}
-	p := Profile{LatencyNS: c.latencyNS, Depth: calibrationPhases[phases-2].depth}
-	for i, rate := range small {
-		if rate >= busyPart*best {
-			p.Depth = calibrationPhases[i].depth
-			break
-		}
+	p := Profile{LatencyNS: c.latencyNS}
+	busy := func(rate float64, of []float64, phases []calibrationPhase) int {
+		return phases[slices.IndexFunc(of, func(r float64) bool { return r >= busyPart*rate })].depth
 	}
+	p.Depth = busy(best, small, calibrationPhases[:smalls])
+	p.LargeDepth = busy(bestBig, big, calibrationPhases[smalls:])
 	// Two points make the line.
-	smallNS, bigNS := 1e9/best, 1e9/big
+	smallNS, bigNS := 1e9/best, 1e9/bestBig
 	p.ReadByteNS = max((bigNS-smallNS)/(large-unit), smallNS/unit/100)
 	p.ReadNS = max(smallNS-p.ReadByteNS*unit, 0)
 	if p.ReadNS == 0 {

@@ -18,6 +18,8 @@
 package jbof
 
 import (
+	"math"
+
 	"jbofd/internal/invariants"
 	"jbofd/internal/pipeline"
 )
@@ -53,13 +55,22 @@ const (
 	// creditWindows is how many windows' worth of I/O hosts should keep outstanding
 	// together: one at the device, the rest on the way or waiting here, so that there is
 	// always one to choose.
-	creditWindows = 2.5
+	creditWindows = 1.4
+	// fillRounds bounds the search for who leaves something of the credit; demandGrowth is
+	// how much more than lately a tenant may ask for.
+	fillRounds, demandGrowth = 8, 1.5
+	// maxCredit is what the wire can say.
+	maxCredit = 1<<16 - 1
+	// slackWindows is how many windows, or dearest I/Os, a tenant may catch up.
+	slackWindows = 4
 	// pausedWindows and pausedIOs bound what a tenant has waiting for its data beyond its
 	// turn: enough for a far host, not all memory.
 	pausedWindows, pausedIOs = 8, 32
 	// tickNS is the control interval: costs are learned and idle tenants forgotten once
 	// in it.
 	tickNS = 20_000_000
+	// idleNS without an I/O makes a tenant's lane inactive.
+	idleNS = 20_000_000
 	// unit is what credits count, in bytes.
 	unit = 4096
 	// rebase is the virtual time after which it begins anew, long before it overflows.
@@ -73,6 +84,7 @@ type request struct {
 	next, prev pipeline.Tag // in its lane
 	len        int64
 	costNS     int64
+	place      int64  // in the window
 	seq        uint64 // order of arrival
 	tenant     pipeline.Tenant
 	op         pipeline.Op
@@ -98,17 +110,24 @@ type tenant struct {
 	paused   int
 	pausedNS int64
 	costNS   int64
-	// unitNS averages what a unit of the tenant's I/Os costs.
-	unitNS float64
-	// seenNS is when it last had an I/O. active tenants share the credit.
-	seenNS int64
-	active bool
+	// unitNS and unitPlace average what a unit of the tenant's I/Os costs and takes of
+	// the window, ioUnits how many units an I/O has.
+	unitNS, unitPlace, ioUnits float64
+	// units are outstanding, queued or in flight; peak is the most lately. With peak at its
+	// credit it could use more.
+	units, peak int64
+	// seenNS is when each lane last had an I/O. The tenants that are active in a lane
+	// share its credit.
+	seenNS [lanes]int64
+	active [lanes]bool
 }
 
 // window is what one lane has at the device.
 type window struct {
-	inflightNS int64
 	inflight   int
+	inflightNS int64
+	// taken sums the places.
+	taken int64
 	// movedNS is when an I/O last completed, or the first one was sent.
 	movedNS int64
 }
@@ -121,19 +140,24 @@ type Policy struct {
 	ios     []request // by tag
 	heaps   [lanes]heap
 	windows [lanes]window
-	// windowNS limits windows together.
-	windowNS int64
-	seq      uint64
-	queued   int
-	// virtual is the virtual time of the I/O dispatched last.
-	virtual int64
-	// activeWeight sums the weights of active tenants.
-	activeWeight  int64
-	activeTenants int
-	tickedNS      int64
-	// full since fullNS, if wasFull: something is queued and the windows are full.
-	wasFull bool
-	fullNS  int64
+	// limit is what windows may have taken together.
+	limit int64
+	// dearestNS is the cost of the dearest I/O of the last interval, and so far of this one.
+	dearestNS [2]int64
+	seq       uint64
+	queued    int
+	// virtual is the virtual time of the I/O dispatched last, readVirtual that of the
+	// last read.
+	virtual, readVirtual int64
+	// activeWeight sums the weights of the tenants active in each lane.
+	activeWeight [lanes]int64
+	// level is the part of the window for each unit of weight that a lane's tenants may
+	// have outstanding.
+	level    [lanes]float64
+	tickedNS int64
+	// fullNS is when Dispatch was last called. The lanes in full had I/Os left then.
+	full   [lanes]bool
+	fullNS int64
 	// wakeNS is when a lane that stands still lets the other one go on; 0: no matter.
 	wakeNS int64
 }
@@ -146,7 +170,7 @@ func New(cfg Config) *Policy {
 		cfg.Depth = 256
 	}
 	p := &Policy{costs: NewCosts(cfg.Profile), depth: cfg.Depth}
-	p.windowNS = p.costs.WindowNS()
+	p.limit = p.costs.Window()
 	return p
 }
 
@@ -159,8 +183,10 @@ func (p *Policy) SetTenant(_ int64, t pipeline.Tenant, weight int) {
 		p.tenants = append(p.tenants, newTenant())
 	}
 	ten := &p.tenants[t]
-	if ten.active {
-		p.activeWeight += int64(weight) - ten.weight
+	for lane := range ten.active {
+		if ten.active[lane] {
+			p.activeWeight[lane] += int64(weight) - ten.weight
+		}
 	}
 	ten.weight = int64(weight)
 }
@@ -173,23 +199,23 @@ func newTenant() tenant {
 func (p *Policy) RemoveTenant(_ int64, t pipeline.Tenant) {
 	ten := &p.tenants[t]
 	invariants.Check(ten.inflight+ten.queues[readLane].n+ten.queues[writeLane].n == 0, "jbof: a tenant leaves with I/Os")
-	p.deactivate(ten)
+	for lane := range ten.active {
+		p.deactivate(ten, lane)
+	}
 	*ten = newTenant()
 }
 
-func (p *Policy) activate(ten *tenant) {
-	if !ten.active {
-		ten.active = true
-		p.activeWeight += ten.weight
-		p.activeTenants++
+func (p *Policy) activate(ten *tenant, lane int) {
+	if !ten.active[lane] {
+		ten.active[lane] = true
+		p.activeWeight[lane] += ten.weight
 	}
 }
 
-func (p *Policy) deactivate(ten *tenant) {
-	if ten.active {
-		ten.active = false
-		p.activeWeight -= ten.weight
-		p.activeTenants--
+func (p *Policy) deactivate(ten *tenant, lane int) {
+	if ten.active[lane] {
+		ten.active[lane] = false
+		p.activeWeight[lane] -= ten.weight
 	}
 }
 
@@ -213,8 +239,10 @@ func (p *Policy) Enqueue(now int64, io pipeline.IO) {
 	q.last = io.Tag
 	q.n++
 	p.queued++
-	ten.seenNS = now
-	p.activate(ten)
+	ten.seenNS[lane] = now
+	ten.units += units(io.LenBytes)
+	ten.peak = max(ten.peak, ten.units)
+	p.activate(ten, lane)
 	// A right to the drive that was not used lapses, but for what a host needs to send
 	// the next command after a completion.
 	if v := p.virtual - p.slack(); ten.virtual < v && ten.queues[readLane].n+ten.queues[writeLane].n == 1 {
@@ -226,14 +254,19 @@ func (p *Policy) Enqueue(now int64, io pipeline.IO) {
 }
 
 // slack is how far behind a tenant may fall and still catch up, in virtual time of
-// weight 1.
-func (p *Policy) slack() int64 { return p.windowNS * weightOne }
+// weight 1: what goes on while all its I/Os are on their way.
+func (p *Policy) slack() int64 {
+	return slackWindows * max(p.costs.WindowNS(), p.dearest()) * weightOne
+}
+
+// dearest is the cost of the dearest I/O lately.
+func (p *Policy) dearest() int64 { return max(p.dearestNS[0], p.dearestNS[1]) }
 
 // offer puts a tenant into a lane's heap if it has something there that may go.
 func (p *Policy) offer(t pipeline.Tenant, lane int) {
 	ten := &p.tenants[t]
 	q := &ten.queues[lane]
-	if q.pos < 0 && q.n > 0 && (ten.paused < pausedIOs || ten.pausedNS < pausedWindows*p.windowNS) {
+	if q.pos < 0 && q.n > 0 && (ten.paused < pausedIOs || ten.pausedNS < pausedWindows*p.costs.WindowNS()) {
 		p.push(lane, t)
 	}
 }
@@ -242,6 +275,7 @@ func (p *Policy) offer(t pipeline.Tenant, lane int) {
 func (p *Policy) Cancel(_ int64, tag pipeline.Tag) {
 	r := &p.ios[tag]
 	p.unlink(r)
+	p.tenants[r.tenant].units -= units(r.len)
 	q := &p.tenants[r.tenant].queues[r.lane]
 	switch {
 	case q.pos < 0:
@@ -273,9 +307,7 @@ func (p *Policy) unlink(r *request) {
 //
 // hot: 0 allocs, given room in dst
 func (p *Policy) Dispatch(now int64, dst []pipeline.Tag) []pipeline.Tag {
-	if p.wasFull {
-		p.costs.Saturated(now - p.fullNS)
-	}
+	p.costs.Waited(p.full, now-p.fullNS)
 	if now-p.tickedNS >= tickNS {
 		p.tick(now)
 	}
@@ -290,7 +322,7 @@ func (p *Policy) Dispatch(now int64, dst []pipeline.Tag) []pipeline.Tag {
 		}
 		dst = append(dst, p.dispatch(lane))
 	}
-	p.wasFull, p.fullNS = p.queued > 0, now
+	p.full, p.fullNS = [lanes]bool{len(p.heaps[readLane]) > 0, len(p.heaps[writeLane]) > 0}, now
 	return dst
 }
 
@@ -300,10 +332,10 @@ func (p *Policy) open(lane int, now int64) bool {
 	if w.inflight+o.inflight >= p.depth {
 		return false
 	}
-	if w.inflight < minInflight || w.inflightNS+o.inflightNS < p.windowNS {
+	if w.inflight < minInflight || w.taken+o.taken < p.limit {
 		return true
 	}
-	return w.inflightNS < p.windowNS && o.inflight > 0 && now >= p.stuckAt(lane^1)
+	return w.taken < p.limit && o.inflight > 0 && now >= p.stuckAt(lane^1)
 }
 
 // choose returns the lane whose first tenant goes next, or -1.
@@ -320,6 +352,12 @@ func (p *Policy) choose(now int64) int {
 	case r == nil && w == nil:
 		return -1
 	case r == nil:
+		if p.leads(w) {
+			if at := p.stuckAt(readLane); now < at {
+				p.wakeNS = at
+				return -1
+			}
+		}
 		lane = writeLane
 	case w != nil && (w.virtual < r.virtual || w.virtual == r.virtual && p.ios[w.queues[writeLane].first].seq < p.ios[r.queues[readLane].first].seq):
 		lane = writeLane
@@ -328,7 +366,7 @@ func (p *Policy) choose(now int64) int {
 		return lane
 	}
 	other := lane ^ 1
-	if len(p.heaps[other]) == 0 || p.windows[other].inflightNS >= p.windowNS && p.windows[other].inflight >= minInflight {
+	if len(p.heaps[other]) == 0 || p.windows[other].taken >= p.limit && p.windows[other].inflight >= minInflight {
 		return -1
 	}
 	if at := p.stuckAt(lane); now < at {
@@ -341,10 +379,17 @@ func (p *Policy) choose(now int64) int {
 	return -1
 }
 
+// leads reports whether a writer is too far ahead of the readers, which have nothing
+// queued but much at the drive: more writes would only slow those down. Readers with
+// little at the drive do not ask for more, and no writer waits for them.
+func (p *Policy) leads(w *tenant) bool {
+	return p.windows[readLane].taken > windowOne/2 && w.virtual > p.readVirtual+p.slack()/slackWindows
+}
+
 // stuckAt is when a full lane counts as standing still.
 func (p *Policy) stuckAt(lane int) int64 {
 	w := &p.windows[lane]
-	return w.movedNS + w.inflightNS + p.windowNS + p.costs.baseNS
+	return w.movedNS + w.inflightNS + p.costs.WindowNS() + p.costs.baseNS
 }
 
 // first is the tenant of a lane that is furthest behind, nil if there is none.
@@ -363,18 +408,27 @@ func (p *Policy) dispatch(lane int) pipeline.Tag {
 	tag := q.first
 	r := &p.ios[tag]
 	p.unlink(r)
-	r.costNS = p.costs.Of(r.op, r.len)
+	r.costNS, r.place = p.costs.Of(r.op, r.len)
+	p.dearestNS[1] = max(p.dearestNS[1], r.costNS)
 	if v := p.virtual - p.slack(); ten.virtual < v {
 		ten.virtual = v
 	}
 	p.virtual = max(p.virtual, ten.virtual)
-	ten.virtual += r.costNS * weightOne / ten.weight
+	if lane == readLane {
+		p.readVirtual = max(p.readVirtual, ten.virtual)
+	}
+	counted := r.costNS
+	if lane == readLane {
+		counted *= p.costs.Tilt()
+	}
+	ten.virtual += counted * weightOne / ten.weight
 	ten.costNS += r.costNS
-	ten.unitNS += (float64(r.costNS)/float64(units(r.len)) - ten.unitNS) / 16
+	ten.average(r)
 	ten.inflight++
 	w := &p.windows[lane]
 	w.inflight++
 	w.inflightNS += r.costNS
+	w.taken += r.place
 	if q.n == 0 {
 		p.remove(lane, 0)
 	} else {
@@ -384,6 +438,18 @@ func (p *Policy) dispatch(lane int) pipeline.Tag {
 		p.down(other, int(ten.queues[other].pos))
 	}
 	return tag
+}
+
+// average learns what the tenant's I/Os are like.
+func (t *tenant) average(r *request) {
+	n := float64(units(r.len))
+	weight := 1.0 / 16
+	if t.ioUnits == 0 {
+		weight = 1
+	}
+	t.unitNS += weight * (float64(r.costNS)/n - t.unitNS)
+	t.unitPlace += weight * (float64(r.place)/n - t.unitPlace)
+	t.ioUnits += weight * (n - t.ioUnits)
 }
 
 // units is how many 4 KiB units an I/O counts against a credit.
@@ -399,7 +465,7 @@ func (p *Policy) Pause(_ int64, tag pipeline.Tag) {
 	ten := &p.tenants[r.tenant]
 	ten.paused++
 	ten.pausedNS += r.costNS
-	if ten.paused >= pausedIOs && ten.pausedNS >= pausedWindows*p.windowNS {
+	if ten.paused >= pausedIOs && ten.pausedNS >= pausedWindows*p.costs.WindowNS() {
 		for lane := range ten.queues {
 			if pos := ten.queues[lane].pos; pos >= 0 {
 				p.remove(lane, int(pos))
@@ -416,6 +482,7 @@ func (p *Policy) leave(r *request) {
 	}
 	w.inflight--
 	w.inflightNS -= r.costNS
+	w.taken -= r.place
 }
 
 // Resume implements pipeline.Policy.
@@ -426,6 +493,7 @@ func (p *Policy) Resume(_ int64, tag pipeline.Tag) {
 	w := &p.windows[r.lane]
 	w.inflight++
 	w.inflightNS += r.costNS
+	w.taken += r.place
 	p.unpause(r)
 }
 
@@ -452,7 +520,8 @@ func (p *Policy) Complete(now int64, tag pipeline.Tag, res pipeline.Result) {
 		p.windows[r.lane].movedNS = now
 	}
 	ten.inflight--
-	ten.seenNS = now
+	ten.units -= units(r.len)
+	ten.seenNS[r.lane] = now
 	if !res.Failed {
 		p.costs.Completed(r.op, r.len, res.LatencyNS)
 	}
@@ -463,20 +532,30 @@ func (p *Policy) NextWake() (at int64, ok bool) { return p.wakeNS, p.wakeNS != 0
 
 // tick ends a control interval.
 func (p *Policy) tick(now int64) {
-	p.costs.Learn(now, now-p.tickedNS)
-	p.windowNS = p.costs.WindowNS()
+	p.costs.Learn(p.activeWeight, now-p.tickedNS)
+	p.dearestNS = [2]int64{p.dearestNS[1], 0}
+	p.limit = p.costs.Window()
 	p.tickedNS = now
 	if p.virtual > rebase {
 		for i := range p.tenants {
 			p.tenants[i].virtual = max(p.tenants[i].virtual-p.virtual, -p.slack())
 		}
+		p.readVirtual -= p.virtual
 		p.virtual = 0
 	}
 	for i := range p.tenants {
 		ten := &p.tenants[i]
-		if ten.active && ten.inflight+ten.queues[readLane].n+ten.queues[writeLane].n == 0 && now-ten.seenNS > tickNS {
-			p.deactivate(ten)
+		for lane := range ten.active {
+			if ten.queues[lane].n == 0 && now-ten.seenNS[lane] > idleNS {
+				p.deactivate(ten, lane)
+			}
 		}
+	}
+	for lane := range p.level {
+		p.level[lane] = p.fill(lane)
+	}
+	for i := range p.tenants {
+		p.tenants[i].peak = p.tenants[i].units
 	}
 }
 
@@ -484,17 +563,60 @@ func (p *Policy) tick(now int64) {
 //
 // hot: 0 allocs
 func (p *Policy) Credit(t pipeline.Tenant) int {
-	ten := &p.tenants[t]
-	weights := p.activeWeight
-	if !ten.active {
-		weights += ten.weight
+	return p.credit(&p.tenants[t])
+}
+
+func (p *Policy) credit(ten *tenant) int {
+	level := 0.0
+	for lane := range ten.active {
+		if ten.active[lane] {
+			level = max(level, p.level[lane])
+		}
 	}
-	budget := creditWindows * float64(p.windowNS) * float64(ten.weight) / float64(weights)
-	per := ten.unitNS
-	if per < 1 {
-		per = p.costs.UnitNS()
+	if level == 0 { // it is new
+		level = creditWindows * float64(p.limit) / float64(ten.weight+max(p.activeWeight[readLane], p.activeWeight[writeLane]))
 	}
-	return max(int(budget/per), 1)
+	if ten.ioUnits == 0 {
+		return max(int(level*float64(ten.weight)*p.costs.depth/windowOne), 1)
+	}
+	// No less than the dearest I/O costs: others have one of that outstanding, whatever
+	// their credit. And whole I/Os.
+	ios := max(math.Ceil(float64(ten.weight)*level/(ten.unitPlace*ten.ioUnits)), math.Floor(float64(ten.weight*p.dearest())/(ten.unitNS*ten.ioUnits)+0.01), 1)
+	return int(math.Ceil(min(ios*ten.ioUnits, maxCredit)))
+}
+
+// fill finds the level at which the tenants of a lane together have creditWindows
+// outstanding. Those who do not ask for their part leave it to the others.
+func (p *Policy) fill(lane int) float64 {
+	budget, weights := creditWindows*float64(p.limit), float64(p.activeWeight[lane])
+	if weights == 0 {
+		return 0
+	}
+	level := budget / weights
+	for range fillRounds {
+		left, want := budget, 0.0
+		for i := range p.tenants {
+			ten := &p.tenants[i]
+			if !ten.active[lane] {
+				continue
+			}
+			asks := float64(ten.peak) * ten.unitPlace * demandGrowth
+			if part := level * float64(ten.weight); asks < part && int(ten.peak) < p.credit(ten) {
+				left -= asks
+			} else {
+				want += float64(ten.weight)
+			}
+		}
+		if want == 0 {
+			break
+		}
+		next := max(left, 0) / want
+		if next <= level {
+			break
+		}
+		level = next
+	}
+	return level
 }
 
 // Limit implements pipeline.Policy.
@@ -518,8 +640,12 @@ func (p *Policy) CostNS(t pipeline.Tenant) int64 { return p.tenants[t].costNS }
 // Stats implements pipeline.Policy.
 func (p *Policy) Stats(s *pipeline.Stats) {
 	*s = pipeline.Stats{
-		InflightNS: p.windows[readLane].inflightNS + p.windows[writeLane].inflightNS, WindowNS: p.windowNS,
-		ActiveTenants: p.activeTenants,
+		InflightNS: p.windows[readLane].inflightNS + p.windows[writeLane].inflightNS,
+	}
+	for i := range p.tenants {
+		if p.tenants[i].active != [lanes]bool{} {
+			s.ActiveTenants++
+		}
 	}
 	p.costs.stats(s)
 }

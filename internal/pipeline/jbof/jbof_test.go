@@ -117,8 +117,8 @@ func TestBookkeepingUnderRandomEvents(t *testing.T) {
 		for i := range pipeline.Tenant(tenants) {
 			p.RemoveTenant(now, i)
 		}
-		if p.windows[0].inflight+p.windows[1].inflight != 0 || p.windows[0].inflightNS+p.windows[1].inflightNS != 0 || p.activeWeight != 0 || p.activeTenants != 0 || len(p.heaps[0])+len(p.heaps[1]) != 0 {
-			t.Fatalf("left over: windows %+v, active weight %d of %d tenants, heaps %v", p.windows, p.activeWeight, p.activeTenants, p.heaps)
+		if p.windows[0].inflight+p.windows[1].inflight != 0 || p.windows[0].inflightNS+p.windows[1].inflightNS != 0 || p.windows[0].taken+p.windows[1].taken != 0 || p.activeWeight != [lanes]int64{} || len(p.heaps[0])+len(p.heaps[1]) != 0 {
+			t.Fatalf("left over: windows %+v, active weights %d, heaps %v", p.windows, p.activeWeight, p.heaps)
 		}
 	}
 }
