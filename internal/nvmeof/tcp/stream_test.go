@@ -133,7 +133,8 @@ func TestCuttingTheStreamChangesNothing(t *testing.T) {
 
 // FuzzReceive gives a connected queue arbitrary bytes, in pieces of cut bytes
 // unless that is 0. The bits of flags: 1:0 digests, 2 no flow control and data read into place, 3 the
-// admin queue, 4 a driver that never answers, 7:5 HPDA.
+// admin queue, 4 a driver that never answers, 7:5 HPDA. With an odd cut the host has
+// credits on.
 func FuzzReceive(f *testing.F) {
 	in := pdu.Format{}
 	d := &driver{in: in}
@@ -169,6 +170,7 @@ func FuzzReceive(f *testing.F) {
 			queue.QID, queue.Table = 0, nil
 		}
 		d.attach(queue, flags>>5, flags&3)
+		d.c.SetCredits(cut%2 == 1)
 		for len(stream) > 0 && !d.c.Closed() {
 			n := len(stream)
 			if cut > 0 {
@@ -242,9 +244,10 @@ func (q *quiet) Paired(int, int)          {}
 func (q *quiet) Paused() bool             { return false }
 
 // TestCommandsAllocateNothing holds Receive, Place, Placed, Take, Respond,
-// RespondData and RequestData to it, with and without digests.
+// RespondData and RequestData to it, with and without digests, and with credits.
 func TestCommandsAllocateNothing(t *testing.T) {
-	for dgst := uint8(0); dgst < 4; dgst++ {
+	for k := uint8(0); k < 8; k++ {
+		dgst := k & 3
 		q := &quiet{mem: make([]byte, 64<<10), data: make([]byte, 64<<10)}
 		q.c = tcp.New(config, q)
 		d := &driver{}
@@ -254,6 +257,7 @@ func TestCommandsAllocateNothing(t *testing.T) {
 		if !q.c.Connected() {
 			t.Fatal("not connected")
 		}
+		q.c.SetCredits(k&4 != 0)
 		var out tcp.Out
 		take := func() {
 			q.c.Take(&out)
@@ -294,7 +298,7 @@ func TestCommandsAllocateNothing(t *testing.T) {
 		run()
 		run()
 		if n := testing.AllocsPerRun(50, run); n != 0 {
-			t.Errorf("digests %d: %v allocations", dgst, n)
+			t.Errorf("digests %d, credits %v: %v allocations", dgst, k&4 != 0, n)
 		}
 	}
 }
