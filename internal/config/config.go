@@ -129,6 +129,8 @@ type SSD struct {
 	QueueDepth int `yaml:"queue_depth" default:"256" min:"1" max:"4096"`
 	// Policy is how the drive is shared between tenants: by weight and with an eye on its latency (jbof), as the Gimbal paper does it (gimbal), in order of arrival (fifo), or as ReFlex or FlashFQ do it.
 	Policy string `yaml:"policy" default:"jbof" oneof:"jbof|gimbal|fifo|reflex|flashfq"`
+	// Calibrate measures the drive with a quarter of a second of reads when the daemon starts, so that policy jbof knows it from the first I/O on. Without, it starts from what is common and learns.
+	Calibrate bool `yaml:"calibrate" default:"true"`
 	// Fault makes the drive fail on purpose, for tests.
 	Fault *Fault `yaml:"fault,omitempty"`
 }

@@ -109,7 +109,11 @@ func (n *Node) openSSD(d *drive, sc config.SSD) (err error) {
 			return err
 		}
 	}
-	o, err := owner.New(owner.Config{Device: d.dev, Pool: n.pool, Depth: sc.QueueDepth, Policy: n.newPolicy(sc.Name, sc.Policy, sc.QueueDepth)})
+	policy, err := n.newPolicy(d.dev, sc)
+	if err != nil {
+		return err
+	}
+	o, err := owner.New(owner.Config{Device: d.dev, Pool: n.pool, Depth: sc.QueueDepth, Policy: policy})
 	if err != nil {
 		return err
 	}

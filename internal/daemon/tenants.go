@@ -2,25 +2,37 @@ package daemon
 
 import (
 	"sort"
+	"time"
 
 	"jbofd/internal/admin"
 	"jbofd/internal/config"
 	"jbofd/internal/nvmeof/fabric"
 	"jbofd/internal/owner"
 	"jbofd/internal/pipeline"
+	"jbofd/internal/pipeline/jbof"
 	"jbofd/internal/pipeline/policies"
+	"jbofd/internal/ssd"
 	"jbofd/internal/telemetry"
 )
 
-// newPolicy makes the policy of that name for a drive with depth requests outstanding
-// at most. What this build does not have is replaced by fifo, which the log then says.
-func (n *Node) newPolicy(ssd, name string, depth int) pipeline.Policy {
-	p, err := policies.New(name, policies.Config{Depth: depth})
-	if err != nil {
-		n.log.Warn("policy is not built in, fifo is used", "ssd", ssd, "policy", name, "error", err)
-		return pipeline.NewFIFO(depth)
+// newPolicy makes the policy that a drive's configuration names. jbof is told what the
+// drive does: it is measured here, before anybody uses it.
+//
+// Errors: none has that name.
+func (n *Node) newPolicy(dev ssd.Device, sc config.SSD) (pipeline.Policy, error) {
+	cfg := policies.Config{Depth: sc.QueueDepth}
+	if sc.Policy == "jbof" && sc.Calibrate && sc.Fault == nil {
+		var err error
+		cfg.Profile, err = owner.Calibrate(dev, n.pool)
+		switch p := cfg.Profile; {
+		case err != nil:
+			n.log.Warn("drive could not be measured; its policy starts from what is common", "ssd", sc.Name, "error", err)
+		case p != jbof.Profile{}:
+			n.log.Info("drive measured", "ssd", sc.Name, "read_4k", time.Duration(p.ReadNS+4096*p.ReadByteNS).String(),
+				"read_128k", time.Duration(p.ReadNS+131072*p.ReadByteNS).String(), "latency", time.Duration(p.LatencyNS).String(), "depth", p.Depth)
+		}
 	}
-	return p
+	return policies.New(sc.Policy, cfg)
 }
 
 // megabyte is SPDK's unit of caps on bytes.

@@ -8,12 +8,15 @@ import (
 	"jbofd/internal/pipeline"
 	"jbofd/internal/pipeline/baseline"
 	"jbofd/internal/pipeline/gimbal"
+	"jbofd/internal/pipeline/jbof"
 )
 
 // Config is what any of the policies may need.
 type Config struct {
 	// Depth is the most I/Os that may be at the device, at least 1.
 	Depth int
+	// Profile is what jbof knows of the drive before it starts; zero if it must guess.
+	Profile jbof.Profile
 	// ReFlex and FlashFQ are the models of the drive that these need; what is 0 gets its
 	// default, and Depth is the one above.
 	ReFlex  baseline.ReFlexConfig
@@ -27,6 +30,7 @@ var makers = []struct {
 }{
 	{"fifo", func(c Config) pipeline.Policy { return pipeline.NewFIFO(c.Depth) }},
 	{"gimbal", func(c Config) pipeline.Policy { return gimbal.New(gimbal.Config{Depth: c.Depth}) }},
+	{"jbof", func(c Config) pipeline.Policy { return jbof.New(jbof.Config{Depth: c.Depth, Profile: c.Profile}) }},
 	{"reflex", func(c Config) pipeline.Policy {
 		c.ReFlex.Depth = c.Depth
 		return baseline.NewReFlex(c.ReFlex)
