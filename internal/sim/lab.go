@@ -175,9 +175,13 @@ func (l *Lab) alone(p *prototype, key driveKey, load *Load) float64 {
 	for _, k := range load.Kinds {
 		only.Depth = min(only.Depth, int(max(least, enoughBytes/max(k.SizeBytes, 1))))
 	}
+	from, to := warmNS, warmNS+measuredNS
+	if alone := (Tenant{Loads: []Load{only}}); !alone.mutates() {
+		from, to = from/5, to/5 // reads leave the drive as it is
+	}
 	sc := Scenario{Row: "standalone", Name: load.id(), Preset: key.preset, SizeBytes: key.sizeBytes, Condition: key.condition,
 		Tenants: []Tenant{{Name: "alone", Loads: []Load{only}}}, NetworkNS: defaultNetworkNS,
-		Phases: []Phase{{"alone", warmNS, warmNS + measuredNS}}}
+		Phases: []Phase{{"alone", from, to}}}
 	res := Run(&sc, Setup{SizeBytes: key.sizeBytes, Drive: p.drive.Clone(), Policy: pipeline.NewFIFO(fifoDepth), Seed: l.seed})
 	if ph := &res.Phases[0]; load.data() {
 		return ph.BytesPerSec

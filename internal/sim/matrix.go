@@ -83,7 +83,7 @@ func scenario(row, name string, c flash.Condition, tenants []Tenant) Scenario {
 // Matrix returns the experiments: all rows, the first scenario of each its most telling.
 func Matrix() []Scenario {
 	var m []Scenario
-	for _, row := range []func() []Scenario{utilisation, sizes, weights, readWrite, depths, order, dynamic, churn, special, lightHeavy, burst, curve, application, ablation} {
+	for _, row := range []func() []Scenario{utilisation, sizes, weights, readWrite, depths, order, dynamic, churn, special, lightHeavy, burst, curve, application, generality, ablation} {
 		m = append(m, row()...)
 	}
 	return m
@@ -343,6 +343,20 @@ func application() []Scenario {
 		return scenario("application", "kv-stores-"+conditionName(c), c, t)
 	}
 	return []Scenario{store(flash.Fragmented), store(flash.Clean)}
+}
+
+func generality() []Scenario {
+	// A drive for which nothing was tuned: no collection, a tenth of the latency.
+	var m []Scenario
+	add := func(name string, tenants ...[]Tenant) {
+		s := scenario("p4800x", name, flash.Clean, join(tenants...))
+		s.Preset = "p4800x"
+		m = append(m, s)
+	}
+	add("4K-read-write", readers(8, size4K), clients(8, "4K write", 1, stream(pipeline.Write, size4K, false, smallDepth)))
+	add("4K-128K-read", readers(8, size4K), readers(8, size128K))
+	add("4K-read", readers(16, size4K))
+	return m
 }
 
 func ablation() []Scenario {

@@ -57,6 +57,9 @@ type PhaseResult struct {
 	AppLatency Latency `json:"appLatency"`
 	// DeviceNS is the mean time at the drive.
 	DeviceNS float64 `json:"deviceNS"`
+	// SettleNS is how long after the change before the phase it takes until the last tenant has come
+	// near what it has in the phase's second half; 0 if the scenario has no time series.
+	SettleNS int64 `json:"settleNS,omitempty"`
 	// CDF are points of the distribution of Latency.
 	CDF []Quantile `json:"cdf,omitempty"`
 }
@@ -310,6 +313,34 @@ func (r *run) endPhase(p Phase) {
 	}
 	pr.judge()
 	r.result.Phases = append(r.result.Phases, pr)
+}
+
+// settle computes SettleNS of a phase that follows a change at changeNS.
+func (s *Series) settle(changeNS, endNS int64) int64 {
+	const (
+		together = 3    // bins: single ones are noise
+		near     = 0.25 // of the share, either way
+	)
+	first, end := int(changeNS/s.BinNS), min(int(endNS/s.BinNS), len(s.BytesPerSec))
+	half := (first + end) / 2
+	settled := first
+	for _, usage := range s.Tenants {
+		final := 0.0
+		for _, u := range usage[half:end] {
+			final += u / float64(end-half)
+		}
+		for b := first; b+together <= end && final > 0; b++ {
+			now := 0.0
+			for _, u := range usage[b : b+together] {
+				now += u / together
+			}
+			if math.Abs(now/final-1) <= near {
+				settled = max(settled, b)
+				break
+			}
+		}
+	}
+	return int64(settled-first) * s.BinNS
 }
 
 // judge computes f-Util and what follows from it.

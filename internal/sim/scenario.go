@@ -109,6 +109,20 @@ func (s *Scenario) EndNS() int64 {
 	return end
 }
 
+// changedNS is when a load last began or ended before a time.
+func (s *Scenario) changedNS(before int64) (last int64) {
+	for i := range s.Tenants {
+		for _, l := range s.Tenants[i].Loads {
+			for _, at := range []int64{l.StartNS, l.StopNS} {
+				if at <= before {
+					last = max(last, at)
+				}
+			}
+		}
+	}
+	return last
+}
+
 // String returns row and name.
 func (s *Scenario) String() string { return s.Row + "/" + s.Name }
 

@@ -302,5 +302,12 @@ func (r *run) finish() {
 		}
 	}
 	r.check()
+	if s := r.result.Series; s != nil {
+		for i := range r.result.Phases {
+			if p := &r.result.Phases[i]; r.sc.changedNS(p.FromNS) > 0 {
+				p.SettleNS = s.settle(r.sc.changedNS(p.FromNS), p.ToNS)
+			}
+		}
+	}
 	r.result.Events = r.events
 }

@@ -179,6 +179,23 @@ func TestFUtilIsUsageByFairShare(t *testing.T) {
 	}
 }
 
+func TestSettlingIsUntilTheLastTenantIsNear(t *testing.T) {
+	s := &Series{BinNS: 10, BytesPerSec: make([]float64, 20), Tenants: [][]float64{make([]float64, 20), make([]float64, 20), make([]float64, 20)}}
+	for b := range 20 {
+		// One tenant is there all the time, one comes at once, one gets to its share within 5 bins after
+		// the change at 4.
+		s.Tenants[0][b] = 0.5
+		if b >= 4 {
+			s.Tenants[1][b] = 1
+			s.Tenants[2][b] = min(float64(b-4)/5, 1)
+		}
+	}
+	// Bins 7 to 9 hold 0.6, 0.8 and 1: the first three within a quarter of 1.
+	if got := s.settle(40, 200); got != 30 {
+		t.Errorf("settled after %d ns, want 30", got)
+	}
+}
+
 func TestJain(t *testing.T) {
 	for _, c := range []struct {
 		f    []float64
@@ -323,7 +340,7 @@ func TestTheMatrixHasEveryRow(t *testing.T) {
 			}
 		}
 	}
-	if want := []string{"utilisation", "size", "weights", "read-write", "depth", "order", "dynamic", "churn", "special", "light-heavy", "burst", "cpu", "application", "ablation"}; !slices.Equal(rows, want) {
+	if want := []string{"utilisation", "size", "weights", "read-write", "depth", "order", "dynamic", "churn", "special", "light-heavy", "burst", "cpu", "application", "p4800x", "ablation"}; !slices.Equal(rows, want) {
 		t.Errorf("rows are %q, want %q", rows, want)
 	}
 }

@@ -9,7 +9,9 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"reflect"
 	"regexp"
+	"runtime"
 	"slices"
 	"strings"
 	"sync/atomic"
@@ -55,6 +57,16 @@ func TestAFailedStepEndsThePlan(t *testing.T) {
 	}
 }
 
+// TestProcessorsChangeNothing runs a plan one step after the other and at once.
+func TestProcessorsChangeNothing(t *testing.T) {
+	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(1))
+	one := small(t)
+	runtime.GOMAXPROCS(4)
+	if !reflect.DeepEqual(one, small(t)) {
+		t.Error("on four processors the results are others than on one")
+	}
+}
+
 // small runs some of the matrix on small drives, for a short time.
 func small(t *testing.T) []*sim.Result {
 	t.Helper()
@@ -64,6 +76,9 @@ func small(t *testing.T) []*sim.Result {
 			continue
 		}
 		s.SizeBytes = 256 << 20
+		if len(s.Phases) == 1 {
+			s.Phases[0].FromNS, s.Phases[0].ToNS = 50*sim.Millisecond, 150*sim.Millisecond
+		}
 		scenarios = append(scenarios, s)
 	}
 	stages, results, err := sim.NewLab(1).Plan(scenarios, []string{"fifo", "jbof"})

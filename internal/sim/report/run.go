@@ -83,23 +83,24 @@ func WriteJSON(w io.Writer, seed uint64, results []*sim.Result) error {
 
 // columns of a table, after scenario, phase and policy.
 var columns = []struct {
-	name, csv string
-	value     func(p *sim.PhaseResult) float64
-	format    string
+	name   string
+	value  func(p *sim.PhaseResult) float64
+	format string
 }{
-	{"util", "utilisation", func(p *sim.PhaseResult) float64 { return p.Utilisation }, "%.3f"},
-	{"f min", "f_util_min", func(p *sim.PhaseResult) float64 { return p.FUtilMin }, "%.3f"},
-	{"f mean", "f_util_mean", func(p *sim.PhaseResult) float64 { return p.FUtilMean }, "%.3f"},
-	{"f max", "f_util_max", func(p *sim.PhaseResult) float64 { return p.FUtilMax }, "%.3f"},
-	{"Jain", "jain", func(p *sim.PhaseResult) float64 { return p.Jain }, "%.3f"},
-	{"MB/s", "mb_per_sec", func(p *sim.PhaseResult) float64 { return p.BytesPerSec / 1e6 }, "%.0f"},
-	{"kIOPS", "kiops", func(p *sim.PhaseResult) float64 { return p.IOsPerSec / 1e3 }, "%.1f"},
-	{"mean µs", "latency_mean_us", func(p *sim.PhaseResult) float64 { return p.Latency.MeanNS / 1e3 }, "%.0f"},
-	{"p99 µs", "latency_p99_us", func(p *sim.PhaseResult) float64 { return float64(p.Latency.P99NS) / 1e3 }, "%.0f"},
-	{"p99.9 µs", "latency_p999_us", func(p *sim.PhaseResult) float64 { return float64(p.Latency.P999NS) / 1e3 }, "%.0f"},
-	{"app mean", "app_latency_mean_us", func(p *sim.PhaseResult) float64 { return p.AppLatency.MeanNS / 1e3 }, "%.0f"},
-	{"app p99.9", "app_latency_p999_us", func(p *sim.PhaseResult) float64 { return float64(p.AppLatency.P999NS) / 1e3 }, "%.0f"},
-	{"drive µs", "drive_mean_us", func(p *sim.PhaseResult) float64 { return p.DeviceNS / 1e3 }, "%.0f"},
+	{"util", func(p *sim.PhaseResult) float64 { return p.Utilisation }, "%.3f"},
+	{"f min", func(p *sim.PhaseResult) float64 { return p.FUtilMin }, "%.3f"},
+	{"f mean", func(p *sim.PhaseResult) float64 { return p.FUtilMean }, "%.3f"},
+	{"f max", func(p *sim.PhaseResult) float64 { return p.FUtilMax }, "%.3f"},
+	{"Jain", func(p *sim.PhaseResult) float64 { return p.Jain }, "%.3f"},
+	{"MB/s", func(p *sim.PhaseResult) float64 { return p.BytesPerSec / 1e6 }, "%.0f"},
+	{"kIOPS", func(p *sim.PhaseResult) float64 { return p.IOsPerSec / 1e3 }, "%.1f"},
+	{"mean µs", func(p *sim.PhaseResult) float64 { return p.Latency.MeanNS / 1e3 }, "%.0f"},
+	{"p99 µs", func(p *sim.PhaseResult) float64 { return float64(p.Latency.P99NS) / 1e3 }, "%.0f"},
+	{"p99.9 µs", func(p *sim.PhaseResult) float64 { return float64(p.Latency.P999NS) / 1e3 }, "%.0f"},
+	{"app mean", func(p *sim.PhaseResult) float64 { return p.AppLatency.MeanNS / 1e3 }, "%.0f"},
+	{"app p99.9", func(p *sim.PhaseResult) float64 { return float64(p.AppLatency.P999NS) / 1e3 }, "%.0f"},
+	{"settle ms", func(p *sim.PhaseResult) float64 { return float64(p.SettleNS) / 1e6 }, "%.0f"},
+	{"drive µs", func(p *sim.PhaseResult) float64 { return p.DeviceNS / 1e3 }, "%.0f"},
 }
 
 // WriteTable writes one line for each scenario, phase and policy, and all broken invariants.
