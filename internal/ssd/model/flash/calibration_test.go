@@ -57,7 +57,7 @@ func TestDCT983Calibration(t *testing.T) {
 		under := func(bytes int64) (mean, tail float64) {
 			r := &stream{op: Read, bytes: 4 << 10, depth: 1}
 			w := &stream{op: Write, bytes: bytes, depth: 2, sequential: true}
-			run(t, dct983(t, Clean), 150*ms, 3000*ms, r, w)
+			run(t, dct983(t, Clean), 150*ms, 2000*ms, r, w)
 			return r.mean() / 1e3, float64(r.quantile(0.999)) / 1e3
 		}
 		mean4, tail4 := under(4 << 10)

@@ -138,7 +138,7 @@ func TestWriteAmplificationIsThatOfGreedyCollection(t *testing.T) {
 			t.Fatal(err)
 		}
 		d.Precondition(Fragmented)
-		run(t, d, 0, 3000*ms, &stream{op: Write, bytes: 4 << 10, depth: 32})
+		run(t, d, 0, 2000*ms, &stream{op: Write, bytes: 4 << 10, depth: 32})
 		f := d.ftl
 		valid := int64(0)
 		for i := range f.dies {
@@ -162,10 +162,10 @@ func TestWriteAmplificationIsThatOfGreedyCollection(t *testing.T) {
 }
 
 func TestPreconditionedStateIsSteady(t *testing.T) {
-	d := dct983(t, Fragmented)
-	checkMap(t, d)
+	fragmented := preset(t, "dct983", 1<<30, Fragmented)
+	checkMap(t, fragmented)
 	w := &stream{op: Write, bytes: 4 << 10, depth: 64}
-	d = dct983(t, Fragmented)
+	d := fragmented.Clone()
 	run(t, d, 300*ms, 500*ms, w)
 	first := w.mbps(500 * ms)
 	run(t, d, 2000*ms, 500*ms, w)
@@ -175,7 +175,7 @@ func TestPreconditionedStateIsSteady(t *testing.T) {
 	}
 	// Three times the capacity later, in no time.
 	units := uint32(len(d.ftl.l2p))
-	d = dct983(t, Fragmented)
+	d = fragmented.Clone()
 	for n := uint32(0); n < 3*units; n += d.programUnits {
 		d.hostNow(func(uint32) uint32 { return d.rnd.below(units) }, d.programUnits)
 	}
