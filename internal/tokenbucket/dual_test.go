@@ -127,6 +127,12 @@ func TestDualDiscard(t *testing.T) {
 	if d.tokens != [2]int64{} {
 		t.Errorf("%v left", d.tokens)
 	}
+	d.Take(ReadSide, 3)
+	d.Take(WriteSide, 4)
+	d.Discard()
+	if d.tokens != [2]int64{-3, -4} {
+		t.Errorf("%v left of what is owed", d.tokens)
+	}
 }
 
 func TestDualAllocatesNothing(t *testing.T) {

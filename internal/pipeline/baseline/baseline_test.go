@@ -165,7 +165,7 @@ func TestNothingIsLostOrStranded(t *testing.T) {
 				t.Fatalf("%d active, want %d", s.ActiveTenants, len(has))
 			}
 		}
-		for range 60_000 {
+		for range 20_000 {
 			now += rng.Int64N(60_000)
 			switch k := rng.IntN(20); {
 			case k < 7:

@@ -31,7 +31,7 @@ func TestFlashFQCostIsLinear(t *testing.T) {
 func TestFlashFQFairnessBound(t *testing.T) {
 	t.Logf("-seed %d", *seed)
 	rng := rand.New(rand.NewPCG(*seed, 3))
-	for range 100 {
+	for range 40 {
 		depth, n := 1+rng.IntN(16), 2+rng.IntN(6)
 		f := NewFlashFQ(FlashFQConfig{Depth: depth})
 		weights := make([]float64, n)
@@ -201,5 +201,32 @@ func TestFlashFQIdlenessEarnsNothing(t *testing.T) {
 	}
 	if had[0] < 49 || had[0] > 51 {
 		t.Errorf("after a long time without the second, they get %v of 100", had)
+	}
+}
+
+func TestFlashFQWaitsForNobodyWhoHasLeftOrLostItsClaim(t *testing.T) {
+	for name, leave := range map[string]bool{"left": true, "lost its claim": false} {
+		f := NewFlashFQ(FlashFQConfig{Depth: 2})
+		f.SetTenant(0, 0, 1)
+		f.SetTenant(0, 1, 1)
+		f.Enqueue(0, pipeline.IO{Tag: 0, Tenant: 0, LenBytes: 512})
+		for i := range pipeline.Tag(4) {
+			f.Enqueue(0, pipeline.IO{Tag: 1 + i, Tenant: 1, LenBytes: 1 << 20})
+		}
+		f.Dispatch(0, nil) // 0 and 1
+		if !leave {
+			f.Complete(0, 1, pipeline.Result{})
+			f.Dispatch(0, nil) // 2, whose start tag is beyond what 0 would have had
+		}
+		f.Complete(0, 0, pipeline.Result{})
+		if leave {
+			if dst := f.Dispatch(0, nil); len(dst) != 0 {
+				t.Fatalf("%v goes before the one who is expected; the test shows nothing", dst)
+			}
+			f.RemoveTenant(0, 0)
+		}
+		if dst := f.Dispatch(0, nil); len(dst) != 1 {
+			t.Errorf("%s: dispatched %v, want one", name, dst)
+		}
 	}
 }

@@ -68,7 +68,7 @@ type ReFlex struct {
 	ios      requests
 	accounts []account
 	known    []pipeline.Tenant
-	turn     int   // of known: whose turn it is to be first
+	turn     int   // of known: who is first to take what others leave; past the end: the first
 	reserved int64 // the sum of all reservations
 	device   device
 	// writes are queued or in flight; the last one was there at writeNS.
@@ -215,11 +215,12 @@ func (f *ReFlex) Dispatch(now int64, dst []pipeline.Tag) []pipeline.Tag {
 		return dst
 	}
 	bucket := f.give(now)
-	if f.turn++; f.turn >= len(f.known) {
-		f.turn = 0
+	first := f.turn
+	if first >= len(f.known) {
+		first = 0
 	}
 	for i := range f.known {
-		if i += f.turn; i >= len(f.known) {
+		if i += first; i >= len(f.known) {
 			i -= len(f.known)
 		}
 		a := &f.accounts[f.known[i]]
@@ -234,6 +235,9 @@ func (f *ReFlex) Dispatch(now int64, dst []pipeline.Tag) []pipeline.Tag {
 			} else if a.balance < cost {
 				taken := min(cost-a.balance, bucket)
 				bucket -= taken
+				if taken > 0 {
+					f.turn = i + 1 // others first, the next time
+				}
 				if a.balance += taken; a.balance < cost {
 					break
 				}

@@ -131,3 +131,34 @@ func TestReFlexIdlenessSavesUpOneBurst(t *testing.T) {
 		t.Errorf("%d I/Os go at once, want those that 1 ms pays for", n)
 	}
 }
+
+func TestReFlexWakesWhenReadsBecomeCheaper(t *testing.T) {
+	f := NewReFlex(ReFlexConfig{Depth: 8, TokensPerSec: 50})
+	f.SetTenant(0, 0, 1)
+	f.SetTenant(0, 1, 1)
+	f.Enqueue(0, pipeline.IO{Tag: 0, Op: pipeline.Write, LenBytes: 4096})
+	f.Cancel(0, 0)
+	f.Enqueue(0, pipeline.IO{Tag: 1, Op: pipeline.Read, LenBytes: 4096})
+	f.Dispatch(0, nil)
+	// A token takes 20 ms, a half of it 10: by then a read costs no more.
+	if at, ok := f.NextWake(); !ok || at != readOnlyAfterNS {
+		t.Fatalf("wakes at %d, %v, want %d", at, ok, int64(readOnlyAfterNS))
+	}
+	if got := f.Dispatch(readOnlyAfterNS, nil); len(got) != 1 {
+		t.Errorf("dispatched %v, want one", got)
+	}
+}
+
+func TestReFlexReservationThatIsNotUsedGoesToOthersInTurn(t *testing.T) {
+	f := NewReFlex(ReFlexConfig{Depth: 256, TokensPerSec: 100_000})
+	f.SetTenant(0, 0, 1)
+	if err := f.Reserve(0, 80_000); err != nil {
+		t.Fatal(err)
+	}
+	w := stream{op: pipeline.Write, lenBytes: 4096, depth: 64}
+	r := rig{p: f, service: fast, ns: 50_000, streams: []stream{{}, w, w}}
+	got := r.run(2e9)
+	for _, n := range got[1:] {
+		within(t, "tokens", float64(n)*10, 100_000, 5)
+	}
+}

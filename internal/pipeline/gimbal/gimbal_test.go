@@ -316,6 +316,76 @@ func TestWriteCostFollowsTheDrive(t *testing.T) {
 	}
 }
 
+func TestReadsBesideSlowWritesKeepTheWriteCostUp(t *testing.T) {
+	for _, c := range []struct {
+		reads bool
+		want  int64
+	}{{true, WriteCostWorst}, {false, WriteCostWorst - congestion.CostOne/2}} {
+		b := newBench(t, 64, 1)
+		b.Enqueue(0, pipeline.IO{Tag: 0, Op: pipeline.Write, LenBytes: 4096})
+		b.want(0, 0)
+		b.Complete(300_000, 0, pipeline.Result{LatencyNS: 300_000})
+		if c.reads {
+			b.read(300_000, 1, 0, 4096)
+			b.want(300_000, 1)
+			b.Complete(400_000, 1, pipeline.Result{LatencyNS: 100_000})
+		}
+		b.Dispatch(WriteCostPeriodNS, nil)
+		if got := b.cost.Cost(); got != c.want {
+			t.Errorf("reads %v: cost %d, want %d", c.reads, got, c.want)
+		}
+	}
+}
+
+func TestWakesWhenTheWriteCostChangesTheSplit(t *testing.T) {
+	b := newBench(t, 64, 1)
+	const start = WriteCostPeriodNS - 1_000_000 // the period began at 0
+	b.cost.Advance(0)
+	b.bucket.Refill(start)
+	b.bucket.Take(tokenbucket.ReadSide, BucketBytes)
+	b.bucket.Take(tokenbucket.WriteSide, BucketBytes)
+	b.rate = congestion.NewRate(congestion.RateLimits{StartBytesPerSec: RateMinBytesPerSec, MinBytesPerSec: RateMinBytesPerSec, MaxBytesPerSec: RateMinBytesPerSec, WindowBytes: 1 << 40})
+	b.bucket.SetRate(RateMinBytesPerSec)
+	b.Enqueue(start, pipeline.IO{Tag: 0, Op: pipeline.Write, LenBytes: 16 << 10}) // 3 ms at one tenth of 50 MiB/s
+	b.want(start)
+	if at, ok := b.NextWake(); !ok || at != WriteCostPeriodNS {
+		t.Fatalf("wakes at %d, %v, want %d, when the write cost falls", at, ok, int64(WriteCostPeriodNS))
+	}
+	worst := b.bucket
+	b.want(WriteCostPeriodNS)
+	at, _ := b.NextWake()
+	if before := worst.NextToken(tokenbucket.WriteSide, 16<<10); at >= before {
+		t.Errorf("wakes at %d with the lower cost, at %d without", at, before)
+	}
+	b.want(at, 0)
+}
+
+func TestChargesWeightedBytesUntilTheTenantLeaves(t *testing.T) {
+	b := newBench(t, 64, 1)
+	b.read(0, 0, 0, 4096)
+	b.Enqueue(0, pipeline.IO{Tag: 1, Op: pipeline.Write, LenBytes: 4096})
+	b.want(0, 0, 1)
+	if got := b.CostNS(0); got != 4096+9*4096 {
+		t.Errorf("charged %d, want %d", got, 10*4096)
+	}
+	b.Complete(0, 0, pipeline.Result{LatencyNS: 1})
+	b.Complete(0, 1, pipeline.Result{LatencyNS: 1})
+	b.RemoveTenant(0, 0)
+	b.SetTenant(0, 0, 1)
+	if got := b.CostNS(0); got != 0 {
+		t.Errorf("a new tenant is charged %d", got)
+	}
+}
+
+func TestCompletionRateIsWhatTheDeviceDoes(t *testing.T) {
+	r := rig{p: New(Config{Depth: 64}), bytesPerSec: 800_000_000, ns: 20_000, streams: []stream{{"", pipeline.Read, 128 << 10, 8}}}
+	r.run(1e9)
+	var s pipeline.Stats
+	if r.p.Stats(&s); math.Abs(s.CompletedBytesPerSec/800e6-1) > 0.02 {
+		t.Errorf("completes %.0f bytes a second, want 800000000", s.CompletedBytesPerSec)
+	}
+}
+
 // storm drives a Policy with random events and holds it to its invariants after each.
 type storm struct {
 	t                        *testing.T
