@@ -1,6 +1,7 @@
 package baseline
 
 import (
+	"errors"
 	"flag"
 	"math/rand/v2"
 	"slices"
@@ -204,6 +205,11 @@ func TestNothingIsLostOrStranded(t *testing.T) {
 				if !known[ten] || rng.IntN(2) == 0 {
 					p.SetTenant(now, ten, 1+rng.IntN(4))
 					known[ten] = true
+					if f, ok := p.(*ReFlex); ok && rng.IntN(3) == 0 {
+						if err := f.Reserve(ten, rng.Int64N(2)*rng.Int64N(200_000)); err != nil && !errors.Is(err, ErrOverbooked) {
+							t.Fatal(err)
+						}
+					}
 				} else if !busy {
 					p.RemoveTenant(now, ten)
 					delete(known, ten)
