@@ -310,3 +310,19 @@ func BenchmarkPreconditionFragmented(b *testing.B) {
 		preset(b, "dct983", 4<<30, Fragmented)
 	}
 }
+
+// Sequential reads of a part of a page each take the time of one: the page stays in the register.
+func TestAPageIsReadOnceForWhatWaitsForIt(t *testing.T) {
+	d := preset(t, "dct983", 64<<20, Clean)
+	for i := range int64(4) {
+		d.Submit(0, Request{Op: Read, OffsetBytes: i * 4096, LenBytes: 4096})
+	}
+	var done []Completion
+	for len(done) < 4 {
+		at, _ := d.NextEvent()
+		done = d.Advance(at, done)
+	}
+	if last := done[3].LatencyNS; last > done[0].LatencyNS+d.cfg.ReadNS/2 {
+		t.Errorf("the units of a page came after %d to %d ns: it was read more than once", done[0].LatencyNS, last)
+	}
+}
