@@ -198,11 +198,11 @@ func TestCompareAndWriteLosesNoUpdate(t *testing.T) {
 }
 
 // TestAQueuedCommandIsAborted, one at the drive is not; each is answered once, and the drive never sees the aborted
-// ones. With a drive that takes 256 at a time, what comes beyond is queued.
+// ones. With a drive that takes 256 at a time and a policy that lets as many through, what comes beyond is queued.
 func TestAQueuedCommandIsAborted(t *testing.T) {
 	t.Parallel()
 	s := oneMem
-	s.ssds = "  - {name: ssd0, backend: mem, size: 128MiB, fault: {delay: 2s, delay_probability: 1}}\n"
+	s.ssds = "  - {name: ssd0, backend: mem, size: 128MiB, policy: fifo, fault: {delay: 2s, delay_probability: 1}}\n"
 	d := start(t, s)
 	admin, io := d.rawQueue(hostA, nqnA, 0, 128)
 	_, filler := d.rawQueue(hostB, nqnA, 0, 128)
