@@ -50,28 +50,44 @@ func tenantConfigs(cfg *config.Config) []fabric.TenantConfig {
 	return all
 }
 
-// nameTenants maps the numbers that drives know to names.
-func (n *Node) nameTenants() map[pipeline.Tenant]fabric.TenantInfo {
-	m := map[pipeline.Tenant]fabric.TenantInfo{}
-	for _, t := range n.fab.Tenants() {
-		m[t.Number] = t
+// sharing is how one drive is shared, with the tenants' names.
+type sharing struct {
+	drive *drive
+	owner.Snapshot
+	names map[pipeline.Tenant]fabric.TenantInfo
+}
+
+// shared looks at every drive that serves.
+func (n *Node) shared() (all []sharing) {
+	names := n.fab.Tenants()
+	for _, d := range n.ssds {
+		if d.owner != nil {
+			s := sharing{drive: d, names: map[pipeline.Tenant]fabric.TenantInfo{}}
+			d.owner.Snapshot(&s.Snapshot)
+			all = append(all, s)
+		}
 	}
-	return m
+	// A number that has changed hands meanwhile is nobody's this time.
+	after := map[pipeline.Tenant]string{}
+	for _, t := range n.fab.Tenants() {
+		after[t.Number] = t.Name
+	}
+	for _, t := range names {
+		if after[t.Number] == t.Name {
+			for i := range all {
+				all[i].names[t.Number] = t
+			}
+		}
+	}
+	return all
 }
 
 // scheduling reports how every drive is shared.
-func (n *Node) scheduling() []telemetry.Scheduling {
-	names := n.nameTenants()
-	var all []telemetry.Scheduling
-	var s owner.Snapshot
-	for _, d := range n.ssds {
-		if d.owner == nil {
-			continue
-		}
-		d.owner.Snapshot(&s)
-		one := telemetry.Scheduling{SSD: d.name, Policy: s.Policy, Stats: s.Stats}
+func (n *Node) scheduling() (all []telemetry.Scheduling) {
+	for _, s := range n.shared() {
+		one := telemetry.Scheduling{SSD: s.drive.name, Policy: s.Policy, Stats: s.Stats}
 		for i := range s.Tenants {
-			if t, ok := names[s.Tenants[i].Tenant]; ok {
+			if t, ok := s.names[s.Tenants[i].Tenant]; ok {
 				one.Tenants = append(one.Tenants, telemetry.TenantScheduling{Tenant: t.Name, TenantStats: s.Tenants[i].TenantStats})
 			}
 		}
@@ -87,21 +103,15 @@ func (n *Node) listTenants() any {
 	for _, t := range n.config().Tenants {
 		hosts[t.Name] = t.Hosts
 	}
-	names := n.nameTenants()
-	var s owner.Snapshot
-	for _, d := range n.ssds {
-		if d.owner == nil {
-			continue
-		}
-		d.owner.Snapshot(&s)
+	for _, s := range n.shared() {
 		for i := range s.Tenants {
 			st := &s.Tenants[i]
-			t, ok := names[st.Tenant]
+			t, ok := s.names[st.Tenant]
 			if !ok {
 				continue
 			}
 			c := t.Settings.Caps
-			a := admin.Tenant{Name: t.Name, SSD: d.name, Configured: t.Configured, Hosts: list(hosts[t.Name]), Connections: t.Connections,
+			a := admin.Tenant{Name: t.Name, SSD: s.drive.name, Configured: t.Configured, Hosts: list(hosts[t.Name]), Connections: t.Connections,
 				Weight: st.Weight, RWIOsPerSec: c.RWIOsPerSec, RWMBytesPerSec: c.RWBytesPerSec / megabyte, RMBytesPerSec: c.ReadBytesPerSec / megabyte,
 				WMBytesPerSec: c.WriteBytesPerSec / megabyte, Share: st.Share, Credit: st.Credit, Queued: st.Queued, Inflight: st.Inflight,
 				LimitedBy: st.Limit.String()}
