@@ -4,6 +4,8 @@ import (
 	"math"
 	"reflect"
 	"slices"
+	"sync"
+	"sync/atomic"
 	"testing"
 
 	"jbofd/internal/pipeline"
@@ -88,6 +90,27 @@ func TestPhasesAndBinsCountTheSame(t *testing.T) {
 	if len(res.Series.BytesPerSec) != 10 || math.Abs(bins-phase) > 1 {
 		t.Errorf("%d bins hold %.0f bytes, the phase %.0f", len(res.Series.BytesPerSec), bins, phase)
 	}
+}
+
+// both does steps on two processors.
+func both(steps []Step) error {
+	var next atomic.Int64
+	var workers sync.WaitGroup
+	errs := make([]error, len(steps))
+	for range 2 {
+		workers.Go(func() {
+			for i := int(next.Add(1)) - 1; i < len(steps); i = int(next.Add(1)) - 1 {
+				errs[i] = steps[i].Do()
+			}
+		})
+	}
+	workers.Wait()
+	for _, err := range errs {
+		if err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // server is a drive that does one I/O after the other, each in the same time.
