@@ -174,12 +174,15 @@ func (c *Config) check() error {
 		return nil
 	case min(c.Calm.SliceNS, c.Calm.ReadBurstNS, c.PressedProgram.SliceNS, c.PressedProgram.ReadBurstNS, c.PressedCollect.SliceNS, c.PressedCollect.ReadBurstNS) < 1:
 		return bad("Calm, PressedProgram, PressedCollect", fmt.Sprint(c.Calm, c.PressedProgram, c.PressedCollect), "slices and bursts of 1 ns or more")
-	case c.BufferBytes < 4*int64(c.dies()*c.Planes*c.PageBytes)/4 || c.BufferBytes > c.SizeBytes/4:
+	case c.BufferBytes < int64(c.dies()*c.Planes*c.PageBytes) || c.BufferBytes > c.SizeBytes/4:
 		return bad("BufferBytes", c.BufferBytes, "a program for each die to a quarter of SizeBytes")
 	case c.OverProvisionPermille < 20 || c.OverProvisionPermille > 10_000:
 		return bad("OverProvisionPermille", c.OverProvisionPermille, "20 to 10000")
 	case c.GCReserveBlocks < 2 || c.GCStartBlocks < c.GCReserveBlocks || c.GCStartBlocks > 1000:
 		return bad("GCReserveBlocks, GCStartBlocks", fmt.Sprintf("%d, %d", c.GCReserveBlocks, c.GCStartBlocks), "2 <= reserve <= start <= 1000")
+	}
+	if units := c.blocksPerDie() * int64(c.dies()*c.BlockPrograms) * int64(c.programUnits()); units >= int64(inBuffer) {
+		return bad("SizeBytes with OverProvisionPermille", units, "less than 2147483648 units of 4096 bytes in all")
 	}
 	return nil
 }

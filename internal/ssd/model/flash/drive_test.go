@@ -228,6 +228,7 @@ func TestConfigOutOfBoundsIsRefused(t *testing.T) {
 		"Calm":                  func(c *Config) { c.Calm.SliceNS = 0 },
 		"BufferBytes":           func(c *Config) { c.BufferBytes = 4096 },
 		"OverProvisionPermille": func(c *Config) { c.OverProvisionPermille = 0 },
+		"in all":                func(c *Config) { c.SizeBytes, c.OverProvisionPermille = 4<<40, 10_000 },
 		"GCReserveBlocks":       func(c *Config) { c.GCReserveBlocks = 1 },
 	} {
 		c := good
