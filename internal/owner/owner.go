@@ -694,7 +694,10 @@ func (o *Owner) end(io *IO, err error) {
 	invariants.Check(o.slab[io.tag] == io, "owner: io finished without its tag")
 	o.slab[io.tag] = nil
 	o.freeTags = append(o.freeTags, io.tag)
-	io.CreditUnits = o.pipe.Credit(io.Tenant)
+	io.CreditUnits = 0
+	if io.Credited {
+		io.CreditUnits = o.pipe.Credit(io.Tenant)
+	}
 	if io.lane >= 0 {
 		o.laneUsed[io.lane] = false
 		if next := o.laneWait.pop(); next != nil {

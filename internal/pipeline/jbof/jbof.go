@@ -102,6 +102,8 @@ type queue struct {
 // tenant is what the policy knows of one.
 type tenant struct {
 	weight int64
+	// pace is the virtual time of a ns of cost.
+	pace float64
 	// virtual is its virtual time: costs over weight, scaled by weightOne.
 	virtual  int64
 	queues   [lanes]queue
@@ -110,9 +112,11 @@ type tenant struct {
 	paused   int
 	pausedNS int64
 	costNS   int64
-	// unitNS and unitPlace average what a unit of the tenant's I/Os costs and takes of
-	// the window, ioUnits how many units an I/O has.
-	unitNS, unitPlace, ioUnits float64
+	// ioNS and ioPlace average what the tenant's I/Os cost and take of the window, ioUnits
+	// how many units they have.
+	ioNS, ioPlace, ioUnits float64
+	// creditUnits is its credit as of the last interval.
+	creditUnits int
 	// units are outstanding, queued or in flight; peak is the most lately. With peak at its
 	// credit it could use more.
 	units, peak int64
@@ -188,7 +192,8 @@ func (p *Policy) SetTenant(_ int64, t pipeline.Tenant, weight int) {
 			p.activeWeight[lane] += int64(weight) - ten.weight
 		}
 	}
-	ten.weight = int64(weight)
+	ten.weight, ten.pace = int64(weight), weightOne/float64(weight)
+	ten.creditUnits = p.credit(ten)
 }
 
 func newTenant() tenant {
@@ -421,7 +426,7 @@ func (p *Policy) dispatch(lane int) pipeline.Tag {
 	if lane == readLane {
 		counted *= p.costs.Tilt()
 	}
-	ten.virtual += counted * weightOne / ten.weight
+	ten.virtual += int64(float64(counted) * ten.pace)
 	ten.costNS += r.costNS
 	ten.average(r)
 	ten.inflight++
@@ -442,14 +447,13 @@ func (p *Policy) dispatch(lane int) pipeline.Tag {
 
 // average learns what the tenant's I/Os are like.
 func (t *tenant) average(r *request) {
-	n := float64(units(r.len))
 	weight := 1.0 / 16
 	if t.ioUnits == 0 {
 		weight = 1
 	}
-	t.unitNS += weight * (float64(r.costNS)/n - t.unitNS)
-	t.unitPlace += weight * (float64(r.place)/n - t.unitPlace)
-	t.ioUnits += weight * (n - t.ioUnits)
+	t.ioNS += weight * (float64(r.costNS) - t.ioNS)
+	t.ioPlace += weight * (float64(r.place) - t.ioPlace)
+	t.ioUnits += weight * (float64(units(r.len)) - t.ioUnits)
 }
 
 // units is how many 4 KiB units an I/O counts against a credit.
@@ -555,7 +559,8 @@ func (p *Policy) tick(now int64) {
 		p.level[lane] = p.fill(lane)
 	}
 	for i := range p.tenants {
-		p.tenants[i].peak = p.tenants[i].units
+		ten := &p.tenants[i]
+		ten.peak, ten.creditUnits = ten.units, p.credit(ten)
 	}
 }
 
@@ -563,9 +568,10 @@ func (p *Policy) tick(now int64) {
 //
 // hot: 0 allocs
 func (p *Policy) Credit(t pipeline.Tenant) int {
-	return p.credit(&p.tenants[t])
+	return p.tenants[t].creditUnits
 }
 
+// credit computes what a tenant should have outstanding.
 func (p *Policy) credit(ten *tenant) int {
 	level := 0.0
 	for lane := range ten.active {
@@ -581,7 +587,7 @@ func (p *Policy) credit(ten *tenant) int {
 	}
 	// No less than the dearest I/O costs: others have one of that outstanding, whatever
 	// their credit. And whole I/Os.
-	ios := max(math.Ceil(float64(ten.weight)*level/(ten.unitPlace*ten.ioUnits)), math.Floor(float64(ten.weight*p.dearest())/(ten.unitNS*ten.ioUnits)+0.01), 1)
+	ios := max(math.Ceil(float64(ten.weight)*level/ten.ioPlace), math.Floor(float64(ten.weight*p.dearest())/ten.ioNS+0.01), 1)
 	return int(math.Ceil(min(ios*ten.ioUnits, maxCredit)))
 }
 
@@ -600,8 +606,8 @@ func (p *Policy) fill(lane int) float64 {
 			if !ten.active[lane] {
 				continue
 			}
-			asks := float64(ten.peak) * ten.unitPlace * demandGrowth
-			if part := level * float64(ten.weight); asks < part && int(ten.peak) < p.credit(ten) {
+			asks := float64(ten.peak) * ten.ioPlace / max(ten.ioUnits, 1) * demandGrowth
+			if part := level * float64(ten.weight); asks < part && int(ten.peak) < ten.creditUnits {
 				left -= asks
 			} else {
 				want += float64(ten.weight)
