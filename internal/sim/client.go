@@ -11,9 +11,7 @@ import (
 type tenant struct {
 	spec  *Tenant
 	loads []load
-	// turn is the load whose I/O is sent next.
-	turn int
-	up   bool
+	up    bool
 	// session counts connections.
 	session int32
 	// window bounds what is sent and not answered.
@@ -125,7 +123,7 @@ func (r *run) fire(t timer) {
 func (r *run) connect(i int) {
 	t := &r.tenants[i]
 	t.up = true
-	t.turn, t.window = 0, credit.Window{}
+	t.window = credit.Window{}
 	t.parda.init()
 	r.pipe.SetTenant(r.now, pipeline.Tenant(i), pipeline.Settings{Weight: t.spec.weight(), Caps: t.spec.Caps})
 	if !t.spec.IgnoresCredits {
@@ -247,28 +245,30 @@ func (l *load) want(now int64) {
 	l.waiting.push(waiting{now, int32(kind)})
 }
 
-// send sends what the client's window lets out, its loads in turn.
+// send sends what the client's window lets out, in the order in which its applications asked.
 func (r *run) send(i int) {
 	t := &r.tenants[i]
-	for none := 0; none < len(t.loads); {
-		l := &t.loads[t.turn]
-		if l.waiting.n == 0 || l.outstanding >= l.spec.Depth {
-			t.turn = (t.turn + 1) % len(t.loads)
-			none++
-			continue
+	for {
+		load, l := -1, (*load)(nil)
+		for j := range t.loads {
+			if x := &t.loads[j]; x.waiting.n > 0 && x.outstanding < x.spec.Depth && (l == nil || x.waiting.peek().askedNS < l.waiting.peek().askedNS) {
+				load, l = j, x
+			}
 		}
-		none = 0
+		if l == nil {
+			return
+		}
 		kind := &l.spec.Kinds[l.waiting.peek().kind]
 		units := credit.Units(int(kind.SizeBytes))
 		if !t.window.MaySend(r.now, units) {
-			return // and keeps its turn
+			return
 		}
 		if ios, _ := t.window.Outstanding(); r.set.Parda && !t.spec.IgnoresCredits && ios >= t.parda.most() {
 			return
 		}
 		w := l.waiting.pop()
 		tag := r.take()
-		r.reqs[tag] = request{tenant: int32(i), load: int32(t.turn), kind: w.kind, units: int32(units), session: t.session, state: travel,
+		r.reqs[tag] = request{tenant: int32(i), load: int32(load), kind: w.kind, units: int32(units), session: t.session, state: travel,
 			len: kind.SizeBytes, askedNS: w.askedNS, sentNS: r.now, offset: l.place(kind, int(w.kind))}
 		if kind.Op == pipeline.Flush {
 			r.reqs[tag].len, r.reqs[tag].offset = 0, 0
@@ -282,7 +282,6 @@ func (r *run) send(i int) {
 			r.cpuFree = at
 		}
 		r.up.push(arrival{at, tag})
-		t.turn = (t.turn + 1) % len(t.loads)
 	}
 }
 
