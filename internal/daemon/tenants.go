@@ -50,44 +50,42 @@ func tenantConfigs(cfg *config.Config) []fabric.TenantConfig {
 	return all
 }
 
-// sharing is how one drive is shared, with the tenants' names.
+// sharing is how one drive is shared.
 type sharing struct {
-	drive *drive
+	drive string
 	owner.Snapshot
-	names map[pipeline.Tenant]fabric.TenantInfo
 }
 
-// shared looks at every drive that serves.
-func (n *Node) shared() (all []sharing) {
-	names := n.fab.Tenants()
+// shared looks at every drive that serves, and says who the tenants are.
+func (n *Node) shared() (all []sharing, tenants map[pipeline.Tenant]fabric.TenantInfo) {
+	before := n.fab.Tenants()
 	for _, d := range n.ssds {
 		if d.owner != nil {
-			s := sharing{drive: d, names: map[pipeline.Tenant]fabric.TenantInfo{}}
+			s := sharing{drive: d.name}
 			d.owner.Snapshot(&s.Snapshot)
 			all = append(all, s)
 		}
 	}
-	// A number that has changed hands meanwhile is nobody's this time.
-	after := map[pipeline.Tenant]string{}
+	tenants = map[pipeline.Tenant]fabric.TenantInfo{}
 	for _, t := range n.fab.Tenants() {
-		after[t.Number] = t.Name
+		tenants[t.Number] = t
 	}
-	for _, t := range names {
-		if after[t.Number] == t.Name {
-			for i := range all {
-				all[i].names[t.Number] = t
-			}
+	// A number that has changed hands meanwhile is nobody's this time.
+	for _, t := range before {
+		if tenants[t.Number].Name != t.Name {
+			delete(tenants, t.Number)
 		}
 	}
-	return all
+	return all, tenants
 }
 
 // scheduling reports how every drive is shared.
 func (n *Node) scheduling() (all []telemetry.Scheduling) {
-	for _, s := range n.shared() {
-		one := telemetry.Scheduling{SSD: s.drive.name, Policy: s.Policy, Stats: s.Stats}
+	drives, tenants := n.shared()
+	for _, s := range drives {
+		one := telemetry.Scheduling{SSD: s.drive, Policy: s.Policy, Stats: s.Stats}
 		for i := range s.Tenants {
-			if t, ok := s.names[s.Tenants[i].Tenant]; ok {
+			if t, ok := tenants[s.Tenants[i].Tenant]; ok {
 				one.Tenants = append(one.Tenants, telemetry.TenantScheduling{Tenant: t.Name, TenantStats: s.Tenants[i].TenantStats})
 			}
 		}
@@ -103,15 +101,16 @@ func (n *Node) listTenants() any {
 	for _, t := range n.config().Tenants {
 		hosts[t.Name] = t.Hosts
 	}
-	for _, s := range n.shared() {
+	drives, tenants := n.shared()
+	for _, s := range drives {
 		for i := range s.Tenants {
 			st := &s.Tenants[i]
-			t, ok := s.names[st.Tenant]
+			t, ok := tenants[st.Tenant]
 			if !ok {
 				continue
 			}
 			c := t.Settings.Caps
-			a := admin.Tenant{Name: t.Name, SSD: s.drive.name, Configured: t.Configured, Hosts: list(hosts[t.Name]), Connections: t.Connections,
+			a := admin.Tenant{Name: t.Name, SSD: s.drive, Configured: t.Configured, Hosts: list(hosts[t.Name]), Connections: t.Connections,
 				Weight: st.Weight, RWIOsPerSec: c.RWIOsPerSec, RWMBytesPerSec: c.RWBytesPerSec / megabyte, RMBytesPerSec: c.ReadBytesPerSec / megabyte,
 				WMBytesPerSec: c.WriteBytesPerSec / megabyte, Share: st.Share, Credit: st.Credit, Queued: st.Queued, Inflight: st.Inflight,
 				LimitedBy: st.Limit.String()}
