@@ -28,9 +28,9 @@ var defaultProfile = Profile{ReadNS: 1200, ReadByteNS: 0.31, LatencyNS: 90_000, 
 // Reads are measured by calibration, and corrected while only reads saturate the drive:
 // then the costs of what completes add up to the time that passes. Writes cannot be
 // tried out on a drive with data, and cost something else every minute, with
-// garbage collection, buffers and all. So they are measured at work: now and then, while
-// reads and writes compete, writes get most of the drive for a tenth of a second (see
-// probe), which tells what they would do alone. No latency needs to be interpreted.
+// garbage collection, buffers and all. So they are measured at work: when only writes
+// saturate the drive, and now and then while reads and writes compete. Then writes get
+// most of the drive for 0.14 s (see probe), which tells what they would do alone. No latency needs to be interpreted.
 type Costs struct {
 	readNS, readByteNS float64
 	writeByteNS        float64
@@ -114,10 +114,12 @@ const (
 	// A probe lasts probeTicks, of which the first probeSettle are not counted: buffers
 	// fill. Reads count probeTilt times meanwhile, times their weight against that of
 	// writes, so that writes have four fifths of the drive. Probes come after probeFirst intervals
-	// of a mix, then after twice as many each time up to probeLast, half a minute.
+	// of a mix, then after probeMore times as many each time up to probeLast, five minutes:
+	// then reads are slow for less than 0.05 % of the time.
 	probeTicks, probeSettle = 7, 4
 	probeTilt               = 4
-	probeFirst, probeLast   = 5, 1500
+	probeFirst, probeLast   = 5, 15000
+	probeMore               = 8
 	probeRest               = 12
 	// strangeMost intervals whose sum of costs differs by strangePart from the usual make
 	// what was known of writes obsolete.
@@ -256,6 +258,9 @@ func (c *Costs) Learn(weights [lanes]int64, ns int64) {
 	switch {
 	case saturated && c.writeBytes == 0 && c.quiet >= quietIntervals && c.reads > 0:
 		c.learnReads(dt / readsNS)
+	case saturated && c.reads == 0 && writesNS >= leastMixed*dt:
+		c.average(&c.writeByteNS, c.bound((dt-c.othersNS)/c.writeBytes), mixGain)
+		c.probe.known, c.probe.left = true, 0
 	case saturated && (c.probe.left > 0 || writesNS >= leastWrites*dt && readsNS >= leastWrites*dt):
 		c.learnMix(readsNS/dt, c.writeBytes/dt, float64(weights[readLane])/float64(max(weights[writeLane], 1)))
 	default:
@@ -346,7 +351,7 @@ func (c *Costs) learnMix(read, written, readWeight float64) {
 // probe's leads to what writes would do alone.
 func (c *Costs) probed(read, written float64) {
 	p := &c.probe
-	p.waits = min(2*p.waits, probeLast)
+	p.waits = min(probeMore*p.waits, probeLast)
 	p.wait, p.rest = p.waits, probeRest
 	if p.read-read < 0.1*p.read {
 		return // reads or writes do not ask for more: there is nothing to share

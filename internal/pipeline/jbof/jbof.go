@@ -55,7 +55,7 @@ const (
 	// creditWindows is how many windows' worth of I/O hosts should keep outstanding
 	// together: one at the device, the rest on the way or waiting here, so that there is
 	// always one to choose.
-	creditWindows = 1.4
+	creditWindows = 1.15
 	// fillRounds bounds the search for who leaves something of the credit; demandGrowth is
 	// how much more than lately a tenant may ask for.
 	fillRounds, demandGrowth = 8, 1.5
