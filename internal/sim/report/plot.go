@@ -239,7 +239,7 @@ func plotCDF(file string, results []*sim.Result) error {
 	p.Title.Text = fmt.Sprintf("Latency of %s/%s", results[0].Row, results[0].Scenario)
 	p.X.Label.Text, p.Y.Label.Text = "µs (logarithmic)", "part of all I/Os"
 	p.X.Scale, p.X.Tick.Marker = plot.LogScale{}, plot.LogTicks{Prec: -1}
-	p.Legend.Left, p.Legend.Top = true, true
+	p.Legend.YOffs = 10 // below the curves, on the right
 	p.Add(plotter.NewGrid())
 	for i, r := range results {
 		var pts plotter.XYs
