@@ -123,6 +123,8 @@ type SSD struct {
 	Preset string `yaml:"preset" default:"dct983" oneof:"dct983|p4800x"`
 	// Condition is the state of the emulated flash at the start (backend model): never written, written once in sequence, or then written at random until write amplification is steady. Preparing the last takes a tenth of a second for each GiB; the map of the flash takes 0.2 % of the size as memory.
 	Condition string `yaml:"condition" default:"clean" oneof:"empty|clean|fragmented"`
+	// Slowdown makes the emulated drive so many times slower than the real one (backend model): slow enough for a small machine that the drive is the bottleneck and not the processor.
+	Slowdown int `yaml:"slowdown" default:"1" min:"1" max:"1000"`
 	// Engine is how I/O is done (backend file): io_uring, worker threads, or io_uring where the kernel allows it.
 	Engine string `yaml:"engine" default:"auto" oneof:"auto|io_uring|threads"`
 	// QueueDepth is how many requests are outstanding at the drive at most; others wait in the daemon. For a virtual disk that works on its requests one after the other, half of what the hosts keep outstanding lets drive and network work at the same time.

@@ -215,6 +215,9 @@ func (v *validator) ssds() {
 			if given("condition") && s.Condition != "clean" {
 				v.complain(join(p, "condition"), "%q, but backend %s has none; allowed: leave it out", s.Condition, s.Backend)
 			}
+			if given("slowdown") && s.Slowdown != 1 {
+				v.complain(join(p, "slowdown"), "%d, but backend %s has none; allowed: leave it out", s.Slowdown, s.Backend)
+			}
 		}
 		if sizeOK && s.Size != 0 && (s.Size < label.MinDeviceBytes || s.Size%sizeAlign != 0) {
 			v.complain(join(p, "size"), "%s is not a drive's size; allowed: a multiple of %s, %s or more", s.Size, sizeAlign, Bytes(label.MinDeviceBytes))

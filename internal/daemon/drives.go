@@ -70,7 +70,7 @@ func (n *Node) openSSD(d *drive, sc config.SSD) (err error) {
 		d.dev, err = mem.Open(mem.Config{Name: sc.Name, SizeBytes: int64(sc.Size)})
 	case "model":
 		conditions := map[string]flash.Condition{"empty": flash.Empty, "clean": flash.Clean, "fragmented": flash.Fragmented}
-		d.dev, err = model.Open(model.Config{Name: sc.Name, Preset: sc.Preset, SizeBytes: int64(sc.Size), Condition: conditions[sc.Condition], Seed: 1})
+		d.dev, err = model.Open(model.Config{Name: sc.Name, Preset: sc.Preset, SizeBytes: int64(sc.Size), Condition: conditions[sc.Condition], Seed: 1, Slowdown: sc.Slowdown})
 	case "file":
 		engine := sc.Engine
 		if engine == "auto" {

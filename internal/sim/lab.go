@@ -46,6 +46,12 @@ type driveKey struct {
 	preset    string
 	sizeBytes int64
 	condition flash.Condition
+	slowdown  int
+}
+
+// drive is the drive of a scenario.
+func (s *Scenario) drive() driveKey {
+	return driveKey{s.Preset, s.SizeBytes, s.Condition, max(s.Slowdown, 1)}
 }
 
 type standaloneKey struct {
@@ -77,7 +83,7 @@ func (l *Lab) Plan(scenarios []Scenario, names []string) (stages [][]Step, resul
 	stages = make([][]Step, 3)
 	for i := range scenarios {
 		sc := &scenarios[i]
-		key := driveKey{sc.Preset, sc.SizeBytes, sc.Condition}
+		key := sc.drive()
 		proto := l.drives[key]
 		if proto == nil {
 			proto = &prototype{}
@@ -132,7 +138,7 @@ func (p *prototype) make(key driveKey, seed uint64) error {
 	if err != nil {
 		return err
 	}
-	cfg.Seed = seed
+	cfg.Seed, cfg.Slowdown = seed, key.slowdown
 	if p.drive, err = flash.New(cfg); err != nil {
 		return err
 	}
@@ -142,7 +148,7 @@ func (p *prototype) make(key driveKey, seed uint64) error {
 
 // run runs a scenario for which all is prepared.
 func (l *Lab) run(sc *Scenario, policy string) (*Result, error) {
-	key := driveKey{sc.Preset, sc.SizeBytes, sc.Condition}
+	key := sc.drive()
 	proto := l.drives[key]
 	p, err := newPolicy(policy, proto)
 	if err != nil {
@@ -179,7 +185,7 @@ func (l *Lab) alone(p *prototype, key driveKey, load *Load) float64 {
 	if alone := (Tenant{Loads: []Load{only}}); !alone.mutates() {
 		from, to = from/5, to/5 // reads leave the drive as it is
 	}
-	sc := Scenario{Row: "standalone", Name: load.id(), Preset: key.preset, SizeBytes: key.sizeBytes, Condition: key.condition,
+	sc := Scenario{Row: "standalone", Name: load.id(), Preset: key.preset, SizeBytes: key.sizeBytes, Condition: key.condition, Slowdown: key.slowdown,
 		Tenants: []Tenant{{Name: "alone", Loads: []Load{only}}}, NetworkNS: defaultNetworkNS,
 		Phases: []Phase{{"alone", from, to}}}
 	res := Run(&sc, Setup{SizeBytes: key.sizeBytes, Drive: p.drive.Clone(), Policy: pipeline.NewFIFO(fifoDepth), Seed: l.seed})

@@ -154,7 +154,7 @@ func (s *sluggish) Advance(now int64, dst []flash.Completion) []flash.Completion
 // prepare returns a drive and a policy's setup for it.
 func (r *repair) prepare(lab *Lab) (func(policy string) (*Result, error), error) {
 	sc := &r.scenario
-	key := driveKey{sc.Preset, sc.SizeBytes, sc.Condition}
+	key := sc.drive()
 	proto := lab.drives[key]
 	standalone := func(l *Load) float64 { return *lab.standalone[standaloneKey{key, l.id()}] }
 	if r.faster != nil {

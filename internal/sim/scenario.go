@@ -87,7 +87,9 @@ type Scenario struct {
 	Preset    string
 	SizeBytes int64
 	Condition flash.Condition
-	Tenants   []Tenant
+	// Slowdown is how many times slower than its preset the drive is; 0 is 1.
+	Slowdown int
+	Tenants  []Tenant
 	// Phases are what is measured. The run ends with the last one.
 	Phases []Phase
 	// NetworkNS is the way from a host to the target, and back again.

@@ -29,7 +29,7 @@ var prototypes = map[driveKey]*prototype{}
 // direct runs a scenario without what loads get alone.
 func direct(t *testing.T, sc Scenario, policy string, seed uint64) *Result {
 	t.Helper()
-	key := driveKey{sc.Preset, sc.SizeBytes, sc.Condition}
+	key := sc.drive()
 	proto := prototypes[key]
 	if proto == nil {
 		proto = &prototype{}

@@ -34,6 +34,9 @@ type Config struct {
 	Condition flash.Condition
 	// Seed decides what chance decides in the drive.
 	Seed uint64
+	// Slowdown is how many times slower than its preset the drive is, 1 (also if 0) to
+	// flash.MaxSlowdown. A machine that is too small for the drive can then carry what it does.
+	Slowdown int
 }
 
 // ErrConfig is wrapped by Open for a Config out of its bounds.
@@ -96,7 +99,7 @@ func Open(cfg Config) (*Device, error) {
 	if err != nil {
 		return nil, fmt.Errorf("%w: %w", ErrConfig, err)
 	}
-	fc.Seed = cfg.Seed
+	fc.Seed, fc.Slowdown = cfg.Seed, cfg.Slowdown
 	drive, err := flash.New(fc)
 	if err != nil {
 		return nil, fmt.Errorf("%w: %w", ErrConfig, err)

@@ -46,7 +46,7 @@ func TestConformance(t *testing.T) {
 }
 
 func TestConfigOutOfBoundsIsRefused(t *testing.T) {
-	for _, cfg := range []Config{{}, {SizeBytes: 32 << 20, Preset: "floppy"}, {SizeBytes: 32<<20 + 512}, {SizeBytes: 32 << 20, BlockSize: 1024}, {SizeBytes: 32 << 20, Condition: 9}} {
+	for _, cfg := range []Config{{}, {SizeBytes: 32 << 20, Preset: "floppy"}, {SizeBytes: 32<<20 + 512}, {SizeBytes: 32 << 20, BlockSize: 1024}, {SizeBytes: 32 << 20, Condition: 9}, {SizeBytes: 32 << 20, Slowdown: -1}, {SizeBytes: 32 << 20, Slowdown: 1001}} {
 		if _, err := Open(cfg); !errors.Is(err, ErrConfig) {
 			t.Errorf("Open(%+v): %v", cfg, err)
 		}
@@ -105,6 +105,20 @@ func TestLatencyIsThatOfTheDrive(t *testing.T) {
 	}
 	if took < 300*75*time.Microsecond {
 		t.Errorf("300 reads one after the other took %v: faster than the drive", took)
+	}
+}
+
+// A slow drive's latencies are so many times longer, to the last digit.
+func TestASlowDriveTakesLonger(t *testing.T) {
+	d := open(t, Config{SizeBytes: 64 << 20, Condition: flash.Clean, Seed: 1, Slowdown: 50})
+	took, latencies := loop(t, openQueue(t, d, 64), 1, 30)
+	for _, ns := range latencies {
+		if ns < 50*75_000 || ns > 50*100_000 || ns%50 != 0 {
+			t.Errorf("a read has a latency of %v, want 50 times 75 to 100 µs", time.Duration(ns))
+		}
+	}
+	if took < 30*50*75*time.Microsecond {
+		t.Errorf("30 reads one after the other took %v: faster than the drive", took)
 	}
 }
 

@@ -20,6 +20,9 @@ type Config struct {
 	SizeBytes int64
 	// Seed decides everything that chance decides.
 	Seed uint64
+	// Slowdown is how many times as long everything takes as the fields below say, 1 (also if 0) to
+	// MaxSlowdown: what chance decides stays the same, and so does what happens, in what order.
+	Slowdown int
 
 	// Channels and DiesPerChannel: at most 64 dies in all. A channel moves data for one of its dies at a time.
 	Channels, DiesPerChannel int
@@ -68,6 +71,9 @@ type Config struct {
 	// ReadNS and written in ProgramNS where it lies.
 	InPlace bool
 }
+
+// MaxSlowdown bounds Config.Slowdown.
+const MaxSlowdown = 1000
 
 // Share bounds what programs, collection and erases on one hand and reads on the other take of a die
 // while both wait, so that neither starves.
@@ -155,6 +161,8 @@ func (c *Config) check() error {
 	switch {
 	case c.SizeBytes < 16<<20 || c.SizeBytes%unitBytes != 0 || c.SizeBytes > 4<<40:
 		return bad("SizeBytes", c.SizeBytes, "a multiple of 4096, 16 MiB to 4 TiB")
+	case c.Slowdown < 0 || c.Slowdown > MaxSlowdown:
+		return bad("Slowdown", c.Slowdown, fmt.Sprintf("0 to %d", MaxSlowdown))
 	case c.Channels < 1 || c.DiesPerChannel < 1 || c.dies() > maxDies:
 		return bad("Channels * DiesPerChannel", fmt.Sprintf("%d * %d", c.Channels, c.DiesPerChannel), fmt.Sprintf("1 to %d dies", maxDies))
 	case c.PageBytes < unitBytes || c.PageBytes > 64<<10 || bits.OnesCount(uint(c.PageBytes)) != 1:

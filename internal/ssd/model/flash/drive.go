@@ -152,6 +152,9 @@ type Drive struct {
 	cfg Config
 	ftl *ftl
 	rnd random
+	// slow is cfg.Slowdown, 1 or more. The times below are the drive's own, which pass so many times
+	// slower than those that its methods speak of.
+	slow int64
 
 	nowNS  int64
 	ctlNS  int64 // the controller is busy until then
@@ -197,7 +200,7 @@ func New(cfg Config) (*Drive, error) {
 		return nil, err
 	}
 	d := &Drive{
-		cfg: cfg, chanNS: make([]int64, cfg.Channels), dies: make([]die, cfg.dies()),
+		cfg: cfg, slow: int64(max(cfg.Slowdown, 1)), chanNS: make([]int64, cfg.Channels), dies: make([]die, cfg.dies()),
 		readPSPerByte: 1e12 / cfg.ReadBytesPerSec, writePSPerByte: 1e12 / cfg.WriteBytesPerSec, chanPSPerByte: 1e12 / cfg.ChannelBytesPerSec,
 		pageUnits: uint32(cfg.PageBytes / unitBytes), programUnits: cfg.programUnits(),
 	}
@@ -243,7 +246,7 @@ func (d *Drive) reset() {
 func (d *Drive) Submit(now int64, r Request) { // hot: 0 allocs
 	invariants.Check(r.Op <= WriteZeroes, "flash: the operation is known")
 	invariants.Check(r.Op == Flush || r.OffsetBytes >= 0 && r.LenBytes >= 0 && r.OffsetBytes <= d.cfg.SizeBytes-r.LenBytes, "flash: the range is within the drive")
-	now = max(now, d.nowNS)
+	now = max(now/d.slow, d.nowNS)
 	d.ctlNS = max(d.ctlNS, now)
 	d.inFlight++
 	i := d.newRequest()
@@ -396,7 +399,10 @@ func (d *Drive) NextEvent() (at int64, ok bool) { // hot: 0 allocs
 	if len(d.due.s) > 0 {
 		at = min(at, d.due.s[0].at)
 	}
-	return at, at < never
+	if at >= never {
+		return never, false
+	}
+	return at * d.slow, true
 }
 
 // NextCompletion returns a time before which nothing completes unless more is submitted: what
@@ -413,13 +419,14 @@ func (d *Drive) NextCompletion() (earliest int64, ok bool) { // hot: 0 allocs
 	if len(d.due.s) > 0 {
 		at = min(at, d.due.s[0].at)
 	}
-	return at, true
+	return at * d.slow, true
 }
 
 // Advance lets time pass until now and appends to dst all that completed until then, in order of time.
 //
 // Cost: 0 allocs besides dst.
 func (d *Drive) Advance(now int64, dst []Completion) []Completion { // hot: 0 allocs
+	now /= d.slow
 	for {
 		i, at := d.next.first()
 		if h := d.arriving.head; h >= 0 && d.parts[h].atNS <= at {
@@ -438,7 +445,7 @@ func (d *Drive) Advance(now int64, dst []Completion) []Completion { // hot: 0 al
 	for len(d.due.s) > 0 && d.due.s[0].at <= now {
 		x := d.due.pop()
 		q := &d.reqs[x.req]
-		dst = append(dst, Completion{Tag: q.tag, AtNS: x.at, LatencyNS: x.at - q.submitNS})
+		dst = append(dst, Completion{Tag: q.tag, AtNS: x.at * d.slow, LatencyNS: (x.at - q.submitNS) * d.slow})
 		q.next = d.freeReq
 		d.freeReq = x.req
 		d.inFlight--
@@ -783,6 +790,7 @@ func (d *Drive) InFlight() int { return d.inFlight }
 // Stats returns the drive's counters.
 func (d *Drive) Stats() Stats {
 	s := d.stats
+	s.DieReadNS, s.DieProgramNS = s.DieReadNS*d.slow, s.DieProgramNS*d.slow
 	s.InFlight, s.WritesWaiting = d.inFlight, d.nWaiting
 	if f := d.ftl; f != nil {
 		s.GCWriteBytes = int64(f.movedUnits) * unitBytes
@@ -795,7 +803,7 @@ func (d *Drive) Stats() Stats {
 		s.BufferUsedBytes = s.BufferBytes - int64(d.nFree)*unitBytes
 	}
 	if d.nowNS > d.startNS {
-		s.DieBusy = float64(s.DieReadNS+s.DieProgramNS) / float64(d.nowNS-d.startNS) / float64(len(d.dies))
+		s.DieBusy = float64(s.DieReadNS+s.DieProgramNS) / float64((d.nowNS-d.startNS)*d.slow) / float64(len(d.dies))
 	}
 	return s
 }

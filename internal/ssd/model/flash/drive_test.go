@@ -218,6 +218,7 @@ func TestConfigOutOfBoundsIsRefused(t *testing.T) {
 	}
 	for what, spoil := range map[string]func(*Config){
 		"SizeBytes":             func(c *Config) { c.SizeBytes = 1000 },
+		"Slowdown":              func(c *Config) { c.Slowdown = MaxSlowdown + 1 },
 		"Channels":              func(c *Config) { c.Channels = 65 },
 		"PageBytes":             func(c *Config) { c.PageBytes = 12 << 10 },
 		"Planes":                func(c *Config) { c.Planes = 0 },
@@ -241,6 +242,53 @@ func TestConfigOutOfBoundsIsRefused(t *testing.T) {
 		for _, size := range []int64{16 << 20, 100 << 20, 960_197_124_096, 1 << 40} {
 			if _, err := Preset(name, size); err != nil {
 				t.Errorf("%s of %d bytes: %v", name, size, err)
+			}
+		}
+	}
+}
+
+// A drive that is slower by a factor answers the same, in the same order, that many times later.
+func TestASlowDriveDoesTheSame(t *testing.T) {
+	for _, name := range Presets() {
+		answers := func(slowdown int) (all []Completion) {
+			cfg, err := Preset(name, 64<<20)
+			if err != nil {
+				t.Fatal(err)
+			}
+			cfg.Slowdown = slowdown
+			d, err := New(cfg)
+			if err != nil {
+				t.Fatal(err)
+			}
+			d.Precondition(Fragmented)
+			r := newRandom(3)
+			now, n := int64(0), int64(max(slowdown, 1))
+			for i := range uint64(5000) {
+				d.Submit(now*n, Request{Op: Op(r.below(5)), OffsetBytes: int64(r.below(8<<10)) << 12, LenBytes: int64(r.below(8)+1) << 12, Tag: i})
+				now += 20_000
+				all = d.Advance(now*n, all)
+			}
+			for at, ok := d.NextEvent(); ok; at, ok = d.NextEvent() {
+				if next, ok := d.NextCompletion(); ok && next < at {
+					t.Errorf("%s: a completion at %d, the next event at %d", name, next, at)
+				}
+				all = d.Advance(at, all)
+			}
+			if busy := d.Stats().DieBusy; busy <= 0 || busy > 1 {
+				t.Errorf("%s: the dies of a drive slower by %d are busy for %.3f of the time", name, slowdown, busy)
+			}
+			return all
+		}
+		want := answers(0)
+		for _, n := range []int64{1, 7, MaxSlowdown} {
+			got := answers(int(n))
+			if len(got) != len(want) || len(got) != 5000 {
+				t.Fatalf("%s: %d answers of a drive slower by %d, want %d", name, len(got), n, len(want))
+			}
+			for i, w := range want {
+				if w.AtNS, w.LatencyNS = w.AtNS*n, w.LatencyNS*n; got[i] != w {
+					t.Fatalf("%s: answer %d of a drive slower by %d is %+v, want %+v", name, i, n, got[i], w)
+				}
 			}
 		}
 	}
