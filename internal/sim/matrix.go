@@ -14,6 +14,8 @@ const (
 	defaultSizeBytes = 4 << 30
 	warmNS           = Second
 	measuredNS       = 2 * Second
+	// learnNS warms up what must find out how reads and writes load the drive.
+	learnNS = 2500 * Millisecond
 )
 
 // Depths of clients, by the size of their I/Os, as the paper has them.
@@ -141,7 +143,9 @@ func readWrite() []Scenario {
 	var m []Scenario
 	for _, c := range bothConditions {
 		add := func(name string, tenants ...[]Tenant) {
-			m = append(m, scenario("read-write", name+"-"+conditionName(c), c, join(tenants...)))
+			s := scenario("read-write", name+"-"+conditionName(c), c, join(tenants...))
+			s.Phases = []Phase{{"steady", learnNS, learnNS + 2*Second}}
+			m = append(m, s)
 		}
 		add("4K", readers(8, size4K), writers(8, size4K, c))
 		add("128K", readers(8, size128K), writers(8, size128K, c))

@@ -1,10 +1,6 @@
 package jbof
 
-import (
-	"math"
-
-	"jbofd/internal/pipeline"
-)
+import "jbofd/internal/pipeline"
 
 // Profile is what a drive does with reads while nothing else is asked of it.
 type Profile struct {
@@ -34,6 +30,9 @@ var defaultProfile = Profile{ReadNS: 1200, ReadByteNS: 0.31, LatencyNS: 90_000, 
 type Costs struct {
 	readNS, readByteNS float64
 	writeByteNS        float64
+	// storm tells, from 0 to 1, whether writes come in such numbers that they cost what
+	// was found; a few go into a drive's buffer and cost no more than reads.
+	storm float64
 	// otherNS is the least latency of operations that move no data. They are charged
 	// otherPart of it: their latency is mostly not the drive's time, and what is, is what
 	// reads and writes leave.
@@ -107,9 +106,12 @@ const (
 	// otherMaxNS bounds the charge for an operation that moves no data.
 	otherMaxNS = 2_000_000
 	// mixedWidth is the width of the window beside writes, whose programs reads wait for.
-	mixedWidth = 2.5
+	mixedWidth = 1.75
 	// leastMixed is the part of the cost that both reads and writes must have to make a mix.
 	leastMixed = 0.1
+
+	// stormUp and stormDown are the weights of an interval in whether writes are many.
+	stormUp, stormDown = 0.7, 0.04
 
 	// A probe lasts probeTicks, of which the first probeSettle are not counted: buffers
 	// fill. Reads count probeTilt times meanwhile, times their weight against that of
@@ -119,11 +121,12 @@ const (
 	probeTicks, probeSettle = 7, 4
 	probeTilt               = 4
 	probeFirst, probeLast   = 5, 15000
-	probeMore               = 8
+	probeMore               = 64
 	probeRest               = 12
-	// strangeMost intervals whose sum of costs differs by strangePart from the usual make
-	// what was known of writes obsolete.
-	strangeMost, strangePart = 5, 0.25
+	// strangeLow intervals whose sum of costs is less by strangePart than usual, or
+	// strangeMost in which it is more (an empty buffer does that, too), make what was known
+	// of writes obsolete.
+	strangeLow, strangeMost, strangePart = 5, 25, 0.25
 )
 
 // NewCosts starts from a profile; zero fields are filled from a common drive's.
@@ -172,11 +175,17 @@ func (c *Costs) Of(op pipeline.Op, lenBytes int64) (costNS, place int64) {
 	case pipeline.ReadClass:
 		return int64(c.readNS + c.readByteNS*float64(lenBytes)), int64((c.place + c.placeByte*float64(lenBytes)) * windowOne)
 	case pipeline.WriteClass:
-		ns := c.writeByteNS * float64(units(lenBytes)*unit)
+		ns := c.written() * float64(units(lenBytes)*unit)
 		return int64(ns), int64(ns / (c.depth * c.UnitNS()) * windowOne)
 	}
 	ns := c.other(op)
 	return int64(ns), int64(ns / (c.depth * c.UnitNS()) * windowOne)
+}
+
+// written is what a written byte costs at the moment.
+func (c *Costs) written() float64 {
+	calm := min(c.UnitNS()/unit, c.writeByteNS)
+	return calm + c.storm*(c.writeByteNS-calm)
 }
 
 // other is what an operation costs that moves no data.
@@ -248,6 +257,11 @@ func (c *Costs) Learn(weights [lanes]int64, ns int64) {
 		c.targetRate = (c.readBytes + c.writeBytes) * 1e9 / cost * max(1, c.probe.usual)
 	}
 	c.doneRate = (c.readBytes + c.writeBytes) * 1e9 / dt
+	if writesNS >= leastMixed*dt {
+		c.average(&c.storm, 1, stormUp)
+	} else {
+		c.average(&c.storm, 0, stormDown)
+	}
 	saturated := c.saturated(readsNS, dt)
 	if saturated && c.othersNS > leastOthers*dt {
 		want := (dt - readsNS - writesNS) / c.othersNS
@@ -329,9 +343,12 @@ func (c *Costs) learnMix(read, written, readWeight float64) {
 	if p.usual == 0 {
 		p.read, p.written, p.usual = read, written, sum
 	}
-	if math.Abs(sum-p.usual) > strangePart*p.usual {
+	switch {
+	case sum < (1-strangePart)*p.usual:
+		p.strange += strangeMost / strangeLow
+	case sum > (1+strangePart)*p.usual:
 		p.strange++
-	} else {
+	default:
 		p.strange = 0
 	}
 	c.average(&p.read, read, mixGain)
@@ -375,7 +392,7 @@ func (c *Costs) bound(byteNS float64) float64 {
 
 // stats writes what is known of the drive.
 func (c *Costs) stats(s *pipeline.Stats) {
-	s.WriteCost = c.writeByteNS * unit / c.UnitNS()
+	s.WriteCost = c.written() * unit / c.UnitNS()
 	s.TargetBytesPerSec, s.CompletedBytesPerSec = c.targetRate, c.doneRate
 	s.WindowNS = int64(c.wide * float64(c.WindowNS()))
 	full := c.baseNS + s.WindowNS

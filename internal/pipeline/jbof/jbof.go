@@ -59,6 +59,9 @@ const (
 	// fillRounds bounds the search for who leaves something of the credit; demandGrowth is
 	// how much more than lately a tenant may ask for.
 	fillRounds, demandGrowth = 8, 1.5
+	// dearestPart of what the dearest I/O costs more than its own a tenant may have
+	// outstanding at least.
+	dearestPart = 0.8
 	// maxCredit is what the wire can say.
 	maxCredit = 1<<16 - 1
 	// slackWindows is how many windows, or dearest I/Os, a tenant may catch up.
@@ -585,9 +588,10 @@ func (p *Policy) credit(ten *tenant) int {
 	if ten.ioUnits == 0 {
 		return max(int(level*float64(ten.weight)*p.costs.depth/windowOne), 1)
 	}
-	// No less than the dearest I/O costs: others have one of that outstanding, whatever
-	// their credit. And whole I/Os.
-	ios := max(math.Ceil(float64(ten.weight)*level/ten.ioPlace), math.Floor(float64(ten.weight*p.dearest())/ten.ioNS+0.01), 1)
+	// Nearly as much as the dearest I/O costs: others have one of that outstanding,
+	// whatever their credit. And whole I/Os.
+	dear := 1 + dearestPart*max(float64(p.dearest())/ten.ioNS-1, 0)
+	ios := max(math.Ceil(float64(ten.weight)*level/ten.ioPlace), math.Floor(float64(ten.weight)*dear), 1)
 	return int(math.Ceil(min(ios*ten.ioUnits, maxCredit)))
 }
 
