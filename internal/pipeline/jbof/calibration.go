@@ -12,6 +12,8 @@ type Calibration struct {
 	phase       int
 	beganNS     int64 // 0: the phase has not begun
 	outstanding int
+	settling    int   // completions before measuringNS
+	measuringNS int64 // 0: not yet
 	completed   int   // since measuringNS
 	lastNS      int64 // the last completion
 	latencySum  int64
@@ -38,9 +40,12 @@ const (
 const (
 	smalls, larges = 7, 5
 	phases         = smalls + larges
-	// phaseNS is how long a load lasts; the first quarter is not counted.
-	phaseNS  = 20_000_000
-	settleNS = phaseNS / 4
+	// phaseNS is how long a load lasts; the first quarter is not counted. A drive for which that
+	// is short has longer: until all that was outstanding at first is done, and then so many
+	// times as much. Fewer would be a matter of luck.
+	phaseNS   = 20_000_000
+	settleNS  = phaseNS / 4
+	leastPart = 3
 	// busyPart of the best rate keeps a drive busy.
 	busyPart = 0.97
 	large    = 128 << 10
@@ -70,13 +75,17 @@ func (c *Calibration) Next(now int64) (lenBytes int64, ok bool) {
 // Complete takes a read's completion.
 func (c *Calibration) Complete(now, latencyNS int64) {
 	c.outstanding--
-	if since := now - c.beganNS; !c.draining && since >= settleNS {
+	switch depth := calibrationPhases[c.phase].depth; {
+	case c.draining:
+	case c.measuringNS == 0 && c.settling < depth:
+		if c.settling++; c.settling == depth {
+			c.measuringNS = max(now, c.beganNS+settleNS)
+		}
+	case now >= c.measuringNS:
 		c.completed++
 		c.latencySum += latencyNS
 		c.lastNS = now
-		if since >= phaseNS {
-			c.draining = true
-		}
+		c.draining = now-c.beganNS >= phaseNS && c.completed >= leastPart*depth
 	}
 	if c.draining && c.outstanding == 0 {
 		c.end()
@@ -85,12 +94,12 @@ func (c *Calibration) Complete(now, latencyNS int64) {
 
 // end closes a phase.
 func (c *Calibration) end() {
-	c.result[c.phase] = float64(c.completed) * 1e9 / float64(c.lastNS-c.beganNS-settleNS+1)
+	c.result[c.phase] = float64(c.completed) * 1e9 / float64(c.lastNS-c.measuringNS+1)
 	if c.phase == 0 {
 		c.latencyNS = c.latencySum / int64(max(c.completed, 1))
 	}
 	c.phase++
-	c.beganNS, c.completed, c.latencySum, c.draining = 0, 0, 0, false
+	c.beganNS, c.settling, c.measuringNS, c.completed, c.latencySum, c.draining = 0, 0, 0, 0, 0, false
 }
 
 // Done reports whether the measurement is over.

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"sync"
+	"time"
 
 	"jbofd/internal/ssd"
 )
@@ -292,28 +293,66 @@ func (s *Store) read() (found, error) {
 	return f, nil
 }
 
-// Data between the ends is looked for in so many places, evenly spread.
+// Data between the ends is looked for in so many places, evenly spread, with so many reads at a time: a
+// slow drive takes seconds for them one by one.
 const (
 	samples     = 1024
 	sampleBytes = 64 << 10
+	sampleDepth = 16
 )
 
 // sample returns where it found something between the drive's ends, or -1. A
 // drive of up to samples*sampleBytes is read whole.
-func (s *Store) sample() (int64, error) {
-	begin, end := int64(AlignBytes), s.dev.Info().SizeBytes-AlignBytes
-	step := max((end-begin)/samples/sampleBytes, 1) * sampleBytes
-	b := make([]byte, sampleBytes)
-	for at := begin; at < end; at += step {
-		n := min(sampleBytes, end-at)
-		if err := s.do(ssd.Request{Op: ssd.Read, Offset: at, Len: n, Buf: b[:n]}); err != nil {
-			return -1, err
+func (s *Store) sample() (foreign int64, err error) {
+	info := s.dev.Info()
+	q, err := s.dev.OpenQueue(sampleDepth)
+	if err != nil {
+		return -1, fmt.Errorf("label of %q: %w", info.Name, err)
+	}
+	at, end := int64(AlignBytes), info.SizeBytes-AlignBytes
+	step := max((end-at)/samples/sampleBytes, 1) * sampleBytes
+	var (
+		reqs [sampleDepth]ssd.Request // by tag
+		free []uint64
+		c    [sampleDepth]ssd.Completion
+	)
+	for i := range reqs {
+		reqs[i] = ssd.Request{Op: ssd.Read, Buf: make([]byte, sampleBytes), Tag: uint64(i)}
+		free = append(free, uint64(i))
+	}
+	foreign = -1
+	for {
+		for ; at < end && len(free) > 0 && foreign < 0 && err == nil; at += step {
+			r := &reqs[free[len(free)-1]]
+			r.Offset, r.Len = at, min(sampleBytes, end-at)
+			r.Buf = r.Buf[:r.Len]
+			if q.Submit([]ssd.Request{*r}) == 0 {
+				if err = s.dev.Healthy(); err != nil {
+					err = fmt.Errorf("label of %q: %w", info.Name, err)
+				}
+				break
+			}
+			free = free[:len(free)-1]
 		}
-		if !zero(b[:n]) {
-			return at, nil
+		if len(free) == sampleDepth && (at >= end || foreign >= 0 || err != nil) {
+			break
+		}
+		wait := time.Duration(-1)
+		if len(free) == sampleDepth {
+			wait = 0 // the queue has refused the first one: until the drive says why
+		}
+		for _, x := range c[:q.Poll(c[:], wait)] {
+			r := &reqs[x.Tag]
+			free = append(free, x.Tag)
+			switch {
+			case x.Err != nil:
+				err = fmt.Errorf("label of %q: %v of %d bytes at %d: %w", info.Name, r.Op, r.Len, r.Offset, x.Err)
+			case !zero(r.Buf) && (foreign < 0 || r.Offset < foreign):
+				foreign = r.Offset
+			}
 		}
 	}
-	return -1, nil
+	return foreign, errors.Join(err, q.Close())
 }
 
 func copyError(which string, err error) error {
