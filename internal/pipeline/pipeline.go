@@ -14,7 +14,6 @@ import (
 	"math"
 	"math/bits"
 
-	"jbofd/internal/credit"
 	"jbofd/internal/invariants"
 	"jbofd/internal/tokenbucket"
 )
@@ -235,7 +234,7 @@ func (p *Pipeline) Enqueue(now int64, io IO) {
 	}
 	r, ten := &p.ios[io.Tag], &p.tenants[io.Tenant]
 	invariants.Check(r.state == free, "pipeline: a tag is used twice")
-	ten.lastUnits, ten.arrivedNS = units(io), now
+	ten.lastUnits, ten.arrivedNS = io.Units(), now
 	ten.units += ten.lastUnits
 	p.serial++
 	r.io, r.arrivedNS, r.serial = io, now, p.serial
@@ -255,14 +254,6 @@ func (p *Pipeline) Enqueue(now int64, io IO) {
 //
 // hot: 0 allocs
 func (p *Pipeline) KeepsCredit(t Tenant, keeps bool) { p.tenants[t].credited = keeps }
-
-// units is what an I/O counts for against a credit.
-func units(io IO) int {
-	if io.Op.Class() == OtherClass {
-		return credit.Units(0)
-	}
-	return credit.Units(int(io.LenBytes))
-}
 
 // transferBucket is the bucket of one direction, of those that move data.
 var transferBucket = [Classes]int{ReadClass: readBucket, WriteClass: writeBucket}
@@ -434,7 +425,7 @@ func (p *Pipeline) Cancel(now int64, tag Tag) bool {
 		return false
 	}
 	r.state = free
-	ten.units -= units(r.io)
+	ten.units -= r.io.Units()
 	p.queued--
 	p.forget(now, r.io.Tenant)
 	return true
@@ -508,7 +499,7 @@ func (p *Pipeline) Complete(now int64, tag Tag, res Result) {
 	r.state = free
 	t := r.io.Tenant
 	p.tenants[t].inflight--
-	p.tenants[t].units -= units(r.io)
+	p.tenants[t].units -= r.io.Units()
 	p.policy.Complete(now, tag, res)
 	if p.tenants[t].leaving {
 		p.forget(now, t)

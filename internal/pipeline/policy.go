@@ -1,5 +1,7 @@
 package pipeline
 
+import "jbofd/internal/credit"
+
 // Tenant is a tenant's number at an SSD: small and dense, so that it indexes
 // slices. Who drives the pipeline gives them out.
 type Tenant uint32
@@ -45,6 +47,17 @@ type IO struct {
 	Op     Op
 	// LenBytes is the size of the transfer or range; 0 for a flush.
 	LenBytes int64
+}
+
+// Units is what an I/O counts for against a credit. Its host counts the data that it sends
+// or gets, whatever the range.
+//
+// hot: 0 allocs
+func (io IO) Units() int {
+	if io.Op == Verify || io.Op.Class() == OtherClass {
+		return credit.Units(0)
+	}
+	return credit.Units(int(io.LenBytes))
 }
 
 // Result is how an I/O ended.

@@ -173,7 +173,11 @@ func (c *Costs) Window() int64 { return int64(c.wide * windowOne) }
 func (c *Costs) Of(op pipeline.Op, lenBytes int64) (costNS, place int64) {
 	switch op.Class() {
 	case pipeline.ReadClass:
-		return int64(c.readNS + c.readByteNS*float64(lenBytes)), int64((c.place + c.placeByte*float64(lenBytes)) * windowOne)
+		atOnce := lenBytes
+		if op == pipeline.Verify {
+			atOnce = min(lenBytes, large) // however large: it reads piece by piece
+		}
+		return int64(c.readNS + c.readByteNS*float64(lenBytes)), int64((c.place + c.placeByte*float64(atOnce)) * windowOne)
 	case pipeline.WriteClass:
 		ns := c.written() * float64(units(lenBytes)*unit)
 		return int64(ns), int64(ns / (c.depth * c.UnitNS()) * windowOne)
@@ -206,12 +210,20 @@ func (c *Costs) Tilt() int64 {
 // hot: 0 allocs
 func (c *Costs) Completed(op pipeline.Op, lenBytes, latencyNS int64) {
 	class := op.Class()
-	c.latency[class] += (float64(latencyNS) - c.latency[class]) / 16
+	// What is done in several requests, one after the other, says nothing of the drive's load.
+	single := op != pipeline.Compare && op != pipeline.CompareWrite && op != pipeline.Verify
+	if single {
+		c.latency[class] += (float64(latencyNS) - c.latency[class]) / 16
+	}
 	switch class {
 	case pipeline.ReadClass:
 		c.reads++
 		c.readBytes += float64(lenBytes)
-		c.readLatencyNS += float64(latencyNS)
+		if single {
+			c.readLatencyNS += float64(latencyNS)
+		} else {
+			c.readLatencyNS += c.readNS + c.readByteNS*float64(lenBytes)
+		}
 	case pipeline.WriteClass:
 		c.writeBytes += float64(units(lenBytes) * unit)
 	default:

@@ -248,7 +248,7 @@ func (p *Policy) Enqueue(now int64, io pipeline.IO) {
 	q.n++
 	p.queued++
 	ten.seenNS[lane] = now
-	ten.units += units(io.LenBytes)
+	ten.units += int64(io.Units())
 	ten.peak = max(ten.peak, ten.units)
 	p.activate(ten, lane)
 	// A right to the drive that was not used lapses, but for what a host needs to send
@@ -283,7 +283,7 @@ func (p *Policy) offer(t pipeline.Tenant, lane int) {
 func (p *Policy) Cancel(_ int64, tag pipeline.Tag) {
 	r := &p.ios[tag]
 	p.unlink(r)
-	p.tenants[r.tenant].units -= units(r.len)
+	p.tenants[r.tenant].units -= r.units()
 	q := &p.tenants[r.tenant].queues[r.lane]
 	switch {
 	case q.pos < 0:
@@ -391,7 +391,7 @@ func (p *Policy) choose(now int64) int {
 // queued but much at the drive: more writes would only slow those down. Readers with
 // little at the drive do not ask for more, and no writer waits for them.
 func (p *Policy) leads(w *tenant) bool {
-	return p.windows[readLane].taken > windowOne/2 && w.virtual > p.readVirtual+p.slack()/slackWindows
+	return p.windows[readLane].taken > windowOne/4 && w.virtual > p.readVirtual+p.slack()/slackWindows
 }
 
 // stuckAt is when a full lane counts as standing still.
@@ -456,10 +456,13 @@ func (t *tenant) average(r *request) {
 	}
 	t.ioNS += weight * (float64(r.costNS) - t.ioNS)
 	t.ioPlace += weight * (float64(r.place) - t.ioPlace)
-	t.ioUnits += weight * (float64(units(r.len)) - t.ioUnits)
+	t.ioUnits += weight * (float64(r.units()) - t.ioUnits)
 }
 
-// units is how many 4 KiB units an I/O counts against a credit.
+// units is what it counts for against its tenant's credit.
+func (r *request) units() int64 { return int64(pipeline.IO{Op: r.op, LenBytes: r.len}.Units()) }
+
+// units is how many units of 4 KiB bytes fill, in part or in whole.
 func units(lenBytes int64) int64 { return max((lenBytes+unit-1)/unit, 1) }
 
 // Pause implements pipeline.Policy.
@@ -527,7 +530,7 @@ func (p *Policy) Complete(now int64, tag pipeline.Tag, res pipeline.Result) {
 		p.windows[r.lane].movedNS = now
 	}
 	ten.inflight--
-	ten.units -= units(r.len)
+	ten.units -= r.units()
 	ten.seenNS[r.lane] = now
 	if !res.Failed {
 		p.costs.Completed(r.op, r.len, res.LatencyNS)
