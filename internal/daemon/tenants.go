@@ -9,7 +9,6 @@ import (
 	"jbofd/internal/nvmeof/fabric"
 	"jbofd/internal/owner"
 	"jbofd/internal/pipeline"
-	"jbofd/internal/pipeline/jbof"
 	"jbofd/internal/pipeline/policies"
 	"jbofd/internal/ssd"
 	"jbofd/internal/telemetry"
@@ -27,9 +26,9 @@ func (n *Node) newPolicy(dev ssd.Device, sc config.SSD) (pipeline.Policy, error)
 		switch p := cfg.Profile; {
 		case err != nil:
 			n.log.Warn("drive could not be measured; its policy starts from what is common", "ssd", sc.Name, "error", err)
-		case p != jbof.Profile{}:
+		case p.LatencyNS > 0:
 			n.log.Info("drive measured", "ssd", sc.Name, "read_4k", time.Duration(p.ReadNS+4096*p.ReadByteNS).String(),
-				"read_128k", time.Duration(p.ReadNS+131072*p.ReadByteNS).String(), "latency", time.Duration(p.LatencyNS).String(), "depth", p.Depth)
+				"read_128k", time.Duration(p.ReadNS+131072*p.ReadByteNS).String(), "latency", time.Duration(p.LatencyNS).String(), "depth", p.Depth, "depth_128k", p.LargeDepth)
 		}
 	}
 	return policies.New(sc.Policy, cfg)

@@ -17,8 +17,9 @@ const calibrationTime = 2 * time.Second
 var ErrSlow = errors.New("the drive is too slow to be calibrated")
 
 // Calibrate measures what reads cost an idle drive, before it has an owner. Nothing is
-// written. A drive that answers within Submit is not worth measuring: its profile is
-// the zero one, as is that of a drive with an error.
+// written. A drive that answers within Submit has no queue to keep short: it is not
+// measured, and its profile lets as much go at once as there is. The profile of a drive with an
+// error is zero.
 //
 // Errors: ErrSlow; the drive's errors; bufpool has too little memory.
 func Calibrate(dev ssd.Device, pool *bufpool.Pool) (jbof.Profile, error) {
@@ -27,7 +28,10 @@ func Calibrate(dev ssd.Device, pool *bufpool.Pool) (jbof.Profile, error) {
 	if err != nil {
 		return jbof.Profile{}, err
 	}
-	if q.Synchronous() || info.SizeBytes < 2*jbof.CalibrationBytes || info.BlockSize > jbof.CalibrationUnit {
+	if q.Synchronous() {
+		return jbof.Profile{Depth: jbof.CalibrationDepth, LargeDepth: jbof.CalibrationDepth}, q.Close()
+	}
+	if info.SizeBytes < 2*jbof.CalibrationBytes || info.BlockSize > jbof.CalibrationUnit {
 		return jbof.Profile{}, q.Close()
 	}
 	type outcome struct {
