@@ -416,6 +416,9 @@ func (o *Owner) drainInbox(now int64) bool {
 			io.epoch = o.epoch
 			o.live[o.epoch]++
 			o.enqueue(io, now)
+			if io.state.Load() == stateAborted {
+				o.aborting.Store(true) // whoever looked for aborted ones did not find it
+			}
 		}
 		io = next
 	}
@@ -517,6 +520,7 @@ func (o *Owner) stage(io *IO) {
 		}
 	}
 	if (io.Op == pipeline.Compare || io.Op == pipeline.CompareWrite || io.Op == pipeline.Verify) && io.lane < 0 && !o.takeLane(io) {
+		o.pipe.Pause(o.clock(), pipeline.Tag(io.tag)) // others can use the device meanwhile
 		o.laneWait.push(io)
 		return
 	}
@@ -702,6 +706,7 @@ func (o *Owner) end(io *IO, err error) {
 		o.laneUsed[io.lane] = false
 		if next := o.laneWait.pop(); next != nil {
 			io.lane = -1
+			o.pipe.Resume(o.clock(), pipeline.Tag(next.tag))
 			o.stage(next)
 		}
 	}
