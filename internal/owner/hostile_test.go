@@ -3,6 +3,7 @@ package owner
 import (
 	"testing"
 
+	"jbofd/internal/bufpool"
 	"jbofd/internal/pipeline"
 )
 
@@ -51,4 +52,65 @@ func TestCompositesThatWaitForScratchMemoryLeaveTheDeviceToOthers(t *testing.T) 
 	go g.all(stop)
 	verifier.finish(verifies)
 	reader.put(reader.finish(2)...)
+}
+
+// forward is a policy that notices when time goes backwards.
+type forward struct {
+	pipeline.Policy
+	t   *testing.T
+	now int64
+}
+
+func (f *forward) at(now int64) {
+	if now < f.now {
+		f.t.Errorf("time goes back by %d", f.now-now)
+	}
+	f.now = now
+}
+
+func (f *forward) Enqueue(now int64, io pipeline.IO) {
+	f.at(now)
+	f.Policy.Enqueue(now, io)
+}
+
+func (f *forward) Dispatch(now int64, dst []pipeline.Tag) []pipeline.Tag {
+	f.at(now)
+	return f.Policy.Dispatch(now, dst)
+}
+
+func (f *forward) Complete(now int64, tag pipeline.Tag, r pipeline.Result) {
+	f.at(now)
+	f.Policy.Complete(now, tag, r)
+}
+
+// TestTimeGoesForward: also where a device completes within a turn, which goes on after that.
+func TestTimeGoesForward(t *testing.T) {
+	pool, err := bufpool.New(bufpool.Config{TotalBytes: 8 << 20})
+	if err != nil {
+		t.Fatal(err)
+	}
+	dev, err := memory(pool)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var clock int64
+	o, err := New(Config{Device: dev, Pool: pool, Policy: &forward{Policy: pipeline.NewFIFO(4), t: t}, Clock: func() int64 { clock++; return clock }})
+	if err != nil {
+		t.Fatal(err)
+	}
+	h := (&rig{t: t, pool: pool, dev: dev, o: o}).host("h")
+	for range 3 {
+		ios := make([]*IO, 10)
+		for i := range ios {
+			ios[i] = h.io(uint32(i), pipeline.Verify, 0, 512)
+		}
+		h.submit(ios...)
+		h.finish(len(ios))
+	}
+	if err := o.Close(); err != nil {
+		t.Error(err)
+	}
+	if err := dev.Close(); err != nil {
+		t.Error(err)
+	}
 }

@@ -381,8 +381,9 @@ func (o *Owner) turn() {
 			progress = true
 		}
 		if o.sync && o.atDevice > 0 {
-			n := o.queue.Poll(o.comps, 0)
-			o.complete(o.comps[:n])
+			if n := o.queue.Poll(o.comps, 0); n > 0 {
+				now = o.complete(o.comps[:n])
+			}
 		}
 	}
 	o.setAlarm(now)
@@ -605,13 +606,10 @@ func (o *Owner) submit() (total int) {
 	return total
 }
 
-// complete takes the device's completions.
-func (o *Owner) complete(comps []ssd.Completion) {
+// complete takes the device's completions, at least one, and returns when.
+func (o *Owner) complete(comps []ssd.Completion) (now int64) {
 	o.atDevice -= len(comps)
-	if len(comps) == 0 {
-		return
-	}
-	now := o.clock() // once a batch: the clock costs as much as all else here
+	now = o.clock() // once a batch: the clock costs as much as all else here
 	for i := range comps {
 		c := &comps[i]
 		io := o.slab[c.Tag]
@@ -625,6 +623,7 @@ func (o *Owner) complete(comps []ssd.Completion) {
 			o.staged.push(io)
 		}
 	}
+	return now
 }
 
 // count counts one device completion.
