@@ -284,8 +284,8 @@ func (c *Costs) Learn(weights [lanes]int64, ns int64) {
 	switch {
 	case saturated && c.writeBytes == 0 && c.quiet >= quietIntervals && c.reads > 0:
 		c.learnReads(dt / readsNS)
-	case saturated && c.reads == 0 && writesNS >= leastMixed*dt:
-		c.average(&c.writeByteNS, c.bound((dt-c.othersNS)/c.writeBytes), mixGain)
+	case saturated && readsNS < leastWrites*dt && writesNS >= leastMixed*dt:
+		c.average(&c.writeByteNS, c.bound((dt-readsNS-c.othersNS)/c.writeBytes), mixGain)
 		c.probe.known, c.probe.left = true, 0
 	case saturated && (c.probe.left > 0 || writesNS >= leastWrites*dt && readsNS >= leastWrites*dt):
 		c.learnMix(readsNS/dt, c.writeBytes/dt, float64(weights[readLane])/float64(max(weights[writeLane], 1)))

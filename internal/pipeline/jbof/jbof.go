@@ -158,6 +158,9 @@ type Policy struct {
 	virtual, readVirtual int64
 	// activeWeight sums the weights of the tenants active in each lane.
 	activeWeight [lanes]int64
+	// leastWeight is the least weight of the tenants active in the last interval, 0 if there
+	// were none.
+	leastWeight int64
 	// level is the part of the window for each unit of weight that a lane's tenants may
 	// have outstanding.
 	level    [lanes]float64
@@ -550,15 +553,24 @@ func (p *Policy) tick(now int64) {
 		for i := range p.tenants {
 			p.tenants[i].virtual = max(p.tenants[i].virtual-p.virtual, -p.slack())
 		}
-		p.readVirtual -= p.virtual
+		p.readVirtual = max(p.readVirtual-p.virtual, -p.slack())
 		p.virtual = 0
+		for lane := range p.heaps { // those who were far behind are equals now
+			for i := len(p.heaps[lane])/2 - 1; i >= 0; i-- {
+				p.down(lane, i)
+			}
+		}
 	}
+	p.leastWeight = 0
 	for i := range p.tenants {
 		ten := &p.tenants[i]
 		for lane := range ten.active {
 			if ten.queues[lane].n == 0 && now-ten.seenNS[lane] > idleNS {
 				p.deactivate(ten, lane)
 			}
+		}
+		if ten.active != [lanes]bool{} && (p.leastWeight == 0 || ten.weight < p.leastWeight) {
+			p.leastWeight = ten.weight
 		}
 	}
 	for lane := range p.level {
@@ -592,9 +604,13 @@ func (p *Policy) credit(ten *tenant) int {
 		return max(int(level*float64(ten.weight)*p.costs.depth/windowOne), 1)
 	}
 	// Nearly as much as the dearest I/O costs: others have one of that outstanding,
-	// whatever their credit. And whole I/Os.
+	// whatever their credit, and those of more weight may have more. And whole I/Os.
+	heavier := 1.0
+	if p.leastWeight > 0 {
+		heavier = max(float64(ten.weight)/float64(p.leastWeight), 1)
+	}
 	dear := 1 + dearestPart*max(float64(p.dearest())/ten.ioNS-1, 0)
-	ios := max(math.Ceil(float64(ten.weight)*level/ten.ioPlace), math.Floor(float64(ten.weight)*dear), 1)
+	ios := max(math.Ceil(float64(ten.weight)*level/ten.ioPlace), math.Floor(heavier*dear), 1)
 	return int(math.Ceil(min(ios*ten.ioUnits, maxCredit)))
 }
 
