@@ -89,7 +89,7 @@ func (l *Lab) Plan(scenarios []Scenario, names []string) (stages [][]Step, resul
 			proto = &prototype{}
 			l.drives[key] = proto
 			stages[0] = append(stages[0], Step{fmt.Sprintf("%s drive, %s", conditionName(key.condition), key.preset), func() error { return proto.make(key, l.seed) }})
-			stages[1] = append(stages[1], Step{fmt.Sprintf("calibration, %s drive", conditionName(key.condition)), func() error { proto.profile = calibrate(proto.drive.Clone(), key.sizeBytes, l.seed); return nil }})
+			stages[1] = append(stages[1], Step{fmt.Sprintf("calibration, %s drive", conditionName(key.condition)), func() error { proto.calibrate(key, l.seed); return nil }})
 		}
 		for t := range sc.Tenants {
 			for j := range sc.Tenants[t].Loads {
@@ -196,12 +196,28 @@ func (l *Lab) alone(p *prototype, key driveKey, load *Load) float64 {
 	}
 }
 
+// calibrate measures the drive. A slow one still collects what its preparation left when it is first read,
+// for as long as a calibration takes; the daemon has read it before, to look for its label.
+func (p *prototype) calibrate(key driveKey, seed uint64) {
+	d, now := p.drive.Clone(), int64(0)
+	if key.slowdown > 1 {
+		_, now = calibrateFrom(d, 0, key.sizeBytes, seed)
+	}
+	p.profile, _ = calibrateFrom(d, now, key.sizeBytes, seed)
+}
+
 // calibrate measures a drive as the daemon does when it starts.
 func calibrate(d Drive, sizeBytes int64, seed uint64) jbof.Profile {
+	p, _ := calibrateFrom(d, 0, sizeBytes, seed)
+	return p
+}
+
+// calibrateFrom measures a drive from a time on, and returns when it was done.
+func calibrateFrom(d Drive, now, sizeBytes int64, seed uint64) (jbof.Profile, int64) {
 	var c jbof.Calibration
 	var done []flash.Completion
 	r := newRNG(seed, -2)
-	for now := int64(0); !c.Done(); {
+	for !c.Done() {
 		for {
 			n, ok := c.Next(now)
 			if !ok {
@@ -211,7 +227,7 @@ func calibrate(d Drive, sizeBytes int64, seed uint64) jbof.Profile {
 		}
 		at, ok := d.NextEvent()
 		if !ok {
-			return jbof.Profile{} // it does not answer
+			return jbof.Profile{}, now // it does not answer
 		}
 		now = max(now, at)
 		done = d.Advance(now, done[:0])
@@ -219,7 +235,7 @@ func calibrate(d Drive, sizeBytes int64, seed uint64) jbof.Profile {
 			c.Complete(now, x.LatencyNS)
 		}
 	}
-	return c.Profile()
+	return c.Profile(), now
 }
 
 // conditionName is the condition as tables write it.

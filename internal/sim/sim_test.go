@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	"jbofd/internal/pipeline"
+	"jbofd/internal/pipeline/jbof"
 	"jbofd/internal/ssd/model/flash"
 )
 
@@ -365,5 +366,37 @@ func TestTheMatrixHasEveryRow(t *testing.T) {
 	}
 	if want := []string{"utilisation", "size", "weights", "read-write", "depth", "order", "dynamic", "churn", "special", "light-heavy", "burst", "cpu", "application", "p4800x", "ablation"}; !slices.Equal(rows, want) {
 		t.Errorf("rows are %q, want %q", rows, want)
+	}
+}
+
+// TestASlowDriveIsMeasuredAndSharedAlike: what a drive's slowness multiplies is found so many times larger, and
+// its tenants get so many times less.
+func TestASlowDriveIsMeasuredAndSharedAlike(t *testing.T) {
+	const slower = 20
+	run := func(slowdown int) (*Result, jbof.Profile) {
+		sc := scenario("slow", "read-4K-128K-clean", flash.Clean, join(readers(4, size4K), readers(4, size128K)))
+		sc.SizeBytes, sc.Slowdown = 128<<20, slowdown
+		lab := NewLab(1)
+		res, err := lab.Run(sc, "jbof")
+		if err != nil {
+			t.Fatal(err)
+		}
+		return res, lab.drives[sc.drive()].profile
+	}
+	fast, quick := run(1)
+	slow, profile := run(slower)
+	for _, c := range []struct {
+		what      string
+		got, want float64
+	}{
+		{"what a 4K read costs", profile.ReadNS + size4K*profile.ReadByteNS, slower * (quick.ReadNS + size4K*quick.ReadByteNS)},
+		{"what a 128K read costs", profile.ReadNS + size128K*profile.ReadByteNS, slower * (quick.ReadNS + size128K*quick.ReadByteNS)},
+		{"a lone read's latency", float64(profile.LatencyNS), slower * float64(quick.LatencyNS)},
+		{"the 4K readers' rate", slow.Phases[0].Group("4K read")[0].BytesPerSec, fast.Phases[0].Group("4K read")[0].BytesPerSec / slower},
+		{"the 128K readers' rate", slow.Phases[0].Group("128K read")[0].BytesPerSec, fast.Phases[0].Group("128K read")[0].BytesPerSec / slower},
+	} {
+		if math.Abs(c.got/c.want-1) > 0.1 {
+			t.Errorf("%s is %.0f, want %.0f", c.what, c.got, c.want)
+		}
 	}
 }
