@@ -3,6 +3,7 @@ package jbof
 import (
 	"flag"
 	"fmt"
+	"math"
 	"math/rand/v2"
 	"slices"
 	"testing"
@@ -287,6 +288,29 @@ func TestCalibrationFindsTheDrive(t *testing.T) {
 	}
 	if now > 500e6 {
 		t.Errorf("it took %v", time.Duration(now))
+	}
+}
+
+// TestCalibrationFindsASlowDrive: it lasts until enough is done, not for some milliseconds.
+func TestCalibrationFindsASlowDrive(t *testing.T) {
+	for _, slower := range []int64{10, 50, 200} {
+		var c Calibration
+		var now, free int64
+		type read struct{ at, done int64 }
+		var reads []read
+		for !c.Done() {
+			for n, ok := c.Next(now); ok; n, ok = c.Next(now) {
+				free = max(free, now) + slower*(1200+n*31/100)
+				reads = append(reads, read{now, free + slower*85_000})
+			}
+			now = reads[0].done
+			c.Complete(now, now-reads[0].at)
+			reads = reads[1:]
+		}
+		f := float64(slower)
+		if got := c.Profile(); math.Abs(got.ReadNS/f-1200) > 50 || math.Abs(got.ReadByteNS/f-0.31) > 0.01 {
+			t.Errorf("slower by %d a read costs %.0f ns and %.3f ns a byte, want 1200 and 0.31 times as much", slower, got.ReadNS, got.ReadByteNS)
+		}
 	}
 }
 
