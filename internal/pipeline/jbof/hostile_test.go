@@ -250,3 +250,27 @@ func TestVirtualTimeBeginsAnewInOrder(t *testing.T) {
 		}
 	}
 }
+
+// TestAnIdleDriveIsNotCongested: however slow its last I/Os were.
+func TestAnIdleDriveIsNotCongested(t *testing.T) {
+	p := New(Config{})
+	p.SetTenant(0, 0, 1)
+	state := func() pipeline.State {
+		var st pipeline.Stats
+		p.Stats(&st)
+		return st.Worst()
+	}
+	for i := range pipeline.Tag(100) {
+		p.Enqueue(0, pipeline.IO{Tag: i, Op: pipeline.Write, LenBytes: 4096})
+	}
+	for now := int64(0); p.queued+p.windows[writeLane].inflight > 0; now += 1e6 {
+		for _, tag := range p.Dispatch(now, nil) {
+			if p.Complete(now, tag, pipeline.Result{LatencyNS: 1e9}); p.queued > 0 && tag > 50 && state() != pipeline.Overloaded {
+				t.Fatalf("a drive that takes a second for everything is %v", state())
+			}
+		}
+	}
+	if got := state(); got != pipeline.Underutilised {
+		t.Errorf("an idle drive is %v", got)
+	}
+}

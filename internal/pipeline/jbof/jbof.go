@@ -677,4 +677,9 @@ func (p *Policy) Stats(s *pipeline.Stats) {
 		}
 	}
 	p.costs.stats(s)
+	if p.queued == 0 && p.windows[readLane].inflight+p.windows[writeLane].inflight == 0 {
+		for class := range s.Class { // the latency is that of the last I/Os, however long ago
+			s.Class[class].State = pipeline.Underutilised
+		}
+	}
 }
