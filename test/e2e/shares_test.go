@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"math"
 	"math/rand/v2"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -29,6 +30,8 @@ type group struct {
 	size             int64
 	// rests: it works in the rounds only, others all the time.
 	rests bool
+	// standard hosts do not know credits.
+	standard bool
 }
 
 // round is a part of an experiment, from its beginning on, at whose end some rest; it is measured from
@@ -53,24 +56,25 @@ var steadily = []round{{0, 1000 * ms, 3000 * ms}}
 
 var experiments = []experiment{
 	{"4K-128K-readers", flash.Clean, 128, 20, []group{
-		{"4K", 4, 1, 32, pipeline.Read, 4 << 10, false},
-		{"128K", 4, 1, 4, pipeline.Read, 128 << 10, false},
+		{"4K", 4, 1, 32, pipeline.Read, 4 << 10, false, false},
+		{"128K", 4, 1, 4, pipeline.Read, 128 << 10, false, false},
 	}, steadily},
 	{"weights", flash.Clean, 128, 20, []group{
-		{"weight 1", 1, 1, 64, pipeline.Read, 4 << 10, false},
-		{"weight 2", 1, 2, 64, pipeline.Read, 4 << 10, false},
-		{"weight 4", 1, 4, 128, pipeline.Read, 4 << 10, false},
+		{"weight 1", 1, 1, 64, pipeline.Read, 4 << 10, false, false},
+		{"weight 2", 1, 2, 64, pipeline.Read, 4 << 10, false, false},
+		{"weight 4", 1, 4, 128, pipeline.Read, 4 << 10, false, false},
 	}, steadily},
-	// The policy finds out what writes cost within some intervals of 20 ms when they are alone, and tries
-	// it out early in the first mix. On a slow drive few writes fit into those: luck decides how dear they seem, by a
-	// tenth. So they are alone more than once, and the shares are those of all rounds. 16K, for the processors' sake.
+	// The policy finds out what writes cost within some intervals of 20 ms when they are alone and wait at
+	// the daemon all the time, as those of hosts without credits do, and tries it out early in the first mix. On a slow
+	// drive few writes fit into those: luck decides how dear they seem, by a tenth. So they are alone more than once, and the
+	// shares are those of all rounds. 16K, for the processors' sake.
 	{"readers-writers", flash.Fragmented, 64, 10, []group{
-		{"reader", 4, 1, 16, pipeline.Read, 16 << 10, true},
-		{"writer", 4, 1, 16, pipeline.Write, 16 << 10, false},
+		{"reader", 4, 1, 16, pipeline.Read, 16 << 10, true, true},
+		{"writer", 4, 1, 16, pipeline.Write, 16 << 10, false, true},
 	}, []round{{1000 * ms, 1600 * ms, 1600 * ms}, {1900 * ms, 2200 * ms, 3200 * ms}, {3500 * ms, 3800 * ms, 4800 * ms}, {5100 * ms, 5400 * ms, 6400 * ms}}},
 	{"heavy-light", flash.Clean, 64, 50, []group{
-		{"heavy", 1, 1, 128, pipeline.Read, 4 << 10, false},
-		{"light", 8, 1, 1, pipeline.Read, 4 << 10, false},
+		{"heavy", 1, 1, 128, pipeline.Read, 4 << 10, false, false},
+		{"light", 8, 1, 1, pipeline.Read, 4 << 10, false, false},
 	}, steadily},
 }
 
@@ -81,7 +85,7 @@ const (
 	simulations = 8
 	// keptUp is the part of the simulation's bandwidth below which the machine, not the drive, is
 	// the bottleneck.
-	keptUp = 0.9
+	keptUp = 0.93
 	// maxBytes is the largest command, a power of two.
 	maxBytes = 128 << 10
 )
@@ -99,7 +103,30 @@ func TestTheDaemonSharesAsTheSimulation(t *testing.T) {
 	}
 }
 
+// test compares what groups get. What a machine that is busy with something else did is no matter of the daemon's: if it
+// could not keep the drive busy, all is done anew, for longer.
 func (x *experiment) test(t *testing.T, luck *rand.Rand) {
+	var got, want result
+	t.Run("first", func(t *testing.T) { got, want = x.attempt(t, luck) })
+	if !t.Failed() && got.bytesPerSec < keptUp*want.bytesPerSec {
+		t.Logf("the machine was too busy for the drive: once more, for longer")
+		again := *x
+		again.rounds = slices.Clone(x.rounds)
+		again.rounds[len(again.rounds)-1].to += 1500 * ms
+		t.Run("again", func(t *testing.T) { got, want = again.attempt(t, luck) })
+	}
+	if t.Failed() {
+		return
+	}
+	for i, g := range x.groups {
+		if off := got.share[i]/want.share[i] - 1; math.Abs(off) > sharesWithin {
+			t.Errorf("%s: %.1f %% of the bandwidth, in the simulation %.1f %%: %+.1f %%", g.name, 100*got.share[i], 100*want.share[i], 100*off)
+		}
+	}
+}
+
+// attempt does the experiment with a daemon and in the simulation.
+func (x *experiment) attempt(t *testing.T, luck *rand.Rand) (got, want result) {
 	tenants, writers := "", int64(0)
 	for _, g := range x.groups {
 		for i := range g.n {
@@ -118,7 +145,7 @@ func (x *experiment) test(t *testing.T, luck *rand.Rand) {
 		subsystems: fmt.Sprintf("  - nqn: %s\n    allow_any_host: true\n    namespaces:\n      - {nsid: 1, ssd: ssd0, size: %dMiB}\n", nqnA, x.sizeMiB-4),
 		tenants:    tenants,
 	})
-	want := x.simulate(t, d.profile())
+	want = x.simulate(t, d.profile())
 	hosts, writer := make([][]*steady, len(x.groups)), int64(0)
 	for k, g := range x.groups {
 		for i := range g.n {
@@ -131,18 +158,9 @@ func (x *experiment) test(t *testing.T, luck *rand.Rand) {
 			hosts[k] = append(hosts[k], h)
 		}
 	}
-	got := x.run(d, hosts)
+	got = x.run(d, hosts)
 	x.log(t, got, want)
-	if got.bytesPerSec < keptUp*want.bytesPerSec {
-		t.Logf("the machine was too busy to keep the drive busy: once more")
-		got = x.run(d, hosts)
-		x.log(t, got, want)
-	}
-	for i, g := range x.groups {
-		if off := got.share[i]/want.share[i] - 1; math.Abs(off) > sharesWithin {
-			t.Errorf("%s: %.1f %% of the bandwidth, in the simulation %.1f %%: %+.1f %%", g.name, 100*got.share[i], 100*want.share[i], 100*off)
-		}
-	}
+	return got, want
 }
 
 // run lets the hosts work and adds up what they get while it is measured. At the end they rest.
@@ -272,7 +290,7 @@ func (x *experiment) simulate(t *testing.T, p jbof.Profile) (res result) {
 			}
 		}
 		for i := range g.n {
-			sc.Tenants = append(sc.Tenants, sim.Tenant{Name: fmt.Sprint(g.name, " ", i), Group: g.name, Weight: g.weight, Loads: loads})
+			sc.Tenants = append(sc.Tenants, sim.Tenant{Name: fmt.Sprint(g.name, " ", i), Group: g.name, Weight: g.weight, Loads: loads, IgnoresCredits: g.standard})
 		}
 	}
 	res.share = make([]float64, len(x.groups))
@@ -320,6 +338,9 @@ func newSteady(t *testing.T, d *daemon, g group, nqn string, seed uint64) *stead
 	t.Helper()
 	o := d.options(nqn, nqnA)
 	o.QPairs, o.QueueDepth, o.Credits, o.Spin = 1, 128, client.CreditsOn, -1
+	if g.standard {
+		o.Credits = client.CreditsOff
+	}
 	c := d.connect(o)
 	n := open(t, c, 1)
 	q, err := c.OpenQPair(ctx(t))
