@@ -55,9 +55,10 @@ const ms = time.Millisecond
 var steadily = []round{{0, 1000 * ms, 3000 * ms}}
 
 var experiments = []experiment{
-	{"4K-128K-readers", flash.Clean, 128, 20, []group{
-		{"4K", 4, 1, 32, pipeline.Read, 4 << 10, false, false},
-		{"128K", 4, 1, 4, pipeline.Read, 128 << 10, false, false},
+	// Without credits there is always one of each that waits at the daemon, also if a host is late.
+	{"4K-128K-readers", flash.Clean, 64, 30, []group{
+		{"4K", 4, 1, 32, pipeline.Read, 4 << 10, false, true},
+		{"128K", 4, 1, 4, pipeline.Read, 128 << 10, false, true},
 	}, steadily},
 	{"weights", flash.Clean, 128, 20, []group{
 		{"weight 1", 1, 1, 64, pipeline.Read, 4 << 10, false, false},
@@ -68,10 +69,10 @@ var experiments = []experiment{
 	// the daemon all the time, as those of hosts without credits do, and tries it out early in the first mix. On a slow
 	// drive few writes fit into those: luck decides how dear they seem, by a tenth. So they are alone more than once, and the
 	// shares are those of all rounds. 16K, for the processors' sake.
-	{"readers-writers", flash.Fragmented, 64, 10, []group{
+	{"readers-writers", flash.Fragmented, 64, 15, []group{
 		{"reader", 4, 1, 16, pipeline.Read, 16 << 10, true, true},
 		{"writer", 4, 1, 16, pipeline.Write, 16 << 10, false, true},
-	}, []round{{1000 * ms, 1600 * ms, 1600 * ms}, {1900 * ms, 2200 * ms, 3200 * ms}, {3500 * ms, 3800 * ms, 4800 * ms}, {5100 * ms, 5400 * ms, 6400 * ms}}},
+	}, []round{{1000 * ms, 1600 * ms, 1600 * ms}, {2100 * ms, 2400 * ms, 3400 * ms}, {3900 * ms, 4200 * ms, 5200 * ms}, {5700 * ms, 6000 * ms, 7000 * ms}}},
 	{"heavy-light", flash.Clean, 64, 50, []group{
 		{"heavy", 1, 1, 128, pipeline.Read, 4 << 10, false, false},
 		{"light", 8, 1, 1, pipeline.Read, 4 << 10, false, false},
