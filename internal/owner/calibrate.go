@@ -29,7 +29,7 @@ func Calibrate(dev ssd.Device, pool *bufpool.Pool) (jbof.Profile, error) {
 		return jbof.Profile{}, err
 	}
 	if q.Synchronous() {
-		return jbof.Profile{Depth: jbof.CalibrationDepth, LargeDepth: jbof.CalibrationDepth}, q.Close()
+		return jbof.Profile{Fixed: true, Depth: jbof.CalibrationDepth, LargeDepth: jbof.CalibrationDepth}, q.Close()
 	}
 	if info.SizeBytes < 2*jbof.CalibrationBytes || info.BlockSize > jbof.CalibrationUnit {
 		return jbof.Profile{}, q.Close()

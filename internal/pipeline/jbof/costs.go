@@ -12,6 +12,9 @@ type Profile struct {
 	// Depth is how many 4 KiB reads must be outstanding to keep the drive busy, LargeDepth
 	// how many of 128 KiB.
 	Depth, LargeDepth int
+	// Fixed: the drive answers within Submit. How long it takes says how busy the processor
+	// is, and teaches nothing.
+	Fixed bool
 }
 
 // defaultProfile is a common NVMe drive: 400 K reads a second of 4 KiB, 3.2 GB/s in
@@ -28,6 +31,7 @@ var defaultProfile = Profile{ReadNS: 1200, ReadByteNS: 0.31, LatencyNS: 90_000, 
 // saturate the drive, and now and then while reads and writes compete. Then writes get
 // most of the drive for 0.14 s (see probe), which tells what they would do alone. No latency needs to be interpreted.
 type Costs struct {
+	fixed              bool
 	readNS, readByteNS float64
 	writeByteNS        float64
 	// storm tells, from 0 to 1, whether writes come in such numbers that they cost what
@@ -144,7 +148,7 @@ func NewCosts(pr Profile) Costs {
 	if pr.LargeDepth <= 0 {
 		pr.LargeDepth = d.LargeDepth
 	}
-	c := Costs{readNS: pr.ReadNS, readByteNS: pr.ReadByteNS, depth: float64(pr.Depth), baseNS: pr.LatencyNS, quiet: quietIntervals, wide: 1, otherPart: 0.1}
+	c := Costs{fixed: pr.Fixed, readNS: pr.ReadNS, readByteNS: pr.ReadByteNS, depth: float64(pr.Depth), baseNS: pr.LatencyNS, quiet: quietIntervals, wide: 1, otherPart: 0.1}
 	c.probe.wait, c.probe.waits = probeFirst, probeFirst
 	small, big := 1/float64(pr.Depth), 1/float64(pr.LargeDepth)
 	c.placeByte = max(big-small, 0) / (large - unit)
@@ -191,6 +195,9 @@ func (c *Costs) written() float64 {
 	calm := min(c.UnitNS()/unit, c.writeByteNS)
 	return calm + c.storm*(c.writeByteNS-calm)
 }
+
+// Probing reports whether writes are asked to show what they can do.
+func (c *Costs) Probing() bool { return c.probe.left > 0 }
 
 // other is what an operation costs that moves no data.
 func (c *Costs) other(op pipeline.Op) float64 {
@@ -274,7 +281,7 @@ func (c *Costs) Learn(weights [lanes]int64, ns int64) {
 	} else {
 		c.average(&c.storm, 0, stormDown)
 	}
-	saturated := c.saturated(readsNS, dt)
+	saturated := !c.fixed && c.saturated(readsNS, dt)
 	if saturated && c.othersNS > leastOthers*dt {
 		want := (dt - readsNS - writesNS) / c.othersNS
 		c.otherPart *= 1 + mixGain*(min(max(want, 0.25), 2)-1)
@@ -348,9 +355,6 @@ func (c *Costs) learnMix(read, written, readWeight float64) {
 		}
 		return
 	}
-	if !p.known { // what reads leave of the time is a first guess
-		c.average(&c.writeByteNS, c.bound((1-read)/written), mixGain)
-	}
 	sum := read + written*c.writeByteNS
 	if p.usual == 0 {
 		p.read, p.written, p.usual = read, written, sum
@@ -382,11 +386,17 @@ func (c *Costs) probed(read, written float64) {
 	p := &c.probe
 	p.waits = min(probeMore*p.waits, probeLast)
 	p.wait, p.rest = p.waits, probeRest
-	if p.read-read < 0.1*p.read {
-		return // reads or writes do not ask for more: there is nothing to share
+	if written <= 0 {
+		return
 	}
-	slope := max((written-p.written)/(p.read-read), 0)
-	ns := c.bound(1 / (written + slope*read))
+	// Writes that do not ask for more although they may, or reads that do not mind, cost at
+	// most what reads leave of the time.
+	ns := (1 - read) / written
+	if p.read-read >= 0.1*p.read {
+		slope := max((written-p.written)/(p.read-read), 0)
+		ns = 1 / (written + slope*read)
+	}
+	ns = c.bound(ns)
 	if p.known {
 		ns = (ns + c.writeByteNS) / 2
 	}

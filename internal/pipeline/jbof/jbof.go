@@ -579,6 +579,10 @@ func (p *Policy) tick(now int64) {
 	for i := range p.tenants {
 		ten := &p.tenants[i]
 		ten.peak, ten.creditUnits = ten.units, p.credit(ten)
+		if ten.active[writeLane] && p.costs.Probing() {
+			// Not less than it takes to ask for more.
+			ten.creditUnits = min(probeTilt*ten.creditUnits, maxCredit)
+		}
 	}
 }
 
