@@ -53,6 +53,29 @@ var bars = sync.OnceValues(func() (map[cell]*Result, error) {
 	return out, run(others, []string{jbof, fifo})
 })
 
+// TestFarHostsKeepTheDriveBusy: credits follow what is on its way.
+func TestFarHostsKeepTheDriveBusy(t *testing.T) {
+	for _, s := range Matrix() {
+		if s.String() != "utilisation/4K-read-fragmented" && s.String() != "utilisation/128K-write-clean" {
+			continue
+		}
+		s.NetworkNS = 400 * Microsecond
+		s.Phases = []Phase{{"steady", Second, 2 * Second}}
+		lab := NewLab(1)
+		fifo, err := lab.Run(s, "fifo")
+		if err != nil {
+			t.Fatal(err)
+		}
+		jbof, err := lab.Run(s, "jbof")
+		if err != nil {
+			t.Fatal(err)
+		}
+		if mine, his := jbof.Phases[0].Utilisation, fifo.Phases[0].Utilisation; mine < 0.9*his {
+			t.Errorf("%v: utilisation %.3f from hosts 0.4 ms away, fifo has %.3f", &s, mine, his)
+		}
+	}
+}
+
 // misses are the bars that the default policy does not reach, with what it does reach.
 // docs/benchmarks.md says why.
 var misses = map[string]float64{

@@ -259,6 +259,14 @@ func (c *Costs) Waited(waiting [lanes]bool, ns int64) {
 	}
 }
 
+// laneNS is what a lane's I/Os of the current interval cost.
+func (c *Costs) laneNS(lane int) float64 {
+	if lane == readLane {
+		return c.reads*c.readNS + c.readBytes*c.readByteNS
+	}
+	return c.writeBytes * c.writeByteNS
+}
+
 // Learn ends an interval of ns. weights are those of the tenants active in each lane.
 func (c *Costs) Learn(weights [lanes]int64, ns int64) {
 	if c.writeBytes > 0 {
@@ -267,8 +275,7 @@ func (c *Costs) Learn(weights [lanes]int64, ns int64) {
 		c.quiet++
 	}
 	dt := float64(max(ns, 1))
-	readsNS := c.reads*c.readNS + c.readBytes*c.readByteNS
-	writesNS := c.writeBytes * c.writeByteNS
+	readsNS, writesNS := c.laneNS(readLane), c.laneNS(writeLane)
 	mixed := false
 	if cost := readsNS + writesNS + c.othersNS; cost > 0 {
 		mixed = min(writesNS, readsNS) > leastMixed*cost

@@ -64,6 +64,10 @@ const (
 	dearestPart = 0.8
 	// maxCredit is what the wire can say.
 	maxCredit = 1<<16 - 1
+	// A lane that used at least reachBusy of an interval and in which I/Os waited for less than
+	// reachLeast of it reaches reachUp times as far, up to reachLimit; one in which they
+	// waited for more than reachMost, reachDown times. Hosts that ask for no more do not use it.
+	reachBusy, reachLeast, reachMost, reachUp, reachDown, reachLimit = 0.05, 0.5, 0.8, 1.1, 0.8, 16
 	// slackWindows is how many windows, or dearest I/Os, a tenant may catch up.
 	slackWindows = 4
 	// pausedWindows and pausedIOs bound what a tenant has waiting for its data beyond its
@@ -163,7 +167,10 @@ type Policy struct {
 	leastWeight int64
 	// level is the part of the window for each unit of weight that a lane's tenants may
 	// have outstanding.
-	level    [lanes]float64
+	level [lanes]float64
+	// reach is how many times the credit a lane's tenants have, at least 1: hosts that are far
+	// must have more under way for some of it to wait here.
+	reach    [lanes]float64
 	tickedNS int64
 	// fullNS is when Dispatch was last called. The lanes in full had I/Os left then.
 	full   [lanes]bool
@@ -179,7 +186,7 @@ func New(cfg Config) *Policy {
 	if cfg.Depth == 0 {
 		cfg.Depth = 256
 	}
-	p := &Policy{costs: NewCosts(cfg.Profile), depth: cfg.Depth}
+	p := &Policy{costs: NewCosts(cfg.Profile), depth: cfg.Depth, reach: [lanes]float64{1, 1}}
 	p.limit = p.costs.Window()
 	return p
 }
@@ -545,6 +552,7 @@ func (p *Policy) NextWake() (at int64, ok bool) { return p.wakeNS, p.wakeNS != 0
 
 // tick ends a control interval.
 func (p *Policy) tick(now int64) {
+	p.extend(now - p.tickedNS)
 	p.costs.Learn(p.activeWeight, now-p.tickedNS)
 	p.dearestNS = [2]int64{p.dearestNS[1], 0}
 	p.limit = p.costs.Window()
@@ -586,6 +594,19 @@ func (p *Policy) tick(now int64) {
 	}
 }
 
+// extend adapts the lanes' reach at the end of an interval of ns.
+func (p *Policy) extend(ns int64) {
+	for lane := range p.reach {
+		waited := float64(p.costs.waitedNS[lane]) / float64(max(ns, 1))
+		switch {
+		case waited > reachMost:
+			p.reach[lane] = max(p.reach[lane]*reachDown, 1)
+		case waited < reachLeast && p.costs.laneNS(lane) > reachBusy*float64(ns):
+			p.reach[lane] = min(p.reach[lane]*reachUp, reachLimit)
+		}
+	}
+}
+
 // Credit implements pipeline.Policy.
 //
 // hot: 0 allocs
@@ -595,10 +616,10 @@ func (p *Policy) Credit(t pipeline.Tenant) int {
 
 // credit computes what a tenant should have outstanding.
 func (p *Policy) credit(ten *tenant) int {
-	level := 0.0
+	level, reach := 0.0, 1.0
 	for lane := range ten.active {
 		if ten.active[lane] {
-			level = max(level, p.level[lane])
+			level, reach = max(level, p.level[lane]), max(reach, p.reach[lane])
 		}
 	}
 	if level == 0 { // it is new
@@ -615,7 +636,7 @@ func (p *Policy) credit(ten *tenant) int {
 	}
 	dear := 1 + dearestPart*max(float64(p.dearest())/ten.ioNS-1, 0)
 	ios := max(math.Ceil(float64(ten.weight)*level/ten.ioPlace), math.Floor(heavier*dear), 1)
-	return int(math.Ceil(min(ios*ten.ioUnits, maxCredit)))
+	return int(math.Ceil(min(math.Floor(ios*reach)*ten.ioUnits, maxCredit)))
 }
 
 // fill finds the level at which the tenants of a lane together have creditWindows
