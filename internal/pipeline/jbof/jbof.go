@@ -248,7 +248,9 @@ func (p *Policy) Enqueue(now int64, io pipeline.IO) {
 	lane := laneOf(io.Op.Class())
 	q := &ten.queues[lane]
 	p.seq++
-	p.ios[io.Tag] = request{next: noTag, prev: q.last, len: io.LenBytes, seq: p.seq, tenant: io.Tenant, op: io.Op, lane: uint8(lane)}
+	r := &p.ios[io.Tag] // field by field: what dispatch fills in needs no zero
+	r.next, r.prev, r.len, r.seq = noTag, q.last, io.LenBytes, p.seq
+	r.tenant, r.op, r.lane, r.paused = io.Tenant, io.Op, uint8(lane), false
 	if q.n == 0 {
 		q.first = io.Tag
 	} else {
