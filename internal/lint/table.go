@@ -115,7 +115,7 @@ var directions = []row{
 	{"internal/ssd/label", []string{"internal/ssd", "internal/nvme"}, toDevice},
 	{"internal/owner", []string{"internal/bufpool", "internal/pipeline/...", "internal/ssd", "internal/kvstore", "internal/crrs"}, toDriver},
 	{"internal/nvmeof/fabric", []string{"internal/bufpool", "internal/credit", "internal/nvme/...", "internal/nvmeof", "internal/owner", "internal/pipeline", "internal/ssd", "internal/telemetry"}, toDriver},
-	{"internal/nvmeof/tcp/serve", []string{"internal/bufpool", "internal/credit", "internal/nvme/...", "internal/nvmeof/...", "internal/owner", "internal/pipeline", "internal/ssd", "internal/telemetry"}, toDriver},
+	{"internal/nvmeof/tcp/serve", []string{"internal/bufpool", "internal/nvme/...", "internal/nvmeof/...", "internal/owner", "internal/pipeline", "internal/ssd", "internal/telemetry"}, toDriver},
 	{"internal/nvmeof/rdma/verbs", []string{"internal/bufpool"}, toDriver},
 	{"internal/nvmeof/rdma/serve", []string{"internal/bufpool", "internal/nvme/...", "internal/nvmeof/...", "internal/owner", "internal/pipeline", "internal/ssd", "internal/telemetry"}, toDriver},
 	{"internal/cluster", []string{"internal/cluster/...", "internal/crrs", "internal/kvstore", "client"}, toDriver},

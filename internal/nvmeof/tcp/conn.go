@@ -133,7 +133,6 @@ type Conn struct {
 	left      int  // bytes of data still to come
 	discard   bool // the data is thrown away
 	h2c       bool // it is an H2CData, else a capsule
-	last      bool
 	digest    uint32
 	digestDue bool
 

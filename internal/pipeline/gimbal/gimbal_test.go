@@ -388,15 +388,15 @@ func TestCompletionRateIsWhatTheDeviceDoes(t *testing.T) {
 
 // storm drives a Policy with random events and holds it to its invariants after each.
 type storm struct {
-	t                        *testing.T
-	rng                      *rand.Rand
-	p                        *Policy
-	now                      int64
-	owner                    map[pipeline.Tag]pipeline.Tenant
-	queued, device, paused   []pipeline.Tag
-	known                    map[pipeline.Tenant]bool
-	dst                      []pipeline.Tag
-	maxTags, maxTenants, max int
+	t                      *testing.T
+	rng                    *rand.Rand
+	p                      *Policy
+	now                    int64
+	owner                  map[pipeline.Tag]pipeline.Tenant
+	queued, device, paused []pipeline.Tag
+	known                  map[pipeline.Tenant]bool
+	dst                    []pipeline.Tag
+	maxTags, maxTenants    int
 }
 
 func pick[T any](rng *rand.Rand, from *[]T) T {

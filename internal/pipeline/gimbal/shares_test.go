@@ -44,8 +44,7 @@ type rig struct {
 	now, busyUntil int64
 	pollAt         int64
 	flight         []arrival
-	owner          []int // by tag
-	free           []pipeline.Tag
+	owner          []int   // by tag
 	done           []int64 // bytes completed, by stream
 	outstanding    int64
 	dst            []pipeline.Tag

@@ -6,8 +6,8 @@
 // occupies the drive when the drive is busy.
 //
 //   - Cost. A read costs a fixed part and a part by length, a write a part by length.
-//     Calibration measures reads before the drive is put to work; what a written byte
-//     costs is what reads leave of the time in which the drive is saturated (see Costs).
+//     Calibration measures reads before the drive is put to work; writes are measured
+//     while it works (see Costs).
 //   - Share. Tenants advance in virtual time by the cost of their I/Os over their
 //     weight; the one that is furthest behind goes first (start-time fair queueing). Odd
 //     sizes, deep queues and many connections win nothing.

@@ -153,14 +153,13 @@ func open(address string, depth int) (*client.Controller, *client.QPair, error) 
 
 // load keeps depth commands outstanding until n have completed or stop says so.
 type load struct {
-	q       *client.QPair
-	opcode  uint8
-	bytes   int
-	bufs    [][]byte
-	cmds    []client.Command
-	comps   []client.Completion
-	lba     uint64
-	ordered bool
+	q      *client.QPair
+	opcode uint8
+	bytes  int
+	bufs   [][]byte
+	cmds   []client.Command
+	comps  []client.Completion
+	lba    uint64
 }
 
 func newLoad(q *client.QPair, opcode uint8, bytes, depth int) *load {
