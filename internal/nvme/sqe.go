@@ -89,6 +89,9 @@ const (
 	SGLSubtypeInvalidateRK = 0xF // keyed: remote invalidate wanted
 )
 
+// MaxKeyedLength is the longest data that a keyed descriptor describes.
+const MaxKeyedLength = 1<<24 - 1
+
 func (g *SGL) Type() uint8        { return g[15] >> 4 }
 func (g *SGL) Subtype() uint8     { return g[15] & 0xf }
 func (g *SGL) SetType(t, s uint8) { g[15] = t<<4 | s&0xf }
@@ -100,3 +103,18 @@ func (g *SGL) SetAddress(v uint64) { binary.LittleEndian.PutUint64(g[0:], v) }
 // Length is the number of bytes described (not for keyed descriptors).
 func (g *SGL) Length() uint32     { return binary.LittleEndian.Uint32(g[8:]) }
 func (g *SGL) SetLength(v uint32) { binary.LittleEndian.PutUint32(g[8:], v) }
+
+// KeyedLength is the number of bytes that a keyed descriptor describes, at most MaxKeyedLength.
+func (g *SGL) KeyedLength() uint32 { return uint32(g[8]) | uint32(g[9])<<8 | uint32(g[10])<<16 }
+
+// Key is the remote key of a keyed descriptor.
+func (g *SGL) Key() uint32 { return binary.LittleEndian.Uint32(g[11:]) }
+
+// SetKeyed makes g a keyed data block descriptor; subtype is SGLSubtypeAddress or
+// SGLSubtypeInvalidateRK.
+func (g *SGL) SetKeyed(subtype uint8, addr uint64, length, key uint32) {
+	g.SetAddress(addr)
+	g[8], g[9], g[10] = byte(length), byte(length>>8), byte(length>>16)
+	binary.LittleEndian.PutUint32(g[11:], key)
+	g.SetType(SGLTypeKeyedDataBlock, subtype)
+}

@@ -7,6 +7,7 @@ import (
 
 	"jbofd/internal/nvme"
 	"jbofd/internal/nvmeof"
+	"jbofd/internal/nvmeof/qpair"
 	"jbofd/internal/nvmeof/tcp"
 	"jbofd/internal/nvmeof/tcp/pdu"
 )
@@ -55,7 +56,7 @@ var config = tcp.Config{InCapsuleBytes: 4096, MaxH2CDataBytes: 8192, Limits: lim
 
 func (d *driver) say(format string, args ...any) { fmt.Fprintf(&d.log, format+"\n", args...) }
 
-// Buffer implements tcp.Handler.
+// Buffer implements qpair.Handler.
 func (d *driver) Buffer(slot, n int) []byte {
 	if d.refuse {
 		return nil
@@ -67,7 +68,7 @@ func (d *driver) Buffer(slot, n int) []byte {
 	return d.bufs[slot]
 }
 
-// Execute implements tcp.Handler.
+// Execute implements qpair.Handler.
 func (d *driver) Execute(slot int) {
 	s := d.c.Slot(slot)
 	p := &s.Plan
@@ -115,7 +116,7 @@ func (d *driver) finish(slot int) {
 	d.c.Respond(slot, nvme.Success, 0)
 }
 
-// Admin implements tcp.Handler.
+// Admin implements qpair.Handler.
 func (d *driver) Admin(slot int) {
 	s := d.c.Slot(slot)
 	data := ""
@@ -131,7 +132,7 @@ func (d *driver) Admin(slot int) {
 	}
 }
 
-// Fetched implements tcp.Handler.
+// Fetched implements qpair.Handler.
 func (d *driver) Fetched(slot int, ok bool) {
 	more := ""
 	exec := slot
@@ -153,7 +154,7 @@ func (d *driver) Fetched(slot int, ok bool) {
 	}
 }
 
-// Unused implements tcp.Handler.
+// Unused implements qpair.Handler.
 func (d *driver) Unused(slot int) {
 	if d.bufs[slot] != nil {
 		d.say("unused buffer of slot %d", slot)
@@ -161,10 +162,10 @@ func (d *driver) Unused(slot int) {
 	delete(d.bufs, slot)
 }
 
-// Failed implements tcp.Handler; the response says it too.
+// Failed implements qpair.Handler; the response says it too.
 func (d *driver) Failed(int, nvme.Status) {}
 
-// Paired implements tcp.Handler.
+// Paired implements qpair.Handler.
 func (d *driver) Paired(first, second int) {
 	d.say("paired slots %d and %d", first, second)
 	if !d.auto {
@@ -176,7 +177,7 @@ func (d *driver) Paired(first, second int) {
 	}
 }
 
-// Paused implements tcp.Handler.
+// Paused implements qpair.Handler.
 func (d *driver) Paused() bool { return d.paused }
 
 // receive offers bytes behind those that were not used.
@@ -405,7 +406,7 @@ func connectRequest(cid uint16) request {
 }
 
 // attach brings a new machine to where its queue is connected.
-func (d *driver) attach(a tcp.Attachment, hpda, dgst uint8) {
+func (d *driver) attach(a qpair.Attachment, hpda, dgst uint8) {
 	d.receive(icReq(0, hpda, dgst, 0))
 	d.in, d.out = formats(hpda, dgst)
 	auto := d.auto
@@ -421,11 +422,11 @@ func (d *driver) attach(a tcp.Attachment, hpda, dgst uint8) {
 }
 
 // ioQueue is an attachment as an I/O queue.
-func ioQueue(entries int, noFlow bool) tcp.Attachment {
-	return tcp.Attachment{QID: 1, Entries: entries, NoSQFlow: noFlow, Table: table()}
+func ioQueue(entries int, noFlow bool) qpair.Attachment {
+	return qpair.Attachment{QID: 1, Entries: entries, NoSQFlow: noFlow, Table: table()}
 }
 
-var _ tcp.Handler = (*driver)(nil)
+var _ qpair.Handler = (*driver)(nil)
 
 // equal says whether two drivers were told and have sent the same.
 func equal(a, b *driver) bool {

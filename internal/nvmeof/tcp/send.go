@@ -3,7 +3,6 @@ package tcp
 import (
 	"encoding/binary"
 
-	"jbofd/internal/invariants"
 	"jbofd/internal/nvme"
 	"jbofd/internal/nvmeof/tcp/pdu"
 )
@@ -64,8 +63,11 @@ func (c *Conn) Take(empty *Out) {
 	*empty, c.tx = c.tx, *empty
 }
 
-// appendResponse appends a response capsule for slot s.
-func (c *Conn) appendResponse(h []byte, s *Slot, status nvme.Status, result uint64) []byte {
+// Closed reports that no more is received; what is in Out is still to be sent.
+func (c *Conn) Closed() bool { return c.phase == phaseClosed }
+
+// appendResponse appends a response capsule.
+func (c *Conn) appendResponse(h []byte, e nvme.CQE) []byte {
 	start := len(h)
 	flags, plen := uint8(0), uint32(pdu.CapsuleRespLen)
 	if c.out.HeaderDigest {
@@ -73,15 +75,7 @@ func (c *Conn) appendResponse(h []byte, s *Slot, status nvme.Status, result uint
 	}
 	var p pdu.CapsuleResp
 	p.Common().Set(pdu.TypeCapsuleResp, flags, pdu.CapsuleRespLen, 0, plen)
-	e := p.CQE()
-	e.SetResult64(result)
-	if !c.noSQFlow {
-		e.SetSQHD(c.sqhd)
-	} else {
-		e.SetSQHD(0xFFFF)
-	}
-	e.SetCID(s.SQE.CID())
-	e.SetStatus(status)
+	*p.CQE() = e
 	h = append(h, p[:]...)
 	return c.appendHeaderDigest(h, start)
 }
@@ -94,37 +88,20 @@ func (c *Conn) appendHeaderDigest(h []byte, start int) []byte {
 	return h
 }
 
-// Respond ends slot's command without data. result goes into DW0 and DW1.
+// SendResponse implements qpair.Wire.
 //
 // hot: 0 allocs
-func (c *Conn) Respond(slot int, status nvme.Status, result uint64) {
-	s := &c.slots[slot]
-	if s.state == slotZombie {
-		c.release(slot)
-		return
-	}
-	invariants.Check(s.state != slotFree, "tcp: response to a free slot")
-	if c.phase != phaseClosed {
-		c.tx.commit(c.appendResponse(c.tx.heads, s, status, result))
-	}
-	c.release(slot)
+func (c *Conn) SendResponse(_ int, e nvme.CQE) {
+	c.tx.commit(c.appendResponse(c.tx.heads, e))
 }
 
-// RespondData ends slot's command with success and data to the host, which must
-// not change until it has been sent. The response is the SUCCESS flag where the
-// host allows that, has not asked for credits, and result is 0; a capsule otherwise. It reports whether the
-// data is in Out; if not (the command was aborted), the caller has it back.
+// SendData implements qpair.Wire. The response is the SUCCESS flag where the
+// host allows that, has not asked for credits, and the result is 0; a capsule otherwise.
 //
 // hot: 0 allocs
-func (c *Conn) RespondData(slot int, data []byte, result uint64) bool {
-	s := &c.slots[slot]
-	if s.state == slotZombie || c.phase == phaseClosed {
-		c.release(slot)
-		return false
-	}
-	invariants.Check(s.state == slotExecuting, "tcp: data for a slot that does not execute")
+func (c *Conn) SendData(_ int, data []byte, e nvme.CQE) {
 	flags := uint8(pdu.FlagLast)
-	success := c.noSQFlow && result == 0 && !c.credits
+	success := c.NoSQFlow() && e.Result64() == 0 && !c.Credits()
 	if success {
 		flags |= pdu.FlagSuccess
 	}
@@ -139,7 +116,7 @@ func (c *Conn) RespondData(slot int, data []byte, result uint64) bool {
 	}
 	var p pdu.Data
 	p.Common().Set(pdu.TypeC2HData, flags, pdu.DataLen, uint8(pdo), uint32(plen))
-	p.SetCCCID(s.SQE.CID())
+	p.SetCCCID(e.CID())
 	p.SetLength(uint32(len(data)))
 	h := c.tx.heads
 	start := len(h)
@@ -153,25 +130,18 @@ func (c *Conn) RespondData(slot int, data []byte, result uint64) bool {
 		c.tx.commit(binary.LittleEndian.AppendUint32(c.tx.heads, pdu.Digest(data)))
 	}
 	if !success {
-		c.tx.commit(c.appendResponse(c.tx.heads, s, nvme.Success, result))
+		c.tx.commit(c.appendResponse(c.tx.heads, e))
 	}
-	c.release(slot)
-	return true
 }
 
-// RequestData asks the host for slot's data, to be placed in buf; Handler.Fetched
-// follows.
+// Fetch implements qpair.Wire: it sends an R2T.
 //
 // hot: 0 allocs
-func (c *Conn) RequestData(slot int, buf []byte) {
-	s := &c.slots[slot]
-	invariants.Check(s.state == slotExecuting || s.state == slotFused, "tcp: data asked for by a slot that does not execute")
-	c.awaited += len(buf)
-	s.state, s.data, s.got, s.bad = slotFetching, buf, 0, false
-	s.gen++
+func (c *Conn) Fetch(slot int) {
 	if c.phase == phaseClosed {
 		return
 	}
+	s := c.Slot(slot)
 	flags, plen := uint8(0), uint32(pdu.R2TLen)
 	if c.out.HeaderDigest {
 		flags, plen = pdu.FlagHDGST, plen+pdu.DigestLen
@@ -179,53 +149,9 @@ func (c *Conn) RequestData(slot int, buf []byte) {
 	var p pdu.Data
 	p.Common().Set(pdu.TypeR2T, flags, pdu.R2TLen, 0, plen)
 	p.SetCCCID(s.SQE.CID())
-	p.SetTTAG(s.ttag(slot))
-	p.SetLength(uint32(len(buf)))
+	p.SetTTAG(ttag(s, slot))
+	p.SetLength(uint32(len(s.Data)))
 	h := c.tx.heads
 	start := len(h)
 	c.tx.commit(c.appendHeaderDigest(append(h, p[:]...), start))
-}
-
-// Abort responds to slot's command as aborted while the handler still has it; its
-// own Respond, when it comes, only frees the slot.
-func (c *Conn) Abort(slot int, status nvme.Status) {
-	s := &c.slots[slot]
-	invariants.Check(s.state == slotExecuting, "tcp: abort of a slot that does not execute")
-	if c.phase != phaseClosed {
-		c.tx.commit(c.appendResponse(c.tx.heads, s, status, 0))
-	}
-	s.state = slotZombie
-	c.zombies++
-}
-
-// Find returns the slot of the outstanding command with this identifier, if it
-// is with the handler.
-func (c *Conn) Find(cid uint16) (slot int, ok bool) {
-	for i := range c.slots {
-		if s := &c.slots[i]; s.state == slotExecuting && s.SQE.CID() == cid {
-			return i, true
-		}
-	}
-	return 0, false
-}
-
-// Fetching calls f for every slot whose data is still awaited: when the
-// connection is lost they will never be Fetched. Each is with the handler again
-// after.
-func (c *Conn) Fetching(f func(slot int)) {
-	for i := range c.slots {
-		if s := &c.slots[i]; s.state == slotFetching || s.state == slotArriving {
-			s.state = slotExecuting
-			f(i)
-		}
-	}
-}
-
-func (c *Conn) release(slot int) {
-	s := &c.slots[slot]
-	if s.state == slotZombie {
-		c.zombies--
-	}
-	s.state, s.pair, s.data = slotFree, -1, nil
-	c.free = append(c.free, uint16(slot))
 }

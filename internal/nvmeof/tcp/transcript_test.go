@@ -10,7 +10,7 @@ import (
 
 	"jbofd/internal/nvme"
 	"jbofd/internal/nvmeof"
-	"jbofd/internal/nvmeof/tcp"
+	"jbofd/internal/nvmeof/qpair"
 	"jbofd/internal/nvmeof/tcp/pdu"
 )
 
@@ -73,7 +73,7 @@ func step(t *testing.T, dp **driver, td *datadriven.TestData) string {
 		case "queue":
 			d.attach(ioQueue(num("entries", 8), td.HasArg("noflow")), uint8(num("hpda", 0)), uint8(num("dgst", 0)))
 		case "admin-queue":
-			d.attach(tcp.Attachment{Entries: num("entries", 8)}, uint8(num("hpda", 0)), uint8(num("dgst", 0)))
+			d.attach(qpair.Attachment{Entries: num("entries", 8)}, uint8(num("hpda", 0)), uint8(num("dgst", 0)))
 		}
 	case "icreq":
 		send(icReq(uint16(num("pfv", 0)), uint8(num("hpda", 0)), uint8(num("dgst", 0)), uint32(num("maxr2t", 0))))

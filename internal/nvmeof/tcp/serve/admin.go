@@ -8,7 +8,7 @@ import (
 	"jbofd/internal/nvme"
 	"jbofd/internal/nvmeof"
 	"jbofd/internal/nvmeof/fabric"
-	"jbofd/internal/nvmeof/tcp"
+	"jbofd/internal/nvmeof/qpair"
 	"jbofd/internal/pipeline"
 	"jbofd/internal/telemetry"
 )
@@ -93,7 +93,7 @@ func (c *conn) connect(i int) {
 	}
 	c.srv.fabric.OpenTenant(c.id, c, r.Controller.HostNQN, r.QID == 0) // calls SetTenant
 	c.mu.Lock()
-	n := c.m.Attach(tcp.Attachment{QID: r.QID, Entries: r.Entries, NoSQFlow: r.NoSQFlow, Table: r.Table})
+	n := c.m.Attach(qpair.Attachment{QID: r.QID, Entries: r.Entries, NoSQFlow: r.NoSQFlow, Table: r.Table})
 	slots := make([]slot, n)
 	for k := range slots {
 		slots[k].io.Init(c, uint32(k))

@@ -52,7 +52,7 @@ func (c *conn) toSSD(b *owner.Batch, i int) {
 
 func (c *conn) ssdOf(i int) int { return c.m.Slot(i).Plan.Namespace.SSD }
 
-// Buffer implements tcp.Handler.
+// Buffer implements qpair.Handler.
 func (c *conn) Buffer(i, n int) []byte {
 	if c.ctrl == nil {
 		if c.connBuf == nil {
@@ -102,10 +102,10 @@ func (c *conn) extraBuffer(s *slot, n int) []byte {
 	return b.B[:n]
 }
 
-// Unused implements tcp.Handler.
+// Unused implements qpair.Handler.
 func (c *conn) Unused(i int) { c.put(&c.slots[i].io.Buf) }
 
-// Paired implements tcp.Handler.
+// Paired implements qpair.Handler.
 func (c *conn) Paired(first, second int) {
 	f, s := &c.slots[first], &c.slots[second]
 	if !f.io.Buf.IsZero() {
@@ -113,17 +113,17 @@ func (c *conn) Paired(first, second int) {
 	}
 }
 
-// Paused implements tcp.Handler.
+// Paused implements qpair.Handler.
 func (c *conn) Paused() bool { return c.closing || c.paused() }
 
 func (c *conn) paused() bool {
 	return c.sending && c.m.Pending() > c.srv.cfg.BacklogBytes
 }
 
-// Admin implements tcp.Handler.
+// Admin implements qpair.Handler.
 func (c *conn) Admin(i int) { c.admin = append(c.admin, i) }
 
-// Execute implements tcp.Handler.
+// Execute implements qpair.Handler.
 //
 // hot: 0 allocs
 func (c *conn) Execute(i int) {
@@ -175,7 +175,7 @@ func (c *conn) setRanges(i int) bool {
 	return false
 }
 
-// Fetched implements tcp.Handler.
+// Fetched implements qpair.Handler.
 func (c *conn) Fetched(i int, ok bool) {
 	m := c.m.Slot(i)
 	if c.qid == 0 || m.SQE.Opcode() == nvme.OpFabrics {
@@ -381,7 +381,7 @@ func (c *conn) noteFailure(i int, status nvme.Status) {
 	c.failures = append(c.failures, f)
 }
 
-// Failed implements tcp.Handler.
+// Failed implements qpair.Handler.
 func (c *conn) Failed(i int, status nvme.Status) { c.noteFailure(i, status) }
 
 // maxFailures is how many failed commands are remembered between two looks.

@@ -18,6 +18,7 @@ import (
 	"jbofd/internal/bufpool"
 	"jbofd/internal/nvmeof"
 	"jbofd/internal/nvmeof/fabric"
+	"jbofd/internal/nvmeof/qpair"
 	"jbofd/internal/nvmeof/tcp"
 	"jbofd/internal/nvmeof/tcp/pdu"
 	"jbofd/internal/owner"
@@ -138,7 +139,7 @@ type usage struct {
 
 var _ fabric.Conn = (*conn)(nil)
 
-var _ tcp.Handler = (*conn)(nil)
+var _ qpair.Handler = (*conn)(nil)
 
 var _ owner.Sink = (*conn)(nil)
 
