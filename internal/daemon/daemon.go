@@ -21,6 +21,8 @@ import (
 	"jbofd/internal/nvme"
 	"jbofd/internal/nvmeof"
 	"jbofd/internal/nvmeof/fabric"
+	"jbofd/internal/nvmeof/fabric/queue"
+	"jbofd/internal/nvmeof/qpair"
 	"jbofd/internal/nvmeof/tcp"
 	"jbofd/internal/nvmeof/tcp/serve"
 	"jbofd/internal/telemetry"
@@ -236,7 +238,7 @@ func (n *Node) startTarget() error {
 		NodeUUID:        nvme.UUID(digest("node", cfg.Node.Name)),
 		Limits:          limits,
 		InCapsuleBytes:  int(cfg.Limits.InCapsuleBytes),
-		MaxEntries:      min(cfg.Limits.QueueDepth+1, tcp.MaxEntries), // a queue of n entries holds n-1 commands
+		MaxEntries:      min(cfg.Limits.QueueDepth+1, qpair.MaxEntries), // a queue of n entries holds n-1 commands
 		MaxIOQueues:     cfg.Limits.IOQueues,
 		MaxControllers:  cfg.Limits.Controllers,
 		MaxHosts:        cfg.Limits.Hosts,
@@ -255,11 +257,12 @@ func (n *Node) startTarget() error {
 		}},
 	})
 	n.closing(n.fab.Close)
+	admission := queue.NewAdmission(cfg.Limits.Connections, cfg.Limits.ConnectionsPerHost, n.tel)
 	var err error
 	n.tcp, err = serve.New(serve.Config{
 		Machine:          tcp.Config{InCapsuleBytes: int(cfg.Limits.InCapsuleBytes), MaxH2CDataBytes: uint32(cfg.Limits.MDTS), Limits: limits},
+		Admission:        admission,
 		MaxConnections:   cfg.Limits.Connections,
-		MaxPerHost:       cfg.Limits.ConnectionsPerHost,
 		ReceiveBytes:     int(cfg.Limits.ReceiveBuffer),
 		BacklogBytes:     int(cfg.Limits.MDTS),
 		HandshakeTimeout: cfg.Limits.HandshakeTimeout,

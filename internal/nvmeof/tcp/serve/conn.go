@@ -4,8 +4,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"log/slog"
-	"math"
 	"net"
 	"os"
 	"sync"
@@ -16,14 +14,12 @@ import (
 	"golang.org/x/sys/unix"
 
 	"jbofd/internal/bufpool"
+	"jbofd/internal/nvme"
 	"jbofd/internal/nvmeof"
-	"jbofd/internal/nvmeof/fabric"
-	"jbofd/internal/nvmeof/qpair"
+	"jbofd/internal/nvmeof/fabric/queue"
 	"jbofd/internal/nvmeof/tcp"
 	"jbofd/internal/nvmeof/tcp/pdu"
 	"jbofd/internal/owner"
-	"jbofd/internal/pipeline"
-	"jbofd/internal/telemetry"
 )
 
 // maxIOV is how many pieces one system call sends.
@@ -40,71 +36,40 @@ const writerIOV = 16
 // sends the answers itself. The writer sleeps until somebody else has something
 // to send: an SSD's completions, an event, or what the socket would not take.
 type conn struct {
+	queue.Queue
 	srv       *Server
 	nc        *net.TCPConn
 	raw       syscall.RawConn
 	watchSlot int32
-	id        nvmeof.ConnID
-	port      nvmeof.Port
-	since     time.Time
-	remote    string
 
-	seen   atomic.Int64 // when the last command arrived
-	outbox outbox
-	wake   chan struct{} // to the writer
-	resume chan struct{} // to the reader, waiting for memory or for the backlog to shrink
-	dead   chan struct{} // closed by shut
-	once   sync.Once
-	reason string // why; set before dead is closed
-	usage  usage
+	outbox  queue.Outbox
+	batches *queue.Batches
+	wake    chan struct{} // to the writer
+	resume  chan struct{} // to the reader, waiting for memory or for the backlog to shrink
+	dead    chan struct{} // closed by Shut
+	once    sync.Once
+	reason  string // why; set before dead is closed
 
 	// The reader's own.
 	rx       []byte // nil while idle
 	rxStart  int    // rx[rxStart:rxEnd] is received and not used
 	rxEnd    int
 	iov      [2]unix.Iovec
-	batches  []owner.Batch // by SSD
-	fetched  []owner.Batch
-	touched  []int // SSDs with something in batches or fetched
-	admin    []int // slots
 	spin     spinner
 	readFn   func(fd uintptr) bool
 	readN    int
 	readErr  error
-	connBuf  []byte // data of the Connect command
 	place    []byte
 	bulk     bool        // much data is awaited
 	parked   atomic.Bool // or about to be; see watch
 	events   [16]unix.EpollEvent
 	lookedNS int64
-	waiter   bufpool.Waiter
-	waiting  bool        // waiter is queued, or was granted its buffer and not used yet
-	granted  atomic.Bool // waiter has its buffer
-
-	// handing is held by the reader from when it takes commands in until the SSDs have
-	// them, and before mu. After a change of the namespaces, whoever has had it knows that
-	// no command of before is on its way any more.
-	handing sync.Mutex
 
 	// mu guards the machine and what follows.
-	mu       sync.Mutex
-	m        *tcp.Conn
-	slots    []slot
-	failures []nvmeof.Failed // for the Error Information log
-	ctrl     *nvmeof.Controller
-	qid      uint16
-	version  uint64
-	tenant   fabric.Tenant
-	// credits says whether completions carry credits. The admin queue stands for its
-	// controller among tenant.Windows.
-	credits  nvmeof.CreditState
-	series   [][pipeline.Ops]*telemetry.IOSeries // by SSD
-	errors   *telemetry.ErrorSeries
-	inFlight atomic.Int32 // slots with an SSD; changed with mu held
-	closing  bool         // no more commands; what is in flight drains
-	partial  bool         // part of a PDU has come
-	extra    bool         // a buffer beyond the pool's bound is out; see extraBuffer
-	stall    stall
+	mu        sync.Mutex
+	m         *tcp.Conn
+	partial   bool // part of a PDU has come, at partialNS
+	partialNS int64
 	// Sending: whoever sets sending owns txOut, txSkip and the descriptor's write side.
 	sending  bool
 	handoff  atomic.Bool // the writer is to go on with what the reader could not send
@@ -120,52 +85,58 @@ type conn struct {
 	writeErr error
 }
 
-// slot is the driver's part of a command.
-type slot struct {
-	io      owner.IO
-	ranges  []pipeline.Range
-	startNS int64
-	// admitted tells an IO in the outbox that awaits its data from one that is done.
-	admitted bool
-	// fetching: the SSD waits for the host's data, asked for at askedNS.
-	fetching bool
-	askedNS  int64
-}
+var _ queue.Transport = transport{}
 
-// usage is what the host did, for the SMART log.
-type usage struct {
-	reads, writes, readBytes, writtenBytes, mediaErrors atomic.Uint64
-}
-
-var _ fabric.Conn = (*conn)(nil)
-
-var _ qpair.Handler = (*conn)(nil)
-
-var _ owner.Sink = (*conn)(nil)
+// transport is what the Queue in a conn sees of it.
+type transport struct{ *conn }
 
 func newConn(s *Server, nc *net.TCPConn, port nvmeof.Port) (*conn, error) {
 	raw, err := nc.SyscallConn()
 	if err != nil {
 		return nil, err
 	}
-	n := len(s.fabric.SSDs())
 	c := &conn{
-		srv: s, nc: nc, raw: raw, port: port, since: time.Now(), remote: nc.RemoteAddr().String(),
+		srv: s, nc: nc, raw: raw, batches: queue.NewBatches(s.fabric),
 		wake: make(chan struct{}, 1), resume: make(chan struct{}, 1), dead: make(chan struct{}),
-		batches: make([]owner.Batch, n), fetched: make([]owner.Batch, n), touched: make([]int, 0, n),
-		slots: make([]slot, 1),
 	}
-	c.m = tcp.New(s.cfg.Machine, c)
-	c.slots[0].io.Init(c, 0)
-	c.waiter.Wake = func() {
-		c.granted.Store(true)
-		signal(c.resume)
-	}
+	c.m = tcp.New(s.cfg.Machine, &c.Queue)
 	c.readFn = c.readReady
 	c.writeFn = c.writeReady
-	c.seen.Store(s.fabric.Clock())
-	c.id = s.fabric.Add(c)
+	c.Queue.Init(queue.Config{
+		Fabric: s.fabric, Telemetry: s.tel, Log: s.log, Admission: s.cfg.Admission, Transport: transport{c},
+		Machine: &c.m.QPair, Closed: c.m.Closed, Lock: &c.mu, Batches: c.batches, Outbox: &c.outbox,
+		Name: "tcp", Local: nc.LocalAddr().String(), Remote: nc.RemoteAddr().String(), Port: port,
+		ConnectBuffer: make([]byte, nvme.ConnectDataSize),
+	})
 	return c, nil
+}
+
+// Lend implements queue.Transport.
+func (t transport) Lend(b bufpool.Buf) { t.pending = append(t.pending, b) }
+
+// Paused implements queue.Transport.
+func (t transport) Paused() bool { return t.paused() }
+
+// Wake implements queue.Transport.
+func (t transport) Wake() { signal(t.wake) }
+
+// Resume implements queue.Transport.
+func (t transport) Resume() { signal(t.resume) }
+
+// Shut implements queue.Transport.
+func (t transport) Shut(reason string) { t.shut(reason) }
+
+// Bye implements queue.Transport.
+func (t transport) Bye() {
+	t.flush()
+	t.finishSending()
+}
+
+// LocalAddress implements queue.Transport.
+func (t transport) LocalAddress() string { return t.nc.LocalAddr().(*net.TCPAddr).IP.String() }
+
+func (c *conn) paused() bool {
+	return c.sending && c.m.Pending() > c.srv.cfg.BacklogBytes
 }
 
 func signal(ch chan struct{}) {
@@ -180,9 +151,9 @@ func signal(ch chan struct{}) {
 func (c *conn) serve() {
 	handshake := time.AfterFunc(c.srv.cfg.HandshakeTimeout, func() {
 		c.mu.Lock()
-		late := c.ctrl == nil
+		ctrl, _ := c.Controller()
 		c.mu.Unlock()
-		if late {
+		if ctrl == nil {
 			c.shut("handshake timeout")
 		}
 	})
@@ -230,72 +201,66 @@ func (c *conn) isDead() bool {
 
 // drain lets commands in flight come back after the connection has died.
 func (c *conn) drain() {
+	c.Close()
 	c.mu.Lock()
-	c.closing = true
-	c.m.Fetching(func(i int) { c.abandon(i) })
-	for i := range c.slots { // what waits, for its cap perhaps, need not be done any more
-		if c.withSSD(i) {
-			c.srv.fabric.SSD(c.ssdOf(i)).Abort(&c.slots[i].io)
-		}
-	}
 	// Nothing will be sent any more, and what is in flight may wait for this memory.
 	dropBufs(c.srv.fabric.Pool(), c.pending)
 	dropBufs(c.srv.fabric.Pool(), c.txBufs)
 	c.pending, c.txBufs = nil, nil
 	c.mu.Unlock()
-	c.handOver()
-	for c.empty(); c.inFlight.Load() > 0; c.empty() {
+	c.batches.HandOver()
+	for c.empty(); c.InFlight() > 0; c.empty() {
 		<-c.wake
-	}
-	c.mu.Lock()
-	for i := range c.slots {
-		c.put(&c.slots[i].io.Buf)
-	}
-	c.mu.Unlock()
-	if c.waiting && !c.srv.fabric.Pool().Cancel(&c.waiter) {
-		for !c.granted.Load() {
-			<-c.resume
-		}
-		c.put(&c.waiter.Buf)
 	}
 }
 
 // release gives everything back.
 func (c *conn) release() {
-	c.mu.Lock()
-	ctrl, qid := c.ctrl, c.qid
-	c.mu.Unlock()
 	c.dropRX()
 	c.srv.watch.remove(c)
 	_ = c.nc.Close()
-	c.srv.fabric.Remove(c.id, ctrl, qid, c.Usage())
-	if ctrl != nil {
-		c.SetCredits(nvmeof.CreditState{Version: math.MaxUint64})
-		c.srv.fabric.CloseTenant(c.id)
-		c.srv.tel.ConnectionClosed("tcp")
+	c.Release(c.resume)
+}
+
+// log says that the connection is over.
+func (c *conn) log() {
+	c.mu.Lock()
+	own, peer := c.m.Fatal(), c.m.PeerFatal()
+	c.mu.Unlock()
+	switch {
+	case own != nil:
+		c.srv.tel.ProtocolError(label(own.FES))
+		c.LogClosed(c.reason, "protocol error", own)
+	case peer != nil:
+		c.srv.tel.ProtocolError("reported_by_host")
+		c.LogClosed(c.reason, "the host reports a protocol error", peer)
+	default:
+		c.LogClosed(c.reason, "", nil)
 	}
 }
 
-// log says that the connection is over, once, at the level that its reason
-// deserves.
-func (c *conn) log() {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	args := []any{"remote", c.remote, "reason", c.reason}
-	if c.ctrl != nil {
-		args = append(args, "host", c.ctrl.HostNQN, "subsystem", c.ctrl.SubNQN, "cntlid", c.ctrl.ID, "qid", c.qid)
-	}
-	switch {
-	case c.m.Fatal() != nil:
-		c.srv.tel.ProtocolError(label(c.m.Fatal().FES))
-		c.srv.log.Warn("connection closed: protocol error", append(args, "error", c.m.Fatal().Error())...)
-	case c.m.PeerFatal() != nil:
-		c.srv.tel.ProtocolError("reported_by_host")
-		c.srv.log.Warn("connection closed: the host reports a protocol error", append(args, "error", c.m.PeerFatal().Error())...)
-	case c.ctrl == nil:
-		c.srv.log.Debug("connection closed before Connect", args...)
-	default:
-		c.srv.log.Log(c.srv.ctx, connLevel(c.qid), "connection closed", args...)
+// empty takes what the SSDs left in the outbox.
+func (c *conn) empty() {
+	for {
+		if first := c.outbox.Take(); first != nil {
+			now := c.srv.fabric.Clock()
+			var lost []*owner.IO // the connection is closing: their data will not come
+			c.mu.Lock()
+			for io := first; io != nil; {
+				next := io.Next
+				if c.Finish(io, now) {
+					lost = append(lost, io)
+				}
+				io = next
+			}
+			c.mu.Unlock()
+			for _, io := range lost {
+				queue.Lost(io)
+			}
+		}
+		if c.outbox.Leave() {
+			return
+		}
 	}
 }
 
@@ -318,14 +283,6 @@ func label(f pdu.FES) string {
 	return "other"
 }
 
-// connLevel: associations are worth a line, their I/O queues only for debugging.
-func connLevel(qid uint16) slog.Level {
-	if qid == 0 {
-		return slog.LevelInfo
-	}
-	return slog.LevelDebug
-}
-
 // readLoop receives until the connection dies.
 func (c *conn) readLoop() error {
 	for {
@@ -340,7 +297,7 @@ func (c *conn) readLoop() error {
 			return err
 		}
 		n := c.readN
-		c.handing.Lock() // for process
+		c.batches.Handing.Lock() // for process
 		c.mu.Lock()
 		if p := min(n, len(place)); p > 0 {
 			c.m.Placed(p)
@@ -366,25 +323,27 @@ const (
 const minPlace = 4 << 10
 
 // process uses what was received and executes what it amounts to. It gives up
-// handing, which the caller has.
+// Handing, which the caller has.
 func (c *conn) process() (stop bool) {
 	for {
 		now := c.srv.fabric.Clock()
-		c.seen.Store(now)
-		c.outbox.claim()
+		c.Saw(now)
+		c.outbox.Claim()
 		c.mu.Lock()
 		c.rxStart += c.m.Receive(c.rx[c.rxStart:c.rxEnd])
 		closed := c.m.Closed()
-		c.partial = !c.m.Stalled() && (c.rxStart < c.rxEnd || !c.m.Idle())
+		c.partial, c.partialNS = !c.m.Stalled() && (c.rxStart < c.rxEnd || !c.m.Idle()), now
 		c.mu.Unlock()
 		if c.rxStart == c.rxEnd {
 			c.rxStart, c.rxEnd = 0, 0
 		}
-		c.handOver()
-		c.handing.Unlock()
-		c.executeAdmin()
+		c.batches.HandOver()
+		c.batches.Handing.Unlock()
+		if c.AdminPending() {
+			c.ExecuteAdmin()
+		}
 		c.empty()
-		c.recordFailures() // before the host can know and ask
+		c.RecordFailures() // before the host can know and ask
 		c.flush()
 		if closed {
 			c.finishSending()
@@ -401,7 +360,7 @@ func (c *conn) process() (stop bool) {
 				return false
 			}
 		}
-		c.handing.Lock()
+		c.batches.Handing.Lock()
 	}
 }
 
@@ -421,10 +380,12 @@ func (c *conn) stalled() int {
 	switch {
 	case !c.m.Stalled():
 		return running
-	case c.waiting && !c.granted.Load() && (c.qid == 0 || c.extra), c.paused(), c.m.Full():
+	case c.MemoryWanted(), c.paused(), c.m.Full():
 		return waiting
 	}
 	return again
 }
 
-func (c *conn) String() string { return fmt.Sprintf("connection %d from %s", c.id, c.remote) }
+func (c *conn) String() string {
+	return fmt.Sprintf("connection %d from %s", c.ID(), c.nc.RemoteAddr())
+}

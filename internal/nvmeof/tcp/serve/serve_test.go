@@ -21,6 +21,7 @@ import (
 	"jbofd/internal/nvme"
 	"jbofd/internal/nvmeof"
 	"jbofd/internal/nvmeof/fabric"
+	"jbofd/internal/nvmeof/fabric/queue"
 	"jbofd/internal/nvmeof/tcp"
 	"jbofd/internal/nvmeof/tcp/serve"
 	"jbofd/internal/owner"
@@ -101,15 +102,16 @@ func newRigWith(t testing.TB, change func(*serve.Config), policies []pipeline.Po
 	fab := fabric.New(fabric.Config{Target: target, SSDs: owners, Pool: pool, Log: slog.New(slog.DiscardHandler),
 		Clock:  func() int64 { return int64(time.Since(start)) },
 		Events: fabric.Events{KeepAliveExpired: func(*nvmeof.Controller, time.Duration) {}}})
+	tel := telemetry.New(telemetry.Options{Version: "test", Node: "test"})
 	cfg := serve.Config{
-		Machine:        tcp.Config{InCapsuleBytes: 8192, MaxH2CDataBytes: 1 << 20, Limits: limits},
-		MaxConnections: 1024, MaxPerHost: 512, ReceiveBytes: 128 << 10, BacklogBytes: 1 << 20,
+		Machine:   tcp.Config{InCapsuleBytes: 8192, MaxH2CDataBytes: 1 << 20, Limits: limits},
+		Admission: queue.NewAdmission(1024, 512, tel), MaxConnections: 1024, ReceiveBytes: 128 << 10, BacklogBytes: 1 << 20,
 		HandshakeTimeout: 10 * time.Second, StallTimeout: 10 * time.Second, SpinFor: 50 * time.Microsecond,
 	}
 	if change != nil {
 		change(&cfg)
 	}
-	srv, err := serve.New(cfg, fab, telemetry.New(telemetry.Options{Version: "test", Node: "test"}), slog.New(slog.DiscardHandler))
+	srv, err := serve.New(cfg, fab, tel, slog.New(slog.DiscardHandler))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -5,7 +5,6 @@ package serve
 import (
 	"context"
 	"errors"
-	"fmt"
 	"log/slog"
 	"net"
 	"net/netip"
@@ -16,6 +15,7 @@ import (
 	"jbofd/internal/nvme"
 	"jbofd/internal/nvmeof"
 	"jbofd/internal/nvmeof/fabric"
+	"jbofd/internal/nvmeof/fabric/queue"
 	"jbofd/internal/nvmeof/tcp"
 	"jbofd/internal/telemetry"
 )
@@ -23,8 +23,9 @@ import (
 // Config bounds a Server.
 type Config struct {
 	Machine tcp.Config
-	// MaxConnections bounds all connections, MaxPerHost those of one host NQN.
-	MaxConnections, MaxPerHost int
+	// Admission bounds the connections of all transports, MaxConnections is its bound.
+	Admission      *queue.Admission
+	MaxConnections int
 	// ReceiveBytes is the size of the receive buffer that a busy connection has.
 	ReceiveBytes int
 	// BacklogBytes of unsent answers stop a connection from taking commands.
@@ -44,7 +45,6 @@ type Server struct {
 	fabric *fabric.Fabric
 	tel    *telemetry.Telemetry
 	log    *slog.Logger
-	ctx    context.Context
 	watch  *watch
 	rx     rxPool
 	wg     sync.WaitGroup
@@ -53,7 +53,6 @@ type Server struct {
 	mu        sync.Mutex
 	listeners []net.Listener
 	conns     map[*conn]struct{}
-	perHost   map[string]int
 	closed    bool
 }
 
@@ -64,9 +63,9 @@ func New(cfg Config, f *fabric.Fabric, tel *telemetry.Telemetry, log *slog.Logge
 		return nil, err
 	}
 	s := &Server{
-		cfg: cfg, fabric: f, tel: tel, log: log, ctx: context.Background(), watch: w,
+		cfg: cfg, fabric: f, tel: tel, log: log, watch: w,
 		rx:    rxPool{size: cfg.ReceiveBytes, free: make(chan []byte, 64)},
-		conns: map[*conn]struct{}{}, perHost: map[string]int{}, done: make(chan struct{}),
+		conns: map[*conn]struct{}{}, done: make(chan struct{}),
 	}
 	if cfg.StallTimeout > 0 {
 		s.wg.Go(s.sweep)
@@ -123,19 +122,20 @@ func (s *Server) start(nc *net.TCPConn, port nvmeof.Port) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.closed {
-		return errors.New("shutting down")
+		return queue.ErrShuttingDown
 	}
-	if len(s.conns) >= s.cfg.MaxConnections {
-		s.tel.ConnectionRefused("connections")
-		return fmt.Errorf("%d connections are open, the limit (limits.connections)", len(s.conns))
+	if err := s.cfg.Admission.Enter(); err != nil {
+		return err
 	}
 	_ = nc.SetNoDelay(true)
 	c, err := newConn(s, nc, port)
-	if err != nil {
-		return err
+	if err == nil {
+		if err = s.watch.add(c); err != nil {
+			c.Release(c.resume)
+		}
 	}
-	if err := s.watch.add(c); err != nil {
-		s.fabric.Remove(c.id, nil, 0, c.Usage())
+	if err != nil {
+		s.cfg.Admission.Leave()
 		return err
 	}
 	s.conns[c] = struct{}{}
@@ -150,32 +150,7 @@ func (s *Server) forget(c *conn) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	delete(s.conns, c)
-	if c.ctrl != nil {
-		s.leaveLocked(c.ctrl.HostNQN)
-	}
-}
-
-// admit counts a connection of a host and reports whether there may be one more.
-func (s *Server) admit(hostNQN string) bool {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.perHost[hostNQN] >= s.cfg.MaxPerHost {
-		return false
-	}
-	s.perHost[hostNQN]++
-	return true
-}
-
-func (s *Server) leave(hostNQN string) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.leaveLocked(hostNQN)
-}
-
-func (s *Server) leaveLocked(hostNQN string) {
-	if s.perHost[hostNQN]--; s.perHost[hostNQN] <= 0 {
-		delete(s.perHost, hostNQN)
-	}
+	s.cfg.Admission.Leave()
 }
 
 // Drain stops accepting and waits until no connection has commands in flight or
@@ -204,7 +179,7 @@ func (s *Server) busy() bool {
 	defer s.mu.Unlock()
 	for c := range s.conns {
 		c.mu.Lock()
-		b := c.inFlight.Load() > 0 || c.sending || c.m.Pending() > 0
+		b := c.InFlight() > 0 || c.sending || c.m.Pending() > 0
 		c.mu.Unlock()
 		if b {
 			return true

@@ -92,7 +92,7 @@ func (c *conn) readReady(fd uintptr) bool {
 	if c.tryRead(fd) {
 		return true
 	}
-	if c.srv.cfg.SpinFor > 0 && c.inFlight.Load() == 0 && c.spin.worthwhile() {
+	if c.srv.cfg.SpinFor > 0 && c.InFlight() == 0 && c.spin.worthwhile() {
 		ok := c.spinRead(fd)
 		c.spin.result(ok)
 		if ok {
@@ -191,7 +191,7 @@ func (c *conn) writeLoop() {
 			return
 		}
 		c.empty()
-		c.recordFailures()
+		c.RecordFailures()
 		c.mu.Lock()
 		mine := c.handoff.Swap(false)
 		if !mine && (c.sending || c.m.Pending() == 0) {

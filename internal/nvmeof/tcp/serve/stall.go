@@ -5,14 +5,6 @@ import (
 	"time"
 )
 
-// stall is what a sweep remembers of a connection.
-type stall struct {
-	// slot, askedNS and got are the oldest R2T that is not answered whole and how much
-	// of it was, sinceNS when that changed last.
-	slot, got        int
-	askedNS, sinceNS int64
-}
-
 // sweep closes connections whose hosts have stopped in the middle of a PDU, or do
 // not send what an R2T asked for: they hold buffers. A host that answers its R2Ts in
 // their order may take as long as it likes for all of them, as it goes on.
@@ -38,26 +30,11 @@ func (s *Server) sweep() {
 
 // stuck reports whether the host has owed something for StallTimeout.
 func (c *conn) stuck(now int64) bool {
-	limit := int64(c.srv.cfg.StallTimeout)
+	limit := c.srv.cfg.StallTimeout
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.closing || c.m.Closed() {
+	if c.Closing() || c.m.Closed() {
 		return false
 	}
-	if c.partial && now-c.seen.Load() > limit {
-		return true
-	}
-	oldest := stall{slot: -1}
-	c.m.Awaited(func(i, got int) {
-		if asked := c.slots[i].askedNS; oldest.slot < 0 || asked < oldest.askedNS {
-			oldest = stall{slot: i, got: got, askedNS: asked}
-		}
-	})
-	last := &c.stall
-	if oldest.slot < 0 || oldest.slot != last.slot || oldest.got != last.got || oldest.askedNS != last.askedNS {
-		*last = oldest
-		last.sinceNS = now
-		return false
-	}
-	return now-last.sinceNS > limit
+	return c.partial && now-c.partialNS > int64(limit) || c.Stuck(now, limit)
 }
