@@ -134,7 +134,7 @@ var directions = []row{
 	{"internal/telemetry", []string{"internal/nvme/...", "internal/ssd", "internal/pipeline"}, toDriver},
 	{"internal/config", []string{"internal/nvme", "internal/ssd/label"}, toDriver},
 
-	{"client", []string{"client/...", "internal/credit", "internal/nvme/...", "internal/nvmeof/tcp/pdu", "internal/bufpool"}, toClient},
+	{"client", []string{"client/...", "internal/credit", "internal/nvme/...", "internal/nvmeof/tcp/pdu", "internal/nvmeof/rdma/cm", "internal/nvmeof/rdma/verbs", "internal/nvmeof/rdma/wr", "internal/bufpool"}, toClient},
 	{"internal/bench", []string{"internal/bench/...", "client/...", "internal/ssd/...", "internal/bufpool", "internal/nvme/...", "internal/config"}, toDriver},
 	{"internal/demo", []string{"internal/admin", "internal/bench", "internal/config", "client"}, toDriver},
 	{"internal/daemon", []string{"internal/...", "client"}, toCmd},

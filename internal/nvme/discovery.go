@@ -129,6 +129,14 @@ func (e *DiscoveryEntry) SetTRADDR(s string) { setASCII(e[deTRADDR:deTRADDR+256]
 func (e *DiscoveryEntry) TSASTCP() uint8     { return e[deTSAS] }
 func (e *DiscoveryEntry) SetTSASTCP(v uint8) { e[deTSAS] = v }
 
+// Values of TSASRDMA: reliable connected queue pairs, a provider of any kind, the RDMA connection
+// manager.
+const (
+	RDMAConnected           = 1
+	RDMAProviderUnspecified = 1
+	RDMACM                  = 1
+)
+
 // TSASRDMA of an RDMA address: queue pair type (1 connected), provider type (1 none, 2
 // InfiniBand, 3 RoCE, 4 RoCEv2, 5 iWARP), connection management (1 RDMA_CM).
 func (e *DiscoveryEntry) TSASRDMA() (qptype, prtype, cms uint8) {

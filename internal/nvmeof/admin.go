@@ -292,6 +292,9 @@ func (c *Controller) identifyController(d *nvme.IdentifyController) {
 	d.SetKAS(katoUnitMS / 100)
 	d.SetMAXCMD(uint16(cfg.MaxEntries - 1))
 	d.SetSGLS(nvme.SGLSSupported | nvme.SGLSOffset | nvme.SGLSTransportData)
+	if c.port.TRTYPE == nvme.TRTYPERDMA {
+		d.SetSGLS(nvme.SGLSSupported | nvme.SGLSOffset | nvme.SGLSKeyed)
+	}
 	d.SetSubNQN(c.sub.NQN)
 	d.SetLPA(nvme.LPAEffects | nvme.LPAExtended)
 	d.SetELPE(maxErrors - 1)

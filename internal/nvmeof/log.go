@@ -180,6 +180,9 @@ func (c *Controller) discoveryLog() []byte {
 		var e nvme.DiscoveryEntry
 		e.SetTRTYPE(p.TRTYPE)
 		e.SetADRFAM(p.ADRFAM)
+		if p.TRTYPE == nvme.TRTYPERDMA {
+			e.SetTSASRDMA(nvme.RDMAConnected, nvme.RDMAProviderUnspecified, nvme.RDMACM)
+		}
 		e.SetSUBTYPE(subtype)
 		e.SetTREQ(nvme.TREQDisableSQFlow)
 		e.SetPORTID(p.ID)

@@ -223,6 +223,15 @@ type ConnectArgs struct {
 	LocalAddress string
 	SQE          *nvme.SQE
 	Data         *nvme.ConnectData
+	// Agreed is what the transport has agreed on with the host already; nil: nothing.
+	Agreed *Agreed
+}
+
+// Agreed is what a host has said of its queue before it connected it.
+type Agreed struct {
+	QID uint16
+	// Entries is the largest queue that the connection was made for.
+	Entries int
 }
 
 // ConnectReply is the outcome of a Connect.
@@ -286,6 +295,11 @@ func (t *Target) Connect(now int64, a ConnectArgs) ConnectReply {
 	entries := int(q.SQSIZE()) + 1
 	if q.SQSIZE() == 0 || entries > t.cfg.MaxEntries {
 		return refuseField("sqsize", &nvme.ConnectFault{Offset: nvme.ConnectOffSQSIZE, What: fmt.Sprintf("SQSIZE %d, must be 1 to %d", q.SQSIZE(), t.cfg.MaxEntries-1)})
+	}
+	if g := a.Agreed; g != nil && q.QID() != g.QID {
+		return refuseField("qid", &nvme.ConnectFault{Offset: nvme.ConnectOffQID, What: fmt.Sprintf("QID %d, the connection was made for queue %d", q.QID(), g.QID)})
+	} else if g != nil && entries > g.Entries {
+		return refuseField("sqsize", &nvme.ConnectFault{Offset: nvme.ConnectOffSQSIZE, What: fmt.Sprintf("SQSIZE %d, the connection was made for at most %d", q.SQSIZE(), g.Entries-1)})
 	}
 	r := ConnectReply{QID: q.QID(), Entries: entries, NoSQFlow: q.CATTR()&nvme.CATTRDisableSQFlow != 0}
 	if q.QID() == 0 {

@@ -99,6 +99,9 @@ func (io *IO) Init(sink Sink, slot uint32) {
 	io.waiter.Wake = func() { io.owner.resubmit(io) }
 }
 
+// Sink is who is told of the IO's progress.
+func (io *IO) Sink() Sink { return io.sink }
+
 // dataBytes is how large a buffer the IO needs.
 func (io *IO) dataBytes() int64 {
 	switch io.Op {

@@ -122,9 +122,9 @@ type QPair struct {
 	awaited int
 }
 
-// extraSlots beyond the queue's entries keep zombies from taking a slot that
+// ExtraSlots beyond the queue's entries keep zombies from taking a slot that
 // the host may rightly use.
-const extraSlots = 8
+const ExtraSlots = 8
 
 // MaxEntries is the largest queue: transports name slots with SlotBits bits.
 const (
@@ -164,7 +164,7 @@ type Attachment struct {
 func (q *QPair) Attach(a Attachment) (slots int) {
 	invariants.Check(!q.connected, "qpair: Attach out of order")
 	connect := q.slots[0]
-	q.makeSlots(a.Entries + extraSlots)
+	q.makeSlots(a.Entries + ExtraSlots)
 	q.slots[0] = connect
 	q.free = q.free[:len(q.free)-1] // slot 0 is the last
 	q.qid, q.sqEntries, q.noSQFlow = a.QID, a.Entries, a.NoSQFlow

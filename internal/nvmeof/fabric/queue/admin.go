@@ -87,7 +87,7 @@ func (q *Queue) ExecuteAdmin() {
 func (q *Queue) connect(i int) {
 	sqe := q.m.Slot(i).SQE
 	data := (*nvme.ConnectData)(q.connBuf)
-	args := nvmeof.ConnectArgs{Conn: q.id, Port: q.cfg.Port, LocalAddress: q.t.LocalAddress(), SQE: &sqe, Data: data}
+	args := nvmeof.ConnectArgs{Conn: q.id, Port: q.cfg.Port, LocalAddress: q.t.LocalAddress(), SQE: &sqe, Data: data, Agreed: q.cfg.Agreed}
 	r := nvmeof.ConnectReply{Status: nvme.ConnectControllerBusy, Label: "host_connections", Reason: "too many connections of this host"}
 	if q.cfg.Admission.enterHost(data.HostNQN()) {
 		r = q.fab.Connect(args)

@@ -2,7 +2,6 @@ package queue
 
 import (
 	"errors"
-	"slices"
 	"time"
 
 	"jbofd/internal/bufpool"
@@ -360,17 +359,20 @@ func (q *Queue) Failed(i int, status nvme.Status) { q.noteFailure(i, status) }
 // maxFailures is how many failed commands are remembered between two looks.
 const maxFailures = 64
 
-// RecordFailures hands failed commands to the controller's log.
+// RecordFailures hands failed commands to the controller's log, before the host can know and
+// ask.
 func (q *Queue) RecordFailures() {
 	q.mu.Lock()
-	if len(q.failures) == 0 {
-		q.mu.Unlock()
-		return
+	defer q.mu.Unlock()
+	q.RecordFailuresLocked()
+}
+
+// RecordFailuresLocked is RecordFailures with the lock held.
+func (q *Queue) RecordFailuresLocked() {
+	if len(q.failures) > 0 {
+		q.fab.RecordErrors(q.ctrl, q.failures)
+		q.failures = q.failures[:0]
 	}
-	failed := slices.Clone(q.failures)
-	q.failures = q.failures[:0]
-	q.mu.Unlock()
-	q.fab.RecordErrors(q.ctrl, failed)
 }
 
 // observe counts one completed I/O. mu is held.

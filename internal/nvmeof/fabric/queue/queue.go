@@ -63,6 +63,8 @@ type Config struct {
 	// Name is the transport's, for metrics and descriptions; Remote and Local are addresses.
 	Name, Remote, Local string
 	Port                nvmeof.Port
+	// Agreed is what the transport has agreed on with the host before Connect; nil: nothing.
+	Agreed *nvmeof.Agreed
 	// ConnectBuffer is where the data of the Connect command goes.
 	ConnectBuffer []byte
 }
@@ -148,6 +150,9 @@ func (q *Queue) Init(cfg Config) {
 
 // ID numbers the connection.
 func (q *Queue) ID() nvmeof.ConnID { return q.id }
+
+// Transport is the connection around the Queue.
+func (q *Queue) Transport() Transport { return q.t }
 
 // Saw says that the host was heard of.
 func (q *Queue) Saw(now int64) { q.seen.Store(now) }

@@ -47,7 +47,8 @@ type Provider interface {
 	Resolve(ctx context.Context, remote netip.AddrPort) (Endpoint, error)
 	// Counts are the objects that exist.
 	Counts() Counts
-	// Crossings is how often Go has called into C to post or to poll; 0 for a model.
+	// Crossings is how often Go has called into C to post or to poll; a model counts the calls that
+	// would have.
 	Crossings() uint64
 	// Close ends the provider; everything of it must be closed.
 	Close() error
@@ -103,8 +104,8 @@ type Params struct {
 	// ResponderResources is how many RDMA READs of the peer this side serves at a time (IRD),
 	// InitiatorDepth how many it has outstanding (ORD).
 	ResponderResources, InitiatorDepth uint8
-	// RetryCount is how often a lost packet is repeated (0 to 7); RNRRetryCount how often a
-	// message is that met no receive buffer, 7: for ever.
+	// RetryCount is how often a lost packet is repeated (0 to 7); RNRRetryCount how often the
+	// peer repeats a message that met no receive buffer of this side, 7: for ever.
 	RetryCount, RNRRetryCount uint8
 }
 

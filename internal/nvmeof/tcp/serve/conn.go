@@ -55,7 +55,7 @@ type conn struct {
 	rxStart  int    // rx[rxStart:rxEnd] is received and not used
 	rxEnd    int
 	iov      [2]unix.Iovec
-	spin     spinner
+	spin     queue.Spinner
 	readFn   func(fd uintptr) bool
 	readN    int
 	readErr  error

@@ -13,41 +13,6 @@ import (
 	"jbofd/internal/bufpool"
 )
 
-// spinner decides whether waiting for data by asking again and again pays: it
-// does where the next command comes within the time that parking and waking a
-// goroutine take. It spins only while spinning is successful, and tries again
-// now and then.
-type spinner struct {
-	// credit counts the spins that may fail before spinning stops.
-	credit int8
-	// parks counts waits without spinning since it stopped.
-	parks uint8
-}
-
-const (
-	spinCredit = 8  // failures in a row before giving up
-	spinRetry  = 64 // waits without before another try
-)
-
-func (s *spinner) worthwhile() bool {
-	if s.credit > 0 {
-		return true
-	}
-	if s.parks++; s.parks >= spinRetry {
-		s.parks, s.credit = 0, 1
-		return true
-	}
-	return false
-}
-
-func (s *spinner) result(success bool) {
-	if success {
-		s.credit = spinCredit
-	} else {
-		s.credit--
-	}
-}
-
 // read waits for data and reads it, into place first and then into rx. The count
 // is in readN.
 func (c *conn) read(place []byte) error {
@@ -92,9 +57,9 @@ func (c *conn) readReady(fd uintptr) bool {
 	if c.tryRead(fd) {
 		return true
 	}
-	if c.srv.cfg.SpinFor > 0 && c.InFlight() == 0 && c.spin.worthwhile() {
+	if c.srv.cfg.SpinFor > 0 && c.InFlight() == 0 && c.spin.Worthwhile() {
 		ok := c.spinRead(fd)
-		c.spin.result(ok)
+		c.spin.Result(ok)
 		if ok {
 			return true
 		}

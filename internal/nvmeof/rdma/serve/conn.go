@@ -1,0 +1,466 @@
+package serve
+
+import (
+	"errors"
+	"fmt"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"jbofd/internal/bufpool"
+	"jbofd/internal/nvme"
+	"jbofd/internal/nvmeof"
+	"jbofd/internal/nvmeof/fabric/queue"
+	"jbofd/internal/nvmeof/rdma"
+	"jbofd/internal/nvmeof/rdma/cm"
+	"jbofd/internal/nvmeof/rdma/verbs"
+	"jbofd/internal/nvmeof/rdma/wr"
+)
+
+// connectBytes is the data of the Connect command.
+const connectBytes = nvme.ConnectDataSize
+
+// maxReads is how many RDMA READs a connection has outstanding at most, whatever both devices
+// allow.
+const maxReads = 32
+
+// conn is one connection at work. Its own goroutine sets it up, executes admin commands and
+// takes it down; commands and answers are the group's.
+type conn struct {
+	queue.Queue
+	srv    *Server
+	ep     verbs.Endpoint
+	req    cm.Request
+	port   nvmeof.Port
+	remote string
+
+	dev     *device
+	g       *group
+	qp      verbs.QP
+	piece   piece
+	sends   int
+	admin   chan struct{} // there are admin commands
+	wake    chan struct{} // what is being waited for may have happened
+	resumed chan struct{} // Transport.Resume, for Release
+	dead    chan struct{} // closed by shut
+	once    sync.Once
+	reason  string // why; set before dead is closed
+	opened  atomic.Bool
+
+	// The rest is guarded by the group's lock.
+	m *rdma.Conn
+	// lent are the buffers of responses on their way, by their number.
+	lent []bufpool.Buf
+	// waiting are receives whose commands wait for memory, in order.
+	waiting held
+	// progressNS is when something that was posted was done last, or there was nothing.
+	progressNS       int64
+	touched, stalled bool
+	leaving          bool        // Bye waits
+	failed           *rdma.Fatal // found by the driver
+}
+
+// held are receives of commands that wait, with their lengths.
+type held struct {
+	b       []heldReceive
+	head, n int
+}
+
+type heldReceive struct{ number, len int32 }
+
+func newConn(s *Server, ep verbs.Endpoint, req *cm.Request, port nvmeof.Port) *conn {
+	return &conn{srv: s, ep: ep, req: *req, port: port, remote: ep.Remote().String(),
+		admin: make(chan struct{}, 1), wake: make(chan struct{}, 1), resumed: make(chan struct{}, 1), dead: make(chan struct{})}
+}
+
+func signal(ch chan struct{}) {
+	select {
+	case ch <- struct{}{}:
+	default:
+	}
+}
+
+// serve runs the connection until it is closed and everything that it lent or borrowed is back.
+func (c *conn) serve() {
+	if err := c.open(); err != nil {
+		c.srv.tel.ConnectionRefused("resources")
+		c.srv.reject(c.ep, noResources(err))
+		return
+	}
+	c.opened.Store(true)
+	if err := c.accept(); err != nil {
+		c.shut(fmt.Sprintf("accept: %v", err))
+	}
+	handshake := time.AfterFunc(c.srv.cfg.HandshakeTimeout, func() {
+		l := turnLock{c.g}
+		l.Lock()
+		ctrl, _ := c.Controller()
+		l.Unlock()
+		if ctrl == nil {
+			c.shut("handshake timeout")
+		}
+	})
+	for running := true; running; {
+		select {
+		case <-c.admin:
+			c.ExecuteAdmin()
+		case <-c.dead:
+			running = false
+		}
+	}
+	handshake.Stop()
+	c.close()
+}
+
+// open takes everything that the connection needs; on error nothing is taken.
+func (c *conn) open() (err error) {
+	if c.dev, err = c.srv.enter(c.ep.Device()); err != nil {
+		return err
+	}
+	defer func() {
+		if err != nil {
+			c.srv.leave(c.dev)
+		}
+	}()
+	entries := int(c.req.HSQSIZE()) + 1
+	reads := int(min(c.ep.Peer().ResponderResources, c.dev.attr.MaxInitiatorDepth, maxReads))
+	// A response that finds no place waits until one that was sent before is done: half a queue
+	// of them on their way keeps the wire busy.
+	c.sends = max(min(rdma.SendsFor(entries, reads), entries+reads+8, c.dev.attr.MaxQPWRs), 3)
+	if c.g, err = c.dev.place(c.sends); err != nil {
+		return err
+	}
+	defer func() {
+		if err != nil {
+			c.g.leave(c.sends)
+		}
+	}()
+	if err = c.dev.receives.want(entries); err != nil {
+		return err
+	}
+	defer func() {
+		if err != nil {
+			c.undoReceives()
+		}
+	}()
+	if c.piece, err = c.dev.control.get(); err != nil {
+		return err
+	}
+	c.g.creating.Lock()
+	defer c.g.creating.Unlock()
+	c.qp, err = c.ep.CreateQP(verbs.QPConfig{Domain: c.dev.domain, SendCQ: c.g.cq, RecvCQ: c.g.cq, SRQ: c.dev.receives.srq,
+		Sends: c.sends, InlineBytes: nvme.CQESize})
+	if err != nil {
+		c.dev.control.put(c.piece)
+		return fmt.Errorf("queue pair: %w", err)
+	}
+	c.start(entries, reads)
+	return nil
+}
+
+// start makes the machine and makes the connection known.
+func (c *conn) start(entries, reads int) {
+	f := c.srv.fabric
+	l := turnLock{c.g}
+	n := rdma.ResponseBytes(entries)
+	c.m = rdma.New(rdma.Config{Limits: c.srv.cfg.Limits, InCapsuleBytes: c.srv.cfg.InCapsuleBytes, Entries: entries, QP: c.qp.Handle(), Sends: c.sends, Reads: reads,
+		Responses: c.piece.b[connectBytes:][:n], Addr: c.piece.addr + connectBytes, LKey: c.piece.lkey, Inline: c.qp.InlineBytes() >= nvme.CQESize}, &c.Queue, c, &c.g.out)
+	c.lent = make([]bufpool.Buf, n/nvme.CQESize)
+	c.waiting.b = make([]heldReceive, entries)
+	c.progressNS = f.Clock()
+	l.Lock()
+	c.Queue.Init(queue.Config{
+		Fabric: f, Telemetry: c.srv.tel, Log: c.srv.log, Admission: c.srv.cfg.Admission, Transport: c,
+		Machine: &c.m.QPair, Closed: c.m.Closed, Lock: l, Batches: c.g.batches, Outbox: &c.g.outbox,
+		Name: "rdma", Local: c.ep.Local().String(), Remote: c.remote, Port: c.port,
+		Agreed: &nvmeof.Agreed{QID: c.req.QID(), Entries: entries}, ConnectBuffer: c.piece.b[:connectBytes],
+	})
+	c.g.conns.put(c.qp.Num(), c)
+	l.Unlock()
+}
+
+// accept tells the host that its connection stands.
+func (c *conn) accept() error {
+	c.ep.OnEvent(func(e verbs.Event) {
+		switch e {
+		case verbs.Disconnected:
+			c.shut("closed by the host")
+		case verbs.Fatal, verbs.Removed:
+			if e == verbs.Removed {
+				c.dev.removed.Store(true)
+			}
+			c.shut(e.String())
+		case verbs.Established:
+		}
+	})
+	var a cm.Accept
+	a.SetCRQSIZE(c.req.HSQSIZE() + 1)
+	return c.ep.Accept(verbs.Params{PrivateData: a[:], InitiatorDepth: uint8(min(c.ep.Peer().ResponderResources, c.dev.attr.MaxInitiatorDepth, maxReads)),
+		RetryCount: 7, RNRRetryCount: 7})
+}
+
+// shut begins to close the connection; the first reason counts.
+func (c *conn) shut(reason string) {
+	c.once.Do(func() {
+		c.reason = reason
+		close(c.dead)
+	})
+}
+
+// close takes the connection down. The order matters: when the queue pair is gone, the device
+// touches its memory no more.
+func (c *conn) close() {
+	l := turnLock{c.g}
+	fatal := c.unplug(l)
+	c.Close()
+	l.Lock()
+	c.g.batches.HandOver()
+	l.Unlock()
+	c.waitFor(func() bool { return c.InFlight() == 0 }, nil)
+
+	pool := c.srv.fabric.Pool()
+	for i := range c.lent {
+		if !c.lent[i].IsZero() {
+			pool.Put(c.lent[i])
+		}
+	}
+	c.dev.control.put(c.piece)
+	if fatal != nil {
+		c.srv.tel.ProtocolError("rdma_" + fatal.Label)
+		c.LogClosed(c.reason, "protocol error", fatal)
+	} else {
+		c.LogClosed(c.reason, "", nil)
+	}
+	c.Release(c.resumed)
+	c.undoReceives()
+	c.g.leave(c.sends)
+	c.srv.leave(c.dev)
+}
+
+// unplug ends the queue pair, and returns why the machine has ended the connection, if it has.
+func (c *conn) unplug(l sync.Locker) *rdma.Fatal {
+	disconnected := c.ep.Disconnect()
+	l.Lock()
+	fatal := c.m.Fatal()
+	if fatal == nil {
+		fatal = c.failed
+	}
+	c.m.Close()
+	c.g.conns.remove(c.qp.Num())
+	c.g.out.Sends = without(c.g.out.Sends, c.qp.Handle())
+	for c.waiting.n > 0 {
+		c.g.repost(int(c.waiting.pop().number))
+		c.g.held.Add(-1)
+	}
+	l.Unlock()
+
+	// Receives that its last messages have taken are seen now: with the queue pair their
+	// completions may vanish.
+	c.g.clear()
+	c.g.creating.Lock()
+	if err := errors.Join(disconnected, c.ep.Close()); err != nil && !c.dev.removed.Load() {
+		c.srv.log.Warn("closing a connection", "transport", "rdma", "remote", c.remote, "error", err)
+	}
+	c.g.clear()
+	c.g.creating.Unlock()
+	return fatal
+}
+
+// undoReceives takes back the wish for receives.
+func (c *conn) undoReceives() { _ = c.dev.receives.want(-int(c.req.HSQSIZE()) - 1) } // wanting less cannot fail
+
+// waitFor waits until done says so, or timeout has fired.
+func (c *conn) waitFor(done func() bool, timeout <-chan time.Time) {
+	for !done() {
+		select {
+		case <-c.wake:
+		case <-timeout:
+			return
+		}
+	}
+}
+
+// received takes the capsule in receive i.
+//
+// hot: 0 allocs
+func (c *conn) received(i, n int) {
+	if c.waiting.n == 0 && c.m.Received(c.dev.receives.message(i, n)) {
+		c.g.repost(i)
+		return
+	}
+	if !c.waiting.push(heldReceive{int32(i), int32(n)}) {
+		c.fail("queue_size", fmt.Sprintf("more commands than the queue's %d entries", len(c.waiting.b)))
+		c.g.repost(i)
+		return
+	}
+	c.g.held.Add(1)
+	c.stall()
+}
+
+// stall lets the group offer the commands that wait again when something is resumed.
+func (c *conn) stall() {
+	if !c.stalled {
+		c.stalled = true
+		c.g.stalled = append(c.g.stalled, c)
+	}
+}
+
+// retry offers commands that wait to the machine.
+func (c *conn) retry() {
+	for c.waiting.n > 0 {
+		h := c.waiting.b[c.waiting.head]
+		if !c.m.Received(c.dev.receives.message(int(h.number), int(h.len))) {
+			c.stall()
+			return
+		}
+		c.waiting.pop()
+		c.g.held.Add(-1)
+		c.g.repost(int(h.number))
+	}
+}
+
+// receiveFailed ends the connection: its queue pair has failed.
+func (c *conn) receiveFailed(w *wr.Completion) {
+	switch w.Status {
+	case wr.StatusFlushed:
+		c.m.Close()
+	case wr.StatusLocalLength:
+		c.fail("capsule", fmt.Sprintf("a capsule longer than %d bytes", c.dev.receives.stride))
+	default:
+		c.fail("receive", fmt.Sprintf("receive: %v", w.Status))
+	}
+}
+
+func (c *conn) fail(label, what string) {
+	if c.m.Fatal() == nil && c.failed == nil {
+		c.failed = &rdma.Fatal{Label: label, What: what}
+	}
+	c.m.Close()
+}
+
+// look sees to what a turn has brought, before it is posted.
+func (c *conn) look(now int64) {
+	c.RecordFailuresLocked()
+	if c.AdminPending() {
+		signal(c.admin)
+	}
+	if c.m.Unsent() == 0 {
+		c.progressNS = now
+	}
+	if c.m.Closed() {
+		switch {
+		case c.m.Fatal() != nil:
+			c.shut(c.m.Fatal().What)
+		case c.failed != nil:
+			c.shut(c.failed.What)
+		default:
+			c.shut("closed by the host")
+		}
+	}
+	if c.Closing() || c.leaving {
+		signal(c.wake)
+	}
+}
+
+// unsent is how many responses are on their way.
+func (c *conn) unsent() int {
+	if !c.opened.Load() {
+		return 0
+	}
+	l := turnLock{c.g}
+	l.Lock()
+	defer l.Unlock()
+	if c.m.Closed() {
+		return 0
+	}
+	return c.m.Unsent()
+}
+
+// stuck reports whether the host has taken no response for the stall timeout.
+func (c *conn) stuck(now int64) bool {
+	if !c.opened.Load() {
+		return false
+	}
+	limit := c.srv.cfg.StallTimeout
+	l := turnLock{c.g}
+	l.Lock()
+	defer l.Unlock()
+	if c.Closing() || c.m.Closed() {
+		return false
+	}
+	return c.m.Unsent() > 0 && now-c.progressNS > int64(limit) || c.Stuck(now, limit)
+}
+
+// Locate implements rdma.Sink.
+//
+// hot: 0 allocs
+func (c *conn) Locate(b []byte) (addr uint64, lkey uint32, ok bool) {
+	if len(b) == connectBytes && &b[0] == &c.piece.b[0] {
+		return c.piece.addr, c.piece.lkey, true
+	}
+	return c.dev.memory.locate(b)
+}
+
+// Sent implements rdma.Sink.
+//
+// hot: 0 allocs
+func (c *conn) Sent(number int) {
+	if b := &c.lent[number]; !b.IsZero() {
+		c.srv.fabric.Pool().Put(*b)
+		*b = bufpool.Buf{}
+	}
+}
+
+// Lend implements queue.Transport.
+func (c *conn) Lend(b bufpool.Buf) { c.lent[c.m.Last()] = b }
+
+// Paused implements queue.Transport.
+func (c *conn) Paused() bool { return false }
+
+// Wake implements queue.Transport.
+func (c *conn) Wake() { c.g.run() }
+
+// Resume implements queue.Transport.
+func (c *conn) Resume() {
+	signal(c.resumed)
+	if !c.g.resume.Swap(true) {
+		c.g.wakeUp()
+	}
+}
+
+// Shut implements queue.Transport.
+func (c *conn) Shut(reason string) { c.shut(reason) }
+
+// lingerFor is how long a host may take to receive our last words.
+const lingerFor = time.Second
+
+// Bye implements queue.Transport.
+func (c *conn) Bye() {
+	l := turnLock{c.g}
+	l.Lock()
+	c.leaving = true
+	l.Unlock()
+	t := time.NewTimer(lingerFor)
+	defer t.Stop()
+	c.waitFor(func() bool { return c.unsent() == 0 }, t.C)
+}
+
+// LocalAddress implements queue.Transport.
+func (c *conn) LocalAddress() string { return c.ep.Local().Addr().Unmap().WithZone("").String() }
+
+// push appends a receive; false: there are as many as the host may have sent.
+func (h *held) push(r heldReceive) bool {
+	if h.n == len(h.b) {
+		return false
+	}
+	h.b[(h.head+h.n)%len(h.b)] = r
+	h.n++
+	return true
+}
+
+func (h *held) pop() heldReceive {
+	r := h.b[h.head]
+	h.head = (h.head + 1) % len(h.b)
+	h.n--
+	return r
+}

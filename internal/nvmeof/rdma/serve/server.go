@@ -1,0 +1,378 @@
+// Package serve drives NVMe/RDMA connections with verbs: it listens, answers connection requests,
+// polls completion queues, hands commands to the SSDs' owners and posts their answers.
+//
+//	Listener ──> Server ──> conn ── qpair, queue.Queue
+//	                          │ belongs to
+//	device ── group ── CQ ────┘   one goroutine polls and sleeps; whoever brings work may take a turn
+//	   ├── receives (SRQ, shared by all connections of the device)
+//	   └── memory   (the buffer pool, registered region by region, once)
+package serve
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/netip"
+	"strconv"
+	"sync"
+	"time"
+
+	"jbofd/internal/nvme"
+	"jbofd/internal/nvmeof"
+	"jbofd/internal/nvmeof/fabric"
+	"jbofd/internal/nvmeof/fabric/queue"
+	"jbofd/internal/nvmeof/rdma/cm"
+	"jbofd/internal/nvmeof/rdma/verbs"
+	"jbofd/internal/telemetry"
+)
+
+// Config bounds a Server.
+type Config struct {
+	Limits nvmeof.Limits
+	// InCapsuleBytes is the largest in-capsule data, MaxEntries the largest queue, MaxIOQueues how
+	// many I/O queues a controller has.
+	InCapsuleBytes, MaxEntries, MaxIOQueues int
+	// Receives bounds the shared receive queue of each device.
+	Receives int
+	// Pollers is how many completion queues a device has as long as they suffice, each with a
+	// goroutine.
+	Pollers int
+	// Admission bounds the connections of all transports.
+	Admission *queue.Admission
+	// HandshakeTimeout is how long a connection may take until Connect.
+	HandshakeTimeout time.Duration
+	// StallTimeout is how long a host may take no responses before it is cut off; 0: for ever.
+	StallTimeout time.Duration
+	// SpinFor is how long a completion queue is polled in vain before its goroutine sleeps.
+	SpinFor time.Duration
+}
+
+// Server serves NVMe/RDMA on any number of addresses.
+type Server struct {
+	cfg      Config
+	provider verbs.Provider
+	fabric   *fabric.Fabric
+	tel      *telemetry.Telemetry
+	log      *slog.Logger
+	wg       sync.WaitGroup
+	done     chan struct{} // closed by Close or Drain: no more connections
+	ended    chan struct{} // closed by Close
+
+	mu        sync.Mutex
+	listeners map[verbs.Listener]struct{}
+	devices   map[verbs.Device]*device
+	conns     map[*conn]struct{}
+	stopping  bool
+	closed    bool
+}
+
+// New makes a server without listeners. It does not own the provider.
+func New(cfg Config, p verbs.Provider, f *fabric.Fabric, tel *telemetry.Telemetry, log *slog.Logger) *Server {
+	s := &Server{
+		cfg: cfg, provider: p, fabric: f, tel: tel, log: log, done: make(chan struct{}), ended: make(chan struct{}),
+		listeners: map[verbs.Listener]struct{}{}, devices: map[verbs.Device]*device{}, conns: map[*conn]struct{}{},
+	}
+	if cfg.StallTimeout > 0 {
+		s.wg.Go(s.sweep)
+	}
+	return s
+}
+
+// PortFor describes the address of a listener as discovery reports it.
+func PortFor(id uint16, a netip.AddrPort) nvmeof.Port {
+	ip := a.Addr().Unmap()
+	p := nvmeof.Port{ID: id, TRTYPE: nvme.TRTYPERDMA, ADRFAM: nvme.ADRFAMIPv4, Address: ip.WithZone("").String(),
+		Service: strconv.Itoa(int(a.Port())), Wildcard: ip.IsUnspecified()}
+	if ip.Is6() && !ip.IsUnspecified() {
+		p.ADRFAM = nvme.ADRFAMIPv6
+	}
+	return p
+}
+
+// backlog is how many connection requests may wait to be looked at.
+const backlog = 128
+
+// Listen opens a listener, for Serve.
+func (s *Server) Listen(address netip.AddrPort) (verbs.Listener, error) {
+	return s.provider.Listen(address, backlog)
+}
+
+// Serve accepts connections from l, which it takes over, until Drain or Close.
+func (s *Server) Serve(l verbs.Listener, port nvmeof.Port) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.listeners[l] = struct{}{}
+	s.wg.Go(func() { s.accept(l, port) })
+}
+
+// acceptPause is waited after an error that may pass.
+const acceptPause = time.Second
+
+func (s *Server) accept(l verbs.Listener, port nvmeof.Port) {
+	for {
+		ep, err := l.Accept()
+		switch {
+		case err == nil:
+			s.answer(ep, port)
+		case errors.Is(err, net.ErrClosed):
+			return
+		case errors.Is(err, verbs.ErrDeviceRemoved):
+			if l = s.listenAgain(l); l == nil {
+				return
+			}
+		default:
+			s.tel.ConnectionRefused("accept")
+			s.log.Warn("accept failed", "transport", "rdma", "address", l.Addr().String(), "error", err)
+			if s.pause() {
+				return
+			}
+		}
+	}
+}
+
+// pause waits for a moment and reports whether the server takes no more connections.
+func (s *Server) pause() (over bool) {
+	t := time.NewTimer(acceptPause)
+	defer t.Stop()
+	select {
+	case <-t.C:
+		return false
+	case <-s.done:
+		return true
+	}
+}
+
+// listenAgain replaces a listener whose device is gone as soon as the address has a device again; nil:
+// the server takes no more connections.
+func (s *Server) listenAgain(old verbs.Listener) verbs.Listener {
+	address := old.Addr()
+	s.log.Warn("the RDMA device of a listener is gone; listening again when it is back", "address", address.String())
+	_ = old.Close() // it has ended already
+	s.mu.Lock()
+	delete(s.listeners, old)
+	s.mu.Unlock()
+	for {
+		if s.pause() {
+			return nil
+		}
+		l, err := s.Listen(address)
+		if err != nil {
+			continue
+		}
+		s.mu.Lock()
+		stopping := s.stopping
+		if !stopping {
+			s.listeners[l] = struct{}{}
+		}
+		s.mu.Unlock()
+		if stopping {
+			_ = l.Close() // nobody has used it
+			return nil
+		}
+		s.log.Info("listening", "transport", "rdma", "address", address.String())
+		return l
+	}
+}
+
+// answer judges a connection request and starts to serve it, or rejects it.
+func (s *Server) answer(ep verbs.Endpoint, port nvmeof.Port) {
+	peer := ep.Peer()
+	req, fault := cm.Parse(peer.PrivateData, peer.ResponderResources, cm.Limits{MaxEntries: s.cfg.MaxEntries, MaxQID: uint16(s.cfg.MaxIOQueues)})
+	if fault != nil {
+		s.tel.ProtocolError("private_data")
+		s.reject(ep, fault)
+		return
+	}
+	if err := s.cfg.Admission.Enter(); err != nil {
+		s.reject(ep, cm.NoRoom("%v", err))
+		return
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.stopping {
+		s.cfg.Admission.Leave()
+		s.wg.Go(func() { s.reject(ep, cm.NoRoom("%v", queue.ErrShuttingDown)) })
+		return
+	}
+	c := newConn(s, ep, req, port)
+	s.conns[c] = struct{}{}
+	s.wg.Go(func() {
+		c.serve()
+		s.cfg.Admission.Leave()
+		s.mu.Lock()
+		delete(s.conns, c)
+		s.mu.Unlock()
+	})
+}
+
+// reject refuses a request and says why.
+func (s *Server) reject(ep verbs.Endpoint, f *cm.Fault) {
+	s.log.Warn("connection refused", "transport", "rdma", "remote", ep.Remote().String(), "status", f.Status.String(), "reason", f.What)
+	if err := errors.Join(ep.Reject(f.Reject()), ep.Close()); err != nil {
+		s.log.Debug("reject", "remote", ep.Remote().String(), "error", err)
+	}
+}
+
+// enter counts a connection on its device, which is opened for the first of them. device.leave
+// follows.
+func (s *Server) enter(d verbs.Device) (*device, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.closed {
+		return nil, queue.ErrShuttingDown
+	}
+	v := s.devices[d]
+	if v == nil {
+		for k, other := range s.devices { // one that was removed and has come back has another handle
+			if other.name == d.Attr().Name && other.conns == 0 {
+				delete(s.devices, k)
+				s.wg.Go(other.close)
+			}
+		}
+		var err error
+		if v, err = openDevice(s, d); err != nil {
+			return nil, fmt.Errorf("RDMA device %s: %w", d.Attr().Name, err)
+		}
+		s.devices[d] = v
+	}
+	v.conns++
+	return v, nil
+}
+
+// leave counts one connection less; a device that is gone ends with its last one.
+func (s *Server) leave(v *device) {
+	s.mu.Lock()
+	v.conns--
+	over := v.conns == 0 && v.removed.Load() && s.devices[v.device] == v
+	if over {
+		delete(s.devices, v.device)
+	}
+	s.mu.Unlock()
+	if over {
+		v.close()
+	}
+}
+
+// sweep closes connections whose hosts take no responses: they hold buffers.
+func (s *Server) sweep() {
+	tick := time.NewTicker(max(s.cfg.StallTimeout/4, 10*time.Millisecond))
+	defer tick.Stop()
+	for {
+		select {
+		case <-s.ended:
+			return
+		case <-tick.C:
+		}
+		now := s.fabric.Clock()
+		s.mu.Lock()
+		conns := make([]*conn, 0, len(s.conns))
+		for c := range s.conns {
+			conns = append(conns, c)
+		}
+		s.mu.Unlock()
+		for _, c := range conns {
+			if c.stuck(now) {
+				c.shut(fmt.Sprintf("the host took no responses, or sent no data, for %v", s.cfg.StallTimeout))
+			}
+		}
+	}
+}
+
+// stop takes no more connections.
+func (s *Server) stop() {
+	s.mu.Lock()
+	if !s.stopping {
+		s.stopping = true
+		close(s.done)
+	}
+	listeners := s.listeners
+	s.listeners = nil
+	s.mu.Unlock()
+	for l := range listeners {
+		_ = l.Close() // ends Accept
+	}
+}
+
+// Drain stops accepting and waits until no connection has commands in flight or
+// ctx ends.
+func (s *Server) Drain(ctx context.Context) {
+	s.stop()
+	tick := time.NewTicker(5 * time.Millisecond)
+	defer tick.Stop()
+	for s.busy() {
+		select {
+		case <-ctx.Done():
+			return
+		case <-tick.C:
+		}
+	}
+}
+
+// busy reports whether a connection has commands with an SSD or answers to send.
+func (s *Server) busy() bool {
+	s.mu.Lock()
+	conns := make([]*conn, 0, len(s.conns))
+	for c := range s.conns {
+		conns = append(conns, c)
+	}
+	s.mu.Unlock()
+	for _, c := range conns {
+		if c.InFlight() > 0 || c.unsent() > 0 {
+			return true
+		}
+	}
+	return false
+}
+
+// Close ends all connections and waits for them. Idempotent.
+func (s *Server) Close() {
+	s.stop()
+	s.mu.Lock()
+	if !s.closed {
+		s.closed = true
+		close(s.ended)
+	}
+	for c := range s.conns {
+		c.shut("the target is shutting down")
+	}
+	s.mu.Unlock()
+	s.wg.Wait()
+	s.mu.Lock()
+	devices := s.devices
+	s.devices = map[verbs.Device]*device{}
+	s.mu.Unlock()
+	for _, d := range devices {
+		d.close()
+	}
+}
+
+// Stats are a server's figures at one moment.
+type Stats struct {
+	// Devices that have connections or had some; CompletionQueues of them all.
+	Devices, CompletionQueues int
+	// Receives are posted to shared receive queues or taken by capsules; Held are those of
+	// commands that wait for memory.
+	Receives, Held int
+	// RegisteredBytes is the memory that devices can reach, over all devices.
+	RegisteredBytes int64
+	// Doorbells and Crossings count how often devices were told of work, and how often C was
+	// called to post or to poll.
+	Doorbells, Crossings uint64
+}
+
+// Stats returns the server's figures.
+func (s *Server) Stats() Stats {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	t := Stats{Devices: len(s.devices), RegisteredBytes: s.provider.Counts().RegisteredBytes, Crossings: s.provider.Crossings()}
+	for _, d := range s.devices {
+		groups, receives, held := d.stats()
+		t.CompletionQueues += groups
+		t.Receives += receives
+		t.Held += held
+		t.Doorbells += d.domain.Doorbells()
+	}
+	return t
+}

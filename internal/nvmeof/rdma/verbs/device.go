@@ -1,0 +1,376 @@
+//go:build rdma && cgo
+
+package verbs
+
+import (
+	"errors"
+	"fmt"
+	"maps"
+	"net"
+	"net/netip"
+	"os"
+	"slices"
+	"sync"
+	"sync/atomic"
+
+	"golang.org/x/sys/unix"
+)
+
+// device is a device as librdmacm has opened it: an ibv_context. A device that comes back
+// after it was removed is another one.
+//
+// It keeps an identifier bound to one of its addresses, which tells of its removal also when nobody
+// is connected, and keeps librdmacm from closing the context meanwhile.
+type device struct {
+	p        *provider
+	ctx      handle
+	keeper   handle
+	attr     Attr
+	file     *os.File // a descriptor of its events
+	removed  chan struct{}
+	watched  chan struct{} // closed when watch has ended
+	releases sync.Once
+
+	mu        sync.Mutex
+	users     int // endpoints, domains
+	gone      bool
+	endpoints map[*endpoint]struct{}
+}
+
+// newDevice opens what a device needs of its own.
+//
+// Deviation: an IPv6 link-local address does not name its interface in a connection request, so a
+// device cannot be met first by one.
+func newDevice(p *provider, ctx handle, local netip.AddrPort) (*device, error) {
+	d := &device{p: p, ctx: ctx, removed: make(chan struct{}), watched: make(chan struct{}), endpoints: map[*endpoint]struct{}{}}
+	var err error
+	if d.keeper, err = p.newID(d); err != nil {
+		return nil, err
+	}
+	fail := func(what string, err error) (*device, error) {
+		return nil, errors.Join(fmt.Errorf("open the RDMA device of %v: %s: %w", local.Addr(), what, err), p.dropID(d.keeper))
+	}
+	if e := idBind(d.keeper, netip.AddrPortFrom(local.Addr(), 0)); e != 0 {
+		return fail("bind", e)
+	}
+	if got := idContext(d.keeper); got != ctx {
+		return fail("bind", ErrNoDevice)
+	}
+	var e unix.Errno
+	if d.attr, e = contextAttr(ctx); e != 0 {
+		return fail("query", e)
+	}
+	fd, e := contextAsyncFD(ctx)
+	if e != 0 {
+		return fail("events", e)
+	}
+	d.file = os.NewFile(uintptr(fd), "rdma-events")
+	raw, err := d.file.SyscallConn()
+	if err != nil {
+		return fail("events", errors.Join(err, d.file.Close()))
+	}
+	p.wg.Go(func() {
+		defer close(d.watched)
+		readEvents(raw, d.drain)
+	})
+	return d, nil
+}
+
+// get counts a user, put counts it off; the last one of a removed device frees it.
+func (d *device) get() error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.gone {
+		return ErrDeviceRemoved
+	}
+	d.users++
+	return nil
+}
+
+func (d *device) put() {
+	d.mu.Lock()
+	d.users--
+	last := d.gone && d.users == 0
+	d.mu.Unlock()
+	if last {
+		d.p.wg.Go(d.release)
+	}
+}
+
+func (d *device) join(e *endpoint) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.endpoints[e] = struct{}{}
+}
+
+func (d *device) leave(e *endpoint) {
+	d.mu.Lock()
+	delete(d.endpoints, e)
+	d.mu.Unlock()
+	d.put()
+}
+
+func (d *device) present() []*endpoint {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return slices.Collect(maps.Keys(d.endpoints))
+}
+
+// remove tells everybody that the device is gone.
+func (d *device) remove() {
+	d.mu.Lock()
+	if d.gone {
+		d.mu.Unlock()
+		return
+	}
+	d.gone = true
+	unused := d.users == 0
+	d.mu.Unlock()
+	close(d.removed)
+	for _, e := range d.present() {
+		e.onRemoved()
+	}
+	if unused {
+		d.p.wg.Go(d.release)
+	}
+}
+
+// release ends the device's goroutine and frees what the device has of its own.
+func (d *device) release() {
+	d.releases.Do(func() {
+		d.p.deviceMu.Lock()
+		if d.p.devices[d.ctx] == d {
+			delete(d.p.devices, d.ctx)
+		}
+		d.p.deviceMu.Unlock()
+		// The file was opened by newDevice and is closed here only.
+		_ = d.file.Close()
+		<-d.watched
+		d.mu.Lock()
+		gone := d.gone
+		d.mu.Unlock()
+		if gone {
+			contextLetGo(d.ctx)
+		}
+		// What fails here is the system's: the device has no user who could be told.
+		_ = d.p.dropID(d.keeper)
+	})
+}
+
+// onCM implements cmTarget, for the keeper.
+func (d *device) onCM(ev cmEvent) {
+	if ev.kind == cmDeviceRemoval {
+		d.remove()
+	}
+}
+
+// drain dispatches the device's events that have come.
+func (d *device) drain() (last bool) {
+	for {
+		ev, err := contextAsync(d.ctx)
+		switch err {
+		case 0:
+		case unix.EAGAIN, unix.EINTR:
+			return false
+		default: // a removed device's file has come to its end
+			d.remove()
+			return true
+		}
+		var e *endpoint
+		if ev.kind == asyncQP || ev.kind == asyncComm {
+			e, _ = d.p.target(ev.object).(*endpoint)
+		}
+		contextAck(ev)
+		switch {
+		case ev.kind == asyncQP && e != nil:
+			e.event(Fatal)
+		case ev.kind == asyncComm && e != nil:
+			e.heard()
+		case ev.kind == asyncCQ || ev.kind == asyncSRQ:
+			for _, e := range d.present() {
+				if e.uses(ev.object) {
+					e.event(Fatal)
+				}
+			}
+		case ev.kind == asyncDevice:
+			d.remove()
+		}
+	}
+}
+
+// Attr implements Device.
+func (d *device) Attr() Attr { return d.attr }
+
+// Removed implements Device.
+func (d *device) Removed() <-chan struct{} { return d.removed }
+
+// OpenDomain implements Device.
+func (d *device) OpenDomain() (Domain, error) {
+	if err := d.get(); err != nil {
+		return nil, err
+	}
+	h, err := domainOpen(d.ctx)
+	if err != 0 {
+		d.put()
+		return nil, resourceError("open a protection domain", err)
+	}
+	d.p.count(func(c *Counts) { c.Domains++ })
+	m := &domain{dev: d}
+	m.h.Store(uint64(h))
+	return m, nil
+}
+
+// object is something of C's that can be closed, once nothing uses it any more.
+type object struct {
+	mu    sync.Mutex // also over calls that must not meet the close
+	h     atomic.Uint64
+	users int
+}
+
+// handle is 0 after the close.
+func (o *object) handle() handle { return handle(o.h.Load()) }
+
+func (o *object) use() (handle, error) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	h := o.handle()
+	if h == 0 {
+		return 0, net.ErrClosed
+	}
+	o.users++
+	return h, nil
+}
+
+func (o *object) unuse() {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.users--
+}
+
+// end closes the object and reports whether it was this call that did.
+func (o *object) end(what string, destroy func(handle) unix.Errno) (bool, error) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	h := o.handle()
+	switch {
+	case h == 0:
+		return false, nil
+	case o.users > 0:
+		return false, fmt.Errorf("close a %s: still used by %d others", what, o.users)
+	}
+	if err := destroyed("close a "+what, destroy(h)); err != nil {
+		return false, err
+	}
+	o.h.Store(0)
+	return true, nil
+}
+
+// domain is a protection domain, used by its regions, queues and queue pairs.
+type domain struct {
+	object
+	dev       *device
+	doorbells atomic.Uint64
+}
+
+// Close implements Domain.
+func (d *domain) Close() error {
+	ended, err := d.end("protection domain", domainClose)
+	if ended {
+		d.dev.p.count(func(c *Counts) { c.Domains-- })
+		d.dev.put()
+	}
+	return err
+}
+
+// Doorbells implements Domain.
+func (d *domain) Doorbells() uint64 { return d.doorbells.Load() }
+
+// PostSend implements Domain.
+//
+// hot: 0 allocs
+func (d *domain) PostSend(wrs []SendWR) (int, error) {
+	h := d.handle()
+	if h == 0 {
+		return 0, net.ErrClosed
+	}
+	if len(wrs) == 0 {
+		return 0, nil
+	}
+	return d.took(postSend(h, wrs))
+}
+
+// took accounts for a batch that was posted.
+//
+// hot: 0 allocs
+func (d *domain) took(r posted) (int, error) {
+	d.dev.p.crossings.Add(1)
+	d.doorbells.Add(uint64(r.doorbells))
+	switch r.err {
+	case 0:
+		return r.n, nil
+	case unix.ENOMEM, unix.EAGAIN, unix.ENOSPC:
+		return r.n, ErrQueueFull
+	case unix.ESHUTDOWN: // rdma.c's word for a handle that is no more
+		return r.n, net.ErrClosed
+	}
+	return r.n, fmt.Errorf("post: %w", r.err)
+}
+
+// Register implements Domain.
+func (d *domain) Register(b []byte, a Access) (MR, error) {
+	if len(b) == 0 {
+		return nil, errors.New("register memory: it is empty")
+	}
+	h, err := d.use()
+	if err != nil {
+		return nil, fmt.Errorf("register memory: %w", err)
+	}
+	m := &region{domain: d, bytes: int64(len(b))}
+	var mr handle
+	var e unix.Errno
+	if mr, m.addr, m.lkey, m.rkey, e = mrRegister(h, b, a); e != 0 {
+		d.unuse()
+		return nil, registerError(len(b), e)
+	}
+	m.h.Store(uint64(mr))
+	d.dev.p.count(func(c *Counts) { c.MRs++; c.RegisteredBytes += m.bytes })
+	return m, nil
+}
+
+// registerError explains a refused registration: mostly it is the limit of locked memory.
+func registerError(n int, e unix.Errno) error {
+	what := fmt.Sprintf("register %d bytes", n)
+	var lim unix.Rlimit
+	if (e == unix.ENOMEM || e == unix.EPERM) && unix.Getrlimit(unix.RLIMIT_MEMLOCK, &lim) == nil && lim.Cur != unix.RLIM_INFINITY {
+		return fmt.Errorf("%s: %w: %w; the memlock limit is %d bytes (ulimit -l, LimitMEMLOCK=)", what, ErrResources, e, lim.Cur)
+	}
+	return resourceError(what, e)
+}
+
+// region is a memory region.
+type region struct {
+	object
+	domain     *domain
+	bytes      int64
+	addr       uint64
+	lkey, rkey uint32
+}
+
+// Addr implements MR.
+func (m *region) Addr() uint64 { return m.addr }
+
+// LKey implements MR.
+func (m *region) LKey() uint32 { return m.lkey }
+
+// RKey implements MR.
+func (m *region) RKey() uint32 { return m.rkey }
+
+// Close implements MR.
+func (m *region) Close() error {
+	ended, err := m.end("memory region", mrClose)
+	if ended {
+		m.domain.unuse()
+		m.domain.dev.p.count(func(c *Counts) { c.MRs--; c.RegisteredBytes -= m.bytes })
+	}
+	return err
+}

@@ -1,0 +1,396 @@
+// Package verbstest checks that a provider keeps the promises of package verbs: the model of
+// package memverbs and real devices pass the same tests, so that what was tested on the model holds
+// on the devices. It demands nothing that either leaves open.
+package verbstest
+
+import (
+	"context"
+	"errors"
+	"net/netip"
+	"os"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"jbofd/internal/nvmeof/rdma/verbs"
+)
+
+// Config says what is tested.
+type Config struct {
+	// Target listens, Host connects; they may be the same.
+	Target, Host verbs.Provider
+	// Addr is an address of Target's, which Host reaches.
+	Addr netip.Addr
+	// Timeout is how long a test waits for what must happen; 0: a minute.
+	Timeout time.Duration
+	// Invalidates: OpSendInvalidate works on memory regions, which few devices do.
+	Invalidates bool
+}
+
+// Run runs the whole suite.
+func Run(t *testing.T, cfg Config) {
+	if cfg.Timeout == 0 {
+		cfg.Timeout = time.Minute
+	}
+	for _, test := range []struct {
+		name string
+		run  func(*suite)
+	}{
+		{"AddressesAgreeOnBothSides", (*suite).addresses},
+		{"AcceptAndParamsReachTheOtherSide", (*suite).accept},
+		{"RejectCarriesPrivateData", (*suite).reject},
+		{"RequestClosedUnansweredIsRefused", (*suite).unanswered},
+		{"NobodyListens", (*suite).nobodyListens},
+		{"NoDeviceHasTheAddress", (*suite).noDevice},
+		{"ContextEndsConnect", (*suite).contextEndsConnect},
+		{"CloseEndsAccept", (*suite).closeEndsAccept},
+		{"MessagesArriveInOrder", (*suite).messages},
+		{"WriteAndReadUpToAMebibyte", (*suite).writeAndRead},
+		{"ReadsBeyondTheDepthWait", (*suite).manyReads},
+		{"FenceWaitsForReads", (*suite).fence},
+		{"QueuePairsShareReceives", (*suite).sharedReceives},
+		{"UnsignaledDoNotComplete", (*suite).unsignaled},
+		{"InlineDataMayChangeAtOnce", (*suite).inline},
+		{"SendInvalidateEndsAKey", (*suite).invalidate},
+		{"QueuesSayWhenTheyAreFull", (*suite).queueFull},
+		{"SendWaitsForAReceive", (*suite).lateReceive},
+		{"SendGivesUpWithoutAReceive", (*suite).noReceive},
+		{"WrongRemoteMemoryIsRefused", (*suite).badRemote},
+		{"WrongLocalMemoryIsRefused", (*suite).badLocal},
+		{"ShortReceiveFailsBothSides", (*suite).shortReceive},
+		{"DisconnectFlushes", (*suite).disconnect},
+		{"CloseDisconnects", (*suite).closeDisconnects},
+		{"WaitEndsByNoticeDeadlineAndClose", (*suite).wait},
+		{"BatchesCrossAndRingOnce", (*suite).batches},
+		{"PostAndPollDoNotAllocate", (*suite).allocations},
+		{"ClosingTwiceIsNothing", (*suite).closeTwice},
+		{"FiftyConnectionsLeaveNothing", (*suite).manyConnections},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			before := cfg.counts()
+			s := &suite{T: t, cfg: cfg}
+			test.run(s)
+			s.closeAll()
+			if after := cfg.counts(); after != before {
+				t.Errorf("objects before %+v, after %+v", before, after)
+			}
+		})
+	}
+}
+
+func (c *Config) counts() [2]verbs.Counts {
+	return [2]verbs.Counts{c.Target.Counts(), c.Host.Counts()}
+}
+
+// suite is one test and what it has opened.
+type suite struct {
+	*testing.T
+	cfg     Config
+	cleanup []func()
+}
+
+func (s *suite) later(f func()) { s.cleanup = append(s.cleanup, f) }
+
+// closeAll closes in the reverse order, which is the one that verbs asks for.
+func (s *suite) closeAll() {
+	for len(s.cleanup) > 0 {
+		f := s.cleanup[len(s.cleanup)-1]
+		s.cleanup = s.cleanup[:len(s.cleanup)-1]
+		f()
+	}
+}
+
+func (s *suite) context() context.Context {
+	ctx, cancel := context.WithTimeout(context.Background(), s.cfg.Timeout)
+	s.later(cancel)
+	return ctx
+}
+
+// need ends the test for an error that leaves it nothing to go on with.
+func (s *suite) need(what string, err error) {
+	s.Helper()
+	if err != nil {
+		s.closeAll()
+		s.Fatalf("%s: %v", what, err)
+	}
+}
+
+// fatal ends the test.
+func (s *suite) fatal(format string, args ...any) {
+	s.Helper()
+	s.closeAll()
+	s.Fatalf(format, args...)
+}
+
+func (s *suite) closes(what string, c interface{ Close() error }) {
+	s.later(func() {
+		if err := c.Close(); err != nil {
+			s.Errorf("close of %s: %v", what, err)
+		}
+	})
+}
+
+func (s *suite) listen() verbs.Listener {
+	s.Helper()
+	l, err := s.cfg.Target.Listen(netip.AddrPortFrom(s.cfg.Addr, 0), 64)
+	s.need("listen", err)
+	s.closes("listener", l)
+	return l
+}
+
+func (s *suite) resolve(l verbs.Listener) verbs.Endpoint {
+	s.Helper()
+	e, err := s.cfg.Host.Resolve(s.context(), netip.AddrPortFrom(s.cfg.Addr, l.Addr().Port()))
+	s.need("resolve", err)
+	return e
+}
+
+// size is what the ends of a connection have.
+type size struct {
+	// bytes is the memory, sends and recvs the queues, shared the shared receive queue, inline the inline data.
+	bytes, sends, recvs, shared, inline int
+}
+
+func (z size) orUsual() size {
+	def := func(v *int, d int) {
+		if *v == 0 {
+			*v = d
+		}
+	}
+	def(&z.bytes, 64<<10)
+	def(&z.sends, 16)
+	def(&z.recvs, 16)
+	def(&z.inline, 32)
+	return z
+}
+
+// cqEntries is more than any test has outstanding.
+const cqEntries = 1024
+
+// pool is what the queue pairs of one side share.
+type pool struct {
+	*suite
+	provider verbs.Provider
+	domain   verbs.Domain
+	cq       verbs.CQ
+	srq      verbs.SRQ
+	mr       verbs.MR
+	mem      []byte
+	size     size
+	// got are completions that were polled and not yet asked for.
+	got []verbs.WC
+}
+
+// memory is outside of the Go heap.
+func (s *suite) memory(n int) []byte {
+	s.Helper()
+	b, err := unix.Mmap(-1, 0, n, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS)
+	s.need("mmap", err)
+	s.later(func() {
+		if err := unix.Munmap(b); err != nil {
+			s.Error(err)
+		}
+	})
+	return b
+}
+
+const allAccess = verbs.LocalWrite | verbs.RemoteRead | verbs.RemoteWrite
+
+func (s *suite) pool(p verbs.Provider, d verbs.Device, z size) *pool {
+	s.Helper()
+	q := &pool{suite: s, provider: p, size: z, mem: s.memory(z.bytes)}
+	var err error
+	q.domain, err = d.OpenDomain()
+	s.need("open a domain", err)
+	s.closes("domain", q.domain)
+	q.mr = q.register(q.mem, allAccess)
+	q.cq, err = q.domain.CreateCQ(cqEntries)
+	s.need("create a completion queue", err)
+	s.closes("completion queue", q.cq)
+	if z.shared > 0 {
+		q.srq, err = q.domain.CreateSRQ(z.shared)
+		s.need("create a shared receive queue", err)
+		s.closes("shared receive queue", q.srq)
+	}
+	return q
+}
+
+func (q *pool) register(b []byte, a verbs.Access) verbs.MR {
+	q.Helper()
+	mr, err := q.domain.Register(b, a)
+	q.need("register memory", err)
+	q.closes("memory region", mr)
+	return mr
+}
+
+// end is one end of a connection.
+type end struct {
+	*pool
+	ep     verbs.Endpoint
+	qp     verbs.QP
+	events chan verbs.Event
+}
+
+func (q *pool) end(ep verbs.Endpoint) *end {
+	q.Helper()
+	// As many as there are kinds of events, and more: OnEvent's function must not block.
+	e := &end{pool: q, ep: ep, events: make(chan verbs.Event, 16)}
+	c := verbs.QPConfig{Domain: q.domain, SendCQ: q.cq, RecvCQ: q.cq, Sends: q.size.sends, Recvs: q.size.recvs, InlineBytes: q.size.inline}
+	if q.srq != nil {
+		c.SRQ, c.Recvs = q.srq, 0
+	}
+	q.closes("endpoint", ep)
+	var err error
+	e.qp, err = ep.CreateQP(c)
+	q.need("create a queue pair", err)
+	ep.OnEvent(func(v verbs.Event) { e.events <- v })
+	return e
+}
+
+// params lets messages wait for receives for ever.
+func params() verbs.Params {
+	return verbs.Params{ResponderResources: 4, InitiatorDepth: 4, RetryCount: 7, RNRRetryCount: 7}
+}
+
+// pair is a connection with its ends.
+func (s *suite) pair(z size, p verbs.Params) (target, host *end) {
+	s.Helper()
+	z = z.orUsual()
+	l := s.listen()
+	he := s.resolve(l)
+	h := s.pool(s.cfg.Host, he.Device(), z).end(he)
+	connected := s.connect(h, p)
+	te, err := l.Accept()
+	s.need("accept from the listener", err)
+	g := s.pool(s.cfg.Target, te.Device(), z).end(te)
+	s.need("accept", te.Accept(p))
+	s.need("connect", <-connected)
+	s.established(g)
+	return g, h
+}
+
+func (s *suite) connect(h *end, p verbs.Params) <-chan error {
+	connected := make(chan error, 1)
+	ctx := s.context()
+	go func() { connected <- h.ep.Connect(ctx, p) }()
+	return connected
+}
+
+// established waits for a target's end to be.
+func (s *suite) established(e *end) {
+	s.Helper()
+	if v := e.event(); v != verbs.Established {
+		s.fatal("event %q, want %q", v, verbs.Established)
+	}
+}
+
+// event is the end's next event.
+func (e *end) event() verbs.Event {
+	e.Helper()
+	select {
+	case v := <-e.events:
+		return v
+	case <-e.context().Done():
+		e.fatal("no event")
+		panic("unreachable")
+	}
+}
+
+// soon is when a test gives up.
+func (q *pool) soon() time.Time { return time.Now().Add(q.cfg.Timeout) }
+
+// completions waits until n have come and returns them.
+func (q *pool) completions(n int) []verbs.WC {
+	q.Helper()
+	q.need("set a deadline", q.cq.SetDeadline(q.soon()))
+	for len(q.got) < n {
+		if q.poll() > 0 {
+			continue
+		}
+		q.need("arm", q.cq.Arm())
+		if q.poll() > 0 {
+			continue
+		}
+		if err := q.cq.Wait(); errors.Is(err, os.ErrDeadlineExceeded) {
+			q.fatal("%d completions, want %d: %+v", len(q.got), n, q.got)
+		} else {
+			q.need("wait", err)
+		}
+	}
+	got := q.got[:n:n]
+	q.got = q.got[n:]
+	return got
+}
+
+func (q *pool) poll() int {
+	q.Helper()
+	var wcs [16]verbs.WC
+	n, err := q.cq.Poll(wcs[:])
+	q.need("poll", err)
+	q.got = append(q.got, wcs[:n]...)
+	return n
+}
+
+// send is a request over n bytes of the end's memory from off on.
+func (e *end) send(op verbs.Op, id uint64, off, n int, f verbs.Flags) verbs.SendWR {
+	return verbs.SendWR{ID: id, QP: e.qp.Handle(), Addr: e.mr.Addr() + uint64(off), Len: uint32(n), LKey: e.mr.LKey(), Op: op, Flags: f}
+}
+
+// to lets a request reach the peer's memory from off on.
+func to(wr verbs.SendWR, peer *end, off int) verbs.SendWR {
+	wr.RemoteAddr, wr.RKey = peer.mr.Addr()+uint64(off), peer.mr.RKey()
+	return wr
+}
+
+func (q *pool) recv(id uint64, off, n int) verbs.RecvWR {
+	return verbs.RecvWR{ID: id, Addr: q.mr.Addr() + uint64(off), Len: uint32(n), LKey: q.mr.LKey()}
+}
+
+func (e *end) post(wrs ...verbs.SendWR) {
+	e.Helper()
+	if n, err := e.domain.PostSend(wrs); n != len(wrs) || err != nil {
+		e.fatal("PostSend took %d of %d: %v", n, len(wrs), err)
+	}
+}
+
+func (e *end) postRecv(wrs ...verbs.RecvWR) {
+	e.Helper()
+	post := e.qp.PostRecv
+	if e.srq != nil {
+		post = e.srq.PostRecv
+	}
+	if n, err := post(wrs); n != len(wrs) || err != nil {
+		e.fatal("PostRecv took %d of %d: %v", n, len(wrs), err)
+	}
+}
+
+// wants checks the ID, the outcome and, if that is good, the operation of a completion.
+func (e *end) wants(c verbs.WC, id uint64, op verbs.Op, status verbs.WCStatus) {
+	e.Helper()
+	if c.ID != id || c.Status != status || c.QPNum != e.qp.Num() || status == verbs.StatusOK && c.Op != op {
+		e.Errorf("completion %+v (%v), want ID %d of queue pair %d, operation %d, %v", c, c.Status, id, e.qp.Num(), op, status)
+	}
+}
+
+// done waits for one completion, which must be good.
+func (e *end) done(id uint64, op verbs.Op) verbs.WC {
+	e.Helper()
+	c := e.completions(1)[0]
+	e.wants(c, id, op, verbs.StatusOK)
+	return c
+}
+
+// gone waits for the event that ends a connection. Fatal may come before.
+func (e *end) gone() {
+	e.Helper()
+	for {
+		switch v := e.event(); v {
+		case verbs.Disconnected:
+			return
+		case verbs.Fatal, verbs.Established:
+		default:
+			e.fatal("event %q, want %q", v, verbs.Disconnected)
+		}
+	}
+}
