@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"strings"
 
 	"jbofd/internal/config"
 	"jbofd/internal/daemon"
@@ -18,15 +19,19 @@ func printAddresses(w io.Writer, cfg *config.Config, a daemon.Addresses) {
 		}
 		return ip, port
 	}
-	fmt.Fprintln(w, "\njbofd is ready. On a Linux host with nvme-cli (modprobe nvme-tcp):")
+	fmt.Fprintln(w, "\njbofd is ready. On a Linux host with nvme-cli (modprobe nvme-tcp, or nvme-rdma):")
 	if a.Discovery != "" {
 		ip, port := hint(a.Discovery)
 		fmt.Fprintf(w, "  nvme discover -t tcp -a %s -s %s\n", ip, port)
 	}
 	for _, l := range a.Listeners {
+		transport := "tcp"
+		if address, ok := strings.CutPrefix(l, "rdma://"); ok {
+			transport, l = "rdma", address
+		}
 		ip, port := hint(l)
 		for _, s := range cfg.Subsystems {
-			fmt.Fprintf(w, "  nvme connect  -t tcp -a %s -s %s -n %s\n", ip, port, s.NQN)
+			fmt.Fprintf(w, "  nvme connect  -t %s -a %s -s %s -n %s\n", transport, ip, port, s.NQN)
 		}
 	}
 	if a.Metrics != "" {

@@ -101,8 +101,8 @@ type Referral struct {
 
 // Listener is an address where hosts connect to subsystems.
 type Listener struct {
-	// Transport is the NVMe-oF transport.
-	Transport string `yaml:"transport" default:"tcp" oneof:"tcp"`
+	// Transport is the NVMe-oF transport. rdma needs a daemon built with TAGS=rdma and an RDMA device; TCP and RDMA can have the same address and port.
+	Transport string `yaml:"transport" default:"tcp" oneof:"tcp|rdma"`
 	// Address is an IP address of this machine and a port. 0.0.0.0 or [::] stands for all addresses, port 0 for any free port.
 	Address string `yaml:"address" required:"true"`
 }
@@ -217,6 +217,8 @@ type Limits struct {
 	Buffers Bytes `yaml:"buffers" default:"128MiB" min:"4MiB" max:"1TiB"`
 	// ReceiveBuffer is the memory in which one connection receives.
 	ReceiveBuffer Bytes `yaml:"receive_buffer" default:"128KiB" min:"16KiB" max:"16MiB"`
+	// RDMAReceives is how many commands each RDMA device can receive before the daemon has looked at them, over all its connections (the shared receive queue). The memory, in_capsule_bytes for each, is taken as connections come; hosts that meet no receive are told to try again.
+	RDMAReceives int `yaml:"rdma_receives" default:"4096" min:"32" max:"1000000"`
 	// Connections is how many connections (queue pairs) there can be. Further ones are refused.
 	Connections int `yaml:"connections" default:"4096" min:"2" max:"1000000"`
 	// ConnectionsPerHost is how many of them one host can have.

@@ -172,9 +172,8 @@ func setText(v reflect.Value, f field, text string) error {
 
 // notBuiltIn explains values that the design knows and this build does not have.
 var notBuiltIn = map[string]string{
-	"transport=rdma": "transport rdma is not built in",
-	"type=kv":        "type kv is not built in this version",
-	"backend=spdk":   "backend spdk is not built in",
+	"type=kv":      "type kv is not built in this version",
+	"backend=spdk": "backend spdk is not built in",
 }
 
 func below(v reflect.Value, f field, limit string) bool {

@@ -117,32 +117,33 @@ func (v *validator) address(path, s string) netip.AddrPort {
 func (v *validator) addresses() {
 	type listen struct {
 		path string
+		rdma bool // RDMA has port numbers of its own
 		addr netip.AddrPort
 	}
 	var all []listen
-	add := func(path, s string) {
+	add := func(path, s string, rdma bool) {
 		a := v.address(path, s)
 		if !a.IsValid() {
 			return
 		}
 		for _, o := range all {
 			same := o.addr.Addr().Unmap() == a.Addr().Unmap() || o.addr.Addr().IsUnspecified() || a.Addr().IsUnspecified()
-			if same && a.Port() != 0 && a.Port() == o.addr.Port() {
+			if same && rdma == o.rdma && a.Port() != 0 && a.Port() == o.addr.Port() {
 				v.complain(path, "%q collides with %s %q at %s; allowed: an address and port of its own", s, o.path, o.addr, v.line(o.path))
 				return
 			}
 		}
-		all = append(all, listen{path, a})
+		all = append(all, listen{path, rdma, a})
 	}
 	if v.c.Metrics.Address != "" {
-		add("metrics.address", v.c.Metrics.Address)
+		add("metrics.address", v.c.Metrics.Address, false)
 	}
 	if v.c.Discovery.Address != "" {
-		add("discovery.address", v.c.Discovery.Address)
+		add("discovery.address", v.c.Discovery.Address, false)
 	}
 	for i, l := range v.c.Listeners {
 		if p := index("listeners", i); v.ok(p) {
-			add(join(p, "address"), l.Address)
+			add(join(p, "address"), l.Address, l.Transport == "rdma")
 		}
 	}
 	if v.c.Metrics.Address == "" && v.c.Metrics.Pprof {

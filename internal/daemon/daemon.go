@@ -9,7 +9,6 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
-	"net"
 	"os"
 	"sync"
 	"time"
@@ -23,6 +22,8 @@ import (
 	"jbofd/internal/nvmeof/fabric"
 	"jbofd/internal/nvmeof/fabric/queue"
 	"jbofd/internal/nvmeof/qpair"
+	rdmaserve "jbofd/internal/nvmeof/rdma/serve"
+	"jbofd/internal/nvmeof/rdma/verbs"
 	"jbofd/internal/nvmeof/tcp"
 	"jbofd/internal/nvmeof/tcp/serve"
 	"jbofd/internal/telemetry"
@@ -39,6 +40,8 @@ type Options struct {
 	Stderr io.Writer
 	// Version and Commit identify the build.
 	Version, Commit string
+	// RDMA reaches the machine's RDMA devices; nil: verbs.Open, if the configuration has RDMA listeners.
+	RDMA verbs.Provider
 	// Ready, if set, is called once hosts can connect.
 	Ready func(Addresses)
 }
@@ -47,7 +50,8 @@ type Options struct {
 type Addresses struct {
 	// Metrics is empty if there is no server; so is Discovery.
 	Metrics, Discovery string
-	Listeners          []string
+	// Listeners are IP:port, of RDMA with rdma:// before it.
+	Listeners []string
 }
 
 // spinFor is how long a queue's reader asks for the next command before it
@@ -75,8 +79,8 @@ type Node struct {
 	ssds      []*drive // in the configuration's order
 	fab       *fabric.Fabric
 	tcp       *serve.Server
-	// listeners and ports belong together by index.
-	listeners []net.Listener
+	rdma      *rdmaserve.Server // nil without RDMA listeners
+	listeners []listener
 	ports     []nvmeof.Port
 	addrs     Addresses
 	// closers are run in reverse order.
@@ -273,7 +277,7 @@ func (n *Node) startTarget() error {
 		return err
 	}
 	n.closing(n.tcp.Close)
-	return nil
+	return n.startRDMA(limits, admission, peers)
 }
 
 // firmware is the revision that hosts see, 8 bytes.
@@ -293,45 +297,6 @@ func digest(parts ...string) (b [16]byte) {
 	copy(b[:], h.Sum(nil))
 	b[6], b[8] = b[6]&0x0f|0x80, b[8]&0x3f|0x80 // a custom (version 8) UUID
 	return b
-}
-
-// listen opens the listeners. A host that connected now would be told that its
-// subsystem does not exist, and not try again: serve is called after apply.
-func (n *Node) listen() error {
-	open := func(address string, discovery bool) (net.Listener, error) {
-		l, err := net.Listen("tcp", address)
-		if err != nil {
-			return nil, fmt.Errorf("listen on %s: %w", address, err)
-		}
-		n.closing(func() { _ = l.Close() })
-		n.ports = append(n.ports, serve.PortFor(uint16(len(n.ports)+1), l, discovery))
-		return l, nil
-	}
-	for _, lc := range n.cfg.Listeners {
-		l, err := open(lc.Address, false)
-		if err != nil {
-			return err
-		}
-		n.listeners = append(n.listeners, l)
-		n.addrs.Listeners = append(n.addrs.Listeners, l.Addr().String())
-	}
-	if a := n.cfg.Discovery.Address; a != "" {
-		l, err := open(a, true)
-		if err != nil {
-			return err
-		}
-		n.listeners = append(n.listeners, l)
-		n.addrs.Discovery = l.Addr().String()
-	}
-	return nil
-}
-
-// serve lets hosts in.
-func (n *Node) serve() {
-	for i, l := range n.listeners {
-		n.tcp.Serve(l, n.ports[i])
-		n.log.Info("listening", "transport", "tcp", "address", l.Addr().String())
-	}
 }
 
 // Reload reads the configuration anew and changes what can change live.
@@ -363,7 +328,12 @@ func (n *Node) stop() {
 	n.tel.Health().Block("daemon", "draining")
 	ctx, cancel := context.WithTimeout(context.Background(), n.cfg.Limits.DrainTimeout)
 	defer cancel()
+	var drained sync.WaitGroup
+	if n.rdma != nil {
+		drained.Go(func() { n.rdma.Drain(ctx) })
+	}
 	n.tcp.Drain(ctx)
+	drained.Wait()
 	if errors.Is(ctx.Err(), context.DeadlineExceeded) {
 		n.log.Warn("commands are still under way after drain_timeout; closing their connections")
 	}
@@ -371,6 +341,9 @@ func (n *Node) stop() {
 	go func() {
 		defer close(closed)
 		n.tcp.Close()
+		if n.rdma != nil {
+			n.rdma.Close()
+		}
 		n.flushDrives()
 		n.close()
 	}()

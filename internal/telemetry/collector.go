@@ -118,6 +118,7 @@ func metrics() []metric {
 		}
 	}
 	all = append(all, schedulerMetrics()...)
+	all = append(all, rdmaMetrics()...)
 	return append(all, subsystemInfo, namespaceInfo, namespaceCapacity, bufferBytes, bufferTaken, bufferWaits,
 		logDropped, tenantsDropped, configReloads)
 }
@@ -178,7 +179,7 @@ func (c collector) Collect(ch chan<- prometheus.Metric) {
 	for _, s := range t.ssds {
 		drives = append(drives, s)
 	}
-	subsystems, buffers, scheduling := t.subsystems, t.buffers, t.scheduling
+	subsystems, buffers, scheduling, rdma := t.subsystems, t.buffers, t.scheduling, t.rdma
 	t.mu.Unlock()
 
 	for _, s := range io {
@@ -216,6 +217,9 @@ func (c collector) Collect(ch chan<- prometheus.Metric) {
 		put(bufferBytes, float64(b.TotalBytes-b.InUseBytes), "free")
 		put(bufferTaken, float64(b.TakenBytes))
 		put(bufferWaits, float64(b.Waits))
+	}
+	if rdma != nil {
+		collectRDMA(rdma(), put)
 	}
 }
 

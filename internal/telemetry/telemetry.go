@@ -61,6 +61,7 @@ type Telemetry struct {
 	subsystems []Subsystem
 	buffers    func() BufferStats
 	scheduling func() []Scheduling
+	rdma       func() RDMAStats
 }
 
 type ioKey struct{ tenant, ssd, op string }

@@ -44,6 +44,9 @@ func full() *Telemetry {
 	})
 	t.SetSubsystems([]Subsystem{{NQN: "nqn.2026-11.example.jbofd:a", Serial: "S1", Model: "jbofd",
 		Namespaces: []Namespace{{NSID: 1, SSD: "ssd0", UUID: "6f8b1c1e-6c29-4b5a-9a55-0d7f3f4f2c11", Type: "block", SizeBytes: 1 << 20, BlockSize: 4096}}}})
+	t.SetRDMA(func() RDMAStats {
+		return RDMAStats{Devices: 1, CompletionQueues: 2, Receives: 64, Held: 3, RegisteredBytes: 1 << 20, Doorbells: 7, Crossings: 9}
+	})
 	t.SetBuffers(func() BufferStats { return BufferStats{TotalBytes: 100, InUseBytes: 40, TakenBytes: 60, Waits: 1} })
 	t.SetScheduling(func() []Scheduling { return []Scheduling{sharing("nqn.2026-11.example.host:a")} })
 	return t
