@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 
+	"jbofd/client/internal/hostverbs"
 	"jbofd/internal/nvme"
 )
 
@@ -40,7 +41,7 @@ func (c *Controller) Identity(ctx context.Context) (Identity, error) {
 	_, ext, _ := id.Extension()
 	return Identity{
 		CNTLID: a.cntlid, SubNQN: id.SubNQN(), Serial: id.SN(), Model: id.MN(), Firmware: id.FR(), Version: uint32(a.vs),
-		MaxTransferBytes: a.maxTransfer(), MaxQueueDepth: a.depth, InCapsuleBytes: a.inCapsule, IOQueues: a.ioQueues,
+		MaxTransferBytes: a.maxTransfer(), MaxQueueDepth: a.depth, InCapsuleBytes: a.inCapsuleFor(1), IOQueues: a.ioQueues,
 		VolatileWriteCache: id.VWC()&nvme.VWCPresent != 0,
 		Compare:            id.ONCS()&nvme.ONCSCompare != 0,
 		CompareAndWrite:    id.FUSES()&nvme.FUSESCompareAndWrite != 0,
@@ -52,13 +53,18 @@ func (c *Controller) Identity(ctx context.Context) (Identity, error) {
 	}, nil
 }
 
-// maxTransfer is MDTS in bytes: a power of two of the smallest page size; 0 is no limit.
+// maxTransfer is MDTS in bytes: a power of two of the smallest page size; 0 is no limit. Over RDMA it is
+// at most what a command can borrow.
 func (a *association) maxTransfer() int {
 	m := int(a.id.MDTS())
-	if m == 0 || m > 20 {
-		return 0
+	n := 0
+	if m != 0 && m <= 20 {
+		n = 1 << (m + 12 + int(a.cap.MPSMIN()))
 	}
-	return 1 << (m + 12 + int(a.cap.MPSMIN()))
+	if a.opts.Transport == RDMA && (n == 0 || n > hostverbs.MaxBounceBytes) {
+		n = hostverbs.MaxBounceBytes
+	}
+	return n
 }
 
 // AdminPassthru runs any admin command; data is read or written as the opcode says, and is

@@ -9,8 +9,10 @@ import (
 	"sync/atomic"
 	"time"
 
+	"jbofd/client/internal/host"
 	"jbofd/client/internal/hostconn"
 	"jbofd/client/internal/hosttcp"
+	"jbofd/client/internal/hostverbs"
 	"jbofd/client/internal/window"
 	"jbofd/internal/nvme"
 )
@@ -18,6 +20,10 @@ import (
 // adminInCapsule is how much data an admin or fabrics command may carry in its capsule
 // over TCP.
 const adminInCapsule = 8192
+
+// maxRDMAInCapsule bounds the data in a capsule over RDMA, where each command that a queue can have
+// outstanding has a capsule of its own.
+const maxRDMAInCapsule = 16 << 10
 
 // maxAborts bounds the Aborts outstanding, whatever the target allows; adminUsers is how many
 // of the admin queue's commands are left to callers when Aborts, the Keep Alive and the
@@ -121,7 +127,7 @@ func connectAssociation(ctx context.Context, o Options, known *window.Gate) (a *
 
 // openQueue connects queue id and starts its goroutines. Its failure ends the association.
 func (a *association) openQueue(ctx context.Context, id uint16, depth int) (*hostconn.Queue, error) {
-	w, err := a.openWire(ctx, id, depth)
+	w, err := a.openWire(ctx, wire{qid: id, depth: depth})
 	if err != nil {
 		return nil, err
 	}
@@ -140,28 +146,57 @@ func (a *association) openQueue(ctx context.Context, id uint16, depth int) (*hos
 	return q, nil
 }
 
-// openWire dials and exchanges ICReq and ICResp for queue id.
-func (a *association) openWire(ctx context.Context, id uint16, depth int) (*hostconn.Conn, error) {
+// wire is a connection to open for a queue.
+type wire struct {
+	qid   uint16
+	depth int
+	// direct: the queue never gives a buffer back before its command has completed.
+	direct bool
+}
+
+// openWire connects for a queue, up to its Connect command.
+func (a *association) openWire(ctx context.Context, w wire) (c host.Conn, err error) {
+	if a.opts.Transport == RDMA {
+		c, err = hostverbs.Dial(ctx, hostverbs.Config{
+			Address: a.opts.Address, QID: w.qid, CNTLID: a.cntlid, Depth: w.depth, InCapsuleBytes: a.inCapsuleFor(w.qid),
+			Direct: w.direct, Memory: a.opts.memory,
+		})
+	} else {
+		c, err = a.openTCP(ctx, w)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("queue %d: %w", w.qid, err)
+	}
+	return c, nil
+}
+
+// openTCP dials and exchanges ICReq and ICResp.
+func (a *association) openTCP(ctx context.Context, w wire) (*hostconn.Conn, error) {
 	ho := hosttcp.Options{
-		Depth: depth, HeaderDigest: a.opts.HeaderDigest, DataDigest: a.opts.DataDigest, MaxR2T: a.opts.MaxR2T,
+		Depth: w.depth, HeaderDigest: a.opts.HeaderDigest, DataDigest: a.opts.DataDigest, MaxR2T: a.opts.MaxR2T,
 		InCapsuleBytes: adminInCapsule, // Connect is a fabrics command on every queue
 	}
-	if id == 0 {
+	if w.qid == 0 {
 		ho.RecvBytes = 16 << 10
 	}
-	w, err := hostconn.Dial(ctx, a.opts.Address, ho)
+	c, err := hostconn.Dial(ctx, a.opts.Address, ho)
 	if err != nil {
-		return nil, fmt.Errorf("queue %d: %w", id, err)
+		return nil, err
 	}
-	if err := w.Handshake(ctx); err != nil {
-		return nil, errors.Join(fmt.Errorf("queue %d: %s: %w", id, a.opts.Address, hostconn.Classify(err)), w.Close())
+	if err := c.Handshake(ctx); err != nil {
+		return nil, errors.Join(fmt.Errorf("%s: %w", a.opts.Address, hostconn.Classify(err)), c.Close())
 	}
-	return w, nil
+	return c, nil
 }
 
 // inCapsuleFor is how much data commands on queue id may carry in their capsules.
 func (a *association) inCapsuleFor(id uint16) int {
-	if id == 0 {
+	switch {
+	case a.opts.Transport == RDMA && id == 0:
+		return 0 // as Linux has it: the specification names no size before Identify
+	case a.opts.Transport == RDMA:
+		return min(a.inCapsule, maxRDMAInCapsule)
+	case id == 0:
 		return adminInCapsule
 	}
 	return a.inCapsule
@@ -256,7 +291,7 @@ func (a *association) enable(ctx context.Context) error {
 		a.depth = min(a.depth, m)
 	}
 	if a.id.ICDOFF() == 0 {
-		a.inCapsule = int(min(a.id.IOCCSZ(), 1<<20)*16) - nvme.SQESize
+		a.inCapsule = max(int(min(a.id.IOCCSZ(), 1<<20)*16)-nvme.SQESize, 0)
 	}
 	return nil
 }
@@ -408,7 +443,7 @@ func (a *association) openQPair(ctx context.Context) (p *QPair, err error) {
 	if err != nil {
 		return nil, err
 	}
-	w, err := a.openWire(ctx, id, a.depth)
+	w, err := a.openWire(ctx, wire{qid: id, depth: a.depth, direct: true})
 	if err != nil {
 		a.putQID(id)
 		return nil, err
@@ -434,7 +469,7 @@ func (a *association) openQPair(ctx context.Context) (p *QPair, err error) {
 	if err != nil {
 		return nil, errors.Join(err, p.Close())
 	}
-	w.Machine().SetInCapsuleBytes(a.inCapsule)
+	w.Machine().SetInCapsuleBytes(a.inCapsuleFor(id))
 	p.passGate(a.gate)
 	return p, nil
 }

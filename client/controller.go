@@ -7,6 +7,7 @@ import (
 	"sync"
 	"time"
 
+	"jbofd/client/internal/hostverbs"
 	"jbofd/client/internal/window"
 	"jbofd/internal/nvme"
 )
@@ -50,11 +51,16 @@ func Connect(ctx context.Context, o Options) (*Controller, error) {
 		return nil, err
 	}
 	c := &Controller{opts: o, stopped: make(chan struct{}), changed: make(chan struct{})}
+	if o.Transport == RDMA {
+		if c.opts.memory, err = hostverbs.NewMemory(o.RDMA, o.BounceBytes); err != nil {
+			return nil, fmt.Errorf("connecting to %s: %w", o.URL(), err)
+		}
+	}
 	c.ctx, c.cancel = context.WithCancel(context.Background())
 	a, err := c.attempt(ctx)
 	if err != nil {
 		c.cancel()
-		return nil, fmt.Errorf("connecting to %s: %w", o.Address, err)
+		return nil, errors.Join(fmt.Errorf("connecting to %s: %w", o.URL(), err), c.closeMemory())
 	}
 	c.a = a
 	go c.supervise(a)
@@ -102,7 +108,7 @@ func (c *Controller) supervise(a *association) {
 		c.losses++
 		c.mu.Unlock()
 		c.set(nil, nil)
-		c.opts.Logger.Warn("connection lost", "address", c.opts.Address, "subnqn", c.opts.SubNQN, "cause", cause)
+		c.opts.Logger.Warn("connection lost", "address", c.opts.URL(), "subnqn", c.opts.SubNQN, "cause", cause)
 		// Its errors say once more that the connection is gone.
 		_ = a.close(cause)
 		a = c.reconnect(cause)
@@ -116,7 +122,7 @@ func (c *Controller) reconnect(cause error) *association {
 		for n := 1; ; n++ {
 			a, err := c.attempt(c.ctx)
 			if err == nil {
-				c.opts.Logger.Info("connection restored", "address", c.opts.Address, "subnqn", c.opts.SubNQN,
+				c.opts.Logger.Info("connection restored", "address", c.opts.URL(), "subnqn", c.opts.SubNQN,
 					"attempts", n, "after", time.Since(begin).Round(time.Millisecond))
 				c.set(a, nil)
 				if c.opts.onReconnect != nil {
@@ -142,8 +148,8 @@ func (c *Controller) reconnect(cause error) *association {
 	if c.ctx.Err() != nil {
 		c.set(nil, ErrClosed)
 	} else {
-		err := fmt.Errorf("%w: %s: gave up after %s: %w", ErrConnectionLost, c.opts.Address, time.Since(begin).Round(time.Millisecond), cause)
-		c.opts.Logger.Error("connection given up", "address", c.opts.Address, "subnqn", c.opts.SubNQN, "cause", cause)
+		err := fmt.Errorf("%w: %s: gave up after %s: %w", ErrConnectionLost, c.opts.URL(), time.Since(begin).Round(time.Millisecond), cause)
+		c.opts.Logger.Error("connection given up", "address", c.opts.URL(), "subnqn", c.opts.SubNQN, "cause", cause)
 		c.set(nil, err)
 	}
 	return nil
@@ -198,7 +204,14 @@ func (c *Controller) live(ctx context.Context) (*association, error) {
 func (c *Controller) Close() error {
 	c.cancel()
 	<-c.stopped
-	return c.closeErr
+	return errors.Join(c.closeErr, c.closeMemory())
+}
+
+func (c *Controller) closeMemory() error {
+	if c.opts.memory == nil {
+		return nil
+	}
+	return c.opts.memory.Close()
 }
 
 // Options returns the options with defaults filled in.

@@ -19,8 +19,12 @@ import (
 
 // quick are options under which tests do not wait long for what they provoke.
 func quick(s *script) Options {
-	return Options{Address: s.addr(), SubNQN: "nqn.2026-11.example.jbofd:test", Queues: 2, QueueDepth: 32,
+	o := Options{Address: s.addr(), SubNQN: "nqn.2026-11.example.jbofd:test", Queues: 2, QueueDepth: 32,
 		ReconnectDelay: time.Millisecond, CtrlLossTimeout: 20 * time.Second}
+	if s.rdma != nil {
+		o.RDMA = s.rdma.host
+	}
+	return o
 }
 
 func connect(t testing.TB, o Options) (*Controller, *Namespace) {
@@ -59,6 +63,20 @@ func eventually(t testing.TB, what string, ok func() bool) {
 	}
 }
 
+// overEach runs a test over each transport.
+func overEach(t *testing.T, diskBytes int, test func(*testing.T, *script)) {
+	for _, rdma := range []bool{false, true} {
+		t.Run(map[bool]string{false: "tcp", true: "rdma"}[rdma], func(t *testing.T) { test(t, newScriptOver(t, rdma, diskBytes)) })
+	}
+}
+
+func newScriptOver(t testing.TB, rdma bool, diskBytes int) *script {
+	if rdma {
+		return newRDMAScript(t, diskBytes)
+	}
+	return newScript(t, diskBytes)
+}
+
 // stall makes the script swallow the commands of one name from now on; the function returned
 // ends that.
 func (s *script) stall(name string) (end func()) {
@@ -74,9 +92,10 @@ func (s *script) stall(name string) (end func()) {
 }
 
 func TestManyGoroutinesShareTheQueues(t *testing.T) {
-	for _, digests := range []bool{false, true} {
-		t.Run(fmt.Sprintf("digests=%t", digests), func(t *testing.T) {
-			s := newScript(t, 16<<20)
+	for _, mode := range []string{"plain", "digests", "rdma"} {
+		t.Run(mode, func(t *testing.T) {
+			digests := mode == "digests"
+			s := newScriptOver(t, mode == "rdma", 16<<20)
 			o := quick(s)
 			o.HeaderDigest, o.DataDigest = digests, digests
 			o.QueueDepth = 4 // fewer than goroutines: some wait for a place
@@ -117,259 +136,275 @@ func TestManyGoroutinesShareTheQueues(t *testing.T) {
 // TestBothDirectionsFull: a target that does not read while it writes cannot stall the host, whose
 // socket buffers are full in both directions.
 func TestBothDirectionsFull(t *testing.T) {
-	s := newScript(t, 64<<20)
-	o := quick(s)
-	o.QPairs = 1
-	c, n := connect(t, o)
-	ctx := testContext(t)
-	var wg sync.WaitGroup
-	for g := range 24 {
-		wg.Add(1)
-		go func() {
-			defer wg.Done()
-			b := make([]byte, 1<<20)
-			for range 4 {
-				var err error
-				if g%2 == 0 {
-					_, err = n.ReadAt(ctx, b, int64(g)<<20)
-				} else {
-					_, err = n.WriteAt(ctx, b, int64(g)<<20, 0)
+	overEach(t, 64<<20, func(t *testing.T, s *script) {
+		o := quick(s)
+		o.QPairs = 1
+		c, n := connect(t, o)
+		ctx := testContext(t)
+		var wg sync.WaitGroup
+		for g := range 24 {
+			wg.Add(1)
+			go func() {
+				defer wg.Done()
+				b := make([]byte, 1<<20)
+				for range 4 {
+					var err error
+					if g%2 == 0 {
+						_, err = n.ReadAt(ctx, b, int64(g)<<20)
+					} else {
+						_, err = n.WriteAt(ctx, b, int64(g)<<20, 0)
+					}
+					if err != nil {
+						t.Error(err)
+					}
 				}
-				if err != nil {
-					t.Error(err)
-				}
-			}
-		}()
-	}
-	wg.Wait()
-	p, err := c.OpenQPair(ctx)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer p.Close()
-	for range 3 {
-		var cmds []Command
-		for i := range 32 {
-			c := Command{Data: make([]byte, 1<<20), Tag: uint64(i)}
-			SetRW(&c, []uint8{OpRead, OpWrite}[i%2], 1, uint64(i)*2048, 2048)
-			cmds = append(cmds, c)
+			}()
 		}
-		run(t, p, cmds)
-	}
+		wg.Wait()
+		p, err := c.OpenQPair(ctx)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer p.Close()
+		for range 3 {
+			var cmds []Command
+			for i := range 32 {
+				c := Command{Data: make([]byte, 1<<20), Tag: uint64(i)}
+				SetRW(&c, []uint8{OpRead, OpWrite}[i%2], 1, uint64(i)*2048, 2048)
+				cmds = append(cmds, c)
+			}
+			run(t, p, cmds)
+		}
+	})
 }
 
 func TestReadsAndWritesSurviveALoss(t *testing.T) {
-	s := newScript(t, 1<<20)
-	copy(s.disk[4096:], "what the disk holds")
-	c, n := connect(t, quick(s))
-	ctx := testContext(t)
-	for _, op := range []string{"read", "write"} {
-		end := s.stall(op)
-		before := s.count(op)
-		got := make(chan error, 1)
-		b := make([]byte, 4096)
-		go func() {
-			var err error
-			if op == "read" {
-				_, err = n.ReadAt(ctx, b, 4096)
-			} else {
-				_, err = n.WriteAt(ctx, bytes.Repeat([]byte{9}, 4096), 8192, FUA)
+	overEach(t, 1<<20, func(t *testing.T, s *script) {
+		copy(s.disk[4096:], "what the disk holds")
+		c, n := connect(t, quick(s))
+		ctx := testContext(t)
+		for _, op := range []string{"read", "write"} {
+			end := s.stall(op)
+			before := s.count(op)
+			got := make(chan error, 1)
+			b := make([]byte, 4096)
+			go func() {
+				var err error
+				if op == "read" {
+					_, err = n.ReadAt(ctx, b, 4096)
+				} else {
+					_, err = n.WriteAt(ctx, bytes.Repeat([]byte{9}, 4096), 8192, FUA)
+				}
+				got <- err
+			}()
+			eventually(t, "the command reaches the target", func() bool { return s.count(op) > before })
+			end()
+			s.cut()
+			if err := <-got; err != nil {
+				t.Fatalf("%s: %v", op, err)
 			}
-			got <- err
-		}()
-		eventually(t, "the command reaches the target", func() bool { return s.count(op) > before })
-		end()
-		s.cut()
-		if err := <-got; err != nil {
-			t.Fatalf("%s: %v", op, err)
+			if op == "read" && !bytes.HasPrefix(b, []byte("what the disk holds")) {
+				t.Error("the repeated read brought other data")
+			}
+			if s.count(op) != before+2 {
+				t.Errorf("%s was sent %d times, want 2", op, s.count(op)-before)
+			}
 		}
-		if op == "read" && !bytes.HasPrefix(b, []byte("what the disk holds")) {
-			t.Error("the repeated read brought other data")
+		if s.disk[8192] != 9 || c.Losses() != 2 {
+			t.Errorf("byte %d, %d losses", s.disk[8192], c.Losses())
 		}
-		if s.count(op) != before+2 {
-			t.Errorf("%s was sent %d times, want 2", op, s.count(op)-before)
-		}
-	}
-	if s.disk[8192] != 9 || c.Losses() != 2 {
-		t.Errorf("byte %d, %d losses", s.disk[8192], c.Losses())
-	}
+	})
 }
 
 func TestCompareAndWriteIsNotRepeated(t *testing.T) {
-	s := newScript(t, 1<<20)
-	_, n := connect(t, quick(s))
-	end := s.stall("compare")
-	got := make(chan error, 1)
-	go func() { got <- n.CompareAndWrite(testContext(t), make([]byte, 512), make([]byte, 512), 0) }()
-	eventually(t, "the command reaches the target", func() bool { return s.count("compare") > 0 })
-	end()
-	s.cut()
-	if err := <-got; !errors.Is(err, ErrConnectionLost) {
-		t.Errorf("%v, want ErrConnectionLost", err)
-	}
-	if k := s.count("compare"); k != 1 {
-		t.Errorf("sent %d times", k)
-	}
-	// And it works when nothing is in its way.
-	w := bytes.Repeat([]byte{3}, 512)
-	if err := n.CompareAndWrite(testContext(t), make([]byte, 512), w, 0); err != nil {
-		t.Fatal(err)
-	}
-	if err := n.CompareAndWrite(testContext(t), make([]byte, 512), w, 0); !errors.Is(err, ErrCompareFailed) {
-		t.Errorf("%v, want ErrCompareFailed", err)
-	}
+	overEach(t, 1<<20, func(t *testing.T, s *script) {
+		_, n := connect(t, quick(s))
+		end := s.stall("compare")
+		got := make(chan error, 1)
+		go func() { got <- n.CompareAndWrite(testContext(t), make([]byte, 512), make([]byte, 512), 0) }()
+		eventually(t, "the command reaches the target", func() bool { return s.count("compare") > 0 })
+		end()
+		s.cut()
+		if err := <-got; !errors.Is(err, ErrConnectionLost) {
+			t.Errorf("%v, want ErrConnectionLost", err)
+		}
+		if k := s.count("compare"); k != 1 {
+			t.Errorf("sent %d times", k)
+		}
+		// And it works when nothing is in its way.
+		w := bytes.Repeat([]byte{3}, 512)
+		if err := n.CompareAndWrite(testContext(t), make([]byte, 512), w, 0); err != nil {
+			t.Fatal(err)
+		}
+		if err := n.CompareAndWrite(testContext(t), make([]byte, 512), w, 0); !errors.Is(err, ErrCompareFailed) {
+			t.Errorf("%v, want ErrCompareFailed", err)
+		}
+	})
 }
 
 func TestCtrlLossTimeoutEndsTheWait(t *testing.T) {
-	s := newScript(t, 1<<20)
-	o := quick(s)
-	o.CtrlLossTimeout = 50 * time.Millisecond
-	_, n := connect(t, o)
-	s.ln.Close()
-	s.cut()
-	_, err := n.ReadAt(testContext(t), make([]byte, 512), 0)
-	if !errors.Is(err, ErrConnectionLost) {
-		t.Errorf("%v, want ErrConnectionLost", err)
-	}
-	_, err = n.ReadAt(testContext(t), make([]byte, 512), 0)
-	if !errors.Is(err, ErrConnectionLost) {
-		t.Errorf("later: %v, want ErrConnectionLost", err)
-	}
+	overEach(t, 1<<20, func(t *testing.T, s *script) {
+		o := quick(s)
+		o.CtrlLossTimeout = 50 * time.Millisecond
+		_, n := connect(t, o)
+		s.stop()
+		s.cut()
+		_, err := n.ReadAt(testContext(t), make([]byte, 512), 0)
+		if !errors.Is(err, ErrConnectionLost) {
+			t.Errorf("%v, want ErrConnectionLost", err)
+		}
+		_, err = n.ReadAt(testContext(t), make([]byte, 512), 0)
+		if !errors.Is(err, ErrConnectionLost) {
+			t.Errorf("later: %v, want ErrConnectionLost", err)
+		}
+	})
 }
 
 func TestCancelledReadGivesItsBufferBack(t *testing.T) {
-	s := newScript(t, 4<<20)
-	for i := range s.disk {
-		s.disk[i] = 1
-	}
-	_, n := connect(t, quick(s))
-	end := s.stall("read")
-	ctx, cancel := context.WithCancel(context.Background())
-	b := make([]byte, 1<<20)
-	got := make(chan error, 1)
-	go func() {
-		_, err := n.ReadAt(ctx, b, 0)
-		got <- err
-	}()
-	eventually(t, "the read reaches the target", func() bool { return s.count("read") > 0 })
-	cancel()
-	if err := <-got; !errors.Is(err, context.Canceled) {
-		t.Fatalf("%v, want context.Canceled", err)
-	}
-	clear(b)
-	eventually(t, "an Abort", func() bool { return s.count("abort") == 1 })
-	end()
-	// The queue goes on, and other reads do not land in the old buffer.
-	for range 4 {
-		r := make([]byte, 1<<20)
-		if _, err := n.ReadAt(testContext(t), r, 0); err != nil || r[len(r)-1] != 1 {
-			t.Fatalf("later read: %v", err)
+	overEach(t, 4<<20, func(t *testing.T, s *script) {
+		for i := range s.disk {
+			s.disk[i] = 1
 		}
-	}
-	if !bytes.Equal(b, make([]byte, len(b))) {
-		t.Error("the buffer changed after the call had returned")
-	}
+		_, n := connect(t, quick(s))
+		end := s.stall("read")
+		ctx, cancel := context.WithCancel(context.Background())
+		b := make([]byte, 1<<20)
+		got := make(chan error, 1)
+		go func() {
+			_, err := n.ReadAt(ctx, b, 0)
+			got <- err
+		}()
+		eventually(t, "the read reaches the target", func() bool { return s.count("read") > 0 })
+		cancel()
+		if err := <-got; !errors.Is(err, context.Canceled) {
+			t.Fatalf("%v, want context.Canceled", err)
+		}
+		clear(b)
+		eventually(t, "an Abort", func() bool { return s.count("abort") == 1 })
+		end()
+		// The queue goes on, and other reads do not land in the old buffer.
+		for range 4 {
+			r := make([]byte, 1<<20)
+			if _, err := n.ReadAt(testContext(t), r, 0); err != nil || r[len(r)-1] != 1 {
+				t.Fatalf("later read: %v", err)
+			}
+		}
+		if !bytes.Equal(b, make([]byte, len(b))) {
+			t.Error("the buffer changed after the call had returned")
+		}
+	})
 }
 
 func TestKeepAliveFlowsWhileDataStalls(t *testing.T) {
-	s := newScript(t, 1<<20)
-	o := quick(s)
-	o.KATO = 100 * time.Millisecond
-	_, n := connect(t, o)
-	defer s.stall("read")()
-	ctx, cancel := context.WithCancel(context.Background())
-	var wg sync.WaitGroup
-	for range 100 { // more than the queues hold
-		wg.Add(1)
-		go func() {
-			defer wg.Done()
-			if _, err := n.ReadAt(ctx, make([]byte, 512), 0); !errors.Is(err, context.Canceled) {
-				t.Error(err)
-			}
-		}()
-	}
-	before := s.count("keepalive")
-	eventually(t, "three more Keep Alives", func() bool { return s.count("keepalive") >= before+3 })
-	cancel()
-	wg.Wait()
+	overEach(t, 1<<20, func(t *testing.T, s *script) {
+		o := quick(s)
+		o.KATO = 100 * time.Millisecond
+		_, n := connect(t, o)
+		defer s.stall("read")()
+		ctx, cancel := context.WithCancel(context.Background())
+		var wg sync.WaitGroup
+		for range 100 { // more than the queues hold
+			wg.Add(1)
+			go func() {
+				defer wg.Done()
+				if _, err := n.ReadAt(ctx, make([]byte, 512), 0); !errors.Is(err, context.Canceled) {
+					t.Error(err)
+				}
+			}()
+		}
+		before := s.count("keepalive")
+		eventually(t, "three more Keep Alives", func() bool { return s.count("keepalive") >= before+3 })
+		cancel()
+		wg.Wait()
+	})
 }
 
 func TestUnansweredKeepAliveIsALoss(t *testing.T) {
-	s := newScript(t, 1<<20)
-	o := quick(s)
-	o.KATO = 100 * time.Millisecond
-	c, n := connect(t, o)
-	end := s.stall("keepalive")
-	eventually(t, "the loss", func() bool { return c.Losses() > 0 })
-	end()
-	if _, err := n.ReadAt(testContext(t), make([]byte, 512), 0); err != nil {
-		t.Fatal(err)
-	}
+	overEach(t, 1<<20, func(t *testing.T, s *script) {
+		o := quick(s)
+		o.KATO = 100 * time.Millisecond
+		c, n := connect(t, o)
+		end := s.stall("keepalive")
+		eventually(t, "the loss", func() bool { return c.Losses() > 0 })
+		end()
+		if _, err := n.ReadAt(testContext(t), make([]byte, 512), 0); err != nil {
+			t.Fatal(err)
+		}
+	})
 }
 
 func TestUnansweredCommandIsALoss(t *testing.T) {
-	s := newScript(t, 1<<20)
-	o := quick(s)
-	o.CommandTimeout = time.Second
-	c, n := connect(t, o)
-	end := s.stall("read")
-	got := make(chan error, 1)
-	go func() {
-		_, err := n.ReadAt(testContext(t), make([]byte, 512), 0)
-		got <- err
-	}()
-	eventually(t, "the loss", func() bool { return c.Losses() > 0 })
-	end()
-	if err := <-got; err != nil {
-		t.Fatal(err)
-	}
+	overEach(t, 1<<20, func(t *testing.T, s *script) {
+		o := quick(s)
+		o.CommandTimeout = time.Second
+		c, n := connect(t, o)
+		end := s.stall("read")
+		got := make(chan error, 1)
+		go func() {
+			_, err := n.ReadAt(testContext(t), make([]byte, 512), 0)
+			got <- err
+		}()
+		eventually(t, "the loss", func() bool { return c.Losses() > 0 })
+		end()
+		if err := <-got; err != nil {
+			t.Fatal(err)
+		}
+	})
 }
 
 func TestEventsReachTheUser(t *testing.T) {
-	s := newScript(t, 1<<20)
-	events := make(chan Event, 4)
-	o := quick(s)
-	o.OnEvent = func(e Event) { events <- e }
-	connect(t, o)
-	for range 2 {
-		eventually(t, "an event request", func() bool { return s.notify(uint32(nvme.AERNamespaceChanged)) })
-		e := <-events
-		if e.Kind != EventNamespaces || fmt.Sprint(e.NSIDs) != "[1 5]" {
-			t.Errorf("%+v", e)
+	overEach(t, 1<<20, func(t *testing.T, s *script) {
+		events := make(chan Event, 4)
+		o := quick(s)
+		o.OnEvent = func(e Event) { events <- e }
+		connect(t, o)
+		for range 2 {
+			eventually(t, "an event request", func() bool { return s.notify(uint32(nvme.AERNamespaceChanged)) })
+			e := <-events
+			if e.Kind != EventNamespaces || fmt.Sprint(e.NSIDs) != "[1 5]" {
+				t.Errorf("%+v", e)
+			}
 		}
-	}
+	})
 }
 
 func TestPassingStatusIsRetriedAndDNRIsNot(t *testing.T) {
-	s := newScript(t, 1<<20)
-	_, n := connect(t, quick(s))
-	for _, st := range []nvme.Status{nvme.CommandInterrupted, nvme.LBAOutOfRange | nvme.DNR} {
-		before := s.count("flush")
-		var once atomic.Bool
-		s.mu.Lock()
-		s.answer = func(c *scriptConn, e *nvme.SQE) bool {
-			if c.qid == 0 || e.Opcode() != nvme.CmdFlush || once.Swap(true) {
-				return false
+	overEach(t, 1<<20, func(t *testing.T, s *script) {
+		_, n := connect(t, quick(s))
+		for _, st := range []nvme.Status{nvme.CommandInterrupted, nvme.LBAOutOfRange | nvme.DNR} {
+			before := s.count("flush")
+			var once atomic.Bool
+			s.mu.Lock()
+			s.answer = func(c *scriptConn, e *nvme.SQE) bool {
+				if c.qid == 0 || e.Opcode() != nvme.CmdFlush || once.Swap(true) {
+					return false
+				}
+				c.reply(e.CID(), st, 0)
+				return true
 			}
-			c.reply(e.CID(), st, 0)
-			return true
+			s.mu.Unlock()
+			err := n.Flush(testContext(t))
+			tries := s.count("flush") - before
+			var se *StatusError
+			switch {
+			case st.DNR() && (tries != 1 || !errors.As(err, &se) || se.Status != st):
+				t.Errorf("%s: %d tries, %v", st, tries, err)
+			case !st.DNR() && (tries != 2 || err != nil):
+				t.Errorf("%s: %d tries, %v", st, tries, err)
+			}
 		}
-		s.mu.Unlock()
-		err := n.Flush(testContext(t))
-		tries := s.count("flush") - before
-		var se *StatusError
-		switch {
-		case st.DNR() && (tries != 1 || !errors.As(err, &se) || se.Status != st):
-			t.Errorf("%s: %d tries, %v", st, tries, err)
-		case !st.DNR() && (tries != 2 || err != nil):
-			t.Errorf("%s: %d tries, %v", st, tries, err)
-		}
-	}
+	})
 }
 
 func TestCloseFailsWhatIsOutstanding(t *testing.T) {
+	for _, rdma := range []bool{false, true} {
+		t.Run(fmt.Sprintf("rdma=%t", rdma), func(t *testing.T) { testCloseFailsWhatIsOutstanding(t, rdma) })
+	}
+}
+
+func testCloseFailsWhatIsOutstanding(t *testing.T, rdma bool) {
 	before := runtime.NumGoroutine()
-	s := newScript(t, 1<<20)
+	s := newScriptOver(t, rdma, 1<<20)
 	c, n := connect(t, quick(s))
 	s.stall("read")
 	got := make(chan error, 1)
@@ -387,9 +422,12 @@ func TestCloseFailsWhatIsOutstanding(t *testing.T) {
 	if err := n.Flush(context.Background()); !errors.Is(err, ErrClosed) {
 		t.Errorf("after Close: %v, want ErrClosed", err)
 	}
-	s.ln.Close()
+	s.stop()
 	s.cut()
 	s.wg.Wait()
+	if s.rdma != nil {
+		s.rdma.net.Close()
+	}
 	eventually(t, "all goroutines end", func() bool { return runtime.NumGoroutine() <= before })
 }
 
@@ -451,129 +489,198 @@ func TestBrokenTargetsAreErrors(t *testing.T) {
 
 // TestDiscoveryLogIsOfOneGeneration: a log that changes while it is read is read again.
 func TestDiscoveryLogIsOfOneGeneration(t *testing.T) {
-	s := newScript(t, 512)
-	build := func(gen uint64, nqns ...string) []byte {
-		b := make([]byte, nvme.DiscoveryHeaderSize+len(nqns)*nvme.DiscoveryEntrySize)
-		l := nvme.DiscoveryLog(b)
-		l.Header().SetGENCTR(gen)
-		l.Header().SetNUMREC(uint64(len(nqns)))
-		for i, n := range nqns {
-			e := l.Entry(i)
-			e.SetTRTYPE(nvme.TRTYPETCP)
-			e.SetADRFAM(nvme.ADRFAMIPv4)
-			e.SetSUBTYPE(nvme.SUBTYPENVM)
-			e.SetTRADDR("192.0.2.1")
-			e.SetTRSVCID("4420")
-			e.SetSubNQN(n)
+	overEach(t, 512, func(t *testing.T, s *script) {
+		build := func(gen uint64, nqns ...string) []byte {
+			b := make([]byte, nvme.DiscoveryHeaderSize+len(nqns)*nvme.DiscoveryEntrySize)
+			l := nvme.DiscoveryLog(b)
+			l.Header().SetGENCTR(gen)
+			l.Header().SetNUMREC(uint64(len(nqns)))
+			for i, n := range nqns {
+				e := l.Entry(i)
+				e.SetTRTYPE(nvme.TRTYPETCP)
+				e.SetADRFAM(nvme.ADRFAMIPv4)
+				e.SetSUBTYPE(nvme.SUBTYPENVM)
+				e.SetTRADDR("192.0.2.1")
+				e.SetTRSVCID("4420")
+				e.SetSubNQN(n)
+			}
+			return b
 		}
-		return b
-	}
-	many := make([]string, 40) // more than one Get Log Page
-	for i := range many {
-		many[i] = fmt.Sprintf("nqn.new:%d", i)
-	}
-	s.mu.Lock()
-	s.log = build(1, "nqn.old")
-	s.answer = func(c *scriptConn, e *nvme.SQE) bool {
-		if c.qid == 0 && e.Opcode() == nvme.AdminGetLogPage && e.GetLog().LPO() == nvme.DiscoveryHeaderSize && s.log[0] == 1 {
-			s.log = build(2, many...)
+		many := make([]string, 40) // more than one Get Log Page
+		for i := range many {
+			many[i] = fmt.Sprintf("nqn.new:%d", i)
 		}
-		return false
-	}
-	s.mu.Unlock()
-	d, err := ConnectDiscovery(testContext(t), Options{Address: s.addr(), ReconnectDelay: time.Millisecond})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer d.Close()
-	log, err := d.Log(testContext(t))
-	if err != nil {
-		t.Fatal(err)
-	}
-	if log.Generation != 2 || len(log.Entries) != 40 || log.Entries[39].SubNQN != "nqn.new:39" || log.Entries[0].Address() != "192.0.2.1:4420" {
-		t.Errorf("generation %d, %d entries, first %+v", log.Generation, len(log.Entries), log.Entries[0])
-	}
-	eventually(t, "an event request", func() bool { return s.notify(uint32(nvme.AERDiscoveryChanged)) })
-	<-d.Changed()
-	s.cut() // a reconnection may hide changes, so it is told as one
-	<-d.Changed()
+		s.mu.Lock()
+		s.log = build(1, "nqn.old")
+		s.answer = func(c *scriptConn, e *nvme.SQE) bool {
+			if c.qid == 0 && e.Opcode() == nvme.AdminGetLogPage && e.GetLog().LPO() == nvme.DiscoveryHeaderSize && s.log[0] == 1 {
+				s.log = build(2, many...)
+			}
+			return false
+		}
+		s.mu.Unlock()
+		o := quick(s)
+		o.SubNQN = ""
+		d, err := ConnectDiscovery(testContext(t), o)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer d.Close()
+		log, err := d.Log(testContext(t))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if log.Generation != 2 || len(log.Entries) != 40 || log.Entries[39].SubNQN != "nqn.new:39" || log.Entries[0].Address() != "192.0.2.1:4420" {
+			t.Errorf("generation %d, %d entries, first %+v", log.Generation, len(log.Entries), log.Entries[0])
+		}
+		eventually(t, "an event request", func() bool { return s.notify(uint32(nvme.AERDiscoveryChanged)) })
+		<-d.Changed()
+		s.cut() // a reconnection may hide changes, so it is told as one
+		<-d.Changed()
+	})
 }
 
 // TestCancellationStorm: calls that end early, at every moment, lose no place in the queues, never
 // see their buffers change later, and never harm the calls that stay.
 func TestCancellationStorm(t *testing.T) {
-	s := newScript(t, 8<<20)
-	o := quick(s)
-	o.Queues, o.QueueDepth = 1, 4
-	_, n := connect(t, o)
-	ctx := testContext(t)
-	var wg sync.WaitGroup
-	for g := range 8 {
-		wg.Add(1)
-		go func() {
-			defer wg.Done()
-			rng := rand.New(rand.NewPCG(uint64(g), 2))
-			base := int64(g) << 20
-			size := []int{4096, 256 << 10}[g%2]
-			want := byte(0) // of the whole area, when no cancelled write has left it open
-			known := true
-			for i := range 60 {
-				cctx, cancel := context.WithCancel(ctx)
-				stop := time.AfterFunc(time.Duration(rng.IntN(300))*time.Microsecond, cancel)
-				if i%3 != 0 {
-					stop.Stop()
-				}
-				b := bytes.Repeat([]byte{byte(i + 1)}, size)
-				var err error
-				write := rng.IntN(2) == 0
-				if write {
-					_, err = n.WriteAt(cctx, b, base, 0)
-				} else {
-					_, err = n.ReadAt(cctx, b, base)
-				}
-				switch {
-				case err == nil && write:
-					want, known = byte(i+1), true
-				case err == nil:
-					if known && (b[0] != want || b[size-1] != want) {
-						t.Errorf("goroutine %d: read %d, want %d", g, b[0], want)
+	overEach(t, 8<<20, func(t *testing.T, s *script) {
+		o := quick(s)
+		o.Queues, o.QueueDepth = 1, 4
+		_, n := connect(t, o)
+		ctx := testContext(t)
+		var wg sync.WaitGroup
+		for g := range 8 {
+			wg.Add(1)
+			go func() {
+				defer wg.Done()
+				rng := rand.New(rand.NewPCG(uint64(g), 2))
+				base := int64(g) << 20
+				size := []int{4096, 256 << 10}[g%2]
+				want := byte(0) // of the whole area, when no cancelled write has left it open
+				known := true
+				for i := range 60 {
+					cctx, cancel := context.WithCancel(ctx)
+					stop := time.AfterFunc(time.Duration(rng.IntN(300))*time.Microsecond, cancel)
+					if i%3 != 0 {
+						stop.Stop()
 					}
-				case errors.Is(err, context.Canceled):
-					known = known && !write
-					for k := range b {
-						b[k] = 0x5A // ours again: the race detector watches
+					b := bytes.Repeat([]byte{byte(i + 1)}, size)
+					var err error
+					write := rng.IntN(2) == 0
+					if write {
+						_, err = n.WriteAt(cctx, b, base, 0)
+					} else {
+						_, err = n.ReadAt(cctx, b, base)
 					}
-				default:
-					t.Error(err)
-				}
-				cancel()
-				if !known {
-					// The cancelled write may still be on its way: settle the area by a write
-					// on the same queue, which is carried out in order by this target.
-					if _, err := n.WriteAt(ctx, bytes.Repeat([]byte{77}, size), base, 0); err != nil {
+					switch {
+					case err == nil && write:
+						want, known = byte(i+1), true
+					case err == nil:
+						if known && (b[0] != want || b[size-1] != want) {
+							t.Errorf("goroutine %d: read %d, want %d", g, b[0], want)
+						}
+					case errors.Is(err, context.Canceled):
+						known = known && !write
+						for k := range b {
+							b[k] = 0x5A // ours again: the race detector watches
+						}
+					default:
 						t.Error(err)
 					}
-					want, known = 77, size <= 8192
+					cancel()
+					if !known {
+						// The cancelled write may still be on its way: settle the area by a write
+						// on the same queue, which is carried out in order by this target.
+						if _, err := n.WriteAt(ctx, bytes.Repeat([]byte{77}, size), base, 0); err != nil {
+							t.Error(err)
+						}
+						want, known = 77, size <= 8192
+					}
 				}
+			}()
+		}
+		wg.Wait()
+		// All places are still there: as many reads as the queue is deep, at once.
+		end := s.stall("read")
+		before := s.count("read")
+		cctx, cancel := context.WithCancel(ctx)
+		for range 4 {
+			wg.Add(1)
+			go func() {
+				defer wg.Done()
+				if _, err := n.ReadAt(cctx, make([]byte, 512), 0); !errors.Is(err, context.Canceled) {
+					t.Error(err)
+				}
+			}()
+		}
+		eventually(t, "four reads outstanding", func() bool { return s.count("read") == before+4 })
+		cancel()
+		wg.Wait()
+		end()
+	})
+}
+
+// TestCreditBoundsWhatIsOutstanding at the target, of a queue pair and of the namespace together; what is beyond
+// waits at the host and goes when there is room.
+func TestCreditBoundsWhatIsOutstanding(t *testing.T) {
+	overEach(t, 1<<20, func(t *testing.T, s *script) {
+		s.mu.Lock()
+		s.credit = nvme.MakeCredit(3, 4)
+		s.mu.Unlock()
+		o := quick(s)
+		o.QPairs, o.Credits = 1, CreditsOn
+		c, n := connect(t, o)
+		q, err := c.OpenQPair(testContext(t))
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer q.Close()
+		var held []func()
+		s.mu.Lock()
+		s.answer = func(c *scriptConn, e *nvme.SQE) bool {
+			if c.qid == 0 || e.Opcode() != nvme.CmdFlush {
+				return false
 			}
-		}()
-	}
-	wg.Wait()
-	// All places are still there: as many reads as the queue is deep, at once.
-	end := s.stall("read")
-	before := s.count("read")
-	cctx, cancel := context.WithCancel(ctx)
-	for range 4 {
-		wg.Add(1)
-		go func() {
-			defer wg.Done()
-			if _, err := n.ReadAt(cctx, make([]byte, 512), 0); !errors.Is(err, context.Canceled) {
-				t.Error(err)
+			cid := e.CID()
+			held = append(held, func() { c.wire.event(cid, 0) })
+			return true
+		}
+		s.mu.Unlock()
+		cmds := make([]Command, 12)
+		for i := range cmds {
+			cmds[i].Tag = uint64(i)
+			cmds[i].SQE.SetOpcode(OpFlush)
+			cmds[i].SQE.SetNSID(1)
+		}
+		if k, err := q.Submit(cmds); k != 12 || err != nil {
+			t.Fatal(k, err)
+		}
+		if q.Held() != 8 || n.Credit().Outstanding != 4 || n.Credit().SSD != 3 {
+			t.Errorf("%d held, %+v", q.Held(), n.Credit())
+		}
+		comps := make([]Completion, 12)
+		for done := 0; done < 12; {
+			eventually(t, "a command at the target", func() bool {
+				s.mu.Lock()
+				defer s.mu.Unlock()
+				if len(held) > 4 {
+					t.Errorf("%d outstanding at the target, the credit is 4", len(held))
+				}
+				if len(held) == 0 {
+					return false
+				}
+				held[0]()
+				held = held[1:]
+				return true
+			})
+			k, err := q.Poll(comps, 5*time.Second)
+			if err != nil || k == 0 {
+				t.Fatal(k, err)
 			}
-		}()
-	}
-	eventually(t, "four reads outstanding", func() bool { return s.count("read") == before+4 })
-	cancel()
-	wg.Wait()
-	end()
+			done += k
+		}
+		if q.Held() != 0 || n.Credit().Outstanding != 0 {
+			t.Errorf("%d held, %+v", q.Held(), n.Credit())
+		}
+	})
 }

@@ -61,7 +61,7 @@ type DiscoveryEntry struct {
 	// Transport is tcp, rdma, fc, loop or a number; Family ipv4, ipv6, ib, fc, loop or a number.
 	Transport string `json:"transport"`
 	Family    string `json:"family"`
-	// Host and Service are the transport address: for tcp, IP address and port.
+	// Host and Service are the transport address: for tcp and rdma, IP address and port.
 	Host    string `json:"host"`
 	Service string `json:"service"`
 	SubNQN  string `json:"subNQN"`
@@ -78,6 +78,10 @@ type DiscoveryEntry struct {
 
 // Address returns host:port, for Options.Address.
 func (e *DiscoveryEntry) Address() string { return net.JoinHostPort(e.Host, e.Service) }
+
+// URL returns transport://host:port, for Options.Address: of a transport that this host has, tcp
+// or rdma, it leads there.
+func (e *DiscoveryEntry) URL() string { return e.Transport + "://" + e.Address() }
 
 // Discovery is a persistent connection to a discovery service: it stays, reconnects, and tells
 // when the log has changed. All methods may be called from any goroutine.

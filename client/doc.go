@@ -1,5 +1,5 @@
-// Package client is an NVMe over TCP host in Go: it connects to jbofd, the Linux target or
-// SPDK without a kernel driver and without root.
+// Package client is an NVMe over TCP and NVMe over RDMA host in Go: it connects to jbofd, the Linux
+// target or SPDK without a kernel driver and without root.
 //
 //	Discover ──────────> what a discovery service knows
 //	Connect ───> Controller ── admin commands, features, log pages, events; reconnects
@@ -13,9 +13,19 @@
 //
 // # Buffers
 //
-// Data moves between the caller's buffers and the socket directly where it can. A buffer belongs to
+// Over TCP, data moves between the caller's buffers and the socket directly where it can. A buffer belongs to
 // the host from the call (Submit, for a QPair) to its return (the completion); it is
 // never touched afterwards, not even when a context ends a call early.
+//
+// Over RDMA a device moves the data, which must lie in memory that it knows. Other data is copied through memory
+// that the controller has registered (Options.BounceBytes); commands wait, in order, when it is used up. A
+// QPair's commands whose data lies in memory of Controller.AllocBuffer are not copied: the target reads and
+// writes it in place, until the command has completed or the QPair has failed.
+//
+// # Transports
+//
+// Options.Address names the transport: tcp://host:port, the default, or rdma://host:port. RDMA needs a program built
+// with the tag rdma (libibverbs, librdmacm); without it Connect fails with ErrUnsupported.
 //
 // # Credits
 //

@@ -44,7 +44,7 @@ func (c *Controller) events(a *association) {
 			return // the association has ended
 		}
 		if !comps[0].Status.OK() {
-			c.opts.Logger.Warn("no asynchronous events", "address", c.opts.Address, "status", comps[0].Status.String())
+			c.opts.Logger.Warn("no asynchronous events", "address", c.opts.URL(), "status", comps[0].Status.String())
 			return
 		}
 		ev := Event{Raw: uint32(comps[0].Result)}

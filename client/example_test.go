@@ -66,6 +66,56 @@ func ExampleController_OpenQPair() {
 	}
 }
 
+// Over RDMA, with memory that the target reads and writes in place.
+func ExampleController_AllocBuffer() {
+	ctx := context.Background()
+	c, err := client.Connect(ctx, client.Options{Address: "rdma://192.0.2.1:4420", SubNQN: "nqn.2026-11.example.jbofd:blocks", QPairs: 1})
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer c.Close()
+	buf, free, err := c.AllocBuffer(1 << 20)
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer free()
+	q, err := c.OpenQPair(ctx)
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer q.Close()
+	cmd := client.Command{Data: buf}
+	client.SetRW(&cmd, client.OpRead, 1, 0, 256)
+	if _, err := q.Submit([]client.Command{cmd}); err != nil {
+		log.Fatal(err)
+	}
+	var comps [1]client.Completion
+	if _, err := q.Poll(comps[:], -1); err != nil {
+		log.Fatal(err)
+	}
+	fmt.Println(comps[0].Status, comps[0].Received)
+}
+
+// Where a discovery service leads to, by whatever transport it names.
+func ExampleDiscover() {
+	ctx := context.Background()
+	found, err := client.Discover(ctx, client.Options{Address: "rdma://192.0.2.1"})
+	if err != nil {
+		log.Fatal(err)
+	}
+	for _, e := range found.Entries {
+		c, err := client.Connect(ctx, client.Options{Address: e.URL(), SubNQN: e.SubNQN})
+		if err != nil {
+			log.Print(err)
+			continue
+		}
+		fmt.Println(e.URL(), e.SubNQN)
+		if err := c.Close(); err != nil {
+			log.Print(err)
+		}
+	}
+}
+
 // A program that has more to do than it may send, and chooses when it can.
 func ExampleNamespace_WaitCredit() {
 	ctx := context.Background()

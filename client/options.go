@@ -11,15 +11,21 @@ import (
 	"sync"
 	"time"
 
-	"jbofd/client/internal/hosttcp"
+	"jbofd/client/internal/host"
+	"jbofd/client/internal/hostverbs"
 	"jbofd/internal/nvme"
+	"jbofd/internal/nvmeof/rdma/verbs"
 )
 
 // Options says where to connect and how. The zero value of every field but Address and
 // SubNQN stands for a default.
 type Options struct {
-	// Address is host:port of the target; without a port, 4420 (8009 for Discover).
+	// Address is host:port of the target; without a port, 4420 (8009 for Discover over TCP). It may
+	// name the transport: tcp://host:port, rdma://host:port.
 	Address string
+	// Transport is "tcp" or "rdma". Default: what Address says, else "tcp". RDMA needs a program
+	// built with the tag rdma.
+	Transport string
 	// SubNQN is the subsystem.
 	SubNQN string
 	// HostNQN and HostID say who the host is; a target allows and accounts by them. One
@@ -41,10 +47,17 @@ type Options struct {
 	// drive. Default: if the target offers it.
 	Credits CreditMode
 
-	// HeaderDigest and DataDigest protect PDU headers and data by CRC32C.
+	// HeaderDigest and DataDigest protect PDU headers and data by CRC32C; over TCP only.
 	HeaderDigest, DataDigest bool
 	// MaxR2T is how many R2Ts the target may have outstanding per command, 1 to 64. Default 4.
+	// Over TCP only.
 	MaxR2T int
+	// BounceBytes is how much registered memory commands may borrow over RDMA, at least 4 MiB,
+	// for data that does not lie in memory of AllocBuffer; it is taken as it is needed. Commands beyond
+	// wait at the host. Default 64 MiB.
+	BounceBytes int64
+	// RDMA reaches the RDMA devices. Default: the machine's. Tests put a model here.
+	RDMA verbs.Provider
 
 	// KATO is the keep-alive timeout: the target ends the association after that long
 	// without a Keep Alive, which the host sends at half of it whatever else goes on.
@@ -76,8 +89,9 @@ type Options struct {
 	// Logger gets losses and recoveries of the connection. Default: none.
 	Logger *slog.Logger
 
-	discovery   bool   // the subsystem is a discovery controller
-	onReconnect func() // called when the connection is back
+	discovery   bool              // the subsystem is a discovery controller
+	onReconnect func()            // called when the connection is back
+	memory      *hostverbs.Memory // over RDMA
 }
 
 // adminDepth bounds the commands outstanding on the admin queue.
@@ -104,23 +118,58 @@ func ParseUUID(s string) ([16]byte, error) {
 	return u, err
 }
 
+// Transports of Options.
+const (
+	TCP  = "tcp"
+	RDMA = "rdma"
+)
+
+// setAddress takes Address apart and fills in transport and port.
+func (o *Options) setAddress() error {
+	if scheme, rest, ok := strings.Cut(o.Address, "://"); ok {
+		if o.Transport != "" && o.Transport != scheme {
+			return fmt.Errorf("%w: Address is %q, Transport %q", ErrInvalid, o.Address, o.Transport)
+		}
+		if scheme != TCP && scheme != RDMA {
+			return fmt.Errorf("%w: Address is %q, must be host:port, tcp://host:port or rdma://host:port", ErrInvalid, o.Address)
+		}
+		o.Transport, o.Address = scheme, strings.TrimSuffix(rest, "/")
+	}
+	switch o.Transport {
+	case "":
+		o.Transport = TCP
+	case TCP, RDMA:
+	default:
+		return fmt.Errorf("%w: Transport is %q, must be %q or %q", ErrInvalid, o.Transport, TCP, RDMA)
+	}
+	if o.Address == "" {
+		return fmt.Errorf("%w: Address is empty, must be host:port", ErrInvalid)
+	}
+	port := nvme.DefaultIOPort // over RDMA of discovery services, too
+	if o.discovery && o.Transport == TCP {
+		port = nvme.DefaultDiscovery
+	}
+	if _, _, err := net.SplitHostPort(o.Address); err != nil {
+		if !strings.Contains(err.Error(), "missing port") && !strings.Contains(err.Error(), "too many colons") {
+			return fmt.Errorf("%w: Address %q: %w", ErrInvalid, o.Address, err)
+		}
+		o.Address = net.JoinHostPort(strings.Trim(o.Address, "[]"), fmt.Sprint(port))
+	}
+	if o.Transport == RDMA && (o.HeaderDigest || o.DataDigest) {
+		return fmt.Errorf("%w: HeaderDigest or DataDigest over RDMA, which has checksums of its own", ErrInvalid)
+	}
+	return nil
+}
+
+// URL returns the address with the transport.
+func (o *Options) URL() string { return o.Transport + "://" + o.Address }
+
 // withDefaults fills and checks o.
 //
 // Errors: ErrInvalid, naming the field.
 func (o Options) withDefaults() (Options, error) {
-	port := nvme.DefaultIOPort
-	if o.discovery {
-		port = nvme.DefaultDiscovery
-	}
-	if o.Address == "" {
-		return o, fmt.Errorf("%w: Address is empty, must be host:port", ErrInvalid)
-	}
-	if _, _, err := net.SplitHostPort(o.Address); err != nil {
-		if strings.Contains(err.Error(), "missing port") || strings.Contains(err.Error(), "too many colons") {
-			o.Address = net.JoinHostPort(strings.Trim(o.Address, "[]"), fmt.Sprint(port))
-		} else {
-			return o, fmt.Errorf("%w: Address %q: %w", ErrInvalid, o.Address, err)
-		}
+	if err := o.setAddress(); err != nil {
+		return o, err
 	}
 	if o.HostID == [16]byte{} {
 		o.HostID = processHostID()
@@ -147,7 +196,7 @@ func (o Options) withDefaults() (Options, error) {
 		def, lo, h int
 	}{
 		{"Queues", &o.Queues, 0, 0, 1024}, {"QPairs", &o.QPairs, 0, 0, 1024},
-		{"QueueDepth", &o.QueueDepth, 128, 1, hosttcp.MaxDepth}, {"MaxR2T", &o.MaxR2T, 4, 1, 64},
+		{"QueueDepth", &o.QueueDepth, 128, 1, host.MaxDepth}, {"MaxR2T", &o.MaxR2T, 4, 1, 64},
 	} {
 		if *f.v == 0 {
 			*f.v = f.def
@@ -172,6 +221,12 @@ func (o Options) withDefaults() (Options, error) {
 	}
 	if o.ConnectTimeout < 0 || o.ReconnectDelay < 0 {
 		return o, fmt.Errorf("%w: ConnectTimeout is %s and ReconnectDelay %s, must not be negative", ErrInvalid, o.ConnectTimeout, o.ReconnectDelay)
+	}
+	if o.BounceBytes == 0 {
+		o.BounceBytes = hostverbs.DefaultPoolBytes
+	}
+	if o.BounceBytes < hostverbs.MinPoolBytes {
+		return o, fmt.Errorf("%w: BounceBytes is %d, must be at least %d", ErrInvalid, o.BounceBytes, hostverbs.MinPoolBytes)
 	}
 	if o.MaxRetries == 0 {
 		o.MaxRetries = 5

@@ -8,8 +8,8 @@ import (
 	"sync"
 	"time"
 
+	"jbofd/client/internal/host"
 	"jbofd/client/internal/hostconn"
-	"jbofd/client/internal/hosttcp"
 	"jbofd/client/internal/window"
 )
 
@@ -44,7 +44,7 @@ const stuckWait = 20 * time.Millisecond
 // Poll has seen room for them: keep calling it while something is outstanding.
 type QPair struct {
 	id   uint16
-	w    *hostconn.Conn
+	w    host.Conn
 	spin time.Duration
 	base time.Time // what spinning is timed from
 
@@ -93,7 +93,7 @@ func (p *QPair) Submit(cmds []Command) (int, error) { // hot: 0 allocs
 		return 0, p.err
 	}
 	n, bad := p.take(cmds)
-	if bad != nil && !errors.Is(bad, hosttcp.ErrQueueFull) {
+	if bad != nil && !errors.Is(bad, host.ErrQueueFull) {
 		bad = fmt.Errorf("%w: command %d of the batch: %w", ErrInvalid, n, bad)
 	} else {
 		bad = nil
@@ -221,7 +221,7 @@ func (p *QPair) after(dst []Completion, err error) (int, error) { // hot: 0 allo
 // block waits until bytes were received (and worked through), up to left if that is
 // not negative.
 func (p *QPair) block(left time.Duration) (timedOut bool, err error) {
-	if len(p.w.Machine().SendBufs()) != 0 {
+	if p.w.Unsent() {
 		if left < 0 || left > stuckWait {
 			left = stuckWait
 		}

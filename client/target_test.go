@@ -16,21 +16,27 @@ import (
 // script is a small target for tests of the socket side: it holds a byte array, answers Read and Write
 // with blocks of 512 bytes, and everything else with success. It is neither complete nor strict.
 type script struct {
-	t         testing.TB
-	ln        net.Listener
+	t testing.TB
+	// address is for Options.Address; stop ends the listener.
+	address   string
+	stop      func()
+	rdma      *rdmaNet // nil: over TCP
 	wg        sync.WaitGroup
 	inCapsule int
 	maxH2C    uint32
 	digests   bool
 	mu        sync.Mutex
 	disk      []byte
-	conns     []net.Conn
+	conns     []func() // each cuts a connection
 	// seen counts the commands by name.
 	seen map[string]int
 	// stalled, if set, swallows the commands it says true to.
 	stalled func(e *nvme.SQE) bool
 	// answer, if set, may answer a command in the script's stead: then it returns true.
 	answer func(c *scriptConn, e *nvme.SQE) bool
+	// credit, if not 0, is what the target grants and repeats with every completion of an I/O that has a
+	// response of its own.
+	credit nvme.Credit
 	// log is the discovery log.
 	log []byte
 	// aers are the Asynchronous Event Requests outstanding.
@@ -67,15 +73,34 @@ func (s *script) notify(dw0 uint32) bool {
 	return true
 }
 
+// scriptConn is one queue pair of a script.
 type scriptConn struct {
 	s    *script
+	wire scriptWire
+	qid  uint16
+	// raw: no Connect came; the queue is taken for an I/O queue.
+	raw bool
+}
+
+// scriptWire carries a script's answers.
+type scriptWire interface {
+	reply(cid uint16, st nvme.Status, result uint64)
+	// read answers a command with data and success.
+	read(e *nvme.SQE, data []byte)
+	// event is reply from another goroutine.
+	event(cid uint16, dw0 uint32)
+}
+
+func (c *scriptConn) reply(cid uint16, st nvme.Status, result uint64) { c.wire.reply(cid, st, result) }
+
+// scriptTCP is a script's end of a TCP connection.
+type scriptTCP struct {
+	s    *script
+	conn *scriptConn
 	c    net.Conn
 	in   []byte
 	r, w int
 	out  []byte
-	qid  uint16
-	// raw: no Connect came; the queue is taken for an I/O queue.
-	raw bool
 	// wmu guards writes of out to c, for answers from elsewhere.
 	wmu sync.Mutex
 	// pending writes by CID: where the data goes.
@@ -92,7 +117,8 @@ func newScript(t testing.TB, diskBytes int) *script {
 	if err != nil {
 		t.Fatal(err)
 	}
-	s := &script{t: t, ln: ln, disk: make([]byte, diskBytes), maxH2C: 128 << 10, inCapsule: 8192, seen: map[string]int{}}
+	s := &script{t: t, address: ln.Addr().String(), disk: make([]byte, diskBytes), maxH2C: 128 << 10, inCapsule: 8192, seen: map[string]int{}}
+	s.stop = func() { ln.Close() }
 	s.wg.Add(1)
 	go func() {
 		defer s.wg.Done()
@@ -102,14 +128,15 @@ func newScript(t testing.TB, diskBytes int) *script {
 				return
 			}
 			s.mu.Lock()
-			s.conns = append(s.conns, c)
+			s.conns = append(s.conns, func() { c.Close() })
 			s.mu.Unlock()
 			s.wg.Add(1)
 			go func() {
 				defer s.wg.Done()
 				defer c.Close()
-				sc := &scriptConn{s: s, c: c, raw: true, in: make([]byte, 2<<20), pending: map[uint16]*pendingWrite{}}
-				if err := sc.run(); err != nil && !errors.Is(err, io.EOF) && !errors.Is(err, net.ErrClosed) {
+				w := &scriptTCP{s: s, c: c, in: make([]byte, 2<<20), pending: map[uint16]*pendingWrite{}}
+				w.conn = &scriptConn{s: s, wire: w, raw: true}
+				if err := w.run(); err != nil && !errors.Is(err, io.EOF) && !errors.Is(err, net.ErrClosed) {
 					var op *net.OpError
 					if !errors.As(err, &op) {
 						t.Errorf("script target: %v", err)
@@ -119,26 +146,26 @@ func newScript(t testing.TB, diskBytes int) *script {
 		}
 	}()
 	t.Cleanup(func() {
-		ln.Close()
+		s.stop()
 		s.cut()
 		s.wg.Wait()
 	})
 	return s
 }
 
-func (s *script) addr() string { return s.ln.Addr().String() }
+func (s *script) addr() string { return s.address }
 
 // cut closes every connection.
 func (s *script) cut() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	for _, c := range s.conns {
-		c.Close()
+	for _, cut := range s.conns {
+		cut()
 	}
 	s.conns = nil
 }
 
-func (c *scriptConn) fill(n int) ([]byte, error) {
+func (c *scriptTCP) fill(n int) ([]byte, error) {
 	for c.w-c.r < n {
 		if len(c.out) > 0 {
 			c.wmu.Lock()
@@ -162,11 +189,11 @@ func (c *scriptConn) fill(n int) ([]byte, error) {
 	return c.in[c.r : c.r+n], nil
 }
 
-func (c *scriptConn) format() pdu.Format {
+func (c *scriptTCP) format() pdu.Format {
 	return pdu.Format{HeaderDigest: c.s.digests, DataDigest: c.s.digests}
 }
 
-func (c *scriptConn) put(t pdu.Type, flags uint8, rest []byte, data []byte) {
+func (c *scriptTCP) put(t pdu.Type, flags uint8, rest []byte, data []byte) {
 	f := c.format()
 	h := make([]byte, 8, 32)
 	h = append(h, rest...)
@@ -193,7 +220,7 @@ func (c *scriptConn) put(t pdu.Type, flags uint8, rest []byte, data []byte) {
 	}
 }
 
-func (c *scriptConn) reply(cid uint16, st nvme.Status, result uint64) {
+func (c *scriptTCP) reply(cid uint16, st nvme.Status, result uint64) {
 	var e nvme.CQE
 	e.SetCID(cid)
 	e.SetStatus(st)
@@ -201,7 +228,7 @@ func (c *scriptConn) reply(cid uint16, st nvme.Status, result uint64) {
 	c.put(pdu.TypeCapsuleResp, 0, e[:], nil)
 }
 
-func (c *scriptConn) data(cid uint16, off uint32, data []byte, flags uint8) {
+func (c *scriptTCP) data(cid uint16, off uint32, data []byte, flags uint8) {
 	var d pdu.Data
 	d.SetCCCID(cid)
 	d.SetOffset(off)
@@ -209,7 +236,7 @@ func (c *scriptConn) data(cid uint16, off uint32, data []byte, flags uint8) {
 	c.put(pdu.TypeC2HData, flags, d[8:], data)
 }
 
-func (c *scriptConn) r2t(cid, ttag uint16, off, n uint32) {
+func (c *scriptTCP) r2t(cid, ttag uint16, off, n uint32) {
 	var d pdu.Data
 	d.SetCCCID(cid)
 	d.SetTTAG(ttag)
@@ -218,7 +245,7 @@ func (c *scriptConn) r2t(cid, ttag uint16, off, n uint32) {
 	c.put(pdu.TypeR2T, 0, d[8:], nil)
 }
 
-func (c *scriptConn) run() error {
+func (c *scriptTCP) run() error {
 	b, err := c.fill(128)
 	if err != nil {
 		return err
@@ -278,16 +305,50 @@ func (c *scriptConn) run() error {
 	}
 }
 
-func (c *scriptConn) command(e nvme.SQE, data []byte) {
-	toTarget := e.Opcode() != nvme.OpFabrics && e.Opcode()&3 == 1
+// command fetches a command's data, if they are not in its capsule, and has it carried out.
+func (c *scriptTCP) command(e nvme.SQE, data []byte) {
 	n := e.SGL().Length()
-	if toTarget && n > 0 && data == nil {
+	if toTarget(&e) && n > 0 && data == nil {
 		c.pending[e.CID()] = &pendingWrite{e, make([]byte, n)}
 		half := n / 2 &^ 3
 		c.r2t(e.CID(), e.CID()^0x5555, 0, half)
 		c.r2t(e.CID(), e.CID()^0x5555, half, n-half)
 		return
 	}
+	c.conn.command(e, data)
+}
+
+func (c *scriptTCP) read(e *nvme.SQE, data []byte) {
+	c.data(e.CID(), 0, data, pdu.FlagLast|pdu.FlagSuccess)
+}
+
+func (c *scriptTCP) event(cid uint16, dw0 uint32) {
+	o := scriptTCP{s: c.s, c: c.c}
+	o.reply(cid, 0, uint64(dw0))
+	c.wmu.Lock()
+	defer c.wmu.Unlock()
+	if _, err := c.c.Write(o.out); err != nil {
+		c.s.t.Errorf("script target: event: %v", err)
+	}
+}
+
+func toTarget(e *nvme.SQE) bool {
+	if e.Opcode() == nvme.OpFabrics {
+		return e.FCTYPE()&3 == 1
+	}
+	return e.Opcode()&3 == 1
+}
+
+// dataLen is how much data a command transfers.
+func dataLen(e *nvme.SQE) uint32 {
+	if e.SGL().Type() == nvme.SGLTypeKeyedDataBlock {
+		return e.SGL().KeyedLength()
+	}
+	return e.SGL().Length()
+}
+
+// command carries out a command; data are those to the target.
+func (c *scriptConn) command(e nvme.SQE, data []byte) {
 	c.s.mu.Lock()
 	defer c.s.mu.Unlock()
 	c.s.seen[c.name(&e)]++
@@ -336,7 +397,7 @@ func (c *scriptConn) fabrics(e *nvme.SQE, data []byte) {
 }
 
 func (c *scriptConn) admin(e *nvme.SQE) {
-	send := func(b []byte) { c.data(e.CID(), 0, b, pdu.FlagLast|pdu.FlagSuccess) }
+	send := func(b []byte) { c.wire.read(e, b) }
 	switch e.Opcode() {
 	case nvme.AdminIdentify:
 		b := make([]byte, nvme.IdentifySize)
@@ -350,6 +411,9 @@ func (c *scriptConn) admin(e *nvme.SQE) {
 			id.SetOAES(nvme.AECNamespace)
 			id.SetACL(3)
 			id.SetMDTS(8)
+			if c.s.credit != 0 {
+				id.SetExtension(1, nvme.ExtCredits)
+			}
 			if c.s.log != nil {
 				id.SetCNTRLTYPE(nvme.CNTRLTYPEDiscovery)
 				id.SetOAES(nvme.AECDiscovery)
@@ -362,12 +426,17 @@ func (c *scriptConn) admin(e *nvme.SQE) {
 			n.SetNSZE(uint64(len(c.s.disk) / 512))
 			n.SetNCAP(n.NSZE())
 			n.SetLBAF(0, nvme.MakeLBAFormat(9))
+			n.SetSSD(c.s.credit.SSD())
 		case nvme.CNSActiveNSList:
 			(*nvme.NSList)(b).Fill(e.NSID(), []uint32{1})
 		}
 		send(b)
 	case nvme.AdminSetFeatures:
-		c.reply(e.CID(), 0, uint64(e.Features().Value()))
+		v := uint64(e.Features().Value())
+		if e.Features().FID() == nvme.FIDExtensions {
+			v |= uint64(c.s.credit) << 32
+		}
+		c.reply(e.CID(), 0, v)
 	case nvme.AdminGetLogPage:
 		b := make([]byte, e.GetLog().LenBytes())
 		switch e.GetLog().LID() {
@@ -381,30 +450,22 @@ func (c *scriptConn) admin(e *nvme.SQE) {
 		send(b)
 	case nvme.AdminAsyncEvent:
 		cid := e.CID()
-		c.s.aers = append(c.s.aers, func(dw0 uint32) {
-			o := scriptConn{s: c.s, c: c.c}
-			o.reply(cid, 0, uint64(dw0))
-			c.wmu.Lock()
-			defer c.wmu.Unlock()
-			if _, err := c.c.Write(o.out); err != nil {
-				c.s.t.Errorf("script target: event: %v", err)
-			}
-		})
+		c.s.aers = append(c.s.aers, func(dw0 uint32) { c.wire.event(cid, dw0) })
 	default:
 		c.reply(e.CID(), 0, 0)
 	}
 }
 
 func (c *scriptConn) io(e *nvme.SQE, data []byte) {
-	n := e.SGL().Length()
+	n := dataLen(e)
 	off := e.SLBA() * 512
 	switch e.Opcode() {
 	case nvme.CmdRead:
 		b := c.s.disk[off : off+uint64(n)]
-		c.data(e.CID(), 0, b, pdu.FlagLast|pdu.FlagSuccess)
+		c.wire.read(e, b)
 	case nvme.CmdWrite:
 		copy(c.s.disk[off:], data)
-		c.reply(e.CID(), 0, 0)
+		c.reply(e.CID(), 0, uint64(c.s.credit)<<32)
 	case nvme.CmdCompare:
 		st := nvme.Success
 		if !bytes.Equal(c.s.disk[off:off+uint64(n)], data) {

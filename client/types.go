@@ -4,8 +4,7 @@ import (
 	"errors"
 	"fmt"
 
-	"jbofd/client/internal/hostconn"
-	"jbofd/client/internal/hosttcp"
+	"jbofd/client/internal/host"
 	"jbofd/internal/nvme"
 )
 
@@ -17,9 +16,9 @@ type (
 	// the Status constants compare to.
 	Status = nvme.Status
 	// Command is one command for a QPair or a passthrough.
-	Command = hosttcp.Command
+	Command = host.Command
 	// Completion is a command's outcome.
-	Completion = hosttcp.Completion
+	Completion = host.Completion
 )
 
 // Opcodes for Command.SQE that a QPair's user needs most.
@@ -41,19 +40,20 @@ var (
 	// ErrConnectionLost: the association ended and could not be restored in time, or the
 	// operation must not be repeated blindly; whether a command outstanding then took
 	// effect is unknown.
-	ErrConnectionLost = hostconn.ErrConnectionLost
+	ErrConnectionLost = host.ErrConnectionLost
 	// ErrClosed: the controller or queue pair was closed by its user.
-	ErrClosed = hostconn.ErrClosed
-	// ErrProtocol: the target broke the NVMe/TCP or NVMe protocol.
-	ErrProtocol = hostconn.ErrProtocol
+	ErrClosed = host.ErrClosed
+	// ErrProtocol: the target broke the protocol of NVMe or of the transport.
+	ErrProtocol = host.ErrProtocol
 	// ErrTimeout: the target did not answer a command in time.
-	ErrTimeout = hostconn.ErrTimeout
+	ErrTimeout = host.ErrTimeout
 	// ErrInvalid: an argument is out of range; nothing was sent.
-	ErrInvalid = hostconn.ErrInvalid
+	ErrInvalid = host.ErrInvalid
 	// ErrCompareFailed: Compare or CompareAndWrite found other data.
 	ErrCompareFailed = errors.New("compare failed")
-	// ErrUnsupported: the controller or namespace lacks the command or feature.
-	ErrUnsupported = errors.New("not supported by the controller")
+	// ErrUnsupported: the controller or namespace lacks the command or feature; or this program
+	// the transport.
+	ErrUnsupported = host.ErrUnsupported
 	// ErrNamespaceGone: the namespace is not there (any more).
 	ErrNamespaceGone = errors.New("no such namespace")
 )

@@ -84,11 +84,11 @@ type connectFlags struct {
 
 func (f *connectFlags) add(c *cobra.Command) {
 	fl := c.Flags()
-	fl.StringVar(&f.target, "target", "", "NVMe/TCP target, tcp://HOST:PORT")
+	fl.StringVar(&f.target, "target", "", "NVMe target, tcp://HOST:PORT or rdma://HOST:PORT; the latter needs a jbofbench built with the tag rdma")
 	fl.StringVar(&f.hostNQN, "hostnqn", "", "host NQN (default: the machine's in /etc/nvme, else a new one)")
 	fl.StringVar(&f.hostID, "hostid", "", "host identifier, a UUID (default: goes with --hostnqn)")
-	fl.BoolVarP(&f.hdgst, "hdr_digest", "g", false, "header digests")
-	fl.BoolVarP(&f.ddgst, "data_digest", "G", false, "data digests")
+	fl.BoolVarP(&f.hdgst, "hdr_digest", "g", false, "header digests, over TCP")
+	fl.BoolVarP(&f.ddgst, "data_digest", "G", false, "data digests, over TCP")
 	f.kato = secondsFlag(5 * time.Second)
 	fl.Var(&f.kato, "keep_alive_tmo", "keep-alive timeout; 0 is none")
 }
@@ -99,11 +99,14 @@ func (f *connectFlags) options() (client.Options, error) {
 	if o.KATO == 0 {
 		o.KATO = -1
 	}
-	addr, ok := strings.CutPrefix(f.target, "tcp://")
-	if !ok || addr == "" {
-		return o, usagef("--target is %q, must be tcp://HOST:PORT", f.target)
+	scheme, addr, ok := strings.Cut(f.target, "://")
+	if !ok || addr == "" || scheme != client.TCP && scheme != client.RDMA {
+		return o, usagef("--target is %q, must be tcp://HOST:PORT or rdma://HOST:PORT", f.target)
 	}
-	o.Address = strings.TrimSuffix(addr, "/")
+	o.Address = f.target
+	if scheme == client.RDMA && (f.hdgst || f.ddgst) {
+		return o, usagef("--hdr_digest and --data_digest are for tcp://, RDMA has checksums of its own")
+	}
 	if f.hostID != "" {
 		id, err := client.ParseUUID(f.hostID)
 		if err != nil {
@@ -122,7 +125,7 @@ func (f *connectFlags) options() (client.Options, error) {
 func blockCommand() *cobra.Command {
 	f := &blockFlags{cfg: bench.Config{ReadPercent: 50, IODepth: 1, Jobs: 1}, bs: 4096}
 	c := &cobra.Command{
-		Use:   "block (--target tcp://HOST:PORT --nqn NQN | --raw PATH|mem:SIZE)",
+		Use:   "block (--target tcp|rdma://HOST:PORT --nqn NQN | --raw PATH|mem:SIZE)",
 		Short: "Run a block workload in fio's terms",
 		Long: `Run a block workload in fio's terms against a namespace (--target, --nqn, --nsid) or, for
 comparison, straight against a file, block device or memory (--raw).
@@ -136,6 +139,7 @@ Writing destroys what is on the target.
 Exit status: 0 all well; 1 an I/O or a verification failed, or the target is out of reach; 2 bad flags.`,
 		Example: `  jbofbench block --target tcp://127.0.0.1:4420 --nqn nqn.2026-11.example.jbofd:blocks --rw randread --iodepth 32 --runtime 10
   jbofbench block --target tcp://127.0.0.1:4420 --nqn nqn.2026-11.example.jbofd:blocks --rw randwrite --size 64m --verify crc32c
+  jbofbench block --target rdma://192.0.2.1:4420 --nqn nqn.2026-11.example.jbofd:blocks --rw randread --iodepth 32 --runtime 10
   jbofbench block --raw data/ssd0.img --rw randread --iodepth 32 --runtime 10`,
 		Args: cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error { return f.run(c) },
@@ -284,7 +288,7 @@ func first(s []string) string {
 // open opens what --target or --raw names.
 func (f *blockFlags) open(ctx context.Context) (bench.Target, error) {
 	if (f.raw == "") == (f.target == "") {
-		return nil, usagef("give either --target tcp://HOST:PORT or --raw PATH|mem:SIZE")
+		return nil, usagef("give either --target tcp://HOST:PORT, rdma://HOST:PORT or --raw PATH|mem:SIZE")
 	}
 	if f.cfg.Jobs < 1 || f.cfg.Jobs > 1024 || f.cfg.IODepth < 1 || f.cfg.IODepth > 1024 {
 		return nil, usagef("--numjobs is %d and --iodepth %d, both must be 1 to 1024", f.cfg.Jobs, f.cfg.IODepth)

@@ -14,9 +14,11 @@ func discoverCommand() *cobra.Command {
 	f := &connectFlags{}
 	asJSON := false
 	c := &cobra.Command{
-		Use:   "discover --target tcp://HOST:PORT",
+		Use:   "discover --target tcp|rdma://HOST:PORT",
 		Short: "List the subsystems that a discovery service shows to this host",
 		Args:  cobra.NoArgs,
+		Example: `  jbofbench discover --target tcp://192.0.2.1:8009
+  jbofbench discover --target rdma://192.0.2.1:4420`,
 		RunE: func(c *cobra.Command, _ []string) error {
 			o, err := f.options()
 			if err != nil {

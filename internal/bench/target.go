@@ -60,7 +60,8 @@ type Target interface {
 	Info() TargetInfo
 	// OpenQueue opens a queue for one job.
 	OpenQueue(ctx context.Context, depth int) (Queue, error)
-	// Buffer returns page-aligned memory for I/O, and a function that takes it back.
+	// Buffer returns page-aligned memory for I/O, which the target's way of moving data knows if that
+	// helps, and a function that takes it back.
 	Buffer(size int) (b []byte, free func() error, err error)
 	Close() error
 }
@@ -85,7 +86,7 @@ type Queue interface {
 	Close() error
 }
 
-// NVMe is a namespace over NVMe/TCP.
+// NVMe is a namespace over NVMe/TCP or NVMe/RDMA.
 type NVMe struct {
 	c    *client.Controller
 	ns   *client.Namespace
@@ -104,7 +105,7 @@ func NewNVMe(ctx context.Context, c *client.Controller, nsid uint32) (*NVMe, err
 	}
 	o := c.Options()
 	return &NVMe{c: c, ns: ns, info: TargetInfo{
-		Name:      fmt.Sprintf("tcp://%s %s nsid %d", o.Address, o.SubNQN, nsid),
+		Name:      fmt.Sprintf("%s %s nsid %d", o.URL(), o.SubNQN, nsid),
 		SizeBytes: ns.Size(), BlockSize: ns.BlockSize(), MaxTransferBytes: ns.MaxTransfer(), MaxDepth: id.MaxQueueDepth,
 	}}, nil
 }
@@ -119,7 +120,7 @@ func (t *NVMe) Credit() client.Credit { return t.ns.Credit() }
 func (t *NVMe) Close() error { return t.c.Close() }
 
 // Buffer implements Target.
-func (t *NVMe) Buffer(size int) ([]byte, func() error, error) { return pages(size) }
+func (t *NVMe) Buffer(size int) ([]byte, func() error, error) { return t.c.AllocBuffer(size) }
 
 // OpenQueue implements Target.
 func (t *NVMe) OpenQueue(ctx context.Context, depth int) (Queue, error) {

@@ -1,6 +1,6 @@
 // Package hostconn drives a host's queue machine (hosttcp) over a TCP connection: Conn joins the two
-// by system calls that never block, Queue makes a queue pair of it that any number of
-// goroutines share.
+// by system calls that never block. Queue makes a queue pair of a connection, of any transport, that any
+// number of goroutines share.
 package hostconn
 
 import (
@@ -14,6 +14,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"jbofd/client/internal/host"
 	"jbofd/client/internal/hosttcp"
 )
 
@@ -21,7 +22,7 @@ import (
 const maxVector = 512
 
 // Conn joins one queue machine to one TCP connection by system calls that never
-// block. Its owner serialises all calls but Shutdown.
+// block: host.Conn.
 type Conn struct {
 	conn net.Conn
 	rc   syscall.RawConn
@@ -32,10 +33,15 @@ type Conn struct {
 	// once. They leave their outcome in the fields below.
 	tryRecv, trySend func(fd uintptr)
 	waitRecv         func(fd uintptr) bool
-	recvN            int
-	recvErr, sendErr error
-	blocked          bool
+	// awaitRecv and awaitSend call recvStep and sendStep, those of AwaitRecv and AwaitSend.
+	awaitRecv, awaitSend func(fd uintptr) bool
+	recvStep, sendStep   func() bool
+	recvN                int
+	recvErr, sendErr     error
+	blocked              bool
 }
+
+var _ host.Conn = (*Conn)(nil)
 
 // Dial opens a TCP connection for a queue. The ICReq is not sent yet.
 func Dial(ctx context.Context, address string, o hosttcp.Options) (*Conn, error) {
@@ -63,6 +69,8 @@ func newConn(c net.Conn, o hosttcp.Options) (*Conn, error) {
 		w.recvFD(fd)
 		return w.recvN != 0 || w.recvErr != nil
 	}
+	w.awaitRecv = func(uintptr) bool { return w.recvStep() }
+	w.awaitSend = func(uintptr) bool { return w.sendStep() }
 	return w, nil
 }
 
@@ -182,7 +190,22 @@ func (w *Conn) Shutdown() {
 func (w *Conn) Close() error { return w.conn.Close() }
 
 // Machine returns the queue machine, for the owner of w.
-func (w *Conn) Machine() *hosttcp.Queue { return w.m }
+func (w *Conn) Machine() host.Machine { return w.m }
+
+// Unsent implements host.Conn.
+func (w *Conn) Unsent() bool { return len(w.m.SendBufs()) != 0 }
+
+// AwaitRecv implements host.Conn.
+func (w *Conn) AwaitRecv(step func() bool) error {
+	w.recvStep = step
+	return w.rc.Read(w.awaitRecv)
+}
+
+// AwaitSend implements host.Conn.
+func (w *Conn) AwaitSend(step func() bool) error {
+	w.sendStep = step
+	return w.rc.Write(w.awaitSend)
+}
 
 // SetReadDeadline bounds RecvWait.
 func (w *Conn) SetReadDeadline(t time.Time) error { return w.conn.SetReadDeadline(t) }

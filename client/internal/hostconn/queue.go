@@ -6,7 +6,7 @@ import (
 	"fmt"
 	"sync"
 
-	"jbofd/client/internal/hosttcp"
+	"jbofd/client/internal/host"
 	"jbofd/client/internal/window"
 	"jbofd/internal/nvme"
 )
@@ -15,8 +15,8 @@ import (
 // and sends what is to be sent, one goroutine receives, and a second one, idle as a rule, goes
 // on sending when the socket was full.
 //
-// No system call that touches a command's buffer is under way when mu is free. That
-// is what lets a cancelled command give its buffer back at once.
+// No system call that touches a command's buffer is under way when mu is free, and no device
+// knows where one lies. That is what lets a cancelled command give its buffer back at once.
 type Queue struct {
 	id    uint16
 	depth int
@@ -33,34 +33,36 @@ type Queue struct {
 	gate *window.Gate
 
 	mu    sync.Mutex
-	w     *Conn
-	err   error // why the queue failed
+	w     host.Conn
+	m     host.Machine // of w
+	cmd   host.Command // scratch of Do, so that callers' need not live on the heap
+	err   error        // why the queue failed
 	calls []call
-	comps []hosttcp.Completion // scratch of the receiver
+	comps []host.Completion // scratch of the receiver
 }
 
 // call is one caller's command.
 type call struct {
 	index uint64
 	// done gets the completion; capacity 1, so the receiver never blocks.
-	done chan hosttcp.Completion
+	done chan host.Completion
 	// ticket is the command's part of a window, if there is a gate. Guarded by Queue.mu.
 	ticket window.Ticket
 	// abandoned: nobody waits; the receiver returns the call to free. Guarded by Queue.mu.
 	abandoned bool
 }
 
-// NewQueue takes over w, whose handshake is done. Close must be called.
-func NewQueue(w *Conn, id uint16, onFail func(error)) *Queue {
-	n := w.m.Depth()
+// NewQueue takes over w, which is connected. Close must be called.
+func NewQueue(w host.Conn, id uint16, onFail func(error)) *Queue {
+	n := w.Machine().Depth()
 	q := &Queue{
-		id: id, depth: n, w: w, onFail: onFail,
+		id: id, depth: n, w: w, m: w.Machine(), onFail: onFail,
 		free: make(chan *call, n), kick: make(chan struct{}, 1), dead: make(chan struct{}), pair: make(chan struct{}, 1),
-		calls: make([]call, n), comps: make([]hosttcp.Completion, min(n, 64)),
+		calls: make([]call, n), comps: make([]host.Completion, min(n, 64)),
 	}
 	for i := range q.calls {
 		c := &q.calls[i]
-		c.index, c.done = uint64(i), make(chan hosttcp.Completion, 1)
+		c.index, c.done = uint64(i), make(chan host.Completion, 1)
 		q.free <- c
 	}
 	q.wg.Add(2)
@@ -81,10 +83,10 @@ func (e *DetachedError) Unwrap() error { return e.Cause }
 // Do submits the commands in order, in one piece (two of them for a fused pair), and waits for
 // them. It returns when all have completed, the queue has failed, or ctx is done; in every case
 // the buffers are the caller's again. comps has room for all.
-func (q *Queue) Do(ctx context.Context, cmds []hosttcp.Command, comps []hosttcp.Completion) error {
+func (q *Queue) Do(ctx context.Context, cmds []host.Command, comps []host.Completion) error {
 	var held [2]*call
 	if len(cmds) > len(held) || len(cmds) > q.depth {
-		return fmt.Errorf("%w: %d commands at once on a queue of depth %d", ErrInvalid, len(cmds), q.depth)
+		return fmt.Errorf("%w: %d commands at once on a queue of depth %d", host.ErrInvalid, len(cmds), q.depth)
 	}
 	var tickets [2]window.Ticket
 	if q.gate != nil {
@@ -106,9 +108,11 @@ func (q *Queue) Do(ctx context.Context, cmds []hosttcp.Command, comps []hosttcp.
 		return q.err // and with it the gate is of no use any more
 	}
 	for i := range cmds {
-		cmds[i].Tag = held[i].index
 		held[i].ticket = tickets[i]
-		cid, err := q.w.m.Submit(&cmds[i])
+		q.cmd = cmds[i]
+		q.cmd.Tag = held[i].index
+		cid, err := q.m.Submit(&q.cmd)
+		q.cmd.Data = nil
 		if err != nil {
 			// Calls and slots are equal in number, so this is the command's fault; of a
 			// fused pair both have the same shape, so it is the first that fails.
@@ -117,7 +121,7 @@ func (q *Queue) Do(ctx context.Context, cmds []hosttcp.Command, comps []hosttcp.
 				q.free <- c
 			}
 			q.release(tickets[i:len(cmds)])
-			return fmt.Errorf("%w: %w", ErrInvalid, err)
+			return fmt.Errorf("%w: %w", host.ErrInvalid, err)
 		}
 		cids[i] = cid
 	}
@@ -198,7 +202,7 @@ func (q *Queue) abandon(calls []*call, cids []uint16, cause error) error {
 			continue
 		}
 		c.abandoned = true
-		q.w.m.Detach(cids[i])
+		q.m.Detach(cids[i])
 	}
 	return &DetachedError{Cause: cause, CID: cids[0]}
 }
@@ -225,14 +229,13 @@ func (q *Queue) sendLocked() {
 // receive is the receiving goroutine.
 func (q *Queue) receive() {
 	defer q.wg.Done()
-	step := func(fd uintptr) bool {
+	step := func() bool {
 		q.mu.Lock()
 		defer q.mu.Unlock()
 		if q.err != nil {
 			return true
 		}
-		q.w.recvFD(fd)
-		n, err := q.w.recvN, q.w.recvErr
+		n, err := q.w.Recv()
 		q.deliverLocked()
 		if err != nil {
 			q.failLocked(err)
@@ -244,7 +247,7 @@ func (q *Queue) receive() {
 		return n > 0
 	}
 	for {
-		if err := q.w.rc.Read(step); err != nil {
+		if err := q.w.AwaitRecv(step); err != nil {
 			q.Fail(err)
 		}
 		select {
@@ -258,7 +261,7 @@ func (q *Queue) receive() {
 // deliverLocked hands completions to their callers. Called with mu held.
 func (q *Queue) deliverLocked() {
 	for {
-		n := q.w.m.Completions(q.comps)
+		n := q.m.Completions(q.comps)
 		if n == 0 {
 			return
 		}
@@ -280,7 +283,7 @@ func (q *Queue) deliverLocked() {
 // pump is the goroutine that waits until the socket takes bytes again.
 func (q *Queue) pump() {
 	defer q.wg.Done()
-	step := func(fd uintptr) bool {
+	step := func() bool {
 		q.mu.Lock()
 		defer q.mu.Unlock()
 		if q.err != nil {
@@ -300,7 +303,7 @@ func (q *Queue) pump() {
 			return
 		case <-q.kick:
 		}
-		if err := q.w.rc.Write(step); err != nil {
+		if err := q.w.AwaitSend(step); err != nil {
 			q.Fail(err)
 		}
 	}
@@ -338,7 +341,7 @@ func (q *Queue) SetGate(g *window.Gate) {
 func (q *Queue) SetInCapsule(n int) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	q.w.m.SetInCapsuleBytes(n)
+	q.m.SetInCapsuleBytes(n)
 }
 
 // failure returns why the queue failed.
@@ -353,8 +356,8 @@ func (q *Queue) failure() error {
 func (q *Queue) Tick(limit uint32) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	if oldest := q.w.m.Tick(q.id == 0); limit != 0 && oldest > limit {
-		q.failLocked(fmt.Errorf("%w: %w: a command got no answer for %d s", ErrConnectionLost, ErrTimeout, oldest-1))
+	if oldest := q.m.Tick(q.id == 0); limit != 0 && oldest > limit {
+		q.failLocked(fmt.Errorf("%w: %w: a command got no answer for %d s", host.ErrConnectionLost, host.ErrTimeout, oldest-1))
 	}
 }
 

@@ -5,6 +5,7 @@ import (
 	"encoding/binary"
 	"testing"
 
+	"jbofd/client/internal/host"
 	"jbofd/internal/nvme"
 	"jbofd/internal/nvmeof/tcp/pdu"
 )
@@ -109,7 +110,7 @@ func FuzzHostileTarget(f *testing.F) {
 			case 0: // submit
 				kind := tp.u8()
 				n := int(tp.u8()) * 512
-				c := Command{Tag: uint64(len(bufs))}
+				c := host.Command{Tag: uint64(len(bufs))}
 				c.SQE.SetOpcode([]uint8{nvme.CmdRead, nvme.CmdWrite, nvme.CmdFlush, nvme.CmdCompare}[kind%4])
 				if kind%4 == 2 {
 					n = 0
@@ -119,7 +120,7 @@ func FuzzHostileTarget(f *testing.F) {
 				if _, err := p.q.Submit(&c); err == nil {
 					g.out = true
 					bufs = append(bufs, g)
-				} else if err == ErrQueueFull && p.q.Free() != 0 || err == ErrDataDirection {
+				} else if err == host.ErrQueueFull && p.q.Free() != 0 || err == host.ErrDataDirection {
 					t.Fatal(err)
 				}
 			case 1: // send
@@ -155,7 +156,7 @@ func FuzzHostileTarget(f *testing.F) {
 			case 4: // CapsuleResp
 				feed(p.resp(tp.u16(), nvme.Status(tp.u8()), 0))
 			case 5: // collect
-				comps := make([]Completion, 1+int(tp.u8()%8))
+				comps := make([]host.Completion, 1+int(tp.u8()%8))
 				for _, c := range comps[:p.q.Completions(comps)] {
 					g := bufs[c.Tag]
 					if !g.out {
@@ -176,7 +177,7 @@ func FuzzHostileTarget(f *testing.F) {
 				tag := -1
 				for i := range p.q.slots {
 					s := &p.q.slots[i]
-					if s.busy && s.gen<<slotBits|uint16(i) == c {
+					if s.busy && host.CID(uint16(i), s.gen) == c {
 						tag = int(s.tag)
 					}
 				}
@@ -221,10 +222,10 @@ func TestHotPathDoesNotAllocate(t *testing.T) {
 		p.rx = pdu.Format{HeaderDigest: digests, DataDigest: digests}
 		p.tx = p.rx
 		read, write, large := make([]byte, 4096), make([]byte, 4096), make([]byte, 65536)
-		comps := make([]Completion, depth)
+		comps := make([]host.Completion, depth)
 		// One round: three commands, their answers, in PDUs prepared for the CID that the round will see.
 		round := func(answers []byte) {
-			for _, c := range []Command{{Data: read}, {Data: write}, {Data: large}} {
+			for _, c := range []host.Command{{Data: read}, {Data: write}, {Data: large}} {
 				op := uint8(nvme.CmdWrite)
 				if &c.Data[0] == &read[0] {
 					op = nvme.CmdRead
@@ -267,11 +268,7 @@ func TestHotPathDoesNotAllocate(t *testing.T) {
 			var cids [3]uint16
 			for k := range cids {
 				i := p.q.free[len(p.q.free)-1-k]
-				g := p.q.slots[i].gen + 1
-				if g == generations {
-					g = 0
-				}
-				cids[k] = g<<slotBits | i
+				cids[k] = host.CID(i, host.NextGeneration(p.q.slots[i].gen))
 			}
 			b := p.pdu(pdu.TypeR2T, 0, dataHeader(cids[2], 5, 0, 65536), nil, false, false)
 			b = append(b, p.pdu(pdu.TypeC2HData, pdu.FlagLast|pdu.FlagSuccess, dataHeader(cids[0], 0, 0, 4096), make([]byte, 4096), false, false)...)
@@ -292,9 +289,7 @@ func TestHotPathDoesNotAllocate(t *testing.T) {
 			n := len(p.q.free)
 			a, b, c := p.q.free[n-1], p.q.free[n-2], p.q.free[n-3]
 			for _, i := range []uint16{a, b, c} {
-				if p.q.slots[i].gen++; p.q.slots[i].gen == generations {
-					p.q.slots[i].gen = 0
-				}
+				p.q.slots[i].gen = host.NextGeneration(p.q.slots[i].gen)
 			}
 			p.q.free[n-3], p.q.free[n-2], p.q.free[n-1] = a, b, c
 		}
@@ -311,16 +306,17 @@ func TestHotPathDoesNotAllocate(t *testing.T) {
 
 // TestCIDsAreNeverFFFF: FFFFh is reserved, and generations wrap without it.
 func TestCIDsAreNeverFFFF(t *testing.T) {
-	p := &peer{q: New(Options{Depth: MaxDepth})}
+	p := &peer{q: New(Options{Depth: host.MaxDepth})}
 	p.drain(0)
 	if err := p.feed(p.icResp(0, 0, 4096)); err != nil {
 		t.Fatal(err)
 	}
-	var c Command
+	var c host.Command
 	c.SQE.SetOpcode(nvme.CmdFlush)
 	p.q.free = p.q.free[:1] // only the slot at the bottom: the last one
-	comps := make([]Completion, 1)
+	comps := make([]host.Completion, 1)
 	seen := map[uint16]bool{}
+	const generations = 63 // of a slot
 	for range 3 * generations {
 		cid, err := p.q.Submit(&c)
 		if err != nil {

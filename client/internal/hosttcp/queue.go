@@ -17,18 +17,9 @@ package hosttcp
 import (
 	"errors"
 
+	"jbofd/client/internal/host"
 	"jbofd/internal/nvme"
 	"jbofd/internal/nvmeof/tcp/pdu"
-)
-
-// MaxDepth is the largest Options.Depth: a CID is ten bits of slot and six of
-// generation.
-const MaxDepth = 1 << slotBits
-
-const (
-	slotBits    = 10
-	slotMask    = MaxDepth - 1
-	generations = 1<<(16-slotBits) - 1 // one less than fits: CID FFFFh is reserved
 )
 
 // Sizes in bytes unless said otherwise.
@@ -50,23 +41,12 @@ const (
 	shortRecv = 4 << 10
 )
 
-// Why Submit refuses a command. None of them harms the queue.
-var (
-	// ErrQueueFull: every slot is taken by a command whose completion was not yet
-	// collected.
-	ErrQueueFull = errors.New("queue is full")
-	// ErrNotReady: the target's ICResp has not arrived, or the queue has failed.
-	ErrNotReady = errors.New("queue is not ready")
-	// ErrDataDirection: there is data but the opcode moves none, or moves it both ways.
-	ErrDataDirection = errors.New("data does not fit the opcode's data direction")
-)
-
 // ErrTermReq is wrapped by the queue's error when the target sent a C2HTermReq.
 var ErrTermReq = errors.New("the target terminated the connection")
 
 // Options sizes a Queue.
 type Options struct {
-	// Depth is the number of commands that may be outstanding, 1 to MaxDepth. The
+	// Depth is the number of commands that may be outstanding, 1 to host.MaxDepth. The
 	// submission queue must have one entry more (SQSIZE, which is 0-based, is Depth).
 	Depth int
 	// HeaderDigest and DataDigest are asked for; a target that answers otherwise is
@@ -79,35 +59,6 @@ type Options struct {
 	InCapsuleBytes int
 	// RecvBytes is the receive buffer's size; 0 means DefaultRecvBytes.
 	RecvBytes int
-}
-
-// Command is one command to submit.
-type Command struct {
-	// SQE carries opcode, fuse bits, NSID and CDWs as the caller set them. CID, PSDT and
-	// the SGL are filled in by the queue.
-	SQE nvme.SQE
-	// Data is what the command transfers, in the direction its opcode names. It belongs
-	// to the queue from Submit until the completion was collected.
-	Data []byte
-	// Tag comes back in the Completion; the queue does not look at it.
-	Tag uint64
-}
-
-// Completion is the answer to one Command.
-type Completion struct {
-	Tag uint64
-	// Result is DW0 and DW1 of the CQE, DW0 in the low half; 0 if the target used
-	// the SUCCESS flag instead of a CQE.
-	Result uint64
-	// Received is how many bytes of data from the target stand in Command.Data, from
-	// its beginning. Less than was asked for, with a good Status, means that the target
-	// sent less.
-	Received uint32
-	// Status is the command's outcome. Data whose digest was wrong makes it
-	// nvme.TransientTransportError.
-	Status nvme.Status
-	// CID is the command's identifier on the wire, for logs.
-	CID uint16
 }
 
 // slot is the state of one outstanding command.
@@ -208,7 +159,7 @@ type Queue struct {
 //
 // It panics if Depth is out of range, which is the caller's to check.
 func New(o Options) *Queue {
-	if o.Depth < 1 || o.Depth > MaxDepth {
+	if o.Depth < 1 || o.Depth > host.MaxDepth {
 		panic("hosttcp: Depth out of range")
 	}
 	if o.RecvBytes == 0 {
@@ -274,31 +225,28 @@ func (q *Queue) SetInCapsuleBytes(n int) { q.opts.InCapsuleBytes = n }
 // Errors: ErrQueueFull, ErrNotReady, ErrDataDirection.
 //
 // Cost: 0 allocs.
-func (q *Queue) Submit(c *Command) (cid uint16, err error) { // hot: 0 allocs
+func (q *Queue) Submit(c *host.Command) (cid uint16, err error) { // hot: 0 allocs
 	if !q.Ready() {
-		return 0, ErrNotReady
+		return 0, host.ErrNotReady
 	}
 	if len(q.free) == 0 {
-		return 0, ErrQueueFull
+		return 0, host.ErrQueueFull
 	}
-	toTarget, toHost := direction(&c.SQE)
+	toTarget, toHost := host.Direction(&c.SQE)
 	if !fits(c, toTarget, toHost) {
-		return 0, ErrDataDirection
+		return 0, host.ErrDataDirection
 	}
 	i := q.free[len(q.free)-1]
 	q.free = q.free[:len(q.free)-1]
 	s := &q.slots[i]
-	gen := s.gen + 1
-	if gen == generations {
-		gen = 0
-	}
+	gen := host.NextGeneration(s.gen)
 	*s = slot{
 		sqe: c.SQE, tag: c.Tag, length: uint32(len(c.Data)), tick: q.tick, gen: gen,
 		refs: 1, busy: true, unsent: true,
 		toHost: toHost && len(c.Data) != 0, toTarget: toTarget && len(c.Data) != 0,
 	}
 	q.bufs[i] = c.Data
-	cid = gen<<slotBits | i
+	cid = host.CID(i, gen)
 	s.sqe.SetCID(cid)
 	s.sqe.SetPSDT(nvme.PSDTSGL)
 	g := s.sqe.SGL()
@@ -314,41 +262,28 @@ func (q *Queue) Submit(c *Command) (cid uint16, err error) { // hot: 0 allocs
 	return cid, nil
 }
 
-func fits(c *Command, toTarget, toHost bool) bool {
+func fits(c *host.Command, toTarget, toHost bool) bool {
 	return len(c.Data) == 0 || toTarget != toHost && uint64(len(c.Data)) <= 1<<32-1
 }
 
 // Check tells why Submit would not take a command, other than for want of a slot.
 //
 // Errors: ErrNotReady, ErrDataDirection.
-func (q *Queue) Check(c *Command) error { // hot: 0 allocs
+func (q *Queue) Check(c *host.Command) error { // hot: 0 allocs
 	if !q.Ready() {
-		return ErrNotReady
+		return host.ErrNotReady
 	}
-	if toTarget, toHost := direction(&c.SQE); !fits(c, toTarget, toHost) {
-		return ErrDataDirection
+	if toTarget, toHost := host.Direction(&c.SQE); !fits(c, toTarget, toHost) {
+		return host.ErrDataDirection
 	}
 	return nil
-}
-
-// SlotOf returns the slot, below Depth, of a command by its CID: what a driver keeps for
-// outstanding commands it may index by that.
-func SlotOf(cid uint16) int { return int(cid & slotMask) }
-
-// direction is the data direction of a command; a fabrics command's is in its FCTYPE.
-func direction(e *nvme.SQE) (toTarget, toHost bool) {
-	op := e.Opcode()
-	if op == nvme.OpFabrics {
-		op = e.FCTYPE()
-	}
-	return nvme.DataDirection(op)
 }
 
 // Completions moves finished commands to dst, in the order in which they finished,
 // and returns how many. Their slots are free again and their buffers the caller's.
 //
 // Cost: 0 allocs.
-func (q *Queue) Completions(dst []Completion) int { // hot: 0 allocs
+func (q *Queue) Completions(dst []host.Completion) int { // hot: 0 allocs
 	n := min(len(dst), q.doneLen)
 	for k := range n {
 		i := q.done[q.doneHead]
@@ -360,7 +295,7 @@ func (q *Queue) Completions(dst []Completion) int { // hot: 0 allocs
 		if s.badDigest && st.OK() {
 			st = nvme.TransientTransportError
 		}
-		dst[k] = Completion{Tag: s.tag, Result: s.result, Received: s.received, Status: st, CID: s.gen<<slotBits | i}
+		dst[k] = host.Completion{Tag: s.tag, Result: s.result, Received: s.received, Status: st, CID: host.CID(i, s.gen)}
 		s.busy = false
 		q.bufs[i] = nil
 		q.free = append(q.free, i)
@@ -379,8 +314,8 @@ func (q *Queue) Pending() int { return q.doneLen }
 //
 // Cost: copies the data if some of it has yet to be sent.
 func (q *Queue) Detach(cid uint16) bool {
-	i := cid & slotMask
-	if int(i) >= len(q.slots) || !q.slots[i].busy || q.slots[i].gen != cid>>slotBits {
+	i := uint16(host.SlotOf(cid))
+	if int(i) >= len(q.slots) || !q.slots[i].busy || q.slots[i].gen != host.GenerationOf(cid) {
 		return false
 	}
 	s := &q.slots[i]

@@ -3,6 +3,7 @@ package hosttcp
 import (
 	"fmt"
 
+	"jbofd/client/internal/host"
 	"jbofd/internal/nvmeof/tcp/pdu"
 )
 
@@ -213,12 +214,12 @@ func (q *Queue) icResp(p *pdu.IC) *pdu.FatalError {
 
 // lookup returns the slot of an outstanding, unanswered command that was sent.
 func (q *Queue) lookup(cid uint16) (uint16, *slot) {
-	i := cid & slotMask
+	i := uint16(host.SlotOf(cid))
 	if int(i) >= len(q.slots) {
 		return 0, nil
 	}
 	s := &q.slots[i]
-	if !s.busy || s.answered || s.unsent || s.gen != cid>>slotBits {
+	if !s.busy || s.answered || s.unsent || s.gen != host.GenerationOf(cid) {
 		return 0, nil
 	}
 	return i, s

@@ -8,6 +8,7 @@ import (
 
 	"github.com/cockroachdb/datadriven"
 
+	"jbofd/client/internal/host"
 	"jbofd/internal/nvme"
 	"jbofd/internal/nvmeof/tcp/pdu"
 )
@@ -241,7 +242,7 @@ func TestTranscripts(t *testing.T) {
 			case "submit":
 				var op string
 				d.ScanArgs(t, "op", &op)
-				c := Command{Tag: num("tag", 0)}
+				c := host.Command{Tag: num("tag", 0)}
 				ops := map[string]uint8{"read": nvme.CmdRead, "write": nvme.CmdWrite, "flush": nvme.CmdFlush, "aer": nvme.AdminAsyncEvent, "both": 0x83}
 				c.SQE.SetOpcode(ops[op])
 				n := int(num("len", 0))
@@ -295,7 +296,7 @@ func TestTranscripts(t *testing.T) {
 				return fmt.Sprintf("oldest %d\n", p.q.Tick(d.HasArg("admin")))
 			case "done":
 				var s strings.Builder
-				comps := make([]Completion, 8)
+				comps := make([]host.Completion, 8)
 				for _, c := range comps[:p.q.Completions(comps)] {
 					right := ""
 					if c.Received > 0 {

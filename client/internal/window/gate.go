@@ -16,7 +16,7 @@ import (
 	"sync"
 	"time"
 
-	"jbofd/client/internal/hosttcp"
+	"jbofd/client/internal/host"
 	"jbofd/internal/credit"
 	"jbofd/internal/nvme"
 )
@@ -270,14 +270,14 @@ type Ticket struct {
 	lane        uint16
 }
 
-func unitsOf(cmds []hosttcp.Command) (u [2]int) {
+func unitsOf(cmds []host.Command) (u [2]int) {
 	for i := range cmds {
 		u[i] = unitsOf1(&cmds[i])
 	}
 	return u
 }
 
-func unitsOf1(c *hosttcp.Command) int { return credit.Units(len(c.Data)) }
+func unitsOf1(c *host.Command) int { return credit.Units(len(c.Data)) }
 
 // parked is a waiter with a goroutine behind it.
 type parked struct {
@@ -297,7 +297,7 @@ func newParked() any {
 // Errors: the context's; ErrDead.
 //
 // Cost: 0 allocs if they may go at once.
-func (g *Gate) Acquire(ctx context.Context, dead <-chan struct{}, cmds []hosttcp.Command, tickets []Ticket) error { // hot: 0 allocs
+func (g *Gate) Acquire(ctx context.Context, dead <-chan struct{}, cmds []host.Command, tickets []Ticket) error { // hot: 0 allocs
 	u := unitsOf(cmds)
 	g.mu.Lock()
 	nsid := cmds[0].SQE.NSID()

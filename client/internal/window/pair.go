@@ -3,7 +3,7 @@ package window
 import (
 	"sync/atomic"
 
-	"jbofd/client/internal/hosttcp"
+	"jbofd/client/internal/host"
 	"jbofd/internal/nvme"
 )
 
@@ -14,7 +14,7 @@ import (
 // All methods belong to the queue pair's goroutine.
 type Pair struct {
 	g *Gate
-	m *hosttcp.Queue
+	m host.Machine
 	// sent are the tickets of what is outstanding, by slot; units 0: none.
 	sent  []Ticket
 	lanes []*pairLane // by number, nil where nothing was ever held
@@ -35,7 +35,7 @@ type verdict struct {
 }
 
 type outgoing struct {
-	cmd  hosttcp.Command
+	cmd  host.Command
 	lane uint16
 }
 
@@ -43,14 +43,14 @@ type outgoing struct {
 // its first command or fused pair.
 type pairLane struct {
 	waiter  waiter
-	cmds    []hosttcp.Command
+	cmds    []host.Command
 	since   []int64
 	head, n int
 }
 
 // NewPair makes the Pair of queue m. wake is called, by any goroutine and with locks held,
 // when the pair's goroutine sleeps (Park) and is to call Advance.
-func (g *Gate) NewPair(m *hosttcp.Queue, wake func()) *Pair {
+func (g *Gate) NewPair(m host.Machine, wake func()) *Pair {
 	return &Pair{g: g, m: m, sent: make([]Ticket, m.Depth()), verdicts: make([]verdict, m.Depth()),
 		out: make([]outgoing, 0, m.Depth()), waking: wake}
 }
@@ -64,7 +64,7 @@ func (p *Pair) Held() int { return p.held }
 // Errors: the machine's, for the first command that was not taken.
 //
 // Cost: 0 allocs, but for the first command held back for an SSD.
-func (p *Pair) Submit(cmds []hosttcp.Command) (taken int, err error) { // hot: 0 allocs
+func (p *Pair) Submit(cmds []host.Command) (taken int, err error) { // hot: 0 allocs
 	free := p.m.Free() - p.held
 	g := p.g
 	g.mu.Lock()
@@ -73,7 +73,7 @@ func (p *Pair) Submit(cmds []hosttcp.Command) (taken int, err error) { // hot: 0
 		group := cmds[taken : taken+groupLen(cmds[taken:])]
 		if len(group) > free {
 			if free <= 0 {
-				err = hosttcp.ErrQueueFull
+				err = host.ErrQueueFull
 			}
 			break
 		}
@@ -106,14 +106,14 @@ func (p *Pair) Submit(cmds []hosttcp.Command) (taken int, err error) { // hot: 0
 }
 
 // groupLen is 2 at the first of a fused pair, else 1.
-func groupLen(cmds []hosttcp.Command) int {
+func groupLen(cmds []host.Command) int {
 	if len(cmds) > 1 && cmds[0].SQE.Fuse() == nvme.FuseFirst {
 		return 2
 	}
 	return 1
 }
 
-func (p *Pair) check(group []hosttcp.Command) error {
+func (p *Pair) check(group []host.Command) error {
 	for i := range group {
 		if err := p.m.Check(&group[i]); err != nil {
 			return err
@@ -130,14 +130,14 @@ func (p *Pair) lane(n uint16) *pairLane {
 }
 
 // hold keeps a group back. The gate's mu is held.
-func (p *Pair) hold(n uint16, group []hosttcp.Command, u [2]int, now int64) {
+func (p *Pair) hold(n uint16, group []host.Command, u [2]int, now int64) {
 	for int(n) >= len(p.lanes) {
 		p.lanes = append(p.lanes, nil)
 	}
 	pl := p.lanes[n]
 	if pl == nil {
 		d := p.m.Depth()
-		pl = &pairLane{cmds: make([]hosttcp.Command, d), since: make([]int64, d)}
+		pl = &pairLane{cmds: make([]host.Command, d), since: make([]int64, d)}
 		pl.waiter.wake = func() {
 			p.granted.Store(true)
 			if p.parked.Load() {
@@ -162,7 +162,7 @@ func (p *Pair) hold(n uint16, group []hosttcp.Command, u [2]int, now int64) {
 }
 
 // send gives a command to the queue machine.
-func (p *Pair) send(c *hosttcp.Command, lane uint16) {
+func (p *Pair) send(c *host.Command, lane uint16) {
 	t := Ticket{nsid: c.SQE.NSID(), units: uint32(unitsOf1(c)), lane: lane}
 	cid, err := p.m.Submit(c)
 	if err != nil {
@@ -170,19 +170,19 @@ func (p *Pair) send(c *hosttcp.Command, lane uint16) {
 		p.g.Release(t, 0)
 		return
 	}
-	p.sent[hosttcp.SlotOf(cid)] = t
+	p.sent[host.SlotOf(cid)] = t
 }
 
 // Completed counts completions of this queue pair and gives the queue machine what may go
 // now; something may have to be sent afterwards.
 //
 // Cost: 0 allocs.
-func (p *Pair) Completed(comps []hosttcp.Completion) { // hot: 0 allocs
+func (p *Pair) Completed(comps []host.Completion) { // hot: 0 allocs
 	g := p.g
 	g.mu.Lock()
 	now := g.now()
 	for i := range comps {
-		t := &p.sent[hosttcp.SlotOf(comps[i].CID)]
+		t := &p.sent[host.SlotOf(comps[i].CID)]
 		if t.units == 0 {
 			continue // it was there before the gate
 		}
@@ -253,7 +253,7 @@ func (p *Pair) advance(now int64) {
 			for range k {
 				c := &pl.cmds[pl.head]
 				p.out = append(p.out, outgoing{*c, uint16(n)})
-				*c = hosttcp.Command{}
+				*c = host.Command{}
 				l.waited += now - pl.since[pl.head]
 				pl.head = (pl.head + 1) % len(pl.cmds)
 				pl.n--

@@ -11,14 +11,15 @@ import (
 	"testing/synctest"
 	"time"
 
+	"jbofd/client/internal/host"
 	"jbofd/client/internal/hosttcp"
 	"jbofd/internal/credit"
 	"jbofd/internal/nvme"
 	"jbofd/internal/nvmeof/tcp/pdu"
 )
 
-func read(nsid uint32, n int) hosttcp.Command {
-	var c hosttcp.Command
+func read(nsid uint32, n int) host.Command {
+	var c host.Command
 	c.SQE.SetOpcode(nvme.CmdRead)
 	c.SQE.SetNSID(nsid)
 	c.Data = make([]byte, n)
@@ -36,11 +37,11 @@ func newGate(units int) *Gate {
 }
 
 // acquire waits for one command in the background; the result tells what became of it.
-func acquire(ctx context.Context, g *Gate, c hosttcp.Command) (t *Ticket, result chan error) {
+func acquire(ctx context.Context, g *Gate, c host.Command) (t *Ticket, result chan error) {
 	t, result = new(Ticket), make(chan error, 1)
 	go func() {
 		var tickets [1]Ticket
-		err := g.Acquire(ctx, nil, []hosttcp.Command{c}, tickets[:])
+		err := g.Acquire(ctx, nil, []host.Command{c}, tickets[:])
 		*t = tickets[0]
 		result <- err
 	}()
@@ -121,7 +122,7 @@ func TestAWaiterThatLeavesLetsTheNextGo(t *testing.T) {
 		lost := make(chan error)
 		go func() {
 			var tickets [1]Ticket
-			lost <- g.Acquire(context.Background(), dead, []hosttcp.Command{read(1, 4<<10)}, tickets[:])
+			lost <- g.Acquire(context.Background(), dead, []host.Command{read(1, 4<<10)}, tickets[:])
 		}()
 		synctest.Wait()
 		close(dead)
@@ -177,7 +178,7 @@ func TestManyGoroutinesNeverExceedTheCredit(t *testing.T) {
 				if rng.IntN(4) == 0 {
 					time.AfterFunc(time.Duration(rng.IntN(50))*time.Microsecond, cancel)
 				}
-				cmds := []hosttcp.Command{read(1, 1+rng.IntN(100<<10))}
+				cmds := []host.Command{read(1, 1+rng.IntN(100<<10))}
 				if rng.IntN(4) == 0 {
 					cmds = append(cmds, read(1, 1+rng.IntN(8<<10)))
 				}
@@ -273,7 +274,7 @@ func (w *wire) answer(k int, c nvme.Credit) {
 	p.CQE().SetStatus(nvme.InternalError)
 	p.CQE().SetDW1(uint32(c))
 	w.receive(p[:])
-	var comps [4]hosttcp.Completion
+	var comps [4]host.Completion
 	if n := w.m.Completions(comps[:]); n != 1 {
 		w.t.Fatalf("%d completions", n)
 	}
@@ -283,7 +284,7 @@ func (w *wire) answer(k int, c nvme.Credit) {
 func TestAPairHoldsBackWhatHasNoCredit(t *testing.T) {
 	g := newGate(4)
 	w := newWire(t, g, 16)
-	var cmds []hosttcp.Command
+	var cmds []host.Command
 	for range 6 {
 		cmds = append(cmds, read(1, 8<<10))
 	}
@@ -294,11 +295,11 @@ func TestAPairHoldsBackWhatHasNoCredit(t *testing.T) {
 	if got := w.send(); len(got) != 3 || w.p.Held() != 4 {
 		t.Fatalf("%d sent, %d held; want 2 of the first SSD and 1 of the other, and 4", len(got), w.p.Held())
 	}
-	more := make([]hosttcp.Command, 12)
+	more := make([]host.Command, 12)
 	for i := range more {
 		more[i] = read(1, 4096)
 	}
-	if n, err := w.p.Submit(more); n != 9 || err != hosttcp.ErrQueueFull {
+	if n, err := w.p.Submit(more); n != 9 || err != host.ErrQueueFull {
 		t.Errorf("a queue of 16 with 7 in it took %d: %v", n, err)
 	}
 	for held := w.p.Held(); held > 0; held = w.p.Held() {
@@ -319,7 +320,7 @@ func TestAPairHoldsBackWhatHasNoCredit(t *testing.T) {
 func TestTheFirstCompletionTellsWhereANamespaceLies(t *testing.T) {
 	g := newGate(4)
 	w := newWire(t, g, 16)
-	cmds := []hosttcp.Command{read(77, 8<<10), read(77, 8<<10), read(77, 8<<10)}
+	cmds := []host.Command{read(77, 8<<10), read(77, 8<<10), read(77, 8<<10)}
 	w.p.Submit(cmds)
 	if len(w.send()) != 3 {
 		t.Fatal("limited by nobody knows what")
@@ -331,7 +332,7 @@ func TestTheFirstCompletionTellsWhereANamespaceLies(t *testing.T) {
 		t.Errorf("%d sent, %+v", n, g.State(77))
 	}
 	g.Map(1, 9) // a namespace that has moved
-	w.p.Submit([]hosttcp.Command{read(1, 4096)})
+	w.p.Submit([]host.Command{read(1, 4096)})
 	w.send()
 	w.answer(len(w.sent)-1, nvme.MakeCredit(9, 5))
 	if s := g.State(1); s.SSD != 9 || s.Units != 5 || s.Outstanding != 0 {
@@ -345,12 +346,12 @@ func TestAStalledWindowLetsOneGo(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		g := newGate(2)
 		w := newWire(t, g, 8)
-		w.p.Submit([]hosttcp.Command{read(1, 4096), read(1, 4096)})
+		w.p.Submit([]host.Command{read(1, 4096), read(1, 4096)})
 		w.send()
 		begin := time.Now()
 		var tickets [1]Ticket
 		for range 2 {
-			if err := g.Acquire(context.Background(), nil, []hosttcp.Command{read(1, 4096)}, tickets[:]); err != nil {
+			if err := g.Acquire(context.Background(), nil, []host.Command{read(1, 4096)}, tickets[:]); err != nil {
 				t.Fatal(err)
 			}
 			g.Release(tickets[0], 0)
@@ -359,7 +360,7 @@ func TestAStalledWindowLetsOneGo(t *testing.T) {
 			t.Errorf("two commands went after %v", d)
 		}
 		other := newWire(t, g, 8)
-		other.p.Submit([]hosttcp.Command{read(1, 4096)})
+		other.p.Submit([]host.Command{read(1, 4096)})
 		other.p.Park()
 		time.Sleep(2 * stallTime)
 		synctest.Wait()
@@ -377,7 +378,7 @@ func TestAStalledWindowLetsOneGo(t *testing.T) {
 func TestPairsTakeTurnsAndWakeEachOther(t *testing.T) {
 	g := newGate(1)
 	a, b := newWire(t, g, 8), newWire(t, g, 8)
-	cmds := []hosttcp.Command{read(1, 4096), read(1, 4096), read(1, 4096)}
+	cmds := []host.Command{read(1, 4096), read(1, 4096), read(1, 4096)}
 	a.p.Submit(cmds)
 	a.send()
 	b.p.Submit(cmds)
@@ -417,7 +418,7 @@ func TestAFusedPairGoesTogether(t *testing.T) {
 	first, second := read(1, 4096), read(1, 4096)
 	first.SQE.SetFuse(nvme.FuseFirst)
 	second.SQE.SetFuse(nvme.FuseSecond)
-	w.p.Submit([]hosttcp.Command{read(1, 8<<10), first, second, read(1, 4096)})
+	w.p.Submit([]host.Command{read(1, 8<<10), first, second, read(1, 4096)})
 	if n := len(w.send()); n != 1 {
 		t.Fatalf("%d sent: half of the pair went", n)
 	}
@@ -436,7 +437,7 @@ func TestAFusedPairGoesTogether(t *testing.T) {
 func TestPairsAllocateNothing(t *testing.T) {
 	g := newGate(4)
 	w := newWire(t, g, 16)
-	cmds := []hosttcp.Command{read(1, 4096)}
+	cmds := []host.Command{read(1, 4096)}
 	step := func() {
 		for range 8 {
 			if _, err := w.p.Submit(cmds); err != nil {
@@ -497,7 +498,7 @@ func TestPairsConserveTheWindow(t *testing.T) {
 			w := wires[rng.IntN(len(wires))]
 			switch rng.IntN(3) {
 			case 0:
-				if _, err := w.p.Submit([]hosttcp.Command{read(1, 1+rng.IntN(20<<10))}); err != nil && err != hosttcp.ErrQueueFull {
+				if _, err := w.p.Submit([]host.Command{read(1, 1+rng.IntN(20<<10))}); err != nil && err != host.ErrQueueFull {
 					t.Fatal(err)
 				}
 			case 1:
@@ -551,8 +552,8 @@ func BenchmarkPair(b *testing.B) {
 			g.Map(1, 4)
 			g.Grant(nvme.MakeCredit(4, x.units))
 			w := newWire(b, g, 64)
-			cmds := make([]hosttcp.Command, 32)
-			comps := make([]hosttcp.Completion, 32)
+			cmds := make([]host.Command, 32)
+			comps := make([]host.Completion, 32)
 			var p pdu.CapsuleResp
 			p.Common().Set(pdu.TypeCapsuleResp, 0, pdu.CapsuleRespLen, 0, pdu.CapsuleRespLen)
 			p.CQE().SetStatus(nvme.InternalError)

@@ -1,0 +1,130 @@
+package hostverbs
+
+import (
+	"errors"
+	"fmt"
+
+	"jbofd/client/internal/hostrdma"
+	"jbofd/internal/bufpool"
+	"jbofd/internal/nvmeof/rdma/verbs"
+)
+
+// queueMemory lends one queue's commands memory out of the controller's pool. A queue that the pool refuses
+// goes on with two pieces of its own, which it makes then: so it never waits for other queues,
+// whose completions perhaps nobody collects.
+type queueMemory struct {
+	domain *domain
+	acct   *bufpool.Account
+	held   []bufpool.Buf // by slot
+	own    [2]ownPiece
+	// err is why memory could not be registered: the queue's end.
+	err error
+}
+
+var _ hostrdma.Memory = (*queueMemory)(nil)
+
+// ownPiece is memory beyond the pool's bound.
+type ownPiece struct {
+	buf  bufpool.Buf
+	span span
+	busy bool
+	slot uint16 // that has it, if busy
+}
+
+func newQueueMemory(d *domain, depth int) *queueMemory {
+	name := fmt.Sprintf("queue %d", d.m.accounts.Add(1))
+	return &queueMemory{domain: d, acct: d.m.pool.Account(name), held: make([]bufpool.Buf, depth)}
+}
+
+// Find implements hostrdma.Memory.
+func (q *queueMemory) Find(b []byte) (addr uint64, rkey uint32, ok bool) { // hot: 0 allocs
+	s, ok := q.domain.find(b)
+	if !ok {
+		return 0, 0, false
+	}
+	return s.addr + uint64(addrOf(b)-s.start), s.rkey, true
+}
+
+// Get implements hostrdma.Memory.
+func (q *queueMemory) Get(slot uint16, n int) (b []byte, addr uint64, rkey uint32, ok bool) { // hot: 0 allocs
+	pool := q.domain.m.pool
+	buf, ok := pool.Get(q.acct, n)
+	if !ok {
+		return q.getOwn(slot, n)
+	}
+	i, base, _ := pool.RegionOf(buf.B)
+	s, err := q.domain.region(i, base)
+	if err != nil {
+		pool.Put(buf)
+		q.err = err
+		return nil, 0, 0, false
+	}
+	q.held[slot] = buf
+	return buf.B, s.addr + uint64(addrOf(buf.B)-s.start), s.rkey, true
+}
+
+func (q *queueMemory) getOwn(slot uint16, n int) ([]byte, uint64, uint32, bool) {
+	for i := range q.own {
+		p := &q.own[i]
+		if p.busy {
+			continue
+		}
+		if p.buf.IsZero() {
+			if err := q.makeOwn(p); err != nil {
+				q.err = err
+				return nil, 0, 0, false
+			}
+		}
+		p.busy, p.slot = true, slot
+		return p.buf.B[:n], p.span.addr, p.span.rkey, true
+	}
+	return nil, 0, 0, false
+}
+
+func (q *queueMemory) makeOwn(p *ownPiece) error {
+	pool := q.domain.m.pool
+	buf, ok := pool.Extra(MaxBounceBytes)
+	if !ok {
+		return fmt.Errorf("%d bytes for a command's data: %w", MaxBounceBytes, verbs.ErrResources)
+	}
+	s, err := q.domain.register(buf.B)
+	if err != nil {
+		pool.Put(buf)
+		return err
+	}
+	p.buf, p.span = buf, s
+	return nil
+}
+
+// Put implements hostrdma.Memory.
+func (q *queueMemory) Put(slot uint16) { // hot: 0 allocs
+	if b := q.held[slot]; !b.IsZero() {
+		q.held[slot] = bufpool.Buf{}
+		q.domain.m.pool.Put(b)
+		return
+	}
+	for i := range q.own {
+		if p := &q.own[i]; p.busy && p.slot == slot {
+			p.busy = false
+		}
+	}
+}
+
+// close gives everything back; the queue pair is gone.
+func (q *queueMemory) close() error {
+	pool := q.domain.m.pool
+	for i := range q.held {
+		pool.Put(q.held[i])
+		q.held[i] = bufpool.Buf{}
+	}
+	var errs []error
+	for i := range q.own {
+		if p := &q.own[i]; !p.buf.IsZero() {
+			errs = append(errs, p.span.mr.Close())
+			pool.Put(p.buf)
+			*p = ownPiece{}
+		}
+	}
+	q.acct.Close()
+	return errors.Join(errs...)
+}
