@@ -118,7 +118,8 @@ func (q *completionQueue) takeEvent(uintptr) bool {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	h := q.handle()
-	if h == 0 {
+	if h == 0 { // Close is about to close the file
+		q.taken = net.ErrClosed
 		return true
 	}
 	switch err := cqEvent(h); err {

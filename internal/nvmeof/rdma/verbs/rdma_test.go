@@ -492,13 +492,13 @@ func TestRemovedDevice(t *testing.T) {
 		return done
 	}
 	restore := func() { ok(t, run("link", "add", v[0], "type", "rxe", "netdev", v[1])) }
-	any, err := p.Listen(netip.AddrPortFrom(netip.IPv4Unspecified(), 0), 8)
+	wild, err := p.Listen(netip.AddrPortFrom(netip.IPv4Unspecified(), 0), 8)
 	ok(t, err)
 	var last verbs.Device
 	for round := range 3 {
 		bound, err := p.Listen(netip.AddrPortFrom(a, 0), 8)
 		ok(t, err)
-		k := connect(t, p, any, a)
+		k := connect(t, p, wild, a)
 		k.talk(t)
 		if k.te.Device() == last {
 			t.Error("the device that came back is the one that went")
@@ -548,12 +548,12 @@ func TestRemovedDevice(t *testing.T) {
 		restore()
 	}
 	// Nothing at all is open but the wildcard listener.
-	k := connect(t, p, any, a)
+	k := connect(t, p, wild, a)
 	ok(t, k.close())
 	ok(t, <-remove())
 	restore()
-	k = connect(t, p, any, a)
+	k = connect(t, p, wild, a)
 	k.talk(t)
-	ok(t, errors.Join(k.close(), any.Close()))
+	ok(t, errors.Join(k.close(), wild.Close()))
 	none(t, p)
 }
