@@ -20,7 +20,7 @@ import (
 
 // Handler receives the commands of a queue pair. The machine calls it from within Begin, Arrived
 // and Done; it must not call those, but may call Respond, RespondData and RequestData at
-// once.
+// once. Fetched also comes from within RequestData and FetchPair, where the transport cannot ask.
 type Handler interface {
 	// Buffer returns memory for n bytes of slot's data. nil: there is none now; the
 	// machine stops before the command, which is to be offered again when there is.
@@ -477,16 +477,21 @@ func (q *QPair) NeedsFetch(i int) bool {
 }
 
 // RequestData asks the host for slot's data, to be placed in buf; Handler.Fetched
-// follows.
+// follows, at once where the transport cannot ask.
 //
 // hot: 0 allocs
 func (q *QPair) RequestData(slot int, buf []byte) {
+	q.await(slot, buf)
+	q.wire.Fetch(slot)
+}
+
+// await makes slot one whose data is fetched to buf.
+func (q *QPair) await(slot int, buf []byte) {
 	s := &q.slots[slot]
 	invariants.Check(s.state == slotExecuting || s.state == slotFused, "qpair: data asked for by a slot that does not execute")
 	q.awaited += len(buf)
 	s.state, s.Data, s.Got, s.Bad = slotFetching, buf, 0, false
 	s.Gen++
-	q.wire.Fetch(slot)
 }
 
 // Came says that n bytes of slot's data, more than Got has counted, are in Data. When all are, the
@@ -516,11 +521,21 @@ func (q *QPair) Done(slot int) {
 func (q *QPair) FetchPair(second int, buf []byte) {
 	s := &q.slots[second]
 	n := int(s.Plan.ToController)
-	if f := &q.slots[s.pair]; !f.inline {
-		q.RequestData(int(s.pair), buf[:n])
+	first := int(s.pair)
+	fetchFirst, fetchSecond := !q.slots[first].inline, !s.inline
+	// Both are awaited before either is asked for: if asking for the first fails at once, the pair
+	// is not complete yet.
+	if fetchFirst {
+		q.await(first, buf[:n])
 	}
-	if !s.inline {
-		q.RequestData(second, buf[n:2*n])
+	if fetchSecond {
+		q.await(second, buf[n:2*n])
+	}
+	if fetchFirst {
+		q.wire.Fetch(first)
+	}
+	if fetchSecond {
+		q.wire.Fetch(second)
 	}
 }
 

@@ -108,6 +108,8 @@ type Conn struct {
 	waiting, fetches ring
 	// places are those left in the send queue, reads the READs that may be posted.
 	places, reads int
+	// reading are the slots whose READ is posted.
+	reading []bool
 }
 
 // Fatal is why a connection cannot go on.
@@ -129,16 +131,13 @@ func responsesFor(entries int) int { return 2*entries + 16 }
 // ResponseBytes is how much memory Config.Responses needs.
 func ResponseBytes(entries int) int { return responsesFor(entries) * nvme.CQESize }
 
-// SendsFor is how many work requests a queue of so many entries keeps in its send queue at
-// most: whatever less there is makes it wait, and at least 3 are needed.
-func SendsFor(entries, reads int) int { return 2*responsesFor(entries) + reads }
-
 // New returns the machine of a new connection. Work requests go to out.
 func New(cfg Config, h qpair.Handler, s Sink, out *Out) *Conn {
 	n := responsesFor(cfg.Entries)
 	c := &Conn{
 		cfg: cfg, sink: s, out: out, places: cfg.Sends, reads: cfg.Reads,
 		responses: make([]response, n), free: make([]uint16, n), waiting: newRing(n), fetches: newRing(cfg.Entries + qpair.ExtraSlots),
+		reading: make([]bool, cfg.Entries+qpair.ExtraSlots),
 	}
 	for i := range c.free {
 		c.free[i] = uint16(n - 1 - i)
@@ -174,8 +173,8 @@ func (c *Conn) Received(capsule []byte) bool {
 	if c.closed {
 		return true
 	}
-	if len(capsule) < nvme.SQESize {
-		c.fail("capsule", "a capsule of %d bytes, must be at least %d", len(capsule), nvme.SQESize)
+	if n := len(capsule); n < nvme.SQESize || n > nvme.SQESize+c.cfg.InCapsuleBytes {
+		c.fail("capsule", "a capsule of %d bytes, must be %d to %d", n, nvme.SQESize, nvme.SQESize+c.cfg.InCapsuleBytes)
 		return true
 	}
 	sqe := (*nvme.SQE)(capsule)
@@ -236,7 +235,6 @@ func (c *Conn) respond(slot int, e *nvme.CQE, n, lkey uint32, addr uint64) {
 	invariants.Check(len(c.free) > 0, "rdma: no response left")
 	i := int(c.free[len(c.free)-1])
 	c.free = c.free[:len(c.free)-1]
-	c.last = i
 	r := &c.responses[i]
 	g := c.Slot(slot).SQE.SGL()
 	*r = response{state: respWaiting, op: wr.OpSend, gen: r.gen + 1, n: n, addr: addr, lkey: lkey, dkey: g.Key(), remote: g.Address()}
@@ -246,6 +244,7 @@ func (c *Conn) respond(slot int, e *nvme.CQE, n, lkey uint32, addr uint64) {
 	copy(c.cfg.Responses[i*nvme.CQESize:], e[:])
 	c.waiting.push(uint16(i))
 	c.post()
+	c.last = i // after post, which may have made others: a READ that cannot be posted ends a command
 }
 
 // SendResponse implements qpair.Wire.
@@ -321,6 +320,7 @@ func (c *Conn) post() {
 			continue
 		}
 		c.fetches.pop()
+		c.reading[i] = true
 		c.places--
 		c.reads--
 		g := s.SQE.SGL()
@@ -329,7 +329,7 @@ func (c *Conn) post() {
 	}
 }
 
-// Completed takes the completion of a work request that was posted.
+// Completed takes the completion of a work request that was posted. Any other changes nothing.
 //
 // hot: 0 allocs
 func (c *Conn) Completed(w *wr.Completion) {
@@ -337,8 +337,8 @@ func (c *Conn) Completed(w *wr.Completion) {
 	switch {
 	case kind == kindResponse && i < len(c.responses) && c.responses[i].state == respPosted && c.responses[i].gen == gen:
 		c.sent(i, w)
-	case kind == kindRead && i < c.Slots():
-		c.fetched(i, gen, w)
+	case kind == kindRead && i < c.Slots() && c.reading[i] && uint16(c.Slot(i).Gen) == gen:
+		c.fetched(i, w)
 	}
 	if !c.closed {
 		c.post()
@@ -358,11 +358,12 @@ func (c *Conn) sent(i int, w *wr.Completion) {
 }
 
 // fetched ends the READ of slot i.
-func (c *Conn) fetched(i int, gen uint16, w *wr.Completion) {
+func (c *Conn) fetched(i int, w *wr.Completion) {
+	c.reading[i] = false
 	c.places++
 	c.reads++
 	s := c.Slot(i)
-	if !s.Fetching() || uint16(s.Gen) != gen {
+	if !s.Fetching() {
 		return // the connection was lost meanwhile
 	}
 	if w.Status != wr.StatusOK {

@@ -107,7 +107,10 @@ func (q *Queue) Paired(first, second int) {
 func (q *Queue) Paused() bool { return q.closing || q.t.Paused() }
 
 // Admin implements qpair.Handler.
-func (q *Queue) Admin(i int) { q.admin = append(q.admin, i) }
+func (q *Queue) Admin(i int) {
+	q.slots[i].noted = false
+	q.admin = append(q.admin, i)
+}
 
 // Execute implements qpair.Handler.
 //
@@ -116,6 +119,7 @@ func (q *Queue) Execute(i int) {
 	m, s := q.m.Slot(i), &q.slots[i]
 	p := &m.Plan
 	io := &s.io
+	s.noted = false
 	io.Op, io.Offset, io.Len, io.Flags = p.Op, p.Offset, p.Len, 0
 	if p.FUA {
 		io.Flags |= ssd.FUA
@@ -329,7 +333,7 @@ func (q *Queue) finishPair(second int, status nvme.Status, io *owner.IO, result 
 
 // respond answers a command without data and remembers a failure. mu is held.
 func (q *Queue) respond(i int, status nvme.Status, result uint64) {
-	if !status.OK() {
+	if !status.OK() && !q.slots[i].noted {
 		q.noteFailure(i, status)
 	}
 	q.m.Respond(i, status, result)
@@ -354,7 +358,10 @@ func (q *Queue) noteFailure(i int, status nvme.Status) {
 }
 
 // Failed implements qpair.Handler.
-func (q *Queue) Failed(i int, status nvme.Status) { q.noteFailure(i, status) }
+func (q *Queue) Failed(i int, status nvme.Status) {
+	q.noteFailure(i, status)
+	q.slots[i].noted = true // what becomes of it now is a consequence
+}
 
 // maxFailures is how many failed commands are remembered between two looks.
 const maxFailures = 64

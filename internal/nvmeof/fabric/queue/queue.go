@@ -116,6 +116,8 @@ type slot struct {
 	startNS int64
 	// admitted tells an IO in the outbox that awaits its data from one that is done.
 	admitted bool
+	// noted: the machine has told of the command's failure.
+	noted bool
 	// fetching: the SSD waits for the host's data, asked for at askedNS.
 	fetching bool
 	askedNS  int64

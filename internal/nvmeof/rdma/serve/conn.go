@@ -124,9 +124,9 @@ func (c *conn) open() (err error) {
 	}()
 	entries := int(c.req.HSQSIZE()) + 1
 	reads := int(min(c.ep.Peer().ResponderResources, c.dev.attr.MaxInitiatorDepth, maxReads))
-	// A response that finds no place waits until one that was sent before is done: half a queue
-	// of them on their way keeps the wire busy.
-	c.sends = max(min(rdma.SendsFor(entries, reads), entries+reads+8, c.dev.attr.MaxQPWRs), 3)
+	// A whole queue of reads can be answered at once; what finds no place waits until
+	// something that was sent before is done.
+	c.sends = max(min(2*entries+reads, c.dev.attr.MaxQPWRs), 3)
 	if c.g, err = c.dev.place(c.sends); err != nil {
 		return err
 	}
@@ -240,6 +240,10 @@ func (c *conn) close() {
 // unplug ends the queue pair, and returns why the machine has ended the connection, if it has.
 func (c *conn) unplug(l sync.Locker) *rdma.Fatal {
 	disconnected := c.ep.Disconnect()
+	// The machine sees what has failed, of which an event may have told before its completion. And
+	// receives that the last messages have taken are seen now: with the queue pair their
+	// completions may vanish.
+	c.g.clear()
 	l.Lock()
 	fatal := c.m.Fatal()
 	if fatal == nil {
@@ -254,9 +258,6 @@ func (c *conn) unplug(l sync.Locker) *rdma.Fatal {
 	}
 	l.Unlock()
 
-	// Receives that its last messages have taken are seen now: with the queue pair their
-	// completions may vanish.
-	c.g.clear()
 	c.g.creating.Lock()
 	if err := errors.Join(disconnected, c.ep.Close()); err != nil && !c.dev.removed.Load() {
 		c.srv.log.Warn("closing a connection", "transport", "rdma", "remote", c.remote, "error", err)

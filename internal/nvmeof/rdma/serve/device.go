@@ -22,6 +22,7 @@ type device struct {
 	receives *receives
 	control  *slab
 	removed  atomic.Bool
+	closed   chan struct{} // closed by close
 	// conns is how many connections there are. Guarded by Server.mu.
 	conns int
 
@@ -31,7 +32,7 @@ type device struct {
 
 // openDevice prepares a device for connections.
 func openDevice(s *Server, v verbs.Device) (d *device, err error) {
-	d = &device{srv: s, device: v, attr: v.Attr(), name: v.Attr().Name}
+	d = &device{srv: s, device: v, attr: v.Attr(), name: v.Attr().Name, closed: make(chan struct{})}
 	if d.domain, err = v.OpenDomain(); err != nil {
 		return nil, err
 	}
@@ -45,7 +46,7 @@ func openDevice(s *Server, v verbs.Device) (d *device, err error) {
 
 // Completion queues have room for all receives of the device and for the work requests of
 // connections: as many as fit into cqRoom.
-const cqRoom = 8192
+const cqRoom = 16384
 
 // place finds a completion queue with room for a connection's work requests, and makes another one
 // where there are fewer than Config.Pollers or none has room. group.leave follows.
@@ -89,6 +90,7 @@ func (d *device) stats() (groups, receives, held int) {
 
 // close frees everything. There are no connections any more.
 func (d *device) close() {
+	close(d.closed)
 	var errs []error
 	d.mu.Lock()
 	groups := d.groups

@@ -225,26 +225,35 @@ func (s *Server) enter(d verbs.Device) (*device, error) {
 	}
 	v := s.devices[d]
 	if v == nil {
-		for k, other := range s.devices { // one that was removed and has come back has another handle
-			if other.name == d.Attr().Name && other.conns == 0 {
-				delete(s.devices, k)
-				s.wg.Go(other.close)
-			}
-		}
 		var err error
 		if v, err = openDevice(s, d); err != nil {
 			return nil, fmt.Errorf("RDMA device %s: %w", d.Attr().Name, err)
 		}
 		s.devices[d] = v
+		s.wg.Go(func() { s.watch(v) })
 	}
 	v.conns++
 	return v, nil
 }
 
+// watch ends a device that was removed while it had no connections: with some, the last one does.
+func (s *Server) watch(v *device) {
+	select {
+	case <-v.device.Removed():
+		v.removed.Store(true)
+		s.endIfOver(v, 0)
+	case <-v.closed:
+	case <-s.ended:
+	}
+}
+
 // leave counts one connection less; a device that is gone ends with its last one.
-func (s *Server) leave(v *device) {
+func (s *Server) leave(v *device) { s.endIfOver(v, 1) }
+
+// endIfOver counts so many connections less, and closes a device that is gone and has none left.
+func (s *Server) endIfOver(v *device, leaving int) {
 	s.mu.Lock()
-	v.conns--
+	v.conns -= leaving
 	over := v.conns == 0 && v.removed.Load() && s.devices[v.device] == v
 	if over {
 		delete(s.devices, v.device)

@@ -1,0 +1,403 @@
+package serve_test
+
+import (
+	"context"
+	"errors"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"jbofd/client"
+	"jbofd/internal/nvme"
+	"jbofd/internal/nvmeof/rdma/cm"
+	"jbofd/internal/nvmeof/rdma/verbs"
+)
+
+func asRejected(err error, r **verbs.RejectedError) bool { return errors.As(err, r) }
+
+func TestBadPrivateDataIsRejectedWithItsStatus(t *testing.T) {
+	r := newRig(t, func(s *setup) { s.network.ExactPrivateData = true })
+	c := r.client(t)
+	good := request(2)
+	changed := func(change func(*cm.Request)) []byte {
+		p := good
+		change(&p)
+		return p[:]
+	}
+	for _, tc := range []struct {
+		name    string
+		private []byte
+		reads   uint8
+		want    cm.Status
+	}{
+		{"none", nil, 16, cm.InvalidLength},
+		{"short", good[:31], 16, cm.InvalidLength},
+		{"format", changed(func(p *cm.Request) { p.SetRECFMT(7) }), 16, cm.InvalidRECFMT},
+		{"queue", changed(func(p *cm.Request) { p.SetQID(65) }), 16, cm.InvalidQID},
+		{"entries", changed(func(p *cm.Request) { p.SetHSQSIZE(129) }), 16, cm.InvalidHSQSIZE},
+		{"admin entries", changed(func(p *cm.Request) { p.SetQID(0); p.SetHSQSIZE(32) }), 16, cm.InvalidHSQSIZE},
+		{"receives", changed(func(p *cm.Request) { p.SetHRQSIZE(0) }), 16, cm.InvalidHRQSIZE},
+		{"no READs", good[:], 0, cm.InvalidIRD},
+		{"controller", changed(func(p *cm.Request) { p.SetCNTLID(0xFFFF) }), 16, cm.InvalidCNTLID},
+	} {
+		if got := rejected(r.resolve(t).connect(tc.private, tc.reads)); got != tc.want.String() {
+			t.Errorf("%s: %s, want %s", tc.name, got, tc.want)
+		}
+	}
+	if got := r.metric(t, "jbof_protocol_errors_total", "private_data"); got != 9 {
+		t.Errorf("%v protocol errors are counted, want 9", got)
+	}
+	serves(t, c)
+}
+
+func TestConnectIsHeldToTheConnection(t *testing.T) {
+	r := newRig(t, nil)
+	c := r.client(t)
+	for _, tc := range []struct {
+		name        string
+		qid, sqsize uint16
+		offset      uint16
+	}{{"another queue", 1, rawEntries - 1, nvme.ConnectOffQID}, {"a larger queue", 2, rawEntries, nvme.ConnectOffSQSIZE}} {
+		h := r.resolve(t)
+		p := request(2)
+		if err := h.connect(p[:], 16); err != nil {
+			t.Fatal(err)
+		}
+		e := h.connectCommand(c, tc.qid, tc.sqsize)
+		cqe := h.do(e[:])
+		if f := cqe.ConnectFault(); cqe.Status().Code() != nvme.ConnectInvalidParameters || f.InData || f.Offset != tc.offset {
+			t.Errorf("%s: %v at %d, want Connect Invalid Parameters at %d", tc.name, cqe.Status(), f.Offset, tc.offset)
+		}
+	}
+}
+
+func TestBadSGLFailsItsCommandOnly(t *testing.T) {
+	r := newRig(t, nil)
+	h := r.ioQueue(t, r.client(t))
+	for _, tc := range []struct {
+		name   string
+		opcode uint8
+		set    func(e *nvme.SQE)
+		extra  int
+		want   nvme.Status
+	}{
+		{"read, too short", nvme.CmdRead, func(e *nvme.SQE) { h.keyed(e, nvme.SGLSubtypeAddress, 4095) }, 0, nvme.DataSGLLengthInvalid},
+		{"read, too long", nvme.CmdRead, func(e *nvme.SQE) { h.keyed(e, nvme.SGLSubtypeAddress, 8192) }, 0, nvme.DataSGLLengthInvalid},
+		{"write, too short", nvme.CmdWrite, func(e *nvme.SQE) { h.keyed(e, nvme.SGLSubtypeAddress, 512) }, 0, nvme.DataSGLLengthInvalid},
+		{"unknown subtype", nvme.CmdRead, func(e *nvme.SQE) { h.keyed(e, 3, 4096) }, 0, nvme.SGLTypeInvalid},
+		{"TCP's type", nvme.CmdRead, func(e *nvme.SQE) {
+			e.SetPSDT(nvme.PSDTSGL)
+			e.SGL().SetType(nvme.SGLTypeTransportData, nvme.SGLSubtypeTransport)
+			e.SGL().SetLength(4096)
+		}, 0, nvme.SGLTypeInvalid},
+		{"read into the capsule", nvme.CmdRead, func(e *nvme.SQE) {
+			e.SetPSDT(nvme.PSDTSGL)
+			e.SGL().SetType(nvme.SGLTypeDataBlock, nvme.SGLSubtypeOffset)
+			e.SGL().SetLength(4096)
+		}, 0, nvme.SGLTypeInvalid},
+		{"write, capsule without its data", nvme.CmdWrite, func(e *nvme.SQE) {
+			e.SetPSDT(nvme.PSDTSGL)
+			e.SGL().SetType(nvme.SGLTypeDataBlock, nvme.SGLSubtypeOffset)
+			e.SGL().SetLength(4096)
+		}, 4000, nvme.DataSGLLengthInvalid},
+		{"write, offset into the capsule", nvme.CmdWrite, func(e *nvme.SQE) {
+			e.SetPSDT(nvme.PSDTSGL)
+			e.SGL().SetType(nvme.SGLTypeDataBlock, nvme.SGLSubtypeOffset)
+			e.SGL().SetAddress(16)
+			e.SGL().SetLength(4096)
+		}, 4112, nvme.SGLOffsetInvalid},
+		{"PRP", nvme.CmdRead, func(e *nvme.SQE) {}, 0, nvme.InvalidField},
+	} {
+		e := rw(tc.opcode, 7, 1)
+		tc.set(&e)
+		if cqe := h.do(append(e[:], make([]byte, tc.extra)...)); cqe.Status().Code() != tc.want || cqe.CID() != 7 {
+			t.Errorf("%s: %v, want %v", tc.name, cqe.Status(), tc.want)
+		}
+	}
+	e := rw(nvme.CmdRead, 8, 1)
+	h.keyed(&e, nvme.SGLSubtypeAddress, 4096)
+	if cqe := h.do(e[:]); !cqe.Status().OK() {
+		t.Errorf("after all that, a good read: %v", cqe.Status())
+	}
+}
+
+// A key, an address or a length that the host's device refuses ends that connection: after it a queue
+// pair can send nothing. The command is in the error log, the rest goes on.
+func TestWrongKeyEndsItsConnectionOnly(t *testing.T) {
+	for _, tc := range []struct {
+		name   string
+		opcode uint8
+		spoil  func(g *nvme.SGL)
+	}{
+		{"read, wrong key", nvme.CmdRead, func(g *nvme.SGL) { g.SetKeyed(0, g.Address(), g.KeyedLength(), g.Key()+1) }},
+		{"write, wrong key", nvme.CmdWrite, func(g *nvme.SGL) { g.SetKeyed(0, g.Address(), g.KeyedLength(), g.Key()+1) }},
+		{"read, beyond the region", nvme.CmdRead, func(g *nvme.SGL) { g.SetKeyed(0, g.Address()+rawBytes-4096, g.KeyedLength(), g.Key()) }},
+		{"write, below the region", nvme.CmdWrite, func(g *nvme.SGL) { g.SetKeyed(0, g.Address()-4096, g.KeyedLength(), g.Key()) }},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			r := newRig(t, nil)
+			c := r.client(t)
+			h := r.ioQueue(t, c)
+			e := rw(tc.opcode, 0x1234, 4)
+			h.keyed(&e, nvme.SGLSubtypeAddress, 4*blockBytes)
+			tc.spoil(e.SGL())
+			h.receive(1)
+			if err := h.send(e[:]); err != nil {
+				t.Fatal(err)
+			}
+			r.logged(t, "protocol error", "memory key, address or length is wrong")
+			eventually(t, "the metric", func() bool { return r.metric(t, "jbof_protocol_errors_total", "rdma_remote_access") == 1 })
+			if tc.opcode == nvme.CmdWrite {
+				b := make([]byte, 64)
+				if err := c.GetLogPage(t.Context(), client.LogPage{LID: nvme.LIDError}, b); err != nil {
+					t.Fatal(err)
+				}
+				if l := (*nvme.ErrorLogEntry)(b); l.Status().Code() != nvme.DataTransferError || l.CID() != 0x1234 || l.SQID() != 2 {
+					t.Errorf("the error log says %v of command %#x in queue %d", l.Status(), l.CID(), l.SQID())
+				}
+			}
+			serves(t, c)
+			r.ioQueue(t, c) // the queue can be connected again
+		})
+	}
+}
+
+// A host that asks for it has its key invalidated by the response, whether that is good or bad.
+func TestResponsesInvalidateKeysWhenAsked(t *testing.T) {
+	r := newRig(t, nil)
+	h := r.ioQueue(t, r.client(t))
+	for _, tc := range []struct {
+		opcode uint8
+		slba   uint64
+		ok     bool
+	}{{nvme.CmdRead, 0, true}, {nvme.CmdWrite, 0, true}, {nvme.CmdRead, 1 << 40, false}} {
+		mr, err := h.domain.Register(make([]byte, 16384), verbs.LocalWrite|verbs.RemoteRead|verbs.RemoteWrite)
+		if err != nil {
+			t.Fatal(err)
+		}
+		e := rw(tc.opcode, 3, 4)
+		e.SetSLBA(tc.slba)
+		e.SetPSDT(nvme.PSDTSGL)
+		e.SGL().SetKeyed(nvme.SGLSubtypeInvalidateRK, mr.Addr(), 16384, mr.RKey())
+		h.receive(1)
+		if err := h.send(e[:]); err != nil {
+			t.Fatal(err)
+		}
+		w := h.next()
+		if cqe := h.response(w); cqe.Status().OK() != tc.ok {
+			t.Errorf("opcode %#x: %v", tc.opcode, cqe.Status())
+		}
+		if !w.Invalidated || w.RKey != mr.RKey() {
+			t.Errorf("opcode %#x: invalidated %t, key %#x, want %#x", tc.opcode, w.Invalidated, w.RKey, mr.RKey())
+		}
+		if err := mr.Close(); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+func TestGarbageEndsItsConnectionOnly(t *testing.T) {
+	for _, tc := range []struct {
+		name string
+		send func(h *rawHost)
+		want string
+	}{
+		{"a short capsule", func(h *rawHost) { _ = h.send(make([]byte, 63)) }, "a capsule of 63 bytes"},
+		{"an empty capsule", func(h *rawHost) { _ = h.send(nil) }, "a capsule of 0 bytes"},
+		{"a capsule that is too long", func(h *rawHost) { _ = h.send(make([]byte, 64+8192+64)) }, "capsule longer"},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			r := newRig(t, nil)
+			c := r.client(t)
+			h := r.ioQueue(t, c)
+			tc.send(h)
+			r.logged(t, "connection closed", tc.want)
+			serves(t, c)
+		})
+	}
+}
+
+// More queue pairs than the device has are refused with the status for it, and what has been taken
+// until then is given back: a later host finds room.
+func TestWithoutResourcesAConnectionIsRefusedCleanly(t *testing.T) {
+	r := newRig(t, func(s *setup) { s.attr.MaxQPs = 3 })
+	c := r.client(t) // two queue pairs
+	h := r.ioQueue(t, c)
+	more := request(1)
+	for range 3 {
+		if got := rejected(r.resolve(t).connect(more[:], 16)); got != cm.NoResources.String() {
+			t.Fatalf("a fourth queue pair: %s", got)
+		}
+	}
+	before := r.target.Counts()
+	h.close()
+	eventually(t, "the queue pair's end", func() bool { return r.target.Counts().QPs == before.QPs-1 })
+	r.ioQueue(t, c)
+	serves(t, c)
+}
+
+func TestLimitsOfConnectionsHold(t *testing.T) {
+	r := newRig(t, func(s *setup) { s.perHost = 2 })
+	c := r.client(t)
+	h := r.resolve(t)
+	p := request(2)
+	if err := h.connect(p[:], 16); err != nil {
+		t.Fatal(err)
+	}
+	e := h.connectCommand(c, 2, rawEntries-1)
+	if cqe := h.do(e[:]); cqe.Status().Code() != nvme.ConnectControllerBusy {
+		t.Errorf("a third connection of the host: %v", cqe.Status())
+	}
+	serves(t, c)
+}
+
+// With fewer receives than commands are sent, hosts are told to try again, and all are served.
+func TestReceiveQueueExhausted(t *testing.T) {
+	r := newRig(t, func(s *setup) { s.serve.Receives = 32 })
+	var wg sync.WaitGroup
+	for range 3 {
+		o := r.options()
+		o.QPairs, o.QueueDepth = 1, 64
+		l := newLoad(t, r.connect(t, o), client.OpWrite, 4096, 64)
+		wg.Go(func() {
+			if err := l.run(2000); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	wg.Wait()
+	if s := r.host.Stats(); s.RNRs == 0 {
+		t.Error("no message has met an empty receive queue: the test shows nothing")
+	}
+	if s := r.server.Stats(); s.Receives != 32 || s.Held != 0 {
+		t.Errorf("%d receives, %d held, want 32 and 0", s.Receives, s.Held)
+	}
+}
+
+// A host that posts no receives cannot hold its buffers for ever.
+func TestHostThatTakesNoResponsesIsCutOff(t *testing.T) {
+	r := newRig(t, func(s *setup) { s.serve.StallTimeout = 200 * time.Millisecond })
+	c := r.client(t)
+	h := r.ioQueue(t, c)
+	e := rw(nvme.CmdRead, 1, 4)
+	h.keyed(&e, nvme.SGLSubtypeAddress, 4*blockBytes)
+	if err := h.send(e[:]); err != nil {
+		t.Fatal(err)
+	}
+	r.logged(t, "connection closed", "took no responses")
+	serves(t, c)
+}
+
+// A host that connects and says nothing is cut off, too.
+func TestSilentHostIsCutOff(t *testing.T) {
+	r := newRig(t, func(s *setup) { s.serve.HandshakeTimeout = 200 * time.Millisecond })
+	h := r.resolve(t)
+	p := request(0)
+	if err := h.connect(p[:], 16); err != nil {
+		t.Fatal(err)
+	}
+	r.logged(t, "connection closed", "handshake timeout")
+	eventually(t, "the end of its queue pair", func() bool { return r.target.Counts().QPs == 0 })
+}
+
+// Many hosts at once, more than may be connected: those that are let in are served, the others
+// told why, and nothing stays behind.
+func TestConnectStorm(t *testing.T) {
+	r := newRig(t, func(s *setup) { s.attr.MaxQPs = 24 })
+	var wg sync.WaitGroup
+	var in, out atomic.Int32
+	for range 60 {
+		wg.Go(func() {
+			o := r.options()
+			o.QueueDepth, o.CtrlLossTimeout = 4, -1
+			ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
+			defer cancel()
+			c, err := client.Connect(ctx, o)
+			var rej *verbs.RejectedError
+			switch {
+			case err == nil:
+				in.Add(1)
+				ns, err := c.Namespace(ctx, 1)
+				if err == nil {
+					_, err = ns.ReadAt(ctx, make([]byte, 4096), 0)
+				}
+				if err := errors.Join(err, c.Close()); err != nil {
+					t.Error(err)
+				}
+			case errors.As(err, &rej):
+				out.Add(1)
+			default:
+				t.Errorf("refused otherwise than by a reject: %v", err)
+			}
+		})
+	}
+	wg.Wait()
+	t.Logf("%d hosts were let in, %d refused", in.Load(), out.Load())
+	if in.Load() == 0 {
+		t.Error("nobody was let in")
+	}
+	eventually(t, "the end of all queue pairs", func() bool { return r.target.Counts().QPs == 0 })
+	serves(t, r.client(t))
+}
+
+// A device that is taken away ends its connections; when it is back, hosts find the target again.
+func TestDeviceGoesAndComesBack(t *testing.T) {
+	for _, wildcard := range []bool{false, true} {
+		r := newRig(t, func(s *setup) {
+			if wildcard {
+				s.listen = wildcardAddr
+			}
+		})
+		o := r.options()
+		o.ReconnectDelay, o.KATO = 20*time.Millisecond, 500*time.Millisecond
+		c := r.connect(t, o)
+		serves(t, c)
+		r.target.RemoveDevice(r.target.Devices()[0])
+		eventually(t, "the end of all queue pairs", func() bool { return r.target.Counts().QPs == 0 })
+		r.target.AddDevice(r.device)
+		serves(t, c)
+		if err := c.Close(); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// A device without connections is let go when it is taken away: nothing of it may stay open.
+func TestIdleDeviceIsLetGo(t *testing.T) {
+	r := newRig(t, func(s *setup) { s.listen = wildcardAddr })
+	c := r.client(t)
+	serves(t, c)
+	if err := c.Close(); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "the end of the connections", func() bool { return r.target.Counts().QPs == 0 })
+	r.target.RemoveDevice(r.target.Devices()[0])
+	eventually(t, "the end of the device", func() bool { return r.target.Counts() == verbs.Counts{Listeners: 1} })
+	r.target.AddDevice(r.device)
+	serves(t, r.client(t))
+}
+
+// Stop in the middle of everything.
+func TestCloseUnderLoadLeavesNothing(t *testing.T) {
+	for range 5 {
+		r := newRig(t, nil)
+		var wg sync.WaitGroup
+		for range 3 {
+			o := r.options()
+			o.QPairs, o.QueueDepth, o.CtrlLossTimeout = 1, 16, -1
+			l := newLoad(t, r.connect(t, o), client.OpWrite, 16384, 16)
+			wg.Go(func() {
+				if err := l.run(1 << 30); err == nil {
+					t.Error("the load has ended by itself")
+				}
+			})
+		}
+		eventually(t, "load", func() bool { return r.target.Stats().Reads > 200 })
+		ctx, cancel := context.WithTimeout(context.Background(), 50*time.Millisecond)
+		r.server.Drain(ctx)
+		cancel()
+		r.server.Close()
+		wg.Wait()
+	}
+}

@@ -1,0 +1,326 @@
+package serve_test
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"log/slog"
+	"net/netip"
+	"runtime"
+	"testing"
+	"time"
+
+	"jbofd/client"
+	"jbofd/internal/bufpool"
+	"jbofd/internal/nvme"
+	"jbofd/internal/nvmeof"
+	"jbofd/internal/nvmeof/fabric"
+	"jbofd/internal/nvmeof/fabric/queue"
+	"jbofd/internal/nvmeof/rdma/memverbs"
+	"jbofd/internal/nvmeof/rdma/serve"
+	"jbofd/internal/nvmeof/rdma/verbs"
+	"jbofd/internal/owner"
+	"jbofd/internal/ssd"
+	"jbofd/internal/ssd/mem"
+	"jbofd/internal/telemetry"
+)
+
+const (
+	testNQN    = "nqn.2026-11.example.jbofd:test"
+	testBytes  = 64 << 20
+	blockBytes = 4096
+)
+
+var seed = flag.Uint64("seed", 1, "of the network between host and target")
+
+var (
+	targetAddr = netip.MustParseAddr("10.0.0.1")
+	hostAddr   = netip.MustParseAddr("10.0.0.2")
+	// wildcardAddr stands for every device.
+	wildcardAddr = netip.MustParseAddrPort("0.0.0.0:4420")
+)
+
+// rig is a target and a machine for hosts on a network in memory.
+type rig struct {
+	net    *memverbs.Network
+	target *memverbs.Provider
+	host   *memverbs.Provider
+	// address is what hosts connect to, with rdma://.
+	address string
+	pool    *bufpool.Pool
+	server  *serve.Server
+	fabric  *fabric.Fabric
+	tel     *telemetry.Telemetry
+	state   nvmeof.State
+	log     *logBook
+	device  memverbs.DeviceConfig // the target's
+}
+
+// setup is what a test changes before the rig is built.
+type setup struct {
+	serve   serve.Config
+	network memverbs.Config
+	attr    verbs.Attr
+	// hostAttr are the limits of the hosts' device.
+	hostAttr verbs.Attr
+	listen   netip.AddrPort
+	buffers  int64
+	perHost  int
+	devices  []ssd.Device
+	// wrap, if set, stands between the server and its provider.
+	wrap func(verbs.Provider) verbs.Provider
+}
+
+// logBook keeps what was logged.
+type logBook struct {
+	slog.Handler
+	lines chan string
+}
+
+func (l *logBook) Enabled(context.Context, slog.Level) bool { return true }
+func (l *logBook) WithAttrs([]slog.Attr) slog.Handler       { return l }
+func (l *logBook) Handle(_ context.Context, r slog.Record) error {
+	line := r.Message
+	r.Attrs(func(a slog.Attr) bool { line += " " + a.String(); return true })
+	select {
+	case l.lines <- line:
+	default:
+	}
+	return nil
+}
+
+func newRig(t testing.TB, change func(*setup)) *rig {
+	t.Helper()
+	limits := nvmeof.Limits{MDTSBytes: 1 << 20, FusedBytes: 64 << 10}
+	s := setup{
+		network: memverbs.Config{Seed: *seed, Live: true},
+		listen:  netip.AddrPortFrom(targetAddr, 4420), buffers: 64 << 20, perHost: 512,
+		serve: serve.Config{Limits: limits, InCapsuleBytes: 8192, MaxEntries: 129, MaxIOQueues: 64, Receives: 1024, Pollers: 2,
+			HandshakeTimeout: 10 * time.Second, StallTimeout: 10 * time.Second, SpinFor: 20 * time.Microsecond},
+	}
+	if change != nil {
+		change(&s)
+	}
+	pool, err := bufpool.New(bufpool.Config{TotalBytes: s.buffers})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if s.devices == nil {
+		dev, err := mem.Open(mem.Config{Name: "m0", SizeBytes: testBytes})
+		if err != nil {
+			t.Fatal(err)
+		}
+		s.devices = []ssd.Device{dev}
+	}
+	var owners []*owner.Owner
+	var namespaces []*nvmeof.Namespace
+	for i, dev := range s.devices {
+		own, err := owner.New(owner.Config{Device: dev, Pool: pool})
+		if err != nil {
+			t.Fatal(err)
+		}
+		owners = append(owners, own)
+		namespaces = append(namespaces, &nvmeof.Namespace{NSID: uint32(i + 1), SSD: i, SizeBytes: testBytes, BlockShift: 12, ANAGroup: 1, ANAState: nvme.ANAStateOptimized})
+	}
+	target := nvmeof.New(nvmeof.Config{Firmware: "test", Limits: limits, InCapsuleBytes: s.serve.InCapsuleBytes, MaxEntries: s.serve.MaxEntries, MaxIOQueues: 64,
+		MaxControllers: 1024, MaxHosts: 1024, MinKATOMS: 1000, DiscoveryIdleMS: 120000})
+	start := time.Now()
+	fab := fabric.New(fabric.Config{Target: target, SSDs: owners, Pool: pool, Log: slog.New(slog.DiscardHandler),
+		Clock:  func() int64 { return int64(time.Since(start)) },
+		Events: fabric.Events{KeepAliveExpired: func(*nvmeof.Controller, time.Duration) {}}})
+	tel := telemetry.New(telemetry.Options{Version: "test", Node: "test"})
+	s.serve.Admission = queue.NewAdmission(1024, s.perHost, tel)
+	n := memverbs.New(s.network)
+	s.attr.Name = "mem0"
+	device := memverbs.DeviceConfig{Addr: targetAddr, Attr: s.attr}
+	r := &rig{net: n, device: device, pool: pool, fabric: fab, tel: tel, log: &logBook{lines: make(chan string, 4096)},
+		target: n.NewProvider(device), host: n.NewProvider(memverbs.DeviceConfig{Addr: hostAddr, Attr: s.hostAttr})}
+	var provider verbs.Provider = r.target
+	if s.wrap != nil {
+		provider = s.wrap(provider)
+	}
+	r.server = serve.New(s.serve, provider, fab, tel, slog.New(r.log))
+	l, err := r.server.Listen(s.listen)
+	if err != nil {
+		t.Fatal(err)
+	}
+	port := serve.PortFor(1, l.Addr())
+	r.address = "rdma://" + netip.AddrPortFrom(targetAddr, l.Addr().Port()).String()
+	r.state = nvmeof.State{Ports: []nvmeof.Port{port},
+		Subsystems: []nvmeof.SubsystemState{{NQN: testNQN, Serial: "1", Model: "test", AllowAnyHost: true, Namespaces: namespaces}}}
+	fab.Apply(r.state)
+	r.server.Serve(l, port)
+	t.Cleanup(func() {
+		r.server.Close()
+		fab.Close()
+		for i, own := range owners {
+			if err := errors.Join(own.Close(), s.devices[i].Close()); err != nil {
+				t.Error(err)
+			}
+		}
+		pool.CloseTest(t)
+		// Nothing is left over: no queue pair, memory region or connection identifier.
+		if got := r.target.Counts(); got != (verbs.Counts{}) {
+			t.Errorf("the target leaves %+v", got)
+		}
+		if got := r.host.Counts(); got != (verbs.Counts{}) {
+			t.Errorf("the host leaves %+v", got)
+		}
+		if err := errors.Join(r.target.Close(), r.host.Close(), n.Faults()); err != nil {
+			t.Error(err)
+		}
+		n.Close()
+	})
+	return r
+}
+
+// options are those of a host.
+func (r *rig) options() client.Options {
+	return client.Options{Address: r.address, RDMA: r.host, SubNQN: testNQN}
+}
+
+// connect connects a host; it is closed at the end of the test.
+func (r *rig) connect(t testing.TB, o client.Options) *client.Controller {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
+	defer cancel()
+	c, err := client.Connect(ctx, o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = c.Close() })
+	return c
+}
+
+// load keeps depth commands outstanding until n have completed.
+type load struct {
+	q      *client.QPair
+	opcode uint8
+	bytes  int
+	bufs   [][]byte
+	cmds   []client.Command
+	comps  []client.Completion
+	lba    uint64
+}
+
+// newLoad opens a queue pair with buffers that need no copy.
+func newLoad(t testing.TB, c *client.Controller, opcode uint8, bytes, depth int) *load {
+	t.Helper()
+	q, err := c.OpenQPair(context.Background())
+	if err != nil {
+		t.Fatal(err)
+	}
+	l := &load{q: q, opcode: opcode, bytes: bytes, cmds: make([]client.Command, 0, depth), comps: make([]client.Completion, depth)}
+	for range depth {
+		b, free, err := c.AllocBuffer(bytes)
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { _ = free() })
+		l.bufs = append(l.bufs, b)
+	}
+	t.Cleanup(func() { _ = q.Close() })
+	return l
+}
+
+func (l *load) add(tag int) {
+	l.cmds = l.cmds[:len(l.cmds)+1]
+	c := &l.cmds[len(l.cmds)-1]
+	*c = client.Command{Data: l.bufs[tag], Tag: uint64(tag)}
+	nlb := uint64(l.bytes / blockBytes)
+	client.SetRW(c, l.opcode, 1, l.lba*nlb, uint32(nlb))
+	l.lba = (l.lba + 1) % (testBytes / uint64(l.bytes))
+}
+
+func (l *load) run(n int) error {
+	issued, done := 0, 0
+	for tag := range l.bufs {
+		if issued < n {
+			l.add(tag)
+			issued++
+		}
+	}
+	for done < n {
+		if len(l.cmds) > 0 {
+			if _, err := l.q.Submit(l.cmds); err != nil {
+				return err
+			}
+			l.cmds = l.cmds[:0]
+		}
+		k, err := l.q.Poll(l.comps, -1)
+		if err != nil {
+			return err
+		}
+		for _, c := range l.comps[:k] {
+			if !c.Status.OK() {
+				return fmt.Errorf("I/O failed: %v", c.Status)
+			}
+			done++
+			if issued < n {
+				l.add(int(c.Tag))
+				issued++
+			}
+		}
+	}
+	return nil
+}
+
+func TestWhatIsWrittenIsRead(t *testing.T) {
+	for s := range uint64(4) {
+		r := newRig(t, func(u *setup) { u.network.Seed += s })
+		c := r.connect(t, r.options())
+		ns, err := c.Namespace(t.Context(), 1)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, n := range []int{4096, 8192, 12288, 65536, 1 << 20} {
+			want := bytes.Repeat([]byte{byte(n >> 12), 1, 2, byte(s)}, n/4)
+			if _, err := ns.WriteAt(t.Context(), want, 4096, 0); err != nil {
+				t.Fatalf("write %d: %v", n, err)
+			}
+			got := make([]byte, n)
+			if _, err := ns.ReadAt(t.Context(), got, 4096); err != nil {
+				t.Fatalf("read %d: %v", n, err)
+			}
+			if !bytes.Equal(got, want) {
+				t.Fatalf("%d bytes come back different", n)
+			}
+		}
+		if err := c.Close(); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// TestSteadyStateAllocatesNothing counts host, target and network: all run in this process.
+func TestSteadyStateAllocatesNothing(t *testing.T) {
+	r := newRig(t, nil)
+	for _, tc := range []struct {
+		name   string
+		opcode uint8
+		bytes  int
+		depth  int
+	}{{"read 4K", client.OpRead, 4096, 32}, {"write 4K in-capsule", client.OpWrite, 4096, 32}, {"write 64K by READ", client.OpWrite, 65536, 8},
+		{"read 128K", client.OpRead, 131072, 8}, {"read 4K, one at a time", client.OpRead, 4096, 1}} {
+		t.Run(tc.name, func(t *testing.T) {
+			o := r.options()
+			o.QPairs, o.QueueDepth = 1, tc.depth
+			l := newLoad(t, r.connect(t, o), tc.opcode, tc.bytes, tc.depth)
+			if err := l.run(2000); err != nil { // warm up: pools, series, stacks
+				t.Fatal(err)
+			}
+			const n = 10000
+			var before, after runtime.MemStats
+			runtime.ReadMemStats(&before)
+			if err := l.run(n); err != nil {
+				t.Fatal(err)
+			}
+			runtime.ReadMemStats(&after)
+			if got := after.Mallocs - before.Mallocs; got > n/100 {
+				t.Errorf("%d allocations for %d I/Os", got, n)
+			}
+		})
+	}
+}
