@@ -7,7 +7,8 @@ FUZZTIME ?= 100000x
 CONFIG   ?=
 COMMANDS := jbofd jbofctl jbofbench
 
-export CGO_ENABLED ?= 0
+# RDMA is the one thing that needs C: make build TAGS=rdma, with libibverbs-dev and librdmacm-dev.
+export CGO_ENABLED ?= $(if $(findstring rdma,$(TAGS)),1,0)
 
 .DEFAULT_GOAL := build
 .PHONY: help build test race test-vm lint fuzz sim bench run demo clean
@@ -15,7 +16,7 @@ export CGO_ENABLED ?= 0
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 18
 
-build: ## static binaries in bin/
+build: ## static binaries in bin/ (TAGS=rdma: dynamic ones, with NVMe/RDMA)
 	@mkdir -p bin
 	$(GO) build -trimpath -tags '$(TAGS)' -ldflags '-s -w -X main.version=$(VERSION)' -o bin/ $(addprefix ./cmd/,$(COMMANDS))
 

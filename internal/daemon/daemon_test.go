@@ -20,6 +20,7 @@ import (
 	"jbofd/client"
 	"jbofd/internal/admin"
 	"jbofd/internal/config"
+	"jbofd/internal/nvmeof/rdma/verbs"
 	"jbofd/internal/ssd/file"
 	"jbofd/internal/ssd/label"
 )
@@ -34,6 +35,8 @@ type world struct {
 	mu sync.Mutex
 	// text is the configuration file.
 	text string
+	// rdma is what the daemon reaches RDMA devices by; nil: the machine's.
+	rdma verbs.Provider
 }
 
 // newWorld makes an empty one and, at the end, holds the test to having left no
@@ -140,7 +143,7 @@ func (w *world) start() (*node, error) {
 	ctx, cancel := context.WithCancel(context.Background())
 	ready, ended := make(chan Addresses, 1), make(chan error, 1)
 	go func() {
-		ended <- Run(ctx, Options{Config: cfg, Load: w.load, Stderr: io.Discard, Version: "test", Ready: func(a Addresses) { ready <- a }})
+		ended <- Run(ctx, Options{Config: cfg, Load: w.load, RDMA: w.rdma, Stderr: io.Discard, Version: "test", Ready: func(a Addresses) { ready <- a }})
 	}()
 	n := &node{w: w, admin: admin.NewClient(w.path("admin.sock"))}
 	n.stop = sync.OnceValue(func() error {
