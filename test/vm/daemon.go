@@ -9,8 +9,6 @@ import (
 	"math/rand/v2"
 	"net"
 	"net/http"
-	"os"
-	"os/exec"
 	"path/filepath"
 	"regexp"
 	"strconv"
@@ -57,12 +55,6 @@ type Setup struct {
 	Limits string
 }
 
-// ports are the daemon's TCP ports on loopback.
-type ports struct {
-	io, second         int // listeners for subsystems
-	discovery, metrics int
-}
-
 func quoted(list []string) string {
 	q := make([]string, len(list))
 	for i, s := range list {
@@ -72,15 +64,20 @@ func quoted(list []string) string {
 }
 
 // yaml is the configuration file.
-func (s Setup) yaml(dir string, p ports) string {
+func (s Setup) yaml(dir string, e endpoints) string {
 	var b strings.Builder
 	line := func(format string, args ...any) { fmt.Fprintf(&b, format+"\n", args...) }
 	line("node: {name: vm, data_dir: %q}", dir)
 	line("log: {level: debug, format: text}")
-	line("metrics: {address: \"127.0.0.1:%d\"}", p.metrics)
+	line("metrics: {address: \"%s:%d\"}", e.metricsIP, e.metrics)
 	line("admin: {socket: \"\"}")
-	line("discovery: {address: \"127.0.0.1:%d\"}", p.discovery)
-	line("listeners:\n  - {transport: tcp, address: \"127.0.0.1:%d\"}\n  - {transport: tcp, address: \"127.0.0.1:%d\"}", p.io, p.second)
+	line("discovery: {address: \"%s:%d\"}", e.ip, e.discovery)
+	line("listeners:")
+	line("  - {transport: %s, address: \"%s:%d\"}", e.transport, e.ip, e.io)
+	line("  - {transport: tcp, address: \"%s:%d\"}", e.ip, e.second)
+	if e.ip6 != "" {
+		line("  - {transport: %s, address: \"[%s]:%d\"}", e.transport, e.ip6, e.io)
+	}
 	line("ssds:")
 	for _, d := range s.SSDs {
 		line("  - name: %s\n    backend: %s\n    size: %s", d.Name, d.Backend, d.Size)
@@ -117,13 +114,14 @@ func (s Setup) yaml(dir string, p ports) string {
 	return b.String()
 }
 
-// Daemon is a jbofd on loopback. One goroutine may call its methods.
+// Daemon is a jbofd on loopback or in the guest. One goroutine may call its methods.
 type Daemon struct {
-	binary, dir string
-	ports       ports
-	drives      int // in the last configuration
-	proc        *process
-	killed      bool // by Kill or Stop, and not started since
+	site   site
+	dir    string
+	at     endpoints
+	drives int // in the last configuration
+	proc   running
+	killed bool // by Kill or Stop, and not started since
 
 	mu    sync.Mutex // guards what is below
 	lines []string
@@ -154,48 +152,35 @@ func freePort() (int, error) {
 	return 0, errors.New("no free port between 20000 and 30000")
 }
 
-// NewDaemon prepares a daemon with its folder; Configure and Start follow.
-func NewDaemon(binary, dir string) (*Daemon, error) {
-	d := &Daemon{binary: binary, dir: dir}
-	for _, p := range []*int{&d.ports.io, &d.ports.second, &d.ports.discovery, &d.ports.metrics} {
-		port, err := freePort()
-		if err != nil {
-			return nil, err
-		}
-		*p = port
+// newDaemon prepares a daemon with its folder; Configure and Start follow.
+func newDaemon(at site) (*Daemon, error) {
+	dir, e, err := at.prepare()
+	if err != nil {
+		return nil, err
 	}
-	return d, nil
+	return &Daemon{site: at, dir: dir, at: e}, nil
 }
 
 // Configure writes the configuration file; a running daemon takes it over at Reload.
 func (d *Daemon) Configure(s Setup) error {
 	d.drives = len(s.SSDs)
-	return os.WriteFile(d.configFile(), []byte(s.yaml(d.dir, d.ports)), 0o644)
+	return d.site.write(d.configFile(), s.yaml(d.dir, d.at))
 }
 
 func (d *Daemon) configFile() string { return filepath.Join(d.dir, "jbofd.yaml") }
 
 // Start starts the daemon, for the first time or again on the same ports, and waits until it is ready.
 func (d *Daemon) Start() error {
-	cmd := exec.Command(d.binary, "--config", d.configFile())
-	cmd.Dir = d.dir
-	for _, e := range os.Environ() {
-		if !strings.HasPrefix(e, "JBOFD_") {
-			cmd.Env = append(cmd.Env, e)
-		}
-	}
-	w := &lineWriter{line: d.logLine}
-	cmd.Stdout, cmd.Stderr = w, w
 	d.logLine("--- start ---")
-	p, err := startProcess(cmd)
+	p, err := d.site.start(d.dir, d.configFile(), d.logLine)
 	if err != nil {
 		return err
 	}
 	d.proc, d.killed = p, false
-	deadline := time.Now().Add(20 * time.Second)
+	deadline := time.Now().Add(30 * time.Second)
 	for {
 		if p.exited() {
-			return fmt.Errorf("jbofd ended at start: %v\n%s", p.err, d.Log())
+			return fmt.Errorf("jbofd ended at start: %v\n%s", p.outcome(), d.Log())
 		}
 		if err = d.get("/readyz", io.Discard); err == nil {
 			return nil
@@ -211,7 +196,7 @@ func (d *Daemon) Start() error {
 func (d *Daemon) get(path string, w io.Writer) error {
 	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
 	defer cancel()
-	req, err := http.NewRequestWithContext(ctx, http.MethodGet, fmt.Sprintf("http://127.0.0.1:%d%s", d.ports.metrics, path), nil)
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, fmt.Sprintf("http://127.0.0.1:%d%s", d.at.metrics, path), nil)
 	if err != nil {
 		return err
 	}
@@ -293,16 +278,14 @@ func parseMetrics(text string) (Metrics, error) {
 	return m, lines.Err()
 }
 
-func (d *Daemon) signal(s syscall.Signal) error { return d.proc.cmd.Process.Signal(s) }
-
 // Reload makes the daemon read its configuration again.
-func (d *Daemon) Reload() error { return d.signal(syscall.SIGHUP) }
+func (d *Daemon) Reload() error { return d.proc.signal(syscall.SIGHUP) }
 
 // Freeze stops the process where it is; Thaw lets it go on.
-func (d *Daemon) Freeze() error { return d.signal(syscall.SIGSTOP) }
+func (d *Daemon) Freeze() error { return d.proc.signal(syscall.SIGSTOP) }
 
 // Thaw ends a Freeze.
-func (d *Daemon) Thaw() error { return d.signal(syscall.SIGCONT) }
+func (d *Daemon) Thaw() error { return d.proc.signal(syscall.SIGCONT) }
 
 // Kill ends the daemon as a power cut would, as far as a process can know.
 func (d *Daemon) Kill() {
@@ -319,14 +302,14 @@ func (d *Daemon) Running() bool { return d.proc != nil && !d.proc.exited() }
 func (d *Daemon) Stop() (time.Duration, error) {
 	d.killed = true
 	begin := time.Now()
-	if err := d.signal(syscall.SIGTERM); err != nil {
+	if err := d.proc.signal(syscall.SIGTERM); err != nil {
 		return 0, err
 	}
 	timer := time.NewTimer(10 * time.Second)
 	defer timer.Stop()
 	select {
-	case <-d.proc.done:
-		return time.Since(begin), d.proc.err
+	case <-d.proc.ended():
+		return time.Since(begin), d.proc.outcome()
 	case <-timer.C:
 		d.proc.kill()
 		return time.Since(begin), errors.New("jbofd did not end within 10 s of SIGTERM")
@@ -334,10 +317,7 @@ func (d *Daemon) Stop() (time.Duration, error) {
 }
 
 // OpenFiles is the number of file descriptors of the daemon.
-func (d *Daemon) OpenFiles() (int, error) {
-	entries, err := os.ReadDir(fmt.Sprintf("/proc/%d/fd", d.proc.cmd.Process.Pid))
-	return len(entries), err
-}
+func (d *Daemon) OpenFiles() (int, error) { return d.proc.openFiles() }
 
 func (d *Daemon) logLine(s string) {
 	d.mu.Lock()

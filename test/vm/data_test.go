@@ -39,20 +39,7 @@ var dataScenarios = []scenario{
 			h.disconnect(nqnA)
 		}
 	}},
-	{"read, write and poll queues of their own carry data", func(h *host) {
-		d := h.daemon(oneSubsystem("mem"))
-		m := h.guest.Mark()
-		ctrl := h.connect(d.ioAddress(), nqnA, "-i 4 -W 2 -P 2 -Q 32")
-		if _, err := h.guest.WaitConsole(m, 5*time.Second, mapped(2, 2, 2)); err != nil {
-			h.Error(err)
-		}
-		if q := strings.TrimSpace(h.run("cat /sys/class/nvme/%s/queue_count", ctrl)); q != "7" {
-			h.Errorf("%s queues, want 7: the admin queue and 6", q)
-		}
-		dev := h.device(nqnA, 1)
-		h.fio(dev, []fioJob{{"randrw", "4k", "4m"}, {"randrw", "64k", "8m"}})
-		h.runFor(time.Minute, "fio --name=poll --filename=%s --direct=1 --ioengine=pvsync2 --hipri --rw=randread --bs=4k --size=1m", dev)
-	}},
+	{"read, write and poll queues of their own carry data", queuesOfTheirOwn},
 	{"a small queue depth carries many commands at once", func(h *host) {
 		d := h.daemon(oneSubsystem("mem"))
 		h.connect(d.ioAddress(), nqnA, "-i 1 -Q 16")
@@ -102,25 +89,7 @@ var dataScenarios = []scenario{
 		h.disconnect(nqnA)
 		h.run("dd if=%s of=/dev/null bs=64k count=16 iflag=direct 2>&1", b)
 	}},
-	{"two listeners are two paths to one device, and one is enough", func(h *host) {
-		d := h.daemon(oneSubsystem("mem"))
-		first := h.connect(d.ioAddress(), nqnA, "")
-		second := h.connect(d.secondAddress(), nqnA, "-g -G")
-		dev := h.device(nqnA, 1)
-		h.must(10*time.Second, "the device has two paths", func() error {
-			if n := strings.TrimSpace(h.try(10*time.Second, "ls -d /sys/block/nvme*c*n1 | wc -l").Stdout); n != "2" {
-				return fmt.Errorf("%s paths", n)
-			}
-			return nil
-		})
-		h.matches("nvme list-subsys "+dev, first+" tcp .* live optimized", second+" tcp .* live optimized")
-		load := h.startFio(dev, []fioJob{{"randrw", "4k", "2m"}, {"randwrite", "64k", "8m"}}, "paths")
-		h.run("nvme disconnect -d %s", first)
-		h.finish(load)
-		if s := h.state(second); s != "live" {
-			h.Errorf("the other path is %s", s)
-		}
-	}},
+	{"two listeners are two paths to one device, and one is enough", twoPaths},
 	{"sixty namespaces are sixty devices", func(h *host) {
 		s := oneSubsystem("mem")
 		s.Subsystems[0].Namespaces = nil
@@ -159,6 +128,41 @@ var dataScenarios = []scenario{
 			h.fails("(?i)LBA Out of Range", "nvme write %s -s %d -c 1 -z %d -d /dev/zero", dev, last, 2*sector)
 		}
 	}},
+}
+
+func queuesOfTheirOwn(h *host) {
+	d := h.daemon(oneSubsystem("mem"))
+	m := h.guest.Mark()
+	ctrl := h.connect(d.ioAddress(), nqnA, "-i 4 -W 2 -P 2 -Q 32")
+	if _, err := h.guest.WaitConsole(m, 5*time.Second, mapped(2, 2, 2)); err != nil {
+		h.Error(err)
+	}
+	if q := strings.TrimSpace(h.run("cat /sys/class/nvme/%s/queue_count", ctrl)); q != "7" {
+		h.Errorf("%s queues, want 7: the admin queue and 6", q)
+	}
+	dev := h.device(nqnA, 1)
+	h.fio(dev, []fioJob{{"randrw", "4k", h.amount("4m", "512k")}, {"randrw", "64k", h.amount("8m", "2m")}})
+	h.runFor(time.Minute, "fio --name=poll --filename=%s --direct=1 --ioengine=pvsync2 --hipri --rw=randread --bs=4k --size=%s", dev, h.amount("1m", "256k"))
+}
+
+func twoPaths(h *host) {
+	d := h.daemon(oneSubsystem("mem"))
+	first := h.connect(d.ioAddress(), nqnA, "")
+	second := h.connect(d.secondAddress(), nqnA, d.secondAddress().digests())
+	dev := h.device(nqnA, 1)
+	h.must(10*time.Second, "the device has two paths", func() error {
+		if n := strings.TrimSpace(h.try(10*time.Second, "ls -d /sys/block/nvme*c*n1 | wc -l").Stdout); n != "2" {
+			return fmt.Errorf("%s paths", n)
+		}
+		return nil
+	})
+	h.matches("nvme list-subsys "+dev, first+" "+d.ioAddress().transport+" .* live optimized", second+" tcp .* live optimized")
+	load := h.startFio(dev, []fioJob{{"randrw", "4k", h.amount("2m", "1m")}, {"randwrite", "64k", h.amount("8m", "2m")}}, "paths")
+	h.run("nvme disconnect -d %s", first)
+	h.finish(load)
+	if s := h.state(second); s != "live" {
+		h.Errorf("the other path is %s", s)
+	}
 }
 
 // fioJob is one phase of a fio run: it writes (and reads, if mixed) amount bytes, then reads back and verifies.
@@ -213,11 +217,11 @@ func (h *host) fioVerify(dev string, sector int) {
 // ext4 makes a file system, fills it, takes it through unmount, fsck and trim, and wipes it.
 func (h *host) ext4(dev string) {
 	h.Helper()
-	h.run("mkfs.ext4 -q -F -E lazy_itable_init=0,lazy_journal_init=0 %s", dev)
+	h.runFor(time.Minute, "mkfs.ext4 -q -F -E lazy_itable_init=0,lazy_journal_init=0 %s", dev)
 	h.run("mount -t ext4 -o discard %s /mnt", dev)
-	h.run(`cd /mnt && mkdir d && for i in 1 2 3 4 5 6 7 8; do head -c ${i}23457 /dev/urandom > d/$i; done && cp /usr/sbin/fio big && ln big link && sync`)
+	h.runFor(time.Minute, `cd /mnt && mkdir d && for i in 1 2 3 4 5 6 7 8; do head -c ${i}23457 /dev/urandom > d/$i; done && cp /usr/sbin/fio big && ln big link && sync`)
 	h.run("cd /mnt && find . -type f | sort | xargs sha256sum > /tmp/sums && rm d/3 d/5 && sync")
-	h.run("umount /mnt")
+	h.runFor(time.Minute, "umount /mnt")
 	h.run("e2fsck -f -n %s", dev)
 	h.run("mount -t ext4 %s /mnt", dev)
 	h.run(`cd /mnt && grep -v -e d/3 -e d/5 /tmp/sums | sha256sum -c`)

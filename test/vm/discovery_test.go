@@ -40,7 +40,7 @@ var discoveryScenarios = []scenario{
 							h.Errorf("entry of %s: %+v", nqn, e)
 						}
 					}
-					if !ports[strconv.Itoa(d.ports.io)] || !ports[strconv.Itoa(d.ports.second)] {
+					if !ports[strconv.Itoa(d.at.io)] || !ports[strconv.Itoa(d.at.second)] {
 						h.Errorf("ports of %s: %v", nqn, ports)
 					}
 				}
@@ -94,7 +94,7 @@ var discoveryScenarios = []scenario{
 		s.Subsystems = append(s.Subsystems, Subsystem{NQN: nqnB, Namespaces: []Namespace{{NSID: 1, SSD: "ssd0", Size: "32MiB", BlockSize: 4096}}})
 		d := h.daemon(s)
 		// Seen from the daemon the guest comes from loopback, so discovery names 127.0.0.1; in the guest that address leads to the daemon too.
-		for _, port := range []int{d.ports.io, d.ports.second} {
+		for _, port := range []int{d.at.io, d.at.second} {
 			proxy := h.start(5*time.Minute, "nc -ll -p %d -e nc %s %d", port, HostAddress, port)
 			defer proxy.Kill()
 			h.must(10*time.Second, "the way from the guest's loopback is open", func() error {

@@ -1,4 +1,4 @@
-// Package vm boots a Debian kernel in QEMU and uses its NVMe/TCP host against a real jbofd: the host that most users have, with
+// Package vm boots a Debian kernel in QEMU and uses its NVMe/TCP and NVMe/RDMA hosts against a real jbofd: the host that most users have, with
 // the tools they type (nvme-cli, fio, mkfs.ext4, fstrim), on a machine that needs neither KVM nor root.
 //
 //	┌ QEMU, software emulation ────────────────┐        ┌ this machine ───────────────┐
@@ -8,16 +8,25 @@
 //	│ kernel log ──────────> serial console ───┼────────┼──> watched for oopses       │
 //	└──────────────────────────────────────────┘        └─────────────────────────────┘
 //
+// For RDMA there is no such way out of the guest, so jbofd is in it, too, with the libraries that it needs:
+//
+//	┌ QEMU ─────────────────────────────────────────────────────────────────────────┐
+//	│ nvme-rdma, jbofbench ── rxe1 (10.77.0.2) ══ veth ══ rxe0 (10.77.0.1) ── jbofd │ metrics over slirp, log over virtio-serial
+//	└───────────────────────────────────────────────────────────────────────────────┘
+//
+// Soft RoCE says nothing about speed; what is tested is that everything arrives, comes back, and leaves nothing behind.
+//
 // How it is put together:
 //   - needs.go says which tools are missing and which Debian package brings each.
 //   - kernel.go downloads and unpacks linux-image-amd64 (it is never installed) and resolves modules.
 //   - initramfs.go packs guestinit, busybox, the modules, the tools and their shared libraries into a cpio archive.
 //   - guest.go boots it and runs commands in it over a channel of JSON lines (package guestproto).
-//   - daemon.go builds, starts, kills, freezes, reloads and stops jbofd.
+//   - daemon.go starts, kills, freezes, reloads and stops jbofd; site.go does so on this machine or in the guest, so that scenarios are written once.
+//   - rdmaguest.go lays the cable of an RDMA guest, cuts it, and counts RDMA objects.
 //   - The scenarios are in files tagged vm: `make test-vm`, or `go test -tags vm -count=1 -v -timeout 30m ./test/vm`.
 //
 // Environment:
 //   - JBOFD_VM_CACHE: folder of the unpacked kernel; by default .cache beside this file.
-//   - JBOFD_VM_JBOFD: a jbofd binary to test instead of building ./cmd/jbofd.
+//   - JBOFD_VM_JBOFD: a jbofd binary to test over TCP instead of building ./cmd/jbofd.
 //   - JBOFD_VM_KEEP: a folder in which the consoles and the daemons' logs are left.
 package vm

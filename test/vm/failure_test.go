@@ -20,27 +20,7 @@ const noSIGPIPE = "trap '' PIPE; "
 var keepAliveExpired = regexp.MustCompile(`(?i)(keep.?alive|kato).*(expire|timeout|timed out)|(expire|timeout|timed out).*(keep.?alive|kato)`)
 
 var failureScenarios = []scenario{
-	{"kill -9 under load loses nothing that was acknowledged", func(h *host) {
-		d := h.daemon(oneSubsystem("file"))
-		ctrl := h.connect(d.ioAddress(), nqnA, patient+" -g -G")
-		dev, other := h.device(nqnA, 1), h.device(nqnA, 2)
-		uuid := h.run("nvme ns-descs %s | grep uuid", dev)
-		load := h.start(5*time.Minute, noSIGPIPE+"fio --aux-path=/tmp --name=load --filename=%s --direct=1 --ioengine=libaio --iodepth=8 --rw=randrw --bs=8k --size=24m --verify=crc32c --verify_fatal=1 --rate_iops=150,150", dev)
-		for i := range 3 {
-			// What is written through before the kill must be there after it.
-			h.run("head -c 65536 /dev/urandom > /tmp/marker && dd if=/tmp/marker of=%s bs=64k seek=%d oflag=direct conv=fsync 2>&1", other, i)
-			h.underLoad(load, dev, 100)
-			d.Kill()
-			h.waitState(ctrl, "connecting", 20*time.Second)
-			h.restart(d)
-			h.waitLive(ctrl, 30*time.Second)
-			h.run("dd if=%s of=/tmp/back bs=64k skip=%d count=1 iflag=direct 2>&1 && cmp /tmp/marker /tmp/back", other, i)
-		}
-		h.finish(load)
-		if now := h.run("nvme ns-descs %s | grep uuid", dev); now != uuid {
-			h.Errorf("the namespace was %s, is %s", uuid, now)
-		}
-	}},
+	{"kill -9 under load loses nothing that was acknowledged", killUnderLoad},
 	{"ext4 survives kill -9 of the daemon while mounted", func(h *host) {
 		d := h.daemon(oneSubsystem("file"))
 		ctrl := h.connect(d.ioAddress(), nqnA, patient)
@@ -60,31 +40,7 @@ var failureScenarios = []scenario{
 		h.run("umount /mnt && e2fsck -f -n %s && mount -t ext4 %s /mnt && cd /mnt && sha256sum -c /tmp/kill-sums", dev, dev)
 		h.run("umount /mnt")
 	}},
-	{"a host without traffic is thrown out when its keep alive time is over, and comes back", func(h *host) {
-		d := h.daemon(oneSubsystem("mem"))
-		ctrl := h.connect(d.ioAddress(), nqnA, patient+" -k 3")
-		dev := h.device(nqnA, 1)
-		mark := d.LogMark()
-		h.run("ip link set eth0 down")
-		h.must(20*time.Second, "the daemon logs the expiry with the host", func() error {
-			if d.LogMatches(mark, keepAliveExpired, regexp.MustCompile(regexp.QuoteMeta(HostNQN))) == "" {
-				return fmt.Errorf("no such line in\n%s", tail(strings.Join(d.logSince(mark), "\n"), 20))
-			}
-			return nil
-		})
-		h.Logf("jbofd says: %s", d.LogMatches(mark, keepAliveExpired))
-		if l := d.LogMatches(mark, keepAliveExpired); !regexp.MustCompile(`(?i)idle\S*=\S*\d`).MatchString(l) {
-			h.Errorf("the line has no idle time: %s", l)
-		}
-		h.must(5*time.Second, "the daemon closes the association", func() error { return noConnections(d) })
-		if n := h.metrics(d).Sum("jbof_keepalive_timeouts_total"); n != 1 {
-			h.Errorf("jbof_keepalive_timeouts_total is %v", n)
-		}
-		h.waitState(ctrl, "connecting", 30*time.Second)
-		h.run("ip link set eth0 up")
-		h.waitLive(ctrl, 30*time.Second)
-		h.run("dd if=%s of=/dev/null bs=64k count=4 iflag=direct 2>&1", dev)
-	}},
+	{"a host without traffic is thrown out when its keep alive time is over, and comes back", keepAliveExpiry},
 	{"keep alive does not wait behind slow reads", func(h *host) {
 		s := oneSubsystem("mem")
 		s.SSDs[0].Fault = "{delay: 4s, delay_probability: 1}"
@@ -148,26 +104,12 @@ var failureScenarios = []scenario{
 			h.Errorf("the metrics of errors are wrong: %v, ssd0 %v, ssd1 %v", m.Sum("jbof_io_errors_total"), m.Sum("jbof_ssd_errors_total", `ssd="ssd0"`), m.Sum("jbof_ssd_errors_total", `ssd="ssd1"`))
 		}
 	}},
-	{"a stopped daemon is gone within five seconds under load, and the host waits for it", func(h *host) {
-		d := h.daemon(oneSubsystem("file"))
-		ctrl := h.connect(d.ioAddress(), nqnA, patient)
-		dev := h.device(nqnA, 1)
-		load := h.start(5*time.Minute, noSIGPIPE+"fio --aux-path=/tmp --name=load --filename=%s --direct=1 --ioengine=libaio --iodepth=32 --rw=randwrite --bs=4k --size=8m --verify=crc32c --verify_fatal=1 --rate_iops=400", dev)
-		h.underLoad(load, dev, 100)
-		took, err := d.Stop()
-		if err != nil || took > 5*time.Second {
-			h.Errorf("SIGTERM: %v after %v", err, took)
-		}
-		h.waitState(ctrl, "connecting", 20*time.Second)
-		h.restart(d)
-		h.waitLive(ctrl, 30*time.Second)
-		h.finish(load)
-	}},
+	{"a stopped daemon is gone within five seconds under load, and the host waits for it", stopUnderLoad},
 	{"a host that loses its controller for good gets errors, and the daemon forgets it", func(h *host) {
 		d := h.daemon(oneSubsystem("mem"))
 		h.connect(d.ioAddress(), nqnA, "-c 1 -l 3 -k 2")
 		dev := h.device(nqnA, 1)
-		h.run("ip link set eth0 down")
+		h.cut()
 		h.must(60*time.Second, "the controller is removed", func() error {
 			if found := h.find(nqnA, 1); found != "" {
 				return fmt.Errorf("%s is there", found)
@@ -176,10 +118,77 @@ var failureScenarios = []scenario{
 		})
 		h.fails(".", "dd if=%s of=/dev/null bs=4k count=1 iflag=direct 2>&1", dev)
 		h.must(20*time.Second, "the daemon forgets the host", func() error { return noConnections(d) })
-		h.run("ip link set eth0 up")
+		h.mend()
 		h.connect(d.ioAddress(), nqnA, "")
 		h.device(nqnA, 1)
 	}},
+}
+
+func killUnderLoad(h *host) {
+	h.disturbs = true
+	d := h.daemon(oneSubsystem("file"))
+	ctrl := h.connect(d.ioAddress(), nqnA, patient+" "+d.ioAddress().digests())
+	dev, other := h.device(nqnA, 1), h.device(nqnA, 2)
+	uuid := h.run("nvme ns-descs %s | grep uuid", dev)
+	load := h.start(5*time.Minute, noSIGPIPE+"fio --aux-path=/tmp --name=load --filename=%s --direct=1 --ioengine=libaio --iodepth=8 --rw=randrw --bs=8k --size=%s --verify=crc32c --verify_fatal=1 --rate_iops=150,150", dev, h.amount("24m", "8m"))
+	for i := range h.rounds(3, 2) {
+		// What is written through before the kill must be there after it.
+		h.run("head -c 65536 /dev/urandom > /tmp/marker && dd if=/tmp/marker of=%s bs=64k seek=%d oflag=direct conv=fsync 2>&1", other, i)
+		h.underLoad(load, dev, 100)
+		d.Kill()
+		h.waitState(ctrl, "connecting", 20*time.Second)
+		h.restart(d)
+		h.waitLive(ctrl, 30*time.Second)
+		h.run("dd if=%s of=/tmp/back bs=64k skip=%d count=1 iflag=direct 2>&1 && cmp /tmp/marker /tmp/back", other, i)
+	}
+	h.finish(load)
+	if now := h.run("nvme ns-descs %s | grep uuid", dev); now != uuid {
+		h.Errorf("the namespace was %s, is %s", uuid, now)
+	}
+}
+
+func keepAliveExpiry(h *host) {
+	h.disturbs = true
+	d := h.daemon(oneSubsystem("mem"))
+	ctrl := h.connect(d.ioAddress(), nqnA, patient+" -k 3")
+	dev := h.device(nqnA, 1)
+	mark := d.LogMark()
+	h.cut()
+	h.must(20*time.Second, "the daemon logs the expiry with the host", func() error {
+		if d.LogMatches(mark, keepAliveExpired, regexp.MustCompile(regexp.QuoteMeta(HostNQN))) == "" {
+			return fmt.Errorf("no such line in\n%s", tail(strings.Join(d.logSince(mark), "\n"), 20))
+		}
+		return nil
+	})
+	h.Logf("jbofd says: %s", d.LogMatches(mark, keepAliveExpired))
+	if l := d.LogMatches(mark, keepAliveExpired); !regexp.MustCompile(`(?i)idle\S*=\S*\d`).MatchString(l) {
+		h.Errorf("the line has no idle time: %s", l)
+	}
+	h.must(5*time.Second, "the daemon closes the association", func() error { return noConnections(d) })
+	if n := h.metrics(d).Sum("jbof_keepalive_timeouts_total"); n != 1 {
+		h.Errorf("jbof_keepalive_timeouts_total is %v", n)
+	}
+	h.waitState(ctrl, "connecting", 30*time.Second)
+	h.mend()
+	h.waitLive(ctrl, 30*time.Second)
+	h.run("dd if=%s of=/dev/null bs=64k count=4 iflag=direct 2>&1", dev)
+}
+
+func stopUnderLoad(h *host) {
+	h.disturbs = true
+	d := h.daemon(oneSubsystem("file"))
+	ctrl := h.connect(d.ioAddress(), nqnA, patient)
+	dev := h.device(nqnA, 1)
+	load := h.start(5*time.Minute, noSIGPIPE+"fio --aux-path=/tmp --name=load --filename=%s --direct=1 --ioengine=libaio --iodepth=32 --rw=randwrite --bs=4k --size=%s --verify=crc32c --verify_fatal=1 --rate_iops=400", dev, h.amount("8m", "3m"))
+	h.underLoad(load, dev, 100)
+	took, err := d.Stop()
+	if err != nil || took > 5*time.Second {
+		h.Errorf("SIGTERM: %v after %v", err, took)
+	}
+	h.waitState(ctrl, "connecting", 20*time.Second)
+	h.restart(d)
+	h.waitLive(ctrl, 30*time.Second)
+	h.finish(load)
 }
 
 // underLoad waits until a load has written so many more times. When it does not, what the kernel still has under way is logged.

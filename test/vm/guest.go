@@ -3,6 +3,7 @@ package vm
 import (
 	"bufio"
 	"bytes"
+	"encoding/base64"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -24,11 +25,18 @@ import (
 // HostAddress is the address under which the guest reaches this machine's loopback.
 const HostAddress = "10.0.2.2"
 
+// GuestAddress is the guest's address in QEMU's user network.
+const GuestAddress = "10.0.2.15"
+
 // BootOptions say what to boot.
 type BootOptions struct {
 	Kernel *Kernel
 	// Modules are loaded at start; hostModules when empty.
 	Modules []string
+	// Files are in the guest beside the tools that every guest has.
+	Files []File
+	// Forward are TCP ports of this machine's loopback that lead to the same ports of the guest at GuestAddress.
+	Forward []int
 	// Dir is a folder for the initramfs; the caller removes it after Close.
 	Dir string
 	// CPUs is the number of virtual processors, each a thread of QEMU.
@@ -52,7 +60,8 @@ type Guest struct {
 	mu       sync.Mutex // guards what is below
 	nextID   uint64
 	pending  map[uint64]chan guestproto.Response
-	gone     error // why no answer will come any more
+	streams  map[uint64]*lineWriter // of pending requests
+	gone     error                  // why no answer will come any more
 	console  []string
 	problems []string
 	waiters  chan struct{} // closed and replaced when a line is added to console
@@ -99,7 +108,7 @@ func Boot(o BootOptions) (_ *Guest, err error) {
 	if err != nil {
 		return nil, err
 	}
-	err = WriteInitramfs(f, InitramfsOptions{Kernel: o.Kernel, Modules: o.Modules, Init: initBinary})
+	err = WriteInitramfs(f, InitramfsOptions{Kernel: o.Kernel, Modules: o.Modules, Init: initBinary, Files: o.Files})
 	if err := errors.Join(err, f.Close()); err != nil {
 		return nil, fmt.Errorf("initramfs: %w", err)
 	}
@@ -113,6 +122,10 @@ func Boot(o BootOptions) (_ *Guest, err error) {
 	if err != nil {
 		return nil, err
 	}
+	network := "user,id=net,ipv6=off"
+	for _, p := range o.Forward {
+		network += fmt.Sprintf(",hostfwd=tcp:127.0.0.1:%d-%s:%d", p, GuestAddress, p)
+	}
 	cmd := exec.Command(qemu,
 		// Software emulation everywhere, so that a run here and in CI is the same run.
 		"-accel", "tcg,thread=multi,tb-size=256",
@@ -124,10 +137,10 @@ func Boot(o BootOptions) (_ *Guest, err error) {
 		"-serial", "stdio",
 		"-device", "virtio-serial-pci",
 		"-chardev", "socket,id=agent,fd=3", "-device", "virtserialport,chardev=agent,name="+guestproto.PortName,
-		"-netdev", "user,id=net,ipv6=off", "-device", "virtio-net-pci,netdev=net,romfile=",
+		"-netdev", network, "-device", "virtio-net-pci,netdev=net,romfile=",
 	)
 	cmd.ExtraFiles = []*os.File{theirs}
-	g := &Guest{port: ours, pending: map[uint64]chan guestproto.Response{}, waiters: make(chan struct{})}
+	g := &Guest{port: ours, pending: map[uint64]chan guestproto.Response{}, streams: map[uint64]*lineWriter{}, waiters: make(chan struct{})}
 	cmd.Stdout = &lineWriter{line: g.consoleLine}
 	cmd.Stderr = &lineWriter{line: func(s string) { g.consoleLine("qemu: " + s) }}
 	greeting := make(chan guestproto.Response, 1)
@@ -165,11 +178,16 @@ func Boot(o BootOptions) (_ *Guest, err error) {
 
 // goBuild builds a static binary from this module.
 func goBuild(to, pkg string, flags ...string) error {
-	cmd := exec.Command("go", append(append([]string{"build", "-o", to}, flags...), pkg)...)
+	return goCommand("CGO_ENABLED=0", append(append([]string{"build", "-o", to}, flags...), pkg)...)
+}
+
+// goCommand runs go in this module.
+func goCommand(env string, args ...string) error {
+	cmd := exec.Command("go", args...)
 	cmd.Dir = filepath.Join(sourceDir(), "../..")
-	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
+	cmd.Env = append(os.Environ(), env)
 	if out, err := cmd.CombinedOutput(); err != nil {
-		return fmt.Errorf("go build %s: %w: %s", pkg, err, out)
+		return fmt.Errorf("go %s: %w: %s", strings.Join(args, " "), err, out)
 	}
 	return nil
 }
@@ -236,9 +254,18 @@ func (g *Guest) readAnswers() {
 			return
 		}
 		g.mu.Lock()
-		ch := g.pending[resp.ID]
-		delete(g.pending, resp.ID)
+		ch, lines := g.pending[resp.ID], g.streams[resp.ID]
+		if !resp.More {
+			delete(g.pending, resp.ID)
+			delete(g.streams, resp.ID)
+		}
 		g.mu.Unlock()
+		if resp.More {
+			if lines != nil {
+				lines.Write(resp.Stdout)
+			}
+			continue
+		}
 		if ch != nil {
 			ch <- resp
 		}
@@ -276,10 +303,15 @@ type Job struct {
 
 // Start runs a shell command in the guest and returns at once. The guest kills it after timeout.
 func (g *Guest) Start(timeout time.Duration, command string) (*Job, error) {
-	return g.send(timeout, guestproto.Request{Command: command, TimeoutMS: timeout.Milliseconds()})
+	return g.send(timeout, guestproto.Request{Command: command, TimeoutMS: timeout.Milliseconds()}, nil)
 }
 
-func (g *Guest) send(timeout time.Duration, req guestproto.Request) (*Job, error) {
+// Stream is Start for a command whose output is wanted line by line while it runs. line is called by one goroutine of the guest and must not wait.
+func (g *Guest) Stream(timeout time.Duration, command string, line func(string)) (*Job, error) {
+	return g.send(timeout, guestproto.Request{Command: command, TimeoutMS: timeout.Milliseconds(), Stream: true}, &lineWriter{line: line})
+}
+
+func (g *Guest) send(timeout time.Duration, req guestproto.Request, lines *lineWriter) (*Job, error) {
 	ch := make(chan guestproto.Response, 1)
 	g.mu.Lock()
 	if g.gone != nil {
@@ -289,6 +321,9 @@ func (g *Guest) send(timeout time.Duration, req guestproto.Request) (*Job, error
 	g.nextID++
 	req.ID = g.nextID
 	g.pending[req.ID] = ch
+	if lines != nil {
+		g.streams[req.ID] = lines
+	}
 	g.mu.Unlock()
 	line, err := json.Marshal(req)
 	if err != nil {
@@ -329,7 +364,7 @@ func (j *Job) Running() bool { return len(j.answer) == 0 && j.g.reason() == nil 
 
 // Kill sends SIGKILL to the command's process group.
 func (j *Job) Kill() error {
-	_, err := j.g.send(10*time.Second, guestproto.Request{Kill: j.id})
+	_, err := j.g.send(10*time.Second, guestproto.Request{Kill: j.id}, nil)
 	return err
 }
 
@@ -340,6 +375,20 @@ func (g *Guest) Do(timeout time.Duration, command string) (Result, error) {
 		return Result{Command: command}, err
 	}
 	return j.Wait()
+}
+
+// succeed runs a shell command that must not fail.
+func (g *Guest) succeed(timeout time.Duration, command string) error {
+	r, err := g.Do(timeout, command)
+	if err == nil && r.Code != 0 {
+		err = errors.New(r.String())
+	}
+	return err
+}
+
+// put writes a file in the guest.
+func (g *Guest) put(path, content string) error {
+	return g.succeed(30*time.Second, fmt.Sprintf("echo %s | base64 -d > %s", base64.StdEncoding.EncodeToString([]byte(content)), path))
 }
 
 // Mark is a position in the console, for ConsoleSince and WaitConsole.

@@ -79,12 +79,14 @@ func TestWhatIsMissingIsNamedWithItsPackage(t *testing.T) {
 	t.Setenv("PATH", dir)
 	saved := needs
 	t.Cleanup(func() { needs = saved })
-	needs = []need{{program: "jbofd-no-such-tool", apt: "no-such-package"}, {program: "jbofd-present", apt: "other"}}
+	needs = []need{{program: "jbofd-no-such-tool", apt: "no-such-package"}, {program: "jbofd-present", apt: "other"},
+		{file: filepath.Join(dir, "lib*.so"), apt: "no-such-library"}, {file: filepath.Join(dir, "*-present"), apt: "other"}}
 	if err := os.WriteFile(filepath.Join(dir, "jbofd-present"), []byte("#!/bin/sh\n"), 0o755); err != nil {
 		t.Fatal(err)
 	}
 	err := CheckNeeds()
-	if err == nil || !strings.Contains(err.Error(), "jbofd-no-such-tool (package no-such-package)") || strings.Contains(err.Error(), "jbofd-present") {
+	if err == nil || !strings.Contains(err.Error(), "jbofd-no-such-tool (package no-such-package)") ||
+		!strings.Contains(err.Error(), "lib*.so (package no-such-library)") || !strings.HasSuffix(err.Error(), "install no-such-library no-such-package") || strings.Contains(err.Error(), "jbofd-present") {
 		t.Errorf("got %v", err)
 	}
 }
@@ -98,7 +100,9 @@ func TestConfigurationsOfTheScenariosAreValid(t *testing.T) {
 		},
 		Limits: "{queue_depth: 64}",
 	}
-	c, err := config.Parse("scenario", []byte(s.yaml("/var/tmp/x", ports{io: 20001, second: 20002, discovery: 20003, metrics: 20004})))
+	c, err := config.Parse("scenario", []byte(s.yaml("/var/tmp/x", endpoints{
+		transport: "tcp", ip: "127.0.0.1", seen: HostAddress, metricsIP: "127.0.0.1", ip6: "::1", io: 20001, second: 20002, discovery: 20003, metrics: 20004,
+	})))
 	if err != nil {
 		t.Fatal(err)
 	}

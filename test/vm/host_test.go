@@ -3,7 +3,6 @@
 package vm
 
 import (
-	"encoding/base64"
 	"encoding/json"
 	"fmt"
 	"os"
@@ -22,9 +21,25 @@ const poll = 50 * time.Millisecond
 type host struct {
 	*testing.T
 	guest   *Guest
-	jbofd   string // the binary
+	where   place
 	daemons []*Daemon
 	console int // mark of the scenario's begin
+	// disturbs is set by a scenario in which I/O may wait until the host gives up on it.
+	disturbs bool
+}
+
+// place is where the daemons of a group of scenarios run, and the way from the host to them.
+type place struct {
+	site site
+	// cut and mend are shell scripts for the guest that part the host from the daemon, silently, and join them again. Both may be run twice.
+	cut, mend string
+	// rdma is set in a guest with soft RoCE. Its objects are counted, and since a command takes some ten times longer there, scenarios do less.
+	rdma bool
+}
+
+// onThisMachine is a daemon that the guest reaches over QEMU's user network.
+func onThisMachine(jbofd string) place {
+	return place{site: localSite{jbofd}, cut: "ip link set eth0 down", mend: "ip link set eth0 up"}
 }
 
 // scenario is one subtest.
@@ -34,13 +49,13 @@ type scenario struct {
 }
 
 // runScenarios runs each scenario with a clean host and looks for what it left behind.
-func runScenarios(t *testing.T, g *Guest, jbofd string, list []scenario) {
+func runScenarios(t *testing.T, g *Guest, at place, list []scenario) {
 	for _, s := range list {
 		t.Run(s.name, func(t *testing.T) {
 			if err := g.reason(); err != nil {
 				t.Fatalf("the guest is gone: %v", err)
 			}
-			h := &host{T: t, guest: g, jbofd: jbofd, console: g.Mark()}
+			h := &host{T: t, guest: g, where: at, console: g.Mark()}
 			defer h.leave()
 			s.run(h)
 		})
@@ -54,7 +69,7 @@ func (h *host) leave() {
 			d.Thaw() // does nothing to one that is not frozen
 		}
 	}
-	if r, err := h.guest.Do(60*time.Second, "umount -a -t ext4 2>/dev/null; ip link set eth0 up; nvme disconnect-all"); err != nil || r.Code != 0 {
+	if r, err := h.guest.Do(60*time.Second, "umount /mnt 2>/dev/null\n"+h.where.mend+"\nnvme disconnect-all"); err != nil || r.Code != 0 {
 		h.Errorf("disconnecting: %v\n%v", err, r)
 	}
 	for _, d := range h.daemons {
@@ -62,7 +77,7 @@ func (h *host) leave() {
 			continue // by a scenario that failed before it started it again
 		}
 		if !d.Running() {
-			h.Errorf("jbofd ended by itself: %v", d.proc.err)
+			h.Errorf("jbofd ended by itself: %v", d.proc.outcome())
 			continue
 		}
 		h.eventually(20*time.Second, "no connection and no buffer in use is left in the daemon", func() error {
@@ -71,6 +86,18 @@ func (h *host) leave() {
 		if n := h.metrics(d).Sum("jbof_protocol_errors_total"); n != 0 {
 			h.Errorf("jbofd counts %v protocol errors of a kernel that makes none", n)
 		}
+	}
+	h.eventually(20*time.Second, "no queue pair and no CM identifier of a connection is left", func() error {
+		n := h.objects()
+		if n.QPs != 0 || n.Connections != 0 {
+			return fmt.Errorf("%+v", n)
+		}
+		return nil
+	})
+	for _, d := range h.daemons {
+		if !d.Running() {
+			continue
+		}
 		took, err := d.Stop()
 		if err != nil {
 			h.Errorf("stopping jbofd: %v", err)
@@ -78,6 +105,9 @@ func (h *host) leave() {
 		if took > 5*time.Second {
 			h.Errorf("jbofd took %v to stop, allowed are 5 s", took)
 		}
+	}
+	if h.where.rdma && !h.disturbs {
+		h.noTimeouts()
 	}
 	for _, p := range h.guest.TakeProblems() {
 		h.Errorf("the guest's kernel says: %s", p)
@@ -89,6 +119,26 @@ func (h *host) leave() {
 		h.Logf("the guest's console:\n%s", h.guest.ConsoleSince(h.console))
 	}
 	h.keep()
+}
+
+// Soft RoCE of Linux 6.1 loses a connection now and then: when it repeats a request it registers memory again that is registered, which fails, and
+// what follows hangs until the host's time for an I/O is over and it connects anew. That costs time and nothing else.
+var (
+	timedOut  = regexp.MustCompile(`nvme\d+: I/O \d+ .*QID \d+.* timeout`)
+	rxesFault = regexp.MustCompile(`rxe_reg_fast_mr: .* not free`)
+)
+
+// noTimeouts checks that no command of the host was left unanswered, unless soft RoCE is to blame.
+func (h *host) noTimeouts() {
+	h.Helper()
+	console := h.guest.ConsoleSince(h.console)
+	if l := timedOut.FindString(console); l != "" {
+		if !rxesFault.MatchString(console) {
+			h.Errorf("the host waited in vain for an answer: %s", l)
+		} else {
+			h.Logf("soft RoCE lost a connection: %s", l)
+		}
+	}
 }
 
 // keep leaves the logs in $JBOFD_VM_KEEP.
@@ -198,7 +248,49 @@ func (h *host) finish(j *Job) string {
 // put writes a file in the guest.
 func (h *host) put(path, content string) {
 	h.Helper()
-	h.run("echo %s | base64 -d > %s", base64.StdEncoding.EncodeToString([]byte(content)), path)
+	if err := h.guest.put(path, content); err != nil {
+		h.Fatal(err)
+	}
+}
+
+// objects counts the RDMA objects in the guest; all are 0 where there is no RDMA.
+func (h *host) objects() rdmaObjects {
+	h.Helper()
+	if !h.where.rdma {
+		return rdmaObjects{}
+	}
+	n, err := h.guest.rdmaObjects()
+	if err != nil {
+		h.Fatal(err)
+	}
+	return n
+}
+
+// cut parts the host from the daemon, mend joins them again.
+func (h *host) cut() {
+	h.Helper()
+	h.run("%s", h.where.cut)
+}
+
+func (h *host) mend() {
+	h.Helper()
+	h.run("%s", h.where.mend)
+}
+
+// amount is how much a scenario does: the first, or the second over RDMA.
+func (h *host) amount(quick, slow string) string {
+	if h.where.rdma {
+		return slow
+	}
+	return quick
+}
+
+// rounds is amount for how often something is repeated.
+func (h *host) rounds(quick, slow int) int {
+	if h.where.rdma {
+		return slow
+	}
+	return quick
 }
 
 // runJSON runs a command in the guest and decodes what it prints.
@@ -212,34 +304,39 @@ func (h *host) runJSON(into any, format string, args ...any) {
 
 // address is where a target is, as the guest sees it.
 type address struct {
-	host string
-	port int
+	transport, host string
+	port            int
 }
 
-func (a address) flags() string { return fmt.Sprintf("-t tcp -a %s -s %d", a.host, a.port) }
+func (a address) flags() string {
+	return fmt.Sprintf("-t %s -a %s -s %d", a.transport, a.host, a.port)
+}
+
+// digests are the flags of a connection with checksums, for a transport that has them.
+func (a address) digests() string {
+	if a.transport == "tcp" {
+		return "-g -G"
+	}
+	return ""
+}
 
 // ioAddress is the daemon's listener for subsystems.
-func (d *Daemon) ioAddress() address { return address{HostAddress, d.ports.io} }
+func (d *Daemon) ioAddress() address { return address{d.at.transport, d.at.seen, d.at.io} }
 
 // secondAddress is the daemon's other listener for subsystems.
-func (d *Daemon) secondAddress() address { return address{HostAddress, d.ports.second} }
+func (d *Daemon) secondAddress() address { return address{"tcp", d.at.seen, d.at.second} }
 
 // discoveryAddress is the daemon's listener for discovery.
-func (d *Daemon) discoveryAddress() address { return address{HostAddress, d.ports.discovery} }
+func (d *Daemon) discoveryAddress() address { return address{"tcp", d.at.seen, d.at.discovery} }
 
 // daemon starts a jbofd that is stopped when the scenario ends.
 func (h *host) daemon(s Setup) *Daemon {
 	h.Helper()
-	// Not in the system's folder for temporary files: that may be a tmpfs, which has no O_DIRECT in older kernels.
-	dir, err := os.MkdirTemp(CacheDir(), "jbofd-")
+	d, err := newDaemon(h.where.site)
 	if err != nil {
 		h.Fatal(err)
 	}
-	h.Cleanup(func() { os.RemoveAll(dir) })
-	d, err := NewDaemon(h.jbofd, dir)
-	if err != nil {
-		h.Fatal(err)
-	}
+	h.Cleanup(func() { d.site.remove(d.dir) })
 	h.reconfigure(d, s)
 	if err := d.Start(); err != nil {
 		h.Fatal(err)
@@ -276,12 +373,20 @@ func (h *host) restart(d *Daemon) {
 func (h *host) connect(a address, nqn, flags string) string {
 	h.Helper()
 	var reply struct{ Device string }
-	h.runJSON(&reply, "nvme connect %s -n %s -o json %s", a.flags(), nqn, flags)
+	h.runJSON(&reply, "nvme connect %s -n %s -o json %s", a.flags(), nqn, h.reconnecting(flags))
 	if !regexp.MustCompile(`^nvme\d+$`).MatchString(reply.Device) {
 		h.Fatalf("nvme connect names the controller %q", reply.Device)
 	}
 	h.waitLive(reply.Device, 10*time.Second)
 	return reply.Device
+}
+
+// reconnecting adds to a connection's flags, over RDMA, that the host connects again a second after it has lost the connection, not ten: see rxesFault.
+func (h *host) reconnecting(flags string) string {
+	if h.where.rdma && !regexp.MustCompile(`(^| )-c `).MatchString(flags) {
+		return flags + " -c 1"
+	}
+	return flags
 }
 
 // disconnect removes all controllers of a subsystem.

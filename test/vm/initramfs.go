@@ -9,6 +9,7 @@ import (
 	"path"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 )
 
@@ -22,6 +23,12 @@ var hostModules = []string{
 
 // targetModules are the kernel's own NVMe/TCP target, with which the harness is checked without jbofd.
 var targetModules = []string{"nvmet", "nvmet_tcp"}
+
+// rdmaModules are soft RoCE over a virtual cable, its interface to programs, the NVMe/RDMA host, the kernel's own NVMe/RDMA target, and the
+// memory disk on which a daemon in the guest keeps its files. rdma_rxe asks the crypto layer for crc32 by name.
+var rdmaModules = []string{
+	"crc32_generic", "veth", "rdma_rxe", "ib_uverbs", "rdma_ucm", "nvme_rdma", "nvmet", "nvmet_rdma", "null_blk",
+}
 
 // The identity of the guest's host, as /etc/nvme would have it.
 const (
@@ -145,6 +152,20 @@ func sharedLibraries(program string) ([]string, error) {
 	return libs, nil
 }
 
+// isELF says whether a file is a program or a library.
+func isELF(file string) (bool, error) {
+	f, err := os.Open(file)
+	if err != nil {
+		return false, err
+	}
+	defer f.Close()
+	var magic [4]byte
+	if _, err := io.ReadFull(f, magic[:]); err != nil && err != io.ErrUnexpectedEOF && err != io.EOF {
+		return false, err
+	}
+	return string(magic[:]) == "\x7fELF", nil
+}
+
 // InitramfsOptions say what goes into the guest beyond its programs.
 type InitramfsOptions struct {
 	Kernel *Kernel
@@ -152,6 +173,14 @@ type InitramfsOptions struct {
 	Modules []string
 	// Init is the binary of guestinit.
 	Init string
+	// Files are added; those that are programs or libraries of this machine come with the shared libraries they need.
+	Files []File
+}
+
+// File is a file of this machine that the guest has too.
+type File struct {
+	// From is its path here, To its absolute path in the guest.
+	From, To string
 }
 
 // WriteInitramfs writes the guest's root file system.
@@ -175,7 +204,7 @@ func WriteInitramfs(w io.Writer, o InitramfsOptions) error {
 	for _, dir := range []string{"/busybox", "/mnt", "/root", "/var/run"} {
 		a.add(entry{name: dir, mode: modeDir | 0o755})
 	}
-	have := map[string]bool{}
+	files := slices.Clone(o.Files)
 	for _, n := range needs {
 		if !n.guest {
 			continue
@@ -188,8 +217,24 @@ func WriteInitramfs(w io.Writer, o InitramfsOptions) error {
 		if n.program == "busybox" {
 			to = "/bin/busybox"
 		}
-		a.copy(to, from, 0o755)
-		libs, err := sharedLibraries(from)
+		files = append(files, File{From: from, To: to})
+	}
+	have := map[string]bool{}
+	for _, f := range files {
+		have[f.To] = true
+	}
+	for _, f := range files {
+		info, err := os.Stat(f.From)
+		if err != nil {
+			return err
+		}
+		a.copy(f.To, f.From, uint32(info.Mode().Perm()))
+		if elf, err := isELF(f.From); err != nil {
+			return err
+		} else if !elf {
+			continue
+		}
+		libs, err := sharedLibraries(f.From)
 		if err != nil {
 			return err
 		}

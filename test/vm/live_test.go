@@ -105,37 +105,47 @@ var liveScenarios = []scenario{
 			h.Errorf("the controller is %s", st)
 		}
 	}},
-	{"connecting and disconnecting leaves nothing behind", func(h *host) {
-		d := h.daemon(oneSubsystem("mem"))
-		cycle := func() {
-			h.connect(d.ioAddress(), nqnA, "-i 2 -W 2")
-			h.device(nqnA, 1)
-			h.disconnect(nqnA)
-			h.discover(d.discoveryAddress(), "")
-			h.must(10*time.Second, "no connection is left", func() error { return noConnections(d) })
-		}
-		cycle() // what is made once is made now
-		files, err := d.OpenFiles()
+	{"connecting and disconnecting leaves nothing behind", connectCycles},
+}
+
+func connectCycles(h *host) {
+	d := h.daemon(oneSubsystem("mem"))
+	cycle := func() {
+		h.connect(d.ioAddress(), nqnA, "-i 2 -W 2")
+		h.device(nqnA, 1)
+		h.disconnect(nqnA)
+		h.discover(d.discoveryAddress(), "")
+		h.discover(d.ioAddress(), "")
+		h.must(10*time.Second, "no connection is left", func() error { return noConnections(d) })
+	}
+	cycle() // what is made once is made now
+	files, err := d.OpenFiles()
+	if err != nil {
+		h.Fatal(err)
+	}
+	if !h.metrics(d).Has("go_goroutines") {
+		h.Fatal("no metric go_goroutines")
+	}
+	goroutines := h.metrics(d).Sum("go_goroutines")
+	objects := h.objects()
+	for range h.rounds(8, 4) {
+		cycle()
+	}
+	h.eventually(10*time.Second, "goroutines and files are as many as before", func() error {
+		now, err := d.OpenFiles()
 		if err != nil {
-			h.Fatal(err)
+			return err
 		}
-		if !h.metrics(d).Has("go_goroutines") {
-			h.Fatal("no metric go_goroutines")
+		// Idle connections of /metrics come and go, hence the margin; a leak would show one for each cycle.
+		if g := h.metrics(d).Sum("go_goroutines"); g > goroutines+4 || now > files+4 {
+			return fmt.Errorf("goroutines %v, before %v; files %d, before %d", g, goroutines, now, files)
 		}
-		goroutines := h.metrics(d).Sum("go_goroutines")
-		for range 8 {
-			cycle()
+		return nil
+	})
+	h.eventually(10*time.Second, "RDMA objects are as many as before", func() error {
+		if now := h.objects(); now != objects {
+			return fmt.Errorf("%+v, before %+v", now, objects)
 		}
-		h.eventually(10*time.Second, "goroutines and files are as many as before", func() error {
-			now, err := d.OpenFiles()
-			if err != nil {
-				return err
-			}
-			// Idle connections of /metrics come and go, hence the margin; a leak would show one for each cycle.
-			if g := h.metrics(d).Sum("go_goroutines"); g > goroutines+4 || now > files+4 {
-				return fmt.Errorf("goroutines %v, before %v; files %d, before %d", g, goroutines, now, files)
-			}
-			return nil
-		})
-	}},
+		return nil
+	})
 }

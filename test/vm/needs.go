@@ -9,14 +9,22 @@ import (
 	"strings"
 )
 
-// need is one program of this machine that the test runs or copies into the guest.
+// need is one program or file of this machine that the test runs or copies into the guest.
 type need struct {
 	program string
-	// apt is the Debian package that brings the program.
+	// file is what is needed instead of a program: a pattern that some file must match.
+	file string
+	// apt is the Debian package that brings it.
 	apt string
 	// guest is set when the program is copied into the guest with its shared libraries.
 	guest bool
 }
+
+// The part of libibverbs that drives soft RoCE, which it loads when it is told of it by a file of that name.
+const (
+	rxeProvider = "/usr/lib/*/libibverbs/librxe-rdmav*.so"
+	rxeDriver   = "/etc/libibverbs.d/rxe.driver"
+)
 
 // needs is everything outside of this repository and Go that the test uses.
 var needs = []need{
@@ -35,6 +43,13 @@ var needs = []need{
 	{program: "blkdiscard", apt: "util-linux", guest: true},
 	{program: "fstrim", apt: "util-linux", guest: true},
 	{program: "blockdev", apt: "util-linux", guest: true},
+	{program: "ip", apt: "iproute2", guest: true},
+	{program: "rdma", apt: "iproute2", guest: true},
+	{program: "gcc", apt: "gcc"},
+	{file: "/usr/include/infiniband/verbs.h", apt: "libibverbs-dev"},
+	{file: "/usr/include/rdma/rdma_cma.h", apt: "librdmacm-dev"},
+	{file: rxeProvider, apt: "ibverbs-providers"},
+	{file: rxeDriver, apt: "ibverbs-providers"},
 }
 
 // lookup finds a program in PATH and, since tools for root are often not in a user's, in the sbin folders.
@@ -51,17 +66,48 @@ func lookup(program string) (string, error) {
 	return "", fmt.Errorf("%s: %w", program, exec.ErrNotFound)
 }
 
-// CheckNeeds returns an error that names every program that is missing and the packages that bring them.
+// findFile returns the one file that matches a pattern.
+func findFile(pattern string) (string, error) {
+	found, err := filepath.Glob(pattern)
+	if err != nil {
+		return "", err
+	}
+	if len(found) == 0 {
+		return "", fmt.Errorf("%s: %w", pattern, os.ErrNotExist)
+	}
+	return found[0], nil
+}
+
+// name is what is needed, for messages.
+func (n need) name() string {
+	if n.file != "" {
+		return n.file
+	}
+	return n.program
+}
+
+// check fails when it is missing.
+func (n need) check() error {
+	var err error
+	if n.file != "" {
+		_, err = findFile(n.file)
+	} else {
+		_, err = lookup(n.program)
+	}
+	return err
+}
+
+// CheckNeeds returns an error that names every program and file that is missing and the packages that bring them.
 func CheckNeeds() error {
-	var programs []string
+	var missing []string
 	packages := map[string]bool{}
 	for _, n := range needs {
-		if _, err := lookup(n.program); err != nil {
-			programs = append(programs, fmt.Sprintf("%s (package %s)", n.program, n.apt))
+		if n.check() != nil {
+			missing = append(missing, fmt.Sprintf("%s (package %s)", n.name(), n.apt))
 			packages[n.apt] = true
 		}
 	}
-	if len(programs) == 0 {
+	if len(missing) == 0 {
 		return nil
 	}
 	var names []string
@@ -69,5 +115,5 @@ func CheckNeeds() error {
 		names = append(names, p)
 	}
 	sort.Strings(names)
-	return fmt.Errorf("the VM test lacks %s; on Debian: apt-get install %s", strings.Join(programs, ", "), strings.Join(names, " "))
+	return fmt.Errorf("the VM test lacks %s; on Debian: apt-get install %s", strings.Join(missing, ", "), strings.Join(names, " "))
 }

@@ -1,6 +1,8 @@
 package vm
 
 import (
+	"fmt"
+	"os"
 	"os/exec"
 	"runtime"
 	"syscall"
@@ -42,6 +44,15 @@ func (p *process) exited() bool {
 	default:
 		return false
 	}
+}
+
+func (p *process) ended() <-chan struct{}        { return p.done }
+func (p *process) outcome() error                { return p.err }
+func (p *process) signal(s syscall.Signal) error { return p.cmd.Process.Signal(s) }
+
+func (p *process) openFiles() (int, error) {
+	entries, err := os.ReadDir(fmt.Sprintf("/proc/%d/fd", p.cmd.Process.Pid))
+	return len(entries), err
 }
 
 // kill sends SIGKILL and waits for the end.

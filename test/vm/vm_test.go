@@ -15,16 +15,20 @@ func boot(t *testing.T, commandLine string, modules ...string) *Guest {
 	if err := CheckNeeds(); err != nil {
 		t.Fatal(err)
 	}
+	return bootWith(t, Boot, BootOptions{Modules: append(append([]string(nil), hostModules...), modules...), CommandLine: commandLine, MemoryMiB: 1024})
+}
+
+// bootWith boots a guest that lasts as long as the test, with the options given and those that all guests share.
+func bootWith(t *testing.T, boot func(BootOptions) (*Guest, error), o BootOptions) *Guest {
+	t.Helper()
 	begin := time.Now()
 	k, err := PrepareKernel(CacheDir())
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Logf("kernel %s ready in %v", k.Version, time.Since(begin).Round(time.Millisecond))
-	g, err := Boot(BootOptions{
-		Kernel: k, Modules: append(append([]string(nil), hostModules...), modules...),
-		CommandLine: commandLine, Dir: t.TempDir(), CPUs: 2, MemoryMiB: 1024, Timeout: 3 * time.Minute,
-	})
+	o.Kernel, o.Dir, o.CPUs, o.Timeout = k, t.TempDir(), 2, 3*time.Minute
+	g, err := boot(o)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -58,25 +62,42 @@ func TestLinuxHost(t *testing.T) {
 	for _, group := range [][]scenario{discoveryScenarios, adminScenarios, dataScenarios, liveScenarios, failureScenarios} {
 		list = append(list, group...)
 	}
-	runScenarios(t, g, jbofd, list)
+	runScenarios(t, g, onThisMachine(jbofd), list)
 }
 
-// kernelTarget makes the guest's own kernel serve a namespace of 64 MiB on the guest's loopback.
+// kernelTarget makes the guest's own kernel serve a block device at an address of the guest.
 const kernelTarget = `set -e
-truncate -s 64M /tmp/disk.img
-losetup /dev/loop0 /tmp/disk.img
 cd /sys/kernel/config/nvmet
 mkdir subsystems/$NQN
 echo 1 > subsystems/$NQN/attr_allow_any_host
 mkdir subsystems/$NQN/namespaces/1
-echo /dev/loop0 > subsystems/$NQN/namespaces/1/device_path
+echo $DEVICE > subsystems/$NQN/namespaces/1/device_path
 echo 1 > subsystems/$NQN/namespaces/1/enable
 mkdir ports/1
-echo tcp > ports/1/addr_trtype
+echo $TRANSPORT > ports/1/addr_trtype
 echo ipv4 > ports/1/addr_adrfam
-echo 127.0.0.1 > ports/1/addr_traddr
-echo 4420 > ports/1/addr_trsvcid
+echo $ADDRESS > ports/1/addr_traddr
+echo $PORT > ports/1/addr_trsvcid
 ln -s /sys/kernel/config/nvmet/subsystems/$NQN ports/1/subsystems/$NQN`
+
+const kernelNQN = "nqn.2026-11.example.jbofd:kernel"
+
+// serveKernelTarget starts the kernel's own target on a device.
+func (h *host) serveKernelTarget(a address, device string) {
+	h.Helper()
+	h.run("NQN=%s DEVICE=%s TRANSPORT=%s ADDRESS=%s PORT=%d\n%s", kernelNQN, device, a.transport, a.host, a.port, kernelTarget)
+}
+
+// useKernelTarget does with the kernel's target what the other scenarios do with jbofd.
+func (h *host) useKernelTarget(a address) {
+	h.Helper()
+	h.matches("nvme discover "+a.flags(), "subnqn:  "+kernelNQN)
+	h.connect(a, kernelNQN, a.digests())
+	dev := h.device(kernelNQN, 1)
+	h.fio(dev, []fioJob{{"randrw", "512", "128k"}, {"randrw", "4k", "1m"}, {"randwrite", "1m", "8m"}})
+	h.ext4(dev)
+	h.disconnect(kernelNQN)
+}
 
 // TestKernelTarget runs what the scenarios do with data against the kernel's own target, without jbofd: when this fails too, the harness or
 // the machine is to blame.
@@ -84,15 +105,10 @@ func TestKernelTarget(t *testing.T) {
 	// Host and target in one kernel: the target receives from the very pages that the host sent, some of them in blocks of pages that are not
 	// compound, which hardened usercopy takes for an overrun.
 	g := boot(t, "hardened_usercopy=off", targetModules...)
-	const nqn = "nqn.2026-11.example.jbofd:kernel"
-	a := address{"127.0.0.1", 4420}
-	runScenarios(t, g, "", []scenario{{"data and file system", func(h *host) {
-		h.run("NQN=%s\n%s", nqn, kernelTarget)
-		h.matches("nvme discover "+a.flags(), "subnqn:  "+nqn)
-		h.connect(a, nqn, "-g -G")
-		dev := h.device(nqn, 1)
-		h.fio(dev, []fioJob{{"randrw", "512", "128k"}, {"randrw", "4k", "1m"}, {"randwrite", "1m", "8m"}})
-		h.ext4(dev)
-		h.disconnect(nqn)
+	a := address{"tcp", "127.0.0.1", 4420}
+	runScenarios(t, g, onThisMachine(""), []scenario{{"data and file system", func(h *host) {
+		h.run("truncate -s 64M /tmp/disk.img; losetup /dev/loop0 /tmp/disk.img")
+		h.serveKernelTarget(a, "/dev/loop0")
+		h.useKernelTarget(a)
 	}}})
 }

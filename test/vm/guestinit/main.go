@@ -96,6 +96,11 @@ func setUp() error {
 			return err
 		}
 	}
+	// Memory that an RDMA device reaches is pinned.
+	unlimited := unix.Rlimit{Cur: unix.RLIM_INFINITY, Max: unix.RLIM_INFINITY}
+	if err := unix.Setrlimit(unix.RLIMIT_MEMLOCK, &unlimited); err != nil {
+		return fmt.Errorf("limit of locked memory: %w", err)
+	}
 	for file, value := range map[string]string{
 		"/proc/sys/kernel/printk":                 "7",  // the boot is quiet, the scenarios are not
 		"/proc/sys/kernel/hung_task_timeout_secs": "60", // a task stuck for a minute is a finding
@@ -188,6 +193,17 @@ func (a *agent) answer(resp guestproto.Response) {
 	}
 }
 
+// stream sends what a command writes at once.
+type stream struct {
+	a  *agent
+	id uint64
+}
+
+func (s *stream) Write(b []byte) (int, error) {
+	s.a.answer(guestproto.Response{ID: s.id, More: true, Stdout: b})
+	return len(b), nil
+}
+
 func (a *agent) kill(id uint64) {
 	a.mu.Lock()
 	pgid := a.running[id]
@@ -202,6 +218,10 @@ func (a *agent) run(req guestproto.Request) guestproto.Response {
 	var stdout, stderr bytes.Buffer
 	cmd := exec.Command("/bin/busybox", "sh", "-c", req.Command)
 	cmd.Stdout, cmd.Stderr = &stdout, &stderr
+	if req.Stream {
+		both := &stream{a: a, id: req.ID}
+		cmd.Stdout, cmd.Stderr = both, both // one value for both makes one pipe
+	}
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	// A grandchild that keeps the pipes open must not keep the answer back.
 	cmd.WaitDelay = 2 * time.Second

@@ -1,7 +1,8 @@
 // Package guestproto is what the test and the guest's init say to each other over a virtio-serial port: one JSON document a line.
 //
 // The guest speaks first: a Response with ID 0 says that it is up (or, in Problem, why not). After that the test sends Requests, as many at once
-// as it likes, and each is answered by one Response with the same ID, in the order in which they end.
+// as it likes, and each is answered by one Response with the same ID, in the order in which they end. A Request with Stream gets its output in Responses
+// with More before that.
 package guestproto
 
 // PortName is the name of the virtio-serial port.
@@ -17,6 +18,8 @@ type Request struct {
 	Kill uint64 `json:"kill,omitempty"`
 	// TimeoutMS ends the command with SIGKILL to its process group; 0 means never.
 	TimeoutMS int64 `json:"timeout_ms,omitempty"`
+	// Stream asks for the output, standard and error in one, while the command runs.
+	Stream bool `json:"stream,omitempty"`
 }
 
 // Response is the outcome of one Request.
@@ -24,7 +27,9 @@ type Response struct {
 	ID uint64 `json:"id"`
 	// Code is the exit code; 128 and the signal's number when a signal ended the command.
 	Code int `json:"code"`
-	// Stdout and Stderr are all that the command wrote.
+	// More says that this is output of a command that runs, in Stdout, and that another Response follows.
+	More bool `json:"more,omitempty"`
+	// Stdout and Stderr are all that the command wrote; empty if it was streamed.
 	Stdout []byte `json:"stdout,omitempty"`
 	Stderr []byte `json:"stderr,omitempty"`
 	// TimedOut is set when TimeoutMS ended the command.
