@@ -127,6 +127,7 @@ var directions = []row{
 	{"internal/nvmeof/rdma/verbs", []string{"internal/nvmeof/rdma/wr"}, toDriver},
 	{"internal/nvmeof/rdma/memverbs", []string{"internal/nvmeof/rdma/verbs"}, toDriver},
 	{"internal/nvmeof/rdma/verbstest", []string{"internal/nvmeof/rdma/verbs"}, toDriver},
+	{"internal/nvmeof/rdma/rawhost", []string{"internal/nvme", "internal/nvmeof/rdma/cm", "internal/nvmeof/rdma/verbs"}, "a test tool knows formats and verbs only"},
 	{"internal/nvmeof/rdma/serve", []string{"internal/bufpool", "internal/nvme/...", "internal/nvmeof/...", "internal/owner", "internal/pipeline", "internal/ssd", "internal/telemetry"}, toDriver},
 	{"internal/cluster", []string{"internal/cluster/...", "internal/crrs", "internal/kvstore", "client"}, toDriver},
 	{"internal/pushdown", []string{"internal/pushdown/...", "internal/nvme/...", "internal/pipeline", "internal/bufpool"}, toDriver},

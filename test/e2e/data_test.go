@@ -36,6 +36,9 @@ func TestDataIsKept(t *testing.T) {
 	d := start(t, setup{ssds: dataSSDs, subsystems: dataSubsystem})
 	d.laneBytes, d.workers = 3*4*128<<10, 24
 	for _, digests := range []bool{false, true} {
+		if digests && *rdmaIP != "" {
+			continue // the fabric has checksums of its own
+		}
 		o := d.options(hostA, nqnA)
 		o.HeaderDigest, o.DataDigest = digests, digests
 		o.Queues = 3

@@ -14,6 +14,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"regexp"
+	"runtime"
 	"strconv"
 	"strings"
 	"sync"
@@ -32,6 +33,7 @@ import (
 var (
 	seed       = flag.Uint64("seed", uint64(time.Now().UnixNano()), "seed of the random tests")
 	binaryPath = flag.String("daemon", "", "jbofd `binary` to test; default: built from this tree, like this test")
+	rdmaIP     = flag.String("rdma", "", "IP address with an RDMA device: the daemon listens there by RDMA, for tests that use no sockets of their own; it and this test need the tag rdma")
 	daemonLog  = flag.Bool("daemon-log", false, "show every daemon's log")
 )
 
@@ -172,6 +174,9 @@ func newDaemon(t testing.TB, s setup) *daemon {
 	}
 	d := &daemon{t: t, dir: dir, file: filepath.Join(dir, "jbofd.yaml"), conf: s,
 		listen: [3]string{"127.0.0.1:0", "127.0.0.1:0", "127.0.0.1:0"}, log: &logBuffer{}}
+	if *rdmaIP != "" {
+		d.listen[0] = net.JoinHostPort(*rdmaIP, "0")
+	}
 	d.write(s)
 	t.Cleanup(func() {
 		if d.running() { // a test gave up
@@ -204,7 +209,11 @@ func (d *daemon) write(s setup) {
 	}
 	fmt.Fprintf(&b, "node: {name: e2e, data_dir: %q}\nlog: {%s}\n", d.dir, level)
 	fmt.Fprintf(&b, "metrics: {address: %q, pprof: true%s}\nadmin: {socket: %q}\n", d.listen[2], s.metrics, d.socket())
-	fmt.Fprintf(&b, "discovery: {address: %q%s}\nlisteners:\n  - {transport: tcp, address: %q}\n", d.listen[1], s.discovery, d.listen[0])
+	transport, address := "tcp", d.listen[0]
+	if *rdmaIP != "" {
+		transport = "rdma"
+	}
+	fmt.Fprintf(&b, "discovery: {address: %q%s}\nlisteners:\n  - {transport: %s, address: %q}\n", d.listen[1], s.discovery, transport, strings.TrimPrefix(address, "rdma://"))
 	b.WriteString("ssds:\n" + s.ssds + "subsystems:\n" + s.subsystems)
 	if s.tenants != "" {
 		b.WriteString("tenants:\n" + s.tenants)
@@ -246,10 +255,26 @@ func (d *daemon) launch() {
 	d.t.Helper()
 	d.spawn()
 	d.await()
+	if *rdmaIP != "" {
+		d.meet()
+	}
 	d.base = d.resources()
 	for range 2 { // what was asked so far may be on its way out
 		r := d.resources()
 		d.base.goroutines, d.base.fds = min(d.base.goroutines, r.goroutines), min(d.base.fds, r.fds)
+	}
+}
+
+// meet connects as many hosts as make the daemon open its RDMA device and all of its completion
+// queues, which stay.
+func (d *daemon) meet() {
+	d.t.Helper()
+	for range runtime.GOMAXPROCS(0) {
+		h, err := client.ConnectDiscovery(ctx(d.t), d.options(hostA, ""))
+		if err != nil {
+			d.t.Fatal(err)
+		}
+		defer func() { _ = h.Close() }()
 	}
 }
 

@@ -130,11 +130,11 @@ func killUnderLoad(h *host) {
 	ctrl := h.connect(d.ioAddress(), nqnA, patient+" "+d.ioAddress().digests())
 	dev, other := h.device(nqnA, 1), h.device(nqnA, 2)
 	uuid := h.run("nvme ns-descs %s | grep uuid", dev)
-	load := h.start(5*time.Minute, noSIGPIPE+"fio --aux-path=/tmp --name=load --filename=%s --direct=1 --ioengine=libaio --iodepth=8 --rw=randrw --bs=8k --size=%s --verify=crc32c --verify_fatal=1 --rate_iops=150,150", dev, h.amount("24m", "8m"))
+	load := h.start(5*time.Minute, noSIGPIPE+"fio --aux-path=/tmp --name=load --filename=%s --direct=1 --ioengine=libaio --iodepth=8 --rw=randrw --bs=8k --size=%s --verify=crc32c --verify_fatal=1 --rate_iops=%s", dev, h.amount("24m", "6m"), h.amount("150,150", "40,40"))
 	for i := range h.rounds(3, 2) {
 		// What is written through before the kill must be there after it.
 		h.run("head -c 65536 /dev/urandom > /tmp/marker && dd if=/tmp/marker of=%s bs=64k seek=%d oflag=direct conv=fsync 2>&1", other, i)
-		h.underLoad(load, dev, 100)
+		h.underLoad(load, dev, 50)
 		d.Kill()
 		h.waitState(ctrl, "connecting", 20*time.Second)
 		h.restart(d)

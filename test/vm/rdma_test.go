@@ -17,6 +17,8 @@ import (
 const (
 	guestBench      = "/usr/sbin/jbofbench"
 	guestVerbsTests = "/usr/sbin/verbs.test"
+	guestHostile    = "/usr/sbin/rdmahost.test"
+	guestE2E        = "/usr/sbin/e2e.test"
 )
 
 // TestRDMA boots one guest with soft RoCE and runs in it: the kernel's host against the kernel's target, which is how the harness and the machine
@@ -34,6 +36,8 @@ func TestRDMA(t *testing.T) {
 		{guestJbofd, "./cmd/jbofd", buildRDMA},
 		{guestBench, "./cmd/jbofbench", buildRDMA},
 		{guestVerbsTests, "./internal/nvmeof/rdma/verbs", buildRDMATest},
+		{guestHostile, "./test/vm/rdmahost", buildRDMATest},
+		{guestE2E, "./test/e2e", buildRDMATest},
 	} {
 		from := filepath.Join(dir, filepath.Base(f.to))
 		if err := f.build(from, f.pkg); err != nil {
@@ -105,9 +109,16 @@ var rdmaScenarios = []scenario{
 		h.bench(d.ioAddress(), nqnA, "4k", "8k", "64k", "1m")
 		h.run("%s discover %s", guestBench, d.ioAddress().target())
 	}},
+	{"jbofd's host keeps data, credits and identities over RDMA as over TCP", func(h *host) {
+		// Tests of test/e2e that use no sockets of their own; digests are TCP's.
+		h.runFor(4*time.Minute, "cd /tmp && %s -daemon %s -rdma %s -test.parallel 1 -test.timeout 225s -test.run '^(%s)$/^digests=false$/^nsid=[13]$' 2>&1", guestE2E, guestJbofd, TargetAddress,
+			strings.Join([]string{"TestDataIsKept", "TestCompareAndWriteLosesNoUpdate", "TestAHostThatLeavesItsCommandIsFree",
+				"TestCreditsComeBackAfterARestart", "TestIdentityIsStableOverRestarts", "TestCommandsUnderWayAreFinishedBeforeTheEnd"}, "|"))
+	}},
 	{"connecting and disconnecting leaves nothing behind", connectCycles},
 	{"many hosts that connect at once all get in", connectStorm},
 	{"more queue pairs than there may be are refused, and trouble nobody", tooManyQueuePairs},
+	{"hosts with bad private data, SGLs and keys are answered, and trouble nobody", hostileHosts},
 	{"commands that meet no receive are told to try again, and none is lost", func(h *host) {
 		s := oneSubsystem("mem")
 		s.Limits = "{rdma_receives: 32}"
@@ -239,6 +250,23 @@ func tooManyQueuePairs(h *host) {
 	h.disconnect(nqnA)
 	h.connect(d.ioAddress(), nqnB, "-i 2")
 	h.device(nqnB, 1)
+}
+
+// hostileHosts runs what no kernel can be made to send.
+func hostileHosts(h *host) {
+	h.hostile = true
+	d := h.daemon(oneSubsystem("mem"))
+	a := d.ioAddress()
+	h.connect(a, nqnA, "-i 2")
+	out := h.runFor(2*time.Minute, "cd /tmp && JBOFD_RDMA_TARGET=%s JBOFD_RDMA_NQN=%s %s -test.v -test.timeout 90s 2>&1", net.JoinHostPort(a.host, strconv.Itoa(a.port)), nqnA, guestHostile)
+	if strings.Contains(out, "--- SKIP") {
+		h.Error("a test was skipped")
+	}
+	m := h.metrics(d)
+	if n := m.Sum("jbof_protocol_errors_total"); n < 4+7 {
+		h.Errorf("%v protocol errors are counted, want the 7 bad requests and the 4 bad keys", n)
+	}
+	h.fio(h.device(nqnA, 1), []fioJob{{"randrw", "4k", "256k"}})
 }
 
 // removable is a load that lasts until it is disturbed, and its device.

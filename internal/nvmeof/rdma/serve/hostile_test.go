@@ -11,42 +11,16 @@ import (
 	"jbofd/client"
 	"jbofd/internal/nvme"
 	"jbofd/internal/nvmeof/rdma/cm"
+	"jbofd/internal/nvmeof/rdma/rawhost"
 	"jbofd/internal/nvmeof/rdma/verbs"
 )
-
-func asRejected(err error, r **verbs.RejectedError) bool { return errors.As(err, r) }
 
 func TestBadPrivateDataIsRejectedWithItsStatus(t *testing.T) {
 	r := newRig(t, func(s *setup) { s.network.ExactPrivateData = true })
 	c := r.client(t)
-	good := request(2)
-	changed := func(change func(*cm.Request)) []byte {
-		p := good
-		change(&p)
-		return p[:]
-	}
-	for _, tc := range []struct {
-		name    string
-		private []byte
-		reads   uint8
-		want    cm.Status
-	}{
-		{"none", nil, 16, cm.InvalidLength},
-		{"short", good[:31], 16, cm.InvalidLength},
-		{"format", changed(func(p *cm.Request) { p.SetRECFMT(7) }), 16, cm.InvalidRECFMT},
-		{"queue", changed(func(p *cm.Request) { p.SetQID(65) }), 16, cm.InvalidQID},
-		{"entries", changed(func(p *cm.Request) { p.SetHSQSIZE(129) }), 16, cm.InvalidHSQSIZE},
-		{"admin entries", changed(func(p *cm.Request) { p.SetQID(0); p.SetHSQSIZE(32) }), 16, cm.InvalidHSQSIZE},
-		{"receives", changed(func(p *cm.Request) { p.SetHRQSIZE(0) }), 16, cm.InvalidHRQSIZE},
-		{"no READs", good[:], 0, cm.InvalidIRD},
-		{"controller", changed(func(p *cm.Request) { p.SetCNTLID(0xFFFF) }), 16, cm.InvalidCNTLID},
-	} {
-		if got := rejected(r.resolve(t).connect(tc.private, tc.reads)); got != tc.want.String() {
-			t.Errorf("%s: %s, want %s", tc.name, got, tc.want)
-		}
-	}
-	if got := r.metric(t, "jbof_protocol_errors_total", "private_data"); got != 9 {
-		t.Errorf("%v protocol errors are counted, want 9", got)
+	n := rawhost.CheckPrivateData(func() *rawhost.Host { return r.resolve(t) }, true)
+	if got := r.metric(t, "jbof_protocol_errors_total", "private_data"); got != float64(n) {
+		t.Errorf("%v protocol errors are counted, want %d", got, n)
 	}
 	serves(t, c)
 }
@@ -58,14 +32,14 @@ func TestConnectIsHeldToTheConnection(t *testing.T) {
 		name        string
 		qid, sqsize uint16
 		offset      uint16
-	}{{"another queue", 1, rawEntries - 1, nvme.ConnectOffQID}, {"a larger queue", 2, rawEntries, nvme.ConnectOffSQSIZE}} {
+	}{{"another queue", 1, rawhost.Entries - 1, nvme.ConnectOffQID}, {"a larger queue", 2, rawhost.Entries, nvme.ConnectOffSQSIZE}} {
 		h := r.resolve(t)
-		p := request(2)
-		if err := h.connect(p[:], 16); err != nil {
+		p := rawhost.Request(2)
+		if err := h.Connect(p[:], 16); err != nil {
 			t.Fatal(err)
 		}
-		e := h.connectCommand(c, tc.qid, tc.sqsize)
-		cqe := h.do(e[:])
+		e := h.ConnectCommand(association(t, c), tc.qid, tc.sqsize)
+		cqe := h.Do(e[:])
 		if f := cqe.ConnectFault(); cqe.Status().Code() != nvme.ConnectInvalidParameters || f.InData || f.Offset != tc.offset {
 			t.Errorf("%s: %v at %d, want Connect Invalid Parameters at %d", tc.name, cqe.Status(), f.Offset, tc.offset)
 		}
@@ -74,81 +48,20 @@ func TestConnectIsHeldToTheConnection(t *testing.T) {
 
 func TestBadSGLFailsItsCommandOnly(t *testing.T) {
 	r := newRig(t, nil)
-	h := r.ioQueue(t, r.client(t))
-	for _, tc := range []struct {
-		name   string
-		opcode uint8
-		set    func(e *nvme.SQE)
-		extra  int
-		want   nvme.Status
-	}{
-		{"read, too short", nvme.CmdRead, func(e *nvme.SQE) { h.keyed(e, nvme.SGLSubtypeAddress, 4095) }, 0, nvme.DataSGLLengthInvalid},
-		{"read, too long", nvme.CmdRead, func(e *nvme.SQE) { h.keyed(e, nvme.SGLSubtypeAddress, 8192) }, 0, nvme.DataSGLLengthInvalid},
-		{"write, too short", nvme.CmdWrite, func(e *nvme.SQE) { h.keyed(e, nvme.SGLSubtypeAddress, 512) }, 0, nvme.DataSGLLengthInvalid},
-		{"unknown subtype", nvme.CmdRead, func(e *nvme.SQE) { h.keyed(e, 3, 4096) }, 0, nvme.SGLTypeInvalid},
-		{"TCP's type", nvme.CmdRead, func(e *nvme.SQE) {
-			e.SetPSDT(nvme.PSDTSGL)
-			e.SGL().SetType(nvme.SGLTypeTransportData, nvme.SGLSubtypeTransport)
-			e.SGL().SetLength(4096)
-		}, 0, nvme.SGLTypeInvalid},
-		{"read into the capsule", nvme.CmdRead, func(e *nvme.SQE) {
-			e.SetPSDT(nvme.PSDTSGL)
-			e.SGL().SetType(nvme.SGLTypeDataBlock, nvme.SGLSubtypeOffset)
-			e.SGL().SetLength(4096)
-		}, 0, nvme.SGLTypeInvalid},
-		{"write, capsule without its data", nvme.CmdWrite, func(e *nvme.SQE) {
-			e.SetPSDT(nvme.PSDTSGL)
-			e.SGL().SetType(nvme.SGLTypeDataBlock, nvme.SGLSubtypeOffset)
-			e.SGL().SetLength(4096)
-		}, 4000, nvme.DataSGLLengthInvalid},
-		{"write, offset into the capsule", nvme.CmdWrite, func(e *nvme.SQE) {
-			e.SetPSDT(nvme.PSDTSGL)
-			e.SGL().SetType(nvme.SGLTypeDataBlock, nvme.SGLSubtypeOffset)
-			e.SGL().SetAddress(16)
-			e.SGL().SetLength(4096)
-		}, 4112, nvme.SGLOffsetInvalid},
-		{"PRP", nvme.CmdRead, func(e *nvme.SQE) {}, 0, nvme.InvalidField},
-	} {
-		e := rw(tc.opcode, 7, 1)
-		tc.set(&e)
-		if cqe := h.do(append(e[:], make([]byte, tc.extra)...)); cqe.Status().Code() != tc.want || cqe.CID() != 7 {
-			t.Errorf("%s: %v, want %v", tc.name, cqe.Status(), tc.want)
-		}
-	}
-	e := rw(nvme.CmdRead, 8, 1)
-	h.keyed(&e, nvme.SGLSubtypeAddress, 4096)
-	if cqe := h.do(e[:]); !cqe.Status().OK() {
-		t.Errorf("after all that, a good read: %v", cqe.Status())
-	}
+	r.ioQueue(t, r.client(t)).CheckSGLs()
 }
 
 // A key, an address or a length that the host's device refuses ends that connection: after it a queue
 // pair can send nothing. The command is in the error log, the rest goes on.
 func TestWrongKeyEndsItsConnectionOnly(t *testing.T) {
-	for _, tc := range []struct {
-		name   string
-		opcode uint8
-		spoil  func(g *nvme.SGL)
-	}{
-		{"read, wrong key", nvme.CmdRead, func(g *nvme.SGL) { g.SetKeyed(0, g.Address(), g.KeyedLength(), g.Key()+1) }},
-		{"write, wrong key", nvme.CmdWrite, func(g *nvme.SGL) { g.SetKeyed(0, g.Address(), g.KeyedLength(), g.Key()+1) }},
-		{"read, beyond the region", nvme.CmdRead, func(g *nvme.SGL) { g.SetKeyed(0, g.Address()+rawBytes-4096, g.KeyedLength(), g.Key()) }},
-		{"write, below the region", nvme.CmdWrite, func(g *nvme.SGL) { g.SetKeyed(0, g.Address()-4096, g.KeyedLength(), g.Key()) }},
-	} {
-		t.Run(tc.name, func(t *testing.T) {
+	for _, tc := range rawhost.WrongKeys {
+		t.Run(tc.Name, func(t *testing.T) {
 			r := newRig(t, nil)
 			c := r.client(t)
-			h := r.ioQueue(t, c)
-			e := rw(tc.opcode, 0x1234, 4)
-			h.keyed(&e, nvme.SGLSubtypeAddress, 4*blockBytes)
-			tc.spoil(e.SGL())
-			h.receive(1)
-			if err := h.send(e[:]); err != nil {
-				t.Fatal(err)
-			}
+			r.ioQueue(t, c).SendSpoiled(tc.Opcode, 0x1234, tc.Spoil)
 			r.logged(t, "protocol error", "memory key, address or length is wrong")
 			eventually(t, "the metric", func() bool { return r.metric(t, "jbof_protocol_errors_total", "rdma_remote_access") == 1 })
-			if tc.opcode == nvme.CmdWrite {
+			if tc.Opcode == nvme.CmdWrite {
 				b := make([]byte, 64)
 				if err := c.GetLogPage(t.Context(), client.LogPage{LID: nvme.LIDError}, b); err != nil {
 					t.Fatal(err)
@@ -172,20 +85,20 @@ func TestResponsesInvalidateKeysWhenAsked(t *testing.T) {
 		slba   uint64
 		ok     bool
 	}{{nvme.CmdRead, 0, true}, {nvme.CmdWrite, 0, true}, {nvme.CmdRead, 1 << 40, false}} {
-		mr, err := h.domain.Register(make([]byte, 16384), verbs.LocalWrite|verbs.RemoteRead|verbs.RemoteWrite)
+		mr, err := h.Domain.Register(make([]byte, 16384), verbs.LocalWrite|verbs.RemoteRead|verbs.RemoteWrite)
 		if err != nil {
 			t.Fatal(err)
 		}
-		e := rw(tc.opcode, 3, 4)
+		e := rawhost.RW(tc.opcode, 3, 4)
 		e.SetSLBA(tc.slba)
 		e.SetPSDT(nvme.PSDTSGL)
 		e.SGL().SetKeyed(nvme.SGLSubtypeInvalidateRK, mr.Addr(), 16384, mr.RKey())
-		h.receive(1)
-		if err := h.send(e[:]); err != nil {
+		h.Receive(1)
+		if err := h.Send(e[:]); err != nil {
 			t.Fatal(err)
 		}
-		w := h.next()
-		if cqe := h.response(w); cqe.Status().OK() != tc.ok {
+		w := h.Next()
+		if cqe := h.Response(w); cqe.Status().OK() != tc.ok {
 			t.Errorf("opcode %#x: %v", tc.opcode, cqe.Status())
 		}
 		if !w.Invalidated || w.RKey != mr.RKey() {
@@ -200,12 +113,12 @@ func TestResponsesInvalidateKeysWhenAsked(t *testing.T) {
 func TestGarbageEndsItsConnectionOnly(t *testing.T) {
 	for _, tc := range []struct {
 		name string
-		send func(h *rawHost)
+		send func(h *rawhost.Host)
 		want string
 	}{
-		{"a short capsule", func(h *rawHost) { _ = h.send(make([]byte, 63)) }, "a capsule of 63 bytes"},
-		{"an empty capsule", func(h *rawHost) { _ = h.send(nil) }, "a capsule of 0 bytes"},
-		{"a capsule that is too long", func(h *rawHost) { _ = h.send(make([]byte, 64+8192+64)) }, "capsule longer"},
+		{"a short capsule", func(h *rawhost.Host) { _ = h.Send(make([]byte, 63)) }, "a capsule of 63 bytes"},
+		{"an empty capsule", func(h *rawhost.Host) { _ = h.Send(nil) }, "a capsule of 0 bytes"},
+		{"a capsule that is too long", func(h *rawhost.Host) { _ = h.Send(make([]byte, 64+8192+64)) }, "capsule longer"},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			r := newRig(t, nil)
@@ -224,14 +137,14 @@ func TestWithoutResourcesAConnectionIsRefusedCleanly(t *testing.T) {
 	r := newRig(t, func(s *setup) { s.attr.MaxQPs = 3 })
 	c := r.client(t) // two queue pairs
 	h := r.ioQueue(t, c)
-	more := request(1)
+	more := rawhost.Request(1)
 	for range 3 {
-		if got := rejected(r.resolve(t).connect(more[:], 16)); got != cm.NoResources.String() {
+		if got := rawhost.Rejected(r.resolve(t).Connect(more[:], 16)); got != cm.NoResources.String() {
 			t.Fatalf("a fourth queue pair: %s", got)
 		}
 	}
 	before := r.target.Counts()
-	h.close()
+	h.Close()
 	eventually(t, "the queue pair's end", func() bool { return r.target.Counts().QPs == before.QPs-1 })
 	r.ioQueue(t, c)
 	serves(t, c)
@@ -241,12 +154,12 @@ func TestLimitsOfConnectionsHold(t *testing.T) {
 	r := newRig(t, func(s *setup) { s.perHost = 2 })
 	c := r.client(t)
 	h := r.resolve(t)
-	p := request(2)
-	if err := h.connect(p[:], 16); err != nil {
+	p := rawhost.Request(2)
+	if err := h.Connect(p[:], 16); err != nil {
 		t.Fatal(err)
 	}
-	e := h.connectCommand(c, 2, rawEntries-1)
-	if cqe := h.do(e[:]); cqe.Status().Code() != nvme.ConnectControllerBusy {
+	e := h.ConnectCommand(association(t, c), 2, rawhost.Entries-1)
+	if cqe := h.Do(e[:]); cqe.Status().Code() != nvme.ConnectControllerBusy {
 		t.Errorf("a third connection of the host: %v", cqe.Status())
 	}
 	serves(t, c)
@@ -280,9 +193,9 @@ func TestHostThatTakesNoResponsesIsCutOff(t *testing.T) {
 	r := newRig(t, func(s *setup) { s.serve.StallTimeout = 200 * time.Millisecond })
 	c := r.client(t)
 	h := r.ioQueue(t, c)
-	e := rw(nvme.CmdRead, 1, 4)
-	h.keyed(&e, nvme.SGLSubtypeAddress, 4*blockBytes)
-	if err := h.send(e[:]); err != nil {
+	e := rawhost.RW(nvme.CmdRead, 1, 4)
+	h.Keyed(&e, nvme.SGLSubtypeAddress, 4*blockBytes)
+	if err := h.Send(e[:]); err != nil {
 		t.Fatal(err)
 	}
 	r.logged(t, "connection closed", "took no responses")
@@ -293,8 +206,8 @@ func TestHostThatTakesNoResponsesIsCutOff(t *testing.T) {
 func TestSilentHostIsCutOff(t *testing.T) {
 	r := newRig(t, func(s *setup) { s.serve.HandshakeTimeout = 200 * time.Millisecond })
 	h := r.resolve(t)
-	p := request(0)
-	if err := h.connect(p[:], 16); err != nil {
+	p := rawhost.Request(0)
+	if err := h.Connect(p[:], 16); err != nil {
 		t.Fatal(err)
 	}
 	r.logged(t, "connection closed", "handshake timeout")
