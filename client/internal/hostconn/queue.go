@@ -356,6 +356,9 @@ func (q *Queue) failure() error {
 func (q *Queue) Tick(limit uint32) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
+	if q.err != nil {
+		return // the machine's memory is the connection's, which may be closed by now
+	}
 	if oldest := q.m.Tick(q.id == 0); limit != 0 && oldest > limit {
 		q.failLocked(fmt.Errorf("%w: %w: a command got no answer for %d s", host.ErrConnectionLost, host.ErrTimeout, oldest-1))
 	}

@@ -53,8 +53,9 @@ type conn struct {
 	lent []bufpool.Buf
 	// waiting are receives whose commands wait for memory, in order.
 	waiting held
-	// progressNS is when something that was posted was done last, or there was nothing.
-	progressNS       int64
+	// progress counts what was posted and is done; stuck compares.
+	progress         uint32
+	took             took
 	touched, stalled bool
 	leaving          bool        // Bye waits
 	failed           *rdma.Fatal // found by the driver
@@ -167,7 +168,6 @@ func (c *conn) start(entries, reads int) {
 		Responses: c.piece.b[connectBytes:][:n], Addr: c.piece.addr + connectBytes, LKey: c.piece.lkey, Inline: c.qp.InlineBytes() >= nvme.CQESize}, &c.Queue, c, &c.g.out)
 	c.lent = make([]bufpool.Buf, n/nvme.CQESize)
 	c.waiting.b = make([]heldReceive, entries)
-	c.progressNS = f.Clock()
 	l.Lock()
 	c.Queue.Init(queue.Config{
 		Fabric: f, Telemetry: c.srv.tel, Log: c.srv.log, Admission: c.srv.cfg.Admission, Transport: c,
@@ -250,8 +250,7 @@ func (c *conn) unplug(l sync.Locker) *rdma.Fatal {
 		fatal = c.failed
 	}
 	c.m.Close()
-	c.g.conns.remove(c.qp.Num())
-	c.g.out.Sends = without(c.g.out.Sends, c.qp.Handle())
+	c.g.forget(c)
 	for c.waiting.n > 0 {
 		c.g.repost(int(c.waiting.pop().number))
 		c.g.held.Add(-1)
@@ -340,13 +339,10 @@ func (c *conn) fail(label, what string) {
 }
 
 // look sees to what a turn has brought, before it is posted.
-func (c *conn) look(now int64) {
+func (c *conn) look() {
 	c.RecordFailuresLocked()
 	if c.AdminPending() {
 		signal(c.admin)
-	}
-	if c.m.Unsent() == 0 {
-		c.progressNS = now
 	}
 	if c.m.Closed() {
 		switch {
@@ -377,7 +373,17 @@ func (c *conn) unsent() int {
 	return c.m.Unsent()
 }
 
-// stuck reports whether the host has taken no response for the stall timeout.
+// took is what stuck remembers of what the host had taken at its last look.
+type took struct {
+	progress uint32
+	// busy: a response was under way.
+	busy    bool
+	sinceNS int64
+}
+
+// stuck reports whether the host has taken no response for the stall timeout. It goes by what has
+// changed between its looks: that nothing was done for long says nothing of a host that
+// has just sent its first command after a while.
 func (c *conn) stuck(now int64) bool {
 	if !c.opened.Load() {
 		return false
@@ -389,7 +395,12 @@ func (c *conn) stuck(now int64) bool {
 	if c.Closing() || c.m.Closed() {
 		return false
 	}
-	return c.m.Unsent() > 0 && now-c.progressNS > int64(limit) || c.Stuck(now, limit)
+	last, busy := &c.took, c.m.Unsent() > 0
+	if !busy || !last.busy || c.progress != last.progress {
+		last.sinceNS = now
+	}
+	last.busy, last.progress = busy, c.progress
+	return now-last.sinceNS > int64(limit) || c.Stuck(now, limit)
 }
 
 // Locate implements rdma.Sink.

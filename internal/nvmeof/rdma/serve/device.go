@@ -23,8 +23,9 @@ type device struct {
 	control  *slab
 	removed  atomic.Bool
 	closed   chan struct{} // closed by close
-	// conns is how many connections there are. Guarded by Server.mu.
+	// conns is how many connections there are, over that somebody closes the device. Guarded by Server.mu.
 	conns int
+	over  bool
 
 	mu     sync.Mutex // guards groups and what they have promised
 	groups []*group

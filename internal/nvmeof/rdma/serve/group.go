@@ -4,6 +4,7 @@ import (
 	"errors"
 	"os"
 	"runtime"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -29,6 +30,8 @@ type group struct {
 	cq       verbs.CQ
 	stopped  chan struct{} // closed when the goroutine has ended
 	stopping atomic.Bool
+	// over: the goroutine has ended by itself, for the device does not work any more.
+	over atomic.Bool
 	// room is how many work requests of connections the queue has places for, promised how many
 	// they may post. Guarded by device.mu.
 	room, promised int
@@ -103,7 +106,7 @@ const maxTurns = 4
 // looks for work after letting go, so nothing is left behind.
 func (g *group) run() {
 	for turns := 0; g.pending(); turns++ {
-		if turns == maxTurns {
+		if turns >= maxTurns && !g.over.Load() {
 			g.wakeUp()
 			return
 		}
@@ -115,14 +118,14 @@ func (g *group) run() {
 }
 
 // takeTurn takes a turn and gives up mu, which the caller has.
-func (g *group) takeTurn() (worked bool) {
-	worked = g.turn()
+func (g *group) takeTurn() (worked, drained bool) {
+	worked, drained = g.turn()
 	lost := g.takeLost()
 	g.mu.Unlock()
 	for _, io := range lost {
 		queue.Lost(io)
 	}
-	return worked
+	return worked, drained
 }
 
 // takeLost takes the IOs whose data cannot be had any more, to be returned without the lock.
@@ -140,14 +143,16 @@ func (g *group) wakeUp() {
 // maxRounds is how often a turn polls before it ends, so that others can have the lock.
 const maxRounds = 8
 
-// turn does everything that there is to do, and reports whether there was anything. mu is held.
-func (g *group) turn() (worked bool) {
+// turn does everything that there is to do. It reports whether there was anything, and whether
+// it has taken every completion that was there when it began. mu is held.
+func (g *group) turn() (worked, drained bool) {
 	g.left.Store(false)
 	for range maxRounds {
 		n, err := g.cq.Poll(g.wcs[:])
 		if err != nil {
 			g.deviceGone(err)
 		}
+		drained = drained || n < len(g.wcs)
 		g.now = g.srv.fabric.Clock()
 		for i := range g.wcs[:n] {
 			g.complete(&g.wcs[i])
@@ -161,12 +166,12 @@ func (g *group) turn() (worked bool) {
 		g.batches.HandOver() // what lacked only data that cannot be had
 		g.post()
 		if n == 0 && !finished {
-			return worked
+			return worked, drained
 		}
 		worked = true
 	}
 	g.left.Store(true)
-	return worked
+	return worked, drained
 }
 
 // complete takes one completion.
@@ -178,7 +183,7 @@ func (g *group) complete(w *wr.Completion) {
 		if c == nil {
 			return // of a queue pair that is gone
 		}
-		c.progressNS = g.now
+		c.progress++
 		c.m.Completed(w)
 		g.touch(c)
 		if c.waiting.n > 0 {
@@ -249,7 +254,7 @@ func (g *group) finish() (any bool) {
 // turn has touched.
 func (g *group) post() {
 	for i, c := range g.touched {
-		c.look(g.now)
+		c.look()
 		c.touched = false
 		g.touched[i] = nil
 	}
@@ -303,12 +308,32 @@ func errText(err error) string {
 	return err.Error()
 }
 
-// deviceGone notes that the device does not work any more. Its connections hear of that by
-// themselves.
+// forget takes a connection out of everything. mu is held.
+func (g *group) forget(c *conn) {
+	g.conns.remove(c.qp.Num())
+	g.out.Sends = without(g.out.Sends, c.qp.Handle())
+	if c.stalled { // or the list would keep it until somebody else's wait is over
+		g.stalled = slices.DeleteFunc(g.stalled, func(o *conn) bool { return o == c })
+	}
+}
+
+// deviceGone notes that the device does not work any more, and ends the connections: they may not
+// hear of it otherwise. mu is held.
 func (g *group) deviceGone(err error) {
 	if !g.dev.removed.Swap(true) {
 		g.srv.log.Warn("RDMA device does not work any more", "device", g.dev.name, "error", err)
 	}
+	g.conns.each(func(c *conn) { c.shut("the device does not work any more") })
+}
+
+// giveUp ends the group's goroutine, which can sleep no more. From now on who brings work does all
+// of it.
+func (g *group) giveUp(err error) {
+	g.mu.Lock()
+	g.deviceGone(err)
+	g.mu.Unlock()
+	g.over.Store(true)
+	g.run() // for whoever has just left something to the goroutine
 }
 
 // loop is the group's goroutine.
@@ -319,7 +344,7 @@ func (g *group) loop() {
 			continue
 		}
 		if err := g.cq.Arm(); err != nil {
-			g.deviceGone(err)
+			g.giveUp(err)
 			return
 		}
 		if g.step() || g.stopping.Load() { // what came before the notice was asked for
@@ -332,7 +357,7 @@ func (g *group) loop() {
 			// looked at after.
 			_ = g.cq.SetDeadline(time.Time{})
 		case err != nil:
-			g.deviceGone(err)
+			g.giveUp(err)
 			return
 		}
 	}
@@ -341,7 +366,8 @@ func (g *group) loop() {
 // step takes a turn and reports whether there was something to do.
 func (g *group) step() bool {
 	g.mu.Lock()
-	return g.takeTurn() || g.pending()
+	worked, _ := g.takeTurn()
+	return worked || g.pending()
 }
 
 // spinPoll asks for completions until there are some or time is up.
@@ -368,13 +394,13 @@ func (g *group) stop() {
 	<-g.stopped
 }
 
-// clear forgets the completions of queue pairs that are gone.
+// clear takes all completions that are there now. That nobody has left work does not say so: another
+// turn may be in the middle of them.
 func (g *group) clear() {
-	for seen := 0; seen <= g.room+g.dev.receives.bound; seen += maxRounds * pollBatch {
+	drained := false
+	for seen := 0; !drained && seen <= g.room+g.dev.receives.bound; seen += maxRounds * pollBatch {
 		g.mu.Lock()
-		g.takeTurn()
-		if !g.left.Load() {
-			return
-		}
+		_, drained = g.takeTurn()
 	}
+	g.run() // what came meanwhile was left to these turns
 }

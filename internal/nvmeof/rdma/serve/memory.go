@@ -22,7 +22,8 @@ type memory struct {
 	log     *slog.Logger
 	regions []atomic.Pointer[region]
 
-	mu sync.Mutex // held while a region is registered
+	mu      sync.Mutex // held while a region is registered
+	failing bool       // the last attempt has failed, and the log says so
 }
 
 // region is a registered region of the pool.
@@ -63,9 +64,13 @@ func (m *memory) register(i int, base []byte) *region {
 	}
 	mr, err := m.domain.Register(base, verbs.LocalWrite)
 	if err != nil {
-		m.log.Error("buffers cannot be registered with the RDMA device; commands that need them fail", "bytes", len(base), "error", err)
+		if !m.failing { // a line for each command would be too many
+			m.log.Error("buffers cannot be registered with the RDMA device; commands that need them fail", "bytes", len(base), "error", err)
+		}
+		m.failing = true
 		return nil
 	}
+	m.failing = false
 	r := &region{mr: mr, addr: mr.Addr(), lkey: mr.LKey()}
 	m.regions[i].Store(r)
 	return r
@@ -215,19 +220,23 @@ func (r *receives) want(entries int) error {
 	return nil
 }
 
-// grow posts one more chunk of receives.
+// grow posts one more chunk of receives, or what is left of one that could not be posted whole.
 func (r *receives) grow() error {
-	c, err := newChunk(r.domain, r.perChunk*r.stride)
-	if err != nil {
-		return err
+	at := r.n / r.perChunk
+	if r.chunks[at].Load() == nil {
+		c, err := newChunk(r.domain, r.perChunk*r.stride)
+		if err != nil {
+			return err
+		}
+		r.chunks[at].Store(&c)
 	}
-	r.chunks[r.n/r.perChunk].Store(&c)
 	batch := make([]wr.Recv, 0, r.perChunk)
-	for i := r.n; i < min(r.n+r.perChunk, r.bound); i++ {
+	for i := r.n; i < min((at+1)*r.perChunk, r.bound); i++ {
 		batch = append(batch, r.request(i))
 	}
-	r.n += len(batch)
-	return r.postLocked(batch)
+	n, err := r.postLocked(batch)
+	r.n += n
+	return err
 }
 
 // request is the work request of receive i.
@@ -250,15 +259,16 @@ func (r *receives) message(i, n int) []byte {
 func (r *receives) post(batch []wr.Recv) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	return r.postLocked(batch)
+	_, err := r.postLocked(batch)
+	return err
 }
 
-func (r *receives) postLocked(batch []wr.Recv) error {
+func (r *receives) postLocked(batch []wr.Recv) (int, error) {
 	n, err := r.srq.PostRecv(batch)
 	if err == nil && n < len(batch) {
 		err = verbs.ErrQueueFull
 	}
-	return err
+	return n, err
 }
 
 // count is how many receives there are.

@@ -64,6 +64,8 @@ type Server struct {
 	listeners map[verbs.Listener]struct{}
 	devices   map[verbs.Device]*device
 	conns     map[*conn]struct{}
+	// doorbells are those of devices that are gone.
+	doorbells uint64
 	stopping  bool
 	closed    bool
 }
@@ -103,6 +105,10 @@ func (s *Server) Listen(address netip.AddrPort) (verbs.Listener, error) {
 func (s *Server) Serve(l verbs.Listener, port nvmeof.Port) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	if s.stopping {
+		_ = l.Close() // nobody has used it
+		return
+	}
 	s.listeners[l] = struct{}{}
 	s.wg.Go(func() { s.accept(l, port) })
 }
@@ -224,7 +230,12 @@ func (s *Server) enter(d verbs.Device) (*device, error) {
 		return nil, queue.ErrShuttingDown
 	}
 	v := s.devices[d]
-	if v == nil {
+	if v == nil || v.removed.Load() {
+		// One that has failed without being removed ends with its connections; a new one must not
+		// become one of them.
+		if v != nil && s.over(v) {
+			s.wg.Go(v.close)
+		}
 		var err error
 		if v, err = openDevice(s, d); err != nil {
 			return nil, fmt.Errorf("RDMA device %s: %w", d.Attr().Name, err)
@@ -254,14 +265,25 @@ func (s *Server) leave(v *device) { s.endIfOver(v, 1) }
 func (s *Server) endIfOver(v *device, leaving int) {
 	s.mu.Lock()
 	v.conns -= leaving
-	over := v.conns == 0 && v.removed.Load() && s.devices[v.device] == v
-	if over {
-		delete(s.devices, v.device)
-	}
+	over := s.over(v)
 	s.mu.Unlock()
 	if over {
 		v.close()
 	}
+}
+
+// over takes a device out that is gone and has no connections, once; the caller is to close it
+// then. mu is held.
+func (s *Server) over(v *device) bool {
+	if v.over || v.conns > 0 || !v.removed.Load() {
+		return false
+	}
+	v.over = true
+	if s.devices[v.device] == v { // else it was opened anew
+		delete(s.devices, v.device)
+	}
+	s.doorbells += v.domain.Doorbells()
+	return true
 }
 
 // sweep closes connections whose hosts take no responses: they hold buffers.
@@ -375,7 +397,7 @@ type Stats struct {
 func (s *Server) Stats() Stats {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	t := Stats{Devices: len(s.devices), RegisteredBytes: s.provider.Counts().RegisteredBytes, Crossings: s.provider.Crossings()}
+	t := Stats{Devices: len(s.devices), RegisteredBytes: s.provider.Counts().RegisteredBytes, Doorbells: s.doorbells, Crossings: s.provider.Crossings()}
 	for _, d := range s.devices {
 		groups, receives, held := d.stats()
 		t.CompletionQueues += groups

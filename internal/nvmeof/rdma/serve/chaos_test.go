@@ -1,0 +1,433 @@
+package serve_test
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"flag"
+	"fmt"
+	"math/rand/v2"
+	"net/netip"
+	"runtime"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"jbofd/client"
+	"jbofd/internal/nvmeof/rdma/memverbs"
+	"jbofd/internal/nvmeof/rdma/verbs"
+	"jbofd/internal/ssd"
+	"jbofd/internal/ssd/mem"
+	"jbofd/internal/ssd/model"
+)
+
+var (
+	chaosSeeds  = flag.Int("chaos-seeds", 3, "how many seeds TestChaos tries, from -seed on")
+	chaosFaults = flag.Int("chaos-faults", 25, "how many faults each of them has")
+)
+
+// TestChaos lets everything that may happen to connections happen at random, to hosts that check
+// what they read and to hosts that keep to nothing. When it is over, the former are served again
+// and find their data, and nothing is left behind.
+func TestChaos(t *testing.T) {
+	for i := range *chaosSeeds {
+		t.Run(fmt.Sprint("seed ", *seed+uint64(i)), func(t *testing.T) { runChaos(t, *seed+uint64(i)) })
+	}
+}
+
+// chaos is one run.
+type chaos struct {
+	*rig
+	t   *testing.T
+	rng *rand.Rand
+	// strangers is where the hosts are that keep to nothing.
+	strangers *memverbs.Provider
+	hosts     []*client.Controller
+	workers   []*chaosWorker
+	// done counts what the workers have done; changed is told now and then.
+	done    atomic.Int64
+	stop    chan struct{}
+	held    []*memverbs.Endpoint
+	removed bool // the target's device was, at least once
+	tap     *tap
+	seen    map[string]int
+}
+
+// oneOf picks one of the values.
+func oneOf[T any](rng *rand.Rand, values ...T) T { return values[rng.IntN(len(values))] }
+
+func runChaos(t *testing.T, seed uint64) {
+	goroutines := runtime.NumGoroutine()
+	t.Cleanup(func() {
+		eventually(t, "the end of all goroutines", func() bool { return runtime.NumGoroutine() <= goroutines })
+	})
+	watchdog := time.AfterFunc(2*time.Minute, func() {
+		stacks := make([]byte, 4<<20)
+		panic(fmt.Sprintf("TestChaos hangs, -seed %d\n%s", seed, stacks[:runtime.Stack(stacks, true)]))
+	})
+	t.Cleanup(func() { watchdog.Stop() })
+
+	c := newChaos(t, seed)
+	strangers := c.startStrangers(seed)
+	workers := c.startWorkers()
+	for range *chaosFaults {
+		c.await(int64(c.rng.IntN(40)))
+		c.fault()
+	}
+	c.calm()
+	close(c.stop)
+	strangers.Wait()
+	workers.Wait()
+	c.checkHosts()
+	c.end()
+	t.Logf("%d operations, faults %v", c.done.Load(), c.seen)
+}
+
+func newChaos(t *testing.T, seed uint64) *chaos {
+	rng := rand.New(rand.NewPCG(seed, 1))
+	c := &chaos{t: t, rng: rng, stop: make(chan struct{}), tap: &tap{}, seen: map[string]int{}}
+	fast, err := mem.Open(mem.Config{Name: "m0", SizeBytes: testBytes})
+	if err != nil {
+		t.Fatal(err)
+	}
+	slow, err := model.Open(model.Config{Name: "m1", Preset: "p4800x", SizeBytes: testBytes, BlockSize: blockBytes, Seed: seed})
+	if err != nil {
+		t.Fatal(err)
+	}
+	c.rig = newRig(t, func(s *setup) {
+		s.network = memverbs.Config{Seed: seed, Live: true, RNRDelay: 200 * time.Microsecond}
+		s.devices = []ssd.Device{fast, slow}
+		s.buffers = oneOf[int64](rng, 4<<20, 8<<20, 64<<20)
+		s.serve.Receives = oneOf(rng, 3, 20, 150, 1024)
+		s.serve.Pollers = 1 + rng.IntN(3)
+		s.serve.SpinFor = oneOf(rng, 0, 20*time.Microsecond)
+		s.serve.MaxEntries = oneOf(rng, 33, 129)
+		s.serve.HandshakeTimeout = 500 * time.Millisecond
+		s.serve.StallTimeout = 500 * time.Millisecond
+		s.attr = verbs.Attr{MaxQPWRs: oneOf(rng, 3, 12, 0), MaxInitiatorDepth: oneOf[uint8](rng, 1, 4, 16), MaxQPs: oneOf(rng, 12, 40, 0)}
+		if rng.IntN(3) > 0 {
+			s.listen = netip.AddrPortFrom(netip.IPv4Unspecified(), 4420)
+		}
+		s.wrap = c.tap.wrap
+	})
+	c.strangers = c.net.NewProvider(memverbs.DeviceConfig{Addr: netip.MustParseAddr("10.0.0.3")})
+	for i := range 3 {
+		o := c.options()
+		o.HostNQN = fmt.Sprintf("nqn.2026-11.example.jbofd:chaos%d", i)
+		o.Queues, o.QueueDepth, o.BounceBytes = 1+i%2, oneOf(rng, 2, 16, 128), 4<<20
+		o.KATO, o.CommandTimeout, o.ConnectTimeout = time.Second, time.Second, 2*time.Second
+		o.ReconnectDelay, o.CtrlLossTimeout, o.MaxRetries = 10*time.Millisecond, time.Minute, 50
+		h, err := client.Connect(t.Context(), o)
+		if err != nil {
+			t.Fatal(err)
+		}
+		c.hosts = append(c.hosts, h)
+		for nsid := range uint32(2) {
+			ns, err := h.Namespace(t.Context(), nsid+1)
+			if err != nil {
+				t.Fatal(err)
+			}
+			c.workers = append(c.workers, &chaosWorker{c: c, ns: ns, id: uint64(len(c.workers) + 1), base: int64(i) * chaosBlocks * blockBytes,
+				rng: rand.New(rand.NewPCG(seed, uint64(100+len(c.workers)))), latest: make([]uint64, chaosBlocks), acked: make([]uint64, chaosBlocks)})
+		}
+	}
+	return c
+}
+
+// await waits until the workers have done n more things, or for a moment.
+func (c *chaos) await(n int64) {
+	until, end := c.done.Load()+n, time.After(30*time.Millisecond)
+	tick := time.NewTicker(time.Millisecond)
+	defer tick.Stop()
+	for c.done.Load() < until {
+		select {
+		case <-tick.C:
+		case <-end:
+			return
+		}
+	}
+}
+
+// fault lets something happen.
+func (c *chaos) fault() {
+	all := c.net.Endpoints()
+	if len(all) == 0 {
+		return
+	}
+	e := all[c.rng.IntN(len(all))]
+	what := ""
+	switch n := c.rng.IntN(100); {
+	case n < 20:
+		what = "cut"
+		e.Cut()
+	case n < 35:
+		what = "break"
+		e.Break()
+	case n < 38:
+		what = "silence"
+		e.Silence()
+	case n < 50:
+		what = "hold"
+		e.Hold()
+		c.held = append(c.held, e)
+	case n < 65:
+		what = "release"
+		c.release()
+	case n < 75:
+		what = "no receive"
+		e.DropToRNR(1 + c.rng.IntN(50))
+	case n < 82:
+		what = "standstill"
+		c.net.Pause()
+		c.await(1)
+		c.net.Resume()
+	case n < 88:
+		what = "no queue pairs"
+		c.limit(func(a *verbs.Attr) { a.MaxQPs = 1 })
+	case n < 94:
+		what = "no regions"
+		c.limit(func(a *verbs.Attr) { a.MaxMRs = 1 })
+	case n < 97:
+		what = "table"
+		c.state.Subsystems[0].Model = fmt.Sprint("test", n)
+		c.fabric.Apply(c.state)
+	default:
+		what = "removal"
+		c.removed = true
+		c.target.RemoveDevice(c.target.Devices()[0])
+		c.await(int64(c.rng.IntN(10)))
+		c.target.AddDevice(c.device)
+	}
+	c.seen[what]++
+}
+
+func (c *chaos) release() {
+	for _, e := range c.held {
+		e.Release()
+	}
+	c.held = c.held[:0]
+}
+
+// limit changes the limits of the target's device for a moment.
+func (c *chaos) limit(change func(*verbs.Attr)) {
+	d := c.target.Devices()[0]
+	before := d.Attr()
+	d.SetAttr(change)
+	c.await(20)
+	d.SetAttr(func(a *verbs.Attr) { *a = before })
+}
+
+// calm ends all faults that last.
+func (c *chaos) calm() {
+	c.net.Resume()
+	c.release()
+}
+
+// checkHosts waits until nobody but the good hosts is connected any more, whose data must then be what
+// they write.
+func (c *chaos) checkHosts() {
+	want := 0
+	for _, h := range c.hosts {
+		want += 1 + h.Options().Queues
+	}
+	var wg sync.WaitGroup
+	for _, w := range c.workers {
+		wg.Go(func() { w.revive() })
+	}
+	wg.Wait()
+	// What a host has sent over a connection that it has given up may be carried out as long as the
+	// target has not.
+	eventually(c.t, "the end of all other connections", func() bool { return len(c.fabric.Conns()) == want && c.server.Stats().Held == 0 })
+	for _, w := range c.workers {
+		wg.Go(func() { w.check() })
+	}
+	wg.Wait()
+}
+
+// end stops hosts and server, in an order of three.
+func (c *chaos) end() {
+	t := c.t
+	closeHosts := func() {
+		for _, h := range c.hosts {
+			_ = h.Close() // a target that is gone does not say goodbye
+		}
+	}
+	var wg sync.WaitGroup
+	if order := c.rng.IntN(3); order > 0 {
+		c.stop = make(chan struct{})
+		for _, w := range c.workers {
+			w.rng = rand.New(rand.NewPCG(uint64(order), w.id))
+		}
+		busy := c.startWorkers()
+		c.await(200)
+		ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
+		if order == 1 {
+			c.server.Drain(ctx)
+		} else {
+			for range 5 {
+				c.fault()
+			}
+		}
+		cancel()
+		wg.Go(c.server.Close)
+		wg.Go(c.server.Close)
+		wg.Wait()
+		close(c.stop)
+		c.calm()
+		closeHosts()
+		busy.Wait()
+	} else {
+		closeHosts()
+		eventually(t, "the end of all connections", func() bool { return len(c.fabric.Conns()) == 0 && c.target.Counts().QPs == 0 })
+		ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+		defer cancel()
+		c.server.Drain(ctx)
+		if ctx.Err() != nil {
+			t.Error("without connections the server does not drain")
+		}
+		if got, want := c.tap.received.Load(), c.target.Stats().Recvs; !c.removed && uint64(got) != want {
+			t.Errorf("the device has received %d messages, the server seen %d: %d receives are lost", want, got, int64(want)-got)
+		}
+	}
+	c.server.Close()
+	if got := c.strangers.Counts(); got != (verbs.Counts{}) {
+		t.Errorf("the strangers leave %+v", got)
+	}
+}
+
+// chaosBlocks is how many blocks a worker has.
+const chaosBlocks = 512
+
+// chaosWorker writes and reads blocks of its own.
+type chaosWorker struct {
+	c    *chaos
+	ns   *client.Namespace
+	id   uint64
+	base int64
+	rng  *rand.Rand
+	// latest is each block's newest version that was tried, acked the newest that the target has confirmed.
+	latest, acked []uint64
+}
+
+func (c *chaos) startWorkers() *sync.WaitGroup {
+	var wg sync.WaitGroup
+	for _, w := range c.workers {
+		wg.Go(func() {
+			for !w.stopped() {
+				w.step()
+				c.done.Add(1)
+			}
+		})
+	}
+	return &wg
+}
+
+func (w *chaosWorker) stopped() bool {
+	select {
+	case <-w.c.stop:
+		return true
+	default:
+		return false
+	}
+}
+
+// step writes or reads a few blocks. That it fails is to be expected.
+func (w *chaosWorker) step() {
+	n := oneOf(w.rng, 1, 1, 1, 2, 2, 3, 16, 64, 256)
+	first := w.rng.IntN(chaosBlocks - n + 1)
+	if w.rng.IntN(2) == 0 {
+		_ = w.write(first, n)
+		return
+	}
+	buf, err := w.read(first, n)
+	if err != nil {
+		return
+	}
+	for i := range n {
+		b := first + i
+		// A write of a connection that was lost may come after one of the next connection: any
+		// version will do.
+		if v := w.version(buf[i*blockBytes:][:blockBytes], b); v > w.latest[b] || v == 0 && w.acked[b] != 0 {
+			w.c.t.Errorf("block %d of worker %d has version %d, between 1 and %d were written, %d is confirmed", b, w.id, v, w.latest[b], w.acked[b])
+		}
+	}
+}
+
+func (w *chaosWorker) write(first, n int) error {
+	buf := make([]byte, n*blockBytes)
+	for i := range n {
+		w.latest[first+i]++
+		w.fill(buf[i*blockBytes:][:blockBytes], first+i, w.latest[first+i])
+	}
+	_, err := w.ns.WriteAt(context.Background(), buf, w.base+int64(first)*blockBytes, 0)
+	if err != nil {
+		return err
+	}
+	copy(w.acked[first:first+n], w.latest[first:])
+	return nil
+}
+
+func (w *chaosWorker) read(first, n int) ([]byte, error) {
+	buf := make([]byte, n*blockBytes)
+	_, err := w.ns.ReadAt(context.Background(), buf, w.base+int64(first)*blockBytes)
+	return buf, err
+}
+
+// revive repeats a write and a read until they succeed.
+func (w *chaosWorker) revive() {
+	deadline := time.Now().Add(30 * time.Second)
+	for {
+		_, err := w.read(0, chaosBlocks/2)
+		if err = errors.Join(err, w.write(0, chaosBlocks/2)); err == nil {
+			return
+		}
+		if time.Now().After(deadline) || errors.Is(err, client.ErrClosed) {
+			w.c.t.Errorf("worker %d is not served again: %v", w.id, err)
+			return
+		}
+	}
+}
+
+// check writes all blocks and reads them again.
+func (w *chaosWorker) check() {
+	for first := 0; first < chaosBlocks; first += 64 {
+		if err := w.write(first, 64); err != nil {
+			w.c.t.Errorf("worker %d: write: %v", w.id, err)
+			return
+		}
+	}
+	for first := 0; first < chaosBlocks; first += 128 {
+		buf, err := w.read(first, 128)
+		if err != nil {
+			w.c.t.Errorf("worker %d: read: %v", w.id, err)
+			return
+		}
+		for i := range 128 {
+			if v := w.version(buf[i*blockBytes:][:blockBytes], first+i); v != w.latest[first+i] {
+				w.c.t.Errorf("block %d of worker %d has version %d, want %d", first+i, w.id, v, w.latest[first+i])
+			}
+		}
+	}
+}
+
+// fill makes the content of a block's version: each word is different.
+func (w *chaosWorker) fill(b []byte, block int, version uint64) {
+	for i := 0; i < len(b); i += 8 {
+		binary.LittleEndian.PutUint64(b[i:], version<<32|uint64(block)<<16|w.id<<12|uint64(i/8))
+	}
+}
+
+// version returns a block's version; 0 if it was never written. Anything that is not whole is an
+// error.
+func (w *chaosWorker) version(b []byte, block int) uint64 {
+	v := binary.LittleEndian.Uint64(b) >> 32
+	want := make([]byte, len(b))
+	if v != 0 {
+		w.fill(want, block, v)
+	}
+	if string(want) != string(b) {
+		w.c.t.Errorf("block %d of worker %d is not what was written: % x", block, w.id, b[:32])
+	}
+	return v
+}

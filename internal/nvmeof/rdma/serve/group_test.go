@@ -1,0 +1,102 @@
+package serve
+
+import (
+	"log/slog"
+	"runtime"
+	"sync"
+	"testing"
+	"time"
+
+	"jbofd/internal/nvmeof"
+	"jbofd/internal/nvmeof/fabric"
+	"jbofd/internal/nvmeof/fabric/queue"
+	"jbofd/internal/nvmeof/rdma/verbs"
+)
+
+// fullQueue is a completion queue with completions of queue pairs that nobody knows. The group's
+// lock guards it.
+type fullQueue struct {
+	verbs.CQ
+	left int
+}
+
+func (q *fullQueue) Poll(dst []verbs.WC) (int, error) {
+	n := min(len(dst), q.left)
+	clear(dst[:n])
+	q.left -= n
+	runtime.Gosched() // in the middle of a turn
+	return n, nil
+}
+
+func (q *fullQueue) SetDeadline(time.Time) error { return nil }
+
+// What clear leaves behind would be found by the next queue pair of the same number, or is a receive that
+// is lost with its queue pair.
+func TestClearTakesEverythingAlthoughOthersTakeTurns(t *testing.T) {
+	fab := fabric.New(fabric.Config{Target: nvmeof.New(nvmeof.Config{}), Log: slog.New(slog.DiscardHandler), Clock: func() int64 { return 0 }})
+	defer fab.Close()
+	const entries = 4 * maxRounds * pollBatch
+	q := &fullQueue{}
+	g := &group{dev: &device{receives: &receives{bound: entries / 2}}, srv: &Server{fabric: fab}, cq: q, room: entries / 2, batches: queue.NewBatches(fab)}
+	g.conns.init()
+	stop := make(chan struct{})
+	var others sync.WaitGroup
+	for range 2 {
+		others.Go(func() {
+			for {
+				select {
+				case <-stop:
+					return
+				default:
+					g.step()
+				}
+			}
+		})
+	}
+	defer others.Wait()
+	defer close(stop)
+	for range 200 {
+		g.mu.Lock()
+		q.left = entries
+		g.mu.Unlock()
+		g.clear()
+		g.mu.Lock()
+		left := q.left
+		g.mu.Unlock()
+		if left > 0 {
+			t.Fatalf("%d completions of %d are left", left, entries)
+		}
+	}
+}
+
+type numberedQP struct {
+	verbs.QP
+	num uint32
+}
+
+func (q numberedQP) Num() uint32    { return q.num }
+func (q numberedQP) Handle() uint64 { return uint64(q.num) << 32 }
+
+// Connections that end while their commands wait must not gather: it may be long until somebody
+// is told that there is memory.
+func TestGroupKeepsNothingOfConnectionsThatAreGone(t *testing.T) {
+	g := &group{}
+	g.conns.init()
+	var all []*conn
+	for i := range uint32(20) {
+		c := &conn{g: g, qp: numberedQP{num: i + 1}}
+		g.conns.put(i+1, c)
+		g.out.Sends = append(g.out.Sends, verbs.SendWR{QP: c.qp.Handle()})
+		if i%2 == 0 {
+			c.stall()
+			c.stall()
+		}
+		all = append(all, c)
+	}
+	for i, c := range all {
+		g.forget(c)
+		if left := len(all) - i - 1; len(g.out.Sends) != left || g.conns.n != left || len(g.stalled) != left/2 {
+			t.Fatalf("with %d connections there are %d work requests, %d connections in the table, %d that wait", left, len(g.out.Sends), g.conns.n, len(g.stalled))
+		}
+	}
+}
