@@ -165,6 +165,9 @@ func (q *Queue) InFlight() int { return int(q.inFlight.Load()) }
 // Controller is the queue's controller and number; nil before Connect. The lock is held.
 func (q *Queue) Controller() (*nvmeof.Controller, uint16) { return q.ctrl, q.qid }
 
+// Tenant is the pipelines' number for who pays for commands that come now. The lock is held.
+func (q *Queue) Tenant() pipeline.Tenant { return q.tenant.Number }
+
 // MemoryWanted reports that the machine has stopped for want of memory and would stop again. The
 // lock is held.
 func (q *Queue) MemoryWanted() bool {

@@ -53,6 +53,8 @@ type Endpoint struct {
 	// begun: the request is sent, result is why it failed.
 	begun  bool
 	result error
+	// drained is closed by fail.
+	drained chan struct{}
 	// left: the peer has gone before the request was answered.
 	left               bool
 	params, peerParams verbs.Params
@@ -85,7 +87,7 @@ var (
 )
 
 func newEndpoint(d *Device, local, remote netip.AddrPort) *Endpoint {
-	e := &Endpoint{net: d.provider.net, dev: d, local: local, remote: remote, place: -1, counted: true}
+	e := &Endpoint{net: d.provider.net, dev: d, local: local, remote: remote, place: -1, counted: true, drained: make(chan struct{})}
 	e.net.endpoints = append(e.net.endpoints, e)
 	return e
 }
@@ -275,6 +277,9 @@ func (e *Endpoint) Reject(private []byte) error {
 	e.say(reject)
 	return nil
 }
+
+// Drained implements verbs.Endpoint.
+func (e *Endpoint) Drained() <-chan struct{} { return e.drained }
 
 // Disconnect implements verbs.Endpoint. It may make an event Disconnected of this end, too.
 func (e *Endpoint) Disconnect() error {

@@ -199,6 +199,7 @@ func (e *Endpoint) fail() {
 		return
 	}
 	e.state, e.parked = failed, false
+	close(e.drained)
 	if e.tell {
 		e.tells(verbs.Disconnected)
 	}

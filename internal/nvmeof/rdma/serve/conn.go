@@ -15,6 +15,7 @@ import (
 	"jbofd/internal/nvmeof/rdma/cm"
 	"jbofd/internal/nvmeof/rdma/verbs"
 	"jbofd/internal/nvmeof/rdma/wr"
+	"jbofd/internal/pipeline"
 )
 
 // connectBytes is the data of the Connect command.
@@ -67,7 +68,10 @@ type held struct {
 	head, n int
 }
 
-type heldReceive struct{ number, len int32 }
+type heldReceive struct {
+	number, len int32
+	tenant      pipeline.Tenant // whose share of the receives it counts in
+}
 
 func newConn(s *Server, ep verbs.Endpoint, req *cm.Request, port nvmeof.Port) *conn {
 	return &conn{srv: s, ep: ep, req: *req, port: port, remote: ep.Remote().String(),
@@ -237,9 +241,20 @@ func (c *conn) close() {
 	c.srv.leave(c.dev)
 }
 
+// drainFor is how long a device may take to say that a queue pair takes no more receives. Some never do.
+const drainFor = 100 * time.Millisecond
+
 // unplug ends the queue pair, and returns why the machine has ended the connection, if it has.
 func (c *conn) unplug(l sync.Locker) *rdma.Fatal {
 	disconnected := c.ep.Disconnect()
+	if !c.dev.removed.Load() {
+		timeout := time.NewTimer(drainFor)
+		select {
+		case <-c.ep.Drained():
+		case <-timeout.C:
+		}
+		timeout.Stop()
+	}
 	// The machine sees what has failed, of which an event may have told before its completion. And
 	// receives that the last messages have taken are seen now: with the queue pair their
 	// completions may vanish.
@@ -252,8 +267,7 @@ func (c *conn) unplug(l sync.Locker) *rdma.Fatal {
 	c.m.Close()
 	c.g.forget(c)
 	for c.waiting.n > 0 {
-		c.g.repost(int(c.waiting.pop().number))
-		c.g.held.Add(-1)
+		c.g.repost(c.takeWaiting())
 	}
 	l.Unlock()
 
@@ -288,13 +302,25 @@ func (c *conn) received(i, n int) {
 		c.g.repost(i)
 		return
 	}
-	if !c.waiting.push(heldReceive{int32(i), int32(n)}) {
+	h := heldReceive{int32(i), int32(n), c.Tenant()}
+	switch {
+	case c.waiting.full():
 		c.fail("queue_size", fmt.Sprintf("more commands than the queue's %d entries", len(c.waiting.b)))
-		c.g.repost(i)
+	case !c.dev.receives.hold(h.tenant):
+		c.fail("receives", "its tenant's commands that wait hold as many receives as are left for all others (limits.rdma_receives)")
+	default:
+		c.waiting.push(h)
+		c.stall()
 		return
 	}
-	c.g.held.Add(1)
-	c.stall()
+	c.g.repost(i)
+}
+
+// takeWaiting takes the first command that waits and returns its receive.
+func (c *conn) takeWaiting() (receive int) {
+	h := c.waiting.pop()
+	c.dev.receives.letGo(h.tenant)
+	return int(h.number)
 }
 
 // stall lets the group offer the commands that wait again when something is resumed.
@@ -313,9 +339,7 @@ func (c *conn) retry() {
 			c.stall()
 			return
 		}
-		c.waiting.pop()
-		c.g.held.Add(-1)
-		c.g.repost(int(h.number))
+		c.g.repost(c.takeWaiting())
 	}
 }
 
@@ -460,14 +484,12 @@ func (c *conn) Bye() {
 // LocalAddress implements queue.Transport.
 func (c *conn) LocalAddress() string { return c.ep.Local().Addr().Unmap().WithZone("").String() }
 
-// push appends a receive; false: there are as many as the host may have sent.
-func (h *held) push(r heldReceive) bool {
-	if h.n == len(h.b) {
-		return false
-	}
+// full reports that there are as many as the host may have sent.
+func (h *held) full() bool { return h.n == len(h.b) }
+
+func (h *held) push(r heldReceive) {
 	h.b[(h.head+h.n)%len(h.b)] = r
 	h.n++
-	return true
 }
 
 func (h *held) pop() heldReceive {

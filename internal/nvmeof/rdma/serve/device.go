@@ -81,12 +81,9 @@ func (d *device) place(sends int) (*group, error) {
 // stats returns the number of completion queues, of receives, and of those held by commands that wait.
 func (d *device) stats() (groups, receives, held int) {
 	d.mu.Lock()
-	all := d.groups
+	groups = len(d.groups)
 	d.mu.Unlock()
-	for _, g := range all {
-		held += int(g.held.Load())
-	}
-	return len(all), d.receives.count(), held
+	return groups, d.receives.count(), d.receives.heldNow()
 }
 
 // close frees everything. There are no connections any more.

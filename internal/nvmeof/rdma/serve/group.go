@@ -35,9 +35,8 @@ type group struct {
 	// room is how many work requests of connections the queue has places for, promised how many
 	// they may post. Guarded by device.mu.
 	room, promised int
-	// resume: connections that have stopped are to try again. held counts the receives of theirs.
+	// resume: connections that have stopped are to try again.
 	resume atomic.Bool
-	held   atomic.Int32
 	outbox queue.Outbox
 	spin   queue.Spinner
 

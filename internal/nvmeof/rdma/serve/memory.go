@@ -12,6 +12,7 @@ import (
 	"jbofd/internal/bufpool"
 	"jbofd/internal/nvmeof/rdma/verbs"
 	"jbofd/internal/nvmeof/rdma/wr"
+	"jbofd/internal/pipeline"
 )
 
 // memory is the buffer pool as a device sees it: each region is registered once, when the first
@@ -185,13 +186,49 @@ type receives struct {
 	mu     sync.Mutex
 	wanted int // by the connections' queues together
 	n      int // posted or taken
+	// held counts receives of commands that wait, by tenant; heldAll is their sum.
+	held    map[pipeline.Tenant]int
+	heldAll int
+}
+
+// heldAlways is how many receives a tenant can hold whatever others do.
+const heldAlways = 8
+
+// hold keeps a receive for a command of t that must wait, and reports whether it may. As with buffers, a tenant may
+// hold no more than what is left for all others: so none can take the whole queue.
+func (r *receives) hold(t pipeline.Tenant) bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.held[t] >= heldAlways && r.held[t] >= r.bound-r.heldAll {
+		return false
+	}
+	r.held[t]++
+	r.heldAll++
+	return true
+}
+
+// letGo ends what hold began.
+func (r *receives) letGo(t pipeline.Tenant) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.heldAll--
+	if r.held[t]--; r.held[t] == 0 {
+		delete(r.held, t)
+	}
+}
+
+// heldNow is how many receives are held.
+func (r *receives) heldNow() int {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.heldAll
 }
 
 // recvKind marks the work request identifiers of receives; see rdma.Conn.Completed for the others.
 const recvKind = 3 << 32
 
 func newReceives(d verbs.Domain, bound, inCapsuleBytes int) (*receives, error) {
-	r := &receives{domain: d, bound: bound, stride: (64 + inCapsuleBytes + 63) &^ 63}
+	r := &receives{domain: d, bound: bound, held: map[pipeline.Tenant]int{}, stride: (64 + inCapsuleBytes + 63) &^ 63}
 	r.perChunk = max(chunkBytes/r.stride, 1)
 	r.chunks = make([]atomic.Pointer[chunk], (bound+r.perChunk-1)/r.perChunk)
 	var err error

@@ -277,6 +277,7 @@ type asyncEvent struct {
 // Kinds of asyncEvent.
 const (
 	asyncQP     = C.JBOF_ASYNC_QP
+	asyncLast   = C.JBOF_ASYNC_LAST
 	asyncCQ     = C.JBOF_ASYNC_CQ
 	asyncSRQ    = C.JBOF_ASYNC_SRQ
 	asyncComm   = C.JBOF_ASYNC_COMM

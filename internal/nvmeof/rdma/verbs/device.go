@@ -177,11 +177,14 @@ func (d *device) drain() (last bool) {
 			return true
 		}
 		var e *endpoint
-		if ev.kind == asyncQP || ev.kind == asyncComm {
+		if ev.kind == asyncQP || ev.kind == asyncLast || ev.kind == asyncComm {
 			e, _ = d.p.target(ev.object).(*endpoint)
 		}
 		contextAck(ev)
 		switch {
+		case ev.kind == asyncLast && e != nil:
+			e.drain()
+			e.event(Fatal)
 		case ev.kind == asyncQP && e != nil:
 			e.event(Fatal)
 		case ev.kind == asyncComm && e != nil:

@@ -66,7 +66,8 @@ func (l *listener) onCM(ev cmEvent) {
 }
 
 func (l *listener) request(ev cmEvent) {
-	e := &endpoint{p: l.p, id: ev.id, peer: ev.peer}
+	e := newEndpoint(l.p)
+	e.id, e.peer = ev.id, ev.peer
 	e.local, e.remote = idAddrs(ev.id)
 	d, err := l.p.device(idContext(ev.id), e.local)
 	if err != nil {
@@ -149,6 +150,8 @@ type endpoint struct {
 	fn      func(Event)
 	told    [Removed + 1]bool // events that have been passed on
 	down    bool              // disconnected, by whichever side: that the queue pair fails is no news
+	drained chan struct{}     // closed by drain
+	drain   func()
 
 	// mu is held over calls of C that must not meet Close.
 	mu   sync.Mutex
@@ -158,6 +161,15 @@ type endpoint struct {
 	peer Params
 	wait chan cmEvent // of a Resolve or Connect that waits for an answer; takes one
 }
+
+func newEndpoint(p *provider) *endpoint {
+	e := &endpoint{p: p, drained: make(chan struct{})}
+	e.drain = sync.OnceFunc(func() { close(e.drained) })
+	return e
+}
+
+// Drained implements Endpoint.
+func (e *endpoint) Drained() <-chan struct{} { return e.drained }
 
 // ask makes a request of the connection manager and waits for its answer, which is to be want.
 func (e *endpoint) ask(ctx context.Context, want int32, request func(id handle) unix.Errno) (cmEvent, error) {

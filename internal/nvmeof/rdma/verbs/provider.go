@@ -235,7 +235,8 @@ func (p *provider) Listen(address netip.AddrPort, backlog int) (Listener, error)
 
 // Resolve implements Provider.
 func (p *provider) Resolve(ctx context.Context, remote netip.AddrPort) (Endpoint, error) {
-	e := &endpoint{p: p, active: true, remote: remote}
+	e := newEndpoint(p)
+	e.active, e.remote = true, remote
 	id, err := p.newID(e)
 	if err != nil {
 		return nil, err

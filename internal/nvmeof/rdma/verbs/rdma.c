@@ -279,8 +279,11 @@ int32_t jbof_context_async(uint64_t context, struct jbof_async_event *out)
 	case IBV_EVENT_QP_FATAL:
 	case IBV_EVENT_QP_REQ_ERR:
 	case IBV_EVENT_QP_ACCESS_ERR:
-	case IBV_EVENT_QP_LAST_WQE_REACHED: // it has a shared receive queue and is in the error state
 		out->kind = JBOF_ASYNC_QP;
+		out->object = NUM(e.element.qp->qp_context);
+		break;
+	case IBV_EVENT_QP_LAST_WQE_REACHED:
+		out->kind = JBOF_ASYNC_LAST;
 		out->object = NUM(e.element.qp->qp_context);
 		break;
 	case IBV_EVENT_COMM_EST:

@@ -42,6 +42,7 @@ struct jbof_async_event {
 enum jbof_async {
 	JBOF_ASYNC_OTHER,
 	JBOF_ASYNC_QP,     // a queue pair has failed
+	JBOF_ASYNC_LAST,   // a queue pair in the error state takes no more shared receives
 	JBOF_ASYNC_CQ,     // a completion queue has overrun
 	JBOF_ASYNC_SRQ,    // a shared receive queue has failed
 	JBOF_ASYNC_COMM,   // a queue pair got a message before the CM's word that it is connected

@@ -143,6 +143,10 @@ type Endpoint interface {
 	Connect(context.Context, Params) error
 	// Disconnect ends the connection: what is posted to the queue pair completes with StatusFlushed. Idempotent.
 	Disconnect() error
+	// Drained is closed when the queue pair, after it was disconnected or has failed, takes no more receives of a
+	// shared queue: the completions of those that it has taken are in the completion queue. A
+	// device that is gone, or one that does not tell, never closes it: bound the wait.
+	Drained() <-chan struct{}
 	// Close frees the endpoint and its queue pair. Completions that have not been polled are
 	// lost or come later. Idempotent.
 	Close() error
