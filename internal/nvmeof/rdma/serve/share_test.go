@@ -43,7 +43,9 @@ func TestOneTenantCannotHoldAllReceives(t *testing.T) {
 		})
 	}
 	wg.Wait()
-	eventually(t, "the ends of the greediest", func() bool { return r.server.Stats().Held <= 16 && r.metric(t, "jbof_protocol_errors_total", "rdma_receives") > 0 })
+	eventually(t, "the ends of the greediest", func() bool {
+		return r.server.Stats().Held <= 16 && r.metric(t, "jbof_protocol_errors_total", "rdma_receives") > 0
+	})
 	for range 50 {
 		serves(t, c)
 	}
