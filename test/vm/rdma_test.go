@@ -262,10 +262,12 @@ func hostileHosts(h *host) {
 	if strings.Contains(out, "--- SKIP") {
 		h.Error("a test was skipped")
 	}
-	m := h.metrics(d)
-	if n := m.Sum("jbof_protocol_errors_total"); n < 4+7 {
-		h.Errorf("%v protocol errors are counted, want the 7 bad requests and the 4 bad keys", n)
-	}
+	h.must(20*time.Second, "the 7 bad requests and the 4 bad keys are counted", func() error {
+		if n := h.metrics(d).Sum("jbof_protocol_errors_total"); n < 7+4 {
+			return fmt.Errorf("%v protocol errors", n)
+		}
+		return nil
+	})
 	h.fio(h.device(nqnA, 1), []fioJob{{"randrw", "4k", "256k"}})
 }
 
