@@ -636,7 +636,10 @@ func (p *Policy) credit(ten *tenant) int {
 	if p.leastWeight > 0 {
 		heavier = max(float64(ten.weight)/float64(p.leastWeight), 1)
 	}
-	dear := 1 + dearestPart*max(float64(p.dearest())/ten.ioNS-1, 0)
+	dear := 1.0
+	if ten.ioNS > 0 { // on a drive that costs nothing, none is dearer than another
+		dear += dearestPart * max(float64(p.dearest())/ten.ioNS-1, 0)
+	}
 	ios := max(math.Ceil(float64(ten.weight)*level/ten.ioPlace), math.Floor(heavier*dear), 1)
 	return int(math.Ceil(min(math.Floor(ios*reach)*ten.ioUnits, maxCredit)))
 }
