@@ -103,7 +103,14 @@ func (c *Conn) Recv() (n int, err error) { // hot: 0 allocs
 		return 0, err
 	}
 	if n == 0 {
-		return 0, c.end()
+		end := c.end()
+		if end == nil {
+			return 0, nil
+		}
+		// What has ended the connection may have completed since: it says more than the event.
+		if n, err = c.cq.Poll(c.wcs[:]); n == 0 || err != nil {
+			return 0, end
+		}
 	}
 	if err := c.m.Completed(c.wcs[:n]); err != nil {
 		if errors.Is(err, hostrdma.ErrFlushed) && c.end() != nil {
