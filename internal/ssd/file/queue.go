@@ -355,7 +355,8 @@ func (q *queue) harvest() { // hot: 0 allocs
 func (s *slot) advance(res int32) (finished bool, err error) {
 	r, d := &s.req, s.queue.dev
 	switch errno := unix.Errno(-res); {
-	case res < 0 && (errno == unix.EAGAIN || errno == unix.EINTR):
+	case res < 0 && (errno == unix.EAGAIN || errno == unix.EINTR || errno == unix.ECANCELED):
+		// ECANCELED: the kernel could not start the thread that was to do it; nobody here cancels.
 		return false, nil
 	case res < 0 && errno == unix.EOPNOTSUPP && r.Op == ssd.Write && r.Flags&ssd.FUA != 0 && !d.noDSync.Load():
 		d.noDSync.Store(true) // the workers know another way
