@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"encoding/binary"
 	"errors"
+	"slices"
 	"testing"
 
 	"jbofd/client/internal/host"
@@ -191,7 +192,15 @@ func FuzzHostileTarget(f *testing.F) {
 					}
 				}
 			case 6: // the device says what it likes
-				completed(wr.Completion{ID: uint64(tp.u8()&1)<<63 | uint64(tp.u16())<<16 | uint64(tp.u16()), Status: wr.Status(tp.u8() % 8), Len: 16})
+				c := wr.Completion{ID: uint64(tp.u8()&1)<<63 | uint64(tp.u16())<<16 | uint64(tp.u16()), Status: wr.Status(tp.u8() % 8), Len: 16}
+				if k := slices.IndexFunc(p.posted, func(w wr.Send) bool { return w.ID == c.ID }); k >= 0 && c.Status == wr.StatusOK {
+					// It may be true, even where nobody has asked to be told.
+					for _, w := range p.posted[:k+1] {
+						sent[uint16(w.ID)] = true
+					}
+					p.posted = p.posted[k+1:]
+				}
+				completed(c)
 			case 7: // detach
 				i := int(tp.u8()) % p.q.Depth()
 				s := &p.q.slots[i]

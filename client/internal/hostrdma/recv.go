@@ -68,14 +68,17 @@ func (q *Queue) sendCompleted(c *wr.Completion) error {
 	if c.Status != wr.StatusOK {
 		return failure(c)
 	}
-	for q.inFlight.n > 0 {
-		i := q.inFlight.pop()
-		s := &q.slots[i]
-		s.sent = true
-		if s.answered {
-			q.done.push(i)
-		}
-		if uint64(host.CID(i, s.gen)) == c.ID {
+	// All of them or none: what is not in flight says nothing about those that are.
+	n := 0
+	for n < q.inFlight.n {
+		i := q.inFlight.peek(n)
+		if n++; uint64(host.CID(i, q.slots[i].gen)) == c.ID {
+			for range n {
+				i := q.inFlight.pop()
+				if q.slots[i].sent = true; q.slots[i].answered {
+					q.done.push(i)
+				}
+			}
 			return nil
 		}
 	}
