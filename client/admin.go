@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 
+	"jbofd/client/internal/host"
 	"jbofd/client/internal/hostverbs"
 	"jbofd/internal/nvme"
 )
@@ -24,8 +25,9 @@ type Identity struct {
 	Compare, CompareAndWrite, WriteZeroes, Deallocate, VerifyOp bool
 	// Discovery: a discovery controller.
 	Discovery bool
-	// ExtensionBits are jbofd's extensions that the target announces; 0 elsewhere. See
+	// Extensions: the target is a jbofd and announces extensions, ExtensionBits, to the protocol. See
 	// docs/wire-extensions.md.
+	Extensions    bool
 	ExtensionBits uint32
 }
 
@@ -38,7 +40,7 @@ func (c *Controller) Identity(ctx context.Context) (Identity, error) {
 		return Identity{}, err
 	}
 	id := &a.id
-	_, ext, _ := id.Extension()
+	_, ext, extended := id.Extension()
 	return Identity{
 		CNTLID: a.cntlid, SubNQN: id.SubNQN(), Serial: id.SN(), Model: id.MN(), Firmware: id.FR(), Version: uint32(a.vs),
 		MaxTransferBytes: a.maxTransfer(), MaxQueueDepth: a.depth, InCapsuleBytes: a.inCapsuleFor(1), IOQueues: a.ioQueues,
@@ -49,6 +51,7 @@ func (c *Controller) Identity(ctx context.Context) (Identity, error) {
 		Deallocate:         id.ONCS()&nvme.ONCSDSM != 0,
 		VerifyOp:           id.ONCS()&nvme.ONCSVerify != 0,
 		Discovery:          id.CNTRLTYPE() == nvme.CNTRLTYPEDiscovery,
+		Extensions:         extended,
 		ExtensionBits:      ext,
 	}, nil
 }
@@ -81,13 +84,26 @@ func (c *Controller) IOPassthru(ctx context.Context, e SQE, data []byte) (Comple
 	return c.passthru(ctx, op{name: fmt.Sprintf("I/O command %#02x", e.Opcode())}, e, data)
 }
 
+// Do runs an I/O command as the methods of Namespace do: on any of the I/O queues, within credits, and,
+// if repeat, again after a connection loss and after a status of a passing nature. cmd.Data is the
+// caller's again on return. name is for errors. A nil error means that it has completed, with whatever
+// status.
+//
+// Errors: ErrConnectionLost, ErrClosed, ErrInvalid, ErrUnsupported; the context's.
+func (c *Controller) Do(ctx context.Context, name string, repeat bool, cmd *Command) (Completion, error) {
+	cmds := [1]Command{*cmd}
+	var comps [1]Completion
+	err := c.do(ctx, op{name: name, repeat: repeat}, cmds[:], comps[:])
+	return comps[0], err
+}
+
 func (c *Controller) passthru(ctx context.Context, o op, e SQE, data []byte) (Completion, error) {
 	cmds := [1]Command{{SQE: e, Data: data}}
 	var comps [1]Completion
 	if err := c.do(ctx, o, cmds[:], comps[:]); err != nil {
 		return Completion{}, err
 	}
-	return comps[0], statusError(o.name, comps[0].Status)
+	return comps[0], host.CheckStatus(o.name, comps[0].Status)
 }
 
 // admin runs an admin command that may be repeated.
@@ -114,6 +130,11 @@ func (c *Controller) SetProperty(ctx context.Context, offset uint32, value uint6
 
 // Identify reads an Identify data structure (4096 bytes into data).
 func (c *Controller) Identify(ctx context.Context, cns uint8, nsid uint32, data []byte) error {
+	return c.IdentifyCSI(ctx, cns, uint8(nvme.CSINVM), nsid, data)
+}
+
+// IdentifyCSI is Identify for a data structure of a command set: 0 NVM (blocks), 1 key value.
+func (c *Controller) IdentifyCSI(ctx context.Context, cns, csi uint8, nsid uint32, data []byte) error {
 	if len(data) != nvme.IdentifySize {
 		return fmt.Errorf("%w: Identify needs %d bytes, has %d", ErrInvalid, nvme.IdentifySize, len(data))
 	}
@@ -121,11 +142,44 @@ func (c *Controller) Identify(ctx context.Context, cns uint8, nsid uint32, data 
 	e.SetOpcode(nvme.AdminIdentify)
 	e.SetNSID(nsid)
 	e.Identify().SetCNS(cns)
+	e.Identify().SetCSI(nvme.CSI(csi))
 	comp, err := c.admin(ctx, fmt.Sprintf("Identify (CNS %02xh)", cns), e, data)
 	if err == nil && comp.Received != nvme.IdentifySize {
 		err = fmt.Errorf("%w: Identify: %d bytes of data", ErrProtocol, comp.Received)
 	}
 	return err
+}
+
+// Description is what a namespace's identification descriptors say of it.
+type Description struct {
+	// CSI is the command set: 0 NVM (blocks; Namespace), 1 key value (package kv).
+	CSI uint8
+	// UUID is zero where the target names none.
+	UUID [16]byte
+}
+
+// Describe reads a namespace's identification descriptors; a target of before NVMe 1.3 has none,
+// and blocks only.
+//
+// Errors: ErrNamespaceGone; those of Identify.
+func (c *Controller) Describe(ctx context.Context, nsid uint32) (d Description, err error) {
+	a, err := c.live(ctx)
+	if err != nil || a.vs < nvme.Version1_3 {
+		return d, err
+	}
+	var b [nvme.IdentifySize]byte
+	if err := c.Identify(ctx, nvme.CNSNSDescriptors, nsid, b[:]); err != nil {
+		return d, fmt.Errorf("namespace %d: %w", nsid, err)
+	}
+	for t, nid := range nvme.NSDescriptors(b[:]).All() {
+		switch {
+		case t == nvme.NIDTUUID && len(nid) == 16:
+			copy(d.UUID[:], nid)
+		case t == nvme.NIDTCSI && len(nid) == 1:
+			d.CSI = nid[0]
+		}
+	}
+	return d, nil
 }
 
 // LogPage names a log page, or the part of it from Offset on.

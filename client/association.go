@@ -230,9 +230,9 @@ func (a *association) fabricsConnect(ctx context.Context, id uint16, depth int, 
 	cqe.SetResult64(comp.Result)
 	if comp.Status.Code() == nvme.ConnectInvalidParameters {
 		f := cqe.ConnectFault()
-		return fmt.Errorf("%w (%s)", &StatusError{"Connect to " + a.opts.SubNQN, comp.Status}, f.What)
+		return fmt.Errorf("%w (%s)", &StatusError{Command: "Connect to " + a.opts.SubNQN, Status: comp.Status}, f.What)
 	}
-	if err := statusError("Connect to "+a.opts.SubNQN, comp.Status); err != nil {
+	if err := host.CheckStatus("Connect to "+a.opts.SubNQN, comp.Status); err != nil {
 		return err
 	}
 	if id != 0 {
@@ -360,7 +360,7 @@ func (a *association) adminCommand(ctx context.Context, name string, e SQE, data
 	if err := a.run(ctx, a.admin, cmds[:], comps[:]); err != nil {
 		return Completion{}, fmt.Errorf("%s: %w", name, err)
 	}
-	return comps[0], statusError(name, comps[0].Status)
+	return comps[0], host.CheckStatus(name, comps[0].Status)
 }
 
 // adminRead is adminCommand for one that must fill data.

@@ -7,9 +7,9 @@ import (
 	"sync"
 	"time"
 
+	"jbofd/client/internal/host"
 	"jbofd/client/internal/hostverbs"
 	"jbofd/client/internal/window"
-	"jbofd/internal/nvme"
 )
 
 // Controller is a connection to a subsystem: an admin queue, I/O queues, and whatever it
@@ -217,6 +217,14 @@ func (c *Controller) closeMemory() error {
 // Options returns the options with defaults filled in.
 func (c *Controller) Options() Options { return c.opts }
 
+// Err returns why the controller has ended for good, by Close or because it has given up; nil while it is
+// connected or reconnects.
+func (c *Controller) Err() error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.err
+}
+
 // Losses returns how often the connection was lost so far.
 func (c *Controller) Losses() uint64 {
 	c.mu.Lock()
@@ -260,7 +268,7 @@ func (c *Controller) do(ctx context.Context, o op, cmds []Command, comps []Compl
 			}
 			return fmt.Errorf("%s: %w", o.name, err)
 		}
-		if !o.repeat || attempt >= c.opts.MaxRetries || !passing(comps[0].Status) {
+		if !o.repeat || attempt >= c.opts.MaxRetries || !host.Passing(comps[0].Status) {
 			return nil
 		}
 		t := time.NewTimer(time.Duration(attempt+1) * 50 * time.Millisecond)
@@ -290,17 +298,4 @@ func (c *Controller) try(ctx context.Context, a *association, o op, cmds []Comma
 	}
 	defer func() { <-a.users }()
 	return a.run(ctx, a.admin, cmds, comps)
-}
-
-// passing reports whether a status is of the kind that goes away by itself.
-func passing(s Status) bool {
-	if s.DNR() {
-		return false
-	}
-	switch s.Code() {
-	case nvme.NamespaceNotReady, nvme.CommandInterrupted, nvme.TransientTransportError, nvme.ANATransition,
-		nvme.AbortedSQDeletion, nvme.AdminMediaNotReady:
-		return true
-	}
-	return false
 }

@@ -103,33 +103,53 @@ type Credit struct {
 	WaitTime time.Duration
 }
 
-// Credit returns the credit of the drive that the namespace lies on. It is zero while the
+// Credit returns the credit of the drive that the namespace lies on: see Controller.Credit.
+func (n *Namespace) Credit() Credit { return n.c.Credit(n.nsid) }
+
+// WaitCredit is Controller.WaitCredit for the namespace.
+func (n *Namespace) WaitCredit(ctx context.Context, lenBytes int) error {
+	return n.c.WaitCredit(ctx, n.nsid, lenBytes)
+}
+
+// Credit returns the credit of the drive that a namespace lies on. It is zero while the
 // controller reconnects.
-func (n *Namespace) Credit() Credit {
-	n.c.mu.Lock()
-	a := n.c.a
-	n.c.mu.Unlock()
+func (c *Controller) Credit(nsid uint32) Credit {
+	c.mu.Lock()
+	a := c.a
+	c.mu.Unlock()
 	if a == nil || a.gate == nil {
 		return Credit{}
 	}
-	s := a.gate.State(n.nsid)
+	s := a.gate.State(nsid)
 	return Credit{On: true, SSD: s.SSD, Units: s.Units, Outstanding: s.Outstanding, Waiting: s.Waiting, Waits: s.Waits, WaitTime: s.Waited}
 }
 
-// WaitCredit returns when a command with lenBytes of data would not have to wait at the host,
-// at once if there are no credits. It reserves nothing: it is for programs that choose what to do
+// WaitCredit returns when a command with lenBytes of data to a namespace would not have to wait at the
+// host, at once if there are no credits. It reserves nothing: it is for programs that choose what to do
 // next when something can be done, rather than let commands queue up.
 //
 // Errors: the context's; ErrConnectionLost; ErrClosed.
-func (n *Namespace) WaitCredit(ctx context.Context, lenBytes int) error {
+func (c *Controller) WaitCredit(ctx context.Context, nsid uint32, lenBytes int) error {
 	for {
-		a, err := n.c.live(ctx)
+		a, err := c.live(ctx)
 		if err != nil || a.gate == nil {
 			return err
 		}
-		err = a.gate.Wait(ctx, a.ctx.Done(), n.nsid, lenBytes)
+		err = a.gate.Wait(ctx, a.ctx.Done(), nsid, lenBytes)
 		if !errors.Is(err, window.ErrDead) {
 			return err
 		}
 	}
+}
+
+// Locate tells the controller on which drive of a jbofd node a namespace lies, so that its first
+// commands already keep within that drive's credit. Namespace and kv.Open do it.
+//
+// Errors: ErrConnectionLost, ErrClosed; the context's.
+func (c *Controller) Locate(ctx context.Context, nsid uint32, ssd uint16) error {
+	a, err := c.live(ctx)
+	if err != nil {
+		return err
+	}
+	return a.learn(ctx, nsid, ssd)
 }

@@ -5,6 +5,7 @@
 //	Connect ───> Controller ── admin commands, features, log pages, events; reconnects
 //	               ├── Namespace(nsid)   ReadAt, WriteAt, Flush, WriteZeroes, Deallocate, Compare, ...
 //	               │                     for any number of goroutines, with contexts
+//	               ├── kv.Open           package kv: Get, Put, Delete on key value namespaces
 //	               └── OpenQPair         batches of commands and completions for one goroutine,
 //	                                     nothing allocated: load generators, replication
 //
@@ -35,7 +36,14 @@
 // Options.Credits turns it off. What is outstanding on a QPair counts until Poll has returned it:
 // who fills the window with one QPair and then waits for something else, instead of polling, gets
 // on only slowly. Which drive a namespace lies on is known once it was opened
-// with Controller.Namespace, or when a command to it has completed.
+// with Controller.Namespace or kv.Open, or when a command to it has completed.
+//
+// # Keys and values
+//
+// Namespaces of the Key Value command set are for package kv, which is the same in small: kv.Namespace for any number
+// of goroutines, kv.Queue for one that keeps many operations outstanding, with credits and across connection
+// losses. Controller.Describe tells which namespaces these are. Where a controller has several command sets all are
+// enabled (CC.CSS 110b); a target that knows blocks only, as the Linux one, never notices.
 //
 // # Errors
 //

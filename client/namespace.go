@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"sync/atomic"
 
+	"jbofd/client/internal/host"
 	"jbofd/internal/nvme"
 )
 
@@ -70,24 +71,14 @@ func (n *Namespace) Refresh(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	g := geometry{info: NamespaceInfo{NSID: n.nsid}}
-	var d [nvme.IdentifySize]byte
-	if a.vs >= nvme.Version1_3 {
-		if err := n.c.Identify(ctx, nvme.CNSNSDescriptors, n.nsid, d[:]); err != nil {
-			return fmt.Errorf("namespace %d: %w", n.nsid, err)
-		}
-		for t, nid := range nvme.NSDescriptors(d[:]).All() {
-			switch {
-			case t == nvme.NIDTUUID && len(nid) == 16:
-				copy(g.info.UUID[:], nid)
-			case t == nvme.NIDTCSI && len(nid) == 1:
-				g.info.CSI = nid[0]
-			}
-		}
+	d, err := n.c.Describe(ctx, n.nsid)
+	if err != nil {
+		return err
 	}
-	if g.info.CSI != uint8(nvme.CSINVM) {
-		return fmt.Errorf("%w: namespace %d has command set %d, not blocks", ErrUnsupported, n.nsid, g.info.CSI)
+	if d.CSI != uint8(nvme.CSINVM) {
+		return fmt.Errorf("%w: namespace %d has command set %d, not blocks", ErrUnsupported, n.nsid, d.CSI)
 	}
+	g := geometry{info: NamespaceInfo{NSID: n.nsid, UUID: d.UUID, CSI: d.CSI}}
 	var id nvme.IdentifyNamespace
 	if err := n.c.Identify(ctx, nvme.CNSNamespace, n.nsid, id[:]); err != nil {
 		return fmt.Errorf("namespace %d: %w", n.nsid, err)
@@ -194,7 +185,7 @@ func (n *Namespace) transfer(ctx context.Context, o op, opcode uint8, cdw12 uint
 		if err := n.c.do(ctx, o, cmds[:], comps[:]); err != nil {
 			return done, err
 		}
-		if err := statusError(o.name, comps[0].Status); err != nil {
+		if err := host.CheckStatus(o.name, comps[0].Status); err != nil {
 			return done, err
 		}
 		if opcode == nvme.CmdRead && int(comps[0].Received) != k {
@@ -221,7 +212,7 @@ func (n *Namespace) plain(ctx context.Context, o op, c Command) error {
 	if err := n.c.do(ctx, o, cmds[:], comps[:]); err != nil {
 		return err
 	}
-	return statusError(o.name, comps[0].Status)
+	return host.CheckStatus(o.name, comps[0].Status)
 }
 
 // Flush makes every write that has completed durable.
@@ -337,8 +328,8 @@ func (n *Namespace) CompareAndWrite(ctx context.Context, expected, replacement [
 	if err := n.c.do(ctx, op{name: name}, cmds[:], comps[:]); err != nil {
 		return err
 	}
-	if err := statusError(name, comps[0].Status); err != nil {
+	if err := host.CheckStatus(name, comps[0].Status); err != nil {
 		return err
 	}
-	return statusError(name, comps[1].Status)
+	return host.CheckStatus(name, comps[1].Status)
 }

@@ -1,9 +1,6 @@
 package client
 
 import (
-	"errors"
-	"fmt"
-
 	"jbofd/client/internal/host"
 	"jbofd/internal/nvme"
 )
@@ -19,6 +16,10 @@ type (
 	Command = host.Command
 	// Completion is a command's outcome.
 	Completion = host.Completion
+	// StatusError is a command that completed with a status other than success. errors.Is matches it with
+	// ErrCompareFailed, ErrUnsupported and ErrNamespaceGone where the status says so, and with the errors of
+	// package kv.
+	StatusError = host.StatusError
 )
 
 // Opcodes for Command.SQE that a QPair's user needs most.
@@ -50,44 +51,13 @@ var (
 	// ErrInvalid: an argument is out of range; nothing was sent.
 	ErrInvalid = host.ErrInvalid
 	// ErrCompareFailed: Compare or CompareAndWrite found other data.
-	ErrCompareFailed = errors.New("compare failed")
+	ErrCompareFailed = host.ErrCompareFailed
 	// ErrUnsupported: the controller or namespace lacks the command or feature; or this program
 	// the transport.
 	ErrUnsupported = host.ErrUnsupported
 	// ErrNamespaceGone: the namespace is not there (any more).
-	ErrNamespaceGone = errors.New("no such namespace")
+	ErrNamespaceGone = host.ErrNamespaceGone
 )
-
-// StatusError is a command that completed with a status other than success. errors.Is
-// matches it with ErrCompareFailed, ErrUnsupported and ErrNamespaceGone where the status says so.
-type StatusError struct {
-	// Command names it: "Read", "Identify".
-	Command string
-	Status  Status
-}
-
-func (e *StatusError) Error() string { return fmt.Sprintf("%s: %s", e.Command, e.Status) }
-
-// Is implements errors.Is.
-func (e *StatusError) Is(target error) bool {
-	switch e.Status.Code() {
-	case nvme.CompareFailure:
-		return target == ErrCompareFailed
-	case nvme.InvalidOpcode, nvme.InvalidLogPage:
-		return target == ErrUnsupported
-	case nvme.InvalidNamespaceOrFormat:
-		return target == ErrNamespaceGone
-	}
-	return false
-}
-
-// statusError returns nil for success.
-func statusError(command string, s Status) error {
-	if s.OK() {
-		return nil
-	}
-	return &StatusError{Command: command, Status: s}
-}
 
 // SetRW fills c with opcode (OpRead, OpWrite, OpCompare, ...) for nlb blocks from LBA slba of
 // namespace nsid. nlb is 1 to 65536.

@@ -34,8 +34,8 @@ func execute(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 		SilenceUsage:  true,
 	}
 	root.CompletionOptions.HiddenDefaultCmd = true
-	root.AddCommand(blockCommand(), demoCommand(), discoverCommand(), simCommand())
-	root.SetArgs(underscores(args))
+	root.AddCommand(blockCommand(), demoCommand(), discoverCommand(), kvCommand(), simCommand())
+	root.SetArgs(underscores(ycsbHabits(args)))
 	root.SetOut(stdout)
 	root.SetErr(stderr)
 	err := root.ExecuteContext(ctx)

@@ -77,7 +77,7 @@ func (x *cli) namespaces(c *cobra.Command) (out admin.List[namespaceRow], err er
 	for _, d := range ssds.Items {
 		for _, e := range d.Extents {
 			if !e.Configured {
-				out.Items = append(out.Items, namespaceRow{e.NQN, admin.Namespace{NSID: e.NSID, SSD: d.Name, SizeBytes: e.LengthBytes, UUID: e.UUID, Hosts: []string{}}, false})
+				out.Items = append(out.Items, namespaceRow{e.NQN, admin.Namespace{NSID: e.NSID, SSD: d.Name, SizeBytes: e.LengthBytes, Type: e.Use, UUID: e.UUID, Hosts: []string{}}, false})
 			}
 		}
 	}
@@ -90,13 +90,16 @@ func (x *cli) namespaceList(c *cobra.Command, _ []string) error {
 		return err
 	}
 	return x.print(c, l, func(t *tabwriter.Writer) {
-		row(t, "SUBSYSTEM", "NSID", "SSD", "SIZE", "BLOCK", "CONFIGURED", "UUID")
+		row(t, "SUBSYSTEM", "NSID", "SSD", "SIZE", "TYPE", "BLOCK", "KEYS", "USED", "CONFIGURED", "UUID")
 		for _, n := range l.Items {
-			block := any(n.BlockSize)
-			if n.BlockSize == 0 {
-				block = ""
+			block, keys, used := any(""), any(""), any("")
+			if n.BlockSize > 0 {
+				block = n.BlockSize
 			}
-			row(t, n.SubNQN, n.NSID, n.SSD, size(n.SizeBytes), block, yesNo(n.Configured), n.UUID)
+			if n.Type == "kv" && n.Configured {
+				keys, used = n.Objects, size(n.UsedBytes)
+			}
+			row(t, n.SubNQN, n.NSID, n.SSD, size(n.SizeBytes), n.Type, block, keys, used, yesNo(n.Configured), n.UUID)
 		}
 	})
 }

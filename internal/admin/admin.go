@@ -159,7 +159,13 @@ type Namespace struct {
 	NSID      uint32 `json:"nsid"`
 	SSD       string `json:"ssd"`
 	SizeBytes int64  `json:"sizeBytes"`
-	BlockSize int    `json:"blockSize"`
+	// Type is block or kv, of one left on a drive what its extent is for.
+	Type string `json:"type"`
+	// BlockSize is 0 for keys and values.
+	BlockSize int `json:"blockSize"`
+	// Objects and UsedBytes are the keys and what they take, of keys and values.
+	Objects   int64 `json:"objects,omitempty"`
+	UsedBytes int64 `json:"usedBytes,omitempty"`
 	// UUID is empty if its drive is not served.
 	UUID string `json:"uuid"`
 	// Hosts are the only ones that see it; empty: all of the subsystem's.

@@ -131,6 +131,8 @@ type SSD struct {
 	QueueDepth int `yaml:"queue_depth" default:"256" min:"1" max:"4096"`
 	// Policy is how the drive is shared between tenants: by weight and with an eye on its latency (jbof), as the Gimbal paper does it (gimbal), in order of arrival (fifo), or as ReFlex or FlashFQ do it.
 	Policy string `yaml:"policy" default:"jbof" oneof:"jbof|gimbal|fifo|reflex|flashfq"`
+	// BackgroundWeight is the share that the key-value stores on the drive have for compaction, checkpoints and recovery, against the weights of tenants. Writers wait for compaction when it falls behind.
+	BackgroundWeight int `yaml:"background_weight" default:"4" min:"1" max:"10000"`
 	// Calibrate measures the drive with a quarter of a second of reads when the daemon starts, so that policy jbof knows it from the first I/O on. Without, it starts from what is common and learns.
 	Calibrate bool `yaml:"calibrate" default:"true"`
 	// Fault makes the drive fail on purpose, for tests.
@@ -175,16 +177,34 @@ type Namespace struct {
 	NSID uint32 `yaml:"nsid" required:"true" min:"1" max:"1024" reload:"live"`
 	// SSD is the name of the drive that holds it.
 	SSD string `yaml:"ssd" required:"true"`
-	// Size is its capacity, a multiple of 1MiB. A reload can make it larger. Where on the drive it lies is found once and remembered in the drive's label.
+	// Size is its capacity, a multiple of 1MiB, of type kv at least 64MiB. A reload can make a block namespace larger. Where on the drive it lies is found once and remembered in the drive's label.
 	Size Bytes `yaml:"size" required:"true" min:"1MiB" reload:"live"`
-	// BlockSize is the logical block in bytes.
+	// BlockSize is the logical block in bytes (type block).
 	BlockSize int `yaml:"block_size" default:"4096" oneof:"512|4096"`
-	// Type is the command set it speaks.
-	Type string `yaml:"type" default:"block" oneof:"block"`
+	// Type is the command set it speaks: blocks, or keys and values (NVMe Key Value Command Set).
+	Type string `yaml:"type" default:"block" oneof:"block|kv"`
+	// KV is how keys and values are kept (type kv).
+	KV KV `yaml:"kv"`
 	// Hosts are the only hosts that see it. Empty: all that may connect.
 	Hosts []string `yaml:"hosts" reload:"live"`
 	// UUID is its UUID. Absent: made once and remembered in the drive's label.
 	UUID string `yaml:"uuid,omitempty"`
+}
+
+// KV is how a namespace keeps keys and values.
+type KV struct {
+	// Durability is what a reply to a write means: it survives a loss of power (device: by the drive's nature, with writes through its cache if that is volatile), or it may be lost with the power (none).
+	Durability string `yaml:"durability" default:"device" oneof:"device|none"`
+	// KeysPerSegment is how many keys share an entry of 5 bytes in memory, on average. More keys take less memory and make writes longer: 14 is 0.36 bytes a key, 21 is 0.24.
+	KeysPerSegment int `yaml:"keys_per_segment" default:"14" min:"1" max:"256"`
+	// Requests is how many commands are in progress at once; more wait, by tenant.
+	Requests int `yaml:"requests" default:"256" min:"1" max:"32768"`
+	// GroupBytes is the size at which small values and index segments that came together are written.
+	GroupBytes Bytes `yaml:"group_bytes" default:"64KiB" min:"512" max:"64KiB"`
+	// GroupDelay is how long they may wait for more while others are being written. Alone a write waits for nothing.
+	GroupDelay time.Duration `yaml:"group_delay" default:"50us" min:"0s" max:"100ms"`
+	// ScrubRate is how much is read a second in the background to find what the drive has damaged. 0: nothing.
+	ScrubRate Bytes `yaml:"scrub_rate" default:"1MiB" min:"0" max:"1TiB"`
 }
 
 // Tenant is who shares drives with others: one or more hosts.

@@ -105,7 +105,7 @@ func TestTheEmbeddedDefaultIsValidAndOnLoopbackOnly(t *testing.T) {
 			t.Errorf("listens on %s", a)
 		}
 	}
-	if len(c.SSDs) != 2 || c.SSDs[0].Path != "data/ssd0.img" || !c.SSDs[1].Create || c.SSDs[1].Size != 1<<30 {
+	if len(c.SSDs) != 3 || c.SSDs[0].Path != "data/ssd0.img" || !c.SSDs[1].Create || c.SSDs[1].Size != 1<<30 {
 		t.Errorf("ssds %+v", c.SSDs)
 	}
 }

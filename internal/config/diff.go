@@ -208,8 +208,12 @@ func (d *differ) namespaces(path, nqn string, from, to []Namespace) {
 			continue
 		}
 		a := from[k]
+		d.fixed(join(p, "kv"), reflect.ValueOf(a.KV), reflect.ValueOf(b.KV), "needs a restart")
+		a.KV = b.KV
 		d.fixed(p, reflect.ValueOf(a), reflect.ValueOf(b), "makes it another namespace: give it another nsid, or remove it by one reload and add it by the next")
 		switch {
+		case b.Size != a.Size && b.Type == "kv":
+			d.problem(join(p, "size"), "%s, but a kv namespace keeps the size that it was made with; allowed: %s", b.Size, a.Size)
 		case b.Size > a.Size:
 			d.NamespacesGrown = append(d.NamespacesGrown, ns)
 		case b.Size < a.Size:

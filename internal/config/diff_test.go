@@ -114,6 +114,19 @@ func TestAReloadRefusesWhatNeedsARestart(t *testing.T) {
 	}
 }
 
+func TestAKVNamespaceKeepsItsSizeAndItsWays(t *testing.T) {
+	kv := strings.NewReplacer("nsid: 1, ssd: s, size: 64MiB", "nsid: 1, ssd: s, size: 64MiB, type: kv").Replace(running)
+	to := strings.NewReplacer("size: 64MiB, type: kv", "size: 65MiB, type: kv, kv: {requests: 2}").Replace(kv)
+	_, err := Diff(mustParse(t, kv), mustParse(t, to))
+	want := []string{
+		`test.yaml:11:33: subsystems[0].namespaces[0].size: 65MiB, but a kv namespace keeps the size that it was made with; allowed: 64MiB`,
+		`test.yaml:11:65: subsystems[0].namespaces[0].kv.requests: 256 became 2, which needs a restart`,
+	}
+	if err == nil || err.Error() != strings.Join(want, "\n") {
+		t.Errorf("got:\n%v\nwant:\n%s", err, strings.Join(want, "\n"))
+	}
+}
+
 func TestMovingAListOrAnSSDNeedsARestart(t *testing.T) {
 	for _, pairs := range [][]string{
 		{"  - {name: t, backend: mem, size: 1GiB}", "  - {name: t, backend: mem, size: 1GiB}\n  - {name: u, backend: mem, size: 1GiB}"},

@@ -111,6 +111,9 @@ func section(b *strings.Builder, t reflect.Type, path, title, change string, com
 			if typ == reflect.TypeFor[Namespace]() {
 				s.change = "another namespace"
 			}
+			if typ == reflect.TypeFor[KV]() {
+				s.change, state = "restart", "restart"
+			}
 			subs = append(subs, s)
 			if path == "" && !f.live {
 				state = "see below"

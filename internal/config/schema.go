@@ -172,7 +172,6 @@ func setText(v reflect.Value, f field, text string) error {
 
 // notBuiltIn explains values that the design knows and this build does not have.
 var notBuiltIn = map[string]string{
-	"type=kv":      "type kv is not built in this version",
 	"backend=spdk": "backend spdk is not built in",
 }
 

@@ -282,6 +282,9 @@ func (v *validator) subsystems() {
 			if path := join(np, "size"); v.ok(path) && n.Size%label.AlignBytes != 0 {
 				v.complain(path, "%s does not fit the drive's table of extents; allowed: a multiple of %s", n.Size, Bytes(label.AlignBytes))
 			}
+			if path := join(np, "size"); v.ok(path) && n.Type == "kv" && n.Size < minKV {
+				v.complain(path, "%s is too small for type kv; allowed: %s or more", n.Size, minKV)
+			}
 			v.hosts(join(np, "hosts"), n.Hosts)
 			v.visible(join(np, "hosts"), s, n)
 			if path := join(np, "uuid"); v.ok(path) && n.UUID != "" {
@@ -294,6 +297,12 @@ func (v *validator) subsystems() {
 		}
 	}
 }
+
+// Background is the name of the tenant that compaction, checkpoints and recovery of key-value stores belong to.
+const Background = "kv-background"
+
+// minKV is the least that a key-value namespace needs: room for its logs and what it keeps back.
+const minKV = Bytes(64 << 20)
 
 // nqn checks a name that others chose: whatever Linux accepts.
 func (v *validator) nqn(path, s string) {
@@ -395,6 +404,9 @@ func (v *validator) tenants() {
 		}
 		path := join(p, "name")
 		v.name(path, t.Name)
+		if v.ok(path) && t.Name == Background {
+			v.complain(path, "%q is what metrics call the work of key-value stores; allowed: another name", t.Name)
+		}
 		if v.ok(path) && (t.Name == "other" || strings.HasPrefix(t.Name, "nqn.")) {
 			v.complain(path, "%q is what metrics call hosts without a tenant; allowed: another name", t.Name)
 		}

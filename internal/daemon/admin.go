@@ -168,12 +168,19 @@ func (n *Node) listSubsystems() any {
 func list(s []string) []string { return append([]string{}, s...) }
 
 func (n *Node) namespaceInfo(nqn string, nc config.Namespace) admin.Namespace {
-	i := admin.Namespace{NSID: nc.NSID, SSD: nc.SSD, SizeBytes: int64(nc.Size), BlockSize: nc.BlockSize, Hosts: list(nc.Hosts)}
+	i := admin.Namespace{NSID: nc.NSID, SSD: nc.SSD, SizeBytes: int64(nc.Size), Type: nc.Type, BlockSize: nc.BlockSize, Hosts: list(nc.Hosts)}
+	if nc.Type == "kv" {
+		i.BlockSize = 0
+	}
 	for _, d := range n.ssds {
 		if d.name == nc.SSD && d.label != nil {
 			lab := d.label.Label()
 			if k := lab.FindNamespace(nqn, nc.NSID); k >= 0 {
 				i.UUID = lab.Extents[k].UUID.String()
+				if s := n.store(lab.Extents[k].UUID); s != nil {
+					st := s.Stats()
+					i.Objects, i.UsedBytes = st.Objects, st.LiveBytes
+				}
 			}
 		}
 	}

@@ -26,6 +26,7 @@ import (
 	"jbofd/internal/nvmeof/rdma/verbs"
 	"jbofd/internal/nvmeof/tcp"
 	"jbofd/internal/nvmeof/tcp/serve"
+	"jbofd/internal/ssd/label"
 	"jbofd/internal/telemetry"
 )
 
@@ -77,6 +78,7 @@ type Node struct {
 	tel       *telemetry.Telemetry
 	pool      *bufpool.Pool
 	ssds      []*drive // in the configuration's order
+	stores    stores
 	fab       *fabric.Fabric
 	tcp       *serve.Server
 	rdma      *rdmaserve.Server // nil without RDMA listeners
@@ -148,7 +150,7 @@ func watchdog() (stop func()) {
 // start brings everything up; on error it takes down what it had.
 func start(opts Options) (_ *Node, err error) {
 	cfg := opts.Config
-	n := &Node{opts: opts, cfg: cfg, level: new(slog.LevelVar), stopping: make(chan struct{})}
+	n := &Node{opts: opts, cfg: cfg, level: new(slog.LevelVar), stopping: make(chan struct{}), stores: stores{open: map[label.UUID]*store{}}}
 	n.beginStop = sync.OnceFunc(func() { close(n.stopping) })
 	defer func() {
 		if err != nil {
@@ -187,14 +189,16 @@ func start(opts Options) (_ *Node, err error) {
 	if err := n.openSSDs(); err != nil {
 		return nil, err
 	}
+	n.closing(n.closeStores)
 	if err := n.startTarget(); err != nil {
 		return nil, err
 	}
 	n.tel.SetScheduling(n.scheduling)
+	n.tel.SetKV(n.kvStats)
 	if err := n.listen(); err != nil {
 		return nil, err
 	}
-	if err := n.apply(cfg); err != nil {
+	if err := n.apply(cfg, true); err != nil {
 		return nil, err
 	}
 	if err := n.serveAdmin(); err != nil {
@@ -309,7 +313,7 @@ func (n *Node) Reload() error {
 	if err == nil {
 		var ch config.Changes
 		if ch, err = config.Diff(n.cfg, cfg); err == nil {
-			if err = n.apply(cfg); err == nil {
+			if err = n.apply(cfg, false); err == nil {
 				n.setLevel(cfg.Log.Level)
 				n.cfgMu.Lock()
 				n.cfg = cfg

@@ -9,6 +9,7 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"sync"
 
@@ -33,6 +34,8 @@ type drive struct {
 	dev   ssd.Device
 	label *label.Store
 	owner *owner.Owner
+	// backgroundWeight is that of its key-value stores' own work.
+	backgroundWeight int
 }
 
 // openSSDs opens every drive. A drive that cannot be opened is left out, loudly:
@@ -40,7 +43,7 @@ type drive struct {
 func (n *Node) openSSDs() error {
 	var failed []error
 	for _, sc := range n.cfg.SSDs {
-		d := &drive{name: sc.Name}
+		d := &drive{name: sc.Name, backgroundWeight: sc.BackgroundWeight}
 		n.ssds = append(n.ssds, d)
 		if err := n.openSSD(d, sc); err != nil {
 			d.err = fmt.Errorf("ssd %s: %w", sc.Name, err)
@@ -182,9 +185,13 @@ func (n *Node) owners() []*owner.Owner {
 //
 // Everything is tried on copies of the labels first, so that a configuration that
 // cannot be had changes nothing. Labels change before the target, and each as a whole.
-func (n *Node) apply(cfg *config.Config) error {
+//
+// starting: a key-value namespace whose store cannot be opened is left out, loudly, as drives are; later, a
+// configuration that has one is refused.
+func (n *Node) apply(cfg *config.Config, starting bool) error {
 	state := nvmeof.State{Ports: n.ports}
 	plan := labelPlan{}
+	var kv []*kvPlan
 	var tel []telemetry.Subsystem
 	for _, r := range cfg.Discovery.Referrals {
 		p, err := referral(r)
@@ -201,12 +208,15 @@ func (n *Node) apply(cfg *config.Config) error {
 		}
 		ts := telemetry.Subsystem{NQN: sc.NQN, Serial: st.Serial, Model: st.Model}
 		for _, nc := range sc.Namespaces {
-			ns, err := n.namespace(plan, sc.NQN, nc)
+			ns, store, err := n.namespace(plan, sc.NQN, nc)
 			if err != nil {
 				return fmt.Errorf("subsystem %s, namespace %d: %w", sc.NQN, nc.NSID, err)
 			}
 			if ns == nil {
 				continue // its drive was left out
+			}
+			if store != nil {
+				kv = append(kv, store)
 			}
 			st.Namespaces = append(st.Namespaces, ns)
 			ts.Namespaces = append(ts.Namespaces, telemetry.Namespace{NSID: ns.NSID, SSD: nc.SSD, UUID: ns.UUID.String(), Type: nc.Type,
@@ -215,12 +225,23 @@ func (n *Node) apply(cfg *config.Config) error {
 		state.Subsystems = append(state.Subsystems, st)
 		tel = append(tel, ts)
 	}
-	if err := plan.commit(); err != nil {
+	opened, err := n.openStores(kv, starting)
+	if err != nil {
 		return err
+	}
+	if err := plan.commit(); err != nil {
+		n.dropStores(opened)
+		return err
+	}
+	there := n.adoptStores(kv)
+	for i := range state.Subsystems {
+		st := &state.Subsystems[i]
+		st.Namespaces = slices.DeleteFunc(st.Namespaces, func(ns *nvmeof.Namespace) bool { return ns.CSI == nvme.CSIKV && !there[ns] })
 	}
 	n.fab.SetTenants(tenantConfigs(cfg))
 	n.fab.Apply(state)
 	n.tel.SetSubsystems(tel)
+	n.retireStores(kv)
 	return nil
 }
 
@@ -276,9 +297,9 @@ func replaceLabel(d *drive, by *label.Label) error {
 	return nil
 }
 
-// namespace finds a namespace's extent, or plans a new or longer one; nil if its
-// drive was left out.
-func (n *Node) namespace(plan labelPlan, nqn string, nc config.Namespace) (*nvmeof.Namespace, error) {
+// namespace finds a namespace's extent, or plans a new or longer one, and the store on it if it is of keys and
+// values; nil if its drive was left out.
+func (n *Node) namespace(plan labelPlan, nqn string, nc config.Namespace) (*nvmeof.Namespace, *kvPlan, error) {
 	number := -1
 	for i, d := range n.ssds {
 		if d.name == nc.SSD {
@@ -286,19 +307,19 @@ func (n *Node) namespace(plan labelPlan, nqn string, nc config.Namespace) (*nvme
 		}
 	}
 	if number < 0 {
-		return nil, fmt.Errorf("ssd %q is not configured", nc.SSD)
+		return nil, nil, fmt.Errorf("ssd %q is not configured", nc.SSD)
 	}
 	d := n.ssds[number]
 	if d.owner == nil {
-		return nil, nil
+		return nil, nil, nil
 	}
 	info := d.dev.Info()
-	if nc.BlockSize < info.BlockSize {
-		return nil, fmt.Errorf("block_size %d: ssd %s has blocks of %d bytes", nc.BlockSize, nc.SSD, info.BlockSize)
+	if nc.Type == "block" && nc.BlockSize < info.BlockSize {
+		return nil, nil, fmt.Errorf("block_size %d: ssd %s has blocks of %d bytes", nc.BlockSize, nc.SSD, info.BlockSize)
 	}
-	e, err := plan.of(d).extent(nqn, nc)
+	e, fresh, err := plan.of(d).extent(nqn, nc)
 	if err != nil {
-		return nil, fmt.Errorf("ssd %s: %w", nc.SSD, err)
+		return nil, nil, fmt.Errorf("ssd %s: %w", nc.SSD, err)
 	}
 	ns := &nvmeof.Namespace{
 		NSID: nc.NSID, SSD: number, OffsetBytes: e.StartBytes, SizeBytes: e.LengthBytes,
@@ -312,42 +333,51 @@ func (n *Node) namespace(plan labelPlan, nqn string, nc config.Namespace) (*nvme
 	}
 	sum := sha256.Sum256(e.UUID[:])
 	copy(ns.EUI64[:], sum[:])
-	return ns, nil
+	if nc.Type != "kv" {
+		return ns, nil, nil
+	}
+	asKV(ns)
+	return ns, &kvPlan{ns: ns, drive: d, extent: e, cfg: nc, fresh: fresh}, nil
 }
 
-// extent returns the namespace's extent, after making or growing it if need be.
-func (p *plannedLabel) extent(nqn string, nc config.Namespace) (label.Extent, error) {
-	shift := uint8(bits.TrailingZeros(uint(nc.BlockSize)))
+// extent returns the namespace's extent, after making or growing it if need be;
+// fresh: it is new.
+func (p *plannedLabel) extent(nqn string, nc config.Namespace) (e label.Extent, fresh bool, err error) {
+	use, shift := label.Block, uint8(bits.TrailingZeros(uint(nc.BlockSize)))
+	if nc.Type == "kv" {
+		use, shift = label.KV, 0
+	}
 	l := p.label
 	if i := l.FindNamespace(nqn, nc.NSID); i >= 0 {
 		e := l.Extents[i]
 		switch {
-		case e.Use != label.Block:
-			return e, fmt.Errorf("the drive's label says type %s, the configuration %s", e.Use, nc.Type)
+		case e.Use != use:
+			return e, false, fmt.Errorf("the drive's label says type %s, the configuration %s", e.Use, nc.Type)
 		case e.BlockShift != shift:
-			return e, fmt.Errorf("block_size %d: the namespace was made with %d", nc.BlockSize, 1<<e.BlockShift)
+			return e, false, fmt.Errorf("block_size %d: the namespace was made with %d", nc.BlockSize, 1<<e.BlockShift)
 		case nc.UUID != "" && nc.UUID != e.UUID.String():
-			return e, fmt.Errorf("uuid %s: the namespace was made with %s", nc.UUID, e.UUID)
+			return e, false, fmt.Errorf("uuid %s: the namespace was made with %s", nc.UUID, e.UUID)
 		case int64(nc.Size) < e.LengthBytes:
-			return e, fmt.Errorf("size %s: the namespace has %s and cannot shrink", nc.Size, config.Bytes(e.LengthBytes))
+			return e, false, fmt.Errorf("size %s: the namespace has %s and cannot shrink", nc.Size, config.Bytes(e.LengthBytes))
 		case int64(nc.Size) == e.LengthBytes:
-			return e, nil
+			return e, false, nil
 		}
 		p.changed = true
 		err := l.Grow(e.UUID, int64(nc.Size))
 		e.LengthBytes = int64(nc.Size)
-		return e, err
+		return e, false, err
 	}
-	e := label.Extent{UUID: label.NewUUID(), LengthBytes: int64(nc.Size), NSID: nc.NSID, Use: label.Block, BlockShift: shift, NQN: nqn}
+	e = label.Extent{UUID: label.NewUUID(), LengthBytes: int64(nc.Size), NSID: nc.NSID, Use: use, BlockShift: shift, NQN: nqn}
 	if nc.UUID != "" {
 		u, err := nvme.ParseUUID(nc.UUID)
 		if err != nil {
-			return e, err
+			return e, false, err
 		}
 		e.UUID = label.UUID(u)
 	}
 	p.changed = true
-	return l.Allocate(e)
+	e, err = l.Allocate(e)
+	return e, true, err
 }
 
 // referral describes another discovery service.

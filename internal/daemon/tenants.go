@@ -75,6 +75,7 @@ func (n *Node) shared() (all []sharing, tenants map[pipeline.Tenant]fabric.Tenan
 			delete(tenants, t.Number)
 		}
 	}
+	tenants[fabric.Background] = fabric.TenantInfo{Name: config.Background, Number: fabric.Background}
 	return all, tenants
 }
 
@@ -113,7 +114,7 @@ func (n *Node) listTenants() any {
 				Weight: st.Weight, RWIOsPerSec: c.RWIOsPerSec, RWMBytesPerSec: c.RWBytesPerSec / megabyte, RMBytesPerSec: c.ReadBytesPerSec / megabyte,
 				WMBytesPerSec: c.WriteBytesPerSec / megabyte, Share: st.Share, Credit: st.Credit, Queued: st.Queued, Inflight: st.Inflight,
 				LimitedBy: st.Limit.String()}
-			if !t.Configured {
+			if !t.Configured && t.Number != fabric.Background {
 				a.Hosts = []string{t.Name}
 			}
 			l.Items = append(l.Items, a)

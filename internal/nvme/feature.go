@@ -18,6 +18,7 @@ const (
 	FIDKeepAlive              = 0x0F
 	FIDHostBehavior           = 0x16
 	FIDIOCommandSetProfile    = 0x19
+	FIDKeyValue               = 0x20 // KV command set: KVErrorOnDelete
 	FIDHostIdentifier         = 0x81
 	FIDReservationMask        = 0x82
 	FIDReservationPersistence = 0x83

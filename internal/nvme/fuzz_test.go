@@ -173,6 +173,54 @@ func FuzzNSDescriptors(f *testing.F) {
 	})
 }
 
+// FuzzKVList: what passes Check is the very list its keys give when written again, up to
+// padding and what follows; and no getter of one that does not panics.
+func FuzzKVList(f *testing.F) {
+	seed(f, "kv-list-data")
+	f.Add([]byte{2, 0, 0, 0, 1, 0, 'a', 0, 3, 0, 'b', 'c', 'd'})
+	f.Add([]byte{0xff, 0xff, 0xff, 0xff, 0xff, 0xff})
+	f.Fuzz(func(t *testing.T, b []byte) {
+		l := KVList(b)
+		err := l.Check()
+		out := NewKVList(make([]byte, len(b)+8))
+		n := 0
+		for key := range l.All() {
+			if len(key) == 0 || len(key) > MaxKVKey {
+				t.Fatalf("a key of %d bytes", len(key))
+			}
+			var ok bool
+			if out, ok = out.Append(key); !ok {
+				t.Fatalf("%d bytes do not hold the keys of %d", cap(out), len(b))
+			}
+			n++
+		}
+		if n != out.Len() || out.Check() != nil {
+			t.Fatalf("%d keys read back as %d: %v", n, out.Len(), out.Check())
+		}
+		if err == nil && n != l.Len() || err != nil && n == l.Len() && len(b) >= 4 {
+			t.Fatalf("%d keys of %d, Check: %v", n, l.Len(), err)
+		}
+	})
+}
+
+// FuzzKVSQE: a command's key survives being written again.
+func FuzzKVSQE(f *testing.F) {
+	seed(f, "kv-store", "kv-list", "kv-exist")
+	f.Fuzz(func(t *testing.T, b []byte) {
+		var k, again KVSQE
+		copy(k[:], b)
+		var buf, buf2 [MaxKVKey]byte
+		key := k.Key(&buf)
+		if k.ValidKey() && len(key) != int(k.KeyLen()) {
+			t.Fatalf("%d bytes of a key of %d", len(key), k.KeyLen())
+		}
+		again.SetKey(key)
+		if got := again.Key(&buf2); !bytes.Equal(got, key) {
+			t.Fatalf("key %x reads back as %x", key, got)
+		}
+	})
+}
+
 // FuzzText: names and identifiers.
 func FuzzText(f *testing.F) {
 	f.Add(hostNQN)

@@ -37,6 +37,9 @@ var views = map[string]func() any{
 	"timestamp":                      func() any { return new(Timestamp) },
 	"host-behavior":                  func() any { return new(HostBehavior) },
 	"dsm-range":                      func() any { return new(DSMRange) },
+	"kv-sqe":                         func() any { return new(KVSQE) },
+	"identify-namespace-kv":          func() any { return new(IdentifyNamespaceKV) },
+	"kv-format":                      func() any { return new(KVFormat) },
 }
 
 const (
@@ -230,6 +233,55 @@ var examples = map[string]func() any{
 		v.SetCombination(1, CSINVM, CSIKV)
 		return v
 	},
+	"kv-store": func() any {
+		k := kvCommand(CmdKVStore, "user4711:mail:77")
+		k.SetLenBytes(256)
+		k.SetOptions(KVStoreMustNotExist)
+		return k
+	},
+	"kv-retrieve": func() any {
+		k := kvCommand(CmdKVRetrieve, "user4711")
+		k.SetLenBytes(4096)
+		return k
+	},
+	"kv-list": func() any {
+		k := kvCommand(CmdKVList, "")
+		k.SetLenBytes(64 << 10)
+		return k
+	},
+	"kv-delete": func() any { return kvCommand(CmdKVDelete, "a") },
+	"kv-exist":  func() any { return kvCommand(CmdKVExist, "user4711:m") },
+	"kv-list-data": func() any {
+		l := NewKVList(make([]byte, 256))
+		for _, key := range []string{"a", "user4711", "user4711:m", "user4711:mail:77"} {
+			l, _ = l.Append([]byte(key))
+		}
+		return (*[4 + 4 + 12 + 12 + 20]byte)(l)
+	},
+	"identify-namespace-kv": func() any {
+		n := new(IdentifyNamespaceKV)
+		n.SetNSZE(4 << 30)
+		n.SetNUSE(1 << 20)
+		n.SetNSFEAT(NSFEATNoReuse)
+		n.SetNMIC(NMICShared)
+		n.SetNOVG(512)
+		n.SetANAGRPID(1)
+		n.SetNGUID(hostID)
+		n.SetEUI64([8]byte{1, 2, 3, 4, 5, 6, 7, 8})
+		var f KVFormat
+		f.SetKVKML(MaxKVKey)
+		f.SetKVVML(1 << 20)
+		n.SetKVF(0, f)
+		n.SetSSD(2)
+		return n
+	},
+	"kv-format": func() any {
+		f := new(KVFormat)
+		f.SetKVKML(MaxKVKey)
+		f.SetKVVML(1 << 20)
+		f.SetMNKS(1 << 24)
+		return f
+	},
 	"effects-log": func() any {
 		l := new(EffectsLog)
 		l.SetAdmin(AdminIdentify, EffectSupported)
@@ -241,6 +293,14 @@ var examples = map[string]func() any{
 		l.SetLID(LIDANA, LIDSupportedBit)
 		return l
 	},
+}
+
+func kvCommand(opcode uint8, key string) *KVSQE {
+	s := new(SQE)
+	s.SetOpcode(opcode)
+	s.SetNSID(2)
+	s.KV().SetKey([]byte(key))
+	return s.KV()
 }
 
 // TestLayout compares each field's place with testdata/layout, which was compared with
@@ -328,7 +388,7 @@ func TestSizes(t *testing.T) {
 		{IdentifyControllerNVM{}, 4096}, {IdentifyNamespaceNVM{}, 4096}, {NSList{}, 4096}, {ControllerList{}, 4096},
 		{IOCommandSets{}, 4096}, {SupportedLogPages{}, 1024}, {ErrorLogEntry{}, 64}, {SMARTLog{}, 512},
 		{FirmwareSlotLog{}, 512}, {EffectsLog{}, 4096}, {DiscoveryHeader{}, 1024}, {DiscoveryEntry{}, 1024},
-		{HostBehavior{}, 512}, {Timestamp{}, 8}, {DSMRange{}, 16},
+		{HostBehavior{}, 512}, {Timestamp{}, 8}, {DSMRange{}, 16}, {KVSQE{}, 64}, {IdentifyNamespaceKV{}, 4096}, {KVFormat{}, 16},
 	} {
 		if n := reflect.TypeOf(c.v).Len(); n != c.size {
 			t.Errorf("%T has %d bytes, want %d", c.v, n, c.size)
@@ -353,6 +413,9 @@ func TestExamplesPassTheirChecks(t *testing.T) {
 		}
 	}
 	if err := ANALog(wiredump.Bytes(examples["ana-log"]())).Check(); err != nil {
+		t.Error(err)
+	}
+	if err := KVList(wiredump.Bytes(examples["kv-list-data"]())).Check(); err != nil {
 		t.Error(err)
 	}
 	if err := NSDescriptors(wiredump.Bytes(examples["namespace-descriptors"]())).Check(); err != nil {

@@ -336,6 +336,12 @@ func TestChecksNameTheWrongField(t *testing.T) {
 		}
 		return nil
 	}
+	kv := func(edit func(*IdentifyNamespaceKV)) error {
+		n := examples["identify-namespace-kv"]().(*IdentifyNamespaceKV)
+		edit(n)
+		return n.Check()
+	}
+	keys := func(edit func(KVList) KVList) error { return edit(wiredump.Bytes(examples["kv-list-data"]())).Check() }
 	desc := func(b ...byte) error { return NSDescriptors(b).Check() }
 	for say, err := range map[string]error{
 		"SQES":                   ctrl(func(c *IdentifyController) { c.SetSQES(0x55) }),
@@ -370,6 +376,15 @@ func TestChecksNameTheWrongField(t *testing.T) {
 		"ACRE":                   (&HostBehavior{2}).Check(),
 		"controller list: count": (&ControllerList{0, 8}).Check(),
 		"CNTLID":                 (&ControllerList{2, 0, 5, 0, 5, 0}).Check(),
+		"NKVF":                   kv(func(n *IdentifyNamespaceKV) { n.SetNKVF(16) }),
+		"KVFC":                   kv(func(n *IdentifyNamespaceKV) { n.SetKVFC(1) }),
+		"KVKML is 0":             kv(func(n *IdentifyNamespaceKV) { n.SetKVF(0, KVFormat{}) }),
+		"KVKML is 17":            kv(func(n *IdentifyNamespaceKV) { n.SetKVF(0, KVFormat{17}) }),
+		"KV list: length is 3":   keys(func(l KVList) KVList { return l[:3] }),
+		"NRK is 5":               keys(func(l KVList) KVList { l[0] = 5; return l }),
+		"KL is 0":                keys(func(l KVList) KVList { l[4] = 0; return l }),
+		"KL is 17":               keys(func(l KVList) KVList { l[4] = 17; return l }),
+		"KL is 16":               keys(func(l KVList) KVList { return l[:len(l)-3] }),
 		"namespace list":         (&NSList{2, 0, 0, 0, 1}).Check(),
 	} {
 		wantError(t, say, err, say)

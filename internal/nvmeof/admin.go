@@ -67,6 +67,9 @@ type Reply struct {
 	// Result.
 	Credit    bool
 	CreditSSD int
+	// Used, if not nil, says what an Identify of keys and values is to have as NUSE: the driver is to call it and to put it
+	// there.
+	Used func() int64
 	// Disconnect: the connection is to be closed after the reply.
 	Disconnect bool
 }
@@ -205,14 +208,17 @@ func (c *Controller) identify(a AdminArgs) Reply {
 			}
 			return done // inactive: zeroes
 		}
+		if ns.CSI != nvme.CSINVM {
+			return fail(nvme.InvalidIOCommandSet) // it has no such data structure
+		}
 		c.identifyNamespace((*nvme.IdentifyNamespace)(buf), ns)
 	case nvme.CNSActiveNSList, nvme.CNSAllocatedNSList:
-		return c.listNamespaces(buf, nsid)
+		return c.listNamespaces(buf, nsid, func(*Namespace) bool { return true })
 	case nvme.CNSActiveNSListCSI, nvme.CNSAllocatedNSListCSI:
-		if id.CSI() != nvme.CSINVM {
+		if !c.knows(id.CSI()) {
 			return fail(nvme.InvalidField)
 		}
-		return c.listNamespaces(buf, nsid)
+		return c.listNamespaces(buf, nsid, func(n *Namespace) bool { return n.CSI == id.CSI() })
 	case nvme.CNSNSDescriptors:
 		if ns == nil {
 			return fail(nvme.InvalidNamespaceOrFormat)
@@ -220,20 +226,25 @@ func (c *Controller) identify(a AdminArgs) Reply {
 		b := nvme.AppendNSDescriptor(buf[:0], nvme.NIDTUUID, ns.UUID[:])
 		b = nvme.AppendNSDescriptor(b, nvme.NIDTNGUID, ns.NGUID[:])
 		b = nvme.AppendNSDescriptor(b, nvme.NIDTEUI64, ns.EUI64[:])
-		nvme.AppendNSDescriptor(b, nvme.NIDTCSI, []byte{byte(nvme.CSINVM)})
+		nvme.AppendNSDescriptor(b, nvme.NIDTCSI, []byte{byte(ns.CSI)})
 	case nvme.CNSNamespaceCSI, nvme.CNSAllocatedNSCSI:
 		switch {
-		case id.CSI() != nvme.CSINVM:
+		case !c.knows(id.CSI()):
 			return fail(nvme.InvalidField)
 		case ns == nil && !inRange:
 			return fail(nvme.InvalidNamespaceOrFormat)
+		case ns != nil && ns.CSI != id.CSI():
+			return fail(nvme.InvalidIOCommandSet)
+		case ns != nil && ns.CSI == nvme.CSIKV:
+			c.identifyNamespaceKV((*nvme.IdentifyNamespaceKV)(buf), ns)
+			done.Used = ns.UsedBytes
 		}
-		// No extended LBA formats: all of it is zero.
+		// Blocks: no extended LBA formats, all of it is zero.
 	case nvme.CNSControllerCSI:
-		if id.CSI() != nvme.CSINVM {
+		if !c.knows(id.CSI()) {
 			return fail(nvme.InvalidField)
 		}
-		// No limits beyond MDTS: zero fields mean none.
+		// No limits beyond MDTS: zero fields mean none. For keys and values there are no fields.
 	case nvme.CNSNamespaceIndependent:
 		if ns == nil {
 			return fail(nvme.InvalidNamespaceOrFormat)
@@ -253,18 +264,18 @@ func (c *Controller) identify(a AdminArgs) Reply {
 		if id.CNTID() != nvme.CNTLIDDynamic && id.CNTID() != c.ID {
 			return fail(nvme.InvalidField)
 		}
-		(*nvme.IOCommandSets)(buf).SetCombination(0, nvme.CSINVM)
+		(*nvme.IOCommandSets)(buf).SetCombination(0, nvme.CSINVM, nvme.CSIKV)
 	default:
 		return fail(nvme.InvalidField)
 	}
 	return done
 }
 
-func (c *Controller) listNamespaces(buf *[nvme.IdentifySize]byte, after uint32) Reply {
+func (c *Controller) listNamespaces(buf *[nvme.IdentifySize]byte, after uint32, wanted func(*Namespace) bool) Reply {
 	if after >= 0xFFFFFFFE {
 		return fail(nvme.InvalidNamespaceOrFormat)
 	}
-	(*nvme.NSList)(buf).Fill(after, c.table.AppendIDs(nil, after, nvme.MaxNSList))
+	(*nvme.NSList)(buf).Fill(after, c.table.appendIDs(nil, after, nvme.MaxNSList, wanted))
 	return Reply{Len: nvme.IdentifySize}
 }
 

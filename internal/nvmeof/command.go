@@ -24,6 +24,12 @@ type Plan struct {
 	Ranges int
 	// NoOp: the command is valid and asks for nothing (a hint we do not use).
 	NoOp bool
+	// KV: the command is for the partition that serves Namespace; Op and the extent do not count. ToHost
+	// is then how long the host's buffer is, and AnswerBytes how much of it can be filled at most.
+	KV          bool
+	AnswerBytes uint32
+	// MissingOK: a Delete of a key that does not exist succeeds.
+	MissingOK bool
 }
 
 // Limits bound a command.
@@ -37,17 +43,18 @@ type Limits struct {
 // MaxDSMBytes is the size of a full list of Dataset Management ranges.
 const MaxDSMBytes = 256 * nvme.DSMRangeSize
 
-// PlanIO validates an NVM command against the namespaces that its host sees and
-// fills p. The status is Success or why the command fails, with DNR where a
+// PlanIO validates an I/O command against the namespaces that its host sees and
+// fills p. What an opcode means is said by the namespace's command set. The status is Success or why the command fails, with DNR where a
 // retry cannot help.
 //
-// Source: NVM Command Set 1.0, section 3.2; NVMe Base 2.0, section 7.
+// Source: NVM Command Set 1.0, section 3.2; KV Command Set 1.0, section 3; NVMe Base 2.0, section 7.
 //
 // hot: 0 allocs
 func PlanIO(sqe *nvme.SQE, t *NamespaceTable, lim Limits, p *Plan) nvme.Status {
 	*p = Plan{}
 	switch sqe.Opcode() {
 	case nvme.CmdFlush, nvme.CmdWrite, nvme.CmdRead, nvme.CmdCompare, nvme.CmdWriteZeroes, nvme.CmdDSM, nvme.CmdVerify:
+	case nvme.CmdKVList, nvme.CmdKVDelete, nvme.CmdKVExist: // Store is Write, Retrieve is Read
 	default:
 		return nvme.InvalidOpcode | nvme.DNR
 	}
@@ -65,7 +72,12 @@ func PlanIO(sqe *nvme.SQE, t *NamespaceTable, lim Limits, p *Plan) nvme.Status {
 	if s := ns.ANAState.Status(); !s.OK() {
 		return s
 	}
+	if ns.CSI == nvme.CSIKV {
+		return p.planKV(sqe, t, lim)
+	}
 	switch sqe.Opcode() {
+	case nvme.CmdKVList, nvme.CmdKVDelete, nvme.CmdKVExist:
+		return nvme.InvalidOpcode | nvme.DNR
 	case nvme.CmdFlush:
 		p.Op = pipeline.Flush
 		return nvme.Success

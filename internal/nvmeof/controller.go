@@ -96,9 +96,9 @@ func newController(t *Target, sub *subsystem, a ConnectArgs, now int64) *Control
 		HostNQN: a.Data.HostNQN(), HostID: a.Data.HostID(), SubNQN: sub.NQN, Discovery: sub.discovery, Admin: a.Conn,
 		t: t, sub: sub, port: a.Port, localAddress: a.LocalAddress, createdNS: now, seenNS: now, lastOpcode: nvme.OpFabrics,
 		queues: map[uint16]ConnID{0: a.Conn}, ioQueues: t.cfg.MaxIOQueues, changed: map[uint32]bool{},
-		table: NewNamespaceTable(sub.Namespaces, a.Data.HostNQN()),
 	}
 	c.features.init()
+	c.table = c.view()
 	c.setKATO(a.SQE.Connect().KATO())
 	return c
 }
@@ -182,6 +182,7 @@ func (c *Controller) setCC(cc nvme.CC) {
 			return
 		}
 		c.csts = nvme.CSTSRDY
+		c.table = c.view()
 	case !cc.EN() && was.EN():
 		c.reset("controller reset")
 	}
@@ -194,7 +195,7 @@ func (c *Controller) setCC(cc nvme.CC) {
 
 // update compares what the host sees now with what it saw.
 func (c *Controller) update() {
-	t := NewNamespaceTable(c.sub.Namespaces, c.HostNQN)
+	t := c.view()
 	old := c.table
 	c.table = t
 	attr, ana := false, false
@@ -220,9 +221,14 @@ func (c *Controller) update() {
 	if attr {
 		c.raise(eventNamespace)
 	}
+	c.tellTable()
+}
+
+// tellTable gives the I/O queues the controller's table.
+func (c *Controller) tellTable() {
 	for _, qid := range slices.Sorted(maps.Keys(c.queues)) {
 		if qid != 0 {
-			c.t.act(Action{Kind: ActionTable, Conn: c.queues[qid], Table: t, Version: c.t.version})
+			c.t.act(Action{Kind: ActionTable, Conn: c.queues[qid], Table: c.table, Version: c.t.version})
 		}
 	}
 }
@@ -256,8 +262,9 @@ func (c *Controller) clearEvent(e event) { c.masked[e] = false }
 type Failed struct {
 	QID, CID uint16
 	Opcode   uint8
+	CSI      nvme.CSI
 	NSID     uint32
-	LBA      uint64
+	LBA      uint64 // of blocks
 	Status   nvme.Status
 }
 
@@ -274,6 +281,7 @@ func (c *Controller) RecordErrors(failed []Failed) {
 		e.SetNSID(f.NSID)
 		e.SetLBA(f.LBA)
 		e.SetOpcode(f.Opcode)
+		e.SetCSI(uint8(f.CSI))
 		e.SetTRTYPE(c.port.TRTYPE)
 		if len(c.errors) == maxErrors {
 			copy(c.errors, c.errors[1:])

@@ -16,30 +16,39 @@ type features struct {
 	timestampMS                        uint64
 	timestampAtNS                      int64
 	timestampSet                       bool
-	// errorRecovery is that of namespaces not in errorRecoveryOf, by NSID.
-	errorRecovery   uint32
-	errorRecoveryOf map[uint32]uint32
+	errorRecovery                      perNamespace
+	// errorOnDelete holds nvme.KVErrorOnDelete, of namespaces of keys and values.
+	errorOnDelete perNamespace
 	// extensions are the bits of jbofd's extensions that were granted.
 	extensions uint32
 }
 
-func (f *features) setErrorRecovery(nsid, v uint32) {
-	if nsid == nvme.NSIDBroadcast {
-		f.errorRecovery, f.errorRecoveryOf = v, nil
-		return
-	}
-	if f.errorRecoveryOf == nil {
-		f.errorRecoveryOf = map[uint32]uint32{}
-	}
-	f.errorRecoveryOf[nsid] = v
+// perNamespace is a feature's value for each namespace.
+type perNamespace struct {
+	// others is that of namespaces not in of, by NSID.
+	others uint32
+	of     map[uint32]uint32
 }
 
-func (f *features) errorRecoveryFor(nsid uint32) uint32 {
-	if v, ok := f.errorRecoveryOf[nsid]; ok {
+func (p *perNamespace) set(nsid, v uint32) {
+	if nsid == nvme.NSIDBroadcast {
+		p.others, p.of = v, nil
+		return
+	}
+	if p.of == nil {
+		p.of = map[uint32]uint32{}
+	}
+	p.of[nsid] = v
+}
+
+func (p *perNamespace) get(nsid uint32) uint32 {
+	if v, ok := p.of[nsid]; ok {
 		return v
 	}
-	return f.errorRecovery
+	return p.others
 }
+
+func (p *perNamespace) clone() perNamespace { return perNamespace{p.others, maps.Clone(p.of)} }
 
 // Defaults: temperature thresholds in kelvin, the over threshold at WCTEMP.
 const (
@@ -84,7 +93,7 @@ func (c *Controller) capabilities(fid uint8) (bits uint32, ok bool) {
 		nvme.FIDWriteAtomicity, nvme.FIDAsyncEvent, nvme.FIDKeepAlive, nvme.FIDTimestamp, nvme.FIDHostBehavior,
 		nvme.FIDExtensions:
 		return nvme.FeatureChangeable, true
-	case nvme.FIDErrorRecovery:
+	case nvme.FIDErrorRecovery, nvme.FIDKeyValue:
 		return nvme.FeatureChangeable | nvme.FeatureNSSpecific, true
 	case nvme.FIDVolatileWriteCache, nvme.FIDIOCommandSetProfile, nvme.FIDHostIdentifier:
 		return 0, true
@@ -129,7 +138,9 @@ func (c *Controller) setFeatures(now int64, a AdminArgs) Reply {
 		if v&nvme.ErrorRecoveryDULBE != 0 { // NSFEAT says no
 			return fail(nvme.InvalidField)
 		}
-		f.setErrorRecovery(a.SQE.NSID(), v)
+		f.errorRecovery.set(a.SQE.NSID(), v)
+	case nvme.FIDKeyValue:
+		return c.setKeyValue(a.SQE.NSID(), v)
 	case nvme.FIDVolatileWriteCache:
 		if v&nvme.VolatileWriteCacheWCE == 0 {
 			return fail(nvme.FeatureNotChangeable)
@@ -249,7 +260,12 @@ func (c *Controller) getFeatures(now int64, a AdminArgs) Reply {
 		}
 		r.Result = uint64(f.temperature[kind])
 	case nvme.FIDErrorRecovery:
-		r.Result = uint64(f.errorRecoveryFor(a.SQE.NSID()))
+		r.Result = uint64(f.errorRecovery.get(a.SQE.NSID()))
+	case nvme.FIDKeyValue:
+		if !c.keyValue(a.SQE.NSID()) {
+			return fail(nvme.InvalidField)
+		}
+		r.Result = uint64(f.errorOnDelete.get(a.SQE.NSID()))
 	case nvme.FIDVolatileWriteCache:
 		r.Result = nvme.VolatileWriteCacheWCE
 	case nvme.FIDNumberOfQueues:

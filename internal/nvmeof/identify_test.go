@@ -147,8 +147,8 @@ func TestIdentifyOfCommandSets(t *testing.T) {
 	r := newRig(t)
 	c := r.connect(hostA, open)
 	_, data := r.must(c, identify(nvme.CNSIOCommandSets, 0, func(i *nvme.IdentifySQE) { i.SetCNTID(nvme.CNTLIDDynamic) }), nil)
-	if s := (*nvme.IOCommandSets)(data); s.Combination(0) != 1 || s.Combination(1) != 0 {
-		t.Errorf("combinations %#x, %#x, want the NVM command set alone", s.Combination(0), s.Combination(1))
+	if s := (*nvme.IOCommandSets)(data); s.Combination(0) != 3 || s.Combination(1) != 0 {
+		t.Errorf("combinations %#x, %#x, want the NVM and the KV command set together", s.Combination(0), s.Combination(1))
 	}
 	r.must(c, identify(nvme.CNSIOCommandSets, 0, func(i *nvme.IdentifySQE) { i.SetCNTID(c.ID) }), nil)
 	// No limits beyond MDTS, no extended formats: all zero.

@@ -40,10 +40,10 @@ func (c *Controller) getLogPage(now int64, a AdminArgs) Reply {
 	case lid == nvme.LIDChangedNS:
 		log, clears = c.changedLog(), eventNamespace
 	case lid == nvme.LIDEffects:
-		if g.CSI() != nvme.CSINVM {
+		if !c.knows(g.CSI()) {
 			return fail(nvme.InvalidField)
 		}
-		log = effectsLog()
+		log = effectsLog(g.CSI())
 	case lid == nvme.LIDANA:
 		// Hosts read up to the size that Identify Controller lets them expect.
 		log, clears = c.anaLog(g.LSP()&nvme.LSPANAGroupsOnly != 0), eventANA
@@ -116,16 +116,20 @@ func (c *Controller) changedLog() []byte {
 	return l[:]
 }
 
-func effectsLog() []byte {
+func effectsLog(csi nvme.CSI) []byte {
 	var l nvme.EffectsLog
 	for _, op := range []uint8{nvme.AdminGetLogPage, nvme.AdminIdentify, nvme.AdminAbort, nvme.AdminSetFeatures,
 		nvme.AdminGetFeatures, nvme.AdminAsyncEvent, nvme.AdminKeepAlive} {
 		l.SetAdmin(op, nvme.EffectSupported)
 	}
-	for _, op := range []uint8{nvme.CmdFlush, nvme.CmdRead, nvme.CmdCompare, nvme.CmdVerify} {
+	reads, writes := []uint8{nvme.CmdFlush, nvme.CmdRead, nvme.CmdCompare, nvme.CmdVerify}, []uint8{nvme.CmdWrite, nvme.CmdWriteZeroes, nvme.CmdDSM}
+	if csi == nvme.CSIKV {
+		reads, writes = []uint8{nvme.CmdFlush, nvme.CmdKVRetrieve, nvme.CmdKVList, nvme.CmdKVExist}, []uint8{nvme.CmdKVStore, nvme.CmdKVDelete}
+	}
+	for _, op := range reads {
 		l.SetIO(op, nvme.EffectSupported)
 	}
-	for _, op := range []uint8{nvme.CmdWrite, nvme.CmdWriteZeroes, nvme.CmdDSM} {
+	for _, op := range writes {
 		l.SetIO(op, nvme.EffectSupported|nvme.EffectLBCC)
 	}
 	return l[:]

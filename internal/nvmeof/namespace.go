@@ -14,15 +14,24 @@ const MaxNSID = 1024
 // once published in a table; a change publishes another one.
 type Namespace struct {
 	NSID uint32
+	// CSI is its command set: blocks (nvme.CSINVM) or keys and values (nvme.CSIKV).
+	CSI nvme.CSI
 	// SSD is the daemon's number of the drive it lies on.
 	SSD int
 	// OffsetBytes and SizeBytes are its extent on that drive.
 	OffsetBytes, SizeBytes int64
-	// BlockShift is log2 of the logical block size: 9 or 12.
+	// BlockShift is log2 of the logical block size: 9 or 12. Of blocks only.
 	BlockShift uint8
-	UUID       nvme.UUID
-	NGUID      [16]byte
-	EUI64      [8]byte
+	// Partition is the fabric's number of the store that serves keys and values, MaxValueBytes
+	// the longest value that it takes.
+	Partition     int
+	MaxValueBytes int
+	// UsedBytes tells how much of SizeBytes keys and values take; nil: not known. The driver calls it without
+	// locks.
+	UsedBytes func() int64
+	UUID      nvme.UUID
+	NGUID     [16]byte
+	EUI64     [8]byte
 	// Hosts are the NQNs that may see it; nil: every host of the subsystem.
 	Hosts []string
 	// VolatileCache: writes need a flush to be durable.
@@ -46,8 +55,8 @@ func (n *Namespace) VisibleTo(hostNQN string) bool {
 
 // sameToHosts reports whether Identify answers the same for both.
 func (n *Namespace) sameToHosts(o *Namespace) bool {
-	return n.SizeBytes == o.SizeBytes && n.BlockShift == o.BlockShift && n.UUID == o.UUID && n.NGUID == o.NGUID &&
-		n.EUI64 == o.EUI64 && n.ANAGroup == o.ANAGroup
+	return n.CSI == o.CSI && n.SizeBytes == o.SizeBytes && n.BlockShift == o.BlockShift && n.MaxValueBytes == o.MaxValueBytes &&
+		n.UUID == o.UUID && n.NGUID == o.NGUID && n.EUI64 == o.EUI64 && n.ANAGroup == o.ANAGroup
 }
 
 // NamespaceTable holds the namespaces that one host sees in one subsystem. It
@@ -55,6 +64,8 @@ func (n *Namespace) sameToHosts(o *Namespace) bool {
 type NamespaceTable struct {
 	byNSID []*Namespace // index NSID-1, nil where there is none
 	count  int
+	// errorOnDelete says for which a Delete of a key that does not exist fails.
+	errorOnDelete perNamespace
 }
 
 // NewNamespaceTable makes the table of those of all that host may see.
@@ -104,8 +115,13 @@ func (t *NamespaceTable) Count() int { return t.count }
 
 // AppendIDs appends the NSIDs above after in ascending order, at most limit.
 func (t *NamespaceTable) AppendIDs(dst []uint32, after uint32, limit int) []uint32 {
+	return t.appendIDs(dst, after, limit, func(*Namespace) bool { return true })
+}
+
+// appendIDs is AppendIDs of those that are wanted.
+func (t *NamespaceTable) appendIDs(dst []uint32, after uint32, limit int, wanted func(*Namespace) bool) []uint32 {
 	for i := int(after); i < len(t.byNSID) && limit > 0; i++ {
-		if t.byNSID[i] != nil {
+		if n := t.byNSID[i]; n != nil && wanted(n) {
 			dst = append(dst, uint32(i+1))
 			limit--
 		}

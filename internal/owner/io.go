@@ -57,9 +57,9 @@ type IO struct {
 	Tenant pipeline.Tenant
 	// Credited: the host keeps to the tenant's credit.
 	Credited bool
-	// Buf holds the data. A read's and a Fetch's is provided by the owner when the
-	// IO is admitted, any other is the submitter's. After Done it is the sink's to
-	// return to the pool.
+	// Buf holds the data. If it is empty and there is data to move, the owner provides one from the pool
+	// when the IO is admitted; otherwise it is the submitter's, of the pool or not (then only Buf.B is set).
+	// After Done it is the sink's, to return to the pool or not.
 	Buf bufpool.Buf
 	// Err is the outcome, set before Done: nil, ErrMismatch, ErrAborted or a
 	// device's error.

@@ -468,7 +468,7 @@ func (o *Owner) moreTags() {
 
 // admit is the pipeline's word that io may begin: it gets its buffer.
 func (o *Owner) admit(io *IO, now int64) {
-	if n := io.dataBytes(); n > 0 && io.Buf.IsZero() && io.state.Load() == stateQueued {
+	if n := io.dataBytes(); n > 0 && len(io.Buf.B) == 0 && io.state.Load() == stateQueued {
 		io.waiter.Size = int(n)
 		if !o.pool.GetOrWait(io.Account, &io.waiter) {
 			o.stats.BufferWaits.Add(1)

@@ -119,6 +119,7 @@ func metrics() []metric {
 	}
 	all = append(all, schedulerMetrics()...)
 	all = append(all, rdmaMetrics()...)
+	all = append(all, kvMetrics()...)
 	return append(all, subsystemInfo, namespaceInfo, namespaceCapacity, bufferBytes, bufferTaken, bufferWaits,
 		logDropped, tenantsDropped, configReloads)
 }
@@ -179,7 +180,7 @@ func (c collector) Collect(ch chan<- prometheus.Metric) {
 	for _, s := range t.ssds {
 		drives = append(drives, s)
 	}
-	subsystems, buffers, scheduling, rdma := t.subsystems, t.buffers, t.scheduling, t.rdma
+	subsystems, buffers, scheduling, rdma, kv := t.subsystems, t.buffers, t.scheduling, t.rdma, t.kv
 	t.mu.Unlock()
 
 	for _, s := range io {
@@ -220,6 +221,9 @@ func (c collector) Collect(ch chan<- prometheus.Metric) {
 	}
 	if rdma != nil {
 		collectRDMA(rdma(), put)
+	}
+	if kv != nil {
+		collectKV(kv(), put)
 	}
 }
 

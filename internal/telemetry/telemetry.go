@@ -62,6 +62,7 @@ type Telemetry struct {
 	buffers    func() BufferStats
 	scheduling func() []Scheduling
 	rdma       func() RDMAStats
+	kv         func() []KVStats
 }
 
 type ioKey struct{ tenant, ssd, op string }

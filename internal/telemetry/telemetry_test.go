@@ -47,6 +47,9 @@ func full() *Telemetry {
 	t.SetRDMA(func() RDMAStats {
 		return RDMAStats{Devices: 1, CompletionQueues: 2, Receives: 64, Held: 3, RegisteredBytes: 1 << 20, Doorbells: 7, Crossings: 9}
 	})
+	t.SetKV(func() []KVStats {
+		return []KVStats{{Subsystem: "nqn.2026-11.example.jbofd:a", NSID: 2, Objects: 10, Segments: 16, MemoryBytes: 100, UserBytes: 1000, KeyLogBytes: 400, MovedBytes: 200}}
+	})
 	t.SetBuffers(func() BufferStats { return BufferStats{TotalBytes: 100, InUseBytes: 40, TakenBytes: 60, Waits: 1} })
 	t.SetScheduling(func() []Scheduling { return []Scheduling{sharing("nqn.2026-11.example.host:a")} })
 	return t

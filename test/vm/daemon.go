@@ -32,6 +32,7 @@ type SSD struct {
 type Namespace struct {
 	NSID      int
 	SSD, Size string
+	// BlockSize is 0 of a namespace of keys and values.
 	BlockSize int
 	// UUID is left to the daemon when empty.
 	UUID string
@@ -105,7 +106,11 @@ func (s Setup) yaml(dir string, e endpoints) string {
 			if n.Hosts != nil {
 				extra += ", hosts: " + quoted(n.Hosts)
 			}
-			line("      - {nsid: %d, ssd: %s, size: %s, block_size: %d%s}", n.NSID, n.SSD, n.Size, n.BlockSize, extra)
+			kind := fmt.Sprintf("block_size: %d", n.BlockSize)
+			if n.BlockSize == 0 {
+				kind = "type: kv"
+			}
+			line("      - {nsid: %d, ssd: %s, size: %s, %s%s}", n.NSID, n.SSD, n.Size, kind, extra)
 		}
 	}
 	if s.Limits != "" {

@@ -104,6 +104,7 @@ var rdmaScenarios = []scenario{
 		h.connect(a, nqnA, "")
 		h.fio(h.device(nqnA, 1), []fioJob{{"randrw", "4k", "256k"}, {"randwrite", "128k", "1m"}})
 	}},
+	{"a namespace of keys and values is no disk, disturbs none, and is there for nvme-cli", keysAndValues},
 	{"jbofd's host verifies what it wrote to jbofd", func(h *host) {
 		d := h.daemon(oneSubsystem("mem"))
 		h.bench(d.ioAddress(), nqnA, "4k", "8k", "64k", "1m")

@@ -59,7 +59,7 @@ func TestLinuxHost(t *testing.T) {
 	jbofd := jbofdBinary(t)
 	g := boot(t, "")
 	var list []scenario
-	for _, group := range [][]scenario{discoveryScenarios, adminScenarios, dataScenarios, liveScenarios, failureScenarios} {
+	for _, group := range [][]scenario{discoveryScenarios, adminScenarios, dataScenarios, kvScenarios, liveScenarios, failureScenarios} {
 		list = append(list, group...)
 	}
 	runScenarios(t, g, onThisMachine(jbofd), list)

@@ -87,7 +87,8 @@ type Fabric struct {
 	stopped chan struct{}
 	closed  bool
 
-	tenants tenants
+	tenants    tenants
+	partitions partitions
 }
 
 // New starts a fabric.
@@ -203,6 +204,9 @@ func (f *Fabric) Admin(a nvmeof.AdminArgs) nvmeof.Reply {
 		if victim != nil && f.abort(a.Controller, victim, r.AbortSQID, r.AbortCID) {
 			r.Result = 0
 		}
+	}
+	if r.Used != nil {
+		(*nvme.IdentifyNamespaceKV)(a.Data).SetNUSE(uint64(r.Used()))
 	}
 	if a.SQE.Opcode() == nvme.AdminSetFeatures {
 		f.rearm() // the keep alive timeout may be another

@@ -3,6 +3,7 @@ package fabric
 import (
 	"errors"
 
+	"jbofd/internal/kvstore"
 	"jbofd/internal/nvme"
 	"jbofd/internal/owner"
 	"jbofd/internal/pipeline"
@@ -33,6 +34,34 @@ func Status(op pipeline.Op, err error) nvme.Status {
 		return nvme.UnrecoveredReadError | nvme.DNR
 	}
 	return nvme.WriteFault | nvme.DNR
+}
+
+// KVStatus is the NVMe status of how a Request to a partition ended.
+//
+// Source: KV Command Set 1.0, figure 4.
+func KVStatus(op kvstore.Op, s kvstore.Status) nvme.Status {
+	switch s {
+	case kvstore.OK:
+		return nvme.Success
+	case kvstore.NotFound:
+		return nvme.KeyDoesNotExist | nvme.DNR
+	case kvstore.Exists:
+		return nvme.KeyExists | nvme.DNR
+	case kvstore.CapacityExceeded:
+		return nvme.CapacityExceeded | nvme.DNR
+	case kvstore.InvalidKey:
+		return nvme.InvalidKeySize | nvme.DNR
+	case kvstore.InvalidValue:
+		return nvme.InvalidValueSize | nvme.DNR
+	case kvstore.Corrupt:
+		return nvme.UnrecoveredReadError | nvme.DNR
+	case kvstore.DeviceError:
+		if op == kvstore.Put || op == kvstore.Delete {
+			return nvme.WriteFault | nvme.DNR
+		}
+		return nvme.UnrecoveredReadError | nvme.DNR
+	}
+	return nvme.InternalError | nvme.DNR
 }
 
 // ErrLost is the outcome of an IO whose data the host never sent whole: the

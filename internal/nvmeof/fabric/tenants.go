@@ -78,8 +78,12 @@ type openConn struct {
 	account *bufpool.Account
 }
 
+// Background is the number of the tenant that compaction, checkpoints and recovery of key-value stores
+// belong to, at each drive. 0 is the daemon's own.
+const Background pipeline.Tenant = 1
+
 func newTenants() tenants {
-	return tenants{configured: map[string]*tenant{}, member: map[string]*tenant{}, alone: map[string]*tenant{}, open: map[nvmeof.ConnID]*openConn{}}
+	return tenants{last: Background, configured: map[string]*tenant{}, member: map[string]*tenant{}, alone: map[string]*tenant{}, open: map[nvmeof.ConnID]*openConn{}}
 }
 
 // announceTenant tells every drive.
@@ -115,7 +119,7 @@ func (f *Fabric) newTenant(t *tenant) *tenant {
 	if n := len(ts.free); n > 0 {
 		t.Number, ts.free = ts.free[n-1], ts.free[:n-1]
 	} else {
-		ts.last++ // 0 is the daemon's own
+		ts.last++
 		t.Number = ts.last
 	}
 	f.announceTenant(t)

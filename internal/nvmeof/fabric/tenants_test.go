@@ -116,7 +116,7 @@ func TestNumbersOfTenantsAreUsedAgain(t *testing.T) {
 	stays := r.open(hostB, false)
 	for i := range 1000 {
 		c := r.open(fmt.Sprint(hostB, i%10), false)
-		if n := c.payer().Number; n == stays.payer().Number || n > 3 {
+		if n := c.payer().Number; n == stays.payer().Number || n > Background+3 {
 			t.Fatalf("the third tenant has number %d", n)
 		}
 		r.done(c)
@@ -169,7 +169,7 @@ func TestTenantsSettleWhateverHappensAtOnce(t *testing.T) {
 	}
 	used := append(slices.Clone(r.tenants.free), r.tenants.leaving...)
 	slices.Sort(used)
-	if len(used) != int(r.tenants.last) || len(slices.Compact(used)) != len(used) || len(r.tenants.leaving) != 0 {
+	if len(used) != int(r.tenants.last-Background) || len(slices.Compact(used)) != len(used) || len(r.tenants.leaving) != 0 {
 		t.Errorf("of %d numbers %v are free and %v leaving", r.tenants.last, r.tenants.free, r.tenants.leaving)
 	}
 }

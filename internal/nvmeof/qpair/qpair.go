@@ -364,7 +364,7 @@ func (q *QPair) fuse(i int, fuse nvme.Fuse, status nvme.Status) nvme.Status {
 func (q *QPair) Arrived(i int, ok bool) {
 	s := &q.slots[i]
 	invariants.Check(s.state == slotArriving, "qpair: data arrived for a slot that awaits none")
-	status := q.recheck(s)
+	status := q.Recheck(i)
 	if !ok {
 		status = nvme.TransientTransportError
 	}
@@ -384,9 +384,10 @@ func (q *QPair) Arrived(i int, ok bool) {
 	q.dispatch(i)
 }
 
-// recheck judges an I/O command again, whose in-capsule data took its time, if
+// Recheck judges an I/O command again, whose data or memory took its time, if
 // the namespaces have changed since: its extent may be another's by now.
-func (q *QPair) recheck(s *Slot) nvme.Status {
+func (q *QPair) Recheck(i int) nvme.Status {
+	s := &q.slots[i]
 	if s.table == q.table || s.Plan.Namespace == nil {
 		return nvme.Success
 	}
@@ -396,10 +397,11 @@ func (q *QPair) recheck(s *Slot) nvme.Status {
 		return status
 	}
 	if now.Offset != was.Offset || now.Len != was.Len || now.Namespace.SSD != was.Namespace.SSD ||
-		now.Namespace.OffsetBytes != was.Namespace.OffsetBytes || now.Namespace.UUID != was.Namespace.UUID {
+		now.Namespace.OffsetBytes != was.Namespace.OffsetBytes || now.Namespace.UUID != was.Namespace.UUID ||
+		now.KV != was.KV || now.Namespace.Partition != was.Namespace.Partition || now.AnswerBytes < was.AnswerBytes {
 		return nvme.InvalidNamespaceOrFormat | nvme.DNR
 	}
-	now.Op, now.ToController = was.Op, was.ToController // of a fused pair, and what the SGL said
+	now.Op, now.ToController, now.AnswerBytes = was.Op, was.ToController, was.AnswerBytes // of a fused pair, what the SGL said, the memory
 	s.Plan = now
 	return nvme.Success
 }

@@ -101,7 +101,11 @@ func (d *fuzzed) answer(slot int, status nvme.Status) {
 		d.gone(slot)
 		d.c.RespondData(slot, b, 3)
 		return
-	case status.OK() && first < 0 && s.Plan.ToHost > 0:
+	case status.OK() && first < 0 && s.Plan.KV && s.Plan.AnswerBytes > 1: // less than there is room for
+		d.gone(slot)
+		d.c.RespondData(slot, d.data.take(int(s.Plan.AnswerBytes/2)), 3)
+		return
+	case status.OK() && first < 0 && s.Plan.ToHost > 0 && !s.Plan.KV:
 		d.gone(slot)
 		d.c.RespondData(slot, d.data.take(int(s.Plan.ToHost)), 3)
 		return
@@ -185,10 +189,13 @@ func FuzzConn(f *testing.F) {
 	keyedSecond := first
 	keyedSecond.op, keyedSecond.cid, keyedSecond.fuse = nvme.CmdWrite, 6, nvme.FuseSecond
 	dsm := request{op: nvme.CmdDSM, cid: 7, nsid: 1, inline: true, transfer: 16, data: make([]byte, 16)}
+	store, keyedStore, retrieve := kvRequest(nvme.CmdKVStore, 10, 300), kvRequest(nvme.CmdKVStore, 11, 5000), kvRequest(nvme.CmdKVRetrieve, 12, 1000)
+	store.inline, store.data, keyedStore.key, retrieve.key, retrieve.invalidate = true, pattern(7, 300), 11, 12, true
 	identify := request{op: nvme.AdminIdentify, cid: 8, transfer: 4096, key: 8}
 	timestamp := request{op: nvme.AdminSetFeatures, cid: 9, transfer: 8, key: 9, change: func(e *nvme.SQE) { e.Features().SetFID(nvme.FIDTimestamp) }}
 	f.Add(uint8(0), []byte(append(capsule(write, read, dsm), doAnswer, 0, doAnswer, 0, doComplete, doAnswer, 0, doComplete, doComplete)))
 	f.Add(uint8(0), []byte(append(capsule(keyed, read), doFetch, 0, doComplete, doAnswer, 0, doAnswer, 0, doFail, 9, doComplete)))
+	f.Add(uint8(0), []byte(append(capsule(store, retrieve, keyedStore), doAnswer, 0, doAnswer, 0, doFetch, 0, doComplete, doComplete, doComplete, doAnswer, 0)))
 	f.Add(uint8(24), []byte(append(capsule(keyed, keyed, read, read), doFetch, 0, doFetch, 1, doAnswer, 3, doAnswer, 2, doComplete, doComplete, doAnswer, 0)))
 	f.Add(uint8(16), []byte(append(capsule(first, keyedSecond, first, second), doLocate, doFetch, 0, doAnswer, 0, doFetch, 0, doLocate, doComplete, doAnswer, 0)))
 	f.Add(uint8(8), []byte(append(capsule(first, keyedSecond), doFetch, 0, doComplete, doClose, doComplete, doAnswer, 0)))
@@ -324,6 +331,9 @@ func hostile(t *rapid.T) []byte {
 	if rare.Draw(t, "connect") == 1 {
 		return connectRequest(uint16(rapid.IntRange(0, 3).Draw(t, "cid")), rapid.Bool().Draw(t, "inline")).capsule()
 	}
+	if rapid.IntRange(0, 3).Draw(t, "keys and values") == 0 {
+		return hostileKV(t)
+	}
 	r := request{cid: uint16(rapid.IntRange(0, 3).Draw(t, "cid")), nsid: rapid.Uint32Range(1, 3).Draw(t, "nsid"), slba: rapid.Uint64Range(0, 2).Draw(t, "slba"),
 		nlb: rapid.Uint32Range(1, 2).Draw(t, "nlb"), inline: rapid.Bool().Draw(t, "inline"), invalidate: rapid.Bool().Draw(t, "invalidate"),
 		key: rapid.Uint32Range(0, 3).Draw(t, "key"), fuse: nvme.Fuse(rapid.SampledFrom([]int{0, 0, 1, 1, 1, 2, 2, 2, 3}).Draw(t, "fuse")),
@@ -352,4 +362,49 @@ func hostile(t *rapid.T) []byte {
 		b = b[:rapid.IntRange(0, len(b)).Draw(t, "bytes")]
 	}
 	return b
+}
+
+// kvRequest is a command to the namespace of keys and values; n is the length of the value or the buffer.
+func kvRequest(op uint8, cid uint16, n uint32) request {
+	return request{op: op, cid: cid, nsid: 4, transfer: n, change: func(e *nvme.SQE) {
+		sgl, fuse := *e.SGL(), e.Fuse()
+		*e.KV() = nvme.KVSQE{}
+		e.SetOpcode(op)
+		e.SetCID(cid)
+		e.SetNSID(4)
+		e.SetFuse(fuse)
+		e.SetPSDT(nvme.PSDTSGL)
+		*e.SGL() = sgl
+		e.KV().SetKey([]byte("key"))
+		e.KV().SetLenBytes(n)
+	}}
+}
+
+// hostileKV is hostile of a command for a partition.
+func hostileKV(t *rapid.T) []byte {
+	op := rapid.SampledFrom([]uint8{nvme.CmdKVStore, nvme.CmdKVStore, nvme.CmdKVRetrieve, nvme.CmdKVList, nvme.CmdKVDelete, nvme.CmdKVExist}).Draw(t, "op")
+	n := rapid.SampledFrom([]uint32{0, 1, 4, 100, 512, 4096, 16 << 10, 16<<10 + 1, 1<<24 - 1}).Draw(t, "length")
+	r := kvRequest(op, uint16(rapid.IntRange(0, 3).Draw(t, "cid")), n)
+	rare := rapid.IntRange(0, 30)
+	r.inline, r.invalidate = op == nvme.CmdKVStore && rapid.Bool().Draw(t, "inline"), rapid.Bool().Draw(t, "invalidate")
+	if rare.Draw(t, "fused") == 1 {
+		r.fuse = nvme.Fuse(rapid.IntRange(1, 3).Draw(t, "fuse"))
+	}
+	if rare.Draw(t, "wrong length") == 1 {
+		r.transfer += 3
+	}
+	if r.inline && r.transfer <= uint32(config.InCapsuleBytes) {
+		r.data = pattern(int(r.cid), int(r.transfer))
+	}
+	set := r.change
+	r.change = func(e *nvme.SQE) {
+		set(e)
+		if rare.Draw(t, "wrong key") == 1 {
+			e.KV().SetKeyLen(rapid.Byte().Draw(t, "key length"))
+		}
+		if rare.Draw(t, "wrong options") == 1 {
+			e.KV().SetOptions(rapid.Byte().Draw(t, "options"))
+		}
+	}
+	return r.capsule()
 }

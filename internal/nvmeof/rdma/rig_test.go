@@ -17,12 +17,14 @@ const hostNQN = "nqn.2014-08.org.nvmexpress:uuid:aaaaaaaa-0000-0000-0000-0000000
 // limits are small, so that transcripts can reach them.
 var limits = nvmeof.Limits{MDTSBytes: 64 << 10, FusedBytes: 4096}
 
-// table has namespaces 1 (512 bytes) and 2 (4096).
+// table has namespaces 1 (512 bytes) and 2 (4096), and 4 of keys and values of up to 16 KiB.
 func table() *nvmeof.NamespaceTable {
 	ns := func(nsid uint32, shift uint8) *nvmeof.Namespace {
 		return &nvmeof.Namespace{NSID: nsid, OffsetBytes: int64(nsid) << 20, SizeBytes: 1 << 20, BlockShift: shift, ANAGroup: 1, ANAState: nvme.ANAStateOptimized}
 	}
-	return nvmeof.NewNamespaceTable([]*nvmeof.Namespace{ns(1, 9), ns(2, 12)}, hostNQN)
+	kv := ns(4, 0)
+	kv.CSI, kv.MaxValueBytes = nvme.CSIKV, 16<<10
+	return nvmeof.NewNamespaceTable([]*nvmeof.Namespace{ns(1, 9), ns(2, 12), kv}, hostNQN)
 }
 
 // arena is memory that a device can reach, named by addresses. Pieces of it keep the capacity

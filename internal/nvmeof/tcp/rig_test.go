@@ -17,12 +17,14 @@ const hostNQN = "nqn.2014-08.org.nvmexpress:uuid:aaaaaaaa-0000-0000-0000-0000000
 // limits are small, so that transcripts can reach them.
 var limits = nvmeof.Limits{MDTSBytes: 64 << 10, FusedBytes: 4096}
 
-// table has namespaces 1 (512 bytes) and 2 (4096).
+// table has namespaces 1 (512 bytes) and 2 (4096), and 4 of keys and values of up to 16 KiB.
 func table() *nvmeof.NamespaceTable {
 	ns := func(nsid uint32, shift uint8) *nvmeof.Namespace {
 		return &nvmeof.Namespace{NSID: nsid, OffsetBytes: int64(nsid) << 20, SizeBytes: 1 << 20, BlockShift: shift, ANAGroup: 1, ANAState: nvme.ANAStateOptimized}
 	}
-	return nvmeof.NewNamespaceTable([]*nvmeof.Namespace{ns(1, 9), ns(2, 12)}, hostNQN)
+	kv := ns(4, 0)
+	kv.CSI, kv.MaxValueBytes = nvme.CSIKV, 16<<10
+	return nvmeof.NewNamespaceTable([]*nvmeof.Namespace{ns(1, 9), ns(2, 12), kv}, hostNQN)
 }
 
 // driver is a Handler that writes down what it is told, and the host at the other
@@ -106,7 +108,10 @@ func (d *driver) fetch(slot int) {
 func (d *driver) finish(slot int) {
 	s := d.c.Slot(slot)
 	delete(d.bufs, slot)
-	if n := s.Plan.ToHost; n > 0 {
+	if p := s.Plan; p.KV && p.AnswerBytes > 1 { // half of what there is room for
+		d.c.RespondData(slot, pattern(int(s.SQE.CID()), int(p.AnswerBytes/2)), uint64(p.AnswerBytes))
+		return
+	} else if n := p.ToHost; n > 0 && !p.KV {
 		d.c.RespondData(slot, pattern(int(s.SQE.CID()), int(n)), 0)
 		return
 	}

@@ -157,6 +157,9 @@ func FuzzReceive(f *testing.F) {
 	f.Add(uint8(0), uint16(33), capsules(first, second, second, first, read))
 	f.Add(uint8(0), uint16(0), pdu.AppendTerm(nil, pdu.TypeH2CTermReq, &pdu.FatalError{FES: 1}, nil))
 	f.Add(uint8(8), uint16(0), capsules(connectRequest(9), read))
+	store := kvRequest(nvme.CmdKVStore, 7, 300)
+	store.inline, store.data = true, pattern(7, 300)
+	f.Add(uint8(0), uint16(77), capsules(store, kvRequest(nvme.CmdKVRetrieve, 8, 1000), kvRequest(nvme.CmdKVList, 9, 64), kvRequest(nvme.CmdKVDelete, 10, 0), kvRequest(nvme.CmdKVStore, 11, 5000)))
 	for dgst := uint8(1); dgst < 4; dgst++ {
 		d.in, _ = formats(0, dgst)
 		f.Add(dgst, uint16(50), capsules(write, read, first, second))

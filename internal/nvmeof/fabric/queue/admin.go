@@ -107,7 +107,7 @@ func (q *Queue) connect(i int) {
 	q.fab.OpenTenant(q.id, q, r.Controller.HostNQN, r.QID == 0) // calls SetTenant
 	q.mu.Lock()
 	n := q.m.Attach(qpair.Attachment{QID: r.QID, Entries: r.Entries, NoSQFlow: r.NoSQFlow, Table: r.Table})
-	slots := make([]slot, n)
+	slots := make([]Slot, n)
 	for k := range slots {
 		slots[k].io.Init(q, uint32(k))
 	}
@@ -132,7 +132,8 @@ func (q *Queue) Complete(i int, status nvme.Status, result uint64) {
 }
 
 // SetTable implements fabric.Conn. When it returns, the SSDs have every command
-// that was judged by an older table: they can be waited for there.
+// that was judged by an older table: they can be waited for there. So have the partitions, or
+// the command will be judged again before it goes to one.
 func (q *Queue) SetTable(t *nvmeof.NamespaceTable, version uint64) {
 	q.cfg.Batches.Handing.Lock()
 	defer q.cfg.Batches.Handing.Unlock()
@@ -157,6 +158,7 @@ func (q *Queue) SetTenant(t fabric.Tenant) {
 	}
 	q.tenant = t
 	q.series = make([][pipeline.Ops]*telemetry.IOSeries, len(q.fab.SSDs()))
+	q.kvSeries = make([][kvOps]*telemetry.IOSeries, len(q.fab.SSDs()))
 	q.errors = q.tel.Errors(t.Name)
 }
 
@@ -188,6 +190,11 @@ func (q *Queue) Abort(cid uint16) bool {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	i, ok := q.m.Find(cid)
+	if ok && q.withPartition(i) {
+		aborted := q.abortKV(i)
+		q.t.Wake()
+		return aborted
+	}
 	if !ok || !q.withSSD(i) || q.m.Pair(i) >= 0 {
 		return false
 	}

@@ -23,11 +23,21 @@ func (q *Queue) abandon(i int) {
 		i = p
 	}
 	s := &q.slots[i]
-	if s.fetching {
-		s.fetching = false
-		s.io.Err = fabric.ErrLost
-		q.toSSD(i, true)
+	switch {
+	case !s.fetching:
+	case q.withPartition(i):
+		q.endKV(i, nvme.TransientTransportError)
+	default:
+		q.lose(i)
 	}
+}
+
+// lose gives a command whose data will not come to its SSD.
+func (q *Queue) lose(i int) {
+	s := &q.slots[i]
+	s.fetching = false
+	s.io.Err = fabric.ErrLost
+	q.toSSD(i, true)
 }
 
 // toSSD adds slot's IO to the commands or, with its data fetched, to those that go on.
@@ -76,7 +86,7 @@ func (q *Queue) Buffer(i, n int) []byte {
 // have can be with commands whose data comes behind that capsule: whoever waited
 // for it would wait for ever. One at a time is enough: its command needs nothing
 // more from the host.
-func (q *Queue) extraBuffer(s *slot, n int) []byte {
+func (q *Queue) extraBuffer(s *Slot, n int) []byte {
 	if q.qid == 0 || q.extra {
 		return nil
 	}
@@ -120,6 +130,10 @@ func (q *Queue) Execute(i int) {
 	p := &m.Plan
 	io := &s.io
 	s.noted = false
+	if p.KV {
+		q.executeKV(i)
+		return
+	}
 	io.Op, io.Offset, io.Len, io.Flags = p.Op, p.Offset, p.Len, 0
 	if p.FUA {
 		io.Flags |= ssd.FUA
@@ -177,6 +191,10 @@ func (q *Queue) Fetched(i int, ok bool) {
 		q.Admin(i)
 		return
 	}
+	if m.Plan.KV {
+		q.fetchedKV(i, ok)
+		return
+	}
 	if q.m.Pair(i) >= 0 {
 		second, complete := q.m.PairFetched(i)
 		if !ok {
@@ -205,33 +223,46 @@ var errRanges = errors.New("no ranges to deallocate")
 
 // Admitted implements owner.Sink.
 func (q *Queue) Admitted(io *owner.IO) bool {
-	q.slots[io.Slot].admitted = true
-	return q.cfg.Outbox.push(io)
+	return q.cfg.Outbox.push(&q.slots[io.Slot], ioAdmitted)
 }
 
 // Done implements owner.Sink.
 func (q *Queue) Done(io *owner.IO) bool {
-	q.slots[io.Slot].admitted = false
-	return q.cfg.Outbox.push(io)
+	return q.cfg.Outbox.push(&q.slots[io.Slot], ioDone)
 }
 
-// Kick implements owner.Sink.
+// Kick implements owner.Sink and partition.Sink.
 func (q *Queue) Kick() { q.t.Wake() }
 
-// Finish goes on with an IO that was in the outbox: its data is asked for, or it is answered. lost: the
-// data cannot be had any more; the IO is to be returned (Lost) without the lock. The lock is held.
+// Finish goes on with a command that was in the outbox: its data is asked for, or it is answered. later:
+// it is to be given to Later. The lock is held.
 //
 // hot: 0 allocs
-func (q *Queue) Finish(io *owner.IO, now int64) (lost bool) {
-	if q.slots[io.Slot].admitted {
-		return !q.fetch(int(io.Slot), now)
+func (q *Queue) Finish(s *Slot, now int64) (later bool) {
+	i := int(s.io.Slot)
+	switch s.news {
+	case ioAdmitted:
+		return !q.fetch(i, now)
+	case kvMemory:
+		return true
+	case kvDone:
+		q.finishKV(i, now)
+	default:
+		q.finish(i, now)
 	}
-	q.finish(int(io.Slot), now)
 	return false
 }
 
-// Lost returns an IO to its SSD whose data will not come.
-func Lost(io *owner.IO) { io.Return(fabric.ErrLost) }
+// Later goes on with a command that is now to be handed to its partition, or back to its SSD for its data
+// cannot be had any more. The lock is held, Batches.Handing too unless that lock guards the Batches, and
+// Batches.HandOver follows.
+func (q *Queue) Later(s *Slot, now int64) {
+	if i := int(s.io.Slot); s.news == kvMemory {
+		q.hasMemory(i, now)
+	} else {
+		q.lose(i)
+	}
+}
 
 // fetch asks the host for an admitted IO's data; false: it cannot be had any
 // more. mu is held.
@@ -346,12 +377,17 @@ func (q *Queue) noteFailure(i int, status nvme.Status) {
 		return // not connected yet
 	}
 	q.errors.Inc(status.SCT(), status.SC())
+	if c := status.Code(); c == nvme.KeyDoesNotExist || c == nvme.KeyExists {
+		return // what the host wanted to know; the log is for what has gone wrong
+	}
 	if len(q.failures) == cap(q.failures) {
 		return // more at once than the log could hold
 	}
 	m := q.m.Slot(i)
 	f := nvmeof.Failed{QID: q.qid, CID: m.SQE.CID(), Opcode: m.SQE.Opcode(), NSID: m.SQE.NSID(), Status: status}
-	if m.Plan.Namespace != nil {
+	if ns := m.Plan.Namespace; ns != nil && ns.CSI == nvme.CSIKV {
+		f.CSI = nvme.CSIKV
+	} else if ns != nil {
 		f.LBA = m.SQE.SLBA()
 	}
 	q.failures = append(q.failures, f)

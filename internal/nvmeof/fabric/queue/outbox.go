@@ -6,23 +6,25 @@ import (
 
 	"jbofd/internal/nvmeof/fabric"
 	"jbofd/internal/owner"
+	"jbofd/internal/partition"
 )
 
-// Outbox hands IOs from the owners of SSDs to the Queues: a stack that anybody pushes to and
-// that is emptied as a whole. The zero Outbox is empty.
-type Outbox struct{ head atomic.Pointer[owner.IO] }
+// Outbox hands commands from the owners of SSDs and from partitions to their Queues: a stack that
+// anybody pushes to and that is emptied as a whole. The zero Outbox is empty.
+type Outbox struct{ head atomic.Pointer[Slot] }
 
 // busy stands at the bottom of an outbox that somebody is about to empty.
-var busy owner.IO
+var busy Slot
 
-// push adds io and reports whether nobody is about to empty the outbox.
+// push adds s, with news of it, and reports whether nobody is about to empty the outbox.
 //
 // hot: 0 allocs
-func (o *Outbox) push(io *owner.IO) (kick bool) {
+func (o *Outbox) push(s *Slot, n news) (kick bool) {
+	s.news = n
 	for {
 		old := o.head.Load()
-		io.Next = old
-		if o.head.CompareAndSwap(old, io) {
+		s.next = old
+		if o.head.CompareAndSwap(old, s) {
 			return old == nil
 		}
 	}
@@ -32,16 +34,16 @@ func (o *Outbox) push(io *owner.IO) (kick bool) {
 // kicked meanwhile.
 func (o *Outbox) Claim() { o.head.CompareAndSwap(nil, &busy) }
 
-// Take empties the outbox and returns its IOs, oldest first, linked by Next; the
+// Take empties the outbox and returns its commands, oldest first, linked by Next; the
 // claim stays.
 //
 // hot: 0 allocs
-func (o *Outbox) Take() (first *owner.IO) {
-	for io := o.head.Swap(&busy); io != nil && io != &busy; {
-		next := io.Next
-		io.Next = first
-		first = io
-		io = next
+func (o *Outbox) Take() (first *Slot) {
+	for s := o.head.Swap(&busy); s != nil && s != &busy; {
+		next := s.next
+		s.next = first
+		first = s
+		s = next
 	}
 	return first
 }
@@ -51,15 +53,15 @@ func (o *Outbox) Leave() bool {
 	return o.head.CompareAndSwap(&busy, nil) || o.head.Load() == nil
 }
 
-// Pending reports that there are IOs in the outbox.
+// Pending reports that there are commands in the outbox.
 func (o *Outbox) Pending() bool {
-	io := o.head.Load()
-	return io != nil && io != &busy
+	s := o.head.Load()
+	return s != nil && s != &busy
 }
 
-// Batches collect IOs until they are handed to their SSDs, a batch for each.
+// Batches collect IOs and Requests until they are handed to their SSDs and partitions, a batch for each.
 type Batches struct {
-	// Handing is held by whoever takes commands in until the SSDs have
+	// Handing is held by whoever takes commands in until the SSDs and partitions have
 	// them, and before the Queue's lock. After a change of the namespaces, whoever has had it knows that
 	// no command of before is on its way any more.
 	Handing sync.Mutex
@@ -68,6 +70,8 @@ type Batches struct {
 	commands []owner.Batch // by SSD
 	fetched  []owner.Batch
 	touched  []int // SSDs with something in commands or fetched
+	requests []partition.Batch
+	stores   []int // partitions with something in requests
 }
 
 // NewBatches makes Batches for the fabric's SSDs.
@@ -84,7 +88,22 @@ func (b *Batches) add(to []owner.Batch, ssd int, io *owner.IO) {
 	to[ssd].Add(io)
 }
 
-// HandOver submits the batches to their SSDs; on return the commands may be done already.
+// request puts r into its partition's batch. It allocates when there are more partitions than
+// before.
+//
+// hot: 0 allocs
+func (b *Batches) request(partitionNumber int, r *partition.Request) {
+	for len(b.requests) <= partitionNumber {
+		b.requests = append(b.requests, partition.Batch{})
+	}
+	to := &b.requests[partitionNumber]
+	if to.Empty() {
+		b.stores = append(b.stores, partitionNumber)
+	}
+	to.Add(r)
+}
+
+// HandOver submits the batches; on return the commands may be done already.
 func (b *Batches) HandOver() {
 	for _, i := range b.touched {
 		o := b.fab.SSD(i)
@@ -92,4 +111,8 @@ func (b *Batches) HandOver() {
 		o.Submit(&b.commands[i])
 	}
 	b.touched = b.touched[:0]
+	for _, i := range b.stores {
+		b.fab.Partition(i).Submit(&b.requests[i])
+	}
+	b.stores = b.stores[:0]
 }

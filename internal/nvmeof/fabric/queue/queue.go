@@ -3,9 +3,9 @@
 // paid for. A transport's connection contains a Queue, brings commands to the machine
 // under the Queue's lock and sends what the machine has to send.
 //
-//	transport ── qpair.QPair ──> Queue ── Batches ──> owner.Owner (SSD)
+//	transport ── qpair.QPair ──> Queue ── Batches ──> owner.Owner (SSD), partition
 //	    ^                          │ └── ExecuteAdmin ──> fabric.Fabric
-//	    └── responses <── Finish <─┴── Outbox <── Admitted, Done
+//	    └── responses <── Finish <─┴── Outbox <── Admitted, Done, KVDone
 package queue
 
 import (
@@ -21,6 +21,7 @@ import (
 	"jbofd/internal/nvmeof/fabric"
 	"jbofd/internal/nvmeof/qpair"
 	"jbofd/internal/owner"
+	"jbofd/internal/partition"
 	"jbofd/internal/pipeline"
 	"jbofd/internal/telemetry"
 )
@@ -82,7 +83,7 @@ type Queue struct {
 
 	seen     atomic.Int64 // when the last command arrived
 	usage    usage
-	inFlight atomic.Int32 // slots with an SSD; changed with mu held
+	inFlight atomic.Int32 // commands begun and not finished; changed with mu held
 
 	waiter  bufpool.Waiter
 	waiting bool        // waiter is queued, or was granted its buffer and not used yet
@@ -91,7 +92,8 @@ type Queue struct {
 	// mu guards the machine and what follows.
 	mu       sync.Locker
 	m        *qpair.QPair
-	slots    []slot
+	slots    []Slot
+	kv       []kvSlot        // as many as slots; nil before the first command for a partition
 	admin    []int           // slots of commands for ExecuteAdmin
 	failures []nvmeof.Failed // for the Error Information log
 	ctrl     *nvmeof.Controller
@@ -100,28 +102,47 @@ type Queue struct {
 	tenant   fabric.Tenant
 	// credits says whether completions carry credits. The admin queue stands for its
 	// controller among tenant.Windows.
-	credits nvmeof.CreditState
-	series  [][pipeline.Ops]*telemetry.IOSeries // by SSD
-	errors  *telemetry.ErrorSeries
-	closing bool // no more commands; what is in flight drains
-	extra   bool // a buffer beyond the pool's bound is out; see extraBuffer
-	stall   stall
-	connBuf []byte // data of the Connect command
+	credits  nvmeof.CreditState
+	series   [][pipeline.Ops]*telemetry.IOSeries // by SSD
+	kvSeries [][kvOps]*telemetry.IOSeries        // by SSD
+	errors   *telemetry.ErrorSeries
+	closing  bool // no more commands; what is in flight drains
+	extra    bool // a buffer beyond the pool's bound is out; see extraBuffer
+	stall    stall
+	connBuf  []byte // data of the Connect command
 }
 
-// slot is the driver's part of a command.
-type slot struct {
-	io      owner.IO
-	ranges  []pipeline.Range
+// Slot is the driver's part of a command.
+type Slot struct {
+	io     owner.IO
+	ranges []pipeline.Range
+	// startNS is when the command began; 0: it is not in flight.
 	startNS int64
-	// admitted tells an IO in the outbox that awaits its data from one that is done.
-	admitted bool
+	// next links the slot in an outbox, news is what it is there for.
+	next *Slot
+	news news
 	// noted: the machine has told of the command's failure.
 	noted bool
-	// fetching: the SSD waits for the host's data, asked for at askedNS.
+	// fetching: the host's data is awaited, asked for at askedNS.
 	fetching bool
 	askedNS  int64
 }
+
+// news is what a command is in the outbox for.
+type news uint8
+
+const (
+	ioDone     news = iota
+	ioAdmitted      // its data is to be fetched
+	kvDone
+	kvMemory // the memory that it has waited for is there
+)
+
+// Next is the next command that Outbox.Take has returned. It is read before the command is finished.
+func (s *Slot) Next() *Slot { return s.next }
+
+// Queue is whose command it is.
+func (s *Slot) Queue() *Queue { return s.io.Sink().(*Queue) }
 
 // usage is what the host did, for the SMART log.
 type usage struct {
@@ -129,9 +150,10 @@ type usage struct {
 }
 
 var (
-	_ fabric.Conn   = (*Queue)(nil)
-	_ qpair.Handler = (*Queue)(nil)
-	_ owner.Sink    = (*Queue)(nil)
+	_ fabric.Conn    = (*Queue)(nil)
+	_ qpair.Handler  = (*Queue)(nil)
+	_ owner.Sink     = (*Queue)(nil)
+	_ partition.Sink = (*Queue)(nil)
 )
 
 // Init makes q drive cfg.Machine, whose Handler it is, and registers it with the fabric.
@@ -140,7 +162,7 @@ func (q *Queue) Init(cfg Config) {
 	q.cfg = cfg
 	q.fab, q.tel, q.log, q.t, q.m, q.mu = cfg.Fabric, cfg.Telemetry, cfg.Log, cfg.Transport, cfg.Machine, cfg.Lock
 	q.since, q.connBuf = time.Now(), cfg.ConnectBuffer
-	q.slots = make([]slot, 1)
+	q.slots = make([]Slot, 1)
 	q.slots[0].io.Init(q, 0)
 	q.waiter.Wake = func() {
 		q.granted.Store(true)
@@ -159,7 +181,7 @@ func (q *Queue) Transport() Transport { return q.t }
 // Saw says that the host was heard of.
 func (q *Queue) Saw(now int64) { q.seen.Store(now) }
 
-// InFlight is how many commands are with an SSD.
+// InFlight is how many commands are with an SSD or a partition, or on their way there.
 func (q *Queue) InFlight() int { return int(q.inFlight.Load()) }
 
 // Controller is the queue's controller and number; nil before Connect. The lock is held.
@@ -182,7 +204,9 @@ func (q *Queue) Close() {
 	q.closing = true
 	q.m.Fetching(q.abandon)
 	for i := range q.slots { // what waits, for its cap perhaps, need not be done any more
-		if q.withSSD(i) {
+		if q.withPartition(i) {
+			q.abortKV(i)
+		} else if q.withSSD(i) {
 			q.fab.SSD(q.ssdOf(i)).Abort(&q.slots[i].io)
 		}
 	}

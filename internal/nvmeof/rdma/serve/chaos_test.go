@@ -1,6 +1,7 @@
 package serve_test
 
 import (
+	"bytes"
 	"context"
 	"encoding/binary"
 	"errors"
@@ -15,6 +16,8 @@ import (
 	"time"
 
 	"jbofd/client"
+	"jbofd/internal/nvme"
+	"jbofd/internal/nvmeof/fabric/kvtest"
 	"jbofd/internal/nvmeof/rdma/memverbs"
 	"jbofd/internal/nvmeof/rdma/verbs"
 	"jbofd/internal/ssd"
@@ -50,6 +53,7 @@ type chaos struct {
 	stop    chan struct{}
 	held    []*memverbs.Endpoint
 	removed bool // the target's device was, at least once
+	store   *kvtest.Store
 	tap     *tap
 	seen    map[string]int
 }
@@ -111,6 +115,8 @@ func newChaos(t *testing.T, seed uint64) *chaos {
 		}
 		s.wrap = c.tap.wrap
 	})
+	c.store = kvtest.NewStore()
+	c.addKV(c.store)
 	c.strangers = c.net.NewProvider(memverbs.DeviceConfig{Addr: netip.MustParseAddr("10.0.0.3")})
 	for i := range 3 {
 		o := c.options()
@@ -128,7 +134,7 @@ func newChaos(t *testing.T, seed uint64) *chaos {
 			if err != nil {
 				t.Fatal(err)
 			}
-			c.workers = append(c.workers, &chaosWorker{c: c, ns: ns, id: uint64(len(c.workers) + 1), base: int64(i) * chaosBlocks * blockBytes,
+			c.workers = append(c.workers, &chaosWorker{c: c, host: h, ns: ns, id: uint64(len(c.workers) + 1), base: int64(i) * chaosBlocks * blockBytes,
 				rng: rand.New(rand.NewPCG(seed, uint64(100+len(c.workers)))), latest: make([]uint64, chaosBlocks), acked: make([]uint64, chaosBlocks)})
 		}
 	}
@@ -188,7 +194,12 @@ func (c *chaos) fault() {
 	case n < 94:
 		what = "no regions"
 		c.limit(func(a *verbs.Attr) { a.MaxMRs = 1 })
-	case n < 97:
+	case n < 96:
+		what = "slow partition"
+		c.store.Hold()
+		c.await(20)
+		c.store.Release()
+	case n < 98:
 		what = "table"
 		c.state.Subsystems[0].Model = fmt.Sprint("test", n)
 		c.fabric.Apply(c.state)
@@ -299,15 +310,18 @@ func (c *chaos) end() {
 // chaosBlocks is how many blocks a worker has.
 const chaosBlocks = 512
 
-// chaosWorker writes and reads blocks of its own.
+// chaosWorker writes and reads blocks of its own, and a value.
 type chaosWorker struct {
 	c    *chaos
+	host *client.Controller
 	ns   *client.Namespace
 	id   uint64
 	base int64
 	rng  *rand.Rand
 	// latest is each block's newest version that was tried, acked the newest that the target has confirmed.
 	latest, acked []uint64
+	// latestKV and ackedKV are the same of the value.
+	latestKV, ackedKV uint64
 }
 
 func (c *chaos) startWorkers() *sync.WaitGroup {
@@ -334,6 +348,14 @@ func (w *chaosWorker) stopped() bool {
 
 // step writes or reads a few blocks. That it fails is to be expected.
 func (w *chaosWorker) step() {
+	if w.rng.IntN(4) == 0 {
+		if w.rng.IntN(2) == 0 {
+			_ = w.storeKV(oneOf(w.rng, 16, 1000, 8192, 8200, 70_000, 300_000))
+		} else if v, err := w.retrieveKV(oneOf(w.rng, 16, 4096, 300_000)); err == nil && (v > w.latestKV || v == 0 && w.ackedKV != 0) {
+			w.c.t.Errorf("the value of worker %d has version %d, between 1 and %d were stored, %d is confirmed", w.id, v, w.latestKV, w.ackedKV)
+		}
+		return
+	}
 	n := oneOf(w.rng, 1, 1, 1, 2, 2, 3, 16, 64, 256)
 	first := w.rng.IntN(chaosBlocks - n + 1)
 	if w.rng.IntN(2) == 0 {
@@ -352,6 +374,37 @@ func (w *chaosWorker) step() {
 			w.c.t.Errorf("block %d of worker %d has version %d, between 1 and %d were written, %d is confirmed", b, w.id, v, w.latest[b], w.acked[b])
 		}
 	}
+}
+
+// storeKV stores the next version of the worker's value, n bytes.
+func (w *chaosWorker) storeKV(n int) error {
+	w.latestKV++
+	v := make([]byte, (n+7)&^7)
+	w.fill(v, n>>3, w.latestKV)
+	_, err := w.host.IOPassthru(context.Background(), kvtest.Command(nvme.CmdKVStore, kvNSID, fmt.Sprint("worker", w.id), len(v)), v)
+	if err == nil {
+		w.ackedKV = w.latestKV
+	}
+	return err
+}
+
+// retrieveKV returns the version of the worker's value, of which there is room for n bytes; 0: there is none.
+func (w *chaosWorker) retrieveKV(n int) (version uint64, err error) {
+	got := make([]byte, n)
+	comp, err := w.host.IOPassthru(context.Background(), kvtest.Command(nvme.CmdKVRetrieve, kvNSID, fmt.Sprint("worker", w.id), n), got)
+	if comp.Status.Code() == nvme.KeyDoesNotExist {
+		return 0, nil
+	}
+	if err != nil {
+		return 0, err
+	}
+	version = binary.LittleEndian.Uint64(got) >> 32
+	want := make([]byte, min(int(uint32(comp.Result)), n)&^7)
+	w.fill(want, int(uint32(comp.Result))>>3, version)
+	if !bytes.Equal(got[:len(want)], want) {
+		w.c.t.Errorf("the value of worker %d is not of one piece", w.id)
+	}
+	return version, nil
 }
 
 func (w *chaosWorker) write(first, n int) error {
@@ -389,8 +442,15 @@ func (w *chaosWorker) revive() {
 	}
 }
 
-// check writes all blocks and reads them again.
+// check writes all blocks and a value, and reads them again.
 func (w *chaosWorker) check() {
+	if err := w.storeKV(100_000); err != nil {
+		w.c.t.Errorf("worker %d: store: %v", w.id, err)
+		return
+	}
+	if v, err := w.retrieveKV(100_000); err != nil || v != w.latestKV {
+		w.c.t.Errorf("the value of worker %d has version %d, want %d: %v", w.id, v, w.latestKV, err)
+	}
 	for first := 0; first < chaosBlocks; first += 64 {
 		if err := w.write(first, 64); err != nil {
 			w.c.t.Errorf("worker %d: write: %v", w.id, err)

@@ -13,7 +13,6 @@ import (
 	"jbofd/internal/nvmeof/rdma"
 	"jbofd/internal/nvmeof/rdma/verbs"
 	"jbofd/internal/nvmeof/rdma/wr"
-	"jbofd/internal/owner"
 )
 
 // pollBatch is how many completions one crossing takes.
@@ -54,8 +53,7 @@ type group struct {
 	wcs     [pollBatch]wr.Completion
 	touched []*conn // in this turn
 	stalled []*conn // with commands that wait
-	lost    []*owner.IO
-	now     int64 // of this turn
+	now     int64   // of this turn
 	// left: somebody who had the lock, a turn that has become long for instance, has left work.
 	left atomic.Bool
 }
@@ -119,19 +117,8 @@ func (g *group) run() {
 // takeTurn takes a turn and gives up mu, which the caller has.
 func (g *group) takeTurn() (worked, drained bool) {
 	worked, drained = g.turn()
-	lost := g.takeLost()
 	g.mu.Unlock()
-	for _, io := range lost {
-		queue.Lost(io)
-	}
 	return worked, drained
-}
-
-// takeLost takes the IOs whose data cannot be had any more, to be returned without the lock.
-func (g *group) takeLost() []*owner.IO {
-	lost := g.lost
-	g.lost = nil
-	return lost
 }
 
 // wakeUp lets the goroutine take a turn; for those who have locks that a turn takes.
@@ -162,7 +149,7 @@ func (g *group) turn() (worked, drained bool) {
 		g.outbox.Claim()
 		g.batches.HandOver()
 		finished := g.finish()
-		g.batches.HandOver() // what lacked only data that cannot be had
+		g.batches.HandOver() // what was waiting for memory, and what lacks only data that cannot be had
 		g.post()
 		if n == 0 && !finished {
 			return worked, drained
@@ -225,22 +212,23 @@ func (g *group) retry() {
 	}
 }
 
-// finish takes what the SSDs have left in the outbox, and reports whether there was anything.
+// finish takes what the SSDs and partitions have left in the outbox, and reports whether there was
+// anything.
 //
 // hot: 0 allocs
 func (g *group) finish() (any bool) {
 	for {
-		if io := g.outbox.Take(); io != nil {
+		if s := g.outbox.Take(); s != nil {
 			any = true
 			now := g.srv.fabric.Clock()
-			for io != nil {
-				next := io.Next
-				c := io.Sink().(*queue.Queue).Transport().(*conn)
-				if c.Finish(io, now) {
-					g.lost = append(g.lost, io)
+			for s != nil {
+				next := s.Next()
+				c := s.Queue().Transport().(*conn)
+				if c.Finish(s, now) {
+					c.Later(s, now)
 				}
 				g.touch(c)
-				io = next
+				s = next
 			}
 		}
 		if g.outbox.Leave() {

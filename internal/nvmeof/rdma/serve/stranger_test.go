@@ -2,6 +2,7 @@ package serve_test
 
 import (
 	"context"
+	"fmt"
 	"math/rand/v2"
 	"net/netip"
 	"sync"
@@ -9,6 +10,7 @@ import (
 	"time"
 
 	"jbofd/internal/nvme"
+	"jbofd/internal/nvmeof/fabric/kvtest"
 	"jbofd/internal/nvmeof/rdma/cm"
 	"jbofd/internal/nvmeof/rdma/verbs"
 )
@@ -232,7 +234,7 @@ func (s *stranger) associate() bool {
 	s.cntlid = (*nvme.CQE)(s.mem).ConnectCNTLID()
 	p := e.Property()
 	p.Init(nvme.FabricsPropertySet, nvme.PropCC)
-	p.SetVALUE(uint64(nvme.CC(0).WithEN(true).WithIOSQES(nvme.CCIOSQES64).WithIOCQES(nvme.CCIOCQES16)))
+	p.SetVALUE(uint64(nvme.CC(0).WithEN(true).WithCSS(oneOf[uint8](s.rng, nvme.CCCSSNVM, nvme.CCCSSIOCS)).WithIOSQES(nvme.CCIOSQES64).WithIOCQES(nvme.CCIOCQES16)))
 	return s.do(&e)
 }
 
@@ -316,8 +318,33 @@ func (s *stranger) openQueue() {
 	}
 }
 
-// rw is a read or write of blocks that no worker has.
+// kv is a command for a partition, to keys that no worker has.
+func (s *stranger) kv() []byte {
+	op := oneOf[uint8](s.rng, nvme.CmdKVStore, nvme.CmdKVStore, nvme.CmdKVRetrieve, nvme.CmdKVRetrieve, nvme.CmdKVList, nvme.CmdKVDelete, nvme.CmdKVExist)
+	n := oneOf(s.rng, 0, 16, 4096, 8192, 65536)
+	if op == nvme.CmdKVDelete || op == nvme.CmdKVExist {
+		n = 0
+	}
+	e := kvtest.Command(op, kvNSID, fmt.Sprint("strange", s.rng.IntN(5)), n)
+	e.SetCID(uint16(s.rng.IntN(64)))
+	if op == nvme.CmdKVStore && n <= 8192 && s.rng.IntN(2) == 0 {
+		e.SetPSDT(nvme.PSDTSGL)
+		e.SGL().SetType(nvme.SGLTypeDataBlock, nvme.SGLSubtypeOffset)
+		e.SGL().SetLength(uint32(n))
+		return append(e[:], make([]byte, n)...)
+	}
+	s.keyed(&e, uint32(n), s.wrong())
+	if s.rng.IntN(20) == 0 {
+		e.KV().SetLenBytes(s.rng.Uint32())
+	}
+	return e[:]
+}
+
+// rw is a read or write of blocks that no worker has, or of keys and values.
 func (s *stranger) rw() []byte {
+	if s.rng.IntN(3) == 0 {
+		return s.kv()
+	}
 	blocks := oneOf(s.rng, 1, 2, 3, 16)
 	var e nvme.SQE
 	e.SetOpcode(oneOf[uint8](s.rng, nvme.CmdRead, nvme.CmdWrite, nvme.CmdWrite, nvme.CmdFlush))

@@ -19,7 +19,6 @@ import (
 	"jbofd/internal/nvmeof/fabric/queue"
 	"jbofd/internal/nvmeof/tcp"
 	"jbofd/internal/nvmeof/tcp/pdu"
-	"jbofd/internal/owner"
 )
 
 // maxIOV is how many pieces one system call sends.
@@ -239,29 +238,41 @@ func (c *conn) log() {
 	}
 }
 
-// empty takes what the SSDs left in the outbox.
+// empty takes what the SSDs and partitions left in the outbox.
 func (c *conn) empty() {
 	for {
 		if first := c.outbox.Take(); first != nil {
 			now := c.srv.fabric.Clock()
-			var lost []*owner.IO // the connection is closing: their data will not come
+			var later []*queue.Slot // few: memory was short, or the connection is closing
 			c.mu.Lock()
-			for io := first; io != nil; {
-				next := io.Next
-				if c.Finish(io, now) {
-					lost = append(lost, io)
+			for s := first; s != nil; {
+				next := s.Next()
+				if c.Finish(s, now) {
+					later = append(later, s)
 				}
-				io = next
+				s = next
 			}
 			c.mu.Unlock()
-			for _, io := range lost {
-				queue.Lost(io)
+			if later != nil {
+				c.goOn(later, now)
 			}
 		}
 		if c.outbox.Leave() {
 			return
 		}
 	}
+}
+
+// goOn hands on commands that have waited for it.
+func (c *conn) goOn(later []*queue.Slot, now int64) {
+	c.batches.Handing.Lock()
+	defer c.batches.Handing.Unlock()
+	c.mu.Lock()
+	for _, s := range later {
+		c.Later(s, now)
+	}
+	c.mu.Unlock()
+	c.batches.HandOver()
 }
 
 // label is a fatal error status as metrics write it.

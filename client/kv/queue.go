@@ -1,0 +1,446 @@
+package kv
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+
+	"jbofd/client"
+	"jbofd/client/internal/host"
+	"jbofd/client/internal/kvop"
+)
+
+// Kind is what an Op does.
+type Kind = kvop.Kind
+
+// Kinds of operations: see the methods of Namespace. An Exists of a key that there is not has
+// the result ErrKeyNotFound.
+const (
+	Get          = kvop.Get
+	Put          = kvop.Put
+	PutIfAbsent  = kvop.PutIfAbsent
+	PutIfPresent = kvop.PutIfPresent
+	Delete       = kvop.Delete
+	Exists       = kvop.Exists
+)
+
+// Op is one operation for a Queue.
+type Op struct {
+	Kind Kind
+	// Key is copied by Submit.
+	Key []byte
+	// Value is what a Put stores, or where a Get's value goes. It belongs to the queue until Poll has
+	// returned the result.
+	Value []byte
+	// Tag comes back in the Result; the queue does not look at it.
+	Tag uint64
+}
+
+// Result is the outcome of an Op.
+type Result struct {
+	Tag  uint64
+	Kind Kind
+	// Size is that of the whole value after a Get; as much of it as fits stands in Op.Value.
+	Size int
+	// Err is nil, or why the operation failed, as a method of Namespace would say.
+	// What a status alone says, ErrKeyNotFound and the like, comes bare.
+	Err error
+}
+
+// Queue runs operations on a Namespace for one goroutine, many at a time: batches of them go in, results
+// come out in the order in which they finish, and nothing is allocated on the way.
+//
+//	for {
+//		n, err := q.Poll(results, -1)    // finished operations
+//		...                              // build the next batch
+//		q.Submit(ops[:k])                // one writev
+//	}
+//
+// Operations that are outstanding together may be carried out in any order. All methods but Interrupt must be
+// called by one goroutine at a time.
+//
+// When the connection is lost, the queue opens another as soon as the controller has one, and repeats what was
+// outstanding, but for PutIfAbsents, whose result is client.ErrConnectionLost. A status of a passing nature is
+// answered by trying again after a while, client.Options.MaxRetries times. The queue fails when the controller has
+// given up, or was closed: then Submit and Poll say so, all that was outstanding is gone (whether it took effect is
+// unknown) and its buffers are the caller's. As a client.QPair it does not time operations out: Poll with a bound and
+// decide.
+type Queue struct {
+	n    *Namespace
+	base time.Time // what waiting is timed from
+	// retries is client.Options.MaxRetries.
+	retries int
+	qp      *client.QPair
+	err     error
+	slots   []slot
+	free    []uint16 // slots at rest
+	todo    []uint16 // slots whose command is to be sent, in order
+	// later are slots whose command had a status of a passing nature; it is to be sent again when
+	// due.
+	later []uint16
+	due   time.Duration // since base
+	ready []Result      // results that came about otherwise than by a completion
+	cmds  []client.Command
+	comps []client.Completion
+
+	// ctx ends with Interrupt or Close. opened, of capacity 1, gets what reopen, of which at most one
+	// runs, has opened.
+	ctx    context.Context
+	cancel context.CancelFunc
+	opened chan opened
+	wg     sync.WaitGroup
+
+	closeOnce sync.Once
+	closeErr  error
+
+	mu sync.Mutex
+	// live is qp for Interrupt.
+	live *client.QPair
+}
+
+type slot struct {
+	op  kvop.Op
+	tag uint64
+	// busy: it holds an operation. sent: its command is outstanding. tries: how often it was
+	// sent again for its status.
+	busy, sent bool
+	tries      uint8
+}
+
+type opened struct {
+	qp  *client.QPair
+	err error
+}
+
+// OpenQueue opens a queue on a queue pair of its own, which client.Options.QPairs must have
+// reserved. Close must be called.
+//
+// Errors: as Controller.OpenQPair.
+func (n *Namespace) OpenQueue(ctx context.Context) (*Queue, error) {
+	qp, err := n.c.OpenQPair(ctx)
+	if err != nil {
+		return nil, err
+	}
+	depth := qp.Depth()
+	q := &Queue{
+		n: n, base: time.Now(), retries: min(n.c.Options().MaxRetries, 255), qp: qp, live: qp, opened: make(chan opened, 1),
+		slots: make([]slot, depth), free: make([]uint16, depth), todo: make([]uint16, 0, depth), later: make([]uint16, 0, depth), ready: make([]Result, 0, depth),
+		cmds: make([]client.Command, depth), comps: make([]client.Completion, depth),
+	}
+	for i := range q.free {
+		q.free[i] = uint16(depth - 1 - i)
+	}
+	q.ctx, q.cancel = context.WithCancel(context.Background())
+	return q, nil
+}
+
+// Depth returns how many operations may be outstanding.
+func (q *Queue) Depth() int { return len(q.slots) }
+
+// Free returns how many operations Submit will take now.
+func (q *Queue) Free() int { return len(q.free) }
+
+// Outstanding returns how many operations were submitted and not yet returned by Poll.
+func (q *Queue) Outstanding() int { return len(q.slots) - len(q.free) + len(q.ready) }
+
+// Submit takes operations in order, sends them as one batch, and returns how many it took: fewer
+// than all when the queue is full.
+//
+// Errors: client.ErrInvalid, ErrValueTooLarge for the first operation that was not taken; otherwise the queue has
+// failed.
+//
+// Cost: one system call a batch, 0 allocs, once buffers for long keys have grown.
+func (q *Queue) Submit(ops []Op) (n int, err error) { // hot: 0 allocs
+	if q.err != nil {
+		return 0, q.err
+	}
+	space := &q.n.geo.Load().space
+	for n < len(ops) && len(q.free) > 0 && err == nil {
+		i := q.free[len(q.free)-1]
+		s, o := &q.slots[i], &ops[n]
+		if err = s.op.Start(space, o.Kind, o.Key, o.Value); err == nil {
+			q.free = q.free[:len(q.free)-1]
+			s.tag, s.busy, s.tries = o.Tag, true, 0
+			q.todo = append(q.todo, i)
+			n++
+		}
+	}
+	q.flush()
+	if err != nil {
+		err = fmt.Errorf("operation %d of the batch: %w", n, err)
+	}
+	return n, err
+}
+
+// flush sends what is to be sent, as far as the queue pair takes it.
+func (q *Queue) flush() { // hot: 0 allocs
+	for len(q.todo) > 0 && q.qp != nil {
+		for k, i := range q.todo {
+			q.cmds[k] = q.slots[i].op.Cmd
+			q.cmds[k].Tag = uint64(i)
+		}
+		n, err := q.qp.Submit(q.cmds[:len(q.todo)])
+		for k, i := range q.todo[:n] {
+			q.slots[i].sent = true
+			q.cmds[k].Data = nil
+		}
+		bad := errors.Is(err, client.ErrInvalid)
+		if bad {
+			q.finish(q.todo[n], err)
+			n++
+		}
+		q.todo = q.todo[:copy(q.todo, q.todo[n:])]
+		if err != nil && !bad {
+			q.lose(err)
+		}
+		if err == nil {
+			return
+		}
+	}
+}
+
+// finish ends an operation otherwise than by a completion.
+func (q *Queue) finish(i uint16, err error) {
+	s := &q.slots[i]
+	q.ready = append(q.ready, Result{Tag: s.tag, Kind: s.op.Kind(), Err: err})
+	q.release(i)
+}
+
+func (q *Queue) release(i uint16) { // hot: 0 allocs
+	s := &q.slots[i]
+	s.op.Forget()
+	s.busy, s.sent = false, false
+	q.free = append(q.free, i)
+}
+
+// Poll writes results to dst and returns how many. With wait 0 it only looks; with wait > 0 it waits up to
+// that long for the first one; with wait < 0 until there is one.
+//
+// Errors: the queue has failed, see Queue. Results that had come about are returned first.
+//
+// Cost: one system call when results are there, 0 allocs.
+func (q *Queue) Poll(dst []Result, wait time.Duration) (int, error) { // hot: 0 allocs
+	var start time.Duration
+	if wait > 0 {
+		start = time.Since(q.base)
+	}
+	for left := wait; ; {
+		pause := q.sendLater(left)
+		if len(q.ready) > 0 {
+			n := copy(dst, q.ready)
+			q.ready = q.ready[:copy(q.ready, q.ready[n:])]
+			return n, nil
+		}
+		if q.err != nil {
+			return 0, q.err
+		}
+		some := false
+		if q.qp == nil {
+			some = q.await(pause)
+		} else {
+			k, err := q.qp.Poll(q.comps[:min(len(dst), len(q.comps))], pause)
+			n := q.step(dst, q.comps[:k])
+			q.flush()
+			if err != nil && q.qp != nil {
+				q.lose(err)
+			}
+			if n > 0 {
+				return n, nil
+			}
+			some = k > 0 || err != nil
+		}
+		if wait > 0 {
+			left = wait - (time.Since(q.base) - start)
+		}
+		if wait == 0 && !some || wait > 0 && left <= 0 {
+			return 0, nil
+		}
+	}
+}
+
+// retryPause is how long a command with a passing status waits to be sent again, times its tries.
+const retryPause = 50 * time.Millisecond
+
+// sendLater sends what is due, and returns how long may be waited, at most left, until it must be called
+// again.
+func (q *Queue) sendLater(left time.Duration) time.Duration { // hot: 0 allocs
+	if len(q.later) == 0 {
+		return left
+	}
+	until := q.due - time.Since(q.base)
+	if until <= 0 {
+		q.todo = append(q.todo, q.later...)
+		q.later = q.later[:0]
+		q.flush()
+		return left
+	}
+	if left >= 0 {
+		return min(left, until)
+	}
+	return until
+}
+
+// step takes completions and writes the results of those that end an operation. The others' next
+// commands are to be sent.
+func (q *Queue) step(dst []Result, comps []client.Completion) (n int) { // hot: 0 allocs
+	space := &q.n.geo.Load().space
+	for k := range comps {
+		i := uint16(comps[k].Tag)
+		s := &q.slots[i]
+		s.sent = false
+		if int(s.tries) < q.retries && s.op.MayRepeat() && host.Passing(comps[k].Status) {
+			s.tries++
+			if len(q.later) == 0 {
+				q.due = time.Since(q.base) + time.Duration(s.tries)*retryPause
+			}
+			q.later = append(q.later, i)
+			continue
+		}
+		if !s.op.Step(space, &comps[k]) {
+			q.todo = append(q.todo, i)
+			continue
+		}
+		dst[n] = Result{Tag: s.tag, Kind: s.op.Kind(), Size: s.op.Size, Err: s.op.Err}
+		if !s.op.Status.OK() {
+			if dst[n].Err = host.OfStatus(s.op.Status); dst[n].Err == nil {
+				dst[n].Err = host.CheckStatus(s.op.Kind().String(), s.op.Status)
+			}
+		}
+		n++
+		q.release(i)
+	}
+	return n
+}
+
+// lose follows the end of the queue pair: what was outstanding will be sent again, if it may be.
+func (q *Queue) lose(err error) {
+	// Its errors say once more that the connection is gone.
+	_ = q.qp.Close()
+	q.adopt(nil)
+	if q.ctx.Err() != nil || !errors.Is(err, client.ErrConnectionLost) {
+		q.fail(err)
+		return
+	}
+	for i := range q.slots {
+		s := &q.slots[i]
+		if !s.busy || !s.sent {
+			continue
+		}
+		s.sent = false
+		if s.op.MayRepeat() {
+			q.todo = append(q.todo, uint16(i))
+		} else {
+			q.finish(uint16(i), fmt.Errorf("%s: %w", s.op.Kind(), err))
+		}
+	}
+	q.wg.Add(1)
+	go q.reopen()
+}
+
+func (q *Queue) fail(err error) {
+	if q.ctx.Err() != nil {
+		err = client.ErrClosed
+	}
+	q.err = fmt.Errorf("key value queue: %w", err)
+}
+
+func (q *Queue) adopt(qp *client.QPair) {
+	q.mu.Lock()
+	q.qp, q.live = qp, qp
+	q.mu.Unlock()
+}
+
+// reopen opens a queue pair in place of one that was lost.
+func (q *Queue) reopen() {
+	defer q.wg.Done()
+	o := q.n.c.Options()
+	for begin := time.Now(); ; {
+		qp, err := q.n.c.OpenQPair(q.ctx)
+		over := q.n.c.Err()
+		if over == nil && time.Since(begin) > o.CtrlLossTimeout {
+			over = fmt.Errorf("%w: gave up after %s", client.ErrConnectionLost, time.Since(begin).Round(time.Millisecond))
+		}
+		if err != nil && over != nil {
+			err = fmt.Errorf("%w: %w", over, err)
+		}
+		if err == nil || over != nil || q.ctx.Err() != nil {
+			q.opened <- opened{qp, err}
+			return
+		}
+		t := time.NewTimer(o.ReconnectDelay)
+		select {
+		case <-t.C:
+		case <-q.ctx.Done():
+		}
+		t.Stop()
+	}
+}
+
+// await waits for what reopen has to say, up to left if that is not negative; false: it has not said anything.
+func (q *Queue) await(left time.Duration) bool {
+	var o opened
+	select {
+	case o = <-q.opened:
+	default:
+		if left == 0 {
+			return false
+		}
+		var late <-chan time.Time
+		if left > 0 {
+			t := time.NewTimer(left)
+			defer t.Stop()
+			late = t.C
+		}
+		select {
+		case o = <-q.opened:
+		case <-late:
+			return false
+		}
+	}
+	if o.err != nil {
+		q.fail(o.err)
+		return true
+	}
+	q.adopt(o.qp)
+	if q.ctx.Err() != nil { // Interrupt came too early to see it
+		o.qp.Interrupt()
+	}
+	q.flush()
+	return true
+}
+
+// Interrupt makes the queue fail with client.ErrClosed, waking a blocked Poll; from any goroutine.
+func (q *Queue) Interrupt() {
+	q.cancel()
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	if q.live != nil {
+		q.live.Interrupt()
+	}
+}
+
+// Close ends the queue. What is outstanding is gone, its buffers the caller's. The owner calls it
+// when no Poll or Submit is under way. Idempotent.
+func (q *Queue) Close() error {
+	q.closeOnce.Do(func() {
+		q.Interrupt()
+		q.wg.Wait()
+		select {
+		case o := <-q.opened:
+			if o.err == nil {
+				q.adopt(o.qp)
+			}
+		default:
+		}
+		if q.qp != nil {
+			q.closeErr = q.qp.Close()
+			q.adopt(nil)
+		}
+		if q.err == nil {
+			q.fail(client.ErrClosed)
+		}
+	})
+	return q.closeErr
+}

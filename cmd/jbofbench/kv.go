@@ -1,0 +1,396 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+	"golang.org/x/sys/unix"
+
+	"jbofd/client"
+	"jbofd/internal/bench"
+	"jbofd/internal/bench/ycsb"
+)
+
+// kvFlags are the flags of jbofbench kv.
+type kvFlags struct {
+	connectFlags
+	cfg      ycsb.Config
+	embedded ycsb.EmbeddedConfig
+
+	nqn         string
+	nsid        uint32
+	files       []string
+	props       []string
+	threads     int
+	rate        float64
+	rateProcess string
+	size        sizeFlag
+	blockSize   sizeFlag
+	durability  string
+	credits     string
+	spin        time.Duration
+	ctrlLoss    secondsFlag
+	status      bool
+	json, quiet bool
+}
+
+// kvPhases are the commands below kv and what each of them runs.
+var kvPhases = []struct {
+	use, short string
+	phases     []string
+}{
+	{"load", "Write the records of a workload", []string{"load"}},
+	{"run", "Run the operations of a workload", []string{"run"}},
+	{"verify", "Read everything back and check it", []string{"verify"}},
+}
+
+func kvCommand() *cobra.Command {
+	c := newKVCommand("kv (--target tcp|rdma://HOST:PORT --nqn NQN | --embedded PATH|mem:SIZE) -P FILE [-p NAME=VALUE ...]",
+		"Run YCSB on a key-value namespace", "load", "run")
+	c.Long = `Run YCSB, the Yahoo! Cloud Serving Benchmark, on a key-value namespace (--target, --nqn, --nsid) or on a
+store in this process (--embedded). kv load writes the records, kv run runs the operations, kv alone
+does both; kv verify reads everything back.
+
+Workloads are YCSB's property files (-P, more than one may be given) and single properties (-p). Those
+that count:
+
+  recordcount, insertstart, insertcount           the records, and which of them a load writes
+  operationcount, maxexecutiontime (seconds)      when a run ends
+  readproportion, updateproportion, insertproportion, readmodifywriteproportion
+  requestdistribution                             uniform, zipfian, latest, hotspot
+  zipfianconstant                                 theta of zipfian and latest, 0.99 unless set
+  hotspotdatafraction, hotspotopnfraction
+  fieldcount, fieldlength, minfieldlength, fieldlengthdistribution (constant, uniform)
+  insertorder                                     hashed, ordered
+  threadcount, target                             also as --threads and --rate
+
+A record is one value of fieldcount times fieldlength bytes; its key has 16 bytes. Ordered scans
+(workload E) are not offered. Other properties are listed and have no effect.
+
+Every value read is verified: it follows from its key and version, and of each record it is known which
+versions a read may find. In one process that is known of what the process itself has written. With
+--state FILE it is kept in a file, as writes are acknowledged: after a load with it, runs go on from it,
+and kv verify finds out whether a target that was killed has kept all that it had acknowledged. The
+file must be used from the load on.
+
+Without target, each thread keeps --depth operations outstanding (closed loop). With a target they begin
+when they are due (open loop), and the Intended- series count from then; --depth bounds how many may be
+outstanding.
+
+Exit status: 0 all well; 1 an operation or a verification failed, or the target is out of reach; 2 bad
+flags or a bad workload.`
+	c.Example = `  jbofbench kv -P configs/ycsb/workloada -p recordcount=100000 -p operationcount=1000000 --embedded mem:1g --depth 64
+  jbofbench kv load -P configs/ycsb/workloadb -p recordcount=10000000 -p fieldcount=1 -p fieldlength=256 --threads 4 --depth 32 \
+      --target tcp://127.0.0.1:4420 --nqn nqn.2026-11.example.jbofd:kv --state /tmp/kv.state
+  jbofbench kv run -P configs/ycsb/workloadb ... -p operationcount=10000000 -p zipfianconstant=0.9 --rate 50000 --state /tmp/kv.state
+  jbofbench kv verify -P configs/ycsb/workloadb ... --state /tmp/kv.state
+  jbofbench kv load -P configs/ycsb/workloadc -p recordcount=1000000 --embedded data/kv.img --size 4g --depth 64
+  jbofbench kv run -P configs/ycsb/workloadc -p recordcount=1000000 -p operationcount=1000000 --embedded data/kv.img --depth 64`
+	for _, p := range kvPhases {
+		c.AddCommand(newKVCommand(p.use, p.short, p.phases...))
+	}
+	return c
+}
+
+// newKVCommand makes a command that runs the phases.
+func newKVCommand(use, short string, phases ...string) *cobra.Command {
+	f := &kvFlags{}
+	c := &cobra.Command{
+		Use:   use,
+		Short: short,
+		Long:  short + ". All about workloads and flags is in jbofbench kv --help.",
+		Args:  cobra.NoArgs,
+		RunE:  func(c *cobra.Command, _ []string) error { return f.run(c, phases) },
+	}
+	f.connectFlags.add(c)
+	fl := c.Flags()
+	fl.StringVarP(&f.nqn, "nqn", "n", "", "subsystem NQN")
+	fl.Uint32Var(&f.nsid, "nsid", 1, "namespace")
+	fl.StringVar(&f.embedded.Path, "embedded", "", "run a store in this process, on this file or block device, or on mem:SIZE")
+	fl.Var(&f.size, "size", "with --embedded: make a file of this size and a store in it, if there is none")
+	fl.BoolVar(&f.embedded.Format, "format", false, "with --embedded: make a new store there, whatever there is")
+	fl.StringVar(&f.embedded.Engine, "embedded_engine", "", "I/O engine of --embedded PATH: io_uring or threads (default: io_uring if the kernel lets us)")
+	f.blockSize = 4096
+	fl.Var(&f.blockSize, "embedded_block", "block size of --embedded mem:SIZE")
+	fl.IntVar(&f.embedded.KeysPerSegment, "keys_per_segment", 0, "with --embedded: keys of a segment, on average (default: the store's)")
+	fl.IntVar(&f.embedded.Requests, "requests", 0, "with --embedded: requests in progress at most (default: the store's)")
+	fl.StringVar(&f.durability, "durability", "device", "with --embedded: device (by its nature), or none: acknowledged writes may be lost with the power")
+	fl.StringArrayVarP(&f.files, "workload", "P", nil, "workload file")
+	fl.StringArrayVarP(&f.props, "property", "p", nil, "property, as recordcount=1000; counts before those of files")
+	fl.IntVar(&f.threads, "threads", 0, "threads, each with a queue of its own: the property threadcount")
+	fl.Float64Var(&f.rate, "rate", 0, "operations per second of all threads together: the property target")
+	fl.StringVar(&f.rateProcess, "rate_process", "linear", "intervals under a rate: linear or poisson")
+	fl.IntVar(&f.cfg.Depth, "depth", 0, "operations outstanding per thread (default: 1, and 64 under a rate)")
+	fl.StringVar(&f.cfg.StatePath, "state", "", "file that keeps the versions of the records")
+	fl.Uint64Var(&f.cfg.Seed, "randseed", 1, "seed of the choice of operations and records")
+	fl.BoolVar(&f.cfg.ContinueOnError, "continue_on_error", false, "go on after failed operations")
+	fl.StringVar(&f.credits, "credits", "auto", "keep within what the target lets this host have outstanding: on, off, or auto (if it offers that)")
+	fl.DurationVar(&f.spin, "spin", client.DefaultSpin, "how long to look for completions before blocking, at low depth; negative: block at once")
+	f.ctrlLoss = secondsFlag(-time.Second)
+	fl.Var(&f.ctrlLoss, "ctrl_loss_tmo", "how long to try to reconnect when the connection is lost; negative: not at all, for a measurement with a gap in it is none")
+	fl.BoolVarP(&f.status, "status", "s", false, "YCSB's status line every second")
+	fl.BoolVar(&f.json, "json", false, "print the report as JSON")
+	fl.BoolVarP(&f.quiet, "quiet", "q", false, "no progress")
+	return c
+}
+
+// ycsbHabits turns YCSB's own flags with one hyphen into ours.
+func ycsbHabits(args []string) []string {
+	if len(args) == 0 || args[0] != "kv" {
+		return args
+	}
+	out := slices.Clone(args)
+	for i, a := range args {
+		switch a {
+		case "-threads":
+			out[i] = "--threads"
+		case "-target":
+			out[i] = "--rate"
+		}
+	}
+	return out
+}
+
+// workload reads the workload.
+func (f *kvFlags) workload(w io.Writer) (ycsb.Workload, error) {
+	p := ycsb.Properties{}
+	for _, name := range f.files {
+		file, err := os.Open(name)
+		if err != nil {
+			return ycsb.Workload{}, usagef("-P: %v", err)
+		}
+		if err := errors.Join(p.Read(name, file), file.Close()); err != nil {
+			return ycsb.Workload{}, err
+		}
+	}
+	for _, s := range f.props {
+		if err := p.Set(s); err != nil {
+			return ycsb.Workload{}, fmt.Errorf("-p: %w", err)
+		}
+	}
+	if f.threads != 0 {
+		p["threadcount"] = fmt.Sprint(f.threads)
+	}
+	if f.rate != 0 {
+		p["target"] = fmt.Sprint(f.rate)
+	}
+	load, warnings, err := p.Workload()
+	for _, s := range warnings {
+		fmt.Fprintf(w, "jbofbench: %s\n", s)
+	}
+	return load, err
+}
+
+func (f *kvFlags) run(c *cobra.Command, phases []string) error {
+	err := f.phases(c, phases)
+	if errors.Is(err, ycsb.ErrConfig) || errors.Is(err, ycsb.ErrWorkload) || errors.Is(err, ycsb.ErrState) {
+		return usagef("%v", err)
+	}
+	return err
+}
+
+func (f *kvFlags) phases(c *cobra.Command, phases []string) (err error) {
+	w, err := f.workload(c.ErrOrStderr())
+	if err != nil {
+		return err
+	}
+	switch f.rateProcess {
+	case "linear":
+	case "poisson":
+		f.cfg.Poisson = true
+	default:
+		return usagef("--rate_process is %q, must be linear or poisson", f.rateProcess)
+	}
+	if f.cfg.Depth == 0 {
+		f.cfg.Depth = 1
+		if w.Target > 0 {
+			f.cfg.Depth = 64
+		}
+	}
+	if f.cfg.Depth < 1 || f.cfg.Depth > 1024 {
+		return usagef("--depth is %d, must be 1 to 1024", f.cfg.Depth)
+	}
+	ctx := c.Context()
+	db, err := f.open(ctx, w.Threads)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, db.Close()) }()
+	if !f.quiet || f.status {
+		f.cfg.Progress = newKVProgress(c.ErrOrStderr(), f.status).show
+	}
+	b, err := ycsb.Open(ctx, db, w, f.cfg)
+	if err != nil {
+		return err
+	}
+	rep := b.NewReport()
+	for _, name := range phases {
+		var p *ycsb.Phase
+		switch name {
+		case "load":
+			p, err = b.Load(ctx)
+			rep.Load = p
+		case "run":
+			p, err = b.Run(ctx)
+			rep.Run = p
+		default:
+			p, err = b.Verify(ctx)
+			rep.Verify = p
+		}
+		if err != nil || !p.OK() || p.Interrupted {
+			break
+		}
+	}
+	err = errors.Join(err, b.Close())
+	if rerr := f.report(c, rep); err == nil {
+		err = rerr
+	}
+	return err
+}
+
+// report prints what there is of it.
+func (f *kvFlags) report(c *cobra.Command, rep *ycsb.Report) error {
+	if f.json {
+		e := json.NewEncoder(c.OutOrStdout())
+		e.SetIndent("", "  ")
+		if err := e.Encode(rep); err != nil {
+			return err
+		}
+	} else if err := rep.WriteYCSB(c.OutOrStdout()); err != nil {
+		return err
+	}
+	for _, p := range []*ycsb.Phase{rep.Load, rep.Run, rep.Verify} {
+		if p == nil {
+			continue
+		}
+		if !p.OK() {
+			fmt.Fprintf(c.ErrOrStderr(), "jbofbench: %d failed operations, %d verification failures\n", p.Failed, p.Wrong)
+		}
+		for _, m := range p.Messages {
+			fmt.Fprintf(c.ErrOrStderr(), "jbofbench:   %s\n", m)
+		}
+	}
+	if !rep.OK() {
+		return errFailed
+	}
+	return nil
+}
+
+// open opens what --target or --embedded names.
+func (f *kvFlags) open(ctx context.Context, threads int) (ycsb.DB, error) {
+	if (f.embedded.Path == "") == (f.target == "") {
+		return nil, usagef("give either --target tcp://HOST:PORT, rdma://HOST:PORT or --embedded PATH|mem:SIZE")
+	}
+	if f.embedded.Path != "" {
+		switch f.durability {
+		case "device":
+		case "none":
+			f.embedded.Volatile = true
+		default:
+			return nil, usagef("--durability is %q, must be device or none", f.durability)
+		}
+		f.embedded.SizeBytes, f.embedded.BlockSize = int64(f.size), int(f.blockSize)
+		db, err := ycsb.OpenEmbedded(f.embedded)
+		if err != nil {
+			return nil, err
+		}
+		return db, nil
+	}
+	o, err := f.options()
+	if err != nil {
+		return nil, err
+	}
+	if f.nqn == "" {
+		return nil, usagef("--nqn is missing: the NQN of the subsystem; jbofbench discover lists them")
+	}
+	o.SubNQN, o.QPairs, o.QueueDepth, o.Spin, o.CtrlLossTimeout = f.nqn, threads, f.cfg.Depth, f.spin, time.Duration(f.ctrlLoss)
+	modes := map[string]client.CreditMode{"auto": client.CreditsAuto, "on": client.CreditsOn, "off": client.CreditsOff}
+	mode, ok := modes[f.credits]
+	if !ok {
+		return nil, usagef("--credits is %q, must be on, off or auto", f.credits)
+	}
+	o.Credits = mode
+	c, err := client.Connect(ctx, o)
+	if err != nil {
+		if errors.Is(err, client.ErrInvalid) {
+			return nil, usagef("%v", err)
+		}
+		return nil, err
+	}
+	db, err := ycsb.NewWire(ctx, c, f.nsid)
+	if err != nil {
+		return nil, errors.Join(err, c.Close())
+	}
+	return db, nil
+}
+
+// kvProgress writes the state of a phase to stderr: with -s YCSB's status line every second, else on a terminal a
+// bar that is overwritten, elsewhere a line every five seconds.
+type kvProgress struct {
+	w      io.Writer
+	status bool
+	tty    bool
+	name   string
+	last   time.Duration
+}
+
+func newKVProgress(w io.Writer, status bool) *kvProgress {
+	p := &kvProgress{w: w, status: status}
+	if f, ok := w.(*os.File); ok && !status {
+		_, err := unix.IoctlGetTermios(int(f.Fd()), unix.TCGETS)
+		p.tty = err == nil
+	}
+	return p
+}
+
+// barWidth is how many characters all of a phase is.
+const barWidth = 30
+
+func (p *kvProgress) show(b ycsb.Progress) {
+	if p.status {
+		fmt.Fprintln(p.w, b.StatusLine(time.Now()))
+		return
+	}
+	if b.Phase != p.name {
+		p.name, p.last = b.Phase, 0
+	}
+	share, known := b.Share()
+	if !p.tty && !b.Last && b.Elapsed-p.last < 4900*time.Millisecond {
+		return
+	}
+	p.last = b.Elapsed
+	var s strings.Builder
+	fmt.Fprintf(&s, "%-6s ", b.Phase)
+	if known {
+		full := int(share * barWidth)
+		fmt.Fprintf(&s, "[%s%s] %3.0f %% ", strings.Repeat("#", full), strings.Repeat(".", barWidth-full), 100*share)
+	}
+	fmt.Fprintf(&s, "%d operations in %.0f s, %.1f k/s", b.Ops, b.Elapsed.Seconds(), b.OpsPerSec/1e3)
+	for _, e := range b.Series {
+		if l := e.LatencyNS; l != nil {
+			fmt.Fprintf(&s, ", %s p99 %s", strings.ToLower(e.Name), bench.FormatNS(float64(l.P99)))
+		}
+	}
+	if known && share > 0 && share < 1 {
+		fmt.Fprintf(&s, ", %s left", time.Duration(float64(b.Elapsed)*(1-share)/share).Round(time.Second))
+	}
+	if b.Failures > 0 {
+		fmt.Fprintf(&s, "  FAILURES %d", b.Failures)
+	}
+	switch {
+	case !p.tty:
+		fmt.Fprintln(p.w, s.String())
+	case b.Last:
+		fmt.Fprintf(p.w, "\r%s\x1b[K\n", s.String())
+	default:
+		fmt.Fprintf(p.w, "\r%s\x1b[K", s.String())
+	}
+}

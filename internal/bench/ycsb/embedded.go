@@ -1,0 +1,298 @@
+package ycsb
+
+import (
+	"context"
+	"crypto/rand"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"os"
+	"strings"
+	"sync"
+	"time"
+
+	"jbofd/internal/bench"
+	"jbofd/internal/bufpool"
+	"jbofd/internal/kvstore"
+	"jbofd/internal/owner"
+	"jbofd/internal/partition"
+	"jbofd/internal/pipeline"
+	"jbofd/internal/ssd"
+	"jbofd/internal/ssd/file"
+	"jbofd/internal/ssd/mem"
+)
+
+// Embedded is a store in this process, with a device of its own: what the daemon does without the network.
+type Embedded struct {
+	name  string
+	dev   ssd.Device
+	pool  *bufpool.Pool
+	owner *owner.Owner
+	part  *partition.Partition
+}
+
+// EmbeddedConfig says on what to open the store.
+type EmbeddedConfig struct {
+	// Path is a regular file or a block device, or mem:SIZE. The store fills it.
+	Path string
+	// SizeBytes makes a regular file of that size if there is none.
+	SizeBytes int64
+	// Format makes a new store, whatever is there; mem:SIZE always gets one.
+	Format bool
+	// Engine is io_uring, threads, or empty for the best there is; for files.
+	Engine string
+	// BlockSize is that of mem:SIZE; 0: 4096.
+	BlockSize int
+	// KeysPerSegment, Requests, GroupBytes and GroupDelayNS are kvstore.Config's.
+	KeysPerSegment, Requests, GroupBytes int
+	GroupDelayNS                         int64
+	// Volatile: writes that were acknowledged may be lost with the power.
+	Volatile bool
+}
+
+// The pipeline's tenants: who loads, and the store itself.
+const (
+	foreground pipeline.Tenant = iota
+	background
+)
+
+// embeddedPoolBytes bounds the buffers for I/O that the store does not have of its own.
+const embeddedPoolBytes = 16 << 20
+
+// closeTimeout is how long the last checkpoint may take.
+const closeTimeout = time.Minute
+
+// OpenEmbedded opens the device and the store on it.
+//
+// Errors: ErrConfig for what cannot be; the device's; kvstore.ErrPartition for what is no store.
+func OpenEmbedded(c EmbeddedConfig) (*Embedded, error) {
+	d := &Embedded{name: "embedded " + c.Path}
+	if err := d.open(c); err != nil {
+		return nil, errors.Join(fmt.Errorf("--embedded %s: %w", c.Path, err), d.Close())
+	}
+	return d, nil
+}
+
+func (d *Embedded) open(c EmbeddedConfig) (err error) {
+	if d.pool, err = bufpool.New(bufpool.Config{TotalBytes: embeddedPoolBytes}); err != nil {
+		return err
+	}
+	if s, ok := strings.CutPrefix(c.Path, "mem:"); ok {
+		n, perr := bench.ParseSize(s)
+		if perr != nil {
+			return fmt.Errorf("%w: %w", ErrConfig, perr)
+		}
+		if c.BlockSize == 0 {
+			c.BlockSize = 4096
+		}
+		c.Format = true
+		var dev *mem.Device
+		if dev, err = mem.Open(mem.Config{Name: "embedded", SizeBytes: n, BlockSize: c.BlockSize}); err == nil {
+			d.dev = dev
+		}
+	} else {
+		if _, serr := os.Stat(c.Path); errors.Is(serr, os.ErrNotExist) && c.SizeBytes > 0 {
+			c.Format = true
+		}
+		var dev *file.Device
+		if dev, err = file.Open(file.Config{Name: "embedded", Path: c.Path, Create: c.SizeBytes > 0, SizeBytes: c.SizeBytes, Engine: c.Engine, Pool: d.pool}); err == nil {
+			d.dev = dev
+		}
+	}
+	if errors.Is(err, mem.ErrConfig) || errors.Is(err, file.ErrConfig) {
+		err = fmt.Errorf("%w: %w", ErrConfig, err)
+	}
+	if err != nil {
+		return err
+	}
+	if d.owner, err = owner.New(owner.Config{Device: d.dev, Pool: d.pool}); err != nil {
+		return err
+	}
+	for _, t := range []pipeline.Tenant{foreground, background} {
+		d.owner.SetTenant(t, pipeline.Settings{Weight: 1})
+	}
+	// A partition of a new store has a name and a seed of its own.
+	var id [24]byte
+	if _, err = rand.Read(id[:]); err != nil {
+		return err
+	}
+	info := d.dev.Info()
+	d.part, err = partition.Open(partition.Config{Owner: d.owner, Background: background, Volatile: c.Volatile, Store: kvstore.Config{
+		PartitionBytes: info.SizeBytes, KeysPerSegment: c.KeysPerSegment, Requests: c.Requests, GroupBytes: c.GroupBytes, GroupDelayNS: c.GroupDelayNS,
+		Format: c.Format, UUID: [16]byte(id[:16]), HashSeed: binary.LittleEndian.Uint64(id[16:]),
+	}})
+	if errors.Is(err, kvstore.ErrConfig) {
+		err = fmt.Errorf("%w: %w", ErrConfig, err)
+	}
+	return err
+}
+
+// Name implements DB.
+func (d *Embedded) Name() string { return d.name }
+
+// MaxValueBytes implements DB.
+func (d *Embedded) MaxValueBytes() int { return d.part.MaxValueBytes() }
+
+// Buffer implements DB.
+func (d *Embedded) Buffer(size int) ([]byte, func() error, error) {
+	return make([]byte, size), func() error { return nil }, nil
+}
+
+// Close implements DB.
+func (d *Embedded) Close() error {
+	var errs []error
+	if d.part != nil {
+		errs = append(errs, d.part.Close(closeTimeout))
+	}
+	if d.owner != nil {
+		errs = append(errs, d.owner.Close())
+	}
+	if d.dev != nil {
+		errs = append(errs, d.dev.Close())
+	}
+	if d.pool != nil {
+		errs = append(errs, d.pool.Close())
+	}
+	return errors.Join(errs...)
+}
+
+// Counters implements Counting.
+func (d *Embedded) Counters() []Counter {
+	s, o := d.part.Stats(), d.owner.Stats()
+	return []Counter{
+		{"DeviceReads", o.Requests[ssd.Read].Load(), false},
+		{"DeviceWrites", o.Requests[ssd.Write].Load(), false},
+		{"DeviceReadBytes", o.Bytes[ssd.Read].Load(), false},
+		{"DeviceWriteBytes", o.Bytes[ssd.Write].Load(), false},
+		{"UserBytes", s.UserBytes, false},
+		{"Compactions", s.Compactions, false},
+		{"Checkpoints", s.Checkpoints, false},
+		{"Objects", s.Objects, true},
+		{"Segments", s.Segments, true},
+		{"LiveBytes", s.LiveBytes, true},
+		{"BufferBytes", s.MemoryBytes, true},
+		{"PartitionBytes", d.dev.Info().SizeBytes, true},
+	}
+}
+
+// OpenQueue implements DB.
+func (d *Embedded) OpenQueue(_ context.Context, depth int) (Queue, error) {
+	q := &embeddedQueue{part: d.part, reqs: make([]partition.Request, depth), done: make([]*partition.Request, 0, depth),
+		kick: make(chan struct{}, 1), interrupted: make(chan struct{}), timer: time.NewTimer(time.Hour)}
+	q.timer.Stop()
+	for i := range q.reqs {
+		q.reqs[i] = partition.Request{Sink: q, Slot: uint32(i), KeyLen: KeyBytes, Tenant: foreground}
+	}
+	return q, nil
+}
+
+// embeddedQueue is a partition in the engine's terms, and the sink of its Requests.
+type embeddedQueue struct {
+	part        *partition.Partition
+	reqs        []partition.Request // by tag
+	batch       partition.Batch
+	kick        chan struct{}
+	interrupted chan struct{}
+	once        sync.Once
+	timer       *time.Timer
+
+	mu   sync.Mutex
+	done []*partition.Request // guarded by mu
+}
+
+// KVDone implements partition.Sink.
+func (q *embeddedQueue) KVDone(r *partition.Request) (kick bool) { // hot: 0 allocs
+	q.mu.Lock()
+	q.done = append(q.done, r)
+	kick = len(q.done) == 1
+	q.mu.Unlock()
+	return kick
+}
+
+// Kick implements partition.Sink.
+func (q *embeddedQueue) Kick() {
+	select {
+	case q.kick <- struct{}{}:
+	default:
+	}
+}
+
+func (q *embeddedQueue) Submit(ops []Op) (int, error) { // hot: 0 allocs
+	for i := range ops {
+		o := &ops[i]
+		r := &q.reqs[o.Tag]
+		r.Op = kvstore.Get
+		if o.Put {
+			r.Op = kvstore.Put
+		}
+		r.Key, r.Value = *o.Key, o.Value
+		q.batch.Add(r)
+	}
+	q.part.Submit(&q.batch)
+	return len(ops), nil
+}
+
+// errQueueInterrupted is what Poll says after Interrupt.
+var errQueueInterrupted = errors.New("interrupted")
+
+func (q *embeddedQueue) Poll(dst []Done, wait time.Duration) (int, error) { // hot: 0 allocs
+	if n := q.take(dst); n > 0 || wait == 0 {
+		return n, nil
+	}
+	var late <-chan time.Time
+	if wait > 0 {
+		q.timer.Reset(wait)
+		defer q.timer.Stop()
+		late = q.timer.C
+	}
+	for {
+		select {
+		case <-q.kick:
+			if n := q.take(dst); n > 0 {
+				return n, nil
+			}
+		case <-late:
+			return q.take(dst), nil
+		case <-q.interrupted:
+			return q.take(dst), errQueueInterrupted
+		}
+	}
+}
+
+// take writes what is done to dst.
+func (q *embeddedQueue) take(dst []Done) int { // hot: 0 allocs
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	n := min(len(dst), len(q.done))
+	for i, r := range q.done[:n] {
+		d := Done{Tag: r.Slot}
+		switch r.Status {
+		case kvstore.OK:
+			d.ValueLen = r.ValueLen
+		case kvstore.NotFound:
+			d.Result = NotFound
+		case kvstore.CapacityExceeded:
+			d.Result, d.Err = Refused, errCapacity
+		case kvstore.InvalidKey, kvstore.InvalidValue:
+			d.Result, d.Err = Refused, errInvalid
+		case kvstore.Corrupt:
+			d.Result, d.Err = Failed, errCorrupt
+		default:
+			d.Result, d.Err = Failed, errDevice
+		}
+		dst[i] = d
+	}
+	q.done = q.done[:copy(q.done, q.done[n:])]
+	return n
+}
+
+var (
+	errCapacity = errors.New("capacity exceeded")
+	errInvalid  = errors.New("invalid key or value")
+	errCorrupt  = errors.New("a checksum is wrong")
+	errDevice   = errors.New("a device I/O failed")
+)
+
+func (q *embeddedQueue) Interrupt() { q.once.Do(func() { close(q.interrupted) }) }
+
+func (q *embeddedQueue) Close() error { return nil }

@@ -1,0 +1,100 @@
+package ycsb
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"jbofd/client"
+	"jbofd/client/kv"
+)
+
+// Wire is a key value namespace over NVMe/TCP or NVMe/RDMA.
+type Wire struct {
+	c  *client.Controller
+	ns *kv.Namespace
+}
+
+// NewWire takes over c, which must have been connected with Options.QPairs for every thread.
+//
+// Errors: those of kv.Open; ErrConfig for keys that are too short. c is still the caller's then.
+func NewWire(ctx context.Context, c *client.Controller, nsid uint32) (*Wire, error) {
+	ns, err := kv.Open(ctx, c, nsid, kv.Options{})
+	if err != nil {
+		return nil, err
+	}
+	if n := ns.Info().MaxKey; n < KeyBytes {
+		return nil, fmt.Errorf("%w: keys of namespace %d have at most %d bytes, YCSB's have %d", ErrConfig, nsid, n, KeyBytes)
+	}
+	return &Wire{c: c, ns: ns}, nil
+}
+
+// Name implements DB.
+func (d *Wire) Name() string {
+	o := d.c.Options()
+	return fmt.Sprintf("%s %s nsid %d", o.URL(), o.SubNQN, d.ns.NSID())
+}
+
+// MaxValueBytes implements DB.
+func (d *Wire) MaxValueBytes() int { return d.ns.Info().MaxValue }
+
+// Buffer implements DB.
+func (d *Wire) Buffer(size int) ([]byte, func() error, error) { return d.c.AllocBuffer(size) }
+
+// Close implements DB.
+func (d *Wire) Close() error { return d.c.Close() }
+
+// OpenQueue implements DB.
+func (d *Wire) OpenQueue(ctx context.Context, depth int) (Queue, error) {
+	q, err := d.ns.OpenQueue(ctx)
+	if err != nil {
+		return nil, err
+	}
+	if q.Depth() < depth {
+		return nil, errors.Join(fmt.Errorf("%w: the target's queues take %d commands, depth is %d", ErrConfig, q.Depth(), depth), q.Close())
+	}
+	return &wireQueue{q: q, ops: make([]kv.Op, 0, depth), results: make([]kv.Result, depth)}, nil
+}
+
+// wireQueue is a kv.Queue in the engine's terms.
+type wireQueue struct {
+	q       *kv.Queue
+	ops     []kv.Op
+	results []kv.Result
+}
+
+func (q *wireQueue) Submit(ops []Op) (int, error) { // hot: 0 allocs
+	q.ops = q.ops[:len(ops)]
+	for i := range ops {
+		o := &ops[i]
+		kind := kv.Get
+		if o.Put {
+			kind = kv.Put
+		}
+		q.ops[i] = kv.Op{Kind: kind, Key: o.Key[:], Value: o.Value, Tag: uint64(o.Tag)}
+	}
+	return q.q.Submit(q.ops)
+}
+
+func (q *wireQueue) Poll(dst []Done, wait time.Duration) (int, error) { // hot: 0 allocs
+	n, err := q.q.Poll(q.results[:min(len(dst), len(q.results))], wait)
+	for i := range n {
+		r := &q.results[i]
+		d := Done{Tag: uint32(r.Tag), ValueLen: r.Size, Err: r.Err}
+		switch {
+		case r.Err == nil:
+		case errors.Is(r.Err, kv.ErrKeyNotFound):
+			d.Result = NotFound
+		case errors.Is(r.Err, kv.ErrCapacityExceeded), errors.Is(r.Err, kv.ErrValueTooLarge):
+			d.Result = Refused
+		default:
+			d.Result = Failed
+		}
+		dst[i] = d
+	}
+	return n, err
+}
+
+func (q *wireQueue) Interrupt()   { q.q.Interrupt() }
+func (q *wireQueue) Close() error { return q.q.Close() }

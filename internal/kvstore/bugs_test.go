@@ -1,0 +1,322 @@
+package kvstore_test
+
+import (
+	"bytes"
+	"fmt"
+	"slices"
+	"testing"
+
+	"jbofd/internal/kvstore"
+	"jbofd/internal/kvstore/format"
+	"jbofd/internal/pipeline"
+)
+
+// The bugs B1 to B10 of LEED's code, as far as a store alone can have them.
+
+// isValues and isSegments tell the writes of the logs from others.
+func isValues(q *kvstore.IO) bool {
+	return q.Op == pipeline.Write && format.Value(q.Buf).Begins()
+}
+
+func isSegments(q *kvstore.IO) bool {
+	return q.Op == pipeline.Write && format.Segment(q.Buf).Begins()
+}
+
+// B1: a Put whose value, or whose segment, was not written is not acknowledged.
+func TestAWriteThatFailedIsNotAcknowledged(t *testing.T) {
+	seed := seeds(t)
+	for name, of := range map[string]func(*kvstore.IO) bool{"values": isValues, "segments": isSegments} {
+		r := newRig(t, seed, small(32))
+		m := newModel(r, 100, func() int { return 1 + r.rng.IntN(2000) })
+		m.random(500, 16)
+		r.dev.fault = func(q *kvstore.IO) fault {
+			if of(q) {
+				return failUndone + fault(r.rng.IntN(3))
+			}
+			return noFault
+		}
+		m.ops = []kvstore.Op{kvstore.Put, kvstore.Get}
+		failed, ended := m.failed, m.done
+		m.random(1000, 32)
+		if got := m.failed - failed; got < 300 {
+			t.Errorf("%s: %d of %d requests failed, want all Puts", name, got, m.done-ended)
+		}
+		r.dev.fault = nil
+		m.compare(false)
+		m.crash()
+		m.reopen()
+	}
+}
+
+// B2: values of any length outlive compaction, however they lie in what it reads.
+func TestCompactionKeepsValuesOfAnyLength(t *testing.T) {
+	seed := seeds(t)
+	for i, n := range []int{272, 304, 528, 1008, 60000} {
+		r := newRig(t, seed+uint64(i), small(40))
+		m := newModel(r, min(40, (2600<<10)/(n+80)), func() int { return n })
+		if n < 2000 {
+			m = newModel(r, (2600<<10)/(n+80), func() int { return n })
+		}
+		m.ops = []kvstore.Op{kvstore.Put}
+		m.random(max(200, len(m.keys)*min(5, times(2))), 32)
+		m.settle()
+		m.compare(false)
+		if st := m.s.Stats(); st.MovedBytes == 0 || m.full > m.done/10 {
+			t.Errorf("values of %d: %d times full, %+v", n, m.full, st)
+		}
+		m.crash()
+		m.reopen()
+	}
+}
+
+// B3: a Get that reads a segment while it grows, or while its last key goes, finds what is there.
+func TestAGetWhoseSegmentGrowsOrGoes(t *testing.T) {
+	seed := seeds(t)
+	cfg := small(40)
+	cfg.SegTbl = make([]byte, 5*16) // It cannot grow: the segments become long.
+	r := newRig(t, seed, cfg)
+	r.dev.slow = 2
+	m := newModel(r, 2600, func() int { return 0 })
+	longest := 0
+	for n := 10; n < len(m.keys); n += n / 3 {
+		for i := range n {
+			m.push(kvstore.Put, i, 0)
+			m.push(kvstore.Get, m.rng.IntN(i+1), 0)
+		}
+		m.finish()
+		if m.full > 0 {
+			break
+		}
+		longest = n
+	}
+	if longest < 1500 {
+		t.Errorf("%d keys in 16 segments were too many", longest)
+	}
+	// And back, to the last key and beyond.
+	for i := range m.keys {
+		m.push(kvstore.Delete, i, 0)
+		m.push(kvstore.Get, min(len(m.keys)-1, i+m.rng.IntN(3)), 0)
+	}
+	m.finish()
+	m.settle()
+	m.compare(false)
+	m.audit(0)
+}
+
+// B4: more Puts to one segment than there are requests, groups and buffers, in two stores: all are answered.
+func TestMoreWritersOfOneKeyThanThereIsRoomFor(t *testing.T) {
+	seed := seeds(t)
+	var stores []*model
+	for i := range uint64(2) {
+		cfg := small(32)
+		cfg.Requests = 8 + 120*int(i)
+		r := newRig(t, seed+i, cfg)
+		stores = append(stores, newModel(r, 2, func() int { return r.rng.IntN(16 << 10) }))
+	}
+	var left [2]int
+	for i := range left {
+		left[i] = 600
+	}
+	for n := 0; left[0]+left[1]+len(stores[0].reqs)+len(stores[1].reqs) > 0; n++ {
+		for i, m := range stores {
+			for left[i] > 0 && m.submit(kvstore.Put, kvstore.Always, left[i]%2, m.size()) {
+				left[i]--
+			}
+			m.step()
+		}
+		if n > 1e6 {
+			t.Fatalf("%v Puts are not taken, %d and %d get no answer", left, len(stores[0].reqs), len(stores[1].reqs))
+		}
+	}
+	for _, m := range stores {
+		if m.full > 0 {
+			t.Errorf("%d Puts find the partition full: %+v", m.full, m.s.Stats())
+		}
+		m.settle()
+		m.compare(false)
+	}
+}
+
+// B6: a full partition says so, serves and deletes, and takes more when there is room.
+func TestAFullPartitionServesOn(t *testing.T) {
+	seed := seeds(t)
+	for i, size := range []int{1000, 100, 20000, 0} {
+		r := newRig(t, seed+uint64(i), variant(seed+uint64(i), 40))
+		m := newModel(r, 1, func() int { return size })
+		keys := int(r.cfg.PartitionBytes) / (size + 34)
+		m = newModel(r, keys, m.size)
+		// Of so few chunks so much is kept back that with small values a Delete can find none for its segment; it changes
+		// nothing then and succeeds when compaction has won some.
+		m.starved = true
+		for cycle := range 2 {
+			m.full = 0
+			for k := range m.keys {
+				m.push(kvstore.Put, k, size)
+			}
+			m.finish()
+			if size > 0 && m.full == 0 {
+				t.Fatalf("%d values of %d bytes fit into %d", len(m.keys), size, r.cfg.PartitionBytes)
+			}
+			// At the limit: overwrites, with deletes among them.
+			m.ops = []kvstore.Op{kvstore.Put, kvstore.Put, kvstore.Put, kvstore.Get, kvstore.Delete}
+			m.random(1500, 48)
+			if cycle == 1 {
+				m.power = true
+				m.crash()
+				m.reopen()
+			}
+			m.compare(false)
+			// Every third goes, then there is room for as many.
+			var gone []int
+			for k := int(seed % 3); k < len(m.keys); k += 3 {
+				m.push(kvstore.Delete, k, 0)
+				gone = append(gone, k)
+			}
+			m.finish()
+			m.settle()
+			m.full = 0
+			for _, k := range gone[:len(gone)/2] {
+				m.push(kvstore.Put, k, size)
+			}
+			m.finish()
+			// Of keys alone compaction may say too early that there is nothing to be won.
+			if m.full > 0 && size > 0 {
+				t.Errorf("values of %d: %d of %d Puts find the partition full, after twice as many Deletes: %+v", size, m.full, len(gone)/2, m.s.Stats())
+			}
+		}
+		m.settle()
+		m.compare(false)
+	}
+}
+
+// B7: what a Get reads may be compacted and its chunk used again before the device gives it.
+func TestAGetThatTheDeviceHoldsReturnsWhatIsThere(t *testing.T) {
+	seed := seeds(t)
+	for round := range uint64(times(4)) {
+		r := newRig(t, seed+round, small(32))
+		m := newModel(r, 500, func() int { return 300 + r.rng.IntN(2000) })
+		m.ops = updates
+		m.random(2000, 24)
+		// Half of the reads that are for requests come very late, some with what there was when they were asked for.
+		r.dev.hold = func(q *kvstore.IO) int64 {
+			if q.Op == pipeline.Read && !q.Background && r.rng.IntN(8) == 0 {
+				return 20e6 + r.rng.Int64N(200e6)
+			}
+			return 0
+		}
+		before := m.s.Stats()
+		m.random(times(5000), 60)
+		if st := m.s.Stats(); st.Compactions-before.Compactions < 10 {
+			t.Errorf("%d chunks compacted meanwhile, want more", st.Compactions-before.Compactions)
+		}
+		r.dev.hold = nil
+		m.settle()
+		m.compare(false)
+	}
+}
+
+// B7: while the device holds what a Get reads, its segment may leave a place and come back to it: the place is the same, its chunk
+// is not. Groups of one segment, in large blocks, have few places.
+func TestAGetWhoseSegmentComesBackToItsPlace(t *testing.T) {
+	seed := seeds(t)
+	cfg := small(24)
+	cfg.BlockSize, cfg.CheckpointBytes = 4096, 64<<10
+	r := newRig(t, seed, cfg)
+	m := newModel(r, 40, func() int { return 0 })
+	for range times(15000) {
+		if len(m.reqs) < 55 {
+			r.dev.hold = func(*kvstore.IO) int64 { return 10e6 + r.rng.Int64N(20e6) }
+			m.push(kvstore.Get, r.rng.IntN(len(m.keys)), 0)
+			m.turn()
+			r.dev.hold = nil
+		}
+		m.push([]kvstore.Op{kvstore.Put, kvstore.Put, kvstore.Delete}[r.rng.IntN(3)], r.rng.IntN(len(m.keys)), 0)
+		for tag := m.tag - 1; m.reqs[tag] != nil; {
+			if !m.step() && m.reqs[tag] != nil {
+				t.Fatalf("a writer gets no answer: %+v", m.s.Stats())
+			}
+		}
+	}
+	m.finish()
+	m.settle()
+	m.compare(false)
+}
+
+// B9: lengths count, and are believed nowhere.
+func TestLengthsOfKeysAndBuffers(t *testing.T) {
+	r := newRig(t, 1, small(32))
+	m := newModel(r, 1, nil)
+	put := func(key, val []byte, want kvstore.Status) {
+		t.Helper()
+		if p := m.do(kvstore.Request{Op: kvstore.Put, Key: key, Value: val}); p.Status != want {
+			t.Errorf("Put of key %q and %d bytes: status %d, want %d", key, len(val), p.Status, want)
+		}
+	}
+	for _, n := range []int{0, 17, 255, 256, 257} {
+		key := bytes.Repeat([]byte{'k'}, n)
+		for _, op := range []kvstore.Op{kvstore.Get, kvstore.Put, kvstore.Delete, kvstore.Exist} {
+			if p := m.do(kvstore.Request{Op: op, Key: key, Value: []byte("v")}); p.Status != kvstore.InvalidKey {
+				t.Errorf("op %d of a key of %d bytes: status %d", op, n, p.Status)
+			}
+		}
+	}
+	// All beginnings of one key, and of one of zeroes.
+	keys := [][]byte{}
+	for n := 1; n <= format.MaxKey; n++ {
+		keys = append(keys, append([]byte{'a'}, make([]byte, n-1)...), make([]byte, n))
+	}
+	for i, k := range keys {
+		put(k, fmt.Appendf(nil, "value %d", i), kvstore.OK)
+	}
+	for i, k := range keys {
+		if i%3 == 0 {
+			if p := m.do(kvstore.Request{Op: kvstore.Delete, Key: k}); p.Status != kvstore.OK {
+				t.Errorf("Delete of %q: status %d", k, p.Status)
+			}
+		}
+	}
+	for i, k := range keys {
+		buf := make([]byte, 100)
+		p := m.do(kvstore.Request{Op: kvstore.Get, Key: k, Value: buf})
+		if want := fmt.Appendf(nil, "value %d", i); i%3 == 0 && p.Status != kvstore.NotFound || i%3 != 0 && (p.Status != kvstore.OK || !bytes.Equal(buf[:p.ValueLen], want)) {
+			t.Errorf("key %q: %+v, %q", k, p, buf[:p.ValueLen])
+		}
+	}
+	most := m.s.MaxValueBytes()
+	long := value(1, 1, most)
+	put([]byte("long"), long, kvstore.OK)
+	put([]byte("long"), make([]byte, most+1), kvstore.InvalidValue)
+	for _, n := range []int{0, 1, 511, 512, 513, 4096, most - 1, most, most + 1000} {
+		buf := bytes.Repeat([]byte{0xEE}, n+64)
+		p := m.do(kvstore.Request{Op: kvstore.Get, Key: []byte("long"), Value: buf[:n]})
+		got := min(n, most)
+		if p.Status != kvstore.OK || p.ValueLen != most || !bytes.Equal(buf[:got], long[:got]) || slices.ContainsFunc(buf[got:], func(b byte) bool { return b != 0xEE }) {
+			t.Errorf("into %d bytes: %+v, or the wrong bytes", n, p)
+		}
+	}
+}
+
+// B10: more requests with long values than there are buffers for them.
+func TestMoreLongValuesThanThereAreBuffers(t *testing.T) {
+	seed := seeds(t)
+	r := newRig(t, seed, small(64))
+	m := newModel(r, 40, func() int { return 8<<10 + r.rng.IntN(40<<10) })
+	for k := range m.keys {
+		m.push(kvstore.Put, k, m.size())
+	}
+	m.finish()
+	r.dev.slow = 3
+	for n := range times(400) {
+		op := kvstore.Get
+		if n%5 == 0 {
+			op = kvstore.Put
+		}
+		m.push(op, r.rng.IntN(len(m.keys)), m.size())
+	}
+	if len(m.reqs) < 16 {
+		t.Errorf("%d requests at once, want more", len(m.reqs))
+	}
+	m.finish()
+	m.settle()
+	m.compare(false)
+}

@@ -1,0 +1,250 @@
+package kvstore
+
+import (
+	"jbofd/internal/kvstore/chunks"
+	"jbofd/internal/kvstore/format"
+	"jbofd/internal/kvstore/segtbl"
+	"jbofd/internal/pipeline"
+)
+
+type ckptStage uint8
+
+const (
+	ckptIdle ckptStage = iota
+	// ckptBarrier: nothing new is written to the key log until what is under way has ended, so that the
+	// table holds all that is before the key log's end.
+	ckptBarrier
+	ckptHeader // a chunk's header is being written
+	ckptPage   // a page is
+	ckptSuper  // the superblock is
+)
+
+// ckptState is the checkpoint: a copy of the chunk table and the SegTbl while they change. What changes
+// meanwhile is in the key log behind the end that the summary tells; playing that again
+// over a newer entry ends in the same.
+type ckptState struct {
+	stage  ckptStage
+	wanted bool
+	// busy: the I/O of the stage is under way.
+	busy bool
+	// chunks of the last checkpoint, next of the one being written.
+	chunks, next []int32
+	id           uint64
+	pages, page  uint32
+	// copies is how many superblocks tell of it, tried how many have been written, perhaps in vain. Nothing of the last checkpoint is given up before both do: the one that
+	// does not must not be believed, should the other be damaged.
+	copies, tried int
+	buf           []byte // a page
+	header        []byte
+	summary       [format.SummaryBytes]byte
+	// keyBytes is how much key log was written since the last checkpoint began.
+	keyBytes int64
+	// covered is the number of failures before the last checkpoint, covering before this one.
+	covered, covering uint64
+	retryNS           int64
+}
+
+// checkpointDue reports whether it is time for a checkpoint.
+func (s *Store) checkpointDue() bool {
+	c := &s.ckpt
+	interval := s.cfg.CheckpointBytes
+	if interval == 0 {
+		interval = max(16*segtbl.EntryBytes*int64(s.tbl.Len()), 8*s.cfg.ChunkBytes)
+	}
+	if s.stopping {
+		return !s.stopped && s.quiet()
+	}
+	short := s.pool.Free < s.reserve+3
+	return c.wanted || c.keyBytes >= interval || s.failures != c.covered ||
+		short && s.pool.Spent >= 2*s.need || s.pool.Spent > 0 && (s.gated.n > 0 || s.logs[keyLog].starved || s.logs[movedLog].starved || s.logs[userLog].starved || short && s.compact.nothing)
+}
+
+// checkpointStep begins or continues a checkpoint.
+func (s *Store) checkpointStep() {
+	c := &s.ckpt
+	if c.busy {
+		return
+	}
+	if c.retryNS > s.now {
+		s.wake(c.retryNS)
+		return
+	}
+	switch c.stage {
+	case ckptIdle:
+		s.setNeed()
+		if !s.checkpointDue() || s.pool.Free < s.need-1 {
+			return
+		}
+		c.stage = ckptBarrier
+		fallthrough
+	case ckptBarrier:
+		if s.logs[keyLog].inflight > 0 {
+			return
+		}
+		s.beginCheckpoint()
+		fallthrough
+	case ckptHeader, ckptPage:
+		if s.failures != c.covering {
+			// Recovery might find the write that failed, and the counts of this checkpoint would be without it.
+			s.abandon()
+			return
+		}
+		s.nextPage()
+	case ckptSuper:
+		s.writeSuper()
+	}
+}
+
+// beginCheckpoint notes the state of the store.
+func (s *Store) beginCheckpoint() {
+	c := &s.ckpt
+	s.split.again = s.split.writing && s.split.ended > 0
+	c.wanted, c.keyBytes, c.covering = false, 0, s.failures
+	// Versions are given again after a crash, epochs are not: of a checkpoint that was never finished there may be pages.
+	c.id, c.page, c.next, c.copies, c.tried = uint64(s.pool.LastEpoch)+1, 0, c.next[:0], 0, 0
+	sum := format.Summary(c.summary[:])
+	clear(sum)
+	sum.SetNextVersion(s.version)
+	sum.SetObjects(s.objects)
+	sum.SetSegments(s.tbl.Len())
+	sum.SetChunks(len(s.pool.Chunks))
+	sum.SetLastEpoch(s.pool.LastEpoch)
+	if s.stopping {
+		sum.SetClean()
+	}
+	for l := range s.logs {
+		if log := &s.logs[l]; log.chunk != nobody {
+			sum.SetOpen(l, s.pool.Chunks[log.chunk].Epoch, uint32(log.tail))
+		}
+	}
+	c.pages = uint32((s.streamBytes() + format.PagePayloadBytes - 1) / format.PagePayloadBytes)
+	s.pool.BeginCheckpoint()
+	c.stage = ckptHeader
+}
+
+// streamBytes is the length of the checkpoint that is being written.
+func (s *Store) streamBytes() int64 {
+	return format.SummaryBytes + int64(len(s.pool.Chunks))*format.ChunkEntryBytes + int64(format.Summary(s.ckpt.summary[:]).Segments())*segtbl.EntryBytes
+}
+
+// nextPage writes the next page, or the header of the chunk for it.
+func (s *Store) nextPage() {
+	c := &s.ckpt
+	if index, _ := format.Superblock(s.super).PagePlace(c.page); c.page < c.pages && index == len(c.next) {
+		if s.pool.Free == 0 {
+			s.abandon()
+			return
+		}
+		i := s.takeChunk(format.Checkpoint, c.header, c.id, uint32(index))
+		c.next = append(c.next, i)
+		c.stage, c.busy = ckptHeader, true
+		s.io(ioCheckpoint, 0, pipeline.Write, s.pool.Start(i), c.header)
+		return
+	}
+	if c.page == c.pages {
+		c.stage = ckptSuper
+		s.writeSuper()
+		return
+	}
+	p := format.Page(c.buf)
+	p.SetIndex(c.page)
+	p.SetCheckpoint(c.id)
+	s.stream(p.Payload(), int64(c.page)*format.PagePayloadBytes)
+	p.Seal()
+	c.stage, c.busy = ckptPage, true
+	s.stats.CheckpointBytes += format.PageBytes
+	chunk, offset := format.Superblock(s.super).PagePlace(c.page)
+	s.io(ioCheckpoint, 0, pipeline.Write, s.pool.Start(c.next[chunk])+offset, p)
+}
+
+// stream copies the part of the checkpoint's stream that begins at offset to dst.
+func (s *Store) stream(dst []byte, offset int64) {
+	clear(dst)
+	put := func(at int64, src []byte) {
+		if at < offset {
+			src = src[min(offset-at, int64(len(src))):]
+			at = offset
+		}
+		if at < offset+int64(len(dst)) {
+			copy(dst[at-offset:], src)
+		}
+	}
+	put(0, s.ckpt.summary[:])
+	first := max(0, (offset-format.SummaryBytes)/format.ChunkEntryBytes)
+	last := (offset + int64(len(dst))) / format.ChunkEntryBytes
+	for i := first; i <= min(last, int64(len(s.pool.Chunks))-1); i++ {
+		var e [format.ChunkEntryBytes]byte
+		entry := format.ChunkEntry(e[:])
+		if c := &s.pool.Chunks[i]; c.State != chunks.Free && c.State != chunks.Leaving && c.Kind != format.Checkpoint {
+			entry.SetEpoch(c.Epoch)
+			entry.SetLive(c.Live)
+			entry.SetKind(c.Kind)
+		}
+		put(format.SummaryBytes+i*format.ChunkEntryBytes, e[:])
+	}
+	put(format.SummaryBytes+int64(len(s.pool.Chunks))*format.ChunkEntryBytes, s.tbl.Bytes()[:s.streamBytes()-format.SummaryBytes-int64(len(s.pool.Chunks))*format.ChunkEntryBytes])
+}
+
+// writeSuper makes the checkpoint the one that counts: in the place of the older superblock, and then in the other's.
+func (s *Store) writeSuper() {
+	c := &s.ckpt
+	sb := format.Superblock(s.super)
+	if c.tried == c.copies {
+		c.tried++
+		sb.SetGeneration(sb.Generation() + 1)
+		sb.SetCheckpoint(c.id)
+		sb.SetPages(c.pages)
+		sb.Seal()
+	}
+	c.busy = true
+	s.stats.CheckpointBytes += format.SuperblockBytes
+	s.io(ioCheckpoint, 0, pipeline.Write, format.SuperblockOffset(sb.Generation(), s.cfg.PartitionBytes), sb)
+}
+
+// checkpointWritten ends an I/O of the checkpoint.
+func (s *Store) checkpointWritten(ok bool) {
+	c := &s.ckpt
+	c.busy = false
+	switch {
+	case !ok && c.stage == ckptSuper:
+		// It may be there or not: nothing of either checkpoint may be given up. It is written again.
+		c.retryNS = s.now + retryNS
+	case !ok:
+		s.abandon()
+	case c.stage == ckptPage:
+		c.page++
+	case c.stage == ckptSuper:
+		if c.copies++; c.copies == 2 {
+			s.endCheckpoint()
+		}
+	}
+}
+
+// abandon gives up a checkpoint before its superblock.
+func (s *Store) abandon() {
+	c := &s.ckpt
+	for _, i := range c.next {
+		s.pool.GiveBack(i)
+	}
+	c.next = c.next[:0]
+	s.pool.EndCheckpoint(false)
+	c.stage, c.wanted = ckptIdle, true
+	c.retryNS = s.now + retryNS
+	s.progress++
+}
+
+// endCheckpoint frees what is not needed any more.
+func (s *Store) endCheckpoint() {
+	c := &s.ckpt
+	for _, i := range c.chunks {
+		s.pool.GiveBack(i)
+	}
+	c.chunks, c.next = c.next, c.chunks[:0]
+	s.pool.EndCheckpoint(true)
+	s.pool.KeyEpoch = format.Summary(c.summary[:]).KeyEpoch()
+	c.covered = c.covering
+	s.pool.Hold = s.failures != c.covered
+	c.stage = ckptIdle
+	s.stopped = s.stopping && s.quiet() && c.keyBytes == 0
+	s.stats.Checkpoints++
+}

@@ -1,0 +1,218 @@
+package kvstore_test
+
+import (
+	"maps"
+	"math/rand/v2"
+	"slices"
+	"testing"
+
+	"jbofd/internal/kvstore"
+)
+
+func TestHistoriesAgainstAMap(t *testing.T) {
+	seed := seeds(t)
+	ops := 0
+	for round := range uint64(times(4)) {
+		s := seed + round
+		r := newRig(t, s, variant(s, 28))
+		keys := []int{50, 550, 700, 5}[round%4]
+		m := newModel(r, keys, sizes(r.rng, 64<<10))
+		m.random(12000, 1+r.rng.IntN(64))
+		m.settle()
+		m.compare(false)
+		st := m.s.Stats()
+		if wraps := st.KeyLogBytes + st.ValueLogBytes + st.MovedBytes; keys > 500 && (wraps < r.cfg.PartitionBytes || st.Compactions == 0 || st.Checkpoints < 3 || st.Splits == 0) {
+			t.Errorf("too little has happened: %+v", st)
+		}
+		m.stop()
+		m.reopen()
+		m.random(1000, 16)
+		ops += m.done
+	}
+	t.Logf("%d requests", ops)
+}
+
+// prepared is a partition in the midst of life, after a loss of power: the next writes bring compaction, checkpoints, splits.
+func prepared(t *testing.T, seed uint64) *model {
+	r := newRig(t, seed, variant(seed, 32))
+	m := newModel(r, 500, sizes(r.rng, 8000))
+	for m.s.Stats().Compactions < 3 {
+		m.random(300, 24)
+	}
+	m.crash()
+	m.reopen()
+	m.random(300, 24)
+	m.crash()
+	return m
+}
+
+// again is a copy of a partition and of what is known of it.
+func (m *model) again(seed uint64) *model {
+	r := *m.rig
+	dev := *m.dev
+	r.rng = rand.New(rand.NewPCG(seed, 99))
+	dev.rng, dev.flights, dev.cache = r.rng, nil, maps.Clone(m.dev.cache)
+	dev.durable, dev.visible = slices.Clone(m.dev.durable), slices.Clone(m.dev.visible)
+	if dev.written != nil {
+		dev.written = nil
+	}
+	r.dev = &dev
+	c := m.on(&r)
+	c.size = sizes(r.rng, 8000)
+	return c
+}
+
+// TestACrashAtEveryWrite repeats a history with a crash one write later each time, goes on, and crashes again: in the midst of
+// opening, or soon after.
+func TestACrashAtEveryWrite(t *testing.T) {
+	seed := seeds(t)
+	base := prepared(t, seed)
+	whole := base.again(seed)
+	whole.reopen()
+	at := whole.dev.writes
+	whole.random(700, 24)
+	whole.s.Checkpoint()
+	whole.settle()
+	st := whole.s.Stats()
+	n := whole.dev.writes - at
+	t.Logf("%d writes, %+v", n, st)
+	step := every(1 + n/30)
+	crashes := 0
+	for at := 1 + int(seed%uint64(step)); at <= n; at += step {
+		m := base.again(seed)
+		m.reopen()
+		m.crashIn, m.power = at, at/step%2 == 0
+		m.random(700, 24)
+		m.s.Checkpoint()
+		m.settle()
+		if !m.crashed {
+			m.crash()
+		}
+		for range 3 {
+			// What the program that died has left on the device may go when the power does, until somebody has opened it.
+			if m.rng.IntN(3) == 0 {
+				m.dieOpening()
+			}
+			m.reopen()
+			m.crashIn, m.power = 1+m.rng.IntN(50), m.rng.IntN(2) == 0
+			m.s.Checkpoint()
+			m.random(1e6, 1+m.rng.IntN(40))
+			crashes++
+		}
+		m.reopen()
+		m.settle()
+		m.compare(false)
+	}
+	t.Logf("%d crashes", crashes)
+}
+
+// dieOpening opens the partition and dies before that is done, with a loss of power.
+func (m *model) dieOpening() {
+	s, err := kvstore.New(m.cfg)
+	if err != nil {
+		m.t.Fatal(err)
+	}
+	m.s, m.crashed = s, false
+	m.act = kvstore.Actions{}
+	for n := m.rng.IntN(60); n > 0 && !m.s.Ready(); n-- {
+		m.step()
+	}
+	m.power = true
+	m.crash()
+}
+
+// TestRecoveryAfterRecovery crashes again and again and counts what is lost of the space.
+func TestRecoveryAfterRecovery(t *testing.T) {
+	seed := seeds(t)
+	for round := range uint64(times(3)) {
+		s := seed + round
+		r := newRig(t, s, variant(s, 40))
+		m := newModel(r, []int{60, 700, 1000}[s%3], sizes(r.rng, 20000))
+		m.random(3000, 32)
+		for range 30 {
+			m.crashIn, m.power = 1+r.rng.IntN(200), r.rng.IntN(2) == 0
+			m.random(1e6, 1+r.rng.IntN(48))
+			if m.full > m.done/20 {
+				t.Fatalf("%d of %d requests found the partition full: %+v", m.full, m.done, m.s.Stats())
+			}
+			m.reopen()
+		}
+		m.settle()
+		m.compare(false)
+		for i := range m.keys {
+			if p := m.do(kvstore.Request{Op: kvstore.Delete, Key: m.keys[i].name}); p.Status != kvstore.OK && p.Status != kvstore.NotFound {
+				t.Fatalf("Delete of key %d: status %d", i, p.Status)
+			}
+			m.keys[i].events = []event{{size: absent, state: done, start: m.clock, end: m.clock}}
+		}
+		m.settle()
+		if st := m.s.Stats(); st.Objects != 0 || st.LiveBytes != 0 {
+			t.Errorf("everything was deleted, and there are %d objects and %d bytes", st.Objects, st.LiveBytes)
+		}
+		m.reopen()
+		if st := m.s.Stats(); st.Objects != 0 || st.LiveBytes != 0 {
+			t.Errorf("everything was deleted, and after a restart there are %d objects and %d bytes", st.Objects, st.LiveBytes)
+		}
+	}
+}
+
+func TestACleanStopLeavesNothingToReplay(t *testing.T) {
+	seed := seeds(t)
+	r := newRig(t, seed, small(40))
+	m := newModel(r, 700, sizes(r.rng, 20000))
+	m.random(5000, 32)
+	m.stop()
+	before := *m.dev
+	m.reopen0()
+	chunks := int(m.s.Stats().Chunks)
+	reads, bytes := m.dev.reads-before.reads, m.dev.readBytes-before.readBytes
+	// Superblocks, headers, the pages of a checkpoint, and the ends of three logs.
+	if most := 2 + chunks + 4 + 3; reads > most || m.dev.writes != before.writes {
+		t.Errorf("opening took %d reads and %d writes, want at most %d and none", reads, m.dev.writes-before.writes, most)
+	}
+	t.Logf("opening takes %d reads, %d bytes", reads, bytes)
+	m.compare(true)
+}
+
+// reopen0 only opens.
+func (m *model) reopen0() {
+	m.t.Helper()
+	if err := m.open(); err != nil {
+		m.t.Fatal(err)
+	}
+}
+
+func TestACrashWhileFormatting(t *testing.T) {
+	seed := seeds(t)
+	for at := 1; at <= 3; at++ {
+		for k := range uint64(8) {
+			r := newRig(t, seed+k, small(24))
+			m := newModel(r, 20, sizes(r.rng, 2000))
+			m.random(100, 4)
+			m.stop()
+			old := m.again(k)
+			// Formatted again: the older store is found whole, or the new one, or neither.
+			old.cfg.Format, old.cfg.UUID, old.cfg.HashSeed = true, [16]byte{9}, 99
+			old.crashIn, old.power = at, k%2 == 0
+			if err := old.open(); err != nil || !old.crashed {
+				t.Fatalf("crashed %v, %v", old.crashed, err)
+			}
+			old.cfg.Format = false
+			err := old.open()
+			if err != nil {
+				old.cfg.Format = true
+				if err := old.open(); err != nil {
+					t.Fatal(err)
+				}
+				continue
+			}
+			if n := old.s.Stats().Objects; n == 0 {
+				for i := range old.keys {
+					old.keys[i].events = []event{{size: absent, state: done}}
+				}
+			}
+			old.compare(true)
+			old.random(300, 8)
+		}
+	}
+}

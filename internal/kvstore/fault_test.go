@@ -1,0 +1,289 @@
+package kvstore_test
+
+import (
+	"encoding/binary"
+	"errors"
+	"hash/crc32"
+	"slices"
+	"testing"
+
+	"jbofd/internal/kvstore"
+	"jbofd/internal/kvstore/format"
+	"jbofd/internal/pipeline"
+)
+
+// TestAnyIOMayFailAtAnyTime: requests fail and nothing else does; and when the device works again, so does the store.
+func TestAnyIOMayFailAtAnyTime(t *testing.T) {
+	seed := seeds(t)
+	failed, crashes := 0, 0
+	for round := range uint64(times(4)) {
+		s := seed + round
+		r := newRig(t, s, variant(s, 32))
+		m := newModel(r, []int{60, 500, 700, 4}[round%4], sizes(r.rng, 20000))
+		m.starved = true // it is small, and full at times
+		m.random(3000, 32)
+		for range 6 {
+			p := []float64{0.01, 0.1, 0.5, 1}[r.rng.IntN(4)]
+			only := []pipeline.Op{pipeline.Read, pipeline.Write, pipeline.Flush}[r.rng.IntN(3)]
+			r.dev.fault = func(q *kvstore.IO) fault {
+				if only != pipeline.Flush && q.Op != only || r.rng.Float64() >= p {
+					return noFault
+				}
+				return failUndone + fault(r.rng.IntN(3))
+			}
+			if r.rng.IntN(2) == 0 {
+				m.crashIn, m.power = 1+r.rng.IntN(300), r.rng.IntN(2) == 0
+			}
+			m.random(1500, 1+r.rng.IntN(48))
+			if !m.crashed && r.rng.IntN(3) == 0 {
+				m.crash()
+			}
+			if m.crashed {
+				r.dev.fault = nil
+				m.reopen()
+				crashes++
+			}
+			r.dev.fault = nil
+			m.crashIn = 0
+			m.finish()
+			failed += m.failed
+			before := m.failed
+			m.random(600, 32)
+			m.settle()
+			if m.failed != before {
+				t.Fatalf("%d requests failed, and no I/O", m.failed-before)
+			}
+			m.compare(false)
+		}
+		m.stop()
+		m.reopen()
+	}
+	t.Logf("%d requests failed, %d crashes", failed, crashes)
+}
+
+// TestOneIOFails repeats a history, and one I/O fails, another one each time.
+func TestOneIOFails(t *testing.T) {
+	seed := seeds(t)
+	base := prepared(t, seed)
+	whole := base.again(seed)
+	whole.reopen()
+	whole.random(500, 24)
+	whole.s.Checkpoint()
+	whole.settle()
+	n := whole.dev.reads + whole.dev.writes - base.dev.reads - base.dev.writes
+	step := every(1 + n/40)
+	for at := 1 + int(seed%uint64(step)); at <= n; at += step {
+		m := base.again(seed)
+		left, kind := at, failUndone+fault(at/step%3)
+		m.dev.fault = func(*kvstore.IO) fault {
+			if left--; left == 0 {
+				return kind
+			}
+			return noFault
+		}
+		clear(m.reqs)
+		if err := m.open(); err != nil {
+			if !errors.Is(err, errInjected) || !errors.Is(err, kvstore.ErrPartition) || left > 0 {
+				t.Fatalf("I/O %d: %v", at, err)
+			}
+			m.reopen()
+		}
+		m.compareThrough()
+		m.random(500, 24)
+		m.s.Checkpoint()
+		m.settle()
+		m.dev.fault = nil
+		if at%2 == 0 {
+			m.crash()
+			m.reopen()
+		}
+		m.compare(false)
+		m.random(200, 24)
+		m.settle()
+		m.compare(false)
+		m.stop()
+		m.reopen()
+	}
+	t.Logf("%d I/Os", n)
+}
+
+// compareThrough compares after a restart, and once more what an I/O has failed for.
+func (m *model) compareThrough() {
+	m.t.Helper()
+	f := m.dev.fault
+	m.dev.fault = nil
+	m.compare(true)
+	m.dev.fault = f
+}
+
+// TestFailedSuperblocksHoldTheCheckpointUp: nothing of the last checkpoint is given up before the next one counts.
+func TestFailedSuperblocksHoldTheCheckpointUp(t *testing.T) {
+	seed := seeds(t)
+	r := newRig(t, seed, small(32))
+	m := newModel(r, 500, sizes(r.rng, 4000))
+	m.random(2000, 24)
+	r.dev.fault = func(q *kvstore.IO) fault {
+		if q.Op == pipeline.Write && (q.Offset < format.AreaStart || q.Offset >= r.cfg.PartitionBytes-format.SuperblockBytes) {
+			return failUndone + fault(r.rng.IntN(3))
+		}
+		return noFault
+	}
+	for range 5 {
+		// In time the chunks run out; then writes fail.
+		m.random(1500, 24)
+		m.crash()
+		m.reopen()
+	}
+	r.dev.fault = nil
+	m.settle()
+	m.full = 0
+	m.random(2000, 24)
+	if m.full > 1000 {
+		t.Errorf("%d of 2000 requests find the partition full: %+v", m.full, m.s.Stats())
+	}
+	m.stop()
+	m.reopen()
+}
+
+// flip flips a bit of what is on the device.
+func (d *device) flip(at int64, bit uint) {
+	d.durable[at] ^= 1 << bit
+	d.visible[at] ^= 1 << bit
+}
+
+// TestAFlippedBitIsNeverAWrongValue flips bits of all that was written, before the store opens. What was acknowledged is there,
+// or said to be damaged, or the partition does not open.
+func TestAFlippedBitIsNeverAWrongValue(t *testing.T) {
+	seed := seeds(t)
+	for _, clean := range []bool{true, false} {
+		base := flipped(t, seed, clean)
+		// Superblocks, headers and what was written since the checkpoint are what recovery goes by.
+		var special, others []int64
+		super, last := int64(0), base.cfg.PartitionBytes-format.SuperblockBytes
+		if base.dev.written[last] > base.dev.written[super] {
+			super = last
+		}
+		for at := range base.dev.written {
+			switch {
+			case at < format.AreaStart || at >= last || (at-format.AreaStart)%base.cfg.ChunkBytes == 0,
+				base.dev.written[at] > base.dev.written[super] && (base.dev.visible[at+4] == 'S' || *longFlag):
+				special = append(special, at)
+			default:
+				others = append(others, at)
+			}
+		}
+		slices.Sort(special)
+		slices.Sort(others)
+		var result [3]int
+		for i, at := range special {
+			in := int64(i * 61 % 64)
+			if i%3 == 0 {
+				in = base.rng.Int64N(512)
+			}
+			result[flip(base, at+in, uint(base.rng.IntN(8)))]++
+		}
+		t.Logf("clean stop %v: %d blocks that recovery goes by: keys are damaged %d times, refused %d times, nothing %d times", clean, len(special), result[1], result[2], result[0])
+		clear(result[:])
+		step := every(1 + len(others)/40)
+		for i := int(seed % uint64(step)); i < len(others); i += step {
+			result[flip(base, others[i]+base.rng.Int64N(512), uint(base.rng.IntN(8)))]++
+		}
+		t.Logf("clean stop %v: %d others: keys are damaged %d times, refused %d times, nothing %d times", clean, len(others), result[1], result[2], result[0])
+	}
+}
+
+// flip opens a copy of a partition with a bit flipped, and tells whether nothing happened (0), keys are damaged (1) or it did not open (2).
+func flip(base *model, at int64, bit uint) int {
+	m := base.again(uint64(at))
+	m.tolerant = true
+	m.dev.durable[at] ^= 1 << bit
+	m.dev.visible[at] ^= 1 << bit
+	err := m.open()
+	defer func() {
+		if m.t.Failed() {
+			m.t.Logf("bit %d at %d, that is in chunk %d at %d", bit, at, (at-format.AreaStart)/m.cfg.ChunkBytes, (at-format.AreaStart)%m.cfg.ChunkBytes)
+		}
+	}()
+	switch {
+	case err == nil:
+		m.compare(true)
+		return min(1, m.damaged)
+	case !errors.Is(err, kvstore.ErrPartition) || m.dev.writes != base.dev.writes:
+		m.t.Fatalf("refused with %v, after %d writes", err, m.dev.writes-base.dev.writes)
+	}
+	return 2
+}
+
+// flipped is a partition that has been stopped, or was not.
+func flipped(t *testing.T, seed uint64, clean bool) *model {
+	r := newRig(t, seed, small(24))
+	r.dev.written = map[int64]int{}
+	m := newModel(r, 120, sizes(r.rng, 4000))
+	m.random(2500, 24)
+	m.settle()
+	m.s.Checkpoint()
+	m.settle()
+	m.random(500, 8)
+	m.settle()
+	m.compare(false)
+	before := m.keys[0].events[0]
+	if clean {
+		m.stop()
+	} else {
+		// What is written last of all might have been cut off as well: only what follows tells that it was not.
+		m.submit(kvstore.Put, kvstore.Always, 0, 1)
+		m.finish()
+		m.keys[0].events = append(m.keys[0].events, before)
+		m.keys[0].events[0].state, m.keys[0].events[1].start, m.keys[0].events[1].end = failed, m.clock, m.clock
+	}
+	m.power = true
+	m.crash()
+	return m
+}
+
+func TestADamagedOrForeignPartitionIsLeftAlone(t *testing.T) {
+	seed := seeds(t)
+	base := flipped(t, seed, true)
+	super := func(m *model, generation uint64) format.Superblock {
+		at := format.SuperblockOffset(generation, m.cfg.PartitionBytes)
+		return format.Superblock(m.dev.visible[at : at+format.SuperblockBytes])
+	}
+	for _, c := range []struct {
+		name string
+		do   func(m *model)
+		want error
+	}{
+		{"both superblocks damaged", func(m *model) { super(m, 1)[40] ^= 4; super(m, 2)[50] ^= 1 }, format.ErrCorrupt},
+		{"blank", func(m *model) { clear(m.dev.visible) }, format.ErrBlank},
+		{"somebody else's", func(m *model) { copy(super(m, 1), "LABELONE"); copy(super(m, 2), "somewhat") }, format.ErrCorrupt},
+		{"a newer version", func(m *model) { newer(super(m, 1)); newer(super(m, 2)) }, format.ErrVersion},
+		{"a newer version in one", func(m *model) { newer(super(m, 2)) }, format.ErrVersion},
+		{"another length", func(m *model) { m.cfg.PartitionBytes -= 1 << 20 }, format.ErrCorrupt},
+	} {
+		m := base.again(seed)
+		c.do(m)
+		err := m.open()
+		if !errors.Is(err, kvstore.ErrPartition) || !errors.Is(err, c.want) {
+			t.Errorf("%s: %v, want %v", c.name, err, c.want)
+		}
+		t.Log(err)
+		if m.dev.writes != base.dev.writes || m.dev.flushes != base.dev.flushes {
+			t.Errorf("%s: it was written to", c.name)
+		}
+	}
+	for generation := uint64(1); generation <= 2; generation++ {
+		m := base.again(seed)
+		super(m, generation)[30] ^= 4
+		m.reopen()
+		m.random(300, 8)
+		m.crash()
+		m.reopen()
+	}
+}
+
+// newer makes a superblock one of a later version, as a program that knows it would.
+func newer(sb format.Superblock) {
+	sb[8] = 200
+	table := crc32.MakeTable(crc32.Castagnoli)
+	binary.LittleEndian.PutUint32(sb[12:], crc32.Update(crc32.Update(0, table, sb[:12]), table, sb[16:]))
+}

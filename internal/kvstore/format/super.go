@@ -1,0 +1,281 @@
+package format
+
+// Superblock is a view of SuperblockBytes that say what the partition is and where its last
+// checkpoint is. The valid one of the two with the higher generation counts.
+//
+//	0  20 B prelude, magic "JBOFDKVS"       48  u64  partition length in bytes
+//	20 u32  block size                      56  u64  hash seed
+//	24 u64  generation, 1 and up            64  u64  checkpoint's id, 0: there is none
+//	32 16B  partition UUID                  72  u32  chunk length in bytes
+//	                                        76  u32  number of checkpoint pages
+//	80 … 4095 reserved
+type Superblock []byte
+
+const (
+	superMagic      = "JBOFDKVS"
+	superBlockSize  = 20
+	superGeneration = 24
+	superUUID       = 32
+	superLength     = 48
+	superHashSeed   = 56
+	superCheckpoint = 64
+	superChunk      = 72
+	superPages      = 76
+	superReserved   = 80
+)
+
+func (b Superblock) BlockSize() int            { return int(le.Uint32(b[superBlockSize:])) }
+func (b Superblock) SetBlockSize(v int)        { le.PutUint32(b[superBlockSize:], uint32(v)) }
+func (b Superblock) Generation() uint64        { return le.Uint64(b[superGeneration:]) }
+func (b Superblock) SetGeneration(v uint64)    { le.PutUint64(b[superGeneration:], v) }
+func (b Superblock) UUID() [16]byte            { return [16]byte(b[superUUID:]) }
+func (b Superblock) SetUUID(v [16]byte)        { copy(b[superUUID:], v[:]) }
+func (b Superblock) PartitionBytes() int64     { return int64(le.Uint64(b[superLength:])) }
+func (b Superblock) SetPartitionBytes(v int64) { le.PutUint64(b[superLength:], uint64(v)) }
+func (b Superblock) HashSeed() uint64          { return le.Uint64(b[superHashSeed:]) }
+func (b Superblock) SetHashSeed(v uint64)      { le.PutUint64(b[superHashSeed:], v) }
+func (b Superblock) Checkpoint() uint64        { return le.Uint64(b[superCheckpoint:]) }
+func (b Superblock) SetCheckpoint(v uint64)    { le.PutUint64(b[superCheckpoint:], v) }
+func (b Superblock) ChunkBytes() int64         { return int64(le.Uint32(b[superChunk:])) }
+func (b Superblock) SetChunkBytes(v int64)     { le.PutUint32(b[superChunk:], uint32(v)) }
+func (b Superblock) Pages() uint32             { return le.Uint32(b[superPages:]) }
+func (b Superblock) SetPages(v uint32)         { le.PutUint32(b[superPages:], v) }
+
+// SuperblockOffset is where in a partition the superblock of a generation is.
+func SuperblockOffset(generation uint64, partitionBytes int64) int64 {
+	if generation&1 == 1 {
+		return 0
+	}
+	return partitionBytes - SuperblockBytes
+}
+
+func (b Superblock) pagesPerChunk() uint32 {
+	return uint32((b.ChunkBytes() - int64(b.BlockSize())) / PageBytes)
+}
+
+// CheckpointChunks is how many chunks a checkpoint of Pages pages takes.
+func (b Superblock) CheckpointChunks() int {
+	return int((b.Pages() + b.pagesPerChunk() - 1) / b.pagesPerChunk())
+}
+
+// PagePlace is which of its checkpoint's chunks a page is in, and where in that.
+func (b Superblock) PagePlace(page uint32) (chunk int, offset int64) {
+	return int(page / b.pagesPerChunk()), int64(b.BlockSize()) + int64(page%b.pagesPerChunk())*PageBytes
+}
+
+// Salt is what the partition's Seeds begin with.
+func (b Superblock) Salt() uint32 { return uint32(mix(b.HashSeed() ^ 0x6A626F66)) }
+
+// Seal completes the superblock: the prelude, last of all.
+func (b Superblock) Seal() { seal(b[:SuperblockBytes], superMagic) }
+
+// Check says what is wrong with the superblock of a partition of that length.
+//
+// Errors: ErrBlank, ErrVersion, ErrCorrupt naming the field.
+func (b Superblock) Check(partitionBytes int64) error {
+	const what = "superblock"
+	if len(b) != SuperblockBytes {
+		return bad(what, "length", len(b), SuperblockBytes)
+	}
+	if err := check(b, what, superMagic); err != nil {
+		return err
+	}
+	pow2 := func(v, low, high int64) bool { return v >= low && v <= high && v&(v-1) == 0 }
+	switch {
+	case !pow2(int64(b.BlockSize()), 512, SuperblockBytes):
+		return bad(what, "block size", b.BlockSize(), "a power of two from 512 to 4096")
+	case b.Generation() == 0:
+		return bad(what, "generation", 0, "at least 1")
+	case b.PartitionBytes() != partitionBytes:
+		return bad(what, "partition length", b.PartitionBytes(), partitionBytes)
+	case !pow2(b.ChunkBytes(), MinChunkBytes, MaxChunkBytes):
+		return bad(what, "chunk length", b.ChunkBytes(), "a power of two from 128 KiB to 64 MiB")
+	case (b.Checkpoint() == 0) != (b.Pages() == 0):
+		return bad(what, "number of checkpoint pages", b.Pages(), "0 if and only if there is no checkpoint")
+	case !zero(b[superReserved:]):
+		return bad(what, "a reserved byte", "set", "zero")
+	}
+	return nil
+}
+
+// Kind is what a chunk holds.
+type Kind uint8
+
+// Kinds of chunks.
+const (
+	KeyLog Kind = 1 + iota
+	ValueLog
+	Checkpoint
+)
+
+// ChunkHeader is a view of the first ChunkHeaderBytes of a chunk; the rest of its block is
+// zero. It is durable before anything in the chunk counts.
+//
+//	0  20 B prelude, magic "JBOFDKVC"
+//	20 u8   kind: 1 key log, 2 value log, 3 checkpoint
+//	21 3 B  reserved
+//	24 u32  epoch: chunks are numbered in the order in which they were opened
+//	28 u32  index of the chunk in its checkpoint, else 0
+//	32 16B  partition UUID
+//	48 u64  checkpoint's id, else 0
+//	56 8 B  reserved
+type ChunkHeader []byte
+
+// ChunkHeaderBytes is the length of a ChunkHeader.
+const ChunkHeaderBytes = 64
+
+const (
+	chunkMagic      = "JBOFDKVC"
+	chunkKind       = 20
+	chunkReserved0  = 21
+	chunkEpoch      = 24
+	chunkIndex      = 28
+	chunkUUID       = 32
+	chunkCheckpoint = 48
+	chunkReserved1  = 56
+)
+
+func (b ChunkHeader) Kind() Kind             { return Kind(b[chunkKind]) }
+func (b ChunkHeader) SetKind(v Kind)         { b[chunkKind] = byte(v) }
+func (b ChunkHeader) Epoch() uint32          { return le.Uint32(b[chunkEpoch:]) }
+func (b ChunkHeader) SetEpoch(v uint32)      { le.PutUint32(b[chunkEpoch:], v) }
+func (b ChunkHeader) Index() uint32          { return le.Uint32(b[chunkIndex:]) }
+func (b ChunkHeader) SetIndex(v uint32)      { le.PutUint32(b[chunkIndex:], v) }
+func (b ChunkHeader) UUID() [16]byte         { return [16]byte(b[chunkUUID:]) }
+func (b ChunkHeader) SetUUID(v [16]byte)     { copy(b[chunkUUID:], v[:]) }
+func (b ChunkHeader) Checkpoint() uint64     { return le.Uint64(b[chunkCheckpoint:]) }
+func (b ChunkHeader) SetCheckpoint(v uint64) { le.PutUint64(b[chunkCheckpoint:], v) }
+
+// Begins reports whether b looks like a header, sound or not.
+func (b ChunkHeader) Begins() bool { return string(b[:len(chunkMagic)]) == chunkMagic }
+
+// Seal completes the header.
+func (b ChunkHeader) Seal() { seal(b[:ChunkHeaderBytes], chunkMagic) }
+
+// Check says what is wrong with the header.
+//
+// Errors: ErrBlank, ErrVersion, ErrCorrupt naming the field.
+func (b ChunkHeader) Check() error {
+	const what = "chunk header"
+	if len(b) != ChunkHeaderBytes {
+		return bad(what, "length", len(b), ChunkHeaderBytes)
+	}
+	if err := check(b, what, chunkMagic); err != nil {
+		return err
+	}
+	switch {
+	case b.Kind() < KeyLog || b.Kind() > Checkpoint:
+		return bad(what, "kind", b.Kind(), "1 to 3")
+	case b.Epoch() == 0:
+		return bad(what, "epoch", 0, "at least 1")
+	case (b.Kind() == Checkpoint) != (b.Checkpoint() != 0):
+		return bad(what, "checkpoint's id", b.Checkpoint(), "set if and only if the kind is 3")
+	case !zero(b[chunkReserved0:chunkEpoch]) || !zero(b[chunkReserved1:]):
+		return bad(what, "a reserved byte", "set", "zero")
+	}
+	return nil
+}
+
+// Page is a view of PageBytes of a checkpoint, which is a stream of bytes cut into pages.
+//
+//	0  20 B prelude, magic "JBOFDKVP"
+//	20 u32  index of the page
+//	24 u64  checkpoint's id
+//	32 …    payload
+type Page []byte
+
+const (
+	pageMagic      = "JBOFDKVP"
+	pageIndex      = 20
+	pageCheckpoint = 24
+	pagePayload    = 32
+	// PagePayloadBytes is how much of the stream a page holds.
+	PagePayloadBytes = PageBytes - pagePayload
+)
+
+func (b Page) Index() uint32          { return le.Uint32(b[pageIndex:]) }
+func (b Page) SetIndex(v uint32)      { le.PutUint32(b[pageIndex:], v) }
+func (b Page) Checkpoint() uint64     { return le.Uint64(b[pageCheckpoint:]) }
+func (b Page) SetCheckpoint(v uint64) { le.PutUint64(b[pageCheckpoint:], v) }
+func (b Page) Payload() []byte        { return b[pagePayload:PageBytes] }
+
+// Seal completes the page.
+func (b Page) Seal() { seal(b[:PageBytes], pageMagic) }
+
+// Check says what is wrong with a page that should be that one of that checkpoint.
+//
+// Errors: ErrBlank, ErrVersion, ErrCorrupt naming the field.
+func (b Page) Check(checkpoint uint64, index uint32) error {
+	const what = "checkpoint page"
+	if len(b) != PageBytes {
+		return bad(what, "length", len(b), PageBytes)
+	}
+	if err := check(b, what, pageMagic); err != nil {
+		return err
+	}
+	switch {
+	case b.Checkpoint() != checkpoint:
+		return bad(what, "checkpoint's id", b.Checkpoint(), checkpoint)
+	case b.Index() != index:
+		return bad(what, "index", b.Index(), index)
+	}
+	return nil
+}
+
+// Summary is a view of the first SummaryBytes of a checkpoint's stream: the state of the store
+// when the checkpoint began. ChunkEntries and the SegTbl follow it. What was
+// written to the logs since then is found behind their ends.
+//
+//	0  u64 next version          32 3 times {u32 epoch, u32 end in the chunk} of
+//	8  u64 objects                  the open chunks: key log, value log, moved values;
+//	16 u32 number of segments       epoch 0: none
+//	20 u32 number of chunks      56 8 B reserved
+//	24 u32 last epoch
+//	28 u8  1: nothing was in progress, so that what the checkpoint counts is exact; 3 B reserved
+type Summary []byte
+
+// SummaryBytes and ChunkEntryBytes are lengths in a checkpoint's stream.
+const SummaryBytes, ChunkEntryBytes = 64, 12
+
+func (b Summary) NextVersion() uint64     { return le.Uint64(b) }
+func (b Summary) SetNextVersion(v uint64) { le.PutUint64(b, v) }
+func (b Summary) Objects() int64          { return int64(le.Uint64(b[8:])) }
+func (b Summary) SetObjects(v int64)      { le.PutUint64(b[8:], uint64(v)) }
+func (b Summary) Segments() uint32        { return le.Uint32(b[16:]) }
+func (b Summary) SetSegments(v uint32)    { le.PutUint32(b[16:], v) }
+func (b Summary) Chunks() int             { return int(le.Uint32(b[20:])) }
+func (b Summary) SetChunks(v int)         { le.PutUint32(b[20:], uint32(v)) }
+func (b Summary) LastEpoch() uint32       { return le.Uint32(b[24:]) }
+func (b Summary) SetLastEpoch(v uint32)   { le.PutUint32(b[24:], v) }
+func (b Summary) Clean() bool             { return b[28] != 0 }
+func (b Summary) SetClean()               { b[28] = 1 }
+
+// Open returns epoch and end of an open chunk, i of 0 to 2.
+func (b Summary) Open(i int) (epoch, end uint32) {
+	return le.Uint32(b[32+8*i:]), le.Uint32(b[36+8*i:])
+}
+
+// SetOpen sets them.
+func (b Summary) SetOpen(i int, epoch, end uint32) {
+	le.PutUint32(b[32+8*i:], epoch)
+	le.PutUint32(b[36+8*i:], end)
+}
+
+// KeyEpoch is the epoch of the first chunk of the key log that is needed besides the checkpoint.
+func (b Summary) KeyEpoch() uint32 {
+	if epoch, _ := b.Open(0); epoch != 0 {
+		return epoch
+	}
+	return b.LastEpoch() + 1
+}
+
+// ChunkEntry is a view of a chunk's state in a checkpoint: u32 epoch, u32 bytes live,
+// u8 kind or 0 for a free one, 3 B reserved.
+type ChunkEntry []byte
+
+func (b ChunkEntry) Epoch() uint32     { return le.Uint32(b) }
+func (b ChunkEntry) SetEpoch(v uint32) { le.PutUint32(b, v) }
+func (b ChunkEntry) Live() uint32      { return le.Uint32(b[4:]) }
+func (b ChunkEntry) SetLive(v uint32)  { le.PutUint32(b[4:], v) }
+func (b ChunkEntry) Kind() Kind        { return Kind(b[8]) }
+func (b ChunkEntry) SetKind(v Kind)    { b[8] = byte(v) }

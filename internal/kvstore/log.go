@@ -1,0 +1,387 @@
+package kvstore
+
+import (
+	"jbofd/internal/invariants"
+	"jbofd/internal/kvstore/format"
+	"jbofd/internal/kvstore/recovery"
+	"jbofd/internal/pipeline"
+)
+
+// The logs. Puts and compaction write values to different chunks: what was moved
+// once is likely to live on, and need not be moved again with what is young.
+const (
+	keyLog   = recovery.KeyLog
+	userLog  = recovery.UserLog
+	movedLog = recovery.MovedLog
+	numLogs  = recovery.NumLogs
+)
+
+// logState is one log.
+type logState struct {
+	// chunk is the open one; tail is the end in it, in whole blocks.
+	chunk int32
+	tail  int64
+	// opening: the header of chunk is being written.
+	opening bool
+	// starved: there is no chunk for it.
+	starved bool
+	header  []byte
+	// open is the group that takes records, sealed are those that have no place yet, free those not in use.
+	open         int32
+	sealed, free list
+	inflight     int
+}
+
+// fill is how many bytes of records make a chunk full if groups are: each ends with padding, half a block or, if it is long enough to
+// choose where to end (full), less.
+func (s *Store) fill() int64 {
+	group, block := int64(s.cfg.GroupBytes), int64(s.cfg.BlockSize)
+	padding := block / 2
+	if group >= 16*block {
+		padding = block / 4
+	}
+	return (s.cfg.ChunkBytes - block) * group / (group + padding)
+}
+
+// group is a batch of records that are written together.
+type group struct {
+	log      uint8
+	buf      []byte
+	used     int
+	openedNS int64
+	next     int32
+	chunk    int32
+	// pays is in whose name it is written: its first record's.
+	pays payer
+	// version is the first in a group of the key log that is being written, else 0.
+	version uint64
+	// first and last are ops (of a group of values, by nextValue) or active segments (by next).
+	first, last int32
+}
+
+// room reports whether a record can be appended to the open group of a log.
+func (s *Store) room(l int) bool {
+	return s.logs[l].open != nobody || s.logs[l].free.n > 0
+}
+
+// openGroup returns the open group of a log, for a record of n bytes. One that would not fit into the rest
+// of the chunk with it is closed before, so that chunks become full.
+func (s *Store) openGroup(l, n int, pays payer) (int32, *group) {
+	log := &s.logs[l]
+	if log.open != nobody && log.free.n > 0 && log.chunk != nobody && log.sealed.n == 0 {
+		used, rest := s.groups[log.open].used, int(s.cfg.ChunkBytes-log.tail)
+		if used <= rest && used+n > rest {
+			s.sealGroup(l)
+		}
+	}
+	if log.open == nobody {
+		log.open = s.popGroup(&log.free)
+		g := &s.groups[log.open]
+		*g = group{log: g.log, pays: pays, buf: g.buf, openedNS: s.now, next: nobody, chunk: nobody, first: nobody, last: nobody}
+	}
+	return log.open, &s.groups[log.open]
+}
+
+func (s *Store) sealGroup(l int) {
+	log := &s.logs[l]
+	s.pushGroup(&log.sealed, log.open)
+	log.open = nobody
+	if l == movedLog {
+		s.compact.grouped = 0
+	}
+}
+
+// appendValue puts the value of an op into a group.
+func (s *Store) appendValue(l int, i int32, data []byte) {
+	n := format.ValueBytes(len(data))
+	o := &s.ops[i]
+	gi, g := s.openGroup(l, n, o.pays())
+	v := format.Value(g.buf[g.used : g.used+n])
+	clear(v[:format.ValueHeaderBytes])
+	clear(v[n-format.ValueUnit:])
+	v.SetValueLen(len(data))
+	v.SetHash(o.hash)
+	copy(v.Data(), data)
+	o.group, o.groupOff, o.nextValue = gi, uint32(g.used), nobody
+	if g.first == nobody {
+		g.first = i
+	} else {
+		s.ops[g.last].nextValue = i
+	}
+	g.last = i
+	g.used += n
+	s.pending += int64(n)
+	if s.full(g.used) {
+		s.sealGroup(l)
+	}
+}
+
+// full reports that a group of that length is to be written: it is long enough, or it is almost and needs hardly any padding.
+func (s *Store) full(used int) bool {
+	block := s.cfg.BlockSize
+	return used >= s.cfg.GroupBytes || used >= s.cfg.GroupBytes/8*5 && format.RoundUp(used, block)-used < block/8
+}
+
+// appendSegment puts an active segment into a group of the key log.
+func (s *Store) appendSegment(i int32, seg []byte) {
+	n := format.RoundUp(len(seg), format.KeyUnit)
+	a := &s.segs[i]
+	pays := a.pays
+	if o := a.writing.first; a.writing.n > 0 {
+		pays = s.ops[o].pays()
+	}
+	_, g := s.openGroup(keyLog, n, pays)
+	copy(g.buf[g.used:], seg)
+	clear(g.buf[g.used+len(seg) : g.used+n])
+	a.offset, a.next = int64(g.used), nobody
+	if g.first == nobody {
+		g.first = i
+	} else {
+		s.segs[g.last].next = i
+	}
+	g.last = i
+	g.used += n
+	s.pending += int64(n)
+	if s.full(g.used) {
+		s.sealGroup(keyLog)
+	}
+}
+
+// pump writes groups of a log, as long as they have a place.
+func (s *Store) pump(l int) {
+	log := &s.logs[l]
+	switch {
+	case log.open == nobody:
+	case l == movedLog:
+		// Nobody waits for it but compaction itself.
+		if s.compact.grouped == s.compact.running {
+			s.sealGroup(l)
+		}
+	default:
+		g := &s.groups[log.open]
+		switch due := g.openedNS + s.cfg.GroupDelayNS; {
+		case log.inflight == 0 && log.sealed.n == 0 || s.now >= due:
+			s.sealGroup(l)
+		default:
+			s.wake(due)
+		}
+	}
+	was := log.starved
+	log.starved = false
+	s.placeSealed(l)
+	if log.starved && !was {
+		s.progress++
+	}
+}
+
+// placeSealed writes the sealed groups of a log until there is no place.
+func (s *Store) placeSealed(l int) {
+	log := &s.logs[l]
+	for log.sealed.n > 0 && !log.opening {
+		if l == keyLog && s.ckpt.stage == ckptBarrier {
+			return
+		}
+		if l == userLog && s.outrun() {
+			log.starved = true
+			return
+		}
+		g := &s.groups[log.sealed.first]
+		size := int64(format.RoundUp(g.used, s.cfg.BlockSize))
+		if log.chunk == nobody || log.tail+size > s.cfg.ChunkBytes {
+			s.openChunk(l)
+			return
+		}
+		gi := s.popGroup(&log.sealed)
+		s.place(gi, g, log, size)
+	}
+}
+
+// place gives a group the next place of its log and writes it. Versions are given here, so
+// that they ascend in the log.
+func (s *Store) place(gi int32, g *group, log *logState, size int64) {
+	base := s.pool.Start(log.chunk) + log.tail
+	g.chunk = log.chunk
+	s.pool.Pin(g.chunk)
+	s.pool.Born(g.chunk, g.used)
+	s.pending -= int64(g.used)
+	clear(g.buf[g.used:size])
+	if g.log == keyLog {
+		g.version = s.version
+		durable := s.durable()
+		for i := g.first; i != nobody; i = s.segs[i].next {
+			a := &s.segs[i]
+			seg := format.Segment(g.buf[a.offset:])
+			a.offset += base
+			seg.SetVersion(s.version)
+			seg.SetDurable(s.unbroken, durable)
+			seg.Seal(s.pool.Seed(a.offset))
+			s.version++
+		}
+		s.stats.KeyLogBytes += size
+		s.ckpt.keyBytes += size
+	} else {
+		for i := g.first; i != nobody; i = s.ops[i].nextValue {
+			o := &s.ops[i]
+			o.offset = base + int64(o.groupOff)
+			o.chunk = log.chunk
+			s.pool.Pin(g.chunk)
+			v := format.Value(g.buf[o.groupOff:])
+			v.SetVersion(s.version)
+			v.Seal(s.pool.Seed(o.offset))
+		}
+		if g.log == userLog {
+			s.stats.ValueLogBytes += size
+		} else {
+			s.stats.MovedBytes += size
+		}
+	}
+	log.tail += size
+	log.inflight++
+	if !g.pays.background {
+		// Whoever gets on uses up what is won.
+		s.hopeful()
+	}
+	s.ioFor(ioGroup, gi, g.pays, pipeline.Write, base, g.buf[:size])
+}
+
+// durable returns the version up to which all writes of the key log have ended.
+func (s *Store) durable() uint64 {
+	v := s.version
+	for i := range s.groups {
+		if g := &s.groups[i]; g.version != 0 {
+			v = min(v, g.version)
+		}
+	}
+	return v - 1
+}
+
+// groupWritten ends the write of a group.
+func (s *Store) groupWritten(gi int32, ok bool) {
+	g := &s.groups[gi]
+	s.logs[g.log].inflight--
+	st := OK
+	if !ok {
+		st = DeviceError
+		if g.log == keyLog {
+			s.failures++
+			s.unbroken = s.version
+			s.pool.Hold = true
+		}
+	}
+	g.version = 0
+	s.endGroup(gi, st)
+}
+
+// endGroup tells everyone in a group how it ended and frees it. The status is CapacityExceeded if it was
+// never written.
+func (s *Store) endGroup(gi int32, st Status) {
+	g := &s.groups[gi]
+	if g.chunk == nobody {
+		s.pending -= int64(g.used)
+	}
+	if g.log == keyLog {
+		for i := g.first; i != nobody; {
+			next := s.segs[i].next
+			s.segmentWritten(i, g.chunk != nobody, st)
+			i = next
+		}
+	} else {
+		for i := g.first; i != nobody; {
+			o := &s.ops[i]
+			next := o.nextValue
+			o.ready, o.failed = true, st
+			s.considerWriter(i)
+			i = next
+		}
+	}
+	if g.chunk != nobody {
+		s.pool.Unpin(g.chunk)
+	}
+	s.pushGroup(&s.logs[g.log].free, gi)
+	s.progress++
+}
+
+// considerWriter looks at the segment of a writer that has become ready.
+func (s *Store) considerWriter(i int32) {
+	at, fresh := s.activate(s.tbl.Segment(s.ops[i].hash), payer{})
+	invariants.Check(!fresh, "kvstore: a writer's segment is not active")
+	s.consider(at)
+}
+
+// keep is how many free chunks a log must leave. The last ones are for the checkpoint, those before for the key log while it is
+// being emptied, for that needs nothing else to win space.
+func (s *Store) keep(l int) int {
+	switch {
+	case l == userLog:
+		return s.need + 3
+	case l == keyLog && s.compact.keys > 0:
+		return s.need - 1
+	case l == keyLog && s.compact.noKeys:
+		return s.need
+	case s.compact.noKeys:
+		return s.need + 1
+	}
+	return s.need + 2
+}
+
+// openChunk takes a free chunk for a log and writes its header. Nothing is in the chunk before that is
+// durable, or recovery would not know it.
+func (s *Store) openChunk(l int) {
+	log := &s.logs[l]
+	if s.pool.Free <= s.keep(l) {
+		log.starved = true
+		return
+	}
+	s.closeChunk(l)
+	kind := format.ValueLog
+	if l == keyLog {
+		kind = format.KeyLog
+	}
+	log.chunk = s.takeChunk(kind, log.header, 0, 0)
+	log.tail, log.opening = int64(s.cfg.BlockSize), true
+	s.io(ioHeader, int32(l), pipeline.Write, s.pool.Start(log.chunk), log.header)
+}
+
+// closeChunk seals the open chunk of a log.
+func (s *Store) closeChunk(l int) {
+	log := &s.logs[l]
+	if log.chunk == nobody {
+		return
+	}
+	s.pool.Seal(log.chunk)
+	log.chunk = nobody
+}
+
+// takeChunk makes a free chunk one of that kind and fills in its header.
+func (s *Store) takeChunk(kind format.Kind, header []byte, checkpoint uint64, index uint32) int32 {
+	i := s.pool.Take(kind)
+	clear(header)
+	h := format.ChunkHeader(header[:format.ChunkHeaderBytes])
+	h.SetKind(kind)
+	h.SetEpoch(s.pool.LastEpoch)
+	h.SetIndex(index)
+	h.SetUUID(s.cfg.UUID)
+	h.SetCheckpoint(checkpoint)
+	h.Seal()
+	s.stats.CheckpointBytes += int64(len(header))
+	return i
+}
+
+func (s *Store) headerWritten(l int, ok bool) {
+	log := &s.logs[l]
+	log.opening = false
+	if ok {
+		return
+	}
+	s.pool.GiveBack(log.chunk)
+	log.chunk = nobody
+	s.failSealed(l, DeviceError)
+}
+
+// failSealed ends the groups of a log that have no place.
+func (s *Store) failSealed(l int, st Status) {
+	log := &s.logs[l]
+	for n := log.sealed.n; n > 0; n-- {
+		s.endGroup(s.popGroup(&log.sealed), st)
+	}
+}

@@ -1,0 +1,99 @@
+// Package setup is what a key-value store is told: sizes, limits and their defaults.
+package setup
+
+import (
+	"errors"
+	"fmt"
+
+	"jbofd/internal/kvstore/format"
+	"jbofd/internal/kvstore/segtbl"
+)
+
+// Config of a Store.
+type Config struct {
+	// PartitionBytes is the length of the partition, a multiple of BlockSize.
+	PartitionBytes int64
+	// BlockSize is the device's, 512 to 4096.
+	BlockSize int
+	// SegTbl is the memory of the table, 5 bytes for each segment that there may be. It is touched as
+	// the data grows, so it can be a large mapping outside of the Go heap. It is cleared by New as far as needed.
+	SegTbl []byte
+	// KeysPerSegment is the average at which the table grows; 0: 13.
+	KeysPerSegment int
+	// Requests is how many that read may be in progress, and how many that write; 0: 256.
+	Requests int
+	// GroupBytes is the size at which a group of records is written; 0: 64 KiB.
+	GroupBytes int
+	// GroupDelayNS is how long a group may wait for more records while another one of its log is
+	// being written; 0: 50 µs. A group does not wait if none is.
+	GroupDelayNS int64
+	// FUA asks for writes that survive a loss of power: for devices with a volatile cache.
+	FUA bool
+	// CheckpointBytes is how much key log is written between checkpoints; 0: 16 times the SegTbl in use, at least 8 chunks.
+	CheckpointBytes int64
+	// Compactions is how many chunks may be emptied at once, 2 to 16; 0: 3. Each has a buffer of 1.25 MiB.
+	Compactions int
+	// ScrubBytesPerSec is how fast the background scrub reads; 0: there is none.
+	ScrubBytesPerSec int64
+	// Alloc returns n bytes for I/O, block-aligned; nil: make. It is called while the partition is opened, and for segments that become longer than 4 KiB.
+	Alloc func(n int) []byte
+
+	// Format makes a new store on the partition, whatever it holds. The fields below are for it.
+	Format bool
+	UUID   [16]byte
+	// HashSeed should be random and secret, so that nobody can choose keys of one segment.
+	HashSeed uint64
+	// ChunkBytes is the size of chunks; 0: 2 MiB, 4 MiB for partitions of more than 4 GiB.
+	ChunkBytes int64
+}
+
+// ErrConfig is wrapped by Complete.
+var ErrConfig = errors.New("kvstore: invalid configuration")
+
+// Complete fills in the defaults and checks the rest.
+//
+// Errors: ErrConfig naming the field.
+func (c *Config) Complete() error {
+	setDefault(&c.KeysPerSegment, 13)
+	setDefault(&c.Requests, 256)
+	setDefault(&c.Compactions, 3)
+	setDefault(&c.GroupBytes, 64<<10)
+	setDefault(&c.GroupDelayNS, 50e3)
+	if c.Alloc == nil {
+		c.Alloc = func(n int) []byte { return make([]byte, n) }
+	}
+	if c.ChunkBytes == 0 {
+		c.ChunkBytes = 2 << 20
+		if c.PartitionBytes > 4<<30 {
+			c.ChunkBytes = 4 << 20
+		}
+	}
+	powerOfTwo := func(n int64) bool { return n > 0 && n&(n-1) == 0 }
+	for _, f := range []struct {
+		ok    bool
+		field string
+		got   any
+		want  string
+	}{
+		{c.BlockSize >= 512 && c.BlockSize <= 4096 && powerOfTwo(int64(c.BlockSize)), "BlockSize", c.BlockSize, "a power of two from 512 to 4096"},
+		{c.BlockSize > 0 && c.PartitionBytes%int64(c.BlockSize) == 0 && c.PartitionBytes <= format.MaxPartitionBytes, "PartitionBytes", c.PartitionBytes, "whole blocks, at most 4 TiB"},
+		{c.ChunkBytes >= format.MinChunkBytes && c.ChunkBytes <= format.MaxChunkBytes && powerOfTwo(c.ChunkBytes), "ChunkBytes", c.ChunkBytes, "a power of two from 128 KiB to 64 MiB"},
+		{c.KeysPerSegment >= 1 && c.KeysPerSegment <= 256, "KeysPerSegment", c.KeysPerSegment, "1 to 256"},
+		{c.Requests >= 1 && c.Requests <= 1<<15, "Requests", c.Requests, "1 to 32768"},
+		{c.Compactions >= 2 && c.Compactions <= 16, "Compactions", c.Compactions, "2 to 16"},
+		{c.GroupBytes >= 512 && c.GroupBytes <= format.MinChunkBytes/2, "GroupBytes", c.GroupBytes, "512 to 65536"},
+		{len(c.SegTbl) >= segtbl.EntryBytes*segtbl.First, "length of SegTbl", len(c.SegTbl), "room for 16 segments"},
+	} {
+		if !f.ok {
+			return fmt.Errorf("%w: %s is %v, want %s", ErrConfig, f.field, f.got, f.want)
+		}
+	}
+	c.GroupBytes = max(c.GroupBytes, c.BlockSize)
+	return nil
+}
+
+func setDefault[T int | int64](v *T, d T) {
+	if *v == 0 {
+		*v = d
+	}
+}

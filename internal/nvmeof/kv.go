@@ -1,0 +1,120 @@
+package nvmeof
+
+import (
+	"jbofd/internal/nvme"
+	"jbofd/internal/pipeline"
+)
+
+// maxValue is the longest value that a command may move.
+func (n *Namespace) maxValue(lim Limits) uint32 {
+	return uint32(min(n.MaxValueBytes, int(lim.MDTSBytes)))
+}
+
+// minListBytes is the least buffer of a List: it holds the number of keys.
+const minListBytes = 4
+
+// planKV is PlanIO of a command to a namespace of keys and values.
+func (p *Plan) planKV(sqe *nvme.SQE, t *NamespaceTable, lim Limits) nvme.Status {
+	if sqe.Fuse() != nvme.FuseNone {
+		return nvme.InvalidField | nvme.DNR
+	}
+	k := sqe.KV()
+	known := uint8(0) // options
+	switch sqe.Opcode() {
+	case nvme.CmdFlush:
+		// Everything that was answered is durable, or the operator does without; the drive is
+		// flushed for those who do not rely on that.
+		p.Op = pipeline.Flush
+		return nvme.Success
+	case nvme.CmdKVStore:
+		known = nvme.KVStoreOptions
+	case nvme.CmdKVRetrieve:
+		known = nvme.KVRetrieveRaw
+	case nvme.CmdKVList, nvme.CmdKVDelete, nvme.CmdKVExist:
+	default:
+		return nvme.InvalidOpcode | nvme.DNR
+	}
+	const both = nvme.KVStoreMustExist | nvme.KVStoreMustNotExist
+	switch {
+	case !k.ValidKey():
+		return nvme.InvalidKeySize | nvme.DNR
+	case k.Options()&^known != 0 || sqe.Opcode() == nvme.CmdKVStore && k.Options()&both == both:
+		return nvme.InvalidField | nvme.DNR
+	}
+	p.KV = true
+	n, longest := k.LenBytes(), p.Namespace.maxValue(lim)
+	switch sqe.Opcode() {
+	case nvme.CmdKVStore:
+		if n > longest {
+			return nvme.InvalidValueSize | nvme.DNR
+		}
+		p.ToController = n
+	case nvme.CmdKVRetrieve:
+		p.ToHost, p.AnswerBytes = n, min(n, longest)
+	case nvme.CmdKVList:
+		if n < minListBytes {
+			return nvme.InvalidField | nvme.DNR
+		}
+		p.ToHost, p.AnswerBytes = n, min(n, lim.MDTSBytes)
+	case nvme.CmdKVDelete:
+		p.MissingOK = t.errorOnDelete.get(sqe.NSID())&nvme.KVErrorOnDelete == 0
+	}
+	return nvme.Success
+}
+
+// identifyNamespaceKV fills the Identify Namespace data structure of the KV command set, but for NUSE.
+func (c *Controller) identifyNamespaceKV(d *nvme.IdentifyNamespaceKV, ns *Namespace) {
+	d.SetNSZE(uint64(ns.SizeBytes))
+	d.SetNMIC(nvme.NMICShared)
+	var f nvme.KVFormat
+	f.SetKVKML(nvme.MaxKVKey)
+	f.SetKVVML(ns.maxValue(c.t.cfg.Limits))
+	d.SetKVF(0, f)
+	d.SetANAGRPID(ns.ANAGroup)
+	d.SetNGUID(nvme.UUID(ns.NGUID))
+	d.SetEUI64(ns.EUI64)
+	d.SetSSD(uint16(ns.SSD))
+}
+
+// allCommandSets reports that the host has enabled all command sets; otherwise it works with
+// blocks only, and namespaces of keys and values are not there for it.
+func (c *Controller) allCommandSets() bool { return c.cc.CSS() == nvme.CCCSSIOCS }
+
+// knows reports whether the host may ask for what is of a command set.
+func (c *Controller) knows(csi nvme.CSI) bool {
+	return csi == nvme.CSINVM || csi == nvme.CSIKV && c.allCommandSets()
+}
+
+// view makes the table of the namespaces that the host sees now.
+func (c *Controller) view() *NamespaceTable {
+	seen := c.sub.Namespaces
+	if !c.allCommandSets() {
+		seen = nil
+		for _, n := range c.sub.Namespaces {
+			if n.CSI == nvme.CSINVM {
+				seen = append(seen, n)
+			}
+		}
+	}
+	t := NewNamespaceTable(seen, c.HostNQN)
+	t.errorOnDelete = c.features.errorOnDelete.clone()
+	return t
+}
+
+// keyValue reports whether a feature of keys and values may be asked of nsid.
+func (c *Controller) keyValue(nsid uint32) bool {
+	ns := c.table.Get(nsid)
+	return c.allCommandSets() && (nsid == nvme.NSIDBroadcast || ns != nil && ns.CSI == nvme.CSIKV)
+}
+
+// setKeyValue executes Set Features of the Key Value feature (KV Command Set 1.0, section 4.1.3).
+func (c *Controller) setKeyValue(nsid, v uint32) Reply {
+	if !c.keyValue(nsid) || v&^nvme.KVErrorOnDelete != 0 {
+		return fail(nvme.InvalidField)
+	}
+	c.features.errorOnDelete.set(nsid, v)
+	c.t.version++
+	c.table = c.view()
+	c.tellTable()
+	return Reply{}
+}

@@ -1,0 +1,283 @@
+package serve_test
+
+import (
+	"fmt"
+	"runtime"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"jbofd/client"
+	"jbofd/internal/nvme"
+	"jbofd/internal/nvmeof"
+	"jbofd/internal/nvmeof/fabric/kvtest"
+	"jbofd/internal/nvmeof/rdma/verbs"
+)
+
+// kvNSID is the namespace of keys and values beside the blocks of namespace 1.
+const kvNSID = 9
+
+// kvRig is a rig with a namespace of keys and values on a store in memory.
+func kvRig(t testing.TB, change func(*setup)) (*rig, *kvtest.Store) {
+	t.Helper()
+	r, s := newRig(t, change), kvtest.NewStore()
+	r.addKV(s)
+	return r, s
+}
+
+func (r *rig) addKV(s *kvtest.Store) {
+	r.state.Subsystems[0].Namespaces = append(r.state.Subsystems[0].Namespaces, &nvmeof.Namespace{NSID: kvNSID, CSI: nvme.CSIKV, SizeBytes: testBytes,
+		OffsetBytes: testBytes, Partition: r.fabric.AddPartition(s), MaxValueBytes: kvtest.MaxValue, ANAGroup: 1, ANAState: nvme.ANAStateOptimized})
+	r.fabric.Apply(r.state)
+}
+
+func TestKeysAndValuesOverRDMA(t *testing.T) {
+	for _, mode := range []client.CreditMode{client.CreditsOff, client.CreditsOn} {
+		r, s := kvRig(t, nil)
+		if mode == client.CreditsOn {
+			s.GiveCredit(70000)
+		}
+		o := r.options()
+		o.QPairs, o.Credits = 1, mode
+		l := newKVLoad(t, r.connect(t, o), kvtest.MaxValue, 1)
+		kvtest.Conformance(t, s, kvNSID, func(e nvme.SQE, data []byte) (uint64, nvme.Status) {
+			b := l.bufs[0][:copy(l.bufs[0], data)]
+			if n, err := l.q.Submit([]client.Command{{SQE: e, Data: b}}); n != 1 {
+				t.Fatal(err)
+			}
+			if n, err := l.q.Poll(l.comps, 20*time.Second); n != 1 {
+				t.Fatal(err)
+			}
+			copy(data, b)
+			return l.comps[0].Result, l.comps[0].Status
+		})
+	}
+}
+
+// kvLoad keeps commands outstanding.
+type kvLoad struct {
+	q     *client.QPair
+	bufs  [][]byte
+	cmds  []client.Command
+	comps []client.Completion
+}
+
+// newKVLoad opens a queue pair with buffers that need no copy.
+func newKVLoad(t testing.TB, c *client.Controller, bytes, depth int) *kvLoad {
+	t.Helper()
+	q, err := c.OpenQPair(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	l := &kvLoad{q: q, cmds: make([]client.Command, 0, depth), comps: make([]client.Completion, depth)}
+	for range depth {
+		b, free, err := c.AllocBuffer(max(bytes, 4096))
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { _ = free() })
+		l.bufs = append(l.bufs, b[:bytes])
+	}
+	t.Cleanup(func() { _ = q.Close() })
+	return l
+}
+
+// run executes n commands, of which set makes the i-th with buffer b.
+func (l *kvLoad) run(n int, set func(c *client.Command, i int, b []byte)) error {
+	issued, done := 0, 0
+	add := func(tag uint64) {
+		l.cmds = append(l.cmds, client.Command{Tag: tag})
+		set(&l.cmds[len(l.cmds)-1], issued, l.bufs[tag])
+		issued++
+	}
+	for tag := range min(len(l.bufs), n) {
+		add(uint64(tag))
+	}
+	for done < n {
+		if len(l.cmds) > 0 {
+			if _, err := l.q.Submit(l.cmds); err != nil {
+				return err
+			}
+			l.cmds = l.cmds[:0]
+		}
+		k, err := l.q.Poll(l.comps, 20*time.Second)
+		if err != nil || k == 0 {
+			return fmt.Errorf("%d of %d are done: %w", done, n, err)
+		}
+		for _, c := range l.comps[:k] {
+			if !c.Status.OK() {
+				return fmt.Errorf("command %d: %v", c.Tag, c.Status)
+			}
+			done++
+			if issued < n {
+				add(c.Tag)
+			}
+		}
+	}
+	return nil
+}
+
+func TestCommandsForAPartitionAllocateNothing(t *testing.T) {
+	r, s := kvRig(t, nil)
+	for _, x := range []struct {
+		name   string
+		opcode uint8
+		bytes  int
+		depth  int
+	}{{"store in-capsule", nvme.CmdKVStore, 1000, 32}, {"store by RDMA READ", nvme.CmdKVStore, 64 << 10, 8}, {"retrieve", nvme.CmdKVRetrieve, 1000, 32},
+		{"retrieve of a part", nvme.CmdKVRetrieve, 100, 32}, {"exist", nvme.CmdKVExist, 0, 32}} {
+		t.Run(x.name, func(t *testing.T) {
+			s.Set("key", make([]byte, max(x.bytes, 1000)))
+			o := r.options()
+			o.QPairs, o.QueueDepth = 1, x.depth
+			l := newKVLoad(t, r.connect(t, o), x.bytes, x.depth)
+			e := kvtest.Command(x.opcode, kvNSID, "key", x.bytes)
+			set := func(c *client.Command, _ int, b []byte) { c.SQE, c.Data = e, b }
+			if err := l.run(2000, set); err != nil {
+				t.Fatal(err)
+			}
+			const n = 5000
+			var before, after runtime.MemStats
+			runtime.ReadMemStats(&before)
+			if err := l.run(n, set); err != nil {
+				t.Fatal(err)
+			}
+			runtime.ReadMemStats(&after)
+			if got := after.Mallocs - before.Mallocs; got > n/50 {
+				t.Errorf("%d allocations for %d commands", got, n)
+			}
+		})
+	}
+}
+
+// Large values from many sides at once want several times the memory that there is.
+func TestLargeValuesWaitForMemory(t *testing.T) {
+	r, s := kvRig(t, func(u *setup) { u.buffers = 16 << 20 })
+	s.Set("large", make([]byte, kvtest.MaxValue))
+	var wg sync.WaitGroup
+	for w := range 3 {
+		o := r.options()
+		o.QPairs, o.QueueDepth = 1, 16
+		l := newKVLoad(t, r.connect(t, o), kvtest.MaxValue, 16)
+		wg.Go(func() {
+			err := l.run(200, func(c *client.Command, i int, b []byte) {
+				switch (i + w) % 4 {
+				case 0:
+					c.SQE, c.Data = kvtest.Command(nvme.CmdKVStore, kvNSID, fmt.Sprint("key", w), len(b)), b
+				case 1: // in-capsule, behind those that wait
+					c.SQE, c.Data = kvtest.Command(nvme.CmdKVStore, kvNSID, fmt.Sprint("small", w), 4096), b[:4096]
+				case 2:
+					c.SQE, c.Data = kvtest.Command(nvme.CmdKVRetrieve, kvNSID, "large", len(b)), b
+				case 3:
+					c.Data = b[:blockBytes]
+					client.SetRW(c, nvme.CmdRead, 1, 0, 1)
+				}
+			})
+			if err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	wg.Wait()
+}
+
+// The connection is lost while commands are with the partition, whose memory is not taken from it, and while others wait
+// for memory.
+func TestMemoryStaysWithThePartitionWhenTheHostIsGone(t *testing.T) {
+	for name, bytes := range map[string]int{"all with the partition": 64 << 10, "some wait for memory": kvtest.MaxValue} {
+		t.Run(name, func(t *testing.T) {
+			r, s := kvRig(t, func(u *setup) { u.buffers = 16 << 20 })
+			s.Set("key", make([]byte, 64<<10))
+			s.Hold()
+			o := r.options()
+			o.QPairs, o.QueueDepth, o.CtrlLossTimeout = 1, 32, -1
+			c := r.connect(t, o)
+			l := newKVLoad(t, c, bytes, 32)
+			for i := range 32 {
+				l.cmds = append(l.cmds, client.Command{SQE: kvtest.Command([]uint8{nvme.CmdKVStore, nvme.CmdKVRetrieve}[i%2], kvNSID, "key", bytes), Data: l.bufs[i]})
+			}
+			if n, err := l.q.Submit(l.cmds); n != len(l.cmds) {
+				t.Fatalf("submitted %d: %v", n, err)
+			}
+			with := 0
+			eventually(t, "all are with the partition or wait", func() bool {
+				with = s.Waiting()
+				return with+int(r.pool.Stats().Waits) == len(l.cmds) // none of those that wait gets any
+			})
+			if err := c.Close(); err != nil {
+				t.Log(err)
+			}
+			var closed atomic.Bool
+			done := make(chan struct{})
+			go func() {
+				r.server.Close()
+				closed.Store(true)
+				close(done)
+			}()
+			eventually(t, "others are closed", func() bool { n, _, _ := r.fabric.Counts(); return n <= 1 })
+			if got := r.pool.Stats().InUseBytes; closed.Load() || got < int64(with*bytes) {
+				t.Errorf("closed %t, %d bytes are in use while the partition works with %d", closed.Load(), got, with*bytes)
+			}
+			s.Release()
+			<-done
+			if _, n := s.Counts(); n != with {
+				t.Errorf("%d requests have come after the connection was lost", n-with)
+			}
+		})
+	}
+}
+
+// A wrong key of memory ends its connection only, whether the target reads there or writes.
+func TestWrongKeyOfAValueEndsItsConnectionOnly(t *testing.T) {
+	for _, op := range []uint8{nvme.CmdKVStore, nvme.CmdKVRetrieve, nvme.CmdKVList} {
+		r, s := kvRig(t, nil)
+		s.Set("key", make([]byte, 16384))
+		c := r.client(t)
+		h := r.ioQueue(t, c)
+		e := kvtest.Command(op, kvNSID, "key", 16384)
+		h.Keyed(&e, nvme.SGLSubtypeAddress, 16384)
+		g := e.SGL()
+		g.SetKeyed(nvme.SGLSubtypeAddress, g.Address(), 16384, g.Key()^0x5555)
+		h.Receive(1)
+		if err := h.Send(e[:]); err != nil {
+			t.Fatal(err)
+		}
+		r.logged(t, "protocol error", "memory key, address or length is wrong")
+		serves(t, c)
+	}
+}
+
+// Keys of memory are invalidated on request, however much was written there.
+func TestPartialAnswersInvalidateKeysWhenAsked(t *testing.T) {
+	r, s := kvRig(t, nil)
+	s.Set("short", []byte("abc"))
+	s.Set("empty", nil)
+	s.Set("long", make([]byte, 20000))
+	h := r.ioQueue(t, r.client(t))
+	for _, x := range []struct {
+		key  string
+		dw0  uint32
+		want nvme.Status
+	}{{"short", 3, nvme.Success}, {"empty", 0, nvme.Success}, {"long", 20000, nvme.Success}, {"missing", 0, nvme.KeyDoesNotExist | nvme.DNR}} {
+		mr, err := h.Domain.Register(make([]byte, 16384), verbs.LocalWrite|verbs.RemoteRead|verbs.RemoteWrite)
+		if err != nil {
+			t.Fatal(err)
+		}
+		e := kvtest.Command(nvme.CmdKVRetrieve, kvNSID, x.key, 16384)
+		e.SetPSDT(nvme.PSDTSGL)
+		e.SGL().SetKeyed(nvme.SGLSubtypeInvalidateRK, mr.Addr(), 16384, mr.RKey())
+		h.Receive(1)
+		if err := h.Send(e[:]); err != nil {
+			t.Fatal(err)
+		}
+		w := h.Next()
+		cqe := h.Response(w)
+		if cqe.Status() != x.want || uint32(cqe.Result64()) != x.dw0 || !w.Invalidated || w.RKey != mr.RKey() {
+			t.Errorf("%s: %v, DW0 %d, invalidated %t", x.key, cqe.Status(), uint32(cqe.Result64()), w.Invalidated)
+		}
+		if err := mr.Close(); err != nil {
+			t.Fatal(err)
+		}
+	}
+}

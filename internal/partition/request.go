@@ -1,0 +1,66 @@
+package partition
+
+import (
+	"jbofd/internal/kvstore"
+	"jbofd/internal/kvstore/format"
+	"jbofd/internal/pipeline"
+)
+
+// Sink is told when a Request is done. Its methods are called by whichever goroutine drives the
+// partition at that moment: they hand the Request on and return.
+type Sink interface {
+	// KVDone: the Request is over; Status says how. It reports whether the sink must be kicked once the batch is
+	// over.
+	KVDone(r *Request) (kick bool)
+	// Kick follows a batch of calls of which one asked for it.
+	Kick()
+}
+
+// Request is one command to a partition. Its submitter allocates it once and uses it again and again; between
+// Submit and KVDone it and the memory of Value belong to the partition.
+type Request struct {
+	Op        kvstore.Op
+	Condition kvstore.Condition
+	// Key of 1 to 16 bytes is the first KeyLen bytes. Of a List it is the one to begin at, and may be
+	// empty.
+	Key    [format.MaxKey]byte
+	KeyLen uint8
+	// Value is what a Put stores and where a Get and a List put what they have found, as much as fits.
+	Value []byte
+	// Tenant is the pipeline's number for who pays.
+	Tenant pipeline.Tenant
+	// Credited: the host keeps to the tenant's credit.
+	Credited bool
+	// Slot is the sink's own number for the Request.
+	Slot uint32
+	// Sink is told when it is done.
+	Sink Sink
+
+	// Status is how it ended.
+	Status kvstore.Status
+	// ValueLen is, after a Get that is OK, the whole length of the value, which may be more than
+	// len(Value); after a List how many bytes of Value are of use.
+	ValueLen int
+	// CreditUnits is, when done, what the tenant should have outstanding at this SSD at most, in units of
+	// 4 KiB; 0: the policy does not say.
+	CreditUnits int
+	// Next links it into the sink's own list after KVDone.
+	Next *Request
+
+	next *Request // in the partition's lists
+}
+
+// Batch collects Requests for one Submit. The zero Batch is empty.
+type Batch struct{ newest, oldest *Request }
+
+// Add appends r to the batch.
+func (b *Batch) Add(r *Request) { // hot: 0 allocs
+	r.next = b.newest
+	if b.newest == nil {
+		b.oldest = r
+	}
+	b.newest = r
+}
+
+// Empty reports whether there is nothing in the batch.
+func (b *Batch) Empty() bool { return b.newest == nil }

@@ -1,0 +1,399 @@
+package partition
+
+import (
+	"errors"
+	"flag"
+	"fmt"
+	"math"
+	"math/rand/v2"
+	"slices"
+	"testing"
+	"time"
+
+	"jbofd/internal/bufpool"
+	"jbofd/internal/kvstore"
+	"jbofd/internal/kvstore/swap"
+	"jbofd/internal/owner"
+	"jbofd/internal/pipeline"
+	"jbofd/internal/ssd"
+	"jbofd/internal/ssd/fault"
+	"jbofd/internal/ssd/model"
+)
+
+const areaBytes = 8 << 20
+
+// eager swaps whatever comes in a batch of some.
+var eager = swap.Policy{BeginGap: 8, EndGap: 4, CalmNS: 1e6, UnlistNS: 1e9}
+
+// box is two SSDs: a partition on the first, a swap area on the second.
+type box struct {
+	t          testing.TB
+	home, away *rig
+	area       *Area
+	p          *Partition
+	policy     swap.Policy
+}
+
+func newBox(t testing.TB, policy swap.Policy, home, away func(*bufpool.Pool) (ssd.Device, error)) *box {
+	b := &box{t: t, policy: policy, home: newRig(t, partitionBytes, nil, home), away: newRig(t, areaBytes, nil, away)}
+	b.open(true)
+	return b
+}
+
+func (b *box) openArea(format bool) {
+	b.t.Helper()
+	var err error
+	if b.area, err = OpenArea(AreaConfig{Owner: b.away.o, OffsetBytes: offset, LenBytes: areaBytes, Background: 9, Format: format, UUID: [16]byte{5}, Salt: 77}); err != nil {
+		b.t.Fatal(err)
+	}
+}
+
+func (b *box) config(format bool) Config {
+	return Config{Owner: b.home.o, OffsetBytes: offset, Background: 9, Swap: SwapConfig{Areas: []*Area{b.area}, Policy: b.policy}, Store: kvstore.Config{
+		PartitionBytes: b.home.size, Format: format, UUID: [16]byte{7}, HashSeed: 99, ChunkBytes: 256 << 10,
+	}}
+}
+
+func (b *box) open(format bool) {
+	b.t.Helper()
+	b.openArea(format)
+	var err error
+	if b.p, err = Open(b.config(format)); err != nil {
+		b.t.Fatal(err)
+	}
+}
+
+func (b *box) close() {
+	b.t.Helper()
+	b.home.close(b.p)
+	for range 2 {
+		if err := b.area.Close(patience); err != nil {
+			b.t.Fatal(err)
+		}
+	}
+}
+
+// all gets every key of a model.
+func (b *box) all(model map[uint64][2]uint64, keys uint64) {
+	b.t.Helper()
+	h := newHost(b.p, 1, 1, 4000)
+	want := make([]byte, 4000)
+	for key := range keys {
+		v, exists := model[key]
+		r := h.do(kvstore.Get, key, 4000)
+		switch {
+		case !exists && r.Status == kvstore.NotFound:
+		case !exists || r.Status != kvstore.OK || r.ValueLen != int(v[1]):
+			b.t.Fatalf("key %d: status %d, %d bytes, want %v %v", key, r.Status, r.ValueLen, exists, v)
+		default:
+			fill(want[:v[1]], key, v[0])
+			if !slices.Equal(want[:v[1]], r.Value[:v[1]]) {
+				b.t.Fatalf("key %d: another value than was put", key)
+			}
+		}
+	}
+}
+
+// TestWhatGoesElsewhereIsFoundAndComesHome: with devices of all kinds, over restarts.
+func TestWhatGoesElsewhereIsFoundAndComesHome(t *testing.T) {
+	t.Logf("-seed=%d", *seed)
+	for name, device := range map[string]func(*bufpool.Pool) (ssd.Device, error){
+		"memory": inMemory(partitionBytes), "file": inFile(t, partitionBytes),
+	} {
+		t.Run(name, func(t *testing.T) {
+			b := newBox(t, eager, device, inMemory(areaBytes))
+			m := map[uint64][2]uint64{}
+			rnd := rand.New(rand.NewPCG(*seed, 3))
+			swapped := int64(0)
+			for round := range 3 {
+				h := newHost(b.p, 1, 24, 4000)
+				for range 30 {
+					if err := h.history(rnd, m, 0, 300, 200, 2000); err != nil {
+						t.Fatalf("round %d: %v", round, err)
+					}
+				}
+				b.all(m, 300)
+				st := b.p.Stats().Swap
+				t.Logf("round %d: %+v, area %+v", round, st, b.area.Stats())
+				swapped += st.Swapped
+				b.close()
+				b.open(false)
+				if n := b.p.Stats().Swap.Keys; n != 0 {
+					t.Errorf("%d keys are out after a stop in order", n)
+				}
+				b.all(m, 300)
+			}
+			if swapped == 0 {
+				t.Error("nothing was swapped")
+			}
+			b.close()
+		})
+	}
+}
+
+// copyOf makes a device in memory with what another one has.
+func copyOf(t testing.TB, r *rig) func(*bufpool.Pool) (ssd.Device, error) {
+	return func(p *bufpool.Pool) (ssd.Device, error) {
+		dev, err := inMemory(r.size)(p)
+		if err != nil {
+			return nil, err
+		}
+		o, err := owner.New(owner.Config{Device: dev, Pool: r.pool})
+		if err != nil {
+			return nil, err
+		}
+		defer func() {
+			if err := o.Close(); err != nil {
+				t.Error(err)
+			}
+		}()
+		buf := make([]byte, 1<<20)
+		for at := int64(0); at < dev.Info().SizeBytes; at += int64(len(buf)) {
+			if err := doAndWait(r.o, 1, pipeline.Read, 0, at, buf); err != nil {
+				return nil, err
+			}
+			if err := doAndWait(o, 1, pipeline.Write, 0, at, buf); err != nil {
+				return nil, err
+			}
+		}
+		return dev, nil
+	}
+}
+
+// TestKeysThatAreOutSurviveALossOfPower, and the home does not open without the area that has them.
+func TestKeysThatAreOutSurviveALossOfPower(t *testing.T) {
+	t.Logf("-seed=%d", *seed)
+	stay := eager
+	stay.CalmNS = int64(time.Hour)
+	b := newBox(t, stay, inMemory(partitionBytes), inMemory(areaBytes))
+	m := map[uint64][2]uint64{}
+	rnd := rand.New(rand.NewPCG(*seed, 3))
+	h := newHost(b.p, 1, 24, 4000)
+	for range 30 {
+		if err := h.history(rnd, m, 0, 300, 200, 2000); err != nil {
+			t.Fatal(err)
+		}
+	}
+	out := b.p.Stats().Swap.Keys
+	if out == 0 {
+		t.Fatal("no key is out")
+	}
+	c := &box{t: t, policy: stay, home: newRig(t, partitionBytes, nil, copyOf(t, b.home)), away: newRig(t, areaBytes, nil, copyOf(t, b.away))}
+	c.openArea(false)
+	cfg := c.config(false)
+	cfg.Swap.Areas = nil
+	if _, err := Open(cfg); !errors.Is(err, swap.ErrBook) {
+		t.Errorf("without the area: %v", err)
+	}
+	var err error
+	if c.p, err = Open(c.config(false)); err != nil {
+		t.Fatal(err)
+	}
+	if n := c.p.Stats().Swap.Keys; n != out {
+		t.Errorf("%d keys are out, want %d", n, out)
+	}
+	c.all(m, 300)
+	c.close() // they come home
+	if c.p, err = Open(cfg); err != nil {
+		t.Fatalf("without the area, when all keys are at home: %v", err)
+	}
+	c.all(m, 300)
+	c.home.close(c.p)
+	b.close()
+}
+
+// TestAnAreaThatFailsIsNotAnsweredForFromHome: its keys have no answer until it works again; the others go on.
+func TestAnAreaThatFailsIsNotAnsweredForFromHome(t *testing.T) {
+	stay := eager
+	stay.CalmNS = int64(time.Hour)
+	b := newBox(t, stay, inMemory(partitionBytes), failing(areaBytes, fault.Config{Seed: 1}))
+	h := newHost(b.p, 1, 64, 100)
+	put := func(version uint64) (ok, failed int) {
+		for key := range uint64(32) {
+			r := h.add(kvstore.Put, key, 100)
+			fill(r.Value, key, version)
+		}
+		b.p.Submit(&h.batch)
+		for len(h.free) < 64 {
+			for _, r := range h.wait() {
+				switch r.Status {
+				case kvstore.OK:
+					ok++
+				case kvstore.DeviceError:
+					failed++
+				default:
+					t.Fatalf("status %d", r.Status)
+				}
+			}
+		}
+		return ok, failed
+	}
+	for range 20 {
+		if ok, _ := put(1); ok != 32 {
+			t.Fatal("a PUT fails without a reason")
+		}
+	}
+	if n := b.p.Stats().Swap.Keys; n != 32 {
+		t.Fatalf("%d keys are out, want 32", n)
+	}
+	dev := b.away.dev.(*fault.Device)
+	dev.SetRules(fault.Rule{Err: ssd.ErrMedia})
+	for key := range uint64(32) {
+		if r := h.do(kvstore.Get, key, 100); r.Status != kvstore.DeviceError {
+			t.Fatalf("a Get from an area that fails: status %d", r.Status)
+		}
+	}
+	if _, failed := put(2); failed != 32 {
+		t.Fatalf("%d of 32 Puts have failed", failed)
+	}
+	if r := h.do(kvstore.Put, 99, 100); r.Status != kvstore.OK {
+		t.Errorf("another key: status %d", r.Status)
+	}
+	dev.SetRules()
+	deadline := time.Now().Add(patience)
+	for b.area.failing.Load() {
+		if time.Now().After(deadline) {
+			t.Fatal("the area does not recover")
+		}
+		h.do(kvstore.Put, 99, 100)
+	}
+	if ok, _ := put(3); ok != 32 {
+		t.Errorf("%d of 32 Puts succeed when all is well again", ok)
+	}
+	want := make([]byte, 100)
+	for key := range uint64(32) {
+		r := h.do(kvstore.Get, key, 100)
+		fill(want, key, 3)
+		if r.Status != kvstore.OK || !slices.Equal(want, r.Value[:100]) {
+			t.Fatalf("key %d: status %d, not the last value", key, r.Status)
+		}
+	}
+	b.close()
+}
+
+// TestSwappingAllocatesNothing, neither when it happens nor when it does not.
+func TestSwappingAllocatesNothing(t *testing.T) {
+	for _, p := range []swap.Policy{{}, eager} {
+		b := newBox(t, p, inMemory(partitionBytes), inMemory(areaBytes))
+		h := newHost(b.p, 1, 32, 256)
+		n := uint64(0)
+		round := func() {
+			for range 16 {
+				h.add(kvstore.Put, n%2000, 256)
+				h.add(kvstore.Get, n*7%2000, 256)
+				n++
+			}
+			b.p.Submit(&h.batch)
+			for len(h.free) < 32 {
+				h.wait()
+			}
+		}
+		for range 2000 {
+			round()
+		}
+		if allocs := testing.AllocsPerRun(300, round); allocs > 1 {
+			t.Errorf("%v allocations for 32 requests, want 0", allocs)
+		}
+		t.Logf("%+v", b.p.Stats().Swap)
+		b.close()
+	}
+}
+
+var figures = flag.Bool("figures", false, "measure what swapping gives")
+
+// TestSwappingFigures: Puts of zipfian keys to one of two emulated drives, with and without swapping. Paper: 15.4 % more at
+// 256 B, 17.2 % at 1 KB.
+func TestSwappingFigures(t *testing.T) {
+	if !*figures {
+		t.Skip("-figures is not set")
+	}
+	for _, size := range []int{256, 1024} {
+		for _, with := range []bool{false, true} {
+			t.Run(fmt.Sprintf("%d/%v", size, with), func(t *testing.T) {
+				measure(t, size, with)
+			})
+		}
+	}
+}
+
+func emulated(size int64) func(*bufpool.Pool) (ssd.Device, error) {
+	return func(*bufpool.Pool) (ssd.Device, error) {
+		return model.Open(model.Config{Name: "ssd0", SizeBytes: size + 2*offset, Slowdown: 20, Seed: 1})
+	}
+}
+
+func measure(t *testing.T, size int, with bool) {
+	const keys, depth, bytes, swapBytes = 100_000, 256, 512 << 20, 256 << 20
+	b := &box{t: t, home: newRig(t, bytes, nil, emulated(bytes)), away: newRig(t, swapBytes, nil, emulated(swapBytes))}
+	var err error
+	if b.area, err = OpenArea(AreaConfig{Owner: b.away.o, OffsetBytes: offset, LenBytes: swapBytes, Background: 9, Format: true, UUID: [16]byte{5}, Salt: 77}); err != nil {
+		t.Fatal(err)
+	}
+	cfg := b.config(true)
+	cfg.Store.ChunkBytes = 0
+	if !with {
+		cfg.Swap.Areas = nil
+	}
+	if b.p, err = Open(cfg); err != nil {
+		t.Fatal(err)
+	}
+	h := newHost(b.p, 1, depth, size)
+	began := map[*Request]time.Time{}
+	var lat []time.Duration
+	run := func(until func() bool, key func() uint64) (n int) {
+		for !until() || len(h.free) < depth {
+			for !until() && len(h.free) > 0 {
+				r := h.add(kvstore.Put, key(), size)
+				began[r] = time.Now()
+			}
+			b.p.Submit(&h.batch)
+			for _, r := range h.wait() {
+				if r.Status != kvstore.OK {
+					t.Fatalf("status %d", r.Status)
+				}
+				lat = append(lat, time.Since(began[r]))
+				n++
+			}
+		}
+		return n
+	}
+	next := uint64(0)
+	run(func() bool { return next >= keys }, func() uint64 { next++; return next - 1 })
+	for deadline := time.Now().Add(patience); !b.p.Idle() && time.Now().Before(deadline); {
+		b.p.Stats()
+	}
+	zipf := newZipf(keys, 0.99)
+	lat = lat[:0]
+	const lasts = 5 * time.Second
+	start := time.Now()
+	n := run(func() bool { return time.Since(start) > lasts }, zipf)
+	took := time.Since(start)
+	slices.Sort(lat)
+	sum := time.Duration(0)
+	for _, l := range lat {
+		sum += l
+	}
+	t.Logf("%d B, swapping %v: %.0f PUT/s, average %v, p99.9 %v; %+v", size, with, float64(n)/took.Seconds(), (sum / time.Duration(len(lat))).Round(time.Microsecond), lat[len(lat)*999/1000].Round(time.Microsecond), b.p.Stats().Swap)
+	out := b.p.Stats().Swap.Keys
+	start = time.Now()
+	b.home.close(b.p)
+	t.Logf("stopped after %v with %d keys to come home", time.Since(start).Round(time.Millisecond), out)
+	if err := b.area.Close(patience); err != nil {
+		t.Error(err)
+	}
+}
+
+// newZipf returns scrambled keys by theta, as YCSB's.
+func newZipf(n uint64, theta float64) func() uint64 {
+	weights := make([]float64, n)
+	total := 0.0
+	for i := range weights {
+		total += 1 / math.Pow(float64(i+1), theta)
+		weights[i] = total
+	}
+	rnd := rand.New(rand.NewPCG(1, 2))
+	return func() uint64 {
+		i, _ := slices.BinarySearch(weights, rnd.Float64()*total)
+		return uint64(i) * 0x9E3779B97F4A7C15 % n
+	}
+}

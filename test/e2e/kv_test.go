@@ -1,0 +1,523 @@
+package e2e
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"math"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"jbofd/client"
+	"jbofd/client/kv"
+	"jbofd/internal/bench/ycsb"
+	"jbofd/internal/nvme"
+	"jbofd/internal/ssd/label"
+)
+
+// kvSetup is one drive with blocks, and keys and values beside them.
+func kvSetup(ssd string) setup {
+	return setup{ssds: ssd, subsystems: `  - nqn: nqn.2026-11.example.jbofd:a
+    allow_any_host: true
+    namespaces:
+      - {nsid: 1, ssd: ssd0, size: 16MiB}
+      - {nsid: 2, ssd: ssd0, size: 96MiB, type: kv}
+`}
+}
+
+func openKV(t testing.TB, c *client.Controller, nsid uint32) *kv.Namespace {
+	t.Helper()
+	n, err := kv.Open(ctx(t), c, nsid, kv.Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return n
+}
+
+// value is what a key has in a version.
+func value(key string, version, n int) []byte {
+	b := make([]byte, (n+511)&^511)
+	fill(b, int64(len(key))<<32|int64(key[len(key)-1]), uint64(version)<<16|uint64(n))
+	copy(b, key)
+	return b[:n]
+}
+
+// TestKeysAndValues: every command, before and after a stop, and a kill -9.
+func TestKeysAndValues(t *testing.T) {
+	t.Parallel()
+	d := start(t, kvSetup(fileSSD))
+	d.workers = 8
+	c := d.connect(d.options(hostA, nqnA))
+	n := openKV(t, c, 2)
+	if i := n.Info(); i.MaxKey != 16 || i.MaxValue != 1<<20 || i.SizeBytes != 96<<20 {
+		t.Errorf("%+v", i)
+	}
+	want := map[string][]byte{}
+	put := func(key string, version, size int) {
+		t.Helper()
+		v := value(key, version, size)
+		if err := n.Put(ctx(t), []byte(key), v); err != nil {
+			t.Fatalf("put %q: %v", key, err)
+		}
+		want[key] = v
+	}
+	check := func(when string) {
+		t.Helper()
+		for key, v := range want {
+			got, err := n.Value(ctx(t), []byte(key))
+			if err != nil || !bytes.Equal(got, v) {
+				t.Fatalf("%s: %q: %d bytes, %v; want the %d that were put", when, key, len(got), err, len(v))
+			}
+		}
+		keys := map[string]bool{}
+		for key, err := range n.Keys(ctx(t)) {
+			if err != nil {
+				t.Fatal(err)
+			}
+			keys[string(key)] = true
+		}
+		if len(keys) != len(want) {
+			t.Errorf("%s: %d keys are listed, want %d", when, len(keys), len(want))
+		}
+		for key := range maps.Keys(want) {
+			if !keys[key] {
+				t.Errorf("%s: %q is not listed", when, key)
+			}
+		}
+	}
+	for i, size := range []int{0, 1, 255, 256, 304, 511, 512, 528, 1008, 4096, 100_000, 1 << 20} {
+		put(fmt.Sprintf("size%d", i), 1, size)
+	}
+	for i := range 300 {
+		put(fmt.Sprintf("k%d", i), 1, i)
+	}
+	put("a", 1, 10)
+	put("a\x00", 1, 20)
+	check("at first")
+
+	key := []byte("k7")
+	if err := n.PutIfAbsent(ctx(t), key, nil); !errors.Is(err, kv.ErrKeyExists) {
+		t.Errorf("PutIfAbsent of a key that is there: %v", err)
+	}
+	if err := n.PutIfPresent(ctx(t), []byte("nobody"), nil); !errors.Is(err, kv.ErrKeyNotFound) {
+		t.Errorf("PutIfPresent of a key that is not there: %v", err)
+	}
+	if err := n.PutIfAbsent(ctx(t), []byte("new"), []byte("x")); err != nil {
+		t.Error(err)
+	}
+	want["new"] = []byte("x")
+	if err := n.PutIfPresent(ctx(t), key, []byte("y")); err != nil {
+		t.Error(err)
+	}
+	want["k7"] = []byte("y")
+	if ok, err := n.Exists(ctx(t), key); !ok || err != nil {
+		t.Errorf("Exists: %v, %v", ok, err)
+	}
+	part := make([]byte, 100)
+	if size, err := n.Get(ctx(t), []byte("size10"), part); size != 100_000 || err != nil || !bytes.Equal(part, want["size10"][:100]) {
+		t.Errorf("a part of a value: %d, %v", size, err)
+	}
+	for _, key := range []string{"k8", "size11"} {
+		if err := n.Delete(ctx(t), []byte(key)); err != nil {
+			t.Error(err)
+		}
+		delete(want, key)
+		if ok, err := n.Exists(ctx(t), []byte(key)); ok || err != nil {
+			t.Errorf("after Delete: %v, %v", ok, err)
+		}
+		if _, err := n.Value(ctx(t), []byte(key)); !errors.Is(err, kv.ErrKeyNotFound) {
+			t.Errorf("after Delete: %v", err)
+		}
+	}
+	check("after changes")
+	if objects := d.metric("jbof_kv_objects", "nsid", "2"); int(objects) != len(want) {
+		t.Errorf("%v objects in the metrics, want %d", objects, len(want))
+	}
+	if puts := d.metric("jbof_io_completed_total", "op", "store", "ssd", "ssd0"); puts < 300 {
+		t.Errorf("%v stores in the metrics", puts)
+	}
+
+	d.term()
+	d.launch()
+	check("after a stop")
+	put("k9", 2, 900)
+	d.kill()
+	d.launch()
+	check("after kill -9")
+	// Blocks and keys stand side by side.
+	blocks := open(t, c, 1)
+	sector := make([]byte, 4096)
+	fill(sector, 0, 1)
+	if _, err := blocks.WriteAt(ctx(t), sector, 0, 0); err != nil {
+		t.Error(err)
+	}
+	if _, err := c.Namespace(ctx(t), 2); !errors.Is(err, client.ErrUnsupported) {
+		t.Errorf("keys and values opened as blocks: %v", err)
+	}
+	if _, err := kv.Open(ctx(t), c, 1, kv.Options{}); !errors.Is(err, client.ErrUnsupported) {
+		t.Errorf("blocks opened as keys and values: %v", err)
+	}
+	check("beside blocks")
+}
+
+// TestAFullNamespaceOfKeys: Put is refused, Delete makes room, and what is there stays.
+func TestAFullNamespaceOfKeys(t *testing.T) {
+	t.Parallel()
+	d := start(t, kvSetup(memSSD))
+	n := openKV(t, d.connect(d.options(hostA, nqnA)), 2)
+	const workers, size = 16, 20_000
+	var wg sync.WaitGroup
+	last := make([]int, workers)
+	for w := range workers {
+		wg.Go(func() {
+			for i := 0; ; i++ {
+				err := n.Put(ctx(t), fmt.Appendf(nil, "%d-%d", w, i), value(fmt.Sprint(w, "-", i), 1, size))
+				if errors.Is(err, kv.ErrCapacityExceeded) {
+					last[w] = i
+					return
+				}
+				if err != nil {
+					t.Error(err)
+					return
+				}
+			}
+		})
+	}
+	wg.Wait()
+	count := 0
+	for _, n := range last {
+		count += n
+	}
+	share := float64(count) * size / (96 << 20)
+	t.Logf("%d values, %.1f %% of the namespace", count, 100*share)
+	if share < 0.6 { // of so small a partition much is kept back
+		t.Errorf("it was full with %.1f %% of its size in values", 100*share)
+	}
+	for w := range workers {
+		for i := range last[w] / 2 {
+			if err := n.Delete(ctx(t), fmt.Appendf(nil, "%d-%d", w, i)); err != nil {
+				t.Fatalf("delete from a full namespace: %v", err)
+			}
+		}
+	}
+	for w := range workers {
+		for i := range last[w] {
+			key := fmt.Appendf(nil, "%d-%d", w, i)
+			if i < last[w]/4 {
+				if err := n.Put(ctx(t), key, value(fmt.Sprint(w, "-", i), 2, size)); err != nil {
+					t.Fatalf("put when there is room again: %v", err)
+				}
+			}
+			version := 1
+			if i < last[w]/4 {
+				version = 2
+			}
+			got, err := n.Value(ctx(t), key)
+			switch gone := i >= last[w]/4 && i < last[w]/2; {
+			case gone && !errors.Is(err, kv.ErrKeyNotFound):
+				t.Fatalf("%s: %v, want it gone", key, err)
+			case !gone && (err != nil || !bytes.Equal(got, value(fmt.Sprint(w, "-", i), version, size))):
+				t.Fatalf("%s: %v, or another value than was put", key, err)
+			}
+		}
+	}
+}
+
+// TestADamagedStoreIsLeftOut: the daemon says so and serves the rest; nothing is written to the partition.
+func TestADamagedStoreIsLeftOut(t *testing.T) {
+	t.Parallel()
+	d := start(t, kvSetup(fileSSD))
+	d.workers = 8
+	c := d.connect(d.options(hostA, nqnA))
+	if err := openKV(t, c, 2).Put(ctx(t), []byte("k"), []byte("v")); err != nil {
+		t.Fatal(err)
+	}
+	d.term()
+	path := filepath.Join(d.dir, "ssd0.img")
+	image, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	// The partition is the second extent.
+	from, end := label.AlignBytes+16<<20, label.AlignBytes+112<<20
+	for i := range 100 {
+		image[from+i] ^= 0xff
+		image[end-4096+i] ^= 0xff
+	}
+	if err := os.WriteFile(path, image, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	d.launch()
+	var s status
+	if err := d.admin("GET", "/v1/status", &s); err != nil {
+		t.Fatal(err)
+	}
+	if s.Ready || len(s.Reasons) != 1 || !strings.Contains(s.Reasons[0].Reason, "superblock") {
+		t.Errorf("the daemon says %+v", s)
+	}
+	if _, err := open(t, c, 1).ReadAt(ctx(t), make([]byte, 4096), 0); err != nil {
+		t.Errorf("blocks beside it: %v", err)
+	}
+	if _, err := kv.Open(ctx(t), c, 2, kv.Options{}); err == nil {
+		t.Error("the damaged namespace is there")
+	}
+	d.term()
+	after, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !bytes.Equal(after[from:end], image[from:end]) {
+		t.Error("the damaged partition has changed")
+	}
+	d.launch()
+}
+
+// TestNamespacesOfKeysComeAndGo by reloads, while others are used.
+func TestNamespacesOfKeysComeAndGo(t *testing.T) {
+	t.Parallel()
+	two := kvSetup("  - {name: ssd0, backend: mem, size: 256MiB}\n")
+	one := two
+	one.subsystems = strings.Replace(two.subsystems, "      - {nsid: 2, ssd: ssd0, size: 96MiB, type: kv}\n", "", 1)
+	d := start(t, one)
+	c := d.connect(d.options(hostA, nqnA))
+	for round := range 3 {
+		if !d.reload(two) {
+			t.Fatal("a namespace of keys cannot be added")
+		}
+		n := openKV(t, c, 2)
+		if round > 0 { // its extent stays, with what is in it
+			if v, err := n.Value(ctx(t), []byte("round")); err != nil || int(v[0]) != round-1 {
+				t.Errorf("round %d: %v, %v", round, v, err)
+			}
+		}
+		if err := n.Put(ctx(t), []byte("round"), []byte{byte(round)}); err != nil {
+			t.Error(err)
+		}
+		if !d.reload(one) {
+			t.Fatal("a namespace of keys cannot be removed")
+		}
+		var status *client.StatusError
+		if err := n.Put(ctx(t), []byte("k"), nil); !errors.As(err, &status) || status.Status.Code() != nvme.InvalidNamespaceOrFormat.Code() {
+			t.Errorf("a namespace that is gone: %v", err)
+		}
+	}
+	grown := two
+	grown.subsystems = strings.Replace(two.subsystems, "96MiB", "97MiB", 1)
+	if !d.reload(two) || d.reload(grown) {
+		t.Error("a namespace of keys was made larger")
+	}
+}
+
+// TestKeysUnderManyHosts: histories of several hosts at once, each held to a map.
+func TestKeysUnderManyHosts(t *testing.T) {
+	t.Parallel()
+	d := start(t, kvSetup(memSSD))
+	rng := random(t)
+	var wg sync.WaitGroup
+	for h := range 4 {
+		c := d.connect(d.options(fmt.Sprintf("%s%d", hostA, h), nqnA))
+		for w := range 4 {
+			luck := rand.New(rand.NewPCG(rng.Uint64(), uint64(w)))
+			n := openKV(t, c, 2)
+			wg.Go(func() {
+				model := map[string][]byte{}
+				for i := range 400 {
+					key := fmt.Sprintf("%d-%d-%d", h, w, luck.IntN(50))
+					switch luck.IntN(4) {
+					case 0:
+						if err := n.Delete(ctx(t), []byte(key)); err != nil {
+							t.Error(err)
+							return
+						}
+						delete(model, key)
+					case 1, 2:
+						v := value(key, i, luck.IntN(5000))
+						if err := n.Put(ctx(t), []byte(key), v); err != nil {
+							t.Error(err)
+							return
+						}
+						model[key] = v
+					}
+					got, err := n.Value(ctx(t), []byte(key))
+					v, exists := model[key]
+					if exists && (err != nil || !bytes.Equal(got, v)) || !exists && !errors.Is(err, kv.ErrKeyNotFound) {
+						t.Errorf("%s: %d bytes, %v; want %d, there %t", key, len(got), err, len(v), exists)
+						return
+					}
+				}
+			})
+		}
+	}
+	wg.Wait()
+}
+
+// TestAStoreOpensAtOnce after a stop, and soon after kill -9.
+func TestAStoreOpensAtOnce(t *testing.T) {
+	t.Parallel()
+	d := start(t, kvSetup(fileSSD))
+	d.workers = 8
+	n := openKV(t, d.connect(d.options(hostA, nqnA)), 2)
+	for i := range 2000 {
+		go func() { _ = n.Put(ctx(t), fmt.Appendf(nil, "%d", i), make([]byte, 1000)) }()
+	}
+	eventually(t, "all is there", func() bool { return d.metric("jbof_kv_objects") == 2000 })
+	for _, stop := range []func(){func() { d.term() }, d.kill} {
+		stop()
+		began := time.Now()
+		d.launch()
+		t.Logf("ready after %v", time.Since(began))
+		if objects := d.metric("jbof_kv_objects"); objects != 2000 {
+			t.Errorf("%v objects, want 2000", objects)
+		}
+	}
+}
+
+// ycsbA is the workload of the kill -9 test.
+const ycsbA = "readproportion=0.5\nupdateproportion=0.5\nrequestdistribution=zipfian\nfieldcount=1\nfieldlength=700\nrecordcount=20000\nthreadcount=2\n"
+
+// TestKillUnderYCSB: kill -9 in the middle of YCSB-A, again and again. Every read is verified, also over the reconnect; after each
+// round everything that was acknowledged is there.
+func TestKillUnderYCSB(t *testing.T) {
+	t.Parallel()
+	d := start(t, kvSetup(fileSSD))
+	d.workers = 8
+	rng := random(t)
+	props := ycsb.Properties{}
+	if err := props.Read("ycsb-a", strings.NewReader(ycsbA)); err != nil {
+		t.Fatal(err)
+	}
+	props["maxexecutiontime"] = "6"
+	w, _, err := props.Workload()
+	if err != nil {
+		t.Fatal(err)
+	}
+	o := d.options(hostA, nqnA)
+	o.QPairs, o.QueueDepth = w.Threads, 32
+	db, err := ycsb.NewWire(ctx(t), d.connect(o), 2)
+	if err != nil {
+		t.Fatal(err)
+	}
+	b, err := ycsb.Open(ctx(t), db, w, ycsb.Config{Depth: 32, Seed: rng.Uint64()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() {
+		if err := b.Close(); err != nil {
+			t.Error(err)
+		}
+	}()
+	hold := func(what string, p *ycsb.Phase, err error) {
+		t.Helper()
+		if err != nil || !p.OK() {
+			t.Fatalf("%s: %v, %+v", what, err, p)
+		}
+	}
+	p, err := b.Load(ctx(t))
+	hold("load", p, err)
+	kills := 0
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		p, err = b.Run(ctx(t))
+	}()
+	for running := true; running; {
+		select {
+		case <-done:
+			running = false
+		case <-time.After(time.Duration(500+rng.IntN(700)) * time.Millisecond):
+			d.kill()
+			d.launch()
+			kills++
+		}
+	}
+	hold("run", p, err)
+	q, err := b.Verify(ctx(t))
+	hold("verify", q, err)
+	t.Logf("%d kills, %d operations in %.1f s", kills, p.Operations, p.ElapsedSeconds)
+	if kills < 2 || p.Operations < 1000 {
+		t.Errorf("%d kills, %d operations: too few to say anything", kills, p.Operations)
+	}
+}
+
+// TestKeysAndBlocksShareADrive: hosts that retrieve values and hosts that read blocks have the drive by their
+// weights, whatever they ask for.
+func TestKeysAndBlocksShareADrive(t *testing.T) {
+	if raceEnabled {
+		t.Skip("under the race detector processors are the bottleneck, not the drive; the shares are those of the plain build")
+	}
+	for _, c := range []struct{ keys, blocks int }{{1, 1}, {3, 1}} {
+		t.Run(fmt.Sprintf("%d-%d", c.keys, c.blocks), func(t *testing.T) {
+			want := float64(c.keys) / float64(c.keys+c.blocks)
+			// A machine that is busy with something else does not keep the drive busy: then it is tried again.
+			for attempt := 1; ; attempt++ {
+				got := shareOfKeys(t, c.keys, c.blocks)
+				t.Logf("keys had %.1f %% of the drive, by weight %.1f %%", 100*got, 100*want)
+				if math.Abs(got-want) <= 0.1*want {
+					return
+				}
+				if attempt == 4 {
+					t.Fatalf("keys had %.1f %% of the drive, want %.1f", 100*got, 100*want)
+				}
+			}
+		})
+	}
+}
+
+// shareOfKeys is the part of a drive's time that a host has that retrieves values, beside one that reads
+// blocks, by their weights. They keep the drive busy without credits: there are always commands of both that wait at it.
+func shareOfKeys(t *testing.T, keysWeight, blocksWeight int) float64 {
+	t.Helper()
+	s := kvSetup("  - {name: ssd0, backend: model, preset: dct983, condition: clean, size: 128MiB, slowdown: 60}\n")
+	s.tenants = tenant("keys", hostA, fmt.Sprintf(", weight: %d", keysWeight)) + tenant("blocks", hostB, fmt.Sprintf(", weight: %d", blocksWeight))
+	d := start(t, s)
+	oa, ob := d.options(hostA, nqnA), d.options(hostB, nqnA)
+	oa.Credits, ob.Credits = client.CreditsOff, client.CreditsOff
+	keys := openKV(t, d.connect(oa), 2)
+	blocks := d.namespace(ob, 1)
+	const values, workers = 4000, 64 // all over the flash
+	var all sync.WaitGroup
+	for w := range workers {
+		all.Go(func() {
+			for i := w; i < values; i += workers {
+				if err := keys.Put(ctx(t), fmt.Appendf(nil, "%d", i), make([]byte, 3000)); err != nil {
+					t.Error(err)
+					return
+				}
+			}
+		})
+	}
+	all.Wait()
+	stop, cancel := context.WithCancel(context.Background())
+	for w := range workers {
+		all.Go(func() {
+			for i := w * 61; stop.Err() == nil; i += 611 {
+				if _, err := keys.Value(stop, fmt.Appendf(nil, "%d", i%values)); err != nil && stop.Err() == nil {
+					t.Error(err)
+				}
+			}
+		})
+		all.Go(func() {
+			b := make([]byte, 4096)
+			for i := w * 61; stop.Err() == nil; i += 611 {
+				if _, err := blocks.ReadAt(stop, b, int64(i%4000)*4096); err != nil && stop.Err() == nil {
+					t.Error(err)
+				}
+			}
+		})
+	}
+	pass(time.Second)
+	before := [2]float64{d.metric("jbof_scheduler_device_seconds_total", "tenant", "keys"), d.metric("jbof_scheduler_device_seconds_total", "tenant", "blocks")}
+	pass(2 * time.Second)
+	a := d.metric("jbof_scheduler_device_seconds_total", "tenant", "keys") - before[0]
+	b := d.metric("jbof_scheduler_device_seconds_total", "tenant", "blocks") - before[1]
+	cancel()
+	all.Wait()
+	return a / (a + b)
+}
