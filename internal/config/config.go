@@ -195,8 +195,8 @@ type Namespace struct {
 type KV struct {
 	// Durability is what a reply to a write means: it survives a loss of power (device: by the drive's nature, with writes through its cache if that is volatile), or it may be lost with the power (none).
 	Durability string `yaml:"durability" default:"device" oneof:"device|none"`
-	// KeysPerSegment is how many keys share an entry of 5 bytes in memory, on average. More keys take less memory and make writes longer: 14 is 0.36 bytes a key, 21 is 0.24.
-	KeysPerSegment int `yaml:"keys_per_segment" default:"14" min:"1" max:"256"`
+	// KeysPerSegment is how many keys share an entry of 5 bytes in memory, on average. More keys take less memory and make writes longer: 13 is 0.39 bytes a key, 21 is 0.24.
+	KeysPerSegment int `yaml:"keys_per_segment" default:"13" min:"1" max:"256"`
 	// Requests is how many commands are in progress at once; more wait, by tenant.
 	Requests int `yaml:"requests" default:"256" min:"1" max:"32768"`
 	// GroupBytes is the size at which small values and index segments that came together are written.

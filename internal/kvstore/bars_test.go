@@ -165,6 +165,7 @@ func TestServingAllocatesNothing(t *testing.T) {
 
 // TestWhatAPartitionHolds: the share of the partition that is user bytes when no more fits, and the DRAM.
 func TestWhatAPartitionHolds(t *testing.T) {
+	plainOnly(t)
 	for _, c := range []struct {
 		value int
 		least float64
@@ -241,6 +242,7 @@ func written(tb testing.TB, cfg Config, fill float64, value int, warm, measured 
 }
 
 func TestWriteAmplification(t *testing.T) {
+	plainOnly(t)
 	t.Logf("-seed %d", *seed)
 	for _, c := range []struct{ fill, most, warm float64 }{{0.45, 2.06, 2}, {0.65, 3.3, 1}, {0.75, 5.6, 1}, {0.85, 20, 0.3}} {
 		// A 512th of it is a chunk, as of partitions of 1 GiB; but the smaller chunks lose more at their ends, and it

@@ -65,6 +65,7 @@ func (m *model) again(seed uint64) *model {
 // TestACrashAtEveryWrite repeats a history with a crash one write later each time, goes on, and crashes again: in the midst of
 // opening, or soon after.
 func TestACrashAtEveryWrite(t *testing.T) {
+	plainOnly(t)
 	seed := seeds(t)
 	base := prepared(t, seed)
 	whole := base.again(seed)
@@ -123,6 +124,7 @@ func (m *model) dieOpening() {
 
 // TestRecoveryAfterRecovery crashes again and again and counts what is lost of the space.
 func TestRecoveryAfterRecovery(t *testing.T) {
+	plainOnly(t)
 	seed := seeds(t)
 	for round := range uint64(times(3)) {
 		s := seed + round

@@ -10,6 +10,7 @@ import (
 	"slices"
 	"testing"
 
+	"jbofd/internal/buildtags"
 	"jbofd/internal/kvstore"
 	"jbofd/internal/kvstore/format"
 	"jbofd/internal/pipeline"
@@ -809,5 +810,14 @@ func sizes(rng *rand.Rand, most int) func() int {
 			return rng.IntN(most + 1)
 		}
 		return min(most, s[rng.IntN(len(s))])
+	}
+}
+
+// plainOnly skips a test under the race detector, which makes it ten times slower and finds nothing in a machine of one goroutine. The plain
+// build runs it.
+func plainOnly(t *testing.T) {
+	t.Helper()
+	if buildtags.Race {
+		t.Skip("the plain build runs it")
 	}
 }

@@ -9,6 +9,7 @@ import (
 	"slices"
 	"testing"
 
+	"jbofd/internal/buildtags"
 	"jbofd/internal/kvstore/chunks"
 	"jbofd/internal/kvstore/format"
 	"jbofd/internal/pipeline"
@@ -498,5 +499,14 @@ func (m *model) audit(exact bool) {
 	}
 	if exact && objects != s.objects {
 		m.t.Fatalf("%d objects, want %d", s.objects, objects)
+	}
+}
+
+// plainOnly skips a test under the race detector, which makes it ten times slower and finds nothing in a machine of one goroutine. The plain
+// build runs it.
+func plainOnly(t *testing.T) {
+	t.Helper()
+	if buildtags.Race {
+		t.Skip("the plain build runs it")
 	}
 }

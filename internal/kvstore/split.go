@@ -45,10 +45,10 @@ func (s *Store) grow() {
 		}
 		writers += s.segs[i].waiting.n
 	}
-	if sp.broken && writers == 0 {
+	switch {
+	case sp.broken && writers == 0:
 		return
-	}
-	if !sp.made {
+	case !sp.made:
 		s.makeNewborn()
 	}
 	sp.writing, sp.ended, sp.failed, sp.again = true, 0, OK, false
@@ -131,9 +131,7 @@ func (s *Store) splitsDone() {
 		s.release(i)
 	}
 	for _, i := range done.dst[:done.n] {
-		if s.segs[i].waiting.n == 0 {
-			s.consider(i)
-		}
+		s.consider(i)
 	}
 }
 

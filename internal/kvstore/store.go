@@ -345,8 +345,7 @@ func (s *Store) adopt(image *recovery.Image) error {
 // restless is kept free for the key log besides: each change writes all keys of a segment again, so a key log that fills its chunks could not
 // even take Deletes.
 func (s *Store) restless() int64 {
-	const item = format.ItemHeaderBytes + format.MaxKey
-	return (s.objects*item + int64(s.tbl.Len())*format.SegmentHeaderBytes) * 2 / 5
+	return (s.objects*(format.ItemHeaderBytes+format.MaxKey) + int64(s.tbl.Len())*format.SegmentHeaderBytes) * 2 / 5
 }
 
 // setNeed sets what is kept back: chunks for a checkpoint of the table as it is now and a chunk's more,

@@ -65,6 +65,7 @@ func TestCrashAtAnyWrite(t *testing.T) {
 }
 
 func TestCrashAtEveryWriteOfAHistory(t *testing.T) {
+	plainOnly(t)
 	t.Logf("-seed %d", *seed)
 	// The same history each time, with a crash one write later. It begins where compaction does.
 	base := newRig(t, *seed, small())
@@ -94,6 +95,7 @@ func TestCrashAtEveryWriteOfAHistory(t *testing.T) {
 }
 
 func TestAnyIOMayFail(t *testing.T) {
+	plainOnly(t)
 	t.Logf("-seed %d", *seed)
 	for round := range uint64(6) {
 		r := newRig(t, *seed+round, small())

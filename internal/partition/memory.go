@@ -22,7 +22,7 @@ const (
 	// objects of the least length in the partition, by KeysPerSegment.
 	segmentEntryBytes = 5
 	leastObjectBytes  = 32
-	keysPerSegment    = 14
+	keysPerSegment    = 13
 )
 
 // segTblBytes is how long the segment table of a partition can become.
