@@ -132,7 +132,7 @@ func (w *Walk) piece() int { return min(PieceBytes, int(w.pool.Bytes())-w.base-w
 
 // Read ends the read of a Piece.
 func (w *Walk) Read(ok bool) {
-	w.Reading = false
+	w.Reading, w.hungry = false, false // the record may be whole now
 	if ok {
 		w.have += w.piece()
 	} else {
