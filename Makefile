@@ -3,7 +3,7 @@ GO       ?= go
 VERSION  ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo dev)
 TAGS     ?=
 # A number of runs, not a time: Go reports a fuzzer that its time interrupts as failed now and then.
-FUZZTIME ?= 60000x
+FUZZTIME ?= 100000x
 CONFIG   ?=
 COMMANDS := jbofd jbofctl jbofbench
 

@@ -76,7 +76,7 @@ type Queue struct {
 	err     error
 	slots   []slot
 	free    []uint16 // slots at rest
-	todo    []uint16 // slots whose command is to be sent, in order
+	unsent  []uint16 // slots whose command is to be sent, in order
 	// later are slots whose command had a status of a passing nature; it is to be sent again when
 	// due.
 	later []uint16
@@ -126,7 +126,7 @@ func (n *Namespace) OpenQueue(ctx context.Context) (*Queue, error) {
 	depth := qp.Depth()
 	q := &Queue{
 		n: n, base: time.Now(), retries: min(n.c.Options().MaxRetries, 255), qp: qp, live: qp, opened: make(chan opened, 1),
-		slots: make([]slot, depth), free: make([]uint16, depth), todo: make([]uint16, 0, depth), later: make([]uint16, 0, depth), ready: make([]Result, 0, depth),
+		slots: make([]slot, depth), free: make([]uint16, depth), unsent: make([]uint16, 0, depth), later: make([]uint16, 0, depth), ready: make([]Result, 0, depth),
 		cmds: make([]client.Command, depth), comps: make([]client.Completion, depth),
 	}
 	for i := range q.free {
@@ -163,7 +163,7 @@ func (q *Queue) Submit(ops []Op) (n int, err error) { // hot: 0 allocs
 		if err = s.op.Start(space, o.Kind, o.Key, o.Value); err == nil {
 			q.free = q.free[:len(q.free)-1]
 			s.tag, s.busy, s.tries = o.Tag, true, 0
-			q.todo = append(q.todo, i)
+			q.unsent = append(q.unsent, i)
 			n++
 		}
 	}
@@ -176,22 +176,22 @@ func (q *Queue) Submit(ops []Op) (n int, err error) { // hot: 0 allocs
 
 // flush sends what is to be sent, as far as the queue pair takes it.
 func (q *Queue) flush() { // hot: 0 allocs
-	for len(q.todo) > 0 && q.qp != nil {
-		for k, i := range q.todo {
+	for len(q.unsent) > 0 && q.qp != nil {
+		for k, i := range q.unsent {
 			q.cmds[k] = q.slots[i].op.Cmd
 			q.cmds[k].Tag = uint64(i)
 		}
-		n, err := q.qp.Submit(q.cmds[:len(q.todo)])
-		for k, i := range q.todo[:n] {
+		n, err := q.qp.Submit(q.cmds[:len(q.unsent)])
+		for k, i := range q.unsent[:n] {
 			q.slots[i].sent = true
 			q.cmds[k].Data = nil
 		}
 		bad := errors.Is(err, client.ErrInvalid)
 		if bad {
-			q.finish(q.todo[n], err)
+			q.finish(q.unsent[n], err)
 			n++
 		}
-		q.todo = q.todo[:copy(q.todo, q.todo[n:])]
+		q.unsent = q.unsent[:copy(q.unsent, q.unsent[n:])]
 		if err != nil && !bad {
 			q.lose(err)
 		}
@@ -271,7 +271,7 @@ func (q *Queue) sendLater(left time.Duration) time.Duration { // hot: 0 allocs
 	}
 	until := q.due - time.Since(q.base)
 	if until <= 0 {
-		q.todo = append(q.todo, q.later...)
+		q.unsent = append(q.unsent, q.later...)
 		q.later = q.later[:0]
 		q.flush()
 		return left
@@ -299,7 +299,7 @@ func (q *Queue) step(dst []Result, comps []client.Completion) (n int) { // hot: 
 			continue
 		}
 		if !s.op.Step(space, &comps[k]) {
-			q.todo = append(q.todo, i)
+			q.unsent = append(q.unsent, i)
 			continue
 		}
 		dst[n] = Result{Tag: s.tag, Kind: s.op.Kind(), Size: s.op.Size, Err: s.op.Err}
@@ -330,7 +330,7 @@ func (q *Queue) lose(err error) {
 		}
 		s.sent = false
 		if s.op.MayRepeat() {
-			q.todo = append(q.todo, uint16(i))
+			q.unsent = append(q.unsent, uint16(i))
 		} else {
 			q.finish(uint16(i), fmt.Errorf("%s: %w", s.op.Kind(), err))
 		}
