@@ -54,9 +54,9 @@ func (s *Store) checkpointDue() bool {
 	if s.stopping {
 		return !s.stopped && s.quiet()
 	}
-	short := s.pool.Free < s.reserve+3
+	short := s.pool.Free < s.budget.Reserve()+3
 	return c.wanted || c.keyBytes >= interval || s.failures != c.covered ||
-		short && s.pool.Spent >= 2*s.need || s.pool.Spent > 0 && (s.gated.n > 0 || s.logs[keyLog].starved || s.logs[movedLog].starved || s.logs[userLog].starved || short && s.compact.nothing)
+		short && s.pool.Spent >= 2*s.budget.Need || s.pool.Spent > 0 && (s.dirty.n > 0 || s.logs[keyLog].starved || s.logs[movedLog].starved || s.logs[userLog].starved || short && s.compact.nothing)
 }
 
 // checkpointStep begins or continues a checkpoint.
@@ -72,7 +72,7 @@ func (s *Store) checkpointStep() {
 	switch c.stage {
 	case ckptIdle:
 		s.setNeed()
-		if !s.checkpointDue() || s.pool.Free < s.need-1 {
+		if !s.checkpointDue() || s.pool.Free < s.budget.Need-1 {
 			return
 		}
 		c.stage = ckptBarrier

@@ -38,11 +38,11 @@ type compactState struct {
 	grouped int
 	// noRoom: a live value waits for a group.
 	noRoom bool
+	// blocked: a segment waits for place in the key log.
+	blocked bool
 	// nothing: it stands still, because there is no chunk worth it. futile counts chunks in a row that were emptied without
 	// space won; most is the most headroom since then.
 	nothing bool
-	// noKeys: space is scarce, and there is none to be won in the key log.
-	noKeys bool
 	// believed until resumeNS, or until enough has died.
 	futile   int
 	most     int64
@@ -57,9 +57,7 @@ type compactState struct {
 func (s *Store) headroom() int64 {
 	n := int64(s.pool.Free+s.pool.Spent) * s.cfg.ChunkBytes
 	for l := range s.logs {
-		if log := &s.logs[l]; log.chunk != nobody {
-			n += s.cfg.ChunkBytes - log.tail
-		}
+		n += s.rest(l)
 	}
 	for i := range s.compact.slots {
 		if sl := &s.compact.slots[i]; sl.busy && !sl.scrub {
@@ -69,29 +67,19 @@ func (s *Store) headroom() int64 {
 	return n
 }
 
-// marks says between which headrooms the store lives: below high there is compaction, the more the less there
-// is; at low, Puts wait for it. Both lie above the reserve, by a few chunks, but by not
-// more than a part of what could be won at all.
-func (s *Store) marks() (low, high int64) {
-	reserve := int64(s.need+5) * s.cfg.ChunkBytes
-	band := int64(max(3, len(s.pool.Chunks)/200)) * s.cfg.ChunkBytes
-	band = max(0, min(band, (int64(len(s.pool.Chunks))*s.cfg.ChunkBytes-reserve-s.pool.Live)/4))
-	return reserve + band/3, reserve + band
-}
-
 // outrun reports that Puts have to wait for compaction.
 func (s *Store) outrun() bool {
-	low, _ := s.marks()
+	low, _ := s.budget.Marks()
 	return s.headroom() <= low
 }
 
 // compactStep begins or continues.
 func (s *Store) compactStep() {
 	c := &s.compact
-	low, high := s.marks()
+	low, high := s.budget.Marks()
 	room := s.headroom()
 	most, slots := 0, 0
-	starved := s.scarce() || s.logs[keyLog].starved || s.logs[userLog].starved || s.logs[movedLog].starved
+	starved := c.blocked || s.budget.Scarce() || s.logs[keyLog].starved || s.logs[userLog].starved || s.logs[movedLog].starved
 	switch {
 	case s.stopping:
 	case room < high:
@@ -122,8 +110,8 @@ func (s *Store) compactStep() {
 // startVictims sees to it that so many chunks are being emptied, if there are that many worth it.
 func (s *Store) startVictims(want int) {
 	c := &s.compact
-	c.nothing, c.noKeys = false, false
-	if s.scarce() && want > 0 {
+	c.nothing = false
+	if s.budget.Scarce() && want > 0 {
 		// One of the key log, for which there is room, and no more.
 		want = c.values + 1
 	}
@@ -132,19 +120,15 @@ func (s *Store) startVictims(want int) {
 	}
 	if s.now < c.retryNS {
 		s.wake(c.retryNS)
-		c.nothing, c.noKeys = c.keys+c.values == 0, s.scarce() && c.keys == 0
+		c.nothing = c.keys+c.values == 0
 		return
 	}
-	if c.futile > futileMost && (s.now >= c.resumeNS || s.pool.Live+s.cfg.ChunkBytes/8 < c.live) {
+	if c.futile > futileMost && (c.blocked || s.now >= c.resumeNS || s.pool.Live+s.cfg.ChunkBytes/8 < c.live) {
 		s.hopeful()
 	}
 	for i := range c.slots {
 		sl := &c.slots[i]
-		if c.keys+c.values >= want {
-			break
-		}
-		if c.futile > futileMost {
-			c.noKeys = s.scarce() && c.keys == 0
+		if c.keys+c.values >= want || c.futile > futileMost {
 			break
 		}
 		if sl.scrub {
@@ -153,13 +137,7 @@ func (s *Store) startVictims(want int) {
 		if sl.busy {
 			continue
 		}
-		keysOnly := c.values >= len(c.slots)-1
-		v := s.pool.Choose(s.weights(), keysOnly || s.scarce())
-		if v == nobody && s.scarce() {
-			if c.noKeys = c.keys == 0; c.noKeys && !keysOnly {
-				v = s.pool.Choose(s.weights(), false)
-			}
-		}
+		v := s.chooseVictim()
 		if v == nobody {
 			break
 		}
@@ -174,26 +152,48 @@ func (s *Store) startVictims(want int) {
 	c.nothing = c.keys+c.values == 0
 }
 
-// weights are what it costs to move a live byte. That of a value costs a part of a segment besides. That of a
-// segment need not be moved at all if it is left alone: with each of its keys that changes it dies, so it lives shorter by the number
-// of its keys. Three quarters of that number gave the least writes; from half to all of it makes little difference.
-func (s *Store) weights() chunks.Weights {
-	w := chunks.Weights{Key: int64(s.cfg.KeysPerSegment) * 192, Value: 256, Fill: s.fill()}
-	if values := s.pool.Live - s.pool.KeyLive; values > 0 {
-		// A segment's bytes for each value's.
-		w.Value += min(256*16, int64(s.cfg.KeysPerSegment)*256*s.pool.KeyLive/values)
+// chooseVictim returns the next chunk to empty, or nobody.
+func (s *Store) chooseVictim() int32 {
+	c, w := &s.compact, s.budget.Weights(s.cfg.KeysPerSegment)
+	_, owed := s.owed()
+	keys := c.keys == 0 || s.placeForKeys() > 0
+	values := c.values == 0 || c.values < len(c.slots)-1 && owed+s.budget.Fill <= s.placeForMoved()
+	switch {
+	case s.budget.Scarce():
+		if v := s.pool.Choose(w, chunks.Kinds{Keys: keys}); v != nobody || c.keys > 0 {
+			return v
+		}
+		keys = false
+	case s.budget.Crowded():
+		if v := s.pool.Choose(w, chunks.Kinds{Values: values}); v != nobody || c.values > 0 {
+			return v
+		}
+		values = false
 	}
-	return w
+	return s.pool.Choose(w, chunks.Kinds{Keys: keys, Values: values})
+}
+
+// owed is what is still to be moved of the chunks that are being emptied.
+func (s *Store) owed() (keys, values int64) {
+	for i := range s.compact.slots {
+		sl := &s.compact.slots[i]
+		switch {
+		case !sl.busy || sl.scrub:
+		case sl.Key:
+			keys += int64(s.pool.Chunks[sl.Chunk].Live)
+		default:
+			values += int64(s.pool.Chunks[sl.Chunk].Live)
+		}
+	}
+	return keys, values
 }
 
 // walk goes on with a victim; not more than most records are to be in progress.
 func (s *Store) walk(sl *slot, most int) {
 	c := &s.compact
-	idle := c.running == 0
 	for !sl.Failed && c.running < most && s.freeInt.n > 0 {
-		// What moves a value writes to the key log, which needs room to be emptied itself. If it cannot, there is
-		// room for as many as are moved together, and that may make it worth emptying.
-		if !sl.Key && s.pool.Free <= s.need+2 && !(c.noKeys && idle) {
+		// What moves a value writes to the key log, and that may have to be emptied before.
+		if !sl.Key && (s.freeInt.n <= moves/4 || s.placeForKeys() <= 0) {
 			break
 		}
 		rec, offset, sound := sl.Next()
@@ -329,12 +329,20 @@ func (s *Store) unstick(before uint64) {
 		s.wake(s.compact.retryNS)
 		return
 	}
-	if len(s.ios) != len(s.freeIO) || s.progress+s.pool.Changes != before || s.dirty.n > 0 && s.room(keyLog) || s.pool.Spent > 0 || s.ckpt.stage != ckptIdle {
+	if len(s.ios) != len(s.freeIO) || s.progress+s.pool.Changes != before || s.pool.Spent > 0 || s.ckpt.stage != ckptIdle {
 		return
 	}
 	for l := range s.logs {
 		if s.logs[l].starved {
 			s.failSealed(l, CapacityExceeded)
 		}
+	}
+	for n := s.dirty.n; s.compact.blocked && n > 0; n-- {
+		i := s.dirty.first
+		s.dirty.first, s.segs[i].dirty = s.segs[i].next, false
+		s.dirty.n--
+		s.failReady(i, CapacityExceeded)
+		s.consider(i)
+		s.progress++
 	}
 }

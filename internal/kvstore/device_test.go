@@ -475,9 +475,7 @@ type model struct {
 	// ops are drawn from.
 	ops []kvstore.Op
 	// tolerant: what is damaged may be said to be.
-	tolerant bool
-	// starved: there may be no checkpoints, and so no room.
-	starved                     bool
+	tolerant                    bool
 	done, full, failed, damaged int
 }
 
@@ -631,7 +629,7 @@ func (m *model) check(p kvstore.Reply) {
 		h.events = slices.Delete(h.events, at, at+1)
 	case kvstore.CapacityExceeded:
 		m.full++
-		if q.op == kvstore.Delete && !m.starved {
+		if q.op == kvstore.Delete {
 			fail("a Delete for want of room")
 		}
 		h.events = slices.Delete(h.events, at, at+1)
@@ -642,6 +640,12 @@ func (m *model) check(p kvstore.Reply) {
 	default:
 		fail("wrong status")
 	}
+}
+
+// exists reports whether a key, of which no request is in progress, is there.
+func (m *model) exists(key int) bool {
+	may := m.keys[key].possible(m.clock, m.clock, false)
+	return len(may) == 1 && may[0].size != absent
 }
 
 // random runs n random requests, up to depth of them at once, and waits for them unless the program dies.

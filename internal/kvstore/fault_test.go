@@ -20,7 +20,6 @@ func TestAnyIOMayFailAtAnyTime(t *testing.T) {
 		s := seed + round
 		r := newRig(t, s, variant(s, 32))
 		m := newModel(r, []int{60, 500, 700, 4}[round%4], sizes(r.rng, 20000))
-		m.starved = true // it is small, and full at times
 		m.random(3000, 32)
 		for range 6 {
 			p := []float64{0.01, 0.1, 0.5, 1}[r.rng.IntN(4)]

@@ -30,17 +30,8 @@ type logState struct {
 	open         int32
 	sealed, free list
 	inflight     int
-}
-
-// fill is how many bytes of records make a chunk full if groups are: each ends with padding, half a block or, if it is long enough to
-// choose where to end (full), less.
-func (s *Store) fill() int64 {
-	group, block := int64(s.cfg.GroupBytes), int64(s.cfg.BlockSize)
-	padding := block / 2
-	if group >= 16*block {
-		padding = block / 4
-	}
-	return (s.cfg.ChunkBytes - block) * group / (group + padding)
+	// pending are the bytes of records in open and sealed.
+	pending int64
 }
 
 // group is a batch of records that are written together.
@@ -110,7 +101,7 @@ func (s *Store) appendValue(l int, i int32, data []byte) {
 	}
 	g.last = i
 	g.used += n
-	s.pending += int64(n)
+	s.logs[l].pending += int64(n)
 	if s.full(g.used) {
 		s.sealGroup(l)
 	}
@@ -141,7 +132,7 @@ func (s *Store) appendSegment(i int32, seg []byte) {
 	}
 	g.last = i
 	g.used += n
-	s.pending += int64(n)
+	s.logs[keyLog].pending += int64(n)
 	if s.full(g.used) {
 		s.sealGroup(keyLog)
 	}
@@ -203,7 +194,7 @@ func (s *Store) place(gi int32, g *group, log *logState, size int64) {
 	g.chunk = log.chunk
 	s.pool.Pin(g.chunk)
 	s.pool.Born(g.chunk, g.used)
-	s.pending -= int64(g.used)
+	log.pending -= int64(g.used)
 	clear(g.buf[g.used:size])
 	if g.log == keyLog {
 		g.version = s.version
@@ -277,7 +268,7 @@ func (s *Store) groupWritten(gi int32, ok bool) {
 func (s *Store) endGroup(gi int32, st Status) {
 	g := &s.groups[gi]
 	if g.chunk == nobody {
-		s.pending -= int64(g.used)
+		s.logs[g.log].pending -= int64(g.used)
 	}
 	if g.log == keyLog {
 		for i := g.first; i != nobody; {
@@ -308,27 +299,43 @@ func (s *Store) considerWriter(i int32) {
 	s.consider(at)
 }
 
-// keep is how many free chunks a log must leave. The last ones are for the checkpoint, those before for the key log while it is
-// being emptied, for that needs nothing else to win space.
-func (s *Store) keep(l int) int {
-	switch {
-	case l == userLog:
-		return s.need + 3
-	case l == keyLog && s.compact.keys > 0:
-		return s.need - 1
-	case l == keyLog && s.compact.noKeys:
-		return s.need
-	case s.compact.noKeys:
-		return s.need + 1
+// rest is what is left of a log's open chunk.
+func (s *Store) rest(l int) int64 {
+	if log := &s.logs[l]; log.chunk != nobody {
+		return s.cfg.ChunkBytes - log.tail
 	}
-	return s.need + 2
+	return 0
+}
+
+// placeForMoved is how many bytes of moved values may be written.
+func (s *Store) placeForMoved() int64 {
+	return s.rest(movedLog) + int64(s.budget.Moved())*s.budget.Fill
+}
+
+// placeForKeys is how many bytes may be written to the key log besides what is moved within it. For that, what is to be moved by now
+// and a chunk and a half more are kept: groups do not fill chunks to their ends.
+func (s *Store) placeForKeys() int64 {
+	keys, _ := s.owed()
+	return s.rest(keyLog) + int64(s.budget.Keys())*s.budget.Fill - s.logs[keyLog].pending - keys - s.budget.Fill*3/2
+}
+
+// mayOpen reports whether a log may take a chunk. What gets into groups of the key log has its place.
+func (s *Store) mayOpen(l int) bool {
+	switch l {
+	case keyLog:
+		return s.budget.Keys() > 0
+	case movedLog:
+		return s.budget.Moved() > 0
+	}
+	_, values := s.owed()
+	return s.budget.Moved() > 1 && !s.budget.Crowded() && s.placeForMoved()-s.budget.Fill >= values
 }
 
 // openChunk takes a free chunk for a log and writes its header. Nothing is in the chunk before that is
 // durable, or recovery would not know it.
 func (s *Store) openChunk(l int) {
 	log := &s.logs[l]
-	if s.pool.Free <= s.keep(l) {
+	if !s.mayOpen(l) {
 		log.starved = true
 		return
 	}

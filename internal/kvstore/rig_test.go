@@ -184,7 +184,7 @@ func (r *rig) idle() {
 // state describes a store that is stuck.
 func (r *rig) state() string {
 	s := r.s
-	out := fmt.Sprintf("ios %d, free %d need %d reserve %d, ckpt %d busy %v spent %d retry %d, victims %+v nothing %v futile %d running %d, split %+v, dirty %d", len(s.ios)-len(s.freeIO), s.pool.Free, s.need, s.reserve,
+	out := fmt.Sprintf("ios %d, free %d need %d reserve %d, ckpt %d busy %v spent %d retry %d, victims %+v nothing %v futile %d running %d, split %+v, dirty %d", len(s.ios)-len(s.freeIO), s.pool.Free, s.budget.Need, s.budget.Reserve(),
 		s.ckpt.stage, s.ckpt.busy, s.pool.Spent, s.ckpt.retryNS-r.now, s.compact.slots, s.compact.nothing, s.compact.futile, s.compact.running, s.split, s.dirty.n)
 	for l := range s.logs {
 		log := &s.logs[l]

@@ -209,33 +209,57 @@ func (s *Store) consider(i int32) {
 		want = s.ops[o].ready
 	}
 	if want {
-		a.dirty = true
-		a.next = nobody
-		if s.dirty.n == 0 {
-			s.dirty.first = i
-		} else {
-			s.segs[s.dirty.last].next = i
-		}
-		s.dirty.last = i
-		s.dirty.n++
+		s.setDirty(i)
 	}
 }
 
 // writeSegments lets the ready writers change their segments and puts these into groups of the
-// key log, as far as there are groups.
+// key log, as far as there are groups and there is place. Compaction and splits, which others wait for, always have some.
 func (s *Store) writeSegments() {
-	for s.dirty.n > 0 && s.room(keyLog) {
+	s.compact.blocked = false
+	for n := s.dirty.n; n > 0 && s.room(keyLog); n-- {
 		i := s.dirty.first
 		a := &s.segs[i]
 		s.dirty.first = a.next
 		s.dirty.n--
 		a.dirty = false
-		if a.held {
+		switch {
+		case a.held:
 			// The split got hold of it meanwhile.
-			continue
+		case a.newborn || s.placeForKeys() >= s.mayBecome(a) || s.touched(a):
+			s.change(i)
+		default:
+			s.compact.blocked = true
+			s.setDirty(i)
 		}
-		s.change(i)
 	}
+}
+
+// mayBecome is how long a segment may be when its writers have changed it.
+func (s *Store) mayBecome(a *activeSeg) int64 {
+	return int64(format.Segment(a.buf).LengthBytes() + a.waiting.n*(format.ItemHeaderBytes+format.MaxKey))
+}
+
+// touched reports that compaction waits for a segment to be written.
+func (s *Store) touched(a *activeSeg) bool {
+	for o := a.waiting.first; o != nobody; o = s.ops[o].next {
+		if s.ops[o].kind == opTouch {
+			return true
+		}
+	}
+	return false
+}
+
+// setDirty puts a segment on the list of those to write.
+func (s *Store) setDirty(i int32) {
+	s.segs[i].dirty, s.segs[i].next = true, nobody
+	if s.dirty.n == 0 {
+		s.dirty.first = i
+	} else {
+		s.segs[s.dirty.last].next = i
+	}
+	s.dirty.last = i
+	s.dirty.n++
 }
 
 // change applies the ready writers of a segment, in order, and writes it.

@@ -29,6 +29,7 @@ import (
 	"slices"
 
 	"jbofd/internal/invariants"
+	"jbofd/internal/kvstore/budget"
 	"jbofd/internal/kvstore/chunks"
 	"jbofd/internal/kvstore/format"
 	"jbofd/internal/kvstore/lookup"
@@ -107,6 +108,9 @@ type Request struct {
 	Key []byte
 	// Value of a Put is copied by Submit; that of a Get belongs to the Store until the Reply.
 	Value []byte
+	// Room, if set, is asked for memory by a Get whose Value is too short, as soon as the value's length is known: it returns as much as
+	// is wanted of it. With nil the Request ends, OK and without the value.
+	Room func(length int) []byte
 	// Tenant comes back in the I/Os.
 	Tenant uint32
 }
@@ -211,7 +215,6 @@ type Store struct {
 	freeSeg int32
 	table   []int32 // heads of chains of active segments, by number
 	dirty   list    // active segments to be written
-	gated   list    // writers without a value that wait for compaction, by nextValue
 
 	// reads are Get, Exist and List.
 	reads *lookup.Machine
@@ -219,14 +222,10 @@ type Store struct {
 	ios    []ioRef
 	freeIO []uint32
 
-	pool *chunks.Pool
-	// reserve are the chunks that are not for Puts, need those of them for a checkpoint.
-	reserve, need int
-	// pending are the bytes of records in groups that have no place yet. Puts are refused when
-	// they and the live ones would become more than limit.
-	pending, limit int64
-	logs           [numLogs]logState
-	groups         []group
+	pool   *chunks.Pool
+	budget budget.Budget
+	logs   [numLogs]logState
+	groups []group
 
 	// super is the superblock as it was last written or read.
 	super   []byte
@@ -254,7 +253,7 @@ func New(cfg Config) (*Store, error) {
 	s := &Store{cfg: cfg, out: &Actions{}, opening: &openState{}}
 	total := cfg.Requests + moves
 	s.ops = make([]op, total)
-	s.freeOps, s.freeInt, s.dirty, s.gated = emptyList, emptyList, emptyList, emptyList
+	s.freeOps, s.freeInt, s.dirty = emptyList, emptyList, emptyList
 	for i := range s.ops {
 		s.ops[i].next = nobody
 		if i < cfg.Requests {
@@ -303,10 +302,11 @@ func (s *Store) adopt(image *recovery.Image) error {
 	s.tbl, s.pool, s.objects, s.version, s.unbroken = image.Table, image.Pool, image.Objects, image.Version, image.Version
 	s.ckpt.chunks = image.Checkpoint
 	c.GroupBytes = min(c.GroupBytes, int(c.ChunkBytes/4))
+	s.budget = budget.Of(s.pool, c.GroupBytes, c.BlockSize)
 	s.setNeed()
-	n := len(s.pool.Chunks)
-	if n < 2*s.reserve || n < 24 {
-		return fmt.Errorf("%w: a partition of %d bytes has %d chunks of %d, want at least %d", ErrPartition, c.PartitionBytes, n, c.ChunkBytes, max(24, 2*s.reserve))
+	n, reserve := len(s.pool.Chunks), s.budget.Reserve()
+	if n < 2*reserve || n < 24 {
+		return fmt.Errorf("%w: a partition of %d bytes has %d chunks of %d, want at least %d", ErrPartition, c.PartitionBytes, n, c.ChunkBytes, max(24, 2*reserve))
 	}
 	// A group has room for a record that follows the one that fills it.
 	valueGroup := format.RoundUp(c.GroupBytes+format.ValueBytes(s.MaxValueBytes()), format.SuperblockBytes)
@@ -342,23 +342,8 @@ func (s *Store) adopt(image *recovery.Image) error {
 	return nil
 }
 
-// restless is kept free for the key log besides: each change writes all keys of a segment again, so a key log that fills its chunks could not
-// even take Deletes.
-func (s *Store) restless() int64 {
-	return (s.objects*(format.ItemHeaderBytes+format.MaxKey) + int64(s.tbl.Len())*format.SegmentHeaderBytes) * 2 / 5
-}
-
-// setNeed sets what is kept back: chunks for a checkpoint of the table as it is now and a chunk's more,
-// and the ends of the logs that compaction writes.
-func (s *Store) setNeed() {
-	chunks := len(s.pool.Chunks)
-	stream := int64(format.SummaryBytes + chunks*format.ChunkEntryBytes + len(s.tbl.Bytes()))
-	pages := (stream + format.PagePayloadBytes - 1) / format.PagePayloadBytes
-	per := (s.cfg.ChunkBytes - int64(s.cfg.BlockSize)) / format.PageBytes
-	s.need = int((pages+per-1)/per) + 1
-	s.reserve = s.need + 7
-	s.limit = int64(chunks-s.reserve) * s.fill() / 1000 * 965
-}
+// setNeed tells the budget how long a checkpoint of the table as it is now will be.
+func (s *Store) setNeed() { s.budget.SetNeed(len(s.tbl.Bytes())) }
 
 // MaxValueBytes is the longest value that the partition takes: 1 MiB, less only if its chunks
 // have less than 2 MiB.
@@ -425,14 +410,17 @@ func (s *Store) Submit(r *Request) bool {
 		return true
 	case r.Op != Put && r.Op != Delete:
 		op := [...]lookup.Op{Get: lookup.Get, Exist: lookup.Exist, List: lookup.List}[r.Op]
-		return s.reads.Begin(&lookup.Request{Op: op, Tag: r.Tag, Tenant: r.Tenant, Key: r.Key, Value: r.Value})
+		return s.reads.Begin(&lookup.Request{Op: op, Tag: r.Tag, Tenant: r.Tenant, Key: r.Key, Value: r.Value, Room: r.Room})
 	case s.freeOps.n == 0:
 		return false
 	}
 	if r.Op == Put {
 		// What the value and its part of a segment will take, at most.
 		need := int64(format.ValueBytes(len(r.Value)) + format.ItemHeaderBytes + len(r.Key))
-		if s.pool.Live+s.pending+need+s.restless() > s.limit {
+		for l := range s.logs {
+			need += s.logs[l].pending
+		}
+		if s.pool.Live+need+budget.Spare(s.objects, int64(s.tbl.Len())) > s.budget.Limit {
 			s.answer(r.Tag, CapacityExceeded, 0)
 			return true
 		}
@@ -452,8 +440,6 @@ func (s *Store) Submit(r *Request) bool {
 		o.valueLen = uint32(len(r.Value))
 		s.stats.UserBytes += int64(len(r.Value))
 		s.appendValue(userLog, i, r.Value)
-	case s.tight():
-		s.gate(i)
 	default:
 		o.ready = true
 	}
@@ -512,13 +498,12 @@ func (s *Store) Turn(nowNS int64, out *Actions) {
 			s.checkpointStep()
 			s.compactStep()
 			s.scrubStep()
-			s.openGate()
 			s.writeSegments()
 			for l := range s.logs {
 				s.pump(l)
 			}
 			s.unstick(before)
-			again = s.progress+s.pool.Changes != before || s.dirty.n > 0 && s.room(keyLog)
+			again = s.progress+s.pool.Changes != before
 		}
 	}
 	s.out = own

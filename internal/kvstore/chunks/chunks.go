@@ -51,8 +51,9 @@ type Pool struct {
 	Chunks []Chunk
 	// Free and Spent count the chunks of these states.
 	Free, Spent int
-	// Live is the sum of all chunks' live bytes, KeyLive of those of the key log.
+	// Live is the sum of all chunks' live bytes, KeyLive of those of the key log, which are KeyChunks.
 	Live, KeyLive int64
+	KeyChunks     int
 	// LastEpoch is that of the chunk taken last.
 	LastEpoch uint32
 	// KeyEpoch: the chunks of the key log from this epoch on are what recovery reads.
@@ -120,6 +121,9 @@ func (p *Pool) Take(kind format.Kind) int32 {
 	p.Free--
 	p.LastEpoch++
 	p.Chunks[i] = Chunk{Epoch: p.LastEpoch, State: Open, Kind: kind}
+	if kind == format.KeyLog {
+		p.KeyChunks++
+	}
 	return i
 }
 
@@ -192,6 +196,9 @@ func (p *Pool) count(i int32, n int64) {
 }
 
 func (p *Pool) free(i int32) {
+	if p.Chunks[i].Kind == format.KeyLog {
+		p.KeyChunks--
+	}
 	p.Chunks[i] = Chunk{Epoch: p.Chunks[i].Epoch, State: Free, Live: uint32(p.freeList)}
 	p.freeList = i
 	p.Free++
@@ -226,8 +233,11 @@ func (p *Pool) EndCheckpoint(done bool) {
 // Settle ends the reading of a pool from an SSD, which has set Epoch, Live, Kind and State (Free, Open or Sealed) of the
 // chunks and nothing else.
 func (p *Pool) Settle() {
-	p.Free, p.Live, p.KeyLive, p.freeList = 0, 0, 0, none
+	p.Free, p.Live, p.KeyLive, p.KeyChunks, p.freeList = 0, 0, 0, 0, none
 	for i := len(p.Chunks) - 1; i >= 0; i-- {
+		if p.Chunks[i].Kind == format.KeyLog {
+			p.KeyChunks++
+		}
 		if p.Chunks[i].State == Free {
 			p.free(int32(i))
 		} else {
@@ -250,9 +260,12 @@ const lookAt = 8192
 // its size, because groups end with padding.
 type Weights struct{ Key, Value, Fill int64 }
 
+// Kinds says which chunks may be chosen.
+type Kinds struct{ Keys, Values bool }
+
 // Choose takes the sealed chunk that costs least for each byte won as a victim, or none (-1) if there is nothing to
 // win.
-func (p *Pool) Choose(w Weights, keysOnly bool) int32 {
+func (p *Pool) Choose(w Weights, of Kinds) int32 {
 	best, least := int32(none), 0.0
 	i := p.look
 	for range min(lookAt, len(p.Chunks)) {
@@ -260,12 +273,12 @@ func (p *Pool) Choose(w Weights, keysOnly bool) int32 {
 			i = 0
 		}
 		c := &p.Chunks[i]
-		cost := w.Value * int64(c.Live)
+		cost, may := w.Value*int64(c.Live), of.Values
 		if c.Kind == format.KeyLog {
-			cost = w.Key * int64(c.Live)
+			cost, may = w.Key*int64(c.Live), of.Keys
 		}
 		won := w.Fill - int64(c.Live)
-		if c.State != Sealed || c.Pins > 0 || won < p.Bytes()/leastWon || keysOnly && c.Kind != format.KeyLog {
+		if c.State != Sealed || c.Pins > 0 || won < p.Bytes()/leastWon || !may {
 			continue
 		}
 		if each := float64(cost) / float64(won); best == none || each < least {

@@ -47,6 +47,9 @@ type Request struct {
 	Tenant uint32
 	Key    []byte
 	Value  []byte
+	// Room, if set, is asked for the memory of a value that Value is too short for, when its length is known and
+	// before it is read: a Get need not bring any. Without an answer the Request ends as Found, and nothing is copied.
+	Room func(length int) []byte
 }
 
 // Host does for a Machine what it cannot do itself.
@@ -93,6 +96,7 @@ type op struct {
 	hash   uint64
 	// value is where it goes, length its whole length.
 	value  []byte
+	room   func(length int) []byte
 	length uint32
 	// next links it in its list: free, or of those that wait for memory.
 	next int32
@@ -135,7 +139,7 @@ func (m *Machine) Begin(r *Request) bool {
 	o := &m.ops[i]
 	*o = op{
 		kind: r.Op, tag: r.Tag, tenant: r.Tenant, keyLen: uint8(len(r.Key)), hash: format.HashKey(m.HashSeed, r.Key),
-		value: r.Value, buf: o.buf, big: nobody, next: nobody,
+		value: r.Value, room: r.Room, buf: o.buf, big: nobody, next: nobody,
 	}
 	copy(o.key[:], r.Key)
 	if o.kind == List {
@@ -235,6 +239,12 @@ func (m *Machine) lookupRead(i int32) {
 		m.finish(i, Found)
 		return
 	}
+	if o.room != nil && len(o.value) < int(o.length) {
+		if o.value = o.room(int(o.length)); o.value == nil {
+			m.finish(i, Found)
+			return
+		}
+	}
 	o.place = it.ValueOffset()
 	if !m.Pool.Contains(o.place) {
 		m.Host.Damaged(o.entry.Offset(), o.segment, 0)
@@ -268,7 +278,7 @@ func (m *Machine) valueRead(i int32) {
 // finish ends an op.
 func (m *Machine) finish(i int32, r Result) {
 	o := &m.ops[i]
-	o.value = nil
+	o.value, o.room = nil, nil
 	m.giveBack(i)
 	m.Host.Done(o.tag, r, int(o.length))
 	m.push(&m.free, i)
