@@ -103,8 +103,9 @@ type Stats struct {
 	// NoSpace counts those that failed for want of space; Gone those to a device
 	// that vanished.
 	NoSpace, Gone atomic.Int64
-	// Inflight is what is outstanding at the device, Queued what waits before it.
-	Inflight, Queued atomic.Int64
+	// Inflight is what is outstanding at the device, Queued what waits before it, Held the part of that which only waits for
+	// the caps of its tenants.
+	Inflight, Queued, Held atomic.Int64
 	// Aborted counts IOs taken out of the queue; BufferWaits those that had to wait
 	// for a buffer.
 	Aborted, BufferWaits atomic.Int64
@@ -389,6 +390,7 @@ func (o *Owner) turn() {
 	o.setAlarm(now)
 	o.stats.Inflight.Store(int64(o.atDevice))
 	o.stats.Queued.Store(int64(o.pipe.Queued() + o.staged.n + o.blocked.n + o.laneWait.n))
+	o.stats.Held.Store(int64(o.pipe.Held()))
 }
 
 // drainInbox takes what was posted and reports whether there was anything.

@@ -154,6 +154,8 @@ type Pipeline struct {
 	releaseNS int64
 	serial    uint64
 	queued    int
+	// held are those of the queued that caps keep back.
+	held      int
 	inflight  int
 	sampledNS int64
 	sharedNS  int64
@@ -287,6 +289,7 @@ func (p *Pipeline) hold(now int64, ten *tenant, r *request) {
 	class := r.io.Op.Class()
 	r.state, r.next, r.prev = held, noTag, ten.last[class]
 	ten.last[class] = r.io.Tag
+	p.held++
 	if ten.held++; ten.held == 1 {
 		ten.place = len(p.capped)
 		p.capped = append(p.capped, r.io.Tenant)
@@ -313,6 +316,7 @@ func (p *Pipeline) unhold(ten *tenant, r *request) {
 		p.ios[r.next].prev = r.prev
 	}
 	ten.held--
+	p.held--
 }
 
 // readyNS is when the caps let the first held I/O of any class in, on the grid of
@@ -522,6 +526,9 @@ func (p *Pipeline) NextWake(now int64) (at int64, ok bool) {
 
 // Queued is how many I/Os wait to be dispatched.
 func (p *Pipeline) Queued() int { return p.queued }
+
+// Held is how many of those only wait for their tenants' caps.
+func (p *Pipeline) Held() int { return p.held }
 
 // Inflight is how many were dispatched and not completed or paused.
 func (p *Pipeline) Inflight() int { return p.inflight }

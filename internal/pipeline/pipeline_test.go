@@ -196,9 +196,15 @@ func TestHeldIOsGoInTheOrderOfTheirArrival(t *testing.T) {
 	for i := range 30 {
 		p.Enqueue(0, IO{Tag: Tag(i), Tenant: 1, Op: []Op{Read, Write, Flush, Deallocate}[i%4], LenBytes: 4096})
 	}
+	if n := p.Held(); n != 10 || p.Queued() != 30 { // a burst of 20 ms is let in
+		t.Errorf("%d of %d queued are held", n, p.Queued())
+	}
 	var got []Tag
 	for now, ok := int64(0), true; ok; now, ok = p.NextWake(now) {
 		got = p.Dispatch(now, got)
+	}
+	if n := p.Held(); n != 0 {
+		t.Errorf("%d are held in the end", n)
 	}
 	if !slices.IsSorted(got) || len(got) != 30 {
 		t.Errorf("dispatched in the order %v", got)

@@ -9,17 +9,18 @@ import "slices"
 // The drive must be idle otherwise. What is read should hold data: a drive answers
 // reads of blocks that were never written without touching its flash.
 type Calibration struct {
-	phase       int
-	beganNS     int64 // 0: the phase has not begun
-	outstanding int
-	settling    int   // completions before measuringNS
-	measuringNS int64 // 0: not yet
-	completed   int   // since measuringNS
-	lastNS      int64 // the last completion
-	latencySum  int64
-	draining    bool
-	result      [phases]float64 // reads a second
-	latencyNS   int64
+	// phase is what is being measured, round how many times all of it was.
+	phase, round int
+	beganNS      int64 // 0: the phase has not begun
+	outstanding  int
+	settling     int   // completions before measuringNS
+	measuringNS  int64 // 0: not yet
+	completed    int   // since measuringNS
+	lastNS       int64 // the last completion
+	latencySum   int64
+	draining     bool
+	result       [phases][rounds]float64 // reads a second
+	latencyNS    [rounds]float64         // of a lone read
 }
 
 // calibrationPhase is one load.
@@ -40,12 +41,15 @@ const (
 const (
 	smalls, larges = 7, 5
 	phases         = smalls + larges
+	// Each load comes once a round, and the median of the rounds counts: what else the machine does for some milliseconds
+	// is in one of them.
+	rounds = 3
 	// phaseNS is how long a load lasts; the first quarter is not counted. A drive for which that
 	// is short has longer: until all that was outstanding at first is done, and then so many
-	// times as much. Fewer would be a matter of luck.
-	phaseNS   = 20_000_000
+	// times as much.
+	phaseNS   = 7_000_000
 	settleNS  = phaseNS / 4
-	leastPart = 3
+	leastPart = 1
 	// busyPart of the best rate keeps a drive busy.
 	busyPart = 0.97
 	large    = 128 << 10
@@ -94,26 +98,36 @@ func (c *Calibration) Complete(now, latencyNS int64) {
 
 // end closes a phase.
 func (c *Calibration) end() {
-	c.result[c.phase] = float64(c.completed) * 1e9 / float64(c.lastNS-c.measuringNS+1)
+	c.result[c.phase][c.round] = float64(c.completed) * 1e9 / float64(c.lastNS-c.measuringNS+1)
 	if c.phase == 0 {
-		c.latencyNS = c.latencySum / int64(max(c.completed, 1))
+		c.latencyNS[c.round] = float64(c.latencySum) / float64(max(c.completed, 1))
 	}
-	c.phase++
+	if c.phase++; c.phase == phases {
+		c.phase = 0
+		c.round++
+	}
 	c.beganNS, c.settling, c.measuringNS, c.completed, c.latencySum, c.draining = 0, 0, 0, 0, 0, false
 }
 
 // Done reports whether the measurement is over.
-func (c *Calibration) Done() bool { return c.phase == phases }
+func (c *Calibration) Done() bool { return c.round == rounds }
 
-// Profile returns what was found, once Done. Of a drive that hardly answered it is the
-// zero Profile.
+// Profile returns what was found, once Done or at least once round. Before that, and of a drive that hardly answered, it is
+// the zero Profile.
 func (c *Calibration) Profile() Profile {
-	small, big := c.result[:smalls], c.result[smalls:]
+	if c.round == 0 {
+		return Profile{}
+	}
+	var rates [phases]float64
+	for i := range rates {
+		rates[i] = c.median(c.result[i])
+	}
+	small, big := rates[:smalls], rates[smalls:]
 	best, bestBig := slices.Max(small), slices.Max(big)
 	if best <= 0 || bestBig <= 0 {
 		return Profile{}
 	}
-	p := Profile{LatencyNS: c.latencyNS}
+	p := Profile{LatencyNS: int64(c.median(c.latencyNS))}
 	busy := func(rate float64, of []float64, phases []calibrationPhase) int {
 		return phases[slices.IndexFunc(of, func(r float64) bool { return r >= busyPart*rate })].depth
 	}
@@ -127,4 +141,10 @@ func (c *Calibration) Profile() Profile {
 		p.ReadByteNS = smallNS / unit
 	}
 	return p
+}
+
+// median is that of the rounds that there were.
+func (c *Calibration) median(of [rounds]float64) float64 {
+	slices.Sort(of[:c.round])
+	return of[c.round/2]
 }

@@ -98,6 +98,9 @@ const (
 	// leastWrites is the part of an interval's cost that writes must have to be
 	// measured against reads.
 	leastWrites = 0.03
+	// tooDear is by how much less writes are thought to cost after an interval in which they kept reads from a drive
+	// that was not busy.
+	tooDear = 0.1
 	// quietIntervals without writes make an interval one of reads only.
 	quietIntervals = 25
 	// dearestWrite and cheapestWrite bound the cost of a written byte against that of
@@ -289,6 +292,9 @@ func (c *Costs) Learn(weights [lanes]int64, ns int64) {
 		c.average(&c.storm, 0, stormDown)
 	}
 	saturated := !c.fixed && c.saturated(readsNS, dt)
+	if saturated && c.probe.left == 0 && c.readsMeetNobody(dt) {
+		c.writeByteNS = max(c.writeByteNS*(1-tooDear), min(c.writeByteNS, c.UnitNS()/unit))
+	}
 	if saturated && c.othersNS > leastOthers*dt {
 		want := (dt - readsNS - writesNS) / c.othersNS
 		c.otherPart *= 1 + mixGain*(min(max(want, 0.25), 2)-1)
@@ -329,6 +335,18 @@ func (c *Costs) saturated(readsNS, dt float64) bool {
 		return true
 	}
 	return c.reads > 0 && c.readLatencyNS-readsNS > c.reads*c.wide*float64(c.baseNS+c.WindowNS())
+}
+
+// readsMeetNobody reports whether reads waited here all the time, and those in the drive took hardly longer than a lone one. Then
+// the drive is not busy, and what they waited for are writes that are thought too dear: a few of those fill the window, keep
+// reads out, and would be found to cost what the reads then leave of the time. A probe does not tell where writes cannot
+// become more because they follow reads, as those of a key-value store do.
+func (c *Costs) readsMeetNobody(dt float64) bool {
+	hardly := c.baseNS + c.WindowNS()/4
+	if float64(c.waitedNS[writeLane]) <= (1-saturatedPart)*dt { // writes have all they ask for
+		hardly = c.baseNS + c.WindowNS()/2
+	}
+	return c.reads > 0 && float64(c.waitedNS[readLane]) >= saturatedPart*dt && c.readLatencyNS < c.reads*float64(hardly)
 }
 
 // learnReads corrects the two parts of a read's cost by how much longer than

@@ -314,6 +314,34 @@ func TestCalibrationFindsASlowDrive(t *testing.T) {
 	}
 }
 
+// TestCalibrationIsNotMisledByOtherWork: something else has the drive for a while, and it is found as it is all the same. A
+// window of too few reads would cost most of the drive's rate.
+func TestCalibrationIsNotMisledByOtherWork(t *testing.T) {
+	for from := int64(0); from < 300e6; from += 10e6 {
+		var c Calibration
+		var now, free int64
+		type read struct{ at, done int64 }
+		var reads []read
+		for !c.Done() {
+			for n, ok := c.Next(now); ok; n, ok = c.Next(now) {
+				ns := 1200 + n*31/100
+				if free = max(free, now); free >= from && free < from+50e6 {
+					ns *= 4
+				}
+				free += ns
+				reads = append(reads, read{now, free + 85_000})
+			}
+			now = reads[0].done
+			c.Complete(now, now-reads[0].at)
+			reads = reads[1:]
+		}
+		got := c.Profile()
+		if got.ReadNS < 1140 || got.ReadNS > 1260 || got.ReadByteNS < 0.30 || got.ReadByteNS > 0.32 || got.Depth != 64 || got.LatencyNS < 87_000 || got.LatencyNS > 88_000 {
+			t.Errorf("other work from %v on: %+v, want reads of 1200 ns and 0.31 ns a byte, 87469 ns, depth 64", time.Duration(from), got)
+		}
+	}
+}
+
 func TestNothingIsAllocated(t *testing.T) {
 	h := newHot(64)
 	if n := testing.AllocsPerRun(100, func() { h.run(1000) }); n != 0 {

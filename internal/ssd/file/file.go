@@ -157,8 +157,11 @@ func (d *Device) open(cfg *Config) error {
 		direct = false
 		d.file, err = os.OpenFile(cfg.Path, flags&^unix.O_DIRECT, 0o600)
 	}
-	if errors.Is(err, unix.EBUSY) {
-		return fmt.Errorf("%w: %s is %s", ErrInUse, cfg.Path, blockHolder(cfg.Path))
+	for deadline := time.Now().Add(lockPatience); errors.Is(err, unix.EBUSY); d.file, err = os.OpenFile(cfg.Path, flags, 0o600) {
+		if holder, alive := blockHolder(cfg.Path); alive || time.Now().After(deadline) {
+			return fmt.Errorf("%w: %s is %s", ErrInUse, cfg.Path, holder)
+		}
+		time.Sleep(5 * time.Millisecond)
 	}
 	if err != nil {
 		return fmt.Errorf("open device %q: %w", cfg.Name, err)
@@ -181,7 +184,7 @@ func (d *Device) open(cfg *Config) error {
 	return err
 }
 
-// lockPatience is how long the lock of a dead process is waited for: after kill -9
+// lockPatience is how long the lock of a dead process, or its block device, is waited for: after kill -9
 // the kernel gives a process's files up only when its io_uring is taken down, which
 // is after its end.
 const lockPatience = 2 * time.Second

@@ -143,13 +143,28 @@ func TestBlockDeviceInUseIsRefusedWithItsHolder(t *testing.T) {
 	path := loop(t, 512)
 	open(t, Config{Path: path, SizeBytes: 16 << 20})
 	_, err := Open(Config{Path: path})
-	if !errors.Is(err, ErrInUse) {
-		t.Errorf("second Open: %v, want ErrInUse", err)
+	if !errors.Is(err, ErrInUse) || !strings.Contains(err.Error(), fmt.Sprintf("process %d (", os.Getpid())) {
+		t.Errorf("second Open: %v, want ErrInUse and our process number", err)
 	}
 	_, err = Open(Config{Path: loop(t, 512), SizeBytes: 1 << 20})
 	if !errors.Is(err, ErrSize) {
 		t.Errorf("wrong size: %v, want ErrSize", err)
 	}
+}
+
+// TestABlockDeviceOfADeadProcessIsWaitedFor: after kill -9 it is held for as long as the kernel needs to take down the io_uring.
+func TestABlockDeviceOfADeadProcessIsWaitedFor(t *testing.T) {
+	path := loop(t, 4096)
+	dead, err := unix.Open(path, unix.O_RDWR|unix.O_EXCL|unix.O_CLOEXEC, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	time.AfterFunc(200*time.Millisecond, func() {
+		if err := unix.Close(dead); err != nil {
+			t.Error(err)
+		}
+	})
+	open(t, Config{Path: path, SizeBytes: 16 << 20})
 }
 
 func TestSecondDaemonIsRefusedAndToldWhoHoldsTheFile(t *testing.T) {
@@ -220,6 +235,42 @@ func TestSizesAreCreatedGrownAndNeverShrunk(t *testing.T) {
 	}
 	if _, err := try(Config{}); !errors.Is(err, ErrSize) {
 		t.Errorf("empty file: %v, want ErrSize", err)
+	}
+}
+
+// TestDataIsWhatWasWritten: and not what was only made room for, or deallocated.
+func TestDataIsWhatWasWritten(t *testing.T) {
+	d := open(t, Config{})
+	q := openQueue(t, d, 1)
+	const written = 256 << 10
+	buf := make([]byte, written)
+	do := func(op ssd.Op, offset int64) {
+		t.Helper()
+		if n := q.Submit([]ssd.Request{{Op: op, Offset: offset, Len: written, Buf: buf}}); n != 1 {
+			t.Fatal("not taken")
+		}
+		var c [1]ssd.Completion
+		if q.Poll(c[:], 10*time.Second) != 1 || c[0].Err != nil {
+			t.Fatalf("%v at %d: %v", op, offset, c[0].Err)
+		}
+	}
+	check := func(want ...ssd.Extent) {
+		t.Helper()
+		if got := slices.Collect(ssd.Data(d)); !slices.Equal(got, want) {
+			t.Errorf("data is in %v, want %v", got, want)
+		}
+	}
+	at := func(offset int64) ssd.Extent { return ssd.Extent{Start: offset, End: offset + written} }
+	check()
+	do(ssd.Write, 1<<20)
+	do(ssd.Write, 8<<20-written)
+	do(ssd.Write, 4<<20)
+	do(ssd.Flush, 0)
+	check(at(1<<20), at(4<<20), at(8<<20-written))
+	do(ssd.Deallocate, 4<<20)
+	check(at(1<<20), at(8<<20-written))
+	if got := d.NextData(1<<20 + 4096); got.Start != 1<<20+4096 || got.End != 1<<20+written {
+		t.Errorf("from within an extent: %v", got)
 	}
 }
 

@@ -10,6 +10,8 @@ import (
 	"strings"
 
 	"golang.org/x/sys/unix"
+
+	"jbofd/internal/ssd"
 )
 
 const pageBytes = 4096
@@ -77,6 +79,28 @@ func (d *Device) measureFile(direct bool, size int64) error {
 	i.DeallocatedReadsZero = i.Deallocates
 	d.noPunch.Store(!i.Deallocates)
 	return nil
+}
+
+// NextData implements ssd.Mapper. Where the file system does not know all is data, as on a block device.
+func (d *Device) NextData(offset int64) ssd.Extent {
+	rest := ssd.Extent{Start: offset, End: d.info.SizeBytes}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.block || d.closed || offset >= rest.End {
+		return rest
+	}
+	start, err := unix.Seek(d.fd, offset, unix.SEEK_DATA)
+	if err == unix.ENXIO {
+		return ssd.Extent{Start: rest.End, End: rest.End}
+	}
+	if err != nil {
+		return rest
+	}
+	end, err := unix.Seek(d.fd, start, unix.SEEK_HOLE)
+	if err != nil {
+		end = rest.End
+	}
+	return ssd.Extent{Start: min(start, rest.End), End: min(end, rest.End)}
 }
 
 // measureBlockDevice fills Info for a block device.
@@ -174,11 +198,11 @@ func lockHolder(fd int) (holder string, alive bool) {
 	return unknown, false
 }
 
-// blockHolder says why a block device cannot be opened exclusively.
-func blockHolder(path string) string {
+// blockHolder says why a block device cannot be opened exclusively; alive: that will not pass.
+func blockHolder(path string) (holder string, alive bool) {
 	var st unix.Stat_t
 	if err := unix.Stat(path, &st); err != nil {
-		return "in use"
+		return "in use", false
 	}
 	if f, err := os.Open("/proc/self/mountinfo"); err == nil {
 		defer f.Close()
@@ -186,16 +210,22 @@ func blockHolder(path string) string {
 		for s := bufio.NewScanner(f); s.Scan(); {
 			// "36 35 98:0 /mnt1 /mnt2 rw,noatime …"
 			if w := strings.Fields(s.Text()); len(w) > 4 && w[2] == want {
-				return "mounted on " + w[4]
+				return "mounted on " + w[4], true
 			}
 		}
 	}
 	if disk := sysfsDisk(st.Rdev); disk != "" {
 		if holders, err := os.ReadDir(disk + "/holders"); err == nil && len(holders) > 0 {
-			return "used by the block device " + holders[0].Name()
+			return "used by the block device " + holders[0].Name(), true
 		}
 	}
-	return "opened exclusively by another process (another jbofd, a mounted partition, swap, LVM or RAID)"
+	if f, err := os.Open(path); err == nil {
+		defer f.Close()
+		if holder, alive := lockHolder(int(f.Fd())); alive {
+			return "locked by " + holder, true
+		}
+	}
+	return "opened exclusively by another process (another jbofd, a mounted partition, swap, LVM or RAID)", false
 }
 
 // scratch returns n bytes of page-aligned memory and what gives them back.

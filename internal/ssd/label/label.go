@@ -26,7 +26,7 @@
 //	   0      │  16  u64  start in bytes, whole MiB                          │
 //	          │  24  u64  length in bytes, whole MiB, > 0                    │
 //	          │  32  u32  NSID, 0 for none                                   │
-//	          │  36  u8   use: 1 spare, 2 block, 3 kv, 4 ordering            │
+//	          │  36  u8   use: 1 spare, 2 block, 3 kv, 4 ordering, 5 swap    │
 //	          │  37  u8   log2 of the namespace's block size, 0 or 9 … 16    │
 //	          │  38  u16  flags (none defined)                               │
 //	          │  40  u8   length of the owner's NQN, 0 … 223                 │
@@ -153,6 +153,8 @@ const (
 	KV
 	// Ordering is the log of ordered writes.
 	Ordering
+	// Swap is a swap area: what key-value partitions on other drives have put here.
+	Swap
 )
 
 // String returns the use as operators read it.
@@ -166,6 +168,8 @@ func (u Use) String() string {
 		return "kv"
 	case Ordering:
 		return "ordering"
+	case Swap:
+		return "swap"
 	}
 	return fmt.Sprintf("Use(%d)", uint8(u))
 }
@@ -274,8 +278,8 @@ func (e *Extent) validate() error {
 		return bad("length", e.LengthBytes, "a positive multiple of 1 MiB")
 	case e.StartBytes+e.LengthBytes < 0:
 		return bad("length", e.LengthBytes, "an end below 2^63")
-	case e.Use < Spare || e.Use > Ordering:
-		return bad("use", uint8(e.Use), "1 to 4")
+	case e.Use < Spare || e.Use > Swap:
+		return bad("use", uint8(e.Use), "1 to 5")
 	case e.BlockShift != 0 && (e.BlockShift < 9 || e.BlockShift > 16):
 		return bad("block size shift", e.BlockShift, "0 or 9 to 16")
 	case e.Flags != 0:
