@@ -103,7 +103,7 @@ func Open(ctx context.Context, c *client.Controller, nsid uint32, o Options) (*N
 		}
 	}
 	if err := n.Refresh(ctx); err != nil {
-		return nil, fmt.Errorf("namespace %d: %w", nsid, err)
+		return nil, err
 	}
 	return n, nil
 }
@@ -122,21 +122,21 @@ func (n *Namespace) Refresh(ctx context.Context) error {
 		return err
 	}
 	if d.CSI != uint8(nvme.CSIKV) {
-		return fmt.Errorf("%w: its command set is %d, not key value", client.ErrUnsupported, d.CSI)
+		return fmt.Errorf("%w: namespace %d has command set %d, not keys and values", client.ErrUnsupported, n.nsid, d.CSI)
 	}
 	var id nvme.IdentifyNamespaceKV
 	if err := n.c.IdentifyCSI(ctx, nvme.CNSNamespaceCSI, uint8(nvme.CSIKV), n.nsid, id[:]); err != nil {
-		return err
+		return fmt.Errorf("namespace %d: %w", n.nsid, err)
 	}
 	if id.Inactive() {
-		return client.ErrNamespaceGone
+		return fmt.Errorf("namespace %d: %w", n.nsid, client.ErrNamespaceGone)
 	}
 	if err := id.Check(); err != nil {
-		return fmt.Errorf("%w: %w", client.ErrProtocol, err)
+		return fmt.Errorf("%w: namespace %d: %w", client.ErrProtocol, n.nsid, err)
 	}
 	f := id.Format()
 	if n.hash != nil && f.KVKML() < nvme.MaxKVKey {
-		return fmt.Errorf("%w: its keys have up to %d bytes, long keys need %d", client.ErrUnsupported, f.KVKML(), nvme.MaxKVKey)
+		return fmt.Errorf("%w: keys of namespace %d have up to %d bytes, long keys need %d", client.ErrUnsupported, n.nsid, f.KVKML(), nvme.MaxKVKey)
 	}
 	g := geometry{
 		space: kvop.Space{NSID: n.nsid, MaxKey: int(f.KVKML()), MaxValue: int(min(f.KVVML(), maxValue)), MaxTransfer: who.MaxTransferBytes,
@@ -152,7 +152,7 @@ func (n *Namespace) Refresh(ctx context.Context) error {
 	if who.Extensions {
 		g.info.SSD = id.SSD()
 		if err := n.c.Locate(ctx, n.nsid, id.SSD()); err != nil {
-			return err
+			return fmt.Errorf("namespace %d: %w", n.nsid, err)
 		}
 	}
 	n.geo.Store(&g)
@@ -198,7 +198,7 @@ func (n *Namespace) run(ctx context.Context, kind kvop.Kind, key, value []byte) 
 // Get writes the value of key to dst, as much as fits, and returns the size of all of it, which may be more than
 // len(dst).
 //
-// Errors: ErrKeyNotFound.
+// Errors: ErrKeyNotFound; ErrValueTooLarge if one command cannot move as much of it as fits.
 func (n *Namespace) Get(ctx context.Context, key, dst []byte) (size int, err error) {
 	return n.run(ctx, Get, key, dst)
 }

@@ -157,6 +157,9 @@ func TestLimitsAreNamed(t *testing.T) {
 	if _, err := open(t, s, Options{}).Value(ctx, []byte("big")); !errors.Is(err, ErrValueTooLarge) || !strings.Contains(err.Error(), "10000") {
 		t.Errorf("Value beyond the transfer limit: %v", err)
 	}
+	if _, err := open(t, s, Options{}).Get(ctx, []byte("big"), make([]byte, 10000)); !errors.Is(err, ErrValueTooLarge) || !strings.Contains(err.Error(), "MDTS") {
+		t.Errorf("Get beyond the transfer limit: %v", err)
+	}
 }
 
 func TestKeysOfNoValidLengthAreRefused(t *testing.T) {
@@ -228,7 +231,7 @@ func TestOpenRefusesWhatIsNoKeyValueNamespace(t *testing.T) {
 	s := newTarget(t)
 	c := open(t, s, Options{}).c
 	ctx := testContext(t)
-	if _, err := Open(ctx, c, 1, Options{}); !errors.Is(err, client.ErrUnsupported) {
+	if _, err := Open(ctx, c, 1, Options{}); !errors.Is(err, client.ErrUnsupported) || strings.Count(err.Error(), "namespace 1") != 1 {
 		t.Errorf("blocks: %v", err)
 	}
 	if _, err := c.Namespace(ctx, 2); !errors.Is(err, client.ErrUnsupported) {

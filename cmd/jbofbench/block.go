@@ -5,7 +5,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"os"
 	"runtime"
 	"runtime/pprof"
@@ -221,10 +220,9 @@ func (f *blockFlags) run(c *cobra.Command) error {
 	if err != nil {
 		return err
 	}
+	s := newScreen(c.ErrOrStderr())
 	if !f.quiet {
-		p := newProgress(c.ErrOrStderr())
-		defer p.end()
-		cfg.Progress = p.show
+		cfg.Progress = showBlock(s)
 	}
 	stopProfile, err := f.profile()
 	if err != nil {
@@ -232,9 +230,7 @@ func (f *blockFlags) run(c *cobra.Command) error {
 	}
 	rep, err := bench.Run(ctx, t, *cfg)
 	err = errors.Join(err, stopProfile())
-	if p := cfg.Progress; p != nil {
-		p(bench.Progress{}) // ends the line
-	}
+	s.end()
 	err = errors.Join(err, t.Close())
 	if errors.Is(err, bench.ErrConfig) {
 		return usagef("%v", err)
@@ -383,67 +379,29 @@ func parseCPUs(s string) (*unix.CPUSet, error) {
 	return &set, nil
 }
 
-// progress writes the state of a running load to stderr: on a terminal one line that is
-// overwritten, elsewhere a line every five seconds.
-type progress struct {
-	w    io.Writer
-	tty  bool
-	open bool // a line without its end is on the screen
-	last time.Duration
-	name string
-}
-
-func newProgress(w io.Writer) *progress {
-	p := &progress{w: w}
-	if f, ok := w.(*os.File); ok {
-		_, err := unix.IoctlGetTermios(int(f.Fd()), unix.TCGETS)
-		p.tty = err == nil
-	}
-	return p
-}
-
-func (p *progress) show(b bench.Progress) {
-	if b.Phase == "" {
-		p.end()
-		return
-	}
-	if b.Phase != p.name {
-		p.end()
-		p.name, p.last = b.Phase, 0
-	}
-	if !p.tty && b.Elapsed-p.last < 4900*time.Millisecond {
-		return
-	}
-	p.last = b.Elapsed
-	var s strings.Builder
-	fmt.Fprintf(&s, "%s %3.0fs", b.Phase, b.Elapsed.Seconds())
-	if b.Total > 0 {
-		fmt.Fprintf(&s, "/%.0fs", b.Total.Seconds())
-	}
-	for _, d := range []struct {
-		name string
-		iv   bench.Interval
-	}{{"read", b.Read}, {"write", b.Write}} {
-		if d.iv.IOPS > 0 {
-			fmt.Fprintf(&s, "  %s %.1fk IOPS %.0f MB/s mean %s p99 %s", d.name, d.iv.IOPS/1e3, d.iv.BytesPerSec/1e6,
-				bench.FormatNS(d.iv.MeanNS), bench.FormatNS(float64(d.iv.P99NS)))
+// showBlock returns what shows the state of a running load on a screen.
+func showBlock(s *screen) func(bench.Progress) {
+	return func(b bench.Progress) {
+		if !s.due(b.Phase, b.Elapsed, false) {
+			return
 		}
-	}
-	if b.Errors > 0 {
-		fmt.Fprintf(&s, "  ERRORS %d", b.Errors)
-	}
-	if p.tty {
-		fmt.Fprintf(p.w, "\r%s\x1b[K", s.String())
-		p.open = true
-		return
-	}
-	fmt.Fprintln(p.w, s.String())
-}
-
-// end finishes the line on the screen.
-func (p *progress) end() {
-	if p.open {
-		fmt.Fprintln(p.w)
-		p.open = false
+		var l strings.Builder
+		fmt.Fprintf(&l, "%s %3.0fs", b.Phase, b.Elapsed.Seconds())
+		if b.Total > 0 {
+			fmt.Fprintf(&l, "/%.0fs", b.Total.Seconds())
+		}
+		for _, d := range []struct {
+			name string
+			iv   bench.Interval
+		}{{"read", b.Read}, {"write", b.Write}} {
+			if d.iv.IOPS > 0 {
+				fmt.Fprintf(&l, "  %s %.1fk IOPS %.0f MB/s mean %s p99 %s", d.name, d.iv.IOPS/1e3, d.iv.BytesPerSec/1e6,
+					bench.FormatNS(d.iv.MeanNS), bench.FormatNS(float64(d.iv.P99NS)))
+			}
+		}
+		if b.Errors > 0 {
+			fmt.Fprintf(&l, "  ERRORS %d", b.Errors)
+		}
+		s.show(l.String())
 	}
 }

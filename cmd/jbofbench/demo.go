@@ -16,7 +16,7 @@ func demoCommand() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "demo --jbofd PATH",
 		Short: "Start a jbofd, use it as two hosts, show figures, stop it",
-		Long: `Start the given jbofd with its embedded default (two file-backed drives in ./data, loopback only),
+		Long: `Start the given jbofd with its embedded default (three file-backed drives in ./data, loopback only),
 connect over NVMe/TCP as two different hosts with a namespace each, write with verification, read back,
 run a short mixed load, print a table and a few of the metrics, and stop jbofd.
 

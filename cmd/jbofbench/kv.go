@@ -1,18 +1,15 @@
 package main
 
 import (
-	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"os"
 	"slices"
 	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
-	"golang.org/x/sys/unix"
 
 	"jbofd/client"
 	"jbofd/internal/bench"
@@ -70,7 +67,7 @@ that count:
   hotspotdatafraction, hotspotopnfraction
   fieldcount, fieldlength, minfieldlength, fieldlengthdistribution (constant, uniform)
   insertorder                                     hashed, ordered
-  threadcount, target                             also as --threads and --rate
+  threadcount, target                             also as --threads and --rate; target is a run's
 
 A record is one value of fieldcount times fieldlength bytes; its key has 16 bytes. Ordered scans
 (workload E) are not offered. Other properties are listed and have no effect.
@@ -83,10 +80,12 @@ file must be used from the load on.
 
 Without target, each thread keeps --depth operations outstanding (closed loop). With a target they begin
 when they are due (open loop), and the Intended- series count from then; --depth bounds how many may be
-outstanding.
+outstanding. Overdue, if there are any, were due when the time was over and had not begun.
 
-Exit status: 0 all well; 1 an operation or a verification failed, or the target is out of reach; 2 bad
-flags or a bad workload.`
+Several processes may share the records out by insertstart and insertcount; each keeps to its own.
+
+Exit status: 0 all well; 1 an operation or a verification failed, the target is out of reach, or the
+benchmark was interrupted; 2 bad flags or a bad workload.`
 	c.Example = `  jbofbench kv -P configs/ycsb/workloada -p recordcount=100000 -p operationcount=1000000 --embedded mem:1g --depth 64
   jbofbench kv load -P configs/ycsb/workloadb -p recordcount=10000000 -p fieldcount=1 -p fieldlength=256 --threads 4 --depth 32 \
       --target tcp://127.0.0.1:4420 --nqn nqn.2026-11.example.jbofd:kv --state /tmp/kv.state
@@ -160,7 +159,7 @@ func ycsbHabits(args []string) []string {
 }
 
 // workload reads the workload.
-func (f *kvFlags) workload(w io.Writer) (ycsb.Workload, error) {
+func (f *kvFlags) workload(c *cobra.Command) (ycsb.Workload, error) {
 	p := ycsb.Properties{}
 	for _, name := range f.files {
 		file, err := os.Open(name)
@@ -176,15 +175,15 @@ func (f *kvFlags) workload(w io.Writer) (ycsb.Workload, error) {
 			return ycsb.Workload{}, fmt.Errorf("-p: %w", err)
 		}
 	}
-	if f.threads != 0 {
+	if c.Flags().Changed("threads") {
 		p["threadcount"] = fmt.Sprint(f.threads)
 	}
-	if f.rate != 0 {
+	if c.Flags().Changed("rate") {
 		p["target"] = fmt.Sprint(f.rate)
 	}
 	load, warnings, err := p.Workload()
 	for _, s := range warnings {
-		fmt.Fprintf(w, "jbofbench: %s\n", s)
+		fmt.Fprintf(c.ErrOrStderr(), "jbofbench: %s\n", s)
 	}
 	return load, err
 }
@@ -198,9 +197,14 @@ func (f *kvFlags) run(c *cobra.Command, phases []string) error {
 }
 
 func (f *kvFlags) phases(c *cobra.Command, phases []string) (err error) {
-	w, err := f.workload(c.ErrOrStderr())
+	w, err := f.workload(c)
 	if err != nil {
 		return err
+	}
+	if slices.Contains(phases, "run") {
+		if err := w.CheckRun(); err != nil {
+			return err
+		}
 	}
 	switch f.rateProcess {
 	case "linear":
@@ -219,13 +223,16 @@ func (f *kvFlags) phases(c *cobra.Command, phases []string) (err error) {
 		return usagef("--depth is %d, must be 1 to 1024", f.cfg.Depth)
 	}
 	ctx := c.Context()
-	db, err := f.open(ctx, w.Threads)
+	db, err := f.open(c, w.Threads)
 	if err != nil {
 		return err
 	}
 	defer func() { err = errors.Join(err, db.Close()) }()
-	if !f.quiet || f.status {
-		f.cfg.Progress = newKVProgress(c.ErrOrStderr(), f.status).show
+	switch {
+	case f.status:
+		f.cfg.Progress = func(b ycsb.Progress) { fmt.Fprintln(c.ErrOrStderr(), b.StatusLine(time.Now())) }
+	case !f.quiet:
+		f.cfg.Progress = showKV(newScreen(c.ErrOrStderr()))
 	}
 	b, err := ycsb.Open(ctx, db, w, f.cfg)
 	if err != nil {
@@ -257,7 +264,7 @@ func (f *kvFlags) phases(c *cobra.Command, phases []string) (err error) {
 }
 
 // report prints what there is of it.
-func (f *kvFlags) report(c *cobra.Command, rep *ycsb.Report) error {
+func (f *kvFlags) report(c *cobra.Command, rep *ycsb.Report) (err error) {
 	if f.json {
 		e := json.NewEncoder(c.OutOrStdout())
 		e.SetIndent("", "  ")
@@ -277,17 +284,44 @@ func (f *kvFlags) report(c *cobra.Command, rep *ycsb.Report) error {
 		for _, m := range p.Messages {
 			fmt.Fprintf(c.ErrOrStderr(), "jbofbench:   %s\n", m)
 		}
+		if p.Interrupted {
+			fmt.Fprintf(c.ErrOrStderr(), "jbofbench: interrupted after %d operations\n", p.Operations)
+			err = errFailed
+		}
 	}
 	if !rep.OK() {
-		return errFailed
+		err = errFailed
+	}
+	return err
+}
+
+// onlyWith says which flags mean something with only one of --target and --embedded.
+var onlyWith = map[string][]string{
+	"--target":   {"nqn", "nsid", "hostnqn", "hostid", "hdr_digest", "data_digest", "keep_alive_tmo", "credits", "spin", "ctrl_loss_tmo"},
+	"--embedded": {"size", "format", "embedded_engine", "embedded_block", "keys_per_segment", "requests", "durability"},
+}
+
+// misplaced refuses flags that would have no effect.
+func (f *kvFlags) misplaced(c *cobra.Command) error {
+	other := "--embedded"
+	if f.embedded.Path != "" {
+		other = "--target"
+	}
+	for _, name := range onlyWith[other] {
+		if c.Flags().Changed(name) {
+			return usagef("--%s goes with %s", name, other)
+		}
 	}
 	return nil
 }
 
 // open opens what --target or --embedded names.
-func (f *kvFlags) open(ctx context.Context, threads int) (ycsb.DB, error) {
+func (f *kvFlags) open(c *cobra.Command, threads int) (ycsb.DB, error) {
 	if (f.embedded.Path == "") == (f.target == "") {
 		return nil, usagef("give either --target tcp://HOST:PORT, rdma://HOST:PORT or --embedded PATH|mem:SIZE")
+	}
+	if err := f.misplaced(c); err != nil {
+		return nil, err
 	}
 	if f.embedded.Path != "" {
 		switch f.durability {
@@ -318,79 +352,51 @@ func (f *kvFlags) open(ctx context.Context, threads int) (ycsb.DB, error) {
 		return nil, usagef("--credits is %q, must be on, off or auto", f.credits)
 	}
 	o.Credits = mode
-	c, err := client.Connect(ctx, o)
+	controller, err := client.Connect(c.Context(), o)
 	if err != nil {
 		if errors.Is(err, client.ErrInvalid) {
 			return nil, usagef("%v", err)
 		}
 		return nil, err
 	}
-	db, err := ycsb.NewWire(ctx, c, f.nsid)
+	db, err := ycsb.NewWire(c.Context(), controller, f.nsid)
 	if err != nil {
-		return nil, errors.Join(err, c.Close())
+		return nil, errors.Join(err, controller.Close())
 	}
 	return db, nil
-}
-
-// kvProgress writes the state of a phase to stderr: with -s YCSB's status line every second, else on a terminal a
-// bar that is overwritten, elsewhere a line every five seconds.
-type kvProgress struct {
-	w      io.Writer
-	status bool
-	tty    bool
-	name   string
-	last   time.Duration
-}
-
-func newKVProgress(w io.Writer, status bool) *kvProgress {
-	p := &kvProgress{w: w, status: status}
-	if f, ok := w.(*os.File); ok && !status {
-		_, err := unix.IoctlGetTermios(int(f.Fd()), unix.TCGETS)
-		p.tty = err == nil
-	}
-	return p
 }
 
 // barWidth is how many characters all of a phase is.
 const barWidth = 30
 
-func (p *kvProgress) show(b ycsb.Progress) {
-	if p.status {
-		fmt.Fprintln(p.w, b.StatusLine(time.Now()))
-		return
-	}
-	if b.Phase != p.name {
-		p.name, p.last = b.Phase, 0
-	}
-	share, known := b.Share()
-	if !p.tty && !b.Last && b.Elapsed-p.last < 4900*time.Millisecond {
-		return
-	}
-	p.last = b.Elapsed
-	var s strings.Builder
-	fmt.Fprintf(&s, "%-6s ", b.Phase)
-	if known {
-		full := int(share * barWidth)
-		fmt.Fprintf(&s, "[%s%s] %3.0f %% ", strings.Repeat("#", full), strings.Repeat(".", barWidth-full), 100*share)
-	}
-	fmt.Fprintf(&s, "%d operations in %.0f s, %.1f k/s", b.Ops, b.Elapsed.Seconds(), b.OpsPerSec/1e3)
-	for _, e := range b.Series {
-		if l := e.LatencyNS; l != nil {
-			fmt.Fprintf(&s, ", %s p99 %s", strings.ToLower(e.Name), bench.FormatNS(float64(l.P99)))
+// showKV returns what shows the state of a phase on a screen.
+func showKV(s *screen) func(ycsb.Progress) {
+	return func(b ycsb.Progress) {
+		if !s.due(b.Phase, b.Elapsed, b.Last) {
+			return
 		}
-	}
-	if known && share > 0 && share < 1 {
-		fmt.Fprintf(&s, ", %s left", time.Duration(float64(b.Elapsed)*(1-share)/share).Round(time.Second))
-	}
-	if b.Failures > 0 {
-		fmt.Fprintf(&s, "  FAILURES %d", b.Failures)
-	}
-	switch {
-	case !p.tty:
-		fmt.Fprintln(p.w, s.String())
-	case b.Last:
-		fmt.Fprintf(p.w, "\r%s\x1b[K\n", s.String())
-	default:
-		fmt.Fprintf(p.w, "\r%s\x1b[K", s.String())
+		share, known := b.Share()
+		var l strings.Builder
+		fmt.Fprintf(&l, "%-6s ", b.Phase)
+		if known {
+			full := int(share * barWidth)
+			fmt.Fprintf(&l, "[%s%s] %3.0f %% ", strings.Repeat("#", full), strings.Repeat(".", barWidth-full), 100*share)
+		}
+		fmt.Fprintf(&l, "%d operations in %.0f s, %.1f k/s", b.Ops, b.Elapsed.Seconds(), b.OpsPerSec/1e3)
+		if b.Failures > 0 {
+			fmt.Fprintf(&l, ", FAILURES %d", b.Failures)
+		}
+		if known && share > 0 && share < 1 && !b.Last {
+			fmt.Fprintf(&l, ", %s left", time.Duration(float64(b.Elapsed)*(1-share)/share).Round(time.Second))
+		}
+		for _, e := range b.Series {
+			if e.LatencyNS != nil {
+				fmt.Fprintf(&l, ", %s p99 %s", strings.ToLower(e.Name), bench.FormatNS(float64(e.LatencyNS.P99)))
+			}
+		}
+		s.show(l.String())
+		if b.Last {
+			s.end()
+		}
 	}
 }

@@ -142,20 +142,15 @@ func (f *simFlags) progress(w io.Writer, began time.Time) report.Progress {
 	if f.quiet {
 		return func(int, int, string) {}
 	}
-	p := newProgress(w)
-	var last time.Duration
+	s := newScreen(w)
 	return func(done, total int, name string) {
-		at := time.Since(began)
-		switch {
-		case p.tty:
-			fmt.Fprintf(w, "\r%d/%d  %3.0f s  %s\x1b[K", done, total, at.Seconds(), name)
-			p.open = true
-			if done == total {
-				p.end()
-			}
-		case at-last > 5*time.Second || done == total:
-			last = at
-			fmt.Fprintf(w, "%d/%d  %3.0f s  %s\n", done, total, at.Seconds(), name)
+		at, last := time.Since(began), done == total
+		if !s.due("", at, last) {
+			return
+		}
+		s.show(fmt.Sprintf("%d/%d  %3.0f s  %s", done, total, at.Seconds(), name))
+		if last {
+			s.end()
 		}
 	}
 }

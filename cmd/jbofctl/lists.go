@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"fmt"
+	"slices"
 	"text/tabwriter"
 	"time"
 
@@ -76,7 +77,7 @@ func (x *cli) namespaces(c *cobra.Command) (out admin.List[namespaceRow], err er
 	}
 	for _, d := range ssds.Items {
 		for _, e := range d.Extents {
-			if !e.Configured {
+			if !e.Configured && e.Use != "swap" {
 				out.Items = append(out.Items, namespaceRow{e.NQN, admin.Namespace{NSID: e.NSID, SSD: d.Name, SizeBytes: e.LengthBytes, Type: e.Use, UUID: e.UUID, Hosts: []string{}}, false})
 			}
 		}
@@ -90,16 +91,22 @@ func (x *cli) namespaceList(c *cobra.Command, _ []string) error {
 		return err
 	}
 	return x.print(c, l, func(t *tabwriter.Writer) {
-		row(t, "SUBSYSTEM", "NSID", "SSD", "SIZE", "TYPE", "BLOCK", "KEYS", "USED", "CONFIGURED", "UUID")
+		row(t, "SUBSYSTEM", "NSID", "SSD", "SIZE", "TYPE", "BLOCK", "KEYS", "USED", "SWAPPED", "CONFIGURED", "STATE", "UUID")
 		for _, n := range l.Items {
-			block, keys, used := any(""), any(""), any("")
+			block, keys, used, swapped, served := any(""), any(""), any(""), any(""), ""
 			if n.BlockSize > 0 {
 				block = n.BlockSize
 			}
 			if n.Type == "kv" && n.Configured {
-				keys, used = n.Objects, size(n.UsedBytes)
+				keys, used, swapped = n.Objects, size(n.UsedBytes), n.SwappedKeys
 			}
-			row(t, n.SubNQN, n.NSID, n.SSD, size(n.SizeBytes), n.Type, block, keys, used, yesNo(n.Configured), n.UUID)
+			switch {
+			case n.Error != "":
+				served = "failed"
+			case n.Configured:
+				served = "ok"
+			}
+			row(t, n.SubNQN, n.NSID, n.SSD, size(n.SizeBytes), n.Type, block, keys, used, swapped, yesNo(n.Configured), served, n.UUID)
 		}
 	})
 }
@@ -130,6 +137,67 @@ func (x *cli) namespaceDeleteCommand() *cobra.Command {
 			return err
 		}
 		return x.print(c, a, func(t *tabwriter.Writer) { row(t, "namespace "+args[0]+" deleted") })
+	}
+	c.Flags().BoolVar(&yes, "yes", false, "do not ask")
+	return c
+}
+
+func (x *cli) swapList(c *cobra.Command, _ []string) error {
+	l, err := ask(x, c, (*admin.Client).Swap)
+	if err != nil {
+		return err
+	}
+	return x.print(c, l, func(t *tabwriter.Writer) {
+		row(t, "UUID", "SSD", "STATE", "SIZE", "USED", "SUBSYSTEM", "NSID", "KEYS", "OPEN")
+		for _, a := range l.Items {
+			area := []any{a.UUID, a.SSD, a.State, "", ""}
+			if a.SSD != "" {
+				area[3], area[4] = size(a.SizeBytes), size(a.UsedBytes)
+			}
+			if len(a.Homes) == 0 {
+				row(t, append(area, "", "", "", "")...)
+			}
+			for _, h := range a.Homes {
+				name, nsid := h.SubNQN, any(h.NSID)
+				if name == "" {
+					name, nsid = "unknown "+h.UUID, ""
+				}
+				row(t, append(slices.Clone(area), name, nsid, h.Keys, yesNo(h.Open))...)
+			}
+		}
+	})
+}
+
+func (x *cli) swapDiscardCommand() *cobra.Command {
+	var yes bool
+	c := &cobra.Command{
+		Use:   "discard UUID",
+		Short: "Give up a swap area that is damaged, missing or configured no more, with the newest values of the keys in it",
+		Long: `Give up the swap area of that UUID. The namespaces that could not be opened without it are opened; the keys
+that they had there are lost, or have the values they had before. If a drive has the area, its space is freed.
+
+An area that is in use, or whose keys can come home, is not given up.`,
+		Args: one("UUID"),
+	}
+	c.RunE = func(c *cobra.Command, args []string) error {
+		if _, err := admin.ParseUUID(args[0]); err != nil {
+			return usagef("%q: %v; jbofctl swap list shows the UUIDs", args[0], err)
+		}
+		if !yes {
+			if err := x.confirm(c, "What hosts have written to swap area "+args[0]+", and was acknowledged, will be lost for good.", args[0]); err != nil {
+				return err
+			}
+		}
+		if !c.Flags().Changed("timeout") {
+			x.timeout = 0 // opening namespaces takes as long as it takes
+		}
+		a, err := ask(x, c, func(cl *admin.Client, ctx context.Context) (admin.Answer, error) {
+			return cl.DiscardSwap(ctx, args[0])
+		})
+		if err != nil {
+			return err
+		}
+		return x.print(c, a, func(t *tabwriter.Writer) { row(t, "swap area "+args[0]+" given up") })
 	}
 	c.Flags().BoolVar(&yes, "yes", false, "do not ask")
 	return c

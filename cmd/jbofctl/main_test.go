@@ -43,6 +43,10 @@ var answers = map[string]any{
 	admin.PathTenants: admin.List[admin.Tenant]{APIVersion: admin.Version, Items: []admin.Tenant{{Name: "gold", SSD: "ssd0", Configured: true, Hosts: []string{"nqn.host"},
 		Connections: 3, Weight: 4, RWIOsPerSec: 1000, WMBytesPerSec: 50, Share: 0.251, Credit: 32, Queued: 7, Inflight: 9, LimitedBy: "cap"}}},
 	admin.PathReload: admin.Answer{APIVersion: admin.Version},
+	admin.PathSwap: admin.List[admin.SwapArea]{APIVersion: admin.Version, Items: []admin.SwapArea{
+		{UUID: uuid, SSD: "ssd0", SizeBytes: 64 << 20, UsedBytes: 1 << 20, State: "open", Homes: []admin.SwapHome{{UUID: "u-u-i-d", SubNQN: "nqn.2026-11.example.jbofd:kv", NSID: 3, Open: true, Keys: 77}}},
+		{UUID: "l-o-s-t", State: "missing", Homes: []admin.SwapHome{}}}},
+	admin.PathSwapDiscard: admin.Answer{APIVersion: admin.Version},
 }
 
 // serve starts a daemon's admin socket and returns its path.
@@ -94,6 +98,8 @@ func TestTablesShowWhatTheDaemonSays(t *testing.T) {
 		{"namespace list", []string{"nqn.2026-11.example.jbofd:blocks", "yes", "u-u-i-d", "nqn.2026-11.example.jbofd:old", "no", uuid}},
 		{"connection list", []string{"10.0.0.2:999", "nqn.host"}},
 		{"tenant list", []string{"gold", "ssd0", "rw_ios:1000,w_mbytes:50", "25%", "128KiB", "cap"}},
+		{"swap list", []string{uuid, "ssd0", "open", "64MiB", "1MiB", "nqn.2026-11.example.jbofd:kv", "77", "l-o-s-t", "missing"}},
+		{"swap discard --yes " + uuid, []string{"given up"}},
 		{"config reload", []string{"reloaded"}},
 	} {
 		code, out, errs := run(t, append(strings.Fields(c.line), "--socket", s)...)
@@ -110,7 +116,7 @@ func TestTablesShowWhatTheDaemonSays(t *testing.T) {
 
 func TestJSONAndYAMLSayTheSameAndCarryTheVersion(t *testing.T) {
 	s := fake(t)
-	for _, line := range []string{"status", "ssd list", "ssd show ssd0", "subsystem list", "namespace list", "connection list", "tenant list", "config reload"} {
+	for _, line := range []string{"status", "ssd list", "ssd show ssd0", "subsystem list", "namespace list", "connection list", "tenant list", "swap list", "config reload"} {
 		args := append(strings.Fields(line), "--socket", s, "-o")
 		_, j, _ := run(t, append(args, "json")...)
 		_, y, _ := run(t, append(args, "yaml")...)
@@ -149,7 +155,7 @@ func TestExitStatusTellsFailureFromMisuse(t *testing.T) {
 		{0, "--help"}, {0, "--version"}, {0, "ssd format --help"},
 		{1, "status --socket /nonexistent/socket"}, {1, "ssd show nosuch --socket " + s}, {1, "namespace delete --yes " + uuid + " --socket " + s},
 		{2, "status extra"}, {2, "status --nosuch"}, {2, "-o xml status"}, {2, "ssd"}, {2, "ssd nosuch"}, {2, "nosuch"}, {2, "ssd show"}, {2, "ssd format"},
-		{2, "namespace delete xyz --yes --socket " + s}, {2, "namespace delete " + uuid + " --socket " + s},
+		{2, "namespace delete xyz --yes --socket " + s}, {2, "swap discard xyz --yes --socket " + s}, {2, "swap discard " + uuid + " --socket " + s}, {2, "namespace delete " + uuid + " --socket " + s},
 	} {
 		if code, out, errs := run(t, strings.Fields(c.line)...); code != c.want {
 			t.Errorf("jbofctl %s: exit status %d, want %d\n%s%s", c.line, code, c.want, out, errs)

@@ -185,9 +185,13 @@ func (x *cli) format(c *cobra.Command, path string, force, yes bool) (err error)
 	case blank:
 		what = path + " (" + size(dev.Info().SizeBytes) + ") is blank."
 	case seen == nil:
-		what = fmt.Sprintf("%s (%s) is drive %s of a jbofd; namespaces: %d", path, size(dev.Info().SizeBytes), lab.DriveUUID, len(lab.Extents))
+		what = fmt.Sprintf("%s (%s) is drive %s of a jbofd; namespaces and swap areas: %d", path, size(dev.Info().SizeBytes), lab.DriveUUID, len(lab.Extents))
 		for _, e := range lab.Extents {
-			what += fmt.Sprintf("\n  %s nsid %d, %s, %s", e.NQN, e.NSID, size(e.LengthBytes), e.UUID)
+			name := fmt.Sprintf("%s nsid %d", e.NQN, e.NSID)
+			if e.Use == label.Swap {
+				name = "swap area, which may have keys of other drives"
+			}
+			what += fmt.Sprintf("\n  %s, %s, %s", name, size(e.LengthBytes), e.UUID)
 		}
 	case errors.Is(seen, label.ErrForeign), errors.Is(seen, label.ErrCorrupt), errors.Is(seen, label.ErrVersion), errors.Is(seen, label.ErrShrunk):
 		what = fmt.Sprintf("%s (%s): %v.", path, size(dev.Info().SizeBytes), seen)

@@ -63,7 +63,7 @@ func command() *cobra.Command {
 		},
 	}
 	c.PersistentFlags().StringVarP(&path, "config", "c", "", "configuration `FILE` (YAML)")
-	c.Flags().BoolVar(&demo, "demo", false, "use the embedded default: two file-backed drives in ./data, loopback only")
+	c.Flags().BoolVar(&demo, "demo", false, "use the embedded default: three file-backed drives in ./data, loopback only")
 	c.Flags().BoolVar(&printConfig, "print-effective-config", false, "print the configuration with all defaults and exit")
 	c.AddCommand(&cobra.Command{
 		Use:   "validate [FILE...]",

@@ -10,6 +10,8 @@
 //	GET  /v1/tenants            List[Tenant]
 //	POST /v1/reload             Answer
 //	POST /v1/namespaces/delete  DeleteNamespace -> Answer
+//	GET  /v1/swap               List[SwapArea]
+//	POST /v1/swap/discard       DiscardSwap -> Answer
 //
 // A request that fails is answered with a 4xx or 5xx status and an Answer whose
 // Error says why.
@@ -34,6 +36,8 @@ const (
 	PathTenants         = "/v1/tenants"
 	PathReload          = "/v1/reload"
 	PathNamespaceDelete = "/v1/namespaces/delete"
+	PathSwap            = "/v1/swap"
+	PathSwapDiscard     = "/v1/swap/discard"
 )
 
 // Answer is what a request for a change gets.
@@ -166,6 +170,10 @@ type Namespace struct {
 	// Objects and UsedBytes are the keys and what they take, of keys and values.
 	Objects   int64 `json:"objects,omitempty"`
 	UsedBytes int64 `json:"usedBytes,omitempty"`
+	// SwappedKeys are the keys whose newest values are on other drives for the moment.
+	SwappedKeys int64 `json:"swappedKeys,omitempty"`
+	// Error says why hosts do not see it, if they do not.
+	Error string `json:"error,omitempty"`
 	// UUID is empty if its drive is not served.
 	UUID string `json:"uuid"`
 	// Hosts are the only ones that see it; empty: all of the subsystem's.
@@ -190,6 +198,39 @@ type Connection struct {
 // DeleteNamespace asks to free the extent of a namespace that is not configured
 // any more; its data are lost.
 type DeleteNamespace struct {
+	UUID string `json:"uuid"`
+}
+
+// SwapArea is a swap area: of a drive, or one that namespaces need and no drive has.
+type SwapArea struct {
+	UUID string `json:"uuid"`
+	// SSD is empty, and so are the sizes, if no drive that is served has it.
+	SSD       string `json:"ssd"`
+	SizeBytes int64  `json:"sizeBytes"`
+	// UsedBytes of its log are in use.
+	UsedBytes int64 `json:"usedBytes"`
+	// State is open, retiring (not configured any more: it takes nothing new), failed or missing.
+	State string `json:"state"`
+	// Error says what is wrong with a failed one.
+	Error string `json:"error,omitempty"`
+	// Homes are the namespaces that have keys there, or may have some: they do not open without it.
+	Homes []SwapHome `json:"homes"`
+}
+
+// SwapHome is a namespace with keys in a swap area.
+type SwapHome struct {
+	// UUID is that of the namespace; the others are empty if no drive that is served has it.
+	UUID   string `json:"uuid"`
+	SubNQN string `json:"subNQN"`
+	NSID   uint32 `json:"nsid"`
+	// Open: it is served, and brings its keys home when its drive has time.
+	Open bool `json:"open"`
+	// Keys are those it has there; 0 if that is not known.
+	Keys int `json:"keys"`
+}
+
+// DiscardSwap asks to give up a swap area with all that is in it.
+type DiscardSwap struct {
 	UUID string `json:"uuid"`
 }
 

@@ -89,6 +89,18 @@ func (c *Client) DeleteNamespace(ctx context.Context, uuid string) (a Answer, er
 	return a, err
 }
 
+// Swap lists the swap areas.
+func (c *Client) Swap(ctx context.Context) (l List[SwapArea], err error) {
+	err = c.do(ctx, http.MethodGet, PathSwap, nil, &l)
+	return l, err
+}
+
+// DiscardSwap gives up a swap area with all that is in it.
+func (c *Client) DiscardSwap(ctx context.Context, uuid string) (a Answer, err error) {
+	err = c.do(ctx, http.MethodPost, PathSwapDiscard, DiscardSwap{UUID: uuid}, &a)
+	return a, err
+}
+
 // do makes one request; send may be nil.
 func (c *Client) do(ctx context.Context, method, path string, send, into any) error {
 	var body io.Reader

@@ -14,7 +14,6 @@ import (
 	"fmt"
 	"slices"
 	"strings"
-	"sync"
 	"time"
 
 	"jbofd/client"
@@ -163,9 +162,12 @@ func Run(ctx context.Context, t Target, cfg Config) (rep *Report, err error) {
 	if err := cfg.check(info); err != nil {
 		return nil, err
 	}
-	r := &run{cfg: cfg, info: info, begin: time.Now()}
+	r := &run{cfg: cfg, info: info, begin: time.Now(), crew: NewCrew(cfg.DrainTimeout)}
 	if n, ok := t.(*NVMe); ok {
 		r.credit = n.Credit
+	}
+	if raw, ok := t.(*Raw); ok {
+		r.unwritten = raw.unwritten(cfg.OffsetBytes, cfg.SizeBytes)
 	}
 	defer func() { err = errors.Join(err, r.close()) }()
 	for i := range cfg.Jobs {
@@ -183,7 +185,10 @@ type run struct {
 	cfg   Config
 	info  TargetInfo
 	begin time.Time
+	crew  *Crew
 	jobs  []*job
+	// unwritten bytes of the region hold no data.
+	unwritten int64
 	// credit, if not nil, returns the target's credit.
 	credit func() client.Credit
 	// total collects the jobs' statistics; the progress loop adds to it and nobody else
@@ -199,16 +204,6 @@ func (r *run) close() error {
 	return errors.Join(errs...)
 }
 
-// abort makes every job stop after an I/O that failed.
-func (r *run) abort() {
-	for _, j := range r.jobs {
-		j.stop.Store(true)
-	}
-}
-
-// now is the time since the run's beginning in nanoseconds.
-func (r *run) now() int64 { return int64(time.Since(r.begin)) }
-
 func (r *run) run(ctx context.Context) (*Report, error) {
 	rep := r.newReport()
 	cfg := &r.cfg
@@ -222,16 +217,16 @@ func (r *run) run(ctx context.Context) (*Report, error) {
 		if (rep.Errors.IO == 0 || cfg.ContinueOnError) && errors.Join(errs...) == nil && ctx.Err() == nil {
 			r.reset()
 			use := r.takeUsage()
-			start := r.now()
+			start := r.crew.Now()
 			errs = append(errs, r.phase(ctx, "run", cfg.Runtime, (*job).load, false))
-			rep.fill(r, time.Duration(r.now()-start), use)
+			rep.fill(r, time.Duration(r.crew.Now()-start), use)
 		}
 	}
 	if cfg.Verify && (cfg.VerifyOnly || !cfg.NoReadBack && cfg.writes()) && errors.Join(errs...) == nil && ctx.Err() == nil {
 		r.reset()
-		start := r.now()
+		start := r.crew.Now()
 		errs = append(errs, r.phase(ctx, "verify", 0, (*job).readBack, false))
-		rep.fillVerify(r, time.Duration(r.now()-start))
+		rep.fillVerify(r, time.Duration(r.crew.Now()-start))
 	}
 	if ctx.Err() != nil {
 		rep.Interrupted = true
@@ -253,63 +248,22 @@ func (r *run) reset() {
 // phase runs what on every job until all have ended, for at most limit if that is not 0.
 // With keep, the jobs' I/Os are not drained at the end: the next phase goes on with them.
 func (r *run) phase(ctx context.Context, name string, limit time.Duration, what func(*job) error, keep bool) error {
-	var wg sync.WaitGroup
-	errs := make([]error, len(r.jobs))
-	done := make(chan struct{})
-	for i, j := range r.jobs {
-		j.stop.Store(false)
+	for _, j := range r.jobs {
 		j.keep = keep
-		wg.Add(1)
-		go func() {
-			defer wg.Done()
-			errs[i] = what(j)
-		}()
-	}
-	go func() { wg.Wait(); close(done) }()
-
-	var over <-chan time.Time
-	if limit > 0 {
-		t := time.NewTimer(limit)
-		defer t.Stop()
-		over = t.C
-	}
-	second := time.NewTicker(time.Second)
-	defer second.Stop()
-	stop := func() <-chan time.Time {
-		for _, j := range r.jobs {
-			j.stop.Store(true)
-		}
-		return time.After(r.cfg.DrainTimeout)
 	}
 	start := time.Now()
 	last := start
-	cancelled := ctx.Done()
-	var late <-chan time.Time
-	for {
-		select {
-		case <-done:
-			r.collect()
-			return errors.Join(errs...)
-		case <-over:
-			over, late = nil, stop()
-		case <-cancelled:
-			cancelled, late = nil, stop()
-		case <-late:
-			late = nil
-			for _, j := range r.jobs {
-				j.interrupted.Store(true)
-				j.q.Interrupt()
-			}
-		case now := <-second.C:
-			iv := r.collect()
-			if r.cfg.Progress != nil {
-				d := now.Sub(last).Seconds()
-				r.cfg.Progress(Progress{Phase: name, Elapsed: now.Sub(start), Total: limit,
-					Read: iv.interval(Read, d), Write: iv.interval(Write, d), Errors: r.total.errors()})
-			}
-			last = now
+	err := r.crew.Run(ctx, limit, func(i int) error { return what(r.jobs[i]) }, func(now time.Time) {
+		iv := r.collect()
+		if r.cfg.Progress != nil {
+			d := now.Sub(last).Seconds()
+			r.cfg.Progress(Progress{Phase: name, Elapsed: now.Sub(start), Total: limit,
+				Read: iv.interval(Read, d), Write: iv.interval(Write, d), Errors: r.total.errors()})
 		}
-	}
+		last = now
+	})
+	r.collect()
+	return err
 }
 
 // collect moves the jobs' statistics into the total and returns what was moved.

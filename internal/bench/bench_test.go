@@ -5,6 +5,8 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 	"time"
@@ -319,7 +321,7 @@ func TestATargetThatNeverAnswersEndsInAnError(t *testing.T) {
 	target := &scripted{disk: make([]byte, 1<<20), bs: 512, hold: func() bool { return true }}
 	cfg := config("read")
 	cfg.Runtime, cfg.DrainTimeout = 10*time.Millisecond, 20*time.Millisecond
-	if _, err := Run(context.Background(), target, cfg); !errors.Is(err, errInterrupted) {
+	if _, err := Run(context.Background(), target, cfg); !errors.Is(err, ErrOutstanding) {
 		t.Errorf("%v", err)
 	}
 }
@@ -382,6 +384,40 @@ func TestReportKeepsItsKeys(t *testing.T) {
 	var s strings.Builder
 	if err := rep.WriteTable(&s); err != nil || !strings.Contains(s.String(), "p99.9") {
 		t.Errorf("%v\n%s", err, s.String())
+	}
+}
+
+// TestASparseFileIsSaidToBe: its reads look faster than the drive below is.
+func TestASparseFileIsSaidToBe(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "raw.img")
+	const mib = 1 << 20
+	if err := errors.Join(os.WriteFile(path, nil, 0o600), os.Truncate(path, 8*mib)); err != nil {
+		t.Fatal(err)
+	}
+	run := func(pattern string, offset, size int64) (*Report, string) {
+		t.Helper()
+		raw, err := OpenRaw(RawConfig{Path: path})
+		if err != nil {
+			t.Fatal(err)
+		}
+		rep, err := Run(context.Background(), raw, Config{Pattern: pattern, BlockBytes: 65536, IODepth: 1, Jobs: 1, OffsetBytes: offset, SizeBytes: size})
+		var b strings.Builder
+		if err = errors.Join(err, rep.WriteTable(&b), raw.Close()); err != nil {
+			t.Fatal(err)
+		}
+		return rep, b.String()
+	}
+	if rep, text := run("write", mib, 2*mib); rep.Target.UnwrittenBytes != 2*mib || strings.Contains(text, "not written") {
+		t.Errorf("writing: %d bytes\n%s", rep.Target.UnwrittenBytes, text)
+	}
+	for _, c := range []struct {
+		offset, size, unwritten int64
+		says                    string
+	}{{0, 8 * mib, 6 * mib, "75 %"}, {0, 2 * mib, mib, "50 %"}, {2 * mib, 4 * mib, 3 * mib, "75 %"}, {mib, 2 * mib, 0, ""}, {4 * mib, mib, mib, "100 %"}} {
+		rep, text := run("read", c.offset, c.size)
+		if rep.Target.UnwrittenBytes != c.unwritten || (c.says == "") == strings.Contains(text, "not written") || !strings.Contains(text, c.says) {
+			t.Errorf("%d bytes from %d on: %d unwritten, want %d\n%s", c.size, c.offset, rep.Target.UnwrittenBytes, c.unwritten, text)
+		}
 	}
 }
 

@@ -4,16 +4,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"math"
 	"math/bits"
 	"sync"
-	"sync/atomic"
 	"time"
 )
-
-// earlyWake is how long before an operation is due a job stops sleeping and looks at the
-// clock instead: timers are not that exact.
-const earlyWake = 120 * time.Microsecond
 
 // busyBit marks, in job.gen, a block with an I/O outstanding; unknownGen one whose
 // content is open after a failed write.
@@ -21,8 +15,6 @@ const (
 	busyBit    = 1 << 31
 	unknownGen = busyBit - 1
 )
-
-var errInterrupted = errors.New("I/Os are still outstanding after the time allowed for them to end")
 
 // job is one goroutine's load.
 type job struct {
@@ -49,13 +41,9 @@ type job struct {
 	gen   []uint32 // with Verify: by block, generation of the last write, and busyBit
 	since int      // writes since the last Flush
 
-	// interval and due schedule under a rate, in nanoseconds of run.now.
-	interval float64
-	due      float64
-
-	stop        atomic.Bool
-	interrupted atomic.Bool
-	keep        bool
+	pacer  Pacer
+	worker *Worker
+	keep   bool
 
 	mu  sync.Mutex
 	cur *stats
@@ -88,9 +76,6 @@ func newJob(ctx context.Context, r *run, i int, t Target) (*job, error) {
 	if cfg.Verify {
 		j.gen = make([]uint32, count)
 	}
-	if cfg.RateIOPS > 0 {
-		j.interval = 1e9 * float64(cfg.Jobs) / cfg.RateIOPS
-	}
 	for k := range j.slots {
 		b, free, err := t.Buffer(cfg.BlockBytes)
 		if err != nil {
@@ -108,6 +93,7 @@ func newJob(ctx context.Context, r *run, i int, t Target) (*job, error) {
 	if j.q, err = t.OpenQueue(ctx, cfg.IODepth); err != nil {
 		return nil, errors.Join(err, j.release())
 	}
+	j.worker = r.crew.Add(j.q)
 	return j, nil
 }
 
@@ -134,8 +120,8 @@ func (j *job) take() *stats {
 
 // load is the main phase.
 func (j *job) load() error {
-	if j.interval > 0 && j.due == 0 {
-		j.due = float64(j.r.now()) + j.interval*float64(j.id)/float64(j.cfg.Jobs)
+	if c := j.cfg; c.RateIOPS > 0 && !j.pacer.On() { // else it goes on after the ramp
+		j.pacer = NewPacer(PacerConfig{PerSec: c.RateIOPS, Poisson: c.Poisson, BeginNS: j.r.crew.Now(), Worker: j.id, Workers: c.Jobs})
 	}
 	return j.loop(j.build)
 }
@@ -143,7 +129,7 @@ func (j *job) load() error {
 // readBack reads every block that was written in this run, or with VerifyOnly all.
 func (j *job) readBack() error {
 	j.next[Read] = 0
-	j.interval = 0
+	j.pacer = Pacer{}
 	return j.loop(j.buildReadBack)
 }
 
@@ -153,17 +139,15 @@ func (j *job) loop(build func(*Op, *slot) bool) error { // hot: 0 allocs per I/O
 	more := true
 	queued := 0 // j.ops[:queued] are built and not yet taken by the queue
 	for {
-		now := j.r.now()
-		more = more && !j.stop.Load()
+		now := j.r.crew.Now()
+		_, stopped := j.worker.Stopped()
+		more = more && !stopped
 		wait := time.Duration(-1)
 		for more && len(j.free) > 0 {
-			at := now
-			if j.interval > 0 {
-				if due := int64(j.due); due > now {
-					wait = time.Duration(due - now)
-					break
-				}
-				at = int64(j.due)
+			at, early := j.pacer.Due(now)
+			if early > 0 {
+				wait = early
+				break
 			}
 			i := j.free[len(j.free)-1]
 			s, o := &j.slots[i], &j.ops[queued]
@@ -172,8 +156,8 @@ func (j *job) loop(build func(*Op, *slot) bool) error { // hot: 0 allocs per I/O
 				more = false
 				break
 			}
-			if j.interval > 0 {
-				j.advance()
+			if j.pacer.On() {
+				j.pacer.Advance(float64(j.random()>>11+1) / (1 << 53))
 			}
 			s.at, s.kind = at, o.Kind
 			j.free = j.free[:len(j.free)-1]
@@ -187,17 +171,11 @@ func (j *job) loop(build func(*Op, *slot) bool) error { // hot: 0 allocs per I/O
 			queued = copy(j.ops, j.ops[n:queued])
 		}
 		out := len(j.slots) - len(j.free)
-		if !more && (out == 0 || j.keep && j.stop.Load() && queued == 0) {
+		if !more && (out == 0 || j.keep && stopped && queued == 0) {
 			return nil
 		}
-		if wait > earlyWake {
-			wait -= earlyWake
-		} else if wait > 0 {
-			wait = 0
-		}
-		if out == 0 && wait > 0 {
-			// Nothing to wait for but the clock, and the stop flag.
-			time.Sleep(min(wait, 50*time.Millisecond))
+		wait, ok := PollWait(wait, out)
+		if !ok {
 			continue
 		}
 		n, err := j.q.Poll(j.dones, wait)
@@ -205,26 +183,16 @@ func (j *job) loop(build func(*Op, *slot) bool) error { // hot: 0 allocs per I/O
 			if ierr := j.finish(j.dones[:n]); ierr != nil && !j.cfg.ContinueOnError {
 				more = false
 				j.keep = false
-				j.r.abort()
+				j.r.crew.Stop()
 			}
+		}
+		if err := j.worker.Interrupted(out-n, len(j.slots)); err != nil {
+			return err
 		}
 		if err != nil {
 			return err
 		}
-		if j.interrupted.Load() {
-			return fmt.Errorf("%d of the %d %w", out-n, len(j.slots), errInterrupted)
-		}
 	}
-}
-
-// advance moves the schedule to the next operation.
-func (j *job) advance() {
-	if !j.cfg.Poisson {
-		j.due += j.interval
-		return
-	}
-	u := float64(j.random()>>11+1) / (1 << 53) // in (0, 1]
-	j.due += -math.Log(u) * j.interval
 }
 
 func (j *job) random() uint64 {
@@ -234,7 +202,7 @@ func (j *job) random() uint64 {
 
 // finish records completions. It returns an I/O's error if there was one.
 func (j *job) finish(dones []Done) (failed error) { // hot: 0 allocs
-	now := j.r.now()
+	now := j.r.crew.Now()
 	j.mu.Lock()
 	defer j.mu.Unlock()
 	st := j.cur
@@ -253,7 +221,7 @@ func (j *job) finish(dones []Done) (failed error) { // hot: 0 allocs
 			continue
 		}
 		// The only error is a value above the bound.
-		if st.hist[s.kind].RecordValue(min(now-s.at, maxLatencyNS)) != nil {
+		if st.hist[s.kind].RecordValue(min(now-s.at, MaxLatencyNS)) != nil {
 			st.failed[s.kind]++
 		}
 		if s.kind == Flush {

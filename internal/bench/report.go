@@ -28,6 +28,9 @@ type Report struct {
 		Name      string `json:"name"`
 		SizeBytes int64  `json:"sizeBytes"`
 		BlockSize int    `json:"blockSize"`
+		// UnwrittenBytes of the region held no data when the run began. Reads of them are answered without a drive, which makes
+		// a sparse file look fast.
+		UnwrittenBytes int64 `json:"unwrittenBytes,omitempty"`
 	} `json:"target"`
 	Workload struct {
 		Pattern        string  `json:"rw"`
@@ -119,7 +122,7 @@ type ProcessUsage struct {
 func (r *run) newReport() *Report {
 	rep := &Report{APIVersion: APIVersion, Kind: "BlockReport", StartedAt: r.begin.UTC()}
 	c := &r.cfg
-	rep.Target.Name, rep.Target.SizeBytes, rep.Target.BlockSize = r.info.Name, r.info.SizeBytes, r.info.BlockSize
+	rep.Target.Name, rep.Target.SizeBytes, rep.Target.BlockSize, rep.Target.UnwrittenBytes = r.info.Name, r.info.SizeBytes, r.info.BlockSize, r.unwritten
 	w := &rep.Workload
 	w.Pattern, w.ReadPercent, w.BlockBytes, w.IODepth, w.Jobs = c.Pattern, c.ReadPercent, c.BlockBytes, c.IODepth, c.Jobs
 	switch c.Pattern {
@@ -141,14 +144,11 @@ func (rep *Report) fill(r *run, elapsed time.Duration, from usage) {
 	rep.ElapsedSeconds = elapsed.Seconds()
 	st := &r.total
 	rep.Read, rep.Write, rep.Flush = st.direction(Read, elapsed), st.direction(Write, elapsed), st.direction(Flush, elapsed)
-	wall := to.at.Sub(from.at).Seconds()
-	rep.Self.CPUPercent = 100 * (to.self - from.self).Seconds() / wall
-	rep.Self.GCCycles = to.gcs - from.gcs
-	if n := st.ios(); n > 0 {
-		rep.Self.AllocsPerIO = float64(to.mallocs-from.mallocs) / float64(n)
-	}
+	rep.Self.CPUPercent = to.CPUPercentSince(&from.Usage)
+	rep.Self.GCCycles = to.GCs - from.GCs
+	rep.Self.AllocsPerIO = to.AllocsPer(uint64(st.ios()), &from.Usage)
 	if from.targetOK && to.targetOK {
-		rep.TargetProcess = &ProcessUsage{PID: r.cfg.TargetPID, CPUPercent: 100 * (to.target - from.target).Seconds() / wall}
+		rep.TargetProcess = &ProcessUsage{PID: r.cfg.TargetPID, CPUPercent: percent(to.target-from.target, to.At.Sub(from.At))}
 	}
 	if c := to.credit; c.On {
 		rep.Credit = &CreditUse{SSD: c.SSD, Units: c.Units, Waits: c.Waits - from.credit.Waits}
@@ -198,10 +198,11 @@ func (s *stats) direction(k Kind, elapsed time.Duration) *Direction {
 	}
 	sec := elapsed.Seconds()
 	return &Direction{IOs: h.TotalCount(), Bytes: s.bytes[k], IOPS: float64(h.TotalCount()) / sec, BytesPerSec: float64(s.bytes[k]) / sec,
-		LatencyNS: latencies(h)}
+		LatencyNS: Latencies(h)}
 }
 
-func latencies(h *hdrhistogram.Histogram) LatencyNS {
+// Latencies says what is in a histogram of nanoseconds.
+func Latencies(h *hdrhistogram.Histogram) LatencyNS {
 	return LatencyNS{Min: h.Min(), Mean: math.Round(h.Mean()), StdDev: math.Round(h.StdDev()), P50: h.ValueAtPercentile(50), P90: h.ValueAtPercentile(90),
 		P95: h.ValueAtPercentile(95), P99: h.ValueAtPercentile(99), P999: h.ValueAtPercentile(99.9), P9999: h.ValueAtPercentile(99.99), Max: h.Max()}
 }
@@ -236,6 +237,9 @@ func (rep *Report) WriteTable(w io.Writer) error {
 		return err
 	}
 	b.WriteByte('\n')
+	if n := rep.Target.UnwrittenBytes; n > 0 && rep.Read != nil {
+		fmt.Fprintf(&b, "of the region %.0f %% were not written before: reads there do not reach a drive, and the figures are not the drive's\n", 100*float64(n)/float64(wl.SizeBytes))
+	}
 	fmt.Fprintf(&b, "jbofbench: %.0f %% of a CPU, %d GC cycles, %.4f allocs/IO\n", rep.Self.CPUPercent, rep.Self.GCCycles, rep.Self.AllocsPerIO)
 	if p := rep.TargetProcess; p != nil {
 		fmt.Fprintf(&b, "target process %d: %.0f %% of a CPU\n", p.PID, p.CPUPercent)

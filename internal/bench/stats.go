@@ -2,9 +2,11 @@ package bench
 
 import "github.com/HdrHistogram/hdrhistogram-go"
 
-// Latency histograms reach from 1 ns to 10 min with three significant digits; what is longer
-// counts as 10 min.
-const maxLatencyNS = 600e9
+// MaxLatencyNS is 10 min: what takes longer counts as that.
+const MaxLatencyNS = 600e9
+
+// NewHistogram makes one for latencies from 1 ns to MaxLatencyNS, with three significant digits.
+func NewHistogram() *hdrhistogram.Histogram { return hdrhistogram.New(1, MaxLatencyNS, 3) }
 
 // stats counts one stretch of time. Index is Kind.
 type stats struct {
@@ -23,7 +25,7 @@ const maxMessages = 8
 func newStats() stats {
 	var s stats
 	for k := range s.hist {
-		s.hist[k] = hdrhistogram.New(1, maxLatencyNS, 3)
+		s.hist[k] = NewHistogram()
 	}
 	return s
 }

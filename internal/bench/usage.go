@@ -13,35 +13,56 @@ import (
 	"jbofd/client"
 )
 
-// usage is what this process and the target's have used up at a moment.
+// Usage is what this process has used up at a moment.
+type Usage struct {
+	At      time.Time
+	CPU     time.Duration
+	Mallocs uint64
+	GCs     uint32
+}
+
+// TakeUsage looks at this process.
+func TakeUsage() Usage {
+	var m runtime.MemStats
+	runtime.ReadMemStats(&m)
+	u := Usage{At: time.Now(), Mallocs: m.Mallocs, GCs: m.NumGC}
+	var ru unix.Rusage
+	if unix.Getrusage(unix.RUSAGE_SELF, &ru) == nil {
+		u.CPU = time.Duration(ru.Utime.Nano() + ru.Stime.Nano())
+	}
+	return u
+}
+
+// CPUPercentSince is how much of one processor was used since from.
+func (u *Usage) CPUPercentSince(from *Usage) float64 {
+	return percent(u.CPU-from.CPU, u.At.Sub(from.At))
+}
+
+// AllocsPer is how many allocations since from there are for each of n operations.
+func (u *Usage) AllocsPer(n uint64, from *Usage) float64 {
+	if n == 0 {
+		return 0
+	}
+	return float64(u.Mallocs-from.Mallocs) / float64(n)
+}
+
+func percent(part, whole time.Duration) float64 { return 100 * part.Seconds() / whole.Seconds() }
+
+// usage is what this process and the target's have used up at a moment, and the target's credit.
 type usage struct {
-	at       time.Time
-	self     time.Duration
+	Usage
 	target   time.Duration
 	targetOK bool
-	mallocs  uint64
-	gcs      uint32
 	credit   client.Credit
 }
 
 // takeUsage looks at both processes and at the target's credit.
 func (r *run) takeUsage() usage {
-	u := processUsage(r.cfg.TargetPID)
+	u := usage{Usage: TakeUsage()}
 	if r.credit != nil {
 		u.credit = r.credit()
 	}
-	return u
-}
-
-func processUsage(pid int) usage {
-	var m runtime.MemStats
-	runtime.ReadMemStats(&m)
-	u := usage{at: time.Now(), mallocs: m.Mallocs, gcs: m.NumGC}
-	var ru unix.Rusage
-	if unix.Getrusage(unix.RUSAGE_SELF, &ru) == nil {
-		u.self = time.Duration(ru.Utime.Nano() + ru.Stime.Nano())
-	}
-	if pid != 0 {
+	if pid := r.cfg.TargetPID; pid != 0 {
 		if d, err := processCPU(pid); err == nil {
 			u.target, u.targetOK = d, true
 		}

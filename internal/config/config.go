@@ -133,7 +133,9 @@ type SSD struct {
 	Policy string `yaml:"policy" default:"jbof" oneof:"jbof|gimbal|fifo|reflex|flashfq"`
 	// BackgroundWeight is the share that the key-value stores on the drive have for compaction, checkpoints and recovery, against the weights of tenants. Writers wait for compaction when it falls behind.
 	BackgroundWeight int `yaml:"background_weight" default:"4" min:"1" max:"10000"`
-	// Calibrate measures the drive with a quarter of a second of reads when the daemon starts, so that policy jbof knows it from the first I/O on. Without, it starts from what is common and learns.
+	// KVSwap is how much of the drive is a swap area, a multiple of 1MiB and at least 16MiB; 0: none. While another drive has much more to do than this one, writes to that drive's key-value namespaces go here, and come home when it has time. As long as there are some, those namespaces do not open without this drive. Another size at a restart makes another area; the old one is freed when its keys are at home.
+	KVSwap Bytes `yaml:"kv_swap" default:"0" min:"0" max:"64GiB"`
+	// Calibrate measures the drive with a quarter of a second of reads when the daemon starts, so that policy jbof knows it from the first I/O on. Without, and on a drive that holds less than 64 MiB, it starts from what is common and learns.
 	Calibrate bool `yaml:"calibrate" default:"true"`
 	// Fault makes the drive fail on purpose, for tests.
 	Fault *Fault `yaml:"fault,omitempty"`

@@ -159,6 +159,7 @@ func (v *validator) ssds() {
 		v.complain("listeners", "none, so that no host could connect; allowed: one or more")
 	}
 	names, paths := v.unique("ssd name"), v.unique("ssd path")
+	areas := 0
 	for i, s := range v.c.SSDs {
 		p := index("ssds", i)
 		if !v.ok(p) {
@@ -166,6 +167,10 @@ func (v *validator) ssds() {
 		}
 		v.name(join(p, "name"), s.Name)
 		names.add(join(p, "name"), s.Name)
+		if s.KVSwap > 0 {
+			areas++
+			v.swap(join(p, "kv_swap"), s, areas)
+		}
 		if !v.ok(join(p, "backend")) {
 			continue
 		}
@@ -223,6 +228,25 @@ func (v *validator) ssds() {
 		if sizeOK && s.Size != 0 && (s.Size < label.MinDeviceBytes || s.Size%sizeAlign != 0) {
 			v.complain(join(p, "size"), "%s is not a drive's size; allowed: a multiple of %s, %s or more", s.Size, sizeAlign, Bytes(label.MinDeviceBytes))
 		}
+	}
+}
+
+// The least that a swap area needs to be of use, and how many there can be: a namespace keeps a list.
+const (
+	minSwap       = Bytes(16 << 20)
+	maxSwapDrives = 32
+)
+
+// swap checks the swap area of a drive, the n-th.
+func (v *validator) swap(path string, s SSD, n int) {
+	switch {
+	case !v.ok(path):
+	case s.KVSwap < minSwap || s.KVSwap%label.AlignBytes != 0:
+		v.complain(path, "%s is not the size of a swap area; allowed: 0, or a multiple of %s, %s or more", s.KVSwap, Bytes(label.AlignBytes), minSwap)
+	case len(v.c.SSDs) == 1:
+		v.complain(path, "%s, but there is no other drive whose namespaces could use it; allowed: 0, or configure another drive", s.KVSwap)
+	case n > maxSwapDrives:
+		v.complain(path, "%s, but %d drives before have a swap area; allowed: at most %d", s.KVSwap, maxSwapDrives, maxSwapDrives)
 	}
 }
 
@@ -360,6 +384,11 @@ func (v *validator) extents() {
 		over  bool
 	}
 	on := map[string]*need{}
+	for i, s := range v.c.SSDs {
+		if p := index("ssds", i); s.KVSwap > 0 && v.ok(p) && v.ok(join(p, "kv_swap")) && on[s.Name] == nil {
+			on[s.Name] = &need{sum: s.KVSwap, names: []string{fmt.Sprintf("its swap area (%s, %s)", s.KVSwap, v.line(join(p, "kv_swap")))}, last: join(p, "kv_swap")}
+		}
+	}
 	for i, s := range v.c.Subsystems {
 		for j, n := range s.Namespaces {
 			p := index(join(index("subsystems", i), "namespaces"), j)
@@ -385,11 +414,15 @@ func (v *validator) extents() {
 		}
 		room := Bytes(label.DataEnd(int64(s.Size))-label.AlignBytes) / label.AlignBytes * label.AlignBytes
 		if s.Size > 0 && v.ok(join(index("ssds", i), "size")) && (d.over || d.sum > room) {
-			v.complain(d.last, "the namespaces on ssd %s would overlap, they do not fit side by side: %s; allowed: %s together, which is its size without the labels",
-				s.Name, strings.Join(d.names, ", "), room)
+			what := "the namespaces"
+			if s.KVSwap > 0 {
+				what = "namespaces and swap area"
+			}
+			v.complain(d.last, "%s on ssd %s would overlap, they do not fit side by side: %s; allowed: %s together, which is its size without the labels",
+				what, s.Name, strings.Join(d.names, ", "), room)
 		}
 		if len(d.names) > label.MaxExtents {
-			v.complain(d.last, "%d namespaces on ssd %s; allowed: at most %d on one drive", len(d.names), s.Name, label.MaxExtents)
+			v.complain(d.last, "%d namespaces and swap areas on ssd %s; allowed: at most %d on one drive", len(d.names), s.Name, label.MaxExtents)
 		}
 	}
 }

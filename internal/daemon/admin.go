@@ -49,6 +49,7 @@ func (n *Node) serveAdmin() error {
 	get(admin.PathSubsystems, n.listSubsystems)
 	get(admin.PathConnections, n.listConnections)
 	get(admin.PathTenants, n.listTenants)
+	get(admin.PathSwap, n.listSwap)
 	post := func(pattern string, do func(*http.Request) error) {
 		mux.HandleFunc("POST "+pattern, func(w http.ResponseWriter, r *http.Request) {
 			// A change takes its time; who asked for it wants to know how it ended.
@@ -63,12 +64,17 @@ func (n *Node) serveAdmin() error {
 	post(admin.PathReload, func(*http.Request) error { return n.Reload() })
 	post(admin.PathNamespaceDelete, func(r *http.Request) error {
 		var what admin.DeleteNamespace
-		d := json.NewDecoder(http.MaxBytesReader(nil, r.Body, 4<<10))
-		d.DisallowUnknownFields()
-		if err := d.Decode(&what); err != nil {
-			return fmt.Errorf("request body: %w", err)
+		if err := readJSON(r, &what); err != nil {
+			return err
 		}
 		return n.DeleteNamespace(what.UUID)
+	})
+	post(admin.PathSwapDiscard, func(r *http.Request) error {
+		var what admin.DiscardSwap
+		if err := readJSON(r, &what); err != nil {
+			return err
+		}
+		return n.DiscardSwap(what.UUID)
 	})
 	srv := &http.Server{Handler: mux, ReadTimeout: 5 * time.Second, WriteTimeout: 30 * time.Second, MaxHeaderBytes: 8 << 10}
 	done := make(chan struct{})
@@ -85,6 +91,16 @@ func (n *Node) serveAdmin() error {
 		_ = srv.Shutdown(ctx)
 		<-done
 	})
+	return nil
+}
+
+// readJSON reads what a request asks for.
+func readJSON(r *http.Request, into any) error {
+	d := json.NewDecoder(http.MaxBytesReader(nil, r.Body, 4<<10))
+	d.DisallowUnknownFields()
+	if err := d.Decode(into); err != nil {
+		return fmt.Errorf("request body: %w", err)
+	}
 	return nil
 }
 
@@ -140,8 +156,11 @@ func (n *Node) listSSDs() any {
 	return l
 }
 
-// standsOn reports whether a namespace of cfg stands on an extent of that drive.
+// standsOn reports whether a namespace of cfg stands on an extent of that drive, or cfg wants the swap area on it.
 func standsOn(cfg *config.Config, ssd string, e label.Extent) bool {
+	if s, err := cfg.SSD(ssd); err == nil && e.Use == label.Swap {
+		return int64(s.KVSwap) == e.LengthBytes
+	}
 	for _, s := range cfg.Subsystems {
 		for _, ns := range s.Namespaces {
 			if s.NQN == e.NQN && ns.NSID == e.NSID && ns.SSD == ssd {
@@ -173,14 +192,18 @@ func (n *Node) namespaceInfo(nqn string, nc config.Namespace) admin.Namespace {
 		i.BlockSize = 0
 	}
 	for _, d := range n.ssds {
+		if d.name == nc.SSD && d.err != nil {
+			i.Error = d.err.Error()
+		}
 		if d.name == nc.SSD && d.label != nil {
 			lab := d.label.Label()
 			if k := lab.FindNamespace(nqn, nc.NSID); k >= 0 {
 				i.UUID = lab.Extents[k].UUID.String()
 				if s := n.store(lab.Extents[k].UUID); s != nil {
 					st := s.Stats()
-					i.Objects, i.UsedBytes = st.Objects, st.LiveBytes
+					i.Objects, i.UsedBytes, i.SwappedKeys = st.Objects, st.LiveBytes, st.Swap.Keys
 				}
+				i.Error = n.whyLeftOut(lab.Extents[k].UUID)
 			}
 		}
 	}
@@ -218,6 +241,9 @@ func (n *Node) DeleteNamespace(uuid string) error {
 			continue
 		}
 		e := lab.Extents[i]
+		if e.Use == label.Swap {
+			return fmt.Errorf("%s is a swap area of ssd %s, not a namespace: see jbofctl swap", uuid, d.name)
+		}
 		if standsOn(n.cfg, d.name, e) {
 			return fmt.Errorf("namespace %s is configured (subsystem %s, nsid %d): take it out of the configuration and reload first", uuid, e.NQN, e.NSID)
 		}
@@ -226,6 +252,11 @@ func (n *Node) DeleteNamespace(uuid string) error {
 		}
 		if err := d.label.Update(func(l *label.Label) error { return l.Free(e.UUID) }); err != nil {
 			return fmt.Errorf("ssd %s: %w", d.name, err)
+		}
+		for _, a := range n.swapAreas() {
+			if a.Area != nil {
+				a.Forget(e.UUID)
+			}
 		}
 		n.log.Info("namespace deleted, its extent is free", "ssd", d.name, "uuid", uuid, "subsystem", e.NQN, "nsid", e.NSID,
 			"size", config.Bytes(e.LengthBytes).String())

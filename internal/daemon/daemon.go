@@ -78,6 +78,7 @@ type Node struct {
 	tel       *telemetry.Telemetry
 	pool      *bufpool.Pool
 	ssds      []*drive // in the configuration's order
+	areas     swapAreas
 	stores    stores
 	fab       *fabric.Fabric
 	tcp       *serve.Server
@@ -150,7 +151,7 @@ func watchdog() (stop func()) {
 // start brings everything up; on error it takes down what it had.
 func start(opts Options) (_ *Node, err error) {
 	cfg := opts.Config
-	n := &Node{opts: opts, cfg: cfg, level: new(slog.LevelVar), stopping: make(chan struct{}), stores: stores{open: map[label.UUID]*store{}}}
+	n := &Node{opts: opts, cfg: cfg, level: new(slog.LevelVar), stopping: make(chan struct{}), stores: stores{open: map[label.UUID]*store{}, left: map[label.UUID]leftOut{}}}
 	n.beginStop = sync.OnceFunc(func() { close(n.stopping) })
 	defer func() {
 		if err != nil {
@@ -189,12 +190,16 @@ func start(opts Options) (_ *Node, err error) {
 	if err := n.openSSDs(); err != nil {
 		return nil, err
 	}
-	n.closing(n.closeStores)
+	n.closing(n.closeAreas)
+	if err := n.openAreas(); err != nil {
+		return nil, err
+	}
+	n.closing(func() { n.closeStores(closeStoresTimeout) })
 	if err := n.startTarget(); err != nil {
 		return nil, err
 	}
 	n.tel.SetScheduling(n.scheduling)
-	n.tel.SetKV(n.kvStats)
+	n.tel.SetKV(n.kvStats, n.swapStats)
 	if err := n.listen(); err != nil {
 		return nil, err
 	}
@@ -205,6 +210,9 @@ func start(opts Options) (_ *Node, err error) {
 		return nil, err
 	}
 	n.serve()
+	n.reload.Lock()
+	n.freeAreas()
+	n.reload.Unlock()
 	return n, nil
 }
 
@@ -318,6 +326,7 @@ func (n *Node) Reload() error {
 				n.cfgMu.Lock()
 				n.cfg = cfg
 				n.cfgMu.Unlock()
+				n.freeAreas()
 				n.log.Info("configuration reloaded", "changes", ch.String())
 			}
 		}
@@ -341,6 +350,11 @@ func (n *Node) stop() {
 	if errors.Is(ctx.Err(), context.DeadlineExceeded) {
 		n.log.Warn("commands are still under way after drain_timeout; closing their connections")
 	}
+	// What is in swap areas may come home as long as commands could have taken.
+	homeComing := time.Duration(0)
+	if end, ok := ctx.Deadline(); ok && n.swappedKeys() > 0 {
+		homeComing = max(time.Until(end), 0)
+	}
 	closed := make(chan struct{})
 	go func() {
 		defer close(closed)
@@ -348,13 +362,14 @@ func (n *Node) stop() {
 		if n.rdma != nil {
 			n.rdma.Close()
 		}
+		n.closeStores(homeComing + closeStoresTimeout)
 		n.flushDrives()
 		n.close()
 	}()
 	select {
 	case <-closed:
 		n.log.Info("stopped")
-	case <-time.After(closeTimeout):
+	case <-time.After(homeComing + closeTimeout):
 		// A drive that does not answer keeps its queue from closing. The process ends all
 		// the same: what was acknowledged is as durable as it was said to be.
 		n.log.Error("a drive still has not answered; stopped without closing it")

@@ -357,6 +357,8 @@ func (p *plannedLabel) extent(nqn string, nc config.Namespace) (e label.Extent, 
 			return e, false, fmt.Errorf("block_size %d: the namespace was made with %d", nc.BlockSize, 1<<e.BlockShift)
 		case nc.UUID != "" && nc.UUID != e.UUID.String():
 			return e, false, fmt.Errorf("uuid %s: the namespace was made with %s", nc.UUID, e.UUID)
+		case use == label.KV && int64(nc.Size) != e.LengthBytes:
+			return e, false, fmt.Errorf("size %s: the namespace has %s, which is for life where there are keys and values", nc.Size, config.Bytes(e.LengthBytes))
 		case int64(nc.Size) < e.LengthBytes:
 			return e, false, fmt.Errorf("size %s: the namespace has %s and cannot shrink", nc.Size, config.Bytes(e.LengthBytes))
 		case int64(nc.Size) == e.LengthBytes:

@@ -38,6 +38,15 @@ type store struct {
 type stores struct {
 	mu   sync.Mutex
 	open map[label.UUID]*store
+	// left are those that could not be opened and are left out.
+	left map[label.UUID]leftOut
+}
+
+// leftOut is a store that could not be opened.
+type leftOut struct {
+	// component is what it is called where the daemon says what is not ready.
+	component string
+	err       error
 }
 
 // kvPlan is a key-value namespace that a configuration asks for.
@@ -55,7 +64,7 @@ type kvPlan struct {
 // openStores opens the partitions that plan needs and that are not open, all at once. A fresh one is
 // formatted before the label says that it is there: a crash in between leaves free space and nothing else.
 // If one fails, those opened here are closed again; with leaveOut only a fresh one is a failure, and others go
-// into the namespaces that are left out.
+// into the namespaces that are left out. One that is left out already stays so.
 func (n *Node) openStores(plan []*kvPlan, leaveOut bool) (opened []*kvPlan, err error) {
 	var all sync.WaitGroup
 	for _, p := range plan {
@@ -72,11 +81,11 @@ func (n *Node) openStores(plan []*kvPlan, leaveOut bool) (opened []*kvPlan, err 
 			continue
 		}
 		p.err = fmt.Errorf("subsystem %s, namespace %d: ssd %s: %w", p.extent.NQN, p.cfg.NSID, p.cfg.SSD, p.err)
-		if p.fresh || !leaveOut {
+		if p.fresh || !leaveOut && n.whyLeftOut(p.extent.UUID) == "" {
 			errs = append(errs, p.err)
 			continue
 		}
-		n.tel.Health().Block(fmt.Sprintf("namespace %s %d", p.extent.NQN, p.cfg.NSID), p.err.Error())
+		n.leaveOut(p)
 		n.log.Error("namespace left out", "subsystem", p.extent.NQN, "nsid", p.cfg.NSID, "ssd", p.cfg.SSD, "error", p.err)
 	}
 	if len(errs) > 0 {
@@ -84,6 +93,36 @@ func (n *Node) openStores(plan []*kvPlan, leaveOut bool) (opened []*kvPlan, err 
 		return nil, errors.Join(errs...)
 	}
 	return opened, nil
+}
+
+// leaveOut remembers that a store could not be opened.
+func (n *Node) leaveOut(p *kvPlan) {
+	l := leftOut{component: fmt.Sprintf("namespace %s %d", p.extent.NQN, p.cfg.NSID), err: p.err}
+	n.stores.mu.Lock()
+	n.stores.left[p.extent.UUID] = l
+	n.stores.mu.Unlock()
+	n.tel.Health().Block(l.component, l.err.Error())
+}
+
+// takeIn forgets that a store could not be opened: it is, or nobody wants it any more.
+func (n *Node) takeIn(u label.UUID) {
+	n.stores.mu.Lock()
+	l, was := n.stores.left[u]
+	delete(n.stores.left, u)
+	n.stores.mu.Unlock()
+	if was {
+		n.tel.Health().Clear(l.component)
+	}
+}
+
+// whyLeftOut is why a store could not be opened, or "".
+func (n *Node) whyLeftOut(u label.UUID) string {
+	n.stores.mu.Lock()
+	defer n.stores.mu.Unlock()
+	if l, was := n.stores.left[u]; was {
+		return l.err.Error()
+	}
+	return ""
 }
 
 // openStore opens or formats one.
@@ -103,13 +142,17 @@ func (n *Node) openStore(p *kvPlan) (*store, error) {
 			GroupBytes: int(kv.GroupBytes), GroupDelayNS: int64(max(kv.GroupDelay, 1)), ScrubBytesPerSec: int64(kv.ScrubRate),
 			Format: p.fresh, UUID: p.extent.UUID, HashSeed: binary.LittleEndian.Uint64(seed[:]),
 		},
+		Swap:    partition.SwapConfig{Areas: n.lenders(p.drive)},
 		Damaged: func(d kvstore.Damage) { log.Error("a record is not what was written", "damage", fmt.Sprintf("%+v", d)) },
+		Opening: func(what string, read, of int) {
+			log.Info("key-value store is being opened", "reading", what, "read", read, "of", of, "for", time.Since(began).Round(time.Second).String())
+		},
 	})
 	if err != nil {
-		return nil, err
+		return nil, n.explain(err)
 	}
 	st := opened.Stats()
-	log.Info("key-value store opened", "objects", st.Objects, "took", time.Since(began).Round(time.Millisecond).String())
+	log.Info("key-value store opened", "objects", st.Objects, "swapped", st.Swap.Keys, "took", time.Since(began).Round(time.Millisecond).String())
 	return &store{Partition: opened, number: -1, nqn: p.extent.NQN, nsid: p.cfg.NSID}, nil
 }
 
@@ -123,7 +166,11 @@ func (n *Node) dropStores(plan []*kvPlan) {
 }
 
 func (n *Node) closeStore(s *store, patience time.Duration) {
-	if err := s.Close(patience); err != nil {
+	err := s.Close(patience)
+	switch {
+	case errors.Is(err, partition.ErrKeysOut):
+		n.log.Warn("key-value store stopped before its keys were at home; nothing is lost", "subsystem", s.nqn, "nsid", s.nsid, "error", err)
+	case err != nil:
 		n.log.Error("key-value store not stopped in order; nothing is lost", "subsystem", s.nqn, "nsid", s.nsid, "error", err)
 	}
 }
@@ -132,6 +179,11 @@ func (n *Node) closeStore(s *store, patience time.Duration) {
 // opened are not in the result.
 func (n *Node) adoptStores(plan []*kvPlan) (there map[*nvmeof.Namespace]bool) {
 	there = map[*nvmeof.Namespace]bool{}
+	for _, p := range plan {
+		if p.store != nil {
+			n.takeIn(p.extent.UUID)
+		}
+	}
 	n.stores.mu.Lock()
 	defer n.stores.mu.Unlock()
 	for _, p := range plan {
@@ -163,22 +215,41 @@ func (n *Node) retireStores(plan []*kvPlan) {
 			delete(n.stores.open, u)
 		}
 	}
+	var forgotten []label.UUID
+	for u := range n.stores.left {
+		if !keep[u] {
+			forgotten = append(forgotten, u)
+		}
+	}
 	n.stores.mu.Unlock()
+	for _, u := range forgotten {
+		n.takeIn(u)
+	}
 	for _, s := range gone {
 		n.fab.RemovePartition(s.number)
 		n.closeStore(s, removeStoreTimeout)
 	}
 }
 
+// swappedKeys is how many keys are in swap areas.
+func (n *Node) swappedKeys() (keys int64) {
+	n.stores.mu.Lock()
+	defer n.stores.mu.Unlock()
+	for _, s := range n.stores.open {
+		keys += s.Stats().Swap.Keys
+	}
+	return keys
+}
+
 // closeStores ends all of them; nobody asks them for anything any more.
-func (n *Node) closeStores() {
+func (n *Node) closeStores(patience time.Duration) {
 	n.stores.mu.Lock()
 	open := n.stores.open
 	n.stores.open = map[label.UUID]*store{}
 	n.stores.mu.Unlock()
 	var all sync.WaitGroup
 	for _, s := range open {
-		all.Go(func() { n.closeStore(s, closeStoresTimeout) })
+		all.Go(func() { n.closeStore(s, patience) })
 	}
 	all.Wait()
 }
@@ -205,6 +276,8 @@ func (n *Node) kvStats() (all []telemetry.KVStats) {
 			LiveBytes: st.LiveBytes, FreeBytes: st.FreeChunks * st.ChunkBytes, UserBytes: st.UserBytes, KeyLogBytes: st.KeyLogBytes,
 			ValueLogBytes: st.ValueLogBytes, MovedBytes: st.MovedBytes, CheckpointBytes: st.CheckpointBytes,
 			Compactions: st.Compactions, Checkpoints: st.Checkpoints, ScrubbedBytes: st.Scrubbed, DamagedRecords: st.Damaged, Waiting: st.Waiting,
+			SwapKeys: st.Swap.Keys, SwapPuts: st.Swap.Swapped, SwapReads: st.Swap.Reads, SwapReturned: st.Swap.Returned,
+			SwapMoved: st.Swap.Moved, SwapRefused: st.Swap.Refused, SwapFailures: st.Swap.Failures,
 		})
 	}
 	return all

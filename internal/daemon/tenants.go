@@ -1,6 +1,7 @@
 package daemon
 
 import (
+	"errors"
 	"sort"
 	"time"
 
@@ -24,6 +25,8 @@ func (n *Node) newPolicy(dev ssd.Device, sc config.SSD) (pipeline.Policy, error)
 		var err error
 		cfg.Profile, err = owner.Calibrate(dev, n.pool)
 		switch p := cfg.Profile; {
+		case errors.Is(err, owner.ErrBlank):
+			n.log.Info("drive is too empty to be measured; its policy starts from what is common", "ssd", sc.Name)
 		case err != nil:
 			n.log.Warn("drive could not be measured; its policy starts from what is common", "ssd", sc.Name, "error", err)
 		case p.LatencyNS > 0:

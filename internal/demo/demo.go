@@ -90,7 +90,7 @@ func Run(ctx context.Context, cfg Config) (err error) {
 	if path != "" {
 		args = []string{"--config", path}
 	}
-	out.say("starting %s %s (two file-backed drives in %s)", cfg.Daemon, strings.Join(args, " "), filepath.Join(cfg.Dir, "data"))
+	out.say("starting %s %s (three file-backed drives in %s)", cfg.Daemon, strings.Join(args, " "), filepath.Join(cfg.Dir, "data"))
 	d, err := startDaemon(&cfg, args)
 	if err != nil {
 		return err

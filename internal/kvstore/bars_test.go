@@ -3,8 +3,10 @@ package kvstore
 import (
 	"encoding/binary"
 	"math/rand/v2"
+	"reflect"
 	"testing"
 
+	"jbofd/internal/kvstore/chunks"
 	"jbofd/internal/kvstore/segtbl"
 	"jbofd/internal/pipeline"
 )
@@ -165,7 +167,7 @@ func TestServingAllocatesNothing(t *testing.T) {
 
 // TestWhatAPartitionHolds: the share of the partition that is user bytes when no more fits, and the DRAM.
 func TestWhatAPartitionHolds(t *testing.T) {
-	plainOnly(t)
+	PlainOnly(t)
 	for _, c := range []struct {
 		value int
 		least float64
@@ -182,7 +184,7 @@ func TestWhatAPartitionHolds(t *testing.T) {
 		}
 		st := d.s.Stats()
 		share := float64(st.Objects*int64(c.value)) / float64(size)
-		dram := (float64(st.Segments*segtbl.EntryBytes) + float64(size>>21)*12) / float64(st.Objects) // and the chunk table, with chunks of 2 MiB
+		dram := (float64(st.Segments*segtbl.EntryBytes) + float64(size>>21)*float64(reflect.TypeFor[chunks.Chunk]().Size())) / float64(st.Objects) // and the chunk table, with chunks of 2 MiB
 		t.Logf("%d B: %.1f %% user bytes, %.3f B of DRAM an object, %.2f bytes written per user byte, %+v", c.value, 100*share, dram, float64(d.wbytes)/float64(st.UserBytes), st)
 		if share < c.least {
 			t.Errorf("%d B: the partition holds %.1f %% user bytes, want %.0f", c.value, 100*share, 100*c.least)
@@ -223,7 +225,7 @@ func TestWhatAPartitionHolds(t *testing.T) {
 // written measures what is written for each user byte, in steady uniform overwrites.
 func written(tb testing.TB, cfg Config, fill float64, value int, warm, measured float64) (wa float64, b, st Stats) {
 	d := newInstant(tb, cfg)
-	rng := rand.New(rand.NewPCG(*seed, 1))
+	rng := rand.New(rand.NewPCG(*Seed, 1))
 	val := make([]byte, value)
 	n := int(fill * float64(cfg.PartitionBytes) / float64(value))
 	any := func(int) uint64 { return rng.Uint64N(uint64(n)) }
@@ -242,8 +244,8 @@ func written(tb testing.TB, cfg Config, fill float64, value int, warm, measured 
 }
 
 func TestWriteAmplification(t *testing.T) {
-	plainOnly(t)
-	t.Logf("-seed %d", *seed)
+	PlainOnly(t)
+	t.Logf("-seed %d", *Seed)
 	for _, c := range []struct{ fill, most, warm float64 }{{0.45, 2.06, 2}, {0.65, 3.3, 1}, {0.75, 5.6, 1}, {0.85, 20, 0.3}} {
 		// A 512th of it is a chunk, as of partitions of 1 GiB; but the smaller chunks lose more at their ends, and it
 		// has hardly settled: at 75 % it is 4.8 there (BenchmarkWritten).
@@ -254,5 +256,26 @@ func TestWriteAmplification(t *testing.T) {
 		if wa >= c.most {
 			t.Errorf("at %.0f %%: %.2f bytes written per user byte, want < %.2f", 100*c.fill, wa, c.most)
 		}
+	}
+}
+
+// A small value does not cost a block, though it is written alone: groups go on within the last block.
+func TestSmallGroupsShareBlocks(t *testing.T) {
+	d := newInstant(t, Config{PartitionBytes: 16 << 20, BlockSize: 4096, ChunkBytes: 128 << 10})
+	before := d.s.Stats()
+	const n = 2000
+	if got := d.put(0, n, func(i int) uint64 { return uint64(i) }, make([]byte, 256), 1); got < n {
+		t.Fatalf("Put %d ends with status %d", got, d.last.Status)
+	}
+	st := d.s.Stats()
+	if st.Compactions > 0 {
+		t.Fatalf("%d compactions, want none", st.Compactions)
+	}
+	// The values are 5 chunks, and the segments that were written 8.
+	if got := before.FreeChunks - st.FreeChunks; got > 18 {
+		t.Errorf("%d values of 256 bytes, one by one, take %d chunks of %d, want at most 18", n, got, st.ChunkBytes)
+	}
+	if st.Objects != n {
+		t.Errorf("%d objects, want %d", st.Objects, n)
 	}
 }

@@ -59,7 +59,7 @@ func BenchmarkWritten(b *testing.B) {
 		for _, block := range []int{512, 4096} {
 			b.Run(fmt.Sprintf("%.0f/%d", 100*fill, block), func(b *testing.B) {
 				for range b.N {
-					wa, _, _ := written(b, Config{PartitionBytes: 1 << 30, BlockSize: block}, fill, 1024, 1, 0.3)
+					wa, _, _ := written(b, Config{PartitionBytes: 1 << 30, BlockSize: block}, fill, 1024, 2, 0.3)
 					b.ReportMetric(wa, "B/userB")
 				}
 			})

@@ -139,7 +139,7 @@ func TestMoreWritersOfOneKeyThanThereIsRoomFor(t *testing.T) {
 
 // B6: a full partition says so, serves and deletes, and takes more when there is room.
 func TestAFullPartitionServesOn(t *testing.T) {
-	plainOnly(t)
+	kvstore.PlainOnly(t)
 	seed := seeds(t)
 	for i, size := range []int{1000, 100, 20000, 0} {
 		r := newRig(t, seed+uint64(i), variant(seed+uint64(i), []int64{40, 24, 64, 30}[i]))
@@ -195,7 +195,7 @@ func TestAFullPartitionServesOn(t *testing.T) {
 
 // B7: what a Get reads may be compacted and its chunk used again before the device gives it.
 func TestAGetThatTheDeviceHoldsReturnsWhatIsThere(t *testing.T) {
-	plainOnly(t)
+	kvstore.PlainOnly(t)
 	seed := seeds(t)
 	for round := range uint64(times(4)) {
 		r := newRig(t, seed+round, small(32))
@@ -223,7 +223,7 @@ func TestAGetThatTheDeviceHoldsReturnsWhatIsThere(t *testing.T) {
 // B7: while the device holds what a Get reads, its segment may leave a place and come back to it: the place is the same, its chunk
 // is not. Groups of one segment, in large blocks, have few places.
 func TestAGetWhoseSegmentComesBackToItsPlace(t *testing.T) {
-	plainOnly(t)
+	kvstore.PlainOnly(t)
 	seed := seeds(t)
 	cfg := small(24)
 	cfg.BlockSize, cfg.CheckpointBytes = 4096, 64<<10

@@ -1,7 +1,9 @@
 package kvstore
 
 import (
-	"jbofd/internal/kvstore/chunks"
+	"fmt"
+
+	"jbofd/internal/kvstore/checkpoint"
 	"jbofd/internal/kvstore/format"
 	"jbofd/internal/kvstore/segtbl"
 	"jbofd/internal/pipeline"
@@ -16,8 +18,12 @@ const (
 	ckptBarrier
 	ckptHeader // a chunk's header is being written
 	ckptPage   // a page is
-	ckptSuper  // the superblock is
+	ckptSuper  // the superblock is, or the cache is flushed
 )
+
+// idleNS is how long after the last write of the key log there is a checkpoint in any case: then a crash leaves nothing to replay and
+// nothing in doubt.
+const idleNS = 1e9
 
 // ckptState is the checkpoint: a copy of the chunk table and the SegTbl while they change. What changes
 // meanwhile is in the key log behind the end that the summary tells; playing that again
@@ -34,11 +40,14 @@ type ckptState struct {
 	// copies is how many superblocks tell of it, tried how many have been written, perhaps in vain. Nothing of the last checkpoint is given up before both do: the one that
 	// does not must not be believed, should the other be damaged.
 	copies, tried int
-	buf           []byte // a page
-	header        []byte
-	summary       [format.SummaryBytes]byte
-	// keyBytes is how much key log was written since the last checkpoint began.
-	keyBytes int64
+	// On a volatile device the cache is flushed before each superblock and at the end. Before the first, nothing new is written to the key log
+	// either (draining), so that no version is missing before the first that a loss of power may take.
+	flushed, flushing, draining bool
+	buf                         []byte // a page
+	header                      []byte
+	summary                     [format.SummaryBytes]byte
+	// keyBytes is how much key log was written since the last checkpoint began, writtenNS when.
+	keyBytes, writtenNS int64
 	// covered is the number of failures before the last checkpoint, covering before this one.
 	covered, covering uint64
 	retryNS           int64
@@ -54,9 +63,14 @@ func (s *Store) checkpointDue() bool {
 	if s.stopping {
 		return !s.stopped && s.quiet()
 	}
+	if idleAt := c.writtenNS + idleNS; c.keyBytes > 0 && s.now < idleAt {
+		s.wake(idleAt)
+	} else if c.keyBytes > 0 {
+		return true
+	}
 	short := s.pool.Free < s.budget.Reserve()+3
 	return c.wanted || c.keyBytes >= interval || s.failures != c.covered ||
-		short && s.pool.Spent >= 2*s.budget.Need || s.pool.Spent > 0 && (s.dirty.n > 0 || s.logs[keyLog].starved || s.logs[movedLog].starved || s.logs[userLog].starved || short && s.compact.nothing)
+		short && s.pool.Spent >= 2*s.budget.Need || s.pool.Spent > 0 && (s.dirty.N > 0 || s.logs[keyLog].starved || s.logs[movedLog].starved || s.logs[userLog].starved || short && s.compact.nothing)
 }
 
 // checkpointStep begins or continues a checkpoint.
@@ -101,7 +115,8 @@ func (s *Store) beginCheckpoint() {
 	s.split.again = s.split.writing && s.split.ended > 0
 	c.wanted, c.keyBytes, c.covering = false, 0, s.failures
 	// Versions are given again after a crash, epochs are not: of a checkpoint that was never finished there may be pages.
-	c.id, c.page, c.next, c.copies, c.tried = uint64(s.pool.LastEpoch)+1, 0, c.next[:0], 0, 0
+	c.id, c.page, c.next, c.copies, c.tried, c.flushed = uint64(s.pool.LastEpoch)+1, 0, c.next[:0], 0, 0, false
+	format.Superblock(s.super).SetVolatileFrom(0) // What is, is known when all is flushed.
 	sum := format.Summary(c.summary[:])
 	clear(sum)
 	sum.SetNextVersion(s.version)
@@ -109,22 +124,16 @@ func (s *Store) beginCheckpoint() {
 	sum.SetSegments(s.tbl.Len())
 	sum.SetChunks(len(s.pool.Chunks))
 	sum.SetLastEpoch(s.pool.LastEpoch)
-	if s.stopping {
-		sum.SetClean()
-	}
 	for l := range s.logs {
 		if log := &s.logs[l]; log.chunk != nobody {
+			s.pad(log)
 			sum.SetOpen(l, s.pool.Chunks[log.chunk].Epoch, uint32(log.tail))
 		}
 	}
-	c.pages = uint32((s.streamBytes() + format.PagePayloadBytes - 1) / format.PagePayloadBytes)
+	c.pages = s.stream().Pages()
 	s.pool.BeginCheckpoint()
+	s.leaveOut()
 	c.stage = ckptHeader
-}
-
-// streamBytes is the length of the checkpoint that is being written.
-func (s *Store) streamBytes() int64 {
-	return format.SummaryBytes + int64(len(s.pool.Chunks))*format.ChunkEntryBytes + int64(format.Summary(s.ckpt.summary[:]).Segments())*segtbl.EntryBytes
 }
 
 // nextPage writes the next page, or the header of the chunk for it.
@@ -149,7 +158,7 @@ func (s *Store) nextPage() {
 	p := format.Page(c.buf)
 	p.SetIndex(c.page)
 	p.SetCheckpoint(c.id)
-	s.stream(p.Payload(), int64(c.page)*format.PagePayloadBytes)
+	s.stream().Copy(p.Payload(), int64(c.page)*format.PagePayloadBytes)
 	p.Seal()
 	c.stage, c.busy = ckptPage, true
 	s.stats.CheckpointBytes += format.PageBytes
@@ -157,38 +166,43 @@ func (s *Store) nextPage() {
 	s.io(ioCheckpoint, 0, pipeline.Write, s.pool.Start(c.next[chunk])+offset, p)
 }
 
-// stream copies the part of the checkpoint's stream that begins at offset to dst.
-func (s *Store) stream(dst []byte, offset int64) {
-	clear(dst)
-	put := func(at int64, src []byte) {
-		if at < offset {
-			src = src[min(offset-at, int64(len(src))):]
-			at = offset
-		}
-		if at < offset+int64(len(dst)) {
-			copy(dst[at-offset:], src)
+// stream is the checkpoint that is being written.
+func (s *Store) stream() *checkpoint.Stream {
+	return &checkpoint.Stream{Summary: s.ckpt.summary[:], Pool: s.pool, Table: &s.tbl}
+}
+
+// leaveOut takes what is live and not committed out of what the checkpoint counts: values whose segments are not written yet, and
+// segments that are not of the table yet. No write of the key log is under way.
+func (s *Store) leaveOut() {
+	for i := range s.ops {
+		if o := &s.ops[i]; o.chunk != nobody {
+			s.pool.Uncommitted(o.offset, format.ValueBytes(int(o.valueLen)))
 		}
 	}
-	put(0, s.ckpt.summary[:])
-	first := max(0, (offset-format.SummaryBytes)/format.ChunkEntryBytes)
-	last := (offset + int64(len(dst))) / format.ChunkEntryBytes
-	for i := first; i <= min(last, int64(len(s.pool.Chunks))-1); i++ {
-		var e [format.ChunkEntryBytes]byte
-		entry := format.ChunkEntry(e[:])
-		if c := &s.pool.Chunks[i]; c.State != chunks.Free && c.State != chunks.Leaving && c.Kind != format.Checkpoint {
-			entry.SetEpoch(c.Epoch)
-			entry.SetLive(c.Live)
-			entry.SetKind(c.Kind)
+	if s.split.made {
+		for _, i := range s.split.dst[:s.split.n] {
+			if a := &s.segs[i]; a.bytes > 0 {
+				s.pool.Uncommitted(a.entry.Offset(), a.bytes)
+			}
 		}
-		put(format.SummaryBytes+i*format.ChunkEntryBytes, e[:])
 	}
-	put(format.SummaryBytes+int64(len(s.pool.Chunks))*format.ChunkEntryBytes, s.tbl.Bytes()[:s.streamBytes()-format.SummaryBytes-int64(len(s.pool.Chunks))*format.ChunkEntryBytes])
 }
 
 // writeSuper makes the checkpoint the one that counts: in the place of the older superblock, and then in the other's.
 func (s *Store) writeSuper() {
 	c := &s.ckpt
 	sb := format.Superblock(s.super)
+	if s.cfg.Volatile && !c.flushed {
+		if c.draining = c.copies == 0 && s.logs[keyLog].inflight > 0; c.draining {
+			return
+		}
+		if c.copies == 0 {
+			sb.SetVolatileFrom(s.version)
+		}
+		c.busy, c.flushing = true, true
+		s.io(ioCheckpoint, 0, pipeline.Flush, 0, nil)
+		return
+	}
 	if c.tried == c.copies {
 		c.tried++
 		sb.SetGeneration(sb.Generation() + 1)
@@ -204,7 +218,12 @@ func (s *Store) writeSuper() {
 // checkpointWritten ends an I/O of the checkpoint.
 func (s *Store) checkpointWritten(ok bool) {
 	c := &s.ckpt
-	c.busy = false
+	flushed := c.flushing
+	c.busy, c.flushing = false, false
+	if !ok && s.settling {
+		s.refuse(fmt.Errorf("%w: its first checkpoint could not be written", ErrPartition))
+		return
+	}
 	switch {
 	case !ok && c.stage == ckptSuper:
 		// It may be there or not: nothing of either checkpoint may be given up. It is written again.
@@ -213,8 +232,13 @@ func (s *Store) checkpointWritten(ok bool) {
 		s.abandon()
 	case c.stage == ckptPage:
 		c.page++
+	case flushed:
+		if c.flushed = true; c.copies == 2 {
+			s.endCheckpoint()
+		}
 	case c.stage == ckptSuper:
-		if c.copies++; c.copies == 2 {
+		c.flushed = false
+		if c.copies++; c.copies == 2 && !s.cfg.Volatile {
 			s.endCheckpoint()
 		}
 	}
@@ -243,7 +267,8 @@ func (s *Store) endCheckpoint() {
 	s.pool.EndCheckpoint(true)
 	s.pool.KeyEpoch = format.Summary(c.summary[:]).KeyEpoch()
 	c.covered = c.covering
-	s.pool.Hold = s.failures != c.covered
+	s.pool.Hold = s.failures != c.covered || s.cfg.Volatile
+	s.settling = false
 	c.stage = ckptIdle
 	s.stopped = s.stopping && s.quiet() && c.keyBytes == 0
 	s.stats.Checkpoints++

@@ -191,9 +191,9 @@ func (s *Store) owed() (keys, values int64) {
 // walk goes on with a victim; not more than most records are to be in progress.
 func (s *Store) walk(sl *slot, most int) {
 	c := &s.compact
-	for !sl.Failed && c.running < most && s.freeInt.n > 0 {
+	for !sl.Failed && c.running < most && s.freeInt.N > 0 {
 		// What moves a value writes to the key log, and that may have to be emptied before.
-		if !sl.Key && (s.freeInt.n <= moves/4 || s.placeForKeys() <= 0) {
+		if !sl.Key && (s.freeInt.N <= moves/4 || s.placeForKeys() <= 0) {
 			break
 		}
 		rec, offset, sound := sl.Next()
@@ -270,8 +270,8 @@ func (s *Store) hopeful() { s.compact.futile, s.compact.most = 0, 0 }
 
 // startMove begins an op of compaction.
 func (s *Store) startMove(sl *slot, m op) {
-	i := s.pop(&s.freeInt)
-	m.next, m.group, m.chunk = nobody, nobody, nobody
+	i := s.opLinks.Pop(&s.freeInt)
+	m.group, m.chunk = nobody, nobody
 	m.slot = sl.index
 	s.ops[i] = m
 	sl.running++
@@ -337,10 +337,9 @@ func (s *Store) unstick(before uint64) {
 			s.failSealed(l, CapacityExceeded)
 		}
 	}
-	for n := s.dirty.n; s.compact.blocked && n > 0; n-- {
-		i := s.dirty.first
-		s.dirty.first, s.segs[i].dirty = s.segs[i].next, false
-		s.dirty.n--
+	for n := s.dirty.N; s.compact.blocked && n > 0; n-- {
+		i := s.segLinks.Pop(&s.dirty)
+		s.segs[i].dirty = false
 		s.failReady(i, CapacityExceeded)
 		s.consider(i)
 		s.progress++

@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"jbofd/internal/kvstore"
+	"jbofd/internal/kvstore/format"
 )
 
 func TestHistoriesAgainstAMap(t *testing.T) {
@@ -65,7 +66,7 @@ func (m *model) again(seed uint64) *model {
 // TestACrashAtEveryWrite repeats a history with a crash one write later each time, goes on, and crashes again: in the midst of
 // opening, or soon after.
 func TestACrashAtEveryWrite(t *testing.T) {
-	plainOnly(t)
+	kvstore.PlainOnly(t)
 	seed := seeds(t)
 	base := prepared(t, seed)
 	whole := base.again(seed)
@@ -124,7 +125,7 @@ func (m *model) dieOpening() {
 
 // TestRecoveryAfterRecovery crashes again and again and counts what is lost of the space.
 func TestRecoveryAfterRecovery(t *testing.T) {
-	plainOnly(t)
+	kvstore.PlainOnly(t)
 	seed := seeds(t)
 	for round := range uint64(times(3)) {
 		s := seed + round
@@ -168,11 +169,107 @@ func TestACleanStopLeavesNothingToReplay(t *testing.T) {
 	m.reopen0()
 	chunks := int(m.s.Stats().Chunks)
 	reads, bytes := m.dev.reads-before.reads, m.dev.readBytes-before.readBytes
+	if most := m.atLeastRead() + 3*m.s.Stats().ChunkBytes; bytes > most {
+		t.Errorf("opening read %d bytes, want at most %d", bytes, most)
+	}
 	// Superblocks, headers, the pages of a checkpoint, and the ends of three logs.
 	if most := 2 + chunks + 4 + 3; reads > most || m.dev.writes != before.writes {
 		t.Errorf("opening took %d reads and %d writes, want at most %d and none", reads, m.dev.writes-before.writes, most)
 	}
 	t.Logf("opening takes %d reads, %d bytes", reads, bytes)
+	m.compare(true)
+}
+
+// atLeastRead is what is read in any case: superblocks, headers and the checkpoint.
+func (m *model) atLeastRead() int64 {
+	st := m.s.Stats()
+	stream := format.SummaryBytes + st.Chunks*format.ChunkEntryBytes + 5*st.Segments
+	return 2*format.SuperblockBytes + st.Chunks*int64(m.dev.block) + (stream/format.PagePayloadBytes+1)*format.PageBytes
+}
+
+// TestRecoveryReadsTheCheckpointAndWhatWasWrittenSince: not all of the key log, however large it is.
+func TestRecoveryReadsTheCheckpointAndWhatWasWrittenSince(t *testing.T) {
+	kvstore.PlainOnly(t)
+	seed := seeds(t)
+	cfg := small(150)
+	cfg.CheckpointBytes = 1 << 30 // There is none but those asked for.
+	r := newRig(t, seed, cfg)
+	m := newModel(r, 30000, func() int { return 8 * r.rng.IntN(2) })
+	for i := range m.keys {
+		m.push(kvstore.Put, i, m.size())
+	}
+	m.finish()
+	m.s.Checkpoint()
+	m.settle()
+	before := m.s.Stats().KeyLogBytes
+	m.ops = mixed
+	for i := range m.keys[:400] {
+		m.push(m.ops[m.rng.IntN(len(m.ops))], i, m.size())
+	}
+	m.crashIn, m.power = 1+m.rng.IntN(10), seed&1 == 0
+	m.random(1e6, 8)
+	since := m.s.Stats().KeyLogBytes - before
+	device := *m.dev
+	m.reopen0()
+	bytes := m.dev.readBytes - device.readBytes
+	st := m.s.Stats()
+	// Of each log to the end of a chunk.
+	most := m.atLeastRead() + since + 4*st.ChunkBytes
+	if all := m.s.KeyLogChunks() * st.ChunkBytes; all < 2*most || since == 0 {
+		t.Fatalf("%d bytes of key log, %d of them since the checkpoint, are too little to tell: a recovery may read %d", all, since, most)
+	}
+	t.Logf("opening read %d bytes", bytes)
+	if bytes > most {
+		t.Errorf("opening read %d bytes, want at most %d, of which %d were written since the checkpoint", bytes, most, since)
+	}
+	if err := m.s.Recount(m.dev.visible, true); err != nil {
+		t.Error(err)
+	}
+	m.compare(true)
+}
+
+// TestASegmentThatHasChangedTooMuchToSay: with so few segments all writers change one at once, and recovery has to count anew.
+func TestASegmentThatHasChangedTooMuchToSay(t *testing.T) {
+	seed := seeds(t)
+	cfg := small(40)
+	cfg.SegTbl = make([]byte, 5*16)
+	r := newRig(t, seed, cfg)
+	m := newModel(r, 2000, sizes(r.rng, 500))
+	m.s.Checkpoint()
+	m.random(4000, 64)
+	m.s.Checkpoint()
+	m.settle()
+	for range 4 {
+		m.crashIn, m.power = 50+m.rng.IntN(100), m.rng.IntN(2) == 0
+		m.random(1e6, 64)
+		m.reopen()
+	}
+}
+
+// TestAnIdleStoreWritesACheckpoint: one, and then nothing is left to do, nor to replay.
+func TestAnIdleStoreWritesACheckpoint(t *testing.T) {
+	r := newRig(t, seeds(t), small(40))
+	m := newModel(r, 700, sizes(r.rng, 2000))
+	m.random(2000, 32)
+	m.settle()
+	for m.step() {
+	}
+	before, at := m.s.Stats().Checkpoints, m.now
+	m.push(kvstore.Put, 0, 100)
+	m.finish()
+	for m.step() {
+	}
+	st := m.s.Stats()
+	if st.Checkpoints != before+1 || m.act.WakeNS != 0 || m.now-at < 9e8 {
+		t.Fatalf("%d checkpoints after %d ns, and a timer at %d, want one after a second and none", st.Checkpoints-before, m.now-at, m.act.WakeNS)
+	}
+	m.power = true
+	m.crash()
+	device := *m.dev
+	m.reopen0()
+	if bytes, most := m.dev.readBytes-device.readBytes, m.atLeastRead()+3*st.ChunkBytes; bytes > most {
+		t.Errorf("opening read %d bytes, want at most %d", bytes, most)
+	}
 	m.compare(true)
 }
 

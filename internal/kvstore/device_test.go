@@ -10,32 +10,18 @@ import (
 	"slices"
 	"testing"
 
-	"jbofd/internal/buildtags"
 	"jbofd/internal/kvstore"
 	"jbofd/internal/kvstore/format"
 	"jbofd/internal/pipeline"
 )
 
-// The tests inside of the package have a -seed, too: it is theirs if they are there.
-var (
-	seedFlag = uintFlag("seed", 1, "seed of the random tests; the same each time, so that a failure repeats")
-	longFlag = flag.Bool("long", false, "crash at every write, flip every bit: minutes instead of seconds")
-)
-
-func uintFlag(name string, def uint64, usage string) func() uint64 {
-	f := flag.Lookup(name)
-	if f == nil {
-		flag.Uint64(name, def, usage)
-		f = flag.Lookup(name)
-	}
-	return func() uint64 { return f.Value.(flag.Getter).Get().(uint64) }
-}
+var longFlag = flag.Bool("long", false, "crash at every write, flip every bit: minutes instead of seconds")
 
 // seeds logs and returns the seed of a test.
 func seeds(t *testing.T) uint64 {
 	t.Helper()
-	t.Logf("-seed %d", seedFlag())
-	return seedFlag()
+	t.Logf("-seed %d", *kvstore.Seed)
+	return *kvstore.Seed
 }
 
 // every returns n, or 1 if the run is to be long.
@@ -270,7 +256,7 @@ type rig struct {
 func newRig(t testing.TB, seed uint64, cfg kvstore.Config) *rig {
 	t.Helper()
 	rng := rand.New(rand.NewPCG(seed, 7))
-	r := &rig{t: t, rng: rng, cfg: cfg, dev: &device{cache: map[int64][]byte{}, t: t, rng: rng, volatile: cfg.FUA, block: cfg.BlockSize, slow: 40}}
+	r := &rig{t: t, rng: rng, cfg: cfg, dev: &device{cache: map[int64][]byte{}, t: t, rng: rng, volatile: cfg.FUA || cfg.Volatile, block: cfg.BlockSize, slow: 40}}
 	r.dev.durable = make([]byte, cfg.PartitionBytes)
 	for i := range r.dev.durable[:cfg.PartitionBytes/2] {
 		r.dev.durable[i] = byte(rng.Uint32() >> 3)
@@ -477,6 +463,8 @@ type model struct {
 	// tolerant: what is damaged may be said to be.
 	tolerant                    bool
 	done, full, failed, damaged int
+	// since are all writes of each key since the last call of mark, if not nil.
+	since [][]event
 }
 
 var (
@@ -545,7 +533,42 @@ func (m *model) submit(op kvstore.Op, cond kvstore.Condition, key, size int) boo
 		clear(r.Value)
 	}
 	m.tag++
+	if write && m.since != nil {
+		m.since[key] = append(m.since[key], h.events[len(h.events)-1])
+	}
 	return true
+}
+
+// mark begins to note all that is written, from what there is now and will not be lost.
+func (m *model) mark() {
+	m.since = make([][]event, len(m.keys))
+	for i := range m.keys {
+		m.since[i] = slices.Clone(m.keys[i].events)
+	}
+}
+
+// rewound opens the partition after a loss of power that may have taken whatever was written since mark: every key has
+// something that it had since then, or was to have.
+func (m *model) rewound() {
+	m.t.Helper()
+	m.crashIn = 0
+	clear(m.reqs)
+	if err := m.open(); err != nil {
+		m.t.Fatal(err)
+	}
+	if m.crashed {
+		return
+	}
+	if err := m.s.Recount(m.dev.visible, true); err != nil {
+		m.t.Fatal(err)
+	}
+	for i := range m.keys {
+		m.keys[i].open, m.keys[i].events = nil, slices.Clone(m.since[i])
+		for j := range m.keys[i].events {
+			m.keys[i].events[j].state, m.keys[i].events[j].end = failed, never
+		}
+	}
+	m.compare(true)
 }
 
 // push submits a request as soon as there is room for it.
@@ -668,7 +691,7 @@ func (m *model) random(n, depth int) {
 			}
 		}
 		if !m.step() && !m.crashed && len(m.reqs) >= depth {
-			m.t.Fatalf("%d requests are in progress and nothing happens: %+v", len(m.reqs), m.s.Stats())
+			m.t.Fatalf("%d requests are in progress and nothing happens: %+v\n%s", len(m.reqs), m.s.Stats(), m.s.State())
 		}
 	}
 	m.finish()
@@ -679,7 +702,7 @@ func (m *model) finish() {
 	m.t.Helper()
 	for n := 0; len(m.reqs) > 0 && !m.crashed; n++ {
 		if !m.step() && !m.crashed && len(m.reqs) > 0 || n > 3e6 {
-			m.t.Fatalf("%d requests get no answer: %+v", len(m.reqs), m.s.Stats())
+			m.t.Fatalf("%d requests get no answer: %+v\n%s", len(m.reqs), m.s.Stats(), m.s.State())
 		}
 	}
 }
@@ -720,7 +743,18 @@ func (m *model) reopen() {
 	if err := m.open(); err != nil {
 		m.t.Fatal(err)
 	}
+	if !m.tolerant {
+		m.recount()
+	}
 	m.compare(true)
+}
+
+// recount compares the counters with what is on the SSD, where nothing is under way.
+func (m *model) recount() {
+	m.t.Helper()
+	if err := m.s.Recount(m.dev.visible, true); err != nil {
+		m.t.Fatal(err)
+	}
 }
 
 // compare reads all keys, and believes from then on what it has found.
@@ -814,14 +848,5 @@ func sizes(rng *rand.Rand, most int) func() int {
 			return rng.IntN(most + 1)
 		}
 		return min(most, s[rng.IntN(len(s))])
-	}
-}
-
-// plainOnly skips a test under the race detector, which makes it ten times slower and finds nothing in a machine of one goroutine. The plain
-// build runs it.
-func plainOnly(t *testing.T) {
-	t.Helper()
-	if buildtags.Race {
-		t.Skip("the plain build runs it")
 	}
 }

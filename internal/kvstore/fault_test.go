@@ -153,7 +153,7 @@ func (d *device) flip(at int64, bit uint) {
 // TestAFlippedBitIsNeverAWrongValue flips bits of all that was written, before the store opens. What was acknowledged is there,
 // or said to be damaged, or the partition does not open.
 func TestAFlippedBitIsNeverAWrongValue(t *testing.T) {
-	plainOnly(t)
+	kvstore.PlainOnly(t)
 	seed := seeds(t)
 	for _, clean := range []bool{true, false} {
 		base := flipped(t, seed, clean)

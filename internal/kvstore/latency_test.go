@@ -83,15 +83,15 @@ func (d *paced) step() {
 
 // TestPutLatencyIsSmooth: compaction keeps up in small steps, so that no Put waits for a whole chunk to be emptied.
 func TestPutLatencyIsSmooth(t *testing.T) {
-	plainOnly(t)
-	t.Logf("-seed %d", *seed)
+	PlainOnly(t)
+	t.Logf("-seed %d", *Seed)
 	const value = 1024
 	cfg := Config{PartitionBytes: 128 << 20, BlockSize: 512, ChunkBytes: 256 << 10}
 	fast := newInstant(t, cfg)
 	fill := int64(80)
 	n := int(cfg.PartitionBytes / 100 * fill / value)
 	val := make([]byte, value)
-	rng := rand.New(rand.NewPCG(*seed, 3))
+	rng := rand.New(rand.NewPCG(*Seed, 3))
 	fast.put(0, n, func(i int) uint64 { return uint64(i) }, val, 128)
 	fast.put(0, n/2, func(int) uint64 { return rng.Uint64N(uint64(n)) }, val, 128)
 

@@ -2,6 +2,7 @@ package kvstore
 
 import (
 	"jbofd/internal/invariants"
+	"jbofd/internal/kvstore/fifo"
 	"jbofd/internal/kvstore/format"
 	"jbofd/internal/kvstore/recovery"
 	"jbofd/internal/pipeline"
@@ -18,9 +19,11 @@ const (
 
 // logState is one log.
 type logState struct {
-	// chunk is the open one; tail is the end in it, in whole blocks.
+	// chunk is the open one; tail is the end in it. If that is within a block, last is the block, and the next group
+	// begins with writing it again, if no write of it is under way: so small groups need no padding.
 	chunk int32
 	tail  int64
+	last  []byte
 	// opening: the header of chunk is being written.
 	opening bool
 	// starved: there is no chunk for it.
@@ -28,7 +31,7 @@ type logState struct {
 	header  []byte
 	// open is the group that takes records, sealed are those that have no place yet, free those not in use.
 	open         int32
-	sealed, free list
+	sealed, free fifo.List
 	inflight     int
 	// pending are the bytes of records in open and sealed.
 	pending int64
@@ -40,7 +43,6 @@ type group struct {
 	buf      []byte
 	used     int
 	openedNS int64
-	next     int32
 	chunk    int32
 	// pays is in whose name it is written: its first record's.
 	pays payer
@@ -52,30 +54,30 @@ type group struct {
 
 // room reports whether a record can be appended to the open group of a log.
 func (s *Store) room(l int) bool {
-	return s.logs[l].open != nobody || s.logs[l].free.n > 0
+	return s.logs[l].open != nobody || s.logs[l].free.N > 0
 }
 
 // openGroup returns the open group of a log, for a record of n bytes. One that would not fit into the rest
 // of the chunk with it is closed before, so that chunks become full.
 func (s *Store) openGroup(l, n int, pays payer) (int32, *group) {
 	log := &s.logs[l]
-	if log.open != nobody && log.free.n > 0 && log.chunk != nobody && log.sealed.n == 0 {
-		used, rest := s.groups[log.open].used, int(s.cfg.ChunkBytes-log.tail)
+	if log.open != nobody && log.free.N > 0 && log.chunk != nobody && log.sealed.N == 0 {
+		used, rest := s.groups[log.open].used, int(s.rest(l))
 		if used <= rest && used+n > rest {
 			s.sealGroup(l)
 		}
 	}
 	if log.open == nobody {
-		log.open = s.popGroup(&log.free)
+		log.open = s.groupLinks.Pop(&log.free)
 		g := &s.groups[log.open]
-		*g = group{log: g.log, pays: pays, buf: g.buf, openedNS: s.now, next: nobody, chunk: nobody, first: nobody, last: nobody}
+		*g = group{log: g.log, pays: pays, buf: g.buf, openedNS: s.now, chunk: nobody, first: nobody, last: nobody}
 	}
 	return log.open, &s.groups[log.open]
 }
 
 func (s *Store) sealGroup(l int) {
 	log := &s.logs[l]
-	s.pushGroup(&log.sealed, log.open)
+	s.groupLinks.Push(&log.sealed, log.open)
 	log.open = nobody
 	if l == movedLog {
 		s.compact.grouped = 0
@@ -114,16 +116,19 @@ func (s *Store) full(used int) bool {
 }
 
 // appendSegment puts an active segment into a group of the key log.
-func (s *Store) appendSegment(i int32, seg []byte) {
-	n := format.RoundUp(len(seg), format.KeyUnit)
+func (s *Store) appendSegment(i int32) {
 	a := &s.segs[i]
+	seg := format.Segment(a.buf)
+	changes := seg.SetChanges(s.changes(a))
+	seg, a.length = seg[:seg.LengthBytes()], seg.ExtentBytes()
+	n := a.length
 	pays := a.pays
-	if o := a.writing.first; a.writing.n > 0 {
+	if o := a.writing.First; a.writing.N > 0 {
 		pays = s.ops[o].pays()
 	}
 	_, g := s.openGroup(keyLog, n, pays)
 	copy(g.buf[g.used:], seg)
-	clear(g.buf[g.used+len(seg) : g.used+n])
+	clear(g.buf[g.used+len(seg)+copy(g.buf[g.used+len(seg):], changes) : g.used+n])
 	a.offset, a.next = int64(g.used), nobody
 	if g.first == nobody {
 		g.first = i
@@ -136,6 +141,42 @@ func (s *Store) appendSegment(i int32, seg []byte) {
 	if s.full(g.used) {
 		s.sealGroup(keyLog)
 	}
+}
+
+// changes says what the writers of a segment have changed, so that recovery can count what is live; nothing while a restart
+// might find a write that has failed, for then nobody knows what the record before this one is.
+func (s *Store) changes(a *activeSeg) []byte {
+	if s.failures != s.ckpt.covered {
+		return nil
+	}
+	said := format.BeginChanges(s.said[:0], a.bytes, s.pool.Of(a.entry.Offset()))
+	seg := format.Segment(a.buf)
+	for i, n := a.writing.First, a.writing.N; n > 0; i, n = s.opLinks.Next(i), n-1 {
+		if len(said) > format.MostChangesBytes {
+			return nil
+		}
+		o := &s.ops[i]
+		c := format.Change{Item: -1, Keys: int(o.objects)}
+		if o.used {
+			c.Item = seg.NumberOf(o.offset)
+		}
+		// What one writer has put and another one replaced counts for neither.
+		if o.oldLen > 0 && !s.putNow(a, o.oldOffset) {
+			c.Chunk, c.Died = s.pool.Of(o.oldOffset), format.ValueBytes(int(o.oldLen))
+		}
+		said = seg.AppendChange(said, c)
+	}
+	return said
+}
+
+// putNow reports whether a value is one that the writers of a segment have put.
+func (s *Store) putNow(a *activeSeg, place int64) bool {
+	for i, n := a.writing.First, a.writing.N; n > 1; i, n = s.opLinks.Next(i), n-1 {
+		if o := &s.ops[i]; o.used && o.offset == place {
+			return true
+		}
+	}
+	return false
 }
 
 // pump writes groups of a log, as long as they have a place.
@@ -151,7 +192,7 @@ func (s *Store) pump(l int) {
 	default:
 		g := &s.groups[log.open]
 		switch due := g.openedNS + s.cfg.GroupDelayNS; {
-		case log.inflight == 0 && log.sealed.n == 0 || s.now >= due:
+		case log.inflight == 0 && log.sealed.N == 0 || s.now >= due:
 			s.sealGroup(l)
 		default:
 			s.wake(due)
@@ -168,40 +209,57 @@ func (s *Store) pump(l int) {
 // placeSealed writes the sealed groups of a log until there is no place.
 func (s *Store) placeSealed(l int) {
 	log := &s.logs[l]
-	for log.sealed.n > 0 && !log.opening {
-		if l == keyLog && s.ckpt.stage == ckptBarrier {
+	for log.sealed.N > 0 && !log.opening {
+		// On a volatile device one group of the key log is written at a time: so a segment says of all versions that it may depend on that they
+		// were written, and recovery knows if one was lost.
+		if l == keyLog && (s.ckpt.stage == ckptBarrier || s.ckpt.draining || s.cfg.Volatile && log.inflight > 0) {
 			return
 		}
 		if l == userLog && s.outrun() {
 			log.starved = true
 			return
 		}
-		g := &s.groups[log.sealed.first]
-		size := int64(format.RoundUp(g.used, s.cfg.BlockSize))
-		if log.chunk == nobody || log.tail+size > s.cfg.ChunkBytes {
+		if block := int64(s.cfg.BlockSize); log.inflight > 0 || log.tail%block > block/8*7 {
+			s.pad(log)
+		}
+		g := &s.groups[log.sealed.First]
+		if log.chunk == nobody || log.tail+int64(g.used) > s.cfg.ChunkBytes {
 			s.openChunk(l)
 			return
 		}
-		gi := s.popGroup(&log.sealed)
-		s.place(gi, g, log, size)
+		gi := s.groupLinks.Pop(&log.sealed)
+		s.place(gi, g, log)
 	}
+}
+
+// pad begins the next group of a log with a block of its own.
+func (s *Store) pad(log *logState) {
+	log.tail = (log.tail + int64(s.cfg.BlockSize) - 1) &^ int64(s.cfg.BlockSize-1)
 }
 
 // place gives a group the next place of its log and writes it. Versions are given here, so
 // that they ascend in the log.
-func (s *Store) place(gi int32, g *group, log *logState, size int64) {
-	base := s.pool.Start(log.chunk) + log.tail
+func (s *Store) place(gi int32, g *group, log *logState) {
+	block := int64(s.cfg.BlockSize)
+	lead := log.tail % block
+	if lead > 0 {
+		copy(g.buf[lead:], g.buf[:g.used])
+		copy(g.buf, log.last[:lead])
+	}
+	end := lead + int64(g.used)
+	size := int64(format.RoundUp(int(end), s.cfg.BlockSize))
+	clear(g.buf[end:size])
+	base, records := s.pool.Start(log.chunk)+log.tail, g.buf[lead:]
 	g.chunk = log.chunk
 	s.pool.Pin(g.chunk)
 	s.pool.Born(g.chunk, g.used)
 	log.pending -= int64(g.used)
-	clear(g.buf[g.used:size])
 	if g.log == keyLog {
 		g.version = s.version
 		durable := s.durable()
 		for i := g.first; i != nobody; i = s.segs[i].next {
 			a := &s.segs[i]
-			seg := format.Segment(g.buf[a.offset:])
+			seg := format.Segment(records[a.offset:])
 			a.offset += base
 			seg.SetVersion(s.version)
 			seg.SetDurable(s.unbroken, durable)
@@ -209,14 +267,14 @@ func (s *Store) place(gi int32, g *group, log *logState, size int64) {
 			s.version++
 		}
 		s.stats.KeyLogBytes += size
-		s.ckpt.keyBytes += size
+		s.ckpt.keyBytes, s.ckpt.writtenNS = s.ckpt.keyBytes+size, s.now
 	} else {
 		for i := g.first; i != nobody; i = s.ops[i].nextValue {
 			o := &s.ops[i]
 			o.offset = base + int64(o.groupOff)
 			o.chunk = log.chunk
 			s.pool.Pin(g.chunk)
-			v := format.Value(g.buf[o.groupOff:])
+			v := format.Value(records[o.groupOff:])
 			v.SetVersion(s.version)
 			v.Seal(s.pool.Seed(o.offset))
 		}
@@ -226,13 +284,14 @@ func (s *Store) place(gi int32, g *group, log *logState, size int64) {
 			s.stats.MovedBytes += size
 		}
 	}
-	log.tail += size
+	copy(log.last, g.buf[size-block:size])
+	log.tail += int64(g.used)
 	log.inflight++
 	if !g.pays.background {
 		// Whoever gets on uses up what is won.
 		s.hopeful()
 	}
-	s.ioFor(ioGroup, gi, g.pays, pipeline.Write, base, g.buf[:size])
+	s.ioFor(ioGroup, gi, g.pays, pipeline.Write, base-lead, g.buf[:size])
 }
 
 // durable returns the version up to which all writes of the key log have ended.
@@ -253,6 +312,7 @@ func (s *Store) groupWritten(gi int32, ok bool) {
 	st := OK
 	if !ok {
 		st = DeviceError
+		s.pad(&s.logs[g.log])
 		if g.log == keyLog {
 			s.failures++
 			s.unbroken = s.version
@@ -288,7 +348,7 @@ func (s *Store) endGroup(gi int32, st Status) {
 	if g.chunk != nobody {
 		s.pool.Unpin(g.chunk)
 	}
-	s.pushGroup(&s.logs[g.log].free, gi)
+	s.groupLinks.Push(&s.logs[g.log].free, gi)
 	s.progress++
 }
 
@@ -302,7 +362,7 @@ func (s *Store) considerWriter(i int32) {
 // rest is what is left of a log's open chunk.
 func (s *Store) rest(l int) int64 {
 	if log := &s.logs[l]; log.chunk != nobody {
-		return s.cfg.ChunkBytes - log.tail
+		return (s.cfg.ChunkBytes - log.tail) &^ int64(s.cfg.BlockSize-1)
 	}
 	return 0
 }
@@ -388,7 +448,7 @@ func (s *Store) headerWritten(l int, ok bool) {
 // failSealed ends the groups of a log that have no place.
 func (s *Store) failSealed(l int, st Status) {
 	log := &s.logs[l]
-	for n := log.sealed.n; n > 0; n-- {
-		s.endGroup(s.popGroup(&log.sealed), st)
+	for n := log.sealed.N; n > 0; n-- {
+		s.endGroup(s.groupLinks.Pop(&log.sealed), st)
 	}
 }

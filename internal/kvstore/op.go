@@ -24,8 +24,6 @@ type op struct {
 	// value is the moved one in the memory of the compaction.
 	value    []byte
 	valueLen uint32
-	// next links it in its list: free, or of a segment.
-	next int32
 	// nextValue links it in its value group, or in the list of those at the gate.
 	nextValue int32
 
@@ -62,11 +60,11 @@ func (s *Store) finish(i int32, st Status) {
 	if o.kind >= opMove {
 		o.ready = true
 		s.moved(o.slot, st)
-		s.push(&s.freeInt, i)
+		s.opLinks.Push(&s.freeInt, i)
 		return
 	}
 	s.answer(o.tag, st, int(o.valueLen))
-	s.push(&s.freeOps, i)
+	s.opLinks.Push(&s.freeOps, i)
 }
 
 // reader is the Store as the host of its reading side.

@@ -9,17 +9,13 @@ import (
 	"jbofd/internal/pipeline"
 )
 
-// openState is how far a partition is open. If only one superblock is sound and says what counts, the other one is
-// written again, for nothing may be given up of what it says. A flush ends it: what was found must not be lost
-// any more, even if it was only in the device's cache.
+// openState is how far a partition is open.
 type openState struct {
-	// step of formatting; 0: not begun.
-	step int
 	// machine reads the partition, if it is not formatted; reads are those it asks for.
 	machine *recovery.Machine
 	reads   []recovery.Read
-	// mending: all is read, the second superblock is being written. flushing: that is done.
-	mending, flushing bool
+	// finish is what is written when all is read, or formatted; nil before that.
+	finish *recovery.Finish
 }
 
 // refuse ends the opening: nothing on the partition is touched.
@@ -34,10 +30,10 @@ func (s *Store) refuse(err error) {
 func (s *Store) open() {
 	o := s.opening
 	switch {
-	case o.mending || o.flushing || s.cfg.Format && o.step > 0:
+	case o.finish != nil:
 		return
 	case s.cfg.Format:
-		s.formatStep()
+		s.finishOpening(recovery.NewFormat(s.super, s.cfg.PartitionBytes, s.cfg.Alloc(format.SuperblockBytes)))
 		return
 	case o.machine == nil:
 		o.machine = recovery.New(recovery.Config{PartitionBytes: s.cfg.PartitionBytes, BlockSize: s.cfg.BlockSize, SegTbl: s.cfg.SegTbl, Alloc: s.cfg.Alloc})
@@ -54,71 +50,43 @@ func (s *Store) open() {
 			s.refuse(err)
 			return
 		}
-		sb := format.Superblock(s.super)
-		if o.mending = image.OneCopy; o.mending {
-			sb.SetGeneration(sb.Generation() + 1)
-			sb.Seal()
-			s.io(ioRecover, 0, pipeline.Write, format.SuperblockOffset(sb.Generation(), s.cfg.PartitionBytes), sb)
-			return
-		}
-		s.flush()
+		s.finishOpening(recovery.NewFinish(s.super, s.cfg.PartitionBytes, image.OneCopy))
 	}
 }
 
-// flush makes durable what was found.
-func (s *Store) flush() {
-	s.opening.flushing = true
-	s.io(ioRecover, 0, pipeline.Flush, 0, nil)
-}
-
-// formatStep writes the superblocks. The one that is read last is erased first, so that no older store is
-// found in place of this one.
-func (s *Store) formatStep() {
-	o := s.opening
-	sb := format.Superblock(s.super)
-	switch o.step {
-	case 0:
-		s.io(ioRecover, 0, pipeline.Write, format.SuperblockOffset(2, s.cfg.PartitionBytes), s.cfg.Alloc(format.SuperblockBytes))
-	case 1, 2:
-		sb.SetGeneration(uint64(o.step))
-		sb.Seal()
-		s.io(ioRecover, 0, pipeline.Write, format.SuperblockOffset(sb.Generation(), s.cfg.PartitionBytes), sb)
-	case 3:
+// finishOpening goes on with what is written before the store is open for business.
+func (s *Store) finishOpening(f *recovery.Finish) {
+	s.opening.finish = f
+	w, ok := f.Next()
+	switch {
+	case !ok:
+		s.phase, s.opening = ready, nil
+	case w.Buf == nil:
 		s.io(ioRecover, 0, pipeline.Flush, 0, nil)
 	default:
-		s.serve()
+		s.io(ioRecover, 0, pipeline.Write, w.Offset, w.Buf)
 	}
-	o.step++
-}
-
-// serve opens for business.
-func (s *Store) serve() {
-	s.phase = ready
-	s.opening = nil
 }
 
 // recovered takes a completion.
 func (s *Store) recovered(slot int32, err error) {
-	o := s.opening
-	switch {
+	switch o := s.opening; {
 	case s.phase == failed:
-	case s.cfg.Format || o.mending || o.flushing:
-		switch {
-		case o.mending && !o.flushing:
-			if err != nil {
-				// The next checkpoint tries again, in the same place.
-				sb := format.Superblock(s.super)
-				sb.SetGeneration(sb.Generation() - 1)
-			}
-			s.flush()
-		case err != nil:
-			s.refuse(err)
-		case o.flushing:
-			s.serve()
-		default:
-			s.formatStep()
-		}
-	default:
+	case o.finish == nil:
 		o.machine.Done(slot, err)
+	default:
+		if err := o.finish.Done(err); err != nil {
+			s.refuse(err)
+			return
+		}
+		s.finishOpening(o.finish)
 	}
+}
+
+// Opening says what is being read while the partition is opened, and how far that is: so many of so many.
+func (s *Store) Opening() (what string, read, of int) {
+	if s.phase != unopened || s.opening.machine == nil {
+		return "", 0, 0
+	}
+	return s.opening.machine.Progress()
 }

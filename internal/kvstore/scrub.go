@@ -86,7 +86,7 @@ func (s *Store) endScrub(sl *slot) {
 
 // look checks the records that were read.
 func (s *Store) look(sl *slot) {
-	for s.freeInt.n > 0 {
+	for s.freeInt.N > 0 {
 		rec, offset, sound := sl.Next()
 		if rec == nil {
 			return

@@ -2,6 +2,7 @@ package kvstore
 
 import (
 	"jbofd/internal/invariants"
+	"jbofd/internal/kvstore/fifo"
 	"jbofd/internal/kvstore/format"
 	"jbofd/internal/kvstore/segtbl"
 	"jbofd/internal/pipeline"
@@ -38,11 +39,11 @@ type activeSeg struct {
 	// entry is its place as committed, bytes its length there.
 	entry segtbl.Entry
 	bytes int
-	// offset is its place in the group that is being written, length its length.
+	// offset is its place in the group that is being written, length what it takes there.
 	offset int64
 	length int
 	// waiting are its writers, writing those that the content in the group has changed.
-	waiting, writing list
+	waiting, writing fifo.List
 }
 
 // activate returns the active segment of that number; a fresh one was none and has no content yet.
@@ -57,7 +58,7 @@ func (s *Store) activate(number uint32, pays payer) (i int32, fresh bool) {
 	invariants.Check(i != nobody, "kvstore: more active segments than writers")
 	a := &s.segs[i]
 	s.freeSeg = a.chain
-	*a = activeSeg{number: number, pays: pays, chain: *head, next: nobody, buf: a.buf, waiting: emptyList, writing: emptyList}
+	*a = activeSeg{number: number, pays: pays, chain: *head, next: nobody, buf: a.buf, waiting: fifo.None, writing: fifo.None}
 	*head = i
 	return i, true
 }
@@ -103,7 +104,7 @@ func (s *Store) dispatch(i int32) {
 		number = s.tbl.Segment(o.hash)
 	}
 	at, fresh := s.activate(number, o.pays())
-	s.push(&s.segs[at].waiting, i)
+	s.opLinks.Push(&s.segs[at].waiting, i)
 	if fresh {
 		s.load(at)
 	}
@@ -133,7 +134,7 @@ func (s *Store) segmentRead(i int32, ok bool) {
 // loaded takes what is in the buffer of an active segment, which is what was committed, as its content.
 func (s *Store) loaded(i int32) {
 	a := &s.segs[i]
-	a.bytes = format.RoundUp(format.Segment(a.buf).LengthBytes(), format.KeyUnit)
+	a.bytes = format.Segment(a.buf).ExtentBytes()
 	a.state = segLoaded
 	// Keys that were taken to another segment by a split are still there until the next write.
 	s.own(i)
@@ -148,15 +149,15 @@ func (s *Store) own(i int32) {
 // drop fails all writers of a segment and forgets its content.
 func (s *Store) drop(i int32, st Status) {
 	a := &s.segs[i]
-	for a.writing.n > 0 {
-		s.finish(s.pop(&a.writing), st)
+	for a.writing.N > 0 {
+		s.finish(s.opLinks.Pop(&a.writing), st)
 	}
 	s.failReady(i, st)
 	a.force = false
 	switch {
 	case a.held:
 		s.abandonSplits(i)
-	case a.waiting.n > 0:
+	case a.waiting.N > 0:
 		s.load(i)
 		s.consider(i)
 	default:
@@ -167,12 +168,12 @@ func (s *Store) drop(i int32, st Status) {
 // failReady ends the writers of a segment but those whose values are under way, which cannot be ended before.
 func (s *Store) failReady(i int32, st Status) {
 	a := &s.segs[i]
-	for n := a.waiting.n; n > 0; n-- {
-		o := s.pop(&a.waiting)
+	for n := a.waiting.N; n > 0; n-- {
+		o := s.opLinks.Pop(&a.waiting)
 		if s.ops[o].ready {
 			s.finish(o, st)
 		} else {
-			s.push(&a.waiting, o)
+			s.opLinks.Push(&a.waiting, o)
 		}
 	}
 }
@@ -195,17 +196,17 @@ func (s *Store) consider(i int32) {
 	if a.state != segLoaded || a.dirty || a.held {
 		return
 	}
-	if a.waiting.n == 0 && !a.force {
+	if a.waiting.N == 0 && !a.force {
 		s.deactivate(i)
 		return
 	}
-	for o := a.waiting.first; o != nobody; o = s.ops[o].next {
+	for o := a.waiting.First; o != nobody; o = s.opLinks.Next(o) {
 		if r := &s.ops[o]; r.kind == opMove && !r.ready && r.group == nobody {
 			s.examine(format.Segment(a.buf), o)
 		}
 	}
 	want := a.force
-	for o := a.waiting.first; o != nobody && !want; o = s.ops[o].next {
+	for o := a.waiting.First; o != nobody && !want; o = s.opLinks.Next(o) {
 		want = s.ops[o].ready
 	}
 	if want {
@@ -217,11 +218,9 @@ func (s *Store) consider(i int32) {
 // key log, as far as there are groups and there is place. Compaction and splits, which others wait for, always have some.
 func (s *Store) writeSegments() {
 	s.compact.blocked = false
-	for n := s.dirty.n; n > 0 && s.room(keyLog); n-- {
-		i := s.dirty.first
+	for n := s.dirty.N; n > 0 && s.room(keyLog); n-- {
+		i := s.segLinks.Pop(&s.dirty)
 		a := &s.segs[i]
-		s.dirty.first = a.next
-		s.dirty.n--
 		a.dirty = false
 		switch {
 		case a.held:
@@ -237,12 +236,12 @@ func (s *Store) writeSegments() {
 
 // mayBecome is how long a segment may be when its writers have changed it.
 func (s *Store) mayBecome(a *activeSeg) int64 {
-	return int64(format.Segment(a.buf).LengthBytes() + a.waiting.n*(format.ItemHeaderBytes+format.MaxKey))
+	return int64(format.Segment(a.buf).LengthBytes() + a.waiting.N*(format.ItemHeaderBytes+format.MaxKey) + format.MostChangesBytes)
 }
 
 // touched reports that compaction waits for a segment to be written.
 func (s *Store) touched(a *activeSeg) bool {
-	for o := a.waiting.first; o != nobody; o = s.ops[o].next {
+	for o := a.waiting.First; o != nobody; o = s.opLinks.Next(o) {
 		if s.ops[o].kind == opTouch {
 			return true
 		}
@@ -252,14 +251,8 @@ func (s *Store) touched(a *activeSeg) bool {
 
 // setDirty puts a segment on the list of those to write.
 func (s *Store) setDirty(i int32) {
-	s.segs[i].dirty, s.segs[i].next = true, nobody
-	if s.dirty.n == 0 {
-		s.dirty.first = i
-	} else {
-		s.segs[s.dirty.last].next = i
-	}
-	s.dirty.last = i
-	s.dirty.n++
+	s.segs[i].dirty = true
+	s.segLinks.Push(&s.dirty, i)
 }
 
 // change applies the ready writers of a segment, in order, and writes it.
@@ -268,11 +261,11 @@ func (s *Store) change(i int32) {
 	// While a restart might find a segment whose write failed, every writer's answer is made true by a newer one.
 	changed := a.force || s.failures != s.ckpt.covered
 	a.force = false
-	for n := a.waiting.n; n > 0; n-- {
-		o := s.pop(&a.waiting)
+	for n := a.waiting.N; n > 0; n-- {
+		o := s.opLinks.Pop(&a.waiting)
 		r := &s.ops[o]
 		if !r.ready {
-			s.push(&a.waiting, o)
+			s.opLinks.Push(&a.waiting, o)
 			continue
 		}
 		if r.failed != OK {
@@ -282,7 +275,7 @@ func (s *Store) change(i int32) {
 		did := s.apply(i, o)
 		changed = changed || did
 		if changed {
-			s.push(&a.writing, o)
+			s.opLinks.Push(&a.writing, o)
 		} else {
 			s.finish(o, r.status)
 		}
@@ -292,9 +285,7 @@ func (s *Store) change(i int32) {
 		return
 	}
 	a.state = segWriting
-	seg := format.Segment(a.buf)
-	a.length = seg.LengthBytes()
-	s.appendSegment(i, seg[:a.length])
+	s.appendSegment(i)
 }
 
 // apply lets one writer change the content and reports whether it did.
@@ -365,7 +356,7 @@ func (s *Store) segmentWritten(i int32, placed bool, st Status) {
 	a := &s.segs[i]
 	if st != OK {
 		if placed {
-			s.pool.Died(a.offset, format.RoundUp(a.length, format.KeyUnit))
+			s.pool.Died(a.offset, a.length)
 		}
 		if a.newborn {
 			a.state, s.split.failed = segLoaded, st
@@ -378,8 +369,8 @@ func (s *Store) segmentWritten(i int32, placed bool, st Status) {
 	if a.bytes > 0 {
 		s.pool.Died(a.entry.Offset(), a.bytes)
 	}
-	a.entry, a.bytes = segtbl.NewEntry(a.offset, a.length), format.RoundUp(a.length, format.KeyUnit)
-	if a.length == format.SegmentHeaderBytes {
+	a.entry, a.bytes = segtbl.NewEntry(a.offset, a.length), a.length
+	if format.Segment(a.buf).Items() == 0 {
 		// It is empty: the record counts for recovery only, until the next checkpoint.
 		s.pool.Died(a.offset, a.bytes)
 		a.entry, a.bytes = 0, 0
@@ -390,8 +381,8 @@ func (s *Store) segmentWritten(i int32, placed bool, st Status) {
 		return
 	}
 	s.tbl.Set(a.number, a.entry)
-	for a.writing.n > 0 {
-		oi := s.pop(&a.writing)
+	for a.writing.N > 0 {
+		oi := s.opLinks.Pop(&a.writing)
 		o := &s.ops[oi]
 		if o.oldLen > 0 {
 			s.pool.Died(o.oldOffset, format.ValueBytes(int(o.oldLen)))

@@ -1,6 +1,9 @@
 package kvstore
 
-import "jbofd/internal/kvstore/format"
+import (
+	"jbofd/internal/kvstore/fifo"
+	"jbofd/internal/kvstore/format"
+)
 
 // splitsMost is how many segments are added to the table at once.
 const splitsMost = 32
@@ -43,7 +46,7 @@ func (s *Store) grow() {
 		if s.segs[i].state != segLoaded {
 			return
 		}
-		writers += s.segs[i].waiting.n
+		writers += s.segs[i].waiting.N
 	}
 	switch {
 	case sp.broken && writers == 0:
@@ -139,10 +142,10 @@ func (s *Store) splitsDone() {
 func (s *Store) release(i int32) {
 	a := &s.segs[i]
 	waiting := a.waiting
-	a.waiting = emptyList
+	a.waiting = fifo.None
 	// It stays while its writers are sorted.
-	for waiting.n > 0 {
-		s.dispatch(s.pop(&waiting))
+	for waiting.N > 0 {
+		s.dispatch(s.opLinks.Pop(&waiting))
 	}
 	a.held = false
 	s.consider(i)
@@ -157,7 +160,7 @@ func (s *Store) abandonSplits(i int32) {
 		switch {
 		case k != i:
 			s.consider(k)
-		case s.segs[k].waiting.n > 0:
+		case s.segs[k].waiting.N > 0:
 			s.load(k)
 			s.consider(k)
 		default:

@@ -31,6 +31,7 @@ import (
 	"jbofd/internal/invariants"
 	"jbofd/internal/kvstore/budget"
 	"jbofd/internal/kvstore/chunks"
+	"jbofd/internal/kvstore/fifo"
 	"jbofd/internal/kvstore/format"
 	"jbofd/internal/kvstore/lookup"
 	"jbofd/internal/kvstore/recovery"
@@ -209,12 +210,15 @@ type Store struct {
 	stats    Stats
 
 	ops     []op
-	freeOps list // for requests
-	freeInt list // for compaction
+	opLinks fifo.Links
+	freeOps fifo.List // for requests
+	freeInt fifo.List // for compaction
 	segs    []activeSeg
 	freeSeg int32
 	table   []int32 // heads of chains of active segments, by number
-	dirty   list    // active segments to be written
+	// dirty are active segments to be written.
+	dirty    fifo.List
+	segLinks fifo.Links
 
 	// reads are Get, Exist and List.
 	reads *lookup.Machine
@@ -225,7 +229,10 @@ type Store struct {
 	pool   *chunks.Pool
 	budget budget.Budget
 	logs   [numLogs]logState
-	groups []group
+	// said is room for what a segment says of its changes.
+	said       []byte
+	groups     []group
+	groupLinks fifo.Links
 
 	// super is the superblock as it was last written or read.
 	super   []byte
@@ -240,6 +247,8 @@ type Store struct {
 	progress uint64
 	// stopping: no more requests come; stopped: the last checkpoint is done.
 	stopping, stopped bool
+	// settling: a checkpoint is written before the store is open, because of what it was or is to be on a volatile device.
+	settling bool
 }
 
 // New makes a Store that opens the partition, or formats it: Turn asks for the I/Os, Ready
@@ -252,17 +261,18 @@ func New(cfg Config) (*Store, error) {
 	}
 	s := &Store{cfg: cfg, out: &Actions{}, opening: &openState{}}
 	total := cfg.Requests + moves
-	s.ops = make([]op, total)
-	s.freeOps, s.freeInt, s.dirty = emptyList, emptyList, emptyList
+	s.ops, s.opLinks = make([]op, total), make(fifo.Links, total)
+	s.freeOps, s.freeInt, s.dirty = fifo.None, fifo.None, fifo.None
 	for i := range s.ops {
-		s.ops[i].next = nobody
+		s.ops[i].chunk = nobody
 		if i < cfg.Requests {
-			s.push(&s.freeOps, int32(i))
+			s.opLinks.Push(&s.freeOps, int32(i))
 		} else {
-			s.push(&s.freeInt, int32(i))
+			s.opLinks.Push(&s.freeInt, int32(i))
 		}
 	}
 	s.segs = make([]activeSeg, total+2*splitsMost)
+	s.segLinks = make(fifo.Links, len(s.segs))
 	s.freeSeg = nobody
 	for i := range s.segs {
 		s.segs[i].chain = s.freeSeg
@@ -273,20 +283,10 @@ func New(cfg Config) (*Store, error) {
 		s.table[i] = nobody
 	}
 	s.super = cfg.Alloc(format.SuperblockBytes)
+	s.said = make([]byte, 0, 2*format.MostChangesBytes)
 	s.ckpt.buf = cfg.Alloc(format.PageBytes)
 	if cfg.Format {
-		sb := format.Superblock(s.super)
-		sb.SetBlockSize(cfg.BlockSize)
-		sb.SetUUID(cfg.UUID)
-		sb.SetPartitionBytes(cfg.PartitionBytes)
-		sb.SetHashSeed(cfg.HashSeed)
-		sb.SetChunkBytes(cfg.ChunkBytes)
-		image := recovery.Image{Super: sb, Pool: chunks.New(sb), Table: segtbl.New(cfg.SegTbl), Version: 1}
-		image.Table.Grow(segtbl.First)
-		for l := range image.Tails {
-			image.Tails[l].Chunk = nobody
-		}
-		if err := s.adopt(&image); err != nil {
+		if err := s.adopt(recovery.Fresh(s.super, &cfg)); err != nil {
 			return nil, fmt.Errorf("%w: %w", ErrConfig, err)
 		}
 	}
@@ -303,24 +303,27 @@ func (s *Store) adopt(image *recovery.Image) error {
 	s.ckpt.chunks = image.Checkpoint
 	c.GroupBytes = min(c.GroupBytes, int(c.ChunkBytes/4))
 	s.budget = budget.Of(s.pool, c.GroupBytes, c.BlockSize)
+	s.settling = c.Volatile || sb.VolatileFrom() > 0
+	s.ckpt.wanted, s.pool.Hold = s.settling, s.pool.Hold || c.Volatile
 	s.setNeed()
 	n, reserve := len(s.pool.Chunks), s.budget.Reserve()
 	if n < 2*reserve || n < 24 {
 		return fmt.Errorf("%w: a partition of %d bytes has %d chunks of %d, want at least %d", ErrPartition, c.PartitionBytes, n, c.ChunkBytes, max(24, 2*reserve))
 	}
 	// A group has room for a record that follows the one that fills it.
-	valueGroup := format.RoundUp(c.GroupBytes+format.ValueBytes(s.MaxValueBytes()), format.SuperblockBytes)
-	keyGroup := format.RoundUp(c.GroupBytes, format.SuperblockBytes) + 1<<16
+	valueGroup := format.RoundUp(c.GroupBytes+format.ValueBytes(s.MaxValueBytes())+c.BlockSize, format.SuperblockBytes)
+	keyGroup := format.RoundUp(c.GroupBytes, format.SuperblockBytes) + 1<<16 + format.SuperblockBytes
 	for l, count := range [numLogs]int{4, 4, 2} {
 		log := &s.logs[l]
-		*log = logState{chunk: image.Tails[l].Chunk, tail: image.Tails[l].End, open: nobody, sealed: emptyList, free: emptyList, header: c.Alloc(c.BlockSize)}
+		*log = logState{chunk: image.Tails[l].Chunk, tail: image.Tails[l].End, open: nobody, sealed: fifo.None, free: fifo.None, header: c.Alloc(c.BlockSize), last: make([]byte, c.BlockSize)}
 		for range count {
 			size := valueGroup
 			if l == keyLog {
 				size = keyGroup
 			}
-			s.groups = append(s.groups, group{log: uint8(l), buf: c.Alloc(size), next: nobody})
-			s.pushGroup(&log.free, int32(len(s.groups)-1))
+			s.groups = append(s.groups, group{log: uint8(l), buf: c.Alloc(size)})
+			s.groupLinks = append(s.groupLinks, nobody)
+			s.groupLinks.Push(&log.free, int32(len(s.groups)-1))
 		}
 	}
 	for i := range s.segs {
@@ -350,7 +353,7 @@ func (s *Store) setNeed() { s.budget.SetNeed(len(s.tbl.Bytes())) }
 func (s *Store) MaxValueBytes() int { return int(min(format.MaxValue, s.cfg.ChunkBytes/2)) }
 
 // Ready reports that the partition is open: requests are taken.
-func (s *Store) Ready() bool { return s.phase == ready }
+func (s *Store) Ready() bool { return s.phase == ready && !s.settling }
 
 // Err says why the partition could not be opened; it has not been written to.
 //
@@ -359,7 +362,7 @@ func (s *Store) Err() error { return s.err }
 
 // Idle reports that there is no request in progress and nothing going on in the background.
 func (s *Store) Idle() bool {
-	return len(s.ios) == len(s.freeIO) && s.freeOps.n == s.cfg.Requests && s.reads.Busy() == 0 && s.freeInt.n == moves && s.ckpt.stage == ckptIdle
+	return len(s.ios) == len(s.freeIO) && s.freeOps.N == s.cfg.Requests && s.reads.Busy() == 0 && s.freeInt.N == moves && s.ckpt.stage == ckptIdle
 }
 
 // resting reports that no chunk is being emptied or looked at, not even with a pause.
@@ -380,7 +383,7 @@ func (s *Store) Stopped() bool { return s.stopped && s.Idle() }
 
 // quiet reports that nothing will be written to the logs.
 func (s *Store) quiet() bool {
-	return s.freeOps.n == s.cfg.Requests && s.reads.Busy() == 0 && s.freeInt.n == moves && s.resting() && s.dirty.n == 0 && s.logs[keyLog].inflight == 0 && s.split.idle()
+	return s.freeOps.N == s.cfg.Requests && s.reads.Busy() == 0 && s.freeInt.N == moves && s.resting() && s.dirty.N == 0 && s.logs[keyLog].inflight == 0 && s.split.idle()
 }
 
 // LiveBytes is Stats.LiveBytes.
@@ -411,7 +414,7 @@ func (s *Store) Submit(r *Request) bool {
 	case r.Op != Put && r.Op != Delete:
 		op := [...]lookup.Op{Get: lookup.Get, Exist: lookup.Exist, List: lookup.List}[r.Op]
 		return s.reads.Begin(&lookup.Request{Op: op, Tag: r.Tag, Tenant: r.Tenant, Key: r.Key, Value: r.Value, Room: r.Room})
-	case s.freeOps.n == 0:
+	case s.freeOps.N == 0:
 		return false
 	}
 	if r.Op == Put {
@@ -428,11 +431,11 @@ func (s *Store) Submit(r *Request) bool {
 			return false
 		}
 	}
-	i := s.pop(&s.freeOps)
+	i := s.opLinks.Pop(&s.freeOps)
 	o := &s.ops[i]
 	*o = op{
 		kind: r.Op, cond: r.Condition, tag: r.Tag, tenant: r.Tenant, keyLen: uint8(len(r.Key)), hash: format.HashKey(s.hashSeed, r.Key),
-		next: nobody, group: nobody, chunk: nobody,
+		group: nobody, chunk: nobody,
 	}
 	copy(o.key[:], r.Key)
 	switch {
@@ -491,7 +494,10 @@ func (s *Store) Turn(nowNS int64, out *Actions) {
 	if s.phase == unopened {
 		s.open()
 	}
-	if s.phase == ready {
+	switch {
+	case s.phase == ready && s.settling:
+		s.checkpointStep()
+	case s.phase == ready:
 		for again := true; again; {
 			before := s.progress + s.pool.Changes
 			s.grow()
@@ -573,49 +579,4 @@ func (s *Store) ioFor(kind ioKind, who int32, pays payer, op pipeline.Op, offset
 type payer struct {
 	tenant     uint32
 	background bool
-}
-
-// list is a FIFO of ops or of active segments, linked by their next.
-type list struct {
-	first, last int32
-	n           int
-}
-
-var emptyList = list{first: nobody, last: nobody}
-
-func (s *Store) push(l *list, i int32) {
-	s.ops[i].next = nobody
-	if l.n == 0 {
-		l.first = i
-	} else {
-		s.ops[l.last].next = i
-	}
-	l.last = i
-	l.n++
-}
-
-func (s *Store) pop(l *list) int32 {
-	i := l.first
-	l.first = s.ops[i].next
-	s.ops[i].next = nobody
-	l.n--
-	return i
-}
-
-func (s *Store) pushGroup(l *list, i int32) {
-	s.groups[i].next = nobody
-	if l.n == 0 {
-		l.first = i
-	} else {
-		s.groups[l.last].next = i
-	}
-	l.last = i
-	l.n++
-}
-
-func (s *Store) popGroup(l *list) int32 {
-	i := l.first
-	l.first = s.groups[i].next
-	l.n--
-	return i
 }

@@ -41,6 +41,8 @@ type Config struct {
 	Swap SwapConfig
 	// Damaged, if set, is told of each record that the store has found damaged. It must not block.
 	Damaged func(kvstore.Damage)
+	// Opening, if set, is told every few seconds what Open is reading, and that so many of so many are read.
+	Opening func(what string, read, of int)
 }
 
 // Partition is one store at work. Its methods may be called from any goroutine.
@@ -53,6 +55,8 @@ type Partition struct {
 	inbox atomic.Pointer[Request]
 	done  atomic.Pointer[deviceIO]
 	due   atomic.Bool
+	// outside is the part of lending that others write to, from before the first turn on; nil without swapping.
+	outside *lending
 	// used is Stats.LiveBytes after the last turn.
 	used atomic.Int64
 
@@ -62,7 +66,7 @@ type Partition struct {
 	// opened is closed when the store has opened or failed, stopped when its last checkpoint is done.
 	opened, stopped chan struct{}
 	phase           phase
-	// lending is nil without swapping.
+	// lending is nil until the store is open, and without swapping.
 	lending *lending
 	waiting waiting
 	reqs    []*Request // in the store, by tag
@@ -85,12 +89,6 @@ const (
 	closing
 	gone // there is no store any more
 )
-
-// tenant is what a partition remembers of one.
-type tenant struct {
-	credited    bool
-	creditUnits int
-}
 
 // deviceIO is a device I/O of the store.
 type deviceIO struct {
@@ -127,7 +125,7 @@ func Open(cfg Config) (*Partition, error) {
 	m := &memory{}
 	sc := cfg.Store
 	sc.BlockSize = info.BlockSize
-	sc.FUA = info.VolatileCache && !cfg.Volatile
+	sc.FUA, sc.Volatile = info.VolatileCache && !cfg.Volatile, info.VolatileCache && cfg.Volatile
 	sc.Alloc = m.alloc
 	var err error
 	if sc.SegTbl, err = m.reserve(segTblBytes(sc.PartitionBytes, sc.KeysPerSegment)); err != nil {
@@ -148,10 +146,13 @@ func Open(cfg Config) (*Partition, error) {
 	}
 	p.timer = time.AfterFunc(time.Hour, p.ring)
 	p.timer.Stop()
+	if len(cfg.Swap.Areas) > 0 {
+		p.outside = &lending{p: p, areas: cfg.Swap.Areas}
+	}
 	p.mu.Lock()
 	p.turn()
 	p.leave()
-	<-p.opened
+	p.awaitOpened()
 	err = store.Err()
 	if err == nil {
 		err = p.openLending()
@@ -162,10 +163,32 @@ func Open(cfg Config) (*Partition, error) {
 	return p, nil
 }
 
-// Close stops the store with a last checkpoint, after which it opens at once, and waits for that at most as long as
-// patience; nothing is lost if it takes longer. The submitters must have stopped. Idempotent.
+// openingEvery is how often Config.Opening is told.
+var openingEvery = 3 * time.Second
+
+// awaitOpened waits for the store to have opened or failed.
+func (p *Partition) awaitOpened() {
+	t := time.NewTicker(openingEvery)
+	defer t.Stop()
+	for {
+		select {
+		case <-p.opened:
+			return
+		case <-t.C:
+			p.mu.Lock()
+			what, read, of := p.store.Opening()
+			p.leave()
+			if what != "" && p.cfg.Opening != nil {
+				p.cfg.Opening(what, read, of)
+			}
+		}
+	}
+}
+
+// Close brings home what is in swap areas and stops the store with a last checkpoint, after which it opens at once. It
+// waits for that at most as long as patience; nothing is lost if it takes longer. The submitters must have stopped. Idempotent.
 //
-// Errors: the last checkpoint was not done in time.
+// Errors: the last checkpoint was not done in time; ErrKeysOut.
 func (p *Partition) Close(patience time.Duration) error {
 	p.mu.Lock()
 	if p.phase != serving {
@@ -180,13 +203,16 @@ func (p *Partition) Close(patience time.Duration) error {
 	}
 	p.turn()
 	p.leave()
-	t := time.NewTimer(patience)
-	defer t.Stop()
-	select {
-	case <-p.stopped:
+	if p.lending != nil && !p.stops(max(patience-checkpointPatience, patience/2)) {
+		p.lending.leaveOut()
+		patience = min(checkpointPatience, patience/2)
+	}
+	if p.stops(patience) {
 		p.release()
+		if p.lending != nil {
+			return p.lending.out()
+		}
 		return nil
-	case <-t.C:
 	}
 	p.mu.Lock()
 	p.phase = gone
@@ -194,6 +220,21 @@ func (p *Partition) Close(patience time.Duration) error {
 	// The device may still write to and from our memory: it is left to the end of the process.
 	p.timer.Stop()
 	return fmt.Errorf("the last checkpoint took longer than %v; the next start replays the log", patience)
+}
+
+// checkpointPatience is what Close keeps of its patience for the last checkpoint when keys are to come home before.
+const checkpointPatience = 500 * time.Millisecond
+
+// stops waits for the store to have stopped, and reports that it has.
+func (p *Partition) stops(patience time.Duration) bool {
+	t := time.NewTimer(patience)
+	defer t.Stop()
+	select {
+	case <-p.stopped:
+		return true
+	case <-t.C:
+		return false
+	}
 }
 
 // abandon ends a partition that could not be opened; the store, if it has, stops as it is.
@@ -215,6 +256,9 @@ func (p *Partition) release() {
 	p.leave()
 	p.timer.Stop()
 	p.memory.free()
+	if p.outside != nil {
+		p.outside.memory.free()
+	}
 }
 
 // Submit hands the batch over and empties it; on return the Requests may be done already. From any goroutine, but
@@ -243,6 +287,16 @@ func (p *Partition) MaxValueBytes() int { return p.store.MaxValueBytes() }
 // UsedBytes is how much of the partition keys and values take. It waits for nothing.
 func (p *Partition) UsedBytes() int64 { return p.used.Load() }
 
+// Uses returns what is in swap areas.
+func (p *Partition) Uses() []swap.Use {
+	p.mu.Lock()
+	defer p.leave()
+	if p.lending == nil || p.phase == gone {
+		return nil
+	}
+	return p.lending.home.Uses()
+}
+
 // Stats returns the store's counters, and how much memory it has.
 func (p *Partition) Stats() Stats {
 	p.mu.Lock()
@@ -253,6 +307,7 @@ func (p *Partition) Stats() Stats {
 	st := Stats{Stats: p.store.Stats(), MemoryBytes: p.memory.bytes, Waiting: p.waiting.n}
 	if p.lending != nil {
 		st.Swap = p.lending.home.Stats()
+		st.MemoryBytes += p.lending.memory.bytes
 	}
 	return st
 }
@@ -296,7 +351,7 @@ func (p *Partition) ring() {
 
 // pending reports whether a turn has something to do.
 func (p *Partition) pending() bool {
-	return p.inbox.Load() != nil || p.done.Load() != nil || p.due.Load() || p.lending != nil && p.lending.pending()
+	return p.inbox.Load() != nil || p.done.Load() != nil || p.due.Load() || p.outside != nil && p.outside.pending()
 }
 
 // maxTurns is how many turns a submitter takes in a row before it may see to what it has to do
@@ -353,8 +408,8 @@ func (p *Partition) turn() {
 	if p.phase == gone {
 		p.due.Store(false)
 		p.done.Store(nil)
-		if p.lending != nil {
-			p.lending.drop()
+		if p.outside != nil {
+			p.outside.drop()
 		}
 		p.takeInbox()
 		p.refuse()
@@ -433,7 +488,7 @@ func (p *Partition) takeInbox() {
 	for r := first; r != nil; {
 		next := r.next
 		r.next = nil
-		p.tenant(r.Tenant).credited = r.Credited
+		p.tenant(r.Tenant).asks(r)
 		p.waiting.push(r)
 		r = next
 	}
@@ -467,7 +522,7 @@ func (p *Partition) begin() (any bool) {
 		}
 		tag := p.freeReq[len(p.freeReq)-1]
 		q := kvstore.Request{
-			Op: r.Op, Condition: r.Condition, Tag: uint64(tag), Tenant: uint32(r.Tenant), Key: r.Key[:min(int(r.KeyLen), len(r.Key))], Value: r.Value,
+			Op: r.Op, Condition: r.Condition, Tag: uint64(tag), Tenant: uint32(r.Tenant), Key: r.Key[:min(int(r.KeyLen), len(r.Key))], Value: r.Value, Room: r.Room,
 		}
 		verdict := swap.ToStore
 		if l != nil {
@@ -523,7 +578,7 @@ func (p *Partition) reply(a *kvstore.Reply) {
 func (p *Partition) tell(r *Request) {
 	r.CreditUnits = 0
 	if r.Credited {
-		r.CreditUnits = p.tenant(r.Tenant).creditUnits
+		r.CreditUnits = p.tenant(r.Tenant).credit()
 	}
 	if s := r.Sink; s.KVDone(r) {
 		*p.kicks = append(*p.kicks, s)
@@ -549,7 +604,9 @@ func (p *Partition) submit() {
 		if q.Background {
 			d.Tenant = p.cfg.Background
 		} else {
-			d.Credited = p.tenant(d.Tenant).credited
+			t := p.tenant(d.Tenant)
+			t.moves(d.Op, d.Len)
+			d.Credited = t.credited
 		}
 		p.batch.Add(&d.IO)
 	}

@@ -27,10 +27,15 @@ type Request struct {
 	KeyLen uint8
 	// Value is what a Put stores and where a Get and a List put what they have found, as much as fits.
 	Value []byte
+	// Room, if set, is asked for memory by a Get whose Value is too short, as soon as the value's length is known. It makes Value as
+	// long as is wanted of it and returns it; with nil the Get ends, OK and without the value. It is called as a Sink is, and may
+	// not use the partition.
+	Room func(length int) []byte
 	// Tenant is the pipeline's number for who pays.
 	Tenant pipeline.Tenant
-	// Credited: the host keeps to the tenant's credit.
+	// Credited: the host keeps to the tenant's credit, for which the Request counts as Units of 4 KiB.
 	Credited bool
+	Units    int
 	// Slot is the sink's own number for the Request.
 	Slot uint32
 	// Sink is told when it is done.
@@ -41,8 +46,8 @@ type Request struct {
 	// ValueLen is, after a Get that is OK, the whole length of the value, which may be more than
 	// len(Value); after a List how many bytes of Value are of use.
 	ValueLen int
-	// CreditUnits is, when done, what the tenant should have outstanding at this SSD at most, in units of
-	// 4 KiB; 0: the policy does not say.
+	// CreditUnits is, when done, what the tenant should have outstanding at this SSD at most, as Units are
+	// counted; 0: the policy does not say.
 	CreditUnits int
 	// Next links it into the sink's own list after KVDone.
 	Next *Request

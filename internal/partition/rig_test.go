@@ -102,6 +102,15 @@ func (r *rig) mustOpen(format bool) *Partition {
 	return p
 }
 
+// drop ends a partition as a crash does. Nothing is under way, and it may not begin anything of its own accord either: its next checkpoint
+// would come in between those of whoever opens the partition again.
+func (r *rig) drop(p *Partition) {
+	p.mu.Lock()
+	p.phase = gone
+	p.timer.Stop()
+	p.leave()
+}
+
 func (r *rig) close(p *Partition) {
 	r.t.Helper()
 	for range 2 {

@@ -1,6 +1,7 @@
 package partition
 
 import (
+	"errors"
 	"fmt"
 	"slices"
 	"sync/atomic"
@@ -28,6 +29,7 @@ type lending struct {
 	p        *Partition
 	home     *swap.Home
 	areas    []*Area
+	memory   memory // its own: the store takes from the other one while the Home is opened
 	outcomes mailbox[outcome]
 	done     atomic.Pointer[guestIO]
 
@@ -74,6 +76,31 @@ func (d *guestIO) Admitted(*owner.IO) (kick bool) { panic("partition: nothing to
 // Kick implements owner.Sink.
 func (d *guestIO) Kick() { d.l.p.run() }
 
+// ReadBook reads the book of a partition that is not open, at an offset of a device.
+//
+// Errors: those of swap.LoadBook.
+func ReadBook(o *owner.Owner, t pipeline.Tenant, offsetBytes int64) (*swap.Book, error) {
+	m := &memory{}
+	defer m.free()
+	read, _ := accessTo(o, t, offsetBytes)
+	return swap.LoadBook(read, m.alloc)
+}
+
+// DropArea makes a partition that is not open forget what it has in a swap area, if there may be something; see
+// swap.Book.Drop.
+//
+// Errors: those of swap.LoadBook, and the device's.
+func DropArea(o *owner.Owner, t pipeline.Tenant, offsetBytes int64, area [16]byte) (dropped bool, err error) {
+	m := &memory{}
+	defer m.free()
+	read, write := accessTo(o, t, offsetBytes)
+	book, err := swap.LoadBook(read, m.alloc)
+	if err != nil || !book.Names(area) {
+		return false, err
+	}
+	return true, book.Drop(area, write, m.alloc)
+}
+
 // openBook makes the book of a new partition, or refuses one that lacks an area before anything is written to it.
 func openBook(cfg *Config, m *memory) error {
 	read, write := accessTo(cfg.Owner, cfg.Background, cfg.OffsetBytes)
@@ -94,20 +121,29 @@ func openBook(cfg *Config, m *memory) error {
 
 // openLending finds what the partition has elsewhere. The store is open, and nobody knows the partition yet.
 func (p *Partition) openLending() error {
-	read, _ := accessTo(p.owner, p.cfg.Background, p.cfg.OffsetBytes)
-	book, err := swap.LoadBook(read, p.memory.alloc)
+	book, err := ReadBook(p.owner, p.cfg.Background, p.cfg.OffsetBytes)
 	if err != nil {
 		return err
 	}
-	l := &lending{p: p, areas: p.cfg.Swap.Areas}
+	l := p.outside
+	if l == nil {
+		switch {
+		case book.Home != p.store.UUID():
+			return nil
+		case len(book.Lines) > 0:
+			return swap.Missing(book.Lines[0].Area)
+		}
+		_, write := accessTo(p.owner, p.cfg.Background, p.cfg.OffsetBytes)
+		return book.Mend(write, p.memory.alloc)
+	}
 	info := p.owner.Device().Info()
 	hc := swap.HomeConfig{
 		Book: book, UUID: p.store.UUID(), BlockSize: info.BlockSize, FUA: info.VolatileCache && !p.cfg.Volatile, Keys: p.cfg.Swap.Keys, Policy: p.cfg.Swap.Policy,
-		MaxValueBytes: min(swap.MaxValueBytes, p.store.MaxValueBytes()), Background: uint32(p.cfg.Background), Alloc: p.memory.alloc,
+		MaxValueBytes: min(swap.MaxValueBytes, p.store.MaxValueBytes()), Background: uint32(p.cfg.Background), Alloc: l.memory.alloc,
 	}
-	for _, a := range l.areas {
+	for _, a := range p.cfg.Swap.Areas {
 		if a.cfg.Owner == p.owner {
-			return fmt.Errorf("%w: swap area %x is on the partition's own SSD", swap.ErrConfig, a.UUID())
+			return fmt.Errorf("%w: %s is on the partition's own SSD", swap.ErrConfig, swap.Name(a.UUID()))
 		}
 		at, err := a.attach(l, hc.UUID)
 		if err != nil {
@@ -115,7 +151,7 @@ func (p *Partition) openLending() error {
 		}
 		hc.Areas = append(hc.Areas, at)
 	}
-	if l.home, err = swap.NewHome(hc); err != nil || len(l.areas) == 0 {
+	if l.home, err = swap.NewHome(hc); err != nil {
 		return err
 	}
 	l.ios = make([]*guestIO, l.home.Tags())
@@ -129,6 +165,27 @@ func (p *Partition) openLending() error {
 	p.lending = l
 	p.turn() // what is out may have time to come home
 	p.leave()
+	return nil
+}
+
+// leaveOut keeps the keys that are not at home yet from coming, because time is up.
+func (l *lending) leaveOut() {
+	l.p.mu.Lock()
+	l.home.Leave()
+	l.p.turn()
+	l.p.leave()
+}
+
+// ErrKeysOut: Close had no time for all keys to come home, or they could not. Nothing is lost.
+var ErrKeysOut = errors.New("keys are in swap areas still; the next start finds them there")
+
+// out is an error if keys are not at home. The partition is closed.
+func (l *lending) out() error {
+	l.p.mu.Lock()
+	defer l.p.leave()
+	if n := l.home.Stats().Keys; n > 0 {
+		return fmt.Errorf("%d %w", n, ErrKeysOut)
+	}
 	return nil
 }
 
@@ -155,8 +212,10 @@ func (l *lending) begin(now int64) {
 	}
 	clear(l.taken)
 	l.taken = l.taken[:0]
-	s := l.p.owner.Stats()
-	waiting := int(s.Queued.Load()+s.Inflight.Load()) + l.p.waiting.n
+	waiting, held := busy(l.p.owner)
+	if held == 0 { // else Requests may wait behind others that only wait for caps
+		waiting += l.p.waiting.n
+	}
 	if l.home.Empty() && waiting < quietLoad {
 		return
 	}
@@ -166,6 +225,13 @@ func (l *lending) begin(now int64) {
 	st := l.p.store.Stats()
 	// What is out must find room at home: a tenth is kept for what the store keeps back.
 	l.home.Observe(now, waiting, st.Chunks*st.ChunkBytes/10*9-st.LiveBytes, l.loads)
+}
+
+// busy is what an SSD has to do, and what is held back by caps besides, which says nothing of the SSD.
+func busy(o *owner.Owner) (waiting, held int) {
+	s := o.Stats()
+	held = int(s.Held.Load())
+	return max(int(s.Queued.Load()+s.Inflight.Load())-held, 0), held
 }
 
 // quietLoad is what an SSD can have before it without anybody's asking the others: less than any gap.
@@ -235,9 +301,9 @@ func (l *lending) submit() {
 	}
 }
 
-// stop tells the store to stop as soon as all keys are at home, or cannot come at the moment.
+// stop tells the store to stop as soon as all keys are at home, or cannot come, and what is read in areas is answered.
 func (l *lending) stop() {
-	if !l.stopping && (l.home.Drained() || l.home.Stuck()) {
+	if !l.stopping && l.home.Answered() && (l.home.Drained() || l.home.Stuck()) {
 		l.stopping = true
 		l.p.store.Stop()
 	}

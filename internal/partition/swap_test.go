@@ -179,7 +179,12 @@ func TestKeysThatAreOutSurviveALossOfPower(t *testing.T) {
 	if out == 0 {
 		t.Fatal("no key is out")
 	}
+	// All at one moment: neither the partition nor the area begins a write meanwhile.
+	b.p.mu.Lock()
+	b.area.mu.Lock()
 	c := &box{t: t, policy: stay, home: newRig(t, partitionBytes, nil, copyOf(t, b.home)), away: newRig(t, areaBytes, nil, copyOf(t, b.away))}
+	b.area.leave()
+	b.p.leave()
 	c.openArea(false)
 	cfg := c.config(false)
 	cfg.Swap.Areas = nil
@@ -400,4 +405,153 @@ func newZipf(n uint64, theta float64) func() uint64 {
 		i, _ := slices.BinarySearch(weights, rnd.Float64()*total)
 		return uint64(i) * 0x9E3779B97F4A7C15 % n
 	}
+}
+
+// TestWhatHasNoTimeToComeHomeStays: closing keeps to its patience, and the next opening finds the rest. The area may be retiring
+// then, which takes what is there home and nothing new.
+func TestWhatHasNoTimeToComeHomeStays(t *testing.T) {
+	slow := fault.Config{Seed: 1, Delay: 30 * time.Millisecond, DelayProbability: 1}
+	stay := eager
+	stay.CalmNS = int64(time.Hour)
+	b := newBox(t, stay, failing(partitionBytes, fault.Config{Seed: 1}), inMemory(areaBytes))
+	h := newHost(b.p, 1, 128, 100)
+	model := map[uint64][2]uint64{}
+	put := func(version uint64) {
+		for key := range uint64(2000) {
+			r := h.add(kvstore.Put, key, 100)
+			fill(r.Value, key, version)
+			model[key] = [2]uint64{version, 100}
+			if len(h.free) == 0 || key == 1999 {
+				b.p.Submit(&h.batch)
+				for len(h.free) < 128 {
+					for _, r := range h.wait() {
+						if r.Status != kvstore.OK {
+							t.Fatalf("status %d", r.Status)
+						}
+					}
+				}
+			}
+		}
+	}
+	for version := uint64(1); b.p.Stats().Swap.Keys < 1500; version++ {
+		put(version)
+	}
+	out := b.p.Stats().Swap.Keys
+	b.home.dev.(*fault.Device).SetRules(fault.Rule{Delay: slow.Delay})
+	h.add(kvstore.List, 0, 100)                                              // which waits for all keys to be at home
+	h.add(kvstore.Put, 1999, 100).Value = make([]byte, swap.MaxValueBytes+1) // which waits for its own key, the last to come
+	b.p.Submit(&h.batch)
+	const limit = 700 * time.Millisecond
+	began := time.Now()
+	err := b.p.Close(limit)
+	for len(h.free) < 128 {
+		for _, r := range h.wait() {
+			if r.Status != kvstore.DeviceError {
+				t.Errorf("op %d, which waited for keys to come home, says %d", r.Op, r.Status)
+			}
+		}
+	}
+	if !errors.Is(err, ErrKeysOut) {
+		t.Fatalf("closed with %v; %d keys were out", err, out)
+	}
+	if took := time.Since(began); took > patience/2 {
+		t.Errorf("closing with a patience of %v took %v", limit, took)
+	}
+	if err := b.area.Close(patience); err != nil {
+		t.Fatal(err)
+	}
+	b.home.dev.(*fault.Device).SetRules()
+	if b.area, err = OpenArea(AreaConfig{Owner: b.away.o, OffsetBytes: offset, LenBytes: areaBytes, Background: 9, Retiring: true}); err != nil {
+		t.Fatal(err)
+	}
+	b.policy = eager
+	if b.p, err = Open(b.config(false)); err != nil {
+		t.Fatal(err)
+	}
+	st := b.p.Stats().Swap
+	uses := b.p.Uses()
+	if st.Keys == 0 || st.Keys > out || len(uses) != 1 || int64(uses[0].Keys) != st.Keys || !uses[0].Listed || uses[0].Area != b.area.UUID() {
+		t.Errorf("%d keys were out, now %d, %+v", out, st.Keys, uses)
+	}
+	b.all(model, 2000)
+	h = newHost(b.p, 1, 128, 100)
+	for deadline := time.Now().Add(patience); b.p.Stats().Swap.Keys > 0 && time.Now().Before(deadline); {
+		h.do(kvstore.Get, 5000, 100)
+	}
+	put(99) // new keys do not go there
+	if st := b.p.Stats().Swap; st.Keys != 0 || st.Swapped != 0 {
+		t.Errorf("a retiring area took keys: %+v", st)
+	}
+	b.all(model, 2000)
+	b.close()
+}
+
+// TestACapIsNoReasonToSwap: what waits for its tenant's cap says nothing of the SSD. It neither sends keys away nor keeps them from
+// coming home.
+func TestACapIsNoReasonToSwap(t *testing.T) {
+	b := newBox(t, swap.Policy{CalmNS: 50e6}, inMemory(partitionBytes), inMemory(areaBytes))
+	const capped, hosts, depth = 3, 10, 12
+	b.home.o.SetTenant(capped, pipeline.Settings{Weight: 1, Caps: pipeline.Caps{RWIOsPerSec: 1000}})
+	other := newHost(b.p, 1, 32, 100)
+	for key := range uint64(3000) {
+		if r := other.do(kvstore.Put, key, 100); r.Status != kvstore.OK {
+			t.Fatalf("status %d", r.Status)
+		}
+	}
+	var all []*host
+	for range hosts {
+		all = append(all, newHost(b.p, capped, depth, 100))
+	}
+	key := uint64(0)
+	round := func() { // all hosts have as much outstanding as they may
+		for _, h := range all {
+			for len(h.free) > 0 {
+				op := kvstore.Get // most, as each costs two reads
+				if key++; key%4 == 0 {
+					op = kvstore.Put
+				}
+				h.add(op, key*7%3000, 100)
+			}
+			b.p.Submit(&h.batch)
+		}
+		for _, h := range all {
+			h.wait()
+		}
+	}
+	for key < 400 {
+		round()
+	}
+	if st := b.p.Stats().Swap; st.Swapped != 0 {
+		t.Errorf("with a capped tenant only: %+v", st)
+	}
+	rest := func() {
+		for _, h := range all {
+			for len(h.free) < depth {
+				h.wait()
+			}
+		}
+	}
+	rest()
+	// Another one has sent keys away; then only the capped one is there, and has always something waiting.
+	other = newHost(b.p, 1, 128, 100)
+	deadline := time.Now().Add(patience)
+	for b.p.Stats().Swap.Keys == 0 {
+		if time.Now().After(deadline) {
+			t.Fatal("no key is sent away")
+		}
+		for len(other.free) > 0 {
+			other.add(kvstore.Put, 5000+uint64(len(other.free)), 100)
+		}
+		b.p.Submit(&other.batch)
+		for len(other.free) < 128 {
+			other.wait()
+		}
+	}
+	for ; b.p.Stats().Swap.Keys > 0; round() {
+		if time.Now().After(deadline) {
+			t.Fatalf("keys do not come home beside a capped tenant: %+v", b.p.Stats().Swap)
+		}
+	}
+	rest()
+	b.close()
 }

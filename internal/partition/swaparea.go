@@ -22,6 +22,8 @@ type AreaConfig struct {
 	Background pipeline.Tenant
 	// Volatile is as in Config: then what is swapped is lost with the power, too.
 	Volatile bool
+	// Retiring: the area takes no new keys. Those in it are served until they have come home.
+	Retiring bool
 	// Format makes a new area, whatever is there. UUID and Salt are for it; the salt should be random and secret.
 	Format bool
 	UUID   [16]byte
@@ -240,13 +242,28 @@ func (a *Area) Stats() swap.AreaStats {
 	return a.machine.Stats()
 }
 
+// Homes returns the partitions with records here that may count, or that are attached.
+func (a *Area) Homes() []swap.AreaHome {
+	a.mu.Lock()
+	defer a.leave()
+	return a.machine.Homes()
+}
+
+// Forget says that a partition is gone for good, with what it has here. It is not open.
+func (a *Area) Forget(home [16]byte) {
+	a.mu.Lock()
+	defer a.leave()
+	a.machine.Forget(home)
+	a.turn()
+}
+
 // attach brings a partition to the area.
 func (a *Area) attach(l *lending, home [16]byte) (swap.HomeArea, error) {
 	a.mu.Lock()
 	defer a.leave()
 	at, err := a.machine.Attach(home)
 	if err != nil {
-		return swap.HomeArea{}, fmt.Errorf("swap area %x: %w", a.machine.UUID(), err)
+		return swap.HomeArea{}, fmt.Errorf("%s: %w", swap.Name(a.machine.UUID()), err)
 	}
 	for at.Home >= len(a.homes) {
 		a.homes = append(a.homes, nil)
@@ -257,8 +274,8 @@ func (a *Area) attach(l *lending, home [16]byte) (swap.HomeArea, error) {
 
 // load is what the area's SSD has to do.
 func (a *Area) load() swap.Load {
-	s := a.cfg.Owner.Stats()
-	return swap.Load{Waiting: int(s.Queued.Load() + s.Inflight.Load() + a.waiting.Load()), Used: int(a.used.Load()), Failing: a.failing.Load()}
+	waiting, _ := busy(a.cfg.Owner)
+	return swap.Load{Waiting: waiting + int(a.waiting.Load()), Used: int(a.used.Load()), Failing: a.cfg.Retiring || a.failing.Load()}
 }
 
 func (a *Area) ring() {

@@ -180,7 +180,7 @@ func (c collector) Collect(ch chan<- prometheus.Metric) {
 	for _, s := range t.ssds {
 		drives = append(drives, s)
 	}
-	subsystems, buffers, scheduling, rdma, kv := t.subsystems, t.buffers, t.scheduling, t.rdma, t.kv
+	subsystems, buffers, scheduling, rdma, kv, swap := t.subsystems, t.buffers, t.scheduling, t.rdma, t.kv, t.swap
 	t.mu.Unlock()
 
 	for _, s := range io {
@@ -224,6 +224,9 @@ func (c collector) Collect(ch chan<- prometheus.Metric) {
 	}
 	if kv != nil {
 		collectKV(kv(), put)
+	}
+	if swap != nil {
+		collectSwap(swap(), put)
 	}
 }
 

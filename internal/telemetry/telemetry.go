@@ -63,6 +63,7 @@ type Telemetry struct {
 	scheduling func() []Scheduling
 	rdma       func() RDMAStats
 	kv         func() []KVStats
+	swap       func() []SwapStats
 }
 
 type ioKey struct{ tenant, ssd, op string }

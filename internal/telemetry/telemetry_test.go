@@ -48,7 +48,10 @@ func full() *Telemetry {
 		return RDMAStats{Devices: 1, CompletionQueues: 2, Receives: 64, Held: 3, RegisteredBytes: 1 << 20, Doorbells: 7, Crossings: 9}
 	})
 	t.SetKV(func() []KVStats {
-		return []KVStats{{Subsystem: "nqn.2026-11.example.jbofd:a", NSID: 2, Objects: 10, Segments: 16, MemoryBytes: 100, UserBytes: 1000, KeyLogBytes: 400, MovedBytes: 200}}
+		return []KVStats{{Subsystem: "nqn.2026-11.example.jbofd:a", NSID: 2, Objects: 10, Segments: 16, MemoryBytes: 100, UserBytes: 1000, KeyLogBytes: 400, MovedBytes: 200, SwapKeys: 3}}
+	}, func() []SwapStats {
+		return []SwapStats{{SSD: "ssd0", Area: "6f8b1c1e-6c29-4b5a-9a55-0d7f3f4f2c12", Up: true, SizeBytes: 64 << 20, UsedBytes: 4096},
+			{SSD: "ssd1", Area: "6f8b1c1e-6c29-4b5a-9a55-0d7f3f4f2c13", SizeBytes: 64 << 20}}
 	})
 	t.SetBuffers(func() BufferStats { return BufferStats{TotalBytes: 100, InUseBytes: 40, TakenBytes: 60, Waits: 1} })
 	t.SetScheduling(func() []Scheduling { return []Scheduling{sharing("nqn.2026-11.example.host:a")} })

@@ -114,7 +114,7 @@ type Op struct {
 	dev   [nvme.MaxKVKey]byte // the device's key, of a long one
 	own   int                 // header and key of a long key are buf[:own]
 	val   int                 // the value to store is buf[own:own+val]
-	dst   []byte              // where a Get's value goes
+	dst   []byte              // where a Get's value is to go
 	buf   []byte
 }
 
@@ -152,6 +152,7 @@ func (o *Op) Start(s *Space, kind Kind, key, value []byte) error { // hot: 0 all
 	}
 	switch kind {
 	case Get:
+		o.dst = value
 		SetRetrieve(&o.Cmd, s.NSID, key, value[:min(len(value), s.MaxTransfer)])
 	case Put:
 		SetStore(&o.Cmd, s.NSID, key, value, 0)
@@ -227,6 +228,7 @@ func (o *Op) Step(s *Space, c *host.Completion) (done bool) { // hot: 0 allocs
 	case stepOnly:
 		if o.kind == Get && st == nvme.Success {
 			o.Size, o.Err = size(s, c, len(o.Cmd.Data))
+			o.whole(len(o.Cmd.Data))
 		}
 	case stepIfAbsent:
 		if st == nvme.KeyExists {
@@ -314,6 +316,14 @@ func (o *Op) got(s *Space, c *host.Completion) { // hot: 0 allocs
 	default:
 		o.Size = n - o.own
 		copy(o.dst, b[o.own:])
+		o.whole(len(o.Cmd.Data) - o.own)
+	}
+}
+
+// whole fails a Get whose buffer has room for more of the value than one command, of that room, has brought.
+func (o *Op) whole(room int) { // hot: 0 allocs
+	if o.Err == nil && room < min(o.Size, len(o.dst)) {
+		o.Err = fmt.Errorf("%w: %d bytes, of which one command brings %d: the transfer limit (MDTS)", host.ErrValueTooLarge, o.Size, room)
 	}
 }
 

@@ -136,6 +136,28 @@ func TestSizeIsOfTheValueAloneOverEachTransport(t *testing.T) {
 	}
 }
 
+// TestAGetThatOneCommandCannotServeSaysSo: a host with a larger transfer limit has put the value.
+func TestAGetThatOneCommandCannotServeSaysSo(t *testing.T) {
+	for _, long := range []bool{false, true} {
+		for _, counted := range []bool{false, true} {
+			var o Op
+			d, s, key := device{}, space(long, counted), []byte("some key")
+			d.do(t, &o, s, Put, key, make([]byte, 100))
+			s.MaxTransfer = 50
+			brings := 50
+			if long {
+				brings -= LongBytes(len(key))
+			}
+			for room, fails := range map[int]bool{0: false, brings: false, brings + 1: true, 100: true, 200: true} {
+				d.do(t, &o, s, Get, key, make([]byte, room))
+				if o.Size != 100 || errors.Is(o.Err, host.ErrValueTooLarge) != fails {
+					t.Errorf("long %t, counted %t, room %d: size %d, %v, want an error %t", long, counted, room, o.Size, o.Err, fails)
+				}
+			}
+		}
+	}
+}
+
 func TestATargetThatDoesNotSayTheSizeIsAtFault(t *testing.T) {
 	for _, long := range []bool{false, true} {
 		var o Op

@@ -19,7 +19,7 @@ func newChooser(w *Workload, inserts uint64, rng *rand.Rand) chooser {
 	case "zipfian":
 		// Were the records counted anew for each draw, other ones would become popular with each insert.
 		// So room for them is left from the beginning, and what does not exist yet is drawn again.
-		return &scrambled{z: newZipf(zipfItems, w.Theta), rng: rng, start: w.InsertStart, items: w.RecordCount - w.InsertStart + 2*inserts}
+		return &scrambled{z: newZipf(zipfItems, w.Theta), rng: rng, start: w.InsertStart, items: w.InsertCount + 2*inserts}
 	case "latest":
 		return &latest{z: newZipf(1, w.Theta), rng: rng, start: w.InsertStart}
 	case "hotspot":

@@ -76,7 +76,7 @@ func TestZipfFollowsItsGrowth(t *testing.T) {
 // of records, and it is the one that YCSB's hash says.
 func TestZipfianIsYCSBs(t *testing.T) {
 	const zetan = 26.46902820178302 // YCSB's constant for 10^10 items and 0.99
-	w := Workload{Distribution: "zipfian", Theta: 0.99, RecordCount: 100_000}
+	w := Workload{Distribution: "zipfian", Theta: 0.99, RecordCount: 100_000, InsertCount: 100_000}
 	c := newChooser(&w, 0, testRNG())
 	counts := map[uint64]int{}
 	const draws = 400_000
@@ -102,7 +102,7 @@ func TestZipfianIsYCSBs(t *testing.T) {
 
 // TestZipfianKeepsItsFavouritesWhileRecordsAreAdded and never chooses one that is not there.
 func TestZipfianKeepsItsFavouritesWhileRecordsAreAdded(t *testing.T) {
-	w := Workload{Distribution: "zipfian", Theta: 0.99, RecordCount: 1000, InsertStart: 100}
+	w := Workload{Distribution: "zipfian", Theta: 0.99, RecordCount: 1000, InsertStart: 100, InsertCount: 900}
 	favourite := func(limit uint64) uint64 {
 		c := newChooser(&w, 500, testRNG())
 		counts := make([]int, 3000)
@@ -125,7 +125,7 @@ func TestZipfianKeepsItsFavouritesWhileRecordsAreAdded(t *testing.T) {
 }
 
 func TestLatestPrefersTheNewest(t *testing.T) {
-	w := Workload{Distribution: "latest", Theta: 0.99, RecordCount: 1000, InsertStart: 500}
+	w := Workload{Distribution: "latest", Theta: 0.99, RecordCount: 1000, InsertStart: 500, InsertCount: 500}
 	c := newChooser(&w, 0, testRNG())
 	zeta := 0.0
 	for k := 1; k <= 800; k++ {
@@ -172,7 +172,7 @@ func TestUniformAndHotspotDrawTheirShares(t *testing.T) {
 
 func TestChoosersRepeatByTheirSeed(t *testing.T) {
 	for _, d := range Distributions {
-		w := Workload{Distribution: d, Theta: 0.99, RecordCount: 1000, HotData: 0.2, HotOperations: 0.8}
+		w := Workload{Distribution: d, Theta: 0.99, RecordCount: 1000, InsertCount: 1000, HotData: 0.2, HotOperations: 0.8}
 		a, b := newChooser(&w, 10, testRNG()), newChooser(&w, 10, testRNG())
 		for range 1000 {
 			if x, y := a.next(1000), b.next(1000); x != y {
@@ -185,7 +185,7 @@ func TestChoosersRepeatByTheirSeed(t *testing.T) {
 func BenchmarkChoose(b *testing.B) {
 	for _, d := range Distributions {
 		b.Run(d, func(b *testing.B) {
-			w := Workload{Distribution: d, Theta: 0.99, RecordCount: 1 << 20, HotData: 0.2, HotOperations: 0.8}
+			w := Workload{Distribution: d, Theta: 0.99, RecordCount: 1 << 20, InsertCount: 1 << 20, HotData: 0.2, HotOperations: 0.8}
 			c := newChooser(&w, 0, testRNG())
 			for b.Loop() {
 				c.next(1 << 20)

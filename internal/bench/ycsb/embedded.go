@@ -29,6 +29,8 @@ type Embedded struct {
 	pool  *bufpool.Pool
 	owner *owner.Owner
 	part  *partition.Partition
+	// opening is what it took to open the store: microseconds, reads of the device and their bytes.
+	opening [3]int64
 }
 
 // EmbeddedConfig says on what to open the store.
@@ -91,8 +93,16 @@ func (d *Embedded) open(c EmbeddedConfig) (err error) {
 			d.dev = dev
 		}
 	} else {
-		if _, serr := os.Stat(c.Path); errors.Is(serr, os.ErrNotExist) && c.SizeBytes > 0 {
+		if _, serr := os.Stat(c.Path); errors.Is(serr, os.ErrNotExist) {
+			if c.SizeBytes == 0 {
+				return fmt.Errorf("%w (--size makes a file)", serr)
+			}
 			c.Format = true
+			defer func() {
+				if err != nil { // or the next attempt would find a file without a store
+					err = errors.Join(err, gone(os.Remove(c.Path)))
+				}
+			}()
 		}
 		var dev *file.Device
 		if dev, err = file.Open(file.Config{Name: "embedded", Path: c.Path, Create: c.SizeBytes > 0, SizeBytes: c.SizeBytes, Engine: c.Engine, Pool: d.pool}); err == nil {
@@ -116,13 +126,23 @@ func (d *Embedded) open(c EmbeddedConfig) (err error) {
 	if _, err = rand.Read(id[:]); err != nil {
 		return err
 	}
-	info := d.dev.Info()
+	info, begun := d.dev.Info(), time.Now()
 	d.part, err = partition.Open(partition.Config{Owner: d.owner, Background: background, Volatile: c.Volatile, Store: kvstore.Config{
 		PartitionBytes: info.SizeBytes, KeysPerSegment: c.KeysPerSegment, Requests: c.Requests, GroupBytes: c.GroupBytes, GroupDelayNS: c.GroupDelayNS,
 		Format: c.Format, UUID: [16]byte(id[:16]), HashSeed: binary.LittleEndian.Uint64(id[16:]),
 	}})
+	o := d.owner.Stats()
+	d.opening = [3]int64{time.Since(begun).Microseconds(), o.Requests[ssd.Read].Load(), o.Bytes[ssd.Read].Load()}
 	if errors.Is(err, kvstore.ErrConfig) {
 		err = fmt.Errorf("%w: %w", ErrConfig, err)
+	}
+	return err
+}
+
+// gone takes it for no error that a file to be removed is not there.
+func gone(err error) error {
+	if errors.Is(err, os.ErrNotExist) {
+		return nil
 	}
 	return err
 }
@@ -172,6 +192,9 @@ func (d *Embedded) Counters() []Counter {
 		{"LiveBytes", s.LiveBytes, true},
 		{"BufferBytes", s.MemoryBytes, true},
 		{"PartitionBytes", d.dev.Info().SizeBytes, true},
+		{"OpeningUS", d.opening[0], true},
+		{"OpeningReads", d.opening[1], true},
+		{"OpeningReadBytes", d.opening[2], true},
 	}
 }
 

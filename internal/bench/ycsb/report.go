@@ -4,15 +4,12 @@ import (
 	"fmt"
 	"io"
 	"maps"
-	"math"
-	"runtime"
 	"slices"
 	"strconv"
 	"strings"
 	"time"
 
 	"github.com/HdrHistogram/hdrhistogram-go"
-	"golang.org/x/sys/unix"
 
 	"jbofd/internal/bench"
 )
@@ -54,6 +51,9 @@ type Phase struct {
 	Operations     uint64   `json:"operations"`
 	OpsPerSec      float64  `json:"opsPerSec"`
 	Series         []Series `json:"series"`
+	// Overdue operations were due, under a target, when the time was over, and had not begun. They are in no Series: a store that
+	// cannot keep up with the target is slower than the latencies say.
+	Overdue uint64 `json:"overdue,omitempty"`
 	// Checked values were verified; Wrong ones were not what they must be.
 	Checked uint64 `json:"checked"`
 	Wrong   uint64 `json:"wrong"`
@@ -164,8 +164,8 @@ func (b *Bench) newPhase(elapsed time.Duration, from usage) *Phase {
 	to := b.takeUsage()
 	st := &b.total
 	p := &Phase{ElapsedSeconds: elapsed.Seconds(), Operations: st.ops, OpsPerSec: float64(st.ops) / elapsed.Seconds(), Series: seriesOf(st),
-		Checked: st.checked, Wrong: st.wrong, Failed: st.failed(), Messages: st.first,
-		CPUPercent: 100 * (to.cpu - from.cpu).Seconds() / to.at.Sub(from.at).Seconds(), GCCycles: to.gcs - from.gcs}
+		Overdue: st.overdue, Checked: st.checked, Wrong: st.wrong, Failed: st.failed(), Messages: st.first,
+		CPUPercent: to.CPUPercentSince(&from.Usage), GCCycles: to.GCs - from.GCs, AllocsPerOp: to.AllocsPer(st.ops, &from.Usage)}
 	if len(to.store) > 0 {
 		p.Store = map[string]int64{}
 	}
@@ -174,9 +174,6 @@ func (b *Bench) newPhase(elapsed time.Duration, from usage) *Phase {
 			c.Value -= from.store[i].Value
 		}
 		p.Store[c.Name] = c.Value
-	}
-	if st.ops > 0 {
-		p.AllocsPerOp = float64(to.mallocs-from.mallocs) / float64(st.ops)
 	}
 	return p
 }
@@ -201,27 +198,18 @@ func latencies(h *hdrhistogram.Histogram) *bench.LatencyNS {
 	if h == nil || h.TotalCount() == 0 {
 		return nil
 	}
-	return &bench.LatencyNS{Min: h.Min(), Mean: math.Round(h.Mean()), StdDev: math.Round(h.StdDev()), P50: h.ValueAtPercentile(50), P90: h.ValueAtPercentile(90),
-		P95: h.ValueAtPercentile(95), P99: h.ValueAtPercentile(99), P999: h.ValueAtPercentile(99.9), P9999: h.ValueAtPercentile(99.99), Max: h.Max()}
+	l := bench.Latencies(h)
+	return &l
 }
 
 // usage is what this process and the store in it have used up at a moment.
 type usage struct {
-	at      time.Time
-	cpu     time.Duration
-	mallocs uint64
-	gcs     uint32
-	store   []Counter
+	bench.Usage
+	store []Counter
 }
 
 func (b *Bench) takeUsage() usage {
-	var m runtime.MemStats
-	runtime.ReadMemStats(&m)
-	u := usage{at: time.Now(), mallocs: m.Mallocs, gcs: m.NumGC}
-	var ru unix.Rusage
-	if unix.Getrusage(unix.RUSAGE_SELF, &ru) == nil {
-		u.cpu = time.Duration(ru.Utime.Nano() + ru.Stime.Nano())
-	}
+	u := usage{Usage: bench.TakeUsage()}
 	if c, ok := b.db.(Counting); ok {
 		u.store = c.Counters()
 	}
@@ -246,6 +234,9 @@ func (r *Report) WriteYCSB(w io.Writer) error {
 func (p *Phase) write(b *strings.Builder, name string) {
 	fmt.Fprintf(b, "[OVERALL], Phase, %s\n[OVERALL], RunTime(ms), %.0f\n[OVERALL], Throughput(ops/sec), %s\n", name, p.ElapsedSeconds*1e3, strconv.FormatFloat(p.OpsPerSec, 'f', -1, 64))
 	fmt.Fprintf(b, "[OVERALL], CPU(%%), %.1f\n[TOTAL_GCs], Count, %d\n", p.CPUPercent, p.GCCycles)
+	if p.Overdue > 0 {
+		fmt.Fprintf(b, "[OVERALL], Overdue, %d\n", p.Overdue)
+	}
 	for i := range p.Series {
 		e := &p.Series[i]
 		e.write(b, e.Name, e.LatencyNS)
@@ -264,13 +255,9 @@ func (p *Phase) write(b *strings.Builder, name string) {
 	}
 }
 
-// write writes one series. Times are in microseconds.
+// write writes one series. Times are in microseconds. As in YCSB, operations that are not OK count as others.
 func (e *Series) write(b *strings.Builder, name string, l *bench.LatencyNS) {
-	n := uint64(0)
-	for _, k := range e.Results {
-		n += k
-	}
-	fmt.Fprintf(b, "[%s], Operations, %d\n", name, n)
+	fmt.Fprintf(b, "[%s], Operations, %d\n", name, e.Results[OK.String()])
 	if l != nil {
 		fmt.Fprintf(b, "[%s], AverageLatency(us), %.3f\n", name, l.Mean/1e3)
 		for _, v := range []struct {
@@ -281,10 +268,15 @@ func (e *Series) write(b *strings.Builder, name string, l *bench.LatencyNS) {
 			fmt.Fprintf(b, "[%s], %s(us), %s\n", name, v.name, micros(v.ns))
 		}
 	}
+	failed := uint64(0)
 	for r := OK; r <= Failed; r++ {
 		if k := e.Results[r.String()]; k > 0 {
 			fmt.Fprintf(b, "[%s], Return=%s, %d\n", name, r, k)
+			failed += k
 		}
+	}
+	if failed -= e.Results[OK.String()]; failed > 0 {
+		fmt.Fprintf(b, "[%s-FAILED], Operations, %d\n", name, failed)
 	}
 }
 

@@ -1,6 +1,10 @@
 package ycsb
 
-import "github.com/HdrHistogram/hdrhistogram-go"
+import (
+	"github.com/HdrHistogram/hdrhistogram-go"
+
+	"jbofd/internal/bench"
+)
 
 // kind is what a client asks for. A read-modify-write counts as a read and an update, too.
 type kind uint8
@@ -19,10 +23,6 @@ func (k kind) String() string {
 	return [...]string{"READ", "UPDATE", "INSERT", "READ-MODIFY-WRITE"}[k]
 }
 
-// Latency histograms reach from 1 ns to 10 min with three significant digits; what is longer
-// counts as 10 min.
-const maxLatencyNS = 600e9
-
 // stats counts one stretch of time.
 type stats struct {
 	// raw counts from when an operation was submitted, corrected from when it was due. They are nil until
@@ -31,6 +31,8 @@ type stats struct {
 	results        [kinds][Failed + 1]uint64
 	// ops are the operations that ended, whichever way.
 	ops uint64
+	// overdue ones were due when the run was stopped, and never began.
+	overdue uint64
 	// checked values were verified, wrong ones were not what they must be.
 	checked, wrong uint64
 	first          []string // messages of the first failures
@@ -41,10 +43,10 @@ const maxMessages = 8
 
 func record(h **hdrhistogram.Histogram, ns int64) {
 	if *h == nil {
-		*h = hdrhistogram.New(1, maxLatencyNS, 3)
+		*h = bench.NewHistogram()
 	}
 	// The only error is a value out of bounds, which this one is not.
-	_ = (*h).RecordValue(min(max(ns, 1), maxLatencyNS))
+	_ = (*h).RecordValue(min(max(ns, 1), bench.MaxLatencyNS))
 }
 
 func (s *stats) reset() {
@@ -65,7 +67,7 @@ func (s *stats) merge(o *stats) {
 				continue
 			}
 			if to[k] == nil {
-				to[k] = hdrhistogram.New(1, maxLatencyNS, 3)
+				to[k] = bench.NewHistogram()
 			}
 			to[k].Merge(h) // equal bounds: nothing is dropped
 		}
@@ -78,6 +80,7 @@ func (s *stats) merge(o *stats) {
 		}
 	}
 	s.ops += o.ops
+	s.overdue += o.overdue
 	s.checked += o.checked
 	s.wrong += o.wrong
 	for _, m := range o.first {
@@ -91,10 +94,12 @@ func (s *stats) note(m string) {
 	}
 }
 
-// failed is how many operations were refused or failed.
+// failed is how many reads and writes were refused or failed. Those of a read-modify-write are among them.
 func (s *stats) failed() (n uint64) {
-	for _, r := range s.results {
-		n += r[Refused] + r[Failed]
+	for k, r := range s.results {
+		if kind(k) != readModifyWrite {
+			n += r[Refused] + r[Failed]
+		}
 	}
 	return n
 }

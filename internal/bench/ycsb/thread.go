@@ -4,18 +4,12 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"math"
 	"math/rand/v2"
 	"sync"
-	"sync/atomic"
 	"time"
+
+	"jbofd/internal/bench"
 )
-
-// earlyWake is how long before an operation is due a thread stops sleeping and looks at the
-// clock instead: timers are not that exact.
-const earlyWake = 120 * time.Microsecond
-
-var errInterrupted = errors.New("operations are still outstanding after the time allowed for them to end")
 
 // thread is one of YCSB's threads: a goroutine with a queue of its own.
 type thread struct {
@@ -33,12 +27,8 @@ type thread struct {
 	ops   []Op
 	dones []Done
 
-	// interval and due schedule under a rate, in nanoseconds of Bench.now.
-	interval float64
-	due      float64
-
-	stop        atomic.Bool
-	interrupted atomic.Bool
+	pacer  bench.Pacer
+	worker *bench.Worker
 
 	mu  sync.Mutex
 	cur *stats
@@ -77,6 +67,7 @@ func newThread(ctx context.Context, b *Bench, i int) (*thread, error) {
 	if t.q, err = b.db.OpenQueue(ctx, b.cfg.Depth); err != nil {
 		return nil, errors.Join(err, t.release())
 	}
+	t.worker = b.crew.Add(t.q)
 	return t, nil
 }
 
@@ -104,8 +95,11 @@ func (t *thread) take() *stats {
 func (t *thread) loop(next func(*slot) bool) error { // hot: 0 allocs per operation
 	more := true
 	for {
-		now := t.b.now()
-		more = more && !t.stop.Load()
+		now := t.b.crew.Now()
+		if at, stopped := t.worker.Stopped(); stopped && more {
+			more = false
+			t.giveUp(at)
+		}
 		for _, i := range t.again {
 			t.slots[i].at = now
 			t.begin(i, true)
@@ -113,12 +107,10 @@ func (t *thread) loop(next func(*slot) bool) error { // hot: 0 allocs per operat
 		t.again = t.again[:0]
 		wait := time.Duration(-1)
 		for more && len(t.free) > 0 {
-			due := now
-			if t.interval > 0 {
-				if due = int64(t.due); due > now {
-					wait = time.Duration(due - now)
-					break
-				}
+			due, early := t.pacer.Due(now)
+			if early > 0 {
+				wait = early
+				break
 			}
 			i := t.free[len(t.free)-1]
 			s := &t.slots[i]
@@ -126,8 +118,8 @@ func (t *thread) loop(next func(*slot) bool) error { // hot: 0 allocs per operat
 				more = false
 				break
 			}
-			if t.interval > 0 {
-				t.advance()
+			if t.pacer.On() {
+				t.pacer.Advance(1 - t.rng.Float64())
 			}
 			s.due, s.began, s.at = due, now, now
 			t.free = t.free[:len(t.free)-1]
@@ -144,27 +136,29 @@ func (t *thread) loop(next func(*slot) bool) error { // hot: 0 allocs per operat
 		if !more && out == 0 {
 			return nil
 		}
-		if wait > earlyWake {
-			wait -= earlyWake
-		} else if wait > 0 {
-			wait = 0
-		}
-		if out == 0 && wait > 0 {
-			// Nothing to wait for but the clock, and the stop flag.
-			time.Sleep(min(wait, 50*time.Millisecond))
+		wait, ok := bench.PollWait(wait, out)
+		if !ok {
 			continue
 		}
 		n, err := t.q.Poll(t.dones, wait)
 		if n > 0 && !t.finish(t.dones[:n]) && !t.b.cfg.ContinueOnError {
-			t.b.abort()
+			t.b.crew.Stop()
+		}
+		if err := t.worker.Interrupted(out-n, len(t.slots)); err != nil {
+			return err
 		}
 		if err != nil {
 			return err
 		}
-		if t.interrupted.Load() {
-			return fmt.Errorf("%d of the %d %w", out-n, len(t.slots), errInterrupted)
-		}
 	}
+}
+
+// giveUp counts the operations that were due when the thread was stopped, and will not begin.
+func (t *thread) giveUp(atNS int64) {
+	n := min(t.pacer.Overdue(atNS), t.left)
+	t.mu.Lock()
+	t.cur.overdue += n
+	t.mu.Unlock()
 }
 
 // begin makes the Op of slot i: a write of the next version, or a read.
@@ -181,18 +175,9 @@ func (t *thread) begin(i uint32, put bool) { // hot: 0 allocs
 	t.ops = append(t.ops, o)
 }
 
-// advance moves the schedule to the next operation.
-func (t *thread) advance() {
-	if !t.b.cfg.Poisson {
-		t.due += t.interval
-		return
-	}
-	t.due += -math.Log(1-t.rng.Float64()) * t.interval
-}
-
 // finish takes what has ended and reports whether nothing has failed.
 func (t *thread) finish(dones []Done) (ok bool) { // hot: 0 allocs
-	now := t.b.now()
+	now := t.b.crew.Now()
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	ok = true
@@ -209,7 +194,7 @@ func (t *thread) finish(dones []Done) (ok bool) { // hot: 0 allocs
 		st.results[part][d.Result]++
 		if d.Result == OK {
 			record(&st.raw[part], now-s.at)
-			if t.interval > 0 {
+			if t.pacer.On() {
 				from := s.at
 				if s.at == s.began {
 					from = s.due
@@ -234,7 +219,7 @@ func (t *thread) finish(dones []Done) (ok bool) { // hot: 0 allocs
 			st.results[s.kind][d.Result]++
 			if d.Result == OK {
 				record(&st.raw[s.kind], now-s.began)
-				if t.interval > 0 {
+				if t.pacer.On() {
 					record(&st.corrected[s.kind], now-s.due)
 				}
 			}

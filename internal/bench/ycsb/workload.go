@@ -21,8 +21,9 @@ const MaxValueBytes = 1 << 20
 // Workload is what YCSB's CoreWorkload reads from its property files. A record is one value: its
 // fields are written and read together.
 type Workload struct {
-	// Records are [InsertStart, RecordCount) when the load is done; a load writes InsertCount from
-	// InsertStart on. Inserts of a run go on at RecordCount.
+	// Records are [InsertStart, RecordCount). A load writes InsertCount of them from InsertStart on, and a run
+	// keeps to those, so that several processes can share the records out; if that is all, inserts of a
+	// run go on at RecordCount.
 	RecordCount, InsertStart, InsertCount uint64
 	// OperationCount ends a run; 0: MaxExecution does.
 	OperationCount uint64
@@ -55,6 +56,22 @@ var Distributions = []string{"uniform", "zipfian", "latest", "hotspot"}
 // ValueBytes is the longest value of the workload.
 func (w *Workload) ValueBytes() int { return w.Fields * w.MaxField }
 
+// loaded is where the records end that a load writes.
+func (w *Workload) loaded() uint64 { return w.InsertStart + w.InsertCount }
+
+// CheckRun says what is missing for a run.
+//
+// Errors: ErrWorkload.
+func (w *Workload) CheckRun() error {
+	switch {
+	case w.OperationCount == 0 && w.MaxExecution == 0:
+		return fmt.Errorf("%w: operationcount is 0, must be at least 1, unless maxexecutiontime is given", ErrWorkload)
+	case w.Insert > 0 && w.loaded() < w.RecordCount:
+		return fmt.Errorf("%w: insertcount is %d, must be all records from insertstart on, %d, for a run with an insertproportion", ErrWorkload, w.InsertCount, w.RecordCount-w.InsertStart)
+	}
+	return nil
+}
+
 // Properties are names and values as in YCSB's workload files.
 type Properties map[string]string
 
@@ -64,9 +81,13 @@ type Properties map[string]string
 // Errors: ErrWorkload, with the line.
 func (p Properties) Read(name string, r io.Reader) error {
 	s := bufio.NewScanner(r)
-	var whole string
-	for line := 1; s.Scan(); line++ {
-		t := strings.TrimSpace(s.Text())
+	line, whole := 0, ""
+	for more := true; more; {
+		t := ""
+		if more = s.Scan(); more { // else what the last line has begun ends there
+			line++
+			t = strings.TrimSpace(s.Text())
+		}
 		if whole == "" && (t == "" || t[0] == '#' || t[0] == '!') {
 			continue
 		}
@@ -80,7 +101,10 @@ func (p Properties) Read(name string, r io.Reader) error {
 		}
 		whole = ""
 	}
-	return s.Err()
+	if err := s.Err(); err != nil {
+		return fmt.Errorf("%w: %s:%d: %w", ErrWorkload, name, line+1, err)
+	}
+	return nil
 }
 
 // Set adds one name=value, as after -p.

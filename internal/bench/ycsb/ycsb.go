@@ -14,7 +14,8 @@
 // so a store that was killed can be verified against every write it had acknowledged.
 //
 // Differences from YCSB: keys have 16 bytes ("user" and 12 digits); a record is one value, whose fields
-// are read and written together; ordered scans are not offered.
+// are read and written together; uniform and hotspot choose among the records that a run has inserted, too; ordered scans are not
+// offered.
 //
 // Source: B. Cooper et al., Benchmarking Cloud Serving Systems with YCSB (SoCC 2010), and its
 // CoreWorkload.
@@ -25,9 +26,10 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
-	"sync"
 	"sync/atomic"
 	"time"
+
+	"jbofd/internal/bench"
 )
 
 // ErrConfig is wrapped by errors about a Config that cannot be.
@@ -66,7 +68,7 @@ type Bench struct {
 	db       DB
 	w        Workload
 	cfg      Config
-	base     time.Time
+	crew     *bench.Crew
 	versions *versions
 	threads  []*thread
 
@@ -97,8 +99,8 @@ func Open(ctx context.Context, db DB, w Workload, cfg Config) (b *Bench, err err
 	for cfg.Life == 0 {
 		cfg.Life = rand.Uint32()
 	}
-	b = &Bench{db: db, w: w, cfg: cfg, base: time.Now()}
-	assumed := w.RecordCount
+	b = &Bench{db: db, w: w, cfg: cfg, crew: bench.NewCrew(cfg.DrainTimeout)}
+	assumed := w.loaded()
 	if cfg.StatePath != "" {
 		assumed = 0
 	}
@@ -152,15 +154,15 @@ func (b *Bench) Load(ctx context.Context) (*Phase, error) {
 
 // Run runs the operations of the workload, in the manner of Load.
 //
-// Errors: ErrWorkload for a workload that does not fit what is loaded; otherwise as Load.
+// Errors: ErrWorkload, as CheckRun says or for a workload that does not fit what is loaded; otherwise as Load.
 func (b *Bench) Run(ctx context.Context) (*Phase, error) {
 	w := &b.w
-	if w.OperationCount == 0 && w.MaxExecution == 0 {
-		return nil, fmt.Errorf("%w: operationcount is 0, must be at least 1, unless maxexecutiontime is given", ErrWorkload)
+	if err := w.CheckRun(); err != nil {
+		return nil, err
 	}
 	limit := b.versions.limit.Load()
-	if limit < w.RecordCount {
-		return nil, fmt.Errorf("%w: recordcount is %d, but %s knows of %d records: load the others first", ErrWorkload, w.RecordCount, b.cfg.StatePath, limit)
+	if need := w.loaded(); limit < need {
+		return nil, fmt.Errorf("%w: there must be %d records, but %s knows of %d: load the others first", ErrWorkload, need, b.cfg.StatePath, limit)
 	}
 	b.sequence.Store(limit)
 	b.end = uint64(len(b.versions.entries))
@@ -193,7 +195,7 @@ func (b *Bench) Verify(ctx context.Context) (*Phase, error) {
 	var first, total uint64
 	b.end = 0
 	// Inserts are numbered one after the other, so a long gap is the end; a table may be much longer.
-	for n := uint64(0); n < uint64(len(b.versions.entries)) && n < max(b.end, b.w.RecordCount)+maxGap; n++ {
+	for n := uint64(0); n < uint64(len(b.versions.entries)) && n < max(b.end, b.w.loaded())+maxGap; n++ {
 		if n < b.versions.assumed && n >= b.w.InsertStart || b.versions.entries[n].issued.Load() > 0 {
 			if total == 0 {
 				first = n
@@ -209,16 +211,6 @@ func (b *Bench) Verify(ctx context.Context) (*Phase, error) {
 	b.quiet = true
 	defer func() { b.quiet = false }()
 	return b.phase(ctx, "verify", total, 0, (*thread).nextVerify)
-}
-
-// now is the time since the beginning in nanoseconds.
-func (b *Bench) now() int64 { return int64(time.Since(b.base)) }
-
-// abort makes every thread stop.
-func (b *Bench) abort() {
-	for _, t := range b.threads {
-		t.stop.Store(true)
-	}
 }
 
 // collect moves the threads' statistics into the total and returns what was moved.
@@ -237,63 +229,24 @@ func (b *Bench) phase(ctx context.Context, name string, total uint64, limit time
 	b.total = stats{}
 	use := b.takeUsage()
 	start := time.Now()
-	begin := float64(b.now())
-	var wg sync.WaitGroup
-	errs := make([]error, len(b.threads))
-	done := make(chan struct{})
 	for i, t := range b.threads {
-		t.stop.Store(false)
-		t.interval = 0
+		t.pacer = bench.Pacer{}
 		if b.w.Target > 0 && name == "run" {
-			t.interval = 1e9 * float64(len(b.threads)) / b.w.Target
-			t.due = begin + t.interval*float64(i)/float64(len(b.threads))
+			t.pacer = bench.NewPacer(bench.PacerConfig{PerSec: b.w.Target, Poisson: b.cfg.Poisson, BeginNS: b.crew.Now(), Worker: i, Workers: len(b.threads)})
 		}
-		wg.Go(func() {
-			if errs[i] = t.loop(func(s *slot) bool { return next(t, s) }); errs[i] != nil {
-				b.abort()
-			}
-		})
-	}
-	go func() { wg.Wait(); close(done) }()
-
-	var over, late <-chan time.Time
-	if limit > 0 {
-		t := time.NewTimer(limit)
-		defer t.Stop()
-		over = t.C
-	}
-	second := time.NewTicker(time.Second)
-	defer second.Stop()
-	stop := func() <-chan time.Time {
-		b.abort()
-		return time.After(b.cfg.DrainTimeout)
 	}
 	last := start
-	cancelled := ctx.Done()
-	for {
-		select {
-		case <-done:
-			iv := b.collect()
-			b.progress(name, total, start, last, iv, true)
-			p := b.newPhase(time.Since(start), use)
-			p.Interrupted = ctx.Err() != nil
-			return p, errors.Join(errs...)
-		case <-over:
-			over, late = nil, stop()
-		case <-cancelled:
-			cancelled, late = nil, stop()
-		case <-late:
-			late = nil
-			for _, t := range b.threads {
-				t.interrupted.Store(true)
-				t.q.Interrupt()
-			}
-		case now := <-second.C:
-			iv := b.collect()
-			b.progress(name, total, start, last, iv, false)
-			last = now
-		}
-	}
+	err := b.crew.Run(ctx, limit, func(i int) error {
+		t := b.threads[i]
+		return t.loop(func(s *slot) bool { return next(t, s) })
+	}, func(now time.Time) {
+		b.progress(name, total, start, last, b.collect(), false)
+		last = now
+	})
+	b.progress(name, total, start, last, b.collect(), true)
+	p := b.newPhase(time.Since(start), use)
+	p.Interrupted = ctx.Err() != nil
+	return p, err
 }
 
 // progress tells what was counted since last, or when the phase is over in all of it.

@@ -11,6 +11,8 @@ import (
 	"sync/atomic"
 	"testing"
 	"time"
+
+	"jbofd/internal/bench"
 )
 
 // small is a workload that ends soon.
@@ -230,6 +232,21 @@ func TestAFailedOperationEndsThePhase(t *testing.T) {
 			}
 		}
 		p, err := b.Run(context.Background())
+		refused := uint64(0)
+		for _, e := range p.Series {
+			if e.Name != "READ-MODIFY-WRITE" { // its reads and writes are those of READ and UPDATE
+				refused += e.Results["SERVICE_UNAVAILABLE"]
+			}
+		}
+		if p.Failed != refused {
+			t.Errorf("%d failed, %d were refused", p.Failed, refused)
+		}
+		var out bytes.Buffer
+		r := b.NewReport()
+		r.Run = p
+		if err := r.WriteYCSB(&out); err != nil || !strings.Contains(out.String(), "-FAILED], Operations, ") {
+			t.Errorf("%v, %s", err, out.String())
+		}
 		if err != nil || p.Failed == 0 || p.Wrong != 0 || p.OK() || !strings.Contains(p.Messages[0], "capacity exceeded") || (p.Operations == 5000) != goOn {
 			t.Errorf("go on %v: %v, %+v", goOn, err, p)
 		}
@@ -301,8 +318,64 @@ func TestAStoreThatHangsEndsTheRunAfterTheTimeout(t *testing.T) {
 	db.hold = func() bool { return true }
 	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Millisecond)
 	defer cancel()
-	if p, err := b.Run(ctx); err == nil || !p.Interrupted {
+	if p, err := b.Run(ctx); !errors.Is(err, bench.ErrOutstanding) || !p.Interrupted {
 		t.Errorf("%v, %+v", err, p)
+	}
+}
+
+// TestPartOfTheRecordsIsLoadedRunAndVerified: other processes have the others.
+func TestPartOfTheRecordsIsLoadedRunAndVerified(t *testing.T) {
+	for _, state := range []string{"", filepath.Join(t.TempDir(), "state")} {
+		for _, d := range Distributions {
+			w := small()
+			w.Read, w.Update, w.Insert, w.ReadModifyWrite = 0.5, 0.5, 0, 0
+			w.Distribution, w.HotData, w.HotOperations, w.InsertStart, w.InsertCount, w.OperationCount = d, 0.2, 0.8, 100, 200, 500
+			db := newMapDB()
+			b := open(t, db, w, Config{StatePath: state})
+			must(t, b.Load)
+			must(t, b.Run)
+			if p := must(t, b.Verify); p.Checked != 200 || len(db.values) != 200 {
+				t.Errorf("%s: %d records verified of %d, want 200", d, p.Checked, len(db.values))
+			}
+			if err := b.Close(); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	w := small()
+	w.InsertCount = 200
+	if err := w.CheckRun(); !errors.Is(err, ErrWorkload) || !strings.Contains(err.Error(), "insertcount is 200, must be") {
+		t.Errorf("a run that inserts, of a part: %v", err)
+	}
+}
+
+// TestWhatWasDueAndNeverBeganIsSaid: a store that stalls until the end of a run is not made to look fast by the few operations
+// that it has done.
+func TestWhatWasDueAndNeverBeganIsSaid(t *testing.T) {
+	db := newMapDB()
+	w := small()
+	w.Target, w.OperationCount, w.MaxExecution = 10_000, 0, 100*time.Millisecond
+	w.Read, w.Update, w.Insert, w.ReadModifyWrite = 1, 0, 0, 0
+	b := open(t, db, w, Config{Depth: 4})
+	must(t, b.Load)
+	began := time.Now()
+	db.hold = func() bool { return time.Since(began) < 150*time.Millisecond }
+	p := must(t, b.Run)
+	// Up to twelve could begin; the clock is not exact.
+	if p.Operations == 0 || p.Operations > 12 || p.Overdue < 900 {
+		t.Errorf("%d have begun, %d were overdue, of 1000", p.Operations, p.Overdue)
+	}
+	var out bytes.Buffer
+	r := b.NewReport()
+	r.Run = p
+	if err := r.WriteYCSB(&out); err != nil || !strings.Contains(out.String(), fmt.Sprintf("[OVERALL], Overdue, %d\n", p.Overdue)) {
+		t.Errorf("%v, %s", err, out.String())
+	}
+	w.OperationCount, w.MaxExecution, w.Threads = 500, 0, 1
+	db.hold = nil
+	b = open(t, db, w, Config{Depth: 4})
+	if p := must(t, b.Run); p.Operations != 500 || p.Overdue != 0 {
+		t.Errorf("a run that ends by itself: %+v", p)
 	}
 }
 

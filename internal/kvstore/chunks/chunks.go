@@ -1,5 +1,5 @@
 // Package chunks is the space of a key-value partition: which chunk holds what, how much of it is
-// live, which are free, and which is the best to empty. 12 bytes of DRAM a chunk.
+// live, which are free, and which is the best to empty. 16 bytes of DRAM a chunk.
 //
 //	Free ──Take──> Open ──Seal──> Sealed ──Choose──> Victim ──Release──┐
 //	 ^                              │ nothing live                     │
@@ -33,17 +33,22 @@ const (
 	Bad
 )
 
-// Chunk is the state of a chunk. Its memory counts: it is 12 bytes.
+// Chunk is the state of a chunk. Its memory counts: it is 16 bytes.
 type Chunk struct {
 	Epoch uint32
 	// Live is how many bytes of records in it are live or on their way; of a free one it is the next free one.
 	// Invariant: exact, but for what is damaged.
 	Live uint32
+	// Then is what was committed of Live when the last checkpoint began, NotThen if the chunk held nothing that counts.
+	Then uint32
 	// Pins are values in it whose writers have not ended, and groups being written.
 	Pins  uint16
 	State State
 	Kind  format.Kind
 }
+
+// NotThen is the Then of a chunk that was free or the checkpoint's.
+const NotThen = 1<<32 - 1
 
 // Pool is the chunks of a partition.
 type Pool struct {
@@ -120,7 +125,7 @@ func (p *Pool) Take(kind format.Kind) int32 {
 	p.freeList = int32(p.Chunks[i].Live)
 	p.Free--
 	p.LastEpoch++
-	p.Chunks[i] = Chunk{Epoch: p.LastEpoch, State: Open, Kind: kind}
+	p.Chunks[i] = Chunk{Epoch: p.LastEpoch, State: Open, Kind: kind, Then: p.Chunks[i].Then}
 	if kind == format.KeyLog {
 		p.KeyChunks++
 	}
@@ -196,10 +201,12 @@ func (p *Pool) count(i int32, n int64) {
 }
 
 func (p *Pool) free(i int32) {
-	if p.Chunks[i].Kind == format.KeyLog {
+	c := &p.Chunks[i]
+	if c.Kind == format.KeyLog {
 		p.KeyChunks--
 	}
-	p.Chunks[i] = Chunk{Epoch: p.Chunks[i].Epoch, State: Free, Live: uint32(p.freeList)}
+	// A checkpoint that is being written goes on to tell what it was when that began.
+	*c = Chunk{Epoch: c.Epoch, State: Free, Kind: c.Kind, Live: uint32(p.freeList), Then: c.Then}
 	p.freeList = i
 	p.Free++
 	p.Changes++
@@ -208,12 +215,20 @@ func (p *Pool) free(i int32) {
 // BeginCheckpoint: what is spent by now will be free when the checkpoint is done.
 func (p *Pool) BeginCheckpoint() {
 	for i := range p.Chunks {
-		if p.Chunks[i].State == Spent {
-			p.Chunks[i].State = Leaving
+		c := &p.Chunks[i]
+		if c.State == Spent {
+			c.State = Leaving
+		}
+		if c.Then = c.Live; c.State == Free || c.State == Leaving || c.Kind == format.Checkpoint {
+			c.Then = NotThen
 		}
 	}
 	p.Spent = 0
 }
+
+// Uncommitted leaves n bytes at that place, which are live but not committed, out of what the checkpoint that has just begun
+// counts.
+func (p *Pool) Uncommitted(offset int64, n int) { p.Chunks[p.Of(offset)].Then -= uint32(n) }
 
 // EndCheckpoint ends what BeginCheckpoint began; done says whether there is a new checkpoint.
 func (p *Pool) EndCheckpoint(done bool) {

@@ -25,13 +25,12 @@ package format
 
 import (
 	"encoding/binary"
-	"errors"
-	"fmt"
-	"hash/crc32"
+
+	"jbofd/internal/kvstore/prelude"
 )
 
 // Version is the format that this package writes and the only one it reads.
-const Version = 1
+const Version = 2
 
 // Sizes in bytes.
 const (
@@ -51,24 +50,17 @@ const (
 	MaxPartitionBytes = 1 << 42
 )
 
-// What a check may say; it names the field.
+// What a check may say: see package prelude.
 var (
-	// ErrBlank: there is nothing of ours, only zeroes.
-	ErrBlank = errors.New("blank")
-	// ErrVersion: sound, but of a version that this program does not know.
-	ErrVersion = errors.New("unknown format version")
-	// ErrCorrupt: not what was written.
-	ErrCorrupt = errors.New("damaged")
+	ErrBlank   = prelude.ErrBlank
+	ErrVersion = prelude.ErrVersion
+	ErrCorrupt = prelude.ErrCorrupt
 )
 
 var (
-	castagnoli = crc32.MakeTable(crc32.Castagnoli)
+	castagnoli = prelude.Castagnoli
 	le         = binary.LittleEndian
 )
-
-func bad(what, field string, got, want any) error {
-	return fmt.Errorf("%s: %w: %s is %v, want %v", what, ErrCorrupt, field, got, want)
-}
 
 // Seed is where the checksum of a record starts: the partition's salt, the epoch of the
 // chunk, and the record's offset in the partition.
@@ -112,54 +104,11 @@ func putUint48(b []byte, v uint64) {
 	le.PutUint16(b[4:], uint16(v>>32))
 }
 
-// prelude is what superblock, chunk header and page have in common, in all versions:
-//
-//	0  8 B  magic
-//	8  u32  version
-//	12 u32  CRC32C of the whole, this field left out
-//	16 u32  length
-const (
-	offVersion = 8
-	offCRC     = 12
-	offLength  = 16
-)
+// Superblock, chunk header and page begin with a prelude.
+func seal(b []byte, magic string) { prelude.Seal(b, magic, Version) }
 
-func crcOf(b []byte) uint32 {
-	return crc32.Update(crc32.Update(0, castagnoli, b[:offCRC]), castagnoli, b[offCRC+4:])
-}
+func check(b []byte, what, magic string) error { return prelude.Check(b, what, magic, Version) }
 
-func seal(b []byte, magic string) {
-	copy(b, magic)
-	le.PutUint32(b[offVersion:], Version)
-	le.PutUint32(b[offLength:], uint32(len(b)))
-	le.PutUint32(b[offCRC:], crcOf(b))
-}
+func bad(what, field string, got, want any) error { return prelude.Bad(what, field, got, want) }
 
-// check tests what all preludes have. b is exactly as long as the structure.
-func check(b []byte, what, magic string) error {
-	if got := string(b[:8]); got != magic {
-		if zero(b) {
-			return fmt.Errorf("%s: %w", what, ErrBlank)
-		}
-		return bad(what, "magic", fmt.Sprintf("%q", got), fmt.Sprintf("%q", magic))
-	}
-	if got := int64(le.Uint32(b[offLength:])); got != int64(len(b)) {
-		return bad(what, "length", got, len(b))
-	}
-	if got, want := le.Uint32(b[offCRC:]), crcOf(b); got != want {
-		return bad(what, "CRC32C", fmt.Sprintf("%#08x", got), fmt.Sprintf("%#08x", want))
-	}
-	if v := le.Uint32(b[offVersion:]); v != Version {
-		return fmt.Errorf("%s: %w: the partition has %d, this program knows %d", what, ErrVersion, v, Version)
-	}
-	return nil
-}
-
-func zero(b []byte) bool {
-	for _, v := range b {
-		if v != 0 {
-			return false
-		}
-	}
-	return true
-}
+func zero(b []byte) bool { return prelude.Zero(b) }

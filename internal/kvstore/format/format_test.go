@@ -4,8 +4,11 @@ import (
 	"bytes"
 	"encoding/hex"
 	"errors"
+	"slices"
 	"strings"
 	"testing"
+
+	"jbofd/internal/kvstore/prelude"
 )
 
 // The structures as they are on the SSD, all but their zeroes at the end.
@@ -22,9 +25,15 @@ var golden = []struct {
 		"________" + // CRC32C
 		"53" + "0200500000" + // magic, durable: from 5 to 2 back
 		"070000000000" + // version
-		"2a000000" + "2c00" + "0200" + // number, length, items
+		"2a000000" + "2c00" + "0220" + // number, length, items and an extra unit
 		"01" + "000010" + "0100000000" + "61" + // key of 1, value of 1 MiB at 8
-		"01" + "000000" + "0000000000" + "62"}, // key of 1, value of 0
+		"01" + "000000" + "0000000000" + "62" + // key of 1, value of 0
+		"03" + "ac02" + // it was 2 units before, in chunk 300
+		"87" + "00" + "01" + // born: item 0, died as long in chunk 1
+		"82" + "02" + "03" + // died in chunk 2, 3 units
+		"92" + "808040" + "808008" + // a key less, died in chunk 2^20, 2^17 units
+		"8b" + "01" + "808040" + "808008" + // a key more, born: item 1, died the same
+		strings.Repeat("00", 28)},
 	{"value", valueRecord, func(b []byte) error { return Value(b).Check(77) }, "" +
 		"________" + "56" + "050000" + // CRC32C, magic, length
 		"efcdab8967452301" + // hash
@@ -67,11 +76,11 @@ func page() []byte {
 }
 
 func segment() []byte {
-	b := make(Segment, SegmentHeaderBytes+2*(ItemHeaderBytes+1))
+	b := make(Segment, 3*KeyUnit)
 	b.SetVersion(7)
 	b.SetDurable(2, 5)
 	b.SetNumber(42)
-	b.SetLengthBytes(len(b))
+	b.SetLengthBytes(SegmentHeaderBytes + 2*(ItemHeaderBytes+1))
 	b.SetItems(2)
 	it := b.Item(SegmentHeaderBytes)
 	it.SetKeyLen(1)
@@ -81,8 +90,20 @@ func segment() []byte {
 	it = b.Item(SegmentHeaderBytes + it.LengthBytes())
 	it.SetKeyLen(1)
 	copy(it.Key(), "b")
+	copy(b[b.LengthBytes():], b.SetChanges(segmentChanges(b)))
 	b.Seal(77)
 	return b
+}
+
+// segmentChanges are those of a record that has taken the place of one of 64 bytes in chunk 300, with a value of 1 MiB in place of one as
+// long in chunk 1, one of 24 bytes in chunk 2 replaced by one of length 0, a key gone and one come: so many that they take a unit more.
+func segmentChanges(b Segment) []byte {
+	c := BeginChanges(nil, 64, 300)
+	c = b.AppendChange(c, Change{Item: 0, Chunk: 1, Died: ValueBytes(MaxValue)})
+	c = b.AppendChange(c, Change{Item: -1, Chunk: 2, Died: 24})
+	c = b.AppendChange(c, Change{Item: -1})
+	c = b.AppendChange(c, Change{Item: -1, Chunk: 1 << 20, Died: 1 << 20, Keys: -1})
+	return b.AppendChange(c, Change{Item: 1, Chunk: 1 << 20, Died: 1 << 20, Keys: 1})
 }
 
 func valueRecord() []byte {
@@ -108,6 +129,38 @@ func TestGoldenFrames(t *testing.T) {
 		if got != g.dump {
 			t.Errorf("%s\n%s, want\n%s", g.name, got, g.dump)
 		}
+	}
+}
+
+func TestChangesAreReadAsWritten(t *testing.T) {
+	want := []Change{{Item: -1, Chunk: 300, Died: 64}, {Item: 0, Chunk: 1, Died: ValueBytes(MaxValue)}, {Item: -1, Chunk: 2, Died: 24}, {Item: -1, Chunk: 1 << 20, Died: 1 << 20, Keys: -1}, {Item: 1, Chunk: 1 << 20, Died: 1 << 20, Keys: 1}}
+	if got, known := Segment(segment()).Changes(nil); !known || !slices.Equal(got, want) {
+		t.Errorf("changes are %v, %v, want %v", got, known, want)
+	}
+	// Nothing said, and cut anywhere: it is not known.
+	b := Segment(segment())
+	said := segmentChanges(b)
+	for n := range len(said) - 6 { // the last number may be longer
+		clear(b[b.LengthBytes():])
+		copy(b[b.LengthBytes():], b.SetChanges(said[:n]))
+		// Zeroes behind are the end, or numbers of a change.
+		if got, known := b.Changes(nil); known != (n > 0) || len(got) > len(want) {
+			t.Errorf("the first %d bytes: %v, %v", n, got, known)
+		}
+	}
+	for n := range 300 {
+		clear(b[b.LengthBytes():])
+		if got := b.SetChanges(make([]byte, n)); len(got) != n && len(got) != 0 || n <= 200 && len(got) != n || b.Items() != 2 || b.ExtentBytes() < b.LengthBytes()+len(got) || b.ExtentBytes() > RoundUp(b.LengthBytes()+len(got), KeyUnit) {
+			t.Errorf("for %d bytes of changes there is room for %d in %d", n, len(got), b.ExtentBytes())
+		}
+	}
+	// A long segment has room for few.
+	b.SetLengthBytes(MaxSegmentBytes)
+	if got := b.SetChanges(make([]byte, KeyUnit)); len(got) != KeyUnit || b.ExtentBytes() != 1<<16 {
+		t.Errorf("there is room for %d bytes of changes in %d", len(got), b.ExtentBytes())
+	}
+	if got := b.SetChanges(make([]byte, KeyUnit+1)); len(got) != 0 || b.ExtentBytes() != MaxSegmentBytes {
+		t.Errorf("there is room for %d bytes of changes in %d", len(got), b.ExtentBytes())
 	}
 }
 
@@ -152,10 +205,9 @@ func TestChecksNameTheField(t *testing.T) {
 		{"blank", func() error { return Superblock(make([]byte, SuperblockBytes)).Check(1 << 30) }, ErrBlank, "superblock"},
 		{"version", func() error {
 			b := superblock()
-			le.PutUint32(b[offVersion:], 2)
-			le.PutUint32(b[offCRC:], crcOf(b))
+			prelude.Seal(b, superMagic, Version+1)
 			return Superblock(b).Check(1 << 30)
-		}, ErrVersion, "has 2, this program knows 1"},
+		}, ErrVersion, "has 3, this program knows 2"},
 		{"length", func() error { return Superblock(superblock()).Check(1 << 31) }, ErrCorrupt, "partition length is 1073741824, want 2147483648"},
 		{"chunk length", func() error {
 			b := Superblock(superblock())
@@ -193,6 +245,7 @@ func FuzzSegment(f *testing.F) {
 				_ = it.Key()
 				at += it.LengthBytes()
 			}
+			_, _ = Segment(b).Changes(nil)
 		}
 		return err
 	}, bytes.HasPrefix)

@@ -9,9 +9,12 @@ import (
 // whole at every change. It may be longer than the record.
 //
 //	0  u32  CRC32C of the rest, from Seed       16 u32  segment number
-//	4  u8   magic 'S'                           20 u16  length in bytes
-//	5  u40  what is durable                     22 u16  number of items
-//	10 u48  version                             24 …    items
+//	4  u8   magic 'S'                           20 u16  length in bytes, of header and items
+//	5  u40  what is durable                     22 u13  number of items
+//	10 u48  version                                u3   extra units
+//	                                            24 …    items, changes, zeroes
+//
+// It takes its length in units of KeyUnit, and the extra ones. What is left of them behind the items is for the changes (Changes).
 //
 // The versions of the key log have no gaps but where a write did not end. What is durable are two numbers of 20 bits, from and to: that
 // of all versions from version - from to version - to the write had ended when this one was begun. If one of them is
@@ -47,8 +50,18 @@ func (b Segment) Number() uint32       { return le.Uint32(b[segNumber:]) }
 func (b Segment) SetNumber(v uint32)   { le.PutUint32(b[segNumber:], v) }
 func (b Segment) LengthBytes() int     { return int(le.Uint16(b[segLength:])) }
 func (b Segment) SetLengthBytes(v int) { le.PutUint16(b[segLength:], uint16(v)) }
-func (b Segment) Items() int           { return int(le.Uint16(b[segItems:])) }
-func (b Segment) SetItems(v int)       { le.PutUint16(b[segItems:], uint16(v)) }
+func (b Segment) Items() int           { return int(le.Uint16(b[segItems:]) & mostItems) }
+
+// SetItems sets the number of items, and that there are no extra units.
+func (b Segment) SetItems(v int) { le.PutUint16(b[segItems:], uint16(v)) }
+
+// mostItems is what the number of items can be; the longest segment has less.
+const mostItems = 1<<13 - 1
+
+// ExtentBytes is what the segment takes in the key log.
+func (b Segment) ExtentBytes() int {
+	return RoundUp(b.LengthBytes(), KeyUnit) + int(le.Uint16(b[segItems:])>>13)*KeyUnit
+}
 
 // maxBack is how far back Durable goes.
 const maxBack = 1<<20 - 1
@@ -77,7 +90,7 @@ func (b Segment) Item(off int) Item { return Item(b[off:]) }
 // Seal completes a segment that begins where seed says.
 func (b Segment) Seal(seed uint32) {
 	b[segMagic] = segmentMagic
-	le.PutUint32(b, crc32.Update(seed, castagnoli, b[4:b.LengthBytes()]))
+	le.PutUint32(b, crc32.Update(seed, castagnoli, b[4:b.ExtentBytes()]))
 }
 
 // Check says what is wrong with a segment. All views of items are in bounds after it.
@@ -94,8 +107,10 @@ func (b Segment) Check(seed uint32) error {
 		return bad(what, "magic", b[segMagic], segmentMagic)
 	case b.LengthBytes() < SegmentHeaderBytes || b.LengthBytes() > min(len(b), MaxSegmentBytes):
 		return bad(what, "length", b.LengthBytes(), fmt.Sprintf("24 to %d", min(len(b), MaxSegmentBytes)))
+	case b.ExtentBytes() > len(b):
+		return bad(what, "length with all units", b.ExtentBytes(), fmt.Sprintf("at most %d", len(b)))
 	}
-	if got, want := le.Uint32(b), crc32.Update(seed, castagnoli, b[4:b.LengthBytes()]); got != want {
+	if got, want := le.Uint32(b), crc32.Update(seed, castagnoli, b[4:b.ExtentBytes()]); got != want {
 		return bad(what, "CRC32C", fmt.Sprintf("%#08x", got), fmt.Sprintf("%#08x", want))
 	}
 	off := SegmentHeaderBytes

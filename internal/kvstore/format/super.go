@@ -8,7 +8,8 @@ package format
 //	24 u64  generation, 1 and up            64  u64  checkpoint's id, 0: there is none
 //	32 16B  partition UUID                  72  u32  chunk length in bytes
 //	                                        76  u32  number of checkpoint pages
-//	80 … 4095 reserved
+//	80 u64  volatile from: writes of this version and later ones may have been lost with the power, 0: none may
+//	88 … 4095 reserved
 type Superblock []byte
 
 const (
@@ -21,7 +22,8 @@ const (
 	superCheckpoint = 64
 	superChunk      = 72
 	superPages      = 76
-	superReserved   = 80
+	superVolatile   = 80
+	superReserved   = 88
 )
 
 func (b Superblock) BlockSize() int            { return int(le.Uint32(b[superBlockSize:])) }
@@ -40,6 +42,10 @@ func (b Superblock) ChunkBytes() int64         { return int64(le.Uint32(b[superC
 func (b Superblock) SetChunkBytes(v int64)     { le.PutUint32(b[superChunk:], uint32(v)) }
 func (b Superblock) Pages() uint32             { return le.Uint32(b[superPages:]) }
 func (b Superblock) SetPages(v uint32)         { le.PutUint32(b[superPages:], v) }
+
+// VolatileFrom is the first version of the key log that may have been lost, after it was written, with the power; 0: none.
+func (b Superblock) VolatileFrom() uint64     { return le.Uint64(b[superVolatile:]) }
+func (b Superblock) SetVolatileFrom(v uint64) { le.PutUint64(b[superVolatile:], v) }
 
 // SuperblockOffset is where in a partition the superblock of a generation is.
 func SuperblockOffset(generation uint64, partitionBytes int64) int64 {
@@ -231,7 +237,7 @@ func (b Page) Check(checkpoint uint64, index uint32) error {
 //	16 u32 number of segments       epoch 0: none
 //	20 u32 number of chunks      56 8 B reserved
 //	24 u32 last epoch
-//	28 u8  1: nothing was in progress, so that what the checkpoint counts is exact; 3 B reserved
+//	28 4 B reserved
 type Summary []byte
 
 // SummaryBytes and ChunkEntryBytes are lengths in a checkpoint's stream.
@@ -247,8 +253,6 @@ func (b Summary) Chunks() int             { return int(le.Uint32(b[20:])) }
 func (b Summary) SetChunks(v int)         { le.PutUint32(b[20:], uint32(v)) }
 func (b Summary) LastEpoch() uint32       { return le.Uint32(b[24:]) }
 func (b Summary) SetLastEpoch(v uint32)   { le.PutUint32(b[24:], v) }
-func (b Summary) Clean() bool             { return b[28] != 0 }
-func (b Summary) SetClean()               { b[28] = 1 }
 
 // Open returns epoch and end of an open chunk, i of 0 to 2.
 func (b Summary) Open(i int) (epoch, end uint32) {

@@ -1,6 +1,9 @@
 package lookup
 
-import "jbofd/internal/kvstore/format"
+import (
+	"jbofd/internal/kvstore/fifo"
+	"jbofd/internal/kvstore/format"
+)
 
 // Each op has a small buffer, which holds a record of 4 KiB with the blocks around it. A longer
 // read borrows a buffer of one of two classes: many of middling length, for most values, and few of
@@ -23,7 +26,7 @@ const (
 type borrowed struct {
 	all     [][]byte
 	free    [bufferClasses][]int32
-	waiting [bufferClasses]list
+	waiting [bufferClasses]fifo.List
 }
 
 func classOf(buffer int32) int {
@@ -42,6 +45,7 @@ func (m *Machine) makeBuffers() {
 		m.ops[i].buf = m.Alloc(m.roomFor(smallRecord))
 	}
 	b := &m.borrowed
+	b.waiting = [bufferClasses]fifo.List{fifo.None, fifo.None}
 	for i := range int32(mediumBuffers + longestBuffers) {
 		c, n := classOf(i), mediumRecord
 		if c == longestClass {
@@ -68,7 +72,7 @@ func (m *Machine) memory(i int32, n int) []byte {
 		c = longestClass
 	}
 	if len(b.free[c]) == 0 {
-		m.push(&b.waiting[c], i)
+		m.links.Push(&b.waiting[c], i)
 		return nil
 	}
 	o.big = b.free[c][len(b.free[c])-1]
@@ -85,10 +89,10 @@ func (m *Machine) giveBack(i int32) {
 	c := classOf(o.big)
 	b.free[c] = append(b.free[c], o.big)
 	o.big = nobody
-	if b.waiting[c].n == 0 {
+	if b.waiting[c].N == 0 {
 		return
 	}
-	switch w := m.pop(&b.waiting[c]); {
+	switch w := m.links.Pop(&b.waiting[c]); {
 	case m.ops[w].kind == List:
 		m.list(w)
 	case m.ops[w].place == 0:

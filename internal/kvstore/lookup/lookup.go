@@ -8,6 +8,7 @@ package lookup
 
 import (
 	"jbofd/internal/kvstore/chunks"
+	"jbofd/internal/kvstore/fifo"
 	"jbofd/internal/kvstore/format"
 	"jbofd/internal/kvstore/segtbl"
 )
@@ -78,14 +79,16 @@ type Config struct {
 // Machine is the reading side of a store.
 type Machine struct {
 	Config
-	ops  []op
-	free list
+	ops []op
+	// links are of free and of the lists of those that wait for memory.
+	links fifo.Links
+	free  fifo.List
 	// listed is for a List to sort a segment's keys.
 	listed   []listed
 	borrowed borrowed
 }
 
-const nobody = -1
+const nobody = fifo.Nobody
 
 type op struct {
 	kind   Op
@@ -98,8 +101,6 @@ type op struct {
 	value  []byte
 	room   func(length int) []byte
 	length uint32
-	// next links it in its list: free, or of those that wait for memory.
-	next int32
 	// entry is what the SegTbl said when segment was asked for, life the epoch of its chunk then, epoch that of the
 	// value's, and lead where in the buffer the record begins.
 	entry   segtbl.Entry
@@ -116,30 +117,30 @@ type op struct {
 
 // New makes a Machine.
 func New(cfg Config) *Machine {
-	m := &Machine{Config: cfg, ops: make([]op, cfg.Requests), listed: make([]listed, 0, 256)}
+	m := &Machine{Config: cfg, ops: make([]op, cfg.Requests), links: make(fifo.Links, cfg.Requests), free: fifo.None, listed: make([]listed, 0, 256)}
 	for i := range m.ops {
 		m.ops[i].big = nobody
-		m.push(&m.free, int32(i))
+		m.links.Push(&m.free, int32(i))
 	}
 	m.makeBuffers()
 	return m
 }
 
 // Busy is how many Requests are in progress.
-func (m *Machine) Busy() int { return len(m.ops) - m.free.n }
+func (m *Machine) Busy() int { return len(m.ops) - m.free.N }
 
 // Begin takes a Request and reports whether there was room for it.
 //
 // hot: 0 allocs
 func (m *Machine) Begin(r *Request) bool {
-	if m.free.n == 0 {
+	if m.free.N == 0 {
 		return false
 	}
-	i := m.pop(&m.free)
+	i := m.links.Pop(&m.free)
 	o := &m.ops[i]
 	*o = op{
 		kind: r.Op, tag: r.Tag, tenant: r.Tenant, keyLen: uint8(len(r.Key)), hash: format.HashKey(m.HashSeed, r.Key),
-		value: r.Value, room: r.Room, buf: o.buf, big: nobody, next: nobody,
+		value: r.Value, room: r.Room, buf: o.buf, big: nobody,
 	}
 	copy(o.key[:], r.Key)
 	if o.kind == List {
@@ -281,29 +282,5 @@ func (m *Machine) finish(i int32, r Result) {
 	o.value, o.room = nil, nil
 	m.giveBack(i)
 	m.Host.Done(o.tag, r, int(o.length))
-	m.push(&m.free, i)
-}
-
-// list is a FIFO of ops, linked by their next.
-type list struct {
-	first, last int32
-	n           int
-}
-
-func (m *Machine) push(l *list, i int32) {
-	m.ops[i].next = nobody
-	if l.n == 0 {
-		l.first = i
-	} else {
-		m.ops[l.last].next = i
-	}
-	l.last = i
-	l.n++
-}
-
-func (m *Machine) pop(l *list) int32 {
-	i := l.first
-	l.first = m.ops[i].next
-	l.n--
-	return i
+	m.links.PushFront(&m.free, i) // its buffer is in the cache
 }

@@ -29,6 +29,9 @@ type Config struct {
 	GroupDelayNS int64
 	// FUA asks for writes that survive a loss of power: for devices with a volatile cache.
 	FUA bool
+	// Volatile: the device has a volatile cache and FUA is not asked for, so that a loss of power takes what was written since
+	// the last checkpoint, which is flushed.
+	Volatile bool
 	// CheckpointBytes is how much key log is written between checkpoints; 0: 16 times the SegTbl in use, at least 8 chunks.
 	CheckpointBytes int64
 	// Compactions is how many chunks may be emptied at once, 2 to 16; 0: 3. Each has a buffer of 1.25 MiB.

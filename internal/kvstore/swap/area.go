@@ -168,7 +168,7 @@ type Attachment struct {
 func (a *Area) Attach(home [16]byte) (Attachment, error) {
 	n := a.homeOf(home)
 	h := &a.homes[n]
-	if h.attached && h.last >= h.released && h.last > 0 {
+	if h.attached && h.live() {
 		return Attachment{}, ErrAttached
 	}
 	h.attached = true
@@ -368,13 +368,13 @@ func (a *Area) place() {
 	g.SetPlace(a.tail)
 	g.SetLengthBytes(size)
 	g.SetRecords(len(f.of))
-	g.Seal(a.log.Seed(a.tail))
 	for _, o := range f.of {
 		r := guest.Record(g[o.at:])
 		r.SetPlace(a.tail + uint64(o.at))
 		r.Seal(a.log.Seed(r.Place()))
 		a.homes[o.home].last = r.Place()
 	}
+	g.Seal(a.log.Seed(a.tail))
 	a.tail += uint64(size)
 	a.stats.Groups++
 	a.stats.WrittenBytes += int64(size)
@@ -386,7 +386,7 @@ func (a *Area) oldest() uint64 {
 	at := a.durable
 	for i := range a.homes {
 		// What a home has in the group that is under way lies behind durable.
-		if h := &a.homes[i]; h.last >= h.released && h.last > 0 && h.released < at {
+		if h := &a.homes[i]; h.live() && h.released < at {
 			at = h.released
 		}
 	}

@@ -134,7 +134,7 @@ func (h *Home) list(l Line) error {
 			continue
 		}
 		if l.Floor > a.Tail {
-			return fmt.Errorf("%w: the guest log of swap area %x ends at %d, but there were records of this partition up to %d", ErrBook, l.Area, a.Tail, l.Floor)
+			return fmt.Errorf("%w: the guest log of %s ends at %d, but there were records of this partition up to %d", ErrBook, Name(l.Area), a.Tail, l.Floor)
 		}
 		a.listed, a.perhaps, a.wantListed, a.floor = true, true, true, l.Floor
 		return nil
@@ -144,7 +144,7 @@ func (h *Home) list(l Line) error {
 
 // Missing is ErrBook for an area that is in the book and not there.
 func Missing(area [16]byte) error {
-	return fmt.Errorf("%w: swap area %x is not there, and may have the newest values of some keys", ErrBook, area)
+	return fmt.Errorf("%w: %s is not there, and may have the newest values of some keys", ErrBook, Name(area))
 }
 
 // bookStep writes the book if it is to say something else.

@@ -33,12 +33,13 @@ package swap
 import (
 	"jbofd/internal/invariants"
 	"jbofd/internal/kvstore"
+	"jbofd/internal/kvstore/fifo"
 	"jbofd/internal/kvstore/format"
 	"jbofd/internal/kvstore/swap/guest"
 )
 
 const (
-	nobody = -1
+	nobody = fifo.Nobody
 	// smallBytes is the buffer of an op that reads; what is longer waits for one of bigBuffers.
 	smallBytes = 8 << 10
 	bigBuffers = 2
@@ -133,15 +134,20 @@ type Home struct {
 	outBytes int64
 	areas    []areaOfHome
 
-	ops    []op
-	freeOp int32
+	ops []op
+	// links are of the lists of ops.
+	links   fifo.Links
+	freeOps fifo.List
+	// requests are the ops that are not the Home's own. Invariant: requests <= cfg.Requests, so that keys can
+	// come home whatever waits for them.
+	requests int
 	// toStore are the ops that the home's store is to take, atStore how many it has.
-	toStore list
+	toStore fifo.List
 	atStore int
-	lists   list // Lists that wait until all keys are at home
+	lists   fifo.List // Lists that wait until all keys are at home
 	big     [][]byte
 	bigFree []int32
-	bigWait list
+	bigWait fifo.List
 	// writes are the hashes of the keys of writes that are in the store, by the driver's tag; 0: none.
 	writes []uint64
 
@@ -149,6 +155,7 @@ type Home struct {
 	sweep    sweepState
 	book     bookState
 	draining bool
+	leaving  bool // nothing comes home any more
 	stats    Stats
 }
 
@@ -173,7 +180,7 @@ type entry struct {
 	// chain links those of one place in the table, and the free ones; prev and next the durable ones of an area.
 	chain, prev, next int32
 	// waiting are writes that wait, in order.
-	waiting list
+	waiting fifo.List
 	// appends are under way, doubts of them doubtful.
 	appends, doubts uint16
 	keyLen, area    uint8
@@ -231,10 +238,10 @@ type op struct {
 	hash   uint32
 	key    [format.MaxKey]byte
 	keyLen uint8
-	// value is the request's own, or of an opHoming what was read.
+	// value is the request's own, or of an opHoming what was read. room is the request's.
 	value []byte
+	room  func(length int) []byte
 	entry int32
-	next  int32
 	// home: it waits for its key to be at home. told: it is answered already, but its record is doubtful.
 	home, told bool
 	// What is read: where, and where in the buffer it begins.
@@ -259,7 +266,7 @@ func NewHome(cfg HomeConfig) (*Home, error) {
 		cfg.Alloc = func(n int) []byte { return make([]byte, n) }
 	}
 	cfg.Policy.setDefaults()
-	h := &Home{cfg: cfg, freeEntry: nobody, freeOp: nobody, toStore: emptyList, lists: emptyList, bigWait: emptyList, load: loadState{to: nobody}}
+	h := &Home{cfg: cfg, freeEntry: nobody, freeOps: fifo.None, toStore: fifo.None, lists: fifo.None, bigWait: fifo.None, load: loadState{to: nobody}}
 	if err := h.attach(); err != nil {
 		return nil, err
 	}
@@ -285,9 +292,10 @@ func NewHome(cfg HomeConfig) (*Home, error) {
 		h.freeEntry = int32(i)
 	}
 	h.ops = make([]op, cfg.Requests+batchKeys)
+	h.links = make(fifo.Links, len(h.ops))
 	for i := range h.ops {
-		h.ops[i] = op{next: h.freeOp, big: nobody}
-		h.freeOp = int32(i)
+		h.ops[i] = op{big: nobody}
+		h.links.Push(&h.freeOps, int32(i))
 	}
 	for i := range bigBuffers {
 		h.big = append(h.big, cfg.Alloc(format.RoundUp(guest.RecordBytes(cfg.MaxValueBytes), 4096)+2*4096))
@@ -324,7 +332,7 @@ func (h *Home) takeGuests() {
 }
 
 // Empty reports that no key is out and nothing asks for one to be.
-func (h *Home) Empty() bool { return h.used == 0 && h.load.to == nobody && h.lists.n == 0 }
+func (h *Home) Empty() bool { return h.used == 0 && h.load.to == nobody && h.lists.N == 0 }
 
 // Stats returns the counters.
 func (h *Home) Stats() Stats {
@@ -377,7 +385,7 @@ func (h *Home) Submit(r *kvstore.Request) Verdict {
 	if read && !h.entries[ei].durable && h.entries[ei].doubts == 0 {
 		return ToStore // nothing of it was acknowledged yet
 	}
-	oi := h.takeOp()
+	oi := h.takeRequest()
 	if oi == nobody {
 		if ei == nobody {
 			return ToStore
@@ -386,7 +394,7 @@ func (h *Home) Submit(r *kvstore.Request) Verdict {
 	}
 	o := &h.ops[oi]
 	o.kind, o.do, o.cond, o.tag, o.tenant, o.hash = opWrite, r.Op, r.Condition, r.Tag, r.Tenant, hash
-	o.keyLen, o.value = uint8(len(r.Key)), r.Value
+	o.keyLen, o.value, o.room = uint8(len(r.Key)), r.Value, r.Room
 	copy(o.key[:], r.Key)
 	if read {
 		o.kind = opRead
@@ -405,14 +413,14 @@ func (h *Home) takeList(r *kvstore.Request) Verdict {
 	if h.used == 0 {
 		return ToStore
 	}
-	oi := h.takeOp()
+	oi := h.takeRequest()
 	if oi == nobody {
 		return Full
 	}
 	o := &h.ops[oi]
 	o.kind, o.do, o.tag, o.tenant, o.keyLen, o.value = opList, r.Op, r.Tag, r.Tenant, uint8(len(r.Key)), r.Value
 	copy(o.key[:], r.Key)
-	h.push(&h.lists, oi)
+	h.links.Push(&h.lists, oi)
 	return Taken
 }
 
@@ -423,8 +431,8 @@ func (h *Home) write(oi, ei int32) {
 	switch {
 	case e.doubts > 0:
 		h.finish(oi, kvstore.DeviceError, 0)
-	case e.homing || e.waiting.n > 0 || !h.begin(oi):
-		h.push(&e.waiting, oi)
+	case e.homing || e.waiting.N > 0 || !h.begin(oi):
+		h.links.Push(&e.waiting, oi)
 	}
 }
 
@@ -447,6 +455,10 @@ func (h *Home) begin(oi int32) bool {
 		}
 	}
 	if o.home || o.do == kvstore.Put && len(o.value) > h.cfg.MaxValueBytes {
+		if h.leaving {
+			h.finish(oi, kvstore.DeviceError, 0)
+			return true
+		}
 		h.want(o.entry)
 		return false
 	}
@@ -483,10 +495,10 @@ func (h *Home) want(ei int32) {
 // next goes on with the writes that wait.
 func (h *Home) next(ei int32) {
 	e := &h.entries[ei]
-	for e.waiting.n > 0 && !e.homing && e.doubts == 0 {
-		oi := h.pop(&e.waiting)
+	for e.waiting.N > 0 && !e.homing && e.doubts == 0 {
+		oi := h.links.Pop(&e.waiting)
 		if !h.begin(oi) {
-			h.pushFront(&e.waiting, oi)
+			h.links.PushFront(&e.waiting, oi)
 			return
 		}
 	}
@@ -495,8 +507,8 @@ func (h *Home) next(ei int32) {
 // refuseWaiting ends the writes that wait.
 func (h *Home) refuseWaiting(ei int32, st kvstore.Status) {
 	e := &h.entries[ei]
-	for e.waiting.n > 0 {
-		h.finish(h.pop(&e.waiting), st, 0)
+	for e.waiting.N > 0 {
+		h.finish(h.links.Pop(&e.waiting), st, 0)
 	}
 	if e.wanted {
 		e.wanted = false
@@ -539,13 +551,17 @@ func (h *Home) Outcome(r *Outcome) {
 			h.over(i, kvstore.DeviceError)
 			return
 		}
+		if e.doubts > 0 {
+			h.finish(oi, kvstore.DeviceError, 0)
+			return
+		}
 		if e.durable || e.appends > 0 {
 			o.home = true
-			h.pushFront(&e.waiting, oi)
+			h.links.PushFront(&e.waiting, oi)
 			h.next(ei)
 			return
 		}
-		h.pushFront(&e.waiting, oi)
+		h.links.PushFront(&e.waiting, oi)
 		h.drop(ei)
 		return
 	}
@@ -576,8 +592,8 @@ func (h *Home) Outcome(r *Outcome) {
 func (h *Home) drop(ei int32) {
 	e := &h.entries[ei]
 	invariants.Check(e.appends == 0, "swap: a key goes home with appends under way")
-	for e.waiting.n > 0 {
-		h.goHome(h.pop(&e.waiting))
+	for e.waiting.N > 0 {
+		h.goHome(h.links.Pop(&e.waiting))
 	}
 	if e.wanted {
 		h.areas[e.area].wanted--
@@ -598,7 +614,7 @@ func (h *Home) drop(ei int32) {
 // goHome gives an op to the home's store.
 func (h *Home) goHome(oi int32) {
 	h.ops[oi].entry = nobody
-	h.push(&h.toStore, oi)
+	h.links.Push(&h.toStore, oi)
 }
 
 // NextForStore returns the request that the store is to take next, whose tag is for Stored, or false. If the store
@@ -606,18 +622,18 @@ func (h *Home) goHome(oi int32) {
 //
 // hot: 0 allocs
 func (h *Home) NextForStore(r *kvstore.Request) bool {
-	if h.toStore.n == 0 {
+	if h.toStore.N == 0 {
 		return false
 	}
-	oi := h.toStore.first
+	oi := h.toStore.First
 	o := &h.ops[oi]
-	*r = kvstore.Request{Op: o.do, Condition: o.cond, Tag: uint64(oi), Tenant: o.tenant, Key: o.key[:o.keyLen], Value: o.value}
+	*r = kvstore.Request{Op: o.do, Condition: o.cond, Tag: uint64(oi), Tenant: o.tenant, Key: o.key[:o.keyLen], Value: o.value, Room: o.room}
 	return true
 }
 
 // TakenByStore: the store has taken what NextForStore has returned.
 func (h *Home) TakenByStore() {
-	h.pop(&h.toStore)
+	h.links.Pop(&h.toStore)
 	h.atStore++
 }
 
@@ -639,7 +655,7 @@ func (h *Home) writing(hash uint32) bool {
 			return true
 		}
 	}
-	if h.atStore+h.toStore.n == 0 {
+	if h.atStore+h.toStore.N == 0 {
 		return false
 	}
 	for i := range h.ops {

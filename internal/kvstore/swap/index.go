@@ -4,6 +4,7 @@ import (
 	"bytes"
 
 	"jbofd/internal/invariants"
+	"jbofd/internal/kvstore/fifo"
 	"jbofd/internal/kvstore/format"
 )
 
@@ -28,7 +29,7 @@ func (h *Home) addEntry(area int, key [format.MaxKey]byte, keyLen uint8) int32 {
 	head := &h.table[hash&uint32(len(h.table)-1)]
 	e := &h.entries[i]
 	h.freeEntry = e.chain
-	*e = entry{key: key, keyLen: keyLen, hash: hash, area: uint8(area), chain: *head, prev: nobody, next: nobody, waiting: emptyList}
+	*e = entry{key: key, keyLen: keyLen, hash: hash, area: uint8(area), chain: *head, prev: nobody, next: nobody, waiting: fifo.None}
 	*head = i
 	h.used++
 	h.areas[area].entries++
@@ -68,52 +69,26 @@ func (h *Home) unlink(ei int32) {
 	e.prev, e.next = nobody, nobody
 }
 
-// list is a FIFO of ops, linked by their next.
-type list struct {
-	first, last int32
-	n           int
-}
-
-var emptyList = list{first: nobody, last: nobody}
-
-func (h *Home) push(l *list, i int32) {
-	h.ops[i].next = nobody
-	if l.n == 0 {
-		l.first = i
-	} else {
-		h.ops[l.last].next = i
+// takeRequest returns an op for a request, or nobody.
+func (h *Home) takeRequest() int32 {
+	if h.requests == h.cfg.Requests {
+		return nobody
 	}
-	l.last = i
-	l.n++
-}
-
-func (h *Home) pushFront(l *list, i int32) {
-	h.ops[i].next = l.first
-	if l.n == 0 {
-		h.ops[i].next = nobody
-		l.last = i
+	i := h.takeOp()
+	if i != nobody {
+		h.requests++
 	}
-	l.first = i
-	l.n++
-}
-
-func (h *Home) pop(l *list) int32 {
-	i := l.first
-	l.first = h.ops[i].next
-	h.ops[i].next = nobody
-	l.n--
 	return i
 }
 
 // takeOp returns a free op, or nobody.
 func (h *Home) takeOp() int32 {
-	i := h.freeOp
-	if i == nobody {
+	if h.freeOps.N == 0 {
 		return nobody
 	}
+	i := h.links.Pop(&h.freeOps)
 	o := &h.ops[i]
-	h.freeOp = o.next
-	*o = op{buf: o.buf, big: nobody, next: nobody, entry: nobody}
+	*o = op{buf: o.buf, big: nobody, entry: nobody}
 	return i
 }
 
@@ -122,11 +97,13 @@ func (h *Home) freeOpNow(i int32) {
 	if o.big != nobody {
 		h.bigFree = append(h.bigFree, o.big)
 		o.big = nobody
-		if h.bigWait.n > 0 {
-			h.startRead(h.pop(&h.bigWait))
+		if h.bigWait.N > 0 {
+			h.startRead(h.links.Pop(&h.bigWait))
 		}
 	}
+	if o.kind != opHoming && o.kind != opMoving {
+		h.requests--
+	}
 	o.kind, o.value = opFree, nil
-	o.next = h.freeOp
-	h.freeOp = i
+	h.links.PushFront(&h.freeOps, i) // those whose buffers are there already are used first
 }

@@ -246,6 +246,9 @@ func (s *scan) group(place uint64) (uint64, error) {
 		return 0, err
 	}
 	g = guest.Group(b)
+	if g.CheckContent() != nil {
+		return 0, nil
+	}
 	at := guest.GroupHeaderBytes
 	for range g.Records() {
 		if at >= len(g) {

@@ -112,7 +112,7 @@ func (h *Home) calm() bool {
 // mayLend reports whether a PUT of a key without an entry goes elsewhere.
 func (h *Home) mayLend(valueLen int) bool {
 	l := &h.load
-	if l.to == nobody || h.draining || h.lists.n > 0 || valueLen > h.cfg.MaxValueBytes || h.freeEntry == nobody {
+	if l.to == nobody || h.draining || h.lists.N > 0 || valueLen > h.cfg.MaxValueBytes || h.freeEntry == nobody {
 		return false
 	}
 	a := &h.areas[l.to]

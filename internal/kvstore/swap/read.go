@@ -19,6 +19,12 @@ func (h *Home) read(oi, ei int32) {
 	case o.do == kvstore.Exist || e.valueLen == 0:
 		h.finish(oi, kvstore.OK, int(e.valueLen))
 	default:
+		if o.room != nil && len(o.value) < int(e.valueLen) {
+			if o.value = o.room(int(e.valueLen)); o.value == nil {
+				h.finish(oi, kvstore.OK, int(e.valueLen))
+				return
+			}
+		}
 		h.readRecord(oi, ei)
 	}
 }
@@ -47,7 +53,7 @@ func (h *Home) startRead(oi int32) {
 		buf = o.buf
 	case n <= smallBytes:
 	case len(h.bigFree) == 0:
-		h.push(&h.bigWait, oi)
+		h.links.Push(&h.bigWait, oi)
 		return
 	default:
 		o.big = h.bigFree[len(h.bigFree)-1]

@@ -663,10 +663,10 @@ func (w *world) random(n, depth int) {
 func (w *world) state() string {
 	out := ""
 	for i, h := range w.homes {
-		out += fmt.Sprintf("home %d: used %d sweep n %d open %d stage %d area %d book %+v toStore %d atStore %d load.to %d\n", i, h.m.used, h.m.sweep.n, h.m.sweep.open, h.m.sweep.stage, h.m.sweep.area, h.m.book.dirty, h.m.toStore.n, h.m.atStore, h.m.load.to)
+		out += fmt.Sprintf("home %d: used %d sweep n %d open %d stage %d area %d book %+v toStore %d atStore %d load.to %d\n", i, h.m.used, h.m.sweep.n, h.m.sweep.open, h.m.sweep.stage, h.m.sweep.area, h.m.book.dirty, h.m.toStore.N, h.m.atStore, h.m.load.to)
 		for _, m := range h.m.sweep.members[:h.m.sweep.n] {
 			e := h.m.entries[m.entry]
-			out += fmt.Sprintf("  member %+v appends %d doubts %d waiting %d\n", m, e.appends, e.doubts, e.waiting.n)
+			out += fmt.Sprintf("  member %+v appends %d doubts %d waiting %d\n", m, e.appends, e.doubts, e.waiting.N)
 		}
 		for k := range h.m.areas {
 			a := &h.m.areas[k]

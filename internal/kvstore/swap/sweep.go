@@ -36,7 +36,7 @@ type member struct {
 // due reports whether keys of an area are to come home now.
 func (h *Home) due(i int) bool {
 	a := &h.areas[i]
-	if a.first == nobody {
+	if a.first == nobody || h.leaving {
 		return false
 	}
 	if !h.comesHome(i) && h.load.used(i) < sweepUsed {
@@ -51,13 +51,13 @@ func (h *Home) due(i int) bool {
 
 // comesHome reports whether somebody wants the keys of an area at home, or it has time for them.
 func (h *Home) comesHome(i int) bool {
-	return h.draining || h.lists.n > 0 || h.areas[i].wanted > 0 || h.calm()
+	return h.draining || h.lists.N > 0 || h.areas[i].wanted > 0 || h.calm()
 }
 
 // sweepStep brings keys home.
 func (h *Home) sweepStep() {
-	for h.used == 0 && h.lists.n > 0 {
-		h.goHome(h.pop(&h.lists))
+	for h.used == 0 && h.lists.N > 0 {
+		h.goHome(h.links.Pop(&h.lists))
 	}
 	s := &h.sweep
 	if s.n == 0 {
@@ -107,7 +107,7 @@ func (h *Home) bring(i int) {
 		return
 	}
 	oi := h.takeOp()
-	if oi == nobody {
+	if oi == nobody { // some are doubtful still
 		return
 	}
 	m.begun = true
@@ -133,7 +133,7 @@ func (h *Home) forward(oi int32) {
 		h.send(oi)
 		return
 	}
-	h.push(&h.toStore, oi)
+	h.links.Push(&h.toStore, oi)
 }
 
 // homed takes how the store, or reading, has ended for a member.
@@ -220,8 +220,8 @@ func (h *Home) conclude(written bool) {
 
 // giveUp ends what waits for the oldest keys of an area to come home: they do not at the moment.
 func (h *Home) giveUp(area int, st kvstore.Status) {
-	for h.lists.n > 0 {
-		h.finish(h.pop(&h.lists), kvstore.DeviceError, 0)
+	for h.lists.N > 0 {
+		h.finish(h.links.Pop(&h.lists), kvstore.DeviceError, 0)
 	}
 	for ei := h.areas[area].first; ei != nobody && h.areas[area].wanted > 0; ei = h.entries[ei].next {
 		if h.entries[ei].wanted {
@@ -248,7 +248,10 @@ func (h *Home) release(area int) {
 }
 
 // Drain asks for all keys to come home and for a book without lines. No request may be submitted from then on.
-func (h *Home) Drain() { h.draining = true }
+func (h *Home) Drain() {
+	h.draining = true
+	h.load.to = nobody
+}
 
 // Drained reports that they have.
 func (h *Home) Drained() bool {
@@ -257,12 +260,12 @@ func (h *Home) Drained() bool {
 			return false
 		}
 	}
-	return h.used == 0 && h.sweep.n == 0 && h.toStore.n+h.atStore == 0 && !h.book.writing
+	return h.used == 0 && h.sweep.n == 0 && h.toStore.N+h.atStore == 0 && !h.book.writing
 }
 
-// Stuck reports that some cannot come home at the moment, and nothing is under way for them: a restart finds them.
+// Stuck reports that some cannot come home at the moment, or are not to, and nothing is under way for them: a restart finds them.
 func (h *Home) Stuck() bool {
-	if h.sweep.n > 0 || h.book.writing || h.toStore.n+h.atStore > 0 {
+	if h.sweep.n > 0 || h.book.writing || h.toStore.N+h.atStore > 0 {
 		return false
 	}
 	for i := range h.areas {
@@ -270,5 +273,5 @@ func (h *Home) Stuck() bool {
 			return true
 		}
 	}
-	return h.book.failed
+	return h.book.failed || h.leaving
 }

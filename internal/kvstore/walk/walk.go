@@ -18,8 +18,8 @@ type Walk struct {
 	Chunk int32
 	// Key: the chunk is of the key log, its records are segments.
 	Key bool
-	// Searching: a record that is not sound is passed by its length if the next one is. Else all up to the next block is
-	// left out, as live records might begin there.
+	// Searching: a record that is not sound is passed by its length if the next one is. Else, and of values always, all up to the next
+	// block is left out.
 	Searching bool
 	// Reading: a read is under way. Failed: one has failed.
 	Reading, Failed bool
@@ -28,6 +28,8 @@ type Walk struct {
 	// buf holds the chunk from base on, have bytes of it; those before cursor are dealt with.
 	buf                []byte
 	base, have, cursor int
+	// lost: what is at cursor follows something that is no sound record.
+	lost bool
 	// hungry: the record at cursor is not whole.
 	hungry bool
 }
@@ -68,24 +70,35 @@ func (w *Walk) Next() (rec []byte, offset int64, sound bool) {
 		case !all && (len(rec) < format.SegmentHeaderBytes || begins && n > len(rec)):
 			w.hungry = true
 			return nil, 0, false
-		case !begins:
-			w.cursor = format.RoundUp(w.cursor+1, w.block)
-			continue
-		case w.sound(rec, offset):
-			w.cursor += n
+		case begins && w.sound(rec, offset):
+			w.cursor, w.lost = w.cursor+n, false
 			return rec[:n], offset, true
+		case !begins || w.lost && w.cursor%w.block != 0:
+			w.pass()
+			continue
 		}
 		w.Damaged++
 		next := rec[min(n, len(rec)):]
 		if begins, _ := w.extent(next); w.Searching && begins && w.sound(next, offset+int64(n)) {
 			w.cursor += n
 		} else {
-			w.cursor = format.RoundUp(w.cursor+1, w.block)
+			w.pass()
 		}
 		return rec, offset, false
 	}
 	w.hungry = !all
 	return nil, 0, false
+}
+
+// pass goes on behind something that is no sound record. A group of segments may have been torn and its middle be there: recovery looks
+// for segments at all places, and what it has found may be live. Values in torn groups are not.
+func (w *Walk) pass() {
+	w.lost = true
+	if w.Key {
+		w.cursor += format.KeyUnit
+	} else {
+		w.cursor = format.RoundUp(w.cursor+1, w.block)
+	}
 }
 
 // sound reports whether rec begins with the record that was written there.
@@ -99,7 +112,7 @@ func (w *Walk) sound(rec []byte, offset int64) bool {
 // extent says whether rec looks like the beginning of a record, sound or not, and what it takes in the log.
 func (w *Walk) extent(rec []byte) (begins bool, n int) {
 	if seg := format.Segment(rec); w.Key && seg.Begins() {
-		return true, format.RoundUp(max(format.SegmentHeaderBytes, seg.LengthBytes()), format.KeyUnit)
+		return true, max(format.KeyUnit, seg.ExtentBytes())
 	}
 	if v := format.Value(rec); !w.Key && v.Begins() {
 		return true, format.ValueBytes(min(v.ValueLen(), format.MaxValue))

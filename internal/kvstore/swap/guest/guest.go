@@ -30,11 +30,11 @@ package guest
 
 import (
 	"encoding/binary"
-	"errors"
 	"fmt"
 	"hash/crc32"
 
 	"jbofd/internal/kvstore/format"
+	"jbofd/internal/kvstore/prelude"
 )
 
 // Version is the format that this package writes and the only one it reads.
@@ -60,76 +60,26 @@ const (
 // BookOffsets are where in a partition the copies of its book are.
 var BookOffsets = [2]int64{16 << 10, 32 << 10}
 
-// What a check may say; it names the field.
+// What a check may say: see package prelude.
 var (
-	// ErrBlank: there is nothing of ours, only zeroes.
-	ErrBlank = errors.New("blank")
-	// ErrVersion: sound, but of a version that this program does not know.
-	ErrVersion = errors.New("unknown format version")
-	// ErrCorrupt: not what was written.
-	ErrCorrupt = errors.New("damaged")
+	ErrBlank   = prelude.ErrBlank
+	ErrVersion = prelude.ErrVersion
+	ErrCorrupt = prelude.ErrCorrupt
 )
 
 var (
-	castagnoli = crc32.MakeTable(crc32.Castagnoli)
+	castagnoli = prelude.Castagnoli
 	le         = binary.LittleEndian
 )
 
-func bad(what, field string, got, want any) error {
-	return fmt.Errorf("%s: %w: %s is %v, want %v", what, ErrCorrupt, field, got, want)
-}
+// Superblock and book begin with a prelude.
+func seal(b []byte, magic string) { prelude.Seal(b, magic, Version) }
 
-// prelude is what superblock and book have in common, in all versions:
-//
-//	0  8 B  magic
-//	8  u32  version
-//	12 u32  CRC32C of the whole, this field left out
-//	16 u32  length
-const (
-	offVersion = 8
-	offCRC     = 12
-	offLength  = 16
-)
+func check(b []byte, what, magic string) error { return prelude.Check(b, what, magic, Version) }
 
-func crcOf(b []byte) uint32 {
-	return crc32.Update(crc32.Update(0, castagnoli, b[:offCRC]), castagnoli, b[offCRC+4:])
-}
+func bad(what, field string, got, want any) error { return prelude.Bad(what, field, got, want) }
 
-func seal(b []byte, magic string) {
-	copy(b, magic)
-	le.PutUint32(b[offVersion:], Version)
-	le.PutUint32(b[offLength:], uint32(len(b)))
-	le.PutUint32(b[offCRC:], crcOf(b))
-}
-
-// check tests what all preludes have. b is exactly as long as the structure.
-func check(b []byte, what, magic string) error {
-	if got := string(b[:8]); got != magic {
-		if zero(b) {
-			return fmt.Errorf("%s: %w", what, ErrBlank)
-		}
-		return bad(what, "magic", fmt.Sprintf("%q", got), fmt.Sprintf("%q", magic))
-	}
-	if got := int64(le.Uint32(b[offLength:])); got != int64(len(b)) {
-		return bad(what, "length", got, len(b))
-	}
-	if got, want := le.Uint32(b[offCRC:]), crcOf(b); got != want {
-		return bad(what, "CRC32C", fmt.Sprintf("%#08x", got), fmt.Sprintf("%#08x", want))
-	}
-	if v := le.Uint32(b[offVersion:]); v != Version {
-		return fmt.Errorf("%s: %w: it has %d, this program knows %d", what, ErrVersion, v, Version)
-	}
-	return nil
-}
-
-func zero(b []byte) bool {
-	for _, v := range b {
-		if v != 0 {
-			return false
-		}
-	}
-	return true
-}
+func zero(b []byte) bool { return prelude.Zero(b) }
 
 // Superblock is a view of SuperblockBytes that say what the area is and where its log begins.
 //
@@ -222,10 +172,14 @@ func (l Log) Seed(place uint64) uint32 {
 
 // Group is a view of a group.
 //
-//	0  u32  CRC32C of the header's rest, from Seed   16 u32  length in bytes, whole blocks
-//	4  u8   magic 'G'                                20 u32  number of records, at least 1
-//	5  3 B  reserved                                 24 8 B  reserved
+//	0  u32  CRC32C of the header's rest, from Seed   20 u32  number of records, at least 1
+//	4  u8   magic 'G'                                24 u32  CRC32C of what follows the header
+//	5  3 B  reserved                                 28 4 B  reserved
 //	8  u64  place                                    32 …    records
+//	16 u32  length in bytes, whole blocks
+//
+// A record's own checksum does not say which group it is of: what a group left that was torn by a crash stands at the
+// same places as the records of the one that is written there next.
 type Group []byte
 
 const (
@@ -235,7 +189,8 @@ const (
 	grpPlace       = 8
 	grpLength      = 16
 	grpRecords     = 20
-	grpReserved1   = 24
+	grpContent     = 24
+	grpReserved1   = 28
 	groupHeaderEnd = GroupHeaderBytes
 )
 
@@ -246,9 +201,10 @@ func (b Group) SetLengthBytes(v int) { le.PutUint32(b[grpLength:], uint32(v)) }
 func (b Group) Records() int         { return int(le.Uint32(b[grpRecords:])) }
 func (b Group) SetRecords(v int)     { le.PutUint32(b[grpRecords:], uint32(v)) }
 
-// Seal completes the header of a group.
+// Seal completes the header of a group, when its records are.
 func (b Group) Seal(seed uint32) {
 	b[grpMagic] = groupMagic
+	le.PutUint32(b[grpContent:], crc32.Checksum(b[GroupHeaderBytes:b.LengthBytes()], castagnoli))
 	le.PutUint32(b, crc32.Update(seed, castagnoli, b[4:groupHeaderEnd]))
 }
 
@@ -273,6 +229,17 @@ func (b Group) CheckHeader(seed uint32, blockSize int) error {
 		return bad(what, "number of records", b.Records(), "at least 1, as many as fit")
 	case !zero(b[grpReserved0:grpPlace]) || !zero(b[grpReserved1:groupHeaderEnd]):
 		return bad(what, "a reserved byte", "set", "zero")
+	}
+	return nil
+}
+
+// CheckContent says what is wrong with what follows the header, which has been checked; the group is there in
+// full length.
+//
+// Errors: ErrCorrupt naming the field.
+func (b Group) CheckContent() error {
+	if got, want := le.Uint32(b[grpContent:]), crc32.Checksum(b[GroupHeaderBytes:b.LengthBytes()], castagnoli); got != want {
+		return bad("group", "CRC32C of the records", fmt.Sprintf("%#08x", got), fmt.Sprintf("%#08x", want))
 	}
 	return nil
 }

@@ -5,6 +5,8 @@ import (
 	"errors"
 	"strings"
 	"testing"
+
+	"jbofd/internal/kvstore/prelude"
 )
 
 func superblock() []byte {
@@ -29,7 +31,8 @@ func book() []byte {
 }
 
 func group() []byte {
-	b := make(Group, GroupHeaderBytes)
+	b := make(Group, 512)
+	copy(b[GroupHeaderBytes:], "records")
 	b.SetPlace(4096)
 	b.SetLengthBytes(512)
 	b.SetRecords(2)
@@ -65,8 +68,14 @@ var golden = []struct {
 		"4a424f46444b5642" + "01000000" + "________" + "00100000" + // magic, version, CRC32C, length
 		"01000000" + "0200000000000000" + "07000000000000000000000000000000" + // lines, generation, home
 		"00000000000000000000000000000000" + "05000000000000000000000000000000" + "0900000000000000"}, // reserved, area, floor
-	{"group", group, func(b []byte) error { return Group(b).CheckHeader(77, 512) }, "" +
-		"________" + "47" + "000000" + "0010000000000000" + "00020000" + "02000000" + "0000000000000000"},
+	{"group", group, func(b []byte) error {
+		if err := Group(b).CheckHeader(77, 512); err != nil {
+			return err
+		}
+		return Group(b).CheckContent()
+	}, "" +
+		"________" + "47" + "000000" + "0010000000000000" + "00020000" + "02000000" + // CRC32C, magic, place, length, records
+		"951fa54f" + "00000000" + "7265636f726473"}, // CRC32C of the records, records
 	{"record", record, func(b []byte) error { return Record(b).Check(77) }, "" +
 		"________" + "52" + "01" + "03" + "00" + "2010000000000000" + // CRC32C, magic, kind, length of the key, place
 		"07000000000000000000000000000000" + "6b657900000000000000000000000000" + // home, key
@@ -120,8 +129,7 @@ func TestAPlaceOfAnotherLapIsAnother(t *testing.T) {
 
 func TestAnotherVersionIsRefusedWithBothNamed(t *testing.T) {
 	b := superblock()
-	le.PutUint32(b[offVersion:], 2)
-	le.PutUint32(b[offCRC:], crcOf(b))
+	prelude.Seal(b, superMagic, 2)
 	if err := Superblock(b).Check(1 << 20); !errors.Is(err, ErrVersion) || !strings.Contains(err.Error(), "has 2, this program knows 1") {
 		t.Error(err)
 	}
@@ -141,7 +149,11 @@ func FuzzRecord(f *testing.F) {
 
 func FuzzGroup(f *testing.F) {
 	f.Add(group())
-	f.Fuzz(func(_ *testing.T, b []byte) { _ = Group(b).CheckHeader(77, 512) })
+	f.Fuzz(func(_ *testing.T, b []byte) {
+		if Group(b).CheckHeader(77, 512) == nil && Group(b).LengthBytes() <= len(b) {
+			_ = Group(b).CheckContent()
+		}
+	})
 }
 
 func FuzzBook(f *testing.F) {

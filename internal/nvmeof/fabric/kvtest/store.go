@@ -100,6 +100,9 @@ func (s *Store) do(r *partition.Request) kvstore.Status {
 	switch r.Op {
 	case kvstore.Get:
 		r.ValueLen = len(old)
+		if r.Room != nil && len(r.Value) < len(old) {
+			r.Room(len(old))
+		}
 		copy(r.Value, old)
 	case kvstore.Delete:
 		delete(s.values, string(r.Key[:r.KeyLen]))

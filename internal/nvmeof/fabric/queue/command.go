@@ -246,7 +246,7 @@ func (q *Queue) Finish(s *Slot, now int64) (later bool) {
 	case kvMemory:
 		return true
 	case kvDone:
-		q.finishKV(i, now)
+		return q.finishKV(i, now)
 	default:
 		q.finish(i, now)
 	}

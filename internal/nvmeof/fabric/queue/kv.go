@@ -4,6 +4,7 @@ import (
 	"time"
 
 	"jbofd/internal/bufpool"
+	"jbofd/internal/credit"
 	"jbofd/internal/kvstore"
 	"jbofd/internal/nvme"
 	"jbofd/internal/nvmeof"
@@ -23,6 +24,10 @@ type kvSlot struct {
 	waiter bufpool.Waiter
 	// waiting: waiter is queued.
 	waiting bool
+	// room is for req.Room: memory of account for as much of a value as is wanted.
+	room    func(length int) []byte
+	wanted  int
+	account *bufpool.Account
 }
 
 // makeKV makes the slots for commands for partitions; most queues never have any.
@@ -38,15 +43,35 @@ func (q *Queue) makeKV() {
 				go q.t.Wake()
 			}
 		}
+		k.room = func(length int) []byte { return q.room(s, k, length) }
 	}
+}
+
+// room implements partition.Request.Room. A Retrieve has memory for its value once that is about to be read, and for no more than
+// there is of it: hosts have buffers for the longest value, and many Retrieves under way.
+func (q *Queue) room(s *Slot, k *kvSlot, length int) []byte {
+	r, n := &k.req, min(length, k.wanted)
+	if n <= len(r.Value) {
+		return r.Value
+	}
+	if !s.io.Buf.IsZero() { // the value has become longer
+		q.fab.Pool().Put(s.io.Buf)
+	}
+	var ok bool
+	s.io.Buf, ok = q.fab.Pool().Get(k.account, n)
+	r.Value = nil
+	if ok {
+		r.Value = s.io.Buf.B[:n]
+	}
+	return r.Value
 }
 
 // withPartition reports whether slot i's command is for a partition and in flight. mu is held.
 func (q *Queue) withPartition(i int) bool { return q.slots[i].startNS != 0 && q.m.Slot(i).Plan.KV }
 
-// executeKV begins a command for a partition: first it gets memory, then the host's data is fetched, then
-// it is handed over. A store admits its own I/Os; how much data waits for it is bounded by the tenant's
-// share of the pool.
+// executeKV begins a command for a partition. If it brings data it gets memory first, then the data is fetched, then it is handed
+// over; a List gets its memory, too, and a Retrieve when it knows how much. A store admits its own I/Os; how much data
+// waits for it is bounded by the tenant's share of the pool.
 //
 // hot: 0 allocs
 func (q *Queue) executeKV(i int) {
@@ -57,21 +82,30 @@ func (q *Queue) executeKV(i int) {
 	r, sqe := &k.req, m.SQE.KV()
 	r.Op, r.Condition = kvOp(m.SQE.Opcode(), sqe.Options())
 	r.KeyLen = uint8(len(sqe.Key(&r.Key)))
-	r.Value = nil
+	r.Value, r.Room = nil, nil
 	s.startNS = q.seen.Load()
 	q.inFlight.Add(1)
 	switch n := int(max(m.Plan.ToController, m.Plan.AnswerBytes)); {
 	case n == 0:
 		q.toPartition(i)
+	case r.Op == kvstore.Get:
+		k.wanted, r.Room = n, k.room
+		q.toPartition(i)
 	case m.Plan.ToController > 0 && m.Inline():
 		r.Value = m.Data
 		q.toPartition(i)
 	default:
-		k.waiter.Size = n
-		if k.waiting = !q.fab.Pool().GetOrWait(q.tenant.Account, &k.waiter); !k.waiting {
+		if q.askMemory(k, n) {
 			q.hasMemory(i, s.startNS)
 		}
 	}
+}
+
+// askMemory reports whether n bytes are there for hasMemory; else they are waited for.
+func (q *Queue) askMemory(k *kvSlot, n int) bool {
+	k.waiter.Size = n
+	k.waiting = !q.fab.Pool().GetOrWait(q.tenant.Account, &k.waiter)
+	return !k.waiting
 }
 
 // kvOp is what a command asks of a partition.
@@ -107,7 +141,7 @@ func (q *Queue) hasMemory(i int, now int64) {
 		s.fetching, s.askedNS = true, now
 		q.m.RequestData(i, s.io.Buf.B[:m.Plan.ToController])
 	default:
-		k.req.Value = s.io.Buf.B[:m.Plan.AnswerBytes]
+		k.req.Value = s.io.Buf.B[:k.waiter.Size]
 		q.toPartition(i)
 	}
 }
@@ -136,7 +170,10 @@ func (q *Queue) toPartition(i int) {
 		return
 	}
 	r := &q.kv[i].req
+	p := &q.m.Slot(i).Plan
+	r.Units = credit.Units(int(max(p.ToController, p.ToHost)))
 	r.Tenant, r.Credited = q.tenant.Number, q.credits.On // of now: the number of before may be another's already
+	q.kv[i].account = q.tenant.Account
 	q.cfg.Batches.request(n, r)
 }
 
@@ -166,11 +203,18 @@ func (q *Queue) KVDone(r *partition.Request) bool {
 	return q.cfg.Outbox.push(&q.slots[r.Slot], kvDone)
 }
 
-// finishKV answers a command that its partition is done with. mu is held.
+// finishKV answers a command that its partition is done with, or reports that it is to be done again, for now there is memory for its
+// value. mu is held.
 //
 // hot: 0 allocs
-func (q *Queue) finishKV(i int, now int64) {
-	m, s, r := q.m.Slot(i), &q.slots[i], &q.kv[i].req
+func (q *Queue) finishKV(i int, now int64) (again bool) {
+	m, s, k := q.m.Slot(i), &q.slots[i], &q.kv[i]
+	r := &k.req
+	if n := min(r.ValueLen, k.wanted); r.Room != nil && r.Status == kvstore.OK && len(r.Value) < n && !q.closing {
+		q.put(&s.io.Buf) // what there is of it is too short
+		r.Value, s.news = nil, kvMemory
+		return q.askMemory(k, n)
+	}
 	start := s.startNS
 	q.inFlight.Add(-1)
 	s.startNS = 0
@@ -211,13 +255,14 @@ func (q *Queue) finishKV(i int, now int64) {
 		if q.m.RespondData(i, answer, result) {
 			q.t.Lend(s.io.Buf)
 			s.io.Buf = bufpool.Buf{}
-			return
+			return false
 		}
 		q.put(&s.io.Buf)
-		return
+		return false
 	}
 	q.put(&s.io.Buf)
 	q.respond(i, status, result)
+	return false
 }
 
 // observeKV counts one completed command for a partition. mu is held.

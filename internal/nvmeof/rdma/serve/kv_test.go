@@ -195,7 +195,7 @@ func TestMemoryStaysWithThePartitionWhenTheHostIsGone(t *testing.T) {
 			c := r.connect(t, o)
 			l := newKVLoad(t, c, bytes, 32)
 			for i := range 32 {
-				l.cmds = append(l.cmds, client.Command{SQE: kvtest.Command([]uint8{nvme.CmdKVStore, nvme.CmdKVRetrieve}[i%2], kvNSID, "key", bytes), Data: l.bufs[i]})
+				l.cmds = append(l.cmds, client.Command{SQE: kvtest.Command([]uint8{nvme.CmdKVStore, nvme.CmdKVList}[i%2], kvNSID, "key", bytes), Data: l.bufs[i]})
 			}
 			if n, err := l.q.Submit(l.cmds); n != len(l.cmds) {
 				t.Fatalf("submitted %d: %v", n, err)

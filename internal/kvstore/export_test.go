@@ -1,0 +1,96 @@
+package kvstore
+
+import (
+	"flag"
+	"fmt"
+	"testing"
+
+	"jbofd/internal/buildtags"
+	"jbofd/internal/kvstore/chunks"
+	"jbofd/internal/kvstore/format"
+)
+
+// What the tests of this package and of kvstore_test share.
+
+// Seed is -seed.
+var Seed = flag.Uint64("seed", 1, "seed of the random tests; the same each time, so that a failure repeats")
+
+// PlainOnly skips a test under the race detector, which makes it ten times slower and finds nothing in a machine of one goroutine. The plain
+// build runs it.
+func PlainOnly(t *testing.T) {
+	t.Helper()
+	if buildtags.Race {
+		t.Skip("the plain build runs it")
+	}
+}
+
+// Recount compares the counters with what the SegTbl leads to on the disk. exact: nothing is under way, and what has died had a witness.
+func (s *Store) Recount(disk []byte, exact bool) error {
+	live := make([]int64, len(s.pool.Chunks))
+	objects := int64(0)
+	for n := range s.tbl.Len() {
+		e := s.tbl.Get(n)
+		if e == 0 {
+			continue
+		}
+		seg := format.Segment(disk[e.Offset():])
+		if err := seg.Check(s.pool.Seed(e.Offset())); err != nil {
+			return fmt.Errorf("segment %d: %w", n, err)
+		}
+		live[s.pool.Of(e.Offset())] += int64(seg.ExtentBytes())
+		for at := format.SegmentHeaderBytes; at < seg.LengthBytes(); {
+			it := seg.Item(at)
+			at += it.LengthBytes()
+			if s.tbl.Segment(format.HashKey(s.hashSeed, it.Key())) != n {
+				continue
+			}
+			objects++
+			if it.ValueLen() == 0 {
+				continue
+			}
+			live[s.pool.Of(it.ValueOffset())] += int64(format.ValueBytes(it.ValueLen()))
+		}
+	}
+	total, free := int64(0), 0
+	for i := range s.pool.Chunks {
+		c := s.pool.Chunks[i]
+		if c.State == chunks.Free {
+			free++
+			c.Live = 0
+		}
+		total += int64(c.Live)
+		if int64(c.Live) < live[i] || exact && int64(c.Live) != live[i] {
+			return fmt.Errorf("chunk %d (state %d, kind %d) counts %d bytes live, has %d", i, c.State, c.Kind, c.Live, live[i])
+		}
+	}
+	if total != s.pool.Live || free != s.pool.Free {
+		return fmt.Errorf("%d bytes live in %d free chunks, want %d in %d", s.pool.Live, s.pool.Free, total, free)
+	}
+	if exact && objects != s.objects {
+		return fmt.Errorf("%d objects, want %d", s.objects, objects)
+	}
+	return nil
+}
+
+// KeyLogChunks is how many chunks the key log has.
+func (s *Store) KeyLogChunks() int64 { return int64(s.pool.KeyChunks) }
+
+// State describes a store that is stuck.
+func (s *Store) State() string {
+	out := fmt.Sprintf("ios %d, free %d need %d reserve %d, ckpt %d busy %v spent %d retry %d, victims %+v nothing %v futile %d running %d, split %+v, dirty %d", len(s.ios)-len(s.freeIO), s.pool.Free, s.budget.Need, s.budget.Reserve(),
+		s.ckpt.stage, s.ckpt.busy, s.pool.Spent, s.ckpt.retryNS-s.now, s.compact.slots, s.compact.nothing, s.compact.futile, s.compact.running, s.split, s.dirty.N)
+	for l := range s.logs {
+		log := &s.logs[l]
+		out += fmt.Sprintf("\nlog %d: chunk %d tail %d opening %v starved %v open %d sealed %d free %d inflight %d", l, log.chunk, log.tail, log.opening, log.starved, log.open, log.sealed.N, log.free.N, log.inflight)
+	}
+	for _, head := range s.table {
+		for i := head; i != nobody; i = s.segs[i].chain {
+			a := &s.segs[i]
+			out += fmt.Sprintf("\nsegment %d (%d): state %d dirty %v held %v force %v waiting %d writing %d", a.number, i, a.state, a.dirty, a.held, a.force, a.waiting.N, a.writing.N)
+			for o := a.waiting.First; o != nobody; o = s.opLinks.Next(o) {
+				out += fmt.Sprintf("\n  op %d: kind %d ready %v group %d", o, s.ops[o].kind, s.ops[o].ready, s.ops[o].group)
+			}
+		}
+	}
+	return out
+}

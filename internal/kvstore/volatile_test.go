@@ -1,0 +1,121 @@
+package kvstore_test
+
+import (
+	"testing"
+
+	"jbofd/internal/kvstore"
+	"jbofd/internal/kvstore/format"
+)
+
+// TestALossOfPowerOnAVolatileDevice: without FUA, a loss of power takes any blocks that were not flushed. The partition opens, and each key has what
+// it had when the last checkpoint began, or something newer; a program that dies loses nothing.
+func TestALossOfPowerOnAVolatileDevice(t *testing.T) {
+	kvstore.PlainOnly(t)
+	seed := seeds(t)
+	lost, kept := 0, 0
+	for round := range uint64(times(6)) {
+		s := seed + round
+		cfg := variant(s, 40)
+		cfg.FUA, cfg.Volatile = false, true
+		r := newRig(t, s, cfg)
+		m := newModel(r, []int{60, 500, 900}[s%3], sizes(r.rng, 8000))
+		m.random(1000, 32)
+		for range 12 {
+			m.settle()
+			before := m.s.Stats().Checkpoints
+			m.s.Checkpoint()
+			m.settle()
+			if m.s.Stats().Checkpoints == before {
+				t.Fatal("there was no checkpoint")
+			}
+			m.mark()
+			// Some get as far as the next checkpoint, or the one after that.
+			m.crashIn, m.power = 1+r.rng.IntN(300), r.rng.IntN(4) > 0
+			m.random(1e6, 1+r.rng.IntN(48))
+			if !m.power {
+				m.reopen()
+				continue
+			}
+			if r.rng.IntN(3) == 0 {
+				m.dieOpening()
+			}
+			acknowledged := make([]uint32, len(m.keys))
+			for i := range m.keys {
+				for _, e := range m.keys[i].events {
+					if e.end < never && e.size != absent {
+						acknowledged[i] = max(acknowledged[i], e.version)
+					}
+				}
+			}
+			m.rewound()
+			for i := range m.keys {
+				if e := m.keys[i].events[0]; e.version < acknowledged[i] {
+					lost++
+				} else {
+					kept++
+				}
+			}
+			m.random(300, 16)
+		}
+		m.settle()
+		m.compare(false)
+	}
+	if t.Logf("%d keys lost writes, %d none", lost, kept); lost == 0 || kept == 0 {
+		t.Error("too little has happened")
+	}
+}
+
+// TestFromVolatileToDurableAndBack: what was written on the other side of a restart is judged as it was then.
+func TestFromVolatileToDurableAndBack(t *testing.T) {
+	seed := seeds(t)
+	cfg := variant(seed, 40)
+	cfg.FUA, cfg.Volatile = false, true
+	r := newRig(t, seed, cfg)
+	m := newModel(r, 300, sizes(r.rng, 4000))
+	for n := range 8 {
+		m.random(500, 32)
+		m.settle()
+		m.s.Checkpoint()
+		m.settle()
+		m.mark()
+		m.crashIn, m.power = 20+r.rng.IntN(60), true
+		m.random(1e6, 24)
+		was := m.cfg.Volatile
+		m.cfg.FUA, m.cfg.Volatile = n%2 == 0, n%2 == 1
+		if was {
+			m.rewound()
+		} else {
+			m.reopen()
+		}
+	}
+}
+
+// TestAFirstCheckpointThatCannotBeWritten: what has to be settled before anything is served, and cannot be, is no reason to serve.
+func TestAFirstCheckpointThatCannotBeWritten(t *testing.T) {
+	seed := seeds(t)
+	cfg := small(32)
+	cfg.FUA, cfg.Volatile = false, true
+	r := newRig(t, seed, cfg)
+	m := newModel(r, 100, sizes(r.rng, 1000))
+	m.random(500, 16)
+	m.stop()
+	left := 0
+	r.dev.fault = func(q *kvstore.IO) fault {
+		if left--; left == 0 && len(q.Buf) != format.SuperblockBytes {
+			return failUndone
+		}
+		return noFault
+	}
+	refused := 0
+	for n := 30; n < 60; n++ {
+		left = n
+		if err := m.open(); err != nil {
+			refused++
+		}
+	}
+	if refused == 0 {
+		t.Error("the partition opens whatever fails")
+	}
+	r.dev.fault = nil
+	m.reopen()
+}
