@@ -38,9 +38,10 @@ iops() { grep -o '"iops": *[0-9.]*' | head -1 | grep -o '[0-9.]*$'; }
 median() { sort -n | awk '{v[NR]=$1} END {print (NR%2) ? v[(NR+1)/2] : (v[NR/2]+v[NR/2+1])/2}'; }
 
 echo "preparing the file" >&2
-bench "${target[@]}" --nsid 2 --rw write --bs 1m --iodepth 4 --size 1g > /dev/null
+fill() { bin/jbofbench block -q "$@" --rw write --bs 1m --iodepth 4 --size 1g > /dev/null; } # all of it: what was never written is read in no time
+fill "${target[@]}" --nsid 2
 truncate -s 1g "$work/raw.img"
-bench --raw "$work/raw.img" --rw write --bs 1m --iodepth 4 --size 1g > /dev/null
+fill --raw "$work/raw.img"
 
 row() { # NAME, then jbofbench arguments
   local name=$1 r

@@ -358,7 +358,7 @@ func TestKeysUnderManyHosts(t *testing.T) {
 	wg.Wait()
 }
 
-// TestAStoreOpensAtOnce after a stop, and soon after kill -9.
+// TestAStoreOpensAtOnce: with it the daemon is ready within a second after a stop, and soon after kill -9.
 func TestAStoreOpensAtOnce(t *testing.T) {
 	t.Parallel()
 	d := start(t, kvSetup(fileSSD))
@@ -368,14 +368,26 @@ func TestAStoreOpensAtOnce(t *testing.T) {
 		go func() { _ = n.Put(ctx(t), fmt.Appendf(nil, "%d", i), make([]byte, 1000)) }()
 	}
 	eventually(t, "all is there", func() bool { return d.metric("jbof_kv_objects") == 2000 })
-	for _, stop := range []func(){func() { d.term() }, d.kill} {
+	stop := func() { d.term() }
+	restart := func(stop func()) time.Duration {
 		stop()
 		began := time.Now()
 		d.launch()
-		t.Logf("ready after %v", time.Since(began))
+		took := time.Since(began)
 		if objects := d.metric("jbof_kv_objects"); objects != 2000 {
 			t.Errorf("%v objects, want 2000", objects)
 		}
+		return took
+	}
+	t.Logf("ready after %v", restart(d.kill))
+	// A machine that is busy with something else takes longer: then it is tried again.
+	took := restart(stop)
+	for attempt := 1; took > time.Second && attempt < 5; attempt++ {
+		t.Logf("after a clean stop ready after %v", took)
+		took = restart(stop)
+	}
+	if took > time.Second {
+		t.Errorf("after a clean stop ready after %v, want a second at most", took)
 	}
 }
 
@@ -446,20 +458,36 @@ func TestKillUnderYCSB(t *testing.T) {
 	}
 }
 
+// sharing is a host that retrieves values beside one that reads blocks, by their weights.
+type sharing struct {
+	keys, blocks int
+	// credits: both keep to them; without, there are always commands of both that wait at the drive.
+	credits client.CreditMode
+	// buffer is what the one has for each value of 3000 bytes.
+	buffer int
+	// tolerance is how far from its weight its part may be, of that. With credits just enough waits at the drive, and what
+	// keeps a host from sending at once, a busy processor, costs it some of its part.
+	tolerance float64
+}
+
 // TestKeysAndBlocksShareADrive: hosts that retrieve values and hosts that read blocks have the drive by their
-// weights, whatever they ask for.
+// weights, whatever they ask for and whether they keep to credits or not.
 func TestKeysAndBlocksShareADrive(t *testing.T) {
 	if raceEnabled {
 		t.Skip("under the race detector processors are the bottleneck, not the drive; the shares are those of the plain build")
 	}
-	for _, c := range []struct{ keys, blocks int }{{1, 1}, {3, 1}} {
-		t.Run(fmt.Sprintf("%d-%d", c.keys, c.blocks), func(t *testing.T) {
+	for name, c := range map[string]sharing{
+		"1-1":                    {1, 1, client.CreditsOff, 4096, 0.1},
+		"3-1":                    {3, 1, client.CreditsOff, 4096, 0.1},
+		"credits, large buffers": {1, 1, client.CreditsOn, 16384, 0.2},
+	} {
+		t.Run(name, func(t *testing.T) {
 			want := float64(c.keys) / float64(c.keys+c.blocks)
 			// A machine that is busy with something else does not keep the drive busy: then it is tried again.
 			for attempt := 1; ; attempt++ {
-				got := shareOfKeys(t, c.keys, c.blocks)
+				got := c.share(t)
 				t.Logf("keys had %.1f %% of the drive, by weight %.1f %%", 100*got, 100*want)
-				if math.Abs(got-want) <= 0.1*want {
+				if math.Abs(got-want) <= c.tolerance*want {
 					return
 				}
 				if attempt == 4 {
@@ -470,18 +498,18 @@ func TestKeysAndBlocksShareADrive(t *testing.T) {
 	}
 }
 
-// shareOfKeys is the part of a drive's time that a host has that retrieves values, beside one that reads
-// blocks, by their weights. They keep the drive busy without credits: there are always commands of both that wait at it.
-func shareOfKeys(t *testing.T, keysWeight, blocksWeight int) float64 {
+// share is the part of the drive's time that the host with keys has. Both ask for more than the drive does.
+func (c sharing) share(t *testing.T) float64 {
 	t.Helper()
-	s := kvSetup("  - {name: ssd0, backend: model, preset: dct983, condition: clean, size: 128MiB, slowdown: 60}\n")
-	s.tenants = tenant("keys", hostA, fmt.Sprintf(", weight: %d", keysWeight)) + tenant("blocks", hostB, fmt.Sprintf(", weight: %d", blocksWeight))
+	s := kvSetup("  - {name: ssd0, backend: model, preset: dct983, condition: clean, size: 128MiB, slowdown: 60, calibrate: false}\n")
+	s.tenants = tenant("keys", hostA, fmt.Sprintf(", weight: %d", c.keys)) + tenant("blocks", hostB, fmt.Sprintf(", weight: %d", c.blocks))
 	d := start(t, s)
 	oa, ob := d.options(hostA, nqnA), d.options(hostB, nqnA)
-	oa.Credits, ob.Credits = client.CreditsOff, client.CreditsOff
+	oa.Credits, ob.Credits = c.credits, c.credits
 	keys := openKV(t, d.connect(oa), 2)
 	blocks := d.namespace(ob, 1)
-	const values, workers = 4000, 64 // all over the flash
+	// Values are all over the flash. Each host alone has more outstanding than the drive takes, and than credits allow.
+	const values, workers = 4000, 160
 	var all sync.WaitGroup
 	for w := range workers {
 		all.Go(func() {
@@ -497,8 +525,9 @@ func shareOfKeys(t *testing.T, keysWeight, blocksWeight int) float64 {
 	stop, cancel := context.WithCancel(context.Background())
 	for w := range workers {
 		all.Go(func() {
+			b := make([]byte, c.buffer)
 			for i := w * 61; stop.Err() == nil; i += 611 {
-				if _, err := keys.Value(stop, fmt.Appendf(nil, "%d", i%values)); err != nil && stop.Err() == nil {
+				if _, err := keys.Get(stop, fmt.Appendf(nil, "%d", i%values), b); err != nil && stop.Err() == nil {
 					t.Error(err)
 				}
 			}
