@@ -63,9 +63,9 @@ type kvPlan struct {
 
 // openStores opens the partitions that plan needs and that are not open, all at once. A fresh one is
 // formatted before the label says that it is there: a crash in between leaves free space and nothing else.
-// If one fails, those opened here are closed again; with leaveOut only a fresh one is a failure, and others go
+// If one fails, those opened here are closed again; if lenient only a fresh one is a failure, and others go
 // into the namespaces that are left out. One that is left out already stays so.
-func (n *Node) openStores(plan []*kvPlan, leaveOut bool) (opened []*kvPlan, err error) {
+func (n *Node) openStores(plan []*kvPlan, lenient bool) (opened []*kvPlan, err error) {
 	var all sync.WaitGroup
 	for _, p := range plan {
 		if p.store = n.store(p.extent.UUID); p.store != nil {
@@ -81,7 +81,7 @@ func (n *Node) openStores(plan []*kvPlan, leaveOut bool) (opened []*kvPlan, err 
 			continue
 		}
 		p.err = fmt.Errorf("subsystem %s, namespace %d: ssd %s: %w", p.extent.NQN, p.cfg.NSID, p.cfg.SSD, p.err)
-		if p.fresh || !leaveOut && n.whyLeftOut(p.extent.UUID) == "" {
+		if p.fresh || !lenient && n.whyLeftOut(p.extent.UUID) == "" {
 			errs = append(errs, p.err)
 			continue
 		}
@@ -104,8 +104,8 @@ func (n *Node) leaveOut(p *kvPlan) {
 	n.tel.Health().Block(l.component, l.err.Error())
 }
 
-// takeIn forgets that a store could not be opened: it is, or nobody wants it any more.
-func (n *Node) takeIn(u label.UUID) {
+// forgive forgets that a store could not be opened: it is, or nobody wants it any more.
+func (n *Node) forgive(u label.UUID) {
 	n.stores.mu.Lock()
 	l, was := n.stores.left[u]
 	delete(n.stores.left, u)
@@ -181,7 +181,7 @@ func (n *Node) adoptStores(plan []*kvPlan) (there map[*nvmeof.Namespace]bool) {
 	there = map[*nvmeof.Namespace]bool{}
 	for _, p := range plan {
 		if p.store != nil {
-			n.takeIn(p.extent.UUID)
+			n.forgive(p.extent.UUID)
 		}
 	}
 	n.stores.mu.Lock()
@@ -223,7 +223,7 @@ func (n *Node) retireStores(plan []*kvPlan) {
 	}
 	n.stores.mu.Unlock()
 	for _, u := range forgotten {
-		n.takeIn(u)
+		n.forgive(u)
 	}
 	for _, s := range gone {
 		n.fab.RemovePartition(s.number)

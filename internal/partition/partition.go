@@ -403,7 +403,8 @@ var kickLists = sync.Pool{New: func() any {
 	return &list
 }}
 
-// turn brings everything forward that can go. Called with ownership.
+// turn brings everything forward that can go. What others have handed over comes first, then Requests begin as far as that has made
+// room, and what the store and the lending ask for goes to the drives in one batch at the end. Called with ownership.
 func (p *Partition) turn() {
 	if p.phase == gone {
 		p.due.Store(false)
