@@ -13,7 +13,7 @@ func TestLongHistoriesAgainstAMap(t *testing.T) {
 	seed := seeds(t)
 	rounds, most := times(32), format.MinChunkBytes/2
 	if buildtags.Race {
-		rounds = 3
+		rounds = 1
 	}
 	for round := range uint64(rounds) {
 		r := newRig(t, seed+round, variant(seed+round, 40))

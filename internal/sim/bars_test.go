@@ -53,8 +53,17 @@ var bars = sync.OnceValues(func() (map[cell]*Result, error) {
 	return out, run(others, []string{jbof, fifo})
 })
 
+// plainOnly skips a test under the race detector.
+func plainOnly(t *testing.T) {
+	t.Helper()
+	if buildtags.Race {
+		t.Skip("a minute of one goroutine's arithmetic takes ten under the race detector, and has nothing to race with")
+	}
+}
+
 // TestFarHostsKeepTheDriveBusy: credits follow what is on its way.
 func TestFarHostsKeepTheDriveBusy(t *testing.T) {
+	plainOnly(t)
 	for _, s := range Matrix() {
 		if s.String() != "utilisation/4K-read-fragmented" && s.String() != "utilisation/128K-write-clean" {
 			continue
@@ -97,9 +106,7 @@ func missed(s *Scenario, what string, bar float64) float64 {
 // TestBars holds the default policy to what it promises, each bar in every scenario that it is
 // about.
 func TestBars(t *testing.T) {
-	if buildtags.Race {
-		t.Skip("a minute of one goroutine's arithmetic takes ten under the race detector, and has nothing to race with")
-	}
+	plainOnly(t)
 	runs, err := bars()
 	if err != nil {
 		t.Fatal(err)

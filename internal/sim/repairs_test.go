@@ -186,6 +186,7 @@ func (r *repair) prepare(lab *Lab) (func(policy string) (*Result, error), error)
 // TestRepairs shows each weak point of the paper's policy that the default one repairs: what is promised
 // holds under the one and not under the other.
 func TestRepairs(t *testing.T) {
+	plainOnly(t)
 	lab, all := NewLab(1), repairs()
 	var scenarios []Scenario
 	for _, r := range all {

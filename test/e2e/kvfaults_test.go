@@ -297,6 +297,7 @@ func TestHostsOfKeysThatDoWrong(t *testing.T) {
 // TestKeysOnAFullFileSystem: writes are refused while the drive's file system has no room, what is there is served, and
 // when there is room again all goes on by itself.
 func TestKeysOnAFullFileSystem(t *testing.T) {
+	plainOnly(t)
 	t.Parallel()
 	unshare, err := exec.LookPath("unshare")
 	if err == nil {
@@ -376,6 +377,7 @@ func TestKeysOnAFullFileSystem(t *testing.T) {
 // TestTheScrubFindsDamage: a value changes on the drive while the daemon runs. That is counted and logged, its Retrieve fails, and
 // nothing else does.
 func TestTheScrubFindsDamage(t *testing.T) {
+	plainOnly(t)
 	t.Parallel()
 	s := kvSetup(fileSSD)
 	s.subsystems = strings.Replace(s.subsystems, "type: kv}", "type: kv, kv: {scrub_rate: 1GiB}}", 1)
@@ -537,6 +539,7 @@ func TestReloadsUnderLoadOfKeys(t *testing.T) {
 // TestAStoreOfAnotherSizeIsNotTouched: with another size in the configuration the daemon says so, and with the old
 // one all is as before.
 func TestAStoreOfAnotherSizeIsNotTouched(t *testing.T) {
+	plainOnly(t)
 	t.Parallel()
 	right := kvSetup(fileSSD)
 	d := start(t, right)
@@ -573,6 +576,7 @@ func TestAStoreOfAnotherSizeIsNotTouched(t *testing.T) {
 
 // TestKeysWithoutDurability survive all but a loss of power.
 func TestKeysWithoutDurability(t *testing.T) {
+	plainOnly(t)
 	t.Parallel()
 	s := kvSetup(fileSSD)
 	s.subsystems = strings.Replace(s.subsystems, "type: kv}", "type: kv, kv: {durability: none}}", 1)
@@ -605,6 +609,7 @@ func TestKeysWithoutDurability(t *testing.T) {
 
 // TestTwoDaemonsOnOneDrive: the second one does not get it, and the keys of the first one are not harmed.
 func TestTwoDaemonsOnOneDrive(t *testing.T) {
+	plainOnly(t)
 	t.Parallel()
 	d := start(t, kvSetup(fileSSD))
 	d.workers = 8
@@ -628,6 +633,7 @@ func TestTwoDaemonsOnOneDrive(t *testing.T) {
 
 // TestKeysOnADriveOfLongBlocks: a block device of 4 KiB blocks, through a stop and a kill -9.
 func TestKeysOnADriveOfLongBlocks(t *testing.T) {
+	plainOnly(t)
 	t.Parallel()
 	backing := filepath.Join(t.TempDir(), "backing")
 	if err := errors.Join(os.WriteFile(backing, nil, 0o600), os.Truncate(backing, 128<<20)); err != nil {
