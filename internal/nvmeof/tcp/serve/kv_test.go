@@ -15,6 +15,7 @@ import (
 
 	"jbofd/client"
 	"jbofd/internal/bufpool"
+	"jbofd/internal/buildtags"
 	"jbofd/internal/kvstore"
 	"jbofd/internal/nvme"
 	"jbofd/internal/nvmeof"
@@ -230,8 +231,12 @@ func TestCommandsForAPartitionAllocateNothing(t *testing.T) {
 				t.Fatal(err)
 			}
 			runtime.ReadMemStats(&after)
-			if got := after.Mallocs - before.Mallocs; got > n/100 {
-				t.Errorf("%d allocations for %d commands", got, n)
+			limit := uint64(n / 100)
+			if buildtags.Race { // it takes half a minute then, in which timers and the runtime allocate
+				limit = n / 20
+			}
+			if got := after.Mallocs - before.Mallocs; got > limit {
+				t.Errorf("%d allocations for %d commands, the most is %d", got, n, limit)
 			}
 		})
 	}
