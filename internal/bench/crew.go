@@ -13,8 +13,8 @@ import (
 // ErrOutstanding: operations did not end in the time allowed for that, and their queues were interrupted.
 var ErrOutstanding = errors.New("operations are still outstanding after the time allowed for them to end")
 
-// Crew is the goroutines of a load, one for each Worker, and their clock. One goroutine calls its methods, but
-// for Now and Stop.
+// Crew is the goroutines of a load, one for each Worker, and their clock. One goroutine calls its methods;
+// Now and Stop are for any.
 type Crew struct {
 	begin   time.Time
 	drain   time.Duration

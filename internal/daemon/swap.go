@@ -5,6 +5,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"iter"
 	"slices"
 	"strings"
 	"sync"
@@ -310,26 +311,34 @@ func (n *Node) DiscardSwap(uuid string) error {
 	return n.apply(n.cfg, true)
 }
 
-// dropBookLines makes the namespaces that are not open forget an area.
-func (n *Node) dropBookLines(u label.UUID) (dropped int, err error) {
-	for _, d := range n.ssds {
-		if d.owner == nil {
-			continue
-		}
-		for _, e := range d.label.Label().Extents {
-			if e.Use != label.KV || n.store(e.UUID) != nil {
+// closedStores are the key-value namespaces on drives that answer which are not open.
+func (n *Node) closedStores() iter.Seq2[*drive, label.Extent] {
+	return func(yield func(*drive, label.Extent) bool) {
+		for _, d := range n.ssds {
+			if d.owner == nil {
 				continue
 			}
-			did, err := partition.DropArea(d.owner, fabric.Background, e.StartBytes, u)
-			switch {
-			case errors.Is(err, swap.ErrBook): // such a namespace does not open anyway
-				n.log.Warn("namespace has no book of its swap areas that can be read", "ssd", d.name, "subsystem", e.NQN, "nsid", e.NSID, "error", err)
-			case err != nil:
-				return dropped, fmt.Errorf("ssd %s: namespace %s %d: %w", d.name, e.NQN, e.NSID, err)
-			case did:
-				dropped++
-				n.log.Warn("namespace forgets what it had in a swap area", "ssd", d.name, "subsystem", e.NQN, "nsid", e.NSID, "area", u.String())
+			for _, e := range d.label.Label().Extents {
+				if e.Use == label.KV && n.store(e.UUID) == nil && !yield(d, e) {
+					return
+				}
 			}
+		}
+	}
+}
+
+// dropBookLines makes the namespaces that are not open forget an area.
+func (n *Node) dropBookLines(u label.UUID) (dropped int, err error) {
+	for d, e := range n.closedStores() {
+		did, err := partition.DropArea(d.owner, fabric.Background, e.StartBytes, u)
+		switch {
+		case errors.Is(err, swap.ErrBook): // such a namespace does not open anyway
+			n.log.Warn("namespace has no book of its swap areas that can be read", "ssd", d.name, "subsystem", e.NQN, "nsid", e.NSID, "error", err)
+		case err != nil:
+			return dropped, fmt.Errorf("ssd %s: namespace %s %d: %w", d.name, e.NQN, e.NSID, err)
+		case did:
+			dropped++
+			n.log.Warn("namespace forgets what it had in a swap area", "ssd", d.name, "subsystem", e.NQN, "nsid", e.NSID, "area", u.String())
 		}
 	}
 	return dropped, nil
@@ -354,24 +363,16 @@ func (n *Node) listSwap() any {
 		i.Homes, _ = n.homesOf(a.extent.UUID, a)
 		l.Items = append(l.Items, i)
 	}
-	for _, d := range n.ssds {
-		if d.owner == nil {
-			continue
+	for d, e := range n.closedStores() {
+		book, err := partition.ReadBook(d.owner, fabric.Background, e.StartBytes)
+		if err != nil {
+			continue // its namespace says what is wrong
 		}
-		for _, e := range d.label.Label().Extents {
-			if e.Use != label.KV || n.store(e.UUID) != nil {
-				continue
-			}
-			book, err := partition.ReadBook(d.owner, fabric.Background, e.StartBytes)
-			if err != nil {
-				continue // its namespace says what is wrong
-			}
-			for _, line := range book.Lines {
-				if u := label.UUID(line.Area); !known[u] {
-					known[u] = true
-					homes, _ := n.homesOf(u, nil)
-					l.Items = append(l.Items, admin.SwapArea{UUID: u.String(), State: "missing", Homes: homes})
-				}
+		for _, line := range book.Lines {
+			if u := label.UUID(line.Area); !known[u] {
+				known[u] = true
+				homes, _ := n.homesOf(u, nil)
+				l.Items = append(l.Items, admin.SwapArea{UUID: u.String(), State: "missing", Homes: homes})
 			}
 		}
 	}

@@ -10,6 +10,7 @@ import (
 	"math/rand/v2"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -394,6 +395,41 @@ func TestAStoreOpensAtOnce(t *testing.T) {
 // ycsbA is the workload of the kill -9 test.
 const ycsbA = "readproportion=0.5\nupdateproportion=0.5\nrequestdistribution=zipfian\nfieldcount=1\nfieldlength=700\nrecordcount=20000\nthreadcount=2\n"
 
+// openYCSB is a workload of so many seconds on the keys of the daemon, which is closed with the test, and what ends the test unless a
+// phase went well.
+func openYCSB(t *testing.T, d *daemon, properties string, seconds, depth int, seed uint64) (b *ycsb.Bench, hold func(what string, p *ycsb.Phase, err error)) {
+	t.Helper()
+	props := ycsb.Properties{}
+	if err := props.Read("properties", strings.NewReader(properties)); err != nil {
+		t.Fatal(err)
+	}
+	props["maxexecutiontime"] = strconv.Itoa(seconds)
+	w, _, err := props.Workload()
+	if err != nil {
+		t.Fatal(err)
+	}
+	o := d.options(hostA, nqnA)
+	o.QPairs, o.QueueDepth = w.Threads, depth
+	db, err := ycsb.NewWire(ctx(t), d.connect(o), 2)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if b, err = ycsb.Open(ctx(t), db, w, ycsb.Config{Depth: depth, Seed: seed}); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := b.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	return b, func(what string, p *ycsb.Phase, err error) {
+		t.Helper()
+		if err != nil || !p.OK() {
+			t.Fatalf("%s: %v, %+v", what, err, p)
+		}
+	}
+}
+
 // TestKillUnderYCSB: kill -9 in the middle of YCSB-A, again and again. Every read is verified, also over the reconnect; after each
 // round everything that was acknowledged is there.
 func TestKillUnderYCSB(t *testing.T) {
@@ -401,36 +437,7 @@ func TestKillUnderYCSB(t *testing.T) {
 	d := start(t, kvSetup(fileSSD))
 	d.workers = 8
 	rng := random(t)
-	props := ycsb.Properties{}
-	if err := props.Read("ycsb-a", strings.NewReader(ycsbA)); err != nil {
-		t.Fatal(err)
-	}
-	props["maxexecutiontime"] = "6"
-	w, _, err := props.Workload()
-	if err != nil {
-		t.Fatal(err)
-	}
-	o := d.options(hostA, nqnA)
-	o.QPairs, o.QueueDepth = w.Threads, 32
-	db, err := ycsb.NewWire(ctx(t), d.connect(o), 2)
-	if err != nil {
-		t.Fatal(err)
-	}
-	b, err := ycsb.Open(ctx(t), db, w, ycsb.Config{Depth: 32, Seed: rng.Uint64()})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer func() {
-		if err := b.Close(); err != nil {
-			t.Error(err)
-		}
-	}()
-	hold := func(what string, p *ycsb.Phase, err error) {
-		t.Helper()
-		if err != nil || !p.OK() {
-			t.Fatalf("%s: %v, %+v", what, err, p)
-		}
-	}
+	b, hold := openYCSB(t, d, ycsbA, 6, 32, rng.Uint64())
 	p, err := b.Load(ctx(t))
 	hold("load", p, err)
 	kills := 0

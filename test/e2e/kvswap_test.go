@@ -5,8 +5,6 @@ import (
 	"strings"
 	"testing"
 	"time"
-
-	"jbofd/internal/bench/ycsb"
 )
 
 // swapSetup is keys on two drives of which one is slow. Either has a swap area.
@@ -41,36 +39,7 @@ func TestSwappingUnderYCSB(t *testing.T) {
 	d := start(t, swapSetup)
 	d.workers = 16
 	rng := random(t)
-	props := ycsb.Properties{}
-	if err := props.Read("ycsb-a", strings.NewReader("readproportion=0.2\nupdateproportion=0.8\nrequestdistribution=zipfian\nfieldcount=1\nfieldlength=700\nrecordcount=4000\nthreadcount=4\n")); err != nil {
-		t.Fatal(err)
-	}
-	props["maxexecutiontime"] = "7"
-	w, _, err := props.Workload()
-	if err != nil {
-		t.Fatal(err)
-	}
-	o := d.options(hostA, nqnA)
-	o.QPairs, o.QueueDepth = w.Threads, 64
-	db, err := ycsb.NewWire(ctx(t), d.connect(o), 2)
-	if err != nil {
-		t.Fatal(err)
-	}
-	b, err := ycsb.Open(ctx(t), db, w, ycsb.Config{Depth: 64, Seed: rng.Uint64()})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer func() {
-		if err := b.Close(); err != nil {
-			t.Error(err)
-		}
-	}()
-	hold := func(what string, p *ycsb.Phase, err error) {
-		t.Helper()
-		if err != nil || !p.OK() {
-			t.Fatalf("%s: %v, %+v", what, err, p)
-		}
-	}
+	b, hold := openYCSB(t, d, "readproportion=0.2\nupdateproportion=0.8\nrequestdistribution=zipfian\nfieldcount=1\nfieldlength=700\nrecordcount=4000\nthreadcount=4\n", 7, 64, rng.Uint64())
 	p, err := b.Load(ctx(t))
 	hold("load", p, err)
 	quick := openKV(t, d.connect(d.options(hostB, nqnA)), 3)

@@ -203,7 +203,7 @@ func (q *Queue) KVDone(r *partition.Request) bool {
 	return q.cfg.Outbox.push(&q.slots[r.Slot], kvDone)
 }
 
-// finishKV answers a command that its partition is done with, or reports that it is to be done again, for now there is memory for its
+// finishKV answers a command that its partition is done with, or reports that it is to be done again, because there is memory now for its
 // value. mu is held.
 //
 // hot: 0 allocs
