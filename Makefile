@@ -11,7 +11,7 @@ COMMANDS := jbofd jbofctl jbofbench
 export CGO_ENABLED ?= $(if $(findstring rdma,$(TAGS)),1,0)
 
 .DEFAULT_GOAL := build
-.PHONY: help build test race test-vm lint fuzz sim bench run demo clean
+.PHONY: help build test invariants race soak test-vm lint fuzz sim bench run demo clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 18
@@ -26,10 +26,19 @@ test: ## every test that needs no VM and no root
 race: ## the same under the race detector (needs a C compiler)
 	CGO_ENABLED=1 $(GO) test -race -tags invariants ./...
 
+invariants: ## the heavy tests of the store with all invariants checked, without the race detector
+	$(GO) test -tags invariants ./internal/kvstore/... ./internal/partition
+
+SOAK ?= .
+soak: ## the long runs of the random tests, with new seeds: an hour or more (SOAK=regexp of the tests)
+	$(GO) test -count=1 -timeout 6h -v -run "$(SOAK)" ./internal/kvstore -args -long
+	$(GO) test -count=1 -timeout 6h -v -run "$(SOAK)" ./internal/nvmeof/rdma/serve -args -chaos-seeds 100 -chaos-faults 100
+	$(GO) test -count=1 -timeout 6h -v -run "$(SOAK)" ./internal/lab/node -args -lab.seeds 50000
+
 test-vm: build ## a Debian kernel in QEMU as the host
 	$(GO) test -tags vm -count=1 -timeout 30m -v ./test/vm
 
-lint: ## gofmt, vet and the fences of the house
+lint: ## gofmt, vet and the rules of the code
 	@unformatted=$$(gofmt -l $$(git ls-files '*.go')); \
 	if [ -n "$$unformatted" ]; then echo "gofmt would change:"; echo "$$unformatted"; exit 1; fi
 	$(GO) vet ./...

@@ -9,31 +9,30 @@ import (
 	"jbofd/internal/nvme"
 )
 
-// Identity is what a controller says of itself.
+// Identity describes a controller.
 type Identity struct {
 	CNTLID                          uint16
 	SubNQN, Serial, Model, Firmware string
 	// Version is major, minor and tertiary version of the specification: 0x00020000 is 2.0.
 	Version uint32
-	// MaxTransferBytes is the most data of one command; 0 is no limit.
+	// MaxTransferBytes is the most data of one command; 0: no limit.
 	MaxTransferBytes int
-	// MaxQueueDepth is what one I/O queue may have outstanding. InCapsuleBytes is how much
-	// data a write may carry in its capsule. IOQueues is how many I/O queues were granted.
+	// MaxQueueDepth is how many commands one I/O queue may have outstanding, InCapsuleBytes how many bytes of data the
+	// capsule of a write may carry, IOQueues how many I/O queues the target has granted.
 	MaxQueueDepth, InCapsuleBytes, IOQueues int
 	// VolatileWriteCache: a write is durable only after Flush or with FUA.
 	VolatileWriteCache                                          bool
 	Compare, CompareAndWrite, WriteZeroes, Deallocate, VerifyOp bool
-	// Discovery: a discovery controller.
+	// Discovery: it is a discovery controller.
 	Discovery bool
-	// Extensions: the target is a jbofd and announces extensions, ExtensionBits, to the protocol. See
-	// docs/wire-extensions.md.
+	// Extensions: the target is a jbofd and announces the extensions ExtensionBits: see docs/wire-extensions.md.
 	Extensions    bool
 	ExtensionBits uint32
 }
 
-// Identity returns what the current controller said when it was connected.
+// Identity returns the identity of the controller as it was when the current association was built.
 //
-// Errors: as live.
+// Errors: ErrConnectionLost; ErrClosed; the context's.
 func (c *Controller) Identity(ctx context.Context) (Identity, error) {
 	a, err := c.live(ctx)
 	if err != nil {
@@ -56,8 +55,7 @@ func (c *Controller) Identity(ctx context.Context) (Identity, error) {
 	}, nil
 }
 
-// maxTransfer is MDTS in bytes: a power of two of the smallest page size; 0 is no limit. Over RDMA it is
-// at most what a command can borrow.
+// maxTransfer returns MDTS in bytes; 0: no limit. Over RDMA it is at most the bounce memory that one command can get.
 func (a *association) maxTransfer() int {
 	m := int(a.id.MDTS())
 	n := 0
@@ -70,11 +68,11 @@ func (a *association) maxTransfer() int {
 	return n
 }
 
-// AdminPassthru runs any admin command; data is read or written as the opcode says, and is
-// the caller's again on return. It is not repeated after a connection loss.
+// AdminPassthru runs any admin command. The opcode tells the direction of data, which is the caller's again on return.
+// The command is not repeated after a loss of the connection.
 //
-// Errors: *StatusError; ErrConnectionLost, ErrClosed; ErrInvalid; the context's. The Completion is
-// valid with a *StatusError too.
+// Errors: *StatusError, with which the Completion is valid too; ErrConnectionLost, ErrClosed, ErrIndeterminate;
+// ErrInvalid; the context's.
 func (c *Controller) AdminPassthru(ctx context.Context, e SQE, data []byte) (Completion, error) {
 	return c.passthru(ctx, op{name: fmt.Sprintf("admin command %#02x", e.Opcode()), admin: true}, e, data)
 }
@@ -84,12 +82,12 @@ func (c *Controller) IOPassthru(ctx context.Context, e SQE, data []byte) (Comple
 	return c.passthru(ctx, op{name: fmt.Sprintf("I/O command %#02x", e.Opcode())}, e, data)
 }
 
-// Do runs an I/O command as the methods of Namespace do: on any of the I/O queues, within credits, and,
-// if repeat, again after a connection loss and after a status of a passing nature. cmd.Data is the
-// caller's again on return. name is for errors. A nil error means that it has completed, with whatever
+// Do runs an I/O command as the methods of Namespace do: on any of the I/O queues and within credits. With repeat it is
+// repeated after a loss of the connection and after a status of a transient nature: see Controller. cmd.Data is the
+// caller's again on return. name is for error messages. A nil error means that the command has completed, with whatever
 // status.
 //
-// Errors: ErrConnectionLost, ErrClosed, ErrInvalid, ErrUnsupported; the context's.
+// Errors: ErrConnectionLost, ErrClosed, ErrIndeterminate, ErrInvalid, ErrUnsupported; the context's.
 func (c *Controller) Do(ctx context.Context, name string, repeat bool, cmd *Command) (Completion, error) {
 	cmds := [1]Command{*cmd}
 	var comps [1]Completion
@@ -111,7 +109,7 @@ func (c *Controller) admin(ctx context.Context, name string, e SQE, data []byte)
 	return c.passthru(ctx, op{name: name, admin: true, repeat: true}, e, data)
 }
 
-// Property reads a controller property (register) at an offset: 0 CAP, 8 VS, 14h CC, 1Ch CSTS.
+// Property reads the controller property (register) at an offset: 0 CAP, 8 VS, 14h CC, 1Ch CSTS.
 func (c *Controller) Property(ctx context.Context, offset uint32) (uint64, error) {
 	var e SQE
 	e.Property().Init(nvme.FabricsPropertyGet, offset)
@@ -119,7 +117,8 @@ func (c *Controller) Property(ctx context.Context, offset uint32) (uint64, error
 	return comp.Result, err
 }
 
-// SetProperty writes a controller property. Disabling the controller ends the association.
+// SetProperty writes a controller property. Disabling the controller ends the association. It is not repeated after a
+// loss of the connection.
 func (c *Controller) SetProperty(ctx context.Context, offset uint32, value uint64) error {
 	var e SQE
 	e.Property().Init(nvme.FabricsPropertySet, offset)
@@ -128,12 +127,12 @@ func (c *Controller) SetProperty(ctx context.Context, offset uint32, value uint6
 	return err
 }
 
-// Identify reads an Identify data structure (4096 bytes into data).
+// Identify reads an Identify data structure into data, which must have 4096 bytes.
 func (c *Controller) Identify(ctx context.Context, cns uint8, nsid uint32, data []byte) error {
 	return c.IdentifyCSI(ctx, cns, uint8(nvme.CSINVM), nsid, data)
 }
 
-// IdentifyCSI is Identify for a data structure of a command set: 0 NVM (blocks), 1 key value.
+// IdentifyCSI is Identify for a data structure of a command set: 0 NVM (blocks), 1 Key Value.
 func (c *Controller) IdentifyCSI(ctx context.Context, cns, csi uint8, nsid uint32, data []byte) error {
 	if len(data) != nvme.IdentifySize {
 		return fmt.Errorf("%w: Identify needs %d bytes, has %d", ErrInvalid, nvme.IdentifySize, len(data))
@@ -150,16 +149,16 @@ func (c *Controller) IdentifyCSI(ctx context.Context, cns, csi uint8, nsid uint3
 	return err
 }
 
-// Description is what a namespace's identification descriptors say of it.
+// Description holds the identification descriptors of a namespace.
 type Description struct {
-	// CSI is the command set: 0 NVM (blocks; Namespace), 1 key value (package kv).
+	// CSI is the command set: 0 NVM (Namespace), 1 Key Value (package kv).
 	CSI uint8
-	// UUID is zero where the target names none.
+	// UUID is zero if the target reports none.
 	UUID [16]byte
 }
 
-// Describe reads a namespace's identification descriptors; a target of before NVMe 1.3 has none,
-// and blocks only.
+// Describe reads the identification descriptors of a namespace. Targets older than NVMe 1.3 have none, and the NVM
+// command set only.
 //
 // Errors: ErrNamespaceGone; those of Identify.
 func (c *Controller) Describe(ctx context.Context, nsid uint32) (d Description, err error) {
@@ -187,12 +186,11 @@ type LogPage struct {
 	LID, LSP uint8
 	NSID     uint32
 	Offset   uint64
-	// KeepEvent leaves the asynchronous event that points to the page pending (RAE).
+	// KeepEvent retains the asynchronous event that points to the page (RAE).
 	KeepEvent bool
 }
 
-// GetLogPage reads a log page, or a part of it, into data; len(data) and Offset are
-// multiples of 4.
+// GetLogPage reads a log page, or a part of it, into data. len(data) and Offset must be multiples of 4.
 func (c *Controller) GetLogPage(ctx context.Context, p LogPage, data []byte) error {
 	if len(data) == 0 || len(data)%4 != 0 || p.Offset%4 != 0 {
 		return fmt.Errorf("%w: log page of %d bytes at %d, must be multiples of 4", ErrInvalid, len(data), p.Offset)
@@ -217,15 +215,15 @@ func (c *Controller) GetLogPage(ctx context.Context, p LogPage, data []byte) err
 type Feature struct {
 	FID  uint8
 	NSID uint32
-	// Select asks GetFeature for: 0 current, 1 default, 2 saved, 3 what is supported.
+	// Select tells GetFeature which value to return: 0 current, 1 default, 2 saved, 3 supported capabilities.
 	Select uint8
-	// Save makes SetFeature keep the value over resets.
+	// Save makes SetFeature save the value across resets.
 	Save bool
-	// Data, if the feature has any.
+	// Data of the feature, if it has any.
 	Data []byte
 }
 
-// GetFeature returns DW0 of the completion: the feature's value.
+// GetFeature returns DW0 of the completion, which is the value of most features.
 func (c *Controller) GetFeature(ctx context.Context, f Feature) (uint32, error) {
 	var e SQE
 	e.SetOpcode(nvme.AdminGetFeatures)
@@ -236,8 +234,8 @@ func (c *Controller) GetFeature(ctx context.Context, f Feature) (uint32, error) 
 	return uint32(comp.Result), err
 }
 
-// SetFeature sets a feature to value (CDW11) and returns DW0 of the completion. The setting is lost
-// with the connection: after a reconnect the target has its default again.
+// SetFeature sets a feature to value (CDW11) and returns DW0 of the completion. The setting ends with the association:
+// after a reconnect the feature has its default again.
 func (c *Controller) SetFeature(ctx context.Context, f Feature, value uint32) (uint32, error) {
 	var e SQE
 	e.SetOpcode(nvme.AdminSetFeatures)

@@ -7,13 +7,15 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// AllocBuffer returns page-aligned memory outside of the Go heap, for data of commands, and a function
-// that takes it back, which is idempotent and must be called when no command uses the memory any more. Over
-// RDMA the memory is registered: commands of a QPair whose data lies in it, wholly, move it without a copy, and may
-// have up to 16 MiB less a byte; the target can reach all of it while the controller is connected. Over TCP it is
-// as good as any other.
+// AllocBuffer returns page-aligned memory outside of the Go heap for the data of commands, and a function that frees
+// it. That function is idempotent; it must be called when no command uses the memory any more.
 //
-// Errors: ErrInvalid; ErrClosed; the system's, for want of memory or of the right to lock it (RLIMIT_MEMLOCK).
+// Over RDMA the memory is registered. Commands of a QPair whose data lies entirely in such memory transfer it without a
+// copy, and may transfer up to 16 MiB less one byte. The target can access all of it while the controller is
+// connected. Over TCP the memory has no special properties.
+//
+// Errors: ErrInvalid; ErrClosed; those of the system if there is not enough memory, or if the process may not lock it
+// (RLIMIT_MEMLOCK).
 func (c *Controller) AllocBuffer(size int) (b []byte, free func() error, err error) {
 	if size <= 0 {
 		return nil, nil, fmt.Errorf("%w: buffer of %d bytes", ErrInvalid, size)

@@ -10,17 +10,37 @@ import (
 	"jbofd/client/internal/host"
 	"jbofd/client/internal/hostverbs"
 	"jbofd/client/internal/window"
+	"jbofd/internal/nvme"
 )
 
-// Controller is a connection to a subsystem: an admin queue, I/O queues, and whatever it
-// takes to keep them. All its methods may be called from any goroutine.
+// Controller is a connection to a subsystem: an admin queue, I/O queues, and what is needed to keep them. All its
+// methods may be called from any goroutine.
 //
-// When a connection is lost, the controller builds all of them anew, every
-// ReconnectDelay for up to CtrlLossTimeout. Meanwhile operations wait. Those that were
-// outstanding and may be repeated (reads, writes, flushes, ...) are; CompareAndWrite and
-// passthrough commands fail with ErrConnectionLost. A write that is repeated may thus be carried out
-// twice, with the same data: as with the Linux host, order writes to one place by
-// waiting for the first.
+// # Losses of the connection
+//
+// When the connection of any queue is lost, the controller ends the association and builds a new one: it tries every
+// ReconnectDelay for up to CtrlLossTimeout. Operations wait meanwhile. Those that were outstanding are treated by what
+// they do:
+//
+//   - Read, Compare, Verify, Flush, and admin commands that only read are repeated.
+//   - Write, WriteZeroes and Deallocate are repeated, but only behind the fence described below.
+//   - CompareAndWrite, the passthrough commands and the Set commands are not repeated. They fail with
+//     ErrConnectionLost, and with ErrIndeterminate if they were sent: whether they took effect is unknown.
+//
+// The fence is the admin Connect of the new association. A command that was outstanding may still be on its way to a
+// drive when its connection has ended, and could overwrite data that was written and acknowledged later. A jbofd target
+// therefore answers the admin Connect of a host with Controller Busy until nothing of that host's ended associations is
+// under way; the controller repeats Connect then. Before it connects, the controller makes sure that the old
+// association has ended at the target: by a controller reset (CC.EN = 0, wait for CSTS.RDY = 0, for up to CAP.TO, at
+// most 10 s) where the admin queue still works; by the end of the connection where the target has closed it; otherwise
+// by waiting for the keep-alive timeout, after which a target ends the association by itself. Without a keep-alive
+// timeout (Options.KATO < 0) there is nothing to wait for, and the last case is not fenced. For targets other than
+// jbofd, which do not hold Connect, the controller waits for the command quiesce time (CQT) that they announce. Linux
+// and SPDK announce none: there the fence is as good as their controller reset.
+//
+// A write that is repeated may be carried out twice, with the same data: another host, or another goroutine, that
+// writes to the same place meanwhile may see its data replaced by the data of the repeated write. Order writes to one
+// place by waiting for the first, as with the Linux host.
 type Controller struct {
 	opts Options
 	// ctx ends when the controller is closed; stopped is closed when the supervisor has ended.
@@ -57,7 +77,7 @@ func Connect(ctx context.Context, o Options) (*Controller, error) {
 		}
 	}
 	c.ctx, c.cancel = context.WithCancel(context.Background())
-	a, err := c.attempt(ctx)
+	a, err := c.first(ctx)
 	if err != nil {
 		c.cancel()
 		return nil, errors.Join(fmt.Errorf("connecting to %s: %w", o.URL(), err), c.closeMemory())
@@ -65,6 +85,43 @@ func Connect(ctx context.Context, o Options) (*Controller, error) {
 	c.a = a
 	go c.supervise(a)
 	return c, nil
+}
+
+// first builds the first association. An earlier process of this host may have left commands behind, for which the
+// target answers Controller Busy: Connect is repeated then, within ConnectTimeout.
+func (c *Controller) first(ctx context.Context) (*association, error) {
+	ctx, cancel := context.WithTimeout(ctx, c.opts.ConnectTimeout)
+	defer cancel()
+	var busy error
+	for pause := busyPause; ; pause *= 2 {
+		a, err := c.attempt(ctx)
+		switch {
+		case err == nil:
+			return a, nil
+		case isBusy(err):
+			busy = err
+		case busy != nil && ctx.Err() != nil:
+			return nil, busy // rather than that there was no time for another attempt
+		default:
+			return nil, err
+		}
+		if !sleep(ctx, min(pause, maxBusyPause)) {
+			return nil, busy
+		}
+	}
+}
+
+// A Connect that was answered Controller Busy is repeated after busyPause, then after twice that, and so on up to
+// maxBusyPause or ReconnectDelay.
+const (
+	busyPause    = 50 * time.Millisecond
+	maxBusyPause = time.Second
+)
+
+// isBusy reports whether a target has refused Connect for now.
+func isBusy(err error) bool {
+	var st *StatusError
+	return errors.As(err, &st) && st.Status.Code() == nvme.ConnectControllerBusy && !st.Status.DNR()
 }
 
 // attempt builds one association and starts its goroutines.
@@ -104,67 +161,77 @@ func (c *Controller) supervise(a *association) {
 			return
 		}
 		cause := context.Cause(a.ctx)
+		begin := time.Now()
 		c.mu.Lock()
 		c.losses++
 		c.mu.Unlock()
 		c.set(nil, nil)
 		c.opts.Logger.Warn("connection lost", "address", c.opts.URL(), "subnqn", c.opts.SubNQN, "cause", cause)
-		// Its errors say once more that the connection is gone.
-		_ = a.close(cause)
-		a = c.reconnect(cause)
+		mayGoOn := a.end(c.ctx)
+		a = c.reconnect(begin, mayGoOn, cause)
 	}
 }
 
-// reconnect tries until there is an association (or nil: the controller is done).
-func (c *Controller) reconnect(cause error) *association {
-	begin := time.Now()
-	if c.opts.CtrlLossTimeout >= 0 {
-		for n := 1; ; n++ {
-			a, err := c.attempt(c.ctx)
-			if err == nil {
-				c.opts.Logger.Info("connection restored", "address", c.opts.URL(), "subnqn", c.opts.SubNQN,
-					"attempts", n, "after", time.Since(begin).Round(time.Millisecond))
-				c.set(a, nil)
-				if c.opts.onReconnect != nil {
-					c.opts.onReconnect()
-				}
-				return a
+// reconnect builds a new association after one that was lost at begin. It returns nil if the controller was closed or
+// has given up. The target may go on with the old association for mayGoOn from now.
+func (c *Controller) reconnect(begin time.Time, mayGoOn time.Duration, cause error) *association {
+	giveUp := begin.Add(c.opts.CtrlLossTimeout)
+	try := c.opts.CtrlLossTimeout >= 0
+	if try && mayGoOn > 0 {
+		if try = time.Now().Add(mayGoOn).Before(giveUp); try {
+			c.opts.Logger.Info("waiting until the target has ended the lost association", "address", c.opts.URL(), "for",
+				mayGoOn)
+			sleep(c.ctx, mayGoOn)
+		} else {
+			cause = fmt.Errorf("%w (and the target may go on with the association for %s)", cause, mayGoOn)
+		}
+	}
+	busy := busyPause
+	for n := 1; try && c.ctx.Err() == nil; n++ {
+		a, err := c.attempt(c.ctx)
+		if err == nil {
+			c.opts.Logger.Info("connection restored", "address", c.opts.URL(), "subnqn", c.opts.SubNQN,
+				"attempts", n, "after", time.Since(begin).Round(time.Millisecond))
+			c.set(a, nil)
+			if c.opts.onReconnect != nil {
+				c.opts.onReconnect()
 			}
-			cause = err
-			if time.Since(begin)+c.opts.ReconnectDelay > c.opts.CtrlLossTimeout {
-				break
-			}
-			t := time.NewTimer(c.opts.ReconnectDelay)
-			select {
-			case <-t.C:
-			case <-c.ctx.Done():
-			}
-			t.Stop()
-			if c.ctx.Err() != nil {
-				break
-			}
+			return a
+		}
+		cause = err
+		pause := c.opts.ReconnectDelay
+		if isBusy(err) {
+			pause, busy = min(pause, busy), 2*busy
+		}
+		if try = time.Now().Add(pause).Before(giveUp); try {
+			sleep(c.ctx, pause)
 		}
 	}
 	if c.ctx.Err() != nil {
 		c.set(nil, ErrClosed)
-	} else {
-		err := fmt.Errorf("%w: %s: gave up after %s: %w", ErrConnectionLost, c.opts.URL(), time.Since(begin).Round(time.Millisecond), cause)
-		c.opts.Logger.Error("connection given up", "address", c.opts.URL(), "subnqn", c.opts.SubNQN, "cause", cause)
-		c.set(nil, err)
+		return nil
 	}
+	err := fmt.Errorf("%w: %s: gave up after %s: %w", ErrConnectionLost, c.opts.URL(),
+		time.Since(begin).Round(time.Millisecond), cause)
+	c.opts.Logger.Error("connection given up", "address", c.opts.URL(), "subnqn", c.opts.SubNQN, "cause", cause)
+	c.set(nil, err)
 	return nil
 }
 
+// shutdownTimeout bounds the orderly end of an association by Close.
+const shutdownTimeout = 5 * time.Second
+
 // leave ends an association in order.
 func (c *Controller) leave(a *association) error {
-	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Second)
+	ctx, cancel := context.WithTimeout(context.Background(), shutdownTimeout)
 	defer cancel()
-	// A target that does not answer is left without a goodbye.
+	// A target that does not answer in time is left without an orderly end. What was outstanding fails with ErrClosed and
+	// ErrIndeterminate.
 	_ = a.shutdown(ctx)
 	return a.close(ErrClosed)
 }
 
-// set publishes a new state.
+// set replaces the current association, and wakes goroutines that wait for one.
 func (c *Controller) set(a *association, err error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -198,9 +265,10 @@ func (c *Controller) live(ctx context.Context) (*association, error) {
 	}
 }
 
-// Close tells the target goodbye if it listens, ends all connections, fails outstanding
-// operations with ErrClosed and waits for the controller's goroutines. QPairs fail; closing them
-// remains their owners'. Idempotent.
+// Close ends the association in order: it shuts the controller down (CC.SHN) and waits, for at most 5 s, until the target
+// has completed the shutdown, so that nothing of the association can reach a drive afterwards. Then it closes all
+// connections and waits for the goroutines of the controller. Operations that have not completed by then fail with
+// ErrClosed. QPairs fail; their owners must still close them. Idempotent.
 func (c *Controller) Close() error {
 	c.cancel()
 	<-c.stopped
@@ -217,24 +285,23 @@ func (c *Controller) closeMemory() error {
 // Options returns the options with defaults filled in.
 func (c *Controller) Options() Options { return c.opts }
 
-// Err returns why the controller has ended for good, by Close or because it has given up; nil while it is
-// connected or reconnects.
+// Err returns why the controller has ended: ErrClosed, or the error with which it has given up to reconnect. It returns
+// nil while the controller is connected or reconnects.
 func (c *Controller) Err() error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.err
 }
 
-// Losses returns how often the connection was lost so far.
+// Losses returns how many associations were lost so far.
 func (c *Controller) Losses() uint64 {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.losses
 }
 
-// OpenQPair connects an I/O queue pair for one goroutine; Options.QPairs must have
-// reserved it. It ends with the current association: after a loss, close it and open
-// another.
+// OpenQPair connects an I/O queue pair for one goroutine; Options.QPairs must have reserved it. The QPair ends with the
+// current association: after a loss, close it and open another one, which belongs to a new association.
 //
 // Errors: ErrUnsupported when no queue is left; otherwise as Connect.
 func (c *Controller) OpenQPair(ctx context.Context) (*QPair, error) {
@@ -247,38 +314,68 @@ func (c *Controller) OpenQPair(ctx context.Context) (*QPair, error) {
 	return a.openQPair(ctx)
 }
 
-// op describes an operation to do.
+// op describes an operation.
 type op struct {
 	name string
-	// admin: on the admin queue. repeat: it may be carried out twice.
-	admin, repeat bool
+	// admin: its command goes to the admin queue.
+	admin bool
+	// repeat: the operation may be carried out twice, so that it is repeated after a loss of the connection and after a
+	// status of a transient nature.
+	repeat bool
 }
 
-// do runs commands (one, or a fused pair) and repeats them as op allows. A nil error means
-// that all have completed, with whatever status.
+// do runs the commands of an operation (one, or a fused pair) and repeats them as o allows. A nil error means that all
+// of them have completed, with whatever status.
+//
+// Errors: ErrConnectionLost, ErrClosed, ErrInvalid, ErrUnsupported; the context's. ErrIndeterminate besides if commands
+// that change something were sent and not answered.
 func (c *Controller) do(ctx context.Context, o op, cmds []Command, comps []Completion) error {
+	unanswered := false
+	fail := func(err error) error {
+		if unanswered && changes(o, &cmds[0].SQE) {
+			return fmt.Errorf("%s: %w: %w", o.name, ErrIndeterminate, err)
+		}
+		return fmt.Errorf("%s: %w", o.name, err)
+	}
 	for attempt := 0; ; attempt++ {
+		// After a loss, live returns an association only when its admin Connect has succeeded: this is what keeps a
+		// repeated write behind the fence. A queue that has failed ends its association before it reports the failure.
 		a, err := c.live(ctx)
 		if err != nil {
-			return fmt.Errorf("%s: %w", o.name, err)
+			return fail(err)
 		}
 		if err := c.try(ctx, a, o, cmds, comps); err != nil {
+			var sent *host.SentError
+			unanswered = unanswered || errors.As(err, &sent)
 			if o.repeat && errors.Is(err, ErrConnectionLost) && ctx.Err() == nil {
 				continue
 			}
-			return fmt.Errorf("%s: %w", o.name, err)
+			return fail(err)
 		}
+		unanswered = false
 		if !o.repeat || attempt >= c.opts.MaxRetries || !host.Passing(comps[0].Status) {
 			return nil
 		}
-		t := time.NewTimer(time.Duration(attempt+1) * 50 * time.Millisecond)
-		select {
-		case <-t.C:
-		case <-ctx.Done():
-			t.Stop()
-			return fmt.Errorf("%s: %w", o.name, ctx.Err())
+		if !sleep(ctx, time.Duration(attempt+1)*50*time.Millisecond) {
+			return fail(ctx.Err())
 		}
 	}
+}
+
+// changes reports whether a command may change something at the target.
+func changes(o op, e *SQE) bool {
+	op := e.Opcode()
+	switch {
+	case op == nvme.OpFabrics:
+		return e.FCTYPE() != nvme.FabricsPropertyGet
+	case o.admin:
+		return op != nvme.AdminIdentify && op != nvme.AdminGetLogPage && op != nvme.AdminGetFeatures
+	}
+	switch op {
+	case nvme.CmdRead, nvme.CmdCompare, nvme.CmdVerify, nvme.CmdFlush, nvme.CmdKVList, nvme.CmdKVExist:
+		return e.Fuse() != 0 // a fused Compare comes with a Write
+	}
+	return true // nvme.CmdKVRetrieve has the opcode of Read
 }
 
 // try runs commands on one association.
@@ -298,4 +395,16 @@ func (c *Controller) try(ctx context.Context, a *association, o op, cmds []Comma
 	}
 	defer func() { <-a.users }()
 	return a.run(ctx, a.admin, cmds, comps)
+}
+
+// sleep returns true after d, or false when ctx is done.
+func sleep(ctx context.Context, d time.Duration) bool {
+	t := time.NewTimer(d)
+	defer t.Stop()
+	select {
+	case <-t.C:
+		return true
+	case <-ctx.Done():
+		return false
+	}
 }

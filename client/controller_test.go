@@ -8,7 +8,6 @@ import (
 	"math/rand/v2"
 	"net"
 	"runtime"
-	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -16,80 +15,6 @@ import (
 
 	"jbofd/internal/nvme"
 )
-
-// quick are options under which tests do not wait long for what they provoke.
-func quick(s *script) Options {
-	o := Options{Address: s.addr(), SubNQN: "nqn.2026-11.example.jbofd:test", Queues: 2, QueueDepth: 32,
-		ReconnectDelay: time.Millisecond, CtrlLossTimeout: 20 * time.Second}
-	if s.rdma != nil {
-		o.RDMA = s.rdma.host
-	}
-	return o
-}
-
-func connect(t testing.TB, o Options) (*Controller, *Namespace) {
-	t.Helper()
-	ctx := testContext(t)
-	c, err := Connect(ctx, o)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { c.Close() })
-	n, err := c.Namespace(ctx, 1)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return c, n
-}
-
-func testContext(t testing.TB) context.Context {
-	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
-	t.Cleanup(cancel)
-	return ctx
-}
-
-// eventually waits for an event that has no handle to wait on.
-func eventually(t testing.TB, what string, ok func() bool) {
-	t.Helper()
-	tick := time.NewTicker(time.Millisecond)
-	defer tick.Stop()
-	late := time.After(15 * time.Second)
-	for !ok() {
-		select {
-		case <-tick.C:
-		case <-late:
-			t.Fatalf("not within 15 s: %s", what)
-		}
-	}
-}
-
-// overEach runs a test over each transport.
-func overEach(t *testing.T, diskBytes int, test func(*testing.T, *script)) {
-	for _, rdma := range []bool{false, true} {
-		t.Run(map[bool]string{false: "tcp", true: "rdma"}[rdma], func(t *testing.T) { test(t, newScriptOver(t, rdma, diskBytes)) })
-	}
-}
-
-func newScriptOver(t testing.TB, rdma bool, diskBytes int) *script {
-	if rdma {
-		return newRDMAScript(t, diskBytes)
-	}
-	return newScript(t, diskBytes)
-}
-
-// stall makes the script swallow the commands of one name from now on; the function returned
-// ends that.
-func (s *script) stall(name string) (end func()) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	probe := map[string]uint8{"read": nvme.CmdRead, "write": nvme.CmdWrite, "compare": nvme.CmdCompare, "keepalive": nvme.AdminKeepAlive}[name]
-	s.stalled = func(e *nvme.SQE) bool { return e.Opcode() == probe }
-	return func() {
-		s.mu.Lock()
-		defer s.mu.Unlock()
-		s.stalled = nil
-	}
-}
 
 func TestManyGoroutinesShareTheQueues(t *testing.T) {
 	for _, mode := range []string{"plain", "digests", "rdma"} {
@@ -178,88 +103,6 @@ func TestBothDirectionsFull(t *testing.T) {
 	})
 }
 
-func TestReadsAndWritesSurviveALoss(t *testing.T) {
-	overEach(t, 1<<20, func(t *testing.T, s *script) {
-		copy(s.disk[4096:], "what the disk holds")
-		c, n := connect(t, quick(s))
-		ctx := testContext(t)
-		for _, op := range []string{"read", "write"} {
-			end := s.stall(op)
-			before := s.count(op)
-			got := make(chan error, 1)
-			b := make([]byte, 4096)
-			go func() {
-				var err error
-				if op == "read" {
-					_, err = n.ReadAt(ctx, b, 4096)
-				} else {
-					_, err = n.WriteAt(ctx, bytes.Repeat([]byte{9}, 4096), 8192, FUA)
-				}
-				got <- err
-			}()
-			eventually(t, "the command reaches the target", func() bool { return s.count(op) > before })
-			end()
-			s.cut()
-			if err := <-got; err != nil {
-				t.Fatalf("%s: %v", op, err)
-			}
-			if op == "read" && !bytes.HasPrefix(b, []byte("what the disk holds")) {
-				t.Error("the repeated read brought other data")
-			}
-			if s.count(op) != before+2 {
-				t.Errorf("%s was sent %d times, want 2", op, s.count(op)-before)
-			}
-		}
-		if s.disk[8192] != 9 || c.Losses() != 2 {
-			t.Errorf("byte %d, %d losses", s.disk[8192], c.Losses())
-		}
-	})
-}
-
-func TestCompareAndWriteIsNotRepeated(t *testing.T) {
-	overEach(t, 1<<20, func(t *testing.T, s *script) {
-		_, n := connect(t, quick(s))
-		end := s.stall("compare")
-		got := make(chan error, 1)
-		go func() { got <- n.CompareAndWrite(testContext(t), make([]byte, 512), make([]byte, 512), 0) }()
-		eventually(t, "the command reaches the target", func() bool { return s.count("compare") > 0 })
-		end()
-		s.cut()
-		if err := <-got; !errors.Is(err, ErrConnectionLost) {
-			t.Errorf("%v, want ErrConnectionLost", err)
-		}
-		if k := s.count("compare"); k != 1 {
-			t.Errorf("sent %d times", k)
-		}
-		// And it works when nothing is in its way.
-		w := bytes.Repeat([]byte{3}, 512)
-		if err := n.CompareAndWrite(testContext(t), make([]byte, 512), w, 0); err != nil {
-			t.Fatal(err)
-		}
-		if err := n.CompareAndWrite(testContext(t), make([]byte, 512), w, 0); !errors.Is(err, ErrCompareFailed) {
-			t.Errorf("%v, want ErrCompareFailed", err)
-		}
-	})
-}
-
-func TestCtrlLossTimeoutEndsTheWait(t *testing.T) {
-	overEach(t, 1<<20, func(t *testing.T, s *script) {
-		o := quick(s)
-		o.CtrlLossTimeout = 50 * time.Millisecond
-		_, n := connect(t, o)
-		s.stop()
-		s.cut()
-		_, err := n.ReadAt(testContext(t), make([]byte, 512), 0)
-		if !errors.Is(err, ErrConnectionLost) {
-			t.Errorf("%v, want ErrConnectionLost", err)
-		}
-		_, err = n.ReadAt(testContext(t), make([]byte, 512), 0)
-		if !errors.Is(err, ErrConnectionLost) {
-			t.Errorf("later: %v, want ErrConnectionLost", err)
-		}
-	})
-}
-
 func TestCancelledReadGivesItsBufferBack(t *testing.T) {
 	overEach(t, 4<<20, func(t *testing.T, s *script) {
 		for i := range s.disk {
@@ -291,63 +134,6 @@ func TestCancelledReadGivesItsBufferBack(t *testing.T) {
 		}
 		if !bytes.Equal(b, make([]byte, len(b))) {
 			t.Error("the buffer changed after the call had returned")
-		}
-	})
-}
-
-func TestKeepAliveFlowsWhileDataStalls(t *testing.T) {
-	overEach(t, 1<<20, func(t *testing.T, s *script) {
-		o := quick(s)
-		o.KATO = 100 * time.Millisecond
-		_, n := connect(t, o)
-		defer s.stall("read")()
-		ctx, cancel := context.WithCancel(context.Background())
-		var wg sync.WaitGroup
-		for range 100 { // more than the queues hold
-			wg.Add(1)
-			go func() {
-				defer wg.Done()
-				if _, err := n.ReadAt(ctx, make([]byte, 512), 0); !errors.Is(err, context.Canceled) {
-					t.Error(err)
-				}
-			}()
-		}
-		before := s.count("keepalive")
-		eventually(t, "three more Keep Alives", func() bool { return s.count("keepalive") >= before+3 })
-		cancel()
-		wg.Wait()
-	})
-}
-
-func TestUnansweredKeepAliveIsALoss(t *testing.T) {
-	overEach(t, 1<<20, func(t *testing.T, s *script) {
-		o := quick(s)
-		o.KATO = 100 * time.Millisecond
-		c, n := connect(t, o)
-		end := s.stall("keepalive")
-		eventually(t, "the loss", func() bool { return c.Losses() > 0 })
-		end()
-		if _, err := n.ReadAt(testContext(t), make([]byte, 512), 0); err != nil {
-			t.Fatal(err)
-		}
-	})
-}
-
-func TestUnansweredCommandIsALoss(t *testing.T) {
-	overEach(t, 1<<20, func(t *testing.T, s *script) {
-		o := quick(s)
-		o.CommandTimeout = time.Second
-		c, n := connect(t, o)
-		end := s.stall("read")
-		got := make(chan error, 1)
-		go func() {
-			_, err := n.ReadAt(testContext(t), make([]byte, 512), 0)
-			got <- err
-		}()
-		eventually(t, "the loss", func() bool { return c.Losses() > 0 })
-		end()
-		if err := <-got; err != nil {
-			t.Fatal(err)
 		}
 	})
 }
@@ -431,21 +217,6 @@ func testCloseFailsWhatIsOutstanding(t *testing.T, rdma bool) {
 	eventually(t, "all goroutines end", func() bool { return runtime.NumGoroutine() <= before })
 }
 
-func TestBadOptionsNameTheField(t *testing.T) {
-	for want, o := range map[string]Options{
-		"Address":    {SubNQN: "nqn.x"},
-		"SubNQN":     {Address: "127.0.0.1"},
-		"HostNQN":    {Address: "127.0.0.1", SubNQN: "nqn.x", HostNQN: strings.Repeat("x", 224)},
-		"QueueDepth": {Address: "127.0.0.1", SubNQN: "nqn.x", QueueDepth: 1025},
-		"MaxR2T":     {Address: "127.0.0.1", SubNQN: "nqn.x", MaxR2T: -1},
-		"KATO":       {Address: "127.0.0.1", SubNQN: "nqn.x", KATO: time.Millisecond},
-	} {
-		if _, err := Connect(context.Background(), o); !errors.Is(err, ErrInvalid) || !strings.Contains(err.Error(), want) {
-			t.Errorf("%s: %v", want, err)
-		}
-	}
-}
-
 // TestBrokenTargetsAreErrors: whatever answers on the port, Connect ends with an error that says what.
 func TestBrokenTargetsAreErrors(t *testing.T) {
 	for name, c := range map[string]struct {
@@ -454,7 +225,8 @@ func TestBrokenTargetsAreErrors(t *testing.T) {
 	}{
 		"http":    {"HTTP/1.1 400 Bad Request\r\n\r\n", ErrProtocol},
 		"silence": {"", ErrConnectionLost},
-		"term":    {"\x03\x00\x18\x00\x18\x00\x00\x00\x01\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00", ErrProtocol},
+		"term": {"\x03\x00\x18\x00\x18\x00\x00\x00\x01\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00",
+			ErrProtocol},
 	} {
 		t.Run(name, func(t *testing.T) {
 			ln, err := net.Listen("tcp", "127.0.0.1:0")
@@ -513,7 +285,8 @@ func TestDiscoveryLogIsOfOneGeneration(t *testing.T) {
 		s.mu.Lock()
 		s.log = build(1, "nqn.old")
 		s.answer = func(c *scriptConn, e *nvme.SQE) bool {
-			if c.qid == 0 && e.Opcode() == nvme.AdminGetLogPage && e.GetLog().LPO() == nvme.DiscoveryHeaderSize && s.log[0] == 1 {
+			if c.qid == 0 && e.Opcode() == nvme.AdminGetLogPage && e.GetLog().LPO() == nvme.DiscoveryHeaderSize &&
+				s.log[0] == 1 {
 				s.log = build(2, many...)
 			}
 			return false
@@ -530,7 +303,8 @@ func TestDiscoveryLogIsOfOneGeneration(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if log.Generation != 2 || len(log.Entries) != 40 || log.Entries[39].SubNQN != "nqn.new:39" || log.Entries[0].Address() != "192.0.2.1:4420" {
+		if log.Generation != 2 || len(log.Entries) != 40 || log.Entries[39].SubNQN != "nqn.new:39" ||
+			log.Entries[0].Address() != "192.0.2.1:4420" {
 			t.Errorf("generation %d, %d entries, first %+v", log.Generation, len(log.Entries), log.Entries[0])
 		}
 		eventually(t, "an event request", func() bool { return s.notify(uint32(nvme.AERDiscoveryChanged)) })

@@ -10,22 +10,22 @@ import (
 	"jbofd/internal/nvme"
 )
 
-// CreditMode says whether a host asks for credits: docs/wire-extensions.md.
+// CreditMode tells whether the host uses credits: see docs/wire-extensions.md.
 type CreditMode uint8
 
 // Credit modes.
 const (
-	// CreditsAuto: if the target offers them. Commands then wait at the host instead of in
-	// front of the drive, which costs nothing and lets the host choose while it waits.
+	// CreditsAuto: the host uses credits if the target offers them. Commands then wait at the host instead of in the
+	// target, which costs no throughput, and the host can choose what to send next.
 	CreditsAuto CreditMode = iota
 	// CreditsOn: Connect fails with ErrUnsupported if the target does not grant them.
 	CreditsOn
-	// CreditsOff: as a standard host.
+	// CreditsOff: the host does not use credits, as a standard host.
 	CreditsOff
 )
 
-// askForCredits enables credits, if the target has them and the options say so. known tells
-// which drives the host uses.
+// askForCredits enables credits, if the target offers them and the options allow it. known is the gate of the previous
+// association, or nil: it tells which drives the host uses.
 func (a *association) askForCredits(ctx context.Context, known *window.Gate) error {
 	if a.opts.Credits == CreditsOff {
 		return nil
@@ -64,8 +64,7 @@ func (a *association) askForCredits(ctx context.Context, known *window.Gate) err
 	return err
 }
 
-// learn remembers on which drive a namespace lies and asks for that drive's credit if none
-// came yet.
+// learn records the drive of a namespace, and gets the first credit for that drive if there is none yet.
 func (a *association) learn(ctx context.Context, nsid uint32, ssd uint16) error {
 	if a.gate == nil || !a.gate.Map(nsid, ssd) {
 		return nil
@@ -77,7 +76,7 @@ func (a *association) learn(ctx context.Context, nsid uint32, ssd uint16) error 
 	comp, err := a.adminCommand(ctx, "Get Features (extensions)", e, nil)
 	var st *StatusError
 	if errors.As(err, &st) {
-		return nil // the first completion will tell
+		return nil // the first completion brings a credit
 	}
 	if err == nil {
 		a.gate.Grant(nvme.Credit(comp.Result >> 32))
@@ -85,25 +84,25 @@ func (a *association) learn(ctx context.Context, nsid uint32, ssd uint16) error 
 	return err
 }
 
-// Credit is what a host may have outstanding at a drive, through all queue pairs and
-// namespaces of one Controller, and what it has. It begins anew with each connection.
+// Credit describes what a host may have outstanding at a drive, over all queue pairs and namespaces of a Controller,
+// and what it has outstanding. It starts from zero with each association.
 type Credit struct {
 	// On: the target has granted credits. The rest is zero otherwise.
 	On bool
 	// SSD is the drive's number in the node.
 	SSD uint16
-	// Units of 4 KiB may be outstanding; 0: no limit, the drive's policy says nothing.
+	// Units is how many units of 4 KiB may be outstanding; 0: the target sets no limit.
 	Units int
-	// Outstanding is how many are.
+	// Outstanding is how many units are outstanding.
 	Outstanding int
-	// Waiting is how many commands wait at the host for room; Waits how many have, and
-	// WaitTime for how long in all.
+	// Waiting is the number of commands that wait at the host for credit, Waits the number of those that have waited, and
+	// WaitTime the sum of their waiting times.
 	Waiting  int
 	Waits    uint64
 	WaitTime time.Duration
 }
 
-// Credit returns the credit of the drive that the namespace lies on: see Controller.Credit.
+// Credit returns the credit of the drive of the namespace: see Controller.Credit.
 func (n *Namespace) Credit() Credit { return n.c.Credit(n.nsid) }
 
 // WaitCredit is Controller.WaitCredit for the namespace.
@@ -111,8 +110,7 @@ func (n *Namespace) WaitCredit(ctx context.Context, lenBytes int) error {
 	return n.c.WaitCredit(ctx, n.nsid, lenBytes)
 }
 
-// Credit returns the credit of the drive that a namespace lies on. It is zero while the
-// controller reconnects.
+// Credit returns the credit of the drive of a namespace. It is zero while the controller reconnects.
 func (c *Controller) Credit(nsid uint32) Credit {
 	c.mu.Lock()
 	a := c.a
@@ -121,12 +119,13 @@ func (c *Controller) Credit(nsid uint32) Credit {
 		return Credit{}
 	}
 	s := a.gate.State(nsid)
-	return Credit{On: true, SSD: s.SSD, Units: s.Units, Outstanding: s.Outstanding, Waiting: s.Waiting, Waits: s.Waits, WaitTime: s.Waited}
+	return Credit{On: true, SSD: s.SSD, Units: s.Units, Outstanding: s.Outstanding, Waiting: s.Waiting, Waits: s.Waits,
+		WaitTime: s.Waited}
 }
 
-// WaitCredit returns when a command with lenBytes of data to a namespace would not have to wait at the
-// host, at once if there are no credits. It reserves nothing: it is for programs that choose what to do
-// next when something can be done, rather than let commands queue up.
+// WaitCredit returns when a command to a namespace with lenBytes of data would not have to wait at the host; at once if
+// there are no credits. It reserves nothing. It is for programs that choose their next command when one can be sent,
+// instead of queueing commands in advance.
 //
 // Errors: the context's; ErrConnectionLost; ErrClosed.
 func (c *Controller) WaitCredit(ctx context.Context, nsid uint32, lenBytes int) error {
@@ -142,8 +141,8 @@ func (c *Controller) WaitCredit(ctx context.Context, nsid uint32, lenBytes int) 
 	}
 }
 
-// Locate tells the controller on which drive of a jbofd node a namespace lies, so that its first
-// commands already keep within that drive's credit. Namespace and kv.Open do it.
+// Locate tells the controller the drive of a namespace in a jbofd node, so that also the first commands to the
+// namespace keep within the credit of that drive. Namespace and kv.Open call it.
 //
 // Errors: ErrConnectionLost, ErrClosed; the context's.
 func (c *Controller) Locate(ctx context.Context, nsid uint32, ssd uint16) error {

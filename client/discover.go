@@ -10,23 +10,23 @@ import (
 	"jbofd/internal/nvme"
 )
 
-// maxDiscoveryEntries bounds a discovery log, whatever the target says it holds.
+// maxDiscoveryEntries bounds a discovery log, whatever its header says.
 const maxDiscoveryEntries = 16384
 
-// discoveryChunk is how many entries one Get Log Page reads.
+// discoveryChunk is the number of entries that one Get Log Page reads.
 const discoveryChunk = 16
 
-// discoveryRetries bounds the attempts to read a log that changes meanwhile.
+// discoveryRetries bounds the attempts to read a log that changes while it is read.
 const discoveryRetries = 10
 
-// DiscoveryLog is what a discovery service tells this host.
+// DiscoveryLog is the log of a discovery service, as this host sees it.
 type DiscoveryLog struct {
-	// Generation counts the log's changes.
+	// Generation is the generation counter of the log: it grows with each change.
 	Generation uint64           `json:"generation"`
 	Entries    []DiscoveryEntry `json:"entries"`
 }
 
-// SubsystemType is what a discovery entry leads to.
+// SubsystemType is the type of the subsystem of a discovery entry.
 type SubsystemType uint8
 
 // Subsystem types.
@@ -39,7 +39,7 @@ const (
 	ThisDiscovery SubsystemType = nvme.SUBTYPEDiscoveryCurrent
 )
 
-// String names the type as nvme-cli does.
+// String returns the name that nvme-cli prints.
 func (t SubsystemType) String() string {
 	switch t {
 	case Referral:
@@ -55,7 +55,7 @@ func (t SubsystemType) String() string {
 // MarshalText writes the type's name into JSON.
 func (t SubsystemType) MarshalText() ([]byte, error) { return []byte(t.String()), nil }
 
-// DiscoveryEntry is one way to one subsystem.
+// DiscoveryEntry is one path to one subsystem.
 type DiscoveryEntry struct {
 	Type SubsystemType `json:"type"`
 	// Transport is tcp, rdma, fc, loop or a number; Family ipv4, ipv6, ib, fc, loop or a number.
@@ -70,21 +70,20 @@ type DiscoveryEntry struct {
 	CNTLID uint16 `json:"cntlid"`
 	// MaxAdminQueue is the number of entries of the largest admin queue.
 	MaxAdminQueue int `json:"maxAdminQueue"`
-	// Persistent: this discovery service takes persistent connections and tells changes.
+	// Persistent: the discovery service accepts persistent connections and reports changes.
 	Persistent bool `json:"persistent"`
-	// SecureChannel: the target demands TLS, which this host lacks.
+	// SecureChannel: the target requires TLS, which this host does not support.
 	SecureChannel bool `json:"secureChannel"`
 }
 
 // Address returns host:port, for Options.Address.
 func (e *DiscoveryEntry) Address() string { return net.JoinHostPort(e.Host, e.Service) }
 
-// URL returns transport://host:port, for Options.Address: of a transport that this host has, tcp
-// or rdma, it leads there.
+// URL returns transport://host:port. Options.Address accepts it if the transport is tcp or rdma.
 func (e *DiscoveryEntry) URL() string { return e.Transport + "://" + e.Address() }
 
-// Discovery is a persistent connection to a discovery service: it stays, reconnects, and tells
-// when the log has changed. All methods may be called from any goroutine.
+// Discovery is a persistent connection to a discovery service: it reconnects after losses and reports changes of the
+// log. Any goroutine may call its methods.
 type Discovery struct {
 	c       *Controller
 	changed chan struct{}
@@ -106,8 +105,8 @@ func Discover(ctx context.Context, o Options) (log DiscoveryLog, err error) {
 	return d.Log(ctx)
 }
 
-// ConnectDiscovery connects to a discovery service for good. Options.SubNQN may be empty; Close must
-// be called.
+// ConnectDiscovery opens a persistent connection to a discovery service. Options.SubNQN may be empty. Close must be
+// called.
 func ConnectDiscovery(ctx context.Context, o Options) (*Discovery, error) {
 	d := &Discovery{changed: make(chan struct{}, 1)}
 	if o.SubNQN == "" {
@@ -123,7 +122,7 @@ func ConnectDiscovery(ctx context.Context, o Options) (*Discovery, error) {
 			user(e)
 		}
 	}
-	o.onReconnect = d.signal // what changed meanwhile was told to nobody
+	o.onReconnect = d.signal // the host has missed changes that were made meanwhile
 	c, err := Connect(ctx, o)
 	if err != nil {
 		return nil, err
@@ -139,8 +138,7 @@ func (d *Discovery) signal() {
 	}
 }
 
-// Changed receives something after the log has, or may have, changed; several changes may make one
-// signal.
+// Changed returns a channel that receives after the log has changed, or may have. Several changes may be reported once.
 func (d *Discovery) Changed() <-chan struct{} { return d.changed }
 
 // Controller returns the discovery controller, for passthrough.
@@ -149,9 +147,9 @@ func (d *Discovery) Controller() *Controller { return d.c }
 // Close disconnects. Idempotent.
 func (d *Discovery) Close() error { return d.c.Close() }
 
-// Log reads the log: whole, and of one generation.
+// Log reads the whole log, all of it of one generation.
 //
-// Errors: ErrProtocol for a log that cannot be; those of Controller.GetLogPage.
+// Errors: ErrProtocol for an invalid log; those of Controller.GetLogPage.
 func (d *Discovery) Log(ctx context.Context) (DiscoveryLog, error) {
 	for range discoveryRetries {
 		log, ok, err := d.read(ctx)
@@ -169,7 +167,7 @@ func (d *Discovery) Log(ctx context.Context) (DiscoveryLog, error) {
 	return DiscoveryLog{}, fmt.Errorf("the discovery log changed %d times while it was read", discoveryRetries)
 }
 
-// read reads the log once; ok is false if it changed meanwhile.
+// read reads the log once; ok is false if the log has changed meanwhile.
 func (d *Discovery) read(ctx context.Context) (log DiscoveryLog, ok bool, err error) {
 	page := func(off uint64, b []byte, keep bool) error {
 		return d.c.GetLogPage(ctx, LogPage{LID: nvme.LIDDiscovery, Offset: off, KeepEvent: keep}, b)
@@ -182,7 +180,8 @@ func (d *Discovery) read(ctx context.Context) (log DiscoveryLog, ok bool, err er
 		return log, false, fmt.Errorf("%w: discovery log: RECFMT is %d, must be 0", ErrProtocol, h.RECFMT())
 	}
 	if h.NUMREC() > maxDiscoveryEntries {
-		return log, false, fmt.Errorf("%w: discovery log: NUMREC is %d, must be at most %d", ErrProtocol, h.NUMREC(), maxDiscoveryEntries)
+		return log, false, fmt.Errorf("%w: discovery log: NUMREC is %d, must be at most %d", ErrProtocol, h.NUMREC(),
+			maxDiscoveryEntries)
 	}
 	log.Generation = h.GENCTR()
 	n := int(h.NUMREC())
@@ -196,7 +195,7 @@ func (d *Discovery) read(ctx context.Context) (log DiscoveryLog, ok bool, err er
 		for ; len(b) > 0; b = b[nvme.DiscoveryEntrySize:] {
 			e := (*nvme.DiscoveryEntry)(b)
 			if err := e.Check(); err != nil {
-				// A log in motion may look odd; the generation below decides.
+				// The entry may be invalid because the log is changing: the generation below tells.
 				log.Entries = append(log.Entries, DiscoveryEntry{})
 				continue
 			}
@@ -204,7 +203,7 @@ func (d *Discovery) read(ctx context.Context) (log DiscoveryLog, ok bool, err er
 		}
 		i += k
 	}
-	// The last look both confirms the generation and re-arms the event.
+	// Reading the header again confirms the generation and enables the next event.
 	if err := page(0, h[:], false); err != nil {
 		return log, false, err
 	}
@@ -219,7 +218,7 @@ func (d *Discovery) read(ctx context.Context) (log DiscoveryLog, ok bool, err er
 	return log, true, nil
 }
 
-// entry reads a checked entry.
+// entry converts an entry that Check has accepted.
 func entry(e *nvme.DiscoveryEntry) DiscoveryEntry {
 	return DiscoveryEntry{
 		Type: SubsystemType(e.SUBTYPE()),

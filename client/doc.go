@@ -1,53 +1,57 @@
-// Package client is an NVMe over TCP and NVMe over RDMA host in Go: it connects to jbofd, the Linux
-// target or SPDK without a kernel driver and without root.
+// Package client is an NVMe over TCP and NVMe over RDMA host in Go. It connects to jbofd, to the Linux target and to
+// SPDK, without a kernel driver and without root.
 //
-//	Discover ──────────> what a discovery service knows
+//	Discover ──────────> the log of a discovery service
 //	Connect ───> Controller ── admin commands, features, log pages, events; reconnects
 //	               ├── Namespace(nsid)   ReadAt, WriteAt, Flush, WriteZeroes, Deallocate, Compare, ...
 //	               │                     for any number of goroutines, with contexts
 //	               ├── kv.Open           package kv: Get, Put, Delete on key value namespaces
 //	               └── OpenQPair         batches of commands and completions for one goroutine,
-//	                                     nothing allocated: load generators, replication
+//	                                     without allocations: load generators, replication
 //
-// It is not a block device: nothing is cached, merged or reordered, and there is one path to
-// a controller.
+// The package is not a block device: it neither caches nor merges nor reorders, and it uses one path to a controller.
+//
+// # Losses of the connection
+//
+// A Controller reconnects. Reads and writes that were outstanding are repeated, writes only when the target can no
+// longer carry out their first copy; conditional operations and passthrough commands fail with ErrIndeterminate.
+// Controller says which operations are repeated, and what the target must do for it.
 //
 // # Buffers
 //
-// Over TCP, data moves between the caller's buffers and the socket directly where it can. A buffer belongs to
-// the host from the call (Submit, for a QPair) to its return (the completion); it is
-// never touched afterwards, not even when a context ends a call early.
+// A buffer belongs to this package from the call (Submit, for a QPair) to its return (the completion). It is never
+// touched afterwards, not even when a context ends a call early.
 //
-// Over RDMA a device moves the data, which must lie in memory that it knows. Other data is copied through memory
-// that the controller has registered (Options.BounceBytes); commands wait, in order, when it is used up. A
-// QPair's commands whose data lies in memory of Controller.AllocBuffer are not copied: the target reads and
-// writes it in place, until the command has completed or the QPair has failed.
+// Over TCP, data moves between the caller's buffers and the socket without a copy where possible.
+//
+// Over RDMA a device moves the data, which must lie in registered memory. Other data is copied through memory that the
+// controller has registered (Options.BounceBytes); commands wait, in order, when all of that memory is in use. The
+// commands of a QPair whose data lies in memory of Controller.AllocBuffer are not copied: the target reads and writes
+// that memory in place, until the command has completed or the QPair has failed.
 //
 // # Transports
 //
-// Options.Address names the transport: tcp://host:port, the default, or rdma://host:port. RDMA needs a program built
-// with the tag rdma (libibverbs, librdmacm); without it Connect fails with ErrUnsupported.
+// Options.Address names the transport: tcp://host:port, the default, or rdma://host:port. RDMA needs a program that is
+// built with the tag rdma (libibverbs, librdmacm); without it Connect fails with ErrUnsupported.
 //
 // # Credits
 //
-// A jbofd target tells its hosts how much they may have outstanding at each drive so that all get
-// their share. What is beyond waits in this package, in order, and holds up nothing for
-// other drives. Namespace.Credit shows it, Namespace.WaitCredit waits for room, and
-// Options.Credits turns it off. What is outstanding on a QPair counts until Poll has returned it:
-// who fills the window with one QPair and then waits for something else, instead of polling, gets
-// on only slowly. Which drive a namespace lies on is known once it was opened
-// with Controller.Namespace or kv.Open, or when a command to it has completed.
+// A jbofd target tells each host how much the host may have outstanding at each drive, so that all hosts get their
+// share. Commands beyond that wait in this package, in order, and do not hold up commands for other drives.
+// Namespace.Credit shows the credit, Namespace.WaitCredit waits for room, and Options.Credits turns credits off.
+//
+// Commands on a QPair count as outstanding until Poll has returned their completions. A program that fills the window
+// with one QPair and then waits for something else, instead of polling, makes slow progress. The drive of a namespace
+// is known once the namespace was opened with Controller.Namespace or kv.Open, or once a command to it has completed.
 //
 // # Keys and values
 //
-// Namespaces of the Key Value command set are for package kv, which is the same in small: kv.Namespace for any number
-// of goroutines, kv.Queue for one that keeps many operations outstanding, with credits and across connection
-// losses. Controller.Describe tells which namespaces these are. Where a controller has several command sets all are
-// enabled (CC.CSS 110b); a target that knows blocks only, as the Linux one, never notices.
+// Package kv is for namespaces of the Key Value command set. It has the same two interfaces: kv.Namespace for any
+// number of goroutines, and kv.OpQueue for one that keeps many operations outstanding, with credits and across losses
+// of the connection. Controller.Describe tells the command set of a namespace. Where a controller has several I/O
+// command sets, the host enables all of them (CC.CSS 110b).
 //
 // # Errors
 //
-// What a target answers is a Status; it reaches callers as a *StatusError. ErrConnectionLost,
-// ErrClosed, ErrProtocol, ErrTimeout, ErrInvalid, ErrUnsupported, ErrCompareFailed and
-// ErrNamespaceGone are for errors.Is.
+// A status other than success reaches the caller as a *StatusError. The Err variables are for errors.Is.
 package client

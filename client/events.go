@@ -7,7 +7,7 @@ import (
 	"jbofd/internal/nvme"
 )
 
-// EventKind is what an Event is about.
+// EventKind is the kind of an Event.
 type EventKind uint8
 
 // Kinds of events.
@@ -25,15 +25,14 @@ const (
 // Event is an asynchronous event of the controller.
 type Event struct {
 	Kind EventKind
-	// NSIDs are the namespaces concerned, for EventNamespaces; nvme's FFFFFFFFh alone stands for
-	// too many to name.
+	// NSIDs are the namespaces of an EventNamespaces. FFFFFFFFh alone means that there are more than the log page holds.
 	NSIDs []uint32
 	// Raw is DW0 of the completion: type, information, log page.
 	Raw uint32
 }
 
-// events keeps one Asynchronous Event Request outstanding while the association lasts,
-// and hands what it brings to the user. Reading the log page that the event names re-arms it.
+// events keeps one Asynchronous Event Request outstanding while the association lasts, and passes events to
+// Options.OnEvent. Reading the log page that an event names enables the next event of its type.
 func (c *Controller) events(a *association) {
 	defer a.wg.Done()
 	for {

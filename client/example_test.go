@@ -34,7 +34,8 @@ func ExampleConnect() {
 // Many I/Os in flight from one goroutine.
 func ExampleController_OpenQPair() {
 	ctx := context.Background()
-	c, err := client.Connect(ctx, client.Options{Address: "192.0.2.1:4420", SubNQN: "nqn.2026-11.example.jbofd:blocks", QPairs: 1})
+	c, err := client.Connect(ctx, client.Options{Address: "192.0.2.1:4420", SubNQN: "nqn.2026-11.example.jbofd:blocks",
+		QPairs: 1})
 	if err != nil {
 		log.Fatal(err)
 	}
@@ -69,7 +70,8 @@ func ExampleController_OpenQPair() {
 // Over RDMA, with memory that the target reads and writes in place.
 func ExampleController_AllocBuffer() {
 	ctx := context.Background()
-	c, err := client.Connect(ctx, client.Options{Address: "rdma://192.0.2.1:4420", SubNQN: "nqn.2026-11.example.jbofd:blocks", QPairs: 1})
+	c, err := client.Connect(ctx, client.Options{Address: "rdma://192.0.2.1:4420",
+		SubNQN: "nqn.2026-11.example.jbofd:blocks", QPairs: 1})
 	if err != nil {
 		log.Fatal(err)
 	}
@@ -146,5 +148,6 @@ func ExampleNamespace_WaitCredit() {
 		}()
 	}
 	now := disk.Credit()
-	fmt.Printf("drive %d: %d of %d units outstanding, %d commands wait\n", now.SSD, now.Outstanding, now.Units, now.Waiting)
+	fmt.Printf("drive %d: %d of %d units outstanding, %d commands wait\n", now.SSD, now.Outstanding, now.Units,
+		now.Waiting)
 }

@@ -10,22 +10,23 @@ import (
 	"jbofd/internal/nvme"
 )
 
-// Namespace is a block namespace of a controller. All its methods may be called from any
-// goroutine. Offsets and lengths are bytes and must be whole blocks.
+// Namespace is a block namespace of a controller. Any goroutine may call its methods. Offsets and lengths are in bytes
+// and must be multiples of the block size.
 //
-// A method whose context ends returns at once and its buffer is the caller's again. The target
-// is asked to abort the command, but it may still be carried out, in part or in whole, after the call has
-// returned: who cancels a write and then writes to the same place has to expect either to be the last.
+// A method whose context ends returns at once, and its buffer is the caller's again. The host asks the target to abort
+// the command, but the target may still carry it out, in part or in whole, after the call has returned
+// (ErrIndeterminate): a program that cancels a write and then writes to the same place must expect either to be the
+// last. See Controller for what happens to operations when the connection is lost.
 //
-// Errors of all of them: *StatusError (with ErrCompareFailed, ErrUnsupported, ErrNamespaceGone),
-// ErrInvalid, ErrConnectionLost, ErrClosed, ErrProtocol, the context's.
+// Errors of all methods: *StatusError (which matches ErrCompareFailed, ErrUnsupported, ErrNamespaceGone), ErrInvalid,
+// ErrConnectionLost, ErrClosed, ErrIndeterminate, ErrProtocol; the context's.
 type Namespace struct {
 	c    *Controller
 	nsid uint32
 	geo  atomic.Pointer[geometry]
 }
 
-// geometry is what Identify says of a namespace.
+// geometry is the part of Identify that commands need.
 type geometry struct {
 	info        NamespaceInfo
 	maxTransfer int // bytes of data per command
@@ -34,38 +35,37 @@ type geometry struct {
 // NamespaceInfo describes a namespace.
 type NamespaceInfo struct {
 	NSID uint32
-	// SizeBytes is the capacity; BlockSize the logical block.
+	// SizeBytes is the capacity, BlockSize the size of a logical block in bytes.
 	SizeBytes int64
 	BlockSize int
-	// UUID, NGUID and EUI64 are zero where the target names none.
+	// UUID, NGUID and EUI64 are zero where the target reports none.
 	UUID, NGUID [16]byte
 	EUI64       [8]byte
 	// CSI is the command set: 0 NVM (blocks), 1 key value.
 	CSI uint8
-	// ANAGroup is the group whose state ANA reports; 0 none.
+	// ANAGroup is the ANA group whose state applies to the namespace; 0: none.
 	ANAGroup uint32
-	// ReadOnly: write protected.
+	// ReadOnly: the namespace is write protected.
 	ReadOnly bool
-	// SSD is the number of the drive in a jbofd node; 0 elsewhere.
+	// SSD is the number of the drive in a jbofd node; 0 for other targets.
 	SSD uint16
 	// DeallocatedReadsZero: deallocated blocks read as zeroes.
 	DeallocatedReadsZero bool
 }
 
-// maxDefaultTransfer bounds one command's data when the target does not.
+// maxDefaultTransfer bounds the data of one command if the target does not.
 const maxDefaultTransfer = 1 << 20
 
-// Namespace identifies a namespace.
+// Namespace opens a namespace: it identifies it and learns its drive.
 //
-// Errors: ErrNamespaceGone if there is none of this NSID; ErrUnsupported if it holds no blocks;
-// those of Namespace.
+// Errors: ErrNamespaceGone if there is no namespace of this NSID; ErrUnsupported if it is not one of blocks; those of
+// Namespace.
 func (c *Controller) Namespace(ctx context.Context, nsid uint32) (*Namespace, error) {
 	n := &Namespace{c: c, nsid: nsid}
 	return n, n.Refresh(ctx)
 }
 
-// Refresh identifies the namespace anew: after an EventNamespaces, its size may have
-// changed.
+// Refresh identifies the namespace again. Its size may have changed after an EventNamespaces.
 func (n *Namespace) Refresh(ctx context.Context) error {
 	a, err := n.c.live(ctx)
 	if err != nil {
@@ -114,7 +114,7 @@ func (n *Namespace) Refresh(ctx context.Context) error {
 	return nil
 }
 
-// Info returns what the latest Refresh found.
+// Info returns what the latest Refresh has found.
 func (n *Namespace) Info() NamespaceInfo { return n.geo.Load().info }
 
 // NSID returns the namespace identifier.
@@ -149,27 +149,29 @@ func (f WriteFlags) cdw12() (v uint32) {
 	return v
 }
 
-// ReadAt fills p from offset off. It returns how much was read before an error.
+// ReadAt reads len(p) bytes at offset off. It returns how many were read before an error.
 func (n *Namespace) ReadAt(ctx context.Context, p []byte, off int64) (int, error) {
 	return n.transfer(ctx, op{name: "Read", repeat: true}, nvme.CmdRead, 0, p, off)
 }
 
-// WriteAt stores p at offset off. It returns how much was written before an error. Longer
-// writes than MaxTransfer are not atomic.
+// WriteAt writes p at offset off. It returns how many bytes were written before an error. Writes longer than
+// MaxTransfer are split and not atomic.
 func (n *Namespace) WriteAt(ctx context.Context, p []byte, off int64, flags WriteFlags) (int, error) {
 	return n.transfer(ctx, op{name: "Write", repeat: true}, nvme.CmdWrite, flags.cdw12()&nvme.CDW12FUA, p, off)
 }
 
-// Compare compares p with what stands at off.
+// Compare compares p with the data at off.
 //
-// Errors: ErrCompareFailed where they differ.
+// Errors: ErrCompareFailed if they differ.
 func (n *Namespace) Compare(ctx context.Context, p []byte, off int64) error {
 	_, err := n.transfer(ctx, op{name: "Compare", repeat: true}, nvme.CmdCompare, 0, p, off)
 	return err
 }
 
 // transfer moves p in commands of at most MaxTransfer.
-func (n *Namespace) transfer(ctx context.Context, o op, opcode uint8, cdw12 uint32, p []byte, off int64) (done int, err error) {
+func (n *Namespace) transfer(
+	ctx context.Context, o op, opcode uint8, cdw12 uint32, p []byte, off int64,
+) (done int, err error) {
 	g := n.geo.Load()
 	if err := g.check(o.name, off, int64(len(p))); err != nil {
 		return 0, err
@@ -196,16 +198,17 @@ func (n *Namespace) transfer(ctx context.Context, o op, opcode uint8, cdw12 uint
 	return done, nil
 }
 
-// check demands that a range lies in the namespace in whole blocks.
+// check returns an error unless a range consists of whole blocks of the namespace.
 func (g *geometry) check(name string, off, n int64) error {
 	bs := int64(g.info.BlockSize)
 	if off < 0 || n < 0 || off%bs != 0 || n%bs != 0 || n > g.info.SizeBytes || off > g.info.SizeBytes-n {
-		return fmt.Errorf("%w: %s of %d bytes at %d: must be whole blocks of %d within %d bytes", ErrInvalid, name, n, off, bs, g.info.SizeBytes)
+		return fmt.Errorf("%w: %s of %d bytes at %d: must be whole blocks of %d within %d bytes", ErrInvalid, name, n, off,
+			bs, g.info.SizeBytes)
 	}
 	return nil
 }
 
-// plain runs a command without data or with a little, once.
+// plain runs an operation of one command.
 func (n *Namespace) plain(ctx context.Context, o op, c Command) error {
 	cmds := [1]Command{c}
 	var comps [1]Completion
@@ -215,7 +218,7 @@ func (n *Namespace) plain(ctx context.Context, o op, c Command) error {
 	return host.CheckStatus(o.name, comps[0].Status)
 }
 
-// Flush makes every write that has completed durable.
+// Flush makes all writes that have completed durable.
 func (n *Namespace) Flush(ctx context.Context) error {
 	var c Command
 	c.SQE.SetOpcode(nvme.CmdFlush)
@@ -228,14 +231,13 @@ func (n *Namespace) WriteZeroes(ctx context.Context, off, length int64, flags Wr
 	return n.ranged(ctx, op{name: "Write Zeroes", repeat: true}, nvme.CmdWriteZeroes, flags.cdw12(), off, length)
 }
 
-// Verify makes the target read length bytes at off and check them against its own
-// integrity data, without moving them.
+// Verify makes the target read length bytes at off and check their integrity, without transferring them.
 func (n *Namespace) Verify(ctx context.Context, off, length int64) error {
 	return n.ranged(ctx, op{name: "Verify", repeat: true}, nvme.CmdVerify, 0, off, length)
 }
 
-// ranged runs a command without data over a range, in pieces of at most MaxTransfer: its limits
-// (WZSL, VSL) are MDTS or more.
+// ranged runs a command without data over a range, in pieces of at most MaxTransfer. The limits of such commands (WZSL,
+// VSL) are not less than MDTS.
 func (n *Namespace) ranged(ctx context.Context, o op, opcode uint8, cdw12 uint32, off, length int64) error {
 	g := n.geo.Load()
 	if err := g.check(o.name, off, length); err != nil {
@@ -256,14 +258,14 @@ func (n *Namespace) ranged(ctx context.Context, o op, opcode uint8, cdw12 uint32
 	return nil
 }
 
-// Range is a part of a namespace in bytes.
+// Range is a range of a namespace in bytes.
 type Range struct{ Offset, Length int64 }
 
-// maxRangeBlocks bounds one range of a Deallocate command in blocks; more is split.
+// maxRangeBlocks bounds one range of a Deallocate command in blocks. Longer ranges are split.
 const maxRangeBlocks = 1 << 31
 
-// Deallocate tells the target that nothing in the ranges is of worth. It is advice: what
-// they read as afterwards is NamespaceInfo.DeallocatedReadsZero.
+// Deallocate tells the target that the data of the ranges is no longer needed. The target may ignore it. See
+// NamespaceInfo.DeallocatedReadsZero for what deallocated blocks read as.
 func (n *Namespace) Deallocate(ctx context.Context, ranges ...Range) error {
 	const name = "Deallocate"
 	g := n.geo.Load()
@@ -304,11 +306,12 @@ func (n *Namespace) Deallocate(ctx context.Context, ranges ...Range) error {
 	return send()
 }
 
-// CompareAndWrite stores replacement at off if expected stands there, as one fused operation; both
-// have the same length, at most MaxTransfer (and, to be atomic, the target's ACWU).
-// It is never repeated: ErrConnectionLost leaves open whether it took place.
+// CompareAndWrite writes replacement at off if the data there is equal to expected, as one fused operation. Both have
+// the same length, at most MaxTransfer; to be atomic, at most the target's ACWU.
 //
-// Errors: ErrCompareFailed where something else stands there.
+// It is never repeated: after ErrIndeterminate it may or may not have taken effect.
+//
+// Errors: ErrCompareFailed if the data is not equal to expected.
 func (n *Namespace) CompareAndWrite(ctx context.Context, expected, replacement []byte, off int64) error {
 	const name = "Compare and Write"
 	g := n.geo.Load()
@@ -316,7 +319,8 @@ func (n *Namespace) CompareAndWrite(ctx context.Context, expected, replacement [
 		return err
 	}
 	if len(expected) != len(replacement) || len(expected) == 0 || len(expected) > g.maxTransfer {
-		return fmt.Errorf("%w: %s of %d and %d bytes: must be equal and 1 block to %d bytes", ErrInvalid, name, len(expected), len(replacement), g.maxTransfer)
+		return fmt.Errorf("%w: %s of %d and %d bytes: must be equal and 1 block to %d bytes", ErrInvalid, name,
+			len(expected), len(replacement), g.maxTransfer)
 	}
 	bs := g.info.BlockSize
 	cmds := [2]Command{{Data: expected}, {Data: replacement}}

@@ -15,91 +15,95 @@ import (
 	"jbofd/client/internal/hostverbs"
 	"jbofd/internal/nvme"
 	"jbofd/internal/nvmeof/rdma/verbs"
+	"jbofd/internal/uuid"
 )
 
-// Options says where to connect and how. The zero value of every field but Address and
-// SubNQN stands for a default.
+// Options configure a connection. The zero value of every field but Address and SubNQN stands for a default.
 type Options struct {
-	// Address is host:port of the target; without a port, 4420 (8009 for Discover over TCP). It may
-	// name the transport: tcp://host:port, rdma://host:port.
+	// Address is host:port of the target; the default port is 4420 (8009 for Discover over TCP). It may name the
+	// transport: tcp://host:port, rdma://host:port.
 	Address string
-	// Transport is "tcp" or "rdma". Default: what Address says, else "tcp". RDMA needs a program
-	// built with the tag rdma.
+	// Transport is "tcp" or "rdma". Default: that of Address, else "tcp". RDMA needs a program that is built with the tag
+	// rdma.
 	Transport string
-	// SubNQN is the subsystem.
+	// SubNQN is the NQN of the subsystem.
 	SubNQN string
-	// HostNQN and HostID say who the host is; a target allows and accounts by them. One
-	// HostNQN goes with one HostID. Default: one UUID a process, in HostNQN as
-	// nqn.2014-08.org.nvmexpress:uuid:...
+	// HostNQN and HostID identify the host: targets use them for access control and accounting. A HostNQN must always
+	// come with the same HostID. Default: one random UUID per process, also as HostNQN
+	// (nqn.2014-08.org.nvmexpress:uuid:...).
+	//
+	// The fence for repeated writes (see Controller) goes by both. Two processes that share them wait for each other's
+	// ended associations; a process that restarts with other ones is not fenced against its own old writes.
 	HostNQN string
 	HostID  [16]byte
 
-	// Queues is the number of I/O queues that Namespace and the passthrough share; more spread
-	// the work over more connections. Default: 1, or none if QPairs is set.
+	// Queues is the number of I/O queues, each with a connection, that Namespace and the passthrough share. Default: 1,
+	// or none if QPairs is set.
 	Queues int
-	// QPairs is how many I/O queues OpenQPair may open besides.
+	// QPairs is the number of additional I/O queues that OpenQPair may open.
 	QPairs int
-	// QueueDepth is the number of commands outstanding per I/O queue, 1 to 1024; less if
-	// the target says so. Default 128.
+	// QueueDepth is the number of commands outstanding per I/O queue, 1 to 1024; a target may allow fewer. Default 128.
 	QueueDepth int
 
-	// Credits says whether to keep within what the target lets this host have outstanding at a
-	// drive. Default: if the target offers it.
+	// Credits tells whether the host keeps within the target's credits: see CreditMode. Default CreditsAuto.
 	Credits CreditMode
 
-	// HeaderDigest and DataDigest protect PDU headers and data by CRC32C; over TCP only.
+	// HeaderDigest and DataDigest protect PDU headers and data by CRC32C. TCP only.
 	HeaderDigest, DataDigest bool
-	// MaxR2T is how many R2Ts the target may have outstanding per command, 1 to 64. Default 4.
-	// Over TCP only.
+	// MaxR2T is the number of R2Ts that the target may have outstanding per command, 1 to 64. Default 4. TCP only.
 	MaxR2T int
-	// BounceBytes is how much registered memory commands may borrow over RDMA, at least 4 MiB,
-	// for data that does not lie in memory of AllocBuffer; it is taken as it is needed. Commands beyond
-	// wait at the host. Default 64 MiB.
+	// BounceBytes bounds the registered memory through which commands move data that does not lie in memory of
+	// AllocBuffer, at least 4 MiB. It is allocated and registered on demand. Commands that find none wait at the host.
+	// Default 64 MiB. RDMA only.
 	BounceBytes int64
-	// RDMA reaches the RDMA devices. Default: the machine's. Tests put a model here.
+	// RDMA gives access to RDMA devices. Default: the devices of this machine. Tests set a simulated provider.
 	RDMA verbs.Provider
 
-	// KATO is the keep-alive timeout: the target ends the association after that long
-	// without a Keep Alive, which the host sends at half of it whatever else goes on.
-	// Default 5 s (Linux's); negative: none.
+	// KATO is the keep-alive timeout. The host sends a Keep Alive every KATO/2; the target ends the association when none
+	// has arrived for KATO. Default 5 s, as Linux; negative: none.
+	//
+	// KATO also bounds how long a target may go on with an association whose connections it does not know to be broken.
+	// After such a loss the host waits for KATO before it reconnects (twice that if the target has traffic based
+	// keep-alive). Without KATO it cannot know when the target has ended the association, and repeats writes at once.
 	KATO time.Duration
-	// ConnectTimeout bounds one attempt to build an association. Default 10 s.
+	// ConnectTimeout bounds one attempt to build an association. The first Connect repeats the attempt within this time
+	// while the target answers Controller Busy. It should be longer than a target holds a Connect. Default 10 s.
 	ConnectTimeout time.Duration
-	// CommandTimeout is how long a command may stay unanswered before the host gives the
-	// association up and reconnects; whole seconds. Default 30 s; negative: for ever.
+	// CommandTimeout is how long a command may remain unanswered before the host ends the association and reconnects, in
+	// whole seconds. Default 30 s; negative: for ever.
 	CommandTimeout time.Duration
-	// ReconnectDelay is the pause between attempts to reconnect. Default 1 s.
+	// ReconnectDelay is the pause between attempts to reconnect. After Controller Busy it is shorter at first: 50 ms,
+	// doubled each time, up to ReconnectDelay. Default 1 s.
 	ReconnectDelay time.Duration
-	// CtrlLossTimeout is how long to try to reconnect after a loss; meanwhile operations
-	// wait, then they fail with ErrConnectionLost. Default 600 s (Linux's); negative: do not
+	// CtrlLossTimeout bounds reconnecting after a loss, the end of the old association and Controller Busy included.
+	// Operations wait meanwhile and fail with ErrConnectionLost afterwards. Default 600 s, as Linux; negative: do not
 	// reconnect.
 	CtrlLossTimeout time.Duration
-	// MaxRetries is how often an operation is repeated after a status that asks for it
-	// (no DNR, and of a passing nature). Default 5; negative: never.
+	// MaxRetries is how often an operation is repeated after a status of a transient nature without DNR. It applies to the
+	// operations that Controller repeats after a loss. Default 5; negative: never.
 	MaxRetries int
 
-	// Spin is how long a QPair's Poll looks for completions before it blocks, when few
-	// commands are outstanding. Default 50 µs if there is more than one processor to run on;
-	// negative: not at all.
+	// Spin is how long Poll of a QPair looks for completions without blocking when few commands are outstanding. Default
+	// 50 µs if GOMAXPROCS is greater than 1; negative: not at all.
 	Spin time.Duration
 
-	// OnEvent, if set, gets asynchronous events, one at a time, from a goroutine of the
-	// controller. It must not call Close.
+	// OnEvent, if set, is called with asynchronous events, one at a time, by a goroutine of the controller. It must not
+	// call Close.
 	OnEvent func(Event)
-	// Logger gets losses and recoveries of the connection. Default: none.
+	// Logger logs losses and recoveries of the connection. Default: none.
 	Logger *slog.Logger
 
-	discovery   bool              // the subsystem is a discovery controller
-	onReconnect func()            // called when the connection is back
-	memory      *hostverbs.Memory // over RDMA
+	discovery   bool              // the subsystem is a discovery service
+	onReconnect func()            // called when a lost association was replaced
+	memory      *hostverbs.Memory // RDMA only
 }
 
 // adminDepth bounds the commands outstanding on the admin queue.
 const adminDepth = 31
 
-// processHostID is this process's default identity.
-var processHostID = sync.OnceValue(func() nvme.UUID {
-	var u nvme.UUID
+// processHostID returns the default host identifier, one per process.
+var processHostID = sync.OnceValue(func() uuid.UUID {
+	var u uuid.UUID
 	// crypto/rand.Read never fails; it ends the program instead.
 	_, _ = rand.Read(u[:])
 	u[6] = u[6]&0x0f | 0x40
@@ -107,14 +111,14 @@ var processHostID = sync.OnceValue(func() nvme.UUID {
 	return u
 })
 
-// HostNQNFor returns the host NQN that goes with a host identifier by convention.
+// HostNQNFor returns the host NQN that the specification derives from a host identifier.
 func HostNQNFor(hostID [16]byte) string {
-	return "nqn.2014-08.org.nvmexpress:uuid:" + nvme.UUID(hostID).String()
+	return "nqn.2014-08.org.nvmexpress:uuid:" + uuid.UUID(hostID).String()
 }
 
-// ParseUUID reads a UUID, as of a host identifier.
+// ParseUUID parses a UUID, such as a host identifier.
 func ParseUUID(s string) ([16]byte, error) {
-	u, err := nvme.ParseUUID(s)
+	u, err := uuid.Parse(s)
 	return u, err
 }
 
@@ -124,7 +128,7 @@ const (
 	RDMA = "rdma"
 )
 
-// setAddress takes Address apart and fills in transport and port.
+// setAddress splits Address into transport, host and port, and fills in defaults.
 func (o *Options) setAddress() error {
 	if scheme, rest, ok := strings.Cut(o.Address, "://"); ok {
 		if o.Transport != "" && o.Transport != scheme {
@@ -145,7 +149,7 @@ func (o *Options) setAddress() error {
 	if o.Address == "" {
 		return fmt.Errorf("%w: Address is empty, must be host:port", ErrInvalid)
 	}
-	port := nvme.DefaultIOPort // over RDMA of discovery services, too
+	port := nvme.DefaultIOPort // also of discovery services over RDMA
 	if o.discovery && o.Transport == TCP {
 		port = nvme.DefaultDiscovery
 	}
@@ -156,12 +160,12 @@ func (o *Options) setAddress() error {
 		o.Address = net.JoinHostPort(strings.Trim(o.Address, "[]"), fmt.Sprint(port))
 	}
 	if o.Transport == RDMA && (o.HeaderDigest || o.DataDigest) {
-		return fmt.Errorf("%w: HeaderDigest or DataDigest over RDMA, which has checksums of its own", ErrInvalid)
+		return fmt.Errorf("%w: HeaderDigest and DataDigest are for TCP only: RDMA has checksums of its own", ErrInvalid)
 	}
 	return nil
 }
 
-// URL returns the address with the transport.
+// URL returns transport://host:port.
 func (o *Options) URL() string { return o.Transport + "://" + o.Address }
 
 // withDefaults fills and checks o.
@@ -174,7 +178,7 @@ func (o Options) withDefaults() (Options, error) {
 	if o.HostID == [16]byte{} {
 		o.HostID = processHostID()
 		if o.HostNQN != "" {
-			// The same name must not come with changing identifiers: derive it.
+			// A HostNQN must always come with the same identifier: derive it from the name.
 			o.HostID = nameUUID(o.HostNQN)
 		}
 	}
@@ -220,7 +224,8 @@ func (o Options) withDefaults() (Options, error) {
 		return o, fmt.Errorf("%w: KATO is %s, must be at least 100ms, or negative for none", ErrInvalid, o.KATO)
 	}
 	if o.ConnectTimeout < 0 || o.ReconnectDelay < 0 {
-		return o, fmt.Errorf("%w: ConnectTimeout is %s and ReconnectDelay %s, must not be negative", ErrInvalid, o.ConnectTimeout, o.ReconnectDelay)
+		return o, fmt.Errorf("%w: ConnectTimeout is %s and ReconnectDelay %s, must not be negative", ErrInvalid,
+			o.ConnectTimeout, o.ReconnectDelay)
 	}
 	if o.BounceBytes == 0 {
 		o.BounceBytes = hostverbs.DefaultPoolBytes
@@ -254,7 +259,7 @@ func MachineHost() (hostNQN string, hostID [16]byte, ok bool) {
 	if err != nil {
 		return "", hostID, false
 	}
-	u, err := nvme.ParseUUID(strings.TrimSpace(string(b)))
+	u, err := uuid.Parse(strings.TrimSpace(string(b)))
 	if err != nil {
 		return "", hostID, false
 	}

@@ -6,6 +6,7 @@ import (
 	"os"
 	"runtime"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"jbofd/client/internal/host"
@@ -25,9 +26,8 @@ const spinOutstanding = 8
 // stuckWait bounds one wait for a socket that takes no more bytes.
 const stuckWait = 20 * time.Millisecond
 
-// QPair is an I/O queue pair for one goroutine: batches of commands go in, batches
-// of completions come out, and nothing is allocated on the way. It is what load
-// generators and replication use; Namespace is the convenient way.
+// QPair is an I/O queue pair for one goroutine: batches of commands go in, batches of completions come out, and
+// nothing is allocated on the way. Load generators and replication use it; Namespace is the convenient interface.
 //
 //	for {
 //		n, err := q.Poll(comps, -1)      // finished commands
@@ -35,31 +35,48 @@ const stuckWait = 20 * time.Millisecond
 //		q.Submit(cmds[:k])               // one writev
 //	}
 //
-// All methods but Close and Interrupt must be called by one goroutine at a time. A QPair does
-// not reconnect: when it fails, Poll and Submit say so, all commands outstanding are
-// gone (whether they took effect is unknown) and their buffers are the caller's. Nor does it time
-// commands out: Poll with a bound and decide.
+// All methods but Interrupt must be called by one goroutine at a time.
 //
-// With credits (Options.Credits), commands beyond the drive's window are taken too, and go when
-// Poll has seen room for them: keep calling it while something is outstanding.
+// A QPair does not reconnect. When its connection is lost, Poll and Submit return ErrConnectionLost, whether the
+// outstanding commands took effect is unknown, and their buffers are the caller's again. The loss of one QPair ends
+// the association, so that a QPair opened afterwards belongs to a new one: a command that the caller repeats there
+// cannot be overtaken by its first copy (see Options.CtrlLossTimeout).
+//
+// A QPair does not time commands out either: call Poll with a bound and decide.
+//
+// With credits (Options.Credits), Submit also takes commands beyond the drive's window. They are sent when Poll has
+// seen room for them: keep calling Poll while commands are outstanding.
 type QPair struct {
 	id   uint16
-	w    host.Conn
+	w    hostconn.Conn
 	spin time.Duration
-	base time.Time // what spinning is timed from
+	base time.Time // origin of the clock that bounds spinning
 
-	// credits holds commands back that the target has given no credit for; nil: none are.
+	// credits holds back commands that the target has given no credit for; nil if the target grants none.
 	credits *window.Pair
 
 	err    error // why the queue pair has ended
 	expire bool  // a read deadline is set on the connection
 
+	// orderly is set once Connect has succeeded: Close then drains the queue instead of cutting the connection.
+	orderly bool
+	// canDisconnect: the target announces the Disconnect command (OFCS).
+	canDisconnect bool
+	// closeTimeout bounds Close.
+	closeTimeout time.Duration
+
 	closeOnce sync.Once
 	closeErr  error
-	onClose   func(*QPair)
+	// onLoss is told that the connection has failed, or that commands are outstanding whose end Close could not
+	// await. onClose is told of Close. Both may be nil.
+	onLoss  func(error)
+	onClose func(*QPair)
+
+	// interrupted is set by Interrupt: Poll and Submit return ErrClosed.
+	interrupted atomic.Bool
 
 	mu      sync.Mutex
-	closing error // why the pair was interrupted; guarded by mu
+	closing error // why the connection was shut down by this host; guarded by mu
 }
 
 // ID returns the queue identifier: 0 for the admin queue.
@@ -89,8 +106,8 @@ func (p *QPair) Held() int {
 //
 // Cost: one system call a batch, 0 allocs.
 func (p *QPair) Submit(cmds []Command) (int, error) { // hot: 0 allocs
-	if p.err != nil {
-		return 0, p.err
+	if err := p.ended(); err != nil {
+		return 0, err
 	}
 	n, bad := p.take(cmds)
 	if bad != nil && !errors.Is(bad, host.ErrQueueFull) {
@@ -104,7 +121,7 @@ func (p *QPair) Submit(cmds []Command) (int, error) { // hot: 0 allocs
 	return n, bad
 }
 
-// take gives commands to the machine until it refuses one.
+// take submits commands to the machine until it refuses one.
 func (p *QPair) take(cmds []Command) (n int, err error) { // hot: 0 allocs
 	if p.credits != nil {
 		return p.credits.Submit(cmds)
@@ -118,18 +135,18 @@ func (p *QPair) take(cmds []Command) (n int, err error) { // hot: 0 allocs
 	return n, nil
 }
 
-// passGate makes commands wait for credit from now on, if g is not nil.
+// passGate makes later commands wait for credit, if g is not nil.
 func (p *QPair) passGate(g *window.Gate) {
 	if g == nil {
 		return
 	}
 	p.credits = g.NewPair(p.w.Machine(), func() {
-		// Wakes block; if the connection is closed, nobody sleeps there.
+		// This wakes block. An error means that the connection is closed, so that block does not wait.
 		_ = p.w.SetReadDeadline(time.Unix(1, 0))
 	})
 }
 
-// collect returns completions. What they have made room for is sent.
+// collect returns completions, and sends commands that have waited for the credit that these release.
 func (p *QPair) collect(dst []Completion) int { // hot: 0 allocs
 	n := p.w.Machine().Completions(dst)
 	if n > 0 && p.credits != nil {
@@ -137,7 +154,7 @@ func (p *QPair) collect(dst []Completion) int { // hot: 0 allocs
 		p.credits.Completed(dst[:n])
 		if p.credits.Held() < held && p.err == nil {
 			if _, err := p.w.Send(); err != nil {
-				_ = p.fail(err) // Poll says so when it has no completions left
+				_ = p.fail(err) // Poll returns the error when there are no completions left
 			}
 		}
 	}
@@ -159,14 +176,14 @@ func (p *QPair) Poll(dst []Completion, wait time.Duration) (int, error) { // hot
 	if n := p.collect(dst); n > 0 {
 		return n, nil
 	}
-	if p.err != nil {
-		return 0, p.err
-	}
 	var start time.Duration
 	started := false
 	for {
+		if err := p.ended(); err != nil {
+			return 0, err
+		}
 		if p.credits != nil && p.credits.Granted() {
-			p.credits.Advance() // after sends it
+			p.credits.Advance() // after sends them
 		}
 		got, err := p.w.Recv()
 		if n, err := p.after(dst, err); n > 0 || err != nil {
@@ -238,47 +255,61 @@ func (p *QPair) block(left time.Duration) (timedOut bool, err error) {
 		}
 		p.expire = false
 	}
-	if p.credits == nil {
-		_, err = p.w.RecvWait()
-		if errors.Is(err, os.ErrDeadlineExceeded) {
-			return true, nil
+	// Whoever wakes this goroutine first sets what it is to see (granted or interrupted) and then moves the read
+	// deadline, so looking once more after the deadline was set cannot miss a wake-up.
+	if p.credits != nil {
+		defer p.credits.Unpark()
+		if p.credits.Park() {
+			return false, nil
 		}
-		return false, err
 	}
-	defer p.credits.Unpark()
-	if p.credits.Park() {
+	if p.interrupted.Load() {
 		return false, nil
 	}
 	_, err = p.w.RecvWait()
-	if errors.Is(err, os.ErrDeadlineExceeded) {
-		// Woken, perhaps late, or out of time: Poll looks at both.
-		p.expire = true
-		return false, nil
+	if !errors.Is(err, os.ErrDeadlineExceeded) {
+		return false, err
 	}
-	return false, err
+	p.expire = true // the deadline may be another goroutine's
+	return p.credits == nil && !p.interrupted.Load(), nil
 }
 
-// fail makes err the queue pair's end, the first time.
+// ended returns why the queue pair takes and returns no more commands, or nil.
+func (p *QPair) ended() error { // hot: 0 allocs
+	if p.err == nil && p.interrupted.Load() {
+		p.err = fmt.Errorf("queue pair %d: %w", p.id, ErrClosed)
+	}
+	return p.err
+}
+
+// fail records that the connection has failed with err. The first failure stays.
 func (p *QPair) fail(err error) error {
 	if p.err != nil {
 		return p.err
 	}
-	p.mu.Lock()
-	why := p.closing
-	p.mu.Unlock()
+	why := p.shutdownCause()
 	if why == nil {
-		_, _ = p.w.Send() // a TermReq, if the target is at fault; err is what counts
+		_, _ = p.w.Send() // a TermReq, if the target has broken the protocol; err is what counts
 		why = hostconn.Classify(err)
 	}
 	p.err = fmt.Errorf("queue pair %d: %w", p.id, why)
 	p.w.Shutdown()
+	if p.onLoss != nil {
+		p.onLoss(p.err)
+	}
 	return p.err
 }
 
-// Interrupt makes the queue pair fail with ErrClosed, waking a blocked Poll; from any goroutine.
-func (p *QPair) Interrupt() { p.interrupt(ErrClosed) }
+// Interrupt makes Poll and Submit return ErrClosed and wakes a blocked Poll; any goroutine may call it. The
+// connection stays open until Close, and so do the buffers of outstanding commands belong to the queue pair.
+func (p *QPair) Interrupt() {
+	p.interrupted.Store(true)
+	// An error means that the connection is closed, so that Poll does not wait.
+	_ = p.w.SetReadDeadline(time.Unix(1, 0))
+}
 
-func (p *QPair) interrupt(why error) {
+// shutDown ends the connection at once; any goroutine may call it.
+func (p *QPair) shutDown(why error) {
 	p.mu.Lock()
 	if p.closing == nil {
 		p.closing = why
@@ -287,14 +318,31 @@ func (p *QPair) interrupt(why error) {
 	p.w.Shutdown()
 }
 
-// Close ends the queue pair's connection. Outstanding commands are gone, their buffers the
-// caller's. The owner calls it when no Poll or Submit is under way. Idempotent.
+// shutdownCause returns the argument of the first shutDown, or nil.
+func (p *QPair) shutdownCause() error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.closing
+}
+
+// Close ends the queue pair. It sends nothing new, waits until the outstanding commands have completed, deletes the
+// queue at the target with Disconnect where the target knows that command, and closes the connection. The completions
+// are dropped; the buffers are the caller's afterwards. The owner calls it when no Poll or Submit is under way.
+// Idempotent.
+//
+// Close waits for the target for at most 2 s. If commands are still outstanding then, it ends the association: the
+// controller reconnects, and what is written over the new association cannot be overtaken by those commands.
 func (p *QPair) Close() error {
 	p.closeOnce.Do(func() {
-		p.interrupt(ErrClosed)
+		if p.orderly && (p.ended() == nil || errors.Is(p.err, ErrClosed)) && p.shutdownCause() == nil {
+			if n := p.disconnect(); n > 0 && p.onLoss != nil {
+				p.onLoss(fmt.Errorf("%w: queue pair %d was closed with %d commands outstanding", ErrConnectionLost, p.id, n))
+			}
+		}
 		if p.err == nil {
 			p.err = fmt.Errorf("queue pair %d: %w", p.id, ErrClosed)
 		}
+		p.shutDown(ErrClosed)
 		p.closeErr = p.w.Close()
 		if p.credits != nil {
 			p.credits.Leave()
@@ -304,4 +352,60 @@ func (p *QPair) Close() error {
 		}
 	})
 	return p.closeErr
+}
+
+// disconnect waits until the queue is empty and then deletes it at the target. It gives up after closeTimeout, or when
+// the connection ends, and returns how many of the caller's commands are outstanding then.
+func (p *QPair) disconnect() (left int) {
+	deadline := time.Now().Add(p.closeTimeout)
+	if !p.drain(deadline) {
+		return p.w.Machine().Outstanding()
+	}
+	if p.canDisconnect {
+		var c Command
+		c.SQE.InitDisconnect()
+		if _, err := p.w.Machine().Submit(&c); err == nil {
+			p.drain(deadline)
+		}
+	}
+	return 0
+}
+
+// drain drops completions until nothing is outstanding: true; or until deadline or the end of the connection: false.
+func (p *QPair) drain(deadline time.Time) bool {
+	m := p.w.Machine()
+	var comps [64]Completion
+	for {
+		for m.Completions(comps[:]) > 0 {
+		}
+		if m.Outstanding() == 0 {
+			return true
+		}
+		if time.Now().After(deadline) || p.shutdownCause() != nil {
+			return false
+		}
+		if err := p.exchange(deadline); err != nil {
+			for m.Completions(comps[:]) > 0 {
+			}
+			return m.Outstanding() == 0
+		}
+	}
+}
+
+// exchange sends what is to be sent and waits until something was received or deadline.
+func (p *QPair) exchange(deadline time.Time) error {
+	if _, err := p.w.Send(); err != nil {
+		return err
+	}
+	if p.w.Unsent() {
+		return p.w.PollBoth(min(time.Until(deadline), stuckWait))
+	}
+	if err := p.w.SetReadDeadline(deadline); err != nil {
+		return err
+	}
+	_, err := p.w.RecvWait()
+	if errors.Is(err, os.ErrDeadlineExceeded) {
+		return nil // deadline has passed, or another goroutine has moved it in order to wake Poll
+	}
+	return err
 }

@@ -26,7 +26,7 @@ func openScriptQPair(t testing.TB, s *script, o hosttcp.Options) *QPair {
 	if o.MaxR2T == 0 {
 		o.MaxR2T = 4
 	}
-	w, err := hostconn.Dial(context.Background(), s.addr(), o)
+	w, err := hostconn.DialTCP(context.Background(), s.addr(), o)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -199,7 +199,7 @@ func TestQPairDoesNotAllocate(t *testing.T) {
 			}
 		}
 	}()
-	w, err := hostconn.Dial(context.Background(), ln.Addr().String(), hosttcp.Options{Depth: 4, InCapsuleBytes: 8192})
+	w, err := hostconn.DialTCP(context.Background(), ln.Addr().String(), hosttcp.Options{Depth: 4, InCapsuleBytes: 8192})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -306,5 +306,32 @@ func TestATargetThatGoesAwayFailsTheQPair(t *testing.T) {
 	s.cut()
 	if _, err := p.Poll(make([]Completion, 1), -1); !errors.Is(err, ErrConnectionLost) {
 		t.Errorf("%v, want ErrConnectionLost", err)
+	}
+}
+
+// interruptedConn is interrupted when Poll has looked for an interruption and is about to wait.
+type interruptedConn struct {
+	hostconn.Conn
+	interrupt func()
+}
+
+func (c *interruptedConn) SetReadDeadline(t time.Time) error {
+	if f := c.interrupt; f != nil {
+		c.interrupt = nil
+		f()
+	}
+	return c.Conn.SetReadDeadline(t)
+}
+
+// TestInterruptIsNotLostWhenPollBeginsToWait: Poll moves the deadline with which Interrupt wakes it.
+func TestInterruptIsNotLostWhenPollBeginsToWait(t *testing.T) {
+	s := newScript(t, 512)
+	p := openScriptQPair(t, s, hosttcp.Options{Depth: 4})
+	p.spin = -1
+	p.w = &interruptedConn{Conn: p.w, interrupt: p.Interrupt}
+	const wait = 5 * time.Second
+	start := time.Now()
+	if _, err := p.Poll(make([]Completion, 1), wait); !errors.Is(err, ErrClosed) || time.Since(start) >= wait {
+		t.Errorf("%v after %s, want ErrClosed at once", err, time.Since(start))
 	}
 }

@@ -63,7 +63,8 @@ func newRDMAScript(t testing.TB, diskBytes int) *script {
 	if err != nil {
 		t.Fatal(err)
 	}
-	s := &script{t: t, rdma: r, address: "rdma://10.0.0.1:4420", disk: make([]byte, diskBytes), inCapsule: 8192, seen: map[string]int{}}
+	s := &script{t: t, rdma: r, address: "rdma://10.0.0.1:4420", disk: make([]byte, diskBytes), inCapsule: 8192,
+		seen: map[string]int{}}
 	s.stop = func() { ln.Close() }
 	s.wg.Add(1)
 	go func() {
@@ -120,7 +121,8 @@ func (s *script) serveRDMA(ep verbs.Endpoint) (err error) {
 	if c.cq, err = c.domain.CreateCQ(16 * entries); err != nil {
 		return err
 	}
-	if c.qp, err = ep.CreateQP(verbs.QPConfig{Domain: c.domain, SendCQ: c.cq, RecvCQ: c.cq, Sends: 8 * entries, Recvs: entries}); err != nil {
+	if c.qp, err = ep.CreateQP(verbs.QPConfig{Domain: c.domain, SendCQ: c.cq, RecvCQ: c.cq, Sends: 8 * entries,
+		Recvs: entries}); err != nil {
 		return err
 	}
 	c.stride = nvme.SQESize + s.inCapsule
@@ -142,7 +144,8 @@ func (s *script) serveRDMA(ep verbs.Endpoint) (err error) {
 	})
 	var a cm.Accept
 	a.SetCRQSIZE(uint16(entries))
-	if err := ep.Accept(verbs.Params{PrivateData: a[:], InitiatorDepth: min(p.ResponderResources, 8), RetryCount: 7, RNRRetryCount: 7}); err != nil {
+	if err := ep.Accept(verbs.Params{PrivateData: a[:], InitiatorDepth: min(p.ResponderResources, 8), RetryCount: 7,
+		RNRRetryCount: 7}); err != nil {
 		return err
 	}
 	s.mu.Lock()
@@ -204,7 +207,8 @@ func (c *scriptRDMA) close() error {
 }
 
 func (c *scriptRDMA) postRecv(i int) error {
-	_, err := c.qp.PostRecv([]verbs.RecvWR{{ID: uint64(i), Addr: c.recvMR.Addr() + uint64(i*c.stride), Len: uint32(c.stride), LKey: c.recvMR.LKey()}})
+	_, err := c.qp.PostRecv([]verbs.RecvWR{{ID: uint64(i), Addr: c.recvMR.Addr() + uint64(i*c.stride),
+		Len: uint32(c.stride), LKey: c.recvMR.LKey()}})
 	return err
 }
 
@@ -218,7 +222,8 @@ func (c *scriptRDMA) completed(w *verbs.WC) bool {
 		if f != nil {
 			f(w.Status == verbs.StatusOK)
 		}
-		if w.Status != verbs.StatusOK && w.Status != verbs.StatusFlushed && w.Status != verbs.StatusRetryExceeded && w.Status != verbs.StatusRemoteInvalid {
+		if w.Status != verbs.StatusOK && w.Status != verbs.StatusFlushed && w.Status != verbs.StatusRetryExceeded &&
+			w.Status != verbs.StatusRemoteInvalid {
 			c.s.t.Errorf("script target: %s", w.Status)
 		}
 		return w.Status == verbs.StatusOK
@@ -236,7 +241,8 @@ func (c *scriptRDMA) completed(w *verbs.WC) bool {
 	case e.PSDT() != nvme.PSDTSGL:
 		c.s.t.Errorf("script target: PSDT %d", e.PSDT())
 	case g.Type() == nvme.SGLTypeDataBlock:
-		if g.Subtype() != nvme.SGLSubtypeOffset || g.Address() != 0 || int(g.Length()) != len(b)-nvme.SQESize || !toTarget(&e) {
+		if g.Subtype() != nvme.SGLSubtypeOffset || g.Address() != 0 || int(g.Length()) != len(b)-nvme.SQESize ||
+			!toTarget(&e) {
 			c.s.t.Errorf("script target: capsule of %d bytes with SGL %x", len(b), *g)
 		}
 		if c.conn.qid == 0 {

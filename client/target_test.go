@@ -4,9 +4,11 @@ import (
 	"bytes"
 	"encoding/binary"
 	"errors"
+	"fmt"
 	"io"
 	"net"
 	"sync"
+	"sync/atomic"
 	"testing"
 
 	"jbofd/internal/nvme"
@@ -28,8 +30,10 @@ type script struct {
 	mu        sync.Mutex
 	disk      []byte
 	conns     []func() // each cuts a connection
-	// seen counts the commands by name.
-	seen map[string]int
+	// seen counts the commands by name. If tracing is set, trace lists them in order, as "QID name".
+	seen    map[string]int
+	tracing bool
+	trace   []string
 	// stalled, if set, swallows the commands it says true to.
 	stalled func(e *nvme.SQE) bool
 	// answer, if set, may answer a command in the script's stead: then it returns true.
@@ -37,8 +41,13 @@ type script struct {
 	// credit, if not 0, is what the target grants and repeats with every completion of an I/O that has a
 	// response of its own.
 	credit nvme.Credit
+	// cqtMS is the command quiesce time.
+	cqtMS atomic.Uint32
+	// disconnects: the target announces the Disconnect command.
+	disconnects atomic.Bool
 	// log is the discovery log.
 	log []byte
+	cc  nvme.CC // of the latest association
 	// aers are the Asynchronous Event Requests outstanding.
 	aers []func(dw0 uint32)
 }
@@ -46,13 +55,36 @@ type script struct {
 // name names a command for script.seen.
 func (c *scriptConn) name(e *nvme.SQE) string {
 	if e.Opcode() == nvme.OpFabrics {
-		return map[uint8]string{nvme.FabricsConnect: "connect", nvme.FabricsPropertyGet: "get", nvme.FabricsPropertySet: "set"}[e.FCTYPE()]
+		return map[uint8]string{nvme.FabricsConnect: "connect", nvme.FabricsPropertyGet: "get",
+			nvme.FabricsPropertySet: "set",
+			nvme.FabricsDisconnect:  "disconnect"}[e.FCTYPE()]
 	}
 	if c.qid != 0 {
-		return map[uint8]string{nvme.CmdRead: "read", nvme.CmdWrite: "write", nvme.CmdFlush: "flush", nvme.CmdCompare: "compare"}[e.Opcode()]
+		return map[uint8]string{nvme.CmdRead: "read", nvme.CmdWrite: "write", nvme.CmdFlush: "flush",
+			nvme.CmdCompare: "compare"}[e.Opcode()]
 	}
-	return map[uint8]string{nvme.AdminKeepAlive: "keepalive", nvme.AdminAbort: "abort", nvme.AdminIdentify: "identify", nvme.AdminGetLogPage: "log",
+	return map[uint8]string{nvme.AdminKeepAlive: "keepalive", nvme.AdminAbort: "abort", nvme.AdminIdentify: "identify",
+		nvme.AdminGetLogPage:  "log",
 		nvme.AdminSetFeatures: "setfeature", nvme.AdminAsyncEvent: "aer"}[e.Opcode()]
+}
+
+// traced is an entry of script.trace.
+func (c *scriptConn) traced(e *nvme.SQE) string {
+	qid, name := c.qid, c.name(e)
+	switch name {
+	case "connect":
+		qid = e.Connect().QID()
+	case "set":
+		switch cc := nvme.CC(e.Property().VALUE()); {
+		case !cc.EN():
+			name = "reset"
+		case cc.SHN() != 0:
+			name = "shutdown"
+		default:
+			name = "enable"
+		}
+	}
+	return fmt.Sprint(qid, " ", name)
 }
 
 func (s *script) count(name string) int {
@@ -117,7 +149,8 @@ func newScript(t testing.TB, diskBytes int) *script {
 	if err != nil {
 		t.Fatal(err)
 	}
-	s := &script{t: t, address: ln.Addr().String(), disk: make([]byte, diskBytes), maxH2C: 128 << 10, inCapsule: 8192, seen: map[string]int{}}
+	s := &script{t: t, address: ln.Addr().String(), disk: make([]byte, diskBytes), maxH2C: 128 << 10, inCapsule: 8192,
+		seen: map[string]int{}}
 	s.stop = func() { ln.Close() }
 	s.wg.Add(1)
 	go func() {
@@ -352,6 +385,9 @@ func (c *scriptConn) command(e nvme.SQE, data []byte) {
 	c.s.mu.Lock()
 	defer c.s.mu.Unlock()
 	c.s.seen[c.name(&e)]++
+	if c.s.tracing {
+		c.s.trace = append(c.s.trace, c.traced(&e))
+	}
 	if c.s.stalled != nil && c.s.stalled(&e) {
 		return
 	}
@@ -379,16 +415,27 @@ func (c *scriptConn) fabrics(e *nvme.SQE, data []byte) {
 			c.reply(e.CID(), cqe.Status(), cqe.Result64())
 			return
 		}
+		if c.qid == 0 {
+			c.s.cc = 0
+		}
 		c.reply(e.CID(), 0, 7)
+	case nvme.FabricsPropertySet:
+		c.s.cc = nvme.CC(e.Property().VALUE())
+		c.reply(e.CID(), 0, 0)
 	case nvme.FabricsPropertyGet:
 		v := uint64(0)
 		switch e.Property().OFST() {
 		case nvme.PropCAP:
-			v = uint64(nvme.CAP(0).WithMQES(63).WithTO(4).WithCSS(nvme.CAPCSSNVM))
+			v = uint64(nvme.CAP(0).WithMQES(63).WithTO(1).WithCSS(nvme.CAPCSSNVM))
 		case nvme.PropVS:
 			v = uint64(nvme.Version2_0)
 		case nvme.PropCSTS:
-			v = uint64(nvme.CSTSRDY | nvme.CSTSSHSTComplete)
+			if c.s.cc.EN() {
+				v |= uint64(nvme.CSTSRDY)
+			}
+			if c.s.cc.SHN() != 0 {
+				v |= uint64(nvme.CSTSSHSTComplete)
+			}
 		}
 		c.reply(e.CID(), 0, v)
 	default:
@@ -411,6 +458,10 @@ func (c *scriptConn) admin(e *nvme.SQE) {
 			id.SetOAES(nvme.AECNamespace)
 			id.SetACL(3)
 			id.SetMDTS(8)
+			id.SetCQT(uint16(c.s.cqtMS.Load()))
+			if c.s.disconnects.Load() {
+				id.SetOFCS(nvme.OFCSDisconnect)
+			}
 			if c.s.credit != 0 {
 				id.SetExtension(1, nvme.ExtCredits)
 			}

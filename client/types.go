@@ -5,24 +5,22 @@ import (
 	"jbofd/internal/nvme"
 )
 
-// Wire types of the NVMe specification, as the rest of jbofd has them.
+// Wire types of the NVMe specification.
 type (
 	// SQE is a submission queue entry; the host fills in CID, PSDT and SGL.
 	SQE = nvme.SQE
-	// Status is a command's status field; Status.Code strips DNR and More, and is what
-	// the Status constants compare to.
+	// Status is the status field of a completion. Status.Code strips DNR and More; compare its result with constants.
 	Status = nvme.Status
 	// Command is one command for a QPair or a passthrough.
 	Command = host.Command
-	// Completion is a command's outcome.
+	// Completion is the outcome of a Command.
 	Completion = host.Completion
-	// StatusError is a command that completed with a status other than success. errors.Is matches it with
-	// ErrCompareFailed, ErrUnsupported and ErrNamespaceGone where the status says so, and with the errors of
-	// package kv.
+	// StatusError reports a command that has completed with a status other than success. errors.Is matches it with
+	// ErrCompareFailed, ErrUnsupported, ErrNamespaceGone or an error of package kv, according to the status.
 	StatusError = host.StatusError
 )
 
-// Opcodes for Command.SQE that a QPair's user needs most.
+// Opcodes of the NVM command set, for commands of a QPair.
 const (
 	OpFlush       = nvme.CmdFlush
 	OpWrite       = nvme.CmdWrite
@@ -36,26 +34,30 @@ const (
 	CDW12FUA = nvme.CDW12FUA
 )
 
-// Errors to decide by. They come wrapped with what happened.
+// Errors for errors.Is. They come wrapped in errors that say what has happened.
 var (
-	// ErrConnectionLost: the association ended and could not be restored in time, or the
-	// operation must not be repeated blindly; whether a command outstanding then took
-	// effect is unknown.
+	// ErrConnectionLost: the association has ended, and could not be restored in time or the operation must not be
+	// repeated.
 	ErrConnectionLost = host.ErrConnectionLost
+	// ErrIndeterminate: a command that changes something was sent and was not answered, because the connection was
+	// lost, the controller was closed or the context has ended. Whether it took effect is unknown. It may also take
+	// effect after the call has returned, but not after the controller has reconnected (see Controller for the
+	// conditions). It comes together with the error that says why there is no answer.
+	ErrIndeterminate = host.ErrIndeterminate
 	// ErrClosed: the controller or queue pair was closed by its user.
 	ErrClosed = host.ErrClosed
-	// ErrProtocol: the target broke the protocol of NVMe or of the transport.
+	// ErrProtocol: the target has violated the protocol of NVMe or of the transport.
 	ErrProtocol = host.ErrProtocol
-	// ErrTimeout: the target did not answer a command in time.
+	// ErrTimeout: the target has not answered a command in time.
 	ErrTimeout = host.ErrTimeout
 	// ErrInvalid: an argument is out of range; nothing was sent.
 	ErrInvalid = host.ErrInvalid
 	// ErrCompareFailed: Compare or CompareAndWrite found other data.
 	ErrCompareFailed = host.ErrCompareFailed
-	// ErrUnsupported: the controller or namespace lacks the command or feature; or this program
-	// the transport.
+	// ErrUnsupported: the controller or namespace does not support the command or feature, or this program does not
+	// support the transport.
 	ErrUnsupported = host.ErrUnsupported
-	// ErrNamespaceGone: the namespace is not there (any more).
+	// ErrNamespaceGone: there is no such namespace, or no longer.
 	ErrNamespaceGone = host.ErrNamespaceGone
 )
 

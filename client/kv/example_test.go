@@ -44,7 +44,7 @@ func ExampleOpen() {
 	}
 }
 
-// Keys of any length: all who use the namespace open it so.
+// Keys of any length. All users of the namespace must open it with LongKeys.
 func ExampleOptions() {
 	ctx := context.Background()
 	c, err := client.Connect(ctx, client.Options{Address: "192.0.2.1:4420", SubNQN: "nqn.2026-11.example.jbofd:store"})
@@ -71,7 +71,8 @@ func ExampleOptions() {
 // Many operations outstanding from one goroutine.
 func ExampleNamespace_OpenQueue() {
 	ctx := context.Background()
-	c, err := client.Connect(ctx, client.Options{Address: "192.0.2.1:4420", SubNQN: "nqn.2026-11.example.jbofd:store", QPairs: 1})
+	c, err := client.Connect(ctx, client.Options{Address: "192.0.2.1:4420", SubNQN: "nqn.2026-11.example.jbofd:store",
+		QPairs: 1})
 	if err != nil {
 		log.Fatal(err)
 	}

@@ -136,7 +136,8 @@ func TestLimitsAreNamed(t *testing.T) {
 			t.Errorf("%d bytes: %v", c.size-1, err)
 		}
 		err := n.Put(ctx, []byte("k"), make([]byte, c.size))
-		if !errors.Is(err, ErrValueTooLarge) || !strings.Contains(err.Error(), c.say) || !strings.Contains(err.Error(), fmt.Sprint(c.size-1)) {
+		if !errors.Is(err, ErrValueTooLarge) || !strings.Contains(err.Error(), c.say) || !strings.Contains(err.Error(),
+			fmt.Sprint(c.size-1)) {
 			t.Errorf("%d bytes: %v, want ErrValueTooLarge naming %s and %d", c.size, err, c.say, c.size-1)
 		}
 		if n := s.count(nvme.CmdKVStore); n != 1 {
@@ -154,10 +155,12 @@ func TestLimitsAreNamed(t *testing.T) {
 		}
 	}
 	s.set("big", make([]byte, 10000))
-	if _, err := open(t, s, Options{}).Value(ctx, []byte("big")); !errors.Is(err, ErrValueTooLarge) || !strings.Contains(err.Error(), "10000") {
+	if _, err := open(t, s, Options{}).Value(ctx, []byte("big")); !errors.Is(err, ErrValueTooLarge) ||
+		!strings.Contains(err.Error(), "10000") {
 		t.Errorf("Value beyond the transfer limit: %v", err)
 	}
-	if _, err := open(t, s, Options{}).Get(ctx, []byte("big"), make([]byte, 10000)); !errors.Is(err, ErrValueTooLarge) || !strings.Contains(err.Error(), "MDTS") {
+	if _, err := open(t, s, Options{}).Get(ctx, []byte("big"), make([]byte, 10000)); !errors.Is(err, ErrValueTooLarge) ||
+		!strings.Contains(err.Error(), "MDTS") {
 		t.Errorf("Get beyond the transfer limit: %v", err)
 	}
 }
@@ -204,7 +207,8 @@ func TestStatusesReachTheirErrors(t *testing.T) {
 		if !errors.As(err, &se) || se.Status != st || se.Command != "Put" {
 			t.Errorf("%s: %v", st, err)
 		}
-		for _, e := range []error{ErrCapacityExceeded, ErrValueTooLarge, ErrKeyExists, ErrKeyNotFound, client.ErrNamespaceGone, client.ErrUnsupported} {
+		for _, e := range []error{ErrCapacityExceeded, ErrValueTooLarge, ErrKeyExists, ErrKeyNotFound,
+			client.ErrNamespaceGone, client.ErrUnsupported} {
 			if errors.Is(err, e) != (e == want) {
 				t.Errorf("%s: is %v: %t", st, e, e != want)
 			}
@@ -231,7 +235,8 @@ func TestOpenRefusesWhatIsNoKeyValueNamespace(t *testing.T) {
 	s := newTarget(t)
 	c := open(t, s, Options{}).c
 	ctx := testContext(t)
-	if _, err := Open(ctx, c, 1, Options{}); !errors.Is(err, client.ErrUnsupported) || strings.Count(err.Error(), "namespace 1") != 1 {
+	if _, err := Open(ctx, c, 1, Options{}); !errors.Is(err, client.ErrUnsupported) || strings.Count(err.Error(),
+		"namespace 1") != 1 {
 		t.Errorf("blocks: %v", err)
 	}
 	if _, err := c.Namespace(ctx, 2); !errors.Is(err, client.ErrUnsupported) {
@@ -303,7 +308,7 @@ func TestKeysComeFromAsManyListsAsItTakes(t *testing.T) {
 			}
 		}
 		for range n.Keys(ctx) {
-			break // who has seen enough may leave
+			break // the loop may end early
 		}
 	})
 }
@@ -389,7 +394,8 @@ func TestValuesWithoutLongKeysAreForeign(t *testing.T) {
 	ctx := testContext(t)
 	n := open(t, s, Options{LongKeys: true, hash: oneHash})
 	h := oneHash([]byte("x"))
-	for _, v := range [][]byte{nil, []byte("short"), pattern(500, 1), []byte("JKVL\x02\x00\x00\x00\x01\x00\x00\x00x"), []byte("JKVL\x01\x00\x00\x00\x00\x00\x00\x00x")} {
+	for _, v := range [][]byte{nil, []byte("short"), pattern(500, 1), []byte("JKVL\x02\x00\x00\x00\x01\x00\x00\x00x"),
+		[]byte("JKVL\x01\x00\x00\x00\x00\x00\x00\x00x")} {
 		s.set(string(h[:]), v)
 		for what, f := range map[string]func() error{
 			"Put":          func() error { return n.Put(ctx, []byte("x"), nil) },
@@ -462,7 +468,7 @@ func TestLongKeysAgreeWithAMap(t *testing.T) {
 	}
 }
 
-func TestPutsAndGetsSurviveALossAndPutIfAbsentSaysSo(t *testing.T) {
+func TestPutsAndGetsSurviveALossAndConditionalPutsAreIndeterminate(t *testing.T) {
 	overKeys(t, func(t *testing.T, s *target, n *Namespace) {
 		ctx := testContext(t)
 		lose := func(opcode uint8) {
@@ -490,13 +496,22 @@ func TestPutsAndGetsSurviveALossAndPutIfAbsentSaysSo(t *testing.T) {
 			t.Errorf("Delete: %v", err)
 		}
 		lose(nvme.CmdKVStore)
-		if err := n.PutIfAbsent(ctx, key, []byte("two")); !errors.Is(err, client.ErrConnectionLost) {
+		if err := n.PutIfAbsent(ctx, key, []byte("two")); !errors.Is(err, client.ErrConnectionLost) || !errors.Is(err,
+			client.ErrIndeterminate) {
 			t.Errorf("PutIfAbsent: %v", err)
 		}
 		if there, err := n.Exists(ctx, key); err != nil || !there {
-			t.Errorf("what PutIfAbsent left open: %t, %v", there, err)
+			t.Errorf("after an indeterminate PutIfAbsent: %t, %v", there, err)
 		}
-		if n.c.Losses() != 4 {
+		lose(nvme.CmdKVStore)
+		if err := n.PutIfPresent(ctx, key, []byte("three")); !errors.Is(err, client.ErrConnectionLost) || !errors.Is(err,
+			client.ErrIndeterminate) {
+			t.Errorf("PutIfPresent: %v", err)
+		}
+		if v, err := n.Value(ctx, key); err != nil || string(v) != "three" {
+			t.Errorf("after an indeterminate PutIfPresent: %q, %v", v, err)
+		}
+		if n.c.Losses() != 5 {
 			t.Errorf("%d losses", n.c.Losses())
 		}
 	})

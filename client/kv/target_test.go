@@ -35,10 +35,11 @@ type target struct {
 	inCapsule     int
 	csi           nvme.CSI
 	credit        nvme.Credit
-	// quiet, if not nil, has I/O queue 3, the one of a Queue, served by answerQuietly.
+	// quiet, if not nil, has I/O queue 3, that of an OpQueue, served by answerQuietly.
 	quiet []byte
 
 	mu     sync.Mutex
+	cc     nvme.CC // of the latest association
 	values map[string][]byte
 	keys   []string // sorted
 	conns  []net.Conn
@@ -61,7 +62,8 @@ func newTarget(t testing.TB) *target {
 	if err != nil {
 		t.Fatal(err)
 	}
-	s := &target{t: t, addr: ln.Addr().String(), mdts: 8, maxValue: 1 << 20, listMost: 1 << 20, inCapsule: 8192, csi: nvme.CSIKV,
+	s := &target{t: t, addr: ln.Addr().String(), mdts: 8, maxValue: 1 << 20, listMost: 1 << 20, inCapsule: 8192,
+		csi:    nvme.CSIKV,
 		values: map[string][]byte{}, seen: map[uint8]int{}}
 	s.stop = func() { ln.Close() }
 	s.wg.Add(1)
@@ -312,7 +314,9 @@ func (c *conn) fabrics(e *nvme.SQE) {
 	v := uint64(0)
 	switch e.FCTYPE() {
 	case nvme.FabricsConnect:
-		c.qid = e.Connect().QID()
+		if c.qid = e.Connect().QID(); c.qid == 0 {
+			c.s.cc = 0
+		}
 		v = 7
 	case nvme.FabricsPropertyGet:
 		switch e.Property().OFST() {
@@ -321,12 +325,18 @@ func (c *conn) fabrics(e *nvme.SQE) {
 		case nvme.PropVS:
 			v = uint64(nvme.Version2_0)
 		case nvme.PropCSTS:
-			v = uint64(nvme.CSTSRDY | nvme.CSTSSHSTComplete)
+			if c.s.cc.EN() {
+				v |= uint64(nvme.CSTSRDY)
+			}
+			if c.s.cc.SHN() != 0 {
+				v |= uint64(nvme.CSTSSHSTComplete)
+			}
 		}
 	case nvme.FabricsPropertySet:
 		if cc := nvme.CC(e.Property().VALUE()); e.Property().OFST() == nvme.PropCC && cc.CSS() != nvme.CCCSSIOCS {
 			c.s.t.Errorf("CC.CSS is %d, want %d: all I/O command sets", cc.CSS(), nvme.CCCSSIOCS)
 		}
+		c.s.cc = nvme.CC(e.Property().VALUE())
 	}
 	var q nvme.CQE
 	q.SetCID(e.CID())
@@ -437,7 +447,8 @@ func (c *conn) io(e *nvme.SQE, data []byte) {
 func open(t testing.TB, s *target, o Options) *Namespace {
 	t.Helper()
 	ctx := testContext(t)
-	c, err := client.Connect(ctx, client.Options{Address: s.addr, SubNQN: "nqn.2026-11.example.jbofd:test", Queues: 2, QPairs: 1, QueueDepth: 128,
+	c, err := client.Connect(ctx, client.Options{Address: s.addr, SubNQN: "nqn.2026-11.example.jbofd:test", Queues: 2,
+		QPairs: 1, QueueDepth: 128,
 		ReconnectDelay: time.Millisecond, CtrlLossTimeout: 20 * time.Second})
 	if err != nil {
 		t.Fatal(err)
@@ -450,7 +461,7 @@ func open(t testing.TB, s *target, o Options) *Namespace {
 	return n
 }
 
-func openQueue(t testing.TB, n *Namespace) *Queue {
+func openQueue(t testing.TB, n *Namespace) *OpQueue {
 	t.Helper()
 	q, err := n.OpenQueue(testContext(t))
 	if err != nil {

@@ -135,7 +135,10 @@ round in their shares for that long; without it each job covers its share once. 
 
 Writing destroys what is on the target.
 
-Exit status: 0 all well; 1 an I/O or a verification failed, or the target is out of reach; 2 bad flags.`,
+Ctrl-C ends the run and reports what was measured until then; a second one ends the process at once.
+
+Exit status: 0 all well; 1 an I/O or a verification failed, or the target is out of reach; 2 bad flags;
+130 interrupted.`,
 		Example: `  jbofbench block --target tcp://127.0.0.1:4420 --nqn nqn.2026-11.example.jbofd:blocks --rw randread --iodepth 32 --runtime 10
   jbofbench block --target tcp://127.0.0.1:4420 --nqn nqn.2026-11.example.jbofd:blocks --rw randwrite --size 64m --verify crc32c
   jbofbench block --target rdma://192.0.2.1:4420 --nqn nqn.2026-11.example.jbofd:blocks --rw randread --iodepth 32 --runtime 10
@@ -316,6 +319,9 @@ func (f *blockFlags) open(ctx context.Context) (bench.Target, error) {
 		return nil, err
 	}
 	t, err := bench.NewNVMe(ctx, c, f.nsid)
+	if errors.Is(err, client.ErrUnsupported) {
+		err = fmt.Errorf("%w; if it holds keys and values, jbofbench kv --nsid %d is for it", err, f.nsid)
+	}
 	if err != nil {
 		return nil, errors.Join(err, c.Close())
 	}

@@ -20,7 +20,7 @@ func demoCommand() *cobra.Command {
 connect over NVMe/TCP as two different hosts with a namespace each, write with verification, read back,
 run a short mixed load, print a table and a few of the metrics, and stop jbofd.
 
-Exit status: 0 all well; 1 anything failed; 2 bad flags.`,
+Exit status: 0 all well; 1 anything failed; 2 bad flags; 130 interrupted.`,
 		Args: cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
 			cfg.SizeBytes, cfg.Runtime, cfg.Out, cfg.Environ = int64(size), time.Duration(runtime), c.OutOrStdout(), os.Environ()

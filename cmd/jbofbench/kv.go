@@ -84,8 +84,8 @@ outstanding. Overdue, if there are any, were due when the time was over and had 
 
 Several processes may share the records out by insertstart and insertcount; each keeps to its own.
 
-Exit status: 0 all well; 1 an operation or a verification failed, the target is out of reach, or the
-benchmark was interrupted; 2 bad flags or a bad workload.`
+Exit status: 0 all well; 1 an operation or a verification failed, or the target is out of reach; 2 bad flags
+or a bad workload; 130 interrupted.`
 	c.Example = `  jbofbench kv -P configs/ycsb/workloada -p recordcount=100000 -p operationcount=1000000 --embedded mem:1g --depth 64
   jbofbench kv load -P configs/ycsb/workloadb -p recordcount=10000000 -p fieldcount=1 -p fieldlength=256 --threads 4 --depth 32 \
       --target tcp://127.0.0.1:4420 --nqn nqn.2026-11.example.jbofd:kv --state /tmp/kv.state

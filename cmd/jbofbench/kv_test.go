@@ -78,7 +78,8 @@ func TestAKVTargetOutOfReachExitsWith1(t *testing.T) {
 	}
 }
 
-// TestAFileThatCouldNotBecomeAStoreIsRemoved, so that the next attempt finds none; and one is only made if a size is given.
+// TestAFileThatCouldNotBecomeAStoreIsRemoved, so that the next attempt finds none; and one is only made if a size is
+// given.
 func TestAFileThatCouldNotBecomeAStoreIsRemoved(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "ssd")
 	load := []string{"kv", "load", "-q", "-p", "recordcount=10", "--embedded", path}
@@ -102,7 +103,7 @@ func TestAnInterruptedBenchmarkSaysSo(t *testing.T) {
 		cancel()
 		return stderr.Write(b)
 	}))
-	if status != 1 || !strings.Contains(stderr.String(), "interrupted after ") || !strings.Contains(stdout.String(), "[INSERT], Operations, ") {
+	if status != exitInterrupted || !strings.Contains(stderr.String(), "interrupted after ") || !strings.Contains(stdout.String(), "[INSERT], Operations, ") {
 		t.Errorf("exit status %d, %s%s", status, stdout.String(), stderr.String())
 	}
 }

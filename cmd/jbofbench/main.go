@@ -24,22 +24,35 @@ func main() {
 	os.Exit(execute(ctx, os.Args[1:], os.Stdout, os.Stderr))
 }
 
+// version is set by the linker.
+var version = "dev"
+
+// exitInterrupted is 128 and the number of SIGINT, as of a shell.
+const exitInterrupted = 130
+
 // execute runs the command line and returns the exit status: 0 all well, 1 failed I/Os, failed
-// verification or a target that cannot be reached, 2 a bad command line.
+// verification or a target that cannot be reached, 2 a bad command line, 130 interrupted.
 func execute(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	root := &cobra.Command{
 		Use:           "jbofbench",
 		Short:         "Load generator for jbofd and other NVMe-oF targets",
+		Version:       version,
 		SilenceErrors: true,
 		SilenceUsage:  true,
 	}
-	root.CompletionOptions.HiddenDefaultCmd = true
 	root.AddCommand(blockCommand(), demoCommand(), discoverCommand(), kvCommand(), simCommand())
 	root.SetArgs(underscores(ycsbHabits(args)))
 	root.SetOut(stdout)
 	root.SetErr(stderr)
 	err := root.ExecuteContext(ctx)
 	var usage *usageError
+	if ctx.Err() != nil {
+		if err != nil && !errors.Is(err, errFailed) && !errors.Is(err, context.Canceled) {
+			fmt.Fprintf(stderr, "jbofbench: %v\n", err)
+		}
+		fmt.Fprintln(stderr, "jbofbench: interrupted")
+		return exitInterrupted
+	}
 	switch {
 	case err == nil:
 		return 0

@@ -79,3 +79,45 @@ func TestHyphensAndUnderscoresAreTheSame(t *testing.T) {
 		t.Errorf("exit status %d, %s", status, stderr)
 	}
 }
+
+// TestCtrlCIsReportedAsSuch: a report of an interrupted run looked like that of a complete one, with exit status 0.
+func TestCtrlCIsReportedAsSuch(t *testing.T) {
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	var out, errs bytes.Buffer
+	status := execute(ctx, strings.Fields("block --raw mem:1m --rw randread --runtime 60 -q"), &out, &errs)
+	if status != exitInterrupted || !strings.Contains(out.String(), "interrupted: the figures are of the ") || !strings.HasSuffix(errs.String(), "jbofbench: interrupted\n") {
+		t.Errorf("exit status %d\n%s\n%s", status, &out, &errs)
+	}
+	out.Reset()
+	status = execute(ctx, strings.Fields("block --raw mem:1m --rw randread --runtime 60 -q --json"), &out, &errs)
+	var rep bench.Report
+	if err := json.Unmarshal(out.Bytes(), &rep); status != exitInterrupted || err != nil || !rep.Interrupted {
+		t.Errorf("exit status %d, %v\n%s", status, err, &out)
+	}
+	errs.Reset()
+	status = execute(ctx, strings.Fields("block --target tcp://127.0.0.1:1 --nqn nqn.x"), &out, &errs)
+	if status != exitInterrupted || errs.String() != "jbofbench: interrupted\n" {
+		t.Errorf("while it connects: exit status %d, %s", status, &errs)
+	}
+}
+
+func TestVersionAndCompletionAreThere(t *testing.T) {
+	if status, out, _ := command(t, "--version"); status != 0 || !strings.Contains(out, version) {
+		t.Errorf("exit status %d, %s", status, out)
+	}
+	if status, out, _ := command(t, "--help"); status != 0 || !strings.Contains(out, "completion") {
+		t.Errorf("exit status %d, %s", status, out)
+	}
+}
+
+// TestUnitsAreInTheNames of sizes in JSON: a program need not guess.
+func TestUnitsAreInTheNames(t *testing.T) {
+	_, out, _ := command(t, "block", "--raw", "mem:1m", "--json", "-q")
+	var rep struct {
+		Target struct{ BlockSizeBytes int64 }
+	}
+	if err := json.Unmarshal([]byte(out), &rep); err != nil || rep.Target.BlockSizeBytes != 4096 {
+		t.Errorf("%v: %+v", err, rep)
+	}
+}

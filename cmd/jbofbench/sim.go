@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"io"
 	"regexp"
+	"runtime"
 	"strings"
 	"text/tabwriter"
 	"time"
@@ -47,7 +48,8 @@ A tenant's f-Util is what it gets of the drive by its fair share of what a load 
 1 is ideal. Utilisation is the sum of what all get by what they would get alone. Latencies are from
 the host's sending to its having the answer; those of the application count the wait for credit too.
 
-Exit status: 0 all well; 1 an invariant broke, or the folder cannot be written; 2 bad flags.`,
+Exit status: 0 all well; 1 an invariant broke, or the folder cannot be written; 2 bad flags;
+130 interrupted.`,
 		Example: `  jbofbench sim gimbal --out sim-out
   jbofbench sim gimbal --policy jbof --policy fifo --row 'read-write/4K' --tenants`,
 		Args: cobra.NoArgs,
@@ -102,6 +104,10 @@ func (f *simFlags) run(c *cobra.Command) error {
 	if err != nil {
 		return usagef("--policy: %v", err)
 	}
+	if !f.quiet {
+		fmt.Fprintf(c.ErrOrStderr(), "simulations: %d, of %.0f s of virtual time in all; about %s on %d processors\n", len(scenarios)*len(f.policies),
+			report.VirtualTime(scenarios, len(f.policies)).Seconds(), report.Estimate(scenarios, len(f.policies)).Round(time.Second), runtime.GOMAXPROCS(0))
+	}
 	began := time.Now()
 	if err := report.Execute(c.Context(), stages, f.progress(c.ErrOrStderr(), began)); err != nil {
 		return err
@@ -134,7 +140,10 @@ func (f *simFlags) write(w io.Writer, results []*sim.Result) error {
 		}
 		fmt.Fprintln(w)
 	}
-	return report.WriteTable(w, results)
+	if err := report.WriteTable(w, results); err != nil {
+		return err
+	}
+	return report.WriteVerdicts(w, report.Verdicts(results))
 }
 
 // progress shows how far the simulations are: one line on a terminal, else one each few seconds.
@@ -148,7 +157,8 @@ func (f *simFlags) progress(w io.Writer, began time.Time) report.Progress {
 		if !s.due("", at, last) {
 			return
 		}
-		s.show(fmt.Sprintf("%d/%d  %3.0f s  %s", done, total, at.Seconds(), name))
+		left := at / time.Duration(done) * time.Duration(total-done)
+		s.show(fmt.Sprintf("%d/%d  %3.0f s, about %.0f s left  %s", done, total, at.Seconds(), left.Seconds(), name))
 		if last {
 			s.end()
 		}

@@ -37,6 +37,18 @@ func TestSimListsWhatItCanRun(t *testing.T) {
 	}
 }
 
+// TestSimSaysHowLongItTakesAndEndsWithAVerdict.
+func TestSimSaysHowLongItTakesAndEndsWithAVerdict(t *testing.T) {
+	status, out, stderr := command(t, "sim", "gimbal", "--row", "cpu/4K-read-320us", "--policy", "fifo")
+	if status != 0 || !strings.HasPrefix(stderr, "simulations: 1, of ") || !strings.Contains(stderr, "about ") {
+		t.Errorf("status %d, %s", status, stderr)
+	}
+	_, verdict, ok := strings.Cut(out, "\nVerdict: ")
+	if lines := strings.Split(strings.TrimSpace(verdict), "\n"); !ok || len(lines) != 3 || !strings.HasPrefix(lines[2], "fifo ") {
+		t.Errorf("%s", out)
+	}
+}
+
 // TestSimRepeatsItself runs a quick scenario twice, to the screen and to a folder.
 func TestSimRepeatsItself(t *testing.T) {
 	args := []string{"sim", "gimbal", "--row", "cpu/4K-read-320us", "--policy", "fifo", "--quiet"}

@@ -10,14 +10,51 @@ import (
 	"github.com/spf13/cobra"
 
 	"jbofd/internal/admin"
+	"jbofd/internal/config"
 )
 
-func (x *cli) status(c *cobra.Command, _ []string) error {
-	s, err := ask(x, c, (*admin.Client).Status)
+func (x *cli) statusCommand() *cobra.Command {
+	var check bool
+	var wait time.Duration
+	c := &cobra.Command{
+		Use:   "status",
+		Short: "Show what the daemon is, where it listens and whether it is ready",
+		Args:  none,
+		RunE:  func(c *cobra.Command, _ []string) error { return x.status(c, check || wait > 0, wait) },
+	}
+	c.Flags().BoolVar(&check, "check", false, "exit with status 3 if the node is not ready")
+	c.Flags().DurationVar(&wait, "wait", 0, "wait so long for the node to be ready, then do as with --check")
+	return c
+}
+
+// statusEvery is how often status --wait asks.
+const statusEvery = 50 * time.Millisecond
+
+// readyStatus returns the status once the node is ready, or the last one when wait is over.
+func (x *cli) readyStatus(c *cobra.Command, wait time.Duration) (admin.Status, error) {
+	ctx, cancel := context.WithTimeout(c.Context(), wait)
+	defer cancel()
+	tick := time.NewTicker(statusEvery)
+	defer tick.Stop()
+	for {
+		s, err := ask(x, c, (*admin.Client).Status)
+		if err == nil && s.Ready {
+			return s, nil
+		}
+		select {
+		case <-tick.C:
+		case <-ctx.Done():
+			return s, err
+		}
+	}
+}
+
+func (x *cli) status(c *cobra.Command, check bool, wait time.Duration) error {
+	s, err := x.readyStatus(c, wait)
 	if err != nil {
 		return err
 	}
-	return x.print(c, s, func(t *tabwriter.Writer) {
+	if err := x.print(c, s, func(t *tabwriter.Writer) {
 		row(t, "node", s.Node)
 		row(t, "version", s.Version)
 		row(t, "ready", yesNo(s.Ready))
@@ -31,7 +68,13 @@ func (x *cli) status(c *cobra.Command, _ []string) error {
 		row(t, "controllers", s.Controllers)
 		row(t, "connections", s.Connections)
 		row(t, "buffers in use", size(s.BufferBytesInUse))
-	})
+	}); err != nil {
+		return err
+	}
+	if check && !s.Ready {
+		return errNotReady
+	}
+	return nil
 }
 
 func (x *cli) subsystemList(c *cobra.Command, _ []string) error {
@@ -176,7 +219,7 @@ func (x *cli) swapDiscardCommand() *cobra.Command {
 		Long: `Give up the swap area of that UUID. The namespaces that could not be opened without it are opened; the keys
 that they had there are lost, or have the values they had before. If a drive has the area, its space is freed.
 
-An area that is in use, or whose keys can come home, is not given up.`,
+An area that is in use, or whose keys can still be returned to their own drive, is not given up.`,
 		Args: one("UUID"),
 	}
 	c.RunE = func(c *cobra.Command, args []string) error {
@@ -247,10 +290,44 @@ func caps(n admin.Tenant) string {
 	return join(s)
 }
 
-func (x *cli) configReload(c *cobra.Command, _ []string) error {
-	a, err := ask(x, c, (*admin.Client).Reload)
+func (x *cli) reloadCommand() *cobra.Command {
+	var dryRun bool
+	c := &cobra.Command{
+		Use:   "reload",
+		Short: "Make the daemon read its configuration again, and say what has changed",
+		Long: `Make the daemon read its configuration again, as SIGHUP does, and say what has changed. If anything is wrong
+with the configuration, needs a restart, or does not fit the drives, nothing changes and the exit status is 1.
+
+With --dry-run nothing changes in any case: the answer is what a reload would change, or why it would be refused.`,
+		Args: none,
+		RunE: func(c *cobra.Command, _ []string) error { return x.reload(c, dryRun) },
+	}
+	c.Flags().BoolVar(&dryRun, "dry-run", false, "only say what would change, or why it would be refused")
+	return c
+}
+
+func (x *cli) reload(c *cobra.Command, dryRun bool) error {
+	what := (*admin.Client).Reload
+	if dryRun {
+		what = (*admin.Client).DryReload
+	}
+	r, err := ask(x, c, what)
 	if err != nil {
 		return err
 	}
-	return x.print(c, a, func(t *tabwriter.Writer) { row(t, "configuration reloaded") })
+	return x.print(c, r, func(t *tabwriter.Writer) {
+		switch {
+		case dryRun && len(r.Changes) == 0:
+			row(t, "a reload would change nothing")
+		case dryRun:
+			row(t, "a reload would change:")
+		case len(r.Changes) == 0:
+			row(t, "configuration reloaded, nothing changed")
+		default:
+			row(t, "configuration reloaded:")
+		}
+		for _, ch := range r.Changes {
+			row(t, "  "+config.Change{What: ch.What, Name: ch.Name, NSID: ch.NSID, Size: config.Bytes(ch.SizeBytes)}.String())
+		}
+	})
 }

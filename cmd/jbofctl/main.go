@@ -20,11 +20,29 @@ import (
 // version is set by the linker.
 var version = "dev"
 
-// defaultSocket is where a daemon's admin socket is unless its configuration says otherwise.
-const defaultSocket = "/run/jbofd/admin.sock"
+// Where the admin socket of a daemon is unless its configuration says otherwise, and where the demonstration (make run,
+// configs/demo.yaml) has it.
+const (
+	defaultSocket = "/run/jbofd/admin.sock"
+	demoSocket    = "data/admin.sock"
+)
 
 // socketEnv names the same socket to jbofctl and, as admin.socket, to jbofd.
 const socketEnv = "JBOFD_ADMIN_SOCKET"
+
+// socketFrom returns the socket that is used without --socket: that of the environment, or the first that exists of
+// the usual one and the demonstration's.
+func socketFrom(env, usual, demo string) string {
+	if env != "" {
+		return env
+	}
+	for _, path := range []string{usual, demo} {
+		if st, err := os.Stat(path); err == nil && st.Mode()&os.ModeSocket != 0 {
+			return path
+		}
+	}
+	return usual
+}
 
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
@@ -38,7 +56,17 @@ type terminal struct {
 	out, err io.Writer
 }
 
-// execute runs the command line and returns the exit status: 0 done, 1 failed, 2 a bad command line.
+// Exit statuses.
+const (
+	exitFailed   = 1
+	exitUsage    = 2
+	exitNotReady = 3 // of status --check
+)
+
+// errNotReady makes status --check exit with exitNotReady after it has said why.
+var errNotReady = errors.New("the node is not ready")
+
+// execute runs the command line and returns the exit status: 0 done, 1 failed, 2 a bad command line, 3 not ready.
 func execute(ctx context.Context, args []string, t terminal) int {
 	c := command(&cli{in: t.in})
 	c.SetArgs(args)
@@ -51,10 +79,13 @@ func execute(ctx context.Context, args []string, t terminal) int {
 	}
 	fmt.Fprintln(t.err, "jbofctl:", err)
 	var usage *usageError
-	if errors.As(err, &usage) {
-		return 2
+	switch {
+	case errors.As(err, &usage):
+		return exitUsage
+	case errors.Is(err, errNotReady):
+		return exitNotReady
 	}
-	return 1
+	return exitFailed
 }
 
 // usageError is a command line that cannot be.
@@ -79,7 +110,7 @@ func command(x *cli) *cobra.Command {
 		Short: "Look at and manage the jbofd of this machine",
 		Long: `Look at and manage the jbofd of this machine, over its admin socket.
 
-Exit status: 0 done; 1 failed; 2 bad command line.`,
+Exit status: 0 done; 1 failed; 2 bad command line; 3 not ready (status --check).`,
 		Version:       version,
 		SilenceErrors: true,
 		SilenceUsage:  true,
@@ -91,15 +122,11 @@ Exit status: 0 done; 1 failed; 2 bad command line.`,
 			return usagef("--output is %q, must be table, json or yaml", x.output)
 		},
 	}
-	root.CompletionOptions.HiddenDefaultCmd = true
-	socket := os.Getenv(socketEnv)
-	if socket == "" {
-		socket = defaultSocket
-	}
 	fl := root.PersistentFlags()
 	fl.StringVarP(&x.output, "output", "o", "table", "`FORMAT` of the answer: table, json or yaml")
-	fl.StringVar(&x.socket, "socket", socket, "the daemon's admin socket (default from "+socketEnv+" if set)")
-	fl.DurationVar(&x.timeout, "timeout", 30*time.Second, "how long to wait for the daemon; 0: as long as it takes, which is what deleting does unless told otherwise")
+	fl.StringVar(&x.socket, "socket", "", "the daemon's admin socket `PATH`; unless given, that in "+socketEnv+", else "+defaultSocket+
+		", else that of a demonstration in this directory, "+demoSocket)
+	fl.DurationVar(&x.timeout, "timeout", 30*time.Second, "how long to wait for the daemon; 0: without limit, the default of deletions")
 
 	leaf := func(use, short string, args cobra.PositionalArgs, run func(*cobra.Command, []string) error) *cobra.Command {
 		return &cobra.Command{Use: use, Short: short, Args: args, RunE: run}
@@ -127,7 +154,8 @@ Exit status: 0 done; 1 failed; 2 bad command line.`,
 		return c.Help()
 	}
 	root.AddCommand(
-		leaf("status", "Show what the daemon is, where it listens and whether it is ready", none, x.status),
+		x.statusCommand(),
+		x.reloadCommand(),
 		noun("ssd", "Drives",
 			leaf("list", "List the daemon's drives", none, x.ssdList),
 			leaf("show NAME|PATH", "Show a drive and the extents on it, of the daemon or, by path, of a drive that nobody uses", one("NAME|PATH"), x.ssdShow),
@@ -144,7 +172,7 @@ Exit status: 0 done; 1 failed; 2 bad command line.`,
 		),
 		noun("connection", "Connections of hosts", leaf("list", "List the connections", none, x.connectionList)),
 		noun("tenant", "Tenants, who share the drives", leaf("list", "List the tenants at each drive, and what limits them", none, x.tenantList)),
-		noun("config", "The daemon's configuration", leaf("reload", "Make the daemon read its configuration again", none, x.configReload)),
+		noun("config", "The daemon's configuration", x.reloadCommand()),
 	)
 	usage := func(_ *cobra.Command, err error) error { return usagef("%v", err) }
 	root.SetFlagErrorFunc(usage)
@@ -175,5 +203,13 @@ func ask[T any](x *cli, c *cobra.Command, what func(*admin.Client, context.Conte
 		ctx, cancel = context.WithTimeout(ctx, x.timeout)
 		defer cancel()
 	}
-	return what(admin.NewClient(x.socket), ctx)
+	return what(x.client(), ctx)
+}
+
+// client returns a client for the daemon's socket, which may have appeared since the last call.
+func (x *cli) client() *admin.Client {
+	if x.socket != "" {
+		return admin.NewClient(x.socket)
+	}
+	return admin.NewClient(socketFrom(os.Getenv(socketEnv), defaultSocket, demoSocket))
 }

@@ -42,7 +42,8 @@ var answers = map[string]any{
 	admin.PathConnections: admin.List[admin.Connection]{APIVersion: admin.Version, Items: []admin.Connection{{ID: 5, Transport: "tcp", Remote: "10.0.0.2:999", HostNQN: "nqn.host", QID: 2}}},
 	admin.PathTenants: admin.List[admin.Tenant]{APIVersion: admin.Version, Items: []admin.Tenant{{Name: "gold", SSD: "ssd0", Configured: true, Hosts: []string{"nqn.host"},
 		Connections: 3, Weight: 4, RWIOsPerSec: 1000, WMBytesPerSec: 50, Share: 0.251, Credit: 32, Queued: 7, Inflight: 9, LimitedBy: "cap"}}},
-	admin.PathReload: admin.Answer{APIVersion: admin.Version},
+	admin.PathReload: admin.Reload{APIVersion: admin.Version, Changes: []admin.Change{{What: "log level", Name: "debug"},
+		{What: "namespace added", Name: "nqn.2026-11.example.jbofd:blocks", NSID: 7, SizeBytes: 2 << 30}}},
 	admin.PathSwap: admin.List[admin.SwapArea]{APIVersion: admin.Version, Items: []admin.SwapArea{
 		{UUID: uuid, SSD: "ssd0", SizeBytes: 64 << 20, UsedBytes: 1 << 20, State: "open", Homes: []admin.SwapHome{{UUID: "u-u-i-d", SubNQN: "nqn.2026-11.example.jbofd:kv", NSID: 3, Open: true, Keys: 77}}},
 		{UUID: "l-o-s-t", State: "missing", Homes: []admin.SwapHome{}}}},
@@ -100,7 +101,9 @@ func TestTablesShowWhatTheDaemonSays(t *testing.T) {
 		{"tenant list", []string{"gold", "ssd0", "rw_ios:1000,w_mbytes:50", "25%", "128KiB", "cap"}},
 		{"swap list", []string{uuid, "ssd0", "open", "64MiB", "1MiB", "nqn.2026-11.example.jbofd:kv", "77", "l-o-s-t", "missing"}},
 		{"swap discard --yes " + uuid, []string{"given up"}},
-		{"config reload", []string{"reloaded"}},
+		{"config reload", []string{"reloaded", "log level: debug", "namespace added: nqn.2026-11.example.jbofd:blocks nsid 7 (2GiB)"}},
+		{"reload", []string{"reloaded", "log level: debug"}},
+		{"reload --dry-run", []string{"would change", "log level: debug"}},
 	} {
 		code, out, errs := run(t, append(strings.Fields(c.line), "--socket", s)...)
 		if code != 0 || errs != "" {
@@ -116,7 +119,7 @@ func TestTablesShowWhatTheDaemonSays(t *testing.T) {
 
 func TestJSONAndYAMLSayTheSameAndCarryTheVersion(t *testing.T) {
 	s := fake(t)
-	for _, line := range []string{"status", "ssd list", "ssd show ssd0", "subsystem list", "namespace list", "connection list", "tenant list", "swap list", "config reload"} {
+	for _, line := range []string{"status", "ssd list", "ssd show ssd0", "subsystem list", "namespace list", "connection list", "tenant list", "swap list", "config reload", "reload --dry-run"} {
 		args := append(strings.Fields(line), "--socket", s, "-o")
 		_, j, _ := run(t, append(args, "json")...)
 		_, y, _ := run(t, append(args, "yaml")...)
@@ -333,5 +336,73 @@ func TestDocumentationMentionsEveryCommandAndFlag(t *testing.T) {
 		if !strings.Contains(doc, flag) {
 			t.Errorf("docs/jbofctl.md does not mention %s", flag)
 		}
+	}
+}
+
+func TestStatusCheckTellsNotReadyFromNotThere(t *testing.T) {
+	s := fake(t)
+	if code, out, errs := run(t, "status", "--check", "--socket", s); code != 3 || !strings.Contains(out, "it vanished") || !strings.Contains(errs, "not ready") {
+		t.Errorf("not ready: exit status %d, %s%s", code, out, errs)
+	}
+	if code, _, errs := run(t, "status", "--check", "--socket", filepath.Join(t.TempDir(), "none")); code != 1 {
+		t.Errorf("not there: exit status %d, %s", code, errs)
+	}
+	up := serve(t, http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		_ = json.NewEncoder(w).Encode(admin.Status{APIVersion: admin.Version, Ready: true})
+	}))
+	if code, _, errs := run(t, "status", "--check", "--socket", up); code != 0 || errs != "" {
+		t.Errorf("ready: exit status %d, %s", code, errs)
+	}
+}
+
+// TestStatusWaitsForTheNode: for its socket, too.
+func TestStatusWaitsForTheNode(t *testing.T) {
+	asked := 0
+	s := serve(t, http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		asked++
+		_ = json.NewEncoder(w).Encode(admin.Status{APIVersion: admin.Version, Node: "box7", Ready: asked > 3, Reasons: []admin.Reason{{Component: "daemon", Reason: "starting"}}})
+	}))
+	if code, out, errs := run(t, "status", "--wait", "1m", "--socket", s); code != 0 || asked != 4 || !strings.Contains(out, "box7") {
+		t.Errorf("exit status %d after %d questions, %s%s", code, asked, out, errs)
+	}
+	asked = -1 << 30
+	if code, out, _ := run(t, "status", "--wait", "1ms", "--socket", s); code != 3 || !strings.Contains(out, "starting") {
+		t.Errorf("never ready: exit status %d, %s", code, out)
+	}
+	if code, _, _ := run(t, "status", "--wait", "1ms", "--socket", filepath.Join(t.TempDir(), "none")); code != 1 {
+		t.Errorf("not there: exit status %d", code)
+	}
+}
+
+// TestTheDemonstrationsSocketIsFound: make run has it in ./data, where jbofctl did not look.
+func TestTheDemonstrationsSocketIsFound(t *testing.T) {
+	usual, demo := fake(t), fake(t)
+	none := filepath.Join(t.TempDir(), "none")
+	file := filepath.Join(t.TempDir(), "file")
+	if err := os.WriteFile(file, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range []struct{ env, usual, demo, want string }{
+		{"", usual, demo, usual},
+		{"", none, demo, demo},
+		{"", file, demo, demo},
+		{"", none, none, none},
+		{"/x", usual, demo, "/x"},
+	} {
+		if got := socketFrom(c.env, c.usual, c.demo); got != c.want {
+			t.Errorf("%+v: %s", c, got)
+		}
+	}
+}
+
+func TestVersionAndCompletionAreThere(t *testing.T) {
+	if code, out, _ := run(t, "--version"); code != 0 || !strings.Contains(out, version) {
+		t.Errorf("exit status %d, %s", code, out)
+	}
+	if code, out, _ := run(t, "--help"); code != 0 || !strings.Contains(out, "completion") {
+		t.Errorf("exit status %d, %s", code, out)
+	}
+	if code, out, errs := run(t, "completion", "bash"); code != 0 || !strings.Contains(out, "jbofctl") {
+		t.Errorf("exit status %d, %.200s%s", code, out, errs)
 	}
 }

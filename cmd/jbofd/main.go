@@ -10,6 +10,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"log/slog"
 	"os"
 	"os/signal"
 	"runtime/debug"
@@ -17,6 +18,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"jbofd/internal/admin"
 	"jbofd/internal/config"
 	"jbofd/internal/daemon"
 )
@@ -24,11 +26,25 @@ import (
 // version is set by the linker.
 var version = "dev"
 
-func main() {
-	if err := command().Execute(); err != nil {
-		fmt.Fprintln(os.Stderr, "jbofd:", err)
-		os.Exit(1)
+func main() { os.Exit(execute(os.Args[1:], os.Stdout, os.Stderr)) }
+
+// loggedError is an error that the log of a daemon has.
+type loggedError struct{ error }
+
+// execute runs the command line and returns the exit status.
+func execute(args []string, stdout, stderr io.Writer) int {
+	c := command()
+	c.SetArgs(args)
+	c.SetOut(stdout)
+	c.SetErr(stderr)
+	err := c.Execute()
+	if err == nil {
+		return 0
 	}
+	if _, logged := errors.AsType[loggedError](err); !logged {
+		fmt.Fprintln(stderr, "jbofd:", err)
+	}
+	return 1
 }
 
 func command() *cobra.Command {
@@ -42,13 +58,15 @@ func command() *cobra.Command {
 		SilenceUsage:  true,
 		SilenceErrors: true,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			load := func() (*config.Config, error) { return config.Load(path) }
+			load := func() (*config.Config, error) { return config.Load(path, daemon.Machine()) }
 			switch {
 			case demo == (path != ""):
 				return fmt.Errorf("give one of --config FILE and --demo")
+			case path == "-":
+				return errors.New("--config is -: the daemon reads its configuration again at a reload, so it needs a file")
 			case demo:
 				load = func() (*config.Config, error) {
-					return config.ParseEnv(config.DefaultName, config.DefaultYAML(), os.Environ())
+					return config.ParseFor(daemon.Machine(), config.DefaultName, config.DefaultYAML(), os.Environ())
 				}
 			}
 			cfg, err := load()
@@ -59,25 +77,37 @@ func command() *cobra.Command {
 				_, err := cmd.OutOrStdout().Write(cfg.Effective())
 				return err
 			}
+			if demo {
+				// The drives of the embedded default are files in this directory.
+				if err := os.Mkdir(cfg.Node.DataDir, 0o750); err != nil && !errors.Is(err, os.ErrExist) {
+					return fmt.Errorf("--demo: %w", err)
+				}
+			}
 			return run(cfg, load, cmd.ErrOrStderr())
 		},
 	}
 	c.PersistentFlags().StringVarP(&path, "config", "c", "", "configuration `FILE` (YAML)")
 	c.Flags().BoolVar(&demo, "demo", false, "use the embedded default: three file-backed drives in ./data, loopback only")
 	c.Flags().BoolVar(&printConfig, "print-effective-config", false, "print the configuration with all defaults and exit")
-	c.AddCommand(&cobra.Command{
+	c.AddCommand(validateCommand(&path))
+	return c
+}
+
+// validateCommand checks configurations; path is the value of --config.
+func validateCommand(path *string) *cobra.Command {
+	return &cobra.Command{
 		Use:   "validate [FILE...]",
-		Short: "Check configurations (of --config, or the files named) without starting",
+		Short: "Check configurations without starting: the file of --config, or those named; - is standard input",
 		RunE: func(cmd *cobra.Command, files []string) error {
-			if path != "" {
-				files = append(files, path)
+			if *path != "" {
+				files = append(files, *path)
 			}
 			if len(files) == 0 {
-				return errors.New("nothing to validate: name a file")
+				return errors.New("nothing to validate: name a file, or - for standard input")
 			}
 			bad := 0
 			for _, f := range files {
-				if _, err := config.Load(f); err != nil {
+				if _, err := config.Load(f, daemon.Machine()); err != nil {
 					fmt.Fprintln(cmd.ErrOrStderr(), err)
 					bad++
 					continue
@@ -89,8 +119,7 @@ func command() *cobra.Command {
 			}
 			return nil
 		},
-	})
-	return c
+	}
 }
 
 // run runs the node until SIGTERM or SIGINT.
@@ -100,10 +129,19 @@ func run(cfg *config.Config, load func() (*config.Config, error), stderr io.Writ
 	hup := make(chan os.Signal, 1)
 	signal.Notify(hup, syscall.SIGHUP)
 	defer signal.Stop(hup)
-	return daemon.Run(ctx, daemon.Options{
+	err := daemon.Run(ctx, daemon.Options{
 		Config: cfg, Load: load, Reload: hup, Stderr: stderr, Version: version, Commit: commit(),
-		Ready: func(a daemon.Addresses) { printAddresses(stderr, cfg, a) },
+		Ready: func(a daemon.Addresses, reasons []admin.Reason) {
+			if cfg.Log.Format == "text" { // who reads JSON is a program, and wants nothing else
+				printAddresses(stderr, cfg, a, reasons)
+			}
+		},
 	})
+	if err != nil && cfg.Log.Format != "text" {
+		daemon.NewLog(stderr, cfg.Log.Format, slog.LevelError).Error("jbofd has ended", "node", cfg.Node.Name, "error", err)
+		return loggedError{err}
+	}
+	return err
 }
 
 // commit is the revision that the binary was built from.

@@ -1,30 +1,28 @@
-// Package admin is the daemon's local API as both ends see it: the JSON that
-// crosses the admin socket, and the client that jbofctl and the demonstration use.
+// Package admin defines the daemon's local API for both ends: the JSON documents of the admin socket, and the client
+// that jbofctl and the demonstration use.
 //
-// The API is HTTP with JSON over a unix socket that only its owner may open:
+// The API is HTTP with JSON over a unix socket that only the user of the daemon may open:
 //
 //	GET  /v1/status             Status
 //	GET  /v1/ssds               List[SSD]
 //	GET  /v1/subsystems         List[Subsystem]
 //	GET  /v1/connections        List[Connection]
 //	GET  /v1/tenants            List[Tenant]
-//	POST /v1/reload             Answer
+//	POST /v1/reload             Reload; with ?dryRun=true nothing changes
 //	POST /v1/namespaces/delete  DeleteNamespace -> Answer
 //	GET  /v1/swap               List[SwapArea]
 //	POST /v1/swap/discard       DiscardSwap -> Answer
 //
-// A request that fails is answered with a 4xx or 5xx status and an Answer whose
-// Error says why.
+// A failed request is answered with a 4xx or 5xx status and an Answer whose Error states the reason.
 package admin
 
 import (
 	"time"
 
-	"jbofd/internal/nvme"
+	"jbofd/internal/uuid"
 )
 
-// Version is the version of this API and of its JSON: fields are added, never
-// renamed or removed.
+// Version is the version of this API and of its JSON. Fields may be added but are never renamed or removed.
 const Version = "jbofd/v1"
 
 // Paths of the API.
@@ -40,101 +38,126 @@ const (
 	PathSwapDiscard     = "/v1/swap/discard"
 )
 
-// Answer is what a request for a change gets.
+// Answer is the answer to a request that changes something.
 type Answer struct {
 	APIVersion string `json:"apiVersion"`
-	// Error is empty if it was done.
+	// Error is empty if the change was made.
 	Error string `json:"error,omitempty"`
 }
 
-// Addresses are where a node listens.
+// ParamDryRun is the query parameter of PathReload that asks what a reload would change, or why it would be refused.
+const ParamDryRun = "dryRun"
+
+// Reload lists what a reload has changed or would change.
+type Reload struct {
+	APIVersion string   `json:"apiVersion"`
+	DryRun     bool     `json:"dryRun"`
+	Changes    []Change `json:"changes"`
+}
+
+// Change is one change of a reload.
+type Change struct {
+	// What is the kind of change, for example "namespace added" or "log level".
+	What string `json:"what"`
+	// Name is the name of the subsystem or tenant, or the new value of a setting.
+	Name string `json:"name,omitempty"`
+	// NSID and SizeBytes describe a namespace after the change.
+	NSID      uint32 `json:"nsid,omitempty"`
+	SizeBytes int64  `json:"sizeBytes,omitempty"`
+}
+
+// Addresses are the addresses that a node listens on.
 type Addresses struct {
-	// Metrics is empty if there is no server; so is Discovery.
+	// Metrics and Discovery are empty if there is no such server.
 	Metrics   string   `json:"metrics"`
 	Discovery string   `json:"discovery"`
 	Listeners []string `json:"listeners"`
 }
 
-// Reason is why a node is not ready.
+// Reason is one reason for which a node is not ready.
 type Reason struct {
-	// Component is what is not ready: "daemon", "ssd ssd0".
+	// Component is the component that is not ready, for example "daemon" or "ssd ssd0".
 	Component string `json:"component"`
 	Reason    string `json:"reason"`
 }
 
-// Status is a node as a whole.
+// Status describes a node as a whole.
 type Status struct {
 	APIVersion string    `json:"apiVersion"`
 	Version    string    `json:"version"`
 	Node       string    `json:"node"`
 	Addresses  Addresses `json:"addresses"`
-	// Ready: hosts can connect and every drive serves. Reasons say why not.
+	// Ready reports that hosts can connect and every drive serves I/O. Otherwise Reasons states why not.
 	Ready   bool     `json:"ready"`
 	Reasons []Reason `json:"reasons"`
-	// Connections, Controllers and Hosts count what is connected now.
+	// Connections, Controllers and Hosts count those connected now.
 	Connections int `json:"connections"`
 	Controllers int `json:"controllers"`
 	Hosts       int `json:"hosts"`
-	// BufferBytesInUse is how much of the data buffers commands hold.
+	// BufferBytesInUse is the amount of data buffers that commands hold.
 	BufferBytesInUse int64 `json:"bufferBytesInUse"`
 }
 
-// List is the answer of the lists.
+// List is the answer to a request for a list.
 type List[T any] struct {
 	APIVersion string `json:"apiVersion"`
 	Items      []T    `json:"items"`
 }
 
-// SSD is one drive. With Error set the daemon cannot serve it; if it never could,
-// all but the name may be empty.
+// SSD describes one drive. If Error is set, the daemon cannot serve the drive. If it never could, all fields except the
+// name may be empty.
 type SSD struct {
 	Name      string `json:"name"`
 	Backend   string `json:"backend"`
 	Path      string `json:"path,omitempty"`
 	Engine    string `json:"engine"`
 	SizeBytes int64  `json:"sizeBytes"`
-	// FreeBytes lie in no extent.
+	// FreeBytes is the space outside of extents.
 	FreeBytes int64    `json:"freeBytes"`
 	Error     string   `json:"error,omitempty"`
 	Drive     string   `json:"drive,omitempty"` // UUID in the label
 	Extents   []Extent `json:"extents"`
-	// Policy is how tenants share it.
+	// Policy is the name of the scheduling policy.
 	Policy string `json:"policy,omitempty"`
-	// CongestionState is how loaded the policy finds it: underutilised, avoidance,
-	// congested, overloaded; WriteCost what a written byte costs in read bytes. A policy that
-	// does not look at that says underutilised and 0.
+	// CongestionState is the load of the drive as the policy sees it: underutilised, avoidance, congested or
+	// overloaded. WriteCost is the cost of a written byte in read bytes. A policy that measures neither reports
+	// underutilised and 0.
 	CongestionState string  `json:"congestionState,omitempty"`
 	WriteCost       float64 `json:"writeCost"`
-	// ActiveTenants have commands waiting or outstanding.
+	// ActiveTenants is the number of tenants that have commands waiting or outstanding.
 	ActiveTenants int `json:"activeTenants"`
 }
 
-// Tenant is one tenant at one drive: a configured one, or a connected host that belongs
-// to none.
+// Tenant describes one tenant at one drive: a configured tenant, or a connected host that belongs to none.
 type Tenant struct {
 	Name string `json:"name"`
 	SSD  string `json:"ssd"`
-	// Configured: it is in the configuration in force.
+	// Configured reports that the tenant is part of the current configuration.
 	Configured bool     `json:"configured"`
 	Hosts      []string `json:"hosts"`
-	// Connections are those of its hosts, to all drives.
+	// Connections counts the connections of the tenant's hosts to all drives.
 	Connections int `json:"connections"`
 	Weight      int `json:"weight"`
-	// The caps at this drive; 0 is none. A megabyte has 1024 * 1024 bytes.
+	// The rate limits at this drive; 0 stands for no limit. A megabyte has 1024 * 1024 bytes.
 	RWIOsPerSec    int64 `json:"rwIOsPerSec"`
 	RWMBytesPerSec int64 `json:"rwMBytesPerSec"`
 	RMBytesPerSec  int64 `json:"rMBytesPerSec"`
 	WMBytesPerSec  int64 `json:"wMBytesPerSec"`
-	// Share is its part of what all tenants used of the drive lately, 0 to 1.
+	// The same limits in bytes per second.
+	RWBytesPerSec int64 `json:"rwBytesPerSec"`
+	RBytesPerSec  int64 `json:"rBytesPerSec"`
+	WBytesPerSec  int64 `json:"wBytesPerSec"`
+	// Share is the tenant's part of the recent usage of the drive, 0 to 1.
 	Share float64 `json:"share"`
-	// Credit is what it should have outstanding at most, in 4 KiB units; 0: the policy
-	// does not say.
-	Credit int `json:"credit"`
-	// Queued commands wait before the drive, Inflight ones are at it or wait for their data.
+	// Credit is how much the tenant should have outstanding at most, in units of 4 KiB, and CreditBytes is the same in
+	// bytes. They are 0 if the policy sets no limit.
+	Credit      int   `json:"credit"`
+	CreditBytes int64 `json:"creditBytes"`
+	// Queued is the number of commands that wait for the drive. Inflight is the number of commands that are at the
+	// drive or wait for their data.
 	Queued   int `json:"queued"`
 	Inflight int `json:"inflight"`
-	// LimitedBy is what keeps its queued commands back now: none, cap, share,
-	// ssd_congested, credit.
+	// LimitedBy is the reason why queued commands wait now: none, cap, share, ssd_congested or credit.
 	LimitedBy string `json:"limitedBy"`
 }
 
@@ -146,11 +169,11 @@ type Extent struct {
 	LengthBytes int64  `json:"lengthBytes"`
 	NSID        uint32 `json:"nsid"`
 	NQN         string `json:"nqn"`
-	// Configured: a namespace of the configuration in force stands on it.
+	// Configured reports that a namespace of the current configuration uses the extent.
 	Configured bool `json:"configured"`
 }
 
-// Subsystem is one subsystem of the configuration in force.
+// Subsystem describes one subsystem of the current configuration.
 type Subsystem struct {
 	NQN          string      `json:"nqn"`
 	AllowAnyHost bool        `json:"allowAnyHost"`
@@ -158,29 +181,30 @@ type Subsystem struct {
 	Namespaces   []Namespace `json:"namespaces"`
 }
 
-// Namespace is one namespace of a subsystem.
+// Namespace describes one namespace of a subsystem.
 type Namespace struct {
 	NSID      uint32 `json:"nsid"`
 	SSD       string `json:"ssd"`
 	SizeBytes int64  `json:"sizeBytes"`
-	// Type is block or kv, of one left on a drive what its extent is for.
+	// Type is block or kv. For a namespace that is no longer configured, it is the type recorded for its extent.
 	Type string `json:"type"`
-	// BlockSize is 0 for keys and values.
-	BlockSize int `json:"blockSize"`
-	// Objects and UsedBytes are the keys and what they take, of keys and values.
+	// BlockSize is in bytes; BlockSizeBytes has the same value. Both are 0 for key-value namespaces.
+	BlockSize      int `json:"blockSize"`
+	BlockSizeBytes int `json:"blockSizeBytes"`
+	// Objects is the number of keys, and UsedBytes the space that they take, for key-value namespaces.
 	Objects   int64 `json:"objects,omitempty"`
 	UsedBytes int64 `json:"usedBytes,omitempty"`
-	// SwappedKeys are the keys whose newest values are on other drives for the moment.
+	// SwappedKeys is the number of keys whose newest values are temporarily in swap areas on other drives.
 	SwappedKeys int64 `json:"swappedKeys,omitempty"`
-	// Error says why hosts do not see it, if they do not.
+	// Error is the reason why hosts cannot see the namespace, if they cannot.
 	Error string `json:"error,omitempty"`
-	// UUID is empty if its drive is not served.
+	// UUID is empty if the drive of the namespace is not served.
 	UUID string `json:"uuid"`
-	// Hosts are the only ones that see it; empty: all of the subsystem's.
+	// Hosts lists the hosts that may see the namespace. Empty stands for all hosts of the subsystem.
 	Hosts []string `json:"hosts"`
 }
 
-// Connection is one connection: a queue of a host's controller.
+// Connection describes one connection: a queue of a host's controller.
 type Connection struct {
 	ID          uint64    `json:"id"`
 	Transport   string    `json:"transport"`
@@ -195,47 +219,48 @@ type Connection struct {
 	Since       time.Time `json:"since"`
 }
 
-// DeleteNamespace asks to free the extent of a namespace that is not configured
-// any more; its data are lost.
+// DeleteNamespace requests that the extent of a namespace that is no longer configured be freed. Its data is lost.
 type DeleteNamespace struct {
 	UUID string `json:"uuid"`
 }
 
-// SwapArea is a swap area: of a drive, or one that namespaces need and no drive has.
+// SwapArea describes a swap area: one on a drive, or one that namespaces need and no served drive has.
 type SwapArea struct {
 	UUID string `json:"uuid"`
-	// SSD is empty, and so are the sizes, if no drive that is served has it.
+	// SSD and the sizes are empty if no served drive has the area.
 	SSD       string `json:"ssd"`
 	SizeBytes int64  `json:"sizeBytes"`
-	// UsedBytes of its log are in use.
+	// UsedBytes is the part of the area's log that is in use.
 	UsedBytes int64 `json:"usedBytes"`
-	// State is open, retiring (not configured any more: it takes nothing new), failed or missing.
+	// State is open, retiring (no longer configured, accepts no new records), failed or missing.
 	State string `json:"state"`
-	// Error says what is wrong with a failed one.
+	// Error is the reason of the state failed.
 	Error string `json:"error,omitempty"`
-	// Homes are the namespaces that have keys there, or may have some: they do not open without it.
+	// Homes lists the source partitions: the namespaces that have, or may have, keys in the area. They do not open
+	// without the area.
 	Homes []SwapHome `json:"homes"`
 }
 
-// SwapHome is a namespace with keys in a swap area.
+// SwapHome describes a source partition: a namespace with keys in a swap area.
 type SwapHome struct {
-	// UUID is that of the namespace; the others are empty if no drive that is served has it.
+	// UUID identifies the namespace. The other fields are empty if no served drive has the namespace.
 	UUID   string `json:"uuid"`
 	SubNQN string `json:"subNQN"`
 	NSID   uint32 `json:"nsid"`
-	// Open: it is served, and brings its keys home when its drive has time.
+	// Open reports that the namespace is served, and returns its keys to its own drive when that drive has capacity to
+	// spare.
 	Open bool `json:"open"`
-	// Keys are those it has there; 0 if that is not known.
+	// Keys is the number of its keys in the area; 0 if unknown.
 	Keys int `json:"keys"`
 }
 
-// DiscardSwap asks to give up a swap area with all that is in it.
+// DiscardSwap requests that a swap area be given up with all records in it.
 type DiscardSwap struct {
 	UUID string `json:"uuid"`
 }
 
-// ParseUUID reads a UUID as this API writes it.
+// ParseUUID parses a UUID in the format of this API.
 func ParseUUID(s string) ([16]byte, error) {
-	u, err := nvme.ParseUUID(s)
+	u, err := uuid.Parse(s)
 	return [16]byte(u), err
 }

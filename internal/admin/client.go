@@ -13,28 +13,26 @@ import (
 	"syscall"
 )
 
-// What a Client's user can decide by.
+// Sentinel errors.
 var (
-	// ErrNoDaemon: nobody answers on the socket.
+	// ErrNoDaemon: no daemon answers on the socket.
 	ErrNoDaemon = errors.New("no jbofd answers")
-	// ErrRefused: the daemon answered that it will not.
+	// ErrRefused: the daemon refused the request.
 	ErrRefused = errors.New("jbofd refused")
 )
 
-// maxAnswerBytes bounds what is read of an answer.
+// maxAnswerBytes limits the length of an answer.
 const maxAnswerBytes = 64 << 20
 
-// Client asks the daemon behind one socket. Its methods may be called from any
-// goroutine.
+// Client sends requests to the daemon behind one socket. Its methods may be called from any goroutine.
 //
-// Errors of all of them: ErrNoDaemon, ErrRefused with the daemon's words,
-// os.ErrPermission, the context's.
+// Errors of all methods: ErrNoDaemon; ErrRefused with the daemon's text; os.ErrPermission; the error of the context.
 type Client struct {
 	socket string
 	http   http.Client
 }
 
-// NewClient makes a client for the socket at that path; nothing is connected yet.
+// NewClient returns a client for the socket at the path. It does not connect yet.
 func NewClient(socket string) *Client {
 	c := &Client{socket: socket}
 	c.http.Transport = &http.Transport{
@@ -77,13 +75,19 @@ func (c *Client) Tenants(ctx context.Context) (l List[Tenant], err error) {
 	return l, err
 }
 
-// Reload makes the daemon read its configuration again.
-func (c *Client) Reload(ctx context.Context) (a Answer, err error) {
-	err = c.do(ctx, http.MethodPost, PathReload, nil, &a)
-	return a, err
+// Reload makes the daemon reload its configuration, and returns the changes.
+func (c *Client) Reload(ctx context.Context) (r Reload, err error) {
+	err = c.do(ctx, http.MethodPost, PathReload, nil, &r)
+	return r, err
 }
 
-// DeleteNamespace frees the extent of a namespace that is not configured any more.
+// DryReload returns what Reload would change, or the error that it would return. It changes nothing.
+func (c *Client) DryReload(ctx context.Context) (r Reload, err error) {
+	err = c.do(ctx, http.MethodPost, PathReload+"?"+ParamDryRun+"=true", nil, &r)
+	return r, err
+}
+
+// DeleteNamespace frees the extent of a namespace that is no longer configured.
 func (c *Client) DeleteNamespace(ctx context.Context, uuid string) (a Answer, err error) {
 	err = c.do(ctx, http.MethodPost, PathNamespaceDelete, DeleteNamespace{UUID: uuid}, &a)
 	return a, err
@@ -95,13 +99,13 @@ func (c *Client) Swap(ctx context.Context) (l List[SwapArea], err error) {
 	return l, err
 }
 
-// DiscardSwap gives up a swap area with all that is in it.
+// DiscardSwap gives up a swap area with all records in it.
 func (c *Client) DiscardSwap(ctx context.Context, uuid string) (a Answer, err error) {
 	err = c.do(ctx, http.MethodPost, PathSwapDiscard, DiscardSwap{UUID: uuid}, &a)
 	return a, err
 }
 
-// do makes one request; send may be nil.
+// do sends one request. The argument send may be nil.
 func (c *Client) do(ctx context.Context, method, path string, send, into any) error {
 	var body io.Reader
 	if send != nil {

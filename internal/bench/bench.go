@@ -1,11 +1,10 @@
-// Package bench is the load engine behind jbofbench: fio's workloads, against a namespace of an
-// NVMe-oF target or straight against a device.
+// Package bench is the load generator of jbofbench. It runs fio's workloads against a namespace of an NVMe-oF target or
+// directly against a device.
 //
-// Each job has a queue, a goroutine and a share of the region of its own. It keeps iodepth
-// operations outstanding (or follows a rate), checks what it reads if asked to, and
-// records latencies in HDR histograms. Under a rate, latency counts from the moment an
-// operation was due, not from when it could at last be submitted, so that a stall shows in
-// every operation it delayed.
+// Each job has a queue, a goroutine and its own part of the region. It keeps iodepth operations outstanding or follows
+// a rate, verifies the data it reads on request, and records latencies in HDR histograms. Under a rate, the latency of
+// an operation starts when the operation was due, not when it could be submitted. A stall therefore shows in every
+// operation that it delayed.
 package bench
 
 import (
@@ -19,50 +18,50 @@ import (
 	"jbofd/client"
 )
 
-// Config is a workload.
+// Config describes a workload.
 type Config struct {
-	// Pattern is fio's rw: read, write, randread, randwrite, rw, randrw.
+	// Pattern is the value of fio's rw option: read, write, randread, randwrite, rw or randrw.
 	Pattern string
 	// ReadPercent is the share of reads in rw and randrw, 0 to 100.
 	ReadPercent int
-	// BlockBytes is the size of one I/O.
+	// BlockBytes is the size of each I/O.
 	BlockBytes int
 	// IODepth is the number of I/Os each job keeps outstanding.
 	IODepth int
-	// Jobs is the number of jobs. Each has its own equal share of the region.
+	// Jobs is the number of jobs. The region is divided equally among them.
 	Jobs int
-	// Runtime bounds the load; with it the jobs go round and round in their regions. 0: each
-	// job ends when it has covered its region once.
+	// Runtime limits the duration of the load; each job repeats its region until then. If Runtime is 0, each job ends
+	// after one pass over its region.
 	Runtime time.Duration
-	// RampTime is how long to run before measuring.
+	// RampTime is the duration of the load before the measurement begins.
 	RampTime time.Duration
-	// OffsetBytes and SizeBytes are the region; SizeBytes 0 is the rest of the target.
+	// OffsetBytes and SizeBytes describe the region. A SizeBytes of 0 stands for the rest of the target.
 	OffsetBytes, SizeBytes int64
-	// RateIOPS is the rate of all jobs together, 0 for as fast as possible. Poisson makes
-	// the intervals exponentially distributed instead of equal.
+	// RateIOPS is the total rate of all jobs; 0 stands for unlimited. With Poisson, the intervals are exponentially
+	// distributed instead of equal.
 	RateIOPS float64
 	Poisson  bool
-	// NoRandomMap draws random offsets independently; otherwise every place is
-	// visited once before any is visited again.
+	// NoRandomMap draws random offsets independently. Otherwise every offset is visited once before any is visited
+	// again.
 	NoRandomMap bool
-	// FUA sets Force Unit Access on writes; FlushEvery issues a Flush after that many writes.
+	// FUA sets Force Unit Access on writes. FlushEvery issues a Flush after that many writes.
 	FUA        bool
 	FlushEvery int
-	// Verify writes self-describing blocks and checks what is read; see fillVerify.
+	// Verify writes self-describing blocks and verifies the blocks that are read; see fillVerify.
 	Verify bool
-	// VerifyOnly reads the region and checks it against an earlier run with the same Seed.
+	// VerifyOnly reads the region and verifies it against an earlier run with the same Seed.
 	VerifyOnly bool
-	// NoReadBack leaves out the reading back of all that was written, with Verify.
+	// NoReadBack skips the final pass of Verify that reads all written blocks.
 	NoReadBack bool
-	// Seed makes offsets and verify patterns repeat.
+	// Seed makes offsets and verification patterns reproducible.
 	Seed uint64
-	// ContinueOnError goes on after failed I/Os.
+	// ContinueOnError continues after failed I/Os.
 	ContinueOnError bool
-	// DrainTimeout bounds the wait for outstanding I/Os at the end. 0: 30 s.
+	// DrainTimeout limits the wait for outstanding I/Os at the end; 0 stands for 30 s.
 	DrainTimeout time.Duration
-	// TargetPID, if not 0, is a process whose CPU time to report.
+	// TargetPID is the process whose CPU time is reported, if not 0.
 	TargetPID int
-	// Progress, if set, is called every second or so, from one goroutine.
+	// Progress, if set, is called about every second from one goroutine.
 	Progress func(Progress)
 }
 
@@ -74,22 +73,22 @@ var ErrConfig = errors.New("invalid workload")
 
 // Progress is the state of a running load.
 type Progress struct {
-	// Phase is "ramp", "run" or "verify". Elapsed and Total are of the phase; Total 0 is unknown.
+	// Phase is "ramp", "run" or "verify". Elapsed and Total refer to the phase. A Total of 0 stands for unknown.
 	Phase          string
 	Elapsed, Total time.Duration
-	// Read and Write cover the time since the last call.
+	// Read and Write cover the time since the previous call.
 	Read, Write Interval
 	Errors      uint64
 }
 
-// Interval is what happened in a while.
+// Interval summarises the operations of one kind in an interval of time.
 type Interval struct {
 	IOPS, BytesPerSec float64
 	MeanNS            float64
 	P99NS             int64
 }
 
-// check fills defaults and judges cfg against the target. Names are those of jbofbench's flags.
+// check sets defaults and validates cfg against the target. Errors use the names of jbofbench's flags.
 func (cfg *Config) check(info TargetInfo) error {
 	bad := func(format string, args ...any) error {
 		return fmt.Errorf("%w: %s", ErrConfig, fmt.Sprintf(format, args...))
@@ -153,10 +152,10 @@ func (cfg *Config) check(info TargetInfo) error {
 	return nil
 }
 
-// Run runs the workload and returns its report. The report is valid, as far as the run got, with an
-// error as well. Cancelling ctx ends the run early, as if its time were over.
+// Run runs the workload and returns its report. If Run fails, the report covers the run until the failure. Cancelling
+// ctx ends the run early as if Runtime had passed.
 //
-// Errors: ErrConfig; a queue's failure. Failed I/Os and verification failures are in the report.
+// Errors: ErrConfig; the failure of a queue. The report contains failed I/Os and verification failures.
 func Run(ctx context.Context, t Target, cfg Config) (rep *Report, err error) {
 	info := t.Info()
 	if err := cfg.check(info); err != nil {
@@ -187,12 +186,11 @@ type run struct {
 	begin time.Time
 	crew  *Crew
 	jobs  []*job
-	// unwritten bytes of the region hold no data.
+	// unwritten is the number of bytes of the region that hold no data.
 	unwritten int64
-	// credit, if not nil, returns the target's credit.
+	// credit returns the target's credit, if not nil.
 	credit func() client.Credit
-	// total collects the jobs' statistics; the progress loop adds to it and nobody else
-	// until the jobs have ended.
+	// total collects the jobs' statistics. Only the progress loop adds to it until the jobs have ended.
 	total stats
 }
 
@@ -237,7 +235,7 @@ func (r *run) run(ctx context.Context) (*Report, error) {
 func (cfg *Config) writes() bool { return cfg.Pattern != "read" && cfg.Pattern != "randread" }
 func (cfg *Config) random() bool { return strings.HasPrefix(cfg.Pattern, "rand") }
 
-// reset forgets what was counted so far.
+// reset discards the statistics collected so far.
 func (r *run) reset() {
 	for _, j := range r.jobs {
 		j.take()
@@ -245,8 +243,8 @@ func (r *run) reset() {
 	r.total = newStats()
 }
 
-// phase runs what on every job until all have ended, for at most limit if that is not 0.
-// With keep, the jobs' I/Os are not drained at the end: the next phase goes on with them.
+// phase runs what on every job until all jobs have ended, for at most limit if limit is not 0. With keep, outstanding
+// I/Os are not drained at the end, and the next phase continues with them.
 func (r *run) phase(ctx context.Context, name string, limit time.Duration, what func(*job) error, keep bool) error {
 	for _, j := range r.jobs {
 		j.keep = keep
@@ -266,7 +264,7 @@ func (r *run) phase(ctx context.Context, name string, limit time.Duration, what 
 	return err
 }
 
-// collect moves the jobs' statistics into the total and returns what was moved.
+// collect adds the jobs' statistics to the total and returns what was added.
 func (r *run) collect() *stats {
 	sum := newStats()
 	for _, j := range r.jobs {

@@ -10,46 +10,47 @@ import (
 	"time"
 )
 
-// ErrOutstanding: operations did not end in the time allowed for that, and their queues were interrupted.
+// ErrOutstanding: operations did not complete within the drain time, and their queues were interrupted.
 var ErrOutstanding = errors.New("operations are still outstanding after the time allowed for them to end")
 
-// Crew is the goroutines of a load, one for each Worker, and their clock. One goroutine calls its methods;
-// Now and Stop are for any.
+// Crew is a group of load-generating goroutines, one for each Worker, with a common clock. One goroutine calls its
+// methods, except Now and Stop, which any goroutine may call.
 type Crew struct {
 	begin   time.Time
 	drain   time.Duration
 	workers []*Worker
 }
 
-// NewCrew makes a crew whose operations have that long to end when it is told to stop.
+// NewCrew returns a crew. When it is told to stop, outstanding operations have the time drain to complete.
 func NewCrew(drain time.Duration) *Crew { return &Crew{begin: time.Now(), drain: drain} }
 
-// Now is the time since the crew was made, in nanoseconds.
+// Now returns the time since the crew was created, in nanoseconds.
 func (c *Crew) Now() int64 { return int64(time.Since(c.begin)) }
 
-// Worker is what a crew and one of its goroutines tell each other.
+// Worker is the state shared by a crew and one of its goroutines.
 type Worker struct {
 	queue interface{ Interrupt() }
-	// stopNS is when the worker was told to begin nothing more; 0: it was not.
+	// stopNS is the time at which the worker was told to begin no more operations; 0 if it was not told.
 	stopNS atomic.Int64
-	// interrupted: its queue was.
+	// interrupted is set when the worker's queue was interrupted.
 	interrupted atomic.Bool
 }
 
-// Add makes a worker for the goroutine that has the queue.
+// Add creates a worker for the goroutine that owns the queue.
 func (c *Crew) Add(queue interface{ Interrupt() }) *Worker {
 	w := &Worker{queue: queue}
 	c.workers = append(c.workers, w)
 	return w
 }
 
-// Stopped reports whether the worker is to begin nothing more, and since when.
+// Stopped reports whether the worker must begin no more operations, and since when.
 func (w *Worker) Stopped() (atNS int64, yes bool) {
 	atNS = w.stopNS.Load()
 	return atNS, atNS != 0
 }
 
-// Interrupted returns ErrOutstanding if the worker is to leave the operations that are outstanding, out of so many slots.
+// Interrupted returns ErrOutstanding if the worker must abandon its outstanding operations. The arguments are for the
+// text of the error.
 func (w *Worker) Interrupted(outstanding, slots int) error {
 	if !w.interrupted.Load() {
 		return nil
@@ -57,7 +58,7 @@ func (w *Worker) Interrupted(outstanding, slots int) error {
 	return fmt.Errorf("%d of the %d %w", outstanding, slots, ErrOutstanding)
 }
 
-// Stop tells every worker to begin nothing more. Any goroutine may call it.
+// Stop tells every worker to begin no more operations. Any goroutine may call it.
 func (c *Crew) Stop() {
 	now := c.Now()
 	for _, w := range c.workers {
@@ -65,10 +66,11 @@ func (c *Crew) Stop() {
 	}
 }
 
-// Run has every worker's goroutine do what, given its number, and returns when all have ended. They are told to stop when one
-// has failed, after limit if that is not 0, and when ctx is cancelled. each is called every second.
+// Run calls what in a goroutine for each worker, with the worker's number, and returns when all calls have returned.
+// The workers are told to stop when one of them fails, after limit if limit is not 0, and when ctx is cancelled. The
+// function each is called every second.
 //
-// Errors: those of what.
+// Errors: the errors of what.
 func (c *Crew) Run(ctx context.Context, limit time.Duration, what func(i int) error, each func(now time.Time)) error {
 	var wg sync.WaitGroup
 	errs := make([]error, len(c.workers))
@@ -118,13 +120,14 @@ func (c *Crew) Run(ctx context.Context, limit time.Duration, what func(i int) er
 	}
 }
 
-// earlyWake is how long before an operation is due a worker stops sleeping and looks at the
-// clock instead: timers are not that exact.
+// earlyWake is how long before the next operation is due a worker stops sleeping and polls the clock, because timers
+// are less precise than that.
 const earlyWake = 120 * time.Microsecond
 
-// Pacer is a worker's schedule. Its zero value is none: every operation is due at once.
+// Pacer is a worker's schedule. With the zero value every operation is due at once.
 type Pacer struct {
-	// interval is between two operations, on average; due is when the next one is. In nanoseconds of Crew.Now.
+	// interval is the average time between operations. due is the time of the next one. Both are in nanoseconds of
+	// Crew.Now.
 	interval float64
 	due      float64
 	poisson  bool
@@ -132,15 +135,17 @@ type Pacer struct {
 
 // PacerConfig describes a Pacer.
 type PacerConfig struct {
-	// PerSec is the rate of all workers together. Poisson makes the intervals exponentially distributed instead of equal.
+	// PerSec is the total rate of all workers. With Poisson, the intervals are exponentially distributed instead of
+	// equal.
 	PerSec  float64
 	Poisson bool
-	// BeginNS is when the first worker's first operation is due; the others' follow evenly. Worker is which of so many this is.
+	// BeginNS is when the first worker's first operation is due. The first operations of the others follow at equal
+	// distances. Worker is the number of this worker out of Workers.
 	BeginNS         int64
 	Worker, Workers int
 }
 
-// NewPacer makes the schedule of a worker.
+// NewPacer returns the schedule of a worker.
 func NewPacer(c PacerConfig) Pacer {
 	interval := 1e9 * float64(c.Workers) / c.PerSec
 	return Pacer{interval: interval, due: float64(c.BeginNS) + interval*float64(c.Worker)/float64(c.Workers), poisson: c.Poisson}
@@ -149,7 +154,7 @@ func NewPacer(c PacerConfig) Pacer {
 // On reports whether there is a schedule.
 func (p *Pacer) On() bool { return p.interval > 0 }
 
-// Due is when the next operation is due, and for how long that is still to come; without a schedule it is now.
+// Due returns the time at which the next operation is due and the time until then. Without a schedule it is due now.
 func (p *Pacer) Due(now int64) (due int64, wait time.Duration) { // hot: 0 allocs
 	if p.interval == 0 {
 		return now, 0
@@ -158,7 +163,7 @@ func (p *Pacer) Due(now int64) (due int64, wait time.Duration) { // hot: 0 alloc
 	return due, time.Duration(max(due-now, 0))
 }
 
-// Advance moves the schedule to the next operation. u is drawn uniformly from (0, 1].
+// Advance moves the schedule to the next operation. The argument u is drawn uniformly from (0, 1].
 func (p *Pacer) Advance(u float64) { // hot: 0 allocs
 	if p.poisson {
 		p.due += -math.Log(u) * p.interval
@@ -167,7 +172,8 @@ func (p *Pacer) Advance(u float64) { // hot: 0 allocs
 	p.due += p.interval
 }
 
-// Overdue is how many operations were due by then and are not begun; on average, if the intervals vary.
+// Overdue returns how many operations were due by now and have not begun. With varying intervals it is the expected
+// number.
 func (p *Pacer) Overdue(now int64) uint64 {
 	if p.interval == 0 || float64(now) < p.due {
 		return 0
@@ -175,8 +181,9 @@ func (p *Pacer) Overdue(now int64) uint64 {
 	return 1 + uint64((float64(now)-p.due)/p.interval)
 }
 
-// PollWait is how long to wait for a completion while the next operation is due after wait; negative: it is not known when.
-// If nothing is outstanding, it sleeps instead, but not for so long that a stop would be missed, and returns false.
+// PollWait returns how long to wait for a completion if the next operation is due after wait; a negative value stands
+// for an unknown time. If no operation is outstanding, PollWait sleeps instead and returns false. It sleeps for a
+// bounded time, so that the worker notices a stop.
 func PollWait(wait time.Duration, outstanding int) (poll time.Duration, ok bool) { // hot: 0 allocs
 	if wait > earlyWake {
 		wait -= earlyWake

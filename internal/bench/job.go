@@ -9,36 +9,36 @@ import (
 	"time"
 )
 
-// busyBit marks, in job.gen, a block with an I/O outstanding; unknownGen one whose
-// content is open after a failed write.
+// busyBit in job.gen marks a block with an outstanding I/O. unknownGen marks a block whose content is unknown after a
+// failed write.
 const (
 	busyBit    = 1 << 31
 	unknownGen = busyBit - 1
 )
 
-// job is one goroutine's load.
+// job is the state of one goroutine that generates load.
 type job struct {
 	id    int
 	r     *run
 	q     Queue
 	cfg   *Config
 	rng   uint64
-	start int64 // of its region, bytes
-	count int64 // blocks in its region
-	left  int64 // I/Os still to submit if there is no runtime; -1: endless
+	start int64 // offset of the job's region in bytes
+	count int64 // number of blocks in the region
+	left  int64 // I/Os still to submit without a runtime; -1 with one
 
-	frees []func() error // give the slots' buffers back
+	frees []func() error // release the slots' buffers
 	slots []slot
 	free  []uint16
 	ops   []Op
 	dones []Done
 
-	// perm walks the region in random order, each place once; next are the sequential
-	// positions of reads and writes.
+	// perm visits the offsets of the region in random order, each once. next holds the positions of sequential reads
+	// and writes.
 	perm  permutation
 	step  uint64
 	next  [2]int64
-	gen   []uint32 // with Verify: by block, generation of the last write, and busyBit
+	gen   []uint32 // with Verify: the generation of each block's last write, and busyBit
 	since int      // writes since the last Flush
 
 	pacer  Pacer
@@ -47,14 +47,14 @@ type job struct {
 
 	mu  sync.Mutex
 	cur *stats
-	old *stats // the other one, for take
+	old *stats // the statistics that take returned last
 }
 
 // slot is one outstanding operation.
 type slot struct {
 	buf   []byte
-	block int64 // in the region
-	at    int64 // when it was due or submitted
+	block int64 // index in the region
+	at    int64 // when the operation was due or was submitted
 	gen   uint32
 	kind  Kind
 }
@@ -85,7 +85,7 @@ func newJob(ctx context.Context, r *run, i int, t Target) (*job, error) {
 		j.slots[k].buf = b
 		j.free = append(j.free, uint16(cfg.IODepth-1-k))
 		if !cfg.Verify {
-			// Noise, so that nothing below compresses or dedups it.
+			// Fill the buffer with noise, so that the layers below cannot compress or deduplicate it.
 			fillVerify(b, cfg.BlockBytes, cfg.Seed, j.start+int64(k), 0)
 		}
 	}
@@ -97,10 +97,10 @@ func newJob(ctx context.Context, r *run, i int, t Target) (*job, error) {
 	return j, nil
 }
 
-// close ends the queue, then gives its buffers back.
+// close closes the queue and then releases the slots' buffers.
 func (j *job) close() error { return errors.Join(j.q.Close(), j.release()) }
 
-// release gives the buffers back.
+// release releases the slots' buffers.
 func (j *job) release() error {
 	var errs []error
 	for _, free := range j.frees {
@@ -109,7 +109,7 @@ func (j *job) release() error {
 	return errors.Join(errs...)
 }
 
-// take returns what was counted since the last take; valid until the next.
+// take returns the statistics since the previous call. They are valid until the next call.
 func (j *job) take() *stats {
 	j.old.reset()
 	j.mu.Lock()
@@ -118,26 +118,25 @@ func (j *job) take() *stats {
 	return j.old
 }
 
-// load is the main phase.
+// load runs the main phase.
 func (j *job) load() error {
-	if c := j.cfg; c.RateIOPS > 0 && !j.pacer.On() { // else it goes on after the ramp
+	if c := j.cfg; c.RateIOPS > 0 && !j.pacer.On() { // otherwise the schedule continues after the ramp
 		j.pacer = NewPacer(PacerConfig{PerSec: c.RateIOPS, Poisson: c.Poisson, BeginNS: j.r.crew.Now(), Worker: j.id, Workers: c.Jobs})
 	}
 	return j.loop(j.build)
 }
 
-// readBack reads every block that was written in this run, or with VerifyOnly all.
+// readBack reads every block that was written in this run, or every block with VerifyOnly.
 func (j *job) readBack() error {
 	j.next[Read] = 0
 	j.pacer = Pacer{}
 	return j.loop(j.buildReadBack)
 }
 
-// loop keeps the queue busy with what build makes until build has no more or the job is
-// stopped.
+// loop keeps the queue filled with the operations that build makes, until build returns false or the job is stopped.
 func (j *job) loop(build func(*Op, *slot) bool) error { // hot: 0 allocs per I/O
 	more := true
-	queued := 0 // j.ops[:queued] are built and not yet taken by the queue
+	queued := 0 // j.ops[:queued] are built and not yet submitted
 	for {
 		now := j.r.crew.Now()
 		_, stopped := j.worker.Stopped()
@@ -200,7 +199,7 @@ func (j *job) random() uint64 {
 	return mix(j.rng)
 }
 
-// finish records completions. It returns an I/O's error if there was one.
+// finish processes completions. It returns the error of a failed I/O, if any.
 func (j *job) finish(dones []Done) (failed error) { // hot: 0 allocs
 	now := j.r.crew.Now()
 	j.mu.Lock()
@@ -220,7 +219,7 @@ func (j *job) finish(dones []Done) (failed error) { // hot: 0 allocs
 			j.settle(s)
 			continue
 		}
-		// The only error is a value above the bound.
+		// RecordValue fails only for a value above the bound.
 		if st.hist[s.kind].RecordValue(min(now-s.at, MaxLatencyNS)) != nil {
 			st.failed[s.kind]++
 		}
@@ -236,14 +235,14 @@ func (j *job) finish(dones []Done) (failed error) { // hot: 0 allocs
 	return failed
 }
 
-// settle notes the generation of the block whose I/O has ended.
+// settle records the generation of the block whose I/O has ended.
 func (j *job) settle(s *slot) {
 	if j.gen != nil && s.kind != Flush {
 		j.gen[s.block] = s.gen
 	}
 }
 
-// check verifies the read in s, if its content is known.
+// check verifies the data of the read in s if the content of its block is known.
 func (j *job) check(st *stats, s *slot) {
 	want := uint64(s.gen)
 	if j.cfg.VerifyOnly {
@@ -258,7 +257,7 @@ func (j *job) check(st *stats, s *slot) {
 	}
 }
 
-// build makes the next operation of the main phase.
+// build creates the next operation of the main phase.
 func (j *job) build(o *Op, s *slot) bool { // hot: 0 allocs
 	if j.cfg.FlushEvery > 0 && j.since >= j.cfg.FlushEvery {
 		j.since = 0
@@ -271,8 +270,9 @@ func (j *job) build(o *Op, s *slot) bool { // hot: 0 allocs
 	o.Kind = j.kind()
 	block := j.place(o.Kind)
 	if j.gen != nil {
-		// What a read finds next to a write under way is open, and so is the order of two
-		// writes. There is a block at rest, since there are twice as many as slots.
+		// A read concurrent with a write of the same block may return either content, and the order of two concurrent
+		// writes is undefined. Therefore choose a block without an outstanding I/O. There is one, because the region
+		// has at least twice as many blocks as there are slots.
 		for j.gen[block]&busyBit != 0 {
 			if block++; block == j.count {
 				block = 0
@@ -299,7 +299,7 @@ func (j *job) build(o *Op, s *slot) bool { // hot: 0 allocs
 	return true
 }
 
-// kind draws read or write.
+// kind chooses between read and write.
 func (j *job) kind() Kind {
 	switch j.cfg.Pattern {
 	case "read", "randread":
@@ -307,7 +307,7 @@ func (j *job) kind() Kind {
 	case "write", "randwrite":
 		return Write
 	}
-	// The high half of the product is uniform below 100.
+	// The high half of the product is uniform in [0, 100).
 	hi, _ := bits.Mul64(j.random(), 100)
 	if int(hi) < j.cfg.ReadPercent {
 		return Read
@@ -315,7 +315,7 @@ func (j *job) kind() Kind {
 	return Write
 }
 
-// place chooses the block.
+// place chooses the block of an operation.
 func (j *job) place(k Kind) int64 {
 	switch {
 	case !j.cfg.random():
@@ -337,7 +337,7 @@ func (j *job) place(k Kind) int64 {
 	return int64(b)
 }
 
-// buildReadBack makes the next read of the verify phase.
+// buildReadBack creates the next read of the verification phase.
 func (j *job) buildReadBack(o *Op, s *slot) bool {
 	for b := j.next[Read]; b < j.count; b++ {
 		g := j.gen[b]
@@ -353,8 +353,8 @@ func (j *job) buildReadBack(o *Op, s *slot) bool {
 	return false
 }
 
-// permutation is a bijection on [0, n): a four-round Feistel network over the next even number of
-// bits, applied again while it leads outside.
+// permutation is a bijection on [0, n): a four-round Feistel network over the next even number of bits. A result
+// outside of the range is permuted again.
 type permutation struct {
 	n    uint64
 	half uint // bits of one half

@@ -12,24 +12,25 @@ import (
 	"github.com/HdrHistogram/hdrhistogram-go"
 )
 
-// APIVersion is the version of Report's JSON: fields are added, never renamed or removed.
+// APIVersion is the version of Report's JSON. Fields may be added but are never renamed or removed.
 const APIVersion = "jbofd.bench/v1"
 
-// Report is the outcome of a run. Times are as their names say; CPU percentages are of one
+// Report is the outcome of a run. The names of its fields state the units of time. CPU percentages refer to one
 // processor.
 type Report struct {
 	APIVersion string    `json:"apiVersion"`
 	Kind       string    `json:"kind"` // "BlockReport"
 	StartedAt  time.Time `json:"startedAt"`
-	// Interrupted: the run was ended early by its user.
+	// Interrupted: the user ended the run early.
 	Interrupted bool `json:"interrupted,omitempty"`
 
 	Target struct {
-		Name      string `json:"name"`
-		SizeBytes int64  `json:"sizeBytes"`
-		BlockSize int    `json:"blockSize"`
-		// UnwrittenBytes of the region held no data when the run began. Reads of them are answered without a drive, which makes
-		// a sparse file look fast.
+		Name           string `json:"name"`
+		SizeBytes      int64  `json:"sizeBytes"`
+		BlockSize      int    `json:"blockSize"` // in bytes; the same value as BlockSizeBytes
+		BlockSizeBytes int    `json:"blockSizeBytes"`
+		// UnwrittenBytes is the part of the region that held no data when the run began. Such parts are read without an
+		// access to the drive, so a sparse file appears to be fast.
 		UnwrittenBytes int64 `json:"unwrittenBytes,omitempty"`
 	} `json:"target"`
 	Workload struct {
@@ -65,18 +66,20 @@ type Report struct {
 	Credit        *CreditUse    `json:"credit,omitempty"`
 }
 
-// CreditUse is what the target's credits did, if it grants any.
+// CreditUse describes the effect of the target's credits, if it grants any.
 type CreditUse struct {
 	SSD uint16 `json:"ssd"`
-	// Units of 4 KiB may be outstanding at the end; 0: the drive's policy sets no limit.
-	Units int `json:"units"`
-	// Waits is how many I/Os waited at the host, for MeanWaitNS on average. The latencies
-	// include that.
+	// Units is how many units of 4 KiB may be outstanding at the end of the run, and Bytes the same in bytes; 0 if the
+	// policy of the drive sets no limit.
+	Units int   `json:"units"`
+	Bytes int64 `json:"bytes"`
+	// Waits is the number of I/Os that waited at the host for credit. MeanWaitNS is the mean of their waits. The
+	// reported latencies include these waits.
 	Waits      uint64  `json:"waits"`
 	MeanWaitNS float64 `json:"meanWaitNS"`
 }
 
-// Direction is one kind of I/O.
+// Direction holds the results of one kind of I/O.
 type Direction struct {
 	IOs         int64     `json:"ios"`
 	Bytes       uint64    `json:"bytes"`
@@ -99,21 +102,21 @@ type LatencyNS struct {
 	Max    int64   `json:"max"`
 }
 
-// VerifyOutcome says how much was checked, during the run and after it.
+// VerifyOutcome states how much data was verified during and after the run.
 type VerifyOutcome struct {
 	CheckedBytes   uint64  `json:"checkedBytes"`
 	ElapsedSeconds float64 `json:"readBackSeconds"`
 	Failures       uint64  `json:"failures"`
 }
 
-// ErrorCounts counts failures; Messages are the first few.
+// ErrorCounts counts failures. Messages holds the first ones.
 type ErrorCounts struct {
 	IO       uint64   `json:"io"`
 	Verify   uint64   `json:"verify"`
 	Messages []string `json:"messages,omitempty"`
 }
 
-// ProcessUsage is the target's process.
+// ProcessUsage is the resource usage of the target's process.
 type ProcessUsage struct {
 	PID        int     `json:"pid"`
 	CPUPercent float64 `json:"cpuPercent"`
@@ -122,7 +125,8 @@ type ProcessUsage struct {
 func (r *run) newReport() *Report {
 	rep := &Report{APIVersion: APIVersion, Kind: "BlockReport", StartedAt: r.begin.UTC()}
 	c := &r.cfg
-	rep.Target.Name, rep.Target.SizeBytes, rep.Target.BlockSize, rep.Target.UnwrittenBytes = r.info.Name, r.info.SizeBytes, r.info.BlockSize, r.unwritten
+	rep.Target.Name, rep.Target.SizeBytes, rep.Target.UnwrittenBytes = r.info.Name, r.info.SizeBytes, r.unwritten
+	rep.Target.BlockSize, rep.Target.BlockSizeBytes = r.info.BlockSize, r.info.BlockSize
 	w := &rep.Workload
 	w.Pattern, w.ReadPercent, w.BlockBytes, w.IODepth, w.Jobs = c.Pattern, c.ReadPercent, c.BlockBytes, c.IODepth, c.Jobs
 	switch c.Pattern {
@@ -138,7 +142,7 @@ func (r *run) newReport() *Report {
 	return rep
 }
 
-// fill takes over the main phase.
+// fill sets the results of the main phase.
 func (rep *Report) fill(r *run, elapsed time.Duration, from usage) {
 	to := r.takeUsage()
 	rep.ElapsedSeconds = elapsed.Seconds()
@@ -151,7 +155,7 @@ func (rep *Report) fill(r *run, elapsed time.Duration, from usage) {
 		rep.TargetProcess = &ProcessUsage{PID: r.cfg.TargetPID, CPUPercent: percent(to.target-from.target, to.At.Sub(from.At))}
 	}
 	if c := to.credit; c.On {
-		rep.Credit = &CreditUse{SSD: c.SSD, Units: c.Units, Waits: c.Waits - from.credit.Waits}
+		rep.Credit = &CreditUse{SSD: c.SSD, Units: c.Units, Bytes: int64(c.Units) * 4096, Waits: c.Waits - from.credit.Waits}
 		if n := rep.Credit.Waits; n > 0 {
 			rep.Credit.MeanWaitNS = math.Round(float64(c.WaitTime-from.credit.WaitTime) / float64(n))
 		}
@@ -162,7 +166,7 @@ func (rep *Report) fill(r *run, elapsed time.Duration, from usage) {
 	rep.addErrors(st)
 }
 
-// fillVerify takes over the reading back.
+// fillVerify sets the results of the final verification.
 func (rep *Report) fillVerify(r *run, elapsed time.Duration) {
 	st := &r.total
 	if rep.Verify == nil {
@@ -188,7 +192,7 @@ func (rep *Report) addErrors(st *stats) {
 	}
 }
 
-// OK reports that no I/O failed and nothing read was wrong.
+// OK reports that no I/O and no verification failed.
 func (rep *Report) OK() bool { return rep.Errors.IO == 0 && rep.Errors.Verify == 0 }
 
 func (s *stats) direction(k Kind, elapsed time.Duration) *Direction {
@@ -201,13 +205,13 @@ func (s *stats) direction(k Kind, elapsed time.Duration) *Direction {
 		LatencyNS: Latencies(h)}
 }
 
-// Latencies says what is in a histogram of nanoseconds.
+// Latencies summarises a histogram of nanoseconds.
 func Latencies(h *hdrhistogram.Histogram) LatencyNS {
 	return LatencyNS{Min: h.Min(), Mean: math.Round(h.Mean()), StdDev: math.Round(h.StdDev()), P50: h.ValueAtPercentile(50), P90: h.ValueAtPercentile(90),
 		P95: h.ValueAtPercentile(95), P99: h.ValueAtPercentile(99), P999: h.ValueAtPercentile(99.9), P9999: h.ValueAtPercentile(99.99), Max: h.Max()}
 }
 
-// WriteTable writes the report for people.
+// WriteTable writes the report as text.
 func (rep *Report) WriteTable(w io.Writer) error {
 	var b strings.Builder
 	wl := &rep.Workload
@@ -219,7 +223,11 @@ func (rep *Report) WriteTable(w io.Writer) error {
 	if wl.RateIOPS > 0 {
 		fmt.Fprintf(&b, " rate_iops=%.0f", wl.RateIOPS)
 	}
-	fmt.Fprintf(&b, ", %.2f s\n\n", rep.ElapsedSeconds)
+	if rep.Interrupted {
+		fmt.Fprintf(&b, ", interrupted: the figures are of the %.2f s until then\n\n", rep.ElapsedSeconds)
+	} else {
+		fmt.Fprintf(&b, ", %.2f s\n\n", rep.ElapsedSeconds)
+	}
 	t := tabwriter.NewWriter(&b, 0, 0, 2, ' ', tabwriter.AlignRight)
 	fmt.Fprintln(t, "\tI/Os\tIOPS\tMB/s\tmean\tp50\tp90\tp99\tp99.9\tp99.99\tmax\t")
 	for _, d := range []struct {
@@ -262,7 +270,7 @@ func (rep *Report) WriteTable(w io.Writer) error {
 	return err
 }
 
-// FormatNS writes a time in nanoseconds with three digits and a fitting unit.
+// FormatNS formats a time in nanoseconds with three digits and a suitable unit.
 func FormatNS(ns float64) string {
 	switch {
 	case ns < 1e3:

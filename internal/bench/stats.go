@@ -2,24 +2,24 @@ package bench
 
 import "github.com/HdrHistogram/hdrhistogram-go"
 
-// MaxLatencyNS is 10 min: what takes longer counts as that.
+// MaxLatencyNS is the highest latency that histograms record, 10 min. Longer latencies count as MaxLatencyNS.
 const MaxLatencyNS = 600e9
 
-// NewHistogram makes one for latencies from 1 ns to MaxLatencyNS, with three significant digits.
+// NewHistogram returns a histogram for latencies from 1 ns to MaxLatencyNS with three significant digits.
 func NewHistogram() *hdrhistogram.Histogram { return hdrhistogram.New(1, MaxLatencyNS, 3) }
 
-// stats counts one stretch of time. Index is Kind.
+// stats holds the counters of an interval of time, indexed by Kind.
 type stats struct {
 	hist   [3]*hdrhistogram.Histogram
 	bytes  [3]uint64
 	failed [3]uint64
 	wrong  uint64 // verification failures
-	// checked is how many bytes were verified.
+	// checked is the number of verified bytes.
 	checked uint64
 	first   []string // messages of the first failures
 }
 
-// maxMessages bounds stats.first.
+// maxMessages limits the length of stats.first.
 const maxMessages = 8
 
 func newStats() stats {
@@ -69,7 +69,7 @@ func (s *stats) ios() (n int64) {
 	return n
 }
 
-// interval sums up one kind over seconds.
+// interval summarises one kind of I/O over an interval of so many seconds.
 func (s *stats) interval(k Kind, seconds float64) Interval {
 	h := s.hist[k]
 	if h.TotalCount() == 0 || seconds <= 0 {

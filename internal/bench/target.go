@@ -16,7 +16,7 @@ import (
 	"jbofd/internal/ssd/mem"
 )
 
-// Kind is what an Op does.
+// Kind is the kind of an operation.
 type Kind uint8
 
 // Kinds of operations.
@@ -33,40 +33,40 @@ func (k Kind) String() string { return [...]string{"read", "write", "flush"}[k] 
 type Op struct {
 	Kind Kind
 	FUA  bool
-	// Offset is in bytes, in whole blocks of the target.
+	// Offset is in bytes and a multiple of the target's block size.
 	Offset int64
 	Buf    []byte
 	Tag    uint64
 }
 
-// Done is a finished Op.
+// Done is a completed Op.
 type Done struct {
 	Tag uint64
 	Err error
 }
 
-// TargetInfo describes what the load runs on.
+// TargetInfo describes a target.
 type TargetInfo struct {
-	// Name says for the report what and where it is.
+	// Name is the target's type and address, for the report.
 	Name      string
 	SizeBytes int64
 	BlockSize int
-	// MaxTransferBytes is the longest I/O; 0 is no limit. MaxDepth is the deepest queue.
+	// MaxTransferBytes is the maximum size of an I/O; 0 stands for no limit. MaxDepth is the maximum queue depth.
 	MaxTransferBytes, MaxDepth int
 }
 
-// Target is where load goes: a namespace of an NVMe-oF target, or a device.
+// Target is what the load is generated against: a namespace of an NVMe-oF target, or a device.
 type Target interface {
 	Info() TargetInfo
 	// OpenQueue opens a queue for one job.
 	OpenQueue(ctx context.Context, depth int) (Queue, error)
-	// Buffer returns page-aligned memory for I/O, which the target's way of moving data knows if that
-	// helps, and a function that takes it back.
+	// Buffer returns page-aligned memory for I/O and a function that releases it. The memory is registered with the
+	// transport or the device if that makes I/O faster.
 	Buffer(size int) (b []byte, free func() error, err error)
 	Close() error
 }
 
-// pages returns memory for I/O straight from the kernel.
+// pages returns memory for I/O that is mapped directly from the kernel.
 func pages(size int) ([]byte, func() error, error) {
 	b, err := unix.Mmap(-1, 0, size, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS)
 	if err != nil {
@@ -75,25 +75,26 @@ func pages(size int) ([]byte, func() error, error) {
 	return b, func() error { return unix.Munmap(b) }, nil
 }
 
-// Queue is one job's path to the target. One goroutine calls Submit and Poll.
+// Queue is one job's queue to the target. One goroutine calls Submit and Poll.
 type Queue interface {
-	// Submit takes operations in order and returns how many.
+	// Submit submits operations in order and returns how many were accepted.
 	Submit(ops []Op) (int, error)
-	// Poll returns finished operations, waiting as client.QPair.Poll.
+	// Poll returns completed operations. The argument wait has the meaning of that of client.QPair.Poll.
 	Poll(dst []Done, wait time.Duration) (int, error)
-	// Interrupt makes a blocked Poll return; from any goroutine. The queue is of no use afterwards.
+	// Interrupt makes a blocked Poll return. Any goroutine may call it. The queue cannot be used afterwards.
 	Interrupt()
 	Close() error
 }
 
-// NVMe is a namespace over NVMe/TCP or NVMe/RDMA.
+// NVMe is a target: a namespace over NVMe/TCP or NVMe/RDMA.
 type NVMe struct {
 	c    *client.Controller
 	ns   *client.Namespace
 	info TargetInfo
 }
 
-// NewNVMe takes over c, which must have been connected with Options.QPairs for every job.
+// NewNVMe returns the target for a namespace and takes ownership of c. Options.QPairs of c must be at least the number
+// of jobs.
 func NewNVMe(ctx context.Context, c *client.Controller, nsid uint32) (*NVMe, error) {
 	ns, err := c.Namespace(ctx, nsid)
 	if err != nil {
@@ -135,12 +136,12 @@ func (t *NVMe) OpenQueue(ctx context.Context, depth int) (Queue, error) {
 		cmds: make([]client.Command, 0, depth), comps: make([]client.Completion, depth)}, nil
 }
 
-// nvmeQueue is a client.QPair in the engine's terms.
+// nvmeQueue implements Queue with a client.QPair.
 type nvmeQueue struct {
 	q     *client.QPair
 	nsid  uint32
 	bs    uint64
-	lens  []uint32 // by tag, to tell a short read
+	lens  []uint32 // by tag, to detect short reads
 	reads []bool
 	cmds  []client.Command
 	comps []client.Completion
@@ -188,33 +189,33 @@ func (q *nvmeQueue) Poll(dst []Done, wait time.Duration) (int, error) { // hot: 
 func (q *nvmeQueue) Interrupt()   { q.q.Interrupt() }
 func (q *nvmeQueue) Close() error { return q.q.Close() }
 
-// Raw is a device driven without any network.
+// Raw is a target: a device that is used without a network.
 type Raw struct {
 	dev ssd.Device
-	// pool is where the buffers come from, so that the device can register them as it does the
-	// daemon's; nil: straight from the kernel.
+	// pool provides the buffers, so that the device can register them as it does in the daemon; nil for memory directly
+	// from the kernel.
 	pool *bufpool.Pool
 	acct *bufpool.Account
 }
 
-// NewRaw takes over dev.
+// NewRaw returns the target for a device and takes ownership of dev.
 func NewRaw(dev ssd.Device) *Raw { return &Raw{dev: dev} }
 
-// RawConfig says what device to open.
+// RawConfig describes the device to open.
 type RawConfig struct {
 	// Path is a regular file or a block device, or mem:SIZE.
 	Path string
-	// Engine is io_uring, threads, or empty for the best there is; for files.
+	// Engine is io_uring or threads, for files and block devices. Empty stands for the best engine available.
 	Engine string
-	// BlockSize is that of mem:SIZE.
+	// BlockSize is the block size of mem:SIZE.
 	BlockSize int
-	// Buffers of BufferBytes will be asked for.
+	// Buffers is the number of buffers of BufferBytes that the load will request.
 	Buffers, BufferBytes int
 }
 
-// OpenRaw opens a device to run on without a network.
+// OpenRaw opens a device for use without a network.
 //
-// Errors: ErrConfig for what cannot be; the device's.
+// Errors: ErrConfig for an invalid configuration; the errors of the device.
 func OpenRaw(c RawConfig) (*Raw, error) {
 	t := &Raw{}
 	var err error
@@ -226,7 +227,7 @@ func OpenRaw(c RawConfig) (*Raw, error) {
 		t.dev, err = mem.Open(mem.Config{Name: "raw", SizeBytes: n, BlockSize: c.BlockSize})
 	} else {
 		if c.BufferBytes > 0 && c.BufferBytes <= bufpool.DefaultMaxBytes {
-			// An account may hold half of a pool, and blocks are powers of two.
+			// One account may use at most half of a pool, and its blocks are powers of two.
 			total := max(4*int64(c.Buffers)*int64(c.BufferBytes), 4*bufpool.DefaultMaxBytes)
 			if t.pool, err = bufpool.New(bufpool.Config{TotalBytes: total}); err != nil {
 				return nil, err
@@ -270,10 +271,10 @@ func (t *Raw) Info() TargetInfo {
 	return TargetInfo{Name: name, SizeBytes: i.SizeBytes, BlockSize: i.BlockSize}
 }
 
-// mostExtents bounds the time that unwritten takes, some tenths of a second.
+// mostExtents limits the duration of unwritten to some tenths of a second.
 const mostExtents = 1 << 17
 
-// unwritten is how much of a region holds no data, as far as can be seen soon.
+// unwritten returns how many bytes of a region hold no data, as far as that can be determined quickly.
 func (t *Raw) unwritten(start, size int64) int64 {
 	holes, at, left := int64(0), start, mostExtents
 	for e := range ssd.Data(t.dev) {
@@ -305,7 +306,7 @@ func (t *Raw) OpenQueue(_ context.Context, depth int) (Queue, error) {
 	return &rawQueue{q: q, reqs: make([]ssd.Request, 0, depth), comps: make([]ssd.Completion, depth)}, nil
 }
 
-// rawQueue is an ssd.Queue in the engine's terms.
+// rawQueue implements Queue with an ssd.Queue.
 type rawQueue struct {
 	q     ssd.Queue
 	reqs  []ssd.Request

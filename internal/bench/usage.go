@@ -13,7 +13,7 @@ import (
 	"jbofd/client"
 )
 
-// Usage is what this process has used up at a moment.
+// Usage is the resource usage of this process up to a point in time.
 type Usage struct {
 	At      time.Time
 	CPU     time.Duration
@@ -21,7 +21,7 @@ type Usage struct {
 	GCs     uint32
 }
 
-// TakeUsage looks at this process.
+// TakeUsage returns the current usage of this process.
 func TakeUsage() Usage {
 	var m runtime.MemStats
 	runtime.ReadMemStats(&m)
@@ -33,12 +33,12 @@ func TakeUsage() Usage {
 	return u
 }
 
-// CPUPercentSince is how much of one processor was used since from.
+// CPUPercentSince returns the CPU usage since from, in percent of one processor.
 func (u *Usage) CPUPercentSince(from *Usage) float64 {
 	return percent(u.CPU-from.CPU, u.At.Sub(from.At))
 }
 
-// AllocsPer is how many allocations since from there are for each of n operations.
+// AllocsPer returns the number of allocations since from, divided by n operations.
 func (u *Usage) AllocsPer(n uint64, from *Usage) float64 {
 	if n == 0 {
 		return 0
@@ -48,7 +48,8 @@ func (u *Usage) AllocsPer(n uint64, from *Usage) float64 {
 
 func percent(part, whole time.Duration) float64 { return 100 * part.Seconds() / whole.Seconds() }
 
-// usage is what this process and the target's have used up at a moment, and the target's credit.
+// usage is the resource usage of this process and of the target's process up to a point in time, and the target's
+// credit.
 type usage struct {
 	Usage
 	target   time.Duration
@@ -56,7 +57,7 @@ type usage struct {
 	credit   client.Credit
 }
 
-// takeUsage looks at both processes and at the target's credit.
+// takeUsage returns the current usage of both processes and the target's credit.
 func (r *run) takeUsage() usage {
 	u := usage{Usage: TakeUsage()}
 	if r.credit != nil {
@@ -70,8 +71,7 @@ func (r *run) takeUsage() usage {
 	return u
 }
 
-// clockTick is the unit of times in /proc/PID/stat: USER_HZ, 100 on every Linux architecture
-// that Go knows.
+// clockTick is the unit of times in /proc/PID/stat: USER_HZ, which is 100 on all Linux architectures that Go supports.
 const clockTick = 10 * time.Millisecond
 
 // processCPU returns the user and system time that a process has used.
@@ -80,8 +80,8 @@ func processCPU(pid int) (time.Duration, error) {
 	if err != nil {
 		return 0, err
 	}
-	// The second field, the name, may hold spaces and parentheses; the last ")" ends it. utime and
-	// stime are fields 14 and 15, the 12th and 13th after it.
+	// The second field, the name, may contain spaces and parentheses; it ends at the last ")". The fields utime and
+	// stime are fields 14 and 15, which are the 12th and 13th after the name.
 	f := bytes.Fields(b[bytes.LastIndexByte(b, ')')+1:])
 	if len(f) < 13 {
 		return 0, fmt.Errorf("/proc/%d/stat has %d fields after the name", pid, len(f))

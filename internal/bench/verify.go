@@ -6,7 +6,7 @@ import (
 	"hash/crc32"
 )
 
-// Every block of a verified write carries its own proof:
+// Every block of a verified write contains the data to verify it:
 //
 //	 0 ..  3  magic "JBV1"
 //	 4 ..  7  CRC32C of the rest of the block, bytes 8 on
@@ -15,8 +15,8 @@ import (
 //	24 .. 31  generation: how often this place was written, from 1
 //	32 ..     noise drawn from the three
 //
-// so that data which is stale (an older generation), misplaced (another offset), foreign (another
-// seed, no magic) and torn or corrupt (CRC) are told apart.
+// A verification can therefore distinguish stale data (an older generation), misplaced data (another offset), foreign
+// data (another seed or no magic), and torn or corrupt data (CRC).
 const (
 	verifyMagic  = "JBV1"
 	verifyHeader = 32
@@ -24,10 +24,10 @@ const (
 
 var castagnoli = crc32.MakeTable(crc32.Castagnoli)
 
-// anyGeneration, as wanted generation, accepts all.
+// anyGeneration, as expected generation, matches every generation.
 const anyGeneration = ^uint64(0)
 
-// fillVerify writes the pattern for buf, which will stand at offset, in blocks of bs bytes.
+// fillVerify fills buf, which will be written at offset, with the pattern in blocks of bs bytes.
 func fillVerify(buf []byte, bs int, seed uint64, offset int64, generation uint64) { // hot: 0 allocs
 	le := binary.LittleEndian
 	for ; len(buf) >= bs; buf, offset = buf[bs:], offset+int64(bs) {
@@ -47,7 +47,7 @@ func fillVerify(buf []byte, bs int, seed uint64, offset int64, generation uint64
 	}
 }
 
-// checkVerify returns nil if buf, read at offset, is what fillVerify wrote.
+// checkVerify returns nil if buf, which was read at offset, contains what fillVerify wrote.
 func checkVerify(buf []byte, bs int, seed uint64, offset int64, generation uint64) error { // hot: 0 allocs while it holds
 	le := binary.LittleEndian
 	for at := 0; at+bs <= len(buf); at += bs {

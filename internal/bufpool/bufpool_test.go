@@ -2,6 +2,7 @@ package bufpool
 
 import (
 	"errors"
+	"fmt"
 	"sync"
 	"testing"
 
@@ -90,7 +91,7 @@ func TestRegionsAreTakenOnlyAsNeededSmallLowLargeHigh(t *testing.T) {
 	if i, _, _ := p.RegionOf(small.B); i != 0 {
 		t.Errorf("small buffer in region %d, want 0", i)
 	}
-	if i, _, _ := p.RegionOf(large.B); i != p.Regions()-1 {
+	if i, _, _ := p.RegionOf(large.B); i != int(p.Config().TotalBytes)/p.Config().RegionBytes-1 {
 		t.Errorf("large buffer in region %d, want the last", i)
 	}
 	if s := p.Stats(); s.TakenBytes != 2*DefaultRegionBytes {
@@ -284,6 +285,9 @@ func TestLargeWaiterIsNotStarvedBySmallTraffic(t *testing.T) {
 	for i := range 6 {
 		others = append(others, fill(p, p.Account(string(rune('A'+i))), 32<<10)...)
 	}
+	for i := 0; p.whole > 0; i++ { // the reserve
+		others = append(others, mustGet(t, p, p.Account(fmt.Sprint("newcomer ", i)), 1<<20))
+	}
 	served := false
 	w := &Waiter{Size: 1 << 20, Wake: func() { served = true }}
 	if p.GetOrWait(large, w) {
@@ -321,7 +325,7 @@ func TestPoolAgreesWithAModel(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		accts := []*Account{p.Account("a"), p.Account("b"), p.Account("c")}
+		accts := []*Account{p.Account("a"), p.Account("b"), p.AccountFrom("c", "src"), p.AccountFrom("d", "src"), p.AccountFrom("e", "src")}
 		var held []Buf
 		var waiting []*Waiter
 		add := func(b Buf) {
@@ -391,6 +395,7 @@ func TestPoolAgreesWithAModel(t *testing.T) {
 				if s.InUseBytes != inUse || s.InUseBytes+free != s.TotalBytes {
 					t.Fatalf("in use %d, model %d, free %d of %d", s.InUseBytes, inUse, free, s.TotalBytes)
 				}
+				checkWaiting(t, p, false)
 				if len(held) == 0 && len(waiting) != 0 {
 					t.Fatalf("%d wait at an empty pool", len(waiting))
 				}

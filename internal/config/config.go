@@ -15,6 +15,7 @@ import (
 	_ "embed"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"reflect"
 	"time"
@@ -51,7 +52,7 @@ type Config struct {
 type Node struct {
 	// Name is the node's name in logs and metrics.
 	Name string `yaml:"name" default:"jbof0"`
-	// DataDir is the directory for what the daemon itself remembers. Drives are not kept here unless their path says so.
+	// DataDir is the directory for the daemon's own files. Drives are not kept here unless their path says so.
 	DataDir string `yaml:"data_dir" default:"/var/lib/jbofd"`
 }
 
@@ -61,7 +62,8 @@ type Log struct {
 	Level string `yaml:"level" default:"info" oneof:"debug|info|warn|error" reload:"live"`
 	// Format is how a line is written to standard error.
 	Format string `yaml:"format" default:"text" oneof:"text|json"`
-	// PeerLinesPerSec bounds the lines a second that hosts can cause for one kind of event. What is suppressed is counted.
+	// PeerLinesPerSec bounds the lines a second that hosts can cause for one kind of event. What is suppressed is
+	// counted.
 	PeerLinesPerSec int `yaml:"peer_lines_per_sec" default:"5" min:"1" max:"10000"`
 }
 
@@ -69,9 +71,10 @@ type Log struct {
 type Metrics struct {
 	// Address serves /metrics, /healthz and /readyz over HTTP. Empty: no server.
 	Address string `yaml:"address" default:"127.0.0.1:9420"`
-	// Pprof adds /debug/pprof. It lets whoever reaches the address slow the daemon down.
+	// Pprof adds /debug/pprof. Anybody who can reach the address can then slow the daemon down.
 	Pprof bool `yaml:"pprof" default:"false"`
-	// MaxTenants is how many tenants get series of their own. Further ones are counted together as tenant "other".
+	// MaxTenants is how many hosts without a tenant get series of their own. Further ones are counted together as
+	// tenant "other". Configured tenants always have their own.
 	MaxTenants int `yaml:"max_tenants" default:"1000" min:"1" max:"100000"`
 }
 
@@ -101,9 +104,11 @@ type Referral struct {
 
 // Listener is an address where hosts connect to subsystems.
 type Listener struct {
-	// Transport is the NVMe-oF transport. rdma needs a daemon built with TAGS=rdma and an RDMA device; TCP and RDMA can have the same address and port.
+	// Transport is the NVMe-oF transport. rdma needs a daemon built with TAGS=rdma and an RDMA device; TCP and RDMA can
+	// have the same address and port.
 	Transport string `yaml:"transport" default:"tcp" oneof:"tcp|rdma"`
-	// Address is an IP address of this machine and a port. 0.0.0.0 or [::] stands for all addresses, port 0 for any free port.
+	// Address is an IP address of this machine and a port. 0.0.0.0 or [::] stands for all addresses, port 0 for any
+	// free port.
 	Address string `yaml:"address" required:"true"`
 }
 
@@ -111,31 +116,46 @@ type Listener struct {
 type SSD struct {
 	// Name is the drive's name in namespaces, metrics and logs.
 	Name string `yaml:"name" required:"true"`
-	// Backend is what the drive is: memory, a regular file or block device, or an emulated drive, whose data are in memory and which answers when a real one would.
+	// Backend is what the drive is: memory, a regular file or block device, or an emulated drive, whose data are in
+	// memory and which answers when a real one would.
 	Backend string `yaml:"backend" default:"file" oneof:"mem|file|model"`
 	// Path is the file or block device (backend file).
 	Path string `yaml:"path,omitempty"`
-	// Size is the drive's capacity. Needed for backends mem and model and with create; otherwise the file or device tells it, and 0 stands for that.
+	// Size is the drive's capacity. Needed for backends mem and model and with create; otherwise it is that of the file
+	// or device (0), and another size is refused.
 	Size Bytes `yaml:"size" default:"0"`
-	// Create makes the file if it does not exist.
+	// Create makes the file if it does not exist, and makes it larger if size is larger. Its directory must exist.
 	Create bool `yaml:"create" default:"false"`
-	// Preset is the drive that is emulated (backend model): a Samsung DCT983 with TLC flash or an Intel Optane DC P4800X.
+	// Preset is the drive that is emulated (backend model): a Samsung DCT983 with TLC flash or an Intel Optane DC
+	// P4800X.
 	Preset string `yaml:"preset" default:"dct983" oneof:"dct983|p4800x"`
-	// Condition is the state of the emulated flash at the start (backend model): never written, written once in sequence, or then written at random until write amplification is steady. Preparing the last takes a tenth of a second for each GiB; the map of the flash takes 0.2 % of the size as memory.
+	// Condition is the state of the emulated flash at the start (backend model): never written, written once in
+	// sequence, or then written at random until write amplification is steady. Preparing the last takes a tenth of a
+	// second for each GiB; the map of the flash takes 0.2 % of the size as memory.
 	Condition string `yaml:"condition" default:"clean" oneof:"empty|clean|fragmented"`
-	// Slowdown makes the emulated drive so many times slower than the real one (backend model): slow enough for a small machine that the drive is the bottleneck and not the processor.
+	// Slowdown makes the emulated drive so many times slower than the real one (backend model): slow enough for a small
+	// machine that the drive is the bottleneck and not the processor.
 	Slowdown int `yaml:"slowdown" default:"1" min:"1" max:"1000"`
 	// Engine is how I/O is done (backend file): io_uring, worker threads, or io_uring where the kernel allows it.
 	Engine string `yaml:"engine" default:"auto" oneof:"auto|io_uring|threads"`
-	// QueueDepth is how many requests are outstanding at the drive at most; others wait in the daemon. For a virtual disk that works on its requests one after the other, half of what the hosts keep outstanding lets drive and network work at the same time.
+	// QueueDepth is how many requests are outstanding at the drive at most; others wait in the daemon. For a virtual
+	// disk that serves its requests one after the other, half of what the hosts keep outstanding lets drive and network
+	// overlap.
 	QueueDepth int `yaml:"queue_depth" default:"256" min:"1" max:"4096"`
-	// Policy is how the drive is shared between tenants: by weight and with an eye on its latency (jbof), as the Gimbal paper does it (gimbal), in order of arrival (fifo), or as ReFlex or FlashFQ do it.
+	// Policy is how the drive is shared between tenants: by weight and by its latency (jbof), as the Gimbal paper does
+	// it (gimbal), in order of arrival (fifo), or as ReFlex or FlashFQ do it.
 	Policy string `yaml:"policy" default:"jbof" oneof:"jbof|gimbal|fifo|reflex|flashfq"`
-	// BackgroundWeight is the share that the key-value stores on the drive have for compaction, checkpoints and recovery, against the weights of tenants. Writers wait for compaction when it falls behind.
+	// BackgroundWeight is the share that the key-value stores on the drive have for compaction, checkpoints and
+	// recovery, against the weights of tenants. Writers wait for compaction when it falls behind.
 	BackgroundWeight int `yaml:"background_weight" default:"4" min:"1" max:"10000"`
-	// KVSwap is how much of the drive is a swap area, a multiple of 1MiB and at least 16MiB; 0: none. While another drive has much more to do than this one, writes to that drive's key-value namespaces go here, and come home when it has time. As long as there are some, those namespaces do not open without this drive. Another size at a restart makes another area; the old one is freed when its keys are at home.
+	// KVSwap is how much of the drive is a swap area, a multiple of 1MiB and at least 16MiB; 0: none. While another
+	// drive has much more queued than this one, writes to that drive's key-value namespaces go here, and are returned
+	// to it when it has time. As long as some are here, those namespaces do not open without this drive. Another size
+	// at a restart makes another area; the old one is freed when its keys have been returned.
 	KVSwap Bytes `yaml:"kv_swap" default:"0" min:"0" max:"64GiB"`
-	// Calibrate measures the drive with a quarter of a second of reads when the daemon starts, so that policy jbof knows it from the first I/O on. Without, and on a drive that holds less than 64 MiB, it starts from what is common and learns.
+	// Calibrate measures the drive with a quarter of a second of reads when the daemon starts, so that policy jbof
+	// knows it from the first I/O on. Without, and on a drive that holds less than 64 MiB of data, the policy starts
+	// with typical values and learns.
 	Calibrate bool `yaml:"calibrate" default:"true"`
 	// Fault makes the drive fail on purpose, for tests.
 	Fault *Fault `yaml:"fault,omitempty"`
@@ -179,7 +199,8 @@ type Namespace struct {
 	NSID uint32 `yaml:"nsid" required:"true" min:"1" max:"1024" reload:"live"`
 	// SSD is the name of the drive that holds it.
 	SSD string `yaml:"ssd" required:"true"`
-	// Size is its capacity, a multiple of 1MiB, of type kv at least 64MiB. A reload can make a block namespace larger. Where on the drive it lies is found once and remembered in the drive's label.
+	// Size is its capacity, a multiple of 1MiB, of type kv at least 64MiB. A reload can make a block namespace larger.
+	// Where on the drive it lies is found once and remembered in the drive's label.
 	Size Bytes `yaml:"size" required:"true" min:"1MiB" reload:"live"`
 	// BlockSize is the logical block in bytes (type block).
 	BlockSize int `yaml:"block_size" default:"4096" oneof:"512|4096"`
@@ -195,9 +216,11 @@ type Namespace struct {
 
 // KV is how a namespace keeps keys and values.
 type KV struct {
-	// Durability is what a reply to a write means: it survives a loss of power (device: by the drive's nature, with writes through its cache if that is volatile), or it may be lost with the power (none).
+	// Durability is what a reply to a write means: it survives a loss of power (device: by the drive's nature, with
+	// writes through its cache if that is volatile), or it may be lost with the power (none).
 	Durability string `yaml:"durability" default:"device" oneof:"device|none"`
-	// KeysPerSegment is how many keys share an entry of 5 bytes in memory, on average. More keys take less memory and make writes longer: 13 is 0.39 bytes a key, 21 is 0.24.
+	// KeysPerSegment is how many keys share an entry of 5 bytes in memory, on average. More keys take less memory and
+	// make writes longer: 13 is 0.39 bytes a key, 21 is 0.24.
 	KeysPerSegment int `yaml:"keys_per_segment" default:"13" min:"1" max:"256"`
 	// Requests is how many commands are in progress at once; more wait, by tenant.
 	Requests int `yaml:"requests" default:"256" min:"1" max:"32768"`
@@ -235,36 +258,59 @@ type TenantLimits struct {
 
 // Limits is the section "limits".
 type Limits struct {
-	// Buffers is the memory for data on its way between hosts and drives, in total. Tenants that want more than there is share it evenly.
+	// Buffers is the memory for data on its way between hosts and drives, in total. Tenants that want more than there
+	// is share it evenly.
 	Buffers Bytes `yaml:"buffers" default:"128MiB" min:"4MiB" max:"1TiB"`
 	// ReceiveBuffer is the memory in which one connection receives.
 	ReceiveBuffer Bytes `yaml:"receive_buffer" default:"128KiB" min:"16KiB" max:"16MiB"`
-	// RDMAReceives is how many commands each RDMA device can receive before the daemon has looked at them, over all its connections (the shared receive queue). The memory, in_capsule_bytes for each, is taken as connections come; hosts that meet no receive are told to try again.
+	// RDMAReceives is how many commands each RDMA device can receive before the daemon has looked at them, over all its
+	// connections (the shared receive queue). The memory, in_capsule_bytes for each, is taken as connections come;
+	// hosts that meet no receive are told to try again.
 	RDMAReceives int `yaml:"rdma_receives" default:"4096" min:"32" max:"1000000"`
-	// Connections is how many connections (queue pairs) there can be. Further ones are refused.
+	// Connections is how many connections (queue pairs) hosts can have to subsystems. Further ones are refused. If the
+	// configuration names hosts, a quarter is kept for those; so it is with controllers and hosts.
 	Connections int `yaml:"connections" default:"4096" min:"2" max:"1000000"`
 	// ConnectionsPerHost is how many of them one host can have.
 	ConnectionsPerHost int `yaml:"connections_per_host" default:"512" min:"2" max:"1000000"`
+	// PendingConnections is how many connections there can be before their Connect command, beside those of
+	// connections. One more closes the oldest of the address that has most.
+	PendingConnections int `yaml:"pending_connections" default:"1024" min:"2" max:"100000"`
+	// PendingPerAddress is how many of them one address can have (of IPv6 one /64 network). One more closes its oldest.
+	PendingPerAddress int `yaml:"pending_per_address" default:"256" min:"1" max:"100000"`
 	// Controllers is how many controllers (associations of a host with a subsystem) there can be.
 	Controllers int `yaml:"controllers" default:"1024" min:"1" max:"65000"`
 	// Hosts is how many different hosts can be connected.
 	Hosts int `yaml:"hosts" default:"1024" min:"1" max:"65000"`
+	// DiscoveryControllers is how many associations with the discovery service there can be, beside those of
+	// controllers. One more closes the idlest of the address that has most.
+	DiscoveryControllers int `yaml:"discovery_controllers" default:"256" min:"1" max:"500"`
+	// DiscoveryPerAddress is how many of them one address can have (of IPv6 one /64 network). One more closes its
+	// idlest.
+	DiscoveryPerAddress int `yaml:"discovery_per_address" default:"64" min:"1" max:"500"`
 	// QueueDepth is the most commands outstanding on one queue pair.
 	QueueDepth int `yaml:"queue_depth" default:"128" min:"2" max:"1023"`
 	// IOQueues is how many I/O queue pairs one controller has.
 	IOQueues int `yaml:"io_queues" default:"64" min:"1" max:"1024"`
 	// InCapsuleBytes is how much data a host may send within a command.
 	InCapsuleBytes Bytes `yaml:"in_capsule_bytes" default:"8KiB" min:"4KiB" max:"1MiB"`
-	// MDTS is the largest transfer of one command, 4KiB times a power of two.
-	MDTS Bytes `yaml:"mdts" default:"1MiB" min:"4KiB" max:"16MiB"`
+	// MDTS is the largest transfer of one command, a power of two. NVMe has no way to announce 4KiB: hosts would read
+	// it as "no limit".
+	MDTS Bytes `yaml:"mdts" default:"1MiB" min:"8KiB" max:"16MiB"`
 	// KATOMin is the least keep alive timeout. A host that asks for less gets this.
 	KATOMin time.Duration `yaml:"kato_min" default:"1s" min:"100ms" max:"1h"`
+	// DiscoveryKATOMax is the largest keep alive timeout of an association with the discovery service. A host that asks
+	// for more gets this.
+	DiscoveryKATOMax time.Duration `yaml:"discovery_kato_max" default:"5m" min:"1s" max:"24h"`
 	// DiscoveryIdleTimeout closes a discovery association without keep alive timer after so long without a command.
 	DiscoveryIdleTimeout time.Duration `yaml:"discovery_idle_timeout" default:"2m" min:"1s" max:"24h"`
 	// HandshakeTimeout is the time from accepting a connection to its Connect command.
 	HandshakeTimeout time.Duration `yaml:"handshake_timeout" default:"10s" min:"100ms" max:"10m"`
 	// StallTimeout is how long a host may stop in the middle of a PDU, or not read what we send.
 	StallTimeout time.Duration `yaml:"stall_timeout" default:"30s" min:"100ms" max:"1h"`
+	// MinTransferRate is how much a second a host must send of what it was asked for, or read of what it has asked for,
+	// at each connection and measured over stall_timeout or longer. A slower one holds memory that others need, and is
+	// closed. 0: any rate will do.
+	MinTransferRate Bytes `yaml:"min_transfer_rate" default:"64KiB" min:"0" max:"1GiB"`
 	// DrainTimeout is how long commands under way may take to end when the daemon stops.
 	DrainTimeout time.Duration `yaml:"drain_timeout" default:"4s" min:"0s" max:"1h"`
 }
@@ -288,15 +334,26 @@ func Default() *Config {
 	return c
 }
 
-// Load reads a file, applies the environment (see ParseEnv) and validates.
+// Load reads a file, applies the environment of the process (see ParseEnv) and validates it for a machine. The path
+// "-" stands for standard input.
 //
-// Errors: what os.ReadFile returns; Errors for what is wrong in the file.
-func Load(path string) (*Config, error) {
-	data, err := os.ReadFile(path)
+// Errors: those of os.ReadFile; Errors for what is wrong in the file.
+func Load(path string, m Machine) (*Config, error) {
+	name, in := path, os.Stdin
+	if path == "-" {
+		name = "standard input"
+	} else {
+		var err error
+		if in, err = os.Open(path); err != nil {
+			return nil, fmt.Errorf("configuration: %w", err)
+		}
+		defer in.Close()
+	}
+	data, err := io.ReadAll(io.LimitReader(in, maxFileBytes+1))
 	if err != nil {
 		return nil, fmt.Errorf("configuration: %w", err)
 	}
-	return ParseEnv(path, data, os.Environ())
+	return ParseFor(m, name, data, os.Environ())
 }
 
 // Parse reads and validates the text of a file; name is what problems call it.
@@ -310,6 +367,13 @@ func Parse(name string, data []byte) (*Config, error) { return ParseEnv(name, da
 //
 // Errors: Errors, with every problem found.
 func ParseEnv(name string, data []byte, environ []string) (*Config, error) {
+	return ParseFor(Machine{}, name, data, environ)
+}
+
+// ParseFor is ParseEnv for a machine: it refuses what the machine cannot do, too.
+//
+// Errors: Errors, with every problem found.
+func ParseFor(m Machine, name string, data []byte, environ []string) (*Config, error) {
 	c := new(Config)
 	d := decoder{file: name, pos: positions{}}
 	if !d.document(data, c) {
@@ -319,6 +383,7 @@ func ParseEnv(name string, data []byte, environ []string) (*Config, error) {
 	c.pos = d.pos
 	v := validator{decoder: &d, c: c}
 	v.all()
+	v.machine(m)
 	if len(d.problems) > 0 {
 		return nil, d.problems.sorted()
 	}

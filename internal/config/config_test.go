@@ -55,6 +55,11 @@ func TestEveryProblemIsReportedWithItsPlace(t *testing.T) {
 			if !errors.As(err, &all) {
 				t.Fatalf("error is %T, want Errors", err)
 			}
+			for _, p := range all {
+				if strings.HasSuffix(p.Reason, "allowed:") || strings.HasSuffix(p.Reason, "allowed: ") {
+					t.Errorf("%v: does not say what is allowed", p)
+				}
+			}
 			golden(t, strings.TrimSuffix(f, ".yaml")+".txt", err.Error()+"\n")
 		})
 	}
@@ -79,6 +84,7 @@ func TestWhatTheFileLeavesOutHasItsDefault(t *testing.T) {
 	c := mustParse(t, minimal+`
 subsystems:
   - nqn: nqn.2026-11.example.jbofd:a
+    allow_any_host: true
     namespaces: [{nsid: 1, ssd: s, size: 8MiB}]
 `)
 	if c.Limits.QueueDepth != 128 || c.Limits.IOQueues != 64 || c.Limits.InCapsuleBytes != 8192 || c.Limits.MDTS != 1<<20 || c.Limits.Buffers != 128<<20 {
@@ -226,7 +232,7 @@ func TestTheEnvironmentIsAsStrictAsTheFile(t *testing.T) {
 }
 
 func TestLoadNamesTheFileItCannotRead(t *testing.T) {
-	_, err := Load("testdata/none.yaml")
+	_, err := Load("testdata/none.yaml", Machine{})
 	if !errors.Is(err, os.ErrNotExist) || !strings.Contains(err.Error(), "testdata/none.yaml") {
 		t.Errorf("%v", err)
 	}
@@ -255,7 +261,7 @@ func FuzzParseNeverPanics(f *testing.F) {
 
 func TestNSIDsAreThoseThatASubsystemCanHold(t *testing.T) {
 	text := func(nsid int) []byte {
-		return []byte(fmt.Sprintf("%ssubsystems: [{nqn: nqn.2026-11.example.jbofd:a, namespaces: [{nsid: %d, ssd: s, size: 1MiB}]}]", minimal, nsid))
+		return []byte(fmt.Sprintf("%ssubsystems: [{nqn: nqn.2026-11.example.jbofd:a, allow_any_host: true, namespaces: [{nsid: %d, ssd: s, size: 1MiB}]}]", minimal, nsid))
 	}
 	if _, err := Parse("x", text(nvmeof.MaxNSID)); err != nil {
 		t.Error(err)

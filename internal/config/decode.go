@@ -9,6 +9,7 @@ import (
 
 	"github.com/goccy/go-yaml"
 	"github.com/goccy/go-yaml/ast"
+	"github.com/goccy/go-yaml/lexer"
 	"github.com/goccy/go-yaml/parser"
 	"github.com/goccy/go-yaml/token"
 )
@@ -42,7 +43,17 @@ func (d *decoder) at(t *token.Token) position {
 // document decodes a whole file; false means that it is no YAML at all.
 func (d *decoder) document(data []byte, c *Config) bool {
 	fill(reflect.ValueOf(c).Elem())
-	f, err := parser.ParseBytes(data, 0, parser.AllowDuplicateMapKey())
+	text, err := plainText(data)
+	if err != nil {
+		d.problem(position{file: d.file}, "", "%v", err)
+		return false
+	}
+	tokens := lexer.Tokenize(string(text))
+	if t, what := tooComplex(tokens); t != nil {
+		d.problem(d.at(t), "", "%s", what)
+		return false
+	}
+	f, err := parser.Parse(tokens, 0, parser.AllowDuplicateMapKey())
 	if err != nil {
 		var syntax *yaml.SyntaxError
 		if errors.As(err, &syntax) {

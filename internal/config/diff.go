@@ -42,48 +42,71 @@ type Changes struct {
 // Empty reports that nothing changes.
 func (c Changes) Empty() bool { return reflect.ValueOf(c).IsZero() }
 
+// Change is one of the changes.
+type Change struct {
+	// What happens: "namespace added", "log level".
+	What string
+	// Name is that of the subsystem or tenant, or the new value; empty if there is only one of the kind.
+	Name string
+	// NSID and Size are those of a namespace, as it will be; 0 for others.
+	NSID uint32
+	Size Bytes
+}
+
+// String writes the change as "namespace added: NQN nsid 3 (1GiB)".
+func (c Change) String() string {
+	s := c.What
+	if c.Name != "" {
+		s += ": " + c.Name
+	}
+	if c.NSID != 0 {
+		s += fmt.Sprintf(" nsid %d (%s)", c.NSID, c.Size)
+	}
+	return s
+}
+
+// List returns the changes one by one.
+func (c Changes) List() (all []Change) {
+	subsystems := func(what string, list []Subsystem) {
+		for _, s := range list {
+			all = append(all, Change{What: what, Name: s.NQN})
+		}
+	}
+	namespaces := func(what string, list []SubsystemNamespace) {
+		for _, n := range list {
+			all = append(all, Change{What: what, Name: n.NQN, NSID: n.Namespace.NSID, Size: n.Namespace.Size})
+		}
+	}
+	tenants := func(what string, list []Tenant) {
+		for _, t := range list {
+			all = append(all, Change{What: what, Name: t.Name})
+		}
+	}
+	if c.LogLevel != "" {
+		all = append(all, Change{What: "log level", Name: c.LogLevel})
+	}
+	if c.Referrals {
+		all = append(all, Change{What: "referrals changed"})
+	}
+	subsystems("subsystem added", c.SubsystemsAdded)
+	subsystems("subsystem removed", c.SubsystemsRemoved)
+	subsystems("subsystem hosts changed", c.HostsChanged)
+	namespaces("namespace added", c.NamespacesAdded)
+	namespaces("namespace removed", c.NamespacesRemoved)
+	namespaces("namespace grown", c.NamespacesGrown)
+	namespaces("namespace hosts changed", c.NamespaceHostsChanged)
+	tenants("tenant added", c.TenantsAdded)
+	tenants("tenant removed", c.TenantsRemoved)
+	tenants("tenant changed", c.TenantsChanged)
+	return all
+}
+
 // String says what changes, in a line for the log.
 func (c Changes) String() string {
 	var parts []string
-	say := func(what string, names ...string) {
-		if len(names) > 0 {
-			parts = append(parts, what+" "+strings.Join(names, ", "))
-		}
+	for _, x := range c.List() {
+		parts = append(parts, x.String())
 	}
-	subs := func(list []Subsystem) (names []string) {
-		for _, s := range list {
-			names = append(names, s.NQN)
-		}
-		return names
-	}
-	nss := func(list []SubsystemNamespace) (names []string) {
-		for _, n := range list {
-			names = append(names, fmt.Sprintf("%s nsid %d (%s)", n.NQN, n.Namespace.NSID, n.Namespace.Size))
-		}
-		return names
-	}
-	if c.LogLevel != "" {
-		say("log level", c.LogLevel)
-	}
-	if c.Referrals {
-		say("referrals", "changed")
-	}
-	say("subsystems added:", subs(c.SubsystemsAdded)...)
-	say("subsystems removed:", subs(c.SubsystemsRemoved)...)
-	say("hosts changed:", subs(c.HostsChanged)...)
-	say("namespaces added:", nss(c.NamespacesAdded)...)
-	say("namespaces removed:", nss(c.NamespacesRemoved)...)
-	say("namespaces grown:", nss(c.NamespacesGrown)...)
-	say("namespace hosts changed:", nss(c.NamespaceHostsChanged)...)
-	tenants := func(list []Tenant) (names []string) {
-		for _, t := range list {
-			names = append(names, t.Name)
-		}
-		return names
-	}
-	say("tenants added:", tenants(c.TenantsAdded)...)
-	say("tenants removed:", tenants(c.TenantsRemoved)...)
-	say("tenants changed:", tenants(c.TenantsChanged)...)
 	if len(parts) == 0 {
 		return "no change"
 	}

@@ -41,16 +41,16 @@ func TestAReloadFollowsWhatCanChangeLive(t *testing.T) {
 	}{
 		{"nothing", nil, "no change"},
 		{"order of hosts", []string{"[host-a, host-b]", "[host-b, host-a]"}, "no change"},
-		{"log level", []string{"level: info", "level: debug"}, "log level debug"},
+		{"log level", []string{"level: info", "level: debug"}, "log level: debug"},
 		{"referral", []string{"log:", "discovery: {referrals: [{address: \"192.0.2.1:8009\"}]}\nlog:"}, "referrals changed"},
-		{"hosts", []string{"[host-a, host-b]", "[host-a]"}, "hosts changed: nqn.2026-11.example.jbofd:a"},
-		{"allow_any_host", []string{"allow_any_host: true", "allow_any_host: false"}, "hosts changed: nqn.2026-11.example.jbofd:b"},
+		{"hosts", []string{"[host-a, host-b]", "[host-a]"}, "subsystem hosts changed: nqn.2026-11.example.jbofd:a"},
+		{"allow_any_host", []string{"allow_any_host: true", "hosts: [host-a]"}, "subsystem hosts changed: nqn.2026-11.example.jbofd:b"},
 		{"namespace added", []string{"nsid: 2, ssd: s, size: 64MiB, hosts: [host-a]}", "nsid: 2, ssd: s, size: 64MiB, hosts: [host-a]}\n      - {nsid: 7, ssd: t, size: 1MiB}"},
-			"namespaces added: nqn.2026-11.example.jbofd:a nsid 7 (1MiB)"},
-		{"namespace removed", []string{"      - {nsid: 1, ssd: s, size: 64MiB}\n", ""}, "namespaces removed: nqn.2026-11.example.jbofd:a nsid 1 (64MiB)"},
-		{"namespace grown", []string{"nsid: 1, ssd: s, size: 64MiB", "nsid: 1, ssd: s, size: 65MiB"}, "namespaces grown: nqn.2026-11.example.jbofd:a nsid 1 (65MiB)"},
+			"namespace added: nqn.2026-11.example.jbofd:a nsid 7 (1MiB)"},
+		{"namespace removed", []string{"      - {nsid: 1, ssd: s, size: 64MiB}\n", ""}, "namespace removed: nqn.2026-11.example.jbofd:a nsid 1 (64MiB)"},
+		{"namespace grown", []string{"nsid: 1, ssd: s, size: 64MiB", "nsid: 1, ssd: s, size: 65MiB"}, "namespace grown: nqn.2026-11.example.jbofd:a nsid 1 (65MiB)"},
 		{"namespace hosts", []string{"hosts: [host-a]}", "hosts: []}"}, "namespace hosts changed: nqn.2026-11.example.jbofd:a nsid 2 (64MiB)"},
-		{"subsystem renamed", []string{"jbofd:b", "jbofd:c"}, "subsystems added: nqn.2026-11.example.jbofd:c; subsystems removed: nqn.2026-11.example.jbofd:b"},
+		{"subsystem renamed", []string{"jbofd:b", "jbofd:c"}, "subsystem added: nqn.2026-11.example.jbofd:c; subsystem removed: nqn.2026-11.example.jbofd:b"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			got, err := Diff(mustParse(t, running), edit(t, c.pairs...))
@@ -70,12 +70,12 @@ func TestAReloadChangesTenants(t *testing.T) {
 	before := with(gold + "," + tin)
 	for _, c := range []struct{ tenants, want string }{
 		{tin + ", {name: gold, hosts: [host-b, host-a], weight: 4}", "no change"},
-		{gold, "tenants removed: tin"},
-		{"", "tenants removed: gold, tin"},
-		{gold + "," + tin + ", {name: new, hosts: [host-d]}", "tenants added: new"},
-		{gold + ", {name: tin, hosts: [host-c], limits: {rw_ios_per_sec: 11}}", "tenants changed: tin"},
-		{"{name: gold, hosts: [host-a], weight: 4}, {name: tin, hosts: [host-c, host-b], limits: {rw_ios_per_sec: 10}}", "tenants changed: gold, tin"},
-		{"{name: gold, hosts: [host-a, host-b]}," + tin, "tenants changed: gold"},
+		{gold, "tenant removed: tin"},
+		{"", "tenant removed: gold; tenant removed: tin"},
+		{gold + "," + tin + ", {name: new, hosts: [host-d]}", "tenant added: new"},
+		{gold + ", {name: tin, hosts: [host-c], limits: {rw_ios_per_sec: 11}}", "tenant changed: tin"},
+		{"{name: gold, hosts: [host-a], weight: 4}, {name: tin, hosts: [host-c, host-b], limits: {rw_ios_per_sec: 10}}", "tenant changed: gold; tenant changed: tin"},
+		{"{name: gold, hosts: [host-a, host-b]}," + tin, "tenant changed: gold"},
 	} {
 		got, err := Diff(before, with(c.tenants))
 		if err != nil {

@@ -42,38 +42,47 @@ const docsHead = `# Configuration
 
 <!-- Made from internal/config by "go test ./internal/config -update"; a test holds it to the code. -->
 
-jbofd reads one YAML file: ` + "`jbofd --config FILE`" + `. Without it, it runs an embedded demonstration (configs/demo.yaml).
-` + "`jbofd validate --config FILE`" + ` checks a file without starting; ` + "`--print-effective-config`" + ` shows it with every default filled in.
-configs/jbofd.yaml is a commented example.
+jbofd reads one YAML file: ` + "`jbofd --config FILE`" + `. ` + "`jbofd --demo`" + ` runs an embedded demonstration, which is
+configs/demo.yaml. ` + "`jbofd validate FILE`" + ` checks a file without starting (` + "`-`" + ` is standard input), and
+` + "`--print-effective-config`" + ` shows it with every default filled in. configs/jbofd.yaml is a commented example.
 
-Reading is strict. An unknown key, a key given twice, a wrong type, a value out of range, or two parts that contradict each
-other are errors. All of them are reported at once, each with file, line, column, field and what is allowed:
+Reading is strict. An unknown key, a key given twice, a wrong type, a value out of range, two parts that contradict each
+other, or more than the machine has are errors. All of them are reported at once, each with file, line, column, field
+and what is allowed:
 
 ` + "```" + `
 jbofd.yaml:4:49: ssds[0].engine: "fast" is not allowed; allowed: auto, io_uring, threads
 ` + "```" + `
 
-* **Sizes** are whole numbers of bytes, bare or with KiB, MiB, GiB or TiB: ` + "`4096`, `8GiB`" + `. **Durations** have a unit: ` + "`30s`, `2m`" + `.
-* **Addresses** are IP:port: ` + "`0.0.0.0:4420`, `\"[::1]:4420\"`" + ` (quoted, because of the brackets). Host names are not looked up.
+* **Sizes** are whole numbers of bytes, bare or with KiB, MiB, GiB or TiB: ` + "`4096`, `8GiB`" + `.
+  **Durations** have a unit: ` + "`30s`, `2m`" + `.
+* **Addresses** are IP:port: ` + "`0.0.0.0:4420`, `\"[::1]:4420\"`" + ` (quoted, because of the brackets). Host names are not
+  resolved.
 * **Names** have 1 to 63 letters, digits, ` + "`.`, `_` and `-`" + `.
-* Anchors, aliases and tags of YAML are not read.
+* Anchors, aliases and tags of YAML are not read. The file is UTF-8, at most 8 MiB, and nests at most 32 levels.
 
-**Environment.** A variable JBOFD_SECTION_KEY replaces a scalar key of a section: ` + "`JBOFD_LOG_LEVEL=debug`, `JBOFD_LIMITS_BUFFERS=64MiB`" + `.
-A variable that begins with JBOFD_ and a section and names no key is an error.
+**Environment.** A variable JBOFD_SECTION_KEY replaces a scalar key of a section: ` + "`JBOFD_LOG_LEVEL=debug`" + `,
+` + "`JBOFD_LIMITS_BUFFERS=64MiB`" + `. A variable that begins with JBOFD_ and a section and names no key is an error.
 
-**Reload.** On SIGHUP the daemon reads the file again. Keys whose column *Change* says live change without a restart: the log level, referrals,
-tenants with their hosts, weights and limits, subsystems added and removed, allowed hosts, namespaces added, removed, grown, and shown to other hosts. If anything else
-differs, or the file has an error, nothing changes; the log says which field needs a restart, with its line. A namespace does
-not shrink, and does not move to another drive under its nsid. **Removing a namespace gives its room on the drive free.**
+**Reload.** On SIGHUP, or when ` + "`jbofctl reload`" + ` asks, the daemon reads the file again. Keys whose column *Change*
+says live change without a restart: the log level, referrals, tenants with their hosts, weights and limits, subsystems
+added and removed, allowed hosts, namespaces added, removed, grown, and shown to other hosts. If anything else differs,
+or the file has an error, nothing changes; the log says which field needs a restart, with its line.
+` + "`jbofctl reload --dry-run`" + ` says beforehand what a reload would change or why it would be refused. A namespace does
+not shrink, and does not move to another drive under its nsid. Removing a namespace from the configuration keeps its
+data and its space on the drive; adding it again brings them back, and ` + "`jbofctl namespace delete`" + ` erases the data and
+frees the space.
 
-**Tenants.** A tenant's limits hold at each drive separately: a tenant with rw_ios_per_sec 1000 and namespaces on two drives
-gets 1000 at each. Their names and units are those of SPDK's bdev_set_qos_limit; a megabyte is 1024 × 1024 bytes there and here.
-A limit holds over any second within what 20 ms bring and one command. See "Sharing a drive" in [operations.md](operations.md).
+**Tenants.** A tenant's limits hold at each drive separately: a tenant with rw_ios_per_sec 1000 and namespaces on two
+drives gets 1000 at each. Their names and units are those of SPDK's bdev_set_qos_limit; a megabyte is 1024 × 1024 bytes
+there and here. In any second a tenant exceeds its limit by at most 20 ms' worth and one command. See "Sharing a drive"
+in [operations.md](operations.md).
 
 **Memory.** What hosts can make the daemon hold is at most
 limits.buffers + limits.connections × (limits.receive_buffer + about 256 bytes × limits.queue_depth), and much less in
-practice, because memory is taken when it is used. Data, in-capsule data too, lies in limits.buffers; when those are all
-taken, the daemon stops reading from the hosts that wait for more.
+practice, because memory is taken when it is used. Data, also data in capsules, is kept in limits.buffers; when all of
+it is taken, the daemon stops reading from the hosts that wait for more. limits.buffers and the drives in memory must
+fit the memory of the machine, or of the daemon's control group.
 
 `
 
@@ -222,4 +231,25 @@ func TestTheCommentedExampleNamesEveryKey(t *testing.T) {
 		}
 	}
 	walk(reflect.TypeFor[Config]())
+}
+
+// TestDocumentsAgreeThatRemovingANamespaceKeepsItsData: two pages once contradicted each other.
+func TestDocumentsAgreeThatRemovingANamespaceKeepsItsData(t *testing.T) {
+	for page, want := range map[string]string{
+		"configuration.md": "Removing a namespace from the configuration keeps its data and its space on the drive",
+		"jbofctl.md":       "Removing a namespace from the configuration keeps its data and its space on the drive",
+		"architecture.md":  "keeps its extent until an operator frees it",
+	} {
+		data, err := os.ReadFile(filepath.Join("../../docs", page))
+		if err != nil {
+			t.Fatal(err)
+		}
+		text := strings.Join(strings.Fields(string(data)), " ")
+		if !strings.Contains(text, want) {
+			t.Errorf("%s does not say %q", page, want)
+		}
+		if strings.Contains(text, "gives its room on the drive free") {
+			t.Errorf("%s says that removing a namespace frees its space", page)
+		}
+	}
 }

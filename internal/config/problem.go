@@ -37,11 +37,17 @@ func (p *Problem) Error() string {
 // Errors are all problems found, in the order of their lines.
 type Errors []*Problem
 
-// Error writes one problem a line.
+// maxLines bounds the problems that Error writes out.
+const maxLines = 100
+
+// Error writes one problem a line. Beyond maxLines it says how many there are.
 func (e Errors) Error() string {
-	lines := make([]string, len(e))
-	for i, p := range e {
-		lines[i] = p.Error()
+	var lines []string
+	for _, p := range e[:min(len(e), maxLines)] {
+		lines = append(lines, p.Error())
+	}
+	if more := len(e) - len(lines); more > 0 {
+		lines = append(lines, fmt.Sprintf("and %d more problems", more))
 	}
 	return strings.Join(lines, "\n")
 }

@@ -291,6 +291,9 @@ func (v *validator) subsystems() {
 		if s.AllowAnyHost && len(s.Hosts) > 0 {
 			v.complain(join(p, "allow_any_host"), "true, but hosts names %d; allowed: one of the two", len(s.Hosts))
 		}
+		if !s.AllowAnyHost && len(s.Hosts) == 0 && v.ok(join(p, "hosts")) && v.ok(join(p, "allow_any_host")) {
+			v.complain(p, "no host may connect: neither hosts nor allow_any_host is given; allowed: one of the two, or leave the subsystem out")
+		}
 		nsids := v.unique("NSID of a subsystem")
 		for j, n := range s.Namespaces {
 			np := index(join(p, "namespaces"), j)
@@ -301,7 +304,7 @@ func (v *validator) subsystems() {
 				nsids.add(join(np, "nsid"), strconv.FormatUint(uint64(n.NSID), 10))
 			}
 			if path := join(np, "ssd"); v.ok(path) && !ssds[n.SSD] {
-				v.complain(path, "%q is no ssd; allowed: %s", n.SSD, strings.Join(ssdNames, ", "))
+				v.complain(path, "%q is no ssd; allowed: %s", n.SSD, anyOf(ssdNames, "a name under ssds, which has none"))
 			}
 			if path := join(np, "size"); v.ok(path) && n.Size%label.AlignBytes != 0 {
 				v.complain(path, "%s does not fit the drive's table of extents; allowed: a multiple of %s", n.Size, Bytes(label.AlignBytes))
@@ -322,8 +325,19 @@ func (v *validator) subsystems() {
 	}
 }
 
+// anyOf lists what is allowed, or says none if nothing is.
+func anyOf(names []string, none string) string {
+	if len(names) == 0 {
+		return none
+	}
+	return strings.Join(names, ", ")
+}
+
 // Background is the name of the tenant that compaction, checkpoints and recovery of key-value stores belong to.
 const Background = "kv-background"
+
+// Anonymous is the name of the tenant that hosts belong to which connect with an empty host NQN.
+const Anonymous = "anonymous"
 
 // minKV is the least that a key-value namespace needs: room for its logs and what it keeps back.
 const minKV = Bytes(64 << 20)
@@ -361,7 +375,7 @@ func (v *validator) hosts(path string, hosts []string) {
 
 // visible checks that who may see a namespace may connect at all.
 func (v *validator) visible(path string, s Subsystem, n Namespace) {
-	if s.AllowAnyHost {
+	if s.AllowAnyHost || len(s.Hosts) == 0 {
 		return
 	}
 	may := map[string]bool{}
@@ -440,6 +454,9 @@ func (v *validator) tenants() {
 		if v.ok(path) && t.Name == Background {
 			v.complain(path, "%q is what metrics call the work of key-value stores; allowed: another name", t.Name)
 		}
+		if v.ok(path) && t.Name == Anonymous {
+			v.complain(path, "%q is what metrics call hosts that send no NQN; allowed: another name", t.Name)
+		}
 		if v.ok(path) && (t.Name == "other" || strings.HasPrefix(t.Name, "nqn.")) {
 			v.complain(path, "%q is what metrics call hosts without a tenant; allowed: another name", t.Name)
 		}
@@ -460,7 +477,7 @@ func (v *validator) tenants() {
 func (v *validator) limits() {
 	l := v.c.Limits
 	if l.MDTS&(l.MDTS-1) != 0 && v.ok("limits.mdts") {
-		v.complain("limits.mdts", "%s is not 4KiB times a power of two; allowed: 4KiB, 8KiB, ... 16MiB", l.MDTS)
+		v.complain("limits.mdts", "%s is not a power of two; allowed: 8KiB, 16KiB, ... 16MiB", l.MDTS)
 	}
 	if l.InCapsuleBytes%16 != 0 && v.ok("limits.in_capsule_bytes") {
 		v.complain("limits.in_capsule_bytes", "%s is not a multiple of 16; allowed: a multiple of 16", l.InCapsuleBytes)
@@ -477,4 +494,6 @@ func (v *validator) limits() {
 	}
 	atMost("in_capsule_bytes", int64(l.InCapsuleBytes), "receive_buffer", int64(l.ReceiveBuffer-256), size)
 	atMost("connections_per_host", int64(l.ConnectionsPerHost), "connections", int64(l.Connections), count)
+	atMost("pending_per_address", int64(l.PendingPerAddress), "pending_connections", int64(l.PendingConnections), count)
+	atMost("discovery_per_address", int64(l.DiscoveryPerAddress), "discovery_controllers", int64(l.DiscoveryControllers), count)
 }

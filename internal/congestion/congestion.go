@@ -1,10 +1,9 @@
-// Package congestion is how Gimbal learns from completions what an SSD can bear: a Monitor per
-// class of I/O tells from latency how loaded it is, Rate turns that into a target rate, and
-// WriteCost estimates what a written byte costs in read bytes. All are machines: times and
-// latencies are passed in, in nanoseconds.
+// Package congestion is the part of Gimbal that learns from completions what an SSD can bear. A Monitor for each class
+// of I/O estimates load from latency, Rate computes a target rate from that, and WriteCost estimates the cost of a
+// written byte in read bytes. All are state machines: times and latencies are arguments, in nanoseconds.
 //
-// The arithmetic is that of the released code, in integers, to the bit. One thing is repaired: that
-// code divides a count by itself where it means the average write latency.
+// The arithmetic is exactly that of the released code, in integers, with one repair: where that code means the average
+// write latency, it divides a count by itself.
 //
 // Source: Gimbal (SIGCOMM'21) and its released code.
 package congestion
@@ -30,20 +29,20 @@ const (
 
 // Thresholds are the bounds of a Monitor's latency threshold.
 type Thresholds struct {
-	// MinNS: below it the SSD is underutilised. MaxNS: above it, it is overloaded.
+	// Below MinNS the SSD is underutilised, above MaxNS overloaded.
 	MinNS, MaxNS int64
 }
 
-// Monitor watches the latency of one class. The threshold sinks towards the averaged
-// latency, and jumps half of the way up to its maximum when it has been crossed.
+// Monitor tracks the latency of a class. Its threshold sinks towards the averaged latency. When the latency crosses it,
+// the threshold jumps half of the way up to its maximum.
 type Monitor struct {
 	bounds      Thresholds
 	ewmaNS      int64
 	thresholdNS int64
-	rest        int64 // sixteenths of a nanosecond that the threshold has yet to sink
+	rest        int64 // the part of the threshold's descent not yet applied, in sixteenths of a nanosecond
 }
 
-// NewMonitor makes a Monitor that has seen nothing.
+// NewMonitor returns a Monitor without samples.
 func NewMonitor(t Thresholds) Monitor { return Monitor{bounds: t, thresholdNS: t.MaxNS} }
 
 // Observe takes the latency of one completed I/O.
@@ -76,26 +75,26 @@ func (m *Monitor) ThresholdNS() int64 { return m.thresholdNS }
 
 // RateLimits are the bounds of a target rate.
 type RateLimits struct {
-	// StartBytesPerSec is what it begins with, from Min to Max.
+	// StartBytesPerSec is the initial rate, between MinBytesPerSec and MaxBytesPerSec.
 	StartBytesPerSec, MinBytesPerSec, MaxBytesPerSec int64
-	// WindowBytes must have completed, and one byte more, for a value of the completion rate.
+	// WindowBytes is the length of the window of the completion rate: more bytes must have completed for a new value.
 	WindowBytes int64
 }
 
 // underutilisedGain is how much faster the rate grows while the SSD is underutilised.
 const underutilisedGain = 8
 
-// Rate is an SSD's target rate and the rate at which it completes.
+// Rate computes the target rate and the completion rate of an SSD.
 type Rate struct {
 	limits    RateLimits
 	target    int64
 	completed int64
-	// windowBytes completed since windowNS.
+	// windowBytes is the number of bytes completed since windowNS.
 	windowBytes, windowNS int64
 	started               bool
 }
 
-// NewRate makes a Rate. The completion rate is 0 until the first window has passed.
+// NewRate returns a Rate. The completion rate is 0 until the first window is complete.
 func NewRate(l RateLimits) Rate { return Rate{limits: l, target: l.StartBytesPerSec} }
 
 // Completed counts n completed bytes towards the completion rate. The first window begins

@@ -1,27 +1,25 @@
-// Package credit is what hosts may have outstanding at an SSD, at both ends: the part
-// of a tenant's credit that one of its hosts is given, and the window that a host
-// keeps to it by.
+// Package credit implements credits, which bound what hosts have outstanding at an SSD, for both ends: the target
+// divides a tenant's credit among its hosts, and a window at the host observes it.
 //
 //	policy ──> Part ──> completion ──> Window.Completed ──> Window.MaySend
 //
 // The format on the wire is package nvme's (nvme.Credit).
 //
-// Source: Gimbal (SIGCOMM'21), section 3.6 and Algorithm 3. The paper counts commands;
-// here units of 4 KiB are counted, so that the credit of a tenant that mixes sizes does
-// not jump.
+// Source: Gimbal (SIGCOMM'21), section 3.6 and Algorithm 3. The paper counts commands. Here units of 4 KiB are counted,
+// so that the credit of a tenant with mixed sizes does not jump.
 package credit
 
-// UnitBytes is what one unit of credit is worth.
+// UnitBytes is the size of a credit unit.
 const UnitBytes = 4096
 
-// Units is what a command that moves so many bytes counts for: every unit that it
-// fills in part or in whole, at least 1.
+// Units returns how many units a command that transfers this many bytes takes: the units that it fills in part or in
+// whole, at least 1.
 //
 // hot: 0 allocs
 func Units(lenBytes int) int { return max((lenBytes+UnitBytes-1)/UnitBytes, 1) }
 
-// Part divides a tenant's units among windows that do not know of each other. It is
-// at least 1, but 0 for 0: a policy that says nothing has nothing to divide.
+// Part divides a tenant's units among windows that work independently. The result is at least 1, but 0 for 0 units,
+// which means that the policy computes no credits.
 //
 // hot: 0 allocs
 func Part(units, windows int) int {

@@ -1,24 +1,23 @@
 package credit
 
-// HalfLifeNS is how long a window must have been empty for its credit to be halved: the
-// credit of a host that does nothing is not given back, and if all those that pause
-// came back with what they once had, they would come all at once.
+// HalfLifeNS is how long a window must be empty for its credit to be halved. An idle host does not return its credit,
+// and if all idle hosts resumed with the credit that they once had, their bursts would coincide.
 const HalfLifeNS = 100_000_000
 
-// Window is a host's account of one SSD. The zero Window has no credit yet and limits
-// nothing. One goroutine at a time.
+// Window tracks the credit of a host at one SSD. The zero Window has no credit yet and limits nothing. One goroutine at
+// a time may call it.
 type Window struct {
-	// credit is the latest in units, as it has aged; 0: none came yet.
+	// credit is the latest credit in units, after ageing; 0 if none was received.
 	credit int
-	// units and commands are outstanding. Invariant: units >= commands.
+	// units and commands count what is outstanding. Invariant: units >= commands.
 	units, commands int
 	// emptyNS is when the last command ended or the credit was last halved, if
 	// commands is 0.
 	emptyNS int64
 }
 
-// Grant takes a credit that came with no I/O: with the grant of the feature, or
-// asked for. 0 changes nothing.
+// Grant sets a credit that did not come with a completion: when the feature was enabled, or in answer to a query. 0
+// changes nothing.
 func (w *Window) Grant(now int64, units int) {
 	if units <= 0 {
 		return
@@ -29,9 +28,8 @@ func (w *Window) Grant(now int64, units int) {
 	}
 }
 
-// MaySend reports whether a command (or several that go together) of so many units may
-// go now: always if nothing is outstanding, so that a credit smaller than a command
-// stops nobody.
+// MaySend reports whether a command of this many units, or several that belong together, may be sent now. It is always
+// true if nothing is outstanding, so that a credit smaller than a command cannot block the host.
 //
 // hot: 0 allocs
 func (w *Window) MaySend(now int64, units int) bool {
@@ -42,7 +40,7 @@ func (w *Window) MaySend(now int64, units int) bool {
 	return w.credit == 0 || w.units+units <= w.credit
 }
 
-// age halves the credit for every HalfLifeNS that nothing was outstanding.
+// age halves the credit for every HalfLifeNS during which nothing was outstanding.
 func (w *Window) age(now int64) {
 	if n := (now - w.emptyNS) / HalfLifeNS; n > 0 && w.credit > 0 {
 		w.credit = max(w.credit>>min(n, 31), 1)
@@ -50,7 +48,7 @@ func (w *Window) age(now int64) {
 	}
 }
 
-// Sent counts a command that goes, whether it may or not.
+// Sent counts a command that is sent, whether MaySend allowed it or not.
 //
 // hot: 0 allocs
 func (w *Window) Sent(units int) {
@@ -58,8 +56,8 @@ func (w *Window) Sent(units int) {
 	w.commands++
 }
 
-// Completed counts one that is over, however it ended. credit is what its completion
-// carried: the latest counts, 0 changes nothing.
+// Completed counts a completed command, whatever its status. credit is the value in its completion: the latest value
+// applies, and 0 changes nothing.
 //
 // hot: 0 allocs
 func (w *Window) Completed(now int64, units, credit int) {
@@ -72,7 +70,7 @@ func (w *Window) Completed(now int64, units, credit int) {
 	}
 }
 
-// Credit is how many units may be outstanding now; 0: no limit.
+// Credit returns how many units may be outstanding now; 0 means no limit.
 func (w *Window) Credit(now int64) int {
 	if w.commands == 0 {
 		w.age(now)
@@ -80,5 +78,5 @@ func (w *Window) Credit(now int64) int {
 	return w.credit
 }
 
-// Outstanding is how much was sent and has not completed.
+// Outstanding returns how many units were sent and have not completed.
 func (w *Window) Outstanding() (commands, units int) { return w.commands, w.units }

@@ -1,29 +1,36 @@
 package daemon
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
+	"log/slog"
 	"net"
 	"net/http"
 	"os"
 	"path/filepath"
 	"sort"
+	"strconv"
+	"sync"
 	"time"
 
 	"jbofd/internal/admin"
 	"jbofd/internal/config"
 	"jbofd/internal/ssd/label"
+	"jbofd/internal/uuid"
 )
 
-// serveAdmin starts the admin API.
-func (n *Node) serveAdmin() error {
+// bindAdmin opens the admin socket and serves it. Until the node has started, only status requests are answered. The
+// socket's directory is created if it is missing, since /run is empty after a boot; its parents are not, since a path
+// that lacks them is probably misspelled.
+func (n *Node) bindAdmin() error {
 	path := n.cfg.Admin.Socket
 	if path == "" {
 		return nil
 	}
-	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+	if err := os.Mkdir(filepath.Dir(path), 0o755); err != nil && !errors.Is(err, os.ErrExist) {
 		return fmt.Errorf("admin.socket: %w", err)
 	}
 	if c, err := net.Dial("unix", path); err == nil {
@@ -38,8 +45,37 @@ func (n *Node) serveAdmin() error {
 		return fmt.Errorf("admin.socket: %w", err)
 	}
 	if err := os.Chmod(path, 0o600); err != nil {
-		return fmt.Errorf("admin.socket: %w", err)
+		return errors.Join(fmt.Errorf("admin.socket: %w", err), l.Close())
 	}
+	mux := n.adminAPI()
+	srv := &http.Server{ReadTimeout: 5 * time.Second, WriteTimeout: 30 * time.Second, MaxHeaderBytes: 8 << 10, ErrorLog: slog.NewLogLogger(n.log.Handler(), slog.LevelWarn)}
+	srv.Handler = http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if !n.started.Load() && r.URL.Path != admin.PathStatus {
+			writeJSON(w, http.StatusServiceUnavailable, admin.Answer{APIVersion: admin.Version, Error: "the daemon is starting; try again in a moment"})
+			return
+		}
+		mux.ServeHTTP(w, r)
+	})
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		if err := srv.Serve(l); !errors.Is(err, http.ErrServerClosed) {
+			n.log.Error("admin socket failed", "error", err)
+		}
+	}()
+	n.endAdmin = sync.OnceFunc(func() {
+		n.beginStop()
+		ctx, cancel := context.WithTimeout(context.Background(), time.Second)
+		defer cancel()
+		_ = srv.Shutdown(ctx)
+		<-done
+	})
+	n.closing(n.endAdmin)
+	return nil
+}
+
+// adminAPI returns what answers requests to the admin API.
+func (n *Node) adminAPI() *http.ServeMux {
 	mux := http.NewServeMux()
 	get := func(pattern string, answer func() any) {
 		mux.HandleFunc("GET "+pattern, func(w http.ResponseWriter, _ *http.Request) { writeJSON(w, http.StatusOK, answer()) })
@@ -50,18 +86,29 @@ func (n *Node) serveAdmin() error {
 	get(admin.PathConnections, n.listConnections)
 	get(admin.PathTenants, n.listTenants)
 	get(admin.PathSwap, n.listSwap)
-	post := func(pattern string, do func(*http.Request) error) {
+	change := func(pattern string, do func(*http.Request) (any, error)) {
 		mux.HandleFunc("POST "+pattern, func(w http.ResponseWriter, r *http.Request) {
-			// A change takes its time; who asked for it wants to know how it ended.
+			// A change may take longer than the server's time limit, and the caller waits for its outcome.
 			_ = http.NewResponseController(w).SetWriteDeadline(time.Time{})
-			if err := do(r); err != nil {
+			answer, err := do(r)
+			if err != nil {
 				writeJSON(w, http.StatusConflict, admin.Answer{APIVersion: admin.Version, Error: err.Error()})
 				return
 			}
-			writeJSON(w, http.StatusOK, admin.Answer{APIVersion: admin.Version})
+			writeJSON(w, http.StatusOK, answer)
 		})
 	}
-	post(admin.PathReload, func(*http.Request) error { return n.Reload() })
+	post := func(pattern string, do func(*http.Request) error) {
+		change(pattern, func(r *http.Request) (any, error) { return admin.Answer{APIVersion: admin.Version}, do(r) })
+	}
+	change(admin.PathReload, func(r *http.Request) (any, error) {
+		dryRun, err := strconv.ParseBool(cmp.Or(r.URL.Query().Get(admin.ParamDryRun), "false"))
+		if err != nil {
+			return nil, fmt.Errorf("%s is %q, must be true or false", admin.ParamDryRun, r.URL.Query().Get(admin.ParamDryRun))
+		}
+		changes, err := n.Reload("admin socket", dryRun)
+		return admin.Reload{APIVersion: admin.Version, DryRun: dryRun, Changes: changesOf(changes)}, err
+	})
 	post(admin.PathNamespaceDelete, func(r *http.Request) error {
 		var what admin.DeleteNamespace
 		if err := readJSON(r, &what); err != nil {
@@ -76,22 +123,16 @@ func (n *Node) serveAdmin() error {
 		}
 		return n.DiscardSwap(what.UUID)
 	})
-	srv := &http.Server{Handler: mux, ReadTimeout: 5 * time.Second, WriteTimeout: 30 * time.Second, MaxHeaderBytes: 8 << 10}
-	done := make(chan struct{})
-	go func() {
-		defer close(done)
-		if err := srv.Serve(l); !errors.Is(err, http.ErrServerClosed) {
-			n.log.Error("admin socket failed", "error", err)
-		}
-	}()
-	n.closing(func() {
-		n.beginStop()
-		ctx, cancel := context.WithTimeout(context.Background(), time.Second)
-		defer cancel()
-		_ = srv.Shutdown(ctx)
-		<-done
-	})
-	return nil
+	return mux
+}
+
+// changesOf lists the changes of a reload as the admin API does.
+func changesOf(c config.Changes) []admin.Change {
+	all := []admin.Change{}
+	for _, x := range c.List() {
+		all = append(all, admin.Change{What: x.What, Name: x.Name, NSID: x.NSID, SizeBytes: int64(x.Size)})
+	}
+	return all
 }
 
 // readJSON reads what a request asks for.
@@ -109,7 +150,7 @@ func writeJSON(w http.ResponseWriter, code int, v any) {
 	w.WriteHeader(code)
 	e := json.NewEncoder(w)
 	e.SetIndent("", "  ")
-	_ = e.Encode(v) // the caller has gone: nobody to tell
+	_ = e.Encode(v) // it fails only if the caller has disconnected
 }
 
 // config returns the configuration in force.
@@ -121,13 +162,22 @@ func (n *Node) config() *config.Config {
 
 func (n *Node) status() any {
 	s := admin.Status{APIVersion: admin.Version, Version: n.opts.Version, Node: n.config().Node.Name, Addresses: admin.Addresses(n.addrs),
-		BufferBytesInUse: n.pool.Stats().InUseBytes, Reasons: []admin.Reason{}}
-	s.Connections, s.Controllers, s.Hosts = n.fab.Counts()
-	for _, r := range n.tel.Health().Reasons() {
-		s.Reasons = append(s.Reasons, admin.Reason(r))
+		Reasons: n.reasons()}
+	if n.started.Load() {
+		s.BufferBytesInUse = n.pool.Stats().InUseBytes
+		s.Connections, s.Controllers, s.Hosts = n.service.Counts()
 	}
 	s.Ready = len(s.Reasons) == 0
 	return s
+}
+
+// reasons says why the node is not ready; it is empty if it is.
+func (n *Node) reasons() []admin.Reason {
+	all := []admin.Reason{}
+	for _, r := range n.tel.Health().Reasons() {
+		all = append(all, admin.Reason(r))
+	}
+	return all
 }
 
 func (n *Node) listSSDs() any {
@@ -143,7 +193,7 @@ func (n *Node) listSSDs() any {
 		info, lab := d.dev.Info(), d.label.Label()
 		a.Engine, a.SizeBytes = info.Engine, info.SizeBytes
 		a.FreeBytes, a.Drive = lab.FreeBytes(), lab.DriveUUID.String()
-		schedulingOf(&a, d.owner)
+		schedulingOf(&a, d.drive)
 		if err := d.dev.Healthy(); err != nil {
 			a.Error = err.Error()
 		}
@@ -156,7 +206,7 @@ func (n *Node) listSSDs() any {
 	return l
 }
 
-// standsOn reports whether a namespace of cfg stands on an extent of that drive, or cfg wants the swap area on it.
+// standsOn reports whether cfg uses an extent of that drive, for a namespace or a swap area.
 func standsOn(cfg *config.Config, ssd string, e label.Extent) bool {
 	if s, err := cfg.SSD(ssd); err == nil && e.Use == label.Swap {
 		return int64(s.KVSwap) == e.LengthBytes
@@ -183,7 +233,7 @@ func (n *Node) listSubsystems() any {
 	return l
 }
 
-// list is s as JSON shall show it: [] when empty, not null.
+// list returns s, or an empty slice for nil: JSON then has [] and not null.
 func list(s []string) []string { return append([]string{}, s...) }
 
 func (n *Node) namespaceInfo(nqn string, nc config.Namespace) admin.Namespace {
@@ -191,6 +241,7 @@ func (n *Node) namespaceInfo(nqn string, nc config.Namespace) admin.Namespace {
 	if nc.Type == "kv" {
 		i.BlockSize = 0
 	}
+	i.BlockSizeBytes = i.BlockSize
 	for _, d := range n.ssds {
 		if d.name == nc.SSD && d.err != nil {
 			i.Error = d.err.Error()
@@ -212,7 +263,7 @@ func (n *Node) namespaceInfo(nqn string, nc config.Namespace) admin.Namespace {
 
 func (n *Node) listConnections() any {
 	l := admin.List[admin.Connection]{APIVersion: admin.Version, Items: []admin.Connection{}}
-	for _, c := range n.fab.Conns() {
+	for _, c := range n.service.Conns() {
 		l.Items = append(l.Items, admin.Connection(c.Describe()))
 	}
 	sort.Slice(l.Items, func(i, j int) bool { return l.Items[i].ID < l.Items[j].ID })
@@ -223,11 +274,11 @@ func (n *Node) listConnections() any {
 // and frees it.
 //
 // Errors: there is no such extent, or it is configured, or commands from before it
-// was removed are still under way; the drive's.
-func (n *Node) DeleteNamespace(uuid string) error {
-	u, err := admin.ParseUUID(uuid)
+// was removed are still in flight; errors of the drive.
+func (n *Node) DeleteNamespace(name string) error {
+	u, err := uuid.Parse(name)
 	if err != nil {
-		return fmt.Errorf("uuid %q: %w", uuid, err)
+		return fmt.Errorf("uuid %q: %w", name, err)
 	}
 	n.reload.Lock()
 	defer n.reload.Unlock()
@@ -236,19 +287,19 @@ func (n *Node) DeleteNamespace(uuid string) error {
 			continue
 		}
 		lab := d.label.Label()
-		i := lab.Find(label.UUID(u))
+		i := lab.Find(u)
 		if i < 0 {
 			continue
 		}
 		e := lab.Extents[i]
 		if e.Use == label.Swap {
-			return fmt.Errorf("%s is a swap area of ssd %s, not a namespace: see jbofctl swap", uuid, d.name)
+			return fmt.Errorf("%s is a swap area of ssd %s, not a namespace: see jbofctl swap", name, d.name)
 		}
 		if standsOn(n.cfg, d.name, e) {
-			return fmt.Errorf("namespace %s is configured (subsystem %s, nsid %d): take it out of the configuration and reload first", uuid, e.NQN, e.NSID)
+			return fmt.Errorf("namespace %s is configured (subsystem %s, nsid %d): take it out of the configuration and reload first", name, e.NQN, e.NSID)
 		}
-		if err := erase(n.stopping, d.owner, e.StartBytes, e.LengthBytes); err != nil {
-			return fmt.Errorf("ssd %s: erase namespace %s: %w", d.name, uuid, err)
+		if err := n.erase(d.drive, e.StartBytes, e.LengthBytes); err != nil {
+			return fmt.Errorf("ssd %s: erase namespace %s: %w", d.name, name, err)
 		}
 		if err := d.label.Update(func(l *label.Label) error { return l.Free(e.UUID) }); err != nil {
 			return fmt.Errorf("ssd %s: %w", d.name, err)
@@ -258,9 +309,9 @@ func (n *Node) DeleteNamespace(uuid string) error {
 				a.Forget(e.UUID)
 			}
 		}
-		n.log.Info("namespace deleted, its extent is free", "ssd", d.name, "uuid", uuid, "subsystem", e.NQN, "nsid", e.NSID,
+		n.log.Info("namespace deleted, its extent is free", "ssd", d.name, "uuid", name, "subsystem", e.NQN, "nsid", e.NSID,
 			"size", config.Bytes(e.LengthBytes).String())
 		return nil
 	}
-	return fmt.Errorf("no drive has a namespace with uuid %s", uuid)
+	return fmt.Errorf("no drive has a namespace with uuid %s", name)
 }

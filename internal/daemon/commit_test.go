@@ -15,7 +15,7 @@ func TestALabelThatCannotBeWrittenLeavesTheOthersAsTheyWere(t *testing.T) {
 	const old, grown = 1 << 20, 2 << 20
 	for range 20 { // the order is by chance
 		plan := labelPlan{}
-		var drives []*drive
+		var drives []*openSSD
 		for _, name := range []string{"good", "bad", "fine"} {
 			dev, err := mem.Open(mem.Config{Name: name, SizeBytes: 8 << 20})
 			if err != nil {
@@ -37,7 +37,7 @@ func TestALabelThatCannotBeWrittenLeavesTheOthersAsTheyWere(t *testing.T) {
 			}); err != nil {
 				t.Fatal(err)
 			}
-			d := &drive{name: name, dev: dev, label: store}
+			d := &openSSD{name: name, dev: dev, label: store}
 			drives = append(drives, d)
 			p := plan.of(d)
 			p.changed = true

@@ -3,6 +3,7 @@
 package daemon
 
 import (
+	"cmp"
 	"context"
 	"crypto/sha256"
 	"errors"
@@ -11,26 +12,27 @@ import (
 	"log/slog"
 	"os"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	sd "github.com/coreos/go-systemd/v22/daemon"
 
+	"jbofd/internal/admin"
 	"jbofd/internal/bufpool"
 	"jbofd/internal/config"
-	"jbofd/internal/nvme"
 	"jbofd/internal/nvmeof"
-	"jbofd/internal/nvmeof/fabric"
-	"jbofd/internal/nvmeof/fabric/queue"
 	"jbofd/internal/nvmeof/qpair"
 	rdmaserve "jbofd/internal/nvmeof/rdma/serve"
 	"jbofd/internal/nvmeof/rdma/verbs"
+	"jbofd/internal/nvmeof/target"
+	"jbofd/internal/nvmeof/target/connection"
 	"jbofd/internal/nvmeof/tcp"
 	"jbofd/internal/nvmeof/tcp/serve"
-	"jbofd/internal/ssd/label"
 	"jbofd/internal/telemetry"
+	"jbofd/internal/uuid"
 )
 
-// Options are what Run needs beside the configuration.
+// Options are the arguments of Run.
 type Options struct {
 	Config *config.Config
 	// Load reads the configuration anew, on SIGHUP or when the admin API asks.
@@ -41,10 +43,14 @@ type Options struct {
 	Stderr io.Writer
 	// Version and Commit identify the build.
 	Version, Commit string
+	// CloseTimeout is how long closing may take once the outstanding commands have ended; 0: closeTimeout. When it has
+	// passed, Run returns although a drive is still open: the process must end, for nothing else closes that drive.
+	CloseTimeout time.Duration
 	// RDMA reaches the machine's RDMA devices; nil: verbs.Open, if the configuration has RDMA listeners.
 	RDMA verbs.Provider
-	// Ready, if set, is called once hosts can connect.
-	Ready func(Addresses)
+	// Ready, if set, is called once hosts can connect, with the reasons why the node is not ready all the same: a drive
+	// that is missing, for instance.
+	Ready func(Addresses, []admin.Reason)
 }
 
 // Addresses are where a node listens.
@@ -66,7 +72,7 @@ const fusedBytes = 64 << 10
 type Node struct {
 	opts Options
 	// reload is held while a configuration takes effect or a namespace is deleted.
-	// cfg changes only then, under cfgMu too: who only looks need not wait that long.
+	// cfg changes with both reload and cfgMu held; readers hold one of the two. cfgMu is never held for long.
 	reload sync.Mutex
 	cfgMu  sync.Mutex
 	cfg    *config.Config
@@ -77,22 +83,27 @@ type Node struct {
 	log       *slog.Logger
 	tel       *telemetry.Telemetry
 	pool      *bufpool.Pool
-	ssds      []*drive // in the configuration's order
+	ssds      []*openSSD // in the configuration's order
 	areas     swapAreas
 	stores    stores
-	fab       *fabric.Fabric
+	service   *target.Service
 	tcp       *serve.Server
 	rdma      *rdmaserve.Server // nil without RDMA listeners
 	listeners []listener
 	ports     []nvmeof.Port
 	addrs     Addresses
+	provider  verbs.Provider // of RDMA devices; nil without RDMA listeners
+	// started reports that everything that requests to the admin API use exists.
+	started atomic.Bool
+	// endAdmin ends the admin API; it does nothing if there is none. Idempotent.
+	endAdmin func()
 	// closers are run in reverse order.
 	closers []func()
 }
 
 // Run runs a node until ctx ends, then stops it in order.
 //
-// Errors: what keeps it from starting.
+// Errors: why the node could not start. A drive that does not close in time at the stop is logged only.
 func Run(ctx context.Context, opts Options) error {
 	n, err := start(opts)
 	if err != nil {
@@ -100,8 +111,15 @@ func Run(ctx context.Context, opts Options) error {
 	}
 	defer context.AfterFunc(ctx, n.beginStop)()
 	n.tel.Health().Clear("daemon")
+	reasons := n.reasons()
+	if len(reasons) == 0 {
+		n.log.Info("ready")
+	}
+	for _, r := range reasons {
+		n.log.Warn("hosts can connect, but the node is not ready", "component", r.Component, "reason", r.Reason)
+	}
 	if opts.Ready != nil {
-		opts.Ready(n.addrs)
+		opts.Ready(n.addrs, reasons)
 	}
 	notify(sd.SdNotifyReady)
 	stopWatchdog := watchdog()
@@ -109,9 +127,7 @@ func Run(ctx context.Context, opts Options) error {
 		select {
 		case <-opts.Reload:
 			notify(sd.SdNotifyReloading)
-			if err := n.Reload(); err != nil {
-				n.log.Error("reload refused; the old configuration stays in force", "error", err)
-			}
+			_, _ = n.Reload("SIGHUP", false) // it has logged the error
 			notify(sd.SdNotifyReady)
 		case <-ctx.Done():
 			running = false
@@ -123,10 +139,10 @@ func Run(ctx context.Context, opts Options) error {
 	return nil
 }
 
-// notify tells systemd, if it started us.
+// notify sends a state to systemd, if systemd started the daemon.
 func notify(state string) { _, _ = sd.SdNotify(false, state) }
 
-// watchdog tells systemd that we live, twice per period that it asked for.
+// watchdog notifies systemd twice in each period of its watchdog, if it has one.
 func watchdog() (stop func()) {
 	period, err := sd.SdWatchdogEnabled(false)
 	if err != nil || period == 0 {
@@ -148,10 +164,10 @@ func watchdog() (stop func()) {
 	return func() { close(done) }
 }
 
-// start brings everything up; on error it takes down what it had.
+// start builds a node and lets hosts connect. On error it closes whatever it has opened.
 func start(opts Options) (_ *Node, err error) {
 	cfg := opts.Config
-	n := &Node{opts: opts, cfg: cfg, level: new(slog.LevelVar), stopping: make(chan struct{}), stores: stores{open: map[label.UUID]*store{}, left: map[label.UUID]leftOut{}}}
+	n := &Node{opts: opts, cfg: cfg, level: new(slog.LevelVar), stopping: make(chan struct{}), endAdmin: func() {}, stores: stores{open: map[uuid.UUID]*store{}, left: map[uuid.UUID]leftOut{}}}
 	n.beginStop = sync.OnceFunc(func() { close(n.stopping) })
 	defer func() {
 		if err != nil {
@@ -159,19 +175,18 @@ func start(opts Options) (_ *Node, err error) {
 		}
 	}()
 	n.setLevel(cfg.Log.Level)
-	n.log = slog.New(handler(opts.Stderr, cfg.Log.Format, n.level)).With("node", cfg.Node.Name)
+	n.log = NewLog(opts.Stderr, cfg.Log.Format, n.level).With("node", cfg.Node.Name)
 	n.tel = telemetry.New(telemetry.Options{Version: opts.Version, Commit: opts.Commit, Node: cfg.Node.Name, MaxTenants: cfg.Metrics.MaxTenants})
-	if cfg.Metrics.Address != "" {
-		srv, err := n.tel.Serve(telemetry.ServerOptions{Address: cfg.Metrics.Address, Pprof: cfg.Metrics.Pprof})
-		if err != nil {
-			return nil, err
-		}
-		n.addrs.Metrics = srv.Addr().String()
-		n.closing(func() {
-			ctx, cancel := context.WithTimeout(context.Background(), time.Second)
-			defer cancel()
-			_ = srv.Close(ctx)
-		})
+	// Addresses and the admin socket are bound before a drive is opened: a second daemon, or one with a wrong address,
+	// must fail before it labels a drive.
+	if err := n.bindMetrics(); err != nil {
+		return nil, err
+	}
+	if err := n.listen(); err != nil {
+		return nil, err
+	}
+	if err := n.bindAdmin(); err != nil {
+		return nil, err
 	}
 	maxBuffer := max(int(cfg.Limits.MDTS), 1<<20)
 	n.pool, err = bufpool.New(bufpool.Config{TotalBytes: int64(cfg.Limits.Buffers), MaxBytes: maxBuffer})
@@ -180,14 +195,14 @@ func start(opts Options) (_ *Node, err error) {
 	}
 	n.closing(func() {
 		if err := n.pool.Close(); err != nil {
-			n.log.Error("buffers leaked", "error", err)
+			n.log.Error("data buffers are still in use at stop", "error", err)
 		}
 	})
 	n.tel.SetBuffers(func() telemetry.BufferStats {
 		s := n.pool.Stats()
-		return telemetry.BufferStats{TotalBytes: s.TotalBytes, InUseBytes: s.InUseBytes, TakenBytes: s.TakenBytes, Waits: s.Waits}
+		return telemetry.BufferStats{TotalBytes: s.TotalBytes, InUseBytes: s.InUseBytes, TakenBytes: s.TakenBytes, ArenaBytes: s.ArenaBytes, Waits: s.Waits}
 	})
-	if err := n.openSSDs(); err != nil {
+	if err := n.openDrives(); err != nil {
 		return nil, err
 	}
 	n.closing(n.closeAreas)
@@ -200,16 +215,12 @@ func start(opts Options) (_ *Node, err error) {
 	}
 	n.tel.SetScheduling(n.scheduling)
 	n.tel.SetKV(n.kvStats, n.swapStats)
-	if err := n.listen(); err != nil {
-		return nil, err
-	}
-	if err := n.apply(cfg, true); err != nil {
-		return nil, err
-	}
-	if err := n.serveAdmin(); err != nil {
+	if err := n.apply(cfg, lenient); err != nil {
 		return nil, err
 	}
 	n.serve()
+	n.started.Store(true)
+	n.closing(n.endAdmin) // before everything that its requests use
 	n.reload.Lock()
 	n.freeAreas()
 	n.reload.Unlock()
@@ -228,68 +239,82 @@ func (n *Node) closeFrom(k int) {
 	n.closers = n.closers[:k]
 }
 
-// handler writes log records as the configuration says.
-func handler(w io.Writer, format string, level *slog.LevelVar) slog.Handler {
-	o := &slog.HandlerOptions{Level: level}
-	if format == "json" {
-		return slog.NewJSONHandler(w, o)
+// bindMetrics starts the HTTP server for metrics and probes, which say that the node is starting.
+func (n *Node) bindMetrics() error {
+	m := n.cfg.Metrics
+	if m.Address == "" {
+		return nil
 	}
-	return slog.NewTextHandler(w, o)
+	srv, err := n.tel.Serve(telemetry.ServerOptions{Address: m.Address, Pprof: m.Pprof, Log: n.log})
+	if err != nil {
+		return err
+	}
+	n.addrs.Metrics = srv.Addr().String()
+	n.closing(func() {
+		ctx, cancel := context.WithTimeout(context.Background(), time.Second)
+		defer cancel()
+		_ = srv.Close(ctx)
+	})
+	return nil
 }
 
-func (n *Node) setLevel(name string) {
-	var l slog.Level
-	if l.UnmarshalText([]byte(name)) == nil {
-		n.level.Set(l)
-	}
-}
-
-// startTarget makes the target and the server, without listeners yet.
+// startTarget makes the target and its TCP and RDMA servers, which do not listen yet.
 func (n *Node) startTarget() error {
 	cfg := n.cfg
 	began := time.Now()
 	limits := nvmeof.Limits{MDTSBytes: uint32(cfg.Limits.MDTS), FusedBytes: min(fusedBytes, uint32(cfg.Limits.MDTS))}
-	target := nvmeof.New(nvmeof.Config{
-		Firmware:        firmware(n.opts.Version),
-		NodeUUID:        nvme.UUID(digest("node", cfg.Node.Name)),
-		Limits:          limits,
-		InCapsuleBytes:  int(cfg.Limits.InCapsuleBytes),
-		MaxEntries:      min(cfg.Limits.QueueDepth+1, qpair.MaxEntries), // a queue of n entries holds n-1 commands
-		MaxIOQueues:     cfg.Limits.IOQueues,
-		MaxControllers:  cfg.Limits.Controllers,
-		MaxHosts:        cfg.Limits.Hosts,
-		MinKATOMS:       uint32(cfg.Limits.KATOMin.Milliseconds()),
+	machine := nvmeof.New(nvmeof.Config{
+		Firmware:       firmware(n.opts.Version),
+		NodeUUID:       uuid.UUID(digest("node", cfg.Node.Name)),
+		Limits:         limits,
+		InCapsuleBytes: int(cfg.Limits.InCapsuleBytes),
+		MaxEntries:     min(cfg.Limits.QueueDepth+1, qpair.MaxEntries), // a queue of n entries holds n-1 commands
+		MaxIOQueues:    cfg.Limits.IOQueues,
+		MaxControllers: cfg.Limits.Controllers,
+		MaxHosts:       cfg.Limits.Hosts,
+		MinKATOMS:      uint32(cfg.Limits.KATOMin.Milliseconds()),
+
+		MaxDiscovery: cfg.Limits.DiscoveryControllers, MaxDiscoveryPerPeer: cfg.Limits.DiscoveryPerAddress,
+		MaxDiscoveryKATOMS: uint32(cfg.Limits.DiscoveryKATOMax.Milliseconds()),
+
 		DiscoveryIdleMS: uint32(cfg.Limits.DiscoveryIdleTimeout.Milliseconds()),
 		WallMS:          began.UnixMilli(),
 	})
-	peers := slog.New(telemetry.LimitHandler(n.log.Handler(), telemetry.LimitOptions{PerSec: cfg.Log.PeerLinesPerSec, Dropped: n.tel.LogDropped}))
-	n.fab = fabric.New(fabric.Config{
-		Target: target, SSDs: n.owners(), Pool: n.pool, Log: peers,
+	peers := slog.New(telemetry.LimitHandler(n.log.Handler(), telemetry.LimitOptions{Lines: cfg.Log.PeerLinesPerSec, Dropped: n.tel.LogDropped}))
+	n.service = target.New(target.Config{
+		Target: machine, SSDs: n.owners(), Pool: n.pool, Log: peers,
 		Clock: func() int64 { return int64(time.Since(began)) },
-		Events: fabric.Events{KeepAliveExpired: func(c *nvmeof.Controller, idle time.Duration) {
+		Events: target.Events{KeepAliveExpired: func(c *nvmeof.Controller, idle time.Duration) {
 			n.tel.KeepAliveTimeout()
 			peers.Warn("keep alive timeout: association closed", "host", c.HostNQN, "subsystem", c.SubNQN, "cntlid", c.ID,
 				"idle", idle.Round(time.Millisecond).String(), "kato", (time.Duration(c.KATOMS()) * time.Millisecond).String(), "last_command", c.LastCommand())
+		}, Overdue: func(c *nvmeof.Controller, what string, inFlight int) {
+			peers.Error("commands that a drive has do not end", "what", what, "host", c.HostNQN, "subsystem", c.SubNQN, "cntlid", c.ID,
+				"in_flight", inFlight)
 		}},
 	})
-	n.closing(n.fab.Close)
-	admission := queue.NewAdmission(cfg.Limits.Connections, cfg.Limits.ConnectionsPerHost, n.tel)
+	n.closing(n.service.Close)
+	admission := connection.NewAdmission(connection.AdmissionLimits{Connections: cfg.Limits.Connections, PerHost: cfg.Limits.ConnectionsPerHost,
+		Pending: cfg.Limits.PendingConnections, PendingPerAddress: cfg.Limits.PendingPerAddress}, n.tel)
 	var err error
 	n.tcp, err = serve.New(serve.Config{
-		Machine:          tcp.Config{InCapsuleBytes: int(cfg.Limits.InCapsuleBytes), MaxH2CDataBytes: uint32(cfg.Limits.MDTS), Limits: limits},
-		Admission:        admission,
-		MaxConnections:   cfg.Limits.Connections,
+		Machine:   tcp.Config{InCapsuleBytes: int(cfg.Limits.InCapsuleBytes), MaxH2CDataBytes: uint32(cfg.Limits.MDTS), Limits: limits},
+		Admission: admission,
+		// Twice the pending connections, since those that were evicted take a moment to close.
+		MaxSockets:       cfg.Limits.Connections + 2*(cfg.Limits.PendingConnections+cfg.Limits.DiscoveryControllers),
 		ReceiveBytes:     int(cfg.Limits.ReceiveBuffer),
 		BacklogBytes:     int(cfg.Limits.MDTS),
 		HandshakeTimeout: cfg.Limits.HandshakeTimeout,
 		StallTimeout:     cfg.Limits.StallTimeout,
+		MinBytesPerSec:   int64(cfg.Limits.MinTransferRate),
 		SpinFor:          spinFor,
-	}, n.fab, n.tel, peers)
+	}, n.service, n.tel, peers)
 	if err != nil {
 		return err
 	}
 	n.closing(n.tcp.Close)
-	return n.startRDMA(limits, admission, peers)
+	n.startRDMA(limits, admission, peers)
+	return nil
 }
 
 // firmware is the revision that hosts see, 8 bytes.
@@ -300,7 +325,7 @@ func firmware(version string) string {
 	return version
 }
 
-// digest makes 16 stable bytes of some text.
+// digest derives a version 8 UUID from texts; the same texts give the same UUID.
 func digest(parts ...string) (b [16]byte) {
 	h := sha256.New()
 	for _, p := range parts {
@@ -311,33 +336,9 @@ func digest(parts ...string) (b [16]byte) {
 	return b
 }
 
-// Reload reads the configuration anew and changes what can change live.
-//
-// Errors: what is wrong with it, or needs a restart; then nothing has changed.
-func (n *Node) Reload() error {
-	n.reload.Lock()
-	defer n.reload.Unlock()
-	cfg, err := n.opts.Load()
-	if err == nil {
-		var ch config.Changes
-		if ch, err = config.Diff(n.cfg, cfg); err == nil {
-			if err = n.apply(cfg, false); err == nil {
-				n.setLevel(cfg.Log.Level)
-				n.cfgMu.Lock()
-				n.cfg = cfg
-				n.cfgMu.Unlock()
-				n.freeAreas()
-				n.log.Info("configuration reloaded", "changes", ch.String())
-			}
-		}
-	}
-	n.tel.Reloaded(err == nil)
-	return err
-}
-
-// stop drains and closes.
+// stop drains the connections, ends the associations and closes stores and drives.
 func (n *Node) stop() {
-	n.log.Info("stopping: no more connections, commands under way are finished", "drain_timeout", n.cfg.Limits.DrainTimeout.String())
+	n.log.Info("stopping: new connections are refused, outstanding commands complete", "drain_timeout", n.cfg.Limits.DrainTimeout.String())
 	n.tel.Health().Block("daemon", "draining")
 	ctx, cancel := context.WithTimeout(context.Background(), n.cfg.Limits.DrainTimeout)
 	defer cancel()
@@ -348,31 +349,35 @@ func (n *Node) stop() {
 	n.tcp.Drain(ctx)
 	drained.Wait()
 	if errors.Is(ctx.Err(), context.DeadlineExceeded) {
-		n.log.Warn("commands are still under way after drain_timeout; closing their connections")
+		n.log.Warn("commands have not completed within drain_timeout; closing their connections")
 	}
-	// What is in swap areas may come home as long as commands could have taken.
-	homeComing := time.Duration(0)
+	// What is left of the drain timeout is for returning keys from swap areas.
+	returning := time.Duration(0)
 	if end, ok := ctx.Deadline(); ok && n.swappedKeys() > 0 {
-		homeComing = max(time.Until(end), 0)
+		returning = max(time.Until(end), 0)
 	}
 	closed := make(chan struct{})
 	go func() {
 		defer close(closed)
+		// The admin API ends first: its requests use the stores, and a daemon that takes this one's place must find the
+		// socket free even if a drive keeps the rest from being closed in time.
+		n.endAdmin()
+		n.service.Stop("the target is shutting down")
 		n.tcp.Close()
 		if n.rdma != nil {
 			n.rdma.Close()
 		}
-		n.closeStores(homeComing + closeStoresTimeout)
+		n.closeStores(returning + closeStoresTimeout)
 		n.flushDrives()
 		n.close()
 	}()
 	select {
 	case <-closed:
 		n.log.Info("stopped")
-	case <-time.After(homeComing + closeTimeout):
-		// A drive that does not answer keeps its queue from closing. The process ends all
-		// the same: what was acknowledged is as durable as it was said to be.
-		n.log.Error("a drive still has not answered; stopped without closing it")
+	case <-time.After(returning + cmp.Or(n.opts.CloseTimeout, closeTimeout)):
+		// A drive that does not answer keeps its queue from closing. The process can end nevertheless: a write was
+		// acknowledged only once it was as durable as promised.
+		n.log.Error("a drive has not answered within the time limit; stopped without closing it")
 	}
 }
 

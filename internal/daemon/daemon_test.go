@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"net"
 	"net/http"
 	"os"
 	"path/filepath"
@@ -35,8 +34,13 @@ type world struct {
 	mu sync.Mutex
 	// text is the configuration file.
 	text string
+	// log takes what the daemon logs; nil: nobody.
+	log io.Writer
 	// rdma is what the daemon reaches RDMA devices by; nil: the machine's.
 	rdma verbs.Provider
+	// closeTimeout is Options.CloseTimeout. It is long by default: the next daemon of a test runs in the same process
+	// and needs the drives of the one before, however long a loaded machine takes to close them.
+	closeTimeout time.Duration
 }
 
 // newWorld makes an empty one and, at the end, holds the test to having left no
@@ -66,7 +70,7 @@ func newWorld(t *testing.T) *world {
 			t.Error(err)
 		}
 	})
-	return &world{t: t, dir: dir}
+	return &world{t: t, dir: dir, closeTimeout: time.Minute}
 }
 
 // openFiles says what this process has open, but for what the runtime and the
@@ -143,7 +147,7 @@ func (w *world) start() (*node, error) {
 	ctx, cancel := context.WithCancel(context.Background())
 	ready, ended := make(chan Addresses, 1), make(chan error, 1)
 	go func() {
-		ended <- Run(ctx, Options{Config: cfg, Load: w.load, RDMA: w.rdma, Stderr: io.Discard, Version: "test", Ready: func(a Addresses) { ready <- a }})
+		ended <- Run(ctx, Options{Config: cfg, Load: w.load, RDMA: w.rdma, Stderr: w.stderr(), Version: "test", CloseTimeout: w.closeTimeout, Ready: func(a Addresses, _ []admin.Reason) { ready <- a }})
 	}()
 	n := &node{w: w, admin: admin.NewClient(w.path("admin.sock"))}
 	n.stop = sync.OnceValue(func() error {
@@ -162,6 +166,13 @@ func (w *world) start() (*node, error) {
 		cancel()
 		return nil, err
 	}
+}
+
+func (w *world) stderr() io.Writer {
+	if w.log != nil {
+		return w.log
+	}
+	return io.Discard
 }
 
 func (w *world) mustStart() *node {
@@ -257,51 +268,6 @@ func TestNodeThatStopsLeavesNothingBehind(t *testing.T) {
 					t.Error(err)
 				}
 				if err := n.stop(); err != nil {
-					t.Error(err)
-				}
-			}
-		})
-	}
-}
-
-func TestNodeThatCannotStartLeavesNothingBehind(t *testing.T) {
-	taken, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer taken.Close()
-	address := taken.Addr().String()
-	for name, c := range map[string]struct {
-		ssds, namespaces, more []string
-		want                   string
-	}{
-		"metrics address taken":    {more: []string{fmt.Sprintf("metrics: {address: %q}", address)}, want: address},
-		"listener taken":           {more: []string{fmt.Sprintf("listeners: [{address: \"127.0.0.1:0\"}, {address: %q}]", address)}, want: address},
-		"discovery taken":          {more: []string{fmt.Sprintf("discovery: {address: %q}", address)}, want: address},
-		"no drive can be opened":   {ssds: []string{"{name: ssd0, backend: file, path: DIR/none}", "{name: ssd1, backend: file, path: DIR/nor-this}"}, want: "nor-this"},
-		"admin socket not to make": {more: []string{"admin: {socket: DIR/file/admin.sock}"}, want: "admin.socket"},
-	} {
-		t.Run(name, func(t *testing.T) {
-			w := newWorld(t)
-			if err := os.WriteFile(w.path("file"), nil, 0o600); err != nil {
-				t.Fatal(err)
-			}
-			if c.ssds == nil {
-				c.ssds = []string{memSSD, fileSSD}
-			}
-			if c.namespaces == nil {
-				c.namespaces = []string{"{nsid: 1, ssd: ssd0, size: 16MiB}"}
-			}
-			w.configure(c.ssds, c.namespaces, c.more...)
-			if _, err := w.start(); err == nil || !strings.Contains(err.Error(), c.want) {
-				t.Errorf("got %v, want an error about %s", err, c.want)
-			}
-			if _, err := os.Stat(w.path("ssd1.img")); err == nil {
-				dev, err := file.Open(file.Config{Name: "after", Path: w.path("ssd1.img")})
-				if err != nil {
-					t.Fatalf("the drive is not free: %v", err)
-				}
-				if err := dev.Close(); err != nil {
 					t.Error(err)
 				}
 			}
@@ -559,20 +525,7 @@ func TestNodeStopsInTheMiddleOfADeletion(t *testing.T) {
 		_, err := n.admin.DeleteNamespace(t.Context(), subs.Items[0].Namespaces[0].UUID)
 		deleted <- err
 	}()
-	// The erasure is under way once the drive has something to do.
-	tick := time.NewTicker(5 * time.Millisecond)
-	defer tick.Stop()
-	for busy := false; !busy; <-tick.C {
-		resp, err := http.Get("http://" + n.addrs.Metrics + "/metrics")
-		if err != nil {
-			t.Fatal(err)
-		}
-		text, err := io.ReadAll(resp.Body)
-		if err = errors.Join(err, resp.Body.Close()); err != nil {
-			t.Fatal(err)
-		}
-		busy = strings.Contains(string(text), "jbof_ssd_io_now{ssd=\"ssd0\"} 1")
-	}
+	n.awaitDrive("ssd0") // then the erasure is under way
 	if _, err := n.admin.Status(t.Context()); err != nil {
 		t.Errorf("status during the erasure: %v", err)
 	}
@@ -586,5 +539,23 @@ func TestNodeStopsInTheMiddleOfADeletion(t *testing.T) {
 	if err := <-deleted; err == nil {
 		t.Error("the deletion says that it was done")
 	}
-	http.DefaultClient.CloseIdleConnections()
+}
+
+// awaitDrive waits until a drive has one request.
+func (n *node) awaitDrive(ssd string) {
+	n.w.t.Helper()
+	tick := time.NewTicker(5 * time.Millisecond)
+	defer tick.Stop()
+	defer http.DefaultClient.CloseIdleConnections()
+	for busy := false; !busy; <-tick.C {
+		resp, err := http.Get("http://" + n.addrs.Metrics + "/metrics")
+		if err != nil {
+			n.w.t.Fatal(err)
+		}
+		text, err := io.ReadAll(resp.Body)
+		if err = errors.Join(err, resp.Body.Close()); err != nil {
+			n.w.t.Fatal(err)
+		}
+		busy = strings.Contains(string(text), "jbof_ssd_io_now{ssd=\""+ssd+"\"} 1")
+	}
 }

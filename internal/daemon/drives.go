@@ -11,12 +11,13 @@ import (
 	"path/filepath"
 	"slices"
 	"strconv"
+	"strings"
 	"sync"
 
 	"jbofd/internal/config"
+	"jbofd/internal/drive"
 	"jbofd/internal/nvme"
 	"jbofd/internal/nvmeof"
-	"jbofd/internal/owner"
 	"jbofd/internal/pipeline"
 	"jbofd/internal/ssd"
 	"jbofd/internal/ssd/file"
@@ -25,27 +26,28 @@ import (
 	"jbofd/internal/ssd/model"
 	"jbofd/internal/ssd/model/flash"
 	"jbofd/internal/telemetry"
+	"jbofd/internal/uuid"
 )
 
-// drive is one configured SSD. After a failed open only name and err are set.
-type drive struct {
+// openSSD is one configured SSD. After a failed open only name and err are set.
+type openSSD struct {
 	name  string
 	err   error
 	dev   ssd.Device
 	label *label.Store
-	owner *owner.Owner
+	drive *drive.Drive
 	// backgroundWeight is that of its key-value stores' own work.
 	backgroundWeight int
 }
 
-// openSSDs opens every drive. A drive that cannot be opened is left out, loudly:
+// openDrives opens every drive. A drive that cannot be opened is left out, with an error in the log:
 // the others go on. Only when none can, there is nothing to serve.
-func (n *Node) openSSDs() error {
+func (n *Node) openDrives() error {
 	var failed []error
 	for _, sc := range n.cfg.SSDs {
-		d := &drive{name: sc.Name, backgroundWeight: sc.BackgroundWeight}
+		d := &openSSD{name: sc.Name, backgroundWeight: sc.BackgroundWeight}
 		n.ssds = append(n.ssds, d)
-		if err := n.openSSD(d, sc); err != nil {
+		if err := n.openDrive(d, sc); err != nil {
 			d.err = fmt.Errorf("ssd %s: %w", sc.Name, err)
 			failed = append(failed, d.err)
 			n.tel.Health().Block("ssd "+sc.Name, err.Error())
@@ -58,9 +60,9 @@ func (n *Node) openSSDs() error {
 	return nil
 }
 
-// openSSD opens one drive. On error nothing of it stays open: an operator may want
+// openDrive opens one drive. On error nothing of it stays open: an operator may want
 // to format it, as the error says, while the others serve.
-func (n *Node) openSSD(d *drive, sc config.SSD) (err error) {
+func (n *Node) openDrive(d *openSSD, sc config.SSD) (err error) {
 	opened := len(n.closers)
 	defer func() {
 		if err != nil {
@@ -79,9 +81,9 @@ func (n *Node) openSSD(d *drive, sc config.SSD) (err error) {
 		if engine == "auto" {
 			engine = ""
 		}
-		if sc.Create {
-			if err := os.MkdirAll(filepath.Dir(sc.Path), 0o750); err != nil {
-				return err
+		if dir := filepath.Dir(sc.Path); sc.Create {
+			if _, err := os.Stat(dir); errors.Is(err, os.ErrNotExist) {
+				return fmt.Errorf("directory %s does not exist; create makes the file only: %w", dir, err)
 			}
 		}
 		d.dev, err = file.Open(file.Config{Name: sc.Name, Path: sc.Path, Create: sc.Create, SizeBytes: int64(sc.Size), Engine: engine, Pool: n.pool})
@@ -107,6 +109,9 @@ func (n *Node) openSSD(d *drive, sc config.SSD) (err error) {
 		return err
 	}
 	n.closing(func() { _ = store.Close() })
+	if copies := store.Repaired(); len(copies) > 0 {
+		n.log.Warn("drive label repaired: a copy was missing or damaged and was written again from the other", "ssd", sc.Name, "copy", strings.Join(copies, ", "))
+	}
 	if sc.Fault != nil {
 		if d.dev, err = wrapFaults(d.dev, sc.Fault); err != nil {
 			return err
@@ -116,24 +121,26 @@ func (n *Node) openSSD(d *drive, sc config.SSD) (err error) {
 	if err != nil {
 		return err
 	}
-	o, err := owner.New(owner.Config{Device: d.dev, Pool: n.pool, Depth: sc.QueueDepth, Policy: policy})
+	failures := newDeviceLog(n.log, sc.Name, n.tel.LogDropped)
+	n.closing(failures.close)
+	o, err := drive.New(drive.Config{Device: d.dev, Pool: n.pool, Depth: sc.QueueDepth, Policy: policy, Failed: failures.failed})
 	if err != nil {
 		return err
 	}
 	n.closing(func() { _ = o.Close() })
-	d.label, d.owner = store, o
+	d.label, d.drive = store, o
 	info := d.dev.Info()
 	n.log.Info("drive opened", "ssd", sc.Name, "backend", info.Backend, "engine", info.Engine, "path", info.Path,
 		"size", config.Bytes(info.SizeBytes).String(), "block_size", info.BlockSize, "volatile_cache", info.VolatileCache,
 		"extents", len(store.Label().Extents))
 	if err := fallback(dev); err != nil {
-		n.log.Warn("drive is used in a slower way", "ssd", sc.Name, "engine", info.Engine, "reason", err)
+		n.log.Warn("drive uses a slower I/O path than configured or possible", "ssd", sc.Name, "engine", info.Engine, "reason", err)
 	}
 	n.tel.SetSSD(telemetry.SSD{Info: info, Healthy: d.dev.Healthy, Fallback: func() error { return fallback(dev) }, Stats: func(s *telemetry.SSDStats) { fill(s, o.Stats()) }})
 	return nil
 }
 
-// fallback is why a device is slower than it could be, if it says so.
+// fallback returns why a device works in a slower way than was asked for; nil if it does not say so.
 func fallback(dev ssd.Device) error {
 	if d, ok := dev.(interface{ Fallback() error }); ok {
 		return d.Fallback()
@@ -141,8 +148,8 @@ func fallback(dev ssd.Device) error {
 	return nil
 }
 
-// fill copies an owner's counters.
-func fill(s *telemetry.SSDStats, o *owner.Stats) {
+// fill copies a drive's counters.
+func fill(s *telemetry.SSDStats, o *drive.Stats) {
 	for op := range ssd.Ops {
 		s.Completed[op], s.Bytes[op], s.TimeNS[op] = o.Requests[op].Load(), o.Bytes[op].Load(), o.TimeNS[op].Load()
 	}
@@ -151,19 +158,18 @@ func fill(s *telemetry.SSDStats, o *owner.Stats) {
 	s.BufferWaits, s.Aborted = o.BufferWaits.Load(), o.Aborted.Load()
 }
 
-// flushDrives makes durable what hosts have written without asking for it: a
-// clean stop keeps more than it promised.
+// flushDrives flushes every drive, so that a clean stop keeps also the writes that no host has flushed.
 func (n *Node) flushDrives() {
 	var all sync.WaitGroup
 	for _, d := range n.ssds {
-		if d.owner == nil {
+		if d.drive == nil {
 			continue
 		}
 		all.Go(func() {
 			s := make(waitSink, 1)
-			io := &owner.IO{Op: pipeline.Flush}
+			io := &drive.IO{Op: pipeline.Flush}
 			io.Init(s, 0)
-			if err := s.do(d.owner, io); err != nil {
+			if err := s.do(d.drive, io); err != nil {
 				n.log.Error("flush at stop failed", "ssd", d.name, "error", err)
 			}
 		})
@@ -171,24 +177,35 @@ func (n *Node) flushDrives() {
 	all.Wait()
 }
 
-func (n *Node) owners() []*owner.Owner {
-	all := make([]*owner.Owner, len(n.ssds))
+func (n *Node) owners() []*drive.Drive {
+	all := make([]*drive.Drive, len(n.ssds))
 	for i, d := range n.ssds {
-		all[i] = d.owner
+		all[i] = d.drive
 	}
 	return all
 }
 
+// applyMode says what apply does with a key-value namespace whose store cannot be opened, and whether it changes
+// anything.
+type applyMode int
+
+const (
+	// lenient leaves the namespace out, as a drive that cannot be opened is left out.
+	lenient applyMode = iota
+	// strict refuses the configuration.
+	strict
+	// trying is strict, and does all that can fail but the writing of labels. It formats a new key-value store, but no
+	// label has the store: its space stays free.
+	trying
+)
+
 // apply makes drives and target what cfg says: extents for new namespaces,
-// longer ones for grown ones. Extents of namespaces that are no longer
+// longer ones for namespaces that have grown. Extents of namespaces that are no longer
 // configured stay, with their data, until an operator frees them.
 //
-// Everything is tried on copies of the labels first, so that a configuration that
-// cannot be had changes nothing. Labels change before the target, and each as a whole.
-//
-// starting: a key-value namespace whose store cannot be opened is left out, loudly, as drives are; later, a
-// configuration that has one is refused.
-func (n *Node) apply(cfg *config.Config, starting bool) error {
+// All changes are made to copies of the labels first, so that a configuration that does not fit changes nothing. Labels
+// change before the target does, and each changes atomically.
+func (n *Node) apply(cfg *config.Config, mode applyMode) error {
 	state := nvmeof.State{Ports: n.ports}
 	plan := labelPlan{}
 	var kv []*kvPlan
@@ -199,6 +216,9 @@ func (n *Node) apply(cfg *config.Config, starting bool) error {
 			return err
 		}
 		state.Referrals = append(state.Referrals, p)
+	}
+	for _, t := range cfg.Tenants {
+		state.Hosts = append(state.Hosts, t.Hosts...)
 	}
 	for _, sc := range cfg.Subsystems {
 		st := nvmeof.SubsystemState{NQN: sc.NQN, Serial: sc.Serial, Model: sc.Model, AllowAnyHost: sc.AllowAnyHost, Hosts: sc.Hosts}
@@ -225,9 +245,13 @@ func (n *Node) apply(cfg *config.Config, starting bool) error {
 		state.Subsystems = append(state.Subsystems, st)
 		tel = append(tel, ts)
 	}
-	opened, err := n.openStores(kv, starting)
+	opened, err := n.openStores(kv, mode == lenient)
 	if err != nil {
 		return err
+	}
+	if mode == trying {
+		n.dropStores(opened)
+		return nil
 	}
 	if err := plan.commit(); err != nil {
 		n.dropStores(opened)
@@ -238,15 +262,20 @@ func (n *Node) apply(cfg *config.Config, starting bool) error {
 		st := &state.Subsystems[i]
 		st.Namespaces = slices.DeleteFunc(st.Namespaces, func(ns *nvmeof.Namespace) bool { return ns.CSI == nvme.CSIKV && !there[ns] })
 	}
-	n.fab.SetTenants(tenantConfigs(cfg))
-	n.fab.Apply(state)
+	names := []string{config.Background}
+	for _, t := range cfg.Tenants {
+		names = append(names, t.Name)
+	}
+	n.tel.SetTenants(names)
+	n.service.SetTenants(tenantConfigs(cfg))
+	n.service.Apply(state)
 	n.tel.SetSubsystems(tel)
 	n.retireStores(kv)
 	return nil
 }
 
-// labelPlan holds the labels as they are to become.
-type labelPlan map[*drive]*plannedLabel
+// labelPlan holds the labels as apply will write them.
+type labelPlan map[*openSSD]*plannedLabel
 
 // plannedLabel is a copy of a drive's label.
 type plannedLabel struct {
@@ -255,18 +284,17 @@ type plannedLabel struct {
 }
 
 // of returns the plan for a drive.
-func (p labelPlan) of(d *drive) *plannedLabel {
+func (p labelPlan) of(d *openSSD) *plannedLabel {
 	if p[d] == nil {
 		p[d] = &plannedLabel{label: d.label.Label().Clone()}
 	}
 	return p[d]
 }
 
-// commit writes the changed labels. If one cannot be written, those before it are
-// made what they were: a namespace that has grown on its label only would keep a
-// restart from taking the old configuration.
+// commit writes the changed labels. If one cannot be written, those written before it are restored. Otherwise a
+// namespace could be larger in its label than in the configuration, and a restart would refuse that configuration.
 func (p labelPlan) commit() error {
-	before := map[*drive]*label.Label{}
+	before := map[*openSSD]*label.Label{}
 	for d, planned := range p {
 		if !planned.changed {
 			continue
@@ -286,7 +314,7 @@ func (p labelPlan) commit() error {
 	return nil
 }
 
-func replaceLabel(d *drive, by *label.Label) error {
+func replaceLabel(d *openSSD, by *label.Label) error {
 	err := d.label.Update(func(l *label.Label) error {
 		*l = *by.Clone()
 		return nil
@@ -310,7 +338,7 @@ func (n *Node) namespace(plan labelPlan, nqn string, nc config.Namespace) (*nvme
 		return nil, nil, fmt.Errorf("ssd %q is not configured", nc.SSD)
 	}
 	d := n.ssds[number]
-	if d.owner == nil {
+	if d.drive == nil {
 		return nil, nil, nil
 	}
 	info := d.dev.Info()
@@ -324,7 +352,7 @@ func (n *Node) namespace(plan labelPlan, nqn string, nc config.Namespace) (*nvme
 	ns := &nvmeof.Namespace{
 		NSID: nc.NSID, SSD: number, OffsetBytes: e.StartBytes, SizeBytes: e.LengthBytes,
 		BlockShift: uint8(bits.TrailingZeros(uint(nc.BlockSize))),
-		UUID:       nvme.UUID(e.UUID), NGUID: e.UUID, VolatileCache: info.VolatileCache,
+		UUID:       uuid.UUID(e.UUID), NGUID: e.UUID, VolatileCache: info.VolatileCache,
 		DeallocatedReadsZero: info.DeallocatedReadsZero, OptimalIOBytes: info.OptimalIOBytes,
 		ANAGroup: 1, ANAState: nvme.ANAStateOptimized,
 	}
@@ -337,11 +365,10 @@ func (n *Node) namespace(plan labelPlan, nqn string, nc config.Namespace) (*nvme
 		return ns, nil, nil
 	}
 	asKV(ns)
-	return ns, &kvPlan{ns: ns, drive: d, extent: e, cfg: nc, fresh: fresh}, nil
+	return ns, &kvPlan{ns: ns, ssd: d, extent: e, cfg: nc, fresh: fresh}, nil
 }
 
-// extent returns the namespace's extent, after making or growing it if need be;
-// fresh: it is new.
+// extent returns the namespace's extent, which it makes or grows if necessary. fresh reports that the extent is new.
 func (p *plannedLabel) extent(nqn string, nc config.Namespace) (e label.Extent, fresh bool, err error) {
 	use, shift := label.Block, uint8(bits.TrailingZeros(uint(nc.BlockSize)))
 	if nc.Type == "kv" {
@@ -371,11 +398,11 @@ func (p *plannedLabel) extent(nqn string, nc config.Namespace) (e label.Extent, 
 	}
 	e = label.Extent{UUID: label.NewUUID(), LengthBytes: int64(nc.Size), NSID: nc.NSID, Use: use, BlockShift: shift, NQN: nqn}
 	if nc.UUID != "" {
-		u, err := nvme.ParseUUID(nc.UUID)
+		u, err := uuid.Parse(nc.UUID)
 		if err != nil {
 			return e, false, err
 		}
-		e.UUID = label.UUID(u)
+		e.UUID = uuid.UUID(u)
 	}
 	p.changed = true
 	e, err = l.Allocate(e)

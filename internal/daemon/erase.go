@@ -2,48 +2,36 @@ package daemon
 
 import (
 	"errors"
-	"time"
 
-	"jbofd/internal/owner"
+	"jbofd/internal/drive"
+	"jbofd/internal/nvmeof/target"
 	"jbofd/internal/pipeline"
 	"jbofd/internal/ssd"
 )
 
-// eraseStep is how much one request zeroes: little enough to let hosts' I/O pass
-// in between.
+// eraseStep is how much one request zeroes. It is small, so that hosts' I/O is served in between.
 const eraseStep = 32 << 20
-
-// quiesceTimeout is how long commands from before may take to end.
-const quiesceTimeout = 10 * time.Second
 
 // errStopping: the daemon stops before the range is erased.
 var errStopping = errors.New("the daemon is stopping; delete the namespace again when it is back")
 
-// errUnderWay: an SSD still has commands from before.
-var errUnderWay = errors.New("commands that hosts sent before are still under way; try again")
-
-// erase zeroes a range that no command may reach any more, so that whoever gets it
-// next does not see what it held. Commands that were sent while one still could
-// are waited for first: a write whose data come late must not land in it. It ends
-// early when stopping is closed.
-func erase(stopping <-chan struct{}, o *owner.Owner, offset, length int64) error {
-	late := time.NewTimer(quiesceTimeout)
-	defer late.Stop()
-	for range 2 { // the first may be the rest of an earlier call's that gave up
-		select {
-		case <-o.Quiesce():
-		case <-stopping:
-			return errStopping
-		case <-late.C:
-			return errUnderWay
-		}
+// erase zeroes a range of a drive whose namespace is not configured any more, so that the next user of the
+// range does not see what it held. It first waits for the commands that the drive has: a write that is slow must not
+// land behind the zeroes. It ends early when the daemon stops.
+func (n *Node) erase(o *drive.Drive, offset, length int64) error {
+	err := n.service.DrainDrive(o, n.stopping)
+	if errors.Is(err, target.ErrStopped) {
+		return errStopping
+	}
+	if err != nil {
+		return err
 	}
 	s := make(waitSink, 1)
-	io := &owner.IO{Op: pipeline.WriteZeroes, Flags: ssd.Unmap}
+	io := &drive.IO{Op: pipeline.WriteZeroes, Flags: ssd.Unmap}
 	io.Init(s, 0)
 	for end := offset + length; offset < end; offset += eraseStep {
 		select {
-		case <-stopping:
+		case <-n.stopping:
 			return errStopping
 		default:
 		}
@@ -56,26 +44,26 @@ func erase(stopping <-chan struct{}, o *owner.Owner, offset, length int64) error
 	return s.do(o, io)
 }
 
-// waitSink is told of one IO at a time.
+// waitSink is a drive.Sink for one IO at a time, with a method that waits for its end.
 type waitSink chan struct{}
 
 // do runs io and waits for it.
-func (s waitSink) do(o *owner.Owner, io *owner.IO) error {
-	var b owner.Batch
+func (s waitSink) do(o *drive.Drive, io *drive.IO) error {
+	var b drive.Batch
 	b.Add(io)
 	o.Submit(&b)
 	<-s
 	return io.Err
 }
 
-// Admitted implements owner.Sink; nothing is ever fetched.
-func (s waitSink) Admitted(*owner.IO) bool { return false }
+// Admitted implements drive.Sink. It does nothing: no IO here waits for data.
+func (s waitSink) Admitted(*drive.IO) bool { return false }
 
-// Done implements owner.Sink.
-func (s waitSink) Done(*owner.IO) bool {
+// Done implements drive.Sink.
+func (s waitSink) Done(*drive.IO) bool {
 	s <- struct{}{}
 	return false
 }
 
-// Kick implements owner.Sink.
+// Kick implements drive.Sink.
 func (s waitSink) Kick() {}

@@ -12,11 +12,12 @@ import (
 	"jbofd/internal/kvstore"
 	"jbofd/internal/nvme"
 	"jbofd/internal/nvmeof"
-	"jbofd/internal/nvmeof/fabric"
+	"jbofd/internal/nvmeof/target"
 	"jbofd/internal/partition"
 	"jbofd/internal/pipeline"
 	"jbofd/internal/ssd/label"
 	"jbofd/internal/telemetry"
+	"jbofd/internal/uuid"
 )
 
 // closeStoresTimeout is how long the stores may take for their last checkpoints.
@@ -25,10 +26,10 @@ const closeStoresTimeout = 700 * time.Millisecond
 // removeStoreTimeout is how long a store may take to stop whose namespace was removed.
 const removeStoreTimeout = 10 * time.Second
 
-// store is the partition of a key-value namespace.
+// store is the open partition of a key-value namespace.
 type store struct {
 	*partition.Partition
-	// number is the fabric's; -1 before it has one.
+	// number is the partition's number in the target service; -1 before the service has it.
 	number int
 	nqn    string
 	nsid   uint32
@@ -37,9 +38,9 @@ type store struct {
 // stores are the partitions that are open.
 type stores struct {
 	mu   sync.Mutex
-	open map[label.UUID]*store
+	open map[uuid.UUID]*store
 	// left are those that could not be opened and are left out.
-	left map[label.UUID]leftOut
+	left map[uuid.UUID]leftOut
 }
 
 // leftOut is a store that could not be opened.
@@ -52,7 +53,7 @@ type leftOut struct {
 // kvPlan is a key-value namespace that a configuration asks for.
 type kvPlan struct {
 	ns     *nvmeof.Namespace
-	drive  *drive
+	ssd    *openSSD
 	extent label.Extent
 	cfg    config.Namespace
 	// fresh: the extent is new, and there is no store on it.
@@ -61,10 +62,10 @@ type kvPlan struct {
 	err   error
 }
 
-// openStores opens the partitions that plan needs and that are not open, all at once. A fresh one is
-// formatted before the label says that it is there: a crash in between leaves free space and nothing else.
-// If one fails, those opened here are closed again; if lenient only a fresh one is a failure, and others go
-// into the namespaces that are left out. One that is left out already stays so.
+// openStores opens the partitions that the plan needs and that are not open, in parallel. A fresh store is formatted
+// before its extent is in the label, so that a crash in between leaves free space and not an unformatted store. If one
+// fails, those opened here are closed again. With lenient, only the failure of a fresh store counts; any other store
+// that fails is left out. A store that was left out before stays left out.
 func (n *Node) openStores(plan []*kvPlan, lenient bool) (opened []*kvPlan, err error) {
 	var all sync.WaitGroup
 	for _, p := range plan {
@@ -95,7 +96,7 @@ func (n *Node) openStores(plan []*kvPlan, lenient bool) (opened []*kvPlan, err e
 	return opened, nil
 }
 
-// leaveOut remembers that a store could not be opened.
+// leaveOut records that a store could not be opened, which makes the node not ready.
 func (n *Node) leaveOut(p *kvPlan) {
 	l := leftOut{component: fmt.Sprintf("namespace %s %d", p.extent.NQN, p.cfg.NSID), err: p.err}
 	n.stores.mu.Lock()
@@ -104,8 +105,8 @@ func (n *Node) leaveOut(p *kvPlan) {
 	n.tel.Health().Block(l.component, l.err.Error())
 }
 
-// forgive forgets that a store could not be opened: it is, or nobody wants it any more.
-func (n *Node) forgive(u label.UUID) {
+// forgive removes the record of leaveOut: the store has been opened, or is not configured any more.
+func (n *Node) forgive(u uuid.UUID) {
 	n.stores.mu.Lock()
 	l, was := n.stores.left[u]
 	delete(n.stores.left, u)
@@ -115,8 +116,8 @@ func (n *Node) forgive(u label.UUID) {
 	}
 }
 
-// whyLeftOut is why a store could not be opened, or "".
-func (n *Node) whyLeftOut(u label.UUID) string {
+// whyLeftOut returns why a store could not be opened, or "".
+func (n *Node) whyLeftOut(u uuid.UUID) string {
 	n.stores.mu.Lock()
 	defer n.stores.mu.Unlock()
 	if l, was := n.stores.left[u]; was {
@@ -125,10 +126,10 @@ func (n *Node) whyLeftOut(u label.UUID) string {
 	return ""
 }
 
-// openStore opens or formats one.
+// openStore opens a store, or formats a fresh one.
 func (n *Node) openStore(p *kvPlan) (*store, error) {
 	began := time.Now()
-	p.drive.owner.SetTenant(fabric.Background, pipeline.Settings{Weight: p.drive.backgroundWeight})
+	p.ssd.drive.SetTenant(target.Background, pipeline.Settings{Weight: p.ssd.backgroundWeight})
 	var seed [8]byte
 	if _, err := rand.Read(seed[:]); err != nil {
 		return nil, err
@@ -136,14 +137,16 @@ func (n *Node) openStore(p *kvPlan) (*store, error) {
 	log := n.log.With("subsystem", p.extent.NQN, "nsid", p.cfg.NSID, "ssd", p.cfg.SSD)
 	kv := p.cfg.KV
 	opened, err := partition.Open(partition.Config{
-		Owner: p.drive.owner, OffsetBytes: p.extent.StartBytes, Background: fabric.Background, Volatile: kv.Durability == "none",
+		Drive: p.ssd.drive, OffsetBytes: p.extent.StartBytes, Background: target.Background, Volatile: kv.Durability == "none",
 		Store: kvstore.Config{
 			PartitionBytes: p.extent.LengthBytes, KeysPerSegment: kv.KeysPerSegment, Requests: kv.Requests,
 			GroupBytes: int(kv.GroupBytes), GroupDelayNS: int64(max(kv.GroupDelay, 1)), ScrubBytesPerSec: int64(kv.ScrubRate),
 			Format: p.fresh, UUID: p.extent.UUID, HashSeed: binary.LittleEndian.Uint64(seed[:]),
 		},
-		Swap:    partition.SwapConfig{Areas: n.lenders(p.drive)},
-		Damaged: func(d kvstore.Damage) { log.Error("a record is not what was written", "damage", fmt.Sprintf("%+v", d)) },
+		Swap: partition.SwapConfig{Areas: n.lenders(p.ssd)},
+		Damaged: func(d kvstore.Damage) {
+			log.Error("damaged record: it is not what was written", "damage", fmt.Sprintf("%+v", d))
+		},
 		Opening: func(what string, read, of int) {
 			log.Info("key-value store is being opened", "reading", what, "read", read, "of", of, "for", time.Since(began).Round(time.Second).String())
 		},
@@ -156,7 +159,7 @@ func (n *Node) openStore(p *kvPlan) (*store, error) {
 	return &store{Partition: opened, number: -1, nqn: p.extent.NQN, nsid: p.cfg.NSID}, nil
 }
 
-// dropStores closes stores of which nobody has heard.
+// dropStores closes stores that the target service does not know yet.
 func (n *Node) dropStores(plan []*kvPlan) {
 	for _, p := range plan {
 		if p.store != nil {
@@ -169,14 +172,14 @@ func (n *Node) closeStore(s *store, patience time.Duration) {
 	err := s.Close(patience)
 	switch {
 	case errors.Is(err, partition.ErrKeysOut):
-		n.log.Warn("key-value store stopped before its keys were at home; nothing is lost", "subsystem", s.nqn, "nsid", s.nsid, "error", err)
+		n.log.Warn("key-value store closed with keys in swap areas: it needs those areas at the next start", "subsystem", s.nqn, "nsid", s.nsid, "error", err)
 	case err != nil:
-		n.log.Error("key-value store not stopped in order; nothing is lost", "subsystem", s.nqn, "nsid", s.nsid, "error", err)
+		n.log.Error("key-value store not closed cleanly: it recovers at the next start, no acknowledged write is lost", "subsystem", s.nqn, "nsid", s.nsid, "error", err)
 	}
 }
 
-// adoptStores lets the fabric know the stores and fills in the namespaces; those whose store could not be
-// opened are not in the result.
+// adoptStores registers the stores with the target service and returns the namespaces with their stores' numbers. A
+// namespace whose store could not be opened is not in the result.
 func (n *Node) adoptStores(plan []*kvPlan) (there map[*nvmeof.Namespace]bool) {
 	there = map[*nvmeof.Namespace]bool{}
 	for _, p := range plan {
@@ -192,7 +195,7 @@ func (n *Node) adoptStores(plan []*kvPlan) (there map[*nvmeof.Namespace]bool) {
 			continue
 		}
 		if s.number < 0 {
-			s.number = n.fab.AddPartition(s)
+			s.number = n.service.AddPartition(s)
 			n.stores.open[p.extent.UUID] = s
 		}
 		p.ns.Partition, p.ns.MaxValueBytes, p.ns.UsedBytes = s.number, s.MaxValueBytes(), s.UsedBytes
@@ -201,9 +204,9 @@ func (n *Node) adoptStores(plan []*kvPlan) (there map[*nvmeof.Namespace]bool) {
 	return there
 }
 
-// retireStores closes the stores that no namespace of the plan stands on.
+// retireStores closes the stores of namespaces that the plan does not have.
 func (n *Node) retireStores(plan []*kvPlan) {
-	keep := map[label.UUID]bool{}
+	keep := map[uuid.UUID]bool{}
 	for _, p := range plan {
 		keep[p.extent.UUID] = true
 	}
@@ -215,7 +218,7 @@ func (n *Node) retireStores(plan []*kvPlan) {
 			delete(n.stores.open, u)
 		}
 	}
-	var forgotten []label.UUID
+	var forgotten []uuid.UUID
 	for u := range n.stores.left {
 		if !keep[u] {
 			forgotten = append(forgotten, u)
@@ -226,12 +229,12 @@ func (n *Node) retireStores(plan []*kvPlan) {
 		n.forgive(u)
 	}
 	for _, s := range gone {
-		n.fab.RemovePartition(s.number)
+		n.service.RemovePartition(s.number)
 		n.closeStore(s, removeStoreTimeout)
 	}
 }
 
-// swappedKeys is how many keys are in swap areas.
+// swappedKeys returns how many keys of all stores are in swap areas.
 func (n *Node) swappedKeys() (keys int64) {
 	n.stores.mu.Lock()
 	defer n.stores.mu.Unlock()
@@ -241,11 +244,11 @@ func (n *Node) swappedKeys() (keys int64) {
 	return keys
 }
 
-// closeStores ends all of them; nobody asks them for anything any more.
+// closeStores closes all stores. There are no requests to them any more.
 func (n *Node) closeStores(patience time.Duration) {
 	n.stores.mu.Lock()
 	open := n.stores.open
-	n.stores.open = map[label.UUID]*store{}
+	n.stores.open = map[uuid.UUID]*store{}
 	n.stores.mu.Unlock()
 	var all sync.WaitGroup
 	for _, s := range open {
@@ -254,14 +257,14 @@ func (n *Node) closeStores(patience time.Duration) {
 	all.Wait()
 }
 
-// store returns the one on that extent, if it is open.
-func (n *Node) store(u label.UUID) *store {
+// store returns the store on the extent with that UUID; nil if it is not open.
+func (n *Node) store(u uuid.UUID) *store {
 	n.stores.mu.Lock()
 	defer n.stores.mu.Unlock()
 	return n.stores.open[u]
 }
 
-// kvStats are what Prometheus is told of the stores.
+// kvStats returns the metrics of the stores.
 func (n *Node) kvStats() (all []telemetry.KVStats) {
 	n.stores.mu.Lock()
 	open := make([]*store, 0, len(n.stores.open))
@@ -283,7 +286,7 @@ func (n *Node) kvStats() (all []telemetry.KVStats) {
 	return all
 }
 
-// asKV makes a namespace one of keys and values.
+// asKV makes ns a key-value namespace.
 func asKV(ns *nvmeof.Namespace) {
 	ns.CSI, ns.BlockShift = nvme.CSIKV, 0
 }

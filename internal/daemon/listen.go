@@ -8,39 +8,39 @@ import (
 	"runtime"
 
 	"jbofd/internal/nvmeof"
-	"jbofd/internal/nvmeof/fabric/queue"
 	"jbofd/internal/nvmeof/qpair"
 	rdmaserve "jbofd/internal/nvmeof/rdma/serve"
 	"jbofd/internal/nvmeof/rdma/verbs"
+	"jbofd/internal/nvmeof/target/connection"
 	"jbofd/internal/nvmeof/tcp/serve"
 	"jbofd/internal/telemetry"
 )
 
-// maxPollers bounds the goroutines that poll an RDMA device, whatever the machine has.
+// maxPollers bounds the goroutines that poll an RDMA device on a machine with many processors.
 const maxPollers = 8
 
-// startRDMA makes the RDMA server if the configuration has RDMA listeners.
-func (n *Node) startRDMA(limits nvmeof.Limits, admission *queue.Admission, log *slog.Logger) error {
-	wanted := -1
-	for i, l := range n.cfg.Listeners {
-		if l.Transport == "rdma" {
-			wanted = i
-		}
-	}
-	if wanted < 0 {
+// openRDMA opens the machine's RDMA devices.
+func (n *Node) openRDMA() error {
+	if n.provider = n.opts.RDMA; n.provider != nil {
 		return nil
 	}
-	p := n.opts.RDMA
-	if p == nil {
-		var err error
-		if p, err = verbs.Open(); err != nil {
-			return fmt.Errorf("listeners[%d]: transport rdma: %w", wanted, err)
+	p, err := verbs.Open()
+	if err != nil {
+		return fmt.Errorf("transport rdma: %w", err)
+	}
+	n.provider = p
+	n.closing(func() {
+		if err := p.Close(); err != nil {
+			n.log.Error("closing the RDMA devices failed", "error", err)
 		}
-		n.closing(func() {
-			if err := p.Close(); err != nil {
-				n.log.Error("RDMA", "error", err)
-			}
-		})
+	})
+	return nil
+}
+
+// startRDMA makes the RDMA server if there are RDMA listeners.
+func (n *Node) startRDMA(limits nvmeof.Limits, admission *connection.Admission, log *slog.Logger) {
+	if n.provider == nil {
+		return
 	}
 	cfg := n.cfg.Limits
 	n.rdma = rdmaserve.New(rdmaserve.Config{
@@ -53,11 +53,11 @@ func (n *Node) startRDMA(limits nvmeof.Limits, admission *queue.Admission, log *
 		Admission:        admission,
 		HandshakeTimeout: cfg.HandshakeTimeout,
 		StallTimeout:     cfg.StallTimeout,
+		MinBytesPerSec:   int64(cfg.MinTransferRate),
 		SpinFor:          spinFor,
-	}, p, n.fab, n.tel, log)
+	}, n.provider, n.service, n.tel, log)
 	n.closing(n.rdma.Close)
 	n.tel.SetRDMA(func() telemetry.RDMAStats { return telemetry.RDMAStats(n.rdma.Stats()) })
-	return nil
 }
 
 // listener is an address where hosts connect.
@@ -66,8 +66,8 @@ type listener struct {
 	serve              func()
 }
 
-// listen opens the listeners. A host that connected now would be told that its
-// subsystem does not exist, and not try again: serve is called after apply.
+// listen binds the addresses of the listeners. Nothing is accepted before serve, which is called after apply: a host
+// that was let in earlier would be told that its subsystem does not exist, and not try again.
 func (n *Node) listen() error {
 	for i, l := range n.cfg.Listeners {
 		open := n.listenTCP
@@ -109,7 +109,12 @@ func (n *Node) listenRDMA(address string, _ bool) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	l, err := n.rdma.Listen(a)
+	if n.provider == nil {
+		if err := n.openRDMA(); err != nil {
+			return "", err
+		}
+	}
+	l, err := rdmaserve.Listen(n.provider, a)
 	if err != nil {
 		return "", fmt.Errorf("listen on rdma://%s: %w", address, err)
 	}
@@ -120,7 +125,7 @@ func (n *Node) listenRDMA(address string, _ bool) (string, error) {
 	return "rdma://" + l.Addr().String(), nil
 }
 
-// serve lets hosts in.
+// serve lets hosts connect.
 func (n *Node) serve() {
 	for _, l := range n.listeners {
 		l.serve()

@@ -14,11 +14,12 @@ import (
 	"jbofd/internal/admin"
 	"jbofd/internal/config"
 	"jbofd/internal/kvstore/swap"
-	"jbofd/internal/nvmeof/fabric"
+	"jbofd/internal/nvmeof/target"
 	"jbofd/internal/partition"
 	"jbofd/internal/pipeline"
 	"jbofd/internal/ssd/label"
 	"jbofd/internal/telemetry"
+	"jbofd/internal/uuid"
 )
 
 // closeAreaTimeout is how long a swap area may take for its last write.
@@ -29,9 +30,9 @@ type swapArea struct {
 	// Area is nil if it could not be opened; err says why.
 	*partition.Area
 	err    error
-	drive  *drive
+	ssd    *openSSD
 	extent label.Extent
-	// retiring: the configuration does not have it any more. It serves what is in it until that has come home.
+	// retiring: the configuration does not have the area any more. It serves the keys in it until they have been returned.
 	retiring bool
 	fresh    bool
 }
@@ -44,24 +45,25 @@ type swapAreas struct {
 }
 
 // component is what the area is called where the daemon says what is not ready.
-func (a *swapArea) component() string { return "kv_swap of ssd " + a.drive.name }
+func (a *swapArea) component() string { return "kv_swap of ssd " + a.ssd.name }
 
-// openAreas opens the swap areas that the drives' labels have, and makes those that the configuration wants besides. One
-// that the configuration does not have, or has with another size, goes on as long as there is something in it. One that
-// cannot be opened is left out, loudly: then the namespaces that may have keys in it do not open, the others do.
+// openAreas opens the swap areas in the drives' labels, and creates those that the configuration has and no label does.
+// An area that the configuration does not have, or has with another size, stays in service until it is empty. An area
+// that cannot be opened is left out, with an error in the log. Namespaces that may have keys in it do not open then; the
+// others do.
 //
-// Errors: there is no room for a new one.
+// Errors: a drive has no room for a new area.
 func (n *Node) openAreas() error {
 	plan := labelPlan{}
 	var found []*swapArea
 	for i, d := range n.ssds {
-		if d.owner == nil {
+		if d.drive == nil {
 			continue
 		}
 		want := int64(n.cfg.SSDs[i].KVSwap)
 		for _, e := range d.label.Label().Extents {
 			if e.Use == label.Swap {
-				a := &swapArea{drive: d, extent: e, retiring: e.LengthBytes != want}
+				a := &swapArea{ssd: d, extent: e, retiring: e.LengthBytes != want}
 				if !a.retiring {
 					want = 0
 				}
@@ -77,7 +79,7 @@ func (n *Node) openAreas() error {
 			return fmt.Errorf("ssd %s: kv_swap %s: %w", d.name, n.cfg.SSDs[i].KVSwap, err)
 		}
 		p.changed = true
-		found = append(found, &swapArea{drive: d, extent: e, fresh: true})
+		found = append(found, &swapArea{ssd: d, extent: e, fresh: true})
 	}
 	var all sync.WaitGroup
 	for _, a := range found {
@@ -85,10 +87,10 @@ func (n *Node) openAreas() error {
 	}
 	all.Wait()
 	for _, a := range found {
-		if a.fresh && a.err == nil { // a crash before leaves free space and nothing else
-			a.err = labelPlan{a.drive: plan[a.drive]}.commit()
+		if a.fresh && a.err == nil { // only now: a crash before this leaves free space, not an unformatted area
+			a.err = labelPlan{a.ssd: plan[a.ssd]}.commit()
 		}
-		log := n.log.With("ssd", a.drive.name, "area", a.extent.UUID.String(), "size", config.Bytes(a.extent.LengthBytes).String())
+		log := n.log.With("ssd", a.ssd.name, "area", a.extent.UUID.String(), "size", config.Bytes(a.extent.LengthBytes).String())
 		if a.err != nil {
 			n.tel.Health().Block(a.component(), a.err.Error())
 			log.Error("swap area left out", "error", a.err)
@@ -110,9 +112,9 @@ func (a *swapArea) open() error {
 	if _, err := rand.Read(salt[:]); err != nil {
 		return err
 	}
-	a.drive.owner.SetTenant(fabric.Background, pipeline.Settings{Weight: a.drive.backgroundWeight})
+	a.ssd.drive.SetTenant(target.Background, pipeline.Settings{Weight: a.ssd.backgroundWeight})
 	opened, err := partition.OpenArea(partition.AreaConfig{
-		Owner: a.drive.owner, OffsetBytes: a.extent.StartBytes, LenBytes: a.extent.LengthBytes, Background: fabric.Background,
+		Drive: a.ssd.drive, OffsetBytes: a.extent.StartBytes, LenBytes: a.extent.LengthBytes, Background: target.Background,
 		Retiring: a.retiring, Format: a.fresh, UUID: a.extent.UUID, Salt: binary.LittleEndian.Uint64(salt[:]),
 	})
 	if err != nil {
@@ -122,17 +124,17 @@ func (a *swapArea) open() error {
 	return nil
 }
 
-// close ends the area. Nobody uses it any more.
+// close closes the area. No store uses it any more.
 func (a *swapArea) close(n *Node) {
 	if a.Area == nil {
 		return
 	}
 	if err := a.Close(closeAreaTimeout); err != nil {
-		n.log.Error("swap area not stopped in order; nothing is lost", "ssd", a.drive.name, "error", err)
+		n.log.Error("swap area not closed cleanly: it recovers at the next start, no acknowledged write is lost", "ssd", a.ssd.name, "error", err)
 	}
 }
 
-// closeAreas ends all of them.
+// closeAreas closes all swap areas.
 func (n *Node) closeAreas() {
 	var all sync.WaitGroup
 	for _, a := range n.swapAreas() {
@@ -144,34 +146,34 @@ func (n *Node) closeAreas() {
 	n.areas.mu.Unlock()
 }
 
-// swapAreas returns a list of them.
+// swapAreas returns a copy of the list of swap areas.
 func (n *Node) swapAreas() []*swapArea {
 	n.areas.mu.Lock()
 	defer n.areas.mu.Unlock()
 	return slices.Clone(n.areas.all)
 }
 
-// lenders are the areas that a namespace on that drive may use: those of the others.
-func (n *Node) lenders(d *drive) (all []*partition.Area) {
+// lenders returns the open areas that a namespace on d may use: those of other drives.
+func (n *Node) lenders(d *openSSD) (all []*partition.Area) {
 	for _, a := range n.swapAreas() {
-		if a.Area != nil && a.drive != d {
+		if a.Area != nil && a.ssd != d {
 			all = append(all, a.Area)
 		}
 	}
 	return all
 }
 
-// explain adds to why a store was not opened what an operator can do, if it is for a swap area.
+// explain adds to the error of a store that was not opened what an operator can do, if a swap area is the cause.
 func (n *Node) explain(err error) error {
-	if errors.Is(err, swap.ErrAttached) { // it was closed before its keys were at home
+	if errors.Is(err, swap.ErrAttached) { // it was closed before its keys were returned
 		return fmt.Errorf("%w: restart the daemon", err)
 	}
-	if !errors.Is(err, swap.ErrBook) {
+	if !errors.Is(err, swap.ErrManifest) {
 		return err
 	}
 	var away []string
 	for _, d := range n.ssds {
-		if d.owner == nil {
+		if d.drive == nil {
 			away = append(away, "ssd "+d.name)
 		}
 	}
@@ -186,20 +188,20 @@ func (n *Node) explain(err error) error {
 	return fmt.Errorf("%w (not served: %s); restart with the drive that has it, or see jbofctl swap", err, strings.Join(away, ", "))
 }
 
-// homesOf returns the namespaces that have keys in an area or may have some, and whether that are all: of a drive that is
-// not served, or a namespace that is damaged, nobody knows.
-func (n *Node) homesOf(u label.UUID, a *swapArea) (homes []admin.SwapHome, sure bool) {
+// homesOf returns the namespaces that have or may have keys in an area, the area's sources. It also reports whether the
+// list is complete: it is not if a drive is not served or a namespace is damaged, since their manifests are unknown.
+func (n *Node) homesOf(u uuid.UUID, a *swapArea) (homes []admin.SwapHome, sure bool) {
 	homes, sure = []admin.SwapHome{}, true
-	found := map[[16]byte]int{} // keys of those that have not come
+	found := map[[16]byte]int{} // number of keys by UUID of sources that have not attached
 	if a != nil && a.Area != nil {
-		for _, h := range a.Homes() {
+		for _, h := range a.Sources() {
 			if !h.Attached {
 				found[h.UUID] = h.Keys
 			}
 		}
 	}
 	for _, d := range n.ssds {
-		if d.owner == nil {
+		if d.drive == nil {
 			sure = false
 			continue
 		}
@@ -219,7 +221,7 @@ func (n *Node) homesOf(u label.UUID, a *swapArea) (homes []admin.SwapHome, sure 
 				}
 				continue
 			}
-			book, err := partition.ReadBook(d.owner, fabric.Background, e.StartBytes)
+			book, err := partition.ReadManifest(d.drive, target.Background, e.StartBytes)
 			switch {
 			case err != nil:
 				sure = false
@@ -228,13 +230,13 @@ func (n *Node) homesOf(u label.UUID, a *swapArea) (homes []admin.SwapHome, sure 
 			}
 		}
 	}
-	for uuid, keys := range found {
-		homes = append(homes, admin.SwapHome{UUID: label.UUID(uuid).String(), Keys: keys})
+	for home, keys := range found {
+		homes = append(homes, admin.SwapHome{UUID: uuid.UUID(home).String(), Keys: keys})
 	}
 	return homes, sure
 }
 
-// freeAreas gives the room of areas back that are configured no more and in which there is nothing.
+// freeAreas frees the areas that are not configured any more and are empty.
 func (n *Node) freeAreas() {
 	for _, a := range n.swapAreas() {
 		if !a.retiring || a.Area == nil {
@@ -244,40 +246,39 @@ func (n *Node) freeAreas() {
 			continue
 		}
 		if err := n.freeArea(a); err != nil {
-			n.log.Error("swap area not freed", "ssd", a.drive.name, "area", a.extent.UUID.String(), "error", err)
+			n.log.Error("swap area not freed", "ssd", a.ssd.name, "area", a.extent.UUID.String(), "error", err)
 		}
 	}
 }
 
-// freeArea erases an area, which nobody needs, and frees its extent.
+// freeArea erases an area that no namespace needs and frees its extent.
 func (n *Node) freeArea(a *swapArea) error {
 	n.areas.mu.Lock()
 	n.areas.all = slices.DeleteFunc(n.areas.all, func(o *swapArea) bool { return o == a })
 	n.areas.mu.Unlock()
 	a.close(n)
-	if err := erase(n.stopping, a.drive.owner, a.extent.StartBytes, a.extent.LengthBytes); err != nil {
-		return fmt.Errorf("ssd %s: erase swap area: %w", a.drive.name, err)
+	if err := n.erase(a.ssd.drive, a.extent.StartBytes, a.extent.LengthBytes); err != nil {
+		return fmt.Errorf("ssd %s: erase swap area: %w", a.ssd.name, err)
 	}
-	if err := a.drive.label.Update(func(l *label.Label) error { return l.Free(a.extent.UUID) }); err != nil {
-		return fmt.Errorf("ssd %s: %w", a.drive.name, err)
+	if err := a.ssd.label.Update(func(l *label.Label) error { return l.Free(a.extent.UUID) }); err != nil {
+		return fmt.Errorf("ssd %s: %w", a.ssd.name, err)
 	}
 	if a.err != nil {
 		n.tel.Health().Clear(a.component())
 	}
-	n.log.Info("swap area freed", "ssd", a.drive.name, "area", a.extent.UUID.String(), "size", config.Bytes(a.extent.LengthBytes).String())
+	n.log.Info("swap area freed", "ssd", a.ssd.name, "area", a.extent.UUID.String(), "size", config.Bytes(a.extent.LengthBytes).String())
 	return nil
 }
 
-// DiscardSwap gives up a swap area that is damaged, or not there, or configured no more, with all that is in it: the namespaces
-// that could not be opened without it forget what they had there, and are opened.
+// DiscardSwap discards a swap area that is damaged, missing or not configured any more, with all keys in it. Namespaces
+// that did not open for want of the area lose the keys that they had there, and are opened.
 //
-// Errors: it is in use, or nobody knows it; the drives'.
-func (n *Node) DiscardSwap(uuid string) error {
-	parsed, err := admin.ParseUUID(uuid)
+// Errors: the area is in use, or no drive and no manifest has it; errors of the drives.
+func (n *Node) DiscardSwap(name string) error {
+	u, err := uuid.Parse(name)
 	if err != nil {
-		return fmt.Errorf("uuid %q: %w", uuid, err)
+		return fmt.Errorf("uuid %q: %w", name, err)
 	}
-	u := label.UUID(parsed)
 	n.reload.Lock()
 	defer n.reload.Unlock()
 	var a *swapArea
@@ -287,12 +288,12 @@ func (n *Node) DiscardSwap(uuid string) error {
 		}
 	}
 	if a != nil && a.Area != nil && !a.retiring {
-		return fmt.Errorf("swap area %s of ssd %s is in use: take kv_swap of that ssd out of the configuration and restart first", uuid, a.drive.name)
+		return fmt.Errorf("swap area %s of ssd %s is in use: take kv_swap of that ssd out of the configuration and restart first", name, a.ssd.name)
 	}
 	homes, _ := n.homesOf(u, a)
 	for _, h := range homes {
 		if h.Open {
-			return fmt.Errorf("swap area %s: %d keys of namespace %s %d are there and come home by themselves; try again", uuid, h.Keys, h.SubNQN, h.NSID)
+			return fmt.Errorf("swap area %s: %d keys of namespace %s %d are there and will be returned to the namespace's own drive; try again when that is done", name, h.Keys, h.SubNQN, h.NSID)
 		}
 	}
 	dropped, err := n.dropBookLines(u)
@@ -300,22 +301,22 @@ func (n *Node) DiscardSwap(uuid string) error {
 		return err
 	}
 	if a == nil && dropped == 0 {
-		return fmt.Errorf("no drive that is served has a swap area %s, and no namespace needs it", uuid)
+		return fmt.Errorf("no drive that is served has a swap area %s, and no namespace needs it", name)
 	}
 	if a != nil {
 		if err := n.freeArea(a); err != nil {
 			return err
 		}
 	}
-	n.log.Warn("swap area given up with what was in it", "area", uuid, "namespaces", dropped)
-	return n.apply(n.cfg, true)
+	n.log.Warn("swap area discarded with the keys in it", "area", name, "namespaces", dropped)
+	return n.apply(n.cfg, lenient)
 }
 
-// closedStores are the key-value namespaces on drives that answer which are not open.
-func (n *Node) closedStores() iter.Seq2[*drive, label.Extent] {
-	return func(yield func(*drive, label.Extent) bool) {
+// closedStores returns the key-value namespaces that are not open although their drives are served.
+func (n *Node) closedStores() iter.Seq2[*openSSD, label.Extent] {
+	return func(yield func(*openSSD, label.Extent) bool) {
 		for _, d := range n.ssds {
-			if d.owner == nil {
+			if d.drive == nil {
 				continue
 			}
 			for _, e := range d.label.Label().Extents {
@@ -327,18 +328,18 @@ func (n *Node) closedStores() iter.Seq2[*drive, label.Extent] {
 	}
 }
 
-// dropBookLines makes the namespaces that are not open forget an area.
-func (n *Node) dropBookLines(u label.UUID) (dropped int, err error) {
+// dropBookLines removes an area from the manifests of the namespaces that are not open.
+func (n *Node) dropBookLines(u uuid.UUID) (dropped int, err error) {
 	for d, e := range n.closedStores() {
-		did, err := partition.DropArea(d.owner, fabric.Background, e.StartBytes, u)
+		did, err := partition.DropArea(d.drive, target.Background, e.StartBytes, u)
 		switch {
-		case errors.Is(err, swap.ErrBook): // such a namespace does not open anyway
-			n.log.Warn("namespace has no book of its swap areas that can be read", "ssd", d.name, "subsystem", e.NQN, "nsid", e.NSID, "error", err)
+		case errors.Is(err, swap.ErrManifest): // such a namespace does not open anyway
+			n.log.Warn("the manifest of a namespace's swap areas cannot be read", "ssd", d.name, "subsystem", e.NQN, "nsid", e.NSID, "error", err)
 		case err != nil:
 			return dropped, fmt.Errorf("ssd %s: namespace %s %d: %w", d.name, e.NQN, e.NSID, err)
 		case did:
 			dropped++
-			n.log.Warn("namespace forgets what it had in a swap area", "ssd", d.name, "subsystem", e.NQN, "nsid", e.NSID, "area", u.String())
+			n.log.Warn("namespace gives up its keys in a swap area", "ssd", d.name, "subsystem", e.NQN, "nsid", e.NSID, "area", u.String())
 		}
 	}
 	return dropped, nil
@@ -347,10 +348,10 @@ func (n *Node) dropBookLines(u label.UUID) (dropped int, err error) {
 // listSwap answers the admin API: the areas of the drives, and those that namespaces lack.
 func (n *Node) listSwap() any {
 	l := admin.List[admin.SwapArea]{APIVersion: admin.Version, Items: []admin.SwapArea{}}
-	known := map[label.UUID]bool{}
+	known := map[uuid.UUID]bool{}
 	for _, a := range n.swapAreas() {
 		known[a.extent.UUID] = true
-		i := admin.SwapArea{UUID: a.extent.UUID.String(), SSD: a.drive.name, SizeBytes: a.extent.LengthBytes, State: "open"}
+		i := admin.SwapArea{UUID: a.extent.UUID.String(), SSD: a.ssd.name, SizeBytes: a.extent.LengthBytes, State: "open"}
 		switch {
 		case a.err != nil:
 			i.State, i.Error = "failed", a.err.Error()
@@ -364,12 +365,12 @@ func (n *Node) listSwap() any {
 		l.Items = append(l.Items, i)
 	}
 	for d, e := range n.closedStores() {
-		book, err := partition.ReadBook(d.owner, fabric.Background, e.StartBytes)
+		book, err := partition.ReadManifest(d.drive, target.Background, e.StartBytes)
 		if err != nil {
-			continue // its namespace says what is wrong
+			continue // the status of its namespace says what is wrong
 		}
-		for _, line := range book.Lines {
-			if u := label.UUID(line.Area); !known[u] {
+		for _, line := range book.Areas {
+			if u := uuid.UUID(line.Area); !known[u] {
 				known[u] = true
 				homes, _ := n.homesOf(u, nil)
 				l.Items = append(l.Items, admin.SwapArea{UUID: u.String(), State: "missing", Homes: homes})
@@ -379,10 +380,10 @@ func (n *Node) listSwap() any {
 	return l
 }
 
-// swapStats are what Prometheus is told of the areas.
+// swapStats returns the metrics of the swap areas.
 func (n *Node) swapStats() (all []telemetry.SwapStats) {
 	for _, a := range n.swapAreas() {
-		s := telemetry.SwapStats{SSD: a.drive.name, Area: a.extent.UUID.String(), SizeBytes: a.extent.LengthBytes}
+		s := telemetry.SwapStats{SSD: a.ssd.name, Area: a.extent.UUID.String(), SizeBytes: a.extent.LengthBytes}
 		if a.Area != nil {
 			st := a.Stats()
 			s.Up, s.UsedBytes, s.WrittenBytes, s.Records, s.Refusals, s.Failures = true, st.LiveBytes, st.WrittenBytes, st.Records, st.Refusals, st.Failures

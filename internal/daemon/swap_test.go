@@ -17,7 +17,7 @@ import (
 	"jbofd/internal/ssd/label"
 )
 
-// Drives of these tests: keys are at home on ssd0, which is slow or not, and swapped to ssd1.
+// Drives of these tests. The source partition is on ssd0, which is slow or not. ssd1 has the swap area.
 const (
 	slowHome  = "{name: ssd0, backend: file, path: DIR/ssd0.img, size: 72MiB, create: true, calibrate: false, fault: {delay: 25ms, delay_probability: 1}}"
 	quickHome = "{name: ssd0, backend: file, path: DIR/ssd0.img, size: 72MiB, create: true, calibrate: false}"
@@ -26,16 +26,16 @@ const (
 	lost      = "{name: ssd1, backend: file, path: DIR/nowhere.img, kv_swap: 16MiB}"
 )
 
-// swapSpaces are keys on ssd0 and blocks on both drives.
+// swapSpaces is a key-value namespace on ssd0 and a block namespace on each drive.
 var swapSpaces = []string{"{nsid: 1, ssd: ssd0, size: 64MiB, type: kv}", "{nsid: 2, ssd: ssd0, size: 2MiB}", "{nsid: 3, ssd: ssd1, size: 2MiB}"}
 
 const (
 	swapKeys = 2000
-	// noDrain keeps keys from coming home when the daemon stops.
+	// noDrain keeps the daemon from returning keys to the source partition when it stops.
 	noDrain = "limits: {drain_timeout: 0s}"
 )
 
-// keys connects a host to namespace 1, with enough queues to overload its drive.
+// keys connects a host to namespace 1 with enough queues to overload its drive.
 func (n *node) keys() *kv.Namespace {
 	n.w.t.Helper()
 	c, err := client.Connect(n.w.t.Context(), client.Options{Address: n.addrs.Listeners[0], SubNQN: nqn, HostNQN: "nqn.2026-11.example.jbofd:host",
@@ -59,7 +59,7 @@ func swapValue(key, version int) []byte {
 	return bytes.Repeat(fmt.Appendf(nil, "%d of %d. ", version, key), 30)
 }
 
-// puts puts all keys, many at once.
+// puts writes all keys concurrently.
 func puts(t *testing.T, ns *kv.Namespace, version int) {
 	t.Helper()
 	var all sync.WaitGroup
@@ -76,7 +76,7 @@ func puts(t *testing.T, ns *kv.Namespace, version int) {
 	all.Wait()
 }
 
-// gets returns how many keys have which version.
+// gets reads all keys and returns the number of keys with each version.
 func gets(t *testing.T, ns *kv.Namespace) map[int]int {
 	t.Helper()
 	versions := map[int]int{}
@@ -106,7 +106,7 @@ func gets(t *testing.T, ns *kv.Namespace) map[int]int {
 	return versions
 }
 
-// all holds every key to a version.
+// all checks that every key has the given version.
 func all(t *testing.T, ns *kv.Namespace, version int) {
 	t.Helper()
 	if got := gets(t, ns); got[version] != swapKeys {
@@ -114,7 +114,7 @@ func all(t *testing.T, ns *kv.Namespace, version int) {
 	}
 }
 
-// areas is what the admin API says of swap areas.
+// areas returns the swap areas as the admin API reports them.
 func (n *node) areas() []admin.SwapArea {
 	n.w.t.Helper()
 	l, err := n.admin.Swap(n.w.t.Context())
@@ -124,7 +124,7 @@ func (n *node) areas() []admin.SwapArea {
 	return l.Items
 }
 
-// kvInfo is what the admin API says of namespace 1.
+// kvInfo returns namespace 1 as the admin API reports it.
 func (n *node) kvInfo() admin.Namespace {
 	n.w.t.Helper()
 	l, err := n.admin.Subsystems(n.w.t.Context())
@@ -141,7 +141,7 @@ func (n *node) mustStop() {
 	}
 }
 
-// blocks demands that the namespaces of blocks can be read.
+// blocks checks that the block namespaces can be read.
 func (n *node) blocks(nsids ...uint32) {
 	n.w.t.Helper()
 	c := n.connect()
@@ -156,8 +156,8 @@ func (n *node) blocks(nsids ...uint32) {
 	}
 }
 
-// swapped makes drives of a daemon that was stopped while many keys of version 2 were in the swap area of ssd1, and
-// those of version 1 at home. Version 1 is complete.
+// swapped creates the drives of a daemon that was stopped while many keys of version 2 were in the swap area of ssd1
+// and their values of version 1 in the source partition. All values of version 1 are there.
 func swapped(t *testing.T) (w *world, area string) {
 	t.Helper()
 	w = newWorld(t)
@@ -181,11 +181,12 @@ func swapped(t *testing.T) (w *world, area string) {
 	return w, areas[0].UUID
 }
 
-// TestSwapAreas through the life of a box: each part begins with the drives of one that was stopped with keys in a swap area.
+// TestSwapAreas follows a node through stops, reloads and lost drives. Each part begins with the drives of a daemon
+// that was stopped with keys in a swap area.
 func TestSwapAreas(t *testing.T) {
 	made, area := swapped(t)
 	for name, part := range map[string]func(*testing.T, *world, string){
-		"come home": keysInASwapAreaSurviveAStopAndComeHome, "removed": aSwapAreaThatIsConfiguredNoMoreGoesWhenItIsEmpty,
+		"returned": keysInASwapAreaSurviveAStopAndComeHome, "removed": aSwapAreaThatIsConfiguredNoMoreGoesWhenItIsEmpty,
 		"another size": aSwapAreaOfAnotherSize, "drive missing": withoutTheDriveThatHasItsKeysANamespaceDoesNotOpen,
 		"damaged": aDamagedSwapAreaIsLeftOut, "comes and goes": aNamespaceComesAndGoesWithItsKeys, "deleted": aNamespaceThatIsDeletedTakesItsKeysWithIt,
 	} {
@@ -197,7 +198,8 @@ func TestSwapAreas(t *testing.T) {
 	}
 }
 
-// keysInASwapAreaSurviveAStopAndComeHome when their drive has time.
+// keysInASwapAreaSurviveAStopAndComeHome checks that keys survive a stop in the swap area and are returned to the
+// source partition when its drive is idle.
 func keysInASwapAreaSurviveAStopAndComeHome(t *testing.T, w *world, area string) {
 	w.configure([]string{slowHome, lender}, swapSpaces, noDrain)
 	n := w.mustStart()
@@ -206,7 +208,7 @@ func keysInASwapAreaSurviveAStopAndComeHome(t *testing.T, w *world, area string)
 	}
 	all(t, n.keys(), 2)
 	n.mustStop()
-	// With time to come home.
+	// Now the daemon has time to return the keys.
 	w.configure([]string{quickHome, lender}, swapSpaces)
 	n = w.mustStart()
 	all(t, n.keys(), 2)
@@ -217,14 +219,15 @@ func keysInASwapAreaSurviveAStopAndComeHome(t *testing.T, w *world, area string)
 	}
 	all(t, n.keys(), 2)
 	n.mustStop()
-	// And now nobody needs ssd1.
+	// Now no namespace needs ssd1.
 	w.configure([]string{quickHome, lost}, swapSpaces)
 	n = w.mustStart()
 	all(t, n.keys(), 2)
 	n.blocks(2)
 }
 
-// aSwapAreaThatIsConfiguredNoMoreGoesWhenItIsEmpty, at a reload or the next start.
+// aSwapAreaThatIsConfiguredNoMoreGoesWhenItIsEmpty checks that an area that is no longer configured is removed once it
+// is empty, at a reload or at the next start.
 func aSwapAreaThatIsConfiguredNoMoreGoesWhenItIsEmpty(t *testing.T, w *world, area string) {
 	w.configure([]string{slowHome, noLender}, swapSpaces, noDrain)
 	n := w.mustStart()
@@ -232,12 +235,12 @@ func aSwapAreaThatIsConfiguredNoMoreGoesWhenItIsEmpty(t *testing.T, w *world, ar
 	if len(a) != 1 || a[0].UUID != area || a[0].State != "retiring" || a[0].Homes[0].Keys < swapKeys/10 {
 		t.Fatalf("areas %+v", a)
 	}
-	if _, err := n.admin.DiscardSwap(t.Context(), area); !errors.Is(err, admin.ErrRefused) || !strings.Contains(err.Error(), "come home by themselves") {
+	if _, err := n.admin.DiscardSwap(t.Context(), area); !errors.Is(err, admin.ErrRefused) || !strings.Contains(err.Error(), "will be returned") {
 		t.Errorf("an area with keys that can come home is given up: %v", err)
 	}
 	ns := n.keys()
 	all(t, ns, 2)
-	puts(t, ns, 3) // of which what is new does not go there
+	puts(t, ns, 3) // new values do not go to the retiring area
 	all(t, ns, 3)
 	n.mustStop()
 	w.configure([]string{quickHome, noLender}, swapSpaces)
@@ -254,7 +257,7 @@ func aSwapAreaThatIsConfiguredNoMoreGoesWhenItIsEmpty(t *testing.T, w *world, ar
 	all(t, n.keys(), 3)
 }
 
-// aSwapAreaOfAnotherSize takes the place of the old one.
+// aSwapAreaOfAnotherSize checks that an area of the newly configured size replaces the old area.
 func aSwapAreaOfAnotherSize(t *testing.T, w *world, area string) {
 	larger := strings.Replace(lender, "16MiB", "24MiB", 1)
 	w.configure([]string{quickHome, larger}, swapSpaces)
@@ -280,7 +283,8 @@ func aSwapAreaOfAnotherSize(t *testing.T, w *world, area string) {
 	}
 }
 
-// withoutTheDriveThatHasItsKeysANamespaceDoesNotOpen, everything else does; it can be told to do without.
+// withoutTheDriveThatHasItsKeysANamespaceDoesNotOpen checks that only the namespace whose keys are on the missing drive
+// stays closed, and that it opens once the area is discarded.
 func withoutTheDriveThatHasItsKeysANamespaceDoesNotOpen(t *testing.T, w *world, area string) {
 	w.configure([]string{quickHome, lost}, swapSpaces)
 	n := w.mustStart()
@@ -301,21 +305,21 @@ func withoutTheDriveThatHasItsKeysANamespaceDoesNotOpen(t *testing.T, w *world, 
 		t.Fatalf("areas %+v", a)
 	}
 	n.blocks(2)
-	// A reload is not kept back by it.
+	// The missing drive does not prevent a reload.
 	w.configure([]string{quickHome, lost}, append(slices.Clone(swapSpaces), "{nsid: 4, ssd: ssd0, size: 1MiB}"))
 	if _, err := n.admin.Reload(t.Context()); err != nil {
 		t.Errorf("reload: %v", err)
 	}
 	n.blocks(4)
 	n.mustStop()
-	// With the drive all is there again.
+	// When the drive is back, all values are available again.
 	keep := t.TempDir()
 	copyImages(t, w.dir, keep)
 	w.configure([]string{quickHome, lender}, swapSpaces)
 	n = w.mustStart()
 	all(t, n.keys(), 2)
 	n.mustStop()
-	// What is given up has its old value, also when the drive is back.
+	// After the area is discarded, its keys have their old values, even if the drive returns.
 	copyImages(t, keep, w.dir)
 	w.configure([]string{quickHome, lost}, swapSpaces)
 	n = w.mustStart()
@@ -350,7 +354,7 @@ func withoutTheDriveThatHasItsKeysANamespaceDoesNotOpen(t *testing.T, w *world, 
 	}
 }
 
-// copyImages copies the drives.
+// copyImages copies the files of the drives.
 func copyImages(t *testing.T, from, to string) {
 	t.Helper()
 	for _, name := range []string{"ssd0.img", "ssd1.img"} {
@@ -364,9 +368,10 @@ func copyImages(t *testing.T, from, to string) {
 	}
 }
 
-// aDamagedSwapAreaIsLeftOut with the namespaces that need it, and can be given up.
+// aDamagedSwapAreaIsLeftOut checks that a damaged area and the namespaces that need it are not opened, and that the
+// area can be discarded.
 func aDamagedSwapAreaIsLeftOut(t *testing.T, w *world, area string) {
-	// It was the second extent made on ssd1, behind 2 MiB of blocks.
+	// The area is the second extent on ssd1, after 2 MiB of blocks.
 	f, err := os.OpenFile(w.path("ssd1.img"), os.O_RDWR, 0)
 	if err != nil {
 		t.Fatal(err)
@@ -406,7 +411,7 @@ func aDamagedSwapAreaIsLeftOut(t *testing.T, w *world, area string) {
 	}
 }
 
-// aNamespaceComesAndGoesWithItsKeys by reloads.
+// aNamespaceComesAndGoesWithItsKeys checks reloads that add and remove a namespace with keys in a swap area.
 func aNamespaceComesAndGoesWithItsKeys(t *testing.T, w *world, _ string) {
 	w.configure([]string{quickHome, lender}, swapSpaces[1:])
 	n := w.mustStart()
@@ -414,7 +419,7 @@ func aNamespaceComesAndGoesWithItsKeys(t *testing.T, w *world, _ string) {
 		t.Fatalf("areas %+v", a)
 	}
 	uuid := n.areas()[0].Homes[0].UUID
-	// It comes back, and goes when it has taken its keys home.
+	// The namespace is configured again. It can be removed once its keys have been returned to it.
 	w.configure([]string{quickHome, lender}, swapSpaces)
 	if _, err := n.admin.Reload(t.Context()); err != nil {
 		t.Fatal(err)
@@ -433,7 +438,7 @@ func aNamespaceComesAndGoesWithItsKeys(t *testing.T, w *world, _ string) {
 	n.mustStop()
 }
 
-// aNamespaceThatIsDeletedTakesItsKeysWithIt out of swap areas.
+// aNamespaceThatIsDeletedTakesItsKeysWithIt checks that deleting a namespace also deletes its keys from swap areas.
 func aNamespaceThatIsDeletedTakesItsKeysWithIt(t *testing.T, w *world, _ string) {
 	w.configure([]string{quickHome, lender}, swapSpaces[1:])
 	n := w.mustStart()

@@ -7,78 +7,79 @@ import (
 
 	"jbofd/internal/admin"
 	"jbofd/internal/config"
-	"jbofd/internal/nvmeof/fabric"
-	"jbofd/internal/owner"
+	"jbofd/internal/drive"
+	"jbofd/internal/nvmeof/target"
 	"jbofd/internal/pipeline"
 	"jbofd/internal/pipeline/policies"
 	"jbofd/internal/ssd"
 	"jbofd/internal/telemetry"
+	"jbofd/internal/tenant"
 )
 
-// newPolicy makes the policy that a drive's configuration names. jbof is told what the
-// drive does: it is measured here, before anybody uses it.
+// newPolicy makes the policy that a drive's configuration names. Policy jbof needs to know the drive's speed, which is
+// measured here, before the drive serves any I/O.
 //
-// Errors: none has that name.
+// Errors: no policy has that name.
 func (n *Node) newPolicy(dev ssd.Device, sc config.SSD) (pipeline.Policy, error) {
 	cfg := policies.Config{Depth: sc.QueueDepth}
 	if sc.Policy == "jbof" && sc.Calibrate && sc.Fault == nil {
 		var err error
-		cfg.Profile, err = owner.Calibrate(dev, n.pool)
+		cfg.Profile, err = drive.Calibrate(dev, n.pool)
 		switch p := cfg.Profile; {
-		case errors.Is(err, owner.ErrBlank):
-			n.log.Info("drive is too empty to be measured; its policy starts from what is common", "ssd", sc.Name)
+		case errors.Is(err, drive.ErrBlank):
+			n.log.Info("drive holds too little data to be calibrated; the policy starts with typical values", "ssd", sc.Name)
 		case err != nil:
-			n.log.Warn("drive could not be measured; its policy starts from what is common", "ssd", sc.Name, "error", err)
+			n.log.Warn("drive could not be calibrated; the policy starts with typical values", "ssd", sc.Name, "error", err)
 		case p.LatencyNS > 0:
-			n.log.Info("drive measured", "ssd", sc.Name, "read_4k", time.Duration(p.ReadNS+4096*p.ReadByteNS).String(),
+			n.log.Info("drive calibrated", "ssd", sc.Name, "read_4k", time.Duration(p.ReadNS+4096*p.ReadByteNS).String(),
 				"read_128k", time.Duration(p.ReadNS+131072*p.ReadByteNS).String(), "latency", time.Duration(p.LatencyNS).String(), "depth", p.Depth, "depth_128k", p.LargeDepth)
 		}
 	}
 	return policies.New(sc.Policy, cfg)
 }
 
-// megabyte is SPDK's unit of caps on bytes.
+// megabyte is the unit of caps on bytes, as in SPDK.
 const megabyte = 1024 * 1024
 
-// tenantConfigs are the tenants as fabric wants them.
-func tenantConfigs(cfg *config.Config) []fabric.TenantConfig {
-	all := make([]fabric.TenantConfig, len(cfg.Tenants))
+// tenantConfigs converts the tenants of the configuration for the target service.
+func tenantConfigs(cfg *config.Config) []target.TenantConfig {
+	all := make([]target.TenantConfig, len(cfg.Tenants))
 	for i, t := range cfg.Tenants {
 		l := t.Limits
-		all[i] = fabric.TenantConfig{Name: t.Name, Hosts: t.Hosts, Settings: pipeline.Settings{Weight: t.Weight, Caps: pipeline.Caps{
+		all[i] = target.TenantConfig{Name: t.Name, Hosts: t.Hosts, Settings: pipeline.Settings{Weight: t.Weight, Caps: pipeline.Caps{
 			RWIOsPerSec: l.RWIOsPerSec, RWBytesPerSec: l.RWMBytesPerSec * megabyte,
 			ReadBytesPerSec: l.RMBytesPerSec * megabyte, WriteBytesPerSec: l.WMBytesPerSec * megabyte}}}
 	}
 	return all
 }
 
-// sharing is how one drive is shared.
+// sharing is how one drive is shared between tenants.
 type sharing struct {
-	drive string
-	owner.Snapshot
+	ssd string
+	drive.Snapshot
 }
 
-// shared looks at every drive that serves, and says who the tenants are.
-func (n *Node) shared() (all []sharing, tenants map[pipeline.Tenant]fabric.TenantInfo) {
-	before := n.fab.Tenants()
+// shared returns the sharing of every served drive, and the names of the tenants by number.
+func (n *Node) shared() (all []sharing, tenants map[tenant.ID]target.TenantInfo) {
+	before := n.service.Tenants()
 	for _, d := range n.ssds {
-		if d.owner != nil {
-			s := sharing{drive: d.name}
-			d.owner.Snapshot(&s.Snapshot)
+		if d.drive != nil {
+			s := sharing{ssd: d.name}
+			d.drive.Snapshot(&s.Snapshot)
 			all = append(all, s)
 		}
 	}
-	tenants = map[pipeline.Tenant]fabric.TenantInfo{}
-	for _, t := range n.fab.Tenants() {
+	tenants = map[tenant.ID]target.TenantInfo{}
+	for _, t := range n.service.Tenants() {
 		tenants[t.Number] = t
 	}
-	// A number that has changed hands meanwhile is nobody's this time.
+	// A tenant number that was reused between the two reads is left out of this answer.
 	for _, t := range before {
 		if tenants[t.Number].Name != t.Name {
 			delete(tenants, t.Number)
 		}
 	}
-	tenants[fabric.Background] = fabric.TenantInfo{Name: config.Background, Number: fabric.Background}
+	tenants[target.Background] = target.TenantInfo{Name: config.Background, Number: target.Background}
 	return all, tenants
 }
 
@@ -86,7 +87,7 @@ func (n *Node) shared() (all []sharing, tenants map[pipeline.Tenant]fabric.Tenan
 func (n *Node) scheduling() (all []telemetry.Scheduling) {
 	drives, tenants := n.shared()
 	for _, s := range drives {
-		one := telemetry.Scheduling{SSD: s.drive, Policy: s.Policy, Stats: s.Stats}
+		one := telemetry.Scheduling{SSD: s.ssd, Policy: s.Policy, Stats: s.Stats}
 		for i := range s.Tenants {
 			if t, ok := tenants[s.Tenants[i].Tenant]; ok {
 				one.Tenants = append(one.Tenants, telemetry.TenantScheduling{Tenant: t.Name, TenantStats: s.Tenants[i].TenantStats})
@@ -113,11 +114,12 @@ func (n *Node) listTenants() any {
 				continue
 			}
 			c := t.Settings.Caps
-			a := admin.Tenant{Name: t.Name, SSD: s.drive, Configured: t.Configured, Hosts: list(hosts[t.Name]), Connections: t.Connections,
+			a := admin.Tenant{Name: t.Name, SSD: s.ssd, Configured: t.Configured, Hosts: list(hosts[t.Name]), Connections: t.Connections,
 				Weight: st.Weight, RWIOsPerSec: c.RWIOsPerSec, RWMBytesPerSec: c.RWBytesPerSec / megabyte, RMBytesPerSec: c.ReadBytesPerSec / megabyte,
-				WMBytesPerSec: c.WriteBytesPerSec / megabyte, Share: st.Share, Credit: st.Credit, Queued: st.Queued, Inflight: st.Inflight,
+				WMBytesPerSec: c.WriteBytesPerSec / megabyte, RWBytesPerSec: c.RWBytesPerSec, RBytesPerSec: c.ReadBytesPerSec,
+				WBytesPerSec: c.WriteBytesPerSec, Share: st.Share, Credit: st.Credit, CreditBytes: int64(st.Credit) * 4096, Queued: st.Queued, Inflight: st.Inflight,
 				LimitedBy: st.Limit.String()}
-			if !t.Configured && t.Number != fabric.Background {
+			if !t.Configured && t.Number != target.Background {
 				a.Hosts = []string{t.Name}
 			}
 			l.Items = append(l.Items, a)
@@ -127,9 +129,9 @@ func (n *Node) listTenants() any {
 	return l
 }
 
-// schedulingOf fills in how a drive is shared.
-func schedulingOf(a *admin.SSD, o *owner.Owner) {
-	var s owner.Snapshot
+// schedulingOf fills in the fields of an SSD that describe its pipeline.
+func schedulingOf(a *admin.SSD, o *drive.Drive) {
+	var s drive.Snapshot
 	o.Snapshot(&s)
 	a.Policy, a.WriteCost, a.CongestionState = s.Policy, s.Stats.WriteCost, s.Stats.Worst().String()
 	a.ActiveTenants = s.Stats.ActiveTenants

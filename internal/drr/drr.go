@@ -1,37 +1,32 @@
-// Package drr is deficit round robin over virtual slots. Tenants take turns; a turn
-// lasts as long as the tenant's deficit pays for its I/Os and it has a slot to put them
-// in. A slot is a group of consecutive I/Os of one tenant with a bounded weighted length; the
-// slots of an SSD are divided among the tenants that are active, so slots bound
-// what each has at the device, and a tenant whose slots are all full is deferred until one
-// of them has completed.
+// Package drr is deficit round robin over virtual slots. Tenants take turns. A turn lasts as long as the tenant's
+// deficit pays for its I/Os and the tenant has an open slot. A slot is a group of consecutive I/Os of one tenant with a
+// bounded weighted length. The slots of an SSD are divided among the active tenants, which bounds what each has at the
+// device. A tenant whose slots are all full is deferred until one of them has completed.
 //
 //	            Enqueue            Head, Serve           Complete
 //	idle ───────────────> active ───────────────> slot ───────────> free slot
 //	  ^                   │    ^                   │ full, no other     │
 //	  └── nothing queued ─┘    └───── deferred <───┘        <───────────┘
 //
-// A Scheduler is a machine: no clock, no lock, one goroutine at a time. What an I/O
-// weighs is its caller's to say, at the moment of its turn.
+// A Scheduler is a state machine: it has no clock and no lock, and one goroutine at a time may call it. The caller
+// gives the weight of an I/O when it is the I/O's turn.
 //
-// Source: Gimbal (SIGCOMM'21), its virtual slots, and the released code. That
-// judges emptiness by queued bytes and strands I/Os of length 0; here it is judged by
-// their number.
+// Source: Gimbal (SIGCOMM'21), virtual slots, and the released code. That code decides by queued bytes whether a queue
+// is empty, which strands I/Os of length 0; this package decides by their number.
 package drr
 
 import (
 	"math/bits"
 
 	"jbofd/internal/invariants"
+	"jbofd/internal/tenant"
 )
 
-// Tenant is a tenant's number: small and dense, it indexes a slab.
-type Tenant uint32
-
-// Tag names an I/O from Enqueue to Complete, Cancel or Remove: small, it indexes a slab.
+// Tag identifies an I/O from Enqueue to Complete, Cancel or Remove. Tags index a slab, so they should be small.
 type Tag uint32
 
 const (
-	noTenant = ^Tenant(0)
+	noTenant = tenant.None
 	noTag    = ^Tag(0)
 	noSlot   = 0xff
 )
@@ -43,13 +38,12 @@ const MaxSlots = 64
 type Config struct {
 	// Slots is how many the active tenants share, 1 to MaxSlots. Each has one at least.
 	Slots int
-	// SlotBytes is the weighted length at which a slot is full. The I/O that fills it is
-	// in it, however long.
+	// SlotBytes is the weighted length at which a slot is full. The I/O that fills a slot belongs to it, whatever its
+	// length.
 	SlotBytes int64
 	// QuantumBytes is what a turn adds to the deficit of a tenant of weight 1, at least 1.
 	QuantumBytes int64
-	// FirstIOs and FirstUnits are what a tenant's slots are taken to hold until the first
-	// one has completed.
+	// FirstIOs and FirstUnits are the assumed content of a slot until a tenant's first one has completed.
 	FirstIOs   int
 	FirstUnits int64
 }
@@ -62,7 +56,7 @@ type Load struct {
 	Units int64
 }
 
-// place is where a tenant is.
+// place is the state of a tenant in the round.
 type place uint8
 
 const (
@@ -72,29 +66,29 @@ const (
 	deferred       // no slot is open
 )
 
-type tenant struct {
+type tenantState struct {
 	place place
-	// open is the slot that the next I/O goes into, noSlot if deferred.
+	// open is the slot that the next I/O goes into; noSlot if deferred.
 	open uint8
-	// generation tells I/Os of a tenant that was removed from those of its successor.
+	// generation distinguishes I/Os of a removed tenant from those of a later tenant with the same number.
 	generation uint32
-	// next and prev link the active ones.
-	next, prev Tenant
+	// next and prev link the active tenants.
+	next, prev tenant.ID
 	// first and last are the ends of its queue.
 	first, last      Tag
 	queued, inflight int
 	quantum          int64
-	// deficit is the weighted length that it may still serve in this turn.
+	// deficit is the weighted length that the tenant may still serve in this turn.
 	// Invariant: >= 0.
 	deficit int64
-	// free are its slots that are not in use, a bit each. The open one is in use.
+	// free has a bit for each slot of the tenant that is not in use. The open slot is in use.
 	free uint64
 	// lastIOs and lastUnits are what its last completed slot held.
 	lastIOs   int
 	lastUnits int64
 }
 
-// slot is a group of I/Os. It has completed when it is not open and all have.
+// slot is a group of I/Os. It has completed when it is not open and all its I/Os have completed.
 type slot struct {
 	submits, completions int
 	weighted, units      int64
@@ -111,7 +105,7 @@ const (
 type io struct {
 	state      state
 	slot       uint8
-	tenant     Tenant
+	tenant     tenant.ID
 	generation uint32
 	next, prev Tag // in the tenant's queue
 }
@@ -120,11 +114,11 @@ type io struct {
 type Scheduler struct {
 	cfg     Config
 	all     uint64 // every slot's bit
-	tenants []tenant
+	tenants []tenantState
 	slots   []slot // of tenant t: [t*cfg.Slots, (t+1)*cfg.Slots)
 	ios     []io   // by tag
 	// first and last are the ends of the list of turns; first has its turn.
-	first, last Tenant
+	first, last tenant.ID
 	// numActive counts tenants with an I/O queued or in flight.
 	numActive int
 	// maxSlots is how many each of them may use: slots by active tenants, at least 1.
@@ -138,9 +132,9 @@ func New(cfg Config) *Scheduler {
 }
 
 // SetTenant announces a tenant or changes its weight, at least 1, from its next turn on.
-func (s *Scheduler) SetTenant(t Tenant, weight int) {
+func (s *Scheduler) SetTenant(t tenant.ID, weight int) {
 	for int(t) >= len(s.tenants) {
-		s.tenants = append(s.tenants, tenant{})
+		s.tenants = append(s.tenants, tenantState{})
 		s.slots = append(s.slots, make([]slot, s.cfg.Slots)...)
 	}
 	ten := &s.tenants[t]
@@ -149,7 +143,7 @@ func (s *Scheduler) SetTenant(t Tenant, weight int) {
 		ten.quantum = quantum
 		return
 	}
-	*ten = tenant{
+	*ten = tenantState{
 		place: idle, generation: ten.generation, first: noTag, last: noTag,
 		quantum: quantum, deficit: quantum, free: s.all,
 		lastIOs: s.cfg.FirstIOs, lastUnits: s.cfg.FirstUnits,
@@ -157,10 +151,9 @@ func (s *Scheduler) SetTenant(t Tenant, weight int) {
 	s.openSlot(t)
 }
 
-// Remove forgets a tenant with all that it has, in one step: its slots, its place in the round, and
-// its queued I/Os, whose tags it appends to dst and which are free. I/Os in flight end with
-// Complete as ever and count for nobody.
-func (s *Scheduler) Remove(t Tenant, dst []Tag) []Tag {
+// Remove removes a tenant with its slots, its place in the round and its queued I/Os, whose tags it frees and appends
+// to dst. I/Os in flight still end with Complete but count for no tenant.
+func (s *Scheduler) Remove(t tenant.ID, dst []Tag) []Tag {
 	ten := s.known(t)
 	if ten.place == active {
 		s.unlink(t)
@@ -173,19 +166,19 @@ func (s *Scheduler) Remove(t Tenant, dst []Tag) []Tag {
 		s.setActive(s.numActive - 1)
 	}
 	clear(s.slots[int(t)*s.cfg.Slots:][:s.cfg.Slots])
-	*ten = tenant{generation: ten.generation + 1}
+	*ten = tenantState{generation: ten.generation + 1}
 	return dst
 }
 
-func (s *Scheduler) known(t Tenant) *tenant {
+func (s *Scheduler) known(t tenant.ID) *tenantState {
 	ten := &s.tenants[t]
 	if ten.place == unknown {
-		panic("drr: a tenant that nobody announced")
+		panic("drr: a tenant was not announced")
 	}
 	return ten
 }
 
-// setActive sets the number of active tenants, and so their slots.
+// setActive sets the number of active tenants, and with it how many slots each may use.
 func (s *Scheduler) setActive(n int) {
 	s.numActive = n
 	s.maxSlots = s.cfg.Slots
@@ -197,7 +190,7 @@ func (s *Scheduler) setActive(n int) {
 // Enqueue queues an I/O of a known tenant.
 //
 // hot: 0 allocs
-func (s *Scheduler) Enqueue(t Tenant, tag Tag) {
+func (s *Scheduler) Enqueue(t tenant.ID, tag Tag) {
 	for int(tag) >= len(s.ios) {
 		s.ios = append(s.ios, io{})
 	}
@@ -222,7 +215,7 @@ func (s *Scheduler) Enqueue(t Tenant, tag Tag) {
 	}
 }
 
-// Cancel takes out an I/O that Serve has not taken. Its tag is free.
+// Cancel removes an I/O that Serve has not taken and frees its tag.
 func (s *Scheduler) Cancel(tag Tag) {
 	r := &s.ios[tag]
 	if r.state != queued {
@@ -238,8 +231,8 @@ func (s *Scheduler) Cancel(tag Tag) {
 	s.quiet(ten)
 }
 
-// dequeue takes an I/O out of its tenant's queue.
-func (s *Scheduler) dequeue(ten *tenant, tag Tag) {
+// dequeue removes an I/O from its tenant's queue.
+func (s *Scheduler) dequeue(ten *tenantState, tag Tag) {
 	r := &s.ios[tag]
 	if r.prev == noTag {
 		ten.first = r.next
@@ -254,22 +247,22 @@ func (s *Scheduler) dequeue(ten *tenant, tag Tag) {
 	ten.queued--
 }
 
-// rest ends the turns of a tenant that has nothing queued.
-func (s *Scheduler) rest(t Tenant) {
+// rest removes a tenant that has nothing queued from the round.
+func (s *Scheduler) rest(t tenant.ID) {
 	s.unlink(t)
 	s.tenants[t].place = idle
 	s.tenants[t].deficit = 0
 }
 
-// quiet counts a tenant out that has nothing left.
-func (s *Scheduler) quiet(ten *tenant) {
+// quiet updates the number of active tenants when a tenant has no I/O left.
+func (s *Scheduler) quiet(ten *tenantState) {
 	if ten.queued+ten.inflight == 0 {
 		s.setActive(s.numActive - 1)
 	}
 }
 
-// Head returns the I/O whose turn it is; ok is false if no tenant with something queued has an
-// open slot. Serve must follow, with that I/O's load.
+// Head returns the I/O whose turn it is. ok is false if no tenant with something queued has an open slot. The caller
+// must call Serve next, with the load of that I/O.
 //
 // hot: 0 allocs
 func (s *Scheduler) Head() (tag Tag, ok bool) {
@@ -279,9 +272,9 @@ func (s *Scheduler) Head() (tag Tag, ok bool) {
 	return s.tenants[s.first].first, true
 }
 
-// Serve takes the I/O that Head returned and reports true: it is in flight, in its tenant's open
-// slot. If the tenant's deficit does not pay for it, Serve ends that tenant's turn, adds
-// its quantum and reports false: Head has the next.
+// Serve takes the I/O that Head returned and reports true: the I/O is in flight, in the open slot of its tenant. If the
+// tenant's deficit does not pay for the I/O, Serve ends the tenant's turn, adds its quantum and reports false; Head
+// then returns the next tenant's I/O.
 //
 // hot: 0 allocs
 func (s *Scheduler) Serve(l Load) bool {
@@ -319,7 +312,7 @@ func (s *Scheduler) Serve(l Load) bool {
 }
 
 // openSlot gives a tenant a free slot to fill.
-func (s *Scheduler) openSlot(t Tenant) {
+func (s *Scheduler) openSlot(t tenant.ID) {
 	ten := &s.tenants[t]
 	i := uint8(bits.TrailingZeros64(ten.free))
 	ten.free &^= 1 << i
@@ -327,9 +320,9 @@ func (s *Scheduler) openSlot(t Tenant) {
 	*s.slot(t, i) = slot{}
 }
 
-func (s *Scheduler) slot(t Tenant, i uint8) *slot { return &s.slots[int(t)*s.cfg.Slots+int(i)] }
+func (s *Scheduler) slot(t tenant.ID, i uint8) *slot { return &s.slots[int(t)*s.cfg.Slots+int(i)] }
 
-func (s *Scheduler) inUse(ten *tenant) int { return bits.OnesCount64(s.all &^ ten.free) }
+func (s *Scheduler) inUse(ten *tenantState) int { return bits.OnesCount64(s.all &^ ten.free) }
 
 // Complete ends an I/O that Serve has taken. Its tag is free.
 //
@@ -343,7 +336,7 @@ func (s *Scheduler) Complete(tag Tag) {
 	t := r.tenant
 	ten := &s.tenants[t]
 	if r.generation != ten.generation {
-		return // its tenant has left
+		return // its tenant was removed
 	}
 	sl := s.slot(t, r.slot)
 	sl.completions++
@@ -363,7 +356,7 @@ func (s *Scheduler) Complete(tag Tag) {
 }
 
 // link puts a tenant at the end of the round.
-func (s *Scheduler) link(t Tenant) {
+func (s *Scheduler) link(t tenant.ID) {
 	ten := &s.tenants[t]
 	ten.place, ten.next, ten.prev = active, noTenant, s.last
 	if s.last == noTenant {
@@ -374,7 +367,7 @@ func (s *Scheduler) link(t Tenant) {
 	s.last = t
 }
 
-func (s *Scheduler) unlink(t Tenant) {
+func (s *Scheduler) unlink(t tenant.ID) {
 	ten := &s.tenants[t]
 	if ten.prev == noTenant {
 		s.first = ten.next
@@ -394,21 +387,21 @@ func (s *Scheduler) NumActive() int { return s.numActive }
 // MaxSlots is how many slots each active tenant may use.
 func (s *Scheduler) MaxSlots() int { return s.maxSlots }
 
-// SlotsInUse is how many slots a known tenant uses, the open one among them. It can be more
-// than MaxSlots after others have become active: nothing is taken back.
-func (s *Scheduler) SlotsInUse(t Tenant) int { return s.inUse(s.known(t)) }
+// SlotsInUse returns how many slots a known tenant uses, including the open one. It can exceed MaxSlots after other
+// tenants have become active, because slots in use are not taken back.
+func (s *Scheduler) SlotsInUse(t tenant.ID) int { return s.inUse(s.known(t)) }
 
 // SlotIOs is how many I/Os the tenant's last completed slot held.
-func (s *Scheduler) SlotIOs(t Tenant) int { return s.known(t).lastIOs }
+func (s *Scheduler) SlotIOs(t tenant.ID) int { return s.known(t).lastIOs }
 
 // SlotUnits is the sum of Load.Units in the tenant's last completed slot.
-func (s *Scheduler) SlotUnits(t Tenant) int64 { return s.known(t).lastUnits }
+func (s *Scheduler) SlotUnits(t tenant.ID) int64 { return s.known(t).lastUnits }
 
 // Queued is how many I/Os of the tenant wait for their turn.
-func (s *Scheduler) Queued(t Tenant) int { return s.known(t).queued }
+func (s *Scheduler) Queued(t tenant.ID) int { return s.known(t).queued }
 
 // Inflight is how many I/Os of the tenant are in its slots.
-func (s *Scheduler) Inflight(t Tenant) int { return s.known(t).inflight }
+func (s *Scheduler) Inflight(t tenant.ID) int { return s.known(t).inflight }
 
 // Deferred reports whether all slots that the tenant may use are full.
-func (s *Scheduler) Deferred(t Tenant) bool { return s.known(t).place == deferred }
+func (s *Scheduler) Deferred(t tenant.ID) bool { return s.known(t).place == deferred }

@@ -9,6 +9,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"jbofd/internal/tenant"
 )
 
 var seed = flag.Uint64("seed", uint64(time.Now().UnixNano()), "seed of the random tests")
@@ -35,9 +37,9 @@ func TestTraceOfTheReleasedCode(t *testing.T) {
 	weighted := []int64{131072, 4096, 9 * 4096, 9 * 131072}
 	var owner []int
 	for ten, n := range []int{3, 70, 10, 3} {
-		s.SetTenant(Tenant(ten), 1)
+		s.SetTenant(tenant.ID(ten), 1)
 		for range n {
-			s.Enqueue(Tenant(ten), Tag(len(owner)))
+			s.Enqueue(tenant.ID(ten), Tag(len(owner)))
 			owner = append(owner, ten)
 		}
 	}
@@ -55,7 +57,7 @@ func TestTraceOfTheReleasedCode(t *testing.T) {
 	if got, want := order.String(), "AA"+strings.Repeat("B", 64)+strings.Repeat("C", 8)+"DD"; got != want {
 		t.Errorf("order\n%s, want\n%s", got, want)
 	}
-	for ten := range Tenant(4) {
+	for ten := range tenant.ID(4) {
 		if !s.Deferred(ten) || s.tenants[ten].deficit != 0 {
 			t.Errorf("tenant %d: deferred %v with deficit %d, want true with 0", ten, s.Deferred(ten), s.tenants[ten].deficit)
 		}
@@ -66,8 +68,8 @@ func TestSlotsAreDividedAmongTheActive(t *testing.T) {
 	s := New(paper)
 	want := []int{8, 4, 2, 2, 1, 1, 1, 1, 1, 1}
 	for i, w := range want {
-		s.SetTenant(Tenant(i), 1)
-		s.Enqueue(Tenant(i), Tag(i))
+		s.SetTenant(tenant.ID(i), 1)
+		s.Enqueue(tenant.ID(i), Tag(i))
 		if s.NumActive() != i+1 || s.MaxSlots() != w {
 			t.Errorf("%d active with %d slots each, want %d with %d", s.NumActive(), s.MaxSlots(), i+1, w)
 		}
@@ -173,13 +175,13 @@ func TestIOsOfLengthZeroAreNeverStranded(t *testing.T) {
 	}
 }
 
-func tagTenant(tag Tag) Tenant { return Tenant(tag % 2) }
+func tagTenant(tag Tag) tenant.ID { return tenant.ID(tag % 2) }
 
 func TestWeightsDivideWhatDeficitsDivide(t *testing.T) {
 	cfg := paper
 	cfg.SlotBytes = 1 << 40 // never full: the deficits decide
 	s := New(cfg)
-	for i := range Tenant(3) {
+	for i := range tenant.ID(3) {
 		s.SetTenant(i, 1<<i)
 		for k := range Tag(64) {
 			s.Enqueue(i, Tag(i)*64+k)
@@ -190,7 +192,7 @@ func TestWeightsDivideWhatDeficitsDivide(t *testing.T) {
 		tag, _ := serve(s, func(Tag) Load { return Load{WeightedBytes: 4096} })
 		served[tag/64]++
 		s.Complete(tag)
-		s.Enqueue(Tenant(tag/64), tag)
+		s.Enqueue(tenant.ID(tag/64), tag)
 	}
 	for i, n := range served {
 		if want := 10_000 << i; n < want-want/50 || n > want+want/50 {
@@ -202,8 +204,8 @@ func TestWeightsDivideWhatDeficitsDivide(t *testing.T) {
 // model is the paper's pseudo-code over maps and slices.
 type model struct {
 	cfg     Config
-	tenants map[Tenant]*modelTenant
-	round   []Tenant
+	tenants map[tenant.ID]*modelTenant
+	round   []tenant.ID
 	active  int
 }
 
@@ -229,7 +231,7 @@ func (m *model) max() int {
 	return max(1, m.cfg.Slots/m.active)
 }
 
-func (m *model) set(t Tenant, weight int) {
+func (m *model) set(t tenant.ID, weight int) {
 	q := int64(weight) * m.cfg.QuantumBytes
 	if ten := m.tenants[t]; ten != nil {
 		ten.quantum = q
@@ -239,7 +241,7 @@ func (m *model) set(t Tenant, weight int) {
 	m.tenants[t] = &modelTenant{inflight: map[Tag]*modelSlot{}, slots: []*modelSlot{open}, open: open, quantum: q, deficit: q, ios: m.cfg.FirstIOs}
 }
 
-func (m *model) remove(t Tenant) []Tag {
+func (m *model) remove(t tenant.ID) []Tag {
 	ten := m.tenants[t]
 	delete(m.tenants, t)
 	m.leaveRound(t)
@@ -249,11 +251,11 @@ func (m *model) remove(t Tenant) []Tag {
 	return ten.queue
 }
 
-func (m *model) leaveRound(t Tenant) {
-	m.round = slices.DeleteFunc(m.round, func(x Tenant) bool { return x == t })
+func (m *model) leaveRound(t tenant.ID) {
+	m.round = slices.DeleteFunc(m.round, func(x tenant.ID) bool { return x == t })
 }
 
-func (m *model) enqueue(t Tenant, tag Tag) {
+func (m *model) enqueue(t tenant.ID, tag Tag) {
 	ten := m.tenants[t]
 	if len(ten.queue) == 0 && ten.open != nil {
 		m.round = append(m.round, t)
@@ -265,7 +267,7 @@ func (m *model) enqueue(t Tenant, tag Tag) {
 	ten.queue = append(ten.queue, tag)
 }
 
-func (m *model) cancel(t Tenant, tag Tag) {
+func (m *model) cancel(t tenant.ID, tag Tag) {
 	ten := m.tenants[t]
 	ten.queue = slices.DeleteFunc(slices.Clone(ten.queue), func(x Tag) bool { return x == tag })
 	if len(ten.queue) == 0 {
@@ -311,7 +313,7 @@ func (m *model) serve(load func(Tag) Load) (Tag, bool) {
 	return 0, false
 }
 
-func (m *model) complete(t Tenant, tag Tag) {
+func (m *model) complete(t tenant.ID, tag Tag) {
 	ten := m.tenants[t]
 	sl := ten.inflight[tag]
 	delete(ten.inflight, tag)
@@ -339,9 +341,9 @@ func TestAgainstTheModel(t *testing.T) {
 	rng := rand.New(rand.NewPCG(*seed, 0))
 	for run := range 60 {
 		cfg := Config{Slots: 1 + rng.IntN(12), SlotBytes: int64(1 + rng.IntN(20)), QuantumBytes: int64(1 + rng.IntN(20)), FirstIOs: 5}
-		s, m := New(cfg), &model{cfg: cfg, tenants: map[Tenant]*modelTenant{}}
+		s, m := New(cfg), &model{cfg: cfg, tenants: map[tenant.ID]*modelTenant{}}
 		weights := map[Tag]int64{}
-		owner := map[Tag]Tenant{}
+		owner := map[Tag]tenant.ID{}
 		orphans := map[Tag]bool{}
 		var queued, inflight []Tag
 		load := func(tag Tag) Load { return Load{WeightedBytes: weights[tag]} }
@@ -362,7 +364,7 @@ func TestAgainstTheModel(t *testing.T) {
 			if step >= steps { // let all end
 				k = 40 + k%60
 			}
-			ten := Tenant(rng.IntN(10))
+			ten := tenant.ID(rng.IntN(10))
 			switch {
 			case k < 6:
 				weight := 1 + rng.IntN(3)
@@ -475,7 +477,7 @@ func TestWrongCallsPanic(t *testing.T) {
 // crowd is a Scheduler with 64 tenants that have 4 I/Os of 4 KiB each.
 func crowd() *Scheduler {
 	s := New(paper)
-	for t := range Tenant(64) {
+	for t := range tenant.ID(64) {
 		s.SetTenant(t, 1)
 		for i := range Tag(4) {
 			s.Enqueue(t, Tag(t)*4+i)
@@ -492,7 +494,7 @@ func turn(s *Scheduler) {
 		}
 		if s.Serve(Load{WeightedBytes: 4096, Units: 1}) {
 			s.Complete(tag)
-			s.Enqueue(Tenant(tag/4), tag)
+			s.Enqueue(tenant.ID(tag/4), tag)
 			return
 		}
 	}

@@ -1,5 +1,5 @@
-// Package invariants is where our own broken promises stop the program.
-// Device and network errors are answers to requests and never come here.
+// Package invariants stops the program when an internal invariant is broken. Device and network errors are results of
+// requests and are not checked here.
 package invariants
 
 import "jbofd/internal/buildtags"

@@ -6,8 +6,8 @@ import (
 	"reflect"
 	"testing"
 
-	"jbofd/internal/kvstore/chunks"
-	"jbofd/internal/kvstore/segtbl"
+	"jbofd/internal/kvstore/lookup"
+	"jbofd/internal/kvstore/space"
 	"jbofd/internal/pipeline"
 )
 
@@ -66,7 +66,8 @@ func newInstant(tb testing.TB, cfg Config) *instant {
 	return d
 }
 
-// batch submits up to depth Puts and runs them. It stops at the first that there is no room for.
+// put runs n Puts, up to depth at once. It stops at the first that there is no space for, and returns how many were
+// done.
 func (d *instant) put(first, n int, key func(i int) uint64, val []byte, depth int) (done int) {
 	k := &d.k
 	for i := first; i < first+n; {
@@ -87,7 +88,7 @@ func (d *instant) put(first, n int, key func(i int) uint64, val []byte, depth in
 	return n
 }
 
-// one runs a request and returns the I/Os that it took.
+// one runs a request and returns how many I/Os it took.
 func (d *instant) one(tb testing.TB, q Request, want Status) (reads, writes int64) {
 	tb.Helper()
 	r, w := d.reads, d.writes
@@ -165,7 +166,7 @@ func TestServingAllocatesNothing(t *testing.T) {
 	}
 }
 
-// TestWhatAPartitionHolds: the share of the partition that is user bytes when no more fits, and the DRAM.
+// TestWhatAPartitionHolds measures the share of the partition that is user bytes when it is full, and the DRAM.
 func TestWhatAPartitionHolds(t *testing.T) {
 	PlainOnly(t)
 	for _, c := range []struct {
@@ -184,7 +185,7 @@ func TestWhatAPartitionHolds(t *testing.T) {
 		}
 		st := d.s.Stats()
 		share := float64(st.Objects*int64(c.value)) / float64(size)
-		dram := (float64(st.Segments*segtbl.EntryBytes) + float64(size>>21)*float64(reflect.TypeFor[chunks.Chunk]().Size())) / float64(st.Objects) // and the chunk table, with chunks of 2 MiB
+		dram := (float64(st.Segments*lookup.EntryBytes) + float64(size>>21)*float64(reflect.TypeFor[space.Chunk]().Size())) / float64(st.Objects) // and the chunk table, with chunks of 2 MiB
 		t.Logf("%d B: %.1f %% user bytes, %.3f B of DRAM an object, %.2f bytes written per user byte, %+v", c.value, 100*share, dram, float64(d.wbytes)/float64(st.UserBytes), st)
 		if share < c.least {
 			t.Errorf("%d B: the partition holds %.1f %% user bytes, want %.0f", c.value, 100*share, 100*c.least)
@@ -222,10 +223,10 @@ func TestWhatAPartitionHolds(t *testing.T) {
 	}
 }
 
-// written measures what is written for each user byte, in steady uniform overwrites.
+// written measures how many bytes are written for each user byte, in steady uniform overwrites.
 func written(tb testing.TB, cfg Config, fill float64, value int, warm, measured float64) (wa float64, b, st Stats) {
 	d := newInstant(tb, cfg)
-	rng := rand.New(rand.NewPCG(*Seed, 1))
+	rng := rand.New(rand.NewPCG(FixedSeed(tb), 1))
 	val := make([]byte, value)
 	n := int(fill * float64(cfg.PartitionBytes) / float64(value))
 	any := func(int) uint64 { return rng.Uint64N(uint64(n)) }
@@ -245,7 +246,6 @@ func written(tb testing.TB, cfg Config, fill float64, value int, warm, measured 
 
 func TestWriteAmplification(t *testing.T) {
 	PlainOnly(t)
-	t.Logf("-seed %d", *Seed)
 	for _, c := range []struct{ fill, most, warm float64 }{{0.45, 2.06, 2}, {0.65, 3.3, 1}, {0.75, 5.6, 1}, {0.85, 20, 0.3}} {
 		// A 512th of it is a chunk, as of partitions of 1 GiB; but the smaller chunks lose more at their ends, and it
 		// has hardly settled: at 75 % it is 4.8 there (BenchmarkWritten).
@@ -259,7 +259,8 @@ func TestWriteAmplification(t *testing.T) {
 	}
 }
 
-// A small value does not cost a block, though it is written alone: groups go on within the last block.
+// TestSmallGroupsShareBlocks: a small value does not cost a block even if it is written alone, because the next group
+// begins within the block in which the last one has ended.
 func TestSmallGroupsShareBlocks(t *testing.T) {
 	d := newInstant(t, Config{PartitionBytes: 16 << 20, BlockSize: 4096, ChunkBytes: 128 << 10})
 	before := d.s.Stats()
@@ -277,5 +278,28 @@ func TestSmallGroupsShareBlocks(t *testing.T) {
 	}
 	if st.Objects != n {
 		t.Errorf("%d objects, want %d", st.Objects, n)
+	}
+}
+
+// TestSplitsAllocateNothing: Puts of new keys, with the splits, compaction and checkpoints that come with them, when
+// the store has seen as much of each at once as it will. Segments do not grow beyond their buffers.
+func TestSplitsAllocateNothing(t *testing.T) {
+	d := newInstant(t, Config{PartitionBytes: 14<<20 + 1<<20, BlockSize: 512, ChunkBytes: 256 << 10, Requests: 64})
+	val := make([]byte, 128)
+	id := func(i int) uint64 { return uint64(i) }
+	d.put(0, 20000, id, val, 32)
+	d.put(0, 80000, func(i int) uint64 { return uint64(i*7) % 20000 }, val, 32)
+	before, n := d.s.Stats(), 20000
+	allocs := testing.AllocsPerRun(600, func() {
+		d.put(n, 32, id, val, 32)
+		d.put(0, 64, func(i int) uint64 { return uint64(n+i*7919) % 20000 }, val, 32)
+		n += 32
+	})
+	st := d.s.Stats()
+	if st.Splits-before.Splits < 500 || st.Compactions == before.Compactions || st.Checkpoints == before.Checkpoints || st.Objects < 39000 {
+		t.Errorf("too little has happened: %+v", st)
+	}
+	if allocs != 0 {
+		t.Errorf("%v allocations for 96 Puts of which 32 are new keys, want 0", allocs)
 	}
 }

@@ -52,8 +52,8 @@ func BenchmarkPut256(b *testing.B) {
 	}
 }
 
-// BenchmarkWritten measures what is written for each user byte on a partition of 1 GiB, which takes a minute and 1.2 GiB of memory. Run it
-// with -benchtime 1x.
+// BenchmarkWritten measures what is written for each user byte on a partition of 1 GiB, which takes a minute and 1.2
+// GiB of memory. Run it with -benchtime 1x.
 func BenchmarkWritten(b *testing.B) {
 	for _, fill := range []float64{0.45, 0.65, 0.75, 0.85} {
 		for _, block := range []int{512, 4096} {

@@ -8,32 +8,33 @@ import (
 
 	"jbofd/internal/kvstore"
 	"jbofd/internal/kvstore/format"
-	"jbofd/internal/pipeline"
+	"jbofd/internal/lab"
+	"jbofd/internal/ssd"
 )
 
 // The bugs B1 to B10 of LEED's code, as far as a store alone can have them.
 
 // isValues and isSegments tell the writes of the logs from others.
-func isValues(q *kvstore.IO) bool {
-	return q.Op == pipeline.Write && format.Value(q.Buf).Begins()
+func isValues(q *ssd.Request) bool {
+	return q.Op == ssd.Write && format.Value(q.Buf).Begins()
 }
 
-func isSegments(q *kvstore.IO) bool {
-	return q.Op == pipeline.Write && format.Segment(q.Buf).Begins()
+func isSegments(q *ssd.Request) bool {
+	return q.Op == ssd.Write && format.Segment(q.Buf).Begins()
 }
 
 // B1: a Put whose value, or whose segment, was not written is not acknowledged.
 func TestAWriteThatFailedIsNotAcknowledged(t *testing.T) {
 	seed := seeds(t)
-	for name, of := range map[string]func(*kvstore.IO) bool{"values": isValues, "segments": isSegments} {
+	for name, of := range map[string]func(*ssd.Request) bool{"values": isValues, "segments": isSegments} {
 		r := newRig(t, seed, small(32))
 		m := newModel(r, 100, func() int { return 1 + r.rng.IntN(2000) })
 		m.random(500, 16)
-		r.dev.fault = func(q *kvstore.IO) fault {
+		r.dev.Fault = func(q *ssd.Request) lab.Outcome {
 			if of(q) {
-				return failUndone + fault(r.rng.IntN(3))
+				return lab.FailUndone + lab.Outcome(r.rng.IntN(3))
 			}
-			return noFault
+			return lab.Good
 		}
 		m.ops = []kvstore.Op{kvstore.Put, kvstore.Get}
 		failed, ended := m.failed, m.done
@@ -41,7 +42,7 @@ func TestAWriteThatFailedIsNotAcknowledged(t *testing.T) {
 		if got := m.failed - failed; got < 300 {
 			t.Errorf("%s: %d of %d requests failed, want all Puts", name, got, m.done-ended)
 		}
-		r.dev.fault = nil
+		r.dev.Fault = nil
 		m.compare(false)
 		m.crash()
 		m.reopen()
@@ -75,7 +76,7 @@ func TestAGetWhoseSegmentGrowsOrGoes(t *testing.T) {
 	cfg := small(40)
 	cfg.SegTbl = make([]byte, 5*16) // It cannot grow: the segments become long.
 	r := newRig(t, seed, cfg)
-	r.dev.slow = 2
+	r.dev.SlowOneIn = 2
 	m := newModel(r, 2600, func() int { return 0 })
 	longest := 0
 	for n := 10; n < len(m.keys); n += n / 3 {
@@ -140,9 +141,9 @@ func TestMoreWritersOfOneKeyThanThereIsRoomFor(t *testing.T) {
 // B6: a full partition says so, serves and deletes, and takes more when there is room.
 func TestAFullPartitionServesOn(t *testing.T) {
 	kvstore.PlainOnly(t)
-	seed := seeds(t)
-	for i, size := range []int{1000, 100, 20000, 0} {
-		r := newRig(t, seed+uint64(i), variant(seed+uint64(i), []int64{40, 24, 64, 30}[i]))
+	for seed := range kvstore.Seeds(t, 4) {
+		size := []int{0, 1000, 100, 20000}[seed%4]
+		r := newRig(t, seed, variant(seed, []int64{30, 40, 24, 64}[seed%4]))
 		m := newModel(r, 1, func() int { return size })
 		keys := int(r.cfg.PartitionBytes) / (size + 34)
 		m = newModel(r, keys, m.size)
@@ -193,7 +194,7 @@ func TestAFullPartitionServesOn(t *testing.T) {
 	}
 }
 
-// B7: what a Get reads may be compacted and its chunk used again before the device gives it.
+// B7: what a Get reads may be moved by compaction, and its chunk used again, before the device returns it.
 func TestAGetThatTheDeviceHoldsReturnsWhatIsThere(t *testing.T) {
 	kvstore.PlainOnly(t)
 	seed := seeds(t)
@@ -203,8 +204,8 @@ func TestAGetThatTheDeviceHoldsReturnsWhatIsThere(t *testing.T) {
 		m.ops = updates
 		m.random(2000, 24)
 		// Half of the reads that are for requests come very late, some with what there was when they were asked for.
-		r.dev.hold = func(q *kvstore.IO) int64 {
-			if q.Op == pipeline.Read && !q.Background && r.rng.IntN(8) == 0 {
+		r.dev.Hold = func(q *ssd.Request) int64 {
+			if q.Op == ssd.Read && !r.ios[q.Tag].Background && r.rng.IntN(8) == 0 {
 				return 20e6 + r.rng.Int64N(200e6)
 			}
 			return 0
@@ -214,14 +215,14 @@ func TestAGetThatTheDeviceHoldsReturnsWhatIsThere(t *testing.T) {
 		if st := m.s.Stats(); st.Compactions-before.Compactions < 10 {
 			t.Errorf("%d chunks compacted meanwhile, want more", st.Compactions-before.Compactions)
 		}
-		r.dev.hold = nil
+		r.dev.Hold = nil
 		m.settle()
 		m.compare(false)
 	}
 }
 
-// B7: while the device holds what a Get reads, its segment may leave a place and come back to it: the place is the same, its chunk
-// is not. Groups of one segment, in large blocks, have few places.
+// B7: while the device holds what a Get reads, its segment may leave a place and come back to it: the place is the
+// same, its chunk is not. Groups of one segment, in large blocks, have few places.
 func TestAGetWhoseSegmentComesBackToItsPlace(t *testing.T) {
 	kvstore.PlainOnly(t)
 	seed := seeds(t)
@@ -231,10 +232,10 @@ func TestAGetWhoseSegmentComesBackToItsPlace(t *testing.T) {
 	m := newModel(r, 40, func() int { return 0 })
 	for range times(15000) {
 		if len(m.reqs) < 55 {
-			r.dev.hold = func(*kvstore.IO) int64 { return 10e6 + r.rng.Int64N(20e6) }
+			r.dev.Hold = func(*ssd.Request) int64 { return 10e6 + r.rng.Int64N(20e6) }
 			m.push(kvstore.Get, r.rng.IntN(len(m.keys)), 0)
 			m.turn()
-			r.dev.hold = nil
+			r.dev.Hold = nil
 		}
 		m.push([]kvstore.Op{kvstore.Put, kvstore.Put, kvstore.Delete}[r.rng.IntN(3)], r.rng.IntN(len(m.keys)), 0)
 		for tag := m.tag - 1; m.reqs[tag] != nil; {
@@ -248,7 +249,7 @@ func TestAGetWhoseSegmentComesBackToItsPlace(t *testing.T) {
 	m.compare(false)
 }
 
-// B9: lengths count, and are believed nowhere.
+// B9: lengths of keys and buffers are part of what is compared, and checked everywhere.
 func TestLengthsOfKeysAndBuffers(t *testing.T) {
 	r := newRig(t, 1, small(32))
 	m := newModel(r, 1, nil)
@@ -311,7 +312,7 @@ func TestMoreLongValuesThanThereAreBuffers(t *testing.T) {
 		m.push(kvstore.Put, k, m.size())
 	}
 	m.finish()
-	r.dev.slow = 3
+	r.dev.SlowOneIn = 3
 	for n := range times(400) {
 		op := kvstore.Get
 		if n%5 == 0 {

@@ -3,9 +3,9 @@ package kvstore
 import (
 	"fmt"
 
-	"jbofd/internal/kvstore/checkpoint"
 	"jbofd/internal/kvstore/format"
-	"jbofd/internal/kvstore/segtbl"
+	"jbofd/internal/kvstore/lookup"
+	"jbofd/internal/kvstore/recovery"
 	"jbofd/internal/pipeline"
 )
 
@@ -13,42 +13,44 @@ type ckptStage uint8
 
 const (
 	ckptIdle ckptStage = iota
-	// ckptBarrier: nothing new is written to the key log until what is under way has ended, so that the
-	// table holds all that is before the key log's end.
+	// ckptBarrier: no new writes of the key log are started until those under way have ended, so that the SegTbl
+	// contains everything before the end of the key log.
 	ckptBarrier
 	ckptHeader // a chunk's header is being written
-	ckptPage   // a page is
-	ckptSuper  // the superblock is, or the cache is flushed
+	ckptPage   // a page is being written
+	ckptSuper  // the superblock is being written, or the cache flushed
 )
 
-// idleNS is how long after the last write of the key log there is a checkpoint in any case: then a crash leaves nothing to replay and
-// nothing in doubt.
+// idleNS is how long after the last write of the key log there is a checkpoint in any case, so that a crash leaves
+// nothing to replay and no outcome indeterminate.
 const idleNS = 1e9
 
-// ckptState is the checkpoint: a copy of the chunk table and the SegTbl while they change. What changes
-// meanwhile is in the key log behind the end that the summary tells; playing that again
-// over a newer entry ends in the same.
+// ckptState is the state of the checkpoint. A checkpoint is a copy of the chunk table and the SegTbl that is made while
+// they change. Changes since its beginning are in the key log behind the end that the summary names. Replaying them
+// over a newer entry of the SegTbl has the same result.
 type ckptState struct {
 	stage  ckptStage
 	wanted bool
 	// busy: the I/O of the stage is under way.
 	busy bool
-	// chunks of the last checkpoint, next of the one being written.
+	// chunks are those of the last checkpoint, next those of the one that is being written.
 	chunks, next []int32
 	id           uint64
 	pages, page  uint32
-	// copies is how many superblocks tell of it, tried how many have been written, perhaps in vain. Nothing of the last checkpoint is given up before both do: the one that
-	// does not must not be believed, should the other be damaged.
+	// copies is how many superblocks durably name the checkpoint, tried how many writes of one were started. Nothing of
+	// the last checkpoint is given up before both name the new one: otherwise the copy that does not would count if the
+	// other one became damaged.
 	copies, tried int
-	// On a volatile device the cache is flushed before each superblock and at the end. Before the first, nothing new is written to the key log
-	// either (draining), so that no version is missing before the first that a loss of power may take.
+	// On a volatile device the cache is flushed before each superblock and at the end. Before the first flush no write
+	// of the key log may be under way (draining), so that no version before the flush can be lost.
 	flushed, flushing, draining bool
 	buf                         []byte // a page
 	header                      []byte
 	summary                     [format.SummaryBytes]byte
-	// keyBytes is how much key log was written since the last checkpoint began, writtenNS when.
+	// keyBytes is how much key log was written since the last checkpoint began, writtenNS when the last of it was.
 	keyBytes, writtenNS int64
-	// covered is the number of failures before the last checkpoint, covering before this one.
+	// covered is the number of failures before the last durable checkpoint began, covering the number before this one
+	// began. An outcome that was indeterminate is known once a checkpoint covers it.
 	covered, covering uint64
 	retryNS           int64
 }
@@ -58,10 +60,10 @@ func (s *Store) checkpointDue() bool {
 	c := &s.ckpt
 	interval := s.cfg.CheckpointBytes
 	if interval == 0 {
-		interval = max(16*segtbl.EntryBytes*int64(s.tbl.Len()), 8*s.cfg.ChunkBytes)
+		interval = max(16*lookup.EntryBytes*int64(s.tbl.Len()), 8*s.cfg.ChunkBytes)
 	}
 	if s.stopping {
-		return !s.stopped && s.quiet()
+		return s.lastCheckpointDue()
 	}
 	if idleAt := c.writtenNS + idleNS; c.keyBytes > 0 && s.now < idleAt {
 		s.wake(idleAt)
@@ -70,10 +72,13 @@ func (s *Store) checkpointDue() bool {
 	}
 	short := s.pool.Free < s.budget.Reserve()+3
 	return c.wanted || c.keyBytes >= interval || s.failures != c.covered ||
-		short && s.pool.Spent >= 2*s.budget.Need || s.pool.Spent > 0 && (s.dirty.N > 0 || s.logs[keyLog].starved || s.logs[movedLog].starved || s.logs[userLog].starved || short && s.compact.nothing)
+		short && s.pool.Obsolete >= 2*s.budget.CheckpointChunks || s.pool.Obsolete > 0 && (s.dirty.N > 0 || s.logs[keyLog].starved || s.logs[movedLog].starved || s.logs[userLog].starved || short && s.compact.nothing)
 }
 
-// checkpointStep begins or continues a checkpoint.
+// lastCheckpointDue reports that the store is to stop and that nothing will be written to the logs any more.
+func (s *Store) lastCheckpointDue() bool { return s.stopping && !s.stopped && s.quiet() }
+
+// checkpointStep starts a checkpoint or continues it.
 func (s *Store) checkpointStep() {
 	c := &s.ckpt
 	if c.busy {
@@ -85,8 +90,8 @@ func (s *Store) checkpointStep() {
 	}
 	switch c.stage {
 	case ckptIdle:
-		s.setNeed()
-		if !s.checkpointDue() || s.pool.Free < s.budget.Need-1 {
+		s.sizeCheckpoint()
+		if !s.checkpointDue() || s.pool.Free < s.budget.CheckpointChunks-1 {
 			return
 		}
 		c.stage = ckptBarrier
@@ -99,7 +104,8 @@ func (s *Store) checkpointStep() {
 		fallthrough
 	case ckptHeader, ckptPage:
 		if s.failures != c.covering {
-			// Recovery might find the write that failed, and the counts of this checkpoint would be without it.
+			// A write of the key log has failed since the checkpoint began. Recovery might find it, but it is not in
+			// the counts of this checkpoint.
 			s.abandon()
 			return
 		}
@@ -114,7 +120,8 @@ func (s *Store) beginCheckpoint() {
 	c := &s.ckpt
 	s.split.again = s.split.writing && s.split.ended > 0
 	c.wanted, c.keyBytes, c.covering = false, 0, s.failures
-	// Versions are given again after a crash, epochs are not: of a checkpoint that was never finished there may be pages.
+	// The id is made of an epoch, which is never used again, even after a crash. There may be pages of a checkpoint
+	// that was not finished.
 	c.id, c.page, c.next, c.copies, c.tried, c.flushed = uint64(s.pool.LastEpoch)+1, 0, c.next[:0], 0, 0, false
 	format.Superblock(s.super).SetVolatileFrom(0) // What is, is known when all is flushed.
 	sum := format.Summary(c.summary[:])
@@ -125,14 +132,14 @@ func (s *Store) beginCheckpoint() {
 	sum.SetChunks(len(s.pool.Chunks))
 	sum.SetLastEpoch(s.pool.LastEpoch)
 	for l := range s.logs {
-		if log := &s.logs[l]; log.chunk != nobody {
+		if log := &s.logs[l]; log.chunk != none {
 			s.pad(log)
 			sum.SetOpen(l, s.pool.Chunks[log.chunk].Epoch, uint32(log.tail))
 		}
 	}
 	c.pages = s.stream().Pages()
 	s.pool.BeginCheckpoint()
-	s.leaveOut()
+	s.excludeUncommitted()
 	c.stage = ckptHeader
 }
 
@@ -166,29 +173,30 @@ func (s *Store) nextPage() {
 	s.io(ioCheckpoint, 0, pipeline.Write, s.pool.Start(c.next[chunk])+offset, p)
 }
 
-// stream is the checkpoint that is being written.
-func (s *Store) stream() *checkpoint.Stream {
-	return &checkpoint.Stream{Summary: s.ckpt.summary[:], Pool: s.pool, Table: &s.tbl}
+// stream is the stream of the checkpoint that is being written.
+func (s *Store) stream() *recovery.CheckpointStream {
+	return &recovery.CheckpointStream{Summary: s.ckpt.summary[:], Pool: s.pool, Table: &s.tbl}
 }
 
-// leaveOut takes what is live and not committed out of what the checkpoint counts: values whose segments are not written yet, and
-// segments that are not of the table yet. No write of the key log is under way.
-func (s *Store) leaveOut() {
+// excludeUncommitted excludes live bytes that are not committed from the counts of the checkpoint: values whose
+// segments are not written yet, and new segments that are not part of the table. No write of the key log is under way.
+func (s *Store) excludeUncommitted() {
 	for i := range s.ops {
-		if o := &s.ops[i]; o.chunk != nobody {
-			s.pool.Uncommitted(o.offset, format.ValueBytes(int(o.valueLen)))
+		if o := &s.ops[i]; o.chunk != none {
+			s.pool.Exclude(o.offset, format.ValueBytes(int(o.valueLen)))
 		}
 	}
 	if s.split.made {
 		for _, i := range s.split.dst[:s.split.n] {
 			if a := &s.segs[i]; a.bytes > 0 {
-				s.pool.Uncommitted(a.entry.Offset(), a.bytes)
+				s.pool.Exclude(a.entry.Offset(), a.bytes)
 			}
 		}
 	}
 }
 
-// writeSuper makes the checkpoint the one that counts: in the place of the older superblock, and then in the other's.
+// writeSuper makes the checkpoint the one that counts: first in the superblock with the older generation, then in the
+// other.
 func (s *Store) writeSuper() {
 	c := &s.ckpt
 	sb := format.Superblock(s.super)
@@ -226,7 +234,8 @@ func (s *Store) checkpointWritten(ok bool) {
 	}
 	switch {
 	case !ok && c.stage == ckptSuper:
-		// It may be there or not: nothing of either checkpoint may be given up. It is written again.
+		// The outcome is indeterminate, so that nothing of either checkpoint may be given up. The superblock is written
+		// again.
 		c.retryNS = s.now + retryNS
 	case !ok:
 		s.abandon()
@@ -244,11 +253,11 @@ func (s *Store) checkpointWritten(ok bool) {
 	}
 }
 
-// abandon gives up a checkpoint before its superblock.
+// abandon gives up a checkpoint before its superblock is written.
 func (s *Store) abandon() {
 	c := &s.ckpt
 	for _, i := range c.next {
-		s.pool.GiveBack(i)
+		s.pool.Return(i)
 	}
 	c.next = c.next[:0]
 	s.pool.EndCheckpoint(false)
@@ -257,11 +266,11 @@ func (s *Store) abandon() {
 	s.progress++
 }
 
-// endCheckpoint frees what is not needed any more.
+// endCheckpoint frees what only the last checkpoint needed.
 func (s *Store) endCheckpoint() {
 	c := &s.ckpt
 	for _, i := range c.chunks {
-		s.pool.GiveBack(i)
+		s.pool.Return(i)
 	}
 	c.chunks, c.next = c.next, c.chunks[:0]
 	s.pool.EndCheckpoint(true)

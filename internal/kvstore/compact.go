@@ -1,61 +1,62 @@
 package kvstore
 
 import (
-	"jbofd/internal/kvstore/chunks"
 	"jbofd/internal/kvstore/format"
-	"jbofd/internal/kvstore/walk"
+	"jbofd/internal/kvstore/recovery"
+	"jbofd/internal/kvstore/space"
 	"jbofd/internal/pipeline"
 )
 
 const (
-	// moves is how many records compaction may have in progress: enough to fill a group, or it would write
-	// more padding than it wins.
+	// moves is how many records compaction may have in progress. They must fill a group, or compaction would write more
+	// padding than it wins.
 	moves = 128
-	// futileMost is how many chunks in a row are emptied without winning space before it is said that there is none.
-	futileMost = 40
-	// futileNS is for how long it is believed.
+	// maxFutile is how many chunks in a row may be emptied without winning space before compaction pauses.
+	maxFutile = 40
+	// futileNS is how long that pause lasts.
 	futileNS = 1e9
 )
 
-// slot is a chunk that is being emptied: what a walk through it finds live is written elsewhere by ops of its own. Or it is
-// only looked at (scrub).
+// slot is a chunk that is being emptied: live records that a Walk finds are written elsewhere by ops. Or, for the
+// scrub, it is only read.
 type slot struct {
-	walk.Walk
+	recovery.Walk
 	index       uint8
 	busy, scrub bool
-	// running are the ops in progress.
+	// running is the number of ops in progress.
 	running int
 }
 
-// compactState is compaction: several chunks at once, of which at least one may always be of the key log,
-// because moving values writes to that.
+// compactState is the state of compaction. Several victims are emptied at once (LEED's S parallel sub-compactions). At
+// least one of them may always be of the key log, because moving values writes to that.
 type compactState struct {
 	slots []slot
-	// keys and values are how many of the victims are of the key log and of others, running how many ops are in
-	// progress.
+	// keys and values count the victims of the key log and of value logs. running is the number of ops in progress.
 	keys, values, running int
-	// grouped are those whose values are in the open group of moved values.
+	// grouped counts the ops whose values are in the open group of moved values.
 	grouped int
 	// noRoom: a live value waits for a group.
 	noRoom bool
-	// blocked: a segment waits for place in the key log.
+	// blocked: a segment waits for space in the key log.
 	blocked bool
-	// nothing: it stands still, because there is no chunk worth it. futile counts chunks in a row that were emptied without
-	// space won; most is the most headroom since then.
+	// nothing: no chunk is being emptied, because none is worth it.
 	nothing bool
-	// believed until resumeNS, or until enough has died.
+	// futile counts chunks in a row that were emptied without an increase of the headroom beyond most, the greatest
+	// since the count began. After maxFutile of them compaction pauses until resumeNS, or until an eighth of a chunk
+	// has died, seen from live, the live bytes at the beginning of the pause.
 	futile   int
 	most     int64
 	live     int64
 	resumeNS int64
-	retryNS  int64
+	// retryNS is when victims are chosen again after a read has failed.
+	retryNS int64
 }
 
-// headroom is how much may be written to the logs, in bytes: the free chunks, the rest of the open ones, and what
-// has been walked through of those that are being emptied. It moves smoothly, and so does what
-// is paced by it.
+// headroom is how many bytes may be written to the logs: in free and obsolete chunks, in the rest of open ones, and in
+// the parts of victims that have been walked through. The last one makes it change smoothly, so that what it paces does
+// as well.
 func (s *Store) headroom() int64 {
-	n := int64(s.pool.Free+s.pool.Spent) * s.cfg.ChunkBytes
+	n := int64(s.pool.Free+s.pool.Obsolete) * s.cfg.ChunkBytes
 	for l := range s.logs {
 		n += s.rest(l)
 	}
@@ -67,35 +68,35 @@ func (s *Store) headroom() int64 {
 	return n
 }
 
-// outrun reports that Puts have to wait for compaction.
-func (s *Store) outrun() bool {
-	low, _ := s.budget.Marks()
+// stalled reports a write stall: Puts wait for compaction.
+func (s *Store) stalled() bool {
+	low, _ := s.budget.Watermarks()
 	return s.headroom() <= low
 }
 
-// compactStep begins or continues.
+// compactStep starts compaction or continues it.
 func (s *Store) compactStep() {
 	c := &s.compact
-	low, high := s.budget.Marks()
+	low, high := s.budget.Watermarks()
 	room := s.headroom()
 	most, slots := 0, 0
 	starved := c.blocked || s.budget.Scarce() || s.logs[keyLog].starved || s.logs[userLog].starved || s.logs[movedLog].starved
 	switch {
 	case s.stopping:
 	case room < high:
-		// As many chunks as the debt is large.
+		// The less headroom, the more victims.
 		most, slots = moves, 1+int(int64(len(c.slots))*(high-room)/max(1, high-low))
 	case starved:
-		// What there is lies in chunks that are not empty yet.
+		// There is headroom, but it lies in chunks that are not empty yet.
 		most, slots = moves, 1
 	default:
-		s.hopeful()
+		s.resetFutile()
 	}
 	s.startVictims(min(slots, len(c.slots)))
 	if c.noRoom && s.room(movedLog) {
 		c.noRoom = false
 		for i := s.cfg.Requests; i < len(s.ops); i++ {
-			if o := &s.ops[i]; o.kind == opMove && !o.ready && o.group == nobody {
+			if o := &s.ops[i]; o.kind == opMove && !o.ready && o.group == none {
 				s.considerWriter(int32(i))
 			}
 		}
@@ -107,12 +108,12 @@ func (s *Store) compactStep() {
 	}
 }
 
-// startVictims sees to it that so many chunks are being emptied, if there are that many worth it.
+// startVictims chooses victims until want are being emptied, as far as that many are worth it.
 func (s *Store) startVictims(want int) {
 	c := &s.compact
 	c.nothing = false
 	if s.budget.Scarce() && want > 0 {
-		// One of the key log, for which there is room, and no more.
+		// There is space to empty one chunk of the key log, and for no more.
 		want = c.values + 1
 	}
 	if c.keys+c.values >= want {
@@ -123,12 +124,12 @@ func (s *Store) startVictims(want int) {
 		c.nothing = c.keys+c.values == 0
 		return
 	}
-	if c.futile > futileMost && (c.blocked || s.now >= c.resumeNS || s.pool.Live+s.cfg.ChunkBytes/8 < c.live) {
-		s.hopeful()
+	if c.futile > maxFutile && (c.blocked || s.now >= c.resumeNS || s.pool.Live+s.cfg.ChunkBytes/8 < c.live) {
+		s.resetFutile()
 	}
 	for i := range c.slots {
 		sl := &c.slots[i]
-		if c.keys+c.values >= want || c.futile > futileMost {
+		if c.keys+c.values >= want || c.futile > maxFutile {
 			break
 		}
 		if sl.scrub {
@@ -138,7 +139,7 @@ func (s *Store) startVictims(want int) {
 			continue
 		}
 		v := s.chooseVictim()
-		if v == nobody {
+		if v == none {
 			break
 		}
 		sl.busy = true
@@ -152,7 +153,7 @@ func (s *Store) startVictims(want int) {
 	c.nothing = c.keys+c.values == 0
 }
 
-// chooseVictim returns the next chunk to empty, or nobody.
+// chooseVictim returns the next chunk to empty, or none.
 func (s *Store) chooseVictim() int32 {
 	c, w := &s.compact, s.budget.Weights(s.cfg.KeysPerSegment)
 	_, owed := s.owed()
@@ -160,20 +161,20 @@ func (s *Store) chooseVictim() int32 {
 	values := c.values == 0 || c.values < len(c.slots)-1 && owed+s.budget.Fill <= s.placeForMoved()
 	switch {
 	case s.budget.Scarce():
-		if v := s.pool.Choose(w, chunks.Kinds{Keys: keys}); v != nobody || c.keys > 0 {
+		if v := s.pool.Choose(w, space.Kinds{Keys: keys}); v != none || c.keys > 0 {
 			return v
 		}
 		keys = false
 	case s.budget.Crowded():
-		if v := s.pool.Choose(w, chunks.Kinds{Values: values}); v != nobody || c.values > 0 {
+		if v := s.pool.Choose(w, space.Kinds{Values: values}); v != none || c.values > 0 {
 			return v
 		}
 		values = false
 	}
-	return s.pool.Choose(w, chunks.Kinds{Keys: keys, Values: values})
+	return s.pool.Choose(w, space.Kinds{Keys: keys, Values: values})
 }
 
-// owed is what is still to be moved of the chunks that are being emptied.
+// owed is how many bytes of keys and values are still live in the victims.
 func (s *Store) owed() (keys, values int64) {
 	for i := range s.compact.slots {
 		sl := &s.compact.slots[i]
@@ -188,11 +189,11 @@ func (s *Store) owed() (keys, values int64) {
 	return keys, values
 }
 
-// walk goes on with a victim; not more than most records are to be in progress.
+// walk continues a victim, with at most most records in progress.
 func (s *Store) walk(sl *slot, most int) {
 	c := &s.compact
 	for !sl.Failed && c.running < most && s.freeInt.N > 0 {
-		// What moves a value writes to the key log, and that may have to be emptied before.
+		// Moving a value writes to the key log, which may have to be emptied before.
 		if !sl.Key && (s.freeInt.N <= moves/4 || s.placeForKeys() <= 0) {
 			break
 		}
@@ -217,11 +218,11 @@ func (s *Store) walk(sl *slot, most int) {
 	}
 	s.readOn(sl)
 	if sl.running == 0 && !sl.Reading && (sl.Failed || s.stopping || sl.Ended()) {
-		s.emptied(sl)
+		s.victimDone(sl)
 	}
 }
 
-// readOn reads more of a chunk.
+// readOn reads the next piece of a chunk, if there is memory for it, and returns its length.
 func (s *Store) readOn(sl *slot) int64 {
 	offset, buf := sl.Piece(sl.running == 0)
 	if buf != nil {
@@ -230,8 +231,8 @@ func (s *Store) readOn(sl *slot) int64 {
 	return int64(len(buf))
 }
 
-// emptied ends the walk through a victim.
-func (s *Store) emptied(sl *slot) {
+// victimDone ends the walk through a victim.
+func (s *Store) victimDone(sl *slot) {
 	c := &s.compact
 	v := &s.pool.Chunks[sl.Chunk]
 	sl.busy = false
@@ -243,35 +244,35 @@ func (s *Store) emptied(sl *slot) {
 	}
 	switch {
 	case sl.Failed:
-		v.State = chunks.Sealed
+		v.State = space.Sealed
 		c.retryNS = s.now + retryNS
 		s.wake(c.retryNS)
 		return
 	case !sl.Ended():
 		// The store stops.
-		v.State = chunks.Sealed
+		v.State = space.Sealed
 		return
 	case sl.Damaged > 0 && v.Live > 0:
-		v.State = chunks.Bad
+		v.State = space.Damaged
 		return
 	}
 	s.stats.Compactions++
 	s.pool.Release(sl.Chunk)
 	if now := s.headroom(); now > c.most {
-		s.hopeful()
+		s.resetFutile()
 		c.most = now
-	} else if c.futile++; c.futile > futileMost {
+	} else if c.futile++; c.futile > maxFutile {
 		c.live, c.resumeNS = s.pool.Live, s.now+futileNS
 	}
 }
 
-// hopeful forgets that compaction did not win space.
-func (s *Store) hopeful() { s.compact.futile, s.compact.most = 0, 0 }
+// resetFutile ends a pause of compaction.
+func (s *Store) resetFutile() { s.compact.futile, s.compact.most = 0, 0 }
 
-// startMove begins an op of compaction.
+// startMove starts an op of compaction.
 func (s *Store) startMove(sl *slot, m op) {
 	i := s.opLinks.Pop(&s.freeInt)
-	m.group, m.chunk = nobody, nobody
+	m.group, m.chunk = none, none
 	m.slot = sl.index
 	s.ops[i] = m
 	sl.running++
@@ -279,21 +280,25 @@ func (s *Store) startMove(sl *slot, m op) {
 	s.dispatch(i)
 }
 
-// startTouch begins to move a live segment. What was read of the victim is its content.
+// startTouch starts to move a live segment. The record in the victim is its content.
 func (s *Store) startTouch(sl *slot, seg format.Segment, offset int64) {
 	number := seg.Number()
 	i, fresh := s.activate(number, payer{background: true})
 	if fresh {
 		a := &s.segs[i]
 		a.entry = s.tbl.Get(number)
-		a.buf = s.enough(a.buf, len(seg))
+		if !s.enough(&a.buf, len(seg)) {
+			s.deactivate(i)
+			sl.Failed = true
+			return
+		}
 		copy(a.buf, seg)
 		s.loaded(i)
 	}
 	s.startMove(sl, op{kind: opTouch, ready: true, old: offset, segment: number})
 }
 
-// moved ends one.
+// moved ends an op of compaction.
 func (s *Store) moved(slot uint8, st Status) {
 	sl := &s.compact.slots[slot]
 	sl.running--
@@ -304,7 +309,7 @@ func (s *Store) moved(slot uint8, st Status) {
 	}
 }
 
-// examine looks whether a value that compaction came upon is live in the committed segment: then it is copied.
+// examine copies a value that compaction has found to the moved values, if the committed segment refers to it.
 func (s *Store) examine(seg format.Segment, i int32) {
 	o := &s.ops[i]
 	switch {
@@ -312,7 +317,7 @@ func (s *Store) examine(seg format.Segment, i int32) {
 		o.ready = true
 	case s.room(movedLog):
 		s.appendValue(movedLog, i, o.value)
-		if s.logs[movedLog].open != nobody {
+		if s.logs[movedLog].open != none {
 			s.compact.grouped++
 		}
 	default:
@@ -320,8 +325,9 @@ func (s *Store) examine(seg format.Segment, i int32) {
 	}
 }
 
-// unstick ends writes that would wait for ever, for chunks that nobody can win. before is what progress was.
-func (s *Store) unstick(before uint64) {
+// failStuck ends writes that would wait for ever because no space can be won. The argument is progress before this
+// turn.
+func (s *Store) failStuck(before uint64) {
 	if s.compact.nothing && s.logs[userLog].starved {
 		s.failSealed(userLog, CapacityExceeded)
 	}
@@ -329,7 +335,7 @@ func (s *Store) unstick(before uint64) {
 		s.wake(s.compact.retryNS)
 		return
 	}
-	if len(s.ios) != len(s.freeIO) || s.progress+s.pool.Changes != before || s.pool.Spent > 0 || s.ckpt.stage != ckptIdle {
+	if len(s.ios) != len(s.freeIO) || s.progress+s.pool.Changes != before || s.pool.Obsolete > 0 || s.ckpt.stage != ckptIdle {
 		return
 	}
 	for l := range s.logs {

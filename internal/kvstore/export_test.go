@@ -3,20 +3,51 @@ package kvstore
 import (
 	"flag"
 	"fmt"
+	"iter"
+	"math/rand/v2"
 	"testing"
 
 	"jbofd/internal/buildtags"
-	"jbofd/internal/kvstore/chunks"
 	"jbofd/internal/kvstore/format"
+	"jbofd/internal/kvstore/space"
 )
 
 // What the tests of this package and of kvstore_test share.
 
-// Seed is -seed.
-var Seed = flag.Uint64("seed", 1, "seed of the random tests; the same each time, so that a failure repeats")
+var seedFlag = flag.Uint64("seed", 0, "seed of the random tests; 0: fixed ones, and fresh ones beside them in the heavy tests")
 
-// PlainOnly skips a test under the race detector, which makes it ten times slower and finds nothing in a machine of one goroutine. The plain
-// build runs it.
+// FixedSeed returns -seed, or 1.
+func FixedSeed(t testing.TB) uint64 {
+	t.Helper()
+	seed := max(1, *seedFlag)
+	t.Logf("-seed %d", seed)
+	return seed
+}
+
+// Seeds yields the n seeds of a heavy test: fixed ones and fresh ones in turn, or with -seed that one and those after
+// it. Each is logged before it is used, so that the last one in the log of a failed test repeats the failure as -seed.
+func Seeds(t testing.TB, n int) iter.Seq[uint64] {
+	// Tests choose by remainders of the seed, which the fresh ones share with the fixed ones.
+	fixed, fresh := uint64(1), 1+rand.Uint64N(1<<40)*840
+	if *seedFlag != 0 {
+		fixed, fresh = *seedFlag, *seedFlag
+	}
+	return func(yield func(uint64) bool) {
+		for i := range uint64(n) {
+			seed := fixed + i
+			if i%2 == 1 {
+				seed = fresh + i
+			}
+			t.Logf("-seed %d", seed)
+			if !yield(seed) {
+				return
+			}
+		}
+	}
+}
+
+// PlainOnly skips a test under the race detector, which makes it ten times slower and finds nothing in a machine that
+// one goroutine uses. The build without it runs the test, with -tags invariants as well.
 func PlainOnly(t *testing.T) {
 	t.Helper()
 	if buildtags.Race {
@@ -24,7 +55,8 @@ func PlainOnly(t *testing.T) {
 	}
 }
 
-// Recount compares the counters with what the SegTbl leads to on the disk. exact: nothing is under way, and what has died had a witness.
+// Recount compares the counters with what the SegTbl refers to on the disk. exact: nothing is under way, and no write
+// has failed, so that the counters must be exact.
 func (s *Store) Recount(disk []byte, exact bool) error {
 	live := make([]int64, len(s.pool.Chunks))
 	objects := int64(0)
@@ -54,7 +86,7 @@ func (s *Store) Recount(disk []byte, exact bool) error {
 	total, free := int64(0), 0
 	for i := range s.pool.Chunks {
 		c := s.pool.Chunks[i]
-		if c.State == chunks.Free {
+		if c.State == space.Free {
 			free++
 			c.Live = 0
 		}
@@ -77,17 +109,17 @@ func (s *Store) KeyLogChunks() int64 { return int64(s.pool.KeyChunks) }
 
 // State describes a store that is stuck.
 func (s *Store) State() string {
-	out := fmt.Sprintf("ios %d, free %d need %d reserve %d, ckpt %d busy %v spent %d retry %d, victims %+v nothing %v futile %d running %d, split %+v, dirty %d", len(s.ios)-len(s.freeIO), s.pool.Free, s.budget.Need, s.budget.Reserve(),
-		s.ckpt.stage, s.ckpt.busy, s.pool.Spent, s.ckpt.retryNS-s.now, s.compact.slots, s.compact.nothing, s.compact.futile, s.compact.running, s.split, s.dirty.N)
+	out := fmt.Sprintf("ios %d, free %d need %d reserve %d, ckpt %d busy %v spent %d retry %d, victims %+v nothing %v futile %d running %d, split %+v, dirty %d", len(s.ios)-len(s.freeIO), s.pool.Free, s.budget.CheckpointChunks, s.budget.Reserve(),
+		s.ckpt.stage, s.ckpt.busy, s.pool.Obsolete, s.ckpt.retryNS-s.now, s.compact.slots, s.compact.nothing, s.compact.futile, s.compact.running, s.split, s.dirty.N)
 	for l := range s.logs {
 		log := &s.logs[l]
 		out += fmt.Sprintf("\nlog %d: chunk %d tail %d opening %v starved %v open %d sealed %d free %d inflight %d", l, log.chunk, log.tail, log.opening, log.starved, log.open, log.sealed.N, log.free.N, log.inflight)
 	}
 	for _, head := range s.table {
-		for i := head; i != nobody; i = s.segs[i].chain {
+		for i := head; i != none; i = s.segs[i].chain {
 			a := &s.segs[i]
 			out += fmt.Sprintf("\nsegment %d (%d): state %d dirty %v held %v force %v waiting %d writing %d", a.number, i, a.state, a.dirty, a.held, a.force, a.waiting.N, a.writing.N)
-			for o := a.waiting.First; o != nobody; o = s.opLinks.Next(o) {
+			for o := a.waiting.First; o != none; o = s.opLinks.Next(o) {
 				out += fmt.Sprintf("\n  op %d: kind %d ready %v group %d", o, s.ops[o].kind, s.ops[o].ready, s.ops[o].group)
 			}
 		}

@@ -9,26 +9,25 @@ import (
 
 	"jbofd/internal/kvstore"
 	"jbofd/internal/kvstore/format"
-	"jbofd/internal/pipeline"
+	"jbofd/internal/lab"
+	"jbofd/internal/ssd"
 )
 
 // TestAnyIOMayFailAtAnyTime: requests fail and nothing else does; and when the device works again, so does the store.
 func TestAnyIOMayFailAtAnyTime(t *testing.T) {
-	seed := seeds(t)
 	failed, crashes := 0, 0
-	for round := range uint64(times(4)) {
-		s := seed + round
+	for s := range kvstore.Seeds(t, times(4)) {
 		r := newRig(t, s, variant(s, 32))
-		m := newModel(r, []int{60, 500, 700, 4}[round%4], sizes(r.rng, 20000))
+		m := newModel(r, []int{4, 60, 500, 700}[s%4], sizes(r.rng, 20000))
 		m.random(3000, 32)
 		for range 6 {
 			p := []float64{0.01, 0.1, 0.5, 1}[r.rng.IntN(4)]
-			only := []pipeline.Op{pipeline.Read, pipeline.Write, pipeline.Flush}[r.rng.IntN(3)]
-			r.dev.fault = func(q *kvstore.IO) fault {
-				if only != pipeline.Flush && q.Op != only || r.rng.Float64() >= p {
-					return noFault
+			only := []ssd.Op{ssd.Read, ssd.Write, ssd.Flush}[r.rng.IntN(3)]
+			r.dev.Fault = func(q *ssd.Request) lab.Outcome {
+				if only != ssd.Flush && q.Op != only || r.rng.Float64() >= p {
+					return lab.Good
 				}
-				return failUndone + fault(r.rng.IntN(3))
+				return lab.FailUndone + lab.Outcome(r.rng.IntN(3))
 			}
 			if r.rng.IntN(2) == 0 {
 				m.crashIn, m.power = 1+r.rng.IntN(300), r.rng.IntN(2) == 0
@@ -38,11 +37,11 @@ func TestAnyIOMayFailAtAnyTime(t *testing.T) {
 				m.crash()
 			}
 			if m.crashed {
-				r.dev.fault = nil
+				r.dev.Fault = nil
 				m.reopen()
 				crashes++
 			}
-			r.dev.fault = nil
+			r.dev.Fault = nil
 			m.crashIn = 0
 			m.finish()
 			failed += m.failed
@@ -62,27 +61,32 @@ func TestAnyIOMayFailAtAnyTime(t *testing.T) {
 
 // TestOneIOFails repeats a history, and one I/O fails, another one each time.
 func TestOneIOFails(t *testing.T) {
-	seed := seeds(t)
+	for seed := range kvstore.Seeds(t, 2) {
+		oneIOFails(t, seed)
+	}
+}
+
+func oneIOFails(t *testing.T, seed uint64) {
 	base := prepared(t, seed)
 	whole := base.again(seed)
 	whole.reopen()
 	whole.random(500, 24)
 	whole.s.Checkpoint()
 	whole.settle()
-	n := whole.dev.reads + whole.dev.writes - base.dev.reads - base.dev.writes
-	step := every(1 + n/40)
+	n := whole.dev.Reads + whole.dev.Writes - base.dev.Reads - base.dev.Writes
+	step := every(1 + n/20)
 	for at := 1 + int(seed%uint64(step)); at <= n; at += step {
 		m := base.again(seed)
-		left, kind := at, failUndone+fault(at/step%3)
-		m.dev.fault = func(*kvstore.IO) fault {
+		left, kind := at, lab.FailUndone+lab.Outcome(at/step%3)
+		m.dev.Fault = func(*ssd.Request) lab.Outcome {
 			if left--; left == 0 {
 				return kind
 			}
-			return noFault
+			return lab.Good
 		}
 		clear(m.reqs)
 		if err := m.open(); err != nil {
-			if !errors.Is(err, errInjected) || !errors.Is(err, kvstore.ErrPartition) || left > 0 {
+			if !errors.Is(err, lab.ErrInjected) || !errors.Is(err, kvstore.ErrPartition) || left > 0 {
 				t.Fatalf("I/O %d: %v", at, err)
 			}
 			m.reopen()
@@ -91,7 +95,7 @@ func TestOneIOFails(t *testing.T) {
 		m.random(500, 24)
 		m.s.Checkpoint()
 		m.settle()
-		m.dev.fault = nil
+		m.dev.Fault = nil
 		if at%2 == 0 {
 			m.crash()
 			m.reopen()
@@ -109,10 +113,10 @@ func TestOneIOFails(t *testing.T) {
 // compareThrough compares after a restart, and once more what an I/O has failed for.
 func (m *model) compareThrough() {
 	m.t.Helper()
-	f := m.dev.fault
-	m.dev.fault = nil
+	f := m.dev.Fault
+	m.dev.Fault = nil
 	m.compare(true)
-	m.dev.fault = f
+	m.dev.Fault = f
 }
 
 // TestFailedSuperblocksHoldTheCheckpointUp: nothing of the last checkpoint is given up before the next one counts.
@@ -121,11 +125,11 @@ func TestFailedSuperblocksHoldTheCheckpointUp(t *testing.T) {
 	r := newRig(t, seed, small(32))
 	m := newModel(r, 500, sizes(r.rng, 4000))
 	m.random(2000, 24)
-	r.dev.fault = func(q *kvstore.IO) fault {
-		if q.Op == pipeline.Write && (q.Offset < format.AreaStart || q.Offset >= r.cfg.PartitionBytes-format.SuperblockBytes) {
-			return failUndone + fault(r.rng.IntN(3))
+	r.dev.Fault = func(q *ssd.Request) lab.Outcome {
+		if q.Op == ssd.Write && (q.Offset < format.AreaStart || q.Offset >= r.cfg.PartitionBytes-format.SuperblockBytes) {
+			return lab.FailUndone + lab.Outcome(r.rng.IntN(3))
 		}
-		return noFault
+		return lab.Good
 	}
 	for range 5 {
 		// In time the chunks run out; then writes fail.
@@ -133,7 +137,7 @@ func TestFailedSuperblocksHoldTheCheckpointUp(t *testing.T) {
 		m.crash()
 		m.reopen()
 	}
-	r.dev.fault = nil
+	r.dev.Fault = nil
 	m.settle()
 	m.full = 0
 	m.random(2000, 24)
@@ -144,29 +148,23 @@ func TestFailedSuperblocksHoldTheCheckpointUp(t *testing.T) {
 	m.reopen()
 }
 
-// flip flips a bit of what is on the device.
-func (d *device) flip(at int64, bit uint) {
-	d.durable[at] ^= 1 << bit
-	d.visible[at] ^= 1 << bit
-}
-
-// TestAFlippedBitIsNeverAWrongValue flips bits of all that was written, before the store opens. What was acknowledged is there,
-// or said to be damaged, or the partition does not open.
+// TestAFlippedBitIsNeverAWrongValue flips bits of all that was written, before the store opens. What was acknowledged
+// is there, or said to be damaged, or the partition does not open.
 func TestAFlippedBitIsNeverAWrongValue(t *testing.T) {
 	kvstore.PlainOnly(t)
-	seed := seeds(t)
-	for _, clean := range []bool{true, false} {
+	for seed := range kvstore.Seeds(t, 2) {
+		clean := seed%2 == 1
 		base := flipped(t, seed, clean)
 		// Superblocks, headers and what was written since the checkpoint are what recovery goes by.
 		var special, others []int64
 		super, last := int64(0), base.cfg.PartitionBytes-format.SuperblockBytes
-		if base.dev.written[last] > base.dev.written[super] {
+		if base.dev.LastWrite[last] > base.dev.LastWrite[super] {
 			super = last
 		}
-		for at := range base.dev.written {
+		for at := range base.dev.LastWrite {
 			switch {
 			case at < format.AreaStart || at >= last || (at-format.AreaStart)%base.cfg.ChunkBytes == 0,
-				base.dev.written[at] > base.dev.written[super] && (base.dev.visible[at+4] == 'S' || *longFlag):
+				base.dev.LastWrite[at] > base.dev.LastWrite[super] && (base.dev.Visible[at+4] == 'S' || *longFlag):
 				special = append(special, at)
 			default:
 				others = append(others, at)
@@ -192,12 +190,12 @@ func TestAFlippedBitIsNeverAWrongValue(t *testing.T) {
 	}
 }
 
-// flip opens a copy of a partition with a bit flipped, and tells whether nothing happened (0), keys are damaged (1) or it did not open (2).
+// flip opens a copy of a partition with a bit flipped. It returns 0 if that had no effect, 1 if keys are damaged, 2 if
+// the partition did not open.
 func flip(base *model, at int64, bit uint) int {
 	m := base.again(uint64(at))
 	m.tolerant = true
-	m.dev.durable[at] ^= 1 << bit
-	m.dev.visible[at] ^= 1 << bit
+	m.dev.Flip(at, bit)
 	err := m.open()
 	defer func() {
 		if m.t.Failed() {
@@ -208,8 +206,8 @@ func flip(base *model, at int64, bit uint) int {
 	case err == nil:
 		m.compare(true)
 		return min(1, m.damaged)
-	case !errors.Is(err, kvstore.ErrPartition) || m.dev.writes != base.dev.writes:
-		m.t.Fatalf("refused with %v, after %d writes", err, m.dev.writes-base.dev.writes)
+	case !errors.Is(err, kvstore.ErrPartition) || m.dev.Writes != base.dev.Writes:
+		m.t.Fatalf("refused with %v, after %d writes", err, m.dev.Writes-base.dev.Writes)
 	}
 	return 2
 }
@@ -217,7 +215,7 @@ func flip(base *model, at int64, bit uint) int {
 // flipped is a partition that has been stopped, or was not.
 func flipped(t *testing.T, seed uint64, clean bool) *model {
 	r := newRig(t, seed, small(24))
-	r.dev.written = map[int64]int{}
+	r.dev.LastWrite = map[int64]int{}
 	m := newModel(r, 120, sizes(r.rng, 4000))
 	m.random(2500, 24)
 	m.settle()
@@ -246,7 +244,7 @@ func TestADamagedOrForeignPartitionIsLeftAlone(t *testing.T) {
 	base := flipped(t, seed, true)
 	super := func(m *model, generation uint64) format.Superblock {
 		at := format.SuperblockOffset(generation, m.cfg.PartitionBytes)
-		return format.Superblock(m.dev.visible[at : at+format.SuperblockBytes])
+		return format.Superblock(m.dev.Visible[at : at+format.SuperblockBytes])
 	}
 	for _, c := range []struct {
 		name string
@@ -254,7 +252,7 @@ func TestADamagedOrForeignPartitionIsLeftAlone(t *testing.T) {
 		want error
 	}{
 		{"both superblocks damaged", func(m *model) { super(m, 1)[40] ^= 4; super(m, 2)[50] ^= 1 }, format.ErrCorrupt},
-		{"blank", func(m *model) { clear(m.dev.visible) }, format.ErrBlank},
+		{"blank", func(m *model) { clear(m.dev.Visible) }, format.ErrBlank},
 		{"somebody else's", func(m *model) { copy(super(m, 1), "LABELONE"); copy(super(m, 2), "somewhat") }, format.ErrCorrupt},
 		{"a newer version", func(m *model) { newer(super(m, 1)); newer(super(m, 2)) }, format.ErrVersion},
 		{"a newer version in one", func(m *model) { newer(super(m, 2)) }, format.ErrVersion},
@@ -267,7 +265,7 @@ func TestADamagedOrForeignPartitionIsLeftAlone(t *testing.T) {
 			t.Errorf("%s: %v, want %v", c.name, err, c.want)
 		}
 		t.Log(err)
-		if m.dev.writes != base.dev.writes || m.dev.flushes != base.dev.flushes {
+		if m.dev.Writes != base.dev.Writes || m.dev.Flushes != base.dev.Flushes {
 			t.Errorf("%s: it was written to", c.name)
 		}
 	}

@@ -7,7 +7,8 @@ import (
 	"testing"
 
 	"jbofd/internal/kvstore"
-	"jbofd/internal/pipeline"
+	"jbofd/internal/ssd"
+	"jbofd/internal/tenant"
 )
 
 // groupRig is a rig whose I/Os are completed by hand.
@@ -22,7 +23,7 @@ type groupRig struct {
 func newGroupRig(t *testing.T, cfg kvstore.Config) *groupRig {
 	t.Helper()
 	cfg.PartitionBytes, cfg.BlockSize, cfg.FUA, cfg.ChunkBytes = 32<<20, 512, true, 256<<10
-	r := &groupRig{rig: newRig(t, *kvstore.Seed, cfg)}
+	r := &groupRig{rig: newRig(t, kvstore.FixedSeed(t), cfg)}
 	r.reply = func(p kvstore.Reply) {
 		if p.Status != kvstore.OK {
 			t.Errorf("request %d: status %d", p.Tag, p.Status)
@@ -41,27 +42,27 @@ func (r *groupRig) submit(q kvstore.Request) {
 }
 
 // complete ends the outstanding I/Os of one kind.
-func (r *groupRig) complete(op pipeline.Op) {
-	for i := 0; i < len(r.dev.flights); {
-		f := &r.dev.flights[i]
+func (r *groupRig) complete(op ssd.Op) {
+	for i := 0; i < len(r.dev.Flights); {
+		f := &r.dev.Flights[i]
 		if f.Op != op {
 			i++
 			continue
 		}
-		if op == pipeline.Write && !f.Background {
-			r.charged[f.Tenant] += float64(len(f.Buf))
+		if io := r.ios[f.Tag]; op == ssd.Write && !io.Background {
+			r.charged[io.Tenant] += float64(len(io.Buf))
 		}
-		q, err := r.dev.end(i)
-		r.s.Complete(q.Tag, err)
+		q, err := r.dev.End(i)
+		r.s.Complete(uint32(q.Tag), err)
 	}
 	r.turn()
 }
 
 // outstanding are the I/Os of one kind.
-func (r *groupRig) outstanding(op pipeline.Op) (all []kvstore.IO) {
-	for i := range r.dev.flights {
-		if f := &r.dev.flights[i]; f.Op == op {
-			all = append(all, f.IO)
+func (r *groupRig) outstanding(op ssd.Op) (all []kvstore.IO) {
+	for i := range r.dev.Flights {
+		if f := &r.dev.Flights[i]; f.Op == op {
+			all = append(all, r.ios[f.Tag])
 		}
 	}
 	return all
@@ -71,7 +72,7 @@ func groupKey(i int) []byte { return fmt.Appendf(nil, "%04x", i) }
 
 // TestAPutIsOneReadAndTwoWritesOverlapped: the value is written while the segment is read, and the segment after both.
 func TestAPutIsOneReadAndTwoWritesOverlapped(t *testing.T) {
-	for name, order := range map[string][2]pipeline.Op{"value first": {pipeline.Write, pipeline.Read}, "segment first": {pipeline.Read, pipeline.Write}} {
+	for name, order := range map[string][2]ssd.Op{"value first": {ssd.Write, ssd.Read}, "segment first": {ssd.Read, ssd.Write}} {
 		t.Run(name, func(t *testing.T) {
 			r := newGroupRig(t, kvstore.Config{})
 			r.submit(kvstore.Request{Op: kvstore.Put, Key: []byte("key"), Value: make([]byte, 1000)})
@@ -79,26 +80,27 @@ func TestAPutIsOneReadAndTwoWritesOverlapped(t *testing.T) {
 			r.turn()
 			r.done = nil
 			r.submit(kvstore.Request{Op: kvstore.Put, Key: []byte("key"), Value: make([]byte, 1000), Tag: 7})
-			if reads, writes := len(r.outstanding(pipeline.Read)), len(r.outstanding(pipeline.Write)); reads != 1 || writes != 1 {
+			if reads, writes := len(r.outstanding(ssd.Read)), len(r.outstanding(ssd.Write)); reads != 1 || writes != 1 {
 				t.Fatalf("%d reads and %d writes at once, want the segment's and the value's", reads, writes)
 			}
 			r.complete(order[0])
-			if left := r.outstanding(order[1]); len(left) != 1 || len(r.dev.flights) != 1 || len(r.done) != 0 {
-				t.Fatalf("%d I/Os outstanding and %d replies when one is done", len(r.dev.flights), len(r.done))
+			if left := r.outstanding(order[1]); len(left) != 1 || len(r.dev.Flights) != 1 || len(r.done) != 0 {
+				t.Fatalf("%d I/Os outstanding and %d replies when one is done", len(r.dev.Flights), len(r.done))
 			}
 			r.complete(order[1])
-			if len(r.dev.flights) != 1 || len(r.outstanding(pipeline.Write)) != 1 || len(r.done) != 0 {
-				t.Fatalf("%d I/Os outstanding and %d replies, want the segment's write", len(r.dev.flights), len(r.done))
+			if len(r.dev.Flights) != 1 || len(r.outstanding(ssd.Write)) != 1 || len(r.done) != 0 {
+				t.Fatalf("%d I/Os outstanding and %d replies, want the segment's write", len(r.dev.Flights), len(r.done))
 			}
-			r.complete(pipeline.Write)
-			if len(r.dev.flights) != 0 || len(r.done) != 1 || r.done[0] != 7 {
-				t.Errorf("%d I/Os outstanding, replies %v", len(r.dev.flights), r.done)
+			r.complete(ssd.Write)
+			if len(r.dev.Flights) != 0 || len(r.done) != 1 || r.done[0] != 7 {
+				t.Errorf("%d I/Os outstanding, replies %v", len(r.dev.Flights), r.done)
 			}
 		})
 	}
 }
 
-// TestAGroupWaitsAsLongAsConfigured for more records while another one is being written, but no longer than until it is full.
+// TestAGroupWaitsAsLongAsConfigured for more records while another one is being written, but no longer than until it is
+// full.
 func TestAGroupWaitsAsLongAsConfigured(t *testing.T) {
 	const delay, full = 300_000, 8 << 10
 	r := newGroupRig(t, kvstore.Config{GroupDelayNS: delay, GroupBytes: full})
@@ -110,7 +112,7 @@ func TestAGroupWaitsAsLongAsConfigured(t *testing.T) {
 	put() // opens a chunk
 	r.settle()
 	put()
-	if n := len(r.outstanding(pipeline.Write)); n != 1 {
+	if n := len(r.outstanding(ssd.Write)); n != 1 {
 		t.Fatalf("%d writes outstanding: a lone value does not wait", n)
 	}
 	opened := r.now
@@ -118,20 +120,20 @@ func TestAGroupWaitsAsLongAsConfigured(t *testing.T) {
 	put()
 	r.now = opened + delay - 1
 	r.turn()
-	if n := len(r.outstanding(pipeline.Write)); n != 1 || r.act.WakeNS != opened+delay {
+	if n := len(r.outstanding(ssd.Write)); n != 1 || r.act.WakeNS != opened+delay {
 		t.Fatalf("%d writes outstanding before the delay is over; the next turn is at %d, want %d", n, r.act.WakeNS, opened+delay)
 	}
 	r.now = opened + delay
 	r.turn()
-	writes := r.outstanding(pipeline.Write)
+	writes := r.outstanding(ssd.Write)
 	if len(writes) != 2 || len(writes[1].Buf) < 2*500 || len(writes[1].Buf) > 3*512 {
 		t.Fatalf("%d writes outstanding when the delay is over, want one more with two values", len(writes))
 	}
 	records := 0
-	for ; len(r.outstanding(pipeline.Write)) == 2 && records < 100; records++ {
+	for ; len(r.outstanding(ssd.Write)) == 2 && records < 100; records++ {
 		put()
 	}
-	writes = r.outstanding(pipeline.Write)
+	writes = r.outstanding(ssd.Write)
 	if n := len(writes[2].Buf); n < full*5/8 || n > full+1024 {
 		t.Errorf("a full group of %d records has %d bytes, want about %d", records, n, full)
 	}
@@ -140,9 +142,9 @@ func TestAGroupWaitsAsLongAsConfigured(t *testing.T) {
 	}
 	// The one before may end first: then what there is goes at once.
 	put()
-	before := len(r.outstanding(pipeline.Write))
-	r.complete(pipeline.Write)
-	if n := len(r.outstanding(pipeline.Write)); before != 3 || n == 0 {
+	before := len(r.outstanding(ssd.Write))
+	r.complete(ssd.Write)
+	if n := len(r.outstanding(ssd.Write)); before != 3 || n == 0 {
 		t.Errorf("%d writes outstanding, then %d when those have ended", before, n)
 	}
 	r.settle()
@@ -151,18 +153,18 @@ func TestAGroupWaitsAsLongAsConfigured(t *testing.T) {
 // TestAGroupIsWrittenInTheNameOfItsFirst record's tenant, so that in the long run each pays for its records.
 func TestAGroupIsWrittenInTheNameOfItsFirst(t *testing.T) {
 	r := newGroupRig(t, kvstore.Config{})
-	put := func(key int, tenant uint32) {
-		r.submit(kvstore.Request{Op: kvstore.Put, Key: groupKey(key), Value: make([]byte, 400), Tenant: tenant, Tag: uint64(key)})
+	put := func(key int, payer tenant.ID) {
+		r.submit(kvstore.Request{Op: kvstore.Put, Key: groupKey(key), Value: make([]byte, 400), Tenant: payer, Tag: uint64(key)})
 	}
 	put(0, 1)
 	r.settle()
 	put(1, 5) // is written alone
-	for i, tenant := range []uint32{6, 5, 5, 5} {
-		put(2+i, tenant)
+	for i, payer := range []tenant.ID{6, 5, 5, 5} {
+		put(2+i, payer)
 	}
-	r.complete(pipeline.Write)
+	r.complete(ssd.Write)
 	var group kvstore.IO // beside it the segment of the one before is written
-	for _, q := range r.outstanding(pipeline.Write) {
+	for _, q := range r.outstanding(ssd.Write) {
 		if len(q.Buf) > len(group.Buf) {
 			group = q
 		}
@@ -172,21 +174,21 @@ func TestAGroupIsWrittenInTheNameOfItsFirst(t *testing.T) {
 	}
 	r.settle()
 
-	rng := rand.New(rand.NewPCG(*kvstore.Seed, 3))
+	rng := rand.New(rand.NewPCG(kvstore.FixedSeed(t), 3))
 	records := [3]float64{}
 	clear(r.charged[:])
 	for i := range 20_000 {
-		tenant := uint32(1 + min(rng.IntN(4), 1)) // a quarter is tenant 1's
-		records[tenant]++
-		q := kvstore.Request{Op: kvstore.Put, Key: groupKey(i % 3000), Value: make([]byte, 400), Tenant: tenant}
+		payer := tenant.ID(1 + min(rng.IntN(4), 1)) // a quarter is tenant 1's
+		records[payer]++
+		q := kvstore.Request{Op: kvstore.Put, Key: groupKey(i % 3000), Value: make([]byte, 400), Tenant: payer}
 		for !r.s.Submit(&q) {
-			r.complete(pipeline.Read)
-			r.complete(pipeline.Write)
+			r.complete(ssd.Read)
+			r.complete(ssd.Write)
 		}
 		if i%16 == 15 {
 			r.turn()
-			r.complete(pipeline.Read)
-			r.complete(pipeline.Write)
+			r.complete(ssd.Read)
+			r.complete(ssd.Write)
 		}
 	}
 	got, want := r.charged[1]/(r.charged[1]+r.charged[2]), records[1]/(records[1]+records[2])

@@ -1,4 +1,6 @@
 package kvstore
 
-// UUID is the partition's, once it is open.
-func (s *Store) UUID() [16]byte { return s.cfg.UUID }
+import "jbofd/internal/uuid"
+
+// UUID identifies the partition, once it is open.
+func (s *Store) UUID() uuid.UUID { return s.cfg.UUID }

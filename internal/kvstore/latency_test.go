@@ -10,8 +10,8 @@ import (
 	"jbofd/internal/pipeline"
 )
 
-// paced is a device in virtual time: so many channels, each with one I/O at a time, which takes what its kind takes and
-// what its bytes take.
+// paced is a device in virtual time with a number of channels. Each channel does one I/O at a time, which takes a time
+// for its kind and a time for its bytes.
 type paced struct {
 	s        *Store
 	disk     []byte
@@ -84,14 +84,13 @@ func (d *paced) step() {
 // TestPutLatencyIsSmooth: compaction keeps up in small steps, so that no Put waits for a whole chunk to be emptied.
 func TestPutLatencyIsSmooth(t *testing.T) {
 	PlainOnly(t)
-	t.Logf("-seed %d", *Seed)
 	const value = 1024
 	cfg := Config{PartitionBytes: 128 << 20, BlockSize: 512, ChunkBytes: 256 << 10}
 	fast := newInstant(t, cfg)
 	fill := int64(80)
 	n := int(cfg.PartitionBytes / 100 * fill / value)
 	val := make([]byte, value)
-	rng := rand.New(rand.NewPCG(*Seed, 3))
+	rng := rand.New(rand.NewPCG(FixedSeed(t), 3))
 	fast.put(0, n, func(i int) uint64 { return uint64(i) }, val, 128)
 	fast.put(0, n/2, func(int) uint64 { return rng.Uint64N(uint64(n)) }, val, 128)
 

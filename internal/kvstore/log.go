@@ -2,14 +2,14 @@ package kvstore
 
 import (
 	"jbofd/internal/invariants"
-	"jbofd/internal/kvstore/fifo"
 	"jbofd/internal/kvstore/format"
 	"jbofd/internal/kvstore/recovery"
+	"jbofd/internal/list"
 	"jbofd/internal/pipeline"
 )
 
-// The logs. Puts and compaction write values to different chunks: what was moved
-// once is likely to live on, and need not be moved again with what is young.
+// The logs. Puts and compaction write values to different chunks. A value that was moved once is likely to live on, and
+// should not be moved again together with younger ones.
 const (
 	keyLog   = recovery.KeyLog
 	userLog  = recovery.UserLog
@@ -17,23 +17,24 @@ const (
 	numLogs  = recovery.NumLogs
 )
 
-// logState is one log.
+// logState is the state of one log.
 type logState struct {
-	// chunk is the open one; tail is the end in it. If that is within a block, last is the block, and the next group
-	// begins with writing it again, if no write of it is under way: so small groups need no padding.
+	// chunk is the open chunk, and tail the end of the log in it. If tail is within a block, last is a copy of the
+	// block. The next group then begins within it and writes it again, unless a write of it is under way. So small
+	// groups need no padding.
 	chunk int32
 	tail  int64
 	last  []byte
 	// opening: the header of chunk is being written.
 	opening bool
-	// starved: there is no chunk for it.
+	// starved: the log needs a chunk and may not take one.
 	starved bool
 	header  []byte
-	// open is the group that takes records, sealed are those that have no place yet, free those not in use.
+	// open is the group to which records are appended. sealed are groups that have no place yet, free those not in use.
 	open         int32
-	sealed, free fifo.List
+	sealed, free list.List
 	inflight     int
-	// pending are the bytes of records in open and sealed.
+	// pending is the number of bytes of the records in open and sealed.
 	pending int64
 }
 
@@ -44,33 +45,35 @@ type group struct {
 	used     int
 	openedNS int64
 	chunk    int32
-	// pays is in whose name it is written: its first record's.
+	// pays pays for the write: the payer of the first record. In the long run a tenant is first as often as it has
+	// records.
 	pays payer
-	// version is the first in a group of the key log that is being written, else 0.
+	// version is the first version in a group of the key log that is being written, otherwise 0.
 	version uint64
-	// first and last are ops (of a group of values, by nextValue) or active segments (by next).
+	// first and last are the ops of a group of values, linked by nextValue, or the active segments of a key group,
+	// linked by next.
 	first, last int32
 }
 
-// room reports whether a record can be appended to the open group of a log.
+// room reports whether a record can be appended to the open group of log l.
 func (s *Store) room(l int) bool {
-	return s.logs[l].open != nobody || s.logs[l].free.N > 0
+	return s.logs[l].open != none || s.logs[l].free.N > 0
 }
 
-// openGroup returns the open group of a log, for a record of n bytes. One that would not fit into the rest
-// of the chunk with it is closed before, so that chunks become full.
+// openGroup returns the open group of log l, for a record of n bytes. If the record would not fit into the rest of the
+// chunk together with the group, the group is sealed before, so that chunks are filled.
 func (s *Store) openGroup(l, n int, pays payer) (int32, *group) {
 	log := &s.logs[l]
-	if log.open != nobody && log.free.N > 0 && log.chunk != nobody && log.sealed.N == 0 {
+	if log.open != none && log.free.N > 0 && log.chunk != none && log.sealed.N == 0 {
 		used, rest := s.groups[log.open].used, int(s.rest(l))
 		if used <= rest && used+n > rest {
 			s.sealGroup(l)
 		}
 	}
-	if log.open == nobody {
+	if log.open == none {
 		log.open = s.groupLinks.Pop(&log.free)
 		g := &s.groups[log.open]
-		*g = group{log: g.log, pays: pays, buf: g.buf, openedNS: s.now, chunk: nobody, first: nobody, last: nobody}
+		*g = group{log: g.log, pays: pays, buf: g.buf, openedNS: s.now, chunk: none, first: none, last: none}
 	}
 	return log.open, &s.groups[log.open]
 }
@@ -78,13 +81,13 @@ func (s *Store) openGroup(l, n int, pays payer) (int32, *group) {
 func (s *Store) sealGroup(l int) {
 	log := &s.logs[l]
 	s.groupLinks.Push(&log.sealed, log.open)
-	log.open = nobody
+	log.open = none
 	if l == movedLog {
 		s.compact.grouped = 0
 	}
 }
 
-// appendValue puts the value of an op into a group.
+// appendValue appends the value of op i to the open group of log l.
 func (s *Store) appendValue(l int, i int32, data []byte) {
 	n := format.ValueBytes(len(data))
 	o := &s.ops[i]
@@ -95,8 +98,8 @@ func (s *Store) appendValue(l int, i int32, data []byte) {
 	v.SetValueLen(len(data))
 	v.SetHash(o.hash)
 	copy(v.Data(), data)
-	o.group, o.groupOff, o.nextValue = gi, uint32(g.used), nobody
-	if g.first == nobody {
+	o.group, o.groupOff, o.nextValue = gi, uint32(g.used), none
+	if g.first == none {
 		g.first = i
 	} else {
 		s.ops[g.last].nextValue = i
@@ -109,13 +112,13 @@ func (s *Store) appendValue(l int, i int32, data []byte) {
 	}
 }
 
-// full reports that a group of that length is to be written: it is long enough, or it is almost and needs hardly any padding.
+// full reports that a group of that length should be written: it is long enough, or nearly so and needs little padding.
 func (s *Store) full(used int) bool {
 	block := s.cfg.BlockSize
 	return used >= s.cfg.GroupBytes || used >= s.cfg.GroupBytes/8*5 && format.RoundUp(used, block)-used < block/8
 }
 
-// appendSegment puts an active segment into a group of the key log.
+// appendSegment appends an active segment to the open group of the key log.
 func (s *Store) appendSegment(i int32) {
 	a := &s.segs[i]
 	seg := format.Segment(a.buf)
@@ -129,8 +132,8 @@ func (s *Store) appendSegment(i int32) {
 	_, g := s.openGroup(keyLog, n, pays)
 	copy(g.buf[g.used:], seg)
 	clear(g.buf[g.used+len(seg)+copy(g.buf[g.used+len(seg):], changes) : g.used+n])
-	a.offset, a.next = int64(g.used), nobody
-	if g.first == nobody {
+	a.offset, a.next = int64(g.used), none
+	if g.first == none {
 		g.first = i
 	} else {
 		s.segs[g.last].next = i
@@ -143,13 +146,14 @@ func (s *Store) appendSegment(i int32) {
 	}
 }
 
-// changes says what the writers of a segment have changed, so that recovery can count what is live; nothing while a restart
-// might find a write that has failed, for then nobody knows what the record before this one is.
+// changes encodes what the writers of a segment have changed, so that recovery can count live bytes. It returns nothing
+// while a restart might find a failed write of the key log, because then it is not known which record precedes this
+// one.
 func (s *Store) changes(a *activeSeg) []byte {
 	if s.failures != s.ckpt.covered {
 		return nil
 	}
-	said := format.BeginChanges(s.said[:0], a.bytes, s.pool.Of(a.entry.Offset()))
+	said := format.BeginChanges(s.changesBuf[:0], a.bytes, s.pool.Of(a.entry.Offset()))
 	seg := format.Segment(a.buf)
 	for i, n := a.writing.First, a.writing.N; n > 0; i, n = s.opLinks.Next(i), n-1 {
 		if len(said) > format.MostChangesBytes {
@@ -160,7 +164,7 @@ func (s *Store) changes(a *activeSeg) []byte {
 		if o.used {
 			c.Item = seg.NumberOf(o.offset)
 		}
-		// What one writer has put and another one replaced counts for neither.
+		// A value that one of the writers has put and a later one replaced is counted for neither.
 		if o.oldLen > 0 && !s.putNow(a, o.oldOffset) {
 			c.Chunk, c.Died = s.pool.Of(o.oldOffset), format.ValueBytes(int(o.oldLen))
 		}
@@ -169,7 +173,7 @@ func (s *Store) changes(a *activeSeg) []byte {
 	return said
 }
 
-// putNow reports whether a value is one that the writers of a segment have put.
+// putNow reports whether the value at an offset was put by one of the writers of the segment.
 func (s *Store) putNow(a *activeSeg, place int64) bool {
 	for i, n := a.writing.First, a.writing.N; n > 1; i, n = s.opLinks.Next(i), n-1 {
 		if o := &s.ops[i]; o.used && o.offset == place {
@@ -179,13 +183,13 @@ func (s *Store) putNow(a *activeSeg, place int64) bool {
 	return false
 }
 
-// pump writes groups of a log, as long as they have a place.
+// pump writes groups of log l as long as they have a place.
 func (s *Store) pump(l int) {
 	log := &s.logs[l]
 	switch {
-	case log.open == nobody:
+	case log.open == none:
 	case l == movedLog:
-		// Nobody waits for it but compaction itself.
+		// Only compaction waits for moved values, so that a group is written when nothing more can be added to it.
 		if s.compact.grouped == s.compact.running {
 			s.sealGroup(l)
 		}
@@ -206,16 +210,16 @@ func (s *Store) pump(l int) {
 	}
 }
 
-// placeSealed writes the sealed groups of a log until there is no place.
+// placeSealed writes the sealed groups of log l until there is no place.
 func (s *Store) placeSealed(l int) {
 	log := &s.logs[l]
 	for log.sealed.N > 0 && !log.opening {
-		// On a volatile device one group of the key log is written at a time: so a segment says of all versions that it may depend on that they
-		// were written, and recovery knows if one was lost.
+		// On a volatile device one group of the key log is written at a time. So all versions before a segment were
+		// written when it was, the segment says so, and recovery knows if one of them was lost.
 		if l == keyLog && (s.ckpt.stage == ckptBarrier || s.ckpt.draining || s.cfg.Volatile && log.inflight > 0) {
 			return
 		}
-		if l == userLog && s.outrun() {
+		if l == userLog && s.stalled() {
 			log.starved = true
 			return
 		}
@@ -223,7 +227,7 @@ func (s *Store) placeSealed(l int) {
 			s.pad(log)
 		}
 		g := &s.groups[log.sealed.First]
-		if log.chunk == nobody || log.tail+int64(g.used) > s.cfg.ChunkBytes {
+		if log.chunk == none || log.tail+int64(g.used) > s.cfg.ChunkBytes {
 			s.openChunk(l)
 			return
 		}
@@ -232,13 +236,13 @@ func (s *Store) placeSealed(l int) {
 	}
 }
 
-// pad begins the next group of a log with a block of its own.
+// pad advances the end of a log to the next block.
 func (s *Store) pad(log *logState) {
 	log.tail = (log.tail + int64(s.cfg.BlockSize) - 1) &^ int64(s.cfg.BlockSize-1)
 }
 
-// place gives a group the next place of its log and writes it. Versions are given here, so
-// that they ascend in the log.
+// place gives a group the next place in its log and writes it. Segments get their versions here, so that versions
+// ascend in the log.
 func (s *Store) place(gi int32, g *group, log *logState) {
 	block := int64(s.cfg.BlockSize)
 	lead := log.tail % block
@@ -252,24 +256,24 @@ func (s *Store) place(gi int32, g *group, log *logState) {
 	base, records := s.pool.Start(log.chunk)+log.tail, g.buf[lead:]
 	g.chunk = log.chunk
 	s.pool.Pin(g.chunk)
-	s.pool.Born(g.chunk, g.used)
+	s.pool.AddLive(g.chunk, g.used)
 	log.pending -= int64(g.used)
 	if g.log == keyLog {
 		g.version = s.version
 		durable := s.durable()
-		for i := g.first; i != nobody; i = s.segs[i].next {
+		for i := g.first; i != none; i = s.segs[i].next {
 			a := &s.segs[i]
 			seg := format.Segment(records[a.offset:])
 			a.offset += base
 			seg.SetVersion(s.version)
-			seg.SetDurable(s.unbroken, durable)
+			seg.SetDurable(s.gapless, durable)
 			seg.Seal(s.pool.Seed(a.offset))
 			s.version++
 		}
 		s.stats.KeyLogBytes += size
 		s.ckpt.keyBytes, s.ckpt.writtenNS = s.ckpt.keyBytes+size, s.now
 	} else {
-		for i := g.first; i != nobody; i = s.ops[i].nextValue {
+		for i := g.first; i != none; i = s.ops[i].nextValue {
 			o := &s.ops[i]
 			o.offset = base + int64(o.groupOff)
 			o.chunk = log.chunk
@@ -288,13 +292,13 @@ func (s *Store) place(gi int32, g *group, log *logState) {
 	log.tail += int64(g.used)
 	log.inflight++
 	if !g.pays.background {
-		// Whoever gets on uses up what is won.
-		s.hopeful()
+		// Space that compaction has won is being used, so that it is worth trying again.
+		s.resetFutile()
 	}
 	s.ioFor(ioGroup, gi, g.pays, pipeline.Write, base-lead, g.buf[:size])
 }
 
-// durable returns the version up to which all writes of the key log have ended.
+// durable returns the highest version such that the writes of all versions up to it have ended.
 func (s *Store) durable() uint64 {
 	v := s.version
 	for i := range s.groups {
@@ -315,7 +319,7 @@ func (s *Store) groupWritten(gi int32, ok bool) {
 		s.pad(&s.logs[g.log])
 		if g.log == keyLog {
 			s.failures++
-			s.unbroken = s.version
+			s.gapless = s.version
 			s.pool.Hold = true
 		}
 	}
@@ -323,21 +327,21 @@ func (s *Store) groupWritten(gi int32, ok bool) {
 	s.endGroup(gi, st)
 }
 
-// endGroup tells everyone in a group how it ended and frees it. The status is CapacityExceeded if it was
-// never written.
+// endGroup ends the records of a group with a status and frees the group. The status is CapacityExceeded for a group
+// that was never written.
 func (s *Store) endGroup(gi int32, st Status) {
 	g := &s.groups[gi]
-	if g.chunk == nobody {
+	if g.chunk == none {
 		s.logs[g.log].pending -= int64(g.used)
 	}
 	if g.log == keyLog {
-		for i := g.first; i != nobody; {
+		for i := g.first; i != none; {
 			next := s.segs[i].next
-			s.segmentWritten(i, g.chunk != nobody, st)
+			s.segmentWritten(i, g.chunk != none, st)
 			i = next
 		}
 	} else {
-		for i := g.first; i != nobody; {
+		for i := g.first; i != none; {
 			o := &s.ops[i]
 			next := o.nextValue
 			o.ready, o.failed = true, st
@@ -345,54 +349,55 @@ func (s *Store) endGroup(gi int32, st Status) {
 			i = next
 		}
 	}
-	if g.chunk != nobody {
+	if g.chunk != none {
 		s.pool.Unpin(g.chunk)
 	}
 	s.groupLinks.Push(&s.logs[g.log].free, gi)
 	s.progress++
 }
 
-// considerWriter looks at the segment of a writer that has become ready.
+// considerWriter considers the segment of a writer that has become ready.
 func (s *Store) considerWriter(i int32) {
 	at, fresh := s.activate(s.tbl.Segment(s.ops[i].hash), payer{})
 	invariants.Check(!fresh, "kvstore: a writer's segment is not active")
 	s.consider(at)
 }
 
-// rest is what is left of a log's open chunk.
+// rest is the free space in the open chunk of log l.
 func (s *Store) rest(l int) int64 {
-	if log := &s.logs[l]; log.chunk != nobody {
+	if log := &s.logs[l]; log.chunk != none {
 		return (s.cfg.ChunkBytes - log.tail) &^ int64(s.cfg.BlockSize-1)
 	}
 	return 0
 }
 
-// placeForMoved is how many bytes of moved values may be written.
+// placeForMoved is how many bytes of moved values can be written.
 func (s *Store) placeForMoved() int64 {
-	return s.rest(movedLog) + int64(s.budget.Moved())*s.budget.Fill
+	return s.rest(movedLog) + int64(s.budget.MovedChunks())*s.budget.Fill
 }
 
-// placeForKeys is how many bytes may be written to the key log besides what is moved within it. For that, what is to be moved by now
-// and a chunk and a half more are kept: groups do not fill chunks to their ends.
+// placeForKeys is how many bytes can be written to the key log besides what is moved within it. Kept back are the bytes
+// that compaction is about to move, and a chunk and a half, as groups do not fill chunks to their ends.
 func (s *Store) placeForKeys() int64 {
 	keys, _ := s.owed()
-	return s.rest(keyLog) + int64(s.budget.Keys())*s.budget.Fill - s.logs[keyLog].pending - keys - s.budget.Fill*3/2
+	return s.rest(keyLog) + int64(s.budget.KeyChunks())*s.budget.Fill - s.logs[keyLog].pending - keys - s.budget.Fill*3/2
 }
 
-// mayOpen reports whether a log may take a chunk. What gets into groups of the key log has its place.
+// mayOpen reports whether log l may take a chunk. Segments in groups of the key log were granted their place before, by
+// placeForKeys.
 func (s *Store) mayOpen(l int) bool {
 	switch l {
 	case keyLog:
-		return s.budget.Keys() > 0
+		return s.budget.KeyChunks() > 0
 	case movedLog:
-		return s.budget.Moved() > 0
+		return s.budget.MovedChunks() > 0
 	}
 	_, values := s.owed()
-	return s.budget.Moved() > 1 && !s.budget.Crowded() && s.placeForMoved()-s.budget.Fill >= values
+	return s.budget.MovedChunks() > 1 && !s.budget.Crowded() && s.placeForMoved()-s.budget.Fill >= values
 }
 
-// openChunk takes a free chunk for a log and writes its header. Nothing is in the chunk before that is
-// durable, or recovery would not know it.
+// openChunk takes a free chunk for log l and writes its header. The header must be durable before anything is written
+// behind it: recovery does not know a chunk without a header.
 func (s *Store) openChunk(l int) {
 	log := &s.logs[l]
 	if !s.mayOpen(l) {
@@ -409,17 +414,17 @@ func (s *Store) openChunk(l int) {
 	s.io(ioHeader, int32(l), pipeline.Write, s.pool.Start(log.chunk), log.header)
 }
 
-// closeChunk seals the open chunk of a log.
+// closeChunk seals the open chunk of log l.
 func (s *Store) closeChunk(l int) {
 	log := &s.logs[l]
-	if log.chunk == nobody {
+	if log.chunk == none {
 		return
 	}
 	s.pool.Seal(log.chunk)
-	log.chunk = nobody
+	log.chunk = none
 }
 
-// takeChunk makes a free chunk one of that kind and fills in its header.
+// takeChunk takes a free chunk and fills in its header.
 func (s *Store) takeChunk(kind format.Kind, header []byte, checkpoint uint64, index uint32) int32 {
 	i := s.pool.Take(kind)
 	clear(header)
@@ -440,12 +445,12 @@ func (s *Store) headerWritten(l int, ok bool) {
 	if ok {
 		return
 	}
-	s.pool.GiveBack(log.chunk)
-	log.chunk = nobody
+	s.pool.Return(log.chunk)
+	log.chunk = none
 	s.failSealed(l, DeviceError)
 }
 
-// failSealed ends the groups of a log that have no place.
+// failSealed ends the groups of log l that have no place.
 func (s *Store) failSealed(l int, st Status) {
 	log := &s.logs[l]
 	for n := log.sealed.N; n > 0; n-- {

@@ -4,6 +4,7 @@ import (
 	"jbofd/internal/kvstore/format"
 	"jbofd/internal/kvstore/lookup"
 	"jbofd/internal/pipeline"
+	"jbofd/internal/tenant"
 )
 
 // op is a writing request in progress, or a record that compaction moves.
@@ -11,52 +12,52 @@ type op struct {
 	kind   Op
 	cond   Condition
 	status Status
-	// ready: its value, if it has one, is durable, so that its segment may be changed.
+	// ready: the value, if there is one, is durable, so that the segment may be changed.
 	ready bool
-	// failed is why its value could not be written.
+	// failed is why the value could not be written.
 	failed Status
 	keyLen uint8
 	key    [format.MaxKey]byte
 	tag    uint64
-	tenant uint32
-	slot   uint8 // of the compaction that it is for
+	tenant tenant.ID
+	slot   uint8 // of the victim that compaction is emptying
 	hash   uint64
-	// value is the moved one in the memory of the compaction.
+	// value is the value that is moved, in the memory of compaction.
 	value    []byte
 	valueLen uint32
-	// nextValue links it in its value group, or in the list of those at the gate.
+	// nextValue is the next op of the same group of values.
 	nextValue int32
 
-	// group is the one of its value and groupOff where in it; offset is the value's place
-	// in the partition since the group was bound, chunk the chunk pinned for it.
+	// group contains the value at groupOff. When the group has its place, offset is that of the value in the partition,
+	// and chunk is the chunk that is pinned for it.
 	group    int32
 	groupOff uint32
 	offset   int64
 	chunk    int32
-	// old is the place of a moved value or segment, segment the number of a touched one.
+	// old is the offset of the value or segment that is moved, segment the number of that segment.
 	old     int64
 	segment uint32
 
-	// What it did to its segment, to be counted when that is durable.
+	// What the op has changed in its segment. It is counted when the segment is durable.
 	oldOffset int64
 	oldLen    uint32
 	objects   int8
-	used      bool // its value is in the segment
+	used      bool // the segment refers to the value
 }
 
-// pays is in whose name an op's I/Os are done.
+// pays says who pays for the op's I/Os.
 func (o *op) pays() payer { return payer{tenant: o.tenant, background: o.kind >= opMove} }
 
 // finish ends an op.
 func (s *Store) finish(i int32, st Status) {
 	o := &s.ops[i]
-	if o.chunk != nobody {
+	if o.chunk != none {
 		s.pool.Unpin(o.chunk)
 		if !o.used || st != OK {
-			s.pool.Died(o.offset, format.ValueBytes(int(o.valueLen)))
+			s.pool.SubLive(o.offset, format.ValueBytes(int(o.valueLen)))
 		}
 	}
-	o.chunk, o.value = nobody, nil
+	o.chunk, o.value = none, nil
 	if o.kind >= opMove {
 		o.ready = true
 		s.moved(o.slot, st)
@@ -67,11 +68,11 @@ func (s *Store) finish(i int32, st Status) {
 	s.opLinks.Push(&s.freeOps, i)
 }
 
-// reader is the Store as the host of its reading side.
+// reader is the Store as the lookup.Host of its reading side.
 type reader struct{ *Store }
 
 // ReadFor implements lookup.Host.
-func (s reader) ReadFor(slot int32, tenant uint32, offset int64, buf []byte) {
+func (s reader) ReadFor(slot int32, tenant tenant.ID, offset int64, buf []byte) {
 	s.ioFor(ioLookup, slot, payer{tenant: tenant}, pipeline.Read, offset, buf)
 }
 

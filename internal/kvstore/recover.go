@@ -6,19 +6,20 @@ import (
 
 	"jbofd/internal/kvstore/format"
 	"jbofd/internal/kvstore/recovery"
+	"jbofd/internal/kvstore/space"
 	"jbofd/internal/pipeline"
 )
 
-// openState is how far a partition is open.
+// openState is the state of a partition that is being opened.
 type openState struct {
-	// machine reads the partition, if it is not formatted; reads are those it asks for.
+	// machine reads a partition that is not formatted. reads are the reads that it asks for.
 	machine *recovery.Machine
 	reads   []recovery.Read
-	// finish is what is written when all is read, or formatted; nil before that.
+	// finish is what has to be written once everything is read; nil before that.
 	finish *recovery.Finish
 }
 
-// refuse ends the opening: nothing on the partition is touched.
+// refuse ends the opening with an error.
 func (s *Store) refuse(err error) {
 	if !errors.Is(err, ErrPartition) {
 		err = fmt.Errorf("%w: %w", ErrPartition, err)
@@ -33,7 +34,13 @@ func (s *Store) open() {
 	case o.finish != nil:
 		return
 	case s.cfg.Format:
-		s.finishOpening(recovery.NewFormat(s.super, s.cfg.PartitionBytes, s.cfg.Alloc(format.SuperblockBytes)))
+		mem := space.Buffers{Alloc: s.cfg.Alloc}
+		blank := mem.Take("a blank superblock", format.SuperblockBytes)
+		if mem.Err != nil {
+			s.refuse(mem.Err)
+			return
+		}
+		s.finishOpening(recovery.NewFormat(s.super, s.cfg.PartitionBytes, blank))
 		return
 	case o.machine == nil:
 		o.machine = recovery.New(recovery.Config{PartitionBytes: s.cfg.PartitionBytes, BlockSize: s.cfg.BlockSize, SegTbl: s.cfg.SegTbl, Alloc: s.cfg.Alloc})
@@ -54,7 +61,7 @@ func (s *Store) open() {
 	}
 }
 
-// finishOpening goes on with what is written before the store is open for business.
+// finishOpening asks for the next I/O that has to be done before the store is open, or opens it.
 func (s *Store) finishOpening(f *recovery.Finish) {
 	s.opening.finish = f
 	w, ok := f.Next()
@@ -68,7 +75,7 @@ func (s *Store) finishOpening(f *recovery.Finish) {
 	}
 }
 
-// recovered takes a completion.
+// recovered ends an I/O of the opening.
 func (s *Store) recovered(slot int32, err error) {
 	switch o := s.opening; {
 	case s.phase == failed:
@@ -83,7 +90,7 @@ func (s *Store) recovered(slot int32, err error) {
 	}
 }
 
-// Opening says what is being read while the partition is opened, and how far that is: so many of so many.
+// Opening says what is being read while the partition is opened, and how many of how many have been.
 func (s *Store) Opening() (what string, read, of int) {
 	if s.phase != unopened || s.opening.machine == nil {
 		return "", 0, 0

@@ -1,30 +1,30 @@
 package kvstore
 
 import (
-	"jbofd/internal/kvstore/chunks"
 	"jbofd/internal/kvstore/format"
+	"jbofd/internal/kvstore/space"
 )
 
-// Damage is a live record that is not what was written. It is reported whenever it is come upon.
+// Damage is a live record that is not what was written. It is reported each time that it is found.
 type Damage struct {
-	// Offset is its place in the partition.
+	// Offset is the record's offset in the partition.
 	Offset int64
-	// Segment is the number of the segment, its own or of the value's key.
+	// Segment is the number of the segment, or of the segment that the value's key belongs to.
 	Segment uint32
-	// Hash is that of the value's key, 0 for a segment.
+	// Hash is the hash of the value's key, 0 for a segment.
 	Hash uint64
 }
 
-// scrubState is the slow walk over all sealed chunks. It uses a slot that compaction does not need, and gives it back at
-// once when it does.
+// scrubState is a slow walk over all sealed chunks. It uses a slot that compaction does not need, and returns it as
+// soon as compaction does.
 type scrubState struct {
-	// next is the chunk to look at next.
+	// next is the chunk that is read next.
 	next int32
-	// dueNS is when it may read on.
+	// dueNS is when the next piece may be read.
 	dueNS int64
 }
 
-// scrubStep begins or continues.
+// scrubStep starts the scrub or continues it.
 func (s *Store) scrubStep() {
 	if s.cfg.ScrubBytesPerSec <= 0 {
 		return
@@ -60,12 +60,12 @@ func (s *Store) scrubStep() {
 	}
 }
 
-// nextToScrub finds the next chunk to look at. If there is none it waits as for a chunk.
+// nextToScrub finds the next chunk to read. If there is none, the scrub waits for as long as a chunk takes.
 func (s *Store) nextToScrub() bool {
 	n := int32(len(s.pool.Chunks))
 	for range n {
 		s.scrub.next %= n
-		if c := &s.pool.Chunks[s.scrub.next]; c.State == chunks.Sealed {
+		if c := &s.pool.Chunks[s.scrub.next]; c.State == space.Sealed {
 			return true
 		}
 		s.scrub.next++
@@ -75,7 +75,7 @@ func (s *Store) nextToScrub() bool {
 	return false
 }
 
-// endScrub gives the slot back.
+// endScrub returns the slot.
 func (s *Store) endScrub(sl *slot) {
 	if sl.Reading || sl.running > 0 {
 		return
@@ -98,7 +98,8 @@ func (s *Store) look(sl *slot) {
 	}
 }
 
-// suspect reports a record that is not sound if it is live. It is not believed, but the number of its segment is where to ask.
+// suspect reports a damaged record if it is live. The record itself is not believed: what its header says is used only
+// to find the segment that knows whether it is live.
 func (s *Store) suspect(sl *slot, rec []byte, offset int64) {
 	switch {
 	case len(rec) < format.SegmentHeaderBytes:

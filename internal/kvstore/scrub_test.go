@@ -4,8 +4,8 @@ import (
 	"encoding/binary"
 	"testing"
 
-	"jbofd/internal/kvstore/chunks"
 	"jbofd/internal/kvstore/format"
+	"jbofd/internal/kvstore/space"
 )
 
 func TestScrubFindsLiveDamageAndNothingElse(t *testing.T) {
@@ -25,7 +25,7 @@ func TestScrubFindsLiveDamageAndNothingElse(t *testing.T) {
 		seg := format.Segment(d.disk[e.Offset():])
 		for at := format.SegmentHeaderBytes; at < seg.LengthBytes(); at += seg.Item(at).LengthBytes() {
 			it := seg.Item(at)
-			if s.tbl.Segment(format.HashKey(s.hashSeed, it.Key())) != n || s.pool.Chunks[s.pool.Of(it.ValueOffset())].State != chunks.Sealed {
+			if s.tbl.Segment(format.HashKey(s.hashSeed, it.Key())) != n || s.pool.Chunks[s.pool.Of(it.ValueOffset())].State != space.Sealed {
 				continue
 			}
 			if binary.LittleEndian.Uint64(it.Key())%50 == 0 {
@@ -36,7 +36,7 @@ func TestScrubFindsLiveDamageAndNothingElse(t *testing.T) {
 	}
 	sealed := int64(0)
 	for _, c := range s.pool.Chunks {
-		if c.State == chunks.Sealed {
+		if c.State == space.Sealed {
 			sealed += 256 << 10
 		}
 	}

@@ -2,63 +2,66 @@ package kvstore
 
 import (
 	"jbofd/internal/invariants"
-	"jbofd/internal/kvstore/fifo"
 	"jbofd/internal/kvstore/format"
-	"jbofd/internal/kvstore/segtbl"
+	"jbofd/internal/kvstore/lookup"
+	"jbofd/internal/list"
 	"jbofd/internal/pipeline"
 )
 
-// smallSegment is the length of a segment for which there is memory beforehand.
+// smallSegment is the length of a segment for which every activeSeg has a buffer from the start.
 const smallSegment = 4 << 10
 
 type segState uint8
 
 const (
 	segLoading segState = iota
-	segLoaded           // content is what is committed
-	segWriting          // content is in a group of the key log
+	segLoaded           // the content is what is committed
+	segWriting          // the content is in a group of the key log
 )
 
-// activeSeg is a segment that has writers. While it has, its content is in memory, so that a writer
-// that follows another one need not read it.
+// activeSeg is a segment that has writers. Its content is kept in memory, so that a writer that follows another one
+// need not read it.
 type activeSeg struct {
 	state  segState
 	number uint32
-	// pays is in whose name it is read: its first writer's.
+	// pays is the payer of the first writer. It is charged for reading the segment.
 	pays payer
-	// chain links those of one place in the table, and the free ones; next the dirty ones.
+	// chain links the segments of one place of the table, and the free activeSegs. next links the segments of a group.
 	chain, next int32
 	dirty       bool
-	// held: a split takes keys from it; its writers wait. newborn: a split has made it, and it is not in the table yet.
-	held, newborn bool
-	// force: write it though nobody changes it.
+	// held: a split is moving keys out of the segment, so its writers wait. added: the segment is the new one of a
+	// split and is not in the SegTbl yet.
+	held, added bool
+	// force: the segment is written even if no writer changes it.
 	force bool
-	// buf holds a segment, from its start; while loading, the blocks around it.
+	// buf begins with the segment. While the segment is being read, buf holds the blocks around it, and it begins at
+	// lead.
 	buf  []byte
 	lead uint32
-	// entry is its place as committed, bytes its length there.
-	entry segtbl.Entry
+	// entry is the committed place of the segment, bytes the length of the committed record.
+	entry lookup.Entry
 	bytes int
-	// offset is its place in the group that is being written, length what it takes there.
+	// offset is where the record that is being written begins: in its group, and once the group has a place in the log,
+	// in the partition. length is the record's length.
 	offset int64
 	length int
-	// waiting are its writers, writing those that the content in the group has changed.
-	waiting, writing fifo.List
+	// waiting are writers that have not changed the segment yet. writing are those whose changes are being written.
+	waiting, writing list.List
 }
 
-// activate returns the active segment of that number; a fresh one was none and has no content yet.
+// activate returns the active segment of that number. If it was not active yet, fresh is true and it has no content.
 func (s *Store) activate(number uint32, pays payer) (i int32, fresh bool) {
 	head := &s.table[int(number)&(len(s.table)-1)]
-	for i := *head; i != nobody; i = s.segs[i].chain {
+	for i := *head; i != none; i = s.segs[i].chain {
 		if s.segs[i].number == number {
 			return i, false
 		}
 	}
 	i = s.freeSeg
-	invariants.Check(i != nobody, "kvstore: more active segments than writers")
+	invariants.Check(i != none, "kvstore: more active segments than writers")
 	a := &s.segs[i]
 	s.freeSeg = a.chain
-	*a = activeSeg{number: number, pays: pays, chain: *head, next: nobody, buf: a.buf, waiting: fifo.None, writing: fifo.None}
+	*a = activeSeg{number: number, pays: pays, chain: *head, next: none, buf: a.buf, waiting: list.None, writing: list.None}
 	*head = i
 	return i, true
 }
@@ -73,7 +76,10 @@ func (s *Store) load(i int32) {
 		return
 	}
 	n := a.entry.MaxBytes()
-	a.buf = s.enough(a.buf, n+2*s.cfg.BlockSize)
+	if !s.enough(&a.buf, n+2*s.cfg.BlockSize) {
+		s.segLinks.Push(&s.unloaded, i)
+		return
+	}
 	start, length := s.pool.Around(a.entry.Offset(), n, s.cfg.BlockSize)
 	a.lead = uint32(a.entry.Offset() - start)
 	s.ioFor(ioSegment, i, a.pays, pipeline.Read, start, a.buf[:length])
@@ -86,17 +92,24 @@ func (s *Store) blank(i int32) {
 	a.state, a.bytes = segLoaded, 0
 }
 
-// enough returns buf or, if it is too short, a longer one.
-func (s *Store) enough(buf []byte, n int) []byte {
-	if len(buf) >= n {
-		return buf
+// enough grows the buffer of a segment to at least n bytes, keeping its content, and reports whether there was memory
+// for it. A segment that is longer than smallSegment is rare: with the default of 13 keys a segment it takes a table
+// without room for more segments. The longer buffer stays with its activeSeg, so that a store stops allocating when it
+// has seen its longest segments.
+func (s *Store) enough(buf *[]byte, n int) bool {
+	if len(*buf) >= n {
+		return true
 	}
-	longer := s.cfg.Alloc(format.RoundUp(n, 4096))
-	copy(longer, buf)
-	return longer
+	longer, err := s.cfg.Alloc(format.RoundUp(n, format.SuperblockBytes))
+	if err != nil {
+		return false
+	}
+	copy(longer, *buf)
+	*buf = longer
+	return true
 }
 
-// dispatch gives a writer to its segment.
+// dispatch hands a writer to its segment.
 func (s *Store) dispatch(i int32) {
 	o := &s.ops[i]
 	number := o.segment
@@ -111,7 +124,7 @@ func (s *Store) dispatch(i int32) {
 	s.consider(at)
 }
 
-// segmentRead takes the content of an active segment.
+// segmentRead ends the read of an active segment.
 func (s *Store) segmentRead(i int32, ok bool) {
 	a := &s.segs[i]
 	seg := format.Segment(a.buf[a.lead:])
@@ -123,7 +136,7 @@ func (s *Store) segmentRead(i int32, ok bool) {
 		status = Corrupt
 	}
 	if status != OK {
-		s.drop(i, status)
+		s.failSegment(i, status)
 		return
 	}
 	copy(a.buf, seg[:seg.LengthBytes()])
@@ -131,23 +144,23 @@ func (s *Store) segmentRead(i int32, ok bool) {
 	s.consider(i)
 }
 
-// loaded takes what is in the buffer of an active segment, which is what was committed, as its content.
+// loaded makes the committed record, which the buffer of an active segment now contains, the content of the segment.
 func (s *Store) loaded(i int32) {
 	a := &s.segs[i]
 	a.bytes = format.Segment(a.buf).ExtentBytes()
 	a.state = segLoaded
-	// Keys that were taken to another segment by a split are still there until the next write.
-	s.own(i)
+	// Keys that a split has moved to another segment stay in the record until the next write.
+	s.dropMovedKeys(i)
 }
 
-// own leaves out of an active segment the keys that were taken to another one by a split.
-func (s *Store) own(i int32) {
+// dropMovedKeys removes from an active segment the keys that a split has moved to another one.
+func (s *Store) dropMovedKeys(i int32) {
 	a := &s.segs[i]
 	format.Segment(a.buf).Filter(func(key []byte) bool { return s.tbl.Segment(format.HashKey(s.hashSeed, key)) == a.number })
 }
 
-// drop fails all writers of a segment and forgets its content.
-func (s *Store) drop(i int32, st Status) {
+// failSegment ends the writers of a segment with a status and forgets the segment's content.
+func (s *Store) failSegment(i int32, st Status) {
 	a := &s.segs[i]
 	for a.writing.N > 0 {
 		s.finish(s.opLinks.Pop(&a.writing), st)
@@ -165,12 +178,14 @@ func (s *Store) drop(i int32, st Status) {
 	}
 }
 
-// failReady ends the writers of a segment but those whose values are under way, which cannot be ended before.
+// failReady ends the ready writers of a segment with a status. Writers whose values are still being written end later,
+// when that I/O completes. With NoMemory it also ends the moves whose values compaction has not begun to copy:
+// that would happen only after the segment was read, for which there is no memory.
 func (s *Store) failReady(i int32, st Status) {
 	a := &s.segs[i]
 	for n := a.waiting.N; n > 0; n-- {
 		o := s.opLinks.Pop(&a.waiting)
-		if s.ops[o].ready {
+		if r := &s.ops[o]; r.ready || st == NoMemory && r.kind == opMove && r.group == none {
 			s.finish(o, st)
 		} else {
 			s.opLinks.Push(&a.waiting, o)
@@ -189,8 +204,8 @@ func (s *Store) deactivate(i int32) {
 	s.freeSeg = i
 }
 
-// consider puts a segment on the list of those to write if a writer is ready, and lets go of it
-// if it has none.
+// consider puts a segment on the list of those to be written if one of its writers is ready, and deactivates it if it
+// has no writers.
 func (s *Store) consider(i int32) {
 	a := &s.segs[i]
 	if a.state != segLoaded || a.dirty || a.held {
@@ -200,13 +215,13 @@ func (s *Store) consider(i int32) {
 		s.deactivate(i)
 		return
 	}
-	for o := a.waiting.First; o != nobody; o = s.opLinks.Next(o) {
-		if r := &s.ops[o]; r.kind == opMove && !r.ready && r.group == nobody {
+	for o := a.waiting.First; o != none; o = s.opLinks.Next(o) {
+		if r := &s.ops[o]; r.kind == opMove && !r.ready && r.group == none {
 			s.examine(format.Segment(a.buf), o)
 		}
 	}
 	want := a.force
-	for o := a.waiting.First; o != nobody && !want; o = s.opLinks.Next(o) {
+	for o := a.waiting.First; o != none && !want; o = s.opLinks.Next(o) {
 		want = s.ops[o].ready
 	}
 	if want {
@@ -214,8 +229,10 @@ func (s *Store) consider(i int32) {
 	}
 }
 
-// writeSegments lets the ready writers change their segments and puts these into groups of the
-// key log, as far as there are groups and there is place. Compaction and splits, which others wait for, always have some.
+// writeSegments writes the dirty segments: it applies the changes of their ready writers and appends each segment to a
+// group of the key log. It stops when no group is free. A segment for which the key log has no space stays dirty until
+// compaction has freed some. Segments that compaction or a split waits for skip that check: placeForKeys keeps space
+// back for them, because a compaction that waited for space could never free any.
 func (s *Store) writeSegments() {
 	s.compact.blocked = false
 	for n := s.dirty.N; n > 0 && s.room(keyLog); n-- {
@@ -224,8 +241,8 @@ func (s *Store) writeSegments() {
 		a.dirty = false
 		switch {
 		case a.held:
-			// The split got hold of it meanwhile.
-		case a.newborn || s.placeForKeys() >= s.mayBecome(a) || s.touched(a):
+			// A split has held the segment since it was put on the list. The split considers it again at its end.
+		case a.added || s.placeForKeys() >= s.mayBecome(a) || s.touched(a):
 			s.change(i)
 		default:
 			s.compact.blocked = true
@@ -234,14 +251,14 @@ func (s *Store) writeSegments() {
 	}
 }
 
-// mayBecome is how long a segment may be when its writers have changed it.
+// mayBecome returns an upper bound of the length of a segment after its writers have changed it.
 func (s *Store) mayBecome(a *activeSeg) int64 {
 	return int64(format.Segment(a.buf).LengthBytes() + a.waiting.N*(format.ItemHeaderBytes+format.MaxKey) + format.MostChangesBytes)
 }
 
-// touched reports that compaction waits for a segment to be written.
+// touched reports whether compaction waits for the segment to be written, because its record is in a victim.
 func (s *Store) touched(a *activeSeg) bool {
-	for o := a.waiting.First; o != nobody; o = s.opLinks.Next(o) {
+	for o := a.waiting.First; o != none; o = s.opLinks.Next(o) {
 		if s.ops[o].kind == opTouch {
 			return true
 		}
@@ -249,16 +266,18 @@ func (s *Store) touched(a *activeSeg) bool {
 	return false
 }
 
-// setDirty puts a segment on the list of those to write.
+// setDirty puts a segment on the list of those to be written.
 func (s *Store) setDirty(i int32) {
 	s.segs[i].dirty = true
 	s.segLinks.Push(&s.dirty, i)
 }
 
-// change applies the ready writers of a segment, in order, and writes it.
+// change applies the ready writers of a segment in order. If any of them has changed the segment, it appends the
+// segment to a group of the key log; otherwise it answers the writers at once.
 func (s *Store) change(i int32) {
 	a := &s.segs[i]
-	// While a restart might find a segment whose write failed, every writer's answer is made true by a newer one.
+	// While the outcome of a write of the key log is indeterminate, a restart may find the segment that failed. Then
+	// even a writer that changes nothing is answered only after a newer version of the segment is durable.
 	changed := a.force || s.failures != s.ckpt.covered
 	a.force = false
 	for n := a.waiting.N; n > 0; n-- {
@@ -288,7 +307,8 @@ func (s *Store) change(i int32) {
 	s.appendSegment(i)
 }
 
-// apply lets one writer change the content and reports whether it did.
+// apply applies writer oi to the content of segment i and reports whether the segment must be written. It sets the
+// writer's status.
 func (s *Store) apply(i, oi int32) bool {
 	a, o := &s.segs[i], &s.ops[oi]
 	o.status = OK
@@ -338,7 +358,10 @@ func (s *Store) apply(i, oi int32) bool {
 			o.status = CapacityExceeded
 			return false
 		}
-		a.buf = s.enough(a.buf, at+n)
+		if !s.enough(&a.buf, at+n) {
+			o.status = NoMemory
+			return false
+		}
 		seg = format.Segment(a.buf)
 		seg.Insert(o.key[:o.keyLen])
 		o.objects = 1
@@ -350,34 +373,34 @@ func (s *Store) apply(i, oi int32) bool {
 	return true
 }
 
-// segmentWritten ends the write of a segment: it is durable; or nobody knows, if it was placed; or it
-// was not written.
+// segmentWritten ends the write of a segment. placed says that the segment's group had a place in the log, so that it
+// may have reached the device: after an error the outcome is then indeterminate. Without a place nothing was written.
 func (s *Store) segmentWritten(i int32, placed bool, st Status) {
 	a := &s.segs[i]
 	if st != OK {
 		if placed {
-			s.pool.Died(a.offset, a.length)
+			s.pool.SubLive(a.offset, a.length)
 		}
-		if a.newborn {
+		if a.added {
 			a.state, s.split.failed = segLoaded, st
-			s.newbornEnded()
+			s.addedWritten()
 			return
 		}
-		s.drop(i, st)
+		s.failSegment(i, st)
 		return
 	}
 	if a.bytes > 0 {
-		s.pool.Died(a.entry.Offset(), a.bytes)
+		s.pool.SubLive(a.entry.Offset(), a.bytes)
 	}
-	a.entry, a.bytes = segtbl.NewEntry(a.offset, a.length), a.length
+	a.entry, a.bytes = lookup.NewEntry(a.offset, a.length), a.length
 	if format.Segment(a.buf).Items() == 0 {
-		// It is empty: the record counts for recovery only, until the next checkpoint.
-		s.pool.Died(a.offset, a.bytes)
+		// Only recovery needs the record of an empty segment, and only until the next checkpoint.
+		s.pool.SubLive(a.offset, a.bytes)
 		a.entry, a.bytes = 0, 0
 	}
 	a.state = segLoaded
-	if a.newborn {
-		s.newbornEnded()
+	if a.added {
+		s.addedWritten()
 		return
 	}
 	s.tbl.Set(a.number, a.entry)
@@ -385,7 +408,7 @@ func (s *Store) segmentWritten(i int32, placed bool, st Status) {
 		oi := s.opLinks.Pop(&a.writing)
 		o := &s.ops[oi]
 		if o.oldLen > 0 {
-			s.pool.Died(o.oldOffset, format.ValueBytes(int(o.oldLen)))
+			s.pool.SubLive(o.oldOffset, format.ValueBytes(int(o.oldLen)))
 		}
 		s.objects += int64(o.objects)
 		s.finish(oi, o.status)

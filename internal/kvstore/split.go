@@ -1,32 +1,35 @@
 package kvstore
 
 import (
-	"jbofd/internal/kvstore/fifo"
 	"jbofd/internal/kvstore/format"
+	"jbofd/internal/list"
 )
 
-// splitsMost is how many segments are added to the table at once.
-const splitsMost = 32
+// maxSplits is how many segments are added to the table at once.
+const maxSplits = 32
 
-// splitState is the addition of segments to the table, several at once: each is filled with keys from its source and
-// written. The sources are not: what they have too many is ignored, and left out when they are written next.
-// Until all of the new ones are durable the sources must not change, or a crash could bring the older state of a moved
-// key back; not even after a write that has failed, for that may be found after a restart. So they are held
+// splitState is the addition of segments to the table, several at once. Each new segment is filled with keys of its
+// source and written. The sources are not written: keys that have moved are ignored in them, and left out at their next
+// write.
+//
+// Until all new segments are durable the sources must not change. Otherwise a crash could bring back an older state of
+// a key that has moved. This holds even after a failed write, whose outcome is indeterminate: the sources are held
 // until a round of writes succeeds.
 //
-// The new ones are in the key log in the order of their numbers, and recovery does not believe one whose
-// predecessor it has not found.
+// The new segments are in the key log in the order of their numbers, and recovery ignores one whose predecessor it has
+// not found.
 type splitState struct {
-	// n is how many are being added; 0: none. src and dst are active segments.
+	// n is how many segments are being added; 0: none. src and dst are active segments.
 	n        int
-	src, dst [splitsMost]int32
-	// writing: a round of writes is under way, of which ended have ended; failed is why one has failed, if one has.
+	src, dst [maxSplits]int32
+	// writing: a round of writes is under way, of which ended have ended. failed is why one has failed, if so.
 	writing bool
 	ended   int
 	failed  Status
-	// again: a checkpoint has begun in the middle of the round, so that recovery would find a part of it.
+	// again: a checkpoint has begun during the round, so that recovery would find only a part of it.
 	again bool
-	// made: there are dsts. broken: a round has failed; there is another one when a source has a writer.
+	// made: the new segments have been filled. broken: a round has failed, and the next one begins when a source has a
+	// writer.
 	made, broken bool
 	// retryNS is when to try again after a source could not be read.
 	retryNS int64
@@ -35,7 +38,7 @@ type splitState struct {
 // idle reports that nothing is under way.
 func (sp *splitState) idle() bool { return sp.n == 0 || sp.broken && !sp.writing }
 
-// grow begins splits if the table is too small for its objects, and brings them forward.
+// grow starts splits if the table is too small for its objects, and continues them.
 func (s *Store) grow() {
 	sp := &s.split
 	if sp.n == 0 && !s.beginSplits() || sp.writing || s.ckpt.stage == ckptBarrier {
@@ -51,8 +54,9 @@ func (s *Store) grow() {
 	switch {
 	case sp.broken && writers == 0:
 		return
-	case !sp.made:
-		s.makeNewborn()
+	case !sp.made && !s.fillAdded():
+		s.abandonSplits(none)
+		return
 	}
 	sp.writing, sp.ended, sp.failed, sp.again = true, 0, OK, false
 	for _, i := range sp.dst[:sp.n] {
@@ -68,10 +72,10 @@ func (s *Store) beginSplits() bool {
 	if lacks <= 0 || s.stopping || s.now < sp.retryNS {
 		return false
 	}
-	*sp = splitState{n: int(min(lacks, splitsMost, int64(s.tbl.Room())))}
+	*sp = splitState{n: int(min(lacks, maxSplits, int64(s.tbl.Room())))}
 	for j := range sp.n {
 		i, fresh := s.activate(s.tbl.Source(s.tbl.Len()+uint32(j)), payer{background: true})
-		sp.src[j], sp.dst[j] = i, nobody
+		sp.src[j], sp.dst[j] = i, none
 		s.segs[i].held = true
 		if fresh {
 			s.load(i)
@@ -80,25 +84,32 @@ func (s *Store) beginSplits() bool {
 	return sp.n > 0
 }
 
-// makeNewborn fills the new segments.
-func (s *Store) makeNewborn() {
+// fillAdded fills the new segments, and reports whether there was memory for them. Without it none is active.
+func (s *Store) fillAdded() bool {
 	sp := &s.split
-	sp.made = true
 	for j := range sp.n {
 		number := s.tbl.Len() + uint32(j)
 		sp.dst[j], _ = s.activate(number, payer{background: true})
 		d, seg := &s.segs[sp.dst[j]], format.Segment(s.segs[sp.src[j]].buf)
-		d.newborn = true
-		d.buf = s.enough(d.buf, seg.LengthBytes())
+		d.added = true
+		if !s.enough(&d.buf, seg.LengthBytes()) {
+			for _, i := range sp.dst[:j+1] {
+				s.segs[i].added = false
+				s.deactivate(i)
+			}
+			return false
+		}
 		s.blank(sp.dst[j])
 		copy(d.buf[format.SegmentHeaderBytes:seg.LengthBytes()], seg[format.SegmentHeaderBytes:])
 		format.Segment(d.buf).SetLengthBytes(seg.LengthBytes())
 		format.Segment(d.buf).Filter(func(key []byte) bool { return s.tbl.Moves(format.HashKey(s.hashSeed, key), number) })
 	}
+	sp.made = true
+	return true
 }
 
-// newbornEnded counts the end of a write, and ends the round with the last.
-func (s *Store) newbornEnded() {
+// addedWritten counts the end of a write, and ends the round with the last one.
+func (s *Store) addedWritten() {
 	sp := &s.split
 	if sp.ended++; sp.ended < sp.n {
 		return
@@ -116,7 +127,7 @@ func (s *Store) newbornEnded() {
 	}
 }
 
-// splitsDone: the new segments are of the table.
+// splitsDone makes the new segments part of the table.
 func (s *Store) splitsDone() {
 	done := s.split
 	s.split = splitState{}
@@ -124,11 +135,11 @@ func (s *Store) splitsDone() {
 	s.tbl.Grow(first + uint32(done.n))
 	s.stats.Splits += int64(done.n)
 	for j, i := range done.dst[:done.n] {
-		s.segs[i].newborn = false
+		s.segs[i].added = false
 		s.tbl.Set(first+uint32(j), s.segs[i].entry)
 	}
 	for _, i := range done.src[:done.n] {
-		s.own(i)
+		s.dropMovedKeys(i)
 	}
 	for _, i := range done.src[:done.n] {
 		s.release(i)
@@ -138,12 +149,12 @@ func (s *Store) splitsDone() {
 	}
 }
 
-// release lets go of a source whose keys were taken, and sorts its writers.
+// release lets go of a source and hands its writers to the segments that their keys belong to now.
 func (s *Store) release(i int32) {
 	a := &s.segs[i]
 	waiting := a.waiting
-	a.waiting = fifo.None
-	// It stays while its writers are sorted.
+	a.waiting = list.None
+	// The segment is held, and so stays active, until all writers have been handed over.
 	for waiting.N > 0 {
 		s.dispatch(s.opLinks.Pop(&waiting))
 	}
@@ -151,7 +162,7 @@ func (s *Store) release(i int32) {
 	s.consider(i)
 }
 
-// abandonSplits lets go of the sources because one of them, i, could not be read or written.
+// abandonSplits lets go of the sources, because source i could not be read or, with none, because there is no memory.
 func (s *Store) abandonSplits(i int32) {
 	was := s.split
 	s.split = splitState{retryNS: s.now + retryNS}

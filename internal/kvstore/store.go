@@ -1,26 +1,31 @@
-// Package kvstore is the key-value store of one partition of an SSD: a key log of
-// segments, a value log, and in DRAM 5 bytes a segment (the SegTbl).
+// Package kvstore is the key-value store of one partition of an SSD: a key log of segments, a value log, and a table of
+// segments in DRAM (SegTbl), 5 bytes each.
 //
 //	Submit ──> op ──> [value group ──> value log] ──> segment ──> key group ──> key log ──> Reply
 //	            │                                      │   ^                      │
 //	            │ GET, EXIST: read segment, read value  └read┘      SegTbl <── commit
 //
-// A Store is a machine: no I/O, clock, lock or goroutine. Its driver hands in requests
-// (Submit) and completions (Complete), and then calls Turn, which appends the device I/Os that
-// it asks for and the replies. One goroutine at a time; nothing is allocated while it serves.
+// A Store is a machine: it has no I/O, clock, lock or goroutine. Its driver passes requests (Submit) and completions
+// (Complete) to it and then calls Turn, which appends the device I/Os that the store asks for and the replies. Only one
+// goroutine at a time may use a Store.
 //
-// A PUT appends its value to the open group of the value log and, meanwhile, reads the
-// segment of its key. When the value is durable all ready writers of the segment change it
-// together, and it is written once, into the open group of the key log. The record of the
-// segment is the commit: when it is durable the SegTbl is changed and the writers are
-// answered. So whatever segment is found after a crash, its values are there.
+// A Store allocates its memory while the partition is opened. While it serves it allocates only where something is
+// larger than ever before: the tables of I/Os under way and of active segments' long buffers (segments beyond 4 KiB)
+// grow to their greatest size and stay. TestServingAllocatesNothing and TestSplitsAllocateNothing measure it.
 //
-// Moving a value or a segment in compaction is one more writer of its segment.
+// A PUT appends its value to the open group of the value log and reads the segment of its key at the same time. When
+// the value is durable, all writers of the segment whose values are durable change it together, and it is written once,
+// into the open group of the key log. The record of the segment is the commit: when it is durable the SegTbl is changed
+// and the writers are answered. Therefore the values of every segment that recovery finds are there.
 //
-// Source: LEED (SIGCOMM'23), sections 3.2 to 3.4. Deviations: the logs are lists of chunks from one
-// pool and not two circular buffers, so that a partition need not be divided beforehand and compaction may
-// choose its victim; both logs are packed; the hash table grows. Reasons and figures are
-// in docs/decisions/0007-kvstore-layout.md.
+// Compaction moves values and segments as one more writer of their segments.
+//
+// testdata/transcripts shows all this event by event.
+//
+// Source: LEED (SIGCOMM'23), sections 3.2 to 3.4. Deviations: the logs are lists of chunks from one pool instead of two
+// circular buffers, so that nobody has to divide a partition beforehand and compaction can choose its victim; both logs
+// are packed; the SegTbl grows. What LEED calls S parallel sub-compactions are the Config.Compactions victims that are
+// emptied at once. Reasons and figures are in docs/decisions/0007-kvstore-layout.md.
 package kvstore
 
 import (
@@ -29,157 +34,39 @@ import (
 	"slices"
 
 	"jbofd/internal/invariants"
-	"jbofd/internal/kvstore/budget"
-	"jbofd/internal/kvstore/chunks"
-	"jbofd/internal/kvstore/fifo"
 	"jbofd/internal/kvstore/format"
 	"jbofd/internal/kvstore/lookup"
 	"jbofd/internal/kvstore/recovery"
-	"jbofd/internal/kvstore/segtbl"
-	"jbofd/internal/kvstore/setup"
-	"jbofd/internal/kvstore/walk"
-	"jbofd/internal/pipeline"
+	"jbofd/internal/kvstore/space"
+	"jbofd/internal/list"
 )
 
-// Op is what a Request asks for.
-type Op uint8
-
-// Operations.
-const (
-	// Get copies the value to Request.Value, as much as fits; Reply.ValueLen is its full length.
-	Get Op = iota
-	// Put stores Request.Value.
-	Put
-	// Delete removes the key.
-	Delete
-	// Exist looks for the key.
-	Exist
-	// List puts the keys from Request.Key on, it among them if it exists, into Request.Value, as an nvme.KVList of as
-	// many as fit; Reply.ValueLen is its length. Without a key it begins at the first. They come in an order of
-	// the store's own, in which a key that is there all the time is listed exactly once.
-	List
-
-	opMove   // copy a live value out of a chunk that is compacted
-	opTouch  // write a live segment again, for the same reason
-	opVerify // say whether a damaged value is live
-)
-
-// Condition restricts a Put.
-type Condition uint8
-
-// Conditions.
-const (
-	// Always is no condition.
-	Always Condition = iota
-	// IfAbsent: the key must not exist.
-	IfAbsent
-	// IfPresent: the key must exist.
-	IfPresent
-)
-
-// Status is how a request ended.
-type Status uint8
-
-// Statuses.
-const (
-	// OK: done; what was written survives a loss of power.
-	OK Status = iota
-	// NotFound: there is no such key.
-	NotFound
-	// Exists: the key exists and the Put was IfAbsent.
-	Exists
-	// CapacityExceeded: there is no room for the value. Nothing has changed.
-	CapacityExceeded
-	// DeviceError: an I/O failed. A write that ends so may still be found done after a restart.
-	DeviceError
-	// Corrupt: what the device returned is not what was written.
-	Corrupt
-	// InvalidKey: the key is empty or longer than format.MaxKey.
-	InvalidKey
-	// InvalidValue: the value is longer than Store.MaxValueBytes, or a List has less than 4 bytes to go to.
-	InvalidValue
-)
-
-// Request is one command. It is copied by Submit.
-type Request struct {
-	Op        Op
-	Condition Condition
-	// Tag comes back in the Reply.
-	Tag uint64
-	Key []byte
-	// Value of a Put is copied by Submit; that of a Get belongs to the Store until the Reply.
-	Value []byte
-	// Room, if set, is asked for memory by a Get whose Value is too short, as soon as the value's length is known: it returns as much as
-	// is wanted of it. With nil the Request ends, OK and without the value.
-	Room func(length int) []byte
-	// Tenant comes back in the I/Os.
-	Tenant uint32
-}
-
-// Reply is the answer to a Request.
-type Reply struct {
-	Tag      uint64
-	Status   Status
-	ValueLen int
-}
-
-// IO is a request to the device. Offset is in the partition; Offset and length are
-// whole blocks.
-type IO struct {
-	// Op is pipeline.Read, Write or Flush.
-	Op pipeline.Op
-	// FUA: complete only when durable.
-	FUA bool
-	// Background I/Os belong to compaction, checkpoint, scrub and recovery.
-	Background bool
-	// Tenant is that of the Request, for what is read for it. A group of records is written for all whose they are, in the
-	// name of the first: in the long run a tenant is first as often as it has records.
-	Tenant uint32
-	Offset int64
-	// Buf belongs to the device until Complete.
-	Buf []byte
-	// Tag is for Complete.
-	Tag uint32
-}
-
-// Actions is what a Turn wants done. The driver keeps it and empties the slices.
-type Actions struct {
-	IOs     []IO
-	Replies []Reply
-	// Damage are the live records that were found damaged.
-	Damage []Damage
-	// WakeNS is when Turn is to be called at the latest even if nothing happens; 0: never.
-	WakeNS int64
-}
-
-// Config of a Store.
-type Config = setup.Config
-
-// ErrConfig is wrapped by New for a Config out of its bounds.
-var ErrConfig = setup.ErrConfig
+// ErrNoMemory is wrapped by the errors of New and Err when Config.Alloc has no memory for a buffer of the store.
+var ErrNoMemory = space.ErrNoMemory
 
 // ErrPartition is wrapped by Err when the partition cannot be opened.
 var ErrPartition = errors.New("kvstore: cannot open the partition")
 
 const (
-	nobody = -1
-	// retryNS is how long to wait after a checkpoint has failed.
+	none = -1
+	// retryNS is how long the store waits after a failed checkpoint, or a failed read of a victim, before it tries
+	// again.
 	retryNS = 100e6
 )
 
-// Stats count since New, but for Objects, Segments and LiveBytes, which are as of now.
+// Stats are counters since New, except Objects, Segments, LiveBytes and the chunks, which are current values.
 type Stats struct {
 	Objects, Segments, LiveBytes int64
-	// UserBytes were put; KeyLogBytes, ValueLogBytes (by Puts), MovedBytes (by compaction) and
-	// CheckpointBytes (with chunk headers and superblocks) were written for them.
+	// UserBytes are the bytes of values that were put. The others were written for them: KeyLogBytes, ValueLogBytes (by
+	// Puts), MovedBytes (by compaction), and CheckpointBytes (with chunk headers and superblocks).
 	UserBytes, KeyLogBytes, ValueLogBytes, MovedBytes, CheckpointBytes int64
-	// Reads, Writes are I/Os asked for in the name of requests; a group counts once.
+	// Reads and Writes are I/Os for requests. A group counts once.
 	Reads, Writes int64
-	// Compactions are chunks emptied, Checkpoints those completed, Splits segments added.
+	// Compactions are chunks that were emptied, Checkpoints those that became durable, Splits segments that were added.
 	Compactions, Checkpoints, Splits int64
-	// Damaged counts the reports of damaged records, Scrubbed bytes that were looked at for them.
+	// Damaged counts reports of damaged records. Scrubbed is the number of bytes that the scrub has read.
 	Damaged, Scrubbed int64
-	// FreeChunks and Chunks tell what is left, ChunkBytes how large they are.
+	// FreeChunks of Chunks are free. Each has ChunkBytes.
 	FreeChunks, Chunks, ChunkBytes int64
 }
 
@@ -191,7 +78,7 @@ const (
 	failed
 )
 
-// Store is the machine.
+// Store is the key-value store of one partition, as a state machine: see the package comment.
 type Store struct {
 	cfg   Config
 	phase phase
@@ -200,39 +87,44 @@ type Store struct {
 	out   *Actions
 
 	hashSeed uint64
-	tbl      segtbl.Table
-	// objects is how many keys there are. After a crash it may be off by what was in progress.
+	tbl      lookup.SegTbl
+	// objects is the number of keys. After a crash it may be off by the requests that were in progress.
 	objects int64
-	// version is what the next segment gets. They ascend by one in the key log; values have that of the next segment.
+	// version is the version of the next segment. Versions ascend by one in the key log. A value has the version that
+	// the next segment had when the value was written.
 	version uint64
-	// unbroken is the version since which no write of the key log has failed or been cut off.
-	unbroken uint64
-	stats    Stats
+	// gapless is the version since which no write of the key log has failed or was cut off.
+	gapless uint64
+	stats   Stats
 
 	ops     []op
-	opLinks fifo.Links
-	freeOps fifo.List // for requests
-	freeInt fifo.List // for compaction
+	opLinks list.Links
+	freeOps list.List // for requests
+	freeInt list.List // for compaction
 	segs    []activeSeg
 	freeSeg int32
-	table   []int32 // heads of chains of active segments, by number
-	// dirty are active segments to be written.
-	dirty    fifo.List
-	segLinks fifo.Links
+	// table is a hash table of the active segments, by segment number. Its entries are the heads of chains.
+	table []int32
+	// dirty are active segments that have to be written.
+	dirty list.List
+	// unloaded are active segments for which there was no memory. Their writers end with NoMemory in the next Turn.
+	unloaded list.List
+	// segLinks are the links of dirty and unloaded.
+	segLinks list.Links
 
-	// reads are Get, Exist and List.
+	// reads handles Get, Exist and List.
 	reads *lookup.Machine
 
 	ios    []ioRef
 	freeIO []uint32
 
-	pool   *chunks.Pool
-	budget budget.Budget
+	pool   *space.Pool
+	budget space.Budget
 	logs   [numLogs]logState
-	// said is room for what a segment says of its changes.
-	said       []byte
+	// changesBuf is where the changes of a segment are encoded.
+	changesBuf []byte
 	groups     []group
-	groupLinks fifo.Links
+	groupLinks list.Links
 
 	// super is the superblock as it was last written or read.
 	super   []byte
@@ -241,131 +133,155 @@ type Store struct {
 	ckpt    ckptState
 	scrub   scrubState
 	opening *openState
-	// failures counts key groups whose fate is unknown.
+	// failures counts writes of key groups that failed, so that their outcome is indeterminate: a restart may find them
+	// or not.
 	failures uint64
-	// progress changes with what may let something else go on within a Turn, besides pool.Changes.
+	// progress increases with everything that may let another part of the store continue within a Turn, besides
+	// pool.Changes.
 	progress uint64
-	// stopping: no more requests come; stopped: the last checkpoint is done.
+	// stopping: no more requests come. stopped: the last checkpoint is durable.
 	stopping, stopped bool
-	// settling: a checkpoint is written before the store is open, because of what it was or is to be on a volatile device.
+	// settling: a checkpoint is being written before requests are served, because the device has a volatile write
+	// cache, or had one when the partition was last used.
 	settling bool
 }
 
-// New makes a Store that opens the partition, or formats it: Turn asks for the I/Os, Ready
-// and Err say how it went.
+// New returns a Store that opens the partition, or formats it. The I/Os that this takes are among the actions of the
+// next Turns. Ready and Err report the outcome.
 //
-// Errors: ErrConfig naming the field.
+// Errors: ErrConfig naming the field; ErrNoMemory.
 func New(cfg Config) (*Store, error) {
-	if err := cfg.Complete(); err != nil {
+	if err := cfg.complete(); err != nil {
 		return nil, err
 	}
 	s := &Store{cfg: cfg, out: &Actions{}, opening: &openState{}}
 	total := cfg.Requests + moves
-	s.ops, s.opLinks = make([]op, total), make(fifo.Links, total)
-	s.freeOps, s.freeInt, s.dirty = fifo.None, fifo.None, fifo.None
+	s.ops, s.opLinks = make([]op, total), make(list.Links, total)
+	s.freeOps, s.freeInt, s.dirty, s.unloaded = list.None, list.None, list.None, list.None
 	for i := range s.ops {
-		s.ops[i].chunk = nobody
+		s.ops[i].chunk = none
 		if i < cfg.Requests {
 			s.opLinks.Push(&s.freeOps, int32(i))
 		} else {
 			s.opLinks.Push(&s.freeInt, int32(i))
 		}
 	}
-	s.segs = make([]activeSeg, total+2*splitsMost)
-	s.segLinks = make(fifo.Links, len(s.segs))
-	s.freeSeg = nobody
+	s.segs = make([]activeSeg, total+2*maxSplits)
+	s.segLinks = make(list.Links, len(s.segs))
+	s.freeSeg = none
 	for i := range s.segs {
 		s.segs[i].chain = s.freeSeg
 		s.freeSeg = int32(i)
 	}
 	s.table = make([]int32, 1024)
 	for i := range s.table {
-		s.table[i] = nobody
+		s.table[i] = none
 	}
-	s.super = cfg.Alloc(format.SuperblockBytes)
-	s.said = make([]byte, 0, 2*format.MostChangesBytes)
-	s.ckpt.buf = cfg.Alloc(format.PageBytes)
+	mem := space.Buffers{Alloc: cfg.Alloc}
+	s.super = mem.Take("the superblock", format.SuperblockBytes)
+	s.changesBuf = make([]byte, 0, 2*format.MostChangesBytes)
+	s.ckpt.buf = mem.Take("a checkpoint page", format.PageBytes)
+	if mem.Err != nil {
+		return nil, mem.Err
+	}
 	if cfg.Format {
-		if err := s.adopt(recovery.Fresh(s.super, &cfg)); err != nil {
+		if err := s.adopt(recovery.Fresh(s.super, &recovery.FormatConfig{
+			BlockSize: cfg.BlockSize, PartitionBytes: cfg.PartitionBytes, ChunkBytes: cfg.ChunkBytes, HashSeed: cfg.HashSeed, UUID: cfg.UUID, SegTbl: cfg.SegTbl,
+		})); err != nil {
+			if errors.Is(err, ErrNoMemory) {
+				return nil, err
+			}
 			return nil, fmt.Errorf("%w: %w", ErrConfig, err)
 		}
 	}
 	return s, nil
 }
 
-// adopt takes what the partition holds and makes all that depends on it.
+// adopt makes the image, which recovery or formatting has produced, the state of the store. It allocates the buffers
+// here and not in New, because their sizes depend on what the superblock says.
+//
+// Errors: ErrPartition if the partition has too few chunks; ErrNoMemory.
 func (s *Store) adopt(image *recovery.Image) error {
 	c, sb := &s.cfg, image.Super
 	c.BlockSize, c.ChunkBytes, c.UUID = sb.BlockSize(), sb.ChunkBytes(), sb.UUID()
 	copy(s.super, sb)
 	s.hashSeed = sb.HashSeed()
-	s.tbl, s.pool, s.objects, s.version, s.unbroken = image.Table, image.Pool, image.Objects, image.Version, image.Version
+	s.tbl, s.pool, s.objects, s.version, s.gapless = image.Table, image.Pool, image.Objects, image.Version, image.Version
 	s.ckpt.chunks = image.Checkpoint
 	c.GroupBytes = min(c.GroupBytes, int(c.ChunkBytes/4))
-	s.budget = budget.Of(s.pool, c.GroupBytes, c.BlockSize)
+	s.budget = space.NewBudget(s.pool, c.GroupBytes, c.BlockSize)
 	s.settling = c.Volatile || sb.VolatileFrom() > 0
 	s.ckpt.wanted, s.pool.Hold = s.settling, s.pool.Hold || c.Volatile
-	s.setNeed()
+	s.sizeCheckpoint()
 	n, reserve := len(s.pool.Chunks), s.budget.Reserve()
 	if n < 2*reserve || n < 24 {
 		return fmt.Errorf("%w: a partition of %d bytes has %d chunks of %d, want at least %d", ErrPartition, c.PartitionBytes, n, c.ChunkBytes, max(24, 2*reserve))
 	}
-	// A group has room for a record that follows the one that fills it.
+	mem := space.Buffers{Alloc: c.Alloc}
+	// The record that brings a group to GroupBytes is still part of the group. So a group just below that limit must
+	// have room for the longest record and for padding to whole blocks.
 	valueGroup := format.RoundUp(c.GroupBytes+format.ValueBytes(s.MaxValueBytes())+c.BlockSize, format.SuperblockBytes)
 	keyGroup := format.RoundUp(c.GroupBytes, format.SuperblockBytes) + 1<<16 + format.SuperblockBytes
 	for l, count := range [numLogs]int{4, 4, 2} {
 		log := &s.logs[l]
-		*log = logState{chunk: image.Tails[l].Chunk, tail: image.Tails[l].End, open: nobody, sealed: fifo.None, free: fifo.None, header: c.Alloc(c.BlockSize), last: make([]byte, c.BlockSize)}
+		*log = logState{chunk: image.Tails[l].Chunk, tail: image.Tails[l].End, open: none, sealed: list.None, free: list.None, header: mem.Take("a chunk header", c.BlockSize), last: make([]byte, c.BlockSize)}
 		for range count {
 			size := valueGroup
 			if l == keyLog {
 				size = keyGroup
 			}
-			s.groups = append(s.groups, group{log: uint8(l), buf: c.Alloc(size)})
-			s.groupLinks = append(s.groupLinks, nobody)
+			s.groups = append(s.groups, group{log: uint8(l), buf: mem.Take("a group of records", size)})
+			s.groupLinks = append(s.groupLinks, none)
 			s.groupLinks.Push(&log.free, int32(len(s.groups)-1))
 		}
 	}
 	for i := range s.segs {
-		s.segs[i].buf = c.Alloc(format.RoundUp(smallSegment+2*c.BlockSize, format.SuperblockBytes))
+		s.segs[i].buf = mem.Take("a segment in use", format.RoundUp(smallSegment+2*c.BlockSize, format.SuperblockBytes))
 	}
-	s.reads = lookup.New(lookup.Config{
+	var err error
+	s.reads, err = lookup.New(lookup.Config{
 		Host: reader{s}, Table: &s.tbl, Pool: s.pool, HashSeed: s.hashSeed, BlockSize: c.BlockSize,
 		Requests: c.Requests, MaxValueBytes: s.MaxValueBytes(), Alloc: c.Alloc,
 	})
-	size := walk.BufBytes(int(c.ChunkBytes), s.MaxValueBytes())
+	if mem.Err == nil {
+		mem.Err = err
+	}
+	size := recovery.WalkBytes(int(c.ChunkBytes), s.MaxValueBytes())
 	for i := range c.Compactions {
 		if len(image.Buf) < size {
-			image.Buf = c.Alloc(size)
+			image.Buf = mem.Take("compaction", size)
 		}
-		s.compact.slots = append(s.compact.slots, slot{index: uint8(i), Walk: walk.New(s.pool, c.BlockSize, image.Buf[:size:size])})
+		if mem.Err != nil {
+			return mem.Err
+		}
+		s.compact.slots = append(s.compact.slots, slot{index: uint8(i), Walk: recovery.NewWalk(s.pool, c.BlockSize, image.Buf[:size:size])})
 		image.Buf = image.Buf[size:]
 	}
-	s.ckpt.header = c.Alloc(c.BlockSize)
-	return nil
+	s.ckpt.header = mem.Take("a chunk header", c.BlockSize)
+	return mem.Err
 }
 
-// setNeed tells the budget how long a checkpoint of the table as it is now will be.
-func (s *Store) setNeed() { s.budget.SetNeed(len(s.tbl.Bytes())) }
+// sizeCheckpoint tells the budget how long a checkpoint of the table in its current size is.
+func (s *Store) sizeCheckpoint() { s.budget.SetTable(len(s.tbl.Bytes())) }
 
-// MaxValueBytes is the longest value that the partition takes: 1 MiB, less only if its chunks
-// have less than 2 MiB.
+// MaxValueBytes is the length of the longest value that the partition takes: 1 MiB, or less if its chunks have less
+// than 2 MiB.
 func (s *Store) MaxValueBytes() int { return int(min(format.MaxValue, s.cfg.ChunkBytes/2)) }
 
-// Ready reports that the partition is open: requests are taken.
+// Ready reports that the partition is open, so that requests may be submitted.
 func (s *Store) Ready() bool { return s.phase == ready && !s.settling }
 
-// Err says why the partition could not be opened; it has not been written to.
+// Err returns why the partition could not be opened. In that case nothing was written to it.
 //
-// Errors: ErrPartition, wrapping what the check of the format said.
+// Errors: ErrPartition, wrapping the error of the format's check or of the device; ErrNoMemory.
 func (s *Store) Err() error { return s.err }
 
-// Idle reports that there is no request in progress and nothing going on in the background.
+// Idle reports that no request is in progress and nothing is under way in the background.
 func (s *Store) Idle() bool {
 	return len(s.ios) == len(s.freeIO) && s.freeOps.N == s.cfg.Requests && s.reads.Busy() == 0 && s.freeInt.N == moves && s.ckpt.stage == ckptIdle
 }
 
-// resting reports that no chunk is being emptied or looked at, not even with a pause.
+// resting reports whether no chunk is being compacted or scrubbed. A slot that waits between two steps counts as busy.
 func (s *Store) resting() bool {
 	return !slices.ContainsFunc(s.compact.slots, func(sl slot) bool { return sl.busy })
 }
@@ -373,12 +289,12 @@ func (s *Store) resting() bool {
 // Checkpoint asks for a checkpoint.
 func (s *Store) Checkpoint() { s.ckpt.wanted = true }
 
-// Stop asks for a last checkpoint, so that a restart has nothing to replay, and for no more compaction. No
-// request may be submitted from then on. If the device fails it is tried again without end: how long to wait is
-// the driver's decision, and nothing is lost if it does not.
+// Stop ends compaction and asks for a last checkpoint, so that a restart has nothing to replay. No request may be
+// submitted afterwards. If the device fails, the store retries the checkpoint until the driver gives up. Giving up
+// loses nothing: the next start replays the key log.
 func (s *Store) Stop() { s.stopping = true }
 
-// Stopped reports that the last checkpoint is done.
+// Stopped reports that the last checkpoint is durable.
 func (s *Store) Stopped() bool { return s.stopped && s.Idle() }
 
 // quiet reports that nothing will be written to the logs.
@@ -398,8 +314,8 @@ func (s *Store) Stats() Stats {
 	return st
 }
 
-// Submit takes a request and reports whether there was room for it: if not, the driver submits it
-// again after a Turn with completions.
+// Submit takes a request and reports whether there was room for it. If not, the driver submits it again after a Turn
+// with completions.
 //
 // hot: 0 allocs
 func (s *Store) Submit(r *Request) bool {
@@ -423,7 +339,7 @@ func (s *Store) Submit(r *Request) bool {
 		for l := range s.logs {
 			need += s.logs[l].pending
 		}
-		if s.pool.Live+need+budget.Spare(s.objects, int64(s.tbl.Len())) > s.budget.Limit {
+		if s.pool.Live+need+space.Spare(s.objects, int64(s.tbl.Len())) > s.budget.MaxLive {
 			s.answer(r.Tag, CapacityExceeded, 0)
 			return true
 		}
@@ -435,7 +351,7 @@ func (s *Store) Submit(r *Request) bool {
 	o := &s.ops[i]
 	*o = op{
 		kind: r.Op, cond: r.Condition, tag: r.Tag, tenant: r.Tenant, keyLen: uint8(len(r.Key)), hash: format.HashKey(s.hashSeed, r.Key),
-		group: nobody, chunk: nobody,
+		group: none, chunk: none,
 	}
 	copy(o.key[:], r.Key)
 	switch {
@@ -450,7 +366,7 @@ func (s *Store) Submit(r *Request) bool {
 	return true
 }
 
-// Complete takes the completion of an I/O.
+// Complete ends an I/O.
 //
 // hot: 0 allocs
 func (s *Store) Complete(tag uint32, err error) {
@@ -477,13 +393,13 @@ func (s *Store) Complete(tag uint32, err error) {
 	}
 }
 
-// Turn does what became possible and appends what it wants done to out. The driver calls it after a batch
-// of Submit and Complete and when WakeNS has come.
+// Turn does everything that has become possible and appends what it wants done to out. The driver calls it after each
+// batch of Submit and Complete, and at WakeNS.
 //
 // hot: 0 allocs
 func (s *Store) Turn(nowNS int64, out *Actions) {
 	s.now = nowNS
-	// What Submit and Complete have said since the last Turn.
+	// The actions that Submit and Complete have produced since the last Turn.
 	out.IOs = append(out.IOs, s.out.IOs...)
 	out.Replies = append(out.Replies, s.out.Replies...)
 	out.Damage = append(out.Damage, s.out.Damage...)
@@ -498,9 +414,13 @@ func (s *Store) Turn(nowNS int64, out *Actions) {
 	case s.phase == ready && s.settling:
 		s.checkpointStep()
 	case s.phase == ready:
+		for n := s.unloaded.N; n > 0; n-- {
+			s.failSegment(s.segLinks.Pop(&s.unloaded), NoMemory)
+		}
 		for again := true; again; {
 			before := s.progress + s.pool.Changes
 			s.grow()
+			last := s.lastCheckpointDue()
 			s.checkpointStep()
 			s.compactStep()
 			s.scrubStep()
@@ -508,14 +428,15 @@ func (s *Store) Turn(nowNS int64, out *Actions) {
 			for l := range s.logs {
 				s.pump(l)
 			}
-			s.unstick(before)
-			again = s.progress+s.pool.Changes != before
+			s.failStuck(before)
+			// A request that ends without a write, as the last one, may be what the last checkpoint has waited for.
+			again = s.progress+s.pool.Changes != before || !last && s.lastCheckpointDue()
 		}
 	}
 	s.out = own
 }
 
-// wake makes sure that Turn is called by then.
+// wake makes sure that Turn is called at that time at the latest.
 func (s *Store) wake(atNS int64) {
 	if s.out.WakeNS == 0 || atNS < s.out.WakeNS {
 		s.out.WakeNS = atNS
@@ -524,59 +445,4 @@ func (s *Store) wake(atNS int64) {
 
 func (s *Store) answer(tag uint64, st Status, valueLen int) {
 	s.out.Replies = append(s.out.Replies, Reply{Tag: tag, Status: st, ValueLen: valueLen})
-}
-
-type ioKind uint8
-
-const (
-	ioNone ioKind = iota
-	ioLookup
-	ioSegment
-	ioGroup
-	ioHeader
-	ioCompact
-	ioCheckpoint
-	ioRecover
-)
-
-// ioRef says whose an I/O is.
-type ioRef struct {
-	kind ioKind
-	who  int32
-}
-
-// io asks for an I/O of the store's own.
-func (s *Store) io(kind ioKind, who int32, op pipeline.Op, offset int64, buf []byte) {
-	s.ioFor(kind, who, payer{background: true}, op, offset, buf)
-}
-
-// ioFor asks for an I/O.
-func (s *Store) ioFor(kind ioKind, who int32, pays payer, op pipeline.Op, offset int64, buf []byte) {
-	var tag uint32
-	if n := len(s.freeIO); n > 0 {
-		tag, s.freeIO = s.freeIO[n-1], s.freeIO[:n-1]
-	} else {
-		tag = uint32(len(s.ios))
-		s.ios = append(s.ios, ioRef{})
-		if cap(s.freeIO) < cap(s.ios) {
-			s.freeIO = make([]uint32, 0, cap(s.ios))
-		}
-	}
-	s.ios[tag] = ioRef{kind: kind, who: who}
-	switch kind {
-	case ioLookup, ioSegment:
-		s.stats.Reads++
-	case ioGroup:
-		s.stats.Writes++
-	}
-	s.out.IOs = append(s.out.IOs, IO{
-		Op: op, FUA: op == pipeline.Write && s.cfg.FUA, Background: pays.background, Tenant: pays.tenant,
-		Offset: offset, Buf: buf, Tag: tag,
-	})
-}
-
-// payer is in whose name an I/O is done: a tenant's, or the store's own.
-type payer struct {
-	tenant     uint32
-	background bool
 }

@@ -8,21 +8,21 @@ import (
 	"jbofd/internal/kvstore/format"
 )
 
-// TestLongHistoriesAgainstAMap is a million requests, in histories that go round all logs many times. -long makes it twenty.
+// TestLongHistoriesAgainstAMap is a million requests, in histories that go round all logs many times. -long makes it
+// twenty.
 func TestLongHistoriesAgainstAMap(t *testing.T) {
-	seed := seeds(t)
 	rounds, most := times(32), format.MinChunkBytes/2
 	if buildtags.Race {
 		rounds = 1
 	}
-	for round := range uint64(rounds) {
-		r := newRig(t, seed+round, variant(seed+round, 40))
-		m := newModel(r, []int{50, 800, 1500}[round%3], sizes(r.rng, most))
-		m.random(30000, 1+int(round%5)*12)
+	for seed := range kvstore.Seeds(t, rounds) {
+		r := newRig(t, seed, variant(seed, 40))
+		m := newModel(r, []int{50, 800, 1500}[seed%3], sizes(r.rng, most))
+		m.random(30000, 1+int(seed%5)*12)
 		m.settle()
 		m.compare(false)
 		st := m.s.Stats()
-		if round%3 > 0 && (st.Compactions < 20 || st.Checkpoints < 3) {
+		if seed%3 > 0 && (st.Compactions < 20 || st.Checkpoints < 3) {
 			t.Errorf("%d compactions and %d checkpoints: the history is too short", st.Compactions, st.Checkpoints)
 		}
 		m.recount()
@@ -35,10 +35,9 @@ func TestLongHistoriesAgainstAMap(t *testing.T) {
 
 // TestCrashesSoonAfterTheLast: each life has a few writes.
 func TestCrashesSoonAfterTheLast(t *testing.T) {
-	seed := seeds(t)
-	for round := range uint64(3) {
-		r := newRig(t, seed+round, small(40))
-		m := newModel(r, []int{60, 900, 1300}[round%3], sizes(r.rng, 20000))
+	for seed := range kvstore.Seeds(t, 3) {
+		r := newRig(t, seed, small(40))
+		m := newModel(r, []int{60, 900, 1300}[seed%3], sizes(r.rng, 20000))
 		m.random(8000, 32)
 		for range 40 {
 			m.crashIn, m.power = 1+r.rng.IntN(60), true

@@ -5,16 +5,17 @@ import (
 
 	"jbofd/internal/kvstore"
 	"jbofd/internal/kvstore/format"
+	"jbofd/internal/lab"
+	"jbofd/internal/ssd"
 )
 
-// TestALossOfPowerOnAVolatileDevice: without FUA, a loss of power takes any blocks that were not flushed. The partition opens, and each key has what
-// it had when the last checkpoint began, or something newer; a program that dies loses nothing.
+// TestALossOfPowerOnAVolatileDevice: without FUA, a loss of power takes any blocks that were not flushed. The partition
+// opens, and each key has what it had when the last checkpoint began, or something newer; a program that dies loses
+// nothing.
 func TestALossOfPowerOnAVolatileDevice(t *testing.T) {
 	kvstore.PlainOnly(t)
-	seed := seeds(t)
 	lost, kept := 0, 0
-	for round := range uint64(times(6)) {
-		s := seed + round
+	for s := range kvstore.Seeds(t, times(6)) {
 		cfg := variant(s, 40)
 		cfg.FUA, cfg.Volatile = false, true
 		r := newRig(t, s, cfg)
@@ -65,7 +66,7 @@ func TestALossOfPowerOnAVolatileDevice(t *testing.T) {
 	}
 }
 
-// TestFromVolatileToDurableAndBack: what was written on the other side of a restart is judged as it was then.
+// TestFromVolatileToDurableAndBack: recovery judges writes by whether the device was volatile when they were made.
 func TestFromVolatileToDurableAndBack(t *testing.T) {
 	seed := seeds(t)
 	cfg := variant(seed, 40)
@@ -90,7 +91,7 @@ func TestFromVolatileToDurableAndBack(t *testing.T) {
 	}
 }
 
-// TestAFirstCheckpointThatCannotBeWritten: what has to be settled before anything is served, and cannot be, is no reason to serve.
+// TestAFirstCheckpointThatCannotBeWritten: a store whose first checkpoint fails does not open.
 func TestAFirstCheckpointThatCannotBeWritten(t *testing.T) {
 	seed := seeds(t)
 	cfg := small(32)
@@ -100,11 +101,11 @@ func TestAFirstCheckpointThatCannotBeWritten(t *testing.T) {
 	m.random(500, 16)
 	m.stop()
 	left := 0
-	r.dev.fault = func(q *kvstore.IO) fault {
+	r.dev.Fault = func(q *ssd.Request) lab.Outcome {
 		if left--; left == 0 && len(q.Buf) != format.SuperblockBytes {
-			return failUndone
+			return lab.FailUndone
 		}
-		return noFault
+		return lab.Good
 	}
 	refused := 0
 	for n := 30; n < 60; n++ {
@@ -116,6 +117,6 @@ func TestAFirstCheckpointThatCannotBeWritten(t *testing.T) {
 	if refused == 0 {
 		t.Error("the partition opens whatever fails")
 	}
-	r.dev.fault = nil
+	r.dev.Fault = nil
 	m.reopen()
 }

@@ -8,7 +8,7 @@ import (
 
 func isPure(dir string) bool { return slices.Contains(pure, dir) }
 
-// checkPure: pure packages do not import what reaches out of the process.
+// checkPure reports impure imports of pure packages.
 func checkPure(t *Tree, report Reporter) {
 	t.files(false, isPure, func(p *Package, f *File) {
 		for _, i := range f.AST.Imports {
@@ -25,7 +25,7 @@ func checkPure(t *Tree, report Reporter) {
 	})
 }
 
-// checkTime: of package time, a pure package uses Duration and its units only.
+// checkTime reports uses of package time in pure packages other than Duration and its units.
 func checkTime(t *Tree, report Reporter) {
 	allowed := []string{"Duration", "Nanosecond", "Microsecond", "Millisecond", "Second", "Minute", "Hour"}
 	t.files(false, isPure, func(p *Package, f *File) {
@@ -58,7 +58,7 @@ func checkTime(t *Tree, report Reporter) {
 	})
 }
 
-// checkGoroutine: a pure package starts no goroutine and has no channel.
+// checkGoroutine reports goroutines and channels in pure packages.
 func checkGoroutine(t *Tree, report Reporter) {
 	t.files(false, isPure, func(p *Package, f *File) {
 		ast.Inspect(f.AST, func(n ast.Node) bool {
@@ -73,7 +73,7 @@ func checkGoroutine(t *Tree, report Reporter) {
 	})
 }
 
-// checkCgo: import "C" stands in two packages, behind their build tags.
+// checkCgo reports import "C" outside of cgoPackages or without the build tag.
 func checkCgo(t *Tree, report Reporter) {
 	t.files(true, everywhere, func(p *Package, f *File) {
 		for _, i := range f.AST.Imports {
@@ -90,7 +90,7 @@ func checkCgo(t *Tree, report Reporter) {
 	})
 }
 
-// checkUnsafe: unsafe stands in files named for it.
+// checkUnsafe reports imports of unsafe in files that are not named for it.
 func checkUnsafe(t *Tree, report Reporter) {
 	t.files(true, everywhere, func(p *Package, f *File) {
 		for _, i := range f.AST.Imports {
@@ -99,13 +99,13 @@ func checkUnsafe(t *Tree, report Reporter) {
 			}
 			stem := strings.TrimSuffix(strings.TrimSuffix(f.Path, ".go"), "_test")
 			if !strings.HasSuffix(stem, "_unsafe") {
-				report(i.Pos(), "unsafe is imported outside of *_unsafe.go: move what needs it to %s_unsafe.go, as small as it can be", stem)
+				report(i.Pos(), "unsafe may be imported only by files named *_unsafe.go: move the code that needs it to %s_unsafe.go and keep that file small", stem)
 			}
 		}
 	})
 }
 
-// checkDirection: imports within the module point one way.
+// checkDirection reports imports within the module that the table directions does not allow.
 func checkDirection(t *Tree, report Reporter) {
 	t.files(false, everywhere, func(p *Package, f *File) {
 		if inPeerModule(p.Dir) {
@@ -117,20 +117,24 @@ func checkDirection(t *Tree, report Reporter) {
 			if !ok || r == nil || slices.Contains(base, to) {
 				continue
 			}
+			if under(to, testEnvironment) && !under(p.Dir, testEnvironment) {
+				report(i.Pos(), "%s must not import %s: the simulated environment is for tests only", p.Dir, to)
+				continue
+			}
 			if !slices.ContainsFunc(r.may, func(pat string) bool { return matches(to, pat) }) {
 				may := strings.Join(append(slices.Clone(r.may), base...), ", ")
-				report(i.Pos(), "%s must not import %s (it may: %s): %s. If the house is to change, change its row in internal/lint/table.go and say why in the commit", p.Dir, to, may, r.remedy)
+				report(i.Pos(), "%s must not import %s (allowed: %s): %s. To change what is allowed, edit the package's row in internal/lint/table.go and give the reason in the commit message", p.Dir, to, may, r.remedy)
 			}
 		}
 	})
 	for _, p := range t.Packages {
 		if r := rowOf(p.Dir); r == nil && (under(p.Dir, "internal") || under(p.Dir, "client") || under(p.Dir, "cmd")) {
-			report(p.Files[0].Path, "package %s has no row in internal/lint/table.go: say there whom it may import", p.Dir)
+			report(p.Files[0].Path, "package %s has no row in internal/lint/table.go: add one that lists the packages it may import", p.Dir)
 		}
 	}
 }
 
-// rowOf is the row with the longest dir that holds the package.
+// rowOf returns the row with the longest dir that contains the package, or nil.
 func rowOf(dir string) (best *row) {
 	for i := range directions {
 		r := &directions[i]
@@ -150,8 +154,8 @@ func matches(to, pattern string) bool {
 
 func inPeerModule(dir string) bool { return under(dir, peerModule) }
 
-// checkDependency: only modules that the conventions name, test tools in tests, peers in
-// their own module.
+// checkDependency reports imports of modules outside the dependencies listed in table.go. Test dependencies may be
+// imported by tests only, peers only in their own module.
 func checkDependency(t *Tree, report Reporter) {
 	in := func(p string, list []string) bool {
 		return slices.ContainsFunc(list, func(m string) bool { return under(p, m) })
@@ -167,11 +171,11 @@ func checkDependency(t *Tree, report Reporter) {
 			switch {
 			case !strings.Contains(first, "."), in(ip, dependencies), tests && in(ip, testDependencies):
 			case in(ip, peers):
-				report(i.Pos(), "%s is a peer to be measured against: import it in the module %s only", ip, peerModule)
+				report(i.Pos(), "%s is a peer that jbofd is compared with: import it in the module %s only", ip, peerModule)
 			case in(ip, testDependencies):
-				report(i.Pos(), "%s is for tests only", ip)
+				report(i.Pos(), "%s may be imported by tests only", ip)
 			default:
-				report(i.Pos(), "%s is not among the dependencies in internal/lint/table.go: use the standard library or one of those, or add it there with a sentence why in the commit", ip)
+				report(i.Pos(), "%s is not among the dependencies in internal/lint/table.go: use the standard library or a listed dependency, or add it there and give the reason in the commit message", ip)
 			}
 		}
 	})
@@ -183,9 +187,9 @@ func checkDependency(t *Tree, report Reporter) {
 		direct := !strings.Contains(line, "// indirect")
 		switch m := fields[0]; {
 		case in(m, peers):
-			report("go.mod", "%s is a peer to be measured against: it belongs in the go.mod of %s", m, peerModule)
+			report("go.mod", "%s is a peer that jbofd is compared with: it belongs in the go.mod of %s", m, peerModule)
 		case direct && !in(m, dependencies) && !in(m, testDependencies):
-			report("go.mod", "%s is not among the dependencies in internal/lint/table.go: add it there with a sentence why in the commit, or drop it", m)
+			report("go.mod", "%s is not among the dependencies in internal/lint/table.go: add it there and give the reason in the commit message, or remove the requirement", m)
 		}
 	}
 }

@@ -1,9 +1,9 @@
-// Package lint holds the house rules as code: what a package may import, what it may
-// be called, how large it may grow, what must be documented. `go test ./internal/lint` applies them
-// to the whole module in a second or two, needs no network and no build, and each finding says what
-// to do instead. Each rule has a planted fault in the tests that it must find.
+// Package lint checks the project's rules that a program can check: which packages a package may import, what it may be
+// called, how long its files may be, what must be documented. `go test ./internal/lint` applies the rules to the whole
+// module within two seconds, without network or build. Each finding says what is wrong and what to do instead. For each
+// rule the tests have a planted fault that the rule must find.
 //
-// A new package needs a row in the table of table.go: who it is allowed to know.
+// A new package needs a row in the table directions of table.go, which lists the packages that it may import.
 package lint
 
 import (
@@ -25,11 +25,11 @@ type File struct {
 	Path string
 	Src  []byte
 	AST  *ast.File
-	// Test tells files whose name ends with _test.go.
+	// Test is set for files whose name ends with _test.go.
 	Test bool
 }
 
-// Package is the Go files of one folder, tests and all build tags included.
+// Package is the set of Go files in one folder, including tests and files of all build tags.
 type Package struct {
 	// Dir is relative to the module's root, "." for the root itself.
 	Dir   string
@@ -39,27 +39,26 @@ type Package struct {
 // Tree is the module's source.
 type Tree struct {
 	Fset *token.FileSet
-	// Packages in the order of their folders.
+	// Packages are sorted by folder.
 	Packages []*Package
-	// Broken holds what could not be parsed.
+	// Broken lists the files that could not be parsed.
 	Broken []Finding
-	// Modules maps each go.mod, by its folder, to its text.
+	// Modules maps the folder of each go.mod to the file's text.
 	Modules map[string][]byte
 }
 
-// Finding is a broken rule.
+// Finding is a violation of a rule.
 type Finding struct {
 	// Where is path:line.
 	Where string
 	Rule  string
-	// What is wrong, and what to do instead.
+	// What says what is wrong and what to do instead.
 	What string
 }
 
 func (f Finding) String() string { return fmt.Sprintf("%s: [%s] %s", f.Where, f.Rule, f.What) }
 
-// Load parses the module at the root of fsys. Hidden folders, testdata and what is built
-// are left out.
+// Load parses the module at the root of fsys. It skips hidden folders, testdata and build output.
 func Load(fsys fs.FS) (*Tree, error) {
 	t := &Tree{Fset: token.NewFileSet(), Modules: map[string][]byte{}}
 	byDir := map[string]*Package{}
@@ -100,19 +99,19 @@ func Load(fsys fs.FS) (*Tree, error) {
 	return t, err
 }
 
-// Rule is one house rule.
+// Rule is one of the checks.
 type Rule struct {
 	Name string
-	// Check reports what breaks the rule.
+	// Check reports violations of the rule.
 	Check func(t *Tree, report Reporter)
 }
 
-// Reporter takes a finding at a position; a path alone stands for a whole package.
+// Reporter takes a finding at a position. where is a token.Pos, or a path that stands for the whole file.
 type Reporter func(where any, format string, args ...any)
 
-// Rules are all rules.
+// Rules lists all rules.
 var Rules = []Rule{
-	{"parse", func(*Tree, Reporter) {}}, // found by Load
+	{"parse", func(*Tree, Reporter) {}}, // reported by Load
 	{"gofmt", checkGofmt},
 	{"pure", checkPure},
 	{"time", checkTime},
@@ -128,7 +127,7 @@ var Rules = []Rule{
 	{"mark", checkMark},
 }
 
-// Check applies all rules and returns the findings by place.
+// Check applies all rules and returns the findings sorted by position.
 func Check(t *Tree) []Finding {
 	out := slices.Clone(t.Broken)
 	for _, r := range Rules {
@@ -148,7 +147,7 @@ func Check(t *Tree) []Finding {
 	return out
 }
 
-// files yields the files of packages whose folder passes keep, tests as asked for.
+// files calls do for each file in the packages whose folder satisfies keep; tests says whether test files are included.
 func (t *Tree) files(tests bool, keep func(dir string) bool, do func(p *Package, f *File)) {
 	for _, p := range t.Packages {
 		if !keep(p.Dir) {
@@ -164,7 +163,7 @@ func (t *Tree) files(tests bool, keep func(dir string) bool, do func(p *Package,
 
 func everywhere(string) bool { return true }
 
-// importPath is an import's path without quotes.
+// importPath returns the path of an import without quotes.
 func importPath(i *ast.ImportSpec) string { return strings.Trim(i.Path.Value, "`\"") }
 
 // under reports whether p is the package or folder root, or below it.

@@ -85,7 +85,7 @@ func (hidden) Exported() {}
 // TestEachRuleFindsItsPlantedFault plants one fault at a time in a clean module: its rule,
 // and no other, must find it and say what to do.
 func TestEachRuleFindsItsPlantedFault(t *testing.T) {
-	big := strings.Repeat("\tf()\n", maxLines)
+	big := strings.Repeat("\tf()\n", maxFileLines)
 	faults := []struct {
 		rule, path, src, say string
 	}{
@@ -107,21 +107,22 @@ func TestEachRuleFindsItsPlantedFault(t *testing.T) {
 		{"cgo", "internal/ssd/spdk/x.go", "package spdk\n\nimport \"C\"\n", "//go:build spdk"},
 		{"unsafe", "internal/bufpool/x.go", "package bufpool\n\nimport _ \"unsafe\"\n", "x_unsafe.go"},
 		{"unsafe", "internal/bufpool/x_test.go", "package bufpool\n\nimport _ \"unsafe\"\n", "x_unsafe.go"},
-		{"direction", "internal/nvme/x.go", "package nvme\n\nimport _ \"jbofd/internal/nvmeof\"\n", "formats know nobody"},
+		{"direction", "internal/daemon/x.go", "// Package daemon is.\npackage daemon\n\nimport _ \"jbofd/internal/lab/node\"\n", "for tests only"},
+		{"direction", "internal/nvme/x.go", "package nvme\n\nimport _ \"jbofd/internal/nvmeof\"\n", "a format package imports no other package"},
 		{"direction", "internal/nvmeof/x.go", "package nvmeof\n\nimport _ \"jbofd/internal/ssd\"\n", "declares the interface it needs"},
 		{"direction", "internal/nvmeof/x.go", "package nvmeof\n\nimport _ \"jbofd/internal/nvmeof/tcp\"\n", "must not import internal/nvmeof/tcp"},
-		{"direction", "client/x.go", "// Package client is.\npackage client\n\nimport _ \"jbofd/internal/nvmeof\"\n", "shares bugs"},
+		{"direction", "client/x.go", "// Package client is.\npackage client\n\nimport _ \"jbofd/internal/nvmeof\"\n", "share its bugs"},
 		{"direction", "cmd/jbofd/x.go", "// Command jbofd is.\npackage main\n\nimport _ \"jbofd/internal/ssd/file\"\n", "flags"},
 		{"direction", "internal/brandnew/x.go", "// Package brandnew is.\npackage brandnew\n", "no row"},
 		{"dependency", "internal/bufpool/x.go", "package bufpool\n\nimport _ \"github.com/sirupsen/logrus\"\n", "not among the dependencies"},
-		{"dependency", "internal/bufpool/x.go", "package bufpool\n\nimport _ \"pgregory.net/rapid\"\n", "for tests only"},
+		{"dependency", "internal/bufpool/x.go", "package bufpool\n\nimport _ \"pgregory.net/rapid\"\n", "imported by tests only"},
 		{"dependency", "internal/bufpool/x.go", "package bufpool\n\nimport _ \"github.com/cockroachdb/pebble/v2\"\n", "test/bench"},
 		{"dependency", "internal/bufpool/x_test.go", "package bufpool\n\nimport _ \"github.com/dgraph-io/badger/v4\"\n", "test/bench"},
 		{"dependency", "go.mod", "module jbofd\n\nrequire github.com/sirupsen/logrus v1.0.0\n", "logrus"},
 		{"dependency", "go.mod", "module jbofd\n\nrequire (\n\tgithub.com/cockroachdb/pebble v1.0.0 // indirect\n)\n", "peer"},
-		{"name", "internal/testutil/util/x.go", "// Package util is.\npackage util\n", "called util"},
-		{"name", "internal/testutil/y/x.go", "// Package helpers is.\npackage helpers\n", "called helpers"},
-		{"size", "internal/nvme/x.go", "package nvme\n\nfunc f() {\n" + big + "}\n", "one idea"},
+		{"name", "internal/testutil/util/x.go", "// Package util is.\npackage util\n", "package name util"},
+		{"name", "internal/testutil/y/x.go", "// Package helpers is.\npackage helpers\n", "package name helpers"},
+		{"size", "internal/nvme/x.go", "package nvme\n\nfunc f() {\n" + big + "}\n", "split the file"},
 		{"package-comment", "internal/drr/x.go", "package drr\n", "internal/drr has no package comment"},
 		{"doc", "internal/bufpool/x.go", "package bufpool\n\nfunc Get() {}\n", "exported Get"},
 		{"doc", "internal/bufpool/x.go", "package bufpool\n\ntype Pool struct{}\n", "type Pool"},
@@ -176,11 +177,4 @@ func list(fs []Finding) string {
 		fmt.Fprintln(&b, f)
 	}
 	return b.String()
-}
-
-func TestOnlyCodeCountsAsLines(t *testing.T) {
-	const src = "// Package x.\npackage x\n\n/* a\nb */\nvar s = `one\ntwo\nthree`\n\nfunc f() { // why\n\t// why\n\tg(); h()\n}\n"
-	if n := codeLines([]byte(src)); n != 7 {
-		t.Errorf("%d lines, want 7", n)
-	}
 }

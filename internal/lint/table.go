@@ -3,11 +3,13 @@ package lint
 // module is this module's path.
 const module = "jbofd"
 
-// pure are the packages of state, event and now: no I/O, clock, randomness, lock or
-// goroutine inside, so that the daemon, the simulator and the tests run the same code. Folders
-// that do not exist yet have their row already.
+// pure lists the packages of algorithms and state machines. They use no I/O, clock, source of randomness, lock or
+// goroutine, so that the daemon, the simulator and the tests run the same code. Packages that do not exist yet are
+// listed already.
 var pure = []string{
 	"internal/nvme",
+	"internal/tenant",
+	"internal/uuid",
 	"internal/drr",
 	"internal/tokenbucket",
 	"internal/congestion",
@@ -20,83 +22,82 @@ var pure = []string{
 	"internal/ssd/model/flash",
 	"internal/sim",
 	"internal/nvmeof",
+	"internal/nvmeof/executor",
 	"internal/nvmeof/qpair",
 	"internal/nvmeof/tcp",
 	"internal/nvmeof/tcp/pdu",
 	"internal/nvmeof/rdma",
 	"internal/nvmeof/rdma/cm",
 	"internal/nvmeof/rdma/wr",
+	"internal/list",
 	"internal/kvstore",
-	"internal/kvstore/budget",
-	"internal/kvstore/checkpoint",
-	"internal/kvstore/chunks",
-	"internal/kvstore/fifo",
 	"internal/kvstore/format",
 	"internal/kvstore/lookup",
-	"internal/kvstore/prelude",
 	"internal/kvstore/recovery",
-	"internal/kvstore/setup",
-	"internal/kvstore/segtbl",
+	"internal/kvstore/space",
 	"internal/kvstore/swap",
-	"internal/kvstore/swap/guest",
-	"internal/kvstore/walk",
 	"internal/crrs",
 	"internal/ordering",
+	"client/internal/host",
+	"client/internal/hosttcp",
+	"client/internal/hostrdma",
+	"client/internal/kvop",
 }
 
-// impure are standard packages (with all below them, but for the exceptions) that a pure
-// package must not import.
+// impure lists the packages that a pure package must not import, nor any package below them except impureExceptions.
 var (
 	impure           = []string{"os", "net", "sync", "math/rand", "crypto/rand", "syscall", "golang.org/x/sys", "context"}
 	impureExceptions = []string{"net/netip"}
 )
 
-// cgoPackages may import "C", behind a build tag of their own.
+// cgoPackages maps the packages that may import "C" to the build tag that they need.
 var cgoPackages = map[string]string{
 	"internal/nvmeof/rdma/verbs": "rdma",
 	"internal/ssd/spdk":          "spdk",
 }
 
-// wireFormats are packages of views over bytes, whose one-line getters and setters need no
-// comment: their meaning is the field's in the specification.
+// wireFormats lists packages of views over bytes. Their one-line getters and setters need no comment, because the
+// specification defines the fields.
 var wireFormats = []string{
 	"internal/nvme",
 	"internal/nvmeof/tcp/pdu",
 	"internal/nvmeof/rdma/cm",
 	"internal/ssd/label",
 	"internal/kvstore/format",
-	"internal/kvstore/swap/guest",
 }
 
-// row says which packages of this module the packages under dir may import: those listed
-// and all below them where an entry ends with "/...".
+// row lists which packages of this module the packages at and below dir may import. An entry that ends with "/..."
+// includes all packages below it. remedy is the advice given when the rule is broken.
 type row struct {
 	dir    string
 	may    []string
 	remedy string
 }
 
-// Packages that anyone may import: they know nobody but each other.
-var base = []string{"internal/buildtags", "internal/invariants", "internal/ring"}
+// base lists the packages that every package may import. They import only each other.
+var base = []string{"internal/buildtags", "internal/fence", "internal/invariants", "internal/list", "internal/ring", "internal/tenant", "internal/uuid"}
 
 const (
-	toFormat    = "formats know nobody: let the caller pass what is needed"
-	toAlgorithm = "algorithms know nobody: let pipeline put them together"
-	toMachine   = "a machine declares the interface it needs; a transport, device or cluster package implements it and daemon joins them"
-	toDevice    = "a device knows ssd's interface only; what it must tell others goes through its Completion or Info"
-	toDriver    = "declare an interface here and let daemon pass the implementation"
-	toClient    = "the public host shares formats with the target, never its machines: a peer that shares code shares bugs"
+	toFormat    = "a format package imports no other package: let the caller pass what is needed"
+	toAlgorithm = "an algorithm imports no other package: let internal/pipeline combine algorithms"
+	toMachine   = "a state machine declares the interface it needs; a transport, device or cluster package implements it, and internal/daemon connects them"
+	toDevice    = "a device imports only the interface in internal/ssd; report everything through Completion or Info"
+	toDriver    = "declare an interface here and let internal/daemon pass the implementation"
+	toClient    = "the client shares formats with the target but no state machines: two ends that share code share its bugs, and tests of one against the other would not find them"
 	toCmd       = "a command turns flags into a config and calls one package; move the work there"
 )
 
-// directions is the order of the house, from the ones who know nobody to the one who
-// knows all. The row with the longest matching dir counts; a package below internal, client or cmd
-// without a row is an error.
+// directions says which package may import which, from the packages without imports to the daemon, which imports all.
+// The row with the longest matching dir applies. A package below internal, client or cmd without a row is an error.
 var directions = []row{
 	{"internal/buildtags", nil, toFormat},
 	{"internal/invariants", nil, toFormat},
+	{"internal/list", nil, toFormat},
 	{"internal/ring", nil, toFormat},
-	{"internal/testutil", []string{"internal/nvme"}, "test tools know formats only"},
+	{"internal/fence", nil, "a fence handles holders and epochs only: the caller decides what they stand for"},
+	{"internal/tenant", nil, toFormat},
+	{"internal/uuid", nil, toFormat},
+	{"internal/testutil", []string{"internal/nvme"}, "test tools import formats only"},
 	{"internal/lint", nil, toFormat},
 
 	{"internal/nvme", nil, toFormat},
@@ -118,14 +119,16 @@ var directions = []row{
 	{"internal/nvmeof/rdma/cm", nil, toFormat},
 	{"internal/nvmeof/rdma/wr", nil, toFormat},
 	{"internal/kvstore", []string{"internal/kvstore/...", "internal/nvme/...", "internal/pipeline"}, toMachine},
-	{"internal/kvstore/swap", []string{"internal/kvstore", "internal/kvstore/fifo", "internal/kvstore/format", "internal/kvstore/swap/guest", "internal/pipeline"}, toMachine},
-	{"internal/kvstore/swap/guest", []string{"internal/kvstore/format", "internal/kvstore/prelude"}, toFormat},
-	{"internal/kvstore/prelude", nil, toFormat},
-	{"internal/kvstore/fifo", nil, toAlgorithm},
-	{"internal/partition", []string{"internal/bufpool", "internal/kvstore/...", "internal/owner", "internal/pipeline", "internal/ssd"}, toDriver},
+	{"internal/kvstore/format", nil, toFormat},
+	{"internal/kvstore/space", []string{"internal/kvstore/format"}, toMachine},
+	{"internal/kvstore/lookup", []string{"internal/kvstore/format", "internal/kvstore/space", "internal/nvme"}, toMachine},
+	{"internal/kvstore/recovery", []string{"internal/kvstore/format", "internal/kvstore/lookup", "internal/kvstore/space"}, toMachine},
+	{"internal/kvstore/swap", []string{"internal/kvstore", "internal/kvstore/format", "internal/kvstore/space", "internal/pipeline"}, toMachine},
+	{"internal/partition", []string{"internal/bufpool", "internal/kvstore/...", "internal/drive", "internal/pipeline", "internal/ssd", "internal/turn"}, toDriver},
 	{"internal/crrs", []string{"internal/crrs/...", "internal/kvstore", "internal/nvme/...", "internal/pipeline"}, toMachine},
 	{"internal/ordering", []string{"internal/ordering/...", "internal/nvme/...", "internal/pipeline"}, toMachine},
 
+	{"internal/turn", nil, toDriver},
 	{"internal/bufpool", nil, toDriver},
 	{"internal/uring", nil, toDriver},
 	{"internal/ssd", nil, toDevice},
@@ -134,29 +137,35 @@ var directions = []row{
 	{"internal/ssd/file", []string{"internal/ssd", "internal/bufpool", "internal/uring"}, toDevice},
 	{"internal/ssd/fault", []string{"internal/ssd", "internal/bufpool"}, toDevice},
 	{"internal/ssd/model", []string{"internal/ssd", "internal/bufpool", "internal/ssd/model/flash"}, toDevice},
-	{"internal/ssd/model/flash", nil, "the emulated drive is a machine: its device drives it"},
-	{"internal/sim", []string{"internal/sim/...", "internal/pipeline/...", "internal/credit", "internal/ssd/model/flash"}, "a simulation joins machines only"},
-	{"internal/sim/report", []string{"internal/sim"}, "a report knows results only"},
+	{"internal/ssd/model/flash", nil, "the emulated drive is a state machine: internal/ssd/model drives it"},
+	{"internal/sim", []string{"internal/sim/...", "internal/pipeline/...", "internal/credit", "internal/ssd/model/flash"}, "a simulation combines state machines only"},
+	{"internal/sim/report", []string{"internal/sim"}, "a report imports results only"},
+	{"internal/lab", []string{"internal/ssd", "internal/turn"}, "the simulated environment imports the interfaces of devices and drivers only; internal/lab/node assembles a whole node"},
+	{"internal/lab/node", []string{"internal/..."}, "a simulated node consists of the packages that the daemon uses"},
 	{"internal/ssd/spdk", []string{"internal/ssd", "internal/bufpool"}, toDevice},
 	{"internal/ssd/label", []string{"internal/ssd", "internal/nvme"}, toDevice},
-	{"internal/owner", []string{"internal/bufpool", "internal/pipeline/...", "internal/ssd", "internal/kvstore", "internal/crrs"}, toDriver},
-	{"internal/nvmeof/fabric", []string{"internal/bufpool", "internal/credit", "internal/nvme/...", "internal/nvmeof", "internal/owner", "internal/kvstore", "internal/partition", "internal/pipeline", "internal/ssd", "internal/telemetry"}, toDriver},
-	{"internal/nvmeof/fabric/queue", []string{"internal/bufpool", "internal/credit", "internal/nvme/...", "internal/nvmeof", "internal/nvmeof/fabric", "internal/nvmeof/qpair", "internal/owner", "internal/kvstore", "internal/partition", "internal/pipeline", "internal/ssd", "internal/telemetry"}, toDriver},
-	{"internal/nvmeof/tcp/serve", []string{"internal/bufpool", "internal/nvme/...", "internal/nvmeof/...", "internal/owner", "internal/kvstore", "internal/partition", "internal/pipeline", "internal/ssd", "internal/telemetry"}, toDriver},
+	{"internal/drive", []string{"internal/bufpool", "internal/pipeline/...", "internal/ssd", "internal/kvstore", "internal/crrs", "internal/turn"}, toDriver},
+	{"internal/nvmeof/target", []string{"internal/bufpool", "internal/credit", "internal/nvme/...", "internal/nvmeof", "internal/nvmeof/executor/...", "internal/drive", "internal/kvstore", "internal/partition", "internal/pipeline", "internal/ssd", "internal/telemetry", "internal/turn"}, toDriver},
+	{"internal/nvmeof/target/connection", []string{"internal/bufpool", "internal/credit", "internal/nvme/...", "internal/nvmeof", "internal/nvmeof/target", "internal/nvmeof/executor", "internal/nvmeof/qpair", "internal/telemetry", "internal/turn"}, toDriver},
+	{"internal/nvmeof/executor", []string{"internal/bufpool", "internal/nvme", "internal/nvmeof", "internal/fence"}, "executors import the interface; the interface imports none of them"},
+	{"internal/nvmeof/executor/block", []string{"internal/fence", "internal/drive", "internal/nvme", "internal/nvmeof", "internal/nvmeof/executor", "internal/pipeline", "internal/ssd"}, toDriver},
+	{"internal/nvmeof/executor/kv", []string{"internal/bufpool", "internal/credit", "internal/kvstore", "internal/nvme", "internal/nvmeof", "internal/nvmeof/executor", "internal/partition", "internal/turn"}, toDriver},
+	{"internal/nvmeof/executor/executortest", []string{"internal/bufpool", "internal/fence", "internal/nvme", "internal/nvmeof", "internal/nvmeof/executor", "internal/ssd"}, "a test tool imports the interface only"},
+	{"internal/nvmeof/tcp/serve", []string{"internal/bufpool", "internal/nvme/...", "internal/nvmeof/...", "internal/drive", "internal/kvstore", "internal/partition", "internal/pipeline", "internal/ssd", "internal/telemetry", "internal/turn"}, toDriver},
 	{"internal/nvmeof/rdma/verbs", []string{"internal/nvmeof/rdma/wr"}, toDriver},
 	{"internal/nvmeof/rdma/memverbs", []string{"internal/nvmeof/rdma/verbs"}, toDriver},
 	{"internal/nvmeof/rdma/verbstest", []string{"internal/nvmeof/rdma/verbs"}, toDriver},
-	{"internal/nvmeof/rdma/rawhost", []string{"internal/nvme", "internal/nvmeof/rdma/cm", "internal/nvmeof/rdma/verbs"}, "a test tool knows formats and verbs only"},
-	{"internal/nvmeof/rdma/serve", []string{"internal/bufpool", "internal/nvme/...", "internal/nvmeof/...", "internal/owner", "internal/kvstore", "internal/partition", "internal/pipeline", "internal/ssd", "internal/telemetry"}, toDriver},
-	{"internal/cluster", []string{"internal/cluster/...", "internal/crrs", "internal/kvstore", "client"}, toDriver},
-	{"internal/pushdown", []string{"internal/pushdown/...", "internal/nvme/...", "internal/pipeline", "internal/bufpool"}, toDriver},
+	{"internal/nvmeof/rdma/rawhost", []string{"internal/nvme", "internal/nvmeof/rdma/cm", "internal/nvmeof/rdma/verbs"}, "a test tool imports formats and verbs only"},
+	{"internal/nvmeof/rdma/serve", []string{"internal/bufpool", "internal/nvme/...", "internal/nvmeof/...", "internal/drive", "internal/kvstore", "internal/partition", "internal/pipeline", "internal/ssd", "internal/telemetry", "internal/turn"}, toDriver},
+	{"internal/cluster", []string{"internal/cluster/...", "internal/crrs", "internal/kvstore", "client", "internal/turn"}, toDriver},
+	{"internal/pushdown", []string{"internal/pushdown/...", "internal/nvme/...", "internal/pipeline", "internal/bufpool", "internal/turn"}, toDriver},
 	{"internal/offload", []string{"internal/offload/...", "internal/nvme/...", "internal/bufpool", "client"}, toDriver},
 	{"internal/telemetry", []string{"internal/nvme/...", "internal/ssd", "internal/pipeline"}, toDriver},
 	{"internal/config", []string{"internal/nvme", "internal/ssd/label"}, toDriver},
 
 	{"client", []string{"client/...", "internal/credit", "internal/nvme/...", "internal/nvmeof/tcp/pdu", "internal/nvmeof/rdma/cm", "internal/nvmeof/rdma/verbs", "internal/nvmeof/rdma/wr", "internal/bufpool"}, toClient},
 	{"internal/bench", []string{"internal/bench/...", "client/...", "internal/ssd/...", "internal/bufpool", "internal/nvme/...", "internal/config"}, toDriver},
-	{"internal/bench/ycsb", []string{"internal/bench", "client/...", "internal/ssd/...", "internal/bufpool", "internal/kvstore", "internal/owner", "internal/partition", "internal/pipeline"}, toDriver},
+	{"internal/bench/ycsb", []string{"internal/bench", "client/...", "internal/ssd/...", "internal/bufpool", "internal/kvstore", "internal/drive", "internal/partition", "internal/pipeline"}, toDriver},
 	{"internal/demo", []string{"internal/admin", "internal/bench", "internal/config", "client"}, toDriver},
 	{"internal/daemon", []string{"internal/...", "client"}, toCmd},
 	{"internal/admin", []string{"internal/config", "internal/nvme/...", "internal/ssd/label", "client"}, toDriver},
@@ -166,7 +175,7 @@ var directions = []row{
 	{"test", []string{"internal/...", "client/...", "test/..."}, toCmd},
 }
 
-// dependencies are the modules outside of the standard library that code may import.
+// dependencies lists the modules outside of the standard library that any package may import.
 var dependencies = []string{
 	"github.com/HdrHistogram/hdrhistogram-go",
 	"github.com/cespare/xxhash",
@@ -182,7 +191,7 @@ var dependencies = []string{
 	"gonum.org/v1/plot",
 }
 
-// testDependencies may be imported by tests and test tools besides.
+// testDependencies lists the modules that only tests and test tools may import.
 var testDependencies = []string{
 	"github.com/anishathalye/porcupine",
 	"github.com/cockroachdb/datadriven",
@@ -191,7 +200,10 @@ var testDependencies = []string{
 	"pgregory.net/rapid",
 }
 
-// peers are what jbofd is measured against; they live in a module of their own.
+// testEnvironment may be imported by tests only.
+const testEnvironment = "internal/lab"
+
+// peers lists the modules that jbofd is compared with. Only the module peerModule imports them.
 var peers = []string{
 	"github.com/cockroachdb/pebble",
 	"github.com/dgraph-io/badger",
@@ -200,9 +212,8 @@ var peers = []string{
 // peerModule is the folder of that module.
 const peerModule = "test/bench"
 
-// badNames say nothing about what a package holds.
+// badNames lists package names that do not say what the package is about.
 var badNames = []string{"util", "utils", "common", "helper", "helpers", "misc", "shared", "base", "manager2", "types"}
 
-// maxLines is how many lines of code a package may have, not counting comments, blank lines,
-// tests, and the one-line accessors of wire formats.
-const maxLines = 2000
+// maxFileLines is the maximum length of a file: a longer one usually has more than one subject.
+const maxFileLines = 600

@@ -35,17 +35,17 @@ func (g *GetLogSQE) SetLID(v uint8) { g[40] = v }
 func (g *GetLogSQE) LSP() uint8     { return g[41] & 0x7f }
 func (g *GetLogSQE) SetLSP(v uint8) { g[41] = g[41]&0x80 | v&0x7f }
 
-// RAE: the event that points to this log stays until it is read without RAE.
+// RAE: retain the asynchronous event. The event of this log stays pending until the log is read without RAE.
 func (g *GetLogSQE) RAE() bool     { return g[41]&0x80 != 0 }
 func (g *GetLogSQE) SetRAE(v bool) { g[41] = g[41]&0x7f | uint8(b2u(v))<<7 }
 
-// LenBytes is the length asked for in bytes, from the 0-based count of dwords (NUMD).
+// LenBytes returns the requested length in bytes, from the 0-based count of dwords (NUMD).
 func (g *GetLogSQE) LenBytes() uint64 {
 	numd := uint64(le.Uint16(g[42:])) | uint64(le.Uint16(g[44:]))<<16
 	return (numd + 1) * 4
 }
 
-// SetLenBytes sets NUMD; n is a multiple of 4, 4 to 2^34.
+// SetLenBytes sets NUMD. The argument n is a multiple of 4, from 4 to 2^34.
 func (g *GetLogSQE) SetLenBytes(n uint64) {
 	d := uint32(n/4 - 1)
 	le.PutUint16(g[42:], uint16(d))
@@ -56,11 +56,11 @@ func (g *GetLogSQE) SetLenBytes(n uint64) {
 func (g *GetLogSQE) LSI() uint16     { return le.Uint16(g[46:]) }
 func (g *GetLogSQE) SetLSI(v uint16) { le.PutUint16(g[46:], v) }
 
-// LPO is the offset in bytes, or an index with OT.
+// LPO is the offset in bytes, or an index if OT is set.
 func (g *GetLogSQE) LPO() uint64     { return le.Uint64(g[48:]) }
 func (g *GetLogSQE) SetLPO(v uint64) { le.PutUint64(g[48:], v) }
 
-// OT: the offset is an index.
+// OT: LPO is an index.
 func (g *GetLogSQE) OT() bool         { return g[58]&0x80 != 0 }
 func (g *GetLogSQE) SetOT(v bool)     { g[58] = g[58]&0x7f | uint8(b2u(v))<<7 }
 func (g *GetLogSQE) CSI() CSI         { return CSI(g[59]) }
@@ -78,11 +78,11 @@ func (s *SQE) Features() *FeaturesSQE { return (*FeaturesSQE)(s) }
 func (f *FeaturesSQE) FID() uint8     { return f[40] }
 func (f *FeaturesSQE) SetFID(v uint8) { f[40] = v }
 
-// SEL: SEL constants; Get Features.
+// SEL selects the value that Get Features returns: SEL constants.
 func (f *FeaturesSQE) SEL() uint8     { return f[41] & 7 }
 func (f *FeaturesSQE) SetSEL(v uint8) { f[41] = f[41]&^7 | v&7 }
 
-// SV: save the value; Set Features.
+// SV: Set Features saves the value persistently.
 func (f *FeaturesSQE) SV() bool     { return f[43]&0x80 != 0 }
 func (f *FeaturesSQE) SetSV(v bool) { f[43] = f[43]&0x7f | uint8(b2u(v))<<7 }
 
@@ -97,7 +97,7 @@ type AbortSQE SQE
 // Abort reads the command as Abort.
 func (s *SQE) Abort() *AbortSQE { return (*AbortSQE)(s) }
 
-// SQID and CID name the command to abort.
+// SQID and CID identify the command to abort.
 func (a *AbortSQE) SQID() uint16     { return le.Uint16(a[40:]) }
 func (a *AbortSQE) SetSQID(v uint16) { le.PutUint16(a[40:], v) }
 func (a *AbortSQE) CID() uint16      { return le.Uint16(a[42:]) }
@@ -106,6 +106,6 @@ func (a *AbortSQE) SetCID(v uint16)  { le.PutUint16(a[42:], v) }
 // AbortNotDone is bit 0 of an Abort's DW0: the command was not aborted.
 const AbortNotDone = 1
 
-// DSMRanges is the number of ranges of Dataset Management, 1-based here, 0-based in CDW10.
+// DSMRanges returns the number of ranges of Dataset Management. It is 1-based here and 0-based in CDW10.
 func (s *SQE) DSMRanges() int     { return int(s[40]) + 1 }
 func (s *SQE) SetDSMRanges(n int) { s[40] = uint8(n - 1) }

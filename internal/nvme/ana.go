@@ -5,7 +5,7 @@ import (
 	"iter"
 )
 
-// ANAState is how well a controller reaches the namespaces of a group.
+// ANAState is the accessibility of the namespaces of an ANA group through a controller.
 type ANAState uint8
 
 // ANA states.
@@ -34,7 +34,7 @@ func (s ANAState) String() string {
 	return fmt.Sprintf("ANAState(%d)", uint8(s))
 }
 
-// Status is the path status a command gets in this state; Success where it is served.
+// Status returns the path status of a command in this state, or Success if the command is served.
 func (s ANAState) Status() Status {
 	switch s {
 	case ANAStateInaccessible:
@@ -47,13 +47,13 @@ func (s ANAState) Status() Status {
 	return Success
 }
 
-// Sizes in the ANA log, in bytes.
+// Sizes of structures in the ANA log, in bytes.
 const (
 	ANAHeaderSize = 16
 	ANAGroupSize  = 32 // without NSIDs
 )
 
-// LSPANAGroupsOnly is the LSP bit (RGO) that asks for groups without their NSIDs.
+// LSPANAGroupsOnly is the LSP bit (RGO) that requests groups without their NSIDs.
 const LSPANAGroupsOnly = 1
 
 // AppendANAHeader appends the header of log page 0Ch (NVMe Base 2.0, section 5.16.1.13):
@@ -65,8 +65,8 @@ func AppendANAHeader(dst []byte, changeCount uint64, groups uint16) []byte {
 	return append(dst, 0, 0, 0, 0, 0, 0)
 }
 
-// AppendANAGroup appends one group descriptor; nsids must ascend, and be nil for a log of
-// groups only.
+// AppendANAGroup appends one group descriptor. The argument nsids must be in ascending order. It is nil for a log that
+// contains groups only.
 //
 //	0..3 ANAGRPID | 4..7 number of NSIDs | 8..15 change count | 16 state | 17..31 reserved | NSIDs
 func AppendANAGroup(dst []byte, id uint32, changeCount uint64, s ANAState, nsids []uint32) []byte {
@@ -84,7 +84,7 @@ func AppendANAGroup(dst []byte, id uint32, changeCount uint64, s ANAState, nsids
 // ANALog is an ANA log as received.
 type ANALog []byte
 
-// ChangeCount is the log's change count; 0 when the log is too short.
+// ChangeCount returns the change count of the log, or 0 if the log is too short.
 func (l ANALog) ChangeCount() uint64 {
 	if len(l) < ANAHeaderSize {
 		return 0
@@ -92,7 +92,7 @@ func (l ANALog) ChangeCount() uint64 {
 	return le.Uint64(l)
 }
 
-// NumGroups is the number of groups the header names.
+// NumGroups returns the number of groups that the header states.
 func (l ANALog) NumGroups() int {
 	if len(l) < ANAHeaderSize {
 		return 0
@@ -100,7 +100,7 @@ func (l ANALog) NumGroups() int {
 	return int(le.Uint16(l[8:]))
 }
 
-// Groups yields the groups, up to the first that is cut short.
+// Groups iterates over the groups up to the first incomplete one.
 func (l ANALog) Groups() iter.Seq[ANAGroup] {
 	return func(yield func(ANAGroup) bool) {
 		if len(l) < ANAHeaderSize {
@@ -117,8 +117,7 @@ func (l ANALog) Groups() iter.Seq[ANAGroup] {
 	}
 }
 
-// Check judges the log: all groups there in full, identifiers and states valid, NSIDs
-// ascending.
+// Check validates the log: all groups must be complete, identifiers and states valid, and NSIDs ascending.
 func (l ANALog) Check() error {
 	const what = "ANA log"
 	if len(l) < ANAHeaderSize {
@@ -149,8 +148,8 @@ func (l ANALog) Check() error {
 	return nil
 }
 
-// anaGroupLen is the length of the group descriptor at the start of b; ok is false when
-// it is not there in full.
+// anaGroupLen returns the length of the group descriptor at the start of b. It returns false if the descriptor is
+// incomplete.
 func anaGroupLen(b []byte) (n int, ok bool) {
 	if len(b) < ANAGroupSize {
 		return 0, false
@@ -162,7 +161,7 @@ func anaGroupLen(b []byte) (n int, ok bool) {
 	return ANAGroupSize + 4*int(nsids), true
 }
 
-// ANAGroup is one group descriptor with its NSIDs: a view of the log it came from.
+// ANAGroup is one group descriptor with its NSIDs. It is a view of the log.
 type ANAGroup []byte
 
 func (g ANAGroup) ID() uint32          { return le.Uint32(g) }

@@ -3,7 +3,6 @@ package nvme
 import (
 	"bytes"
 	"encoding/binary"
-	"encoding/hex"
 	"fmt"
 	"math/bits"
 	"strings"
@@ -12,7 +11,7 @@ import (
 
 var le = binary.LittleEndian
 
-// fieldError says which field of a structure is wrong, its value and what is allowed.
+// fieldError returns an error that names the invalid field of a structure, its value and the allowed values.
 func fieldError(what, field string, value any, allowed string) error {
 	return fmt.Errorf("%s: %s is %v, must be %s", what, field, value, allowed)
 }
@@ -20,10 +19,10 @@ func fieldError(what, field string, value any, allowed string) error {
 // Uint128 is a 128-bit counter.
 type Uint128 struct{ Lo, Hi uint64 }
 
-// U128 widens v.
+// U128 converts v to a Uint128.
 func U128(v uint64) Uint128 { return Uint128{Lo: v} }
 
-// Uint64 is the value, or all ones when it does not fit.
+// Uint64 returns the value, or the maximum uint64 if the value is larger.
 func (u Uint128) Uint64() uint64 {
 	if u.Hi != 0 {
 		return ^uint64(0)
@@ -44,8 +43,8 @@ func putUint128(b []byte, v Uint128) {
 	le.PutUint64(b[8:], v.Hi)
 }
 
-// setASCII fills dst with s, left justified and padded with spaces; bytes that are not
-// printable ASCII become '?', what does not fit is cut.
+// setASCII writes s to dst, left justified and padded with spaces. Bytes that are not printable ASCII become '?', and a
+// string that is too long is truncated.
 func setASCII(dst []byte, s string) {
 	for i := range dst {
 		switch {
@@ -59,7 +58,7 @@ func setASCII(dst []byte, s string) {
 	}
 }
 
-// asciiField reads a padded field: spaces at the end go, as does all from a NUL on.
+// asciiField returns a padded field without trailing spaces and without everything from a NUL on.
 func asciiField(b []byte) string { return strings.TrimRight(textField(b), " ") }
 
 func isASCII(s string) bool {
@@ -71,13 +70,13 @@ func isASCII(s string) bool {
 	return true
 }
 
-// setText fills dst with s and zeroes; one byte at least stays zero.
+// setText writes s to dst and fills the rest with zeroes. At least one byte is zero.
 func setText(dst []byte, s string) {
 	clear(dst)
 	copy(dst[:len(dst)-1], s)
 }
 
-// textField reads a field up to its NUL, or to its end.
+// textField returns a field up to its first NUL or to its end.
 func textField(b []byte) string {
 	if i := bytes.IndexByte(b, 0); i >= 0 {
 		b = b[:i]
@@ -85,11 +84,11 @@ func textField(b []byte) string {
 	return string(b)
 }
 
-// terminated reports whether an NQN field ends with a NUL in time.
+// terminated reports whether an NQN field contains a NUL within its maximum length.
 func terminated(b []byte) bool { return bytes.IndexByte(b[:MaxNQNLen+1], 0) >= 0 }
 
-// CheckNQN judges an NVMe qualified name as the Linux host does: 1 to 223 bytes of
-// UTF-8 without NUL, compared byte for byte. The form nqn.yyyy-mm.domain:name is not demanded.
+// CheckNQN validates an NVMe qualified name as the Linux host does: 1 to 223 bytes of UTF-8 without NUL, compared byte
+// for byte. It does not require the form nqn.yyyy-mm.domain:name.
 func CheckNQN(s string) error {
 	switch {
 	case s == "":
@@ -102,32 +101,4 @@ func CheckNQN(s string) error {
 		return fmt.Errorf("NQN %q holds a NUL", s)
 	}
 	return nil
-}
-
-// UUID is a 128-bit identifier in the order it is printed in (RFC 9562): that of host
-// identifiers, NGUIDs and namespace UUIDs on the wire.
-type UUID [16]byte
-
-// IsZero reports the nil UUID, which stands for none.
-func (u UUID) IsZero() bool { return u == UUID{} }
-
-// String is the UUID in lower case, 8-4-4-4-12.
-func (u UUID) String() string {
-	h := hex.EncodeToString(u[:])
-	return h[:8] + "-" + h[8:12] + "-" + h[12:16] + "-" + h[16:20] + "-" + h[20:]
-}
-
-// ParseUUID reads 32 hexadecimal digits, with the four hyphens of String or with none.
-func ParseUUID(s string) (u UUID, err error) {
-	h := s
-	if len(s) == 36 && s[8] == '-' && s[13] == '-' && s[18] == '-' && s[23] == '-' {
-		h = s[:8] + s[9:13] + s[14:18] + s[19:23] + s[24:]
-	}
-	if len(h) != 32 {
-		return UUID{}, fmt.Errorf("UUID %q: must be 32 hexadecimal digits as xxxxxxxx-xxxx-xxxx-xxxx-xxxxxxxxxxxx", s)
-	}
-	if _, err := hex.Decode(u[:], []byte(h)); err != nil {
-		return UUID{}, fmt.Errorf("UUID %q: %w", s, err)
-	}
-	return u, nil
 }

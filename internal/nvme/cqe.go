@@ -35,8 +35,8 @@ func (c *CQE) SetCID(v uint16) { binary.LittleEndian.PutUint16(c[12:], v) }
 func (c *CQE) Status() Status     { return Status(binary.LittleEndian.Uint16(c[14:]) >> 1) }
 func (c *CQE) SetStatus(s Status) { binary.LittleEndian.PutUint16(c[14:], uint16(s)<<1) }
 
-// Credit is what a host may have outstanding at an SSD, in DW1 of I/O completions once
-// the host has enabled ExtCredits: docs/wire-extensions.md.
+// Credit is the amount that a host may have outstanding at an SSD. It is in DW1 of I/O completions after the host has
+// enabled ExtCredits; see docs/wire-extensions.md.
 //
 //	31 .. 16               15 .. 0
 //	+---------------------+----------------------------+
@@ -45,15 +45,15 @@ func (c *CQE) SetStatus(s Status) { binary.LittleEndian.PutUint16(c[14:], uint16
 //	+---------------------+----------------------------+
 type Credit uint32
 
-// MaxCreditUnits is the most a Credit holds.
+// MaxCreditUnits is the maximum number of units in a Credit.
 const MaxCreditUnits = 1<<16 - 1
 
-// MakeCredit builds a Credit; units above MaxCreditUnits are cut off.
+// MakeCredit returns a Credit. It limits units to MaxCreditUnits.
 func MakeCredit(ssd uint16, units int) Credit {
 	return Credit(ssd)<<16 | Credit(min(max(units, 0), MaxCreditUnits))
 }
 
-// Units is how many 4 KiB units may be outstanding; 0: no news.
+// Units returns how many units of 4 KiB may be outstanding; 0 stands for no information.
 func (c Credit) Units() int { return int(c & MaxCreditUnits) }
 
 // SSD is the drive's number in the node.

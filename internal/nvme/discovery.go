@@ -30,7 +30,7 @@ func (h *DiscoveryHeader) SetNUMREC(v uint64) { le.PutUint64(h[dhNUMREC:], v) }
 func (h *DiscoveryHeader) RECFMT() uint16     { return le.Uint16(h[dhRECFMT:]) }
 func (h *DiscoveryHeader) SetRECFMT(v uint16) { le.PutUint16(h[dhRECFMT:], v) }
 
-// DiscoveryEntry is one way to one subsystem.
+// DiscoveryEntry describes one path to one subsystem.
 //
 //	0 TRTYPE | 1 ADRFAM | 2 SUBTYPE | 3 TREQ | 4..5 PORTID | 6..7 CNTLID | 8..9 ASQSZ | 10..11 EFLAGS
 //	32..63 TRSVCID | 256..511 SUBNQN | 512..767 TRADDR | 768..1023 TSAS
@@ -83,7 +83,7 @@ const (
 	TSASTCPTLS12 = 1
 	TSASTCPTLS13 = 2
 
-	// MinASQSZ is the least ASQSZ an entry may name.
+	// MinASQSZ is the minimum ASQSZ of an entry.
 	MinASQSZ = 32
 )
 
@@ -94,7 +94,7 @@ func (e *DiscoveryEntry) SetADRFAM(v uint8)  { e[deADRFAM] = v }
 func (e *DiscoveryEntry) SUBTYPE() uint8     { return e[deSUBTYPE] }
 func (e *DiscoveryEntry) SetSUBTYPE(v uint8) { e[deSUBTYPE] = v }
 
-// TREQ: bits 1:0 secure channel, bit 2 SQ flow control may be disabled: TREQ
+// TREQ holds transport requirements: bits 1:0 secure channel, bit 2 SQ flow control may be disabled. See the TREQ
 // constants.
 func (e *DiscoveryEntry) TREQ() uint8     { return e[deTREQ] }
 func (e *DiscoveryEntry) SetTREQ(v uint8) { e[deTREQ] = v }
@@ -103,11 +103,11 @@ func (e *DiscoveryEntry) SetTREQ(v uint8) { e[deTREQ] = v }
 func (e *DiscoveryEntry) PORTID() uint16     { return le.Uint16(e[dePORTID:]) }
 func (e *DiscoveryEntry) SetPORTID(v uint16) { le.PutUint16(e[dePORTID:], v) }
 
-// CNTLID is FFFFh for dynamic controllers.
+// CNTLID is FFFFh for the dynamic controller model.
 func (e *DiscoveryEntry) CNTLID() uint16     { return le.Uint16(e[deCNTLID:]) }
 func (e *DiscoveryEntry) SetCNTLID(v uint16) { le.PutUint16(e[deCNTLID:], v) }
 
-// ASQSZ is the largest admin SQ, at least 32.
+// ASQSZ is the maximum size of the admin submission queue, at least 32.
 func (e *DiscoveryEntry) ASQSZ() uint16     { return le.Uint16(e[deASQSZ:]) }
 func (e *DiscoveryEntry) SetASQSZ(v uint16) { le.PutUint16(e[deASQSZ:], v) }
 
@@ -115,11 +115,11 @@ func (e *DiscoveryEntry) SetASQSZ(v uint16) { le.PutUint16(e[deASQSZ:], v) }
 func (e *DiscoveryEntry) EFLAGS() uint16     { return le.Uint16(e[deEFLAGS:]) }
 func (e *DiscoveryEntry) SetEFLAGS(v uint16) { le.PutUint16(e[deEFLAGS:], v) }
 
-// TRSVCID and TRADDR are ASCII; written with spaces after, read with spaces or NULs.
+// TRSVCID and TRADDR are ASCII. They are written with trailing spaces, and read with trailing spaces or NULs.
 func (e *DiscoveryEntry) TRSVCID() string     { return asciiField(e[deTRSVCID : deTRSVCID+32]) }
 func (e *DiscoveryEntry) SetTRSVCID(s string) { setASCII(e[deTRSVCID:deTRSVCID+32], s) }
 
-// SubNQN ends with a NUL.
+// SubNQN is terminated by a NUL.
 func (e *DiscoveryEntry) SubNQN() string     { return textField(e[deSubNQN : deSubNQN+256]) }
 func (e *DiscoveryEntry) SetSubNQN(s string) { setText(e[deSubNQN:deSubNQN+256], s) }
 func (e *DiscoveryEntry) TRADDR() string     { return asciiField(e[deTRADDR : deTRADDR+256]) }
@@ -148,8 +148,8 @@ func (e *DiscoveryEntry) SetTSASRDMA(qptype, prtype, cms uint8) {
 	e[deTSAS], e[deTSAS+1], e[deTSAS+2] = qptype, prtype, cms
 }
 
-// Check judges an entry; the error names the field. Values of TRTYPE and ADRFAM unknown here
-// pass: a host skips what it cannot reach.
+// Check validates an entry; the error names the invalid field. Unknown values of TRTYPE and ADRFAM are valid, because a
+// host skips entries with transports that it does not support.
 func (e *DiscoveryEntry) Check() error {
 	const what = "discovery log entry"
 	nqn := e[deSubNQN : deSubNQN+256]
@@ -171,10 +171,10 @@ func (e *DiscoveryEntry) Check() error {
 	return nil
 }
 
-// DiscoveryLog is a whole log as received: header and entries.
+// DiscoveryLog is a complete log as received: a header and entries.
 type DiscoveryLog []byte
 
-// Header is the log's header, an empty one when the log is too short for it.
+// Header returns the header of the log, or an empty one if the log is too short.
 func (l DiscoveryLog) Header() *DiscoveryHeader {
 	if len(l) < DiscoveryHeaderSize {
 		return new(DiscoveryHeader)
@@ -182,7 +182,7 @@ func (l DiscoveryLog) Header() *DiscoveryHeader {
 	return (*DiscoveryHeader)(l)
 }
 
-// Len is the number of entries that are there in full: at most NUMREC.
+// Len returns the number of complete entries, at most NUMREC.
 func (l DiscoveryLog) Len() int {
 	if len(l) < DiscoveryHeaderSize {
 		return 0
@@ -194,12 +194,12 @@ func (l DiscoveryLog) Len() int {
 	return n
 }
 
-// Entry is entry i, 0 to Len()-1, a view of l.
+// Entry returns entry i, 0 to Len()-1, as a view of l.
 func (l DiscoveryLog) Entry(i int) *DiscoveryEntry {
 	return (*DiscoveryEntry)(l[DiscoveryHeaderSize+i*DiscoveryEntrySize:])
 }
 
-// Check judges header and entries: all there, of a known format, each entry sound.
+// Check validates the header and the entries: the log must be complete and of a known format, and every entry valid.
 func (l DiscoveryLog) Check() error {
 	const what = "discovery log"
 	if len(l) < DiscoveryHeaderSize {

@@ -1,5 +1,7 @@
 package nvme
 
+import "jbofd/internal/uuid"
+
 // ConnectSQE reads an SQE as a Connect command (NVMe Base 2.0, section 6.3):
 //
 //	40..41 RECFMT | 42..43 QID | 44..45 SQSIZE | 46 CATTR | 47 reserved | 48..51 KATO
@@ -17,7 +19,7 @@ const (
 // Bits of CATTR.
 const (
 	CATTRPriorityMask     = 3 << 0
-	CATTRDisableSQFlow    = 1 << 2 // the host does not want SQHD
+	CATTRDisableSQFlow    = 1 << 2 // the host does not use SQHD
 	CATTRDeleteQueues     = 1 << 3 // individual I/O queues may be deleted: Disconnect
 	CATTRConnectionIntent = 1 << 4
 )
@@ -41,13 +43,13 @@ func (c *ConnectSQE) SetRECFMT(v uint16) { le.PutUint16(c[ConnectOffRECFMT:], v)
 func (c *ConnectSQE) QID() uint16     { return le.Uint16(c[ConnectOffQID:]) }
 func (c *ConnectSQE) SetQID(v uint16) { le.PutUint16(c[ConnectOffQID:], v) }
 
-// SQSIZE is the number of entries, 0-based.
+// SQSIZE is the number of entries minus one.
 func (c *ConnectSQE) SQSIZE() uint16     { return le.Uint16(c[ConnectOffSQSIZE:]) }
 func (c *ConnectSQE) SetSQSIZE(v uint16) { le.PutUint16(c[ConnectOffSQSIZE:], v) }
 func (c *ConnectSQE) CATTR() uint8       { return c[ConnectOffCATTR] }
 func (c *ConnectSQE) SetCATTR(v uint8)   { c[ConnectOffCATTR] = v }
 
-// KATO is the keep-alive timeout in milliseconds; 0 is none. Admin queue only.
+// KATO is the keep-alive timeout in milliseconds; 0 disables it. It applies to the admin queue only.
 func (c *ConnectSQE) KATO() uint32     { return le.Uint32(c[ConnectOffKATO:]) }
 func (c *ConnectSQE) SetKATO(v uint32) { le.PutUint32(c[ConnectOffKATO:], v) }
 
@@ -68,15 +70,15 @@ const (
 )
 
 // HostID is the host identifier, the same for every connection of a host.
-func (d *ConnectData) HostID() UUID     { return UUID(d[ConnectDataOffHOSTID:]) }
-func (d *ConnectData) SetHostID(v UUID) { copy(d[ConnectDataOffHOSTID:], v[:]) }
+func (d *ConnectData) HostID() uuid.UUID     { return uuid.UUID(d[ConnectDataOffHOSTID:]) }
+func (d *ConnectData) SetHostID(v uuid.UUID) { copy(d[ConnectDataOffHOSTID:], v[:]) }
 
-// CNTLID is FFFFh where a controller is asked for (dynamic model), else the controller whose
-// I/O queue this is.
+// CNTLID is FFFFh to request a new controller (dynamic model); otherwise it is the controller to which the I/O queue
+// belongs.
 func (d *ConnectData) CNTLID() uint16     { return le.Uint16(d[ConnectDataOffCNTLID:]) }
 func (d *ConnectData) SetCNTLID(v uint16) { le.PutUint16(d[ConnectDataOffCNTLID:], v) }
 
-// SubNQN is the subsystem wanted, HostNQN the host. Each allocates its string.
+// SubNQN returns the NQN of the requested subsystem, HostNQN that of the host. Each call allocates its string.
 func (d *ConnectData) SubNQN() string {
 	return textField(d[ConnectDataOffSUBNQN : ConnectDataOffSUBNQN+256])
 }
@@ -90,29 +92,41 @@ func (d *ConnectData) SetHostNQN(s string) {
 	setText(d[ConnectDataOffHOSTNQN:ConnectDataOffHOSTNQN+256], s)
 }
 
-// ConnectFault is a Connect parameter that is not acceptable.
+// ConnectFault describes an invalid parameter of a Connect.
 type ConnectFault struct {
-	// InData: the parameter is in the data, not in the SQE (IATTR).
+	// InData: the parameter is in the data rather than in the SQE (IATTR).
 	InData bool
-	// Offset of the parameter in the one or the other (IPO).
+	// Offset is the offset of the parameter in the data or the SQE (IPO).
 	Offset uint16
-	// What says it for the log.
+	// What is a description for the log.
 	What string
 }
 
 func (f *ConnectFault) Error() string { return "Connect: " + f.What }
 
-// Check judges the NQNs in the data; nil when both hold.
-func (d *ConnectData) Check() *ConnectFault {
-	for _, f := range [...]struct {
-		name string
-		off  uint16
-	}{{"SUBNQN", ConnectDataOffSUBNQN}, {"HOSTNQN", ConnectDataOffHOSTNQN}} {
-		b := d[f.off : int(f.off)+256]
-		if !terminated(b) {
+// connectNQNs are the NQNs in ConnectData.
+var connectNQNs = [...]struct {
+	name string
+	off  uint16
+}{{"SUBNQN", ConnectDataOffSUBNQN}, {"HOSTNQN", ConnectDataOffHOSTNQN}}
+
+// CheckLengths returns a fault if an NQN is longer than 223 bytes, or nil.
+func (d *ConnectData) CheckLengths() *ConnectFault {
+	for _, f := range connectNQNs {
+		if !terminated(d[f.off : int(f.off)+256]) {
 			return &ConnectFault{InData: true, Offset: f.off, What: f.name + " does not end within 223 bytes"}
 		}
-		if err := CheckNQN(textField(b)); err != nil {
+	}
+	return nil
+}
+
+// Check returns a fault if an NQN is invalid, or nil.
+func (d *ConnectData) Check() *ConnectFault {
+	if f := d.CheckLengths(); f != nil {
+		return f
+	}
+	for _, f := range connectNQNs {
+		if err := CheckNQN(textField(d[f.off : int(f.off)+256])); err != nil {
 			return &ConnectFault{InData: true, Offset: f.off, What: f.name + ": " + err.Error()}
 		}
 	}
@@ -127,18 +141,17 @@ func (c *CQE) SetConnectOK(cntlid uint16) {
 	c.SetStatus(Success)
 }
 
-// ConnectCNTLID is the controller a Connect that succeeded leads to.
+// ConnectCNTLID returns the controller identifier in the completion of a successful Connect.
 func (c *CQE) ConnectCNTLID() uint16 { return uint16(c.DW0()) }
 
-// AUTHREQ bits: authentication is demanded, by TLS and DH-HMAC-CHAP (ASCR) or by the latter
-// alone (ATR).
+// AUTHREQ bits: the controller requires authentication, by TLS and DH-HMAC-CHAP (ASCR) or by DH-HMAC-CHAP alone (ATR).
 const (
 	AUTHREQATR  = 1 << 17
 	AUTHREQASCR = 1 << 18
 )
 
-// SetConnectInvalid fills the completion of a Connect with a parameter at fault: status
-// Connect Invalid Parameters with DNR.
+// SetConnectInvalid fills the completion of a Connect with an invalid parameter: status Connect Invalid Parameters with
+// DNR.
 //
 //	DW0: 15:0 IPO | 23:16 IATTR, bit 0: in the data
 func (c *CQE) SetConnectInvalid(f *ConnectFault) {
@@ -146,8 +159,7 @@ func (c *CQE) SetConnectInvalid(f *ConnectFault) {
 	c.SetStatus(ConnectInvalidParameters | DNR)
 }
 
-// ConnectFault reads the parameter at fault from a completion with status Connect Invalid
-// Parameters.
+// ConnectFault returns the invalid parameter from a completion with status Connect Invalid Parameters.
 func (c *CQE) ConnectFault() ConnectFault {
 	f := ConnectFault{InData: c.DW0()>>16&1 != 0, Offset: uint16(c.DW0())}
 	f.What = f.field() + " is invalid"
@@ -205,7 +217,7 @@ func (p *PropertySQE) Init(fctype uint8, off uint32) {
 	le.PutUint32(p[44:], off)
 }
 
-// SizeBytes is the size ATTRIB names: 4 or 8; 0 for reserved values.
+// SizeBytes returns the size of the property that ATTRIB states: 4 or 8, or 0 for reserved values.
 func (p *PropertySQE) SizeBytes() int {
 	switch p[40] & 7 {
 	case 0:

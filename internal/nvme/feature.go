@@ -85,12 +85,12 @@ const (
 	AERReliability AER = AERTypeSMART | 0x00<<8 | LIDSMART<<16
 )
 
-// MakeAER builds a result.
+// MakeAER returns the result of an Asynchronous Event Request.
 func MakeAER(typ, info, lid uint8) AER {
 	return AER(typ&7) | AER(info)<<8 | AER(lid)<<16
 }
 
-// Type is the event type, Info its information, LID the log page that clears it.
+// Type is the event type, Info the event information, and LID the log page that clears the event.
 func (a AER) Type() uint8 { return uint8(a) & 7 }
 func (a AER) Info() uint8 { return uint8(a >> 8) }
 func (a AER) LID() uint8  { return uint8(a >> 16) }
@@ -117,7 +117,7 @@ const (
 //	0..5 milliseconds since 1970 | 6 attributes: bit 0 synch, bits 3:1 origin | 7 reserved
 type Timestamp [8]byte
 
-// MaxTimestampMS is the largest time a Timestamp holds.
+// MaxTimestampMS is the maximum time of a Timestamp.
 const MaxTimestampMS = 1<<48 - 1
 
 // Timestamp origins.
@@ -129,7 +129,7 @@ const (
 // UnixMS is the time in milliseconds since 1970.
 func (t *Timestamp) UnixMS() uint64 { return le.Uint64(t[:]) & MaxTimestampMS }
 
-// SetUnixMS sets the time, modulo 2^48, and leaves the attributes.
+// SetUnixMS sets the time modulo 2^48 and keeps the attributes.
 func (t *Timestamp) SetUnixMS(ms uint64) {
 	le.PutUint64(t[:], le.Uint64(t[:])&^uint64(MaxTimestampMS)|ms&MaxTimestampMS)
 }
@@ -151,7 +151,7 @@ func (h *HostBehavior) SetETDAS(v uint8)  { h[1] = v }
 func (h *HostBehavior) LBAFEE() uint8     { return h[2] }
 func (h *HostBehavior) SetLBAFEE(v uint8) { h[2] = v }
 
-// Check demands 0 or 1 in the fields.
+// Check validates that the fields are 0 or 1.
 func (h *HostBehavior) Check() error {
 	for i, name := range []string{"ACRE", "ETDAS", "LBAFEE"} {
 		if h[i] > 1 {
@@ -161,7 +161,7 @@ func (h *HostBehavior) Check() error {
 	return nil
 }
 
-// DSMRangeSize is the size of a Dataset Management range; MaxDSMRanges their number at most.
+// DSMRangeSize is the size of a Dataset Management range. MaxDSMRanges is the maximum number of ranges.
 const (
 	DSMRangeSize = 16
 	MaxDSMRanges = 256
@@ -175,7 +175,7 @@ type DSMRange [DSMRangeSize]byte
 func (r *DSMRange) CATTR() uint32     { return le.Uint32(r[0:]) }
 func (r *DSMRange) SetCATTR(v uint32) { le.PutUint32(r[0:], v) }
 
-// NLB is the length in logical blocks, not 0-based: 0 is an empty range.
+// NLB is the length in logical blocks. It is not 0-based: 0 stands for an empty range.
 func (r *DSMRange) NLB() uint32      { return le.Uint32(r[4:]) }
 func (r *DSMRange) SetNLB(v uint32)  { le.PutUint32(r[4:], v) }
 func (r *DSMRange) SLBA() uint64     { return le.Uint64(r[8:]) }

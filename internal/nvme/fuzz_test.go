@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"jbofd/internal/testutil/wiredump"
+	"jbofd/internal/uuid"
 )
 
 func seed(f *testing.F, names ...string) {
@@ -233,8 +234,8 @@ func FuzzText(f *testing.F) {
 				t.Fatalf("%q reads back as %q", s, d.HostNQN())
 			}
 		}
-		if u, err := ParseUUID(s); err == nil {
-			if v, err := ParseUUID(u.String()); err != nil || v != u {
+		if u, err := uuid.Parse(s); err == nil {
+			if v, err := uuid.Parse(u.String()); err != nil || v != u {
 				t.Fatalf("%q: %v, %v", s, v, err)
 			}
 		}

@@ -9,6 +9,7 @@ import (
 	"github.com/cockroachdb/datadriven"
 
 	"jbofd/internal/testutil/wiredump"
+	"jbofd/internal/uuid"
 )
 
 // views are all fixed-size structures with setters; layouts and round trips are tested for
@@ -47,7 +48,7 @@ const (
 	subNQN  = "nqn.2026-11.example.jbofd:blocks"
 )
 
-var hostID = UUID{0x1b, 0x4e, 0x28, 0xba, 0x2f, 0xa1, 0x11, 0xd2, 0x88, 0x3f, 0x00, 0x16, 0xd3, 0xcc, 0xa4, 0x27}
+var hostID = uuid.UUID{0x1b, 0x4e, 0x28, 0xba, 0x2f, 0xa1, 0x11, 0xd2, 0x88, 0x3f, 0x00, 0x16, 0xd3, 0xcc, 0xa4, 0x27}
 
 // examples are structures as jbofd and its hosts fill them; fuzzers start from them.
 var examples = map[string]func() any{

@@ -1,5 +1,7 @@
 package nvme
 
+import "jbofd/internal/uuid"
+
 // IdentifySize is the size of every Identify data structure.
 const IdentifySize = 4096
 
@@ -100,6 +102,7 @@ const (
 	icANACAP    = 343
 	icANAGRPMAX = 344
 	icNANAGRPID = 348
+	icCQT       = 386
 	icSQES      = 512
 	icCQES      = 513
 	icMAXCMD    = 514
@@ -168,7 +171,7 @@ const (
 	VWCFlushNSIDNo  = 2 << 1 // Flush does not accept NSID FFFFFFFFh
 	VWCFlushNSIDAll = 3 << 1 // Flush with NSID FFFFFFFFh flushes every namespace
 
-	SGLSSupported     = 1 << 0 // no alignment demanded
+	SGLSSupported     = 1 << 0 // without alignment requirements
 	SGLSKeyed         = 1 << 2
 	SGLSOffset        = 1 << 20 // address may be an offset: in-capsule data
 	SGLSTransportData = 1 << 21 // transport SGL data block: TCP
@@ -210,12 +213,11 @@ func (c *IdentifyController) SetRAB(v uint8) { c[icRAB] = v }
 func (c *IdentifyController) IEEE() [3]byte     { return [3]byte(c[icIEEE:]) }
 func (c *IdentifyController) SetIEEE(v [3]byte) { copy(c[icIEEE:], v[:]) }
 
-// CMIC says what of the subsystem is shared: CMIC constants.
+// CMIC states what the controllers of the subsystem share: CMIC constants.
 func (c *IdentifyController) CMIC() uint8     { return c[icCMIC] }
 func (c *IdentifyController) SetCMIC(v uint8) { c[icCMIC] = v }
 
-// MDTS is the maximum data transfer size: a power of two in units of CAP.MPSMIN; 0 is
-// no limit.
+// MDTS is the maximum data transfer size as a power of two in units of CAP.MPSMIN; 0 stands for no limit.
 func (c *IdentifyController) MDTS() uint8        { return c[icMDTS] }
 func (c *IdentifyController) SetMDTS(v uint8)    { c[icMDTS] = v }
 func (c *IdentifyController) CNTLID() uint16     { return le.Uint16(c[icCNTLID:]) }
@@ -229,8 +231,7 @@ func (c *IdentifyController) SetVER(v VS) { le.PutUint32(c[icVER:], uint32(v)) }
 func (c *IdentifyController) RTD3R() uint32     { return le.Uint32(c[icRTD3R:]) }
 func (c *IdentifyController) SetRTD3R(v uint32) { le.PutUint32(c[icRTD3R:], v) }
 
-// RTD3E is the RTD3 entry latency in microseconds: how long a host waits for a
-// shutdown.
+// RTD3E is the RTD3 entry latency in microseconds. A host waits that long for a shutdown.
 func (c *IdentifyController) RTD3E() uint32     { return le.Uint32(c[icRTD3E:]) }
 func (c *IdentifyController) SetRTD3E(v uint32) { le.PutUint32(c[icRTD3E:], v) }
 
@@ -242,13 +243,13 @@ func (c *IdentifyController) SetOAES(v uint32) { le.PutUint32(c[icOAES:], v) }
 func (c *IdentifyController) CTRATT() uint32     { return le.Uint32(c[icCTRATT:]) }
 func (c *IdentifyController) SetCTRATT(v uint32) { le.PutUint32(c[icCTRATT:], v) }
 
-// CNTRLTYPE tells I/O, discovery and administrative controllers apart.
+// CNTRLTYPE distinguishes I/O, discovery and administrative controllers.
 func (c *IdentifyController) CNTRLTYPE() uint8     { return c[icCNTRLTYPE] }
 func (c *IdentifyController) SetCNTRLTYPE(v uint8) { c[icCNTRLTYPE] = v }
-func (c *IdentifyController) FGUID() UUID          { return UUID(c[icFGUID : icFGUID+16]) }
-func (c *IdentifyController) SetFGUID(v UUID)      { copy(c[icFGUID:], v[:]) }
+func (c *IdentifyController) FGUID() uuid.UUID     { return uuid.UUID(c[icFGUID : icFGUID+16]) }
+func (c *IdentifyController) SetFGUID(v uuid.UUID) { copy(c[icFGUID:], v[:]) }
 
-// CRDT1 to CRDT3 are the delays, in 100 ms, that a status with CRD 1 to 3 asks for.
+// CRDT1 to CRDT3 are the retry delays, in 100 ms, that CRD values 1 to 3 of a status select.
 func (c *IdentifyController) CRDT1() uint16     { return le.Uint16(c[icCRDT1:]) }
 func (c *IdentifyController) SetCRDT1(v uint16) { le.PutUint16(c[icCRDT1:], v) }
 func (c *IdentifyController) CRDT2() uint16     { return le.Uint16(c[icCRDT2:]) }
@@ -311,7 +312,7 @@ func (c *IdentifyController) SetRPMBS(v uint32)    { le.PutUint32(c[icRPMBS:], v
 func (c *IdentifyController) EDSTT() uint16     { return le.Uint16(c[icEDSTT:]) }
 func (c *IdentifyController) SetEDSTT(v uint16) { le.PutUint16(c[icEDSTT:], v) }
 
-// KAS is the keep-alive granularity in 100 ms; 0 says there is no keep alive.
+// KAS is the keep-alive granularity in 100 ms; 0 means that keep alive is not supported.
 func (c *IdentifyController) KAS() uint16           { return le.Uint16(c[icKAS:]) }
 func (c *IdentifyController) SetKAS(v uint16)       { le.PutUint16(c[icKAS:], v) }
 func (c *IdentifyController) HCTMA() uint16         { return le.Uint16(c[icHCTMA:]) }
@@ -328,6 +329,13 @@ func (c *IdentifyController) NSETIDMAX() uint16     { return le.Uint16(c[icNSETI
 func (c *IdentifyController) SetNSETIDMAX(v uint16) { le.PutUint16(c[icNSETIDMAX:], v) }
 func (c *IdentifyController) ENDGIDMAX() uint16     { return le.Uint16(c[icENDGIDMAX:]) }
 func (c *IdentifyController) SetENDGIDMAX(v uint16) { le.PutUint16(c[icENDGIDMAX:], v) }
+
+// CQT is the Command Quiesce Time in milliseconds: how long commands may be in flight after their association has
+// ended; 0: not reported.
+//
+// Source: NVMe Base 2.1, section 9.6 and Identify Controller, bytes 387:386.
+func (c *IdentifyController) CQT() uint16     { return le.Uint16(c[icCQT:]) }
+func (c *IdentifyController) SetCQT(v uint16) { le.PutUint16(c[icCQT:], v) }
 
 // ANATT is the longest ANA transition in seconds.
 func (c *IdentifyController) ANATT() uint8     { return c[icANATT] }
@@ -350,12 +358,12 @@ func (c *IdentifyController) SetSQES(v uint8) { c[icSQES] = v }
 func (c *IdentifyController) CQES() uint8     { return c[icCQES] }
 func (c *IdentifyController) SetCQES(v uint8) { c[icCQES] = v }
 
-// MAXCMD is the most commands a host should have outstanding on an I/O queue; over
-// fabrics it must not be 0.
+// MAXCMD is the maximum number of commands that a host should have outstanding on an I/O queue. It must not be 0 over
+// fabrics.
 func (c *IdentifyController) MAXCMD() uint16     { return le.Uint16(c[icMAXCMD:]) }
 func (c *IdentifyController) SetMAXCMD(v uint16) { le.PutUint16(c[icMAXCMD:], v) }
 
-// NN is the largest NSID there can be, MNAN the most namespaces at once (0: as many as NN).
+// NN is the largest valid NSID. MNAN is the maximum number of namespaces; 0 stands for NN.
 func (c *IdentifyController) NN() uint32     { return le.Uint32(c[icNN:]) }
 func (c *IdentifyController) SetNN(v uint32) { le.PutUint32(c[icNN:], v) }
 
@@ -391,13 +399,13 @@ func (c *IdentifyController) SetACWU(v uint16)   { le.PutUint16(c[icACWU:], v) }
 func (c *IdentifyController) CDFS() uint16     { return le.Uint16(c[icCDFS:]) }
 func (c *IdentifyController) SetCDFS(v uint16) { le.PutUint16(c[icCDFS:], v) }
 
-// SGLS says which SGLs are understood: SGLS constants.
+// SGLS states which kinds of SGLs are supported: SGLS constants.
 func (c *IdentifyController) SGLS() uint32     { return le.Uint32(c[icSGLS:]) }
 func (c *IdentifyController) SetSGLS(v uint32) { le.PutUint32(c[icSGLS:], v) }
 func (c *IdentifyController) MNAN() uint32     { return le.Uint32(c[icMNAN:]) }
 func (c *IdentifyController) SetMNAN(v uint32) { le.PutUint32(c[icMNAN:], v) }
 
-// SubNQN is the NQN of the subsystem, ended by a NUL.
+// SubNQN is the NQN of the subsystem, terminated by a NUL.
 func (c *IdentifyController) SubNQN() string     { return textField(c[icSubNQN : icSubNQN+256]) }
 func (c *IdentifyController) SetSubNQN(s string) { setText(c[icSubNQN:icSubNQN+256], s) }
 
@@ -410,7 +418,7 @@ func (c *IdentifyController) SetIOCCSZ(v uint32) { le.PutUint32(c[icIOCCSZ:], v)
 func (c *IdentifyController) IORCSZ() uint32     { return le.Uint32(c[icIORCSZ:]) }
 func (c *IdentifyController) SetIORCSZ(v uint32) { le.PutUint32(c[icIORCSZ:], v) }
 
-// ICDOFF is the offset of in-capsule data in 16 byte units; TCP demands 0.
+// ICDOFF is the offset of in-capsule data in 16 byte units. It must be 0 over TCP.
 func (c *IdentifyController) ICDOFF() uint16     { return le.Uint16(c[icICDOFF:]) }
 func (c *IdentifyController) SetICDOFF(v uint16) { le.PutUint16(c[icICDOFF:], v) }
 
@@ -418,7 +426,7 @@ func (c *IdentifyController) SetICDOFF(v uint16) { le.PutUint16(c[icICDOFF:], v)
 func (c *IdentifyController) FCATT() uint8     { return c[icFCATT] }
 func (c *IdentifyController) SetFCATT(v uint8) { c[icFCATT] = v }
 
-// MSDBD is the number of SGL data block descriptors a command may have; 0 is no limit.
+// MSDBD is the maximum number of SGL data block descriptors of a command; 0 stands for no limit.
 func (c *IdentifyController) MSDBD() uint8     { return c[icMSDBD] }
 func (c *IdentifyController) SetMSDBD(v uint8) { c[icMSDBD] = v }
 
@@ -426,7 +434,7 @@ func (c *IdentifyController) SetMSDBD(v uint8) { c[icMSDBD] = v }
 func (c *IdentifyController) OFCS() uint16     { return le.Uint16(c[icOFCS:]) }
 func (c *IdentifyController) SetOFCS(v uint16) { le.PutUint16(c[icOFCS:], v) }
 
-// DCTYPE tells a direct (1) from a central (2) discovery controller.
+// DCTYPE distinguishes direct (1) and central (2) discovery controllers.
 func (c *IdentifyController) DCTYPE() uint8     { return c[icDCTYPE] }
 func (c *IdentifyController) SetDCTYPE(v uint8) { c[icDCTYPE] = v }
 
@@ -447,13 +455,13 @@ const (
 	ExtOffload       = 1 << 4
 )
 
-// ExtVersion is the version of the extensions that this code speaks.
+// ExtVersion is the version of the extensions that this package implements.
 const ExtVersion = 1
 
 const extMagic = "JBOF"
 
-// Extension returns the version and bits of jbofd's extensions from the vendor area;
-// ok is false when another vendor's controller (or an older jbofd) has none.
+// Extension returns the version and bits of jbofd's extensions from the vendor specific area. It returns false if a
+// controller of another vendor, or an older jbofd, has none.
 //
 //	3072 "JBOF" | 3076 u16 version | 3078 u16 reserved | 3080 u32 bits
 func (c *IdentifyController) Extension() (version uint16, bits uint32, ok bool) {
@@ -473,7 +481,7 @@ func (c *IdentifyController) SetExtension(version uint16, bits uint32) {
 	le.PutUint32(v[8:], bits)
 }
 
-// Check judges what a host must rely on; the error names the field.
+// Check validates the fields that a host relies on; the error names the invalid field.
 func (c *IdentifyController) Check() error {
 	switch {
 	case c.SQES()&0xf > 6 || c.SQES()>>4 < 6:
@@ -481,7 +489,7 @@ func (c *IdentifyController) Check() error {
 	case c.CQES()&0xf > 4 || c.CQES()>>4 < 4:
 		return fieldError("Identify Controller", "CQES", c.CQES(), "a range holding 4 (16 bytes)")
 	case c.CNTRLTYPE() == CNTRLTYPEDiscovery:
-		return nil // what follows concerns I/O queues
+		return nil // the following fields concern I/O queues
 	case c.IOCCSZ() < SQESize/16:
 		return fieldError("Identify Controller", "IOCCSZ", c.IOCCSZ(), "at least 4")
 	case c.IORCSZ() < CQESize/16:

@@ -1,6 +1,10 @@
 package nvme
 
-import "iter"
+import (
+	"iter"
+
+	"jbofd/internal/uuid"
+)
 
 // IdentifyNamespace is the Identify Namespace data structure of the NVM command set
 // (CNS 00h and 11h; NVM Command Set 1.0, section 4.1.5.1).
@@ -170,10 +174,10 @@ func (n *IdentifyNamespace) ENDGID() uint16       { return le.Uint16(n[nsENDGID:
 func (n *IdentifyNamespace) SetENDGID(v uint16)   { le.PutUint16(n[nsENDGID:], v) }
 
 // NGUID and EUI64 are big endian identifiers; all zeroes: none.
-func (n *IdentifyNamespace) NGUID() UUID        { return UUID(n[nsNGUID : nsNGUID+16]) }
-func (n *IdentifyNamespace) SetNGUID(v UUID)    { copy(n[nsNGUID:], v[:]) }
-func (n *IdentifyNamespace) EUI64() [8]byte     { return [8]byte(n[nsEUI64:]) }
-func (n *IdentifyNamespace) SetEUI64(v [8]byte) { copy(n[nsEUI64:], v[:]) }
+func (n *IdentifyNamespace) NGUID() uuid.UUID     { return uuid.UUID(n[nsNGUID : nsNGUID+16]) }
+func (n *IdentifyNamespace) SetNGUID(v uuid.UUID) { copy(n[nsNGUID:], v[:]) }
+func (n *IdentifyNamespace) EUI64() [8]byte       { return [8]byte(n[nsEUI64:]) }
+func (n *IdentifyNamespace) SetEUI64(v [8]byte)   { copy(n[nsEUI64:], v[:]) }
 
 // LBAFormat is one LBA format: metadata bytes (15:0), block size as a power of two
 // (23:16), relative performance (25:24, 0 best).

@@ -1,6 +1,10 @@
 package nvme
 
-import "iter"
+import (
+	"iter"
+
+	"jbofd/internal/uuid"
+)
 
 // Key Value command set opcodes (KV Command Set 1.0, figure 6). Their low two bits are the
 // data's direction, as DataDirection reads them: Store to the controller, Retrieve and List to
@@ -13,7 +17,7 @@ const (
 	CmdKVExist    = 0x14
 )
 
-// MaxKVKey is the longest key in bytes; the shortest has one.
+// MaxKVKey is the maximum length of a key in bytes. The minimum is 1.
 const MaxKVKey = 16
 
 // Store options: bits of KVSQE.Options of a Store.
@@ -21,16 +25,16 @@ const (
 	KVStoreMustExist    = 1 << 0 // KeyDoesNotExist if there is no such key
 	KVStoreMustNotExist = 1 << 1 // KeyExists if there is such a key
 	KVStoreNoCompress   = 1 << 2 // do not compress the value
-	// KVStoreOptions are all that the specification knows.
+	// KVStoreOptions are all options that the specification defines.
 	KVStoreOptions = KVStoreMustExist | KVStoreMustNotExist | KVStoreNoCompress
 )
 
-// KVRetrieveRaw is the bit of KVSQE.Options of a Retrieve that asks for the value as it is
-// stored, compressed if it is.
+// KVRetrieveRaw is the bit of KVSQE.Options of a Retrieve that requests the value as it is stored, which may be
+// compressed.
 const KVRetrieveRaw = 1 << 0
 
-// KVErrorOnDelete is the bit of CDW11 of the feature FIDKeyValue (EDNEK): Delete of a key that
-// does not exist fails with KeyDoesNotExist. Without it, by default, that succeeds.
+// KVErrorOnDelete is the bit of CDW11 of the feature FIDKeyValue (EDNEK) with which Delete of a nonexistent key fails
+// with KeyDoesNotExist. By default such a Delete succeeds.
 const KVErrorOnDelete = 1 << 0
 
 // KVSQE reads an SQE as a command of the Key Value command set (KV Command Set 1.0, section
@@ -41,16 +45,16 @@ const KVErrorOnDelete = 1 << 0
 //	CDW11         15:8 options (Store, Retrieve) | 7:0 key length
 //	CDW14, CDW15  key, bytes 8 to 15
 //
-// The key's bytes stand in the order in which they lie in memory; those beyond its length are
-// zero. A key of another length is another key, whatever its bytes.
+// The bytes of the key are in memory order; bytes beyond its length are zero. Keys of different lengths are different,
+// whatever their bytes.
 //
-// Retrieve moves the beginning of the value, as much as the buffer holds, and succeeds; DW0 of its
-// completion is the size of the whole value. There is no offset. So a Retrieve always has a
-// response capsule over TCP: the SUCCESS flag of C2HData would say that DW0 is 0.
+// Retrieve transfers the beginning of the value, as much as the buffer holds, and succeeds. DW0 of its completion is
+// the size of the whole value. There is no offset. Over TCP a Retrieve therefore always has a response capsule, because
+// the SUCCESS flag of C2HData implies a DW0 of 0.
 //
-// List returns keys from the given one on, it among them if it exists, in an order of the
-// controller's; without a key, from the first one on. Who has seen the last key of a list asks for the
-// next list with it and gets it again.
+// List returns the keys from the given key on, including that key if it exists, in an order that the controller
+// chooses. Without a key it starts at the first key. To continue, a host passes the last key of the previous list, and
+// that key is returned again.
 type KVSQE SQE
 
 // KV reads the command as one of the Key Value command set.
@@ -62,7 +66,7 @@ func (k *KVSQE) SetKeyLow(v [8]byte)  { copy(k[8:], v[:]) }
 func (k *KVSQE) KeyHigh() [8]byte     { return [8]byte(k[56:]) }
 func (k *KVSQE) SetKeyHigh(v [8]byte) { copy(k[56:], v[:]) }
 
-// LenBytes is the size of the value, or of the host's buffer.
+// LenBytes is the size of the value or of the host's buffer.
 func (k *KVSQE) LenBytes() uint32     { return le.Uint32(k[40:]) }
 func (k *KVSQE) SetLenBytes(v uint32) { le.PutUint32(k[40:], v) }
 
@@ -74,13 +78,13 @@ func (k *KVSQE) SetKeyLen(v uint8) { k[44] = v }
 func (k *KVSQE) Options() uint8     { return k[45] }
 func (k *KVSQE) SetOptions(v uint8) { k[45] = v }
 
-// ValidKey reports whether the key's length is one: 1 to MaxKVKey, or 0 for a List from the
-// beginning. If not, the command's status is InvalidKeySize.
+// ValidKey reports whether the length of the key is valid: 1 to MaxKVKey, or 0 for a List from the first key. If it is
+// not, the status of the command is InvalidKeySize.
 func (k *KVSQE) ValidKey() bool {
 	return k[44] <= MaxKVKey && (k[44] > 0 || k[0] == CmdKVList)
 }
 
-// Key copies the key to dst and returns it, a part of dst; a length above MaxKVKey is cut.
+// Key copies the key to dst and returns the used part of dst. It truncates a key longer than MaxKVKey.
 //
 // Cost: 0 allocs.
 func (k *KVSQE) Key(dst *[MaxKVKey]byte) []byte { // hot: 0 allocs
@@ -100,8 +104,8 @@ func (k *KVSQE) SetKey(key []byte) { // hot: 0 allocs
 	k[44] = uint8(len(key))
 }
 
-// KVList is the data of a List (KV Command Set 1.0, figures 15 and 16) as written or received; bytes may
-// follow it.
+// KVList is the data of a List (KV Command Set 1.0, figures 15 and 16) as written or received. Further bytes may follow
+// the list.
 //
 //	0 .. 3   number of keys
 //	4 ..     for each: u16 key length | key | 0 to 3 zeroes up to a multiple of 4
@@ -110,14 +114,13 @@ type KVList []byte
 // kvListHeader is the size of the number of keys.
 const kvListHeader = 4
 
-// kvListEntry is what a key of n bytes takes in a list.
+// kvListEntry returns the size of the list entry of a key of n bytes.
 func kvListEntry(n int) int { return (2 + n + 3) &^ 3 }
 
-// MinKVList is the size in bytes of a buffer that holds a list of one key, whatever it is.
+// MinKVList is the minimum size in bytes of a buffer that can hold a list of any one key.
 const MinKVList = kvListHeader + (2+MaxKVKey+3)&^3
 
-// NewKVList begins a list in buf, at least 4 bytes, which is the list's to fill up to its
-// length.
+// NewKVList starts a list in buf, which has at least 4 bytes. The list may use the whole buffer.
 //
 // Cost: 0 allocs.
 func NewKVList(buf []byte) KVList { // hot: 0 allocs
@@ -125,8 +128,8 @@ func NewKVList(buf []byte) KVList { // hot: 0 allocs
 	return KVList(buf[:kvListHeader:len(buf)])
 }
 
-// Append adds a key, 1 to MaxKVKey bytes. False, and the list as it was, if the buffer has no
-// room for it.
+// Append adds a key of 1 to MaxKVKey bytes. It returns false and leaves the list unchanged if the buffer has no space
+// for the key.
 //
 // Cost: 0 allocs.
 func (l KVList) Append(key []byte) (KVList, bool) { // hot: 0 allocs
@@ -141,7 +144,7 @@ func (l KVList) Append(key []byte) (KVList, bool) { // hot: 0 allocs
 	return l, true
 }
 
-// Len is the number of keys that the list claims; 0 if it is cut short before its number.
+// Len returns the number of keys that the list states, or 0 if the list is too short to contain the number.
 func (l KVList) Len() int {
 	if len(l) < kvListHeader {
 		return 0
@@ -149,8 +152,7 @@ func (l KVList) Len() int {
 	return int(le.Uint32(l))
 }
 
-// All yields the keys up to the first that is cut short or of no valid length. The slices are
-// views of l.
+// All iterates over the keys up to the first that is incomplete or has an invalid length. The slices are views of l.
 func (l KVList) All() iter.Seq[[]byte] {
 	return func(yield func([]byte) bool) {
 		at := kvListHeader
@@ -164,8 +166,8 @@ func (l KVList) All() iter.Seq[[]byte] {
 	}
 }
 
-// keyAt is the length of the key at a place; 0 if there is none whole and valid. Zeroes after
-// the last key may be missing.
+// keyAt returns the length of the key at an offset, or 0 if there is no complete and valid key. The padding after the
+// last key may be missing.
 func (l KVList) keyAt(at int) int {
 	if at+2 > len(l) {
 		return 0
@@ -177,7 +179,7 @@ func (l KVList) keyAt(at int) int {
 	return n
 }
 
-// Check demands as many keys as the list claims, each of a valid length and whole.
+// Check validates the list: it must contain as many complete keys of valid length as it states.
 func (l KVList) Check() error {
 	const what = "KV list"
 	if len(l) < kvListHeader {
@@ -230,7 +232,7 @@ const (
 	nkVendor   = 3840
 )
 
-// MaxKVFormats is the number of places for KV formats.
+// MaxKVFormats is the maximum number of KV formats.
 const MaxKVFormats = 16
 
 // NSZE is the size and NUSE what is in use, in bytes.
@@ -274,10 +276,10 @@ func (n *IdentifyNamespaceKV) ENDGID() uint16       { return le.Uint16(n[nkENDGI
 func (n *IdentifyNamespaceKV) SetENDGID(v uint16)   { le.PutUint16(n[nkENDGID:], v) }
 
 // NGUID and EUI64 are big endian identifiers; all zeroes: none.
-func (n *IdentifyNamespaceKV) NGUID() UUID        { return UUID(n[nkNGUID : nkNGUID+16]) }
-func (n *IdentifyNamespaceKV) SetNGUID(v UUID)    { copy(n[nkNGUID:], v[:]) }
-func (n *IdentifyNamespaceKV) EUI64() [8]byte     { return [8]byte(n[nkEUI64:]) }
-func (n *IdentifyNamespaceKV) SetEUI64(v [8]byte) { copy(n[nkEUI64:], v[:]) }
+func (n *IdentifyNamespaceKV) NGUID() uuid.UUID     { return uuid.UUID(n[nkNGUID : nkNGUID+16]) }
+func (n *IdentifyNamespaceKV) SetNGUID(v uuid.UUID) { copy(n[nkNGUID:], v[:]) }
+func (n *IdentifyNamespaceKV) EUI64() [8]byte       { return [8]byte(n[nkEUI64:]) }
+func (n *IdentifyNamespaceKV) SetEUI64(v [8]byte)   { copy(n[nkEUI64:], v[:]) }
 
 // SSD is the number of the ssd in the node, from jbofd's vendor area: valid only when the
 // controller has an Extension.

@@ -9,8 +9,8 @@ const MaxNSList = 1024
 // List log (NVMe Base 2.0, Namespace List). NSIDs ascend; a 0 ends it.
 type NSList [4 * MaxNSList]byte
 
-// Fill writes the NSIDs above after from nsids, which must ascend, and returns how many
-// fitted. The rest becomes zero.
+// Fill writes the NSIDs of nsids that are greater than after, and returns how many fit. The argument nsids must be in
+// ascending order. The rest of the list becomes zero.
 func (l *NSList) Fill(after uint32, nsids []uint32) (n int) {
 	clear(l[:])
 	for _, id := range nsids {
@@ -26,8 +26,8 @@ func (l *NSList) Fill(after uint32, nsids []uint32) (n int) {
 	return n
 }
 
-// FillChanged writes a Changed Namespace List: nsids, or FFFFFFFFh alone when they do not
-// fit (NVMe Base 2.0, section 5.16.1.5).
+// FillChanged writes a Changed Namespace List: nsids, or only FFFFFFFFh if they do not fit (NVMe Base 2.0, section
+// 5.16.1.5).
 func (l *NSList) FillChanged(nsids []uint32) {
 	if len(nsids) > MaxNSList {
 		nsids = []uint32{NSIDBroadcast}
@@ -35,7 +35,7 @@ func (l *NSList) FillChanged(nsids []uint32) {
 	l.Fill(0, nsids)
 }
 
-// All yields the NSIDs up to the first 0.
+// All iterates over the NSIDs up to the first 0.
 func (l *NSList) All() iter.Seq[uint32] {
 	return func(yield func(uint32) bool) {
 		for i := range MaxNSList {
@@ -47,7 +47,7 @@ func (l *NSList) All() iter.Seq[uint32] {
 	}
 }
 
-// Check demands ascending NSIDs.
+// Check validates that the NSIDs ascend.
 func (l *NSList) Check() error {
 	last := uint32(0)
 	for id := range l.All() {
@@ -66,8 +66,8 @@ const MaxControllerList = 2047
 // List): a u16 count and ascending u16 identifiers.
 type ControllerList [4096]byte
 
-// Fill writes the CNTLIDs not below from out of cntlids, which must ascend, and returns
-// how many fitted.
+// Fill writes the CNTLIDs of cntlids that are at least from, and returns how many fit. The argument cntlids must be in
+// ascending order.
 func (l *ControllerList) Fill(from uint16, cntlids []uint16) (n int) {
 	clear(l[:])
 	for _, id := range cntlids {
@@ -84,10 +84,10 @@ func (l *ControllerList) Fill(from uint16, cntlids []uint16) (n int) {
 	return n
 }
 
-// Len is the number of identifiers, never above MaxControllerList.
+// Len returns the number of identifiers, at most MaxControllerList.
 func (l *ControllerList) Len() int { return min(int(le.Uint16(l[0:])), MaxControllerList) }
 
-// All yields the identifiers.
+// All iterates over the identifiers.
 func (l *ControllerList) All() iter.Seq[uint16] {
 	return func(yield func(uint16) bool) {
 		for i := 1; i <= l.Len(); i++ {
@@ -98,7 +98,7 @@ func (l *ControllerList) All() iter.Seq[uint16] {
 	}
 }
 
-// Check demands a count that fits and ascending identifiers.
+// Check validates the count and that the identifiers ascend.
 func (l *ControllerList) Check() error {
 	if n := le.Uint16(l[0:]); n > MaxControllerList {
 		return fieldError("controller list", "count", n, "at most 2047")

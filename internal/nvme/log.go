@@ -68,8 +68,7 @@ func (e *ErrorLogEntry) SetSQID(v uint16)       { le.PutUint16(e[errSQID:], v) }
 func (e *ErrorLogEntry) CID() uint16            { return le.Uint16(e[errCID:]) }
 func (e *ErrorLogEntry) SetCID(v uint16)        { le.PutUint16(e[errCID:], v) }
 
-// ParamLocation: byte (7:0) and bit (10:8) of the field at fault in the command;
-// FFFFh when no field is at fault.
+// ParamLocation is the byte (7:0) and bit (10:8) of the invalid field in the command, or FFFFh if no field is invalid.
 func (e *ErrorLogEntry) ParamLocation() uint16       { return le.Uint16(e[errParamLocation:]) }
 func (e *ErrorLogEntry) SetParamLocation(v uint16)   { le.PutUint16(e[errParamLocation:], v) }
 func (e *ErrorLogEntry) LBA() uint64                 { return le.Uint64(e[errLBA:]) }
@@ -91,7 +90,7 @@ func (e *ErrorLogEntry) SetTRTYPEInfo(v uint16)      { le.PutUint16(e[errTRTYPEI
 func (e *ErrorLogEntry) Version() uint8              { return e[errVersion] }
 func (e *ErrorLogEntry) SetVersion(v uint8)          { e[errVersion] = v }
 
-// NoParamLocation says that no field of the command is at fault.
+// NoParamLocation is the ParamLocation of an error that no field of the command has caused.
 const NoParamLocation = 0xFFFF
 
 // SMARTLog is log page 02h (NVMe Base 2.0, section 5.16.1.3).
@@ -175,7 +174,7 @@ func (l *SMARTLog) SetWarningTempTime(v uint32)  { le.PutUint32(l[smartWarningTe
 func (l *SMARTLog) CriticalTempTime() uint32     { return le.Uint32(l[smartCriticalTempTime:]) }
 func (l *SMARTLog) SetCriticalTempTime(v uint32) { le.PutUint32(l[smartCriticalTempTime:], v) }
 
-// TemperatureSensor returns sensor i, 1 to 8, in kelvin; 0: not there.
+// TemperatureSensor returns sensor i, 1 to 8, in kelvin, or 0 if there is no such sensor.
 func (l *SMARTLog) TemperatureSensor(i int) uint16 {
 	if i < 1 || i > 8 {
 		return 0
@@ -206,7 +205,7 @@ func (l *FirmwareSlotLog) FRS(i int) string {
 // SetFRS sets the revision in slot i, 1 to 7.
 func (l *FirmwareSlotLog) SetFRS(i int, s string) { setASCII(l[8*i:8*i+8], s) }
 
-// Effects is what the Commands Supported and Effects log says of one command.
+// Effects is the entry of one command in the Commands Supported and Effects log.
 type Effects uint32
 
 // Bits of Effects.
@@ -216,8 +215,8 @@ const (
 	EffectNCC       Effects = 1 << 2  // namespace capability change
 	EffectNIC       Effects = 1 << 3  // namespace inventory change
 	EffectCCC       Effects = 1 << 4  // controller capability change
-	EffectAloneOnNS Effects = 1 << 16 // CSE 1: no other command to the namespace meanwhile
-	EffectAlone     Effects = 2 << 16 // CSE 2: no other command to any namespace meanwhile
+	EffectAloneOnNS Effects = 1 << 16 // CSE 1: no other command to the namespace at the same time
+	EffectAlone     Effects = 2 << 16 // CSE 2: no other command to any namespace at the same time
 )
 
 // EffectsLog is log page 05h for one command set (NVMe Base 2.0, section 5.16.1.6):

@@ -53,9 +53,8 @@ const (
 	DefaultDiscovery = 8009
 )
 
-// DataDirection tells from an opcode's low two bits which way its data goes
-// (NVMe Base 2.0, section 3.3.3: 00b none, 01b host to controller, 10b
-// controller to host, 11b both).
+// DataDirection returns the direction of a command's data, from the low two bits of its opcode (NVMe Base 2.0, section
+// 3.3.3: 00b none, 01b host to controller, 10b controller to host, 11b both).
 func DataDirection(opcode uint8) (toController, toHost bool) {
 	return opcode&1 != 0, opcode&2 != 0
 }

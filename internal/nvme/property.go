@@ -12,8 +12,7 @@ const (
 	PropCRTO = 0x68
 )
 
-// PropertySize is the size in bytes of the property at an offset; 0 when fabrics have none
-// there.
+// PropertySize returns the size in bytes of the property at an offset, or 0 if fabrics define no property there.
 func PropertySize(off uint32) int {
 	switch off {
 	case PropCAP:
@@ -49,12 +48,12 @@ func (c CAP) with(shift, width uint, v uint64) CAP {
 func (c CAP) MQES() uint16          { return uint16(c.bits(0, 16)) }
 func (c CAP) WithMQES(v uint16) CAP { return c.with(0, 16, uint64(v)) }
 
-// CQR: queues must be contiguous; always so over fabrics.
+// CQR: queues must be physically contiguous. It is always set over fabrics.
 func (c CAP) CQR() bool          { return c.bits(16, 1) != 0 }
 func (c CAP) WithCQR(v bool) CAP { return c.with(16, 1, b2u(v)) }
 func (c CAP) AMS() uint8         { return uint8(c.bits(17, 2)) }
 
-// TO is the worst time for CSTS.RDY to follow CC.EN, in 500 ms.
+// TO is the maximum time from a change of CC.EN to that of CSTS.RDY, in 500 ms.
 func (c CAP) TO() uint8          { return uint8(c.bits(24, 8)) }
 func (c CAP) WithTO(v uint8) CAP { return c.with(24, 8, uint64(v)) }
 func (c CAP) DSTRD() uint8       { return uint8(c.bits(32, 4)) }
@@ -114,7 +113,7 @@ func (c CC) with(shift, width uint, v uint8) CC {
 	return CC(uint32(c)&^mask | uint32(v)<<shift&mask)
 }
 
-// EN enables the controller; its fall is a reset.
+// EN enables the controller. Clearing it resets the controller.
 func (c CC) EN() bool         { return c&1 != 0 }
 func (c CC) WithEN(v bool) CC { return c.with(0, 1, uint8(b2u(v))) }
 
@@ -152,7 +151,7 @@ const (
 	CSTSPP            CSTS = 1 << 5
 )
 
-// RDY: commands are processed. CFS: fatal status, only a reset helps.
+// RDY: the controller processes commands. CFS: fatal status; the controller must be reset.
 func (c CSTS) RDY() bool { return c&CSTSRDY != 0 }
 func (c CSTS) CFS() bool { return c&CSTSCFS != 0 }
 

@@ -9,6 +9,7 @@ import (
 	"pgregory.net/rapid"
 
 	"jbofd/internal/testutil/wiredump"
+	"jbofd/internal/uuid"
 )
 
 // TestSettersAndGettersAgree sets all fields of each view in random order to random
@@ -406,13 +407,13 @@ func TestNQNsAsLinuxAcceptsThem(t *testing.T) {
 func TestUUIDText(t *testing.T) {
 	const s = "1b4e28ba-2fa1-11d2-883f-0016d3cca427"
 	for _, in := range []string{s, strings.ToUpper(s), strings.ReplaceAll(s, "-", "")} {
-		u, err := ParseUUID(in)
+		u, err := uuid.Parse(in)
 		if err != nil || u != hostID || u.String() != s || u.IsZero() {
 			t.Errorf("%q: %v, %v", in, u, err)
 		}
 	}
 	for _, in := range []string{"", s[1:], s + "0", strings.Replace(s, "1", "g", 1), "1b4e28b-a2fa1-11d2-883f-0016d3cca427"} {
-		if u, err := ParseUUID(in); err == nil {
+		if u, err := uuid.Parse(in); err == nil {
 			t.Errorf("%q: accepted as %v", in, u)
 		}
 	}

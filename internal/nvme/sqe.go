@@ -5,8 +5,8 @@ import "encoding/binary"
 // SQESize is the size of a submission queue entry in bytes.
 const SQESize = 64
 
-// SQE is a submission queue entry (NVMe Base 2.0, figure 87). A pointer to one
-// can be laid over received bytes with (*SQE)(b); nothing is copied.
+// SQE is a submission queue entry (NVMe Base 2.0, figure 87). The conversion (*SQE)(b) gives a view of received bytes
+// without copying them.
 //
 //	 0        1        2        3        4 .. 7    8 .. 15
 //	+--------+--------+-----------------+---------+----------------+
@@ -28,8 +28,7 @@ const (
 	FuseSecond Fuse = 2
 )
 
-// PSDT values: how the data pointer of an SQE is to be read. Fabrics commands
-// always use SGLs.
+// PSDT values: the interpretation of the data pointer of an SQE. Fabrics commands always use SGLs.
 const (
 	PSDTPRP        = 0
 	PSDTSGL        = 1 // metadata pointer is a contiguous buffer
@@ -86,10 +85,10 @@ const (
 	SGLSubtypeAddress      = 0x0
 	SGLSubtypeOffset       = 0x1 // in-capsule, address is an offset into the capsule's data
 	SGLSubtypeTransport    = 0xA // transport-specific
-	SGLSubtypeInvalidateRK = 0xF // keyed: remote invalidate wanted
+	SGLSubtypeInvalidateRK = 0xF // keyed: request remote invalidation
 )
 
-// MaxKeyedLength is the longest data that a keyed descriptor describes.
+// MaxKeyedLength is the maximum length that a keyed descriptor can state.
 const MaxKeyedLength = 1<<24 - 1
 
 func (g *SGL) Type() uint8        { return g[15] >> 4 }

@@ -10,10 +10,10 @@ import "fmt"
 //	| DNR | M   | CRD  | SCT  | SC   |
 //	+-----+-----+------+------+------+
 //
-// It is a value, not an error: a command's outcome, not the program's.
+// Status is a value, not an error: it is the outcome of a command, not a failure of the program.
 type Status uint16
 
-// DNR is the Do Not Retry bit; More says that the Error Information log has more.
+// DNR is the Do Not Retry bit. More means that the Error Information log has more information.
 const (
 	DNR  Status = 1 << 14
 	More Status = 1 << 13
@@ -137,8 +137,7 @@ func (s Status) SCT() uint8 { return uint8(s>>8) & 7 }
 // SC is the status code.
 func (s Status) SC() uint8 { return uint8(s) }
 
-// Code is the status without DNR, More and the retry delay: what constants here
-// compare to.
+// Code returns the status without DNR, More and the retry delay. Compare it with the constants of this package.
 func (s Status) Code() Status { return s & 0x7ff }
 
 // DNR reports whether the host should not retry.
@@ -147,7 +146,7 @@ func (s Status) DNR() bool { return s&DNR != 0 }
 // OK reports success.
 func (s Status) OK() bool { return s.Code() == Success }
 
-// String names the status and its bits, as nvme-cli users know them.
+// String returns the name of the status and its bits, in the words of nvme-cli.
 func (s Status) String() string {
 	name := statusNames[s.Code()]
 	if name == "" {

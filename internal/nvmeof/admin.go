@@ -2,12 +2,14 @@ package nvmeof
 
 import (
 	"fmt"
+	"math"
 
 	"jbofd/internal/nvme"
+	"jbofd/internal/uuid"
 )
 
-// PlanAdmin returns the data that an admin or fabrics command moves, or why it
-// fails before that.
+// PlanAdmin returns how many bytes an admin or fabrics command moves in each direction, or the status with which it
+// fails before it is executed.
 func PlanAdmin(sqe *nvme.SQE, lim Limits) (toController, toHost uint32, s nvme.Status) {
 	if sqe.Opcode() != nvme.OpFabrics && (sqe.PSDT() == nvme.PSDTPRP || sqe.PSDT() == 3) {
 		return 0, 0, nvme.InvalidField | nvme.DNR
@@ -45,9 +47,9 @@ type AdminArgs struct {
 	QID        uint16
 	Slot       int
 	SQE        *nvme.SQE
-	// Data holds what PlanAdmin said the command moves: in, or room for out.
+	// Data is as long as PlanAdmin has said: the data from the host, or room for the data to it.
 	Data []byte
-	// Usage fills in the figures of the SMART log.
+	// Usage returns the figures of the SMART log.
 	Usage func(*Controller) Usage
 }
 
@@ -57,20 +59,20 @@ type Reply struct {
 	Result uint64
 	// Len is how many bytes of Data go to the host.
 	Len int
-	// Pending: an event request; an ActionComplete will complete it.
+	// Pending: the command is an event request. The driver must not answer it: an ActionComplete does.
 	Pending bool
-	// Abort: the driver is to abort AbortCID of queue AbortSQID and to set bit 0 of
-	// Result if that fails.
+	// Abort: before it answers, the driver must abort command AbortCID of queue AbortSQID, and set bit 0 of Result if
+	// that fails.
 	Abort               bool
 	AbortSQID, AbortCID uint16
-	// Credit: the driver is to put the credit of SSD CreditSSD into DW1, the high half of
-	// Result.
+	// Credit: before it answers, the driver must put the credit at SSD CreditSSD into DW1, the high half of Result.
 	Credit    bool
 	CreditSSD int
-	// Used, if not nil, says what an Identify of keys and values is to have as NUSE: the driver is to call it and to put it
-	// there.
+	// Used, if not nil, returns the NUSE of a namespace of keys and values. Before it answers, the driver must call it
+	// without locks and put the result into Data.
 	Used func() int64
-	// Disconnect: the connection is to be closed after the reply.
+	// Disconnect: the driver must answer only when no command of the queue is in flight any more, after it has called
+	// Target.Disconnected, and must then close the connection.
 	Disconnect bool
 }
 
@@ -84,7 +86,7 @@ func (t *Target) Admin(now int64, a AdminArgs) Reply {
 	}
 	c.seenNS, c.lastOpcode = now, a.SQE.Opcode()
 	if a.SQE.Opcode() == nvme.OpFabrics {
-		return c.fabrics(a)
+		return c.fabrics(now, a)
 	}
 	if !c.ready() {
 		return fail(nvme.CommandSequenceError)
@@ -117,8 +119,7 @@ func (t *Target) Admin(now int64, a AdminArgs) Reply {
 	return fail(nvme.InvalidOpcode)
 }
 
-// AbortEvent completes an outstanding event request as aborted; the driver calls
-// it when Abort names one.
+// AbortEvent completes an outstanding event request as aborted. The driver calls it when an Abort command names one.
 func (t *Target) AbortEvent(c *Controller, slot int) bool {
 	for i, s := range c.aers {
 		if s == slot {
@@ -130,8 +131,8 @@ func (t *Target) AbortEvent(c *Controller, slot int) bool {
 	return false
 }
 
-// fabrics executes Property Get and Set, Disconnect, and a misplaced Connect.
-func (c *Controller) fabrics(a AdminArgs) Reply {
+// fabrics executes Property Get, Property Set and Disconnect, and refuses Connect on a queue that is connected.
+func (c *Controller) fabrics(now int64, a AdminArgs) Reply {
 	switch a.SQE.FCTYPE() {
 	case nvme.FabricsPropertyGet:
 		if a.QID != 0 {
@@ -150,7 +151,9 @@ func (c *Controller) fabrics(a AdminArgs) Reply {
 		if p.OFST() != nvme.PropCC || p.SizeBytes() != 4 {
 			return fail(nvme.InvalidField)
 		}
-		c.setCC(nvme.CC(p.VALUE()))
+		if s := c.setCC(now, nvme.CC(p.VALUE())); !s.OK() {
+			return fail(s)
+		}
 		return Reply{}
 	case nvme.FabricsConnect:
 		return fail(nvme.CommandSequenceError)
@@ -160,7 +163,13 @@ func (c *Controller) fabrics(a AdminArgs) Reply {
 		}
 		return Reply{Disconnect: true}
 	}
-	return fail(nvme.InvalidOpcode) // as Linux and SPDK answer what this queue does not have
+	return fail(nvme.InvalidOpcode) // nvmet and SPDK answer commands that the queue does not have in the same way
+}
+
+// readyTimeout is CAP.TO, in 500 ms. A controller is ready at once when it is enabled; what takes time is a reset with
+// commands at the drives.
+func (t *Target) readyTimeout() uint8 {
+	return uint8(min((t.cfg.QuiesceMS+readyGraceMS)/500, math.MaxUint8))
 }
 
 // property reads a property.
@@ -170,7 +179,7 @@ func (c *Controller) property(p *nvme.PropertySQE) (uint64, bool) {
 	}
 	switch p.OFST() {
 	case nvme.PropCAP:
-		return uint64(nvme.CAP(0).WithMQES(uint16(c.t.cfg.MaxEntries - 1)).WithCQR(true).WithTO(readyTimeout).
+		return uint64(nvme.CAP(0).WithMQES(uint16(c.t.cfg.MaxEntries - 1)).WithCQR(true).WithTO(c.t.readyTimeout()).
 			WithCSS(nvme.CAPCSSNVM | nvme.CAPCSSIOCS).WithCRWMS(true)), true
 	case nvme.PropVS:
 		return uint64(nvme.Version2_0), true
@@ -181,7 +190,7 @@ func (c *Controller) property(p *nvme.PropertySQE) (uint64, bool) {
 	case nvme.PropNSSR:
 		return 0, true
 	case nvme.PropCRTO:
-		return readyTimeout, true
+		return uint64(c.t.readyTimeout()), true
 	}
 	return 0, false
 }
@@ -244,7 +253,12 @@ func (c *Controller) identify(a AdminArgs) Reply {
 		if !c.knows(id.CSI()) {
 			return fail(nvme.InvalidField)
 		}
-		// No limits beyond MDTS: zero fields mean none. For keys and values there are no fields.
+		if id.CSI() == nvme.CSINVM {
+			// Zero fields mean no limit. Write Zeroes has none: hosts of SPDK send 65,536 blocks whatever the limit is.
+			// Dataset Management has none: each of its ranges passes the pipeline on its own.
+			(*nvme.IdentifyControllerNVM)(buf).SetVSL(uint8(log2(MaxVerifyBytes) - 12)) // pages of CAP.MPSMIN, 4 KiB
+		}
+		// The Key Value command set has no fields here.
 	case nvme.CNSNamespaceIndependent:
 		if ns == nil {
 			return fail(nvme.InvalidNamespaceOrFormat)
@@ -279,8 +293,8 @@ func (c *Controller) listNamespaces(buf *[nvme.IdentifySize]byte, after uint32, 
 	return Reply{Len: nvme.IdentifySize}
 }
 
-// listControllers lists the subsystem's controllers from CNTLID from on, those
-// that see nsid if it is not 0.
+// listControllers lists the subsystem's controllers with a CNTLID of at least from. If nsid is not 0, it lists those
+// whose hosts see that namespace.
 func (c *Controller) listControllers(buf *[nvme.IdentifySize]byte, from uint16, nsid uint32) {
 	var ids []uint16
 	for _, o := range c.t.Controllers() {
@@ -301,6 +315,8 @@ func (c *Controller) identifyController(d *nvme.IdentifyController) {
 	d.SetVER(nvme.Version2_0)
 	d.SetMDTS(uint8(log2(cfg.Limits.MDTSBytes) - 12)) // pages of CAP.MPSMIN, 4 KiB
 	d.SetKAS(katoUnitMS / 100)
+	d.SetCQT(uint16(min(cfg.QuiesceMS, math.MaxUint16)))
+	d.SetRTD3E(2 * cfg.QuiesceMS * 1000)
 	d.SetMAXCMD(uint16(cfg.MaxEntries - 1))
 	d.SetSGLS(nvme.SGLSSupported | nvme.SGLSOffset | nvme.SGLSTransportData)
 	if c.port.TRTYPE == nvme.TRTYPERDMA {
@@ -337,7 +353,8 @@ func (c *Controller) identifyController(d *nvme.IdentifyController) {
 	d.SetVWC(nvme.VWCPresent | nvme.VWCFlushNSIDNo)
 	d.SetACWU(uint16(cfg.Limits.FusedBytes>>12) - 1) // in blocks of the largest format
 	d.SetANATT(10)
-	d.SetANACAP(nvme.ANACAPOptimized | nvme.ANACAPNonOptimized | nvme.ANACAPInaccessible | nvme.ANACAPPersistentLoss | nvme.ANACAPChange)
+	d.SetANACAP(nvme.ANACAPOptimized | nvme.ANACAPNonOptimized | nvme.ANACAPInaccessible | nvme.ANACAPPersistentLoss |
+		nvme.ANACAPChange)
 	d.SetANAGRPMAX(maxANAGroups)
 	d.SetNANAGRPID(maxANAGroups)
 	d.SetIOCCSZ(uint32(nvme.SQESize+cfg.InCapsuleBytes) / 16)
@@ -370,7 +387,7 @@ func (c *Controller) identifyNamespace(d *nvme.IdentifyNamespace, ns *Namespace)
 	d.SetNPDA(optimal)
 	d.SetNVMCAP(nvme.U128(uint64(ns.SizeBytes)))
 	d.SetANAGRPID(ns.ANAGroup)
-	d.SetNGUID(nvme.UUID(ns.NGUID))
+	d.SetNGUID(uuid.UUID(ns.NGUID))
 	d.SetEUI64(ns.EUI64)
 	d.SetSSD(uint16(ns.SSD))
 }
@@ -382,16 +399,17 @@ func log2(v uint32) (n uint) {
 	return n
 }
 
-// describeAdmin names a command for the log.
+// describeAdmin returns the name of an admin command, for the log.
 func describeAdmin(opcode uint8) string {
-	names := map[uint8]string{nvme.AdminGetLogPage: "Get Log Page", nvme.AdminIdentify: "Identify", nvme.AdminAbort: "Abort",
-		nvme.AdminSetFeatures: "Set Features", nvme.AdminGetFeatures: "Get Features", nvme.AdminAsyncEvent: "Asynchronous Event Request",
-		nvme.AdminKeepAlive: "Keep Alive", nvme.OpFabrics: "Fabrics"}
+	names := map[uint8]string{nvme.AdminGetLogPage: "Get Log Page", nvme.AdminIdentify: "Identify",
+		nvme.AdminAbort: "Abort", nvme.AdminSetFeatures: "Set Features", nvme.AdminGetFeatures: "Get Features",
+		nvme.AdminAsyncEvent: "Asynchronous Event Request",
+		nvme.AdminKeepAlive:  "Keep Alive", nvme.OpFabrics: "Fabrics"}
 	if s, ok := names[opcode]; ok {
 		return s
 	}
 	return fmt.Sprintf("opcode %#02x", opcode)
 }
 
-// LastCommand names the last admin command for the log.
+// LastCommand returns the name of the host's last admin command, for the log.
 func (c *Controller) LastCommand() string { return describeAdmin(c.lastOpcode) }

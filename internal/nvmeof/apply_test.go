@@ -53,7 +53,7 @@ func TestIOQueuesAreGivenTheNewNamespaces(t *testing.T) {
 	st := testState()
 	st.Subsystems[0].Namespaces = st.Subsystems[0].Namespaces[1:] // 1 goes
 	r.target.Apply(st)
-	actions := r.target.TakeActions()
+	actions := r.take()
 	if len(actions) != 2 || actions[0].Conn != qa || actions[1].Conn != qb {
 		t.Fatalf("actions %+v", actions)
 	}

@@ -7,12 +7,28 @@ import (
 	"jbofd/internal/pipeline"
 )
 
-// Plan is what an I/O command asks of an SSD: the outcome of validating it.
+// Kind says which executor carries out an I/O command. Executors are registered with the target service by their kind.
+type Kind uint8
+
+// Kinds of executors.
+const (
+	// KindBlock is the drive's: commands for its blocks.
+	KindBlock Kind = iota
+	// KindKV is the partition's: commands for its keys and values.
+	KindKV
+	// Kinds bounds the kinds, with room for those that a namespace names.
+	Kinds = 8
+)
+
+// Plan is what an I/O command asks for: the outcome of validating it.
 type Plan struct {
-	Op pipeline.Op
+	// Kind is the executor's. Op, FUA, Unmap, Offset, Len and Ranges are for KindBlock.
+	Kind Kind
+	Op   pipeline.Op
 	// Namespace is what the command addressed; nil if it needs none.
 	Namespace *Namespace
-	// FUA, of what writes: complete only when durable. Unmap: zeroes may be deallocated space.
+	// FUA, of what writes: complete only when durable; of what reads: make durable what is read. Unmap: zeroes may be
+	// deallocated space.
 	FUA, Unmap bool
 	// Offset and Len are the extent on the SSD in bytes; 0 for a flush and for
 	// DeallocateRanges, whose ranges come with the data.
@@ -24,9 +40,7 @@ type Plan struct {
 	Ranges int
 	// NoOp: the command is valid and asks for nothing (a hint we do not use).
 	NoOp bool
-	// KV: the command is for the partition that serves Namespace; Op and the extent do not count. ToHost
-	// is then how long the host's buffer is, and AnswerBytes how much of it can be filled at most.
-	KV          bool
+	// AnswerBytes is, for KindKV, how much of the host's buffer of ToHost bytes can be filled at most.
 	AnswerBytes uint32
 	// MissingOK: a Delete of a key that does not exist succeeds.
 	MissingOK bool
@@ -34,18 +48,26 @@ type Plan struct {
 
 // Limits bound a command.
 type Limits struct {
-	// MDTSBytes is the largest data transfer.
+	// MDTSBytes is the largest data transfer, a power of two of at least MinMDTSBytes.
 	MDTSBytes uint32
 	// FusedBytes is the largest fused Compare and Write.
 	FusedBytes uint32
 }
 
+// MaxVerifyBytes is the largest range of a Verify, announced as VSL. A Verify moves no data, so MDTS does not bound it,
+// but it costs its host one small capsule and the drive the reading of the whole range. With blocks of 512 bytes it is
+// what the command can name at most, so that only hosts with larger blocks need to know VSL.
+const MaxVerifyBytes = 32 << 20
+
+// MinMDTSBytes is the smallest Limits.MDTSBytes: MDTS is its power of two in units of 4 KiB, and 0 there means that
+// there is no limit.
+const MinMDTSBytes = 8 << 10
+
 // MaxDSMBytes is the size of a full list of Dataset Management ranges.
 const MaxDSMBytes = 256 * nvme.DSMRangeSize
 
-// PlanIO validates an I/O command against the namespaces that its host sees and
-// fills p. What an opcode means is said by the namespace's command set. The status is Success or why the command fails, with DNR where a
-// retry cannot help.
+// PlanIO validates an I/O command against the namespaces that its host sees and fills p. What an opcode means is said
+// by the namespace's command set. The status is Success or why the command fails, with DNR where a retry cannot help.
 //
 // Source: NVM Command Set 1.0, section 3.2; KV Command Set 1.0, section 3; NVMe Base 2.0, section 7.
 //
@@ -68,7 +90,7 @@ func PlanIO(sqe *nvme.SQE, t *NamespaceTable, lim Limits, p *Plan) nvme.Status {
 	if ns == nil { // also for one within NN that is not active, as Linux and SPDK answer
 		return nvme.InvalidNamespaceOrFormat | nvme.DNR
 	}
-	p.Namespace = ns
+	p.Namespace, p.Kind = ns, ns.Executor
 	if s := ns.ANAState.Status(); !s.OK() {
 		return s
 	}
@@ -107,15 +129,18 @@ func PlanIO(sqe *nvme.SQE, t *NamespaceTable, lim Limits, p *Plan) nvme.Status {
 	}
 	switch sqe.Opcode() {
 	case nvme.CmdRead:
-		p.Op, p.ToHost = pipeline.Read, uint32(p.Len)
+		p.Op, p.ToHost, p.FUA = pipeline.Read, uint32(p.Len), fua
 	case nvme.CmdWrite:
 		p.Op, p.ToController, p.FUA = pipeline.Write, uint32(p.Len), fua
 	case nvme.CmdCompare:
-		p.Op, p.ToController = pipeline.Compare, uint32(p.Len)
+		p.Op, p.ToController, p.FUA = pipeline.Compare, uint32(p.Len), fua
 	case nvme.CmdWriteZeroes:
 		p.Op, p.FUA, p.Unmap = pipeline.WriteZeroes, fua, sqe.CDW(12)&nvme.CDW12Deallocate != 0
 	case nvme.CmdVerify:
-		p.Op = pipeline.Verify
+		if p.Len > MaxVerifyBytes {
+			return nvme.InvalidField | nvme.DNR
+		}
+		p.Op, p.FUA = pipeline.Verify, fua
 	}
 	return nvme.Success
 }

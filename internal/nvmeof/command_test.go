@@ -45,6 +45,9 @@ func TestPlanTurnsBlocksIntoAnExtent(t *testing.T) {
 		{"read 4096", io(nvme.CmdRead, 2, 3, 5), nvmeof.Plan{Op: pipeline.Read, Offset: o2 + 3*4096, Len: 5 * 4096, ToHost: 5 * 4096}},
 		{"read of the last block", io(nvme.CmdRead, 2, last, 1), nvmeof.Plan{Op: pipeline.Read, Offset: o2 + 16<<20 - 4096, Len: 4096, ToHost: 4096}},
 		{"read of MDTS", io(nvme.CmdRead, 2, 0, 256), nvmeof.Plan{Op: pipeline.Read, Offset: o2, Len: 1 << 20, ToHost: 1 << 20}},
+		{"read with FUA", io(nvme.CmdRead, 1, 0, 1, cdw12(nvme.CDW12FUA)), nvmeof.Plan{Op: pipeline.Read, Offset: o1, Len: 512, ToHost: 512, FUA: true}},
+		{"compare with FUA", io(nvme.CmdCompare, 1, 0, 1, cdw12(nvme.CDW12FUA)), nvmeof.Plan{Op: pipeline.Compare, Offset: o1, Len: 512, ToController: 512, FUA: true}},
+		{"verify with FUA", io(nvme.CmdVerify, 1, 0, 1, cdw12(nvme.CDW12FUA)), nvmeof.Plan{Op: pipeline.Verify, Offset: o1, Len: 512, FUA: true}},
 		{"write", io(nvme.CmdWrite, 1, 0, 1), nvmeof.Plan{Op: pipeline.Write, Offset: o1, Len: 512, ToController: 512}},
 		{"write with FUA", io(nvme.CmdWrite, 1, 0, 1, cdw12(nvme.CDW12FUA)), nvmeof.Plan{Op: pipeline.Write, Offset: o1, Len: 512, ToController: 512, FUA: true}},
 		{"write with limited retry", io(nvme.CmdWrite, 1, 0, 1, cdw12(nvme.CDW12LR)), nvmeof.Plan{Op: pipeline.Write, Offset: o1, Len: 512, ToController: 512}},
@@ -114,6 +117,26 @@ func TestPlanRefusesWithTheStatusTheSpecificationNames(t *testing.T) {
 	var p nvmeof.Plan
 	wantStatus(t, "metadata SGL", nvmeof.PlanIO(io(nvme.CmdRead, 1, 0, 1, func(s *nvme.SQE) { s.SetPSDT(nvme.PSDTSGLMetaSGL) }), table, testLimits, &p), nvme.Success)
 	wantStatus(t, "fused of ACWU", nvmeof.PlanIO(io(nvme.CmdCompare, 2, 0, 16, fuse(nvme.FuseFirst)), table, testLimits, &p), nvme.Success)
+}
+
+// TestPlanRefusesAVerifyBeyondVSL: and no other command for its length, be it as long as the command can name.
+func TestPlanRefusesAVerifyBeyondVSL(t *testing.T) {
+	table := nvmeof.NewNamespaceTable([]*nvmeof.Namespace{block(1, 12, 0, 1<<30), block(2, 9, 0, 1<<30)}, hostA)
+	const vsl = nvmeof.MaxVerifyBytes >> 12
+	for _, x := range []struct {
+		name string
+		sqe  *nvme.SQE
+		want nvme.Status
+	}{
+		{"verify of VSL", io(nvme.CmdVerify, 1, 7, vsl), nvme.Success},
+		{"verify of a block more", io(nvme.CmdVerify, 1, 7, vsl+1), nvme.InvalidField | nvme.DNR},
+		{"longest verify", io(nvme.CmdVerify, 1, 0, 1<<16), nvme.InvalidField | nvme.DNR},
+		{"longest verify of small blocks", io(nvme.CmdVerify, 2, 0, 1<<16), nvme.Success},
+		{"longest write zeroes", io(nvme.CmdWriteZeroes, 1, 0, 1<<16), nvme.Success},
+	} {
+		var p nvmeof.Plan
+		wantStatus(t, x.name, nvmeof.PlanIO(x.sqe, table, testLimits, &p), x.want)
+	}
 }
 
 func TestPlanAnswersWithTheGroupsANAState(t *testing.T) {

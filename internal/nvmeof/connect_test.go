@@ -70,7 +70,7 @@ func TestConnectOfIOQueueRefusesWithTheDocumentedStatus(t *testing.T) {
 	raw := r.tryConnect(hostA, open).Controller // not enabled
 	disc := r.connect(hostA, nvme.DiscoveryNQN)
 	gone := r.connect(hostB, open)
-	r.target.Disconnected(gone, 0, gone.Admin)
+	r.target.Disconnected(r.now, gone, 0, gone.Admin)
 	r.wantActions()
 	if reply := r.tryConnect(hostA, open, queue(c, 1)); !reply.Status.OK() {
 		t.Fatal(reply.Status)
@@ -88,7 +88,6 @@ func TestConnectOfIOQueueRefusesWithTheDocumentedStatus(t *testing.T) {
 		{"controller that is gone", hostB, open, queue(gone, 1), param, 1<<16 | 16},
 		{"controller of another subsystem", hostA, shut, queue(c, 2), param, 1<<16 | 16},
 		{"another host", hostB, open, queue(c, 2), param, 1<<16 | 512},
-		{"another host identifier", hostA, open, func(a *args) { queue(c, 2)(a); a.data.SetHostID(nvme.UUID{9}) }, param, 1<<16 | 0},
 		{"discovery controller", hostA, nvme.DiscoveryNQN, queue(disc, 1), param, 42},
 		{"controller not enabled", hostA, open, queue(raw, 1), sequence, 0},
 		{"queue exists", hostA, open, queue(c, 1), sequence, 0},
@@ -138,13 +137,14 @@ func TestConnectIsBusyAtTheLimitsAndMayBeRetried(t *testing.T) {
 	if reply.Label != "hosts" {
 		t.Errorf("label %q", reply.Label)
 	}
-	r.connect(hostA, nvme.DiscoveryNQN)
+	r.connect(hostB, nvme.DiscoveryNQN) // does not count
+	r.connect(hostA, open)
 	reply = r.tryConnect(hostA, open)
 	wantStatus(t, "a fourth controller", reply.Status, nvme.ConnectControllerBusy)
 	if reply.Label != "controllers" {
 		t.Errorf("label %q", reply.Label)
 	}
-	r.target.Disconnected(a, 0, a.Admin)
+	r.target.Disconnected(r.now, a, 0, a.Admin)
 	r.connect(hostA, open)
 }
 
@@ -157,7 +157,7 @@ func TestControllersAreDynamicAndNumbersAreNotReusedSoon(t *testing.T) {
 			t.Fatalf("CNTLID %#x", c.ID)
 		}
 		seen[c.ID] = true
-		r.target.Disconnected(c, 0, c.Admin)
+		r.target.Disconnected(r.now, c, 0, c.Admin)
 		r.actions()
 	}
 }
@@ -170,7 +170,7 @@ func TestControllerNumbersWrapAroundThoseInUse(t *testing.T) {
 		if c.ID == first.ID {
 			t.Fatal("a number in use was given again")
 		}
-		r.target.Disconnected(c, 0, c.Admin)
+		r.target.Disconnected(r.now, c, 0, c.Admin)
 	}
 	if n := len(r.target.Controllers()); n != 1 {
 		t.Errorf("%d controllers", n)
@@ -315,7 +315,7 @@ func TestResetEndsIOQueuesAndForgetsWhatTheHostSet(t *testing.T) {
 	if reply := r.tryConnect(hostA, open, queue(c, 2)); !reply.Status.OK() {
 		t.Error(reply.Status)
 	}
-	r.target.Disconnected(c, 2, old)
+	r.target.Disconnected(r.now, c, 2, old)
 	if _, ok := c.QueueConn(2); !ok {
 		t.Error("the old connection's end took the new queue 2 away")
 	}
@@ -327,7 +327,7 @@ func TestResetEndsIOQueuesAndForgetsWhatTheHostSet(t *testing.T) {
 	}
 }
 
-func TestShutdownCompletesAtOnceAndStopsCommands(t *testing.T) {
+func TestShutdownOfIdleDrivesCompletesAtOnceAndStopsCommands(t *testing.T) {
 	for _, shn := range []uint8{nvme.SHNNormal, nvme.SHNAbrupt} {
 		r := newRig(t)
 		c := r.connect(hostA, open)
@@ -357,7 +357,7 @@ func TestDisconnectEndsAnIOQueueOnly(t *testing.T) {
 	if !reply.Status.OK() || !reply.Disconnect {
 		t.Errorf("Disconnect on queue 1: %+v", reply)
 	}
-	r.target.Disconnected(c, 1, r.last)
+	r.target.Disconnected(r.now, c, 1, r.last)
 	r.noActions()
 	if reply := r.tryConnect(hostA, open, queue(c, 1)); !reply.Status.OK() {
 		t.Errorf("queue 1 again: %v", reply.Status)
@@ -370,12 +370,12 @@ func TestLosingTheAdminQueueEndsTheAssociation(t *testing.T) {
 	r.tryConnect(hostA, open, queue(c, 1))
 	io := r.last
 	r.aer(c)
-	r.target.Disconnected(c, 0, c.Admin)
+	r.target.Disconnected(r.now, c, 0, c.Admin)
 	r.wantActions(fmt.Sprintf("close %d: the admin queue was disconnected", io))
 	reply, _ := r.do(c, 0, command(nvme.AdminKeepAlive, nil), nil)
 	wantStatus(t, "a command after the end", reply.Status, nvme.CommandSequenceError|nvme.DNR)
-	r.target.Disconnected(c, 1, io)
-	r.target.Disconnected(c, 0, c.Admin) // once more, harmless
+	r.target.Disconnected(r.now, c, 1, io)
+	r.target.Disconnected(r.now, c, 0, c.Admin) // once more, harmless
 	r.noActions()
 }
 
@@ -393,7 +393,7 @@ func TestKATOIsRaisedToTheLeastAndRoundedToItsGranularity(t *testing.T) {
 		if v, _ := r.must(c, setFeature(nvme.FIDKeepAlive, x.ask), nil); uint32(v) != x.want {
 			t.Errorf("KATO %d by feature: %d, want %d", x.ask, v, x.want)
 		}
-		r.target.Disconnected(c, 0, c.Admin)
+		r.target.Disconnected(r.now, c, 0, c.Admin)
 	}
 }
 

@@ -3,23 +3,25 @@ package nvmeof
 import (
 	"maps"
 	"math"
+	"net/netip"
 	"slices"
 
+	"jbofd/internal/invariants"
 	"jbofd/internal/nvme"
+	"jbofd/internal/uuid"
 )
 
 const (
-	// maxAERs is how many Asynchronous Event Requests a host may have outstanding
-	// (AERL + 1).
+	// maxAERs is how many Asynchronous Event Requests a host may have outstanding (AERL + 1).
 	maxAERs = 4
 	// maxErrors is how many entries the Error Information log keeps (ELPE + 1).
 	maxErrors = 64
 	// katoUnitMS is the granularity of keep alive timers (KAS, in 100 ms).
 	katoUnitMS = 100
-	// katoGraceNS is granted beyond the timeout for a Keep Alive under way.
+	// katoGraceNS is granted beyond the keep alive timeout, for a Keep Alive that is on its way.
 	katoGraceNS = 100e6
-	// readyTimeout is CAP.TO in 500 ms: controllers are ready at once.
-	readyTimeout = 15
+	// readyGraceMS is what CAP.TO grants beyond the bound of a drain: the host hears of CFS before it gives up.
+	readyGraceMS = 1500
 )
 
 // event is a kind of asynchronous event.
@@ -41,15 +43,14 @@ var eventInfo = [events]struct {
 	eventDiscovery: {nvme.AECDiscovery, nvme.AERDiscoveryChanged},
 }
 
-// Controller is one association of a host with a subsystem. Its exported fields
-// do not change.
+// Controller is the controller of one association: of a host with a subsystem. Its exported fields do not change.
 type Controller struct {
 	// ID is the CNTLID.
 	ID      uint16
 	HostNQN string
-	HostID  nvme.UUID
+	HostID  uuid.UUID
 	SubNQN  string
-	// Discovery: a controller of the discovery subsystem.
+	// Discovery: it belongs to the discovery subsystem.
 	Discovery bool
 	// Admin is the admin queue's connection.
 	Admin ConnID
@@ -58,29 +59,40 @@ type Controller struct {
 	sub          *subsystem
 	port         Port
 	localAddress string
-	createdNS    int64
-	gone         bool
+	peer         netip.Addr
+	discovery    *discoveryView // nil before the first read of the discovery log
+	// named: the configuration named the host when it connected.
+	named     bool
+	createdNS int64
+	gone      bool
 
 	cc   nvme.CC
 	csts nvme.CSTS
-	// katoMS is the keep alive timeout; 0 is none.
+	// css is CC.CSS as it was when the controller was enabled: a later write to CC does not change it.
+	css uint8
+	// wasEnabled: the controller was enabled once.
+	wasEnabled bool
+	end        ending
+	// overdueTold: it was logged that the drain of this ended association takes too long.
+	overdueTold bool
+	// katoMS is the keep alive timeout; 0: the host wants none.
 	katoMS uint32
-	// seenNS is when the host was last heard of, as far as the machine knows.
+	// seenNS is when the host last sent a command, as far as the machine knows: it does not see I/O commands.
 	seenNS int64
-	// lastOpcode is that of the last admin or fabrics command.
+	// lastOpcode is the opcode of the last admin or fabrics command.
 	lastOpcode uint8
 
-	// queues by QID, the admin queue among them.
+	// queues are the connections of the queues, by QID. The admin queue is queue 0.
 	queues   map[uint16]ConnID
 	ioQueues int
 	table    *NamespaceTable
 
 	// aers are the slots of outstanding Asynchronous Event Requests.
 	aers []int
-	// pending events wait for a request; masked ones were reported and wait for
-	// their log page to be read.
+	// pending events wait for an event request. masked events were reported; they are not reported again until the host
+	// has read their log page.
 	pending, masked [events]bool
-	// changed are the namespaces of the Changed Namespace List.
+	// changed is the Changed Namespace List.
 	changed map[uint32]bool
 
 	features features
@@ -94,8 +106,10 @@ type Controller struct {
 func newController(t *Target, sub *subsystem, a ConnectArgs, now int64) *Controller {
 	c := &Controller{
 		HostNQN: a.Data.HostNQN(), HostID: a.Data.HostID(), SubNQN: sub.NQN, Discovery: sub.discovery, Admin: a.Conn,
-		t: t, sub: sub, port: a.Port, localAddress: a.LocalAddress, createdNS: now, seenNS: now, lastOpcode: nvme.OpFabrics,
-		queues: map[uint16]ConnID{0: a.Conn}, ioQueues: t.cfg.MaxIOQueues, changed: map[uint32]bool{},
+		t: t, sub: sub, port: a.Port, localAddress: a.LocalAddress, peer: a.Peer, createdNS: now, seenNS: now,
+		lastOpcode: nvme.OpFabrics,
+		queues:     map[uint16]ConnID{0: a.Conn}, ioQueues: t.cfg.MaxIOQueues, changed: map[uint32]bool{},
+		end: ending{epoch: 1},
 	}
 	c.features.init()
 	c.table = c.view()
@@ -107,6 +121,9 @@ func (c *Controller) setKATO(ms uint32) {
 	if ms != 0 {
 		units := (uint64(max(ms, c.t.cfg.MinKATOMS)) + katoUnitMS - 1) / katoUnitMS
 		ms = uint32(min(units, math.MaxUint32/katoUnitMS)) * katoUnitMS
+		if c.Discovery {
+			ms = min(ms, c.t.cfg.MaxDiscoveryKATOMS)
+		}
 	}
 	c.katoMS = ms
 }
@@ -114,7 +131,7 @@ func (c *Controller) setKATO(ms uint32) {
 // KATOMS is the keep alive timeout in force, in milliseconds.
 func (c *Controller) KATOMS() uint32 { return c.katoMS }
 
-// Queues returns the connections of all its queues.
+// Queues returns the connections of all queues.
 func (c *Controller) Queues() []ConnID {
 	ids := make([]ConnID, 0, len(c.queues))
 	for _, id := range c.queues {
@@ -124,17 +141,21 @@ func (c *Controller) Queues() []ConnID {
 	return ids
 }
 
-// QueueConn returns the connection of one queue.
+// QueueConn returns the connection of queue qid; ok is false if there is no such queue.
 func (c *Controller) QueueConn(qid uint16) (ConnID, bool) {
 	id, ok := c.queues[qid]
 	return id, ok
 }
 
-func (c *Controller) ready() bool { return c.csts.RDY() && c.csts.SHST() == 0 }
+// ready reports whether the controller takes commands.
+func (c *Controller) ready() bool { return c.cc.EN() && c.csts.RDY() && c.end.shutdown == shutdownNone }
 
-// expiry is when the association ends unless the host is heard of; 0: never.
+// expiry is when the association ends if the host stays silent; 0: never.
 func (c *Controller) expiry() int64 {
 	ms := c.katoMS
+	if !c.Discovery && !c.ready() && (c.wasEnabled || ms == 0) {
+		return c.seenNS + disabledIdleNS
+	}
 	if ms == 0 && c.Discovery {
 		ms = c.t.cfg.DiscoveryIdleMS
 	}
@@ -144,9 +165,22 @@ func (c *Controller) expiry() int64 {
 	return c.seenNS + int64(ms)*1e6 + katoGraceNS
 }
 
-// closeQueues asks for all connections, or those of I/O queues, to be closed.
+// forget takes the controller out of the target's tables.
+func (c *Controller) forget() {
+	t := c.t
+	c.gone = true
+	invariants.Check(t.ctrls[c.ID] == c, "nvmeof: controller not in its table")
+	delete(t.ctrls, c.ID)
+	i := slices.Index(c.sub.ctrls, c)
+	c.sub.ctrls = slices.Delete(c.sub.ctrls, i, i+1)
+	c.aers = nil
+}
+
+func (c *Controller) sortedQIDs() []uint16 { return slices.Sorted(maps.Keys(c.queues)) }
+
+// closeQueues closes the connections of the I/O queues, and with admin set that of the admin queue, too.
 func (c *Controller) closeQueues(reason string, admin bool) {
-	for _, qid := range slices.Backward(slices.Sorted(maps.Keys(c.queues))) { // the admin queue last
+	for _, qid := range slices.Backward(c.sortedQIDs()) { // the admin queue last
 		if qid == 0 && !admin {
 			continue
 		}
@@ -155,45 +189,7 @@ func (c *Controller) closeQueues(reason string, admin bool) {
 	}
 }
 
-// reset disables the controller. Event requests are completed as aborted: the
-// admin queue lives on, and would otherwise fill up with them reset by reset.
-func (c *Controller) reset(reason string) {
-	for _, slot := range c.aers {
-		c.t.act(Action{Kind: ActionComplete, Conn: c.Admin, Slot: slot, Status: nvme.AbortRequested})
-	}
-	c.csts, c.aers = 0, nil
-	c.pending, c.masked = [events]bool{}, [events]bool{}
-	credits := c.CreditState()
-	c.features.init()
-	c.ioQueues = c.t.cfg.MaxIOQueues
-	c.closeQueues(reason, false)
-	c.creditsChanged(credits)
-}
-
-// setCC is a write to Controller Configuration (NVMe Base 2.0, section 3.1.3.5).
-func (c *Controller) setCC(cc nvme.CC) {
-	was := c.cc
-	c.cc = cc
-	switch {
-	case cc.EN() && !was.EN():
-		if cc.MPS() != nvme.CCMPS4KiB || cc.AMS() != nvme.CCAMSRobin || cc.CSS() != nvme.CCCSSNVM && cc.CSS() != nvme.CCCSSIOCS ||
-			!c.Discovery && (cc.IOSQES() != nvme.CCIOSQES64 || cc.IOCQES() != nvme.CCIOCQES16) {
-			c.csts |= nvme.CSTSCFS
-			return
-		}
-		c.csts = nvme.CSTSRDY
-		c.table = c.view()
-	case !cc.EN() && was.EN():
-		c.reset("controller reset")
-	}
-	if cc.SHN() != nvme.SHNNone && was.SHN() == nvme.SHNNone {
-		c.csts = c.csts.WithSHST(uint8(nvme.CSTSSHSTComplete >> 2))
-	} else if cc.SHN() == nvme.SHNNone && was.SHN() != nvme.SHNNone {
-		c.csts = c.csts.WithSHST(0)
-	}
-}
-
-// update compares what the host sees now with what it saw.
+// update gives the controller the namespaces that its host sees now, and reports what has changed.
 func (c *Controller) update() {
 	t := c.view()
 	old := c.table
@@ -207,8 +203,8 @@ func (c *Controller) update() {
 		case a == nil || b == nil || !a.sameToHosts(b):
 			attr = true
 			c.changed[nsid] = true
-			// A group that has gained or lost a namespace has changed too, or a Linux
-			// host never asks for the group of a new one.
+			// Its ANA group has gained or lost a namespace. Linux asks for the group of a new namespace only when it
+			// is told that ANA has changed.
 			ana = true
 		case a.ANAState != b.ANAState:
 			ana = true
@@ -224,16 +220,16 @@ func (c *Controller) update() {
 	c.tellTable()
 }
 
-// tellTable gives the I/O queues the controller's table.
+// tellTable gives the controller's table to its I/O queues.
 func (c *Controller) tellTable() {
-	for _, qid := range slices.Sorted(maps.Keys(c.queues)) {
+	for _, qid := range c.sortedQIDs() {
 		if qid != 0 {
 			c.t.act(Action{Kind: ActionTable, Conn: c.queues[qid], Table: c.table, Version: c.t.version})
 		}
 	}
 }
 
-// raise reports an event, now or when the host asks, if it wants to know.
+// raise reports an event if the host has enabled it: now, or when the host sends an event request.
 func (c *Controller) raise(e event) {
 	if c.features.asyncEvents&eventInfo[e].aec == 0 || c.masked[e] {
 		return
@@ -255,10 +251,10 @@ func (c *Controller) deliver() {
 	}
 }
 
-// clearEvent ends the mask of an event whose log page was read.
+// clearEvent lets an event be reported again: the host has read its log page.
 func (c *Controller) clearEvent(e event) { c.masked[e] = false }
 
-// Failed is a command to be remembered in the Error Information log.
+// Failed is a failed command for the Error Information log.
 type Failed struct {
 	QID, CID uint16
 	Opcode   uint8

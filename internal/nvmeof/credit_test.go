@@ -11,7 +11,7 @@ import (
 
 // credits collects what connections are told about credits.
 func (r *rig) credits() (told []string) {
-	for _, a := range r.target.TakeActions() {
+	for _, a := range r.take() {
 		if a.Kind == nvmeof.ActionCredits {
 			told = append(told, fmt.Sprintf("%d %v", a.Conn, a.Credits.On))
 		}

@@ -2,7 +2,6 @@ package nvmeof
 
 import (
 	"maps"
-	"slices"
 
 	"jbofd/internal/nvme"
 )
@@ -17,15 +16,15 @@ type features struct {
 	timestampAtNS                      int64
 	timestampSet                       bool
 	errorRecovery                      perNamespace
-	// errorOnDelete holds nvme.KVErrorOnDelete, of namespaces of keys and values.
+	// errorOnDelete is nvme.KVErrorOnDelete or 0, for namespaces of keys and values.
 	errorOnDelete perNamespace
-	// extensions are the bits of jbofd's extensions that were granted.
+	// extensions are the extensions of jbofd that were granted: nvme.Ext bits.
 	extensions uint32
 }
 
 // perNamespace is a feature's value for each namespace.
 type perNamespace struct {
-	// others is that of namespaces not in of, by NSID.
+	// of holds values by NSID, others the value of namespaces that are not in of.
 	others uint32
 	of     map[uint32]uint32
 }
@@ -60,8 +59,7 @@ func (f *features) init() {
 	*f = features{temperature: [2]uint32{defaultOverKelvin, defaultUnderKelvin}}
 }
 
-// featureBytes is the size of a feature's data structure; 0 if its value fits
-// the command.
+// featureBytes is the size of a feature's data structure; 0 if the feature's value is in the command itself.
 func featureBytes(fid uint8, sqe *nvme.SQE) uint32 {
 	switch fid {
 	case nvme.FIDTimestamp:
@@ -76,8 +74,8 @@ func featureBytes(fid uint8, sqe *nvme.SQE) uint32 {
 	return 0
 }
 
-// capabilities returns what SEL 3 reports of a feature; ok is false for one that
-// this controller does not have.
+// capabilities returns what Get Features with SEL 3 reports of a feature; ok is false if the controller does not have
+// it.
 func (c *Controller) capabilities(fid uint8) (bits uint32, ok bool) {
 	if c.Discovery {
 		switch fid {
@@ -184,11 +182,11 @@ func (c *Controller) setFeatures(now int64, a AdminArgs) Reply {
 	return Reply{}
 }
 
-// extensions are those that this target has.
+// extensions are the extensions that this target has.
 const extensions = nvme.ExtCredits
 
-// setExtensions makes granted the extensions in force and answers with the first
-// credit: that of the lowest SSD that the host has a namespace on.
+// setExtensions puts the granted extensions in force. With credits the reply carries the first one: the credit at the
+// lowest SSD that the host has a namespace on.
 func (c *Controller) setExtensions(granted uint32) Reply {
 	was := c.CreditState()
 	c.features.extensions = granted
@@ -200,8 +198,7 @@ func (c *Controller) setExtensions(granted uint32) Reply {
 	return r
 }
 
-// CreditState says whether a controller's completions carry credits. The one with
-// the higher Version is younger.
+// CreditState says whether a controller's completions carry credits. Of two states that with the higher Version counts.
 type CreditState struct {
 	On      bool
 	Version uint64
@@ -212,14 +209,13 @@ func (c *Controller) CreditState() CreditState {
 	return CreditState{On: c.features.extensions&nvme.ExtCredits != 0, Version: c.creditVersion}
 }
 
-// creditsChanged tells the controller's queues if credits are on and were not, or
-// the other way round.
+// creditsChanged tells the controller's queues whether credits are on, if that differs from was.
 func (c *Controller) creditsChanged(was CreditState) {
 	if c.CreditState().On == was.On {
 		return
 	}
 	c.creditVersion++
-	for _, qid := range slices.Sorted(maps.Keys(c.queues)) {
+	for _, qid := range c.sortedQIDs() {
 		c.t.act(Action{Kind: ActionCredits, Conn: c.queues[qid], Credits: c.CreditState()})
 	}
 }
@@ -235,7 +231,7 @@ func (c *Controller) getFeatures(now int64, a AdminArgs) Reply {
 		return fail(nvme.InvalidNamespaceOrFormat)
 	}
 	if g.FID() == nvme.FIDHostIdentifier && g.SEL() != nvme.SELSupported && g.Value()&nvme.HostIdentifierEXHID == 0 {
-		return fail(nvme.InvalidField) // over fabrics they have 128 bits
+		return fail(nvme.InvalidField) // over fabrics, host identifiers have 128 bits
 	}
 	f := c.features
 	switch g.SEL() {

@@ -5,6 +5,7 @@ import (
 	"testing"
 
 	"jbofd/internal/nvme"
+	"jbofd/internal/uuid"
 )
 
 func TestFeaturesKeepWhatIsSetAndKnowTheirDefaults(t *testing.T) {
@@ -179,7 +180,7 @@ func TestHostBehaviourAndIdentifierReadBack(t *testing.T) {
 	}
 	sqe := getFeature(nvme.FIDHostIdentifier, 0)
 	sqe.Features().SetValue(nvme.HostIdentifierEXHID)
-	if _, data := r.must(c, sqe, nil); nvme.UUID(data) != c.HostID {
+	if _, data := r.must(c, sqe, nil); uuid.UUID(data) != c.HostID {
 		t.Errorf("host identifier %x, want %x", data, c.HostID)
 	}
 	other := r.connect(hostA, open)

@@ -7,6 +7,7 @@ import (
 
 	"jbofd/internal/nvme"
 	"jbofd/internal/nvmeof"
+	"jbofd/internal/uuid"
 )
 
 func TestIdentifyControllerTellsAHostWhatItReliesOn(t *testing.T) {
@@ -70,7 +71,7 @@ func TestIdentifyNamespaceIsTheNamespaceAsConfigured(t *testing.T) {
 			if d.NSZE() != x.blocks || d.NCAP() != x.blocks || d.NUSE() != x.blocks || d.Format().Shift() != x.shift || d.Format().MetadataBytes() != 0 {
 				t.Errorf("namespace %d: %d blocks of 2^%d", x.nsid, d.NSZE(), d.Format().Shift())
 			}
-			if d.NGUID() != (nvme.UUID{2, byte(x.nsid)}) || d.EUI64() != ([8]byte{3, byte(x.nsid)}) || d.ANAGRPID() != 1 || d.NMIC() != nvme.NMICShared {
+			if d.NGUID() != (uuid.UUID{2, byte(x.nsid)}) || d.EUI64() != ([8]byte{3, byte(x.nsid)}) || d.ANAGRPID() != 1 || d.NMIC() != nvme.NMICShared {
 				t.Errorf("namespace %d: NGUID %v EUI64 %x ANAGRPID %d", x.nsid, d.NGUID(), d.EUI64(), d.ANAGRPID())
 			}
 			if d.NACWU() != x.nacwu || d.DLFEAT() != nvme.DLFEATReadZeroes|nvme.DLFEATWriteZeroes {
@@ -151,8 +152,16 @@ func TestIdentifyOfCommandSets(t *testing.T) {
 		t.Errorf("combinations %#x, %#x, want the NVM and the KV command set together", s.Combination(0), s.Combination(1))
 	}
 	r.must(c, identify(nvme.CNSIOCommandSets, 0, func(i *nvme.IdentifySQE) { i.SetCNTID(c.ID) }), nil)
-	// No limits beyond MDTS, no extended formats: all zero.
-	for _, sqe := range []*nvme.SQE{identify(nvme.CNSControllerCSI, 0), identify(nvme.CNSNamespaceCSI, 1), identify(nvme.CNSAllocatedNSCSI, 2), identify(nvme.CNSNamespace, 3)} {
+	_, data = r.must(c, identify(nvme.CNSControllerCSI, 0), nil)
+	limits := (*nvme.IdentifyControllerNVM)(data)
+	if got := int64(4096) << limits.VSL(); got != nvmeof.MaxVerifyBytes {
+		t.Errorf("VSL %d announces %d bytes, want %d", limits.VSL(), got, nvmeof.MaxVerifyBytes)
+	}
+	if limits.SetVSL(0); slices.ContainsFunc(data, func(b byte) bool { return b != 0 }) {
+		t.Error("another limit than VSL is announced")
+	}
+	// No extended formats: all zero.
+	for _, sqe := range []*nvme.SQE{identify(nvme.CNSNamespaceCSI, 1), identify(nvme.CNSAllocatedNSCSI, 2), identify(nvme.CNSNamespace, 3)} {
 		_, data := r.must(c, sqe, nil)
 		if slices.ContainsFunc(data, func(b byte) bool { return b != 0 }) {
 			t.Errorf("CNS %#x, NSID %d is not zeroes", sqe.Identify().CNS(), sqe.NSID())

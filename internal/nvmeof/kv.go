@@ -3,6 +3,7 @@ package nvmeof
 import (
 	"jbofd/internal/nvme"
 	"jbofd/internal/pipeline"
+	"jbofd/internal/uuid"
 )
 
 // maxValue is the longest value that a command may move.
@@ -41,7 +42,9 @@ func (p *Plan) planKV(sqe *nvme.SQE, t *NamespaceTable, lim Limits) nvme.Status 
 	case k.Options()&^known != 0 || sqe.Opcode() == nvme.CmdKVStore && k.Options()&both == both:
 		return nvme.InvalidField | nvme.DNR
 	}
-	p.KV = true
+	if p.Namespace.Executor == KindBlock {
+		p.Kind = KindKV
+	}
 	n, longest := k.LenBytes(), p.Namespace.maxValue(lim)
 	switch sqe.Opcode() {
 	case nvme.CmdKVStore:
@@ -71,14 +74,14 @@ func (c *Controller) identifyNamespaceKV(d *nvme.IdentifyNamespaceKV, ns *Namesp
 	f.SetKVVML(ns.maxValue(c.t.cfg.Limits))
 	d.SetKVF(0, f)
 	d.SetANAGRPID(ns.ANAGroup)
-	d.SetNGUID(nvme.UUID(ns.NGUID))
+	d.SetNGUID(uuid.UUID(ns.NGUID))
 	d.SetEUI64(ns.EUI64)
 	d.SetSSD(uint16(ns.SSD))
 }
 
 // allCommandSets reports that the host has enabled all command sets; otherwise it works with
 // blocks only, and namespaces of keys and values are not there for it.
-func (c *Controller) allCommandSets() bool { return c.cc.CSS() == nvme.CCCSSIOCS }
+func (c *Controller) allCommandSets() bool { return c.css == nvme.CCCSSIOCS }
 
 // knows reports whether the host may ask for what is of a command set.
 func (c *Controller) knows(csi nvme.CSI) bool {

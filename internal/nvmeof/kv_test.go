@@ -8,6 +8,7 @@ import (
 	"jbofd/internal/nvme"
 	"jbofd/internal/nvmeof"
 	"jbofd/internal/pipeline"
+	"jbofd/internal/uuid"
 )
 
 const kvMax = 512 << 10
@@ -75,16 +76,16 @@ func TestPlanOfKeysAndValues(t *testing.T) {
 		sqe  *nvme.SQE
 		want nvmeof.Plan
 	}{
-		{"store", kvCommand(nvme.CmdKVStore, 3, "k", 100), nvmeof.Plan{KV: true, ToController: 100}},
-		{"store of nothing", kvCommand(nvme.CmdKVStore, 3, "k", 0), nvmeof.Plan{KV: true}},
-		{"store of the longest", kvCommand(nvme.CmdKVStore, 3, "0123456789abcdef", kvMax, options(all)), nvmeof.Plan{KV: true, ToController: kvMax}},
-		{"retrieve", kvCommand(nvme.CmdKVRetrieve, 3, "k", 100), nvmeof.Plan{KV: true, ToHost: 100, AnswerBytes: 100}},
-		{"retrieve into nothing", kvCommand(nvme.CmdKVRetrieve, 3, "k", 0), nvmeof.Plan{KV: true}},
-		{"retrieve into more than there can be", kvCommand(nvme.CmdKVRetrieve, 3, "k", 1<<32-1, options(nvme.KVRetrieveRaw)), nvmeof.Plan{KV: true, ToHost: 1<<32 - 1, AnswerBytes: kvMax}},
-		{"list from the first key on", kvCommand(nvme.CmdKVList, 3, "", 4096), nvmeof.Plan{KV: true, ToHost: 4096, AnswerBytes: 4096}},
-		{"list of more than MDTS", kvCommand(nvme.CmdKVList, 6, "k", 1<<30), nvmeof.Plan{KV: true, ToHost: 1 << 30, AnswerBytes: 1 << 20}},
-		{"delete", kvCommand(nvme.CmdKVDelete, 3, "k", 0), nvmeof.Plan{KV: true, MissingOK: true}},
-		{"exist", kvCommand(nvme.CmdKVExist, 3, "k", 99), nvmeof.Plan{KV: true}}, // has no length
+		{"store", kvCommand(nvme.CmdKVStore, 3, "k", 100), nvmeof.Plan{Kind: nvmeof.KindKV, ToController: 100}},
+		{"store of nothing", kvCommand(nvme.CmdKVStore, 3, "k", 0), nvmeof.Plan{Kind: nvmeof.KindKV}},
+		{"store of the longest", kvCommand(nvme.CmdKVStore, 3, "0123456789abcdef", kvMax, options(all)), nvmeof.Plan{Kind: nvmeof.KindKV, ToController: kvMax}},
+		{"retrieve", kvCommand(nvme.CmdKVRetrieve, 3, "k", 100), nvmeof.Plan{Kind: nvmeof.KindKV, ToHost: 100, AnswerBytes: 100}},
+		{"retrieve into nothing", kvCommand(nvme.CmdKVRetrieve, 3, "k", 0), nvmeof.Plan{Kind: nvmeof.KindKV}},
+		{"retrieve into more than there can be", kvCommand(nvme.CmdKVRetrieve, 3, "k", 1<<32-1, options(nvme.KVRetrieveRaw)), nvmeof.Plan{Kind: nvmeof.KindKV, ToHost: 1<<32 - 1, AnswerBytes: kvMax}},
+		{"list from the first key on", kvCommand(nvme.CmdKVList, 3, "", 4096), nvmeof.Plan{Kind: nvmeof.KindKV, ToHost: 4096, AnswerBytes: 4096}},
+		{"list of more than MDTS", kvCommand(nvme.CmdKVList, 6, "k", 1<<30), nvmeof.Plan{Kind: nvmeof.KindKV, ToHost: 1 << 30, AnswerBytes: 1 << 20}},
+		{"delete", kvCommand(nvme.CmdKVDelete, 3, "k", 0), nvmeof.Plan{Kind: nvmeof.KindKV, MissingOK: true}},
+		{"exist", kvCommand(nvme.CmdKVExist, 3, "k", 99), nvmeof.Plan{Kind: nvmeof.KindKV}}, // has no length
 		{"flush", kvCommand(nvme.CmdFlush, 3, "", 0), nvmeof.Plan{Op: pipeline.Flush}},
 	} {
 		got := nvmeof.Plan{Op: 99, FUA: true, Len: 99, Ranges: 99, AnswerBytes: 99, MissingOK: true} // of the slot's last command
@@ -197,20 +198,20 @@ func FuzzPlanIO(f *testing.F) {
 		if ns == nil || p.Namespace != ns {
 			t.Fatalf("planned for namespace %+v, NSID %d", p.Namespace, sqe.NSID())
 		}
-		if p.KV && ns.CSI != nvme.CSIKV || !p.KV && ns.CSI == nvme.CSIKV && p.Op != pipeline.Flush {
+		if p.Kind == nvmeof.KindKV && ns.CSI != nvme.CSIKV || p.Kind != nvmeof.KindKV && ns.CSI == nvme.CSIKV && p.Op != pipeline.Flush {
 			t.Fatalf("%+v of a namespace with CSI %d", p, ns.CSI)
 		}
 		if p.ToController > 0 && p.ToHost > 0 || p.ToController > testLimits.MDTSBytes || p.AnswerBytes > p.ToHost || p.AnswerBytes > testLimits.MDTSBytes {
 			t.Fatalf("%d to the controller, %d of %d to the host", p.ToController, p.AnswerBytes, p.ToHost)
 		}
 		switch k := sqe.KV(); {
-		case !p.KV && p.ToHost > testLimits.MDTSBytes:
+		case p.Kind != nvmeof.KindKV && p.ToHost > testLimits.MDTSBytes:
 			t.Fatalf("%d bytes to the host", p.ToHost)
-		case !p.KV && p.Len > 0 && (p.Offset < ns.OffsetBytes || p.Offset+p.Len > ns.OffsetBytes+ns.SizeBytes):
+		case p.Kind != nvmeof.KindKV && p.Len > 0 && (p.Offset < ns.OffsetBytes || p.Offset+p.Len > ns.OffsetBytes+ns.SizeBytes):
 			t.Fatalf("%d bytes at %d are not in the namespace", p.Len, p.Offset)
-		case p.KV && !k.ValidKey(), p.KV && sqe.Fuse() != nvme.FuseNone:
+		case p.Kind == nvmeof.KindKV && !k.ValidKey(), p.Kind == nvmeof.KindKV && sqe.Fuse() != nvme.FuseNone:
 			t.Fatalf("a key of %d, fuse %d", k.KeyLen(), sqe.Fuse())
-		case p.KV && p.ToController > kvMax, p.KV && sqe.Opcode() == nvme.CmdKVRetrieve && p.AnswerBytes > kvMax:
+		case p.Kind == nvmeof.KindKV && p.ToController > kvMax, p.Kind == nvmeof.KindKV && sqe.Opcode() == nvme.CmdKVRetrieve && p.AnswerBytes > kvMax:
 			t.Fatalf("a value of %d", max(p.ToController, p.AnswerBytes))
 		}
 	})
@@ -234,7 +235,7 @@ func TestIdentifyOfKeysAndValues(t *testing.T) {
 			t.Error("the driver is not told how to know what is in use")
 		}
 		if d.NSZE() != 64<<20 || d.NUSE() != 0 || d.NMIC() != nvme.NMICShared || d.ANAGRPID() != 1 || d.SSD() != 3 || d.NKVF() != 0 || d.NSFEAT() != 0 ||
-			d.NGUID() != (nvme.UUID{2, 3}) || d.EUI64() != ([8]byte{3, 3}) {
+			d.NGUID() != (uuid.UUID{2, 3}) || d.EUI64() != ([8]byte{3, 3}) {
 			t.Errorf("NSZE %d NUSE %d NMIC %d ANAGRPID %d SSD %d NGUID %v", d.NSZE(), d.NUSE(), d.NMIC(), d.ANAGRPID(), d.SSD(), d.NGUID())
 		}
 		if f := d.Format(); f.KVKML() != 16 || f.KVVML() != kvMax || f.MNKS() != 0 {
@@ -375,7 +376,7 @@ func TestErrorOnDeleteIsAFeatureOfEachNamespace(t *testing.T) {
 		t.Helper()
 		r.must(c, feature(setFeature(nvme.FIDKeyValue, v), nsid), nil)
 		tables := 0
-		for _, a := range r.target.TakeActions() {
+		for _, a := range r.take() {
 			if a.Kind == nvmeof.ActionTable && a.Conn == 2 && a.Version > q.Version {
 				table, q.Version = a.Table, a.Version
 				tables++
@@ -402,7 +403,7 @@ func TestErrorOnDeleteIsAFeatureOfEachNamespace(t *testing.T) {
 	}
 	set(3, 0)
 	r.target.Apply(kvState()) // keeps it
-	for _, a := range r.target.TakeActions() {
+	for _, a := range r.take() {
 		table = a.Table
 	}
 	if !missingOK(3) || missingOK(6) {

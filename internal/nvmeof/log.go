@@ -1,7 +1,6 @@
 package nvmeof
 
 import (
-	"net/netip"
 	"slices"
 
 	"jbofd/internal/nvme"
@@ -22,7 +21,11 @@ func (c *Controller) getLogPage(now int64, a AdminArgs) Reply {
 	case lid == nvme.LIDSupported:
 		log = c.supportedLogs()
 	case lid == nvme.LIDDiscovery && c.Discovery:
-		log, clears = c.discoveryLog(), eventDiscovery
+		if !c.discoveryLog(a.Data, g.LPO()) {
+			return fail(nvme.InvalidField)
+		}
+		c.logRead(g, eventDiscovery)
+		return Reply{Len: len(a.Data)}
 	case c.Discovery:
 		return fail(nvme.InvalidLogPage)
 	case lid == nvme.LIDError:
@@ -55,13 +58,19 @@ func (c *Controller) getLogPage(now int64, a AdminArgs) Reply {
 	}
 	n := copy(a.Data, log[g.LPO():])
 	clear(a.Data[n:])
-	if clears != events && !g.RAE() {
-		c.clearEvent(clears)
-		if clears == eventNamespace {
-			clear(c.changed)
-		}
-	}
+	c.logRead(g, clears)
 	return Reply{Len: len(a.Data)}
+}
+
+// logRead ends the mask of the event that a log page tells more of, unless the command retains it.
+func (c *Controller) logRead(g *nvme.GetLogSQE, e event) {
+	if e == events || g.RAE() {
+		return
+	}
+	c.clearEvent(e)
+	if e == eventNamespace {
+		clear(c.changed)
+	}
 }
 
 func (c *Controller) supportedLogs() []byte {
@@ -162,64 +171,4 @@ func (c *Controller) anaLog(groupsOnly bool) []byte {
 		log = nvme.AppendANAGroup(log, id, c.sub.changeCount, states[id], nsids)
 	}
 	return log[:size]
-}
-
-// discoveryLog lists every way to every subsystem that the host may use, the
-// discovery service itself, and referrals.
-//
-// Source: NVMe Base 2.0, section 5.16.1.23.
-func (c *Controller) discoveryLog() []byte {
-	log := make([]byte, nvme.DiscoveryHeaderSize)
-	n := uint64(0)
-	add := func(p Port, subtype uint8, nqn string, eflags uint16) {
-		if p.Wildcard {
-			p.Address = c.localAddress
-			// What listens on every address takes both families.
-			if ip, err := netip.ParseAddr(p.Address); err == nil && ip.Is6() {
-				p.ADRFAM = nvme.ADRFAMIPv6
-			} else if err == nil {
-				p.ADRFAM = nvme.ADRFAMIPv4
-			}
-		}
-		var e nvme.DiscoveryEntry
-		e.SetTRTYPE(p.TRTYPE)
-		e.SetADRFAM(p.ADRFAM)
-		if p.TRTYPE == nvme.TRTYPERDMA {
-			e.SetTSASRDMA(nvme.RDMAConnected, nvme.RDMAProviderUnspecified, nvme.RDMACM)
-		}
-		e.SetSUBTYPE(subtype)
-		e.SetTREQ(nvme.TREQDisableSQFlow)
-		e.SetPORTID(p.ID)
-		e.SetCNTLID(nvme.CNTLIDDynamic)
-		e.SetASQSZ(nvme.MinASQSZ)
-		e.SetEFLAGS(eflags)
-		e.SetTRSVCID(p.Service)
-		e.SetSubNQN(nqn)
-		e.SetTRADDR(p.Address)
-		log = append(log, e[:]...)
-		n++
-	}
-	// Every port answers discovery with the same information.
-	for _, p := range c.t.state.Ports {
-		if p.Discovery || p.ID == c.port.ID {
-			add(p, nvme.SUBTYPEDiscoveryCurrent, nvme.DiscoveryNQN, nvme.DiscoveryEflagDUPRETINFO|nvme.DiscoveryEflagEPCSD)
-		}
-	}
-	for _, st := range c.t.state.Subsystems {
-		if !c.t.subs[st.NQN].allows(c.HostNQN) {
-			continue
-		}
-		for _, p := range c.t.state.Ports {
-			if !p.Discovery {
-				add(p, nvme.SUBTYPENVM, st.NQN, 0)
-			}
-		}
-	}
-	for _, r := range c.t.state.Referrals {
-		add(r, nvme.SUBTYPEDiscovery, r.NQN, 0)
-	}
-	h := (*nvme.DiscoveryHeader)(log[:nvme.DiscoveryHeaderSize])
-	h.SetGENCTR(c.t.genctr)
-	h.SetNUMREC(n)
-	return log
 }

@@ -3,7 +3,9 @@ package nvmeof
 import (
 	"slices"
 
+	"jbofd/internal/fence"
 	"jbofd/internal/nvme"
+	"jbofd/internal/uuid"
 )
 
 // MaxNSID is the highest namespace identifier a subsystem may use (NN and MNAN
@@ -16,20 +18,26 @@ type Namespace struct {
 	NSID uint32
 	// CSI is its command set: blocks (nvme.CSINVM) or keys and values (nvme.CSIKV).
 	CSI nvme.CSI
+	// Executor, if not KindBlock, is the kind of executor of all commands for the namespace. Otherwise the command set
+	// says: KindBlock for blocks and for Flush, KindKV for keys and values.
+	Executor Kind
 	// SSD is the daemon's number of the drive it lies on.
 	SSD int
 	// OffsetBytes and SizeBytes are its extent on that drive.
 	OffsetBytes, SizeBytes int64
+	// Extent is the right to use that extent. The driver sets it when it publishes the namespace, and ends it when the
+	// namespace is not published any more.
+	Extent fence.Pass
 	// BlockShift is log2 of the logical block size: 9 or 12. Of blocks only.
 	BlockShift uint8
-	// Partition is the fabric's number of the store that serves keys and values, MaxValueBytes
+	// Partition is the target service's number of the store that serves keys and values, MaxValueBytes
 	// the longest value that it takes.
 	Partition     int
 	MaxValueBytes int
 	// UsedBytes tells how much of SizeBytes keys and values take; nil: not known. The driver calls it without
 	// locks.
 	UsedBytes func() int64
-	UUID      nvme.UUID
+	UUID      uuid.UUID
 	NGUID     [16]byte
 	EUI64     [8]byte
 	// Hosts are the NQNs that may see it; nil: every host of the subsystem.
@@ -103,6 +111,17 @@ func (t *NamespaceTable) lowestSSD() (ssd int, ok bool) {
 		}
 	}
 	return ssd, ok
+}
+
+// ssds returns the numbers of the drives that the namespaces lie on, in order.
+func (t *NamespaceTable) ssds() (ssds []int) {
+	for _, n := range t.byNSID {
+		if n != nil && !slices.Contains(ssds, n.SSD) {
+			ssds = append(ssds, n.SSD)
+		}
+	}
+	slices.Sort(ssds)
+	return ssds
 }
 
 // uses reports whether one of the namespaces lies on the drive.

@@ -2,12 +2,14 @@ package nvmeof_test
 
 import (
 	"fmt"
+	"net/netip"
 	"slices"
 	"strings"
 	"testing"
 
 	"jbofd/internal/nvme"
 	"jbofd/internal/nvmeof"
+	"jbofd/internal/uuid"
 )
 
 const (
@@ -30,7 +32,7 @@ var (
 // block is a namespace of size bytes on SSD 0.
 func block(nsid uint32, shift uint8, offset, size int64) *nvmeof.Namespace {
 	n := &nvmeof.Namespace{NSID: nsid, OffsetBytes: offset, SizeBytes: size, BlockShift: shift, ANAGroup: 1, ANAState: nvme.ANAStateOptimized, DeallocatedReadsZero: true}
-	n.UUID, n.NGUID, n.EUI64 = nvme.UUID{1, byte(nsid)}, [16]byte{2, byte(nsid)}, [8]byte{3, byte(nsid)}
+	n.UUID, n.NGUID, n.EUI64 = uuid.UUID{1, byte(nsid)}, [16]byte{2, byte(nsid)}, [8]byte{3, byte(nsid)}
 	return n
 }
 
@@ -56,17 +58,45 @@ type rig struct {
 	last   nvmeof.ConnID
 	slot   int
 	usage  nvmeof.Usage
+	// slow: fences and flushes end only when the test says so; otherwise at once.
+	slow    bool
+	pending []nvmeof.Action
+}
+
+// settle takes the target's actions, and does what a driver whose drives are idle does with those that ask for
+// something.
+func (r *rig) settle() {
+	for actions := r.target.TakeActions(); len(actions) > 0; actions = r.target.TakeActions() {
+		for _, a := range actions {
+			switch {
+			case r.slow:
+			case a.Kind == nvmeof.ActionFence:
+				r.target.Drained(r.now, a.Controller, a.Epoch)
+			case a.Kind == nvmeof.ActionFlush:
+				r.target.Flushed(a.Controller, a.Flush, true)
+			}
+		}
+		r.pending = append(r.pending, actions...)
+	}
 }
 
 func newRig(t *testing.T, change ...func(*nvmeof.Config)) *rig {
-	cfg := nvmeof.Config{Firmware: "fw1", NodeUUID: nvme.UUID{0xAB}, Limits: testLimits, InCapsuleBytes: 8192, MaxEntries: 129, MaxIOQueues: 4,
-		MaxControllers: 100, MaxHosts: 100, MinKATOMS: 1000, DiscoveryIdleMS: 60000, WallMS: 1_000_000}
+	cfg := nvmeof.Config{Firmware: "fw1", NodeUUID: uuid.UUID{0xAB}, Limits: testLimits, InCapsuleBytes: 8192, MaxEntries: 129, MaxIOQueues: 4,
+		MaxControllers: 100, MaxHosts: 100, MaxDiscovery: 100, MaxDiscoveryPerPeer: 100, MaxDiscoveryKATOMS: 300000, MinKATOMS: 1000, DiscoveryIdleMS: 60000, WallMS: 1_000_000}
 	for _, f := range change {
 		f(&cfg)
 	}
 	r := &rig{t: t, target: nvmeof.New(cfg), now: 1}
 	r.target.Apply(testState())
 	return r
+}
+
+// take returns the target's actions since the last take.
+func (r *rig) take() []nvmeof.Action {
+	r.settle()
+	actions := r.pending
+	r.pending = nil
+	return actions
 }
 
 // args are a Connect that a change function may spoil.
@@ -76,6 +106,7 @@ type args struct {
 	data nvme.ConnectData
 	port nvmeof.Port
 	addr string
+	peer netip.Addr
 }
 
 func (r *rig) tryConnect(host, sub string, change ...func(*args)) nvmeof.ConnectReply {
@@ -86,13 +117,18 @@ func (r *rig) tryConnect(host, sub string, change ...func(*args)) nvmeof.Connect
 	a.c.SetSQSIZE(31)
 	a.data.SetHostNQN(host)
 	a.data.SetSubNQN(sub)
-	a.data.SetHostID(nvme.UUID{1, host[31]})
+	id := uuid.UUID{1}
+	if len(host) > 31 {
+		id[1] = host[31]
+	}
+	a.data.SetHostID(id)
 	a.data.SetCNTLID(nvme.CNTLIDDynamic)
 	for _, f := range change {
 		f(a)
 	}
 	r.last++
-	return r.target.Connect(r.now, nvmeof.ConnectArgs{Conn: r.last, Port: a.port, LocalAddress: a.addr, SQE: &a.sqe, Data: &a.data})
+	r.settle()
+	return r.target.Connect(r.now, nvmeof.ConnectArgs{Conn: r.last, Port: a.port, LocalAddress: a.addr, Peer: a.peer, SQE: &a.sqe, Data: &a.data})
 }
 
 // connect makes an association and enables its controller.
@@ -135,6 +171,7 @@ func (r *rig) do(c *nvmeof.Controller, qid uint16, sqe *nvme.SQE, in []byte) (nv
 	r.slot++
 	reply := r.target.Admin(r.now, nvmeof.AdminArgs{Controller: c, QID: qid, Slot: r.slot, SQE: sqe, Data: data,
 		Usage: func(*nvmeof.Controller) nvmeof.Usage { return r.usage }})
+	r.settle()
 	return reply, data[:reply.Len]
 }
 
@@ -225,7 +262,7 @@ func (r *rig) aer(c *nvmeof.Controller) int {
 // actions takes the target's actions, one line each.
 func (r *rig) actions() string {
 	var lines []string
-	for _, a := range r.target.TakeActions() {
+	for _, a := range r.take() {
 		switch a.Kind {
 		case nvmeof.ActionClose:
 			lines = append(lines, fmt.Sprintf("close %d: %s", a.Conn, a.Reason))

@@ -15,12 +15,12 @@
 package nvmeof
 
 import (
-	"fmt"
 	"maps"
 	"slices"
 
 	"jbofd/internal/invariants"
 	"jbofd/internal/nvme"
+	"jbofd/internal/uuid"
 )
 
 // Config are a target's constants.
@@ -28,7 +28,7 @@ type Config struct {
 	// Firmware is the revision that Identify Controller reports, at most 8 bytes.
 	Firmware string
 	// NodeUUID identifies the node (FGUID).
-	NodeUUID nvme.UUID
+	NodeUUID uuid.UUID
 	// Limits bound commands.
 	Limits Limits
 	// InCapsuleBytes is the largest in-capsule data of I/O queues (IOCCSZ).
@@ -36,14 +36,26 @@ type Config struct {
 	// MaxEntries is the largest queue (MQES + 1), MaxIOQueues the number of I/O
 	// queues a controller may have.
 	MaxEntries, MaxIOQueues int
-	// MaxControllers bounds the associations of all hosts, MaxHosts the hosts.
+	// MaxControllers bounds the associations with subsystems, MaxHosts the hosts that have some. Discovery does not
+	// count.
 	MaxControllers, MaxHosts int
+	// MaxDiscovery bounds the associations with the discovery subsystem (with MaxControllers they have at most 65519
+	// identifiers), MaxDiscoveryPerPeer those of one address. One
+	// more ends the idlest.
+	MaxDiscovery, MaxDiscoveryPerPeer int
 	// MinKATOMS is the least keep alive timeout granted, in milliseconds; shorter
 	// ones are raised to it.
 	MinKATOMS uint32
+	// MaxDiscoveryKATOMS is the largest keep alive timeout granted to discovery associations, in milliseconds; longer
+	// ones are lowered to it.
+	MaxDiscoveryKATOMS uint32
 	// DiscoveryIdleMS ends a discovery association without keep alive after that
 	// long without a command.
 	DiscoveryIdleMS uint32
+	// QuiesceMS bounds how long a reset, or the next Connect after a lost connection, waits for commands that the
+	// drives have (CQT in Identify Controller); a shutdown, which also flushes the drives, may take twice as long.
+	// 0: 6000.
+	QuiesceMS uint32
 	// WallMS is the wall clock at time 0 of the monotonic clock, in milliseconds
 	// since 1970.
 	WallMS int64
@@ -76,6 +88,8 @@ type State struct {
 	Subsystems []SubsystemState
 	Ports      []Port
 	Referrals  []Port
+	// Hosts are hosts that the configuration names beside those of Subsystems and of their Namespaces.
+	Hosts []string
 }
 
 // ConnID names a connection; the driver numbers them.
@@ -96,6 +110,20 @@ const (
 	ActionCredits
 	// ActionExpired: for the log: the keep alive timer of Controller expired.
 	ActionExpired
+	// ActionFence: no command starts any more that came from an I/O queue that was connected before Controller entered
+	// Epoch. It must be carried out before the reply that the machine has just returned is sent, before the actions
+	// that follow, and before the machine is used again. When no such command is in flight, Drained must be called.
+	ActionFence
+	// ActionStop: the I/O queue takes no more commands; those that the drives do not have are to be aborted. Its
+	// connection stays.
+	ActionStop
+	// ActionFlush: the drives SSDs are to be flushed; then Flushed must be called with Flush.
+	ActionFlush
+	// ActionConnected: Connect is the outcome of a Connect that was held. If its connection is gone and Connect names a
+	// controller, Disconnected must be called for that.
+	ActionConnected
+	// ActionOverdue: for the log: the bound of a reset, shutdown or end of Controller has passed; Reason says of which.
+	ActionOverdue
 )
 
 // Action is something that the driver is to do to a connection. Actions on one
@@ -112,6 +140,10 @@ type Action struct {
 	Credits    CreditState
 	Controller *Controller
 	IdleNS     int64
+	Epoch      uint64
+	SSDs       []int
+	Flush      uint64
+	Connect    *ConnectReply
 }
 
 // Target is the machine.
@@ -123,10 +155,16 @@ type Target struct {
 	// ctrls by CNTLID; identifiers are not reused before the others are.
 	ctrls      map[uint16]*Controller
 	lastCNTLID uint16
-	hosts      map[string]int // controllers per host NQN
+	budgets    budgets
 	genctr     uint64
 	version    uint64 // of namespace tables
-	actions    []Action
+	// ended are associations that have ended while commands of theirs were in flight.
+	ended []*Controller
+	// held are Connects that wait for them, oldest first.
+	held []*heldConnect
+	// stopped: no associations begin any more.
+	stopped bool
+	actions []Action
 }
 
 // subsystem is one subsystem and its controllers.
@@ -154,8 +192,13 @@ func (s *subsystem) allows(hostNQN string) bool {
 
 // New makes a target without subsystems.
 func New(cfg Config) *Target {
+	mdts := cfg.Limits.MDTSBytes
+	if cfg.QuiesceMS == 0 {
+		cfg.QuiesceMS = defaultQuiesceMS
+	}
+	invariants.Check(mdts >= MinMDTSBytes && mdts&(mdts-1) == 0, "nvmeof: a largest transfer that MDTS cannot say")
 	return &Target{
-		cfg: cfg, subs: map[string]*subsystem{}, ctrls: map[uint16]*Controller{}, hosts: map[string]int{},
+		cfg: cfg, subs: map[string]*subsystem{}, ctrls: map[uint16]*Controller{}, budgets: newBudgets(),
 		discovery: &subsystem{discovery: true, SubsystemState: SubsystemState{NQN: nvme.DiscoveryNQN, Serial: cfg.NodeUUID.String()[:20], Model: "jbofd discovery"}},
 	}
 }
@@ -174,6 +217,7 @@ func (t *Target) act(a Action) { t.actions = append(t.actions, a) }
 // told as it has asked to be.
 func (t *Target) Apply(state State) {
 	t.version++
+	t.budgets.setNamed(&state)
 	old := t.subs
 	t.subs = map[string]*subsystem{}
 	discoveryChanged := !slices.EqualFunc(t.state.Ports, state.Ports, func(a, b Port) bool { return a == b }) ||
@@ -215,189 +259,29 @@ func (t *Target) Apply(state State) {
 	}
 }
 
-// ConnectArgs is a Connect command and where it came in.
-type ConnectArgs struct {
-	Conn ConnID
-	// Port is the address it came to; LocalAddress replaces a wildcard in discovery.
-	Port         Port
-	LocalAddress string
-	SQE          *nvme.SQE
-	Data         *nvme.ConnectData
-	// Agreed is what the transport has agreed on with the host already; nil: nothing.
-	Agreed *Agreed
-}
-
-// Agreed is what a host has said of its queue before it connected it.
-type Agreed struct {
-	QID uint16
-	// Entries is the largest queue that the connection was made for.
-	Entries int
-}
-
-// ConnectReply is the outcome of a Connect.
-type ConnectReply struct {
-	Status nvme.Status
-	Result uint64
-	// Reason says why it failed, for the log and as a metric's label.
-	Reason, Label string
-	// The rest is set on success.
-	Controller *Controller
-	QID        uint16
-	Entries    int
-	NoSQFlow   bool
-	Table      *NamespaceTable
-	Version    uint64
-	Credits    CreditState
-}
-
-// refuse makes a failed reply that a retry cannot change.
-func refuse(s nvme.Status, label, format string, args ...any) ConnectReply {
-	return ConnectReply{Status: s | nvme.DNR, Label: label, Reason: fmt.Sprintf(format, args...)}
-}
-
-// busy makes a failed reply that a retry may change: without DNR, or a host that
-// reconnects while its old association still counts would give up for good.
-func busy(label, format string, args ...any) ConnectReply {
-	return ConnectReply{Status: nvme.ConnectControllerBusy, Label: label, Reason: fmt.Sprintf(format, args...)}
-}
-
-// refuseField makes a reply that names the parameter at fault.
-func refuseField(label string, f *nvme.ConnectFault) ConnectReply {
-	var e nvme.CQE
-	e.SetConnectInvalid(f)
-	return ConnectReply{Status: e.Status() | nvme.DNR, Result: e.Result64(), Label: label, Reason: f.What}
-}
-
-// Connect makes a connection a queue of a new or an existing controller.
-//
-// Source: NVMe Base 2.0, section 6.3.
-func (t *Target) Connect(now int64, a ConnectArgs) ConnectReply {
-	q := a.SQE.Connect()
-	if q.RECFMT() != 0 {
-		return refuse(nvme.ConnectIncompatibleFormat, "format", "RECFMT %d, only 0 is known", q.RECFMT())
-	}
-	if f := a.Data.Check(); f != nil {
-		return refuseField("nqn", f)
-	}
-	hostNQN, subNQN := a.Data.HostNQN(), a.Data.SubNQN()
-	sub := t.subs[subNQN]
-	if subNQN == nvme.DiscoveryNQN {
-		sub = t.discovery
-	} else if a.Port.Discovery {
-		sub = nil
-	}
-	if sub == nil {
-		return refuseField("subsystem", &nvme.ConnectFault{InData: true, Offset: nvme.ConnectDataOffSUBNQN, What: "no subsystem " + subNQN + " at this address"})
-	}
-	if !sub.allows(hostNQN) {
-		return refuse(nvme.ConnectInvalidHost, "host", "host %s is not allowed in %s", hostNQN, subNQN)
-	}
-	entries := int(q.SQSIZE()) + 1
-	if q.SQSIZE() == 0 || entries > t.cfg.MaxEntries {
-		return refuseField("sqsize", &nvme.ConnectFault{Offset: nvme.ConnectOffSQSIZE, What: fmt.Sprintf("SQSIZE %d, must be 1 to %d", q.SQSIZE(), t.cfg.MaxEntries-1)})
-	}
-	if g := a.Agreed; g != nil && q.QID() != g.QID {
-		return refuseField("qid", &nvme.ConnectFault{Offset: nvme.ConnectOffQID, What: fmt.Sprintf("QID %d, the connection was made for queue %d", q.QID(), g.QID)})
-	} else if g != nil && entries > g.Entries {
-		return refuseField("sqsize", &nvme.ConnectFault{Offset: nvme.ConnectOffSQSIZE, What: fmt.Sprintf("SQSIZE %d, the connection was made for at most %d", q.SQSIZE(), g.Entries-1)})
-	}
-	r := ConnectReply{QID: q.QID(), Entries: entries, NoSQFlow: q.CATTR()&nvme.CATTRDisableSQFlow != 0}
-	if q.QID() == 0 {
-		return t.connectAdmin(now, a, sub, hostNQN, r)
-	}
-	return t.connectIO(now, a, sub, hostNQN, r)
-}
-
-func (t *Target) connectAdmin(now int64, a ConnectArgs, sub *subsystem, hostNQN string, r ConnectReply) ConnectReply {
-	if id := a.Data.CNTLID(); id != nvme.CNTLIDDynamic {
-		return refuseField("cntlid", &nvme.ConnectFault{InData: true, Offset: nvme.ConnectDataOffCNTLID, What: fmt.Sprintf("CNTLID %#x, controllers are dynamic: must be 0xffff", id)})
-	}
-	if len(t.ctrls) >= t.cfg.MaxControllers {
-		return busy("controllers", "%d controllers exist, the limit", len(t.ctrls))
-	}
-	if t.hosts[hostNQN] == 0 && len(t.hosts) >= t.cfg.MaxHosts {
-		return busy("hosts", "%d hosts are connected, the limit", len(t.hosts))
-	}
-	c := newController(t, sub, a, now)
-	for {
-		t.lastCNTLID++
-		if t.lastCNTLID == 0 || t.lastCNTLID >= 0xFFF0 {
-			t.lastCNTLID = 1
-		}
-		if t.ctrls[t.lastCNTLID] == nil {
-			break
-		}
-	}
-	c.ID = t.lastCNTLID
-	t.ctrls[c.ID] = c
-	t.hosts[hostNQN]++
-	sub.ctrls = append(sub.ctrls, c)
-	r.Controller, r.Result = c, uint64(c.ID)
-	return r
-}
-
-func (t *Target) connectIO(now int64, a ConnectArgs, sub *subsystem, hostNQN string, r ConnectReply) ConnectReply {
-	c := t.ctrls[a.Data.CNTLID()]
-	switch {
-	case c == nil || c.sub != sub:
-		return refuseField("cntlid", &nvme.ConnectFault{InData: true, Offset: nvme.ConnectDataOffCNTLID, What: fmt.Sprintf("host %s has no controller %#x in %s", hostNQN, a.Data.CNTLID(), sub.NQN)})
-	case c.HostNQN != hostNQN:
-		return refuseField("host", &nvme.ConnectFault{InData: true, Offset: nvme.ConnectDataOffHOSTNQN, What: fmt.Sprintf("controller %#x is not of host %s", c.ID, hostNQN)})
-	case c.HostID != a.Data.HostID():
-		return refuseField("host", &nvme.ConnectFault{InData: true, Offset: nvme.ConnectDataOffHOSTID, What: fmt.Sprintf("controller %#x is of another host identifier than %s", c.ID, a.Data.HostID())})
-	case sub.discovery:
-		return refuseField("qid", &nvme.ConnectFault{Offset: nvme.ConnectOffQID, What: "discovery controllers have no I/O queues"})
-	}
-	if !c.ready() {
-		return refuse(nvme.CommandSequenceError, "sequence", "controller %#x is not enabled", c.ID)
-	}
-	if int(r.QID) > c.ioQueues {
-		return refuseField("qid", &nvme.ConnectFault{Offset: nvme.ConnectOffQID, What: fmt.Sprintf("QID %d, must be at most %d", r.QID, c.ioQueues)})
-	}
-	if _, taken := c.queues[r.QID]; taken {
-		return refuse(nvme.CommandSequenceError, "sequence", "queue %d of controller %#x exists", r.QID, c.ID)
-	}
-	c.queues[r.QID] = a.Conn
-	c.seenNS = now
-	r.Controller, r.Result, r.Table, r.Version, r.Credits = c, uint64(c.ID), c.table, t.version, c.CreditState()
-	return r
-}
-
-// Disconnected says that a queue's connection is gone. An admin queue takes its
-// controller with it.
-func (t *Target) Disconnected(c *Controller, qid uint16, conn ConnID) {
+// Disconnected says that a queue is disconnected, or its connection gone, and none of its commands in flight. An admin
+// queue takes its controller with it.
+func (t *Target) Disconnected(now int64, c *Controller, qid uint16, conn ConnID) {
 	if c.queues[qid] != conn || c.gone {
 		return
 	}
 	delete(c.queues, qid)
 	if qid == 0 {
 		t.drop(c, "the admin queue was disconnected")
+	} else {
+		t.lostEnded(now, c)
 	}
 }
 
-// drop ends an association.
-func (t *Target) drop(c *Controller, reason string) {
-	if c.gone {
-		return
-	}
-	c.gone = true
-	invariants.Check(t.ctrls[c.ID] == c, "nvmeof: controller not in its table")
-	delete(t.ctrls, c.ID)
-	if t.hosts[c.HostNQN]--; t.hosts[c.HostNQN] == 0 {
-		delete(t.hosts, c.HostNQN)
-	}
-	i := slices.Index(c.sub.ctrls, c)
-	c.sub.ctrls = slices.Delete(c.sub.ctrls, i, i+1)
-	c.aers = nil
-	c.closeQueues(reason, true)
-}
-
-// NextExpiry returns when the earliest keep alive timer runs out.
+// NextExpiry returns when Expire has something to do: when the earliest keep alive timer runs out or bound passes.
 func (t *Target) NextExpiry() (at int64, ok bool) {
 	for _, c := range t.ctrls {
 		if e := c.expiry(); e != 0 && (!ok || e < at) {
 			at, ok = e, true
 		}
+	}
+	if b, bound := t.nextBound(); bound && (!ok || b < at) {
+		at, ok = b, true
 	}
 	return at, ok
 }
@@ -405,7 +289,10 @@ func (t *Target) NextExpiry() (at int64, ok bool) {
 // Expire ends the associations whose hosts have not been heard of for their keep
 // alive timeout. seen returns the time of the last command on any of the
 // controller's queues: I/O counts as a sign of life (traffic based keep alive).
+//
+// It also does what is to be done when a bound passes: of a reset, a shutdown, or a Connect that is held.
 func (t *Target) Expire(now int64, seen func(*Controller) int64) {
+	t.passBounds(now)
 	for _, c := range t.Controllers() {
 		e := c.expiry()
 		if e == 0 || e > now {

@@ -5,47 +5,48 @@ import (
 	"time"
 
 	"jbofd/internal/bufpool"
+	"jbofd/internal/drive"
 	"jbofd/internal/kvstore"
-	"jbofd/internal/owner"
 	"jbofd/internal/ssd"
 )
 
-// Alone is a partition that has a device to itself: no label, nobody to share with, no daemon.
+// Alone is a partition that takes up a whole device, without a label or a daemon. Benchmarks and tests use it.
 type Alone struct {
 	*Partition
 	pool  *bufpool.Pool
-	owner *owner.Owner
+	drive *drive.Drive
 }
 
-// OpenAlone opens the partition that takes up the whole device, or formats it if cfg says so.
-// PartitionBytes is filled in where it is 0. The device is the caller's to close, after Close.
+// OpenAlone opens the partition on dev, or formats it if cfg says so. If cfg.PartitionBytes is 0, the partition is as
+// long as the device. The caller must close the device after Close.
 //
 // Errors: those of Open.
 func OpenAlone(dev ssd.Device, cfg kvstore.Config) (*Alone, error) {
-	pool, err := bufpool.New(bufpool.Config{TotalBytes: 4 << 20}) // for what the owner itself needs
+	pool, err := bufpool.New(bufpool.Config{TotalBytes: 4 << 20}) // only for the drive's own scratch memory
 	if err != nil {
 		return nil, err
 	}
-	o, err := owner.New(owner.Config{Device: dev, Pool: pool})
+	o, err := drive.New(drive.Config{Device: dev, Pool: pool})
 	if err != nil {
 		return nil, errors.Join(err, pool.Close())
 	}
 	if cfg.PartitionBytes == 0 {
 		cfg.PartitionBytes = dev.Info().SizeBytes
 	}
-	p, err := Open(Config{Owner: o, Store: cfg})
+	p, err := Open(Config{Drive: o, Store: cfg})
 	if err != nil {
 		return nil, errors.Join(err, o.Close(), pool.Close())
 	}
-	return &Alone{Partition: p, pool: pool, owner: o}, nil
+	return &Alone{Partition: p, pool: pool, drive: o}, nil
 }
 
-// Close ends the partition in order, waiting for its last checkpoint as long as patience. Idempotent.
+// Close stops the partition and closes its drive. It waits for the last checkpoint for at most patience. Idempotent.
 //
-// Errors: those of Partition.Close, after which it is open still as far as the device goes.
+// Errors: those of Partition.Close. The drive is not closed then, because requests may still be in flight at the
+// device.
 func (a *Alone) Close(patience time.Duration) error {
 	if err := a.Partition.Close(patience); err != nil {
 		return err
 	}
-	return errors.Join(a.owner.Close(), a.pool.Close())
+	return errors.Join(a.drive.Close(), a.pool.Close())
 }

@@ -4,7 +4,7 @@ import (
 	"testing"
 
 	"jbofd/internal/kvstore"
-	"jbofd/internal/kvstore/swap/guest"
+	"jbofd/internal/kvstore/format"
 	"jbofd/internal/pipeline"
 )
 
@@ -12,7 +12,7 @@ import (
 // open once, so that a newer copy that becomes damaged does no harm.
 func TestAPartitionWithoutAreasMendsItsBook(t *testing.T) {
 	r := newRig(t, partitionBytes, nil, inMemory(partitionBytes))
-	cfg := Config{Owner: r.o, OffsetBytes: offset, Background: 9, Store: kvstore.Config{PartitionBytes: r.size, Format: true, UUID: [16]byte{7}, HashSeed: 99, ChunkBytes: 256 << 10}}
+	cfg := Config{Drive: r.o, OffsetBytes: offset, Background: 9, Store: kvstore.Config{PartitionBytes: r.size, Format: true, UUID: [16]byte{7}, HashSeed: 99, ChunkBytes: 256 << 10}}
 	reopen := func() {
 		t.Helper()
 		p, err := Open(cfg)
@@ -22,29 +22,29 @@ func TestAPartitionWithoutAreasMendsItsBook(t *testing.T) {
 		r.close(p)
 		cfg.Store.Format = false
 	}
-	copies := func(op pipeline.Op, books [2]guest.Book) {
+	copies := func(op pipeline.Op, books [2]format.SwapManifest) {
 		t.Helper()
-		for i, at := range guest.BookOffsets {
+		for i, at := range format.SwapManifestOffsets {
 			if err := doAndWait(r.o, 1, op, 0, offset+at, books[i]); err != nil {
 				t.Fatal(err)
 			}
 		}
 	}
 	reopen()
-	books := [2]guest.Book{make(guest.Book, guest.BookBytes), make(guest.Book, guest.BookBytes)}
+	books := [2]format.SwapManifest{make(format.SwapManifest, format.SwapManifestBytes), make(format.SwapManifest, format.SwapManifestBytes)}
 	for i, b := range books {
-		b.SetHome(cfg.Store.UUID)
+		b.SetSource(cfg.Store.UUID)
 		b.SetGeneration(uint64(5 + i))
 	}
-	books[0].AddLine([16]byte{1}, 100)
+	books[0].AddArea([16]byte{1}, 100)
 	books[0].Seal()
 	books[1].Seal()
 	copies(pipeline.Write, books)
 	reopen()
 	copies(pipeline.Read, books)
 	for i, b := range books {
-		if err := b.Check(); err != nil || b.Lines() != 0 {
-			t.Errorf("copy %d: %v, %d lines, want 0", i, err, b.Lines())
+		if err := b.Check(); err != nil || b.Areas() != 0 {
+			t.Errorf("copy %d: %v, %d lines, want 0", i, err, b.Areas())
 		}
 	}
 	books[1][100] ^= 1

@@ -6,30 +6,30 @@ import (
 	"jbofd/internal/pipeline"
 )
 
-// averaged is how many Requests, or I/Os, the averages of a tenant look back on.
+// averaged is how many Requests, or I/Os, the averages of a tenant cover.
 const averaged = 64
 
-// tenant is what a partition remembers of one.
+// tenantState is what a partition knows of a tenant, to translate its credit.
 //
-// A policy counts its credit in I/Os at the SSD, of the size that the tenant's have there. A host counts commands, a
-// Retrieve by its buffer, however short the value. A command has one I/O at a time at the SSD: so its tenant may
-// have as many commands outstanding as I/Os.
-type tenant struct {
+// A policy counts credit in units of the tenant's I/Os at the drive. A host counts units of commands: a Retrieve by the
+// length of its buffer, however short the value is. A command has one I/O at a time at the drive, so a tenant may have
+// as many commands outstanding as I/Os.
+type tenantState struct {
 	credited bool
 	// creditUnits is the policy's latest credit.
 	creditUnits int
-	// request and io average the units that its Requests and its I/Os count for; 0: there was none.
+	// request and io are the average units of its Requests and of its I/Os; 0: there was none.
 	request, io float64
 }
 
 // asks counts a Request.
-func (t *tenant) asks(r *Request) {
+func (t *tenantState) asks(r *Request) {
 	t.credited = r.Credited
 	average(&t.request, float64(r.Units))
 }
 
 // moves counts an I/O.
-func (t *tenant) moves(op pipeline.Op, lenBytes int64) {
+func (t *tenantState) moves(op pipeline.Op, lenBytes int64) {
 	average(&t.io, float64(pipeline.IO{Op: op, LenBytes: lenBytes}.Units()))
 }
 
@@ -40,8 +40,8 @@ func average(v *float64, sample float64) {
 	*v += (sample - *v) / averaged
 }
 
-// credit is what the tenant should have outstanding at most, as its hosts count; 0: the policy does not say.
-func (t *tenant) credit() int {
+// credit is how much the tenant should have outstanding at most, in the units of its hosts; 0: the policy does not say.
+func (t *tenantState) credit() int {
 	if t.creditUnits == 0 || t.request == 0 || t.io == 0 {
 		return t.creditUnits
 	}

@@ -6,6 +6,7 @@ import (
 
 	"jbofd/internal/kvstore"
 	"jbofd/internal/pipeline"
+	"jbofd/internal/tenant"
 )
 
 // generous is a policy that gives everybody the same credit.
@@ -14,7 +15,7 @@ type generous struct {
 	units int
 }
 
-func (g generous) Credit(pipeline.Tenant) int { return g.units }
+func (g generous) Credit(tenant.ID) int { return g.units }
 
 // TestCreditsCountWhatHostsCount: a policy allows so many I/Os, hosts are told as many commands, whatever
 // either counts for: buffers may be longer than the values that come, and values longer than segments.

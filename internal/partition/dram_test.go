@@ -65,7 +65,7 @@ func TestMemoryOfAFullPartition(t *testing.T) {
 		fill(q.Value, 1, 1) // touched
 	}
 	before := anonymous(t)
-	p, err := Open(Config{Owner: r.o, OffsetBytes: offset, Background: 9, Store: kvstore.Config{
+	p, err := Open(Config{Drive: r.o, OffsetBytes: offset, Background: 9, Store: kvstore.Config{
 		PartitionBytes: r.size, Format: true, UUID: [16]byte{7}, HashSeed: 99, KeysPerSegment: *dramKeys,
 	}})
 	if err != nil {

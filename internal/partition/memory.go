@@ -4,28 +4,30 @@ import (
 	"fmt"
 
 	"golang.org/x/sys/unix"
+
+	"jbofd/internal/bufpool"
 )
 
-// memory is what a store has outside of the Go heap: buffers for the device, cut from mappings that grow, and
-// the segment table, which is address space until the data need it. It is given back as a whole.
-type memory struct {
-	// bytes is what was taken for buffers.
-	bytes    int64
-	mappings [][]byte
-	rest     []byte
-}
-
 const (
-	pageBytes    = 4096
-	mappingBytes = 1 << 20
-	// segmentEntryBytes and leastObjectBytes bound the segment table: no more segments are ever of use than there are
-	// objects of the least length in the partition, by KeysPerSegment.
+	pageBytes = 4096
+	// segmentEntryBytes and leastObjectBytes bound the SegTbl: the table never needs more segments than there are
+	// objects of the least length in the partition, divided by KeysPerSegment.
 	segmentEntryBytes = 5
 	leastObjectBytes  = 32
 	keysPerSegment    = 13
 )
 
-// segTblBytes is how long the segment table of a partition can become.
+// memory is what a store has outside of the Go heap: an arena of the buffer pool for I/O, and its SegTbl, which no
+// device touches.
+type memory struct {
+	*bufpool.Arena
+	segTbl []byte
+}
+
+// newMemory opens an arena in the pool of a drive. The name appears in the pool's statistics.
+func newMemory(pool *bufpool.Pool, name string) *memory { return &memory{Arena: pool.Arena(name)} }
+
+// segTblBytes returns an upper bound of the length of a partition's SegTbl, rounded up to whole pages.
 func segTblBytes(partitionBytes int64, keys int) int64 {
 	if keys <= 0 {
 		keys = keysPerSegment
@@ -34,36 +36,25 @@ func segTblBytes(partitionBytes int64, keys int) int64 {
 	return (n + pageBytes - 1) &^ (pageBytes - 1)
 }
 
-// reserve returns address space that becomes memory where it is touched.
-func (m *memory) reserve(n int64) ([]byte, error) {
+// reserveSegTbl reserves n bytes of address space for the SegTbl. The kernel allocates its pages as the table grows.
+func (m *memory) reserveSegTbl(n int64) ([]byte, error) {
 	b, err := unix.Mmap(-1, 0, int(n), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANON|unix.MAP_NORESERVE)
 	if err != nil {
-		return nil, fmt.Errorf("mmap of %d bytes: %w", n, err)
+		return nil, fmt.Errorf("address space of %d bytes for the SegTbl: %w", n, err)
 	}
-	m.mappings = append(m.mappings, b)
+	m.segTbl = b
 	return b, nil
 }
 
-// alloc returns n bytes that begin at a page. Without memory there is no going on.
-func (m *memory) alloc(n int) []byte {
-	size := (n + pageBytes - 1) &^ (pageBytes - 1)
-	if size > len(m.rest) {
-		b, err := m.reserve(int64(max(size, mappingBytes)))
-		if err != nil {
-			panic("partition: " + err.Error())
-		}
-		m.bytes += int64(len(b))
-		m.rest = b
-	}
-	b := m.rest[:n:n]
-	m.rest = m.rest[size:]
-	return b
-}
+// leave is used instead of free if the device may still be using the memory. The memory is never returned, because a
+// late DMA transfer could otherwise overwrite data of another user.
+func (m *memory) leave() { m.Abandon() }
 
-// free gives everything back.
+// free returns the memory to the pool and to the kernel. No I/O that uses it may be in flight.
 func (m *memory) free() {
-	for _, b := range m.mappings {
-		_ = unix.Munmap(b) // it is ours and mapped
+	if m.segTbl != nil {
+		_ = unix.Munmap(m.segTbl) // cannot fail: reserveSegTbl has mapped exactly this range
+		m.segTbl = nil
 	}
-	m.mappings, m.rest = nil, nil
+	m.Free()
 }

@@ -21,7 +21,7 @@ func TestALongOpeningSaysHowFarItIs(t *testing.T) {
 	dev := r.dev.(*fault.Device)
 	dev.SetRules(fault.Rule{Ops: []ssd.Op{ssd.Read}, Delay: 20 * time.Millisecond})
 	told := 0
-	p, err := Open(Config{Owner: r.o, OffsetBytes: offset, Background: 9, Store: kvstore.Config{PartitionBytes: r.size},
+	p, err := Open(Config{Drive: r.o, OffsetBytes: offset, Background: 9, Store: kvstore.Config{PartitionBytes: r.size},
 		Opening: func(what string, read, of int) {
 			told++
 			if what == "" || read < 0 || read > of {

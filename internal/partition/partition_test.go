@@ -9,10 +9,10 @@ import (
 	"jbofd/internal/bufpool"
 	"jbofd/internal/buildtags"
 	"jbofd/internal/kvstore"
-	"jbofd/internal/pipeline"
 	"jbofd/internal/pipeline/policies"
 	"jbofd/internal/ssd"
 	"jbofd/internal/ssd/fault"
+	"jbofd/internal/tenant"
 )
 
 const partitionBytes = 48 << 20
@@ -38,7 +38,7 @@ func TestHistoriesOfManyHosts(t *testing.T) {
 						models[i] = map[uint64][2]uint64{}
 					}
 					wg.Go(func() {
-						h := newHost(p, pipeline.Tenant(1+i), 32, 2000)
+						h := newHost(p, tenant.ID(1+i), 32, 2000)
 						rnd := rand.New(rand.NewPCG(*seed, uint64(round*hosts+i)))
 						if err := h.history(rnd, models[i], uint64(i)*keys, keys, 6000, 2000); err != nil {
 							t.Errorf("host %d, round %d: %v", i, round, err)

@@ -1,9 +1,13 @@
 package partition
 
 import (
+	"sync/atomic"
+
+	"jbofd/internal/fence"
 	"jbofd/internal/kvstore"
 	"jbofd/internal/kvstore/format"
-	"jbofd/internal/pipeline"
+	"jbofd/internal/tenant"
+	"jbofd/internal/turn"
 )
 
 // Sink is told when a Request is done. Its methods are called by whichever goroutine drives the
@@ -32,17 +36,23 @@ type Request struct {
 	// not use the partition.
 	Room func(length int) []byte
 	// Tenant is the pipeline's number for who pays.
-	Tenant pipeline.Tenant
+	Tenant tenant.ID
 	// Credited: the host keeps to the tenant's credit, for which the Request counts as Units of 4 KiB.
 	Credited bool
 	Units    int
+	// Pass says in whose name the Request is made. If it is stale when the store could take the Request, the store
+	// does not get it and it ends with kvstore.Aborted. A Request that the store has takes its course.
+	Pass fence.Pass
+	// Extent is the right of the namespace to the partition's extent; it works as Pass does.
+	Extent fence.Pass
 	// Slot is the sink's own number for the Request.
 	Slot uint32
 	// Sink is told when it is done.
 	Sink Sink
 
-	// Status is how it ended.
-	Status kvstore.Status
+	// Status is how it ended. Aborted: with kvstore.Aborted, because Partition.Abort has taken it out.
+	Status  kvstore.Status
+	Aborted bool
 	// ValueLen is, after a Get that is OK, the whole length of the value, which may be more than
 	// len(Value); after a List how many bytes of Value are of use.
 	ValueLen int
@@ -52,20 +62,19 @@ type Request struct {
 	// Next links it into the sink's own list after KVDone.
 	Next *Request
 
-	next *Request // in the partition's lists
+	node  turn.Node[Request] // in a Batch and the inbox
+	next  *Request           // in the queues of tenants
+	state atomic.Uint32
 }
 
 // Batch collects Requests for one Submit. The zero Batch is empty.
-type Batch struct{ newest, oldest *Request }
+type Batch struct{ chain turn.Chain[Request] }
 
 // Add appends r to the batch.
 func (b *Batch) Add(r *Request) { // hot: 0 allocs
-	r.next = b.newest
-	if b.newest == nil {
-		b.oldest = r
-	}
-	b.newest = r
+	r.node.Item = r
+	b.chain.Add(&r.node)
 }
 
 // Empty reports whether there is nothing in the batch.
-func (b *Batch) Empty() bool { return b.newest == nil }
+func (b *Batch) Empty() bool { return b.chain.Empty() }

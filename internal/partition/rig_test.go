@@ -12,13 +12,14 @@ import (
 	"time"
 
 	"jbofd/internal/bufpool"
+	"jbofd/internal/drive"
 	"jbofd/internal/kvstore"
-	"jbofd/internal/owner"
 	"jbofd/internal/pipeline"
 	"jbofd/internal/ssd"
 	"jbofd/internal/ssd/fault"
 	"jbofd/internal/ssd/file"
 	"jbofd/internal/ssd/mem"
+	"jbofd/internal/tenant"
 )
 
 var seed = flag.Uint64("seed", uint64(time.Now().UnixNano()), "seed of the random tests")
@@ -34,7 +35,7 @@ type rig struct {
 	t    testing.TB
 	pool *bufpool.Pool
 	dev  ssd.Device
-	o    *owner.Owner
+	o    *drive.Drive
 	size int64
 }
 
@@ -48,7 +49,7 @@ func newRig(t testing.TB, size int64, policy pipeline.Policy, device func(*bufpo
 	if err != nil {
 		t.Fatal(err)
 	}
-	o, err := owner.New(owner.Config{Device: dev, Pool: pool, Policy: policy})
+	o, err := drive.New(drive.Config{Device: dev, Pool: pool, Policy: policy})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -88,7 +89,7 @@ func failing(size int64, c fault.Config) func(*bufpool.Pool) (ssd.Device, error)
 
 // open opens the partition; with format it makes a new one.
 func (r *rig) open(format bool) (*Partition, error) {
-	return Open(Config{Owner: r.o, OffsetBytes: offset, Background: 9, Store: kvstore.Config{
+	return Open(Config{Drive: r.o, OffsetBytes: offset, Background: 9, Store: kvstore.Config{
 		PartitionBytes: r.size, Format: format, UUID: [16]byte{7}, HashSeed: 99, ChunkBytes: 256 << 10,
 	}})
 }
@@ -105,10 +106,11 @@ func (r *rig) mustOpen(format bool) *Partition {
 // drop ends a partition as a crash does. Nothing is under way, and it may not begin anything of its own accord either: its next checkpoint
 // would come in between those of whoever opens the partition again.
 func (r *rig) drop(p *Partition) {
-	p.mu.Lock()
+	p.driver.Lock()
 	p.phase = gone
-	p.timer.Stop()
-	p.leave()
+	p.leaveMemory()
+	p.driver.Unlock()
+	p.driver.Close()
 }
 
 func (r *rig) close(p *Partition) {
@@ -123,7 +125,7 @@ func (r *rig) close(p *Partition) {
 // host keeps Requests outstanding: a connection of one tenant.
 type host struct {
 	p      *Partition
-	tenant pipeline.Tenant
+	tenant tenant.ID
 	kicked chan struct{}
 	mu     sync.Mutex
 	done   []*Request
@@ -132,7 +134,7 @@ type host struct {
 	batch  Batch
 }
 
-func newHost(p *Partition, tenant pipeline.Tenant, depth, valueBytes int) *host {
+func newHost(p *Partition, tenant tenant.ID, depth, valueBytes int) *host {
 	h := &host{p: p, tenant: tenant, kicked: make(chan struct{}, 1), done: make([]*Request, 0, depth), taken: make([]*Request, 0, depth)}
 	for i := range depth {
 		h.free = append(h.free, &Request{Sink: h, Tenant: tenant, Slot: uint32(i), Value: make([]byte, valueBytes)})

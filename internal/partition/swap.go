@@ -4,114 +4,111 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"sync/atomic"
 
+	"jbofd/internal/drive"
 	"jbofd/internal/kvstore"
 	"jbofd/internal/kvstore/swap"
-	"jbofd/internal/owner"
-	"jbofd/internal/pipeline"
 	"jbofd/internal/ssd"
+	"jbofd/internal/tenant"
+	"jbofd/internal/turn"
+	"jbofd/internal/uuid"
 )
 
-// SwapConfig is a partition's part in swapping.
+// SwapConfig says where a partition may write values when its own drive has too much to do.
 type SwapConfig struct {
-	// Areas are those of the other SSDs of the box. A partition in whose areas there may be some of its newest values does
-	// not open without them.
+	// Areas are the swap areas of the node's other drives. A partition does not open without an area that may hold some of
+	// its newest values.
 	Areas []*Area
-	// Keys is how many keys may be out at once; 0: 16384, 1.3 MiB.
+	// Keys is how many keys may be in swap areas at once; 0: 16384, which take 1.3 MiB of memory.
 	Keys int
-	// Policy says when; zero fields have their defaults.
+	// Policy says when to swap; zero fields have their defaults.
 	Policy swap.Policy
 }
 
-// lending is the driver of a partition's swap.Home.
+// lending runs a partition's swap.Source, in the turns of the partition. The Source decides which Puts go to the areas of
+// other drives and moves their values back later.
 type lending struct {
 	p        *Partition
-	home     *swap.Home
+	source   *swap.Source
 	areas    []*Area
-	memory   memory // its own: the store takes from the other one while the Home is opened
-	outcomes mailbox[outcome]
-	done     atomic.Pointer[guestIO]
+	memory   *memory // its own: the store's is in use by another goroutine while the Source is opened
+	outcomes turn.Messages[outcome]
+	done     turn.Mailbox[swapIO]
 
 	// What follows belongs to the partition's owner.
 	taken   []outcome
-	ios     []*guestIO // by tag
+	ios     []*swapIO // by tag
 	acts    swap.Actions
 	loads   []swap.Load
-	batches []owner.Batch // of the areas' SSDs
-	touched []bool        // areas that have got messages
+	batches []drive.Batch // of the areas' SSDs
 	wakeNS  int64
-	// stopping: the keys are at home, or cannot come, and the store was told to stop.
+	// stopping: no key is in an area any more, or none of those that are can be moved back, and the store was told to stop.
 	stopping bool
 }
 
-// outcome is an area's word for a partition.
+// outcome is how an area has ended a partition's Append.
 type outcome struct {
 	area *Area
 	swap.Outcome
 }
 
-// guestIO is a device I/O of a Home.
-type guestIO struct {
-	owner.IO
+// swapIO is a device I/O of a Source.
+type swapIO struct {
+	drive.IO
 	tag  uint32
 	l    *lending
-	next *guestIO
+	node turn.Node[swapIO]
 }
 
-// Done implements owner.Sink.
-func (d *guestIO) Done(*owner.IO) (kick bool) {
-	for {
-		old := d.l.done.Load()
-		d.next = old
-		if d.l.done.CompareAndSwap(old, d) {
-			return old == nil
-		}
-	}
-}
+// Done implements drive.Sink.
+func (d *swapIO) Done(*drive.IO) (kick bool) { return d.l.done.Push(&d.node) }
 
-// Admitted implements owner.Sink; nothing is fetched.
-func (d *guestIO) Admitted(*owner.IO) (kick bool) { panic("partition: nothing to fetch") }
+// Admitted implements drive.Sink; nothing is fetched.
+func (d *swapIO) Admitted(*drive.IO) (kick bool) { panic("partition: nothing to fetch") }
 
-// Kick implements owner.Sink.
-func (d *guestIO) Kick() { d.l.p.run() }
+// Kick implements drive.Sink.
+func (d *swapIO) Kick() { d.l.p.driver.Run() }
 
-// ReadBook reads the book of a partition that is not open, at an offset of a device.
+// Kick implements turn.Kicker: an area has put something into outcomes.
+func (l *lending) Kick() { l.p.driver.Run() }
+
+// ReadManifest reads the manifest of a partition that is not open, at an offset of a device.
 //
-// Errors: those of swap.LoadBook.
-func ReadBook(o *owner.Owner, t pipeline.Tenant, offsetBytes int64) (*swap.Book, error) {
-	m := &memory{}
+// Errors: those of swap.LoadManifest.
+func ReadManifest(o *drive.Drive, t tenant.ID, offsetBytes int64) (*swap.Manifest, error) {
+	m := newMemory(o.Pool(), "swap manifest")
 	defer m.free()
 	read, _ := accessTo(o, t, offsetBytes)
-	return swap.LoadBook(read, m.alloc)
+	return swap.LoadManifest(read, m.Alloc)
 }
 
 // DropArea makes a partition that is not open forget what it has in a swap area, if there may be something; see
-// swap.Book.Drop.
+// swap.Manifest.Drop.
 //
-// Errors: those of swap.LoadBook, and the device's.
-func DropArea(o *owner.Owner, t pipeline.Tenant, offsetBytes int64, area [16]byte) (dropped bool, err error) {
-	m := &memory{}
+// Errors: those of swap.LoadManifest, and the device's.
+func DropArea(o *drive.Drive, t tenant.ID, offsetBytes int64, area uuid.UUID) (dropped bool, err error) {
+	m := newMemory(o.Pool(), "swap manifest")
 	defer m.free()
 	read, write := accessTo(o, t, offsetBytes)
-	book, err := swap.LoadBook(read, m.alloc)
-	if err != nil || !book.Names(area) {
+	manifest, err := swap.LoadManifest(read, m.Alloc)
+	if err != nil || !manifest.Names(area) {
 		return false, err
 	}
-	return true, book.Drop(area, write, m.alloc)
+	return true, manifest.Drop(area, write, m.Alloc)
 }
 
-// openBook makes the book of a new partition, or refuses one that lacks an area before anything is written to it.
-func openBook(cfg *Config, m *memory) error {
-	read, write := accessTo(cfg.Owner, cfg.Background, cfg.OffsetBytes)
+// openManifest writes the swap manifest of a new partition. An existing partition that lacks an area is refused before
+// anything is written to it.
+func openManifest(cfg *Config, m *memory) error {
+	read, write := accessTo(cfg.Drive, cfg.Background, cfg.OffsetBytes)
 	if cfg.Store.Format {
-		return swap.FormatBook(cfg.Store.UUID, write, m.alloc)
+		return swap.FormatManifest(cfg.Store.UUID, write, m.Alloc)
 	}
-	book, err := swap.LoadBook(read, m.alloc)
-	if err != nil || book.Home != cfg.Store.UUID {
-		return nil // the store says better what is wrong, and openLending whose book it is
+	manifest, err := swap.LoadManifest(read, m.Alloc)
+	if err != nil || manifest.Source != cfg.Store.UUID {
+		return nil // opening the store says better what is wrong; openLending says whose manifest it is
 	}
-	for _, line := range book.Lines {
+	for _, line := range manifest.Areas {
 		if !slices.ContainsFunc(cfg.Swap.Areas, func(a *Area) bool { return a.UUID() == line.Area }) {
 			return swap.Missing(line.Area)
 		}
@@ -119,30 +116,30 @@ func openBook(cfg *Config, m *memory) error {
 	return nil
 }
 
-// openLending finds what the partition has elsewhere. The store is open, and nobody knows the partition yet.
+// openLending finds the partition's values in swap areas. The store is open, and no Request comes yet.
 func (p *Partition) openLending() error {
-	book, err := ReadBook(p.owner, p.cfg.Background, p.cfg.OffsetBytes)
+	manifest, err := ReadManifest(p.drive, p.cfg.Background, p.cfg.OffsetBytes)
 	if err != nil {
 		return err
 	}
 	l := p.outside
 	if l == nil {
 		switch {
-		case book.Home != p.store.UUID():
+		case manifest.Source != p.store.UUID():
 			return nil
-		case len(book.Lines) > 0:
-			return swap.Missing(book.Lines[0].Area)
+		case len(manifest.Areas) > 0:
+			return swap.Missing(manifest.Areas[0].Area)
 		}
-		_, write := accessTo(p.owner, p.cfg.Background, p.cfg.OffsetBytes)
-		return book.Mend(write, p.memory.alloc)
+		_, write := accessTo(p.drive, p.cfg.Background, p.cfg.OffsetBytes)
+		return manifest.Repair(write, p.memory.Alloc)
 	}
-	info := p.owner.Device().Info()
-	hc := swap.HomeConfig{
-		Book: book, UUID: p.store.UUID(), BlockSize: info.BlockSize, FUA: info.VolatileCache && !p.cfg.Volatile, Keys: p.cfg.Swap.Keys, Policy: p.cfg.Swap.Policy,
-		MaxValueBytes: min(swap.MaxValueBytes, p.store.MaxValueBytes()), Background: uint32(p.cfg.Background), Alloc: l.memory.alloc,
+	info := p.drive.Device().Info()
+	hc := swap.SourceConfig{
+		Manifest: manifest, UUID: p.store.UUID(), BlockSize: info.BlockSize, FUA: info.VolatileCache && !p.cfg.Volatile, Keys: p.cfg.Swap.Keys, Policy: p.cfg.Swap.Policy,
+		MaxValueBytes: min(swap.MaxValueBytes, p.store.MaxValueBytes()), Background: p.cfg.Background, Alloc: l.memory.Alloc,
 	}
 	for _, a := range p.cfg.Swap.Areas {
-		if a.cfg.Owner == p.owner {
+		if a.cfg.Drive == p.drive {
 			return fmt.Errorf("%w: %s is on the partition's own SSD", swap.ErrConfig, swap.Name(a.UUID()))
 		}
 		at, err := a.attach(l, hc.UUID)
@@ -151,125 +148,124 @@ func (p *Partition) openLending() error {
 		}
 		hc.Areas = append(hc.Areas, at)
 	}
-	if l.home, err = swap.NewHome(hc); err != nil {
+	if l.source, err = swap.NewSource(hc); err != nil {
 		return err
 	}
-	l.ios = make([]*guestIO, l.home.Tags())
+	l.ios = make([]*swapIO, l.source.Tags())
 	for i := range l.ios {
-		d := &guestIO{l: l, tag: uint32(i)}
+		d := &swapIO{l: l, tag: uint32(i)}
+		d.node.Item = d
 		d.Init(d, d.tag)
 		l.ios[i] = d
 	}
-	l.loads, l.batches, l.touched = make([]swap.Load, len(l.areas)), make([]owner.Batch, len(l.areas)), make([]bool, len(l.areas))
-	p.mu.Lock()
+	l.loads, l.batches = make([]swap.Load, len(l.areas)), make([]drive.Batch, len(l.areas))
+	p.driver.Lock()
 	p.lending = l
-	p.turn() // what is out may have time to come home
-	p.leave()
+	p.turn() // values may be moved back at once
+	p.driver.Unlock()
 	return nil
 }
 
-// leaveOut keeps the keys that are not at home yet from coming, because time is up.
+// leaveOut ends the moving of values back to the store, because the time for closing is over.
 func (l *lending) leaveOut() {
-	l.p.mu.Lock()
-	l.home.Leave()
+	l.p.driver.Lock()
+	l.source.Leave()
 	l.p.turn()
-	l.p.leave()
+	l.p.driver.Unlock()
 }
 
-// ErrKeysOut: Close had no time for all keys to come home, or they could not. Nothing is lost.
+// ErrKeysOut: Close had no time to move all values back from swap areas, or could not. Nothing is lost.
 var ErrKeysOut = errors.New("keys are in swap areas still; the next start finds them there")
 
-// out is an error if keys are not at home. The partition is closed.
+// out returns ErrKeysOut if keys are in swap areas. The partition is closed.
 func (l *lending) out() error {
-	l.p.mu.Lock()
-	defer l.p.leave()
-	if n := l.home.Stats().Keys; n > 0 {
+	l.p.driver.Lock()
+	defer l.p.driver.Unlock()
+	if n := l.source.Stats().Keys; n > 0 {
 		return fmt.Errorf("%d %w", n, ErrKeysOut)
 	}
 	return nil
 }
 
 // pending reports whether a turn has something to do.
-func (l *lending) pending() bool { return l.outcomes.any.Load() || l.done.Load() != nil }
+func (l *lending) pending() bool { return l.outcomes.Pending() || l.done.Pending() }
 
-// drop forgets what comes too late.
+// drop discards what comes after the end of the partition.
 func (l *lending) drop() {
-	l.done.Store(nil)
-	l.taken = l.outcomes.take(l.taken)[:0]
+	l.done.Take()
+	l.taken = l.outcomes.Take(l.taken)[:0]
 }
 
-// begin hands what has happened to the Home, and how things are.
+// begin tells the Source what has ended, and how loaded the drives are.
 func (l *lending) begin(now int64) {
-	for d := l.done.Swap(nil); d != nil; {
-		next := d.next
-		d.next, d.Buf.B = nil, nil
-		l.home.Complete(d.tag, d.Err)
-		d = next
+	for n := l.done.Take(); n != nil; {
+		d := n.Item
+		n = n.Detach()
+		d.Buf.B = nil
+		l.source.Complete(d.tag, d.Err)
 	}
-	l.taken = l.outcomes.take(l.taken)
+	l.taken = l.outcomes.Take(l.taken)
 	for i := range l.taken {
-		l.home.Outcome(&l.taken[i].Outcome)
+		l.source.Outcome(&l.taken[i].Outcome)
 	}
 	clear(l.taken)
 	l.taken = l.taken[:0]
-	waiting, held := busy(l.p.owner)
-	if held == 0 { // else Requests may wait behind others that only wait for caps
+	waiting, held := busy(l.p.drive)
+	if held == 0 { // otherwise the Requests may wait for nothing but a cap
 		waiting += l.p.waiting.n
 	}
-	if l.home.Empty() && waiting < quietLoad {
+	if l.source.Empty() && waiting < quietLoad {
 		return
 	}
 	for i, a := range l.areas {
 		l.loads[i] = a.load()
 	}
 	st := l.p.store.Stats()
-	// What is out must find room at home: a tenth is kept for what the store keeps back.
-	l.home.Observe(now, waiting, st.Chunks*st.ChunkBytes/10*9-st.LiveBytes, l.loads)
+	// Swapped values need room in the store when they are moved back. A tenth is left to its reserve.
+	l.source.Observe(now, waiting, st.Chunks*st.ChunkBytes/10*9-st.LiveBytes, l.loads)
 }
 
-// busy is what an SSD has to do, and what is held back by caps besides, which says nothing of the SSD.
-func busy(o *owner.Owner) (waiting, held int) {
+// busy returns how many IOs a drive has, and how many others are held by caps, which says nothing of the drive's load.
+func busy(o *drive.Drive) (waiting, held int) {
 	s := o.Stats()
 	held = int(s.Held.Load())
 	return max(int(s.Queued.Load()+s.Inflight.Load())-held, 0), held
 }
 
-// quietLoad is what an SSD can have before it without anybody's asking the others: less than any gap.
+// quietLoad is a number of waiting IOs below which no policy swaps, so that the other drives' load need not be read.
 const quietLoad = 8
 
-// feed gives the Home's requests to the store, and reports whether it has taken one.
+// feed gives the Source's requests to the store, and reports whether the store has taken one.
 func (l *lending) feed() (any bool) {
 	var r kvstore.Request
-	for !l.stopping && l.home.NextForStore(&r) {
-		r.Tag |= ofHome
+	for !l.stopping && l.source.NextForStore(&r) {
+		r.Tag |= ofSource
 		if !l.p.store.Submit(&r) {
 			break
 		}
-		l.home.TakenByStore()
+		l.source.TakenByStore()
 		any = true
 	}
 	return any
 }
 
-// ofHome marks the tags of requests that the Home has made of its own or kept for a while.
-const ofHome = 1 << 32
+// ofSource marks the tags of requests that the Source has made itself or has delayed.
+const ofSource = 1 << 32
 
-// turn lets the Home act.
+// turn runs the Source.
 func (l *lending) turn(now int64) {
-	l.home.Turn(now, &l.acts)
+	l.source.Turn(now, &l.acts)
 	l.wakeNS = l.acts.WakeNS
 	for i := range l.acts.Replies {
 		l.p.reply(&l.acts.Replies[i])
 	}
 	for i := range l.acts.Releases {
 		q := &l.acts.Releases[i]
-		l.areas[q.Area].inbox.put(areaMessage{release: true, place: q.Place, append: swap.Append{Home: q.Home}})
-		l.touched[q.Area] = true
+		l.send(q.Area, areaMessage{release: true, place: q.Place, append: swap.Append{Source: q.Source}})
 	}
 	for i := range l.acts.Appends {
 		q := &l.acts.Appends[i]
-		l.areas[q.Area].inbox.put(areaMessage{append: q.Append})
-		l.touched[q.Area] = true
+		l.send(q.Area, areaMessage{append: q.Append})
 	}
 	for i := range l.acts.IOs {
 		q := &l.acts.IOs[i]
@@ -282,7 +278,7 @@ func (l *lending) turn(now int64) {
 		if q.FUA {
 			d.Flags = ssd.FUA
 		}
-		d.Tenant, d.Credited = pipeline.Tenant(q.Tenant), false
+		d.Tenant, d.Credited = q.Tenant, false
 		batch.Add(&d.IO)
 	}
 	l.acts.Replies, l.acts.Releases, l.acts.IOs = l.acts.Replies[:0], l.acts.Releases[:0], l.acts.IOs[:0]
@@ -290,20 +286,23 @@ func (l *lending) turn(now int64) {
 	l.acts.Appends = l.acts.Appends[:0]
 }
 
-// submit gives what the Home has asked for to the other SSDs.
+// submit hands the Source's I/Os in swap areas to their drives.
 func (l *lending) submit() {
 	for i, a := range l.areas {
-		a.cfg.Owner.Submit(&l.batches[i])
-		if l.touched[i] {
-			l.touched[i] = false
-			a.run()
-		}
+		a.cfg.Drive.Submit(&l.batches[i])
 	}
 }
 
-// stop tells the store to stop as soon as all keys are at home, or cannot come, and what is read in areas is answered.
+// send puts a message into an area's inbox. The area runs after this turn.
+func (l *lending) send(area int, m areaMessage) {
+	if a := l.areas[area]; a.inbox.Put(m) {
+		l.p.driver.Kick(a)
+	}
+}
+
+// stop tells the store to stop once every key has been moved back, or none can be, and reads from areas are answered.
 func (l *lending) stop() {
-	if !l.stopping && l.home.Answered() && (l.home.Drained() || l.home.Stuck()) {
+	if !l.stopping && l.source.Answered() && (l.source.Drained() || l.source.Stuck()) {
 		l.stopping = true
 		l.p.store.Stop()
 	}

@@ -12,9 +12,9 @@ import (
 
 	"jbofd/internal/bufpool"
 	"jbofd/internal/buildtags"
+	"jbofd/internal/drive"
 	"jbofd/internal/kvstore"
 	"jbofd/internal/kvstore/swap"
-	"jbofd/internal/owner"
 	"jbofd/internal/pipeline"
 	"jbofd/internal/ssd"
 	"jbofd/internal/ssd/fault"
@@ -28,15 +28,15 @@ var eager = swap.Policy{BeginGap: 8, EndGap: 4, CalmNS: 1e6, UnlistNS: 1e9}
 
 // box is two SSDs: a partition on the first, a swap area on the second.
 type box struct {
-	t          testing.TB
-	home, away *rig
-	area       *Area
-	p          *Partition
-	policy     swap.Policy
+	t            testing.TB
+	source, away *rig
+	area         *Area
+	p            *Partition
+	policy       swap.Policy
 }
 
-func newBox(t testing.TB, policy swap.Policy, home, away func(*bufpool.Pool) (ssd.Device, error)) *box {
-	b := &box{t: t, policy: policy, home: newRig(t, partitionBytes, nil, home), away: newRig(t, areaBytes, nil, away)}
+func newBox(t testing.TB, policy swap.Policy, source, away func(*bufpool.Pool) (ssd.Device, error)) *box {
+	b := &box{t: t, policy: policy, source: newRig(t, partitionBytes, nil, source), away: newRig(t, areaBytes, nil, away)}
 	b.open(true)
 	return b
 }
@@ -44,14 +44,14 @@ func newBox(t testing.TB, policy swap.Policy, home, away func(*bufpool.Pool) (ss
 func (b *box) openArea(format bool) {
 	b.t.Helper()
 	var err error
-	if b.area, err = OpenArea(AreaConfig{Owner: b.away.o, OffsetBytes: offset, LenBytes: areaBytes, Background: 9, Format: format, UUID: [16]byte{5}, Salt: 77}); err != nil {
+	if b.area, err = OpenArea(AreaConfig{Drive: b.away.o, OffsetBytes: offset, LenBytes: areaBytes, Background: 9, Format: format, UUID: [16]byte{5}, Salt: 77}); err != nil {
 		b.t.Fatal(err)
 	}
 }
 
 func (b *box) config(format bool) Config {
-	return Config{Owner: b.home.o, OffsetBytes: offset, Background: 9, Swap: SwapConfig{Areas: []*Area{b.area}, Policy: b.policy}, Store: kvstore.Config{
-		PartitionBytes: b.home.size, Format: format, UUID: [16]byte{7}, HashSeed: 99, ChunkBytes: 256 << 10,
+	return Config{Drive: b.source.o, OffsetBytes: offset, Background: 9, Swap: SwapConfig{Areas: []*Area{b.area}, Policy: b.policy}, Store: kvstore.Config{
+		PartitionBytes: b.source.size, Format: format, UUID: [16]byte{7}, HashSeed: 99, ChunkBytes: 256 << 10,
 	}}
 }
 
@@ -66,7 +66,7 @@ func (b *box) open(format bool) {
 
 func (b *box) close() {
 	b.t.Helper()
-	b.home.close(b.p)
+	b.source.close(b.p)
 	for range 2 {
 		if err := b.area.Close(patience); err != nil {
 			b.t.Fatal(err)
@@ -139,7 +139,7 @@ func copyOf(t testing.TB, r *rig) func(*bufpool.Pool) (ssd.Device, error) {
 		if err != nil {
 			return nil, err
 		}
-		o, err := owner.New(owner.Config{Device: dev, Pool: r.pool})
+		o, err := drive.New(drive.Config{Device: dev, Pool: r.pool})
 		if err != nil {
 			return nil, err
 		}
@@ -180,15 +180,15 @@ func TestKeysThatAreOutSurviveALossOfPower(t *testing.T) {
 		t.Fatal("no key is out")
 	}
 	// All at one moment: neither the partition nor the area begins a write meanwhile.
-	b.p.mu.Lock()
-	b.area.mu.Lock()
-	c := &box{t: t, policy: stay, home: newRig(t, partitionBytes, nil, copyOf(t, b.home)), away: newRig(t, areaBytes, nil, copyOf(t, b.away))}
-	b.area.leave()
-	b.p.leave()
+	b.p.driver.Lock()
+	b.area.driver.Lock()
+	c := &box{t: t, policy: stay, source: newRig(t, partitionBytes, nil, copyOf(t, b.source)), away: newRig(t, areaBytes, nil, copyOf(t, b.away))}
+	b.area.driver.Unlock()
+	b.p.driver.Unlock()
 	c.openArea(false)
 	cfg := c.config(false)
 	cfg.Swap.Areas = nil
-	if _, err := Open(cfg); !errors.Is(err, swap.ErrBook) {
+	if _, err := Open(cfg); !errors.Is(err, swap.ErrManifest) {
 		t.Errorf("without the area: %v", err)
 	}
 	var err error
@@ -201,10 +201,10 @@ func TestKeysThatAreOutSurviveALossOfPower(t *testing.T) {
 	c.all(m, 300)
 	c.close() // they come home
 	if c.p, err = Open(cfg); err != nil {
-		t.Fatalf("without the area, when all keys are at home: %v", err)
+		t.Fatalf("without the area, when no keys are swapped: %v", err)
 	}
 	c.all(m, 300)
-	c.home.close(c.p)
+	c.source.close(c.p)
 	b.close()
 }
 
@@ -333,9 +333,9 @@ func emulated(size int64) func(*bufpool.Pool) (ssd.Device, error) {
 
 func measure(t *testing.T, size int, with bool) {
 	const keys, depth, bytes, swapBytes = 100_000, 256, 512 << 20, 256 << 20
-	b := &box{t: t, home: newRig(t, bytes, nil, emulated(bytes)), away: newRig(t, swapBytes, nil, emulated(swapBytes))}
+	b := &box{t: t, source: newRig(t, bytes, nil, emulated(bytes)), away: newRig(t, swapBytes, nil, emulated(swapBytes))}
 	var err error
-	if b.area, err = OpenArea(AreaConfig{Owner: b.away.o, OffsetBytes: offset, LenBytes: swapBytes, Background: 9, Format: true, UUID: [16]byte{5}, Salt: 77}); err != nil {
+	if b.area, err = OpenArea(AreaConfig{Drive: b.away.o, OffsetBytes: offset, LenBytes: swapBytes, Background: 9, Format: true, UUID: [16]byte{5}, Salt: 77}); err != nil {
 		t.Fatal(err)
 	}
 	cfg := b.config(true)
@@ -385,8 +385,8 @@ func measure(t *testing.T, size int, with bool) {
 	t.Logf("%d B, swapping %v: %.0f PUT/s, average %v, p99.9 %v; %+v", size, with, float64(n)/took.Seconds(), (sum / time.Duration(len(lat))).Round(time.Microsecond), lat[len(lat)*999/1000].Round(time.Microsecond), b.p.Stats().Swap)
 	out := b.p.Stats().Swap.Keys
 	start = time.Now()
-	b.home.close(b.p)
-	t.Logf("stopped after %v with %d keys to come home", time.Since(start).Round(time.Millisecond), out)
+	b.source.close(b.p)
+	t.Logf("stopped after %v with %d keys to be moved back", time.Since(start).Round(time.Millisecond), out)
 	if err := b.area.Close(patience); err != nil {
 		t.Error(err)
 	}
@@ -437,7 +437,7 @@ func TestWhatHasNoTimeToComeHomeStays(t *testing.T) {
 		put(version)
 	}
 	out := b.p.Stats().Swap.Keys
-	b.home.dev.(*fault.Device).SetRules(fault.Rule{Delay: slow.Delay})
+	b.source.dev.(*fault.Device).SetRules(fault.Rule{Delay: slow.Delay})
 	h.add(kvstore.List, 0, 100)                                              // which waits for all keys to be at home
 	h.add(kvstore.Put, 1999, 100).Value = make([]byte, swap.MaxValueBytes+1) // which waits for its own key, the last to come
 	b.p.Submit(&h.batch)
@@ -447,7 +447,7 @@ func TestWhatHasNoTimeToComeHomeStays(t *testing.T) {
 	for len(h.free) < 128 {
 		for _, r := range h.wait() {
 			if r.Status != kvstore.DeviceError {
-				t.Errorf("op %d, which waited for keys to come home, says %d", r.Op, r.Status)
+				t.Errorf("op %d, which waited for keys to be moved back, says %d", r.Op, r.Status)
 			}
 		}
 	}
@@ -460,8 +460,8 @@ func TestWhatHasNoTimeToComeHomeStays(t *testing.T) {
 	if err := b.area.Close(patience); err != nil {
 		t.Fatal(err)
 	}
-	b.home.dev.(*fault.Device).SetRules()
-	if b.area, err = OpenArea(AreaConfig{Owner: b.away.o, OffsetBytes: offset, LenBytes: areaBytes, Background: 9, Retiring: true}); err != nil {
+	b.source.dev.(*fault.Device).SetRules()
+	if b.area, err = OpenArea(AreaConfig{Drive: b.away.o, OffsetBytes: offset, LenBytes: areaBytes, Background: 9, Retiring: true}); err != nil {
 		t.Fatal(err)
 	}
 	b.policy = eager
@@ -491,7 +491,7 @@ func TestWhatHasNoTimeToComeHomeStays(t *testing.T) {
 func TestACapIsNoReasonToSwap(t *testing.T) {
 	b := newBox(t, swap.Policy{CalmNS: 50e6}, inMemory(partitionBytes), inMemory(areaBytes))
 	const capped, hosts, depth = 3, 10, 12
-	b.home.o.SetTenant(capped, pipeline.Settings{Weight: 1, Caps: pipeline.Caps{RWIOsPerSec: 1000}})
+	b.source.o.SetTenant(capped, pipeline.Settings{Weight: 1, Caps: pipeline.Caps{RWIOsPerSec: 1000}})
 	other := newHost(b.p, 1, 32, 100)
 	for key := range uint64(3000) {
 		if r := other.do(kvstore.Put, key, 100); r.Status != kvstore.OK {
@@ -549,7 +549,7 @@ func TestACapIsNoReasonToSwap(t *testing.T) {
 	}
 	for ; b.p.Stats().Swap.Keys > 0; round() {
 		if time.Now().After(deadline) {
-			t.Fatalf("keys do not come home beside a capped tenant: %+v", b.p.Stats().Swap)
+			t.Fatalf("keys are not moved back beside a capped tenant: %+v", b.p.Stats().Swap)
 		}
 	}
 	rest()

@@ -59,7 +59,7 @@ func TestAPowerLossWhileKeysAreSwapped(t *testing.T) {
 		if life%2 == 0 {
 			policy.CalmNS = int64(time.Hour) // what is out stays
 		}
-		b := &box{t: t, policy: policy, home: newRig(t, partitionBytes, nil, wrap(0)), away: newRig(t, areaBytes, nil, wrap(1))}
+		b := &box{t: t, policy: policy, source: newRig(t, partitionBytes, nil, wrap(0)), away: newRig(t, areaBytes, nil, wrap(1))}
 		b.open(life == 0)
 		found += b.p.Stats().Swap.Keys
 		h := newHost(b.p, 1, 32, 3000)
@@ -77,7 +77,7 @@ func TestAPowerLossWhileKeysAreSwapped(t *testing.T) {
 			*f = fate{sure: f.sure}
 		}
 		failing := life%3 == 2
-		for _, r := range []*rig{b.home, b.away} {
+		for _, r := range []*rig{b.source, b.away} {
 			if failing {
 				r.dev.(*fault.Device).SetRules(fault.Rule{Ops: []ssd.Op{ssd.Write}, Probability: 0.01, Err: ssd.ErrMedia})
 			}
@@ -122,7 +122,7 @@ func TestAPowerLossWhileKeysAreSwapped(t *testing.T) {
 			if !crashed && done > crashAt {
 				crashed = true
 				swapped += b.p.Stats().Swap.Swapped
-				first, second := b.home, b.away
+				first, second := b.source, b.away
 				if rnd.IntN(2) == 0 {
 					first, second = second, first
 				}

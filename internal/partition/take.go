@@ -1,13 +1,12 @@
 package partition
 
-// Take empties the batch and returns its first Request, the others linked by Next in the order in which
-// they were added: for those who stand in for a Partition.
+// Take empties the batch and returns its first Request; Next links the others in the order in which they were added. Test
+// doubles of a Partition use it.
 func (b *Batch) Take() (first *Request) {
-	for r := b.newest; r != nil; {
-		r.Next = first
-		first = r
-		r = r.next
+	for n := b.chain.Newest(); n != nil; n = n.Older() {
+		n.Item.Next = first
+		first = n.Item
 	}
-	*b = Batch{}
+	b.chain.Take()
 	return first
 }

@@ -30,7 +30,7 @@ func TestALossOfPowerWithoutDurability(t *testing.T) {
 	rnd := rand.New(rand.NewPCG(*seed, 3))
 	var r *rig
 	open := func(format bool) *Partition {
-		p, err := Open(Config{Owner: r.o, OffsetBytes: offset, Background: 9, Volatile: true, Store: kvstore.Config{
+		p, err := Open(Config{Drive: r.o, OffsetBytes: offset, Background: 9, Volatile: true, Store: kvstore.Config{
 			PartitionBytes: r.size, Format: format, UUID: [16]byte{7}, HashSeed: 99, ChunkBytes: 256 << 10,
 		}})
 		if err != nil {

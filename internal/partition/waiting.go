@@ -1,23 +1,22 @@
 package partition
 
-import "jbofd/internal/pipeline"
+import "jbofd/internal/tenant"
 
-// waiting holds the Requests that the store has not yet taken, by tenant. Those with the fewest in the
-// store go first, so that each of the tenants that want something has as many there as the others: then
-// all of them have I/Os waiting in the SSD's pipeline, and that gives each its share by weight. Within a
-// tenant it is first come, first served.
+// waiting holds the Requests that the store has not yet taken, by tenant. The tenant with the fewest Requests in the store
+// is served first, so that all active tenants have equally many there. Then all of them have I/Os waiting in the drive's
+// pipeline, which gives each tenant its share by weight. The Requests of one tenant are served in order.
 type waiting struct {
 	n      int
 	queues []queue // by tenant
 	// active are the tenants that have Requests here.
-	active []pipeline.Tenant
-	// best is the place in active of the one whose turn it is, found by peek.
+	active []tenant.ID
+	// best is the index in active of the tenant to be served next, found by peek.
 	best int
 }
 
 type queue struct {
 	first, last *Request
-	// inStore counts those that the store has.
+	// inStore counts the tenant's Requests that the store has.
 	inStore int
 }
 
@@ -36,7 +35,7 @@ func (w *waiting) push(r *Request) {
 	w.n++
 }
 
-// peek returns the one whose turn it is, or nil.
+// peek returns the Request to be served next, or nil.
 func (w *waiting) peek() *Request {
 	if len(w.active) == 0 {
 		return nil
@@ -50,7 +49,7 @@ func (w *waiting) peek() *Request {
 	return w.queues[w.active[w.best]].first
 }
 
-// pop takes what peek has returned: it is in the store now.
+// pop takes out the Request that peek has returned and counts it as in the store.
 func (w *waiting) pop() {
 	q := &w.queues[w.active[w.best]]
 	r := q.first
@@ -63,10 +62,10 @@ func (w *waiting) pop() {
 	}
 }
 
-// ended says that a Request that was popped is over.
+// ended counts a Request that was popped as over.
 func (w *waiting) ended(r *Request) { w.queues[r.Tenant].inStore-- }
 
-// any takes some Request that will never be in the store, or nil.
+// any takes out a Request that the store will not get, or returns nil.
 func (w *waiting) any() *Request {
 	r := w.peek()
 	if r != nil {

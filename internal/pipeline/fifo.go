@@ -1,7 +1,9 @@
 package pipeline
 
-// FIFO dispatches in order of arrival, limited only by the device's queue depth. It
-// is what plain targets do and the base that fairer policies are measured against.
+import "jbofd/internal/tenant"
+
+// FIFO dispatches I/Os in order of arrival, limited only by the queue depth of the device. It does what targets without
+// fair queueing do, and is the baseline that fair policies are compared with.
 type FIFO struct {
 	ios []fifoIO // by tag
 	// first and last are the ends of the queue, noTag if empty.
@@ -22,21 +24,21 @@ const noTag = ^Tag(0)
 
 var _ Policy = (*FIFO)(nil)
 
-// NewFIFO makes a policy with at most depth I/Os outstanding at the device.
+// NewFIFO returns a FIFO that keeps at most depth I/Os at the device.
 func NewFIFO(depth int) *FIFO { return &FIFO{depth: depth, first: noTag, last: noTag} }
 
 // Name implements Policy.
 func (f *FIFO) Name() string { return "fifo" }
 
-// SetTenant implements Policy; weights change nothing.
-func (f *FIFO) SetTenant(_ int64, t Tenant, _ int) {
+// SetTenant implements Policy. FIFO ignores weights.
+func (f *FIFO) SetTenant(_ int64, t tenant.ID, _ int) {
 	for int(t) >= len(f.bytes) {
 		f.bytes = append(f.bytes, 0)
 	}
 }
 
 // RemoveTenant implements Policy.
-func (f *FIFO) RemoveTenant(_ int64, t Tenant) { f.bytes[t] = 0 }
+func (f *FIFO) RemoveTenant(_ int64, t tenant.ID) { f.bytes[t] = 0 }
 
 // Enqueue implements Policy.
 //
@@ -123,10 +125,10 @@ func (f *FIFO) leave(what string) {
 func (f *FIFO) NextWake() (at int64, ok bool) { return 0, false }
 
 // Credit implements Policy: a FIFO does not say.
-func (f *FIFO) Credit(Tenant) int { return 0 }
+func (f *FIFO) Credit(tenant.ID) int { return 0 }
 
 // Limit implements Policy.
-func (f *FIFO) Limit(Tenant) Limit {
+func (f *FIFO) Limit(tenant.ID) Limit {
 	if f.queued > 0 && f.inflight >= f.depth {
 		return LimitSSD
 	}
@@ -134,7 +136,7 @@ func (f *FIFO) Limit(Tenant) Limit {
 }
 
 // CostNS implements Policy; it counts bytes.
-func (f *FIFO) CostNS(t Tenant) int64 { return f.bytes[t] }
+func (f *FIFO) CostNS(t tenant.ID) int64 { return f.bytes[t] }
 
 // Stats implements Policy.
 func (f *FIFO) Stats(s *Stats) { *s = Stats{} }

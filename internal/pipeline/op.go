@@ -2,8 +2,8 @@ package pipeline
 
 import "fmt"
 
-// Op is what an I/O asks of an SSD: a device's operations, in the order of
-// ssd.Op, and those that the owner composes of several device requests.
+// Op is an operation that an I/O asks of an SSD: the operations of a device, in the order of ssd.Op, and the composed
+// operations, which the drive carries out with several device requests.
 type Op uint8
 
 // Operations.
@@ -17,12 +17,12 @@ const (
 	DeallocateRanges
 	// Compare reads the range and compares it with the host's data.
 	Compare
-	// CompareWrite compares the range with the first half of the data and, if equal,
-	// writes the second half, with no other change of the range in between.
+	// CompareWrite compares the range with the first half of the data and, if they are equal, writes the second half.
+	// No other change of the range happens in between.
 	CompareWrite
-	// Verify reads the range and throws the data away.
+	// Verify reads the range and discards the data.
 	Verify
-	// Ops is how many there are.
+	// Ops is the number of operations.
 	Ops
 )
 

@@ -1,69 +1,46 @@
-// Package pipeline is one SSD's switch: it decides which I/O goes to the device
-// next. It is a machine: it does no I/O, reads no clock and takes no lock; the
-// SSD's owner drives it with the time and one goroutine at a time.
+// Package pipeline decides which I/O of an SSD goes to the device next. A Pipeline is a state machine: it does no I/O,
+// reads no clock and takes no lock. The drive calls it with the current time, from one goroutine at a time.
 //
 //	Enqueue ──> cap of the tenant ──> policy ──> Dispatch ──> [Pause, Resume] ──> Complete
 //	               token buckets       order, congestion, credit
 //
-// A Pipeline is the part that all policies share: tenants, their caps, and the
-// account of who waited how long for what. FIFO is the vanilla policy; sub-packages
-// hold the fair ones.
+// A Pipeline holds what all policies share: the tenants, their caps, and statistics of how long each tenant waited and
+// why. FIFO is the policy without fairness; the fair policies are in sub-packages.
 package pipeline
 
 import (
-	"math"
-	"math/bits"
-
 	"jbofd/internal/invariants"
+	"jbofd/internal/tenant"
 	"jbofd/internal/tokenbucket"
 )
 
-// Caps are a tenant's limits at one SSD; 0 is none.
-type Caps struct {
-	// RWIOsPerSec bounds all I/Os, data or not.
-	RWIOsPerSec int64
-	// RWBytesPerSec, ReadBytesPerSec and WriteBytesPerSec bound transfers. An I/O may
-	// begin as long as nothing is owed for those before it, however large it is.
-	RWBytesPerSec, ReadBytesPerSec, WriteBytesPerSec int64
-}
-
-// Settings of a tenant.
+// Settings configure a tenant.
 type Settings struct {
-	// Weight is its share against others', at least 1.
+	// Weight is the tenant's share relative to other tenants, at least 1.
 	Weight int
 	Caps   Caps
 }
 
-// Buckets of a tenant.
-const (
-	iosBucket = iota
-	bytesBucket
-	readBucket
-	writeBucket
-	buckets
-)
-
-// tenant is what the pipeline knows of one.
-type tenant struct {
+// tenantState is the state of a tenant.
+type tenantState struct {
 	known, leaving, capped bool
 	settings               Settings
 	caps                   [buckets]tokenbucket.Bucket
-	// first and last are the ends of the queues of I/Os that wait for the cap, noTag if
-	// empty; held is how many wait in all. Classes have queues of their own so that
-	// writes do not wait for the cap of reads.
+	// first and last are the ends of the queues of held I/Os, which wait for the cap; noTag if empty. held is their
+	// number over all classes. Each class has a queue of its own so that writes do not wait for the cap of reads.
 	first, last [Classes]Tag
 	held        int
-	// readyNS is when the caps let the first of any class in, and place where the tenant
-	// stands in Pipeline.capped; both are of no meaning with none held.
+	// readyNS is when the caps admit the first held I/O of any class. place is the tenant's index in Pipeline.capped.
+	// Both are valid only while held > 0.
 	readyNS int64
 	place   int
-	// sinceNS is when it began to have I/Os held or queued.
+	// sinceNS is when the tenant last began to have I/Os held or queued.
 	sinceNS int64
-	// queued counts I/Os at the policy, inflight those dispatched. Both and held are
-	// zero if the tenant is idle.
+	// queued counts I/Os in the policy's queues, inflight those dispatched. The tenant is idle if held, queued and
+	// inflight are all zero.
 	queued, inflight int
-	// units are what all of them count for against the credit, and lastUnits what the one
-	// that came last, at arrivedNS, does; credited: its hosts keep to the credit.
+	// units is the sum of the credit units of the tenant's I/Os, lastUnits the units of the I/O that arrived last, at
+	// arrivedNS. credited is set if the tenant's hosts observe their credit.
 	units, lastUnits int
 	credited         bool
 	arrivedNS        int64
@@ -75,14 +52,14 @@ type request struct {
 	io        IO
 	state     requestState
 	arrivedNS int64
-	// serial tells which of two I/Os came first.
+	// serial orders I/Os by arrival.
 	serial uint64
-	// next and prev link the held ones.
+	// next and prev link the held I/Os of a tenant and class.
 	next, prev Tag
 }
 
-// absent is a tenant that nobody announced.
-var absent = tenant{first: [Classes]Tag{noTag, noTag, noTag}, last: [Classes]Tag{noTag, noTag, noTag}}
+// absent is the state of a tenant that was not announced.
+var absent = tenantState{first: [Classes]Tag{noTag, noTag, noTag}, last: [Classes]Tag{noTag, noTag, noTag}}
 
 type requestState uint8
 
@@ -94,81 +71,33 @@ const (
 	paused
 )
 
-// WaitBuckets is how many buckets WaitHistogram has.
-const WaitBuckets = 26
-
-// WaitHistogram counts waits from arrival to dispatch: bucket i those below
-// 1 µs << i, the last one all others.
-type WaitHistogram struct {
-	Count [WaitBuckets]int64
-	SumNS int64
-}
-
-// observe counts one wait.
-func (h *WaitHistogram) observe(ns int64) {
-	i := min(bits.Len64(uint64(ns)/1000), WaitBuckets-1)
-	h.Count[i]++
-	h.SumNS += ns
-}
-
-// TenantStats are a tenant's account at one SSD.
-type TenantStats struct {
-	Weight int
-	// Share is its part of the device time that all tenants used lately, 0 to 1.
-	Share float64
-	// CostNS is the device time charged to it.
-	CostNS int64
-	// Credit is what it should have outstanding at most, in 4 KiB units; 0: no matter.
-	Credit int
-	// Queued wait, Inflight are at the device or wait for their data.
-	Queued, Inflight int
-	Wait             WaitHistogram
-	// LimitedNS is how long it had I/Os waiting, by reason.
-	LimitedNS [Limits]int64
-	// Limit is the reason now.
-	Limit Limit
-
-	lastCostNS int64
-}
-
-// samplePeriodNS is how often the pipeline looks who is limited by what.
-const samplePeriodNS = 1_000_000
-
-// releasePeriodNS is the grid of the times at which held I/Os are let in: those of a
-// high cap, and those of several tenants, go together, which saves most of what each
-// alone would cost. Nothing is lost, for tokens are saved up meanwhile.
-const releasePeriodNS = 200_000
-
-// sharePeriodNS is what one value of Share covers at least.
-const sharePeriodNS = 100 * samplePeriodNS
-
-// Pipeline is one SSD's switch.
+// Pipeline schedules the I/O of an SSD.
 type Pipeline struct {
 	policy  Policy
-	tenants []tenant
+	tenants []tenantState
 	ios     []request // by tag
-	// capped are the tenants with I/Os held, a binary heap by readyNS: the work that
-	// caps make does not grow with the tenants that wait.
-	capped []Tenant
-	// releaseNS is Pipeline's releasePeriodNS, but for tests.
+	// capped lists the tenants with held I/Os as a binary heap ordered by readyNS, so that the cost of caps does not
+	// grow linearly with the number of waiting tenants.
+	capped []tenant.ID
+	// releaseNS is releasePeriodNS; tests change it.
 	releaseNS int64
 	serial    uint64
 	queued    int
-	// held are those of the queued that caps keep back.
+	// held is how many of the queued I/Os wait for a cap.
 	held      int
 	inflight  int
 	sampledNS int64
 	sharedNS  int64
 }
 
-// New makes a switch that works by policy.
+// New returns a Pipeline with the given policy.
 func New(policy Policy) *Pipeline { return &Pipeline{policy: policy, releaseNS: releasePeriodNS} }
 
 // Policy returns the policy.
 func (p *Pipeline) Policy() Policy { return p.policy }
 
-// SetTenant announces a tenant or changes it, from now on.
-func (p *Pipeline) SetTenant(now int64, t Tenant, s Settings) {
+// SetTenant announces a tenant, or changes the settings of a known one from now on.
+func (p *Pipeline) SetTenant(now int64, t tenant.ID, s Settings) {
 	for int(t) >= len(p.tenants) {
 		p.tenants = append(p.tenants, absent)
 	}
@@ -197,16 +126,8 @@ func (p *Pipeline) SetTenant(now int64, t Tenant, s Settings) {
 	}
 }
 
-// ioTokens is what an I/O costs in the bucket of I/Os: a part of one can be saved up.
-const ioTokens = 1000
-
-// burstsPerSec bounds what a capped tenant saves up while it asks for nothing: the
-// part of a second's worth that lets a late timer lose nothing and a cap hold within
-// a few percent over any second.
-const burstsPerSec = 50
-
-// RemoveTenant forgets a tenant: at once, or when its last I/O has completed.
-func (p *Pipeline) RemoveTenant(now int64, t Tenant) {
+// RemoveTenant removes a tenant, at once or when its last I/O has completed.
+func (p *Pipeline) RemoveTenant(now int64, t tenant.ID) {
 	if !p.Known(t) {
 		return
 	}
@@ -214,8 +135,8 @@ func (p *Pipeline) RemoveTenant(now int64, t Tenant) {
 	p.forget(now, t)
 }
 
-// forget removes a tenant that leaves and has nothing left.
-func (p *Pipeline) forget(now int64, t Tenant) {
+// forget removes a tenant that is leaving once it has no I/Os.
+func (p *Pipeline) forget(now int64, t tenant.ID) {
 	ten := &p.tenants[t]
 	if !ten.leaving || ten.held+ten.queued+ten.inflight > 0 {
 		return
@@ -224,7 +145,7 @@ func (p *Pipeline) forget(now int64, t Tenant) {
 	*ten = absent
 }
 
-// Enqueue queues io. A tenant that nobody announced has weight 1 and no caps.
+// Enqueue queues io. A tenant that was not announced gets weight 1 and no caps.
 //
 // hot: 0 allocs
 func (p *Pipeline) Enqueue(now int64, io IO) {
@@ -251,145 +172,13 @@ func (p *Pipeline) Enqueue(now int64, io IO) {
 	p.admit(now, ten, r)
 }
 
-// KeepsCredit says of a tenant with I/Os whether its hosts send no more than its credit
-// allows.
+// KeepsCredit sets whether the hosts of a tenant with I/Os observe the tenant's credit.
 //
 // hot: 0 allocs
-func (p *Pipeline) KeepsCredit(t Tenant, keeps bool) { p.tenants[t].credited = keeps }
+func (p *Pipeline) KeepsCredit(t tenant.ID, keeps bool) { p.tenants[t].credited = keeps }
 
-// transferBucket is the bucket of one direction, of those that move data.
-var transferBucket = [Classes]int{ReadClass: readBucket, WriteClass: writeBucket}
-
-// ready reports whether the caps let an I/O of that class in.
-func (t *tenant) ready(now int64, c Class) bool {
-	return t.caps[iosBucket].Ready(now) &&
-		(c == OtherClass || t.caps[bytesBucket].Ready(now) && t.caps[transferBucket[c]].Ready(now))
-}
-
-// readyAt is when they do.
-func (t *tenant) readyAt(now int64, c Class) int64 {
-	at := t.caps[iosBucket].NextToken(now)
-	if c != OtherClass {
-		at = max(at, t.caps[bytesBucket].NextToken(now), t.caps[transferBucket[c]].NextToken(now))
-	}
-	return at
-}
-
-// charge pays for an I/O.
-func (t *tenant) charge(io IO) {
-	t.caps[iosBucket].Take(ioTokens)
-	if c := io.Op.Class(); c != OtherClass {
-		t.caps[bytesBucket].Take(io.LenBytes)
-		t.caps[transferBucket[c]].Take(io.LenBytes)
-	}
-}
-
-// hold keeps an I/O back for its tenant's cap.
-func (p *Pipeline) hold(now int64, ten *tenant, r *request) {
-	class := r.io.Op.Class()
-	r.state, r.next, r.prev = held, noTag, ten.last[class]
-	ten.last[class] = r.io.Tag
-	p.held++
-	if ten.held++; ten.held == 1 {
-		ten.place = len(p.capped)
-		p.capped = append(p.capped, r.io.Tenant)
-	}
-	if r.prev != noTag {
-		p.ios[r.prev].next = r.io.Tag
-		return
-	}
-	ten.first[class] = r.io.Tag
-	p.place(now, ten)
-}
-
-// unhold takes a held I/O out of its queue. The caller sees to the tenant's place.
-func (p *Pipeline) unhold(ten *tenant, r *request) {
-	class := r.io.Op.Class()
-	if r.prev == noTag {
-		ten.first[class] = r.next
-	} else {
-		p.ios[r.prev].next = r.next
-	}
-	if r.next == noTag {
-		ten.last[class] = r.prev
-	} else {
-		p.ios[r.next].prev = r.prev
-	}
-	ten.held--
-	p.held--
-}
-
-// readyNS is when the caps let the first held I/O of any class in, on the grid of
-// releaseNS.
-func (p *Pipeline) readyNS(now int64, ten *tenant) int64 {
-	at := int64(math.MaxInt64)
-	for c, tag := range ten.first {
-		if tag != noTag {
-			at = min(at, ten.readyAt(now, Class(c)))
-		}
-	}
-	if rest := at % p.releaseNS; rest > 0 && at < math.MaxInt64-p.releaseNS {
-		at += p.releaseNS - rest
-	}
-	return at
-}
-
-// oldest is the held I/O that came first among those that the caps let in now; nil
-// if there is none.
-func (p *Pipeline) oldest(now int64, ten *tenant) (first *request) {
-	for c, tag := range ten.first {
-		if tag == noTag {
-			continue
-		}
-		if r := &p.ios[tag]; (first == nil || r.serial < first.serial) && ten.ready(now, Class(c)) {
-			first = r
-		}
-	}
-	return first
-}
-
-// place puts a tenant where it belongs in the heap after a change of its caps or of
-// the first that it has held; with none held it goes out.
-func (p *Pipeline) place(now int64, ten *tenant) {
-	i := ten.place
-	if ten.held == 0 {
-		last := len(p.capped) - 1
-		p.swap(i, last)
-		p.capped = p.capped[:last]
-		if i == last {
-			return
-		}
-	} else {
-		ten.readyNS = p.readyNS(now, ten)
-	}
-	for i > 0 && p.before(i, (i-1)/2) {
-		p.swap(i, (i-1)/2)
-		i = (i - 1) / 2
-	}
-	for {
-		child := 2*i + 1
-		if child+1 < len(p.capped) && p.before(child+1, child) {
-			child++
-		}
-		if child >= len(p.capped) || !p.before(child, i) {
-			return
-		}
-		p.swap(i, child)
-		i = child
-	}
-}
-
-func (p *Pipeline) before(i, j int) bool {
-	return p.tenants[p.capped[i]].readyNS < p.tenants[p.capped[j]].readyNS
-}
-
-func (p *Pipeline) swap(i, j int) {
-	p.capped[i], p.capped[j] = p.capped[j], p.capped[i]
-	p.tenants[p.capped[i]].place, p.tenants[p.capped[j]].place = i, j
-}
-
-// admit gives an I/O to the policy.
-func (p *Pipeline) admit(now int64, ten *tenant, r *request) {
+// admit passes an I/O to the policy.
+func (p *Pipeline) admit(now int64, ten *tenantState, r *request) {
 	if ten.capped {
 		ten.charge(r.io)
 	}
@@ -398,23 +187,7 @@ func (p *Pipeline) admit(now int64, ten *tenant, r *request) {
 	p.policy.Enqueue(now, r.io)
 }
 
-// release admits what the caps let in by now.
-func (p *Pipeline) release(now int64) {
-	for len(p.capped) > 0 {
-		ten := &p.tenants[p.capped[0]]
-		if ten.readyNS > now {
-			return
-		}
-		for r := p.oldest(now, ten); r != nil; r = p.oldest(now, ten) {
-			p.unhold(ten, r)
-			p.admit(now, ten, r)
-		}
-		p.place(now, ten)
-	}
-}
-
-// Cancel takes a queued I/O out and reports whether it was queued; if so, its tag is
-// free.
+// Cancel removes a queued I/O, frees its tag and reports true. It reports false if the I/O is not queued.
 func (p *Pipeline) Cancel(now int64, tag Tag) bool {
 	r := &p.ios[tag]
 	ten := &p.tenants[r.io.Tenant]
@@ -441,7 +214,7 @@ func (p *Pipeline) Cancel(now int64, tag Tag) bool {
 func (p *Pipeline) Dispatch(now int64, dst []Tag) []Tag {
 	pause := now - p.sampledNS
 	if pause > 2*samplePeriodNS {
-		p.sample(now) // nothing was decided meanwhile: who waits now has waited
+		p.sample(now) // before dispatching: I/Os that are queued now have waited during the pause
 	}
 	p.release(now)
 	n := len(dst)
@@ -457,7 +230,7 @@ func (p *Pipeline) Dispatch(now int64, dst []Tag) []Tag {
 	p.queued -= len(dst) - n
 	p.inflight += len(dst) - n
 	if pause >= samplePeriodNS && pause <= 2*samplePeriodNS {
-		p.sample(now) // who still waits stands for the whole period
+		p.sample(now) // after dispatching: what limits a tenant now counts for the whole period
 	}
 	return dst
 }
@@ -483,12 +256,12 @@ func (p *Pipeline) Resume(now int64, tag Tag) {
 func (p *Pipeline) move(tag Tag, from, to requestState) {
 	r := &p.ios[tag]
 	if r.state != from {
-		panic("pipeline: an I/O is paused or resumed out of turn")
+		panic("pipeline: Pause of an I/O that is not in flight, or Resume of one that is not paused")
 	}
 	r.state = to
 }
 
-// Complete says that a dispatched I/O is over, one way or another. Its tag is free.
+// Complete ends a dispatched I/O, whatever its result, and frees its tag.
 //
 // hot: 0 allocs
 func (p *Pipeline) Complete(now int64, tag Tag, res Result) {
@@ -498,7 +271,7 @@ func (p *Pipeline) Complete(now int64, tag Tag, res Result) {
 		p.inflight--
 	case paused:
 	default:
-		panic("pipeline: completion without dispatch")
+		panic("pipeline: Complete of an I/O that was not dispatched")
 	}
 	r.state = free
 	t := r.io.Tenant
@@ -510,8 +283,7 @@ func (p *Pipeline) Complete(now int64, tag Tag, res Result) {
 	}
 }
 
-// NextWake is the time, now or later, at which Dispatch may have more without any
-// event before it.
+// NextWake returns the time, not before now, at which Dispatch should be called again if no other event comes before.
 //
 // hot: 0 allocs
 func (p *Pipeline) NextWake(now int64) (at int64, ok bool) {
@@ -524,116 +296,34 @@ func (p *Pipeline) NextWake(now int64) (at int64, ok bool) {
 	return max(at, now), ok
 }
 
-// Queued is how many I/Os wait to be dispatched.
+// Queued returns the number of I/Os that wait to be dispatched, held ones included.
 func (p *Pipeline) Queued() int { return p.queued }
 
-// Held is how many of those only wait for their tenants' caps.
+// Held returns the number of I/Os that wait for their tenants' caps.
 func (p *Pipeline) Held() int { return p.held }
 
-// Inflight is how many were dispatched and not completed or paused.
+// Inflight returns the number of I/Os that are dispatched, not paused and not completed.
 func (p *Pipeline) Inflight() int { return p.inflight }
 
-// Credit is Policy.Credit; 0 for a tenant nobody announced.
+// Credit is Policy.Credit; 0 for an unknown tenant.
 //
 // hot: 0 allocs
-func (p *Pipeline) Credit(t Tenant) int {
+func (p *Pipeline) Credit(t tenant.ID) int {
 	if !p.Known(t) {
 		return 0
 	}
 	return p.policy.Credit(t)
 }
 
-// sample charges the time since the last sample to what limits each tenant. Between
-// samples that follow each other closely a tenant that waits now stands for the
-// whole time; after a pause its own waiting counts.
-func (p *Pipeline) sample(now int64) {
-	dt := now - p.sampledNS
-	pause := dt > 2*samplePeriodNS
-	for i := range p.tenants {
-		ten := &p.tenants[i]
-		if ten.held+ten.queued+ten.inflight == 0 {
-			continue
-		}
-		d, l := dt, p.limit(Tenant(i), ten)
-		if pause {
-			since := ten.sinceNS
-			if l == LimitCredit {
-				since = ten.arrivedNS
-			}
-			d = now - max(p.sampledNS, since)
-		}
-		ten.stats.LimitedNS[l] += d
-	}
-	p.sampledNS = now
-	if now-p.sharedNS >= sharePeriodNS {
-		p.sharedNS = now
-		p.share()
-	}
-}
+// Known reports whether the tenant was announced and not yet removed.
+func (p *Pipeline) Known(t tenant.ID) bool { return int(t) < len(p.tenants) && p.tenants[t].known }
 
-// limit is what keeps a known tenant's next I/O back.
-func (p *Pipeline) limit(t Tenant, ten *tenant) Limit {
-	if ten.queued > 0 {
-		if l := p.policy.Limit(t); l != Unlimited {
-			return l // the SSD does not even take what the cap lets through
-		}
-	}
-	if ten.held > 0 {
-		return LimitCap
-	}
-	if c := p.policy.Credit(t); ten.credited && ten.queued == 0 && ten.inflight > 0 && c > 0 && ten.units+ten.lastUnits > c {
-		return LimitCredit
-	}
-	return Unlimited
-}
-
-// share makes each tenant's part of the device time since the last time.
-func (p *Pipeline) share() {
-	var total int64
-	for i := range p.tenants {
-		if ten := &p.tenants[i]; ten.known {
-			total += p.policy.CostNS(Tenant(i)) - ten.stats.lastCostNS
-		}
-	}
-	for i := range p.tenants {
-		ten := &p.tenants[i]
-		if !ten.known {
-			continue
-		}
-		cost := p.policy.CostNS(Tenant(i))
-		ten.stats.Share = 0
-		if total > 0 {
-			ten.stats.Share = float64(cost-ten.stats.lastCostNS) / float64(total)
-		}
-		ten.stats.lastCostNS = cost
-	}
-}
-
-// Known reports whether a tenant was announced and not forgotten.
-func (p *Pipeline) Known(t Tenant) bool { return int(t) < len(p.tenants) && p.tenants[t].known }
-
-// Tenants appends the numbers of the tenants known.
-func (p *Pipeline) Tenants(dst []Tenant) []Tenant {
+// Tenants appends the numbers of the known tenants to dst.
+func (p *Pipeline) Tenants(dst []tenant.ID) []tenant.ID {
 	for i := range p.tenants {
 		if p.tenants[i].known {
-			dst = append(dst, Tenant(i))
+			dst = append(dst, tenant.ID(i))
 		}
 	}
 	return dst
 }
-
-// TenantStats writes a tenant's account and reports whether it is known.
-func (p *Pipeline) TenantStats(t Tenant, s *TenantStats) bool {
-	if !p.Known(t) {
-		return false
-	}
-	ten := &p.tenants[t]
-	*s = ten.stats
-	s.Queued, s.Inflight = ten.held+ten.queued, ten.inflight
-	s.CostNS, s.Credit = p.policy.CostNS(t), p.policy.Credit(t)
-	s.Limit = p.limit(t, ten)
-	return true
-}
-
-// Stats writes the policy's view of the SSD.
-func (p *Pipeline) Stats(s *Stats) { p.policy.Stats(s) }

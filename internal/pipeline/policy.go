@@ -1,12 +1,11 @@
 package pipeline
 
-import "jbofd/internal/credit"
+import (
+	"jbofd/internal/credit"
+	"jbofd/internal/tenant"
+)
 
-// Tenant is a tenant's number at an SSD: small and dense, so that it indexes
-// slices. Who drives the pipeline gives them out.
-type Tenant uint32
-
-// Class is how an operation loads an SSD.
+// Class groups operations by the load that they put on an SSD.
 type Class uint8
 
 // Classes.
@@ -14,7 +13,7 @@ const (
 	ReadClass  Class = iota // moves data out
 	WriteClass              // moves data in
 	OtherClass              // moves no data: flush, deallocate, write zeroes
-	// Classes is how many there are.
+	// Classes is the number of classes.
 	Classes
 )
 
@@ -23,8 +22,8 @@ var classNames = [Classes]string{"read", "write", "other"}
 // String returns the class's name as metrics write it.
 func (c Class) String() string { return classNames[c] }
 
-// Class returns the class of the operation. A CompareWrite counts as the write
-// that it is when it succeeds.
+// Class returns the class of the operation. CompareWrite is a WriteClass operation, because that is what it costs when
+// the comparison succeeds.
 func (o Op) Class() Class {
 	switch o {
 	case Read, Compare, Verify:
@@ -35,22 +34,22 @@ func (o Op) Class() Class {
 	return OtherClass
 }
 
-// Tag names one I/O between Enqueue and Complete. The caller chooses tags, each at
-// most once at a time, and small: they index slabs.
+// Tag identifies an I/O from Enqueue to Complete. The caller chooses tags; no two I/Os may have the same tag at a time.
+// Tags index slabs, so they should be small.
 type Tag uint32
 
-// IO is what a policy needs to know of a request. It has four fields, for the compiler
-// keeps no larger struct in registers: a fifth would double the cost of an I/O.
+// IO describes a request to a policy. It has four fields because the compiler keeps structs of up to four fields in
+// registers: a fifth would double the cost of an I/O.
 type IO struct {
 	Tag    Tag
-	Tenant Tenant
+	Tenant tenant.ID
 	Op     Op
 	// LenBytes is the size of the transfer or range; 0 for a flush.
 	LenBytes int64
 }
 
-// Units is what an I/O counts for against a credit. Its host counts the data that it sends
-// or gets, whatever the range.
+// Units returns how many units the I/O takes of its tenant's credit. Hosts count the data that they transfer, so
+// operations without a transfer count as the smallest one, whatever their range.
 //
 // hot: 0 allocs
 func (io IO) Units() int {
@@ -60,31 +59,31 @@ func (io IO) Units() int {
 	return credit.Units(int(io.LenBytes))
 }
 
-// Result is how an I/O ended.
+// Result is the outcome of an I/O.
 type Result struct {
-	// LatencyNS is the time it spent at the device, 0 if it never came there.
+	// LatencyNS is the time that the I/O spent at the device; 0 if it was never submitted.
 	LatencyNS int64
-	// Failed: it did not do what it was for; its latency says nothing about the SSD's load.
+	// Failed is set if the I/O did not succeed. Its latency then says nothing about the load of the SSD.
 	Failed bool
 }
 
-// Limit is what keeps a tenant's queued I/O from the device.
+// Limit is the reason why a tenant's queued I/O is not dispatched.
 type Limit uint8
 
 // Limits.
 const (
-	// Unlimited: nothing of the tenant's is queued, or it may go.
+	// Unlimited: the tenant has no I/O queued, or its first one may be dispatched.
 	Unlimited Limit = iota
-	// LimitCap: the tenant's configured cap.
+	// LimitCap: the tenant has reached its configured cap.
 	LimitCap
-	// LimitShare: others have a right to the SSD before it.
+	// LimitShare: it is the turn of other tenants.
 	LimitShare
-	// LimitSSD: the SSD is congested; the tenant has not had its share.
+	// LimitSSD: it is the tenant's turn, but the SSD is congested.
 	LimitSSD
-	// LimitCredit: nothing of the tenant's is queued, for its hosts keep commands back: they
-	// have outstanding what they may have.
+	// LimitCredit: the tenant has no I/O queued because its hosts hold commands back: as much as its credit allows is
+	// outstanding.
 	LimitCredit
-	// Limits is how many there are.
+	// Limits is the number of limits.
 	Limits
 )
 
@@ -93,50 +92,49 @@ var limitNames = [Limits]string{"none", "cap", "share", "ssd_congested", "credit
 // String returns the reason's name as metrics write it.
 func (l Limit) String() string { return limitNames[l] }
 
-// Policy decides which queued I/O goes to the device next. It is a machine:
-// no clock, no lock, one goroutine at a time. An I/O is queued from Enqueue to
-// Dispatch or Cancel and in flight from Dispatch to Complete. now never decreases.
+// Policy decides which queued I/O goes to the device next. It is a state machine: it has no clock and no lock, and one
+// goroutine at a time may call it. An I/O is queued from Enqueue to Dispatch or Cancel, and in flight from Dispatch to
+// Complete. now never decreases.
 //
-// Calls name tenants announced by SetTenant. Calls that do not fit an I/O's state
-// are bugs of the caller and panic or are ruled out by it.
+// Callers may name only tenants that SetTenant has announced. A call that does not fit the state of the I/O is a bug of
+// the caller: a policy may panic.
 type Policy interface {
 	// Name is the policy's name in the configuration.
 	Name() string
 	// SetTenant announces a tenant, or changes its weight (at least 1). A tenant is
 	// known until RemoveTenant, which comes when it has nothing queued or in flight.
-	SetTenant(now int64, t Tenant, weight int)
-	RemoveTenant(now int64, t Tenant)
+	SetTenant(now int64, t tenant.ID, weight int)
+	RemoveTenant(now int64, t tenant.ID)
 	// Enqueue queues io.
 	Enqueue(now int64, io IO)
-	// Cancel takes a queued I/O out. Its tag is free.
+	// Cancel removes a queued I/O and frees its tag.
 	Cancel(now int64, tag Tag)
-	// Dispatch appends the I/Os that may go to the device now, in order.
+	// Dispatch appends the I/Os that may go to the device now, in order, to dst.
 	Dispatch(now int64, dst []Tag) []Tag
-	// Pause says that a dispatched I/O waits for something other than the SSD, memory
-	// or its host's data: its place at the device is free meanwhile. A host that never
-	// sends its data would otherwise stop all others. Resume ends that: the I/O goes to
-	// the device at once, for which later ones wait.
+	// Pause tells the policy that a dispatched I/O waits for something other than the SSD: memory, or data from its
+	// host. The policy gives its place at the device to others meanwhile; otherwise a host that never sends its data
+	// would stop all other hosts. Resume ends the pause. The I/O then goes to the device at once, and I/Os dispatched
+	// later make room for it.
 	Pause(now int64, tag Tag)
 	Resume(now int64, tag Tag)
-	// Complete ends an I/O in flight, paused or not. Its tag is free.
+	// Complete ends an I/O in flight, paused or not, and frees its tag.
 	Complete(now int64, tag Tag, r Result)
-	// NextWake is the time at which Dispatch may have more without any event before
-	// it; ok is false if there is none.
+	// NextWake returns the time at which Dispatch should be called again if no other event comes before. ok is false if
+	// there is no such time.
 	NextWake() (at int64, ok bool)
-	// Credit is what the tenant should have outstanding at most, queued and in flight,
-	// in units of 4 KiB as the tenant's I/Os have cost lately; 0 if the policy does not
-	// say.
-	Credit(t Tenant) int
-	// Limit tells what keeps the tenant's first queued I/O from the device.
-	Limit(t Tenant) Limit
-	// CostNS is the device time charged to the tenant since it was announced; a policy
-	// that counts in other units gives those. Only ratios matter.
-	CostNS(t Tenant) int64
+	// Credit returns how much the tenant should have outstanding at most, queued and in flight, in units of 4 KiB. It
+	// depends on what the tenant's I/Os have cost lately. 0 means that the policy does not compute credits.
+	Credit(t tenant.ID) int
+	// Limit returns why the tenant's first queued I/O is not dispatched.
+	Limit(t tenant.ID) Limit
+	// CostNS returns the device time charged to the tenant since it was announced. A policy may count in other units:
+	// only ratios between tenants matter.
+	CostNS(t tenant.ID) int64
 	// Stats writes the policy's view of the SSD.
 	Stats(s *Stats)
 }
 
-// State is a congestion state, in order of load.
+// State is a congestion state. States are ordered by load.
 type State uint8
 
 // States.
@@ -145,7 +143,7 @@ const (
 	Avoidance
 	Congested
 	Overloaded
-	// States is how many there are.
+	// States is the number of states.
 	States
 )
 
@@ -154,15 +152,14 @@ var stateNames = [States]string{"underutilised", "avoidance", "congested", "over
 // String returns the state's name as metrics write it.
 func (s State) String() string { return stateNames[s] }
 
-// ClassStats is one class's latency monitor.
+// ClassStats is the state of the latency monitor of a class.
 type ClassStats struct {
-	// LatencyNS is the averaged latency at the device, ThresholdNS above which it counts
-	// as congested.
+	// LatencyNS is the averaged latency at the device. Above ThresholdNS it counts as congested.
 	LatencyNS, ThresholdNS int64
 	State                  State
 }
 
-// Worst is the state of the class that is loaded most.
+// Worst returns the state of the most loaded class.
 func (s *Stats) Worst() (worst State) {
 	for _, c := range s.Class {
 		worst = max(worst, c.State)
@@ -170,17 +167,16 @@ func (s *Stats) Worst() (worst State) {
 	return worst
 }
 
-// Stats are a policy's view of an SSD. What a policy does not have is zero.
+// Stats is a policy's view of an SSD. Fields that the policy does not compute are zero.
 type Stats struct {
-	// WriteCost is what a written byte costs, in read bytes.
+	// WriteCost is the cost of a written byte in read bytes.
 	WriteCost float64
-	// TargetBytesPerSec is the rate that the policy lets through, CompletedBytesPerSec
-	// what the device has completed lately.
+	// TargetBytesPerSec is the rate at which the policy dispatches, CompletedBytesPerSec the recent rate of completions.
 	TargetBytesPerSec, CompletedBytesPerSec float64
-	// Class is indexed by Class; OtherClass has none.
+	// Class is indexed by Class; OtherClass has no monitor.
 	Class [Classes]ClassStats
-	// InflightNS is the device time outstanding, WindowNS its limit.
+	// InflightNS is the outstanding device time, WindowNS its limit.
 	InflightNS, WindowNS int64
-	// ActiveTenants have I/Os queued or in flight.
+	// ActiveTenants is the number of tenants with I/Os queued or in flight.
 	ActiveTenants int
 }

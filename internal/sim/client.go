@@ -5,37 +5,38 @@ import (
 
 	"jbofd/internal/credit"
 	"jbofd/internal/pipeline"
+	"jbofd/internal/tenant"
 )
 
-// tenant is a client.
-type tenant struct {
+// tenantState is the state of a client during a run.
+type tenantState struct {
 	spec  *Tenant
 	loads []load
 	up    bool
-	// session counts connections.
+	// session counts the client's connections.
 	session int32
-	// window bounds what is sent and not answered.
+	// window limits the I/Os that were sent and not answered.
 	window credit.Window
 	parda  parda
 
 	account account
 }
 
-// load is an application.
+// load is the state of one of a client's loads.
 type load struct {
 	spec *Load
 	rng  rng
 	on   bool
-	// waiting are I/Os asked for and not sent.
+	// waiting holds the I/Os that the application has requested and the client has not sent.
 	waiting ring[waiting]
-	// outstanding are sent and not answered. Invariant: at most spec.Depth.
+	// outstanding counts the I/Os that were sent and not answered. Invariant: at most spec.Depth.
 	outstanding int
 	parts       int64
-	// from and to bound where it reads and writes.
+	// from and to bound the region in which the load reads and writes.
 	from, to int64
-	// next is where the next sequential I/O falls, by kind.
+	// next is the offset of the next sequential I/O, by kind.
 	next []int64
-	// dueNS is when a paced load asks for its next I/O.
+	// dueNS is the time at which a paced load requests its next I/O.
 	dueNS float64
 
 	standalone float64
@@ -49,8 +50,7 @@ type waiting struct {
 
 const unitBytes = credit.UnitBytes
 
-// newTenants makes the clients. Writers share the drive out among themselves; readers
-// read all of it.
+// newTenants creates the clients. Each writer has its own slice of the drive; readers read the whole drive.
 func (r *run) newTenants() {
 	writers := 0
 	for i := range r.sc.Tenants {
@@ -58,7 +58,7 @@ func (r *run) newTenants() {
 			writers++
 		}
 	}
-	r.tenants = make([]tenant, len(r.sc.Tenants))
+	r.tenants = make([]tenantState, len(r.sc.Tenants))
 	writer, stream := 0, 0
 	for i := range r.sc.Tenants {
 		t := &r.tenants[i]
@@ -82,7 +82,7 @@ func (r *run) newTenants() {
 			l.next = make([]int64, len(l.spec.Kinds))
 			for k := range l.next {
 				l.parts += int64(max(1, l.spec.Kinds[k].Parts))
-				// Streams start apart from each other, as old files lie.
+				// Sequential streams start at different offsets, as files of different age do.
 				size := roundUp(l.spec.Kinds[k].SizeBytes)
 				l.next[k] = from + l.rng.below((to-from)/size)*size
 			}
@@ -95,16 +95,16 @@ func (r *run) newTenants() {
 	}
 }
 
-// maxIO is the alignment of writers' slices.
+// maxIO is the alignment of the writers' slices.
 const maxIO = 1 << 20
 
-// roundUp is the distance of I/Os: their size in whole units.
+// roundUp returns the distance between sequential I/Os: their size rounded up to whole units.
 func roundUp(n int64) int64 { return max(1, (n+unitBytes-1)/unitBytes) * unitBytes }
 
-// around is a length between half and one and a half of ns.
+// around returns a random duration between 0.5 and 1.5 times ns.
 func (r *run) around(ns int64) int64 { return ns/2 + r.rng.below(ns+1) }
 
-// fire does what a timer is for.
+// fire handles an expired timer.
 func (r *run) fire(t timer) {
 	switch t.what {
 	case connect:
@@ -125,9 +125,9 @@ func (r *run) connect(i int) {
 	t.up = true
 	t.window = credit.Window{}
 	t.parda.init()
-	r.pipe.SetTenant(r.now, pipeline.Tenant(i), pipeline.Settings{Weight: t.spec.weight(), Caps: t.spec.Caps})
+	r.pipe.SetTenant(r.now, tenant.ID(i), pipeline.Settings{Weight: t.spec.weight(), Caps: t.spec.Caps})
 	if !t.spec.IgnoresCredits {
-		t.window.Grant(r.now, r.pipe.Credit(pipeline.Tenant(i)))
+		t.window.Grant(r.now, r.pipe.Credit(tenant.ID(i)))
 	}
 	for j := range t.loads {
 		l := &t.loads[j]
@@ -144,7 +144,7 @@ func (r *run) connect(i int) {
 	}
 }
 
-// disconnect ends a client with all that it has under way, as a host that dies.
+// disconnect ends a client and all its outstanding I/Os, as the crash of a host does.
 func (r *run) disconnect(i int) {
 	t := &r.tenants[i]
 	t.up = false
@@ -171,7 +171,7 @@ func (r *run) disconnect(i int) {
 			r.release(pipeline.Tag(tag))
 		}
 	}
-	r.pipe.RemoveTenant(r.now, pipeline.Tenant(i))
+	r.pipe.RemoveTenant(r.now, tenant.ID(i))
 	r.result.Sessions++
 	r.check()
 	if r.sc.Sessions == 0 || r.sessions < r.sc.Sessions {
@@ -179,8 +179,8 @@ func (r *run) disconnect(i int) {
 	}
 }
 
-// toggle turns a load on or off. The timer names the tenant's connection at its
-// making only by the load's being up.
+// toggle turns a load on or off. It does nothing if the client is not connected; the timer does not identify the
+// connection for which it was set.
 func (r *run) toggle(tm timer) {
 	t := &r.tenants[tm.tenant]
 	l := &t.loads[tm.load]
@@ -206,7 +206,7 @@ func (r *run) toggle(tm timer) {
 		r.timers.push(timer{atNS: off, what: loadOff, tenant: tm.tenant, load: tm.load})
 	}
 	if l.spec.IOsPerSec > 0 {
-		// The first one falls anywhere in its interval, so that tenants do not march in step.
+		// The first I/O is due at a random time in the interval, so that tenants do not run in phase.
 		l.dueNS = float64(r.now) + float64(l.rng.below(1e6))/1e6*1e9/l.spec.IOsPerSec
 		r.timers.push(timer{atNS: int64(math.Ceil(l.dueNS)), what: ask, tenant: tm.tenant, load: tm.load})
 		return
@@ -217,7 +217,7 @@ func (r *run) toggle(tm timer) {
 	r.send(tm.tenant)
 }
 
-// ask is a paced load's asking for an I/O.
+// ask handles the timer of a paced load, which requests an I/O.
 func (r *run) ask(tm timer) {
 	t := &r.tenants[tm.tenant]
 	l := &t.loads[tm.load]
@@ -231,7 +231,7 @@ func (r *run) ask(tm timer) {
 	r.send(tm.tenant)
 }
 
-// want asks for one I/O.
+// want adds a request for one I/O.
 func (l *load) want(now int64) {
 	kind := 0
 	if len(l.spec.Kinds) > 1 {
@@ -245,7 +245,7 @@ func (l *load) want(now int64) {
 	l.waiting.push(waiting{now, int32(kind)})
 }
 
-// send sends what the client's window lets out, in the order in which its applications asked.
+// send sends the I/Os that the client's window permits, in the order in which its applications requested them.
 func (r *run) send(i int) {
 	t := &r.tenants[i]
 	for {
@@ -285,7 +285,7 @@ func (r *run) send(i int) {
 	}
 }
 
-// place chooses where an I/O falls.
+// place chooses the offset of an I/O.
 func (l *load) place(k *Kind, kind int) int64 {
 	size := roundUp(k.SizeBytes)
 	if !k.Sequential {
@@ -299,7 +299,7 @@ func (l *load) place(k *Kind, kind int) int64 {
 	return at
 }
 
-// receive is a client's getting an answer.
+// receive handles an answer that arrives at the client.
 func (r *run) receive(d departure) {
 	q := &r.reqs[d.tag]
 	if q.state == forgotten {
@@ -326,16 +326,16 @@ func (r *run) receive(d departure) {
 	r.send(i)
 }
 
-// parda bounds a host's outstanding I/Os by the latency that it sees (Gulati,
-// Ahmad, Waldspurger, "PARDA", FAST 2009): each period
+// parda limits a host's outstanding I/Os according to the latency that the host observes (Gulati, Ahmad, Waldspurger,
+// "PARDA", FAST 2009). In each period the window becomes
 // w <- (1-gamma) w + gamma (Lth/L w + beta).
 type parda struct {
 	window, latencyNS float64
 	seen              bool
 }
 
-// Parda's parameters. The paper's are for disk arrays (threshold 25 ms, periods of a second);
-// these are for flash over a network.
+// Parameters of PARDA. The paper's values are for disk arrays (threshold 25 ms, periods of a second); these values are
+// for flash over a network.
 const (
 	pardaGamma       = 0.8
 	pardaBeta        = 2.0
@@ -357,7 +357,7 @@ func (p *parda) observe(ns int64) {
 	p.latencyNS += (float64(ns) - p.latencyNS) * pardaSmooth
 }
 
-// control adjusts a host's Parda window.
+// control adjusts the PARDA window of a host.
 func (r *run) control(tm timer) {
 	t := &r.tenants[tm.tenant]
 	if !t.up || int(t.session) != tm.load {

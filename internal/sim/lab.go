@@ -11,10 +11,10 @@ import (
 	"jbofd/internal/ssd/model/flash"
 )
 
-// parda is a policy of hosts; their target is a vanilla one.
+// pardaName names the policy that runs at the hosts, in front of a vanilla target.
 const pardaName = "parda"
 
-// Policies are the names of what can be compared, the vanilla one first.
+// Policies returns the names of the policies that can be compared, the vanilla target first.
 func Policies() []string {
 	names := []string{"fifo", "gimbal", "jbof"}
 	for _, n := range policies.Names() {
@@ -25,19 +25,18 @@ func Policies() []string {
 	return append(names, pardaName)
 }
 
-// fifoDepth is the vanilla target's: as deep as an NVMe queue.
+// fifoDepth is the queue depth of the vanilla target: that of an NVMe queue.
 const fifoDepth = 1024
 
-// Lab holds what runs share: drives in their condition, and what loads get of them
-// alone. It has no lock: prepare it in one goroutine with Plan, whose steps then may run in
-// many.
+// Lab holds what runs share: preconditioned drives, and the throughput of each load alone on its drive. A Lab has no
+// lock: one goroutine calls Plan, after which several goroutines may execute the steps of a stage.
 type Lab struct {
 	seed       uint64
 	drives     map[driveKey]*prototype
 	standalone map[standaloneKey]*float64
 }
 
-// NewLab makes a Lab whose runs all have this seed.
+// NewLab returns a Lab whose runs all use this seed.
 func NewLab(seed uint64) *Lab {
 	return &Lab{seed, map[driveKey]*prototype{}, map[standaloneKey]*float64{}}
 }
@@ -49,7 +48,7 @@ type driveKey struct {
 	slowdown  int
 }
 
-// drive is the drive of a scenario.
+// drive returns the key of the scenario's drive.
 func (s *Scenario) drive() driveKey {
 	return driveKey{s.Preset, s.SizeBytes, s.Condition, max(s.Slowdown, 1)}
 }
@@ -59,21 +58,21 @@ type standaloneKey struct {
 	load string
 }
 
-// prototype is a drive that runs get copies of, and what is known of it.
+// prototype is a preconditioned drive that runs clone, with its calibration and its loads' throughput alone.
 type prototype struct {
 	drive   *flash.Drive
 	profile jbof.Profile
 }
 
-// Step is a piece of work for one goroutine.
+// Step is a unit of work for one goroutine.
 type Step struct {
 	Name string
 	Do   func() error
 }
 
-// Plan says how to run each scenario under each policy: stage by stage, the steps of a
-// stage in any order or at once. Results are there when all is done, policies within
-// scenarios.
+// Plan returns the steps that run each scenario under each policy. Stages run one after the other; the steps of one
+// stage may run in any order or concurrently. The results are valid after the last stage, ordered by scenario and then
+// by policy.
 func (l *Lab) Plan(scenarios []Scenario, names []string) (stages [][]Step, results []*Result, err error) {
 	for _, name := range names {
 		if !slices.Contains(Policies(), name) {
@@ -117,7 +116,7 @@ func (l *Lab) Plan(scenarios []Scenario, names []string) (stages [][]Step, resul
 	return stages, results, nil
 }
 
-// Run runs one scenario under one policy, with all that it needs before.
+// Run runs one scenario under one policy, including all preparation.
 func (l *Lab) Run(sc Scenario, policy string) (*Result, error) {
 	stages, results, err := l.Plan([]Scenario{sc}, []string{policy})
 	if err != nil {
@@ -146,7 +145,7 @@ func (p *prototype) make(key driveKey, seed uint64) error {
 	return nil
 }
 
-// run runs a scenario for which all is prepared.
+// run runs a scenario that is already prepared.
 func (l *Lab) run(sc *Scenario, policy string) (*Result, error) {
 	key := sc.drive()
 	proto := l.drives[key]
@@ -158,14 +157,14 @@ func (l *Lab) run(sc *Scenario, policy string) (*Result, error) {
 		Standalone: func(load *Load) float64 { return *l.standalone[standaloneKey{key, load.id()}] }}), nil
 }
 
-// newPolicy makes a policy for a drive.
+// newPolicy returns the policy of a drive.
 func newPolicy(name string, p *prototype) (pipeline.Policy, error) {
 	cfg := policies.Config{Depth: fifoDepth}
 	switch name {
 	case "jbof":
 		return jbof.New(jbof.Config{Profile: p.profile}), nil
 	case "flashfq":
-		// Its D throttles: as much as keeps the drive busy.
+		// The policy throttles by its depth D, which is set to the depth that keeps the drive busy.
 		cfg.Depth = max(p.profile.Depth, 1)
 	case pardaName:
 		name = "fifo"
@@ -173,8 +172,8 @@ func newPolicy(name string, p *prototype) (pipeline.Policy, error) {
 	return policies.New(name, cfg)
 }
 
-// alone measures what the load gets of a drive of its own at a depth that saturates it,
-// from a vanilla target.
+// alone measures the throughput that the load gets if it has the drive to itself, at a depth that saturates the drive
+// and with a vanilla target.
 func (l *Lab) alone(p *prototype, key driveKey, load *Load) float64 {
 	const enoughBytes, least, most = 8 << 20, 32, 256
 	only := Load{Kinds: load.Kinds, Depth: most}
@@ -183,7 +182,7 @@ func (l *Lab) alone(p *prototype, key driveKey, load *Load) float64 {
 	}
 	from, to := warmNS, warmNS+measuredNS
 	if alone := (Tenant{Loads: []Load{only}}); !alone.mutates() {
-		from, to = from/5, to/5 // reads leave the drive as it is
+		from, to = from/5, to/5 // reads do not change the state of the drive
 	}
 	sc := Scenario{Row: "standalone", Name: load.id(), Preset: key.preset, SizeBytes: key.sizeBytes, Condition: key.condition, Slowdown: key.slowdown,
 		Tenants: []Tenant{{Name: "alone", Loads: []Load{only}}}, NetworkNS: defaultNetworkNS,
@@ -196,8 +195,9 @@ func (l *Lab) alone(p *prototype, key driveKey, load *Load) float64 {
 	}
 }
 
-// calibrate measures the drive. A slow one still collects what its preparation left when it is first read,
-// for as long as a calibration takes; the daemon has read it before, to look for its label.
+// calibrate measures the drive. A slowed-down drive still collects garbage from its preconditioning when it is first
+// read, for about as long as a calibration takes. The daemon has read a drive before it calibrates it, to find its
+// label.
 func (p *prototype) calibrate(key driveKey, seed uint64) {
 	d, now := p.drive.Clone(), int64(0)
 	if key.slowdown > 1 {
@@ -206,13 +206,13 @@ func (p *prototype) calibrate(key driveKey, seed uint64) {
 	p.profile, _ = calibrateFrom(d, now, key.sizeBytes, seed)
 }
 
-// calibrate measures a drive as the daemon does when it starts.
+// calibrate measures a drive in the way the daemon does when it starts.
 func calibrate(d Drive, sizeBytes int64, seed uint64) jbof.Profile {
 	p, _ := calibrateFrom(d, 0, sizeBytes, seed)
 	return p
 }
 
-// calibrateFrom measures a drive from a time on, and returns when it was done.
+// calibrateFrom measures a drive from time now on, and returns the time at which the measurement ended.
 func calibrateFrom(d Drive, now, sizeBytes int64, seed uint64) (jbof.Profile, int64) {
 	var c jbof.Calibration
 	var done []flash.Completion
@@ -227,7 +227,7 @@ func calibrateFrom(d Drive, now, sizeBytes int64, seed uint64) (jbof.Profile, in
 		}
 		at, ok := d.NextEvent()
 		if !ok {
-			return jbof.Profile{}, now // it does not answer
+			return jbof.Profile{}, now // the drive does not answer
 		}
 		now = max(now, at)
 		done = d.Advance(now, done[:0])
@@ -238,7 +238,7 @@ func calibrateFrom(d Drive, now, sizeBytes int64, seed uint64) (jbof.Profile, in
 	return c.Profile(), now
 }
 
-// conditionName is the condition as tables write it.
+// conditionName returns the name of a condition in tables.
 func conditionName(c flash.Condition) string {
 	switch c {
 	case flash.Clean:

@@ -14,11 +14,11 @@ const (
 	defaultSizeBytes = 4 << 30
 	warmNS           = Second
 	measuredNS       = 2 * Second
-	// learnNS warms up what must find out how reads and writes load the drive.
+	// learnNS is the warm-up for policies that must learn how reads and writes load the drive.
 	learnNS = 2500 * Millisecond
 )
 
-// Depths of clients, by the size of their I/Os, as the paper has them.
+// Queue depths of clients by I/O size, as in the paper.
 const (
 	smallDepth = 32
 	largeDepth = 4
@@ -34,7 +34,7 @@ const (
 	size128K  = 128 << 10
 )
 
-// depthOf is a client's usual depth.
+// depthOf returns the usual queue depth for an I/O size.
 func depthOf(size int64) int {
 	switch {
 	case size <= size4K:
@@ -45,12 +45,12 @@ func depthOf(size int64) int {
 	return largeDepth
 }
 
-// stream is a load of one kind.
+// stream returns a load of one kind.
 func stream(op pipeline.Op, size int64, sequential bool, depth int) Load {
 	return Load{Kinds: []Kind{{Op: op, SizeBytes: size, Sequential: sequential, Parts: 1}}, Depth: depth}
 }
 
-// clients are n tenants of one group with one load each.
+// clients returns n tenants of one group, each with one load.
 func clients(n int, group string, weight int, l Load) []Tenant {
 	out := make([]Tenant, n)
 	for i := range out {
@@ -63,8 +63,8 @@ func readers(n int, size int64) []Tenant {
 	return clients(n, SizeString(size)+" read", 1, stream(pipeline.Read, size, false, depthOf(size)))
 }
 
-// writers write sequentially to a clean drive, which random writes would not leave
-// clean, and anywhere to a fragmented one.
+// writers returns n writers. They write sequentially to a clean drive, because random writes would fragment it, and at
+// random to a fragmented drive.
 func writers(n int, size int64, c flash.Condition) []Tenant {
 	return clients(n, SizeString(size)+" write", 1, stream(pipeline.Write, size, c == flash.Clean, depthOf(size)))
 }
@@ -76,13 +76,13 @@ func join(groups ...[]Tenant) (all []Tenant) {
 	return all
 }
 
-// scenario is one with the defaults: a warm-up, then one phase.
+// scenario returns a scenario with the default times: a warm-up followed by one phase.
 func scenario(row, name string, c flash.Condition, tenants []Tenant) Scenario {
 	return Scenario{Row: row, Name: name, Preset: defaultPreset, SizeBytes: defaultSizeBytes, Condition: c, Tenants: tenants,
 		NetworkNS: defaultNetworkNS, Phases: []Phase{{"steady", warmNS, warmNS + measuredNS}}}
 }
 
-// Matrix returns the experiments: all rows, the first scenario of each its most telling.
+// Matrix returns all experiments, row by row. The first scenario of a row is the most significant one.
 func Matrix() []Scenario {
 	var m []Scenario
 	for _, row := range []func() []Scenario{utilisation, sizes, weights, readWrite, depths, order, dynamic, churn, special, lightHeavy, burst, curve, application, generality, ablation} {
@@ -117,7 +117,7 @@ func sizes() []Scenario {
 	return m
 }
 
-// weighted are readers or writers of weights 1, 2 and 4.
+// weighted returns n readers or writers of each of the weights 1, 2 and 4.
 func weighted(n int, size int64, op pipeline.Op, sequential bool) (all []Tenant) {
 	for _, w := range []int{1, 2, 4} {
 		all = append(all, clients(n, fmt.Sprintf("weight %d", w), w, stream(op, size, sequential, 2*depthOf(size)))...)
@@ -163,7 +163,8 @@ func depths() []Scenario {
 		}
 		return all
 	}
-	// 96 readers of 4K: with fewer a fair share is more than depth 1 can take of a drive under load.
+	// The scenario needs 96 readers of 4 KiB: with fewer readers, the fair share exceeds what depth 1 can get from a
+	// loaded drive.
 	return []Scenario{
 		scenario("depth", "4K-read-fragmented", flash.Fragmented, mix(24, pipeline.Read, size4K, false)),
 		scenario("depth", "128K-read-clean", flash.Clean, mix(4, pipeline.Read, size128K, false)),
@@ -183,7 +184,7 @@ func order() []Scenario {
 	}
 }
 
-// stepNS is how long the dynamic rows stay as they are.
+// stepNS is the time between changes in the dynamic rows.
 const (
 	stepNS   = 500 * Millisecond
 	settleNS = 200 * Millisecond
@@ -191,7 +192,7 @@ const (
 )
 
 func dynamic() []Scenario {
-	// steps makes tenants come and go one after the other.
+	// steps makes tenants arrive and leave one after the other.
 	steps := func(name string, c flash.Condition, tenants []Tenant) Scenario {
 		s := scenario("dynamic", name, c, tenants)
 		s.BinNS, s.Phases = binNS, nil
@@ -221,7 +222,7 @@ func dynamic() []Scenario {
 	read, write := readers(1, size128K)[0], writers(1, size128K, flash.Clean)[0]
 	read.Loads[0].Depth, write.Loads[0].Depth = 32, 32
 
-	// Half of the tenants write for a second, then all read again.
+	// Half of the tenants write for a second; then all of them read again.
 	var turn []Tenant
 	for i := range 8 {
 		l := stream(pipeline.Read, size128K, false, 8)
@@ -237,7 +238,7 @@ func dynamic() []Scenario {
 	turning.BinNS = binNS
 	turning.Phases = []Phase{{"reads", settleNS, Second}, {"half writes", Second + settleNS, 2 * Second}, {"reads again", 2*Second + settleNS, 3 * Second}}
 
-	// Writers storm a drive that only few writes went to.
+	// Writers start on a drive that received only few writes before.
 	heavy := clients(8, "4K write", 1, stream(pipeline.Write, size4K, false, smallDepth))
 	for i := range heavy {
 		heavy[i].Loads[0].StartNS, heavy[i].Loads[0].StopNS = 2*Second, 4*Second
@@ -328,7 +329,7 @@ func curve() []Scenario {
 }
 
 func application() []Scenario {
-	// A key-value store as the drive sees it: point reads, a log, compaction.
+	// A key-value store as the drive sees it: point reads, log appends and compaction.
 	store := func(c flash.Condition) Scenario {
 		var t []Tenant
 		for i := range 8 {
@@ -339,7 +340,7 @@ func application() []Scenario {
 				stream(pipeline.Write, size128K, true, 2),
 			}})
 		}
-		// Two of them compact all they can.
+		// Two of the stores compact as fast as they can.
 		for i := range 2 {
 			t[i].Name, t[i].Group = fmt.Sprintf("compacting store %d", i+1), "compacting store"
 			t[i].Loads[2].Depth, t[i].Loads[3].Depth = 8, 8
@@ -350,7 +351,7 @@ func application() []Scenario {
 }
 
 func generality() []Scenario {
-	// A drive for which nothing was tuned: no collection, a tenth of the latency.
+	// A drive for which no policy was tuned: it does not collect garbage and has a tenth of the latency.
 	var m []Scenario
 	add := func(name string, tenants ...[]Tenant) {
 		s := scenario("p4800x", name, flash.Clean, join(tenants...))

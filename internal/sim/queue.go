@@ -1,6 +1,6 @@
 package sim
 
-// ring is a queue that grows.
+// ring is a FIFO that grows on demand.
 type ring[T any] struct {
 	items []T
 	first int
@@ -28,10 +28,10 @@ func (q *ring[T]) pop() T {
 	return v
 }
 
-// timer is something that a client does at a time.
+// timer is an action of a client at a given time.
 type timer struct {
 	atNS int64
-	// order breaks ties, so that runs repeat exactly.
+	// order breaks ties between equal times, so that runs are reproducible.
 	order  uint64
 	what   event
 	tenant int

@@ -8,42 +8,42 @@ import (
 	"jbofd/internal/pipeline"
 )
 
-// Result is what came of a run.
+// Result is the outcome of a run.
 type Result struct {
 	Row      string `json:"row"`
 	Scenario string `json:"scenario"`
 	Policy   string `json:"policy"`
 	Preset   string `json:"preset"`
-	// Condition is the drive's at the start.
+	// Condition is the condition of the drive at the start.
 	Condition string        `json:"condition"`
 	Seed      uint64        `json:"seed"`
 	Phases    []PhaseResult `json:"phases"`
 	Series    *Series       `json:"series,omitempty"`
-	// Sent, Completed and Cancelled count I/Os of the whole run; Cancelled ones lost
-	// their client. Invariant: Sent = Completed + Cancelled.
+	// Sent, Completed and Cancelled count the I/Os of the whole run. An I/O is cancelled if its client disconnects.
+	// Invariant: Sent = Completed + Cancelled.
 	Sent      int64 `json:"sent"`
 	Completed int64 `json:"completed"`
 	Cancelled int64 `json:"cancelled"`
 	// Sessions counts disconnects.
 	Sessions int `json:"sessions,omitempty"`
-	// Violations are the first broken invariants, of ViolationCount.
+	// Violations holds the first violated invariants. ViolationCount counts all of them.
 	Violations     []string `json:"violations,omitempty"`
 	ViolationCount int      `json:"violationCount"`
-	// Events counts the steps of the simulation.
+	// Events counts the events of the simulation.
 	Events int64 `json:"events"`
 }
 
-// PhaseResult is what was measured in one phase.
+// PhaseResult holds the measurements of one phase.
 type PhaseResult struct {
 	Name    string         `json:"name"`
 	FromNS  int64          `json:"fromNS"`
 	ToNS    int64          `json:"toNS"`
 	Tenants []TenantResult `json:"tenants"`
-	// Utilisation is the sum of what part of the drive each tenant had, measured by what a
-	// load of its sort alone gets of it.
+	// Utilisation is the sum over tenants of their part of the drive. A tenant's part is its throughput divided by what
+	// the same load gets alone.
 	Utilisation float64 `json:"utilisation"`
-	// FUtilMin, FUtilMean and FUtilMax are over the tenants that were active in all of the
-	// phase; Jain is the index of their f-Util.
+	// FUtilMin, FUtilMean and FUtilMax cover the tenants that were active during the whole phase. Jain is the fairness
+	// index of their f-Util.
 	FUtilMin  float64 `json:"fUtilMin"`
 	FUtilMean float64 `json:"fUtilMean"`
 	FUtilMax  float64 `json:"fUtilMax"`
@@ -51,44 +51,44 @@ type PhaseResult struct {
 
 	BytesPerSec float64 `json:"bytesPerSec"`
 	IOsPerSec   float64 `json:"iosPerSec"`
-	// Latency is from sending to the host's having the answer, AppLatency from the
-	// application's asking, with what it waited at the host.
+	// Latency is the time from sending an I/O to receiving its answer at the host. AppLatency starts when the
+	// application requests the I/O, so it includes the wait at the host.
 	Latency    Latency `json:"latency"`
 	AppLatency Latency `json:"appLatency"`
-	// DeviceNS is the mean time at the drive.
+	// DeviceNS is the mean service time at the drive.
 	DeviceNS float64 `json:"deviceNS"`
-	// SettleNS is how long after the change before the phase it takes until the last tenant has come
-	// near what it has in the phase's second half; 0 if the scenario has no time series.
+	// SettleNS is the time from the change before the phase until the last tenant has come close to its throughput in
+	// the phase's second half; 0 if the scenario has no time series.
 	SettleNS int64 `json:"settleNS,omitempty"`
-	// CDF are points of the distribution of Latency.
+	// CDF holds points of the distribution of Latency.
 	CDF []Quantile `json:"cdf,omitempty"`
 }
 
-// TenantResult is one tenant's part of a phase.
+// TenantResult holds the measurements of one tenant in a phase.
 type TenantResult struct {
 	Name   string `json:"name"`
 	Group  string `json:"group"`
 	Weight int    `json:"weight"`
-	// Active: some load of it ran in all of the phase.
+	// Active: at least one load of the tenant ran during the whole phase.
 	Active      bool    `json:"active"`
 	BytesPerSec float64 `json:"bytesPerSec"`
 	IOsPerSec   float64 `json:"iosPerSec"`
-	// Usage is the part of the drive that it had: the sum over its loads of their rate by
-	// what such a load alone gets.
+	// Usage is the tenant's part of the drive: the sum over its loads of their rate divided by the rate that such a
+	// load gets alone.
 	Usage float64 `json:"usage"`
-	// FUtil is Usage by the tenant's weight among those active.
+	// FUtil is Usage divided by the tenant's fair share, which its weight among the active tenants determines.
 	FUtil      float64 `json:"fUtil"`
 	Latency    Latency `json:"latency"`
 	AppLatency Latency `json:"appLatency"`
 	DeviceNS   float64 `json:"deviceNS"`
-	// CreditMin and CreditMax are the least and the most that it was given in the phase, in
-	// units of 4 KiB, Credit the last; 0: the policy gives none.
+	// CreditMin and CreditMax are the lowest and the highest credit that the tenant got in the phase, in units of 4
+	// KiB; Credit is the last one. They are 0 if the policy grants no credits.
 	CreditMin int `json:"creditMin"`
 	CreditMax int `json:"creditMax"`
 	Credit    int `json:"credit"`
 }
 
-// Latency sums up a distribution, in nanoseconds.
+// Latency summarises a distribution of latencies, in nanoseconds.
 type Latency struct {
 	Count  int64   `json:"count"`
 	MeanNS float64 `json:"meanNS"`
@@ -104,27 +104,27 @@ type Quantile struct {
 	Fraction float64 `json:"fraction"`
 }
 
-// Series is how a run went, in bins of time from 0 on.
+// Series is the time series of a run in bins that begin at time 0.
 type Series struct {
 	BinNS int64 `json:"binNS"`
-	// Tenants is indexed as the scenario's; each holds the usage (see TenantResult) by bin.
+	// Tenants holds the usage of each tenant (see TenantResult) by bin, in the scenario's order.
 	Tenants [][]float64 `json:"tenants"`
 	Names   []string    `json:"names"`
 	Groups  []string    `json:"groups"`
-	// BytesPerSec is that of all tenants.
+	// BytesPerSec is the throughput of all tenants.
 	BytesPerSec []float64 `json:"bytesPerSec"`
-	// WriteCost and TargetBytesPerSec are the policy's at each bin's end.
+	// WriteCost and TargetBytesPerSec are values of the policy at the end of each bin.
 	WriteCost         []float64 `json:"writeCost"`
 	TargetBytesPerSec []float64 `json:"targetBytesPerSec"`
 }
 
-// Histograms reach to 100 s with three digits.
+// Histograms hold latencies up to 100 s with three significant digits.
 const (
 	finestNS  = 64
 	longestNS = 100 * Second
 )
 
-// histogram records latencies; its mean is exact.
+// histogram records latencies. Its mean is exact, whereas its quantiles are rounded.
 type histogram struct {
 	h     *hdrhistogram.Histogram
 	sumNS float64
@@ -138,7 +138,7 @@ func newHistogram() histogram {
 func (h *histogram) observe(ns int64) {
 	h.sumNS += float64(ns)
 	h.maxNS = max(h.maxNS, ns)
-	// Within the histogram's bounds by the min.
+	// The error can be ignored: min keeps the value within the bounds of the histogram.
 	_ = h.h.RecordValue(min(ns, longestNS))
 }
 
@@ -162,7 +162,7 @@ func (h *histogram) sum() Latency {
 		P999NS: h.h.ValueAtPercentile(99.9), MaxNS: h.maxNS}
 }
 
-// cdf are the points of a plot: dense where tails are.
+// cdf returns the points of a plot, with more points in the tail.
 func (h *histogram) cdf() []Quantile {
 	if h.h.TotalCount() == 0 {
 		return nil
@@ -177,15 +177,15 @@ func (h *histogram) cdf() []Quantile {
 	return out
 }
 
-// account is what a tenant did in the current phase and bin.
+// account accumulates the measurements of a tenant in the current phase and bin.
 type account struct {
 	sent, app  histogram
 	bytes, ios int64
 	deviceNS   int64
-	// usage is in seconds of a drive of its own.
+	// usage is the service time in seconds on a drive that only this load uses.
 	usage    float64
 	binUsage float64
-	// creditMin and creditMax are of the phase.
+	// creditMin and creditMax refer to the phase.
 	creditMin, creditMax int
 }
 
@@ -214,12 +214,12 @@ func newResult(sc *Scenario, set Setup) *Result {
 	return res
 }
 
-// observe accounts for an answer that a client got now.
-func (r *run) observe(t *tenant, l *load, q *request) {
+// observe accounts for an answer that a client receives at the current time.
+func (r *run) observe(t *tenantState, l *load, q *request) {
 	a := &t.account
 	moved := q.len
 	if l.spec.Kinds[q.kind].Op.Class() == pipeline.OtherClass {
-		moved = 0 // a range, not data
+		moved = 0 // the command names a range and transfers no data
 	}
 	if r.result.Series != nil {
 		a.binUsage += l.usage(q)
@@ -241,7 +241,7 @@ func (r *run) observe(t *tenant, l *load, q *request) {
 	a.app.observe(r.now - q.askedNS)
 }
 
-// usage is what an I/O takes of a drive's time: what it would if the load were alone.
+// usage returns the drive time that an I/O takes if its load is alone.
 func (l *load) usage(q *request) float64 {
 	switch {
 	case l.standalone == 0:
@@ -253,7 +253,7 @@ func (l *load) usage(q *request) float64 {
 	}
 }
 
-// roll ends the bins and phases that are over by now.
+// roll closes the bins and phases that have ended by now.
 func (r *run) roll(now int64) {
 	if s := r.result.Series; s != nil && !r.over {
 		for now >= r.nextBin+s.BinNS {
@@ -318,8 +318,8 @@ func (r *run) endPhase(p Phase) {
 // settle computes SettleNS of a phase that follows a change at changeNS.
 func (s *Series) settle(changeNS, endNS int64) int64 {
 	const (
-		together = 3    // bins: single ones are noise
-		near     = 0.25 // of the share, either way
+		together = 3    // average over three bins, because single bins are noisy
+		near     = 0.25 // allowed deviation from the share in either direction
 	)
 	first, end := int(changeNS/s.BinNS), min(int(endNS/s.BinNS), len(s.BytesPerSec))
 	half := (first + end) / 2
@@ -343,7 +343,7 @@ func (s *Series) settle(changeNS, endNS int64) int64 {
 	return int64(settled-first) * s.BinNS
 }
 
-// judge computes f-Util and what follows from it.
+// judge computes the f-Util of each tenant and the phase's statistics of it.
 func (p *PhaseResult) judge() {
 	weights := 0
 	p.Utilisation = 0
@@ -377,8 +377,8 @@ func spread(f []float64) (least, mean, most float64) {
 	return least, mean, most
 }
 
-// Jain is the fairness index of Jain, Chiu and Hawe: 1 if all values are equal, 1/n if
-// one has all. Source: DEC-TR-301, 1984.
+// Jain returns the fairness index of Jain, Chiu and Hawe: 1 if all values are equal, 1/n if one value is the whole sum.
+// Source: DEC-TR-301, 1984.
 func Jain(f []float64) float64 {
 	var sum, squares float64
 	for _, v := range f {
@@ -391,7 +391,7 @@ func Jain(f []float64) float64 {
 	return sum * sum / (float64(len(f)) * squares)
 }
 
-// Phase returns the phase of that name, nil if there is none.
+// Phase returns the phase with the given name, or nil.
 func (r *Result) Phase(name string) *PhaseResult {
 	for i := range r.Phases {
 		if r.Phases[i].Name == name {
@@ -401,7 +401,7 @@ func (r *Result) Phase(name string) *PhaseResult {
 	return nil
 }
 
-// Group returns the tenants of a group.
+// Group returns the tenants of the group with the given name.
 func (p *PhaseResult) Group(name string) []TenantResult {
 	var out []TenantResult
 	for _, t := range p.Tenants {

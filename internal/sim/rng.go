@@ -2,8 +2,7 @@ package sim
 
 import "math/bits"
 
-// rng is splitmix64 (Steele, Lea, Flood, OOPSLA 2014): small, fast, good enough to
-// choose offsets.
+// rng is splitmix64 (Steele, Lea, Flood, OOPSLA 2014). It is small and fast, and random enough to choose offsets.
 type rng struct{ state uint64 }
 
 func newRNG(seed uint64, stream int) rng {

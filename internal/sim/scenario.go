@@ -15,17 +15,17 @@ const (
 	Second      int64 = 1_000_000_000
 )
 
-// Kind is one sort of I/O of a load.
+// Kind describes one kind of I/O of a load.
 type Kind struct {
 	Op        pipeline.Op
 	SizeBytes int64
-	// Sequential I/Os follow each other, others fall anywhere in the region.
+	// Sequential I/Os follow each other; others have random offsets in the region.
 	Sequential bool
-	// Parts is how often this kind comes among the load's, relative to the others'.
+	// Parts is the relative frequency of this kind among the kinds of the load.
 	Parts int
 }
 
-// String returns the kind as tables write it, for example "4K random read".
+// String returns the name of the kind in tables, for example "4K random read".
 func (k Kind) String() string {
 	if k.Op == pipeline.Flush {
 		return "flush"
@@ -37,43 +37,42 @@ func (k Kind) String() string {
 	return fmt.Sprintf("%s %s %s", SizeString(k.SizeBytes), order, k.Op)
 }
 
-// SizeString writes a size in K.
+// SizeString returns a size in K.
 func SizeString(n int64) string {
 	return strings.TrimSuffix(fmt.Sprintf("%.1f", float64(n)/1024), ".0") + "K"
 }
 
-// Load is a stream of I/Os that a client's application asks for.
+// Load is a stream of I/Os that an application requests from its client.
 type Load struct {
 	Kinds []Kind
-	// Depth is how many I/Os the application has under way at once; a paced load waits
-	// for one to complete before it asks for more.
+	// Depth is the number of I/Os that the application keeps outstanding. A paced load with so many I/Os outstanding
+	// waits for a completion before it requests another one.
 	Depth int
-	// IOsPerSec paces the load; 0 is a closed loop.
+	// IOsPerSec is the rate of a paced load; 0 stands for a closed loop.
 	IOsPerSec float64
-	// StartNS and StopNS bound it; a StopNS of 0 is never.
+	// StartNS and StopNS are the times at which the load starts and stops. A StopNS of 0 stands for never.
 	StartNS, StopNS int64
-	// OnNS and OffNS make it come in bursts from StartNS on, if OnNS is not 0.
+	// OnNS and OffNS make the load alternate between on and off from StartNS on, if OnNS is not 0.
 	OnNS, OffNS int64
 }
 
-// Tenant is one client and what the target knows of it.
+// Tenant describes a client and its configuration at the target.
 type Tenant struct {
 	Name string
-	// Group names tenants of the same sort, for tables and plots.
+	// Group is a common name of similar tenants, for tables and plots.
 	Group string
-	// Weight is its share, 0 is 1.
+	// Weight is the tenant's weight; 0 stands for 1.
 	Weight int
 	Caps   pipeline.Caps
 	Loads  []Load
-	// IgnoresCredits: a host that does not know the wire extension.
+	// IgnoresCredits models a host that does not implement the credit extension.
 	IgnoresCredits bool
-	// UpNS and DownNS make the client connect and disconnect again and again with all
-	// its I/Os under way, if UpNS is not 0: each time it stays for something between half and
-	// one and a half of UpNS and away for that much of DownNS.
+	// UpNS and DownNS, if UpNS is not 0, make the client connect and disconnect repeatedly, with I/Os outstanding. It
+	// stays connected for 0.5 to 1.5 times UpNS and disconnected for 0.5 to 1.5 times DownNS.
 	UpNS, DownNS int64
 }
 
-// Phase is a stretch of a run that is measured by itself.
+// Phase is a part of a run that is measured separately.
 type Phase struct {
 	Name         string
 	FromNS, ToNS int64
@@ -81,28 +80,28 @@ type Phase struct {
 
 // Scenario is one experiment: clients, a network, one SSD.
 type Scenario struct {
-	// Row is the row of the workload matrix, Name the experiment in it.
+	// Row is a row of the workload matrix. Name is the experiment within the row.
 	Row, Name string
-	// Preset, SizeBytes and Condition say which drive, see flash.
+	// Preset, SizeBytes and Condition describe the drive; see package flash.
 	Preset    string
 	SizeBytes int64
 	Condition flash.Condition
-	// Slowdown is how many times slower than its preset the drive is; 0 is 1.
+	// Slowdown is the factor by which the drive is slower than its preset; 0 stands for 1.
 	Slowdown int
 	Tenants  []Tenant
-	// Phases are what is measured. The run ends with the last one.
+	// Phases are the measured parts of the run, which ends with the last one.
 	Phases []Phase
-	// NetworkNS is the way from a host to the target, and back again.
+	// NetworkNS is the latency of the network in one direction.
 	NetworkNS int64
-	// TargetCPUNS is what each I/O costs of the target's one core, before its pipeline.
+	// TargetCPUNS is the processor time that the target's single core spends on each I/O before the pipeline.
 	TargetCPUNS int64
-	// BinNS is the grain of the time series; 0: there is none.
+	// BinNS is the bin width of the time series; 0 stands for no time series.
 	BinNS int64
-	// Sessions ends the connects and disconnects of tenants with an UpNS after so many.
+	// Sessions limits the number of disconnects of the tenants that have an UpNS.
 	Sessions int
 }
 
-// EndNS is when the last phase ends.
+// EndNS returns the time at which the last phase ends.
 func (s *Scenario) EndNS() int64 {
 	var end int64
 	for _, p := range s.Phases {
@@ -111,7 +110,7 @@ func (s *Scenario) EndNS() int64 {
 	return end
 }
 
-// changedNS is when a load last began or ended before a time.
+// changedNS returns the last time before the given one at which a load began or ended.
 func (s *Scenario) changedNS(before int64) (last int64) {
 	for i := range s.Tenants {
 		for _, l := range s.Tenants[i].Loads {
@@ -125,10 +124,10 @@ func (s *Scenario) changedNS(before int64) (last int64) {
 	return last
 }
 
-// String returns row and name.
+// String returns the row and the name.
 func (s *Scenario) String() string { return s.Row + "/" + s.Name }
 
-// id names what the load asks of a drive.
+// id returns a key for the I/O pattern of the load.
 func (l *Load) id() string {
 	var b strings.Builder
 	for _, k := range l.Kinds {
@@ -149,7 +148,7 @@ func (t *Tenant) mutates() bool {
 	return false
 }
 
-// data reports whether the load moves data only; what others do is counted in I/Os.
+// data reports whether all kinds of the load transfer data. Other loads are measured in I/Os.
 func (l *Load) data() bool {
 	for _, k := range l.Kinds {
 		if k.Op.Class() == pipeline.OtherClass {
@@ -159,10 +158,10 @@ func (l *Load) data() bool {
 	return true
 }
 
-// weight is the tenant's share.
+// weight returns the effective weight of the tenant.
 func (t *Tenant) weight() int { return max(t.Weight, 1) }
 
-// active reports whether any of the tenant's loads runs in all of the phase.
+// active reports whether the load runs during the whole phase.
 func (l *Load) active(p Phase) bool {
 	return l.StartNS <= p.FromNS && (l.StopNS == 0 || l.StopNS >= p.ToNS)
 }

@@ -1,8 +1,7 @@
-// Package sim runs clients, a network, one SSD's pipeline and the emulated drive in
-// virtual time. It holds the workload matrix that policies are judged by, and
-// computes what they are judged on. It is a machine itself: a run starts no
-// goroutine and reads no clock, and the same seed gives the same result; whoever has several
-// processors spreads runs over them (see Lab).
+// Package sim runs clients, a network, one SSD's pipeline and the emulated drive in virtual time. It holds the workload
+// matrix with which policies are compared, and computes the figures of the comparison. A run is a state machine: it
+// starts no goroutine and reads no clock, and the same seed gives the same result. Callers with several CPUs distribute
+// runs over them (see Lab).
 //
 //	client ── NetworkNS ──> pipeline.Pipeline ──> flash.Drive
 //	   ^    wait for credit        policy            │
@@ -14,26 +13,27 @@ import (
 
 	"jbofd/internal/pipeline"
 	"jbofd/internal/ssd/model/flash"
+	"jbofd/internal/tenant"
 )
 
-// Drive is what a run needs of a drive; flash.Drive is one.
+// Drive is the interface of a drive in a run; flash.Drive implements it.
 type Drive interface {
 	Submit(now int64, r flash.Request)
 	NextEvent() (at int64, ok bool)
 	Advance(now int64, dst []flash.Completion) []flash.Completion
 }
 
-// Setup is what a run consists of besides its scenario.
+// Setup is the part of a run besides its scenario.
 type Setup struct {
 	// SizeBytes is the drive's size.
 	SizeBytes int64
 	Drive     Drive
 	Policy    pipeline.Policy
-	// Parda: hosts bound what they have outstanding by latency (see parda).
+	// Parda: hosts bound what they have outstanding by the latency that they see (see parda).
 	Parda bool
 	Seed  uint64
-	// Standalone is the rate of a load that has the drive to itself, in bytes per
-	// second, or I/Os per second of loads that move no data; 0: unknown.
+	// Standalone is the rate that a load achieves alone on the drive, in bytes per second, or in I/Os per second for
+	// loads that move no data; 0 if unknown.
 	Standalone func(l *Load) float64
 }
 
@@ -45,14 +45,14 @@ type run struct {
 	set      Setup
 	now      int64
 	pipe     *pipeline.Pipeline
-	tenants  []tenant
+	tenants  []tenantState
 	reqs     []request // by tag
 	free     []pipeline.Tag
 	up       ring[arrival]
 	down     ring[departure]
 	timers   timers
 	cpuFree  int64
-	over     bool // the last phase has ended, nothing is asked for any more
+	over     bool // the last phase has ended; clients send no more I/Os
 	sessions int
 	rng      rng
 
@@ -69,12 +69,12 @@ type run struct {
 	binBytes int64
 }
 
-// request is an I/O from sending to the host's receiving its completion.
+// request is an I/O from the host's sending it until the host has its completion.
 type request struct {
 	tenant, load int32
 	kind         int32
 	units        int32
-	// session tells a client's I/Os from those of its earlier connections.
+	// session distinguishes a client's I/Os from those of its earlier connections.
 	session int32
 	state   state
 	len     int64
@@ -93,7 +93,7 @@ const (
 	queued          // in the pipeline
 	device          // at the drive
 	back            // on the way back
-	forgotten       // on the way, and its client has gone
+	forgotten       // on the way, but its client has disconnected
 )
 
 type arrival struct {
@@ -107,7 +107,7 @@ type departure struct {
 	credit int
 }
 
-// Run runs a scenario to its end and until all I/Os are over.
+// Run runs a scenario to its end and until all I/Os have completed.
 func Run(sc *Scenario, set Setup) *Result {
 	r := &run{sc: sc, set: set, pipe: pipeline.New(set.Policy), rng: newRNG(set.Seed, -1)}
 	r.result = newResult(sc, set)
@@ -135,7 +135,7 @@ func Run(sc *Scenario, set Setup) *Result {
 	return r.result
 }
 
-// grace is how long the I/Os of a run may take to end after it.
+// grace is how long I/Os may take to complete after the end of a run.
 const grace = 30 * Second
 
 // next is the time of the next event.
@@ -159,7 +159,7 @@ func (r *run) next() int64 {
 	return at
 }
 
-// step does all that is due now.
+// step processes everything that is due now.
 func (r *run) step() {
 	r.events++
 	now := r.now
@@ -196,7 +196,7 @@ func (r *run) arrive(tag pipeline.Tag) {
 	q.state = queued
 	r.target++
 	op := r.tenants[q.tenant].loads[q.load].spec.Kinds[q.kind].Op
-	r.pipe.Enqueue(r.now, pipeline.IO{Tag: tag, Tenant: pipeline.Tenant(q.tenant), Op: op, LenBytes: q.len})
+	r.pipe.Enqueue(r.now, pipeline.IO{Tag: tag, Tenant: tenant.ID(q.tenant), Op: op, LenBytes: q.len})
 }
 
 // complete takes an I/O from the drive and sends the answer.
@@ -211,7 +211,7 @@ func (r *run) complete(c *flash.Completion) {
 		return
 	}
 	q.state, q.deviceNS = back, c.LatencyNS
-	r.down.push(departure{r.now + r.sc.NetworkNS, tag, r.pipe.Credit(pipeline.Tenant(q.tenant))})
+	r.down.push(departure{r.now + r.sc.NetworkNS, tag, r.pipe.Credit(tenant.ID(q.tenant))})
 }
 
 // take returns a tag for a new I/O.
@@ -233,7 +233,7 @@ func (r *run) release(tag pipeline.Tag) {
 // outstanding is how many I/Os are under way.
 func (r *run) outstanding() int { return len(r.reqs) - len(r.free) }
 
-// stop ends all asking for I/Os.
+// stop stops all clients from sending I/Os.
 func (r *run) stop() {
 	r.over = true
 	r.timers.heap = r.timers.heap[:0]
@@ -246,7 +246,7 @@ func (r *run) stop() {
 	}
 }
 
-// violated notes a broken invariant.
+// violated records a broken invariant.
 func (r *run) violated(format string, args ...any) {
 	const most = 8
 	r.result.ViolationCount++
@@ -255,7 +255,7 @@ func (r *run) violated(format string, args ...any) {
 	}
 }
 
-// check looks whether the pipeline's account is right.
+// check verifies the pipeline's counters.
 func (r *run) check() {
 	if got := r.pipe.Queued() + r.pipe.Inflight(); got != r.target {
 		r.violated("the pipeline counts %d I/Os, there are %d", got, r.target)
@@ -264,7 +264,7 @@ func (r *run) check() {
 	known, sum := 0, 0
 	for i := range r.tenants {
 		t := &r.tenants[i]
-		if !r.pipe.TenantStats(pipeline.Tenant(i), &ts) {
+		if !r.pipe.TenantStats(tenant.ID(i), &ts) {
 			if t.up {
 				r.violated("%s is connected and not known", t.spec.Name)
 			}
@@ -298,7 +298,7 @@ func (r *run) finish() {
 	for i := range r.tenants {
 		if r.tenants[i].up {
 			r.tenants[i].up = false
-			r.pipe.RemoveTenant(r.now, pipeline.Tenant(i))
+			r.pipe.RemoveTenant(r.now, tenant.ID(i))
 		}
 	}
 	r.check()

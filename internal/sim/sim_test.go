@@ -11,6 +11,7 @@ import (
 	"jbofd/internal/pipeline"
 	"jbofd/internal/pipeline/jbof"
 	"jbofd/internal/ssd/model/flash"
+	"jbofd/internal/tenant"
 )
 
 // busy is a scenario with something of everything, short, on a small drive.
@@ -235,11 +236,11 @@ func TestJain(t *testing.T) {
 type stingy struct {
 	*pipeline.FIFO
 	credit      int
-	units, most map[pipeline.Tenant]int
+	units, most map[tenant.ID]int
 	ios         map[pipeline.Tag]pipeline.IO
 }
 
-func (s *stingy) Credit(pipeline.Tenant) int { return s.credit }
+func (s *stingy) Credit(tenant.ID) int { return s.credit }
 
 func (s *stingy) Enqueue(now int64, io pipeline.IO) {
 	s.ios[io.Tag] = io
@@ -261,11 +262,11 @@ func TestHostsKeepToTheirCredit(t *testing.T) {
 	deaf[0].IgnoresCredits = true
 	sc := scenario("test", "credit", flash.Empty, join(readers(1, size4K), odd, large, deaf))
 	sc.Phases = []Phase{{"steady", 10 * Millisecond, 60 * Millisecond}}
-	s := &stingy{pipeline.NewFIFO(1000), 7, map[pipeline.Tenant]int{}, map[pipeline.Tenant]int{}, map[pipeline.Tag]pipeline.IO{}}
+	s := &stingy{pipeline.NewFIFO(1000), 7, map[tenant.ID]int{}, map[tenant.ID]int{}, map[pipeline.Tag]pipeline.IO{}}
 	res := whole(t, &sc, Setup{SizeBytes: 1 << 30, Drive: &server{serviceNS: 5000}, Policy: s, Seed: 1})
 	// 7 units; 3 I/Os of 2 units; 1 I/O although it is too large; all.
 	for i, want := range []int{7, 6, 32, 64} {
-		if got := s.most[pipeline.Tenant(i)]; got != want {
+		if got := s.most[tenant.ID(i)]; got != want {
 			t.Errorf("%s: at most %d units outstanding, want %d", sc.Tenants[i].Name, got, want)
 		}
 	}
@@ -332,7 +333,7 @@ type leaky struct {
 	active int
 }
 
-func (l *leaky) SetTenant(now int64, t pipeline.Tenant, weight int) {
+func (l *leaky) SetTenant(now int64, t tenant.ID, weight int) {
 	l.active++
 	l.FIFO.SetTenant(now, t, weight)
 }

@@ -1,12 +1,9 @@
-// Package ssd is the house's one view of a drive: a device with a size and a
-// few properties, and queues on it that take batches of requests and return
-// batches of completions.
+// Package ssd defines the interface of a drive: a device with a size and a few properties, and queues on it that take
+// batches of requests and return batches of completions.
 //
-// Sub-packages implement it: mem (DRAM), file (regular files and block
-// devices, io_uring or worker threads), model (an emulated drive with a
-// flash drive's timing) and fault (wraps another device with
-// seeded errors, delays, and torn or lost unflushed writes). The label
-// package keeps the on-drive table of extents.
+// Sub-packages implement it: mem (DRAM), file (regular files and block devices, with io_uring or worker threads), model
+// (an emulated drive with the timing of a flash drive) and fault (a wrapper that injects seeded errors, delays, and
+// torn or lost unflushed writes). Package label keeps the on-drive table of extents.
 package ssd
 
 import (
@@ -22,12 +19,12 @@ type Op uint8
 const (
 	// Read fills Buf[:Len] from the device.
 	Read Op = iota
-	// Write stores Buf[:Len]. With FUA the completion means durable.
+	// Write stores Buf[:Len]. With FUA it completes when the data is durable.
 	Write
 	// Flush makes every write completed before its submission durable.
 	Flush
-	// Deallocate tells the device that the range holds nothing of worth. It is
-	// advice: what the range reads as afterwards is Info.DeallocatedReadsZero.
+	// Deallocate tells the device that the content of the range is not needed. It is advice. Whether the range reads as
+	// zeroes afterwards is Info.DeallocatedReadsZero.
 	Deallocate
 	// WriteZeroes makes the range read as zeroes. With Unmap in Flags the
 	// device may free the space behind it.
@@ -36,7 +33,7 @@ const (
 
 var opNames = [...]string{"read", "write", "flush", "deallocate", "write_zeroes"}
 
-// Ops is how many operations there are; valid ones are below it.
+// Ops is the number of operations; valid operations are below it.
 const Ops = Op(len(opNames))
 
 // String returns the operation's name as metrics and logs write it.
@@ -51,7 +48,8 @@ func (o Op) String() string {
 type Flags uint8
 
 const (
-	// FUA, on a Write or WriteZeroes: complete only when durable.
+	// FUA, on a Write or WriteZeroes: complete only when durable. On a Read: make the content of the range durable before
+	// reading it, so that no power loss can bring back older content than was read.
 	FUA Flags = 1 << iota
 	// Unmap, on a WriteZeroes: the device may deallocate, if the range then
 	// reads as zeroes.
@@ -64,16 +62,15 @@ type Request struct {
 	Flags Flags
 	// Offset and Len are bytes, multiples of Info.BlockSize; ignored by Flush.
 	Offset, Len int64
-	// Buf holds the data of a Read or Write, len(Buf) >= Len. It belongs to the
-	// queue from Submit until its completion was polled. Buffers from bufpool are
-	// page-aligned and registered with the device; others may be copied.
+	// Buf holds the data of a Read or Write, len(Buf) >= Len. The queue owns it from Submit until the completion was
+	// polled. Buffers from bufpool are page-aligned and registered with the device; data in others may be copied.
 	Buf []byte
 	// Tag comes back in the Completion. The caller keeps tags unique among the
 	// requests outstanding on one queue.
 	Tag uint64
 }
 
-// Completion is the answer to one Request.
+// Completion is the result of a Request.
 type Completion struct {
 	Tag uint64
 	// Err is nil or wraps one of the sentinels below.
@@ -82,19 +79,17 @@ type Completion struct {
 	LatencyNS int64
 }
 
-// A completion's errors. A device never returns others bare: unknown causes
-// wrap ErrMedia.
+// The errors of completions. Every error of a device wraps one of them; unknown causes wrap ErrMedia.
 var (
 	// ErrMedia: the device could not read or write the range (EIO and kin).
 	ErrMedia = errors.New("media error")
 	// ErrNoSpace: the file system or thin device behind it is full (ENOSPC, EDQUOT).
 	ErrNoSpace = errors.New("no space left on the device")
-	// ErrGone: the device has vanished or was closed (ENODEV, ENXIO, ESHUTDOWN);
-	// every later request fails likewise.
+	// ErrGone: the device has vanished or was closed (ENODEV, ENXIO, ESHUTDOWN). All later requests fail with it, too.
 	ErrGone = errors.New("device is gone")
 	// ErrRange: offset or length outside the device or not in whole blocks.
 	ErrRange = errors.New("range outside the device or not in whole blocks")
-	// ErrUnsupported: the device does not know the operation.
+	// ErrUnsupported: the device does not implement the operation.
 	ErrUnsupported = errors.New("operation not supported by the device")
 )
 
@@ -102,10 +97,9 @@ var (
 type Info struct {
 	// Name is the device's name in the configuration.
 	Name string
-	// Backend is "mem", "file", ...; Path is what it stands on, if anything.
+	// Backend is "mem", "file", ...; Path is the underlying file or block device, if any.
 	Backend, Path string
-	// Model and Serial identify the drive where it says so; Serial is stable
-	// over restarts or empty.
+	// Model and Serial identify the drive if it reports them. Serial is the same after a restart, or empty.
 	Model, Serial string
 	// SizeBytes is the capacity, a multiple of BlockSize.
 	SizeBytes int64
@@ -119,35 +113,41 @@ type Info struct {
 	AtomicWriteBytes int
 	// VolatileCache: completed writes may be lost with the power until a Flush.
 	VolatileCache bool
-	// Deallocates: Deallocate does something. DeallocatedReadsZero: a deallocated
-	// range reads as zeroes until written.
+	// Deallocates is set if Deallocate has an effect, DeallocatedReadsZero if a deallocated range reads as zeroes until it
+	// is written.
 	Deallocates, DeallocatedReadsZero bool
-	// Engine names how I/O is done: "mem", "io_uring", "threads".
+	// Engine is the mechanism used for I/O: "mem", "io_uring", "threads".
 	Engine string
 }
 
 // Queue is one path for requests to a device. One goroutine at a time calls
 // Submit; one goroutine at a time calls Poll (it may be another one).
 type Queue interface {
-	// Submit hands over requests in order and returns how many were taken: fewer
-	// than len(reqs) when the queue is full. Invalid requests are taken and
-	// complete with an error. It never blocks on the device.
+	// Submit takes requests in order and returns how many: fewer than len(reqs) if the queue is full. Invalid requests
+	// are taken and complete with an error. It never blocks on the device.
 	//
 	// Cost: 0 allocs; one system call a batch for file devices.
 	Submit(reqs []Request) int
-	// Poll writes completions to dst and returns how many. With wait > 0 it blocks
-	// up to that long for the first one; wait < 0 blocks until there is one, Wake is
-	// called or the device is closed (then 0).
+	// Poll writes completions to dst and returns their number. With wait > 0 it blocks up to that long for the first
+	// one. With wait < 0 it blocks until there is one, or until Wake is called or the device is closed; then it returns 0.
 	//
 	// Cost: 0 allocs.
 	Poll(dst []Completion, wait time.Duration) int
 	// Wake makes a blocked Poll return early; from any goroutine.
 	Wake()
-	// Synchronous reports that Submit has completed every request it took by the
-	// time it returns, so that Poll never needs to wait.
+	// Synchronous reports whether Submit completes every request that it takes before it returns. Poll then never needs
+	// to wait.
 	Synchronous() bool
 	// Close waits for outstanding requests and releases the queue. Idempotent.
 	Close() error
+}
+
+// Notifier is a Queue that reports completions by a call, so that its user needs no goroutine that blocks in Poll.
+type Notifier interface {
+	Queue
+	// Notify sets a function that the queue calls when a request completes. The queue does not hold locks of Submit or
+	// Poll during the call. Notify must be called before the first Submit.
+	Notify(f func())
 }
 
 // Device is an open drive.
@@ -155,8 +155,8 @@ type Device interface {
 	Info() Info
 	// OpenQueue makes a queue that takes up to depth outstanding requests.
 	OpenQueue(depth int) (Queue, error)
-	// Healthy returns nil or why the device cannot serve (wraps ErrGone, ...); it
-	// does no I/O. Readiness probes use it.
+	// Healthy returns nil, or the reason why the device cannot serve (it wraps ErrGone, ...). It does no I/O; readiness
+	// probes use it.
 	Healthy() error
 	// Close closes the queues and the device. Idempotent.
 	Close() error

@@ -2,9 +2,8 @@ package ssd
 
 import "fmt"
 
-// Validate checks a request against the device's geometry: what every
-// implementation does first with a request that Submit took. A request of
-// length 0 is valid and does nothing.
+// Validate checks a request against the geometry of the device. Every implementation calls it for each request that
+// Submit takes. A request of length 0 is valid and does nothing.
 //
 // Errors: ErrRange (offset or length outside or not in whole blocks, or Buf
 // shorter than Len); ErrUnsupported (unknown Op).

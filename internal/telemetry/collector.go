@@ -4,13 +4,14 @@ import (
 	"fmt"
 	"strconv"
 	"strings"
+	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 
 	"jbofd/internal/ssd"
 )
 
-// metric is one family of ours.
+// metric is the description of a metric family.
 type metric struct {
 	desc *prometheus.Desc
 	name string
@@ -32,7 +33,7 @@ func gauge(name, help string, labels ...string) metric {
 	return newMetric(prometheus.GaugeValue, name, help, labels...)
 }
 
-// The metrics. docs/operations.md lists them, and a test holds it to that.
+// The metric families. A test checks that docs/operations.md lists all of them.
 var (
 	buildInfo = gauge("jbof_build_info", "What this daemon was built from; always 1.", "version", "commit", "goversion")
 	nodeInfo  = gauge("jbof_node_info", "The node's name; always 1.", "node")
@@ -46,36 +47,39 @@ var (
 	connections    = gauge("jbof_connections", "Connections (queue pairs) established now.", "transport")
 	established    = counter("jbof_connection_established_total", "Connections whose Connect command succeeded.", "transport")
 	connectFailed  = counter("jbof_connect_failures_total", "Connect commands answered with an error.", "reason")
-	connRefused    = counter("jbof_connections_refused_total", "Connections turned away by a limit of the configuration.", "reason")
-	keepAlive      = counter("jbof_keepalive_timeouts_total", "Associations ended because their host fell silent.")
+	connRefused    = counter("jbof_connections_refused_total", "Connections refused before a Connect command, by reason: a limit of the configuration, or resources.", "reason")
+	keepAlive      = counter("jbof_keepalive_timeouts_total", "Associations ended because their keep alive timeout passed.")
 	protocolErrors = counter("jbof_protocol_errors_total", "Connections ended because the peer broke the protocol.", "reason")
 
 	ssdInfo        = gauge("jbof_ssd_info", "What a drive is; always 1.", "ssd", "backend", "engine", "path", "model", "serial")
 	ssdUp          = gauge("jbof_ssd_up", "1 while the drive can serve, else 0.", "ssd")
-	ssdFallback    = gauge("jbof_ssd_io_fallback", "1 while the drive is used in a slower way than wished: io_uring was refused, or memory could not be registered.", "ssd")
+	ssdFallback    = gauge("jbof_ssd_io_fallback", "1 while the drive uses a slower I/O path than configured or possible: io_uring was refused, or memory could not be registered; else 0.", "ssd")
 	ssdCapacity    = gauge("jbof_ssd_capacity_bytes", "Capacity of the drive.", "ssd")
 	ssdNow         = gauge("jbof_ssd_io_now", "Requests outstanding at the drive.", "ssd")
-	ssdQueued      = gauge("jbof_ssd_io_queued", "Commands that wait before the drive.", "ssd")
+	ssdQueued      = gauge("jbof_ssd_io_queued", "Commands that wait in the pipeline before the drive.", "ssd")
 	ssdErrors      = counter("jbof_ssd_errors_total", "Requests that the drive failed.", "ssd")
-	ssdNoSpace     = counter("jbof_ssd_no_space_errors_total", "Requests that failed because what the drive stands on is full.", "ssd")
-	ssdBufferWaits = counter("jbof_ssd_buffer_waits_total", "Commands that waited for memory for their data.", "ssd")
-	ssdAborted     = counter("jbof_ssd_aborted_total", "Commands aborted while they waited before the drive.", "ssd")
+	ssdNoSpace     = counter("jbof_ssd_no_space_errors_total", "Requests that failed because the file system or thin volume under the drive is full.", "ssd")
+	ssdBufferWaits = counter("jbof_ssd_buffer_waits_total", "Commands that waited for a data buffer.", "ssd")
+	ssdAborted     = counter("jbof_ssd_aborted_total", "Commands aborted while they waited in the pipeline before the drive.", "ssd")
 
 	subsystemInfo     = gauge("jbof_subsystem_info", "What a subsystem is; always 1.", "subsystem", "serial", "model")
-	namespaceInfo     = gauge("jbof_namespace_info", "What a namespace is and where it lies; always 1.", "subsystem", "nsid", "ssd", "uuid", "type", "block_size")
+	namespaceInfo     = gauge("jbof_namespace_info", "What a namespace is and on which drive; always 1.", "subsystem", "nsid", "ssd", "uuid", "type", "block_size")
 	namespaceCapacity = gauge("jbof_namespace_capacity_bytes", "Capacity of the namespace.", "subsystem", "nsid")
 
-	bufferBytes = gauge("jbof_buffer_pool_bytes", "Memory for data: used by commands, or free up to the bound.", "state")
-	bufferTaken = gauge("jbof_buffer_pool_resident_bytes", "Memory for data that was touched since the start, which is what the process holds.")
-	bufferWaits = counter("jbof_buffer_pool_waits_total", "Requests for memory for data that had to wait.")
+	bufferBytes = gauge("jbof_buffer_pool_bytes", "Data buffers by state: used by commands, or free up to limits.buffers.", "state")
+	bufferTaken = gauge("jbof_buffer_pool_resident_bytes", "Data buffers that have been used since the start, which is the memory that the process holds for them.")
+	bufferArena = gauge("jbof_buffer_arena_bytes", "Memory for the buffers of key-value stores and swap areas, beside jbof_buffer_pool_bytes.")
+	bufferWaits = counter("jbof_buffer_pool_waits_total", "Requests for data buffers that had to wait.")
 
-	logDropped     = counter("jbof_log_messages_dropped_total", "Log messages suppressed because they came too fast.")
-	tenantsDropped = counter("jbof_tenants_dropped_total", "Times that a tenant without series of its own was put under tenant \"other\".")
-	configReloads  = counter("jbof_config_reloads_total", "Reloads of the configuration.", "result")
+	logDropped     = counter("jbof_log_messages_dropped_total", "Log lines suppressed by rate limits.")
+	tenantsDropped = counter("jbof_tenants_dropped_total", "Times that a tenant without series of its own was counted as tenant \"other\".")
+	configReloads  = counter("jbof_config_reloads_total", "Reloads of the configuration, by result: success, or failure if it was refused.", "result")
+	configOK       = gauge("jbof_config_last_reload_successful", "1 if the last reload of the configuration took effect, or there was none; 0 if it was refused.")
+	configTime     = gauge("jbof_config_last_reload_success_timestamp_seconds", "When the configuration in force was loaded, in Unix time.")
 )
 
-// deviceMetrics are the drive's own counters in node_exporter's words, by ssd.Op;
-// what has no name there is left out.
+// deviceMetrics holds the drive's counters by ssd.Op, named as node_exporter names them. Operations without such a name
+// are left out.
 var deviceMetrics = [ssd.Ops]struct{ completed, bytes, time *metric }{
 	ssd.Read: {
 		perSSD("jbof_ssd_reads_completed_total", "Reads the drive completed."),
@@ -103,7 +107,7 @@ func perSSD(name, help string) *metric {
 	return &m
 }
 
-// metrics returns all families of ours.
+// metrics returns the descriptions of all families.
 func metrics() []metric {
 	all := []metric{
 		buildInfo, nodeInfo, ready, ioCompleted, ioBytes, ioDuration, ioErrors,
@@ -120,11 +124,11 @@ func metrics() []metric {
 	all = append(all, schedulerMetrics()...)
 	all = append(all, rdmaMetrics()...)
 	all = append(all, kvMetrics()...)
-	return append(all, subsystemInfo, namespaceInfo, namespaceCapacity, bufferBytes, bufferTaken, bufferWaits,
-		logDropped, tenantsDropped, configReloads)
+	return append(all, subsystemInfo, namespaceInfo, namespaceCapacity, bufferBytes, bufferTaken, bufferArena, bufferWaits,
+		logDropped, tenantsDropped, configReloads, configOK, configTime)
 }
 
-// collector makes Prometheus metrics of a Telemetry when somebody scrapes.
+// collector converts a Telemetry to Prometheus metrics during a scrape.
 type collector struct{ t *Telemetry }
 
 func (c collector) Describe(ch chan<- *prometheus.Desc) {
@@ -153,13 +157,16 @@ func (c collector) Collect(ch chan<- prometheus.Metric) {
 	words(connRefused, &t.refused)
 	words(protocolErrors, &t.protocolErrors)
 	words(configReloads, &t.reloads)
+	put(configOK, oneIf(!t.reloadFailed.Load()))
+	put(configTime, float64(t.loadedAtNS.Load())/1e9)
 	put(keepAlive, float64(t.keepAliveTimeouts.Load()))
 	put(logDropped, float64(t.logDropped.Load()))
 	put(tenantsDropped, float64(t.tenantsOther.Load()))
 
-	// What the lock guards is copied, so that neither a slow scraper nor the
-	// functions called below hold up a connection that asks for its series.
+	// Copy the state that mu guards, so that neither a slow scraper nor the functions called below delay a connection
+	// that requests its series.
 	type ioSeries struct {
+		tenant string
 		ioKey
 		s *IOSeries
 	}
@@ -168,13 +175,14 @@ func (c collector) Collect(ch chan<- prometheus.Metric) {
 		s      *ErrorSeries
 	}
 	t.mu.Lock()
-	io := make([]ioSeries, 0, len(t.io))
-	for k, s := range t.io {
-		io = append(io, ioSeries{k, s})
-	}
-	errs := make([]errorSeries, 0, len(t.errors))
-	for name, s := range t.errors {
-		errs = append(errs, errorSeries{name, s})
+	t.expire(time.Now())
+	var io []ioSeries
+	errs := make([]errorSeries, 0, len(t.tenants))
+	for name, x := range t.tenants {
+		for k, s := range x.io {
+			io = append(io, ioSeries{name, k, s})
+		}
+		errs = append(errs, errorSeries{name, &x.errors})
 	}
 	drives := make([]SSD, 0, len(t.ssds))
 	for _, s := range t.ssds {
@@ -185,8 +193,9 @@ func (c collector) Collect(ch chan<- prometheus.Metric) {
 
 	for _, s := range io {
 		count, sum, le := s.s.histogram()
-		if count == 0 {
-			// A series appears with its first I/O: most tenants never use every operation.
+		if count == 0 && s.op != "read" && s.op != "write" {
+			// Most tenants never use every operation, so unused series are left out. Reads and writes are reported from
+			// the tenant's first connection on, so that rate() sees the first of them.
 			continue
 		}
 		put(ioCompleted, float64(count), s.tenant, s.ssd, s.op)
@@ -217,6 +226,7 @@ func (c collector) Collect(ch chan<- prometheus.Metric) {
 		put(bufferBytes, float64(b.InUseBytes), "used")
 		put(bufferBytes, float64(b.TotalBytes-b.InUseBytes), "free")
 		put(bufferTaken, float64(b.TakenBytes))
+		put(bufferArena, float64(b.ArenaBytes))
 		put(bufferWaits, float64(b.Waits))
 	}
 	if rdma != nil {

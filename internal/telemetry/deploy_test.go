@@ -224,6 +224,30 @@ func TestAlertsReadMetricsThatExistAndLeadToTheirRunbook(t *testing.T) {
 	}
 }
 
+// TestTheScrapeConfigurationFindsADaemonAndTheAlerts: its targets are where a daemon serves metrics by default.
+func TestTheScrapeConfigurationFindsADaemonAndTheAlerts(t *testing.T) {
+	const file = "../../deploy/prometheus/prometheus.yaml"
+	var c struct {
+		RuleFiles     []string `yaml:"rule_files"`
+		ScrapeConfigs []struct {
+			JobName       string                       `yaml:"job_name"`
+			StaticConfigs []struct{ Targets []string } `yaml:"static_configs"`
+		} `yaml:"scrape_configs"`
+	}
+	if err := yaml.Unmarshal([]byte(readFile(t, file)), &c); err != nil {
+		t.Fatal(err)
+	}
+	for _, f := range c.RuleFiles {
+		readFile(t, "../../deploy/prometheus/"+f)
+	}
+	if len(c.RuleFiles) == 0 || len(c.ScrapeConfigs) != 1 || !strings.HasPrefix(c.ScrapeConfigs[0].JobName, "jbofd") {
+		t.Fatalf("%+v", c)
+	}
+	if target := c.ScrapeConfigs[0].StaticConfigs[0].Targets[0]; !strings.Contains(readFile(t, "../config/config.go"), `yaml:"address" default:"`+target+`"`) {
+		t.Errorf("%s is not the default of metrics.address", target)
+	}
+}
+
 const (
 	tableBegin = "<!-- metrics: made by go test ./internal/telemetry -update -->\n"
 	tableEnd   = "<!-- end of metrics -->\n"

@@ -5,20 +5,19 @@ import (
 	"sync"
 )
 
-// Health knows why the daemon is not ready, if it is not. All its methods may be
-// called from any goroutine.
+// Health records the reasons for which the daemon is not ready. All its methods may be called from any goroutine.
 type Health struct {
-	// mu guards what follows.
+	// mu guards the following fields.
 	mu      sync.Mutex
 	blocked map[string]string
 	watched map[string]func() error
 }
 
-// Reason is one reason not to be ready.
+// Reason is one reason for which the daemon is not ready.
 type Reason struct {
-	// Component is what is not ready: "daemon", "ssd ssd0".
+	// Component is the component that is not ready, for example "daemon" or "ssd ssd0".
 	Component string `json:"component"`
-	// Reason says why.
+	// Reason is the reason as text.
 	Reason string `json:"reason"`
 }
 
@@ -26,21 +25,21 @@ func newHealth() *Health {
 	return &Health{blocked: map[string]string{}, watched: map[string]func() error{}}
 }
 
-// Block makes the daemon not ready for a component's sake until Clear.
+// Block makes the daemon not ready, on behalf of a component, until Clear.
 func (h *Health) Block(component, reason string) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	h.blocked[component] = reason
 }
 
-// Clear takes back what Block said of a component.
+// Clear removes the component's reason.
 func (h *Health) Clear(component string) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	delete(h.blocked, component)
 }
 
-// watch asks f about the component whenever somebody asks us; nil forgets it.
+// watch makes Reasons call f for the state of the component; a nil f removes the function.
 func (h *Health) watch(component string, f func() error) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -51,7 +50,8 @@ func (h *Health) watch(component string, f func() error) {
 	h.watched[component] = f
 }
 
-// Reasons returns why the daemon is not ready, by component; empty when it is.
+// Reasons returns the reasons for which the daemon is not ready, sorted by component. The result is empty if it is
+// ready.
 func (h *Health) Reasons() []Reason {
 	type watched struct {
 		component string
@@ -76,5 +76,5 @@ func (h *Health) Reasons() []Reason {
 	return out
 }
 
-// Ready reports that there is no reason not to be.
+// Ready reports whether the daemon is ready.
 func (h *Health) Ready() bool { return len(h.Reasons()) == 0 }

@@ -2,44 +2,49 @@ package telemetry
 
 import "strconv"
 
-// KVStats are figures of a key-value namespace at the moment of a scrape. Counters count since it was
+// KVStats are the statistics of a key-value namespace at the time of a scrape. Counters start when the namespace is
 // opened.
 type KVStats struct {
-	// Subsystem and NSID name the namespace.
+	// Subsystem and NSID identify the namespace.
 	Subsystem string
 	NSID      uint32
-	// Objects are the keys in it, Segments the entries of its table, MemoryBytes what both table and buffers take.
+	// Objects is the number of keys, Segments the number of entries in the segment table, and MemoryBytes the memory of
+	// table and buffers.
 	Objects, Segments, MemoryBytes int64
-	// LiveBytes are in use by keys and values, FreeBytes are free at once.
+	// LiveBytes are in use by keys and values. FreeBytes are available without compaction.
 	LiveBytes, FreeBytes int64
-	// UserBytes are the values that were put; the others were written for them: to the key log, to the value log,
-	// by compaction, and by checkpoints.
+	// UserBytes counts the bytes of values that users have put. The other fields count the bytes written on their
+	// behalf: to the key log, to the value log, by compaction, and by checkpoints.
 	UserBytes, KeyLogBytes, ValueLogBytes, MovedBytes, CheckpointBytes int64
-	// Compactions are chunks emptied, Checkpoints those completed.
+	// Compactions counts chunks that compaction has emptied. Checkpoints counts completed checkpoints.
 	Compactions, Checkpoints int64
-	// ScrubbedBytes were read to look for damage, DamagedRecords found by that or by requests.
+	// ScrubbedBytes counts bytes read in search of damage. DamagedRecords counts damaged records that scrubbing or
+	// requests have found.
 	ScrubbedBytes, DamagedRecords int64
-	// Waiting requests have not begun.
+	// Waiting is the number of requests that have not begun.
 	Waiting int
-	// SwapKeys are in swap areas now. SwapPuts, Deletes too, were written there, SwapReads read there, SwapReturned have come home.
+	// SwapKeys is the number of keys that are in swap areas now. SwapPuts counts writes to swap areas, including those
+	// of deletes. SwapReads counts reads from swap areas. SwapReturned counts keys returned to the namespace's own
+	// drive.
 	SwapKeys, SwapPuts, SwapReads, SwapReturned int64
-	// SwapMoved were written again in their area, SwapRefused found no room, SwapFailures of coming home are tried again.
+	// SwapMoved counts records rewritten within their swap area. SwapRefused counts records for which a swap area had
+	// no space. SwapFailures counts failed attempts to return a key, which are repeated.
 	SwapMoved, SwapRefused, SwapFailures int64
 }
 
-// SwapStats are figures of a swap area at the moment of a scrape. Counters count since it was opened.
+// SwapStats are the statistics of a swap area at the time of a scrape. Counters start when the area is opened.
 type SwapStats struct {
-	// SSD is the drive it is on, Area its UUID.
+	// SSD is the drive that holds the area. Area is its UUID.
 	SSD, Area string
-	// Up: it could be opened. Otherwise only SizeBytes is known.
+	// Up reports that the area could be opened. Otherwise only SizeBytes is valid.
 	Up bool
-	// UsedBytes of its SizeBytes are in use. WrittenBytes were written for Records.
+	// UsedBytes of the SizeBytes are in use. WrittenBytes counts the bytes written for Records records.
 	SizeBytes, UsedBytes, WrittenBytes, Records int64
-	// Refusals are records for which there was no room, Failures writes that have failed.
+	// Refusals counts records for which there was no space. Failures counts failed writes.
 	Refusals, Failures int64
 }
 
-// SetKV says where the figures of key-value namespaces and of swap areas come from; without, there are none.
+// SetKV sets the sources of the statistics of key-value namespaces and of swap areas. Without it none are reported.
 func (t *Telemetry) SetKV(namespaces func() []KVStats, areas func() []SwapStats) {
 	t.mu.Lock()
 	t.kv, t.swap = namespaces, areas
@@ -48,25 +53,25 @@ func (t *Telemetry) SetKV(namespaces func() []KVStats, areas func() []SwapStats)
 
 var (
 	kvObjects     = gauge("jbof_kv_objects", "Keys in a key-value namespace, without those that are in swap areas only.", "subsystem", "nsid")
-	kvSegments    = gauge("jbof_kv_segments", "Entries of its segment table, 5 bytes of memory each.", "subsystem", "nsid")
-	kvMemory      = gauge("jbof_kv_memory_bytes", "Memory of its segment table and buffers.", "subsystem", "nsid")
+	kvSegments    = gauge("jbof_kv_segments", "Entries of the namespace's segment table, 5 bytes of memory each.", "subsystem", "nsid")
+	kvMemory      = gauge("jbof_kv_memory_bytes", "Memory of the namespace's segment table and buffers.", "subsystem", "nsid")
 	kvLive        = gauge("jbof_kv_live_bytes", "Space in use by keys and values.", "subsystem", "nsid")
 	kvFree        = gauge("jbof_kv_free_bytes", "Space that can be written at once; compaction makes more of what is not in use.", "subsystem", "nsid")
-	kvWaiting     = gauge("jbof_kv_waiting", "Commands that wait for the store to begin them.", "subsystem", "nsid")
+	kvWaiting     = gauge("jbof_kv_waiting", "Commands that wait for a free request of the store.", "subsystem", "nsid")
 	kvUser        = counter("jbof_kv_user_bytes_total", "Bytes of values that hosts have stored.", "subsystem", "nsid")
-	kvWritten     = counter("jbof_kv_written_bytes_total", "Bytes written to the drive for them, by what for: keys, values, moved by compaction, checkpoint.", "subsystem", "nsid", "log")
+	kvWritten     = counter("jbof_kv_written_bytes_total", "Bytes written to the drive for those values, by purpose: keys, values, moved (by compaction), checkpoint.", "subsystem", "nsid", "log")
 	kvCompactions = counter("jbof_kv_compactions_total", "Chunks of the logs that compaction has emptied.", "subsystem", "nsid")
 	kvCheckpoints = counter("jbof_kv_checkpoints_total", "Checkpoints of the segment table.", "subsystem", "nsid")
 	kvScrubbed    = counter("jbof_kv_scrubbed_bytes_total", "Bytes read in the background to look for damage.", "subsystem", "nsid")
-	kvDamaged     = counter("jbof_kv_damaged_records_total", "Records that were not what had been written.", "subsystem", "nsid")
+	kvDamaged     = counter("jbof_kv_damaged_records_total", "Records that were found damaged: not what had been written.", "subsystem", "nsid")
 
 	kvSwapKeys     = gauge("jbof_kv_swap_keys", "Keys whose newest values are in swap areas of other drives.", "subsystem", "nsid")
 	kvSwapPuts     = counter("jbof_kv_swap_writes_total", "Stores and Deletes that went to a swap area instead of the namespace's own drive.", "subsystem", "nsid")
 	kvSwapReads    = counter("jbof_kv_swap_reads_total", "Values read from swap areas.", "subsystem", "nsid")
-	kvSwapReturned = counter("jbof_kv_swap_returned_total", "Keys that have come home from swap areas.", "subsystem", "nsid")
-	kvSwapMoved    = counter("jbof_kv_swap_moved_total", "Keys written again in their swap area, because the namespace's drive had no time and the area's log must go on.", "subsystem", "nsid")
+	kvSwapReturned = counter("jbof_kv_swap_returned_total", "Keys that were returned from swap areas to the namespace's own drive.", "subsystem", "nsid")
+	kvSwapMoved    = counter("jbof_kv_swap_moved_total", "Keys rewritten within their swap area, because its log needed the space and the namespace's drive was still congested.", "subsystem", "nsid")
 	kvSwapRefused  = counter("jbof_kv_swap_refused_total", "Stores and Deletes for which a swap area had no room.", "subsystem", "nsid")
-	kvSwapFailures = counter("jbof_kv_swap_failures_total", "Attempts of keys to come home from a swap area that have failed; they are repeated.", "subsystem", "nsid")
+	kvSwapFailures = counter("jbof_kv_swap_failures_total", "Failed attempts to return keys from a swap area to the namespace's own drive; they are repeated.", "subsystem", "nsid")
 
 	swapUp       = gauge("jbof_kv_swap_area_up", "1 if the swap area could be opened, else 0.", "ssd", "area")
 	swapCapacity = gauge("jbof_kv_swap_area_capacity_bytes", "Size of the swap area.", "ssd", "area")
@@ -77,7 +82,7 @@ var (
 	swapFailures = counter("jbof_kv_swap_area_failures_total", "Writes to the swap area that have failed.", "ssd", "area")
 )
 
-// kvMetrics are the families of this file.
+// kvMetrics returns the metric families of this file.
 func kvMetrics() []metric {
 	return []metric{kvObjects, kvSegments, kvMemory, kvLive, kvFree, kvWaiting, kvUser, kvWritten, kvCompactions, kvCheckpoints, kvScrubbed, kvDamaged,
 		kvSwapKeys, kvSwapPuts, kvSwapReads, kvSwapReturned, kvSwapMoved, kvSwapRefused, kvSwapFailures,

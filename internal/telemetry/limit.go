@@ -7,27 +7,31 @@ import (
 	"time"
 )
 
-// maxLimitKeys bounds the messages told apart; further ones share one budget.
+// maxLimitKeys limits the number of messages with a budget of their own. All further messages share one budget.
 const maxLimitKeys = 256
 
 // LimitOptions describe a rate limit on log messages.
 type LimitOptions struct {
-	// PerSec is how many records of one message pass in a second; 0: 5.
-	PerSec int
-	// Dropped is told of records that were suppressed; nil: nobody.
+	// Lines is the number of records of one message that pass in each period of Every; 0 stands for 5.
+	Lines int
+	// Every is the period; 0 stands for a second.
+	Every time.Duration
+	// Dropped is called with the number of suppressed records; it may be nil.
 	Dropped func(n int)
 }
 
-// LimitHandler returns a handler that passes on at most PerSec records a second of
-// each message, and counts the others. The first record that passes after some
-// were suppressed says how many in its attribute "suppressed". Time is the
-// records' own.
+// LimitHandler returns a handler that passes on at most o.Lines records of each message in a period, and counts the
+// others. The first record that passes after suppressed ones states their number in the attribute "suppressed". Periods
+// are measured with the times of the records.
 //
-// It is for what peers can cause: a message is a constant string, and what differs
-// between peers goes into attributes.
+// The handler is for events that hosts or failing drives can cause without limit. A message must be a constant string;
+// attributes describe the individual event.
 func LimitHandler(inner slog.Handler, o LimitOptions) slog.Handler {
-	if o.PerSec <= 0 {
-		o.PerSec = 5
+	if o.Lines <= 0 {
+		o.Lines = 5
+	}
+	if o.Every <= 0 {
+		o.Every = time.Second
 	}
 	return &limitHandler{inner: inner, shared: &limiter{opts: o, messages: map[string]*budget{}}}
 }
@@ -44,14 +48,14 @@ type limiter struct {
 	messages map[string]*budget
 }
 
-// budget is what one message has left.
+// budget is the remaining budget of one message.
 type budget struct {
-	since      time.Time // when the current second began
-	passed     int       // in the current second
-	suppressed int       // since one passed
+	since      time.Time // when the current period began
+	passed     int       // in the current period
+	suppressed int       // since the last record that passed
 }
 
-// allow decides on a record and returns how many were suppressed before it.
+// allow decides whether a record passes. It returns the number of records suppressed before it.
 func (l *limiter) allow(message string, now time.Time) (suppressed int, ok bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -65,10 +69,10 @@ func (l *limiter) allow(message string, now time.Time) (suppressed int, ok bool)
 			l.messages[message] = b
 		}
 	}
-	if d := now.Sub(b.since); d >= time.Second || d < 0 {
+	if d := now.Sub(b.since); d >= l.opts.Every || d < 0 {
 		b.since, b.passed = now, 0
 	}
-	if b.passed >= l.opts.PerSec {
+	if b.passed >= l.opts.Lines {
 		b.suppressed++
 		return 0, false
 	}

@@ -1,20 +1,19 @@
 package telemetry
 
-// RDMAStats are figures of the RDMA transport at the moment of a scrape.
+// RDMAStats are the statistics of the RDMA transport at the time of a scrape.
 type RDMAStats struct {
-	// Devices and CompletionQueues are in use.
+	// Devices and CompletionQueues are the numbers of those in use.
 	Devices, CompletionQueues int
-	// Receives are in shared receive queues, or taken by capsules; Held are those of commands
-	// that wait for memory.
+	// Receives is the number of receives that are in shared receive queues or hold capsules. Held is the number of
+	// those that hold commands waiting for memory.
 	Receives, Held int
-	// RegisteredBytes is the memory that devices can reach.
+	// RegisteredBytes is the amount of memory registered with devices.
 	RegisteredBytes int64
-	// Doorbells and Crossings count how often devices were told of work, and how often C was
-	// called to post or to poll.
+	// Doorbells counts doorbells rung. Crossings counts calls into C to post or to poll.
 	Doorbells, Crossings uint64
 }
 
-// SetRDMA says where the figures of the RDMA transport come from; without, it has none.
+// SetRDMA sets the source of the statistics of the RDMA transport. Without it none are reported.
 func (t *Telemetry) SetRDMA(f func() RDMAStats) {
 	t.mu.Lock()
 	t.rdma = f
@@ -24,13 +23,13 @@ func (t *Telemetry) SetRDMA(f func() RDMAStats) {
 var (
 	rdmaDevices    = gauge("jbof_rdma_devices", "RDMA devices that have had connections.")
 	rdmaCQs        = gauge("jbof_rdma_completion_queues", "Completion queues of those devices.")
-	rdmaReceives   = gauge("jbof_rdma_receives", "Receives of the devices' shared receive queues, by what they are doing: posted, or held by commands that wait for memory.", "state")
+	rdmaReceives   = gauge("jbof_rdma_receives", "Receives of the devices' shared receive queues by state: posted, or held by commands that wait for a data buffer.", "state")
 	rdmaRegistered = gauge("jbof_rdma_registered_bytes", "Memory registered with RDMA devices, over all devices.")
-	rdmaDoorbells  = counter("jbof_rdma_doorbells_total", "Times that a device was told of new work requests.")
+	rdmaDoorbells  = counter("jbof_rdma_doorbells_total", "Doorbells: calls that told a device of new work requests.")
 	rdmaCrossings  = counter("jbof_rdma_crossings_total", "Calls into libibverbs to post or to poll, each for a batch.")
 )
 
-// rdmaMetrics are the families of this file.
+// rdmaMetrics returns the metric families of this file.
 func rdmaMetrics() []metric {
 	return []metric{rdmaDevices, rdmaCQs, rdmaReceives, rdmaRegistered, rdmaDoorbells, rdmaCrossings}
 }

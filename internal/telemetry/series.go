@@ -6,17 +6,19 @@ import (
 	"time"
 )
 
-// boundsNS are the upper bounds of the latency buckets in nanoseconds; with the
-// last one, which has no bound, there are 14.
+// boundsNS are the upper bounds of the latency buckets in nanoseconds; above the last one is a bucket without a bound.
+// A bound is at most 2.5 times the one before it, so that a quantile is off by at most that; a bucket costs a series
+// per tenant, drive and operation.
 var boundsNS = [...]int64{
 	10_000, 25_000, 50_000, 100_000, 250_000, 500_000,
-	1_000_000, 2_500_000, 5_000_000, 10_000_000, 50_000_000, 250_000_000, 2_000_000_000,
+	1_000_000, 2_500_000, 5_000_000, 10_000_000, 20_000_000, 50_000_000,
+	100_000_000, 200_000_000, 500_000_000, 1_000_000_000, 2_000_000_000,
 }
 
 const buckets = len(boundsNS) + 1
 
-// firstBucket holds, for the number of bits of a latency, the first bucket it can
-// belong to. Bounds at least double, so the right one is at most two further.
+// firstBucket maps the bit length of a latency to the first bucket that the latency can belong to. Each bound is at
+// least twice the previous one, so the right bucket is at most two further.
 var firstBucket = func() (first [65]uint8) {
 	for n := range first {
 		least := int64(0)
@@ -30,16 +32,16 @@ var firstBucket = func() (first [65]uint8) {
 	return first
 }()
 
-// IOSeries counts the operations of one kind of one tenant on one SSD. Any number
-// of goroutines may observe at once.
+// IOSeries counts one tenant's operations of one kind on one SSD. Any number of goroutines may call Observe
+// concurrently.
 type IOSeries struct {
 	bucket [buckets]atomic.Uint64
 	sumNS  atomic.Int64
 	bytes  atomic.Int64
-	_      [64]byte // keeps the next series off this one's last cache line
+	_      [64]byte // keeps the next series off the last cache line of this one
 }
 
-// Observe counts n completed commands of bytes together that took latency each.
+// Observe counts n completed commands that together transferred so many bytes and each had the given latency.
 //
 // hot: 0 allocs
 //
@@ -57,7 +59,7 @@ func (s *IOSeries) Observe(n int, bytes int64, latency time.Duration) {
 	}
 }
 
-// Completed is how many commands were observed.
+// Completed returns the number of commands observed.
 func (s *IOSeries) Completed() uint64 {
 	var n uint64
 	for i := range s.bucket {
@@ -66,11 +68,10 @@ func (s *IOSeries) Completed() uint64 {
 	return n
 }
 
-// Bytes is how many bytes they moved.
+// Bytes returns the number of bytes that these commands transferred.
 func (s *IOSeries) Bytes() int64 { return s.bytes.Load() }
 
-// histogram returns what the series holds in Prometheus' form: cumulative counts
-// by upper bound in seconds.
+// histogram returns the series in Prometheus' form: cumulative counts by upper bound in seconds.
 func (s *IOSeries) histogram() (count uint64, sumSeconds float64, le map[float64]uint64) {
 	le = make(map[float64]uint64, len(boundsNS))
 	for i, b := range boundsNS {
@@ -81,9 +82,9 @@ func (s *IOSeries) histogram() (count uint64, sumSeconds float64, le map[float64
 	return count, float64(s.sumNS.Load()) / 1e9, le
 }
 
-// ErrorSeries counts one tenant's commands by the status they failed with.
+// ErrorSeries counts one tenant's failed commands by status.
 type ErrorSeries struct {
-	// byType is made when the first error of a status code type comes.
+	// byType is allocated at the first error of a status code type.
 	byType [8]atomic.Pointer[[256]atomic.Uint64]
 }
 
@@ -99,9 +100,22 @@ func (s *ErrorSeries) Inc(sct, sc uint8) {
 	codes[sc].Add(1)
 }
 
+// mediaErrors are the status codes of type mediaType that are reported with 0 before they first occur, so that an alert
+// on an increase sees the first error: Write Fault and Unrecovered Read Error.
+var mediaErrors = [...]uint8{0x80, 0x81}
+
+const mediaType = 2
+
 func (s *ErrorSeries) each(f func(sct, sc uint8, n uint64)) {
 	for sct := range s.byType {
 		codes := s.byType[sct].Load()
+		if sct == mediaType {
+			for _, sc := range mediaErrors {
+				if codes == nil || codes[sc].Load() == 0 {
+					f(mediaType, sc, 0)
+				}
+			}
+		}
 		if codes == nil {
 			continue
 		}

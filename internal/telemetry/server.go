@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"log/slog"
 	"net"
 	"net/http"
 	"net/http/pprof"
@@ -14,8 +15,8 @@ import (
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 )
 
-// Bounds of the HTTP server. Writing may take long because a CPU profile takes
-// as many seconds as it was asked for.
+// Limits of the HTTP server. The write timeout is long because a CPU profile takes as many seconds as the request asks
+// for.
 const (
 	maxHTTPConns      = 64
 	maxScrapes        = 4
@@ -26,12 +27,14 @@ const (
 	maxHTTPHeaderSize = 16 << 10
 )
 
-// ServerOptions describe the HTTP server.
+// ServerOptions configures the HTTP server.
 type ServerOptions struct {
-	// Address is IP:port; port 0 takes any.
+	// Address is IP:port. Port 0 picks a free port.
 	Address string
 	// Pprof adds /debug/pprof.
 	Pprof bool
+	// Log receives the messages of net/http; it may be nil.
+	Log *slog.Logger
 }
 
 // Server is the HTTP server: /metrics, /healthz, /readyz.
@@ -42,13 +45,17 @@ type Server struct {
 	err      error
 }
 
-// Serve starts the HTTP server; Close ends it.
+// Serve starts the HTTP server. Close stops it.
 //
-// Errors: what net.Listen returns.
+// Errors: the errors of net.Listen.
 func (t *Telemetry) Serve(o ServerOptions) (*Server, error) {
 	l, err := net.Listen("tcp", o.Address)
 	if err != nil {
 		return nil, fmt.Errorf("metrics address %q: %w", o.Address, err)
+	}
+	log := o.Log
+	if log == nil {
+		log = slog.New(slog.DiscardHandler)
 	}
 	s := &Server{
 		listener: l,
@@ -60,6 +67,8 @@ func (t *Telemetry) Serve(o ServerOptions) (*Server, error) {
 			WriteTimeout:      writeTimeout,
 			IdleTimeout:       idleTimeout,
 			MaxHeaderBytes:    maxHTTPHeaderSize,
+			// Without ErrorLog, net/http writes plain text to standard error, whatever the format of the log.
+			ErrorLog: slog.NewLogLogger(LimitHandler(log.With("server", "metrics").Handler(), LimitOptions{}), slog.LevelWarn),
 		},
 	}
 	go func() {
@@ -71,10 +80,10 @@ func (t *Telemetry) Serve(o ServerOptions) (*Server, error) {
 	return s, nil
 }
 
-// Addr is the address the server listens on.
+// Addr returns the address that the server listens on.
 func (s *Server) Addr() net.Addr { return s.listener.Addr() }
 
-// Close lets requests under way end until ctx does, then cuts them off. Idempotent.
+// Close waits until running requests have ended or ctx is done, and then closes their connections. Idempotent.
 func (s *Server) Close(ctx context.Context) error {
 	err := s.http.Shutdown(ctx)
 	if err != nil {
@@ -84,7 +93,7 @@ func (s *Server) Close(ctx context.Context) error {
 	return errors.Join(err, s.err)
 }
 
-// Handler returns what the server serves.
+// Handler returns the HTTP handler of the server.
 func (t *Telemetry) Handler(withPprof bool) http.Handler {
 	mux := http.NewServeMux()
 	mux.Handle("GET /metrics", promhttp.HandlerFor(t.registry, promhttp.HandlerOpts{
@@ -121,12 +130,12 @@ func reply(w http.ResponseWriter, code int, body any) {
 	w.Header().Set("Content-Type", "application/json")
 	w.Header().Set("Cache-Control", "no-store")
 	w.WriteHeader(code)
-	// A peer that went away is the only reason to fail, and nobody is left to tell.
+	// Write fails only if the peer has gone, so nobody can be told.
 	_, _ = w.Write(append(out, '\n'))
 }
 
-// limitListener accepts no more than a number of connections at once; further
-// ones wait in the kernel's bounded queue.
+// limitListener accepts a limited number of concurrent connections. Further connections wait in the kernel's bounded
+// queue.
 type limitListener struct {
 	net.Listener
 	slots chan struct{}

@@ -1,22 +1,19 @@
-// Package telemetry is what the daemon tells the outside about itself: metrics
-// for Prometheus, health for probes, and log lines at a bounded rate.
+// Package telemetry reports the state of the daemon: metrics for Prometheus, health for probes, and log messages at a
+// limited rate.
 //
-// The I/O path counts in plain structs of atomics (IOSeries, ErrorSeries) that a
-// connection asks for once; they become Prometheus metrics only when somebody
-// scrapes. What others count already (devices, buffers) is read at that moment by
-// functions that the daemon registers. Nothing here is global.
+// The I/O path counts in plain structs of atomics (IOSeries, ErrorSeries). A connection requests them once from its
+// Tenant. They are converted to Prometheus metrics only during a scrape. The counters of other packages (devices,
+// buffers) are read during the scrape by functions that the daemon registers. The package has no global state.
 //
-// Series are bounded: labels are tenant, ssd, op, status and a few words of our
-// own, never an address, a key or a connection. Beyond Options.MaxTenants tenants
-// are counted together as "other".
+// The number of series is bounded. Labels are tenant, ssd, op, status and a fixed set of words, never an address, a key
+// or a connection. Hosts beyond Options.MaxTenants are counted together as "other"; see Tenant.
 package telemetry
 
 import (
 	"runtime"
-	"strings"
 	"sync"
 	"sync/atomic"
-	"unicode/utf8"
+	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/collectors"
@@ -24,24 +21,31 @@ import (
 	"jbofd/internal/ssd"
 )
 
-// OtherTenant is the tenant under which those without series of their own are counted.
-const OtherTenant = "other"
+// The reasons for which connections are refused and ended. A test checks the lists against the packages that use the
+// reasons.
+var (
+	connectReasons = []string{"cntlid", "connections", "controllers", "format", "host", "host_connections", "hosts", "nqn", "qid", "sequence", "sqsize",
+		"subsystem", "transport"}
+	refusedReasons  = []string{"accept", "pending", "resources", "sockets"}
+	protocolReasons = []string{"header_field", "sequence", "header_digest", "data_out_of_range", "transfer_limit", "unsupported_parameter",
+		"reported_by_host", "private_data", "other"}
+)
 
-// maxReasons bounds the different reasons of one counter; further ones are counted as "other".
+// maxReasons limits the number of different reasons of one counter. Further reasons are counted as "other".
 const maxReasons = 32
 
 // Options describe a Telemetry.
 type Options struct {
-	// Version and Commit are the build's, for jbof_build_info.
+	// Version and Commit are those of the build, for jbof_build_info.
 	Version, Commit string
-	// Node is the node's name.
+	// Node is the name of the node.
 	Node string
-	// MaxTenants is how many tenants get series of their own; 0: 1000.
+	// MaxTenants is the number of hosts that get their own series, in addition to configured tenants; 0 stands for
+	// 1000.
 	MaxTenants int
 }
 
-// Telemetry holds a daemon's metrics and health. All its methods may be called
-// from any goroutine.
+// Telemetry holds the metrics and the health of a daemon. All its methods may be called from any goroutine.
 type Telemetry struct {
 	opts     Options
 	registry *prometheus.Registry
@@ -51,12 +55,14 @@ type Telemetry struct {
 	connectFailures, refused, protocolErrors    reasons
 	reloads                                     reasons
 	keepAliveTimeouts, logDropped, tenantsOther atomic.Uint64
+	// reloadFailed: the last reload was refused. loadedAtNS is the time at which the current configuration was loaded,
+	// in Unix time.
+	reloadFailed atomic.Bool
+	loadedAtNS   atomic.Int64
 
-	// mu guards what follows; the I/O path does not take it.
+	// mu guards the following fields. The I/O path does not take it.
 	mu         sync.Mutex
-	tenants    map[string]struct{}
-	io         map[ioKey]*IOSeries
-	errors     map[string]*ErrorSeries
+	tenants    map[string]*Tenant
 	ssds       map[string]SSD
 	subsystems []Subsystem
 	buffers    func() BufferStats
@@ -65,8 +71,6 @@ type Telemetry struct {
 	kv         func() []KVStats
 	swap       func() []SwapStats
 }
-
-type ioKey struct{ tenant, ssd, op string }
 
 // New returns a Telemetry whose health is "starting" until Health().Clear("daemon").
 func New(o Options) *Telemetry {
@@ -77,18 +81,25 @@ func New(o Options) *Telemetry {
 		opts:     o,
 		registry: prometheus.NewPedanticRegistry(),
 		health:   newHealth(),
-		tenants:  map[string]struct{}{},
-		io:       map[ioKey]*IOSeries{},
-		errors:   map[string]*ErrorSeries{},
+		tenants:  map[string]*Tenant{},
 		ssds:     map[string]SSD{},
 	}
+	t.addTenant(OtherTenant).configured = true
 	t.health.Block("daemon", "starting")
-	// A counter that is not there before its first event hides that event from rate().
-	for _, result := range []string{"success", "failure"} {
-		t.reloads.add(result, 0)
+	t.loadedAtNS.Store(time.Now().UnixNano())
+	// If a counter did not exist before its first event, rate() and increase() would miss that event.
+	for r, words := range map[*reasons][]string{
+		&t.reloads:         {"success", "failure"},
+		&t.established:     {"tcp"},
+		&t.open:            {"tcp"},
+		&t.connectFailures: connectReasons,
+		&t.refused:         refusedReasons,
+		&t.protocolErrors:  protocolReasons,
+	} {
+		for _, word := range words {
+			r.add(word, 0)
+		}
 	}
-	t.established.add("tcp", 0)
-	t.open.add("tcp", 0)
 	t.registry.MustRegister(
 		collectors.NewGoCollector(),
 		collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}),
@@ -97,65 +108,11 @@ func New(o Options) *Telemetry {
 	return t
 }
 
-// Gatherer gives the metrics to whoever exports them.
+// Gatherer returns the metrics for an exporter.
 func (t *Telemetry) Gatherer() prometheus.Gatherer { return t.registry }
 
-// Health is what /readyz answers with.
+// Health returns the health that /readyz reports.
 func (t *Telemetry) Health() *Health { return t.health }
-
-// tenantName returns the name under which a tenant is counted. The caller holds mu.
-func (t *Telemetry) tenantName(tenant string) string {
-	name, ok := t.nameOf(tenant)
-	if !ok {
-		t.tenantsOther.Add(1)
-	}
-	return name
-}
-
-// nameOf is tenantName without counting; ok is false for those without series of their
-// own. The caller holds mu.
-func (t *Telemetry) nameOf(tenant string) (name string, ok bool) {
-	if !utf8.ValidString(tenant) {
-		tenant = strings.ToValidUTF8(tenant, "\uFFFD")
-	}
-	if _, ok := t.tenants[tenant]; ok {
-		return tenant, true
-	}
-	if len(t.tenants) >= t.opts.MaxTenants {
-		return OtherTenant, false
-	}
-	tenant = strings.Clone(tenant)
-	t.tenants[tenant] = struct{}{}
-	return tenant, true
-}
-
-// IO returns the series of one tenant's operations of one kind on one SSD, always
-// the same for the same three. A connection asks once and keeps it.
-func (t *Telemetry) IO(tenant, ssdName, op string) *IOSeries {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	k := ioKey{t.tenantName(tenant), ssdName, op}
-	s := t.io[k]
-	if s == nil {
-		s = &IOSeries{}
-		t.io[k] = s
-	}
-	return s
-}
-
-// Errors returns the series of one tenant's failed commands. A connection asks
-// once and keeps it.
-func (t *Telemetry) Errors(tenant string) *ErrorSeries {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	name := t.tenantName(tenant)
-	s := t.errors[name]
-	if s == nil {
-		s = &ErrorSeries{}
-		t.errors[name] = s
-	}
-	return s
-}
 
 // ConnectionEstablished counts a connection whose Connect command succeeded.
 func (t *Telemetry) ConnectionEstablished(transport string) {
@@ -163,58 +120,65 @@ func (t *Telemetry) ConnectionEstablished(transport string) {
 	t.open.add(transport, 1)
 }
 
-// ConnectionClosed ends what ConnectionEstablished began.
+// ConnectionClosed counts the end of a connection that ConnectionEstablished has counted.
 func (t *Telemetry) ConnectionClosed(transport string) { t.open.add(transport, -1) }
 
-// ConnectFailed counts a Connect command that was answered with an error.
+// ConnectFailed counts a Connect command that failed.
 func (t *Telemetry) ConnectFailed(reason string) { t.connectFailures.add(reason, 1) }
 
-// ConnectionRefused counts a connection that a limit of ours turned away.
+// ConnectionRefused counts a connection that was refused because of a configured limit.
 func (t *Telemetry) ConnectionRefused(reason string) { t.refused.add(reason, 1) }
 
-// ProtocolError counts a connection that was ended because the peer broke the protocol.
+// ProtocolError counts a connection that was ended because the peer violated the protocol.
 func (t *Telemetry) ProtocolError(reason string) { t.protocolErrors.add(reason, 1) }
 
-// KeepAliveTimeout counts an association that was ended because its host fell silent.
+// KeepAliveTimeout counts an association that was ended because its keep-alive timer expired.
 func (t *Telemetry) KeepAliveTimeout() { t.keepAliveTimeouts.Add(1) }
 
 // LogDropped counts log messages that were suppressed.
 func (t *Telemetry) LogDropped(n int) { t.logDropped.Add(uint64(n)) }
 
-// Reloaded counts a reload of the configuration.
+// Reloaded records the outcome of a reload of the configuration.
 func (t *Telemetry) Reloaded(ok bool) {
-	result := "failure"
-	if ok {
-		result = "success"
+	if !ok {
+		t.reloads.add("failure", 1)
+		t.reloadFailed.Store(true)
+		return
 	}
-	t.reloads.add(result, 1)
+	t.reloads.add("success", 1)
+	t.reloadFailed.Store(false)
+	t.loadedAtNS.Store(time.Now().UnixNano())
 }
 
-// SSD is a drive to report on.
+// SSD is a drive to report.
 type SSD struct {
 	Info ssd.Info
-	// Healthy returns nil or why the drive cannot serve; it does no I/O. nil: always healthy.
+	// Healthy returns nil or the reason why the drive cannot serve I/O. It does no I/O. A nil function stands for
+	// always healthy.
 	Healthy func() error
-	// Fallback returns nil or why the drive is used in a slower way than wished; nil: never.
+	// Fallback returns nil or the reason why the drive is used in a slower way than configured. A nil function stands
+	// for never.
 	Fallback func() error
-	// Stats fills in the drive's counters; it may be called at any time until RemoveSSD. nil: none.
+	// Stats fills in the drive's counters. It may be called at any time until RemoveSSD. A nil function stands for no
+	// counters.
 	Stats func(*SSDStats)
 }
 
-// SSDStats are a drive's counters since the start.
+// SSDStats are a drive's counters since the start of the daemon.
 type SSDStats struct {
-	// Completed, Bytes and TimeNS count what the drive completed without error.
+	// Completed, Bytes and TimeNS count the requests that the drive completed without error.
 	Completed, Bytes, TimeNS [ssd.Ops]int64
-	// Errors counts requests that the drive failed; NoSpace those of them for want of space.
+	// Errors counts requests that the drive failed. NoSpace counts those of them that failed for lack of space.
 	Errors, NoSpace int64
-	// InFlight is outstanding at the drive, Queued waits before it.
+	// InFlight is the number of requests at the drive. Queued is the number that wait for it.
 	InFlight, Queued int64
-	// BufferWaits counts commands that had to wait for a buffer; Aborted those taken out of the queue.
+	// BufferWaits counts commands that had to wait for a buffer. Aborted counts commands that were removed from the
+	// queue.
 	BufferWaits, Aborted int64
 }
 
-// SetSSD adds a drive to the report, or replaces the one of that name. While it
-// is not healthy, the daemon is not ready.
+// SetSSD adds a drive to the report, or replaces the drive with that name. The daemon is not ready while the drive is
+// not healthy.
 func (t *Telemetry) SetSSD(s SSD) {
 	t.mu.Lock()
 	t.ssds[s.Info.Name] = s
@@ -222,7 +186,7 @@ func (t *Telemetry) SetSSD(s SSD) {
 	t.health.watch("ssd "+s.Info.Name, s.Healthy)
 }
 
-// RemoveSSD takes a drive out of the report.
+// RemoveSSD removes a drive from the report.
 func (t *Telemetry) RemoveSSD(name string) {
 	t.mu.Lock()
 	delete(t.ssds, name)
@@ -230,13 +194,13 @@ func (t *Telemetry) RemoveSSD(name string) {
 	t.health.watch("ssd "+name, nil)
 }
 
-// Subsystem is a subsystem to report on.
+// Subsystem is a subsystem to report.
 type Subsystem struct {
 	NQN, Serial, Model string
 	Namespaces         []Namespace
 }
 
-// Namespace is a namespace to report on.
+// Namespace is a namespace to report.
 type Namespace struct {
 	NSID            uint32
 	SSD, UUID, Type string
@@ -244,22 +208,24 @@ type Namespace struct {
 	BlockSize       int
 }
 
-// SetSubsystems replaces the subsystems reported. The slice is not changed afterwards.
+// SetSubsystems replaces the reported subsystems. The caller must not change the slice afterwards.
 func (t *Telemetry) SetSubsystems(s []Subsystem) {
 	t.mu.Lock()
 	t.subsystems = s
 	t.mu.Unlock()
 }
 
-// BufferStats are the figures of the memory for data.
+// BufferStats are the statistics of the memory for data.
 type BufferStats struct {
-	// TotalBytes is the bound, InUseBytes what is handed out, TakenBytes what has been made resident.
+	// TotalBytes is the limit, InUseBytes the memory in use, and TakenBytes the memory made resident.
 	TotalBytes, InUseBytes, TakenBytes int64
+	// ArenaBytes is the memory of key-value stores and swap areas, in addition to TotalBytes.
+	ArenaBytes int64
 	// Waits counts requests that had to wait for memory.
 	Waits uint64
 }
 
-// SetBuffers says where the figures of the memory for data come from.
+// SetBuffers sets the source of the statistics of the memory for data.
 func (t *Telemetry) SetBuffers(f func() BufferStats) {
 	t.mu.Lock()
 	t.buffers = f
@@ -268,7 +234,7 @@ func (t *Telemetry) SetBuffers(f func() BufferStats) {
 
 func goVersion() string { return runtime.Version() }
 
-// reasons is a counter, or gauge, for each of a few words.
+// reasons is a counter or gauge for each of a small set of words.
 type reasons struct {
 	// mu guards n.
 	mu sync.Mutex

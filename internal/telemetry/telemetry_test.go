@@ -28,8 +28,8 @@ import (
 // full returns a Telemetry with something in every series.
 func full() *Telemetry {
 	t := New(Options{Version: "v0.1.0", Commit: "abc", Node: "jbof0"})
-	t.IO("nqn.2026-11.example.host:a", "ssd0", "read").Observe(1, 4096, 80*time.Microsecond)
-	t.Errors("nqn.2026-11.example.host:a").Inc(2, 0x81)
+	t.Tenant("nqn.2026-11.example.host:a").IO("ssd0", "read").Observe(1, 4096, 80*time.Microsecond)
+	t.Tenant("nqn.2026-11.example.host:a").Errors().Inc(2, 0x81)
 	t.ConnectionEstablished("tcp")
 	t.ConnectFailed("invalid_host")
 	t.ConnectionRefused("connections")
@@ -132,8 +132,8 @@ func TestWhatIsObservedIsWhatIsScraped(t *testing.T) {
 	if h.GetSampleCount() != 1 || h.GetSampleSum() != 80e-6 {
 		t.Errorf("histogram %v", h)
 	}
-	if n := len(h.Bucket) + 1; n > 14 {
-		t.Errorf("%d buckets with the unbounded one, want at most 14", n)
+	if n := len(h.Bucket) + 1; n > 18 {
+		t.Errorf("%d buckets with the unbounded one, want at most 18", n)
 	}
 	if first, last := h.Bucket[0].GetUpperBound(), h.Bucket[len(h.Bucket)-1].GetUpperBound(); first != 10e-6 || last != 2 {
 		t.Errorf("buckets from %v to %v", first, last)
@@ -142,8 +142,11 @@ func TestWhatIsObservedIsWhatIsScraped(t *testing.T) {
 		"jbof_ssd_reads_completed_total": 7, "jbof_ssd_read_time_seconds_total": 1.5, "jbof_io_bytes_total": 4096,
 		"jbof_io_errors_total": 1, "jbof_connections": 1, "jbof_namespace_capacity_bytes": 1 << 20,
 	} {
-		m := families[name].Metric[0]
-		if got := m.GetCounter().GetValue() + m.GetGauge().GetValue(); got != want {
+		got := 0.0
+		for _, m := range families[name].Metric {
+			got += m.GetCounter().GetValue() + m.GetGauge().GetValue()
+		}
+		if got != want {
 			t.Errorf("%s is %v, want %v", name, got, want)
 		}
 	}
@@ -181,7 +184,7 @@ func TestNothingIsLostAmongManyObservers(t *testing.T) {
 	var wg sync.WaitGroup
 	for range workers {
 		wg.Go(func() {
-			s, e := tel.IO("h", "ssd0", "write"), tel.Errors("h")
+			s, e := tel.Tenant("h").IO("ssd0", "write"), tel.Tenant("h").Errors()
 			for i := range each {
 				s.Observe(2, 512, time.Duration(i)*time.Microsecond)
 				e.Inc(uint8(i%8), uint8(i))
@@ -189,7 +192,7 @@ func TestNothingIsLostAmongManyObservers(t *testing.T) {
 		})
 	}
 	wg.Wait()
-	s := tel.IO("h", "ssd0", "write")
+	s := tel.Tenant("h").IO("ssd0", "write")
 	if s.Completed() != workers*each*2 || s.Bytes() != workers*each*512 {
 		t.Errorf("%d commands, %d bytes", s.Completed(), s.Bytes())
 	}
@@ -204,33 +207,10 @@ func TestNothingIsLostAmongManyObservers(t *testing.T) {
 
 func TestObservingAllocatesNothing(t *testing.T) {
 	tel := New(Options{})
-	s, e := tel.IO("h", "ssd0", "read"), tel.Errors("h")
+	s, e := tel.Tenant("h").IO("ssd0", "read"), tel.Tenant("h").Errors()
 	e.Inc(0, 0)
 	if n := testing.AllocsPerRun(100, func() { s.Observe(1, 4096, 80*time.Microsecond); e.Inc(0, 2) }); n != 0 {
 		t.Errorf("%v allocs", n)
-	}
-}
-
-func TestTenantsBeyondTheCapAreCountedTogether(t *testing.T) {
-	tel := New(Options{MaxTenants: 2})
-	for i := range 5 {
-		tel.IO(fmt.Sprintf("host%d", i), "ssd0", "read").Observe(1, 1, 0)
-	}
-	tel.IO("host0", "ssd0", "read").Observe(1, 1, 0)
-	families := gather(t, tel)
-	got := map[string]float64{}
-	for _, m := range families["jbof_io_completed_total"].Metric {
-		for _, l := range m.Label {
-			if l.GetName() == "tenant" {
-				got[l.GetValue()] = m.Counter.GetValue()
-			}
-		}
-	}
-	if len(got) != 3 || got["host0"] != 2 || got["host1"] != 1 || got[OtherTenant] != 3 {
-		t.Errorf("%v", got)
-	}
-	if n := families["jbof_tenants_dropped_total"].Metric[0].Counter.GetValue(); n != 3 {
-		t.Errorf("dropped %v, want 3", n)
 	}
 }
 
@@ -279,7 +259,7 @@ func TestHowADriveIsSharedIsScraped(t *testing.T) {
 		}
 	}
 	h := families["jbof_scheduler_wait_seconds"].Metric[0].Histogram
-	if h.GetSampleCount() != 7 || h.GetSampleSum() != 9 || len(h.Bucket) != 12 {
+	if h.GetSampleCount() != 7 || h.GetSampleSum() != 9 || len(h.Bucket) != 17 {
 		t.Errorf("waits %v", h)
 	}
 	if first := h.Bucket[0]; first.GetUpperBound() != 4e-6 || first.GetCumulativeCount() != 1 || h.Bucket[1].GetCumulativeCount() != 3 {
@@ -289,7 +269,8 @@ func TestHowADriveIsSharedIsScraped(t *testing.T) {
 
 func TestTenantsWithoutSeriesShareTheSchedulersToo(t *testing.T) {
 	tel := New(Options{MaxTenants: 2})
-	// The last two have one name once they are text.
+	tel.Tenant("a")
+	tel.Tenant("h\xff") // and h\xfe have one name once they are text
 	tel.SetScheduling(func() []Scheduling { return []Scheduling{sharing("a", "h\xff", "h\xfe", "other", "c", "d")} })
 	for range 3 {
 		families := gather(t, tel)
@@ -316,7 +297,7 @@ func TestTenantsWithoutSeriesShareTheSchedulersToo(t *testing.T) {
 func TestLabelsThatAreNoTextDoNotBreakAScrape(t *testing.T) {
 	tel := New(Options{})
 	for range 2 {
-		tel.IO("host\xff", "ssd0", "read").Observe(1, 1, 0)
+		tel.Tenant("host\xff").IO("ssd0", "read").Observe(1, 1, 0)
 	}
 	tel.ProtocolError("\xfe")
 	gather(t, tel)
@@ -494,7 +475,7 @@ func (r *recorder) Handle(_ context.Context, rec slog.Record) error {
 
 func TestAHostileFloodIsLoggedAtABoundedRate(t *testing.T) {
 	out, dropped := &recorder{}, 0
-	h := LimitHandler(out, LimitOptions{PerSec: 2, Dropped: func(n int) { dropped += n }})
+	h := LimitHandler(out, LimitOptions{Lines: 2, Dropped: func(n int) { dropped += n }})
 	at := time.Unix(1000, 0)
 	log := func(h slog.Handler, msg string) {
 		if err := h.Handle(context.Background(), slog.NewRecord(at, slog.LevelWarn, msg, 0)); err != nil {
@@ -519,7 +500,7 @@ func TestAHostileFloodIsLoggedAtABoundedRate(t *testing.T) {
 
 func TestManyDifferentMessagesDoNotGrowTheLimiter(t *testing.T) {
 	out := &recorder{}
-	h := LimitHandler(out, LimitOptions{PerSec: 1}).(*limitHandler)
+	h := LimitHandler(out, LimitOptions{Lines: 1}).(*limitHandler)
 	for i := range 10 * maxLimitKeys {
 		if err := h.Handle(context.Background(), slog.NewRecord(time.Unix(1, 0), slog.LevelWarn, fmt.Sprint("message ", i), 0)); err != nil {
 			t.Fatal(err)
@@ -530,8 +511,39 @@ func TestManyDifferentMessagesDoNotGrowTheLimiter(t *testing.T) {
 	}
 }
 
+func TestTheLastReloadIsAGauge(t *testing.T) {
+	tel := New(Options{})
+	value := func(name string) float64 {
+		t.Helper()
+		families, err := tel.Gatherer().Gather()
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, f := range families {
+			if f.GetName() == name {
+				return f.Metric[0].Gauge.GetValue()
+			}
+		}
+		t.Fatalf("no %s", name)
+		return 0
+	}
+	const ok, at = "jbof_config_last_reload_successful", "jbof_config_last_reload_success_timestamp_seconds"
+	began := value(at)
+	if value(ok) != 1 || time.Since(time.Unix(int64(began), 0)) > time.Minute {
+		t.Errorf("at the start: %v, %v", value(ok), began)
+	}
+	tel.Reloaded(false)
+	if value(ok) != 0 || value(at) != began {
+		t.Errorf("after a refused reload: %v, %v", value(ok), value(at))
+	}
+	tel.Reloaded(true)
+	if value(ok) != 1 || value(at) <= began {
+		t.Errorf("after a reload: %v, %v; before %v", value(ok), value(at), began)
+	}
+}
+
 func BenchmarkObserve(b *testing.B) {
-	s := New(Options{}).IO("h", "ssd0", "read")
+	s := New(Options{}).Tenant("h").IO("ssd0", "read")
 	b.ReportAllocs()
 	for i := range b.N {
 		s.Observe(1, 4096, time.Duration(80_000+i&0xffff))

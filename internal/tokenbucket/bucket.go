@@ -1,6 +1,5 @@
-// Package tokenbucket paces I/O: a single bucket for a tenant's cap, and Gimbal's
-// dual bucket for the reads and writes of an SSD. Time is passed in, in
-// nanoseconds; nothing is lost to rounding but where Dual says so.
+// Package tokenbucket paces I/O: a single bucket for a tenant's cap, and Gimbal's dual bucket for the reads and writes
+// of an SSD. The caller passes the time in nanoseconds. Rounding loses nothing except where Dual says so.
 package tokenbucket
 
 import (
@@ -10,21 +9,19 @@ import (
 
 const second = 1_000_000_000
 
-// Bucket is a single token bucket that may go into debt: Take is allowed while
-// there is at least one token and then charges the whole amount, so that
-// an amount larger than the bucket passes, and pays for it afterwards.
+// Bucket is a single token bucket that may go into debt: Take is allowed while there is at least one token and charges
+// the whole amount. So an amount larger than the bucket passes, and later ones wait until it is paid.
 //
 // The zero Bucket is unlimited.
 type Bucket struct {
 	rate     int64 // tokens a second; 0: unlimited
 	capacity int64
 	tokens   int64 // Invariant: tokens <= capacity
-	rest     int64 // tokens/second of a token, below second: what refill could not give out yet
+	rest     int64 // fraction of a token that refill has not handed out yet, in 1/second of a token
 	at       int64 // tokens are as of this time
 }
 
-// NewBucket makes a full bucket of rate tokens a second. capacity is how many it
-// saves up when nobody takes any, at least 1.
+// NewBucket returns a full bucket of rate tokens a second. capacity is how many tokens it can hold, at least 1.
 func NewBucket(now, rate, capacity int64) Bucket {
 	capacity = max(capacity, 1)
 	return Bucket{rate: rate, capacity: capacity, tokens: capacity, at: now}
@@ -36,7 +33,7 @@ func (b *Bucket) Limited() bool { return b.rate > 0 }
 // Rate is the tokens a second, 0 if unlimited.
 func (b *Bucket) Rate() int64 { return b.rate }
 
-// SetRate changes rate and capacity from now on. What was saved or is owed stays.
+// SetRate changes rate and capacity from now on. Saved tokens and debt stay.
 func (b *Bucket) SetRate(now, rate, capacity int64) {
 	if b.rate == 0 {
 		*b = NewBucket(now, rate, capacity)
@@ -47,7 +44,7 @@ func (b *Bucket) SetRate(now, rate, capacity int64) {
 	b.tokens = min(b.tokens, b.capacity)
 }
 
-// refill adds what came since the last time.
+// refill adds the tokens for the time since the last refill.
 func (b *Bucket) refill(now int64) {
 	dt := now - b.at
 	if dt <= 0 {
@@ -57,7 +54,7 @@ func (b *Bucket) refill(now int64) {
 	hi, lo := bits.Mul64(uint64(dt), uint64(b.rate))
 	lo, carry := bits.Add64(lo, uint64(b.rest), 0)
 	hi += carry
-	if hi >= second { // more than any bucket holds
+	if hi >= second { // more than any bucket can hold
 		b.tokens, b.rest = b.capacity, 0
 		return
 	}
@@ -81,7 +78,7 @@ func (b *Bucket) Ready(now int64) bool {
 	return b.tokens > 0
 }
 
-// Take charges n tokens. The caller has asked Ready.
+// Take charges n tokens. The caller must have called Ready.
 //
 // hot: 0 allocs
 func (b *Bucket) Take(n int64) {

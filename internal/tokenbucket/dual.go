@@ -15,21 +15,18 @@ const (
 // 1/CostOne.
 const CostOne = 1024
 
-// gainMax bounds what one refill is reckoned with, so that its product with a write cost
-// fits. It fills any bucket.
+// gainMax bounds the gain of one refill, so that its product with a write cost does not overflow. It fills any bucket.
 const gainMax = 1 << 44
 
-// Dual is Gimbal's pair of buckets for the reads and the writes of one SSD. They share
-// one rate R: of each byte that comes, WC/(WC+1) goes to the reads and 1/(WC+1) to the
-// writes, where WC is the write cost; what a full bucket cannot take goes to the other. Tokens are
-// raw bytes: the cost shows in the split only.
+// Dual is Gimbal's pair of buckets for the reads and the writes of an SSD. They share a rate R: of each byte gained,
+// WC/(WC+1) goes to reads and 1/(WC+1) to writes, where WC is the write cost. What a full bucket cannot hold goes to
+// the other one. Tokens are raw bytes: the cost affects only the split.
 //
-// The arithmetic is that of the released code, to the bit: fractions of a byte are
-// discarded at each refill. But a refill that would give one side nothing does not count as one,
-// else buckets that are asked often enough would never fill.
+// The arithmetic is exactly that of the released code: each refill discards fractions of a byte. But a refill that
+// would give nothing to one side is skipped; otherwise buckets that are refilled often enough would never fill.
 //
-// An amount larger than a bucket passes when its bucket is full, and what is missing is
-// owed. The released code would wait for ever.
+// An amount larger than a bucket passes when its bucket is full, and the difference becomes debt. In the released code
+// it would wait for ever.
 //
 // Source: Gimbal (SIGCOMM'21), appendix C.1, Algorithm 4.
 type Dual struct {
@@ -54,7 +51,7 @@ func (d *Dual) SetRate(bytesPerSec int64) { d.rate = max(bytesPerSec, 1) }
 // SetWriteCost sets the split that the next refill uses; at least CostOne.
 func (d *Dual) SetWriteCost(cost int64) { d.cost = max(cost, CostOne) }
 
-// Refill adds what came since the last time.
+// Refill adds the tokens for the time since the last refill.
 //
 // hot: 0 allocs
 func (d *Dual) Refill(now int64) {
@@ -83,7 +80,7 @@ func (d *Dual) Refill(now int64) {
 	d.tokens = [2]int64{r, w}
 }
 
-// split divides what came.
+// split divides a gain between the sides.
 func (d *Dual) split(gain int64) (read, write int64) {
 	return gain * d.cost / (d.cost + CostOne), gain * CostOne / (d.cost + CostOne)
 }
@@ -93,12 +90,12 @@ func (d *Dual) split(gain int64) (read, write int64) {
 // hot: 0 allocs
 func (d *Dual) Ready(s Side, n int64) bool { return d.tokens[s] >= min(n, d.capacity) }
 
-// Take charges n bytes. The caller has asked Ready.
+// Take charges n bytes. The caller must have called Ready.
 //
 // hot: 0 allocs
 func (d *Dual) Take(s Side, n int64) { d.tokens[s] -= n }
 
-// Discard throws the tokens of both sides away. What is owed stays.
+// Discard removes the tokens of both sides. Debt stays.
 //
 // hot: 0 allocs
 func (d *Dual) Discard() {
@@ -109,8 +106,8 @@ func (d *Dual) Discard() {
 // Tokens is what a side has, as of the last refill; negative if it owes.
 func (d *Dual) Tokens(s Side) int64 { return d.tokens[s] }
 
-// NextToken is the first time at which Refill makes Take(s, n) allowed, if rate and cost stay as they
-// are and nobody takes or refills before.
+// NextToken returns the first time at which a Refill would make Take(s, n) allowed, if rate and cost do not change and
+// no other call of Take or Refill comes before.
 //
 // hot: 0 allocs
 func (d *Dual) NextToken(s Side, n int64) int64 {

@@ -1,14 +1,19 @@
 #!/usr/bin/env bash
-# Measures jbofd and SPDK's nvmf_tgt alternately in one run, the same way: memory behind them, NVMe/TCP on loopback, one host, one queue, target
-# pinned to processor 0 and load generator to processor 1, each with its own load generator (jbofbench, spdk_nvme_perf).
-#   SPDK=/path/to/a/built/spdk test/bench/spdk.sh [ROUNDS] [SECONDS]     (default 10 rounds of 2 s)
-# Needs root and 900 huge pages of 2 MiB for SPDK. A target that is not measured is stopped (SIGSTOP), as SPDK's never sleeps.
-# Prints, per load, the median IOPS of both and their ratio.
+# Measures jbofd and SPDK's nvmf_tgt alternately in one run, with the same load generator on both sides: first SPDK's
+# spdk_nvme_perf, then jbofbench block. Memory stands behind both targets (backend mem, bdev_malloc); NVMe/TCP on
+# loopback, one host, one I/O queue; the target is pinned to processor 0 and the load generator to processor 1.
+#   SPDK=/path/to/a/built/spdk test/bench/spdk.sh [ROUNDS] [SECONDS] [perf|jbofbench]     (default 10 rounds of 2 s, both)
+# JBOFD=path measures another jbofd binary than bin/jbofd. LOADS="randread:4096:1 ..." replaces the list of loads.
+# Needs root and 900 huge pages of 2 MiB for SPDK. The target that is not measured is stopped (SIGSTOP), because
+# nvmf_tgt never sleeps. Prints a Markdown table per load generator: the median IOPS of both, the median of the ratios
+# of the pairs, and the least and largest ratio.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
-readonly rounds=${1:-10} seconds=${2:-2} spdk=${SPDK:?where SPDK was built}
+readonly rounds=${1:-10} seconds=${2:-2} generators=${3:-"perf jbofbench"} spdk=${SPDK:?the folder in which SPDK was built}
+readonly loads=${LOADS:-"randread:4096:1 randwrite:4096:1 randread:4096:32 randwrite:4096:32 randread:4096:128 randwrite:4096:128 randread:131072:16 randwrite:131072:16"}
 export LD_LIBRARY_PATH=$spdk/build/lib
 make -s build
+readonly binary=${JBOFD:-bin/jbofd}
 work=$(mktemp -d)
 pids=()
 trap 'kill -CONT "${pids[@]}" 2>/dev/null; kill "${pids[@]}" 2>/dev/null || true; rm -rf "$work"' EXIT
@@ -23,40 +28,56 @@ subsystems:
     allow_any_host: true
     namespaces: [{nsid: 1, ssd: mem0, size: 512MiB}]
 YAML
-taskset -c 0 bin/jbofd --config "$work/jbofd.yaml" 2> "$work/jbofd.log" &
+taskset -c 0 "$binary" --config "$work/jbofd.yaml" 2> "$work/jbofd.log" &
 pids+=($!)
 "$spdk/build/bin/nvmf_tgt" -m 0x1 -s 600 --no-pci -r "$work/spdk.sock" > "$work/spdk.log" 2>&1 &
 pids+=($!)
-readonly jbofd=${pids[0]} nvmf=${pids[1]} nqn=nqn.2026-11.example.jbofd:spdk
-until [ -S "$work/spdk.sock" ]; do sleep 0.2; done
+readonly jbofd=${pids[0]} nvmf=${pids[1]}
+readonly our_nqn=nqn.2026-11.example.jbofd:bench their_nqn=nqn.2026-11.example.jbofd:spdk
+until [ -S "$work/spdk.sock" ]; do
+  kill -0 "$nvmf" 2>/dev/null || { echo "nvmf_tgt ended:"; cat "$work/spdk.log"; exit 1; } >&2
+  sleep 0.2
+done
 sleep 1
 rpc() { "${PYTHON:-python3}" "$spdk/scripts/rpc.py" -s "$work/spdk.sock" "$@" > /dev/null; }
 rpc nvmf_create_transport -t TCP
 rpc bdev_malloc_create -b M0 512 4096
-rpc nvmf_create_subsystem $nqn -a -s S1
-rpc nvmf_subsystem_add_ns $nqn M0
-rpc nvmf_subsystem_add_listener $nqn -t tcp -a 127.0.0.1 -s 14423
+rpc nvmf_create_subsystem $their_nqn -a -s S1
+rpc nvmf_subsystem_add_ns $their_nqn M0
+rpc nvmf_subsystem_add_listener $their_nqn -t tcp -a 127.0.0.1 -s 14423
 until curl -sf http://127.0.0.1:19420/readyz > /dev/null; do sleep 0.1; done
 
-ours() {
-  kill -STOP "$nvmf"
-  taskset -c 1 bin/jbofbench block --json -q --target tcp://127.0.0.1:14421 --nqn nqn.2026-11.example.jbofd:bench --rw "$1" --bs "$2" --iodepth "$3" \
+perf() { # RW BS QD PORT NQN
+  "$spdk/build/bin/spdk_nvme_perf" -c 0x2 -s 256 -q "$3" -o "$2" -w "$1" -t "$seconds" \
+    -r "trtype:TCP adrfam:IPv4 traddr:127.0.0.1 trsvcid:$4 subnqn:$5" 2>&1 | awk '$1 == "Total" {print $3}'
+}
+jbofbench() {
+  taskset -c 1 bin/jbofbench block --json -q --target "tcp://127.0.0.1:$4" --nqn "$5" --rw "$1" --bs "$2" --iodepth "$3" \
     --runtime "${seconds}s" | grep -o '"iops": *[0-9.]*' | head -1 | grep -o '[0-9.]*$'
 }
-theirs() {
-  kill -CONT "$nvmf"
-  "$spdk/build/bin/spdk_nvme_perf" -c 0x2 -s 256 -q "$3" -o "$2" -w "$1" -t "$seconds" \
-    -r "trtype:TCP adrfam:IPv4 traddr:127.0.0.1 trsvcid:14423 subnqn:$nqn" 2>&1 | awk '$1 == "Total" {print $3}'
+one() { # GENERATOR TARGET RW BS QD
+  kill -STOP "$jbofd" "$nvmf"
+  case $2 in
+    jbofd) kill -CONT "$jbofd"; "$1" "$3" "$4" "$5" 14421 $our_nqn ;;
+    nvmf) kill -CONT "$nvmf"; "$1" "$3" "$4" "$5" 14423 $their_nqn ;;
+  esac
 }
-median() { sort -n | awk '{v[NR]=$1} END {print (NR%2) ? v[(NR+1)/2] : (v[NR/2]+v[NR/2+1])/2}'; }
-for load in "randread 4096 1" "randwrite 4096 1" "randread 4096 32" "randwrite 4096 32" "randread 4096 128" "randwrite 4096 128" "randread 131072 16" "randwrite 131072 16"; do
-  read -r rw bs qd <<< "$load"
-  : > "$work/ours"
-  : > "$work/theirs"
-  for ((r = 0; r < rounds; r++)); do
-    ours "$rw" "$bs" "$qd" >> "$work/ours"
-    theirs "$rw" "$bs" "$qd" >> "$work/theirs"
+for generator in $generators; do
+  printf '\n| %s | jbofd, IOPS | nvmf_tgt, IOPS | ratio | least to largest |\n|---|---|---|---|---|\n' "$generator"
+  for load in $loads; do
+    IFS=: read -r rw bs qd <<< "$load"
+    if [ "$generator" = jbofbench ] && ((qd == 128)); then qd=127; fi # nvmf_tgt has queues of 128 entries, one of them empty
+    : > "$work/pairs"
+    for ((r = 0; r < rounds; r++)); do
+      if ((r % 2)); then a=$(one "$generator" jbofd "$rw" "$bs" "$qd") b=$(one "$generator" nvmf "$rw" "$bs" "$qd")
+      else b=$(one "$generator" nvmf "$rw" "$bs" "$qd") a=$(one "$generator" jbofd "$rw" "$bs" "$qd"); fi
+      echo "$a $b" >> "$work/pairs"
+    done
+    awk -v l="$rw $bs B, QD $qd" '
+      function median(v, n,  i, j, t) { for (i = 2; i <= n; i++) for (j = i; j > 1 && v[j] < v[j-1]; j--) { t = v[j]; v[j] = v[j-1]; v[j-1] = t }
+        return n % 2 ? v[(n+1)/2] : (v[n/2] + v[n/2+1]) / 2 }
+      { a[NR] = $1; b[NR] = $2; q[NR] = $1 / $2 }
+      END { m = median(q, NR); printf "| %s | %.0f | %.0f | %.2f | %.2f to %.2f |\n", l, median(a, NR), median(b, NR), m, q[1], q[NR] }' "$work/pairs"
   done
-  a=$(median < "$work/ours") b=$(median < "$work/theirs")
-  awk -v l="$load" -v a="$a" -v b="$b" 'BEGIN {printf "%-22s jbofd %9.0f IOPS   nvmf_tgt %9.0f IOPS   ratio %.2f\n", l, a, b, a/b}'
 done
+kill -CONT "$jbofd" "$nvmf"

@@ -46,15 +46,16 @@ func versionOf(s []byte, sector uint64) (version uint64, err error) {
 	return binary.LittleEndian.Uint64(s[8:]), nil
 }
 
-// journal is what a worker knows of its region: by sector, the version last begun and the one that must
-// at least be there.
+// journal is what a worker knows of its region. For each sector it holds the version last written and the minimum
+// version that a read must return.
 type journal struct {
 	begun, durable []uint64
-	// written completed, and are durable after the next flush.
+	// written holds the versions whose writes completed. They are durable after the next flush.
 	written map[int]uint64
 }
 
-// check reads a region and holds it to the journal. Without a crash in between everything completed must be there.
+// check reads a region and compares it with the journal. Without a crash in between, every completed write must be
+// there.
 func (j *journal) check(t *testing.T, n *client.Namespace, first int) {
 	t.Helper()
 	p := make([]byte, 512*len(j.begun))
@@ -133,7 +134,7 @@ func TestNothingDurableIsLost(t *testing.T) {
 						t.Errorf("worker %d: flush: %v", w, err)
 						return
 					}
-					// A flush that was repeated on another connection covers nothing of before the crash.
+					// A flush that was repeated on another connection does not cover writes from before the crash.
 					if hosts[w%2].Losses() == losses {
 						for i, v := range covered {
 							j.durable[i] = max(j.durable[i], v)
@@ -154,7 +155,7 @@ func TestNothingDurableIsLost(t *testing.T) {
 	}
 	goal := ops.Load() + 200
 	eventually(t, "I/O goes on after the last kill", func() bool { return ops.Load() >= goal || t.Failed() })
-	d.kill() // with I/O under way
+	d.kill() // with outstanding I/O
 	stop.Store(true)
 	d.launch()
 	wg.Wait()
@@ -188,7 +189,7 @@ func TestAHostGivesUpAtItsDeadline(t *testing.T) {
 	}
 }
 
-// twoDrives are namespace 1 on ssd0, which a test harms, and 2 on ssd1, which must not notice.
+// twoDrives has namespace 1 on ssd0, to which a test does damage, and namespace 2 on ssd1, which must not be affected.
 const twoDrives = `  - nqn: nqn.2026-11.example.jbofd:a
     allow_any_host: true
     namespaces:
@@ -196,7 +197,7 @@ const twoDrives = `  - nqn: nqn.2026-11.example.jbofd:a
       - {nsid: 2, ssd: ssd1, size: 32MiB, block_size: 512}
 `
 
-// statusOf is the status in an error; Success for nil.
+// statusOf returns the status in an error, or Success for nil.
 func statusOf(t testing.TB, err error) nvme.Status {
 	t.Helper()
 	var st *client.StatusError
@@ -210,7 +211,8 @@ func statusOf(t testing.TB, err error) nvme.Status {
 	return 0
 }
 
-// TestADriveThatErrs gives its commands a media error, and nothing to the other drive's; metrics count them.
+// TestADriveThatErrs: commands to the drive fail with a media error, those to the other drive do not; metrics count the
+// errors.
 func TestADriveThatErrs(t *testing.T) {
 	t.Parallel()
 	d := start(t, setup{subsystems: twoDrives, ssds: `  - {name: ssd0, backend: mem, size: 64MiB, fault: {seed: 3, read_error_probability: 0.5, write_error_probability: 0.5, flush_error_probability: 1.0}}
@@ -262,8 +264,8 @@ func TestADriveThatErrs(t *testing.T) {
 	}
 }
 
-// TestAFullFileSystem makes writes fail with Capacity Exceeded, is counted, and passes when there is room: reads, the
-// other drive, and what is written already are not touched.
+// TestAFullFileSystem: writes fail with Capacity Exceeded and are counted until there is space again. Reads, the other
+// drive, and data already written are not affected.
 func TestAFullFileSystem(t *testing.T) {
 	t.Parallel()
 	unshare, err := exec.LookPath("unshare")
@@ -309,7 +311,10 @@ func TestAFullFileSystem(t *testing.T) {
 	if d.metric("jbof_ssd_no_space_errors_total", "ssd", "ssd0") == 0 {
 		t.Error("not counted as want of space")
 	}
-	// The file system is the daemon's own: /proc leads into it.
+	if n := strings.Count(d.log.String(), "no space left under the drive"); n < 1 || n > 10 {
+		t.Errorf("the full drive has left %d lines in the log", n)
+	}
+	// The file system is mounted in the daemon's namespace only; /proc gives access to it.
 	if err := os.Remove(fmt.Sprintf("/proc/%d/root%s/ballast", d.cmd.Process.Pid, small)); err != nil {
 		t.Fatal(err)
 	}
@@ -322,7 +327,8 @@ func TestAFullFileSystem(t *testing.T) {
 	}
 }
 
-// TestADriveThatVanishes: its commands fail, /readyz and jbof_ssd_up say which, and the other drive goes on.
+// TestADriveThatVanishes: its commands fail, /readyz and jbof_ssd_up name the drive, and the other drive continues to
+// serve.
 func TestADriveThatVanishes(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct {

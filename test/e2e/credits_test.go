@@ -11,8 +11,8 @@ import (
 	"jbofd/internal/nvmeof/tcp/pdu"
 )
 
-// twoPolicies has namespace 1 on a drive whose policy gives credits and 2 on one whose policy
-// gives none.
+// twoPolicies has namespace 1 on a drive whose policy grants credits and namespace 2 on a drive whose policy grants
+// none.
 var twoPolicies = setup{
 	ssds: "  - {name: ssd0, backend: mem, size: 128MiB, policy: gimbal}\n  - {name: ssd1, backend: mem, size: 128MiB, policy: fifo}\n",
 	subsystems: `  - nqn: nqn.2026-11.example.jbofd:a
@@ -23,22 +23,22 @@ var twoPolicies = setup{
 `,
 }
 
-// tap is a relay between a host and the daemon that looks at the PDUs. Without digests.
+// tap is a relay between a host and the daemon that inspects the PDUs. It supports no digests.
 type tap struct {
 	t    *testing.T
 	addr string
 	wg   sync.WaitGroup
 
 	mu sync.Mutex
-	// units are those of the commands that have passed and whose completions have not, by
-	// queue and CID; sum is their total for namespace 1, most its maximum, credit the largest
-	// that has passed, over how often sum was above it with more than one command.
+	// units holds the sizes of the outstanding commands by queue and CID. sum is their total for namespace 1 and most
+	// its maximum. credit is the largest credit that has passed. over counts how often sum exceeded credit with more
+	// than one command outstanding.
 	units                   map[[2]int]int
 	sum, most, credit, over int
 	commands                int
 }
 
-// newTap relays to the daemon until the test ends.
+// newTap starts a relay to the daemon that ends with the test.
 func newTap(t *testing.T, d *daemon) *tap {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -68,7 +68,7 @@ func newTap(t *testing.T, d *daemon) *tap {
 	return p
 }
 
-// relay moves PDUs until one side ends. Each is looked at before it goes on.
+// relay forwards PDUs until one side closes. It inspects each PDU before it forwards it.
 func (p *tap) relay(to, from net.Conn, queue int, look func(queue int, b []byte)) {
 	defer to.Close()
 	defer from.Close()
@@ -125,9 +125,8 @@ func (p *tap) fromTarget(queue int, b []byte) {
 	}
 }
 
-// TestAHostKeepsToItsCredits has 128 large I/Os wait for their turn through the real daemon: no more
-// are on the wire than the largest credit that came, while a drive without credits takes
-// all that come.
+// TestAHostKeepsToItsCredits: a host with 128 large I/Os never has more outstanding than the largest credit that it
+// received, whereas a drive without credits receives all of them at once.
 func TestAHostKeepsToItsCredits(t *testing.T) {
 	d := start(t, twoPolicies)
 	p := newTap(t, d)
@@ -174,7 +173,8 @@ func TestAHostKeepsToItsCredits(t *testing.T) {
 	}
 }
 
-// TestCreditsComeBackAfterARestart of the daemon: a new controller has the feature off.
+// TestCreditsComeBackAfterARestart of the daemon: on a new controller the feature is off until the host enables it
+// again.
 func TestCreditsComeBackAfterARestart(t *testing.T) {
 	d := start(t, twoPolicies)
 	n := d.namespace(d.options(hostA, nqnA), 1)
@@ -192,8 +192,8 @@ func TestCreditsComeBackAfterARestart(t *testing.T) {
 	}
 }
 
-// TestAStandardHostSeesNoCredits looks at the PDUs of a host that did not ask, on a drive whose
-// policy gives credits, and then of one that did.
+// TestAStandardHostSeesNoCredits inspects the PDUs of a host that did not enable credits, on a drive whose policy
+// grants them, and then of a host that did.
 func TestAStandardHostSeesNoCredits(t *testing.T) {
 	d := start(t, twoPolicies)
 	admin, q := d.raw(), d.raw()

@@ -28,16 +28,15 @@ const (
 `
 )
 
-// TestDataIsKept over sizes, offsets, block sizes, digests, drives and ways to travel (in the capsule, after
-// R2Ts, in several H2CData), against a model in memory: every command that changes data and every one that
-// looks at it.
+// TestDataIsKept compares every command that reads or changes data with a model in memory. It covers sizes, offsets,
+// block sizes, digests, drives and transfer methods (in the capsule, after R2Ts, in several H2CData).
 func TestDataIsKept(t *testing.T) {
 	t.Parallel()
 	d := start(t, setup{ssds: dataSSDs, subsystems: dataSubsystem})
 	d.laneBytes, d.workers = 3*4*128<<10, 24
 	for _, digests := range []bool{false, true} {
 		if digests && *rdmaIP != "" {
-			continue // the fabric has checksums of its own
+			continue // the fabric has its own checksums
 		}
 		o := d.options(hostA, nqnA)
 		o.HeaderDigest, o.DataDigest = digests, digests
@@ -53,7 +52,7 @@ func TestDataIsKept(t *testing.T) {
 					t.Fatal(err)
 				}
 				buf := make([]byte, 4<<20)
-				// Each size and offset that is special, then luck.
+				// First every special combination of size and offset, then random ones.
 				sizes := []int{bs, 2 * bs, 4096, 8192 - bs, 8192, 8192 + bs, 16 << 10, 128 << 10, 1<<20 - bs, 1 << 20, 1<<20 + bs, 3 << 20}
 				for i := range 120 {
 					size, off := sizes[i%len(sizes)], rng.Int64N(n.Size()/int64(bs))*int64(bs)
@@ -135,8 +134,8 @@ func TestDataIsKept(t *testing.T) {
 	}
 }
 
-// TestCompareAndWriteLosesNoUpdate: two hosts count in one sector by fused Compare and Write; small pairs travel in
-// their capsules, large ones after R2Ts.
+// TestCompareAndWriteLosesNoUpdate: two hosts increment a counter in one sector by fused Compare and Write. Small pairs
+// travel in their capsules, large ones after R2Ts.
 func TestCompareAndWriteLosesNoUpdate(t *testing.T) {
 	t.Parallel()
 	d := start(t, setup{ssds: dataSSDs, subsystems: dataSubsystem})
@@ -165,7 +164,7 @@ func TestCompareAndWriteLosesNoUpdate(t *testing.T) {
 								return
 							}
 							copy(next, old)
-							// The whole range carries the count, so that a torn one shows.
+							// The whole range contains the count, so that a torn write is detected.
 							v := binary.LittleEndian.Uint64(old) + 1
 							for i := 0; i < x.size; i += 8 {
 								if binary.LittleEndian.Uint64(old[i:]) != v-1 {
@@ -200,8 +199,8 @@ func TestCompareAndWriteLosesNoUpdate(t *testing.T) {
 	}
 }
 
-// TestAQueuedCommandIsAborted, one at the drive is not; each is answered once, and the drive never sees the aborted
-// ones. With a drive that takes 256 at a time and a policy that lets as many through, what comes beyond is queued.
+// TestAQueuedCommandIsAborted, but a command at the drive is not. Each is completed once, and the drive never receives
+// an aborted command. The drive and the policy admit 256 commands at a time, so further commands are queued.
 func TestAQueuedCommandIsAborted(t *testing.T) {
 	t.Parallel()
 	s := oneMem
@@ -235,7 +234,7 @@ func TestAQueuedCommandIsAborted(t *testing.T) {
 			t.Fatalf("Abort: %v", c.Status())
 		}
 		want := uint32(0)
-		if cid == 0 || cid == 500 { // at the drive; not there
+		if cid == 0 || cid == 500 { // one is at the drive, the other does not exist
 			want = nvme.AbortNotDone
 		} else {
 			aborted = append(aborted, cid)
@@ -269,7 +268,8 @@ func TestAQueuedCommandIsAborted(t *testing.T) {
 	eventually(t, "the drive has done all but the aborted", func() bool { return d.metric("jbof_ssd_writes_completed_total") == 360-float64(len(aborted)) })
 }
 
-// TestAHostThatLeavesItsCommandIsFree: a context that ends returns the caller's buffer at once, whatever the drive does.
+// TestAHostThatLeavesItsCommandIsFree: when its context ends, the caller gets its buffer back at once, whatever the
+// state of the drive.
 func TestAHostThatLeavesItsCommandIsFree(t *testing.T) {
 	t.Parallel()
 	s := oneMem
@@ -292,7 +292,7 @@ func TestAHostThatLeavesItsCommandIsFree(t *testing.T) {
 	}
 }
 
-// TestMoreCommandsThanTheQueueHolds end the connection, and only that one.
+// TestMoreCommandsThanTheQueueHolds end the connection that sends them, and no other.
 func TestMoreCommandsThanTheQueueHolds(t *testing.T) {
 	t.Parallel()
 	s := oneMem
@@ -315,7 +315,7 @@ func TestMoreCommandsThanTheQueueHolds(t *testing.T) {
 	}
 }
 
-// TestADeepQueueIsServed to its last command at the depth that the target names.
+// TestADeepQueueIsServed completely at the maximum depth that the target announces.
 func TestADeepQueueIsServed(t *testing.T) {
 	t.Parallel()
 	d := start(t, oneMem)
@@ -362,7 +362,7 @@ func TestADeepQueueIsServed(t *testing.T) {
 	}
 }
 
-// TestCommandsThatCannotBe get the status that the specification names.
+// TestCommandsThatCannotBe get the status that the specification requires.
 func TestCommandsThatCannotBe(t *testing.T) {
 	t.Parallel()
 	d := start(t, oneMem)

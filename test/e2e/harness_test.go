@@ -1,30 +1,20 @@
 package e2e
 
 import (
-	"bytes"
 	"context"
-	"encoding/json"
 	"flag"
 	"fmt"
-	"io"
 	"math/rand/v2"
 	"net"
-	"net/http"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"regexp"
 	"runtime"
-	"strconv"
 	"strings"
-	"sync"
 	"syscall"
 	"testing"
 	"time"
-
-	dto "github.com/prometheus/client_model/go"
-	"github.com/prometheus/common/expfmt"
-	"github.com/prometheus/common/model"
 
 	"jbofd/client"
 	"jbofd/internal/buildtags"
@@ -37,7 +27,7 @@ var (
 	daemonLog  = flag.Bool("daemon-log", false, "show every daemon's log")
 )
 
-// wait is how long what must happen may take on a busy machine before a test gives up.
+// wait is the time limit for an expected event on a busy machine.
 const wait = 20 * time.Second
 
 func TestMain(m *testing.M) {
@@ -76,14 +66,14 @@ func run(m *testing.M) (code int, err error) {
 	return m.Run(), nil
 }
 
-// random returns a test's luck and says which seed repeats it.
+// random returns a random number generator for a test and logs the seed that repeats it.
 func random(t testing.TB) *rand.Rand {
 	t.Helper()
 	t.Logf("-seed %d", *seed)
 	return rand.New(rand.NewPCG(*seed, 0x653265))
 }
 
-// eventually polls until ok, for up to wait.
+// eventually polls ok until it returns true, for at most wait.
 func eventually(t testing.TB, what string, ok func() bool) {
 	t.Helper()
 	within(t, wait, what, ok)
@@ -100,17 +90,17 @@ func within(t testing.TB, limit time.Duration, what string, ok func() bool) {
 	}
 }
 
-// setup is what a scenario varies in the daemon's configuration: YAML of sections.
+// setup is the part of the daemon's configuration that a scenario varies: YAML of sections.
 type setup struct {
-	// ssds, subsystems and limits are bodies of the sections. @DIR@ stands for the daemon's folder.
+	// ssds, subsystems and limits are bodies of the sections. @DIR@ stands for the daemon's directory.
 	ssds, subsystems, limits string
-	// tenants is the body of that section, which is left out if it is empty.
+	// tenants is the body of that section. The section is omitted if tenants is empty.
 	tenants string
-	// log is the section's body; discovery and metrics are further keys of theirs, with a comma before.
+	// log is the body of the section. discovery and metrics are additional keys of their sections, after a comma.
 	log, discovery, metrics string
 }
 
-// oneMem is one drive in memory with one namespace of 64 MiB that everybody may use.
+// oneMem is one drive in memory with a namespace of 64 MiB for all hosts.
 var oneMem = setup{ssds: memSSD, subsystems: openSubsystem}
 
 const (
@@ -127,16 +117,15 @@ const (
 `
 )
 
-// daemon is a jbofd process. Its methods are for the test's goroutine, but for those that say
-// otherwise.
+// daemon is a jbofd process. Only the test's goroutine may call its methods, unless a comment says otherwise.
 type daemon struct {
 	t    testing.TB
 	dir  string
 	file string // the configuration
 	conf setup
 
-	// addr, discovery and metrics are where it listens; kept over restarts. listen is what the
-	// configuration says of them: any free port, the first time.
+	// addr, discovery and metrics are the addresses that the daemon listens on; restarts keep them. listen is the
+	// configured address, which is any free port at the first start.
 	addr, discovery, metrics string
 	listen                   [3]string
 
@@ -144,20 +133,20 @@ type daemon struct {
 	exited chan struct{}
 	log    *logBuffer
 	base   resources
-	// laneBytes is scratch memory that drives keep once they have compared or verified.
+	// laneBytes is scratch memory that drives keep after the first Compare or Verify.
 	laneBytes int64
-	// workers is how many threads a file drive may have kept for what io_uring does not do.
+	// workers is the number of threads that a file drive may keep for operations that io_uring does not support.
 	workers float64
 	// prefix is a command that runs the daemon.
 	prefix []string
 }
 
-// resources are what a daemon holds.
+// resources counts the resources that a daemon holds.
 type resources struct {
 	connections, buffers, goroutines, fds float64
 }
 
-// start runs a daemon until the test ends. Then it must have let everything go.
+// start runs a daemon until the test ends, and then checks that it has released all resources.
 func start(t testing.TB, s setup) *daemon {
 	t.Helper()
 	d := newDaemon(t, s)
@@ -168,7 +157,7 @@ func start(t testing.TB, s setup) *daemon {
 // newDaemon prepares a daemon without running it.
 func newDaemon(t testing.TB, s setup) *daemon {
 	t.Helper()
-	dir, err := os.MkdirTemp("", "jbofd") // a short path: it holds a unix socket
+	dir, err := os.MkdirTemp("", "jbofd") // a short path, because it contains a unix socket
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -245,7 +234,7 @@ func (d *daemon) spawn() {
 	}
 	d.exited = make(chan struct{})
 	go func(cmd *exec.Cmd, exited chan struct{}) {
-		_ = cmd.Wait() // its state is looked at by finish
+		_ = cmd.Wait() // finish examines the state of the process
 		close(exited)
 	}(d.cmd, d.exited)
 }
@@ -259,14 +248,13 @@ func (d *daemon) launch() {
 		d.meet()
 	}
 	d.base = d.resources()
-	for range 2 { // what was asked so far may be on its way out
+	for range 2 { // repeated, because the previous requests may still be in progress
 		r := d.resources()
 		d.base.goroutines, d.base.fds = min(d.base.goroutines, r.goroutines), min(d.base.fds, r.fds)
 	}
 }
 
-// meet connects as many hosts as make the daemon open its RDMA device and all of its completion
-// queues, which stay.
+// meet connects enough hosts to make the daemon open its RDMA device and all completion queues of it, which it keeps.
 func (d *daemon) meet() {
 	d.t.Helper()
 	for range runtime.GOMAXPROCS(0) {
@@ -278,8 +266,8 @@ func (d *daemon) meet() {
 	}
 }
 
-// await waits until hosts can connect, and learns the addresses. A daemon that left a drive
-// out is not ready but serves.
+// await waits until hosts can connect, and determines the addresses. A daemon without one of its drives is not ready
+// but serves.
 func (d *daemon) await() {
 	d.t.Helper()
 	eventually(d.t, "the daemon answers on its admin socket", func() bool {
@@ -321,14 +309,14 @@ func (d *daemon) signal(s syscall.Signal) {
 	}
 }
 
-// kill is kill -9.
+// kill sends SIGKILL.
 func (d *daemon) kill() {
 	d.t.Helper()
 	d.signal(syscall.SIGKILL)
 	<-d.exited
 }
 
-// term stops the daemon with SIGTERM and returns how long that took. It must end well.
+// term stops the daemon with SIGTERM and returns how long that took. The daemon must exit without an error.
 func (d *daemon) term() time.Duration {
 	d.t.Helper()
 	began := time.Now()
@@ -348,7 +336,7 @@ func (d *daemon) term() time.Duration {
 	return took
 }
 
-// finish holds the daemon to having let everything go, then stops it.
+// finish checks that the daemon has released all resources, and stops it.
 func (d *daemon) finish() {
 	d.t.Helper()
 	d.quiet()
@@ -357,10 +345,10 @@ func (d *daemon) finish() {
 	}
 }
 
-// stopLimit is what SIGTERM may take.
+// stopLimit is the time limit for a stop after SIGTERM.
 const stopLimit = 5 * time.Second
 
-// quiet waits until the daemon holds no more than when it had just started.
+// quiet waits until the daemon holds no more resources than after its start.
 func (d *daemon) quiet() {
 	d.t.Helper()
 	var r resources
@@ -381,7 +369,7 @@ func (d *daemon) quiet() {
 
 var badLog = regexp.MustCompile(`(?m)^.*(panic:|DATA RACE|fatal error:|goroutine \d+ \[|leaked).*$`)
 
-// clean demands a log without panics, races and leaks.
+// clean checks that the log contains no panics, races or leaks.
 func (d *daemon) clean() {
 	d.t.Helper()
 	if bad := badLog.FindString(d.log.String()); bad != "" {
@@ -389,7 +377,7 @@ func (d *daemon) clean() {
 	}
 }
 
-// reload sends SIGHUP and waits for its outcome.
+// reload sends SIGHUP and waits for the outcome of the reload.
 func (d *daemon) reload(s setup) (ok bool) {
 	d.t.Helper()
 	good, bad := d.metric("jbof_config_reloads_total", "result", "success"), d.metric("jbof_config_reloads_total", "result", "failure")
@@ -402,93 +390,6 @@ func (d *daemon) reload(s setup) (ok bool) {
 	return ok
 }
 
-// status is what the tests need of GET /v1/status.
-type status struct {
-	Addresses struct {
-		Metrics, Discovery string
-		Listeners          []string
-	}
-	Ready   bool
-	Reasons []struct{ Component, Reason string }
-}
-
-// admin asks the admin API.
-func (d *daemon) admin(method, path string, into any) error {
-	c := http.Client{Timeout: 5 * time.Second, Transport: &http.Transport{DisableKeepAlives: true,
-		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
-			return (&net.Dialer{}).DialContext(ctx, "unix", d.socket())
-		}}}
-	req, err := http.NewRequest(method, "http://jbofd"+path, nil)
-	if err != nil {
-		return err
-	}
-	resp, err := c.Do(req)
-	if err != nil {
-		return err
-	}
-	body, err := io.ReadAll(resp.Body)
-	_ = resp.Body.Close()
-	if err != nil {
-		return err
-	}
-	if resp.StatusCode != http.StatusOK {
-		return fmt.Errorf("%s %s: %s: %s", method, path, resp.Status, body)
-	}
-	return json.Unmarshal(body, into)
-}
-
-var scraper = &http.Client{Timeout: 10 * time.Second, Transport: &http.Transport{DisableKeepAlives: true}}
-
-// get reads a page of the metrics server.
-func (d *daemon) get(path string) (code int, body string) {
-	d.t.Helper()
-	resp, err := scraper.Get("http://" + d.metrics + path)
-	if err != nil {
-		d.t.Fatal(err)
-	}
-	b, err := io.ReadAll(resp.Body)
-	_ = resp.Body.Close()
-	if err != nil {
-		d.t.Fatal(err)
-	}
-	return resp.StatusCode, string(b)
-}
-
-// scrape reads all metrics.
-func (d *daemon) scrape() map[string]*dto.MetricFamily {
-	d.t.Helper()
-	_, body := d.get("/metrics")
-	p := expfmt.NewTextParser(model.UTF8Validation)
-	families, err := p.TextToMetricFamilies(strings.NewReader(body))
-	if err != nil {
-		d.t.Fatalf("/metrics: %v", err)
-	}
-	return families
-}
-
-// metric adds up the series of a family that carry the labels, given as name and value in turn.
-func (d *daemon) metric(name string, labels ...string) float64 {
-	d.t.Helper()
-	return sum(d.scrape()[name], labels...)
-}
-
-func sum(f *dto.MetricFamily, labels ...string) (v float64) {
-	for _, m := range f.GetMetric() {
-		match := 0
-		for i := 0; i < len(labels); i += 2 {
-			for _, l := range m.Label {
-				if l.GetName() == labels[i] && l.GetValue() == labels[i+1] {
-					match += 2
-				}
-			}
-		}
-		if match == len(labels) {
-			v += m.GetCounter().GetValue() + m.GetGauge().GetValue() + float64(m.GetHistogram().GetSampleCount())
-		}
-	}
-	return v
-}
-
 func (d *daemon) resources() resources {
 	d.t.Helper()
 	f := d.scrape()
@@ -496,19 +397,7 @@ func (d *daemon) resources() resources {
 	return resources{sum(f["jbof_connections"]), sum(f["jbof_buffer_pool_bytes"], "state", "used"), n, sum(f["process_open_fds"])}
 }
 
-// goroutines are how many the daemon has, and their stacks. The profile knows it
-// exactly; go_goroutines counts those that collect the metrics beside it, one time one
-// more than the other.
-func (d *daemon) goroutines() (n float64, stacks string) {
-	d.t.Helper()
-	code, stacks := d.get("/debug/pprof/goroutine?debug=1")
-	if _, err := fmt.Sscanf(stacks, "goroutine profile: total %g", &n); err != nil {
-		d.t.Fatalf("goroutine profile: %d, %v: %s", code, err, stacks)
-	}
-	return n, stacks
-}
-
-// options are how the Go host connects to the daemon's listener.
+// options returns the options with which the Go host connects to the daemon's listener.
 func (d *daemon) options(hostNQN, subNQN string) client.Options {
 	return client.Options{Address: d.addr, SubNQN: subNQN, HostNQN: hostNQN, ReconnectDelay: 50 * time.Millisecond,
 		ConnectTimeout: wait, CtrlLossTimeout: time.Minute}
@@ -521,7 +410,7 @@ func (d *daemon) connect(o client.Options) *client.Controller {
 	if err != nil {
 		d.t.Fatal(err)
 	}
-	// Cleanups run last first: before the daemon's, which asks whether all hosts are gone.
+	// Cleanups run in reverse order, so this one runs before the daemon's, which checks that all hosts are gone.
 	d.t.Cleanup(func() {
 		if err := c.Close(); err != nil && d.running() {
 			d.t.Logf("closing %s: %v", o.HostNQN, err)
@@ -545,54 +434,14 @@ func open(t testing.TB, c *client.Controller, nsid uint32) *client.Namespace {
 	return n
 }
 
-// ctx bounds one step of a test.
+// ctx returns the context for one step of a test.
 func ctx(t testing.TB) context.Context {
 	c, cancel := context.WithTimeout(context.Background(), time.Minute)
 	t.Cleanup(cancel)
 	return c
 }
 
-// logBuffer collects a daemon's log. For any goroutine.
-type logBuffer struct {
-	mu sync.Mutex
-	b  bytes.Buffer
-}
-
-func (l *logBuffer) Write(p []byte) (int, error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.b.Write(p)
-}
-
-func (l *logBuffer) String() string {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.b.String()
-}
-
-func (l *logBuffer) tail(n int) string {
-	s := l.String()
-	if len(s) > n {
-		s = "[...]" + s[len(s)-n:]
-	}
-	return s
-}
-
-// find returns the lines that hold all of the words.
-func (l *logBuffer) find(words ...string) (lines []string) {
-line:
-	for s := range strings.Lines(l.String()) {
-		for _, w := range words {
-			if !strings.Contains(s, w) {
-				continue line
-			}
-		}
-		lines = append(lines, strings.TrimSpace(s))
-	}
-	return lines
-}
-
-// fill writes a pattern that tells every sector's place and a generation.
+// fill writes a pattern that identifies the position of every sector and a generation.
 func fill(p []byte, off int64, generation uint64) {
 	for i := 0; i < len(p); i += 512 {
 		r := rand.New(rand.NewPCG(uint64(off+int64(i)), generation))
@@ -603,46 +452,4 @@ func fill(p []byte, off int64, generation uint64) {
 			}
 		}
 	}
-}
-
-// cpuTime is the processor time that the daemon's threads have used: the scheduler's own figures, in
-// nanoseconds, where /proc/PID/stat has ticks of 10 ms.
-func (d *daemon) cpuTime() (total time.Duration) {
-	d.t.Helper()
-	threads, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/schedstat", d.cmd.Process.Pid))
-	if err != nil || len(threads) == 0 {
-		d.t.Fatalf("no /proc/PID/task/*/schedstat, %v", err)
-	}
-	for _, path := range threads {
-		b, err := os.ReadFile(path)
-		if err != nil {
-			continue // the thread has ended
-		}
-		ns, err := strconv.ParseInt(strings.Fields(string(b))[0], 10, 64)
-		if err != nil {
-			d.t.Fatal(err)
-		}
-		total += time.Duration(ns)
-	}
-	return total
-}
-
-// rss is the daemon's resident memory in bytes.
-func (d *daemon) rss() int64 {
-	d.t.Helper()
-	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", d.cmd.Process.Pid))
-	if err != nil {
-		d.t.Fatal(err)
-	}
-	for line := range strings.Lines(string(b)) {
-		if v, ok := strings.CutPrefix(line, "VmRSS:"); ok {
-			kb, err := strconv.ParseInt(strings.Fields(v)[0], 10, 64)
-			if err != nil {
-				d.t.Fatal(err)
-			}
-			return kb << 10
-		}
-	}
-	d.t.Fatal("no VmRSS")
-	return 0
 }

@@ -9,8 +9,8 @@ import (
 	"jbofd/internal/nvme"
 )
 
-// TestASilentAssociationExpires: it is closed with all its queues after its keep alive timeout, not before, and logged
-// with host, idle time and last command; others live.
+// TestASilentAssociationExpires: the association is closed with all its queues after its keep alive timeout and not
+// before. The log names the host, the idle time and the last command. Other associations stay.
 func TestASilentAssociationExpires(t *testing.T) {
 	t.Parallel()
 	d := start(t, oneMem)
@@ -37,7 +37,7 @@ func TestASilentAssociationExpires(t *testing.T) {
 	}
 }
 
-// TestAnAssociationThatSpeaksLives beyond its keep alive timeout: Keep Alive is enough.
+// TestAnAssociationThatSpeaksLives beyond its keep alive timeout; Keep Alive commands are sufficient.
 func TestAnAssociationThatSpeaksLives(t *testing.T) {
 	t.Parallel()
 	d := start(t, oneMem)
@@ -51,13 +51,13 @@ func TestAnAssociationThatSpeaksLives(t *testing.T) {
 	}
 }
 
-// TestKeepAliveDoesNotWaitBehindData: with a drive that takes seconds and full queues, Keep Alive and other admin
-// commands are answered at once.
+// TestKeepAliveDoesNotWaitBehindData: with a drive that takes seconds and with full queues, Keep Alive and other admin
+// commands complete at once.
 func TestKeepAliveDoesNotWaitBehindData(t *testing.T) {
 	t.Parallel()
 	s := oneMem
 	s.ssds = "  - {name: ssd0, backend: mem, size: 128MiB, fault: {delay: 2s, delay_probability: 1}}\n"
-	s.limits = "buffers: 8MiB" // the queue takes them all
+	s.limits = "buffers: 8MiB" // the queue uses them up
 	d := start(t, s)
 	admin, io := d.rawQueue(hostA, nqnA, 1000, 128)
 	var p []byte
@@ -68,7 +68,7 @@ func TestKeepAliveDoesNotWaitBehindData(t *testing.T) {
 	eventually(t, "the queue is full", func() bool { return d.metric("jbof_ssd_io_now")+d.metric("jbof_ssd_io_queued") > 0 })
 	var e nvme.SQE
 	e.SetOpcode(nvme.AdminKeepAlive)
-	var identify nvme.SQE // needs memory for its data, too
+	var identify nvme.SQE // also needs memory for its data
 	identify.SetOpcode(nvme.AdminIdentify)
 	identify.Identify().SetCNS(nvme.CNSController)
 	worst := time.Duration(0)
@@ -95,7 +95,8 @@ func TestKeepAliveDoesNotWaitBehindData(t *testing.T) {
 	admin.close()
 }
 
-// TestAForgottenDiscoveryConnectionIsClosed: without a keep alive timer, after discovery_idle_timeout without a command.
+// TestAForgottenDiscoveryConnectionIsClosed: a connection without a keep alive timer is closed after
+// discovery_idle_timeout without a command.
 func TestAForgottenDiscoveryConnectionIsClosed(t *testing.T) {
 	t.Parallel()
 	s := oneMem
@@ -111,8 +112,8 @@ func TestAForgottenDiscoveryConnectionIsClosed(t *testing.T) {
 	}
 }
 
-// TestIdleCostsNothing holds the figures of docs/benchmarks.md: without connections less than 0.5 % of a core, with 512
-// idle queue pairs less than 1 % and less than 200 MiB in all.
+// TestIdleCostsNothing checks the figures of docs/benchmarks.md: less than 0.5 % of a core without connections, and
+// less than 1 % and 200 MiB in total with 512 idle queue pairs.
 func TestIdleCostsNothing(t *testing.T) {
 	if raceEnabled {
 		t.Skip("the race detector's own cost is measured here")
@@ -137,7 +138,7 @@ func TestIdleCostsNothing(t *testing.T) {
 		o.Queues = 64
 		all = append(all, d.connect(o))
 	}
-	// All of them have worked once.
+	// Each queue pair has been used once.
 	for _, c := range all {
 		n := open(t, c, 1)
 		for range 2 * 64 {

@@ -42,7 +42,7 @@ func openKV(t testing.TB, c *client.Controller, nsid uint32) *kv.Namespace {
 	return n
 }
 
-// value is what a key has in a version.
+// value returns the value of a key in a version.
 func value(key string, version, n int) []byte {
 	b := make([]byte, (n+511)&^511)
 	fill(b, int64(len(key))<<32|int64(key[len(key)-1]), uint64(version)<<16|uint64(n))
@@ -198,7 +198,7 @@ func TestAFullNamespaceOfKeys(t *testing.T) {
 	}
 	share := float64(count) * size / (96 << 20)
 	t.Logf("%d values, %.1f %% of the namespace", count, 100*share)
-	if share < 0.6 { // of so small a partition much is kept back
+	if share < 0.6 { // a large part of such a small partition is reserved
 		t.Errorf("it was full with %.1f %% of its size in values", 100*share)
 	}
 	for w := range workers {
@@ -231,7 +231,8 @@ func TestAFullNamespaceOfKeys(t *testing.T) {
 	}
 }
 
-// TestADamagedStoreIsLeftOut: the daemon says so and serves the rest; nothing is written to the partition.
+// TestADamagedStoreIsLeftOut: the daemon reports the damage and serves everything else; nothing is written to the
+// partition.
 func TestADamagedStoreIsLeftOut(t *testing.T) {
 	t.Parallel()
 	d := start(t, kvSetup(fileSSD))
@@ -280,7 +281,7 @@ func TestADamagedStoreIsLeftOut(t *testing.T) {
 	d.launch()
 }
 
-// TestNamespacesOfKeysComeAndGo by reloads, while others are used.
+// TestNamespacesOfKeysComeAndGo: reloads add and remove key-value namespaces while others are used.
 func TestNamespacesOfKeysComeAndGo(t *testing.T) {
 	t.Parallel()
 	two := kvSetup("  - {name: ssd0, backend: mem, size: 256MiB}\n")
@@ -293,7 +294,7 @@ func TestNamespacesOfKeysComeAndGo(t *testing.T) {
 			t.Fatal("a namespace of keys cannot be added")
 		}
 		n := openKV(t, c, 2)
-		if round > 0 { // its extent stays, with what is in it
+		if round > 0 { // the extent and its contents remain
 			if v, err := n.Value(ctx(t), []byte("round")); err != nil || int(v[0]) != round-1 {
 				t.Errorf("round %d: %v, %v", round, v, err)
 			}
@@ -316,7 +317,7 @@ func TestNamespacesOfKeysComeAndGo(t *testing.T) {
 	}
 }
 
-// TestKeysUnderManyHosts: histories of several hosts at once, each held to a map.
+// TestKeysUnderManyHosts checks the concurrent histories of several hosts against a map each.
 func TestKeysUnderManyHosts(t *testing.T) {
 	t.Parallel()
 	d := start(t, kvSetup(memSSD))
@@ -381,7 +382,7 @@ func TestAStoreOpensAtOnce(t *testing.T) {
 		return took
 	}
 	t.Logf("ready after %v", restart(d.kill))
-	// A machine that is busy with something else takes longer: then it is tried again.
+	// On a busy machine it takes longer; then the test tries again.
 	took := restart(stop)
 	for attempt := 1; took > time.Second && attempt < 5; attempt++ {
 		t.Logf("after a clean stop ready after %v", took)
@@ -465,12 +466,12 @@ func TestKillUnderYCSB(t *testing.T) {
 	}
 }
 
-// sharing is a host that retrieves values beside one that reads blocks, by their weights.
+// sharing is an experiment with a host that retrieves values and a host that reads blocks, each with a weight.
 type sharing struct {
 	keys, blocks int
-	// credits: both keep to them; without, there are always commands of both that wait at the drive.
+	// credits: both hosts obey credits. Otherwise commands of both hosts always wait at the drive.
 	credits client.CreditMode
-	// buffer is what the one has for each value of 3000 bytes.
+	// buffer is the buffer size of the first host for each value of 3000 bytes.
 	buffer int
 	// tolerance is how far from its weight its part may be, of that. With credits just enough waits at the drive, and what
 	// keeps a host from sending at once, a busy processor, costs it some of its part.
@@ -490,7 +491,7 @@ func TestKeysAndBlocksShareADrive(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			want := float64(c.keys) / float64(c.keys+c.blocks)
-			// A machine that is busy with something else does not keep the drive busy: then it is tried again.
+			// A busy machine may not keep the drive busy; then the test tries again.
 			for attempt := 1; ; attempt++ {
 				got := c.share(t)
 				t.Logf("keys had %.1f %% of the drive, by weight %.1f %%", 100*got, 100*want)

@@ -7,7 +7,7 @@ import (
 	"time"
 )
 
-// swapSetup is keys on two drives of which one is slow. Either has a swap area.
+// swapSetup has key-value namespaces on two drives, of which one is slow. Both drives have swap areas.
 var swapSetup = setup{
 	ssds: `  - {name: ssd0, backend: file, path: "@DIR@/ssd0.img", size: 240MiB, create: true, kv_swap: 32MiB, fault: {delay: 5ms, delay_probability: 1}}
   - {name: ssd1, backend: file, path: "@DIR@/ssd1.img", size: 192MiB, create: true, kv_swap: 64MiB}
@@ -19,7 +19,7 @@ var swapSetup = setup{
       - {nsid: 3, ssd: ssd1, size: 64MiB, type: kv}
 `}
 
-// swapArea is what the test needs of GET /v1/swap.
+// swapArea is the part of the answer to GET /v1/swap that the test uses.
 type swapArea struct {
 	Items []struct {
 		UUID, SSD, State string
@@ -32,8 +32,8 @@ type swapArea struct {
 	}
 }
 
-// TestSwappingUnderYCSB: a drive that has too much to do lends its writes to another one; kill -9 in the middle of it, again and
-// again, loses nothing and brings nothing old back, and after a stop all keys are at home.
+// TestSwappingUnderYCSB: an overloaded drive swaps writes to another drive. Repeated kill -9 in the middle loses no
+// value and brings back no old value, and after a stop all keys are in their source partition.
 func TestSwappingUnderYCSB(t *testing.T) {
 	t.Parallel()
 	d := start(t, swapSetup)

@@ -12,10 +12,10 @@ import (
 
 	"jbofd/internal/nvme"
 	"jbofd/internal/nvmeof/tcp/pdu"
+	"jbofd/internal/uuid"
 )
 
-// rawHost is a host made of bare PDUs, so that it can do what no good host does. One goroutine
-// uses it.
+// rawHost is a host that sends individual PDUs, so that it can violate the protocol. One goroutine uses it.
 type rawHost struct {
 	t      testing.TB
 	c      net.Conn
@@ -24,7 +24,7 @@ type rawHost struct {
 	in     [1 << 16]byte
 }
 
-// raw opens a connection, closed when the test ends.
+// raw opens a connection that is closed when the test ends.
 func (d *daemon) raw() *rawHost {
 	d.t.Helper()
 	h, err := dialRaw(d.t, d.addr)
@@ -42,7 +42,7 @@ func dialRaw(t testing.TB, addr string) (*rawHost, error) {
 
 func (h *rawHost) close() { _ = h.c.Close() }
 
-// send sends bytes as they are. That the target has closed meanwhile is no error.
+// send sends bytes unchanged. It fails the test only on a timeout, because the target may have closed the connection.
 func (h *rawHost) send(parts ...[]byte) {
 	h.t.Helper()
 	var all []byte
@@ -55,7 +55,7 @@ func (h *rawHost) send(parts ...[]byte) {
 	}
 }
 
-// next reads one PDU of the target; io.EOF when it has closed.
+// next reads one PDU from the target, or returns io.EOF after the target has closed the connection.
 func (h *rawHost) next() ([]byte, error) {
 	_ = h.c.SetReadDeadline(time.Now().Add(wait))
 	if _, err := io.ReadFull(h.c, h.in[:pdu.CommonLen]); err != nil {
@@ -69,7 +69,7 @@ func (h *rawHost) next() ([]byte, error) {
 	return h.in[:n], err
 }
 
-// icreq makes an ICReq.
+// icreq returns an ICReq.
 func icreq() *pdu.IC {
 	p := new(pdu.IC)
 	p.Common().Set(pdu.TypeICReq, 0, pdu.ICLen, 0, pdu.ICLen)
@@ -141,7 +141,7 @@ func capsule(f pdu.Format, e nvme.SQE, data []byte, n int) []byte {
 	return frame(f, pdu.TypeCapsuleCmd, 0, e[:], data)
 }
 
-// login is a Connect command's parameters.
+// login holds the parameters of a Connect command.
 type login struct {
 	host, sub string
 	qid       uint16
@@ -153,7 +153,7 @@ type login struct {
 	noSQFlow bool
 }
 
-// connectCapsule makes a Connect command.
+// connectCapsule returns the capsule of a Connect command.
 func connectCapsule(f pdu.Format, l login) []byte {
 	var e nvme.SQE
 	c := e.Connect()
@@ -169,7 +169,7 @@ func connectCapsule(f pdu.Format, l login) []byte {
 	}
 	e.SetCID(l.cid)
 	var data nvme.ConnectData
-	data.SetHostID(nvme.UUID{1, 2, 3, 15: byte(len(l.host))})
+	data.SetHostID(uuid.UUID{1, 2, 3, 15: byte(len(l.host))})
 	data.SetCNTLID(0xffff)
 	if l.qid != 0 {
 		data.SetCNTLID(l.cntlid)
@@ -179,7 +179,7 @@ func connectCapsule(f pdu.Format, l login) []byte {
 	return capsule(f, e, data[:], 0)
 }
 
-// connect connects a queue and returns the answer.
+// connect connects a queue and returns the response.
 func (h *rawHost) connect(l login) nvme.CQE {
 	h.t.Helper()
 	h.send(connectCapsule(h.format, l))
@@ -204,7 +204,7 @@ func (h *rawHost) response() nvme.CQE {
 	}
 }
 
-// do runs a command without data.
+// do executes a command without data.
 func (h *rawHost) do(e nvme.SQE) nvme.CQE {
 	h.t.Helper()
 	h.send(h.capsule(e, nil, 0))
@@ -250,7 +250,7 @@ func (d *daemon) rawQueue(host, sub string, katoMS uint32, entries uint16) (admi
 	return admin, io
 }
 
-// rw makes a Read or Write.
+// rw returns a Read or Write.
 func rw(opcode uint8, cid uint16, slba uint64, nlb uint32) (e nvme.SQE) {
 	e.SetOpcode(opcode)
 	e.SetCID(cid)

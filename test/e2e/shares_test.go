@@ -226,7 +226,7 @@ type result struct {
 // that.
 func (d *daemon) profile() (p jbof.Profile) {
 	d.t.Helper()
-	lines := d.log.find("drive measured")
+	lines := d.log.find("drive calibrated")
 	if len(lines) != 1 {
 		d.t.Fatalf("the drive was measured %d times", len(lines))
 	}

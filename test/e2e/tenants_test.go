@@ -18,7 +18,7 @@ func tenant(name, hosts, more string) string {
 	return fmt.Sprintf("  - {name: %s, hosts: [%s]%s}\n", name, hosts, more)
 }
 
-// load is a host that keeps reading or writing, workers commands at a time.
+// load is a host that continuously reads or writes, with workers commands outstanding.
 type load struct {
 	n      *client.Namespace
 	c      *client.Controller
@@ -28,7 +28,7 @@ type load struct {
 	wg     sync.WaitGroup
 }
 
-// startLoad connects a host and lets it work until the test ends.
+// startLoad connects a host that generates load until the test ends.
 func startLoad(t *testing.T, d *daemon, host string, workers, size int, writes bool) *load {
 	t.Helper()
 	o := d.options(host, nqnA)
@@ -68,8 +68,8 @@ func (l *load) stop() {
 	l.wg.Wait()
 }
 
-// rate is how many commands a second it did over that long, measured from the end of
-// one command to that of another so that a low rate is no matter of luck.
+// rate returns the number of commands per second over the given time. It measures between the completions of two
+// commands, so that a low rate can be measured exactly.
 func (l *load) rate(over time.Duration) float64 {
 	begin, first := l.tick()
 	end, last := begin, first
@@ -79,7 +79,7 @@ func (l *load) rate(over time.Duration) float64 {
 	return float64(last-first) / end.Sub(begin).Seconds()
 }
 
-// tick waits for the end of a command.
+// tick waits for the completion of a command.
 func (l *load) tick() (at time.Time, ops int64) {
 	tick := time.NewTicker(200 * time.Microsecond)
 	defer tick.Stop()
@@ -91,8 +91,8 @@ func (l *load) tick() (at time.Time, ops int64) {
 	}
 }
 
-// holds checks that the rate over a second is within 5 % of want. It is never more; a
-// machine that is busy with something else may need some seconds in which it is not less.
+// holds checks that the rate over a second is within 5 % of want. The rate may never be higher. On a busy machine it
+// may be lower for some seconds, so the check is repeated.
 func (l *load) holds(t *testing.T, what string, want float64) {
 	t.Helper()
 	var rates []float64
@@ -110,8 +110,8 @@ func (l *load) holds(t *testing.T, what string, want float64) {
 	t.Errorf("%s: %.1f a second, the cap is %.0f", what, rates, want)
 }
 
-// TestCapsHold over a second, through the real daemon: few commands, many, and bytes. What a cap does not concern
-// goes on.
+// TestCapsHold checks caps over a second on the real daemon: few commands, many commands, and bytes. I/O that a cap
+// does not cover is not delayed.
 func TestCapsHold(t *testing.T) {
 	s := oneMem
 	host := func(name string) string { return hostA + "-" + name }
@@ -127,12 +127,12 @@ func TestCapsHold(t *testing.T) {
 	run := func(name string, workers, size int, writes bool, want float64) {
 		l := startLoad(t, d, host(name), workers, size, writes)
 		defer l.stop()
-		l.tick() // what was saved up is used up
+		l.tick() // use up the saved tokens
 		l.holds(t, name, want)
 	}
 	run("ten", 8, 4096, false, 10)
 	run("thousand", 64, 4096, true, 1000)
-	// Commands of 1 MiB: each may begin while nothing is owed.
+	// Commands of 1 MiB: each may begin as soon as no debt is left.
 	run("bytes", 4, 256<<10, false, 80)
 	run("bytes", 16, 16<<10, true, 20*64)
 
@@ -182,12 +182,12 @@ func TestTenantsChangeUnderLoad(t *testing.T) {
 	l.holds(t, "a higher cap", 900)
 	weight("gold", 7)
 	change(tenant("gold", hostA, ", weight: 7, limits: {rw_ios_per_sec: 100}") + tenant("tin", hostB, ""))
-	l.rate(time.Second / 2) // what was let in before
+	l.rate(time.Second / 2) // the commands admitted before
 	l.holds(t, "a lower cap", 100)
 	if n := d.metric("jbof_scheduler_limited_seconds_total", "tenant", "gold", "reason", "cap"); n < 1 {
 		t.Errorf("%v seconds limited by the cap are counted", n)
 	}
-	// The host moves to a tenant with another cap, then is on its own.
+	// The host moves to a tenant with another cap, and then belongs to no configured tenant.
 	change(tenant("gold", hostB, ", weight: 7") + tenant("tin", hostA, ", weight: 2, limits: {rw_ios_per_sec: 250}"))
 	l.rate(time.Second / 2)
 	l.holds(t, "another tenant's cap", 250)
@@ -215,7 +215,7 @@ func TestTenantsChangeUnderLoad(t *testing.T) {
 	}
 }
 
-// TestWrongTenantsAreRefused: the log names file, line and field, and what was in force stays.
+// TestWrongTenantsAreRefused: the log names file, line and field, and the previous configuration stays in force.
 func TestWrongTenantsAreRefused(t *testing.T) {
 	t.Parallel()
 	s := oneMem
@@ -249,7 +249,7 @@ func TestWrongTenantsAreRefused(t *testing.T) {
 	if n := l.c.Losses(); n != 0 {
 		t.Errorf("%d connections were lost", n)
 	}
-	// At the start it is an error, too.
+	// At the start the same configuration is an error as well.
 	bad := s
 	bad.tenants = tenant("gold", "", "")
 	other := newDaemon(t, bad)
@@ -260,7 +260,7 @@ func TestWrongTenantsAreRefused(t *testing.T) {
 	}
 }
 
-// capped is a host with a full queue that its cap lets through one a second.
+// capped is a host with a full queue, whose cap admits one command per second.
 func capped(t *testing.T) (d *daemon, admin, io *rawHost) {
 	t.Helper()
 	s := oneMem
@@ -271,8 +271,8 @@ func capped(t *testing.T) (d *daemon, admin, io *rawHost) {
 	return d, admin, io
 }
 
-// fullQueue connects the capped host and fills its queue with reads and writes whose data
-// is still to be fetched.
+// fullQueue connects the capped host and fills its queue with reads, and with writes whose data was not transferred
+// yet.
 func (d *daemon) fullQueue() (admin, io *rawHost) {
 	d.t.Helper()
 	admin, io = d.rawQueue(hostB, nqnA, 0, 128)
@@ -291,8 +291,7 @@ func (d *daemon) fullQueue() (admin, io *rawHost) {
 	return admin, io
 }
 
-// TestACappedTenantHarmsNobodyElse: with its queue full it holds no memory to speak of, and another host is as fast
-// as alone.
+// TestACappedTenantHarmsNobodyElse: with a full queue it holds almost no memory, and another host is as fast as alone.
 func TestACappedTenantHarmsNobodyElse(t *testing.T) {
 	t.Parallel()
 	d, _, _ := capped(t)
@@ -310,7 +309,7 @@ func TestACappedTenantHarmsNobodyElse(t *testing.T) {
 	}
 }
 
-// TestACappedQueueClosesAtOnce, when the host goes and when the daemon stops.
+// TestACappedQueueClosesAtOnce, when the host disconnects and when the daemon stops.
 func TestACappedQueueClosesAtOnce(t *testing.T) {
 	t.Parallel()
 	d, admin, io := capped(t)
@@ -332,7 +331,7 @@ func TestACappedQueueClosesAtOnce(t *testing.T) {
 	}
 }
 
-// TestACommandBehindACapIsAborted, and answered at once.
+// TestACommandBehindACapIsAborted and completed at once.
 func TestACommandBehindACapIsAborted(t *testing.T) {
 	t.Parallel()
 	d, admin, io := capped(t)
@@ -349,7 +348,7 @@ func TestACommandBehindACapIsAborted(t *testing.T) {
 	}
 	began := time.Now()
 	for len(want) > 0 && time.Since(began) < 10*time.Second {
-		c := io.response() // the cap lets some others through meanwhile
+		c := io.response() // the cap admits some other commands in the meantime
 		if st := c.Status(); st.Code() == nvme.AbortRequested && !want[c.CID()] || st.OK() && want[c.CID()] {
 			t.Errorf("command %d: %v", c.CID(), st)
 		}
@@ -363,8 +362,8 @@ func TestACommandBehindACapIsAborted(t *testing.T) {
 	}
 }
 
-// TestTenantsComeAndGoUnderLoad: a thousand connections of many hosts, some with a tenant and some without, some
-// closed with commands under way; then all counts are what they were.
+// TestTenantsComeAndGoUnderLoad: a thousand connections of many hosts, with and without a configured tenant, some
+// closed with outstanding commands. Afterwards all counts are as before.
 func TestTenantsComeAndGoUnderLoad(t *testing.T) {
 	t.Parallel()
 	s := oneMem
@@ -383,7 +382,7 @@ func TestTenantsComeAndGoUnderLoad(t *testing.T) {
 			t.Fatal(err)
 		}
 		for i := range list.Items {
-			if list.Items[i].Name == "gold" { // at work
+			if list.Items[i].Name == "gold" { // this tenant has commands outstanding
 				list.Items[i].Queued, list.Items[i].Inflight = 0, 0
 			}
 		}

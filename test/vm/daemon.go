@@ -18,37 +18,37 @@ import (
 	"time"
 )
 
-// SSD is a drive of the daemon under test.
+// SSD describes a drive of the daemon under test.
 type SSD struct {
 	Name string
-	// Backend is mem or file; a file is created in the daemon's folder.
+	// Backend is mem or file. A file is created in the daemon's directory.
 	Backend string
 	Size    string
 	// Fault is the YAML of the section fault; empty for none.
 	Fault string
 }
 
-// Namespace is a namespace of the daemon under test.
+// Namespace describes a namespace of the daemon under test.
 type Namespace struct {
 	NSID      int
 	SSD, Size string
-	// BlockSize is 0 of a namespace of keys and values.
+	// BlockSize is 0 for a key-value namespace.
 	BlockSize int
-	// UUID is left to the daemon when empty.
+	// UUID is chosen by the daemon if it is empty.
 	UUID string
-	// Hosts are the only hosts that see it; all when empty.
+	// Hosts lists the hosts that may see the namespace; empty stands for all hosts.
 	Hosts []string
 }
 
-// Subsystem is a subsystem of the daemon under test.
+// Subsystem describes a subsystem of the daemon under test.
 type Subsystem struct {
 	NQN string
-	// Hosts are the hosts that may connect; any host when nil.
+	// Hosts lists the hosts that may connect; nil stands for any host.
 	Hosts      []string
 	Namespaces []Namespace
 }
 
-// Setup is what a scenario varies in the daemon's configuration.
+// Setup is the part of the daemon's configuration that a scenario varies.
 type Setup struct {
 	SSDs       []SSD
 	Subsystems []Subsystem
@@ -64,7 +64,7 @@ func quoted(list []string) string {
 	return "[" + strings.Join(q, ", ") + "]"
 }
 
-// yaml is the configuration file.
+// yaml returns the configuration file.
 func (s Setup) yaml(dir string, e endpoints) string {
 	var b strings.Builder
 	line := func(format string, args ...any) { fmt.Fprintf(&b, format+"\n", args...) }
@@ -119,7 +119,7 @@ func (s Setup) yaml(dir string, e endpoints) string {
 	return b.String()
 }
 
-// Daemon is a jbofd on loopback or in the guest. One goroutine may call its methods.
+// Daemon is a jbofd on this machine's loopback or in the guest. One goroutine may call its methods.
 type Daemon struct {
 	site   site
 	dir    string
@@ -128,18 +128,18 @@ type Daemon struct {
 	proc   running
 	killed bool // by Kill or Stop, and not started since
 
-	mu    sync.Mutex // guards what is below
+	mu    sync.Mutex // guards the following fields
 	lines []string
 }
 
-// givenPorts are the ports that freePort has returned.
+// givenPorts holds the ports that freePort has returned.
 var givenPorts = struct {
 	mu  sync.Mutex
 	set map[int]bool
 }{set: map[int]bool{}}
 
-// freePort returns a port that nothing listens on and that it has not returned before, below the range from which the kernel takes ports for
-// outgoing connections: while the daemon is dead its port must not be taken by QEMU's attempts to reach it.
+// freePort returns a port that nothing listens on and that it has not returned before. The port is below the range of
+// ephemeral ports: while the daemon is down, QEMU's attempts to connect to it must not use the port themselves.
 func freePort() (int, error) {
 	givenPorts.mu.Lock()
 	defer givenPorts.mu.Unlock()
@@ -157,7 +157,7 @@ func freePort() (int, error) {
 	return 0, errors.New("no free port between 20000 and 30000")
 }
 
-// newDaemon prepares a daemon with its folder; Configure and Start follow.
+// newDaemon prepares a daemon and its directory. Configure and Start must follow.
 func newDaemon(at site) (*Daemon, error) {
 	dir, e, err := at.prepare()
 	if err != nil {
@@ -166,7 +166,7 @@ func newDaemon(at site) (*Daemon, error) {
 	return &Daemon{site: at, dir: dir, at: e}, nil
 }
 
-// Configure writes the configuration file; a running daemon takes it over at Reload.
+// Configure writes the configuration file. A running daemon applies it at Reload.
 func (d *Daemon) Configure(s Setup) error {
 	d.drives = len(s.SSDs)
 	return d.site.write(d.configFile(), s.yaml(d.dir, d.at))
@@ -222,7 +222,7 @@ func (d *Daemon) get(path string, w io.Writer) error {
 // Metrics are the samples of /metrics: name with labels as written, to value.
 type Metrics map[string]float64
 
-// Sum adds up all samples of a metric whose labels contain every one of the given strings, such as `op="read"`.
+// Sum returns the sum of all samples of a metric whose labels contain every given string, for example `op="read"`.
 func (m Metrics) Sum(name string, labels ...string) float64 {
 	var sum float64
 	for sample, v := range m {
@@ -241,7 +241,7 @@ func (m Metrics) Sum(name string, labels ...string) float64 {
 	return sum
 }
 
-// Has says whether any sample of a metric is there.
+// Has reports whether there is any sample of a metric.
 func (m Metrics) Has(name string) bool {
 	for sample := range m {
 		if n, _, _ := strings.Cut(sample, "{"); n == name {
@@ -269,7 +269,7 @@ func parseMetrics(text string) (Metrics, error) {
 		if l == "" || strings.HasPrefix(l, "#") {
 			continue
 		}
-		// A value follows the last space outside of the labels; there are no timestamps in what jbofd exports.
+		// A value follows the last space outside of the labels, because jbofd exports no timestamps.
 		i := strings.LastIndexByte(l, ' ')
 		if i < 0 {
 			return nil, fmt.Errorf("metrics: no value in %q", l)
@@ -283,27 +283,27 @@ func parseMetrics(text string) (Metrics, error) {
 	return m, lines.Err()
 }
 
-// Reload makes the daemon read its configuration again.
+// Reload makes the daemon reload its configuration.
 func (d *Daemon) Reload() error { return d.proc.signal(syscall.SIGHUP) }
 
-// Freeze stops the process where it is; Thaw lets it go on.
+// Freeze suspends the process. Thaw resumes it.
 func (d *Daemon) Freeze() error { return d.proc.signal(syscall.SIGSTOP) }
 
 // Thaw ends a Freeze.
 func (d *Daemon) Thaw() error { return d.proc.signal(syscall.SIGCONT) }
 
-// Kill ends the daemon as a power cut would, as far as a process can know.
+// Kill kills the process, which to the process is like a power failure.
 func (d *Daemon) Kill() {
 	d.killed = true
 	d.proc.kill()
 }
 
-// Running says whether the process is there.
+// Running reports whether the process is running.
 func (d *Daemon) Running() bool { return d.proc != nil && !d.proc.exited() }
 
-// Stop asks the daemon to end and returns how long it took.
+// Stop stops the daemon and returns how long that took.
 //
-// Errors: an exit code other than 0; not ended within 10 s.
+// Errors: a nonzero exit code; the daemon has not exited within 10 s.
 func (d *Daemon) Stop() (time.Duration, error) {
 	d.killed = true
 	begin := time.Now()
@@ -330,7 +330,7 @@ func (d *Daemon) logLine(s string) {
 	d.lines = append(d.lines, s)
 }
 
-// Log is all that the daemon wrote, over all its starts.
+// Log returns everything that the daemon has written since its first start.
 func (d *Daemon) Log() string { return strings.Join(d.logSince(0), "\n") }
 
 // LogMark is a position in the log, for LogMatches.

@@ -14,7 +14,7 @@ import (
 	"time"
 )
 
-// poll is how often a condition is looked at again.
+// poll is the interval at which conditions are checked.
 const poll = 50 * time.Millisecond
 
 // host is the guest as one scenario sees it, with the daemons that the scenario started.
@@ -24,22 +24,23 @@ type host struct {
 	where   place
 	daemons []*Daemon
 	console int // mark of the scenario's begin
-	// disturbs is set by a scenario in which I/O may wait until the host gives up on it.
+	// disturbs is set by a scenario in which I/O may time out at the host.
 	disturbs bool
-	// hostile is set by a scenario that breaks the protocol on purpose.
+	// hostile is set by a scenario that violates the protocol on purpose.
 	hostile bool
 }
 
-// place is where the daemons of a group of scenarios run, and the way from the host to them.
+// place is where the daemons of a group of scenarios run, and how the host reaches them.
 type place struct {
 	site site
 	// cut and mend are shell scripts for the guest that part the host from the daemon, silently, and join them again. Both may be run twice.
 	cut, mend string
-	// rdma is set in a guest with soft RoCE. Its objects are counted, and since a command takes some ten times longer there, scenarios do less.
+	// rdma is set in a guest with soft RoCE. Its objects are counted. Scenarios do less there, because a command takes
+	// about ten times longer.
 	rdma bool
 }
 
-// onThisMachine is a daemon that the guest reaches over QEMU's user network.
+// onThisMachine places the daemon on this machine; the guest reaches it over QEMU's user network.
 func onThisMachine(jbofd string) place {
 	return place{site: localSite{jbofd}, cut: "ip link set eth0 down", mend: "ip link set eth0 up"}
 }
@@ -50,7 +51,7 @@ type scenario struct {
 	run  func(h *host)
 }
 
-// runScenarios runs each scenario with a clean host and looks for what it left behind.
+// runScenarios runs each scenario with a freshly connected host and checks that it leaves nothing behind.
 func runScenarios(t *testing.T, g *Guest, at place, list []scenario) {
 	for _, s := range list {
 		t.Run(s.name, func(t *testing.T) {
@@ -64,11 +65,11 @@ func runScenarios(t *testing.T, g *Guest, at place, list []scenario) {
 	}
 }
 
-// leave disconnects the host, checks that no daemon keeps anything of it, and stops the daemons.
+// leave disconnects the host, checks that no daemon holds resources of it, and stops the daemons.
 func (h *host) leave() {
 	for _, d := range h.daemons {
 		if d.Running() {
-			d.Thaw() // does nothing to one that is not frozen
+			d.Thaw() // no effect on a daemon that is not frozen
 		}
 	}
 	if r, err := h.guest.Do(60*time.Second, "umount /mnt 2>/dev/null\n"+h.where.mend+"\nnvme disconnect-all"); err != nil || r.Code != 0 {
@@ -76,7 +77,7 @@ func (h *host) leave() {
 	}
 	for _, d := range h.daemons {
 		if d.killed {
-			continue // by a scenario that failed before it started it again
+			continue // killed by a scenario that failed before it restarted the daemon
 		}
 		if !d.Running() {
 			h.Errorf("jbofd ended by itself: %v", d.proc.outcome())
@@ -123,14 +124,15 @@ func (h *host) leave() {
 	h.keep()
 }
 
-// Soft RoCE of Linux 6.1 loses a connection now and then: when it repeats a request it registers memory again that is registered, which fails, and
-// what follows hangs until the host's time for an I/O is over and it connects anew. That costs time and nothing else.
+// Soft RoCE of Linux 6.1 occasionally loses a connection: when it retransmits a request, it registers memory again that
+// is registered already, which fails. The following requests hang until the host's I/O timeout, and then the host
+// reconnects. The only effect is the lost time.
 var (
 	timedOut  = regexp.MustCompile(`nvme\d+: I/O \d+ .*QID \d+.* timeout`)
 	rxesFault = regexp.MustCompile(`rxe_reg_fast_mr: .* not free`)
 )
 
-// noTimeouts checks that no command of the host was left unanswered, unless soft RoCE is to blame.
+// noTimeouts checks that every command of the host was answered, unless soft RoCE is the cause.
 func (h *host) noTimeouts() {
 	h.Helper()
 	console := h.guest.ConsoleSince(h.console)
@@ -190,7 +192,7 @@ func (h *host) eventually(timeout time.Duration, what string, check func() error
 	}
 }
 
-// must is eventually for what the rest of the scenario stands on.
+// must is eventually for a condition without which the scenario cannot continue.
 func (h *host) must(timeout time.Duration, what string, check func() error) {
 	h.Helper()
 	if !h.eventually(timeout, what, check) {
@@ -268,7 +270,7 @@ func (h *host) objects() rdmaObjects {
 	return n
 }
 
-// cut parts the host from the daemon, mend joins them again.
+// cut disconnects the host from the daemon, and mend connects them again.
 func (h *host) cut() {
 	h.Helper()
 	h.run("%s", h.where.cut)
@@ -279,7 +281,7 @@ func (h *host) mend() {
 	h.run("%s", h.where.mend)
 }
 
-// amount is how much a scenario does: the first, or the second over RDMA.
+// amount returns how much a scenario does: the first value, or the second over RDMA.
 func (h *host) amount(quick, slow string) string {
 	if h.where.rdma {
 		return slow
@@ -287,7 +289,7 @@ func (h *host) amount(quick, slow string) string {
 	return quick
 }
 
-// rounds is amount for how often something is repeated.
+// rounds is amount for a number of repetitions.
 func (h *host) rounds(quick, slow int) int {
 	if h.where.rdma {
 		return slow
@@ -304,7 +306,7 @@ func (h *host) runJSON(into any, format string, args ...any) {
 	}
 }
 
-// address is where a target is, as the guest sees it.
+// address returns the address of a target as the guest sees it.
 type address struct {
 	transport, host string
 	port            int
@@ -383,7 +385,8 @@ func (h *host) connect(a address, nqn, flags string) string {
 	return reply.Device
 }
 
-// reconnecting adds to a connection's flags, over RDMA, that the host connects again a second after it has lost the connection, not ten: see rxesFault.
+// reconnecting adds to a connection's flags, over RDMA, that the host reconnects after one second instead of ten; see
+// rxesFault.
 func (h *host) reconnecting(flags string) string {
 	if h.where.rdma && !regexp.MustCompile(`(^| )-c `).MatchString(flags) {
 		return flags + " -c 1"
@@ -502,7 +505,8 @@ func noConnections(d *Daemon) error {
 	return m.zero("jbof_connections")
 }
 
-// Each drive keeps up to so many buffers of this size in which Compare and Verify read, once they were needed (package owner).
+// Each drive keeps up to this many buffers of this size, into which Compare and Verify read, after their first use
+// (package drive).
 const (
 	scratchBuffers = 4
 	scratchBytes   = 128 << 10

@@ -21,8 +21,8 @@ const (
 	guestE2E        = "/usr/sbin/e2e.test"
 )
 
-// TestRDMA boots one guest with soft RoCE and runs in it: the kernel's host against the kernel's target, which is how the harness and the machine
-// are checked; the tests of package verbs; and both hosts, the kernel's and jbofd's own, against jbofd.
+// TestRDMA boots one guest with soft RoCE. It runs the kernel's host against the kernel's target, to validate the
+// harness and the machine; the tests of package verbs; and both the kernel's host and jbofd's own host against jbofd.
 func TestRDMA(t *testing.T) {
 	if err := CheckNeeds(); err != nil {
 		t.Fatal(err)
@@ -45,7 +45,7 @@ func TestRDMA(t *testing.T) {
 		}
 		files = append(files, File{From: from, To: f.to})
 	}
-	metrics := make([]int, 2) // no scenario has more daemons at a time
+	metrics := make([]int, 2) // no scenario has more daemons at once
 	for i := range metrics {
 		var err error
 		if metrics[i], err = freePort(); err != nil {
@@ -84,7 +84,7 @@ var rdmaScenarios = []scenario{
 		d := h.daemon(oneSubsystem("mem"))
 		h.connect(d.ioAddress(), nqnA, "-i 2")
 		var jobs []fioJob
-		// What is longer than in_capsule_bytes is not in the command, not even its beginning.
+		// Data longer than in_capsule_bytes is not in the command capsule, not even its beginning.
 		for _, size := range []struct{ bs, amount string }{{"512", "64k"}, {"4k", "1m"}, {"8k", "1m"}, {"12k", "1536k"}, {"64k", "2m"}, {"128k", "4m"}, {"1m", "8m"}} {
 			jobs = append(jobs, fioJob{"randrw", size.bs, size.amount})
 		}
@@ -134,7 +134,7 @@ var rdmaScenarios = []scenario{
 	{"the daemon forgets a host whose RDMA device is removed under load", hostLinkRemoved},
 }
 
-// bench writes with jbofd's own host, with each block size, and reads back.
+// bench writes blocks of each size with jbofd's own host and reads them back.
 func (h *host) bench(a address, nqn string, sizes ...string) {
 	h.Helper()
 	for i, bs := range sizes {
@@ -147,7 +147,7 @@ func (h *host) bench(a address, nqn string, sizes ...string) {
 	}
 }
 
-// target is the address as jbofbench takes it.
+// target returns the address in the form that jbofbench accepts.
 func (a address) target() string {
 	return fmt.Sprintf("--target %s://%s", a.transport, net.JoinHostPort(a.host, strconv.Itoa(a.port)))
 }
@@ -206,7 +206,7 @@ func controllerOverRDMA(h *host) {
 	h.run("dd if=/dev/urandom of=%s bs=64k count=4 oflag=direct 2>&1", h.device(nqnA, 1))
 }
 
-// connectStorm uses jbofd's host: the kernel's connects to one controller after the other.
+// connectStorm uses jbofd's host, because the kernel's host connects to one controller after the other.
 func connectStorm(h *host) {
 	d := h.daemon(oneSubsystem("mem"))
 	const hosts, queues = 8, 4
@@ -241,8 +241,8 @@ func tooManyQueuePairs(h *host) {
 			return nil
 		})
 	}
-	if n := h.metrics(d).Sum("jbof_connections_refused_total"); n == 0 {
-		h.Error("jbof_connections_refused_total is 0")
+	if n := h.metrics(d).Sum("jbof_connect_failures_total"); n == 0 {
+		h.Error("jbof_connect_failures_total is 0")
 	}
 	h.fio(dev, []fioJob{{"randrw", "4k", "256k"}})
 	if st := h.state(ctrl); st != "live" {
@@ -253,7 +253,7 @@ func tooManyQueuePairs(h *host) {
 	h.device(nqnB, 1)
 }
 
-// hostileHosts runs what no kernel can be made to send.
+// hostileHosts sends what a kernel cannot be made to send.
 func hostileHosts(h *host) {
 	h.hostile = true
 	d := h.daemon(oneSubsystem("mem"))
@@ -272,7 +272,7 @@ func hostileHosts(h *host) {
 	h.fio(h.device(nqnA, 1), []fioJob{{"randrw", "4k", "256k"}})
 }
 
-// removable is a load that lasts until it is disturbed, and its device.
+// removable is a load that runs until it is disturbed, and its device.
 func (h *host) removable(d *Daemon) (ctrl, dev string, load *Job) {
 	h.Helper()
 	ctrl = h.connect(d.ioAddress(), nqnA, patient+" -i 2 -k 5")
@@ -282,7 +282,7 @@ func (h *host) removable(d *Daemon) (ctrl, dev string, load *Job) {
 	return ctrl, dev, load
 }
 
-// removeLink removes an RDMA device. The kernel waits until every program has let go of it.
+// removeLink removes an RDMA device. The kernel waits until every program has released it.
 func (h *host) removeLink(link string) {
 	h.Helper()
 	r := h.try(20*time.Second, "rdma link delete %s", link)
@@ -298,7 +298,7 @@ func targetLinkRemoved(h *host) {
 	ctrl, _, load := h.removable(d)
 	h.removeLink("rxe0")
 	h.waitState(ctrl, "connecting", 20*time.Second)
-	// The daemon lives, and serves over TCP meanwhile.
+	// The daemon keeps running and serves over TCP in the meantime.
 	if len(h.discover(d.secondAddress(), "").entries(nqnA)) == 0 {
 		h.Error("nothing is discovered over TCP while the RDMA device is gone")
 	}

@@ -6,8 +6,8 @@ import (
 	"time"
 )
 
-// The ends of the virtual cable in an RDMA guest, the target's and the host's, each with a soft RoCE device of its own. Both are in one kernel, but
-// what they send goes over the cable.
+// The two ends of the virtual cable in an RDMA guest, that of the target and that of the host, each with its own soft
+// RoCE device. Both are in one kernel, but their traffic crosses the cable.
 //
 //	┌ guest ─────────────────────────────────────────────────────────────┐
 //	│ nvme-rdma, jbofbench ── rxe1 ── hst0 ═══════ tgt0 ── rxe0 ── jbofd │
@@ -20,7 +20,7 @@ const (
 	PeerAddress6   = "fd77::2"
 )
 
-// rdmaLinks makes the RDMA devices that are not there.
+// rdmaLinks creates the RDMA devices that do not exist yet.
 const rdmaLinks = `rdma link show rxe0/1 >/dev/null 2>&1 || rdma link add rxe0 type rxe netdev tgt0
 rdma link show rxe1/1 >/dev/null 2>&1 || rdma link add rxe1 type rxe netdev hst0
 `
@@ -76,9 +76,9 @@ mkfs.ext4 -q -F -O ^has_journal /dev/files
 mkdir -p ` + guestData + `
 mount -t ext4 /dev/files ` + guestData
 
-// The cable is cut by giving either end a wrong idea of the other's hardware address: everything can still be sent, and is dropped where it arrives.
-// Taking an interface down instead makes soft RoCE of Linux 6.1 report failed sends to the connection manager, which then hangs for good
-// ("cm_destroy_id_wait_timeout").
+// The cable is cut by giving each end a wrong hardware address of the other: packets can still be sent, and the
+// receiver drops them. Taking an interface down instead makes soft RoCE of Linux 6.1 report failed sends to the
+// connection manager, which then hangs for ever ("cm_destroy_id_wait_timeout").
 const (
 	rdmaCut = `for i in tgt0 hst0; do for a in 10.77.0.1 10.77.0.2 fd77::1 fd77::2; do
 	/usr/sbin/ip neigh replace $a lladdr 02:00:00:00:00:99 dev $i nud permanent
@@ -108,7 +108,7 @@ func BootRDMA(o BootOptions) (*Guest, error) {
 	if err != nil {
 		return nil, err
 	}
-	// An I/O without an answer is given up after 10 s instead of 30.
+	// An I/O without an answer times out after 10 s instead of 30 s.
 	for _, script := range []string{rdmaNetwork, rdmaDisks, "echo 10 > /sys/module/nvme_core/parameters/io_timeout"} {
 		if err := g.succeed(time.Minute, script); err != nil {
 			g.Close()
@@ -118,19 +118,20 @@ func BootRDMA(o BootOptions) (*Guest, error) {
 	return g, nil
 }
 
-// buildRDMA builds a program of this module with RDMA in it.
+// buildRDMA builds a program of this module with RDMA support.
 func buildRDMA(to, pkg string) error {
 	return goCommand("CGO_ENABLED=1", "build", "-tags", "rdma invariants", "-o", to, pkg)
 }
 
-// buildRDMATest builds the tests of a package with RDMA in them.
+// buildRDMATest builds the tests of a package with RDMA support.
 func buildRDMATest(to, pkg string) error {
 	return goCommand("CGO_ENABLED=1", "test", "-c", "-tags", "rdma invariants", "-o", to, pkg)
 }
 
-// rdmaObjects are how many objects there are on the guest's RDMA devices, the kernel's own left out.
+// rdmaObjects counts the objects on the guest's RDMA devices, without those of the kernel itself.
 type rdmaObjects struct {
-	// Connections are CM identifiers that have a peer; Bound are those that listen, or only have an address to hear of its device.
+	// Connections counts CM identifiers that have a peer. Bound counts those that listen or that are bound only to
+	// learn of the removal of their device.
 	Connections, Bound int
 	QPs, CQs, MRs, PDs int
 	SRQs               int
@@ -175,6 +176,6 @@ func (g *Guest) rdmaObjects() (rdmaObjects, error) {
 	return n, nil
 }
 
-// kernelOwner are the parts of the kernel that keep objects of their own without any connection: the management queue pair of each port and, once
-// it was used, a pool of completion queues for each device.
+// kernelOwner matches the parts of the kernel that have objects even without a connection: the management queue pair of
+// each port and, after its first use, a pool of completion queues for each device.
 var kernelOwner = map[string]bool{"ib_core": true}

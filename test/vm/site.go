@@ -10,7 +10,7 @@ import (
 	"time"
 )
 
-// endpoints are where a daemon listens. Its metrics are at 127.0.0.1 of this machine in any case.
+// endpoints are the addresses that a daemon listens on. Its metrics are always reachable at 127.0.0.1 of this machine.
 type endpoints struct {
 	transport string // of the first listener for subsystems; the second is TCP
 	ip        string // of all that hosts reach
@@ -22,15 +22,15 @@ type endpoints struct {
 	discovery, metrics int
 }
 
-// site is where a daemon runs: on this machine, as the guest's only peer, or in the guest.
+// site is the place where a daemon runs: this machine or the guest.
 type site interface {
-	// prepare makes a folder for a daemon and says where it is to listen.
+	// prepare creates a directory for a daemon and returns the addresses to listen on.
 	prepare() (dir string, e endpoints, err error)
-	// write puts a file.
+	// write writes a file.
 	write(file, content string) error
-	// start runs the daemon; line gets what it writes.
+	// start runs the daemon and passes each line of its output to line.
 	start(dir, config string, line func(string)) (running, error)
-	// remove removes a folder of prepare's.
+	// remove removes a directory that prepare created.
 	remove(dir string)
 }
 
@@ -40,9 +40,9 @@ type running interface {
 	// kill sends SIGKILL and waits for the end.
 	kill()
 	exited() bool
-	// ended is closed at the end.
+	// ended is closed when the process has exited.
 	ended() <-chan struct{}
-	// outcome is nil for exit code 0; valid after the end.
+	// outcome is nil for exit code 0. It is valid after the process has exited.
 	outcome() error
 	openFiles() (int, error)
 }
@@ -59,7 +59,8 @@ func (s localSite) prepare() (string, endpoints, error) {
 		}
 		*p = port
 	}
-	// Not in the system's folder for temporary files: that may be a tmpfs, which has no O_DIRECT in older kernels.
+	// The directory is not in the system's directory for temporary files, which may be a tmpfs, and tmpfs lacks
+	// O_DIRECT in older kernels.
 	dir, err := os.MkdirTemp(CacheDir(), "jbofd-")
 	return dir, e, err
 }
@@ -83,7 +84,7 @@ func (s localSite) start(dir, config string, line func(string)) (running, error)
 	return startProcess(cmd)
 }
 
-// guestSite is the guest: host and daemon share its kernel and talk over its virtual cable.
+// guestSite is the guest. Host and daemon share its kernel and communicate over its virtual cable.
 type guestSite struct {
 	g         *Guest
 	transport string
@@ -91,7 +92,8 @@ type guestSite struct {
 	made      int   // folders so far
 }
 
-// The daemon in the guest, and the memory disk for its folders: a file system with O_DIRECT, which the guest's root has not.
+// The daemon in the guest, and the memory disk for its directories, whose file system supports O_DIRECT; the guest's
+// root file system does not.
 const (
 	guestJbofd = "/usr/sbin/jbofd"
 	guestData  = "/data"

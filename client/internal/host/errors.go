@@ -7,23 +7,25 @@ import (
 	"jbofd/internal/nvme"
 )
 
-// Errors to decide by; package client exports them.
+// Errors for errors.Is; package client exports them.
 var (
 	// ErrConnectionLost: the connection has ended.
 	ErrConnectionLost = errors.New("connection lost")
-	// ErrClosed: closed by its user.
+	// ErrClosed: the user has closed the controller or queue pair.
 	ErrClosed = errors.New("closed")
-	// ErrProtocol: the target broke the protocol.
+	// ErrProtocol: the target has violated the protocol.
 	ErrProtocol = errors.New("protocol violation by the target")
-	// ErrTimeout: no answer to a command in time.
+	// ErrTimeout: the target has not answered a command in time.
 	ErrTimeout = errors.New("command timed out")
 	// ErrInvalid: an argument is out of range.
 	ErrInvalid = errors.New("invalid argument")
-	// ErrUnsupported: the other side, or this program, lacks what is needed.
+	// ErrUnsupported: the target, or this program, does not support what was asked for.
 	ErrUnsupported = errors.New("not supported")
-	// ErrCompareFailed: Compare found other data.
+	// ErrIndeterminate: a command was sent and its answer did not come; whether it took effect is unknown.
+	ErrIndeterminate = errors.New("outcome unknown")
+	// ErrCompareFailed: Compare has found other data.
 	ErrCompareFailed = errors.New("compare failed")
-	// ErrNamespaceGone: the namespace is not there.
+	// ErrNamespaceGone: there is no such namespace.
 	ErrNamespaceGone = errors.New("no such namespace")
 )
 
@@ -37,16 +39,24 @@ var (
 	ErrKeyCollision = errors.New("another key has the same hash")
 	// ErrForeignValue: the value was not stored with a long key.
 	ErrForeignValue = errors.New("the value was not stored with a long key")
-	// ErrCapacityExceeded: there is no space.
+	// ErrCapacityExceeded: there is no space for the value.
 	ErrCapacityExceeded = errors.New("capacity exceeded")
-	// ErrValueTooLarge: the namespace, or one command, takes no value of this size.
+	// ErrValueTooLarge: the value is larger than the namespace or one command allows.
 	ErrValueTooLarge = errors.New("value too large")
 )
 
-// StatusError is a command that completed with a status other than success. errors.Is
-// matches it with the error that OfStatus returns.
+// SentError marks the failure of an operation whose commands were sent, at least in part, and not answered.
+type SentError struct{ Err error }
+
+func (e *SentError) Error() string { return e.Err.Error() }
+
+// Unwrap implements errors.Is.
+func (e *SentError) Unwrap() error { return e.Err }
+
+// StatusError reports a command that has completed with a status other than success. errors.Is matches it with the
+// error that OfStatus returns.
 type StatusError struct {
-	// Command names it: "Read", "Identify".
+	// Command is the name of the command, such as "Read".
 	Command string
 	Status  nvme.Status
 }
@@ -59,7 +69,7 @@ func (e *StatusError) Is(target error) bool {
 	return err != nil && target == err
 }
 
-// CheckStatus returns nil for success, else a *StatusError.
+// CheckStatus returns nil for success, or else a *StatusError.
 func CheckStatus(command string, s nvme.Status) error {
 	if s.OK() {
 		return nil
@@ -67,7 +77,7 @@ func CheckStatus(command string, s nvme.Status) error {
 	return &StatusError{Command: command, Status: s}
 }
 
-// OfStatus is the error to decide by that a status stands for; nil if there is none.
+// OfStatus returns the error variable that corresponds to a status, or nil.
 func OfStatus(s nvme.Status) error { // hot: 0 allocs
 	switch s.Code() {
 	case nvme.CompareFailure:
@@ -88,7 +98,7 @@ func OfStatus(s nvme.Status) error { // hot: 0 allocs
 	return nil
 }
 
-// Passing reports whether a status is of the kind that goes away by itself.
+// Passing reports whether a status is transient, so that the same command may succeed later.
 func Passing(s nvme.Status) bool {
 	if s.DNR() {
 		return false

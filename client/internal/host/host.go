@@ -1,15 +1,13 @@
-// Package host is what the transports of the host have in common: commands and their
-// completions, and what a queue of any transport offers to those who share it out
-// (hostconn.Queue), use it alone (client.QPair) or hold commands back (window.Pair).
+// Package host holds what the transports of the host have in common: commands, completions, errors, and the interface
+// of a queue pair's state machine. It is pure, as the machines are.
 //
-//	Queue, QPair, Pair ──> Conn     joins a machine to a connection: Recv, Send, waiting
-//	                        └─ Machine   commands in, completions out
-//	                             hosttcp.Queue, hostrdma.Queue
+//	hostconn.SharedQPair, client.QPair, window.Pair ──> hostconn.Conn   joins a machine to its connection
+//	                                                      └─ Machine    commands in, completions out
+//	                                                           hosttcp.QPair, hostrdma.QPair
 package host
 
 import (
 	"errors"
-	"time"
 
 	"jbofd/internal/nvme"
 )
@@ -26,14 +24,13 @@ const (
 // CID makes the identifier of a command in a slot.
 func CID(slot, generation uint16) uint16 { return generation<<slotBits | slot }
 
-// SlotOf returns the slot, below Depth, of a command by its CID: what a driver keeps for
-// outstanding commands it may index by that.
+// SlotOf returns the slot of an outstanding command, which is less than Depth. Drivers may index their own state by it.
 func SlotOf(cid uint16) int { return int(cid & slotMask) }
 
-// GenerationOf is the other part of a CID.
+// GenerationOf returns the generation, which tells the successive commands of a slot apart.
 func GenerationOf(cid uint16) uint16 { return cid >> slotBits }
 
-// NextGeneration follows a slot's generation, round and round.
+// NextGeneration returns the generation that follows g. It wraps around.
 func NextGeneration(g uint16) uint16 {
 	if g++; g == generations {
 		return 0
@@ -41,40 +38,37 @@ func NextGeneration(g uint16) uint16 {
 	return g
 }
 
-// Why Submit refuses a command. None of them harms the queue.
+// Errors of Submit for one command. The queue pair goes on.
 var (
-	// ErrQueueFull: every slot is taken by a command whose completion was not yet
-	// collected.
+	// ErrQueueFull: every slot holds a command whose completion was not collected yet.
 	ErrQueueFull = errors.New("queue is full")
 	// ErrNotReady: the queue cannot take commands yet, or has failed.
 	ErrNotReady = errors.New("queue is not ready")
-	// ErrDataDirection: there is data but the opcode moves none, or moves it both ways.
+	// ErrDataDirection: there is data but the opcode transfers none, or transfers it both ways.
 	ErrDataDirection = errors.New("data does not fit the opcode's data direction")
-	// ErrDataLength: more data than one command can carry over this transport.
+	// ErrDataLength: one command cannot transfer so much data over this transport.
 	ErrDataLength = errors.New("data is too long for one command")
 )
 
 // Command is one command to submit.
 type Command struct {
-	// SQE carries opcode, fuse bits, NSID and CDWs as the caller set them. CID, PSDT and
-	// the SGL are filled in by the queue.
+	// SQE has opcode, fuse bits, NSID and CDWs. The queue fills in CID, PSDT and the SGL.
 	SQE nvme.SQE
-	// Data is what the command transfers, in the direction its opcode names. It belongs
-	// to the queue from Submit until the completion was collected.
+	// Data is the buffer that the command transfers, in the direction of its opcode. It belongs to the queue from Submit
+	// until the completion was collected.
 	Data []byte
-	// Tag comes back in the Completion; the queue does not look at it.
+	// Tag is copied to the Completion.
 	Tag uint64
 }
 
-// Completion is the answer to one Command.
+// Completion is the outcome of one Command.
 type Completion struct {
 	Tag uint64
-	// Result is DW0 and DW1 of the CQE, DW0 in the low half; 0 if the target used
-	// the SUCCESS flag of NVMe/TCP instead of a CQE.
+	// Result is DW0 and DW1 of the CQE, DW0 in the low half; 0 if the target has used the SUCCESS flag of NVMe/TCP
+	// instead of a CQE.
 	Result uint64
-	// Received is how many bytes of data from the target stand in Command.Data, from
-	// its beginning. Less than was asked for, with a good Status, means that the target
-	// sent less; over RDMA, where nobody counts them, a good Status means all.
+	// Received is how many bytes the target has written to Command.Data, from its beginning. A target may send less than
+	// was asked for and report success. Over RDMA the host cannot count bytes: success counts as all of them.
 	Received uint32
 	// Status is the command's outcome. Data whose digest was wrong makes it
 	// nvme.TransientTransportError.
@@ -92,8 +86,8 @@ func Direction(e *nvme.SQE) (toTarget, toHost bool) {
 	return nvme.DataDirection(op)
 }
 
-// Machine is the host's end of one queue pair, of any transport. All its methods belong to
-// one goroutine at a time.
+// Machine is the state machine of the host's end of one queue pair, of any transport. One goroutine at a time may call
+// its methods.
 type Machine interface {
 	// Submit takes a command and returns its CID. The command itself is copied.
 	//
@@ -101,7 +95,7 @@ type Machine interface {
 	//
 	// Cost: 0 allocs.
 	Submit(*Command) (cid uint16, err error)
-	// Check tells why Submit would not take a command, other than for want of a slot.
+	// Check returns the error with which Submit would refuse a command, other than ErrQueueFull.
 	//
 	// Errors: ErrNotReady, ErrDataDirection, ErrDataLength.
 	Check(*Command) error
@@ -110,56 +104,17 @@ type Machine interface {
 	//
 	// Cost: 0 allocs.
 	Completions(dst []Completion) int
-	// Depth is how many commands may be outstanding, Free how many Submit will take now,
-	// Outstanding how many were submitted and not yet collected.
+	// Depth returns how many commands may be outstanding, Free how many Submit accepts now, Outstanding how many were
+	// submitted and not yet collected.
 	Depth() int
 	Free() int
 	Outstanding() int
-	// SetInCapsuleBytes sets how much data a command to the target may carry in its
-	// capsule.
+	// SetInCapsuleBytes sets how many bytes of data a capsule may carry to the target.
 	SetInCapsuleBytes(int)
-	// Detach gives the buffer of an outstanding command back to the caller at once. The command
-	// itself goes on, keeps its slot, and completes as usual. False: cid is not outstanding.
+	// Detach returns the buffer of an outstanding command to the caller at once. The command itself goes on, keeps its
+	// slot and completes as usual. Detach returns false if cid is not outstanding.
 	Detach(cid uint16) bool
-	// Tick advances the queue's coarse clock and returns how many ticks ago the oldest
-	// outstanding command, other than the Asynchronous Event Requests of an admin queue,
-	// was submitted.
+	// Tick advances the coarse clock of the queue and returns the age in ticks of the oldest outstanding command. The
+	// Asynchronous Event Requests of an admin queue do not count.
 	Tick(admin bool) (oldest uint32)
-}
-
-// Conn joins a Machine to its connection. Its owner serialises all calls but Shutdown and
-// SetReadDeadline.
-type Conn interface {
-	// Machine is the queue's, for the owner.
-	Machine() Machine
-	// Recv looks once, without blocking, for what the target has sent, and lets the machine work through
-	// it; n is 0 if nothing was there. RecvWait waits for something, until the read deadline.
-	//
-	// Errors: os.ErrDeadlineExceeded, of RecvWait; the connection's end; the machine's.
-	//
-	// Cost: 0 allocs.
-	Recv() (n int, err error)
-	RecvWait() (n int, err error)
-	// Send sends what the machine has to send, until nothing is left or the connection
-	// takes no more (blocked).
-	//
-	// Cost: 0 allocs.
-	Send() (blocked bool, err error)
-	// Unsent reports whether Send left something because it was blocked.
-	Unsent() bool
-	// AwaitRecv calls step whenever Recv may find something, until it returns true; AwaitSend
-	// when Send may get on. Each is called by one goroutine at a time, which need not own the Conn: step
-	// makes it so.
-	//
-	// Errors: the connection is closed.
-	AwaitRecv(step func() bool) error
-	AwaitSend(step func() bool) error
-	// PollBoth blocks until something can be received or sent or timeout has passed.
-	PollBoth(timeout time.Duration) error
-	// SetReadDeadline bounds RecvWait, a present one too.
-	SetReadDeadline(time.Time) error
-	// Shutdown makes every present and future Recv and Send fail or end; from any goroutine. When it
-	// has returned, the target can reach none of the caller's memory any more. Close must still be called.
-	Shutdown()
-	Close() error
 }

@@ -12,12 +12,11 @@ import (
 // ErrFlushed: work requests were flushed, because the connection has ended.
 var ErrFlushed = errors.New("the connection has ended (work requests were flushed)")
 
-// Completed works through completions of the queue's work requests. An error is final and is
-// the same as Err: close the connection; outstanding commands will not complete, and those that
-// have completed can still be collected.
+// Completed processes completions of work requests of this queue. An error is final and the same as Err: the driver
+// must close the connection. Outstanding commands do not complete any more; finished ones can still be collected.
 //
 // Cost: 0 allocs.
-func (q *Queue) Completed(cs []wr.Completion) error { // hot: 0 allocs
+func (q *QPair) Completed(cs []wr.Completion) error { // hot: 0 allocs
 	for i := range cs {
 		if q.err != nil {
 			q.explain(cs[i:])
@@ -36,9 +35,9 @@ func (q *Queue) Completed(cs []wr.Completion) error { // hot: 0 allocs
 	return q.err
 }
 
-// explain looks for the reason of a flush: the request that failed is not always the first to
-// complete.
-func (q *Queue) explain(cs []wr.Completion) {
+// explain replaces ErrFlushed by the failure that has caused the flush: the request that has failed is not always the
+// first one to complete.
+func (q *QPair) explain(cs []wr.Completion) {
 	if !errors.Is(q.err, ErrFlushed) {
 		return
 	}
@@ -50,7 +49,7 @@ func (q *Queue) explain(cs []wr.Completion) {
 	}
 }
 
-// failure is the error of a work request that did not succeed.
+// failure returns the error of a work request that has failed.
 func failure(c *wr.Completion) error {
 	switch recv := c.ID&recvBit != 0; {
 	case c.Status == wr.StatusFlushed:
@@ -63,12 +62,12 @@ func failure(c *wr.Completion) error {
 	return fmt.Errorf("SEND of a command: %s (vendor error %#x)", c.Status, c.VendorErr)
 }
 
-// sendCompleted: the device has let go of a capsule and of all that were posted before.
-func (q *Queue) sendCompleted(c *wr.Completion) error {
+// sendCompleted processes the completion of a SEND: the device no longer reads its capsule, nor those posted before it.
+func (q *QPair) sendCompleted(c *wr.Completion) error {
 	if c.Status != wr.StatusOK {
 		return failure(c)
 	}
-	// All of them or none: what is not in flight says nothing about those that are.
+	// A completion of a SEND that is not in flight completes none.
 	n := 0
 	for n < q.inFlight.n {
 		i := q.inFlight.peek(n)
@@ -85,8 +84,8 @@ func (q *Queue) sendCompleted(c *wr.Completion) error {
 	return fmt.Errorf("the device reports a SEND that was not posted: work request %#x", c.ID)
 }
 
-// response judges what a receive has brought.
-func (q *Queue) response(c *wr.Completion) error {
+// response checks and processes a response.
+func (q *QPair) response(c *wr.Completion) error {
 	if c.Status != wr.StatusOK {
 		return failure(c)
 	}
@@ -101,7 +100,7 @@ func (q *Queue) response(c *wr.Completion) error {
 	if c.Invalidated {
 		return fmt.Errorf("%w: the response invalidates key %#x, which no command has asked for", host.ErrProtocol, c.RKey)
 	}
-	// A copy: the device may not, but a peer that has found the memory could write meanwhile.
+	// The checks work on a copy, in case the memory is written to meanwhile.
 	e := nvme.CQE(q.responses[int(k)*responseStride:][:responseLen])
 	q.addRecv(k)
 	cid := e.CID()

@@ -55,7 +55,7 @@ func (l *lender) Put(slot uint16) {
 
 // peer is the device and the target.
 type peer struct {
-	q   *Queue
+	q   *QPair
 	mem *lender
 	// posted are the SENDs in flight, recvs the receives, as posted.
 	posted []wr.Send

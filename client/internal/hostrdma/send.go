@@ -6,11 +6,11 @@ import (
 	"jbofd/internal/nvmeof/rdma/wr"
 )
 
-// Sends returns the work requests to post next, in order, or nothing. They stay valid until Sent.
-// There may be more after they are posted.
+// Sends returns the work requests to post next, in order, or nothing. They are valid until Sent. There may be more to
+// post after these.
 //
 // Cost: 0 allocs.
-func (q *Queue) Sends() []wr.Send { // hot: 0 allocs
+func (q *QPair) Sends() []wr.Send { // hot: 0 allocs
 	if q.err != nil {
 		return nil
 	}
@@ -19,8 +19,7 @@ func (q *Queue) Sends() []wr.Send { // hot: 0 allocs
 	}
 	q.wrs, q.wrHead = q.wrs[:0], 0
 	for q.waiting.n > 0 {
-		// Of a fused pair the target may carry out neither before it has both: they get
-		// their memory together.
+		// A target carries out neither command of a fused pair before it has both: they must get memory together.
 		i, k := q.waiting.peek(0), 1
 		if q.waiting.n > 1 && q.sqe(i).Fuse() == nvme.FuseFirst {
 			k = 2
@@ -43,8 +42,8 @@ func (q *Queue) Sends() []wr.Send { // hot: 0 allocs
 	return q.wrs
 }
 
-// borrow gets memory for slot i's data, if it needs some and has none.
-func (q *Queue) borrow(i uint16) bool {
+// borrow gets memory for the data of slot i, unless it needs none or has some. It returns false if there is none.
+func (q *QPair) borrow(i uint16) bool {
 	s := &q.slots[i]
 	if s.length == 0 || s.inCapsule || s.direct || s.borrowed {
 		return true
@@ -57,7 +56,7 @@ func (q *Queue) borrow(i uint16) bool {
 	return true
 }
 
-func (q *Queue) giveBack(i uint16) {
+func (q *QPair) giveBack(i uint16) {
 	if s := &q.slots[i]; s.borrowed {
 		s.borrowed = false
 		q.borrowed[i] = nil
@@ -66,7 +65,7 @@ func (q *Queue) giveBack(i uint16) {
 }
 
 // prepare builds slot i's capsule and its work request.
-func (q *Queue) prepare(i uint16) {
+func (q *QPair) prepare(i uint16) {
 	s := &q.slots[i]
 	c := q.capsule(i)
 	n := nvme.SQESize
@@ -80,12 +79,12 @@ func (q *Queue) prepare(i uint16) {
 		if s.toTarget && !s.direct {
 			copy(q.borrowed[i], q.bufs[i])
 		}
-		// The key is good for the life of the connection: nobody need invalidate it. Without data
-		// all is zero but the type, as Linux has it.
+		// The key is valid as long as the connection, so that the target need not invalidate it. Without data only the type
+		// is set, as by Linux.
 		g.SetKeyed(nvme.SGLSubtypeAddress, s.addr, s.length, s.rkey)
 	}
 	if s.toTarget && s.orphan {
-		q.bufs[i] = nil // its own copy
+		q.bufs[i] = nil // the copy that Detach has made
 	}
 	w := wr.Send{
 		ID: uint64(host.CID(i, s.gen)), QP: q.opts.QP, Op: wr.OpSend,
@@ -101,10 +100,10 @@ func (q *Queue) prepare(i uint16) {
 	q.wrs = append(q.wrs, w)
 }
 
-// Sent takes the first n work requests, which the device has taken, off the batch.
+// Sent confirms that the first n work requests of Sends were posted.
 //
 // Cost: 0 allocs.
-func (q *Queue) Sent(n int) { // hot: 0 allocs
+func (q *QPair) Sent(n int) { // hot: 0 allocs
 	for _, w := range q.wrs[q.wrHead : q.wrHead+n] {
 		i := uint16(host.SlotOf(uint16(w.ID)))
 		q.slots[i].posted = true
@@ -113,28 +112,28 @@ func (q *Queue) Sent(n int) { // hot: 0 allocs
 	q.wrHead += n
 }
 
-// Recvs returns receives to post, or nothing: they gather to a batch first.
+// Recvs returns receives to post, or nothing until there are enough for a batch.
 //
 // Cost: 0 allocs.
-func (q *Queue) Recvs() []wr.Recv { // hot: 0 allocs
+func (q *QPair) Recvs() []wr.Recv { // hot: 0 allocs
 	if len(q.recvs) < recvBatch {
 		return nil
 	}
 	return q.recvs
 }
 
-// Posted takes the first n receives, which the device has taken, off the list.
+// Posted confirms that the first n receives of Recvs were posted.
 //
 // Cost: 0 allocs.
-func (q *Queue) Posted(n int) { // hot: 0 allocs
+func (q *QPair) Posted(n int) { // hot: 0 allocs
 	for _, r := range q.recvs[:n] {
 		q.recvPosted[uint16(r.ID)] = true
 	}
 	q.recvs = q.recvs[:copy(q.recvs, q.recvs[n:])]
 }
 
-// addRecv puts receive i on the list of those to post.
-func (q *Queue) addRecv(i uint16) {
+// addRecv adds receive i to the receives to post.
+func (q *QPair) addRecv(i uint16) {
 	q.recvGens[i]++
 	q.recvs = append(q.recvs, wr.Recv{
 		ID:   recvBit | uint64(q.recvGens[i])<<16 | uint64(i),

@@ -44,7 +44,8 @@ func TestTranscripts(t *testing.T) {
 			}
 			switch d.Cmd {
 			case "new":
-				o := Options{Depth: int(num("depth", 4)), InCapsuleBytes: int(num("incapsule", 0)), InlineBytes: int(num("inline", 0)),
+				o := Options{Depth: int(num("depth", 4)), InCapsuleBytes: int(num("incapsule", 0)), InlineBytes: int(num("inline",
+					0)),
 					Direct: d.HasArg("direct"), MaxBytes: int(num("max", 0))}
 				p = newPeer(o, int(num("pieces", 100)))
 				clear(bufs)
@@ -53,7 +54,8 @@ func TestTranscripts(t *testing.T) {
 				var op string
 				d.ScanArgs(t, "op", &op)
 				c := host.Command{Tag: num("tag", 0)}
-				ops := map[string]uint8{"read": nvme.CmdRead, "write": nvme.CmdWrite, "compare": nvme.CmdCompare, "flush": nvme.CmdFlush, "aer": nvme.AdminAsyncEvent, "both": 0x83}
+				ops := map[string]uint8{"read": nvme.CmdRead, "write": nvme.CmdWrite, "compare": nvme.CmdCompare,
+					"flush": nvme.CmdFlush, "aer": nvme.AdminAsyncEvent, "both": 0x83}
 				c.SQE.SetOpcode(ops[op])
 				n := int(num("len", 0))
 				c.Data = make([]byte, n)
@@ -137,7 +139,8 @@ func TestTranscripts(t *testing.T) {
 				for _, c := range comps[:p.q.Completions(comps)] {
 					right := ""
 					if c.Received > 0 {
-						right = fmt.Sprintf(" data right: %t", string(bufs[c.Tag][:c.Received]) == string(pattern(c.Tag, int(c.Received))))
+						right = fmt.Sprintf(" data right: %t", string(bufs[c.Tag][:c.Received]) == string(pattern(c.Tag,
+							int(c.Received))))
 					}
 					fmt.Fprintf(&s, "tag=%d %s result=%d received=%d%s\n", c.Tag, c.Status, c.Result, c.Received, right)
 				}

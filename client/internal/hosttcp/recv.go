@@ -19,12 +19,11 @@ const (
 	offCQECID     = pdu.CommonLen + 12
 )
 
-// RecvBufs returns where received bytes go: first into direct, which lies in the data of
-// an outstanding command and may be empty, then into rx, which never is. Both stay
-// valid until Received or Detach.
+// RecvBufs returns the buffers for received bytes: first direct, which lies in the data of an outstanding command and
+// may be empty, then rx, which is never empty. Both are valid until Received or Detach.
 //
 // Cost: 0 allocs.
-func (q *Queue) RecvBufs() (direct, rx []byte) { // hot: 0 allocs
+func (q *QPair) RecvBufs() (direct, rx []byte) { // hot: 0 allocs
 	q.direct = 0
 	rx = q.buf[q.wpos:]
 	if q.dataLen >= largeData && len(rx) > shortRecv {
@@ -38,18 +37,17 @@ func (q *Queue) RecvBufs() (direct, rx []byte) { // hot: 0 allocs
 	return direct, rx
 }
 
-// Received tells the queue that n bytes were put where RecvBufs said, and works
-// through them. An error is final and is the same as Err: send what SendBufs still
-// has (a TermReq) if that is easy, then close the connection; outstanding commands will
-// not complete, and those that have completed can still be collected.
+// Received processes n bytes that were received into the buffers of RecvBufs. An error is final and the same as Err:
+// the driver should try to send what SendBufs returns (a TermReq) and must close the connection. Outstanding commands
+// do not complete any more; finished ones can still be collected.
 //
 // Cost: 0 allocs.
-func (q *Queue) Received(n int) error { // hot: 0 allocs
+func (q *QPair) Received(n int) error { // hot: 0 allocs
 	if q.recv == recvDead {
 		return q.err
 	}
 	if k := min(n, q.direct); k > 0 {
-		// RecvBufs names user memory only when nothing unparsed is buffered.
+		// RecvBufs returns direct only when the receive buffer has no unparsed bytes.
 		s := &q.slots[q.dataSlot]
 		off := s.received - q.dataLeft
 		q.placed(q.bufs[q.dataSlot][off:off+uint32(k)], uint32(k))
@@ -66,8 +64,8 @@ func (q *Queue) Received(n int) error { // hot: 0 allocs
 	return q.err
 }
 
-// placed accounts for k bytes of C2HData, b, that are where they belong.
-func (q *Queue) placed(b []byte, k uint32) {
+// placed accounts for k bytes of C2HData, b, which are in the command's buffer or were dropped.
+func (q *QPair) placed(b []byte, k uint32) {
 	if q.rx.DataDigest {
 		q.dataCRC = pdu.UpdateDigest(q.dataCRC, b)
 	}
@@ -82,15 +80,15 @@ func (q *Queue) placed(b []byte, k uint32) {
 }
 
 // endData ends a C2HData PDU.
-func (q *Queue) endData() {
+func (q *QPair) endData() {
 	q.recv = recvHeader
 	if q.dataFlags&pdu.FlagSuccess != 0 {
 		q.answer(q.dataSlot, 0, 0)
 	}
 }
 
-// step parses one thing from the receive buffer and reports whether there may be another.
-func (q *Queue) step() bool {
+// step parses one element from the receive buffer and reports whether there may be another.
+func (q *QPair) step() bool {
 	b := q.buf[q.rpos:q.wpos]
 	switch q.recv {
 	case recvData:
@@ -121,8 +119,8 @@ func (q *Queue) step() bool {
 	return q.header(b)
 }
 
-// header parses the PDU header at b, if it is all there.
-func (q *Queue) header(b []byte) bool {
+// header parses the PDU header at b, if all of it has been received.
+func (q *QPair) header(b []byte) bool {
 	if len(b) < pdu.CommonLen {
 		return false
 	}
@@ -149,7 +147,8 @@ func (q *Queue) header(b []byte) bool {
 	hlen := int(c.HLEN())
 	if q.rx.HeaderDigest && t != pdu.TypeC2HTermReq && t != pdu.TypeICResp {
 		if got := pdu.GetDigest(b[hlen:]); got != pdu.Digest(b[:hlen]) {
-			return q.fail(&pdu.FatalError{FES: pdu.HeaderDigestError, FEI: got, What: "header digest of " + t.String()}, b[:hlen])
+			return q.fail(&pdu.FatalError{FES: pdu.HeaderDigestError, FEI: got, What: "header digest of " + t.String()},
+				b[:hlen])
 		}
 	}
 	q.rpos += need
@@ -175,8 +174,8 @@ func (q *Queue) header(b []byte) bool {
 	return true
 }
 
-// fail ends the queue. It returns false, for step to return.
-func (q *Queue) fail(err *pdu.FatalError, offending []byte) bool {
+// fail ends the queue. It returns false, as the result of step.
+func (q *QPair) fail(err *pdu.FatalError, offending []byte) bool {
 	q.recv = recvDead
 	q.err = err
 	q.term(err, offending)
@@ -187,13 +186,14 @@ func badField(off uint32, format string, args ...any) *pdu.FatalError {
 	return &pdu.FatalError{FES: pdu.InvalidHeaderField, FEI: off, What: fmt.Sprintf(format, args...)}
 }
 
-// icResp settles what the exchange agreed on.
-func (q *Queue) icResp(p *pdu.IC) *pdu.FatalError {
+// icResp processes the ICResp.
+func (q *QPair) icResp(p *pdu.IC) *pdu.FatalError {
 	if q.recv != recvIC {
 		return &pdu.FatalError{FES: pdu.SequenceError, What: "second ICResp"}
 	}
 	if p.PFV() != 0 {
-		return &pdu.FatalError{FES: pdu.UnsupportedParameter, FEI: offPFV, What: fmt.Sprintf("ICResp: PFV %d, must be 0", p.PFV())}
+		return &pdu.FatalError{FES: pdu.UnsupportedParameter, FEI: offPFV, What: fmt.Sprintf("ICResp: PFV %d, must be 0",
+			p.PFV())}
 	}
 	if p.PDA() > pdu.MaxAlignUnits {
 		return badField(offCPDA, "ICResp: CPDA %d, must be at most %d", p.PDA(), pdu.MaxAlignUnits)
@@ -203,7 +203,8 @@ func (q *Queue) icResp(p *pdu.IC) *pdu.FatalError {
 			p.HeaderDigest(), p.DataDigest(), q.opts.HeaderDigest, q.opts.DataDigest)
 	}
 	if p.MAXH2CDATA() < pdu.MinMaxH2CData || p.MAXH2CDATA()%4 != 0 {
-		return badField(offMAXH2CDATA, "ICResp: MAXH2CDATA %d, must be a multiple of 4 and at least %d", p.MAXH2CDATA(), pdu.MinMaxH2CData)
+		return badField(offMAXH2CDATA, "ICResp: MAXH2CDATA %d, must be a multiple of 4 and at least %d", p.MAXH2CDATA(),
+			pdu.MinMaxH2CData)
 	}
 	q.rx = pdu.Format{HeaderDigest: p.HeaderDigest(), DataDigest: p.DataDigest()}
 	q.tx = pdu.Format{HeaderDigest: p.HeaderDigest(), DataDigest: p.DataDigest(), AlignBytes: (int(p.PDA()) + 1) * 4}
@@ -213,7 +214,7 @@ func (q *Queue) icResp(p *pdu.IC) *pdu.FatalError {
 }
 
 // lookup returns the slot of an outstanding, unanswered command that was sent.
-func (q *Queue) lookup(cid uint16) (uint16, *slot) {
+func (q *QPair) lookup(cid uint16) (uint16, *slot) {
 	i := uint16(host.SlotOf(cid))
 	if int(i) >= len(q.slots) {
 		return 0, nil
@@ -225,7 +226,7 @@ func (q *Queue) lookup(cid uint16) (uint16, *slot) {
 	return i, s
 }
 
-func (q *Queue) c2hData(p *pdu.Data, length int) *pdu.FatalError {
+func (q *QPair) c2hData(p *pdu.Data, length int) *pdu.FatalError {
 	i, s := q.lookup(p.CCCID())
 	if s == nil {
 		return badField(offCCCID, "C2HData: CCCID %#x is not outstanding", p.CCCID())
@@ -254,20 +255,20 @@ func (q *Queue) c2hData(p *pdu.Data, length int) *pdu.FatalError {
 	return nil
 }
 
-func (q *Queue) capsuleResp(p *pdu.CapsuleResp) *pdu.FatalError {
+func (q *QPair) capsuleResp(p *pdu.CapsuleResp) *pdu.FatalError {
 	e := p.CQE()
 	i, s := q.lookup(e.CID())
 	if s == nil {
 		return badField(offCQECID, "CapsuleResp: CID %#x is not outstanding", e.CID())
 	}
 	if !s.toHost {
-		q.dataLen = 0 // no large data is on its way: use the whole receive buffer
+		q.dataLen = 0 // no large data is expected: use the whole receive buffer
 	}
 	q.answer(i, e.Status(), e.Result64())
 	return nil
 }
 
-func (q *Queue) r2t(p *pdu.Data) *pdu.FatalError {
+func (q *QPair) r2t(p *pdu.Data) *pdu.FatalError {
 	i, s := q.lookup(p.CCCID())
 	if s == nil {
 		return badField(offCCCID, "R2T: CCCID %#x is not outstanding", p.CCCID())
@@ -276,7 +277,8 @@ func (q *Queue) r2t(p *pdu.Data) *pdu.FatalError {
 		return badField(offCCCID, "R2T: CCCID %#x has no data to fetch", p.CCCID())
 	}
 	if s.refs >= q.maxR2T {
-		return &pdu.FatalError{FES: pdu.R2TLimitExceeded, What: fmt.Sprintf("R2T: more than %d outstanding for CCCID %#x", q.maxR2T, p.CCCID())}
+		return &pdu.FatalError{FES: pdu.R2TLimitExceeded, What: fmt.Sprintf("R2T: more than %d outstanding for CCCID %#x",
+			q.maxR2T, p.CCCID())}
 	}
 	if p.Offset() != s.granted {
 		return badField(offDATAO, "R2T: R2TO %d, must be %d", p.Offset(), s.granted)

@@ -4,12 +4,11 @@ import "jbofd/internal/nvmeof/tcp/pdu"
 
 var zeroPad [pdu.MaxAlignUnits*4 + 4]byte
 
-// maxPDUOverhead is the most that one PDU takes of the arena besides data: header,
-// digest, padding, data digest.
+// maxPDUOverhead is the most space that one PDU takes in the arena besides data: header, digest, padding, data digest.
 const maxPDUOverhead = 128 + 128 + pdu.DigestLen
 
-// push appends to the send list. It has room for every slot's capsule and MaxR2T R2Ts.
-func (q *Queue) push(it sendItem) {
+// push appends to the send list, which has room for the capsule and MaxR2T R2Ts of each slot.
+func (q *QPair) push(it sendItem) {
 	k := q.listHead + q.listLen
 	if k >= len(q.list) {
 		k -= len(q.list)
@@ -18,12 +17,11 @@ func (q *Queue) push(it sendItem) {
 	q.listLen++
 }
 
-// SendBufs returns the bytes to send next, in order, or nothing. The pieces lie in the
-// queue's memory and in the data of outstanding commands and stay valid until Sent
-// or Detach. There may be more after they are sent.
+// SendBufs returns the bytes to send next, in order, or nothing. The segments lie in memory of the queue and in the
+// data of outstanding commands; they are valid until Sent or Detach. There may be more bytes to send after these.
 //
 // Cost: 0 allocs.
-func (q *Queue) SendBufs() [][]byte { // hot: 0 allocs
+func (q *QPair) SendBufs() [][]byte { // hot: 0 allocs
 	if q.segHead < len(q.segs) {
 		return q.segs[q.segHead:]
 	}
@@ -46,16 +44,16 @@ func (q *Queue) SendBufs() [][]byte { // hot: 0 allocs
 	return q.segs
 }
 
-// room reports whether one more PDU fits into the batch whatever it is.
-func (q *Queue) room() bool {
+// room reports whether one more PDU of any kind fits into the batch.
+func (q *QPair) room() bool {
 	return len(q.segs)+3 <= maxSegments && len(q.arena)+maxPDUOverhead+copyBelow <= cap(q.arena)
 }
 
-// Sent takes n bytes, from the beginning of what SendBufs returned, off the batch.
-// Commands answered before all of their data was sent complete with it.
+// Sent confirms that the first n bytes of the result of SendBufs were sent. Commands that were answered before all of
+// their data was sent finish when it was.
 //
 // Cost: 0 allocs.
-func (q *Queue) Sent(n int) { // hot: 0 allocs
+func (q *QPair) Sent(n int) { // hot: 0 allocs
 	for n > 0 {
 		seg := q.segs[q.segHead]
 		p := &q.pieces[q.segHead]
@@ -75,8 +73,8 @@ func (q *Queue) Sent(n int) { // hot: 0 allocs
 	}
 }
 
-// unref drops one of slot i's references to the send side.
-func (q *Queue) unref(i uint16) {
+// unref drops one of the references to slot i.
+func (q *QPair) unref(i uint16) {
 	s := &q.slots[i]
 	if s.refs--; s.refs == 0 && s.answered {
 		q.finish(i)
@@ -84,7 +82,7 @@ func (q *Queue) unref(i uint16) {
 }
 
 // putCapsule adds slot i's command capsule to the batch.
-func (q *Queue) putCapsule(i uint16) {
+func (q *QPair) putCapsule(i uint16) {
 	s := &q.slots[i]
 	s.unsent = false
 	var data []byte
@@ -98,9 +96,8 @@ func (q *Queue) putCapsule(i uint16) {
 	q.finishHeader(h.Common(), a, pdu.TypeCapsuleCmd, 0, data, piece{slot: i, last: true, dataOff: 0})
 }
 
-// putData adds the next H2CData PDU that it promises to the batch: at most
-// MAXH2CDATA bytes.
-func (q *Queue) putData(it *sendItem) {
+// putData adds the next H2CData PDU of an R2T to the batch, with at most MAXH2CDATA bytes of data.
+func (q *QPair) putData(it *sendItem) {
 	i := it.slot
 	n := min(it.left, q.maxH2C)
 	a := len(q.arena)
@@ -121,9 +118,9 @@ func (q *Queue) putData(it *sendItem) {
 	it.left -= n
 }
 
-// finishHeader completes a PDU whose header stands at arena[a:] up to its end: common header,
-// digests, padding and data. p describes the data.
-func (q *Queue) finishHeader(c *pdu.Common, a int, t pdu.Type, flags uint8, data []byte, p piece) {
+// finishHeader completes a PDU whose header is arena[a:]: common header, digests, padding and data. p describes the
+// data.
+func (q *QPair) finishHeader(c *pdu.Common, a int, t pdu.Type, flags uint8, data []byte, p piece) {
 	hlen := len(q.arena) - a
 	plen, pdo := hlen, 0
 	if q.tx.HeaderDigest {
@@ -171,22 +168,21 @@ func (q *Queue) finishHeader(c *pdu.Common, a int, t pdu.Type, flags uint8, data
 		q.putDigest(data)
 		inArena.last = last
 		q.seal(a, inArena)
-		// The slot's data stands before this segment: its reference must last until
-		// the segment is sent, not until another joins it.
+		// The data of the slot precedes this segment: its reference must last until the segment was sent, so that no other
+		// PDU may join the segment.
 		q.openSeg = !last
 	}
 }
 
-func (q *Queue) putDigest(data []byte) {
+func (q *QPair) putDigest(data []byte) {
 	q.arena = q.arena[:len(q.arena)+pdu.DigestLen]
 	pdu.PutDigest(q.arena[len(q.arena)-pdu.DigestLen:], pdu.Digest(data))
 }
 
-// seal makes arena[a:] a segment of the batch, or part of the one before if that ends at
-// a and no slot waits for its end. Capsules without data thus make one segment
-// together; the slots of all but the last lose their reference now, which is safe since
-// their bytes are in the arena.
-func (q *Queue) seal(a int, p piece) {
+// seal makes arena[a:] a segment of the batch, or extends the previous segment if that one ends at a and may grow.
+// Capsules without data thus form one segment. All of their slots but the last lose their reference at once, which is
+// safe because the bytes are in the arena.
+func (q *QPair) seal(a int, p piece) {
 	if q.openSeg {
 		k := len(q.segs) - 1
 		if prev := q.pieces[k]; prev.last {
@@ -203,16 +199,15 @@ func (q *Queue) seal(a int, p piece) {
 }
 
 // putArena copies b into the arena as a segment.
-func (q *Queue) putArena(b []byte, p piece) {
+func (q *QPair) putArena(b []byte, p piece) {
 	a := len(q.arena)
 	q.arena = append(q.arena, b...)
 	q.seal(a, p)
 }
 
-// term replaces whatever was to be sent, from the next PDU boundary on, by an H2CTermReq
-// for err. If a PDU is half sent there is no boundary within reach, and none
-// is sent.
-func (q *Queue) term(err *pdu.FatalError, offending []byte) {
+// term replaces everything that is to be sent by an H2CTermReq for err. If a PDU was sent in part, an H2CTermReq could
+// not begin at a PDU boundary, and none is sent.
+func (q *QPair) term(err *pdu.FatalError, offending []byte) {
 	q.listLen = 0
 	if q.segHead < len(q.segs) {
 		return

@@ -16,7 +16,7 @@ import (
 // peer is a target made of bytes: it builds what a controller sends and reads what the
 // machine sends.
 type peer struct {
-	q   *Queue
+	q   *QPair
 	rx  pdu.Format // of what it sends
 	tx  pdu.Format // of what the machine sends
 	out []byte     // sent by the machine, not yet parsed
@@ -161,14 +161,17 @@ func (p *peer) describe(b []byte) string {
 	switch c.Type() {
 	case pdu.TypeICReq:
 		ic := (*pdu.IC)(b)
-		return fmt.Sprintf("ICReq pfv=%d hpda=%d hdgst=%t ddgst=%t maxr2t=%d\n", ic.PFV(), ic.PDA(), ic.HeaderDigest(), ic.DataDigest(), ic.MAXR2T())
+		return fmt.Sprintf("ICReq pfv=%d hpda=%d hdgst=%t ddgst=%t maxr2t=%d\n", ic.PFV(), ic.PDA(), ic.HeaderDigest(),
+			ic.DataDigest(), ic.MAXR2T())
 	case pdu.TypeCapsuleCmd:
 		e := (*pdu.CapsuleCmd)(b).SQE()
-		return fmt.Sprintf("CapsuleCmd opcode=%#02x cid=%#x psdt=%d sgl=%x/%x addr=%d len=%d%s\n", e.Opcode(), e.CID(), e.PSDT(),
+		return fmt.Sprintf("CapsuleCmd opcode=%#02x cid=%#x psdt=%d sgl=%x/%x addr=%d len=%d%s\n", e.Opcode(), e.CID(),
+			e.PSDT(),
 			e.SGL().Type(), e.SGL().Subtype(), e.SGL().Address(), e.SGL().Length(), data)
 	case pdu.TypeH2CData:
 		d := (*pdu.Data)(b)
-		return fmt.Sprintf("H2CData cid=%#x ttag=%#x off=%d len=%d last=%t%s\n", d.CCCID(), d.TTAG(), d.Offset(), d.Length(), c.Flags()&pdu.FlagLast != 0, data)
+		return fmt.Sprintf("H2CData cid=%#x ttag=%#x off=%d len=%d last=%t%s\n", d.CCCID(), d.TTAG(), d.Offset(), d.Length(),
+			c.Flags()&pdu.FlagLast != 0, data)
 	case pdu.TypeH2CTermReq:
 		t := (*pdu.Term)(b)
 		return fmt.Sprintf("H2CTermReq fes=%q fei=%#x quotes=%d\n", t.FES(), t.FEI(), len(b)-pdu.TermLen)
@@ -243,7 +246,8 @@ func TestTranscripts(t *testing.T) {
 				var op string
 				d.ScanArgs(t, "op", &op)
 				c := host.Command{Tag: num("tag", 0)}
-				ops := map[string]uint8{"read": nvme.CmdRead, "write": nvme.CmdWrite, "flush": nvme.CmdFlush, "aer": nvme.AdminAsyncEvent, "both": 0x83}
+				ops := map[string]uint8{"read": nvme.CmdRead, "write": nvme.CmdWrite, "flush": nvme.CmdFlush,
+					"aer": nvme.AdminAsyncEvent, "both": 0x83}
 				c.SQE.SetOpcode(ops[op])
 				n := int(num("len", 0))
 				switch op {
@@ -270,13 +274,16 @@ func TestTranscripts(t *testing.T) {
 					flags |= pdu.FlagSuccess
 				}
 				data := pattern(num("tag", 0), int(off+n))[off:]
-				return feed(p.pdu(pdu.TypeC2HData, flags, dataHeader(hexArg("cid"), 0, off, uint32(num("datal", uint64(n)))), data, d.HasArg("badheader"), d.HasArg("baddata")))
+				return feed(p.pdu(pdu.TypeC2HData, flags, dataHeader(hexArg("cid"), 0, off, uint32(num("datal", uint64(n)))), data,
+					d.HasArg("badheader"), d.HasArg("baddata")))
 			case "resp":
 				return feed(p.resp(hexArg("cid"), nvme.Status(num("status", 0)), num("result", 0)))
 			case "r2t":
-				return feed(p.pdu(pdu.TypeR2T, 0, dataHeader(hexArg("cid"), hexArg("ttag"), uint32(num("off", 0)), uint32(num("len", 0))), nil, d.HasArg("badheader"), false))
+				return feed(p.pdu(pdu.TypeR2T, 0, dataHeader(hexArg("cid"), hexArg("ttag"), uint32(num("off", 0)),
+					uint32(num("len", 0))), nil, d.HasArg("badheader"), false))
 			case "term":
-				b := pdu.AppendTerm(nil, pdu.TypeC2HTermReq, &pdu.FatalError{FES: pdu.FES(num("fes", 1)), FEI: uint32(num("fei", 0))}, make([]byte, num("quote", 0)))
+				b := pdu.AppendTerm(nil, pdu.TypeC2HTermReq, &pdu.FatalError{FES: pdu.FES(num("fes", 1)), FEI: uint32(num("fei",
+					0))}, make([]byte, num("quote", 0)))
 				return feed(b)
 			case "bytes":
 				b, err := hex.DecodeString(strings.Join(strings.Fields(d.Input), ""))
@@ -300,7 +307,8 @@ func TestTranscripts(t *testing.T) {
 				for _, c := range comps[:p.q.Completions(comps)] {
 					right := ""
 					if c.Received > 0 {
-						right = fmt.Sprintf(" data right: %t", string(bufs[c.Tag][:c.Received]) == string(pattern(c.Tag, int(c.Received))))
+						right = fmt.Sprintf(" data right: %t", string(bufs[c.Tag][:c.Received]) == string(pattern(c.Tag,
+							int(c.Received))))
 					}
 					fmt.Fprintf(&s, "tag=%d %s result=%d received=%d%s\n", c.Tag, c.Status, c.Result, c.Received, right)
 				}

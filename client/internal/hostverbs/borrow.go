@@ -9,26 +9,26 @@ import (
 	"jbofd/internal/nvmeof/rdma/verbs"
 )
 
-// queueMemory lends one queue's commands memory out of the controller's pool. A queue that the pool refuses
-// goes on with two pieces of its own, which it makes then: so it never waits for other queues,
-// whose completions perhaps nobody collects.
+// queueMemory provides the commands of one queue with memory of the controller's pool. If the pool is exhausted, the
+// queue uses two buffers of its own, which are allocated then. Therefore a queue never waits for another one, whose
+// completions might not be collected.
 type queueMemory struct {
 	domain *domain
 	acct   *bufpool.Account
 	held   []bufpool.Buf // by slot
 	own    [2]ownPiece
-	// err is why memory could not be registered: the queue's end.
+	// err is why memory could not be registered; it ends the queue.
 	err error
 }
 
 var _ hostrdma.Memory = (*queueMemory)(nil)
 
-// ownPiece is memory beyond the pool's bound.
+// ownPiece is a buffer that does not count for the bound of the pool.
 type ownPiece struct {
 	buf  bufpool.Buf
 	span span
 	busy bool
-	slot uint16 // that has it, if busy
+	slot uint16 // the user, if busy
 }
 
 func newQueueMemory(d *domain, depth int) *queueMemory {
@@ -110,7 +110,7 @@ func (q *queueMemory) Put(slot uint16) { // hot: 0 allocs
 	}
 }
 
-// close gives everything back; the queue pair is gone.
+// close frees all memory. The queue pair must be closed already.
 func (q *queueMemory) close() error {
 	pool := q.domain.m.pool
 	for i := range q.held {

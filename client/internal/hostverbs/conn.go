@@ -1,10 +1,10 @@
-// Package hostverbs drives a host's queue machine (hostrdma) over RDMA verbs: Conn joins the two,
-// Memory is what one controller has registered for its data.
+// Package hostverbs joins the state machine of a host's queue pair (hostrdma) to RDMA verbs: Conn is the connection of
+// a queue, Memory the registered memory of a controller.
 //
 //	Memory ── domain, one per device ── MR of each region of the pool, when first used
 //	   │         │                   └─ MR of each buffer of Alloc
 //	   │         └─ Conn: queue pair, completion queue, MR of capsules and responses
-//	   └ pool that commands borrow from, buffers of Alloc
+//	   └ pool for data of commands (bounce buffers), buffers of Alloc
 package hostverbs
 
 import (
@@ -22,13 +22,12 @@ import (
 	"jbofd/internal/nvmeof/rdma/verbs"
 )
 
-// pollBatch is how many completions one Recv takes at most.
+// pollBatch bounds the completions of one Recv.
 const pollBatch = 64
 
-// Conn joins one queue machine to one RDMA connection: host.Conn. Its owner serialises all
-// calls but Shutdown and SetReadDeadline.
+// Conn is the hostconn.Conn of an RDMA connection.
 type Conn struct {
-	m      *hostrdma.Queue
+	m      *hostrdma.QPair
 	mem    *queueMemory
 	domain *domain
 	cq     verbs.CQ
@@ -37,16 +36,16 @@ type Conn struct {
 	mr     verbs.MR
 	wcs    [pollBatch]verbs.WC
 	unsent bool
-	// ended is why nothing more comes, other than what the completion queue still holds;
-	// one of the end... constants.
+	// ended tells why the connection has ended: 0, or one of the end... constants. The completion queue may still hold
+	// completions.
 	ended atomic.Uint32
+	// hasEnded is closed when ended is set.
+	hasEnded chan struct{}
 
-	mu     sync.Mutex // for ep's methods, of which two must not run at a time
+	mu     sync.Mutex // serialises Disconnect and Close of ep
 	ep     verbs.Endpoint
 	closed bool
 }
-
-var _ host.Conn = (*Conn)(nil)
 
 // Values of Conn.ended: 0, endShutdown, or endEvent and the event.
 const (
@@ -59,7 +58,7 @@ var (
 	errFatal        = errors.New("the queue pair has failed")
 )
 
-// end is the error for Conn.ended, or nil.
+// end returns the error for Conn.ended, or nil.
 func (c *Conn) end() error {
 	switch e := c.ended.Load(); e {
 	case 0:
@@ -81,20 +80,21 @@ func (c *Conn) event(e verbs.Event) {
 	}
 }
 
-// stop notes why the connection has ended, the first time, and wakes who waits.
+// stop records why the connection has ended, the first time, and wakes a goroutine that waits.
 func (c *Conn) stop(why uint32) {
-	c.ended.CompareAndSwap(0, why)
-	// An error means that the queue is closed: nobody waits.
+	if c.ended.CompareAndSwap(0, why) {
+		close(c.hasEnded)
+	}
+	// An error means that the completion queue is closed: no goroutine waits.
 	_ = c.cq.SetDeadline(time.Unix(1, 0))
 }
 
-// Machine implements host.Conn.
+// Machine implements hostconn.Conn.
 func (c *Conn) Machine() host.Machine { return c.m }
 
-// Recv polls the completion queue once, lets the machine work through what was there, and posts the
-// receives that have gathered.
+// Recv implements hostconn.Conn: it polls the completion queue once and posts receives, if there are enough of them.
 //
-// Errors: io.EOF wrapped, verbs', or the machine's.
+// Errors: io.EOF, wrapped; those of verbs and of the machine.
 //
 // Cost: one crossing, a second one for each batch of receives; 0 allocs.
 func (c *Conn) Recv() (n int, err error) { // hot: 0 allocs
@@ -107,18 +107,33 @@ func (c *Conn) Recv() (n int, err error) { // hot: 0 allocs
 		if end == nil {
 			return 0, nil
 		}
-		// What has ended the connection may have completed since: it says more than the event.
+		// The work request whose failure has ended the connection may have completed since. It says more than the event.
 		if n, err = c.cq.Poll(c.wcs[:]); n == 0 || err != nil {
 			return 0, end
 		}
 	}
 	if err := c.m.Completed(c.wcs[:n]); err != nil {
-		if errors.Is(err, hostrdma.ErrFlushed) && c.end() != nil {
-			err = c.end()
+		if errors.Is(err, hostrdma.ErrFlushed) {
+			err = c.flushedBy(err)
 		}
 		return n, err
 	}
 	return n, c.postRecvs()
+}
+
+// eventDelay is how long the event that says why a connection has ended may come after the flush of its work requests.
+const eventDelay = 100 * time.Millisecond
+
+// flushedBy returns why work requests were flushed, or flushed itself if no event says why.
+func (c *Conn) flushedBy(flushed error) error {
+	t := time.NewTimer(eventDelay)
+	defer t.Stop()
+	select {
+	case <-c.hasEnded:
+		return c.end()
+	case <-t.C:
+		return flushed
+	}
 }
 
 func (c *Conn) postRecvs() error { // hot: 0 allocs
@@ -137,7 +152,7 @@ func (c *Conn) postRecvs() error { // hot: 0 allocs
 	return nil
 }
 
-// RecvWait is Recv, but sleeps until there is something, until the read deadline.
+// RecvWait implements hostconn.Conn.
 func (c *Conn) RecvWait() (int, error) { // hot: 0 allocs
 	for {
 		if err := c.cq.Arm(); err != nil {
@@ -155,16 +170,16 @@ func (c *Conn) RecvWait() (int, error) { // hot: 0 allocs
 	}
 }
 
-// sleep waits for a notice.
+// sleep waits for an event of the completion queue.
 func (c *Conn) sleep() error { // hot: 0 allocs
 	err := c.cq.Wait()
 	if errors.Is(err, os.ErrDeadlineExceeded) && c.ended.Load() != 0 {
-		return nil // that is what woke us: Recv says so when it has nothing better
+		return nil // stop has set the deadline; Recv returns the error
 	}
 	return err
 }
 
-// AwaitRecv implements host.Conn.
+// AwaitRecv implements hostconn.Conn.
 func (c *Conn) AwaitRecv(step func() bool) error {
 	for {
 		if step() {
@@ -182,14 +197,14 @@ func (c *Conn) AwaitRecv(step func() bool) error {
 	}
 }
 
-// AwaitSend implements host.Conn. What could not be posted can be when completions were
-// received, and is then: there is nothing to wait for here.
+// AwaitSend implements hostconn.Conn. It does not wait: work requests that could not be posted are posted when
+// completions were received.
 func (c *Conn) AwaitSend(step func() bool) error {
 	step()
 	return nil
 }
 
-// Send posts what the machine has to send.
+// Send implements hostconn.Conn.
 //
 // Cost: one crossing per batch, 0 allocs.
 func (c *Conn) Send() (blocked bool, err error) { // hot: 0 allocs
@@ -213,10 +228,10 @@ func (c *Conn) Send() (blocked bool, err error) { // hot: 0 allocs
 	}
 }
 
-// Unsent implements host.Conn.
+// Unsent implements hostconn.Conn.
 func (c *Conn) Unsent() bool { return c.unsent }
 
-// PollBoth implements host.Conn: what makes room to send is a completion, too.
+// PollBoth implements hostconn.Conn. It waits for a completion, which also makes room to send.
 func (c *Conn) PollBoth(timeout time.Duration) error {
 	if err := c.cq.SetDeadline(time.Now().Add(timeout)); err != nil {
 		return err
@@ -232,24 +247,23 @@ func (c *Conn) PollBoth(timeout time.Duration) error {
 	return c.cq.SetDeadline(time.Time{})
 }
 
-// SetReadDeadline implements host.Conn.
+// SetReadDeadline implements hostconn.Conn.
 func (c *Conn) SetReadDeadline(t time.Time) error { return c.cq.SetDeadline(t) }
 
-// Shutdown disconnects: the queue pair takes nothing more from the target, and all that is posted
-// is flushed. From any goroutine; Close must still be called.
+// Shutdown implements hostconn.Conn. It disconnects: the target can no longer access memory, and posted work requests
+// are flushed.
 func (c *Conn) Shutdown() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.closed {
 		return
 	}
-	// If it fails, the connection has ended in another way.
+	// An error means that the connection has ended already.
 	_ = c.ep.Disconnect()
 	c.stop(endShutdown)
 }
 
-// Close frees all that the connection has, and gives back the memory that its commands have
-// borrowed.
+// Close implements hostconn.Conn. It also frees the memory that commands have borrowed.
 func (c *Conn) Close() error {
 	c.mu.Lock()
 	if c.closed {

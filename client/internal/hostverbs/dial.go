@@ -15,28 +15,27 @@ import (
 	"jbofd/internal/nvmeof/rdma/verbs"
 )
 
-// Config says what queue to connect.
+// Config describes the queue to connect.
 type Config struct {
 	// Address is host:port of the target.
 	Address string
-	// QID and Depth are the queue's; the submission queue has one entry more. CNTLID is the controller, of
-	// an I/O queue.
+	// QID and CNTLID are queue and controller; CNTLID is for I/O queues only. Depth is the number of commands that may be
+	// outstanding; the submission queue has one entry more.
 	QID, CNTLID uint16
 	Depth       int
-	// InCapsuleBytes is how much data a command's capsule may carry; 0 of the admin queue, as
-	// Linux has it.
+	// InCapsuleBytes is how many bytes of data a capsule may carry; 0 for the admin queue, as in Linux.
 	InCapsuleBytes int
-	// Direct: commands' data is used in place where it lies in memory of Memory.Alloc.
+	// Direct: data in memory of Memory.Alloc is transferred in place.
 	Direct bool
-	// Memory is the controller's.
+	// Memory is the memory of the controller.
 	Memory *Memory
 }
 
-// retry is how often the device repeats what got lost or met no receive: 7 of the latter is
-// for ever, as a target that is short of receives does not break the protocol.
+// retry is how often the device repeats a message that was lost, or for which the target had no receive posted. In the
+// second case 7 means for ever: a target that is short of receives does not violate the protocol.
 const retry = 7
 
-// process holds the provider of this process, opened when it is first needed and never closed.
+// process has the provider of this process, which is opened on demand and never closed.
 var process struct {
 	mu sync.Mutex
 	p  verbs.Provider
@@ -58,11 +57,10 @@ func processProvider() (verbs.Provider, error) {
 	return process.p, nil
 }
 
-// Dial connects a queue. The target's answer to the connection request is in; what is left is the
-// Connect command.
+// Dial connects a queue. The Connect command must follow.
 //
-// Errors: host.ErrUnsupported if there is no RDMA; host.ErrProtocol; *verbs.RejectedError, with the status
-// that the target gave in its text; verbs' and the context's.
+// Errors: host.ErrUnsupported if this program or machine has no RDMA; host.ErrProtocol; *verbs.RejectedError, whose
+// text has the target's status; those of verbs; the context's.
 func Dial(ctx context.Context, cfg Config) (*Conn, error) {
 	p := cfg.Memory.provider
 	if p == nil {
@@ -89,7 +87,7 @@ func Dial(ctx context.Context, cfg Config) (*Conn, error) {
 	return nil, errors.Join(errs...)
 }
 
-// lookUp finds the addresses of host:port, at least one.
+// lookUp resolves host:port to one or more addresses.
 func lookUp(ctx context.Context, address string) ([]netip.AddrPort, error) {
 	name, service, err := net.SplitHostPort(address)
 	if err != nil {
@@ -113,7 +111,7 @@ func lookUp(ctx context.Context, address string) ([]netip.AddrPort, error) {
 }
 
 func dial(ctx context.Context, p verbs.Provider, remote netip.AddrPort, cfg *Config) (_ *Conn, err error) {
-	c := &Conn{}
+	c := &Conn{hasEnded: make(chan struct{})}
 	c.ep, err = p.Resolve(ctx, remote)
 	if err != nil {
 		return nil, err
@@ -138,7 +136,8 @@ func dial(ctx context.Context, p verbs.Provider, remote netip.AddrPort, cfg *Con
 		r.SetCNTLID(cfg.CNTLID)
 	}
 	err = c.ep.Connect(ctx, verbs.Params{
-		PrivateData: r[:], ResponderResources: c.ep.Device().Attr().MaxResponderResources, RetryCount: retry, RNRRetryCount: retry,
+		PrivateData: r[:], ResponderResources: c.ep.Device().Attr().MaxResponderResources,
+		RetryCount: retry, RNRRetryCount: retry,
 	})
 	if err != nil {
 		return nil, refusal(err)
@@ -151,7 +150,7 @@ func dial(ctx context.Context, p verbs.Provider, remote netip.AddrPort, cfg *Con
 	return c, nil
 }
 
-// refusal names the status of a target that has rejected the connection.
+// refusal adds the target's status to the error of a rejected connection.
 func refusal(err error) error {
 	var r *verbs.RejectedError
 	if !errors.As(err, &r) || len(r.PrivateData) < cm.RejectLen {
@@ -164,7 +163,7 @@ func refusal(err error) error {
 	return fmt.Errorf("the target refuses the queue: %s: %w", s, err)
 }
 
-// build makes all that the connection needs. What was made before a failure is for Close.
+// build creates the resources of the connection. After an error, Close frees those that were created.
 func (c *Conn) build(cfg *Config) (err error) {
 	if c.domain, err = cfg.Memory.acquire(c.ep.Device()); err != nil {
 		return err
@@ -181,7 +180,8 @@ func (c *Conn) build(cfg *Config) (err error) {
 	if c.cq, err = d.CreateCQ(cfg.Depth + recvs); err != nil {
 		return fmt.Errorf("completion queue of %d entries: %w", cfg.Depth+recvs, err)
 	}
-	c.qp, err = c.ep.CreateQP(verbs.QPConfig{Domain: d, SendCQ: c.cq, RecvCQ: c.cq, Sends: cfg.Depth, Recvs: recvs, InlineBytes: nvme.SQESize})
+	c.qp, err = c.ep.CreateQP(verbs.QPConfig{Domain: d, SendCQ: c.cq, RecvCQ: c.cq, Sends: cfg.Depth, Recvs: recvs,
+		InlineBytes: nvme.SQESize})
 	if err != nil {
 		return fmt.Errorf("queue pair of %d entries: %w", cfg.Depth, err)
 	}
@@ -192,7 +192,7 @@ func (c *Conn) build(cfg *Config) (err error) {
 	return nil
 }
 
-// free undoes build; the endpoint is closed.
+// free frees what build has created. The endpoint must be closed already.
 func (c *Conn) free() error {
 	var errs []error
 	if c.cq != nil {

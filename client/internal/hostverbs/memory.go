@@ -16,26 +16,25 @@ import (
 
 // Sizes in bytes.
 const (
-	// MaxBounceBytes is the longest data of a command that does not lie in memory of Alloc.
+	// MaxBounceBytes bounds the data of a command that is copied, because it does not lie in memory of Alloc.
 	MaxBounceBytes = 1 << 20
-	// MinPoolBytes and DefaultPoolBytes are the least and the usual that commands borrow from.
+	// MinPoolBytes and DefaultPoolBytes are the minimum and the default of the pool.
 	MinPoolBytes     = 4 << 20
 	DefaultPoolBytes = 64 << 20
-	// regionBytes is the unit in which the pool is registered: small enough for the 8 MiB that
-	// a process may lock by default.
+	// regionBytes is the unit in which the pool is registered. It is small compared with the 8 MiB that a process may lock
+	// by default.
 	regionBytes = 2 << 20
 )
 
-// dataAccess is what a device may do with memory for data.
+// dataAccess is the access that devices have to memory for data.
 const dataAccess = verbs.LocalWrite | verbs.RemoteRead | verbs.RemoteWrite
 
-// Memory is what one controller has registered: a pool that its queues' commands borrow
-// from, and buffers that its user has asked for. It outlives connections and devices: what a new device
-// needs to know it is told. All its methods may be called from any goroutine.
+// Memory is the registered memory of a controller: a pool for the data of commands, and the buffers of Alloc. It
+// outlives connections and devices: it is registered with each device on demand. Any goroutine may call its methods.
 type Memory struct {
-	provider verbs.Provider // nil: the process's
+	provider verbs.Provider // nil: that of the process
 	pool     *bufpool.Pool
-	accounts atomic.Uint64 // for their names
+	accounts atomic.Uint64 // number of accounts, for their names
 
 	mu      sync.Mutex
 	closed  bool
@@ -46,23 +45,23 @@ type Memory struct {
 // buffer is memory of Alloc.
 type buffer struct{ b []byte }
 
-// domain is a Memory at one device.
+// domain is the registration of a Memory with one device.
 type domain struct {
 	m    *Memory
 	dev  verbs.Device
 	d    verbs.Domain
 	stop chan struct{} // closed with the domain
-	// spans are the buffers by address, replaced as a whole.
+	// spans has the buffers, sorted by address. It is replaced, never modified.
 	spans atomic.Pointer[[]span]
-	// regions are the pool's that were registered.
+	// regions has the regions of the pool that were registered, by number.
 	regions []atomic.Pointer[span]
 
 	// Below here: guarded by m.mu.
-	users   int  // connections
-	removed bool // the device is gone
+	users   int  // number of connections
+	removed bool // the device was removed
 }
 
-// span is memory that a device can reach.
+// span is memory that is registered with a device.
 type span struct {
 	start, end uintptr
 	addr       uint64
@@ -70,8 +69,8 @@ type span struct {
 	mr         verbs.MR
 }
 
-// NewMemory makes the memory of a controller that reaches its devices by p, nil for the process's
-// provider. Commands borrow from poolBytes of it.
+// NewMemory returns the memory of a controller, with a pool of poolBytes. p is the provider of its devices; nil: that
+// of the process.
 func NewMemory(p verbs.Provider, poolBytes int64) (*Memory, error) {
 	pool, err := bufpool.New(bufpool.Config{TotalBytes: poolBytes, RegionBytes: regionBytes, MaxBytes: MaxBounceBytes})
 	if err != nil {
@@ -80,7 +79,7 @@ func NewMemory(p verbs.Provider, poolBytes int64) (*Memory, error) {
 	return &Memory{provider: p, pool: pool}, nil
 }
 
-// pages returns memory straight from the kernel.
+// pages maps anonymous memory.
 func pages(n int) ([]byte, error) {
 	b, err := unix.Mmap(-1, 0, n, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS)
 	if err != nil {
@@ -91,10 +90,10 @@ func pages(n int) ([]byte, error) {
 
 func freePages(b []byte) error { return unix.Munmap(b) }
 
-// Alloc returns page-aligned memory that every device of the controller can reach, and a function that
-// takes it back, which is idempotent.
+// Alloc returns page-aligned memory that is registered with every device of the controller, and a function that frees
+// it. That function is idempotent.
 //
-// Errors: host.ErrClosed; the system's, for want of memory or of the right to lock it.
+// Errors: host.ErrClosed; those of the system if there is not enough memory, or if the process may not lock it.
 func (m *Memory) Alloc(size int) ([]byte, func() error, error) {
 	b, err := pages(size)
 	if err != nil {
@@ -133,7 +132,7 @@ func (m *Memory) free(buf *buffer) error {
 	return errors.Join(append(errs, freePages(buf.b))...)
 }
 
-// register makes memory known to the device.
+// register registers memory with the device.
 func (d *domain) register(b []byte) (span, error) {
 	mr, err := d.d.Register(b, dataAccess)
 	if err != nil {
@@ -182,7 +181,7 @@ func compareSpan(s span, start uintptr) int {
 	return 0
 }
 
-// find returns the span that holds b, wholly.
+// find returns the span that contains all of b.
 func (d *domain) find(b []byte) (span, bool) { // hot: 0 allocs
 	spans := *d.spans.Load()
 	start := addrOf(b)
@@ -196,7 +195,7 @@ func (d *domain) find(b []byte) (span, bool) { // hot: 0 allocs
 	return spans[i], true
 }
 
-// region returns the pool's region i, registered.
+// region returns region i of the pool, and registers it if necessary.
 func (d *domain) region(i int, b []byte) (*span, error) { // hot: 0 allocs
 	if s := d.regions[i].Load(); s != nil {
 		return s, nil
@@ -248,8 +247,8 @@ func (m *Memory) acquire(dev verbs.Device) (*domain, error) {
 	return d, nil
 }
 
-// watch closes the domain when its device is gone, as soon as no connection uses it: the system
-// may be waiting for that.
+// watch closes the domain when its device was removed and no connection uses it any more. The system may wait for that
+// before it completes the removal.
 func (d *domain) watch() {
 	select {
 	case <-d.stop:
@@ -259,11 +258,11 @@ func (d *domain) watch() {
 	d.m.mu.Lock()
 	defer d.m.mu.Unlock()
 	d.removed = true
-	// The device is gone, and whatever it says of its remains with it.
+	// The device was removed: errors of freeing its resources do not matter.
 	_ = d.m.sweep()
 }
 
-// release gives up a connection's part in a domain.
+// release ends the use of a domain by a connection.
 func (m *Memory) release(d *domain) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -271,7 +270,7 @@ func (m *Memory) release(d *domain) error {
 	return m.sweep()
 }
 
-// sweep closes what is not needed any more. mu is held.
+// sweep closes the domains that are not needed any more. mu is held.
 func (m *Memory) sweep() error {
 	var errs []error
 	m.domains = slices.DeleteFunc(m.domains, func(d *domain) bool {
@@ -287,7 +286,7 @@ func (m *Memory) sweep() error {
 	return errors.Join(errs...)
 }
 
-// close ends all registrations and the domain. m.mu is held.
+// close closes all registrations and the domain. m.mu is held.
 func (d *domain) close() error {
 	close(d.stop)
 	var errs []error
@@ -303,8 +302,8 @@ func (d *domain) close() error {
 	return errors.Join(append(errs, d.d.Close())...)
 }
 
-// Close ends the registrations, those of connections that are open when they are closed. Buffers of Alloc stay
-// memory until they are given back. Idempotent.
+// Close ends the registrations; those that open connections use end with these. Buffers of Alloc remain mapped until
+// they are freed. Idempotent.
 func (m *Memory) Close() error {
 	m.mu.Lock()
 	defer m.mu.Unlock()

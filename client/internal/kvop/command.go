@@ -5,7 +5,7 @@ import (
 	"jbofd/internal/nvme"
 )
 
-// SetStore makes c a Store; the other setters are alike. They leave c.Tag alone.
+// SetStore makes c a Store. It and the other setters do not change c.Tag.
 //
 // Cost: 0 allocs.
 func SetStore(c *host.Command, nsid uint32, key, value []byte, options uint8) { // hot: 0 allocs
@@ -13,7 +13,7 @@ func SetStore(c *host.Command, nsid uint32, key, value []byte, options uint8) { 
 	c.SQE.KV().SetOptions(options)
 }
 
-// SetRetrieve makes c a Retrieve of what dst holds.
+// SetRetrieve makes c a Retrieve into dst.
 func SetRetrieve(c *host.Command, nsid uint32, key, dst []byte) { // hot: 0 allocs
 	set(c, nvme.CmdKVRetrieve, nsid, key, dst)
 }
@@ -24,7 +24,7 @@ func SetDelete(c *host.Command, nsid uint32, key []byte) { set(c, nvme.CmdKVDele
 // SetExist makes c an Exist.
 func SetExist(c *host.Command, nsid uint32, key []byte) { set(c, nvme.CmdKVExist, nsid, key, nil) } // hot: 0 allocs
 
-// SetList makes c a List from key on.
+// SetList makes c a List into dst, which begins with key.
 func SetList(c *host.Command, nsid uint32, key, dst []byte) { set(c, nvme.CmdKVList, nsid, key, dst) } // hot: 0 allocs
 
 func set(c *host.Command, opcode uint8, nsid uint32, key, data []byte) { // hot: 0 allocs

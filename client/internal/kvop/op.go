@@ -1,13 +1,11 @@
-// Package kvop is one operation on a key value namespace as a machine: which commands it
-// takes, and what their outcomes mean. Those who run it, one at a time or many at once, are
-// kv.Namespace and kv.Queue.
+// Package kvop is the state machine of one operation on a key value namespace: which commands it takes, and what their
+// outcomes mean. It is pure. Its drivers are kv.Namespace, for one operation at a time, and kv.OpQueue, for many.
 //
 //	Start ──> Cmd ──> (the target) ──> Step ──┬──> Cmd again
 //	                                          └──> done: Status, Err, Size
 //
-// With keys of up to 16 bytes each operation is one command. With long keys the device's key is a
-// hash of the key, the key itself stands in front of the value, and an operation looks at it first
-// where it matters whose value is there:
+// With keys of up to 16 bytes each operation is one command. With long keys the target's key is a hash of the key, and
+// the key itself is stored in front of the value. Operations compare it where it matters whose value is stored:
 //
 //	Get           Retrieve
 //	Exists        Retrieve of the key
@@ -16,8 +14,8 @@
 //	PutIfPresent  Retrieve of the key; Store, must exist
 //	Delete        Retrieve of the key; Delete
 //
-// Between two commands another host may have deleted the key and put one of the same hash. That takes two
-// keys of one hash, and then it is one in which of them the second command finds.
+// Between two commands another host may delete the key and put another key with the same hash. That takes two keys with
+// the same hash; the second command then applies to the other key.
 package kvop
 
 import (
@@ -28,7 +26,7 @@ import (
 	"jbofd/internal/nvme"
 )
 
-// Kind is what to do.
+// Kind is the kind of an operation.
 type Kind uint8
 
 // Kinds of operations.
@@ -42,7 +40,7 @@ const (
 	kinds
 )
 
-// String is the operation's name in package kv.
+// String returns the name of the operation in package kv.
 func (k Kind) String() string {
 	if k >= kinds {
 		return fmt.Sprintf("Kind(%d)", uint8(k))
@@ -50,20 +48,19 @@ func (k Kind) String() string {
 	return [...]string{"Get", "Put", "PutIfAbsent", "PutIfPresent", "Delete", "Exists"}[k]
 }
 
-// Space is what an operation must know of its namespace.
+// Space describes the namespace of an operation.
 type Space struct {
 	NSID uint32
-	// MaxKey and MaxValue are the longest key and value that the namespace takes, and
-	// MaxTransfer what one command moves, in bytes.
+	// MaxKey and MaxValue are the longest key and value of the namespace, MaxTransfer is the most data of one command, all
+	// in bytes.
 	MaxKey, MaxValue, MaxTransfer int
-	// Hash, if set, makes all keys long ones.
+	// Hash, if set, hashes all keys: they are long keys.
 	Hash func(key []byte) [nvme.MaxKVKey]byte
-	// Counted: a completion says truly how many bytes came (Received), which RDMA does
-	// not know.
+	// Counted: Completion.Received is the number of bytes that were received, as over TCP and not over RDMA.
 	Counted bool
 }
 
-// MaxKeyLen is the longest key that an operation takes.
+// MaxKeyLen returns the length of the longest key of an operation.
 func (s *Space) MaxKeyLen() int {
 	if s.Hash != nil {
 		return MaxLongKey
@@ -71,7 +68,7 @@ func (s *Space) MaxKeyLen() int {
 	return s.MaxKey
 }
 
-// Limit is the most bytes that one value may have on its way, key in front included, and what sets it.
+// Limit returns the most bytes that one value may have, a long key in front of it included, and the name of that limit.
 func (s *Space) Limit() (n int, by string) {
 	if s.MaxTransfer < s.MaxValue {
 		return s.MaxTransfer, "the transfer limit of a command (MDTS)"
@@ -82,7 +79,7 @@ func (s *Space) Limit() (n int, by string) {
 type step uint8
 
 const (
-	stepOnly     step = iota // the one and only command
+	stepOnly     step = iota // the only command
 	stepIfAbsent             // Store, must not exist
 	stepLook                 // Retrieve of the key
 	stepReplace              // Store, must exist
@@ -90,20 +87,20 @@ const (
 	stepDelete
 )
 
-// maxTurns bounds how often a Put finds that its key exists and then that it does not, which
-// other hosts may cause, or a target that is not of one mind.
+// maxTurns bounds how often a Put finds that its key exists and then that it does not. Other hosts may cause that, or a
+// target with a defect.
 const maxTurns = 100
 
-var errTurns = fmt.Errorf("%w: the key exists and does not, again and again", host.ErrProtocol)
+var errTurns = fmt.Errorf("%w: a Store and a Retrieve contradict each other %d times on whether the key exists",
+	host.ErrProtocol, maxTurns)
 
-// Op is one operation. It may be used again and again, and keeps its buffer for that. It has one
-// user at a time.
+// Op is one operation. It may be reused, and keeps its buffer for that. One goroutine at a time may call its methods.
 type Op struct {
-	// Cmd is the command to run next. Its data belongs to the target until the completion.
+	// Cmd is the next command. Its data belongs to the queue pair until the completion.
 	Cmd host.Command
 
-	// When Step says that the operation is done: Status is its outcome; with a good one, Err may
-	// tell why it has failed nevertheless. Size is that of the whole value after a Get.
+	// When Step has returned true, Status is the outcome. If Status is Success, Err may be set, and the operation has
+	// failed nevertheless. Size is the size of the whole value after a Get.
 	Status nvme.Status
 	Err    error
 	Size   int
@@ -111,21 +108,21 @@ type Op struct {
 	kind  Kind
 	step  step
 	turns uint8
-	dev   [nvme.MaxKVKey]byte // the device's key, of a long one
+	dev   [nvme.MaxKVKey]byte // hash of a long key
 	own   int                 // header and key of a long key are buf[:own]
 	val   int                 // the value to store is buf[own:own+val]
-	dst   []byte              // where a Get's value is to go
+	dst   []byte              // the caller's buffer of a Get
 	buf   []byte
 }
 
-// Forget drops what the operation refers to of its user's.
+// Forget drops the references to the caller's buffers.
 func (o *Op) Forget() { o.Cmd.Data, o.dst = nil, nil }
 
-// Kind is what Start was told.
+// Kind returns the kind that was passed to Start.
 func (o *Op) Kind() Kind { return o.kind }
 
-// Start begins an operation; Cmd is its first command. value is what to store, or where a
-// Get's value goes. key and, with long keys, a value to store are the caller's again.
+// Start begins an operation; Cmd is its first command. value is the value to store, or the buffer of a Get. key is
+// copied, and so is the value to store if keys are long.
 //
 // Errors: host.ErrInvalid, ErrValueTooLarge.
 //
@@ -136,7 +133,7 @@ func (o *Op) Start(s *Space, kind Kind, key, value []byte) error { // hot: 0 all
 	if n := len(key); n == 0 || n > s.MaxKeyLen() || kind >= kinds {
 		return fmt.Errorf("%w: %s with a key of %d bytes: must be 1 to %d", host.ErrInvalid, kind, n, s.MaxKeyLen())
 	}
-	total := 0 // bytes that one command must be able to move
+	total := 0 // bytes that one command must be able to transfer
 	if kind == Put || kind == PutIfAbsent || kind == PutIfPresent {
 		total = len(value)
 	}
@@ -144,7 +141,8 @@ func (o *Op) Start(s *Space, kind Kind, key, value []byte) error { // hot: 0 all
 		total += LongBytes(len(key))
 	}
 	if limit, by := s.Limit(); total > limit {
-		return fmt.Errorf("%w: %s of %d bytes (%d of key and value): %s is %d", host.ErrValueTooLarge, kind, total, len(key)+len(value), by, limit)
+		return fmt.Errorf("%w: %s of %d bytes (%d of key and value): %s is %d", host.ErrValueTooLarge, kind, total,
+			len(key)+len(value), by, limit)
 	}
 	if s.Hash != nil {
 		o.startLong(s, kind, key, value)
@@ -168,9 +166,9 @@ func (o *Op) Start(s *Space, kind Kind, key, value []byte) error { // hot: 0 all
 	return nil
 }
 
-// startLong lays out the buffer:
+// startLong lays out the buffer of an operation with a long key:
 //
-//	header and key | value to store, or a Get's header, key and value | header and key of another
+//	header and key | value to store, or header, key and value that a Get reads | header and key that a look reads
 func (o *Op) startLong(s *Space, kind Kind, key, value []byte) { // hot: 0 allocs
 	o.dev = s.Hash(key)
 	o.own, o.val = LongBytes(len(key)), 0
@@ -209,20 +207,21 @@ func (o *Op) look(s *Space) { // hot: 0 allocs
 	SetRetrieve(&o.Cmd, s.NSID, o.dev[:], o.buf[o.own+o.val:])
 }
 
-// MayRepeat reports whether Cmd may be carried out twice: all but a PutIfAbsent, which would find what it
-// has put itself.
+// MayRepeat reports whether Cmd may be carried out twice without changing what the operation means. A conditional Store
+// may not: the second one would find what the first one has stored, or what another host has done since, and its
+// status would say nothing about the first.
 func (o *Op) MayRepeat() bool {
-	return o.kind != PutIfAbsent || o.step == stepLook
+	return o.kind != PutIfAbsent && o.kind != PutIfPresent || o.step == stepLook
 }
 
-// Step takes the outcome of Cmd. If it returns false, Cmd is the next command to run.
+// Step processes the outcome of Cmd. It returns true if the operation is done; otherwise Cmd is the next command.
 //
 // Cost: 0 allocs.
 func (o *Op) Step(s *Space, c *host.Completion) (done bool) { // hot: 0 allocs
 	st := c.Status.Code()
 	o.Status = c.Status
 	if st == nvme.Success {
-		o.Status = nvme.Success // More and the retry delay mean nothing then
+		o.Status = nvme.Success // without the bits for More and the retry delay
 	}
 	switch o.step {
 	case stepOnly:
@@ -252,12 +251,12 @@ func (o *Op) Step(s *Space, c *host.Completion) (done bool) { // hot: 0 allocs
 		}
 	}
 	if o.kind == Delete && st == nvme.KeyDoesNotExist {
-		o.Status = nvme.Success // as it is by default: KVErrorOnDelete
+		o.Status = nvme.Success // as a target answers by default, unless KVErrorOnDelete is set
 	}
 	return true
 }
 
-// again begins a Put anew whose key was deleted between two of its commands.
+// again restarts a Put whose key was deleted between two of its commands.
 func (o *Op) again(s *Space) (done bool) { // hot: 0 allocs
 	if o.turns++; o.turns == maxTurns {
 		o.Err = errTurns
@@ -267,7 +266,7 @@ func (o *Op) again(s *Space) (done bool) { // hot: 0 allocs
 	return false
 }
 
-// found follows a look: there is a value, but whose?
+// found processes the result of a look that has found a value: it may be that of another key.
 func (o *Op) found(s *Space, c *host.Completion) (done bool) { // hot: 0 allocs
 	n, err := size(s, c, len(o.Cmd.Data))
 	if err != nil {
@@ -299,7 +298,7 @@ func (o *Op) found(s *Space, c *host.Completion) (done bool) { // hot: 0 allocs
 	return true
 }
 
-// got takes the value out of what a Get with a long key has brought.
+// got extracts the value from what a Get with a long key has read.
 func (o *Op) got(s *Space, c *host.Completion) { // hot: 0 allocs
 	n, err := size(s, c, len(o.Cmd.Data))
 	if err != nil {
@@ -320,20 +319,21 @@ func (o *Op) got(s *Space, c *host.Completion) { // hot: 0 allocs
 	}
 }
 
-// whole fails a Get whose buffer has room for more of the value than one command, of that room, has brought.
+// whole fails a Get if the value is longer than room, the most that one command can read, and the caller's buffer is,
+// too.
 func (o *Op) whole(room int) { // hot: 0 allocs
 	if o.Err == nil && room < min(o.Size, len(o.dst)) {
-		o.Err = fmt.Errorf("%w: %d bytes, of which one command brings %d: the transfer limit (MDTS)", host.ErrValueTooLarge, o.Size, room)
+		o.Err = fmt.Errorf("%w: %d bytes, of which one command transfers %d (MDTS)", host.ErrValueTooLarge, o.Size, room)
 	}
 }
 
-// size is that of the value which a Retrieve of room bytes has found.
+// size returns the size of the value that a Retrieve with a buffer of room bytes has found.
 //
-// Errors: ErrProtocol if it does not go with what came.
+// Errors: ErrProtocol if it contradicts the number of bytes that were received.
 func size(s *Space, c *host.Completion, room int) (int, error) { // hot: 0 allocs
 	n := uint64(uint32(c.Result))
 	if s.Counted && uint64(c.Received) != min(n, uint64(room)) {
-		return 0, fmt.Errorf("%w: Retrieve of %d bytes: %d came of a value of %d", host.ErrProtocol, room, c.Received, n)
+		return 0, fmt.Errorf("%w: Retrieve of %d bytes: received %d of a value of %d", host.ErrProtocol, room, c.Received, n)
 	}
 	return int(n), nil
 }

@@ -107,7 +107,8 @@ func TestEachOperationTakesTheCommandsItSays(t *testing.T) {
 					want = c.long
 				}
 				if !bytes.Equal(got, want) || o.Status.Code() != c.want || o.Err != nil {
-					t.Errorf("%s, there %t, long %t: commands % x, want % x; status %s, want %s; %v", c.kind, c.there, long, got, want, o.Status, c.want, o.Err)
+					t.Errorf("%s, there %t, long %t: commands % x, want % x; status %s, want %s; %v", c.kind, c.there, long, got,
+						want, o.Status, c.want, o.Err)
 				}
 				if o.Kind() != c.kind {
 					t.Errorf("kind %s", o.Kind())
@@ -192,14 +193,14 @@ func TestATargetOfTwoMindsDoesNotTurnAPutForEver(t *testing.T) {
 	}
 }
 
-func TestOnlyAPutIfAbsentMustNotBeRepeated(t *testing.T) {
+func TestConditionalStoresMustNotBeRepeated(t *testing.T) {
 	for kind := range kinds {
 		for _, long := range []bool{false, true} {
 			var o Op
 			if err := o.Start(space(long, true), kind, []byte("k"), nil); err != nil {
 				t.Fatal(err)
 			}
-			if got, want := o.MayRepeat(), kind != PutIfAbsent; got != want {
+			if got, want := o.MayRepeat(), kind != PutIfAbsent && (kind != PutIfPresent || long); got != want {
 				t.Errorf("%s, long %t: %t", kind, long, got)
 			}
 		}
@@ -212,6 +213,13 @@ func TestOnlyAPutIfAbsentMustNotBeRepeated(t *testing.T) {
 	}
 	if o.Step(s, &host.Completion{Status: nvme.KeyExists}) || !o.MayRepeat() {
 		t.Error("a PutIfAbsent's look at the key is not repeated")
+	}
+	if err := o.Start(s, PutIfPresent, []byte("k"), nil); err != nil {
+		t.Fatal(err)
+	}
+	n := copy(o.Cmd.Data, o.buf[:o.own])
+	if o.Step(s, &host.Completion{Result: uint64(n), Received: uint32(n)}) || o.MayRepeat() {
+		t.Error("the Store of a PutIfPresent with a long key may be repeated")
 	}
 }
 

@@ -1,13 +1,12 @@
-// Package window keeps a host within its credits: of every SSD, no more is outstanding
-// than the target has given credit for, over all queue pairs and namespaces of an
-// association. What is beyond waits at the host, in order, and for one SSD only.
+// Package window keeps a host within its credits: at every SSD, no more is outstanding than the target has granted
+// credit for, counted over all queue pairs and namespaces of an association. Commands beyond that wait at the host, in
+// order, and each waits for its own SSD only.
 //
-//	Queue.Do ──> Acquire ──┐                      ┌──> completion ──> Release
-//	                       ├── lane of the SSD ───┤
-//	QPair ─────> Pair ─────┘   window, waiters    └──> Pair.Completed
+//	SharedQPair.Do ──> Acquire ──┐                      ┌──> completion ──> Release
+//	                             ├── lane of the SSD ───┤
+//	QPair ───────────> Pair ─────┘   window, waiters    └──> Pair.Completed
 //
-// The rules of docs/wire-extensions.md are in package credit; here are the locks and
-// the queues.
+// Package credit has the rules of docs/wire-extensions.md; this package has the locks and the queues.
 package window
 
 import (
@@ -21,71 +20,71 @@ import (
 	"jbofd/internal/nvme"
 )
 
-// ErrDead: the queue that a command waited for has failed.
+// ErrDead: the queue of a waiting command has failed.
 var ErrDead = errors.New("the queue has failed")
 
-// maxNSID bounds the namespaces whose SSD is remembered; above, nothing is limited.
+// maxNSID bounds the namespaces whose SSD is recorded. Commands to others are not limited.
 const maxNSID = 1 << 16
 
-// unknown is the lane of namespaces whose SSD is not known. It never has a credit.
+// unknown is the lane of namespaces whose SSD is not known. It never has a credit, and so does not limit anything.
 const unknown = 0
 
-// stallTime is how long a lane with waiters may see no completion until the first of them goes
-// nevertheless. What holds the window then may be completions that nobody collects,
-// because who should is waiting here.
+// stallTime is how long a lane with waiters may be without a completion before its first waiter proceeds nevertheless.
+// The window may be full of commands whose completions were not collected, because the goroutine that should collect
+// them waits here.
 const stallTime = 100 * time.Millisecond
 
-// Gate holds the windows of one association, for any number of goroutines.
+// Gate has the windows of one association, for any number of goroutines.
 type Gate struct {
-	base   time.Time // what the clock counts from
+	base   time.Time // origin of the clock
 	parked sync.Pool
 
 	mu     sync.Mutex
-	lanes  []*lane // by number; numbers do not change
+	lanes  []*lane // by number; the number of a lane does not change
 	byNSID []uint16
 	bySSD  map[uint16]uint16
-	// valve runs relieve; armed: it will.
+	// valve calls relieve when it expires; armed: it is running.
 	valve *time.Timer
 	armed bool
 }
 
-// lane is one SSD.
+// lane is the window and the waiters of one SSD.
 type lane struct {
 	ssd uint16
 	win credit.Window
-	// first and last are the ends of the list of waiters. Invariant: with waiters
-	// something is outstanding, whose completion will look at them.
+	// first and last are the ends of the list of waiters. Invariant: if there are waiters, something is outstanding, whose
+	// completion lets waiters proceed.
 	first, last *waiter
-	// waiting counts the commands that wait, also those behind a Pair's waiter.
+	// waiting is the number of commands that wait, those behind the waiter of a Pair included.
 	waiting int
-	// completions are counted for relieve, which has seen so many.
+	// completions counts completions; seen is its value when relieve looked last.
 	completions, seen uint64
 
-	waits  uint64 // commands that have waited
-	waited int64  // for how long in all, in ns
+	waits  uint64 // number of commands that have waited
+	waited int64  // sum of their waiting times in ns
 }
 
-// waiter is one who has found a lane's window full.
+// waiter is a command, or the first command of a Pair, that has found the window of a lane full.
 type waiter struct {
 	// units of a command, or of both of a fused pair.
 	units      [2]int
 	next, prev *waiter
 	queued     bool
-	// granted: it was taken off the list and its units count as outstanding.
+	// granted: it was taken off the list, and its units count as outstanding.
 	granted bool
-	probe   bool // it only wants to know: no units are taken
+	probe   bool // it waits for room but takes no units
 	wake    func()
 }
 
-// New makes a gate that limits nothing.
+// New returns a gate without credits, which does not limit anything.
 func New() *Gate {
 	return &Gate{base: time.Now(), parked: sync.Pool{New: newParked}, lanes: []*lane{{}}, bySSD: map[uint16]uint16{}}
 }
 
 func (g *Gate) now() int64 { return int64(time.Since(g.base)) }
 
-// Map says on which SSD a namespace lies. It reports whether that SSD has no credit
-// yet: the caller should ask for one.
+// Map records the SSD of a namespace. It reports whether that SSD has no credit yet, so that the caller should ask for
+// one.
 func (g *Gate) Map(nsid uint32, ssd uint16) (news bool) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -106,7 +105,7 @@ func (g *Gate) mapTo(nsid uint32, ssd uint16) uint16 {
 
 func (g *Gate) laneOfSSD(ssd uint16) uint16 {
 	i, ok := g.bySSD[ssd]
-	if !ok && len(g.lanes) < 1<<16 { // else the last of all possible numbers goes without
+	if !ok && len(g.lanes) < 1<<16 { // else it shares the lane unknown
 		i = uint16(len(g.lanes))
 		g.lanes = append(g.lanes, &lane{ssd: ssd})
 		g.bySSD[ssd] = i
@@ -114,7 +113,7 @@ func (g *Gate) laneOfSSD(ssd uint16) uint16 {
 	return i
 }
 
-// Grant takes a credit that came with an admin completion.
+// Grant applies a credit that has come with an admin completion.
 func (g *Gate) Grant(c nvme.Credit) {
 	if c.Units() == 0 {
 		return
@@ -138,26 +137,27 @@ func (g *Gate) Namespaces(f func(nsid uint32, ssd uint16)) {
 	}
 }
 
-// State is what a lane shows.
+// State describes a lane.
 type State struct {
 	SSD uint16
-	// Units is the credit; 0: no limit. Outstanding is in units too, Waiting in commands.
+	// Units is the credit; 0: no limit. Outstanding is in units too, Waiting is in commands.
 	Units, Outstanding, Waiting int
-	// Waits is how many commands have waited, Waited how long in all.
+	// Waits is the number of commands that have waited, Waited the sum of their waiting times.
 	Waits  uint64
 	Waited time.Duration
 }
 
-// State returns what concerns a namespace.
+// State describes the lane of a namespace.
 func (g *Gate) State(nsid uint32) State {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	l := g.lanes[g.laneOf(nsid)]
 	_, units := l.win.Outstanding()
-	return State{SSD: l.ssd, Units: l.win.Credit(g.now()), Outstanding: units, Waiting: l.waiting, Waits: l.waits, Waited: time.Duration(l.waited)}
+	return State{SSD: l.ssd, Units: l.win.Credit(g.now()), Outstanding: units, Waiting: l.waiting, Waits: l.waits,
+		Waited: time.Duration(l.waited)}
 }
 
-// laneOf is the number of a namespace's lane. mu is held.
+// laneOf returns the number of the lane of a namespace. mu is held.
 func (g *Gate) laneOf(nsid uint32) uint16 {
 	if nsid < uint32(len(g.byNSID)) {
 		return g.byNSID[nsid]
@@ -165,7 +165,7 @@ func (g *Gate) laneOf(nsid uint32) uint16 {
 	return unknown
 }
 
-// mayPass reports whether a command may go at once, behind nobody.
+// mayPass reports whether a command may be sent at once: there is credit, and no waiter to queue behind.
 func (l *lane) mayPass(now int64, units [2]int) bool {
 	return l.first == nil && l.win.MaySend(now, units[0]+units[1])
 }
@@ -201,7 +201,7 @@ func (l *lane) remove(w *waiter) {
 	w.queued, w.next, w.prev = false, nil, nil
 }
 
-// pump lets those who wait go, in order, as far as the window allows.
+// pump lets waiters proceed, in order, as far as the window allows.
 func (l *lane) pump(now int64) {
 	for w := l.first; w != nil && l.win.MaySend(now, w.units[0]+w.units[1]); w = l.first {
 		l.grant(w)
@@ -230,7 +230,7 @@ func (g *Gate) enqueue(l *lane, w *waiter) {
 	g.armed = true
 }
 
-// relieve lets the first waiter go where nothing has completed since it looked last.
+// relieve lets the first waiter proceed in lanes where nothing has completed since its last call.
 func (g *Gate) relieve() {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -247,12 +247,12 @@ func (g *Gate) relieve() {
 	}
 }
 
-// done counts a completion. mu is held.
+// done accounts for a completion. mu is held.
 func (g *Gate) done(now int64, t Ticket, c nvme.Credit) {
 	l := g.lanes[t.lane]
 	l.completions++
 	if c.Units() > 0 && (t.lane == unknown || l.ssd != c.SSD()) {
-		// The namespace lies on another SSD than was known: this credit is that one's.
+		// The namespace is on another SSD than recorded: the credit belongs to that one.
 		o := g.lanes[g.mapTo(t.nsid, c.SSD())]
 		o.win.Grant(now, c.Units())
 		o.pump(now)
@@ -264,7 +264,7 @@ func (g *Gate) done(now int64, t Ticket, c nvme.Credit) {
 	}
 }
 
-// Ticket is a command's part of a window.
+// Ticket is the share of a window that an outstanding command holds.
 type Ticket struct {
 	nsid, units uint32
 	lane        uint16
@@ -279,7 +279,7 @@ func unitsOf(cmds []host.Command) (u [2]int) {
 
 func unitsOf1(c *host.Command) int { return credit.Units(len(c.Data)) }
 
-// parked is a waiter with a goroutine behind it.
+// parked is a waiter that a goroutine waits for.
 type parked struct {
 	waiter
 	ready chan struct{}
@@ -291,13 +291,14 @@ func newParked() any {
 	return p
 }
 
-// Acquire waits until the commands (one, or a fused pair) may go, and writes a ticket
-// for each. Every ticket is to be given to Release.
+// Acquire waits until the commands (one, or a fused pair) may be sent, and writes a ticket for each. The caller must
+// pass each ticket to Release.
 //
-// Errors: the context's; ErrDead.
+// Errors: the context's; ErrDead if dead is closed first.
 //
-// Cost: 0 allocs if they may go at once.
-func (g *Gate) Acquire(ctx context.Context, dead <-chan struct{}, cmds []host.Command, tickets []Ticket) error { // hot: 0 allocs
+// Cost: 0 allocs if the commands need not wait.
+func (g *Gate) Acquire(ctx context.Context, dead <-chan struct{}, cmds []host.Command,
+	tickets []Ticket) error { // hot: 0 allocs
 	u := unitsOf(cmds)
 	g.mu.Lock()
 	nsid := cmds[0].SQE.NSID()
@@ -315,7 +316,7 @@ func (g *Gate) Acquire(ctx context.Context, dead <-chan struct{}, cmds []host.Co
 	return g.wait(ctx, dead, l, u, len(cmds), false, now)
 }
 
-// Wait returns when a command of so many bytes could go.
+// Wait returns when a command with lenBytes of data could be sent. It takes no credit.
 //
 // Errors: the context's; ErrDead.
 func (g *Gate) Wait(ctx context.Context, dead <-chan struct{}, nsid uint32, lenBytes int) error {
@@ -330,8 +331,9 @@ func (g *Gate) Wait(ctx context.Context, dead <-chan struct{}, nsid uint32, lenB
 	return g.wait(ctx, dead, l, u, 0, true, now)
 }
 
-// wait waits in l's list; mu is held, and given up.
-func (g *Gate) wait(ctx context.Context, dead <-chan struct{}, l *lane, u [2]int, commands int, probe bool, since int64) error {
+// wait waits in the list of l. mu is held at the call and not at the return.
+func (g *Gate) wait(ctx context.Context, dead <-chan struct{}, l *lane, u [2]int, commands int, probe bool,
+	since int64) error {
 	p := g.parked.Get().(*parked)
 	p.units, p.granted, p.probe = u, false, probe
 	g.enqueue(l, &p.waiter)
@@ -352,7 +354,7 @@ func (g *Gate) wait(ctx context.Context, dead <-chan struct{}, l *lane, u [2]int
 	l.waited += int64(commands) * (now - since)
 	switch {
 	case err == nil:
-	case p.granted: // meanwhile
+	case p.granted: // after ctx or dead
 		<-p.ready
 		if !probe {
 			l.giveBack(now, u)
@@ -376,8 +378,7 @@ func (l *lane) giveBack(now int64, units [2]int) {
 	l.pump(now)
 }
 
-// Release counts a command that has completed with credit c, or was not sent after all
-// (c is 0).
+// Release returns the ticket of a command that has completed with credit c, or that was not sent (c is 0).
 //
 // Cost: 0 allocs.
 func (g *Gate) Release(t Ticket, c nvme.Credit) { // hot: 0 allocs

@@ -7,24 +7,22 @@ import (
 	"jbofd/internal/nvme"
 )
 
-// Pair is a queue pair of one goroutine at the gate. It takes commands as the
-// queue machine does and holds those back that must wait; they go when a completion, of
-// this queue pair or another, has made room.
+// Pair applies the gate to a queue pair of one goroutine. It accepts commands as the machine does, and holds back those
+// that must wait for credit. They are sent when a completion, of this queue pair or of another one, has made room.
 //
-// All methods belong to the queue pair's goroutine.
+// Only the goroutine of the queue pair may call its methods.
 type Pair struct {
 	g *Gate
 	m host.Machine
-	// sent are the tickets of what is outstanding, by slot; units 0: none.
+	// sent has the tickets of outstanding commands by slot; units 0: none.
 	sent  []Ticket
-	lanes []*pairLane // by number, nil where nothing was ever held
-	held  int         // commands held back, in all lanes
-	// verdicts of a batch: lane, and whether a command is held back.
+	lanes []*pairLane // by number; nil if no command was held back there yet
+	held  int         // number of commands held back, in all lanes
+	// verdicts has, for each command of a batch, its lane and whether it is held back.
 	verdicts []verdict
-	out      []outgoing // held commands that go now
+	out      []outgoing // commands that are no longer held back
 
-	// granted: a waiter has its units; parked: the goroutine sleeps, and waking is called
-	// when granted is set.
+	// granted: a waiter has got its units. parked: the goroutine sleeps, so that waking is called when granted is set.
 	granted, parked atomic.Bool
 	waking          func()
 }
@@ -39,8 +37,8 @@ type outgoing struct {
 	lane uint16
 }
 
-// pairLane is what a Pair holds back for one SSD: a ring, and one waiter that stands for
-// its first command or fused pair.
+// pairLane has the commands that a Pair holds back for one SSD, in a ring. Its waiter stands for the first command or
+// fused pair.
 type pairLane struct {
 	waiter  waiter
 	cmds    []host.Command
@@ -48,22 +46,22 @@ type pairLane struct {
 	head, n int
 }
 
-// NewPair makes the Pair of queue m. wake is called, by any goroutine and with locks held,
-// when the pair's goroutine sleeps (Park) and is to call Advance.
+// NewPair returns the Pair of machine m. wake is called, by any goroutine and with the gate's mutex held, when the
+// goroutine of the queue pair sleeps (Park) and should call Advance.
 func (g *Gate) NewPair(m host.Machine, wake func()) *Pair {
 	return &Pair{g: g, m: m, sent: make([]Ticket, m.Depth()), verdicts: make([]verdict, m.Depth()),
 		out: make([]outgoing, 0, m.Depth()), waking: wake}
 }
 
-// Held is how many commands wait at the host.
+// Held returns how many commands are held back.
 func (p *Pair) Held() int { return p.held }
 
-// Submit takes commands in order and returns how many: fewer than all when the queue, with
-// what is held back, is full. Those that may go are with the queue machine then.
+// Submit accepts commands in order and returns how many: fewer than all if the queue is full, commands that are held
+// back included. Those that need not wait have been submitted to the machine.
 //
-// Errors: the machine's, for the first command that was not taken.
+// Errors: the machine's, for the first command that was not accepted.
 //
-// Cost: 0 allocs, but for the first command held back for an SSD.
+// Cost: 0 allocs, except for the first command held back for an SSD.
 func (p *Pair) Submit(cmds []host.Command) (taken int, err error) { // hot: 0 allocs
 	free := p.m.Free() - p.held
 	g := p.g
@@ -105,7 +103,7 @@ func (p *Pair) Submit(cmds []host.Command) (taken int, err error) { // hot: 0 al
 	return taken, err
 }
 
-// groupLen is 2 at the first of a fused pair, else 1.
+// groupLen returns 2 if cmds begins with a fused pair, or else 1.
 func groupLen(cmds []host.Command) int {
 	if len(cmds) > 1 && cmds[0].SQE.Fuse() == nvme.FuseFirst {
 		return 2
@@ -129,7 +127,7 @@ func (p *Pair) lane(n uint16) *pairLane {
 	return nil
 }
 
-// hold keeps a group back. The gate's mu is held.
+// hold holds a command or a fused pair back. The gate's mu is held.
 func (p *Pair) hold(n uint16, group []host.Command, u [2]int, now int64) {
 	for int(n) >= len(p.lanes) {
 		p.lanes = append(p.lanes, nil)
@@ -161,20 +159,20 @@ func (p *Pair) hold(n uint16, group []host.Command, u [2]int, now int64) {
 	l.waits += uint64(len(group))
 }
 
-// send gives a command to the queue machine.
+// send submits a command to the machine.
 func (p *Pair) send(c *host.Command, lane uint16) {
 	t := Ticket{nsid: c.SQE.NSID(), units: uint32(unitsOf1(c)), lane: lane}
 	cid, err := p.m.Submit(c)
 	if err != nil {
-		// It was checked, and its place was counted: the queue has failed since.
+		// Submit has checked the command and counted free slots: the queue has failed since.
 		p.g.Release(t, 0)
 		return
 	}
 	p.sent[host.SlotOf(cid)] = t
 }
 
-// Completed counts completions of this queue pair and gives the queue machine what may go
-// now; something may have to be sent afterwards.
+// Completed accounts for completions of this queue pair, and submits the commands that may be sent now to the machine.
+// The caller must then send.
 //
 // Cost: 0 allocs.
 func (p *Pair) Completed(comps []host.Completion) { // hot: 0 allocs
@@ -184,7 +182,7 @@ func (p *Pair) Completed(comps []host.Completion) { // hot: 0 allocs
 	for i := range comps {
 		t := &p.sent[host.SlotOf(comps[i].CID)]
 		if t.units == 0 {
-			continue // it was there before the gate
+			continue // a command that was sent before there was a gate
 		}
 		g.done(now, *t, nvme.Credit(comps[i].Result>>32))
 		*t = Ticket{}
@@ -194,7 +192,7 @@ func (p *Pair) Completed(comps []host.Completion) { // hot: 0 allocs
 	p.flush()
 }
 
-// Advance gives the queue machine what may go now, if Granted.
+// Advance submits the commands that may be sent now to the machine. It is to be called if Granted returns true.
 func (p *Pair) Advance() { // hot: 0 allocs
 	p.g.mu.Lock()
 	p.advance(p.g.now())
@@ -205,14 +203,14 @@ func (p *Pair) Advance() { // hot: 0 allocs
 // Granted reports whether Advance has something to do.
 func (p *Pair) Granted() bool { return p.granted.Load() }
 
-// Park says that the goroutine is about to sleep, and reports whether it must not. Unpark
-// ends that.
+// Park announces that the goroutine is about to sleep. It returns true if the goroutine must call Advance instead.
+// Unpark must follow.
 func (p *Pair) Park() (granted bool) {
 	p.parked.Store(true)
 	return p.granted.Load()
 }
 
-// Unpark says that the goroutine is awake.
+// Unpark ends Park.
 func (p *Pair) Unpark() { p.parked.Store(false) }
 
 // advance moves held commands to out. The gate's mu is held.
@@ -243,7 +241,7 @@ func (p *Pair) advance(now int64) {
 					u[1] = unitsOf1(&pl.cmds[(pl.head+1)%len(pl.cmds)])
 				}
 				if !l.mayPass(now, u) {
-					// Behind those who came meanwhile: each has its turn.
+					// Queue behind waiters that have come meanwhile: queue pairs take turns.
 					pl.waiter.units = u
 					p.g.enqueue(l, &pl.waiter)
 					break
@@ -264,7 +262,7 @@ func (p *Pair) advance(now int64) {
 	}
 }
 
-// flush submits what advance has moved.
+// flush submits the commands that advance has moved to out.
 func (p *Pair) flush() {
 	for i := range p.out {
 		p.send(&p.out[i].cmd, p.out[i].lane)
@@ -273,7 +271,7 @@ func (p *Pair) flush() {
 	p.out = p.out[:0]
 }
 
-// Leave gives up everything that the pair has outstanding or holds back.
+// Leave drops the commands that are held back, and returns the credit of those that are outstanding.
 func (p *Pair) Leave() {
 	g := p.g
 	g.mu.Lock()

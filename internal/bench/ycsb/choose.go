@@ -5,20 +5,20 @@ import (
 	"math/rand/v2"
 )
 
-// chooser draws records. Each thread has its own.
+// chooser chooses records. Each thread has its own.
 type chooser interface {
-	// next returns a record of [start, limit); start is below limit and the same in every call, limit
-	// never falls.
+	// next returns a record in [start, limit). start is below limit and the same in every call. limit never decreases.
 	next(limit uint64) uint64 // hot: 0 allocs
 }
 
-// newChooser returns the one that w asks for. inserts is how many records the run will add, as
-// far as that is known.
+// newChooser returns the chooser that w asks for. inserts is how many records the run will add, as far as that is
+// known.
 func newChooser(w *Workload, inserts uint64, rng *rand.Rand) chooser {
 	switch w.Distribution {
 	case "zipfian":
-		// Were the records counted anew for each draw, other ones would become popular with each insert.
-		// So room for them is left from the beginning, and what does not exist yet is drawn again.
+		// If the number of records were taken anew for each draw, each insert would make other records popular.
+		// Therefore the range includes the records to be inserted from the beginning, and a record that does not exist
+		// yet is drawn again.
 		return &scrambled{z: newZipf(zipfItems, w.Theta), rng: rng, start: w.InsertStart, items: w.InsertCount + 2*inserts}
 	case "latest":
 		return &latest{z: newZipf(1, w.Theta), rng: rng, start: w.InsertStart}
@@ -28,7 +28,7 @@ func newChooser(w *Workload, inserts uint64, rng *rand.Rand) chooser {
 	return &uniform{rng: rng, start: w.InsertStart}
 }
 
-// uniform draws all records alike.
+// uniform chooses all records with the same probability.
 type uniform struct {
 	rng   *rand.Rand
 	start uint64
@@ -38,7 +38,7 @@ func (c *uniform) next(limit uint64) uint64 { // hot: 0 allocs
 	return c.start + c.rng.Uint64N(limit-c.start)
 }
 
-// hotspot draws the first records, a share data of all, in a share operations of the draws.
+// hotspot chooses the first records, a share data of all, in a share operations of the draws.
 type hotspot struct {
 	rng              *rand.Rand
 	start            uint64
@@ -54,8 +54,8 @@ func (c *hotspot) next(limit uint64) uint64 { // hot: 0 allocs
 	return c.start + hot + c.rng.Uint64N(n-hot)
 }
 
-// zipfItems is over how many ranks YCSB draws, whatever the number of records: the most
-// popular record has 3.8 % of the operations at theta 0.99 and not more of a smaller set.
+// zipfItems is the number of ranks from which YCSB draws, whatever the number of records. At theta 0.99 the most
+// popular record gets 3.8 % of the operations, and not more in a smaller set.
 const zipfItems = 10_000_000_000
 
 // scrambled is YCSB's zipfian: the ranks are scattered over the records by a hash.
@@ -73,7 +73,7 @@ func (c *scrambled) next(limit uint64) uint64 { // hot: 0 allocs
 	}
 }
 
-// latest prefers what was inserted last.
+// latest prefers the records that were inserted last.
 type latest struct {
 	z     zipf
 	rng   *rand.Rand

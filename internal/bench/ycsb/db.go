@@ -5,16 +5,15 @@ import (
 	"time"
 )
 
-// DB is a store to load and measure.
+// DB is a store that is loaded and measured.
 type DB interface {
-	// Name says for the report what and where it is.
+	// Name describes the store in the report.
 	Name() string
-	// MaxValueBytes is the longest value that it takes.
+	// MaxValueBytes is the longest value that the store takes.
 	MaxValueBytes() int
 	// OpenQueue opens a queue for one thread.
 	OpenQueue(ctx context.Context, depth int) (Queue, error)
-	// Buffer returns memory for values, which the store's way of moving data knows if that helps, and a
-	// function that takes it back.
+	// Buffer returns memory for values, registered with the transport if that helps, and a function that gives it back.
 	Buffer(size int) (b []byte, free func() error, err error)
 	Close() error
 }
@@ -29,16 +28,16 @@ type Op struct {
 	Tag uint32
 }
 
-// Result is how an operation ended.
+// Result is the outcome of an operation.
 type Result uint8
 
 // Results.
 const (
 	// OK: done.
 	OK Result = iota
-	// NotFound: there is no such key.
+	// NotFound: the key does not exist.
 	NotFound
-	// Refused: a Put has changed nothing and never will, as for want of space.
+	// Refused: a Put has changed nothing and never will, for want of space for example.
 	Refused
 	// Failed: a Put may have been done or not.
 	Failed
@@ -53,9 +52,9 @@ func (r Result) String() string {
 type Done struct {
 	Tag    uint32
 	Result Result
-	// ValueLen is the whole length of what was read, which may be more than Op.Value has.
+	// ValueLen is the length of the whole value that was read, which may be more than Op.Value holds.
 	ValueLen int
-	// Err says more where Result is Refused or Failed.
+	// Err describes why Result is Refused or Failed.
 	Err error
 }
 
@@ -82,10 +81,10 @@ type Counting interface {
 	Counters() []Counter
 }
 
-// Counter is one of them.
+// Counter is one of the counters of a DB.
 type Counter struct {
 	Name  string
 	Value int64
-	// State: it tells how things are, and not how much has happened.
+	// State: the value describes the present state, and not how much has happened.
 	State bool
 }

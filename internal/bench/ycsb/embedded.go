@@ -13,33 +13,35 @@ import (
 
 	"jbofd/internal/bench"
 	"jbofd/internal/bufpool"
+	"jbofd/internal/drive"
 	"jbofd/internal/kvstore"
-	"jbofd/internal/owner"
 	"jbofd/internal/partition"
 	"jbofd/internal/pipeline"
 	"jbofd/internal/ssd"
 	"jbofd/internal/ssd/file"
 	"jbofd/internal/ssd/mem"
+	"jbofd/internal/tenant"
+	"jbofd/internal/uuid"
 )
 
-// Embedded is a store in this process, with a device of its own: what the daemon does without the network.
+// Embedded is a store in this process on a device of its own: what the daemon does, without the network.
 type Embedded struct {
 	name  string
 	dev   ssd.Device
 	pool  *bufpool.Pool
-	owner *owner.Owner
+	drive *drive.Drive
 	part  *partition.Partition
 	// opening is what it took to open the store: microseconds, reads of the device and their bytes.
 	opening [3]int64
 }
 
-// EmbeddedConfig says on what to open the store.
+// EmbeddedConfig says where the store is.
 type EmbeddedConfig struct {
 	// Path is a regular file or a block device, or mem:SIZE. The store fills it.
 	Path string
 	// SizeBytes makes a regular file of that size if there is none.
 	SizeBytes int64
-	// Format makes a new store, whatever is there; mem:SIZE always gets one.
+	// Format makes a new store, whatever is there. mem:SIZE always gets a new one.
 	Format bool
 	// Engine is io_uring, threads, or empty for the best there is; for files.
 	Engine string
@@ -48,17 +50,17 @@ type EmbeddedConfig struct {
 	// KeysPerSegment, Requests, GroupBytes and GroupDelayNS are kvstore.Config's.
 	KeysPerSegment, Requests, GroupBytes int
 	GroupDelayNS                         int64
-	// Volatile: writes that were acknowledged may be lost with the power.
+	// Volatile: acknowledged writes may be lost with the power.
 	Volatile bool
 }
 
 // The pipeline's tenants: who loads, and the store itself.
 const (
-	foreground pipeline.Tenant = iota
+	foreground tenant.ID = iota
 	background
 )
 
-// embeddedPoolBytes bounds the buffers for I/O that the store does not have of its own.
+// embeddedPoolBytes bounds the data buffers. The store's own buffers are an arena beside them.
 const embeddedPoolBytes = 16 << 20
 
 // closeTimeout is how long the last checkpoint may take.
@@ -66,7 +68,7 @@ const closeTimeout = time.Minute
 
 // OpenEmbedded opens the device and the store on it.
 //
-// Errors: ErrConfig for what cannot be; the device's; kvstore.ErrPartition for what is no store.
+// Errors: ErrConfig; those of the device; kvstore.ErrPartition if there is no valid store; kvstore.ErrNoMemory.
 func OpenEmbedded(c EmbeddedConfig) (*Embedded, error) {
 	d := &Embedded{name: "embedded " + c.Path}
 	if err := d.open(c); err != nil {
@@ -115,11 +117,11 @@ func (d *Embedded) open(c EmbeddedConfig) (err error) {
 	if err != nil {
 		return err
 	}
-	if d.owner, err = owner.New(owner.Config{Device: d.dev, Pool: d.pool}); err != nil {
+	if d.drive, err = drive.New(drive.Config{Device: d.dev, Pool: d.pool}); err != nil {
 		return err
 	}
-	for _, t := range []pipeline.Tenant{foreground, background} {
-		d.owner.SetTenant(t, pipeline.Settings{Weight: 1})
+	for _, t := range []tenant.ID{foreground, background} {
+		d.drive.SetTenant(t, pipeline.Settings{Weight: 1})
 	}
 	// A partition of a new store has a name and a seed of its own.
 	var id [24]byte
@@ -127,11 +129,11 @@ func (d *Embedded) open(c EmbeddedConfig) (err error) {
 		return err
 	}
 	info, begun := d.dev.Info(), time.Now()
-	d.part, err = partition.Open(partition.Config{Owner: d.owner, Background: background, Volatile: c.Volatile, Store: kvstore.Config{
+	d.part, err = partition.Open(partition.Config{Drive: d.drive, Background: background, Volatile: c.Volatile, Store: kvstore.Config{
 		PartitionBytes: info.SizeBytes, KeysPerSegment: c.KeysPerSegment, Requests: c.Requests, GroupBytes: c.GroupBytes, GroupDelayNS: c.GroupDelayNS,
-		Format: c.Format, UUID: [16]byte(id[:16]), HashSeed: binary.LittleEndian.Uint64(id[16:]),
+		Format: c.Format, UUID: uuid.UUID(id[:16]), HashSeed: binary.LittleEndian.Uint64(id[16:]),
 	}})
-	o := d.owner.Stats()
+	o := d.drive.Stats()
 	d.opening = [3]int64{time.Since(begun).Microseconds(), o.Requests[ssd.Read].Load(), o.Bytes[ssd.Read].Load()}
 	if errors.Is(err, kvstore.ErrConfig) {
 		err = fmt.Errorf("%w: %w", ErrConfig, err)
@@ -139,7 +141,7 @@ func (d *Embedded) open(c EmbeddedConfig) (err error) {
 	return err
 }
 
-// gone takes it for no error that a file to be removed is not there.
+// gone turns the error that a file to be removed does not exist into nil.
 func gone(err error) error {
 	if errors.Is(err, os.ErrNotExist) {
 		return nil
@@ -164,8 +166,8 @@ func (d *Embedded) Close() error {
 	if d.part != nil {
 		errs = append(errs, d.part.Close(closeTimeout))
 	}
-	if d.owner != nil {
-		errs = append(errs, d.owner.Close())
+	if d.drive != nil {
+		errs = append(errs, d.drive.Close())
 	}
 	if d.dev != nil {
 		errs = append(errs, d.dev.Close())
@@ -178,7 +180,7 @@ func (d *Embedded) Close() error {
 
 // Counters implements Counting.
 func (d *Embedded) Counters() []Counter {
-	s, o := d.part.Stats(), d.owner.Stats()
+	s, o := d.part.Stats(), d.drive.Stats()
 	return []Counter{
 		{"DeviceReads", o.Requests[ssd.Read].Load(), false},
 		{"DeviceWrites", o.Requests[ssd.Write].Load(), false},
@@ -255,7 +257,7 @@ func (q *embeddedQueue) Submit(ops []Op) (int, error) { // hot: 0 allocs
 	return len(ops), nil
 }
 
-// errQueueInterrupted is what Poll says after Interrupt.
+// errQueueInterrupted is returned by Poll after Interrupt.
 var errQueueInterrupted = errors.New("interrupted")
 
 func (q *embeddedQueue) Poll(dst []Done, wait time.Duration) (int, error) { // hot: 0 allocs
@@ -282,7 +284,7 @@ func (q *embeddedQueue) Poll(dst []Done, wait time.Duration) (int, error) { // h
 	}
 }
 
-// take writes what is done to dst.
+// take writes the finished operations to dst.
 func (q *embeddedQueue) take(dst []Done) int { // hot: 0 allocs
 	q.mu.Lock()
 	defer q.mu.Unlock()

@@ -38,8 +38,8 @@ func putKey(key *[KeyBytes]byte, record uint64, ordered bool) { // hot: 0 allocs
 //	12 .. 15  version: how often the record was written since, from 1
 //	16 ..     noise drawn from the three and the length
 //
-// so that a value which is stale (an older version), of another record, of a former life or torn is told
-// apart, and not a byte is believed without proof.
+// Therefore every byte is verified, and a stale value (an older version) is distinguished from a value of another
+// record, a value of an earlier life, and a torn value.
 const headerBytes = 16
 
 // minValueBytes is the shortest value: eight bytes of noise prove the header.
@@ -104,7 +104,7 @@ func fillValue(v []byte, s stamp) { // hot: 0 allocs
 	}
 }
 
-// checkValue returns what v says it is, if v is what fillValue wrote for some version of record.
+// checkValue returns the stamp of v, if v is what fillValue wrote for some version of record.
 func checkValue(v []byte, record uint64) (s stamp, err error) { // hot: 0 allocs while it holds
 	le := binary.LittleEndian
 	if len(v) < minValueBytes {

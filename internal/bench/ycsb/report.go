@@ -14,7 +14,7 @@ import (
 	"jbofd/internal/bench"
 )
 
-// Report is the outcome of jbofbench kv: the phases that were asked for.
+// Report is the outcome of jbofbench kv: one Phase for each phase that was asked for.
 type Report struct {
 	APIVersion string    `json:"apiVersion"` // bench.APIVersion
 	Kind       string    `json:"kind"`       // "KVReport"
@@ -43,23 +43,23 @@ type Report struct {
 	Verify *Phase `json:"verify,omitempty"`
 }
 
-// Phase is the outcome of one phase. CPU percentages are of one processor.
+// Phase is the outcome of one phase. CPU percentages refer to one processor.
 type Phase struct {
-	// Interrupted: it was ended early by its user.
+	// Interrupted: the user ended the phase early.
 	Interrupted    bool     `json:"interrupted,omitempty"`
 	ElapsedSeconds float64  `json:"elapsedSeconds"`
 	Operations     uint64   `json:"operations"`
 	OpsPerSec      float64  `json:"opsPerSec"`
 	Series         []Series `json:"series"`
-	// Overdue operations were due, under a target, when the time was over, and had not begun. They are in no Series: a store that
-	// cannot keep up with the target is slower than the latencies say.
+	// Overdue operations were due, under a target, when the time was over, and had not begun. They are in no Series: a
+	// store that cannot keep up with the target is slower than the latencies say.
 	Overdue uint64 `json:"overdue,omitempty"`
 	// Checked values were verified; Wrong ones were not what they must be.
 	Checked uint64 `json:"checked"`
 	Wrong   uint64 `json:"wrong"`
-	// Failed operations are those that the store refused or did not do.
+	// Failed operations were refused by the store or not done.
 	Failed uint64 `json:"failed"`
-	// Messages are those of the first failures.
+	// Messages describe the first failures.
 	Messages []string `json:"messages,omitempty"`
 
 	// Store holds the counters of a store in this process: what happened in this phase, or how things are at its end.
@@ -70,13 +70,13 @@ type Phase struct {
 	AllocsPerOp float64 `json:"allocsPerOp"`
 }
 
-// OK reports that nothing failed and nothing that was read was wrong.
+// OK reports that nothing failed and no read returned a wrong value.
 func (p *Phase) OK() bool { return p == nil || p.Failed == 0 && p.Wrong == 0 }
 
 // OK reports that all phases are.
 func (r *Report) OK() bool { return r.Load.OK() && r.Run.OK() && r.Verify.OK() }
 
-// Series is one kind of operation.
+// Series are the results of one kind of operation.
 type Series struct {
 	// Name is YCSB's: READ, UPDATE, INSERT, READ-MODIFY-WRITE.
 	Name string `json:"name"`
@@ -115,7 +115,7 @@ func (p *Progress) Share() (share float64, ok bool) {
 	return min(share, 1), p.Total > 0 || p.MaxElapsed > 0
 }
 
-// StatusLine is what YCSB says with -s.
+// StatusLine is the line that YCSB prints with -s.
 func (p *Progress) StatusLine(now time.Time) string {
 	var s strings.Builder
 	fmt.Fprintf(&s, "%s %d sec: %d operations; ", now.Format("2006-01-02 15:04:05.000"), int(p.Elapsed.Seconds()), p.Ops)
@@ -202,7 +202,7 @@ func latencies(h *hdrhistogram.Histogram) *bench.LatencyNS {
 	return &l
 }
 
-// usage is what this process and the store in it have used up at a moment.
+// usage is the CPU time and memory that this process and the store in it have used so far.
 type usage struct {
 	bench.Usage
 	store []Counter

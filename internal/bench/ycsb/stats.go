@@ -6,7 +6,7 @@ import (
 	"jbofd/internal/bench"
 )
 
-// kind is what a client asks for. A read-modify-write counts as a read and an update, too.
+// kind is the kind of an operation. A read-modify-write is also counted as a read and an update.
 type kind uint8
 
 const (
@@ -23,15 +23,15 @@ func (k kind) String() string {
 	return [...]string{"READ", "UPDATE", "INSERT", "READ-MODIFY-WRITE"}[k]
 }
 
-// stats counts one stretch of time.
+// stats are the counters of one stretch of time.
 type stats struct {
 	// raw counts from when an operation was submitted, corrected from when it was due. They are nil until
 	// there is something to count.
 	raw, corrected [kinds]*hdrhistogram.Histogram
 	results        [kinds][Failed + 1]uint64
-	// ops are the operations that ended, whichever way.
+	// ops are the operations that ended, however they did.
 	ops uint64
-	// overdue ones were due when the run was stopped, and never began.
+	// overdue operations were due when the run was stopped, and had not begun.
 	overdue uint64
 	// checked values were verified, wrong ones were not what they must be.
 	checked, wrong uint64

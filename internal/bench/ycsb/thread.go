@@ -91,7 +91,7 @@ func (t *thread) take() *stats {
 	return t.old
 }
 
-// loop keeps the queue busy with what next makes, until it has no more or the thread is stopped.
+// loop keeps the queue busy with the operations that next makes, until there are no more or the thread is stopped.
 func (t *thread) loop(next func(*slot) bool) error { // hot: 0 allocs per operation
 	more := true
 	for {
@@ -153,7 +153,7 @@ func (t *thread) loop(next func(*slot) bool) error { // hot: 0 allocs per operat
 	}
 }
 
-// giveUp counts the operations that were due when the thread was stopped, and will not begin.
+// giveUp counts the operations that were due when the thread was stopped and will not begin.
 func (t *thread) giveUp(atNS int64) {
 	n := min(t.pacer.Overdue(atNS), t.left)
 	t.mu.Lock()
@@ -175,7 +175,7 @@ func (t *thread) begin(i uint32, put bool) { // hot: 0 allocs
 	t.ops = append(t.ops, o)
 }
 
-// finish takes what has ended and reports whether nothing has failed.
+// finish handles the operations that have ended and reports whether none has failed.
 func (t *thread) finish(dones []Done) (ok bool) { // hot: 0 allocs
 	now := t.b.crew.Now()
 	t.mu.Lock()
@@ -230,7 +230,7 @@ func (t *thread) finish(dones []Done) (ok bool) { // hot: 0 allocs
 	return ok
 }
 
-// settle tells the versions how a write ended.
+// settle tells the versions the outcome of a write.
 func (t *thread) settle(s *slot, d *Done) { // hot: 0 allocs
 	switch d.Result {
 	case OK:
@@ -242,7 +242,7 @@ func (t *thread) settle(s *slot, d *Done) { // hot: 0 allocs
 	}
 }
 
-// check verifies what a read has found.
+// check verifies what a read has returned.
 func (t *thread) check(st *stats, s *slot, d *Done) { // hot: 0 allocs while it holds
 	v := t.b.versions
 	var err error

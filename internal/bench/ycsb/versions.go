@@ -31,37 +31,37 @@ const (
 	stateHeader  = 4096
 )
 
-// entry is what is known of a record's versions. Invariant: floor <= issued.
+// entry holds the versions of a record. Invariant: floor <= issued.
 type entry struct {
 	// issued is the highest version that was ever sent to the store; 0: the record was never written.
 	issued atomic.Uint32
-	// floor is the lowest version that a read may find from now on; 0: there may be none, or one
-	// of a former life.
+	// floor is the lowest version that a read may find from now on; 0: the record may be missing, or have a version of
+	// an earlier life.
 	floor atomic.Uint32
 }
 
 const entryBytes = 8
 
-// shards bounds how seldom two threads wait for each other.
+// shards is the number of locks, so that two threads seldom wait for each other.
 const shards = 256
 
-// versions knows which versions of each record a read may find. That is more than one, with
-// many writers: of writes that overlap in time any may be the last, and one that has failed may
-// yet have been done. Only a version that was acknowledged before a later one was sent is gone for good
-// when that is acknowledged.
+// versions records which versions of each record a read may return. With concurrent writers there may be several: any
+// of the writes that overlap in time may be the last one, and a failed write may or may not have taken effect. A
+// version is ruled out only by the acknowledgement of another version that was sent after the acknowledgement of the
+// first.
 //
-// The table may lie in a file, whose pages the kernel keeps: they outlive this process and the store.
-// All methods may be called from any goroutine.
+// The table may lie in a file, whose pages the kernel keeps when this process or the store dies. All methods may be
+// called from any goroutine.
 type versions struct {
 	life uint32
-	// assumed: records below this are there, although nothing is known of their versions.
+	// assumed: records below this exist, although their versions are not known.
 	assumed uint64
 
 	entries []entry
 	memory  []byte
 	file    *os.File // nil: none
 
-	// limit ends the records that are there without a gap; only settle moves it.
+	// limit is the end of the records that exist without a gap. Only settle moves it.
 	limit atomic.Uint64
 
 	shards [shards]struct {
@@ -71,21 +71,22 @@ type versions struct {
 	}
 }
 
-// flight is a record with writes outstanding. They are counted in two groups, so that the older group
-// ends however many writers follow each other.
+// flight is a record with writes outstanding. They are counted in two groups, so that the older group ends even if new
+// writers never stop coming.
 type flight struct {
 	record uint64
 	// settled: this version and all before it are acknowledged.
 	settled uint32
-	// cut is the last version of the older group. old and young count the writes outstanding of each.
+	// cut is the last version of the older group. old and young are the numbers of outstanding writes in the two
+	// groups.
 	cut        uint32
 	old, young uint32
 }
 
-// newVersions makes a table for records below n, in the file at path if that is not empty. life is for a new
-// table; one that is there already keeps its own.
+// newVersions makes a table for records below n, in the file at path if that is not empty. life is for a new table. An
+// existing one keeps its own.
 //
-// Errors: ErrState; the file's.
+// Errors: ErrState; those of the file.
 func newVersions(path string, n uint64, ordered bool, life uint32) (*versions, error) {
 	v := &versions{life: life}
 	if path == "" {
@@ -106,7 +107,7 @@ func newVersions(path string, n uint64, ordered bool, life uint32) (*versions, e
 	return v, nil
 }
 
-// open maps f, which it makes or extends as needed.
+// open maps f, which it creates or extends as needed.
 func (v *versions) open(f *os.File, n uint64, ordered bool) error {
 	bad := func(format string, args ...any) error {
 		return fmt.Errorf("%w %s: %s", ErrState, f.Name(), fmt.Sprintf(format, args...))
@@ -158,7 +159,7 @@ func (v *versions) open(f *os.File, n uint64, ordered bool) error {
 	return nil
 }
 
-// close gives the table back. A file keeps it.
+// close unmaps the table. A file keeps it.
 func (v *versions) close() error {
 	if v.memory == nil {
 		return nil
@@ -171,8 +172,8 @@ func (v *versions) close() error {
 	return err
 }
 
-// begin takes start as the first record, and those below assumed for written if nothing else is
-// known of them. It returns the end of the records that are there.
+// begin sets the first record, and assumes those below assumed to be written if nothing else is known about them. It
+// returns the end of the records that exist.
 func (v *versions) begin(start, assumed uint64) uint64 {
 	v.assumed = max(start, assumed)
 	v.limit.Store(v.assumed)
@@ -191,7 +192,7 @@ func (v *versions) advance() { // hot: 0 allocs
 	}
 }
 
-// write is one version on its way to the store.
+// write is one version that is being written.
 type write struct {
 	stamp
 	// low: when this write is acknowledged, no version below is left.
@@ -222,11 +223,11 @@ func (v *versions) issue(record uint64) write { // hot: 0 allocs
 type outcome uint8
 
 const (
-	// done: acknowledged.
+	// done: the write was acknowledged.
 	done outcome = iota
-	// refused: it has changed nothing and never will.
+	// refused: the write has changed nothing and never will.
 	refused
-	// unknown: it may have been done, or may be even later.
+	// unknown: the write may have been done, or may still be done later.
 	unknown
 )
 
@@ -270,7 +271,7 @@ func find(flights []flight, record uint64) *flight { // hot: 0 allocs
 	return nil
 }
 
-// floor is what a read must remember when it begins.
+// floor returns what a read must remember when it begins.
 func (v *versions) floor(record uint64) uint32 { return v.entries[record].floor.Load() }
 
 // missing judges a read that began at floor and has found no value.
@@ -300,7 +301,8 @@ func (v *versions) check(s stamp, floor uint32) error { // hot: 0 allocs while i
 	return nil
 }
 
-// found notes that a read found version s while no write was outstanding: it cannot go back any more.
+// found notes that a read has found version s while no write was outstanding, so that no later read may find an older
+// one.
 func (v *versions) found(s stamp) {
 	if e := &v.entries[s.record]; s.life == v.life && s.version > e.floor.Load() {
 		e.floor.Store(s.version)

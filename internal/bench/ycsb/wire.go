@@ -57,9 +57,9 @@ func (d *Wire) OpenQueue(ctx context.Context, depth int) (Queue, error) {
 	return &wireQueue{q: q, ops: make([]kv.Op, 0, depth), results: make([]kv.Result, depth)}, nil
 }
 
-// wireQueue is a kv.Queue in the engine's terms.
+// wireQueue is a kv.OpQueue in the engine's terms.
 type wireQueue struct {
-	q       *kv.Queue
+	q       *kv.OpQueue
 	ops     []kv.Op
 	results []kv.Result
 }

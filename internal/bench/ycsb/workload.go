@@ -53,7 +53,7 @@ type Workload struct {
 // Distributions are the values of Workload.Distribution.
 var Distributions = []string{"uniform", "zipfian", "latest", "hotspot"}
 
-// ValueBytes is the longest value of the workload.
+// ValueBytes is the length of the longest value of the workload.
 func (w *Workload) ValueBytes() int { return w.Fields * w.MaxField }
 
 // loaded is where the records end that a load writes.
@@ -75,8 +75,8 @@ func (w *Workload) CheckRun() error {
 // Properties are names and values as in YCSB's workload files.
 type Properties map[string]string
 
-// Read adds what a property file says: name=value lines, # and ! begin comments, a backslash at the
-// end of a line continues it. name is for errors.
+// Read adds the properties in a file: lines of name=value; # and ! begin comments; a backslash at the end of a line
+// continues it. name is for errors.
 //
 // Errors: ErrWorkload, with the line.
 func (p Properties) Read(name string, r io.Reader) error {
@@ -127,9 +127,9 @@ func (p Properties) Set(s string) error {
 var accepted = []string{"workload", "table", "db", "readallfields", "writeallfields", "dataintegrity", "scanproportion",
 	"minscanlength", "maxscanlength", "scanlengthdistribution", "zeropadding", "measurementtype", "measurement.interval"}
 
-// Workload judges the properties and fills in YCSB's defaults. The warnings are for the user.
+// Workload checks the properties and fills in YCSB's defaults. The warnings are for the user.
 //
-// Errors: ErrWorkload, naming property, value and what is allowed, for each one that is wrong.
+// Errors: ErrWorkload, naming property, value and what is allowed, for each invalid one.
 func (p Properties) Workload() (w Workload, warnings []string, err error) {
 	r := reader{p: p, known: slices.Clone(accepted)}
 	w.RecordCount = uint64(r.integer("recordcount", 0, 1, 1<<40))

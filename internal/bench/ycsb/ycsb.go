@@ -1,24 +1,23 @@
-// Package ycsb is the Yahoo! Cloud Serving Benchmark for key-value namespaces: its workload files,
-// its ways of choosing records, its output; and every value that is read is verified.
+// Package ycsb is the Yahoo! Cloud Serving Benchmark for key-value namespaces: its workload files, its ways of choosing
+// records, and its output. In addition every value that is read is verified.
 //
 //	properties ──> Workload ──> Bench ── thread ── thread ── ...   each with a queue of the DB,
-//	                              │        │                       records to choose, histograms
+//	                              │        │                       a chooser and histograms
 //	                              └── versions <── issued, settled, checked
 //
-// A thread keeps Config.Depth operations outstanding (closed loop) or begins them when they are due
-// (open loop: Workload.Target). Then latency counts from when an operation was due as well, not only from
-// when it could at last be submitted, so that a stall shows in every operation it delayed.
+// A thread keeps Config.Depth operations outstanding (closed loop), or begins operations when they are due (open loop:
+// Workload.Target). In an open loop latency is also counted from when an operation was due, and not only from when it
+// could be submitted, so that a stall shows in every operation that it has delayed.
 //
-// A value follows from its key, its version and its length (record.go), and the table of versions
-// knows which ones a read may find (versions.go). With Config.StatePath the table outlives the process:
-// so a store that was killed can be verified against every write it had acknowledged.
+// A value is computed from its key, its version and its length (record.go). The table of versions knows which of them a
+// read may find (versions.go). With Config.StatePath the table outlives the process, so that a store that was killed
+// can be verified against every write that it has acknowledged.
 //
-// Differences from YCSB: keys have 16 bytes ("user" and 12 digits); a record is one value, whose fields
-// are read and written together; uniform and hotspot choose among the records that a run has inserted, too; ordered scans are not
-// offered.
+// Differences from YCSB: keys have 16 bytes ("user" and 12 digits); a record is one value, whose fields are read and
+// written together; uniform and hotspot choose among the records that a run has inserted as well; there are no ordered
+// scans.
 //
-// Source: B. Cooper et al., Benchmarking Cloud Serving Systems with YCSB (SoCC 2010), and its
-// CoreWorkload.
+// Source: B. Cooper et al., Benchmarking Cloud Serving Systems with YCSB (SoCC 2010), and its CoreWorkload.
 package ycsb
 
 import (
@@ -32,22 +31,22 @@ import (
 	"jbofd/internal/bench"
 )
 
-// ErrConfig is wrapped by errors about a Config that cannot be.
+// ErrConfig is wrapped by errors about an invalid Config.
 var ErrConfig = errors.New("invalid configuration")
 
-// Config says how to run a workload.
+// Config says how a workload is run.
 type Config struct {
 	// Depth is how many operations each thread keeps outstanding, 1 to 1024.
 	Depth int
 	// Poisson draws the intervals under Workload.Target from an exponential distribution; otherwise
 	// they are equal.
 	Poisson bool
-	// Seed makes the choice of operations and records repeat.
+	// Seed makes the choice of operations and records repeatable.
 	Seed uint64
-	// StatePath is a file that keeps the versions of the records; empty: memory does.
+	// StatePath is a file that keeps the versions of the records; empty: they are kept in memory.
 	StatePath string
-	// Life tells values of this run from those of former ones; with a state file that exists, the file's
-	// counts. 0: drawn.
+	// Life distinguishes the values of this run from those of earlier ones. With an existing state file the file's is
+	// used. 0: a random one.
 	Life uint32
 	// ContinueOnError goes on after failed operations.
 	ContinueOnError bool
@@ -60,7 +59,7 @@ type Config struct {
 // unbounded is for how many inserts of a run without an operationcount there is room.
 const unbounded = 1 << 28
 
-// maxGap is more than all threads together have outstanding.
+// maxGap is more operations than all threads together have outstanding.
 const maxGap = 1 << 21
 
 // Bench is a workload on a DB. One goroutine calls its methods.
@@ -77,7 +76,7 @@ type Bench struct {
 	end      uint64
 	// full: a run has inserted as many records as there is room for.
 	full atomic.Bool
-	// quiet: nobody writes.
+	// quiet: nothing is being written.
 	quiet bool
 	// total collects the threads' statistics.
 	total stats
@@ -85,7 +84,7 @@ type Bench struct {
 
 // Open prepares the workload. The DB stays the caller's, to be closed after the Bench.
 //
-// Errors: ErrConfig, ErrWorkload, ErrState; the DB's.
+// Errors: ErrConfig, ErrWorkload, ErrState; those of the DB.
 func Open(ctx context.Context, db DB, w Workload, cfg Config) (b *Bench, err error) {
 	if cfg.Depth < 1 || cfg.Depth > 1024 {
 		return nil, fmt.Errorf("%w: depth is %d, must be 1 to 1024", ErrConfig, cfg.Depth)
@@ -129,7 +128,7 @@ func (b *Bench) inserts() uint64 {
 	return min(b.w.OperationCount, unbounded)
 }
 
-// Close gives everything back but the DB.
+// Close releases everything except the DB.
 func (b *Bench) Close() error {
 	var errs []error
 	for _, t := range b.threads {
@@ -189,12 +188,12 @@ func (b *Bench) Run(ctx context.Context) (*Phase, error) {
 	return p, err
 }
 
-// Verify reads all records that were ever written, or without a state file all that should be there, and judges
-// them, in the manner of Load. Nobody may write meanwhile.
+// Verify reads all records that were ever written, or without a state file all that should exist, and checks them, in
+// the manner of Load. Nothing may be written meanwhile.
 func (b *Bench) Verify(ctx context.Context) (*Phase, error) {
 	var first, total uint64
 	b.end = 0
-	// Inserts are numbered one after the other, so a long gap is the end; a table may be much longer.
+	// Inserts have consecutive numbers, so that a long gap is the end. The table may be much longer.
 	for n := uint64(0); n < uint64(len(b.versions.entries)) && n < max(b.end, b.w.loaded())+maxGap; n++ {
 		if n < b.versions.assumed && n >= b.w.InsertStart || b.versions.entries[n].issued.Load() > 0 {
 			if total == 0 {

@@ -349,8 +349,8 @@ func TestPartOfTheRecordsIsLoadedRunAndVerified(t *testing.T) {
 	}
 }
 
-// TestWhatWasDueAndNeverBeganIsSaid: a store that stalls until the end of a run is not made to look fast by the few operations
-// that it has done.
+// TestWhatWasDueAndNeverBeganIsSaid: a store that stalls until the end of a run is not made to look fast by the few
+// operations that it has done.
 func TestWhatWasDueAndNeverBeganIsSaid(t *testing.T) {
 	db := newMapDB()
 	w := small()

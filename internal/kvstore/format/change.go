@@ -2,28 +2,30 @@ package format
 
 import "encoding/binary"
 
-// Change is what one writer did to a segment, as far as recovery must know it to count what is live. The numbers of a segment's
-// Changes are all that has to be read to keep the counts of a checkpoint up to date.
+// Change describes what one request did to a segment, as far as recovery needs it to count live bytes. With the changes
+// of the segments that were written since a checkpoint, recovery brings the checkpoint's counts up to date without
+// reading anything else.
 //
-// They lie behind the items:
+// The changes of a segment lie behind its items:
 //
-//	uvarint  1 + what the segment's record before this one took, in units of KeyUnit; 1: there was none.
-//	         0: nothing is said
-//	uvarint  chunk of that record, if there was one
-//	for each Change
-//	u8       0x80, 0x01: a value was born, 0x02: one died, 0x04: which was as long as the born one,
-//	         0x08: a key more, 0x10: a key less
-//	uvarint  number of the item of the born value
-//	uvarint  chunk of the one that died
-//	uvarint  what that took, in units of ValueUnit, if it was not as long as the born one
-//	u8       0, if there is more of the segment
+//	uvarint  1 + length of the segment's previous record, in units of KeyUnit; 1: there was no previous record;
+//	         0: the changes are not recorded
+//	uvarint  chunk of the previous record, if there was one
+//	for each Change:
+//	u8       0x80, and flags: 0x01 a value was added, 0x02 a value died, 0x04 both have the same length,
+//	         0x08 a key was added, 0x10 a key was removed
+//	uvarint  number of the item of the added value, if 0x01
+//	uvarint  chunk of the value that died, if 0x02
+//	uvarint  length of its record in units of ValueUnit, if 0x02 without 0x04
+//	u8       0, if the segment does not end here
 type Change struct {
-	// Item is the number of the item whose value is new; -1: none.
+	// Item is the number of the item whose value was added; -1: none.
 	Item int
-	// Died is what the value took that was there before, 0 if there was none, and Chunk where it was.
+	// Died is the length of the record of the value that was replaced or removed, 0 if there was none. Chunk is where
+	// it was.
 	Died  int
 	Chunk int32
-	// Keys is how many keys were added, -1 to 1.
+	// Keys is the change of the number of keys: -1, 0 or 1.
 	Keys int
 }
 
@@ -36,13 +38,13 @@ const (
 	changeKeyLess = 0x10
 )
 
-// MostChangesBytes is the longest that the changes of a segment can be: what the extra units hold.
+// MostChangesBytes is the longest that the changes of a segment can be: the size of all extra units.
 const MostChangesBytes = 7 * KeyUnit
 
-// maxExtentBytes is what a segment takes at most.
+// maxExtentBytes is the longest that a segment with its changes can be.
 const maxExtentBytes = 1 << 16
 
-// BeginChanges appends that the record before this one took so many bytes of a chunk; 0: there was none.
+// BeginChanges appends the length and the chunk of the segment's previous record; length 0: there was none.
 func BeginChanges(dst []byte, beforeBytes int, chunk int32) []byte {
 	dst = binary.AppendUvarint(dst, uint64(1+beforeBytes/KeyUnit))
 	if beforeBytes > 0 {
@@ -51,7 +53,7 @@ func BeginChanges(dst []byte, beforeBytes int, chunk int32) []byte {
 	return dst
 }
 
-// AppendChange appends a Change of the segment.
+// AppendChange appends a Change of the segment to dst.
 //
 // hot: 0 allocs (if dst has room)
 func (b Segment) AppendChange(dst []byte, c Change) []byte {
@@ -88,7 +90,7 @@ func (b Segment) AppendChange(dst []byte, c Change) []byte {
 	return dst
 }
 
-// SetChanges makes room for changes behind the items and returns how many of them there is room for: all or none.
+// SetChanges reserves extra units for the changes behind the items. It returns changes if they fit, otherwise nothing.
 func (b Segment) SetChanges(changes []byte) []byte {
 	units := (RoundUp(b.LengthBytes()+len(changes), KeyUnit) - RoundUp(b.LengthBytes(), KeyUnit)) / KeyUnit
 	if units > MostChangesBytes/KeyUnit || RoundUp(b.LengthBytes(), KeyUnit)+units*KeyUnit > maxExtentBytes {
@@ -98,7 +100,8 @@ func (b Segment) SetChanges(changes []byte) []byte {
 	return changes
 }
 
-// Changes appends the changes of a checked segment, the first of which is that the record before it is gone. known: the segment says them.
+// Changes appends the changes of a checked segment to dst. The first one stands for the previous record. The result
+// known is false if the changes were not recorded.
 //
 // hot: 0 allocs (if dst has room)
 func (b Segment) Changes(dst []Change) (changes []Change, known bool) {
@@ -145,7 +148,7 @@ func (b Segment) Changes(dst []Change) (changes []Change, known bool) {
 	return dst, known
 }
 
-// NumberedItem is the item of that number, below Items.
+// NumberedItem returns item number, which must be below Items.
 func (b Segment) NumberedItem(number int) Item {
 	off := SegmentHeaderBytes
 	for range number {
@@ -154,10 +157,10 @@ func (b Segment) NumberedItem(number int) Item {
 	return b.Item(off)
 }
 
-// bornBytes is what the value of an item takes in the value log.
+// bornBytes is the length of the record of an item's value.
 func (b Segment) bornBytes(number int) int { return ValueBytes(b.NumberedItem(number).ValueLen()) }
 
-// NumberOf is the number of the item whose value is at that place of the partition, -1 if there is none.
+// NumberOf returns the number of the item whose value is at an offset of the partition, or -1.
 //
 // hot: 0 allocs
 func (b Segment) NumberOf(place int64) int {

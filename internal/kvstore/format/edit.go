@@ -2,7 +2,8 @@ package format
 
 import "bytes"
 
-// Find returns where in a checked segment the key's item is, 0: nowhere.
+// Find returns the offset in b of the item of a key, or 0 if the segment does not contain the key. b must be a
+// valid segment: one that has passed Check, or that was made by the methods below.
 //
 // hot: 0 allocs
 func (b Segment) Find(key []byte) int {
@@ -16,13 +17,14 @@ func (b Segment) Find(key []byte) int {
 	return 0
 }
 
-// FindValue returns where the item is whose value is at that place of the partition, 0: nowhere.
+// FindValue returns the offset in b of the item whose value begins at byte valueOffset of the partition, or 0 if no
+// item refers to that value: the value is obsolete then. b must be valid as for Find.
 //
 // hot: 0 allocs
-func (b Segment) FindValue(place int64) int {
+func (b Segment) FindValue(valueOffset int64) int {
 	for off := SegmentHeaderBytes; off < b.LengthBytes(); {
 		it := b.Item(off)
-		if it.ValueOffset() == place {
+		if it.ValueOffset() == valueOffset {
 			return off
 		}
 		off += it.LengthBytes()
@@ -30,14 +32,14 @@ func (b Segment) FindValue(place int64) int {
 	return 0
 }
 
-// Clear makes it an empty segment of that number.
+// Clear makes b an empty segment with the given number.
 func (b Segment) Clear(number uint32) {
 	clear(b[:SegmentHeaderBytes])
 	b.SetNumber(number)
 	b.SetLengthBytes(SegmentHeaderBytes)
 }
 
-// Insert adds an item for the key behind the others and returns where. There is room for it behind the segment, and it does not
+// Insert appends an item for a key and returns its offset. The view must have room for it, and the segment must not
 // become longer than MaxSegmentBytes.
 //
 // hot: 0 allocs
@@ -50,7 +52,7 @@ func (b Segment) Insert(key []byte) int {
 	return at
 }
 
-// Remove takes the item at that offset out.
+// Remove removes the item at offset at, which Find or FindValue has returned.
 //
 // hot: 0 allocs
 func (b Segment) Remove(at int) {
@@ -60,7 +62,7 @@ func (b Segment) Remove(at int) {
 	b.SetItems(b.Items() - 1)
 }
 
-// Filter keeps the items whose key is wanted.
+// Filter removes the items for whose key keep returns false.
 //
 // hot: 0 allocs
 func (b Segment) Filter(keep func(key []byte) bool) {

@@ -1,5 +1,7 @@
-// Package format is what a key-value partition looks like on its SSD: views over
-// bytes, little endian, with nothing but layout and checks.
+// Package format is the on-disk format of key-value partitions and swap areas: views over bytes, little endian, with
+// getters, setters and checks.
+//
+// A partition:
 //
 //	 0            64 KiB                                                        end - 4 KiB
 //	┌────────────┬───────────┬───────────┬───────────┬─ ─ ─ ─ ─┬───────────┬─────────────┐
@@ -7,38 +9,33 @@
 //	│ A          │ key log   │ value log │ free      │         │ checkpoint│ B           │
 //	└────────────┴───────────┴───────────┴───────────┴─ ─ ─ ─ ─┴───────────┴─────────────┘
 //
-// The logs are made of chunks of one power-of-two size. A chunk begins with a block of
-// its own, the ChunkHeader; groups of records follow, each group begins at a block, and the
-// records in it are packed: segments at multiples of KeyUnit, values of ValueUnit.
+// The logs consist of chunks, all of the same power-of-two size. The first block of a chunk is its ChunkHeader. Groups
+// of records follow. Within a group the records are packed: segments at multiples of KeyUnit, values at multiples of
+// ValueUnit.
 //
 //	chunk   ┌────────┬─────────────────┬──────┬──────────┬─────────
 //	        │ header │ rec rec rec rec │ zero │ rec rec  │ ...
 //	        └────────┴─────────────────┴──────┴──────────┴─────────
 //	         block    group, whole blocks       group
 //
-// A record's checksum starts from a seed made of the partition, the chunk's epoch and the
-// record's place (Seed): what was written elsewhere, in a former life of the chunk or by a
-// host that wrote a record's bytes as its value, is not taken for a record.
+// The checksum of a record starts from a seed made of the partition, the chunk's epoch and the record's offset (Seed).
+// Therefore bytes are not taken for a record if they were written at another place, if they remain from an earlier use
+// of the chunk, or if a host stores the bytes of a record as a value.
 //
-// Why it is so: docs/decisions/0007-kvstore-layout.md.
+// A swap area is described at AreaSuperblock. The reasons for the formats are in docs/decisions/0007-kvstore-layout.md
+// and 0008-swapping.md.
 package format
 
-import (
-	"encoding/binary"
-
-	"jbofd/internal/kvstore/prelude"
-)
-
-// Version is the format that this package writes and the only one it reads.
+// Version is the version of the partition format that this package writes, and the only one it reads.
 const Version = 2
 
 // Sizes in bytes.
 const (
 	// SuperblockBytes is the length of each superblock.
 	SuperblockBytes = 4096
-	// AreaStart is where chunk 0 begins.
+	// AreaStart is the offset of chunk 0.
 	AreaStart = 64 << 10
-	// KeyUnit and ValueUnit are what segments and values are aligned to.
+	// KeyUnit and ValueUnit are the alignments of segments and values.
 	KeyUnit, ValueUnit = 32, 8
 	// PageBytes is the length of a checkpoint page.
 	PageBytes = 32 << 10
@@ -46,24 +43,12 @@ const (
 	MinChunkBytes, MaxChunkBytes = 128 << 10, 64 << 20
 	// MaxKey and MaxValue are the longest key and value.
 	MaxKey, MaxValue = 16, 1 << 20
-	// MaxPartitionBytes is what a SegTbl entry can address.
+	// MaxPartitionBytes is the length that an entry of the SegTbl can address.
 	MaxPartitionBytes = 1 << 42
 )
 
-// What a check may say: see package prelude.
-var (
-	ErrBlank   = prelude.ErrBlank
-	ErrVersion = prelude.ErrVersion
-	ErrCorrupt = prelude.ErrCorrupt
-)
-
-var (
-	castagnoli = prelude.Castagnoli
-	le         = binary.LittleEndian
-)
-
-// Seed is where the checksum of a record starts: the partition's salt, the epoch of the
-// chunk, and the record's offset in the partition.
+// Seed returns the initial value of the checksum of a record: a hash of the partition's salt, the epoch of the chunk,
+// and the record's offset in the partition.
 func Seed(salt, epoch uint32, offset int64) uint32 {
 	return uint32(mix(uint64(salt)<<32 | uint64(epoch) ^ uint64(offset)*0x9E3779B97F4A7C15))
 }
@@ -74,7 +59,7 @@ func mix(x uint64) uint64 {
 	return x ^ x>>32
 }
 
-// HashKey hashes a key of 1 to 16 bytes; the length counts. The seed is the superblock's.
+// HashKey hashes a key of 1 to 16 bytes, with its length. The seed is that of the superblock.
 //
 // hot: 0 allocs
 func HashKey(seed uint64, key []byte) uint64 {
@@ -103,12 +88,3 @@ func putUint48(b []byte, v uint64) {
 	le.PutUint32(b, uint32(v))
 	le.PutUint16(b[4:], uint16(v>>32))
 }
-
-// Superblock, chunk header and page begin with a prelude.
-func seal(b []byte, magic string) { prelude.Seal(b, magic, Version) }
-
-func check(b []byte, what, magic string) error { return prelude.Check(b, what, magic, Version) }
-
-func bad(what, field string, got, want any) error { return prelude.Bad(what, field, got, want) }
-
-func zero(b []byte) bool { return prelude.Zero(b) }

@@ -7,8 +7,6 @@ import (
 	"slices"
 	"strings"
 	"testing"
-
-	"jbofd/internal/kvstore/prelude"
 )
 
 // The structures as they are on the SSD, all but their zeroes at the end.
@@ -95,8 +93,9 @@ func segment() []byte {
 	return b
 }
 
-// segmentChanges are those of a record that has taken the place of one of 64 bytes in chunk 300, with a value of 1 MiB in place of one as
-// long in chunk 1, one of 24 bytes in chunk 2 replaced by one of length 0, a key gone and one come: so many that they take a unit more.
+// segmentChanges are those of a record that has taken the place of one of 64 bytes in chunk 300, with a value of 1 MiB
+// in place of one as long in chunk 1, one of 24 bytes in chunk 2 replaced by one of length 0, a key gone and one come:
+// so many that they take a unit more.
 func segmentChanges(b Segment) []byte {
 	c := BeginChanges(nil, 64, 300)
 	c = b.AppendChange(c, Change{Item: 0, Chunk: 1, Died: ValueBytes(MaxValue)})
@@ -205,7 +204,7 @@ func TestChecksNameTheField(t *testing.T) {
 		{"blank", func() error { return Superblock(make([]byte, SuperblockBytes)).Check(1 << 30) }, ErrBlank, "superblock"},
 		{"version", func() error {
 			b := superblock()
-			prelude.Seal(b, superMagic, Version+1)
+			seal(b, superMagic, Version+1)
 			return Superblock(b).Check(1 << 30)
 		}, ErrVersion, "has 3, this program knows 2"},
 		{"length", func() error { return Superblock(superblock()).Check(1 << 31) }, ErrCorrupt, "partition length is 1073741824, want 2147483648"},
@@ -246,7 +245,8 @@ func FuzzSegment(f *testing.F) {
 	}, bytes.HasPrefix)
 }
 
-// FuzzSealedSegment has the checksum made for whatever the segment is, so that what Check says of the rest is put to the proof.
+// FuzzSealedSegment has the checksum made for whatever the segment is, so that what Check says of the rest is put to
+// the proof.
 func FuzzSealedSegment(f *testing.F) {
 	f.Add([]byte(segment()))
 	f.Fuzz(func(t *testing.T, b []byte) {

@@ -5,20 +5,21 @@ import (
 	"hash/crc32"
 )
 
-// Segment is a view of a segment in the key log: all keys of one segment number, written
-// whole at every change. It may be longer than the record.
+// Segment is a view of a segment in the key log: all keys whose hash belongs to one segment number. A segment is
+// written as a whole at every change. The view may be longer than the record.
 //
 //	0  u32  CRC32C of the rest, from Seed       16 u32  segment number
 //	4  u8   magic 'S'                           20 u16  length in bytes, of header and items
-//	5  u40  what is durable                     22 u13  number of items
+//	5  u40  durable versions                    22 u13  number of items
 //	10 u48  version                                u3   extra units
 //	                                            24 …    items, changes, zeroes
 //
-// It takes its length in units of KeyUnit, and the extra ones. What is left of them behind the items is for the changes (Changes).
+// The record is its length, rounded up to KeyUnit, and the extra units. The space behind the items holds the changes
+// (Change).
 //
-// The versions of the key log have no gaps but where a write did not end. What is durable are two numbers of 20 bits, from and to: that
-// of all versions from version - from to version - to the write had ended when this one was begun. If one of them is
-// not found it was not torn but damaged.
+// Versions in the key log ascend without gaps, except where a write did not end. The durable versions are two numbers
+// of 20 bits, from and to: when this segment was written, the writes of all versions from version-from to version-to
+// had ended. If recovery does not find one of them it was damaged, and not torn by a crash.
 //
 // An item is 9 bytes and the key:
 //
@@ -52,21 +53,22 @@ func (b Segment) LengthBytes() int     { return int(le.Uint16(b[segLength:])) }
 func (b Segment) SetLengthBytes(v int) { le.PutUint16(b[segLength:], uint16(v)) }
 func (b Segment) Items() int           { return int(le.Uint16(b[segItems:]) & mostItems) }
 
-// SetItems sets the number of items, and that there are no extra units.
+// SetItems sets the number of items, and the number of extra units to 0.
 func (b Segment) SetItems(v int) { le.PutUint16(b[segItems:], uint16(v)) }
 
-// mostItems is what the number of items can be; the longest segment has less.
+// mostItems is what the field for the number of items can hold. The longest segment has fewer.
 const mostItems = 1<<13 - 1
 
-// ExtentBytes is what the segment takes in the key log.
+// ExtentBytes is the length of the record in the key log.
 func (b Segment) ExtentBytes() int {
 	return RoundUp(b.LengthBytes(), KeyUnit) + int(le.Uint16(b[segItems:])>>13)*KeyUnit
 }
 
-// maxBack is how far back Durable goes.
+// maxBack is how far back the durable versions can reach.
 const maxBack = 1<<20 - 1
 
-// Durable returns the first and the last version that are known to be durable; there are none if first > last.
+// Durable returns the first and the last version that were durable when the segment was written. If first > last there
+// are none.
 func (b Segment) Durable() (first, last uint64) {
 	v := uint40(b[segDurable:])
 	if v == 0 {
@@ -75,7 +77,7 @@ func (b Segment) Durable() (first, last uint64) {
 	return b.Version() - min(b.Version(), v>>20), b.Version() - min(b.Version(), v&maxBack)
 }
 
-// SetDurable sets them, or as many of them as can be said, after the version.
+// SetDurable sets the durable versions, or as many of them as the field can hold. The version must be set before.
 func (b Segment) SetDurable(first, last uint64) {
 	putUint40(b[segDurable:], 0)
 	if v := b.Version(); first <= last && last < v && v-last <= maxBack {
@@ -83,17 +85,17 @@ func (b Segment) SetDurable(first, last uint64) {
 	}
 }
 
-// Item returns the item at that offset, which is SegmentHeaderBytes for the first; the next
-// is at the offset plus the item's LengthBytes.
+// Item returns the item at an offset. The first one is at SegmentHeaderBytes, the next one behind the LengthBytes of
+// the one before.
 func (b Segment) Item(off int) Item { return Item(b[off:]) }
 
-// Seal completes a segment that begins where seed says.
+// Seal computes the checksum of a segment whose seed is given.
 func (b Segment) Seal(seed uint32) {
 	b[segMagic] = segmentMagic
 	le.PutUint32(b, crc32.Update(seed, castagnoli, b[4:b.ExtentBytes()]))
 }
 
-// Check says what is wrong with a segment. All views of items are in bounds after it.
+// Check verifies a segment. After it all views of items are within bounds.
 //
 // Errors: ErrCorrupt naming the field.
 //
@@ -165,7 +167,7 @@ const (
 	valReserved = 22
 )
 
-// ValueBytes is what a value of that length takes in the log.
+// ValueBytes is the length of the record of a value of that length.
 func ValueBytes(valueLen int) int { return RoundUp(ValueHeaderBytes+valueLen, ValueUnit) }
 
 func (b Value) ValueLen() int       { return int(uint24(b[valLength:])) }
@@ -176,14 +178,14 @@ func (b Value) Version() uint64     { return uint48(b[valVersion:]) }
 func (b Value) SetVersion(v uint64) { putUint48(b[valVersion:], v) }
 func (b Value) Data() []byte        { return b[ValueHeaderBytes : ValueHeaderBytes+b.ValueLen()] }
 
-// Seal completes a record that begins where seed says.
+// Seal computes the checksum of a value whose seed is given.
 func (b Value) Seal(seed uint32) {
 	b[valMagic] = valueMagic
 	le.PutUint16(b[valReserved:], 0)
 	le.PutUint32(b, crc32.Update(seed, castagnoli, b[4:ValueHeaderBytes+b.ValueLen()]))
 }
 
-// Check says what is wrong with the record.
+// Check verifies the record.
 //
 // Errors: ErrCorrupt naming the field.
 //
@@ -207,8 +209,8 @@ func (b Value) Check(seed uint32) error {
 	return nil
 }
 
-// Begins reports whether b looks like the start of a segment, sound or not.
+// Begins reports whether b has the magic of a segment, valid or not.
 func (b Segment) Begins() bool { return len(b) >= SegmentHeaderBytes && b[segMagic] == segmentMagic }
 
-// Begins reports whether b looks like the start of a value, sound or not.
+// Begins reports whether b has the magic of a value, valid or not.
 func (b Value) Begins() bool { return len(b) >= ValueHeaderBytes && b[valMagic] == valueMagic }

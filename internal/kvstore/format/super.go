@@ -1,14 +1,16 @@
 package format
 
-// Superblock is a view of SuperblockBytes that say what the partition is and where its last
-// checkpoint is. The valid one of the two with the higher generation counts.
+import "jbofd/internal/uuid"
+
+// Superblock is a view of a superblock, which describes the partition and names its last checkpoint. There are two
+// copies. The valid one with the higher generation counts.
 //
 //	0  20 B prelude, magic "JBOFDKVS"       48  u64  partition length in bytes
 //	20 u32  block size                      56  u64  hash seed
 //	24 u64  generation, 1 and up            64  u64  checkpoint's id, 0: there is none
 //	32 16B  partition UUID                  72  u32  chunk length in bytes
 //	                                        76  u32  number of checkpoint pages
-//	80 u64  volatile from: writes of this version and later ones may have been lost with the power, 0: none may
+//	80 u64  volatile from: a loss of power may have lost writes of this version and later ones; 0: of none
 //	88 … 4095 reserved
 type Superblock []byte
 
@@ -30,8 +32,8 @@ func (b Superblock) BlockSize() int            { return int(le.Uint32(b[superBlo
 func (b Superblock) SetBlockSize(v int)        { le.PutUint32(b[superBlockSize:], uint32(v)) }
 func (b Superblock) Generation() uint64        { return le.Uint64(b[superGeneration:]) }
 func (b Superblock) SetGeneration(v uint64)    { le.PutUint64(b[superGeneration:], v) }
-func (b Superblock) UUID() [16]byte            { return [16]byte(b[superUUID:]) }
-func (b Superblock) SetUUID(v [16]byte)        { copy(b[superUUID:], v[:]) }
+func (b Superblock) UUID() uuid.UUID           { return uuid.UUID(b[superUUID:]) }
+func (b Superblock) SetUUID(v uuid.UUID)       { copy(b[superUUID:], v[:]) }
 func (b Superblock) PartitionBytes() int64     { return int64(le.Uint64(b[superLength:])) }
 func (b Superblock) SetPartitionBytes(v int64) { le.PutUint64(b[superLength:], uint64(v)) }
 func (b Superblock) HashSeed() uint64          { return le.Uint64(b[superHashSeed:]) }
@@ -43,11 +45,11 @@ func (b Superblock) SetChunkBytes(v int64)     { le.PutUint32(b[superChunk:], ui
 func (b Superblock) Pages() uint32             { return le.Uint32(b[superPages:]) }
 func (b Superblock) SetPages(v uint32)         { le.PutUint32(b[superPages:], v) }
 
-// VolatileFrom is the first version of the key log that may have been lost, after it was written, with the power; 0: none.
+// VolatileFrom is the first version of the key log whose write a loss of power may have lost; 0: none.
 func (b Superblock) VolatileFrom() uint64     { return le.Uint64(b[superVolatile:]) }
 func (b Superblock) SetVolatileFrom(v uint64) { le.PutUint64(b[superVolatile:], v) }
 
-// SuperblockOffset is where in a partition the superblock of a generation is.
+// SuperblockOffset returns the offset in the partition of the superblock of a generation.
 func SuperblockOffset(generation uint64, partitionBytes int64) int64 {
 	if generation&1 == 1 {
 		return 0
@@ -59,23 +61,23 @@ func (b Superblock) pagesPerChunk() uint32 {
 	return uint32((b.ChunkBytes() - int64(b.BlockSize())) / PageBytes)
 }
 
-// CheckpointChunks is how many chunks a checkpoint of Pages pages takes.
+// CheckpointChunks is the number of chunks that a checkpoint of Pages pages takes.
 func (b Superblock) CheckpointChunks() int {
 	return int((b.Pages() + b.pagesPerChunk() - 1) / b.pagesPerChunk())
 }
 
-// PagePlace is which of its checkpoint's chunks a page is in, and where in that.
+// PagePlace returns which chunk of the checkpoint contains a page, and its offset in that chunk.
 func (b Superblock) PagePlace(page uint32) (chunk int, offset int64) {
 	return int(page / b.pagesPerChunk()), int64(b.BlockSize()) + int64(page%b.pagesPerChunk())*PageBytes
 }
 
-// Salt is what the partition's Seeds begin with.
+// Salt is the part of the seeds of checksums that is the same in the whole partition.
 func (b Superblock) Salt() uint32 { return uint32(mix(b.HashSeed() ^ 0x6A626F66)) }
 
-// Seal completes the superblock: the prelude, last of all.
-func (b Superblock) Seal() { seal(b[:SuperblockBytes], superMagic) }
+// Seal completes the superblock by writing its prelude. It must be called last.
+func (b Superblock) Seal() { seal(b[:SuperblockBytes], superMagic, Version) }
 
-// Check says what is wrong with the superblock of a partition of that length.
+// Check verifies the superblock of a partition of that length.
 //
 // Errors: ErrBlank, ErrVersion, ErrCorrupt naming the field.
 func (b Superblock) Check(partitionBytes int64) error {
@@ -83,7 +85,7 @@ func (b Superblock) Check(partitionBytes int64) error {
 	if len(b) != SuperblockBytes {
 		return bad(what, "length", len(b), SuperblockBytes)
 	}
-	if err := check(b, what, superMagic); err != nil {
+	if err := check(b, what, superMagic, Version); err != nil {
 		return err
 	}
 	pow2 := func(v, low, high int64) bool { return v >= low && v <= high && v&(v-1) == 0 }
@@ -104,7 +106,7 @@ func (b Superblock) Check(partitionBytes int64) error {
 	return nil
 }
 
-// Kind is what a chunk holds.
+// Kind says what a chunk is used for.
 type Kind uint8
 
 // Kinds of chunks.
@@ -114,8 +116,8 @@ const (
 	Checkpoint
 )
 
-// ChunkHeader is a view of the first ChunkHeaderBytes of a chunk; the rest of its block is
-// zero. It is durable before anything in the chunk counts.
+// ChunkHeader is a view of the header of a chunk, its first ChunkHeaderBytes. The rest of the block is zero. The header
+// is durable before anything is written behind it.
 //
 //	0  20 B prelude, magic "JBOFDKVC"
 //	20 u8   kind: 1 key log, 2 value log, 3 checkpoint
@@ -147,18 +149,18 @@ func (b ChunkHeader) Epoch() uint32          { return le.Uint32(b[chunkEpoch:]) 
 func (b ChunkHeader) SetEpoch(v uint32)      { le.PutUint32(b[chunkEpoch:], v) }
 func (b ChunkHeader) Index() uint32          { return le.Uint32(b[chunkIndex:]) }
 func (b ChunkHeader) SetIndex(v uint32)      { le.PutUint32(b[chunkIndex:], v) }
-func (b ChunkHeader) UUID() [16]byte         { return [16]byte(b[chunkUUID:]) }
-func (b ChunkHeader) SetUUID(v [16]byte)     { copy(b[chunkUUID:], v[:]) }
+func (b ChunkHeader) UUID() uuid.UUID        { return uuid.UUID(b[chunkUUID:]) }
+func (b ChunkHeader) SetUUID(v uuid.UUID)    { copy(b[chunkUUID:], v[:]) }
 func (b ChunkHeader) Checkpoint() uint64     { return le.Uint64(b[chunkCheckpoint:]) }
 func (b ChunkHeader) SetCheckpoint(v uint64) { le.PutUint64(b[chunkCheckpoint:], v) }
 
-// Begins reports whether b looks like a header, sound or not.
+// Begins reports whether b has the magic of a header, valid or not.
 func (b ChunkHeader) Begins() bool { return string(b[:len(chunkMagic)]) == chunkMagic }
 
 // Seal completes the header.
-func (b ChunkHeader) Seal() { seal(b[:ChunkHeaderBytes], chunkMagic) }
+func (b ChunkHeader) Seal() { seal(b[:ChunkHeaderBytes], chunkMagic, Version) }
 
-// Check says what is wrong with the header.
+// Check verifies the header.
 //
 // Errors: ErrBlank, ErrVersion, ErrCorrupt naming the field.
 func (b ChunkHeader) Check() error {
@@ -166,7 +168,7 @@ func (b ChunkHeader) Check() error {
 	if len(b) != ChunkHeaderBytes {
 		return bad(what, "length", len(b), ChunkHeaderBytes)
 	}
-	if err := check(b, what, chunkMagic); err != nil {
+	if err := check(b, what, chunkMagic, Version); err != nil {
 		return err
 	}
 	switch {
@@ -182,7 +184,7 @@ func (b ChunkHeader) Check() error {
 	return nil
 }
 
-// Page is a view of PageBytes of a checkpoint, which is a stream of bytes cut into pages.
+// Page is a view of a page of a checkpoint. A checkpoint is a stream of bytes that is cut into pages of PageBytes.
 //
 //	0  20 B prelude, magic "JBOFDKVP"
 //	20 u32  index of the page
@@ -206,9 +208,9 @@ func (b Page) SetCheckpoint(v uint64) { le.PutUint64(b[pageCheckpoint:], v) }
 func (b Page) Payload() []byte        { return b[pagePayload:PageBytes] }
 
 // Seal completes the page.
-func (b Page) Seal() { seal(b[:PageBytes], pageMagic) }
+func (b Page) Seal() { seal(b[:PageBytes], pageMagic, Version) }
 
-// Check says what is wrong with a page that should be that one of that checkpoint.
+// Check verifies a page that should be page index of a checkpoint.
 //
 // Errors: ErrBlank, ErrVersion, ErrCorrupt naming the field.
 func (b Page) Check(checkpoint uint64, index uint32) error {
@@ -216,7 +218,7 @@ func (b Page) Check(checkpoint uint64, index uint32) error {
 	if len(b) != PageBytes {
 		return bad(what, "length", len(b), PageBytes)
 	}
-	if err := check(b, what, pageMagic); err != nil {
+	if err := check(b, what, pageMagic, Version); err != nil {
 		return err
 	}
 	switch {
@@ -228,9 +230,10 @@ func (b Page) Check(checkpoint uint64, index uint32) error {
 	return nil
 }
 
-// Summary is a view of the first SummaryBytes of a checkpoint's stream: the state of the store
-// when the checkpoint began. ChunkEntries and the SegTbl follow it. What was
-// written to the logs since then is found behind their ends.
+// Summary is a view of the first SummaryBytes of a checkpoint's stream, which describe the store at the time when the
+// checkpoint began. Behind it are a ChunkEntry for each chunk, and the SegTbl. Summary and entries are the manifest of
+// the store: they say which chunk belongs to which log and where each log ended. Later writes are found behind those
+// ends.
 //
 //	0  u64 next version          32 3 times {u32 epoch, u32 end in the chunk} of
 //	8  u64 objects                  the open chunks: key log, value log, moved values;
@@ -240,7 +243,7 @@ func (b Page) Check(checkpoint uint64, index uint32) error {
 //	28 4 B reserved
 type Summary []byte
 
-// SummaryBytes and ChunkEntryBytes are lengths in a checkpoint's stream.
+// SummaryBytes and ChunkEntryBytes are the lengths of a Summary and a ChunkEntry.
 const SummaryBytes, ChunkEntryBytes = 64, 12
 
 func (b Summary) NextVersion() uint64     { return le.Uint64(b) }
@@ -254,18 +257,18 @@ func (b Summary) SetChunks(v int)         { le.PutUint32(b[20:], uint32(v)) }
 func (b Summary) LastEpoch() uint32       { return le.Uint32(b[24:]) }
 func (b Summary) SetLastEpoch(v uint32)   { le.PutUint32(b[24:], v) }
 
-// Open returns epoch and end of an open chunk, i of 0 to 2.
+// Open returns epoch and end of the open chunk of log i, 0 to 2; epoch 0: the log had none.
 func (b Summary) Open(i int) (epoch, end uint32) {
 	return le.Uint32(b[32+8*i:]), le.Uint32(b[36+8*i:])
 }
 
-// SetOpen sets them.
+// SetOpen sets the epoch and the end of the open chunk of log i.
 func (b Summary) SetOpen(i int, epoch, end uint32) {
 	le.PutUint32(b[32+8*i:], epoch)
 	le.PutUint32(b[36+8*i:], end)
 }
 
-// KeyEpoch is the epoch of the first chunk of the key log that is needed besides the checkpoint.
+// KeyEpoch is the epoch of the first chunk of the key log that recovery reads besides the checkpoint.
 func (b Summary) KeyEpoch() uint32 {
 	if epoch, _ := b.Open(0); epoch != 0 {
 		return epoch
@@ -273,8 +276,8 @@ func (b Summary) KeyEpoch() uint32 {
 	return b.LastEpoch() + 1
 }
 
-// ChunkEntry is a view of a chunk's state in a checkpoint: u32 epoch, u32 bytes live,
-// u8 kind or 0 for a free one, 3 B reserved.
+// ChunkEntry is a view of the state of a chunk in a checkpoint: u32 epoch, u32 live bytes, u8 kind (0: free), 3 B
+// reserved.
 type ChunkEntry []byte
 
 func (b ChunkEntry) Epoch() uint32     { return le.Uint32(b) }

@@ -1,13 +1,14 @@
 package lookup
 
 import (
-	"jbofd/internal/kvstore/fifo"
 	"jbofd/internal/kvstore/format"
+	"jbofd/internal/kvstore/space"
+	"jbofd/internal/list"
 )
 
-// Each op has a small buffer, which holds a record of 4 KiB with the blocks around it. A longer
-// read borrows a buffer of one of two classes: many of middling length, for most values, and few of
-// the longest. Ops for which there is none wait, in order.
+// Each op has a small buffer, which holds a record of 4 KiB with the blocks around it. For a longer record it takes a
+// buffer of one of two classes: there are many of medium length, for most values, and few of the greatest length. An op
+// waits, in order of arrival, if none is free.
 const (
 	smallRecord    = 4 << 10
 	mediumRecord   = 64 << 10
@@ -15,18 +16,18 @@ const (
 	longestBuffers = 2
 )
 
-// classes of buffers to borrow.
+// Classes of larger buffers.
 const (
 	mediumClass = iota
 	longestClass
 	bufferClasses
 )
 
-// borrowed are the buffers of all classes: those of the middle class come first.
+// borrowed are the larger buffers of all classes. Those of the medium class come first.
 type borrowed struct {
 	all     [][]byte
 	free    [bufferClasses][]int32
-	waiting [bufferClasses]fifo.List
+	waiting [bufferClasses]list.List
 }
 
 func classOf(buffer int32) int {
@@ -36,31 +37,35 @@ func classOf(buffer int32) int {
 	return longestClass
 }
 
-// roomFor is the size of a buffer for a record of n bytes that may begin anywhere in a block.
+// roomFor is the length of a buffer for a record of n bytes that may begin anywhere in a block.
 func (m *Machine) roomFor(n int) int { return format.RoundUp(n+2*m.BlockSize, 4096) }
 
-// makeBuffers allocates all of them.
-func (m *Machine) makeBuffers() {
+// makeBuffers allocates all buffers.
+//
+// Errors: space.ErrNoMemory.
+func (m *Machine) makeBuffers() error {
+	mem := space.Buffers{Alloc: m.Alloc}
 	for i := range m.ops {
-		m.ops[i].buf = m.Alloc(m.roomFor(smallRecord))
+		m.ops[i].buf = mem.Take("a read of a short record", m.roomFor(smallRecord))
 	}
 	b := &m.borrowed
-	b.waiting = [bufferClasses]fifo.List{fifo.None, fifo.None}
+	b.waiting = [bufferClasses]list.List{list.None, list.None}
 	for i := range int32(mediumBuffers + longestBuffers) {
 		c, n := classOf(i), mediumRecord
 		if c == longestClass {
 			n = format.ValueBytes(max(m.MaxValueBytes, format.MaxSegmentBytes))
 		}
-		b.all = append(b.all, m.Alloc(m.roomFor(n)))
+		b.all = append(b.all, mem.Take("reads of long records", m.roomFor(n)))
 		b.free[c] = append(b.free[c], i)
 	}
+	return mem.Err
 }
 
-// memory returns room for a record of n bytes, or nil: the op is on the list of those that wait.
+// memory returns a buffer for a record of n bytes. If there is none it returns nil, and the op waits for one.
 func (m *Machine) memory(i int32, n int) []byte {
 	o, b := &m.ops[i], &m.borrowed
 	n = m.roomFor(n)
-	if o.big != nobody && len(b.all[o.big]) >= n {
+	if o.big != none && len(b.all[o.big]) >= n {
 		return b.all[o.big]
 	}
 	m.giveBack(i)
@@ -80,15 +85,15 @@ func (m *Machine) memory(i int32, n int) []byte {
 	return b.all[o.big]
 }
 
-// giveBack ends the borrowing of an op, and lets one that waits go on.
+// giveBack returns the larger buffer of an op, if it has one, and continues an op that waits for it.
 func (m *Machine) giveBack(i int32) {
 	o, b := &m.ops[i], &m.borrowed
-	if o.big == nobody {
+	if o.big == none {
 		return
 	}
 	c := classOf(o.big)
 	b.free[c] = append(b.free[c], o.big)
-	o.big = nobody
+	o.big = none
 	if b.waiting[c].N == 0 {
 		return
 	}
@@ -102,9 +107,9 @@ func (m *Machine) giveBack(i int32) {
 	}
 }
 
-// bytesOf returns what was read for the op, from its record on.
+// bytesOf returns the bytes that were read for an op, starting with its record.
 func (m *Machine) bytesOf(o *op) []byte {
-	if o.big != nobody {
+	if o.big != none {
 		return m.borrowed.all[o.big][o.lead:]
 	}
 	return o.buf[o.lead:]

@@ -10,9 +10,9 @@ import (
 	"jbofd/internal/nvme"
 )
 
-// A List goes through the keys in the order of their hashes with the bits reversed: a segment is what has the same
-// low bits, and so it is a range of this order before and after a split. Keys of one hash stand in the order
-// of their bytes.
+// A List returns the keys in the order of their bit-reversed hashes. The keys of a segment share the low bits of their
+// hashes, so that a segment is a contiguous range of this order, before and after a split. Keys with the same hash are
+// ordered by their bytes.
 
 // listed is a key of the segment that is being listed.
 type listed struct {
@@ -20,7 +20,7 @@ type listed struct {
 	item     int
 }
 
-// beginList begins a List at its key.
+// beginList starts a List at its key.
 func (m *Machine) beginList(i int32) {
 	o := &m.ops[i]
 	o.position = 0
@@ -31,7 +31,7 @@ func (m *Machine) beginList(i int32) {
 	m.list(i)
 }
 
-// list reads the segment of the position where a List is.
+// list reads the segment at the position of a List, skipping empty ones.
 func (m *Machine) list(i int32) {
 	o := &m.ops[i]
 	for {
@@ -47,7 +47,7 @@ func (m *Machine) list(i int32) {
 	m.readSegment(i)
 }
 
-// nextSegment moves the position behind its segment, and reports whether there is anything.
+// nextSegment moves the position behind its segment and reports whether there is another one.
 func (m *Machine) nextSegment(o *op) bool {
 	width := uint64(1) << (64 - m.Table.Bits(o.segment))
 	o.position = o.position&^(width-1) + width
@@ -55,7 +55,7 @@ func (m *Machine) nextSegment(o *op) bool {
 	return o.position != 0
 }
 
-// listRead takes the segment that was read.
+// listRead handles the end of the read of a segment.
 func (m *Machine) listRead(i int32) {
 	o := &m.ops[i]
 	if m.Table.Segment(bits.Reverse64(o.position)) != o.segment || m.elsewhere(o) {
@@ -72,14 +72,14 @@ func (m *Machine) listRead(i int32) {
 	}
 }
 
-// listSegment appends the keys of a segment from the position on, and reports whether all found room.
+// listSegment appends the keys of a segment, starting at the position, and reports whether all of them fit.
 func (m *Machine) listSegment(o *op, seg format.Segment) bool {
 	found := m.listed[:0]
 	for off := format.SegmentHeaderBytes; off < seg.LengthBytes(); {
 		it := seg.Item(off)
 		hash := format.HashKey(m.HashSeed, it.Key())
 		position := bits.Reverse64(hash)
-		// A key that a split has taken away is not here any more.
+		// Keys that a split has moved to another segment are still in the record, but do not belong to it.
 		if m.Table.Segment(hash) == o.segment && (position > o.position || position == o.position && bytes.Compare(it.Key(), o.key[:o.keyLen]) >= 0) {
 			found = append(found, listed{position: position, item: off})
 		}

@@ -1,16 +1,17 @@
-// Package lookup is the reading side of a key-value store: a machine that finds values, and lists keys.
+// Package lookup is the reading side of a key-value store: the table of segments (SegTbl), and a machine that finds
+// values and lists keys.
 //
-//	Begin ──> segment's place (SegTbl) ──> read segment ──> find the key ──> read value ──> Done
+//	Begin ──> entry in the SegTbl ──> read segment ──> find the key ──> read value ──> Done
 //
-// It changes nothing. What it reads may be moved meanwhile, and its place written again: every record is checked,
-// and one that is not what it should be is looked for again if the SegTbl says something else by then.
+// The machine changes nothing. While it reads, a segment or value may be moved and its place be written again.
+// Therefore every record is checked, and if one is not valid the lookup starts again in case the SegTbl has changed.
 package lookup
 
 import (
-	"jbofd/internal/kvstore/chunks"
-	"jbofd/internal/kvstore/fifo"
 	"jbofd/internal/kvstore/format"
-	"jbofd/internal/kvstore/segtbl"
+	"jbofd/internal/kvstore/space"
+	"jbofd/internal/list"
+	"jbofd/internal/tenant"
 )
 
 // Op is what a Request asks for.
@@ -20,116 +21,117 @@ type Op uint8
 const (
 	// Get copies the value to Request.Value, as much as fits.
 	Get Op = iota
-	// Exist looks for the key.
+	// Exist reports whether the key exists.
 	Exist
 	// List fills Request.Value with keys.
 	List
 )
 
-// Result is how a Request ended.
+// Result is the outcome of a Request.
 type Result uint8
 
 // Results.
 const (
 	// Found: done.
 	Found Result = iota
-	// NotFound: there is no such key.
+	// NotFound: the key does not exist.
 	NotFound
 	// DeviceError: a read failed.
 	DeviceError
-	// Corrupt: what was read is not what was written.
+	// Corrupt: a record is damaged.
 	Corrupt
 )
 
-// Request is what to read. It is copied by Begin, but Value is the Machine's until Done.
+// Request is copied by Begin, but the memory of Value belongs to the Machine until Done.
 type Request struct {
 	Op     Op
 	Tag    uint64
-	Tenant uint32
+	Tenant tenant.ID
 	Key    []byte
 	Value  []byte
-	// Room, if set, is asked for the memory of a value that Value is too short for, when its length is known and
-	// before it is read: a Get need not bring any. Without an answer the Request ends as Found, and nothing is copied.
+	// Room, if set, is called when a Get has found that its value is longer than Value, before the value is read. It
+	// returns memory for it. If it returns nil, the Request ends as Found and nothing is copied.
 	Room func(length int) []byte
 }
 
-// Host does for a Machine what it cannot do itself.
+// Host is what a Machine needs of the store.
 type Host interface {
-	// ReadFor asks for a read, for a tenant; then Read is to be called with the slot.
-	ReadFor(slot int32, tenant uint32, offset int64, buf []byte)
-	// Done ends a Request. length is the whole length of the value, or of the list.
+	// ReadFor starts a read in the name of a tenant. Machine.Read must be called with the slot when it has ended.
+	ReadFor(slot int32, tenant tenant.ID, offset int64, buf []byte)
+	// Done ends a Request. The length is that of the whole value, or of the list.
 	Done(tag uint64, r Result, length int)
-	// Damaged says that a live record, of a segment or (hash is that of the key) of a value, is not what was written.
+	// Damaged reports a live record that is damaged: a segment, or a value if hash is the hash of its key.
 	Damaged(offset int64, segment uint32, hash uint64)
 }
 
-// Config of a Machine. Table and Pool are the store's.
+// Config describes a Machine. Table and Pool belong to the store.
 type Config struct {
 	Host      Host
-	Table     *segtbl.Table
-	Pool      *chunks.Pool
+	Table     *SegTbl
+	Pool      *space.Pool
 	HashSeed  uint64
 	BlockSize int
-	// Requests is how many may be in progress, MaxValueBytes the length of the longest value.
+	// Requests is how many may be in progress. MaxValueBytes is the length of the longest value.
 	Requests, MaxValueBytes int
-	// Alloc returns n bytes for I/O.
-	Alloc func(n int) []byte
+	// Alloc returns memory for I/O.
+	Alloc space.Alloc
 }
 
-// Machine is the reading side of a store.
+// Machine finds values and lists keys.
 type Machine struct {
 	Config
 	ops []op
-	// links are of free and of the lists of those that wait for memory.
-	links fifo.Links
-	free  fifo.List
-	// listed is for a List to sort a segment's keys.
+	// links are those of free and of the lists of ops that wait for memory.
+	links list.Links
+	free  list.List
+	// listed is where a List sorts the keys of a segment.
 	listed   []listed
 	borrowed borrowed
 }
 
-const nobody = fifo.Nobody
+const none = list.NoRecord
 
 type op struct {
 	kind   Op
 	keyLen uint8
 	key    [format.MaxKey]byte
 	tag    uint64
-	tenant uint32
+	tenant tenant.ID
 	hash   uint64
-	// value is where it goes, length its whole length.
+	// value is the request's memory, length the length of the whole value.
 	value  []byte
 	room   func(length int) []byte
 	length uint32
-	// entry is what the SegTbl said when segment was asked for, life the epoch of its chunk then, epoch that of the
-	// value's, and lead where in the buffer the record begins.
-	entry   segtbl.Entry
+	// entry is the SegTbl's entry of segment when its read was started, life the epoch of its chunk at that time, and
+	// epoch that of the value's chunk. lead is the offset of the record in the buffer.
+	entry   Entry
 	segment uint32
 	life    uint32
 	epoch   uint32
 	lead    uint32
-	place   int64 // of the value; 0: the segment is being read
-	// position is how far a List is.
+	place   int64 // offset of the value in the partition; 0: the segment is being read
+	// position is how far a List has come.
 	position uint64
 	buf      []byte
-	big      int32 // the buffer that it has borrowed
+	big      int32 // the larger buffer that the op has taken, or none
 }
 
 // New makes a Machine.
-func New(cfg Config) *Machine {
-	m := &Machine{Config: cfg, ops: make([]op, cfg.Requests), links: make(fifo.Links, cfg.Requests), free: fifo.None, listed: make([]listed, 0, 256)}
+//
+// Errors: space.ErrNoMemory.
+func New(cfg Config) (*Machine, error) {
+	m := &Machine{Config: cfg, ops: make([]op, cfg.Requests), links: make(list.Links, cfg.Requests), free: list.None, listed: make([]listed, 0, 256)}
 	for i := range m.ops {
-		m.ops[i].big = nobody
+		m.ops[i].big = none
 		m.links.Push(&m.free, int32(i))
 	}
-	m.makeBuffers()
-	return m
+	return m, m.makeBuffers()
 }
 
-// Busy is how many Requests are in progress.
+// Busy is the number of Requests in progress.
 func (m *Machine) Busy() int { return len(m.ops) - m.free.N }
 
-// Begin takes a Request and reports whether there was room for it.
+// Begin starts a Request and reports whether there was room for it.
 //
 // hot: 0 allocs
 func (m *Machine) Begin(r *Request) bool {
@@ -140,7 +142,7 @@ func (m *Machine) Begin(r *Request) bool {
 	o := &m.ops[i]
 	*o = op{
 		kind: r.Op, tag: r.Tag, tenant: r.Tenant, keyLen: uint8(len(r.Key)), hash: format.HashKey(m.HashSeed, r.Key),
-		value: r.Value, room: r.Room, buf: o.buf, big: nobody,
+		value: r.Value, room: r.Room, buf: o.buf, big: none,
 	}
 	copy(o.key[:], r.Key)
 	if o.kind == List {
@@ -151,7 +153,7 @@ func (m *Machine) Begin(r *Request) bool {
 	return true
 }
 
-// Read ends a read that was asked for.
+// Read ends a read that was started by Host.ReadFor.
 //
 // hot: 0 allocs
 func (m *Machine) Read(slot int32, ok bool) {
@@ -167,7 +169,7 @@ func (m *Machine) Read(slot int32, ok bool) {
 	}
 }
 
-// lookup begins a Get or Exist, or begins it again.
+// lookup starts a Get or Exist, or starts it again.
 func (m *Machine) lookup(i int32) {
 	o := &m.ops[i]
 	o.segment = m.Table.Segment(o.hash)
@@ -178,7 +180,7 @@ func (m *Machine) lookup(i int32) {
 	m.readSegment(i)
 }
 
-// readSegment reads the segment at entry.
+// readSegment reads the segment at the op's entry.
 func (m *Machine) readSegment(i int32) {
 	o := &m.ops[i]
 	o.place = 0
@@ -186,7 +188,7 @@ func (m *Machine) readSegment(i int32) {
 	m.read(i, o.entry.Offset(), o.entry.MaxBytes())
 }
 
-// read reads the blocks around n bytes, as soon as there is memory for them.
+// read reads the blocks that contain n bytes, as soon as there is a buffer for them.
 func (m *Machine) read(i int32, offset int64, n int) {
 	if buf := m.memory(i, n); buf != nil {
 		o := &m.ops[i]
@@ -196,17 +198,17 @@ func (m *Machine) read(i int32, offset int64, n int) {
 	}
 }
 
-// lifeOf is the epoch of the chunk of a segment.
-func (m *Machine) lifeOf(e segtbl.Entry) uint32 { return m.Pool.Chunks[m.Pool.Of(e.Offset())].Epoch }
+// lifeOf is the epoch of the chunk that contains a segment.
+func (m *Machine) lifeOf(e Entry) uint32 { return m.Pool.Chunks[m.Pool.Of(e.Offset())].Epoch }
 
-// elsewhere reports that the segment is not any more where it was when it was asked for: in another place, or in the same one of a
-// chunk that has been used again since.
+// elsewhere reports that the segment has moved since its read was started: to another place, or back to the same place
+// of a chunk that has been used again since.
 func (m *Machine) elsewhere(o *op) bool {
 	e := m.Table.Get(o.segment)
 	return e != o.entry || m.lifeOf(e) != o.life
 }
 
-// check returns the segment that was read, or nil: then the op has ended.
+// check returns the segment that was read. If it is damaged check ends the op and returns nil.
 func (m *Machine) check(i int32) format.Segment {
 	o := &m.ops[i]
 	seg := format.Segment(m.bytesOf(o))
@@ -218,7 +220,7 @@ func (m *Machine) check(i int32) format.Segment {
 	return seg
 }
 
-// lookupRead takes the segment that was read. If it is elsewhere by now, what was read may be anything.
+// lookupRead handles the end of the read of a segment. If the segment has moved the bytes may be anything.
 func (m *Machine) lookupRead(i int32) {
 	o := &m.ops[i]
 	if m.Table.Segment(o.hash) != o.segment || m.elsewhere(o) {
@@ -268,7 +270,7 @@ func (m *Machine) valueRead(i int32) {
 		copy(o.value, v.Data())
 		m.finish(i, Found)
 	case m.Table.Segment(o.hash) != o.segment || m.elsewhere(o):
-		// It was moved or replaced, and its chunk written again.
+		// The value was moved or replaced, and its chunk has been written again.
 		m.lookup(i)
 	default:
 		m.Host.Damaged(o.place, o.segment, o.hash)
@@ -282,5 +284,5 @@ func (m *Machine) finish(i int32, r Result) {
 	o.value, o.room = nil, nil
 	m.giveBack(i)
 	m.Host.Done(o.tag, r, int(o.length))
-	m.links.PushFront(&m.free, i) // its buffer is in the cache
+	m.links.PushFront(&m.free, i) // the op that was used last is used next: its buffer is in the CPU's cache
 }

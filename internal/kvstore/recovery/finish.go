@@ -1,35 +1,46 @@
 package recovery
 
 import (
-	"jbofd/internal/kvstore/chunks"
 	"jbofd/internal/kvstore/format"
-	"jbofd/internal/kvstore/segtbl"
-	"jbofd/internal/kvstore/setup"
+	"jbofd/internal/kvstore/lookup"
+	"jbofd/internal/kvstore/space"
+	"jbofd/internal/uuid"
 )
 
-// Fresh is the Image of a new store. super is where its superblock will be.
-func Fresh(super format.Superblock, cfg *setup.Config) *Image {
+// FormatConfig describes a store that is made new. The fields are those of the superblock.
+type FormatConfig struct {
+	BlockSize      int
+	PartitionBytes int64
+	ChunkBytes     int64
+	HashSeed       uint64
+	UUID           uuid.UUID
+	// SegTbl is the memory of the table.
+	SegTbl []byte
+}
+
+// Fresh returns the Image of a new store and fills in its superblock, super.
+func Fresh(super format.Superblock, cfg *FormatConfig) *Image {
 	super.SetBlockSize(cfg.BlockSize)
 	super.SetUUID(cfg.UUID)
 	super.SetPartitionBytes(cfg.PartitionBytes)
 	super.SetHashSeed(cfg.HashSeed)
 	super.SetChunkBytes(cfg.ChunkBytes)
-	image := &Image{Super: super, Pool: chunks.New(super), Table: segtbl.New(cfg.SegTbl), Version: 1}
-	image.Table.Grow(segtbl.First)
+	image := &Image{Super: super, Pool: space.New(super), Table: lookup.NewSegTbl(cfg.SegTbl), Version: 1}
+	image.Table.Grow(lookup.FirstSegments)
 	for l := range image.Tails {
 		image.Tails[l].Chunk = none
 	}
 	return image
 }
 
-// Write is what a Finish asks for: a write, or a flush if Buf is nil.
+// Write is a write that a Finish asks for, or a flush if Buf is nil.
 type Write struct {
 	Offset int64
 	Buf    []byte
 }
 
-// Finish is what is written before a partition is open, one I/O after the other. A flush ends it: what was found must not be lost any more,
-// even if it was only in the device's cache.
+// Finish is what has to be written before a partition is open, one I/O after the other. The last one is a flush: what
+// was found must not be lost any more, even if it was only in the device's cache.
 type Finish struct {
 	super          format.Superblock
 	partitionBytes int64
@@ -38,8 +49,9 @@ type Finish struct {
 	mending bool
 }
 
-// NewFinish is for a partition that was read. If only one superblock is sound and says what counts, the other one
-// is written again, for nothing may be given up of what it says.
+// NewFinish returns the Finish of a partition that was read. If only one superblock is valid and names the checkpoint,
+// the other one is written first, because nothing of an older checkpoint may be given up as long as its superblock
+// might count.
 func NewFinish(super format.Superblock, partitionBytes int64, oneCopy bool) *Finish {
 	f := &Finish{super: super, partitionBytes: partitionBytes, mending: oneCopy}
 	if oneCopy {
@@ -48,8 +60,8 @@ func NewFinish(super format.Superblock, partitionBytes int64, oneCopy bool) *Fin
 	return f.thenFlush()
 }
 
-// NewFormat is for a new store. The superblock that is read last is erased first, with blank, so that no older store is
-// found in place of this one.
+// NewFormat returns the Finish of a new store. First the superblock that is written last is erased with blank, so that
+// no older store is found in place of this one.
 func NewFormat(super format.Superblock, partitionBytes int64, blank []byte) *Finish {
 	f := &Finish{super: super, partitionBytes: partitionBytes}
 	f.writes = append(f.writes, func() Write { return Write{Offset: format.SuperblockOffset(2, partitionBytes), Buf: blank} })
@@ -70,7 +82,7 @@ func (f *Finish) write(generation uint64) Write {
 	return Write{Offset: format.SuperblockOffset(generation, f.partitionBytes), Buf: f.super}
 }
 
-// Next returns the next I/O; ok: there is one.
+// Next returns the next I/O. Without one, ok is false.
 func (f *Finish) Next() (w Write, ok bool) {
 	if len(f.writes) == 0 {
 		return Write{}, false
@@ -80,8 +92,8 @@ func (f *Finish) Next() (w Write, ok bool) {
 	return next(), true
 }
 
-// Done takes the end of the I/O and returns why the partition cannot be opened, if it cannot. A superblock that could not be mended
-// is written by the next checkpoint, in the same place.
+// Done ends the I/O and returns why the partition cannot be opened, if so. If the second superblock could not be
+// written, the next checkpoint writes it, in the same place.
 func (f *Finish) Done(err error) error {
 	if f.mending {
 		if f.mending = false; err != nil {

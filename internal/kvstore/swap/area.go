@@ -3,67 +3,68 @@ package swap
 import (
 	"jbofd/internal/invariants"
 	"jbofd/internal/kvstore/format"
-	"jbofd/internal/kvstore/swap/guest"
 	"jbofd/internal/pipeline"
+	"jbofd/internal/tenant"
+	"jbofd/internal/uuid"
 )
 
 // Append asks an Area to write a record.
 type Append struct {
-	// Home is the number that Attach gave.
-	Home int
-	Kind guest.Kind
-	Key  []byte
-	// Value is copied when the Area has taken the Append.
+	// Source is the number that Attach gave.
+	Source int
+	Kind   format.SwapKind
+	Key    []byte
+	// Value is copied when the Area takes the Append.
 	Value []byte
 	// Tag comes back in the Outcomes; Tenant in the I/O.
 	Tag    uint32
-	Tenant uint32
+	Tenant tenant.ID
 }
 
-// Result is what became of an Append.
+// Result is the outcome of an Append.
 type Result uint8
 
 // Results.
 const (
-	// Stored: the record is durable.
+	// Stored: the record is durable, so that the PUT may be answered.
 	Stored Result = iota
-	// Refused: there is no room or the device fails. Nothing was or will be written.
+	// Refused: there is no space, or the device fails. Nothing was or will be written.
 	Refused
-	// Doubtful: writing has failed and is tried again. A restart may find the record or not; when it is durable at last,
-	// Stored follows with the same tag.
-	Doubtful
+	// Indeterminate: the write has failed and is tried again. A restart may find the record or not. When it is durable
+	// at last, Stored follows with the same tag.
+	Indeterminate
 )
 
 // Outcome answers an Append.
 type Outcome struct {
-	Home int
-	Tag  uint32
-	// Result is what happened. Outcomes of one area come in the order of the log.
+	Source int
+	Tag    uint32
+	// Result is what happened. Outcomes of one area are in the order of the log.
 	Result Result
-	// Place is where in the log the record is, if Stored, At how far behind its group's beginning, and End where
-	// the group ends.
+	// Place is the place of a Stored record in the log, At its offset in its group, and End the end of the group.
 	Place, End uint64
 	At         uint32
 }
 
-// AreaActions is what an Area's Turn wants done. The driver keeps it and empties the slices.
+// AreaActions are what an Area's Turn wants done. The driver keeps the value and empties the slices.
 type AreaActions struct {
-	// IOs are in the area; at most one of the groups and one of the superblock are under way.
+	// IOs are in the area. At most one group and one superblock are under way. They are FUA where the device has a
+	// volatile cache: an Outcome with Stored promises that the record survives a loss of power.
 	IOs      []IO
 	Outcomes []Outcome
-	// WakeNS is when Turn is to be called at the latest even if nothing happens; 0: never.
+	// WakeNS is when Turn must be called at the latest, even if nothing happens before; 0: never.
 	WakeNS int64
 }
 
 // IO is a request to a device. Offset and length are whole blocks.
 type IO struct {
-	// Area is whose it is in the Home's list of areas, -1 for the home's own partition. An Area leaves it 0.
+	// Area is an index in SourceConfig.Areas, or -1 for the source's own partition. In the actions of an Area it is 0.
 	Area int
-	// Op is pipeline.Read or Write. FUA: complete only when durable.
+	// Op is pipeline.Read or Write. FUA: the write must not complete before it is durable.
 	Op         pipeline.Op
 	FUA        bool
 	Background bool
-	Tenant     uint32
+	Tenant     tenant.ID
 	Offset     int64
 	// Buf belongs to the device until Complete.
 	Buf []byte
@@ -75,41 +76,44 @@ type IO struct {
 const (
 	groupTag = iota
 	superTag
-	// AreaTags is how many there are.
+	// AreaTags is the number of tags.
 	AreaTags
 )
 
 const (
-	// maxFailures is after how many failed writes of a group those in it are told, and retryNS how long
-	// after a failure it is tried again: at first at once, as a device may have dropped one request.
+	// maxFailures is how many writes of a group may fail before the outcome of its records becomes indeterminate.
+	// retryNS is how long after a failure the next write follows. The first follows at once, because a device may have
+	// dropped one request.
 	maxFailures = 3
 	retryNS     = 100e6
 	// headParts: LogHead is written to a superblock when this part of the log has become free.
 	headParts = 16
-	// deleteParts is the part of the log that only Deletes may use.
+	// deleteParts: this part of the log is reserved for Deletes.
 	deleteParts = 16
 )
 
-// Area is the machine of one swap area: it appends what homes send, and forgets what they have released. Made
-// by OpenArea.
+// Area is the machine of one swap area. It appends the records that sources send, and reuses the space of those that
+// they have released. OpenArea makes one.
 type Area struct {
 	cfg   AreaConfig
-	log   guest.Log
-	super guest.Superblock
+	log   format.SwapLog
+	super format.AreaSuperblock
 	now   int64
 	out   []Outcome
-	// head is where the log begins as the superblock has it: what is before may be overwritten. tail is where the next group
-	// goes, durable where the log ends for sure.
-	// Invariant: head <= durable <= tail <= head + log.LenBytes
+	// head is LogHead as the durable superblock has it: what is before it may be overwritten. tail is where the next
+	// group goes, and durable the end of the last durable group. Invariant: head <= durable <= tail <= head +
+	// log.LenBytes
 	head, tail, durable uint64
-	homes               []homeOfArea
-	// open takes records, flight is being written, or will be again at retryNS after so many failures.
+	sources             []sourceState
+	// open is the group to which records are appended. While flying is set, flight is the group that is being written
+	// (atDevice) or will be written again at retryNS.
 	open, flight group
 	flying       bool
 	failures     int
 	atDevice     bool
 	retryNS      int64
-	// superWriting: a superblock with newHead is being written; short: somebody was refused since, superRetryNS: not before.
+	// superWriting: a superblock with newHead is being written. short: a source lacks space, so that LogHead should
+	// advance as soon as it can. superRetryNS is when to try again after a failure.
 	superWriting bool
 	newHead      uint64
 	short        bool
@@ -117,27 +121,27 @@ type Area struct {
 	stats        AreaStats
 }
 
-// AreaStats count since the opening, but for LiveBytes and LogBytes, which are as of now.
+// AreaStats are counters since the opening, except LiveBytes and LogBytes, which are current values.
 type AreaStats struct {
-	// Records were stored in Groups, WrittenBytes with all that is around them.
+	// Records were stored in Groups, for which WrittenBytes were written.
 	Records, Groups, WrittenBytes int64
-	// Refusals are Appends for which there was no room, Failures groups that could not be written.
+	// Refusals are Appends for which there was no space, Failures groups that could not be written.
 	Refusals, Failures int64
-	// LiveBytes is how much of LogBytes lies between LogHead and LogTail.
+	// LiveBytes of the log's LogBytes lie between LogHead and LogTail.
 	LiveBytes, LogBytes int64
 }
 
-// homeOfArea is what an area knows of a home.
-type homeOfArea struct {
-	uuid [16]byte
-	// released: no record before counts. last is the place of the newest record; 0 if there is none.
+// sourceState is what an area knows about a source.
+type sourceState struct {
+	id uuid.UUID
+	// released: no record before this place counts. last is the place of the newest record, 0 if there is none.
 	released, last uint64
 	attached       bool
-	// guests are what was found at the opening, until the home has taken them.
-	guests map[guestKey]Guest
+	// records are those that the opening has found, until the source attaches.
+	records map[recordKey]FoundRecord
 }
 
-// group is a group being filled or written.
+// group is a group that is being filled or written.
 type group struct {
 	buf  []byte
 	used int
@@ -146,71 +150,71 @@ type group struct {
 
 // recordOf is a record of a group.
 type recordOf struct {
-	home int
-	tag  uint32
-	at   uint32
+	source int
+	tag    uint32
+	at     uint32
 }
 
-// Attachment is what a home gets when it comes to an area.
+// Attachment is what a source gets when it attaches to an area.
 type Attachment struct {
-	// Home is the home's number there.
-	Home int
-	// Guests are the newest records of all its keys that were found, in the order of the log.
-	Guests []Guest
-	// Tail is where the log ends for sure.
+	// Source is the number of the source in the area.
+	Source int
+	// Records are the newest records of all keys of the source that were found, in the order of the log.
+	Records []FoundRecord
+	// Tail is the end of the last durable group.
 	Tail uint64
 }
 
-// Attach brings a home to the area. A home with guests can come again only after the area was opened again, because
-// only that finds them.
+// Attach connects a source with the area. A source that has records here can attach again only after the area was
+// opened again, because only the opening finds them.
 //
 // Errors: ErrAttached.
-func (a *Area) Attach(home [16]byte) (Attachment, error) {
-	n := a.homeOf(home)
-	h := &a.homes[n]
-	if h.attached && h.live() {
+func (a *Area) Attach(source uuid.UUID) (Attachment, error) {
+	n := a.sourceOf(source)
+	st := &a.sources[n]
+	if st.attached && st.live() {
 		return Attachment{}, ErrAttached
 	}
-	h.attached = true
-	at := Attachment{Home: n, Guests: inOrder(h.guests), Tail: a.durable}
-	h.guests = nil
+	st.attached = true
+	at := Attachment{Source: n, Records: inOrder(st.records), Tail: a.durable}
+	st.records = nil
 	return at, nil
 }
 
-// homeOf returns the number of a home.
-func (a *Area) homeOf(home [16]byte) int {
-	for i := range a.homes {
-		if a.homes[i].uuid == home {
+// sourceOf returns the number of a source.
+func (a *Area) sourceOf(source uuid.UUID) int {
+	for i := range a.sources {
+		if a.sources[i].id == source {
 			return i
 		}
 	}
-	a.homes = append(a.homes, homeOfArea{uuid: home})
-	return len(a.homes) - 1
+	a.sources = append(a.sources, sourceState{id: source})
+	return len(a.sources) - 1
 }
 
-// Release says that no record of a home before place counts any more, which is the beginning or the end of a
+// Release says that no record of a source before place counts any more. The place is the beginning or the end of a
 // group.
-func (a *Area) Release(home int, place uint64) {
-	h := &a.homes[home]
-	h.released = max(h.released, place)
+func (a *Area) Release(source int, place uint64) {
+	st := &a.sources[source]
+	st.released = max(st.released, place)
 }
 
-// UUID is the area's.
-func (a *Area) UUID() [16]byte { return a.super.UUID() }
+// UUID identifies the area.
+func (a *Area) UUID() uuid.UUID { return a.super.UUID() }
 
-// Log says how places become offsets.
-func (a *Area) Log() guest.Log { return a.log }
+// Log translates the area's places to offsets.
+func (a *Area) Log() format.SwapLog { return a.log }
 
-// Failing reports that writing fails: new records are refused.
+// Failing reports that writes fail, so that new records are refused.
 func (a *Area) Failing() bool { return a.failures >= maxFailures }
 
-// Used is the part of the log in use, in thousandths.
+// Used is the used part of the log, in thousandths.
 func (a *Area) Used() int { return int((a.tail - a.head) * 1000 / a.log.LenBytes) }
 
 // Idle reports that nothing is under way.
 func (a *Area) Idle() bool { return !a.flying && a.open.used == 0 && !a.superWriting }
 
-// Stop asks for a superblock that spares the next opening what nobody wants any more. No Append may follow.
+// Stop asks for a superblock that spares the next opening the records that do not count any more. No Append may follow.
 func (a *Area) Stop() { a.short = true }
 
 // Stats returns the counters.
@@ -220,12 +224,12 @@ func (a *Area) Stats() AreaStats {
 	return s
 }
 
-// Submit takes an Append, or reports that it must be brought again after a Turn with completions: in the order
-// in which they are brought, records stand in the log.
+// Submit takes an Append, or reports that it must be submitted again after a Turn with completions. Records are in the
+// log in the order in which they were submitted.
 //
 // hot: 0 allocs
 func (a *Area) Submit(p *Append) bool {
-	n := guest.RecordBytes(len(p.Value))
+	n := format.SwapRecordBytes(len(p.Value))
 	g := &a.open
 	switch {
 	case a.Failing():
@@ -240,18 +244,18 @@ func (a *Area) Submit(p *Append) bool {
 		return true
 	}
 	if g.used == 0 {
-		g.used = guest.GroupHeaderBytes
+		g.used = format.SwapGroupHeaderBytes
 	}
-	r := guest.Record(g.buf[g.used : g.used+n])
-	clear(r[:guest.RecordHeaderBytes])
-	clear(r[n-guest.RecordUnit:])
+	r := format.SwapRecord(g.buf[g.used : g.used+n])
+	clear(r[:format.SwapRecordHeaderBytes])
+	clear(r[n-format.SwapRecordUnit:])
 	r.SetKind(p.Kind)
 	r.SetKey(p.Key)
-	r.SetHome(a.homes[p.Home].uuid)
+	r.SetSource(a.sources[p.Source].id)
 	r.SetValueLen(len(p.Value))
 	r.SetAt(uint32(g.used))
 	copy(r.Value(), p.Value)
-	g.of = append(g.of, recordOf{home: p.Home, tag: p.Tag, at: uint32(g.used)})
+	g.of = append(g.of, recordOf{source: p.Source, tag: p.Tag, at: uint32(g.used)})
 	if len(g.of) == 1 {
 		a.cfg.tenant = p.Tenant
 	}
@@ -260,20 +264,20 @@ func (a *Area) Submit(p *Append) bool {
 }
 
 func (a *Area) refuse(p *Append) {
-	a.out = append(a.out, Outcome{Home: p.Home, Tag: p.Tag, Result: Refused})
+	a.out = append(a.out, Outcome{Source: p.Source, Tag: p.Tag, Result: Refused})
 }
 
 // room reports whether the open group may become n bytes longer.
-func (a *Area) room(k guest.Kind, n int) bool {
-	size := uint64(format.RoundUp(max(a.open.used, guest.GroupHeaderBytes)+n, a.super.BlockSize()))
+func (a *Area) room(k format.SwapKind, n int) bool {
+	size := uint64(format.RoundUp(max(a.open.used, format.SwapGroupHeaderBytes)+n, a.super.BlockSize()))
 	reserve := uint64(0)
-	if k != guest.Delete {
+	if k != format.SwapDelete {
 		reserve = a.log.LenBytes / deleteParts
 	}
 	return a.placeFor(size)+size+reserve <= a.head+a.log.LenBytes
 }
 
-// placeFor is where a group of that length goes.
+// placeFor returns the place of a group of that length.
 func (a *Area) placeFor(size uint64) uint64 {
 	if a.log.Rest(a.tail) < size {
 		return a.log.NextLap(a.tail)
@@ -281,7 +285,7 @@ func (a *Area) placeFor(size uint64) uint64 {
 	return a.tail
 }
 
-// Complete takes the completion of an I/O.
+// Complete ends an I/O.
 //
 // hot: 0 allocs
 func (a *Area) Complete(tag uint32, err error) {
@@ -300,7 +304,7 @@ func (a *Area) Complete(tag uint32, err error) {
 		a.failures++
 		a.stats.Failures++
 		if a.failures == maxFailures {
-			a.tell(&a.flight, Doubtful)
+			a.tell(&a.flight, Indeterminate)
 			a.tell(&a.open, Refused)
 			a.open.reset()
 		}
@@ -319,19 +323,19 @@ func (a *Area) Complete(tag uint32, err error) {
 
 func (g *group) reset() { g.used, g.of = 0, g.of[:0] }
 
-// tell ends, or goes on with, all of a group.
+// tell reports a result for all records of a group.
 func (a *Area) tell(g *group, r Result) {
 	place := uint64(0)
 	if r == Stored {
-		place = guest.Group(g.buf).Place()
+		place = format.SwapGroup(g.buf).Place()
 	}
 	for _, o := range g.of {
-		a.out = append(a.out, Outcome{Home: o.home, Tag: o.tag, Result: r, Place: place + uint64(o.at), End: a.durable, At: o.at})
+		a.out = append(a.out, Outcome{Source: o.source, Tag: o.tag, Result: r, Place: place + uint64(o.at), End: a.durable, At: o.at})
 	}
 }
 
-// Turn does what became possible and appends what it wants done to out. The driver calls it after a batch of
-// Submit, Complete and Release and when WakeNS has come.
+// Turn does everything that has become possible and appends what it wants done to out. The driver calls it after each
+// batch of Submit, Complete and Release, and at WakeNS.
 //
 // hot: 0 allocs
 func (a *Area) Turn(nowNS int64, out *AreaActions) {
@@ -345,7 +349,7 @@ func (a *Area) Turn(nowNS int64, out *AreaActions) {
 	if a.flying && !a.atDevice {
 		if nowNS >= a.retryNS {
 			a.atDevice = true
-			g := guest.Group(a.flight.buf)
+			g := format.SwapGroup(a.flight.buf)
 			out.IOs = append(out.IOs, IO{Op: pipeline.Write, FUA: a.cfg.FUA, Tenant: a.cfg.flightTenant, Offset: a.log.Offset(g.Place()), Buf: g[:g.LengthBytes()], Tag: groupTag})
 		} else {
 			out.WakeNS = a.retryNS
@@ -360,19 +364,19 @@ func (a *Area) place() {
 	a.flying = true
 	a.cfg.flightTenant = a.cfg.tenant
 	f := &a.flight
-	g := guest.Group(f.buf)
+	g := format.SwapGroup(f.buf)
 	size := format.RoundUp(f.used, a.super.BlockSize())
 	clear(g[f.used:size])
-	clear(g[:guest.GroupHeaderBytes])
+	clear(g[:format.SwapGroupHeaderBytes])
 	a.tail = a.placeFor(uint64(size))
 	g.SetPlace(a.tail)
 	g.SetLengthBytes(size)
 	g.SetRecords(len(f.of))
 	for _, o := range f.of {
-		r := guest.Record(g[o.at:])
+		r := format.SwapRecord(g[o.at:])
 		r.SetPlace(a.tail + uint64(o.at))
 		r.Seal(a.log.Seed(r.Place()))
-		a.homes[o.home].last = r.Place()
+		a.sources[o.source].last = r.Place()
 	}
 	g.Seal(a.log.Seed(a.tail))
 	a.tail += uint64(size)
@@ -381,19 +385,19 @@ func (a *Area) place() {
 	invariants.Check(a.tail <= a.head+a.log.LenBytes, "swap: the log overtakes its own head")
 }
 
-// oldest is the first place that somebody may still want: that of a group.
+// oldest is the first place that a source may still need.
 func (a *Area) oldest() uint64 {
 	at := a.durable
-	for i := range a.homes {
-		// What a home has in the group that is under way lies behind durable.
-		if h := &a.homes[i]; h.live() && h.released < at {
-			at = h.released
+	for i := range a.sources {
+		// Records in the group that is being written lie behind durable.
+		if st := &a.sources[i]; st.live() && st.released < at {
+			at = st.released
 		}
 	}
 	return max(at, a.head)
 }
 
-// writeSuper moves LogHead on, when it is worth a write or somebody needs the room.
+// writeSuper advances LogHead, if enough has become free or a source lacks space.
 func (a *Area) writeSuper(out *AreaActions) {
 	if a.superWriting {
 		return
@@ -408,7 +412,7 @@ func (a *Area) writeSuper(out *AreaActions) {
 		}
 		return
 	}
-	// The other copy stays what it is until this one is durable, and after a failure this one is written again.
+	// After a failure the same copy is written again, so that the other one stays valid.
 	if a.super.LogHead() == a.head {
 		a.super.SetGeneration(a.super.Generation() + 1)
 	}
@@ -418,7 +422,7 @@ func (a *Area) writeSuper(out *AreaActions) {
 	out.IOs = append(out.IOs, IO{Op: pipeline.Write, FUA: a.cfg.FUA, Background: true, Offset: superOffset(a.super.Generation()), Buf: a.super, Tag: superTag})
 }
 
-// superOffset is where the superblock of a generation is.
+// superOffset returns the offset of the superblock of a generation.
 func superOffset(generation uint64) int64 {
-	return int64(generation&1) * guest.SuperblockBytes
+	return int64(generation&1) * format.SuperblockBytes
 }

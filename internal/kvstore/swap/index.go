@@ -4,106 +4,106 @@ import (
 	"bytes"
 
 	"jbofd/internal/invariants"
-	"jbofd/internal/kvstore/fifo"
 	"jbofd/internal/kvstore/format"
+	"jbofd/internal/list"
 )
 
-// find returns the entry of a key, or nobody.
-func (h *Home) find(hash uint32, key []byte) int32 {
-	if h.used == 0 {
-		return nobody
+// find returns the entry of a key, or none.
+func (src *Source) find(hash uint32, key []byte) int32 {
+	if src.used == 0 {
+		return none
 	}
-	for i := h.table[hash&uint32(len(h.table)-1)]; i != nobody; i = h.entries[i].chain {
-		if e := &h.entries[i]; e.hash == hash && bytes.Equal(e.key[:e.keyLen], key) {
+	for i := src.table[hash&uint32(len(src.table)-1)]; i != none; i = src.entries[i].chain {
+		if e := &src.entries[i]; e.hash == hash && bytes.Equal(e.key[:e.keyLen], key) {
 			return i
 		}
 	}
-	return nobody
+	return none
 }
 
-// addEntry makes an entry; there must be room.
-func (h *Home) addEntry(area int, key [format.MaxKey]byte, keyLen uint8) int32 {
-	i := h.freeEntry
-	invariants.Check(i != nobody, "swap: more entries than there are")
-	hash := uint32(h.hash(key[:keyLen]))
-	head := &h.table[hash&uint32(len(h.table)-1)]
-	e := &h.entries[i]
-	h.freeEntry = e.chain
-	*e = entry{key: key, keyLen: keyLen, hash: hash, area: uint8(area), chain: *head, prev: nobody, next: nobody, waiting: fifo.None}
+// addEntry adds an entry. There must be room for it.
+func (src *Source) addEntry(area int, key [format.MaxKey]byte, keyLen uint8) int32 {
+	i := src.freeEntry
+	invariants.Check(i != none, "swap: more entries than there are")
+	hash := uint32(src.hash(key[:keyLen]))
+	head := &src.table[hash&uint32(len(src.table)-1)]
+	e := &src.entries[i]
+	src.freeEntry = e.chain
+	*e = entry{key: key, keyLen: keyLen, hash: hash, area: uint8(area), chain: *head, prev: none, next: none, waiting: list.None}
 	*head = i
-	h.used++
-	h.areas[area].entries++
+	src.used++
+	src.areas[area].entries++
 	return i
 }
 
-// append puts an entry at the end of its area's list: its record is the newest there.
-func (h *Home) append(ei int32) {
-	e := &h.entries[ei]
-	a := &h.areas[e.area]
-	e.prev, e.next = a.last, nobody
-	if a.last == nobody {
+// append puts an entry at the end of its area's list, because its record is the newest there.
+func (src *Source) append(ei int32) {
+	e := &src.entries[ei]
+	a := &src.areas[e.area]
+	e.prev, e.next = a.last, none
+	if a.last == none {
 		a.first = ei
 	} else {
-		h.entries[a.last].next = ei
+		src.entries[a.last].next = ei
 	}
 	a.last = ei
 }
 
 // unlink takes an entry out of its area's list, if it is there.
-func (h *Home) unlink(ei int32) {
-	e := &h.entries[ei]
-	a := &h.areas[e.area]
-	if e.prev == nobody && a.first != ei {
+func (src *Source) unlink(ei int32) {
+	e := &src.entries[ei]
+	a := &src.areas[e.area]
+	if e.prev == none && a.first != ei {
 		return
 	}
-	if e.prev == nobody {
+	if e.prev == none {
 		a.first = e.next
 	} else {
-		h.entries[e.prev].next = e.next
+		src.entries[e.prev].next = e.next
 	}
-	if e.next == nobody {
+	if e.next == none {
 		a.last = e.prev
 	} else {
-		h.entries[e.next].prev = e.prev
+		src.entries[e.next].prev = e.prev
 	}
-	e.prev, e.next = nobody, nobody
+	e.prev, e.next = none, none
 }
 
-// takeRequest returns an op for a request, or nobody.
-func (h *Home) takeRequest() int32 {
-	if h.requests == h.cfg.Requests {
-		return nobody
+// takeRequest returns an op for a request, or none.
+func (src *Source) takeRequest() int32 {
+	if src.requests == src.cfg.Requests {
+		return none
 	}
-	i := h.takeOp()
-	if i != nobody {
-		h.requests++
+	i := src.takeOp()
+	if i != none {
+		src.requests++
 	}
 	return i
 }
 
-// takeOp returns a free op, or nobody.
-func (h *Home) takeOp() int32 {
-	if h.freeOps.N == 0 {
-		return nobody
+// takeOp returns a free op, or none.
+func (src *Source) takeOp() int32 {
+	if src.freeOps.N == 0 {
+		return none
 	}
-	i := h.links.Pop(&h.freeOps)
-	o := &h.ops[i]
-	*o = op{buf: o.buf, big: nobody, entry: nobody}
+	i := src.links.Pop(&src.freeOps)
+	o := &src.ops[i]
+	*o = op{buf: o.buf, big: none, entry: none}
 	return i
 }
 
-func (h *Home) freeOpNow(i int32) {
-	o := &h.ops[i]
-	if o.big != nobody {
-		h.bigFree = append(h.bigFree, o.big)
-		o.big = nobody
-		if h.bigWait.N > 0 {
-			h.startRead(h.links.Pop(&h.bigWait))
+func (src *Source) freeOpNow(i int32) {
+	o := &src.ops[i]
+	if o.big != none {
+		src.bigFree = append(src.bigFree, o.big)
+		o.big = none
+		if src.bigWait.N > 0 {
+			src.startRead(src.links.Pop(&src.bigWait))
 		}
 	}
-	if o.kind != opHoming && o.kind != opMoving {
-		h.requests--
+	if o.kind != opReturning && o.kind != opMoving {
+		src.requests--
 	}
 	o.kind, o.value = opFree, nil
-	h.links.PushFront(&h.freeOps, i) // those whose buffers are there already are used first
+	src.links.PushFront(&src.freeOps, i) // ops that already have a buffer are used first
 }

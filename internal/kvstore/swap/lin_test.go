@@ -2,8 +2,8 @@ package swap
 
 import "jbofd/internal/kvstore"
 
-// linear checks the history of one key for linearizability, as it goes: it keeps every state that the key can be in, with
-// what the pending operations have met if they have taken effect.
+// linear checks the history of one key for linearizability, as it goes: it keeps every state that the key can be in,
+// with what the pending operations have met if they have taken effect.
 type linear struct {
 	states map[linState]struct{}
 	ops    [linSlots]*linOp

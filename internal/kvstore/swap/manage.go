@@ -1,109 +1,111 @@
 package swap
 
 import (
-	"fmt"
 	"slices"
 
 	"jbofd/internal/kvstore"
-	"jbofd/internal/kvstore/swap/guest"
+	"jbofd/internal/kvstore/format"
+	"jbofd/internal/kvstore/space"
+	"jbofd/internal/uuid"
 )
 
-// What operators see of areas and homes, and what they may give up.
+// What operators see of areas and sources, and what they can discard.
 
-// Name is what a swap area is called in messages.
-func Name(area [16]byte) string {
-	return fmt.Sprintf("swap area %x-%x-%x-%x-%x", area[:4], area[4:6], area[6:8], area[8:10], area[10:])
+// Name is the name of a swap area in messages.
+func Name(area uuid.UUID) string {
+	return "swap area " + area.String()
 }
 
-// AreaHome is a home as an area knows it.
-type AreaHome struct {
-	// UUID is that of the home's partition.
-	UUID [16]byte
-	// Attached: it has come since the area was opened, and knows itself what it has there. Otherwise Keys were found.
+// SourceInfo describes a source to the operator of an area.
+type SourceInfo struct {
+	// UUID is that of the source partition.
+	UUID uuid.UUID
+	// Attached: the source has attached since the area was opened, and knows itself which keys it has there. Otherwise
+	// Keys were found.
 	Attached bool
 	Keys     int
 }
 
-// Homes returns the homes with records that may count, or that are attached.
-func (a *Area) Homes() (all []AreaHome) {
-	for i := range a.homes {
-		if h := &a.homes[i]; h.attached || h.live() {
-			all = append(all, AreaHome{UUID: h.uuid, Attached: h.attached, Keys: len(h.guests)})
+// Sources returns the sources that are attached or have records that may count.
+func (a *Area) Sources() (all []SourceInfo) {
+	for i := range a.sources {
+		if st := &a.sources[i]; st.attached || st.live() {
+			all = append(all, SourceInfo{UUID: st.id, Attached: st.attached, Keys: len(st.records)})
 		}
 	}
 	return all
 }
 
-// live reports that there are records of the home that may count.
-func (h *homeOfArea) live() bool { return h.last >= h.released && h.last > 0 }
+// live reports that the source has records that may count.
+func (st *sourceState) live() bool { return st.last >= st.released && st.last > 0 }
 
-// Forget says that a home is gone for good, with what it has here. It is not open. An opening finds again what stands
-// behind something that counts.
-func (a *Area) Forget(home [16]byte) {
-	for i := range a.homes {
-		if h := &a.homes[i]; h.uuid == home {
-			h.released, h.guests = max(h.released, a.tail), nil
+// Forget discards the records of a source, which is gone for good and not open. The next opening finds those again that
+// lie behind a record that counts.
+func (a *Area) Forget(source uuid.UUID) {
+	for i := range a.sources {
+		if st := &a.sources[i]; st.id == source {
+			st.released, st.records = max(st.released, a.tail), nil
 			a.short = true
 		}
 	}
 }
 
-// Use is what a home has in an area.
+// Use is what a source has in an area.
 type Use struct {
-	Area [16]byte
+	Area uuid.UUID
 	Keys int
-	// Listed: the home's book may name the area, so that the home does not open without it.
+	// Listed: the source's manifest may name the area, so that the source does not open without it.
 	Listed bool
 }
 
-// Uses returns what the home has in each of its areas.
-func (h *Home) Uses() []Use {
-	all := make([]Use, len(h.areas))
-	for i := range h.areas {
-		a := &h.areas[i]
-		all[i] = Use{Area: a.UUID, Keys: a.entries, Listed: a.perhaps || a.wantListed || a.entries > 0}
+// Uses returns what the source has in each of its areas.
+func (src *Source) Uses() []Use {
+	all := make([]Use, len(src.areas))
+	for i := range src.areas {
+		a := &src.areas[i]
+		all[i] = Use{Area: a.UUID, Keys: a.entries, Listed: a.mayBeListed || a.wantListed || a.entries > 0}
 	}
 	return all
 }
 
-// Leave says that what is out stays there, after Drain, because there is no time: the next start finds it. Requests that wait for a
-// key to come home end with DeviceError. When what is under way has ended, Stuck reports it.
-func (h *Home) Leave() {
-	h.leaving = true
-	for i := range h.areas {
-		h.giveUp(i, kvstore.DeviceError)
+// Leave ends the return of keys after Drain, for lack of time. They stay where they are, and the next start finds them.
+// Requests that wait for a key to return end with DeviceError. When nothing is under way any more, Stuck reports it.
+func (src *Source) Leave() {
+	src.leaving = true
+	for i := range src.areas {
+		src.giveUp(i, kvstore.DeviceError)
 	}
 }
 
-// Answered reports that no request of a client waits here for its answer.
-func (h *Home) Answered() bool {
-	for i := range h.ops {
-		if o := &h.ops[i]; (o.kind == opRead || o.kind == opWrite || o.kind == opList) && !o.told {
+// Answered reports that no request of a client waits for its answer here.
+func (src *Source) Answered() bool {
+	for i := range src.ops {
+		if o := &src.ops[i]; (o.kind == opRead || o.kind == opWrite || o.kind == opList) && !o.answered {
 			return false
 		}
 	}
 	return true
 }
 
-// Names reports whether there may be guests in that area.
-func (b *Book) Names(area [16]byte) bool {
-	return slices.ContainsFunc(b.Lines, func(l Line) bool { return l.Area == area })
+// Names reports whether the manifest names an area.
+func (b *Manifest) Names(area uuid.UUID) bool {
+	return slices.ContainsFunc(b.Areas, func(l ManifestEntry) bool { return l.Area == area })
 }
 
-// Drop writes the book of a home that is not open without an area: the home forgets what it has there, and has for
-// these keys what they were before they went. A crash leaves the old book or the new one.
+// Drop removes an area from the manifest of a source that is not open. The source forgets the keys that it has there;
+// each then has the value that it had before it was swapped out. A crash leaves the old manifest or the new one.
 //
-// Errors: what write says; then it may be repeated after LoadBook.
-func (b *Book) Drop(area [16]byte, write Write, alloc func(n int) []byte) error {
-	b.Lines = slices.DeleteFunc(b.Lines, func(l Line) bool { return l.Area == area })
+// Errors: space.ErrNoMemory; those of write. Drop may be repeated after LoadManifest.
+func (b *Manifest) Drop(area uuid.UUID, write Write, alloc space.Alloc) error {
+	b.Areas = slices.DeleteFunc(b.Areas, func(l ManifestEntry) bool { return l.Area == area })
 	return b.write(write, alloc)
 }
 
-// Mend makes both copies of the book of a home that is not open say the same, as a Home with areas does: after a crash one of them
-// may be older, and would count again if the other became damaged.
+// Repair makes both copies of the manifest of a source that is not open the same. A Source with areas does that itself.
+// After a crash one of them may be older, and would count if the other one became damaged.
 //
-// Errors: what write says.
-func (b *Book) Mend(write Write, alloc func(n int) []byte) error {
+// Errors: space.ErrNoMemory; those of write.
+func (b *Manifest) Repair(write Write, alloc space.Alloc) error {
 	if b.copies[0] == b.copies[1] {
 		return nil
 	}
@@ -111,22 +113,25 @@ func (b *Book) Mend(write Write, alloc func(n int) []byte) error {
 }
 
 // write writes both copies.
-func (b *Book) write(write Write, alloc func(n int) []byte) error {
-	buf := guest.Book(alloc(guest.BookBytes))
-	clear(buf)
-	buf.SetHome(b.Home)
+func (b *Manifest) write(write Write, alloc space.Alloc) error {
+	mem := space.Buffers{Alloc: alloc}
+	buf := format.SwapManifest(mem.Take("a swap manifest", format.SwapManifestBytes))
+	if mem.Err != nil {
+		return mem.Err
+	}
+	buf.SetSource(b.Source)
 	buf.SetGeneration(max(b.copies[0], b.copies[1]) + 1)
-	for _, l := range b.Lines {
-		buf.AddLine(l.Area, l.Floor)
+	for _, l := range b.Areas {
+		buf.AddArea(l.Area, l.Floor)
 	}
 	buf.Seal()
-	// The copy that counts now is written last.
+	// The copy that counts now is written last, so that a crash leaves one of the two valid.
 	first := 0
 	if b.copies[1] < b.copies[0] {
 		first = 1
 	}
 	for _, i := range []int{first, 1 - first} {
-		if err := write(guest.BookOffsets[i], buf); err != nil {
+		if err := write(format.SwapManifestOffsets[i], buf); err != nil {
 			return err
 		}
 		b.copies[i] = buf.Generation()

@@ -7,34 +7,35 @@ import (
 	"slices"
 	"testing"
 
-	"jbofd/internal/kvstore/swap/guest"
+	"jbofd/internal/kvstore/format"
 )
 
-// TestDroppingAnAreaFromABookIsAllOrNothing, whatever of a write gets to the disk, and also when a copy is damaged before.
-func TestDroppingAnAreaFromABookIsAllOrNothing(t *testing.T) {
+// TestDroppingAnAreaFromAManifestIsAllOrNothing, whatever of a write gets to the disk, and also when a copy is damaged
+// before.
+func TestDroppingAnAreaFromAManifestIsAllOrNothing(t *testing.T) {
 	home, lost, other := [16]byte{7}, [16]byte{1}, [16]byte{2}
 	for damaged := range 3 { // the last time none
 		made := make([]byte, homeBytes)
-		for i, offset := range guest.BookOffsets {
-			b := guest.Book(made[offset:][:guest.BookBytes])
-			b.SetHome(home)
+		for i, offset := range format.SwapManifestOffsets {
+			b := format.SwapManifest(made[offset:][:format.SwapManifestBytes])
+			b.SetSource(home)
 			b.SetGeneration(uint64(5 + i)) // as if the second had been written last
-			b.AddLine(lost, 100)
-			b.AddLine(other, 200)
+			b.AddArea(lost, 100)
+			b.AddArea(other, 200)
 			b.Seal()
 			if i == damaged {
 				b[70] ^= 1
 			}
 		}
 		for writes := range 3 {
-			for blocks := range guest.BookBytes/testBlock + 1 {
+			for blocks := range format.SwapManifestBytes/testBlock + 1 {
 				disk := bytes.Clone(made)
-				book, err := LoadBook(readFrom(disk), heap)
+				book, err := LoadManifest(readFrom(disk), heap)
 				if err != nil {
 					t.Fatal(err)
 				}
 				if !book.Names(lost) || !book.Names(other) {
-					t.Fatalf("the book names %+v", book.Lines)
+					t.Fatalf("the book names %+v", book.Areas)
 				}
 				left := writes
 				err = book.Drop(lost, func(offset int64, b []byte) error {
@@ -49,13 +50,13 @@ func TestDroppingAnAreaFromABookIsAllOrNothing(t *testing.T) {
 				if (err == nil) != (writes == 2) || err != nil && !errors.Is(err, errInjected) {
 					t.Fatalf("%d writes succeed: %v", writes, err)
 				}
-				after, err := LoadBook(readFrom(disk), heap)
+				after, err := LoadManifest(readFrom(disk), heap)
 				if err != nil {
 					t.Fatalf("copy %d damaged, %d writes and %d blocks: %v", damaged, writes, blocks, err)
 				}
 				// The first block has all of the lines: what follows are zeroes, before and after.
-				if after.Home != home || !after.Names(other) || after.Names(lost) != (writes == 0 && blocks == 0) {
-					t.Errorf("copy %d damaged, %d writes and %d blocks: the book of %x names %+v", damaged, writes, blocks, after.Home, after.Lines)
+				if after.Source != home || !after.Names(other) || after.Names(lost) != (writes == 0 && blocks == 0) {
+					t.Errorf("copy %d damaged, %d writes and %d blocks: the book of %x names %+v", damaged, writes, blocks, after.Source, after.Areas)
 				}
 				// Done again after that, it holds, and a copy that becomes damaged brings nothing back.
 				err = after.Drop(lost, func(offset int64, b []byte) error {
@@ -65,10 +66,10 @@ func TestDroppingAnAreaFromABookIsAllOrNothing(t *testing.T) {
 				if err != nil {
 					t.Fatal(err)
 				}
-				for i := range guest.BookOffsets {
+				for i := range format.SwapManifestOffsets {
 					one := bytes.Clone(disk)
-					one[guest.BookOffsets[i]] ^= 1
-					if b, err := LoadBook(readFrom(one), heap); err != nil || b.Names(lost) || !b.Names(other) {
+					one[format.SwapManifestOffsets[i]] ^= 1
+					if b, err := LoadManifest(readFrom(one), heap); err != nil || b.Names(lost) || !b.Names(other) {
 						t.Errorf("with copy %d damaged: %+v, %v", i, b, err)
 					}
 				}
@@ -77,30 +78,30 @@ func TestDroppingAnAreaFromABookIsAllOrNothing(t *testing.T) {
 	}
 }
 
-// TestAnOlderCopyOfABookDoesNotStay: a crash between the writes of its copies has left one that says that there are guests, and
-// that is not what a partition without areas has when the other copy is damaged later.
-func TestAnOlderCopyOfABookDoesNotStay(t *testing.T) {
+// TestAnOlderCopyOfAManifestDoesNotStay: a crash between the writes of its copies has left one that says that there are
+// records, and that is not what a partition without areas has when the other copy is damaged later.
+func TestAnOlderCopyOfAManifestDoesNotStay(t *testing.T) {
 	home, area := [16]byte{7}, [16]byte{1}
-	for newer := range guest.BookOffsets {
+	for newer := range format.SwapManifestOffsets {
 		disk := make([]byte, homeBytes)
-		for i, offset := range guest.BookOffsets {
-			b := guest.Book(disk[offset:][:guest.BookBytes])
-			b.SetHome(home)
+		for i, offset := range format.SwapManifestOffsets {
+			b := format.SwapManifest(disk[offset:][:format.SwapManifestBytes])
+			b.SetSource(home)
 			b.SetGeneration(5)
 			if i == newer {
 				b.SetGeneration(6)
 			} else {
-				b.AddLine(area, 100)
+				b.AddArea(area, 100)
 			}
 			b.Seal()
 		}
 		writes := 0
-		mend := func() *Book {
-			book, err := LoadBook(readFrom(disk), heap)
+		mend := func() *Manifest {
+			book, err := LoadManifest(readFrom(disk), heap)
 			if err != nil {
 				t.Fatal(err)
 			}
-			if err := book.Mend(func(offset int64, b []byte) error {
+			if err := book.Repair(func(offset int64, b []byte) error {
 				writes++
 				copy(disk[offset:], b)
 				return nil
@@ -113,15 +114,15 @@ func TestAnOlderCopyOfABookDoesNotStay(t *testing.T) {
 		if mend(); writes != 2 {
 			t.Errorf("%d writes, want 2: nothing is to be mended the second time", writes)
 		}
-		disk[guest.BookOffsets[newer]] ^= 1
-		if b, err := LoadBook(readFrom(disk), heap); err != nil || b.Home != home || b.Names(area) {
+		disk[format.SwapManifestOffsets[newer]] ^= 1
+		if b, err := LoadManifest(readFrom(disk), heap); err != nil || b.Source != home || b.Names(area) {
 			t.Errorf("with copy %d damaged: %+v, %v", newer, b, err)
 		}
 	}
 }
 
-// TestAHomeThatIsForgottenHoldsNothingUp: the log goes on, also after the next opening, and the home begins anew.
-func TestAHomeThatIsForgottenHoldsNothingUp(t *testing.T) {
+// TestASourceThatIsForgottenHoldsNothingUp: the log goes on, also after the next opening, and the source starts without records.
+func TestASourceThatIsForgottenHoldsNothingUp(t *testing.T) {
 	w := newWorld(t, *seed, 0, 1, 0)
 	a := w.areas[0]
 	write := func(home, n int) (refused int) {
@@ -129,21 +130,21 @@ func TestAHomeThatIsForgottenHoldsNothingUp(t *testing.T) {
 		for i := range n {
 			var key [8]byte
 			binary.LittleEndian.PutUint64(key[:], uint64(i))
-			if !a.m.Submit(&Append{Home: home, Kind: guest.Put, Key: key[:], Value: make([]byte, 500)}) {
+			if !a.m.Submit(&Append{Source: home, Kind: format.SwapPut, Key: key[:], Value: make([]byte, 500)}) {
 				t.Fatal("not taken")
 			}
 			for again := true; again; {
 				a.m.Turn(w.now, &a.act)
 				again = len(a.act.IOs) > 0
 				for _, q := range a.act.IOs {
-					copy(a.disk[q.Offset:], q.Buf)
+					a.disk.Store(q.Offset, q.Buf)
 					a.m.Complete(q.Tag, nil)
 				}
 				for _, o := range a.act.Outcomes {
 					if o.Result == Refused {
 						refused++
 					} else {
-						a.m.Release(o.Home, o.Place-uint64(o.At)) // only the newest counts
+						a.m.Release(o.Source, o.Place-uint64(o.At)) // only the newest counts
 					}
 				}
 				a.act.IOs, a.act.Outcomes = nil, nil
@@ -156,35 +157,35 @@ func TestAHomeThatIsForgottenHoldsNothingUp(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	write(at.Home, 10)
+	write(at.Source, 10)
 	w.open()
 	a = w.areas[0]
-	homes := a.m.Homes()
+	homes := a.m.Sources()
 	if len(homes) != 1 || homes[0].UUID != gone || homes[0].Attached || homes[0].Keys == 0 {
 		t.Fatalf("homes %+v", homes)
 	}
 	if at, err = a.m.Attach(stays); err != nil {
 		t.Fatal(err)
 	}
-	if write(at.Home, 400) == 0 {
+	if write(at.Source, 400) == 0 {
 		t.Fatal("what a home has there does not keep the log from going round")
 	}
 	a.m.Forget(gone)
-	if refused := write(at.Home, 400); refused > 1 { // the first finds no room, and makes it
+	if refused := write(at.Source, 400); refused > 1 { // the first finds no room, and makes it
 		t.Errorf("%d refused", refused)
 	}
-	if homes := a.m.Homes(); len(homes) != 1 || homes[0].UUID != stays {
+	if homes := a.m.Sources(); len(homes) != 1 || homes[0].UUID != stays {
 		t.Errorf("homes %+v", homes)
 	}
 	w.open()
 	a = w.areas[0]
-	if homes := a.m.Homes(); slices.ContainsFunc(homes, func(h AreaHome) bool { return h.UUID == gone }) {
+	if homes := a.m.Sources(); slices.ContainsFunc(homes, func(h SourceInfo) bool { return h.UUID == gone }) {
 		t.Errorf("homes %+v", homes)
 	}
-	if at, err = a.m.Attach(gone); err != nil || len(at.Guests) != 0 {
-		t.Errorf("%d guests, %v", len(at.Guests), err)
+	if at, err = a.m.Attach(gone); err != nil || len(at.Records) != 0 {
+		t.Errorf("%d records, %v", len(at.Records), err)
 	}
-	if refused := write(at.Home, 1); refused != 0 {
+	if refused := write(at.Source, 1); refused != 0 {
 		t.Error("a home that comes again is refused")
 	}
 }

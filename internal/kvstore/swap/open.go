@@ -7,74 +7,77 @@ import (
 	"slices"
 
 	"jbofd/internal/kvstore/format"
-	"jbofd/internal/kvstore/swap/guest"
+	"jbofd/internal/kvstore/space"
+	"jbofd/internal/tenant"
+	"jbofd/internal/uuid"
 )
 
 // AreaConfig describes an Area.
 type AreaConfig struct {
-	// AreaBytes is the length of the area, a multiple of BlockSize, which is the device's, 512 to 4096.
+	// AreaBytes is the length of the area, a multiple of BlockSize. BlockSize is that of the device, 512 to 4096.
 	AreaBytes int64
 	BlockSize int
-	// GroupBytes is the size at which a group of records is written at the latest; 0: 64 KiB.
+	// GroupBytes is the length at which a group of records is closed; 0: 64 KiB.
 	GroupBytes int
-	// MaxValueBytes is the longest value that is taken; 0: MaxValueBytes.
+	// MaxValueBytes is the longest value that the area takes; 0: MaxValueBytes.
 	MaxValueBytes int
-	// FUA asks for writes that survive a loss of power: for devices with a volatile cache.
+	// FUA asks for writes that survive a loss of power. It is for devices with a volatile cache.
 	FUA bool
-	// Alloc returns n bytes for I/O, block-aligned; nil: make.
-	Alloc func(n int) []byte
+	// Alloc returns memory for I/O; nil: the heap's.
+	Alloc space.Alloc
 
-	tenant, flightTenant uint32 // of the first record of the open group and of that under way
+	tenant, flightTenant tenant.ID // of the first record of the open group and of that under way
 }
 
-// MaxValueBytes is the longest value that is swapped: what is longer costs the home its length, not its I/Os.
+// MaxValueBytes is the longest value that is swapped. Longer values cost the source bandwidth, which swapping does not
+// save.
 const MaxValueBytes = 64 << 10
 
-// What Open and Attach may say.
+// Errors of OpenArea, Attach, LoadManifest and NewSource.
 var (
-	// ErrConfig: out of bounds.
+	// ErrConfig: a field of a configuration is out of bounds.
 	ErrConfig = errors.New("swap: invalid configuration")
-	// ErrArea: the area cannot be opened, or is not what a home's book says; nothing has been written.
+	// ErrArea: the area cannot be opened. It has not been written to.
 	ErrArea = errors.New("swap: cannot open the area")
-	// ErrAttached: the home has been there since the area was opened and has guests: open the area again.
-	ErrAttached = errors.New("swap: the home has guests that were handed out already")
-	// ErrBook: both copies of the book are damaged, or it names an area that is not there.
-	ErrBook = errors.New("swap: cannot open the home")
+	// ErrAttached: the source has attached before and has records in the area. The area must be opened again.
+	ErrAttached = errors.New("swap: the source has records that were handed out already")
+	// ErrManifest: both copies of the manifest are damaged, or it names an area that is not there or has lost records.
+	ErrManifest = errors.New("swap: cannot open the source")
 )
 
-// Read is how an opening reads: n is whole blocks.
+// Read reads whole blocks for an opening.
 type Read func(offset int64, buf []byte) error
 
-// Write is how a formatting writes; it returns when what was written is durable.
+// Write writes for a formatting. It returns when what was written is durable.
 type Write func(offset int64, buf []byte) error
 
-// Guest is a record that was found.
-type Guest struct {
+// FoundRecord is a record that an opening has found.
+type FoundRecord struct {
 	Key     [format.MaxKey]byte
 	KeyLen  uint8
 	Deleted bool
-	// ValueLen, Place and At are the record's.
+	// ValueLen, Place and At are those of the record.
 	ValueLen uint32
 	Place    uint64
 	At       uint32
 }
 
-type guestKey struct {
+type recordKey struct {
 	key [format.MaxKey]byte
 	len uint8
 }
 
-// inOrder returns guests in the order of the log.
-func inOrder(m map[guestKey]Guest) []Guest {
-	out := make([]Guest, 0, len(m))
+// inOrder returns records in the order of the log.
+func inOrder(m map[recordKey]FoundRecord) []FoundRecord {
+	out := make([]FoundRecord, 0, len(m))
 	for _, g := range m {
 		out = append(out, g)
 	}
-	slices.SortFunc(out, func(a, b Guest) int { return cmp.Compare(a.Place, b.Place) })
+	slices.SortFunc(out, func(a, b FoundRecord) int { return cmp.Compare(a.Place, b.Place) })
 	return out
 }
 
-// setDefaults fills in and checks.
+// setDefaults fills in the defaults and checks the rest.
 func (c *AreaConfig) setDefaults() error {
 	if c.GroupBytes == 0 {
 		c.GroupBytes = 64 << 10
@@ -83,39 +86,42 @@ func (c *AreaConfig) setDefaults() error {
 		c.MaxValueBytes = MaxValueBytes
 	}
 	if c.Alloc == nil {
-		c.Alloc = func(n int) []byte { return make([]byte, n) }
+		c.Alloc = space.HeapAlloc
 	}
 	invalid := func(field string, got, want any) error {
 		return fmt.Errorf("%w: %s is %v, want %v", ErrConfig, field, got, want)
 	}
 	switch {
-	case c.BlockSize < 512 || c.BlockSize > guest.SuperblockBytes || c.BlockSize&(c.BlockSize-1) != 0:
+	case c.BlockSize < 512 || c.BlockSize > format.SuperblockBytes || c.BlockSize&(c.BlockSize-1) != 0:
 		return invalid("BlockSize", c.BlockSize, "a power of two from 512 to 4096")
-	case c.GroupBytes < 512 || c.groupBuf() > guest.MaxGroupBytes:
+	case c.GroupBytes < 512 || c.groupBuf() > format.MaxSwapGroupBytes:
 		return invalid("GroupBytes", c.GroupBytes, "512 and more, with the longest value at most 256 KiB")
-	case c.AreaBytes%int64(c.BlockSize) != 0 || c.AreaBytes-guest.LogStart < int64(8*c.groupBuf()):
-		return invalid("AreaBytes", c.AreaBytes, fmt.Sprintf("whole blocks, at least %d", guest.LogStart+8*c.groupBuf()))
+	case c.AreaBytes%int64(c.BlockSize) != 0 || c.AreaBytes-format.SwapLogStart < int64(8*c.groupBuf()):
+		return invalid("AreaBytes", c.AreaBytes, fmt.Sprintf("whole blocks, at least %d", format.SwapLogStart+8*c.groupBuf()))
 	}
 	return nil
 }
 
-// groupBuf is how long a group can become.
+// groupBuf is the longest that a group can become.
 func (c *AreaConfig) groupBuf() int {
-	return format.RoundUp(guest.GroupHeaderBytes+c.GroupBytes+guest.RecordBytes(c.MaxValueBytes), guest.SuperblockBytes)
+	return format.RoundUp(format.SwapGroupHeaderBytes+c.GroupBytes+format.SwapRecordBytes(c.MaxValueBytes), format.SuperblockBytes)
 }
 
-// FormatArea makes an empty area, whatever is there. The salt should be random and secret, so that nobody can choose
-// a value that looks like a record.
+// FormatArea makes an empty area, whatever is there. The salt should be random and secret, so that nobody can choose a
+// value that looks like a record.
 //
-// Errors: ErrConfig, and what write says.
-func FormatArea(cfg AreaConfig, uuid [16]byte, salt uint64, write Write) error {
+// Errors: ErrConfig; space.ErrNoMemory; those of write.
+func FormatArea(cfg AreaConfig, id uuid.UUID, salt uint64, write Write) error {
 	if err := cfg.setDefaults(); err != nil {
 		return err
 	}
-	b := guest.Superblock(cfg.Alloc(guest.SuperblockBytes))
-	clear(b)
+	mem := space.Buffers{Alloc: cfg.Alloc}
+	b := format.AreaSuperblock(mem.Take("the superblock of a swap area", format.SuperblockBytes))
+	if mem.Err != nil {
+		return mem.Err
+	}
 	b.SetBlockSize(cfg.BlockSize)
-	b.SetUUID(uuid)
+	b.SetUUID(id)
 	b.SetAreaBytes(cfg.AreaBytes)
 	b.SetSalt(salt)
 	for generation := range uint64(2) {
@@ -128,26 +134,30 @@ func FormatArea(cfg AreaConfig, uuid [16]byte, salt uint64, write Write) error {
 	return nil
 }
 
-// OpenArea reads an area and finds what homes have there. It writes nothing.
+// OpenArea reads an area and finds the records of sources in it. It writes nothing.
 //
-// Errors: ErrConfig; ErrArea, wrapping what the check of the format or read said.
+// Errors: ErrConfig; ErrArea, wrapping the error of the format's check, of read, or space.ErrNoMemory.
 func OpenArea(cfg AreaConfig, read Read) (*Area, error) {
 	if err := cfg.setDefaults(); err != nil {
 		return nil, err
 	}
-	super, err := readSuper(&cfg, read)
+	mem := space.Buffers{Alloc: cfg.Alloc}
+	super, err := readSuper(&cfg, &mem, read)
 	if err != nil {
 		return nil, fmt.Errorf("%w: %w", ErrArea, err)
 	}
-	a := &Area{cfg: cfg, log: guest.NewLog(super), super: super}
+	a := &Area{cfg: cfg, log: format.NewSwapLog(super), super: super}
 	a.cfg.BlockSize = super.BlockSize()
 	a.head = super.LogHead()
 	a.tail = a.head
 	for _, g := range []*group{&a.open, &a.flight} {
-		g.buf = cfg.Alloc(cfg.groupBuf())
-		g.of = make([]recordOf, 0, cfg.GroupBytes/guest.RecordHeaderBytes+2)
+		g.buf = mem.Take("a group of swapped records", cfg.groupBuf())
+		g.of = make([]recordOf, 0, cfg.GroupBytes/format.SwapRecordHeaderBytes+2)
 	}
-	s := scan{area: a, read: read, buf: cfg.Alloc(scanBytes)}
+	s := scan{area: a, read: read, buf: mem.Take("a part of the swap log", scanBytes)}
+	if mem.Err != nil {
+		return nil, fmt.Errorf("%w: %w", ErrArea, mem.Err)
+	}
 	if err := s.run(); err != nil {
 		return nil, fmt.Errorf("%w: %w", ErrArea, err)
 	}
@@ -156,17 +166,20 @@ func OpenArea(cfg AreaConfig, read Read) (*Area, error) {
 }
 
 // readSuper returns the valid superblock with the higher generation.
-func readSuper(cfg *AreaConfig, read Read) (guest.Superblock, error) {
-	var best guest.Superblock
+func readSuper(cfg *AreaConfig, mem *space.Buffers, read Read) (format.AreaSuperblock, error) {
+	var best format.AreaSuperblock
 	var errs []error
 	for i := range int64(2) {
-		b := guest.Superblock(cfg.Alloc(guest.SuperblockBytes))
-		err := read(i*guest.SuperblockBytes, b)
+		b := format.AreaSuperblock(mem.Take("the superblock of a swap area", format.SuperblockBytes))
+		if mem.Err != nil {
+			return nil, mem.Err
+		}
+		err := read(i*format.SuperblockBytes, b)
 		if err == nil {
 			err = b.Check(cfg.AreaBytes)
 		}
 		if err == nil && b.BlockSize() < cfg.BlockSize {
-			err = fmt.Errorf("%w: blocks of %d bytes, the device has %d", guest.ErrCorrupt, b.BlockSize(), cfg.BlockSize)
+			err = fmt.Errorf("%w: blocks of %d bytes, the device has %d", format.ErrCorrupt, b.BlockSize(), cfg.BlockSize)
 		}
 		switch {
 		case err != nil:
@@ -184,17 +197,17 @@ func readSuper(cfg *AreaConfig, read Read) (guest.Superblock, error) {
 // scanBytes is how much of the log is read at once.
 const scanBytes = 1 << 20
 
-// scan goes through a log from its head.
+// scan goes through a log, starting at its head.
 type scan struct {
 	area *Area
 	read Read
 	buf  []byte
-	// from is the place of the first byte in buf, n how many there are.
+	// from is the place of the first byte in buf, n their number.
 	from uint64
 	n    int
 }
 
-// bytes returns what is at place, n bytes or as many as there are in its lap.
+// bytes returns n bytes at place, or as many as there are in its lap.
 func (s *scan) bytes(place uint64, n int) ([]byte, error) {
 	log := &s.area.log
 	n = int(min(uint64(n), log.Rest(place)))
@@ -202,14 +215,14 @@ func (s *scan) bytes(place uint64, n int) ([]byte, error) {
 		s.from, s.n = place, int(min(scanBytes, log.Rest(place)))
 		if err := s.read(log.Offset(place), s.buf[:s.n]); err != nil {
 			s.n = 0
-			return nil, fmt.Errorf("guest log at %d: %w", log.Offset(place), err)
+			return nil, fmt.Errorf("swap log at %d: %w", log.Offset(place), err)
 		}
 	}
 	at := place - s.from
 	return s.buf[at : at+uint64(n)], nil
 }
 
-// run collects the guests and sets the tail. A read that fails ends it: behind may be what counts.
+// run collects the records and sets the tail. A failed read ends it, because records that count may follow.
 func (s *scan) run() error {
 	a := s.area
 	for {
@@ -230,7 +243,7 @@ func (s *scan) run() error {
 	return s.beyond()
 }
 
-// group takes in the group at place and returns its length, or 0 if there is none.
+// group handles the group at place and returns its length, or 0 if there is no valid one.
 func (s *scan) group(place uint64) (uint64, error) {
 	a := s.area
 	block := a.super.BlockSize()
@@ -238,67 +251,67 @@ func (s *scan) group(place uint64) (uint64, error) {
 	if err != nil {
 		return 0, err
 	}
-	g := guest.Group(b)
+	g := format.SwapGroup(b)
 	if g.CheckHeader(a.log.Seed(place), block) != nil || g.Place() != place || uint64(g.LengthBytes()) > a.log.Rest(place) {
 		return 0, nil
 	}
 	if b, err = s.bytes(place, g.LengthBytes()); err != nil {
 		return 0, err
 	}
-	g = guest.Group(b)
+	g = format.SwapGroup(b)
 	if g.CheckContent() != nil {
 		return 0, nil
 	}
-	at := guest.GroupHeaderBytes
+	at := format.SwapGroupHeaderBytes
 	for range g.Records() {
 		if at >= len(g) {
 			return 0, nil
 		}
-		r := guest.Record(g[at:])
+		r := format.SwapRecord(g[at:])
 		if r.Check(a.log.Seed(place+uint64(at))) != nil || r.Place() != place+uint64(at) || int(r.At()) != at {
 			return 0, nil
 		}
-		at += guest.RecordBytes(r.ValueLen())
+		at += format.SwapRecordBytes(r.ValueLen())
 	}
-	for at, i := guest.GroupHeaderBytes, 0; i < g.Records(); i++ {
-		r := guest.Record(g[at:])
+	for at, i := format.SwapGroupHeaderBytes, 0; i < g.Records(); i++ {
+		r := format.SwapRecord(g[at:])
 		s.found(r, place)
-		at += guest.RecordBytes(r.ValueLen())
+		at += format.SwapRecordBytes(r.ValueLen())
 	}
 	return uint64(g.LengthBytes()), nil
 }
 
-// found remembers the newest record of a key.
-func (s *scan) found(r guest.Record, group uint64) {
-	h := &s.area.homes[s.area.homeOf(r.Home())]
-	if h.guests == nil {
-		h.guests = map[guestKey]Guest{}
-		h.released = group
+// found notes the newest record of a key.
+func (s *scan) found(r format.SwapRecord, group uint64) {
+	st := &s.area.sources[s.area.sourceOf(r.Source())]
+	if st.records == nil {
+		st.records = map[recordKey]FoundRecord{}
+		st.released = group
 	}
-	h.last = r.Place()
-	k := guestKey{len: uint8(r.KeyLen())}
+	st.last = r.Place()
+	k := recordKey{len: uint8(r.KeyLen())}
 	copy(k.key[:], r.Key())
-	h.guests[k] = Guest{Key: k.key, KeyLen: k.len, Deleted: r.Kind() == guest.Delete, ValueLen: uint32(r.ValueLen()), Place: r.Place(), At: r.At()}
+	st.records[k] = FoundRecord{Key: k.key, KeyLen: k.len, Deleted: r.Kind() == format.SwapDelete, ValueLen: uint32(r.ValueLen()), Place: r.Place(), At: r.At()}
 }
 
-// beyond looks behind the end for a group that was written later than it: then the end is none, but damage,
-// or the superblock is older than the log. A group can be no further away than one is long.
+// beyond looks behind the end of the log for a group that was written later. If there is one, the end is damage, or the
+// superblock is older than the log. The group can be no further away than a group is long.
 func (s *scan) beyond() error {
 	a := s.area
 	block := uint64(a.super.BlockSize())
 	for _, from := range []uint64{a.tail, a.log.NextLap(a.tail)} {
-		for place := from; place < from+guest.MaxGroupBytes+block && place < a.tail+a.log.LenBytes; place += block {
+		for place := from; place < from+format.MaxSwapGroupBytes+block && place < a.tail+a.log.LenBytes; place += block {
 			b, err := s.bytes(place, int(block))
 			if err != nil {
 				return err
 			}
-			g := guest.Group(b)
+			g := format.SwapGroup(b)
 			at := g.Place()
-			// One at the beginning of the next lap may be the last, torn, for which this lap had no room.
+			// A group at the beginning of the next lap may be the last one, torn, which did not fit into this lap.
 			if at <= a.tail || at == a.log.NextLap(a.tail) || at%a.log.LenBytes != place%a.log.LenBytes || g.CheckHeader(a.log.Seed(at), int(block)) != nil {
 				continue
 			}
-			return fmt.Errorf("%w: the guest log ends at %d, but there is a group at %d", guest.ErrCorrupt, a.tail, at)
+			return fmt.Errorf("%w: the swap log ends at %d, but there is a group at %d", format.ErrCorrupt, a.tail, at)
 		}
 	}
 	return nil

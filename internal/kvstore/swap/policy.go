@@ -1,21 +1,24 @@
 package swap
 
-import "jbofd/internal/kvstore/swap/guest"
+import "jbofd/internal/kvstore/format"
 
-// Policy says when PUTs go elsewhere. Loads are requests that wait at an SSD or are under way there: what a new one
-// has before it. As in the paper it is the gap between two SSDs that counts, not the load of one.
+// Policy determines when PUTs are swapped. The load of a drive is the number of requests that are queued or in flight
+// there, that is, ahead of a new request. As in the paper, swapping depends on the difference of load between two
+// drives and not on the load of one: if all drives are equally loaded, swapping gains nothing.
 type Policy struct {
-	// BeginGap is how much more the home's SSD must have before it than the other one for swapping to begin; 0: 64. A drive
-	// is busy with 32 requests; with twice as many waiting the last one waits for longer than a swapped PUT takes.
+	// BeginGap is the difference between the loads of the source drive and a lender from which on PUTs are swapped, in
+	// requests; 0: 64. About 32 requests keep a drive busy. With 64 more than the lender has, a new PUT would wait
+	// longer at the source drive than a swapped PUT takes.
 	BeginGap int
-	// EndGap is when it ends; 0: 16, so that a PUT here and there does not turn it on and off. It is also the load below which
-	// the home has time for what is out.
+	// EndGap is the difference below which swapping ends; 0: 16. It is well below BeginGap, so that single PUTs do not
+	// turn swapping on and off. It is also the load up to which the source drive is idle enough to return keys.
 	EndGap int
-	// CalmNS is for how long the home must have had time before keys come home; 0: 20 ms, which is longer than a burst's
-	// pauses and short beside the time that a full index takes to come home.
+	// CalmNS is how long the load of the source drive must have been at most EndGap before keys return; 0: 20 ms. That
+	// is longer than the pauses within a burst, and short compared with the time that returning a full index takes.
 	CalmNS int64
-	// UnlistNS is how long after its last key has come home an area stays in the book; 0: 2 s. A line costs nothing but the
-	// area's being needed at the next start; writing one delays the beginning of the next burst's swapping.
+	// UnlistNS is how long an area stays in the manifest after its last key has returned; 0: 2 s. Removing the area
+	// early has a price: the next burst must write the manifest again before PUTs can be swapped. Keeping it costs
+	// nothing except that the source cannot be opened without the area.
 	UnlistNS int64
 }
 
@@ -26,69 +29,72 @@ func (p *Policy) setDefaults() {
 	setDefault(&p.UnlistNS, 2e9)
 }
 
-// In thousandths of a log in use: from sweepUsed on its oldest records are moved to its end; from halfUsed on it takes no
-// new keys, because those that are out must find room there; from fullUsed on they come home, however busy that is.
+// Thresholds of the used part of a swap log, in thousandths. From moveUsed on, the oldest records are moved to the end
+// of the log. From halfUsed on, no further keys are swapped to the log: the rest is for newer values of the keys that
+// are in it already. From fullUsed on, keys are returned however busy the source drive is.
 const (
-	sweepUsed = 375
-	halfUsed  = 500
-	fullUsed  = 750
-	// liveParts is the part of a log that what counts of one home may take: then moving frees most of what it passes.
+	moveUsed = 375
+	halfUsed = 500
+	fullUsed = 750
+	// liveParts limits the live records of one source to 1/liveParts of the log. Then most records that LogHead passes
+	// are obsolete, and moving the few live ones frees much space.
 	liveParts = 4
 )
 
-// Load is what is known of an area's SSD.
+// Load is the load of an area's drive.
 type Load struct {
-	// Waiting is what waits or is under way there.
+	// Waiting is the number of requests that are queued or in flight there.
 	Waiting int
-	// Used is the part of the log in use, in thousandths.
+	// Used is the used part of the log, in thousandths.
 	Used int
-	// Failing: it takes nothing.
+	// Failing: the area takes no records.
 	Failing bool
 }
 
 type loadState struct {
-	// to is the area that PUTs go to, or nobody.
+	// to is the area that PUTs go to, or none.
 	to int
-	// room is how many bytes of values may be out: what the home's store has room for.
+	// room is the number of bytes of returned values for which the source's store has space.
 	room int64
-	// busyNS is when the home had no time last.
+	// busyNS is when the load of the source drive was last above EndGap.
 	busyNS int64
-	areas  [guest.MaxAreas]Load
+	areas  [format.MaxSwapAreas]Load
 }
 
-// used is the part of an area's log in use.
+// used is the used part of an area's log.
 func (l *loadState) used(i int) int { return l.areas[i].Used }
 
-// Observe takes what waits at the home's SSD, for how many bytes its store has room, and the load of each area.
+// Observe takes the load of the source drive (waiting), the number of bytes for which the source's store has space
+// (room) and the load of each area's drive. It chooses the area that PUTs are swapped to, if any.
 //
 // hot: 0 allocs
-func (h *Home) Observe(nowNS int64, waiting int, room int64, areas []Load) {
-	l, p := &h.load, &h.cfg.Policy
-	h.now = nowNS
+func (src *Source) Observe(nowNS int64, waiting int, room int64, areas []Load) {
+	l, p := &src.load, &src.cfg.Policy
+	src.now = nowNS
 	l.room = room
-	best := nobody
+	best := none
 	for i := range areas {
 		l.areas[i] = areas[i]
-		if a := &areas[i]; !a.Failing && a.Used < halfUsed && (best == nobody || a.Waiting < areas[best].Waiting) {
+		if a := &areas[i]; !a.Failing && a.Used < halfUsed && (best == none || a.Waiting < areas[best].Waiting) {
 			best = i
 		}
 	}
-	if l.to != nobody {
+	if l.to != none {
 		if a := &areas[l.to]; a.Failing || a.Used >= halfUsed || waiting-a.Waiting < p.EndGap {
-			l.to = nobody
-		} else if best != nobody && a.Waiting-areas[best].Waiting >= p.BeginGap {
+			l.to = none
+		} else if best != none && a.Waiting-areas[best].Waiting >= p.BeginGap {
 			l.to = best
 		}
 	}
-	if l.to == nobody && best != nobody && waiting-areas[best].Waiting >= p.BeginGap && !h.draining {
+	if l.to == none && best != none && waiting-areas[best].Waiting >= p.BeginGap && !src.draining {
 		l.to = best
 	}
-	if l.to != nobody {
-		a := &h.areas[l.to]
+	if l.to != none {
+		a := &src.areas[l.to]
 		a.lastNS = nowNS
 		if !a.wantListed {
 			a.wantListed = true
-			h.book.dirty = true
+			src.manifest.dirty = true
 		}
 	}
 	if waiting > p.EndGap {
@@ -96,26 +102,27 @@ func (h *Home) Observe(nowNS int64, waiting int, room int64, areas []Load) {
 	}
 }
 
-// calm reports that the home has time for what is out.
-func (h *Home) calm() bool {
-	if h.load.to != nobody {
+// calm reports whether the source drive has been idle enough for CalmNS to return keys. If not yet, it asks for a Turn
+// at the time when that may become true.
+func (src *Source) calm() bool {
+	if src.load.to != none {
 		return false
 	}
-	at := h.load.busyNS + h.cfg.Policy.CalmNS
-	if h.now < at {
-		h.wake(at)
+	at := src.load.busyNS + src.cfg.Policy.CalmNS
+	if src.now < at {
+		src.wake(at)
 		return false
 	}
 	return true
 }
 
-// mayLend reports whether a PUT of a key without an entry goes elsewhere.
-func (h *Home) mayLend(valueLen int) bool {
-	l := &h.load
-	if l.to == nobody || h.draining || h.lists.N > 0 || valueLen > h.cfg.MaxValueBytes || h.freeEntry == nobody {
+// maySwap reports whether a PUT of a key that has no entry in the index may be swapped.
+func (src *Source) maySwap(valueLen int) bool {
+	l := &src.load
+	if l.to == none || src.draining || src.lists.N > 0 || valueLen > src.cfg.MaxValueBytes || src.freeEntry == none {
 		return false
 	}
-	a := &h.areas[l.to]
-	live := uint64(h.outBytes) + uint64(valueLen) + uint64(h.used)*2*guest.RecordHeaderBytes
-	return a.listed && a.wantListed && h.outBytes+int64(valueLen) < l.room && live < a.Log.LenBytes/liveParts
+	a := &src.areas[l.to]
+	live := uint64(src.outBytes) + uint64(valueLen) + uint64(src.used)*2*format.SwapRecordHeaderBytes
+	return a.listed && a.wantListed && src.outBytes+int64(valueLen) < l.room && live < a.Log.LenBytes/liveParts
 }

@@ -4,111 +4,118 @@ import (
 	"bytes"
 
 	"jbofd/internal/kvstore"
-	"jbofd/internal/kvstore/swap/guest"
+	"jbofd/internal/kvstore/format"
 	"jbofd/internal/pipeline"
 )
 
-// read answers a Get or Exist of a key that is out.
-func (h *Home) read(oi, ei int32) {
-	o, e := &h.ops[oi], &h.entries[ei]
+// read answers a Get or Exist of a key that is swapped out.
+func (src *Source) read(oi, ei int32) {
+	o, e := &src.ops[oi], &src.entries[ei]
 	switch {
-	case e.doubts > 0:
-		h.finish(oi, kvstore.DeviceError, 0)
+	case e.indeterminate > 0:
+		src.finish(oi, kvstore.DeviceError, 0)
 	case e.deleted:
-		h.finish(oi, kvstore.NotFound, 0)
+		src.finish(oi, kvstore.NotFound, 0)
 	case o.do == kvstore.Exist || e.valueLen == 0:
-		h.finish(oi, kvstore.OK, int(e.valueLen))
+		src.finish(oi, kvstore.OK, int(e.valueLen))
 	default:
 		if o.room != nil && len(o.value) < int(e.valueLen) {
 			if o.value = o.room(int(e.valueLen)); o.value == nil {
-				h.finish(oi, kvstore.OK, int(e.valueLen))
+				src.finish(oi, kvstore.OK, int(e.valueLen))
 				return
 			}
 		}
-		h.readRecord(oi, ei)
+		src.readRecord(oi, ei)
 	}
 }
 
 // readRecord reads the record of an entry.
-func (h *Home) readRecord(oi, ei int32) {
-	o, e := &h.ops[oi], &h.entries[ei]
+func (src *Source) readRecord(oi, ei int32) {
+	o, e := &src.ops[oi], &src.entries[ei]
 	o.area, o.place, o.at, o.valueLen = e.area, e.place, e.at, e.valueLen
-	h.startRead(oi)
+	src.startRead(oi)
 }
 
-// startRead reads what an op says, or lets it wait for a buffer.
-func (h *Home) startRead(oi int32) {
-	o := &h.ops[oi]
-	a := &h.areas[o.area]
+// smallBuf sees to it that an op has a small buffer, and reports whether there was memory for it. Without it the op
+// reads into one of the big ones.
+func (src *Source) smallBuf(o *op) bool {
+	if o.buf == nil {
+		o.buf, _ = src.cfg.Alloc(smallBytes)
+	}
+	return o.buf != nil
+}
+
+// startRead reads the record that an op names, or lets the op wait for a buffer.
+func (src *Source) startRead(oi int32) {
+	o := &src.ops[oi]
+	a := &src.areas[o.area]
 	block := uint64(a.BlockSize)
 	start := o.place &^ (block - 1)
-	end := (o.place + guest.RecordHeaderBytes + uint64(o.valueLen) + block - 1) &^ (block - 1)
+	end := (o.place + format.SwapRecordHeaderBytes + uint64(o.valueLen) + block - 1) &^ (block - 1)
 	n := int(end - start)
 	buf := o.buf
 	switch {
-	case o.big != nobody:
-		buf = h.big[o.big]
-	case n <= smallBytes && buf == nil:
-		o.buf = h.cfg.Alloc(smallBytes)
+	case o.big != none:
+		buf = src.big[o.big]
+	case n <= smallBytes && src.smallBuf(o):
 		buf = o.buf
-	case n <= smallBytes:
-	case len(h.bigFree) == 0:
-		h.links.Push(&h.bigWait, oi)
+	case len(src.bigFree) == 0:
+		src.links.Push(&src.bigWait, oi)
 		return
 	default:
-		o.big = h.bigFree[len(h.bigFree)-1]
-		h.bigFree = h.bigFree[:len(h.bigFree)-1]
-		buf = h.big[o.big]
+		o.big = src.bigFree[len(src.bigFree)-1]
+		src.bigFree = src.bigFree[:len(src.bigFree)-1]
+		buf = src.big[o.big]
 	}
 	o.lead = int(o.place - start)
 	background := o.kind != opRead
-	h.out.IOs = append(h.out.IOs, IO{
+	src.out.IOs = append(src.out.IOs, IO{
 		Area: int(o.area), Op: pipeline.Read, Background: background, Tenant: o.tenant, Offset: a.Log.Offset(start), Buf: buf[:n], Tag: uint32(oi),
 	})
 }
 
-// record returns what was read for an op if it is what its entry said then, and not what has taken its place since.
-func (h *Home) record(o *op) (guest.Record, bool) {
+// record returns the record that was read for an op. It is not valid if another record has taken its place since.
+func (src *Source) record(o *op) (format.SwapRecord, bool) {
 	buf := o.buf
-	if o.big != nobody {
-		buf = h.big[o.big]
+	if o.big != none {
+		buf = src.big[o.big]
 	}
-	r := guest.Record(buf[o.lead:])
-	ok := r.Check(h.areas[o.area].Log.Seed(o.place)) == nil && r.Place() == o.place && r.Kind() == guest.Put && r.Home() == h.cfg.UUID &&
+	r := format.SwapRecord(buf[o.lead:])
+	ok := r.Check(src.areas[o.area].Log.Seed(o.place)) == nil && r.Place() == o.place && r.Kind() == format.SwapPut && r.Source() == src.cfg.UUID &&
 		bytes.Equal(r.Key(), o.key[:o.keyLen]) && r.ValueLen() == int(o.valueLen)
 	return r, ok
 }
 
-// recordRead takes a record that was read.
-func (h *Home) recordRead(oi int32, ok bool) {
-	o := &h.ops[oi]
-	r, valid := guest.Record(nil), false
+// recordRead ends the read of a record.
+func (src *Source) recordRead(oi int32, ok bool) {
+	o := &src.ops[oi]
+	r, valid := format.SwapRecord(nil), false
 	st := kvstore.DeviceError
 	if ok {
-		r, valid = h.record(o)
+		r, valid = src.record(o)
 		st = kvstore.Corrupt
 	}
 	if o.kind != opRead {
 		if !valid {
-			h.homed(oi, st)
+			src.returnEnded(oi, st)
 			return
 		}
 		o.value = r.Value()
-		h.forward(oi)
+		src.forward(oi)
 		return
 	}
 	if valid {
-		h.stats.Reads++
+		src.stats.Reads++
 		copy(o.value, r.Value())
-		h.finish(oi, kvstore.OK, int(o.valueLen))
+		src.finish(oi, kvstore.OK, int(o.valueLen))
 		return
 	}
-	switch ei := h.find(o.hash, o.key[:o.keyLen]); {
-	case ei == nobody || !h.entries[ei].durable && h.entries[ei].doubts == 0:
-		h.goHome(oi)
-	case h.entries[ei].place != o.place || h.entries[ei].area != o.area:
-		h.read(oi, ei)
+	switch ei := src.find(o.hash, o.key[:o.keyLen]); {
+	case ei == none || !src.entries[ei].durable && src.entries[ei].indeterminate == 0:
+		src.passToStore(oi)
+	case src.entries[ei].place != o.place || src.entries[ei].area != o.area:
+		src.read(oi, ei)
 	default:
-		h.finish(oi, st, 0)
+		src.finish(oi, st, 0)
 	}
 }

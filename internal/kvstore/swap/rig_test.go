@@ -2,17 +2,17 @@ package swap
 
 import (
 	"bytes"
-	"encoding/binary"
 	"errors"
 	"flag"
-	"fmt"
 	"math/rand/v2"
 	"slices"
 	"testing"
 
 	"jbofd/internal/kvstore"
-	"jbofd/internal/kvstore/swap/guest"
+	"jbofd/internal/kvstore/format"
+	"jbofd/internal/lab"
 	"jbofd/internal/pipeline"
+	"jbofd/internal/ssd"
 )
 
 var seed = flag.Uint64("seed", 1, "seed of the random tests; the same each time, so that a failure repeats")
@@ -30,11 +30,11 @@ const (
 // world is a box: homes with stores that are maps, and areas. Everything that is under way ends in any order, but
 // messages between a home and an area, which keep theirs.
 type world struct {
-	t     testing.TB
-	rng   *rand.Rand
-	now   int64
-	homes []*testHome
-	areas []*testArea
+	t       testing.TB
+	rng     *rand.Rand
+	now     int64
+	sources []*testHome
+	areas   []*testArea
 	// fail is the probability that a device's or a store's request fails.
 	fail float64
 	// crashIn is after how many further writes of areas and books the power is lost; 0: never.
@@ -51,12 +51,12 @@ type world struct {
 	slow bool
 	// lists are answered; sum counts what has happened.
 	lists int
-	sum   struct{ swapped, returned, moved, reads, refused, errors, doubts int64 }
+	sum   struct{ swapped, returned, moved, reads, refused, errors, indeterminate int64 }
 	// stop: no more crash.
 }
 
 type testArea struct {
-	disk []byte
+	disk *lab.Drive
 	m    *Area
 	io   []IO
 	in   []Append // not taken yet
@@ -64,8 +64,8 @@ type testArea struct {
 }
 
 type testHome struct {
-	disk     []byte
-	m        *Home
+	disk     *lab.Drive
+	m        *Source
 	io       []IO
 	act      Actions
 	out      [][]Append  // to each area
@@ -106,12 +106,14 @@ func newWorld(t testing.TB, seed uint64, homes, areas, keys int) *world {
 	w := &world{t: t, rng: rand.New(rand.NewPCG(seed, 11)), keys: keys, policy: Policy{BeginGap: 10, EndGap: 5, CalmNS: 1e6, UnlistNS: 3e6}, entries: 64}
 	cfg := w.areaConfig()
 	for i := range areas {
-		a := &testArea{disk: make([]byte, cfg.AreaBytes)}
-		for k := range a.disk { // what a former user left
-			a.disk[k] = byte(w.rng.Uint32())
+		a := &testArea{disk: w.newDisk(cfg.AreaBytes)}
+		former := make([]byte, cfg.AreaBytes) // what a former user left
+		for k := range former {
+			former[k] = byte(w.rng.Uint32())
 		}
+		a.disk.Store(0, former)
 		if err := FormatArea(cfg, [16]byte{0xA0, byte(i)}, w.rng.Uint64(), func(offset int64, b []byte) error {
-			copy(a.disk[offset:], b)
+			a.disk.Store(offset, b)
 			return nil
 		}); err != nil {
 			t.Fatal(err)
@@ -119,9 +121,9 @@ func newWorld(t testing.TB, seed uint64, homes, areas, keys int) *world {
 		w.areas = append(w.areas, a)
 	}
 	for i := range homes {
-		h := &testHome{disk: make([]byte, homeBytes), store: testStore{values: map[string]string{}}}
-		if err := FormatBook([16]byte{0xB0, byte(i)}, func(offset int64, b []byte) error {
-			copy(h.disk[offset:], b)
+		h := &testHome{disk: w.newDisk(homeBytes), store: testStore{values: map[string]string{}}}
+		if err := FormatManifest([16]byte{0xB0, byte(i)}, func(offset int64, b []byte) error {
+			h.disk.Store(offset, b)
 			return nil
 		}, heap); err != nil {
 			t.Fatal(err)
@@ -130,16 +132,16 @@ func newWorld(t testing.TB, seed uint64, homes, areas, keys int) *world {
 			h.keys = append(h.keys, newLinear())
 		}
 		h.next = make([]int32, keys)
-		w.homes = append(w.homes, h)
+		w.sources = append(w.sources, h)
 	}
 	w.open()
 	return w
 }
 
-func heap(n int) []byte { return make([]byte, n) }
+func heap(n int) ([]byte, error) { return make([]byte, n), nil }
 
 func (w *world) areaConfig() AreaConfig {
-	return AreaConfig{AreaBytes: guest.LogStart + 64<<10, BlockSize: testBlock, GroupBytes: testGroup, MaxValueBytes: testValue, FUA: true}
+	return AreaConfig{AreaBytes: format.SwapLogStart + 64<<10, BlockSize: testBlock, GroupBytes: testGroup, MaxValueBytes: testValue, FUA: true}
 }
 
 func readFrom(disk []byte) Read {
@@ -150,21 +152,21 @@ func readFrom(disk []byte) Read {
 }
 
 // openHome makes the Home of a partition from what is durable.
-func (w *world) openHome(i int) (*Home, error) {
-	h := w.homes[i]
-	book, err := LoadBook(readFrom(h.disk), heap)
+func (w *world) openHome(i int) (*Source, error) {
+	h := w.sources[i]
+	book, err := LoadManifest(readFrom(h.disk.Visible), heap)
 	if err != nil {
 		return nil, err
 	}
-	cfg := HomeConfig{Book: book, UUID: [16]byte{0xB0, byte(i)}, BlockSize: testBlock, FUA: true, Keys: w.entries, Requests: 16, MaxValueBytes: testValue, Policy: w.policy}
+	cfg := SourceConfig{Manifest: book, UUID: [16]byte{0xB0, byte(i)}, BlockSize: testBlock, FUA: true, Keys: w.entries, Requests: 16, MaxValueBytes: testValue, Policy: w.policy}
 	for _, a := range w.areas {
 		at, err := a.m.Attach(cfg.UUID)
 		if err != nil {
 			return nil, err
 		}
-		cfg.Areas = append(cfg.Areas, HomeArea{UUID: a.m.UUID(), Log: a.m.Log(), BlockSize: testBlock, Attachment: at})
+		cfg.Areas = append(cfg.Areas, AreaRef{UUID: a.m.UUID(), Log: a.m.Log(), BlockSize: testBlock, Attachment: at})
 	}
-	return NewHome(cfg)
+	return NewSource(cfg)
 }
 
 // open starts the box from what is durable.
@@ -172,17 +174,18 @@ func (w *world) open() {
 	w.t.Helper()
 	w.crashed = false
 	for i, a := range w.areas {
-		m, err := OpenArea(w.areaConfig(), readFrom(a.disk))
+		m, err := OpenArea(w.areaConfig(), readFrom(a.disk.Visible))
 		if err != nil {
 			w.t.Fatalf("area %d: %v", i, err)
 		}
 		*a = testArea{disk: a.disk, m: m}
 	}
-	for i, h := range w.homes {
+	for i, h := range w.sources {
 		// A copy of the book that becomes damaged does no harm once both say the same.
-		a, b := h.disk[guest.BookOffsets[0]:][:guest.BookBytes], h.disk[guest.BookOffsets[1]:][:guest.BookBytes]
+		at := format.SwapManifestOffsets
+		a, b := h.disk.Visible[at[0]:][:format.SwapManifestBytes], h.disk.Visible[at[1]:][:format.SwapManifestBytes]
 		if bytes.Equal(a, b) && w.rng.IntN(3) == 0 {
-			[][]byte{a, b}[w.rng.IntN(2)][w.rng.IntN(100)] ^= 1
+			h.disk.Flip(int64(at[w.rng.IntN(2)])+w.rng.Int64N(100), 0)
 		}
 		m, err := w.openHome(i)
 		if err != nil {
@@ -199,15 +202,17 @@ func (w *world) crash() {
 	w.crashed = true
 	for _, a := range w.areas {
 		for _, q := range a.io {
-			w.tear(a.disk, q)
+			tear(a.disk, q)
 		}
+		a.disk.PowerLoss()
 	}
-	for _, h := range w.homes {
+	for _, h := range w.sources {
 		for _, q := range h.io {
 			if q.Area < 0 {
-				w.tear(h.disk, q)
+				tear(h.disk, q)
 			}
 		}
+		h.disk.PowerLoss()
 		for _, s := range append(h.store.ghosts, h.store.queue...) { // what has failed was before
 			if w.rng.IntN(2) == 0 {
 				h.store.apply(s)
@@ -233,16 +238,24 @@ func (w *world) count(h *testHome) {
 	w.sum.refused += s.Refused
 }
 
-// tear writes any of the blocks.
-func (w *world) tear(disk []byte, q IO) {
-	if q.Op != pipeline.Write {
-		return
+// newDisk makes a drive with a volatile cache.
+func (w *world) newDisk(n int64) *lab.Drive {
+	return lab.NewDrive(lab.DriveConfig{SizeBytes: n, BlockSize: testBlock, Volatile: true, Rand: w.rng, Misuse: func(what string) { w.t.Fatal(what) }})
+}
+
+// request is an I/O as the drive's request.
+func request(q *IO) ssd.Request {
+	r := ssd.Request{Op: ssd.Op(q.Op), Offset: q.Offset, Len: int64(len(q.Buf)), Buf: q.Buf}
+	if q.FUA {
+		r.Flags = ssd.FUA
 	}
-	p := w.rng.Float64() * 1.5
-	for at := 0; at < len(q.Buf); at += testBlock {
-		if w.rng.Float64() < p {
-			copy(disk[q.Offset+int64(at):], q.Buf[at:at+testBlock])
-		}
+	return r
+}
+
+// tear writes any of the blocks.
+func tear(disk *lab.Drive, q IO) {
+	if q.Op == pipeline.Write {
+		disk.Tear(request(&q))
 	}
 }
 
@@ -366,11 +379,11 @@ func (w *world) areaTurn(a *testArea) {
 	a.m.Turn(w.now, &a.act)
 	a.io = append(a.io, a.act.IOs...)
 	for _, o := range a.act.Outcomes {
-		if o.Result == Doubtful {
-			w.sum.doubts++
+		if o.Result == Indeterminate {
+			w.sum.indeterminate++
 		}
-		for _, h := range w.homes {
-			if i := slices.Index(w.areas, a); h.m.areas[i].Home == o.Home {
+		for _, h := range w.sources {
+			if i := slices.Index(w.areas, a); h.m.areas[i].Source == o.Source {
 				h.replies[i] = append(h.replies[i], o)
 			}
 		}
@@ -379,18 +392,13 @@ func (w *world) areaTurn(a *testArea) {
 }
 
 // device does an I/O of a disk, and reports whether the power is lost at it.
-func (w *world) device(disk []byte, q IO) (err error, lost bool) {
-	if q.Offset%testBlock != 0 || len(q.Buf)%testBlock != 0 || q.Offset+int64(len(q.Buf)) > int64(len(disk)) {
-		w.t.Fatalf("I/O at %d, %d bytes", q.Offset, len(q.Buf))
-	}
-	if w.fail > 0 && w.rng.Float64() < w.fail {
-		err = errInjected
-	}
+func (w *world) device(disk *lab.Drive, q IO) (err error, lost bool) {
+	failed := w.fail > 0 && w.rng.Float64() < w.fail
 	if q.Op == pipeline.Read {
-		if err == nil {
-			copy(q.Buf, disk[q.Offset:])
+		if failed {
+			return errInjected, false
 		}
-		return err, false
+		return disk.Do(request(&q)), false
 	}
 	if !q.FUA {
 		w.t.Fatal("a write without FUA to a device with a volatile cache")
@@ -398,22 +406,21 @@ func (w *world) device(disk []byte, q IO) (err error, lost bool) {
 	w.writes++
 	if w.crashIn > 0 {
 		if w.crashIn--; w.crashIn == 0 {
-			w.tear(disk, q)
+			tear(disk, q)
 			return nil, true
 		}
 	}
-	if err != nil {
-		w.tear(disk, q)
-		return err, false
+	if failed {
+		tear(disk, q)
+		return errInjected, false
 	}
-	copy(disk[q.Offset:], q.Buf)
-	return nil, false
+	return disk.Do(request(&q)), false
 }
 
 // step does one thing, any.
 func (w *world) step() {
 	w.now += w.rng.Int64N(20000)
-	for _, h := range w.homes {
+	for _, h := range w.sources {
 		w.turn(h)
 	}
 	for _, a := range w.areas {
@@ -421,7 +428,7 @@ func (w *world) step() {
 	}
 	type event func()
 	var events []event
-	for _, h := range w.homes {
+	for _, h := range w.sources {
 		for i := range h.store.queue {
 			if w.slow && w.rng.IntN(30) > 0 {
 				continue
@@ -463,7 +470,7 @@ func (w *world) step() {
 			events = append(events, func() {
 				q := h.released[0]
 				h.released = h.released[1:]
-				w.areas[q.Area].m.Release(q.Home, q.Place)
+				w.areas[q.Area].m.Release(q.Source, q.Place)
 			})
 		}
 	}
@@ -486,226 +493,4 @@ func (w *world) step() {
 		return
 	}
 	events[w.rng.IntN(len(events))]()
-}
-
-// value is that of a key's version.
-func value(key int, version int32, n int) []byte {
-	b := make([]byte, n)
-	for i := range b {
-		b[i] = byte(int(version)*7 + key*13 + i)
-	}
-	binary.LittleEndian.PutUint32(b, uint32(version))
-	return b
-}
-
-func keyOf(i int) []byte {
-	k := []byte(fmt.Sprintf("%02x", i))
-	for len(k) < 1+i%16 {
-		k = append(k, byte(i*len(k)))
-	}
-	return k
-}
-
-// submit sends a request; false: there is no room for it.
-func (w *world) submit(h *testHome, do kvstore.Op, cond kvstore.Condition, key, size int) bool {
-	q := &testReq{key: key, r: kvstore.Request{Op: do, Condition: cond, Tag: h.tag, Key: keyOf(key)}}
-	op := &linOp{do: do, cond: cond}
-	switch do {
-	case kvstore.Put:
-		op.version = h.next[key] + 1
-		q.r.Value = value(key, op.version, size)
-	case kvstore.Get, kvstore.List:
-		q.buf = make([]byte, 4*testValue)
-		q.r.Value = q.buf
-	}
-	if do != kvstore.List {
-		slot, ok := h.keys[key].invoke(op, w.fail == 0 || do == kvstore.Get)
-		if !ok {
-			h.keys[key].tidy()
-			return false
-		}
-		q.slot = slot
-	}
-	// The store's tags are few.
-	tag := uint64(0)
-	for h.reqs[tag] != nil {
-		tag++
-	}
-	q.r.Tag = tag
-	h.reqs[tag] = q
-	undo := func() bool {
-		delete(h.reqs, tag)
-		if do != kvstore.List {
-			h.keys[key].nothing(q.slot)
-		}
-		return false
-	}
-	switch h.m.Submit(&q.r) {
-	case Full:
-		return undo()
-	case ToStore:
-		if !h.store.submit(&q.r, false) {
-			return undo()
-		}
-		if do == kvstore.Put || do == kvstore.Delete {
-			h.m.Began(uint32(tag), q.r.Key)
-		}
-	}
-	if do == kvstore.Put {
-		h.next[key]++
-	}
-	return true
-}
-
-// reply checks an answer.
-func (w *world) reply(h *testHome, p kvstore.Reply) {
-	q := h.reqs[p.Tag]
-	if q == nil {
-		w.t.Fatalf("a reply to no request: %+v", p)
-	}
-	delete(h.reqs, p.Tag)
-	if q.r.Op == kvstore.List {
-		if p.Status == kvstore.OK {
-			w.lists++
-		}
-		return
-	}
-	l := h.keys[q.key]
-	if p.Status == kvstore.DeviceError || p.Status == kvstore.Corrupt {
-		if w.fail == 0 || p.Status == kvstore.Corrupt {
-			w.t.Fatalf("op %d of key %d: status %d", q.r.Op, q.key, p.Status)
-		}
-		w.sum.errors++
-		l.fail(q.slot)
-		l.tidy()
-		return
-	}
-	if p.Status == kvstore.CapacityExceeded {
-		if !l.nothing(q.slot) {
-			w.t.Fatalf("key %d: a write without effect has had one", q.key)
-		}
-		return
-	}
-	met := int32(p.Status)
-	switch {
-	case q.r.Op == kvstore.Get && p.Status == kvstore.NotFound, q.r.Op == kvstore.Exist && p.Status == kvstore.NotFound:
-		met = 0
-	case q.r.Op == kvstore.Get:
-		met = int32(binary.LittleEndian.Uint32(q.buf))
-		if string(q.buf[:p.ValueLen]) != string(value(q.key, met, p.ValueLen)) {
-			w.t.Fatalf("key %d: not what was put", q.key)
-		}
-	case q.r.Op == kvstore.Exist:
-		met = 1
-	}
-	before := l.values()
-	if !l.respond(q.slot, met) {
-		w.t.Fatalf("key %d: op %d (condition %d) has met %d, nothing explains that; before it was one of %v", q.key, q.r.Op, q.r.Condition, met, before)
-	}
-	l.tidy()
-}
-
-// random runs n requests, up to depth of them at once, and waits for them unless there is a crash.
-func (w *world) random(n, depth int) {
-	w.t.Helper()
-	idle := 0
-	for done := 0; !w.crashed; {
-		for _, h := range w.homes {
-			if w.rng.IntN(400) == 0 {
-				h.busy = !h.busy
-			}
-			h.store.full = w.fickle && (h.store.full != (w.rng.IntN(1500) == 0))
-			if done >= n || len(h.reqs) >= depth || w.rng.IntN(3) > 0 {
-				continue
-			}
-			do := [...]kvstore.Op{kvstore.Get, kvstore.Put, kvstore.Put, kvstore.Put, kvstore.Put, kvstore.Exist, kvstore.Delete}[w.rng.IntN(7)]
-			cond := kvstore.Always
-			if do == kvstore.Put && w.rng.IntN(5) == 0 {
-				cond = kvstore.Condition(1 + w.rng.IntN(2))
-			}
-			size := 4 + w.rng.IntN(300)
-			switch k := w.rng.IntN(20); {
-			case k == 0 || w.long:
-				size = 4 + w.rng.IntN(testValue-4)
-			case k == 1:
-				size = testValue + 1 + w.rng.IntN(testValue) // comes home first
-			}
-			if w.rng.IntN(2000) == 0 {
-				do = kvstore.List
-			}
-			if w.submit(h, do, cond, w.rng.IntN(w.keys), size) {
-				done++
-			}
-		}
-		pending := 0
-		for _, h := range w.homes {
-			pending += len(h.reqs)
-		}
-		if done >= n && pending == 0 {
-			return
-		}
-		before := pending
-		w.step()
-		idle++
-		after := 0
-		for _, h := range w.homes {
-			after += len(h.reqs)
-		}
-		if after != before {
-			idle = 0
-		}
-		if idle > 400000 {
-			w.t.Fatalf("%d requests get no answer\n%s", pending, w.state())
-		}
-	}
-}
-
-func (w *world) state() string {
-	out := ""
-	for i, h := range w.homes {
-		out += fmt.Sprintf("home %d: used %d sweep n %d open %d stage %d area %d book %+v toStore %d atStore %d load.to %d\n", i, h.m.used, h.m.sweep.n, h.m.sweep.open, h.m.sweep.stage, h.m.sweep.area, h.m.book.dirty, h.m.toStore.N, h.m.atStore, h.m.load.to)
-		for _, m := range h.m.sweep.members[:h.m.sweep.n] {
-			e := h.m.entries[m.entry]
-			out += fmt.Sprintf("  member %+v appends %d doubts %d waiting %d\n", m, e.appends, e.doubts, e.waiting.N)
-		}
-		for k := range h.m.areas {
-			a := &h.m.areas[k]
-			out += fmt.Sprintf("  area %d: entries %d appends %d wanted %d listed %v/%v floor %d acked %d\n", k, a.entries, a.appends, a.wanted, a.listed, a.wantListed, a.floor, a.acked)
-		}
-		for _, q := range h.reqs {
-			out += fmt.Sprintf("  request op %d key %d len %d\n", q.r.Op, q.key, len(q.r.Value))
-		}
-	}
-	for i, a := range w.areas {
-		out += fmt.Sprintf("area %d: head %d tail %d durable %d in %d io %d failures %d homes %+v\n", i, a.m.head, a.m.tail, a.m.durable, len(a.in), len(a.io), a.m.failures, a.m.homes)
-	}
-	return out
-}
-
-// verify gets every key: what was acknowledged is there.
-func (w *world) verify() {
-	w.t.Helper()
-	for _, h := range w.homes {
-		for key := range h.keys {
-			for !w.submit(h, kvstore.Get, kvstore.Always, key, 0) {
-				w.step()
-			}
-			for n := 0; len(h.reqs) > 0; n++ {
-				w.step()
-				if n > 400000 {
-					w.t.Fatalf("a Get gets no answer\n%s", w.state())
-				}
-			}
-		}
-	}
-}
-
-// settle waits until nothing is in doubt: what is tried again succeeds.
-func (w *world) settle() {
-	for range 3 {
-		w.now += retryNS
-		for range 200 {
-			w.step()
-		}
-	}
 }

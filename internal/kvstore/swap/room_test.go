@@ -7,10 +7,11 @@ import (
 	"jbofd/internal/kvstore"
 )
 
-// TestMemoryForAValueThatIsOut is asked for as the store does: when its length is known, and without any it is not read.
+// TestMemoryForAValueThatIsOut is asked for as the store does: when its length is known, and without any it is not
+// read.
 func TestMemoryForAValueThatIsOut(t *testing.T) {
 	w := newWorld(t, *seed, 1, 1, 1)
-	h := w.homes[0]
+	h := w.sources[0]
 	w.out(h, 1)
 	for _, have := range []int{0, 20} {
 		var got []byte

@@ -3,24 +3,25 @@ package swap
 import (
 	"testing"
 
-	"jbofd/internal/kvstore/swap/guest"
+	"jbofd/internal/kvstore/format"
 )
 
-// TestWhatATornGroupLeftIsNoPartOfTheNextOne: two crashes tear the groups that are written at one place, so that the beginning of
-// the second stands before the end of the first, whose records are sound each by itself. None of them was acknowledged, and in between their
-// keys have been found to be as before.
+// TestWhatATornGroupLeftIsNoPartOfTheNextOne: two crashes tear the groups that are written at one place, so that the
+// beginning of the second stands before the end of the first, whose records are sound each by itself. None of them was
+// acknowledged, and in between their keys have been found to be as before.
 func TestWhatATornGroupLeftIsNoPartOfTheNextOne(t *testing.T) {
 	w := newWorld(t, *seed, 0, 1, 0)
 	a := w.areas[0]
 	home := [16]byte{1}
-	// write makes a group of two records, of which the second begins with a block, and lets one of its blocks reach the SSD.
+	// write makes a group of two records, of which the second begins with a block, and lets one of its blocks reach the
+	// SSD.
 	write := func(version byte, block int) {
 		at, err := a.m.Attach(home)
 		if err != nil {
 			t.Fatal(err)
 		}
-		for i, n := range []int{testBlock - guest.GroupHeaderBytes - guest.RecordHeaderBytes, 100} {
-			if !a.m.Submit(&Append{Home: at.Home, Kind: guest.Put, Key: []byte{byte(i)}, Value: value(i, int32(version), n)}) {
+		for i, n := range []int{testBlock - format.SwapGroupHeaderBytes - format.SwapRecordHeaderBytes, 100} {
+			if !a.m.Submit(&Append{Source: at.Source, Kind: format.SwapPut, Key: []byte{byte(i)}, Value: value(i, int32(version), n)}) {
 				t.Fatal("a record is not taken")
 			}
 		}
@@ -29,7 +30,7 @@ func TestWhatATornGroupLeftIsNoPartOfTheNextOne(t *testing.T) {
 			t.Fatalf("%+v", a.act.IOs)
 		}
 		q := a.act.IOs[0]
-		copy(a.disk[q.Offset+int64(block*testBlock):], q.Buf[block*testBlock:][:testBlock])
+		a.disk.Store(q.Offset+int64(block*testBlock), q.Buf[block*testBlock:][:testBlock])
 		w.open()
 		a = w.areas[0]
 	}
@@ -39,7 +40,7 @@ func TestWhatATornGroupLeftIsNoPartOfTheNextOne(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if len(at.Guests) != 0 || at.Tail != 0 {
-		t.Errorf("%d records of torn groups were found, and the log ends at %d: %+v", len(at.Guests), at.Tail, at.Guests)
+	if len(at.Records) != 0 || at.Tail != 0 {
+		t.Errorf("%d records of torn groups were found, and the log ends at %d: %+v", len(at.Records), at.Tail, at.Records)
 	}
 }

@@ -6,11 +6,11 @@ import (
 	"jbofd/internal/kvstore"
 )
 
-// out puts keys of a home to an area and returns when they are there.
+// out swaps keys of a source out to an area and returns when they are there.
 func (w *world) out(h *testHome, keys int) {
 	w.t.Helper()
 	h.busy = true
-	for h.m.load.to == nobody || !h.m.areas[0].listed {
+	for h.m.load.to == none || !h.m.areas[0].listed {
 		w.step()
 	}
 	for key := range keys {
@@ -26,10 +26,10 @@ func (w *world) out(h *testHome, keys int) {
 	}
 }
 
-// quick runs a home and its only area with devices and a store that do everything at once, and returns the home's
-// replies. before is called when the home has heard of all that.
+// quick runs a source and its only area with devices and a store that do everything at once, and returns the source's
+// replies. before is called when the source knows all of that.
 func (w *world) quick(before func()) (replies []kvstore.Reply) {
-	h, a := w.homes[0], w.areas[0]
+	h, a := w.sources[0], w.areas[0]
 	w.now += 1e5
 	for {
 		var r kvstore.Request
@@ -74,11 +74,11 @@ func (w *world) quick(before func()) (replies []kvstore.Reply) {
 	}
 }
 
-// TestWritesThatWaitForTheirKeyDoNotKeepItFromComingHome, however many there are.
-func TestWritesThatWaitForTheirKeyDoNotKeepItFromComingHome(t *testing.T) {
+// TestWritesThatWaitForTheirKeyDoNotKeepItFromReturning, however many there are.
+func TestWritesThatWaitForTheirKeyDoNotKeepItFromReturning(t *testing.T) {
 	const keys = 4
 	w := newWorld(t, *seed, 1, 1, keys)
-	h := w.homes[0]
+	h := w.sources[0]
 	w.out(h, keys)
 	begun := 0
 	put := func() bool {
@@ -104,11 +104,11 @@ func TestWritesThatWaitForTheirKeyDoNotKeepItFromComingHome(t *testing.T) {
 	}
 }
 
-// TestAWriteBehindADoubtfulOneIsAnswered, although the area is not heard of again: one is in the group that cannot be written, the other
-// in the next.
-func TestAWriteBehindADoubtfulOneIsAnswered(t *testing.T) {
+// TestAWriteBehindAnIndeterminateOneIsAnswered, although the area reports nothing more: one is in the group that cannot be
+// written, the other in the next.
+func TestAWriteBehindAnIndeterminateOneIsAnswered(t *testing.T) {
 	w := newWorld(t, *seed, 1, 1, 1)
-	h := w.homes[0]
+	h := w.sources[0]
 	w.out(h, 1)
 	a := w.areas[0].m
 	submit := func(do kvstore.Op, tag uint64) {

@@ -1,7 +1,7 @@
-// Package qpair is the target's side of one queue pair as a machine, whatever the transport:
-// command slots, validation, fused pairs, the submission queue's head, responses. It does no
-// I/O, reads no clock and takes no lock. A transport's machine (tcp, rdma) contains it, brings
-// commands and data, and is its Wire for what goes to the host.
+// Package qpair is the target's side of one queue pair as a machine, whatever the transport: command slots, validation,
+// fused pairs, the head of the submission queue, responses. The machine does no I/O, reads no clock and takes no lock.
+// The machine of a transport (tcp, rdma) contains it, brings commands and data, and implements Wire for what goes to
+// the host.
 //
 //	capsule ──> Begin ─┬─> Handler.Execute, Admin
 //	                   └─> data arrives ──> Arrived ──┘
@@ -76,7 +76,7 @@ type Slot struct {
 	SQE nvme.SQE
 	// Plan is set for I/O commands.
 	Plan nvmeof.Plan
-	// Data is where the host's data goes, or has gone.
+	// Data is the memory that the host's data arrives in.
 	Data []byte
 	// Got counts the bytes of Data that have come. Bad: some of them were wrong. The transport
 	// keeps both. Invariant: Got <= len(Data).
@@ -120,10 +120,12 @@ type QPair struct {
 	fusedFailed bool
 	// awaited is how many bytes were asked for that have not come.
 	awaited int
+	// came is how many bytes of data have come from the host.
+	came uint64
 }
 
-// ExtraSlots beyond the queue's entries keep zombies from taking a slot that
-// the host may rightly use.
+// ExtraSlots are slots beyond the queue's entries. A zombie, an aborted command that is still with the handler, keeps
+// its slot although the host may send another command.
 const ExtraSlots = 8
 
 // MaxEntries is the largest queue: transports name slots with SlotBits bits.
@@ -213,6 +215,9 @@ func (q *QPair) Full() bool { return q.zombies > 0 && len(q.free) == 0 }
 
 // AwaitedBytes is how much data was asked for that has not come.
 func (q *QPair) AwaitedBytes() int { return q.awaited }
+
+// CameBytes is how much data has come from the host, in capsules and as asked for.
+func (q *QPair) CameBytes() uint64 { return q.came }
 
 // Outcome is what Begin has made of a command.
 type Outcome uint8
@@ -384,8 +389,8 @@ func (q *QPair) Arrived(i int, ok bool) {
 	q.dispatch(i)
 }
 
-// Recheck judges an I/O command again, whose data or memory took its time, if
-// the namespaces have changed since: its extent may be another's by now.
+// Recheck validates an I/O command again if the namespaces have changed since it arrived: it has waited for memory or
+// for data, and its extent may belong to another namespace by now.
 func (q *QPair) Recheck(i int) nvme.Status {
 	s := &q.slots[i]
 	if s.table == q.table || s.Plan.Namespace == nil {
@@ -398,7 +403,7 @@ func (q *QPair) Recheck(i int) nvme.Status {
 	}
 	if now.Offset != was.Offset || now.Len != was.Len || now.Namespace.SSD != was.Namespace.SSD ||
 		now.Namespace.OffsetBytes != was.Namespace.OffsetBytes || now.Namespace.UUID != was.Namespace.UUID ||
-		now.KV != was.KV || now.Namespace.Partition != was.Namespace.Partition || now.AnswerBytes < was.AnswerBytes {
+		now.Kind != was.Kind || now.Namespace.Partition != was.Namespace.Partition || now.AnswerBytes < was.AnswerBytes {
 		return nvme.InvalidNamespaceOrFormat | nvme.DNR
 	}
 	now.Op, now.ToController, now.AnswerBytes = was.Op, was.ToController, was.AnswerBytes // of a fused pair, what the SGL said, the memory
@@ -496,19 +501,19 @@ func (q *QPair) await(slot int, buf []byte) {
 	s.Gen++
 }
 
-// Came says that n bytes of slot's data, more than Got has counted, are in Data. When all are, the
-// handler has it.
+// Came says that n more bytes of slot's data are in Data, behind those that Got counts.
 //
 // hot: 0 allocs
 func (q *QPair) Came(slot, n int) {
 	s := &q.slots[slot]
 	s.Got += n
+	q.came += uint64(n)
 	if s.state == slotFetching {
 		q.awaited -= n
 	}
 }
 
-// Done hands a slot whose data was fetched, whole, to the handler.
+// Done returns a slot to the handler: all data that was asked for has come.
 //
 // hot: 0 allocs
 func (q *QPair) Done(slot int) {
@@ -518,8 +523,8 @@ func (q *QPair) Done(slot int) {
 	q.h.Fetched(slot, !s.Bad)
 }
 
-// FetchPair asks for what is still with the host of a fused pair; buf is the
-// memory for both, the Compare's data first.
+// FetchPair asks for the data of a fused pair that the host has not sent in a capsule. buf is the memory for both
+// commands, the Compare's data first.
 func (q *QPair) FetchPair(second int, buf []byte) {
 	s := &q.slots[second]
 	n := int(s.Plan.ToController)

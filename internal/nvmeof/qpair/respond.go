@@ -62,10 +62,10 @@ func (q *QPair) refuse(slot int, status nvme.Status) {
 func (q *QPair) Note(slot int, status nvme.Status) { q.h.Failed(slot, status) }
 
 // Abort responds to slot's command as aborted while the handler still has it; its
-// own Respond, when it comes, only frees the slot.
+// own Respond, when it comes, only frees the slot. Of a fused pair that executes, both are to be aborted.
 func (q *QPair) Abort(slot int, status nvme.Status) {
 	s := &q.slots[slot]
-	invariants.Check(s.state == slotExecuting, "qpair: abort of a slot that does not execute")
+	invariants.Check(q.withHandler(s), "qpair: abort of a slot that does not execute")
 	if !q.wire.Closed() {
 		q.wire.SendResponse(slot, q.cqe(s, status, 0))
 	}
@@ -73,30 +73,35 @@ func (q *QPair) Abort(slot int, status nvme.Status) {
 	q.zombies++
 }
 
+// withHandler reports whether the command is with the handler: for itself, or as the first of a fused pair.
+func (q *QPair) withHandler(s *Slot) bool {
+	return s.state == slotExecuting || s.state == slotFused && s.pair >= 0 && q.slots[s.pair].state == slotExecuting
+}
+
 // Find returns the slot of the outstanding command with this identifier, if it
 // is with the handler.
 func (q *QPair) Find(cid uint16) (slot int, ok bool) {
 	for i := range q.slots {
-		if s := &q.slots[i]; s.state == slotExecuting && s.SQE.CID() == cid {
+		if s := &q.slots[i]; q.withHandler(s) && s.SQE.CID() == cid {
 			return i, true
 		}
 	}
 	return 0, false
 }
 
-// Awaited calls f for every slot whose data was asked for and has not arrived whole, with the
-// bytes that have.
+// Awaited calls f for every slot that holds memory and waits for the host, with the bytes of its data that have come:
+// slots whose data was asked for and has not arrived whole, and the first of a fused pair, with its data, while the
+// second has not come.
 func (q *QPair) Awaited(f func(slot, got int)) {
 	for i := range q.slots {
-		if s := &q.slots[i]; s.state == slotFetching {
+		if s := &q.slots[i]; s.state == slotFetching || i == q.fused && s.state == slotFused && s.inline {
 			f(i, s.Got)
 		}
 	}
 }
 
-// Fetching calls f for every slot whose data is still awaited: when the
-// connection is lost they will never be Fetched. Each is with the handler again
-// after.
+// Fetching ends the wait of every slot whose data is awaited, and calls f for it: the connection is lost, and Fetched
+// will not be called. The slot is the handler's again.
 func (q *QPair) Fetching(f func(slot int)) {
 	for i := range q.slots {
 		if s := &q.slots[i]; s.state == slotFetching || s.state == slotArriving {

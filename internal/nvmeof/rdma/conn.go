@@ -1,19 +1,19 @@
-// Package rdma is the target's side of an NVMe/RDMA connection as a machine around a
-// qpair.QPair: capsules received and completions of work requests go in, commands come out to the
-// QPair's Handler and work requests to a batch. It does no I/O, knows no verbs, reads no
-// clock and takes no lock. The serve package drives it with RDMA devices.
+// Package rdma implements the target's side of an NVMe/RDMA connection as a state machine around a qpair.QPair. Its
+// inputs are received capsules and work completions. Its outputs are calls of the QPair's Handler and a batch of work
+// requests. The machine does no I/O, calls no verbs, reads no clock and takes no lock; package serve drives it with
+// RDMA devices.
 //
 //	capsule ──> Received ──> Begin, Arrived ──> Handler
 //	Out <── SEND (SendResponse), WRITE + SEND (SendData), READ (Fetch) <── QPair <── the driver
 //	completion ──> Completed ──> Came, Done; Sink.Sent
 //
-// A read costs one receive, one RDMA WRITE and one SEND; a write one receive, at most one RDMA
-// READ and one SEND. The WRITE goes unsignaled, just before its SEND: the queue pair keeps their
-// order, and the SEND's completion stands for both.
+// A read command costs one receive, one RDMA WRITE and one SEND. A write command costs one receive, at most one RDMA
+// READ and one SEND. The WRITE is posted unsignaled directly before its SEND: the queue pair executes the two in order,
+// so the completion of the SEND covers both.
 //
-// A queue pair takes as many work requests as its send queue has places, and serves so many RDMA
-// READs at a time. What is beyond waits here in order, so that a READ never holds up a response
-// and nothing is ever posted to a full queue.
+// The send queue holds a fixed number of work requests, and the host serves a fixed number of RDMA READs at a time.
+// Responses and READs that exceed these limits wait in two FIFOs here. A READ therefore never delays a response, and
+// nothing is posted to a full send queue.
 //
 // Source: NVMe RDMA Transport 1.0.
 package rdma
@@ -28,12 +28,12 @@ import (
 	"jbofd/internal/nvmeof/rdma/wr"
 )
 
-// Sink is told what has become of data and where memory is.
+// Sink translates buffers to addresses and keys, and learns when the data of a response is no longer needed.
 type Sink interface {
-	// Locate returns the address and the local key of memory that the device can reach; not ok: it
-	// cannot.
+	// Locate returns the address and the local key of b. It reports false if the device cannot reach that memory.
 	Locate(b []byte) (addr uint64, lkey uint32, ok bool)
-	// Sent: the data of a response is not needed any more; number is Last's of when it was sent.
+	// Sent reports that the data of a response is no longer needed. The number is the one that Conn.Last returned when
+	// the response was made.
 	Sent(number int)
 }
 
@@ -42,22 +42,22 @@ type Config struct {
 	Limits nvmeof.Limits
 	// InCapsuleBytes is the largest in-capsule data (IOCCSZ without the SQE).
 	InCapsuleBytes int
-	// Entries is the queue's size, as the private data of the connection says.
+	// Entries is the queue size that the connection request's private data states.
 	Entries int
-	// QP names the queue pair in work requests. Sends is how many work requests its send queue
-	// takes, Reads how many RDMA READs it serves at a time.
+	// QP is the handle of the queue pair in work requests. Sends is the size of its send queue, and Reads is how many
+	// RDMA READs it may have outstanding.
 	QP           uint64
 	Sends, Reads int
-	// Responses is registered memory for completion queue entries, ResponseBytes(Entries) long, at
-	// Addr with key LKey.
+	// Responses is registered memory for completion queue entries. It is ResponseBytes(Entries) long and lies at Addr
+	// with key LKey.
 	Responses []byte
 	Addr      uint64
 	LKey      uint32
-	// Inline: the device takes completion queue entries along with the work request.
+	// Inline says that the device copies a completion queue entry into the work request when it is posted.
 	Inline bool
 }
 
-// Out is a batch of work requests, of any connections.
+// Out is a batch of work requests, possibly of several connections.
 type Out struct{ Sends []wr.Send }
 
 // Reset empties the batch.
@@ -66,24 +66,24 @@ func (o *Out) Reset() { o.Sends = o.Sends[:0] }
 // States of a response.
 const (
 	respFree    = iota
-	respWaiting // for places in the send queue
+	respWaiting // waits for places in the send queue
 	respPosted
 )
 
-// response is a completion on its way to the host, with its data if any.
+// response is a completion queue entry on its way to the host, with its data if there is any.
 type response struct {
 	state uint8
 	op    wr.Op // OpSend or OpSendInvalidate
 	gen   uint16
-	rkey  uint32 // to be invalidated
-	// Data for the host, if n > 0.
+	rkey  uint32 // key to invalidate at the host
+	// The data for the host, if n > 0.
 	n          uint32
 	addr       uint64
 	lkey, dkey uint32
 	remote     uint64
 }
 
-// requests is how many work requests the response takes.
+// requests returns how many work requests the response needs.
 func (r *response) requests() int {
 	if r.n > 0 {
 		return 2
@@ -100,21 +100,21 @@ type Conn struct {
 	closed bool
 	fatal  *Fatal
 
-	// responses are as many as the host can make necessary: see reserve.
+	// responses is the pool of responses. Its size is explained at responsesFor.
 	responses []response
-	free      []uint16 // responses at rest
+	free      []uint16 // indices of unused responses
 	last      int
-	// waiting are responses that wait for places, fetches slots whose READ does; both rings.
+	// waiting holds responses that wait for places in the send queue. fetches holds slots whose READ waits.
 	waiting, fetches ring
-	// places are those left in the send queue, reads the READs that may be posted.
+	// places is the number of free places in the send queue. reads is how many more READs may be posted.
 	places, reads int
-	// reading are the slots whose READ is posted.
+	// reading tells for each slot whether its READ is posted.
 	reading []bool
 }
 
-// Fatal is why a connection cannot go on.
+// Fatal is the reason why a connection must end.
 type Fatal struct {
-	// Label names it in metrics.
+	// Label is the reason's label in metrics.
 	Label string
 	What  string
 }
@@ -123,15 +123,15 @@ func (f *Fatal) Error() string { return f.What }
 
 var _ qpair.Wire = (*Conn)(nil)
 
-// responsesFor is how many responses there are for a queue. While the host has room for entries
-// commands, as many may be outstanding, and as many responses may be on their way whose completions
-// have not been seen yet, although the host has them and has sent new commands.
+// responsesFor returns how many responses a queue of so many entries needs. The host may have entries commands
+// outstanding. The same number of earlier responses may have reached the host, which then sends new commands, before
+// the target has polled their completions.
 func responsesFor(entries int) int { return 2*entries + 16 }
 
-// ResponseBytes is how much memory Config.Responses needs.
+// ResponseBytes returns the length that Config.Responses must have.
 func ResponseBytes(entries int) int { return responsesFor(entries) * nvme.CQESize }
 
-// New returns the machine of a new connection. Work requests go to out.
+// New returns the state machine of a new connection. It appends its work requests to out.
 func New(cfg Config, h qpair.Handler, s Sink, out *Out) *Conn {
 	n := responsesFor(cfg.Entries)
 	c := &Conn{
@@ -146,13 +146,13 @@ func New(cfg Config, h qpair.Handler, s Sink, out *Out) *Conn {
 	return c
 }
 
-// Closed reports that nothing is sent or received any more.
+// Closed reports whether the connection has ended: nothing is sent or received any more.
 func (c *Conn) Closed() bool { return c.closed }
 
-// Close ends the machine: the connection is lost.
+// Close ends the state machine after the connection was lost.
 func (c *Conn) Close() { c.closed = true }
 
-// Fatal returns why the machine has ended the connection, or nil.
+// Fatal returns the reason for which the machine ended the connection, or nil.
 func (c *Conn) Fatal() *Fatal { return c.fatal }
 
 func (c *Conn) fail(label, format string, args ...any) {
@@ -162,11 +162,11 @@ func (c *Conn) fail(label, format string, args ...any) {
 	c.closed = true
 }
 
-// Unsent is how many responses have not reached the host as far as the machine knows.
+// Unsent returns the number of responses whose SEND has not completed yet.
 func (c *Conn) Unsent() int { return len(c.responses) - len(c.free) }
 
-// Received takes a capsule. It reports false, with nothing changed, when the command must
-// wait; it is to be offered again before any that came later.
+// Received processes a received capsule. It reports false and changes nothing if the command must wait; the caller then
+// offers the capsule again before any later one.
 //
 // hot: 0 allocs
 func (c *Conn) Received(capsule []byte) bool {
@@ -179,7 +179,7 @@ func (c *Conn) Received(capsule []byte) bool {
 	}
 	sqe := (*nvme.SQE)(capsule)
 	data := capsule[nvme.SQESize:]
-	if len(c.free) <= c.Outstanding() { // each command may need a response at once
+	if len(c.free) <= c.Outstanding() { // every outstanding command may need a response at once
 		return false
 	}
 	slot, o := c.Begin(sqe, len(data))
@@ -227,10 +227,10 @@ func (c *Conn) CheckSGL(sqe *nvme.SQE, ranges int, toController, toHost uint32, 
 	return toController, inline, nvme.Success
 }
 
-// Last is the number of the response that was made last.
+// Last returns the number of the response that was made last.
 func (c *Conn) Last() int { return c.last }
 
-// respond makes a response and posts it when its turn comes.
+// respond makes a response and posts it as soon as the send queue has places.
 func (c *Conn) respond(slot int, e *nvme.CQE, n, lkey uint32, addr uint64) {
 	invariants.Check(len(c.free) > 0, "rdma: no response left")
 	i := int(c.free[len(c.free)-1])
@@ -244,7 +244,7 @@ func (c *Conn) respond(slot int, e *nvme.CQE, n, lkey uint32, addr uint64) {
 	copy(c.cfg.Responses[i*nvme.CQESize:], e[:])
 	c.waiting.push(uint16(i))
 	c.post()
-	c.last = i // after post, which may have made others: a READ that cannot be posted ends a command
+	c.last = i // after post, which may itself make responses: a READ that cannot be posted completes its command with an error
 }
 
 // SendResponse implements qpair.Wire.
@@ -252,7 +252,7 @@ func (c *Conn) respond(slot int, e *nvme.CQE, n, lkey uint32, addr uint64) {
 // hot: 0 allocs
 func (c *Conn) SendResponse(slot int, e nvme.CQE) { c.respond(slot, &e, 0, 0, 0) }
 
-// SendData implements qpair.Wire. Memory that the device cannot reach makes it an error.
+// SendData implements qpair.Wire. If the device cannot reach the data, the command completes with an error.
 //
 // hot: 0 allocs
 func (c *Conn) SendData(slot int, data []byte, e nvme.CQE) {
@@ -265,7 +265,7 @@ func (c *Conn) SendData(slot int, data []byte, e nvme.CQE) {
 	c.respond(slot, &e, uint32(len(data)), lkey, addr)
 }
 
-// Fetch implements qpair.Wire: it posts an RDMA READ when its turn comes.
+// Fetch implements qpair.Wire. It posts an RDMA READ as soon as the send queue and the READ limit allow.
 //
 // hot: 0 allocs
 func (c *Conn) Fetch(slot int) {
@@ -276,7 +276,7 @@ func (c *Conn) Fetch(slot int) {
 	c.post()
 }
 
-// Work request identifiers: what it is, a generation, and the response or the slot.
+// Fields of a work request ID: the kind of request, a generation, and the index of the response or slot.
 const (
 	kindResponse = 1
 	kindRead     = 2
@@ -286,7 +286,7 @@ func id(kind uint8, gen uint16, index int) uint64 {
 	return uint64(kind)<<32 | uint64(gen)<<16 | uint64(index)
 }
 
-// post posts what waits, as far as there are places. Responses go first: they end commands.
+// post posts waiting requests while the send queue has places. Responses go first because they complete commands.
 func (c *Conn) post() {
 	for c.waiting.n > 0 {
 		i := int(c.waiting.first())
@@ -329,7 +329,7 @@ func (c *Conn) post() {
 	}
 }
 
-// Completed takes the completion of a work request that was posted. Any other changes nothing.
+// Completed processes the completion of a posted work request. It ignores completions with an unknown ID.
 //
 // hot: 0 allocs
 func (c *Conn) Completed(w *wr.Completion) {
@@ -345,11 +345,11 @@ func (c *Conn) Completed(w *wr.Completion) {
 	}
 }
 
-// sent ends response i.
+// sent processes the completion of response i.
 func (c *Conn) sent(i int, w *wr.Completion) {
 	r := &c.responses[i]
 	if w.Status != wr.StatusOK {
-		c.broken(w.Status, "response") // of a WRITE and its SEND both may fail: the second finds the response at rest
+		c.broken(w.Status, "response") // a WRITE and its SEND may both fail; the second failure finds the response free already
 	}
 	c.places += r.requests()
 	r.state = respFree
@@ -357,14 +357,14 @@ func (c *Conn) sent(i int, w *wr.Completion) {
 	c.sink.Sent(i)
 }
 
-// fetched ends the READ of slot i.
+// fetched processes the completion of slot i's READ.
 func (c *Conn) fetched(i int, w *wr.Completion) {
 	c.reading[i] = false
 	c.places++
 	c.reads++
 	s := c.Slot(i)
 	if !s.Fetching() {
-		return // the connection was lost meanwhile
+		return // the connection ended in the meantime
 	}
 	if w.Status != wr.StatusOK {
 		if w.Status != wr.StatusFlushed {
@@ -380,11 +380,11 @@ func (c *Conn) fetched(i int, w *wr.Completion) {
 	c.Done(i)
 }
 
-// broken ends the connection: after an error the queue pair sends nothing any more.
+// broken ends the connection. After an error the queue pair is in the error state and sends nothing more.
 func (c *Conn) broken(s wr.Status, what string) {
 	switch s {
 	case wr.StatusFlushed:
-		c.closed = true // what it was flushed for is told by another
+		c.closed = true // a flush is only a consequence; another completion or event reports the cause
 	case wr.StatusRemoteAccess:
 		c.fail("remote_access", "%s: the host's memory key, address or length is wrong (%v)", what, s)
 	case wr.StatusRemoteInvalid, wr.StatusRemoteOp:

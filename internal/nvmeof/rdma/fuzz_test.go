@@ -101,11 +101,11 @@ func (d *fuzzed) answer(slot int, status nvme.Status) {
 		d.gone(slot)
 		d.c.RespondData(slot, b, 3)
 		return
-	case status.OK() && first < 0 && s.Plan.KV && s.Plan.AnswerBytes > 1: // less than there is room for
+	case status.OK() && first < 0 && s.Plan.Kind == nvmeof.KindKV && s.Plan.AnswerBytes > 1: // less than there is room for
 		d.gone(slot)
 		d.c.RespondData(slot, d.data.take(int(s.Plan.AnswerBytes/2)), 3)
 		return
-	case status.OK() && first < 0 && s.Plan.ToHost > 0 && !s.Plan.KV:
+	case status.OK() && first < 0 && s.Plan.ToHost > 0 && s.Plan.Kind != nvmeof.KindKV:
 		d.gone(slot)
 		d.c.RespondData(slot, d.data.take(int(s.Plan.ToHost)), 3)
 		return

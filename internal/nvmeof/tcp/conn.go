@@ -53,6 +53,7 @@ type Conn struct {
 	in, out pdu.Format // host to controller, controller to host
 
 	// The PDU whose data is arriving.
+	headers   uint32
 	cur       int  // slot, or -1 when between PDUs
 	left      int  // bytes of data still to come
 	discard   bool // the data is thrown away
@@ -93,6 +94,10 @@ func (c *Conn) PeerFatal() *pdu.FatalError { return c.peer }
 // handler was paused, gave no memory, or all slots were taken.
 func (c *Conn) Stalled() bool { return c.stalled }
 
+// Headers counts the PDUs whose headers have come, so that a driver can tell whether it is still the same one that is
+// not complete.
+func (c *Conn) Headers() uint32 { return c.headers }
+
 // Idle reports that the machine is between PDUs: no data is being placed.
 func (c *Conn) Idle() bool { return c.cur < 0 }
 
@@ -123,6 +128,7 @@ func (c *Conn) Receive(b []byte) (used int) {
 		if n == 0 {
 			return used
 		}
+		c.headers++
 		used += n
 	}
 	return used

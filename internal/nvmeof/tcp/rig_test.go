@@ -108,10 +108,10 @@ func (d *driver) fetch(slot int) {
 func (d *driver) finish(slot int) {
 	s := d.c.Slot(slot)
 	delete(d.bufs, slot)
-	if p := s.Plan; p.KV && p.AnswerBytes > 1 { // half of what there is room for
+	if p := s.Plan; p.Kind == nvmeof.KindKV && p.AnswerBytes > 1 { // half of what there is room for
 		d.c.RespondData(slot, pattern(int(s.SQE.CID()), int(p.AnswerBytes/2)), uint64(p.AnswerBytes))
 		return
-	} else if n := p.ToHost; n > 0 && !p.KV {
+	} else if n := p.ToHost; n > 0 && p.Kind != nvmeof.KindKV {
 		d.c.RespondData(slot, pattern(int(s.SQE.CID()), int(n)), 0)
 		return
 	}

@@ -7,9 +7,8 @@ import (
 	"jbofd/internal/nvmeof/tcp/pdu"
 )
 
-// Out collects what is to be sent: headers in memory of its own, data in the
-// callers'. Taken with Conn.Take and given back with Reset, two of them serve a
-// connection without allocating.
+// Out collects what is to be sent. Headers are in memory of its own, data stays in the caller's. Two of them serve a
+// connection without allocating: one collects while the other, which Conn.Take has swapped out, is sent and Reset.
 type Out struct {
 	// Segs are the pieces in order. Data among them must not change until sent.
 	Segs [][]byte
@@ -56,7 +55,7 @@ func (o *Out) data(b []byte) {
 // Pending is how many bytes wait to be taken.
 func (c *Conn) Pending() int { return c.tx.Bytes }
 
-// Take swaps what is to be sent with empty.
+// Take moves what is to be sent to empty, and goes on with empty's memory.
 //
 // hot: 0 allocs
 func (c *Conn) Take(empty *Out) {

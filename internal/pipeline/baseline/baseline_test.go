@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"jbofd/internal/pipeline"
+	"jbofd/internal/tenant"
 )
 
 var seed = flag.Uint64("seed", uint64(time.Now().UnixNano()), "seed of the random tests")
@@ -56,7 +57,7 @@ func (r *rig) at(e event) {
 func (r *rig) run(until int64) []int64 {
 	r.ios = make([]int64, len(r.streams))
 	for i, s := range r.streams {
-		r.p.SetTenant(0, pipeline.Tenant(i), max(s.weight, 1))
+		r.p.SetTenant(0, tenant.ID(i), max(s.weight, 1))
 		for range s.depth {
 			r.at(event{at: 0, tag: pipeline.Tag(len(r.owner))})
 			r.owner = append(r.owner, i)
@@ -75,7 +76,7 @@ func (r *rig) run(until int64) []int64 {
 				r.ios[i]++
 				r.at(event{at: r.now + r.streams[i].thinkNS, tag: e.tag})
 			} else {
-				r.p.Enqueue(r.now, pipeline.IO{Tag: e.tag, Tenant: pipeline.Tenant(i), Op: r.streams[i].op, LenBytes: r.streams[i].lenBytes})
+				r.p.Enqueue(r.now, pipeline.IO{Tag: e.tag, Tenant: tenant.ID(i), Op: r.streams[i].op, LenBytes: r.streams[i].lenBytes})
 			}
 		} else if ok {
 			r.now = max(r.now, wake)
@@ -114,8 +115,8 @@ func TestNothingIsLostOrStranded(t *testing.T) {
 	const depth, tenants, tags = 7, 6, 80
 	each(t, depth, func(t *testing.T, p pipeline.Policy) {
 		var now int64
-		owner := map[pipeline.Tag]pipeline.Tenant{}
-		known := map[pipeline.Tenant]bool{}
+		owner := map[pipeline.Tag]tenant.ID{}
+		known := map[tenant.ID]bool{}
 		var queued, device, paused, dst []pipeline.Tag
 		pick := func(from *[]pipeline.Tag) pipeline.Tag {
 			i := rng.IntN(len(*from))
@@ -157,7 +158,7 @@ func TestNothingIsLostOrStranded(t *testing.T) {
 			}
 		}
 		check := func() {
-			has := map[pipeline.Tenant]bool{}
+			has := map[tenant.ID]bool{}
 			for _, o := range owner {
 				has[o] = true
 			}
@@ -170,7 +171,7 @@ func TestNothingIsLostOrStranded(t *testing.T) {
 			now += rng.Int64N(60_000)
 			switch k := rng.IntN(20); {
 			case k < 7:
-				ten, tag := pipeline.Tenant(rng.IntN(tenants)), pipeline.Tag(rng.IntN(tags))
+				ten, tag := tenant.ID(rng.IntN(tenants)), pipeline.Tag(rng.IntN(tags))
 				if _, used := owner[tag]; !used && known[ten] {
 					owner[tag] = ten
 					queued = append(queued, tag)
@@ -197,7 +198,7 @@ func TestNothingIsLostOrStranded(t *testing.T) {
 				delete(owner, tag)
 				p.Cancel(now, tag)
 			case k == 19:
-				ten := pipeline.Tenant(rng.IntN(tenants))
+				ten := tenant.ID(rng.IntN(tenants))
 				busy := false
 				for _, o := range owner {
 					busy = busy || o == ten
@@ -238,7 +239,7 @@ func TestNothingIsLostOrStranded(t *testing.T) {
 
 func TestLimitsAndCredit(t *testing.T) {
 	each(t, 1, func(t *testing.T, p pipeline.Policy) {
-		for i := range pipeline.Tenant(2) {
+		for i := range tenant.ID(2) {
 			p.SetTenant(0, i, 1)
 			p.Enqueue(0, pipeline.IO{Tag: pipeline.Tag(i), Tenant: i, LenBytes: 4096})
 		}
@@ -247,7 +248,7 @@ func TestLimitsAndCredit(t *testing.T) {
 		}
 		var limits [2]pipeline.Limit
 		for i := range limits {
-			limits[i] = p.Limit(pipeline.Tenant(i))
+			limits[i] = p.Limit(tenant.ID(i))
 		}
 		if !slices.Contains(limits[:], pipeline.Unlimited) || !slices.Contains(limits[:], pipeline.LimitSSD) {
 			t.Errorf("limits %v, want one without and one that waits for the SSD", limits)
@@ -280,7 +281,7 @@ type crowd struct {
 
 func newCrowd(p pipeline.Policy) *crowd {
 	c := &crowd{p: p, dst: make([]pipeline.Tag, 0, 256)}
-	for t := range pipeline.Tenant(64) {
+	for t := range tenant.ID(64) {
 		p.SetTenant(0, t, 1)
 		for i := range pipeline.Tag(4) {
 			p.Enqueue(0, c.io(pipeline.Tag(t)*4+i))
@@ -290,7 +291,7 @@ func newCrowd(p pipeline.Policy) *crowd {
 }
 
 func (c *crowd) io(tag pipeline.Tag) pipeline.IO {
-	return pipeline.IO{Tag: tag, Tenant: pipeline.Tenant(tag / 4), Op: pipeline.Op(tag & 1), LenBytes: 4096}
+	return pipeline.IO{Tag: tag, Tenant: tenant.ID(tag / 4), Op: pipeline.Op(tag & 1), LenBytes: 4096}
 }
 
 // turn dispatches what may go and completes and enqueues it again; it returns how

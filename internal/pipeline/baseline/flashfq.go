@@ -4,52 +4,52 @@ import (
 	"slices"
 
 	"jbofd/internal/pipeline"
+	"jbofd/internal/tenant"
 )
 
-// LinearCost is what an I/O is taken to occupy a drive for.
+// LinearCost models how long an I/O occupies a drive.
 type LinearCost struct{ FixedNS, PerMiBNS int64 }
 
 func (c LinearCost) of(lenBytes int64) int64 { return c.FixedNS + c.PerMiBNS*lenBytes>>20 }
 
-// FlashFQConfig configures a FlashFQ. What is 0 gets its default.
+// FlashFQConfig configures a FlashFQ. Zero fields get their defaults.
 type FlashFQConfig struct {
-	// Depth is D, the most I/Os that may be at the device, at least 1.
+	// Depth is D, the maximum number of I/Os at the device, at least 1.
 	Depth int
-	// Read and Write are the drive's cost model; the defaults are those of a drive that
-	// reads 400 K I/Os of 4 KiB or 2.9 GiB a second and writes half of that.
+	// Read and Write are the drive's cost model. The defaults describe a drive that reads 400,000 I/Os of 4 KiB or
+	// 2.9 GiB a second and writes half of that.
 	Read, Write LinearCost
-	// AnticipateNS is how long others wait for a tenant that has just become idle; default
-	// 200 µs, negative: not at all.
+	// AnticipateNS is how long other tenants wait for one that has just become idle. The default is 200 µs; a negative
+	// value disables anticipation.
 	AnticipateNS int64
 }
 
 const defaultAnticipateNS = 200_000
 
-// flow is a tenant.
+// flow is the state of a tenant.
 type flow struct {
 	queue    queue
 	inflight int
 	weight   int
-	// start is the start tag of the first queued I/O, finish the finish tag of the last
-	// dispatched one.
+	// start is the start tag of the first queued I/O, finish the finish tag of the last dispatched one.
 	start, finish float64
-	heapAt        int // place in the heap, if something is queued
+	heapAt        int // index in the heap; valid if something is queued
 	chargedNS     int64
-	// anticipated until deadlineNS: idle since idleNS and expected back.
+	// anticipated is set until deadlineNS for a tenant that is idle since idleNS and expected to send an I/O soon.
 	anticipated bool
-	hopeful     bool // it came back in time the last time
+	hopeful     bool // the tenant's last anticipation ended with an I/O in time
 	idleNS      int64
 	deadlineNS  int64
 }
 
-// FlashFQ is start-time fair queueing for flash. Each I/O has a start tag, the finish
-// tag of its tenant's I/O before or the present virtual time, whichever is later; a finish tag, that plus
-// cost by weight; and the I/O with the smallest start tag goes next, as long as no more than
-// D are at the device. Virtual time is the start tag of the last one dispatched.
+// FlashFQ is start-time fair queueing for flash. The start tag of an I/O is the finish tag of its tenant's previous I/O
+// or the current virtual time, whichever is later. Its finish tag is the start tag plus its cost divided by the
+// tenant's weight. The I/O with the smallest start tag is dispatched next while fewer than D I/Os are at the device.
+// Virtual time is the start tag of the I/O dispatched last.
 //
-// A tenant that waits for each I/O before it sends the next is idle for a moment after each,
-// and would lose its claim to those who are not. So nobody with a later start tag than it would
-// have goes in that moment, for a bounded time, unless it did not come back in time before.
+// A tenant that sends each I/O after the previous one has completed is idle for a moment in between, and would lose its
+// claim to tenants with queued I/Os. So in that moment, for a bounded time, no I/O with a later start tag than the
+// tenant's next one is dispatched. A tenant that did not send in time before is not anticipated.
 //
 // Source: Shen and Park, FlashFQ (USENIX ATC'13); SFQ(D): Jin, Chase and Kaur
 // (SIGMETRICS'04).
@@ -57,8 +57,8 @@ type FlashFQ struct {
 	cfg     FlashFQConfig
 	ios     requests
 	flows   []flow
-	heap    []pipeline.Tenant // those with something queued, by start tag
-	waiting []pipeline.Tenant // those anticipated
+	heap    []tenant.ID // tenants with something queued, by start tag
+	waiting []tenant.ID // tenants anticipated
 	virtual float64
 	device  device
 	active  int
@@ -67,7 +67,7 @@ type FlashFQ struct {
 
 var _ pipeline.Policy = (*FlashFQ)(nil)
 
-// NewFlashFQ makes a FlashFQ.
+// NewFlashFQ returns a FlashFQ.
 func NewFlashFQ(cfg FlashFQConfig) *FlashFQ {
 	if cfg.Read == (LinearCost{}) {
 		cfg.Read = LinearCost{FixedNS: 1_200, PerMiBNS: 333_000}
@@ -84,8 +84,8 @@ func NewFlashFQ(cfg FlashFQConfig) *FlashFQ {
 // Name implements pipeline.Policy.
 func (f *FlashFQ) Name() string { return "flashfq" }
 
-// SetTenant implements pipeline.Policy. A new weight holds from the next I/O on.
-func (f *FlashFQ) SetTenant(_ int64, t pipeline.Tenant, weight int) {
+// SetTenant implements pipeline.Policy. A new weight applies from the next I/O on.
+func (f *FlashFQ) SetTenant(_ int64, t tenant.ID, weight int) {
 	for int(t) >= len(f.flows) {
 		f.flows = append(f.flows, flow{})
 	}
@@ -94,13 +94,13 @@ func (f *FlashFQ) SetTenant(_ int64, t pipeline.Tenant, weight int) {
 		*fl = flow{hopeful: true}
 	}
 	fl.weight = max(weight, 1)
-	// Room for all, so that the hot path never grows them.
+	// Grow the heap for all tenants here, so that the hot path does not.
 	f.heap = slices.Grow(f.heap, len(f.flows)-len(f.heap))
 	f.waiting = slices.Grow(f.waiting, len(f.flows)-len(f.waiting))
 }
 
 // RemoveTenant implements pipeline.Policy.
-func (f *FlashFQ) RemoveTenant(_ int64, t pipeline.Tenant) {
+func (f *FlashFQ) RemoveTenant(_ int64, t tenant.ID) {
 	f.forgo(t)
 	f.flows[t] = flow{}
 }
@@ -138,7 +138,7 @@ func (f *FlashFQ) Enqueue(now int64, io pipeline.IO) {
 }
 
 // forgo ends the anticipation of a tenant.
-func (f *FlashFQ) forgo(t pipeline.Tenant) {
+func (f *FlashFQ) forgo(t tenant.ID) {
 	if !f.flows[t].anticipated {
 		return
 	}
@@ -152,8 +152,8 @@ func (f *FlashFQ) forgo(t pipeline.Tenant) {
 	}
 }
 
-// Cancel implements pipeline.Policy: tags are given when an I/O is its tenant's first, so one that
-// never went has cost nothing.
+// Cancel implements pipeline.Policy. An I/O gets its tags when it becomes the first of its tenant, so one that was
+// never dispatched has cost its tenant nothing.
 func (f *FlashFQ) Cancel(_ int64, tag pipeline.Tag) {
 	t := f.ios[tag].tenant
 	fl := &f.flows[t]
@@ -184,7 +184,7 @@ func (f *FlashFQ) Dispatch(now int64, dst []pipeline.Tag) []pipeline.Tag {
 		fl.chargedNS += cost
 		f.virtual = fl.start
 		fl.finish = fl.start + float64(cost)/float64(fl.weight)
-		fl.start = fl.finish // of the next one
+		fl.start = fl.finish // of the tenant's next I/O
 		fl.inflight++
 		f.device.enter(r)
 		if fl.queue.n > 0 {
@@ -197,7 +197,7 @@ func (f *FlashFQ) Dispatch(now int64, dst []pipeline.Tag) []pipeline.Tag {
 	return dst
 }
 
-// expire gives up those who did not come back in time.
+// expire ends the anticipations whose deadline has passed.
 func (f *FlashFQ) expire(now int64) {
 	kept := f.waiting[:0]
 	for _, t := range f.waiting {
@@ -211,8 +211,8 @@ func (f *FlashFQ) expire(now int64) {
 	f.waiting = kept
 }
 
-// blocker returns the first deadline of those anticipated who have a right to go before an I/O with
-// this start tag.
+// blocker returns the earliest deadline among the anticipated tenants that have precedence over an I/O with this start
+// tag.
 func (f *FlashFQ) blocker(start float64) (deadlineNS int64, blocked bool) {
 	for _, t := range f.waiting {
 		if fl := &f.flows[t]; fl.finish < start && (!blocked || fl.deadlineNS < deadlineNS) {
@@ -251,7 +251,7 @@ func (f *FlashFQ) Complete(now int64, tag pipeline.Tag, _ pipeline.Result) {
 	}
 }
 
-// NextWake implements pipeline.Policy: the end of an anticipation.
+// NextWake implements pipeline.Policy: it is the end of the next anticipation.
 func (f *FlashFQ) NextWake() (at int64, ok bool) {
 	if f.device.full() || len(f.heap) == 0 {
 		return 0, false
@@ -262,11 +262,11 @@ func (f *FlashFQ) NextWake() (at int64, ok bool) {
 	return at, true
 }
 
-// Credit implements pipeline.Policy: FlashFQ does not say.
-func (f *FlashFQ) Credit(pipeline.Tenant) int { return 0 }
+// Credit implements pipeline.Policy. FlashFQ computes no credits.
+func (f *FlashFQ) Credit(tenant.ID) int { return 0 }
 
 // Limit implements pipeline.Policy.
-func (f *FlashFQ) Limit(t pipeline.Tenant) pipeline.Limit {
+func (f *FlashFQ) Limit(t tenant.ID) pipeline.Limit {
 	switch {
 	case f.flows[t].queue.n == 0:
 		return pipeline.Unlimited
@@ -277,12 +277,12 @@ func (f *FlashFQ) Limit(t pipeline.Tenant) pipeline.Limit {
 }
 
 // CostNS implements pipeline.Policy.
-func (f *FlashFQ) CostNS(t pipeline.Tenant) int64 { return f.flows[t].chargedNS }
+func (f *FlashFQ) CostNS(t tenant.ID) int64 { return f.flows[t].chargedNS }
 
 // Stats implements pipeline.Policy.
 func (f *FlashFQ) Stats(s *pipeline.Stats) { *s = pipeline.Stats{ActiveTenants: f.active} }
 
-// less orders the heap: by start tag, then by number so that a run can be repeated.
+// less orders the heap by start tag, then by tenant, so that runs are reproducible.
 func (f *FlashFQ) less(i, j int) bool {
 	a, b := f.heap[i], f.heap[j]
 	if f.flows[a].start != f.flows[b].start {

@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"jbofd/internal/pipeline"
+	"jbofd/internal/tenant"
 )
 
 func TestFlashFQCostIsLinear(t *testing.T) {
@@ -41,7 +42,7 @@ func TestFlashFQFairnessBound(t *testing.T) {
 		ios := map[pipeline.Tag]pipeline.IO{}
 		next := pipeline.Tag(0)
 		enqueue := func(i int) {
-			io := pipeline.IO{Tag: next, Tenant: pipeline.Tenant(i), Op: pipeline.Op(rng.IntN(3)), LenBytes: 512 << rng.IntN(9)}
+			io := pipeline.IO{Tag: next, Tenant: tenant.ID(i), Op: pipeline.Op(rng.IntN(3)), LenBytes: 512 << rng.IntN(9)}
 			next++
 			ios[io.Tag] = io
 			f.Enqueue(1, io)
@@ -50,7 +51,7 @@ func TestFlashFQFairnessBound(t *testing.T) {
 		for i := range n {
 			w := 1 + rng.IntN(5)
 			weights[i] = float64(w)
-			f.SetTenant(0, pipeline.Tenant(i), w)
+			f.SetTenant(0, tenant.ID(i), w)
 			for range 20 {
 				enqueue(i)
 			}
@@ -133,7 +134,7 @@ func TestFlashFQAnticipation(t *testing.T) {
 
 func TestFlashFQWaitsABoundedTimeAndNotAgainForOneWhoDidNotCome(t *testing.T) {
 	f := NewFlashFQ(FlashFQConfig{Depth: 1, AnticipateNS: 1000})
-	for i := range pipeline.Tenant(2) {
+	for i := range tenant.ID(2) {
 		f.SetTenant(0, i, 1)
 	}
 	// once lets tenant 0 complete a small I/O beside tenant 1, which is ahead of it, and returns for how long
@@ -181,7 +182,7 @@ func TestFlashFQIdlenessEarnsNothing(t *testing.T) {
 	f := NewFlashFQ(FlashFQConfig{Depth: 1})
 	f.SetTenant(0, 0, 1)
 	f.SetTenant(0, 1, 1)
-	turn := func(tenants ...pipeline.Tenant) pipeline.Tenant {
+	turn := func(tenants ...tenant.ID) tenant.ID {
 		for _, t := range tenants {
 			if f.flows[t].queue.n == 0 {
 				f.Enqueue(1, pipeline.IO{Tag: pipeline.Tag(t), Tenant: t, LenBytes: 4096})

@@ -6,43 +6,43 @@ import (
 	"slices"
 
 	"jbofd/internal/pipeline"
+	"jbofd/internal/tenant"
 )
 
-// ErrOverbooked says that tenants were promised more tokens than the drive is taken to have.
+// ErrOverbooked is returned if the sum of all reservations would exceed the configured capacity of the drive.
 var ErrOverbooked = errors.New("reservations exceed the capacity")
 
-// ReFlexConfig configures a ReFlex. What is 0 gets its default.
+// ReFlexConfig configures a ReFlex. Zero fields get their defaults.
 type ReFlexConfig struct {
-	// Depth is the most I/Os that may be at the device, at least 1.
+	// Depth is the maximum number of I/Os at the device, at least 1.
 	Depth int
-	// TokensPerSec is what the drive is taken to bear at the latency that is wanted, at most
-	// 1e9: a token is a read of 4 KiB. Default 420,000.
+	// TokensPerSec is the load that the drive is assumed to bear at the desired latency, at most 1e9; a token is a read of
+	// 4 KiB. Default 420,000.
 	TokensPerSec int64
-	// WriteCost is what 4 KiB written cost, in tokens; default 10.
+	// WriteCost is the cost of writing 4 KiB, in tokens; default 10.
 	WriteCost int64
-	// ReadOnlyPercent is what a read costs while there are only reads, in percent of a token;
-	// default 50.
+	// ReadOnlyPercent is the cost of a read while there are only reads, in percent of a token; default 50.
 	ReadOnlyPercent int64
 }
 
 const (
-	// tokenUnits make a token: a rate of n tokens a second is n units a nanosecond.
+	// tokenUnits is the number of units in a token: n tokens a second are n units a nanosecond.
 	tokenUnits = 1_000_000_000
-	// costUnitBytes is what costs a token: an I/O counts in these, rounded up.
+	// costUnitBytes is what a token pays for; lengths are rounded up to it.
 	costUnitBytes = 4096
 	// overdraft is how many tokens a latency-critical tenant may owe.
 	overdraft = 50
-	// burstNS is for how long a tenant saves tokens up.
+	// burstNS is the time for which a tenant can save tokens.
 	burstNS = 1_000_000
-	// roundNS is the least time between two rounds that give out tokens.
+	// roundNS is the least time between two rounds that hand out tokens.
 	roundNS = 1_000
-	// readOnlyAfterNS without a write makes reads cheaper.
+	// readOnlyAfterNS is how long after the last write reads become cheaper.
 	readOnlyAfterNS = 10_000_000
-	// longestNS is what a round gives tokens for at most.
+	// longestNS is the longest time for which a round hands out tokens.
 	longestNS = 1_000_000_000
 )
 
-// account is a tenant.
+// account is the state of a tenant.
 type account struct {
 	known    bool
 	weight   int64
@@ -54,11 +54,10 @@ type account struct {
 	charged  int64 // thousandths of a token
 }
 
-// ReFlex gives out tokens at a fixed rate, which an offline model says the drive can bear, and takes
-// as many for each I/O as the same model says that it costs. Latency-critical tenants
-// have a rate of their own and may overdraw it a little. Best-effort tenants share what is not reserved by
-// weight; a tenant whose tokens do not pay for its next I/O saves them up, one that has
-// nothing to do gives them to those who have. What nobody takes in a round is lost.
+// ReFlex hands out tokens at the rate that an offline model says the drive can bear, and charges each I/O what the same
+// model says it costs. A latency-critical tenant has a rate of its own, which it may overdraw a little. Best-effort
+// tenants share the unreserved rate by weight. A tenant whose tokens do not pay for its next I/O saves them; a tenant
+// with nothing queued gives them to the tenants that have. Tokens that no tenant takes in a round are lost.
 //
 // Tenants are best-effort until Reserve.
 //
@@ -67,23 +66,23 @@ type ReFlex struct {
 	cfg      ReFlexConfig
 	ios      requests
 	accounts []account
-	known    []pipeline.Tenant
-	turn     int   // of known: who is first to take what others leave; past the end: the first
+	known    []tenant.ID
+	turn     int   // index into known of the tenant that may first take spare tokens; past the end: the first
 	reserved int64 // the sum of all reservations
 	device   device
-	// writes are queued or in flight; the last one was there at writeNS.
+	// writes counts those queued or in flight; the last one ended at writeNS.
 	writes  int
 	wrote   bool
 	writeNS int64
 	roundNS int64 // time of the last round
 	wakeNS  int64
 	queued  int
-	waited  bool // the last Dispatch left something for want of tokens
+	waited  bool // the last Dispatch left an I/O queued for lack of tokens
 }
 
 var _ pipeline.Policy = (*ReFlex)(nil)
 
-// NewReFlex makes a ReFlex.
+// NewReFlex returns a ReFlex.
 func NewReFlex(cfg ReFlexConfig) *ReFlex {
 	if cfg.TokensPerSec == 0 {
 		cfg.TokensPerSec = 420_000
@@ -102,7 +101,7 @@ func NewReFlex(cfg ReFlexConfig) *ReFlex {
 func (f *ReFlex) Name() string { return "reflex" }
 
 // SetTenant implements pipeline.Policy.
-func (f *ReFlex) SetTenant(_ int64, t pipeline.Tenant, weight int) {
+func (f *ReFlex) SetTenant(_ int64, t tenant.ID, weight int) {
 	for int(t) >= len(f.accounts) {
 		f.accounts = append(f.accounts, account{})
 	}
@@ -115,11 +114,10 @@ func (f *ReFlex) SetTenant(_ int64, t pipeline.Tenant, weight int) {
 	f.share()
 }
 
-// Reserve makes a known tenant latency-critical with tokensPerSec of its own, or best-effort with
-// 0.
+// Reserve makes a known tenant latency-critical with a rate of tokensPerSec, or best-effort if that is 0.
 //
 // Errors: ErrOverbooked; then nothing has changed.
-func (f *ReFlex) Reserve(t pipeline.Tenant, tokensPerSec int64) error {
+func (f *ReFlex) Reserve(t tenant.ID, tokensPerSec int64) error {
 	if f.reserved-f.accounts[t].reserved+tokensPerSec > f.cfg.TokensPerSec {
 		return ErrOverbooked
 	}
@@ -129,13 +127,13 @@ func (f *ReFlex) Reserve(t pipeline.Tenant, tokensPerSec int64) error {
 }
 
 // RemoveTenant implements pipeline.Policy.
-func (f *ReFlex) RemoveTenant(_ int64, t pipeline.Tenant) {
+func (f *ReFlex) RemoveTenant(_ int64, t tenant.ID) {
 	f.accounts[t] = account{}
-	f.known = slices.DeleteFunc(f.known, func(x pipeline.Tenant) bool { return x == t })
+	f.known = slices.DeleteFunc(f.known, func(x tenant.ID) bool { return x == t })
 	f.share()
 }
 
-// share sums up what tenants may have.
+// share computes the rates of all tenants.
 func (f *ReFlex) share() {
 	f.reserved = 0
 	var weights int64 // of the best-effort tenants
@@ -155,7 +153,7 @@ func (f *ReFlex) share() {
 	f.wakeNS = f.roundNS
 }
 
-// cost is what an I/O costs now, in 1/tokenUnits of a token.
+// cost returns the current cost of an I/O, in 1/tokenUnits of a token.
 func (f *ReFlex) cost(now int64, r *request) int64 {
 	n := int64(1)
 	if r.class != pipeline.OtherClass {
@@ -170,7 +168,7 @@ func (f *ReFlex) cost(now int64, r *request) int64 {
 	return n * tokenUnits
 }
 
-// readOnly reports whether there have been only reads for a while.
+// readOnly reports whether there were only reads for readOnlyAfterNS.
 func (f *ReFlex) readOnly(now int64) bool {
 	return f.writes == 0 && (!f.wrote || now-f.writeNS >= readOnlyAfterNS)
 }
@@ -185,7 +183,7 @@ func (f *ReFlex) Enqueue(_ int64, io pipeline.IO) {
 	if io.Op.Class() == pipeline.WriteClass {
 		f.writes++
 	}
-	f.wakeNS = f.roundNS // there may be tokens for it
+	f.wakeNS = f.roundNS // there may be tokens for the I/O
 }
 
 // Cancel implements pipeline.Policy.
@@ -194,10 +192,10 @@ func (f *ReFlex) Cancel(now int64, tag pipeline.Tag) {
 	f.ios.remove(&f.accounts[r.tenant].queue, tag)
 	f.queued--
 	f.forgetWrite(now, r)
-	f.wakeNS = f.roundNS // others may have its tokens
+	f.wakeNS = f.roundNS // other tenants may now get its tokens
 }
 
-// forgetWrite counts an I/O out that is over.
+// forgetWrite accounts for the end of an I/O, if it is a write.
 func (f *ReFlex) forgetWrite(now int64, r *request) {
 	if r.class == pipeline.WriteClass {
 		f.writes--
@@ -206,8 +204,7 @@ func (f *ReFlex) forgetWrite(now int64, r *request) {
 	}
 }
 
-// Dispatch implements pipeline.Policy: a round, in which tenants get their tokens and
-// spend them.
+// Dispatch implements pipeline.Policy. It is a round, in which tenants get their tokens and spend them.
 //
 // hot: 0 allocs, given room in dst
 func (f *ReFlex) Dispatch(now int64, dst []pipeline.Tag) []pipeline.Tag {
@@ -236,7 +233,7 @@ func (f *ReFlex) Dispatch(now int64, dst []pipeline.Tag) []pipeline.Tag {
 				taken := min(cost-a.balance, bucket)
 				bucket -= taken
 				if taken > 0 {
-					f.turn = i + 1 // others first, the next time
+					f.turn = i + 1 // the next round begins with another tenant
 				}
 				if a.balance += taken; a.balance < cost {
 					break
@@ -260,8 +257,7 @@ func (f *ReFlex) Dispatch(now int64, dst []pipeline.Tag) []pipeline.Tag {
 	return dst
 }
 
-// give gives all tenants their tokens for the time since the last round and returns those
-// that are left to whoever needs them.
+// give hands out the tokens for the time since the last round and returns the spare ones, which any tenant may use.
 func (f *ReFlex) give(now int64) (bucket int64) {
 	dt := now - f.roundNS
 	if dt < roundNS {
@@ -284,7 +280,7 @@ func (f *ReFlex) give(now int64) (bucket int64) {
 			}
 			continue
 		}
-		// One who has something to do saves up for it.
+		// A tenant with I/Os queued saves tokens for the first of them.
 		var saves int64
 		if a.queue.n > 0 {
 			saves = max(a.rate*burstNS, f.cost(now, &f.ios[a.queue.first]))
@@ -297,12 +293,12 @@ func (f *ReFlex) give(now int64) (bucket int64) {
 	return bucket
 }
 
-// wake is the first time at which somebody may have tokens enough.
+// wake returns the first time at which a tenant may have enough tokens.
 func (f *ReFlex) wake(now int64) int64 {
 	if f.queued == 0 {
 		return math.MaxInt64
 	}
-	// What those may give away who need it less: at once, and a second.
+	// The tokens that other tenants can spare: at once, and per second.
 	var spare int64
 	given := f.reserved
 	for _, t := range f.known {
@@ -311,7 +307,7 @@ func (f *ReFlex) wake(now int64) int64 {
 		case a.reserved > 0:
 			spare += max(0, a.balance-a.rate*burstNS)
 		case a.queue.n == 0:
-			spare += a.balance // what it was to have before it cancelled
+			spare += a.balance // saved for an I/O that was cancelled
 			given += a.rate
 		}
 	}
@@ -326,7 +322,7 @@ func (f *ReFlex) wake(now int64) int64 {
 			missing = 1 - overdraft*tokenUnits - a.balance
 		}
 		if missing <= 0 {
-			return now // only the device is full
+			return now // tokens suffice; only the device is full
 		}
 		if a.reserved == 0 {
 			missing, rate = max(missing-spare, 0), rate+given
@@ -362,8 +358,7 @@ func (f *ReFlex) Complete(now int64, tag pipeline.Tag, _ pipeline.Result) {
 	f.forgetWrite(now, r)
 }
 
-// NextWake implements pipeline.Policy: the first time at which tokens may suffice for
-// somebody.
+// NextWake implements pipeline.Policy: it is the first time at which the tokens may suffice for a tenant.
 func (f *ReFlex) NextWake() (at int64, ok bool) {
 	if f.queued == 0 || f.device.full() {
 		return 0, false
@@ -371,11 +366,11 @@ func (f *ReFlex) NextWake() (at int64, ok bool) {
 	return f.wakeNS, true
 }
 
-// Credit implements pipeline.Policy: ReFlex does not say.
-func (f *ReFlex) Credit(pipeline.Tenant) int { return 0 }
+// Credit implements pipeline.Policy. ReFlex computes no credits.
+func (f *ReFlex) Credit(tenant.ID) int { return 0 }
 
 // Limit implements pipeline.Policy.
-func (f *ReFlex) Limit(t pipeline.Tenant) pipeline.Limit {
+func (f *ReFlex) Limit(t tenant.ID) pipeline.Limit {
 	switch {
 	case f.accounts[t].queue.n == 0:
 		return pipeline.Unlimited
@@ -386,7 +381,7 @@ func (f *ReFlex) Limit(t pipeline.Tenant) pipeline.Limit {
 }
 
 // CostNS implements pipeline.Policy; it counts thousandths of a token.
-func (f *ReFlex) CostNS(t pipeline.Tenant) int64 { return f.accounts[t].charged }
+func (f *ReFlex) CostNS(t tenant.ID) int64 { return f.accounts[t].charged }
 
 // Stats implements pipeline.Policy.
 func (f *ReFlex) Stats(s *pipeline.Stats) {

@@ -5,6 +5,7 @@ import (
 	"testing"
 
 	"jbofd/internal/pipeline"
+	"jbofd/internal/tenant"
 )
 
 // fast takes no time.
@@ -99,7 +100,7 @@ func TestReFlexLatencyCriticalTenantMayOverdraw(t *testing.T) {
 		t.Fatal(err)
 	}
 	for i := range pipeline.Tag(200) {
-		f.Enqueue(0, pipeline.IO{Tag: i, Tenant: pipeline.Tenant(i % 2), Op: pipeline.Read, LenBytes: 4096})
+		f.Enqueue(0, pipeline.IO{Tag: i, Tenant: tenant.ID(i % 2), Op: pipeline.Read, LenBytes: 4096})
 	}
 	f.Enqueue(0, pipeline.IO{Tag: 200, Tenant: 1, Op: pipeline.Write, LenBytes: 4096}) // reads cost 1
 	n := 0

@@ -1,15 +1,18 @@
-// Package baseline holds policies from the literature to compare with: ReFlex, whose token rates come
-// from an offline model of the drive, and FlashFQ, start-time fair queueing with an offline
-// cost per I/O. Neither looks at how the drive fares.
+// Package baseline holds policies from the literature for comparison: ReFlex, whose token rates come from an offline
+// model of the drive, and FlashFQ, start-time fair queueing with an offline cost model. Neither reacts to how the drive
+// performs.
 package baseline
 
-import "jbofd/internal/pipeline"
+import (
+	"jbofd/internal/pipeline"
+	"jbofd/internal/tenant"
+)
 
 const noTag = ^pipeline.Tag(0)
 
 // request is an I/O between Enqueue and Complete.
 type request struct {
-	tenant pipeline.Tenant
+	tenant tenant.ID
 	class  pipeline.Class
 	// atDevice: dispatched and not paused.
 	atDevice   bool
@@ -17,10 +20,10 @@ type request struct {
 	lenBytes   int64
 }
 
-// requests is a slab by tag.
+// requests is a slab indexed by tag.
 type requests []request
 
-// add makes an entry for io.
+// add stores io in the slab.
 func (s *requests) add(io pipeline.IO) {
 	for int(io.Tag) >= len(*s) {
 		*s = append(*s, request{})
@@ -28,13 +31,13 @@ func (s *requests) add(io pipeline.IO) {
 	(*s)[io.Tag] = request{tenant: io.Tenant, class: io.Op.Class(), lenBytes: io.LenBytes}
 }
 
-// queue is a tenant's, in order of arrival.
+// queue is a tenant's queue in order of arrival.
 type queue struct {
 	first, last pipeline.Tag
 	n           int
 }
 
-// push puts an I/O at the end.
+// push appends an I/O.
 func (s requests) push(q *queue, tag pipeline.Tag) {
 	if q.n == 0 {
 		q.first, q.last = noTag, noTag
@@ -50,7 +53,7 @@ func (s requests) push(q *queue, tag pipeline.Tag) {
 	q.n++
 }
 
-// remove takes an I/O out.
+// remove removes an I/O.
 func (s requests) remove(q *queue, tag pipeline.Tag) {
 	r := &s[tag]
 	if r.prev == noTag {
@@ -76,7 +79,7 @@ func (d *device) enter(r *request) {
 	d.n++
 }
 
-// leave takes an I/O off the device if it is there.
+// leave removes an I/O from the device if it is there.
 func (d *device) leave(r *request) {
 	if r.atDevice {
 		r.atDevice = false
@@ -84,7 +87,7 @@ func (d *device) leave(r *request) {
 	}
 }
 
-// pause takes an I/O off the device that is there.
+// pause removes an I/O, which must be there, from the device.
 func (d *device) pause(r *request) {
 	if !r.atDevice {
 		panic("baseline: pause without dispatch")

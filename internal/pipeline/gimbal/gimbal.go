@@ -1,18 +1,15 @@
-// Package gimbal is the policy of the paper: deficit round robin over virtual slots, a dual
-// token bucket paced by a target rate that latency moves, and a write cost that follows
-// the drive.
+// Package gimbal is the policy of the Gimbal paper: deficit round robin over virtual slots, a dual token bucket whose
+// rate follows latency, and a write cost that follows the drive.
 //
 //	Enqueue ──> drr (weighted by write cost) ──> parked I/O ──> dual bucket ──> Dispatch
 //	             ^ slot is free                    strict head of line           │
 //	Complete ────┴── latency monitor ──> target rate, write cost <───────────────┘
 //
-// It is here to be compared with: what the paper's mechanism does is kept, with what is
-// weak in it. Tenants have no weights; the device's constants are those of the drive that
-// the paper was tuned for; flush, deallocate and write zeroes are reads of length 0; slots are lent
-// to nobody. Package jbof repairs that. Repaired here is only what stops or falsifies
-// the mechanism in the released code: I/Os that overtake one that waits for tokens, the write latency that is
-// always 0, I/Os of length 0 that get stranded, tenants that leave and still count, and
-// the missing timer for the time at which tokens suffice.
+// It exists for comparison, so it keeps the paper's mechanism with its weak points: tenants have no weights, constants
+// are those of the drive for which the paper was tuned, flush, deallocate and write zeroes are reads of length 0, and
+// unused slots are not lent. Package jbof repairs these. Only faults of the released code that stop or falsify the
+// mechanism are repaired here: I/Os that overtake one that waits for tokens, the write latency that is always 0,
+// stranded I/Os of length 0, removed tenants that still count, and the missing timer for when tokens suffice.
 //
 // Source: Gimbal (SIGCOMM'21) and its released code.
 package gimbal
@@ -21,13 +18,14 @@ import (
 	"jbofd/internal/congestion"
 	"jbofd/internal/drr"
 	"jbofd/internal/pipeline"
+	"jbofd/internal/tenant"
 	"jbofd/internal/tokenbucket"
 )
 
 // Constants of the released code, tuned by its authors for a Samsung DCT983.
 const (
-	// Slots is how many virtual slots the active tenants share, SlotBytes the weighted length at
-	// which one is full, QuantumBytes what a turn adds to a deficit.
+	// Slots is how many virtual slots the active tenants share, SlotBytes the weighted length at which a slot is full, and
+	// QuantumBytes what a turn adds to a deficit.
 	Slots        = 8
 	SlotBytes    = 128 << 10
 	QuantumBytes = 128 << 10
@@ -40,22 +38,21 @@ const (
 	RateStartBytesPerSec = 1000 << 20
 	RateMinBytesPerSec   = 50 << 20
 	RateMaxBytesPerSec   = 4 << 30
-	// CompletionWindowBytes have completed between two values of the completion rate.
+	// CompletionWindowBytes is the length of the window of the completion rate.
 	CompletionWindowBytes = 16 << 20
-	// WriteCostWorst is the worst write cost and the first, in units of 1/congestion.CostOne.
+	// WriteCostWorst is the highest and the initial write cost, in units of 1/congestion.CostOne.
 	WriteCostWorst = 9 * congestion.CostOne
 	// WriteCostPeriodNS is how often the write cost is estimated.
 	WriteCostPeriodNS = 100_000_000
-	// CreditUnitBytes is what a unit of credit stands for, CreditMax the most that is
-	// granted.
+	// CreditUnitBytes is the size of a credit unit, CreditMax the largest credit.
 	CreditUnitBytes = 4 << 10
 	CreditMax       = 65535
 )
 
 // Config of a Policy.
 type Config struct {
-	// Depth is the most I/Os that may be at the device, at least 1. The paper has no such
-	// limit, for slots are one; a device's queue has.
+	// Depth is the maximum number of I/Os at the device, at least 1. The paper has no such limit, because slots bound the
+	// I/Os; but the queue of a device is bounded.
 	Depth int
 }
 
@@ -63,7 +60,7 @@ const noTag = ^pipeline.Tag(0)
 
 // request is an I/O between Enqueue and Complete.
 type request struct {
-	tenant pipeline.Tenant
+	tenant tenant.ID
 	side   tokenbucket.Side
 	// atDevice: dispatched and not paused.
 	atDevice bool
@@ -71,7 +68,7 @@ type request struct {
 	lenBytes int64
 }
 
-// Policy is the machine.
+// Policy implements pipeline.Policy.
 type Policy struct {
 	depth  int
 	drr    *drr.Scheduler
@@ -83,8 +80,7 @@ type Policy struct {
 	cost     congestion.WriteCost
 	ios      []request // by tag
 	charged  []int64   // weighted bytes, by tenant
-	// parked is the I/O that has left the round and waits for tokens, or noTag. Nothing
-	// overtakes it.
+	// parked is the I/O that has left the round and waits for tokens, or noTag. No other I/O overtakes it.
 	parked   pipeline.Tag
 	atDevice int
 	nowNS    int64 // of the last Dispatch
@@ -92,7 +88,7 @@ type Policy struct {
 
 var _ pipeline.Policy = (*Policy)(nil)
 
-// New makes a Policy.
+// New returns a Policy.
 func New(cfg Config) *Policy {
 	p := &Policy{
 		depth: max(cfg.Depth, 1),
@@ -121,17 +117,17 @@ func New(cfg Config) *Policy {
 // Name implements pipeline.Policy.
 func (p *Policy) Name() string { return "gimbal" }
 
-// SetTenant implements pipeline.Policy. The paper has no weights: all count 1.
-func (p *Policy) SetTenant(_ int64, t pipeline.Tenant, _ int) {
+// SetTenant implements pipeline.Policy. The paper has no weights: every tenant counts the same.
+func (p *Policy) SetTenant(_ int64, t tenant.ID, _ int) {
 	for int(t) >= len(p.charged) {
 		p.charged = append(p.charged, 0)
 	}
-	p.drr.SetTenant(drr.Tenant(t), 1)
+	p.drr.SetTenant(tenant.ID(t), 1)
 }
 
 // RemoveTenant implements pipeline.Policy.
-func (p *Policy) RemoveTenant(_ int64, t pipeline.Tenant) {
-	p.drr.Remove(drr.Tenant(t), nil) // it has nothing queued that would be returned
+func (p *Policy) RemoveTenant(_ int64, t tenant.ID) {
+	p.drr.Remove(tenant.ID(t), nil) // it has nothing queued that would be returned
 	p.charged[t] = 0
 }
 
@@ -151,7 +147,7 @@ func (p *Policy) Enqueue(now int64, io pipeline.IO) {
 		r.lenBytes = 0
 	}
 	p.ios[io.Tag] = r
-	p.drr.Enqueue(drr.Tenant(io.Tenant), drr.Tag(io.Tag))
+	p.drr.Enqueue(tenant.ID(io.Tenant), drr.Tag(io.Tag))
 }
 
 // Cancel implements pipeline.Policy. The slot of a parked I/O is free.
@@ -164,14 +160,14 @@ func (p *Policy) Cancel(_ int64, tag pipeline.Tag) {
 	p.drr.Cancel(drr.Tag(tag))
 }
 
-// estimate brings the write cost up to date.
+// estimate updates the write cost.
 func (p *Policy) estimate(now int64) {
 	if p.cost.Advance(now) {
 		p.bucket.SetWriteCost(p.cost.Cost())
 	}
 }
 
-// weigh is what an I/O costs in read bytes.
+// weigh returns the cost of an I/O in read bytes.
 func (p *Policy) weigh(r *request) int64 {
 	if r.side == tokenbucket.WriteSide {
 		return p.cost.Weigh(r.lenBytes)
@@ -203,7 +199,7 @@ func (p *Policy) Dispatch(now int64, dst []pipeline.Tag) []pipeline.Tag {
 	return dst
 }
 
-// take parks the I/O whose turn it is and reports whether there was one.
+// take parks the I/O whose turn it is and reports whether there is one.
 func (p *Policy) take() bool {
 	for {
 		tag, ok := p.drr.Head()
@@ -221,14 +217,12 @@ func (p *Policy) take() bool {
 	}
 }
 
-// units is what an I/O takes of a credit: its length in CreditUnitBytes, rounded up, at
-// least 1.
+// units returns the length in CreditUnitBytes, rounded up, at least 1.
 func units(lenBytes int64) int64 {
 	return max(1, (lenBytes+CreditUnitBytes-1)/CreditUnitBytes)
 }
 
-// Pause implements pipeline.Policy. The I/O keeps its slot, which is its tenant's own, and the tokens
-// that it took.
+// Pause implements pipeline.Policy. The I/O keeps its slot, which belongs to its tenant, and the tokens that it took.
 //
 // hot: 0 allocs
 func (p *Policy) Pause(_ int64, tag pipeline.Tag) {
@@ -248,8 +242,8 @@ func (p *Policy) Resume(_ int64, tag pipeline.Tag) {
 	p.atDevice++
 }
 
-// Complete implements pipeline.Policy. A failed I/O, and one that never came to the device, frees its slot and
-// counts as completed, but its latency teaches nothing.
+// Complete implements pipeline.Policy. An I/O that failed or never reached the device frees its slot and counts as
+// completed, but its latency is ignored.
 //
 // hot: 0 allocs
 func (p *Policy) Complete(now int64, tag pipeline.Tag, res pipeline.Result) {
@@ -285,7 +279,7 @@ func (p *Policy) NextWake() (at int64, ok bool) {
 		return 0, false
 	}
 	if p.parked == noTag {
-		_, ok = p.drr.Head() // it may go at once: what was parked has been cancelled
+		_, ok = p.drr.Head() // the parked I/O was cancelled, so the next one may go at once
 		return p.nowNS, ok
 	}
 	r := &p.ios[p.parked]
@@ -295,25 +289,25 @@ func (p *Policy) NextWake() (at int64, ok bool) {
 // Credit implements pipeline.Policy: what the slots that the tenant may use would hold if each held what
 // its last completed one did. In the paper that is a number of I/Os; here each of them counts in
 // units of CreditUnitBytes, rounded up.
-func (p *Policy) Credit(t pipeline.Tenant) int {
-	return int(min(max(1, int64(p.drr.MaxSlots())*p.drr.SlotUnits(drr.Tenant(t))), CreditMax))
+func (p *Policy) Credit(t tenant.ID) int {
+	return int(min(max(1, int64(p.drr.MaxSlots())*p.drr.SlotUnits(tenant.ID(t))), CreditMax))
 }
 
 // Limit implements pipeline.Policy.
-func (p *Policy) Limit(t pipeline.Tenant) pipeline.Limit {
+func (p *Policy) Limit(t tenant.ID) pipeline.Limit {
 	switch {
 	case p.parked != noTag && p.ios[p.parked].tenant == t:
 		return pipeline.LimitSSD
-	case p.drr.Queued(drr.Tenant(t)) == 0:
+	case p.drr.Queued(tenant.ID(t)) == 0:
 		return pipeline.Unlimited
-	case p.drr.Deferred(drr.Tenant(t)) && p.drr.NumActive() > 1:
+	case p.drr.Deferred(tenant.ID(t)) && p.drr.NumActive() > 1:
 		return pipeline.LimitShare
 	}
 	return pipeline.LimitSSD
 }
 
 // CostNS implements pipeline.Policy; it counts weighted bytes.
-func (p *Policy) CostNS(t pipeline.Tenant) int64 { return p.charged[t] }
+func (p *Policy) CostNS(t tenant.ID) int64 { return p.charged[t] }
 
 // Stats implements pipeline.Policy.
 func (p *Policy) Stats(s *pipeline.Stats) {

@@ -7,6 +7,7 @@ import (
 
 	"jbofd/internal/congestion"
 	"jbofd/internal/pipeline"
+	"jbofd/internal/tenant"
 )
 
 // stream is a tenant that keeps a number of equal I/Os outstanding.
@@ -71,7 +72,7 @@ func (r *rig) start() {
 	r.pin()
 	r.done = make([]int64, len(r.streams))
 	for i, s := range r.streams {
-		r.p.SetTenant(0, pipeline.Tenant(i), 1)
+		r.p.SetTenant(0, tenant.ID(i), 1)
 		for range s.depth {
 			tag := pipeline.Tag(len(r.owner))
 			r.owner = append(r.owner, i)
@@ -82,7 +83,7 @@ func (r *rig) start() {
 
 func (r *rig) enqueue(tag pipeline.Tag) {
 	s := r.streams[r.owner[tag]]
-	r.p.Enqueue(r.now, pipeline.IO{Tag: tag, Tenant: pipeline.Tenant(r.owner[tag]), Op: s.op, LenBytes: s.lenBytes})
+	r.p.Enqueue(r.now, pipeline.IO{Tag: tag, Tenant: tenant.ID(r.owner[tag]), Op: s.op, LenBytes: s.lenBytes})
 	r.dispatch()
 }
 

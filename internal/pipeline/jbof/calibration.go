@@ -2,14 +2,13 @@ package jbof
 
 import "slices"
 
-// Calibration measures a drive with reads before it is put to work. It is a machine:
-// whoever drives it keeps reads of random places outstanding as Next asks, and hands
-// their completions back.
+// Calibration measures a drive with reads before the drive serves. It is a state machine: its driver keeps reads at
+// random offsets outstanding as Next asks, and passes their completions to Complete.
 //
-// The drive must be idle otherwise. What is read should hold data: a drive answers
-// reads of blocks that were never written without touching its flash.
+// The drive must be idle otherwise. The blocks read should hold data, because drives answer reads of unwritten blocks
+// without accessing flash.
 type Calibration struct {
-	// phase is what is being measured, round how many times all of it was.
+	// phase is the index of the current load, round the number of completed rounds over all loads.
 	phase, round int
 	beganNS      int64 // 0: the phase has not begun
 	outstanding  int
@@ -23,16 +22,16 @@ type Calibration struct {
 	latencyNS    [rounds]float64         // of a lone read
 }
 
-// calibrationPhase is one load.
+// calibrationPhase is one load of the measurement.
 type calibrationPhase struct {
 	depth    int
 	lenBytes int64
 }
 
-// What a calibration asks for.
+// Bounds of what a calibration asks for.
 const (
-	// CalibrationDepth is the most reads outstanding, CalibrationBytes the largest of
-	// them, CalibrationUnit the smallest and what places are multiples of.
+	// CalibrationDepth is the maximum number of outstanding reads, CalibrationBytes the maximum length of a read.
+	// CalibrationUnit is the minimum length; offsets should be multiples of it.
 	CalibrationDepth = 192
 	CalibrationBytes = large
 	CalibrationUnit  = unit
@@ -41,16 +40,15 @@ const (
 const (
 	smalls, larges = 7, 5
 	phases         = smalls + larges
-	// Each load comes once a round, and the median of the rounds counts: what else the machine does for some milliseconds
-	// is in one of them.
+	// Each load runs once a round, and the median of the rounds counts, so that a disturbance of some milliseconds
+	// affects one of them only.
 	rounds = 3
-	// phaseNS is how long a load lasts; the first quarter is not counted. A drive for which that
-	// is short has longer: until all that was outstanding at first is done, and then so many
-	// times as much.
+	// phaseNS is how long a load runs; the first quarter is not counted. On a slow drive a load runs longer: until all
+	// reads that were outstanding at first have completed, and then in proportion.
 	phaseNS   = 7_000_000
 	settleNS  = phaseNS / 4
 	leastPart = 1
-	// busyPart of the best rate keeps a drive busy.
+	// busyPart is the part of the best rate above which a drive counts as busy.
 	busyPart = 0.97
 	large    = 128 << 10
 )
@@ -60,7 +58,7 @@ var calibrationPhases = [phases]calibrationPhase{
 	{4, large}, {6, large}, {8, large}, {12, large}, {24, large},
 }
 
-// Next returns the length of a read to submit now, and whether there is one.
+// Next reports whether a read is to be submitted now, and its length.
 func (c *Calibration) Next(now int64) (lenBytes int64, ok bool) {
 	if c.Done() || c.draining {
 		return 0, false
@@ -76,7 +74,7 @@ func (c *Calibration) Next(now int64) (lenBytes int64, ok bool) {
 	return ph.lenBytes, true
 }
 
-// Complete takes a read's completion.
+// Complete accounts for the completion of a read.
 func (c *Calibration) Complete(now, latencyNS int64) {
 	c.outstanding--
 	switch depth := calibrationPhases[c.phase].depth; {
@@ -96,7 +94,7 @@ func (c *Calibration) Complete(now, latencyNS int64) {
 	}
 }
 
-// end closes a phase.
+// end ends a phase.
 func (c *Calibration) end() {
 	c.result[c.phase][c.round] = float64(c.completed) * 1e9 / float64(c.lastNS-c.measuringNS+1)
 	if c.phase == 0 {
@@ -112,8 +110,8 @@ func (c *Calibration) end() {
 // Done reports whether the measurement is over.
 func (c *Calibration) Done() bool { return c.round == rounds }
 
-// Profile returns what was found, once Done or at least once round. Before that, and of a drive that hardly answered, it is
-// the zero Profile.
+// Profile returns the result when Done, or the preliminary result after at least one round. It is the zero Profile
+// before, and for a drive that hardly answered.
 func (c *Calibration) Profile() Profile {
 	if c.round == 0 {
 		return Profile{}
@@ -133,7 +131,7 @@ func (c *Calibration) Profile() Profile {
 	}
 	p.Depth = busy(best, small, calibrationPhases[:smalls])
 	p.LargeDepth = busy(bestBig, big, calibrationPhases[smalls:])
-	// Two points make the line.
+	// Two points determine the line of cost over length.
 	smallNS, bigNS := 1e9/best, 1e9/bestBig
 	p.ReadByteNS = max((bigNS-smallNS)/(large-unit), smallNS/unit/100)
 	p.ReadNS = max(smallNS-p.ReadByteNS*unit, 0)
@@ -143,7 +141,7 @@ func (c *Calibration) Profile() Profile {
 	return p
 }
 
-// median is that of the rounds that there were.
+// median returns the median over the rounds measured so far.
 func (c *Calibration) median(of [rounds]float64) float64 {
 	slices.Sort(of[:c.round])
 	return of[c.round/2]

@@ -2,141 +2,131 @@ package jbof
 
 import "jbofd/internal/pipeline"
 
-// Profile is what a drive does with reads while nothing else is asked of it.
+// Profile describes how a drive performs reads while it does nothing else.
 type Profile struct {
-	// ReadNS is the device time of a read whatever its length, ReadByteNS that of each
-	// byte beside it.
+	// ReadNS is the fixed part of the device time of a read, ReadByteNS the part for each byte.
 	ReadNS, ReadByteNS float64
-	// LatencyNS is how long a lone 4 KiB read takes.
+	// LatencyNS is the latency of a 4 KiB read on an otherwise idle drive.
 	LatencyNS int64
-	// Depth is how many 4 KiB reads must be outstanding to keep the drive busy, LargeDepth
-	// how many of 128 KiB.
+	// Depth is how many 4 KiB reads must be outstanding to keep the drive busy, LargeDepth how many of 128 KiB.
 	Depth, LargeDepth int
-	// Fixed: the drive answers within Submit. How long it takes says how busy the processor
-	// is, and teaches nothing.
+	// Fixed is set if the drive completes requests within Submit. Latency then shows only how busy the CPU is, so
+	// nothing is learned from it.
 	Fixed bool
 }
 
-// defaultProfile is a common NVMe drive: 400 K reads a second of 4 KiB, 3.2 GB/s in
-// large ones.
+// defaultProfile is a typical NVMe drive: 400,000 reads of 4 KiB a second, 3.2 GB/s with large reads.
 var defaultProfile = Profile{ReadNS: 1200, ReadByteNS: 0.31, LatencyNS: 90_000, Depth: 96, LargeDepth: 8}
 
-// Costs is the estimate of what I/Os cost a drive, in ns of device time: what an I/O
-// takes of a drive that does nothing else than such I/Os.
+// Costs estimates what I/Os cost a drive, in ns of device time. The cost of an I/O is the time that it takes of a drive
+// which does nothing but such I/Os.
 //
-// Reads are measured by calibration, and corrected while only reads saturate the drive:
-// then the costs of what completes add up to the time that passes. Writes cannot be
-// tried out on a drive with data, and cost something else every minute, with
-// garbage collection, buffers and all. So they are measured at work: when only writes
-// saturate the drive, and now and then while reads and writes compete. Then writes get
-// most of the drive for 0.14 s (see probe), which tells what they would do alone. No latency needs to be interpreted.
+// Calibration measures reads. Their cost is corrected in intervals in which only reads saturate the drive: the costs of
+// the reads completed must then add up to the length of the interval. Writes cannot be calibrated, because the drive
+// holds data, and their cost changes with garbage collection and with the drive's write buffer. They are measured while
+// the drive serves: when only writes saturate it, and now and then while reads and writes compete. In the latter case a
+// probe gives writes most of the drive for 0.14 s, and their cost is extrapolated from the rates before and during the
+// probe. Neither measurement needs to interpret latencies.
 type Costs struct {
 	fixed              bool
 	readNS, readByteNS float64
 	writeByteNS        float64
-	// storm tells, from 0 to 1, whether writes come in such numbers that they cost what
-	// was found; a few go into a drive's buffer and cost no more than reads.
+	// storm estimates, from 0 to 1, whether writes are frequent enough to cost what was measured. Rare writes fit the
+	// drive's buffer and cost no more than reads.
 	storm float64
-	// otherNS is the least latency of operations that move no data. They are charged
-	// otherPart of it: their latency is mostly not the drive's time, and what is, is what
-	// reads and writes leave.
+	// otherNS is the lowest latency of each operation that moves no data. The operation is charged otherPart of it,
+	// because such latency is mostly not device time. What is device time is what reads and writes leave unused.
 	otherNS   [pipeline.Ops]float64
 	otherPart float64
 	depth     float64
 	baseNS    int64
-	// place and placeByte are the part of the window that a read takes, whatever its
-	// length and by the byte: one read of 128 KiB keeps more dies busy than one of 4 KiB,
-	// but not by as much as it costs.
+	// place and placeByte are the fixed and the per-byte part of the window that a read takes. A read of 128 KiB keeps
+	// more dies busy than one of 4 KiB, but not in proportion to its cost.
 	place, placeByte float64
-	// wide is how many times the window must be what reads alone need.
+	// wide is the size of the window relative to the one that reads alone need.
 	wide float64
 
 	probe probe
 
-	// Of the current interval.
-	waitedNS                     [lanes]int64 // I/Os of a lane waited
-	saturatedNS                  int64        // some did
+	// Sums of the current interval.
+	waitedNS                     [lanes]int64 // time for which I/Os of the lane were queued
+	saturatedNS                  int64        // time for which I/Os of any lane were queued
 	reads, readBytes, writeBytes float64
 	othersNS, readLatencyNS      float64
-	// quiet counts intervals without writes: a drive flushes its buffer and collects
-	// garbage for a while after them.
+	// quiet counts intervals without writes. After writes a drive flushes its buffer and collects garbage for a while.
 	quiet int
 
-	// For Stats.
+	// Values for Stats.
 	latency              [pipeline.Classes]float64
 	targetRate, doneRate float64
 }
 
-// probe is the state of the measurement of writes.
+// probe is the state of the write measurement.
 type probe struct {
-	// left are the intervals until it is over, 0 if there is none; wait those until the next one;
-	// waits is what wait began with.
+	// left is the number of intervals until the current probe ends, 0 if there is none. wait is the number of intervals
+	// until the next probe, waits the value from which wait counted down.
 	left, wait, waits int
-	// rest are the intervals that teach nothing, for the drive still works on what the
-	// probe wrote.
+	// rest is the number of intervals from which nothing is learned, because the drive is still busy with what the probe
+	// wrote.
 	rest int
-	// tilt is how many times reads count.
+	// tilt multiplies the cost of reads during a probe.
 	tilt int64
-	// read is the reads' part of the time, written the bytes a ns: point before the
-	// probe, and the sums during it.
+	// read is the reads' part of the time, written the bytes written per ns: the values before the probe, and the sums
+	// during it.
 	read, written       float64
 	sumRead, sumWritten float64
-	// known: there was one.
+	// known is set after the first probe.
 	known bool
-	// usual averages the sum of costs, by which a change is noticed; strange counts the
-	// intervals in a row that differ from it.
+	// usual is a moving average of the sum of costs; a deviation shows that the drive's state has changed. strange counts
+	// consecutive intervals that deviate.
 	usual   float64
 	strange int
 }
 
 const (
-	// saturatedPart of an interval must be, for it to teach anything.
+	// saturatedPart is the part of an interval for which the drive must be saturated for anything to be learned.
 	saturatedPart = 0.9
-	// mixGain, readGain are the weights of an interval in averages: of a mix, which
-	// changes with the drive's state within a second, and of what reads cost.
+	// mixGain and readGain are the weights of an interval in the moving averages of a mix, which changes with the drive's
+	// state within a second, and of the cost of reads.
 	mixGain, readGain = 0.25, 0.05
-	// leastWrites is the part of an interval's cost that writes must have to be
-	// measured against reads.
+	// leastWrites is the part of an interval's cost that writes must have to be measured against reads.
 	leastWrites = 0.03
-	// tooDear is by how much less writes are thought to cost after an interval in which they kept reads from a drive
-	// that was not busy.
+	// tooDear is by how much the estimated cost of writes is lowered after an interval in which writes kept reads from a
+	// drive that was not busy.
 	tooDear = 0.1
-	// quietIntervals without writes make an interval one of reads only.
+	// quietIntervals is the number of intervals without writes after which an interval counts as reads only.
 	quietIntervals = 25
-	// dearestWrite and cheapestWrite bound the cost of a written byte against that of
-	// a read byte in 4 KiB reads.
+	// dearestWrite and cheapestWrite bound the cost of a written byte relative to a byte read in 4 KiB reads.
 	dearestWrite, cheapestWrite = 64, 0.25
-	// cheapestOther is the least that an operation that moves no data costs, in 4 KiB
-	// reads. An interval in which they cost at least leastOthers measures them, one with more than
-	// mostOthers nothing else.
+	// cheapestOther is the least cost of an operation that moves no data, in 4 KiB reads. Their cost is measured in
+	// intervals in which they make up at least leastOthers of the total; above mostOthers nothing else is measured.
 	cheapestOther, leastOthers, mostOthers = 0.25, 0.05, 0.5
-	// otherMaxNS bounds the charge for an operation that moves no data.
+	// otherMaxNS bounds the cost of an operation that moves no data.
 	otherMaxNS = 2_000_000
-	// mixedWidth is the width of the window beside writes, whose programs reads wait for.
+	// mixedWidth is the width of the window while there are writes, because reads wait for programs in the drive.
 	mixedWidth = 1.75
-	// leastMixed is the part of the cost that both reads and writes must have to make a mix.
+	// leastMixed is the part of the cost that reads and writes each must have for the load to count as mixed.
 	leastMixed = 0.1
 
-	// stormUp and stormDown are the weights of an interval in whether writes are many.
+	// stormUp and stormDown are the weights of an interval in the average Costs.storm.
 	stormUp, stormDown = 0.7, 0.04
 
-	// A probe lasts probeTicks, of which the first probeSettle are not counted: buffers
-	// fill. Reads count probeTilt times meanwhile, times their weight against that of
-	// writes, so that writes have four fifths of the drive. Probes come after probeFirst intervals
-	// of a mix, then after probeMore times as many each time up to probeLast, five minutes:
-	// then reads are slow for less than 0.05 % of the time.
+	// A probe lasts probeTicks intervals. The first probeSettle are not counted, because the drive's buffer fills. The
+	// cost of reads is multiplied by probeTilt meanwhile, and by the ratio of the weights of reading and writing tenants,
+	// so that writes get four fifths of the drive. The first probe comes after probeFirst intervals of mixed load; the
+	// wait then grows by the factor probeMore up to probeLast, five minutes: then reads are slow for less than 0.05 % of
+	// the time.
 	probeTicks, probeSettle = 7, 4
 	probeTilt               = 4
 	probeFirst, probeLast   = 5, 15000
 	probeMore               = 64
 	probeRest               = 12
-	// strangeLow intervals whose sum of costs is less by strangePart than usual, or
-	// strangeMost in which it is more (an empty buffer does that, too), make what was known
-	// of writes obsolete.
+	// The estimate for writes is discarded after strangeLow consecutive intervals whose sum of costs is below the usual
+	// one by strangePart, or after strangeMost in which it is above; an empty buffer has that effect, too.
 	strangeLow, strangeMost, strangePart = 5, 25, 0.25
 )
 
-// NewCosts starts from a profile; zero fields are filled from a common drive's.
+// NewCosts returns the estimate for a profile. Zero fields take the values of a typical drive.
 func NewCosts(pr Profile) Costs {
 	d := defaultProfile
 	if pr.ReadNS <= 0 && pr.ReadByteNS <= 0 {
@@ -160,21 +150,21 @@ func NewCosts(pr Profile) Costs {
 	return c
 }
 
-// UnitNS is what a 4 KiB read costs.
+// UnitNS returns the cost of a 4 KiB read.
 func (c *Costs) UnitNS() float64 { return c.readNS + c.readByteNS*unit }
 
-// WindowNS is the device time of as many 4 KiB reads as keep the drive busy.
+// WindowNS returns the device time of as many 4 KiB reads as keep the drive busy.
 func (c *Costs) WindowNS() int64 { return int64(c.depth * c.UnitNS()) }
 
-// windowOne is a whole window, in the units of Place.
+// windowOne is a whole window, in the units of request.place.
 const windowOne = 1 << 20
 
-// Window is how much may be outstanding, in the units of Place. It is a number of reads,
-// not a time: if reads were thought too dear, a window of constant time would hold
-// fewer of them, the drive would do less, and they would seem dearer still.
+// Window returns how much may be outstanding, in the units of request.place. It is a number of reads and not a time: if
+// the cost of reads were overestimated, a window of constant time would hold fewer of them, the drive would do less,
+// and reads would seem to cost even more.
 func (c *Costs) Window() int64 { return int64(c.wide * windowOne) }
 
-// Of returns what an I/O costs and the place that it takes in the window.
+// Of returns the cost of an I/O and the place that it takes in the window.
 //
 // hot: 0 allocs
 func (c *Costs) Of(op pipeline.Op, lenBytes int64) (costNS, place int64) {
@@ -182,7 +172,7 @@ func (c *Costs) Of(op pipeline.Op, lenBytes int64) (costNS, place int64) {
 	case pipeline.ReadClass:
 		atOnce := lenBytes
 		if op == pipeline.Verify {
-			atOnce = min(lenBytes, large) // however large: it reads piece by piece
+			atOnce = min(lenBytes, large) // the drive reads it piece by piece, whatever its length
 		}
 		return int64(c.readNS + c.readByteNS*float64(lenBytes)), int64((c.place + c.placeByte*float64(atOnce)) * windowOne)
 	case pipeline.WriteClass:
@@ -193,21 +183,21 @@ func (c *Costs) Of(op pipeline.Op, lenBytes int64) (costNS, place int64) {
 	return int64(ns), int64(ns / (c.depth * c.UnitNS()) * windowOne)
 }
 
-// written is what a written byte costs at the moment.
+// written returns the current cost of a written byte.
 func (c *Costs) written() float64 {
 	calm := min(c.UnitNS()/unit, c.writeByteNS)
 	return calm + c.storm*(c.writeByteNS-calm)
 }
 
-// Probing reports whether writes are asked to show what they can do.
+// Probing reports whether a probe is running.
 func (c *Costs) Probing() bool { return c.probe.left > 0 }
 
-// other is what an operation costs that moves no data.
+// other returns the cost of an operation that moves no data.
 func (c *Costs) other(op pipeline.Op) float64 {
 	return max(c.otherPart*c.otherNS[op], cheapestOther*c.UnitNS())
 }
 
-// Tilt is how many times a read's cost counts at the moment.
+// Tilt returns the current factor on the cost of reads.
 func (c *Costs) Tilt() int64 {
 	if c.probe.left > 0 {
 		return c.probe.tilt
@@ -215,12 +205,12 @@ func (c *Costs) Tilt() int64 {
 	return 1
 }
 
-// Completed says that an I/O is done.
+// Completed accounts for a completed I/O.
 //
 // hot: 0 allocs
 func (c *Costs) Completed(op pipeline.Op, lenBytes, latencyNS int64) {
 	class := op.Class()
-	// What is done in several requests, one after the other, says nothing of the drive's load.
+	// An operation of several requests in sequence says nothing about the drive's load.
 	single := op != pipeline.Compare && op != pipeline.CompareWrite && op != pipeline.Verify
 	if single {
 		c.latency[class] += (float64(latencyNS) - c.latency[class]) / 16
@@ -241,13 +231,13 @@ func (c *Costs) Completed(op pipeline.Op, lenBytes, latencyNS int64) {
 		if ns := float64(min(max(latencyNS, 1), otherMaxNS)); c.otherNS[op] == 0 || ns < c.otherNS[op] {
 			c.otherNS[op] = ns
 		} else {
-			c.otherNS[op] += (ns - c.otherNS[op]) / 4096 // it may have become slower
+			c.otherNS[op] += (ns - c.otherNS[op]) / 4096 // rises slowly, because the drive may have become slower
 		}
 	}
 }
 
-// Waited says that for ns of the current interval I/Os of these lanes waited while the
-// drive had all that it was to have.
+// Waited adds ns to the time in the current interval for which I/Os of these lanes were queued although the drive had
+// all I/Os that the window allows.
 //
 // hot: 0 allocs
 func (c *Costs) Waited(waiting [lanes]bool, ns int64) {
@@ -262,7 +252,7 @@ func (c *Costs) Waited(waiting [lanes]bool, ns int64) {
 	}
 }
 
-// laneNS is what a lane's I/Os of the current interval cost.
+// laneNS returns the cost of the lane's I/Os of the current interval.
 func (c *Costs) laneNS(lane int) float64 {
 	if lane == readLane {
 		return c.reads*c.readNS + c.readBytes*c.readByteNS
@@ -270,7 +260,7 @@ func (c *Costs) laneNS(lane int) float64 {
 	return c.writeBytes * c.writeByteNS
 }
 
-// Learn ends an interval of ns. weights are those of the tenants active in each lane.
+// Learn ends an interval of ns. weights are the sums of the weights of the tenants active in each lane.
 func (c *Costs) Learn(weights [lanes]int64, ns int64) {
 	if c.writeBytes > 0 {
 		c.quiet = 0
@@ -316,9 +306,9 @@ func (c *Costs) Learn(weights [lanes]int64, ns int64) {
 	c.saturatedNS, c.reads, c.readBytes, c.writeBytes, c.othersNS, c.readLatencyNS = 0, 0, 0, 0, 0, 0
 }
 
-// widen sets how wide the window is. In a mix reads wait for programs in the drive, and more of
-// them are needed to keep it busy; but if either lane has all that it asks for in
-// the drive, the drive decides who is served, and the window is too wide.
+// widen adapts the width of the window. In a mix, reads wait for programs in the drive, and more of them must be
+// outstanding to keep it busy. But if all I/Os of a lane fit the window, the drive decides who is served, and the
+// window is too wide.
 func (c *Costs) widen(bothWait bool) {
 	if bothWait {
 		c.wide = min(c.wide*1.1, mixedWidth)
@@ -327,9 +317,9 @@ func (c *Costs) widen(bothWait bool) {
 	}
 }
 
-// saturated reports whether the drive was busy for the whole interval of dt ns: I/Os
-// waited for it, or reads took longer than a whole window of them would. The latter
-// tells when writes are dearer than thought and therefore none wait.
+// saturated reports whether the drive was busy for the whole interval of dt ns: I/Os were queued all the time, or reads
+// took longer than a whole window of them would. The second condition detects that writes cost more than estimated and
+// that none is therefore queued.
 func (c *Costs) saturated(readsNS, dt float64) bool {
 	if float64(c.saturatedNS) >= saturatedPart*dt {
 		return true
@@ -337,10 +327,10 @@ func (c *Costs) saturated(readsNS, dt float64) bool {
 	return c.reads > 0 && c.readLatencyNS-readsNS > c.reads*c.wide*float64(c.baseNS+c.WindowNS())
 }
 
-// readsMeetNobody reports whether reads waited here all the time, and those in the drive took hardly longer than a lone one. Then
-// the drive is not busy, and what they waited for are writes that are thought too dear: a few of those fill the window, keep
-// reads out, and would be found to cost what the reads then leave of the time. A probe does not tell where writes cannot
-// become more because they follow reads, as those of a key-value store do.
+// readsMeetNobody reports whether reads were queued all the time although those in the drive took hardly longer than a
+// lone read. The drive is then not busy, and the reads wait because the cost of writes is overestimated: a few writes
+// fill the window and keep reads out, and their measured cost is then whatever time the reads leave. A probe does not
+// detect this where the number of writes follows that of reads, as in a key-value store.
 func (c *Costs) readsMeetNobody(dt float64) bool {
 	hardly := c.baseNS + c.WindowNS()/4
 	if float64(c.waitedNS[writeLane]) <= (1-saturatedPart)*dt { // writes have all they ask for
@@ -349,8 +339,8 @@ func (c *Costs) readsMeetNobody(dt float64) bool {
 	return c.reads > 0 && float64(c.waitedNS[readLane]) >= saturatedPart*dt && c.readLatencyNS < c.reads*float64(hardly)
 }
 
-// learnReads corrects the two parts of a read's cost by how much longer than
-// thought the reads of an interval took, each by its part in it.
+// learnReads corrects the two parts of a read's cost. ratio is how much longer than estimated the reads of an interval
+// took; each part is corrected in proportion to its share of the cost.
 func (c *Costs) learnReads(ratio float64) {
 	ratio = min(max(ratio, 0.5), 2)
 	fixed, length := c.reads*c.readNS, c.readBytes*c.readByteNS
@@ -361,9 +351,8 @@ func (c *Costs) learnReads(ratio float64) {
 	c.readByteNS *= 1 + scale*length
 }
 
-// learnMix takes an interval in which the drive was busy with reads for read of its
-// time, and wrote so many bytes a ns. readWeight is the weight of the tenants that read
-// against those that write.
+// learnMix learns from an interval in which the drive was busy, with reads for the part read of the time, and wrote
+// written bytes per ns. readWeight is the weight of the reading tenants relative to that of the writing ones.
 func (c *Costs) learnMix(read, written, readWeight float64) {
 	p := &c.probe
 	if p.rest > 0 {
@@ -405,8 +394,8 @@ func (c *Costs) learnMix(read, written, readWeight float64) {
 	}
 }
 
-// probed ends a probe: the line through the points of the usual mix and of the
-// probe's leads to what writes would do alone.
+// probed ends a probe. The line through the point of the usual mix and that of the probe gives the write rate without
+// reads.
 func (c *Costs) probed(read, written float64) {
 	p := &c.probe
 	p.waits = min(probeMore*p.waits, probeLast)
@@ -414,8 +403,8 @@ func (c *Costs) probed(read, written float64) {
 	if written <= 0 {
 		return
 	}
-	// Writes that do not ask for more although they may, or reads that do not mind, cost at
-	// most what reads leave of the time.
+	// If writes did not use what the probe offered, or reads did not slow down, the cost of a written byte is at most
+	// what reads leave of the time.
 	ns := (1 - read) / written
 	if p.read-read >= 0.1*p.read {
 		slope := max((written-p.written)/(p.read-read), 0)
@@ -431,13 +420,13 @@ func (c *Costs) probed(read, written float64) {
 
 func (c *Costs) average(v *float64, sample, weight float64) { *v += weight * (sample - *v) }
 
-// bound keeps the cost of a written byte plausible.
+// bound limits the cost of a written byte to a plausible range.
 func (c *Costs) bound(byteNS float64) float64 {
 	one := c.UnitNS() / unit
 	return min(max(byteNS, cheapestWrite*one), dearestWrite*one)
 }
 
-// stats writes what is known of the drive.
+// stats stores what is known of the drive in s.
 func (c *Costs) stats(s *pipeline.Stats) {
 	s.WriteCost = c.written() * unit / c.UnitNS()
 	s.TargetBytesPerSec, s.CompletedBytesPerSec = c.targetRate, c.doneRate

@@ -1,12 +1,12 @@
 package jbof
 
-import "jbofd/internal/pipeline"
+import "jbofd/internal/tenant"
 
-// heap holds the tenants with I/Os in a lane, the one furthest behind first.
-type heap []pipeline.Tenant
+// heap holds the tenants with I/Os queued in a lane; the one with the least virtual time is first.
+type heap []tenant.ID
 
-// before is the order of a heap: by virtual time, then by arrival.
-func (p *Policy) before(lane int, a, b pipeline.Tenant) bool {
+// before orders a heap: by virtual time, then by arrival.
+func (p *Policy) before(lane int, a, b tenant.ID) bool {
 	x, y := &p.tenants[a], &p.tenants[b]
 	if x.virtual != y.virtual {
 		return x.virtual < y.virtual
@@ -14,17 +14,17 @@ func (p *Policy) before(lane int, a, b pipeline.Tenant) bool {
 	return p.ios[x.queues[lane].first].seq < p.ios[y.queues[lane].first].seq
 }
 
-func (p *Policy) place(lane, i int, t pipeline.Tenant) {
+func (p *Policy) place(lane, i int, t tenant.ID) {
 	p.heaps[lane][i] = t
 	p.tenants[t].queues[lane].pos = int32(i)
 }
 
-func (p *Policy) push(lane int, t pipeline.Tenant) {
+func (p *Policy) push(lane int, t tenant.ID) {
 	p.heaps[lane] = append(p.heaps[lane], t)
 	p.up(lane, len(p.heaps[lane])-1)
 }
 
-// remove takes the i-th out.
+// remove removes the i-th element.
 func (p *Policy) remove(lane, i int) {
 	h := p.heaps[lane]
 	p.tenants[h[i]].queues[lane].pos = -1
@@ -39,7 +39,7 @@ func (p *Policy) remove(lane, i int) {
 	p.down(lane, int(p.tenants[last].queues[lane].pos))
 }
 
-// up moves the i-th to its place towards the top.
+// up moves the i-th element towards the top until the order holds.
 func (p *Policy) up(lane, i int) {
 	h := p.heaps[lane]
 	t := h[i]
@@ -54,7 +54,7 @@ func (p *Policy) up(lane, i int) {
 	p.place(lane, i, t)
 }
 
-// down moves the i-th to its place away from the top.
+// down moves the i-th element away from the top until the order holds.
 func (p *Policy) down(lane, i int) {
 	h := p.heaps[lane]
 	t := h[i]

@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"jbofd/internal/pipeline"
+	"jbofd/internal/tenant"
 )
 
 // TestCreditCountsCommandsAsHostsDo: a command without data is one unit to a host, however large
@@ -93,7 +94,7 @@ func leaveNothingBehind(t *testing.T, seed uint64) {
 		const ios = 200
 		tenants := 1 + rng.IntN(9)
 		for i := range tenants {
-			p.SetTenant(0, pipeline.Tenant(i), 1+rng.IntN(10_000))
+			p.SetTenant(0, tenant.ID(i), 1+rng.IntN(10_000))
 		}
 		type event struct {
 			at  int64
@@ -141,7 +142,7 @@ func leaveNothingBehind(t *testing.T, seed uint64) {
 				events = events[:len(events)-1]
 				switch e.op {
 				case 0:
-					p.Enqueue(now, pipeline.IO{Tag: e.tag, Tenant: pipeline.Tenant(rng.IntN(tenants)), Op: pipeline.Op(rng.IntN(int(pipeline.Ops))), LenBytes: 1 + rng.Int64N(lens)})
+					p.Enqueue(now, pipeline.IO{Tag: e.tag, Tenant: tenant.ID(rng.IntN(tenants)), Op: pipeline.Op(rng.IntN(int(pipeline.Ops))), LenBytes: 1 + rng.Int64N(lens)})
 					queued[e.tag] = true
 					if rng.IntN(50) == 0 {
 						p.Cancel(now, e.tag)
@@ -179,7 +180,7 @@ func leaveNothingBehind(t *testing.T, seed uint64) {
 			}
 			for i := range p.tenants {
 				ten := &p.tenants[i]
-				if c := p.Credit(pipeline.Tenant(i)); c < 1 || c > maxCredit {
+				if c := p.Credit(tenant.ID(i)); c < 1 || c > maxCredit {
 					t.Fatalf("run %d: a credit of %d: %+v", run, c, ten)
 				}
 				if ten.units < 0 || ten.costNS < 0 || math.IsNaN(ten.ioNS+ten.ioPlace+ten.ioUnits) {
@@ -218,12 +219,12 @@ func TestOnlyRatiosOfWeightsMatter(t *testing.T) {
 		p := New(Config{})
 		var ios []pipeline.IO
 		for i := range c {
-			p.SetTenant(0, pipeline.Tenant(i), scale<<i)
-			ios = append(ios, repeat(64, pipeline.IO{Tenant: pipeline.Tenant(i), Op: pipeline.Op(i % 2), LenBytes: 4096 << (2 * i)})...)
+			p.SetTenant(0, tenant.ID(i), scale<<i)
+			ios = append(ios, repeat(64, pipeline.IO{Tenant: tenant.ID(i), Op: pipeline.Op(i % 2), LenBytes: 4096 << (2 * i)})...)
 		}
 		newServer(p, func(io pipeline.IO) float64 { return 2500 + float64(io.LenBytes)/2 }).run(200e6, ios...)
 		for i := range c {
-			c[i] = p.Credit(pipeline.Tenant(i))
+			c[i] = p.Credit(tenant.ID(i))
 		}
 		return c
 	}
@@ -237,7 +238,7 @@ func TestOnlyRatiosOfWeightsMatter(t *testing.T) {
 func TestVirtualTimeBeginsAnewInOrder(t *testing.T) {
 	p := New(Config{Depth: 1})
 	const tenants = 20
-	for i := range pipeline.Tenant(tenants) {
+	for i := range tenant.ID(tenants) {
 		p.SetTenant(0, i, 1)
 		p.Enqueue(0, pipeline.IO{Tag: pipeline.Tag(i), Tenant: i, Op: pipeline.Write, LenBytes: 4096})
 	}

@@ -1,39 +1,34 @@
-// Package jbof is the default policy of an SSD's switch. It keeps what Gimbal is for,
-// fair shares of a drive whose reads and writes cost differently, and replaces the
-// parts of the paper's mechanism that go wrong (docs/decisions/0004 lists them).
+// Package jbof is the default policy of a pipeline. Like Gimbal it gives tenants fair shares of a drive whose reads and
+// writes cost differently; it replaces the parts of Gimbal's mechanism that fail in practice (docs/decisions/0004 lists
+// them).
 //
-// Everything is counted in device time: an I/O costs the nanoseconds for which it
-// occupies the drive when the drive is busy.
+// The unit of account is device time: an I/O costs the nanoseconds for which it occupies a busy drive.
 //
-//   - Cost. A read costs a fixed part and a part by length, a write a part by length.
-//     Calibration measures reads before the drive is put to work; writes are measured
-//     while it works (see Costs).
-//   - Share. Tenants advance in virtual time by the cost of their I/Os over their
-//     weight; the one that is furthest behind goes first (start-time fair queueing). Odd
-//     sizes, deep queues and many connections win nothing.
-//   - Window. The drive gets as much device time at once as keeps it busy and no more; what
-//     is beyond waits here, where the order can still be chosen. Writes that are stuck do
-//     not stop reads.
-//   - Credit. A tenant is told its part of a small multiple of the window.
+//   - Cost. A read costs a fixed part and a part proportional to its length, a write a part proportional to its length.
+//     Calibration measures reads before the drive serves; writes are measured while it serves (see Costs).
+//   - Share. Each tenant's virtual time advances by the cost of its I/Os divided by its weight. The tenant with the
+//     least virtual time goes first (start-time fair queueing). Odd sizes, deep queues and many connections gain
+//     nothing.
+//   - Window. As much device time is outstanding as keeps the drive busy, and no more. The rest is queued here, where
+//     the order can still be chosen. Writes that stall in the drive do not stop reads.
+//   - Credit. A tenant's credit is its part of a small multiple of the window.
 package jbof
 
 import (
-	"math"
-
 	"jbofd/internal/invariants"
 	"jbofd/internal/pipeline"
+	"jbofd/internal/tenant"
 )
 
-// Config of a Policy.
+// Config configures a Policy.
 type Config struct {
-	// Profile is what is known of the drive; the zero Profile stands for a common NVMe
-	// drive.
+	// Profile holds what was measured of the drive. The zero Profile means a typical NVMe drive.
 	Profile Profile
-	// Depth is how many I/Os may be outstanding at the device; 0: 256.
+	// Depth is how many I/Os may be outstanding at the device; 0 means 256.
 	Depth int
 }
 
-// Lanes: a tenant's reads and its other I/Os wait apart.
+// Lanes are the queues of a tenant: reads have one, all other I/Os the other.
 const (
 	readLane = iota
 	writeLane
@@ -49,139 +44,122 @@ func laneOf(c pipeline.Class) int {
 
 const (
 	noTag = ^pipeline.Tag(0)
-	// minInflight is how many I/Os a lane may always have at the device: one at work
-	// and one behind it, whatever they cost.
+	// minInflight is how many I/Os of a lane may always be at the device, whatever they cost: one being processed and
+	// one queued behind it.
 	minInflight = 2
-	// creditWindows is how many windows' worth of I/O hosts should keep outstanding
-	// together: one at the device, the rest on the way or waiting here, so that there is
-	// always one to choose.
+	// creditWindows is how many windows' worth of I/O all hosts together should keep outstanding: one window at the
+	// device, and a little more queued here, so that there is always an I/O to choose.
 	creditWindows = 1.15
-	// fillRounds bounds the search for who leaves something of the credit; demandGrowth is
-	// how much more than lately a tenant may ask for.
+	// fillRounds bounds the iterations in which fill redistributes unused credit. demandGrowth is how much more than its
+	// recent peak a tenant is expected to ask for.
 	fillRounds, demandGrowth = 8, 1.5
-	// dearestPart of what the dearest I/O costs more than its own a tenant may have
-	// outstanding at least.
+	// A tenant may have outstanding at least dearestPart of the cost by which the most expensive I/O exceeds its own.
 	dearestPart = 0.8
-	// maxCredit is what the wire can say.
+	// maxCredit is the largest credit that the wire format can express.
 	maxCredit = 1<<16 - 1
-	// A lane that used at least reachBusy of an interval and in which I/Os waited for less than
-	// reachLeast of it reaches reachUp times as far, up to reachLimit; one in which they
-	// waited for more than reachMost, reachDown times. Hosts that ask for no more do not use it.
+	// The reach of a lane is multiplied by reachUp, up to reachLimit, after an interval in which the lane used at least
+	// the part reachBusy of the drive's time and had I/Os queued for less than the part reachLeast of the interval. It
+	// is multiplied by reachDown after an interval in which I/Os were queued for more than reachMost. A larger reach does
+	// no harm with hosts that have no more to send.
 	reachBusy, reachLeast, reachMost, reachUp, reachDown, reachLimit = 0.05, 0.5, 0.8, 1.1, 0.8, 16
-	// slackWindows is how many windows, or dearest I/Os, a tenant may catch up.
+	// slackWindows is how much unused time a tenant may catch up with, in windows or costs of the most expensive I/O.
 	slackWindows = 4
-	// pausedWindows and pausedIOs bound what a tenant has waiting for its data beyond its
-	// turn: enough for a far host, not all memory.
+	// pausedWindows and pausedIOs bound the paused I/Os of a tenant, which wait for data: enough for a distant host, too
+	// little to take all memory.
 	pausedWindows, pausedIOs = 8, 32
-	// tickNS is the control interval: costs are learned and idle tenants forgotten once
-	// in it.
+	// tickNS is the control interval, at whose end costs are learned and idle tenants are deactivated.
 	tickNS = 20_000_000
-	// idleNS without an I/O makes a tenant's lane inactive.
+	// idleNS is how long a lane of a tenant stays active without an I/O.
 	idleNS = 20_000_000
-	// unit is what credits count, in bytes.
+	// unit is the size of a credit unit in bytes.
 	unit = 4096
-	// rebase is the virtual time after which it begins anew, long before it overflows.
+	// rebase is the virtual time at which virtual times are reset, long before they overflow.
 	rebase = 1 << 60
-	// weightOne scales virtual time so that weights divide it.
+	// weightOne scales virtual times so that the division by a weight keeps its precision.
 	weightOne = 1 << 10
 )
 
-// request is an I/O's place in the slab.
+// request is the state of an I/O, in the slab.
 type request struct {
 	next, prev pipeline.Tag // in its lane
 	len        int64
 	costNS     int64
 	place      int64  // in the window
 	seq        uint64 // order of arrival
-	tenant     pipeline.Tenant
+	tenant     tenant.ID
 	op         pipeline.Op
 	lane       uint8
 	paused     bool
 }
 
-// queue is a tenant's lane.
+// queue is one lane of a tenant.
 type queue struct {
 	first, last pipeline.Tag
 	n           int
 	pos         int32 // place in the lane's heap, -1 if not there
 }
 
-// tenant is what the policy knows of one.
-type tenant struct {
+// tenantState is the state of a tenant.
+type tenantState struct {
 	weight int64
-	// pace is the virtual time of a ns of cost.
+	// pace is how much virtual time passes for each ns of cost.
 	pace float64
-	// virtual is its virtual time: costs over weight, scaled by weightOne.
+	// virtual is the tenant's virtual time: the sum of its costs over its weight, scaled by weightOne.
 	virtual  int64
 	queues   [lanes]queue
 	inflight int
-	// paused I/Os wait for data or memory; pausedNS is what they cost.
+	// paused counts the I/Os that wait for data or memory; pausedNS is the sum of their costs.
 	paused   int
 	pausedNS int64
 	costNS   int64
-	// ioNS and ioPlace average what the tenant's I/Os cost and take of the window, ioUnits
-	// how many units they have.
+	// ioNS, ioPlace and ioUnits are moving averages, per I/O, of the cost, the part of the window and the credit units.
 	ioNS, ioPlace, ioUnits float64
-	// creditUnits is its credit as of the last interval.
+	// creditUnits is the credit computed at the end of the last interval.
 	creditUnits int
-	// units are outstanding, queued or in flight; peak is the most lately. With peak at its
-	// credit it could use more.
+	// units is the sum of the credit units queued and in flight, peak the maximum in this interval. A tenant whose peak
+	// reaches its credit could use more.
 	units, peak int64
-	// seenNS is when each lane last had an I/O. The tenants that are active in a lane
-	// share its credit.
+	// seenNS is when each lane last had an I/O. The tenants active in a lane share its credit.
 	seenNS [lanes]int64
 	active [lanes]bool
-}
-
-// window is what one lane has at the device.
-type window struct {
-	inflight   int
-	inflightNS int64
-	// taken sums the places.
-	taken int64
-	// movedNS is when an I/O last completed, or the first one was sent.
-	movedNS int64
 }
 
 // Policy implements pipeline.Policy.
 type Policy struct {
 	costs   Costs
 	depth   int
-	tenants []tenant
+	tenants []tenantState
 	ios     []request // by tag
 	heaps   [lanes]heap
 	windows [lanes]window
-	// limit is what windows may have taken together.
+	// limit bounds the sum of taken over both windows.
 	limit int64
-	// dearestNS is the cost of the dearest I/O of the last interval, and so far of this one.
+	// dearestNS is the cost of the most expensive I/O of the last interval [0] and of the current one so far [1].
 	dearestNS [2]int64
 	seq       uint64
 	queued    int
-	// virtual is the virtual time of the I/O dispatched last, readVirtual that of the
-	// last read.
+	// virtual is the virtual time of the tenant dispatched last, readVirtual that of the last read.
 	virtual, readVirtual int64
-	// activeWeight sums the weights of the tenants active in each lane.
+	// activeWeight is the sum of the weights of the tenants active in each lane.
 	activeWeight [lanes]int64
-	// leastWeight is the least weight of the tenants active in the last interval, 0 if there
-	// were none.
+	// leastWeight is the least weight of the tenants active in the last interval, 0 if there were none.
 	leastWeight int64
-	// level is the part of the window for each unit of weight that a lane's tenants may
-	// have outstanding.
+	// level is how much of the window a tenant active in the lane may have outstanding for each unit of its weight.
 	level [lanes]float64
-	// reach is how many times the credit a lane's tenants have, at least 1: hosts that are far
-	// must have more under way for some of it to wait here.
+	// reach multiplies the credit of the tenants active in a lane, at least 1. Distant hosts must keep more in flight so
+	// that some of their I/Os are queued here.
 	reach    [lanes]float64
 	tickedNS int64
-	// fullNS is when Dispatch was last called. The lanes in full had I/Os left then.
+	// full holds, for each lane, whether I/Os were left queued when Dispatch was last called, at fullNS.
 	full   [lanes]bool
 	fullNS int64
-	// wakeNS is when a lane that stands still lets the other one go on; 0: no matter.
+	// wakeNS is when a stalled lane stops holding up the other one; 0 if none does.
 	wakeNS int64
 }
 
 var _ pipeline.Policy = (*Policy)(nil)
 
-// New makes a policy.
+// New returns a Policy.
 func New(cfg Config) *Policy {
 	if cfg.Depth == 0 {
 		cfg.Depth = 256
@@ -195,7 +173,7 @@ func New(cfg Config) *Policy {
 func (p *Policy) Name() string { return "jbof" }
 
 // SetTenant implements pipeline.Policy.
-func (p *Policy) SetTenant(_ int64, t pipeline.Tenant, weight int) {
+func (p *Policy) SetTenant(_ int64, t tenant.ID, weight int) {
 	for int(t) >= len(p.tenants) {
 		p.tenants = append(p.tenants, newTenant())
 	}
@@ -209,12 +187,12 @@ func (p *Policy) SetTenant(_ int64, t pipeline.Tenant, weight int) {
 	ten.creditUnits = p.credit(ten)
 }
 
-func newTenant() tenant {
-	return tenant{queues: [lanes]queue{{first: noTag, last: noTag, pos: -1}, {first: noTag, last: noTag, pos: -1}}}
+func newTenant() tenantState {
+	return tenantState{queues: [lanes]queue{{first: noTag, last: noTag, pos: -1}, {first: noTag, last: noTag, pos: -1}}}
 }
 
 // RemoveTenant implements pipeline.Policy.
-func (p *Policy) RemoveTenant(_ int64, t pipeline.Tenant) {
+func (p *Policy) RemoveTenant(_ int64, t tenant.ID) {
 	ten := &p.tenants[t]
 	invariants.Check(ten.inflight+ten.queues[readLane].n+ten.queues[writeLane].n == 0, "jbof: a tenant leaves with I/Os")
 	for lane := range ten.active {
@@ -223,14 +201,14 @@ func (p *Policy) RemoveTenant(_ int64, t pipeline.Tenant) {
 	*ten = newTenant()
 }
 
-func (p *Policy) activate(ten *tenant, lane int) {
+func (p *Policy) activate(ten *tenantState, lane int) {
 	if !ten.active[lane] {
 		ten.active[lane] = true
 		p.activeWeight[lane] += ten.weight
 	}
 }
 
-func (p *Policy) deactivate(ten *tenant, lane int) {
+func (p *Policy) deactivate(ten *tenantState, lane int) {
 	if ten.active[lane] {
 		ten.active[lane] = false
 		p.activeWeight[lane] -= ten.weight
@@ -248,7 +226,7 @@ func (p *Policy) Enqueue(now int64, io pipeline.IO) {
 	lane := laneOf(io.Op.Class())
 	q := &ten.queues[lane]
 	p.seq++
-	r := &p.ios[io.Tag] // field by field: what dispatch fills in needs no zero
+	r := &p.ios[io.Tag] // field by field: the fields that dispatch sets need no clearing
 	r.next, r.prev, r.len, r.seq = noTag, q.last, io.LenBytes, p.seq
 	r.tenant, r.op, r.lane, r.paused = io.Tenant, io.Op, uint8(lane), false
 	if q.n == 0 {
@@ -263,8 +241,8 @@ func (p *Policy) Enqueue(now int64, io pipeline.IO) {
 	ten.units += int64(io.Units())
 	ten.peak = max(ten.peak, ten.units)
 	p.activate(ten, lane)
-	// A right to the drive that was not used lapses, but for what a host needs to send
-	// the next command after a completion.
+	// Time that a tenant did not use lapses, except for as much as a host needs to send its next command after a
+	// completion.
 	if v := p.virtual - p.slack(); ten.virtual < v && ten.queues[readLane].n+ten.queues[writeLane].n == 1 {
 		ten.virtual = v
 	}
@@ -273,17 +251,17 @@ func (p *Policy) Enqueue(now int64, io pipeline.IO) {
 	}
 }
 
-// slack is how far behind a tenant may fall and still catch up, in virtual time of
-// weight 1: what goes on while all its I/Os are on their way.
+// slack is how far a tenant may fall behind and still catch up, in virtual time of weight 1. It covers the time for
+// which all I/Os of a tenant may be on their way between host and node.
 func (p *Policy) slack() int64 {
 	return slackWindows * max(p.costs.WindowNS(), p.dearest()) * weightOne
 }
 
-// dearest is the cost of the dearest I/O lately.
+// dearest returns the cost of the most expensive recent I/O.
 func (p *Policy) dearest() int64 { return max(p.dearestNS[0], p.dearestNS[1]) }
 
-// offer puts a tenant into a lane's heap if it has something there that may go.
-func (p *Policy) offer(t pipeline.Tenant, lane int) {
+// offer puts a tenant into the heap of a lane if it has an I/O there that may be dispatched.
+func (p *Policy) offer(t tenant.ID, lane int) {
 	ten := &p.tenants[t]
 	q := &ten.queues[lane]
 	if q.pos < 0 && q.n > 0 && (ten.paused < pausedIOs || ten.pausedNS < pausedWindows*p.costs.WindowNS()) {
@@ -301,12 +279,12 @@ func (p *Policy) Cancel(_ int64, tag pipeline.Tag) {
 	case q.pos < 0:
 	case q.n == 0:
 		p.remove(int(r.lane), int(q.pos))
-	default: // another I/O is its first: it may go behind its equals
+	default: // its first I/O may have changed, which decides between equal virtual times
 		p.down(int(r.lane), int(q.pos))
 	}
 }
 
-// unlink takes a queued I/O out of its lane.
+// unlink removes a queued I/O from its lane.
 func (p *Policy) unlink(r *request) {
 	q := &p.tenants[r.tenant].queues[r.lane]
 	if r.prev == noTag {
@@ -346,81 +324,15 @@ func (p *Policy) Dispatch(now int64, dst []pipeline.Tag) []pipeline.Tag {
 	return dst
 }
 
-// open reports whether a lane has room at the device.
-func (p *Policy) open(lane int, now int64) bool {
-	w, o := &p.windows[lane], &p.windows[lane^1]
-	if w.inflight+o.inflight >= p.depth {
-		return false
-	}
-	if w.inflight < minInflight || w.taken+o.taken < p.limit {
-		return true
-	}
-	return w.taken < p.limit && o.inflight > 0 && now >= p.stuckAt(lane^1)
-}
-
-// choose returns the lane whose first tenant goes next, or -1.
-//
-// The tenant furthest behind has the right. If its lane is full, the drive is busy and
-// all wait: were others let by, a drive that takes writes into a buffer faster than it
-// can keep up with would give writes more than their share. But if the lane has stood
-// still for longer than what it has at the drive should take, as writes do behind
-// garbage collection, the other lane may go on; the tenant catches up by slack at most.
-func (p *Policy) choose(now int64) int {
-	r, w := p.first(readLane), p.first(writeLane)
-	lane := readLane
-	switch {
-	case r == nil && w == nil:
-		return -1
-	case r == nil:
-		if p.leads(w) {
-			if at := p.stuckAt(readLane); now < at {
-				p.wakeNS = at
-				return -1
-			}
-		}
-		lane = writeLane
-	case w != nil && (w.virtual < r.virtual || w.virtual == r.virtual && p.ios[w.queues[writeLane].first].seq < p.ios[r.queues[readLane].first].seq):
-		lane = writeLane
-	}
-	if p.open(lane, now) {
-		return lane
-	}
-	other := lane ^ 1
-	if len(p.heaps[other]) == 0 || p.windows[other].taken >= p.limit && p.windows[other].inflight >= minInflight {
-		return -1
-	}
-	if at := p.stuckAt(lane); now < at {
-		p.wakeNS = at
-		return -1
-	}
-	if p.open(other, now) {
-		return other
-	}
-	return -1
-}
-
-// leads reports whether a writer is too far ahead of the readers, which have nothing
-// queued but much at the drive: more writes would only slow those down. Readers with
-// little at the drive do not ask for more, and no writer waits for them.
-func (p *Policy) leads(w *tenant) bool {
-	return p.windows[readLane].taken > windowOne/4 && w.virtual > p.readVirtual+p.slack()/slackWindows
-}
-
-// stuckAt is when a full lane counts as standing still.
-func (p *Policy) stuckAt(lane int) int64 {
-	w := &p.windows[lane]
-	return w.movedNS + w.inflightNS + p.costs.WindowNS() + p.costs.baseNS
-}
-
-// first is the tenant of a lane that is furthest behind, nil if there is none.
-func (p *Policy) first(lane int) *tenant {
+// first returns the tenant of a lane with the least virtual time, or nil.
+func (p *Policy) first(lane int) *tenantState {
 	if len(p.heaps[lane]) == 0 {
 		return nil
 	}
 	return &p.tenants[p.heaps[lane][0]]
 }
 
-// dispatch lets the first I/O of a lane's first tenant go.
+// dispatch dispatches the first I/O of the lane's first tenant.
 func (p *Policy) dispatch(lane int) pipeline.Tag {
 	t := p.heaps[lane][0]
 	ten := &p.tenants[t]
@@ -460,21 +372,10 @@ func (p *Policy) dispatch(lane int) pipeline.Tag {
 	return tag
 }
 
-// average learns what the tenant's I/Os are like.
-func (t *tenant) average(r *request) {
-	weight := 1.0 / 16
-	if t.ioUnits == 0 {
-		weight = 1
-	}
-	t.ioNS += weight * (float64(r.costNS) - t.ioNS)
-	t.ioPlace += weight * (float64(r.place) - t.ioPlace)
-	t.ioUnits += weight * (float64(r.units()) - t.ioUnits)
-}
-
-// units is what it counts for against its tenant's credit.
+// units returns the credit units of the I/O.
 func (r *request) units() int64 { return int64(pipeline.IO{Op: r.op, LenBytes: r.len}.Units()) }
 
-// units is how many units of 4 KiB bytes fill, in part or in whole.
+// units returns how many units of 4 KiB lenBytes fill, rounded up, at least 1.
 func units(lenBytes int64) int64 { return max((lenBytes+unit-1)/unit, 1) }
 
 // Pause implements pipeline.Policy.
@@ -494,17 +395,6 @@ func (p *Policy) Pause(_ int64, tag pipeline.Tag) {
 			}
 		}
 	}
-}
-
-// leave gives an I/O's place at the device back.
-func (p *Policy) leave(r *request) {
-	w := &p.windows[r.lane]
-	if w.inflight == 0 {
-		panic("jbof: an I/O leaves the device that is not there")
-	}
-	w.inflight--
-	w.inflightNS -= r.costNS
-	w.taken -= r.place
 }
 
 // Resume implements pipeline.Policy.
@@ -549,7 +439,7 @@ func (p *Policy) Complete(now int64, tag pipeline.Tag, res pipeline.Result) {
 	}
 }
 
-// NextWake implements pipeline.Policy: most waits here end with a completion.
+// NextWake implements pipeline.Policy. Most waits end with a completion and need no timer.
 func (p *Policy) NextWake() (at int64, ok bool) { return p.wakeNS, p.wakeNS != 0 }
 
 // tick ends a control interval.
@@ -565,7 +455,7 @@ func (p *Policy) tick(now int64) {
 		}
 		p.readVirtual = max(p.readVirtual-p.virtual, -p.slack())
 		p.virtual = 0
-		for lane := range p.heaps { // those who were far behind are equals now
+		for lane := range p.heaps { // clamping made virtual times equal, so restore the order of the heaps
 			for i := len(p.heaps[lane])/2 - 1; i >= 0; i-- {
 				p.down(lane, i)
 			}
@@ -590,103 +480,21 @@ func (p *Policy) tick(now int64) {
 		ten := &p.tenants[i]
 		ten.peak, ten.creditUnits = ten.units, p.credit(ten)
 		if ten.active[writeLane] && p.costs.Probing() {
-			// Not less than it takes to ask for more.
+			// A probe needs hosts that send more writes than usual.
 			ten.creditUnits = min(probeTilt*ten.creditUnits, maxCredit)
 		}
 	}
 }
 
-// extend adapts the lanes' reach at the end of an interval of ns.
-func (p *Policy) extend(ns int64) {
-	for lane := range p.reach {
-		waited := float64(p.costs.waitedNS[lane]) / float64(max(ns, 1))
-		switch {
-		case waited > reachMost:
-			p.reach[lane] = max(p.reach[lane]*reachDown, 1)
-		case waited < reachLeast && p.costs.laneNS(lane) > reachBusy*float64(ns):
-			p.reach[lane] = min(p.reach[lane]*reachUp, reachLimit)
-		}
-	}
-}
-
-// Credit implements pipeline.Policy.
-//
-// hot: 0 allocs
-func (p *Policy) Credit(t pipeline.Tenant) int {
-	return p.tenants[t].creditUnits
-}
-
-// credit computes what a tenant should have outstanding.
-func (p *Policy) credit(ten *tenant) int {
-	level, reach := 0.0, 1.0
-	for lane := range ten.active {
-		if ten.active[lane] {
-			level, reach = max(level, p.level[lane]), max(reach, p.reach[lane])
-		}
-	}
-	if level == 0 { // it is new
-		level = creditWindows * float64(p.limit) / float64(ten.weight+max(p.activeWeight[readLane], p.activeWeight[writeLane]))
-	}
-	if ten.ioUnits == 0 {
-		return max(int(level*float64(ten.weight)*p.costs.depth/windowOne), 1)
-	}
-	// Nearly as much as the dearest I/O costs: others have one of that outstanding,
-	// whatever their credit, and those of more weight may have more. And whole I/Os.
-	heavier := 1.0
-	if p.leastWeight > 0 {
-		heavier = max(float64(ten.weight)/float64(p.leastWeight), 1)
-	}
-	dear := 1.0
-	if ten.ioNS > 0 { // on a drive that costs nothing, none is dearer than another
-		dear += dearestPart * max(float64(p.dearest())/ten.ioNS-1, 0)
-	}
-	ios := max(math.Ceil(float64(ten.weight)*level/ten.ioPlace), math.Floor(heavier*dear), 1)
-	return int(math.Ceil(min(math.Floor(ios*reach)*ten.ioUnits, maxCredit)))
-}
-
-// fill finds the level at which the tenants of a lane together have creditWindows
-// outstanding. Those who do not ask for their part leave it to the others.
-func (p *Policy) fill(lane int) float64 {
-	budget, weights := creditWindows*float64(p.limit), float64(p.activeWeight[lane])
-	if weights == 0 {
-		return 0
-	}
-	level := budget / weights
-	for range fillRounds {
-		left, want := budget, 0.0
-		for i := range p.tenants {
-			ten := &p.tenants[i]
-			if !ten.active[lane] {
-				continue
-			}
-			asks := float64(ten.peak) * ten.ioPlace / max(ten.ioUnits, 1) * demandGrowth
-			if part := level * float64(ten.weight); asks < part && int(ten.peak) < ten.creditUnits {
-				left -= asks
-			} else {
-				want += float64(ten.weight)
-			}
-		}
-		if want == 0 {
-			break
-		}
-		next := max(left, 0) / want
-		if next <= level {
-			break
-		}
-		level = next
-	}
-	return level
-}
-
 // Limit implements pipeline.Policy.
-func (p *Policy) Limit(t pipeline.Tenant) pipeline.Limit {
+func (p *Policy) Limit(t tenant.ID) pipeline.Limit {
 	ten := &p.tenants[t]
 	for lane := range ten.queues {
 		if ten.queues[lane].n == 0 {
 			continue
 		}
 		if ten.queues[lane].pos == 0 {
-			return pipeline.LimitSSD // it is its turn
+			return pipeline.LimitSSD // it is this tenant's turn
 		}
 		return pipeline.LimitShare
 	}
@@ -694,7 +502,7 @@ func (p *Policy) Limit(t pipeline.Tenant) pipeline.Limit {
 }
 
 // CostNS implements pipeline.Policy.
-func (p *Policy) CostNS(t pipeline.Tenant) int64 { return p.tenants[t].costNS }
+func (p *Policy) CostNS(t tenant.ID) int64 { return p.tenants[t].costNS }
 
 // Stats implements pipeline.Policy.
 func (p *Policy) Stats(s *pipeline.Stats) {
@@ -708,7 +516,7 @@ func (p *Policy) Stats(s *pipeline.Stats) {
 	}
 	p.costs.stats(s)
 	if p.queued == 0 && p.windows[readLane].inflight+p.windows[writeLane].inflight == 0 {
-		for class := range s.Class { // the latency is that of the last I/Os, however long ago
+		for class := range s.Class { // latency stays as it was at the last I/O, which may be long ago
 			s.Class[class].State = pipeline.Underutilised
 		}
 	}

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"jbofd/internal/pipeline"
+	"jbofd/internal/tenant"
 )
 
 var seed = flag.Uint64("seed", uint64(time.Now().UnixNano()), "seed of the random tests")
@@ -22,7 +23,7 @@ func TestBookkeepingUnderRandomEvents(t *testing.T) {
 	for range 60 {
 		p := New(Config{Depth: 1 + rng.IntN(64)})
 		const tenants = 9
-		for i := range pipeline.Tenant(tenants) {
+		for i := range tenant.ID(tenants) {
 			p.SetTenant(0, i, 1+rng.IntN(5))
 		}
 		type state uint8
@@ -34,7 +35,7 @@ func TestBookkeepingUnderRandomEvents(t *testing.T) {
 		)
 		ios := make([]struct {
 			state  state
-			tenant pipeline.Tenant
+			tenant tenant.ID
 		}, 400)
 		of := func(s state) (tags []pipeline.Tag) {
 			for tag := range ios {
@@ -57,7 +58,7 @@ func TestBookkeepingUnderRandomEvents(t *testing.T) {
 			switch rng.IntN(7) {
 			case 0, 1:
 				if tag, ok := pick(none); ok {
-					ios[tag].state, ios[tag].tenant = queued, pipeline.Tenant(rng.IntN(tenants))
+					ios[tag].state, ios[tag].tenant = queued, tenant.ID(rng.IntN(tenants))
 					op := pipeline.Op(rng.IntN(int(pipeline.Ops)))
 					p.Enqueue(now, pipeline.IO{Tag: tag, Tenant: ios[tag].tenant, Op: op, LenBytes: rng.Int64N(1 << 18)})
 				}
@@ -115,7 +116,7 @@ func TestBookkeepingUnderRandomEvents(t *testing.T) {
 				}
 			}
 		}
-		for i := range pipeline.Tenant(tenants) {
+		for i := range tenant.ID(tenants) {
 			p.RemoveTenant(now, i)
 		}
 		if p.windows[0].inflight+p.windows[1].inflight != 0 || p.windows[0].inflightNS+p.windows[1].inflightNS != 0 || p.windows[0].taken+p.windows[1].taken != 0 || p.activeWeight != [lanes]int64{} || len(p.heaps[0])+len(p.heaps[1]) != 0 {
@@ -154,13 +155,13 @@ type server struct {
 	due       []int64
 	tags      []pipeline.Tag
 	sizes     map[pipeline.Tag]pipeline.IO
-	served    map[pipeline.Tenant]float64 // ns of device time
+	served    map[tenant.ID]float64 // ns of device time
 	cost      func(pipeline.IO) float64
 	submitted map[pipeline.Tag]int64
 }
 
 func newServer(p *Policy, cost func(pipeline.IO) float64) *server {
-	return &server{p: p, cost: cost, sizes: map[pipeline.Tag]pipeline.IO{}, served: map[pipeline.Tenant]float64{}, submitted: map[pipeline.Tag]int64{}}
+	return &server{p: p, cost: cost, sizes: map[pipeline.Tag]pipeline.IO{}, served: map[tenant.ID]float64{}, submitted: map[pipeline.Tag]int64{}}
 }
 
 // run keeps every I/O of ios outstanding, again and again, for ns.
@@ -200,7 +201,7 @@ func TestSharesFollowWeightsNotSizesDepthsOrKinds(t *testing.T) {
 	p := New(Config{})
 	weights := []int{1, 2, 4, 1, 1}
 	for i, w := range weights {
-		p.SetTenant(0, pipeline.Tenant(i), w)
+		p.SetTenant(0, tenant.ID(i), w)
 	}
 	cost := func(io pipeline.IO) float64 {
 		if io.Op == pipeline.Write {
@@ -216,7 +217,7 @@ func TestSharesFollowWeightsNotSizesDepthsOrKinds(t *testing.T) {
 	ios = append(ios, repeat(40, pipeline.IO{Tenant: 4, Op: pipeline.Read, LenBytes: 130560})...)
 	s := newServer(p, cost)
 	s.run(3e9, ios...) // learns what writes cost
-	before := map[pipeline.Tenant]float64{}
+	before := map[tenant.ID]float64{}
 	for k, v := range s.served {
 		before[k] = v
 	}
@@ -224,7 +225,7 @@ func TestSharesFollowWeightsNotSizesDepthsOrKinds(t *testing.T) {
 	s.run(3e9, ios...)
 	total := float64(s.now - began)
 	for i, w := range weights {
-		got, want := (s.served[pipeline.Tenant(i)]-before[pipeline.Tenant(i)])/total, float64(w)/9
+		got, want := (s.served[tenant.ID(i)]-before[tenant.ID(i)])/total, float64(w)/9
 		if got < 0.95*want || got > 1.05*want {
 			t.Errorf("tenant %d of weight %d has %.3f of the drive, want %.3f", i, w, got, want)
 		}
@@ -361,9 +362,9 @@ type hot struct {
 func newHot(tenants int) *hot {
 	h := &hot{p: New(Config{}), dst: make([]pipeline.Tag, 0, 256)}
 	for i := range tenants {
-		h.p.SetTenant(0, pipeline.Tenant(i), 1)
+		h.p.SetTenant(0, tenant.ID(i), 1)
 		for range 8 {
-			io := pipeline.IO{Tag: pipeline.Tag(len(h.ios)), Tenant: pipeline.Tenant(i), Op: pipeline.Op(i % 4 / 3), LenBytes: 4096 << (i % 3)}
+			io := pipeline.IO{Tag: pipeline.Tag(len(h.ios)), Tenant: tenant.ID(i), Op: pipeline.Op(i % 4 / 3), LenBytes: 4096 << (i % 3)}
 			h.ios = append(h.ios, io)
 			h.p.Enqueue(0, io)
 		}

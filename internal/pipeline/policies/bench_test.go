@@ -4,6 +4,7 @@ import (
 	"testing"
 
 	"jbofd/internal/pipeline"
+	"jbofd/internal/tenant"
 )
 
 // rounds returns one step of 64 tenants' I/Os going round through a whole pipeline: an I/O
@@ -17,13 +18,13 @@ func rounds(t testing.TB, policy string) func() {
 	p := pipeline.New(made)
 	var ios []pipeline.IO
 	for i := range tenants {
-		p.SetTenant(0, pipeline.Tenant(i), pipeline.Settings{Weight: 1 + i%4})
+		p.SetTenant(0, tenant.ID(i), pipeline.Settings{Weight: 1 + i%4})
 		for range each {
 			op := pipeline.Read
 			if i%4 == 3 {
 				op = pipeline.Write
 			}
-			io := pipeline.IO{Tag: pipeline.Tag(len(ios)), Tenant: pipeline.Tenant(i), Op: op, LenBytes: 4096 << (i % 3)}
+			io := pipeline.IO{Tag: pipeline.Tag(len(ios)), Tenant: tenant.ID(i), Op: op, LenBytes: 4096 << (i % 3)}
 			ios = append(ios, io)
 			p.Enqueue(0, io)
 		}

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"jbofd/internal/pipeline"
+	"jbofd/internal/tenant"
 )
 
 var seed = flag.Uint64("seed", uint64(time.Now().UnixNano()), "seed of the random test")
@@ -58,7 +59,7 @@ func (h *hostile) enqueue(tag pipeline.Tag) {
 		return
 	}
 	h.left--
-	t := pipeline.Tenant(h.rng.IntN(h.tenants))
+	t := tenant.ID(h.rng.IntN(h.tenants))
 	switch h.rng.IntN(60) {
 	case 0:
 		h.pipe.RemoveTenant(h.now, t)
@@ -179,19 +180,19 @@ func TestNoPolicyLeavesAnythingBehind(t *testing.T) {
 				}
 				for i := range h.tenants {
 					var s pipeline.TenantStats
-					if h.pipe.TenantStats(pipeline.Tenant(i), &s) && (s.Queued != 0 || s.Inflight != 0 || s.CostNS < 0 || !(s.Share >= 0 && s.Share <= 1) || s.Credit < 0 || s.Credit > math.MaxUint16) {
+					if h.pipe.TenantStats(tenant.ID(i), &s) && (s.Queued != 0 || s.Inflight != 0 || s.CostNS < 0 || !(s.Share >= 0 && s.Share <= 1) || s.Credit < 0 || s.Credit > math.MaxUint16) {
 						t.Fatalf("tenant %d: %+v", i, s)
 					}
-					h.pipe.RemoveTenant(h.now, pipeline.Tenant(i))
+					h.pipe.RemoveTenant(h.now, tenant.ID(i))
 				}
 				var s pipeline.Stats
 				if h.pipe.Stats(&s); s.InflightNS != 0 || s.ActiveTenants != 0 || math.IsNaN(s.WriteCost) || len(h.pipe.Tenants(nil)) != 0 {
 					t.Fatalf("left over: %+v, tenants %v", s, h.pipe.Tenants(nil))
 				}
 				for i := range h.tenants { // numbers are used again
-					h.pipe.SetTenant(h.now, pipeline.Tenant(i), pipeline.Settings{Weight: 1})
-					if h.pipe.TenantStats(pipeline.Tenant(i), new(pipeline.TenantStats)); p.CostNS(pipeline.Tenant(i)) != 0 {
-						t.Fatalf("a new tenant has %d ns on its account", p.CostNS(pipeline.Tenant(i)))
+					h.pipe.SetTenant(h.now, tenant.ID(i), pipeline.Settings{Weight: 1})
+					if h.pipe.TenantStats(tenant.ID(i), new(pipeline.TenantStats)); p.CostNS(tenant.ID(i)) != 0 {
+						t.Fatalf("a new tenant has %d ns on its account", p.CostNS(tenant.ID(i)))
 					}
 				}
 			}

@@ -1,4 +1,4 @@
-// Package policies makes a policy by the name that it has in the configuration.
+// Package policies creates policies by their names in the configuration.
 package policies
 
 import (
@@ -11,19 +11,19 @@ import (
 	"jbofd/internal/pipeline/jbof"
 )
 
-// Config is what any of the policies may need.
+// Config holds the parameters of all policies.
 type Config struct {
 	// Depth is the most I/Os that may be at the device, at least 1.
 	Depth int
-	// Profile is what jbof knows of the drive before it starts; zero if it must guess.
+	// Profile is what calibration measured for policy jbof; the zero Profile means a typical drive.
 	Profile jbof.Profile
-	// ReFlex and FlashFQ are the models of the drive that these need; what is 0 gets its
-	// default, and Depth is the one above.
+	// ReFlex and FlashFQ hold the drive models of these policies. Zero fields get their defaults; their Depth is
+	// replaced by the one above.
 	ReFlex  baseline.ReFlexConfig
 	FlashFQ baseline.FlashFQConfig
 }
 
-// makers are in the order in which Names gives them.
+// makers lists the policies in the order in which Names returns them.
 var makers = []struct {
 	name string
 	make func(Config) pipeline.Policy
@@ -41,7 +41,7 @@ var makers = []struct {
 	}},
 }
 
-// Names are the policies there are.
+// Names returns the names of all policies.
 func Names() []string {
 	names := make([]string, len(makers))
 	for i, m := range makers {
@@ -50,9 +50,9 @@ func Names() []string {
 	return names
 }
 
-// New makes the policy called name.
+// New creates the policy called name.
 //
-// Errors: no policy has that name, or the depth is less than 1.
+// Errors: name is unknown, or the depth is less than 1.
 func New(name string, cfg Config) (pipeline.Policy, error) {
 	if cfg.Depth < 1 {
 		return nil, fmt.Errorf("depth %d: at least 1", cfg.Depth)

@@ -6,6 +6,7 @@ import (
 	"testing"
 
 	"jbofd/internal/pipeline"
+	"jbofd/internal/tenant"
 )
 
 func TestEveryPolicyIsMadeByItsName(t *testing.T) {
@@ -42,7 +43,7 @@ func TestEveryPolicyKeepsTheDepthAndFinishesAll(t *testing.T) {
 		}
 		pipe := pipeline.New(p)
 		for tag := range pipeline.Tag(ios) {
-			pipe.Enqueue(0, pipeline.IO{Tag: tag, Tenant: pipeline.Tenant(tag % tenants), Op: pipeline.Op(tag) % pipeline.Ops, LenBytes: 4096 << (tag % 6)})
+			pipe.Enqueue(0, pipeline.IO{Tag: tag, Tenant: tenant.ID(tag % tenants), Op: pipeline.Op(tag) % pipeline.Ops, LenBytes: 4096 << (tag % 6)})
 		}
 		var now int64
 		var flight, dst, done []pipeline.Tag
@@ -69,7 +70,7 @@ func TestEveryPolicyKeepsTheDepthAndFinishesAll(t *testing.T) {
 		if len(slices.Compact(done)) != ios || pipe.Queued() != 0 || pipe.Inflight() != 0 {
 			t.Errorf("%s: %d queued, %d in flight", name, pipe.Queued(), pipe.Inflight())
 		}
-		for i := range pipeline.Tenant(tenants) {
+		for i := range tenant.ID(tenants) {
 			pipe.RemoveTenant(now, i)
 		}
 		if left := pipe.Tenants(nil); len(left) != 0 {

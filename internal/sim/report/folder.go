@@ -12,13 +12,13 @@ import (
 	"jbofd/internal/sim"
 )
 
-// plotFormat is the ending of plots' names: svg, or what gonum's plot knows besides.
+// plotFormat is the file name extension of plots: svg, or another format of gonum's plot package.
 const plotFormat = "svg"
 
 func format(file string) string { return strings.TrimPrefix(filepath.Ext(file), ".") }
 
-// WriteFolder writes results.json, results.csv (a line for each tenant), report.md and the plots
-// into a folder, which it makes.
+// WriteFolder creates the folder dir and writes results.json, results.csv (a line for each tenant), report.md and the
+// plots to it.
 func WriteFolder(dir string, seed uint64, results []*sim.Result) error {
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return err
@@ -75,7 +75,7 @@ func writeCSV(w io.Writer, results []*sim.Result) error {
 	return c.WriteAll(lines)
 }
 
-// writePlots draws all plots and returns their names by row.
+// writePlots draws all plots and returns their file names by row.
 func writePlots(dir string, results []*sim.Result) (pictures map[string][]string, err error) {
 	pictures = map[string][]string{}
 	add := func(row, name string, write func(file string) error) {
@@ -87,7 +87,7 @@ func writePlots(dir string, results []*sim.Result) (pictures map[string][]string
 			err = fmt.Errorf("%s: %w", file, err)
 			return
 		}
-		if _, statErr := os.Stat(file); statErr == nil { // some have nothing to show
+		if _, statErr := os.Stat(file); statErr == nil { // a plot without data is not written
 			pictures[row] = append(pictures[row], name+"."+plotFormat)
 		}
 	}
@@ -109,7 +109,7 @@ func writePlots(dir string, results []*sim.Result) (pictures map[string][]string
 	return pictures, err
 }
 
-// scenarios groups the results of each.
+// scenarios groups the results by scenario.
 func scenarios(results []*sim.Result) (out [][]*sim.Result) {
 	for _, r := range results {
 		if n := len(out); n > 0 && out[n-1][0].Row == r.Row && out[n-1][0].Scenario == r.Scenario {

@@ -1,12 +1,14 @@
 package report
 
 import (
+	"bytes"
 	"fmt"
 	"image/color"
 	"math"
 	"os"
 	"slices"
 	"strconv"
+	"strings"
 
 	"gonum.org/v1/plot"
 	"gonum.org/v1/plot/plotter"
@@ -17,8 +19,8 @@ import (
 	"jbofd/internal/sim"
 )
 
-// palette tells policies apart, also to those who see few colours and in grey: Okabe and
-// Ito's, dark and light in turn.
+// palette holds the colours of the policies. They are those of Okabe and Ito, alternately dark and light, so that they
+// can be distinguished with colour blindness and in greyscale.
 var palette = []color.Color{
 	color.RGBA{0x99, 0x99, 0x99, 0xff}, color.RGBA{0x00, 0x72, 0xb2, 0xff}, color.RGBA{0xe6, 0x9f, 0x00, 0xff}, color.RGBA{0x00, 0x9e, 0x73, 0xff},
 	color.RGBA{0xcc, 0x79, 0xa7, 0xff}, color.RGBA{0xd5, 0x5e, 0x00, 0xff}, color.RGBA{0x56, 0xb4, 0xe9, 0xff}, color.RGBA{0xf0, 0xe4, 0x42, 0xff},
@@ -26,20 +28,38 @@ var palette = []color.Color{
 
 func colour(i int) color.Color { return palette[i%len(palette)] }
 
-// bar is a scenario's phase, all policies of it.
+// tenantColour returns the colour of the i-th tenant: first those of the palette, then hues a golden angle apart, which
+// do not repeat.
+func tenantColour(i int) color.Color {
+	if i < len(palette)-1 {
+		return palette[i+1] // the first colour, grey, is for the background
+	}
+	const goldenAngle = 137.508
+	hue := math.Mod(float64(i)*goldenAngle, 360) / 60
+	light := [2]float64{0.75, 0.5}[i%2]
+	x := light * (1 - math.Abs(math.Mod(hue, 2)-1))
+	rgb := [6][3]float64{{light, x, 0}, {x, light, 0}, {0, light, x}, {0, x, light}, {x, 0, light}, {light, 0, x}}[int(hue)]
+	return color.RGBA{uint8(255 * rgb[0]), uint8(255 * rgb[1]), uint8(255 * rgb[2]), 0xff}
+}
+
+// fonts replaces the only font that gonum's plots name, which few machines have, by fonts that every viewer has.
+var fonts = strings.NewReplacer("font-family:Liberation Serif;", "font-family:Liberation Sans,Arial,Helvetica,sans-serif;",
+	"font-family:Liberation Sans;", "font-family:Liberation Sans,Arial,Helvetica,sans-serif;")
+
+// bar is one phase of a scenario under all policies.
 type bar struct {
 	name   string
 	phases []*sim.PhaseResult // by policy
 }
 
-// chart is a row of the matrix.
+// chart is a row of the workload matrix.
 type chart struct {
 	row      string
 	policies []string
 	bars     []bar
 }
 
-// charts sorts results by rows. Scenarios of many phases are left to their time series.
+// charts groups results by row. Scenarios with many phases are left out: their time series show them.
 func charts(results []*sim.Result) (out []chart) {
 	const most = 4
 	for _, r := range results {
@@ -76,7 +96,7 @@ func charts(results []*sim.Result) (out []chart) {
 	return slices.DeleteFunc(out, func(c chart) bool { return len(c.bars) == 0 })
 }
 
-// ticks are at round numbers, four to nine of them.
+// ticks places four to nine ticks at round numbers.
 type ticks struct{}
 
 // Ticks implements plot.Ticker.
@@ -95,14 +115,14 @@ func (ticks) Ticks(least, most float64) (out []plot.Tick) {
 	return out
 }
 
-// Sizes on paper.
+// Sizes of the plots on paper.
 const (
 	barWidth    = vg.Length(7)
 	labelHeight = vg.Length(150)
 	plotHeight  = vg.Length(190)
 )
 
-// newPlot makes an empty plot of bars for the chart, and says how wide it is.
+// newPlot returns an empty bar plot of the chart and its width.
 func (c *chart) newPlot(title, y string) (p *plot.Plot, width vg.Length) {
 	p = plot.New()
 	p.Title.Text = title
@@ -125,12 +145,12 @@ func (c *chart) newPlot(title, y string) (p *plot.Plot, width vg.Length) {
 	return p, max(420, slot*vg.Length(len(c.bars))+200)
 }
 
-// at is where policy i of n stands beside the middle of its scenario.
+// at returns the horizontal position of policy i of n for a scenario.
 func (c *chart) at(bar, policy int) float64 {
 	return float64(bar) + (float64(policy)-float64(len(c.policies)-1)/2)*0.8/float64(len(c.policies))
 }
 
-// plotFUtil draws f-Util: a bar to the mean, a line from the least to the most.
+// plotFUtil draws f-Util: a bar up to the mean, and a line from the minimum to the maximum.
 func (c *chart) plotFUtil(file string) error {
 	p, width := c.newPlot("f-Util: "+c.row+" (bar: mean, line: worst to best tenant; 1 is ideal)", "f-Util")
 	ideal := plotter.NewFunction(func(float64) float64 { return 1 })
@@ -168,15 +188,14 @@ func (c *chart) plotFUtil(file string) error {
 	return save(file, width, plotHeight+labelHeight, p)
 }
 
-// errorBars joins points with their spread.
+// errorBars combines points with their error ranges.
 type errorBars struct {
 	plotter.XYs
 	plotter.YErrors
 }
 
-// columnsAt draws columns at places of the plot's own units, where lines fall too (a
-// plotter.BarChart's place is a length on paper) and from the plot's lower end, so that a
-// logarithmic scale will do.
+// columnsAt draws columns at coordinates of the plot, so that error bars align with them; plotter.BarChart takes a
+// length on paper instead. Columns begin at the lower end of the plot, so that a logarithmic scale is possible.
 type columnsAt struct {
 	xys  plotter.XYs
 	half float64
@@ -233,7 +252,7 @@ func (c *chart) plotTail(file string) error {
 	return save(file, width, plotHeight+labelHeight, p)
 }
 
-// plotCDF draws the distributions of one scenario under all policies.
+// plotCDF draws the latency distributions of one scenario under all policies.
 func plotCDF(file string, results []*sim.Result) error {
 	p := plot.New()
 	p.Title.Text = fmt.Sprintf("Latency of %s/%s", results[0].Row, results[0].Scenario)
@@ -261,7 +280,7 @@ func plotCDF(file string, results []*sim.Result) error {
 	return save(file, 480, 320, p)
 }
 
-// plotSeries draws how a scenario went, a picture for each policy under the other.
+// plotSeries draws the time series of a scenario, one plot below the other for each policy.
 func plotSeries(file string, results []*sim.Result) error {
 	var plots [][]*plot.Plot
 	for _, r := range results {
@@ -269,9 +288,8 @@ func plotSeries(file string, results []*sim.Result) error {
 		p.Title.Text = fmt.Sprintf("%s/%s, %s: part of the drive by tenant", r.Row, r.Scenario, r.Policy)
 		p.X.Label.Text, p.Y.Label.Text = "s", "of a drive of its own"
 		p.Legend.Top = true
-		var groups []string
 		for i, usage := range r.Series.Tenants {
-			// Five bins together: single ones are noise.
+			// Average over five bins, because single bins are noisy.
 			const smooth = 5
 			var pts plotter.XYs
 			for b := 0; b+smooth <= len(usage); b += smooth {
@@ -285,13 +303,8 @@ func plotSeries(file string, results []*sim.Result) error {
 			if err != nil {
 				return err
 			}
-			g := slices.Index(groups, r.Series.Groups[i])
-			if g < 0 {
-				g = len(groups)
-				groups = append(groups, r.Series.Groups[i])
-				p.Legend.Add(r.Series.Groups[i], l)
-			}
-			l.Color, l.Width = colour(g+1), 1
+			l.Color, l.Width = tenantColour(i), 1
+			p.Legend.Add(r.Series.Names[i], l)
 			p.Add(l)
 		}
 		p.X.Tick.Marker, p.Y.Tick.Marker = ticks{}, ticks{}
@@ -302,7 +315,7 @@ func plotSeries(file string, results []*sim.Result) error {
 	return saveAll(file, 640, 180, plots)
 }
 
-// plotWriteCost draws what policies think that writes cost.
+// plotWriteCost draws the policies' estimates of the write cost.
 func plotWriteCost(file string, results []*sim.Result) error {
 	p := plot.New()
 	p.Title.Text = fmt.Sprintf("Write cost in %s/%s", results[0].Row, results[0].Scenario)
@@ -311,7 +324,7 @@ func plotWriteCost(file string, results []*sim.Result) error {
 	drawn := false
 	for i, r := range results {
 		if slices.Max(r.Series.WriteCost) == 0 {
-			continue // has none
+			continue // the policy estimates no write cost
 		}
 		pts := make(plotter.XYs, len(r.Series.WriteCost))
 		for b, v := range r.Series.WriteCost {
@@ -339,7 +352,7 @@ func save(file string, width, height vg.Length, p *plot.Plot) error {
 	return saveAll(file, width, height, [][]*plot.Plot{{p}})
 }
 
-// saveAll writes plots under each other into one file; its name's ending is the format.
+// saveAll writes plots one below the other to a file. The file name extension decides the format.
 func saveAll(file string, width, height vg.Length, plots [][]*plot.Plot) error {
 	c, err := draw.NewFormattedCanvas(width, height*vg.Length(len(plots)), format(file))
 	if err != nil {
@@ -349,13 +362,9 @@ func saveAll(file string, width, height vg.Length, plots [][]*plot.Plot) error {
 	for i, canvases := range plot.Align(plots, tiles, draw.New(c)) {
 		plots[i][0].Draw(canvases[0])
 	}
-	w, err := os.Create(file)
-	if err != nil {
+	var b bytes.Buffer
+	if _, err := c.WriteTo(&b); err != nil {
 		return err
 	}
-	if _, err := c.WriteTo(w); err != nil {
-		_ = w.Close() // the first error counts
-		return err
-	}
-	return w.Close()
+	return os.WriteFile(file, []byte(fonts.Replace(b.String())), 0o644)
 }

@@ -1,5 +1,4 @@
-// Package report runs a plan of simulations on all processors and writes down what came
-// of it: tables, CSV and JSON, and plots.
+// Package report runs a plan of simulations on all processors and writes the results as tables, CSV, JSON and plots.
 package report
 
 import (
@@ -18,8 +17,8 @@ import (
 // Progress is called after each step of a plan, by one goroutine at a time.
 type Progress func(done, total int, name string)
 
-// Execute does the steps of a plan, stage by stage, on all processors. It ends early with
-// the first error or when ctx ends; steps under way are finished.
+// Execute runs the steps of a plan stage by stage on all processors. It returns early on the first error or when ctx is
+// cancelled, after the running steps have finished.
 func Execute(ctx context.Context, stages [][]sim.Step, progress Progress) error {
 	total, done := 0, 0
 	for _, s := range stages {
@@ -63,10 +62,10 @@ func Execute(ctx context.Context, stages [][]sim.Step, progress Progress) error 
 	return nil
 }
 
-// APIVersion is the version of the JSON: fields are added, never renamed or removed.
+// APIVersion is the version of the JSON document. Fields may be added but are never renamed or removed.
 const APIVersion = "jbofd.sim/v1"
 
-// document is what the JSON holds.
+// document is the JSON document.
 type document struct {
 	APIVersion string        `json:"apiVersion"`
 	Kind       string        `json:"kind"`
@@ -81,7 +80,7 @@ func WriteJSON(w io.Writer, seed uint64, results []*sim.Result) error {
 	return e.Encode(document{APIVersion, "SimReport", seed, results})
 }
 
-// columns of a table, after scenario, phase and policy.
+// columns are the columns of a table after scenario, phase and policy.
 var columns = []struct {
 	name   string
 	value  func(p *sim.PhaseResult) float64
@@ -103,7 +102,7 @@ var columns = []struct {
 	{"drive µs", func(p *sim.PhaseResult) float64 { return p.DeviceNS / 1e3 }, "%.0f"},
 }
 
-// WriteTable writes one line for each scenario, phase and policy, and all broken invariants.
+// WriteTable writes one line for each scenario, phase and policy, followed by all violated invariants.
 func WriteTable(w io.Writer, results []*sim.Result) error {
 	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', tabwriter.AlignRight)
 	fmt.Fprint(t, "scenario\tphase\tpolicy\t")

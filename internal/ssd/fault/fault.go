@@ -1,6 +1,5 @@
-// Package fault wraps a device and makes it misbehave on demand: errors, delays,
-// a drive that vanishes and returns, and power loss that keeps acknowledged and
-// durable apart.
+// Package fault wraps a device and injects faults: errors, delays, a drive that vanishes and returns, and power loss
+// after which acknowledged writes that were not durable may be missing.
 //
 //	             ┌ rules: error, delay, crash at this request
 //	Submit ──> judge ──> held (delayed) ──> apply ──> Poll
@@ -9,14 +8,14 @@
 //	                                          │ Flush, FUA, or luck at Crash
 //	                                     wrapped device
 //
-// With LoseUnflushed the wrapped device holds only what is durable. On Crash
-// every unflushed block independently keeps its durable content or takes one of
-// the versions written since; a write in flight is torn between blocks, never
-// within one. All luck comes from the seed.
+// With LoseUnflushed the wrapped device holds only durable data. On Crash every unflushed block independently keeps its
+// durable content or takes one of the versions written since. A write in flight is torn between blocks, never within
+// one. All random choices come from the seed.
 package fault
 
 import (
 	"bytes"
+	"context"
 	"errors"
 	"fmt"
 	"math/rand/v2"
@@ -27,17 +26,16 @@ import (
 	"jbofd/internal/ssd"
 )
 
-// Config is what the daemon's configuration can say; tests add rules.
+// Config holds what the daemon's configuration can set; tests add rules.
 type Config struct {
-	// Seed starts the generator of all luck.
+	// Seed seeds the generator of all random choices.
 	Seed uint64
-	// ReadErrorProbability and its kin are the chance, 0 to 1, that such a request
-	// fails with ErrMedia.
+	// ReadErrorProbability and the others are the probabilities, 0 to 1, that a request of that kind fails with ErrMedia.
 	ReadErrorProbability, WriteErrorProbability, FlushErrorProbability float64
-	// DelayProbability is the chance that a request completes only after Delay.
+	// DelayProbability is the probability that a request completes only after Delay.
 	DelayProbability float64
 	Delay            time.Duration
-	// LoseUnflushed keeps unflushed writes in memory, for Crash to lose.
+	// LoseUnflushed keeps unflushed writes in memory, so that Crash can lose them.
 	LoseUnflushed bool
 }
 
@@ -58,14 +56,16 @@ type Rule struct {
 	// Probability is the chance to fire on a match; 0 means 1.
 	Probability float64
 
-	// Err is the answer instead of doing the request, if not nil.
+	// Err, if not nil, is the result of the request, which is then not carried out.
 	Err error
 	// Delay is how much later the request is carried out and completes; with
 	// DelayPolls, only after that many calls of Poll (one that blocks counts as
 	// often as needed).
 	Delay      time.Duration
 	DelayPolls int
-	// Crash loses power with this request in flight.
+	// Hold keeps the request until Release: the device has it and does not complete it.
+	Hold bool
+	// Crash cuts the power while this request is in flight.
 	Crash bool
 
 	matches uint64
@@ -85,6 +85,9 @@ type Device struct {
 	crashed  bool
 	closed   bool
 	queues   []*queue
+	// held counts requests that wait for Release; heldMore is closed and made anew when there are more.
+	held     int
+	heldMore chan struct{}
 
 	// The overlay; unused without LoseUnflushed.
 	io ssd.Queue // on inner
@@ -96,17 +99,17 @@ type Device struct {
 	zeroes   []byte // one block
 }
 
-// held is a request on its way.
+// held is a request that was submitted and not completed.
 type held struct {
 	req   ssd.Request
-	err   error // answer with this and do nothing
+	err   error // complete with this error and do nothing
 	due   time.Time
 	polls int
+	hold  bool // do not complete until Release
 	start time.Time
 }
 
-// New wraps inner, which belongs to the result from now on: Close closes it. After
-// Crash it is the caller's again.
+// New wraps inner. The result owns it: Close closes it. After Crash the caller owns it again.
 //
 // Errors: ErrConfig; and inner's.
 func New(inner ssd.Device, cfg Config) (*Device, error) {
@@ -130,6 +133,7 @@ func New(inner ssd.Device, cfg Config) (*Device, error) {
 		cfg:       cfg,
 		rng:       rand.New(rand.NewPCG(cfg.Seed, 0x6661756C74)),
 		unflushed: make(map[int64][][]byte),
+		heldMore:  make(chan struct{}),
 	}
 	d.zeroes = make([]byte, d.info.BlockSize)
 	if cfg.LoseUnflushed {
@@ -146,9 +150,8 @@ func New(inner ssd.Device, cfg Config) (*Device, error) {
 	return d, nil
 }
 
-// SetRules replaces all rules: those of the Config come first, then these.
-// Counting for Nth starts anew. A request suffers every rule that fires; of
-// several errors the first.
+// SetRules replaces all rules: those of the Config come first, then these. Counting for Nth starts anew. Every rule
+// that fires applies to the request; of several errors the first counts.
 func (d *Device) SetRules(rules ...Rule) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -175,6 +178,45 @@ func (d *Device) Injected() uint64 {
 	return d.injected
 }
 
+// Release ends the hold of all requests that a rule with Hold has kept. The rule keeps later requests as before.
+func (d *Device) Release() {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	for _, q := range d.queues {
+		for _, h := range q.held {
+			d.letGo(h)
+		}
+	}
+	d.wakeAll()
+}
+
+// letGo ends the hold of a request. The caller holds mu.
+func (d *Device) letGo(h *held) {
+	if h.hold {
+		h.hold = false
+		d.held--
+	}
+}
+
+// AwaitHeld waits until at least n requests wait for Release.
+//
+// Errors: the context's.
+func (d *Device) AwaitHeld(ctx context.Context, n int) error {
+	for {
+		d.mu.Lock()
+		held, more := d.held, d.heldMore
+		d.mu.Unlock()
+		if held >= n {
+			return nil
+		}
+		select {
+		case <-more:
+		case <-ctx.Done():
+			return fmt.Errorf("%d requests held, want %d: %w", held, n, ctx.Err())
+		}
+	}
+}
+
 // Vanish makes the device answer ErrGone to everything, also to what is in
 // flight, until Return.
 func (d *Device) Vanish() { d.setVanished(true) }
@@ -196,9 +238,8 @@ func (d *Device) wakeAll() {
 	}
 }
 
-// Crash loses the power: of what was not flushed each block survives or not, by
-// luck. From then on the device answers ErrGone; the wrapped one holds what
-// survived and can be wrapped again.
+// Crash cuts the power: each unflushed block survives or not, at random. From then on the device answers ErrGone. The
+// wrapped device holds what survived and can be wrapped again.
 //
 // Errors: the wrapped device's, while what survived is written to it.
 func (d *Device) Crash() error {
@@ -207,7 +248,7 @@ func (d *Device) Crash() error {
 	return d.crash()
 }
 
-// Crashed reports whether Crash, or a rule's, has happened.
+// Crashed reports whether the power was cut, by Crash or by a rule.
 func (d *Device) Crashed() bool {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -247,8 +288,7 @@ func (d *Device) crash() error {
 	return errors.Join(errs...)
 }
 
-// blocks returns the numbers of all unflushed blocks in order, so that the seed
-// decides alone.
+// blocks returns the numbers of all unflushed blocks in order, so that the outcome depends on the seed only.
 func (d *Device) blocks() []int64 {
 	blocks := make([]int64, 0, len(d.unflushed))
 	for b := range d.unflushed {
@@ -280,6 +320,22 @@ func (d *Device) do(r ssd.Request) error {
 	return c[0].Err
 }
 
+// flush makes the overlay durable. The caller holds mu.
+func (d *Device) flush() error {
+	bs := int64(d.info.BlockSize)
+	for _, block := range d.blocks() {
+		v := d.unflushed[block]
+		if err := d.do(ssd.Request{Op: ssd.Write, Offset: block * bs, Len: bs, Buf: v[len(v)-1]}); err != nil {
+			return err
+		}
+	}
+	if err := d.do(ssd.Request{Op: ssd.Flush}); err != nil {
+		return err
+	}
+	clear(d.unflushed)
+	return nil
+}
+
 // apply carries out a request with the overlay. The caller holds mu.
 func (d *Device) apply(r *ssd.Request) error {
 	if err := ssd.Validate(&d.info, r); err != nil {
@@ -288,6 +344,11 @@ func (d *Device) apply(r *ssd.Request) error {
 	bs := int64(d.info.BlockSize)
 	switch r.Op {
 	case ssd.Read:
+		if r.Flags&ssd.FUA != 0 {
+			if err := d.flush(); err != nil {
+				return err
+			}
+		}
 		if err := d.do(*r); err != nil {
 			return err
 		}
@@ -298,17 +359,7 @@ func (d *Device) apply(r *ssd.Request) error {
 		}
 		return nil
 	case ssd.Flush:
-		for _, block := range d.blocks() {
-			v := d.unflushed[block]
-			if err := d.do(ssd.Request{Op: ssd.Write, Offset: block * bs, Len: bs, Buf: v[len(v)-1]}); err != nil {
-				return err
-			}
-		}
-		if err := d.do(ssd.Request{Op: ssd.Flush}); err != nil {
-			return err
-		}
-		clear(d.unflushed)
-		return nil
+		return d.flush()
 	}
 	if r.Flags&ssd.FUA != 0 {
 		if err := d.do(*r); err != nil {
@@ -330,7 +381,7 @@ func (d *Device) apply(r *ssd.Request) error {
 	return nil
 }
 
-// judge applies the rules to a request. The caller holds mu.
+// judge applies the rules to a request and reports whether one cuts the power. The caller holds mu.
 func (d *Device) judge(h *held) (crash bool) {
 	r := &h.req
 	for i := range d.rules {
@@ -353,6 +404,12 @@ func (d *Device) judge(h *held) (crash bool) {
 			h.err = rule.Err
 		}
 		h.polls = max(h.polls, rule.DelayPolls)
+		if rule.Hold && !h.hold {
+			h.hold = true
+			d.held++
+			close(d.heldMore)
+			d.heldMore = make(chan struct{})
+		}
 		if rule.Delay > 0 {
 			h.due = h.start.Add(rule.Delay)
 		}
@@ -393,8 +450,7 @@ func (d *Device) OpenQueue(depth int) (ssd.Queue, error) {
 	return q, nil
 }
 
-// Close implements ssd.Device: it closes the wrapped device too, unless Crash has
-// given that back.
+// Close implements ssd.Device. It closes the wrapped device unless Crash has returned that to the caller.
 func (d *Device) Close() error {
 	d.mu.Lock()
 	if d.closed {
@@ -412,7 +468,7 @@ func (d *Device) Close() error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if d.io != nil {
-		if !d.crashed { // an orderly end: nothing is lost
+		if !d.crashed { // an orderly stop loses nothing
 			errs = append(errs, d.apply(&ssd.Request{Op: ssd.Flush}))
 		}
 		errs = append(errs, d.io.Close())

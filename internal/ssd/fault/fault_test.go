@@ -253,6 +253,36 @@ func TestCrashKeepsTheFlushedAndTearsTheRestBetweenBlocks(t *testing.T) {
 	}
 }
 
+// NVM Command Set 1.0, section 3.2.4: what a Read with FUA returns is on non-volatile media.
+func TestWhatAReadWithFUAReturnsSurvivesACrash(t *testing.T) {
+	for seed := range uint64(20) {
+		inner := newMem(t)
+		d, q := wrap(t, inner, Config{Seed: seed, LoseUnflushed: true})
+		want := bytes.Repeat([]byte{7}, 8192)
+		ssdtest.Write(t, q, 4096, want, 0)
+		got := make([]byte, 8192)
+		if err := ssdtest.Do(t, q, ssd.Request{Op: ssd.Read, Flags: ssd.FUA, Offset: 4096, Len: 8192, Buf: got}); err != nil {
+			t.Fatal(err)
+		}
+		if !bytes.Equal(got, want) {
+			t.Error("the read returned something else than was written")
+		}
+		if err := d.Crash(); err != nil {
+			t.Fatal(err)
+		}
+		after, err := inner.OpenQueue(1)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := ssdtest.Read(t, after, 4096, 8192); !bytes.Equal(got, want) {
+			t.Errorf("seed %d: after the crash the range reads as something else than the read with FUA returned", seed)
+		}
+		if err := after.Close(); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
 func TestRuleCrashesAtTheNthWriteAndOrderlyCloseLosesNothing(t *testing.T) {
 	inner := newMem(t)
 	d, q := wrap(t, inner, Config{Seed: *seed, LoseUnflushed: true})
@@ -308,5 +338,35 @@ func TestOverlayReadsItsOwnWritesAtRandom(t *testing.T) {
 				t.Fatalf("-seed %d: read differs", *seed)
 			}
 		}
+	}
+}
+
+func TestHeldRequestsWaitForRelease(t *testing.T) {
+	d, q := wrap(t, newMem(t), Config{})
+	d.SetRules(Rule{Ops: []ssd.Op{ssd.Write}, Nth: 1, Hold: true})
+	one, two := bytes.Repeat([]byte{1}, 4096), bytes.Repeat([]byte{2}, 4096)
+	if n := q.Submit([]ssd.Request{{Op: ssd.Write, Len: 4096, Buf: one, Tag: 9}}); n != 1 {
+		t.Fatalf("%d taken", n)
+	}
+	if err := d.AwaitHeld(t.Context(), 1); err != nil {
+		t.Fatal(err)
+	}
+	for range 2 {
+		if err := ssdtest.Do(t, q, ssd.Request{Op: ssd.Write, Len: 4096, Buf: two}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	d.Release()
+	var c [4]ssd.Completion
+	n := 0
+	for n == 0 {
+		n = q.Poll(c[:], -1)
+	}
+	if n != 1 || c[0].Tag != 9 || c[0].Err != nil {
+		t.Fatalf("%d completions, the first %+v", n, c[0])
+	}
+	got := make([]byte, 4096)
+	if err := ssdtest.Do(t, q, ssd.Request{Op: ssd.Read, Len: 4096, Buf: got}); err != nil || !bytes.Equal(got, one) {
+		t.Errorf("%v; block begins with %d: the held write is carried out when it is released", err, got[0])
 	}
 }

@@ -7,8 +7,8 @@ import (
 	"jbofd/internal/ssd"
 )
 
-// queue implements ssd.Queue. Requests that no overlay is needed for are passed
-// on to a queue of the wrapped device; that queue also does the waiting.
+// queue implements ssd.Queue. Requests that need no overlay are passed to a queue of the wrapped device, which also
+// does the waiting.
 type queue struct {
 	dev   *Device
 	inner ssd.Queue
@@ -43,7 +43,7 @@ func (q *queue) Submit(reqs []ssd.Request) int {
 			continue
 		}
 		crash := d.judge(h)
-		pass := d.io == nil && h.err == nil && h.polls == 0 && !h.due.After(now)
+		pass := d.io == nil && h.err == nil && h.polls == 0 && !h.hold && !h.due.After(now)
 		if !pass {
 			q.held = append(q.held, h)
 			d.inFlight = append(d.inFlight, h)
@@ -62,17 +62,17 @@ func (q *queue) Submit(reqs []ssd.Request) int {
 	return n
 }
 
-// pass hands a request to the wrapped device, or says with h.err why not.
+// pass passes a request to the wrapped device. If it fails, h.err says why.
 func (q *queue) pass(h *held) bool {
 	if q.inner.Submit([]ssd.Request{h.req}) == 1 {
 		q.passed[h.req.Tag] = h
 		return true
 	}
-	h.err = ssd.ErrGone // it has as much room as we have: it was closed
+	h.err = ssd.ErrGone // the inner queue has the same depth, so it refuses only because it was closed
 	return false
 }
 
-// passedBack completes what the wrapped device says of n requests.
+// passedBack records n completions of the wrapped device.
 func (q *queue) passedBack(dst []ssd.Completion) {
 	gone := q.dev.isGone()
 	for i := range dst {
@@ -87,8 +87,8 @@ func (q *queue) passedBack(dst []ssd.Completion) {
 	}
 }
 
-// step moves everything on by one poll and appends to dst[:n]. again reports that
-// another poll would bring more without time passing, due when time would.
+// step advances all requests by one poll and appends completions to dst[:n]. again reports that another poll would
+// bring more at once; due is when time alone would bring more.
 func (q *queue) step(dst []ssd.Completion) (n int, again bool, due time.Time) {
 	d := q.dev
 	n = q.inner.Poll(q.buf[:min(len(dst), len(q.buf))], 0)
@@ -102,11 +102,12 @@ func (q *queue) step(dst []ssd.Completion) (n int, again bool, due time.Time) {
 		case n == len(dst):
 		case gone:
 			h.err, h.polls, h.due = ssd.ErrGone, 0, now
+			d.letGo(h)
 		case h.polls > 0:
 			h.polls--
 			again = true
 		}
-		if n == len(dst) || h.polls > 0 || h.due.After(now) {
+		if n == len(dst) || h.polls > 0 || h.hold || h.due.After(now) {
 			if h.due.After(now) && (due.IsZero() || h.due.Before(due)) {
 				due = h.due
 			}
@@ -188,8 +189,7 @@ func (q *queue) Wake() {
 // Synchronous implements ssd.Queue: false, requests may be delayed.
 func (q *queue) Synchronous() bool { return false }
 
-// Close implements ssd.Queue. Delayed requests are not waited for: they were never
-// with the device.
+// Close implements ssd.Queue. It does not wait for delayed requests: the device never had them.
 func (q *queue) Close() error {
 	q.dev.mu.Lock()
 	q.closed = true

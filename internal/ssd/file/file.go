@@ -1,14 +1,13 @@
-// Package file is a drive on a regular file or a block device, opened with
-// O_DIRECT where the file system allows it.
+// Package file implements a drive on a regular file or a block device, opened with O_DIRECT if the file system allows
+// it.
 //
 //	                  ┌─ read, write, flush ──> io_uring, one ring a queue ─┐
 //	Queue.Submit ─────┤                                                     ├──> Queue.Poll
 //	                  └─ deallocate, zeroes ──> workers (system calls) ─────┘
 //
-// With Engine "threads", or where io_uring is refused (container profiles do),
-// the workers do everything. Buffers from the bufpool are registered with the
-// kernel, region by region as they are first used; other aligned memory is read
-// and written in place, unaligned memory through a copy.
+// With Engine "threads", or where io_uring is not permitted (as in many containers), the workers do everything. Buffers
+// from the bufpool are registered with the kernel, region by region when they are first used. Other aligned memory is
+// read and written in place, unaligned memory through a copy.
 //
 // The device is locked against a second daemon by flock, a block device by
 // O_EXCL as well.
@@ -47,9 +46,10 @@ type Config struct {
 	Path string
 	// Create makes a regular file if there is none; it needs SizeBytes.
 	Create bool
-	// SizeBytes is the capacity, a multiple of the block size. 0: what is there. A
-	// regular file that is smaller grows (sparse); one that is larger is refused.
-	// For a block device it must be 0 or the device's size.
+	// SizeBytes is the capacity, a multiple of the block size. 0: the present size. With Create
+	// a smaller regular file grows (sparse); without Create it is refused, because a file that
+	// is shorter than expected may be another file, or have lost data. A larger file is always
+	// refused. For a block device SizeBytes must be 0 or the size of the device.
 	SizeBytes int64
 	// Engine is EngineURing, EngineThreads, or "": io_uring if the kernel lets us.
 	Engine string
@@ -61,7 +61,7 @@ type Config struct {
 	Pool *bufpool.Pool
 }
 
-// What Open may say besides the system's errors.
+// The errors of Open besides those of the system.
 var (
 	// ErrConfig: a field of Config is out of its bounds.
 	ErrConfig = errors.New("file: invalid configuration")
@@ -81,18 +81,18 @@ type Device struct {
 	// memAlign is what buffer addresses must be multiples of.
 	memAlign int
 	uring    bool
-	strict   bool // io_uring was asked for by name: nothing else will do
+	strict   bool // io_uring was requested by name: do not fall back to workers
 
-	gone      atomic.Bool // the device answered so, or was closed
+	gone      atomic.Bool // the device reported that it is gone, or was closed
 	truncated atomic.Bool // reads have met the end of the file
-	// What the device or file system turned out not to know.
+	// Operations that the device or file system has turned out not to support.
 	noDSync, noPunch, noZeroRange atomic.Bool
 
 	workers workers
 
 	mu       sync.Mutex
 	queues   map[*queue]struct{}
-	fallback error // why not uring, or not on every queue
+	fallback error // why io_uring is not used, or not on every queue
 	closed   bool
 }
 
@@ -176,7 +176,7 @@ func (d *Device) open(cfg *Config) error {
 			err = fmt.Errorf("%w: %s has %d bytes, configured are %d", ErrSize, cfg.Path, d.info.SizeBytes, cfg.SizeBytes)
 		}
 	} else {
-		err = d.measureFile(direct, cfg.SizeBytes)
+		err = d.measureFile(direct, cfg.SizeBytes, cfg.Create)
 	}
 	if err == nil && created {
 		err = syncDir(filepath.Dir(cfg.Path))
@@ -184,9 +184,8 @@ func (d *Device) open(cfg *Config) error {
 	return err
 }
 
-// lockPatience is how long the lock of a dead process, or its block device, is waited for: after kill -9
-// the kernel gives a process's files up only when its io_uring is taken down, which
-// is after its end.
+// lockPatience is how long Open waits for the lock, or the block device, of a process that has ended. After kill -9 the
+// kernel closes a process's files only when it has torn down the process's io_uring, which happens after its end.
 const lockPatience = 2 * time.Second
 
 // lock takes the file's lock.
@@ -233,11 +232,9 @@ func (d *Device) chooseEngine(want string) error {
 	return nil
 }
 
-// Fallback is the last reason why the device is slower than it could be: its
-// engine is "threads", or some queue uses the workers, or buffers are not
-// registered, although io_uring would have been preferred; or nil. It wraps
-// uring.ErrUnavailable when the kernel refuses, ENOMEM when RLIMIT_MEMLOCK is
-// used up. The device serves all the same.
+// Fallback returns the last reason why the device is slower than it could be, or nil: its engine is "threads", or a
+// queue uses the workers, or buffers are not registered, although io_uring was preferred. It wraps
+// uring.ErrUnavailable if the kernel refuses io_uring, ENOMEM if RLIMIT_MEMLOCK is used up. The device serves anyway.
 func (d *Device) Fallback() error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -303,8 +300,8 @@ func (d *Device) OpenQueue(depth int) (ssd.Queue, error) {
 	return q, nil
 }
 
-// Close implements ssd.Device: it waits for what is in flight, then closes the
-// queues, the workers and the file, which gives up the lock.
+// Close implements ssd.Device. It waits for requests in flight, then closes the queues, the workers and the file, which
+// releases the lock.
 func (d *Device) Close() error {
 	d.mu.Lock()
 	if d.closed {
@@ -327,15 +324,15 @@ func (d *Device) Close() error {
 		q.Wake()
 	}
 	d.workers.close()
-	// The kernel may hold the open file for a moment beyond the rings' end.
+	// The kernel may keep the file open for a moment after the rings are closed.
 	errs = append(errs, unix.Flock(d.fd, unix.LOCK_UN))
 	errs = append(errs, d.file.Close())
 	return errors.Join(errs...)
 }
 
-// fail turns an errno into the completion's error.
+// fail returns the completion error for an errno.
 func (d *Device) fail(r *ssd.Request, errno unix.Errno) error {
-	kind := ssd.ErrMedia // EIO and kin, and whatever we do not know
+	kind := ssd.ErrMedia // EIO and every errno not listed below
 	switch errno {
 	case unix.ENOSPC, unix.EDQUOT:
 		kind = ssd.ErrNoSpace
@@ -348,7 +345,7 @@ func (d *Device) fail(r *ssd.Request, errno unix.Errno) error {
 	return fmt.Errorf("%w: %v of %d bytes at %d: %w", kind, r.Op, r.Len, r.Offset, errno)
 }
 
-// failEOF is the answer to a read that met the end of the file.
+// failEOF returns the error of a read that met the end of the file.
 func (d *Device) failEOF(r *ssd.Request, at int64) error {
 	d.truncated.Store(true)
 	return fmt.Errorf("%w: %v of %d bytes at %d: the file ends at or before %d, it was truncated beneath us", ssd.ErrMedia, r.Op, r.Len, r.Offset, at)

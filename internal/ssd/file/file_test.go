@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"runtime"
 	"slices"
@@ -100,73 +99,6 @@ func TestConformanceOnTmpfsWithoutZeroRange(t *testing.T) {
 	})
 }
 
-// loop returns a loop device over a new sparse file.
-func loop(t *testing.T, blockSize int) string {
-	t.Helper()
-	f := filepath.Join(t.TempDir(), "backing")
-	if err := os.WriteFile(f, nil, 0o600); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.Truncate(f, 16<<20); err != nil {
-		t.Fatal(err)
-	}
-	out, err := exec.Command("losetup", "--find", "--show", "--sector-size", fmt.Sprint(blockSize), f).CombinedOutput()
-	if err != nil {
-		t.Skipf("this machine lacks loop devices or root: losetup: %v %s", err, out)
-	}
-	dev := strings.TrimSpace(string(out))
-	t.Cleanup(func() {
-		if out, err := exec.Command("losetup", "--detach", dev).CombinedOutput(); err != nil {
-			t.Errorf("losetup --detach %s: %v %s", dev, err, out)
-		}
-	})
-	return dev
-}
-
-func TestConformanceOnBlockDevices(t *testing.T) {
-	forEachEngine(t, func(t *testing.T, engine string) {
-		for _, bs := range []int{512, 4096} {
-			t.Run(fmt.Sprint(bs), func(t *testing.T) {
-				ssdtest.Conformance(t, func(t *testing.T) ssd.Device {
-					d := open(t, Config{Path: loop(t, bs), Engine: engine, SizeBytes: 16 << 20})
-					if i := d.Info(); i.BlockSize != bs || !i.VolatileCache {
-						t.Errorf("%+v", i)
-					}
-					return d
-				})
-			})
-		}
-	})
-}
-
-func TestBlockDeviceInUseIsRefusedWithItsHolder(t *testing.T) {
-	path := loop(t, 512)
-	open(t, Config{Path: path, SizeBytes: 16 << 20})
-	_, err := Open(Config{Path: path})
-	if !errors.Is(err, ErrInUse) || !strings.Contains(err.Error(), fmt.Sprintf("process %d (", os.Getpid())) {
-		t.Errorf("second Open: %v, want ErrInUse and our process number", err)
-	}
-	_, err = Open(Config{Path: loop(t, 512), SizeBytes: 1 << 20})
-	if !errors.Is(err, ErrSize) {
-		t.Errorf("wrong size: %v, want ErrSize", err)
-	}
-}
-
-// TestABlockDeviceOfADeadProcessIsWaitedFor: after kill -9 it is held for as long as the kernel needs to take down the io_uring.
-func TestABlockDeviceOfADeadProcessIsWaitedFor(t *testing.T) {
-	path := loop(t, 4096)
-	dead, err := unix.Open(path, unix.O_RDWR|unix.O_EXCL|unix.O_CLOEXEC, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
-	time.AfterFunc(200*time.Millisecond, func() {
-		if err := unix.Close(dead); err != nil {
-			t.Error(err)
-		}
-	})
-	open(t, Config{Path: path, SizeBytes: 16 << 20})
-}
-
 func TestSecondDaemonIsRefusedAndToldWhoHoldsTheFile(t *testing.T) {
 	d := open(t, Config{})
 	_, err := Open(Config{Path: d.info.Path})
@@ -183,7 +115,7 @@ func TestSecondDaemonIsRefusedAndToldWhoHoldsTheFile(t *testing.T) {
 	again.Close()
 }
 
-func TestSizesAreCreatedGrownAndNeverShrunk(t *testing.T) {
+func TestFilesGrowOnlyWithCreateAndNeverShrink(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "ssd.img")
 	try := func(cfg Config) (int64, error) {
 		cfg.Path = path
@@ -207,6 +139,7 @@ func TestSizesAreCreatedGrownAndNeverShrunk(t *testing.T) {
 		{Config{Create: true, SizeBytes: 1 << 20}, 1 << 20},
 		{Config{}, 1 << 20},
 		{Config{Create: true, SizeBytes: 2 << 20}, 2 << 20},
+		{Config{Create: true, SizeBytes: 3 << 20}, 3 << 20},
 		{Config{SizeBytes: 3 << 20}, 3 << 20},
 	} {
 		if got, err := try(tc.cfg); err != nil || got != tc.want {
@@ -217,7 +150,14 @@ func TestSizesAreCreatedGrownAndNeverShrunk(t *testing.T) {
 	if err := unix.Stat(path, &st); err != nil || st.Blocks != 0 {
 		t.Errorf("new file takes %d sectors, want a sparse one: %v", st.Blocks, err)
 	}
-	_, err := try(Config{SizeBytes: 1 << 20})
+	_, err := try(Config{SizeBytes: 4 << 20})
+	if !errors.Is(err, ErrSize) || !strings.Contains(err.Error(), "3145728") || !strings.Contains(err.Error(), "4194304") {
+		t.Errorf("growing without Create: %v, want ErrSize with both sizes", err)
+	}
+	if got, err := try(Config{}); err != nil || got != 3<<20 {
+		t.Errorf("a refused size has left the file with %d bytes, %v", got, err)
+	}
+	_, err = try(Config{SizeBytes: 1 << 20})
 	if !errors.Is(err, ErrSize) || !strings.Contains(err.Error(), "3145728") || !strings.Contains(err.Error(), "1048576") {
 		t.Errorf("shrinking: %v, want ErrSize with both sizes", err)
 	}
@@ -593,155 +533,6 @@ func TestManyQueuesAndSplitSubmitAndPollKeepTheirTags(t *testing.T) {
 	})
 }
 
-func TestSteadyStateIOAllocatesNothing(t *testing.T) {
-	forEachEngine(t, func(t *testing.T, engine string) {
-		p := newPool(t)
-		d := open(t, Config{Engine: engine, Pool: p})
-		q := openQueue(t, d, 8)
-		acct := p.Account("t")
-		a, _ := p.Get(acct, 4096)
-		b, _ := p.Get(acct, 4096)
-		reqs := []ssd.Request{{Op: ssd.Write, Offset: 4096, Len: 4096, Buf: a.B}, {Op: ssd.Read, Len: 4096, Buf: b.B},
-			{Op: ssd.Write, Flags: ssd.FUA, Offset: 8192, Len: 4096, Buf: a.B}, {Op: ssd.Flush}, {Op: ssd.WriteZeroes, Len: 8192}}
-		c := make([]ssd.Completion, 8)
-		round := func() {
-			q.Submit(reqs)
-			for got := 0; got < len(reqs); {
-				got += q.Poll(c, time.Second)
-			}
-		}
-		for range 20 { // workers start, regions are registered
-			round()
-		}
-		if n := testing.AllocsPerRun(50, round); n != 0 {
-			t.Errorf("%v allocs per batch, want 0", n)
-		}
-		p.Put(a)
-		p.Put(b)
-		d.Close()
-		p.CloseTest(t)
-	})
-}
-
 // The device against a bare loop on io_uring: what the queue costs.
 
 const benchBytes = 256 << 20
-
-func benchFile(b *testing.B) string {
-	b.Helper()
-	path := filepath.Join(".", "bench.img") // the working folder: O_DIRECT, unlike a tmpfs /tmp
-	b.Cleanup(func() { os.Remove(path) })
-	f, err := os.Create(path)
-	if err != nil {
-		b.Fatal(err)
-	}
-	chunk := bytes.Repeat([]byte{0x5A}, 1<<20)
-	for range benchBytes >> 20 {
-		if _, err := f.Write(chunk); err != nil {
-			b.Fatal(err)
-		}
-	}
-	if err := errors.Join(f.Sync(), f.Close()); err != nil {
-		b.Fatal(err)
-	}
-	return path
-}
-
-func benchmarkRandomRead(b *testing.B, engine string, depth int) {
-	p := newPool(b)
-	d, err := Open(Config{Path: benchFile(b), Engine: engine, Pool: p, Workers: depth})
-	if err != nil {
-		b.Fatal(err)
-	}
-	defer d.Close()
-	q := openQueue(b, d, depth)
-	acct := p.Account("b")
-	reqs := make([]ssd.Request, depth)
-	for i := range reqs {
-		buf, _ := p.Get(acct, 4096)
-		reqs[i] = ssd.Request{Op: ssd.Read, Len: 4096, Buf: buf.B, Tag: uint64(i)}
-	}
-	rng := rand.New(rand.NewPCG(5, 6))
-	c := make([]ssd.Completion, depth)
-	batch := make([]ssd.Request, 0, depth)
-	b.ReportAllocs()
-	b.ResetTimer()
-	issued, done := 0, 0
-	for i := range reqs {
-		c[i].Tag = uint64(i)
-	}
-	for n := min(depth, b.N); done < b.N; {
-		batch = batch[:0]
-		for i := 0; i < n && issued < b.N; i++ {
-			r := reqs[c[i].Tag]
-			r.Offset = rng.Int64N(benchBytes/4096) * 4096
-			batch = append(batch, r)
-			issued++
-		}
-		if len(batch) > 0 && q.Submit(batch) != len(batch) {
-			b.Fatal("queue full")
-		}
-		n = q.Poll(c, -1)
-		done += n
-	}
-	b.StopTimer()
-	b.ReportMetric(float64(b.N)/b.Elapsed().Seconds(), "IOPS")
-}
-
-func BenchmarkRandomRead4KQD1URing(b *testing.B)    { benchmarkRandomRead(b, EngineURing, 1) }
-func BenchmarkRandomRead4KQD32URing(b *testing.B)   { benchmarkRandomRead(b, EngineURing, 32) }
-func BenchmarkRandomRead4KQD32Threads(b *testing.B) { benchmarkRandomRead(b, EngineThreads, 32) }
-
-func BenchmarkRandomRead4KQD32RawLoop(b *testing.B) {
-	const depth = 32
-	f, err := os.OpenFile(benchFile(b), os.O_RDWR|unix.O_DIRECT, 0)
-	if err != nil {
-		b.Fatal(err)
-	}
-	defer f.Close()
-	r, err := uring.New(depth)
-	if err != nil {
-		b.Fatal(err)
-	}
-	defer r.Close()
-	mem, free, err := scratch(depth * 4096)
-	if err != nil {
-		b.Fatal(err)
-	}
-	defer free()
-	if err := errors.Join(r.RegisterFile(int(f.Fd())), r.RegisterSparse(1), r.RegisterBuffer(0, mem)); err != nil {
-		b.Fatal(err)
-	}
-	rng := rand.New(rand.NewPCG(5, 6))
-	b.ResetTimer()
-	issued, done := 0, 0
-	issue := func(i uint64) {
-		if issued < b.N {
-			s := r.NextSQE()
-			s.PrepRead(0, mem[i*4096:][:4096], rng.Int64N(benchBytes/4096)*4096)
-			s.UseFile()
-			s.UseBuffer(0)
-			s.UserData = i
-			issued++
-		}
-	}
-	for i := range uint64(depth) {
-		issue(i)
-	}
-	for done < b.N {
-		if _, err := r.Submit(); err != nil {
-			b.Fatal(err)
-		}
-		if r.PeekCQE() == nil {
-			r.Wait(-1)
-		}
-		for c := r.PeekCQE(); c != nil; c = r.PeekCQE() {
-			i := c.UserData
-			r.SeenCQE()
-			done++
-			issue(i)
-		}
-	}
-	b.StopTimer()
-	b.ReportMetric(float64(b.N)/b.Elapsed().Seconds(), "IOPS")
-}

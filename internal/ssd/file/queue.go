@@ -16,7 +16,7 @@ import (
 	"jbofd/internal/uring"
 )
 
-// slot is one request from Submit until its completion was polled.
+// slot is one request from Submit until its completion is polled.
 type slot struct {
 	queue *queue
 	index int32
@@ -26,12 +26,12 @@ type slot struct {
 	startNS int64
 	endNS   int64
 	err     error
-	// bounce stands in for req.Buf where that is not aligned for O_DIRECT.
+	// bounce replaces req.Buf if that is not aligned for O_DIRECT.
 	bounce []byte
 	next   *slot // in the workers' FIFO
 }
 
-// rest is the memory still to be read or written.
+// rest returns the memory still to be read or written.
 func (s *slot) rest() []byte {
 	b := s.req.Buf
 	if s.bounce != nil {
@@ -40,14 +40,13 @@ func (s *slot) rest() []byte {
 	return b[s.pos:s.req.Len]
 }
 
-// queue implements ssd.Queue. A slot is free, in flight (with the ring or the
-// workers) or done; Submit, the engines and Poll move it on.
+// queue implements ssd.Queue. A slot is free, in flight (in the ring or with the workers) or done. Submit, the engines
+// and Poll move it from state to state.
 type queue struct {
 	dev   *Device
 	epoch time.Time // startNS and endNS count from here
 
-	// subMu: one submitter at a time, the caller of Submit or a Poll that goes on
-	// with short transfers.
+	// subMu admits one submitter at a time: the caller of Submit, or a Poll that continues short transfers.
 	subMu      sync.Mutex
 	closed     bool
 	ring       *uring.Ring // nil: the workers do everything
@@ -56,10 +55,10 @@ type queue struct {
 	// stuck is set while the kernel has not taken all prepared entries.
 	stuck atomic.Bool
 
-	// pollMu: one poller at a time, the caller of Poll or Close.
+	// pollMu admits one poller at a time: the caller of Poll or Close.
 	pollMu   sync.Mutex
-	drained  bool    // the ring is gone: Close has been here
-	again    []*slot // scratch: reads and writes to go on with
+	drained  bool    // Close has closed the ring
+	again    []*slot // scratch: short reads and writes to continue
 	event    *os.File
 	eventRaw syscall.RawConn
 	eventFn  func(fd uintptr) bool
@@ -183,7 +182,7 @@ func (q *queue) Submit(reqs []ssd.Request) int { // hot: 0 allocs
 	for _, s := range q.batch {
 		if err := s.prepare(); err != nil {
 			q.finish(s, err)
-		} else if q.ring != nil && s.req.Op <= ssd.Flush {
+		} else if q.ring != nil && s.req.Op <= ssd.Flush && !(s.req.Op == ssd.Read && s.req.Flags&ssd.FUA != 0) {
 			q.prep(s)
 		} else {
 			q.dev.workers.push(s)
@@ -256,8 +255,8 @@ func (q *queue) prep(s *slot) { // hot: 0 allocs
 	}
 }
 
-// pushRing hands the prepared entries to the kernel. What it does not take now,
-// for want of memory, the next Submit or Poll offers again.
+// pushRing submits the prepared entries to the kernel. Entries that the kernel does not take, for lack of memory, are
+// submitted again by the next Submit or Poll.
 func (q *queue) pushRing() { // hot: 0 allocs
 	for q.ring.Unsubmitted() > 0 {
 		if _, err := q.ring.Submit(); err != nil {
@@ -314,8 +313,7 @@ func (q *queue) notify() {
 	}
 }
 
-// harvest moves what the ring has completed to done and goes on with what was
-// short. The caller holds pollMu.
+// harvest marks the slots that the ring has completed as done and continues short transfers. The caller holds pollMu.
 func (q *queue) harvest() { // hot: 0 allocs
 	if q.ring == nil || q.drained {
 		return
@@ -351,7 +349,7 @@ func (q *queue) harvest() { // hot: 0 allocs
 	q.subMu.Unlock()
 }
 
-// advance takes in a result; finished is false if there is more to do.
+// advance processes a result; finished is false if part of the transfer remains.
 func (s *slot) advance(res int32) (finished bool, err error) {
 	r, d := &s.req, s.queue.dev
 	switch errno := unix.Errno(-res); {
@@ -415,17 +413,17 @@ func (q *queue) Poll(dst []ssd.Completion, wait time.Duration) int { // hot: 0 a
 	}
 }
 
-// stuckRetry is how soon a blocked Poll offers the kernel again what it did not take.
+// stuckRetry is how soon a blocked Poll submits again the entries that the kernel did not take.
 const stuckRetry = time.Millisecond
 
-// block waits until something is done, Wake was called or the time has come
-// (then false; the zero time never comes). The caller holds pollMu.
+// block waits until a slot is done or Wake is called; then it returns true. It returns false at the time until; the
+// zero time means no limit. The caller holds pollMu.
 func (q *queue) block(until time.Time) bool { // hot: 0 allocs
 	q.waiting.Store(true)
 	if q.ring != nil {
 		q.ring.EnableEventfd(true)
 	}
-	// What came before that is seen now, what comes after it writes to the eventfd.
+	// Completions before this point are seen by harvest; later ones write to the eventfd.
 	q.harvest()
 	timely := true
 	if !q.ready() {
@@ -469,8 +467,8 @@ func (q *queue) Wake() {
 // Synchronous implements ssd.Queue: false.
 func (q *queue) Synchronous() bool { return false }
 
-// Close implements ssd.Queue. Completions not yet polled stay pollable. It waits
-// as long as the drive takes to answer: memory in flight cannot be taken back.
+// Close implements ssd.Queue. Completions not yet polled can still be polled. It waits as long as the drive takes to
+// answer, because memory of requests in flight cannot be taken back.
 func (q *queue) Close() error {
 	q.subMu.Lock()
 	q.closed = true

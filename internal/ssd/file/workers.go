@@ -8,8 +8,8 @@ import (
 	"jbofd/internal/ssd"
 )
 
-// workers are up to max goroutines that carry out requests by blocking system
-// calls. They are started as there is work and live until close.
+// workers is a pool of up to max goroutines that carry out requests by blocking system calls. Goroutines are started
+// on demand and run until close.
 type workers struct {
 	dev *Device
 	max int
@@ -63,7 +63,7 @@ func (w *workers) run() {
 	}
 }
 
-// raise allows at least n workers.
+// raise sets the maximum to at least n workers.
 func (w *workers) raise(n int) {
 	w.mu.Lock()
 	w.max = max(w.max, n)
@@ -79,11 +79,16 @@ func (w *workers) close() {
 	w.wg.Wait()
 }
 
-// execute carries out a request, from where it stands.
+// execute carries out what remains of a request.
 func (d *Device) execute(s *slot) error { // hot: 0 allocs
 	r := &s.req
 	switch r.Op {
 	case ssd.Read:
+		if r.Flags&ssd.FUA != 0 {
+			if err := d.sync(r); err != nil {
+				return err
+			}
+		}
 		for b := s.rest(); len(b) > 0; b = s.rest() {
 			n, err := unix.Pread(d.fd, b, r.Offset+s.pos)
 			switch {
@@ -170,7 +175,7 @@ func (d *Device) deallocate(r *ssd.Request) error {
 	return nil
 }
 
-// writeZeroes tries what is cheapest and ends with writing zeroes.
+// writeZeroes tries the cheapest methods first; the last one writes zeroes.
 func (d *Device) writeZeroes(r *ssd.Request) error {
 	if r.Len == 0 {
 		return nil

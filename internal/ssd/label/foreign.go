@@ -2,15 +2,15 @@ package label
 
 import "bytes"
 
-// signature is how something else than jbofd marks a drive.
+// signature is a mark by which other software identifies its data on a drive.
 type signature struct {
 	name   string
 	offset int
 	bytes  string
 }
 
-// signatures are looked for in the first MiB of a drive, the more telling ones
-// first. Source: util-linux, libblkid/src/superblocks and partitions.
+// signatures are looked for in the first MiB of a drive, the most specific ones first. Source: util-linux,
+// libblkid/src/superblocks and partitions.
 var signatures = []signature{
 	{"a GPT partition table", 512, "EFI PART"},
 	{"a GPT partition table", 4096, "EFI PART"},

@@ -54,6 +54,8 @@ import (
 	"hash/crc32"
 	"slices"
 	"strings"
+
+	"jbofd/internal/uuid"
 )
 
 // Version is the format this package writes and the only one it reads.
@@ -104,48 +106,38 @@ const (
 
 var castagnoli = crc32.MakeTable(crc32.Castagnoli)
 
-// What reading a drive's label may say.
+// The errors of reading a drive's label.
 var (
-	// ErrBlank: no label, and nothing else either where one would look: the drive
-	// may be formatted.
+	// ErrBlank: the drive has no label and no other data where such data is looked for, so it may be formatted.
 	ErrBlank = errors.New("the drive is blank")
-	// ErrForeign: no label, but the drive is not empty. It is never overwritten
-	// unasked.
+	// ErrForeign: the drive has no label but is not empty. It is overwritten only with force.
 	ErrForeign = errors.New("the drive holds foreign data")
-	// ErrVersion: a sound label of a version this program does not know.
+	// ErrVersion: the label is intact but of a version that this program does not know.
 	ErrVersion = errors.New("unknown label version")
-	// ErrCorrupt: a label, but no sound copy of it.
+	// ErrCorrupt: there is a label, but no intact copy of it.
 	ErrCorrupt = errors.New("the label is damaged")
 	// ErrShrunk: the device is smaller than its label says.
 	ErrShrunk = errors.New("the drive is smaller than its label says")
 )
 
-// What changing the table may say.
+// The errors of changing the table.
 var (
-	// ErrNoRoom: no free range, or no free entry, for the extent.
+	// ErrNoRoom: there is no free range that is long enough, or no free entry.
 	ErrNoRoom = errors.New("no room on the drive")
 	// ErrExists: the UUID, or the pair of NQN and NSID, is in the table already.
 	ErrExists = errors.New("extent exists already")
-	// ErrNotFound: no extent of that UUID.
+	// ErrNotFound: no extent has that UUID.
 	ErrNotFound = errors.New("no such extent")
 	// ErrInvalid: an argument out of its range.
 	ErrInvalid = errors.New("invalid extent")
 )
 
-// UUID identifies a drive or an extent; it is the NVMe UUID's byte order.
-type UUID [16]byte
-
-// String returns the usual 8-4-4-4-12 form.
-func (u UUID) String() string {
-	return fmt.Sprintf("%x-%x-%x-%x-%x", u[0:4], u[4:6], u[6:8], u[8:10], u[10:16])
-}
-
-// Use is what an extent is for.
+// Use is the purpose of an extent.
 type Use uint8
 
 // The uses of an extent.
 const (
-	// Spare is set aside, for nobody yet.
+	// Spare: the extent is reserved and not yet used.
 	Spare Use = 1 + iota
 	// Block is a block namespace.
 	Block
@@ -153,11 +145,11 @@ const (
 	KV
 	// Ordering is the log of ordered writes.
 	Ordering
-	// Swap is a swap area: what key-value partitions on other drives have put here.
+	// Swap is a swap area, where key-value partitions of other drives store data for a while.
 	Swap
 )
 
-// String returns the use as operators read it.
+// String returns the use as it is shown to operators.
 func (u Use) String() string {
 	switch u {
 	case Spare:
@@ -174,10 +166,10 @@ func (u Use) String() string {
 	return fmt.Sprintf("Use(%d)", uint8(u))
 }
 
-// Extent is one contiguous part of a drive.
+// Extent is a contiguous range of a drive.
 type Extent struct {
 	// UUID names the extent and the namespace on it; not zero, unique on the drive.
-	UUID UUID
+	UUID uuid.UUID
 	// StartBytes and LengthBytes are multiples of AlignBytes.
 	StartBytes, LengthBytes int64
 	// NSID is the namespace's number in its subsystem, 0 if it has none. With
@@ -198,7 +190,7 @@ func (e *Extent) EndBytes() int64 { return e.StartBytes + e.LengthBytes }
 
 // Label is the content of a drive's label: pure data and arithmetic.
 type Label struct {
-	DriveUUID UUID
+	DriveUUID uuid.UUID
 	// Generation counts updates, from 1.
 	Generation uint64
 	// DeviceBytes is the device's length; it places label B and bounds the extents.
@@ -231,7 +223,7 @@ func (l *Label) Validate() error {
 		return fmt.Errorf("%w: %s", ErrInvalid, fmt.Sprintf(format, args...))
 	}
 	switch {
-	case l.DriveUUID == UUID{}:
+	case l.DriveUUID == uuid.UUID{}:
 		return bad("drive UUID is zero")
 	case l.Generation == 0:
 		return bad("generation is 0")
@@ -270,7 +262,7 @@ func (e *Extent) validate() error {
 		return fmt.Errorf("%w: %s is %v, want %s", ErrInvalid, field, got, want)
 	}
 	switch {
-	case e.UUID == UUID{}:
+	case e.UUID == uuid.UUID{}:
 		return bad("UUID", "zero", "any other")
 	case e.StartBytes < 0 || e.StartBytes%AlignBytes != 0:
 		return bad("start", e.StartBytes, "a multiple of 1 MiB")
@@ -292,7 +284,7 @@ func (e *Extent) validate() error {
 	return nil
 }
 
-// distinct returns an error if both claim one identity.
+// distinct returns an error if both extents have the same identity.
 func (e *Extent) distinct(o *Extent) error {
 	switch {
 	case e.UUID == o.UUID:
@@ -491,7 +483,7 @@ func (l *Label) LargestFreeBytes() (n int64) {
 }
 
 // Find returns the index of the extent of that UUID, or -1.
-func (l *Label) Find(u UUID) int {
+func (l *Label) Find(u uuid.UUID) int {
 	return slices.IndexFunc(l.Extents, func(e Extent) bool { return e.UUID == u })
 }
 
@@ -504,7 +496,7 @@ func (l *Label) FindNamespace(nqn string, nsid uint32) int {
 //
 // Errors: ErrNotFound; ErrInvalid (not in MiB, or shorter than now); ErrNoRoom
 // (what follows is in use: says how long it can become).
-func (l *Label) Grow(u UUID, lengthBytes int64) error {
+func (l *Label) Grow(u uuid.UUID, lengthBytes int64) error {
 	i := l.Find(u)
 	if i < 0 {
 		return fmt.Errorf("%w: %v", ErrNotFound, u)
@@ -523,7 +515,7 @@ func (l *Label) Grow(u UUID, lengthBytes int64) error {
 // Free removes an extent from the table. Its content is not touched.
 //
 // Errors: ErrNotFound.
-func (l *Label) Free(u UUID) error {
+func (l *Label) Free(u uuid.UUID) error {
 	i := l.Find(u)
 	if i < 0 {
 		return fmt.Errorf("%w: %v", ErrNotFound, u)

@@ -19,6 +19,7 @@ import (
 	"jbofd/internal/ssd/fault"
 	"jbofd/internal/ssd/mem"
 	"jbofd/internal/ssd/ssdtest"
+	"jbofd/internal/uuid"
 )
 
 var (
@@ -28,7 +29,7 @@ var (
 
 const mib = 1 << 20
 
-func uuid(n byte) (u UUID) {
+func testUUID(n byte) (u uuid.UUID) {
 	for i := range u {
 		u[i] = n
 	}
@@ -36,10 +37,10 @@ func uuid(n byte) (u UUID) {
 }
 
 func sample() *Label {
-	return &Label{DriveUUID: uuid(0xD1), Generation: 7, DeviceBytes: 64 * mib, Extents: []Extent{
-		{UUID: uuid(0xA1), StartBytes: 1 * mib, LengthBytes: 4 * mib, NSID: 1, Use: Block, BlockShift: 12, NQN: "nqn.2026-11.example.jbofd:blocks"},
-		{UUID: uuid(0xA2), StartBytes: 8 * mib, LengthBytes: 2 * mib, NSID: 2, Use: KV, NQN: "nqn.2026-11.example.jbofd:blocks"},
-		{UUID: uuid(0xA3), StartBytes: 10 * mib, LengthBytes: 1 * mib, Use: Ordering},
+	return &Label{DriveUUID: testUUID(0xD1), Generation: 7, DeviceBytes: 64 * mib, Extents: []Extent{
+		{UUID: testUUID(0xA1), StartBytes: 1 * mib, LengthBytes: 4 * mib, NSID: 1, Use: Block, BlockShift: 12, NQN: "nqn.2026-11.example.jbofd:blocks"},
+		{UUID: testUUID(0xA2), StartBytes: 8 * mib, LengthBytes: 2 * mib, NSID: 2, Use: KV, NQN: "nqn.2026-11.example.jbofd:blocks"},
+		{UUID: testUUID(0xA3), StartBytes: 10 * mib, LengthBytes: 1 * mib, Use: Ordering},
 	}}
 }
 
@@ -141,7 +142,7 @@ func TestDecodeNamesTheWrongField(t *testing.T) {
 
 func FuzzDecode(f *testing.F) {
 	f.Add(encode(f, sample())[:2048])
-	f.Add(encode(f, &Label{DriveUUID: uuid(1), Generation: 1, DeviceBytes: 4 * mib})[:600])
+	f.Add(encode(f, &Label{DriveUUID: testUUID(1), Generation: 1, DeviceBytes: 4 * mib})[:600])
 	f.Add([]byte(magic))
 	f.Fuzz(func(t *testing.T, head []byte) {
 		b := make([]byte, AreaBytes)
@@ -165,13 +166,13 @@ func FuzzDecode(f *testing.F) {
 
 func TestAllocateGrowAndFreeKeepExtentsDisjoint(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
-		l := &Label{DriveUUID: uuid(1), Generation: 1, DeviceBytes: 40*mib + 512*rapid.Int64Range(0, 5000).Draw(t, "odd")}
+		l := &Label{DriveUUID: testUUID(1), Generation: 1, DeviceBytes: 40*mib + 512*rapid.Int64Range(0, 5000).Draw(t, "odd")}
 		var next byte
-		used := make(map[int64]UUID) // by MiB
+		used := make(map[int64]uuid.UUID) // by MiB
 		t.Repeat(map[string]func(*rapid.T){
 			"allocate": func(t *rapid.T) {
 				next++
-				e := Extent{UUID: uuid(next), LengthBytes: mib * rapid.Int64Range(1, 12).Draw(t, "MiB"), Use: Block, NSID: uint32(next)}
+				e := Extent{UUID: testUUID(next), LengthBytes: mib * rapid.Int64Range(1, 12).Draw(t, "MiB"), Use: Block, NSID: uint32(next)}
 				largest := l.LargestFreeBytes()
 				got, err := l.Allocate(e)
 				if (err == nil) != (e.LengthBytes <= largest) {
@@ -242,17 +243,17 @@ func TestRefusalsSayWhatIsPossible(t *testing.T) {
 		want error
 		says string
 	}{
-		{l.Grow(uuid(0xA1), 8*mib), ErrNoRoom, "from 4194304 to at most 7340032 bytes"},
-		{l.Grow(uuid(0xA1), 3*mib), ErrInvalid, "at least the present"},
-		{l.Grow(uuid(0xA1), 5*mib+1), ErrInvalid, "multiple of 1 MiB"},
-		{l.Grow(uuid(9), mib), ErrNotFound, ""},
-		{l.Free(uuid(9)), ErrNotFound, ""},
-		{second(l.Allocate(Extent{UUID: uuid(4), LengthBytes: 100 * mib, Use: Block})), ErrNoRoom, "the largest free range has 54525952"},
-		{second(l.Allocate(Extent{UUID: uuid(0xA1), LengthBytes: mib, Use: Block})), ErrExists, "UUID"},
-		{second(l.Allocate(Extent{UUID: uuid(4), LengthBytes: mib, Use: Block, NSID: 1, NQN: "nqn.2026-11.example.jbofd:blocks"})), ErrExists, "NSID 1"},
-		{second(l.Allocate(Extent{UUID: uuid(4), LengthBytes: mib + 512, Use: Block})), ErrInvalid, "length is 1049088"},
-		{second(l.Allocate(Extent{UUID: uuid(4), LengthBytes: mib, Use: Block, NQN: strings.Repeat("n", 224)})), ErrInvalid, "NQN length is 224"},
-		{second(l.Allocate(Extent{UUID: uuid(4), LengthBytes: mib, Use: Block, NQN: "a\x00b"})), ErrInvalid, "printable"},
+		{l.Grow(testUUID(0xA1), 8*mib), ErrNoRoom, "from 4194304 to at most 7340032 bytes"},
+		{l.Grow(testUUID(0xA1), 3*mib), ErrInvalid, "at least the present"},
+		{l.Grow(testUUID(0xA1), 5*mib+1), ErrInvalid, "multiple of 1 MiB"},
+		{l.Grow(testUUID(9), mib), ErrNotFound, ""},
+		{l.Free(testUUID(9)), ErrNotFound, ""},
+		{second(l.Allocate(Extent{UUID: testUUID(4), LengthBytes: 100 * mib, Use: Block})), ErrNoRoom, "the largest free range has 54525952"},
+		{second(l.Allocate(Extent{UUID: testUUID(0xA1), LengthBytes: mib, Use: Block})), ErrExists, "UUID"},
+		{second(l.Allocate(Extent{UUID: testUUID(4), LengthBytes: mib, Use: Block, NSID: 1, NQN: "nqn.2026-11.example.jbofd:blocks"})), ErrExists, "NSID 1"},
+		{second(l.Allocate(Extent{UUID: testUUID(4), LengthBytes: mib + 512, Use: Block})), ErrInvalid, "length is 1049088"},
+		{second(l.Allocate(Extent{UUID: testUUID(4), LengthBytes: mib, Use: Block, NQN: strings.Repeat("n", 224)})), ErrInvalid, "NQN length is 224"},
+		{second(l.Allocate(Extent{UUID: testUUID(4), LengthBytes: mib, Use: Block, NQN: "a\x00b"})), ErrInvalid, "printable"},
 	} {
 		if !errors.Is(tc.err, tc.want) || !strings.Contains(tc.err.Error(), tc.says) {
 			t.Errorf("%v, want %v saying %q", tc.err, tc.want, tc.says)
@@ -260,7 +261,7 @@ func TestRefusalsSayWhatIsPossible(t *testing.T) {
 	}
 	for i := range MaxExtents {
 		l.DeviceBytes = 1 << 40
-		u := UUID{1, byte(i), byte(i >> 8)}
+		u := uuid.UUID{1, byte(i), byte(i >> 8)}
 		if _, err := l.Allocate(Extent{UUID: u, LengthBytes: mib, Use: Spare}); err != nil {
 			if i != MaxExtents-3 || !errors.Is(err, ErrNoRoom) || !strings.Contains(err.Error(), "255 entries") {
 				t.Errorf("extent %d: %v", i, err)
@@ -346,23 +347,23 @@ func TestBlankForeignAndDamagedAreToldApart(t *testing.T) {
 		if !errors.Is(err, tc.want) || !strings.Contains(err.Error(), tc.says) {
 			t.Errorf("%s: Open says %v, want %v saying %q", tc.name, err, tc.want, tc.says)
 		}
-		s, err := Format(d, uuid(1), false)
+		s, err := Format(d, testUUID(1), false)
 		if (err == nil) != (tc.want == ErrBlank) {
 			t.Errorf("%s: Format without force: %v", tc.name, err)
 		}
 		if err == nil {
 			s.Close()
-			if _, err := Format(d, uuid(2), false); !errors.Is(err, ErrExists) {
+			if _, err := Format(d, testUUID(2), false); !errors.Is(err, ErrExists) {
 				t.Errorf("%s: second Format: %v, want ErrExists", tc.name, err)
 			}
 		}
-		s, err = Format(d, uuid(3), true)
+		s, err = Format(d, testUUID(3), true)
 		if err != nil {
 			t.Errorf("%s: Format with force: %v", tc.name, err)
 			continue
 		}
 		s.Close()
-		if s, err = Open(d); err != nil || s.Label().DriveUUID != uuid(3) {
+		if s, err = Open(d); err != nil || s.Label().DriveUUID != testUUID(3) {
 			t.Errorf("%s: Open after Format: %v", tc.name, err)
 		} else {
 			s.Close()
@@ -372,7 +373,7 @@ func TestBlankForeignAndDamagedAreToldApart(t *testing.T) {
 
 func TestUnknownVersionIsRefusedEvenIfTheOtherCopyIsKnown(t *testing.T) {
 	d := newMem(t, 16*mib, 512)
-	s, err := Format(d, uuid(1), false)
+	s, err := Format(d, testUUID(1), false)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -389,13 +390,13 @@ func TestUnknownVersionIsRefusedEvenIfTheOtherCopyIsKnown(t *testing.T) {
 
 func TestTwoDifferentCopiesOfOneGenerationAreRefused(t *testing.T) {
 	d := newMem(t, 16*mib, 512)
-	s, err := Format(d, uuid(1), false)
+	s, err := Format(d, testUUID(1), false)
 	if err != nil {
 		t.Fatal(err)
 	}
 	s.Close()
 	l := s.Label().Clone()
-	l.DriveUUID = uuid(2)
+	l.DriveUUID = testUUID(2)
 	poke(t, d, TailOffset(16*mib), encode(t, l))
 	if _, err := Open(d); !errors.Is(err, ErrCorrupt) {
 		t.Errorf("%v, want ErrCorrupt", err)
@@ -406,7 +407,7 @@ func TestGrownDeviceIsRelabelledAndShrunkOneRefused(t *testing.T) {
 	for _, grownBy := range []int64{512, 4096, 64 << 10, 8 * mib} { // also less than a label
 		full := newMem(t, 16*mib+grownBy, 512)
 		small := sized{full, 16 * mib}
-		s, err := Format(small, uuid(1), false)
+		s, err := Format(small, testUUID(1), false)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -432,7 +433,7 @@ func TestGrownDeviceIsRelabelledAndShrunkOneRefused(t *testing.T) {
 }
 
 func TestTooSmallDeviceIsRefused(t *testing.T) {
-	if _, err := Format(newMem(t, mib, 512), uuid(1), true); !errors.Is(err, ErrInvalid) {
+	if _, err := Format(newMem(t, mib, 512), testUUID(1), true); !errors.Is(err, ErrInvalid) {
 		t.Errorf("%v, want ErrInvalid", err)
 	}
 }
@@ -440,7 +441,7 @@ func TestTooSmallDeviceIsRefused(t *testing.T) {
 func TestFailedWriteLeavesTheOldLabelAndASoundCopy(t *testing.T) {
 	for nth := uint64(1); nth <= 2; nth++ {
 		inner := newMem(t, 16*mib, 512)
-		s, err := Format(inner, uuid(1), false)
+		s, err := Format(inner, testUUID(1), false)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -455,7 +456,7 @@ func TestFailedWriteLeavesTheOldLabelAndASoundCopy(t *testing.T) {
 		f.SetRules(fault.Rule{Ops: []ssd.Op{ssd.Write}, Nth: nth, Err: ssd.ErrMedia})
 		add := func(n byte) error {
 			return s.Update(func(l *Label) error {
-				return second(l.Allocate(Extent{UUID: uuid(n), LengthBytes: mib, Use: Block}))
+				return second(l.Allocate(Extent{UUID: testUUID(n), LengthBytes: mib, Use: Block}))
 			})
 		}
 		if err := add(5); !errors.Is(err, ssd.ErrMedia) || len(s.Label().Extents) != 0 {
@@ -469,7 +470,7 @@ func TestFailedWriteLeavesTheOldLabelAndASoundCopy(t *testing.T) {
 		}
 		s.Close()
 		f.Close()
-		if s, err = Open(inner); err != nil || len(s.Label().Extents) != 1 || s.Label().Extents[0].UUID != uuid(6) {
+		if s, err = Open(inner); err != nil || len(s.Label().Extents) != 1 || s.Label().Extents[0].UUID != testUUID(6) {
 			t.Fatalf("after the next update: %v", err)
 		}
 		s.Close()
@@ -501,7 +502,7 @@ func TestCrashAtAnyWriteLeavesTheOldOrTheNewLabel(t *testing.T) {
 						sd := *seed + round*1000 + first*10 + second_
 						full := newMem(t, size+grownBy, bs)
 						small := sized{full.(sized).Device, size}
-						s, err := Format(small, uuid(1), false)
+						s, err := Format(small, testUUID(1), false)
 						if err != nil {
 							t.Fatal(err)
 						}
@@ -512,7 +513,7 @@ func TestCrashAtAnyWriteLeavesTheOldOrTheNewLabel(t *testing.T) {
 							t.Fatal(err)
 						}
 						err = s.Update(func(l *Label) error {
-							return second(l.Allocate(Extent{UUID: uuid(7), LengthBytes: mib, Use: Block, NSID: 1}))
+							return second(l.Allocate(Extent{UUID: testUUID(7), LengthBytes: mib, Use: Block, NSID: 1}))
 						})
 						updated := err == nil
 						s.Close()
@@ -535,7 +536,7 @@ func TestCrashAtAnyWriteLeavesTheOldOrTheNewLabel(t *testing.T) {
 							t.Fatalf("-seed %d: block %d, grown by %d, crash at write %d, then at write %d of the repair: %v", *seed, bs, grownBy, first, second_, err)
 						}
 						l := s.Label()
-						if n := len(l.Extents); n > 1 || updated && n != 1 || l.DriveUUID != uuid(1) || l.DeviceBytes != size+grownBy {
+						if n := len(l.Extents); n > 1 || updated && n != 1 || l.DriveUUID != testUUID(1) || l.DeviceBytes != size+grownBy {
 							t.Fatalf("-seed %d: after the crashes (update done: %v): %+v", *seed, updated, l)
 						}
 						if s.sound != [2]bool{true, true} {

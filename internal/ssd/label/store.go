@@ -10,12 +10,12 @@ import (
 	"time"
 
 	"jbofd/internal/ssd"
+	"jbofd/internal/uuid"
 )
 
-// Store is a drive's label, read and kept. Its methods may be called from any
-// goroutine; they wait for the drive.
+// Store is the label of an open drive. Its methods may be called from any goroutine; they wait for the drive.
 //
-// Which copy may be written is the whole safety of it:
+// Safety depends on which copy is written first:
 //
 //	update: both copies sound      write A, flush, write B, flush
 //	        one copy not sound     write that one first
@@ -32,10 +32,12 @@ type Store struct {
 	// sound[i] is whether copy i (A, B) on the drive is a whole label.
 	// Invariant: at least one is.
 	sound [2]bool
+	// repaired are the copies that Open has written again.
+	repaired [2]bool
 }
 
 // NewUUID returns a random (version 4) UUID.
-func NewUUID() (u UUID) {
+func NewUUID() (u uuid.UUID) {
 	rand.Read(u[:]) // never fails
 	u[6] = u[6]&0x0F | 0x40
 	u[8] = u[8]&0x3F | 0x80
@@ -79,7 +81,7 @@ func Inspect(dev ssd.Device) (*Label, error) {
 // Errors: without force, whatever Open says unless that is ErrBlank, and
 // ErrExists if there is a sound label; ErrInvalid if the device is too small;
 // and the device's own.
-func Format(dev ssd.Device, drive UUID, force bool) (*Store, error) {
+func Format(dev ssd.Device, drive uuid.UUID, force bool) (*Store, error) {
 	s, err := open(dev)
 	if err != nil {
 		return nil, err
@@ -105,7 +107,7 @@ func Format(dev ssd.Device, drive UUID, force bool) (*Store, error) {
 	return s, nil
 }
 
-// isVerdict tells what a label says from what a failing device says.
+// isVerdict reports whether err is about the label, as opposed to a failure of the device.
 func isVerdict(err error) bool {
 	for _, v := range []error{ErrBlank, ErrForeign, ErrVersion, ErrCorrupt, ErrShrunk} {
 		if errors.Is(err, v) {
@@ -136,6 +138,18 @@ func (s *Store) Close() error {
 	err := s.queue.Close()
 	s.queue = nil
 	return err
+}
+
+// Repaired names the copies of the label, "first" and "last", that Open found missing or damaged and wrote again.
+func (s *Store) Repaired() (copies []string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for i, name := range [2]string{"first", "last"} {
+		if s.repaired[i] {
+			copies = append(copies, name)
+		}
+	}
+	return copies
 }
 
 // Label returns the present content; the caller must not change it.
@@ -177,8 +191,7 @@ func (s *Store) write(l *Label) error {
 	}
 	for _, copyIndex := range order {
 		if err := s.writeCopy(copyIndex, area, l.DeviceBytes); err != nil {
-			// The new generation may be on the drive: never reuse its number for
-			// other content.
+			// The new generation may be on the drive, so its number must not be used again for other content.
 			if s.label != nil {
 				s.label = s.label.Clone()
 				s.label.Generation = l.Generation
@@ -206,7 +219,7 @@ func (s *Store) writeCopy(i int, area []byte, deviceBytes int64) error {
 	return nil
 }
 
-// found is what a drive's two ends say.
+// found is the result of reading both ends of a drive.
 type found struct {
 	label *Label // the newest sound one
 	sound [2]bool
@@ -230,8 +243,8 @@ func (s *Store) read() (found, error) {
 	}
 	areas := [2][]byte{head[:AreaBytes], tail[TailOffset(size)-tailStart:][:AreaBytes]}
 	if !HasMagic(areas[1]) && HasMagic(areas[0]) {
-		// The device may have grown: label B is then where A's header, which a write
-		// cannot tear, says that the device ended.
+		// If the device has grown, label B is where it ended before. The header of A says where that was; a write
+		// cannot tear the header.
 		old := int64(binary.LittleEndian.Uint64(areas[0][offDeviceBytes:]))
 		if old >= MinDeviceBytes && old < size {
 			areas[1] = make([]byte, AreaBytes)
@@ -249,7 +262,7 @@ func (s *Store) read() (found, error) {
 			continue
 		}
 		if labels[i], errs[i] = Decode(area); errors.Is(errs[i], ErrVersion) {
-			return found{}, errs[i] // even if the other is of ours: a newer program was here
+			return found{}, errs[i] // even if the other copy is intact: a newer program has used the drive
 		}
 		if l := labels[i]; l != nil {
 			f.generation = max(f.generation, l.Generation)
@@ -293,16 +306,16 @@ func (s *Store) read() (found, error) {
 	return f, nil
 }
 
-// Data between the ends is looked for in so many places, evenly spread, with so many reads at a time: a
-// slow drive takes seconds for them one by one.
+// Foreign data between the ends is looked for at this many places, evenly spread. Several reads are outstanding at a
+// time, because a slow drive would take seconds for one after the other.
 const (
 	samples     = 1024
 	sampleBytes = 64 << 10
 	sampleDepth = 16
 )
 
-// sample returns where it found something between the drive's ends, or -1. A
-// drive of up to samples*sampleBytes is read whole.
+// sample returns the offset at which it found data between the ends of the drive, or -1. It reads a drive of up to
+// samples*sampleBytes completely.
 func (s *Store) sample() (foreign int64, err error) {
 	info := s.dev.Info()
 	q, err := s.dev.OpenQueue(sampleDepth)
@@ -339,7 +352,7 @@ func (s *Store) sample() (foreign int64, err error) {
 		}
 		wait := time.Duration(-1)
 		if len(free) == sampleDepth {
-			wait = 0 // the queue has refused the first one: until the drive says why
+			wait = 0 // the queue took no request: poll until the drive reports why
 		}
 		for _, x := range c[:q.Poll(c[:], wait)] {
 			r := &reqs[x.Tag]
@@ -362,8 +375,8 @@ func copyError(which string, err error) error {
 	return fmt.Errorf("%s copy: %w", which, err)
 }
 
-// adopt takes over what was read: both copies are made sound where the label
-// says they are, then moved if the device has grown.
+// adopt takes over what was read. It first makes both copies intact at the places that the label names, then moves them
+// if the device has grown.
 func (s *Store) adopt(f found) error {
 	s.label, s.sound = f.label, f.sound
 	if s.sound != [2]bool{true, true} {
@@ -378,12 +391,13 @@ func (s *Store) adopt(f found) error {
 			if err := s.writeCopy(i, area, s.label.DeviceBytes); err != nil {
 				return err
 			}
+			s.repaired[i] = true
 		}
 	}
 	if size := s.dev.Info().SizeBytes; size > s.label.DeviceBytes {
 		l := s.label.Clone()
 		l.DeviceBytes = size
-		s.sound[1] = false // at the new end there is none yet
+		s.sound[1] = false // there is no copy at the new end yet
 		return s.write(l)
 	}
 	return nil

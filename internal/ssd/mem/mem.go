@@ -1,7 +1,5 @@
-// Package mem is a drive in DRAM: sparse anonymous memory, of which unwritten
-// blocks cost nothing. Reads and writes are copies made within Submit. It is
-// what benchmarks measure the rest of the house with; its content is lost with
-// the process.
+// Package mem is a drive in DRAM: sparse anonymous memory, in which unwritten blocks take no space. Submit copies the
+// data itself. Benchmarks use it to measure the rest of the program. The content is lost when the process ends.
 package mem
 
 import (
@@ -98,8 +96,8 @@ func (d *Device) Healthy() error {
 	return nil
 }
 
-// OpenQueue implements ssd.Device. Queues are independent: overlapping
-// requests in flight on two of them read and leave either content, as on a drive.
+// OpenQueue implements ssd.Device. Queues are independent: if overlapping requests are in flight on two queues, reads
+// return and writes leave the data of either, as on a drive.
 func (d *Device) OpenQueue(depth int) (ssd.Queue, error) {
 	if depth < 1 {
 		return nil, fmt.Errorf("%w: queue depth is %d, want at least 1", ErrConfig, depth)
@@ -192,7 +190,8 @@ func (q *queue) Submit(reqs []ssd.Request) int { // hot: 0 allocs
 	if room == 0 {
 		return 0
 	}
-	// Only this goroutine adds, and Poll does not look beyond n: the slots are ours.
+	// Only this goroutine adds completions, and Poll reads only the first n, so the slots behind them can be filled
+	// without the lock.
 	start := time.Now()
 	q.dev.mapMu.RLock()
 	for i := range room {
@@ -219,7 +218,7 @@ func (q *queue) Poll(dst []ssd.Completion, wait time.Duration) int { // hot: 0 a
 	if n > 0 || wait == 0 || early || len(dst) == 0 {
 		return n
 	}
-	// Rare: nobody needs to wait on a synchronous queue.
+	// This path is rare: no caller needs to wait on a synchronous queue.
 	var timeout <-chan time.Time
 	if wait > 0 {
 		t := time.NewTimer(wait)
@@ -238,7 +237,7 @@ func (q *queue) Poll(dst []ssd.Completion, wait time.Duration) int { // hot: 0 a
 	}
 }
 
-// take moves completions to dst; early reports that a Poll shall not block.
+// take moves completions to dst; early reports that Poll must not block.
 func (q *queue) take(dst []ssd.Completion) (n int, early bool) {
 	q.mu.Lock()
 	defer q.mu.Unlock()

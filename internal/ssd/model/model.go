@@ -1,9 +1,9 @@
-// Package model is an emulated NVMe drive in real time: the machine of package flash decides
-// when a request completes, memory keeps the data. So anyone can see how a drive's dies, write buffer and
-// garbage collection meet several tenants, without the drive.
+// Package model is an emulated NVMe drive in real time. The state machine in package flash decides when a request
+// completes; memory keeps the data. It shows how the dies, the write buffer and the garbage collection of a drive
+// affect several tenants, without such a drive.
 //
-// Virtual time is the wall clock since Open. A process that wakes up late completes all that is due
-// at once: the drive's time never slips behind. Between completions it sleeps.
+// Virtual time is the wall clock since Open. A process that wakes up late completes everything that is due at once, so
+// the drive's time never lags. Between completions it sleeps.
 package model
 
 import (
@@ -32,10 +32,10 @@ type Config struct {
 	BlockSize int
 	// Condition is the state of the flash at the start. All data are zeroes in each.
 	Condition flash.Condition
-	// Seed decides what chance decides in the drive.
+	// Seed seeds the random choices of the drive.
 	Seed uint64
-	// Slowdown is how many times slower than its preset the drive is, 1 (also if 0) to
-	// flash.MaxSlowdown. A machine that is too small for the drive can then carry what it does.
+	// Slowdown is how many times slower than its preset the drive is, 1 (also if 0) to flash.MaxSlowdown. It lets a
+	// machine that is too small for the preset's rate carry the drive's whole load.
 	Slowdown int
 }
 
@@ -59,7 +59,7 @@ const (
 type Device struct {
 	info  ssd.Info
 	start time.Time
-	// timer is a timerfd: the runtime's own timers may be a millisecond late when all is quiet.
+	// timer is a timerfd, because timers of the Go runtime may be a millisecond late in an idle process.
 	timer   *os.File
 	timerFD int
 	stopped sync.WaitGroup
@@ -214,7 +214,7 @@ func (d *Device) Close() error {
 // now is the drive's time.
 func (d *Device) now() int64 { return int64(time.Since(d.start)) }
 
-// keepTime lets the drive's time pass whenever the timer fires.
+// keepTime advances the drive whenever the timer fires.
 func (d *Device) keepTime() {
 	var buf [8]byte
 	for {
@@ -230,7 +230,7 @@ func (d *Device) keepTime() {
 	}
 }
 
-// advance hands out what completes until now. The caller holds mu.
+// advance delivers the completions due until now. The caller holds mu.
 func (d *Device) advance(now int64) { // hot: 0 allocs
 	if d.gone.Load() {
 		return
@@ -262,12 +262,12 @@ func (d *Device) arm() { // hot: 0 allocs
 	d.armedNS = at
 	after := unix.NsecToTimespec(max(1, at-d.now()))
 	if err := unix.TimerfdSettime(d.timerFD, 0, &unix.ItimerSpec{Value: after}, nil); err != nil {
-		// Only a wrong descriptor or value can cause that: a bug of ours.
+		// Only an invalid descriptor or value can cause this error: it is a bug in this package.
 		panic(fmt.Sprintf("model: arm the timer: %v", err))
 	}
 }
 
-// store carries out at submission what changes data. The caller holds mapMu for reading.
+// store changes the data of a write at its submission. The caller holds mapMu for reading.
 func (d *Device) store(r *ssd.Request) {
 	switch r.Op {
 	case ssd.Write:
@@ -413,7 +413,7 @@ func (q *queue) Poll(dst []ssd.Completion, wait time.Duration) int { // hot: 0 a
 	}
 }
 
-// take moves completions to dst; early reports that a Poll shall not block.
+// take moves completions to dst; early reports that Poll must not block.
 func (q *queue) take(dst []ssd.Completion) (n int, early bool) {
 	d := q.dev
 	d.mu.Lock()

@@ -1,5 +1,5 @@
-// Package cm holds the private data that NVMe/RDMA puts into the connection manager's messages: views
-// over bytes and the checks of what they say.
+// Package cm encodes and checks the private data that NVMe/RDMA carries in the messages of the RDMA connection manager.
+// Its types are views over the bytes of a message.
 //
 //	 0        2        4        6        8        10              32
 //	+--------+--------+--------+--------+--------+---------------+
@@ -18,17 +18,17 @@ import (
 	"fmt"
 )
 
-// Lengths in bytes. A message may be longer: the fabric pads it.
+// Lengths in bytes. A received message may be longer because the fabric pads private data.
 const (
 	RequestLen = 32
 	AcceptLen  = 32
 	RejectLen  = 4
 )
 
-// Port is where NVMe/RDMA listens if nothing else is said.
+// Port is the default port of NVMe/RDMA.
 const Port = 4420
 
-// AdminEntries is the largest admin queue.
+// AdminEntries is the largest size of an admin queue.
 const AdminEntries = 32
 
 // Request is the private data of a connection request.
@@ -37,43 +37,43 @@ type Request [RequestLen]byte
 func (r *Request) RECFMT() uint16     { return binary.LittleEndian.Uint16(r[0:]) }
 func (r *Request) SetRECFMT(v uint16) { binary.LittleEndian.PutUint16(r[0:], v) }
 
-// QID is the queue that the connection is to become.
+// QID is the identifier of the queue that the connection carries.
 func (r *Request) QID() uint16     { return binary.LittleEndian.Uint16(r[2:]) }
 func (r *Request) SetQID(v uint16) { binary.LittleEndian.PutUint16(r[2:], v) }
 
-// HRQSIZE is how many receives the host has for responses.
+// HRQSIZE is the number of receives that the host has for responses.
 func (r *Request) HRQSIZE() uint16     { return binary.LittleEndian.Uint16(r[4:]) }
 func (r *Request) SetHRQSIZE(v uint16) { binary.LittleEndian.PutUint16(r[4:], v) }
 
-// HSQSIZE is the queue's size less one, SQSIZE of the Connect command that follows.
+// HSQSIZE is the queue size minus one. It equals SQSIZE of the Connect command that follows.
 func (r *Request) HSQSIZE() uint16     { return binary.LittleEndian.Uint16(r[6:]) }
 func (r *Request) SetHSQSIZE(v uint16) { binary.LittleEndian.PutUint16(r[6:], v) }
 
-// CNTLID is the controller of an I/O queue; hosts of NVMe over Fabrics 1.0 leave it 0.
+// CNTLID is the controller to which an I/O queue belongs. Hosts of NVMe over Fabrics 1.0 leave it 0.
 func (r *Request) CNTLID() uint16     { return binary.LittleEndian.Uint16(r[8:]) }
 func (r *Request) SetCNTLID(v uint16) { binary.LittleEndian.PutUint16(r[8:], v) }
 
-// Accept is the private data with which a target accepts.
+// Accept is the private data of a target's accept message.
 type Accept [AcceptLen]byte
 
 func (a *Accept) RECFMT() uint16     { return binary.LittleEndian.Uint16(a[0:]) }
 func (a *Accept) SetRECFMT(v uint16) { binary.LittleEndian.PutUint16(a[0:], v) }
 
-// CRQSIZE is how many receives the target has for the queue's commands.
+// CRQSIZE is the number of receives that the target has for the queue's commands.
 func (a *Accept) CRQSIZE() uint16     { return binary.LittleEndian.Uint16(a[2:]) }
 func (a *Accept) SetCRQSIZE(v uint16) { binary.LittleEndian.PutUint16(a[2:], v) }
 
-// Reject is the private data with which a target refuses.
+// Reject is the private data of a target's reject message.
 type Reject [RejectLen]byte
 
 func (r *Reject) RECFMT() uint16     { return binary.LittleEndian.Uint16(r[0:]) }
 func (r *Reject) SetRECFMT(v uint16) { binary.LittleEndian.PutUint16(r[0:], v) }
 
-// STS says why.
+// STS is the reason of the rejection.
 func (r *Reject) STS() Status     { return Status(binary.LittleEndian.Uint16(r[2:])) }
 func (r *Reject) SetSTS(v Status) { binary.LittleEndian.PutUint16(r[2:], uint16(v)) }
 
-// Status is why a connection is refused.
+// Status is the reason why a target rejects a connection.
 type Status uint16
 
 // Statuses of a reject.
@@ -114,8 +114,7 @@ func (s Status) String() string {
 	return fmt.Sprintf("reject status %d", uint16(s))
 }
 
-// Fault is a request that cannot be granted: the status of the reject, and what is wrong
-// for the log.
+// Fault describes a request that the target must reject: the status for the reject message and a text for the log.
 type Fault struct {
 	Status Status
 	What   string
@@ -123,7 +122,7 @@ type Fault struct {
 
 func (f *Fault) Error() string { return fmt.Sprintf("%s: %s", f.Status, f.What) }
 
-// Reject returns the private data that tells the host.
+// Reject returns the private data of the reject message.
 func (f *Fault) Reject() []byte {
 	var r Reject
 	r.SetSTS(f.Status)
@@ -134,21 +133,22 @@ func fault(s Status, format string, args ...any) *Fault {
 	return &Fault{Status: s, What: fmt.Sprintf(format, args...)}
 }
 
-// NoRoom is the fault of a request for which there are no resources.
+// NoRoom returns the fault of a request for which the target lacks resources.
 func NoRoom(format string, args ...any) *Fault { return fault(NoResources, format, args...) }
 
-// Limits are what a target grants.
+// Limits are the limits that a target applies to requests.
 type Limits struct {
-	// MaxEntries is the largest I/O queue, MaxQID the last one of a controller.
+	// MaxEntries is the largest size of an I/O queue. MaxQID is the largest queue identifier of a controller.
 	MaxEntries int
 	MaxQID     uint16
 }
 
-// maxCNTLID is the largest identifier that a controller can have.
+// maxCNTLID is the largest valid controller identifier.
 const maxCNTLID = 0xFFEF
 
-// Parse judges a request's private data. responderResources is how many RDMA READs the host
-// serves at a time, as the connection manager says: without one it could send no data.
+// Parse checks the private data of a request. The argument responderResources is the number of RDMA READs that the host
+// serves at a time, as the connection manager reports it. It must not be 0, because the target reads write data with
+// RDMA READs.
 func Parse(b []byte, responderResources uint8, l Limits) (*Request, *Fault) {
 	if len(b) < RequestLen {
 		return nil, fault(InvalidLength, "%d bytes, must be at least %d", len(b), RequestLen)
@@ -157,7 +157,7 @@ func Parse(b []byte, responderResources uint8, l Limits) (*Request, *Fault) {
 	entries := int(r.HSQSIZE()) + 1
 	limit := l.MaxEntries
 	if r.QID() == 0 {
-		limit = min(limit, AdminEntries)
+		limit = AdminEntries // MaxEntries applies to I/O queues only
 	}
 	switch {
 	case r.RECFMT() != 0:

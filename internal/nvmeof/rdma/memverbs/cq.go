@@ -10,35 +10,35 @@ import (
 	"jbofd/internal/nvmeof/rdma/verbs"
 )
 
-// entry is a completion with what it frees when it is polled.
+// entry is a completion and the queue places that become free when it is polled.
 type entry struct {
 	wc verbs.WC
 	e  *Endpoint
-	// sent counts e's send requests up to this one; of a send.
+	// sent is the number of e's send requests up to and including this one, for the completion of a send.
 	sent uint64
-	// recvs is the queue that a receive came from; nil of a send.
+	// recvs is the queue that a receive came from; nil for the completion of a send.
 	recvs *recvQueue
 }
 
-// cq implements verbs.CQ. All is guarded by the network's mu.
+// cq implements verbs.CQ. The network's mu guards all fields.
 type cq struct {
 	domain *domain
 	ring   []entry
 	first  int
 	n      int
 	armed  bool
-	// notices are those that Wait has not taken.
+	// notices is the number of notifications that Wait has not consumed.
 	notices  int
 	noticed  sync.Cond
 	deadline time.Time
 	timer    *time.Timer
-	// users are the queue pairs' ends that complete here.
+	// users is the number of send and receive queues that complete here.
 	users    int
 	overflow bool
 	closed   bool
 }
 
-// push adds a completion. One too many is lost, and the queue and all its queue pairs with it.
+// push adds a completion. If the queue is full, the completion is lost, and the queue and all its queue pairs fail.
 func (q *cq) push(c entry) { // hot: 0 allocs
 	c.e.stats.Completions++
 	c.e.dev.provider.stats.Completions++
@@ -95,7 +95,7 @@ func (q *cq) Poll(dst []verbs.WC) (int, error) { // hot: 0 allocs
 	return took, nil
 }
 
-// free gives back the places in queues that the completion stands for.
+// free frees the queue places that the completion covers.
 func (c *entry) free() {
 	if c.recvs != nil {
 		c.recvs.used--
@@ -104,7 +104,7 @@ func (c *entry) free() {
 	}
 }
 
-// drop removes the completions of a queue pair that is gone.
+// drop removes the completions of a closed queue pair.
 func (q *cq) drop(e *Endpoint) {
 	kept := 0
 	for i := range q.n {
@@ -149,7 +149,7 @@ func (q *cq) Wait() error { // hot: 0 allocs
 		case n.cfg.Live:
 			q.noticed.Wait()
 		case n.step():
-		case !q.deadline.IsZero(): // nothing else comes before it
+		case !q.deadline.IsZero(): // no step remains that could end the wait before the deadline
 			return os.ErrDeadlineExceeded
 		default:
 			return ErrQuiet
@@ -181,7 +181,7 @@ func (q *cq) SetDeadline(t time.Time) error {
 	return nil
 }
 
-// expire ends Wait. A clock that was set back has it come early.
+// expire ends Wait. It may run early if the clock was set back.
 func (q *cq) expire() {
 	n := q.domain.net
 	n.mu.Lock()

@@ -12,9 +12,9 @@ import (
 type DeviceConfig struct {
 	// Addr is its address.
 	Addr netip.Addr
-	// Attr are its limits; what is 0 is as large as is usual.
+	// Attr holds its limits; a limit of 0 stands for a usual value.
 	Attr verbs.Attr
-	// MaxInlineBytes bounds QPConfig.InlineBytes; 0: 256, below: none.
+	// MaxInlineBytes bounds QPConfig.InlineBytes. 0 stands for 256, a negative value for no inline data.
 	MaxInlineBytes int
 }
 
@@ -24,7 +24,7 @@ type Device struct {
 	addr     netip.Addr
 	inline   int
 	removed  chan struct{}
-	// Guarded by the network's mu.
+	// The network's mu guards the following fields.
 	attr     verbs.Attr
 	gone     bool
 	qps, mrs int
@@ -39,7 +39,7 @@ func orDefault[T comparable](v *T, d T) {
 	}
 }
 
-// AddDevice plugs a device in; listeners on the wildcard address accept connections over it.
+// AddDevice adds a device to the provider. Listeners on the wildcard address accept connections over it.
 func (p *Provider) AddDevice(cfg DeviceConfig) *Device {
 	n := p.net
 	n.mu.Lock()
@@ -63,8 +63,8 @@ func (p *Provider) AddDevice(cfg DeviceConfig) *Device {
 	return d
 }
 
-// RemoveDevice unplugs a device: its endpoints get Removed, their peers lose the connection, and
-// what is outstanding is flushed or not. AddDevice with the same address brings a new one.
+// RemoveDevice removes a device. Its endpoints get the event Removed and their peers lose the connection. The seed
+// decides whether outstanding requests are flushed. AddDevice with the same address adds a new device.
 func (p *Provider) RemoveDevice(d *Device) {
 	n := p.net
 	n.mu.Lock()
@@ -87,7 +87,7 @@ func (p *Provider) RemoveDevice(d *Device) {
 	}
 }
 
-// Devices are the provider's, in the order in which they were added.
+// Devices returns the provider's devices in the order in which they were added.
 func (p *Provider) Devices() []*Device {
 	p.net.mu.Lock()
 	defer p.net.mu.Unlock()
@@ -101,7 +101,7 @@ func (d *Device) Attr() verbs.Attr {
 	return d.attr
 }
 
-// SetAttr changes the limits for what is made from now on.
+// SetAttr changes the limits that apply to objects created from now on.
 func (d *Device) SetAttr(change func(*verbs.Attr)) {
 	d.provider.net.mu.Lock()
 	defer d.provider.net.mu.Unlock()
@@ -123,7 +123,7 @@ func (d *Device) OpenDomain() (verbs.Domain, error) {
 	return &domain{dev: d, net: n}, nil
 }
 
-// limit is the error for more than a device has.
+// limit returns the error of a request that exceeds a device's limit.
 func limit(what string, want, most int) error {
 	return fmt.Errorf("%d %s, the device has %d: %w", want, what, most, verbs.ErrResources)
 }

@@ -13,16 +13,16 @@ import (
 type domain struct {
 	dev *Device
 	net *Network
-	// Guarded by the network's mu.
+	// The network's mu guards the following fields.
 	doorbells uint64
-	// regions in the order of their addresses.
+	// regions is sorted by address.
 	regions []*region
-	// users are the objects that must be closed before.
+	// users is the number of objects that must be closed before the domain.
 	users  int
 	closed bool
 }
 
-// usable is why nothing more can be made in the domain.
+// usable returns the reason why nothing more can be created in the domain, or nil.
 func (d *domain) usable() error {
 	switch {
 	case d.closed:

@@ -12,25 +12,25 @@ import (
 	"jbofd/internal/nvmeof/rdma/verbs"
 )
 
-// state is how far a connection and its queue pair are.
+// state is the state of a connection and of its queue pair.
 type state uint8
 
 const (
-	// idle: not connected. Receives may be posted.
+	// idle: not connected. Receives may be posted already.
 	idle state = iota
-	// connecting: the request is under way.
+	// connecting: the request was sent and not answered.
 	connecting
-	// ready to send; the peer need not be yet.
+	// ready: this side may send; the peer may not be ready yet.
 	ready
-	// failed: the queue pair is in the error state, what is posted gets flushed.
+	// failed: the queue pair is in the error state. Its outstanding requests are flushed.
 	failed
 	closed
 )
 
-// message is one of the connection manager.
+// message is a set of messages of the connection manager, one bit for each.
 type message uint8
 
-// In the order in which one side sends them.
+// Messages in the order in which one side sends them.
 const (
 	request message = 1 << iota
 	accept
@@ -39,39 +39,42 @@ const (
 	bye
 )
 
-// Endpoint implements verbs.Endpoint, and holds the queue pair. All is guarded by the network's mu.
+// Endpoint implements verbs.Endpoint and holds the queue pair. The network's mu guards all fields.
 type Endpoint struct {
 	net *Network
 	dev *Device
 
 	local, remote netip.AddrPort
 	state         state
-	// peer is the other end, nil before the request has reached it.
+	// peer is the other end; nil until the request has reached it.
 	peer *Endpoint
-	// passive: a request that came in; answered: by Accept or Reject; counted: its user has it.
+	// passive: the endpoint is an incoming request. answered: the user called Accept or Reject. counted:
+	// Provider.Counts includes the endpoint.
 	passive, answered, counted bool
-	// begun: the request is sent, result is why it failed.
+	// begun: the request was sent. result is the reason why it failed.
 	begun  bool
 	result error
 	// drained is closed by fail.
 	drained chan struct{}
-	// left: the peer has gone before the request was answered.
+	// left: the peer closed its end before the request was answered.
 	left               bool
 	params, peerParams verbs.Params
 	rejectData         []byte
 
-	// outbox are the messages that are under way.
+	// outbox holds the messages that were sent and have not arrived.
 	outbox message
-	// events are bits by verbs.Event: those to be told; told: those that were or will be.
+	// events and told are bit sets indexed by verbs.Event: events not yet reported, and events that were or will be
+	// reported.
 	events, told uint8
 	onEvent      func(verbs.Event)
 	calling      bool
 
-	// place is the index in Network.active, -1: not there. delay counts turns to be left out.
+	// place is the index in Network.active, or -1. delay is the number of turns that the endpoint skips.
 	place, delay int
 
-	// held: no data moves. cut: nothing reaches the peer; tell: that is told when the queue pair
-	// fails. stalled: nothing is flushed. drops is how many messages are still to meet no receive.
+	// held: no data moves. cut: nothing reaches the peer. tell: a failure of the queue pair is reported as lost
+	// connection. stalled: nothing is flushed. drops is the number of messages that will still be treated as if there
+	// was no receive.
 	held, cut, tell, stalled bool
 	drops                    int
 
@@ -116,7 +119,7 @@ func (e *Endpoint) OnEvent(f func(verbs.Event)) {
 	e.net.activate(e)
 }
 
-// tells has an event told to the user, each kind once.
+// tells queues an event for the user, each kind once.
 func (e *Endpoint) tells(v verbs.Event) {
 	if bit := uint8(1) << v; e.told&bit == 0 {
 		e.told |= bit
@@ -125,7 +128,7 @@ func (e *Endpoint) tells(v verbs.Event) {
 	}
 }
 
-// callUser tells the first event. The lock is free meanwhile.
+// callUser reports the first queued event. It releases the lock during the call.
 func (e *Endpoint) callUser() {
 	v := verbs.Event(bits.TrailingZeros8(e.events))
 	e.events &^= 1 << v
@@ -148,7 +151,7 @@ func (e *Endpoint) say(m message) {
 	}
 }
 
-// pad makes private data as long as its field on the wire is.
+// pad extends private data with zeroes to the length of its field on the wire.
 func (n *Network) pad(data []byte, length int) []byte {
 	if n.cfg.ExactPrivateData {
 		return slices.Clone(data)
@@ -156,7 +159,7 @@ func (n *Network) pad(data []byte, length int) []byte {
 	return append(make([]byte, 0, length), append(slices.Clone(data), make([]byte, length-len(data))...)...)
 }
 
-// check refuses parameters that the device or the wire cannot take.
+// check validates parameters against the limits of the device and of the wire format.
 func (e *Endpoint) check(p verbs.Params, most int) error {
 	a := &e.dev.attr
 	switch {
@@ -176,8 +179,8 @@ func (e *Endpoint) check(p verbs.Params, most int) error {
 	return nil
 }
 
-// Begin sends the connection request without waiting for the answer: Connect then waits. It is for
-// tests that are both ends in one goroutine.
+// Begin sends the connection request and does not wait for the answer; a later Connect waits for it. Tests use it to
+// run both ends in one goroutine.
 func (e *Endpoint) Begin(p verbs.Params) error {
 	e.net.mu.Lock()
 	defer e.net.mu.Unlock()
@@ -197,7 +200,7 @@ func (e *Endpoint) begin(p verbs.Params) error {
 	return nil
 }
 
-// Connect implements verbs.Endpoint; of a connection that Begin has begun it waits for the answer.
+// Connect implements verbs.Endpoint. After Begin it only waits for the answer.
 func (e *Endpoint) Connect(ctx context.Context, p verbs.Params) error {
 	n := e.net
 	n.mu.Lock()
@@ -235,7 +238,7 @@ func (e *Endpoint) abandon() {
 	e.say(bye)
 }
 
-// ends is how a connection request failed.
+// ends records the reason why a connection request failed.
 func (e *Endpoint) ends(err error) {
 	if e.state == connecting {
 		e.state, e.result = idle, err
@@ -281,7 +284,7 @@ func (e *Endpoint) Reject(private []byte) error {
 // Drained implements verbs.Endpoint.
 func (e *Endpoint) Drained() <-chan struct{} { return e.drained }
 
-// Disconnect implements verbs.Endpoint. It may make an event Disconnected of this end, too.
+// Disconnect implements verbs.Endpoint. This end may get an event Disconnected as well.
 func (e *Endpoint) Disconnect() error {
 	e.net.mu.Lock()
 	defer e.net.mu.Unlock()
@@ -300,7 +303,7 @@ func (e *Endpoint) disconnect() {
 	}
 }
 
-// Close implements verbs.Endpoint. It waits for a call of OnEvent's function to end.
+// Close implements verbs.Endpoint. It waits until a running call of OnEvent's function has returned.
 func (e *Endpoint) Close() error {
 	n := e.net
 	n.mu.Lock()
@@ -332,7 +335,7 @@ func (e *Endpoint) close() {
 	e.net.activate(e, e.peer)
 }
 
-// arrive takes the first message of the outbox to the other end.
+// arrive delivers the first message of the outbox to the other end.
 func (e *Endpoint) arrive() {
 	m := e.outbox & -e.outbox
 	e.outbox &^= m
@@ -370,7 +373,7 @@ func (e *Endpoint) arrive() {
 	}
 }
 
-// consumerDefined is the CM's reason of a reject by the target itself.
+// consumerDefined is the reject reason that the connection manager reports if the target itself rejects.
 const consumerDefined = 28
 
 func (e *Endpoint) arriveRequest() {

@@ -2,7 +2,7 @@ package memverbs
 
 import "jbofd/internal/nvmeof/rdma/verbs"
 
-// Hold keeps back the data of a connection, in both directions; what is posted stays outstanding.
+// Hold stops the data of a connection in both directions. Posted requests stay outstanding.
 func (e *Endpoint) Hold() {
 	e.net.mu.Lock()
 	defer e.net.mu.Unlock()
@@ -17,14 +17,14 @@ func (e *Endpoint) Release() {
 	e.net.activate(e, e.peer)
 }
 
-// DropToRNR lets the next n messages for this endpoint meet no receive, each attempt counted.
+// DropToRNR makes the next n messages for this endpoint fail as if it had no receive. Every attempt counts.
 func (e *Endpoint) DropToRNR(n int) {
 	e.net.mu.Lock()
 	defer e.net.mu.Unlock()
 	e.drops += n
 }
 
-// Cut breaks the connection: both ends get Disconnected, before or after an outstanding request fails with
+// Cut breaks the connection. Both ends get Disconnected, either before or after an outstanding request fails with
 // StatusRetryExceeded.
 func (e *Endpoint) Cut() {
 	e.net.mu.Lock()
@@ -35,8 +35,8 @@ func (e *Endpoint) Cut() {
 	}
 }
 
-// Silence breaks the connection without a word: requests fail with StatusRetryExceeded, and who
-// posts none learns nothing.
+// Silence breaks the connection without an event. Requests fail with StatusRetryExceeded; an end that posts no request
+// does not learn of the failure.
 func (e *Endpoint) Silence() {
 	e.net.mu.Lock()
 	defer e.net.mu.Unlock()
@@ -48,7 +48,7 @@ func (e *Endpoint) Silence() {
 	}
 }
 
-// Break lets the endpoint's queue pair fail, as by an error of the device: Fatal follows.
+// Break makes the endpoint's queue pair fail, as a device error does. The event Fatal follows.
 func (e *Endpoint) Break() {
 	e.net.mu.Lock()
 	defer e.net.mu.Unlock()
@@ -58,7 +58,7 @@ func (e *Endpoint) Break() {
 	}
 }
 
-// lose is the loss of a connection at one end, where the connection manager notices it.
+// lose makes one end lose the connection, where the connection manager notices the loss.
 func (e *Endpoint) lose() {
 	e.outbox = 0
 	switch e.state {
@@ -84,7 +84,7 @@ func (e *Endpoint) lose() {
 	e.net.activate(e, e.peer)
 }
 
-// removed is the loss of the endpoint's device.
+// removed handles the removal of the endpoint's device.
 func (e *Endpoint) removed() {
 	e.outbox = 0
 	e.stalled = e.net.coin()

@@ -12,12 +12,12 @@ import (
 type listener struct {
 	provider *Provider
 	addr     netip.AddrPort
-	// device is the one it is bound to, nil: all.
+	// device is the device that the listener is bound to; nil for all devices.
 	device  *Device
 	backlog int
-	// queue are the requests that wait for Accept.
+	// queue holds the requests that wait for Accept.
 	queue []*Endpoint
-	// err is why Accept ends.
+	// err is the error that Accept returns after the listener has ended.
 	err error
 }
 
@@ -53,7 +53,7 @@ func (l *listener) Close() error {
 	return nil
 }
 
-// end refuses the requests that nobody has accepted.
+// end rejects the requests that were not accepted.
 func (l *listener) end(err error) {
 	l.err = err
 	for _, e := range l.queue {

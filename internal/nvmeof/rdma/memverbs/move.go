@@ -6,7 +6,7 @@ import (
 	"jbofd/internal/nvmeof/rdma/verbs"
 )
 
-// move makes one of the moves that an endpoint has, and reports whether there was one.
+// move makes one possible move of an endpoint, and reports whether there was one.
 func (n *Network) move(e *Endpoint) bool { // hot: 0 allocs
 	const (
 		message = iota
@@ -50,12 +50,12 @@ func (n *Network) move(e *Endpoint) bool { // hot: 0 allocs
 	return true
 }
 
-// peerReady: what is sent now arrives.
+// peerReady reports whether the peer can receive data.
 func (e *Endpoint) peerReady() bool {
 	return e.peer != nil && e.peer.state == ready && !e.cut && !e.held && !e.peer.held
 }
 
-// unreachable: the peer answers no more, and no message says so.
+// unreachable reports whether the peer has stopped answering without a message of the connection manager.
 func (e *Endpoint) unreachable() bool {
 	p := e.peer
 	return e.cut || p != nil && (p.state == failed || p.state == closed) && p.outbox&bye == 0
@@ -87,7 +87,7 @@ func (e *Endpoint) canAcknowledge() bool {
 	return !e.held && (e.peer == nil || !e.peer.held)
 }
 
-// transmit carries the next request out at the peer; an RDMA READ is only begun.
+// transmit executes the next request at the peer. For an RDMA READ it only sends the read request.
 func (e *Endpoint) transmit() { // hot: 0 allocs
 	s := e.request(e.sent)
 	switch s.wr.Op {
@@ -135,7 +135,7 @@ func (e *Endpoint) completeSend(s *sendRequest, status verbs.WCStatus) {
 	if status == verbs.StatusOK {
 		wc.Op = s.wr.Op
 		if wc.Op == verbs.OpSendInvalidate {
-			wc.Op = verbs.OpSend // ibv_poll_cq knows one opcode for both
+			wc.Op = verbs.OpSend // ibv_poll_cq reports one opcode for both kinds of SEND
 		}
 	}
 	e.sendCQ.push(entry{wc: wc, e: e, sent: e.acked + 1})
@@ -145,7 +145,7 @@ func (e *Endpoint) canFlush() bool {
 	return e.hasQP && !e.stalled && (e.acked < e.posted || e.shared == nil && e.own.n > 0)
 }
 
-// flush completes one request of a queue pair that has failed, and reports whether there was one.
+// flush flushes one request of a failed queue pair, and reports whether there was one.
 func (e *Endpoint) flush() bool {
 	sends, recvs := e.acked < e.posted, e.shared == nil && e.own.n > 0
 	switch {
@@ -160,11 +160,11 @@ func (e *Endpoint) flush() bool {
 	return sends || recvs
 }
 
-// notReady is what a message does that met no receive in q: it waits and tries again, or fails.
+// notReady handles a message for which q has no receive: the message waits for a retry, or fails.
 func (e *Endpoint) notReady(q *recvQueue, dropped bool) (verbs.WCStatus, bool) {
 	e.stats.RNRs++
 	e.dev.provider.stats.RNRs++
-	// How often is the receiver's to say: the connection manager carries it to the sender.
+	// The receiver decides the number of retries; the connection manager tells it to the sender.
 	tries := e.peer.params.RNRRetryCount
 	switch {
 	case tries < 7 && e.attempts >= tries:
@@ -182,7 +182,7 @@ func (e *Endpoint) notReady(q *recvQueue, dropped bool) (verbs.WCStatus, bool) {
 	return 0, false
 }
 
-// waitRNR lets an endpoint try again after the RNR delay.
+// waitRNR lets an endpoint retry after the RNR delay.
 func (n *Network) waitRNR(e *Endpoint) {
 	n.rnr = append(n.rnr, e)
 	switch {

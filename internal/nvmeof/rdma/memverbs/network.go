@@ -1,38 +1,35 @@
-// Package memverbs is a model of RDMA in memory, behind the interfaces of package verbs: what
-// uses RDMA is tested on it in one process, without hardware and without cgo.
+// Package memverbs is a model of RDMA in memory that implements the interfaces of package verbs. It lets tests run code
+// that uses RDMA in one process, without hardware and without cgo.
 //
 //	Network ── NewProvider ──> Provider (a host) ── AddDevice ──> Device
 //	   │                           └ Listen, Resolve ──> Endpoint, with its queue pair
 //	   └ step: one move of one endpoint, chosen by the seed
 //
-// A Network moves in steps. Each step takes one endpoint of those that have something to do and
-// one of the things it has to do: the connection manager's next message, an event for its
-// user, its next work request, the acknowledgement of its oldest one, the flush of its oldest
-// one. So requests of one queue pair arrive in order and once, and anything may happen
-// between those of two; what the specification leaves open is decided by the seed as well: whether
-// completions of a closed queue pair are lost or still come, whether a failed queue pair
-// is announced by Fatal, whether a device that is removed still flushes. Users that rely on
-// one of them fail for some seeds.
+// A Network advances in steps. Each step picks one endpoint that has something to do and performs one of its possible
+// moves: deliver the connection manager's next message, report an event to the user, execute the next work request,
+// acknowledge the oldest one, or flush the oldest one. Requests of one queue pair therefore arrive in order and exactly
+// once, while requests of different queue pairs interleave freely. The seed also decides what the specification leaves
+// open: whether completions of a closed queue pair are lost or still arrive, whether a failed queue pair is reported by
+// Fatal, and whether a removed device still flushes requests. Code that relies on one of these outcomes fails for some
+// seeds.
 //
 // # Two ways to drive it
 //
-// With Config.Live a goroutine of the network makes the steps, and sleeps when there are none;
-// blocking calls block. Without, nothing happens but in Step, Run and in calls that would block
-// (Accept, Connect, Wait): they make steps until they have what they wait for, and return ErrQuiet
-// when nothing is left to do. The same calls with the same seed then give the same run.
-// Endpoint.Begin lets one goroutine be both ends of a connection.
+// With Config.Live, a goroutine of the network makes the steps and sleeps while there are none; blocking calls block.
+// Otherwise steps happen only in Step, in Run, and in calls that would block (Accept, Connect, Wait). These calls make
+// steps until their condition holds, and return ErrQuiet if no step is left. The same calls with the same seed then
+// produce the same run. Endpoint.Begin lets one goroutine drive both ends of a connection.
 //
 // # What it is strict about
 //
-// Memory is read and written when a request is carried out, not when it is posted, and READs as late as
-// possible: whoever reuses a buffer early sends wrong data, or is caught by the race detector.
-// Addresses are made up and never repeat, keys do not come back, and an MR's two keys differ. A queue's
-// place is free again when a completion of it, or of a later one, has been polled. Private data
-// is padded with zeroes to its longest, as on InfiniBand and RoCE. Mistakes of the user that hardware
-// answers with silence are kept in Faults.
+// Memory is read and written when a request is executed, not when it is posted, and as late as possible for READs. Code
+// that reuses a buffer too early therefore sends wrong data or is caught by the race detector. Addresses are synthetic
+// and never reused, keys are not reused, and the two keys of an MR differ. A place in a queue becomes free only when
+// its completion, or a later one, has been polled. Private data is padded with zeroes to the maximum length, as on
+// InfiniBand and RoCE. Faults returns the user's mistakes that hardware does not report.
 //
-// Where it differs: OpSendInvalidate invalidates any region, devices only those of kernels and
-// memory windows. A message moves at once, never in part.
+// Deviations: OpSendInvalidate invalidates any region, whereas devices invalidate only regions of kernels and memory
+// windows. A message moves as a whole, never in parts.
 //
 // Source: InfiniBand Architecture 1.3, volume 1, chapters 9 to 12.
 package memverbs
@@ -45,34 +42,33 @@ import (
 	"time"
 )
 
-// ErrQuiet is returned by a call that would block for ever: the network is not live, and
-// nothing is left that could happen.
+// ErrQuiet is returned by a call that would block for ever: the network is not live, and no step is left.
 var ErrQuiet = errors.New("memverbs: nothing is left to happen")
 
-// Config of a Network. The zero value is one that is driven by steps.
+// Config configures a Network. The zero value is a network that is driven by Step and Run.
 type Config struct {
-	// Seed decides all that is open.
+	// Seed decides everything that the specification leaves open.
 	Seed uint64
-	// Live lets a goroutine make the steps.
+	// Live starts a goroutine that makes the steps.
 	Live bool
-	// MaxDelay is for how many of its turns an endpoint may stand still; 0: 8, below: none.
+	// MaxDelay is the maximum number of turns that an endpoint skips. 0 stands for 8, a negative value for none.
 	MaxDelay int
-	// RNRDelay is the time between the attempts of a message that met no receive, if Live; 0:
-	// a millisecond.
+	// RNRDelay is the time between the attempts to send a message for which there was no receive. It applies to live
+	// networks only; 0 stands for a millisecond.
 	RNRDelay time.Duration
-	// ExactPrivateData leaves private data at its length, as iWARP does.
+	// ExactPrivateData keeps private data at its own length, as iWARP does.
 	ExactPrivateData bool
 }
 
-// Network joins providers. Its methods may be called from any goroutine, Step and Run by one.
+// Network connects providers. Its methods may be called from any goroutine, Step and Run from one at a time.
 type Network struct {
 	cfg Config
 
 	mu  sync.Mutex
 	rng *rand.Rand
-	// active are the endpoints that may have something to do. Invariant: active[i].place is i.
+	// active holds the endpoints that may have something to do. Invariant: active[i].place is i.
 	active []*Endpoint
-	// endpoints are those that are not closed, oldest first.
+	// endpoints holds the open endpoints, oldest first.
 	endpoints []*Endpoint
 	providers []*Provider
 	qps       map[uint64]*Endpoint
@@ -84,18 +80,18 @@ type Network struct {
 	lastPort  uint16
 	paused    bool
 	faults    []error
-	// rnr are the endpoints whose next attempt waits for the timer.
+	// rnr holds the endpoints whose next attempt waits for the timer.
 	rnr      []*Endpoint
 	rnrTimer *time.Timer
-	// work wakes the network's goroutine; changed those who wait for a connection or for a call
-	// of OnEvent's function to end.
+	// work wakes the network's goroutine. changed wakes goroutines that wait for a connection or for the end of a call
+	// of OnEvent's function.
 	work    sync.Cond
 	changed sync.Cond
 	closed  bool
 	stopped chan struct{}
 }
 
-// New makes a network without hosts.
+// New returns a network without providers.
 func New(cfg Config) *Network {
 	if cfg.MaxDelay == 0 {
 		cfg.MaxDelay = 8
@@ -120,7 +116,7 @@ func New(cfg Config) *Network {
 	return n
 }
 
-// Close ends the network's goroutine: nothing moves any more. Idempotent.
+// Close stops the network's goroutine; no step happens any more. Idempotent.
 func (n *Network) Close() error {
 	n.mu.Lock()
 	n.closed = true
@@ -134,8 +130,8 @@ func (n *Network) Close() error {
 	return nil
 }
 
-// Faults are the mistakes that users have made so far, nil if none: completion queues that
-// overflowed, RDMA READs on a connection that allows none.
+// Faults returns the mistakes that users have made so far, or nil: overflows of completion queues, and RDMA READs on a
+// connection that permits none.
 func (n *Network) Faults() error {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -144,7 +140,7 @@ func (n *Network) Faults() error {
 
 func (n *Network) fault(err error) { n.faults = append(n.faults, err) }
 
-// Step makes one step and reports whether there was one to make. Not of a live network.
+// Step makes one step and reports whether there was one to make. It must not be called on a live network.
 func (n *Network) Step() bool {
 	if n.cfg.Live {
 		panic("memverbs: Step of a live network")
@@ -154,7 +150,7 @@ func (n *Network) Step() bool {
 	return n.step()
 }
 
-// Run makes steps until none is left and returns how many there were. Not of a live network.
+// Run makes steps until none is left and returns their number. It must not be called on a live network.
 func (n *Network) Run() (steps int) {
 	for n.Step() {
 		steps++
@@ -162,7 +158,7 @@ func (n *Network) Run() (steps int) {
 	return steps
 }
 
-// burst is how many steps are made before others get the lock.
+// burst is the number of steps that deliver makes before it releases the lock for others.
 const burst = 16
 
 // deliver is the goroutine of a live network.
@@ -177,14 +173,14 @@ func (n *Network) deliver() {
 				break
 			}
 		}
-		// A mutex that is taken again at once keeps the others out until they starve.
+		// Without a pause, the goroutine would take the mutex again at once and starve the others.
 		n.mu.Unlock()
 		runtime.Gosched()
 		n.mu.Lock()
 	}
 }
 
-// step makes one move of one endpoint. The caller holds mu, which is free while a function of OnEvent's runs.
+// step makes one move of one endpoint. The caller holds mu; step releases it while a function set by OnEvent runs.
 func (n *Network) step() bool { // hot: 0 allocs
 	for len(n.active) > 0 && !n.paused && !n.closed {
 		e := n.active[n.rng.IntN(len(n.active))]
@@ -203,7 +199,7 @@ func (n *Network) step() bool { // hot: 0 allocs
 	return false
 }
 
-// activate lets endpoints have turns again after something of theirs has changed.
+// activate makes endpoints eligible for turns after their state has changed.
 func (n *Network) activate(list ...*Endpoint) {
 	for _, e := range list {
 		if e != nil && e.place < 0 {
@@ -222,11 +218,11 @@ func (n *Network) deactivate(e *Endpoint) {
 	e.place = -1
 }
 
-// coin decides what the specification leaves open.
+// coin decides a question that the specification leaves open.
 func (n *Network) coin() bool { return n.rng.Uint32()&1 == 0 }
 
-// await blocks until done, or if the network is not live makes steps. It returns false when that
-// would be for ever. The caller holds mu.
+// await blocks until done returns true. On a network that is not live it makes steps instead. It returns false if it
+// would block for ever. The caller holds mu.
 func (n *Network) await(c *sync.Cond, done func() bool) bool {
 	for !done() {
 		switch {
@@ -241,8 +237,8 @@ func (n *Network) await(c *sync.Cond, done func() bool) bool {
 	return true
 }
 
-// Pause stops everything that moves; Resume lets it go on. Calls still work: connections hang, posted requests
-// stay outstanding.
+// Pause stops all steps until Resume. Calls still work: connections do not progress, and posted requests stay
+// outstanding.
 func (n *Network) Pause() {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -257,7 +253,7 @@ func (n *Network) Resume() {
 	n.work.Signal()
 }
 
-// Endpoints are those that exist, oldest first, also of requests that nobody has accepted yet.
+// Endpoints returns the open endpoints, oldest first. It includes requests that nobody has accepted yet.
 func (n *Network) Endpoints() []*Endpoint {
 	n.mu.Lock()
 	defer n.mu.Unlock()

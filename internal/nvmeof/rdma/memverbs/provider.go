@@ -10,10 +10,10 @@ import (
 	"jbofd/internal/nvmeof/rdma/verbs"
 )
 
-// Provider is a host of the network.
+// Provider is a host in the network.
 type Provider struct {
 	net *Network
-	// Guarded by the network's mu.
+	// The network's mu guards the following fields.
 	devices   []*Device
 	listeners []*listener
 	counts    verbs.Counts
@@ -36,7 +36,7 @@ func (n *Network) NewProvider(devices ...DeviceConfig) *Provider {
 	return p
 }
 
-// deviceAt is the device in use that has an address.
+// deviceAt returns the device with the address, if it is not removed.
 func (n *Network) deviceAt(a netip.Addr) *Device {
 	for _, p := range n.providers {
 		for _, d := range p.devices {
@@ -98,7 +98,7 @@ func (p *Provider) taken(l *listener) bool {
 	return false
 }
 
-// listenerFor is who takes connections for a device and port, nil: nobody.
+// listenerFor returns the listener that takes connections for a device and port, or nil.
 func (p *Provider) listenerFor(d *Device, port uint16) *listener {
 	for _, l := range p.listeners {
 		if l.addr.Port() == port && (l.device == d || l.device == nil) && l.err == nil {
@@ -137,7 +137,7 @@ func (p *Provider) Counts() verbs.Counts {
 	return p.counts
 }
 
-// Crossings implements verbs.Provider: how many calls would have crossed into C.
+// Crossings implements verbs.Provider. It counts the calls that would have crossed into C.
 func (p *Provider) Crossings() uint64 {
 	p.net.mu.Lock()
 	defer p.net.mu.Unlock()
@@ -146,7 +146,7 @@ func (p *Provider) Crossings() uint64 {
 
 // Close implements verbs.Provider. Idempotent.
 //
-// Errors: names what has not been closed.
+// Errors: an error that counts the objects that are still open.
 func (p *Provider) Close() error {
 	p.net.mu.Lock()
 	defer p.net.mu.Unlock()

@@ -7,18 +7,18 @@ import (
 	"jbofd/internal/nvmeof/rdma/verbs"
 )
 
-// queuePair is an endpoint's. Requests of its send queue are counted from 0:
+// queuePair is the queue pair of an endpoint. Requests of its send queue are counted from 0:
 //
 //	freed <= acked <= sent <= posted <= freed + len(sends)
 //
-// Those from acked to sent were carried out and wait for their acknowledgement, those from sent
-// to posted wait for their turn. Places from freed on are in use: hardware learns of a place that is free from
-// completions that were polled.
+// Requests from acked to sent were executed and wait for their acknowledgement. Requests from sent to posted wait to be
+// executed. Places from freed on are in use: as with hardware, a place becomes free only when a completion that covers
+// it is polled.
 type queuePair struct {
 	hasQP          bool
 	domain         *domain
 	sendCQ, recvCQ *cq
-	// shared is where receives come from, nil: own.
+	// shared is the shared receive queue that receives come from; nil if the queue pair has its own.
 	shared      *srq
 	own         recvQueue
 	num         uint32
@@ -28,12 +28,12 @@ type queuePair struct {
 	sends                      []sendRequest
 	inline                     []byte
 	freed, acked, sent, posted uint64
-	// reads is how many RDMA READs are between acked and sent. Invariant: reads <= depth.
+	// reads is the number of RDMA READs between acked and sent. Invariant: reads <= depth.
 	reads, depth uint8
-	// broken: a request between acked and sent has failed, so none after it is carried out.
+	// broken: a request between acked and sent has failed, so no later request is executed.
 	broken bool
-	// parked: the next request met no receive and waits for one, or for the timer. attempts
-	// counts how often it did.
+	// parked: there was no receive for the next request, which waits for one or for the timer. attempts counts the
+	// failed attempts.
 	parked   bool
 	attempts uint8
 }
@@ -42,11 +42,11 @@ type queuePair struct {
 type sendRequest struct {
 	wr     verbs.SendWR
 	status verbs.WCStatus
-	// answered: an RDMA READ whose data has come.
+	// answered: the data of an RDMA READ has arrived.
 	answered bool
 }
 
-// awaits: an RDMA READ that was begun and whose answer is still to come.
+// awaits reports whether the request is an RDMA READ that was sent and whose data has not arrived.
 func (s *sendRequest) awaits() bool {
 	return s.wr.Op == verbs.OpRead && s.status == verbs.StatusOK && !s.answered
 }
@@ -102,8 +102,8 @@ func (e *Endpoint) CreateQP(c verbs.QPConfig) (verbs.QP, error) {
 	return qp{e}, nil
 }
 
-// destroyQP takes the queue pair out of everything. Its completions, and flushes of what is
-// outstanding, are lost or stay for who polls.
+// destroyQP removes the queue pair from all queues. Its completions, and the flushes of its outstanding requests, are
+// lost or can still be polled.
 func (e *Endpoint) destroyQP() {
 	n := e.net
 	if n.coin() {
@@ -152,7 +152,7 @@ func (q qp) PostRecv(wrs []verbs.RecvWR) (int, error) { // hot: 0 allocs
 	return n, err
 }
 
-// post takes a request into the send queue.
+// post adds a request to the send queue.
 func (e *Endpoint) post(wr *verbs.SendWR) error { // hot: 0 allocs
 	switch {
 	case e.dev.gone:
@@ -182,10 +182,10 @@ func (e *Endpoint) post(wr *verbs.SendWR) error { // hot: 0 allocs
 	return nil
 }
 
-// request is the one with that number.
+// request returns the request with that number.
 func (e *Endpoint) request(number uint64) *sendRequest { return &e.sends[number%uint64(len(e.sends))] }
 
-// receives is the queue that messages for the endpoint take receives of.
+// receives returns the queue from which messages for the endpoint take receives.
 func (e *Endpoint) receives() *recvQueue {
 	if e.shared != nil {
 		return &e.shared.recvQueue
@@ -193,7 +193,7 @@ func (e *Endpoint) receives() *recvQueue {
 	return &e.own
 }
 
-// fail brings the queue pair into the error state.
+// fail moves the queue pair to the error state.
 func (e *Endpoint) fail() {
 	if e.state == failed || e.state == closed {
 		return
@@ -206,7 +206,8 @@ func (e *Endpoint) fail() {
 	e.net.activate(e, e.peer)
 }
 
-// breaks is a failure that the device has found. It tells so, or leaves it to the completions.
+// breaks handles a failure that the device has detected. It either reports the failure by an event or leaves that to
+// the completions.
 func (e *Endpoint) breaks() {
 	e.fail()
 	if e.net.coin() {

@@ -7,17 +7,16 @@ import (
 	"jbofd/internal/nvmeof/rdma/verbs"
 )
 
-// recvQueue is a ring of receives: a shared one, or a queue pair's own. All is guarded by the
-// network's mu.
+// recvQueue is a ring of receives, shared or of one queue pair. The network's mu guards all fields.
 type recvQueue struct {
 	domain *domain
 	ring   []verbs.RecvWR
-	// first is the oldest receive that no message has taken, n how many there are.
+	// first is the oldest receive that no message has taken. n is the number of such receives.
 	first, n int
 	// used counts places: receives that wait, and those whose completion nobody has
 	// polled. Invariant: n <= used <= len(ring).
 	used int
-	// waiting are the peers that met no receive.
+	// waiting holds the peers whose messages wait for a receive.
 	waiting []*Endpoint
 	posted  uint64
 }
@@ -26,7 +25,7 @@ func newRecvQueue(d *domain, entries int) recvQueue {
 	return recvQueue{domain: d, ring: make([]verbs.RecvWR, entries)}
 }
 
-// post adds receives; e is whose they are, nil if shared.
+// post adds receives for the endpoint e, or for all queue pairs if e is nil.
 func (q *recvQueue) post(e *Endpoint, wrs []verbs.RecvWR) (int, error) { // hot: 0 allocs
 	p := q.domain.dev.provider
 	p.crossings++
@@ -53,7 +52,7 @@ func (q *recvQueue) post(e *Endpoint, wrs []verbs.RecvWR) (int, error) { // hot:
 	return n, nil
 }
 
-// take removes the oldest receive; its place stays used until its completion is polled.
+// take removes the oldest receive. Its place stays in use until its completion is polled.
 func (q *recvQueue) take() verbs.RecvWR {
 	wr := q.ring[q.first]
 	q.first = (q.first + 1) % len(q.ring)
@@ -61,7 +60,7 @@ func (q *recvQueue) take() verbs.RecvWR {
 	return wr
 }
 
-// resume lets endpoints try again that met no receive.
+// resume lets endpoints retry whose messages found no receive.
 func (n *Network) resume(list []*Endpoint) {
 	for _, e := range list {
 		e.parked = false
@@ -72,7 +71,7 @@ func (n *Network) resume(list []*Endpoint) {
 // srq implements verbs.SRQ.
 type srq struct {
 	recvQueue
-	// users are the queue pairs.
+	// users is the number of queue pairs that share the queue.
 	users  int
 	closed bool
 }

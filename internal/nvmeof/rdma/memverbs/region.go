@@ -36,7 +36,7 @@ func (d *domain) Register(b []byte, a verbs.Access) (verbs.MR, error) {
 		return nil, fmt.Errorf("%d bytes in a memory region, the device allows %d: %w", len(b), attr.MaxMRBytes, verbs.ErrResources)
 	}
 	r := &region{domain: d, b: b, access: a, addr: n.lastAddr, lkey: n.newKey(), rkey: n.newKey()}
-	// A gap behind each region: what runs over its end hits nothing.
+	// A gap follows each region, so that an access beyond its end hits no other region.
 	n.lastAddr += (uint64(len(b))+4095)&^4095 + 1<<16
 	n.lkeys[r.lkey], n.rkeys[r.rkey] = r, r
 	d.regions = append(d.regions, r)
@@ -48,10 +48,10 @@ func (d *domain) Register(b []byte, a verbs.Access) (verbs.MR, error) {
 	return r, nil
 }
 
-// newKey returns a key that no region has, and that comes back only when all others have been used.
+// newKey returns a key that no region has. A key is reused only after all others were used.
 func (n *Network) newKey() uint32 {
 	for {
-		n.lastKey += 0x9e3779b1 // odd: every value comes up
+		n.lastKey += 0x9e3779b1 // an odd increment visits every value
 		if k := n.lastKey; k != 0 && n.lkeys[k] == nil && n.rkeys[k] == nil {
 			return k
 		}
@@ -83,7 +83,7 @@ func (r *region) Close() error {
 	return nil
 }
 
-// bytes are n bytes of the region at addr.
+// bytes returns the n bytes of the region at addr.
 func (r *region) bytes(addr uint64, n uint32) ([]byte, bool) {
 	if addr < r.addr || addr-r.addr > uint64(len(r.b)) || uint64(n) > uint64(len(r.b))-(addr-r.addr) {
 		return nil, false
@@ -91,8 +91,8 @@ func (r *region) bytes(addr uint64, n uint32) ([]byte, bool) {
 	return r.b[addr-r.addr:][:n], true
 }
 
-// local are the bytes that a work request of this domain names by its LKey; access is what
-// the device does with them beyond reading.
+// local returns the memory that a work request of this domain describes by its LKey. The argument access is what the
+// device does with the memory beyond reading.
 func (d *domain) local(lkey uint32, addr uint64, n uint32, access verbs.Access) ([]byte, bool) {
 	if n == 0 {
 		return nil, true
@@ -104,7 +104,7 @@ func (d *domain) local(lkey uint32, addr uint64, n uint32, access verbs.Access) 
 	return r.bytes(addr, n)
 }
 
-// remote are the bytes of this domain that a peer names by its RKey.
+// remote returns the memory of this domain that a peer describes by its RKey.
 func (d *domain) remote(rkey uint32, addr uint64, n uint32, access verbs.Access) ([]byte, bool) {
 	if n == 0 {
 		return nil, true
@@ -116,7 +116,7 @@ func (d *domain) remote(rkey uint32, addr uint64, n uint32, access verbs.Access)
 	return r.bytes(addr, n)
 }
 
-// at are bytes of any region, as the processor finds them for inline data.
+// at returns memory of any region without a key, as the processor reads inline data.
 func (d *domain) at(addr uint64, n uint32) ([]byte, bool) {
 	if n == 0 {
 		return nil, true

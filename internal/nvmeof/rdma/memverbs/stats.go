@@ -2,23 +2,23 @@ package memverbs
 
 import "jbofd/internal/nvmeof/rdma/verbs"
 
-// Stats count what a queue pair, or all of a provider's, did. They never go back.
+// Stats are counters of one queue pair, or of all queue pairs of a provider. They never decrease.
 type Stats struct {
-	// Sends, Writes and Reads are work requests that were posted; Sends with and without invalidation.
+	// Sends, Writes and Reads count posted work requests. Sends counts those with invalidation, too.
 	Sends, Writes, Reads uint64
-	// Recvs are messages that were received; RecvsPosted receives that were posted, 0 for a
-	// queue pair with a shared receive queue.
+	// Recvs counts received messages. RecvsPosted counts posted receives; it is 0 for a queue pair with a shared
+	// receive queue.
 	Recvs, RecvsPosted uint64
-	// Doorbells are how often the device was told of new requests, 0 for receives of a
-	// queue pair with a shared receive queue.
+	// Doorbells counts how often the device was notified of new requests. Receives posted to a shared receive queue do
+	// not count for a queue pair.
 	Doorbells uint64
-	// Completions are those that were made, polled or not.
+	// Completions counts the completions generated, whether polled or not.
 	Completions uint64
-	// RNRs are attempts to send that met no receive.
+	// RNRs counts attempts to send that failed because there was no receive.
 	RNRs uint64
 }
 
-// count counts a request that was posted.
+// count counts a posted request.
 func (e *Endpoint) count(op verbs.Op) {
 	for _, s := range [...]*Stats{&e.stats, &e.dev.provider.stats} {
 		switch op {
@@ -32,7 +32,7 @@ func (e *Endpoint) count(op verbs.Op) {
 	}
 }
 
-// Stats are the queue pair's; they stay after Close.
+// Stats returns the counters of the queue pair. They remain available after Close.
 func (e *Endpoint) Stats() Stats {
 	e.net.mu.Lock()
 	defer e.net.mu.Unlock()
@@ -41,14 +41,14 @@ func (e *Endpoint) Stats() Stats {
 	return s
 }
 
-// QPNum is the number of the endpoint's queue pair, 0 if it has none.
+// QPNum returns the number of the endpoint's queue pair, or 0 if it has none.
 func (e *Endpoint) QPNum() uint32 {
 	e.net.mu.Lock()
 	defer e.net.mu.Unlock()
 	return e.num
 }
 
-// Stats are those of all the provider's queue pairs, also of those that were closed.
+// Stats returns the sum over all queue pairs of the provider, closed ones included.
 func (p *Provider) Stats() Stats {
 	p.net.mu.Lock()
 	defer p.net.mu.Unlock()

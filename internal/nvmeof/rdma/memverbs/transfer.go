@@ -6,7 +6,7 @@ import (
 	"jbofd/internal/nvmeof/rdma/verbs"
 )
 
-// source are the bytes that a request sends.
+// source returns the data that a request sends.
 func (e *Endpoint) source(s *sendRequest) ([]byte, bool) {
 	if s.wr.Flags&verbs.FlagInline != 0 {
 		i := int(e.sent % uint64(len(e.sends)))
@@ -30,8 +30,8 @@ func (e *Endpoint) write(s *sendRequest) verbs.WCStatus { // hot: 0 allocs
 	return verbs.StatusOK
 }
 
-// refused: a request has brought the peer's queue pair into the error state. It has answered
-// the RDMA READs before.
+// refused handles a request that moves the peer's queue pair to the error state. The peer answers the earlier RDMA
+// READs first.
 func (e *Endpoint) refused() {
 	for i := e.acked; i < e.sent; i++ {
 		if s := e.request(i); s.awaits() {
@@ -41,7 +41,7 @@ func (e *Endpoint) refused() {
 	e.peer.breaks()
 }
 
-// beginRead sends the request of an RDMA READ.
+// beginRead sends the read request of an RDMA READ.
 func (e *Endpoint) beginRead(wr *verbs.SendWR) verbs.WCStatus { // hot: 0 allocs
 	if _, ok := e.domain.local(wr.LKey, wr.Addr, wr.Len, verbs.LocalWrite); !ok {
 		return verbs.StatusLocalProt
@@ -59,7 +59,7 @@ func (e *Endpoint) beginRead(wr *verbs.SendWR) verbs.WCStatus { // hot: 0 allocs
 	return verbs.StatusOK
 }
 
-// answer is the arrival of an RDMA READ's data.
+// answer handles the arrival of an RDMA READ's data.
 func (e *Endpoint) answer(s *sendRequest) {
 	s.answered, s.status = true, e.read(&s.wr)
 }
@@ -79,7 +79,7 @@ func (e *Endpoint) read(wr *verbs.SendWR) verbs.WCStatus { // hot: 0 allocs
 	return verbs.StatusOK
 }
 
-// message takes a SEND to the peer. False: the peer has no receive, it is to be tried again.
+// message delivers a SEND to the peer. It returns false if the peer has no receive and the SEND must be retried.
 func (e *Endpoint) message(s *sendRequest) (verbs.WCStatus, bool) { // hot: 0 allocs
 	src, ok := e.source(s)
 	if !ok {
@@ -104,7 +104,7 @@ func (e *Endpoint) message(s *sendRequest) (verbs.WCStatus, bool) { // hot: 0 al
 	return status, true
 }
 
-// receive fills a receive of the endpoint's and its completion; it returns the sender's status.
+// receive fills a receive of the endpoint and its completion. It returns the sender's status.
 func (p *Endpoint) receive(sent *verbs.SendWR, wr *verbs.RecvWR, src []byte, wc *verbs.WC) verbs.WCStatus {
 	if sent.Len > wr.Len {
 		wc.Status = verbs.StatusLocalLength

@@ -5,7 +5,7 @@ import (
 	"jbofd/internal/nvmeof/rdma/cm"
 )
 
-// Join connects h as I/O queue qid of a's controller.
+// Join connects h as I/O queue qid of the controller of a.
 func (h *Host) Join(a Association, qid uint16) {
 	h.T.Helper()
 	p := Request(qid)
@@ -18,8 +18,9 @@ func (h *Host) Join(a Association, qid uint16) {
 	}
 }
 
-// CheckPrivateData checks that a target with at most 64 I/O queues of 129 entries rejects each malformed request for
-// queue 2 with its status, and returns how many it has made. exact: the fabric does not pad private data, so that it can be too short.
+// CheckPrivateData checks that a target that permits at most 64 I/O queues of 129 entries rejects each malformed
+// request for queue 2 with the right status. It returns the number of requests made. If exact, the fabric does not pad
+// private data, so requests that are too short are checked as well.
 func CheckPrivateData(dial func() *Host, exact bool) (requests int) {
 	good := Request(2)
 	changed := func(change func(*cm.Request)) []byte {
@@ -56,8 +57,8 @@ func CheckPrivateData(dial func() *Host, exact bool) (requests int) {
 	return requests
 }
 
-// CheckSGLs checks that commands with SGLs that are not right fail with their statuses, and that the connection goes
-// on. h has joined; the namespace has blocks of 4 KiB.
+// CheckSGLs checks that commands with invalid SGLs fail with the right statuses and that the connection survives. h
+// must have joined a controller whose namespace has blocks of 4 KiB.
 func (h *Host) CheckSGLs() {
 	h.T.Helper()
 	for _, tc := range []struct {
@@ -107,7 +108,7 @@ func (h *Host) CheckSGLs() {
 	}
 }
 
-// WrongKeys are SGLs that the host's device refuses.
+// WrongKeys are SGLs that the host's RDMA device refuses.
 var WrongKeys = []struct {
 	Name   string
 	Opcode uint8
@@ -119,7 +120,7 @@ var WrongKeys = []struct {
 	{"write, below the region", nvme.CmdWrite, func(g *nvme.SGL) { g.SetKeyed(0, g.Address()-4096, g.KeyedLength(), g.Key()) }},
 }
 
-// SendSpoiled sends a command of 16 KiB, identifier cid, whose SGL is spoiled.
+// SendSpoiled sends a command of 16 KiB with identifier cid, after spoil has modified its SGL.
 func (h *Host) SendSpoiled(opcode uint8, cid uint16, spoil func(g *nvme.SGL)) {
 	h.T.Helper()
 	e := RW(opcode, cid, 4)
@@ -128,5 +129,12 @@ func (h *Host) SendSpoiled(opcode uint8, cid uint16, spoil func(g *nvme.SGL)) {
 	h.Receive(1)
 	if err := h.Send(e[:]); err != nil {
 		h.T.Fatal(err)
+	}
+}
+
+// Fill sets n bytes of the host's data to b.
+func (h *Host) Fill(b byte, n int) {
+	for i := range h.mem[dataAt:][:n] {
+		h.mem[dataAt+i] = b
 	}
 }

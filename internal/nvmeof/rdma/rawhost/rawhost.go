@@ -1,5 +1,5 @@
-// Package rawhost is a queue pair without an NVMe host, for tests: they say what it sends, right or wrong. The
-// association that its queue belongs to is somebody else's.
+// Package rawhost is an RDMA queue pair for tests that act as an NVMe host. A test decides what the queue pair sends,
+// valid or not. The association to which the queue belongs is created by another host.
 package rawhost
 
 import (
@@ -18,10 +18,10 @@ import (
 	"jbofd/internal/nvmeof/rdma/verbs"
 )
 
-// Host is one connection. It fails its test when something goes wrong that should not.
+// Host is one connection. It fails its test on unexpected errors.
 type Host struct {
 	T testing.TB
-	// Domain and MR are the host's protection domain, and its memory's registration.
+	// Domain is the host's protection domain. MR is the registration of the host's memory.
 	Domain verbs.Domain
 	MR     verbs.MR
 
@@ -33,7 +33,8 @@ type Host struct {
 	wcs    []verbs.WC
 }
 
-// Sizes: of the queue, of the host's memory, and where its parts lie. Data is 64 KiB, a capsule 16 KiB at most.
+// Sizes of the queue and of the host's memory, and offsets of its parts. The data area has 64 KiB; a capsule has at
+// most 16 KiB.
 const (
 	Entries = 8
 	Bytes   = 512 << 10
@@ -42,20 +43,21 @@ const (
 	sendAt = 64 << 10
 	recvAt = 256 << 10
 	recvs  = 64
-	// recvID is what work request identifiers of receives begin at.
+	// recvID is the first work request ID of receives.
 	recvID = 1000
-	// patience is how long things may take; the real thing runs in an emulated machine.
+	// patience is the time limit of a wait. It is long because tests with real RDMA drivers run in an emulated machine.
 	patience = 20 * time.Second
 )
 
-// Association is what a raw host's queue is a part of.
+// Association identifies the association to which a raw host's queue belongs.
 type Association struct {
 	HostNQN, SubNQN string
 	HostID          [16]byte
 	CNTLID          uint16
 }
 
-// New finds the way to a target: everything but Connect. It is closed at the end of the test.
+// New creates a queue pair on the route to the target and stops before Connect. The host is closed at the end of the
+// test.
 func New(t testing.TB, p verbs.Provider, target netip.AddrPort) *Host {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
@@ -86,7 +88,7 @@ func New(t testing.TB, p verbs.Provider, target netip.AddrPort) *Host {
 
 // Close ends the connection. Idempotent.
 func (h *Host) Close() {
-	_ = h.ep.Close() // whatever state the test has left it in
+	_ = h.ep.Close() // the test may have left the connection in any state
 	if h.cq != nil {
 		_ = h.cq.Close()
 	}
@@ -102,7 +104,7 @@ func (h *Host) Close() {
 	h.cq, h.MR, h.Domain, h.mem = nil, nil, nil, nil
 }
 
-// Request is the private data of a well-behaved host.
+// Request returns the private data of a well-behaved host.
 func Request(qid uint16) (r cm.Request) {
 	r.SetQID(qid)
 	r.SetHRQSIZE(Entries)
@@ -132,7 +134,7 @@ func (h *Host) Receive(n int) {
 // Send sends a capsule.
 func (h *Host) Send(capsule []byte) error {
 	at := sendAt
-	if !bytes.Equal(h.mem[at:at+len(capsule)], capsule) { // or what was sent before may still be read
+	if !bytes.Equal(h.mem[at:at+len(capsule)], capsule) { // an unchanged capsule is not copied again: an earlier send may still be reading it
 		copy(h.mem[at:], capsule)
 	}
 	_, err := h.Domain.PostSend([]verbs.SendWR{{ID: 1, QP: h.qp.Handle(), Op: verbs.OpSend, Flags: verbs.FlagSignaled,
@@ -140,7 +142,7 @@ func (h *Host) Send(capsule []byte) error {
 	return err
 }
 
-// Next returns the next completion of a receive, or one with an error.
+// Next returns the next completion of a receive, or the next failed completion.
 func (h *Host) Next() verbs.WC {
 	h.T.Helper()
 	for {
@@ -176,7 +178,7 @@ func (h *Host) Next() verbs.WC {
 	}
 }
 
-// Response returns the completion queue entry of a receive's completion.
+// Response returns the completion queue entry in the data of a receive's completion.
 func (h *Host) Response(w verbs.WC) (e nvme.CQE) {
 	h.T.Helper()
 	if w.Status != verbs.StatusOK || w.Len != nvme.CQESize {
@@ -196,13 +198,13 @@ func (h *Host) Do(capsule []byte) nvme.CQE {
 	return h.Response(h.Next())
 }
 
-// Keyed makes e's SGL name n bytes of the host's data.
+// Keyed makes the SGL of e describe n bytes of the host's data.
 func (h *Host) Keyed(e *nvme.SQE, subtype uint8, n uint32) {
 	e.SetPSDT(nvme.PSDTSGL)
 	e.SGL().SetKeyed(subtype, h.MR.Addr()+dataAt, n, h.MR.RKey())
 }
 
-// ConnectCommand is a Connect for I/O queue qid of a's controller; its data lies in the host's memory.
+// ConnectCommand returns a Connect for I/O queue qid of the controller of a. Its data is in the host's memory.
 func (h *Host) ConnectCommand(a Association, qid, sqsize uint16) (e nvme.SQE) {
 	d := (*nvme.ConnectData)(h.mem[dataAt:])
 	*d = nvme.ConnectData{}
@@ -218,7 +220,7 @@ func (h *Host) ConnectCommand(a Association, qid, sqsize uint16) (e nvme.SQE) {
 	return e
 }
 
-// RW is a read or write of blocks from LBA 0 of namespace 1.
+// RW returns a read or write of blocks, starting at LBA 0 of namespace 1.
 func RW(opcode uint8, cid uint16, blocks uint32) (e nvme.SQE) {
 	e.SetOpcode(opcode)
 	e.SetCID(cid)
@@ -227,7 +229,7 @@ func RW(opcode uint8, cid uint16, blocks uint32) (e nvme.SQE) {
 	return e
 }
 
-// Rejected is the status of a reject, or what has come instead.
+// Rejected returns the name of the status of a reject, or describes the error that came instead.
 func Rejected(err error) string {
 	if err == nil {
 		return "accepted"

@@ -17,16 +17,16 @@ import (
 
 	"jbofd/client"
 	"jbofd/internal/nvme"
-	"jbofd/internal/nvmeof/fabric/kvtest"
 	"jbofd/internal/nvmeof/rdma/memverbs"
 	"jbofd/internal/nvmeof/rdma/verbs"
+	"jbofd/internal/nvmeof/target/kvtest"
 	"jbofd/internal/ssd"
 	"jbofd/internal/ssd/mem"
 	"jbofd/internal/ssd/model"
 )
 
 var (
-	chaosSeeds  = flag.Int("chaos-seeds", 3, "how many seeds TestChaos tries, from -seed on")
+	chaosSeeds  = flag.Int("chaos-seeds", 3, "how many seeds TestChaos tries, from -seed on, beside a new one")
 	chaosFaults = flag.Int("chaos-faults", 25, "how many faults each of them has")
 )
 
@@ -34,8 +34,12 @@ var (
 // what they read and to hosts that keep to nothing. When it is over, the former are served again
 // and find their data, and nothing is left behind.
 func TestChaos(t *testing.T) {
-	for i := range *chaosSeeds {
-		t.Run(fmt.Sprint("seed ", *seed+uint64(i)), func(t *testing.T) { runChaos(t, *seed+uint64(i)) })
+	seeds := make([]uint64, *chaosSeeds, *chaosSeeds+1)
+	for i := range seeds {
+		seeds[i] = *seed + uint64(i)
+	}
+	for _, s := range append(seeds, rand.Uint64()) {
+		t.Run(fmt.Sprint("seed ", s), func(t *testing.T) { runChaos(t, s) })
 	}
 }
 
@@ -202,7 +206,7 @@ func (c *chaos) fault() {
 	case n < 98:
 		what = "table"
 		c.state.Subsystems[0].Model = fmt.Sprint("test", n)
-		c.fabric.Apply(c.state)
+		c.service.Apply(c.state)
 	default:
 		what = "removal"
 		c.removed = true
@@ -249,7 +253,7 @@ func (c *chaos) checkHosts() {
 	wg.Wait()
 	// What a host has sent over a connection that it has given up may be carried out as long as the
 	// target has not.
-	eventually(c.t, "the end of all other connections", func() bool { return len(c.fabric.Conns()) == want && c.server.Stats().Held == 0 })
+	eventually(c.t, "the end of all other connections", func() bool { return len(c.service.Conns()) == want && c.server.Stats().Held == 0 })
 	for _, w := range c.workers {
 		wg.Go(func() { w.check() })
 	}
@@ -290,7 +294,7 @@ func (c *chaos) end() {
 		busy.Wait()
 	} else {
 		closeHosts()
-		eventually(t, "the end of all connections", func() bool { return len(c.fabric.Conns()) == 0 && c.target.Counts().QPs == 0 })
+		eventually(t, "the end of all connections", func() bool { return len(c.service.Conns()) == 0 && c.target.Counts().QPs == 0 })
 		ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
 		defer cancel()
 		c.server.Drain(ctx)

@@ -10,12 +10,12 @@ import (
 	"jbofd/internal/bufpool"
 	"jbofd/internal/nvme"
 	"jbofd/internal/nvmeof"
-	"jbofd/internal/nvmeof/fabric/queue"
 	"jbofd/internal/nvmeof/rdma"
 	"jbofd/internal/nvmeof/rdma/cm"
 	"jbofd/internal/nvmeof/rdma/verbs"
 	"jbofd/internal/nvmeof/rdma/wr"
-	"jbofd/internal/pipeline"
+	"jbofd/internal/nvmeof/target/connection"
+	"jbofd/internal/tenant"
 )
 
 // connectBytes is the data of the Connect command.
@@ -25,11 +25,12 @@ const connectBytes = nvme.ConnectDataSize
 // allow.
 const maxReads = 32
 
-// conn is one connection at work. Its own goroutine sets it up, executes admin commands and
-// takes it down; commands and answers are the group's.
+// conn is one RDMA connection. A goroutine of its own sets it up, executes its admin commands and takes it down. I/O
+// commands and all responses are processed in turns of its group.
 type conn struct {
-	queue.Queue
+	connection.Conn
 	srv    *Server
+	ticket *connection.Ticket
 	ep     verbs.Endpoint
 	req    cm.Request
 	port   nvmeof.Port
@@ -54,7 +55,7 @@ type conn struct {
 	lent []bufpool.Buf
 	// waiting are receives whose commands wait for memory, in order.
 	waiting held
-	// progress counts what was posted and is done; stuck compares.
+	// progress counts work requests that are done, for stuck to compare.
 	progress         uint32
 	took             took
 	touched, stalled bool
@@ -70,12 +71,14 @@ type held struct {
 
 type heldReceive struct {
 	number, len int32
-	tenant      pipeline.Tenant // whose share of the receives it counts in
+	tenant      tenant.ID // whose share of the receives it counts in
 }
 
 func newConn(s *Server, ep verbs.Endpoint, req *cm.Request, port nvmeof.Port) *conn {
-	return &conn{srv: s, ep: ep, req: *req, port: port, remote: ep.Remote().String(),
+	c := &conn{srv: s, ep: ep, req: *req, port: port, remote: ep.Remote().String(),
 		admin: make(chan struct{}, 1), wake: make(chan struct{}, 1), resumed: make(chan struct{}, 1), dead: make(chan struct{})}
+	c.ticket = s.cfg.Admission.Enter(ep.Remote().Addr(), c.shut)
+	return c
 }
 
 func signal(ch chan struct{}) {
@@ -85,7 +88,7 @@ func signal(ch chan struct{}) {
 	}
 }
 
-// serve runs the connection until it is closed and everything that it lent or borrowed is back.
+// serve runs the connection until it is closed, its commands are done and their buffers are returned.
 func (c *conn) serve() {
 	if err := c.open(); err != nil {
 		c.srv.tel.ConnectionRefused("resources")
@@ -100,8 +103,9 @@ func (c *conn) serve() {
 		l := turnLock{c.g}
 		l.Lock()
 		ctrl, _ := c.Controller()
+		connecting := c.Connecting()
 		l.Unlock()
-		if ctrl == nil {
+		if ctrl == nil && !connecting {
 			c.shut("handshake timeout")
 		}
 	})
@@ -129,8 +133,8 @@ func (c *conn) open() (err error) {
 	}()
 	entries := int(c.req.HSQSIZE()) + 1
 	reads := int(min(c.ep.Peer().ResponderResources, c.dev.attr.MaxInitiatorDepth, maxReads))
-	// A whole queue of reads can be answered at once; what finds no place waits until
-	// something that was sent before is done.
+	// A whole queue of reads can be answered at once. A work request that finds no place waits until an earlier one is
+	// done.
 	c.sends = max(min(2*entries+reads, c.dev.attr.MaxQPWRs), 3)
 	if c.g, err = c.dev.place(c.sends); err != nil {
 		return err
@@ -165,18 +169,18 @@ func (c *conn) open() (err error) {
 
 // start makes the machine and makes the connection known.
 func (c *conn) start(entries, reads int) {
-	f := c.srv.fabric
+	f := c.srv.service
 	l := turnLock{c.g}
 	n := rdma.ResponseBytes(entries)
 	c.m = rdma.New(rdma.Config{Limits: c.srv.cfg.Limits, InCapsuleBytes: c.srv.cfg.InCapsuleBytes, Entries: entries, QP: c.qp.Handle(), Sends: c.sends, Reads: reads,
-		Responses: c.piece.b[connectBytes:][:n], Addr: c.piece.addr + connectBytes, LKey: c.piece.lkey, Inline: c.qp.InlineBytes() >= nvme.CQESize}, &c.Queue, c, &c.g.out)
+		Responses: c.piece.b[connectBytes:][:n], Addr: c.piece.addr + connectBytes, LKey: c.piece.lkey, Inline: c.qp.InlineBytes() >= nvme.CQESize}, &c.Conn, c, &c.g.out)
 	c.lent = make([]bufpool.Buf, n/nvme.CQESize)
 	c.waiting.b = make([]heldReceive, entries)
 	l.Lock()
-	c.Queue.Init(queue.Config{
-		Fabric: f, Telemetry: c.srv.tel, Log: c.srv.log, Admission: c.srv.cfg.Admission, Transport: c,
+	c.Conn.Init(connection.Config{
+		Service: f, Telemetry: c.srv.tel, Log: c.srv.log, Ticket: c.ticket, Transport: c,
 		Machine: &c.m.QPair, Closed: c.m.Closed, Lock: l, Batches: c.g.batches, Outbox: &c.g.outbox,
-		Name: "rdma", Local: c.ep.Local().String(), Remote: c.remote, Port: c.port,
+		Name: "rdma", Local: c.ep.Local().String(), Remote: c.remote, Peer: c.ep.Remote().Addr(), Port: c.port,
 		Agreed: &nvmeof.Agreed{QID: c.req.QID(), Entries: entries}, ConnectBuffer: c.piece.b[:connectBytes],
 	})
 	c.g.conns.put(c.qp.Num(), c)
@@ -222,7 +226,7 @@ func (c *conn) close() {
 	l.Unlock()
 	c.waitFor(func() bool { return c.InFlight() == 0 }, nil)
 
-	pool := c.srv.fabric.Pool()
+	pool := c.srv.service.Pool()
 	for i := range c.lent {
 		if !c.lent[i].IsZero() {
 			pool.Put(c.lent[i])
@@ -255,9 +259,8 @@ func (c *conn) unplug(l sync.Locker) *rdma.Fatal {
 		}
 		timeout.Stop()
 	}
-	// The machine sees what has failed, of which an event may have told before its completion. And
-	// receives that the last messages have taken are seen now: with the queue pair their
-	// completions may vanish.
+	// An event may have come before the completions that say what has failed: the machine gets those now. It also gets
+	// the receives of the last messages, whose completions may vanish with the queue pair.
 	c.g.clear()
 	l.Lock()
 	fatal := c.m.Fatal()
@@ -362,7 +365,7 @@ func (c *conn) fail(label, what string) {
 	c.m.Close()
 }
 
-// look sees to what a turn has brought, before it is posted.
+// look acts on what a turn has changed, before its work requests are posted.
 func (c *conn) look() {
 	c.RecordFailuresLocked()
 	if c.AdminPending() {
@@ -424,7 +427,7 @@ func (c *conn) stuck(now int64) bool {
 		last.sinceNS = now
 	}
 	last.busy, last.progress = busy, c.progress
-	return now-last.sinceNS > int64(limit) || c.Stuck(now, limit)
+	return now-last.sinceNS > int64(limit) || c.Stuck(now, connection.StallLimits{Timeout: limit, BytesPerSec: c.srv.cfg.MinBytesPerSec})
 }
 
 // Locate implements rdma.Sink.
@@ -442,35 +445,35 @@ func (c *conn) Locate(b []byte) (addr uint64, lkey uint32, ok bool) {
 // hot: 0 allocs
 func (c *conn) Sent(number int) {
 	if b := &c.lent[number]; !b.IsZero() {
-		c.srv.fabric.Pool().Put(*b)
+		c.srv.service.Pool().Put(*b)
 		*b = bufpool.Buf{}
 	}
 }
 
-// Lend implements queue.Transport.
+// Lend implements connection.Transport.
 func (c *conn) Lend(b bufpool.Buf) { c.lent[c.m.Last()] = b }
 
-// Paused implements queue.Transport.
+// Paused implements connection.Transport.
 func (c *conn) Paused() bool { return false }
 
-// Wake implements queue.Transport.
-func (c *conn) Wake() { c.g.run() }
+// Wake implements connection.Transport.
+func (c *conn) Wake() { c.g.driver.Run() }
 
-// Resume implements queue.Transport.
+// Resume implements connection.Transport.
 func (c *conn) Resume() {
 	signal(c.resumed)
 	if !c.g.resume.Swap(true) {
-		c.g.wakeUp()
+		c.g.driver.RunLater()
 	}
 }
 
-// Shut implements queue.Transport.
+// Shut implements connection.Transport.
 func (c *conn) Shut(reason string) { c.shut(reason) }
 
-// lingerFor is how long a host may take to receive our last words.
+// lingerFor is how long a host may take to receive what is sent before the connection is closed.
 const lingerFor = time.Second
 
-// Bye implements queue.Transport.
+// Bye implements connection.Transport.
 func (c *conn) Bye() {
 	l := turnLock{c.g}
 	l.Lock()
@@ -481,7 +484,17 @@ func (c *conn) Bye() {
 	c.waitFor(func() bool { return c.unsent() == 0 }, t.C)
 }
 
-// LocalAddress implements queue.Transport.
+// Lost implements connection.Transport.
+func (c *conn) Lost() bool {
+	select {
+	case <-c.dead:
+		return true
+	default:
+		return false
+	}
+}
+
+// LocalAddress implements connection.Transport.
 func (c *conn) LocalAddress() string { return c.ep.Local().Addr().Unmap().WithZone("").String() }
 
 // full reports that there are as many as the host may have sent.

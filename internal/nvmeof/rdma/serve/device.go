@@ -11,7 +11,7 @@ import (
 	"jbofd/internal/nvmeof/rdma/verbs"
 )
 
-// device is an RDMA device at work.
+// device is an open RDMA device.
 type device struct {
 	srv      *Server
 	name     string
@@ -37,7 +37,7 @@ func openDevice(s *Server, v verbs.Device) (d *device, err error) {
 	if d.domain, err = v.OpenDomain(); err != nil {
 		return nil, err
 	}
-	d.memory = newMemory(d.domain, s.fabric.Pool(), s.log)
+	d.memory = newMemory(d.domain, s.service.Pool(), s.log)
 	d.control = newSlab(d.domain, rdma.ResponseBytes(s.cfg.MaxEntries)+connectBytes)
 	if d.receives, err = newReceives(d.domain, min(s.cfg.Receives, d.attr.MaxSRQWRs), s.cfg.InCapsuleBytes); err != nil {
 		return nil, errors.Join(err, d.domain.Close())

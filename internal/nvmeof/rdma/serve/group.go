@@ -9,53 +9,55 @@ import (
 	"sync/atomic"
 	"time"
 
-	"jbofd/internal/nvmeof/fabric/queue"
 	"jbofd/internal/nvmeof/rdma"
 	"jbofd/internal/nvmeof/rdma/verbs"
 	"jbofd/internal/nvmeof/rdma/wr"
+	"jbofd/internal/nvmeof/target/connection"
+	"jbofd/internal/turn"
 )
 
 // pollBatch is how many completions one crossing takes.
 const pollBatch = 128
 
-// group is a completion queue and the connections whose queue pairs complete there. All of its
-// connections' state is touched by one goroutine at a time, but none is bound to it: whoever
-// brings work, an SSD's completions for instance, takes a turn if nobody else does, and whoever
-// has taken one looks for more work before it goes. The group's own goroutine polls, and sleeps
-// on the completion channel when there is nothing.
+// group is a completion queue and the connections whose queue pairs complete there. A turn.Driver drives it: a
+// goroutine that brings work, a drive's completions for instance, takes a turn if the group is free, and posts the
+// answers without a goroutine switch. The group has a goroutine of its own besides, which polls for completions and sleeps
+// on the completion channel when there are none; what others hand over is handed over to it.
 type group struct {
 	dev      *device
 	srv      *Server
 	cq       verbs.CQ
 	stopped  chan struct{} // closed when the goroutine has ended
 	stopping atomic.Bool
-	// over: the goroutine has ended by itself, for the device does not work any more.
+	// over: the goroutine has ended by itself, because the device does not work any more.
 	over atomic.Bool
 	// room is how many work requests of connections the queue has places for, promised how many
 	// they may post. Guarded by device.mu.
 	room, promised int
-	// resume: connections that have stopped are to try again.
+	driver         turn.Driver
+	// resume: commands that wait for memory try again in the next turn.
 	resume atomic.Bool
-	outbox queue.Outbox
-	spin   queue.Spinner
+	outbox connection.Outbox
+	spin   connection.Spinner
 
 	// creating is held while a queue pair is made, or destroyed and its completions cleared
 	// away: a new one may have the same number.
 	creating sync.Mutex
 
-	// mu is the turn: everything below, and the machines and Queues of all connections, belong
-	// to who has it.
-	mu      sync.Mutex
+	// Everything below, and the machines and Queues of all connections, belong to the driver's owner.
 	conns   table
-	batches *queue.Batches
+	batches *connection.Batches
 	out     rdma.Out
 	reposts []wr.Recv
 	wcs     [pollBatch]wr.Completion
 	touched []*conn // in this turn
 	stalled []*conn // with commands that wait
 	now     int64   // of this turn
-	// left: somebody who had the lock, a turn that has become long for instance, has left work.
-	left atomic.Bool
+	// worked and drained are the result of the last turn: there was something to do; every completion was taken that was
+	// there when the turn began.
+	worked, drained bool
+	// unfinished: the last owner has left work requests to be posted, or completions to be polled.
+	unfinished atomic.Bool
 }
 
 func newGroup(d *device, entries int) (*group, error) {
@@ -63,10 +65,27 @@ func newGroup(d *device, entries int) (*group, error) {
 	if err != nil {
 		return nil, err
 	}
-	g := &group{dev: d, srv: d.srv, cq: cq, stopped: make(chan struct{}), room: entries - d.receives.bound, batches: queue.NewBatches(d.srv.fabric)}
-	g.conns.init()
-	go g.loop()
+	g := &group{dev: d, srv: d.srv, cq: cq, stopped: make(chan struct{}), room: entries - d.receives.bound, batches: connection.NewBatches(d.srv.service)}
+	if err := g.init(); err != nil {
+		return nil, errors.Join(err, cq.Close())
+	}
+	turn.Real.Go(g.loop)
 	return g, nil
+}
+
+// init prepares a group without its goroutine.
+func (g *group) init() error {
+	g.conns.init()
+	return g.driver.Init(turn.Config{Machine: (*machine)(g), HandOver: g.handOver})
+}
+
+// handOver lets the group's goroutine take a turn, or another one if that has ended.
+func (g *group) handOver() {
+	if g.over.Load() {
+		g.driver.Env().Go(g.driver.Run)
+		return
+	}
+	g.wakeUp()
 }
 
 // leave gives back what place has promised.
@@ -76,70 +95,61 @@ func (g *group) leave(sends int) {
 	g.dev.mu.Unlock()
 }
 
-// turnLock is the group's lock for those who have something to do with one connection. Work that
-// they leave is done by the turn that follows.
+// turnLock is ownership of the group for code that works on one connection. It leaves posting to the turn that follows.
 type turnLock struct{ g *group }
 
 // Lock implements sync.Locker.
-func (l turnLock) Lock() { l.g.mu.Lock() }
+func (l turnLock) Lock() { l.g.driver.Lock() }
 
 // Unlock implements sync.Locker.
 func (l turnLock) Unlock() {
 	g := l.g
 	if len(g.out.Sends) > 0 || len(g.reposts) > 0 {
-		g.left.Store(true)
+		g.unfinished.Store(true)
 	}
-	g.mu.Unlock()
-	g.run()
+	g.driver.Unlock()
 }
 
-// pending reports that there is work for a turn beside completions, which the goroutine is told of.
-func (g *group) pending() bool { return g.left.Load() || g.outbox.Pending() || g.resume.Load() }
+// machine is the group as its driver sees it.
+type machine group
 
-// maxTurns is how many turns one takes in a row who has something else to do.
-const maxTurns = 4
-
-// run takes turns until there is nothing left to do or somebody else has the group: that one
-// looks for work after letting go, so nothing is left behind.
-func (g *group) run() {
-	for turns := 0; g.pending(); turns++ {
-		if turns >= maxTurns && !g.over.Load() {
-			g.wakeUp()
-			return
-		}
-		if !g.mu.TryLock() {
-			return
-		}
-		g.takeTurn()
-	}
+// Pending implements turn.Machine: there is work besides completions, for which the group's goroutine waits.
+func (m *machine) Pending() bool {
+	return m.unfinished.Load() || m.outbox.Pending() || m.resume.Load()
 }
 
-// takeTurn takes a turn and gives up mu, which the caller has.
+// Turn implements turn.Machine.
+func (m *machine) Turn() { (*group)(m).turn() }
+
+// takeTurn takes a turn and looks into no mailbox afterwards: the caller takes more turns or calls driver.Run.
 func (g *group) takeTurn() (worked, drained bool) {
-	worked, drained = g.turn()
-	g.mu.Unlock()
+	g.driver.Lock()
+	g.turn()
+	worked, drained = g.worked, g.drained
+	g.driver.Release()
 	return worked, drained
 }
 
-// wakeUp lets the goroutine take a turn; for those who have locks that a turn takes.
+// wakeUp ends the goroutine's sleep, also the next one if it does not sleep now.
 func (g *group) wakeUp() {
 	_ = g.cq.SetDeadline(time.Unix(1, 0)) // fails only when the queue is closed, and nobody sleeps there
 }
 
-// maxRounds is how often a turn polls before it ends, so that others can have the lock.
+// maxRounds is how often a turn polls before it ends, so that others can have ownership.
 const maxRounds = 8
 
-// turn does everything that there is to do. It reports whether there was anything, and whether
-// it has taken every completion that was there when it began. mu is held.
-func (g *group) turn() (worked, drained bool) {
-	g.left.Store(false)
+// turn takes completions and what drives and partitions have finished, and posts what follows from them. Needs
+// ownership.
+func (g *group) turn() {
+	g.unfinished.Store(false)
+	g.worked, g.drained = false, false
 	for range maxRounds {
 		n, err := g.cq.Poll(g.wcs[:])
 		if err != nil {
 			g.deviceGone(err)
 		}
-		drained = drained || n < len(g.wcs)
-		g.now = g.srv.fabric.Clock()
+		g.drained = g.drained || n < len(g.wcs)
+		g.now = g.srv.service.Clock()
 		for i := range g.wcs[:n] {
 			g.complete(&g.wcs[i])
 		}
@@ -152,12 +162,11 @@ func (g *group) turn() (worked, drained bool) {
 		g.batches.HandOver() // what was waiting for memory, and what lacks only data that cannot be had
 		g.post()
 		if n == 0 && !finished {
-			return worked, drained
+			return
 		}
-		worked = true
+		g.worked = true
 	}
-	g.left.Store(true)
-	return worked, drained
+	g.unfinished.Store(true)
 }
 
 // complete takes one completion.
@@ -201,7 +210,7 @@ func (g *group) touch(c *conn) {
 	}
 }
 
-// retry offers commands that wait to their machines again.
+// retry offers commands that wait for memory to their machines again.
 func (g *group) retry() {
 	stalled := g.stalled
 	g.stalled = nil
@@ -212,20 +221,19 @@ func (g *group) retry() {
 	}
 }
 
-// finish takes what the SSDs and partitions have left in the outbox, and reports whether there was
-// anything.
+// finish takes the commands that drives and partitions have put into the outbox, and reports whether there were any.
 //
 // hot: 0 allocs
 func (g *group) finish() (any bool) {
 	for {
 		if s := g.outbox.Take(); s != nil {
 			any = true
-			now := g.srv.fabric.Clock()
+			now := g.srv.service.Clock()
 			for s != nil {
 				next := s.Next()
-				c := s.Queue().Transport().(*conn)
+				c := s.Conn().Transport().(*conn)
 				if c.Finish(s, now) {
-					c.Later(s, now)
+					c.Later(s)
 				}
 				g.touch(c)
 				s = next
@@ -295,17 +303,17 @@ func errText(err error) string {
 	return err.Error()
 }
 
-// forget takes a connection out of everything. mu is held.
+// forget takes a connection out of everything. Needs ownership.
 func (g *group) forget(c *conn) {
 	g.conns.remove(c.qp.Num())
 	g.out.Sends = without(g.out.Sends, c.qp.Handle())
-	if c.stalled { // or the list would keep it until somebody else's wait is over
+	if c.stalled { // the list would keep it until another command's wait is over
 		g.stalled = slices.DeleteFunc(g.stalled, func(o *conn) bool { return o == c })
 	}
 }
 
-// deviceGone notes that the device does not work any more, and ends the connections: they may not
-// hear of it otherwise. mu is held.
+// deviceGone notes that the device does not work any more and ends the connections: no event of the device may tell
+// them. Needs ownership.
 func (g *group) deviceGone(err error) {
 	if !g.dev.removed.Swap(true) {
 		g.srv.log.Warn("RDMA device does not work any more", "device", g.dev.name, "error", err)
@@ -313,14 +321,14 @@ func (g *group) deviceGone(err error) {
 	g.conns.each(func(c *conn) { c.shut("the device does not work any more") })
 }
 
-// giveUp ends the group's goroutine, which can sleep no more. From now on who brings work does all
-// of it.
+// giveUp ends the group's goroutine, which cannot sleep any more. From now on the goroutines that bring work take all
+// turns.
 func (g *group) giveUp(err error) {
-	g.mu.Lock()
+	g.driver.Lock()
 	g.deviceGone(err)
-	g.mu.Unlock()
+	g.driver.Release()
 	g.over.Store(true)
-	g.run() // for whoever has just left something to the goroutine
+	g.driver.Run() // after over: work may just have been handed over to this goroutine
 }
 
 // loop is the group's goroutine.
@@ -334,14 +342,14 @@ func (g *group) loop() {
 			g.giveUp(err)
 			return
 		}
-		if g.step() || g.stopping.Load() { // what came before the notice was asked for
+		if g.step() || g.stopping.Load() { // completions that came before Arm bring no notice
 			continue
 		}
 		err := g.cq.Wait()
 		switch {
 		case errors.Is(err, os.ErrDeadlineExceeded):
-			// Woken. Clearing the deadline must not undo a later one: what it was set for is
-			// looked at after.
+			// wakeUp. A wakeUp that comes now, and whose deadline this clears, is not lost: the work that
+			// it was for is looked at in the next step.
 			_ = g.cq.SetDeadline(time.Time{})
 		case err != nil:
 			g.giveUp(err)
@@ -352,20 +360,19 @@ func (g *group) loop() {
 
 // step takes a turn and reports whether there was something to do.
 func (g *group) step() bool {
-	g.mu.Lock()
 	worked, _ := g.takeTurn()
-	return worked || g.pending()
+	return worked || (*machine)(g).Pending()
 }
 
 // spinPoll asks for completions until there are some or time is up.
 func (g *group) spinPoll() bool {
-	until := g.srv.fabric.Clock() + int64(g.srv.cfg.SpinFor)
+	until := g.srv.service.Clock() + int64(g.srv.cfg.SpinFor)
 	for !g.stopping.Load() {
 		if g.step() {
 			g.spin.Result(true)
 			return true
 		}
-		if g.srv.fabric.Clock() > until {
+		if g.srv.service.Clock() > until {
 			break
 		}
 		runtime.Gosched()
@@ -379,15 +386,15 @@ func (g *group) stop() {
 	g.stopping.Store(true)
 	g.wakeUp()
 	<-g.stopped
+	g.driver.Close()
 }
 
-// clear takes all completions that are there now. That nobody has left work does not say so: another
-// turn may be in the middle of them.
+// clear takes all completions that are there now. That nothing is pending is no proof that there are none: another
+// goroutine's turn may be in the middle of them.
 func (g *group) clear() {
 	drained := false
 	for seen := 0; !drained && seen <= g.room+g.dev.receives.bound; seen += maxRounds * pollBatch {
-		g.mu.Lock()
 		_, drained = g.takeTurn()
 	}
-	g.run() // what came meanwhile was left to these turns
+	g.driver.Run() // for work that came meanwhile and was left to these turns
 }

@@ -8,9 +8,9 @@ import (
 	"time"
 
 	"jbofd/internal/nvmeof"
-	"jbofd/internal/nvmeof/fabric"
-	"jbofd/internal/nvmeof/fabric/queue"
 	"jbofd/internal/nvmeof/rdma/verbs"
+	"jbofd/internal/nvmeof/target"
+	"jbofd/internal/nvmeof/target/connection"
 )
 
 // fullQueue is a completion queue with completions of queue pairs that nobody knows. The group's
@@ -33,12 +33,15 @@ func (q *fullQueue) SetDeadline(time.Time) error { return nil }
 // What clear leaves behind would be found by the next queue pair of the same number, or is a receive that
 // is lost with its queue pair.
 func TestClearTakesEverythingAlthoughOthersTakeTurns(t *testing.T) {
-	fab := fabric.New(fabric.Config{Target: nvmeof.New(nvmeof.Config{}), Log: slog.New(slog.DiscardHandler), Clock: func() int64 { return 0 }})
-	defer fab.Close()
+	service := target.New(target.Config{Target: nvmeof.New(nvmeof.Config{Limits: nvmeof.Limits{MDTSBytes: nvmeof.MinMDTSBytes}}), Log: slog.New(slog.DiscardHandler), Clock: func() int64 { return 0 }})
+	defer service.Close()
 	const entries = 4 * maxRounds * pollBatch
 	q := &fullQueue{}
-	g := &group{dev: &device{receives: &receives{bound: entries / 2}}, srv: &Server{fabric: fab}, cq: q, room: entries / 2, batches: queue.NewBatches(fab)}
-	g.conns.init()
+	g := &group{dev: &device{receives: &receives{bound: entries / 2}}, srv: &Server{service: service}, cq: q, room: entries / 2, batches: connection.NewBatches(service)}
+	if err := g.init(); err != nil {
+		t.Fatal(err)
+	}
+	defer g.driver.Close()
 	stop := make(chan struct{})
 	var others sync.WaitGroup
 	for range 2 {
@@ -56,13 +59,13 @@ func TestClearTakesEverythingAlthoughOthersTakeTurns(t *testing.T) {
 	defer others.Wait()
 	defer close(stop)
 	for range 200 {
-		g.mu.Lock()
+		g.driver.Lock()
 		q.left = entries
-		g.mu.Unlock()
+		g.driver.Release()
 		g.clear()
-		g.mu.Lock()
+		g.driver.Lock()
 		left := q.left
-		g.mu.Unlock()
+		g.driver.Release()
 		if left > 0 {
 			t.Fatalf("%d completions of %d are left", left, entries)
 		}

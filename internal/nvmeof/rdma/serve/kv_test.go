@@ -11,8 +11,8 @@ import (
 	"jbofd/client"
 	"jbofd/internal/nvme"
 	"jbofd/internal/nvmeof"
-	"jbofd/internal/nvmeof/fabric/kvtest"
 	"jbofd/internal/nvmeof/rdma/verbs"
+	"jbofd/internal/nvmeof/target/kvtest"
 )
 
 // kvNSID is the namespace of keys and values beside the blocks of namespace 1.
@@ -28,8 +28,8 @@ func kvRig(t testing.TB, change func(*setup)) (*rig, *kvtest.Store) {
 
 func (r *rig) addKV(s *kvtest.Store) {
 	r.state.Subsystems[0].Namespaces = append(r.state.Subsystems[0].Namespaces, &nvmeof.Namespace{NSID: kvNSID, CSI: nvme.CSIKV, SizeBytes: testBytes,
-		OffsetBytes: testBytes, Partition: r.fabric.AddPartition(s), MaxValueBytes: kvtest.MaxValue, ANAGroup: 1, ANAState: nvme.ANAStateOptimized})
-	r.fabric.Apply(r.state)
+		OffsetBytes: testBytes, Partition: r.service.AddPartition(s), MaxValueBytes: kvtest.MaxValue, ANAGroup: 1, ANAState: nvme.ANAStateOptimized})
+	r.service.Apply(r.state)
 }
 
 func TestKeysAndValuesOverRDMA(t *testing.T) {
@@ -215,7 +215,7 @@ func TestMemoryStaysWithThePartitionWhenTheHostIsGone(t *testing.T) {
 				closed.Store(true)
 				close(done)
 			}()
-			eventually(t, "others are closed", func() bool { n, _, _ := r.fabric.Counts(); return n <= 1 })
+			eventually(t, "others are closed", func() bool { n, _, _ := r.service.Counts(); return n <= 1 })
 			if got := r.pool.Stats().InUseBytes; closed.Load() || got < int64(with*bytes) {
 				t.Errorf("closed %t, %d bytes are in use while the partition works with %d", closed.Load(), got, with*bytes)
 			}

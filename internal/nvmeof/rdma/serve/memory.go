@@ -12,7 +12,7 @@ import (
 	"jbofd/internal/bufpool"
 	"jbofd/internal/nvmeof/rdma/verbs"
 	"jbofd/internal/nvmeof/rdma/wr"
-	"jbofd/internal/pipeline"
+	"jbofd/internal/tenant"
 )
 
 // memory is the buffer pool as a device sees it: each region is registered once, when the first
@@ -187,7 +187,7 @@ type receives struct {
 	wanted int // by the connections' queues together
 	n      int // posted or taken
 	// held counts receives of commands that wait, by tenant; heldAll is their sum.
-	held    map[pipeline.Tenant]int
+	held    map[tenant.ID]int
 	heldAll int
 }
 
@@ -196,7 +196,7 @@ const heldAlways = 8
 
 // hold keeps a receive for a command of t that must wait, and reports whether it may. As with buffers, a tenant may
 // hold no more than what is left for all others: so none can take the whole queue.
-func (r *receives) hold(t pipeline.Tenant) bool {
+func (r *receives) hold(t tenant.ID) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if r.held[t] >= heldAlways && r.held[t] >= r.bound-r.heldAll {
@@ -208,7 +208,7 @@ func (r *receives) hold(t pipeline.Tenant) bool {
 }
 
 // letGo ends what hold began.
-func (r *receives) letGo(t pipeline.Tenant) {
+func (r *receives) letGo(t tenant.ID) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.heldAll--
@@ -228,7 +228,7 @@ func (r *receives) heldNow() int {
 const recvKind = 3 << 32
 
 func newReceives(d verbs.Domain, bound, inCapsuleBytes int) (*receives, error) {
-	r := &receives{domain: d, bound: bound, held: map[pipeline.Tenant]int{}, stride: (64 + inCapsuleBytes + 63) &^ 63}
+	r := &receives{domain: d, bound: bound, held: map[tenant.ID]int{}, stride: (64 + inCapsuleBytes + 63) &^ 63}
 	r.perChunk = max(chunkBytes/r.stride, 1)
 	r.chunks = make([]atomic.Pointer[chunk], (bound+r.perChunk-1)/r.perChunk)
 	var err error
@@ -238,7 +238,7 @@ func newReceives(d verbs.Domain, bound, inCapsuleBytes int) (*receives, error) {
 	return r, nil
 }
 
-// want makes room for a queue of so many entries; negative: it has gone.
+// want makes room for a queue of so many entries; a negative number takes the room of a closed queue back.
 //
 // Errors: there is no memory for even one receive.
 func (r *receives) want(entries int) error {

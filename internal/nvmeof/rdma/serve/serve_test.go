@@ -14,14 +14,14 @@ import (
 
 	"jbofd/client"
 	"jbofd/internal/bufpool"
+	"jbofd/internal/drive"
 	"jbofd/internal/nvme"
 	"jbofd/internal/nvmeof"
-	"jbofd/internal/nvmeof/fabric"
-	"jbofd/internal/nvmeof/fabric/queue"
 	"jbofd/internal/nvmeof/rdma/memverbs"
 	"jbofd/internal/nvmeof/rdma/serve"
 	"jbofd/internal/nvmeof/rdma/verbs"
-	"jbofd/internal/owner"
+	"jbofd/internal/nvmeof/target"
+	"jbofd/internal/nvmeof/target/connection"
 	"jbofd/internal/ssd"
 	"jbofd/internal/ssd/mem"
 	"jbofd/internal/telemetry"
@@ -31,6 +31,8 @@ const (
 	testNQN    = "nqn.2026-11.example.jbofd:test"
 	testBytes  = 64 << 20
 	blockBytes = 4096
+	// quiesceMS is how long the target waits for commands that a drive has.
+	quiesceMS = 3000
 )
 
 var seed = flag.Uint64("seed", 1, "of the network between host and target")
@@ -51,7 +53,7 @@ type rig struct {
 	address string
 	pool    *bufpool.Pool
 	server  *serve.Server
-	fabric  *fabric.Fabric
+	service *target.Service
 	tel     *telemetry.Telemetry
 	state   nvmeof.State
 	log     *logBook
@@ -114,34 +116,34 @@ func newRig(t testing.TB, change func(*setup)) *rig {
 		}
 		s.devices = []ssd.Device{dev}
 	}
-	var owners []*owner.Owner
+	var owners []*drive.Drive
 	var namespaces []*nvmeof.Namespace
 	for i, dev := range s.devices {
-		own, err := owner.New(owner.Config{Device: dev, Pool: pool})
+		own, err := drive.New(drive.Config{Device: dev, Pool: pool})
 		if err != nil {
 			t.Fatal(err)
 		}
 		owners = append(owners, own)
 		namespaces = append(namespaces, &nvmeof.Namespace{NSID: uint32(i + 1), SSD: i, SizeBytes: testBytes, BlockShift: 12, ANAGroup: 1, ANAState: nvme.ANAStateOptimized})
 	}
-	target := nvmeof.New(nvmeof.Config{Firmware: "test", Limits: limits, InCapsuleBytes: s.serve.InCapsuleBytes, MaxEntries: s.serve.MaxEntries, MaxIOQueues: 64,
-		MaxControllers: 1024, MaxHosts: 1024, MinKATOMS: 1000, DiscoveryIdleMS: 120000})
+	machine := nvmeof.New(nvmeof.Config{Firmware: "test", Limits: limits, InCapsuleBytes: s.serve.InCapsuleBytes, MaxEntries: s.serve.MaxEntries, MaxIOQueues: 64,
+		MaxControllers: 1024, MaxHosts: 1024, MaxDiscovery: 500, MaxDiscoveryPerPeer: 500, MaxDiscoveryKATOMS: 300_000, MinKATOMS: 1000, QuiesceMS: quiesceMS, DiscoveryIdleMS: 120000})
 	start := time.Now()
-	fab := fabric.New(fabric.Config{Target: target, SSDs: owners, Pool: pool, Log: slog.New(slog.DiscardHandler),
+	service := target.New(target.Config{Target: machine, SSDs: owners, Pool: pool, Log: slog.New(slog.DiscardHandler),
 		Clock:  func() int64 { return int64(time.Since(start)) },
-		Events: fabric.Events{KeepAliveExpired: func(*nvmeof.Controller, time.Duration) {}}})
+		Events: target.Events{KeepAliveExpired: func(*nvmeof.Controller, time.Duration) {}}})
 	tel := telemetry.New(telemetry.Options{Version: "test", Node: "test"})
-	s.serve.Admission = queue.NewAdmission(1024, s.perHost, tel)
+	s.serve.Admission = connection.NewAdmission(connection.AdmissionLimits{Connections: 1024, PerHost: s.perHost, Pending: 1024, PendingPerAddress: 1024}, tel)
 	n := memverbs.New(s.network)
 	s.attr.Name = "mem0"
 	device := memverbs.DeviceConfig{Addr: targetAddr, Attr: s.attr}
-	r := &rig{net: n, device: device, pool: pool, fabric: fab, tel: tel, log: &logBook{lines: make(chan string, 4096)},
+	r := &rig{net: n, device: device, pool: pool, service: service, tel: tel, log: &logBook{lines: make(chan string, 4096)},
 		target: n.NewProvider(device), host: n.NewProvider(memverbs.DeviceConfig{Addr: hostAddr, Attr: s.hostAttr})}
 	var provider verbs.Provider = r.target
 	if s.wrap != nil {
 		provider = s.wrap(provider)
 	}
-	r.server = serve.New(s.serve, provider, fab, tel, slog.New(r.log))
+	r.server = serve.New(s.serve, provider, service, tel, slog.New(r.log))
 	l, err := r.server.Listen(s.listen)
 	if err != nil {
 		t.Fatal(err)
@@ -150,11 +152,11 @@ func newRig(t testing.TB, change func(*setup)) *rig {
 	r.address = "rdma://" + netip.AddrPortFrom(targetAddr, l.Addr().Port()).String()
 	r.state = nvmeof.State{Ports: []nvmeof.Port{port},
 		Subsystems: []nvmeof.SubsystemState{{NQN: testNQN, Serial: "1", Model: "test", AllowAnyHost: true, Namespaces: namespaces}}}
-	fab.Apply(r.state)
+	service.Apply(r.state)
 	r.server.Serve(l, port)
 	t.Cleanup(func() {
 		r.server.Close()
-		fab.Close()
+		service.Close()
 		for i, own := range owners {
 			if err := errors.Join(own.Close(), s.devices[i].Close()); err != nil {
 				t.Error(err)

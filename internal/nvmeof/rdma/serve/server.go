@@ -1,9 +1,9 @@
 // Package serve drives NVMe/RDMA connections with verbs: it listens, answers connection requests,
-// polls completion queues, hands commands to the SSDs' owners and posts their answers.
+// polls completion queues, hands commands to the drives and posts their answers.
 //
-//	Listener ──> Server ──> conn ── qpair, queue.Queue
+//	Listener ──> Server ──> conn ── qpair, connection.Conn
 //	                          │ belongs to
-//	device ── group ── CQ ────┘   one goroutine polls and sleeps; whoever brings work may take a turn
+//	device ── group ── CQ ────┘   one goroutine polls and sleeps; any that brings work may take a turn
 //	   ├── receives (SRQ, shared by all connections of the device)
 //	   └── memory   (the buffer pool, registered region by region, once)
 package serve
@@ -21,10 +21,10 @@ import (
 
 	"jbofd/internal/nvme"
 	"jbofd/internal/nvmeof"
-	"jbofd/internal/nvmeof/fabric"
-	"jbofd/internal/nvmeof/fabric/queue"
 	"jbofd/internal/nvmeof/rdma/cm"
 	"jbofd/internal/nvmeof/rdma/verbs"
+	"jbofd/internal/nvmeof/target"
+	"jbofd/internal/nvmeof/target/connection"
 	"jbofd/internal/telemetry"
 )
 
@@ -40,11 +40,14 @@ type Config struct {
 	// goroutine.
 	Pollers int
 	// Admission bounds the connections of all transports.
-	Admission *queue.Admission
+	Admission *connection.Admission
 	// HandshakeTimeout is how long a connection may take until Connect.
 	HandshakeTimeout time.Duration
 	// StallTimeout is how long a host may take no responses before it is cut off; 0: for ever.
 	StallTimeout time.Duration
+	// MinBytesPerSec is the least rate at which a host's memory is read, measured over no less than StallTimeout; 0:
+	// any.
+	MinBytesPerSec int64
 	// SpinFor is how long a completion queue is polled in vain before its goroutine sleeps.
 	SpinFor time.Duration
 }
@@ -53,7 +56,7 @@ type Config struct {
 type Server struct {
 	cfg      Config
 	provider verbs.Provider
-	fabric   *fabric.Fabric
+	service  *target.Service
 	tel      *telemetry.Telemetry
 	log      *slog.Logger
 	wg       sync.WaitGroup
@@ -71,9 +74,9 @@ type Server struct {
 }
 
 // New makes a server without listeners. It does not own the provider.
-func New(cfg Config, p verbs.Provider, f *fabric.Fabric, tel *telemetry.Telemetry, log *slog.Logger) *Server {
+func New(cfg Config, p verbs.Provider, f *target.Service, tel *telemetry.Telemetry, log *slog.Logger) *Server {
 	s := &Server{
-		cfg: cfg, provider: p, fabric: f, tel: tel, log: log, done: make(chan struct{}), ended: make(chan struct{}),
+		cfg: cfg, provider: p, service: f, tel: tel, log: log, done: make(chan struct{}), ended: make(chan struct{}),
 		listeners: map[verbs.Listener]struct{}{}, devices: map[verbs.Device]*device{}, conns: map[*conn]struct{}{},
 	}
 	if cfg.StallTimeout > 0 {
@@ -96,9 +99,14 @@ func PortFor(id uint16, a netip.AddrPort) nvmeof.Port {
 // backlog is how many connection requests may wait to be looked at.
 const backlog = 128
 
-// Listen opens a listener, for Serve.
+// Listen opens a listener on the provider's devices, for Serve. There need be no Server yet.
+func Listen(p verbs.Provider, address netip.AddrPort) (verbs.Listener, error) {
+	return p.Listen(address, backlog)
+}
+
+// Listen is the function Listen for the server's provider.
 func (s *Server) Listen(address netip.AddrPort) (verbs.Listener, error) {
-	return s.provider.Listen(address, backlog)
+	return Listen(s.provider, address)
 }
 
 // Serve accepts connections from l, which it takes over, until Drain or Close.
@@ -191,22 +199,17 @@ func (s *Server) answer(ep verbs.Endpoint, port nvmeof.Port) {
 		s.reject(ep, fault)
 		return
 	}
-	if err := s.cfg.Admission.Enter(); err != nil {
-		s.reject(ep, cm.NoRoom("%v", err))
-		return
-	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.stopping {
-		s.cfg.Admission.Leave()
-		s.wg.Go(func() { s.reject(ep, cm.NoRoom("%v", queue.ErrShuttingDown)) })
+		s.wg.Go(func() { s.reject(ep, cm.NoRoom("%v", connection.ErrShuttingDown)) })
 		return
 	}
 	c := newConn(s, ep, req, port)
 	s.conns[c] = struct{}{}
 	s.wg.Go(func() {
 		c.serve()
-		s.cfg.Admission.Leave()
+		c.ticket.Leave()
 		s.mu.Lock()
 		delete(s.conns, c)
 		s.mu.Unlock()
@@ -227,7 +230,7 @@ func (s *Server) enter(d verbs.Device) (*device, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.closed {
-		return nil, queue.ErrShuttingDown
+		return nil, connection.ErrShuttingDown
 	}
 	v := s.devices[d]
 	if v == nil || v.removed.Load() {
@@ -296,7 +299,7 @@ func (s *Server) sweep() {
 			return
 		case <-tick.C:
 		}
-		now := s.fabric.Clock()
+		now := s.service.Clock()
 		s.mu.Lock()
 		conns := make([]*conn, 0, len(s.conns))
 		for c := range s.conns {

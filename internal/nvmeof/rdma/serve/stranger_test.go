@@ -10,9 +10,10 @@ import (
 	"time"
 
 	"jbofd/internal/nvme"
-	"jbofd/internal/nvmeof/fabric/kvtest"
 	"jbofd/internal/nvmeof/rdma/cm"
 	"jbofd/internal/nvmeof/rdma/verbs"
+	"jbofd/internal/nvmeof/target/kvtest"
+	"jbofd/internal/uuid"
 )
 
 // startStrangers starts hosts that connect, misbehave and go, until chaos.stop is closed.
@@ -241,7 +242,7 @@ func (s *stranger) associate() bool {
 func (s *stranger) connectCommand(e *nvme.SQE, qid, sqsize, cntlid uint16) {
 	d := (*nvme.ConnectData)(s.mem[strangeData:])
 	*d = nvme.ConnectData{}
-	d.SetHostID(nvme.UUID{15: byte(s.id), 14: byte(s.id >> 8), 13: byte(s.id >> 32), 12: 1})
+	d.SetHostID(uuid.UUID{15: byte(s.id), 14: byte(s.id >> 8), 13: byte(s.id >> 32), 12: 1})
 	d.SetHostNQN("nqn.2026-11.example.jbofd:stranger")
 	d.SetSubNQN(testNQN)
 	d.SetCNTLID(cntlid)

@@ -80,10 +80,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// This file is all that knows C: each function is one call, with Go's types. Objects of C are
+// This file contains all calls into C. Each function makes one call and takes Go types. C objects are represented by
 // handles.
 
-// The layout of C, which rdma.c asserts in the same numbers; a mismatch does not compile.
+// The memory layout of the C structs. rdma.c asserts the same numbers, so a mismatch does not compile.
 var (
 	_ [0]struct{} = [unsafe.Sizeof(SendWR{}) - 48]struct{}{}
 	_ [0]struct{} = [unsafe.Offsetof(SendWR{}.Len) - 32]struct{}{}
@@ -95,10 +95,10 @@ var (
 	_ [0]struct{} = [unsafe.Offsetof(WC{}.Invalidated) - 26]struct{}{}
 )
 
-// handle names an object of C by its address; 0 is none.
+// handle identifies a C object by its address; 0 stands for no object.
 type handle uint64
 
-// errno is what a call returns: 0, or a negative error number.
+// errno converts the return value of a call: 0, or a negative error number.
 func errno(r C.int32_t) unix.Errno {
 	if r < 0 {
 		return unix.Errno(-r)
@@ -151,8 +151,9 @@ func paramToC(p Params) (c C.struct_jbof_param) {
 	return c
 }
 
-// peerFromC is what the peer sent. The CM turns the depths around, to what the receiver of the event should use at
-// most; Params are told as their sender meant them.
+// peerFromC returns the parameters that the peer sent. The connection manager swaps the two depths, to tell the
+// receiver of the event what it may use. This function swaps them back, so that Params are from the sender's point of
+// view.
 func peerFromC(c *C.struct_jbof_param) Params {
 	p := Params{ResponderResources: uint8(c.initiator), InitiatorDepth: uint8(c.responder), RetryCount: uint8(c.retry), RNRRetryCount: uint8(c.rnr)}
 	p.PrivateData = append(p.PrivateData, unsafe.Slice((*byte)(unsafe.Pointer(&c.data)), int(c.len))...)
@@ -176,8 +177,8 @@ type cmEvent struct {
 	peer                Params
 }
 
-// cmGet returns the next event, EAGAIN if there is none. It must be acknowledged before its
-// identifiers can be destroyed.
+// cmGet returns the next event, or EAGAIN if there is none. The event must be acknowledged before its identifiers can
+// be destroyed.
 func cmGet(ch handle) (cmEvent, unix.Errno) {
 	var c C.struct_jbof_cm_event
 	if e := errno(C.jbof_cm_get(C.uint64_t(ch), &c)); e != 0 {
@@ -234,8 +235,8 @@ func idReject(id handle, private []byte) unix.Errno {
 
 func idDisconnect(id handle) unix.Errno { return errno(C.jbof_id_disconnect(C.uint64_t(id))) }
 
-// idNotify tells the CM that the queue pair has heard from its peer: then the connection is
-// established, also if the CM's own message was lost.
+// idNotify tells the connection manager that the queue pair has received a message from its peer. The connection then
+// counts as established even if the connection manager's own message was lost.
 func idNotify(id handle) unix.Errno { return errno(C.jbof_id_notify(C.uint64_t(id))) }
 
 func idContext(id handle) handle { return handle(C.jbof_id_context(C.uint64_t(id))) }
@@ -261,13 +262,13 @@ func contextAttr(ctx handle) (Attr, unix.Errno) {
 	}, 0
 }
 
-// contextAsyncFD returns a descriptor of the caller's for the device's events.
+// contextAsyncFD returns a file descriptor for the device's events. The caller owns the descriptor.
 func contextAsyncFD(ctx handle) (int, unix.Errno) {
 	r := C.jbof_context_async_fd(C.uint64_t(ctx))
 	return int(r), errno(r)
 }
 
-// asyncEvent is an event of a device; object is what it is about.
+// asyncEvent is an event of a device. The event concerns object.
 type asyncEvent struct {
 	kind   int
 	object handle
@@ -284,8 +285,8 @@ const (
 	asyncDevice = C.JBOF_ASYNC_DEVICE
 )
 
-// contextAsync returns the next event, EAGAIN if there is none. It must be acknowledged before
-// its object can be closed.
+// contextAsync returns the next event, or EAGAIN if there is none. The event must be acknowledged before its object can
+// be destroyed.
 func contextAsync(ctx handle) (e asyncEvent, err unix.Errno) {
 	err = errno(C.jbof_context_async(C.uint64_t(ctx), &e.c))
 	e.kind, e.object = int(e.c.kind), handle(e.c.object)
@@ -294,8 +295,8 @@ func contextAsync(ctx handle) (e asyncEvent, err unix.Errno) {
 
 func contextAck(e asyncEvent) { C.jbof_context_ack(&e.c) }
 
-// contextLetGo frees the system from waiting for this process, which has nothing open any more
-// on the removed device.
+// contextLetGo tells the system not to wait for this process any longer, which has no open objects on the removed
+// device.
 func contextLetGo(ctx handle) { C.jbof_context_let_go(C.uint64_t(ctx)) }
 
 func domainOpen(ctx handle) (handle, unix.Errno) {
@@ -317,7 +318,7 @@ func mrClose(mr handle) unix.Errno { return errno(C.jbof_mr_close(C.uint64_t(mr)
 
 // Queues.
 
-// cqCreate returns the queue and a descriptor of the caller's for its notices.
+// cqCreate returns the queue and a file descriptor for its notifications. The caller owns the descriptor.
 func cqCreate(d handle, entries int) (cq handle, fd int, err unix.Errno) {
 	var cfd, cerr C.int32_t
 	cq = handle(C.jbof_cq_create(C.uint64_t(d), C.int32_t(entries), &cfd, &cerr))
@@ -334,7 +335,7 @@ func cqPoll(cq handle, dst []WC) (int, unix.Errno) {
 
 func cqArm(cq handle) unix.Errno { return errno(C.jbof_cq_arm(C.uint64_t(cq))) }
 
-// cqEvent takes a notice, EAGAIN if there is none.
+// cqEvent consumes a notification, or returns EAGAIN if there is none.
 func cqEvent(cq handle) unix.Errno { return errno(C.jbof_cq_event(C.uint64_t(cq))) }
 
 func srqCreate(d handle, entries int) (handle, unix.Errno) {
@@ -345,7 +346,7 @@ func srqCreate(d handle, entries int) (handle, unix.Errno) {
 
 func srqClose(s handle) unix.Errno { return errno(C.jbof_srq_close(C.uint64_t(s))) }
 
-// posted is what became of a batch.
+// posted is the result of posting a batch.
 type posted struct {
 	n, doorbells int
 	err          unix.Errno
@@ -370,13 +371,13 @@ func postSend(d handle, wrs []SendWR) posted {
 	return postedFromC(C.jbof_post_send(C.uint64_t(d), (*C.struct_jbof_send_wr)(unsafe.Pointer(unsafe.SliceData(wrs))), C.int32_t(len(wrs))))
 }
 
-// qpConfig is QPConfig in handles.
+// qpConfig is QPConfig with handles in place of objects.
 type qpConfig struct {
 	domain, sendCQ, recvCQ, srq handle
 	sends, recvs, inline        int
 }
 
-// qpCreate makes the identifier's queue pair; qp is QP.Handle.
+// qpCreate creates the queue pair of the identifier. The result qp is the value of QP.Handle.
 func qpCreate(id handle, c qpConfig) (qp uint64, num uint32, inline int, err unix.Errno) {
 	in := C.struct_jbof_qp_config{
 		domain: C.uint64_t(c.domain), send_cq: C.uint64_t(c.sendCQ), recv_cq: C.uint64_t(c.recvCQ), srq: C.uint64_t(c.srq),

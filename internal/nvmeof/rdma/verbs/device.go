@@ -16,31 +16,31 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// device is a device as librdmacm has opened it: an ibv_context. A device that comes back
-// after it was removed is another one.
+// device is a device as opened by librdmacm: an ibv_context. A device that returns after its removal is a new device
+// value.
 //
-// It keeps an identifier bound to one of its addresses, which tells of its removal also when nobody
-// is connected, and keeps librdmacm from closing the context meanwhile.
+// The device keeps an RDMA CM identifier bound to one of its addresses. The identifier reports the removal of the
+// device even if no connection exists, and prevents librdmacm from closing the context in the meantime.
 type device struct {
 	p        *provider
 	ctx      handle
 	keeper   handle
 	attr     Attr
-	file     *os.File // a descriptor of its events
+	file     *os.File // file descriptor of the device's event queue
 	removed  chan struct{}
-	watched  chan struct{} // closed when watch has ended
+	watched  chan struct{} // closed when watch has returned
 	releases sync.Once
 
 	mu        sync.Mutex
-	users     int // endpoints, domains
+	users     int // number of endpoints and domains
 	gone      bool
 	endpoints map[*endpoint]struct{}
 }
 
-// newDevice opens what a device needs of its own.
+// newDevice allocates a device's resources.
 //
-// Deviation: an IPv6 link-local address does not name its interface in a connection request, so a
-// device cannot be met first by one.
+// Deviation: a connection request from an IPv6 link-local address does not name its interface. Such an address
+// therefore cannot be the first one through which a device is found.
 func newDevice(p *provider, ctx handle, local netip.AddrPort) (*device, error) {
 	d := &device{p: p, ctx: ctx, removed: make(chan struct{}), watched: make(chan struct{}), endpoints: map[*endpoint]struct{}{}}
 	var err error
@@ -76,7 +76,7 @@ func newDevice(p *provider, ctx handle, local netip.AddrPort) (*device, error) {
 	return d, nil
 }
 
-// get counts a user, put counts it off; the last one of a removed device frees it.
+// get adds a user of the device and put removes one. The last put of a removed device frees it.
 func (d *device) get() error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -116,7 +116,7 @@ func (d *device) present() []*endpoint {
 	return slices.Collect(maps.Keys(d.endpoints))
 }
 
-// remove tells everybody that the device is gone.
+// remove reports the removal of the device to all its users.
 func (d *device) remove() {
 	d.mu.Lock()
 	if d.gone {
@@ -135,7 +135,7 @@ func (d *device) remove() {
 	}
 }
 
-// release ends the device's goroutine and frees what the device has of its own.
+// release stops the device's goroutine and frees the device's resources.
 func (d *device) release() {
 	d.releases.Do(func() {
 		d.p.deviceMu.Lock()
@@ -152,19 +152,19 @@ func (d *device) release() {
 		if gone {
 			contextLetGo(d.ctx)
 		}
-		// What fails here is the system's: the device has no user who could be told.
+		// The device has no user left to whom an error of the system could be returned.
 		_ = d.p.dropID(d.keeper)
 	})
 }
 
-// onCM implements cmTarget, for the keeper.
+// onCM implements cmTarget for the keeper identifier.
 func (d *device) onCM(ev cmEvent) {
 	if ev.kind == cmDeviceRemoval {
 		d.remove()
 	}
 }
 
-// drain dispatches the device's events that have come.
+// drain dispatches the device's pending events.
 func (d *device) drain() (last bool) {
 	for {
 		ev, err := contextAsync(d.ctx)
@@ -172,7 +172,7 @@ func (d *device) drain() (last bool) {
 		case 0:
 		case unix.EAGAIN, unix.EINTR:
 			return false
-		default: // a removed device's file has come to its end
+		default: // the event queue of a removed device has ended
 			d.remove()
 			return true
 		}
@@ -223,14 +223,14 @@ func (d *device) OpenDomain() (Domain, error) {
 	return m, nil
 }
 
-// object is something of C's that can be closed, once nothing uses it any more.
+// object is a C object that can be destroyed once nothing uses it.
 type object struct {
-	mu    sync.Mutex // also over calls that must not meet the close
+	mu    sync.Mutex // also held over C calls that must not run concurrently with the destruction
 	h     atomic.Uint64
 	users int
 }
 
-// handle is 0 after the close.
+// handle returns 0 after the object was destroyed.
 func (o *object) handle() handle { return handle(o.h.Load()) }
 
 func (o *object) use() (handle, error) {
@@ -250,7 +250,7 @@ func (o *object) unuse() {
 	o.users--
 }
 
-// end closes the object and reports whether it was this call that did.
+// end destroys the object. It reports whether this call destroyed it.
 func (o *object) end(what string, destroy func(handle) unix.Errno) (bool, error) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -268,7 +268,7 @@ func (o *object) end(what string, destroy func(handle) unix.Errno) (bool, error)
 	return true, nil
 }
 
-// domain is a protection domain, used by its regions, queues and queue pairs.
+// domain is a protection domain. Its memory regions, queues and queue pairs count as its users.
 type domain struct {
 	object
 	dev       *device
@@ -302,7 +302,7 @@ func (d *domain) PostSend(wrs []SendWR) (int, error) {
 	return d.took(postSend(h, wrs))
 }
 
-// took accounts for a batch that was posted.
+// took accounts for a posted batch.
 //
 // hot: 0 allocs
 func (d *domain) took(r posted) (int, error) {
@@ -313,7 +313,7 @@ func (d *domain) took(r posted) (int, error) {
 		return r.n, nil
 	case unix.ENOMEM, unix.EAGAIN, unix.ENOSPC:
 		return r.n, ErrQueueFull
-	case unix.ESHUTDOWN: // rdma.c's word for a handle that is no more
+	case unix.ESHUTDOWN: // the error that rdma.c returns for a destroyed handle
 		return r.n, net.ErrClosed
 	}
 	return r.n, fmt.Errorf("post: %w", r.err)
@@ -340,7 +340,7 @@ func (d *domain) Register(b []byte, a Access) (MR, error) {
 	return m, nil
 }
 
-// registerError explains a refused registration: mostly it is the limit of locked memory.
+// registerError explains why a registration failed. The usual cause is the limit of locked memory.
 func registerError(n int, e unix.Errno) error {
 	what := fmt.Sprintf("register %d bytes", n)
 	var lim unix.Rlimit

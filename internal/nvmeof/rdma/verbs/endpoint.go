@@ -14,18 +14,18 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// listener is an identifier that listens. Requests wait in its queue; when that is full, more are
-// rejected.
+// listener is a listening RDMA CM identifier. Requests wait in its queue; requests that arrive while the queue is full
+// are rejected.
 type listener struct {
 	p     *provider
 	id    handle
 	addr  netip.AddrPort
 	queue chan *endpoint
-	done  chan struct{} // closed with err
+	done  chan struct{} // closed when err is set
 
 	mu     sync.Mutex
 	closed bool
-	err    error // why done is closed
+	err    error // the reason why done is closed
 }
 
 func (l *listener) start(address netip.AddrPort, backlog int) error {
@@ -39,7 +39,7 @@ func (l *listener) start(address netip.AddrPort, backlog int) error {
 		return e
 	}
 	l.addr, _ = idAddrs(l.id)
-	// A device that is listened on is watched from now on, so that it can be removed.
+	// Watch a device from the moment that a listener is bound to it, so that its removal is noticed.
 	if ctx := idContext(l.id); ctx != 0 {
 		d, err := l.p.device(ctx, l.addr)
 		if err != nil {
@@ -139,27 +139,27 @@ func (l *listener) Close() error {
 	return err
 }
 
-// endpoint is an identifier of a connection.
+// endpoint is the RDMA CM identifier of a connection.
 type endpoint struct {
 	p             *provider
-	active        bool // from Resolve
+	active        bool // made by Resolve
 	local, remote netip.AddrPort
 
-	// eventMu is held while the user's function runs, which Close waits for.
+	// eventMu is held while the user's function runs; Close waits for it.
 	eventMu sync.Mutex
 	fn      func(Event)
-	told    [Removed + 1]bool // events that have been passed on
-	down    bool              // disconnected, by whichever side: that the queue pair fails is no news
+	told    [Removed + 1]bool // events that were already reported
+	down    bool              // either side has disconnected, so a failure of the queue pair is expected and not reported
 	drained chan struct{}     // closed by drain
 	drain   func()
 
-	// mu is held over calls of C that must not meet Close.
+	// mu is held over C calls that must not run concurrently with Close.
 	mu   sync.Mutex
-	id   handle // 0: closed
+	id   handle // 0 after Close
 	dev  *device
 	qp   *queuePair
 	peer Params
-	wait chan cmEvent // of a Resolve or Connect that waits for an answer; takes one
+	wait chan cmEvent // receives the answer that a Resolve or Connect waits for; buffers one event
 }
 
 func newEndpoint(p *provider) *endpoint {
@@ -171,7 +171,7 @@ func newEndpoint(p *provider) *endpoint {
 // Drained implements Endpoint.
 func (e *endpoint) Drained() <-chan struct{} { return e.drained }
 
-// ask makes a request of the connection manager and waits for its answer, which is to be want.
+// ask sends a request to the connection manager and waits for its answer, which must be an event of kind want.
 func (e *endpoint) ask(ctx context.Context, want int32, request func(id handle) unix.Errno) (cmEvent, error) {
 	answer := make(chan cmEvent, 1)
 	e.mu.Lock()
@@ -201,7 +201,7 @@ func (e *endpoint) ask(ctx context.Context, want int32, request func(id handle) 
 	}
 }
 
-// answer gives the event to who waits for one.
+// answer passes the event to the goroutine that waits in ask.
 func (e *endpoint) answer(ev cmEvent) bool {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -213,7 +213,7 @@ func (e *endpoint) answer(ev cmEvent) bool {
 	return true
 }
 
-// routeError is why a peer cannot be reached, as the system says it.
+// routeError converts the system's error to the reason why a peer cannot be reached.
 func routeError(e unix.Errno) error {
 	switch e {
 	case unix.ENODEV, unix.EADDRNOTAVAIL:
@@ -224,10 +224,10 @@ func routeError(e unix.Errno) error {
 	return e
 }
 
-// Reasons of a rejection that say that nobody listens: IB_CM_REJ_INVALID_SERVICE_ID.
+// rejectNoListener is the reject reason of a peer that does not listen: IB_CM_REJ_INVALID_SERVICE_ID.
 const rejectNoListener = 8
 
-// err is what an answer means that is not the wanted one.
+// err returns the error that an unexpected answer stands for.
 func (ev *cmEvent) err() error {
 	switch ev.kind {
 	case cmDeviceRemoval:
@@ -245,7 +245,7 @@ func (ev *cmEvent) err() error {
 	return fmt.Errorf("%w: CM event %d, status %d", ErrUnreachable, ev.kind, ev.status)
 }
 
-// resolve finds the endpoint's device and route.
+// resolve resolves the endpoint's device and route.
 func (e *endpoint) resolve(ctx context.Context) error {
 	limit := resolveTimeout
 	if t, ok := ctx.Deadline(); ok {
@@ -288,30 +288,30 @@ func (e *endpoint) onCM(ev cmEvent) {
 		}
 	case cmConnectError, cmUnreachable, cmRejected, cmDisconnected:
 		if !e.answer(ev) {
-			// Answers the peer, and flushes what is posted. It may have been done already.
+			// Disconnect answers the peer and flushes the queue pair. The user may have called it already.
 			_ = e.Disconnect()
 			e.event(Disconnected)
 		}
 	}
 }
 
-// onRemoved: the device is gone.
+// onRemoved handles the removal of the device.
 func (e *endpoint) onRemoved() {
 	e.answer(cmEvent{kind: cmDeviceRemoval})
 	e.event(Removed)
 }
 
-// heard: the queue pair has got a message.
+// heard handles the first message on a queue pair whose connection is not established yet.
 func (e *endpoint) heard() {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	if e.id != 0 {
-		// It fails if the CM has heard of the connection meanwhile.
+		// The call fails if the connection manager has established the connection in the meantime.
 		_ = idNotify(e.id)
 	}
 }
 
-// event passes an event on, once.
+// event reports an event to the user, each kind once.
 func (e *endpoint) event(ev Event) {
 	e.eventMu.Lock()
 	defer e.eventMu.Unlock()
@@ -351,7 +351,7 @@ func (e *endpoint) OnEvent(fn func(Event)) {
 	e.fn = fn
 }
 
-// call makes a call of C for the open endpoint.
+// call makes a C call for the endpoint if it is open.
 func (e *endpoint) call(what string, f func(id handle) unix.Errno) error {
 	select {
 	case <-e.dev.removed:
@@ -387,7 +387,7 @@ func (e *endpoint) CreateQP(c QPConfig) (QP, error) {
 	return q, nil
 }
 
-// checkPrivate refuses private data that the CM has no room for.
+// checkPrivate returns an error if private data exceeds the limit of the message.
 func checkPrivate(what string, private []byte, limit int) error {
 	if len(private) > limit {
 		return fmt.Errorf("%s: %d bytes of private data, at most %d", what, len(private), limit)
@@ -444,14 +444,14 @@ func (e *endpoint) Disconnect() error {
 		return nil
 	}
 	switch err := idDisconnect(e.id); err {
-	case 0, unix.EINVAL, unix.ENOTCONN, unix.EIO, unix.ENODEV: // it was not connected, or is not any more
+	case 0, unix.EINVAL, unix.ENOTCONN, unix.EIO, unix.ENODEV: // not connected, or not connected any more
 		return nil
 	default:
 		return fmt.Errorf("disconnect: %w", err)
 	}
 }
 
-// drop frees the endpoint, once.
+// drop frees the endpoint. Only the first call has an effect.
 func (e *endpoint) drop() (bool, error) {
 	e.eventMu.Lock()
 	e.fn = nil
@@ -475,9 +475,9 @@ func (e *endpoint) drop() (bool, error) {
 	return true, err
 }
 
-// refuse rejects a request that nobody gets to see.
+// refuse rejects a request that no user has accepted.
 func (e *endpoint) refuse() {
-	// The peer learns of it by its timeout if this fails, and there is nobody to tell here.
+	// The error is dropped because this request has no user. If the reject fails, the peer's connect times out.
 	_ = e.Reject(nil)
 	_, _ = e.drop()
 }

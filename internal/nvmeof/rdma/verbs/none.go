@@ -4,7 +4,10 @@ package verbs
 
 import "fmt"
 
-// Open opens the machine's RDMA devices.
+// BuiltIn reports whether the binary supports RDMA devices.
+const BuiltIn = false
+
+// Open opens the machine's RDMA stack.
 //
 // Errors: ErrUnavailable.
 func Open() (Provider, error) {

@@ -16,35 +16,35 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// provider is the machine's RDMA stack.
+// provider implements Provider with the machine's RDMA stack.
 //
-// One goroutine takes the connection manager's events; one per device takes that device's. Both
-// sleep in Go's netpoller. An event is read, its object looked up and the event acknowledged
-// before anybody is told of it, so that destroying an object, which waits for
-// acknowledgements, never waits for a callback.
+// One goroutine handles the events of the connection manager, and one goroutine per device handles that device's
+// events. All of them sleep in Go's netpoller. An event is read, its object is looked up, and the event is acknowledged
+// before the object's user is informed. Destroying an object waits for the acknowledgement of its events, so it never
+// waits for a callback.
 type provider struct {
 	channel handle
-	file    *os.File // a descriptor of the channel
+	file    *os.File // file descriptor of the event channel
 	wg      sync.WaitGroup
 
 	crossings atomic.Uint64
 
-	// cmMu is held while an event is read and acknowledged, and while a queue pair is destroyed: librdmacm changes
-	// the state of an identifier's queue pair while it reads some events.
+	// cmMu is held while an event is read and acknowledged, and while a queue pair is destroyed. librdmacm changes the
+	// state of an identifier's queue pair when it reads some events.
 	cmMu sync.Mutex
 
-	// deviceMu is held while a device is looked up or made.
+	// deviceMu is held while a device is looked up or created.
 	deviceMu sync.Mutex
 	devices  map[handle]*device // by ibv_context
 
 	mu     sync.Mutex
-	ids    map[handle]cmTarget // by rdma_cm_id; C holds no pointer of Go's
+	ids    map[handle]cmTarget // by rdma_cm_id; C holds no Go pointers
 	counts Counts
 	closed bool
 }
 
-// cmTarget is whom an identifier's events are for: an endpoint, a listener, or a device that keeps one
-// to hear of its own removal.
+// cmTarget receives the events of an identifier. It is an endpoint, a listener, or a device, which keeps an identifier
+// to learn of its own removal.
 type cmTarget interface{ onCM(cmEvent) }
 
 // Events of the connection manager: enum rdma_cm_event_type.
@@ -63,10 +63,13 @@ const (
 	cmDeviceRemoval
 )
 
-// resolveTimeout bounds each of the two steps of Resolve, for a context without a deadline.
+// resolveTimeout limits each of the two steps of Resolve if the context has no deadline.
 const resolveTimeout = 5 * time.Second
 
-// Open opens the machine's RDMA devices.
+// BuiltIn reports whether the binary supports RDMA devices.
+const BuiltIn = true
+
+// Open opens the machine's RDMA stack.
 //
 // Errors: ErrUnavailable.
 func Open() (Provider, error) {
@@ -95,21 +98,21 @@ func Open() (Provider, error) {
 	return p, nil
 }
 
-// readEvents calls take whenever the descriptor may have something, until take says that it was the
-// last or the file is closed.
+// readEvents calls take whenever the descriptor may be readable, until take reports the last event or the file is
+// closed.
 func readEvents(raw syscall.RawConn, take func() (last bool)) {
-	// Its error says that the file was closed, which is how these goroutines end.
+	// The error says that the file was closed, which is how these goroutines are stopped.
 	_ = raw.Read(func(uintptr) bool { return take() })
 }
 
-// drain dispatches the events that have come.
+// drain dispatches all pending events.
 func (p *provider) drain() bool {
 	for {
 		p.cmMu.Lock()
 		ev, err := cmGet(p.channel)
 		if err != 0 {
 			p.cmMu.Unlock()
-			return false // EAGAIN; or one that could not be taken, to be met again by the next
+			return false // EAGAIN; or an event that could not be read, which the next attempt reports again
 		}
 		named := ev.id
 		if ev.kind == cmConnectRequest {
@@ -121,7 +124,7 @@ func (p *provider) drain() bool {
 		switch {
 		case target != nil:
 			target.onCM(ev)
-		case ev.kind == cmConnectRequest: // the listener has just been closed
+		case ev.kind == cmConnectRequest: // a request for a listener that was just closed
 			p.refuse(ev.id)
 		}
 	}
@@ -133,7 +136,7 @@ func (p *provider) target(id handle) cmTarget {
 	return p.ids[id]
 }
 
-// name makes t the target of an identifier's events; nil: nobody.
+// name makes t the target of an identifier's events; nil removes the target.
 func (p *provider) name(id handle, t cmTarget) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -144,7 +147,7 @@ func (p *provider) name(id handle, t cmTarget) {
 	}
 }
 
-// newID makes an identifier whose events go to t.
+// newID creates an identifier whose events go to t.
 func (p *provider) newID(t cmTarget) (handle, error) {
 	p.mu.Lock()
 	closed := p.closed
@@ -160,15 +163,15 @@ func (p *provider) newID(t cmTarget) (handle, error) {
 	return id, nil
 }
 
-// dropID destroys an identifier. It waits until its events are acknowledged.
+// dropID destroys an identifier. It waits until the identifier's events are acknowledged.
 func (p *provider) dropID(id handle) error {
 	p.name(id, nil)
 	return destroyed("destroy a connection identifier", idDestroy(id))
 }
 
-// refuse rejects a request that nobody gets to see.
+// refuse rejects a request that has no endpoint.
 func (p *provider) refuse(id handle) {
-	// The peer learns of it by its timeout if this fails, and there is nobody to tell here.
+	// The error is dropped because this request has no user. If the reject fails, the peer's connect times out.
 	_ = idReject(id, nil)
 	_ = p.dropID(id)
 }
@@ -189,7 +192,7 @@ func (p *provider) Counts() Counts {
 // Crossings implements Provider.
 func (p *provider) Crossings() uint64 { return p.crossings.Load() }
 
-// Close implements Provider. With anything left open it does nothing and says so.
+// Close implements Provider. It closes nothing and returns an error if objects are still open.
 func (p *provider) Close() error {
 	p.mu.Lock()
 	if p.closed {
@@ -250,8 +253,8 @@ func (p *provider) Resolve(ctx context.Context, remote netip.AddrPort) (Endpoint
 	return e, nil
 }
 
-// device returns the device with the context ctx, which an identifier of local address is on, and counts the caller as
-// its user until device.put.
+// device returns the device with the context ctx, to which an identifier with the address local is bound. The caller
+// counts as a user of the device until it calls device.put.
 func (p *provider) device(ctx handle, local netip.AddrPort) (*device, error) {
 	if ctx == 0 {
 		return nil, ErrNoDevice
@@ -269,7 +272,7 @@ func (p *provider) device(ctx handle, local netip.AddrPort) (*device, error) {
 	return d, d.get()
 }
 
-// resourceError is why something could not be made.
+// resourceError returns the error of a failed creation.
 func resourceError(what string, err unix.Errno) error {
 	switch err {
 	case unix.ENOMEM, unix.ENOSPC, unix.EMFILE, unix.ENFILE, unix.EAGAIN:
@@ -280,7 +283,8 @@ func resourceError(what string, err unix.Errno) error {
 	return fmt.Errorf("%s: %w", what, err)
 }
 
-// destroyed is what a failure to destroy something means: with its device gone, it is gone as well.
+// destroyed returns the error of a failed destruction. A removed device has destroyed its objects already, so its
+// errors are ignored.
 func destroyed(what string, err unix.Errno) error {
 	switch err {
 	case 0, unix.EIO, unix.ENODEV:

@@ -14,18 +14,19 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// completionQueue is a completion queue with a channel of its own for its notices. Queue pairs use it.
+// completionQueue is a completion queue with its own completion channel. The queue pairs that complete to it count as
+// its users.
 type completionQueue struct {
 	object
 	domain *domain
-	file   *os.File // a descriptor of the channel
+	file   *os.File // file descriptor of the completion channel
 	raw    syscall.RawConn
-	take   func(uintptr) bool // takeEvent, made once
-	taken  error              // what take had to say
+	take   func(uintptr) bool // the method value takeEvent, allocated once
+	taken  error              // error of the last take
 	closed atomic.Bool
 }
 
-// create makes something of the domain, which uses it until leave.
+// create creates an object of the domain and counts it as a user of the domain until leave.
 func (d *domain) create(what string, entries, limit int, make func(handle) (handle, unix.Errno), o *object) error {
 	if entries < 1 || entries > limit {
 		return fmt.Errorf("%w: a %s of %d entries, %s allows 1 to %d", ErrResources, what, entries, d.dev.attr.Name, limit)
@@ -118,7 +119,7 @@ func (q *completionQueue) takeEvent(uintptr) bool {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	h := q.handle()
-	if h == 0 { // Close is about to close the file
+	if h == 0 { // Close is about to close the file descriptor
 		q.taken = net.ErrClosed
 		return true
 	}
@@ -150,10 +151,10 @@ func (q *completionQueue) Close() error {
 	q.domain.unuse()
 	q.domain.dev.p.count(func(c *Counts) { c.CQs-- })
 	q.closed.Store(true)
-	return q.file.Close() // wakes Wait
+	return q.file.Close() // wakes a blocked Wait
 }
 
-// sharedQueue is a shared receive queue. Queue pairs use it.
+// sharedQueue is a shared receive queue. Its queue pairs count as its users.
 type sharedQueue struct {
 	object
 	domain *domain
@@ -198,7 +199,8 @@ func (s *sharedQueue) Close() error {
 	return err
 }
 
-// queuePair is an endpoint's queue pair. Its object's handle is the domain's: while it is open, that is as well.
+// queuePair is an endpoint's queue pair. The handle of its object is that of the domain, which stays open as long as
+// the queue pair.
 type queuePair struct {
 	object
 	domain         *domain
@@ -210,7 +212,7 @@ type queuePair struct {
 	inline         int
 }
 
-// newQueuePair makes the queue pair of an identifier on dev.
+// newQueuePair creates the queue pair of an RDMA CM identifier on dev.
 func newQueuePair(dev *device, id handle, c QPConfig) (*queuePair, error) {
 	d, ok := c.Domain.(*domain)
 	if !ok || d.dev != dev {
@@ -245,11 +247,11 @@ func newQueuePair(dev *device, id handle, c QPConfig) (*queuePair, error) {
 	if err == nil {
 		var e unix.Errno
 		q.qp, q.num, q.inline, e = qpCreate(id, in)
-		if e == unix.EINVAL && in.inline > 0 { // more inline data than the device takes
+		if e == unix.EINVAL && in.inline > 0 { // more inline data than the device supports
 			in.inline = 0
 			q.qp, q.num, q.inline, e = qpCreate(id, in)
 		}
-		if e == unix.EINVAL { // all else was within the device's limits: it has no more, as rxe says it
+		if e == unix.EINVAL { // all sizes are within the device's limits, so the device has run out of resources; rxe reports that as EINVAL
 			e = unix.ENOMEM
 		}
 		switch e {
@@ -276,7 +278,7 @@ func (q *queuePair) unuseAll() {
 	q.used = nil
 }
 
-// close destroys the queue pair of the identifier.
+// close destroys the queue pair of the RDMA CM identifier.
 func (q *queuePair) close(id handle) error {
 	p := q.domain.dev.p
 	ended, err := q.end("queue pair", func(domain handle) unix.Errno {

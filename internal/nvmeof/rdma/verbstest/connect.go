@@ -50,7 +50,7 @@ func (s *suite) addresses() {
 	}
 }
 
-// begins checks private data: what was sent, and zeroes up to where the wire pads it.
+// begins checks that private data consists of what was sent, followed by zeroes where the wire format pads it.
 func (s *suite) begins(what string, got, want []byte) {
 	s.Helper()
 	if !bytes.HasPrefix(got, want) || len(bytes.Trim(got[len(want):], "\x00")) > 0 {
@@ -141,7 +141,7 @@ func (s *suite) nobodyListens() {
 }
 
 func (s *suite) noDevice() {
-	// TEST-NET-1 of RFC 5737: nobody's address.
+	// TEST-NET-1 of RFC 5737: no machine has this address.
 	if l, err := s.cfg.Target.Listen(netip.MustParseAddrPort("192.0.2.1:0"), 1); !errors.Is(err, verbs.ErrNoDevice) {
 		s.Errorf("listen on a strange address: %v, want ErrNoDevice", err)
 		if err == nil {
@@ -165,7 +165,7 @@ func (s *suite) contextEndsConnect() {
 	ctx, cancel := context.WithCancel(s.context())
 	connected := make(chan error, 1)
 	go func() { connected <- h.ep.Connect(ctx, params()) }()
-	te, err := l.Accept() // and no answer
+	te, err := l.Accept() // does not answer
 	s.need("accept from the listener", err)
 	s.closes("request", te)
 	cancel()
@@ -209,7 +209,7 @@ func (s *suite) disconnect() {
 		}
 		s.need("disconnect of the other end", stays.ep.Disconnect())
 		if n, err := h.domain.PostSend([]verbs.SendWR{h.send(verbs.OpSend, 5, 0, 8, 0)}); n == 1 && err == nil {
-			h.wants(h.completions(1)[0], 5, 0, verbs.StatusFlushed) // though not signaled
+			h.wants(h.completions(1)[0], 5, 0, verbs.StatusFlushed) // although it was not signaled
 		}
 	}
 }
@@ -292,7 +292,7 @@ func (s *suite) wait() {
 		s.waits(g, false)
 	}
 
-	// A deadline ends a Wait that has begun.
+	// A deadline interrupts a Wait in progress.
 	s.need("no deadline", g.cq.SetDeadline(time.Time{}))
 	ended := make(chan error, 1)
 	go func() { ended <- g.cq.Wait() }()
@@ -301,7 +301,7 @@ func (s *suite) wait() {
 		s.Errorf("wait: %v, want a deadline's end", err)
 	}
 
-	// Notices come for what completes after Arm, as often as it is armed.
+	// Completions after Arm cause one notification each time that the queue is armed.
 	deadline(s.cfg.Timeout)
 	for i := range uint64(20) {
 		g.postRecv(g.recv(i, 0, 64))
@@ -315,7 +315,7 @@ func (s *suite) wait() {
 		h.done(i, verbs.OpSend)
 	}
 
-	// Close ends it.
+	// Close interrupts a Wait.
 	g.ep.Close()
 	s.need("no deadline", g.cq.SetDeadline(time.Time{}))
 	go func() { ended <- g.cq.Wait() }()

@@ -12,7 +12,7 @@ import (
 
 func isDeadline(err error) bool { return errors.Is(err, os.ErrDeadlineExceeded) }
 
-// waits checks whether Wait ends by a notice or by its deadline.
+// waits checks whether Wait returns because of a notification or of its deadline.
 func (s *suite) waits(e *end, notice bool) {
 	s.Helper()
 	switch err := e.cq.Wait(); {
@@ -69,7 +69,7 @@ func (s *suite) writeAndRead() {
 		copy(h.mem[100:], want)
 		h.post(to(h.send(verbs.OpWrite, 1, 100, n, verbs.FlagSignaled), g, 200))
 		h.done(1, verbs.OpWrite)
-		// The target knows by a message that it is there.
+		// A message tells the target that the data has arrived.
 		g.postRecv(g.recv(2, 0, 16))
 		h.post(h.send(verbs.OpSend, 3, 0, 16, verbs.FlagSignaled))
 		g.done(2, verbs.OpRecv)
@@ -104,7 +104,8 @@ func (s *suite) manyReads() {
 func (s *suite) fence() {
 	g, h := s.pair(size{}, params())
 	copy(g.mem, pattern(4096, 0))
-	// What was read goes back at once: without the fence it might go before it has come.
+	// The data that was read is written back at once. Without the fence, the WRITE might be sent before the READ has
+	// completed.
 	h.post(to(h.send(verbs.OpRead, 1, 0, 4096, 0), g, 0), to(h.send(verbs.OpWrite, 2, 0, 4096, verbs.FlagFence|verbs.FlagSignaled), g, 8192))
 	h.done(2, verbs.OpWrite)
 	g.postRecv(g.recv(3, 4096, 16))
@@ -161,7 +162,7 @@ func (s *suite) sharedReceives() {
 			e.done(round, verbs.OpSend)
 		}
 	}
-	// One that leaves takes no receives along.
+	// A queue pair that is closed takes no receives with it.
 	h[0].ep.Close()
 	g[0].gone()
 	g[0].ep.Close()
@@ -197,7 +198,7 @@ func (s *suite) inline() {
 	g, h := s.pair(size{inline: 32}, params())
 	n := h.qp.InlineBytes()
 	if n == 0 {
-		return // the device has none
+		return // the device does not support inline data
 	}
 	n = min(n, 32)
 	for i := range 20 {
@@ -249,7 +250,7 @@ func (s *suite) queueFull() {
 		}
 		s.Errorf("the queue of %s has no end", what)
 	}
-	// There is nobody who would take them.
+	// The peer has posted no receive and sends nothing, so both queues fill up.
 	full("send", func(id uint64) (int, error) {
 		return h.domain.PostSend([]verbs.SendWR{h.send(verbs.OpSend, id, 0, 8, 0)})
 	})
@@ -274,7 +275,8 @@ func (s *suite) noReceive() {
 	h.wants(h.completions(1)[0], 1, 0, verbs.StatusRNRExceeded)
 }
 
-// failed checks what follows on a failed request with ID 1: the rest is flushed, and a Disconnect tells the peer.
+// failed checks the consequences of a failed request with ID 1: later requests are flushed, and a Disconnect reaches
+// the peer.
 func (s *suite) failed(h, g *end, status verbs.WCStatus, outstanding int) {
 	s.Helper()
 	c := h.completions(1 + outstanding)
@@ -372,7 +374,7 @@ func (s *suite) batches() {
 		}
 		h.post(wrs...)
 	})
-	// Until all are there, without polling: as many notices as it takes.
+	// Wait for all messages, for as many notifications as that takes.
 	g.got = append(g.got, g.completions(8)...)
 	h.got = append(h.got, h.completions(8)...)
 	check("poll of nothing", h, 1, 0, func() { h.poll() })

@@ -1,6 +1,6 @@
-// Package verbstest checks that a provider keeps the promises of package verbs: the model of
-// package memverbs and real devices pass the same tests, so that what was tested on the model holds
-// on the devices. It demands nothing that either leaves open.
+// Package verbstest is a conformance test for implementations of package verbs. The model in package memverbs and real
+// devices pass the same tests, so results obtained on the model hold on devices. The tests require nothing that package
+// verbs leaves open.
 package verbstest
 
 import (
@@ -16,15 +16,15 @@ import (
 	"jbofd/internal/nvmeof/rdma/verbs"
 )
 
-// Config says what is tested.
+// Config describes the implementation under test.
 type Config struct {
-	// Target listens, Host connects; they may be the same.
+	// Target listens and Host connects. They may be the same provider.
 	Target, Host verbs.Provider
-	// Addr is an address of Target's, which Host reaches.
+	// Addr is an address of Target that Host can reach.
 	Addr netip.Addr
-	// Timeout is how long a test waits for what must happen; 0: a minute.
+	// Timeout limits the wait for an event that must happen; 0 stands for a minute.
 	Timeout time.Duration
-	// Invalidates: OpSendInvalidate works on memory regions, which few devices do.
+	// Invalidates: OpSendInvalidate works on memory regions. Few devices support that.
 	Invalidates bool
 }
 
@@ -83,7 +83,7 @@ func (c *Config) counts() [2]verbs.Counts {
 	return [2]verbs.Counts{c.Target.Counts(), c.Host.Counts()}
 }
 
-// suite is one test and what it has opened.
+// suite is a test and the objects that it has opened.
 type suite struct {
 	*testing.T
 	cfg     Config
@@ -92,7 +92,7 @@ type suite struct {
 
 func (s *suite) later(f func()) { s.cleanup = append(s.cleanup, f) }
 
-// closeAll closes in the reverse order, which is the one that verbs asks for.
+// closeAll closes the objects in reverse order, as package verbs requires.
 func (s *suite) closeAll() {
 	for len(s.cleanup) > 0 {
 		f := s.cleanup[len(s.cleanup)-1]
@@ -107,7 +107,7 @@ func (s *suite) context() context.Context {
 	return ctx
 }
 
-// need ends the test for an error that leaves it nothing to go on with.
+// need ends the test if err is not nil.
 func (s *suite) need(what string, err error) {
 	s.Helper()
 	if err != nil {
@@ -146,9 +146,10 @@ func (s *suite) resolve(l verbs.Listener) verbs.Endpoint {
 	return e
 }
 
-// size is what the ends of a connection have.
+// size holds the sizes of each end of a connection.
 type size struct {
-	// bytes is the memory, sends and recvs the queues, shared the shared receive queue, inline the inline data.
+	// bytes is the size of the memory. sends, recvs and shared are the sizes of the send, receive and shared receive
+	// queue. inline is the length of inline data.
 	bytes, sends, recvs, shared, inline int
 }
 
@@ -168,7 +169,7 @@ func (z size) orUsual() size {
 // cqEntries is more than any test has outstanding.
 const cqEntries = 1024
 
-// pool is what the queue pairs of one side share.
+// pool holds the objects that the queue pairs of one side share.
 type pool struct {
 	*suite
 	provider verbs.Provider
@@ -178,11 +179,11 @@ type pool struct {
 	mr       verbs.MR
 	mem      []byte
 	size     size
-	// got are completions that were polled and not yet asked for.
+	// got holds completions that were polled and that no test has requested yet.
 	got []verbs.WC
 }
 
-// memory is outside of the Go heap.
+// memory returns memory outside of the Go heap.
 func (s *suite) memory(n int) []byte {
 	s.Helper()
 	b, err := unix.Mmap(-1, 0, n, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS)
@@ -234,7 +235,7 @@ type end struct {
 
 func (q *pool) end(ep verbs.Endpoint) *end {
 	q.Helper()
-	// As many as there are kinds of events, and more: OnEvent's function must not block.
+	// The buffer holds more events than there are kinds, because OnEvent's function must not block.
 	e := &end{pool: q, ep: ep, events: make(chan verbs.Event, 16)}
 	c := verbs.QPConfig{Domain: q.domain, SendCQ: q.cq, RecvCQ: q.cq, Sends: q.size.sends, Recvs: q.size.recvs, InlineBytes: q.size.inline}
 	if q.srq != nil {
@@ -248,12 +249,12 @@ func (q *pool) end(ep verbs.Endpoint) *end {
 	return e
 }
 
-// params lets messages wait for receives for ever.
+// params returns parameters with which messages wait for a receive without limit.
 func params() verbs.Params {
 	return verbs.Params{ResponderResources: 4, InitiatorDepth: 4, RetryCount: 7, RNRRetryCount: 7}
 }
 
-// pair is a connection with its ends.
+// pair returns the two ends of a new connection.
 func (s *suite) pair(z size, p verbs.Params) (target, host *end) {
 	s.Helper()
 	z = z.orUsual()
@@ -277,7 +278,7 @@ func (s *suite) connect(h *end, p verbs.Params) <-chan error {
 	return connected
 }
 
-// established waits for a target's end to be.
+// established waits until the target's end is established.
 func (s *suite) established(e *end) {
 	s.Helper()
 	if v := e.event(); v != verbs.Established {
@@ -285,7 +286,7 @@ func (s *suite) established(e *end) {
 	}
 }
 
-// event is the end's next event.
+// event returns the next event of the end.
 func (e *end) event() verbs.Event {
 	e.Helper()
 	select {
@@ -297,10 +298,10 @@ func (e *end) event() verbs.Event {
 	}
 }
 
-// soon is when a test gives up.
+// soon returns the time at which a wait that begins now gives up.
 func (q *pool) soon() time.Time { return time.Now().Add(q.cfg.Timeout) }
 
-// completions waits until n have come and returns them.
+// completions waits for n completions and returns them.
 func (q *pool) completions(n int) []verbs.WC {
 	q.Helper()
 	q.need("set a deadline", q.cq.SetDeadline(q.soon()))
@@ -332,12 +333,12 @@ func (q *pool) poll() int {
 	return n
 }
 
-// send is a request over n bytes of the end's memory from off on.
+// send returns a work request over n bytes of the end's memory, starting at off.
 func (e *end) send(op verbs.Op, id uint64, off, n int, f verbs.Flags) verbs.SendWR {
 	return verbs.SendWR{ID: id, QP: e.qp.Handle(), Addr: e.mr.Addr() + uint64(off), Len: uint32(n), LKey: e.mr.LKey(), Op: op, Flags: f}
 }
 
-// to lets a request reach the peer's memory from off on.
+// to sets the remote address of a request to the peer's memory, starting at off.
 func to(wr verbs.SendWR, peer *end, off int) verbs.SendWR {
 	wr.RemoteAddr, wr.RKey = peer.mr.Addr()+uint64(off), peer.mr.RKey()
 	return wr
@@ -365,7 +366,7 @@ func (e *end) postRecv(wrs ...verbs.RecvWR) {
 	}
 }
 
-// wants checks the ID, the outcome and, if that is good, the operation of a completion.
+// wants checks the ID and the status of a completion and, if it succeeded, the operation.
 func (e *end) wants(c verbs.WC, id uint64, op verbs.Op, status verbs.WCStatus) {
 	e.Helper()
 	if c.ID != id || c.Status != status || c.QPNum != e.qp.Num() || status == verbs.StatusOK && c.Op != op {
@@ -373,7 +374,7 @@ func (e *end) wants(c verbs.WC, id uint64, op verbs.Op, status verbs.WCStatus) {
 	}
 }
 
-// done waits for one completion, which must be good.
+// done waits for one completion, which must be successful.
 func (e *end) done(id uint64, op verbs.Op) verbs.WC {
 	e.Helper()
 	c := e.completions(1)[0]
@@ -381,7 +382,7 @@ func (e *end) done(id uint64, op verbs.Op) verbs.WC {
 	return c
 }
 
-// gone waits for the event that ends a connection. Fatal may come before.
+// gone waits for the event that ends a connection. The event Fatal may precede it.
 func (e *end) gone() {
 	e.Helper()
 	for {

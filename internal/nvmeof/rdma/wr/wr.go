@@ -1,25 +1,24 @@
-// Package wr holds work requests and completions: what goes to an RDMA device and what comes back,
-// in structs without pointers that have C's layout. Machines make and read them; package
-// verbs carries them.
+// Package wr defines RDMA work requests and completions as structs without pointers, in the memory layout that the C
+// code uses. State machines make and read them; package verbs passes them to and from devices.
 //
 // Source: ibv_post_send(3), ibv_poll_cq(3).
 package wr
 
 import "fmt"
 
-// Op is what a work request does.
+// Op is the operation of a work request.
 type Op uint8
 
 // Operations of a Send.
 const (
-	// OpSend sends a message; it takes one of the peer's receives.
+	// OpSend sends a message, which consumes one of the peer's receives.
 	OpSend Op = iota
-	// OpSendInvalidate sends one and makes the peer's key RKey invalid.
+	// OpSendInvalidate sends a message and invalidates the peer's memory key RKey.
 	OpSendInvalidate
-	// OpWrite writes to the peer's memory, OpRead reads from it.
+	// OpWrite writes to the peer's memory. OpRead reads from it.
 	OpWrite
 	OpRead
-	// OpRecv is what completions of receives say.
+	// OpRecv is the operation in the completion of a receive.
 	OpRecv
 )
 
@@ -27,22 +26,23 @@ const (
 type Flags uint8
 
 const (
-	// FlagSignaled asks for a completion; without, only a failure completes.
+	// FlagSignaled requests a completion. Without it only a failure generates one.
 	FlagSignaled Flags = 1 << iota
-	// FlagFence waits for the queue pair's RDMA READs before.
+	// FlagFence delays the request until the queue pair's earlier RDMA READs have completed.
 	FlagFence
-	// FlagInline takes the data along at once: it may change when PostSend has returned, and needs no LKey.
+	// FlagInline copies the data into the request when it is posted: the buffer may be reused when PostSend returns,
+	// and LKey is not needed.
 	FlagInline
 )
 
-// Send is a work request for a send queue, in the layout that C has.
+// Send is a work request for a send queue. Its layout matches the C code.
 type Send struct {
 	ID uint64
-	// QP is verbs' QP.Handle.
+	// QP is the queue pair, as QP.Handle of package verbs returns it.
 	QP uint64
-	// Addr, Len and LKey are the local data.
+	// Addr, Len and LKey describe the local data.
 	Addr uint64
-	// RemoteAddr and RKey are the peer's memory; RKey of OpSendInvalidate the key to invalidate.
+	// RemoteAddr and RKey describe the peer's memory. For OpSendInvalidate, RKey is the key to invalidate.
 	RemoteAddr uint64
 	Len        uint32
 	LKey       uint32
@@ -60,14 +60,14 @@ type Recv struct {
 	LKey uint32
 }
 
-// Completion is a completion.
+// Completion is the completion of a work request.
 type Completion struct {
 	ID uint64
-	// QPNum is verbs' QP.Num.
+	// QPNum is the queue pair, as QP.Num of package verbs returns it.
 	QPNum uint32
-	// Len is how many bytes came, of an OpRecv.
+	// Len is the number of received bytes, for OpRecv.
 	Len uint32
-	// RKey is the local key that the peer's message has made invalid, if Invalidated.
+	// RKey is the local key that the peer's message has invalidated, if Invalidated is set.
 	RKey        uint32
 	VendorErr   uint32
 	Status      Status
@@ -76,10 +76,10 @@ type Completion struct {
 	_           [1]byte
 }
 
-// Status is a completion's outcome: enum ibv_wc_status.
+// Status is the outcome of a work request: enum ibv_wc_status.
 type Status uint8
 
-// Outcomes, with libibverbs' values.
+// Outcomes, with the values of libibverbs.
 const (
 	StatusOK            Status = 0
 	StatusLocalLength   Status = 1

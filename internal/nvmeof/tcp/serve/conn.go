@@ -16,77 +16,82 @@ import (
 	"jbofd/internal/bufpool"
 	"jbofd/internal/nvme"
 	"jbofd/internal/nvmeof"
-	"jbofd/internal/nvmeof/fabric/queue"
+	"jbofd/internal/nvmeof/target/connection"
 	"jbofd/internal/nvmeof/tcp"
 	"jbofd/internal/nvmeof/tcp/pdu"
 )
 
-// maxIOV is how many pieces one system call sends.
+// maxIOV is the maximum number of buffers that one system call sends.
 const maxIOV = 512
 
-// writerIOV is how many pieces the writer sends before it lets readers in whose
-// hosts have reacted already. After a drive has completed a whole queue's worth of
-// requests at once, it works on the next ones while the rest of the answers is
-// being sent, instead of waiting for the last.
+// writerIOV is the number of buffers that the writer sends before it yields to readers whose hosts have sent new
+// commands already. A drive may complete a whole queue of requests at once. If the writer sent all responses first, the
+// drive would be idle meanwhile.
 const writerIOV = 16
 
-// conn is one connection at work. Two goroutines serve it. The reader takes bytes
-// in, hands batches of commands to the SSDs and, when those complete at once,
-// sends the answers itself. The writer sleeps until somebody else has something
-// to send: an SSD's completions, an event, or what the socket would not take.
+// conn is one TCP connection. Two goroutines serve it. The reader receives bytes, hands batches of commands to their
+// executors and, if the commands are done at once, sends the responses itself. The writer sleeps until there is
+// something else to send: responses to commands that were done later, an event, or bytes that the socket did not take
+// from the reader.
 type conn struct {
-	queue.Queue
+	connection.Conn
 	srv       *Server
+	ticket    *connection.Ticket
 	nc        *net.TCPConn
 	raw       syscall.RawConn
 	watchSlot int32
 
-	outbox  queue.Outbox
-	batches *queue.Batches
+	outbox  connection.Outbox
+	batches *connection.Batches
 	wake    chan struct{} // to the writer
 	resume  chan struct{} // to the reader, waiting for memory or for the backlog to shrink
 	dead    chan struct{} // closed by Shut
 	once    sync.Once
-	reason  string // why; set before dead is closed
+	reason  string // why the connection ends; set before dead is closed
 
-	// The reader's own.
+	// The fields from here to lookedNS belong to the reader.
 	rx       []byte // nil while idle
 	rxStart  int    // rx[rxStart:rxEnd] is received and not used
 	rxEnd    int
 	iov      [2]unix.Iovec
-	spin     queue.Spinner
+	spin     connection.Spinner
 	readFn   func(fd uintptr) bool
 	readN    int
 	readErr  error
 	place    []byte
-	bulk     bool        // much data is awaited
-	parked   atomic.Bool // or about to be; see watch
+	bulk     bool        // at least bulkBytes of data are awaited
+	parked   atomic.Bool // the reader sleeps in the netpoller, or is about to; see watch
 	events   [16]unix.EpollEvent
 	lookedNS int64
 
-	// mu guards the machine and what follows.
-	mu        sync.Mutex
-	m         *tcp.Conn
-	partial   bool // part of a PDU has come, at partialNS
-	partialNS int64
-	// Sending: whoever sets sending owns txOut, txSkip and the descriptor's write side.
+	// mu guards the machine and the fields below.
+	mu sync.Mutex
+	m  *tcp.Conn
+	// partial: a PDU has been received in part, its first bytes at partialSince and the latest ones at partialNS.
+	partial                 bool
+	partialNS, partialSince int64
+	partialPDU              uint32 // the number of that PDU
+	// The goroutine that has set sending owns txOut, txSkip and the write side of the descriptor.
 	sending  bool
-	handoff  atomic.Bool // the writer is to go on with what the reader could not send
+	handoff  atomic.Bool // the writer must send the rest of what the reader could not send
 	sendWait bool
-	pending  []bufpool.Buf // go with the machine's Out
+	pending  []bufpool.Buf // buffers that the machine's next Out refers to
 	txOut    tcp.Out
 	txBufs   []bufpool.Buf
 	txSeg    int
 	txSkip   int
-	txIOV    []unix.Iovec
-	txEvents [16]unix.EpollEvent
-	writeFn  func(fd uintptr) bool
-	writeErr error
+	// txSince is when the writer began to wait for the host to read txOut, which it may do for txAllowed.
+	txSince   time.Time
+	txAllowed time.Duration
+	txIOV     []unix.Iovec
+	txEvents  [16]unix.EpollEvent
+	writeFn   func(fd uintptr) bool
+	writeErr  error
 }
 
-var _ queue.Transport = transport{}
+var _ connection.Transport = transport{}
 
-// transport is what the Queue in a conn sees of it.
+// transport is the connection.Transport of a conn.
 type transport struct{ *conn }
 
 func newConn(s *Server, nc *net.TCPConn, port nvmeof.Port) (*conn, error) {
@@ -95,43 +100,59 @@ func newConn(s *Server, nc *net.TCPConn, port nvmeof.Port) (*conn, error) {
 		return nil, err
 	}
 	c := &conn{
-		srv: s, nc: nc, raw: raw, batches: queue.NewBatches(s.fabric),
+		srv: s, nc: nc, raw: raw, batches: connection.NewBatches(s.service),
 		wake: make(chan struct{}, 1), resume: make(chan struct{}, 1), dead: make(chan struct{}),
 	}
-	c.m = tcp.New(s.cfg.Machine, &c.Queue)
+	c.m = tcp.New(s.cfg.Machine, &c.Conn)
 	c.readFn = c.readReady
 	c.writeFn = c.writeReady
-	c.Queue.Init(queue.Config{
-		Fabric: s.fabric, Telemetry: s.tel, Log: s.log, Admission: s.cfg.Admission, Transport: transport{c},
+	from := nc.RemoteAddr().(*net.TCPAddr).AddrPort().Addr()
+	c.ticket = s.cfg.Admission.Enter(from, c.shut)
+	c.Conn.Init(connection.Config{
+		Service: s.service, Telemetry: s.tel, Log: s.log, Ticket: c.ticket, Transport: transport{c},
 		Machine: &c.m.QPair, Closed: c.m.Closed, Lock: &c.mu, Batches: c.batches, Outbox: &c.outbox,
-		Name: "tcp", Local: nc.LocalAddr().String(), Remote: nc.RemoteAddr().String(), Port: port,
+		Name: "tcp", Local: nc.LocalAddr().String(), Remote: nc.RemoteAddr().String(), Peer: from, Port: port,
 		ConnectBuffer: make([]byte, nvme.ConnectDataSize),
 	})
 	return c, nil
 }
 
-// Lend implements queue.Transport.
+// Lend implements connection.Transport.
 func (t transport) Lend(b bufpool.Buf) { t.pending = append(t.pending, b) }
 
-// Paused implements queue.Transport.
+// Paused implements connection.Transport.
 func (t transport) Paused() bool { return t.paused() }
 
-// Wake implements queue.Transport.
+// Wake implements connection.Transport.
 func (t transport) Wake() { signal(t.wake) }
 
-// Resume implements queue.Transport.
+// Resume implements connection.Transport.
 func (t transport) Resume() { signal(t.resume) }
 
-// Shut implements queue.Transport.
+// Shut implements connection.Transport.
 func (t transport) Shut(reason string) { t.shut(reason) }
 
-// Bye implements queue.Transport.
+// Bye implements connection.Transport.
 func (t transport) Bye() {
 	t.flush()
 	t.finishSending()
 }
 
-// LocalAddress implements queue.Transport.
+// Lost implements connection.Transport. It polls the socket, because the reader may not have noticed yet that the host
+// has closed or reset the connection.
+func (t transport) Lost() (lost bool) {
+	if t.isDead() {
+		return true
+	}
+	err := t.raw.Control(func(fd uintptr) {
+		p := []unix.PollFd{{Fd: int32(fd), Events: unix.POLLRDHUP}}
+		n, err := unix.Poll(p, 0)
+		lost = err == nil && n > 0 && p[0].Revents&(unix.POLLRDHUP|unix.POLLHUP|unix.POLLERR) != 0
+	})
+	return lost || err != nil
+}
+
+// LocalAddress implements connection.Transport.
 func (t transport) LocalAddress() string { return t.nc.LocalAddr().(*net.TCPAddr).IP.String() }
 
 func (c *conn) paused() bool {
@@ -145,14 +166,14 @@ func signal(ch chan struct{}) {
 	}
 }
 
-// serve runs the connection until it is closed and everything that it lent or
-// borrowed is back.
+// serve runs the connection until it is closed, its commands are done and their buffers are returned.
 func (c *conn) serve() {
 	handshake := time.AfterFunc(c.srv.cfg.HandshakeTimeout, func() {
 		c.mu.Lock()
 		ctrl, _ := c.Controller()
+		connecting := c.Connecting()
 		c.mu.Unlock()
-		if ctrl == nil {
+		if ctrl == nil && !connecting {
 			c.shut("handshake timeout")
 		}
 	})
@@ -161,7 +182,8 @@ func (c *conn) serve() {
 	err := c.readLoop()
 	c.shut(closeReason(err))
 	handshake.Stop()
-	writer.Wait() // from here on all is this goroutine's
+	writer.Wait() // from here on this goroutine owns the whole state
+	c.unplug()
 	c.drain()
 	c.log()
 	c.release()
@@ -177,12 +199,12 @@ func closeReason(err error) string {
 	return err.Error()
 }
 
-// shut begins to close the connection; the first reason counts.
+// shut begins to close the connection. Only the first call has an effect.
 func (c *conn) shut(reason string) {
 	c.once.Do(func() {
 		c.reason = reason
 		close(c.dead)
-		// Wakes both goroutines out of their waits; Close follows when they are done.
+		// This wakes both goroutines. Close follows when they have ended.
 		_ = c.nc.SetDeadline(time.Unix(1, 0))
 		signal(c.wake)
 		signal(c.resume)
@@ -198,13 +220,20 @@ func (c *conn) isDead() bool {
 	}
 }
 
-// drain lets commands in flight come back after the connection has died.
+// unplug closes the socket before the commands in flight are done, so that the host sees the end of the connection at
+// once, however slow a drive is.
+func (c *conn) unplug() {
+	c.srv.watch.remove(c)
+	_ = c.nc.Close()
+}
+
+// drain waits until executors have finished all commands in flight of a dead connection.
 func (c *conn) drain() {
 	c.Close()
 	c.mu.Lock()
-	// Nothing will be sent any more, and what is in flight may wait for this memory.
-	dropBufs(c.srv.fabric.Pool(), c.pending)
-	dropBufs(c.srv.fabric.Pool(), c.txBufs)
+	// Nothing is sent any more. These buffers are returned first, because commands in flight may wait for memory.
+	dropBufs(c.srv.service.Pool(), c.pending)
+	dropBufs(c.srv.service.Pool(), c.txBufs)
 	c.pending, c.txBufs = nil, nil
 	c.mu.Unlock()
 	c.batches.HandOver()
@@ -213,15 +242,13 @@ func (c *conn) drain() {
 	}
 }
 
-// release gives everything back.
+// release returns all memory and removes the connection from the service.
 func (c *conn) release() {
 	c.dropRX()
-	c.srv.watch.remove(c)
-	_ = c.nc.Close()
 	c.Release(c.resume)
 }
 
-// log says that the connection is over.
+// log logs why the connection has ended.
 func (c *conn) log() {
 	c.mu.Lock()
 	own, peer := c.m.Fatal(), c.m.PeerFatal()
@@ -238,12 +265,14 @@ func (c *conn) log() {
 	}
 }
 
-// empty takes what the SSDs and partitions left in the outbox.
+// empty processes the commands that executors have put into the outbox: it answers those that are done and requests the
+// data of those that want it, until the outbox is empty. flush then sends the responses.
 func (c *conn) empty() {
 	for {
 		if first := c.outbox.Take(); first != nil {
-			now := c.srv.fabric.Clock()
-			var later []*queue.Slot // few: memory was short, or the connection is closing
+			now := c.srv.service.Clock()
+			// later are rare: memory was short, or the connection is closing.
+			var later []*connection.Slot
 			c.mu.Lock()
 			for s := first; s != nil; {
 				next := s.Next()
@@ -254,7 +283,7 @@ func (c *conn) empty() {
 			}
 			c.mu.Unlock()
 			if later != nil {
-				c.goOn(later, now)
+				c.returnCommands(later)
 			}
 		}
 		if c.outbox.Leave() {
@@ -263,19 +292,21 @@ func (c *conn) empty() {
 	}
 }
 
-// goOn hands on commands that have waited for it.
-func (c *conn) goOn(later []*queue.Slot, now int64) {
+// returnCommands calls Batch.DataReady for commands that need no data from the host although their executors have
+// called Port.NeedData, and submits the batches. empty cannot do so where it calls Finish, because a batch needs
+// Handing, which must be locked before mu, and Finish needs mu.
+func (c *conn) returnCommands(later []*connection.Slot) {
 	c.batches.Handing.Lock()
 	defer c.batches.Handing.Unlock()
 	c.mu.Lock()
 	for _, s := range later {
-		c.Later(s, now)
+		c.Later(s)
 	}
 	c.mu.Unlock()
 	c.batches.HandOver()
 }
 
-// label is a fatal error status as metrics write it.
+// label returns the label of a fatal error status in metrics.
 func label(f pdu.FES) string {
 	switch f {
 	case pdu.InvalidHeaderField:
@@ -308,7 +339,7 @@ func (c *conn) readLoop() error {
 			return err
 		}
 		n := c.readN
-		c.batches.Handing.Lock() // for process
+		c.batches.Handing.Lock() // process unlocks it
 		c.mu.Lock()
 		if p := min(n, len(place)); p > 0 {
 			c.m.Placed(p)
@@ -322,28 +353,36 @@ func (c *conn) readLoop() error {
 	}
 }
 
-// With so much data awaited, only bulkTail bytes are read beyond what has a
-// place: the next PDU's header is among them and little of its data, which would
-// be copied twice.
+// While bulkBytes or more of data are awaited, at most bulkTail bytes are read into rx behind the data that goes
+// directly to its command's buffer. They hold the header of the next PDU and little of its data, because data in rx has
+// to be copied.
 const (
 	bulkBytes = 64 << 10
 	bulkTail  = 4 << 10
 )
 
-// minPlace is the least data worth reading straight into its place.
+// minPlace is the minimum length of data that is read directly into the buffer of its command. Less is received into rx
+// and copied.
 const minPlace = 4 << 10
 
-// process uses what was received and executes what it amounts to. It gives up
-// Handing, which the caller has.
+// process parses what was received and executes the commands in it. It unlocks Handing, which the caller has locked.
 func (c *conn) process() (stop bool) {
 	for {
-		now := c.srv.fabric.Clock()
+		now := c.srv.service.Clock()
 		c.Saw(now)
 		c.outbox.Claim()
 		c.mu.Lock()
 		c.rxStart += c.m.Receive(c.rx[c.rxStart:c.rxEnd])
 		closed := c.m.Closed()
-		c.partial, c.partialNS = !c.m.Stalled() && (c.rxStart < c.rxEnd || !c.m.Idle()), now
+		partial := !c.m.Stalled() && (c.rxStart < c.rxEnd || !c.m.Idle())
+		number := c.m.Headers()
+		if c.m.Idle() { // the header of the partial PDU is incomplete and not counted yet
+			number++
+		}
+		if !c.partial || number != c.partialPDU {
+			c.partialPDU, c.partialSince = number, now
+		}
+		c.partial, c.partialNS = partial, now
 		c.mu.Unlock()
 		if c.rxStart == c.rxEnd {
 			c.rxStart, c.rxEnd = 0, 0
@@ -354,7 +393,7 @@ func (c *conn) process() (stop bool) {
 			c.ExecuteAdmin()
 		}
 		c.empty()
-		c.RecordFailures() // before the host can know and ask
+		c.RecordFailures() // before the host sees a failed response and reads the log page
 		c.flush()
 		if closed {
 			c.finishSending()
@@ -375,15 +414,14 @@ func (c *conn) process() (stop bool) {
 	}
 }
 
-// What a reader does after a batch.
+// Results of stalled: what the reader does after a batch.
 const (
 	running = iota // read more
-	again          // the machine stopped, but what it lacked is there now
-	waiting        // the machine has stopped: wait for resume
+	again          // process the rest: the machine has stalled, but can continue now
+	waiting        // wait for resume: the machine has stalled and cannot continue yet
 )
 
-// stalled tells whether the machine has stopped before a command, and whether
-// it would stop again.
+// stalled returns whether the machine has stalled before a command, and if so, whether it can continue.
 func (c *conn) stalled() int {
 	c.mu.Lock()
 	defer c.mu.Unlock()

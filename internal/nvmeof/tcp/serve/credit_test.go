@@ -12,6 +12,7 @@ import (
 	"jbofd/internal/nvme"
 	"jbofd/internal/pipeline"
 	"jbofd/internal/ssd/mem"
+	"jbofd/internal/tenant"
 )
 
 // giving is a FIFO that gives every tenant the same credit and counts what is
@@ -30,7 +31,7 @@ func newGiving(credit int64) *giving {
 	return g
 }
 
-func (g *giving) Credit(pipeline.Tenant) int { return int(g.credit.Load()) }
+func (g *giving) Credit(tenant.ID) int { return int(g.credit.Load()) }
 
 func (g *giving) Enqueue(now int64, io pipeline.IO) {
 	u := max((io.LenBytes+4095)/4096, 1)
@@ -141,7 +142,7 @@ func TestAHostNeverExceedsItsCredit(t *testing.T) {
 	if err := c.Close(); err != nil {
 		t.Error(err)
 	}
-	r.fabric.SSD(0).Credit(0) // orders what the drive's owner wrote before this
+	r.service.SSD(0).Credit(0) // orders what the drive wrote before this
 	if g.exceeded > 0 || g.most < units/2 || g.most > 48 {
 		t.Errorf("%d of %d I/Os came when more than %d units were outstanding; the most was %d", g.exceeded, g.enqueued, units, g.most)
 	}

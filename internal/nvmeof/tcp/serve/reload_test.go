@@ -78,8 +78,8 @@ func TestNoCommandComesToADriveAfterItsNamespaceIsGone(t *testing.T) {
 			go func() {
 				defer close(applied)
 				change(r)
-				r.fabric.Apply(r.state)
-				<-r.fabric.SSD(1).Quiesce()
+				r.service.Apply(r.state)
+				<-r.service.SSD(1).Quiesce()
 				before = fast.requests.Load()
 			}()
 			select {

@@ -18,13 +18,13 @@ import (
 	"jbofd/client"
 	"jbofd/internal/bufpool"
 	"jbofd/internal/buildtags"
+	"jbofd/internal/drive"
 	"jbofd/internal/nvme"
 	"jbofd/internal/nvmeof"
-	"jbofd/internal/nvmeof/fabric"
-	"jbofd/internal/nvmeof/fabric/queue"
+	"jbofd/internal/nvmeof/target"
+	"jbofd/internal/nvmeof/target/connection"
 	"jbofd/internal/nvmeof/tcp"
 	"jbofd/internal/nvmeof/tcp/serve"
-	"jbofd/internal/owner"
 	"jbofd/internal/pipeline"
 	"jbofd/internal/ssd"
 	"jbofd/internal/ssd/mem"
@@ -35,6 +35,8 @@ const (
 	testNQN    = "nqn.2026-11.example.jbofd:test"
 	testBytes  = 64 << 20
 	blockBytes = 4096
+	// quiesceMS is how long the target waits for commands that a drive has.
+	quiesceMS = 3000
 )
 
 // TestMain turns the test binary into a host process when asked (see
@@ -55,7 +57,7 @@ type rig struct {
 	address string
 	pool    *bufpool.Pool
 	server  *serve.Server
-	fabric  *fabric.Fabric
+	service *target.Service
 	state   nvmeof.State
 }
 
@@ -81,14 +83,14 @@ func newRigWith(t testing.TB, change func(*serve.Config), policies []pipeline.Po
 	if err != nil {
 		t.Fatal(err)
 	}
-	var owners []*owner.Owner
+	var owners []*drive.Drive
 	var namespaces []*nvmeof.Namespace
 	for i, dev := range devices {
-		cfg := owner.Config{Device: dev, Pool: pool}
+		cfg := drive.Config{Device: dev, Pool: pool}
 		if i < len(policies) {
 			cfg.Policy = policies[i]
 		}
-		own, err := owner.New(cfg)
+		own, err := drive.New(cfg)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -96,22 +98,22 @@ func newRigWith(t testing.TB, change func(*serve.Config), policies []pipeline.Po
 		namespaces = append(namespaces, &nvmeof.Namespace{NSID: uint32(i + 1), SSD: i, SizeBytes: testBytes, BlockShift: 12, ANAGroup: 1, ANAState: nvme.ANAStateOptimized})
 	}
 	limits := nvmeof.Limits{MDTSBytes: 1 << 20, FusedBytes: 64 << 10}
-	target := nvmeof.New(nvmeof.Config{Firmware: "test", Limits: limits, InCapsuleBytes: 8192, MaxEntries: 129, MaxIOQueues: 64,
-		MaxControllers: 1024, MaxHosts: 1024, MinKATOMS: 1000, DiscoveryIdleMS: 120000})
+	machine := nvmeof.New(nvmeof.Config{Firmware: "test", Limits: limits, InCapsuleBytes: 8192, MaxEntries: 129, MaxIOQueues: 64,
+		MaxControllers: 1024, MaxHosts: 1024, MaxDiscovery: 500, MaxDiscoveryPerPeer: 500, MaxDiscoveryKATOMS: 300_000, MinKATOMS: 1000, QuiesceMS: quiesceMS, DiscoveryIdleMS: 120000})
 	start := time.Now()
-	fab := fabric.New(fabric.Config{Target: target, SSDs: owners, Pool: pool, Log: slog.New(slog.DiscardHandler),
+	service := target.New(target.Config{Target: machine, SSDs: owners, Pool: pool, Log: slog.New(slog.DiscardHandler),
 		Clock:  func() int64 { return int64(time.Since(start)) },
-		Events: fabric.Events{KeepAliveExpired: func(*nvmeof.Controller, time.Duration) {}}})
+		Events: target.Events{KeepAliveExpired: func(*nvmeof.Controller, time.Duration) {}}})
 	tel := telemetry.New(telemetry.Options{Version: "test", Node: "test"})
 	cfg := serve.Config{
 		Machine:   tcp.Config{InCapsuleBytes: 8192, MaxH2CDataBytes: 1 << 20, Limits: limits},
-		Admission: queue.NewAdmission(1024, 512, tel), MaxConnections: 1024, ReceiveBytes: 128 << 10, BacklogBytes: 1 << 20,
+		Admission: connection.NewAdmission(connection.AdmissionLimits{Connections: 1024, PerHost: 512, Pending: 256, PendingPerAddress: 256}, tel), MaxSockets: 2048, ReceiveBytes: 128 << 10, BacklogBytes: 1 << 20,
 		HandshakeTimeout: 10 * time.Second, StallTimeout: 10 * time.Second, SpinFor: 50 * time.Microsecond,
 	}
 	if change != nil {
 		change(&cfg)
 	}
-	srv, err := serve.New(cfg, fab, tel, slog.New(slog.DiscardHandler))
+	srv, err := serve.New(cfg, service, tel, slog.New(slog.DiscardHandler))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -120,13 +122,13 @@ func newRigWith(t testing.TB, change func(*serve.Config), policies []pipeline.Po
 		t.Fatal(err)
 	}
 	port := serve.PortFor(1, l, false)
-	r := &rig{address: l.Addr().String(), pool: pool, server: srv, fabric: fab, state: nvmeof.State{Ports: []nvmeof.Port{port},
+	r := &rig{address: l.Addr().String(), pool: pool, server: srv, service: service, state: nvmeof.State{Ports: []nvmeof.Port{port},
 		Subsystems: []nvmeof.SubsystemState{{NQN: testNQN, Serial: "1", Model: "test", AllowAnyHost: true, Namespaces: namespaces}}}}
-	fab.Apply(r.state)
+	service.Apply(r.state)
 	srv.Serve(l, port)
 	t.Cleanup(func() {
 		srv.Close()
-		fab.Close()
+		service.Close()
 		for i, own := range owners {
 			if err := errors.Join(own.Close(), devices[i].Close()); err != nil {
 				t.Error(err)

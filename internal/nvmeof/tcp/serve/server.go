@@ -1,5 +1,5 @@
 // Package serve drives NVMe/TCP connections with sockets: it listens, reads,
-// hands commands to the SSDs' owners and sends their answers.
+// hands commands to the drives and sends their answers.
 package serve
 
 import (
@@ -14,8 +14,8 @@ import (
 
 	"jbofd/internal/nvme"
 	"jbofd/internal/nvmeof"
-	"jbofd/internal/nvmeof/fabric"
-	"jbofd/internal/nvmeof/fabric/queue"
+	"jbofd/internal/nvmeof/target"
+	"jbofd/internal/nvmeof/target/connection"
 	"jbofd/internal/nvmeof/tcp"
 	"jbofd/internal/telemetry"
 )
@@ -23,9 +23,10 @@ import (
 // Config bounds a Server.
 type Config struct {
 	Machine tcp.Config
-	// Admission bounds the connections of all transports, MaxConnections is its bound.
-	Admission      *queue.Admission
-	MaxConnections int
+	// Admission bounds the connections of all transports. MaxSockets is how many there may be of TCP, with those that
+	// are being closed; further ones are refused.
+	Admission  *connection.Admission
+	MaxSockets int
 	// ReceiveBytes is the size of the receive buffer that a busy connection has.
 	ReceiveBytes int
 	// BacklogBytes of unsent answers stop a connection from taking commands.
@@ -35,20 +36,23 @@ type Config struct {
 	// StallTimeout is how long a host may not read, or not send the rest of what it has
 	// begun or was asked for, before it is cut off; 0: for ever.
 	StallTimeout time.Duration
+	// MinBytesPerSec is the least rate at which a host sends what it was asked for and reads what it has asked for,
+	// measured over no less than StallTimeout; 0: any.
+	MinBytesPerSec int64
 	// SpinFor is how long a reader asks for more before it sleeps; 0: not at all.
 	SpinFor time.Duration
 }
 
 // Server serves NVMe/TCP on any number of addresses.
 type Server struct {
-	cfg    Config
-	fabric *fabric.Fabric
-	tel    *telemetry.Telemetry
-	log    *slog.Logger
-	watch  *watch
-	rx     rxPool
-	wg     sync.WaitGroup
-	done   chan struct{} // closed by Close
+	cfg     Config
+	service *target.Service
+	tel     *telemetry.Telemetry
+	log     *slog.Logger
+	watch   *watch
+	rx      rxPool
+	wg      sync.WaitGroup
+	done    chan struct{} // closed by Close
 
 	mu        sync.Mutex
 	listeners []net.Listener
@@ -57,13 +61,13 @@ type Server struct {
 }
 
 // New makes a server without listeners.
-func New(cfg Config, f *fabric.Fabric, tel *telemetry.Telemetry, log *slog.Logger) (*Server, error) {
-	w, err := newWatch(cfg.MaxConnections)
+func New(cfg Config, f *target.Service, tel *telemetry.Telemetry, log *slog.Logger) (*Server, error) {
+	w, err := newWatch(cfg.MaxSockets)
 	if err != nil {
 		return nil, err
 	}
 	s := &Server{
-		cfg: cfg, fabric: f, tel: tel, log: log, watch: w,
+		cfg: cfg, service: f, tel: tel, log: log, watch: w,
 		rx:    rxPool{size: cfg.ReceiveBytes, free: make(chan []byte, 64)},
 		conns: map[*conn]struct{}{}, done: make(chan struct{}),
 	}
@@ -122,20 +126,17 @@ func (s *Server) start(nc *net.TCPConn, port nvmeof.Port) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.closed {
-		return queue.ErrShuttingDown
-	}
-	if err := s.cfg.Admission.Enter(); err != nil {
-		return err
+		return connection.ErrShuttingDown
 	}
 	_ = nc.SetNoDelay(true)
 	c, err := newConn(s, nc, port)
-	if err == nil {
-		if err = s.watch.add(c); err != nil {
-			c.Release(c.resume)
-		}
-	}
 	if err != nil {
-		s.cfg.Admission.Leave()
+		return err
+	}
+	if err = s.watch.add(c); err != nil {
+		c.Release(c.resume)
+		c.ticket.Leave()
+		s.tel.ConnectionRefused("sockets")
 		return err
 	}
 	s.conns[c] = struct{}{}
@@ -150,7 +151,7 @@ func (s *Server) forget(c *conn) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	delete(s.conns, c)
-	s.cfg.Admission.Leave()
+	c.ticket.Leave()
 }
 
 // Drain stops accepting and waits until no connection has commands in flight or

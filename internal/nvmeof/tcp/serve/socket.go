@@ -13,8 +13,7 @@ import (
 	"jbofd/internal/bufpool"
 )
 
-// read waits for data and reads it, into place first and then into rx. The count
-// is in readN.
+// read waits for data and reads it, first into place and then into rx. readN is how many bytes it has read.
 func (c *conn) read(place []byte) error {
 	c.place = place
 	for {
@@ -96,15 +95,20 @@ func (c *conn) tryRead(fd uintptr) bool {
 	}
 }
 
-// spinRead asks for data until there is some, time is up, or somebody else has
-// work.
+// spinRounds is how often a spinning reader tries its own socket before it looks at the clock, at the other sockets and
+// at the scheduler, which together take longer than one try.
+const spinRounds = 4
+
+// spinRead reads as soon as there is data. It gives up when SpinFor is over or another connection has data.
 func (c *conn) spinRead(fd uintptr) bool {
-	until := c.srv.fabric.Clock() + int64(c.srv.cfg.SpinFor)
+	until := c.srv.service.Clock() + int64(c.srv.cfg.SpinFor)
 	for {
-		if c.tryRead(fd) {
-			return true
+		for range spinRounds {
+			if c.tryRead(fd) {
+				return true
+			}
 		}
-		if c.srv.fabric.Clock() > until || c.isDead() || c.srv.watch.othersWait(c, c.events[:], false) {
+		if c.srv.service.Clock() > until || c.isDead() || c.srv.watch.othersWait(c, c.events[:], false) {
 			return false
 		}
 		runtime.Gosched()
@@ -136,7 +140,7 @@ func (c *conn) flush() {
 	c.mu.Lock()
 	if c.sending || c.m.Pending() == 0 {
 		c.mu.Unlock()
-		return // whoever sends looks again when done
+		return // the goroutine that is sending looks again when it is done
 	}
 	c.sending = true
 	c.takeOut()
@@ -180,6 +184,7 @@ func (c *conn) takeOut() {
 	c.m.Take(&c.txOut)
 	c.txBufs, c.pending = c.pending, c.txBufs[:0]
 	c.txSeg, c.txSkip = 0, 0
+	c.txSince = time.Time{}
 }
 
 // sendAll sends until nothing is left. It reports false when it has not: the
@@ -190,7 +195,7 @@ func (c *conn) sendAll(wait bool) bool {
 		if !c.send(wait) {
 			return false
 		}
-		dropBufs(c.srv.fabric.Pool(), c.txBufs)
+		dropBufs(c.srv.service.Pool(), c.txBufs)
 		c.txBufs = c.txBufs[:0]
 		c.txOut.Reset()
 		c.mu.Lock()
@@ -222,7 +227,7 @@ func (c *conn) send(wait bool) bool {
 	if err != nil {
 		reason := fmt.Sprintf("write: %v", err)
 		if errors.Is(err, os.ErrDeadlineExceeded) {
-			reason = fmt.Sprintf("the host did not read for %v", c.srv.cfg.StallTimeout)
+			reason = fmt.Sprintf("the host did not read for %v, or at less than %d bytes per second", c.srv.cfg.StallTimeout, c.srv.cfg.MinBytesPerSec)
 		}
 		c.shut(reason)
 		return false
@@ -265,10 +270,18 @@ func (c *conn) writeReady(fd uintptr) bool {
 	return true
 }
 
-// allowWrite gives the host another StallTimeout to read; false if the
-// connection is dead.
+// allowWrite gives the host another StallTimeout to read, but not longer than all of txOut may take: its buffers come
+// back only then. It returns false if the connection is dead.
 func (c *conn) allowWrite() bool {
-	_ = c.nc.SetWriteDeadline(time.Now().Add(c.srv.cfg.StallTimeout))
+	now := time.Now()
+	if c.txSince.IsZero() {
+		bytes := 0
+		for _, s := range c.txOut.Segs {
+			bytes += len(s)
+		}
+		c.txSince, c.txAllowed = now, c.srv.limits().Allows(bytes)
+	}
+	_ = c.nc.SetWriteDeadline(now.Add(min(c.srv.cfg.StallTimeout, c.txAllowed-now.Sub(c.txSince))))
 	return !c.isDead() // shut's own deadline may just have been overwritten
 }
 
@@ -282,7 +295,7 @@ func (c *conn) advance(n int) {
 	c.txSkip = n
 }
 
-// lingerFor is how long a host may take to read our last words.
+// lingerFor is how long a host may take to read what is sent before the connection is closed.
 const lingerFor = time.Second
 
 // finishSending lets what is to be sent reach the host before the connection is

@@ -13,6 +13,16 @@ import (
 //
 // hot: 0 allocs
 func readv(fd uintptr, iov *[2]unix.Iovec, a, b []byte) (int, unix.Errno) {
+	if len(a) == 0 || len(b) == 0 { // one piece: read costs less than readv
+		if len(a) == 0 {
+			a = b
+		}
+		r, _, errno := unix.RawSyscall(unix.SYS_READ, fd, uintptr(unsafe.Pointer(unsafe.SliceData(a))), uintptr(len(a)))
+		if errno != 0 {
+			return 0, errno
+		}
+		return int(r), 0
+	}
 	n := 0
 	if len(a) > 0 {
 		iov[n].Base = unsafe.SliceData(a)
@@ -35,6 +45,15 @@ func readv(fd uintptr, iov *[2]unix.Iovec, a, b []byte) (int, unix.Errno) {
 //
 // hot: 0 allocs, given room in iov
 func writev(fd uintptr, iov []unix.Iovec, segs [][]byte, skip int) (int, unix.Errno) {
+	if len(segs) == 1 { // one piece: sendto costs less than sendmsg
+		b := segs[0][skip:]
+		r, _, errno := unix.RawSyscall6(unix.SYS_SENDTO, fd, uintptr(unsafe.Pointer(unsafe.SliceData(b))), uintptr(len(b)),
+			unix.MSG_NOSIGNAL|unix.MSG_DONTWAIT, 0, 0)
+		if errno != 0 {
+			return 0, errno
+		}
+		return int(r), 0
+	}
 	n := min(len(segs), len(iov))
 	for i := range n {
 		iov[i].Base = unsafe.SliceData(segs[i])

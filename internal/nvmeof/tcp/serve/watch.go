@@ -1,6 +1,7 @@
 package serve
 
 import (
+	"fmt"
 	"os"
 	"sync"
 	"sync/atomic"
@@ -9,15 +10,14 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A goroutine that always finds data on its own socket never gives the runtime
-// reason to look at the others: when every processor is kept busy like that,
-// sockets that became readable wait until the runtime's monitor looks, which is
-// every 10 ms. watch is a second view of all sockets, asked without waiting by
-// those who have run for a while and by those who spin:
+// watch is a second epoll set with all sockets. The runtime polls its own when a processor runs out of goroutines; a
+// reader that always finds data on its socket never lets that happen. If every processor is busy like that, sockets
+// that become readable wait for the runtime's monitor, which polls every 10 ms. So goroutines that have run for a
+// while, or that spin, poll this set, without waiting:
 //
 //   - a busy reader wakes readers that are parked although they have data;
 //   - so does a writer between the parts of a long batch;
-//   - a spinning reader stops as soon as somebody else has some.
+//   - a spinning reader stops as soon as another connection has data.
 type watch struct {
 	epfd int
 	// slots are the connections; epoll's user data is the index, so that asking needs
@@ -44,10 +44,15 @@ func newWatch(n int) (*watch, error) {
 	return w, nil
 }
 
-// add registers c. There is a slot for each connection that the server accepts.
+// add registers c.
+//
+// Errors: there are Config.MaxSockets connections; or the kernel's refusal.
 func (w *watch) add(c *conn) error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
+	if len(w.free) == 0 {
+		return fmt.Errorf("%d TCP connections are open or being closed, the limit", len(w.slots))
+	}
 	i := w.free[len(w.free)-1]
 	var err error
 	if cerr := c.raw.Control(func(fd uintptr) {

@@ -2,8 +2,8 @@ package flash
 
 import "slices"
 
-// Clone returns a copy of the drive, under way as it is: of one that was preconditioned a
-// copy is much faster than another one.
+// Clone returns a copy of the drive with all its commands in flight. Cloning a preconditioned drive is much faster than
+// preconditioning another one.
 func (d *Drive) Clone() *Drive {
 	c := *d
 	c.chanNS, c.dies = slices.Clone(d.chanNS), slices.Clone(d.dies)

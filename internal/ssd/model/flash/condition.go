@@ -7,21 +7,21 @@ import (
 	"jbofd/internal/invariants"
 )
 
-// Condition is the state in which a drive begins.
+// Condition is the initial state of a drive.
 type Condition uint8
 
 // The conditions.
 const (
-	// Empty: nothing was written.
+	// Empty: no unit was written.
 	Empty Condition = iota
-	// Clean: all was written once, in sequential writes.
+	// Clean: every unit was written once, sequentially.
 	Clean
-	// Fragmented: after that, 4 KiB random writes until write amplification is steady.
+	// Fragmented: after the state Clean, random 4 KiB writes continued until the write amplification was steady.
 	Fragmented
 )
 
-// Precondition brings a drive on which nothing is in flight into a condition, in no virtual time, and
-// resets its statistics. On an InPlace drive all conditions are the same.
+// Precondition brings an idle drive into a condition and resets its statistics. It takes no virtual time. On an InPlace
+// drive all conditions are the same.
 func (d *Drive) Precondition(c Condition) {
 	invariants.Check(d.inFlight == 0, "flash: nothing is in flight when the drive is preconditioned")
 	d.reset()
@@ -38,7 +38,8 @@ func (d *Drive) Precondition(c Condition) {
 		}
 	} else {
 		d.scatter()
-		// The rest of the way: what scatter does not know, such as the spread of victims.
+		// Real random writes complete the state, because scatter does not model everything, such as the spread of valid
+		// units among victims.
 		for w := uint32(0); w < units/2; w += f.programUnits {
 			d.hostNow(func(uint32) uint32 { return d.rnd.below(units) }, f.programUnits)
 		}
@@ -46,9 +47,9 @@ func (d *Drive) Precondition(c Condition) {
 	f.hostUnits, f.movedUnits, f.erases = 0, 0, 0
 }
 
-// scatter lays out an erased drive as long uniform random writes leave it: units in no order,
-// and in the blocks of a die, from the newest to the oldest, exponentially fewer valid ones, for each write hits
-// each unit with the same chance. The oldest is the next victim.
+// scatter fills an erased drive with the state that a long sequence of uniform random writes leaves. Units lie in
+// random order. The number of valid units per block decreases exponentially from the newest block of a die to the
+// oldest, because each write invalidates any unit with the same probability. The oldest block is the next victim.
 func (d *Drive) scatter() {
 	f := d.ftl
 	order := make([]uint32, len(f.l2p))
@@ -60,8 +61,8 @@ func (d *Drive) scatter() {
 	blockUnits := uint32(1) << f.blockShift
 	for i := range f.dies {
 		mine := order[len(order)*i/len(f.dies) : len(order)*(i+1)/len(f.dies)]
-		n := int(f.blocksPerDie) - f.start - 1 // what collection keeps erased, and the frontiers
-		// The decay over all blocks at which so many units are valid: fill = (1 - e^-decay) / decay.
+		n := int(f.blocksPerDie) - f.start - 1 // without the blocks that collection keeps erased and the frontiers
+		// Find the decay over all blocks that gives this number of valid units: fill = (1 - e^-decay) / decay.
 		fill := float64(len(mine)) / (float64(n) * float64(blockUnits))
 		low, high := 1e-9, 50.0
 		for range 60 {
@@ -71,7 +72,7 @@ func (d *Drive) scatter() {
 				high = mid
 			}
 		}
-		upTo := func(block int) int { // valid units in the oldest blocks
+		upTo := func(block int) int { // number of valid units in the oldest blocks
 			return int(float64(len(mine)) * math.Expm1(low*float64(block)/float64(n)) / math.Expm1(low))
 		}
 		for block := range n {
@@ -84,7 +85,7 @@ func (d *Drive) scatter() {
 	}
 }
 
-// fillBlock programs the die's next block with the units at random places in it.
+// fillBlock programs the die's next block with the units at random positions.
 func (d *Drive) fillBlock(i int, units []uint32) {
 	f := d.ftl
 	p := f.allocate(i, hostFrontier)
@@ -102,7 +103,8 @@ func (d *Drive) fillBlock(i int, units []uint32) {
 	}
 }
 
-// hostNow programs n of the host's units on the next die, with the collection that it owes, in no time.
+// hostNow programs n host units on the next die, and performs the garbage collection that they require, in no virtual
+// time.
 func (d *Drive) hostNow(unit func(uint32) uint32, n uint32) {
 	f := d.ftl
 	i := d.nextDie % len(d.dies)
@@ -127,7 +129,8 @@ func (d *Drive) hostNow(unit func(uint32) uint32, n uint32) {
 	f.hostUnits += uint64(n)
 }
 
-// collectNow does one step of a die's collection in no time; false if there is none to do.
+// collectNow performs one step of a die's garbage collection in no virtual time. It returns false if there is nothing
+// to collect.
 func (d *Drive) collectNow(i int) bool {
 	f := d.ftl
 	if f.dies[i].erase != none {
@@ -146,7 +149,7 @@ func (d *Drive) collectNow(i int) bool {
 	return true
 }
 
-// nextBit returns the first set bit of s at or after i, around the end.
+// nextBit returns the index of the first set bit of s at or after i, wrapping around.
 func nextBit(s uint64, i int) int {
 	if up := s >> (uint(i) % 64) << (uint(i) % 64); i < 64 && up != 0 {
 		return bits.TrailingZeros64(up)

@@ -7,92 +7,94 @@ import (
 	"strings"
 )
 
-// unitBytes is the mapping unit: what the translation layer keeps an address for.
+// unitBytes is the size of a mapping unit, the granularity of the translation layer.
 const unitBytes = 4096
 
-// maxDies bounds the dies: sets of them are words of 64 bits.
+// maxDies is the maximum number of dies. Sets of dies are 64-bit words.
 const maxDies = 64
 
-// Config describes a drive. Times are nanoseconds of virtual time. Preset returns one that is
-// calibrated; a field changed afterwards leaves the rest as it is.
+// Config describes a drive. Times are nanoseconds of virtual time. Preset returns a calibrated configuration; changing
+// one of its fields does not adjust the others.
 type Config struct {
-	// SizeBytes is what hosts see, a positive multiple of 4096.
+	// SizeBytes is the capacity that hosts see, a positive multiple of 4096.
 	SizeBytes int64
-	// Seed decides everything that chance decides.
+	// Seed is the seed of all random decisions.
 	Seed uint64
-	// Slowdown is how many times as long everything takes as the fields below say, 1 (also if 0) to
-	// MaxSlowdown: what chance decides stays the same, and so does what happens, in what order.
+	// Slowdown multiplies all times below. It is 1 (or 0, which means 1) to MaxSlowdown. Random decisions and the order
+	// of events do not depend on it.
 	Slowdown int
 
-	// Channels and DiesPerChannel: at most 64 dies in all. A channel moves data for one of its dies at a time.
+	// Channels times DiesPerChannel is at most 64. A channel transfers data for one of its dies at a time.
 	Channels, DiesPerChannel int
-	// ChannelBytesPerSec is one channel's rate.
+	// ChannelBytesPerSec is the transfer rate of one channel.
 	ChannelBytesPerSec int64
-	// PageBytes is what one flash read fetches at most: a power of two of at least 4096. Planes pages are programmed together.
+	// PageBytes is the most that one flash read fetches, a power of two of at least 4096. A program writes one page in
+	// each of Planes planes.
 	PageBytes, Planes int
-	// BlockPrograms is how many programs fill a block (all planes of it), a power of two. What is
-	// erased together is Planes * PageBytes * BlockPrograms.
+	// BlockPrograms is the number of programs that fill a block across all planes, a power of two. An erase covers
+	// Planes * PageBytes * BlockPrograms bytes.
 	BlockPrograms int
-	// ReadNS is from the command to the die until the page is in its register, spread by
-	// JitterPercent to either side; RegisterNS is what a read of the page that is there already takes.
+	// ReadNS is the time from the command to the die until the page is in its register, varied by up to JitterPercent
+	// in both directions. RegisterNS is the time of a read whose page is in the register already.
 	ReadNS, RegisterNS int64
-	// ProgramNS fills Planes pages; EraseNS erases a block.
+	// ProgramNS is the time to program Planes pages. EraseNS is the time to erase a block.
 	ProgramNS, EraseNS int64
-	// JitterPercent spreads ReadNS and ProgramNS evenly, 0 to 50.
+	// JitterPercent is the uniform variation of ReadNS and ProgramNS, 0 to 50.
 	JitterPercent int64
 
-	// How a die's programs, collection and erases share it with reads: Calm while at least a quarter of the
-	// write buffer is free; when hosts' writes have to wait or will soon, PressedProgram for programs of
-	// their data and PressedCollect for the rest.
+	// Calm, PressedProgram and PressedCollect determine how a die divides its time between writes (programs, garbage
+	// collection and erases) and reads. Calm applies while at least a quarter of the write buffer is free. When host
+	// writes wait or will soon have to wait, PressedProgram applies to programs of host data, and PressedCollect to
+	// garbage collection and erases.
 	Calm, PressedProgram, PressedCollect Share
-	// SuspendNS is lost each time that one of them is suspended for reads.
+	// SuspendNS is the time lost each time that a program or an erase is suspended for reads.
 	SuspendNS int64
 
-	// The controller works on one thing at a time: ReadOpNS for each flash read (a run of
-	// units that lie together within a page), WriteOpNS for each page's worth of a write, CommandNS for each command that moves
-	// no data, and all bytes at these rates.
+	// The controller processes one item at a time. ReadOpNS is its time for each flash read (a run of adjacent units
+	// within a page), WriteOpNS for each page of a write, and CommandNS for each command that transfers no data. Data
+	// passes through it at ReadBytesPerSec and WriteBytesPerSec.
 	ReadOpNS, WriteOpNS, CommandNS    int64
 	ReadBytesPerSec, WriteBytesPerSec int64
-	// What a command's latency has besides, without occupying anything: the bus, interrupt and firmware's path.
+	// The fixed latency of a command that occupies no resource: the bus, the interrupt and the firmware's path.
 	ReadLatencyNS, WriteLatencyNS, FlushLatencyNS int64
-	// UnmapNSPerMiB is the controller's time to unmap a MiB.
+	// UnmapNSPerMiB is the controller's time to unmap 1 MiB.
 	UnmapNSPerMiB int64
 
-	// BufferBytes is the write buffer. A write is complete when it is in.
+	// BufferBytes is the size of the write buffer. A write completes when its data is in the buffer.
 	BufferBytes int64
-	// OverProvisionPermille is the flash that hosts do not see, in thousandths of SizeBytes, not
-	// counting the blocks that the marks below keep.
+	// OverProvisionPermille is the additional flash that hosts do not see, in thousandths of SizeBytes. It does not
+	// include the blocks that GCReserveBlocks and GCStartBlocks keep erased.
 	OverProvisionPermille int64
-	// A die collects garbage while it has at most GCStartBlocks erased blocks, and keeps
-	// GCReserveBlocks of them from hosts' writes. 2 <= GCReserveBlocks <= GCStartBlocks.
+	// A die collects garbage while it has at most GCStartBlocks erased blocks. It keeps GCReserveBlocks of them from
+	// host writes. 2 <= GCReserveBlocks <= GCStartBlocks.
 	GCReserveBlocks, GCStartBlocks int
 
-	// InPlace drives (3D XPoint) have no translation, buffer, collection or erase: each unit is read in
-	// ReadNS and written in ProgramNS where it lies.
+	// InPlace drives (3D XPoint) have no translation layer, write buffer, garbage collection or erase. Each unit is
+	// read in ReadNS and written in place in ProgramNS.
 	InPlace bool
 }
 
-// MaxSlowdown bounds Config.Slowdown.
+// MaxSlowdown is the maximum of Config.Slowdown.
 const MaxSlowdown = 1000
 
-// Share bounds what programs, collection and erases on one hand and reads on the other take of a die
-// while both wait, so that neither starves.
+// Share limits how long writes (programs, garbage collection and erases) and reads occupy a die while both wait, so
+// that neither starves.
 type Share struct {
-	// SliceNS is how long the former run before reads may suspend them; ReadBurstNS how long reads
-	// then run before they go on.
+	// SliceNS is how long writes run before reads may suspend them. ReadBurstNS is how long reads then run before
+	// writes resume.
 	SliceNS, ReadBurstNS int64
 }
 
-// ErrConfig is wrapped by the errors for a Config that no drive can have.
+// ErrConfig is wrapped by the errors that report an invalid Config.
 var ErrConfig = errors.New("flash: invalid configuration")
 
 var presetNames = []string{"dct983", "p4800x"}
 
-// Presets returns the names that Preset knows.
+// Presets returns the names that Preset accepts.
 func Presets() []string { return append([]string(nil), presetNames...) }
 
-// Preset returns the configuration of a known drive at a size of sizeBytes. The geometry scales
-// with the size, times and rates do not.
+// Preset returns the configuration of a known drive with a capacity of sizeBytes. The geometry scales with the
+// capacity; times and rates do not.
 //
 //   - dct983: a data-centre TLC drive of the PCIe 3 generation (Samsung DCT983 960 GB).
 //   - p4800x: 3D XPoint (Intel Optane DC P4800X).
@@ -113,7 +115,7 @@ func Preset(name string, sizeBytes int64) (Config, error) {
 			BufferBytes:           min(64<<20, max(1<<20, sizeBytes/256&^(1<<20-1))),
 			OverProvisionPermille: 90, GCReserveBlocks: 2, GCStartBlocks: 4,
 		}
-		// About 130 blocks a die at any size, of at least 16 programs.
+		// About 130 blocks per die at any capacity, with at least 16 programs each.
 		perDie := sizeBytes / int64(c.Channels*c.DiesPerChannel*c.Planes*c.PageBytes)
 		c.BlockPrograms = 16
 		for int64(c.BlockPrograms)*192 < perDie {
@@ -138,14 +140,14 @@ func Preset(name string, sizeBytes int64) (Config, error) {
 func (c *Config) dies() int            { return c.Channels * c.DiesPerChannel }
 func (c *Config) programUnits() uint32 { return uint32(c.Planes * c.PageBytes / unitBytes) }
 
-// blocksPerDie is how many blocks each die has for this size.
+// blocksPerDie returns the number of blocks of each die at this capacity.
 func (c *Config) blocksPerDie() int64 {
 	block := int64(c.Planes) * int64(c.PageBytes) * int64(c.BlockPrograms) * int64(c.dies())
 	hosts := c.SizeBytes/1000*(1000+c.OverProvisionPermille) + c.BufferBytes
 	return (hosts+block-1)/block + int64(c.GCStartBlocks) + 1
 }
 
-// check names the first field that is out of its bounds.
+// check returns an error that names the first invalid field.
 func (c *Config) check() error {
 	positive := func(ns ...int64) bool {
 		for _, n := range ns {

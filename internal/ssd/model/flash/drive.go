@@ -17,7 +17,9 @@
 // wear, refresh and errors. There is no data: a device above keeps it.
 package flash
 
-import "jbofd/internal/invariants"
+import (
+	"jbofd/internal/invariants"
+)
 
 // Op is what a Request asks for, with the numbers of ssd.Op.
 type Op uint8
@@ -94,60 +96,15 @@ type part struct {
 // list is a FIFO of parts.
 type list struct{ head, tail int32 }
 
-// What a die is doing.
-const (
-	dieIdle = iota
-	dieReading
-	dieProgramming // or collecting, or erasing
-	dieTurning     // between two of them, within an event
-)
-
-// What a die's background operation is.
-const (
-	jobNone = iota
-	jobProgram
-	jobCollect
-	jobErase
-)
-
-// job is a die's background operation.
-type job struct {
-	kind uint8
-	n    uint8
-	// units are the host's; from are slots of the buffer (jobProgram) or physical units (jobCollect).
-	units, from [maxProgramUnits]uint32
-	to          uint32
-	leftNS      int64
-}
-
-// hostQueue is how many programs of buffered data wait at each die.
-const hostQueue = 2
-
-// die is a flash die.
-type die struct {
-	state     uint8
-	suspended bool
-	nHost     uint8
-	channel   uint8
-	reads     list
-	reading   int32
-	page      uint32 // in the register
-	startNS   int64  // of the job's present run
-	sliceNS   int64  // the job runs so long before reads may suspend it
-	burstNS   int64  // reads may run so long before the job goes on
-	job       job
-	host      [hostQueue][maxProgramUnits]uint32 // slots of programs that wait
-}
-
-// slot is 4 KiB of the write buffer.
+// slot is a slot of the write buffer, 4 KiB.
 type slot struct {
 	unit     uint32
 	next     uint32
-	inFlight bool // given to a die
+	inFlight bool // assigned to a program of a die
 }
 
-// Drive is the machine. It belongs to one goroutine. It allocates nothing once it has seen the
-// largest number of outstanding requests.
+// Drive is the state machine. One goroutine at a time may call it. It allocates nothing once it has seen the largest
+// number of outstanding requests.
 type Drive struct {
 	cfg Config
 	ftl *ftl
@@ -240,7 +197,7 @@ func (d *Drive) reset() {
 	d.nextDie = 0
 }
 
-// Submit hands over a command at time now, which never goes back. It takes any number.
+// Submit submits a command at time now, which must not decrease. The number of outstanding commands is not limited.
 //
 // Cost: 0 allocs in the long run.
 func (d *Drive) Submit(now int64, r Request) { // hot: 0 allocs
@@ -337,7 +294,7 @@ func (d *Drive) submitInPlace(i int32, first, units uint32, write bool, lenBytes
 		share := bytesNS * int64(n) / int64(units)
 		d.ctlNS += op + share - done
 		done = share
-		// A hash, so that no stride of hosts meets the same die only.
+		// Units are placed by a hash, so that no stride of host I/O hits a single die.
 		h := u * 2654435761
 		d.arrive(part{atNS: d.ctlNS, req: i, die: int16(uint64(h) * uint64(len(d.dies)) >> 32), page: u, bytes: min(unitBytes, uint32(min(lenBytes, 1<<31))), write: write})
 	}
@@ -352,7 +309,7 @@ func (d *Drive) newRequest() int32 {
 	return int32(len(d.reqs) - 1)
 }
 
-// arrive puts a part into the row of those that the controller lets through. Their times never decrease.
+// arrive appends a part to the FIFO of parts that pass the controller. Their times never decrease.
 func (d *Drive) arrive(x part) {
 	i := d.freePart
 	if i >= 0 {
@@ -496,7 +453,7 @@ func (d *Drive) partDone(t int64, i int32) {
 	}
 }
 
-// unmap forgets units.
+// unmap removes units from the map.
 func (d *Drive) unmap(first, units uint32) {
 	if d.ftl == nil {
 		return
@@ -516,7 +473,7 @@ func (d *Drive) unmap(first, units uint32) {
 	}
 }
 
-// admit moves writes that wait into the buffer while it has room, in their order.
+// admit moves waiting writes into the buffer in order, while the buffer has room.
 func (d *Drive) admit(t int64) {
 	f := d.ftl
 	for d.waiting.head >= 0 {
@@ -601,186 +558,6 @@ func (d *Drive) take(to *[maxProgramUnits]uint32) {
 		to[n] = s
 		n++
 		d.nDirty--
-	}
-}
-
-// dieEvent ends what a die has been doing until t.
-func (d *Drive) dieEvent(t int64, i int) {
-	x := &d.dies[i]
-	if x.state == dieReading {
-		d.readDone(t, x)
-	} else {
-		d.jobRan(t, i, x)
-	}
-	d.turn(t, i)
-}
-
-// readDone sends a page that has been read over the channel.
-func (d *Drive) readDone(t int64, x *die) {
-	p := &d.parts[x.reading]
-	x.page = p.page
-	busy := &d.chanNS[x.channel]
-	*busy = max(*busy, t) + int64(p.bytes)*d.chanPSPerByte/1000
-	d.partDone(*busy, p.req)
-	d.release(x.reading)
-	x.state = dieTurning
-}
-
-// jobRan accounts for the job's run until t and ends the job if that was all.
-func (d *Drive) jobRan(t int64, i int, x *die) {
-	ran := t - x.startNS
-	x.state = dieTurning
-	x.page = none
-	x.job.leftNS -= ran
-	x.sliceNS -= ran
-	d.stats.DieProgramNS += ran
-	if x.sliceNS <= 0 {
-		x.burstNS = min(x.burstNS, 0) + d.bounds(x).ReadBurstNS
-	}
-	if x.job.leftNS <= 0 {
-		d.jobDone(t, i, x)
-	}
-}
-
-// turn decides what a die does next.
-func (d *Drive) turn(t int64, i int) {
-	x := &d.dies[i]
-	if x.job.kind == jobNone && d.ftl != nil {
-		d.pick(t, i, x)
-	}
-	reads := x.reads.head >= 0
-	switch {
-	case reads && (x.job.kind == jobNone || x.burstNS > 0):
-		d.read(t, i, x)
-	case x.job.kind != jobNone:
-		if x.suspended || reads && x.sliceNS <= 0 {
-			x.sliceNS = d.bounds(x).SliceNS
-			x.suspended = false
-		}
-		x.burstNS = min(x.burstNS, 0) // what reads took too much counts against their next turn
-		x.state, x.startNS = dieProgramming, t
-		end := t + x.job.leftNS
-		if reads {
-			end = min(end, t+x.sliceNS)
-		}
-		d.next.set(i, end)
-	default:
-		x.state, x.sliceNS, x.burstNS = dieIdle, 0, 0
-		d.next.set(i, never)
-	}
-}
-
-// bounds returns how a die's job shares the die with reads just now.
-func (d *Drive) bounds(x *die) Share {
-	switch {
-	case d.nFree >= d.pressedBelow:
-		return d.cfg.Calm
-	case x.job.kind == jobProgram:
-		return d.cfg.PressedProgram
-	}
-	return d.cfg.PressedCollect
-}
-
-// read starts the read at the head of the die's queue.
-func (d *Drive) read(t int64, i int, x *die) {
-	x.reading = d.pop(&x.reads)
-	p := &d.parts[x.reading]
-	var ns int64
-	switch {
-	case p.write:
-		ns = d.jitter(d.cfg.ProgramNS)
-	case p.page == x.page:
-		ns = d.cfg.RegisterNS
-	default:
-		ns = d.jitter(d.cfg.ReadNS)
-	}
-	if x.job.kind != jobNone {
-		if !x.suspended {
-			x.suspended = true
-			d.stats.Suspends++
-			ns += d.cfg.SuspendNS
-		}
-		x.burstNS -= ns
-		x.sliceNS = 0
-	}
-	d.stats.DieReadNS += ns
-	x.state = dieReading
-	d.next.set(i, t+ns)
-}
-
-// jitter spreads a time.
-func (d *Drive) jitter(ns int64) int64 {
-	if d.cfg.JitterPercent == 0 {
-		return ns
-	}
-	span := ns * d.cfg.JitterPercent / 100
-	return ns - span + int64(d.rnd.below(uint32(2*span+1)))
-}
-
-// pick finds the die's next job: erases first, then as much collection as is owed, then data of hosts.
-func (d *Drive) pick(t int64, i int, x *die) {
-	f := d.ftl
-	j := &x.job
-	if f.mustCollect(i) && f.dies[i].erase == none {
-		n, pages := f.gather(i, &j.from)
-		if n > 0 {
-			for k := range n {
-				j.units[k] = f.p2l[j.from[k]]
-			}
-			j.kind, j.n, j.to = jobCollect, uint8(n), f.allocate(i, gcFrontier)
-			// Planes are read together; the data go to the controller and back over the channel.
-			reads := int64(pages+d.cfg.Planes-1) / int64(d.cfg.Planes)
-			j.leftNS = reads*d.cfg.ReadNS + d.jitter(d.cfg.ProgramNS) + d.transfer(t, x, 2*int64(n)*unitBytes)
-			return
-		}
-	}
-	if f.dies[i].erase != none {
-		j.kind, j.leftNS = jobErase, d.cfg.EraseNS
-		return
-	}
-	if x.nHost > 0 && f.canProgram(i, hostFrontier) {
-		f.charge(i)
-		j.kind, j.n, j.to = jobProgram, uint8(d.programUnits), f.allocate(i, hostFrontier)
-		j.from = x.host[0]
-		x.host[0] = x.host[1]
-		x.nHost--
-		d.room |= 1 << i
-		for k := range d.programUnits {
-			j.units[k] = d.slots[j.from[k]].unit
-		}
-		j.leftNS = d.jitter(d.cfg.ProgramNS) + d.transfer(t, x, int64(d.programUnits)*unitBytes)
-	}
-}
-
-// transfer occupies the die's channel with bytes and returns how long that takes.
-func (d *Drive) transfer(t int64, x *die, bytes int64) int64 {
-	ns := bytes * d.chanPSPerByte / 1000
-	busy := &d.chanNS[x.channel]
-	*busy = max(*busy, t) + ns
-	return ns
-}
-
-// jobDone carries out what a job was for.
-func (d *Drive) jobDone(t int64, i int, x *die) {
-	f := d.ftl
-	j := &x.job
-	kind := j.kind
-	j.kind = jobNone
-	switch kind {
-	case jobErase:
-		f.erased(i)
-	case jobCollect:
-		f.moved(j.from[:j.n], j.units[:j.n], j.to)
-	case jobProgram:
-		for k, s := range j.from[:j.n] {
-			if u := j.units[k]; f.l2p[u] == inBuffer|s {
-				f.place(u, j.to+uint32(k))
-			}
-			d.freeTheSlot(s)
-		}
-		f.hostUnits += uint64(j.n)
-		d.admit(t)
-		d.dispatch(t)
 	}
 }
 

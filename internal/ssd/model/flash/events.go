@@ -1,10 +1,10 @@
 package flash
 
-// never is later than every event.
+// never is a time after every event.
 const never = int64(1) << 62
 
-// winner is a tournament of the dies' next events: the earliest is found at once and changing
-// one costs log2(dies) comparisons. Of equal times the lower index wins.
+// winner is a tournament tree of the dies' next events. It finds the earliest event at once, and changing an event
+// costs log2(dies) comparisons. If times are equal, the die with the lower index wins.
 type winner struct {
 	at   [maxDies]int64
 	tree [2 * maxDies]uint8 // tree[1] is the winner, leaves from maxDies on
@@ -36,7 +36,7 @@ func (w *winner) first() (i int, at int64) {
 	return i, w.at[i]
 }
 
-// due is the completion of a request at a time; seq makes equal times an order.
+// due is the time at which a request completes. seq orders requests with equal times.
 type due struct {
 	at  int64
 	seq uint32
@@ -47,7 +47,7 @@ func (a due) before(b due) bool {
 	return a.at < b.at || a.at == b.at && int32(a.seq-b.seq) < 0
 }
 
-// dueHeap is a binary heap of completions, the earliest first.
+// dueHeap is a binary heap of completions, ordered by time.
 type dueHeap struct {
 	s []due
 }
@@ -92,11 +92,11 @@ func (h *dueHeap) pop() due {
 	return top
 }
 
-// random is xorshift64*: small, fast, the same everywhere.
+// random is xorshift64*. It is small and fast, and gives the same sequence on every machine.
 type random uint64
 
 func newRandom(seed uint64) random {
-	// One step of splitmix64, so that small seeds differ in all bits; never 0.
+	// One step of splitmix64 makes small seeds differ in all bits. The state is never 0.
 	seed += 0x9E3779B97F4A7C15
 	seed = (seed ^ seed>>30) * 0xBF58476D1CE4E5B9
 	seed = (seed ^ seed>>27) * 0x94D049BB133111EB

@@ -7,11 +7,11 @@ import (
 )
 
 const (
-	// none stands for no address: an unmapped unit, a physical unit that holds nothing.
+	// none is the absent address: that of an unmapped unit, or the content of an unused physical unit.
 	none = ^uint32(0)
-	// inBuffer marks an entry of the map that is a slot of the write buffer.
+	// inBuffer marks a map entry that refers to a slot of the write buffer.
 	inBuffer = uint32(1) << 31
-	// maxProgramUnits bounds the units that one program fills.
+	// maxProgramUnits is the maximum number of units that one program writes.
 	maxProgramUnits = 16
 )
 
@@ -20,47 +20,47 @@ const (
 	blockFree     = iota // erased
 	blockOpen            // being filled
 	blockClosed          // full: can become a victim
-	blockVictim          // its valid units are being looked for
-	blockEmptying        // all found, the last ones are on their way elsewhere
-	blockErase           // holds nothing valid, waits for its erase
+	blockVictim          // its valid units are being gathered
+	blockEmptying        // all valid units were gathered, the last ones are being programmed elsewhere
+	blockErase           // holds no valid unit and waits for its erase
 )
 
-// frontier is where a die's next program goes: left units from next on.
+// frontier is the position of a die's next program: the remaining left units, starting at next.
 type frontier struct {
 	next, left uint32
 }
 
-// Each die has a frontier for what hosts wrote and one for what collection moved.
+// Each die has one frontier for host writes and one for units that collection moves.
 const (
 	hostFrontier = iota
 	gcFrontier
 	frontiers
 )
 
-// dieMap is the part of the translation layer that one die has for itself.
+// dieMap is the state of the translation layer for one die.
 type dieMap struct {
 	front [frontiers]frontier
-	// free and erase are stacks of blocks, linked by ftl.next.
+	// free and erase are stacks of blocks, linked through ftl.next.
 	free, erase uint32
 	nFree       int
-	// victim is the block whose units are collected, from scan on; none if there is none.
+	// victim is the block whose valid units are being gathered, or none. scan is the next unit to look at.
 	victim, scan uint32
-	// owed is how many units collection must move before the next host program, in 1/256; each host
-	// program adds share (for a whole program): so collection keeps pace and comes in small pieces.
+	// owed is the number of units that collection must move before the next host program, in 1/256 units. Each full
+	// host program adds share to it. Collection therefore keeps pace with host writes in small steps.
 	owed, share int64
-	// valid counts the units on this die that the map points at. Invariant: the sum of valid of its blocks.
+	// valid is the number of units on this die that the map refers to. Invariant: the sum of valid over its blocks.
 	valid int64
 }
 
-// ftl is a page-mapped translation layer: where each unit of the host lies. It knows no time.
+// ftl is a page-mapped translation layer: it records the location of each host unit. It has no notion of time.
 //
 // Physical units are numbered die by die, block by block, in the order in which they are programmed.
 type ftl struct {
 	// l2p maps a host's unit to a physical unit, a slot of the buffer (inBuffer set), or none.
 	l2p []uint32
-	// p2l maps back. Invariant: p2l[p] == u != none if and only if l2p[u] == p.
+	// p2l is the inverse map. Invariant: p2l[p] == u != none if and only if l2p[u] == p.
 	p2l []uint32
-	// Per block: how many units are valid, its state, and the link of the stack it is in.
+	// Per block: the number of valid units, the state, and the link of the stack that holds the block.
 	valid []uint32
 	state []uint8
 	next  []uint32
@@ -74,10 +74,10 @@ type ftl struct {
 	pageShift    uint
 	reserve      int
 	start        int
-	// maxValid is what a die may hold at most so that its collection always gains something.
+	// maxValid is the maximum number of valid units on a die for which every collection frees space.
 	maxValid int64
 
-	// Counters, in units: programmed for hosts and by collection, padding included in neither; erases.
+	// Counters of units programmed for hosts and by collection, both without padding, and of erases.
 	hostUnits, movedUnits, erases uint64
 }
 
@@ -100,7 +100,7 @@ func newFTL(c *Config) *ftl {
 	return f
 }
 
-// reset erases everything.
+// reset erases all blocks.
 func (f *ftl) reset() {
 	fill(f.l2p, none)
 	fill(f.p2l, none)
@@ -125,7 +125,7 @@ func fill(s []uint32, v uint32) {
 	}
 }
 
-// invalidate forgets what the physical unit holds.
+// invalidate removes the mapping of the physical unit.
 func (f *ftl) invalidate(p uint32) {
 	f.p2l[p] = none
 	b := p >> f.blockShift
@@ -143,7 +143,7 @@ func (f *ftl) toErase(d *dieMap, b uint32) {
 	d.erase = b
 }
 
-// place makes p the unit's place.
+// place maps the host unit u to the physical unit p.
 func (f *ftl) place(u, p uint32) {
 	f.l2p[u], f.p2l[p] = p, u
 	b := p >> f.blockShift
@@ -151,13 +151,13 @@ func (f *ftl) place(u, p uint32) {
 	f.dies[f.dieOf[b]].valid++
 }
 
-// canProgram reports whether a frontier of the die has room or may open a block.
+// canProgram reports whether a frontier of the die has space or can open another block.
 func (f *ftl) canProgram(die int, which int) bool {
 	d := &f.dies[die]
 	return d.front[which].left > 0 || d.nFree > f.reserve || which == gcFrontier && d.nFree > 0
 }
 
-// allocate returns the first physical unit of the next program at a frontier that canProgram.
+// allocate returns the first physical unit of the next program at a frontier for which canProgram is true.
 func (f *ftl) allocate(die int, which int) uint32 {
 	d := &f.dies[die]
 	w := &d.front[which]
@@ -178,10 +178,10 @@ func (f *ftl) allocate(die int, which int) uint32 {
 	return p
 }
 
-// collecting reports whether the die is short of erased blocks.
+// collecting reports whether the die has so few erased blocks that it collects garbage.
 func (f *ftl) collecting(die int) bool { return f.dies[die].nFree <= f.start }
 
-// mustCollect reports whether collection comes before the next host program.
+// mustCollect reports whether the die must collect before the next host program.
 func (f *ftl) mustCollect(die int) bool {
 	d := &f.dies[die]
 	if d.nFree > f.start {
@@ -191,7 +191,7 @@ func (f *ftl) mustCollect(die int) bool {
 	return d.owed >= int64(f.programUnits)<<8 || !f.canProgram(die, hostFrontier)
 }
 
-// charge notes a host program of a whole program's units: so much more must be collected.
+// charge adds the collection that a full host program requires.
 func (f *ftl) charge(die int) {
 	d := &f.dies[die]
 	if d.nFree > f.start {
@@ -203,8 +203,8 @@ func (f *ftl) charge(die int) {
 	d.owed += d.share
 }
 
-// choose makes the closed block with the fewest valid units the victim (greedy). It reports
-// whether there is one whose collection gains anything.
+// choose makes the closed block with the fewest valid units the victim (greedy). It reports whether there is a block
+// whose collection frees space.
 func (f *ftl) choose(die int) bool {
 	d := &f.dies[die]
 	first := uint32(die) * f.blocksPerDie
@@ -220,20 +220,19 @@ func (f *ftl) choose(die int) bool {
 	}
 	d.victim, d.scan = best, best<<f.blockShift
 	f.state[best] = blockVictim
-	// least units move for every block-least units of hosts.
+	// Collecting the block moves least units and frees space for (units per block - least) host units.
 	d.share = int64(f.programUnits) * int64(least) << 8 / int64(1<<f.blockShift-least)
 	return true
 }
 
-// gather finds up to a program's worth of valid units in victims of the die and writes their physical
-// addresses to src. It also counts the pages that must be read for them. Blocks in which
-// nothing is left go to the stack of those to erase.
+// gather finds up to one program of valid units in the victims of the die and writes their physical addresses to src.
+// It also counts the pages to read for them. Blocks without remaining units go to the stack of blocks to erase.
 func (f *ftl) gather(die int, src *[maxProgramUnits]uint32) (n, pages int) {
 	d := &f.dies[die]
 	lastPage := none
 	for n < int(f.programUnits) {
 		if d.victim == none {
-			// A program that is partly filled waits for no second victim unless one is needed anyway.
+			// A partly filled program does not wait for a second victim, unless collection needs one anyway.
 			if !f.collecting(die) || !f.choose(die) {
 				break
 			}
@@ -265,7 +264,8 @@ func (f *ftl) gather(die int, src *[maxProgramUnits]uint32) (n, pages int) {
 	return n, pages
 }
 
-// moved ends a collection's program: units that still are where they were gathered are now at p and on.
+// moved ends a program of collection. Units that are still mapped to their gathered addresses are now mapped to p and
+// following.
 func (f *ftl) moved(src []uint32, units []uint32, p uint32) {
 	for i, from := range src {
 		u := units[i]
@@ -279,7 +279,7 @@ func (f *ftl) moved(src []uint32, units []uint32, p uint32) {
 	d.owed = max(0, d.owed-int64(len(src))<<8)
 }
 
-// erased returns the top of the die's stack of blocks to erase to the erased ones.
+// erased moves the top of the die's stack of blocks to erase to the stack of erased blocks.
 func (f *ftl) erased(die int) {
 	d := &f.dies[die]
 	b := d.erase

@@ -1,0 +1,149 @@
+package client
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"sync"
+	"testing"
+	"time"
+)
+
+func TestReadsAndWritesSurviveALoss(t *testing.T) {
+	overEach(t, 1<<20, func(t *testing.T, s *script) {
+		copy(s.disk[4096:], "what the disk holds")
+		c, n := connect(t, quick(s))
+		ctx := testContext(t)
+		for _, op := range []string{"read", "write"} {
+			end := s.stall(op)
+			before := s.count(op)
+			got := make(chan error, 1)
+			b := make([]byte, 4096)
+			go func() {
+				var err error
+				if op == "read" {
+					_, err = n.ReadAt(ctx, b, 4096)
+				} else {
+					_, err = n.WriteAt(ctx, bytes.Repeat([]byte{9}, 4096), 8192, FUA)
+				}
+				got <- err
+			}()
+			eventually(t, "the command reaches the target", func() bool { return s.count(op) > before })
+			end()
+			s.cut()
+			if err := <-got; err != nil {
+				t.Fatalf("%s: %v", op, err)
+			}
+			if op == "read" && !bytes.HasPrefix(b, []byte("what the disk holds")) {
+				t.Error("the repeated read brought other data")
+			}
+			if s.count(op) != before+2 {
+				t.Errorf("%s was sent %d times, want 2", op, s.count(op)-before)
+			}
+		}
+		if s.disk[8192] != 9 || c.Losses() != 2 {
+			t.Errorf("byte %d, %d losses", s.disk[8192], c.Losses())
+		}
+	})
+}
+
+func TestCompareAndWriteIsNotRepeated(t *testing.T) {
+	overEach(t, 1<<20, func(t *testing.T, s *script) {
+		_, n := connect(t, quick(s))
+		end := s.stall("compare")
+		got := make(chan error, 1)
+		go func() { got <- n.CompareAndWrite(testContext(t), make([]byte, 512), make([]byte, 512), 0) }()
+		eventually(t, "the command reaches the target", func() bool { return s.count("compare") > 0 })
+		end()
+		s.cut()
+		if err := <-got; !errors.Is(err, ErrConnectionLost) {
+			t.Errorf("%v, want ErrConnectionLost", err)
+		}
+		if k := s.count("compare"); k != 1 {
+			t.Errorf("sent %d times", k)
+		}
+		// And it works when nothing is in its way.
+		w := bytes.Repeat([]byte{3}, 512)
+		if err := n.CompareAndWrite(testContext(t), make([]byte, 512), w, 0); err != nil {
+			t.Fatal(err)
+		}
+		if err := n.CompareAndWrite(testContext(t), make([]byte, 512), w, 0); !errors.Is(err, ErrCompareFailed) {
+			t.Errorf("%v, want ErrCompareFailed", err)
+		}
+	})
+}
+
+func TestCtrlLossTimeoutEndsTheWait(t *testing.T) {
+	overEach(t, 1<<20, func(t *testing.T, s *script) {
+		o := quick(s)
+		o.CtrlLossTimeout = 50 * time.Millisecond
+		_, n := connect(t, o)
+		s.stop()
+		s.cut()
+		_, err := n.ReadAt(testContext(t), make([]byte, 512), 0)
+		if !errors.Is(err, ErrConnectionLost) {
+			t.Errorf("%v, want ErrConnectionLost", err)
+		}
+		_, err = n.ReadAt(testContext(t), make([]byte, 512), 0)
+		if !errors.Is(err, ErrConnectionLost) {
+			t.Errorf("later: %v, want ErrConnectionLost", err)
+		}
+	})
+}
+
+func TestKeepAliveFlowsWhileDataStalls(t *testing.T) {
+	overEach(t, 1<<20, func(t *testing.T, s *script) {
+		o := quick(s)
+		o.KATO = 100 * time.Millisecond
+		_, n := connect(t, o)
+		defer s.stall("read")()
+		ctx, cancel := context.WithCancel(context.Background())
+		var wg sync.WaitGroup
+		for range 100 { // more than the queues hold
+			wg.Add(1)
+			go func() {
+				defer wg.Done()
+				if _, err := n.ReadAt(ctx, make([]byte, 512), 0); !errors.Is(err, context.Canceled) {
+					t.Error(err)
+				}
+			}()
+		}
+		before := s.count("keepalive")
+		eventually(t, "three more Keep Alives", func() bool { return s.count("keepalive") >= before+3 })
+		cancel()
+		wg.Wait()
+	})
+}
+
+func TestUnansweredKeepAliveIsALoss(t *testing.T) {
+	overEach(t, 1<<20, func(t *testing.T, s *script) {
+		o := quick(s)
+		o.KATO = 100 * time.Millisecond
+		c, n := connect(t, o)
+		end := s.stall("keepalive")
+		eventually(t, "the loss", func() bool { return c.Losses() > 0 })
+		end()
+		if _, err := n.ReadAt(testContext(t), make([]byte, 512), 0); err != nil {
+			t.Fatal(err)
+		}
+	})
+}
+
+func TestUnansweredCommandIsALoss(t *testing.T) {
+	overEach(t, 1<<20, func(t *testing.T, s *script) {
+		o := quick(s)
+		o.CommandTimeout = time.Second
+		c, n := connect(t, o)
+		end := s.stall("read")
+		got := make(chan error, 1)
+		go func() {
+			_, err := n.ReadAt(testContext(t), make([]byte, 512), 0)
+			got <- err
+		}()
+		eventually(t, "the loss", func() bool { return c.Losses() > 0 })
+		end()
+		if err := <-got; err != nil {
+			t.Fatal(err)
+		}
+	})
+}

@@ -1,0 +1,102 @@
+package main
+
+import (
+	"bytes"
+	"encoding/json"
+	"io"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+)
+
+func run1(t *testing.T, args ...string) (status int, stdout, stderr string) {
+	t.Helper()
+	var out, err bytes.Buffer
+	status = execute(args, &out, &err)
+	return status, out.String(), err.String()
+}
+
+const valid = "listeners: [{address: \"127.0.0.1:0\"}]\nssds: [{name: s, backend: mem, size: 64MiB}]\n"
+
+// withStdin runs f with a text as standard input.
+func withStdin(t *testing.T, text string, f func()) {
+	t.Helper()
+	r, w, err := os.Pipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	go func() {
+		_, _ = io.WriteString(w, text)
+		_ = w.Close()
+	}()
+	before := os.Stdin
+	os.Stdin = r
+	defer func() {
+		os.Stdin = before
+		_ = r.Close()
+	}()
+	f()
+}
+
+func TestValidateReadsStandardInput(t *testing.T) {
+	withStdin(t, valid, func() {
+		if status, out, errs := run1(t, "validate", "-"); status != 0 || out != "-: valid\n" {
+			t.Errorf("status %d, %s%s", status, out, errs)
+		}
+	})
+	withStdin(t, valid+"nods: 1\n", func() {
+		if status, _, errs := run1(t, "validate", "-"); status != 1 || !strings.Contains(errs, "standard input:3:1: nods: unknown key") {
+			t.Errorf("status %d, %s", status, errs)
+		}
+	})
+}
+
+func TestValidateRefusesWhatThisMachineLacks(t *testing.T) {
+	for text, want := range map[string]string{
+		strings.Replace(valid, "64MiB", "4000000TiB", 1):                   "ssds[0].size: 4000000TiB is too large for a drive in memory",
+		valid + "limits: {buffers: 1TiB}":                                  "limits.buffers: 1TiB is more than the memory of this machine",
+		strings.Replace(valid, "{address", "{transport: rdma, address", 1): "built without rdma",
+	} {
+		file := filepath.Join(t.TempDir(), "c.yaml")
+		if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if status, out, errs := run1(t, "validate", file); status != 1 || !strings.Contains(errs, want) {
+			t.Errorf("status %d, %s%s; want %q", status, out, errs, want)
+		}
+	}
+}
+
+// TestAFailedStartIsJSONToo if the log is: systems that collect logs read nothing else.
+func TestAFailedStartIsJSONToo(t *testing.T) {
+	dir := t.TempDir()
+	file := filepath.Join(dir, "c.yaml")
+	text := strings.Replace(valid, "backend: mem, size: 64MiB", "path: "+dir+"/none", 1) +
+		"log: {format: json}\nadmin: {socket: \"\"}\nmetrics: {address: \"\"}\ndiscovery: {address: \"\"}\n"
+	if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	status, _, errs := run1(t, "--config", file)
+	if status != 1 {
+		t.Errorf("status %d", status)
+	}
+	last := ""
+	for line := range strings.Lines(errs) {
+		if last = line; !json.Valid([]byte(line)) {
+			t.Errorf("not JSON: %s", line)
+		}
+	}
+	if !strings.Contains(last, "jbofd has ended") || !strings.Contains(last, dir+"/none") {
+		t.Errorf("the last line is %s", last)
+	}
+}
+
+func TestVersionAndCompletionAreThere(t *testing.T) {
+	if status, out, _ := run1(t, "--version"); status != 0 || !strings.Contains(out, version) {
+		t.Errorf("status %d, %s", status, out)
+	}
+	if status, out, _ := run1(t, "--help"); status != 0 || !strings.Contains(out, "completion") || !strings.Contains(out, "validate") {
+		t.Errorf("status %d, %s", status, out)
+	}
+}

@@ -1,0 +1,52 @@
+package config
+
+// Machine says what the machine and the binary have, as far as a configuration can ask for more. The zero value
+// refuses nothing.
+type Machine struct {
+	// MemoryBytes is the memory that the process may use; 0: unknown.
+	MemoryBytes int64
+	// NoRDMA says why there can be no listener with transport rdma; empty: there can.
+	NoRDMA string
+}
+
+// modelMapShare is the part of an emulated drive's size that the map of its flash takes besides the data: 0.2 %.
+const modelMapShare = 500
+
+// machine checks what the machine or the binary cannot do.
+func (v *validator) machine(m Machine) {
+	if m.NoRDMA != "" {
+		for i, l := range v.c.Listeners {
+			if p := join(index("listeners", i), "transport"); l.Transport == "rdma" && v.ok(index("listeners", i)) && v.ok(p) {
+				v.complain(p, "rdma, but %s; allowed: tcp", m.NoRDMA)
+			}
+		}
+	}
+	if m.MemoryBytes <= 0 {
+		return
+	}
+	have := Bytes(m.MemoryBytes)
+	sum := v.c.Limits.Buffers
+	if !v.ok("limits.buffers") {
+		sum = 0
+	}
+	if sum > have {
+		v.complain("limits.buffers", "%s is more than the memory of this machine; allowed: less than %s", sum, have)
+		return
+	}
+	for i, s := range v.c.SSDs {
+		p := join(index("ssds", i), "size")
+		if s.Backend == "file" || !v.ok(index("ssds", i)) || !v.ok(p) || !v.ok(join(index("ssds", i), "backend")) {
+			continue
+		}
+		need := s.Size
+		if s.Backend == "model" {
+			need += s.Size / modelMapShare
+		}
+		if need > have-sum { // neither side overflows
+			v.complain(p, "%s is too large for a drive in memory: limits.buffers and the drives in memory before it take %s "+
+				"of the %s that this machine has; allowed: less than %s", s.Size, sum, have, have-sum)
+			return
+		}
+		sum += need
+	}
+}

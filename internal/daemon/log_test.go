@@ -1,0 +1,195 @@
+package daemon
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"log/slog"
+	"os"
+	"strings"
+	"sync"
+	"testing"
+
+	"jbofd/client"
+	"jbofd/internal/pipeline"
+	"jbofd/internal/ssd"
+)
+
+// lines collects what a daemon logs, for any goroutine.
+type lines struct {
+	mu  sync.Mutex
+	buf bytes.Buffer
+}
+
+func (l *lines) Write(b []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.buf.Write(b)
+}
+
+// with returns the lines that have a text.
+func (l *lines) with(text string) (out []string) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for line := range strings.Lines(l.buf.String()) {
+		if strings.Contains(line, text) {
+			out = append(out, line)
+		}
+	}
+	return out
+}
+
+func TestReadyIsLoggedOnlyWhenTheNodeIs(t *testing.T) {
+	for _, c := range []struct {
+		name, ssd   string
+		ready, warn int
+	}{
+		{"all drives", fileSSD, 1, 0},
+		{"a drive is missing", "{name: ssd1, backend: file, path: DIR/none}", 0, 1},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			w, log := newWorld(t), &lines{}
+			w.log = log
+			w.configure([]string{memSSD, c.ssd}, []string{"{nsid: 1, ssd: ssd0, size: 16MiB}"})
+			w.mustStart()
+			if got := log.with("msg=ready"); len(got) != c.ready {
+				t.Errorf("ready is logged %d times: %q", len(got), got)
+			}
+			if got := log.with("hosts can connect, but the node is not ready"); len(got) != c.warn || c.warn > 0 && !strings.Contains(got[0], "ssd1") {
+				t.Errorf("%q", got)
+			}
+		})
+	}
+}
+
+// TestALogInJSONIsAllJSON: also what a failed start, a refused reload, a refused host and bad HTTP leave.
+func TestALogInJSONIsAllJSON(t *testing.T) {
+	w, log := newWorld(t), &lines{}
+	w.log = log
+	w.configure([]string{memSSD, "{name: ssd1, backend: file, path: DIR/none}"}, []string{"{nsid: 1, ssd: ssd0, size: 16MiB}"}, "log: {format: json}")
+	n := w.mustStart()
+	w.configure([]string{memSSD}, nil, "log: {format: json}")
+	if _, err := n.admin.Reload(t.Context()); err == nil {
+		t.Error("a reload without a drive is accepted")
+	}
+	if c, err := client.Connect(t.Context(), client.Options{Address: n.addrs.Listeners[0], SubNQN: "nqn.2026-11.example.jbofd:none"}); err == nil {
+		t.Error("connected to nothing", c.Close())
+	}
+	if err := n.stop(); err != nil {
+		t.Error(err)
+	}
+	all := log.with("")
+	for _, line := range all {
+		if !json.Valid([]byte(line)) {
+			t.Errorf("not JSON: %s", line)
+		}
+	}
+	if len(all) < 6 {
+		t.Errorf("only %d lines", len(all))
+	}
+}
+
+func TestARepairedLabelLeavesALine(t *testing.T) {
+	w, log := newWorld(t), &lines{}
+	w.log = log
+	w.configure([]string{memSSD, fileSSD}, []string{"{nsid: 1, ssd: ssd1, size: 16MiB}"})
+	if err := w.mustStart().stop(); err != nil {
+		t.Fatal(err)
+	}
+	f, err := os.OpenFile(w.path("ssd1.img"), os.O_RDWR, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := f.WriteAt(bytes.Repeat([]byte{0xff}, 512), 0); err != nil {
+		t.Fatal(err)
+	}
+	if err := f.Close(); err != nil {
+		t.Fatal(err)
+	}
+	const message = "drive label repaired"
+	if got := log.with(message); len(got) != 0 {
+		t.Fatalf("a sound label is repaired: %q", got)
+	}
+	for range 2 { // the second finds it sound
+		if err := w.mustStart().stop(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if got := log.with(message); len(got) != 1 || !strings.Contains(got[0], "ssd=ssd1 copy=first") {
+		t.Errorf("%q", got)
+	}
+}
+
+func TestRefusedHostsLeaveLinesAtABoundedRate(t *testing.T) {
+	w, log := newWorld(t), &lines{}
+	w.log = log
+	w.configure([]string{memSSD}, []string{"{nsid: 1, ssd: ssd0, size: 16MiB}"}, "log: {peer_lines_per_sec: 1}")
+	n := w.mustStart()
+	const attempts = 60
+	for range attempts {
+		c, err := client.Connect(t.Context(), client.Options{Address: n.addrs.Listeners[0], SubNQN: "nqn.2026-11.example.jbofd:none", HostNQN: "nqn.2026-11.example.host:x"})
+		if err == nil {
+			t.Fatal("connected to nothing", c.Close())
+		}
+	}
+	got := log.with("connect refused")
+	if len(got) < 1 || len(got) > attempts/2 || !strings.Contains(got[0], "host=nqn.2026-11.example.host:x") || !strings.Contains(got[0], "reason=") {
+		t.Errorf("%d attempts left %d lines: %q", attempts, len(got), got)
+	}
+}
+
+// TestAFailingDriveLeavesLinesAtABoundedRate: every read fails, and each kind of failure is told once in ten seconds.
+func TestAFailingDriveLeavesLinesAtABoundedRate(t *testing.T) {
+	w, log := newWorld(t), &lines{}
+	w.log = log
+	w.configure([]string{"{name: ssd0, backend: mem, size: 64MiB, fault: {read_error_probability: 1}}"}, []string{"{nsid: 1, ssd: ssd0, size: 16MiB}"})
+	n := w.mustStart()
+	ns, err := n.connect().Namespace(t.Context(), 1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for range 100 {
+		if _, err := ns.ReadAt(t.Context(), make([]byte, 4096), 0); err == nil {
+			t.Fatal("a read succeeds")
+		}
+	}
+	if err := n.stop(); err != nil {
+		t.Error(err)
+	}
+	if got := log.with("the drive failed a request"); len(got) < 1 || len(got) > 3 || !strings.Contains(got[0], "ssd=ssd0 op=read") {
+		t.Errorf("%q", got)
+	}
+}
+
+func TestAFullDriveLeavesALineAndNeverHoldsTheDriveUp(t *testing.T) {
+	out, dropped := &blocked{release: make(chan struct{})}, 0
+	var mu sync.Mutex
+	l := newDeviceLog(slog.New(slog.NewTextHandler(out, nil)), "ssd7", func(n int) {
+		mu.Lock()
+		defer mu.Unlock()
+		dropped += n
+	})
+	const failures = 1000
+	for range failures { // nobody reads standard error: this must not wait
+		l.failed(pipeline.Write, errors.Join(errors.New("pwrite"), ssd.ErrNoSpace))
+	}
+	close(out.release)
+	l.close()
+	if got := out.with("no space left under the drive"); len(got) != 1 || !strings.Contains(got[0], "ssd=ssd7") || !strings.Contains(got[0], "op=write") {
+		t.Errorf("%q", got)
+	}
+	if dropped != failures-1 {
+		t.Errorf("%d of %d are counted as dropped", dropped, failures)
+	}
+}
+
+// blocked is standard error that takes nothing until release is closed.
+type blocked struct {
+	lines
+	release chan struct{}
+}
+
+func (b *blocked) Write(p []byte) (int, error) {
+	<-b.release
+	return b.lines.Write(p)
+}

@@ -1,0 +1,144 @@
+package daemon
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"strings"
+	"testing"
+	"time"
+
+	"jbofd/internal/ssd/file"
+)
+
+// TestCreateMakesTheFileAndNoDirectory: a path with a typing error would otherwise be a new, empty drive.
+func TestCreateMakesTheFileAndNoDirectory(t *testing.T) {
+	w := newWorld(t)
+	w.configure([]string{memSSD, strings.Replace(fileSSD, "DIR/", "DIR/typo/", 1)}, []string{"{nsid: 1, ssd: ssd0, size: 16MiB}"})
+	n := w.mustStart()
+	if _, err := os.Stat(w.path("typo")); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("the directory: %v", err)
+	}
+	st, err := n.admin.Status(t.Context())
+	if err != nil || len(st.Reasons) != 1 || !strings.Contains(st.Reasons[0].Reason, "directory "+w.path("typo")+" does not exist") {
+		t.Errorf("status %+v, %v", st, err)
+	}
+}
+
+// TestAdminSocketIsClosedBeforeRunReturns even if a drive does not answer, so that closing takes too long.
+func TestAdminSocketIsClosedBeforeRunReturns(t *testing.T) {
+	w := newWorld(t)
+	w.closeTimeout = time.Millisecond
+	w.configure([]string{"{name: ssd0, backend: mem, size: 64MiB, fault: {delay: 2s, delay_probability: 1}}"},
+		[]string{"{nsid: 1, ssd: ssd0, size: 16MiB}"}, "limits: {drain_timeout: 0s}")
+	n := w.mustStart()
+	ns, err := n.connect().Namespace(t.Context(), 1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	read := make(chan error, 1)
+	go func() {
+		_, err := ns.ReadAt(ctx, make([]byte, 4096), 0)
+		read <- err
+	}()
+	n.awaitDrive("ssd0")
+	n.mustStop()
+	if c, err := net.Dial("unix", w.path("admin.sock")); err == nil {
+		t.Error("the admin socket of a daemon that has stopped answers")
+		if err := c.Close(); err != nil {
+			t.Error(err)
+		}
+	}
+	cancel() // the host would connect again
+	if err := <-read; err == nil {
+		t.Error("the drive answered before the daemon stopped")
+	}
+}
+
+func TestNodeThatCannotStartLeavesNothingBehind(t *testing.T) {
+	taken, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer taken.Close()
+	address := taken.Addr().String()
+	for name, c := range map[string]struct {
+		ssds, namespaces, more []string
+		want                   string
+	}{
+		"metrics address taken":    {more: []string{fmt.Sprintf("metrics: {address: %q}", address)}, want: address},
+		"listener taken":           {more: []string{fmt.Sprintf("listeners: [{address: \"127.0.0.1:0\"}, {address: %q}]", address)}, want: address},
+		"discovery taken":          {more: []string{fmt.Sprintf("discovery: {address: %q}", address)}, want: address},
+		"no drive can be opened":   {ssds: []string{"{name: ssd0, backend: file, path: DIR/none}", "{name: ssd1, backend: file, path: DIR/nor-this}"}, want: "nor-this"},
+		"admin socket not to make": {more: []string{"admin: {socket: DIR/file/admin.sock}"}, want: "admin.socket"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := newWorld(t)
+			if err := os.WriteFile(w.path("file"), nil, 0o600); err != nil {
+				t.Fatal(err)
+			}
+			if c.ssds == nil {
+				c.ssds = []string{memSSD, fileSSD}
+			}
+			if c.namespaces == nil {
+				c.namespaces = []string{"{nsid: 1, ssd: ssd0, size: 16MiB}"}
+			}
+			w.configure(c.ssds, c.namespaces, c.more...)
+			if _, err := w.start(); err == nil || !strings.Contains(err.Error(), c.want) {
+				t.Errorf("got %v, want an error about %s", err, c.want)
+			}
+			if _, err := os.Stat(w.path("ssd1.img")); err == nil {
+				dev, err := file.Open(file.Config{Name: "after", Path: w.path("ssd1.img")})
+				if err != nil {
+					t.Fatalf("the drive is not free: %v", err)
+				}
+				if err := dev.Close(); err != nil {
+					t.Error(err)
+				}
+			}
+		})
+	}
+}
+
+// TestNothingIsLabelledBeforeAddressesAndSocketAreBound: a daemon that cannot serve leaves a blank drive blank, and makes
+// no file.
+func TestNothingIsLabelledBeforeAddressesAndSocketAreBound(t *testing.T) {
+	taken, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer taken.Close()
+	for name, more := range map[string]string{
+		"metrics":      fmt.Sprintf("metrics: {address: %q}", taken.Addr()),
+		"listener":     fmt.Sprintf("listeners: [{address: %q}]", taken.Addr()),
+		"discovery":    fmt.Sprintf("discovery: {address: %q}", taken.Addr()),
+		"admin socket": "admin: {socket: DIR/taken.sock}",
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := newWorld(t)
+			other, err := net.Listen("unix", w.path("taken.sock"))
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer other.Close()
+			blank := make([]byte, 64<<20)
+			if err := os.WriteFile(w.path("blank.img"), blank, 0o600); err != nil {
+				t.Fatal(err)
+			}
+			w.configure([]string{fileSSD, "{name: ssd2, path: DIR/blank.img}"}, []string{"{nsid: 1, ssd: ssd1, size: 16MiB}"}, more)
+			if _, err := w.start(); err == nil {
+				t.Fatal("started")
+			}
+			if _, err := os.Stat(w.path("ssd1.img")); !errors.Is(err, os.ErrNotExist) {
+				t.Errorf("the file of a drive was made: %v", err)
+			}
+			if got, err := os.ReadFile(w.path("blank.img")); err != nil || !bytes.Equal(got, blank) {
+				t.Errorf("a blank drive was labelled, %v", err)
+			}
+		})
+	}
+}

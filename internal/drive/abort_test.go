@@ -1,0 +1,251 @@
+package drive
+
+import (
+	"testing"
+	"time"
+
+	"jbofd/internal/pipeline"
+	"jbofd/internal/ssd"
+)
+
+// TestAComposedOperationCanBeAbortedBetweenItsRequests: it ends with the request that is under way; a compare-and-write
+// whose write is at the device takes its course.
+func TestAComposedOperationCanBeAbortedBetweenItsRequests(t *testing.T) {
+	for _, op := range []pipeline.Op{pipeline.Verify, pipeline.Compare, pipeline.CompareWrite, pipeline.DeallocateRanges} {
+		t.Run(op.String(), func(t *testing.T) {
+			g, dev := newGate(t)
+			h := newRig(t, rigConfig{}, dev).host("a")
+			const n = 3 * laneBytes
+			io := h.io(0, op, 0, n)
+			switch op {
+			case pipeline.Compare:
+				h.with(io, make([]byte, n))
+			case pipeline.CompareWrite:
+				h.with(io, make([]byte, 2*n))
+			case pipeline.DeallocateRanges:
+				io.Ranges = []pipeline.Range{{Offset: 0, Len: 512}, {Offset: 512, Len: 512}, {Offset: 1024, Len: 512}}
+			}
+			h.submit(io)
+			g.exactly(t, 1)
+			g.let(0, nil)
+			g.here(t, 1)
+			if !h.r.o.Abort(io) || h.r.o.Abort(io) {
+				t.Fatal("it cannot be aborted once while its second request is at the device")
+			}
+			g.exactly(t, 1)
+			g.let(0, nil)
+			if h.finish(1); io.Err != ErrAborted {
+				t.Errorf("it ends with %v", io.Err)
+			}
+			g.exactly(t, 0)
+			h.put(io)
+		})
+	}
+	t.Run("write of a compare-and-write", func(t *testing.T) {
+		g, dev := newGate(t)
+		h := newRig(t, rigConfig{}, dev).host("a")
+		io := h.with(h.io(0, pipeline.CompareWrite, 0, 512), make([]byte, 1024))
+		h.submit(io)
+		g.exactly(t, 1)
+		g.let(0, nil)
+		if reqs := g.here(t, 1); reqs[0].Op != ssd.Write {
+			t.Fatalf("at the device: %s, want the write", describe(reqs))
+		}
+		if h.r.o.Abort(io) {
+			t.Error("it was aborted with its write at the device")
+		}
+		g.let(0, nil)
+		if h.finish(1); io.Err != nil {
+			t.Error(io.Err)
+		}
+		h.put(io)
+	})
+}
+
+// TestWhatWaitsForAClaimOrALaneCanBeAborted, and what waits behind it goes on.
+func TestWhatWaitsForAClaimOrALaneCanBeAborted(t *testing.T) {
+	g, dev := newGate(t)
+	h := newRig(t, rigConfig{}, dev).host("a")
+	var verifies []*IO
+	for i := range uint32(laneCount + 2) {
+		verifies = append(verifies, h.io(i, pipeline.Verify, 0, 512))
+	}
+	h.submit(verifies...)
+	g.exactly(t, laneCount)
+	aborted := func(io *IO) {
+		t.Helper()
+		if !h.r.o.Abort(io) {
+			t.Error("it waits and cannot be aborted")
+		}
+		if done := h.finish(1)[0]; done != io || io.Err != ErrAborted {
+			t.Errorf("slot %d is done with %v, want slot %d aborted", done.Slot, done.Err, io.Slot)
+		}
+		h.put(io)
+	}
+	aborted(verifies[laneCount])
+	for range laneCount + 1 {
+		g.here(t, 1)
+		g.let(0, nil)
+	}
+	h.finish(laneCount + 1)
+
+	first := h.with(h.io(20, pipeline.CompareWrite, 0, 512), make([]byte, 1024))
+	second := h.with(h.io(21, pipeline.CompareWrite, 0, 1024), make([]byte, 2048))
+	write := h.with(h.io(22, pipeline.Write, 512, 512), make([]byte, 512)) // overlaps the second alone
+	h.submit(first, second, write)
+	g.exactly(t, 1)
+	if got := h.r.o.Stats().Queued.Load(); got != 2 {
+		t.Errorf("%d are said to wait, want 2", got)
+	}
+	aborted(second)
+	if reqs := g.here(t, 2); reqs[1].Op != ssd.Write {
+		t.Errorf("at the device: %s, want the write that waited for the aborted one", describe(reqs))
+	}
+	third := h.with(h.io(23, pipeline.Write, 0, 512), make([]byte, 512))
+	h.submit(third)
+	aborted(third)
+	stop := make(chan struct{})
+	defer close(stop)
+	go g.all(stop)
+	h.put(h.finish(2)...)
+}
+
+// TestAnAbortedWaiterDoesNotUseUpALane: a lane is returned while those that are first in the queue for one were aborted
+// and have not been taken out yet. Whoever stands behind them gets it.
+func TestAnAbortedWaiterDoesNotUseUpALane(t *testing.T) {
+	g, dev := newGate(t)
+	h := newRig(t, rigConfig{}, dev).host("a")
+	var verifies []*IO
+	for i := range uint32(2*laneCount + 1) {
+		verifies = append(verifies, h.io(i, pipeline.Verify, int64(i)*512, 512))
+	}
+	h.submit(verifies...)
+	g.exactly(t, laneCount)
+	for _, io := range verifies[laneCount : 2*laneCount] {
+		if !io.state.CompareAndSwap(stateQueued, stateAborted) { // the first step of Abort
+			t.Fatal("it does not wait")
+		}
+	}
+	for range laneCount {
+		g.let(0, nil)
+	}
+	g.here(t, 1)
+	g.let(0, nil)
+	for _, io := range h.finish(len(verifies)) {
+		var want error
+		if io.Slot >= laneCount && io.Slot < 2*laneCount {
+			want = ErrAborted
+		}
+		if io.Err != want {
+			t.Errorf("slot %d is done with %v, want %v", io.Slot, io.Err, want)
+		}
+	}
+}
+
+// TestLanesGoRoundByTenant: a tenant with many Verifys does not keep another's Compare from a lane for more than the
+// requests that are at the device.
+func TestLanesGoRoundByTenant(t *testing.T) {
+	g, dev := newGate(t)
+	r := newRig(t, rigConfig{}, dev)
+	many, one := r.host("many"), r.host("one")
+	many.tenant, one.tenant = 1, 2
+	for i := range uint32(20) {
+		many.submit(many.io(i, pipeline.Verify, 0, 3*laneBytes))
+	}
+	g.exactly(t, laneCount)
+	one.submit(one.with(one.io(0, pipeline.Compare, 8<<20, 512), make([]byte, 512)))
+	for i := range 2 { // it may be second: the first lane that is returned may be promised
+		g.let(0, nil)
+		if reqs := g.here(t, laneCount); reqs[laneCount-1].Offset == 8<<20 {
+			g.let(laneCount-1, nil)
+			one.put(one.finish(1)...)
+			break
+		} else if i == 1 {
+			t.Errorf("at the device: %s, want the Compare among them", describe(reqs))
+		}
+	}
+	stop := make(chan struct{})
+	defer close(stop)
+	go g.all(stop)
+	many.finish(20)
+}
+
+// TestBlockedWritesLeaveTheWindowToOthers: writes that wait for a compare-and-write of their range take no place at the
+// device.
+func TestBlockedWritesLeaveTheWindowToOthers(t *testing.T) {
+	g, dev := newGate(t)
+	const depth = 4
+	r := newRig(t, rigConfig{depth: depth}, dev)
+	h, reader := r.host("a"), r.host("reader")
+	cw := h.with(h.io(0, pipeline.CompareWrite, 0, 512), make([]byte, 1024))
+	h.submit(cw)
+	const writes = 3 * depth
+	for i := range uint32(writes) {
+		h.submit(h.with(h.io(i+1, pipeline.Write, 0, 512), make([]byte, 512)))
+	}
+	g.exactly(t, 1)
+	for i := range uint32(depth - 1) {
+		reader.submit(reader.io(i, pipeline.Read, 0, 512))
+	}
+	g.exactly(t, depth)
+	stop := make(chan struct{})
+	defer close(stop)
+	go g.all(stop)
+	reader.put(reader.finish(depth - 1)...)
+	h.put(h.finish(writes + 1)...)
+}
+
+// TestATenantThatLeavesIsForgottenWithItsLastRequest: also if that belongs to an operation of several.
+func TestATenantThatLeavesIsForgottenWithItsLastRequest(t *testing.T) {
+	g, dev := newGate(t)
+	r := newRig(t, rigConfig{}, dev)
+	h := r.host("a")
+	h.tenant = 3
+	r.o.SetTenant(3, pipeline.Settings{Weight: 7})
+	h.submit(h.io(0, pipeline.Verify, 0, 2*laneBytes))
+	g.exactly(t, 1)
+	if r.o.RemoveTenant(3) {
+		t.Error("a tenant with an operation under way is forgotten")
+	}
+	g.let(0, nil)
+	g.here(t, 1)
+	if r.o.RemoveTenant(3) {
+		t.Error("a tenant is forgotten between two requests of its operation")
+	}
+	var s Snapshot
+	if r.o.Snapshot(&s); len(s.Tenants) != 1 || s.Tenants[0].Weight != 7 {
+		t.Errorf("between two requests of its operation a tenant that leaves is known as %+v, want weight 7", s.Tenants)
+	}
+	g.let(0, nil)
+	h.finish(1)
+	if !r.o.RemoveTenant(3) {
+		t.Error("the tenant is not forgotten")
+	}
+}
+
+// looker is a host that looks at its drive whenever it is kicked.
+type looker struct{ *host }
+
+func (l looker) Kick() {
+	l.r.o.Credit(0) // waits for ownership
+	l.host.Kick()
+}
+
+// TestSinksAreKickedWithoutOwnership: a Kick may use the drive.
+func TestSinksAreKickedWithoutOwnership(t *testing.T) {
+	h := newRig(t, rigConfig{}, memory).host("a")
+	io := h.io(0, pipeline.Read, 0, 4096)
+	io.Init(looker{h}, 0)
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		h.submit(io)
+	}()
+	select {
+	case <-done:
+	case <-time.After(patience):
+		t.Fatal("a Kick that looks at its drive never ends")
+	}
+	h.finish(1)
+	h.put(io)
+}

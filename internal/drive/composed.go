@@ -1,0 +1,101 @@
+package drive
+
+import (
+	"jbofd/internal/pipeline"
+	"jbofd/internal/ssd"
+)
+
+// composed is an operation that takes more than one device request, as a state machine: it forms the next device
+// request and processes its completion. Its state is IO.at and IO.writing. It does not know the pipeline, claims or
+// lanes. The Drive runs it by these rules:
+//
+//   - Each device request passes the pipeline separately, under the IO's tenant and with the request's own length.
+//     Between two requests the operation queues there like any other command. The exception is compareWrite.
+//   - A request that reads has a lane, scratch memory of the drive, from just before it goes to the device until it
+//     completes. So an operation never holds a lane while it waits.
+//   - An operation can be aborted until its last request has completed; compareWrite until its write goes to the device.
+type composed interface {
+	// admits returns the length in bytes that the pipeline charges for the next request.
+	admits(io *IO) int64
+	// reads reports whether the next request needs a lane.
+	reads(io *IO) bool
+	// next forms the next device request, without its tag. scratch is laneBytes long, or nil if the request needs no lane.
+	next(io *IO, scratch []byte) ssd.Request
+	// completed is called when that request has succeeded. It reports whether the operation is over, and its error.
+	completed(io *IO, scratch []byte) (over bool, err error)
+}
+
+// composedOps are the composed operations; nil for operations of one device request.
+var composedOps = [pipeline.Ops]composed{
+	pipeline.Verify:           verify{},
+	pipeline.Compare:          compare{},
+	pipeline.CompareWrite:     compareWrite{},
+	pipeline.DeallocateRanges: deallocateRanges{},
+}
+
+// prepare acquires the lane and the claim that the next request of a composed operation needs, and reports whether the
+// IO holds both. Otherwise the IO waits, and prepare is called again later.
+//
+// The lane is taken first: an IO that claimed its range and then waited for a lane would block other IOs of that range
+// for nothing. If the claim has to wait, the lane is returned. When the range becomes free, the IO holds its claim and
+// takes precedence over IOs that wait for a lane without one.
+func (d *Drive) prepare(io *IO, now int64) bool {
+	reads := io.composed.reads(io)
+	if reads && !d.takeLane(io) {
+		d.wait(io, waitsForLane, now)
+		return false
+	}
+	if io.Op.Mutates() && !io.claimed.active {
+		offset, length, exclusive := io.Offset, io.Len, true
+		if io.Op == pipeline.DeallocateRanges {
+			r := io.Ranges[io.at]
+			offset, length, exclusive = r.Offset, r.Len, false
+		}
+		if !d.claim(io, offset, length, exclusive) {
+			d.wait(io, waitsForClaim, now)
+			if io.lane >= 0 {
+				d.returnLane(io, now)
+			}
+			return false
+		}
+	}
+	if !io.writing {
+		io.state.Store(stateRunning) // no CompareAndSwap: no other goroutine changes stateAdmitted
+	}
+	return true
+}
+
+// stepped processes the completion of a device request of a composed operation, and starts the next request, if any.
+func (d *Drive) stepped(io *IO, c *ssd.Completion, now int64) {
+	io.latencyNS = c.LatencyNS
+	if c.Err != nil {
+		d.settle(io, c.Err, now)
+		return
+	}
+	over, err := io.composed.completed(io, d.lanes.scratch(io))
+	if over {
+		d.settle(io, err, now)
+		return
+	}
+	if io.lane >= 0 {
+		d.returnLane(io, now)
+	}
+	if io.Op == pipeline.CompareWrite {
+		if !io.state.CompareAndSwap(stateRunning, stateAdmitted) {
+			d.finish(io, io.whyAborted(), now)
+			return
+		}
+		d.stage(io, now)
+		return
+	}
+	if io.claimed.active {
+		d.unclaim(io, now)
+	}
+	if !io.state.CompareAndSwap(stateRunning, stateQueued) {
+		d.finish(io, io.whyAborted(), now)
+		return
+	}
+	next := pipeline.IO{Tag: pipeline.Tag(io.tag), Tenant: io.Tenant, Op: io.Op, LenBytes: io.composed.admits(io)}
+	d.pipe.Continue(now, pipeline.Result{LatencyNS: c.LatencyNS}, next)
+	d.pipe.KeepsCredit(io.Tenant, io.Credited)
+}

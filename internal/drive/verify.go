@@ -1,0 +1,29 @@
+package drive
+
+import (
+	"jbofd/internal/pipeline"
+	"jbofd/internal/ssd"
+)
+
+// verify reads a range, a lane's length at a time, and keeps nothing of it: the device says whether it can be read.
+type verify struct{}
+
+// pieceBytes is how much the next read of a Verify, Compare or CompareWrite covers.
+func (io *IO) pieceBytes() int64 { return min(io.Len-io.at, laneBytes) }
+
+func (verify) admits(io *IO) int64 { return io.pieceBytes() }
+func (verify) reads(*IO) bool      { return true }
+
+func (verify) next(io *IO, scratch []byte) ssd.Request {
+	n := io.pieceBytes()
+	r := ssd.Request{Op: ssd.Read, Offset: io.Offset + io.at, Len: n, Buf: scratch[:n]}
+	if io.at == 0 && io.Op != pipeline.CompareWrite { // whose flags are its write's
+		r.Flags = io.Flags // FUA: the first piece makes all that was written before durable
+	}
+	return r
+}
+
+func (verify) completed(io *IO, _ []byte) (over bool, err error) {
+	io.at += io.pieceBytes()
+	return io.at >= io.Len, nil
+}

@@ -1,0 +1,47 @@
+package drive
+
+import "jbofd/internal/pipeline"
+
+// What an IO waits for after the pipeline has dispatched it. While it waits it does not occupy the policy's window at the
+// device, and it can be aborted.
+const (
+	waitsForNothing uint8 = iota
+	// waitsForClaim: another IO has claimed the range before. The IO is in no list: its own claim counts those before it.
+	waitsForClaim
+	// waitsForLane: the IO is in Drive.lanes.
+	waitsForLane
+)
+
+// wait lets an admitted IO wait. proceed ends that.
+func (d *Drive) wait(io *IO, what uint8, now int64) {
+	if !io.paused {
+		io.paused = true
+		d.pipe.Pause(now, pipeline.Tag(io.tag))
+	}
+	d.waiting++
+	io.waits = what
+	if what == waitsForLane {
+		d.lanes.push(io)
+	}
+	io.state.Store(stateQueued) // nobody else changes stateAdmitted
+}
+
+// proceed continues an IO that has waited, and that is in no list any more.
+func (d *Drive) proceed(io *IO, now int64) {
+	io.waits = waitsForNothing
+	d.waiting--
+	if !io.state.CompareAndSwap(stateQueued, stateAdmitted) {
+		d.finish(io, io.whyAborted(), now)
+		return
+	}
+	d.stage(io, now)
+}
+
+// stopWaiting takes an IO out that ends while it waits.
+func (d *Drive) stopWaiting(io *IO) {
+	if io.waits == waitsForLane {
+		d.lanes.remove(io)
+	}
+	io.waits = waitsForNothing
+	d.waiting--
+}

@@ -1,0 +1,157 @@
+package fence
+
+import (
+	"math/rand/v2"
+	"runtime"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+)
+
+func TestNothingOlderBeginsAfterRaise(t *testing.T) {
+	h := NewHolder(func() {})
+	var old, young Share
+	h.Join(&old)
+	if !old.Begin() {
+		t.Fatal("a share of the current epoch must not begin")
+	}
+	before := old.Pass()
+	epoch := h.Raise()
+	h.Join(&young)
+	if old.Begin() || !before.Stale() {
+		t.Error("a request of an older epoch begins")
+	}
+	if !young.Begin() || young.Pass().Stale() {
+		t.Error("a share that joined after Raise must not begin")
+	}
+	if got := old.InFlight(); got != 1 {
+		t.Errorf("%d requests in flight, 1 has begun", got)
+	}
+	if h.Epoch() != epoch || h.InFlight(epoch) != 1 {
+		t.Errorf("epoch %d with %d in flight, want %d with 1", h.Epoch(), h.InFlight(epoch), epoch)
+	}
+}
+
+func TestDrainedIsToldOnceTheLastOlderRequestEnds(t *testing.T) {
+	told := 0
+	h := NewHolder(func() { told++ })
+	var a, b Share
+	h.Join(&a)
+	h.Join(&b)
+	a.Begin()
+	a.Begin()
+	b.Begin()
+	b.End()
+	if told != 0 {
+		t.Error("told of a share that is not stale")
+	}
+	epoch := h.Raise()
+	if h.Drained(epoch) {
+		t.Error("drained with two requests in flight")
+	}
+	a.End()
+	if told != 0 || h.Drained(epoch) {
+		t.Error("drained with a request in flight")
+	}
+	a.End()
+	if told != 1 || !h.Drained(epoch) {
+		t.Errorf("told %d times, drained %v; want once and true", told, h.Drained(epoch))
+	}
+}
+
+func TestYoungerRequestsDoNotHoldUpADrain(t *testing.T) {
+	h := NewHolder(func() {})
+	var young Share
+	epoch := h.Raise()
+	h.Join(&young)
+	young.Begin()
+	if !h.Drained(epoch) {
+		t.Error("a request of the current epoch holds up the drain of those before")
+	}
+	if h.Drained(h.Raise()) {
+		t.Error("the next epoch does not wait for it")
+	}
+}
+
+func TestLeavingTells(t *testing.T) {
+	told := 0
+	h := NewHolder(func() { told++ })
+	var s Share
+	h.Join(&s)
+	epoch := h.Raise()
+	s.Leave()
+	if told == 0 || !h.Drained(epoch) {
+		t.Error("nobody is told when a stale share leaves")
+	}
+	var nobody Share
+	nobody.Leave() // belongs to nobody
+	if !nobody.Begin() || nobody.Pass().Stale() {
+		t.Error("the zero share is stale")
+	}
+	nobody.End()
+}
+
+func TestBeginAndEndAllocateNothing(t *testing.T) {
+	h := NewHolder(func() {})
+	var s Share
+	h.Join(&s)
+	if n := testing.AllocsPerRun(100, func() {
+		if s.Begin() && !s.Pass().Stale() {
+			s.End()
+		}
+	}); n != 0 {
+		t.Errorf("%v allocations", n)
+	}
+}
+
+// TestNoRequestPassesTheCheckAfterTheDrain lets users begin requests and check their passes as a drive does, while
+// the holder's epoch is raised again and again. After a drain no request of before may be between its check and
+// its end.
+func TestNoRequestPassesTheCheckAfterTheDrain(t *testing.T) {
+	seed := uint64(time.Now().UnixNano())
+	t.Logf("seed %d", seed)
+	told := make(chan struct{}, 1)
+	h := NewHolder(func() {
+		select {
+		case told <- struct{}{}:
+		default:
+		}
+	})
+	var stop atomic.Bool
+	var users sync.WaitGroup
+	// atDevice counts, by parity of the epoch, requests that passed the check and have not ended.
+	var atDevice [2]atomic.Int64
+	for u := range 4 {
+		users.Go(func() {
+			rng := rand.New(rand.NewPCG(seed, uint64(u)))
+			for !stop.Load() {
+				var s Share
+				h.Join(&s)
+				for !stop.Load() && s.Begin() { // a share of the last epoch never becomes stale
+					if p := s.Pass(); !p.Stale() {
+						atDevice[p.epoch%2].Add(1)
+						if p.Stale() && rng.IntN(2) == 0 { // the fence fell while it was at the device
+							time.Sleep(time.Microsecond)
+						}
+						atDevice[p.epoch%2].Add(-1)
+					}
+					s.End()
+				}
+				s.Leave()
+				runtime.Gosched() // let the holder, which waits for this, go on
+			}
+		})
+	}
+	for range 2000 {
+		epoch := h.Raise()
+		for !h.Drained(epoch) {
+			<-told
+		}
+		if n := atDevice[(epoch-1)%2].Load(); n != 0 {
+			t.Errorf("epoch %d drained with %d requests of the one before at the device", epoch, n)
+		}
+	}
+	stop.Store(true)
+	users.Wait()
+}

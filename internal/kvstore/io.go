@@ -1,0 +1,61 @@
+package kvstore
+
+import (
+	"jbofd/internal/pipeline"
+	"jbofd/internal/tenant"
+)
+
+type ioKind uint8
+
+// ioRef says what an I/O under way belongs to: who is an index that depends on the kind.
+type ioRef struct {
+	kind ioKind
+	who  int32
+}
+
+// io asks for an I/O of the store's own.
+func (s *Store) io(kind ioKind, who int32, op pipeline.Op, offset int64, buf []byte) {
+	s.ioFor(kind, who, payer{background: true}, op, offset, buf)
+}
+
+// ioFor asks for an I/O in the name of a payer.
+func (s *Store) ioFor(kind ioKind, who int32, pays payer, op pipeline.Op, offset int64, buf []byte) {
+	var tag uint32
+	if n := len(s.freeIO); n > 0 {
+		tag, s.freeIO = s.freeIO[n-1], s.freeIO[:n-1]
+	} else {
+		tag = uint32(len(s.ios))
+		s.ios = append(s.ios, ioRef{})
+		if cap(s.freeIO) < cap(s.ios) {
+			s.freeIO = make([]uint32, 0, cap(s.ios))
+		}
+	}
+	s.ios[tag] = ioRef{kind: kind, who: who}
+	switch kind {
+	case ioLookup, ioSegment:
+		s.stats.Reads++
+	case ioGroup:
+		s.stats.Writes++
+	}
+	s.out.IOs = append(s.out.IOs, IO{
+		Op: op, FUA: op == pipeline.Write && s.cfg.FUA, Background: pays.background, Tenant: pays.tenant,
+		Offset: offset, Buf: buf, Tag: tag,
+	})
+}
+
+// payer is who pays for an I/O: a tenant, or the store's background work.
+type payer struct {
+	tenant     tenant.ID
+	background bool
+}
+
+const (
+	ioNone ioKind = iota
+	ioLookup
+	ioSegment
+	ioGroup
+	ioHeader
+	ioCompact
+	ioCheckpoint
+	ioRecover
+)

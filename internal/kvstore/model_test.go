@@ -1,0 +1,504 @@
+package kvstore_test
+
+import (
+	"bytes"
+	"encoding/binary"
+	"fmt"
+	"math/rand/v2"
+	"slices"
+
+	"jbofd/internal/kvstore"
+	"jbofd/internal/kvstore/format"
+)
+
+// event is a write of a key, to something or to nothing. It takes effect at some moment between start and end.
+type event struct {
+	version    uint32
+	size       int32 // absent: -1
+	start, end int
+	state      eventState
+}
+
+type eventState uint8
+
+const (
+	pending eventState = iota
+	done
+	failed // it may be found after a restart
+)
+
+const (
+	absent = -1
+	never  = 1 << 60
+)
+
+// history is what was done to a key, as far as it may still matter.
+type history struct {
+	name    []byte
+	events  []event
+	version uint32
+	// open are the starts of requests in progress.
+	open []int
+}
+
+// possible returns what the key may hold at some moment from start to end.
+func (h *history) possible(start, end int, restarted bool) (out []event) {
+	for i := range h.events {
+		e := &h.events[i]
+		if e.start > end || e.state == failed && !restarted {
+			continue
+		}
+		over := false
+		for j := range h.events {
+			o := &h.events[j]
+			over = over || o.state == done && o.start > e.end && o.end < start
+		}
+		if !over {
+			out = append(out, *e)
+		}
+	}
+	return out
+}
+
+// ended forgets a request, and events that no other request can have seen.
+func (h *history) ended(start, now int) {
+	h.open = slices.DeleteFunc(h.open, func(s int) bool { return s == start })
+	if len(h.events) > 1 {
+		h.events = h.possible(slices.Min(append(h.open, now)), now, true)
+	}
+}
+
+// is reports whether a key's content is what an event wrote. got is as much of it as there was memory for.
+func (e *event) is(key int, got []byte, n int) bool {
+	return int(e.size) == n && bytes.Equal(value(key, e.version, n)[:min(n, len(got))], got[:min(n, len(got))])
+}
+
+// value is what version of a key holds.
+func value(key int, version uint32, n int) []byte {
+	b := make([]byte, n+8)
+	x := uint64(key)<<32 | uint64(version) | 1<<63
+	for i := 0; i < n; i += 8 {
+		x = x*6364136223846793005 + 1442695040888963407
+		binary.LittleEndian.PutUint64(b[i:], x^x>>29)
+	}
+	return b[:n]
+}
+
+type request struct {
+	op    kvstore.Op
+	cond  kvstore.Condition
+	key   int
+	start int
+	// version of a Put or Delete.
+	version uint32
+	size    int
+	buf     []byte
+}
+
+// model is a store that cannot be wrong, and the requests that are checked against it.
+type model struct {
+	*rig
+	keys []history
+	reqs map[uint64]*request
+	tag  uint64
+	// clock orders what is submitted and answered.
+	clock int
+	size  func() int
+	// ops are drawn from.
+	ops []kvstore.Op
+	// tolerant: what is damaged may be said to be.
+	tolerant                              bool
+	done, full, failed, damaged, noMemory int
+	// since are all writes of each key since the last call of mark, if not nil.
+	since [][]event
+}
+
+var (
+	mixed   = []kvstore.Op{kvstore.Get, kvstore.Put, kvstore.Put, kvstore.Put, kvstore.Exist, kvstore.Delete}
+	updates = []kvstore.Op{kvstore.Put, kvstore.Put, kvstore.Put, kvstore.Put, kvstore.Get}
+)
+
+func newModel(r *rig, keys int, size func() int) *model {
+	m := &model{rig: r, keys: make([]history, keys), reqs: map[uint64]*request{}, size: size, ops: mixed}
+	for i := range m.keys {
+		name := fmt.Appendf(nil, "%x", i*7919)
+		m.keys[i] = history{name: append(name, make([]byte, i%(format.MaxKey+1-len(name)))...), events: []event{{size: absent, state: done, end: 0}}}
+	}
+	r.reply = m.check
+	return m
+}
+
+// on continues the model on another rig, with its present knowledge.
+func (m *model) on(r *rig) *model {
+	c := &model{rig: r, keys: slices.Clone(m.keys), reqs: map[uint64]*request{}, clock: m.clock, tag: m.tag, size: m.size, ops: m.ops}
+	for i := range c.keys {
+		c.keys[i].events = slices.Clone(c.keys[i].events)
+	}
+	r.reply = c.check
+	return c
+}
+
+// submit sends a request and reports whether there was room for it.
+func (m *model) submit(op kvstore.Op, cond kvstore.Condition, key, size int) bool {
+	h := &m.keys[key]
+	m.clock++
+	q := &request{op: op, cond: cond, key: key, start: m.clock, version: h.version + 1, size: size}
+	r := kvstore.Request{Op: op, Condition: cond, Key: slices.Clone(h.name), Tag: m.tag}
+	switch op {
+	case kvstore.Get:
+		n := m.s.MaxValueBytes()
+		if m.rng.IntN(4) == 0 {
+			n = m.rng.IntN(2000)
+		}
+		q.buf = make([]byte, n)
+		r.Value = q.buf
+	case kvstore.Put:
+		r.Value = value(key, q.version, size)
+	case kvstore.Delete:
+		q.size = absent
+	}
+	// The reply may come at once; the model knows the request before.
+	m.reqs[m.tag] = q
+	write := op == kvstore.Put || op == kvstore.Delete
+	h.open = append(h.open, q.start)
+	if write {
+		h.version++
+		h.events = append(h.events, event{version: q.version, size: int32(q.size), start: q.start, end: never})
+	}
+	if !m.s.Submit(&r) {
+		delete(m.reqs, m.tag)
+		h.open = h.open[:len(h.open)-1]
+		if write {
+			h.events = h.events[:len(h.events)-1]
+		}
+		return false
+	}
+	// Both were copied.
+	clear(r.Key)
+	if op == kvstore.Put {
+		clear(r.Value)
+	}
+	m.tag++
+	if write && m.since != nil {
+		m.since[key] = append(m.since[key], h.events[len(h.events)-1])
+	}
+	return true
+}
+
+// mark starts to note all writes, beginning with the present content, which will not be lost.
+func (m *model) mark() {
+	m.since = make([][]event, len(m.keys))
+	for i := range m.keys {
+		m.since[i] = slices.Clone(m.keys[i].events)
+	}
+}
+
+// rewound opens the partition after a loss of power that may have taken everything written since mark: every key has a
+// value that it had since then, or that was being written.
+func (m *model) rewound() {
+	m.t.Helper()
+	m.crashIn = 0
+	clear(m.reqs)
+	if err := m.open(); err != nil {
+		m.t.Fatal(err)
+	}
+	if m.crashed {
+		return
+	}
+	if err := m.s.Recount(m.dev.Visible, true); err != nil {
+		m.t.Fatal(err)
+	}
+	for i := range m.keys {
+		m.keys[i].open, m.keys[i].events = nil, slices.Clone(m.since[i])
+		for j := range m.keys[i].events {
+			m.keys[i].events[j].state, m.keys[i].events[j].end = failed, never
+		}
+	}
+	m.compare(true)
+}
+
+// push submits a request as soon as there is room for it.
+func (m *model) push(op kvstore.Op, key, size int) {
+	m.t.Helper()
+	for n, idle := 0, 0; !m.submit(op, kvstore.Always, key, size); n++ {
+		if m.step() {
+			idle = 0
+		} else if idle++; idle > 1 || n > 1e6 {
+			m.t.Fatalf("%d requests are in progress, none is taken and nothing happens: %+v", len(m.reqs), m.s.Stats())
+		}
+	}
+}
+
+func (m *model) check(p kvstore.Reply) {
+	q := m.reqs[p.Tag]
+	if q == nil {
+		m.t.Fatalf("a reply to no request: %+v", p)
+	}
+	delete(m.reqs, p.Tag)
+	m.clock++
+	m.done++
+	h := &m.keys[q.key]
+	defer h.ended(q.start, m.clock)
+	may := h.possible(q.start, m.clock, false)
+	fail := func(format string, args ...any) {
+		m.t.Helper()
+		m.t.Fatalf("op %d condition %d of key %d (%x): status %d, length %d: %s, want one of %v; all: %v", q.op, q.cond, q.key, h.name, p.Status, p.ValueLen, fmt.Sprintf(format, args...), may, h.events)
+	}
+	there := slices.ContainsFunc(may, func(e event) bool { return e.size != absent && (e.start != q.start) })
+	missing := slices.ContainsFunc(may, func(e event) bool { return e.size == absent && (e.start != q.start) })
+	switch p.Status {
+	case kvstore.DeviceError:
+		m.failed++
+		if m.dev.Fault == nil {
+			fail("no I/O has failed")
+		}
+	case kvstore.Corrupt:
+		m.damaged++
+		if !m.tolerant {
+			fail("nothing was damaged")
+		}
+	}
+	if q.op == kvstore.Get || q.op == kvstore.Exist {
+		switch {
+		case p.Status == kvstore.DeviceError || p.Status == kvstore.Corrupt:
+		case p.Status == kvstore.NotFound && !missing, p.Status == kvstore.OK && !there:
+			fail("wrong")
+		case p.Status == kvstore.OK && q.op == kvstore.Get && !slices.ContainsFunc(may, func(e event) bool { return e.is(q.key, q.buf, p.ValueLen) }):
+			fail("wrong value")
+		case p.Status != kvstore.OK && p.Status != kvstore.NotFound:
+			fail("wrong status")
+		}
+		if p.Status == kvstore.OK && q.op == kvstore.Get {
+			for _, b := range q.buf[min(p.ValueLen, len(q.buf)):] {
+				if b != 0 {
+					fail("something is written behind the value")
+				}
+			}
+		}
+		return
+	}
+	at := slices.IndexFunc(h.events, func(e event) bool { return e.start == q.start })
+	e := &h.events[at]
+	e.state, e.end = done, m.clock
+	switch p.Status {
+	case kvstore.OK:
+		if !there && (q.op == kvstore.Delete || q.cond == kvstore.IfPresent) || !missing && q.cond == kvstore.IfAbsent {
+			fail("wrong")
+		}
+	case kvstore.NotFound:
+		if !missing || q.op == kvstore.Put && q.cond != kvstore.IfPresent {
+			fail("wrong")
+		}
+		// The key does not exist, as if it had been deleted, and it must stay so.
+		e.size = absent
+	case kvstore.Exists:
+		if !there || q.cond != kvstore.IfAbsent {
+			fail("wrong")
+		}
+		h.events = slices.Delete(h.events, at, at+1)
+	case kvstore.CapacityExceeded:
+		m.full++
+		if q.op == kvstore.Delete {
+			fail("a Delete for want of room")
+		}
+		h.events = slices.Delete(h.events, at, at+1)
+	case kvstore.NoMemory:
+		m.noMemory++
+		if m.cfg.Alloc == nil {
+			fail("there is memory")
+		}
+		h.events = slices.Delete(h.events, at, at+1)
+	case kvstore.Corrupt:
+		h.events = slices.Delete(h.events, at, at+1)
+	case kvstore.DeviceError:
+		e.state = failed
+	default:
+		fail("wrong status")
+	}
+}
+
+// exists reports whether a key, of which no request is in progress, is there.
+func (m *model) exists(key int) bool {
+	may := m.keys[key].possible(m.clock, m.clock, false)
+	return len(may) == 1 && may[0].size != absent
+}
+
+// random runs n random requests, up to depth of them at once, and waits for them unless the program dies.
+func (m *model) random(n, depth int) {
+	m.t.Helper()
+	for i := 0; i < n && !m.crashed; {
+		if len(m.reqs) < depth && m.rng.IntN(4) > 0 {
+			op := m.ops[m.rng.IntN(len(m.ops))]
+			cond := kvstore.Always
+			if op == kvstore.Put && m.rng.IntN(4) == 0 {
+				cond = []kvstore.Condition{kvstore.IfAbsent, kvstore.IfPresent}[m.rng.IntN(2)]
+			}
+			key := m.rng.IntN(len(m.keys))
+			if m.rng.IntN(5) == 0 {
+				key = m.rng.IntN(min(4, len(m.keys)))
+			}
+			if m.submit(op, cond, key, m.size()) {
+				i++
+				continue
+			}
+		}
+		if !m.step() && !m.crashed && len(m.reqs) >= depth {
+			m.t.Fatalf("%d requests are in progress and nothing happens: %+v\n%s", len(m.reqs), m.s.Stats(), m.s.State())
+		}
+	}
+	m.finish()
+}
+
+// finish waits until all requests are answered, or the program dies.
+func (m *model) finish() {
+	m.t.Helper()
+	for n := 0; len(m.reqs) > 0 && !m.crashed; n++ {
+		if !m.step() && !m.crashed && len(m.reqs) > 0 || n > 3e6 {
+			m.t.Fatalf("%d requests get no answer: %+v\n%s", len(m.reqs), m.s.Stats(), m.s.State())
+		}
+	}
+}
+
+// do runs one request to its end.
+func (m *model) do(q kvstore.Request) kvstore.Reply {
+	m.t.Helper()
+	var got *kvstore.Reply
+	before := m.reply
+	m.reply = func(p kvstore.Reply) {
+		if p.Tag == 1<<63 {
+			got = &p
+		} else {
+			before(p)
+		}
+	}
+	q.Tag = 1 << 63
+	for n := 0; !m.s.Submit(&q); n++ {
+		if !m.step() || n > 1e6 {
+			m.t.Fatalf("op %d of %x is not taken: %+v", q.Op, q.Key, m.s.Stats())
+		}
+	}
+	for n := 0; got == nil; n++ {
+		if !m.step() && got == nil || n > 1e6 {
+			m.t.Fatalf("op %d of %x gets no answer: %+v", q.Op, q.Key, m.s.Stats())
+		}
+	}
+	m.reply = before
+	return *got
+}
+
+// reopen opens the partition again and compares. What was acknowledged is there; what was in progress is there
+// as a whole or not at all.
+func (m *model) reopen() {
+	m.t.Helper()
+	m.crashIn = 0
+	clear(m.reqs)
+	if err := m.open(); err != nil {
+		m.t.Fatal(err)
+	}
+	if !m.tolerant {
+		m.recount()
+	}
+	m.compare(true)
+}
+
+// recount compares the counters with what is on the SSD, where nothing is under way.
+func (m *model) recount() {
+	m.t.Helper()
+	if err := m.s.Recount(m.dev.Visible, true); err != nil {
+		m.t.Fatal(err)
+	}
+}
+
+// compare reads all keys, and takes what it has found as their content from then on.
+func (m *model) compare(restarted bool) {
+	m.t.Helper()
+	buf := make([]byte, m.s.MaxValueBytes())
+	objects := int64(0)
+	for i := range m.keys {
+		h := &m.keys[i]
+		may := h.possible(m.clock, m.clock, restarted)
+		p := m.do(kvstore.Request{Op: kvstore.Get, Key: h.name, Value: buf})
+		at := slices.IndexFunc(may, func(e event) bool {
+			return p.Status == kvstore.NotFound && e.size == absent || p.Status == kvstore.OK && e.is(i, buf, p.ValueLen)
+		})
+		if at < 0 && p.Status == kvstore.Corrupt && m.tolerant {
+			m.damaged++
+			continue
+		}
+		if at < 0 {
+			m.t.Fatalf("key %d (%x): status %d, length %d, want one of %v; all: %v", i, h.name, p.Status, p.ValueLen, may, h.events)
+		}
+		h.open = nil
+		h.events = []event{{version: may[at].version, size: may[at].size, state: done, start: m.clock, end: m.clock}}
+		if may[at].size != absent {
+			objects++
+		}
+	}
+	m.clock++
+	if m.damaged == 0 {
+		m.audit(objects)
+	}
+}
+
+// audit compares the counters with the content, while no request is in progress: the number of objects, and the live
+// bytes, which are those of all values and keys and at most the overhead of segments.
+func (m *model) audit(objects int64) {
+	m.t.Helper()
+	st := m.s.Stats()
+	if st.Objects != objects {
+		m.t.Errorf("%d objects, want %d", st.Objects, objects)
+	}
+	least, most := int64(0), st.Segments*(format.SegmentHeaderBytes+format.KeyUnit-1)
+	for i := range m.keys {
+		h := &m.keys[i]
+		e := h.events[0]
+		// A key that a split took to another segment may be in both.
+		most += 2 * int64(format.ItemHeaderBytes+len(h.name))
+		if e.size == absent {
+			continue
+		}
+		n := int64(format.ItemHeaderBytes + len(h.name))
+		if e.size > 0 {
+			n += int64(format.ValueBytes(int(e.size)))
+		}
+		least += n
+		most += n
+	}
+	if st.LiveBytes < least || st.LiveBytes > most {
+		m.t.Errorf("%d bytes live, want %d to %d", st.LiveBytes, least, most)
+	}
+}
+
+// small is a configuration in which everything happens soon: chunks and groups are small, the table grows.
+func small(chunks int64) kvstore.Config {
+	return kvstore.Config{PartitionBytes: chunks*(128<<10) + 128<<10, BlockSize: 512, ChunkBytes: 128 << 10, GroupBytes: 8 << 10, KeysPerSegment: 6, FUA: true, Requests: 64}
+}
+
+// variant is small with some fields changed, depending on the seed.
+func variant(seed uint64, chunks int64) kvstore.Config {
+	cfg := small(chunks)
+	cfg.FUA = seed&1 == 0
+	if seed&2 != 0 {
+		cfg.BlockSize, cfg.GroupBytes = 4096, 16<<10
+	} else if seed&4 != 0 {
+		cfg.GroupBytes = 1 << 10
+	}
+	if seed&8 != 0 {
+		cfg.CheckpointBytes = 300 << 10
+	}
+	if seed&16 != 0 {
+		cfg.KeysPerSegment = 14
+	}
+	return cfg
+}
+
+// sizes draws lengths of values up to most, with lengths that have exposed bugs more often.
+func sizes(rng *rand.Rand, most int) func() int {
+	return func() int {
+		s := [...]int{0, 1, 272, 304, 528, 1008, 256, 1024, 100, 2000, 4096, rng.IntN(3000)}
+		if rng.IntN(100) == 0 {
+			return rng.IntN(most + 1)
+		}
+		return min(most, s[rng.IntN(len(s))])
+	}
+}

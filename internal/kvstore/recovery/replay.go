@@ -1,0 +1,187 @@
+package recovery
+
+import (
+	"fmt"
+	"slices"
+
+	"jbofd/internal/kvstore/format"
+	"jbofd/internal/kvstore/lookup"
+	"jbofd/internal/kvstore/space"
+)
+
+// readKeys reads the next chunk of the key log, to replay what was written since the checkpoint or to count everything.
+func (m *Machine) readKeys() {
+	switch {
+	case m.step < len(m.keys):
+		i := m.keys[m.step]
+		from := int64(m.cfg.BlockSize)
+		if m.stage == replay {
+			from = m.sinceThen(i)
+		}
+		if m.load(i, from, m.image.Pool.Bytes()); m.pending == 0 {
+			m.play() // nothing was written to the chunk since the checkpoint
+		}
+	case m.stage == replay && m.uncounted:
+		m.beginCount()
+	default:
+		m.findTails()
+	}
+}
+
+// beginCount starts to count the live bytes of all chunks from zero.
+func (m *Machine) beginCount() {
+	m.stage, m.step, m.keys, m.image.Objects = count, 0, m.keys[:0], 0
+	for i := range m.image.Pool.Chunks {
+		c := &m.image.Pool.Chunks[i]
+		c.Live = 0
+		if c.Kind == format.KeyLog {
+			m.keys = append(m.keys, int32(i))
+		}
+	}
+	m.readKeys()
+}
+
+// play goes through the part of the key log that was read. Like a Walk it looks for segments at every multiple of
+// KeyUnit, because a group may have been torn.
+func (m *Machine) play() {
+	i, pool, buf := m.keys[m.step], m.image.Pool, m.loaded()
+	for at := 0; at < len(buf); {
+		offset := pool.Start(i) + m.at + int64(at)
+		seg := format.Segment(buf[at:])
+		if !seg.Begins() || seg.Check(pool.Seed(offset)) != nil {
+			at += format.KeyUnit
+			continue
+		}
+		if m.stage == count {
+			m.count(seg, offset)
+		} else if !m.replay(seg, offset) {
+			return
+		}
+		at += seg.ExtentBytes()
+	}
+	m.step++
+	if m.stage == count {
+		m.readKeys()
+	} else {
+		m.verify()
+	}
+}
+
+// replay makes a segment the newest of its number. It returns false if the replay has ended or starts again.
+func (m *Machine) replay(seg format.Segment, offset int64) bool {
+	v := seg.Version()
+	if m.last = max(m.last, v); v < m.image.Version || v >= m.cut {
+		return true
+	}
+	if m.image.Version < v {
+		m.gaps = append(m.gaps, gap{m.image.Version, v - 1})
+	}
+	first, last := seg.Durable()
+	for _, g := range m.gaps {
+		if first <= g.last && g.first <= last {
+			if from, lost := m.image.Super.VolatileFrom(), max(first, g.first); from > 0 && lost >= from {
+				m.cutAt(lost)
+				return false
+			}
+			m.err = fmt.Errorf("key log: %w: of versions %d to %d there are no segments, and they were written before that at %d", format.ErrCorrupt, max(first, g.first), min(last, g.last), offset)
+			return false
+		}
+	}
+	m.gaps = slices.DeleteFunc(m.gaps, func(g gap) bool { return g.last < first && first <= last })
+	m.image.Version = v + 1
+	n := seg.Number()
+	if n > m.image.Table.Len() {
+		// A segment that a split has added, but not all that were added before it: the split was not done, so that none
+		// of its sources has changed and this segment counts for nothing.
+		return true
+	}
+	fresh := n == m.image.Table.Len()
+	if !m.enlarge(n + 1) {
+		return false
+	}
+	e := lookup.NewEntry(offset, seg.ExtentBytes())
+	if seg.Items() == 0 {
+		e = 0
+	}
+	m.image.Table.Set(n, e)
+	m.applyChanges(seg, offset, fresh)
+	return true
+}
+
+// applyChanges counts what a segment says it has changed. A fresh segment, which a split has added, may have a previous
+// record from a round of writes that had not ended when the checkpoint began; that one was not counted.
+func (m *Machine) applyChanges(seg format.Segment, offset int64, fresh bool) {
+	changes, known := seg.Changes(m.changes[:0])
+	m.changes = changes
+	m.noteValues(seg, known)
+	if m.uncounted = m.uncounted || !known; m.uncounted {
+		return
+	}
+	if seg.Items() > 0 {
+		m.addLive(m.image.Pool.Of(offset), seg.ExtentBytes())
+	}
+	for i, c := range changes {
+		m.image.Objects += int64(c.Keys)
+		if c.Died > 0 && !(fresh && i == 0) {
+			m.subLive(c.Chunk, c.Died)
+		}
+		if c.Item >= 0 {
+			m.addLiveValue(seg.NumberedItem(c.Item))
+		}
+	}
+}
+
+// subLive subtracts n bytes from those that are live in chunk i.
+func (m *Machine) subLive(i int32, n int) {
+	switch all := m.image.Pool.Chunks; {
+	case int(i) >= len(all) || i < 0:
+		m.uncounted = true
+	case m.found[i].reopened:
+	case int64(all[i].Live) < int64(n):
+		m.uncounted = true
+	default:
+		all[i].Live -= uint32(n)
+	}
+}
+
+// addLive adds n bytes to those that are live in chunk i.
+func (m *Machine) addLive(i int32, n int) {
+	m.found[i].reopened = false
+	m.image.Pool.Chunks[i].Live += uint32(n)
+}
+
+// addLiveValue counts the value of an item as live.
+func (m *Machine) addLiveValue(it format.Item) {
+	place := it.ValueOffset()
+	if it.ValueLen() == 0 || !m.image.Pool.Contains(place) {
+		return
+	}
+	m.addLive(m.image.Pool.Of(place), format.ValueBytes(it.ValueLen()))
+}
+
+// setAsideHeadless makes chunks damaged whose header is lost although values in them are live. Their values cannot be
+// read, but the chunks are not used again.
+func (m *Machine) setAsideHeadless() {
+	for i := range m.image.Pool.Chunks {
+		if c := &m.image.Pool.Chunks[i]; c.State == space.Free && c.Live > 0 {
+			*c = space.Chunk{Epoch: c.Epoch, Live: c.Live, Kind: format.ValueLog, State: space.Damaged}
+		}
+	}
+}
+
+// count counts a segment, if it is the newest of its number, and its values as live.
+func (m *Machine) count(seg format.Segment, offset int64) {
+	n, table := seg.Number(), &m.image.Table
+	if n >= table.Len() || table.Get(n) != lookup.NewEntry(offset, seg.ExtentBytes()) {
+		return
+	}
+	m.addLive(m.image.Pool.Of(offset), seg.ExtentBytes())
+	for at := format.SegmentHeaderBytes; at < seg.LengthBytes(); {
+		it := seg.Item(at)
+		at += it.LengthBytes()
+		if table.Segment(format.HashKey(m.image.Super.HashSeed(), it.Key())) == n {
+			m.image.Objects++
+			m.addLiveValue(it)
+		}
+	}
+}

@@ -1,0 +1,88 @@
+package recovery
+
+import (
+	"jbofd/internal/kvstore/format"
+	"jbofd/internal/kvstore/space"
+)
+
+// findTails looks for the ends of the logs in the chunks that were opened last, so that these are filled up and a store
+// that crashes again and again does not use up its reserve. A chunk that was full when the checkpoint began has no end
+// to continue at.
+func (m *Machine) findTails() {
+	m.setAsideHeadless()
+	if m.image.Super.VolatileFrom() > 0 {
+		m.skipTails()
+		return
+	}
+	m.stage, m.step = readTails, 0
+	all, tails := m.image.Pool.Chunks, &m.image.Tails
+	for l := range tails {
+		tails[l].Chunk = none
+	}
+	newer := func(i, j int32) bool { return j == none || all[i].Epoch > all[j].Epoch }
+	for i := range int32(len(all)) {
+		switch c := &all[i]; {
+		case c.State != space.Sealed || m.found[i].epoch != c.Epoch || m.sinceThen(i) >= m.image.Pool.Bytes():
+		case c.Kind == format.KeyLog && newer(i, tails[KeyLog].Chunk):
+			tails[KeyLog].Chunk = i
+		case c.Kind == format.ValueLog && newer(i, tails[UserLog].Chunk):
+			tails[UserLog].Chunk, tails[MovedLog].Chunk = i, tails[UserLog].Chunk
+		case c.Kind == format.ValueLog && newer(i, tails[MovedLog].Chunk):
+			tails[MovedLog].Chunk = i
+		}
+	}
+	m.readTail()
+}
+
+// skipTails starts new chunks for all logs. After a loss of power there may be more behind the ends than was found.
+// What is written from now on has versions and epochs that none of it can have.
+func (m *Machine) skipTails() {
+	for l := range m.image.Tails {
+		m.image.Tails[l].Chunk = none
+	}
+	pool := m.image.Pool
+	pool.LastEpoch += uint32(len(pool.Chunks))
+	m.image.Version = max(m.image.Version, m.last+1)
+	pool.Hold = true // another opening might replay all of it
+	pool.Recovered()
+	m.stage = done
+}
+
+func (m *Machine) readTail() {
+	for m.step < NumLogs && m.image.Tails[m.step].Chunk == none {
+		m.step++
+	}
+	if m.step == NumLogs {
+		m.image.Pool.Recovered()
+		m.stage = done
+		return
+	}
+	i := m.image.Tails[m.step].Chunk
+	m.load(i, m.sinceThen(i), m.image.Pool.Bytes())
+}
+
+// tailRead opens a chunk again behind its last valid record. Behind it no record begins, but a torn group may have left
+// a part of one, which is overwritten.
+func (m *Machine) tailRead() {
+	t, pool, buf := &m.image.Tails[m.step], m.image.Pool, m.loaded()
+	end := 0
+	for at := 0; at < len(buf); {
+		seed := pool.Seed(pool.Start(t.Chunk) + m.at + int64(at))
+		if seg := format.Segment(buf[at:]); m.step == KeyLog && seg.Begins() && seg.Check(seed) == nil {
+			at += seg.ExtentBytes()
+			end = at
+		} else if v := format.Value(buf[at:]); m.step != KeyLog && v.Begins() && v.Check(seed) == nil {
+			at += format.ValueBytes(v.ValueLen())
+			end = at
+		} else {
+			at += format.ValueUnit
+		}
+	}
+	if t.End = m.at + int64(format.RoundUp(end, m.cfg.BlockSize)); t.End < pool.Bytes() {
+		pool.Chunks[t.Chunk].State = space.Open
+	} else {
+		t.Chunk = none
+	}
+	m.step++
+	m.readTail()
+}

@@ -1,0 +1,77 @@
+package recovery
+
+import (
+	"slices"
+	"testing"
+
+	"jbofd/internal/kvstore/format"
+	"jbofd/internal/kvstore/space"
+)
+
+// TestAWalkThatIsNotGoneOnWithReadsNoMoreThanItHasRoomFor: Piece is called again and again, and no records are taken.
+func TestAWalkThatIsNotGoneOnWithReadsNoMoreThanItHasRoomFor(t *testing.T) {
+	sb := make(format.Superblock, format.SuperblockBytes)
+	sb.SetBlockSize(512)
+	sb.SetChunkBytes(2 << 20)
+	sb.SetPartitionBytes(64 << 20)
+	pool := space.New(sb)
+	i := pool.Take(format.ValueLog)
+	w := NewWalk(pool, 512, make([]byte, WalkBytes(2<<20, 1<<20)))
+	w.Begin(i, false)
+	if rec, _, _ := w.Next(); rec != nil {
+		t.Fatal("a record of nothing")
+	}
+	for range 100 {
+		_, buf := w.Piece(true)
+		if buf == nil {
+			return
+		}
+		w.Read(true)
+	}
+	t.Error("there is no end of pieces")
+}
+
+// TestAWalkFindsSegmentsBehindWhatIsLost: the beginning of a group did not reach the SSD, and in what did of it a
+// segment begins in the middle of a block, behind something that looks like one.
+func TestAWalkFindsSegmentsBehindWhatIsLost(t *testing.T) {
+	const block = 512
+	sb := make(format.Superblock, format.SuperblockBytes)
+	sb.SetBlockSize(block)
+	sb.SetChunkBytes(128 << 10)
+	sb.SetPartitionBytes(64 << 20)
+	pool := space.New(sb)
+	i := pool.Take(format.KeyLog)
+	chunk := make([]byte, 128<<10)
+	places := []int{block, block + 64, 3*block + 320, 3*block + 384, 7 * block}
+	for n, at := range places {
+		seg := format.Segment(chunk[at:])
+		seg.Clear(uint32(n))
+		seg.Insert([]byte("a key"))
+		seg.Seal(pool.Seed(pool.Start(i) + int64(at)))
+	}
+	// The end of a segment of which the beginning is lost, with a key that looks like a segment.
+	copy(chunk[3*block+256:], chunk[block:block+64])
+	w := NewWalk(pool, block, make([]byte, WalkBytes(len(chunk), 1<<20)))
+	w.Begin(i, false)
+	var found []int
+	for !w.Ended() {
+		if at, buf := w.Piece(true); buf != nil {
+			copy(buf, chunk[at-pool.Start(i):])
+			w.Read(true)
+		}
+		for {
+			rec, offset, sound := w.Next()
+			if rec == nil {
+				break
+			}
+			if !sound {
+				t.Errorf("at %d there is said to be a damaged segment", offset-pool.Start(i))
+				continue
+			}
+			found = append(found, int(offset-pool.Start(i)))
+		}
+	}
+	if !slices.Equal(found, places) || w.Damaged != 0 {
+		t.Errorf("segments are found at %v, want %v", found, places)
+	}
+}

@@ -1,0 +1,130 @@
+package kvstore
+
+import (
+	"jbofd/internal/pipeline"
+	"jbofd/internal/tenant"
+)
+
+// Op is what a Request asks for.
+type Op uint8
+
+// Operations.
+const (
+	// Get copies the value to Request.Value, as much as fits. Reply.ValueLen is the length of the whole value.
+	Get Op = iota
+	// Put stores Request.Value.
+	Put
+	// Delete removes the key.
+	Delete
+	// Exist reports whether the key exists.
+	Exist
+	// List writes the keys from Request.Key on, including that one if it exists, to Request.Value, as an nvme.KVList of
+	// as many as fit. Reply.ValueLen is its length. Without a key it starts with the first one. The order is the
+	// store's own. A key that exists all the time is listed exactly once.
+	List
+
+	opMove   // copy a live value out of a chunk that is compacted
+	opTouch  // write a live segment again, for the same reason
+	opVerify // report a damaged value if it is live
+)
+
+// Condition restricts a Put.
+type Condition uint8
+
+// Conditions.
+const (
+	// Always is no condition.
+	Always Condition = iota
+	// IfAbsent: the key must not exist.
+	IfAbsent
+	// IfPresent: the key must exist.
+	IfPresent
+)
+
+// Status is the outcome of a request.
+type Status uint8
+
+// Statuses.
+const (
+	// OK: the request is done. What it wrote is durable.
+	OK Status = iota
+	// NotFound: the key does not exist.
+	NotFound
+	// Exists: the key exists and the Put was IfAbsent.
+	Exists
+	// CapacityExceeded: there is no space for the value. Nothing has changed.
+	CapacityExceeded
+	// DeviceError: an I/O failed. The outcome of a write that ends so is indeterminate: a restart may find it done or
+	// not.
+	DeviceError
+	// Corrupt: a record that is needed is damaged.
+	Corrupt
+	// InvalidKey: the key is empty or longer than format.MaxKey.
+	InvalidKey
+	// InvalidValue: the value is longer than Store.MaxValueBytes, or the memory of a List is shorter than 4 bytes.
+	InvalidValue
+	// Aborted: the request was not begun, because the right of its sender had ended. A store never answers so;
+	// a partition does in its place.
+	Aborted
+	// NoMemory: a segment has grown beyond its buffer and there is no memory for a longer one. Nothing has changed, and
+	// the request may be tried again.
+	NoMemory
+)
+
+// Request is one command. Submit copies it.
+type Request struct {
+	Op        Op
+	Condition Condition
+	// Tag is repeated in the Reply.
+	Tag uint64
+	Key []byte
+	// Value is the value of a Put, which Submit copies, or memory for the result of a Get or List, which belongs to the
+	// Store until the Reply.
+	Value []byte
+	// Room, if set, is called when a Get has found that its value is longer than Value. It returns memory for as much
+	// of the value as is wanted. If it returns nil the Request ends with OK and without the value.
+	Room func(length int) []byte
+	// Tenant pays for the I/Os.
+	Tenant tenant.ID
+}
+
+// Reply is the answer to a Request. What the Request has written is durable when the Reply is given, so that the driver
+// may pass it on at once.
+type Reply struct {
+	Tag      uint64
+	Status   Status
+	ValueLen int
+}
+
+// IO is a request to the device. Offset is relative to the partition. Offset and length are whole blocks.
+type IO struct {
+	// Op is pipeline.Read, Write or Flush.
+	Op pipeline.Op
+	// FUA: the write must not complete before it is durable. A driver that completes it earlier breaks the promise of
+	// OK.
+	FUA bool
+	// Background: the I/O is for compaction, a checkpoint, the scrub or recovery.
+	Background bool
+	// Tenant pays for the I/O. A read for a Request is paid for by its tenant. A group of records of several tenants is
+	// paid for by the tenant of the first one: in the long run a tenant is first as often as it has records.
+	Tenant tenant.ID
+	Offset int64
+	// Buf belongs to the device until Complete. The driver must not keep it longer.
+	Buf []byte
+	// Tag is for Complete.
+	Tag uint32
+}
+
+// Actions are what a Turn wants done. The driver keeps the value and empties the slices.
+type Actions struct {
+	// IOs must all be submitted, in any order, and each must be completed exactly once. The store does not ask for an
+	// I/O before those that it depends on have completed: it is the FUA writes and flushes in here that make Replies of
+	// later Turns true.
+	IOs []IO
+	// Replies may be passed on at once, before the IOs of the same Turn are submitted.
+	Replies []Reply
+	// Damage are live records that were found damaged.
+	Damage []Damage
+	// WakeNS is when Turn must be called at the latest, even if nothing happens before; 0: never.
+	WakeNS int64
+}

@@ -1,0 +1,179 @@
+package kvstore_test
+
+import (
+	"flag"
+	"math/rand/v2"
+	"testing"
+
+	"jbofd/internal/kvstore"
+	"jbofd/internal/lab"
+	"jbofd/internal/ssd"
+)
+
+var longFlag = flag.Bool("long", false, "crash at every write, flip every bit: minutes instead of seconds")
+
+// seeds returns the seed of a test that draws one only.
+func seeds(t *testing.T) uint64 {
+	t.Helper()
+	return kvstore.FixedSeed(t)
+}
+
+// every returns n, or 1 if the run is to be long.
+func every(n int) int {
+	if *longFlag {
+		return 1
+	}
+	return n
+}
+
+// times returns n, or many times that if the run is to be long.
+func times(n int) int {
+	if *longFlag {
+		return 20 * n
+	}
+	return n
+}
+
+// toDrive is a store's I/O as the drive's request.
+func toDrive(q *kvstore.IO) ssd.Request {
+	r := ssd.Request{Op: ssd.Op(q.Op), Offset: q.Offset, Len: int64(len(q.Buf)), Buf: q.Buf, Tag: uint64(q.Tag)}
+	if q.FUA {
+		r.Flags = ssd.FUA
+	}
+	return r
+}
+
+// rig drives a Store on a simulated drive, in its own time.
+type rig struct {
+	t     testing.TB
+	rng   *rand.Rand
+	dev   *lab.Drive
+	ios   map[uint64]kvstore.IO // by tag, those under way and the last of each tag
+	cfg   kvstore.Config
+	s     *kvstore.Store
+	now   int64
+	act   kvstore.Actions
+	reply func(kvstore.Reply)
+	// crashIn is after how many more writes the program dies, 0: never; power: of a loss of power.
+	crashIn        int
+	power, crashed bool
+	damage         []kvstore.Damage
+}
+
+// newRig formats a partition.
+func newRig(t testing.TB, seed uint64, cfg kvstore.Config) *rig {
+	t.Helper()
+	rng := rand.New(rand.NewPCG(seed, 7))
+	r := &rig{t: t, rng: rng, cfg: cfg, ios: map[uint64]kvstore.IO{}, dev: lab.NewDrive(lab.DriveConfig{
+		SizeBytes: cfg.PartitionBytes, BlockSize: cfg.BlockSize, Volatile: cfg.FUA || cfg.Volatile, Rand: rng,
+		Misuse: func(what string) { t.Fatal(what) },
+	})}
+	r.dev.SlowOneIn = 40
+	for i := range r.dev.Durable[:cfg.PartitionBytes/2] {
+		r.dev.Durable[i] = byte(rng.Uint32() >> 3)
+	}
+	copy(r.dev.Visible, r.dev.Durable)
+	if cfg.SegTbl == nil {
+		r.cfg.SegTbl = make([]byte, 5*20000)
+	}
+	r.cfg.Format, r.cfg.UUID, r.cfg.HashSeed = true, [16]byte{byte(seed), 2, 3}, seed*77
+	if err := r.open(); err != nil {
+		t.Fatal(err)
+	}
+	r.cfg.Format = false
+	return r
+}
+
+// open makes a Store and waits until it is open, refuses, or the program dies.
+func (r *rig) open() error {
+	r.t.Helper()
+	s, err := kvstore.New(r.cfg)
+	if err != nil {
+		return err
+	}
+	r.s, r.crashed, r.damage = s, false, nil
+	r.act = kvstore.Actions{}
+	for !s.Ready() && !r.crashed {
+		if !r.step() && !s.Ready() && !r.crashed {
+			if s.Err() == nil {
+				r.t.Fatal("the store neither opens nor refuses")
+			}
+			return s.Err()
+		}
+	}
+	return nil
+}
+
+// turn lets the store act, once.
+func (r *rig) turn() {
+	r.s.Turn(r.now, &r.act)
+	for _, q := range r.act.IOs {
+		r.ios[uint64(q.Tag)] = q
+		r.dev.Submit(r.now, toDrive(&q))
+	}
+	r.act.IOs = r.act.IOs[:0]
+	for _, p := range r.act.Replies {
+		r.reply(p)
+	}
+	r.act.Replies = r.act.Replies[:0]
+	r.damage = append(r.damage, r.act.Damage...)
+	r.act.Damage = r.act.Damage[:0]
+}
+
+// step lets the store act, and ends an I/O or lets time pass. It returns false if there is nothing to wait for, or the
+// program has died.
+func (r *rig) step() bool {
+	r.turn()
+	i := r.dev.Next()
+	if wake := r.act.WakeNS; wake != 0 && (i < 0 || wake < r.dev.Flights[i].DueNS) {
+		r.now = max(r.now+1, wake)
+		return true
+	}
+	if i < 0 {
+		return false
+	}
+	f := &r.dev.Flights[i]
+	r.now = max(r.now, f.DueNS)
+	if r.crashIn > 0 && f.Op == ssd.Write {
+		if r.crashIn--; r.crashIn == 0 {
+			r.crash()
+			return false
+		}
+	}
+	q, err := r.dev.End(i)
+	r.s.Complete(uint32(q.Tag), err)
+	return true
+}
+
+func (r *rig) crash() {
+	r.crashed, r.crashIn = true, 0
+	if r.power {
+		r.dev.PowerLoss()
+	} else {
+		r.dev.Kill()
+	}
+}
+
+// settle goes on until nothing happens any more.
+func (r *rig) settle() {
+	r.t.Helper()
+	for n := 0; !r.crashed && (n == 0 || !r.s.Idle()); n++ {
+		if !r.step() && !r.crashed && !r.s.Idle() {
+			r.t.Fatalf("the store neither acts nor is idle: %+v", r.s.Stats())
+		}
+		if n > 1e6 {
+			r.t.Fatalf("the store does not come to rest: %+v", r.s.Stats())
+		}
+	}
+}
+
+// stop stops the store.
+func (r *rig) stop() {
+	r.t.Helper()
+	r.s.Stop()
+	for n := 0; !r.crashed && !r.s.Stopped(); n++ {
+		if !r.step() && !r.crashed && !r.s.Stopped() || n > 1e6 {
+			r.t.Fatalf("the store does not stop: %+v", r.s.Stats())
+		}
+	}
+}

@@ -1,0 +1,385 @@
+// Package node is a whole node in the simulated environment: the target machine, the target service, connections with
+// real PDUs over a simulated network, drives with their pipelines, and key-value stores, in virtual time and on one
+// goroutine. Simulated hosts load it with blocks and keys and hold every answer to a model.
+//
+// It belongs to tests only. Its files begin with their fault models; docs/lab.md tells how to replay a seed.
+package node
+
+import (
+	"fmt"
+	"log/slog"
+	"math/rand/v2"
+
+	"jbofd/internal/lab"
+	"jbofd/internal/nvme"
+	"jbofd/internal/pipeline"
+	"jbofd/internal/ssd"
+	"jbofd/internal/telemetry"
+)
+
+// Lab is one run: a seed, a node, hosts, and the model.
+type Lab struct {
+	Sim   *lab.Sim
+	Net   *lab.Network
+	Disks []*lab.Drive
+	Node  *Node
+	Hosts []*Host
+
+	namespaces []*namespace
+	clock      *lab.Clock
+	rng        *rand.Rand
+	tel        *telemetry.Telemetry
+	log        *slog.Logger
+	lastStamp  uint64
+	writers    map[uint64]*association // of blocks, by stamp
+	choices    uint64
+	// disturb: hosts reset, cut and shut down. faulty: drives fail requests; faultyNS is when they last did.
+	disturb, faulty bool
+	faultyNS        int64
+	// sane: drives are healthy all the time. sickNS is when they last were not, 0: never.
+	sane      bool
+	sickNS    int64
+	violation string
+	crashes   int
+}
+
+// Options say what a run includes.
+type Options struct {
+	Seed uint64
+	// Log receives the node's log, and Trace what happens; nil: nothing does.
+	Log   *slog.Logger
+	Trace func(line string)
+	// Telemetry may be shared by many runs: making one is dear.
+	Telemetry *telemetry.Telemetry
+}
+
+// New prepares a run.
+func New(o Options) *Lab {
+	s := lab.NewSim(o.Seed)
+	s.Trace(o.Trace)
+	l := &Lab{Sim: s, Net: lab.NewNetwork(s), rng: s.Rand("lab"), tel: o.Telemetry, log: o.Log, disturb: true, writers: map[uint64]*association{}}
+	if l.log == nil {
+		l.log = slog.New(slog.DiscardHandler)
+	}
+	if l.rng.IntN(2) == 0 {
+		l.Net.MaxPiece = 1 + l.rng.IntN(1+l.rng.IntN(3000))
+	}
+	l.clock = s.NewClock("node", lab.ClockConfig{Skew: 0.02, JumpNS: 500e6})
+	volatile := l.rng.IntN(2) == 0
+	for i := range 2 {
+		d := lab.NewDrive(lab.DriveConfig{SizeBytes: diskBytes, BlockSize: blockBytes, Volatile: volatile, Rand: s.Rand(fmt.Sprintf("drive %d", i)),
+			Misuse: func(what string) { l.Violation("drive %d: %s", i, what) }})
+		d.SlowOneIn = 40
+		d.Observe = func(r *ssd.Request) {
+			l.notRemoved(i, r)
+			l.notEnded(r)
+		}
+		l.Disks = append(l.Disks, d)
+	}
+	l.sane = l.rng.IntN(4) == 0
+	l.addBlocks(1, 0, 0, 16, volatile)
+	l.addBlocks(2, 1, 64<<10, 24, volatile)
+	l.addKeys(3, 1)
+	for i := range 2 {
+		l.Hosts = append(l.Hosts, newHost(l, fmt.Sprintf("host%d", i)))
+	}
+	return l
+}
+
+const diskBytes = 6 << 20
+
+func (l *Lab) addBlocks(nsid uint32, disk int, offset int64, blocks int, volatile bool) {
+	ns := &namespace{name: fmt.Sprintf("namespace %d", nsid), nsid: nsid, disk: disk, offset: offset, bytes: int64(blocks) * blockBytes, volatile: volatile, there: true}
+	for i := range blocks {
+		ns.registers = append(ns.registers, newRegister(fmt.Sprintf("block %d of %s", i, ns.name)))
+	}
+	l.namespaces = append(l.namespaces, ns)
+}
+
+// policy draws how a drive's pipeline decides.
+func (l *Lab) policy() pipeline.Policy { return nil }
+
+// stamp returns a stamp that was never used.
+func (l *Lab) stamp() uint64 {
+	l.lastStamp++
+	return l.lastStamp<<8 | 0xA5
+}
+
+// Violation says that something is wrong. The first one counts, and ends the run.
+func (l *Lab) Violation(format string, args ...any) {
+	if l.violation == "" {
+		l.violation = fmt.Sprintf("at %.3f µs: ", float64(l.Sim.Now())/1e3) + fmt.Sprintf(format, args...)
+		l.Sim.Tracef("VIOLATION %s", l.violation)
+	}
+}
+
+// broken reports that drives fail requests, or did a little while ago.
+func (l *Lab) broken() bool { return l.faulty || l.faultyNS != 0 && l.Sim.Now()-l.faultyNS < answerNS }
+
+// recoveryNS is how long drives that were slow may take to come to rest.
+const recoveryNS = 10e9
+
+// healthy reports that drives have answered in time for so long that nothing is late because of them.
+func (l *Lab) healthy() bool {
+	for _, d := range l.Disks {
+		if d.Fault != nil || d.Hold != nil {
+			return false
+		}
+	}
+	return l.sickNS == 0 || l.Sim.Now()-l.sickNS > recoveryNS
+}
+
+// mayFail reports whether there is a reason for a command's status.
+func (l *Lab) mayFail(s nvme.Status) bool {
+	now := l.Sim.Now()
+	switch s.Code() {
+	case nvme.AbortRequested, nvme.AbortedSQDeletion, nvme.TransientTransportError:
+		return true
+	case nvme.WriteFault, nvme.UnrecoveredReadError, nvme.InternalError:
+		return l.broken()
+	case nvme.InvalidNamespaceOrFormat, nvme.NamespaceNotReady:
+		for _, ns := range l.namespaces {
+			if !ns.there || now-ns.goneNS < answerNS {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+// mayRefuse reports whether there is a reason for a failed Connect.
+func (l *Lab) mayRefuse(nvme.Status) bool { return false }
+
+// shutdownComplete says that the target has reported a shutdown as complete that began at that time: it has flushed the
+// drives of the namespaces that the host saw.
+func (l *Lab) shutdownComplete(beganNS int64) {
+	for _, ns := range l.namespaces {
+		if ns.there && ns.goneNS < beganNS {
+			for _, r := range ns.registers {
+				r.flushed(beganNS, l.Sim.Now())
+			}
+		}
+	}
+}
+
+// Run runs the whole of it and returns the first violation, or "".
+func (l *Lab) Run() string {
+	var err error
+	if l.Node, err = l.startNode(); err != nil {
+		return err.Error()
+	}
+	defer l.end()
+	for _, h := range l.Hosts {
+		h.start(1 + l.rng.IntN(8))
+	}
+	l.watch()
+	for range 8 + l.rng.IntN(8) {
+		if !l.pass(int64(50e6) + l.rng.Int64N(2e9)) {
+			return l.violation
+		}
+		l.act()
+	}
+	l.heal()
+	l.disturb = false
+	l.pass(1e9)
+	for _, h := range l.Hosts {
+		h.stop = true
+		h.wakeAll()
+	}
+	if !l.Sim.Run(2*answerNS, func() bool { return l.violation != "" || l.idle() }) && l.violation == "" {
+		l.Violation("the hosts do not come to rest: %s", l.state())
+	}
+	if l.violation == "" {
+		l.Node.stop()
+	}
+	if l.violation == "" {
+		l.verify()
+	}
+	return l.violation
+}
+
+// watch looks now and then for commands without an answer.
+func (l *Lab) watch() {
+	for _, h := range l.Hosts {
+		h.watch()
+	}
+	l.Sim.After(1e9, l.watch)
+}
+
+// pass lets time pass; false: there is a violation.
+func (l *Lab) pass(ns int64) bool {
+	l.Sim.Run(ns, func() bool { return l.violation != "" })
+	return l.violation == ""
+}
+
+// idle reports that no host has anything under way.
+func (l *Lab) idle() bool {
+	for _, h := range l.Hosts {
+		if h.busy > 0 || !h.a.over {
+			return false
+		}
+	}
+	return true
+}
+
+func (l *Lab) state() (s string) {
+	for _, h := range l.Hosts {
+		s += fmt.Sprintf("%s: %d processes at a command, association ready %v over %v; ", h.name, h.busy, h.a.ready, h.a.over)
+	}
+	return s
+}
+
+// end stops the hosts' processes.
+func (l *Lab) end() {
+	for _, h := range l.Hosts {
+		h.stop = true
+		for _, p := range h.procs {
+			p.Stop()
+		}
+	}
+}
+
+// act does something to the node.
+func (l *Lab) act() {
+	switch l.rng.IntN(8) {
+	case 0, 1:
+		l.breakDrive()
+	case 2:
+		l.heal()
+	case 3:
+		ns := l.namespaces[l.rng.IntN(len(l.namespaces))]
+		l.Sim.Tracef("%s is removed", ns.name)
+		l.Node.remove(ns)
+		l.Sim.Tracef("%s is gone", ns.name)
+		for _, f := range l.Disks[ns.disk].Flights {
+			l.notRemoved(ns.disk, &f.Request)
+		}
+		l.pass(l.rng.Int64N(300e6))
+		l.heal()
+		if ns.gone = false; ns.kv {
+			if err := l.Node.openStore(ns); err != nil {
+				l.Violation("%s does not open: %v", ns.name, err)
+				return
+			}
+		}
+		ns.there, ns.gone, ns.goneNS = true, false, l.Sim.Now()
+		l.Node.apply()
+	case 4: // a reload that changes nothing
+		l.Node.apply()
+	case 5:
+		l.clock.Jump()
+	case 6:
+		if l.rng.IntN(4) == 0 {
+			l.crash(l.rng.IntN(2) == 0)
+		}
+	}
+}
+
+// notRemoved demands that a request changes nothing in the extent of a namespace that is removed: it may be another's.
+func (l *Lab) notRemoved(disk int, r *ssd.Request) {
+	for _, ns := range l.namespaces {
+		if ns.gone && ns.disk == disk && r.Op != ssd.Read && r.Op != ssd.Flush && r.Offset < ns.offset+ns.bytes && ns.offset < r.Offset+r.Len {
+			l.Violation("%v of %d bytes at %d: %s was removed", r.Op, r.Len, r.Offset, ns.name)
+		}
+	}
+}
+
+// fencePromptNS is how long the target may take to fence what belonged to an association whose end it has seen.
+const fencePromptNS = 1e6
+
+// notEnded demands that a write of blocks does not begin at a drive when its association is over at the target: its host
+// may be told any moment that nothing of the kind is under way. The stamp tells whose write it is.
+func (l *Lab) notEnded(r *ssd.Request) {
+	if r.Op != ssd.Write {
+		return
+	}
+	stamp, _ := stampOf(r.Buf[:blockBytes])
+	if a := l.writers[stamp]; a != nil && a.admin.end.Peer().OverFor() > fencePromptNS {
+		l.Violation("%#x of %s begins at a drive %d µs after its association has ended", stamp, a.h.name, a.admin.end.Peer().OverFor()/1000)
+	}
+}
+
+// breakDrive makes a drive fail, or be slow.
+func (l *Lab) breakDrive() {
+	if l.sane {
+		return
+	}
+	d := l.Disks[l.rng.IntN(len(l.Disks))]
+	l.sickNS = l.Sim.Now()
+	switch l.rng.IntN(3) {
+	case 0: // errors
+		p := l.rng.Float64() * 0.2
+		l.faulty = true
+		l.Sim.Tracef("a drive fails %.2f of its requests", p)
+		d.Fault = func(r *ssd.Request) lab.Outcome {
+			if l.rng.Float64() >= p {
+				return lab.Good
+			}
+			l.faultyNS = l.Sim.Now()
+			return lab.FailUndone + lab.Outcome(l.rng.IntN(3))
+		}
+	case 1: // some writes take seconds
+		l.Sim.Tracef("a drive delays writes")
+		d.Hold = func(r *ssd.Request) int64 {
+			if r.Op == ssd.Read || l.rng.IntN(2) == 0 {
+				return 0
+			}
+			return l.rng.Int64N(4e9)
+		}
+	case 2: // fail-slow
+		slow := 1e6 + l.rng.Int64N(100e6)
+		l.Sim.Tracef("a drive is slow: %d µs more", slow/1000)
+		d.Hold = func(*ssd.Request) int64 { return slow }
+	}
+}
+
+// heal ends all faults of drives.
+func (l *Lab) heal() {
+	l.Sim.Tracef("the drives are healthy")
+	if l.faulty {
+		l.faultyNS = l.Sim.Now()
+	}
+	l.faulty = false
+	for _, d := range l.Disks {
+		if d.Fault != nil || d.Hold != nil {
+			l.sickNS = l.Sim.Now()
+		}
+		d.Fault, d.Hold = nil, nil
+	}
+}
+
+// crash ends the node's process and starts it again.
+func (l *Lab) crash(power bool) {
+	l.crashes++
+	l.Sim.Tracef("the node crashes, power loss %v", power)
+	l.Node.kill(power)
+	for _, ns := range l.namespaces {
+		for _, r := range ns.registers {
+			l.choices++
+			r.crash(l.Sim.Now(), power && !ns.kv, l.choices)
+		}
+	}
+	l.pass(l.rng.Int64N(100e6))
+	l.heal()
+	var err error
+	if l.Node, err = l.startNode(); err != nil {
+		l.Violation("the node does not start again: %v", err)
+	}
+}
+
+// verify reads every block from the drives, when nothing is under way any more.
+func (l *Lab) verify() {
+	for _, ns := range l.namespaces {
+		if ns.kv {
+			continue
+		}
+		for i, r := range ns.registers {
+			at := ns.offset + int64(i)*blockBytes
+			stamp, whole := stampOf(l.Disks[ns.disk].Visible[at : at+blockBytes])
+			now := l.Sim.Now()
+			if err := r.read(now, now, func(w *write) bool { return whole && w.stamp == stamp }); err != nil {
+				l.Violation("at the end %s holds %#x: %v", r.name, stamp, err)
+			}
+		}
+	}
+}

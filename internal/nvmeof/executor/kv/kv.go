@@ -1,0 +1,322 @@
+// Package kv executes commands for the keys and values of partitions: it makes partition.Requests of them.
+//
+//	Command ──> memory ──> Batch ──> partition.Partition ──> kvstore.Store
+//	   ^                                     │
+//	   └── NeedData, Done <── KVDone ────────┘
+//
+// A Store that does not come in its capsule, and a List, get a buffer before they go to their partition. A Retrieve
+// gets its buffer when the store knows how long the value is, for hosts have buffers for the longest value: if there is
+// no memory then, the Retrieve waits for it and asks the store again.
+package kv
+
+import (
+	"sync/atomic"
+
+	"jbofd/internal/bufpool"
+	"jbofd/internal/credit"
+	"jbofd/internal/kvstore"
+	"jbofd/internal/nvme"
+	"jbofd/internal/nvmeof"
+	"jbofd/internal/nvmeof/executor"
+	"jbofd/internal/partition"
+	"jbofd/internal/turn"
+)
+
+// Executor executes commands on partitions.
+type Executor struct {
+	env        turn.Env
+	pool       *bufpool.Pool
+	partitions table
+}
+
+var _ executor.Executor = (*Executor)(nil)
+
+// New makes an executor without partitions; buffers come from the pool.
+func New(env turn.Env, pool *bufpool.Pool) *Executor { return &Executor{env: env, pool: pool} }
+
+// ops are the names of kvstore.Op.
+var ops = []string{kvstore.Get: "retrieve", kvstore.Put: "store", kvstore.Delete: "delete", kvstore.Exist: "exist", kvstore.List: "list"}
+
+// Ops implements executor.Executor.
+func (e *Executor) Ops() []string { return ops }
+
+// command is the Request of a slot.
+type command struct {
+	partition.Request
+	e      *Executor
+	c      *executor.Command
+	waiter bufpool.Waiter
+	// wanted is how much of the value a Retrieve is to return at most.
+	wanted int
+	// room is makeRoom, for Request.Room.
+	room func(length int) []byte
+	// stop: Abort could not take the command out; it begins no further step.
+	stop atomic.Bool
+}
+
+var _ partition.Sink = (*command)(nil)
+
+// NewContext implements executor.Executor.
+func (e *Executor) NewContext(c *executor.Command) any {
+	k := &command{e: e, c: c}
+	k.Sink, k.Slot = k, c.Slot
+	k.waiter.Wake = k.granted
+	k.room = k.makeRoom
+	return k
+}
+
+// Abort implements executor.Executor. It takes out a command that waits for memory, or in its partition for the store.
+func (e *Executor) Abort(c *executor.Command) bool {
+	k := c.Context.(*command)
+	k.stop.Store(true) // before Cancel: see await
+	if e.pool.Cancel(&k.waiter) {
+		c.Fail(nvme.AbortRequested)
+		if c.Port.Done(c) {
+			e.env.Go(c.Port.Kick) // the caller holds locks
+		}
+		return true
+	}
+	p := e.partitions.get(c.Plan.Namespace.Partition)
+	return p != nil && p.Abort(&k.Request)
+}
+
+// await takes n bytes for the command from the pool. It reports false if the command waits for them; then it belongs to
+// the pool's waiter, and granted goes on with it. A command that is aborted meanwhile does not wait, and stopped is
+// true.
+func (k *command) await(n int) (ok, stopped bool) {
+	k.waiter.Size = n
+	if k.e.pool.GetOrWait(k.c.Account, &k.waiter) {
+		k.takeBuffer()
+		return true, false
+	}
+	// Abort sets stop and then looks for a waiter; this has queued the waiter and then looks at stop. One of them
+	// finds the other, and Cancel succeeds for one of them only.
+	return false, k.stop.Load() && k.e.pool.Cancel(&k.waiter)
+}
+
+func (k *command) takeBuffer() { k.c.Buf, k.waiter.Buf = k.waiter.Buf, bufpool.Buf{} }
+
+// granted is called by the pool when the memory is there that the command has waited for.
+func (k *command) granted() {
+	k.takeBuffer()
+	if p := k.c.Port; p.NeedData(k.c) {
+		// The goroutine that has released the memory may hold locks that Kick takes. Buffers are short, so one
+		// goroutine more does not matter.
+		k.e.env.Go(p.Kick)
+	}
+}
+
+// makeRoom implements partition.Request.Room.
+func (k *command) makeRoom(length int) []byte {
+	n := min(length, k.wanted)
+	if n <= len(k.Value) {
+		return k.Value
+	}
+	k.dropBuffer() // the value has become longer
+	var ok bool
+	if k.c.Buf, ok = k.e.pool.Get(k.c.Account, n); ok {
+		k.Value = k.c.Buf.B[:n]
+	}
+	return k.Value
+}
+
+func (k *command) dropBuffer() {
+	if k.Value = nil; !k.c.Buf.IsZero() {
+		k.e.pool.Put(k.c.Buf)
+		k.c.Buf = bufpool.Buf{}
+	}
+}
+
+// KVDone implements partition.Sink.
+//
+// hot: 0 allocs
+func (k *command) KVDone(*partition.Request) (kick bool) {
+	c := k.c
+	if n := min(k.ValueLen, k.wanted); k.Room != nil && k.Status == kvstore.OK && len(k.Value) < n {
+		k.dropBuffer()
+		switch ok, stopped := k.await(n); {
+		case ok:
+			return c.Port.NeedData(c) // to be judged again, and to ask the store again
+		case !stopped:
+			return false
+		}
+		k.Status, k.Aborted = kvstore.Aborted, true
+	}
+	c.Status, c.Access, c.Bytes, c.AnswerBytes, c.Result, c.CreditUnits = k.status(), executor.AccessOther, 0, 0, 0, k.CreditUnits
+	if c.Status.OK() {
+		switch k.Op {
+		case kvstore.Put:
+			c.Access, c.Bytes = executor.AccessWrite, int64(len(k.Value))
+		case kvstore.Get:
+			c.Result = uint32(k.ValueLen) // the whole value's length
+			fallthrough
+		case kvstore.List:
+			c.AnswerBytes = min(k.ValueLen, len(k.Value))
+			c.Access, c.Bytes = executor.AccessRead, int64(c.AnswerBytes)
+		}
+	}
+	k.Value = nil
+	return c.Port.Done(c)
+}
+
+// Kick implements partition.Sink.
+func (k *command) Kick() { k.c.Port.Kick() }
+
+// status is the NVMe status of how the Request has ended.
+//
+// Source: KV Command Set 1.0, figure 4.
+func (k *command) status() nvme.Status {
+	switch k.Status {
+	case kvstore.OK:
+		return nvme.Success
+	case kvstore.NotFound:
+		if k.c.Plan.MissingOK {
+			return nvme.Success
+		}
+		return nvme.KeyDoesNotExist | nvme.DNR
+	case kvstore.Exists:
+		return nvme.KeyExists | nvme.DNR
+	case kvstore.CapacityExceeded:
+		return nvme.CapacityExceeded | nvme.DNR
+	case kvstore.InvalidKey:
+		return nvme.InvalidKeySize | nvme.DNR
+	case kvstore.InvalidValue:
+		return nvme.InvalidValueSize | nvme.DNR
+	case kvstore.Aborted:
+		switch {
+		case k.Aborted:
+			return nvme.AbortRequested
+		case k.Extent.Stale():
+			return nvme.InvalidNamespaceOrFormat | nvme.DNR // as if the command had come after the removal
+		}
+		return nvme.AbortedSQDeletion // its Pass is stale
+	case kvstore.NoMemory:
+		return nvme.InternalError // without DNR: memory may be free again by the next attempt
+	case kvstore.Corrupt:
+		return nvme.UnrecoveredReadError | nvme.DNR
+	case kvstore.DeviceError:
+		if k.Op == kvstore.Put || k.Op == kvstore.Delete {
+			return nvme.WriteFault | nvme.DNR
+		}
+		return nvme.UnrecoveredReadError | nvme.DNR
+	}
+	return nvme.InternalError | nvme.DNR
+}
+
+// operation is what a command asks of a partition.
+func operation(opcode, options uint8) (kvstore.Op, kvstore.Condition) {
+	switch opcode {
+	case nvme.CmdKVStore:
+		switch {
+		case options&nvme.KVStoreMustExist != 0:
+			return kvstore.Put, kvstore.IfPresent
+		case options&nvme.KVStoreMustNotExist != 0:
+			return kvstore.Put, kvstore.IfAbsent
+		}
+		return kvstore.Put, kvstore.Always
+	case nvme.CmdKVDelete:
+		return kvstore.Delete, kvstore.Always
+	case nvme.CmdKVExist:
+		return kvstore.Exist, kvstore.Always
+	case nvme.CmdKVList:
+		return kvstore.List, kvstore.Always
+	}
+	return kvstore.Get, kvstore.Always
+}
+
+// batch collects Requests, a partition.Batch for each partition.
+type batch struct {
+	e        *Executor
+	requests []partition.Batch // by partition
+	touched  []int             // partitions with something in requests
+	notices  executor.Notices
+}
+
+// NewBatch implements executor.Executor.
+func (e *Executor) NewBatch() executor.Batch { return &batch{e: e} }
+
+// Begin implements executor.Batch.
+//
+// hot: 0 allocs
+func (b *batch) Begin(c *executor.Command) {
+	k, p, sqe := c.Context.(*command), c.Plan, c.SQE.KV()
+	k.Op, k.Condition = operation(c.SQE.Opcode(), sqe.Options())
+	k.KeyLen = uint8(len(sqe.Key(&k.Key)))
+	k.Value, k.Room, k.Pass, k.Extent = nil, nil, c.Pass, c.Plan.Namespace.Extent
+	k.stop.Store(false)
+	c.Op = uint8(k.Op)
+	switch n := needs(p); {
+	case n == 0:
+		b.add(k)
+	case k.Op == kvstore.Get:
+		k.wanted, k.Room = n, k.room
+		b.add(k)
+	case p.ToController > 0 && !c.Fetch:
+		k.Value = c.Buf.B[:n]
+		b.add(k)
+	default:
+		ok, stopped := k.await(n)
+		switch {
+		case stopped:
+			c.Fail(nvme.AbortRequested)
+			b.notices.Done(c)
+		case ok && c.Fetch:
+			b.notices.NeedData(c)
+		case ok:
+			k.Value = c.Buf.B[:n]
+			b.add(k)
+		}
+	}
+}
+
+// needs is how long a buffer a command needs, or a Retrieve may need.
+func needs(p *nvmeof.Plan) int { return int(max(p.ToController, p.AnswerBytes)) }
+
+// DataReady implements executor.Batch.
+//
+// hot: 0 allocs
+func (b *batch) DataReady(c *executor.Command) {
+	if k := c.Context.(*command); c.Status.OK() {
+		k.Value = c.Buf.B[:k.waiter.Size]
+		b.add(k)
+		return
+	}
+	c.Fail(c.Status)
+	b.notices.Done(c)
+}
+
+// add puts a command into the batch of its partition. It allocates when there are more partitions than before.
+//
+// hot: 0 allocs
+func (b *batch) add(k *command) {
+	p := k.c.Plan
+	k.Units = credit.Units(int(max(p.ToController, p.ToHost)))
+	k.Tenant, k.Credited = k.c.Tenant, k.c.Credited
+	for len(b.requests) <= p.Namespace.Partition {
+		b.requests = append(b.requests, partition.Batch{})
+	}
+	to := &b.requests[p.Namespace.Partition]
+	if to.Empty() {
+		b.touched = append(b.touched, p.Namespace.Partition)
+	}
+	to.Add(&k.Request)
+}
+
+// Submit implements executor.Batch.
+//
+// hot: 0 allocs
+func (b *batch) Submit() {
+	for _, n := range b.touched {
+		if p := b.e.partitions.get(n); p != nil {
+			p.Submit(&b.requests[n])
+			continue
+		}
+		for r := b.requests[n].Take(); r != nil; r = r.Next {
+			k := r.Sink.(*command)
+			k.c.Fail(nvme.NamespaceNotReady)
+			b.notices.Done(k.c)
+		}
+	}
+	b.touched = b.touched[:0]
+	b.notices.Send()
+}

@@ -1,0 +1,388 @@
+// Package target is the target service: it drives the target machine (nvmeof.Target) for all transports. It holds the
+// lock under which the machine is used, knows every connection, carries out the machine's actions, and runs its timers.
+// It also maps hosts to tenants (tenants.go), kinds of commands to executors (executors.go), and carries out the ends of
+// associations and namespaces (ends.go).
+package target
+
+import (
+	"log/slog"
+	"sync"
+	"time"
+
+	"jbofd/internal/bufpool"
+	"jbofd/internal/drive"
+	"jbofd/internal/fence"
+	"jbofd/internal/invariants"
+	"jbofd/internal/nvme"
+	"jbofd/internal/nvmeof"
+	"jbofd/internal/turn"
+)
+
+// Conn is a connection as the service sees it. The service calls its methods from any goroutine. It calls SeenNS, Share,
+// Lost and Usage with its own lock held, so these take no lock and do not call the service; it calls the others without
+// the lock.
+type Conn interface {
+	// Complete answers an outstanding event request.
+	Complete(slot int, status nvme.Status, result uint64)
+	// SetTable changes the namespaces by which new I/O commands are validated. A version below that in force is ignored.
+	// When it returns, executors have every command that was validated by an older table.
+	SetTable(t *nvmeof.NamespaceTable, version uint64)
+	// SetCredits says whether completions carry credits. A state older than that in force is ignored.
+	SetCredits(s nvmeof.CreditState)
+	// SetTenant says which tenant pays for new I/O commands. When it returns, executors have every command that another
+	// tenant pays for.
+	SetTenant(t Tenant)
+	// Abort takes out the command with that identifier if it has not started, and reports whether it did.
+	Abort(cid uint16) bool
+	// EventSlot returns the slot of the outstanding command with that identifier.
+	EventSlot(cid uint16) (slot int, ok bool)
+	// SeenNS is when the last command arrived.
+	SeenNS() int64
+	// Share counts the connection's commands in flight; the service lets the share of an I/O queue join its
+	// controller's holder.
+	Share() *fence.Share
+	// Lost reports that the transport can see that the connection has ended. It may be so before Remove is called.
+	Lost() bool
+	// Stop takes out the queued commands; from now on the share begins none.
+	Stop()
+	// Connected is the outcome of a Connect that was held. It reports whether the connection has taken it; otherwise the
+	// connection has ended.
+	Connected(r nvmeof.ConnectReply) bool
+	// Usage is what the connection's host did since it connected.
+	Usage() nvmeof.Usage
+	// Shut begins to close the connection. reason is for the log.
+	Shut(reason string)
+	// Describe returns figures for the operator.
+	Describe() ConnInfo
+}
+
+// ConnInfo describes a connection.
+type ConnInfo struct {
+	ID                       uint64
+	Transport, Local, Remote string
+	HostNQN, SubNQN          string
+	CNTLID, QID              uint16
+	// Entries is the queue's size, Outstanding how many commands are not answered.
+	Entries, Outstanding int
+	Since                time.Time
+}
+
+// Events are told what happens, for logs and metrics. Fields may be nil.
+type Events struct {
+	KeepAliveExpired func(c *nvmeof.Controller, idle time.Duration)
+	// Overdue: a reset, shutdown or end of an association takes longer than its bound; inFlight commands are at the
+	// drives.
+	Overdue func(c *nvmeof.Controller, what string, inFlight int)
+}
+
+// Config of a Service.
+type Config struct {
+	Target *nvmeof.Target
+	// SSDs are the drives by the number that namespaces name them with.
+	SSDs []*drive.Drive
+	Pool *bufpool.Pool
+	// Env is where the service runs; nil: turn.Real.
+	Env turn.Env
+	// Clock returns monotonic nanoseconds; nil: Env's.
+	Clock  func() int64
+	Log    *slog.Logger
+	Events Events
+}
+
+// Service is the target service.
+type Service struct {
+	cfg Config
+
+	mu     sync.Mutex
+	target *nvmeof.Target
+	conns  map[nvmeof.ConnID]Conn
+	lastID nvmeof.ConnID
+	// retired sums the usage of connections that have ended, by controller.
+	retired map[*nvmeof.Controller]nvmeof.Usage
+	// timer runs expire when the next keep alive timer may run out. It is set with mu held, so that the latest setting
+	// counts.
+	timer turn.Timer
+
+	tenants   tenants
+	executors executors
+	ends      ends
+}
+
+// New starts a service.
+func New(cfg Config) *Service {
+	if cfg.Env == nil {
+		cfg.Env = turn.Real
+	}
+	if cfg.Clock == nil {
+		cfg.Clock = cfg.Env.Now
+	}
+	if cfg.Events.KeepAliveExpired == nil {
+		cfg.Events.KeepAliveExpired = func(*nvmeof.Controller, time.Duration) {}
+	}
+	if cfg.Events.Overdue == nil {
+		cfg.Events.Overdue = func(*nvmeof.Controller, string, int) {}
+	}
+	f := &Service{
+		cfg: cfg, target: cfg.Target, conns: map[nvmeof.ConnID]Conn{}, tenants: newTenants(), executors: newExecutors(&cfg),
+		retired: map[*nvmeof.Controller]nvmeof.Usage{},
+	}
+	var err error
+	f.timer, err = cfg.Env.NewTimer(turn.Coarse, f.expire)
+	invariants.Check(err == nil, "target: a coarse timer needs nothing of the system")
+	f.initEnds()
+	return f
+}
+
+// SSD returns the drive.
+func (f *Service) SSD(i int) *drive.Drive { return f.cfg.SSDs[i] }
+
+// SSDs returns the drives.
+func (f *Service) SSDs() []*drive.Drive { return f.cfg.SSDs }
+
+// Pool returns the data buffers.
+func (f *Service) Pool() *bufpool.Pool { return f.cfg.Pool }
+
+// Env is where the service runs.
+func (f *Service) Env() turn.Env { return f.cfg.Env }
+
+// Clock returns monotonic nanoseconds.
+func (f *Service) Clock() int64 { return f.cfg.Clock() }
+
+// Add registers a new connection and numbers it.
+func (f *Service) Add(c Conn) nvmeof.ConnID {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.lastID++
+	f.conns[f.lastID] = c
+	return f.lastID
+}
+
+// Remove forgets a connection that has ended, with nothing in flight. It was queue qid of c; c is nil if it was none.
+func (f *Service) Remove(id nvmeof.ConnID, c *nvmeof.Controller, qid uint16, usage nvmeof.Usage) {
+	f.mu.Lock()
+	delete(f.conns, id)
+	if c != nil {
+		if qid == 0 {
+			delete(f.retired, c)
+		} else if _, alive := c.QueueConn(0); alive {
+			u := f.retired[c]
+			f.retired[c] = sum(u, usage)
+		}
+		f.target.Disconnected(f.cfg.Clock(), c, qid, id)
+	} else {
+		f.target.CancelConnect(id)
+	}
+	rest := f.settle()
+	if c != nil && qid == 0 {
+		f.forgetHolder(c)
+	}
+	f.carryOut(rest)
+}
+
+// release unlocks and carries out the machine's actions.
+func (f *Service) release() { f.carryOut(f.settle()) }
+
+// carryOut unlocks and carries out actions.
+func (f *Service) carryOut(actions []nvmeof.Action) {
+	if len(actions) > 0 {
+		f.setTimer() // there may be a bound, or an earlier one
+	}
+	conns := make([]Conn, len(actions))
+	for i := range actions {
+		conns[i] = f.conns[actions[i].Conn]
+	}
+	f.mu.Unlock()
+	for i := range actions {
+		a, c := &actions[i], conns[i]
+		switch a.Kind {
+		case nvmeof.ActionExpired:
+			f.cfg.Events.KeepAliveExpired(a.Controller, time.Duration(a.IdleNS))
+			continue
+		case nvmeof.ActionOverdue:
+			f.cfg.Events.Overdue(a.Controller, a.Reason, f.inFlight(a.Controller))
+			continue
+		case nvmeof.ActionFlush:
+			f.flush(a)
+			continue
+		case nvmeof.ActionConnected:
+			f.connected(c, a.Conn, a.Connect)
+			continue
+		}
+		if c == nil {
+			continue // the connection has ended in the meantime
+		}
+		switch a.Kind {
+		case nvmeof.ActionClose:
+			c.Shut(a.Reason)
+		case nvmeof.ActionComplete:
+			c.Complete(a.Slot, a.Status, a.Result)
+		case nvmeof.ActionTable:
+			c.SetTable(a.Table, a.Version)
+		case nvmeof.ActionCredits:
+			c.SetCredits(a.Credits)
+		case nvmeof.ActionStop:
+			c.Stop()
+		}
+	}
+}
+
+// Apply changes the target's state. When it returns, no command of a namespace that was removed starts any more:
+// connections judge new ones by the new namespaces, and those that wait are taken out. DrainDrive waits for those that a
+// drive has.
+func (f *Service) Apply(s nvmeof.State) {
+	f.mu.Lock()
+	gone := f.grantExtents(&s)
+	f.target.Apply(s)
+	f.release()
+	f.revokeExtents(gone)
+}
+
+// Named reports whether the configuration names a host, and whether it names nobody.
+func (f *Service) Named(hostNQN string) (named, nobody bool) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.target.Named(hostNQN)
+}
+
+// Connect executes a Connect command. If the reply says that it is held, Conn.Connected is called later.
+func (f *Service) Connect(a nvmeof.ConnectArgs) nvmeof.ConnectReply {
+	a.Lost = f.lost
+	f.mu.Lock()
+	r := f.target.Connect(f.cfg.Clock(), a)
+	if r.Status.OK() && !r.Held && r.QID != 0 {
+		f.join(r.Controller, f.conns[a.Conn].Share())
+	}
+	f.release()
+	if r.Held || r.Status.OK() && r.QID == 0 {
+		f.rearm()
+	}
+	return r
+}
+
+// Admin executes another admin or fabrics command.
+func (f *Service) Admin(a nvmeof.AdminArgs) nvmeof.Reply {
+	a.Usage = f.usage
+	f.mu.Lock()
+	r := f.target.Admin(f.cfg.Clock(), a)
+	var victim Conn
+	if r.Abort {
+		if id, ok := a.Controller.QueueConn(r.AbortSQID); ok {
+			victim = f.conns[id]
+		}
+	}
+	f.release()
+	if r.Abort {
+		r.Result = nvme.AbortNotDone
+		if victim != nil && f.abort(a.Controller, victim, r.AbortSQID, r.AbortCID) {
+			r.Result = 0
+		}
+	}
+	if r.Used != nil {
+		(*nvme.IdentifyNamespaceKV)(a.Data).SetNUSE(uint64(r.Used()))
+	}
+	if a.SQE.Opcode() == nvme.AdminSetFeatures {
+		f.rearm() // the keep alive timeout may be another
+	}
+	return r
+}
+
+func (f *Service) abort(c *nvmeof.Controller, victim Conn, qid, cid uint16) bool {
+	if qid != 0 {
+		return victim.Abort(cid)
+	}
+	// An event may complete the request between the two steps, and then AbortEvent finds none in the slot. The slot cannot
+	// be that of a later request: the admin commands of one controller are executed one after the other, and that
+	// request would come after this Abort.
+	slot, ok := victim.EventSlot(cid)
+	if !ok {
+		return false
+	}
+	f.mu.Lock()
+	done := f.target.AbortEvent(c, slot)
+	f.release()
+	return done
+}
+
+// RecordErrors adds failed commands to a controller's Error Information log.
+func (f *Service) RecordErrors(c *nvmeof.Controller, failed []nvmeof.Failed) {
+	f.mu.Lock()
+	c.RecordErrors(failed)
+	f.mu.Unlock()
+}
+
+// usage sums what a controller's host did. mu is held.
+func (f *Service) usage(c *nvmeof.Controller) nvmeof.Usage {
+	u := f.retired[c]
+	for _, id := range c.Queues() {
+		if conn := f.conns[id]; conn != nil {
+			u = sum(u, conn.Usage())
+		}
+	}
+	return u
+}
+
+func sum(a, b nvmeof.Usage) nvmeof.Usage {
+	return nvmeof.Usage{Reads: a.Reads + b.Reads, Writes: a.Writes + b.Writes, ReadBytes: a.ReadBytes + b.ReadBytes,
+		WrittenBytes: a.WrittenBytes + b.WrittenBytes, MediaErrors: a.MediaErrors + b.MediaErrors}
+}
+
+// Conns returns every connection.
+func (f *Service) Conns() []Conn {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	all := make([]Conn, 0, len(f.conns))
+	for _, c := range f.conns {
+		all = append(all, c)
+	}
+	return all
+}
+
+// Counts are the numbers of connections, controllers and hosts.
+func (f *Service) Counts() (conns, controllers, hosts int) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	seen := map[string]bool{}
+	all := f.target.Controllers()
+	for _, c := range all {
+		seen[c.HostNQN] = true
+	}
+	return len(f.conns), len(all), len(seen)
+}
+
+// rearm sets the timer after a command that may have changed when the next keep alive timer runs out.
+func (f *Service) rearm() {
+	f.mu.Lock()
+	f.setTimer()
+	f.mu.Unlock()
+}
+
+// setTimer sets the timer to when the next keep alive timer may run out. mu is held.
+func (f *Service) setTimer() {
+	if at, ok := f.target.NextExpiry(); ok {
+		f.timer.Reset(max(at-f.cfg.Clock(), int64(time.Millisecond)))
+	}
+}
+
+// expire ends associations whose keep alive timers have run out.
+func (f *Service) expire() {
+	f.mu.Lock()
+	f.target.Expire(f.cfg.Clock(), f.seen)
+	f.setTimer()
+	f.release()
+}
+
+// seen is when the host last sent a command to any of the controller's queues. mu is held.
+func (f *Service) seen(c *nvmeof.Controller) (ns int64) {
+	for _, id := range c.Queues() {
+		if conn := f.conns[id]; conn != nil {
+			ns = max(ns, conn.SeenNS())
+		}
+	}
+	return ns
+}
+
+// Close ends the timers. There must be no connections any more. Idempotent.
+func (f *Service) Close() {
+	f.timer.Close()
+	f.ends.timer.Close()
+}

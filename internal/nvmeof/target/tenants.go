@@ -1,0 +1,282 @@
+package target
+
+import (
+	"cmp"
+	"maps"
+	"net/netip"
+	"slices"
+	"strings"
+	"sync"
+
+	"jbofd/internal/bufpool"
+	"jbofd/internal/nvmeof"
+	"jbofd/internal/pipeline"
+	"jbofd/internal/tenant"
+)
+
+// Tenant is the tenant to which a connection's I/O is charged: the configured tenant that its host belongs to, or the
+// host itself.
+type Tenant struct {
+	// Name is empty for discovery, which has no tenant.
+	Name string
+	// Number identifies the tenant in pipelines.
+	Number tenant.ID
+	// Account is charged for buffers. All I/O queues of a tenant share one account. The admin queues of a host have an
+	// account of their own, so that admin commands do not wait when I/O has used up the tenant's share.
+	Account *bufpool.Account
+	// Windows counts the tenant's controllers among which credits are divided.
+	Windows *Windows
+}
+
+// TenantConfig is a configured tenant.
+type TenantConfig struct {
+	Name string
+	// Hosts are the NQNs of the hosts that belong to it; each to one tenant at most.
+	Hosts []string
+	// Settings hold at every drive.
+	Settings pipeline.Settings
+}
+
+// TenantInfo describes a tenant.
+type TenantInfo struct {
+	Name   string
+	Number tenant.ID
+	// Configured: it is in the configuration; otherwise it is a connected host.
+	Configured bool
+	Settings   pipeline.Settings
+	// Connections are how many its hosts have.
+	Connections int
+}
+
+// tenants maps connections to tenants. Drives know a configured tenant while it is configured, and a host that is a
+// tenant of its own while the host is connected.
+type tenants struct {
+	// mu guards the fields below. It is held while drives and connections are told of a change, so that all of them
+	// hear of changes in the same order. It is never held together with Service.mu.
+	mu         sync.Mutex
+	configured map[string]*tenantState
+	// member maps a host NQN to the host's configured tenant, alone a connected host without one to its own tenant.
+	member, alone map[string]*tenantState
+	open          map[nvmeof.ConnID]*openConn
+	// last is the highest number in use so far. free are numbers that no tenant has, leaving those of former tenants
+	// of which drives may still have I/O.
+	last          tenant.ID
+	free, leaving []tenant.ID
+}
+
+// tenantState is a tenant that the drives know.
+type tenantState struct {
+	TenantInfo
+	account string
+	windows Windows
+}
+
+// openConn is a connection and the tenant to which it is charged; nil for a connection to discovery.
+type openConn struct {
+	conn    Conn
+	host    string
+	from    string // the source of its buffers, unless they are a configured tenant's
+	admin   bool
+	tenant  *tenantState
+	account *bufpool.Account
+}
+
+// Background is the number of the tenant that compaction, checkpoints and recovery of key-value stores
+// belong to, at each drive. 0 is the daemon's own.
+const Background tenant.ID = 1
+
+func newTenants() tenants {
+	return tenants{last: Background, configured: map[string]*tenantState{}, member: map[string]*tenantState{},
+		alone: map[string]*tenantState{}, open: map[nvmeof.ConnID]*openConn{}}
+}
+
+// announceTenant tells every drive the tenant's settings.
+func (f *Service) announceTenant(t *tenantState) {
+	for _, o := range f.cfg.SSDs {
+		if o != nil {
+			o.SetTenant(t.Number, t.Settings)
+		}
+	}
+}
+
+// forgotten asks every drive to forget a number and reports whether all have.
+func (f *Service) forgotten(n tenant.ID) bool {
+	all := true
+	for _, o := range f.cfg.SSDs {
+		if o != nil && !o.RemoveTenant(n) {
+			all = false
+		}
+	}
+	return all
+}
+
+// newTenant announces a tenant under a number of its own.
+func (f *Service) newTenant(t *tenantState) *tenantState {
+	ts := &f.tenants
+	ts.leaving = slices.DeleteFunc(ts.leaving, func(n tenant.ID) bool {
+		gone := f.forgotten(n)
+		if gone {
+			ts.free = append(ts.free, n)
+		}
+		return gone
+	})
+	if n := len(ts.free); n > 0 {
+		t.Number, ts.free = ts.free[n-1], ts.free[:n-1]
+	} else {
+		ts.last++
+		t.Number = ts.last
+	}
+	f.announceTenant(t)
+	return t
+}
+
+// dropTenant forgets a tenant.
+func (f *Service) dropTenant(t *tenantState) {
+	if f.forgotten(t.Number) {
+		f.tenants.free = append(f.tenants.free, t.Number)
+	} else {
+		f.tenants.leaving = append(f.tenants.leaving, t.Number)
+	}
+}
+
+// Anonymous is the name of the tenant that hosts belong to which connect with an empty host NQN.
+const Anonymous = "anonymous"
+
+// hostName is the name of a host that is a tenant of its own. No configured tenant has such a name, so that a host
+// cannot choose an NQN that makes its I/O count as a tenant's.
+func hostName(hostNQN string) string {
+	switch {
+	case hostNQN == "":
+		return Anonymous
+	case !strings.HasPrefix(hostNQN, "nqn."):
+		return "host:" + hostNQN
+	}
+	return hostNQN
+}
+
+// tenantOf returns the tenant that a host belongs to.
+func (f *Service) tenantOf(host string) *tenantState {
+	if t := f.tenants.member[host]; t != nil {
+		return t
+	}
+	t := f.tenants.alone[host]
+	if t == nil {
+		t = f.newTenant(&tenantState{TenantInfo: TenantInfo{Name: hostName(host), Settings: pipeline.Settings{Weight: 1}}, account: "host " + host})
+		f.tenants.alone[host] = t
+	}
+	return t
+}
+
+// assign charges a connection to t from now on. I/O in flight and the buffers that the connection holds stay charged to
+// the former tenant.
+func (f *Service) assign(c *openConn, t *tenantState) {
+	before, account := c.tenant, c.account
+	c.tenant = t
+	t.Connections++
+	name, from := t.account, ""
+	if !t.Configured {
+		from = c.from
+	}
+	if c.admin {
+		name, from = "admin of "+c.host, c.from
+	}
+	c.account = f.cfg.Pool.AccountFrom(name, from)
+	c.conn.SetTenant(Tenant{Name: t.Name, Number: t.Number, Account: c.account, Windows: &t.windows})
+	if before != nil {
+		account.Close()
+		f.abandonTenant(before, c.host)
+	}
+}
+
+// abandonTenant takes a connection of host from a tenant.
+func (f *Service) abandonTenant(t *tenantState, host string) {
+	if t.Connections--; t.Connections == 0 && !t.Configured {
+		delete(f.tenants.alone, host)
+		f.dropTenant(t)
+	}
+}
+
+// OpenTenant finds the tenant of a host's new connection and tells the connection, also when the tenant changes, until
+// CloseTenant. peer is the address that the host connects from.
+func (f *Service) OpenTenant(id nvmeof.ConnID, c Conn, hostNQN string, peer netip.Addr, admin bool) {
+	f.tenants.mu.Lock()
+	defer f.tenants.mu.Unlock()
+	o := &openConn{conn: c, host: hostNQN, from: peer.String(), admin: admin}
+	f.tenants.open[id] = o
+	f.assign(o, f.tenantOf(hostNQN))
+}
+
+// OpenDiscovery is OpenTenant for a connection to the discovery subsystem. Discovery has no I/O, so it has no tenant:
+// anybody may use it under any name, and names take numbers at the drives and series in metrics. Buffers are charged to
+// the address that it comes from.
+func (f *Service) OpenDiscovery(id nvmeof.ConnID, c Conn, peer netip.Addr) {
+	f.tenants.mu.Lock()
+	defer f.tenants.mu.Unlock()
+	o := &openConn{conn: c, account: f.cfg.Pool.AccountFrom("discovery from "+peer.String(), peer.String())}
+	f.tenants.open[id] = o
+	c.SetTenant(Tenant{Account: o.account, Windows: &Windows{}})
+}
+
+// CloseTenant ends what OpenTenant or OpenDiscovery began. The connection has no I/O under way.
+func (f *Service) CloseTenant(id nvmeof.ConnID) {
+	f.tenants.mu.Lock()
+	defer f.tenants.mu.Unlock()
+	o := f.tenants.open[id]
+	delete(f.tenants.open, id)
+	o.account.Close()
+	if o.tenant != nil {
+		f.abandonTenant(o.tenant, o.host)
+	}
+}
+
+// SetTenants replaces the configured tenants: weights, caps and members change for I/O
+// that comes from now on, caps also for what waits for them. No connection is closed.
+func (f *Service) SetTenants(all []TenantConfig) {
+	ts := &f.tenants
+	ts.mu.Lock()
+	defer ts.mu.Unlock()
+	before := maps.Clone(ts.configured)
+	clear(ts.member)
+	for _, c := range all {
+		t := ts.configured[c.Name]
+		delete(before, c.Name)
+		switch {
+		case t == nil:
+			t = f.newTenant(&tenantState{TenantInfo: TenantInfo{Name: c.Name, Configured: true, Settings: c.Settings}, account: "tenant " + c.Name})
+			ts.configured[c.Name] = t
+		case t.Settings != c.Settings:
+			t.Settings = c.Settings
+			f.announceTenant(t)
+		}
+		for _, h := range c.Hosts {
+			ts.member[h] = t
+		}
+	}
+	for _, o := range ts.open {
+		if o.tenant == nil {
+			continue
+		}
+		if t := f.tenantOf(o.host); t != o.tenant {
+			f.assign(o, t)
+		}
+	}
+	for name, t := range before {
+		delete(ts.configured, name)
+		f.dropTenant(t)
+	}
+}
+
+// Tenants returns all tenants that the drives know, in the order of their names.
+func (f *Service) Tenants() []TenantInfo {
+	f.tenants.mu.Lock()
+	defer f.tenants.mu.Unlock()
+	all := make([]TenantInfo, 0, len(f.tenants.configured)+len(f.tenants.alone))
+	for _, t := range f.tenants.configured {
+		all = append(all, t.TenantInfo)
+	}
+	for _, t := range f.tenants.alone {
+		all = append(all, t.TenantInfo)
+	}
+	slices.SortFunc(all, func(a, b TenantInfo) int { return cmp.Compare(a.Name, b.Name) })
+	return all
+}

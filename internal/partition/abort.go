@@ -1,0 +1,73 @@
+package partition
+
+import "jbofd/internal/kvstore"
+
+// States of a Request.
+const (
+	requestIdle    = iota
+	requestQueued  // submitted, and the store does not have it: Abort takes it out
+	requestAborted // taken out; KVDone will follow
+	requestStarted // the store has it, or is about to
+)
+
+// Abort takes r out if the store does not have it yet; then it ends with kvstore.Aborted, soon. It reports whether that
+// succeeded: otherwise the Request takes its course. From any goroutine, also with locks held that Sinks take.
+func (p *Partition) Abort(r *Request) bool {
+	if !r.state.CompareAndSwap(requestQueued, requestAborted) {
+		return false
+	}
+	if !p.aborting.Swap(true) { // else a turn is coming that finds this one too
+		p.driver.RunLater()
+	}
+	return true
+}
+
+// start reports whether the store may have r, and keeps Abort from it.
+func (r *Request) start() bool { return r.state.CompareAndSwap(requestQueued, requestStarted) }
+
+// takeAborted ends the Requests that were aborted before the store had them.
+func (p *Partition) takeAborted() {
+	for r := p.waiting.takeAborted(); r != nil; {
+		next := r.next
+		r.next = nil
+		p.endAborted(r)
+		r = next
+	}
+}
+
+// endAborted ends a Request that is in no list any more.
+func (p *Partition) endAborted(r *Request) {
+	r.Status, r.ValueLen, r.Aborted = kvstore.Aborted, 0, true
+	p.tell(r)
+}
+
+// takeAborted takes all aborted Requests out of the queues, and returns them linked by next. Aborts are rare: it looks at
+// all Requests.
+func (w *waiting) takeAborted() (first *Request) {
+	for i := 0; i < len(w.active); {
+		q := &w.queues[w.active[i]]
+		all := q.first
+		q.first, q.last = nil, nil
+		for r := all; r != nil; {
+			next := r.next
+			r.next = nil
+			switch {
+			case r.state.Load() == requestAborted:
+				r.next, first = first, r
+				w.n--
+			case q.last == nil:
+				q.first, q.last = r, r
+			default:
+				q.last.next, q.last = r, r
+			}
+			r = next
+		}
+		if q.first != nil {
+			i++
+			continue
+		}
+		w.active[i] = w.active[len(w.active)-1]
+		w.active = w.active[:len(w.active)-1]
+	}
+	return first
+}

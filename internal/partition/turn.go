@@ -1,0 +1,259 @@
+package partition
+
+import (
+	"jbofd/internal/kvstore"
+	"jbofd/internal/kvstore/swap"
+	"jbofd/internal/ssd"
+	"jbofd/internal/tenant"
+)
+
+// machine is the Partition as its driver sees it.
+type machine Partition
+
+// Pending implements turn.Machine.
+func (m *machine) Pending() bool {
+	return m.inbox.Pending() || m.done.Pending() || m.aborting.Load() || m.outside != nil && m.outside.pending()
+}
+
+// Turn implements turn.Machine.
+func (m *machine) Turn() { (*Partition)(m).turn() }
+
+// maxTurns is how many turns a submitter takes in a row before it gets on with its own work. A turn of a store is short.
+const maxTurns = 16
+
+// turn does all the work that can be done. Completions come first, for they make room; then Requests begin. The I/Os of
+// the store and of the Source go to the drives at the end, in one batch for each drive. Needs ownership.
+func (p *Partition) turn() {
+	if p.phase == gone {
+		p.done.Take()
+		if p.outside != nil {
+			p.outside.drop()
+		}
+		p.aborting.Store(false)
+		p.takeInbox()
+		p.refuse()
+		return
+	}
+	now := p.driver.Now()
+	l := p.lending
+	p.takeDone()
+	aborted := p.aborting.Load() && p.aborting.Swap(false) // before takeInbox, which may set it again
+	p.takeInbox()
+	if aborted {
+		p.takeAborted()
+	}
+	if l != nil {
+		l.begin(now)
+		if p.phase == closing {
+			l.stop()
+		}
+	}
+	p.begin()
+	for again := true; again; again = p.begin() { // replies make room
+		p.store.Turn(now, &p.acts)
+		p.answer()
+		if l != nil {
+			l.turn(now)
+		}
+	}
+	if at := p.wakeNS(); at != 0 {
+		p.driver.WakeAt(at)
+	}
+	if p.store.Ready() {
+		if used := p.store.LiveBytes(); p.used.Load() != used { // a load costs a fraction of an atomic store
+			p.used.Store(used)
+		}
+	}
+	p.submit()
+	if l != nil {
+		l.submit()
+	}
+	switch {
+	case p.phase == opening && (p.store.Ready() || p.store.Err() != nil):
+		p.phase = serving
+		close(p.opened)
+	case p.phase == closing && p.store.Stopped():
+		p.phase = gone
+		close(p.stopped)
+	}
+}
+
+// refuse ends Requests that come after Close.
+func (p *Partition) refuse() {
+	for r := p.waiting.any(); r != nil; r = p.waiting.any() {
+		if !r.start() {
+			p.endAborted(r)
+			continue
+		}
+		r.Status, r.ValueLen = kvstore.DeviceError, 0
+		p.tell(r)
+	}
+}
+
+// takeDone hands the device's completions to the store.
+func (p *Partition) takeDone() {
+	for n := p.done.Take(); n != nil; {
+		d := n.Item
+		n = n.Detach()
+		if d.CreditUnits > 0 {
+			p.tenant(d.Tenant).creditUnits = d.CreditUnits
+		}
+		d.Buf.B = nil
+		p.store.Complete(d.tag, d.Err)
+	}
+}
+
+// takeInbox puts submitted Requests into the queues of their tenants.
+func (p *Partition) takeInbox() {
+	for n := p.inbox.Take(); n != nil; {
+		r := n.Item
+		n = n.Detach()
+		p.tenant(r.Tenant).asks(r)
+		p.waiting.push(r)
+		if r.state.Load() == requestAborted {
+			p.aborting.Store(true) // the turn that Abort has asked for may be over
+		}
+	}
+}
+
+// tenant returns the state of a tenant.
+func (p *Partition) tenant(t tenant.ID) *tenantState {
+	for int(t) >= len(p.tenants) {
+		p.tenants = append(p.tenants, tenantState{})
+	}
+	return &p.tenants[t]
+}
+
+// begin gives waiting Requests to the store until the store refuses one, and reports whether it took any.
+func (p *Partition) begin() (any bool) {
+	if p.phase == closing {
+		p.refuse()
+	}
+	l := p.lending
+	if l != nil {
+		any = l.feed()
+	}
+	for p.phase == serving {
+		r := p.waiting.peek()
+		if r == nil {
+			break
+		}
+		if !r.start() {
+			p.endAborted(p.waiting.any())
+			continue
+		}
+		if r.Pass.Stale() || r.Extent.Stale() {
+			p.waiting.pop()
+			p.waiting.ended(r)
+			r.Status, r.ValueLen = kvstore.Aborted, 0
+			p.tell(r)
+			continue
+		}
+		if len(p.freeReq) == 0 {
+			p.freeReq = append(p.freeReq, uint32(len(p.reqs)))
+			p.reqs = append(p.reqs, nil)
+		}
+		tag := p.freeReq[len(p.freeReq)-1]
+		q := kvstore.Request{
+			Op: r.Op, Condition: r.Condition, Tag: uint64(tag), Tenant: r.Tenant, Key: r.Key[:min(int(r.KeyLen), len(r.Key))], Value: r.Value, Room: r.Room,
+		}
+		verdict := swap.ToStore
+		if l != nil {
+			verdict = l.source.Submit(&q)
+		}
+		if verdict == swap.Full || verdict == swap.ToStore && !p.store.Submit(&q) {
+			r.state.Store(requestQueued)
+			break
+		}
+		if l != nil && verdict == swap.ToStore && (r.Op == kvstore.Put || r.Op == kvstore.Delete) {
+			l.source.Began(tag, q.Key)
+		}
+		p.freeReq = p.freeReq[:len(p.freeReq)-1]
+		p.reqs[tag] = r
+		p.waiting.pop()
+		any = true
+	}
+	return any
+}
+
+// answer ends the Requests that the store has replied to.
+func (p *Partition) answer() {
+	for i := range p.acts.Replies {
+		a := &p.acts.Replies[i]
+		switch l := p.lending; {
+		case a.Tag >= ofSource:
+			l.source.Stored(a.Tag&^ofSource, a.Status, a.ValueLen)
+			continue
+		case l != nil:
+			l.source.Ended(uint32(a.Tag))
+		}
+		p.reply(a)
+	}
+	p.acts.Replies = p.acts.Replies[:0]
+	if p.cfg.Damaged != nil {
+		for _, d := range p.acts.Damage {
+			p.cfg.Damaged(d)
+		}
+	}
+	p.acts.Damage = p.acts.Damage[:0]
+}
+
+// reply ends the Request with the reply's tag.
+func (p *Partition) reply(a *kvstore.Reply) {
+	r := p.reqs[a.Tag]
+	p.reqs[a.Tag] = nil
+	p.freeReq = append(p.freeReq, uint32(a.Tag))
+	r.Status, r.ValueLen = a.Status, a.ValueLen
+	p.waiting.ended(r)
+	p.tell(r)
+}
+
+// tell ends a Request.
+func (p *Partition) tell(r *Request) {
+	r.CreditUnits = 0
+	if r.Credited {
+		r.CreditUnits = p.tenant(r.Tenant).credit()
+	}
+	if s := r.Sink; s.KVDone(r) {
+		p.driver.Kick(s)
+	}
+}
+
+// submit hands the store's I/Os to the drive.
+func (p *Partition) submit() {
+	for i := range p.acts.IOs {
+		q := &p.acts.IOs[i]
+		for int(q.Tag) >= len(p.ios) {
+			d := &deviceIO{p: p, tag: uint32(len(p.ios))}
+			d.node.Item = d
+			d.Init(d, d.tag)
+			p.ios = append(p.ios, d)
+		}
+		d := p.ios[q.Tag]
+		d.Op, d.Offset, d.Len, d.Buf.B = q.Op, p.cfg.OffsetBytes+q.Offset, int64(len(q.Buf)), q.Buf
+		d.Flags = 0
+		if q.FUA {
+			d.Flags = ssd.FUA
+		}
+		d.Tenant, d.Credited = q.Tenant, false
+		if q.Background {
+			d.Tenant = p.cfg.Background
+		} else {
+			t := p.tenant(d.Tenant)
+			t.moves(d.Op, d.Len)
+			d.Credited = t.credited
+		}
+		p.batch.Add(&d.IO)
+	}
+	p.acts.IOs = p.acts.IOs[:0]
+	p.drive.Submit(&p.batch)
+}
+
+// wakeNS is when the store or the lending wants a turn, at the latest; 0: they do not.
+func (p *Partition) wakeNS() int64 {
+	at := p.acts.WakeNS
+	if l := p.lending; l != nil && l.wakeNS != 0 && (at == 0 || l.wakeNS < at) {
+		at = l.wakeNS
+	}
+	return at
+}

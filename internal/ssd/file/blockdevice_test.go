@@ -1,0 +1,84 @@
+package file
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"jbofd/internal/ssd"
+	"jbofd/internal/ssd/ssdtest"
+)
+
+// loop returns a loop device over a new sparse file.
+func loop(t *testing.T, blockSize int) string {
+	t.Helper()
+	f := filepath.Join(t.TempDir(), "backing")
+	if err := os.WriteFile(f, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Truncate(f, 16<<20); err != nil {
+		t.Fatal(err)
+	}
+	out, err := exec.Command("losetup", "--find", "--show", "--sector-size", fmt.Sprint(blockSize), f).CombinedOutput()
+	if err != nil {
+		t.Skipf("this machine lacks loop devices or root: losetup: %v %s", err, out)
+	}
+	dev := strings.TrimSpace(string(out))
+	t.Cleanup(func() {
+		if out, err := exec.Command("losetup", "--detach", dev).CombinedOutput(); err != nil {
+			t.Errorf("losetup --detach %s: %v %s", dev, err, out)
+		}
+	})
+	return dev
+}
+
+func TestConformanceOnBlockDevices(t *testing.T) {
+	forEachEngine(t, func(t *testing.T, engine string) {
+		for _, bs := range []int{512, 4096} {
+			t.Run(fmt.Sprint(bs), func(t *testing.T) {
+				ssdtest.Conformance(t, func(t *testing.T) ssd.Device {
+					d := open(t, Config{Path: loop(t, bs), Engine: engine, SizeBytes: 16 << 20})
+					if i := d.Info(); i.BlockSize != bs || !i.VolatileCache {
+						t.Errorf("%+v", i)
+					}
+					return d
+				})
+			})
+		}
+	})
+}
+
+func TestBlockDeviceInUseIsRefusedWithItsHolder(t *testing.T) {
+	path := loop(t, 512)
+	open(t, Config{Path: path, SizeBytes: 16 << 20})
+	_, err := Open(Config{Path: path})
+	if !errors.Is(err, ErrInUse) || !strings.Contains(err.Error(), fmt.Sprintf("process %d (", os.Getpid())) {
+		t.Errorf("second Open: %v, want ErrInUse and our process number", err)
+	}
+	_, err = Open(Config{Path: loop(t, 512), SizeBytes: 1 << 20})
+	if !errors.Is(err, ErrSize) {
+		t.Errorf("wrong size: %v, want ErrSize", err)
+	}
+}
+
+// TestABlockDeviceOfADeadProcessIsWaitedFor: after kill -9 it is held for as long as the kernel needs to take down the io_uring.
+func TestABlockDeviceOfADeadProcessIsWaitedFor(t *testing.T) {
+	path := loop(t, 4096)
+	dead, err := unix.Open(path, unix.O_RDWR|unix.O_EXCL|unix.O_CLOEXEC, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	time.AfterFunc(200*time.Millisecond, func() {
+		if err := unix.Close(dead); err != nil {
+			t.Error(err)
+		}
+	})
+	open(t, Config{Path: path, SizeBytes: 16 << 20})
+}
