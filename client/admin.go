@@ -41,8 +41,10 @@ func (c *Controller) Identity(ctx context.Context) (Identity, error) {
 	id := &a.id
 	_, ext, extended := id.Extension()
 	return Identity{
-		CNTLID: a.cntlid, SubNQN: id.SubNQN(), Serial: id.SN(), Model: id.MN(), Firmware: id.FR(), Version: uint32(a.vs),
-		MaxTransferBytes: a.maxTransfer(), MaxQueueDepth: a.depth, InCapsuleBytes: a.inCapsuleFor(1), IOQueues: a.ioQueues,
+		CNTLID: a.cntlid, SubNQN: id.SubNQN(), Serial: id.SN(), Model: id.MN(), Firmware: id.FR(),
+		Version:          uint32(a.vs),
+		MaxTransferBytes: a.maxTransfer(), MaxQueueDepth: a.depth, InCapsuleBytes: a.inCapsuleFor(1),
+		IOQueues:           a.ioQueues,
 		VolatileWriteCache: id.VWC()&nvme.VWCPresent != 0,
 		Compare:            id.ONCS()&nvme.ONCSCompare != 0,
 		CompareAndWrite:    id.FUSES()&nvme.FUSESCompareAndWrite != 0,
@@ -206,7 +208,8 @@ func (c *Controller) GetLogPage(ctx context.Context, p LogPage, data []byte) err
 	g.SetLenBytes(uint64(len(data)))
 	comp, err := c.admin(ctx, fmt.Sprintf("Get Log Page %02xh", p.LID), e, data)
 	if err == nil && int(comp.Received) != len(data) {
-		err = fmt.Errorf("%w: Get Log Page %02xh: %d bytes of data, want %d", ErrProtocol, p.LID, comp.Received, len(data))
+		err = fmt.Errorf("%w: Get Log Page %02xh: %d bytes of data, want %d", ErrProtocol, p.LID, comp.Received,
+			len(data))
 	}
 	return err
 }

@@ -23,7 +23,8 @@ func (c *Controller) AllocBuffer(size int) (b []byte, free func() error, err err
 	if c.opts.memory != nil {
 		return c.opts.memory.Alloc(size)
 	}
-	if b, err = unix.Mmap(-1, 0, size, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS); err != nil {
+	if b, err = unix.Mmap(-1, 0, size, unix.PROT_READ|unix.PROT_WRITE,
+		unix.MAP_PRIVATE|unix.MAP_ANONYMOUS); err != nil {
 		return nil, nil, fmt.Errorf("%d bytes of buffer: %w", size, err)
 	}
 	return b, sync.OnceValue(func() error { return unix.Munmap(b) }), nil

@@ -179,7 +179,8 @@ func (c *Controller) reconnect(begin time.Time, mayGoOn time.Duration, cause err
 	try := c.opts.CtrlLossTimeout >= 0
 	if try && mayGoOn > 0 {
 		if try = time.Now().Add(mayGoOn).Before(giveUp); try {
-			c.opts.Logger.Info("waiting until the target has ended the lost association", "address", c.opts.URL(), "for",
+			c.opts.Logger.Info("waiting until the target has ended the lost association", "address", c.opts.URL(),
+				"for",
 				mayGoOn)
 			sleep(c.ctx, mayGoOn)
 		} else {
@@ -225,8 +226,8 @@ const shutdownTimeout = 5 * time.Second
 func (c *Controller) leave(a *association) error {
 	ctx, cancel := context.WithTimeout(context.Background(), shutdownTimeout)
 	defer cancel()
-	// A target that does not answer in time is left without an orderly end. What was outstanding fails with ErrClosed and
-	// ErrIndeterminate.
+	// A target that does not answer in time is left without an orderly end. What was outstanding fails with ErrClosed
+	// and ErrIndeterminate.
 	_ = a.shutdown(ctx)
 	return a.close(ErrClosed)
 }
@@ -265,9 +266,9 @@ func (c *Controller) live(ctx context.Context) (*association, error) {
 	}
 }
 
-// Close ends the association in order: it shuts the controller down (CC.SHN) and waits, for at most 5 s, until the target
-// has completed the shutdown, so that nothing of the association can reach a drive afterwards. Then it closes all
-// connections and waits for the goroutines of the controller. Operations that have not completed by then fail with
+// Close ends the association in order: it shuts the controller down (CC.SHN) and waits, for at most 5 s, until the
+// target has completed the shutdown, so that nothing of the association can reach a drive afterwards. Then it closes
+// all connections and waits for the goroutines of the controller. Operations that have not completed by then fail with
 // ErrClosed. QPairs fail; their owners must still close them. Idempotent.
 func (c *Controller) Close() error {
 	c.cancel()

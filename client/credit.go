@@ -95,8 +95,8 @@ type Credit struct {
 	Units int
 	// Outstanding is how many units are outstanding.
 	Outstanding int
-	// Waiting is the number of commands that wait at the host for credit, Waits the number of those that have waited, and
-	// WaitTime the sum of their waiting times.
+	// Waiting is the number of commands that wait at the host for credit, Waits the number of those that have waited,
+	// and WaitTime the sum of their waiting times.
 	Waiting  int
 	Waits    uint64
 	WaitTime time.Duration

@@ -226,7 +226,8 @@ func entry(e *nvme.DiscoveryEntry) DiscoveryEntry {
 			nvme.TRTYPERDMA: "rdma", nvme.TRTYPEFC: "fc", nvme.TRTYPETCP: "tcp", nvme.TRTYPELoop: "loop",
 		}),
 		Family: named(e.ADRFAM(), map[uint8]string{
-			nvme.ADRFAMIPv4: "ipv4", nvme.ADRFAMIPv6: "ipv6", nvme.ADRFAMIB: "ib", nvme.ADRFAMFC: "fc", nvme.ADRFAMLoop: "loop",
+			nvme.ADRFAMIPv4: "ipv4", nvme.ADRFAMIPv6: "ipv6", nvme.ADRFAMIB: "ib", nvme.ADRFAMFC: "fc",
+			nvme.ADRFAMLoop: "loop",
 		}),
 		Host: e.TRADDR(), Service: e.TRSVCID(), SubNQN: e.SubNQN(), PortID: e.PORTID(), CNTLID: e.CNTLID(),
 		MaxAdminQueue: int(e.ASQSZ()),

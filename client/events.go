@@ -25,7 +25,8 @@ const (
 // Event is an asynchronous event of the controller.
 type Event struct {
 	Kind EventKind
-	// NSIDs are the namespaces of an EventNamespaces. FFFFFFFFh alone means that there are more than the log page holds.
+	// NSIDs are the namespaces of an EventNamespaces. FFFFFFFFh alone means that there are more than the log page
+	// holds.
 	NSIDs []uint32
 	// Raw is DW0 of the completion: type, information, log page.
 	Raw uint32

@@ -139,7 +139,8 @@ func TestReconnectAwaitsTheEndOfAReset(t *testing.T) {
 				return breaks(c, e)
 			case e.FCTYPE() == nvme.FabricsConnect && e.Connect().QID() == 0 && polls < 5:
 				t.Errorf("admin Connect after %d of 5 answers that the controller is still ready", polls)
-			case e.FCTYPE() == nvme.FabricsPropertyGet && e.Property().OFST() == nvme.PropCSTS && !c.s.cc.EN() && polls < 5:
+			case e.FCTYPE() == nvme.FabricsPropertyGet && e.Property().OFST() == nvme.PropCSTS && !c.s.cc.EN() &&
+				polls < 5:
 				polls++
 				c.reply(e.CID(), 0, uint64(nvme.CSTSRDY))
 				return true
@@ -179,7 +180,8 @@ func TestReconnectAwaitsTheKeepAliveTimeoutOfASilentTarget(t *testing.T) {
 		s.mu.Lock()
 		defer s.mu.Unlock()
 		if d := connected.Sub(lastSeen); d < o.KATO {
-			t.Errorf("connected %s after the last command of the old association, before the keep-alive timeout of %s", d,
+			t.Errorf("connected %s after the last command of the old association, before the keep-alive timeout of %s",
+				d,
 				o.KATO)
 		}
 	})
@@ -207,7 +209,8 @@ func TestControllerBusyIsRepeated(t *testing.T) {
 		busy := 3
 		s.mu.Lock()
 		s.answer = func(c *scriptConn, e *nvme.SQE) bool {
-			if e.Opcode() != nvme.OpFabrics || e.FCTYPE() != nvme.FabricsConnect || e.Connect().QID() != 0 || busy == 0 {
+			if e.Opcode() != nvme.OpFabrics || e.FCTYPE() != nvme.FabricsConnect || e.Connect().QID() != 0 ||
+				busy == 0 {
 				return false
 			}
 			busy--
@@ -271,14 +274,19 @@ func TestWhatWasSentAndNotAnsweredIsIndeterminate(t *testing.T) {
 				0)
 			return err
 		}},
-		{"Read", "read", false, func(ctx context.Context, n *Namespace) error { _, err := n.ReadAt(ctx, b, 0); return err }},
+		{"Read", "read", false, func(ctx context.Context, n *Namespace) error {
+			_,
+				err := n.ReadAt(ctx, b, 0)
+			return err
+		}},
 		{"Compare", "compare", false, func(ctx context.Context, n *Namespace) error { return n.Compare(ctx, b, 0) }},
 		{"CompareAndWrite", "compare", true, func(ctx context.Context, n *Namespace) error {
 			return n.CompareAndWrite(ctx, b,
 				b, 0)
 		}},
 	} {
-		for end, want := range map[string]error{"loss": ErrConnectionLost, "close": ErrClosed, "context": context.Canceled} {
+		for end, want := range map[string]error{"loss": ErrConnectionLost, "close": ErrClosed,
+			"context": context.Canceled} {
 			c, n := connect(t, o)
 			answers := s.stall(op.command)
 			before := s.count(op.command)

@@ -81,7 +81,8 @@ func newJBOFD(t testing.TB) *jbofd {
 	port := serve.PortFor(1, l, false)
 	service.Apply(nvmeof.State{Ports: []nvmeof.Port{port}, Subsystems: []nvmeof.SubsystemState{{NQN: jbofdNQN,
 		Serial: "1", Model: "test",
-		AllowAnyHost: true, Namespaces: []*nvmeof.Namespace{{NSID: 1, SizeBytes: jbofdBytes, BlockShift: 12, ANAGroup: 1,
+		AllowAnyHost: true, Namespaces: []*nvmeof.Namespace{{NSID: 1, SizeBytes: jbofdBytes, BlockShift: 12,
+			ANAGroup: 1,
 			ANAState: nvme.ANAStateOptimized}}}}})
 	srv.Serve(l, port)
 	t.Cleanup(func() {

@@ -91,7 +91,8 @@ func (n *Namespace) Refresh(ctx context.Context) error {
 	}
 	f := id.Format()
 	if f.MetadataBytes() != 0 {
-		return fmt.Errorf("%w: namespace %d has %d bytes of metadata per block", ErrUnsupported, n.nsid, f.MetadataBytes())
+		return fmt.Errorf("%w: namespace %d has %d bytes of metadata per block", ErrUnsupported, n.nsid,
+			f.MetadataBytes())
 	}
 	g.info.BlockSize = 1 << f.Shift()
 	g.info.SizeBytes = int64(id.NSZE() << f.Shift())
@@ -202,7 +203,8 @@ func (n *Namespace) transfer(
 func (g *geometry) check(name string, off, n int64) error {
 	bs := int64(g.info.BlockSize)
 	if off < 0 || n < 0 || off%bs != 0 || n%bs != 0 || n > g.info.SizeBytes || off > g.info.SizeBytes-n {
-		return fmt.Errorf("%w: %s of %d bytes at %d: must be whole blocks of %d within %d bytes", ErrInvalid, name, n, off,
+		return fmt.Errorf("%w: %s of %d bytes at %d: must be whole blocks of %d within %d bytes", ErrInvalid, name, n,
+			off,
 			bs, g.info.SizeBytes)
 	}
 	return nil

@@ -29,7 +29,8 @@ func (a *association) takeQID() (id uint16, reused bool, err error) {
 		}
 	}
 	if best < 0 {
-		return 0, false, fmt.Errorf("%w: all %d I/O queues that the target grants are in use", ErrUnsupported, len(a.qids))
+		return 0, false, fmt.Errorf("%w: all %d I/O queues that the target grants are in use", ErrUnsupported,
+			len(a.qids))
 	}
 	a.qids[best].used = true
 	return uint16(best + 1), a.qids[best].released > 0, nil

@@ -23,8 +23,8 @@ type Options struct {
 	// Address is host:port of the target; the default port is 4420 (8009 for Discover over TCP). It may name the
 	// transport: tcp://host:port, rdma://host:port.
 	Address string
-	// Transport is "tcp" or "rdma". Default: that of Address, else "tcp". RDMA needs a program that is built with the tag
-	// rdma.
+	// Transport is "tcp" or "rdma". Default: that of Address, else "tcp". RDMA needs a program that is built with the
+	// tag rdma.
 	Transport string
 	// SubNQN is the NQN of the subsystem.
 	SubNQN string
@@ -59,8 +59,8 @@ type Options struct {
 	// RDMA gives access to RDMA devices. Default: the devices of this machine. Tests set a simulated provider.
 	RDMA verbs.Provider
 
-	// KATO is the keep-alive timeout. The host sends a Keep Alive every KATO/2; the target ends the association when none
-	// has arrived for KATO. Default 5 s, as Linux; negative: none.
+	// KATO is the keep-alive timeout. The host sends a Keep Alive every KATO/2; the target ends the association when
+	// none has arrived for KATO. Default 5 s, as Linux; negative: none.
 	//
 	// KATO also bounds how long a target may go on with an association whose connections it does not know to be broken.
 	// After such a loss the host waits for KATO before it reconnects (twice that if the target has traffic based
@@ -69,8 +69,8 @@ type Options struct {
 	// ConnectTimeout bounds one attempt to build an association. The first Connect repeats the attempt within this time
 	// while the target answers Controller Busy. It should be longer than a target holds a Connect. Default 10 s.
 	ConnectTimeout time.Duration
-	// CommandTimeout is how long a command may remain unanswered before the host ends the association and reconnects, in
-	// whole seconds. Default 30 s; negative: for ever.
+	// CommandTimeout is how long a command may remain unanswered before the host ends the association and reconnects,
+	// in whole seconds. Default 30 s; negative: for ever.
 	CommandTimeout time.Duration
 	// ReconnectDelay is the pause between attempts to reconnect. After Controller Busy it is shorter at first: 50 ms,
 	// doubled each time, up to ReconnectDelay. Default 1 s.
@@ -79,12 +79,12 @@ type Options struct {
 	// Operations wait meanwhile and fail with ErrConnectionLost afterwards. Default 600 s, as Linux; negative: do not
 	// reconnect.
 	CtrlLossTimeout time.Duration
-	// MaxRetries is how often an operation is repeated after a status of a transient nature without DNR. It applies to the
-	// operations that Controller repeats after a loss. Default 5; negative: never.
+	// MaxRetries is how often an operation is repeated after a status of a transient nature without DNR. It applies to
+	// the operations that Controller repeats after a loss. Default 5; negative: never.
 	MaxRetries int
 
-	// Spin is how long Poll of a QPair looks for completions without blocking when few commands are outstanding. Default
-	// 50 µs if GOMAXPROCS is greater than 1; negative: not at all.
+	// Spin is how long Poll of a QPair looks for completions without blocking when few commands are outstanding.
+	// Default 50 µs if GOMAXPROCS is greater than 1; negative: not at all.
 	Spin time.Duration
 
 	// OnEvent, if set, is called with asynchronous events, one at a time, by a goroutine of the controller. It must not
@@ -135,7 +135,8 @@ func (o *Options) setAddress() error {
 			return fmt.Errorf("%w: Address is %q, Transport %q", ErrInvalid, o.Address, o.Transport)
 		}
 		if scheme != TCP && scheme != RDMA {
-			return fmt.Errorf("%w: Address is %q, must be host:port, tcp://host:port or rdma://host:port", ErrInvalid, o.Address)
+			return fmt.Errorf("%w: Address is %q, must be host:port, tcp://host:port or rdma://host:port", ErrInvalid,
+				o.Address)
 		}
 		o.Transport, o.Address = scheme, strings.TrimSuffix(rest, "/")
 	}
@@ -231,7 +232,8 @@ func (o Options) withDefaults() (Options, error) {
 		o.BounceBytes = hostverbs.DefaultPoolBytes
 	}
 	if o.BounceBytes < hostverbs.MinPoolBytes {
-		return o, fmt.Errorf("%w: BounceBytes is %d, must be at least %d", ErrInvalid, o.BounceBytes, hostverbs.MinPoolBytes)
+		return o, fmt.Errorf("%w: BounceBytes is %d, must be at least %d", ErrInvalid, o.BounceBytes,
+			hostverbs.MinPoolBytes)
 	}
 	if o.MaxRetries == 0 {
 		o.MaxRetries = 5

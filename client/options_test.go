@@ -70,7 +70,8 @@ func TestBadOptionsNameTheField(t *testing.T) {
 		"MaxR2T":     {Address: "127.0.0.1", SubNQN: "nqn.x", MaxR2T: -1},
 		"KATO":       {Address: "127.0.0.1", SubNQN: "nqn.x", KATO: time.Millisecond},
 	} {
-		if _, err := Connect(context.Background(), o); !errors.Is(err, ErrInvalid) || !strings.Contains(err.Error(), want) {
+		if _, err := Connect(context.Background(), o); !errors.Is(err, ErrInvalid) ||
+			!strings.Contains(err.Error(), want) {
 			t.Errorf("%s: %v", want, err)
 		}
 	}

@@ -336,7 +336,8 @@ func (p *QPair) Close() error {
 	p.closeOnce.Do(func() {
 		if p.orderly && (p.ended() == nil || errors.Is(p.err, ErrClosed)) && p.shutdownCause() == nil {
 			if n := p.disconnect(); n > 0 && p.onLoss != nil {
-				p.onLoss(fmt.Errorf("%w: queue pair %d was closed with %d commands outstanding", ErrConnectionLost, p.id, n))
+				p.onLoss(fmt.Errorf("%w: queue pair %d was closed with %d commands outstanding", ErrConnectionLost,
+					p.id, n))
 			}
 		}
 		if p.err == nil {

@@ -199,7 +199,8 @@ func TestQPairDoesNotAllocate(t *testing.T) {
 			}
 		}
 	}()
-	w, err := hostconn.DialTCP(context.Background(), ln.Addr().String(), hosttcp.Options{Depth: 4, InCapsuleBytes: 8192})
+	w, err := hostconn.DialTCP(context.Background(), ln.Addr().String(),
+		hosttcp.Options{Depth: 4, InCapsuleBytes: 8192})
 	if err != nil {
 		t.Fatal(err)
 	}

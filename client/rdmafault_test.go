@@ -44,7 +44,8 @@ func TestRDMAHostileTargets(t *testing.T) {
 			for comps := make([]Completion, 1); err == nil; {
 				_, err = q.Poll(comps, -1)
 			}
-			if !errors.Is(err, ErrProtocol) || !errors.Is(err, ErrConnectionLost) || !strings.Contains(err.Error(), v.want) {
+			if !errors.Is(err, ErrProtocol) || !errors.Is(err, ErrConnectionLost) ||
+				!strings.Contains(err.Error(), v.want) {
 				t.Errorf("%v, want ErrProtocol with %q", err, v.want)
 			}
 			// The controller has other connections, which go on.

@@ -55,7 +55,8 @@ func TestRDMAVerbsPerIO(t *testing.T) {
 			}
 			after := s.rdma.host.Stats()
 			if sends, recvs := after.Sends-before.Sends, after.Recvs-before.Recvs; sends != n || recvs != n {
-				t.Errorf("opcode %#x, %d bytes, direct %t: %d commands took %d SENDs and %d RECVs", v.op, v.size, direct, n, sends,
+				t.Errorf("opcode %#x, %d bytes, direct %t: %d commands took %d SENDs and %d RECVs", v.op, v.size,
+					direct, n, sends,
 					recvs)
 			}
 			if w, r := after.Writes-before.Writes, after.Reads-before.Reads; w != 0 || r != 0 {
@@ -217,7 +218,8 @@ func answerQuietly(ln verbs.Listener) (err error) {
 				}
 				sends = append(sends, w)
 			}
-			sends = append(sends, verbs.SendWR{ID: 99, QP: qp.Handle(), Op: verbs.OpSend, Addr: mr.Addr() + off, Len: 16,
+			sends = append(sends, verbs.SendWR{ID: 99, QP: qp.Handle(), Op: verbs.OpSend, Addr: mr.Addr() + off,
+				Len:   16,
 				LKey:  mr.LKey(),
 				Flags: verbs.FlagSignaled | verbs.FlagFence})
 			if err := post(id); err != nil {

@@ -77,7 +77,8 @@ func newRDMAScript(t testing.TB, diskBytes int) *script {
 			s.wg.Add(1)
 			go func() {
 				defer s.wg.Done()
-				if err := s.serveRDMA(ep); err != nil && !errors.Is(err, net.ErrClosed) && !errors.Is(err, verbs.ErrDeviceRemoved) {
+				if err := s.serveRDMA(ep); err != nil && !errors.Is(err, net.ErrClosed) &&
+					!errors.Is(err, verbs.ErrDeviceRemoved) {
 					t.Errorf("script target: %v", err)
 				}
 			}()
@@ -281,7 +282,8 @@ func (c *scriptRDMA) post(w verbs.SendWR, b []byte, then func(bool)) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.next++
-	w.ID, w.QP, w.Addr, w.Len, w.LKey, w.Flags = sendID|c.next, c.qp.Handle(), mr.Addr(), uint32(len(b)), mr.LKey(), verbs.FlagSignaled
+	w.ID, w.QP, w.Addr, w.Len, w.LKey, w.Flags = sendID|c.next, c.qp.Handle(), mr.Addr(), uint32(len(b)), mr.LKey(),
+		verbs.FlagSignaled
 	c.then[w.ID] = func(ok bool) {
 		if err := mr.Close(); err != nil {
 			c.s.t.Error(err)

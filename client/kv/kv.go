@@ -59,15 +59,15 @@ type geometry struct {
 
 // Options configure a Namespace.
 type Options struct {
-	// LongKeys allows keys of up to 64 KiB. The target's key is then a hash of the key, the first 128 bits of its SHA-256,
-	// and the key itself is stored in front of the value (integers are little endian):
+	// LongKeys allows keys of up to 64 KiB. The target's key is then a hash of the key, the first 128 bits of its
+	// SHA-256, and the key itself is stored in front of the value (integers are little endian):
 	//
 	//	0 magic "JKVL" | 4 version u16, 1 | 6 zero u16 | 8 key length u32 | 12 key | value
 	//
-	// Every operation compares the key, so that it never uses the value of another key with the same hash: a Put of such
-	// a key fails with ErrKeyCollision. All keys are hashed, short ones too, so that none can be equal to the hash of
-	// another. All users of a namespace must agree on LongKeys: values that were stored without it are ErrForeignValue.
-	// A Put of an existing key takes three commands instead of one, PutIfPresent and Delete take two.
+	// Every operation compares the key, so that it never uses the value of another key with the same hash: a Put of
+	// such a key fails with ErrKeyCollision. All keys are hashed, short ones too, so that none can be equal to the hash
+	// of another. All users of a namespace must agree on LongKeys: values that were stored without it are
+	// ErrForeignValue. A Put of an existing key takes three commands instead of one, PutIfPresent and Delete take two.
 	LongKeys bool
 
 	hash func([]byte) [nvme.MaxKVKey]byte // set by tests
@@ -141,7 +141,8 @@ func (n *Namespace) Refresh(ctx context.Context) error {
 	}
 	f := id.Format()
 	if n.hash != nil && f.KVKML() < nvme.MaxKVKey {
-		return fmt.Errorf("%w: keys of namespace %d have up to %d bytes, long keys need %d", client.ErrUnsupported, n.nsid,
+		return fmt.Errorf("%w: keys of namespace %d have up to %d bytes, long keys need %d", client.ErrUnsupported,
+			n.nsid,
 			f.KVKML(), nvme.MaxKVKey)
 	}
 	g := geometry{
@@ -227,7 +228,8 @@ func (n *Namespace) Value(ctx context.Context, key []byte) ([]byte, error) {
 			return b[:size:size], nil
 		}
 		if limit := n.geo.Load().space.MaxTransfer; size > limit {
-			return nil, fmt.Errorf("%w: Value of %d bytes: one command transfers %d (MDTS)", ErrValueTooLarge, size, limit)
+			return nil, fmt.Errorf("%w: Value of %d bytes: one command transfers %d (MDTS)", ErrValueTooLarge, size,
+				limit)
 		}
 		b = make([]byte, size) // the value may have grown again by the next Get
 	}

@@ -106,7 +106,8 @@ func TestGetOfALongerValueReturnsWhatFitsAndTheSize(t *testing.T) {
 			size, err := n.Get(ctx, []byte("k"), dst)
 			fits := min(room, len(want))
 			if size != len(want) || err != nil || !bytes.Equal(dst[:fits], want[:fits]) {
-				t.Errorf("room for %d: size %d, %v, data equal %t", room, size, err, bytes.Equal(dst[:fits], want[:fits]))
+				t.Errorf("room for %d: size %d, %v, data equal %t", room, size, err,
+					bytes.Equal(dst[:fits], want[:fits]))
 			}
 			if room > fits && (dst[fits] != 0xee || dst[room-1] != 0xee) {
 				t.Errorf("room for %d: bytes behind the value were written", room)
@@ -159,7 +160,8 @@ func TestLimitsAreNamed(t *testing.T) {
 		!strings.Contains(err.Error(), "10000") {
 		t.Errorf("Value beyond the transfer limit: %v", err)
 	}
-	if _, err := open(t, s, Options{}).Get(ctx, []byte("big"), make([]byte, 10000)); !errors.Is(err, ErrValueTooLarge) ||
+	if _, err := open(t, s, Options{}).Get(ctx, []byte("big"), make([]byte, 10000)); !errors.Is(err,
+		ErrValueTooLarge) ||
 		!strings.Contains(err.Error(), "MDTS") {
 		t.Errorf("Get beyond the transfer limit: %v", err)
 	}
@@ -504,8 +506,9 @@ func TestPutsAndGetsSurviveALossAndConditionalPutsAreIndeterminate(t *testing.T)
 			t.Errorf("after an indeterminate PutIfAbsent: %t, %v", there, err)
 		}
 		lose(nvme.CmdKVStore)
-		if err := n.PutIfPresent(ctx, key, []byte("three")); !errors.Is(err, client.ErrConnectionLost) || !errors.Is(err,
-			client.ErrIndeterminate) {
+		if err := n.PutIfPresent(ctx, key, []byte("three")); !errors.Is(err, client.ErrConnectionLost) ||
+			!errors.Is(err,
+				client.ErrIndeterminate) {
 			t.Errorf("PutIfPresent: %v", err)
 		}
 		if v, err := n.Value(ctx, key); err != nil || string(v) != "three" {

@@ -44,8 +44,8 @@ type Result struct {
 	Kind Kind
 	// Size is, after a Get, the size of the whole value. Op.Value has as much of it as fits.
 	Size int
-	// Err is nil, or the error that the method of Namespace would return. Errors that follow from the status alone, such
-	// as ErrKeyNotFound, are not wrapped, in order not to allocate.
+	// Err is nil, or the error that the method of Namespace would return. Errors that follow from the status alone,
+	// such as ErrKeyNotFound, are not wrapped, in order not to allocate.
 	Err error
 }
 
@@ -87,7 +87,8 @@ type OpQueue struct {
 	cmds  []client.Command
 	comps []client.Completion
 
-	// ctx ends with Interrupt or Close. opened, of capacity 1, receives the result of reopen, of which at most one runs.
+	// ctx ends with Interrupt or Close. opened, of capacity 1, receives the result of reopen, of which at most one
+	// runs.
 	ctx    context.Context
 	cancel context.CancelFunc
 	opened chan opened
@@ -126,8 +127,10 @@ func (n *Namespace) OpenQueue(ctx context.Context) (*OpQueue, error) {
 	}
 	depth := qp.Depth()
 	q := &OpQueue{
-		n: n, base: time.Now(), retries: min(n.c.Options().MaxRetries, 255), qp: qp, live: qp, opened: make(chan opened, 1),
-		slots: make([]slot, depth), free: make([]uint16, depth), unsent: make([]uint16, 0, depth), later: make([]uint16, 0,
+		n: n, base: time.Now(), retries: min(n.c.Options().MaxRetries, 255), qp: qp, live: qp,
+		opened: make(chan opened, 1),
+		slots:  make([]slot, depth), free: make([]uint16, depth), unsent: make([]uint16, 0, depth),
+		later: make([]uint16, 0,
 			depth), ready: make([]Result, 0, depth),
 		cmds: make([]client.Command, depth), comps: make([]client.Completion, depth),
 	}
@@ -363,7 +366,8 @@ func (q *OpQueue) reopen() {
 		qp, err := q.n.c.OpenQPair(q.ctx)
 		over := q.n.c.Err()
 		if over == nil && time.Since(begin) > o.CtrlLossTimeout {
-			over = fmt.Errorf("%w: gave up after %s", client.ErrConnectionLost, time.Since(begin).Round(time.Millisecond))
+			over = fmt.Errorf("%w: gave up after %s", client.ErrConnectionLost,
+				time.Since(begin).Round(time.Millisecond))
 		}
 		if err != nil && over != nil {
 			err = fmt.Errorf("%w: %w", over, err)

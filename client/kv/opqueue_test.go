@@ -127,7 +127,8 @@ func TestQueueRunsEachKindOfOperation(t *testing.T) {
 func TestQueueTakesUpToTheFirstBadOperation(t *testing.T) {
 	s := newTarget(t)
 	q := openQueue(t, open(t, s, Options{}))
-	n, err := q.Submit([]Op{{Kind: Put, Key: []byte("a"), Tag: 1}, {Kind: Put, Key: nil}, {Kind: Put, Key: []byte("b")}})
+	n, err := q.Submit([]Op{{Kind: Put, Key: []byte("a"), Tag: 1}, {Kind: Put, Key: nil},
+		{Kind: Put, Key: []byte("b")}})
 	if n != 1 || !errors.Is(err, client.ErrInvalid) || !strings.Contains(err.Error(), "operation 1") {
 		t.Errorf("%d, %v", n, err)
 	}
@@ -215,7 +216,8 @@ func TestQueueSurvivesALossInTheMiddleOfABatch(t *testing.T) {
 					}
 					continue
 				}
-				if r.Err != nil && (r.Kind != PutIfPresent || r.Err != ErrKeyNotFound || model[string(ops[tag].Key)] != nil) {
+				if r.Err != nil && (r.Kind != PutIfPresent || r.Err != ErrKeyNotFound ||
+					model[string(ops[tag].Key)] != nil) {
 					t.Fatalf("%s of %s: %v", r.Kind, ops[tag].Key, r.Err)
 				}
 			}
@@ -249,14 +251,16 @@ func TestQueueReportsConditionalPutsAsIndeterminate(t *testing.T) {
 			}
 			return 0, carryOut
 		})
-		out := submit(t, q, []Op{{Kind: kind, Key: []byte("a"), Value: []byte("new"), Tag: 0}, {Kind: Put, Key: []byte("b"),
-			Tag: 1}})
+		out := submit(t, q, []Op{{Kind: kind, Key: []byte("a"), Value: []byte("new"), Tag: 0},
+			{Kind: Put, Key: []byte("b"),
+				Tag: 1}})
 		if !errors.Is(out[0].Err, client.ErrConnectionLost) || !errors.Is(out[0].Err, client.ErrIndeterminate) ||
 			out[1].Err != nil {
 			t.Errorf("%s: %v, %v", kind, out[0].Err, out[1].Err)
 		}
 		got := make([]byte, 3)
-		if out := submit(t, q, []Op{{Kind: Get, Key: []byte("a"), Value: got}}); out[0].Err != nil || string(got) != "new" {
+		if out := submit(t, q, []Op{{Kind: Get, Key: []byte("a"), Value: got}}); out[0].Err != nil ||
+			string(got) != "new" {
 			t.Errorf("%s: %q, %v after the loss", kind, got, out[0].Err)
 		}
 		if n := s.count(nvme.CmdKVStore); n > 3 { // this one, and the Put once or twice
@@ -382,7 +386,8 @@ func TestPollWaitsAsLongAsItIsTold(t *testing.T) {
 		t.Errorf("%d, %v", n, err)
 	}
 	start := time.Now()
-	if n, err := q.Poll(results[:], 20*time.Millisecond); n != 0 || err != nil || time.Since(start) < 20*time.Millisecond {
+	if n, err := q.Poll(results[:], 20*time.Millisecond); n != 0 || err != nil ||
+		time.Since(start) < 20*time.Millisecond {
 		t.Errorf("%d, %v after %s", n, err, time.Since(start))
 	}
 }

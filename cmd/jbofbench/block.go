@@ -83,7 +83,8 @@ type connectFlags struct {
 
 func (f *connectFlags) add(c *cobra.Command) {
 	fl := c.Flags()
-	fl.StringVar(&f.target, "target", "", "NVMe target, tcp://HOST:PORT or rdma://HOST:PORT; the latter needs a jbofbench built with the tag rdma")
+	fl.StringVar(&f.target, "target", "", "NVMe target, tcp://HOST:PORT or rdma://HOST:PORT; the latter needs a "+
+		"jbofbench built with the tag rdma")
 	fl.StringVar(&f.hostNQN, "hostnqn", "", "host NQN (default: the machine's in /etc/nvme, else a new one)")
 	fl.StringVar(&f.hostID, "hostid", "", "host identifier, a UUID (default: goes with --hostnqn)")
 	fl.BoolVarP(&f.hdgst, "hdr_digest", "g", false, "header digests, over TCP")
@@ -151,7 +152,8 @@ Exit status: 0 all well; 1 an I/O or a verification failed, or the target is out
 	fl.StringVarP(&f.nqn, "nqn", "n", "", "subsystem NQN")
 	fl.Uint32Var(&f.nsid, "nsid", 1, "namespace")
 	fl.StringVar(&f.raw, "raw", "", "run on this file or block device, or on mem:SIZE, without a network")
-	fl.StringVar(&f.engine, "raw_engine", "", "I/O engine of --raw PATH: io_uring or threads (default: io_uring if the kernel lets us)")
+	fl.StringVar(&f.engine, "raw_engine", "", "I/O engine of --raw PATH: io_uring or threads (default: io_uring if "+
+		"the kernel lets us)")
 	f.rawBlock = 4096
 	fl.Var(&f.rawBlock, "raw_block", "block size of --raw mem:SIZE")
 	fl.StringVar(&f.cfg.Pattern, "rw", "read", "workload: "+strings.Join(bench.Patterns, ", "))
@@ -163,19 +165,25 @@ Exit status: 0 all well; 1 an I/O or a verification failed, or the target is out
 	fl.Var(&f.offset, "offset", "start of the region")
 	fl.Var(&f.runtime, "runtime", "run for that long")
 	fl.Var(&f.ramp, "ramp_time", "run for that long before measuring")
-	fl.Float64Var(&f.cfg.RateIOPS, "rate_iops", 0, "I/Os per second of all jobs together; latency then counts from when an I/O was due")
+	fl.Float64Var(&f.cfg.RateIOPS, "rate_iops", 0, "I/Os per second of all jobs together; latency then counts from "+
+		"when an I/O was due")
 	fl.Var(&f.rate, "rate", "bytes per second of all jobs together")
 	fl.StringVar(&f.rateProcess, "rate_process", "linear", "intervals under a rate: linear or poisson")
-	fl.BoolVar(&f.cfg.NoRandomMap, "norandommap", false, "draw random offsets independently instead of visiting every place once a round")
+	fl.BoolVar(&f.cfg.NoRandomMap, "norandommap", false, "draw random offsets independently instead of visiting every "+
+		"place once a round")
 	fl.BoolVar(&f.cfg.FUA, "fua", false, "Force Unit Access on writes")
 	fl.IntVar(&f.cfg.FlushEvery, "fsync", 0, "Flush after that many writes")
-	fl.StringVar(&f.verify, "verify", "", "crc32c: write blocks that can be checked, check what is read; keeps 4 bytes per block in memory")
+	fl.StringVar(&f.verify, "verify", "", "crc32c: write blocks that can be checked, check what is read; keeps 4 "+
+		"bytes per block in memory")
 	fl.BoolVar(&f.doVerify, "do_verify", true, "with --verify, read back everything written in the end")
-	fl.BoolVar(&f.cfg.VerifyOnly, "verify_only", false, "only read the region and check it against an earlier run with the same --bs and --randseed")
+	fl.BoolVar(&f.cfg.VerifyOnly, "verify_only", false, "only read the region and check it against an earlier run "+
+		"with the same --bs and --randseed")
 	fl.Uint64Var(&f.cfg.Seed, "randseed", 1, "seed of offsets and verify patterns")
 	fl.BoolVar(&f.cfg.ContinueOnError, "continue_on_error", false, "go on after failed I/Os")
-	fl.DurationVar(&f.spin, "spin", client.DefaultSpin, "how long to look for completions before blocking, at low depth; negative: block at once")
-	fl.StringVar(&f.credits, "credits", "auto", "keep within what the target lets this host have outstanding: on, off, or auto (if it offers that); I/Os beyond wait at the host")
+	fl.DurationVar(&f.spin, "spin", client.DefaultSpin, "how long to look for completions before blocking, at low "+
+		"depth; negative: block at once")
+	fl.StringVar(&f.credits, "credits", "auto", "keep within what the target lets this host have outstanding: on, "+
+		"off, or auto (if it offers that); I/Os beyond wait at the host")
 	fl.IntVar(&f.cfg.TargetPID, "target_pid", 0, "report the CPU that this process uses")
 	fl.StringVar(&f.cpus, "cpus_allowed", "", "run on these CPUs only, as 0 or 0,2-3")
 	fl.IntVar(&f.gomaxprocs, "gomaxprocs", 0, "threads that run Go code (default: the number of CPUs allowed)")
@@ -252,7 +260,8 @@ func (f *blockFlags) run(c *cobra.Command) error {
 	}
 	if !rep.OK() {
 		if f.json {
-			fmt.Fprintf(c.ErrOrStderr(), "jbofbench: %d failed I/Os, %d verification failures; first: %s\n", rep.Errors.IO, rep.Errors.Verify, first(rep.Errors.Messages))
+			fmt.Fprintf(c.ErrOrStderr(), "jbofbench: %d failed I/Os, %d verification failures; first: %s\n",
+				rep.Errors.IO, rep.Errors.Verify, first(rep.Errors.Messages))
 		}
 		return errFailed
 	}

@@ -23,7 +23,8 @@ run a short mixed load, print a table and a few of the metrics, and stop jbofd.
 Exit status: 0 all well; 1 anything failed; 2 bad flags; 130 interrupted.`,
 		Args: cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
-			cfg.SizeBytes, cfg.Runtime, cfg.Out, cfg.Environ = int64(size), time.Duration(runtime), c.OutOrStdout(), os.Environ()
+			cfg.SizeBytes, cfg.Runtime, cfg.Out, cfg.Environ = int64(size), time.Duration(runtime), c.OutOrStdout(),
+				os.Environ()
 			if cfg.SizeBytes < 1<<20 || cfg.SizeBytes%(1<<20) != 0 {
 				return usagef("--size is %s, must be a multiple of 1MiB", &size)
 			}

@@ -50,7 +50,8 @@ var kvPhases = []struct {
 }
 
 func kvCommand() *cobra.Command {
-	c := newKVCommand("kv (--target tcp|rdma://HOST:PORT --nqn NQN | --embedded PATH|mem:SIZE) -P FILE [-p NAME=VALUE ...]",
+	c := newKVCommand("kv (--target tcp|rdma://HOST:PORT --nqn NQN | --embedded PATH|mem:SIZE) -P FILE [-p "+
+		"NAME=VALUE ...]",
 		"Run YCSB on a key-value namespace", "load", "run")
 	c.Long = `Run YCSB, the Yahoo! Cloud Serving Benchmark, on a key-value namespace (--target, --nqn, --nsid) or on a
 store in this process (--embedded). kv load writes the records, kv run runs the operations, kv alone
@@ -113,15 +114,20 @@ func newKVCommand(use, short string, phases ...string) *cobra.Command {
 	fl := c.Flags()
 	fl.StringVarP(&f.nqn, "nqn", "n", "", "subsystem NQN")
 	fl.Uint32Var(&f.nsid, "nsid", 1, "namespace")
-	fl.StringVar(&f.embedded.Path, "embedded", "", "run a store in this process, on this file or block device, or on mem:SIZE")
+	fl.StringVar(&f.embedded.Path, "embedded", "", "run a store in this process, on this file or block device, or on "+
+		"mem:SIZE")
 	fl.Var(&f.size, "size", "with --embedded: make a file of this size and a store in it, if there is none")
 	fl.BoolVar(&f.embedded.Format, "format", false, "with --embedded: make a new store there, whatever there is")
-	fl.StringVar(&f.embedded.Engine, "embedded_engine", "", "I/O engine of --embedded PATH: io_uring or threads (default: io_uring if the kernel lets us)")
+	fl.StringVar(&f.embedded.Engine, "embedded_engine", "", "I/O engine of --embedded PATH: io_uring or threads "+
+		"(default: io_uring if the kernel lets us)")
 	f.blockSize = 4096
 	fl.Var(&f.blockSize, "embedded_block", "block size of --embedded mem:SIZE")
-	fl.IntVar(&f.embedded.KeysPerSegment, "keys_per_segment", 0, "with --embedded: keys of a segment, on average (default: the store's)")
-	fl.IntVar(&f.embedded.Requests, "requests", 0, "with --embedded: requests in progress at most (default: the store's)")
-	fl.StringVar(&f.durability, "durability", "device", "with --embedded: device (by its nature), or none: acknowledged writes may be lost with the power")
+	fl.IntVar(&f.embedded.KeysPerSegment, "keys_per_segment", 0, "with --embedded: keys of a segment, on average "+
+		"(default: the store's)")
+	fl.IntVar(&f.embedded.Requests, "requests", 0, "with --embedded: requests in progress at most (default: the "+
+		"store's)")
+	fl.StringVar(&f.durability, "durability", "device", "with --embedded: device (by its nature), or none: "+
+		"acknowledged writes may be lost with the power")
 	fl.StringArrayVarP(&f.files, "workload", "P", nil, "workload file")
 	fl.StringArrayVarP(&f.props, "property", "p", nil, "property, as recordcount=1000; counts before those of files")
 	fl.IntVar(&f.threads, "threads", 0, "threads, each with a queue of its own: the property threadcount")
@@ -131,10 +137,13 @@ func newKVCommand(use, short string, phases ...string) *cobra.Command {
 	fl.StringVar(&f.cfg.StatePath, "state", "", "file that keeps the versions of the records")
 	fl.Uint64Var(&f.cfg.Seed, "randseed", 1, "seed of the choice of operations and records")
 	fl.BoolVar(&f.cfg.ContinueOnError, "continue_on_error", false, "go on after failed operations")
-	fl.StringVar(&f.credits, "credits", "auto", "keep within what the target lets this host have outstanding: on, off, or auto (if it offers that)")
-	fl.DurationVar(&f.spin, "spin", client.DefaultSpin, "how long to look for completions before blocking, at low depth; negative: block at once")
+	fl.StringVar(&f.credits, "credits", "auto", "keep within what the target lets this host have outstanding: on, "+
+		"off, or auto (if it offers that)")
+	fl.DurationVar(&f.spin, "spin", client.DefaultSpin, "how long to look for completions before blocking, at low "+
+		"depth; negative: block at once")
 	f.ctrlLoss = secondsFlag(-time.Second)
-	fl.Var(&f.ctrlLoss, "ctrl_loss_tmo", "how long to try to reconnect when the connection is lost; negative: not at all, for a measurement with a gap in it is none")
+	fl.Var(&f.ctrlLoss, "ctrl_loss_tmo", "how long to try to reconnect when the connection is lost; negative: not at "+
+		"all, for a measurement with a gap in it is none")
 	fl.BoolVarP(&f.status, "status", "s", false, "YCSB's status line every second")
 	fl.BoolVar(&f.json, "json", false, "print the report as JSON")
 	fl.BoolVarP(&f.quiet, "quiet", "q", false, "no progress")
@@ -279,7 +288,8 @@ func (f *kvFlags) report(c *cobra.Command, rep *ycsb.Report) (err error) {
 			continue
 		}
 		if !p.OK() {
-			fmt.Fprintf(c.ErrOrStderr(), "jbofbench: %d failed operations, %d verification failures\n", p.Failed, p.Wrong)
+			fmt.Fprintf(c.ErrOrStderr(), "jbofbench: %d failed operations, %d verification failures\n", p.Failed,
+				p.Wrong)
 		}
 		for _, m := range p.Messages {
 			fmt.Fprintf(c.ErrOrStderr(), "jbofbench:   %s\n", m)
@@ -297,7 +307,8 @@ func (f *kvFlags) report(c *cobra.Command, rep *ycsb.Report) (err error) {
 
 // onlyWith says which flags mean something with only one of --target and --embedded.
 var onlyWith = map[string][]string{
-	"--target":   {"nqn", "nsid", "hostnqn", "hostid", "hdr_digest", "data_digest", "keep_alive_tmo", "credits", "spin", "ctrl_loss_tmo"},
+	"--target": {"nqn", "nsid", "hostnqn", "hostid", "hdr_digest", "data_digest", "keep_alive_tmo", "credits", "spin",
+		"ctrl_loss_tmo"},
 	"--embedded": {"size", "format", "embedded_engine", "embedded_block", "keys_per_segment", "requests", "durability"},
 }
 
@@ -345,7 +356,8 @@ func (f *kvFlags) open(c *cobra.Command, threads int) (ycsb.DB, error) {
 	if f.nqn == "" {
 		return nil, usagef("--nqn is missing: the NQN of the subsystem; jbofbench discover lists them")
 	}
-	o.SubNQN, o.QPairs, o.QueueDepth, o.Spin, o.CtrlLossTimeout = f.nqn, threads, f.cfg.Depth, f.spin, time.Duration(f.ctrlLoss)
+	o.SubNQN, o.QPairs, o.QueueDepth, o.Spin, o.CtrlLossTimeout = f.nqn, threads, f.cfg.Depth, f.spin,
+		time.Duration(f.ctrlLoss)
 	modes := map[string]client.CreditMode{"auto": client.CreditsAuto, "on": client.CreditsOn, "off": client.CreditsOff}
 	mode, ok := modes[f.credits]
 	if !ok {
@@ -380,7 +392,8 @@ func showKV(s *screen) func(ycsb.Progress) {
 		fmt.Fprintf(&l, "%-6s ", b.Phase)
 		if known {
 			full := int(share * barWidth)
-			fmt.Fprintf(&l, "[%s%s] %3.0f %% ", strings.Repeat("#", full), strings.Repeat(".", barWidth-full), 100*share)
+			fmt.Fprintf(&l, "[%s%s] %3.0f %% ", strings.Repeat("#", full), strings.Repeat(".", barWidth-full),
+				100*share)
 		}
 		fmt.Fprintf(&l, "%d operations in %.0f s, %.1f k/s", b.Ops, b.Elapsed.Seconds(), b.OpsPerSec/1e3)
 		if b.Failures > 0 {

@@ -35,7 +35,8 @@ func TestBadKVFlagsExitWith2AndNameFlagValueAndAllowed(t *testing.T) {
 		{"kv -p recordcount=many", []string{"recordcount", "many"}},
 		{"kv -p recordcount", []string{"-p", "recordcount", "name=value"}},
 		{"kv -P none", []string{"-P", "none"}},
-		{"kv run -P " + workloads + "workloade" + mem, []string{"scanproportion", "0.95", "ordered scans are not offered"}},
+		{"kv run -P " + workloads + "workloade" + mem,
+			[]string{"scanproportion", "0.95", "ordered scans are not offered"}},
 		{"kv load --embedded mem:x -p recordcount=10", []string{"mem:x", "suffix"}},
 		{"kv load --depth 5000" + mem, []string{"--depth", "5000", "1024"}},
 		{"kv load --rate_process x" + mem, []string{"--rate_process", "linear", "poisson"}},
@@ -50,7 +51,8 @@ func TestBadKVFlagsExitWith2AndNameFlagValueAndAllowed(t *testing.T) {
 		{"kv load --threads 0" + mem, []string{"threadcount", "0"}},
 		{"kv load -P " + binary + mem, []string{binary}},
 		{"kv load --nsid 3" + mem, []string{"--nsid", "--target"}},
-		{"kv load --format --target tcp://127.0.0.1:1 --nqn nqn.x -p recordcount=10", []string{"--format", "--embedded"}},
+		{"kv load --format --target tcp://127.0.0.1:1 --nqn nqn.x -p recordcount=10",
+			[]string{"--format", "--embedded"}},
 		{"kv load --target 1.2.3.4 --nqn nqn.x -p recordcount=10", []string{"--target", "1.2.3.4"}},
 		{"kv load --target tcp://127.0.0.1:1 -p recordcount=10", []string{"--nqn"}},
 		{"kv sing", []string{"sing"}},
@@ -86,7 +88,8 @@ func TestAFileThatCouldNotBecomeAStoreIsRemoved(t *testing.T) {
 	if status, _, stderr := command(t, load...); status != 1 || !strings.Contains(stderr, "--size") {
 		t.Errorf("no file: exit status %d, %s", status, stderr)
 	}
-	if status, _, stderr := command(t, append(load, "--size", "1m")...); status != 2 || !strings.Contains(stderr, "1048576") {
+	if status, _, stderr := command(t, append(load, "--size", "1m")...); status != 2 ||
+		!strings.Contains(stderr, "1048576") {
 		t.Errorf("a file that is too small: exit status %d, %s", status, stderr)
 	}
 	if status, _, stderr := command(t, append(load, "--size", "96m")...); status != 0 {
@@ -99,11 +102,13 @@ func TestAnInterruptedBenchmarkSaysSo(t *testing.T) {
 	ctx, cancel := context.WithCancel(context.Background())
 	var stdout, stderr bytes.Buffer
 	// The status line is written while it runs.
-	status := execute(ctx, strings.Fields("kv load -s -p recordcount=1000000000 --embedded mem:256m -p fieldlength=10"), &stdout, writerFunc(func(b []byte) (int, error) {
-		cancel()
-		return stderr.Write(b)
-	}))
-	if status != exitInterrupted || !strings.Contains(stderr.String(), "interrupted after ") || !strings.Contains(stdout.String(), "[INSERT], Operations, ") {
+	status := execute(ctx, strings.Fields("kv load -s -p recordcount=1000000000 --embedded mem:256m -p fieldlength=10"),
+		&stdout, writerFunc(func(b []byte) (int, error) {
+			cancel()
+			return stderr.Write(b)
+		}))
+	if status != exitInterrupted || !strings.Contains(stderr.String(), "interrupted after ") ||
+		!strings.Contains(stdout.String(), "[INSERT], Operations, ") {
 		t.Errorf("exit status %d, %s%s", status, stdout.String(), stderr.String())
 	}
 }
@@ -114,7 +119,8 @@ func (f writerFunc) Write(b []byte) (int, error) { return f(b) }
 
 // TestProgressStaysOnOneLineOfATerminal, however narrow that is; elsewhere lines are whole.
 func TestProgressStaysOnOneLineOfATerminal(t *testing.T) {
-	p := ycsb.Progress{Phase: "run", Elapsed: 10 * time.Second, Ops: 5000, Total: 10000, OpsPerSec: 500, Series: []ycsb.Series{{Name: "READ", LatencyNS: &bench.LatencyNS{P99: 12345}}}}
+	p := ycsb.Progress{Phase: "run", Elapsed: 10 * time.Second, Ops: 5000, Total: 10000, OpsPerSec: 500,
+		Series: []ycsb.Series{{Name: "READ", LatencyNS: &bench.LatencyNS{P99: 12345}}}}
 	for _, columns := range []int{0, 1, 40, 300} {
 		var out bytes.Buffer
 		s := &screen{w: &out}
@@ -127,7 +133,9 @@ func TestProgressStaysOnOneLineOfATerminal(t *testing.T) {
 		show(p)
 		p.Last = false
 		if columns == 0 {
-			if got := out.String(); strings.Count(got, "\n") != 2 || !strings.Contains(got, "[###############...............]  50 % 5000 operations in 10 s, 0.5 k/s, 10s left, read p99 12.3µs\n") {
+			if got := out.String(); strings.Count(got, "\n") != 2 ||
+				!strings.Contains(got, "[###############...............]  50 % 5000 operations in 10 s, 0.5 k/s, 10s "+
+					"left, read p99 12.3µs\n") {
 				t.Errorf("no terminal: %q", got)
 			}
 			continue
@@ -148,14 +156,16 @@ func TestProgressStaysOnOneLineOfATerminal(t *testing.T) {
 // TestKVLoadsRunsAndVerifies a store in a file, by three processes as it were.
 func TestKVLoadsRunsAndVerifies(t *testing.T) {
 	dir := t.TempDir()
-	common := []string{"-P", workloads + "workloada", "-p", "recordcount=2000", "-p", "operationcount=5000", "-p", "insertproportion=0.1", "--embedded", filepath.Join(dir, "ssd"),
+	common := []string{"-P", workloads + "workloada", "-p", "recordcount=2000", "-p", "operationcount=5000", "-p",
+		"insertproportion=0.1", "--embedded", filepath.Join(dir, "ssd"),
 		"--state", filepath.Join(dir, "state"), "--depth", "16", "-q"}
 	for _, c := range []struct {
 		args []string
 		want []string
 	}{
 		{[]string{"load", "--size", "256m"}, []string{"[OVERALL], Phase, LOAD\n", "[INSERT], Operations, 2000\n"}},
-		{[]string{"run"}, []string{"[OVERALL], Phase, RUN\n", "[READ], Return=OK, ", "[UPDATE], 99thPercentileLatency(us), ", "[VERIFY], Return=OK, "}},
+		{[]string{"run"}, []string{"[OVERALL], Phase, RUN\n", "[READ], Return=OK, ",
+			"[UPDATE], 99thPercentileLatency(us), ", "[VERIFY], Return=OK, "}},
 		{[]string{"verify"}, []string{"[OVERALL], Phase, VERIFY\n", "[STORE], Objects, "}},
 	} {
 		status, stdout, stderr := command(t, append(append([]string{"kv"}, c.args...), common...)...)
@@ -169,22 +179,28 @@ func TestKVLoadsRunsAndVerifies(t *testing.T) {
 		}
 	}
 	// A new store in place of the old one has lost everything.
-	if status, stdout, _ := command(t, append([]string{"kv", "verify", "--format"}, common...)...); status != 1 || !strings.Contains(stdout, "[VERIFY], Return=UNEXPECTED_STATE, ") {
+	if status, stdout, _ := command(t, append([]string{"kv", "verify", "--format"}, common...)...); status != 1 ||
+		!strings.Contains(stdout, "[VERIFY], Return=UNEXPECTED_STATE, ") {
 		t.Errorf("verify of an empty store: exit status %d, %s", status, stdout)
 	}
 }
 
 func TestKVJSONIsAReport(t *testing.T) {
-	status, stdout, stderr := command(t, strings.Fields("kv -P "+workloads+"workloadf -p recordcount=500 -p operationcount=1000 --embedded mem:256m --json --quiet -threads 2 -target 20000")...)
+	status, stdout, stderr := command(t,
+		strings.Fields("kv -P "+workloads+"workloadf -p recordcount=500 -p operationcount=1000 --embedded mem:256m "+
+			"--json --quiet -threads 2 -target 20000")...)
 	var rep ycsb.Report
-	if err := json.Unmarshal([]byte(stdout), &rep); status != 0 || err != nil || rep.Kind != "KVReport" || !rep.OK() || rep.Load.Operations != 500 || rep.Run.Operations != 1000 || rep.Workload.TargetOpsPerSec != 20000 || rep.Workload.Threads != 2 {
+	if err := json.Unmarshal([]byte(stdout), &rep); status != 0 || err != nil || rep.Kind != "KVReport" || !rep.OK() ||
+		rep.Load.Operations != 500 || rep.Run.Operations != 1000 || rep.Workload.TargetOpsPerSec != 20000 ||
+		rep.Workload.Threads != 2 {
 		t.Errorf("exit status %d, %v, %s%s", status, err, stdout, stderr)
 	}
 }
 
 func TestKVStatusLinesAreYCSBs(t *testing.T) {
 	status, _, stderr := command(t, strings.Fields("kv load -s -p recordcount=500 --embedded mem:256m")...)
-	if status != 0 || !strings.Contains(stderr, "500 operations; ") || !strings.Contains(stderr, "[INSERT: Count=500, Max=") {
+	if status != 0 || !strings.Contains(stderr, "500 operations; ") ||
+		!strings.Contains(stderr, "[INSERT: Count=500, Max=") {
 		t.Errorf("exit status %d, %s", status, stderr)
 	}
 }

@@ -58,7 +58,8 @@ func execute(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 		return 0
 	case errors.Is(err, errFailed):
 		return 1
-	case errors.As(err, &usage), strings.HasPrefix(err.Error(), "unknown "), strings.HasPrefix(err.Error(), "invalid argument"),
+	case errors.As(err, &usage), strings.HasPrefix(err.Error(), "unknown "),
+		strings.HasPrefix(err.Error(), "invalid argument"),
 		strings.HasPrefix(err.Error(), "required flag"):
 		fmt.Fprintf(stderr, "jbofbench: %v\n", err)
 		return 2

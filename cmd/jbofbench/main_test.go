@@ -34,7 +34,8 @@ func TestBadFlagsExitWith2AndNameFlagValueAndAllowed(t *testing.T) {
 		{"block --raw mem:1m --rate 1m --rate_iops 5", []string{"--rate", "--rate_iops"}},
 		{"block --raw mem:1m --cpus_allowed 5-2", []string{"--cpus_allowed", "5-2"}},
 		{"block --target 1.2.3.4 --nqn nqn.x", []string{"--target", "1.2.3.4", "tcp://HOST:PORT", "rdma://HOST:PORT"}},
-		{"block --target fc://1.2.3.4:1 --nqn nqn.x", []string{"--target", "fc://", "tcp://HOST:PORT", "rdma://HOST:PORT"}},
+		{"block --target fc://1.2.3.4:1 --nqn nqn.x",
+			[]string{"--target", "fc://", "tcp://HOST:PORT", "rdma://HOST:PORT"}},
 		{"block --target rdma://1.2.3.4:1 --nqn nqn.x --data_digest", []string{"--data_digest", "tcp://"}},
 		{"block --target tcp://127.0.0.1:1", []string{"--nqn"}},
 		{"block --target tcp://127.0.0.1:1 --nqn nqn.x --hostid 7", []string{"--hostid", "7"}},
@@ -67,15 +68,18 @@ func TestOutOfReachExitsWith1(t *testing.T) {
 }
 
 func TestJSONIsAReport(t *testing.T) {
-	status, stdout, stderr := command(t, "block", "--raw", "mem:1m", "--rw=randrw", "--verify", "crc32c", "--iodepth", "4", "--json", "--quiet")
+	status, stdout, stderr := command(t, "block", "--raw", "mem:1m", "--rw=randrw", "--verify", "crc32c", "--iodepth",
+		"4", "--json", "--quiet")
 	var rep bench.Report
-	if err := json.Unmarshal([]byte(stdout), &rep); status != 0 || err != nil || rep.APIVersion != bench.APIVersion || !rep.OK() {
+	if err := json.Unmarshal([]byte(stdout), &rep); status != 0 || err != nil || rep.APIVersion != bench.APIVersion ||
+		!rep.OK() {
 		t.Errorf("exit status %d, %v, %s%s", status, err, stdout, stderr)
 	}
 }
 
 func TestHyphensAndUnderscoresAreTheSame(t *testing.T) {
-	if status, _, stderr := command(t, "block", "--raw=mem:1m", "--raw-block=512", "--rw", "write", "--bs=512", "--do-verify=false", "--verify", "crc32c", "-q"); status != 0 {
+	if status, _, stderr := command(t, "block", "--raw=mem:1m", "--raw-block=512", "--rw", "write", "--bs=512",
+		"--do-verify=false", "--verify", "crc32c", "-q"); status != 0 {
 		t.Errorf("exit status %d, %s", status, stderr)
 	}
 }
@@ -86,7 +90,8 @@ func TestCtrlCIsReportedAsSuch(t *testing.T) {
 	cancel()
 	var out, errs bytes.Buffer
 	status := execute(ctx, strings.Fields("block --raw mem:1m --rw randread --runtime 60 -q"), &out, &errs)
-	if status != exitInterrupted || !strings.Contains(out.String(), "interrupted: the figures are of the ") || !strings.HasSuffix(errs.String(), "jbofbench: interrupted\n") {
+	if status != exitInterrupted || !strings.Contains(out.String(), "interrupted: the figures are of the ") ||
+		!strings.HasSuffix(errs.String(), "jbofbench: interrupted\n") {
 		t.Errorf("exit status %d\n%s\n%s", status, &out, &errs)
 	}
 	out.Reset()

@@ -57,7 +57,8 @@ Exit status: 0 all well; 1 an invariant broke, or the folder cannot be written; 
 	}
 	fl := c.Flags()
 	fl.StringSliceVar(&f.policies, "policy", sim.Policies(), "policies to compare")
-	fl.StringVar(&f.row, "row", "", "only scenarios whose row/name matches this regular expression; jbofbench sim list shows them")
+	fl.StringVar(&f.row, "row", "", "only scenarios whose row/name matches this regular expression; jbofbench sim "+
+		"list shows them")
 	fl.Uint64Var(&f.seed, "seed", 1, "seed of clients and drive")
 	fl.StringVar(&f.out, "out", "", "write results, tables and plots into this folder")
 	fl.BoolVar(&f.short, "quick", false, "only the first scenario of each row")
@@ -105,8 +106,10 @@ func (f *simFlags) run(c *cobra.Command) error {
 		return usagef("--policy: %v", err)
 	}
 	if !f.quiet {
-		fmt.Fprintf(c.ErrOrStderr(), "simulations: %d, of %.0f s of virtual time in all; about %s on %d processors\n", len(scenarios)*len(f.policies),
-			report.VirtualTime(scenarios, len(f.policies)).Seconds(), report.Estimate(scenarios, len(f.policies)).Round(time.Second), runtime.GOMAXPROCS(0))
+		fmt.Fprintf(c.ErrOrStderr(), "simulations: %d, of %.0f s of virtual time in all; about %s on %d processors\n",
+			len(scenarios)*len(f.policies),
+			report.VirtualTime(scenarios, len(f.policies)).Seconds(),
+			report.Estimate(scenarios, len(f.policies)).Round(time.Second), runtime.GOMAXPROCS(0))
 	}
 	began := time.Now()
 	if err := report.Execute(c.Context(), stages, f.progress(c.ErrOrStderr(), began)); err != nil {
@@ -122,7 +125,8 @@ func (f *simFlags) run(c *cobra.Command) error {
 	}
 	for _, r := range results {
 		if r.ViolationCount > 0 {
-			fmt.Fprintf(c.ErrOrStderr(), "jbofbench: %s/%s, %s: %d broken invariants, first: %s\n", r.Row, r.Scenario, r.Policy, r.ViolationCount, r.Violations[0])
+			fmt.Fprintf(c.ErrOrStderr(), "jbofbench: %s/%s, %s: %d broken invariants, first: %s\n", r.Row, r.Scenario,
+				r.Policy, r.ViolationCount, r.Violations[0])
 			err = errFailed
 		}
 	}

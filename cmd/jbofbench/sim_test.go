@@ -44,7 +44,8 @@ func TestSimSaysHowLongItTakesAndEndsWithAVerdict(t *testing.T) {
 		t.Errorf("status %d, %s", status, stderr)
 	}
 	_, verdict, ok := strings.Cut(out, "\nVerdict: ")
-	if lines := strings.Split(strings.TrimSpace(verdict), "\n"); !ok || len(lines) != 3 || !strings.HasPrefix(lines[2], "fifo ") {
+	if lines := strings.Split(strings.TrimSpace(verdict), "\n"); !ok || len(lines) != 3 ||
+		!strings.HasPrefix(lines[2], "fifo ") {
 		t.Errorf("%s", out)
 	}
 }
@@ -68,7 +69,8 @@ func TestSimRepeatsItself(t *testing.T) {
 		APIVersion string
 		Results    []struct{ Scenario string }
 	}
-	if err := json.Unmarshal([]byte(out), &doc); status != 0 || err != nil || len(doc.Results) != 1 || doc.Results[0].Scenario != "4K-read-320us" {
+	if err := json.Unmarshal([]byte(out), &doc); status != 0 || err != nil || len(doc.Results) != 1 ||
+		doc.Results[0].Scenario != "4K-read-320us" {
 		t.Errorf("status %d, %v: %+v", status, err, doc)
 	}
 }

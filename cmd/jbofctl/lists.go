@@ -121,7 +121,9 @@ func (x *cli) namespaces(c *cobra.Command) (out admin.List[namespaceRow], err er
 	for _, d := range ssds.Items {
 		for _, e := range d.Extents {
 			if !e.Configured && e.Use != "swap" {
-				out.Items = append(out.Items, namespaceRow{e.NQN, admin.Namespace{NSID: e.NSID, SSD: d.Name, SizeBytes: e.LengthBytes, Type: e.Use, UUID: e.UUID, Hosts: []string{}}, false})
+				out.Items = append(out.Items,
+					namespaceRow{e.NQN, admin.Namespace{NSID: e.NSID, SSD: d.Name, SizeBytes: e.LengthBytes,
+						Type: e.Use, UUID: e.UUID, Hosts: []string{}}, false})
 			}
 		}
 	}
@@ -134,7 +136,8 @@ func (x *cli) namespaceList(c *cobra.Command, _ []string) error {
 		return err
 	}
 	return x.print(c, l, func(t *tabwriter.Writer) {
-		row(t, "SUBSYSTEM", "NSID", "SSD", "SIZE", "TYPE", "BLOCK", "KEYS", "USED", "SWAPPED", "CONFIGURED", "STATE", "UUID")
+		row(t, "SUBSYSTEM", "NSID", "SSD", "SIZE", "TYPE", "BLOCK", "KEYS", "USED", "SWAPPED", "CONFIGURED", "STATE",
+			"UUID")
 		for _, n := range l.Items {
 			block, keys, used, swapped, served := any(""), any(""), any(""), any(""), ""
 			if n.BlockSize > 0 {
@@ -149,7 +152,8 @@ func (x *cli) namespaceList(c *cobra.Command, _ []string) error {
 			case n.Configured:
 				served = "ok"
 			}
-			row(t, n.SubNQN, n.NSID, n.SSD, size(n.SizeBytes), n.Type, block, keys, used, swapped, yesNo(n.Configured), served, n.UUID)
+			row(t, n.SubNQN, n.NSID, n.SSD, size(n.SizeBytes), n.Type, block, keys, used, swapped, yesNo(n.Configured),
+				served, n.UUID)
 		}
 	})
 }
@@ -214,8 +218,9 @@ func (x *cli) swapList(c *cobra.Command, _ []string) error {
 func (x *cli) swapDiscardCommand() *cobra.Command {
 	var yes bool
 	c := &cobra.Command{
-		Use:   "discard UUID",
-		Short: "Give up a swap area that is damaged, missing or configured no more, with the newest values of the keys in it",
+		Use: "discard UUID",
+		Short: "Give up a swap area that is damaged, missing or configured no more, with the newest values of the " +
+			"keys in it",
 		Long: `Give up the swap area of that UUID. The namespaces that could not be opened without it are opened; the keys
 that they had there are lost, or have the values they had before. If a drive has the area, its space is freed.
 
@@ -227,7 +232,8 @@ An area that is in use, or whose keys can still be returned to their own drive, 
 			return usagef("%q: %v; jbofctl swap list shows the UUIDs", args[0], err)
 		}
 		if !yes {
-			if err := x.confirm(c, "What hosts have written to swap area "+args[0]+", and was acknowledged, will be lost for good.", args[0]); err != nil {
+			if err := x.confirm(c, "What hosts have written to swap area "+args[0]+", and was acknowledged, will be "+
+				"lost for good.", args[0]); err != nil {
 				return err
 			}
 		}
@@ -254,7 +260,8 @@ func (x *cli) connectionList(c *cobra.Command, _ []string) error {
 	return x.print(c, l, func(t *tabwriter.Writer) {
 		row(t, "ID", "TRANSPORT", "REMOTE", "HOST", "SUBSYSTEM", "CNTLID", "QID", "SIZE", "OUTSTANDING", "SINCE")
 		for _, n := range l.Items {
-			row(t, n.ID, n.Transport, n.Remote, n.HostNQN, n.SubNQN, n.CNTLID, n.QID, n.Entries, n.Outstanding, n.Since.UTC().Format(time.RFC3339))
+			row(t, n.ID, n.Transport, n.Remote, n.HostNQN, n.SubNQN, n.CNTLID, n.QID, n.Entries, n.Outstanding,
+				n.Since.UTC().Format(time.RFC3339))
 		}
 	})
 }
@@ -271,7 +278,8 @@ func (x *cli) tenantList(c *cobra.Command, _ []string) error {
 			if n.Credit > 0 {
 				credit = size(int64(n.Credit) * 4096)
 			}
-			row(t, n.Name, n.SSD, n.Connections, n.Weight, fmt.Sprintf("%.0f%%", 100*n.Share), caps(n), credit, n.Queued, n.Inflight, n.LimitedBy)
+			row(t, n.Name, n.SSD, n.Connections, n.Weight, fmt.Sprintf("%.0f%%", 100*n.Share), caps(n), credit,
+				n.Queued, n.Inflight, n.LimitedBy)
 		}
 	})
 }
@@ -282,7 +290,8 @@ func caps(n admin.Tenant) string {
 	for _, c := range []struct {
 		name string
 		cap  int64
-	}{{"rw_ios", n.RWIOsPerSec}, {"rw_mbytes", n.RWMBytesPerSec}, {"r_mbytes", n.RMBytesPerSec}, {"w_mbytes", n.WMBytesPerSec}} {
+	}{{"rw_ios", n.RWIOsPerSec}, {"rw_mbytes", n.RWMBytesPerSec}, {"r_mbytes", n.RMBytesPerSec},
+		{"w_mbytes", n.WMBytesPerSec}} {
 		if c.cap > 0 {
 			s = append(s, fmt.Sprintf("%s:%d", c.name, c.cap))
 		}
@@ -327,7 +336,8 @@ func (x *cli) reload(c *cobra.Command, dryRun bool) error {
 			row(t, "configuration reloaded:")
 		}
 		for _, ch := range r.Changes {
-			row(t, "  "+config.Change{What: ch.What, Name: ch.Name, NSID: ch.NSID, Size: config.Bytes(ch.SizeBytes)}.String())
+			row(t, "  "+config.Change{What: ch.What, Name: ch.Name, NSID: ch.NSID,
+				Size: config.Bytes(ch.SizeBytes)}.String())
 		}
 	})
 }

@@ -124,26 +124,31 @@ Exit status: 0 done; 1 failed; 2 bad command line; 3 not ready (status --check).
 	}
 	fl := root.PersistentFlags()
 	fl.StringVarP(&x.output, "output", "o", "table", "`FORMAT` of the answer: table, json or yaml")
-	fl.StringVar(&x.socket, "socket", "", "the daemon's admin socket `PATH`; unless given, that in "+socketEnv+", else "+defaultSocket+
+	fl.StringVar(&x.socket, "socket", "", "the daemon's admin socket `PATH`; unless given, that in "+socketEnv+
+		", else "+defaultSocket+
 		", else that of a demonstration in this directory, "+demoSocket)
-	fl.DurationVar(&x.timeout, "timeout", 30*time.Second, "how long to wait for the daemon; 0: without limit, the default of deletions")
+	fl.DurationVar(&x.timeout, "timeout", 30*time.Second, "how long to wait for the daemon; 0: without limit, the "+
+		"default of deletions")
 
-	leaf := func(use, short string, args cobra.PositionalArgs, run func(*cobra.Command, []string) error) *cobra.Command {
+	leaf := func(use, short string, args cobra.PositionalArgs,
+		run func(*cobra.Command, []string) error) *cobra.Command {
 		return &cobra.Command{Use: use, Short: short, Args: args, RunE: run}
 	}
 	noun := func(use, short string, verbs ...*cobra.Command) *cobra.Command {
-		c := &cobra.Command{Use: use, Short: short, Args: cobra.ArbitraryArgs, RunE: func(c *cobra.Command, args []string) error {
-			var names []string
-			for _, v := range c.Commands() {
-				if v.IsAvailableCommand() {
-					names = append(names, v.Name())
+		c := &cobra.Command{Use: use, Short: short, Args: cobra.ArbitraryArgs,
+			RunE: func(c *cobra.Command, args []string) error {
+				var names []string
+				for _, v := range c.Commands() {
+					if v.IsAvailableCommand() {
+						names = append(names, v.Name())
+					}
 				}
-			}
-			if len(args) > 0 {
-				return usagef("unknown command %q; after %q comes one of: %s", args[0], c.CommandPath(), strings.Join(names, ", "))
-			}
-			return usagef("after %q comes one of: %s", c.CommandPath(), strings.Join(names, ", "))
-		}}
+				if len(args) > 0 {
+					return usagef("unknown command %q; after %q comes one of: %s", args[0], c.CommandPath(),
+						strings.Join(names, ", "))
+				}
+				return usagef("after %q comes one of: %s", c.CommandPath(), strings.Join(names, ", "))
+			}}
 		c.AddCommand(verbs...)
 		return c
 	}
@@ -158,20 +163,24 @@ Exit status: 0 done; 1 failed; 2 bad command line; 3 not ready (status --check).
 		x.reloadCommand(),
 		noun("ssd", "Drives",
 			leaf("list", "List the daemon's drives", none, x.ssdList),
-			leaf("show NAME|PATH", "Show a drive and the extents on it, of the daemon or, by path, of a drive that nobody uses", one("NAME|PATH"), x.ssdShow),
+			leaf("show NAME|PATH", "Show a drive and the extents on it, of the daemon or, by path, of a drive that "+
+				"nobody uses", one("NAME|PATH"), x.ssdShow),
 			x.formatCommand(),
 		),
 		noun("subsystem", "NVM subsystems", leaf("list", "List the subsystems", none, x.subsystemList)),
 		noun("namespace", "Namespaces",
-			leaf("list", "List the namespaces, and those on drives that are no longer configured", none, x.namespaceList),
+			leaf("list", "List the namespaces, and those on drives that are no longer configured", none,
+				x.namespaceList),
 			x.namespaceDeleteCommand(),
 		),
 		noun("swap", "Swap areas, where writes of key-value namespaces go while their own drive has too much to do",
-			leaf("list", "List the swap areas and the namespaces with keys in them, also areas that namespaces need and no drive has", none, x.swapList),
+			leaf("list", "List the swap areas and the namespaces with keys in them, also areas that namespaces need "+
+				"and no drive has", none, x.swapList),
 			x.swapDiscardCommand(),
 		),
 		noun("connection", "Connections of hosts", leaf("list", "List the connections", none, x.connectionList)),
-		noun("tenant", "Tenants, who share the drives", leaf("list", "List the tenants at each drive, and what limits them", none, x.tenantList)),
+		noun("tenant", "Tenants, who share the drives",
+			leaf("list", "List the tenants at each drive, and what limits them", none, x.tenantList)),
 		noun("config", "The daemon's configuration", x.reloadCommand()),
 	)
 	usage := func(_ *cobra.Command, err error) error { return usagef("%v", err) }

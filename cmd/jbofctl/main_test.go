@@ -31,21 +31,31 @@ const uuid = "0425d6c3-77cf-4e62-873e-0484d7ac5274"
 
 // answers is a daemon that says always the same.
 var answers = map[string]any{
-	admin.PathStatus: admin.Status{APIVersion: admin.Version, Version: "1.2.3", Node: "box7", Ready: false, Reasons: []admin.Reason{{Component: "ssd ssd1", Reason: "it vanished"}},
+	admin.PathStatus: admin.Status{APIVersion: admin.Version, Version: "1.2.3", Node: "box7", Ready: false,
+		Reasons:   []admin.Reason{{Component: "ssd ssd1", Reason: "it vanished"}},
 		Addresses: admin.Addresses{Listeners: []string{"10.0.0.1:4420"}}, Hosts: 3},
 	admin.PathSSDs: admin.List[admin.SSD]{APIVersion: admin.Version, Items: []admin.SSD{
-		{Name: "ssd0", Backend: "file", Engine: "io_uring", Path: "/dev/nvme7n1", SizeBytes: 4 << 30, FreeBytes: 3 << 30, Policy: "jbof", CongestionState: "avoidance", WriteCost: 3.14, Extents: []admin.Extent{
-			{UUID: uuid, Use: "block", NSID: 9, NQN: "nqn.2026-11.example.jbofd:old", LengthBytes: 1 << 30}}},
+		{Name: "ssd0", Backend: "file", Engine: "io_uring", Path: "/dev/nvme7n1", SizeBytes: 4 << 30,
+			FreeBytes: 3 << 30, Policy: "jbof", CongestionState: "avoidance", WriteCost: 3.14, Extents: []admin.Extent{
+				{UUID: uuid, Use: "block", NSID: 9, NQN: "nqn.2026-11.example.jbofd:old", LengthBytes: 1 << 30}}},
 		{Name: "ssd1", Error: "it vanished", Extents: []admin.Extent{}}}},
-	admin.PathSubsystems: admin.List[admin.Subsystem]{APIVersion: admin.Version, Items: []admin.Subsystem{{NQN: "nqn.2026-11.example.jbofd:blocks", AllowAnyHost: true, Hosts: []string{},
-		Namespaces: []admin.Namespace{{NSID: 1, SSD: "ssd0", SizeBytes: 1 << 30, BlockSize: 4096, UUID: "u-u-i-d", Hosts: []string{}}}}}},
-	admin.PathConnections: admin.List[admin.Connection]{APIVersion: admin.Version, Items: []admin.Connection{{ID: 5, Transport: "tcp", Remote: "10.0.0.2:999", HostNQN: "nqn.host", QID: 2}}},
-	admin.PathTenants: admin.List[admin.Tenant]{APIVersion: admin.Version, Items: []admin.Tenant{{Name: "gold", SSD: "ssd0", Configured: true, Hosts: []string{"nqn.host"},
-		Connections: 3, Weight: 4, RWIOsPerSec: 1000, WMBytesPerSec: 50, Share: 0.251, Credit: 32, Queued: 7, Inflight: 9, LimitedBy: "cap"}}},
-	admin.PathReload: admin.Reload{APIVersion: admin.Version, Changes: []admin.Change{{What: "log level", Name: "debug"},
-		{What: "namespace added", Name: "nqn.2026-11.example.jbofd:blocks", NSID: 7, SizeBytes: 2 << 30}}},
+	admin.PathSubsystems: admin.List[admin.Subsystem]{APIVersion: admin.Version,
+		Items: []admin.Subsystem{{NQN: "nqn.2026-11.example.jbofd:blocks", AllowAnyHost: true, Hosts: []string{},
+			Namespaces: []admin.Namespace{{NSID: 1, SSD: "ssd0", SizeBytes: 1 << 30, BlockSize: 4096, UUID: "u-u-i-d",
+				Hosts: []string{}}}}}},
+	admin.PathConnections: admin.List[admin.Connection]{APIVersion: admin.Version,
+		Items: []admin.Connection{{ID: 5, Transport: "tcp", Remote: "10.0.0.2:999", HostNQN: "nqn.host", QID: 2}}},
+	admin.PathTenants: admin.List[admin.Tenant]{APIVersion: admin.Version,
+		Items: []admin.Tenant{{Name: "gold", SSD: "ssd0", Configured: true, Hosts: []string{"nqn.host"},
+			Connections: 3, Weight: 4, RWIOsPerSec: 1000, WMBytesPerSec: 50, Share: 0.251, Credit: 32, Queued: 7,
+			Inflight: 9, LimitedBy: "cap"}}},
+	admin.PathReload: admin.Reload{APIVersion: admin.Version,
+		Changes: []admin.Change{{What: "log level", Name: "debug"},
+			{What: "namespace added", Name: "nqn.2026-11.example.jbofd:blocks", NSID: 7, SizeBytes: 2 << 30}}},
 	admin.PathSwap: admin.List[admin.SwapArea]{APIVersion: admin.Version, Items: []admin.SwapArea{
-		{UUID: uuid, SSD: "ssd0", SizeBytes: 64 << 20, UsedBytes: 1 << 20, State: "open", Homes: []admin.SwapHome{{UUID: "u-u-i-d", SubNQN: "nqn.2026-11.example.jbofd:kv", NSID: 3, Open: true, Keys: 77}}},
+		{UUID: uuid, SSD: "ssd0", SizeBytes: 64 << 20, UsedBytes: 1 << 20, State: "open",
+			Homes: []admin.SwapHome{{UUID: "u-u-i-d", SubNQN: "nqn.2026-11.example.jbofd:kv", NSID: 3, Open: true,
+				Keys: 77}}},
 		{UUID: "l-o-s-t", State: "missing", Homes: []admin.SwapHome{}}}},
 	admin.PathSwapDiscard: admin.Answer{APIVersion: admin.Version},
 }
@@ -92,16 +102,21 @@ func TestTablesShowWhatTheDaemonSays(t *testing.T) {
 		want []string
 	}{
 		{"status", []string{"box7", "1.2.3", "ready", "no", "ssd ssd1: it vanished", "10.0.0.1:4420"}},
-		{"ssd list", []string{"NAME", "ssd0", "4GiB", "3GiB", "io_uring", "/dev/nvme7n1", "failed", "POLICY", "jbof", "avoidance", "3.1"}},
+		{"ssd list", []string{"NAME", "ssd0", "4GiB", "3GiB", "io_uring", "/dev/nvme7n1", "failed", "POLICY", "jbof",
+			"avoidance", "3.1"}},
 		{"ssd show ssd0", []string{"ssd0", "4GiB", "nqn.2026-11.example.jbofd:old", uuid}},
 		{"ssd show ssd1", []string{"failed", "it vanished"}},
 		{"subsystem list", []string{"nqn.2026-11.example.jbofd:blocks", "any"}},
-		{"namespace list", []string{"nqn.2026-11.example.jbofd:blocks", "yes", "u-u-i-d", "nqn.2026-11.example.jbofd:old", "no", uuid}},
+		{"namespace list", []string{"nqn.2026-11.example.jbofd:blocks", "yes", "u-u-i-d",
+			"nqn.2026-11.example.jbofd:old", "no", uuid}},
 		{"connection list", []string{"10.0.0.2:999", "nqn.host"}},
 		{"tenant list", []string{"gold", "ssd0", "rw_ios:1000,w_mbytes:50", "25%", "128KiB", "cap"}},
-		{"swap list", []string{uuid, "ssd0", "open", "64MiB", "1MiB", "nqn.2026-11.example.jbofd:kv", "77", "l-o-s-t", "missing"}},
+		{"swap list", []string{uuid, "ssd0", "open", "64MiB", "1MiB", "nqn.2026-11.example.jbofd:kv", "77", "l-o-s-t",
+			"missing"}},
 		{"swap discard --yes " + uuid, []string{"given up"}},
-		{"config reload", []string{"reloaded", "log level: debug", "namespace added: nqn.2026-11.example.jbofd:blocks nsid 7 (2GiB)"}},
+		{"config reload", []string{"reloaded", "log level: debug",
+			"namespace added: nqn.2026-11.example.jbofd:blocks " +
+				"nsid 7 (2GiB)"}},
 		{"reload", []string{"reloaded", "log level: debug"}},
 		{"reload --dry-run", []string{"would change", "log level: debug"}},
 	} {
@@ -119,7 +134,8 @@ func TestTablesShowWhatTheDaemonSays(t *testing.T) {
 
 func TestJSONAndYAMLSayTheSameAndCarryTheVersion(t *testing.T) {
 	s := fake(t)
-	for _, line := range []string{"status", "ssd list", "ssd show ssd0", "subsystem list", "namespace list", "connection list", "tenant list", "swap list", "config reload", "reload --dry-run"} {
+	for _, line := range []string{"status", "ssd list", "ssd show ssd0", "subsystem list", "namespace list",
+		"connection list", "tenant list", "swap list", "config reload", "reload --dry-run"} {
 		args := append(strings.Fields(line), "--socket", s, "-o")
 		_, j, _ := run(t, append(args, "json")...)
 		_, y, _ := run(t, append(args, "yaml")...)
@@ -156,9 +172,12 @@ func TestExitStatusTellsFailureFromMisuse(t *testing.T) {
 		line string
 	}{
 		{0, "--help"}, {0, "--version"}, {0, "ssd format --help"},
-		{1, "status --socket /nonexistent/socket"}, {1, "ssd show nosuch --socket " + s}, {1, "namespace delete --yes " + uuid + " --socket " + s},
-		{2, "status extra"}, {2, "status --nosuch"}, {2, "-o xml status"}, {2, "ssd"}, {2, "ssd nosuch"}, {2, "nosuch"}, {2, "ssd show"}, {2, "ssd format"},
-		{2, "namespace delete xyz --yes --socket " + s}, {2, "swap discard xyz --yes --socket " + s}, {2, "swap discard " + uuid + " --socket " + s}, {2, "namespace delete " + uuid + " --socket " + s},
+		{1, "status --socket /nonexistent/socket"}, {1, "ssd show nosuch --socket " + s},
+		{1, "namespace delete --yes " + uuid + " --socket " + s},
+		{2, "status extra"}, {2, "status --nosuch"}, {2, "-o xml status"}, {2, "ssd"}, {2, "ssd nosuch"}, {2, "nosuch"},
+		{2, "ssd show"}, {2, "ssd format"},
+		{2, "namespace delete xyz --yes --socket " + s}, {2, "swap discard xyz --yes --socket " + s},
+		{2, "swap discard " + uuid + " --socket " + s}, {2, "namespace delete " + uuid + " --socket " + s},
 	} {
 		if code, out, errs := run(t, strings.Fields(c.line)...); code != c.want {
 			t.Errorf("jbofctl %s: exit status %d, want %d\n%s%s", c.line, code, c.want, out, errs)
@@ -167,10 +186,12 @@ func TestExitStatusTellsFailureFromMisuse(t *testing.T) {
 }
 
 func TestNoDaemonAndRefusalAreSaidPlainly(t *testing.T) {
-	if _, _, errs := run(t, "status", "--socket", "/nonexistent/socket"); !strings.Contains(errs, "no jbofd answers at /nonexistent/socket") {
+	if _, _, errs := run(t, "status", "--socket", "/nonexistent/socket"); !strings.Contains(errs,
+		"no jbofd answers at /nonexistent/socket") {
 		t.Errorf("got %q", errs)
 	}
-	if _, _, errs := run(t, "namespace", "delete", "--yes", uuid, "--socket", fake(t)); !strings.Contains(errs, "it is configured") {
+	if _, _, errs := run(t, "namespace", "delete", "--yes", uuid, "--socket", fake(t)); !strings.Contains(errs,
+		"it is configured") {
 		t.Errorf("got %q", errs)
 	}
 }
@@ -288,7 +309,8 @@ func TestFormatRefusesADriveInUse(t *testing.T) {
 
 func TestFormatOfWhatIsNoDriveFails(t *testing.T) {
 	for _, p := range []string{filepath.Join(t.TempDir(), "nothing"), t.TempDir(), "/dev/null"} {
-		if code, _, errs := run(t, "ssd", "format", "--force", p); code != 1 || !strings.Contains(errs, p) && !strings.Contains(errs, filepath.Base(p)) {
+		if code, _, errs := run(t, "ssd", "format", "--force", p); code != 1 || !strings.Contains(errs, p) &&
+			!strings.Contains(errs, filepath.Base(p)) {
 			t.Errorf("%s: exit status %d, %s", p, code, errs)
 		}
 	}
@@ -341,7 +363,8 @@ func TestDocumentationMentionsEveryCommandAndFlag(t *testing.T) {
 
 func TestStatusCheckTellsNotReadyFromNotThere(t *testing.T) {
 	s := fake(t)
-	if code, out, errs := run(t, "status", "--check", "--socket", s); code != 3 || !strings.Contains(out, "it vanished") || !strings.Contains(errs, "not ready") {
+	if code, out, errs := run(t, "status", "--check", "--socket", s); code != 3 ||
+		!strings.Contains(out, "it vanished") || !strings.Contains(errs, "not ready") {
 		t.Errorf("not ready: exit status %d, %s%s", code, out, errs)
 	}
 	if code, _, errs := run(t, "status", "--check", "--socket", filepath.Join(t.TempDir(), "none")); code != 1 {
@@ -360,13 +383,16 @@ func TestStatusWaitsForTheNode(t *testing.T) {
 	asked := 0
 	s := serve(t, http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 		asked++
-		_ = json.NewEncoder(w).Encode(admin.Status{APIVersion: admin.Version, Node: "box7", Ready: asked > 3, Reasons: []admin.Reason{{Component: "daemon", Reason: "starting"}}})
+		_ = json.NewEncoder(w).Encode(admin.Status{APIVersion: admin.Version, Node: "box7", Ready: asked > 3,
+			Reasons: []admin.Reason{{Component: "daemon", Reason: "starting"}}})
 	}))
-	if code, out, errs := run(t, "status", "--wait", "1m", "--socket", s); code != 0 || asked != 4 || !strings.Contains(out, "box7") {
+	if code, out, errs := run(t, "status", "--wait", "1m", "--socket", s); code != 0 || asked != 4 ||
+		!strings.Contains(out, "box7") {
 		t.Errorf("exit status %d after %d questions, %s%s", code, asked, out, errs)
 	}
 	asked = -1 << 30
-	if code, out, _ := run(t, "status", "--wait", "1ms", "--socket", s); code != 3 || !strings.Contains(out, "starting") {
+	if code, out, _ := run(t, "status", "--wait", "1ms", "--socket", s); code != 3 ||
+		!strings.Contains(out, "starting") {
 		t.Errorf("never ready: exit status %d, %s", code, out)
 	}
 	if code, _, _ := run(t, "status", "--wait", "1ms", "--socket", filepath.Join(t.TempDir(), "none")); code != 1 {

@@ -25,9 +25,11 @@ func (x *cli) ssdList(c *cobra.Command, _ []string) error {
 		return err
 	}
 	return x.print(c, l, func(t *tabwriter.Writer) {
-		row(t, "NAME", "BACKEND", "ENGINE", "SIZE", "FREE", "EXTENTS", "STATE", "POLICY", "CONGESTION", "WRITE COST", "PATH")
+		row(t, "NAME", "BACKEND", "ENGINE", "SIZE", "FREE", "EXTENTS", "STATE", "POLICY", "CONGESTION", "WRITE COST",
+			"PATH")
 		for _, d := range l.Items {
-			row(t, d.Name, d.Backend, d.Engine, size(d.SizeBytes), size(d.FreeBytes), len(d.Extents), state(d), d.Policy, d.CongestionState, writeCost(d), d.Path)
+			row(t, d.Name, d.Backend, d.Engine, size(d.SizeBytes), size(d.FreeBytes), len(d.Extents), state(d),
+				d.Policy, d.CongestionState, writeCost(d), d.Path)
 		}
 	})
 }
@@ -108,7 +110,8 @@ func (x *cli) findSSD(c *cobra.Command, what string) (ssdAnswer, error) {
 		for _, d := range l.Items {
 			names = append(names, d.Name)
 		}
-		return ssdAnswer{}, fmt.Errorf("the daemon has no drive %q (it has %s), and there is no such path", what, strings.Join(names, ", "))
+		return ssdAnswer{}, fmt.Errorf("the daemon has no drive %q (it has %s), and there is no such path", what,
+			strings.Join(names, ", "))
 	}
 	dev, err := openDrive(what)
 	if err != nil {
@@ -128,14 +131,16 @@ func (x *cli) findSSD(c *cobra.Command, what string) (ssdAnswer, error) {
 // describe is a drive without its label.
 func describe(dev ssd.Device) ssdAnswer {
 	i := dev.Info()
-	return ssdAnswer{admin.Version, admin.SSD{Backend: i.Backend, Path: i.Path, Engine: i.Engine, SizeBytes: i.SizeBytes, Extents: []admin.Extent{}}}
+	return ssdAnswer{admin.Version, admin.SSD{Backend: i.Backend, Path: i.Path, Engine: i.Engine,
+		SizeBytes: i.SizeBytes, Extents: []admin.Extent{}}}
 }
 
 // fill adds what the label says.
 func (a *ssdAnswer) fill(lab *label.Label) {
 	a.Drive, a.FreeBytes = lab.DriveUUID.String(), lab.FreeBytes()
 	for _, e := range lab.Extents {
-		a.Extents = append(a.Extents, admin.Extent{UUID: e.UUID.String(), Use: e.Use.String(), StartBytes: e.StartBytes, LengthBytes: e.LengthBytes, NSID: e.NSID, NQN: e.NQN})
+		a.Extents = append(a.Extents, admin.Extent{UUID: e.UUID.String(), Use: e.Use.String(), StartBytes: e.StartBytes,
+			LengthBytes: e.LengthBytes, NSID: e.NSID, NQN: e.NQN})
 	}
 }
 
@@ -185,7 +190,8 @@ func (x *cli) format(c *cobra.Command, path string, force, yes bool) (err error)
 	case blank:
 		what = path + " (" + size(dev.Info().SizeBytes) + ") is blank."
 	case seen == nil:
-		what = fmt.Sprintf("%s (%s) is drive %s of a jbofd; namespaces and swap areas: %d", path, size(dev.Info().SizeBytes), lab.DriveUUID, len(lab.Extents))
+		what = fmt.Sprintf("%s (%s) is drive %s of a jbofd; namespaces and swap areas: %d", path,
+			size(dev.Info().SizeBytes), lab.DriveUUID, len(lab.Extents))
 		for _, e := range lab.Extents {
 			name := fmt.Sprintf("%s nsid %d", e.NQN, e.NSID)
 			if e.Use == label.Swap {
@@ -193,7 +199,8 @@ func (x *cli) format(c *cobra.Command, path string, force, yes bool) (err error)
 			}
 			what += fmt.Sprintf("\n  %s, %s, %s", name, size(e.LengthBytes), e.UUID)
 		}
-	case errors.Is(seen, label.ErrForeign), errors.Is(seen, label.ErrCorrupt), errors.Is(seen, label.ErrVersion), errors.Is(seen, label.ErrShrunk):
+	case errors.Is(seen, label.ErrForeign), errors.Is(seen, label.ErrCorrupt), errors.Is(seen, label.ErrVersion),
+		errors.Is(seen, label.ErrShrunk):
 		what = fmt.Sprintf("%s (%s): %v.", path, size(dev.Info().SizeBytes), seen)
 	default:
 		return seen

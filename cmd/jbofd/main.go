@@ -63,7 +63,8 @@ func command() *cobra.Command {
 			case demo == (path != ""):
 				return fmt.Errorf("give one of --config FILE and --demo")
 			case path == "-":
-				return errors.New("--config is -: the daemon reads its configuration again at a reload, so it needs a file")
+				return errors.New("--config is -: the daemon reads its configuration again at a reload, so it " +
+					"needs a file")
 			case demo:
 				load = func() (*config.Config, error) {
 					return config.ParseFor(daemon.Machine(), config.DefaultName, config.DefaultYAML(), os.Environ())
@@ -87,8 +88,10 @@ func command() *cobra.Command {
 		},
 	}
 	c.PersistentFlags().StringVarP(&path, "config", "c", "", "configuration `FILE` (YAML)")
-	c.Flags().BoolVar(&demo, "demo", false, "use the embedded default: three file-backed drives in ./data, loopback only")
-	c.Flags().BoolVar(&printConfig, "print-effective-config", false, "print the configuration with all defaults and exit")
+	c.Flags().BoolVar(&demo, "demo", false, "use the embedded default: three file-backed drives in ./data, "+
+		"loopback only")
+	c.Flags().BoolVar(&printConfig, "print-effective-config", false, "print the configuration with all defaults "+
+		"and exit")
 	c.AddCommand(validateCommand(&path))
 	return c
 }
@@ -138,7 +141,8 @@ func run(cfg *config.Config, load func() (*config.Config, error), stderr io.Writ
 		},
 	})
 	if err != nil && cfg.Log.Format != "text" {
-		daemon.NewLog(stderr, cfg.Log.Format, slog.LevelError).Error("jbofd has ended", "node", cfg.Node.Name, "error", err)
+		daemon.NewLog(stderr, cfg.Log.Format, slog.LevelError).Error("jbofd has ended", "node", cfg.Node.Name, "error",
+			err)
 		return loggedError{err}
 	}
 	return err

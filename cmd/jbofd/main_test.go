@@ -46,7 +46,8 @@ func TestValidateReadsStandardInput(t *testing.T) {
 		}
 	})
 	withStdin(t, valid+"nods: 1\n", func() {
-		if status, _, errs := run1(t, "validate", "-"); status != 1 || !strings.Contains(errs, "standard input:3:1: nods: unknown key") {
+		if status, _, errs := run1(t, "validate", "-"); status != 1 ||
+			!strings.Contains(errs, "standard input:3:1: nods: unknown key") {
 			t.Errorf("status %d, %s", status, errs)
 		}
 	})
@@ -54,8 +55,10 @@ func TestValidateReadsStandardInput(t *testing.T) {
 
 func TestValidateRefusesWhatThisMachineLacks(t *testing.T) {
 	for text, want := range map[string]string{
-		strings.Replace(valid, "64MiB", "4000000TiB", 1):                   "ssds[0].size: 4000000TiB is too large for a drive in memory",
-		valid + "limits: {buffers: 1TiB}":                                  "limits.buffers: 1TiB is more than the memory of this machine",
+		strings.Replace(valid, "64MiB", "4000000TiB", 1): "ssds[0].size: 4000000TiB is too large " +
+			"for a drive in memory",
+		valid + "limits: {buffers: 1TiB}": "limits.buffers: 1TiB is more than the " +
+			"memory of this machine",
 		strings.Replace(valid, "{address", "{transport: rdma, address", 1): "built without rdma",
 	} {
 		file := filepath.Join(t.TempDir(), "c.yaml")
@@ -96,7 +99,8 @@ func TestVersionAndCompletionAreThere(t *testing.T) {
 	if status, out, _ := run1(t, "--version"); status != 0 || !strings.Contains(out, version) {
 		t.Errorf("status %d, %s", status, out)
 	}
-	if status, out, _ := run1(t, "--help"); status != 0 || !strings.Contains(out, "completion") || !strings.Contains(out, "validate") {
+	if status, out, _ := run1(t, "--help"); status != 0 || !strings.Contains(out, "completion") ||
+		!strings.Contains(out, "validate") {
 		t.Errorf("status %d, %s", status, out)
 	}
 }

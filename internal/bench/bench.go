@@ -122,20 +122,23 @@ func (cfg *Config) check(info TargetInfo) error {
 		return bad("--bs is %d, the target takes at most %d", cfg.BlockBytes, info.MaxTransferBytes)
 	}
 	if cfg.OffsetBytes < 0 || cfg.OffsetBytes%bs != 0 || cfg.OffsetBytes >= info.SizeBytes {
-		return bad("--offset is %d, must be a multiple of %d below the target's size %d", cfg.OffsetBytes, bs, info.SizeBytes)
+		return bad("--offset is %d, must be a multiple of %d below the target's size %d", cfg.OffsetBytes, bs,
+			info.SizeBytes)
 	}
 	if cfg.SizeBytes == 0 {
 		cfg.SizeBytes = info.SizeBytes - cfg.OffsetBytes
 	}
 	if cfg.SizeBytes < 0 || cfg.SizeBytes > info.SizeBytes-cfg.OffsetBytes {
-		return bad("--size is %d, the target has %d bytes from --offset on", cfg.SizeBytes, info.SizeBytes-cfg.OffsetBytes)
+		return bad("--size is %d, the target has %d bytes from --offset on", cfg.SizeBytes,
+			info.SizeBytes-cfg.OffsetBytes)
 	}
 	blocks := cfg.SizeBytes / int64(cfg.BlockBytes) / int64(cfg.Jobs)
 	if blocks < 1 {
 		return bad("--size is %d: too small for %d jobs with --bs %d", cfg.SizeBytes, cfg.Jobs, cfg.BlockBytes)
 	}
 	if cfg.Verify && cfg.Pattern != "read" && cfg.Pattern != "randread" && blocks < 2*int64(cfg.IODepth) {
-		return bad("--size is %d: with --verify each of the %d jobs needs at least twice --iodepth blocks", cfg.SizeBytes, cfg.Jobs)
+		return bad("--size is %d: with --verify each of the %d jobs needs at least twice --iodepth blocks",
+			cfg.SizeBytes, cfg.Jobs)
 	}
 	if cfg.Verify && blocks > 1<<32 {
 		return bad("--size is %d: with --verify at most 2^32 blocks a job", cfg.SizeBytes)
@@ -220,7 +223,8 @@ func (r *run) run(ctx context.Context) (*Report, error) {
 			rep.fill(r, time.Duration(r.crew.Now()-start), use)
 		}
 	}
-	if cfg.Verify && (cfg.VerifyOnly || !cfg.NoReadBack && cfg.writes()) && errors.Join(errs...) == nil && ctx.Err() == nil {
+	if cfg.Verify && (cfg.VerifyOnly || !cfg.NoReadBack && cfg.writes()) && errors.Join(errs...) == nil &&
+		ctx.Err() == nil {
 		r.reset()
 		start := r.crew.Now()
 		errs = append(errs, r.phase(ctx, "verify", 0, (*job).readBack, false))

@@ -341,7 +341,8 @@ func TestBadWorkloadsNameTheFlag(t *testing.T) {
 	} {
 		cfg := config("randrw")
 		change(&cfg)
-		if _, err := Run(context.Background(), target, cfg); !errors.Is(err, ErrConfig) || !strings.Contains(err.Error(), flag) {
+		if _, err := Run(context.Background(), target, cfg); !errors.Is(err, ErrConfig) ||
+			!strings.Contains(err.Error(), flag) {
 			t.Errorf("%s: %v", flag, err)
 		}
 	}
@@ -369,8 +370,10 @@ func TestReportKeepsItsKeys(t *testing.T) {
 	if err := json.Unmarshal(b, &m); err != nil {
 		t.Fatal(err)
 	}
-	for _, path := range []string{"apiVersion", "kind", "target.name", "workload.rw", "workload.bsBytes", "read.iops", "read.bytesPerSec",
-		"write.latencyNS.mean", "write.latencyNS.p50", "write.latencyNS.p99", "write.latencyNS.p99_9", "flush.ios", "verify.failures",
+	for _, path := range []string{"apiVersion", "kind", "target.name", "workload.rw", "workload.bsBytes", "read.iops",
+		"read.bytesPerSec",
+		"write.latencyNS.mean", "write.latencyNS.p50", "write.latencyNS.p99", "write.latencyNS.p99_9", "flush.ios",
+		"verify.failures",
 		"errors.io", "errors.verify", "self.gcCycles", "self.allocsPerIO", "elapsedSeconds"} {
 		var v any = m
 		for k := range strings.SplitSeq(path, ".") {
@@ -400,23 +403,28 @@ func TestASparseFileIsSaidToBe(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		rep, err := Run(context.Background(), raw, Config{Pattern: pattern, BlockBytes: 65536, IODepth: 1, Jobs: 1, OffsetBytes: offset, SizeBytes: size})
+		rep, err := Run(context.Background(), raw, Config{Pattern: pattern, BlockBytes: 65536, IODepth: 1, Jobs: 1,
+			OffsetBytes: offset, SizeBytes: size})
 		var b strings.Builder
 		if err = errors.Join(err, rep.WriteTable(&b), raw.Close()); err != nil {
 			t.Fatal(err)
 		}
 		return rep, b.String()
 	}
-	if rep, text := run("write", mib, 2*mib); rep.Target.UnwrittenBytes != 2*mib || strings.Contains(text, "not written") {
+	if rep, text := run("write", mib, 2*mib); rep.Target.UnwrittenBytes != 2*mib ||
+		strings.Contains(text, "not written") {
 		t.Errorf("writing: %d bytes\n%s", rep.Target.UnwrittenBytes, text)
 	}
 	for _, c := range []struct {
 		offset, size, unwritten int64
 		says                    string
-	}{{0, 8 * mib, 6 * mib, "75 %"}, {0, 2 * mib, mib, "50 %"}, {2 * mib, 4 * mib, 3 * mib, "75 %"}, {mib, 2 * mib, 0, ""}, {4 * mib, mib, mib, "100 %"}} {
+	}{{0, 8 * mib, 6 * mib, "75 %"}, {0, 2 * mib, mib, "50 %"}, {2 * mib, 4 * mib, 3 * mib, "75 %"},
+		{mib, 2 * mib, 0, ""}, {4 * mib, mib, mib, "100 %"}} {
 		rep, text := run("read", c.offset, c.size)
-		if rep.Target.UnwrittenBytes != c.unwritten || (c.says == "") == strings.Contains(text, "not written") || !strings.Contains(text, c.says) {
-			t.Errorf("%d bytes from %d on: %d unwritten, want %d\n%s", c.size, c.offset, rep.Target.UnwrittenBytes, c.unwritten, text)
+		if rep.Target.UnwrittenBytes != c.unwritten || (c.says == "") == strings.Contains(text, "not written") ||
+			!strings.Contains(text, c.says) {
+			t.Errorf("%d bytes from %d on: %d unwritten, want %d\n%s", c.size, c.offset, rep.Target.UnwrittenBytes,
+				c.unwritten, text)
 		}
 	}
 }
@@ -441,7 +449,8 @@ func TestLoadDoesNotAllocate(t *testing.T) {
 }
 
 func TestSizesAreFios(t *testing.T) {
-	for s, want := range map[string]int64{"4096": 4096, "4k": 4096, "4K": 4096, "4kb": 4096, "4KiB": 4096, "1m": 1 << 20, "1.5g": 3 << 29, "2TiB": 2 << 40, "0": 0} {
+	for s, want := range map[string]int64{"4096": 4096, "4k": 4096, "4K": 4096, "4kb": 4096, "4KiB": 4096,
+		"1m": 1 << 20, "1.5g": 3 << 29, "2TiB": 2 << 40, "0": 0} {
 		if n, err := ParseSize(s); err != nil || n != want {
 			t.Errorf("%s: %d, %v", s, n, err)
 		}

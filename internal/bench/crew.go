@@ -148,7 +148,8 @@ type PacerConfig struct {
 // NewPacer returns the schedule of a worker.
 func NewPacer(c PacerConfig) Pacer {
 	interval := 1e9 * float64(c.Workers) / c.PerSec
-	return Pacer{interval: interval, due: float64(c.BeginNS) + interval*float64(c.Worker)/float64(c.Workers), poisson: c.Poisson}
+	return Pacer{interval: interval, due: float64(c.BeginNS) + interval*float64(c.Worker)/float64(c.Workers),
+		poisson: c.Poisson}
 }
 
 // On reports whether there is a schedule.

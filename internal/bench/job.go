@@ -65,9 +65,11 @@ func newJob(ctx context.Context, r *run, i int, t Target) (*job, error) {
 	count := cfg.SizeBytes / bs / int64(cfg.Jobs)
 	a, b := newStats(), newStats()
 	j := &job{
-		id: i, r: r, cfg: cfg, rng: mix(cfg.Seed ^ uint64(i)<<32), start: cfg.OffsetBytes + int64(i)*count*bs, count: count, left: count,
-		slots: make([]slot, cfg.IODepth), ops: make([]Op, cfg.IODepth), dones: make([]Done, cfg.IODepth), free: make([]uint16, 0, cfg.IODepth),
-		cur: &a, old: &b,
+		id: i, r: r, cfg: cfg, rng: mix(cfg.Seed ^ uint64(i)<<32), start: cfg.OffsetBytes + int64(i)*count*bs,
+		count: count, left: count,
+		slots: make([]slot, cfg.IODepth), ops: make([]Op, cfg.IODepth), dones: make([]Done, cfg.IODepth),
+		free: make([]uint16, 0, cfg.IODepth),
+		cur:  &a, old: &b,
 	}
 	if cfg.Runtime > 0 {
 		j.left = -1
@@ -121,7 +123,8 @@ func (j *job) take() *stats {
 // load runs the main phase.
 func (j *job) load() error {
 	if c := j.cfg; c.RateIOPS > 0 && !j.pacer.On() { // otherwise the schedule continues after the ramp
-		j.pacer = NewPacer(PacerConfig{PerSec: c.RateIOPS, Poisson: c.Poisson, BeginNS: j.r.crew.Now(), Worker: j.id, Workers: c.Jobs})
+		j.pacer = NewPacer(PacerConfig{PerSec: c.RateIOPS, Poisson: c.Poisson, BeginNS: j.r.crew.Now(), Worker: j.id,
+			Workers: c.Jobs})
 	}
 	return j.loop(j.build)
 }

@@ -128,7 +128,8 @@ func (r *run) newReport() *Report {
 	rep.Target.Name, rep.Target.SizeBytes, rep.Target.UnwrittenBytes = r.info.Name, r.info.SizeBytes, r.unwritten
 	rep.Target.BlockSize, rep.Target.BlockSizeBytes = r.info.BlockSize, r.info.BlockSize
 	w := &rep.Workload
-	w.Pattern, w.ReadPercent, w.BlockBytes, w.IODepth, w.Jobs = c.Pattern, c.ReadPercent, c.BlockBytes, c.IODepth, c.Jobs
+	w.Pattern, w.ReadPercent, w.BlockBytes, w.IODepth, w.Jobs = c.Pattern, c.ReadPercent, c.BlockBytes, c.IODepth,
+		c.Jobs
 	switch c.Pattern {
 	case "read", "randread":
 		w.ReadPercent = 100
@@ -147,15 +148,18 @@ func (rep *Report) fill(r *run, elapsed time.Duration, from usage) {
 	to := r.takeUsage()
 	rep.ElapsedSeconds = elapsed.Seconds()
 	st := &r.total
-	rep.Read, rep.Write, rep.Flush = st.direction(Read, elapsed), st.direction(Write, elapsed), st.direction(Flush, elapsed)
+	rep.Read, rep.Write, rep.Flush = st.direction(Read, elapsed), st.direction(Write, elapsed),
+		st.direction(Flush, elapsed)
 	rep.Self.CPUPercent = to.CPUPercentSince(&from.Usage)
 	rep.Self.GCCycles = to.GCs - from.GCs
 	rep.Self.AllocsPerIO = to.AllocsPer(uint64(st.ios()), &from.Usage)
 	if from.targetOK && to.targetOK {
-		rep.TargetProcess = &ProcessUsage{PID: r.cfg.TargetPID, CPUPercent: percent(to.target-from.target, to.At.Sub(from.At))}
+		rep.TargetProcess = &ProcessUsage{PID: r.cfg.TargetPID,
+			CPUPercent: percent(to.target-from.target, to.At.Sub(from.At))}
 	}
 	if c := to.credit; c.On {
-		rep.Credit = &CreditUse{SSD: c.SSD, Units: c.Units, Bytes: int64(c.Units) * 4096, Waits: c.Waits - from.credit.Waits}
+		rep.Credit = &CreditUse{SSD: c.SSD, Units: c.Units, Bytes: int64(c.Units) * 4096,
+			Waits: c.Waits - from.credit.Waits}
 		if n := rep.Credit.Waits; n > 0 {
 			rep.Credit.MeanWaitNS = math.Round(float64(c.WaitTime-from.credit.WaitTime) / float64(n))
 		}
@@ -201,21 +205,25 @@ func (s *stats) direction(k Kind, elapsed time.Duration) *Direction {
 		return nil
 	}
 	sec := elapsed.Seconds()
-	return &Direction{IOs: h.TotalCount(), Bytes: s.bytes[k], IOPS: float64(h.TotalCount()) / sec, BytesPerSec: float64(s.bytes[k]) / sec,
-		LatencyNS: Latencies(h)}
+	return &Direction{IOs: h.TotalCount(), Bytes: s.bytes[k], IOPS: float64(h.TotalCount()) / sec,
+		BytesPerSec: float64(s.bytes[k]) / sec,
+		LatencyNS:   Latencies(h)}
 }
 
 // Latencies summarises a histogram of nanoseconds.
 func Latencies(h *hdrhistogram.Histogram) LatencyNS {
-	return LatencyNS{Min: h.Min(), Mean: math.Round(h.Mean()), StdDev: math.Round(h.StdDev()), P50: h.ValueAtPercentile(50), P90: h.ValueAtPercentile(90),
-		P95: h.ValueAtPercentile(95), P99: h.ValueAtPercentile(99), P999: h.ValueAtPercentile(99.9), P9999: h.ValueAtPercentile(99.99), Max: h.Max()}
+	return LatencyNS{Min: h.Min(), Mean: math.Round(h.Mean()), StdDev: math.Round(h.StdDev()),
+		P50: h.ValueAtPercentile(50), P90: h.ValueAtPercentile(90),
+		P95: h.ValueAtPercentile(95), P99: h.ValueAtPercentile(99), P999: h.ValueAtPercentile(99.9),
+		P9999: h.ValueAtPercentile(99.99), Max: h.Max()}
 }
 
 // WriteTable writes the report as text.
 func (rep *Report) WriteTable(w io.Writer) error {
 	var b strings.Builder
 	wl := &rep.Workload
-	fmt.Fprintf(&b, "%s, %s in blocks of %s\n", rep.Target.Name, FormatSize(rep.Target.SizeBytes), FormatSize(int64(rep.Target.BlockSize)))
+	fmt.Fprintf(&b, "%s, %s in blocks of %s\n", rep.Target.Name, FormatSize(rep.Target.SizeBytes),
+		FormatSize(int64(rep.Target.BlockSize)))
 	fmt.Fprintf(&b, "%s bs=%s iodepth=%d numjobs=%d", wl.Pattern, FormatSize(int64(wl.BlockBytes)), wl.IODepth, wl.Jobs)
 	if wl.Pattern == "rw" || wl.Pattern == "randrw" {
 		fmt.Fprintf(&b, " rwmixread=%d", wl.ReadPercent)
@@ -238,22 +246,27 @@ func (rep *Report) WriteTable(w io.Writer) error {
 			continue
 		}
 		l := &d.d.LatencyNS
-		fmt.Fprintf(t, "%s\t%d\t%.0f\t%.1f\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t\n", d.name, d.d.IOs, d.d.IOPS, d.d.BytesPerSec/1e6,
-			FormatNS(l.Mean), FormatNS(float64(l.P50)), FormatNS(float64(l.P90)), FormatNS(float64(l.P99)), FormatNS(float64(l.P999)), FormatNS(float64(l.P9999)), FormatNS(float64(l.Max)))
+		fmt.Fprintf(t, "%s\t%d\t%.0f\t%.1f\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t\n", d.name, d.d.IOs, d.d.IOPS,
+			d.d.BytesPerSec/1e6,
+			FormatNS(l.Mean), FormatNS(float64(l.P50)), FormatNS(float64(l.P90)), FormatNS(float64(l.P99)),
+			FormatNS(float64(l.P999)), FormatNS(float64(l.P9999)), FormatNS(float64(l.Max)))
 	}
 	if err := t.Flush(); err != nil {
 		return err
 	}
 	b.WriteByte('\n')
 	if n := rep.Target.UnwrittenBytes; n > 0 && rep.Read != nil {
-		fmt.Fprintf(&b, "of the region %.0f %% were not written before: reads there do not reach a drive, and the figures are not the drive's\n", 100*float64(n)/float64(wl.SizeBytes))
+		fmt.Fprintf(&b, "of the region %.0f %% were not written before: reads there do not reach a drive, and the "+
+			"figures are not the drive's\n", 100*float64(n)/float64(wl.SizeBytes))
 	}
-	fmt.Fprintf(&b, "jbofbench: %.0f %% of a CPU, %d GC cycles, %.4f allocs/IO\n", rep.Self.CPUPercent, rep.Self.GCCycles, rep.Self.AllocsPerIO)
+	fmt.Fprintf(&b, "jbofbench: %.0f %% of a CPU, %d GC cycles, %.4f allocs/IO\n", rep.Self.CPUPercent,
+		rep.Self.GCCycles, rep.Self.AllocsPerIO)
 	if p := rep.TargetProcess; p != nil {
 		fmt.Fprintf(&b, "target process %d: %.0f %% of a CPU\n", p.PID, p.CPUPercent)
 	}
 	if c := rep.Credit; c != nil && c.Units > 0 {
-		fmt.Fprintf(&b, "credit: %d units of 4 KiB at drive %d; %d I/Os waited at the host, %s on average\n", c.Units, c.SSD, c.Waits, FormatNS(c.MeanWaitNS))
+		fmt.Fprintf(&b, "credit: %d units of 4 KiB at drive %d; %d I/Os waited at the host, %s on average\n", c.Units,
+			c.SSD, c.Waits, FormatNS(c.MeanWaitNS))
 	} else if c != nil {
 		fmt.Fprintf(&b, "credit: no limit at drive %d\n", c.SSD)
 	}

@@ -19,7 +19,8 @@ func ParseSize(s string) (int64, error) {
 	}[suffix]
 	f, err := strconv.ParseFloat(num, 64)
 	if err != nil || !ok || f < 0 || f*float64(int64(1)<<shift) > math.MaxInt64/2 {
-		return 0, fmt.Errorf("size %q: must be a number with an optional suffix k, m, g or t (powers of 1024), as 4k or 1.5g", s)
+		return 0, fmt.Errorf("size %q: must be a number with an optional suffix k, m, g or t (powers of 1024), as 4k "+
+			"or 1.5g", s)
 	}
 	if n, err := strconv.ParseInt(num, 10, 64); err == nil {
 		return n << shift, nil

@@ -130,10 +130,12 @@ func (t *NVMe) OpenQueue(ctx context.Context, depth int) (Queue, error) {
 		return nil, err
 	}
 	if q.Depth() < depth {
-		return nil, errors.Join(fmt.Errorf("the target's queues take %d commands, --iodepth is %d", q.Depth(), depth), q.Close())
+		return nil, errors.Join(fmt.Errorf("the target's queues take %d commands, --iodepth is %d", q.Depth(), depth),
+			q.Close())
 	}
-	return &nvmeQueue{q: q, nsid: t.ns.NSID(), bs: uint64(t.info.BlockSize), lens: make([]uint32, depth), reads: make([]bool, depth),
-		cmds: make([]client.Command, 0, depth), comps: make([]client.Completion, depth)}, nil
+	return &nvmeQueue{q: q, nsid: t.ns.NSID(), bs: uint64(t.info.BlockSize), lens: make([]uint32, depth),
+		reads: make([]bool, depth),
+		cmds:  make([]client.Command, 0, depth), comps: make([]client.Completion, depth)}, nil
 }
 
 // nvmeQueue implements Queue with a client.QPair.

@@ -135,7 +135,8 @@ type Stats struct {
 func (p *Pool) Stats() Stats {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	s := Stats{TotalBytes: p.totalBytes, InUseBytes: p.inUse, PeakBytes: p.peak, Gets: p.gets, Failures: p.failures, Waits: p.waits}
+	s := Stats{TotalBytes: p.totalBytes, InUseBytes: p.inUse, PeakBytes: p.peak, Gets: p.gets, Failures: p.failures,
+		Waits: p.waits}
 	for i := range p.taken {
 		if p.taken[i].Load() {
 			s.TakenBytes += int64(p.cfg.RegionBytes)
@@ -150,7 +151,8 @@ func (p *Pool) AppendAccounts(dst []AccountStats) []AccountStats {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	for _, a := range p.accounts {
-		s := AccountStats{Name: a.name, InUseBytes: a.inUse, PeakBytes: a.peak, Gets: a.gets, Failures: a.failures, Waits: a.waits}
+		s := AccountStats{Name: a.name, InUseBytes: a.inUse, PeakBytes: a.peak, Gets: a.gets, Failures: a.failures,
+			Waits: a.waits}
 		for w := a.first; w != nil; w = w.next {
 			s.Waiting++
 		}
@@ -168,7 +170,8 @@ func (p *Pool) Leaks() error {
 	var err error
 	for _, s := range p.AppendAccounts(nil) {
 		if s.InUseBytes != 0 || s.Waiting != 0 {
-			err = errors.Join(err, fmt.Errorf("bufpool: account %q holds %d bytes and has %d waiters", s.Name, s.InUseBytes, s.Waiting))
+			err = errors.Join(err, fmt.Errorf("bufpool: account %q holds %d bytes and has %d waiters", s.Name,
+				s.InUseBytes, s.Waiting))
 		}
 	}
 	return err

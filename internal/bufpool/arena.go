@@ -82,7 +82,8 @@ func (s *arenaSpace) reserve(n int64, firstRegion int) error {
 	if regions == 0 {
 		return nil
 	}
-	memory, err := unix.Mmap(-1, 0, regions*ArenaRegionBytes, unix.PROT_NONE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS|unix.MAP_NORESERVE)
+	memory, err := unix.Mmap(-1, 0, regions*ArenaRegionBytes, unix.PROT_NONE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS|
+		unix.MAP_NORESERVE)
 	if err != nil {
 		return fmt.Errorf("bufpool: reserve %d bytes of address space for arenas: %w", n, err)
 	}

@@ -43,7 +43,8 @@ func TestDevicesFindTheRegionsOfArenas(t *testing.T) {
 		b := mustAlloc(t, a, n)
 		piece := b[:min(n, ArenaRegionBytes)]
 		i, base, ok := p.RegionOf(piece)
-		if !ok || i < 1 || i >= p.Regions() || len(base) != ArenaRegionBytes || OffsetIn(base, b)+len(piece) > ArenaRegionBytes {
+		if !ok || i < 1 || i >= p.Regions() || len(base) != ArenaRegionBytes ||
+			OffsetIn(base, b)+len(piece) > ArenaRegionBytes {
 			t.Errorf("%d bytes: region %d, %d bytes, %v", n, i, len(base), ok)
 		}
 		if again, ok := p.Region(i); !ok || addrOf(again) != addrOf(base) {
@@ -72,7 +73,8 @@ func TestAnArenaWithoutMemorySaysWhoLacksHowMuch(t *testing.T) {
 	}
 	small := mustAlloc(t, b, 4096)
 	_, err := b.Alloc(2 * ArenaRegionBytes)
-	if !errors.Is(err, ErrNoMemory) || !strings.Contains(err.Error(), "524288 bytes for store b") || !strings.Contains(err.Error(), "address space") {
+	if !errors.Is(err, ErrNoMemory) || !strings.Contains(err.Error(), "524288 bytes for store b") ||
+		!strings.Contains(err.Error(), "address space") {
 		t.Errorf("error %v", err)
 	}
 	small[0] = 1

@@ -171,11 +171,14 @@ func New(cfg Config) (*Pool, error) {
 	case !powerOfTwo(cfg.MinBytes) || cfg.MinBytes < 4096:
 		return nil, fmt.Errorf("%w: MinBytes is %d, want a power of two >= 4096", ErrConfig, cfg.MinBytes)
 	case !powerOfTwo(cfg.MaxBytes) || cfg.MaxBytes < cfg.MinBytes || cfg.MaxBytes > cfg.MinBytes<<(maxOrders-1):
-		return nil, fmt.Errorf("%w: MaxBytes is %d, want a power of two in [MinBytes, %d]", ErrConfig, cfg.MaxBytes, cfg.MinBytes<<(maxOrders-1))
+		return nil, fmt.Errorf("%w: MaxBytes is %d, want a power of two in [MinBytes, %d]", ErrConfig, cfg.MaxBytes,
+			cfg.MinBytes<<(maxOrders-1))
 	case cfg.TotalBytes < 4*int64(cfg.MaxBytes):
-		return nil, fmt.Errorf("%w: TotalBytes is %d, want at least four times MaxBytes (%d)", ErrConfig, cfg.TotalBytes, 4*cfg.MaxBytes)
+		return nil, fmt.Errorf("%w: TotalBytes is %d, want at least four times MaxBytes (%d)", ErrConfig,
+			cfg.TotalBytes, 4*cfg.MaxBytes)
 	case cfg.RegionBytes <= 0 || cfg.RegionBytes%cfg.MaxBytes != 0 || int64(cfg.RegionBytes) > cfg.TotalBytes:
-		return nil, fmt.Errorf("%w: RegionBytes is %d, want a multiple of MaxBytes (%d) up to TotalBytes (%d)", ErrConfig, cfg.RegionBytes, cfg.MaxBytes, cfg.TotalBytes)
+		return nil, fmt.Errorf("%w: RegionBytes is %d, want a multiple of MaxBytes (%d) up to TotalBytes (%d)",
+			ErrConfig, cfg.RegionBytes, cfg.MaxBytes, cfg.TotalBytes)
 	}
 	n := int(cfg.TotalBytes / int64(cfg.RegionBytes))
 	cfg.TotalBytes = int64(n) * int64(cfg.RegionBytes)
@@ -259,7 +262,8 @@ func (p *Pool) Get(a *Account, size int) (Buf, bool) { // hot: 0 allocs
 // Cost: a system call here and one in Put.
 func (p *Pool) Extra(size int) (Buf, bool) {
 	p.orderOf(size) // checks it
-	m, err := unix.Mmap(-1, 0, (size+DefaultMinBytes-1)&^(DefaultMinBytes-1), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS)
+	m, err := unix.Mmap(-1, 0, (size+DefaultMinBytes-1)&^(DefaultMinBytes-1), unix.PROT_READ|unix.PROT_WRITE,
+		unix.MAP_PRIVATE|unix.MAP_ANONYMOUS)
 	if err != nil {
 		return Buf{}, false
 	}

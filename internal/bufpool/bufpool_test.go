@@ -325,7 +325,8 @@ func TestPoolAgreesWithAModel(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		accts := []*Account{p.Account("a"), p.Account("b"), p.AccountFrom("c", "src"), p.AccountFrom("d", "src"), p.AccountFrom("e", "src")}
+		accts := []*Account{p.Account("a"), p.Account("b"), p.AccountFrom("c", "src"), p.AccountFrom("d", "src"),
+			p.AccountFrom("e", "src")}
 		var held []Buf
 		var waiting []*Waiter
 		add := func(b Buf) {

@@ -8,9 +8,10 @@ import (
 	"time"
 )
 
-// checkWaiting checks that every account that waits is in its heap, that heaps are in order, that counts of whole blocks
-// agree, and, if memory has just been granted, that nobody waits who could be served. A Get from the reserve leaves pieces
-// of a block that others may have; they get them with the next Put, which is that of this buffer at the latest.
+// checkWaiting checks that every account that waits is in its heap, that heaps are in order, that counts of whole
+// blocks agree, and, if memory has just been granted, that nobody waits who could be served. A Get from the reserve
+// leaves pieces of a block that others may have; they get them with the next Put, which is that of this buffer at the
+// latest.
 func checkWaiting(t interface{ Fatalf(string, ...any) }, p *Pool, granted bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -33,7 +34,8 @@ func checkWaiting(t interface{ Fatalf(string, ...any) }, p *Pool, granted bool) 
 		}
 		waiting++
 		s := a.src
-		if p.orderOf(a.first.Size) != a.order || s.waiting[a.order][a.at] != a || p.waiting[a.order][s.place[a.order]] != s {
+		if p.orderOf(a.first.Size) != a.order || s.waiting[a.order][a.at] != a ||
+			p.waiting[a.order][s.place[a.order]] != s {
 			t.Fatalf("account %s is not where it says", a.name)
 		}
 		if granted && p.fits(a) {
@@ -148,7 +150,8 @@ func TestAFirstBufferIsAlwaysThere(t *testing.T) {
 			for i := range 2 {
 				b, ok := p.Get(p.AccountFrom(fmt.Sprint("newcomer ", i), fmt.Sprint("address ", i)), 1<<20)
 				if !ok {
-					t.Fatalf("%d accounts with buffers of %d bytes left no MiB to newcomer %d; %d bytes are free", accounts, size, i, p.Stats().TotalBytes-p.Stats().InUseBytes)
+					t.Fatalf("%d accounts with buffers of %d bytes left no MiB to newcomer %d; %d bytes are free",
+						accounts, size, i, p.Stats().TotalBytes-p.Stats().InUseBytes)
 				}
 				held = append(held, b)
 			}

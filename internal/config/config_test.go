@@ -87,7 +87,8 @@ subsystems:
     allow_any_host: true
     namespaces: [{nsid: 1, ssd: s, size: 8MiB}]
 `)
-	if c.Limits.QueueDepth != 128 || c.Limits.IOQueues != 64 || c.Limits.InCapsuleBytes != 8192 || c.Limits.MDTS != 1<<20 || c.Limits.Buffers != 128<<20 {
+	if c.Limits.QueueDepth != 128 || c.Limits.IOQueues != 64 || c.Limits.InCapsuleBytes != 8192 ||
+		c.Limits.MDTS != 1<<20 || c.Limits.Buffers != 128<<20 {
 		t.Errorf("limits %+v", c.Limits)
 	}
 	if c.Limits.DiscoveryIdleTimeout != 2*time.Minute {
@@ -148,10 +149,12 @@ func TestTheEffectiveConfigurationReadsBackEqual(t *testing.T) {
 		c.Node.DataDir = rapid.StringN(1, 20, -1).Draw(rt, "data_dir")
 		c.SSDs[0].Path = rapid.StringMatching(`[ -~é]{1,20}`).Draw(rt, "path") + "x"
 		c.Admin.Socket = rapid.StringMatching(`[ -~é]{0,20}`).Draw(rt, "socket")
-		c.Limits.DiscoveryIdleTimeout = time.Duration(rapid.Int64Range(int64(time.Second), int64(time.Hour)).Draw(rt, "idle"))
+		c.Limits.DiscoveryIdleTimeout = time.Duration(rapid.Int64Range(int64(time.Second), int64(time.Hour)).Draw(rt,
+			"idle"))
 		c.Limits.StallTimeout = time.Duration(rapid.Int64Range(1, 3600).Draw(rt, "stall")) * time.Second
 		c.Limits.Buffers = Bytes(rapid.Int64Range(32<<20, 1<<40).Draw(rt, "buffers"))
-		c.SSDs[1].Fault = &Fault{Seed: rapid.Int64Min(0).Draw(rt, "seed"), ReadErrorProbability: rapid.Float64Range(0, 1).Draw(rt, "p")}
+		c.SSDs[1].Fault = &Fault{Seed: rapid.Int64Min(0).Draw(rt, "seed"),
+			ReadErrorProbability: rapid.Float64Range(0, 1).Draw(rt, "p")}
 		check(rt, c)
 	})
 }
@@ -166,17 +169,21 @@ subsystems:
      namespaces: [{nsid: 1, ssd: s, size: 1MiB, hosts: [nqn.2026-11.example.host:5]}]}
 `)
 	s := c.Subsystems[0]
-	want := []string{"nqn.2014-08.org.nvmexpress:uuid:6f8b1c1e-6c29-4b5a-9a55-0d7f3f4f2c11", "nqn.2026-11.example.host:5"}
-	if !reflect.DeepEqual(s.Hosts, want) || !reflect.DeepEqual(s.Namespaces[0].Hosts, want[1:]) || c.Listeners[0].Address != "127.0.0.1:4420" {
+	want := []string{"nqn.2014-08.org.nvmexpress:uuid:6f8b1c1e-6c29-4b5a-9a55-0d7f3f4f2c11",
+		"nqn.2026-11.example.host:5"}
+	if !reflect.DeepEqual(s.Hosts, want) || !reflect.DeepEqual(s.Namespaces[0].Hosts, want[1:]) ||
+		c.Listeners[0].Address != "127.0.0.1:4420" {
 		t.Errorf("%+v", c)
 	}
-	if _, err := Parse("x", []byte(minimal+"subsystems: [{nqn: nqn.2026-11.example.jbofd:a, hosts: [nqn.2026-11.example: a]}]")); err == nil {
+	if _, err := Parse("x", []byte(minimal+"subsystems: [{nqn: nqn.2026-11.example.jbofd:a, hosts: "+
+		"[nqn.2026-11.example: a]}]")); err == nil {
 		t.Error("a mapping with a space after the colon passes for a string")
 	}
 }
 
 func TestSizesAreWrittenAsTheyAreRead(t *testing.T) {
-	for text, want := range map[string]Bytes{"0": 0, "4096": 4096, "8KiB": 8192, "8 KiB": 8192, "1GiB": 1 << 30, "2TiB": 2 << 40, "7B": 7} {
+	for text, want := range map[string]Bytes{"0": 0, "4096": 4096, "8KiB": 8192, "8 KiB": 8192, "1GiB": 1 << 30,
+		"2TiB": 2 << 40, "7B": 7} {
 		got, err := ParseBytes(text)
 		if err != nil || got != want {
 			t.Errorf("%q: %d, %v", text, got, err)
@@ -214,13 +221,15 @@ func TestTheEnvironmentReplacesScalarsOfSections(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if c.Log.Level != "debug" || c.Limits.Buffers != 64<<20 || !c.Metrics.Pprof || c.Node.DataDir != "/tmp/x" || c.Limits.KATOMin != 2*time.Second || c.Admin.Socket != "" {
+	if c.Log.Level != "debug" || c.Limits.Buffers != 64<<20 || !c.Metrics.Pprof || c.Node.DataDir != "/tmp/x" ||
+		c.Limits.KATOMin != 2*time.Second || c.Admin.Socket != "" {
 		t.Errorf("%+v", c)
 	}
 }
 
 func TestTheEnvironmentIsAsStrictAsTheFile(t *testing.T) {
-	_, err := ParseEnv("f.yaml", []byte(minimal), []string{"JBOFD_LOG_LEVEL=loud", "JBOFD_LOG_LEVLE=info", "JBOFD_METRICS_ADDRESS=here"})
+	_, err := ParseEnv("f.yaml", []byte(minimal), []string{"JBOFD_LOG_LEVEL=loud", "JBOFD_LOG_LEVLE=info",
+		"JBOFD_METRICS_ADDRESS=here"})
 	want := []string{
 		`environment JBOFD_LOG_LEVEL: log.level: "loud" is not allowed; allowed: debug, info, warn, error`,
 		`environment JBOFD_LOG_LEVLE: unknown variable; allowed: JBOFD_LOG_LEVEL, JBOFD_LOG_FORMAT, JBOFD_LOG_PEER_LINES_PER_SEC`,
@@ -261,7 +270,8 @@ func FuzzParseNeverPanics(f *testing.F) {
 
 func TestNSIDsAreThoseThatASubsystemCanHold(t *testing.T) {
 	text := func(nsid int) []byte {
-		return []byte(fmt.Sprintf("%ssubsystems: [{nqn: nqn.2026-11.example.jbofd:a, allow_any_host: true, namespaces: [{nsid: %d, ssd: s, size: 1MiB}]}]", minimal, nsid))
+		return []byte(fmt.Sprintf("%ssubsystems: [{nqn: nqn.2026-11.example.jbofd:a, allow_any_host: true, "+
+			"namespaces: [{nsid: %d, ssd: s, size: 1MiB}]}]", minimal, nsid))
 	}
 	if _, err := Parse("x", text(nvmeof.MaxNSID)); err != nil {
 		t.Error(err)

@@ -30,7 +30,8 @@ func (d *decoder) problem(at position, path, format string, args ...any) {
 		d.bad = map[string]bool{}
 	}
 	d.bad[path] = true
-	d.problems = append(d.problems, &Problem{File: at.file, Line: at.line, Column: at.column, Field: path, Reason: fmt.Sprintf(format, args...)})
+	d.problems = append(d.problems, &Problem{File: at.file, Line: at.line, Column: at.column, Field: path,
+		Reason: fmt.Sprintf(format, args...)})
 }
 
 func (d *decoder) at(t *token.Token) position {
@@ -156,7 +157,8 @@ func joined(n ast.MapNode) (string, bool) {
 		return "", false
 	}
 	v := value.GetToken()
-	adjacent := v.Position.Line == key.Position.Line && v.Position.Column == key.Position.Column+utf8.RuneCountInString(key.Value)+1
+	adjacent := v.Position.Line == key.Position.Line && v.Position.Column == key.Position.Column+
+		utf8.RuneCountInString(key.Value)+1
 	return key.Value + ":" + v.Value, adjacent
 }
 

@@ -144,7 +144,8 @@ func (d *differ) problem(path, format string, args ...any) {
 		file = at.file
 	}
 	at := d.to.pos.of(file, path)
-	d.problems = append(d.problems, &Problem{File: at.file, Line: at.line, Column: at.column, Field: path, Reason: fmt.Sprintf(format, args...)})
+	d.problems = append(d.problems, &Problem{File: at.file, Line: at.line, Column: at.column, Field: path,
+		Reason: fmt.Sprintf(format, args...)})
 }
 
 // fixed complains about every difference in a field that cannot change live.
@@ -233,10 +234,12 @@ func (d *differ) namespaces(path, nqn string, from, to []Namespace) {
 		a := from[k]
 		d.fixed(join(p, "kv"), reflect.ValueOf(a.KV), reflect.ValueOf(b.KV), "needs a restart")
 		a.KV = b.KV
-		d.fixed(p, reflect.ValueOf(a), reflect.ValueOf(b), "makes it another namespace: give it another nsid, or remove it by one reload and add it by the next")
+		d.fixed(p, reflect.ValueOf(a), reflect.ValueOf(b), "makes it another namespace: give it another nsid, or "+
+			"remove it by one reload and add it by the next")
 		switch {
 		case b.Size != a.Size && b.Type == "kv":
-			d.problem(join(p, "size"), "%s, but a kv namespace keeps the size that it was made with; allowed: %s", b.Size, a.Size)
+			d.problem(join(p, "size"), "%s, but a kv namespace keeps the size that it was made with; allowed: %s",
+				b.Size, a.Size)
 		case b.Size > a.Size:
 			d.NamespacesGrown = append(d.NamespacesGrown, ns)
 		case b.Size < a.Size:

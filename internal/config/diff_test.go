@@ -42,15 +42,22 @@ func TestAReloadFollowsWhatCanChangeLive(t *testing.T) {
 		{"nothing", nil, "no change"},
 		{"order of hosts", []string{"[host-a, host-b]", "[host-b, host-a]"}, "no change"},
 		{"log level", []string{"level: info", "level: debug"}, "log level: debug"},
-		{"referral", []string{"log:", "discovery: {referrals: [{address: \"192.0.2.1:8009\"}]}\nlog:"}, "referrals changed"},
+		{"referral", []string{"log:", "discovery: {referrals: [{address: \"192.0.2.1:8009\"}]}\nlog:"},
+			"referrals changed"},
 		{"hosts", []string{"[host-a, host-b]", "[host-a]"}, "subsystem hosts changed: nqn.2026-11.example.jbofd:a"},
-		{"allow_any_host", []string{"allow_any_host: true", "hosts: [host-a]"}, "subsystem hosts changed: nqn.2026-11.example.jbofd:b"},
-		{"namespace added", []string{"nsid: 2, ssd: s, size: 64MiB, hosts: [host-a]}", "nsid: 2, ssd: s, size: 64MiB, hosts: [host-a]}\n      - {nsid: 7, ssd: t, size: 1MiB}"},
+		{"allow_any_host", []string{"allow_any_host: true", "hosts: [host-a]"},
+			"subsystem hosts changed: nqn.2026-11.example.jbofd:b"},
+		{"namespace added", []string{"nsid: 2, ssd: s, size: 64MiB, hosts: [host-a]}",
+			"nsid: 2, ssd: s, size: 64MiB, hosts: [host-a]}\n      - {nsid: 7, ssd: t, size: 1MiB}"},
 			"namespace added: nqn.2026-11.example.jbofd:a nsid 7 (1MiB)"},
-		{"namespace removed", []string{"      - {nsid: 1, ssd: s, size: 64MiB}\n", ""}, "namespace removed: nqn.2026-11.example.jbofd:a nsid 1 (64MiB)"},
-		{"namespace grown", []string{"nsid: 1, ssd: s, size: 64MiB", "nsid: 1, ssd: s, size: 65MiB"}, "namespace grown: nqn.2026-11.example.jbofd:a nsid 1 (65MiB)"},
-		{"namespace hosts", []string{"hosts: [host-a]}", "hosts: []}"}, "namespace hosts changed: nqn.2026-11.example.jbofd:a nsid 2 (64MiB)"},
-		{"subsystem renamed", []string{"jbofd:b", "jbofd:c"}, "subsystem added: nqn.2026-11.example.jbofd:c; subsystem removed: nqn.2026-11.example.jbofd:b"},
+		{"namespace removed", []string{"      - {nsid: 1, ssd: s, size: 64MiB}\n", ""},
+			"namespace removed: nqn.2026-11.example.jbofd:a nsid 1 (64MiB)"},
+		{"namespace grown", []string{"nsid: 1, ssd: s, size: 64MiB", "nsid: 1, ssd: s, size: 65MiB"},
+			"namespace grown: nqn.2026-11.example.jbofd:a nsid 1 (65MiB)"},
+		{"namespace hosts", []string{"hosts: [host-a]}", "hosts: []}"},
+			"namespace hosts changed: nqn.2026-11.example.jbofd:a nsid 2 (64MiB)"},
+		{"subsystem renamed", []string{"jbofd:b", "jbofd:c"}, "subsystem added: nqn.2026-11.example.jbofd:c; " +
+			"subsystem removed: nqn.2026-11.example.jbofd:b"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			got, err := Diff(mustParse(t, running), edit(t, c.pairs...))
@@ -66,7 +73,8 @@ func TestAReloadFollowsWhatCanChangeLive(t *testing.T) {
 
 func TestAReloadChangesTenants(t *testing.T) {
 	with := func(tenants string) *Config { return mustParse(t, running+"tenants: ["+tenants+"]\n") }
-	const gold, tin = "{name: gold, hosts: [host-a, host-b], weight: 4}", "{name: tin, hosts: [host-c], limits: {rw_ios_per_sec: 10}}"
+	const gold, tin = "{name: gold, hosts: [host-a, host-b], weight: 4}",
+		"{name: tin, hosts: [host-c], limits: {rw_ios_per_sec: 10}}"
 	before := with(gold + "," + tin)
 	for _, c := range []struct{ tenants, want string }{
 		{tin + ", {name: gold, hosts: [host-b, host-a], weight: 4}", "no change"},
@@ -74,7 +82,8 @@ func TestAReloadChangesTenants(t *testing.T) {
 		{"", "tenant removed: gold; tenant removed: tin"},
 		{gold + "," + tin + ", {name: new, hosts: [host-d]}", "tenant added: new"},
 		{gold + ", {name: tin, hosts: [host-c], limits: {rw_ios_per_sec: 11}}", "tenant changed: tin"},
-		{"{name: gold, hosts: [host-a], weight: 4}, {name: tin, hosts: [host-c, host-b], limits: {rw_ios_per_sec: 10}}", "tenant changed: gold; tenant changed: tin"},
+		{"{name: gold, hosts: [host-a], weight: 4}, {name: tin, hosts: [host-c, host-b], limits: {rw_ios_per_sec: 10}}",
+			"tenant changed: gold; tenant changed: tin"},
 		{"{name: gold, hosts: [host-a, host-b]}," + tin, "tenant changed: gold"},
 	} {
 		got, err := Diff(before, with(c.tenants))
@@ -88,7 +97,8 @@ func TestAReloadChangesTenants(t *testing.T) {
 }
 
 func TestAReloadRefusesWhatNeedsARestart(t *testing.T) {
-	to := edit(t, "log: {level: info}", "log: {level: debug, format: json}\nlimits: {stall_timeout: 5s, buffers: 64MiB}",
+	to := edit(t, "log: {level: info}", "log: {level: debug, format: json}\nlimits: {stall_timeout: 5s, "+
+		"buffers: 64MiB}",
 		"127.0.0.1:4420", "127.0.0.1:4421",
 		"{name: s, backend: mem, size: 1GiB}", "{name: s, backend: mem, size: 2GiB, fault: {seed: 2}}",
 		"nqn: nqn.2026-11.example.jbofd:b", "nqn: nqn.2026-11.example.jbofd:b\n    serial: X",
@@ -129,11 +139,13 @@ func TestAKVNamespaceKeepsItsSizeAndItsWays(t *testing.T) {
 
 func TestMovingAListOrAnSSDNeedsARestart(t *testing.T) {
 	for _, pairs := range [][]string{
-		{"  - {name: t, backend: mem, size: 1GiB}", "  - {name: t, backend: mem, size: 1GiB}\n  - {name: u, backend: mem, size: 1GiB}"},
+		{"  - {name: t, backend: mem, size: 1GiB}", "  - {name: t, backend: mem, size: 1GiB}\n  - {name: u, backend: " +
+			"mem, size: 1GiB}"},
 		{"  - {name: t, backend: mem, size: 1GiB}", "  - {name: t, backend: mem, size: 1GiB, kv_swap: 64MiB}"},
 		{`[{address: "127.0.0.1:4420"}]`, `[{address: "127.0.0.1:4420"}, {address: "127.0.0.1:4421"}]`},
 	} {
-		if _, err := Diff(mustParse(t, running), edit(t, pairs...)); err == nil || !strings.Contains(err.Error(), "which needs a restart") {
+		if _, err := Diff(mustParse(t, running), edit(t, pairs...)); err == nil ||
+			!strings.Contains(err.Error(), "which needs a restart") {
 			t.Errorf("%v: %v", pairs, err)
 		}
 	}

@@ -142,7 +142,8 @@ func section(b *strings.Builder, t reflect.Type, path, title, change string, com
 			allow = allowed(f)
 		}
 		name := t.Field(f.index).Name
-		fmt.Fprintf(b, "| `%s` | %s | %s | %s | %s | %s |\n", f.key, what, def, allow, state, meaning(comments[t.Name()+"."+name], name))
+		fmt.Fprintf(b, "| `%s` | %s | %s | %s | %s | %s |\n", f.key, what, def, allow, state,
+			meaning(comments[t.Name()+"."+name], name))
 	}
 	b.WriteString("\n")
 	for _, s := range subs {

@@ -16,7 +16,8 @@ const modelMapShare = 500
 func (v *validator) machine(m Machine) {
 	if m.NoRDMA != "" {
 		for i, l := range v.c.Listeners {
-			if p := join(index("listeners", i), "transport"); l.Transport == "rdma" && v.ok(index("listeners", i)) && v.ok(p) {
+			if p := join(index("listeners", i), "transport"); l.Transport == "rdma" && v.ok(index("listeners", i)) &&
+				v.ok(p) {
 				v.complain(p, "rdma, but %s; allowed: tcp", m.NoRDMA)
 			}
 		}
@@ -43,7 +44,8 @@ func (v *validator) machine(m Machine) {
 			need += s.Size / modelMapShare
 		}
 		if need > have-sum { // neither side overflows
-			v.complain(p, "%s is too large for a drive in memory: limits.buffers and the drives in memory before it take %s "+
+			v.complain(p, "%s is too large for a drive in memory: limits.buffers and the drives in memory before it "+
+				"take %s "+
 				"of the %s that this machine has; allowed: less than %s", s.Size, sum, have, have-sum)
 			return
 		}

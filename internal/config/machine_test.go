@@ -11,8 +11,10 @@ func TestWhatTheMachineLacksIsRefused(t *testing.T) {
 		machine    Machine
 		want       string // empty: valid
 	}{
-		{"buffers", minimal + "limits: {buffers: 64GiB}", Machine{MemoryBytes: 24 << 30}, "limits.buffers: 64GiB is more than the memory of this machine; allowed: less than 24GiB"},
-		{"a drive in memory", minimal, Machine{MemoryBytes: 1 << 30}, "ssds[0].size: 1GiB is too large for a drive in memory"},
+		{"buffers", minimal + "limits: {buffers: 64GiB}", Machine{MemoryBytes: 24 << 30},
+			"limits.buffers: 64GiB is more than the memory of this machine; allowed: less than 24GiB"},
+		{"a drive in memory", minimal, Machine{MemoryBytes: 1 << 30}, "ssds[0].size: 1GiB is too large for a drive " +
+			"in memory"},
 		{"drives in memory together", `
 listeners: [{address: "127.0.0.1:0"}]
 ssds:
@@ -28,9 +30,11 @@ ssds:
 `, Machine{MemoryBytes: 3 << 30}, "ssds[0].size: 8388607TiB is too large"},
 		{"enough", minimal, Machine{MemoryBytes: 2 << 30}, ""},
 		{"unknown memory", minimal + "limits: {buffers: 64GiB}", Machine{}, ""},
-		{"rdma in a binary without it", strings.Replace(minimal, "{address", "{transport: rdma, address", 1), Machine{NoRDMA: "this jbofd is built without rdma"},
+		{"rdma in a binary without it", strings.Replace(minimal, "{address", "{transport: rdma, address", 1),
+			Machine{NoRDMA: "this jbofd is built without rdma"},
 			"listeners[0].transport: rdma, but this jbofd is built without rdma; allowed: tcp"},
-		{"rdma in a binary with it", strings.Replace(minimal, "{address", "{transport: rdma, address", 1), Machine{}, ""},
+		{"rdma in a binary with it", strings.Replace(minimal, "{address", "{transport: rdma, address", 1), Machine{},
+			""},
 	} {
 		_, err := ParseFor(c.machine, "test.yaml", []byte(c.text), nil)
 		if c.want == "" && err != nil || c.want != "" && (err == nil || !strings.Contains(err.Error(), c.want)) {

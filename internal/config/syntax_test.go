@@ -82,7 +82,8 @@ func TestAFileTooLargeIsRefusedUnread(t *testing.T) {
 
 // TestManyNamespacesAreNoBomb: bounds must not refuse what a large box needs.
 func TestManyNamespacesAreNoBomb(t *testing.T) {
-	text := "listeners: [{address: \"127.0.0.1:0\"}]\nssds:\n" + distinct(40, "  - {name: s%d, backend: file, path: /dev/nvme%[1]dn1}\n") + "subsystems:\n"
+	text := "listeners: [{address: \"127.0.0.1:0\"}]\nssds:\n" +
+		distinct(40, "  - {name: s%d, backend: file, path: /dev/nvme%[1]dn1}\n") + "subsystems:\n"
 	for i := range 1000 {
 		text += fmt.Sprintf("  - nqn: nqn.2026-11.example.jbofd:s%d\n    hosts:\n", i) +
 			distinct(50, "      - nqn.2014-08.org.nvmexpress:uuid:6f8b1c1e-6c29-4b5a-9a55-0d7f3f4f%04d\n") +
@@ -97,16 +98,19 @@ func TestAByteOrderMarkIsIgnoredAndOtherEncodingsAreNamed(t *testing.T) {
 	if _, err := Parse("bom.yaml", []byte("\uFEFF"+strings.TrimPrefix(minimal, "\n"))); err != nil {
 		t.Errorf("with a byte order mark: %v", err)
 	}
-	if _, err := Parse("utf16.yaml", []byte{0xff, 0xfe, 'n', 0}); err == nil || !strings.Contains(err.Error(), "UTF-16") {
+	if _, err := Parse("utf16.yaml", []byte{0xff, 0xfe, 'n', 0}); err == nil ||
+		!strings.Contains(err.Error(), "UTF-16") {
 		t.Errorf("UTF-16: %v", err)
 	}
-	if _, err := Parse("latin1.yaml", []byte("node: {name: \xe9}\n")); err == nil || !strings.Contains(err.Error(), "UTF-8") {
+	if _, err := Parse("latin1.yaml", []byte("node: {name: \xe9}\n")); err == nil ||
+		!strings.Contains(err.Error(), "UTF-8") {
 		t.Errorf("Latin 1: %v", err)
 	}
 }
 
 func TestAHundredProblemsAreShownAndTheRestCounted(t *testing.T) {
-	_, err := Parse("x", []byte("listeners: [{address: \"127.0.0.1:0\"}]\nssds:\n"+distinct(250, "  - {name: s%d, backend: mem}\n")))
+	_, err := Parse("x", []byte("listeners: [{address: \"127.0.0.1:0\"}]\nssds:\n"+
+		distinct(250, "  - {name: s%d, backend: mem}\n")))
 	if err == nil {
 		t.Fatal("accepted")
 	}

@@ -61,7 +61,8 @@ func (u *unique) add(path, value string) {
 		return
 	}
 	if first, dup := u.seen[value]; dup {
-		u.v.complain(path, "%q is given twice, first as %s at %s; allowed: each %s once", value, first, u.v.line(first), u.what)
+		u.v.complain(path, "%q is given twice, first as %s at %s; allowed: each %s once", value, first, u.v.line(first),
+			u.what)
 		return
 	}
 	u.seen[value] = path
@@ -91,7 +92,8 @@ func (v *validator) all() {
 		}
 		v.nqn(join(p, "nqn"), r.NQN)
 		if a := v.address(join(p, "address"), r.Address); a.IsValid() && (a.Port() == 0 || a.Addr().IsUnspecified()) {
-			v.complain(join(p, "address"), "%q cannot be connected to; allowed: the address and port of another discovery service", r.Address)
+			v.complain(join(p, "address"), "%q cannot be connected to; allowed: the address and port of another "+
+				"discovery service", r.Address)
 		}
 	}
 	v.ssds()
@@ -127,9 +129,11 @@ func (v *validator) addresses() {
 			return
 		}
 		for _, o := range all {
-			same := o.addr.Addr().Unmap() == a.Addr().Unmap() || o.addr.Addr().IsUnspecified() || a.Addr().IsUnspecified()
+			same := o.addr.Addr().Unmap() == a.Addr().Unmap() || o.addr.Addr().IsUnspecified() ||
+				a.Addr().IsUnspecified()
 			if same && rdma == o.rdma && a.Port() != 0 && a.Port() == o.addr.Port() {
-				v.complain(path, "%q collides with %s %q at %s; allowed: an address and port of its own", s, o.path, o.addr, v.line(o.path))
+				v.complain(path, "%q collides with %s %q at %s; allowed: an address and port of its own", s, o.path,
+					o.addr, v.line(o.path))
 				return
 			}
 		}
@@ -182,7 +186,8 @@ func (v *validator) ssds() {
 				v.complain(join(p, "path"), "%q, but backend %s has none; allowed: leave it out", s.Path, s.Backend)
 			}
 			if s.Create {
-				v.complain(join(p, "create"), "true, but backend %s is always made anew; allowed: leave it out", s.Backend)
+				v.complain(join(p, "create"), "true, but backend %s is always made anew; allowed: leave it out",
+					s.Backend)
 			}
 			if given("engine") && s.Engine != "auto" {
 				v.complain(join(p, "engine"), "%q, but backend %s has none; allowed: leave it out", s.Engine, s.Backend)
@@ -196,7 +201,8 @@ func (v *validator) ssds() {
 				sizeOK = false
 			}
 			if sizeOK && s.Backend == "model" && (s.Size < minModelBytes || s.Size > maxModelBytes) {
-				v.complain(join(p, "size"), "%s is not the size of a drive that can be emulated; allowed: %s to %s", s.Size, minModelBytes, maxModelBytes)
+				v.complain(join(p, "size"), "%s is not the size of a drive that can be emulated; allowed: %s to %s",
+					s.Size, minModelBytes, maxModelBytes)
 				sizeOK = false
 			}
 		case "file":
@@ -210,7 +216,8 @@ func (v *validator) ssds() {
 				}
 			}
 			if sizeOK && s.Create && s.Size == 0 {
-				v.complain(join(p, "size"), "missing; create needs it: a size of %s or more", Bytes(label.MinDeviceBytes))
+				v.complain(join(p, "size"), "missing; create needs it: a size of %s or more",
+					Bytes(label.MinDeviceBytes))
 				sizeOK = false
 			}
 		}
@@ -219,14 +226,17 @@ func (v *validator) ssds() {
 				v.complain(join(p, "preset"), "%q, but backend %s has none; allowed: leave it out", s.Preset, s.Backend)
 			}
 			if given("condition") && s.Condition != "clean" {
-				v.complain(join(p, "condition"), "%q, but backend %s has none; allowed: leave it out", s.Condition, s.Backend)
+				v.complain(join(p, "condition"), "%q, but backend %s has none; allowed: leave it out", s.Condition,
+					s.Backend)
 			}
 			if given("slowdown") && s.Slowdown != 1 {
-				v.complain(join(p, "slowdown"), "%d, but backend %s has none; allowed: leave it out", s.Slowdown, s.Backend)
+				v.complain(join(p, "slowdown"), "%d, but backend %s has none; allowed: leave it out", s.Slowdown,
+					s.Backend)
 			}
 		}
 		if sizeOK && s.Size != 0 && (s.Size < label.MinDeviceBytes || s.Size%sizeAlign != 0) {
-			v.complain(join(p, "size"), "%s is not a drive's size; allowed: a multiple of %s, %s or more", s.Size, sizeAlign, Bytes(label.MinDeviceBytes))
+			v.complain(join(p, "size"), "%s is not a drive's size; allowed: a multiple of %s, %s or more", s.Size,
+				sizeAlign, Bytes(label.MinDeviceBytes))
 		}
 	}
 }
@@ -242,11 +252,14 @@ func (v *validator) swap(path string, s SSD, n int) {
 	switch {
 	case !v.ok(path):
 	case s.KVSwap < minSwap || s.KVSwap%label.AlignBytes != 0:
-		v.complain(path, "%s is not the size of a swap area; allowed: 0, or a multiple of %s, %s or more", s.KVSwap, Bytes(label.AlignBytes), minSwap)
+		v.complain(path, "%s is not the size of a swap area; allowed: 0, or a multiple of %s, %s or more", s.KVSwap,
+			Bytes(label.AlignBytes), minSwap)
 	case len(v.c.SSDs) == 1:
-		v.complain(path, "%s, but there is no other drive whose namespaces could use it; allowed: 0, or configure another drive", s.KVSwap)
+		v.complain(path, "%s, but there is no other drive whose namespaces could use it; allowed: 0, or configure "+
+			"another drive", s.KVSwap)
 	case n > maxSwapDrives:
-		v.complain(path, "%s, but %d drives before have a swap area; allowed: at most %d", s.KVSwap, maxSwapDrives, maxSwapDrives)
+		v.complain(path, "%s, but %d drives before have a swap area; allowed: at most %d", s.KVSwap, maxSwapDrives,
+			maxSwapDrives)
 	}
 }
 
@@ -292,7 +305,8 @@ func (v *validator) subsystems() {
 			v.complain(join(p, "allow_any_host"), "true, but hosts names %d; allowed: one of the two", len(s.Hosts))
 		}
 		if !s.AllowAnyHost && len(s.Hosts) == 0 && v.ok(join(p, "hosts")) && v.ok(join(p, "allow_any_host")) {
-			v.complain(p, "no host may connect: neither hosts nor allow_any_host is given; allowed: one of the two, or leave the subsystem out")
+			v.complain(p, "no host may connect: neither hosts nor allow_any_host is given; allowed: one of the two, "+
+				"or leave the subsystem out")
 		}
 		nsids := v.unique("NSID of a subsystem")
 		for j, n := range s.Namespaces {
@@ -304,10 +318,12 @@ func (v *validator) subsystems() {
 				nsids.add(join(np, "nsid"), strconv.FormatUint(uint64(n.NSID), 10))
 			}
 			if path := join(np, "ssd"); v.ok(path) && !ssds[n.SSD] {
-				v.complain(path, "%q is no ssd; allowed: %s", n.SSD, anyOf(ssdNames, "a name under ssds, which has none"))
+				v.complain(path, "%q is no ssd; allowed: %s", n.SSD,
+					anyOf(ssdNames, "a name under ssds, which has none"))
 			}
 			if path := join(np, "size"); v.ok(path) && n.Size%label.AlignBytes != 0 {
-				v.complain(path, "%s does not fit the drive's table of extents; allowed: a multiple of %s", n.Size, Bytes(label.AlignBytes))
+				v.complain(path, "%s does not fit the drive's table of extents; allowed: a multiple of %s", n.Size,
+					Bytes(label.AlignBytes))
 			}
 			if path := join(np, "size"); v.ok(path) && n.Type == "kv" && n.Size < minKV {
 				v.complain(path, "%s is too small for type kv; allowed: %s or more", n.Size, minKV)
@@ -316,7 +332,8 @@ func (v *validator) subsystems() {
 			v.visible(join(np, "hosts"), s, n)
 			if path := join(np, "uuid"); v.ok(path) && n.UUID != "" {
 				if !uuidForm.MatchString(n.UUID) || strings.Trim(n.UUID, "0-") == "" {
-					v.complain(path, "%q is not a UUID; allowed: as in 6f8b1c1e-6c29-4b5a-9a55-0d7f3f4f2c11, not all zero", n.UUID)
+					v.complain(path, "%q is not a UUID; allowed: as in 6f8b1c1e-6c29-4b5a-9a55-0d7f3f4f2c11, not "+
+						"all zero", n.UUID)
 				} else {
 					uuids.add(path, strings.ToLower(n.UUID))
 				}
@@ -358,7 +375,8 @@ var ownForm = regexp.MustCompile(`^nqn\.[0-9]{4}-(0[1-9]|1[0-2])\.[^\s:]+:[^\s]+
 
 func (v *validator) ownNQN(path, s string) {
 	if v.ok(path) && (nvme.CheckNQN(s) != nil || !ownForm.MatchString(s)) {
-		v.complain(path, "%q is not a subsystem's NQN; allowed: nqn.YYYY-MM.reverse.domain:text, at most %d bytes of UTF-8", s, nvme.MaxNQNLen)
+		v.complain(path, "%q is not a subsystem's NQN; allowed: nqn.YYYY-MM.reverse.domain:text, at most %d bytes "+
+			"of UTF-8", s, nvme.MaxNQNLen)
 	}
 }
 
@@ -400,7 +418,9 @@ func (v *validator) extents() {
 	on := map[string]*need{}
 	for i, s := range v.c.SSDs {
 		if p := index("ssds", i); s.KVSwap > 0 && v.ok(p) && v.ok(join(p, "kv_swap")) && on[s.Name] == nil {
-			on[s.Name] = &need{sum: s.KVSwap, names: []string{fmt.Sprintf("its swap area (%s, %s)", s.KVSwap, v.line(join(p, "kv_swap")))}, last: join(p, "kv_swap")}
+			on[s.Name] = &need{sum: s.KVSwap,
+				names: []string{fmt.Sprintf("its swap area (%s, %s)", s.KVSwap, v.line(join(p, "kv_swap")))},
+				last:  join(p, "kv_swap")}
 		}
 	}
 	for i, s := range v.c.Subsystems {
@@ -432,11 +452,13 @@ func (v *validator) extents() {
 			if s.KVSwap > 0 {
 				what = "namespaces and swap area"
 			}
-			v.complain(d.last, "%s on ssd %s would overlap, they do not fit side by side: %s; allowed: %s together, which is its size without the labels",
+			v.complain(d.last, "%s on ssd %s would overlap, they do not fit side by side: %s; allowed: %s together, "+
+				"which is its size without the labels",
 				what, s.Name, strings.Join(d.names, ", "), room)
 		}
 		if len(d.names) > label.MaxExtents {
-			v.complain(d.last, "%d namespaces and swap areas on ssd %s; allowed: at most %d on one drive", len(d.names), s.Name, label.MaxExtents)
+			v.complain(d.last, "%d namespaces and swap areas on ssd %s; allowed: at most %d on one drive", len(d.names),
+				s.Name, label.MaxExtents)
 		}
 	}
 }
@@ -490,10 +512,12 @@ func (v *validator) limits() {
 	size := func(n int64) string { return Bytes(n).String() }
 	count := func(n int64) string { return strconv.FormatInt(n, 10) }
 	if v.ok("limits.mdts") && v.ok("limits.buffers") && l.Buffers < 4*l.MDTS {
-		v.complain("limits.buffers", "%s holds less than four transfers of limits.mdts %s; allowed: %s or more", l.Buffers, l.MDTS, 4*l.MDTS)
+		v.complain("limits.buffers", "%s holds less than four transfers of limits.mdts %s; allowed: %s or more",
+			l.Buffers, l.MDTS, 4*l.MDTS)
 	}
 	atMost("in_capsule_bytes", int64(l.InCapsuleBytes), "receive_buffer", int64(l.ReceiveBuffer-256), size)
 	atMost("connections_per_host", int64(l.ConnectionsPerHost), "connections", int64(l.Connections), count)
 	atMost("pending_per_address", int64(l.PendingPerAddress), "pending_connections", int64(l.PendingConnections), count)
-	atMost("discovery_per_address", int64(l.DiscoveryPerAddress), "discovery_controllers", int64(l.DiscoveryControllers), count)
+	atMost("discovery_per_address", int64(l.DiscoveryPerAddress), "discovery_controllers",
+		int64(l.DiscoveryControllers), count)
 }

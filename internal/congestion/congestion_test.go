@@ -51,7 +51,8 @@ func TestMonitorSignalsWhenLatencyCrossesTheThreshold(t *testing.T) {
 	}
 }
 
-var limits = RateLimits{StartBytesPerSec: 1048576000, MinBytesPerSec: 52428800, MaxBytesPerSec: 4294967296, WindowBytes: 16777216}
+var limits = RateLimits{StartBytesPerSec: 1048576000, MinBytesPerSec: 52428800, MaxBytesPerSec: 4294967296,
+	WindowBytes: 16777216}
 
 func TestTargetRateMovesByTheBytesCompleted(t *testing.T) {
 	r := NewRate(limits)
@@ -138,7 +139,8 @@ func TestWriteCostFallsByHalvesAndRisesHalfway(t *testing.T) {
 			t.Fatalf("period %d: cost %d, want %d", i, w.Cost(), want)
 		}
 	}
-	for i, want := range []int64{5 * CostOne, 7 * CostOne, 8 * CostOne, 8.5 * CostOne, 8.75 * CostOne, 8.875 * CostOne} {
+	for i, want := range []int64{5 * CostOne, 7 * CostOne, 8 * CostOne, 8.5 * CostOne, 8.75 * CostOne,
+		8.875 * CostOne} {
 		w.Read()
 		w.Write(100_000)
 		w.Write(500_000) // 300 µs on average

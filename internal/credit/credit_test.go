@@ -65,7 +65,8 @@ func TestCreditHalvesWhileNothingIsOutstanding(t *testing.T) {
 	for _, x := range []struct {
 		at   int64
 		want int
-	}{{5 + HalfLifeNS - 1, 64}, {5 + HalfLifeNS, 32}, {5 + 2*HalfLifeNS - 1, 32}, {5 + 4*HalfLifeNS, 4}, {5 + 100*HalfLifeNS, 1}} {
+	}{{5 + HalfLifeNS - 1, 64}, {5 + HalfLifeNS, 32}, {5 + 2*HalfLifeNS - 1, 32}, {5 + 4*HalfLifeNS, 4},
+		{5 + 100*HalfLifeNS, 1}} {
 		if got := w.Credit(x.at); got != x.want {
 			t.Errorf("%d ns after the grant: %d, want %d", x.at-5, got, x.want)
 		}

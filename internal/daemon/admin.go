@@ -48,10 +48,12 @@ func (n *Node) bindAdmin() error {
 		return errors.Join(fmt.Errorf("admin.socket: %w", err), l.Close())
 	}
 	mux := n.adminAPI()
-	srv := &http.Server{ReadTimeout: 5 * time.Second, WriteTimeout: 30 * time.Second, MaxHeaderBytes: 8 << 10, ErrorLog: slog.NewLogLogger(n.log.Handler(), slog.LevelWarn)}
+	srv := &http.Server{ReadTimeout: 5 * time.Second, WriteTimeout: 30 * time.Second, MaxHeaderBytes: 8 << 10,
+		ErrorLog: slog.NewLogLogger(n.log.Handler(), slog.LevelWarn)}
 	srv.Handler = http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if !n.started.Load() && r.URL.Path != admin.PathStatus {
-			writeJSON(w, http.StatusServiceUnavailable, admin.Answer{APIVersion: admin.Version, Error: "the daemon is starting; try again in a moment"})
+			writeJSON(w, http.StatusServiceUnavailable,
+				admin.Answer{APIVersion: admin.Version, Error: "the daemon is starting; try again in a moment"})
 			return
 		}
 		mux.ServeHTTP(w, r)
@@ -78,7 +80,10 @@ func (n *Node) bindAdmin() error {
 func (n *Node) adminAPI() *http.ServeMux {
 	mux := http.NewServeMux()
 	get := func(pattern string, answer func() any) {
-		mux.HandleFunc("GET "+pattern, func(w http.ResponseWriter, _ *http.Request) { writeJSON(w, http.StatusOK, answer()) })
+		mux.HandleFunc("GET "+pattern, func(w http.ResponseWriter,
+			_ *http.Request) {
+			writeJSON(w, http.StatusOK, answer())
+		})
 	}
 	get(admin.PathStatus, n.status)
 	get(admin.PathSSDs, n.listSSDs)
@@ -104,7 +109,8 @@ func (n *Node) adminAPI() *http.ServeMux {
 	change(admin.PathReload, func(r *http.Request) (any, error) {
 		dryRun, err := strconv.ParseBool(cmp.Or(r.URL.Query().Get(admin.ParamDryRun), "false"))
 		if err != nil {
-			return nil, fmt.Errorf("%s is %q, must be true or false", admin.ParamDryRun, r.URL.Query().Get(admin.ParamDryRun))
+			return nil, fmt.Errorf("%s is %q, must be true or false", admin.ParamDryRun,
+				r.URL.Query().Get(admin.ParamDryRun))
 		}
 		changes, err := n.Reload("admin socket", dryRun)
 		return admin.Reload{APIVersion: admin.Version, DryRun: dryRun, Changes: changesOf(changes)}, err
@@ -161,8 +167,9 @@ func (n *Node) config() *config.Config {
 }
 
 func (n *Node) status() any {
-	s := admin.Status{APIVersion: admin.Version, Version: n.opts.Version, Node: n.config().Node.Name, Addresses: admin.Addresses(n.addrs),
-		Reasons: n.reasons()}
+	s := admin.Status{APIVersion: admin.Version, Version: n.opts.Version, Node: n.config().Node.Name,
+		Addresses: admin.Addresses(n.addrs),
+		Reasons:   n.reasons()}
 	if n.started.Load() {
 		s.BufferBytesInUse = n.pool.Stats().InUseBytes
 		s.Connections, s.Controllers, s.Hosts = n.service.Counts()
@@ -198,7 +205,8 @@ func (n *Node) listSSDs() any {
 			a.Error = err.Error()
 		}
 		for _, e := range lab.Extents {
-			a.Extents = append(a.Extents, admin.Extent{UUID: e.UUID.String(), Use: e.Use.String(), StartBytes: e.StartBytes,
+			a.Extents = append(a.Extents, admin.Extent{UUID: e.UUID.String(), Use: e.Use.String(),
+				StartBytes:  e.StartBytes,
 				LengthBytes: e.LengthBytes, NSID: e.NSID, NQN: e.NQN, Configured: standsOn(cfg, d.name, e)})
 		}
 		l.Items = append(l.Items, a)
@@ -224,7 +232,8 @@ func standsOn(cfg *config.Config, ssd string, e label.Extent) bool {
 func (n *Node) listSubsystems() any {
 	l := admin.List[admin.Subsystem]{APIVersion: admin.Version, Items: []admin.Subsystem{}}
 	for _, sc := range n.config().Subsystems {
-		s := admin.Subsystem{NQN: sc.NQN, AllowAnyHost: sc.AllowAnyHost, Hosts: list(sc.Hosts), Namespaces: []admin.Namespace{}}
+		s := admin.Subsystem{NQN: sc.NQN, AllowAnyHost: sc.AllowAnyHost, Hosts: list(sc.Hosts),
+			Namespaces: []admin.Namespace{}}
 		for _, nc := range sc.Namespaces {
 			s.Namespaces = append(s.Namespaces, n.namespaceInfo(sc.NQN, nc))
 		}
@@ -237,7 +246,8 @@ func (n *Node) listSubsystems() any {
 func list(s []string) []string { return append([]string{}, s...) }
 
 func (n *Node) namespaceInfo(nqn string, nc config.Namespace) admin.Namespace {
-	i := admin.Namespace{NSID: nc.NSID, SSD: nc.SSD, SizeBytes: int64(nc.Size), Type: nc.Type, BlockSize: nc.BlockSize, Hosts: list(nc.Hosts)}
+	i := admin.Namespace{NSID: nc.NSID, SSD: nc.SSD, SizeBytes: int64(nc.Size), Type: nc.Type, BlockSize: nc.BlockSize,
+		Hosts: list(nc.Hosts)}
 	if nc.Type == "kv" {
 		i.BlockSize = 0
 	}
@@ -296,7 +306,8 @@ func (n *Node) DeleteNamespace(name string) error {
 			return fmt.Errorf("%s is a swap area of ssd %s, not a namespace: see jbofctl swap", name, d.name)
 		}
 		if standsOn(n.cfg, d.name, e) {
-			return fmt.Errorf("namespace %s is configured (subsystem %s, nsid %d): take it out of the configuration and reload first", name, e.NQN, e.NSID)
+			return fmt.Errorf("namespace %s is configured (subsystem %s, nsid %d): take it out of the configuration "+
+				"and reload first", name, e.NQN, e.NSID)
 		}
 		if err := n.erase(d.drive, e.StartBytes, e.LengthBytes); err != nil {
 			return fmt.Errorf("ssd %s: erase namespace %s: %w", d.name, name, err)
@@ -309,7 +320,8 @@ func (n *Node) DeleteNamespace(name string) error {
 				a.Forget(e.UUID)
 			}
 		}
-		n.log.Info("namespace deleted, its extent is free", "ssd", d.name, "uuid", name, "subsystem", e.NQN, "nsid", e.NSID,
+		n.log.Info("namespace deleted, its extent is free", "ssd", d.name, "uuid", name, "subsystem", e.NQN, "nsid",
+			e.NSID,
 			"size", config.Bytes(e.LengthBytes).String())
 		return nil
 	}

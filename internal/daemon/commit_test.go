@@ -30,7 +30,8 @@ func TestALabelThatCannotBeWrittenLeavesTheOthersAsTheyWere(t *testing.T) {
 					t.Error(err)
 				}
 			})
-			e := label.Extent{UUID: label.NewUUID(), LengthBytes: old, NSID: 1, Use: label.Block, BlockShift: 12, NQN: "nqn.2026-11.example.jbofd:test"}
+			e := label.Extent{UUID: label.NewUUID(), LengthBytes: old, NSID: 1, Use: label.Block, BlockShift: 12,
+				NQN: "nqn.2026-11.example.jbofd:test"}
 			if err := store.Update(func(l *label.Label) error {
 				_, err := l.Allocate(e)
 				return err

@@ -167,7 +167,8 @@ func watchdog() (stop func()) {
 // start builds a node and lets hosts connect. On error it closes whatever it has opened.
 func start(opts Options) (_ *Node, err error) {
 	cfg := opts.Config
-	n := &Node{opts: opts, cfg: cfg, level: new(slog.LevelVar), stopping: make(chan struct{}), endAdmin: func() {}, stores: stores{open: map[uuid.UUID]*store{}, left: map[uuid.UUID]leftOut{}}}
+	n := &Node{opts: opts, cfg: cfg, level: new(slog.LevelVar), stopping: make(chan struct{}), endAdmin: func() {},
+		stores: stores{open: map[uuid.UUID]*store{}, left: map[uuid.UUID]leftOut{}}}
 	n.beginStop = sync.OnceFunc(func() { close(n.stopping) })
 	defer func() {
 		if err != nil {
@@ -176,7 +177,8 @@ func start(opts Options) (_ *Node, err error) {
 	}()
 	n.setLevel(cfg.Log.Level)
 	n.log = NewLog(opts.Stderr, cfg.Log.Format, n.level).With("node", cfg.Node.Name)
-	n.tel = telemetry.New(telemetry.Options{Version: opts.Version, Commit: opts.Commit, Node: cfg.Node.Name, MaxTenants: cfg.Metrics.MaxTenants})
+	n.tel = telemetry.New(telemetry.Options{Version: opts.Version, Commit: opts.Commit, Node: cfg.Node.Name,
+		MaxTenants: cfg.Metrics.MaxTenants})
 	// Addresses and the admin socket are bound before a drive is opened: a second daemon, or one with a wrong address,
 	// must fail before it labels a drive.
 	if err := n.bindMetrics(); err != nil {
@@ -200,7 +202,8 @@ func start(opts Options) (_ *Node, err error) {
 	})
 	n.tel.SetBuffers(func() telemetry.BufferStats {
 		s := n.pool.Stats()
-		return telemetry.BufferStats{TotalBytes: s.TotalBytes, InUseBytes: s.InUseBytes, TakenBytes: s.TakenBytes, ArenaBytes: s.ArenaBytes, Waits: s.Waits}
+		return telemetry.BufferStats{TotalBytes: s.TotalBytes, InUseBytes: s.InUseBytes, TakenBytes: s.TakenBytes,
+			ArenaBytes: s.ArenaBytes, Waits: s.Waits}
 	})
 	if err := n.openDrives(); err != nil {
 		return nil, err
@@ -280,25 +283,31 @@ func (n *Node) startTarget() error {
 		DiscoveryIdleMS: uint32(cfg.Limits.DiscoveryIdleTimeout.Milliseconds()),
 		WallMS:          began.UnixMilli(),
 	})
-	peers := slog.New(telemetry.LimitHandler(n.log.Handler(), telemetry.LimitOptions{Lines: cfg.Log.PeerLinesPerSec, Dropped: n.tel.LogDropped}))
+	peers := slog.New(telemetry.LimitHandler(n.log.Handler(),
+		telemetry.LimitOptions{Lines: cfg.Log.PeerLinesPerSec, Dropped: n.tel.LogDropped}))
 	n.service = target.New(target.Config{
 		Target: machine, SSDs: n.owners(), Pool: n.pool, Log: peers,
 		Clock: func() int64 { return int64(time.Since(began)) },
 		Events: target.Events{KeepAliveExpired: func(c *nvmeof.Controller, idle time.Duration) {
 			n.tel.KeepAliveTimeout()
-			peers.Warn("keep alive timeout: association closed", "host", c.HostNQN, "subsystem", c.SubNQN, "cntlid", c.ID,
-				"idle", idle.Round(time.Millisecond).String(), "kato", (time.Duration(c.KATOMS()) * time.Millisecond).String(), "last_command", c.LastCommand())
+			peers.Warn("keep alive timeout: association closed", "host", c.HostNQN, "subsystem", c.SubNQN, "cntlid",
+				c.ID,
+				"idle", idle.Round(time.Millisecond).String(), "kato",
+				(time.Duration(c.KATOMS()) * time.Millisecond).String(), "last_command", c.LastCommand())
 		}, Overdue: func(c *nvmeof.Controller, what string, inFlight int) {
-			peers.Error("commands that a drive has do not end", "what", what, "host", c.HostNQN, "subsystem", c.SubNQN, "cntlid", c.ID,
+			peers.Error("commands that a drive has do not end", "what", what, "host", c.HostNQN, "subsystem", c.SubNQN,
+				"cntlid", c.ID,
 				"in_flight", inFlight)
 		}},
 	})
 	n.closing(n.service.Close)
-	admission := connection.NewAdmission(connection.AdmissionLimits{Connections: cfg.Limits.Connections, PerHost: cfg.Limits.ConnectionsPerHost,
+	admission := connection.NewAdmission(connection.AdmissionLimits{Connections: cfg.Limits.Connections,
+		PerHost: cfg.Limits.ConnectionsPerHost,
 		Pending: cfg.Limits.PendingConnections, PendingPerAddress: cfg.Limits.PendingPerAddress}, n.tel)
 	var err error
 	n.tcp, err = serve.New(serve.Config{
-		Machine:   tcp.Config{InCapsuleBytes: int(cfg.Limits.InCapsuleBytes), MaxH2CDataBytes: uint32(cfg.Limits.MDTS), Limits: limits},
+		Machine: tcp.Config{InCapsuleBytes: int(cfg.Limits.InCapsuleBytes), MaxH2CDataBytes: uint32(cfg.Limits.MDTS),
+			Limits: limits},
 		Admission: admission,
 		// Twice the pending connections, since those that were evicted take a moment to close.
 		MaxSockets:       cfg.Limits.Connections + 2*(cfg.Limits.PendingConnections+cfg.Limits.DiscoveryControllers),
@@ -338,7 +347,8 @@ func digest(parts ...string) (b [16]byte) {
 
 // stop drains the connections, ends the associations and closes stores and drives.
 func (n *Node) stop() {
-	n.log.Info("stopping: new connections are refused, outstanding commands complete", "drain_timeout", n.cfg.Limits.DrainTimeout.String())
+	n.log.Info("stopping: new connections are refused, outstanding commands complete", "drain_timeout",
+		n.cfg.Limits.DrainTimeout.String())
 	n.tel.Health().Block("daemon", "draining")
 	ctx, cancel := context.WithTimeout(context.Background(), n.cfg.Limits.DrainTimeout)
 	defer cancel()

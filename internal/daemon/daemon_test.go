@@ -62,7 +62,8 @@ func newWorld(t *testing.T) *world {
 			case <-tick.C:
 			case <-late:
 				stacks := make([]byte, 1<<20)
-				t.Errorf("%d goroutines, before %d; open files %v, before %v\n%s", runtime.NumGoroutine(), goroutines, openFiles(t), files, stacks[:runtime.Stack(stacks, true)])
+				t.Errorf("%d goroutines, before %d; open files %v, before %v\n%s", runtime.NumGoroutine(), goroutines,
+					openFiles(t), files, stacks[:runtime.Stack(stacks, true)])
 				return
 			}
 		}
@@ -83,7 +84,8 @@ func openFiles(t *testing.T) (names []string) {
 	}
 	for _, e := range entries {
 		name, err := os.Readlink("/proc/self/fd/" + e.Name())
-		if err != nil || strings.Contains(name, "/proc/") || strings.Contains(name, "eventpoll") || strings.Contains(name, "eventfd") && len(entries) < 3 {
+		if err != nil || strings.Contains(name, "/proc/") || strings.Contains(name, "eventpoll") ||
+			strings.Contains(name, "eventfd") && len(entries) < 3 {
 			continue
 		}
 		names = append(names, name)
@@ -96,7 +98,8 @@ func openFiles(t *testing.T) (names []string) {
 func (w *world) configure(ssds []string, namespaces []string, more ...string) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	text := fmt.Sprintf("node: {name: test, data_dir: %s}\nmetrics: {address: \"127.0.0.1:0\"}\nadmin: {socket: %s}\ndiscovery: {address: \"127.0.0.1:0\"}\nlisteners: [{address: \"127.0.0.1:0\"}]\nssds:\n",
+	text := fmt.Sprintf("node: {name: test, data_dir: %s}\nmetrics: {address: \"127.0.0.1:0\"}\nadmin: {socket: "+
+		"%s}\ndiscovery: {address: \"127.0.0.1:0\"}\nlisteners: [{address: \"127.0.0.1:0\"}]\nssds:\n",
 		w.dir, w.path("admin.sock"))
 	for _, s := range ssds {
 		text += "  - " + strings.ReplaceAll(s, "DIR", w.dir) + "\n"
@@ -147,7 +150,8 @@ func (w *world) start() (*node, error) {
 	ctx, cancel := context.WithCancel(context.Background())
 	ready, ended := make(chan Addresses, 1), make(chan error, 1)
 	go func() {
-		ended <- Run(ctx, Options{Config: cfg, Load: w.load, RDMA: w.rdma, Stderr: w.stderr(), Version: "test", CloseTimeout: w.closeTimeout, Ready: func(a Addresses, _ []admin.Reason) { ready <- a }})
+		ended <- Run(ctx, Options{Config: cfg, Load: w.load, RDMA: w.rdma, Stderr: w.stderr(), Version: "test",
+			CloseTimeout: w.closeTimeout, Ready: func(a Addresses, _ []admin.Reason) { ready <- a }})
 	}()
 	n := &node{w: w, admin: admin.NewClient(w.path("admin.sock"))}
 	n.stop = sync.OnceValue(func() error {
@@ -187,7 +191,8 @@ func (w *world) mustStart() *node {
 // connect connects a host until the test's end.
 func (n *node) connect() *client.Controller {
 	n.w.t.Helper()
-	c, err := client.Connect(n.w.t.Context(), client.Options{Address: n.addrs.Listeners[0], SubNQN: nqn, HostNQN: "nqn.2026-11.example.jbofd:host"})
+	c, err := client.Connect(n.w.t.Context(), client.Options{Address: n.addrs.Listeners[0], SubNQN: nqn,
+		HostNQN: "nqn.2026-11.example.jbofd:host"})
 	if err != nil {
 		n.w.t.Fatal(err)
 	}
@@ -281,7 +286,8 @@ func TestNodeWithoutRoomForANamespaceDoesNotStartAndMakesNone(t *testing.T) {
 	if err := w.mustStart().stop(); err != nil {
 		t.Fatal(err)
 	}
-	w.configure([]string{fileSSD}, []string{"{nsid: 2, ssd: ssd1, size: 8MiB}", "{nsid: 3, ssd: ssd1, size: 30MiB}"}) // but for what is there, they would fit
+	// but for what is there, they would fit
+	w.configure([]string{fileSSD}, []string{"{nsid: 2, ssd: ssd1, size: 8MiB}", "{nsid: 3, ssd: ssd1, size: 30MiB}"})
 	if _, err := w.start(); !errors.Is(err, label.ErrNoRoom) || !strings.Contains(err.Error(), "namespace 3") {
 		t.Errorf("got %v, want ErrNoRoom for namespace 3", err)
 	}
@@ -314,13 +320,15 @@ func TestForeignDriveIsLeftOutAndFreeToBeFormatted(t *testing.T) {
 	if err := os.WriteFile(w.path("foreign.img"), foreign, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	w.configure([]string{"{name: bad, backend: file, path: DIR/foreign.img}", memSSD}, []string{"{nsid: 1, ssd: ssd0, size: 1MiB}", "{nsid: 2, ssd: bad, size: 1MiB}"})
+	w.configure([]string{"{name: bad, backend: file, path: DIR/foreign.img}", memSSD},
+		[]string{"{nsid: 1, ssd: ssd0, size: 1MiB}", "{nsid: 2, ssd: bad, size: 1MiB}"})
 	n := w.mustStart()
 	st, err := n.admin.Status(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
-	if st.Ready || len(st.Reasons) != 1 || st.Reasons[0].Component != "ssd bad" || !strings.Contains(st.Reasons[0].Reason, "XFS") {
+	if st.Ready || len(st.Reasons) != 1 || st.Reasons[0].Component != "ssd bad" ||
+		!strings.Contains(st.Reasons[0].Reason, "XFS") {
 		t.Errorf("ready %v, reasons %v", st.Ready, st.Reasons)
 	}
 	if got := n.namespaces(n.connect()); len(got) != 1 || got[1] != 1<<20 {
@@ -352,7 +360,8 @@ func TestRefusedReloadChangesNothing(t *testing.T) {
 	seen, extents := n.namespaces(c), n.extents()
 	for name, bad := range map[string]func(){
 		"grows, adds, and has no room at last": func() {
-			w.configure(drives, []string{"{nsid: 1, ssd: ssd0, size: 16MiB}", "{nsid: 2, ssd: ssd1, size: 20MiB}", "{nsid: 3, ssd: ssd1, size: 8MiB}", "{nsid: 4, ssd: ssd0, size: 30MiB}"})
+			w.configure(drives, []string{"{nsid: 1, ssd: ssd0, size: 16MiB}", "{nsid: 2, ssd: ssd1, size: 20MiB}",
+				"{nsid: 3, ssd: ssd1, size: 8MiB}", "{nsid: 4, ssd: ssd0, size: 30MiB}"})
 		},
 		"removes one and has no room for another": func() {
 			w.configure(drives, []string{"{nsid: 2, ssd: ssd1, size: 16MiB}", "{nsid: 4, ssd: ssd0, size: 30MiB}"})
@@ -362,7 +371,8 @@ func TestRefusedReloadChangesNothing(t *testing.T) {
 		},
 		"other drive": func() { w.configure([]string{memSSD}, good[:1]) },
 		"other block size": func() {
-			w.configure(drives, []string{"{nsid: 3, ssd: ssd0, size: 1MiB}", "{nsid: 2, ssd: ssd1, size: 16MiB, block_size: 512}"})
+			w.configure(drives, []string{"{nsid: 3, ssd: ssd0, size: 1MiB}",
+				"{nsid: 2, ssd: ssd1, size: 16MiB, block_size: 512}"})
 		},
 		"not valid": func() { w.configure(drives, []string{"{nsid: 1, ssd: nosuch, size: 16MiB}"}) },
 	} {
@@ -433,7 +443,8 @@ func TestDeletedNamespaceIsErasedAndItsSpaceFree(t *testing.T) {
 			t.Fatal(err)
 		}
 		uuid := subs.Items[0].Namespaces[0].UUID
-		if _, err := n.admin.DeleteNamespace(t.Context(), uuid); !errors.Is(err, admin.ErrRefused) || !strings.Contains(err.Error(), "is configured") {
+		if _, err := n.admin.DeleteNamespace(t.Context(), uuid); !errors.Is(err, admin.ErrRefused) ||
+			!strings.Contains(err.Error(), "is configured") {
 			t.Errorf("while configured: %v", err)
 		}
 		w.configure([]string{drive}, nil)

@@ -74,8 +74,10 @@ func (n *Node) openDrive(d *openSSD, sc config.SSD) (err error) {
 	case "mem":
 		d.dev, err = mem.Open(mem.Config{Name: sc.Name, SizeBytes: int64(sc.Size)})
 	case "model":
-		conditions := map[string]flash.Condition{"empty": flash.Empty, "clean": flash.Clean, "fragmented": flash.Fragmented}
-		d.dev, err = model.Open(model.Config{Name: sc.Name, Preset: sc.Preset, SizeBytes: int64(sc.Size), Condition: conditions[sc.Condition], Seed: 1, Slowdown: sc.Slowdown})
+		conditions := map[string]flash.Condition{"empty": flash.Empty, "clean": flash.Clean,
+			"fragmented": flash.Fragmented}
+		d.dev, err = model.Open(model.Config{Name: sc.Name, Preset: sc.Preset, SizeBytes: int64(sc.Size),
+			Condition: conditions[sc.Condition], Seed: 1, Slowdown: sc.Slowdown})
 	case "file":
 		engine := sc.Engine
 		if engine == "auto" {
@@ -86,7 +88,8 @@ func (n *Node) openDrive(d *openSSD, sc config.SSD) (err error) {
 				return fmt.Errorf("directory %s does not exist; create makes the file only: %w", dir, err)
 			}
 		}
-		d.dev, err = file.Open(file.Config{Name: sc.Name, Path: sc.Path, Create: sc.Create, SizeBytes: int64(sc.Size), Engine: engine, Pool: n.pool})
+		d.dev, err = file.Open(file.Config{Name: sc.Name, Path: sc.Path, Create: sc.Create, SizeBytes: int64(sc.Size),
+			Engine: engine, Pool: n.pool})
 	default:
 		err = fmt.Errorf("backend %q: must be mem, file or model", sc.Backend)
 	}
@@ -104,13 +107,15 @@ func (n *Node) openDrive(d *openSSD, sc config.SSD) (err error) {
 	}
 	if err != nil {
 		if errors.Is(err, label.ErrForeign) || errors.Is(err, label.ErrCorrupt) {
-			return fmt.Errorf("%w; to give it to jbofd and lose what it holds: jbofctl ssd format --force %s", err, sc.Path)
+			return fmt.Errorf("%w; to give it to jbofd and lose what it holds: jbofctl ssd format --force %s", err,
+				sc.Path)
 		}
 		return err
 	}
 	n.closing(func() { _ = store.Close() })
 	if copies := store.Repaired(); len(copies) > 0 {
-		n.log.Warn("drive label repaired: a copy was missing or damaged and was written again from the other", "ssd", sc.Name, "copy", strings.Join(copies, ", "))
+		n.log.Warn("drive label repaired: a copy was missing or damaged and was written again from the other", "ssd",
+			sc.Name, "copy", strings.Join(copies, ", "))
 	}
 	if sc.Fault != nil {
 		if d.dev, err = wrapFaults(d.dev, sc.Fault); err != nil {
@@ -123,7 +128,8 @@ func (n *Node) openDrive(d *openSSD, sc config.SSD) (err error) {
 	}
 	failures := newDeviceLog(n.log, sc.Name, n.tel.LogDropped)
 	n.closing(failures.close)
-	o, err := drive.New(drive.Config{Device: d.dev, Pool: n.pool, Depth: sc.QueueDepth, Policy: policy, Failed: failures.failed})
+	o, err := drive.New(drive.Config{Device: d.dev, Pool: n.pool, Depth: sc.QueueDepth, Policy: policy,
+		Failed: failures.failed})
 	if err != nil {
 		return err
 	}
@@ -131,12 +137,15 @@ func (n *Node) openDrive(d *openSSD, sc config.SSD) (err error) {
 	d.label, d.drive = store, o
 	info := d.dev.Info()
 	n.log.Info("drive opened", "ssd", sc.Name, "backend", info.Backend, "engine", info.Engine, "path", info.Path,
-		"size", config.Bytes(info.SizeBytes).String(), "block_size", info.BlockSize, "volatile_cache", info.VolatileCache,
+		"size", config.Bytes(info.SizeBytes).String(), "block_size", info.BlockSize, "volatile_cache",
+		info.VolatileCache,
 		"extents", len(store.Label().Extents))
 	if err := fallback(dev); err != nil {
-		n.log.Warn("drive uses a slower I/O path than configured or possible", "ssd", sc.Name, "engine", info.Engine, "reason", err)
+		n.log.Warn("drive uses a slower I/O path than configured or possible", "ssd", sc.Name, "engine", info.Engine,
+			"reason", err)
 	}
-	n.tel.SetSSD(telemetry.SSD{Info: info, Healthy: d.dev.Healthy, Fallback: func() error { return fallback(dev) }, Stats: func(s *telemetry.SSDStats) { fill(s, o.Stats()) }})
+	n.tel.SetSSD(telemetry.SSD{Info: info, Healthy: d.dev.Healthy, Fallback: func() error { return fallback(dev) },
+		Stats: func(s *telemetry.SSDStats) { fill(s, o.Stats()) }})
 	return nil
 }
 
@@ -221,7 +230,8 @@ func (n *Node) apply(cfg *config.Config, mode applyMode) error {
 		state.Hosts = append(state.Hosts, t.Hosts...)
 	}
 	for _, sc := range cfg.Subsystems {
-		st := nvmeof.SubsystemState{NQN: sc.NQN, Serial: sc.Serial, Model: sc.Model, AllowAnyHost: sc.AllowAnyHost, Hosts: sc.Hosts}
+		st := nvmeof.SubsystemState{NQN: sc.NQN, Serial: sc.Serial, Model: sc.Model, AllowAnyHost: sc.AllowAnyHost,
+			Hosts: sc.Hosts}
 		if st.Serial == "" {
 			sum := sha256.Sum256([]byte("serial " + sc.NQN))
 			st.Serial = hex.EncodeToString(sum[:10])
@@ -239,8 +249,9 @@ func (n *Node) apply(cfg *config.Config, mode applyMode) error {
 				kv = append(kv, store)
 			}
 			st.Namespaces = append(st.Namespaces, ns)
-			ts.Namespaces = append(ts.Namespaces, telemetry.Namespace{NSID: ns.NSID, SSD: nc.SSD, UUID: ns.UUID.String(), Type: nc.Type,
-				SizeBytes: ns.SizeBytes, BlockSize: 1 << ns.BlockShift})
+			ts.Namespaces = append(ts.Namespaces,
+				telemetry.Namespace{NSID: ns.NSID, SSD: nc.SSD, UUID: ns.UUID.String(), Type: nc.Type,
+					SizeBytes: ns.SizeBytes, BlockSize: 1 << ns.BlockShift})
 		}
 		state.Subsystems = append(state.Subsystems, st)
 		tel = append(tel, ts)
@@ -260,7 +271,8 @@ func (n *Node) apply(cfg *config.Config, mode applyMode) error {
 	there := n.adoptStores(kv)
 	for i := range state.Subsystems {
 		st := &state.Subsystems[i]
-		st.Namespaces = slices.DeleteFunc(st.Namespaces, func(ns *nvmeof.Namespace) bool { return ns.CSI == nvme.CSIKV && !there[ns] })
+		st.Namespaces = slices.DeleteFunc(st.Namespaces,
+			func(ns *nvmeof.Namespace) bool { return ns.CSI == nvme.CSIKV && !there[ns] })
 	}
 	names := []string{config.Background}
 	for _, t := range cfg.Tenants {
@@ -343,7 +355,8 @@ func (n *Node) namespace(plan labelPlan, nqn string, nc config.Namespace) (*nvme
 	}
 	info := d.dev.Info()
 	if nc.Type == "block" && nc.BlockSize < info.BlockSize {
-		return nil, nil, fmt.Errorf("block_size %d: ssd %s has blocks of %d bytes", nc.BlockSize, nc.SSD, info.BlockSize)
+		return nil, nil, fmt.Errorf("block_size %d: ssd %s has blocks of %d bytes", nc.BlockSize, nc.SSD,
+			info.BlockSize)
 	}
 	e, fresh, err := plan.of(d).extent(nqn, nc)
 	if err != nil {
@@ -385,9 +398,11 @@ func (p *plannedLabel) extent(nqn string, nc config.Namespace) (e label.Extent, 
 		case nc.UUID != "" && nc.UUID != e.UUID.String():
 			return e, false, fmt.Errorf("uuid %s: the namespace was made with %s", nc.UUID, e.UUID)
 		case use == label.KV && int64(nc.Size) != e.LengthBytes:
-			return e, false, fmt.Errorf("size %s: the namespace has %s, which is for life where there are keys and values", nc.Size, config.Bytes(e.LengthBytes))
+			return e, false, fmt.Errorf("size %s: the namespace has %s, which is for life where there are keys "+
+				"and values", nc.Size, config.Bytes(e.LengthBytes))
 		case int64(nc.Size) < e.LengthBytes:
-			return e, false, fmt.Errorf("size %s: the namespace has %s and cannot shrink", nc.Size, config.Bytes(e.LengthBytes))
+			return e, false, fmt.Errorf("size %s: the namespace has %s and cannot shrink", nc.Size,
+				config.Bytes(e.LengthBytes))
 		case int64(nc.Size) == e.LengthBytes:
 			return e, false, nil
 		}
@@ -396,7 +411,8 @@ func (p *plannedLabel) extent(nqn string, nc config.Namespace) (e label.Extent, 
 		e.LengthBytes = int64(nc.Size)
 		return e, false, err
 	}
-	e = label.Extent{UUID: label.NewUUID(), LengthBytes: int64(nc.Size), NSID: nc.NSID, Use: use, BlockShift: shift, NQN: nqn}
+	e = label.Extent{UUID: label.NewUUID(), LengthBytes: int64(nc.Size), NSID: nc.NSID, Use: use, BlockShift: shift,
+		NQN: nqn}
 	if nc.UUID != "" {
 		u, err := uuid.Parse(nc.UUID)
 		if err != nil {
@@ -415,7 +431,8 @@ func referral(r config.Referral) (nvmeof.Port, error) {
 	if err != nil {
 		return nvmeof.Port{}, fmt.Errorf("referral %s: %w", r.Address, err)
 	}
-	p := nvmeof.Port{NQN: r.NQN, TRTYPE: nvme.TRTYPETCP, ADRFAM: nvme.ADRFAMIPv4, Address: a.Addr().String(), Service: strconv.Itoa(int(a.Port()))}
+	p := nvmeof.Port{NQN: r.NQN, TRTYPE: nvme.TRTYPETCP, ADRFAM: nvme.ADRFAMIPv4, Address: a.Addr().String(),
+		Service: strconv.Itoa(int(a.Port()))}
 	if r.Transport == "rdma" {
 		p.TRTYPE = nvme.TRTYPERDMA
 	}

@@ -87,7 +87,8 @@ func (n *Node) openStores(plan []*kvPlan, lenient bool) (opened []*kvPlan, err e
 			continue
 		}
 		n.leaveOut(p)
-		n.log.Error("namespace left out", "subsystem", p.extent.NQN, "nsid", p.cfg.NSID, "ssd", p.cfg.SSD, "error", p.err)
+		n.log.Error("namespace left out", "subsystem", p.extent.NQN, "nsid", p.cfg.NSID, "ssd", p.cfg.SSD, "error",
+			p.err)
 	}
 	if len(errs) > 0 {
 		n.dropStores(opened)
@@ -137,25 +138,29 @@ func (n *Node) openStore(p *kvPlan) (*store, error) {
 	log := n.log.With("subsystem", p.extent.NQN, "nsid", p.cfg.NSID, "ssd", p.cfg.SSD)
 	kv := p.cfg.KV
 	opened, err := partition.Open(partition.Config{
-		Drive: p.ssd.drive, OffsetBytes: p.extent.StartBytes, Background: target.Background, Volatile: kv.Durability == "none",
+		Drive: p.ssd.drive, OffsetBytes: p.extent.StartBytes, Background: target.Background,
+		Volatile: kv.Durability == "none",
 		Store: kvstore.Config{
 			PartitionBytes: p.extent.LengthBytes, KeysPerSegment: kv.KeysPerSegment, Requests: kv.Requests,
-			GroupBytes: int(kv.GroupBytes), GroupDelayNS: int64(max(kv.GroupDelay, 1)), ScrubBytesPerSec: int64(kv.ScrubRate),
-			Format: p.fresh, UUID: p.extent.UUID, HashSeed: binary.LittleEndian.Uint64(seed[:]),
+			GroupBytes: int(kv.GroupBytes), GroupDelayNS: int64(max(kv.GroupDelay, 1)),
+			ScrubBytesPerSec: int64(kv.ScrubRate),
+			Format:           p.fresh, UUID: p.extent.UUID, HashSeed: binary.LittleEndian.Uint64(seed[:]),
 		},
 		Swap: partition.SwapConfig{Areas: n.lenders(p.ssd)},
 		Damaged: func(d kvstore.Damage) {
 			log.Error("damaged record: it is not what was written", "damage", fmt.Sprintf("%+v", d))
 		},
 		Opening: func(what string, read, of int) {
-			log.Info("key-value store is being opened", "reading", what, "read", read, "of", of, "for", time.Since(began).Round(time.Second).String())
+			log.Info("key-value store is being opened", "reading", what, "read", read, "of", of, "for",
+				time.Since(began).Round(time.Second).String())
 		},
 	})
 	if err != nil {
 		return nil, n.explain(err)
 	}
 	st := opened.Stats()
-	log.Info("key-value store opened", "objects", st.Objects, "swapped", st.Swap.Keys, "took", time.Since(began).Round(time.Millisecond).String())
+	log.Info("key-value store opened", "objects", st.Objects, "swapped", st.Swap.Keys, "took",
+		time.Since(began).Round(time.Millisecond).String())
 	return &store{Partition: opened, number: -1, nqn: p.extent.NQN, nsid: p.cfg.NSID}, nil
 }
 
@@ -172,9 +177,11 @@ func (n *Node) closeStore(s *store, patience time.Duration) {
 	err := s.Close(patience)
 	switch {
 	case errors.Is(err, partition.ErrKeysOut):
-		n.log.Warn("key-value store closed with keys in swap areas: it needs those areas at the next start", "subsystem", s.nqn, "nsid", s.nsid, "error", err)
+		n.log.Warn("key-value store closed with keys in swap areas: it needs those areas at the next start",
+			"subsystem", s.nqn, "nsid", s.nsid, "error", err)
 	case err != nil:
-		n.log.Error("key-value store not closed cleanly: it recovers at the next start, no acknowledged write is lost", "subsystem", s.nqn, "nsid", s.nsid, "error", err)
+		n.log.Error("key-value store not closed cleanly: it recovers at the next start, no acknowledged write is lost",
+			"subsystem", s.nqn, "nsid", s.nsid, "error", err)
 	}
 }
 
@@ -276,9 +283,11 @@ func (n *Node) kvStats() (all []telemetry.KVStats) {
 		st := s.Stats()
 		all = append(all, telemetry.KVStats{
 			Subsystem: s.nqn, NSID: s.nsid, Objects: st.Objects, Segments: st.Segments, MemoryBytes: st.MemoryBytes,
-			LiveBytes: st.LiveBytes, FreeBytes: st.FreeChunks * st.ChunkBytes, UserBytes: st.UserBytes, KeyLogBytes: st.KeyLogBytes,
+			LiveBytes: st.LiveBytes, FreeBytes: st.FreeChunks * st.ChunkBytes, UserBytes: st.UserBytes,
+			KeyLogBytes:   st.KeyLogBytes,
 			ValueLogBytes: st.ValueLogBytes, MovedBytes: st.MovedBytes, CheckpointBytes: st.CheckpointBytes,
-			Compactions: st.Compactions, Checkpoints: st.Checkpoints, ScrubbedBytes: st.Scrubbed, DamagedRecords: st.Damaged, Waiting: st.Waiting,
+			Compactions: st.Compactions, Checkpoints: st.Checkpoints, ScrubbedBytes: st.Scrubbed,
+			DamagedRecords: st.Damaged, Waiting: st.Waiting,
 			SwapKeys: st.Swap.Keys, SwapPuts: st.Swap.Swapped, SwapReads: st.Swap.Reads, SwapReturned: st.Swap.Returned,
 			SwapMoved: st.Swap.Moved, SwapRefused: st.Swap.Refused, SwapFailures: st.Swap.Failures,
 		})

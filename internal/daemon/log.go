@@ -49,12 +49,14 @@ type deviceLog struct {
 // newDeviceLog starts the log of a drive.
 func newDeviceLog(log *slog.Logger, name string, dropped func(int)) *deviceLog {
 	l := &deviceLog{failures: make(chan deviceFailure, 16), dropped: dropped}
-	limited := slog.New(telemetry.LimitHandler(log.Handler(), telemetry.LimitOptions{Lines: 1, Every: deviceLogEvery, Dropped: dropped})).With("ssd", name)
+	limited := slog.New(telemetry.LimitHandler(log.Handler(), telemetry.LimitOptions{Lines: 1, Every: deviceLogEvery,
+		Dropped: dropped})).With("ssd", name)
 	l.stopped.Go(func() {
 		for f := range l.failures {
 			switch {
 			case errors.Is(f.err, ssd.ErrNoSpace):
-				limited.Error("no space left under the drive: writes fail until there is some", "op", f.op.String(), "error", f.err)
+				limited.Error("no space left under the drive: writes fail until there is some", "op", f.op.String(),
+					"error", f.err)
 			case errors.Is(f.err, ssd.ErrGone):
 				limited.Error("the drive is gone: requests to it fail", "op", f.op.String(), "error", f.err)
 			default:

@@ -55,7 +55,8 @@ func TestReadyIsLoggedOnlyWhenTheNodeIs(t *testing.T) {
 			if got := log.with("msg=ready"); len(got) != c.ready {
 				t.Errorf("ready is logged %d times: %q", len(got), got)
 			}
-			if got := log.with("hosts can connect, but the node is not ready"); len(got) != c.warn || c.warn > 0 && !strings.Contains(got[0], "ssd1") {
+			if got := log.with("hosts can connect, but the node is not ready"); len(got) != c.warn || c.warn > 0 &&
+				!strings.Contains(got[0], "ssd1") {
 				t.Errorf("%q", got)
 			}
 		})
@@ -66,13 +67,15 @@ func TestReadyIsLoggedOnlyWhenTheNodeIs(t *testing.T) {
 func TestALogInJSONIsAllJSON(t *testing.T) {
 	w, log := newWorld(t), &lines{}
 	w.log = log
-	w.configure([]string{memSSD, "{name: ssd1, backend: file, path: DIR/none}"}, []string{"{nsid: 1, ssd: ssd0, size: 16MiB}"}, "log: {format: json}")
+	w.configure([]string{memSSD, "{name: ssd1, backend: file, path: DIR/none}"},
+		[]string{"{nsid: 1, ssd: ssd0, size: 16MiB}"}, "log: {format: json}")
 	n := w.mustStart()
 	w.configure([]string{memSSD}, nil, "log: {format: json}")
 	if _, err := n.admin.Reload(t.Context()); err == nil {
 		t.Error("a reload without a drive is accepted")
 	}
-	if c, err := client.Connect(t.Context(), client.Options{Address: n.addrs.Listeners[0], SubNQN: "nqn.2026-11.example.jbofd:none"}); err == nil {
+	if c, err := client.Connect(t.Context(),
+		client.Options{Address: n.addrs.Listeners[0], SubNQN: "nqn.2026-11.example.jbofd:none"}); err == nil {
 		t.Error("connected to nothing", c.Close())
 	}
 	if err := n.stop(); err != nil {
@@ -127,13 +130,15 @@ func TestRefusedHostsLeaveLinesAtABoundedRate(t *testing.T) {
 	n := w.mustStart()
 	const attempts = 60
 	for range attempts {
-		c, err := client.Connect(t.Context(), client.Options{Address: n.addrs.Listeners[0], SubNQN: "nqn.2026-11.example.jbofd:none", HostNQN: "nqn.2026-11.example.host:x"})
+		c, err := client.Connect(t.Context(), client.Options{Address: n.addrs.Listeners[0],
+			SubNQN: "nqn.2026-11.example.jbofd:none", HostNQN: "nqn.2026-11.example.host:x"})
 		if err == nil {
 			t.Fatal("connected to nothing", c.Close())
 		}
 	}
 	got := log.with("connect refused")
-	if len(got) < 1 || len(got) > attempts/2 || !strings.Contains(got[0], "host=nqn.2026-11.example.host:x") || !strings.Contains(got[0], "reason=") {
+	if len(got) < 1 || len(got) > attempts/2 || !strings.Contains(got[0], "host=nqn.2026-11.example.host:x") ||
+		!strings.Contains(got[0], "reason=") {
 		t.Errorf("%d attempts left %d lines: %q", attempts, len(got), got)
 	}
 }
@@ -142,7 +147,8 @@ func TestRefusedHostsLeaveLinesAtABoundedRate(t *testing.T) {
 func TestAFailingDriveLeavesLinesAtABoundedRate(t *testing.T) {
 	w, log := newWorld(t), &lines{}
 	w.log = log
-	w.configure([]string{"{name: ssd0, backend: mem, size: 64MiB, fault: {read_error_probability: 1}}"}, []string{"{nsid: 1, ssd: ssd0, size: 16MiB}"})
+	w.configure([]string{"{name: ssd0, backend: mem, size: 64MiB, fault: {read_error_probability: 1}}"},
+		[]string{"{nsid: 1, ssd: ssd0, size: 16MiB}"})
 	n := w.mustStart()
 	ns, err := n.connect().Namespace(t.Context(), 1)
 	if err != nil {
@@ -156,7 +162,8 @@ func TestAFailingDriveLeavesLinesAtABoundedRate(t *testing.T) {
 	if err := n.stop(); err != nil {
 		t.Error(err)
 	}
-	if got := log.with("the drive failed a request"); len(got) < 1 || len(got) > 3 || !strings.Contains(got[0], "ssd=ssd0 op=read") {
+	if got := log.with("the drive failed a request"); len(got) < 1 || len(got) > 3 ||
+		!strings.Contains(got[0], "ssd=ssd0 op=read") {
 		t.Errorf("%q", got)
 	}
 }
@@ -175,7 +182,8 @@ func TestAFullDriveLeavesALineAndNeverHoldsTheDriveUp(t *testing.T) {
 	}
 	close(out.release)
 	l.close()
-	if got := out.with("no space left under the drive"); len(got) != 1 || !strings.Contains(got[0], "ssd=ssd7") || !strings.Contains(got[0], "op=write") {
+	if got := out.with("no space left under the drive"); len(got) != 1 || !strings.Contains(got[0], "ssd=ssd7") ||
+		!strings.Contains(got[0], "op=write") {
 		t.Errorf("%q", got)
 	}
 	if dropped != failures-1 {

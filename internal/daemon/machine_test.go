@@ -13,11 +13,15 @@ func TestTheMemoryOfTheMachineIsTheLeastOfItsLimits(t *testing.T) {
 		want  int64
 	}{
 		{"nothing can be read", nil, 0},
-		{"no control group", map[string]string{"proc/meminfo": "MemFree: 5 kB\nMemTotal:       24696020 kB\n"}, 24696020 << 10},
-		{"a limit of the group", map[string]string{"proc/meminfo": "MemTotal: 1048576 kB\n", "proc/self/cgroup": "0::/system.slice/jbofd.service\n",
+		{"no control group", map[string]string{"proc/meminfo": "MemFree: 5 kB\nMemTotal:       24696020 kB\n"},
+			24696020 << 10},
+		{"a limit of the group", map[string]string{"proc/meminfo": "MemTotal: 1048576 kB\n",
+			"proc/self/cgroup": "0::/system.slice/jbofd.service\n",
 			"sys/fs/cgroup/system.slice/jbofd.service/memory.max": "536870912\n"}, 512 << 20},
-		{"a limit of the group above", map[string]string{"proc/meminfo": "MemTotal: 1048576 kB\n", "proc/self/cgroup": "3:memory:/x\n0::/system.slice/jbofd.service\n",
-			"sys/fs/cgroup/system.slice/jbofd.service/memory.max": "max\n", "sys/fs/cgroup/system.slice/memory.max": "4096\n"}, 4096},
+		{"a limit of the group above", map[string]string{"proc/meminfo": "MemTotal: 1048576 kB\n",
+			"proc/self/cgroup": "3:memory:/x\n0::/system.slice/jbofd.service\n",
+			"sys/fs/cgroup/system.slice/jbofd.service/memory.max": "max\n",
+			"sys/fs/cgroup/system.slice/memory.max":               "4096\n"}, 4096},
 	} {
 		root := t.TempDir()
 		for name, text := range c.files {

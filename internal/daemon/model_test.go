@@ -13,10 +13,12 @@ func TestEmulatedDrivesServe(t *testing.T) {
 		"{name: flash0, backend: model, size: 64MiB}",
 		"{name: flash1, backend: model, size: 16MiB, preset: dct983, condition: fragmented}",
 		"{name: xp0, backend: model, size: 8GiB, preset: p4800x, condition: empty}",
-	}, []string{"{nsid: 1, ssd: flash0, size: 32MiB}", "{nsid: 2, ssd: flash1, size: 4MiB}", "{nsid: 3, ssd: xp0, size: 4GiB}"})
+	}, []string{"{nsid: 1, ssd: flash0, size: 32MiB}", "{nsid: 2, ssd: flash1, size: 4MiB}",
+		"{nsid: 3, ssd: xp0, size: 4GiB}"})
 	n := w.mustStart()
 	c := n.connect()
-	for nsid, least := range map[uint32]time.Duration{1: 70 * time.Microsecond, 2: 70 * time.Microsecond, 3: 9 * time.Microsecond} {
+	for nsid, least := range map[uint32]time.Duration{1: 70 * time.Microsecond, 2: 70 * time.Microsecond,
+		3: 9 * time.Microsecond} {
 		ns, err := c.Namespace(t.Context(), nsid)
 		if err != nil {
 			t.Fatal(err)

@@ -124,7 +124,8 @@ func TestConnectionsAreLimitedOverAllTransports(t *testing.T) {
 	if _, err := c.Identity(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	_, err := client.Connect(t.Context(), client.Options{Address: n.addrs.Listeners[1], SubNQN: nqn, RDMA: host, CtrlLossTimeout: -1})
+	_, err := client.Connect(t.Context(), client.Options{Address: n.addrs.Listeners[1], SubNQN: nqn, RDMA: host,
+		CtrlLossTimeout: -1})
 	if err == nil || !strings.Contains(err.Error(), "Controller Busy") {
 		t.Errorf("two more over RDMA: %v, want controller busy", err)
 	}

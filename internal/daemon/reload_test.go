@@ -12,9 +12,12 @@ func TestAReloadSaysWhatItHasChanged(t *testing.T) {
 	w := newWorld(t)
 	w.configure([]string{memSSD}, []string{"{nsid: 2, ssd: ssd0, size: 1MiB}", "{nsid: 1, ssd: ssd0, size: 16MiB}"})
 	n := w.mustStart()
-	w.configure([]string{memSSD}, []string{"{nsid: 1, ssd: ssd0, size: 17MiB}", "{nsid: 3, ssd: ssd0, size: 2MiB}"}, "log: {level: debug}")
-	want := []admin.Change{{What: "log level", Name: "debug"}, {What: "namespace added", Name: nqn, NSID: 3, SizeBytes: 2 << 20},
-		{What: "namespace removed", Name: nqn, NSID: 2, SizeBytes: 1 << 20}, {What: "namespace grown", Name: nqn, NSID: 1, SizeBytes: 17 << 20}}
+	w.configure([]string{memSSD}, []string{"{nsid: 1, ssd: ssd0, size: 17MiB}", "{nsid: 3, ssd: ssd0, size: 2MiB}"},
+		"log: {level: debug}")
+	want := []admin.Change{{What: "log level", Name: "debug"},
+		{What: "namespace added", Name: nqn, NSID: 3, SizeBytes: 2 << 20},
+		{What: "namespace removed", Name: nqn, NSID: 2, SizeBytes: 1 << 20},
+		{What: "namespace grown", Name: nqn, NSID: 1, SizeBytes: 17 << 20}}
 	before := n.extents()
 	for _, dry := range []bool{true, true, false} {
 		ask := n.admin.Reload
@@ -55,19 +58,27 @@ func TestADryRunKnowsEverythingThatAReloadRefuses(t *testing.T) {
 		ssds, namespaces, more []string
 		want                   string
 	}{
-		"not valid":              {ssds, []string{"{nsid: 1, ssd: none, size: 16MiB}"}, nil, `"none" is no ssd`},
-		"no YAML":                {ssds, []string{"{"}, nil, "not valid YAML"},
-		"needs a restart":        {ssds, good, []string{"limits: {io_queues: 3}"}, "needs a restart"},
-		"another drive":          {ssds[:1], good, nil, "needs a restart"},
-		"shrinks":                {ssds, []string{"{nsid: 1, ssd: ssd0, size: 8MiB}"}, nil, "less than the present 16MiB"},
-		"no room on the drive":   {ssds, append(slices.Clone(good), "{nsid: 2, ssd: ssd1, size: 250MiB}"), nil, "no room on the drive"},
-		"other type on label":    {ssds, append(slices.Clone(good), "{nsid: 9, ssd: ssd1, size: 64MiB, type: kv}"), nil, "label says type block"},
-		"other block on label":   {ssds, append(slices.Clone(good), "{nsid: 9, ssd: ssd1, size: 16MiB, block_size: 512}"), nil, "block_size 512"},
-		"shrinks on label":       {ssds, append(slices.Clone(good), "{nsid: 9, ssd: ssd1, size: 8MiB}"), nil, "cannot shrink"},
-		"another uuid on label":  {ssds, append(slices.Clone(good), "{nsid: 9, ssd: ssd1, size: 16MiB, uuid: 0425d6c3-77cf-4e62-873e-0484d7ac5274}"), nil, "uuid"},
-		"nobody may use it":      {ssds, good, []string{"subsystems: [{nqn: " + nqn + "}]"}, "no host may connect"},
-		"tenants with one host":  {ssds, good, []string{"tenants: [{name: a, hosts: [h]}, {name: b, hosts: [h]}]"}, "given twice"},
-		"a referral to nowhere":  {ssds, good, []string{"discovery: {address: \"127.0.0.1:0\", referrals: [{address: \"0.0.0.0:0\"}]}"}, "cannot be connected to"},
+		"not valid":       {ssds, []string{"{nsid: 1, ssd: none, size: 16MiB}"}, nil, `"none" is no ssd`},
+		"no YAML":         {ssds, []string{"{"}, nil, "not valid YAML"},
+		"needs a restart": {ssds, good, []string{"limits: {io_queues: 3}"}, "needs a restart"},
+		"another drive":   {ssds[:1], good, nil, "needs a restart"},
+		"shrinks": {ssds, []string{"{nsid: 1, ssd: ssd0, size: 8MiB}"}, nil,
+			"less than the present 16MiB"},
+		"no room on the drive": {ssds, append(slices.Clone(good), "{nsid: 2, ssd: ssd1, size: 250MiB}"), nil,
+			"no room on the drive"},
+		"other type on label": {ssds, append(slices.Clone(good), "{nsid: 9, ssd: ssd1, size: 64MiB, type: kv}"), nil,
+			"label says type block"},
+		"other block on label": {ssds,
+			append(slices.Clone(good), "{nsid: 9, ssd: ssd1, size: 16MiB, block_size: 512}"), nil, "block_size 512"},
+		"shrinks on label": {ssds, append(slices.Clone(good), "{nsid: 9, ssd: ssd1, size: 8MiB}"), nil,
+			"cannot shrink"},
+		"another uuid on label": {ssds, append(slices.Clone(good),
+			"{nsid: 9, ssd: ssd1, size: 16MiB, uuid: 0425d6c3-77cf-4e62-873e-0484d7ac5274}"), nil, "uuid"},
+		"nobody may use it": {ssds, good, []string{"subsystems: [{nqn: " + nqn + "}]"}, "no host may connect"},
+		"tenants with one host": {ssds, good, []string{"tenants: [{name: a, hosts: [h]}, {name: b, hosts: [h]}]"},
+			"given twice"},
+		"a referral to nowhere": {ssds, good, []string{"discovery: {address: \"127.0.0.1:0\", referrals: [{address: " +
+			"\"0.0.0.0:0\"}]}"}, "cannot be connected to"},
 		"an unknown environment": {ssds, good, []string{"log: {levle: info}"}, "unknown key"},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -81,7 +92,8 @@ func TestADryRunKnowsEverythingThatAReloadRefuses(t *testing.T) {
 			if dry == nil || wet == nil || dry.Error() != wet.Error() || !strings.Contains(wet.Error(), c.want) {
 				t.Errorf("a dry run says\n%v\na reload\n%v\nwant one about %q", dry, wet, c.want)
 			}
-			if got := log.with("reload refused"); len(got) != refused+1 || !strings.Contains(got[len(got)-1], `source="admin socket"`) {
+			if got := log.with("reload refused"); len(got) != refused+1 ||
+				!strings.Contains(got[len(got)-1], `source="admin socket"`) {
 				t.Errorf("%d lines about refused reloads, before %d: %q", len(got), refused, got)
 			}
 			if !slices.Equal(n.extents(), before) {

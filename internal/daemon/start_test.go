@@ -17,13 +17,15 @@ import (
 // TestCreateMakesTheFileAndNoDirectory: a path with a typing error would otherwise be a new, empty drive.
 func TestCreateMakesTheFileAndNoDirectory(t *testing.T) {
 	w := newWorld(t)
-	w.configure([]string{memSSD, strings.Replace(fileSSD, "DIR/", "DIR/typo/", 1)}, []string{"{nsid: 1, ssd: ssd0, size: 16MiB}"})
+	w.configure([]string{memSSD, strings.Replace(fileSSD, "DIR/", "DIR/typo/", 1)},
+		[]string{"{nsid: 1, ssd: ssd0, size: 16MiB}"})
 	n := w.mustStart()
 	if _, err := os.Stat(w.path("typo")); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("the directory: %v", err)
 	}
 	st, err := n.admin.Status(t.Context())
-	if err != nil || len(st.Reasons) != 1 || !strings.Contains(st.Reasons[0].Reason, "directory "+w.path("typo")+" does not exist") {
+	if err != nil || len(st.Reasons) != 1 ||
+		!strings.Contains(st.Reasons[0].Reason, "directory "+w.path("typo")+" does not exist") {
 		t.Errorf("status %+v, %v", st, err)
 	}
 }
@@ -70,10 +72,12 @@ func TestNodeThatCannotStartLeavesNothingBehind(t *testing.T) {
 		ssds, namespaces, more []string
 		want                   string
 	}{
-		"metrics address taken":    {more: []string{fmt.Sprintf("metrics: {address: %q}", address)}, want: address},
-		"listener taken":           {more: []string{fmt.Sprintf("listeners: [{address: \"127.0.0.1:0\"}, {address: %q}]", address)}, want: address},
-		"discovery taken":          {more: []string{fmt.Sprintf("discovery: {address: %q}", address)}, want: address},
-		"no drive can be opened":   {ssds: []string{"{name: ssd0, backend: file, path: DIR/none}", "{name: ssd1, backend: file, path: DIR/nor-this}"}, want: "nor-this"},
+		"metrics address taken": {more: []string{fmt.Sprintf("metrics: {address: %q}", address)}, want: address},
+		"listener taken": {more: []string{fmt.Sprintf("listeners: [{address: \"127.0.0.1:0\"}, "+
+			"{address: %q}]", address)}, want: address},
+		"discovery taken": {more: []string{fmt.Sprintf("discovery: {address: %q}", address)}, want: address},
+		"no drive can be opened": {ssds: []string{"{name: ssd0, backend: file, path: DIR/none}",
+			"{name: ssd1, backend: file, path: DIR/nor-this}"}, want: "nor-this"},
 		"admin socket not to make": {more: []string{"admin: {socket: DIR/file/admin.sock}"}, want: "admin.socket"},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -104,8 +108,8 @@ func TestNodeThatCannotStartLeavesNothingBehind(t *testing.T) {
 	}
 }
 
-// TestNothingIsLabelledBeforeAddressesAndSocketAreBound: a daemon that cannot serve leaves a blank drive blank, and makes
-// no file.
+// TestNothingIsLabelledBeforeAddressesAndSocketAreBound: a daemon that cannot serve leaves a blank drive blank, and
+// makes no file.
 func TestNothingIsLabelledBeforeAddressesAndSocketAreBound(t *testing.T) {
 	taken, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -129,7 +133,8 @@ func TestNothingIsLabelledBeforeAddressesAndSocketAreBound(t *testing.T) {
 			if err := os.WriteFile(w.path("blank.img"), blank, 0o600); err != nil {
 				t.Fatal(err)
 			}
-			w.configure([]string{fileSSD, "{name: ssd2, path: DIR/blank.img}"}, []string{"{nsid: 1, ssd: ssd1, size: 16MiB}"}, more)
+			w.configure([]string{fileSSD, "{name: ssd2, path: DIR/blank.img}"},
+				[]string{"{nsid: 1, ssd: ssd1, size: 16MiB}"}, more)
 			if _, err := w.start(); err == nil {
 				t.Fatal("started")
 			}

@@ -32,7 +32,8 @@ type swapArea struct {
 	err    error
 	ssd    *openSSD
 	extent label.Extent
-	// retiring: the configuration does not have the area any more. It serves the keys in it until they have been returned.
+	// retiring: the configuration does not have the area any more. It serves the keys in it until they have been
+	// returned.
 	retiring bool
 	fresh    bool
 }
@@ -49,8 +50,8 @@ func (a *swapArea) component() string { return "kv_swap of ssd " + a.ssd.name }
 
 // openAreas opens the swap areas in the drives' labels, and creates those that the configuration has and no label does.
 // An area that the configuration does not have, or has with another size, stays in service until it is empty. An area
-// that cannot be opened is left out, with an error in the log. Namespaces that may have keys in it do not open then; the
-// others do.
+// that cannot be opened is left out, with an error in the log. Namespaces that may have keys in it do not open then;
+// the others do.
 //
 // Errors: a drive has no room for a new area.
 func (n *Node) openAreas() error {
@@ -90,7 +91,8 @@ func (n *Node) openAreas() error {
 		if a.fresh && a.err == nil { // only now: a crash before this leaves free space, not an unformatted area
 			a.err = labelPlan{a.ssd: plan[a.ssd]}.commit()
 		}
-		log := n.log.With("ssd", a.ssd.name, "area", a.extent.UUID.String(), "size", config.Bytes(a.extent.LengthBytes).String())
+		log := n.log.With("ssd", a.ssd.name, "area", a.extent.UUID.String(), "size",
+			config.Bytes(a.extent.LengthBytes).String())
 		if a.err != nil {
 			n.tel.Health().Block(a.component(), a.err.Error())
 			log.Error("swap area left out", "error", a.err)
@@ -99,7 +101,8 @@ func (n *Node) openAreas() error {
 				continue
 			}
 		} else {
-			log.Info("swap area opened", "new", a.fresh, "retiring", a.retiring, "used", config.Bytes(a.Stats().LiveBytes).String())
+			log.Info("swap area opened", "new", a.fresh, "retiring", a.retiring, "used",
+				config.Bytes(a.Stats().LiveBytes).String())
 		}
 		n.areas.all = append(n.areas.all, a)
 	}
@@ -114,8 +117,9 @@ func (a *swapArea) open() error {
 	}
 	a.ssd.drive.SetTenant(target.Background, pipeline.Settings{Weight: a.ssd.backgroundWeight})
 	opened, err := partition.OpenArea(partition.AreaConfig{
-		Drive: a.ssd.drive, OffsetBytes: a.extent.StartBytes, LenBytes: a.extent.LengthBytes, Background: target.Background,
-		Retiring: a.retiring, Format: a.fresh, UUID: a.extent.UUID, Salt: binary.LittleEndian.Uint64(salt[:]),
+		Drive: a.ssd.drive, OffsetBytes: a.extent.StartBytes, LenBytes: a.extent.LengthBytes,
+		Background: target.Background,
+		Retiring:   a.retiring, Format: a.fresh, UUID: a.extent.UUID, Salt: binary.LittleEndian.Uint64(salt[:]),
 	})
 	if err != nil {
 		return err
@@ -130,7 +134,8 @@ func (a *swapArea) close(n *Node) {
 		return
 	}
 	if err := a.Close(closeAreaTimeout); err != nil {
-		n.log.Error("swap area not closed cleanly: it recovers at the next start, no acknowledged write is lost", "ssd", a.ssd.name, "error", err)
+		n.log.Error("swap area not closed cleanly: it recovers at the next start, no acknowledged write is lost", "ssd",
+			a.ssd.name, "error", err)
 	}
 }
 
@@ -185,7 +190,8 @@ func (n *Node) explain(err error) error {
 	if len(away) == 0 {
 		away = []string{"none of the configuration"}
 	}
-	return fmt.Errorf("%w (not served: %s); restart with the drive that has it, or see jbofctl swap", err, strings.Join(away, ", "))
+	return fmt.Errorf("%w (not served: %s); restart with the drive that has it, or see jbofctl swap", err,
+		strings.Join(away, ", "))
 }
 
 // homesOf returns the namespaces that have or may have keys in an area, the area's sources. It also reports whether the
@@ -266,7 +272,8 @@ func (n *Node) freeArea(a *swapArea) error {
 	if a.err != nil {
 		n.tel.Health().Clear(a.component())
 	}
-	n.log.Info("swap area freed", "ssd", a.ssd.name, "area", a.extent.UUID.String(), "size", config.Bytes(a.extent.LengthBytes).String())
+	n.log.Info("swap area freed", "ssd", a.ssd.name, "area", a.extent.UUID.String(), "size",
+		config.Bytes(a.extent.LengthBytes).String())
 	return nil
 }
 
@@ -288,12 +295,14 @@ func (n *Node) DiscardSwap(name string) error {
 		}
 	}
 	if a != nil && a.Area != nil && !a.retiring {
-		return fmt.Errorf("swap area %s of ssd %s is in use: take kv_swap of that ssd out of the configuration and restart first", name, a.ssd.name)
+		return fmt.Errorf("swap area %s of ssd %s is in use: take kv_swap of that ssd out of the configuration and "+
+			"restart first", name, a.ssd.name)
 	}
 	homes, _ := n.homesOf(u, a)
 	for _, h := range homes {
 		if h.Open {
-			return fmt.Errorf("swap area %s: %d keys of namespace %s %d are there and will be returned to the namespace's own drive; try again when that is done", name, h.Keys, h.SubNQN, h.NSID)
+			return fmt.Errorf("swap area %s: %d keys of namespace %s %d are there and will be returned to the "+
+				"namespace's own drive; try again when that is done", name, h.Keys, h.SubNQN, h.NSID)
 		}
 	}
 	dropped, err := n.dropBookLines(u)
@@ -334,12 +343,14 @@ func (n *Node) dropBookLines(u uuid.UUID) (dropped int, err error) {
 		did, err := partition.DropArea(d.drive, target.Background, e.StartBytes, u)
 		switch {
 		case errors.Is(err, swap.ErrManifest): // such a namespace does not open anyway
-			n.log.Warn("the manifest of a namespace's swap areas cannot be read", "ssd", d.name, "subsystem", e.NQN, "nsid", e.NSID, "error", err)
+			n.log.Warn("the manifest of a namespace's swap areas cannot be read", "ssd", d.name, "subsystem", e.NQN,
+				"nsid", e.NSID, "error", err)
 		case err != nil:
 			return dropped, fmt.Errorf("ssd %s: namespace %s %d: %w", d.name, e.NQN, e.NSID, err)
 		case did:
 			dropped++
-			n.log.Warn("namespace gives up its keys in a swap area", "ssd", d.name, "subsystem", e.NQN, "nsid", e.NSID, "area", u.String())
+			n.log.Warn("namespace gives up its keys in a swap area", "ssd", d.name, "subsystem", e.NQN, "nsid", e.NSID,
+				"area", u.String())
 		}
 	}
 	return dropped, nil
@@ -351,7 +362,8 @@ func (n *Node) listSwap() any {
 	known := map[uuid.UUID]bool{}
 	for _, a := range n.swapAreas() {
 		known[a.extent.UUID] = true
-		i := admin.SwapArea{UUID: a.extent.UUID.String(), SSD: a.ssd.name, SizeBytes: a.extent.LengthBytes, State: "open"}
+		i := admin.SwapArea{UUID: a.extent.UUID.String(), SSD: a.ssd.name, SizeBytes: a.extent.LengthBytes,
+			State: "open"}
 		switch {
 		case a.err != nil:
 			i.State, i.Error = "failed", a.err.Error()
@@ -386,7 +398,8 @@ func (n *Node) swapStats() (all []telemetry.SwapStats) {
 		s := telemetry.SwapStats{SSD: a.ssd.name, Area: a.extent.UUID.String(), SizeBytes: a.extent.LengthBytes}
 		if a.Area != nil {
 			st := a.Stats()
-			s.Up, s.UsedBytes, s.WrittenBytes, s.Records, s.Refusals, s.Failures = true, st.LiveBytes, st.WrittenBytes, st.Records, st.Refusals, st.Failures
+			s.Up, s.UsedBytes, s.WrittenBytes, s.Records, s.Refusals, s.Failures = true, st.LiveBytes, st.WrittenBytes,
+				st.Records, st.Refusals, st.Failures
 		}
 		all = append(all, s)
 	}

@@ -19,15 +19,18 @@ import (
 
 // Drives of these tests. The source partition is on ssd0, which is slow or not. ssd1 has the swap area.
 const (
-	slowHome  = "{name: ssd0, backend: file, path: DIR/ssd0.img, size: 72MiB, create: true, calibrate: false, fault: {delay: 25ms, delay_probability: 1}}"
+	slowHome = "{name: ssd0, backend: file, path: DIR/ssd0.img, size: 72MiB, create: true, calibrate: false, fault: " +
+		"{delay: 25ms, delay_probability: 1}}"
 	quickHome = "{name: ssd0, backend: file, path: DIR/ssd0.img, size: 72MiB, create: true, calibrate: false}"
-	lender    = "{name: ssd1, backend: file, path: DIR/ssd1.img, size: 64MiB, create: true, calibrate: false, kv_swap: 16MiB}"
-	noLender  = "{name: ssd1, backend: file, path: DIR/ssd1.img, size: 64MiB, create: true, calibrate: false}"
-	lost      = "{name: ssd1, backend: file, path: DIR/nowhere.img, kv_swap: 16MiB}"
+	lender    = "{name: ssd1, backend: file, path: DIR/ssd1.img, size: 64MiB, create: true, calibrate: false, " +
+		"kv_swap: 16MiB}"
+	noLender = "{name: ssd1, backend: file, path: DIR/ssd1.img, size: 64MiB, create: true, calibrate: false}"
+	lost     = "{name: ssd1, backend: file, path: DIR/nowhere.img, kv_swap: 16MiB}"
 )
 
 // swapSpaces is a key-value namespace on ssd0 and a block namespace on each drive.
-var swapSpaces = []string{"{nsid: 1, ssd: ssd0, size: 64MiB, type: kv}", "{nsid: 2, ssd: ssd0, size: 2MiB}", "{nsid: 3, ssd: ssd1, size: 2MiB}"}
+var swapSpaces = []string{"{nsid: 1, ssd: ssd0, size: 64MiB, type: kv}", "{nsid: 2, ssd: ssd0, size: 2MiB}",
+	"{nsid: 3, ssd: ssd1, size: 2MiB}"}
 
 const (
 	swapKeys = 2000
@@ -38,8 +41,9 @@ const (
 // keys connects a host to namespace 1 with enough queues to overload its drive.
 func (n *node) keys() *kv.Namespace {
 	n.w.t.Helper()
-	c, err := client.Connect(n.w.t.Context(), client.Options{Address: n.addrs.Listeners[0], SubNQN: nqn, HostNQN: "nqn.2026-11.example.jbofd:host",
-		Queues: 4, Credits: client.CreditsOff})
+	c, err := client.Connect(n.w.t.Context(), client.Options{Address: n.addrs.Listeners[0], SubNQN: nqn,
+		HostNQN: "nqn.2026-11.example.jbofd:host",
+		Queues:  4, Credits: client.CreditsOff})
 	if err != nil {
 		n.w.t.Fatal(err)
 	}
@@ -174,7 +178,8 @@ func swapped(t *testing.T) (w *world, area string) {
 	}
 	h := areas[0].Homes[0]
 	info := n.kvInfo()
-	if !h.Open || h.NSID != 1 || h.SubNQN != nqn || h.UUID != info.UUID || h.Keys < swapKeys/3 || info.SwappedKeys < swapKeys/3 {
+	if !h.Open || h.NSID != 1 || h.SubNQN != nqn || h.UUID != info.UUID || h.Keys < swapKeys/3 ||
+		info.SwappedKeys < swapKeys/3 {
 		t.Fatalf("home %+v of %+v", h, info)
 	}
 	n.mustStop()
@@ -188,7 +193,8 @@ func TestSwapAreas(t *testing.T) {
 	for name, part := range map[string]func(*testing.T, *world, string){
 		"returned": keysInASwapAreaSurviveAStopAndComeHome, "removed": aSwapAreaThatIsConfiguredNoMoreGoesWhenItIsEmpty,
 		"another size": aSwapAreaOfAnotherSize, "drive missing": withoutTheDriveThatHasItsKeysANamespaceDoesNotOpen,
-		"damaged": aDamagedSwapAreaIsLeftOut, "comes and goes": aNamespaceComesAndGoesWithItsKeys, "deleted": aNamespaceThatIsDeletedTakesItsKeysWithIt,
+		"damaged": aDamagedSwapAreaIsLeftOut, "comes and goes": aNamespaceComesAndGoesWithItsKeys,
+		"deleted": aNamespaceThatIsDeletedTakesItsKeysWithIt,
 	} {
 		t.Run(name, func(t *testing.T) {
 			w := newWorld(t)
@@ -235,7 +241,8 @@ func aSwapAreaThatIsConfiguredNoMoreGoesWhenItIsEmpty(t *testing.T, w *world, ar
 	if len(a) != 1 || a[0].UUID != area || a[0].State != "retiring" || a[0].Homes[0].Keys < swapKeys/10 {
 		t.Fatalf("areas %+v", a)
 	}
-	if _, err := n.admin.DiscardSwap(t.Context(), area); !errors.Is(err, admin.ErrRefused) || !strings.Contains(err.Error(), "will be returned") {
+	if _, err := n.admin.DiscardSwap(t.Context(), area); !errors.Is(err, admin.ErrRefused) ||
+		!strings.Contains(err.Error(), "will be returned") {
 		t.Errorf("an area with keys that can come home is given up: %v", err)
 	}
 	ns := n.keys()
@@ -266,7 +273,8 @@ func aSwapAreaOfAnotherSize(t *testing.T, w *world, area string) {
 	}
 	n := w.mustStart()
 	a := n.areas()
-	if len(a) != 2 || a[0].UUID != area || a[0].State != "retiring" || a[1].State != "open" || a[1].SizeBytes != 24<<20 {
+	if len(a) != 2 || a[0].UUID != area || a[0].State != "retiring" || a[1].State != "open" ||
+		a[1].SizeBytes != 24<<20 {
 		t.Fatalf("areas %+v", a)
 	}
 	all(t, n.keys(), 2)
@@ -301,7 +309,8 @@ func withoutTheDriveThatHasItsKeysANamespaceDoesNotOpen(t *testing.T, w *world, 
 		t.Errorf("status %+v", s)
 	}
 	a := n.areas()
-	if len(a) != 1 || a[0].UUID != area || a[0].State != "missing" || len(a[0].Homes) != 1 || a[0].Homes[0].NSID != 1 || a[0].Homes[0].Open {
+	if len(a) != 1 || a[0].UUID != area || a[0].State != "missing" || len(a[0].Homes) != 1 || a[0].Homes[0].NSID != 1 ||
+		a[0].Homes[0].Open {
 		t.Fatalf("areas %+v", a)
 	}
 	n.blocks(2)
@@ -323,7 +332,8 @@ func withoutTheDriveThatHasItsKeysANamespaceDoesNotOpen(t *testing.T, w *world, 
 	copyImages(t, keep, w.dir)
 	w.configure([]string{quickHome, lost}, swapSpaces)
 	n = w.mustStart()
-	if _, err := n.admin.DiscardSwap(t.Context(), "0425d6c3-77cf-4e62-873e-0484d7ac5274"); !errors.Is(err, admin.ErrRefused) {
+	if _, err := n.admin.DiscardSwap(t.Context(), "0425d6c3-77cf-4e62-873e-0484d7ac5274"); !errors.Is(err,
+		admin.ErrRefused) {
 		t.Errorf("an area that nobody knows is given up: %v", err)
 	}
 	if _, err := n.admin.DiscardSwap(t.Context(), area); err != nil {
@@ -349,7 +359,8 @@ func withoutTheDriveThatHasItsKeysANamespaceDoesNotOpen(t *testing.T, w *world, 
 	}
 	puts(t, ns, 3)
 	all(t, ns, 3)
-	if _, err := n.admin.DiscardSwap(t.Context(), area); !errors.Is(err, admin.ErrRefused) || !strings.Contains(err.Error(), "in use") {
+	if _, err := n.admin.DiscardSwap(t.Context(), area); !errors.Is(err, admin.ErrRefused) ||
+		!strings.Contains(err.Error(), "in use") {
 		t.Errorf("an area in use is given up: %v", err)
 	}
 }
@@ -385,7 +396,8 @@ func aDamagedSwapAreaIsLeftOut(t *testing.T, w *world, area string) {
 	w.configure([]string{quickHome, lender}, swapSpaces)
 	n := w.mustStart()
 	a := n.areas()
-	if len(a) != 1 || a[0].State != "failed" || !strings.Contains(a[0].Error, "superblock of the swap area") || len(a[0].Homes) != 1 {
+	if len(a) != 1 || a[0].State != "failed" || !strings.Contains(a[0].Error, "superblock of the swap area") ||
+		len(a[0].Homes) != 1 {
 		t.Fatalf("areas %+v", a)
 	}
 	if i := n.kvInfo(); !strings.Contains(i.Error, "kv_swap of ssd ssd1") {

@@ -27,12 +27,16 @@ func (n *Node) newPolicy(dev ssd.Device, sc config.SSD) (pipeline.Policy, error)
 		cfg.Profile, err = drive.Calibrate(dev, n.pool)
 		switch p := cfg.Profile; {
 		case errors.Is(err, drive.ErrBlank):
-			n.log.Info("drive holds too little data to be calibrated; the policy starts with typical values", "ssd", sc.Name)
+			n.log.Info("drive holds too little data to be calibrated; the policy starts with typical values", "ssd",
+				sc.Name)
 		case err != nil:
-			n.log.Warn("drive could not be calibrated; the policy starts with typical values", "ssd", sc.Name, "error", err)
+			n.log.Warn("drive could not be calibrated; the policy starts with typical values", "ssd", sc.Name, "error",
+				err)
 		case p.LatencyNS > 0:
-			n.log.Info("drive calibrated", "ssd", sc.Name, "read_4k", time.Duration(p.ReadNS+4096*p.ReadByteNS).String(),
-				"read_128k", time.Duration(p.ReadNS+131072*p.ReadByteNS).String(), "latency", time.Duration(p.LatencyNS).String(), "depth", p.Depth, "depth_128k", p.LargeDepth)
+			n.log.Info("drive calibrated", "ssd", sc.Name, "read_4k",
+				time.Duration(p.ReadNS+4096*p.ReadByteNS).String(),
+				"read_128k", time.Duration(p.ReadNS+131072*p.ReadByteNS).String(), "latency",
+				time.Duration(p.LatencyNS).String(), "depth", p.Depth, "depth_128k", p.LargeDepth)
 		}
 	}
 	return policies.New(sc.Policy, cfg)
@@ -46,9 +50,10 @@ func tenantConfigs(cfg *config.Config) []target.TenantConfig {
 	all := make([]target.TenantConfig, len(cfg.Tenants))
 	for i, t := range cfg.Tenants {
 		l := t.Limits
-		all[i] = target.TenantConfig{Name: t.Name, Hosts: t.Hosts, Settings: pipeline.Settings{Weight: t.Weight, Caps: pipeline.Caps{
-			RWIOsPerSec: l.RWIOsPerSec, RWBytesPerSec: l.RWMBytesPerSec * megabyte,
-			ReadBytesPerSec: l.RMBytesPerSec * megabyte, WriteBytesPerSec: l.WMBytesPerSec * megabyte}}}
+		all[i] = target.TenantConfig{Name: t.Name, Hosts: t.Hosts,
+			Settings: pipeline.Settings{Weight: t.Weight, Caps: pipeline.Caps{
+				RWIOsPerSec: l.RWIOsPerSec, RWBytesPerSec: l.RWMBytesPerSec * megabyte,
+				ReadBytesPerSec: l.RMBytesPerSec * megabyte, WriteBytesPerSec: l.WMBytesPerSec * megabyte}}}
 	}
 	return all
 }
@@ -90,7 +95,8 @@ func (n *Node) scheduling() (all []telemetry.Scheduling) {
 		one := telemetry.Scheduling{SSD: s.ssd, Policy: s.Policy, Stats: s.Stats}
 		for i := range s.Tenants {
 			if t, ok := tenants[s.Tenants[i].Tenant]; ok {
-				one.Tenants = append(one.Tenants, telemetry.TenantScheduling{Tenant: t.Name, TenantStats: s.Tenants[i].TenantStats})
+				one.Tenants = append(one.Tenants,
+					telemetry.TenantScheduling{Tenant: t.Name, TenantStats: s.Tenants[i].TenantStats})
 			}
 		}
 		all = append(all, one)
@@ -114,10 +120,14 @@ func (n *Node) listTenants() any {
 				continue
 			}
 			c := t.Settings.Caps
-			a := admin.Tenant{Name: t.Name, SSD: s.ssd, Configured: t.Configured, Hosts: list(hosts[t.Name]), Connections: t.Connections,
-				Weight: st.Weight, RWIOsPerSec: c.RWIOsPerSec, RWMBytesPerSec: c.RWBytesPerSec / megabyte, RMBytesPerSec: c.ReadBytesPerSec / megabyte,
-				WMBytesPerSec: c.WriteBytesPerSec / megabyte, RWBytesPerSec: c.RWBytesPerSec, RBytesPerSec: c.ReadBytesPerSec,
-				WBytesPerSec: c.WriteBytesPerSec, Share: st.Share, Credit: st.Credit, CreditBytes: int64(st.Credit) * 4096, Queued: st.Queued, Inflight: st.Inflight,
+			a := admin.Tenant{Name: t.Name, SSD: s.ssd, Configured: t.Configured, Hosts: list(hosts[t.Name]),
+				Connections: t.Connections,
+				Weight:      st.Weight, RWIOsPerSec: c.RWIOsPerSec, RWMBytesPerSec: c.RWBytesPerSec / megabyte,
+				RMBytesPerSec: c.ReadBytesPerSec / megabyte,
+				WMBytesPerSec: c.WriteBytesPerSec / megabyte, RWBytesPerSec: c.RWBytesPerSec,
+				RBytesPerSec: c.ReadBytesPerSec,
+				WBytesPerSec: c.WriteBytesPerSec, Share: st.Share, Credit: st.Credit,
+				CreditBytes: int64(st.Credit) * 4096, Queued: st.Queued, Inflight: st.Inflight,
 				LimitedBy: st.Limit.String()}
 			if !t.Configured && t.Number != target.Background {
 				a.Hosts = []string{t.Name}

@@ -90,7 +90,8 @@ func Run(ctx context.Context, cfg Config) (err error) {
 	if path != "" {
 		args = []string{"--config", path}
 	}
-	out.say("starting %s %s (three file-backed drives in %s)", cfg.Daemon, strings.Join(args, " "), filepath.Join(cfg.Dir, "data"))
+	out.say("starting %s %s (three file-backed drives in %s)", cfg.Daemon, strings.Join(args, " "),
+		filepath.Join(cfg.Dir, "data"))
 	d, err := startDaemon(&cfg, args)
 	if err != nil {
 		return err
@@ -110,7 +111,8 @@ func Run(ctx context.Context, cfg Config) (err error) {
 	var hosts []*host
 	sub := plan.Subsystems[0]
 	for i, name := range []string{"anna", "bert"} {
-		hosts = append(hosts, &host{name: name, nqn: "nqn.2026-11.example.jbofd:host-" + name, nsid: sub.Namespaces[i].NSID})
+		hosts = append(hosts, &host{name: name, nqn: "nqn.2026-11.example.jbofd:host-" + name,
+			nsid: sub.Namespaces[i].NSID})
 	}
 	for _, h := range hosts {
 		out.say("host %s (%s) uses namespace %d of %s", h.name, h.nqn, h.nsid, sub.NQN)
@@ -121,12 +123,17 @@ func Run(ctx context.Context, cfg Config) (err error) {
 		load  string
 		cfg   bench.Config
 	}{
-		{fmt.Sprintf("both write %s in blocks of %s, each block with its own checksum", bench.FormatSize(cfg.SizeBytes), bench.FormatSize(fillBlock)), "sequential",
-			bench.Config{Pattern: "write", BlockBytes: fillBlock, IODepth: fillDepth, Jobs: 1, SizeBytes: cfg.SizeBytes, Verify: true, NoReadBack: true, Seed: seed}},
+		{fmt.Sprintf("both write %s in blocks of %s, each block with its own checksum", bench.FormatSize(cfg.SizeBytes),
+			bench.FormatSize(fillBlock)), "sequential",
+			bench.Config{Pattern: "write", BlockBytes: fillBlock, IODepth: fillDepth, Jobs: 1, SizeBytes: cfg.SizeBytes,
+				Verify: true, NoReadBack: true, Seed: seed}},
 		{"both connect anew, read everything back and check it", "sequential",
-			bench.Config{Pattern: "read", BlockBytes: fillBlock, IODepth: fillDepth, Jobs: 1, SizeBytes: cfg.SizeBytes, Verify: true, VerifyOnly: true, Seed: seed}},
-		{fmt.Sprintf("both run %d %% random reads, %d %% writes of %s, queue depth %d, and check again", mixedReads, 100-mixedReads, bench.FormatSize(mixedBlock), mixedDepth), "random mixed",
-			bench.Config{Pattern: "randrw", ReadPercent: mixedReads, BlockBytes: mixedBlock, IODepth: mixedDepth, Jobs: 1, Runtime: cfg.Runtime, SizeBytes: cfg.SizeBytes, Verify: true, Seed: seed + 1}},
+			bench.Config{Pattern: "read", BlockBytes: fillBlock, IODepth: fillDepth, Jobs: 1, SizeBytes: cfg.SizeBytes,
+				Verify: true, VerifyOnly: true, Seed: seed}},
+		{fmt.Sprintf("both run %d %% random reads, %d %% writes of %s, queue depth %d, and check again", mixedReads,
+			100-mixedReads, bench.FormatSize(mixedBlock), mixedDepth), "random mixed",
+			bench.Config{Pattern: "randrw", ReadPercent: mixedReads, BlockBytes: mixedBlock, IODepth: mixedDepth,
+				Jobs: 1, Runtime: cfg.Runtime, SizeBytes: cfg.SizeBytes, Verify: true, Seed: seed + 1}},
 	} {
 		out.say("%d/3 %s", i+1, step.title)
 		if err := both(ctx, d, hosts, func(ctx context.Context, h *host) error {
@@ -164,14 +171,16 @@ func configure(cfg *Config) (plan *config.Config, path string, err error) {
 		return plan, path, os.WriteFile(filepath.Join(cfg.Dir, path), plan.Effective(), 0o600)
 	}
 	for _, p := range []struct{ what, address string }{
-		{"NVMe/TCP", plan.Listeners[0].Address}, {"discovery", plan.Discovery.Address}, {"metrics", plan.Metrics.Address},
+		{"NVMe/TCP", plan.Listeners[0].Address}, {"discovery", plan.Discovery.Address},
+		{"metrics", plan.Metrics.Address},
 	} {
 		if p.address == "" {
 			continue
 		}
 		l, err := net.Listen("tcp", p.address)
 		if err != nil {
-			return nil, "", fmt.Errorf("%w: %s, which jbofd --demo uses for %s (%w); stop what has it, perhaps another jbofd, or let the demo take any free ports with --free-ports",
+			return nil, "", fmt.Errorf("%w: %s, which jbofd --demo uses for %s (%w); stop what has it, perhaps "+
+				"another jbofd, or let the demo take any free ports with --free-ports",
 				ErrPortTaken, p.address, p.what, err)
 		}
 		if err := l.Close(); err != nil {
@@ -215,7 +224,8 @@ func both(ctx context.Context, d *process, hosts []*host, what func(context.Cont
 
 // load connects, runs one load and notes what it gave.
 func (h *host) load(ctx context.Context, address, subNQN, name string, cfg bench.Config, out *progress) error {
-	c, err := client.Connect(ctx, client.Options{Address: address, SubNQN: subNQN, HostNQN: h.nqn, QPairs: 1, QueueDepth: cfg.IODepth, CtrlLossTimeout: -1})
+	c, err := client.Connect(ctx, client.Options{Address: address, SubNQN: subNQN, HostNQN: h.nqn, QPairs: 1,
+		QueueDepth: cfg.IODepth, CtrlLossTimeout: -1})
 	if err != nil {
 		return fmt.Errorf("connect: %w", err)
 	}
@@ -230,7 +240,8 @@ func (h *host) load(ctx context.Context, address, subNQN, name string, cfg bench
 	case err != nil:
 		return err
 	case !rep.OK():
-		return fmt.Errorf("%d failed I/Os, %d blocks with wrong data: %s", rep.Errors.IO, rep.Errors.Verify, strings.Join(rep.Errors.Messages, "; "))
+		return fmt.Errorf("%d failed I/Os, %d blocks with wrong data: %s", rep.Errors.IO, rep.Errors.Verify,
+			strings.Join(rep.Errors.Messages, "; "))
 	case ctx.Err() != nil:
 		return context.Cause(ctx)
 	}
@@ -267,14 +278,16 @@ func scrape(ctx context.Context, address string, hosts []*host) (samples []strin
 		for _, name := range []string{"jbof_io_completed_total{", "jbof_io_bytes_total{"} {
 			found := false
 			for line := range strings.Lines(string(text)) {
-				if strings.HasPrefix(line, name) && strings.Contains(line, `op="read"`) && strings.Contains(line, `tenant="`+h.nqn+`"`) {
+				if strings.HasPrefix(line, name) && strings.Contains(line, `op="read"`) &&
+					strings.Contains(line, `tenant="`+h.nqn+`"`) {
 					samples = append(samples, strings.TrimSpace(line))
 					found = true
 					break
 				}
 			}
 			if !found {
-				return nil, fmt.Errorf("metrics: no %s of tenant %s at http://%s/metrics", strings.TrimSuffix(name, "{"), h.nqn, address)
+				return nil, fmt.Errorf("metrics: no %s of tenant %s at http://%s/metrics",
+					strings.TrimSuffix(name, "{"), h.nqn, address)
 			}
 		}
 	}
@@ -292,8 +305,10 @@ func report(w io.Writer, hosts []*host, metrics string, samples []string, took t
 		verified += h.verified
 		for _, r := range h.rows {
 			l := &r.d.LatencyNS
-			fmt.Fprintf(&b, line, h.name, r.load, fmt.Sprintf("%.0f", r.d.IOPS), fmt.Sprintf("%.1f", r.d.BytesPerSec/1e6),
-				bench.FormatNS(l.Mean), bench.FormatNS(float64(l.P50)), bench.FormatNS(float64(l.P99)), bench.FormatNS(float64(l.P999)))
+			fmt.Fprintf(&b, line, h.name, r.load, fmt.Sprintf("%.0f", r.d.IOPS),
+				fmt.Sprintf("%.1f", r.d.BytesPerSec/1e6),
+				bench.FormatNS(l.Mean), bench.FormatNS(float64(l.P50)), bench.FormatNS(float64(l.P99)),
+				bench.FormatNS(float64(l.P999)))
 		}
 	}
 	fmt.Fprintf(&b, "\nverified: %d bytes read and found to be what was written\n", verified)

@@ -55,7 +55,8 @@ func shortDemo(t *testing.T, out io.Writer) Config {
 			t.Error(err)
 		}
 	})
-	return Config{Daemon: path, Dir: dir, FreePorts: true, Runtime: 200 * time.Millisecond, SizeBytes: 4 << 20, Environ: os.Environ(), Out: out}
+	return Config{Daemon: path, Dir: dir, FreePorts: true, Runtime: 200 * time.Millisecond, SizeBytes: 4 << 20,
+		Environ: os.Environ(), Out: out}
 }
 
 // drivesAreFree fails the test if a daemon still has the drives of dir.
@@ -78,8 +79,10 @@ func TestDemoShowsBothHostsVerifiedBytesAndMetrics(t *testing.T) {
 		}
 		for _, want := range []string{
 			`(?m)^host +load +IOPS +MB/s +mean +p50 +p99 +p99\.9$`,
-			`(?m)^anna +sequential write +\d`, `(?m)^anna +sequential read +\d`, `(?m)^anna +random mixed read +\d`, `(?m)^anna +random mixed write +\d`,
-			`(?m)^bert +sequential write +\d`, `(?m)^bert +sequential read +\d`, `(?m)^bert +random mixed read +\d`, `(?m)^bert +random mixed write +\d`,
+			`(?m)^anna +sequential write +\d`, `(?m)^anna +sequential read +\d`, `(?m)^anna +random mixed read +\d`,
+			`(?m)^anna +random mixed write +\d`,
+			`(?m)^bert +sequential write +\d`, `(?m)^bert +sequential read +\d`, `(?m)^bert +random mixed read +\d`,
+			`(?m)^bert +random mixed write +\d`,
 			`verified: \d{7,} bytes`,
 			`http://127\.0\.0\.1:\d+/metrics`,
 			`jbof_io_completed_total\{op="read",ssd="ssd0",tenant="nqn\.2026-11\.example\.jbofd:host-anna"\} \d`,

@@ -78,7 +78,8 @@ func (p *process) waitReady(ctx context.Context, socket string) (admin.Status, e
 			return admin.Status{}, p.lastWords("jbofd ended before it was ready")
 		case <-ctx.Done():
 			if errors.Is(ctx.Err(), context.DeadlineExceeded) {
-				return admin.Status{}, errors.Join(p.lastWords(fmt.Sprintf("jbofd was not ready after %v", startTimeout)), last)
+				return admin.Status{},
+					errors.Join(p.lastWords(fmt.Sprintf("jbofd was not ready after %v", startTimeout)), last)
 			}
 			return admin.Status{}, ctx.Err()
 		}

@@ -27,5 +27,6 @@ func (p *progress) say(format string, args ...any) {
 
 // show tells how a host's load is doing.
 func (p *progress) show(host string, b bench.Progress) {
-	p.say("  %s %s: read %.0f IOPS %.0f MB/s, write %.0f IOPS %.0f MB/s", host, b.Phase, b.Read.IOPS, b.Read.BytesPerSec/1e6, b.Write.IOPS, b.Write.BytesPerSec/1e6)
+	p.say("  %s %s: read %.0f IOPS %.0f MB/s, write %.0f IOPS %.0f MB/s", host, b.Phase, b.Read.IOPS,
+		b.Read.BytesPerSec/1e6, b.Write.IOPS, b.Write.BytesPerSec/1e6)
 }

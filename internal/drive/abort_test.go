@@ -11,7 +11,8 @@ import (
 // TestAComposedOperationCanBeAbortedBetweenItsRequests: it ends with the request that is under way; a compare-and-write
 // whose write is at the device takes its course.
 func TestAComposedOperationCanBeAbortedBetweenItsRequests(t *testing.T) {
-	for _, op := range []pipeline.Op{pipeline.Verify, pipeline.Compare, pipeline.CompareWrite, pipeline.DeallocateRanges} {
+	for _, op := range []pipeline.Op{pipeline.Verify, pipeline.Compare, pipeline.CompareWrite,
+		pipeline.DeallocateRanges} {
 		t.Run(op.String(), func(t *testing.T) {
 			g, dev := newGate(t)
 			h := newRig(t, rigConfig{}, dev).host("a")

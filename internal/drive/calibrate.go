@@ -16,8 +16,8 @@ import (
 const (
 	// calibrationTime bounds a Calibrate; a common drive takes a quarter of a second.
 	calibrationTime = 2 * time.Second
-	// calibrationData is how many bytes must have been written to the drive, unless it is smaller. Less than that may be read
-	// from a cache of the drive or of the host.
+	// calibrationData is how many bytes must have been written to the drive, unless it is smaller. Less than that may
+	// be read from a cache of the drive or of the host.
 	calibrationData = 64 << 20
 	// calibrationExtents bounds the search for written data.
 	calibrationExtents = 4096
@@ -26,13 +26,14 @@ const (
 var (
 	// ErrSlow: a drive did not answer enough reads within the time that calibration may take.
 	ErrSlow = errors.New("the drive is too slow to be calibrated")
-	// ErrBlank: too little was ever written to the drive. A drive reads blocks that were never written without its medium.
+	// ErrBlank: too little was ever written to the drive. A drive reads blocks that were never written without its
+	// medium.
 	ErrBlank = errors.New("the drive holds too little data to be calibrated")
 )
 
-// Calibrate measures what reads cost on an idle device, before a Drive is made for it. Nothing is written. A device that
-// completes within Submit has no queue to keep short: it is not measured, and its profile does not limit the IOs under way.
-// The profile of a device with an error is zero.
+// Calibrate measures what reads cost on an idle device, before a Drive is made for it. Nothing is written. A device
+// that completes within Submit has no queue to keep short: it is not measured, and its profile does not limit the IOs
+// under way. The profile of a device with an error is zero.
 //
 // Errors: ErrSlow; ErrBlank; the drive's errors; bufpool has too little memory.
 func Calibrate(dev ssd.Device, pool *bufpool.Pool) (jbof.Profile, error) {
@@ -49,7 +50,8 @@ func Calibrate(dev ssd.Device, pool *bufpool.Pool) (jbof.Profile, error) {
 	}
 	data := dataOf(dev)
 	if data.bytes < min(calibrationData, info.SizeBytes-2*jbof.CalibrationUnit) {
-		return jbof.Profile{}, errors.Join(fmt.Errorf("%w: %d bytes of it in extents of %d or more", ErrBlank, data.bytes, jbof.CalibrationBytes), q.Close())
+		return jbof.Profile{}, errors.Join(fmt.Errorf("%w: %d bytes of it in extents of %d or more", ErrBlank,
+			data.bytes, jbof.CalibrationBytes), q.Close())
 	}
 	var outcome struct {
 		profile jbof.Profile
@@ -124,7 +126,8 @@ func calibrate(q ssd.Queue, name string, data *data, pool *bufpool.Pool) (jbof.P
 				break
 			}
 			// The places differ from start to start, because the drive may have the last ones in its cache.
-			req := [1]ssd.Request{{Op: ssd.Read, Offset: data.place(rand.Uint64(), n), Len: n, Buf: buf.B[:n], Tag: tag}}
+			req := [1]ssd.Request{{Op: ssd.Read, Offset: data.place(rand.Uint64(), n), Len: n, Buf: buf.B[:n],
+				Tag: tag}}
 			tag++
 			if q.Submit(req[:]) != 1 {
 				err = errors.New("its queue took less than its depth")

@@ -78,7 +78,8 @@ func calibrateHoled(t *testing.T, sizeBytes int64, written ...ssd.Extent) (*hole
 // TestACalibrationReadsWhatWasWritten: reads of the rest of a sparse file do not reach its drive and say nothing of it.
 func TestACalibrationReadsWhatWasWritten(t *testing.T) {
 	const mib = 1 << 20
-	written := []ssd.Extent{{Start: 0, End: 65536}, {Start: 4*mib + 512, End: 40 * mib}, {Start: 64 * mib, End: 100*mib + 512}, {Start: 200 * mib, End: 201 * mib}}
+	written := []ssd.Extent{{Start: 0, End: 65536}, {Start: 4*mib + 512, End: 40 * mib},
+		{Start: 64 * mib, End: 100*mib + 512}, {Start: 200 * mib, End: 201 * mib}}
 	h, p, err := calibrateHoled(t, 256*mib, written...)
 	if err != nil || p.Depth == 0 {
 		t.Fatalf("%+v, %v", p, err)
@@ -111,7 +112,8 @@ func TestABlankDriveIsNotCalibrated(t *testing.T) {
 		blank   bool
 	}{
 		{name: "nothing", size: 256 * mib, blank: true},
-		{name: "a label", size: 256 * mib, written: []ssd.Extent{{Start: 0, End: mib}, {Start: 255 * mib, End: 256 * mib}}, blank: true},
+		{name: "a label", size: 256 * mib,
+			written: []ssd.Extent{{Start: 0, End: mib}, {Start: 255 * mib, End: 256 * mib}}, blank: true},
 		{name: "too little", size: 256 * mib, written: []ssd.Extent{{Start: 0, End: 63 * mib}}, blank: true},
 		{name: "all of a small drive", size: 4 * mib, written: []ssd.Extent{{Start: 0, End: 4 * mib}}},
 	} {

@@ -1,9 +1,9 @@
 package drive
 
 // Claims keep IOs that change a range away from a compare-and-write of it. Each IO that changes the medium claims its
-// range from the moment it could go to the device until it is over. A compare-and-write claims exclusively. A claim waits
-// for all earlier claims that overlap it, if either is exclusive; so claims are served in the order in which they were
-// made, and no IO waits for one that came later. Waiting for earlier ones only, they cannot deadlock.
+// range from the moment it could go to the device until it is over. A compare-and-write claims exclusively. A claim
+// waits for all earlier claims that overlap it, if either is exclusive; so claims are served in the order in which they
+// were made, and no IO waits for one that came later. Waiting for earlier ones only, they cannot deadlock.
 //
 // A claim is found by the regions of the drive that it touches, in a hash table. To make one and to end it costs a few
 // steps and, if exclusive claims are around, a look at the claims in the same regions.
@@ -75,8 +75,8 @@ func (c *claim) regions() (first, last int64) {
 // bucket is the list of a region.
 func (t *claims) bucket(region int64) *claimList { return &t.buckets[uint64(region)%claimBuckets] }
 
-// claim makes io's claim and reports whether the range is io's now. Otherwise the IO must wait, and goes on with proceed
-// when the claims before it have ended. An empty range is not claimed.
+// claim makes io's claim and reports whether the range is io's now. Otherwise the IO must wait, and goes on with
+// proceed when the claims before it have ended. An empty range is not claimed.
 func (d *Drive) claim(io *IO, offset, length int64, exclusive bool) bool {
 	return io.claimed.active || length == 0 || d.claims.add(io, offset, length, exclusive)
 }
@@ -156,8 +156,8 @@ func (t *claims) conflicts(io *IO, free *list) (n int32) {
 // anyRegion stands for all regions of a list.
 const anyRegion = -1
 
-// conflictsIn is conflicts for one list: of the nodes of one region, or of all. A claim that shares several regions with
-// io's is looked at once, at the first region that both touch.
+// conflictsIn is conflicts for one list: of the nodes of one region, or of all. A claim that shares several regions
+// with io's is looked at once, at the first region that both touch.
 func (t *claims) conflictsIn(l *claimList, io *IO, region int64, free *list) (n int32) {
 	c := &io.claimed
 	first, _ := c.regions()
@@ -166,7 +166,8 @@ func (t *claims) conflictsIn(l *claimList, io *IO, region int64, free *list) (n 
 		if !c.exclusive && !o.exclusive || o.start >= c.end || c.start >= o.end {
 			continue
 		}
-		if node != &o.nodes[0] && (region == anyRegion || node.region != first) || region != anyRegion && node.region != region {
+		if node != &o.nodes[0] && (region == anyRegion || node.region != first) || region != anyRegion &&
+			node.region != region {
 			continue
 		}
 		n++

@@ -71,7 +71,8 @@ func TestClaimsAreServedInTheirOrder(t *testing.T) {
 			for _, m := range model {
 				table.remove(m.io)
 			}
-			if table.wide.first != nil || table.exclusive != 0 || slices.ContainsFunc(table.buckets[:], func(l claimList) bool { return l.first != nil || l.last != nil }) {
+			if table.wide.first != nil || table.exclusive != 0 || slices.ContainsFunc(table.buckets[:],
+				func(l claimList) bool { return l.first != nil || l.last != nil }) {
 				t.Error("claims are left in the table")
 			}
 		})

@@ -6,8 +6,8 @@ import "jbofd/internal/ssd"
 // writes the second half. An exclusive claim keeps all other IOs that change the range away from the first read to the
 // end of the write, so that the two are atomic.
 //
-// It passes the pipeline once, for both requests: if the write waited there again, for its tenant's cap perhaps, the claim
-// would keep other tenants from the range for as long. The pipeline charges it for the read and the write.
+// It passes the pipeline once, for both requests: if the write waited there again, for its tenant's cap perhaps, the
+// claim would keep other tenants from the range for as long. The pipeline charges it for the read and the write.
 type compareWrite struct{}
 
 func (compareWrite) admits(io *IO) int64 { return io.Len }

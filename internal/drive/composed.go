@@ -19,7 +19,8 @@ type composed interface {
 	admits(io *IO) int64
 	// reads reports whether the next request needs a lane.
 	reads(io *IO) bool
-	// next forms the next device request, without its tag. scratch is laneBytes long, or nil if the request needs no lane.
+	// next forms the next device request, without its tag. scratch is laneBytes long, or nil if the request needs no
+	// lane.
 	next(io *IO, scratch []byte) ssd.Request
 	// completed is called when that request has succeeded. It reports whether the operation is over, and its error.
 	completed(io *IO, scratch []byte) (over bool, err error)

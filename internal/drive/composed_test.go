@@ -19,11 +19,20 @@ func TestCompareWriteKeepsOthersOffItsRangeUntilItIsDone(t *testing.T) {
 		make func(h *host) *IO
 		held bool
 	}{
-		{"write of the same range", func(h *host) *IO { return h.with(h.io(2, pipeline.Write, at, n), fill(n, 9)) }, true},
-		{"write of its last block", func(h *host) *IO { return h.with(h.io(2, pipeline.Write, at+n-512, 512), fill(512, 9)) }, true},
-		{"write across its beginning", func(h *host) *IO { return h.with(h.io(2, pipeline.Write, at-512, 1024), fill(1024, 9)) }, true},
-		{"write just before", func(h *host) *IO { return h.with(h.io(2, pipeline.Write, at-512, 512), fill(512, 9)) }, false},
-		{"write just behind", func(h *host) *IO { return h.with(h.io(2, pipeline.Write, at+n, 512), fill(512, 9)) }, false},
+		{"write of the same range", func(h *host) *IO { return h.with(h.io(2, pipeline.Write, at, n), fill(n, 9)) },
+			true},
+		{"write of its last block", func(h *host) *IO {
+			return h.with(h.io(2, pipeline.Write, at+n-512, 512),
+				fill(512, 9))
+		}, true},
+		{"write across its beginning", func(h *host) *IO {
+			return h.with(h.io(2, pipeline.Write, at-512, 1024),
+				fill(1024, 9))
+		}, true},
+		{"write just before", func(h *host) *IO { return h.with(h.io(2, pipeline.Write, at-512, 512), fill(512, 9)) },
+			false},
+		{"write just behind", func(h *host) *IO { return h.with(h.io(2, pipeline.Write, at+n, 512), fill(512, 9)) },
+			false},
 		{"write zeroes", func(h *host) *IO { return h.io(2, pipeline.WriteZeroes, 0, deviceBytes) }, true},
 		{"deallocate", func(h *host) *IO { return h.io(2, pipeline.Deallocate, at, 512) }, true},
 		{"deallocate ranges around it", func(h *host) *IO {
@@ -31,7 +40,10 @@ func TestCompareWriteKeepsOthersOffItsRangeUntilItIsDone(t *testing.T) {
 			io.Ranges = []pipeline.Range{{Offset: at - 512, Len: 512}, {Offset: at + n, Len: 512}}
 			return io
 		}, false},
-		{"compare and write", func(h *host) *IO { return h.with(h.io(2, pipeline.CompareWrite, at+n-512, 512), fill(1024, 7)) }, true},
+		{"compare and write", func(h *host) *IO {
+			return h.with(h.io(2, pipeline.CompareWrite, at+n-512, 512),
+				fill(1024, 7))
+		}, true},
 		{"read", func(h *host) *IO { return h.io(2, pipeline.Read, at, n) }, false},
 		{"compare", func(h *host) *IO { return h.with(h.io(2, pipeline.Compare, at, n), fill(n, 0)) }, false},
 		{"flush", func(h *host) *IO { return h.io(2, pipeline.Flush, 0, 0) }, false},
@@ -70,7 +82,8 @@ func TestCompareWriteKeepsOthersOffItsRangeUntilItIsDone(t *testing.T) {
 				}
 				go g.all(stop)
 				for _, io := range h.finish(2) {
-					if io.Err != nil && !(io == other && errors.Is(io.Err, ErrMismatch)) && !(io == cw && order == "before" && errors.Is(io.Err, ErrMismatch)) {
+					if io.Err != nil && !(io == other && errors.Is(io.Err, ErrMismatch)) &&
+						!(io == cw && order == "before" && errors.Is(io.Err, ErrMismatch)) {
 						t.Errorf("slot %d: %v", io.Slot, io.Err)
 					}
 					h.put(io)
@@ -90,7 +103,8 @@ func TestARangeOfADeallocationWaitsForACompareWriteOfIt(t *testing.T) {
 			h := newRig(t, rigConfig{}, dev).host("a")
 			cw := h.with(h.io(1, pipeline.CompareWrite, at, n), append(fill(n, 0), fill(n, 5)...))
 			ranges := h.io(2, pipeline.DeallocateRanges, 0, 0)
-			ranges.Ranges = []pipeline.Range{{Offset: 0, Len: 512}, {Offset: at + 512, Len: 512}, {Offset: 8192, Len: 512}}
+			ranges.Ranges = []pipeline.Range{{Offset: 0, Len: 512}, {Offset: at + 512, Len: 512},
+				{Offset: 8192, Len: 512}}
 			switch order {
 			case "before":
 				h.submit(cw)
@@ -188,7 +202,8 @@ func TestCompareWritesOfOnePlaceGoOneByOneInOrder(t *testing.T) {
 	h := newRig(t, rigConfig{}, dev).host("a")
 	var ios []*IO
 	for i := range n {
-		ios = append(ios, h.with(h.io(uint32(i), pipeline.CompareWrite, 0, 512), append(fill(512, byte(i)), fill(512, byte(i+1))...)))
+		ios = append(ios, h.with(h.io(uint32(i), pipeline.CompareWrite, 0, 512),
+			append(fill(512, byte(i)), fill(512, byte(i+1))...)))
 	}
 	h.submit(ios...)
 	g.exactly(t, 1)
@@ -222,7 +237,8 @@ func TestFailedCompareWriteLetsTheNextGoOn(t *testing.T) {
 	g.here(t, 1)
 	g.let(0, nil)
 	done := h.finish(3)
-	if done[0] != a || !errors.Is(a.Err, ssd.ErrMedia) || a.Writing() || done[1] != b || !errors.Is(b.Err, ssd.ErrMedia) || !b.Writing() || done[2] != c || c.Err != nil {
+	if done[0] != a || !errors.Is(a.Err, ssd.ErrMedia) || a.Writing() || done[1] != b ||
+		!errors.Is(b.Err, ssd.ErrMedia) || !b.Writing() || done[2] != c || c.Err != nil {
 		t.Errorf("a %v, b %v, c %v", a.Err, b.Err, c.Err)
 	}
 	h.put(done...)
@@ -232,7 +248,8 @@ func TestCompareFindsTheDifferenceWhereverItIs(t *testing.T) {
 	h := newRig(t, rigConfig{}, memory).host("a")
 	const at = 1 << 20
 	rng := newRand(t)
-	for _, n := range []int64{512, 4 << 10, laneBytes - 512, laneBytes, laneBytes + 512, 3 * laneBytes, 1<<20 - 512, 1 << 20} {
+	for _, n := range []int64{512, 4 << 10, laneBytes - 512, laneBytes, laneBytes + 512, 3 * laneBytes, 1<<20 - 512,
+		1 << 20} {
 		data := make([]byte, n)
 		for i := range data {
 			data[i] = byte(rng.Uint32())
@@ -254,7 +271,8 @@ func TestCompareFindsTheDifferenceWhereverItIs(t *testing.T) {
 				t.Errorf("%d bytes, difference at %d: %v, want ErrMismatch", n, p, err)
 			}
 			if n <= 512<<10 {
-				cw := h.with(h.io(1, pipeline.CompareWrite, at, n), append(append([]byte(nil), data...), fill(n, 0xEE)...))
+				cw := h.with(h.io(1, pipeline.CompareWrite, at, n),
+					append(append([]byte(nil), data...), fill(n, 0xEE)...))
 				if err := h.run(cw); !errors.Is(err, ErrMismatch) || cw.Writing() {
 					t.Errorf("compare and write of %d bytes, difference at %d: %v, want ErrMismatch", n, p, err)
 				}
@@ -340,7 +358,9 @@ func TestOneErrorEndsAComposedOperation(t *testing.T) {
 		t.Error(io.Err)
 	}
 	g.exactly(t, 0)
-	if s := h.r.o.Stats(); s.NoSpace.Load() != 1 || s.Errors.Load() != 1 || s.Requests[ssd.Deallocate].Load() != 1 || s.Bytes[ssd.Deallocate].Load() != 512 {
-		t.Errorf("counted %d without space, %d errors, %d deallocations, %d bytes", s.NoSpace.Load(), s.Errors.Load(), s.Requests[ssd.Deallocate].Load(), s.Bytes[ssd.Deallocate].Load())
+	if s := h.r.o.Stats(); s.NoSpace.Load() != 1 || s.Errors.Load() != 1 || s.Requests[ssd.Deallocate].Load() != 1 ||
+		s.Bytes[ssd.Deallocate].Load() != 512 {
+		t.Errorf("counted %d without space, %d errors, %d deallocations, %d bytes", s.NoSpace.Load(), s.Errors.Load(),
+			s.Requests[ssd.Deallocate].Load(), s.Bytes[ssd.Deallocate].Load())
 	}
 }

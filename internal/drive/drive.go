@@ -1,4 +1,5 @@
-// Package drive drives one SSD: its pipeline, its device queue, and the commands that take more than one device request.
+// Package drive drives one SSD: its pipeline, its device queue, and the commands that take more than one device
+// request.
 //
 // A turn.Driver runs a Drive: the goroutine that submits an IO does the work of the drive if no other goroutine does. A
 // device that completes asynchronously has one goroutine more, which sleeps in Queue.Poll, unless it is an
@@ -33,7 +34,8 @@ type Config struct {
 	Policy pipeline.Policy
 	// Env is where the drive runs; nil: turn.Real.
 	Env turn.Env
-	// Failed is told of each request that the device failed; nil: nobody. It is called during a turn, so it must not wait.
+	// Failed is told of each request that the device failed; nil: nobody. It is called during a turn, so it must not
+	// wait.
 	Failed func(op pipeline.Op, err error)
 }
 
@@ -113,7 +115,8 @@ func New(cfg Config) (*Drive, error) {
 	// The first lane is never given back, so that a Compare does not wait for memory that no completion frees.
 	if !d.lanes.grow(d.pool, d.account) {
 		d.account.Close()
-		return nil, errors.Join(fmt.Errorf("ssd %s: no buffer of %d bytes left for compare operations", name, laneBytes), q.Close())
+		return nil, errors.Join(fmt.Errorf("ssd %s: no buffer of %d bytes left for compare operations", name,
+			laneBytes), q.Close())
 	}
 	err = d.driver.Init(turn.Config{Env: cfg.Env, Machine: (*machine)(d), Precision: turn.Fine, MinWaitNS: minWaitNS})
 	if err != nil {

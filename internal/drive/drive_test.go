@@ -224,7 +224,8 @@ func TestDeviceThatVanishesAnswersEverything(t *testing.T) {
 	h := r.host("a")
 	f.SetRules(fault.Rule{Delay: time.Hour}) // stands until the device vanishes
 	const n = 40
-	ops := []pipeline.Op{pipeline.Read, pipeline.Write, pipeline.Compare, pipeline.CompareWrite, pipeline.Verify, pipeline.Flush, pipeline.DeallocateRanges, pipeline.WriteZeroes}
+	ops := []pipeline.Op{pipeline.Read, pipeline.Write, pipeline.Compare, pipeline.CompareWrite, pipeline.Verify,
+		pipeline.Flush, pipeline.DeallocateRanges, pipeline.WriteZeroes}
 	var ios []*IO
 	for i := range n {
 		io := h.io(uint32(i), ops[i%len(ops)], 0, 4096)
@@ -356,7 +357,8 @@ func TestStatsCountWhatTheDeviceDid(t *testing.T) {
 	s := h.r.o.Stats()
 	type pair struct{ n, bytes int64 }
 	for op, want := range map[ssd.Op]pair{
-		ssd.Read: {1 + 1 + 8 + 1, 4096 + 4096 + 1<<20 + 512}, ssd.Write: {2, 8192 + 512}, ssd.Flush: {1, 0}, ssd.WriteZeroes: {1, 512}, ssd.Deallocate: {1, 1024},
+		ssd.Read: {1 + 1 + 8 + 1, 4096 + 4096 + 1<<20 + 512}, ssd.Write: {2, 8192 + 512}, ssd.Flush: {1, 0},
+		ssd.WriteZeroes: {1, 512}, ssd.Deallocate: {1, 1024},
 	} {
 		if got := (pair{s.Requests[op].Load(), s.Bytes[op].Load()}); got != want {
 			t.Errorf("%v: %v, want %v", op, got, want)
@@ -375,13 +377,15 @@ func devices(t *testing.T, errorProbability float64) map[string]func(*bufpool.Po
 			if err != nil {
 				return nil, err
 			}
-			c.Seed, c.ReadErrorProbability, c.WriteErrorProbability, c.FlushErrorProbability = *seed, errorProbability, errorProbability, errorProbability
+			c.Seed, c.ReadErrorProbability, c.WriteErrorProbability, c.FlushErrorProbability = *seed, errorProbability,
+				errorProbability, errorProbability
 			return fault.New(inner, c)
 		}
 	}
 	disk := func(engine string) func(*bufpool.Pool) (ssd.Device, error) {
 		return func(p *bufpool.Pool) (ssd.Device, error) {
-			return file.Open(file.Config{Name: "ssd0", Path: filepath.Join(t.TempDir(), "ssd.img"), Create: true, SizeBytes: deviceBytes, Engine: engine, Pool: p})
+			return file.Open(file.Config{Name: "ssd0", Path: filepath.Join(t.TempDir(), "ssd.img"), Create: true,
+				SizeBytes: deviceBytes, Engine: engine, Pool: p})
 		}
 	}
 	all := map[string]func(*bufpool.Pool) (ssd.Device, error){
@@ -500,7 +504,8 @@ func BenchmarkCopy(b *testing.B) {
 			for i := 0; i < b.N; i += depth {
 				for k := range reqs {
 					bufs[k], _ = pool.Get(acct, 4096)
-					reqs[k] = ssd.Request{Op: ssd.Read, Offset: int64(k) * 4096, Len: 4096, Buf: bufs[k].B, Tag: uint64(k)}
+					reqs[k] = ssd.Request{Op: ssd.Read, Offset: int64(k) * 4096, Len: 4096, Buf: bufs[k].B,
+						Tag: uint64(k)}
 				}
 				q.Submit(reqs)
 				q.Poll(comps, 0)

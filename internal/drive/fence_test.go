@@ -95,7 +95,8 @@ func TestAbortStaleTakesOutWhatWaits(t *testing.T) {
 	r := newRig(t, rigConfig{depth: 1}, dev)
 	h := r.host("h")
 	holder := fence.NewHolder(func() {})
-	first, waits, other := h.io(0, pipeline.Read, 0, 512), h.io(1, pipeline.Read, 512, 512), h.io(2, pipeline.Read, 1024, 512)
+	first, waits, other := h.io(0, pipeline.Read, 0, 512), h.io(1, pipeline.Read, 512, 512),
+		h.io(2, pipeline.Read, 1024, 512)
 	first.Extent, waits.Extent = holder.Pass(), holder.Pass()
 	h.submit(first)
 	h.submit(waits, other)

@@ -104,7 +104,8 @@ func TestTimeGoesForward(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	o, err := New(Config{Device: dev, Pool: pool, Policy: &forward{Policy: pipeline.NewFIFO(4), t: t}, Env: &ticking{Env: turn.Real}})
+	o, err := New(Config{Device: dev, Pool: pool, Policy: &forward{Policy: pipeline.NewFIFO(4), t: t},
+		Env: &ticking{Env: turn.Real}})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -20,11 +20,11 @@ var (
 	ErrAborted = errors.New("aborted before it was started")
 )
 
-// Sink is told of an IO's progress. Its methods are called during a turn of the drive, by the goroutine that runs it: they
-// put the IO into a list and return. Admitted and Done report whether Kick must follow the turn.
+// Sink is told of an IO's progress. Its methods are called during a turn of the drive, by the goroutine that runs it:
+// they put the IO into a list and return. Admitted and Done report whether Kick must follow the turn.
 type Sink interface {
-	// Admitted: the pipeline has dispatched an IO with Fetch set, and its buffer is in io.Buf. The sink moves the host's data
-	// there and hands the IO back with Drive.Fetched.
+	// Admitted: the pipeline has dispatched an IO with Fetch set, and its buffer is in io.Buf. The sink moves the
+	// host's data there and hands the IO back with Drive.Fetched.
 	Admitted(io *IO) (kick bool)
 	// Done: the IO is over; Err says how, and Buf, if any, is the sink's.
 	Done(io *IO) (kick bool)
@@ -98,8 +98,8 @@ type IO struct {
 	paused bool
 	waits  uint8
 	lane   int8 // scratch memory in use, or -1
-	// composed is the operation, if it takes more than one device request; at and writing are its state: bytes done or the
-	// index of a range, and whether a CompareWrite's compare has succeeded.
+	// composed is the operation, if it takes more than one device request; at and writing are its state: bytes done or
+	// the index of a range, and whether a CompareWrite's compare has succeeded.
 	composed composed
 	at       int64
 	writing  bool

@@ -5,15 +5,15 @@ import (
 	"jbofd/internal/tenant"
 )
 
-// Lanes are the scratch memory into which Compare, CompareWrite and Verify read. There are few, because each is as long as
-// a large read: more would take memory from the hosts' data and add nothing to the drive's throughput.
+// Lanes are the scratch memory into which Compare, CompareWrite and Verify read. There are few, because each is as long
+// as a large read: more would take memory from the hosts' data and add nothing to the drive's throughput.
 const (
 	laneCount = 4
 	laneBytes = 128 << 10
 )
 
-// lanes hands lanes out. A lane is held for one device request. IOs that wait for a lane are served tenant by tenant, one
-// IO each, so that a tenant with many does not keep the others waiting; IOs that hold a claim come before all.
+// lanes hands lanes out. A lane is held for one device request. IOs that wait for a lane are served tenant by tenant,
+// one IO each, so that a tenant with many does not keep the others waiting; IOs that hold a claim come before all.
 type lanes struct {
 	bufs [laneCount]bufpool.Buf
 	used [laneCount]bool

@@ -141,7 +141,8 @@ func (d *Drive) request(io *IO) ssd.Request {
 		io.request.op, io.request.lenBytes = r.Op, r.Len
 		return r
 	}
-	return ssd.Request{Op: ssd.Op(io.Op), Flags: io.Flags, Offset: io.Offset, Len: io.Len, Buf: io.Buf.B, Tag: uint64(io.tag)}
+	return ssd.Request{Op: ssd.Op(io.Op), Flags: io.Flags, Offset: io.Offset, Len: io.Len, Buf: io.Buf.B,
+		Tag: uint64(io.tag)}
 }
 
 // refuse ends IOs whose pass is stale.
@@ -187,7 +188,8 @@ func (d *Drive) settle(io *IO, err error, now int64) {
 
 // finish ends an IO that the pipeline has dispatched.
 func (d *Drive) finish(io *IO, err error, now int64) {
-	d.pipe.Complete(now, pipeline.Tag(io.tag), pipeline.Result{LatencyNS: io.latencyNS, Failed: err != nil && err != ErrMismatch})
+	d.pipe.Complete(now, pipeline.Tag(io.tag), pipeline.Result{LatencyNS: io.latencyNS, Failed: err != nil &&
+		err != ErrMismatch})
 	d.end(io, err, now)
 }
 

@@ -43,7 +43,8 @@ func newFlashDevice(t *testing.T, sim *lab.Sim) *flashDevice {
 const flashBytes = 1 << 30
 
 func (d *flashDevice) Info() ssd.Info {
-	return ssd.Info{Name: "flash", Backend: "model", SizeBytes: flashBytes, BlockSize: 512, OptimalIOBytes: 4096, AtomicWriteBytes: 4096}
+	return ssd.Info{Name: "flash", Backend: "model", SizeBytes: flashBytes, BlockSize: 512, OptimalIOBytes: 4096,
+		AtomicWriteBytes: 4096}
 }
 func (d *flashDevice) OpenQueue(int) (ssd.Queue, error) { return d, nil }
 func (d *flashDevice) Healthy() error                   { return nil }
@@ -55,7 +56,8 @@ func (d *flashDevice) Notify(f func())                  { d.notify = f }
 func (d *flashDevice) Submit(reqs []ssd.Request) int {
 	for _, r := range reqs {
 		d.reqs[r.Tag] = r
-		d.flash.Submit(d.sim.Now(), flash.Request{Op: flash.Op(r.Op), OffsetBytes: r.Offset, LenBytes: r.Len, Tag: r.Tag})
+		d.flash.Submit(d.sim.Now(), flash.Request{Op: flash.Op(r.Op), OffsetBytes: r.Offset, LenBytes: r.Len,
+			Tag: r.Tag})
 	}
 	d.most = max(d.most, len(d.reqs))
 	d.advance()
@@ -115,9 +117,9 @@ func (h *simHost) submit(op pipeline.Op, offset, length int64, data []byte) *IO 
 	return io
 }
 
-// TestVerifyDoesNotStarveCompareAndWrite: a tenant's compare-and-write of a block, with which a cluster file system locks
-// its metadata and for which VMware waits 8 seconds, takes at most ten times as long as on an idle drive while another
-// tenant has the drive verify 6 GiB; and the drive is idle soon after that tenant is gone.
+// TestVerifyDoesNotStarveCompareAndWrite: a tenant's compare-and-write of a block, with which a cluster file system
+// locks its metadata and for which VMware waits 8 seconds, takes at most ten times as long as on an idle drive while
+// another tenant has the drive verify 6 GiB; and the drive is idle soon after that tenant is gone.
 func TestVerifyDoesNotStarveCompareAndWrite(t *testing.T) {
 	policies := map[string]func() pipeline.Policy{
 		"fifo": func() pipeline.Policy { return pipeline.NewFIFO(256) },
@@ -163,12 +165,14 @@ func TestVerifyDoesNotStarveCompareAndWrite(t *testing.T) {
 			began, before := sim.Now(), d.Stats().Bytes[ssd.Read].Load()
 			busy := lock()
 			rate := float64(d.Stats().Bytes[ssd.Read].Load()-before) / float64(sim.Now()-began)
-			t.Logf("compare-and-write: %.3f ms on the idle drive, %.3f ms beside Verifys that read %.1f GB/s", float64(idle)/1e6, float64(busy)/1e6, rate)
+			t.Logf("compare-and-write: %.3f ms on the idle drive, %.3f ms beside Verifys that read %.1f GB/s",
+				float64(idle)/1e6, float64(busy)/1e6, rate)
 			if rate < 1 {
 				t.Errorf("the Verifys read %.2f GB/s, want at least 1: they give way to nobody", rate)
 			}
 			if busy > 10*idle {
-				t.Errorf("a compare-and-write takes %.1f ms beside another tenant's Verifys, %.3f ms on an idle drive", float64(busy)/1e6, float64(idle)/1e6)
+				t.Errorf("a compare-and-write takes %.1f ms beside another tenant's Verifys, %.3f ms on an idle drive",
+					float64(busy)/1e6, float64(idle)/1e6)
 			}
 
 			if a.out != len(verifies) {

@@ -16,8 +16,8 @@ type Stats struct {
 	Errors atomic.Int64
 	// NoSpace counts those that failed for want of space; Gone those to a device that vanished.
 	NoSpace, Gone atomic.Int64
-	// Inflight is what is outstanding at the device, Queued what waits before it, Held the part of Queued that only waits
-	// for the caps of its tenants.
+	// Inflight is what is outstanding at the device, Queued what waits before it, Held the part of Queued that only
+	// waits for the caps of its tenants.
 	Inflight, Queued, Held atomic.Int64
 	// Aborted counts IOs that Abort has taken out; Stale those refused because their pass was stale; BufferWaits those
 	// that had to wait for a buffer.

@@ -60,7 +60,8 @@ func (w *worker) next(s *slotWork) {
 	if s.open { // find out where we stand
 		n, off = slotBytes, 0
 	}
-	io.Op, io.Offset, io.Len, io.Fetch, io.Ranges, io.Flags = pipeline.Op(w.rng.IntN(int(pipeline.Ops))), s.base+off, n, false, nil, 0
+	io.Op, io.Offset, io.Len, io.Fetch, io.Ranges, io.Flags = pipeline.Op(w.rng.IntN(int(pipeline.Ops))), s.base+off, n,
+		false, nil, 0
 	if s.open {
 		io.Op = pipeline.Write
 	}
@@ -88,7 +89,8 @@ func (w *worker) next(s *slotWork) {
 		}
 	case pipeline.DeallocateRanges:
 		for range 1 + w.rng.IntN(4) {
-			io.Ranges = append(io.Ranges, pipeline.Range{Offset: s.base + block*w.rng.Int64N(slotBytes/block), Len: block})
+			io.Ranges = append(io.Ranges, pipeline.Range{Offset: s.base + block*w.rng.Int64N(slotBytes/block),
+				Len: block})
 		}
 	}
 	if s.data != nil {
@@ -114,7 +116,8 @@ func (w *worker) over(s *slotWork) {
 	off := io.Offset - s.base
 	have := s.model[off : off+io.Len]
 	bad := func(format string, args ...any) {
-		w.h.t.Errorf("slot %d, %v of %d bytes at %d: %s", io.Slot, io.Op, io.Len, io.Offset, fmt.Sprintf(format, args...))
+		w.h.t.Errorf("slot %d, %v of %d bytes at %d: %s", io.Slot, io.Op, io.Len, io.Offset,
+			fmt.Sprintf(format, args...))
 	}
 	switch {
 	case errors.Is(io.Err, ErrAborted) != s.aborted:
@@ -215,10 +218,13 @@ func TestEveryIOIsDoneOnceAndDoesWhatItSays(t *testing.T) {
 					r.zero(t)
 					var wg sync.WaitGroup
 					for i := range workers {
-						w := &worker{h: r.host(fmt.Sprintf("w%d", i)), rng: rand.New(rand.NewPCG(rng.Uint64(), 0)), exact: errorProbability == 0, zeroes: r.dev.Info().DeallocatedReadsZero}
+						w := &worker{h: r.host(fmt.Sprintf("w%d", i)), rng: rand.New(rand.NewPCG(rng.Uint64(), 0)),
+							exact: errorProbability == 0, zeroes: r.dev.Info().DeallocatedReadsZero}
 						w.h.tenant = tenant.ID(i)
 						for k := range workerSlots {
-							w.slots = append(w.slots, &slotWork{io: w.h.io(uint32(k), 0, 0, 0), base: int64(i*workerSlots+k) * slotBytes, model: make([]byte, slotBytes), open: errorProbability > 0})
+							w.slots = append(w.slots,
+								&slotWork{io: w.h.io(uint32(k), 0, 0, 0), base: int64(i*workerSlots+k) * slotBytes,
+									model: make([]byte, slotBytes), open: errorProbability > 0})
 						}
 						wg.Go(func() { w.run(n) })
 					}
@@ -317,14 +323,16 @@ func TestNoValueIsReplacedTwice(t *testing.T) {
 							h.write(0, uniform(mine))
 						case 1:
 							io := h.io(3, pipeline.DeallocateRanges, 0, 0)
-							io.Ranges = []pipeline.Range{{Offset: region / 2 &^ 4095, Len: 4096}, {Offset: 0, Len: 4096}}
+							io.Ranges = []pipeline.Range{{Offset: region / 2 &^ 4095, Len: 4096},
+								{Offset: 0, Len: 4096}}
 							if err := h.run(io); err != nil {
 								t.Error(err)
 							}
 						default:
 							found := h.read(0, region)
 							v := binary.LittleEndian.Uint64(found[region-8:])
-							cw := h.with(h.io(2, pipeline.CompareWrite, 0, region), append(bytes.Clone(found), uniform(mine)...))
+							cw := h.with(h.io(2, pipeline.CompareWrite, 0, region),
+								append(bytes.Clone(found), uniform(mine)...))
 							if err := h.run(cw); err == nil && v != 0 {
 								mu.Lock()
 								if replaced[v] {

@@ -26,8 +26,8 @@ func (d *Drive) Submit(b *Batch) {
 	d.driver.Run()
 }
 
-// Fetched hands admitted IOs back: the host's data is in their buffers. An IO with Err set (the data never came) is done
-// without touching the device.
+// Fetched hands admitted IOs back: the host's data is in their buffers. An IO with Err set (the data never came) is
+// done without touching the device.
 //
 // hot: 0 allocs
 func (d *Drive) Fetched(b *Batch) {
@@ -50,8 +50,8 @@ func (d *Drive) AbortStale() {
 }
 
 // Abort takes io out if it waits: for the pipeline, for memory, for a range that a compare-and-write has claimed. A
-// composed operation is taken out also while a device request of it is under way; it ends with that request, and no other
-// follows. If Abort returns true the IO is Done with ErrAborted, soon. Otherwise it takes its course. From any
+// composed operation is taken out also while a device request of it is under way; it ends with that request, and no
+// other follows. If Abort returns true the IO is Done with ErrAborted, soon. Otherwise it takes its course. From any
 // goroutine, also with locks held that Sinks take.
 func (d *Drive) Abort(io *IO) bool {
 	for {
@@ -73,6 +73,7 @@ func (d *Drive) Abort(io *IO) bool {
 // resubmit takes an IO back for which the pool has found a buffer.
 func (d *Drive) resubmit(io *IO) {
 	d.inbox.Push(&io.node)
-	// The buffer may have been released in this drive's own turn, or by a connection that holds locks which a Sink takes.
+	// The buffer may have been released in this drive's own turn, or by a connection that holds locks which a Sink
+	// takes.
 	d.driver.RunLater()
 }

@@ -14,8 +14,8 @@ func (d *Drive) SetTenant(t tenant.ID, s pipeline.Settings) {
 	d.driver.Unlock()
 }
 
-// RemoveTenant forgets a tenant, at once or when its last IO is done, and reports whether it is forgotten. It may be called
-// again. From any goroutine, but not from within a Sink's methods.
+// RemoveTenant forgets a tenant, at once or when its last IO is done, and reports whether it is forgotten. It may be
+// called again. From any goroutine, but not from within a Sink's methods.
 func (d *Drive) RemoveTenant(t tenant.ID) (gone bool) {
 	d.driver.Lock()
 	d.pipe.RemoveTenant(d.driver.Now(), t)

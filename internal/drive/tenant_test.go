@@ -153,7 +153,8 @@ func TestATenantIsForgottenWithItsLastIO(t *testing.T) {
 	}
 	var s Snapshot
 	r.o.Snapshot(&s)
-	if s.Policy != "fifo" || len(s.Tenants) != 1 || s.Tenants[0].Tenant != 5 || s.Tenants[0].Inflight != 1 || s.Tenants[0].Weight != 3 {
+	if s.Policy != "fifo" || len(s.Tenants) != 1 || s.Tenants[0].Tenant != 5 || s.Tenants[0].Inflight != 1 ||
+		s.Tenants[0].Weight != 3 {
 		t.Errorf("snapshot %+v", s)
 	}
 	g.let(0, nil)
@@ -206,7 +207,8 @@ func TestTenantsAndSnapshotsFromAnywhereUnderLoad(t *testing.T) {
 		})
 		all.Go(func() {
 			for n := range rounds {
-				r.o.SetTenant(tenant.ID(i), pipeline.Settings{Weight: 1 + n, Caps: pipeline.Caps{RWIOsPerSec: int64(n%3) * 100_000}})
+				r.o.SetTenant(tenant.ID(i),
+					pipeline.Settings{Weight: 1 + n, Caps: pipeline.Caps{RWIOsPerSec: int64(n%3) * 100_000}})
 			}
 		})
 	}
@@ -226,7 +228,8 @@ func TestTenantsAndSnapshotsFromAnywhereUnderLoad(t *testing.T) {
 	for _, ten := range s.Tenants {
 		left = append(left, ten.Tenant)
 		if ten.Queued != 0 || ten.Inflight != 0 {
-			t.Errorf("tenant %d has %d queued and %d in flight with nothing under way", ten.Tenant, ten.Queued, ten.Inflight)
+			t.Errorf("tenant %d has %d queued and %d in flight with nothing under way", ten.Tenant, ten.Queued,
+				ten.Inflight)
 		}
 	}
 	if !slices.Equal(left, []tenant.ID{0, 1, 2, 3}) {

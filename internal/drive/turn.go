@@ -54,8 +54,8 @@ func (d *Drive) poll() {
 }
 
 const (
-	// maxRounds is how many rounds a turn has while others keep filling the inbox: then the sinks of IOs that are done are
-	// kicked first.
+	// maxRounds is how many rounds a turn has while others keep filling the inbox: then the sinks of IOs that are done
+	// are kicked first.
 	maxRounds = 4
 	// mostRounds is how many rounds a turn has at all. On a device that completes within Submit a composed operation
 	// would otherwise keep its submitter until its last request.
@@ -152,8 +152,8 @@ func (d *Drive) drainInbox(now int64) bool {
 	return true
 }
 
-// takeAborted ends the IOs that were aborted while they waited. Aborts are rare: it looks at all IOs. An aborted IO that
-// is not found waiting is at the device, or its buffer is on the way; then that event ends it.
+// takeAborted ends the IOs that were aborted while they waited. Aborts are rare: it looks at all IOs. An aborted IO
+// that is not found waiting is at the device, or its buffer is on the way; then that event ends it.
 func (d *Drive) takeAborted(now int64) {
 	for _, io := range d.slab {
 		if io == nil || io.state.Load() != stateAborted {

@@ -2,11 +2,12 @@ package drive
 
 import "jbofd/internal/pipeline"
 
-// What an IO waits for after the pipeline has dispatched it. While it waits it does not occupy the policy's window at the
-// device, and it can be aborted.
+// What an IO waits for after the pipeline has dispatched it. While it waits it does not occupy the policy's window at
+// the device, and it can be aborted.
 const (
 	waitsForNothing uint8 = iota
-	// waitsForClaim: another IO has claimed the range before. The IO is in no list: its own claim counts those before it.
+	// waitsForClaim: another IO has claimed the range before. The IO is in no list: its own claim counts those before
+	// it.
 	waitsForClaim
 	// waitsForLane: the IO is in Drive.lanes.
 	waitsForLane

@@ -127,8 +127,10 @@ type Scheduler struct {
 
 // New makes a Scheduler without tenants.
 func New(cfg Config) *Scheduler {
-	invariants.Check(cfg.Slots >= 1 && cfg.Slots <= MaxSlots && cfg.SlotBytes >= 1 && cfg.QuantumBytes >= 1, "drr: config out of range")
-	return &Scheduler{cfg: cfg, all: ^uint64(0) >> (64 - cfg.Slots), first: noTenant, last: noTenant, maxSlots: cfg.Slots}
+	invariants.Check(cfg.Slots >= 1 && cfg.Slots <= MaxSlots && cfg.SlotBytes >= 1 && cfg.QuantumBytes >= 1,
+		"drr: config out of range")
+	return &Scheduler{cfg: cfg, all: ^uint64(0) >> (64 - cfg.Slots), first: noTenant, last: noTenant,
+		maxSlots: cfg.Slots}
 }
 
 // SetTenant announces a tenant or changes its weight, at least 1, from its next turn on.

@@ -59,7 +59,8 @@ func TestTraceOfTheReleasedCode(t *testing.T) {
 	}
 	for ten := range tenant.ID(4) {
 		if !s.Deferred(ten) || s.tenants[ten].deficit != 0 {
-			t.Errorf("tenant %d: deferred %v with deficit %d, want true with 0", ten, s.Deferred(ten), s.tenants[ten].deficit)
+			t.Errorf("tenant %d: deferred %v with deficit %d, want true with 0", ten, s.Deferred(ten),
+				s.tenants[ten].deficit)
 		}
 	}
 }
@@ -120,7 +121,8 @@ func TestSteadyIOsPerSlot(t *testing.T) {
 			flight = slices.Delete(flight, 0, c.perSlot)
 		}
 		if s.SlotIOs(0) != c.perSlot || s.SlotUnits(0) != int64(3*c.perSlot) {
-			t.Errorf("%s: a slot held %d I/Os of %d units, want %d of %d", c.name, s.SlotIOs(0), s.SlotUnits(0), c.perSlot, 3*c.perSlot)
+			t.Errorf("%s: a slot held %d I/Os of %d units, want %d of %d", c.name, s.SlotIOs(0), s.SlotUnits(0),
+				c.perSlot, 3*c.perSlot)
 		}
 	}
 }
@@ -238,7 +240,8 @@ func (m *model) set(t tenant.ID, weight int) {
 		return
 	}
 	open := &modelSlot{}
-	m.tenants[t] = &modelTenant{inflight: map[Tag]*modelSlot{}, slots: []*modelSlot{open}, open: open, quantum: q, deficit: q, ios: m.cfg.FirstIOs}
+	m.tenants[t] = &modelTenant{inflight: map[Tag]*modelSlot{}, slots: []*modelSlot{open}, open: open, quantum: q,
+		deficit: q, ios: m.cfg.FirstIOs}
 }
 
 func (m *model) remove(t tenant.ID) []Tag {
@@ -340,7 +343,8 @@ func TestAgainstTheModel(t *testing.T) {
 	t.Logf("-seed %d", *seed)
 	rng := rand.New(rand.NewPCG(*seed, 0))
 	for run := range 60 {
-		cfg := Config{Slots: 1 + rng.IntN(12), SlotBytes: int64(1 + rng.IntN(20)), QuantumBytes: int64(1 + rng.IntN(20)), FirstIOs: 5}
+		cfg := Config{Slots: 1 + rng.IntN(12), SlotBytes: int64(1 + rng.IntN(20)),
+			QuantumBytes: int64(1 + rng.IntN(20)), FirstIOs: 5}
 		s, m := New(cfg), &model{cfg: cfg, tenants: map[tenant.ID]*modelTenant{}}
 		weights := map[Tag]int64{}
 		owner := map[Tag]tenant.ID{}
@@ -432,14 +436,17 @@ func TestAgainstTheModel(t *testing.T) {
 				fail("%d active with %d slots, want %d with %d", s.NumActive(), s.MaxSlots(), m.active, m.max())
 			}
 			for ten, want := range m.tenants {
-				if s.Queued(ten) != len(want.queue) || s.Inflight(ten) != len(want.inflight) || s.SlotsInUse(ten) != len(want.slots) ||
-					s.Deferred(ten) != (want.open == nil) || s.SlotIOs(ten) != want.ios || s.tenants[ten].deficit != want.deficit {
+				if s.Queued(ten) != len(want.queue) || s.Inflight(ten) != len(want.inflight) ||
+					s.SlotsInUse(ten) != len(want.slots) ||
+					s.Deferred(ten) != (want.open == nil) || s.SlotIOs(ten) != want.ios ||
+					s.tenants[ten].deficit != want.deficit {
 					fail("tenant %d: %+v, want %+v", ten, s.tenants[ten], *want)
 				}
 			}
 		}
 		if len(queued)+len(inflight) != 0 || s.NumActive() != 0 {
-			t.Fatalf("run %d: stranded %d queued, %d in flight, %d active", run, len(queued), len(inflight), s.NumActive())
+			t.Fatalf("run %d: stranded %d queued, %d in flight, %d active", run, len(queued), len(inflight),
+				s.NumActive())
 		}
 		for ten := range m.tenants {
 			if u := s.SlotsInUse(ten); u != 1 || bits.OnesCount64(s.tenants[ten].free) != cfg.Slots-1 {

@@ -110,8 +110,9 @@ func TestIOsPerRequest(t *testing.T) {
 	}{
 		{Request{Op: Get, Key: key}, NotFound, 0, 0},
 		{Request{Op: Exist, Key: key}, NotFound, 0, 0},
-		{Request{Op: Put, Key: key, Value: val, Condition: IfPresent}, NotFound, 0, 2}, // the value, and the first chunk's header
-		{Request{Op: Put, Key: key, Value: val}, OK, 0, 3},                             // the key log's first header
+		// the value, and the first chunk's header
+		{Request{Op: Put, Key: key, Value: val, Condition: IfPresent}, NotFound, 0, 2},
+		{Request{Op: Put, Key: key, Value: val}, OK, 0, 3}, // the key log's first header
 		{Request{Op: Put, Key: key, Value: val}, OK, 1, 2},
 		{Request{Op: Put, Key: key, Value: val, Condition: IfAbsent}, Exists, 1, 1},
 		{Request{Op: Put, Key: key, Value: val, Condition: IfPresent}, OK, 1, 2},
@@ -185,8 +186,11 @@ func TestWhatAPartitionHolds(t *testing.T) {
 		}
 		st := d.s.Stats()
 		share := float64(st.Objects*int64(c.value)) / float64(size)
-		dram := (float64(st.Segments*lookup.EntryBytes) + float64(size>>21)*float64(reflect.TypeFor[space.Chunk]().Size())) / float64(st.Objects) // and the chunk table, with chunks of 2 MiB
-		t.Logf("%d B: %.1f %% user bytes, %.3f B of DRAM an object, %.2f bytes written per user byte, %+v", c.value, 100*share, dram, float64(d.wbytes)/float64(st.UserBytes), st)
+		// and the chunk table, with chunks of 2 MiB
+		dram := (float64(st.Segments*lookup.EntryBytes) +
+			float64(size>>21)*float64(reflect.TypeFor[space.Chunk]().Size())) / float64(st.Objects)
+		t.Logf("%d B: %.1f %% user bytes, %.3f B of DRAM an object, %.2f bytes written per user byte, %+v", c.value,
+			100*share, dram, float64(d.wbytes)/float64(st.UserBytes), st)
 		if share < c.least {
 			t.Errorf("%d B: the partition holds %.1f %% user bytes, want %.0f", c.value, 100*share, 100*c.least)
 		}
@@ -208,14 +212,16 @@ func TestWhatAPartitionHolds(t *testing.T) {
 					d.run()
 				}
 				if d.last.Status != OK && d.last.Status != NotFound {
-					t.Fatalf("%d B: Delete %d of round %d: status %d, %+v", c.value, i, round, d.last.Status, d.s.Stats())
+					t.Fatalf("%d B: Delete %d of round %d: status %d, %+v", c.value, i, round, d.last.Status,
+						d.s.Stats())
 				}
 			}
 			d.run()
 			if st := d.s.Stats(); st.Objects != 0 || st.LiveBytes != 0 {
 				t.Fatalf("%d B: %d objects and %d bytes are left", c.value, st.Objects, st.LiveBytes)
 			}
-			if got := d.put(0, int(full)*98/100, func(i int) uint64 { return uint64(i) }, val, 128); got < int(full)*98/100 {
+			if got := d.put(0, int(full)*98/100, func(i int) uint64 { return uint64(i) }, val,
+				128); got < int(full)*98/100 {
 				t.Fatalf("%d B: only %d of %d fit the second time: %+v", c.value, got, full, d.s.Stats())
 			}
 			full = int64(full) * 98 / 100
@@ -246,13 +252,18 @@ func written(tb testing.TB, cfg Config, fill float64, value int, warm, measured 
 
 func TestWriteAmplification(t *testing.T) {
 	PlainOnly(t)
-	for _, c := range []struct{ fill, most, warm float64 }{{0.45, 2.06, 2}, {0.65, 3.3, 1}, {0.75, 5.6, 1}, {0.85, 20, 0.3}} {
+	for _, c := range []struct{ fill, most, warm float64 }{{0.45, 2.06, 2}, {0.65, 3.3, 1}, {0.75, 5.6, 1},
+		{0.85, 20, 0.3}} {
 		// A 512th of it is a chunk, as of partitions of 1 GiB; but the smaller chunks lose more at their ends, and it
 		// has hardly settled: at 75 % it is 4.8 there (BenchmarkWritten).
-		wa, b, st := written(t, Config{PartitionBytes: 128 << 20, BlockSize: 512, ChunkBytes: 256 << 10}, c.fill, 1024, c.warm, 0.25)
+		wa, b, st := written(t, Config{PartitionBytes: 128 << 20, BlockSize: 512, ChunkBytes: 256 << 10}, c.fill, 1024,
+			c.warm, 0.25)
 		user := float64(st.UserBytes - b.UserBytes)
-		t.Logf("at %.0f %%: %.2f bytes written per user byte, want < %.2f; key log %.2f, values %.2f, moved %.2f, checkpoints %.2f (%d), compactions %d", 100*c.fill, wa, c.most,
-			float64(st.KeyLogBytes-b.KeyLogBytes)/user, float64(st.ValueLogBytes-b.ValueLogBytes)/user, float64(st.MovedBytes-b.MovedBytes)/user, float64(st.CheckpointBytes-b.CheckpointBytes)/user, st.Checkpoints-b.Checkpoints, st.Compactions-b.Compactions)
+		t.Logf("at %.0f %%: %.2f bytes written per user byte, want < %.2f; key log %.2f, values %.2f, moved %.2f, "+
+			"checkpoints %.2f (%d), compactions %d", 100*c.fill, wa, c.most,
+			float64(st.KeyLogBytes-b.KeyLogBytes)/user, float64(st.ValueLogBytes-b.ValueLogBytes)/user,
+			float64(st.MovedBytes-b.MovedBytes)/user, float64(st.CheckpointBytes-b.CheckpointBytes)/user,
+			st.Checkpoints-b.Checkpoints, st.Compactions-b.Compactions)
 		if wa >= c.most {
 			t.Errorf("at %.0f %%: %.2f bytes written per user byte, want < %.2f", 100*c.fill, wa, c.most)
 		}
@@ -296,7 +307,8 @@ func TestSplitsAllocateNothing(t *testing.T) {
 		n += 32
 	})
 	st := d.s.Stats()
-	if st.Splits-before.Splits < 500 || st.Compactions == before.Compactions || st.Checkpoints == before.Checkpoints || st.Objects < 39000 {
+	if st.Splits-before.Splits < 500 || st.Compactions == before.Compactions || st.Checkpoints == before.Checkpoints ||
+		st.Objects < 39000 {
 		t.Errorf("too little has happened: %+v", st)
 	}
 	if allocs != 0 {

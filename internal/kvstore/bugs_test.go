@@ -181,7 +181,8 @@ func TestAFullPartitionServesOn(t *testing.T) {
 			}
 			m.finish()
 			if m.full > 0 {
-				t.Errorf("values of %d: %d of %d Puts find the partition full, after twice as many Deletes: %+v", size, m.full, len(gone)/2, m.s.Stats())
+				t.Errorf("values of %d: %d of %d Puts find the partition full, after twice as many Deletes: %+v", size,
+					m.full, len(gone)/2, m.s.Stats())
 			}
 		}
 		// All may go, one after the other.
@@ -285,7 +286,8 @@ func TestLengthsOfKeysAndBuffers(t *testing.T) {
 	for i, k := range keys {
 		buf := make([]byte, 100)
 		p := m.do(kvstore.Request{Op: kvstore.Get, Key: k, Value: buf})
-		if want := fmt.Appendf(nil, "value %d", i); i%3 == 0 && p.Status != kvstore.NotFound || i%3 != 0 && (p.Status != kvstore.OK || !bytes.Equal(buf[:p.ValueLen], want)) {
+		if want := fmt.Appendf(nil, "value %d", i); i%3 == 0 && p.Status != kvstore.NotFound || i%3 != 0 &&
+			(p.Status != kvstore.OK || !bytes.Equal(buf[:p.ValueLen], want)) {
 			t.Errorf("key %q: %+v, %q", k, p, buf[:p.ValueLen])
 		}
 	}
@@ -297,7 +299,8 @@ func TestLengthsOfKeysAndBuffers(t *testing.T) {
 		buf := bytes.Repeat([]byte{0xEE}, n+64)
 		p := m.do(kvstore.Request{Op: kvstore.Get, Key: []byte("long"), Value: buf[:n]})
 		got := min(n, most)
-		if p.Status != kvstore.OK || p.ValueLen != most || !bytes.Equal(buf[:got], long[:got]) || slices.ContainsFunc(buf[got:], func(b byte) bool { return b != 0xEE }) {
+		if p.Status != kvstore.OK || p.ValueLen != most || !bytes.Equal(buf[:got], long[:got]) ||
+			slices.ContainsFunc(buf[got:], func(b byte) bool { return b != 0xEE }) {
 			t.Errorf("into %d bytes: %+v, or the wrong bytes", n, p)
 		}
 	}

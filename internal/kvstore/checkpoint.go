@@ -72,7 +72,9 @@ func (s *Store) checkpointDue() bool {
 	}
 	short := s.pool.Free < s.budget.Reserve()+3
 	return c.wanted || c.keyBytes >= interval || s.failures != c.covered ||
-		short && s.pool.Obsolete >= 2*s.budget.CheckpointChunks || s.pool.Obsolete > 0 && (s.dirty.N > 0 || s.logs[keyLog].starved || s.logs[movedLog].starved || s.logs[userLog].starved || short && s.compact.nothing)
+		short && s.pool.Obsolete >= 2*s.budget.CheckpointChunks || s.pool.Obsolete > 0 &&
+		(s.dirty.N > 0 || s.logs[keyLog].starved || s.logs[movedLog].starved || s.logs[userLog].starved || short &&
+			s.compact.nothing)
 }
 
 // lastCheckpointDue reports that the store is to stop and that nothing will be written to the logs any more.

@@ -80,7 +80,8 @@ func (s *Store) compactStep() {
 	low, high := s.budget.Watermarks()
 	room := s.headroom()
 	most, slots := 0, 0
-	starved := c.blocked || s.budget.Scarce() || s.logs[keyLog].starved || s.logs[userLog].starved || s.logs[movedLog].starved
+	starved := c.blocked || s.budget.Scarce() || s.logs[keyLog].starved || s.logs[userLog].starved ||
+		s.logs[movedLog].starved
 	switch {
 	case s.stopping:
 	case room < high:
@@ -211,7 +212,8 @@ func (s *Store) walk(sl *slot, most int) {
 			continue
 		default:
 			v := format.Value(rec)
-			s.startMove(sl, op{kind: opMove, hash: v.Hash(), old: offset, valueLen: uint32(v.ValueLen()), value: v.Data()})
+			s.startMove(sl, op{kind: opMove, hash: v.Hash(), old: offset, valueLen: uint32(v.ValueLen()),
+				value: v.Data()})
 			continue
 		}
 		break
@@ -335,7 +337,8 @@ func (s *Store) failStuck(before uint64) {
 		s.wake(s.compact.retryNS)
 		return
 	}
-	if len(s.ios) != len(s.freeIO) || s.progress+s.pool.Changes != before || s.pool.Obsolete > 0 || s.ckpt.stage != ckptIdle {
+	if len(s.ios) != len(s.freeIO) || s.progress+s.pool.Changes != before || s.pool.Obsolete > 0 ||
+		s.ckpt.stage != ckptIdle {
 		return
 	}
 	for l := range s.logs {

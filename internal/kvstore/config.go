@@ -82,14 +82,18 @@ func (c *Config) complete() error {
 		got   any
 		want  string
 	}{
-		{c.BlockSize >= 512 && c.BlockSize <= 4096 && powerOfTwo(int64(c.BlockSize)), "BlockSize", c.BlockSize, "a power of two from 512 to 4096"},
-		{c.BlockSize > 0 && c.PartitionBytes%int64(c.BlockSize) == 0 && c.PartitionBytes <= format.MaxPartitionBytes, "PartitionBytes", c.PartitionBytes, "whole blocks, at most 4 TiB"},
-		{c.ChunkBytes >= format.MinChunkBytes && c.ChunkBytes <= format.MaxChunkBytes && powerOfTwo(c.ChunkBytes), "ChunkBytes", c.ChunkBytes, "a power of two from 128 KiB to 64 MiB"},
+		{c.BlockSize >= 512 && c.BlockSize <= 4096 && powerOfTwo(int64(c.BlockSize)), "BlockSize", c.BlockSize,
+			"a power of two from 512 to 4096"},
+		{c.BlockSize > 0 && c.PartitionBytes%int64(c.BlockSize) == 0 && c.PartitionBytes <= format.MaxPartitionBytes,
+			"PartitionBytes", c.PartitionBytes, "whole blocks, at most 4 TiB"},
+		{c.ChunkBytes >= format.MinChunkBytes && c.ChunkBytes <= format.MaxChunkBytes && powerOfTwo(c.ChunkBytes),
+			"ChunkBytes", c.ChunkBytes, "a power of two from 128 KiB to 64 MiB"},
 		{c.KeysPerSegment >= 1 && c.KeysPerSegment <= 256, "KeysPerSegment", c.KeysPerSegment, "1 to 256"},
 		{c.Requests >= 1 && c.Requests <= 1<<15, "Requests", c.Requests, "1 to 32768"},
 		{c.Compactions >= 2 && c.Compactions <= 16, "Compactions", c.Compactions, "2 to 16"},
 		{c.GroupBytes >= 512 && c.GroupBytes <= format.MinChunkBytes/2, "GroupBytes", c.GroupBytes, "512 to 65536"},
-		{len(c.SegTbl) >= lookup.EntryBytes*lookup.FirstSegments, "length of SegTbl", len(c.SegTbl), "room for 16 segments"},
+		{len(c.SegTbl) >= lookup.EntryBytes*lookup.FirstSegments, "length of SegTbl", len(c.SegTbl),
+			"room for 16 segments"},
 	} {
 		if !f.ok {
 			return fmt.Errorf("%w: %s is %v, want %s", ErrConfig, f.field, f.got, f.want)

@@ -18,7 +18,8 @@ func TestHistoriesAgainstAMap(t *testing.T) {
 		m.settle()
 		m.compare(false)
 		st := m.s.Stats()
-		if wraps := st.KeyLogBytes + st.ValueLogBytes + st.MovedBytes; keys > 500 && (wraps < r.cfg.PartitionBytes || st.Compactions == 0 || st.Checkpoints < 3 || st.Splits == 0) {
+		if wraps := st.KeyLogBytes + st.ValueLogBytes + st.MovedBytes; keys > 500 &&
+			(wraps < r.cfg.PartitionBytes || st.Compactions == 0 || st.Checkpoints < 3 || st.Splits == 0) {
 			t.Errorf("too little has happened: %+v", st)
 		}
 		m.stop()
@@ -139,7 +140,8 @@ func TestRecoveryAfterRecovery(t *testing.T) {
 		m.settle()
 		m.compare(false)
 		for i := range m.keys {
-			if p := m.do(kvstore.Request{Op: kvstore.Delete, Key: m.keys[i].name}); p.Status != kvstore.OK && p.Status != kvstore.NotFound {
+			if p := m.do(kvstore.Request{Op: kvstore.Delete, Key: m.keys[i].name}); p.Status != kvstore.OK &&
+				p.Status != kvstore.NotFound {
 				t.Fatalf("Delete of key %d: status %d", i, p.Status)
 			}
 			m.keys[i].events = []event{{size: absent, state: done, start: m.clock, end: m.clock}}
@@ -150,7 +152,8 @@ func TestRecoveryAfterRecovery(t *testing.T) {
 		}
 		m.reopen()
 		if st := m.s.Stats(); st.Objects != 0 || st.LiveBytes != 0 {
-			t.Errorf("everything was deleted, and after a restart there are %d objects and %d bytes", st.Objects, st.LiveBytes)
+			t.Errorf("everything was deleted, and after a restart there are %d objects and %d bytes", st.Objects,
+				st.LiveBytes)
 		}
 	}
 }
@@ -170,7 +173,8 @@ func TestACleanStopLeavesNothingToReplay(t *testing.T) {
 	}
 	// Superblocks, headers, the pages of a checkpoint, and the ends of three logs.
 	if most := 2 + chunks + 4 + 3; reads > most || m.dev.Writes != before.Writes {
-		t.Errorf("opening took %d reads and %d writes, want at most %d and none", reads, m.dev.Writes-before.Writes, most)
+		t.Errorf("opening took %d reads and %d writes, want at most %d and none", reads, m.dev.Writes-before.Writes,
+			most)
 	}
 	t.Logf("opening takes %d reads, %d bytes", reads, bytes)
 	m.compare(true)
@@ -180,7 +184,8 @@ func TestACleanStopLeavesNothingToReplay(t *testing.T) {
 func (m *model) atLeastRead() int64 {
 	st := m.s.Stats()
 	stream := format.SummaryBytes + st.Chunks*format.ChunkEntryBytes + 5*st.Segments
-	return 2*format.SuperblockBytes + st.Chunks*int64(m.dev.BlockSize()) + (stream/format.PagePayloadBytes+1)*format.PageBytes
+	return 2*format.SuperblockBytes + st.Chunks*int64(m.dev.BlockSize()) +
+		(stream/format.PagePayloadBytes+1)*format.PageBytes
 }
 
 // TestRecoveryReadsTheCheckpointAndWhatWasWrittenSince, and not all of the key log, however large it is.
@@ -212,11 +217,13 @@ func TestRecoveryReadsTheCheckpointAndWhatWasWrittenSince(t *testing.T) {
 	// Of each log to the end of a chunk.
 	most := m.atLeastRead() + since + 4*st.ChunkBytes
 	if all := m.s.KeyLogChunks() * st.ChunkBytes; all < 2*most || since == 0 {
-		t.Fatalf("%d bytes of key log, %d of them since the checkpoint, are too little to tell: a recovery may read %d", all, since, most)
+		t.Fatalf("%d bytes of key log, %d of them since the checkpoint, are too little to tell: a recovery may read %d",
+			all, since, most)
 	}
 	t.Logf("opening read %d bytes", bytes)
 	if bytes > most {
-		t.Errorf("opening read %d bytes, want at most %d, of which %d were written since the checkpoint", bytes, most, since)
+		t.Errorf("opening read %d bytes, want at most %d, of which %d were written since the checkpoint", bytes, most,
+			since)
 	}
 	if err := m.s.Recount(m.dev.Visible, true); err != nil {
 		t.Error(err)
@@ -258,7 +265,8 @@ func TestAnIdleStoreWritesACheckpoint(t *testing.T) {
 	}
 	st := m.s.Stats()
 	if st.Checkpoints != before+1 || m.act.WakeNS != 0 || m.now-at < 9e8 {
-		t.Fatalf("%d checkpoints after %d ns, and a timer at %d, want one after a second and none", st.Checkpoints-before, m.now-at, m.act.WakeNS)
+		t.Fatalf("%d checkpoints after %d ns, and a timer at %d, want one after a second and none",
+			st.Checkpoints-before, m.now-at, m.act.WakeNS)
 	}
 	m.power = true
 	m.crash()

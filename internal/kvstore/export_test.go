@@ -14,7 +14,8 @@ import (
 
 // What the tests of this package and of kvstore_test share.
 
-var seedFlag = flag.Uint64("seed", 0, "seed of the random tests; 0: fixed ones, and fresh ones beside them in the heavy tests")
+var seedFlag = flag.Uint64("seed", 0, "seed of the random tests; 0: fixed ones, and fresh ones beside them in the "+
+	"heavy tests")
 
 // FixedSeed returns -seed, or 1.
 func FixedSeed(t testing.TB) uint64 {
@@ -92,7 +93,8 @@ func (s *Store) Recount(disk []byte, exact bool) error {
 		}
 		total += int64(c.Live)
 		if int64(c.Live) < live[i] || exact && int64(c.Live) != live[i] {
-			return fmt.Errorf("chunk %d (state %d, kind %d) counts %d bytes live, has %d", i, c.State, c.Kind, c.Live, live[i])
+			return fmt.Errorf("chunk %d (state %d, kind %d) counts %d bytes live, has %d", i, c.State, c.Kind, c.Live,
+				live[i])
 		}
 	}
 	if total != s.pool.Live || free != s.pool.Free {
@@ -109,18 +111,24 @@ func (s *Store) KeyLogChunks() int64 { return int64(s.pool.KeyChunks) }
 
 // State describes a store that is stuck.
 func (s *Store) State() string {
-	out := fmt.Sprintf("ios %d, free %d need %d reserve %d, ckpt %d busy %v spent %d retry %d, victims %+v nothing %v futile %d running %d, split %+v, dirty %d", len(s.ios)-len(s.freeIO), s.pool.Free, s.budget.CheckpointChunks, s.budget.Reserve(),
-		s.ckpt.stage, s.ckpt.busy, s.pool.Obsolete, s.ckpt.retryNS-s.now, s.compact.slots, s.compact.nothing, s.compact.futile, s.compact.running, s.split, s.dirty.N)
+	out := fmt.Sprintf("ios %d, free %d need %d reserve %d, ckpt %d busy %v spent %d retry %d, victims %+v nothing %v "+
+		"futile %d running %d, split %+v, dirty %d", len(s.ios)-len(s.freeIO), s.pool.Free, s.budget.CheckpointChunks,
+		s.budget.Reserve(),
+		s.ckpt.stage, s.ckpt.busy, s.pool.Obsolete, s.ckpt.retryNS-s.now, s.compact.slots, s.compact.nothing,
+		s.compact.futile, s.compact.running, s.split, s.dirty.N)
 	for l := range s.logs {
 		log := &s.logs[l]
-		out += fmt.Sprintf("\nlog %d: chunk %d tail %d opening %v starved %v open %d sealed %d free %d inflight %d", l, log.chunk, log.tail, log.opening, log.starved, log.open, log.sealed.N, log.free.N, log.inflight)
+		out += fmt.Sprintf("\nlog %d: chunk %d tail %d opening %v starved %v open %d sealed %d free %d inflight %d", l,
+			log.chunk, log.tail, log.opening, log.starved, log.open, log.sealed.N, log.free.N, log.inflight)
 	}
 	for _, head := range s.table {
 		for i := head; i != none; i = s.segs[i].chain {
 			a := &s.segs[i]
-			out += fmt.Sprintf("\nsegment %d (%d): state %d dirty %v held %v force %v waiting %d writing %d", a.number, i, a.state, a.dirty, a.held, a.force, a.waiting.N, a.writing.N)
+			out += fmt.Sprintf("\nsegment %d (%d): state %d dirty %v held %v force %v waiting %d writing %d", a.number,
+				i, a.state, a.dirty, a.held, a.force, a.waiting.N, a.writing.N)
 			for o := a.waiting.First; o != none; o = s.opLinks.Next(o) {
-				out += fmt.Sprintf("\n  op %d: kind %d ready %v group %d", o, s.ops[o].kind, s.ops[o].ready, s.ops[o].group)
+				out += fmt.Sprintf("\n  op %d: kind %d ready %v group %d", o, s.ops[o].kind, s.ops[o].ready,
+					s.ops[o].group)
 			}
 		}
 	}

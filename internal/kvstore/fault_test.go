@@ -126,7 +126,8 @@ func TestFailedSuperblocksHoldTheCheckpointUp(t *testing.T) {
 	m := newModel(r, 500, sizes(r.rng, 4000))
 	m.random(2000, 24)
 	r.dev.Fault = func(q *ssd.Request) lab.Outcome {
-		if q.Op == ssd.Write && (q.Offset < format.AreaStart || q.Offset >= r.cfg.PartitionBytes-format.SuperblockBytes) {
+		if q.Op == ssd.Write && (q.Offset < format.AreaStart ||
+			q.Offset >= r.cfg.PartitionBytes-format.SuperblockBytes) {
 			return lab.FailUndone + lab.Outcome(r.rng.IntN(3))
 		}
 		return lab.Good
@@ -180,13 +181,15 @@ func TestAFlippedBitIsNeverAWrongValue(t *testing.T) {
 			}
 			result[flip(base, at+in, uint(base.rng.IntN(8)))]++
 		}
-		t.Logf("clean stop %v: %d blocks that recovery goes by: keys are damaged %d times, refused %d times, nothing %d times", clean, len(special), result[1], result[2], result[0])
+		t.Logf("clean stop %v: %d blocks that recovery goes by: keys are damaged %d times, refused %d times, nothing "+
+			"%d times", clean, len(special), result[1], result[2], result[0])
 		clear(result[:])
 		step := every(1 + len(others)/40)
 		for i := int(seed % uint64(step)); i < len(others); i += step {
 			result[flip(base, others[i]+base.rng.Int64N(512), uint(base.rng.IntN(8)))]++
 		}
-		t.Logf("clean stop %v: %d others: keys are damaged %d times, refused %d times, nothing %d times", clean, len(others), result[1], result[2], result[0])
+		t.Logf("clean stop %v: %d others: keys are damaged %d times, refused %d times, nothing %d times", clean,
+			len(others), result[1], result[2], result[0])
 	}
 }
 
@@ -199,7 +202,8 @@ func flip(base *model, at int64, bit uint) int {
 	err := m.open()
 	defer func() {
 		if m.t.Failed() {
-			m.t.Logf("bit %d at %d, that is in chunk %d at %d", bit, at, (at-format.AreaStart)/m.cfg.ChunkBytes, (at-format.AreaStart)%m.cfg.ChunkBytes)
+			m.t.Logf("bit %d at %d, that is in chunk %d at %d", bit, at, (at-format.AreaStart)/m.cfg.ChunkBytes,
+				(at-format.AreaStart)%m.cfg.ChunkBytes)
 		}
 	}()
 	switch {
@@ -253,7 +257,8 @@ func TestADamagedOrForeignPartitionIsLeftAlone(t *testing.T) {
 	}{
 		{"both superblocks damaged", func(m *model) { super(m, 1)[40] ^= 4; super(m, 2)[50] ^= 1 }, format.ErrCorrupt},
 		{"blank", func(m *model) { clear(m.dev.Visible) }, format.ErrBlank},
-		{"somebody else's", func(m *model) { copy(super(m, 1), "LABELONE"); copy(super(m, 2), "somewhat") }, format.ErrCorrupt},
+		{"somebody else's", func(m *model) { copy(super(m, 1), "LABELONE"); copy(super(m, 2), "somewhat") },
+			format.ErrCorrupt},
 		{"a newer version", func(m *model) { newer(super(m, 1)); newer(super(m, 2)) }, format.ErrVersion},
 		{"a newer version in one", func(m *model) { newer(super(m, 2)) }, format.ErrVersion},
 		{"another length", func(m *model) { m.cfg.PartitionBytes -= 1 << 20 }, format.ErrCorrupt},

@@ -72,7 +72,8 @@ func groupKey(i int) []byte { return fmt.Appendf(nil, "%04x", i) }
 
 // TestAPutIsOneReadAndTwoWritesOverlapped: the value is written while the segment is read, and the segment after both.
 func TestAPutIsOneReadAndTwoWritesOverlapped(t *testing.T) {
-	for name, order := range map[string][2]ssd.Op{"value first": {ssd.Write, ssd.Read}, "segment first": {ssd.Read, ssd.Write}} {
+	for name, order := range map[string][2]ssd.Op{"value first": {ssd.Write, ssd.Read},
+		"segment first": {ssd.Read, ssd.Write}} {
 		t.Run(name, func(t *testing.T) {
 			r := newGroupRig(t, kvstore.Config{})
 			r.submit(kvstore.Request{Op: kvstore.Put, Key: []byte("key"), Value: make([]byte, 1000)})
@@ -89,7 +90,8 @@ func TestAPutIsOneReadAndTwoWritesOverlapped(t *testing.T) {
 			}
 			r.complete(order[1])
 			if len(r.dev.Flights) != 1 || len(r.outstanding(ssd.Write)) != 1 || len(r.done) != 0 {
-				t.Fatalf("%d I/Os outstanding and %d replies, want the segment's write", len(r.dev.Flights), len(r.done))
+				t.Fatalf("%d I/Os outstanding and %d replies, want the segment's write", len(r.dev.Flights),
+					len(r.done))
 			}
 			r.complete(ssd.Write)
 			if len(r.dev.Flights) != 0 || len(r.done) != 1 || r.done[0] != 7 {
@@ -121,7 +123,8 @@ func TestAGroupWaitsAsLongAsConfigured(t *testing.T) {
 	r.now = opened + delay - 1
 	r.turn()
 	if n := len(r.outstanding(ssd.Write)); n != 1 || r.act.WakeNS != opened+delay {
-		t.Fatalf("%d writes outstanding before the delay is over; the next turn is at %d, want %d", n, r.act.WakeNS, opened+delay)
+		t.Fatalf("%d writes outstanding before the delay is over; the next turn is at %d, want %d", n, r.act.WakeNS,
+			opened+delay)
 	}
 	r.now = opened + delay
 	r.turn()
@@ -154,7 +157,8 @@ func TestAGroupWaitsAsLongAsConfigured(t *testing.T) {
 func TestAGroupIsWrittenInTheNameOfItsFirst(t *testing.T) {
 	r := newGroupRig(t, kvstore.Config{})
 	put := func(key int, payer tenant.ID) {
-		r.submit(kvstore.Request{Op: kvstore.Put, Key: groupKey(key), Value: make([]byte, 400), Tenant: payer, Tag: uint64(key)})
+		r.submit(kvstore.Request{Op: kvstore.Put, Key: groupKey(key), Value: make([]byte, 400), Tenant: payer,
+			Tag: uint64(key)})
 	}
 	put(0, 1)
 	r.settle()
@@ -193,6 +197,7 @@ func TestAGroupIsWrittenInTheNameOfItsFirst(t *testing.T) {
 	}
 	got, want := r.charged[1]/(r.charged[1]+r.charged[2]), records[1]/(records[1]+records[2])
 	if r.charged[0] != 0 || math.Abs(got-want) > 0.15*want {
-		t.Errorf("tenant 1 put %.3f of the records and paid for %.3f of what was written for requests, tenant 0 for %.0f bytes", want, got, r.charged[0])
+		t.Errorf("tenant 1 put %.3f of the records and paid for %.3f of what was written for requests, tenant 0 for "+
+			"%.0f bytes", want, got, r.charged[0])
 	}
 }

@@ -126,7 +126,8 @@ func TestPutLatencyIsSmooth(t *testing.T) {
 		fast.now = d.now
 		slices.Sort(took)
 		p50, p999, worst := took[len(took)/2], took[len(took)*999/1000], took[len(took)-1]
-		t.Logf("%d in flight: p50 %d µs, p99.9 %d µs (%.1f times), at most %d µs, %.0f PUT/s", depth, p50/1000, p999/1000, float64(p999)/float64(p50), worst/1000, float64(len(took))/float64(d.now-begin)*1e9)
+		t.Logf("%d in flight: p50 %d µs, p99.9 %d µs (%.1f times), at most %d µs, %.0f PUT/s", depth, p50/1000,
+			p999/1000, float64(p999)/float64(p50), worst/1000, float64(len(took))/float64(d.now-begin)*1e9)
 		if p999 > 10*p50 {
 			t.Errorf("%d in flight: p99.9 is %.1f times p50, want at most 10", depth, float64(p999)/float64(p50))
 		}

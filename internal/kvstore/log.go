@@ -380,7 +380,8 @@ func (s *Store) placeForMoved() int64 {
 // that compaction is about to move, and a chunk and a half, as groups do not fill chunks to their ends.
 func (s *Store) placeForKeys() int64 {
 	keys, _ := s.owed()
-	return s.rest(keyLog) + int64(s.budget.KeyChunks())*s.budget.Fill - s.logs[keyLog].pending - keys - s.budget.Fill*3/2
+	return s.rest(keyLog) +
+		int64(s.budget.KeyChunks())*s.budget.Fill - s.logs[keyLog].pending - keys - s.budget.Fill*3/2
 }
 
 // mayOpen reports whether log l may take a chunk. Segments in groups of the key log were granted their place before, by

@@ -39,7 +39,8 @@ func TestOpeningWithoutMemorySaysWhatIsMissing(t *testing.T) {
 		for failAt = range all {
 			total = 0
 			err := m.open()
-			if !errors.Is(err, kvstore.ErrNoMemory) || !errors.Is(err, errNoPages) || !strings.Contains(err.Error(), "not enough memory for ") {
+			if !errors.Is(err, kvstore.ErrNoMemory) || !errors.Is(err, errNoPages) ||
+				!strings.Contains(err.Error(), "not enough memory for ") {
 				t.Fatalf("without buffer %d of %d: %v", failAt, all, err)
 			}
 		}

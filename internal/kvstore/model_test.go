@@ -122,7 +122,8 @@ func newModel(r *rig, keys int, size func() int) *model {
 	m := &model{rig: r, keys: make([]history, keys), reqs: map[uint64]*request{}, size: size, ops: mixed}
 	for i := range m.keys {
 		name := fmt.Appendf(nil, "%x", i*7919)
-		m.keys[i] = history{name: append(name, make([]byte, i%(format.MaxKey+1-len(name)))...), events: []event{{size: absent, state: done, end: 0}}}
+		m.keys[i] = history{name: append(name, make([]byte, i%(format.MaxKey+1-len(name)))...),
+			events: []event{{size: absent, state: done, end: 0}}}
 	}
 	r.reply = m.check
 	return m
@@ -130,7 +131,8 @@ func newModel(r *rig, keys int, size func() int) *model {
 
 // on continues the model on another rig, with its present knowledge.
 func (m *model) on(r *rig) *model {
-	c := &model{rig: r, keys: slices.Clone(m.keys), reqs: map[uint64]*request{}, clock: m.clock, tag: m.tag, size: m.size, ops: m.ops}
+	c := &model{rig: r, keys: slices.Clone(m.keys), reqs: map[uint64]*request{}, clock: m.clock, tag: m.tag,
+		size: m.size, ops: m.ops}
 	for i := range c.keys {
 		c.keys[i].events = slices.Clone(c.keys[i].events)
 	}
@@ -242,7 +244,8 @@ func (m *model) check(p kvstore.Reply) {
 	may := h.possible(q.start, m.clock, false)
 	fail := func(format string, args ...any) {
 		m.t.Helper()
-		m.t.Fatalf("op %d condition %d of key %d (%x): status %d, length %d: %s, want one of %v; all: %v", q.op, q.cond, q.key, h.name, p.Status, p.ValueLen, fmt.Sprintf(format, args...), may, h.events)
+		m.t.Fatalf("op %d condition %d of key %d (%x): status %d, length %d: %s, want one of %v; all: %v", q.op, q.cond,
+			q.key, h.name, p.Status, p.ValueLen, fmt.Sprintf(format, args...), may, h.events)
 	}
 	there := slices.ContainsFunc(may, func(e event) bool { return e.size != absent && (e.start != q.start) })
 	missing := slices.ContainsFunc(may, func(e event) bool { return e.size == absent && (e.start != q.start) })
@@ -263,7 +266,8 @@ func (m *model) check(p kvstore.Reply) {
 		case p.Status == kvstore.DeviceError || p.Status == kvstore.Corrupt:
 		case p.Status == kvstore.NotFound && !missing, p.Status == kvstore.OK && !there:
 			fail("wrong")
-		case p.Status == kvstore.OK && q.op == kvstore.Get && !slices.ContainsFunc(may, func(e event) bool { return e.is(q.key, q.buf, p.ValueLen) }):
+		case p.Status == kvstore.OK && q.op == kvstore.Get &&
+			!slices.ContainsFunc(may, func(e event) bool { return e.is(q.key, q.buf, p.ValueLen) }):
 			fail("wrong value")
 		case p.Status != kvstore.OK && p.Status != kvstore.NotFound:
 			fail("wrong status")
@@ -343,7 +347,8 @@ func (m *model) random(n, depth int) {
 			}
 		}
 		if !m.step() && !m.crashed && len(m.reqs) >= depth {
-			m.t.Fatalf("%d requests are in progress and nothing happens: %+v\n%s", len(m.reqs), m.s.Stats(), m.s.State())
+			m.t.Fatalf("%d requests are in progress and nothing happens: %+v\n%s", len(m.reqs), m.s.Stats(),
+				m.s.State())
 		}
 	}
 	m.finish()
@@ -419,14 +424,16 @@ func (m *model) compare(restarted bool) {
 		may := h.possible(m.clock, m.clock, restarted)
 		p := m.do(kvstore.Request{Op: kvstore.Get, Key: h.name, Value: buf})
 		at := slices.IndexFunc(may, func(e event) bool {
-			return p.Status == kvstore.NotFound && e.size == absent || p.Status == kvstore.OK && e.is(i, buf, p.ValueLen)
+			return p.Status == kvstore.NotFound && e.size == absent || p.Status == kvstore.OK &&
+				e.is(i, buf, p.ValueLen)
 		})
 		if at < 0 && p.Status == kvstore.Corrupt && m.tolerant {
 			m.damaged++
 			continue
 		}
 		if at < 0 {
-			m.t.Fatalf("key %d (%x): status %d, length %d, want one of %v; all: %v", i, h.name, p.Status, p.ValueLen, may, h.events)
+			m.t.Fatalf("key %d (%x): status %d, length %d, want one of %v; all: %v", i, h.name, p.Status, p.ValueLen,
+				may, h.events)
 		}
 		h.open = nil
 		h.events = []event{{version: may[at].version, size: may[at].size, state: done, start: m.clock, end: m.clock}}
@@ -471,7 +478,8 @@ func (m *model) audit(objects int64) {
 
 // small is a configuration in which everything happens soon: chunks and groups are small, the table grows.
 func small(chunks int64) kvstore.Config {
-	return kvstore.Config{PartitionBytes: chunks*(128<<10) + 128<<10, BlockSize: 512, ChunkBytes: 128 << 10, GroupBytes: 8 << 10, KeysPerSegment: 6, FUA: true, Requests: 64}
+	return kvstore.Config{PartitionBytes: chunks*(128<<10) + 128<<10, BlockSize: 512, ChunkBytes: 128 << 10,
+		GroupBytes: 8 << 10, KeysPerSegment: 6, FUA: true, Requests: 64}
 }
 
 // variant is small with some fields changed, depending on the seed.

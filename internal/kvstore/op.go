@@ -78,7 +78,8 @@ func (s reader) ReadFor(slot int32, tenant tenant.ID, offset int64, buf []byte) 
 
 // Done implements lookup.Host.
 func (s reader) Done(tag uint64, r lookup.Result, length int) {
-	s.answer(tag, [...]Status{lookup.Found: OK, lookup.NotFound: NotFound, lookup.DeviceError: DeviceError, lookup.Corrupt: Corrupt}[r], length)
+	s.answer(tag, [...]Status{lookup.Found: OK, lookup.NotFound: NotFound, lookup.DeviceError: DeviceError,
+		lookup.Corrupt: Corrupt}[r], length)
 }
 
 // Damaged implements lookup.Host.

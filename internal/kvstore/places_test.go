@@ -55,7 +55,8 @@ func TestAGetWhoseSegmentIsBackInItsPlace(t *testing.T) {
 // again.
 func TestASegmentThatOutgrowsItsBufferKeepsItsKeys(t *testing.T) {
 	const keys = 16000
-	d := newInstant(t, Config{PartitionBytes: 32 << 20, BlockSize: 512, ChunkBytes: 256 << 10, Requests: keys, KeysPerSegment: 256})
+	d := newInstant(t, Config{PartitionBytes: 32 << 20, BlockSize: 512, ChunkBytes: 256 << 10, Requests: keys,
+		KeysPerSegment: 256})
 	for first := 0; first < keys; first += keys {
 		var k [16]byte
 		for i := first; i < first+keys; i++ {

@@ -43,7 +43,8 @@ func (s *Store) open() {
 		s.finishOpening(recovery.NewFormat(s.super, s.cfg.PartitionBytes, blank))
 		return
 	case o.machine == nil:
-		o.machine = recovery.New(recovery.Config{PartitionBytes: s.cfg.PartitionBytes, BlockSize: s.cfg.BlockSize, SegTbl: s.cfg.SegTbl, Alloc: s.cfg.Alloc})
+		o.machine = recovery.New(recovery.Config{PartitionBytes: s.cfg.PartitionBytes, BlockSize: s.cfg.BlockSize,
+			SegTbl: s.cfg.SegTbl, Alloc: s.cfg.Alloc})
 	}
 	o.reads = o.machine.Next(o.reads[:0])
 	for _, r := range o.reads {

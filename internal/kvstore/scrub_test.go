@@ -9,7 +9,8 @@ import (
 )
 
 func TestScrubFindsLiveDamageAndNothingElse(t *testing.T) {
-	d := newInstant(t, Config{PartitionBytes: 32 << 20, BlockSize: 512, ChunkBytes: 256 << 10, ScrubBytesPerSec: 1 << 20})
+	d := newInstant(t, Config{PartitionBytes: 32 << 20, BlockSize: 512, ChunkBytes: 256 << 10,
+		ScrubBytesPerSec: 1 << 20})
 	val := make([]byte, 1000)
 	id := func(i int) uint64 { return uint64(i % 4000) }
 	d.put(0, 6000, id, val, 64)
@@ -25,7 +26,8 @@ func TestScrubFindsLiveDamageAndNothingElse(t *testing.T) {
 		seg := format.Segment(d.disk[e.Offset():])
 		for at := format.SegmentHeaderBytes; at < seg.LengthBytes(); at += seg.Item(at).LengthBytes() {
 			it := seg.Item(at)
-			if s.tbl.Segment(format.HashKey(s.hashSeed, it.Key())) != n || s.pool.Chunks[s.pool.Of(it.ValueOffset())].State != space.Sealed {
+			if s.tbl.Segment(format.HashKey(s.hashSeed, it.Key())) != n ||
+				s.pool.Chunks[s.pool.Of(it.ValueOffset())].State != space.Sealed {
 				continue
 			}
 			if binary.LittleEndian.Uint64(it.Key())%50 == 0 {

@@ -61,7 +61,8 @@ func (s *Store) activate(number uint32, pays payer) (i int32, fresh bool) {
 	invariants.Check(i != none, "kvstore: more active segments than writers")
 	a := &s.segs[i]
 	s.freeSeg = a.chain
-	*a = activeSeg{number: number, pays: pays, chain: *head, next: none, buf: a.buf, waiting: list.None, writing: list.None}
+	*a = activeSeg{number: number, pays: pays, chain: *head, next: none, buf: a.buf, waiting: list.None,
+		writing: list.None}
 	*head = i
 	return i, true
 }
@@ -156,7 +157,10 @@ func (s *Store) loaded(i int32) {
 // dropMovedKeys removes from an active segment the keys that a split has moved to another one.
 func (s *Store) dropMovedKeys(i int32) {
 	a := &s.segs[i]
-	format.Segment(a.buf).Filter(func(key []byte) bool { return s.tbl.Segment(format.HashKey(s.hashSeed, key)) == a.number })
+	format.Segment(a.buf).Filter(func(key []byte) bool {
+		return s.tbl.Segment(format.HashKey(s.hashSeed,
+			key)) == a.number
+	})
 }
 
 // failSegment ends the writers of a segment with a status and forgets the segment's content.
@@ -253,7 +257,8 @@ func (s *Store) writeSegments() {
 
 // mayBecome returns an upper bound of the length of a segment after its writers have changed it.
 func (s *Store) mayBecome(a *activeSeg) int64 {
-	return int64(format.Segment(a.buf).LengthBytes() + a.waiting.N*(format.ItemHeaderBytes+format.MaxKey) + format.MostChangesBytes)
+	return int64(format.Segment(a.buf).LengthBytes() + a.waiting.N*(format.ItemHeaderBytes+format.MaxKey) +
+		format.MostChangesBytes)
 }
 
 // touched reports whether compaction waits for the segment to be written, because its record is in a victim.

@@ -102,7 +102,10 @@ func (s *Store) fillAdded() bool {
 		s.blank(sp.dst[j])
 		copy(d.buf[format.SegmentHeaderBytes:seg.LengthBytes()], seg[format.SegmentHeaderBytes:])
 		format.Segment(d.buf).SetLengthBytes(seg.LengthBytes())
-		format.Segment(d.buf).Filter(func(key []byte) bool { return s.tbl.Moves(format.HashKey(s.hashSeed, key), number) })
+		format.Segment(d.buf).Filter(func(key []byte) bool {
+			return s.tbl.Moves(format.HashKey(s.hashSeed, key),
+				number)
+		})
 	}
 	sp.made = true
 	return true

@@ -186,7 +186,8 @@ func New(cfg Config) (*Store, error) {
 	}
 	if cfg.Format {
 		if err := s.adopt(recovery.Fresh(s.super, &recovery.FormatConfig{
-			BlockSize: cfg.BlockSize, PartitionBytes: cfg.PartitionBytes, ChunkBytes: cfg.ChunkBytes, HashSeed: cfg.HashSeed, UUID: cfg.UUID, SegTbl: cfg.SegTbl,
+			BlockSize: cfg.BlockSize, PartitionBytes: cfg.PartitionBytes, ChunkBytes: cfg.ChunkBytes,
+			HashSeed: cfg.HashSeed, UUID: cfg.UUID, SegTbl: cfg.SegTbl,
 		})); err != nil {
 			if errors.Is(err, ErrNoMemory) {
 				return nil, err
@@ -206,7 +207,8 @@ func (s *Store) adopt(image *recovery.Image) error {
 	c.BlockSize, c.ChunkBytes, c.UUID = sb.BlockSize(), sb.ChunkBytes(), sb.UUID()
 	copy(s.super, sb)
 	s.hashSeed = sb.HashSeed()
-	s.tbl, s.pool, s.objects, s.version, s.gapless = image.Table, image.Pool, image.Objects, image.Version, image.Version
+	s.tbl, s.pool, s.objects, s.version, s.gapless = image.Table, image.Pool, image.Objects, image.Version,
+		image.Version
 	s.ckpt.chunks = image.Checkpoint
 	c.GroupBytes = min(c.GroupBytes, int(c.ChunkBytes/4))
 	s.budget = space.NewBudget(s.pool, c.GroupBytes, c.BlockSize)
@@ -215,7 +217,8 @@ func (s *Store) adopt(image *recovery.Image) error {
 	s.sizeCheckpoint()
 	n, reserve := len(s.pool.Chunks), s.budget.Reserve()
 	if n < 2*reserve || n < 24 {
-		return fmt.Errorf("%w: a partition of %d bytes has %d chunks of %d, want at least %d", ErrPartition, c.PartitionBytes, n, c.ChunkBytes, max(24, 2*reserve))
+		return fmt.Errorf("%w: a partition of %d bytes has %d chunks of %d, want at least %d", ErrPartition,
+			c.PartitionBytes, n, c.ChunkBytes, max(24, 2*reserve))
 	}
 	mem := space.Buffers{Alloc: c.Alloc}
 	// The record that brings a group to GroupBytes is still part of the group. So a group just below that limit must
@@ -224,7 +227,8 @@ func (s *Store) adopt(image *recovery.Image) error {
 	keyGroup := format.RoundUp(c.GroupBytes, format.SuperblockBytes) + 1<<16 + format.SuperblockBytes
 	for l, count := range [numLogs]int{4, 4, 2} {
 		log := &s.logs[l]
-		*log = logState{chunk: image.Tails[l].Chunk, tail: image.Tails[l].End, open: none, sealed: list.None, free: list.None, header: mem.Take("a chunk header", c.BlockSize), last: make([]byte, c.BlockSize)}
+		*log = logState{chunk: image.Tails[l].Chunk, tail: image.Tails[l].End, open: none, sealed: list.None,
+			free: list.None, header: mem.Take("a chunk header", c.BlockSize), last: make([]byte, c.BlockSize)}
 		for range count {
 			size := valueGroup
 			if l == keyLog {
@@ -254,7 +258,8 @@ func (s *Store) adopt(image *recovery.Image) error {
 		if mem.Err != nil {
 			return mem.Err
 		}
-		s.compact.slots = append(s.compact.slots, slot{index: uint8(i), Walk: recovery.NewWalk(s.pool, c.BlockSize, image.Buf[:size:size])})
+		s.compact.slots = append(s.compact.slots,
+			slot{index: uint8(i), Walk: recovery.NewWalk(s.pool, c.BlockSize, image.Buf[:size:size])})
 		image.Buf = image.Buf[size:]
 	}
 	s.ckpt.header = mem.Take("a chunk header", c.BlockSize)
@@ -278,7 +283,8 @@ func (s *Store) Err() error { return s.err }
 
 // Idle reports that no request is in progress and nothing is under way in the background.
 func (s *Store) Idle() bool {
-	return len(s.ios) == len(s.freeIO) && s.freeOps.N == s.cfg.Requests && s.reads.Busy() == 0 && s.freeInt.N == moves && s.ckpt.stage == ckptIdle
+	return len(s.ios) == len(s.freeIO) && s.freeOps.N == s.cfg.Requests && s.reads.Busy() == 0 &&
+		s.freeInt.N == moves && s.ckpt.stage == ckptIdle
 }
 
 // resting reports whether no chunk is being compacted or scrubbed. A slot that waits between two steps counts as busy.
@@ -299,7 +305,8 @@ func (s *Store) Stopped() bool { return s.stopped && s.Idle() }
 
 // quiet reports that nothing will be written to the logs.
 func (s *Store) quiet() bool {
-	return s.freeOps.N == s.cfg.Requests && s.reads.Busy() == 0 && s.freeInt.N == moves && s.resting() && s.dirty.N == 0 && s.logs[keyLog].inflight == 0 && s.split.idle()
+	return s.freeOps.N == s.cfg.Requests && s.reads.Busy() == 0 && s.freeInt.N == moves && s.resting() &&
+		s.dirty.N == 0 && s.logs[keyLog].inflight == 0 && s.split.idle()
 }
 
 // LiveBytes is Stats.LiveBytes.
@@ -329,7 +336,8 @@ func (s *Store) Submit(r *Request) bool {
 		return true
 	case r.Op != Put && r.Op != Delete:
 		op := [...]lookup.Op{Get: lookup.Get, Exist: lookup.Exist, List: lookup.List}[r.Op]
-		return s.reads.Begin(&lookup.Request{Op: op, Tag: r.Tag, Tenant: r.Tenant, Key: r.Key, Value: r.Value, Room: r.Room})
+		return s.reads.Begin(&lookup.Request{Op: op, Tag: r.Tag, Tenant: r.Tenant, Key: r.Key, Value: r.Value,
+			Room: r.Room})
 	case s.freeOps.N == 0:
 		return false
 	}
@@ -350,7 +358,8 @@ func (s *Store) Submit(r *Request) bool {
 	i := s.opLinks.Pop(&s.freeOps)
 	o := &s.ops[i]
 	*o = op{
-		kind: r.Op, cond: r.Condition, tag: r.Tag, tenant: r.Tenant, keyLen: uint8(len(r.Key)), hash: format.HashKey(s.hashSeed, r.Key),
+		kind: r.Op, cond: r.Condition, tag: r.Tag, tenant: r.Tenant, keyLen: uint8(len(r.Key)),
+		hash:  format.HashKey(s.hashSeed, r.Key),
 		group: none, chunk: none,
 	}
 	copy(o.key[:], r.Key)

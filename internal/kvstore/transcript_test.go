@@ -57,7 +57,8 @@ func (x *transcript) describe(q *IO) string {
 		}
 		return fmt.Sprintf("generation %d, checkpoint %d of %d pages", sb.Generation(), sb.Checkpoint(), sb.Pages())
 	case h.Begins():
-		return fmt.Sprintf("header of a %s chunk, epoch %d", [...]string{format.KeyLog: "key log", format.ValueLog: "value log", format.Checkpoint: "checkpoint"}[h.Kind()], h.Epoch())
+		return fmt.Sprintf("header of a %s chunk, epoch %d", [...]string{format.KeyLog: "key log",
+			format.ValueLog: "value log", format.Checkpoint: "checkpoint"}[h.Kind()], h.Epoch())
 	case string(q.Buf[:8]) == "JBOFDKVP":
 		return fmt.Sprintf("page %d of checkpoint %d", format.Page(q.Buf).Index(), format.Page(q.Buf).Checkpoint())
 	}
@@ -78,7 +79,8 @@ func (x *transcript) describe(q *IO) string {
 		switch {
 		case seg.Begins() && seg.Check(pool.Seed(offset)) == nil:
 			n = seg.ExtentBytes()
-			note(offset, seg[:n], fmt.Sprintf("segment %d version %d, keys: %d", seg.Number(), seg.Version(), seg.Items()))
+			note(offset, seg[:n], fmt.Sprintf("segment %d version %d, keys: %d", seg.Number(), seg.Version(),
+				seg.Items()))
 		case val.Begins() && val.Check(pool.Seed(offset)) == nil:
 			n = format.ValueBytes(val.ValueLen())
 			note(offset, val[:n], fmt.Sprintf("value of %d bytes", val.ValueLen()))
@@ -99,7 +101,8 @@ func (x *transcript) turn() {
 	x.act.WakeNS = 0
 	x.s.Turn(x.now, &x.act)
 	for _, p := range x.act.Replies {
-		status := [...]string{"OK", "NotFound", "Exists", "CapacityExceeded", "DeviceError", "Corrupt", "InvalidKey", "InvalidValue"}[p.Status]
+		status := [...]string{"OK", "NotFound", "Exists", "CapacityExceeded", "DeviceError", "Corrupt", "InvalidKey",
+			"InvalidValue"}[p.Status]
 		line := fmt.Sprintf("reply to %s: %s", x.reqs[p.Tag], status)
 		if buf, ok := x.bufs[p.Tag]; ok && p.Status == OK {
 			line += fmt.Sprintf(", %d bytes of %q", p.ValueLen, buf[:min(1, p.ValueLen)])
@@ -110,14 +113,17 @@ func (x *transcript) turn() {
 	for i, q := range x.act.IOs {
 		x.ios[x.next] = q
 		// Recovery reads the headers of all chunks: one line is enough.
-		if at := q.Offset - format.AreaStart; q.Op == pipeline.Read && len(q.Buf) == x.cfg.BlockSize && at >= 0 && at%x.cfg.ChunkBytes == 0 {
+		if at := q.Offset - format.AreaStart; q.Op == pipeline.Read && len(q.Buf) == x.cfg.BlockSize && at >= 0 &&
+			at%x.cfg.ChunkBytes == 0 {
 			headers++
 			if x.next++; i == len(x.act.IOs)-1 {
-				x.line(fmt.Sprintf("#%d to #%d read the headers of %d chunks; background", x.next-headers, x.next-1, headers))
+				x.line(fmt.Sprintf("#%d to #%d read the headers of %d chunks; background", x.next-headers, x.next-1,
+					headers))
 			}
 			continue
 		}
-		line := fmt.Sprintf("#%d %s", x.next, [...]string{pipeline.Read: "read", pipeline.Write: "write", pipeline.Flush: "flush"}[q.Op])
+		line := fmt.Sprintf("#%d %s", x.next, [...]string{pipeline.Read: "read", pipeline.Write: "write",
+			pipeline.Flush: "flush"}[q.Op])
 		if q.Op != pipeline.Flush {
 			line += fmt.Sprintf(" %d bytes at %s", len(q.Buf), x.where(q.Offset))
 		}
@@ -244,7 +250,8 @@ func (x *transcript) command(t *testing.T, d *datadriven.TestData) string {
 	case "store": // store [chunks=N] [keys-per-segment=N] [volatile]: a new store, opened
 		chunks := int64(arg(d, "chunks", 24))
 		x.cfg = Config{
-			PartitionBytes: chunks*(128<<10) + 128<<10, BlockSize: 512, ChunkBytes: 128 << 10, GroupBytes: 8 << 10, KeysPerSegment: arg(d, "keys-per-segment", 13), FUA: true,
+			PartitionBytes: chunks*(128<<10) + 128<<10, BlockSize: 512, ChunkBytes: 128 << 10, GroupBytes: 8 << 10,
+			KeysPerSegment: arg(d, "keys-per-segment", 13), FUA: true,
 			Format: true, UUID: [16]byte{1}, HashSeed: 42, SegTbl: make([]byte, 5*1000),
 		}
 		x.disk, x.next = make([]byte, x.cfg.PartitionBytes), 0
@@ -329,7 +336,8 @@ func (x *transcript) command(t *testing.T, d *datadriven.TestData) string {
 		x.turn()
 	case "state":
 		st := x.s.Stats()
-		return fmt.Sprintf("%d keys in %d segments, %d of %d chunks free, %d I/Os under way, wake at %d us", st.Objects, st.Segments, st.FreeChunks, st.Chunks, len(x.ios), max(0, x.act.WakeNS-x.now)/1000)
+		return fmt.Sprintf("%d keys in %d segments, %d of %d chunks free, %d I/Os under way, wake at %d us", st.Objects,
+			st.Segments, st.FreeChunks, st.Chunks, len(x.ios), max(0, x.act.WakeNS-x.now)/1000)
 	default:
 		return "unknown command"
 	}

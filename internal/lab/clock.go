@@ -27,7 +27,8 @@ type ClockConfig struct {
 // NewClock returns a clock of the node of that name.
 func (s *Sim) NewClock(name string, cfg ClockConfig) *Clock {
 	rng := s.Rand("clock " + name)
-	return &Clock{sim: s, skew: cfg.Skew * (2*rng.Float64() - 1), baseNS: s.nowNS, atNS: s.nowNS, leftNS: cfg.JumpNS, rng: rng}
+	return &Clock{sim: s, skew: cfg.Skew * (2*rng.Float64() - 1), baseNS: s.nowNS, atNS: s.nowNS, leftNS: cfg.JumpNS,
+		rng: rng}
 }
 
 // Now is the clock's time in nanoseconds.

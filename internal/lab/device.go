@@ -26,7 +26,8 @@ type Device struct {
 func NewDevice(sim *Sim, name string, d *Drive) *Device {
 	return &Device{sim: sim, drive: d, info: ssd.Info{
 		Name: name, Backend: "lab", Model: "simulated drive", SizeBytes: int64(len(d.Visible)), BlockSize: d.block,
-		OptimalIOBytes: max(4096, d.block), AtomicWriteBytes: d.block, VolatileCache: d.Volatile, Deallocates: true, Engine: "lab",
+		OptimalIOBytes: max(4096, d.block), AtomicWriteBytes: d.block, VolatileCache: d.Volatile, Deallocates: true,
+		Engine: "lab",
 	}}
 }
 
@@ -99,7 +100,8 @@ func (q *queue) Submit(reqs []ssd.Request) (n int) {
 		q.began[r.Tag] = q.d.sim.nowNS
 		q.d.drive.Submit(q.d.sim.nowNS, r)
 		n++
-		if f := &q.d.drive.Flights[len(q.d.drive.Flights)-1]; q.d.AtOnceOneIn > 0 && f.DueNS < q.d.sim.nowNS+atOnceNS && q.d.drive.rng.IntN(q.d.AtOnceOneIn) == 0 {
+		if f := &q.d.drive.Flights[len(q.d.drive.Flights)-1]; q.d.AtOnceOneIn > 0 && f.DueNS < q.d.sim.nowNS+atOnceNS &&
+			q.d.drive.rng.IntN(q.d.AtOnceOneIn) == 0 {
 			q.end(len(q.d.drive.Flights) - 1)
 		}
 	}

@@ -17,7 +17,8 @@ const testBlock = 512
 
 func newTestDrive(t *testing.T, volatile bool, salt uint64) *Drive {
 	t.Helper()
-	return NewDrive(DriveConfig{SizeBytes: 64 * testBlock, BlockSize: testBlock, Volatile: volatile, Rand: rand.New(rand.NewPCG(*seedFlag, salt)),
+	return NewDrive(DriveConfig{SizeBytes: 64 * testBlock, BlockSize: testBlock, Volatile: volatile,
+		Rand:   rand.New(rand.NewPCG(*seedFlag, salt)),
 		Misuse: func(what string) { t.Error(what) }})
 }
 
@@ -34,14 +35,15 @@ func write(block, n int, b byte) ssd.Request {
 	return ssd.Request{Op: ssd.Write, Offset: int64(block) * testBlock, Len: int64(n) * testBlock, Buf: filled(n, b)}
 }
 
-// TestALossOfPowerKeepsAnyVersionSinceTheLastFlush: of blocks written since the flush each version occurs, and mixtures do;
-// older ones do not, nor is a flushed block lost.
+// TestALossOfPowerKeepsAnyVersionSinceTheLastFlush: of blocks written since the flush each version occurs, and mixtures
+// do; older ones do not, nor is a flushed block lost.
 func TestALossOfPowerKeepsAnyVersionSinceTheLastFlush(t *testing.T) {
 	t.Logf("-seed %d", *seedFlag)
 	seen := map[[2]byte]bool{}
 	for salt := range uint64(400) {
 		d := newTestDrive(t, true, salt)
-		for _, r := range []ssd.Request{write(0, 2, 1), write(0, 2, 2), {Op: ssd.Flush}, write(0, 2, 3), write(0, 2, 4)} {
+		for _, r := range []ssd.Request{write(0, 2, 1), write(0, 2, 2), {Op: ssd.Flush}, write(0, 2, 3),
+			write(0, 2, 4)} {
 			if err := do(d, r); err != nil {
 				t.Fatal(err)
 			}
@@ -146,7 +148,8 @@ func TestOutcomes(t *testing.T) {
 	}{{FailUndone, true, 0}, {FailDone, true, 4}, {Lost, false, 0}, {Misdirected, false, 4}, {Good, false, 4}} {
 		clear(d.Visible)
 		what = c.what
-		if err := do(d, write(10, 4, 5)); errors.Is(err, ErrInjected) != c.failed || errors.Is(err, ssd.ErrMedia) != c.failed {
+		if err := do(d, write(10, 4, 5)); errors.Is(err, ErrInjected) != c.failed ||
+			errors.Is(err, ssd.ErrMedia) != c.failed {
 			t.Errorf("outcome %d: %v", c.what, err)
 		}
 		if n := bytes.Count(d.Visible, []byte{5}); n != c.changed*testBlock {
@@ -180,7 +183,8 @@ func TestADriveThatVanishesFailsEverything(t *testing.T) {
 		t.Error(err)
 	}
 	d.Vanish()
-	for _, r := range []ssd.Request{write(0, 1, 2), {Op: ssd.Flush}, {Op: ssd.Read, Len: testBlock, Buf: make([]byte, testBlock)}} {
+	for _, r := range []ssd.Request{write(0, 1, 2), {Op: ssd.Flush},
+		{Op: ssd.Read, Len: testBlock, Buf: make([]byte, testBlock)}} {
 		if err := do(d, r); !errors.Is(err, ssd.ErrGone) {
 			t.Errorf("%v: %v", r.Op, err)
 		}

@@ -40,7 +40,8 @@ type Network struct {
 
 // NewNetwork returns a network without listeners.
 func NewNetwork(sim *Sim) *Network {
-	return &Network{sim: sim, rng: sim.Rand("network"), listeners: map[string]func(*End){}, MinDelayNS: 5000, MaxDelayNS: 60000}
+	return &Network{sim: sim, rng: sim.Rand("network"), listeners: map[string]func(*End){}, MinDelayNS: 5000,
+		MaxDelayNS: 60000}
 }
 
 // Listen calls accept with the target's end of every connection to address. nil: nobody listens any more.

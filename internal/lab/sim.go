@@ -89,8 +89,8 @@ func (s *Sim) NewTimer(_ turn.Precision, f func()) (turn.Timer, error) {
 	return &Timer{sim: s, f: f, index: -1}, nil
 }
 
-// Wait implements turn.Env: it runs other tasks until done is closed or has a value, or the time is over. Drivers call it
-// where a real goroutine would block, so tasks may run within a task; never within a turn.
+// Wait implements turn.Env: it runs other tasks until done is closed or has a value, or the time is over. Drivers call
+// it where a real goroutine would block, so tasks may run within a task; never within a turn.
 func (s *Sim) Wait(done <-chan struct{}, timeout time.Duration) bool {
 	limit := int64(timeout)
 	if timeout < 0 {

@@ -18,7 +18,8 @@ func checkPure(t *Tree, report Reporter) {
 			}
 			for _, bad := range impure {
 				if under(ip, bad) {
-					report(i.Pos(), "%s is a pure package and must not import %q: take the value as an argument (now, a seed, bytes), or declare an interface here that a transport or device implements", p.Dir, ip)
+					report(i.Pos(), "%s is a pure package and must not import %q: take the value as an argument (now, "+
+						"a seed, bytes), or declare an interface here that a transport or device implements", p.Dir, ip)
 				}
 			}
 		}
@@ -39,7 +40,8 @@ func checkTime(t *Tree, report Reporter) {
 				name = i.Name.Name
 			}
 			if name == "." {
-				report(i.Pos(), "%s is a pure package and must not dot-import time: import it by name and use time.Duration only", p.Dir)
+				report(i.Pos(), "%s is a pure package and must not dot-import time: import it by name and use "+
+					"time.Duration only", p.Dir)
 			}
 		}
 		if name == "" || name == "." || name == "_" {
@@ -51,7 +53,8 @@ func checkTime(t *Tree, report Reporter) {
 				return true
 			}
 			if x, ok := s.X.(*ast.Ident); ok && x.Name == name && !slices.Contains(allowed, s.Sel.Name) {
-				report(s.Pos(), "%s is a pure package and must not use time.%s: the driver passes now as int64 nanoseconds; of time only Duration is allowed", p.Dir, s.Sel.Name)
+				report(s.Pos(), "%s is a pure package and must not use time.%s: the driver passes now as int64 "+
+					"nanoseconds; of time only Duration is allowed", p.Dir, s.Sel.Name)
 			}
 			return true
 		})
@@ -64,9 +67,11 @@ func checkGoroutine(t *Tree, report Reporter) {
 		ast.Inspect(f.AST, func(n ast.Node) bool {
 			switch n.(type) {
 			case *ast.GoStmt:
-				report(n.Pos(), "%s is a pure package and must not start a goroutine: return an action and let the driver run it", p.Dir)
+				report(n.Pos(), "%s is a pure package and must not start a goroutine: return an action and let the "+
+					"driver run it", p.Dir)
 			case *ast.ChanType, *ast.SelectStmt:
-				report(n.Pos(), "%s is a pure package and must not use channels: append to the caller's slice instead", p.Dir)
+				report(n.Pos(), "%s is a pure package and must not use channels: append to the caller's slice instead",
+					p.Dir)
 			}
 			return true
 		})
@@ -82,9 +87,11 @@ func checkCgo(t *Tree, report Reporter) {
 			}
 			tag, ok := cgoPackages[p.Dir]
 			if !ok {
-				report(i.Pos(), `import "C" is allowed in internal/nvmeof/rdma/verbs and internal/ssd/spdk only: put the call there and import that package`)
+				report(i.Pos(),
+					`import "C" is allowed in internal/nvmeof/rdma/verbs and internal/ssd/spdk only: put the call there and import that package`)
 			} else if !strings.Contains(f.buildLine(), tag) {
-				report(i.Pos(), `a file with import "C" in %s needs "//go:build %s", and an untagged twin that returns an error "built without %s"`, p.Dir, tag, tag)
+				report(i.Pos(),
+					`a file with import "C" in %s needs "//go:build %s", and an untagged twin that returns an error "built without %s"`, p.Dir, tag, tag)
 			}
 		}
 	})
@@ -99,7 +106,8 @@ func checkUnsafe(t *Tree, report Reporter) {
 			}
 			stem := strings.TrimSuffix(strings.TrimSuffix(f.Path, ".go"), "_test")
 			if !strings.HasSuffix(stem, "_unsafe") {
-				report(i.Pos(), "unsafe may be imported only by files named *_unsafe.go: move the code that needs it to %s_unsafe.go and keep that file small", stem)
+				report(i.Pos(), "unsafe may be imported only by files named *_unsafe.go: move the code that needs it "+
+					"to %s_unsafe.go and keep that file small", stem)
 			}
 		}
 	})
@@ -123,13 +131,16 @@ func checkDirection(t *Tree, report Reporter) {
 			}
 			if !slices.ContainsFunc(r.may, func(pat string) bool { return matches(to, pat) }) {
 				may := strings.Join(append(slices.Clone(r.may), base...), ", ")
-				report(i.Pos(), "%s must not import %s (allowed: %s): %s. To change what is allowed, edit the package's row in internal/lint/table.go and give the reason in the commit message", p.Dir, to, may, r.remedy)
+				report(i.Pos(), "%s must not import %s (allowed: %s): %s. To change what is allowed, edit the "+
+					"package's row in internal/lint/table.go and give the reason in the commit message", p.Dir, to, may,
+					r.remedy)
 			}
 		}
 	})
 	for _, p := range t.Packages {
 		if r := rowOf(p.Dir); r == nil && (under(p.Dir, "internal") || under(p.Dir, "client") || under(p.Dir, "cmd")) {
-			report(p.Files[0].Path, "package %s has no row in internal/lint/table.go: add one that lists the packages it may import", p.Dir)
+			report(p.Files[0].Path, "package %s has no row in internal/lint/table.go: add one that lists the packages "+
+				"it may import", p.Dir)
 		}
 	}
 }
@@ -164,18 +175,21 @@ func checkDependency(t *Tree, report Reporter) {
 		if inPeerModule(p.Dir) {
 			return
 		}
-		tests := f.Test || under(p.Dir, "internal/testutil") || under(p.Dir, "test") || under(p.Dir, "internal/ssd/ssdtest")
+		tests := f.Test || under(p.Dir, "internal/testutil") || under(p.Dir, "test") ||
+			under(p.Dir, "internal/ssd/ssdtest")
 		for _, i := range f.AST.Imports {
 			ip := importPath(i)
 			first, _, _ := strings.Cut(ip, "/")
 			switch {
 			case !strings.Contains(first, "."), in(ip, dependencies), tests && in(ip, testDependencies):
 			case in(ip, peers):
-				report(i.Pos(), "%s is a peer that jbofd is compared with: import it in the module %s only", ip, peerModule)
+				report(i.Pos(), "%s is a peer that jbofd is compared with: import it in the module %s only", ip,
+					peerModule)
 			case in(ip, testDependencies):
 				report(i.Pos(), "%s may be imported by tests only", ip)
 			default:
-				report(i.Pos(), "%s is not among the dependencies in internal/lint/table.go: use the standard library or a listed dependency, or add it there and give the reason in the commit message", ip)
+				report(i.Pos(), "%s is not among the dependencies in internal/lint/table.go: use the standard library "+
+					"or a listed dependency, or add it there and give the reason in the commit message", ip)
 			}
 		}
 	})
@@ -189,7 +203,8 @@ func checkDependency(t *Tree, report Reporter) {
 		case in(m, peers):
 			report("go.mod", "%s is a peer that jbofd is compared with: it belongs in the go.mod of %s", m, peerModule)
 		case direct && !in(m, dependencies) && !in(m, testDependencies):
-			report("go.mod", "%s is not among the dependencies in internal/lint/table.go: add it there and give the reason in the commit message, or remove the requirement", m)
+			report("go.mod", "%s is not among the dependencies in internal/lint/table.go: add it there and give the "+
+				"reason in the commit message, or remove the requirement", m)
 		}
 	}
 }

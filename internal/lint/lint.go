@@ -67,7 +67,8 @@ func Load(fsys fs.FS) (*Tree, error) {
 		switch {
 		case err != nil:
 			return err
-		case d.IsDir() && p != "." && (name[0] == '.' || name[0] == '_' || name == "testdata" || p == "bin" || p == "data"):
+		case d.IsDir() && p != "." && (name[0] == '.' || name[0] == '_' || name == "testdata" || p == "bin" ||
+			p == "data"):
 			return fs.SkipDir
 		case d.IsDir() || !d.Type().IsRegular():
 			return nil

@@ -24,7 +24,8 @@ func TestHouseRules(t *testing.T) {
 
 // clean is a small module that breaks no rule.
 var clean = map[string]string{
-	"go.mod": "module jbofd\n\ngo 1.26.0\n\nrequire (\n\tgolang.org/x/sys v0.49.0\n\tpgregory.net/rapid v1.3.0 // indirect\n)\n",
+	"go.mod": "module jbofd\n\ngo 1.26.0\n\nrequire (\n\tgolang.org/x/sys v0.49.0\n\tpgregory.net/rapid v1.3.0 // " +
+		"indirect\n)\n",
 	"internal/nvme/nvme.go": `// Package nvme holds formats.
 package nvme
 
@@ -72,14 +73,17 @@ type hidden struct{}
 
 func (hidden) Exported() {}
 `,
-	"internal/invariants/invariants.go": "// Package invariants checks.\npackage invariants\n\n// T is one.\ntype T struct{}\n\nfunc (T) String() string { return \"\" }\n",
-	"internal/bufpool/addr_unsafe.go":   "// Package bufpool pools.\npackage bufpool\n\nimport _ \"unsafe\"\n",
-	"internal/ssd/spdk/spdk_cgo.go":     "//go:build spdk\n\n// Package spdk binds.\npackage spdk\n\nimport \"C\"\n",
-	"internal/testutil/x/x.go":          "// Package x helps tests.\npackage x\n\nimport _ \"github.com/cockroachdb/datadriven\"\n",
-	"test/bench/go.mod":                 "module bench\n\nrequire github.com/cockroachdb/pebble v2.0.0\n",
-	"test/bench/bench.go":               "// Command bench compares.\npackage main\n\nimport _ \"github.com/cockroachdb/pebble\"\n",
-	"internal/nvme/testdata/broken.go":  "not Go",
-	"test/vm/.cache/broken.go":          "not Go",
+	"internal/invariants/invariants.go": "// Package invariants checks.\npackage invariants\n\n// T is one.\ntype T " +
+		"struct{}\n\nfunc (T) String() string { return \"\" }\n",
+	"internal/bufpool/addr_unsafe.go": "// Package bufpool pools.\npackage bufpool\n\nimport _ \"unsafe\"\n",
+	"internal/ssd/spdk/spdk_cgo.go":   "//go:build spdk\n\n// Package spdk binds.\npackage spdk\n\nimport \"C\"\n",
+	"internal/testutil/x/x.go": "// Package x helps tests.\npackage x\n\nimport _ " +
+		"\"github.com/cockroachdb/datadriven\"\n",
+	"test/bench/go.mod": "module bench\n\nrequire github.com/cockroachdb/pebble v2.0.0\n",
+	"test/bench/bench.go": "// Command bench compares.\npackage main\n\nimport _ " +
+		"\"github.com/cockroachdb/pebble\"\n",
+	"internal/nvme/testdata/broken.go": "not Go",
+	"test/vm/.cache/broken.go":         "not Go",
 }
 
 // TestEachRuleFindsItsPlantedFault plants one fault at a time in a clean module: its rule,
@@ -94,10 +98,12 @@ func TestEachRuleFindsItsPlantedFault(t *testing.T) {
 		{"pure", "internal/nvme/x.go", "package nvme\n\nimport _ \"os\"\n", `must not import "os"`},
 		{"pure", "internal/nvme/x.go", "package nvme\n\nimport _ \"os/signal\"\n", `"os/signal"`},
 		{"pure", "internal/nvmeof/x.go", "package nvmeof\n\nimport _ \"net\"\n", "declare an interface"},
-		{"pure", "internal/nvmeof/tcp/pdu/x.go", "// Package pdu is.\npackage pdu\n\nimport _ \"sync/atomic\"\n", `"sync/atomic"`},
+		{"pure", "internal/nvmeof/tcp/pdu/x.go", "// Package pdu is.\npackage pdu\n\nimport _ \"sync/atomic\"\n",
+			`"sync/atomic"`},
 		{"pure", "internal/nvmeof/tcp/x.go", "// Package tcp is.\npackage tcp\n\nimport _ \"sync\"\n", `"sync"`},
 		{"pure", "internal/drr/x.go", "// Package drr is.\npackage drr\n\nimport _ \"math/rand/v2\"\n", "a seed"},
-		{"pure", "internal/kvstore/x.go", "// Package kvstore is.\npackage kvstore\n\nimport _ \"golang.org/x/sys/unix\"\n", "pure"},
+		{"pure", "internal/kvstore/x.go", "// Package kvstore is.\npackage kvstore\n\nimport _ " +
+			"\"golang.org/x/sys/unix\"\n", "pure"},
 		{"time", "internal/nvme/x.go", "package nvme\n\nimport \"time\"\n\nvar x = time.Now\n", "time.Now"},
 		{"time", "internal/nvme/x.go", "package nvme\n\nimport clock \"time\"\n\nvar x clock.Time\n", "time.Time"},
 		{"time", "internal/nvme/x.go", "package nvme\n\nimport . \"time\"\n\nvar x Time\n", "dot-import"},
@@ -107,28 +113,41 @@ func TestEachRuleFindsItsPlantedFault(t *testing.T) {
 		{"cgo", "internal/ssd/spdk/x.go", "package spdk\n\nimport \"C\"\n", "//go:build spdk"},
 		{"unsafe", "internal/bufpool/x.go", "package bufpool\n\nimport _ \"unsafe\"\n", "x_unsafe.go"},
 		{"unsafe", "internal/bufpool/x_test.go", "package bufpool\n\nimport _ \"unsafe\"\n", "x_unsafe.go"},
-		{"direction", "internal/daemon/x.go", "// Package daemon is.\npackage daemon\n\nimport _ \"jbofd/internal/lab/node\"\n", "for tests only"},
-		{"direction", "internal/nvme/x.go", "package nvme\n\nimport _ \"jbofd/internal/nvmeof\"\n", "a format package imports no other package"},
-		{"direction", "internal/nvmeof/x.go", "package nvmeof\n\nimport _ \"jbofd/internal/ssd\"\n", "declares the interface it needs"},
-		{"direction", "internal/nvmeof/x.go", "package nvmeof\n\nimport _ \"jbofd/internal/nvmeof/tcp\"\n", "must not import internal/nvmeof/tcp"},
-		{"direction", "client/x.go", "// Package client is.\npackage client\n\nimport _ \"jbofd/internal/nvmeof\"\n", "share its bugs"},
-		{"direction", "cmd/jbofd/x.go", "// Command jbofd is.\npackage main\n\nimport _ \"jbofd/internal/ssd/file\"\n", "flags"},
+		{"direction", "internal/daemon/x.go", "// Package daemon is.\npackage daemon\n\nimport _ " +
+			"\"jbofd/internal/lab/node\"\n", "for tests only"},
+		{"direction", "internal/nvme/x.go", "package nvme\n\nimport _ \"jbofd/internal/nvmeof\"\n",
+			"a format package imports no other package"},
+		{"direction", "internal/nvmeof/x.go", "package nvmeof\n\nimport _ \"jbofd/internal/ssd\"\n",
+			"declares the interface it needs"},
+		{"direction", "internal/nvmeof/x.go", "package nvmeof\n\nimport _ \"jbofd/internal/nvmeof/tcp\"\n",
+			"must not import internal/nvmeof/tcp"},
+		{"direction", "client/x.go", "// Package client is.\npackage client\n\nimport _ \"jbofd/internal/nvmeof\"\n",
+			"share its bugs"},
+		{"direction", "cmd/jbofd/x.go", "// Command jbofd is.\npackage main\n\nimport _ \"jbofd/internal/ssd/file\"\n",
+			"flags"},
 		{"direction", "internal/brandnew/x.go", "// Package brandnew is.\npackage brandnew\n", "no row"},
-		{"dependency", "internal/bufpool/x.go", "package bufpool\n\nimport _ \"github.com/sirupsen/logrus\"\n", "not among the dependencies"},
-		{"dependency", "internal/bufpool/x.go", "package bufpool\n\nimport _ \"pgregory.net/rapid\"\n", "imported by tests only"},
-		{"dependency", "internal/bufpool/x.go", "package bufpool\n\nimport _ \"github.com/cockroachdb/pebble/v2\"\n", "test/bench"},
-		{"dependency", "internal/bufpool/x_test.go", "package bufpool\n\nimport _ \"github.com/dgraph-io/badger/v4\"\n", "test/bench"},
+		{"dependency", "internal/bufpool/x.go", "package bufpool\n\nimport _ \"github.com/sirupsen/logrus\"\n",
+			"not among the dependencies"},
+		{"dependency", "internal/bufpool/x.go", "package bufpool\n\nimport _ \"pgregory.net/rapid\"\n",
+			"imported by tests only"},
+		{"dependency", "internal/bufpool/x.go", "package bufpool\n\nimport _ \"github.com/cockroachdb/pebble/v2\"\n",
+			"test/bench"},
+		{"dependency", "internal/bufpool/x_test.go", "package bufpool\n\nimport _ \"github.com/dgraph-io/badger/v4\"\n",
+			"test/bench"},
 		{"dependency", "go.mod", "module jbofd\n\nrequire github.com/sirupsen/logrus v1.0.0\n", "logrus"},
-		{"dependency", "go.mod", "module jbofd\n\nrequire (\n\tgithub.com/cockroachdb/pebble v1.0.0 // indirect\n)\n", "peer"},
+		{"dependency", "go.mod", "module jbofd\n\nrequire (\n\tgithub.com/cockroachdb/pebble v1.0.0 // indirect\n)\n",
+			"peer"},
 		{"name", "internal/testutil/util/x.go", "// Package util is.\npackage util\n", "package name util"},
 		{"name", "internal/testutil/y/x.go", "// Package helpers is.\npackage helpers\n", "package name helpers"},
 		{"size", "internal/nvme/x.go", "package nvme\n\nfunc f() {\n" + big + "}\n", "split the file"},
 		{"package-comment", "internal/drr/x.go", "package drr\n", "internal/drr has no package comment"},
 		{"doc", "internal/bufpool/x.go", "package bufpool\n\nfunc Get() {}\n", "exported Get"},
 		{"doc", "internal/bufpool/x.go", "package bufpool\n\ntype Pool struct{}\n", "type Pool"},
-		{"doc", "internal/bufpool/x.go", "package bufpool\n\n// P is.\ntype P[T any] struct{}\n\nfunc (p *P[T]) Get() {}\n", "exported Get"},
+		{"doc", "internal/bufpool/x.go", "package bufpool\n\n// P is.\ntype P[T any] struct{}\n\nfunc (p *P[T]) " +
+			"Get() {}\n", "exported Get"},
 		{"doc", "internal/bufpool/x.go", "package bufpool\n\nconst (\n\tMax = 1\n)\n", "exported Max"},
-		{"doc", "internal/nvme/x.go", "package nvme\n\nfunc (s *SQE) Long() {\n\ts[0]++\n\ts[1]++\n}\n", "exported Long"},
+		{"doc", "internal/nvme/x.go", "package nvme\n\nfunc (s *SQE) Long() {\n\ts[0]++\n\ts[1]++\n}\n",
+			"exported Long"},
 		{"mark", "internal/bufpool/x.go", "package bufpool\n\n// " + "TO" + "DO: later.\n", "open an issue"},
 		{"mark", "internal/bufpool/x_test.go", "package bufpool\n\n/* " + "FIX" + "ME */\n", "open an issue"},
 	}
@@ -137,7 +156,8 @@ func TestEachRuleFindsItsPlantedFault(t *testing.T) {
 		planted[c.rule] = true
 		t.Run(c.rule+"/"+c.say, func(t *testing.T) {
 			found := check(t, c.path, c.src)
-			if len(found) != 1 || found[0].Rule != c.rule || !strings.Contains(found[0].What, c.say) || !strings.HasPrefix(found[0].Where, strings.TrimSuffix(c.path, "x.go")) && c.rule != "size" {
+			if len(found) != 1 || found[0].Rule != c.rule || !strings.Contains(found[0].What, c.say) ||
+				!strings.HasPrefix(found[0].Where, strings.TrimSuffix(c.path, "x.go")) && c.rule != "size" {
 				t.Errorf("want one finding of rule %s that says %q at %s, got:\n%s", c.rule, c.say, c.path, list(found))
 			}
 		})

@@ -46,7 +46,8 @@ var pure = []string{
 
 // impure lists the packages that a pure package must not import, nor any package below them except impureExceptions.
 var (
-	impure           = []string{"os", "net", "sync", "math/rand", "crypto/rand", "syscall", "golang.org/x/sys", "context"}
+	impure = []string{"os", "net", "sync", "math/rand", "crypto/rand", "syscall", "golang.org/x/sys",
+		"context"}
 	impureExceptions = []string{"net/netip"}
 )
 
@@ -75,16 +76,20 @@ type row struct {
 }
 
 // base lists the packages that every package may import. They import only each other.
-var base = []string{"internal/buildtags", "internal/fence", "internal/invariants", "internal/list", "internal/ring", "internal/tenant", "internal/uuid"}
+var base = []string{"internal/buildtags", "internal/fence", "internal/invariants", "internal/list", "internal/ring",
+	"internal/tenant", "internal/uuid"}
 
 const (
 	toFormat    = "a format package imports no other package: let the caller pass what is needed"
 	toAlgorithm = "an algorithm imports no other package: let internal/pipeline combine algorithms"
-	toMachine   = "a state machine declares the interface it needs; a transport, device or cluster package implements it, and internal/daemon connects them"
-	toDevice    = "a device imports only the interface in internal/ssd; report everything through Completion or Info"
-	toDriver    = "declare an interface here and let internal/daemon pass the implementation"
-	toClient    = "the client shares formats with the target but no state machines: two ends that share code share its bugs, and tests of one against the other would not find them"
-	toCmd       = "a command turns flags into a config and calls one package; move the work there"
+	toMachine   = "a state machine declares the interface it needs; a transport, device or cluster package " +
+		"implements " +
+		"it, and internal/daemon connects them"
+	toDevice = "a device imports only the interface in internal/ssd; report everything through Completion or Info"
+	toDriver = "declare an interface here and let internal/daemon pass the implementation"
+	toClient = "the client shares formats with the target but no state machines: two ends that share code share its " +
+		"bugs, and tests of one against the other would not find them"
+	toCmd = "a command turns flags into a config and calls one package; move the work there"
 )
 
 // directions says which package may import which, from the packages without imports to the daemon, which imports all.
@@ -107,25 +112,36 @@ var directions = []row{
 	{"internal/congestion", nil, toAlgorithm},
 	{"internal/credit", nil, toAlgorithm},
 
-	{"internal/pipeline", []string{"internal/drr", "internal/tokenbucket", "internal/congestion", "internal/credit"}, toMachine},
-	{"internal/pipeline/gimbal", []string{"internal/pipeline", "internal/drr", "internal/tokenbucket", "internal/congestion", "internal/credit"}, toMachine},
-	{"internal/pipeline/jbof", []string{"internal/pipeline", "internal/drr", "internal/tokenbucket", "internal/congestion", "internal/credit"}, toMachine},
-	{"internal/pipeline/baseline", []string{"internal/pipeline", "internal/drr", "internal/tokenbucket", "internal/congestion", "internal/credit"}, toMachine},
+	{"internal/pipeline", []string{"internal/drr", "internal/tokenbucket", "internal/congestion", "internal/credit"},
+		toMachine},
+	{"internal/pipeline/gimbal", []string{"internal/pipeline", "internal/drr", "internal/tokenbucket",
+		"internal/congestion", "internal/credit"}, toMachine},
+	{"internal/pipeline/jbof", []string{"internal/pipeline", "internal/drr", "internal/tokenbucket",
+		"internal/congestion", "internal/credit"}, toMachine},
+	{"internal/pipeline/baseline", []string{"internal/pipeline", "internal/drr", "internal/tokenbucket",
+		"internal/congestion", "internal/credit"}, toMachine},
 	{"internal/pipeline/policies", []string{"internal/pipeline/..."}, toMachine},
 	{"internal/nvmeof", []string{"internal/nvme/...", "internal/pipeline"}, toMachine},
 	{"internal/nvmeof/qpair", []string{"internal/nvme/...", "internal/nvmeof", "internal/pipeline"}, toMachine},
-	{"internal/nvmeof/tcp", []string{"internal/nvme/...", "internal/nvmeof", "internal/nvmeof/qpair", "internal/nvmeof/tcp/pdu"}, toMachine},
-	{"internal/nvmeof/rdma", []string{"internal/nvme/...", "internal/nvmeof", "internal/nvmeof/qpair", "internal/nvmeof/rdma/cm", "internal/nvmeof/rdma/wr"}, toMachine},
+	{"internal/nvmeof/tcp", []string{"internal/nvme/...", "internal/nvmeof", "internal/nvmeof/qpair",
+		"internal/nvmeof/tcp/pdu"}, toMachine},
+	{"internal/nvmeof/rdma", []string{"internal/nvme/...", "internal/nvmeof", "internal/nvmeof/qpair",
+		"internal/nvmeof/rdma/cm", "internal/nvmeof/rdma/wr"}, toMachine},
 	{"internal/nvmeof/rdma/cm", nil, toFormat},
 	{"internal/nvmeof/rdma/wr", nil, toFormat},
 	{"internal/kvstore", []string{"internal/kvstore/...", "internal/nvme/...", "internal/pipeline"}, toMachine},
 	{"internal/kvstore/format", nil, toFormat},
 	{"internal/kvstore/space", []string{"internal/kvstore/format"}, toMachine},
-	{"internal/kvstore/lookup", []string{"internal/kvstore/format", "internal/kvstore/space", "internal/nvme"}, toMachine},
-	{"internal/kvstore/recovery", []string{"internal/kvstore/format", "internal/kvstore/lookup", "internal/kvstore/space"}, toMachine},
-	{"internal/kvstore/swap", []string{"internal/kvstore", "internal/kvstore/format", "internal/kvstore/space", "internal/pipeline"}, toMachine},
-	{"internal/partition", []string{"internal/bufpool", "internal/kvstore/...", "internal/drive", "internal/pipeline", "internal/ssd", "internal/turn"}, toDriver},
-	{"internal/crrs", []string{"internal/crrs/...", "internal/kvstore", "internal/nvme/...", "internal/pipeline"}, toMachine},
+	{"internal/kvstore/lookup", []string{"internal/kvstore/format", "internal/kvstore/space", "internal/nvme"},
+		toMachine},
+	{"internal/kvstore/recovery", []string{"internal/kvstore/format", "internal/kvstore/lookup",
+		"internal/kvstore/space"}, toMachine},
+	{"internal/kvstore/swap", []string{"internal/kvstore", "internal/kvstore/format", "internal/kvstore/space",
+		"internal/pipeline"}, toMachine},
+	{"internal/partition", []string{"internal/bufpool", "internal/kvstore/...", "internal/drive", "internal/pipeline",
+		"internal/ssd", "internal/turn"}, toDriver},
+	{"internal/crrs", []string{"internal/crrs/...", "internal/kvstore", "internal/nvme/...", "internal/pipeline"},
+		toMachine},
 	{"internal/ordering", []string{"internal/ordering/...", "internal/nvme/...", "internal/pipeline"}, toMachine},
 
 	{"internal/turn", nil, toDriver},
@@ -138,39 +154,62 @@ var directions = []row{
 	{"internal/ssd/fault", []string{"internal/ssd", "internal/bufpool"}, toDevice},
 	{"internal/ssd/model", []string{"internal/ssd", "internal/bufpool", "internal/ssd/model/flash"}, toDevice},
 	{"internal/ssd/model/flash", nil, "the emulated drive is a state machine: internal/ssd/model drives it"},
-	{"internal/sim", []string{"internal/sim/...", "internal/pipeline/...", "internal/credit", "internal/ssd/model/flash"}, "a simulation combines state machines only"},
+	{"internal/sim", []string{"internal/sim/...", "internal/pipeline/...", "internal/credit",
+		"internal/ssd/model/flash"}, "a simulation combines state machines only"},
 	{"internal/sim/report", []string{"internal/sim"}, "a report imports results only"},
-	{"internal/lab", []string{"internal/ssd", "internal/turn"}, "the simulated environment imports the interfaces of devices and drivers only; internal/lab/node assembles a whole node"},
+	{"internal/lab", []string{"internal/ssd", "internal/turn"}, "the simulated environment imports the interfaces of " +
+		"devices and drivers only; internal/lab/node assembles a whole node"},
 	{"internal/lab/node", []string{"internal/..."}, "a simulated node consists of the packages that the daemon uses"},
 	{"internal/ssd/spdk", []string{"internal/ssd", "internal/bufpool"}, toDevice},
 	{"internal/ssd/label", []string{"internal/ssd", "internal/nvme"}, toDevice},
-	{"internal/drive", []string{"internal/bufpool", "internal/pipeline/...", "internal/ssd", "internal/kvstore", "internal/crrs", "internal/turn"}, toDriver},
-	{"internal/nvmeof/target", []string{"internal/bufpool", "internal/credit", "internal/nvme/...", "internal/nvmeof", "internal/nvmeof/executor/...", "internal/drive", "internal/kvstore", "internal/partition", "internal/pipeline", "internal/ssd", "internal/telemetry", "internal/turn"}, toDriver},
-	{"internal/nvmeof/target/connection", []string{"internal/bufpool", "internal/credit", "internal/nvme/...", "internal/nvmeof", "internal/nvmeof/target", "internal/nvmeof/executor", "internal/nvmeof/qpair", "internal/telemetry", "internal/turn"}, toDriver},
-	{"internal/nvmeof/executor", []string{"internal/bufpool", "internal/nvme", "internal/nvmeof", "internal/fence"}, "executors import the interface; the interface imports none of them"},
-	{"internal/nvmeof/executor/block", []string{"internal/fence", "internal/drive", "internal/nvme", "internal/nvmeof", "internal/nvmeof/executor", "internal/pipeline", "internal/ssd"}, toDriver},
-	{"internal/nvmeof/executor/kv", []string{"internal/bufpool", "internal/credit", "internal/kvstore", "internal/nvme", "internal/nvmeof", "internal/nvmeof/executor", "internal/partition", "internal/turn"}, toDriver},
-	{"internal/nvmeof/executor/executortest", []string{"internal/bufpool", "internal/fence", "internal/nvme", "internal/nvmeof", "internal/nvmeof/executor", "internal/ssd"}, "a test tool imports the interface only"},
-	{"internal/nvmeof/tcp/serve", []string{"internal/bufpool", "internal/nvme/...", "internal/nvmeof/...", "internal/drive", "internal/kvstore", "internal/partition", "internal/pipeline", "internal/ssd", "internal/telemetry", "internal/turn"}, toDriver},
+	{"internal/drive", []string{"internal/bufpool", "internal/pipeline/...", "internal/ssd", "internal/kvstore",
+		"internal/crrs", "internal/turn"}, toDriver},
+	{"internal/nvmeof/target", []string{"internal/bufpool", "internal/credit", "internal/nvme/...", "internal/nvmeof",
+		"internal/nvmeof/executor/...", "internal/drive", "internal/kvstore", "internal/partition", "internal/pipeline",
+		"internal/ssd", "internal/telemetry", "internal/turn"}, toDriver},
+	{"internal/nvmeof/target/connection", []string{"internal/bufpool", "internal/credit", "internal/nvme/...",
+		"internal/nvmeof", "internal/nvmeof/target", "internal/nvmeof/executor", "internal/nvmeof/qpair",
+		"internal/telemetry", "internal/turn"}, toDriver},
+	{"internal/nvmeof/executor", []string{"internal/bufpool", "internal/nvme", "internal/nvmeof", "internal/fence"},
+		"executors import the interface; the interface imports none of them"},
+	{"internal/nvmeof/executor/block", []string{"internal/fence", "internal/drive", "internal/nvme", "internal/nvmeof",
+		"internal/nvmeof/executor", "internal/pipeline", "internal/ssd"}, toDriver},
+	{"internal/nvmeof/executor/kv", []string{"internal/bufpool", "internal/credit", "internal/kvstore", "internal/nvme",
+		"internal/nvmeof", "internal/nvmeof/executor", "internal/partition", "internal/turn"}, toDriver},
+	{"internal/nvmeof/executor/executortest", []string{"internal/bufpool", "internal/fence", "internal/nvme",
+		"internal/nvmeof", "internal/nvmeof/executor", "internal/ssd"}, "a test tool imports the interface only"},
+	{"internal/nvmeof/tcp/serve", []string{"internal/bufpool", "internal/nvme/...", "internal/nvmeof/...",
+		"internal/drive", "internal/kvstore", "internal/partition", "internal/pipeline", "internal/ssd",
+		"internal/telemetry", "internal/turn"}, toDriver},
 	{"internal/nvmeof/rdma/verbs", []string{"internal/nvmeof/rdma/wr"}, toDriver},
 	{"internal/nvmeof/rdma/memverbs", []string{"internal/nvmeof/rdma/verbs"}, toDriver},
 	{"internal/nvmeof/rdma/verbstest", []string{"internal/nvmeof/rdma/verbs"}, toDriver},
-	{"internal/nvmeof/rdma/rawhost", []string{"internal/nvme", "internal/nvmeof/rdma/cm", "internal/nvmeof/rdma/verbs"}, "a test tool imports formats and verbs only"},
-	{"internal/nvmeof/rdma/serve", []string{"internal/bufpool", "internal/nvme/...", "internal/nvmeof/...", "internal/drive", "internal/kvstore", "internal/partition", "internal/pipeline", "internal/ssd", "internal/telemetry", "internal/turn"}, toDriver},
-	{"internal/cluster", []string{"internal/cluster/...", "internal/crrs", "internal/kvstore", "client", "internal/turn"}, toDriver},
-	{"internal/pushdown", []string{"internal/pushdown/...", "internal/nvme/...", "internal/pipeline", "internal/bufpool", "internal/turn"}, toDriver},
+	{"internal/nvmeof/rdma/rawhost", []string{"internal/nvme", "internal/nvmeof/rdma/cm", "internal/nvmeof/rdma/verbs"},
+		"a test tool imports formats and verbs only"},
+	{"internal/nvmeof/rdma/serve", []string{"internal/bufpool", "internal/nvme/...", "internal/nvmeof/...",
+		"internal/drive", "internal/kvstore", "internal/partition", "internal/pipeline", "internal/ssd",
+		"internal/telemetry", "internal/turn"}, toDriver},
+	{"internal/cluster", []string{"internal/cluster/...", "internal/crrs", "internal/kvstore", "client",
+		"internal/turn"}, toDriver},
+	{"internal/pushdown", []string{"internal/pushdown/...", "internal/nvme/...", "internal/pipeline",
+		"internal/bufpool", "internal/turn"}, toDriver},
 	{"internal/offload", []string{"internal/offload/...", "internal/nvme/...", "internal/bufpool", "client"}, toDriver},
 	{"internal/telemetry", []string{"internal/nvme/...", "internal/ssd", "internal/pipeline"}, toDriver},
 	{"internal/config", []string{"internal/nvme", "internal/ssd/label"}, toDriver},
 
-	{"client", []string{"client/...", "internal/credit", "internal/nvme/...", "internal/nvmeof/tcp/pdu", "internal/nvmeof/rdma/cm", "internal/nvmeof/rdma/verbs", "internal/nvmeof/rdma/wr", "internal/bufpool"}, toClient},
-	{"internal/bench", []string{"internal/bench/...", "client/...", "internal/ssd/...", "internal/bufpool", "internal/nvme/...", "internal/config"}, toDriver},
-	{"internal/bench/ycsb", []string{"internal/bench", "client/...", "internal/ssd/...", "internal/bufpool", "internal/kvstore", "internal/drive", "internal/partition", "internal/pipeline"}, toDriver},
+	{"client", []string{"client/...", "internal/credit", "internal/nvme/...", "internal/nvmeof/tcp/pdu",
+		"internal/nvmeof/rdma/cm", "internal/nvmeof/rdma/verbs", "internal/nvmeof/rdma/wr", "internal/bufpool"},
+		toClient},
+	{"internal/bench", []string{"internal/bench/...", "client/...", "internal/ssd/...", "internal/bufpool",
+		"internal/nvme/...", "internal/config"}, toDriver},
+	{"internal/bench/ycsb", []string{"internal/bench", "client/...", "internal/ssd/...", "internal/bufpool",
+		"internal/kvstore", "internal/drive", "internal/partition", "internal/pipeline"}, toDriver},
 	{"internal/demo", []string{"internal/admin", "internal/bench", "internal/config", "client"}, toDriver},
 	{"internal/daemon", []string{"internal/...", "client"}, toCmd},
 	{"internal/admin", []string{"internal/config", "internal/nvme/...", "internal/ssd/label", "client"}, toDriver},
 	{"cmd", []string{"internal/daemon/...", "internal/config", "internal/admin"}, toCmd},
-	{"cmd/jbofbench", []string{"internal/sim/...", "internal/bench/...", "internal/config", "internal/demo", "client"}, toCmd},
+	{"cmd/jbofbench", []string{"internal/sim/...", "internal/bench/...", "internal/config", "internal/demo", "client"},
+		toCmd},
 	{"cmd/jbofctl", []string{"internal/admin", "internal/config", "internal/ssd/...", "client"}, toCmd},
 	{"test", []string{"internal/...", "client/...", "test/..."}, toCmd},
 }

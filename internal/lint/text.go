@@ -24,7 +24,8 @@ func checkName(t *Tree, report Reporter) {
 	for _, p := range t.Packages {
 		for _, name := range []string{path.Base(p.Dir), p.Files[0].AST.Name.Name} {
 			if slices.Contains(badNames, name) {
-				report(p.Files[0].Path, "the package name %s does not say what the package is about: name it for its subject, or move its parts to the packages that use them", name)
+				report(p.Files[0].Path, "the package name %s does not say what the package is about: name it for its "+
+					"subject, or move its parts to the packages that use them", name)
 				break
 			}
 		}
@@ -55,15 +56,18 @@ func checkPackageComment(t *Tree, report Reporter) {
 			found = found || f.AST.Doc != nil
 		}
 		if first != nil && !found {
-			report(first.Path, "package %s has no package comment: say in one file (doc.go, or the file with the main type) what the package is, what it is not, and which code calls it", p.Dir)
+			report(first.Path, "package %s has no package comment: say in one file (doc.go, or the file with the main "+
+				"type) what the package is, what it is not, and which code calls it", p.Dir)
 		}
 	}
 }
 
 // known lists methods that are documented by an interface of the standard library.
 var known = []string{
-	"String", "Error", "Unwrap", "Is", "As", "Len", "Less", "Swap", "Push", "Pop", "Format", "LogValue", "MarshalText", "UnmarshalText",
-	"MarshalJSON", "UnmarshalJSON", "MarshalYAML", "UnmarshalYAML", "Read", "Write", "Close", "Describe", "Collect", "ServeHTTP",
+	"String", "Error", "Unwrap", "Is", "As", "Len", "Less", "Swap", "Push", "Pop", "Format", "LogValue", "MarshalText",
+	"UnmarshalText",
+	"MarshalJSON", "UnmarshalJSON", "MarshalYAML", "UnmarshalYAML", "Read", "Write", "Close", "Describe", "Collect",
+	"ServeHTTP",
 }
 
 // checkDoc reports exported symbols without a doc comment.
@@ -82,17 +86,20 @@ func checkDoc(t *Tree, report Reporter) {
 				if d.Recv != nil && (slices.Contains(known, d.Name.Name) || wire && oneLine(t.Fset, d)) {
 					continue
 				}
-				report(d.Pos(), "exported %s has no doc comment: say in a sentence what it does, then units, owner of buffers, errors, cost", d.Name.Name)
+				report(d.Pos(), "exported %s has no doc comment: say in a sentence what it does, then units, owner of "+
+					"buffers, errors, cost", d.Name.Name)
 			case *ast.GenDecl:
 				for _, s := range d.Specs {
 					switch s := s.(type) {
 					case *ast.TypeSpec:
 						if s.Name.IsExported() && d.Doc == nil && s.Doc == nil && s.Comment == nil {
-							report(s.Pos(), "exported type %s has no doc comment: say what it is, what owns it, and its invariants", s.Name.Name)
+							report(s.Pos(), "exported type %s has no doc comment: say what it is, what owns it, and "+
+								"its invariants", s.Name.Name)
 						}
 					case *ast.ValueSpec:
 						if s.Names[0].IsExported() && d.Doc == nil && s.Doc == nil && s.Comment == nil {
-							report(s.Pos(), "neither exported %s nor its group has a doc comment: say what it means and its unit", s.Names[0].Name)
+							report(s.Pos(), "neither exported %s nor its group has a doc comment: say what it means "+
+								"and its unit", s.Names[0].Name)
 						}
 					}
 				}
@@ -136,7 +143,8 @@ func checkMark(t *Tree, report Reporter) {
 		for _, g := range f.AST.Comments {
 			for _, c := range g.List {
 				if m := mark.FindString(c.Text); m != "" {
-					report(c.Pos(), "%s in a comment: do the work, or open an issue and describe here the present behaviour", m)
+					report(c.Pos(), "%s in a comment: do the work, or open an issue and describe here the present "+
+						"behaviour", m)
 				}
 			}
 		}

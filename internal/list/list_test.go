@@ -42,7 +42,8 @@ func TestListsAgreeWithSlices(t *testing.T) {
 				for i := lists[n].First; i != NoRecord; i = links.Next(i) {
 					got = append(got, i)
 				}
-				if !slices.Equal(got, want[n]) || lists[n].N != len(want[n]) || len(got) == 0 && lists[n] != None || len(got) > 0 && lists[n].Last != got[len(got)-1] {
+				if !slices.Equal(got, want[n]) || lists[n].N != len(want[n]) || len(got) == 0 && lists[n] != None ||
+					len(got) > 0 && lists[n].Last != got[len(got)-1] {
 					t.Fatalf("list %d is %v (%+v), want %v", n, got, lists[n], want[n])
 				}
 			}

@@ -24,7 +24,8 @@ func FuzzViews(f *testing.F) {
 		seed(f, n)
 	}
 	more := []func() any{
-		func() any { return new(NSList) }, func() any { return new(ControllerList) }, func() any { return new(IOCommandSets) },
+		func() any { return new(NSList) }, func() any { return new(ControllerList) },
+		func() any { return new(IOCommandSets) },
 		func() any { return new(EffectsLog) }, func() any { return new(SupportedLogPages) },
 	}
 	for _, mk := range views {
@@ -95,7 +96,8 @@ func FuzzConnectData(f *testing.F) {
 		e.SetCNTLID(d.CNTLID())
 		e.SetSubNQN(d.SubNQN())
 		e.SetHostNQN(d.HostNQN())
-		if e.Check() != nil || e.HostID() != d.HostID() || e.CNTLID() != d.CNTLID() || e.SubNQN() != d.SubNQN() || e.HostNQN() != d.HostNQN() {
+		if e.Check() != nil || e.HostID() != d.HostID() || e.CNTLID() != d.CNTLID() || e.SubNQN() != d.SubNQN() ||
+			e.HostNQN() != d.HostNQN() {
 			t.Fatal("does not read back")
 		}
 		if CheckNQN(d.SubNQN()) != nil || CheckNQN(d.HostNQN()) != nil {

@@ -389,7 +389,8 @@ func TestSizes(t *testing.T) {
 		{IdentifyControllerNVM{}, 4096}, {IdentifyNamespaceNVM{}, 4096}, {NSList{}, 4096}, {ControllerList{}, 4096},
 		{IOCommandSets{}, 4096}, {SupportedLogPages{}, 1024}, {ErrorLogEntry{}, 64}, {SMARTLog{}, 512},
 		{FirmwareSlotLog{}, 512}, {EffectsLog{}, 4096}, {DiscoveryHeader{}, 1024}, {DiscoveryEntry{}, 1024},
-		{HostBehavior{}, 512}, {Timestamp{}, 8}, {DSMRange{}, 16}, {KVSQE{}, 64}, {IdentifyNamespaceKV{}, 4096}, {KVFormat{}, 16},
+		{HostBehavior{}, 512}, {Timestamp{}, 8}, {DSMRange{}, 16}, {KVSQE{}, 64}, {IdentifyNamespaceKV{}, 4096},
+		{KVFormat{}, 16},
 	} {
 		if n := reflect.TypeOf(c.v).Len(); n != c.size {
 			t.Errorf("%T has %d bytes, want %d", c.v, n, c.size)
@@ -422,7 +423,8 @@ func TestExamplesPassTheirChecks(t *testing.T) {
 	if err := NSDescriptors(wiredump.Bytes(examples["namespace-descriptors"]())).Check(); err != nil {
 		t.Error(err)
 	}
-	log := DiscoveryLog(append(wiredump.Bytes(examples["discovery-header"]()), wiredump.Bytes(examples["discovery-entry"]())...))
+	log := DiscoveryLog(append(wiredump.Bytes(examples["discovery-header"]()),
+		wiredump.Bytes(examples["discovery-entry"]())...))
 	if err := log.Check(); err != nil {
 		t.Error(err)
 	}

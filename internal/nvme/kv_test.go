@@ -42,7 +42,8 @@ func TestKeyReadsBack(t *testing.T) {
 }
 
 func TestOnlyListGoesWithoutAKey(t *testing.T) {
-	for op, want := range map[uint8]bool{CmdKVStore: false, CmdKVRetrieve: false, CmdKVDelete: false, CmdKVExist: false, CmdKVList: true} {
+	for op, want := range map[uint8]bool{CmdKVStore: false, CmdKVRetrieve: false, CmdKVDelete: false, CmdKVExist: false,
+		CmdKVList: true} {
 		if got := kvCommand(op, "").ValidKey(); got != want {
 			t.Errorf("opcode %#x without a key: valid %t", op, got)
 		}
@@ -60,7 +61,8 @@ func TestOnlyListGoesWithoutAKey(t *testing.T) {
 
 func TestKVOpcodesNameTheirDirection(t *testing.T) {
 	for op, want := range map[uint8][2]bool{
-		CmdKVStore: {true, false}, CmdKVRetrieve: {false, true}, CmdKVList: {false, true}, CmdKVDelete: {}, CmdKVExist: {},
+		CmdKVStore: {true, false}, CmdKVRetrieve: {false, true}, CmdKVList: {false, true}, CmdKVDelete: {},
+		CmdKVExist: {},
 	} {
 		toController, toHost := DataDirection(op)
 		if got := [2]bool{toController, toHost}; got != want {
@@ -74,7 +76,8 @@ func TestKVListHoldsWhatFitsAndNoMore(t *testing.T) {
 		buf := bytes.Repeat([]byte{0xee}, rapid.IntRange(4, 300).Draw(t, "buffer"))
 		l := NewKVList(buf)
 		var want [][]byte
-		for _, key := range rapid.SliceOfN(rapid.Custom(func(t *rapid.T) []byte { return drawKey(t, "key") }), 0, 30).Draw(t, "keys") {
+		for _, key := range rapid.SliceOfN(rapid.Custom(func(t *rapid.T) []byte { return drawKey(t, "key") }), 0,
+			30).Draw(t, "keys") {
 			before, ok := len(l), false
 			if l, ok = l.Append(key); ok {
 				want = append(want, key)

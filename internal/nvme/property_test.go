@@ -152,7 +152,8 @@ func TestANALogReadsBack(t *testing.T) {
 		b := AppendANAHeader(nil, 42, uint16(n))
 		var want []group
 		for i := range n {
-			g := group{uint32(i + 1), rapid.Uint64().Draw(t, "chg"), rapid.SampledFrom([]ANAState{1, 2, 3, 4, 15}).Draw(t, "state"), nil}
+			g := group{uint32(i + 1), rapid.Uint64().Draw(t, "chg"),
+				rapid.SampledFrom([]ANAState{1, 2, 3, 4, 15}).Draw(t, "state"), nil}
 			for j := range rapid.IntRange(0, 9).Draw(t, "nsids") {
 				g.nsids = append(g.nsids, uint32(j*3+1))
 			}
@@ -207,7 +208,8 @@ func TestNSDescriptorsReadBack(t *testing.T) {
 }
 
 func TestPropertyBitsKeepToTheirPlaces(t *testing.T) {
-	c := CAP(0).WithMQES(127).WithCQR(true).WithTO(15).WithCSS(CAPCSSNVM | CAPCSSIOCS).WithMPSMAX(4).WithNSSRS(true).WithCRWMS(true)
+	c := CAP(0).WithMQES(127).WithCQR(true).WithTO(15).WithCSS(CAPCSSNVM | CAPCSSIOCS).WithMPSMAX(4).WithNSSRS(
+		true).WithCRWMS(true)
 	if want := CAP(127 | 1<<16 | 15<<24 | 1<<36 | 1<<37 | 1<<43 | 4<<52 | 1<<59); c != want {
 		t.Errorf("CAP = %#x, want %#x", uint64(c), uint64(want))
 	}
@@ -217,20 +219,23 @@ func TestPropertyBitsKeepToTheirPlaces(t *testing.T) {
 	}
 	// What Linux 6.1 writes to enable a controller and to shut it down.
 	cc := CC(0).WithEN(true).WithIOSQES(CCIOSQES64).WithIOCQES(CCIOCQES16)
-	if cc != 0x460001 || !cc.EN() || cc.IOSQES() != 6 || cc.IOCQES() != 4 || cc.SHN() != SHNNone || cc.CSS() != CCCSSNVM {
+	if cc != 0x460001 || !cc.EN() || cc.IOSQES() != 6 || cc.IOCQES() != 4 || cc.SHN() != SHNNone ||
+		cc.CSS() != CCCSSNVM {
 		t.Errorf("CC = %#x", uint32(cc))
 	}
 	if cc := cc.WithSHN(SHNNormal); cc != 0x464001 || cc.SHN() != SHNNormal || cc.WithSHN(SHNNone) != 0x460001 {
 		t.Errorf("CC with SHN = %#x", uint32(cc))
 	}
-	if cc := cc.WithCSS(CCCSSIOCS).WithMPS(3).WithAMS(CCAMSWeight).WithCRIME(true); cc.CSS() != 6 || cc.MPS() != 3 || cc.AMS() != 1 || !cc.CRIME() {
+	if cc := cc.WithCSS(CCCSSIOCS).WithMPS(3).WithAMS(CCAMSWeight).WithCRIME(true); cc.CSS() != 6 || cc.MPS() != 3 ||
+		cc.AMS() != 1 || !cc.CRIME() {
 		t.Errorf("CC = %#x", uint32(cc))
 	}
 	s := CSTSRDY.WithSHST(2)
 	if s != CSTSRDY|CSTSSHSTComplete || s.SHST() != 2 || !s.RDY() || s.CFS() || s.WithSHST(0) != CSTSRDY {
 		t.Errorf("CSTS = %#x", uint32(s))
 	}
-	for off, n := range map[uint32]int{PropCAP: 8, PropVS: 4, PropCC: 4, PropCSTS: 4, PropNSSR: 4, 0x04: 0, 0x0c: 0, 0x24: 0, 0x18: 0} {
+	for off, n := range map[uint32]int{PropCAP: 8, PropVS: 4, PropCC: 4, PropCSTS: 4, PropNSSR: 4, 0x04: 0, 0x0c: 0,
+		0x24: 0, 0x18: 0} {
 		if got := PropertySize(off); got != n {
 			t.Errorf("PropertySize(%#x) = %d, want %d", off, got, n)
 		}
@@ -238,7 +243,8 @@ func TestPropertyBitsKeepToTheirPlaces(t *testing.T) {
 }
 
 func TestAERResultsAsLinuxReadsThem(t *testing.T) {
-	for a, want := range map[AER]uint32{AERNamespaceChanged: 0x040002, AERANAChanged: 0x0c0302, AERDiscoveryChanged: 0x70f002} {
+	for a, want := range map[AER]uint32{AERNamespaceChanged: 0x040002, AERANAChanged: 0x0c0302,
+		AERDiscoveryChanged: 0x70f002} {
 		if uint32(a) != want {
 			t.Errorf("%#x, want %#x", uint32(a), want)
 		}
@@ -301,7 +307,8 @@ func TestFaultyConnectParameterGoesToTheHost(t *testing.T) {
 		var q CQE
 		q.SetConnectInvalid(&c.f)
 		got := q.ConnectFault()
-		if q.DW0() != c.dw0 || q.Status() != ConnectInvalidParameters|DNR || got.InData != c.f.InData || got.Offset != c.f.Offset {
+		if q.DW0() != c.dw0 || q.Status() != ConnectInvalidParameters|DNR || got.InData != c.f.InData ||
+			got.Offset != c.f.Offset {
 			t.Errorf("%s: DW0 %#x, status %v, fault %+v", c.name, q.DW0(), q.Status(), got)
 		}
 		wantError(t, c.name, &got, c.name)
@@ -325,7 +332,8 @@ func TestChecksNameTheWrongField(t *testing.T) {
 		return e.Check()
 	}
 	log := func(edit func(DiscoveryLog) DiscoveryLog) error {
-		l := DiscoveryLog(append(wiredump.Bytes(examples["discovery-header"]()), wiredump.Bytes(examples["discovery-entry"]())...))
+		l := DiscoveryLog(append(wiredump.Bytes(examples["discovery-header"]()),
+			wiredump.Bytes(examples["discovery-entry"]())...))
 		return edit(l).Check()
 	}
 	ana := func(edit func(ANALog) ANALog) error { return edit(wiredump.Bytes(examples["ana-log"]())).Check() }
@@ -393,7 +401,8 @@ func TestChecksNameTheWrongField(t *testing.T) {
 }
 
 func TestNQNsAsLinuxAcceptsThem(t *testing.T) {
-	for _, s := range []string{subNQN, hostNQN, DiscoveryNQN, "x", "nqn.with spaces and ünïcode", strings.Repeat("x", 223)} {
+	for _, s := range []string{subNQN, hostNQN, DiscoveryNQN, "x", "nqn.with spaces and ünïcode",
+		strings.Repeat("x", 223)} {
 		if err := CheckNQN(s); err != nil {
 			t.Errorf("%q: %v", s, err)
 		}
@@ -412,7 +421,8 @@ func TestUUIDText(t *testing.T) {
 			t.Errorf("%q: %v, %v", in, u, err)
 		}
 	}
-	for _, in := range []string{"", s[1:], s + "0", strings.Replace(s, "1", "g", 1), "1b4e28b-a2fa1-11d2-883f-0016d3cca427"} {
+	for _, in := range []string{"", s[1:], s + "0", strings.Replace(s, "1", "g", 1),
+		"1b4e28b-a2fa1-11d2-883f-0016d3cca427"} {
 		if u, err := uuid.Parse(in); err == nil {
 			t.Errorf("%q: accepted as %v", in, u)
 		}

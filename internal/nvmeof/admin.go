@@ -348,7 +348,8 @@ func (c *Controller) identifyController(d *nvme.IdentifyController) {
 	d.SetCQES(0x44)
 	d.SetNN(MaxNSID)
 	d.SetMNAN(MaxNSID)
-	d.SetONCS(nvme.ONCSCompare | nvme.ONCSDSM | nvme.ONCSWriteZeroes | nvme.ONCSSave | nvme.ONCSTimestamp | nvme.ONCSVerify)
+	d.SetONCS(nvme.ONCSCompare | nvme.ONCSDSM | nvme.ONCSWriteZeroes | nvme.ONCSSave | nvme.ONCSTimestamp |
+		nvme.ONCSVerify)
 	d.SetFUSES(nvme.FUSESCompareAndWrite)
 	d.SetVWC(nvme.VWCPresent | nvme.VWCFlushNSIDNo)
 	d.SetACWU(uint16(cfg.Limits.FusedBytes>>12) - 1) // in blocks of the largest format

@@ -58,7 +58,8 @@ func TestIOQueuesAreGivenTheNewNamespaces(t *testing.T) {
 		t.Fatalf("actions %+v", actions)
 	}
 	for _, x := range actions {
-		if x.Kind != nvmeof.ActionTable || x.Version <= first.Version || x.Table.Get(1) != nil || x.Table.Get(2) == nil {
+		if x.Kind != nvmeof.ActionTable || x.Version <= first.Version || x.Table.Get(1) != nil ||
+			x.Table.Get(2) == nil {
 			t.Errorf("action %+v", x)
 		}
 	}

@@ -71,11 +71,13 @@ func (b *budgets) enter(c *Controller, cfg *Config) (label, reason string) {
 		return all >= limit || !c.named && unnamed >= BudgetOf(limit, false, nobody)
 	}
 	if over(b.ctrls, b.unnamedCtrls, cfg.MaxControllers) {
-		return "controllers", fmt.Sprintf("%d controllers exist, %d of them of hosts without a name in the configuration; the limit is %d", b.ctrls, b.unnamedCtrls, cfg.MaxControllers)
+		return "controllers", fmt.Sprintf("%d controllers exist, %d of them of hosts without a name in the "+
+			"configuration; the limit is %d", b.ctrls, b.unnamedCtrls, cfg.MaxControllers)
 	}
 	h, known := b.hosts[c.HostNQN]
 	if !known && over(len(b.hosts), b.unnamedHosts, cfg.MaxHosts) {
-		return "hosts", fmt.Sprintf("%d hosts are connected, %d of them without a name in the configuration; the limit is %d", len(b.hosts), b.unnamedHosts, cfg.MaxHosts)
+		return "hosts", fmt.Sprintf("%d hosts are connected, %d of them without a name in the configuration; the "+
+			"limit is %d", len(b.hosts), b.unnamedHosts, cfg.MaxHosts)
 	}
 	if !known {
 		h.named = c.named

@@ -23,7 +23,8 @@ func TestSilentDiscoveryAssociationsKeepNoHostOut(t *testing.T) {
 	good := r.connect(hostA, nvme.DiscoveryNQN, from("10.0.0.1"))
 	for i := range 100 {
 		r.now += ms
-		if reply := r.tryConnect(fmt.Sprintf("nqn.2026-11.example:invented-%d", i), nvme.DiscoveryNQN, from("10.0.0.66"), withKATO(1<<32-1)); !reply.Status.OK() {
+		if reply := r.tryConnect(fmt.Sprintf("nqn.2026-11.example:invented-%d", i), nvme.DiscoveryNQN,
+			from("10.0.0.66"), withKATO(1<<32-1)); !reply.Status.OK() {
 			t.Fatalf("discovery of host %d: %v: %s", i, reply.Status, reply.Reason)
 		}
 	}
@@ -54,7 +55,8 @@ func TestTheIdlestDiscoveryAssociationOfTheBusiestAddressGoesFirst(t *testing.T)
 	}
 	gone := func(name string) {
 		t.Helper()
-		r.wantActions(fmt.Sprintf("close %d: too many discovery associations: of those of its address, this one was silent longest", ctrls[name].Admin))
+		r.wantActions(fmt.Sprintf("close %d: too many discovery associations: of those of its address, this one was "+
+			"silent longest", ctrls[name].Admin))
 	}
 	join("a1", "10.0.0.1")
 	join("b1", "10.0.0.2")

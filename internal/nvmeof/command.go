@@ -160,7 +160,8 @@ func (p *Plan) AppendRanges(data []byte, dst []pipeline.Range) ([]pipeline.Range
 		if size := ns.Blocks(); slba >= size || blocks > size-slba {
 			return dst, nvme.LBAOutOfRange | nvme.DNR
 		}
-		dst = append(dst, pipeline.Range{Offset: ns.OffsetBytes + int64(slba<<ns.BlockShift), Len: int64(blocks << ns.BlockShift)})
+		dst = append(dst, pipeline.Range{Offset: ns.OffsetBytes + int64(slba<<ns.BlockShift),
+			Len: int64(blocks << ns.BlockShift)})
 	}
 	return dst, nvme.Success
 }

@@ -41,32 +41,49 @@ func TestPlanTurnsBlocksIntoAnExtent(t *testing.T) {
 		sqe  *nvme.SQE
 		want nvmeof.Plan
 	}{
-		{"read 512", io(nvme.CmdRead, 1, 3, 5), nvmeof.Plan{Op: pipeline.Read, Offset: o1 + 3*512, Len: 5 * 512, ToHost: 5 * 512}},
-		{"read 4096", io(nvme.CmdRead, 2, 3, 5), nvmeof.Plan{Op: pipeline.Read, Offset: o2 + 3*4096, Len: 5 * 4096, ToHost: 5 * 4096}},
-		{"read of the last block", io(nvme.CmdRead, 2, last, 1), nvmeof.Plan{Op: pipeline.Read, Offset: o2 + 16<<20 - 4096, Len: 4096, ToHost: 4096}},
-		{"read of MDTS", io(nvme.CmdRead, 2, 0, 256), nvmeof.Plan{Op: pipeline.Read, Offset: o2, Len: 1 << 20, ToHost: 1 << 20}},
-		{"read with FUA", io(nvme.CmdRead, 1, 0, 1, cdw12(nvme.CDW12FUA)), nvmeof.Plan{Op: pipeline.Read, Offset: o1, Len: 512, ToHost: 512, FUA: true}},
-		{"compare with FUA", io(nvme.CmdCompare, 1, 0, 1, cdw12(nvme.CDW12FUA)), nvmeof.Plan{Op: pipeline.Compare, Offset: o1, Len: 512, ToController: 512, FUA: true}},
-		{"verify with FUA", io(nvme.CmdVerify, 1, 0, 1, cdw12(nvme.CDW12FUA)), nvmeof.Plan{Op: pipeline.Verify, Offset: o1, Len: 512, FUA: true}},
+		{"read 512", io(nvme.CmdRead, 1, 3, 5), nvmeof.Plan{Op: pipeline.Read, Offset: o1 + 3*512, Len: 5 * 512,
+			ToHost: 5 * 512}},
+		{"read 4096", io(nvme.CmdRead, 2, 3, 5), nvmeof.Plan{Op: pipeline.Read, Offset: o2 + 3*4096, Len: 5 * 4096,
+			ToHost: 5 * 4096}},
+		{"read of the last block", io(nvme.CmdRead, 2, last, 1),
+			nvmeof.Plan{Op: pipeline.Read, Offset: o2 + 16<<20 - 4096, Len: 4096, ToHost: 4096}},
+		{"read of MDTS", io(nvme.CmdRead, 2, 0, 256), nvmeof.Plan{Op: pipeline.Read, Offset: o2, Len: 1 << 20,
+			ToHost: 1 << 20}},
+		{"read with FUA", io(nvme.CmdRead, 1, 0, 1, cdw12(nvme.CDW12FUA)),
+			nvmeof.Plan{Op: pipeline.Read, Offset: o1, Len: 512, ToHost: 512, FUA: true}},
+		{"compare with FUA", io(nvme.CmdCompare, 1, 0, 1, cdw12(nvme.CDW12FUA)),
+			nvmeof.Plan{Op: pipeline.Compare, Offset: o1, Len: 512, ToController: 512, FUA: true}},
+		{"verify with FUA", io(nvme.CmdVerify, 1, 0, 1, cdw12(nvme.CDW12FUA)),
+			nvmeof.Plan{Op: pipeline.Verify, Offset: o1, Len: 512, FUA: true}},
 		{"write", io(nvme.CmdWrite, 1, 0, 1), nvmeof.Plan{Op: pipeline.Write, Offset: o1, Len: 512, ToController: 512}},
-		{"write with FUA", io(nvme.CmdWrite, 1, 0, 1, cdw12(nvme.CDW12FUA)), nvmeof.Plan{Op: pipeline.Write, Offset: o1, Len: 512, ToController: 512, FUA: true}},
-		{"write with limited retry", io(nvme.CmdWrite, 1, 0, 1, cdw12(nvme.CDW12LR)), nvmeof.Plan{Op: pipeline.Write, Offset: o1, Len: 512, ToController: 512}},
-		{"compare", io(nvme.CmdCompare, 2, 1, 2), nvmeof.Plan{Op: pipeline.Compare, Offset: o2 + 4096, Len: 8192, ToController: 8192}},
-		{"zeroes beyond MDTS", io(nvme.CmdWriteZeroes, 2, 0, 4096), nvmeof.Plan{Op: pipeline.WriteZeroes, Offset: o2, Len: 16 << 20}},
-		{"zeroes with deallocate", io(nvme.CmdWriteZeroes, 2, 0, 1, cdw12(nvme.CDW12Deallocate)), nvmeof.Plan{Op: pipeline.WriteZeroes, Offset: o2, Len: 4096, Unmap: true}},
-		{"zeroes with FUA", io(nvme.CmdWriteZeroes, 2, 0, 1, cdw12(nvme.CDW12FUA)), nvmeof.Plan{Op: pipeline.WriteZeroes, Offset: o2, Len: 4096, FUA: true}},
-		{"verify beyond MDTS", io(nvme.CmdVerify, 2, 0, 4096), nvmeof.Plan{Op: pipeline.Verify, Offset: o2, Len: 16 << 20}},
+		{"write with FUA", io(nvme.CmdWrite, 1, 0, 1, cdw12(nvme.CDW12FUA)),
+			nvmeof.Plan{Op: pipeline.Write, Offset: o1, Len: 512, ToController: 512, FUA: true}},
+		{"write with limited retry", io(nvme.CmdWrite, 1, 0, 1, cdw12(nvme.CDW12LR)),
+			nvmeof.Plan{Op: pipeline.Write, Offset: o1, Len: 512, ToController: 512}},
+		{"compare", io(nvme.CmdCompare, 2, 1, 2), nvmeof.Plan{Op: pipeline.Compare, Offset: o2 + 4096, Len: 8192,
+			ToController: 8192}},
+		{"zeroes beyond MDTS", io(nvme.CmdWriteZeroes, 2, 0, 4096),
+			nvmeof.Plan{Op: pipeline.WriteZeroes, Offset: o2, Len: 16 << 20}},
+		{"zeroes with deallocate", io(nvme.CmdWriteZeroes, 2, 0, 1, cdw12(nvme.CDW12Deallocate)),
+			nvmeof.Plan{Op: pipeline.WriteZeroes, Offset: o2, Len: 4096, Unmap: true}},
+		{"zeroes with FUA", io(nvme.CmdWriteZeroes, 2, 0, 1, cdw12(nvme.CDW12FUA)),
+			nvmeof.Plan{Op: pipeline.WriteZeroes, Offset: o2, Len: 4096, FUA: true}},
+		{"verify beyond MDTS", io(nvme.CmdVerify, 2, 0, 4096),
+			nvmeof.Plan{Op: pipeline.Verify, Offset: o2, Len: 16 << 20}},
 		{"flush", io(nvme.CmdFlush, 1, 1<<40, 1), nvmeof.Plan{Op: pipeline.Flush}},
-		{"deallocate", io(nvme.CmdDSM, 1, 0, 1, func(s *nvme.SQE) { s.SetCDW(10, 0); s.SetDSMRanges(3); s.SetCDW(11, nvme.DSMDeallocate) }),
+		{"deallocate", io(nvme.CmdDSM, 1, 0, 1,
+			func(s *nvme.SQE) { s.SetCDW(10, 0); s.SetDSMRanges(3); s.SetCDW(11, nvme.DSMDeallocate) }),
 			nvmeof.Plan{Op: pipeline.DeallocateRanges, Ranges: 3, ToController: 48}},
-		{"deallocate most", io(nvme.CmdDSM, 1, 0, 1, func(s *nvme.SQE) { s.SetDSMRanges(256); s.SetCDW(11, nvme.DSMDeallocate) }),
+		{"deallocate most", io(nvme.CmdDSM, 1, 0, 1,
+			func(s *nvme.SQE) { s.SetDSMRanges(256); s.SetCDW(11, nvme.DSMDeallocate) }),
 			nvmeof.Plan{Op: pipeline.DeallocateRanges, Ranges: 256, ToController: 4096}},
 		{"hints of integral reads and writes", io(nvme.CmdDSM, 1, 0, 1, func(s *nvme.SQE) { s.SetCDW(11, 3) }),
 			nvmeof.Plan{Op: pipeline.DeallocateRanges, Ranges: 1, ToController: 16, NoOp: true}},
 	}
 	table := testTable()
 	for _, x := range cases {
-		got := nvmeof.Plan{Op: 99, FUA: true, Unmap: true, NoOp: true, Ranges: 99, ToHost: 99} // of the slot's last command
+		// of the slot's last command
+		got := nvmeof.Plan{Op: 99, FUA: true, Unmap: true, NoOp: true, Ranges: 99, ToHost: 99}
 		if s := nvmeof.PlanIO(x.sqe, table, testLimits, &got); s != nvme.Success {
 			t.Errorf("%s: %v", x.name, s)
 			continue
@@ -87,7 +104,8 @@ func TestPlanRefusesWithTheStatusTheSpecificationNames(t *testing.T) {
 	}{
 		{"NSID 0", io(nvme.CmdRead, 0, 0, 1), nvme.InvalidNamespaceOrFormat},
 		{"NSID FFFFFFFFh", io(nvme.CmdRead, nvme.NSIDBroadcast, 0, 1), nvme.InvalidNamespaceOrFormat},
-		{"flush of every namespace, which VWC denies", io(nvme.CmdFlush, nvme.NSIDBroadcast, 0, 1), nvme.InvalidNamespaceOrFormat},
+		{"flush of every namespace, which VWC denies", io(nvme.CmdFlush, nvme.NSIDBroadcast, 0, 1),
+			nvme.InvalidNamespaceOrFormat},
 		{"inactive NSID", io(nvme.CmdRead, 3, 0, 1), nvme.InvalidNamespaceOrFormat},
 		{"NSID beyond NN", io(nvme.CmdWrite, nvmeof.MaxNSID+1, 0, 1), nvme.InvalidNamespaceOrFormat},
 		{"first block beyond the end", io(nvme.CmdRead, 1, end1, 1), nvme.LBAOutOfRange},
@@ -115,8 +133,10 @@ func TestPlanRefusesWithTheStatusTheSpecificationNames(t *testing.T) {
 		wantStatus(t, x.name, nvmeof.PlanIO(x.sqe, table, testLimits, &p), x.want|nvme.DNR)
 	}
 	var p nvmeof.Plan
-	wantStatus(t, "metadata SGL", nvmeof.PlanIO(io(nvme.CmdRead, 1, 0, 1, func(s *nvme.SQE) { s.SetPSDT(nvme.PSDTSGLMetaSGL) }), table, testLimits, &p), nvme.Success)
-	wantStatus(t, "fused of ACWU", nvmeof.PlanIO(io(nvme.CmdCompare, 2, 0, 16, fuse(nvme.FuseFirst)), table, testLimits, &p), nvme.Success)
+	wantStatus(t, "metadata SGL", nvmeof.PlanIO(io(nvme.CmdRead, 1, 0, 1,
+		func(s *nvme.SQE) { s.SetPSDT(nvme.PSDTSGLMetaSGL) }), table, testLimits, &p), nvme.Success)
+	wantStatus(t, "fused of ACWU", nvmeof.PlanIO(io(nvme.CmdCompare, 2, 0, 16, fuse(nvme.FuseFirst)), table, testLimits,
+		&p), nvme.Success)
 }
 
 // TestPlanRefusesAVerifyBeyondVSL: and no other command for its length, be it as long as the command can name.
@@ -143,7 +163,8 @@ func TestPlanAnswersWithTheGroupsANAState(t *testing.T) {
 	for _, x := range []struct {
 		state nvme.ANAState
 		want  nvme.Status
-	}{{nvme.ANAStateOptimized, nvme.Success}, {nvme.ANAStateNonOptimized, nvme.Success}, {nvme.ANAStateInaccessible, nvme.ANAInaccessible},
+	}{{nvme.ANAStateOptimized, nvme.Success}, {nvme.ANAStateNonOptimized, nvme.Success},
+		{nvme.ANAStateInaccessible, nvme.ANAInaccessible},
 		{nvme.ANAStatePersistentLoss, nvme.ANAPersistentLoss}, {nvme.ANAStateChange, nvme.ANATransition}} {
 		n := block(1, 9, 0, 1<<20)
 		n.ANAState = x.state
@@ -151,7 +172,8 @@ func TestPlanAnswersWithTheGroupsANAState(t *testing.T) {
 		for _, op := range []uint8{nvme.CmdRead, nvme.CmdWrite, nvme.CmdFlush, nvme.CmdDSM} {
 			var p nvmeof.Plan
 			// Without DNR: another path may serve it.
-			wantStatus(t, fmt.Sprintf("%v, opcode %d", x.state, op), nvmeof.PlanIO(io(op, 1, 0, 1), table, testLimits, &p), x.want)
+			wantStatus(t, fmt.Sprintf("%v, opcode %d", x.state, op),
+				nvmeof.PlanIO(io(op, 1, 0, 1), table, testLimits, &p), x.want)
 		}
 	}
 }
@@ -174,10 +196,13 @@ func TestRangesAreCheckedAndEmptyOnesLeftOut(t *testing.T) {
 		want []pipeline.Range
 		s    nvme.Status
 	}{
-		{"two", ranges(0, 8, 100, 1), []pipeline.Range{{Offset: 1 << 20, Len: 4096}, {Offset: 1<<20 + 51200, Len: 512}}, nvme.Success},
-		{"an empty one, even beyond the end", ranges(1<<60, 0, 1, 1), []pipeline.Range{{Offset: 1<<20 + 512, Len: 512}}, nvme.Success},
+		{"two", ranges(0, 8, 100, 1), []pipeline.Range{{Offset: 1 << 20, Len: 4096}, {Offset: 1<<20 + 51200, Len: 512}},
+			nvme.Success},
+		{"an empty one, even beyond the end", ranges(1<<60, 0, 1, 1), []pipeline.Range{{Offset: 1<<20 + 512, Len: 512}},
+			nvme.Success},
 		{"all of it", ranges(0, end), []pipeline.Range{{Offset: 1 << 20, Len: 8 << 20}}, nvme.Success},
-		{"beyond the end", ranges(0, 1, end, 1), []pipeline.Range{{Offset: 1 << 20, Len: 512}}, nvme.LBAOutOfRange | nvme.DNR},
+		{"beyond the end", ranges(0, 1, end, 1), []pipeline.Range{{Offset: 1 << 20, Len: 512}},
+			nvme.LBAOutOfRange | nvme.DNR},
 		{"over the end", ranges(end-1, 2), nil, nvme.LBAOutOfRange | nvme.DNR},
 		{"overflowing", ranges(1<<64-1, 0xFFFFFFFF), nil, nvme.LBAOutOfRange | nvme.DNR},
 	} {
@@ -190,7 +215,8 @@ func TestRangesAreCheckedAndEmptyOnesLeftOut(t *testing.T) {
 }
 
 func TestAFusedPairComparesAndWritesTheSameBlocks(t *testing.T) {
-	first, second := io(nvme.CmdCompare, 1, 8, 2, fuse(nvme.FuseFirst)), io(nvme.CmdWrite, 1, 8, 2, fuse(nvme.FuseSecond))
+	first, second := io(nvme.CmdCompare, 1, 8, 2, fuse(nvme.FuseFirst)),
+		io(nvme.CmdWrite, 1, 8, 2, fuse(nvme.FuseSecond))
 	wantStatus(t, "pair", nvmeof.CheckFused(first, second), nvme.Success)
 	for name, x := range map[string][2]*nvme.SQE{
 		"two writes":        {io(nvme.CmdWrite, 1, 8, 2), second},
@@ -205,7 +231,8 @@ func TestAFusedPairComparesAndWritesTheSameBlocks(t *testing.T) {
 
 func TestPlanningAllocatesNothing(t *testing.T) {
 	table := testTable()
-	sqes := []*nvme.SQE{io(nvme.CmdRead, 1, 0, 8), io(nvme.CmdWrite, 2, 0, 8), io(nvme.CmdRead, 9, 0, 8), io(nvme.CmdDSM, 1, 0, 1), io(nvme.CmdRead, 1, 1<<60, 1)}
+	sqes := []*nvme.SQE{io(nvme.CmdRead, 1, 0, 8), io(nvme.CmdWrite, 2, 0, 8), io(nvme.CmdRead, 9, 0, 8),
+		io(nvme.CmdDSM, 1, 0, 1), io(nvme.CmdRead, 1, 1<<60, 1)}
 	data := make([]byte, nvmeof.MaxDSMBytes)
 	data[4] = 1
 	dst := make([]pipeline.Range, 0, 256)

@@ -19,8 +19,8 @@ type ConnectArgs struct {
 	Data *nvme.ConnectData
 	// Agreed is what the transport has agreed on with the host already; nil: nothing.
 	Agreed *Agreed
-	// Lost reports whether the driver can see that a connection has ended of which it has not told the machine yet; nil:
-	// it sees none.
+	// Lost reports whether the driver can see that a connection has ended of which it has not told the machine yet;
+	// nil: it sees none.
 	Lost func(ConnID) bool
 }
 

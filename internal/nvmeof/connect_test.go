@@ -24,7 +24,8 @@ func TestConnectRefusesWithTheDocumentedStatus(t *testing.T) {
 		status nvme.Status
 		result uint64
 	}{
-		{"record format", hostA, open, func(a *args) { a.c.SetRECFMT(1) }, nvme.ConnectIncompatibleFormat | nvme.DNR, 0},
+		{"record format", hostA, open, func(a *args) { a.c.SetRECFMT(1) }, nvme.ConnectIncompatibleFormat | nvme.DNR,
+			0},
 		{"unterminated SUBNQN", hostA, open, func(a *args) { fill(a.data[256:512]) }, param, 1<<16 | 256},
 		{"empty SUBNQN", hostA, "", nil, param, 1<<16 | 256},
 		{"unterminated HOSTNQN", hostA, open, func(a *args) { fill(a.data[512:768]) }, param, 1<<16 | 512},
@@ -84,7 +85,8 @@ func TestConnectOfIOQueueRefusesWithTheDocumentedStatus(t *testing.T) {
 		result          uint64
 	}{
 		{"unknown CNTLID", hostA, open, func(a *args) { queue(c, 2)(a); a.data.SetCNTLID(999) }, param, 1<<16 | 16},
-		{"dynamic CNTLID", hostA, open, func(a *args) { queue(c, 2)(a); a.data.SetCNTLID(nvme.CNTLIDDynamic) }, param, 1<<16 | 16},
+		{"dynamic CNTLID", hostA, open, func(a *args) { queue(c, 2)(a); a.data.SetCNTLID(nvme.CNTLIDDynamic) }, param,
+			1<<16 | 16},
 		{"controller that is gone", hostB, open, queue(gone, 1), param, 1<<16 | 16},
 		{"controller of another subsystem", hostA, shut, queue(c, 2), param, 1<<16 | 16},
 		{"another host", hostB, open, queue(c, 2), param, 1<<16 | 512},
@@ -113,7 +115,8 @@ func TestConnectGivesTheQueueWhatWasAskedFor(t *testing.T) {
 		a.c.SetSQSIZE(128)
 		a.c.SetCATTR(nvme.CATTRDisableSQFlow)
 	})
-	if !reply.Status.OK() || reply.QID != 3 || reply.Entries != 129 || !reply.NoSQFlow || reply.Controller != c || uint16(reply.Result) != c.ID {
+	if !reply.Status.OK() || reply.QID != 3 || reply.Entries != 129 || !reply.NoSQFlow || reply.Controller != c ||
+		uint16(reply.Result) != c.ID {
 		t.Errorf("reply %+v", reply)
 	}
 	if got := reply.Table.AppendIDs(nil, 0, 10); fmt.Sprint(got) != "[1 2 5]" {
@@ -181,7 +184,8 @@ func TestPropertiesReadAsTheSpecificationLaysThemOut(t *testing.T) {
 	r := newRig(t)
 	c := r.tryConnect(hostA, open).Controller
 	cap := nvme.CAP(r.property(c, nvme.PropCAP))
-	if cap.MQES() != 128 || !cap.CQR() || cap.CSS() != nvme.CAPCSSNVM|nvme.CAPCSSIOCS || cap.TO() == 0 || cap.MPSMIN() != 0 || cap.NSSRS() || !cap.CRWMS() {
+	if cap.MQES() != 128 || !cap.CQR() || cap.CSS() != nvme.CAPCSSNVM|nvme.CAPCSSIOCS || cap.TO() == 0 ||
+		cap.MPSMIN() != 0 || cap.NSSRS() || !cap.CRWMS() {
 		t.Errorf("CAP %#x", uint64(cap))
 	}
 	if v := r.property(c, nvme.PropVS); v != uint64(nvme.Version2_0) {
@@ -381,7 +385,8 @@ func TestLosingTheAdminQueueEndsTheAssociation(t *testing.T) {
 
 func TestKATOIsRaisedToTheLeastAndRoundedToItsGranularity(t *testing.T) {
 	r := newRig(t)
-	for _, x := range []struct{ ask, want uint32 }{{0, 0}, {1, 1000}, {1000, 1000}, {1001, 1100}, {5000, 5000}, {5050, 5100},
+	for _, x := range []struct{ ask, want uint32 }{{0, 0}, {1, 1000}, {1000, 1000}, {1001, 1100}, {5000, 5000},
+		{5050, 5100},
 		{0xFFFFFFFF, 4294967200}, {4294967201, 4294967200}} {
 		c := r.connect(hostA, open, withKATO(x.ask))
 		if c.KATOMS() != x.want {
@@ -483,7 +488,8 @@ func TestDiscoveryWithoutKATOEndsWhenIdle(t *testing.T) {
 	}
 	persistent := r.connect(hostA, nvme.DiscoveryNQN, withKATO(120000))
 	r.target.Expire(r.now+61000*ms, silent)
-	r.wantActions(fmt.Sprintf("expired %d after 61000ms, last Fabrics", d.ID), fmt.Sprintf("close %d: keep alive timeout", d.Admin))
+	r.wantActions(fmt.Sprintf("expired %d after 61000ms, last Fabrics", d.ID),
+		fmt.Sprintf("close %d: keep alive timeout", d.Admin))
 	if got := r.target.Controllers(); len(got) != 1 || got[0] != persistent {
 		t.Errorf("controllers %v", got)
 	}

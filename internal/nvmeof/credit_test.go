@@ -62,7 +62,8 @@ func TestAGrantTellsEveryQueueOnceAndNamesTheLowestDrive(t *testing.T) {
 	if got := r.credits(); got != nil {
 		t.Errorf("told again: %v", got)
 	}
-	if second := r.tryConnect(hostB, open, queue(c, 2)); !second.Credits.On || second.Credits.Version <= first.Credits.Version {
+	if second := r.tryConnect(hostB, open, queue(c, 2)); !second.Credits.On ||
+		second.Credits.Version <= first.Credits.Version {
 		t.Errorf("a later queue has %+v, one before the grant had %+v", second.Credits, first.Credits)
 	}
 	for ssd, want := range map[uint32]bool{7: true, 3: true, 2: false, 0: false, 1<<16 | 7: true} {

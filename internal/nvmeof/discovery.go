@@ -53,7 +53,8 @@ func (v *discoveryView) records() int {
 // the host may use, then referrals.
 func (c *Controller) discoveryRecord(v *discoveryView, k int) nvme.DiscoveryEntry {
 	if k < len(v.current) {
-		return c.discoveryEntry(v.current[k], nvme.SUBTYPEDiscoveryCurrent, nvme.DiscoveryNQN, nvme.DiscoveryEflagDUPRETINFO|nvme.DiscoveryEflagEPCSD)
+		return c.discoveryEntry(v.current[k], nvme.SUBTYPEDiscoveryCurrent, nvme.DiscoveryNQN,
+			nvme.DiscoveryEflagDUPRETINFO|nvme.DiscoveryEflagEPCSD)
 	}
 	k -= len(v.current)
 	if n := len(v.subsystems) * len(v.io); k >= n {

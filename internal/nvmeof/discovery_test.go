@@ -15,10 +15,12 @@ import (
 // manySubsystems is a state with n subsystems, every other of which hostA may use.
 func manySubsystems(n int) nvmeof.State {
 	s := testState()
-	s.Referrals = []nvmeof.Port{{ID: 9, TRTYPE: nvme.TRTYPETCP, ADRFAM: nvme.ADRFAMIPv4, Address: "192.0.2.99", Service: "8009", NQN: nvme.DiscoveryNQN}}
+	s.Referrals = []nvmeof.Port{{ID: 9, TRTYPE: nvme.TRTYPETCP, ADRFAM: nvme.ADRFAMIPv4, Address: "192.0.2.99",
+		Service: "8009", NQN: nvme.DiscoveryNQN}}
 	s.Subsystems = nil
 	for i := range n {
-		sub := nvmeof.SubsystemState{NQN: fmt.Sprintf("nqn.2026-11.example.jbofd:s%d", i), Serial: "S", Model: "m", Hosts: []string{hostB}}
+		sub := nvmeof.SubsystemState{NQN: fmt.Sprintf("nqn.2026-11.example.jbofd:s%d", i), Serial: "S", Model: "m",
+			Hosts: []string{hostB}}
 		if i%2 == 0 {
 			sub.Hosts = append(sub.Hosts, hostA)
 		}
@@ -50,7 +52,8 @@ func TestPiecesOfTheDiscoveryLogMakeTheWhole(t *testing.T) {
 	}
 	for range 300 {
 		from, n := uint64(rng.IntN(size/4+1)*4), uint64(4*(1+rng.IntN(2000)))
-		if got, want := r.readLog(d, from, n), whole[from:min(from+n, uint64(len(whole)))]; !bytes.Equal(got[:len(want)], want) {
+		if got, want := r.readLog(d, from, n),
+			whole[from:min(from+n, uint64(len(whole)))]; !bytes.Equal(got[:len(want)], want) {
 			t.Fatalf("%d bytes from %d differ", n, from)
 		}
 	}

@@ -304,8 +304,8 @@ type heldConnect struct {
 
 // hold decides whether a Connect that nothing else speaks against must wait, because commands of the host's ended
 // associations are in flight, or of I/O queues whose connections were lost: they could overwrite what the host writes
-// next. Associations of the host that live, over other paths, are not concerned. ok is false if the Connect need not wait; else r says that it waits, or that
-// the host is to come again later.
+// next. Associations of the host that live, over other paths, are not concerned. ok is false if the Connect need not
+// wait; else r says that it waits, or that the host is to come again later.
 func (t *Target) hold(now int64, a ConnectArgs, key hostKey) (r ConnectReply, ok bool) {
 	var until int64
 	for _, c := range slices.Clone(t.subControllers(key.sub)) {
@@ -452,7 +452,8 @@ func (t *Target) passBounds(now int64) {
 			c.end.boundNS = now + t.quiesceNS()
 		case c.end.boundNS <= now && !c.overdueTold:
 			c.overdueTold = true
-			t.act(Action{Kind: ActionOverdue, Controller: c, Reason: "end of the association: commands are still in flight"})
+			t.act(Action{Kind: ActionOverdue, Controller: c, Reason: "end of the association: commands are still " +
+				"in flight"})
 		}
 	}
 	t.held = slices.DeleteFunc(t.held, func(h *heldConnect) bool {

@@ -31,8 +31,9 @@ func seeds(t *testing.T, fixed uint64) (all []uint64) {
 // complete, and no Connect of the host succeeds. In the end everything drains, and every state has its exit.
 func TestNothingFollowsWhatIsInFlight(t *testing.T) {
 	for _, s := range seeds(t, 300) {
-		m := &endModel{t: t, rng: rand.New(rand.NewPCG(s, 0)), rig: newRig(t), undrained: map[*nvmeof.Controller]uint64{},
-			flushing: map[*nvmeof.Controller]uint64{}, held: map[nvmeof.ConnID]endHost{}}
+		m := &endModel{t: t, rng: rand.New(rand.NewPCG(s, 0)), rig: newRig(t),
+			undrained: map[*nvmeof.Controller]uint64{},
+			flushing:  map[*nvmeof.Controller]uint64{}, held: map[nvmeof.ConnID]endHost{}}
 		m.slow = true
 		for range 300 {
 			m.step()
@@ -142,7 +143,8 @@ func (m *endModel) step() {
 		}
 		m.connected(h, &r)
 	case k < 5:
-		r := m.tryConnect(c.HostNQN, open, func(a *args) { a.data.SetHostID(c.HostID) }, queue(c, uint16(1+m.rng.IntN(4))))
+		r := m.tryConnect(c.HostNQN, open, func(a *args) { a.data.SetHostID(c.HostID) },
+			queue(c, uint16(1+m.rng.IntN(4))))
 		if _, draining := m.undrained[c]; r.Status.OK() && draining {
 			m.t.Errorf("controller %d takes an I/O queue while it drains", c.ID)
 		}
@@ -231,7 +233,8 @@ func (m *endModel) finish() {
 		}
 	}
 	for _, h := range []endHost{{hostA, 0}, {hostA, 1}, {hostB, 0}, {hostB, 1}} {
-		if r := m.tryConnect(h.nqn, open, func(a *args) { a.data.SetHostID(uuid.UUID{h.id}) }); !r.Status.OK() || r.Held {
+		if r := m.tryConnect(h.nqn, open, func(a *args) { a.data.SetHostID(uuid.UUID{h.id}) }); !r.Status.OK() ||
+			r.Held {
 			m.t.Errorf("%v is not let in although nothing is in flight: %+v", h, r)
 		}
 	}

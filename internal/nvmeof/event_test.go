@@ -204,7 +204,8 @@ func TestAbortOfAnEventRequest(t *testing.T) {
 func TestAbortIsHandedToTheDriver(t *testing.T) {
 	r := newRig(t)
 	c := r.connect(hostA, open)
-	reply, _ := r.do(c, 0, command(nvme.AdminAbort, func(s *nvme.SQE) { s.Abort().SetSQID(3); s.Abort().SetCID(77) }), nil)
+	reply, _ := r.do(c, 0, command(nvme.AdminAbort, func(s *nvme.SQE) { s.Abort().SetSQID(3); s.Abort().SetCID(77) }),
+		nil)
 	if !reply.Status.OK() || !reply.Abort || reply.AbortSQID != 3 || reply.AbortCID != 77 {
 		t.Errorf("%+v", reply)
 	}

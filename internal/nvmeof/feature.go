@@ -227,7 +227,8 @@ func (c *Controller) getFeatures(now int64, a AdminArgs) Reply {
 	if !ok {
 		return fail(nvme.InvalidField)
 	}
-	if nsid := a.SQE.NSID(); caps&nvme.FeatureNSSpecific != 0 && nsid != nvme.NSIDBroadcast && c.table.Get(nsid) == nil {
+	if nsid := a.SQE.NSID(); caps&nvme.FeatureNSSpecific != 0 && nsid != nvme.NSIDBroadcast &&
+		c.table.Get(nsid) == nil {
 		return fail(nvme.InvalidNamespaceOrFormat)
 	}
 	if g.FID() == nvme.FIDHostIdentifier && g.SEL() != nvme.SELSupported && g.Value()&nvme.HostIdentifierEXHID == 0 {

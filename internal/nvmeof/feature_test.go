@@ -25,12 +25,14 @@ func TestFeaturesKeepWhatIsSetAndKnowTheirDefaults(t *testing.T) {
 		{"temperature over", nvme.FIDTemperatureThreshold, 0, 400, 400, 343, changeable},
 		{"error recovery", nvme.FIDErrorRecovery, 1, 0x1234, 0x1234, 0, changeable | perNS},
 		{"volatile write cache", nvme.FIDVolatileWriteCache, 0, 1, 1, 1, 0},
-		{"number of queues", nvme.FIDNumberOfQueues, 0, nvme.NumberOfQueues(2, 3), uint64(nvme.NumberOfQueues(2, 2)), uint64(nvme.NumberOfQueues(4, 4)), changeable},
+		{"number of queues", nvme.FIDNumberOfQueues, 0, nvme.NumberOfQueues(2, 3), uint64(nvme.NumberOfQueues(2, 2)),
+			uint64(nvme.NumberOfQueues(4, 4)), changeable},
 		{"write atomicity", nvme.FIDWriteAtomicity, 0, 1, 1, 0, changeable},
 		{"event configuration", nvme.FIDAsyncEvent, 0, nvme.AECNamespace, nvme.AECNamespace, 0, changeable},
 		{"keep alive", nvme.FIDKeepAlive, 0, 5001, 5100, 0, changeable},
 		{"command set profile", nvme.FIDIOCommandSetProfile, 0, 0, 0, 0, 0},
-		{"extensions, one of them known", nvme.FIDExtensions, 0, nvme.ExtCredits | nvme.ExtKV | 1<<31, nvme.ExtCredits, 0, changeable},
+		{"extensions, one of them known", nvme.FIDExtensions, 0, nvme.ExtCredits | nvme.ExtKV | 1<<31, nvme.ExtCredits,
+			0, changeable},
 	}
 	for _, x := range cases {
 		sqe := setFeature(x.fid, x.set)
@@ -63,11 +65,13 @@ func TestFeaturesRefuse(t *testing.T) {
 		want nvme.Status
 	}{
 		{"save", save(setFeature(nvme.FIDArbitration, 0)), nvme.FeatureNotSaveable},
-		{"set per namespace what is not", with(setFeature(nvme.FIDArbitration, 0), 1), nvme.FeatureNotNamespaceSpecific},
+		{"set per namespace what is not", with(setFeature(nvme.FIDArbitration, 0), 1),
+			nvme.FeatureNotNamespaceSpecific},
 		{"set for no namespace", setFeature(nvme.FIDErrorRecovery, 1), nvme.InvalidNamespaceOrFormat},
 		{"set for an absent namespace", with(setFeature(nvme.FIDErrorRecovery, 1), 9), nvme.InvalidNamespaceOrFormat},
 		{"get of an absent namespace", with(getFeature(nvme.FIDErrorRecovery, 0), 9), nvme.InvalidNamespaceOrFormat},
-		{"DULBE without support", with(setFeature(nvme.FIDErrorRecovery, nvme.ErrorRecoveryDULBE), 1), nvme.InvalidField},
+		{"DULBE without support", with(setFeature(nvme.FIDErrorRecovery, nvme.ErrorRecoveryDULBE), 1),
+			nvme.InvalidField},
 		{"save extensions", save(setFeature(nvme.FIDExtensions, 1)), nvme.FeatureNotSaveable},
 		{"extensions per namespace", with(setFeature(nvme.FIDExtensions, 1), 1), nvme.FeatureNotNamespaceSpecific},
 		{"unknown, set", setFeature(0x55, 0), nvme.InvalidField},
@@ -93,9 +97,11 @@ func TestFeaturesRefuse(t *testing.T) {
 	bad[0] = 2
 	reply, _ := r.do(c, 0, setFeature(nvme.FIDHostBehavior, 0), bad)
 	wantStatus(t, "ACRE 2", reply.Status, nvme.InvalidField|nvme.DNR)
-	for _, sqe := range []*nvme.SQE{getFeature(nvme.FIDExtensions, 0), setFeature(nvme.FIDExtensions, 1), getFeature(nvme.FIDNumberOfQueues, 0), setFeature(nvme.FIDArbitration, 0), getFeature(nvme.FIDTimestamp, 0)} {
+	for _, sqe := range []*nvme.SQE{getFeature(nvme.FIDExtensions, 0), setFeature(nvme.FIDExtensions, 1),
+		getFeature(nvme.FIDNumberOfQueues, 0), setFeature(nvme.FIDArbitration, 0), getFeature(nvme.FIDTimestamp, 0)} {
 		reply, _ := r.do(d, 0, sqe, nil)
-		wantStatus(t, fmt.Sprintf("feature %#x at discovery", sqe.Features().FID()), reply.Status, nvme.InvalidField|nvme.DNR)
+		wantStatus(t, fmt.Sprintf("feature %#x at discovery", sqe.Features().FID()), reply.Status,
+			nvme.InvalidField|nvme.DNR)
 	}
 }
 
@@ -136,7 +142,8 @@ func TestNumberOfQueuesIsSetBeforeThereAreAny(t *testing.T) {
 			t.Errorf("asked for %d and %d: %#x", x.sqs, x.cqs, got)
 		}
 	}
-	wantStatus(t, "a queue beyond", r.tryConnect(hostA, open, queue(c, 3)).Status, nvme.ConnectInvalidParameters|nvme.DNR)
+	wantStatus(t, "a queue beyond", r.tryConnect(hostA, open, queue(c, 3)).Status, nvme.ConnectInvalidParameters|
+		nvme.DNR)
 	r.tryConnect(hostA, open, queue(c, 2))
 	reply, _ := r.do(c, 0, setFeature(nvme.FIDNumberOfQueues, 0), nil)
 	wantStatus(t, "after a queue exists", reply.Status, nvme.CommandSequenceError|nvme.DNR)
@@ -175,7 +182,8 @@ func TestHostBehaviourAndIdentifierReadBack(t *testing.T) {
 	if _, data := r.must(c, getFeature(nvme.FIDHostBehavior, nvme.SELCurrent), nil); *(*nvme.HostBehavior)(data) != b {
 		t.Error("host behaviour differs")
 	}
-	if _, data := r.must(c, getFeature(nvme.FIDHostBehavior, nvme.SELDefault), nil); *(*nvme.HostBehavior)(data) != (nvme.HostBehavior{}) {
+	if _, data := r.must(c, getFeature(nvme.FIDHostBehavior, nvme.SELDefault),
+		nil); *(*nvme.HostBehavior)(data) != (nvme.HostBehavior{}) {
 		t.Error("the default is not zeroes")
 	}
 	sqe := getFeature(nvme.FIDHostIdentifier, 0)

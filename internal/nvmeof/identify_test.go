@@ -22,13 +22,20 @@ func TestIdentifyControllerTellsAHostWhatItReliesOn(t *testing.T) {
 		what      string
 		got, want any
 	}{
-		{"SN", d.SN(), "SN1"}, {"MN", d.MN(), "test model"}, {"FR", d.FR(), "fw1"}, {"CNTLID", d.CNTLID(), c.ID}, {"SUBNQN", d.SubNQN(), open},
-		{"VER", d.VER(), nvme.Version2_0}, {"MDTS", d.MDTS(), uint8(8)}, {"KAS", d.KAS(), uint16(1)}, {"NN", d.NN(), uint32(nvmeof.MaxNSID)},
-		{"CNTRLTYPE", d.CNTRLTYPE(), uint8(nvme.CNTRLTYPEIO)}, {"IOCCSZ", d.IOCCSZ(), uint32((64 + 8192) / 16)}, {"IORCSZ", d.IORCSZ(), uint32(1)},
-		{"ICDOFF", d.ICDOFF(), uint16(0)}, {"FCATT", d.FCATT(), uint8(0)}, {"SQES", d.SQES(), uint8(0x66)}, {"CQES", d.CQES(), uint8(0x44)},
-		{"MAXCMD", d.MAXCMD(), uint16(128)}, {"AERL", d.AERL(), uint8(3)}, {"OAES", d.OAES(), uint32(nvme.AECNamespace | nvme.AECANA)},
-		{"VWC", d.VWC(), uint8(nvme.VWCPresent | nvme.VWCFlushNSIDNo)}, {"FUSES", d.FUSES(), uint16(1)}, {"ACWU", d.ACWU(), uint16(15)},
-		{"OFCS", d.OFCS(), uint16(nvme.OFCSDisconnect)}, {"CMIC", d.CMIC(), uint8(nvme.CMICMultiPort | nvme.CMICMultiController | nvme.CMICANA)},
+		{"SN", d.SN(), "SN1"}, {"MN", d.MN(), "test model"}, {"FR", d.FR(), "fw1"}, {"CNTLID", d.CNTLID(), c.ID},
+		{"SUBNQN", d.SubNQN(), open},
+		{"VER", d.VER(), nvme.Version2_0}, {"MDTS", d.MDTS(), uint8(8)}, {"KAS", d.KAS(), uint16(1)},
+		{"NN", d.NN(), uint32(nvmeof.MaxNSID)},
+		{"CNTRLTYPE", d.CNTRLTYPE(), uint8(nvme.CNTRLTYPEIO)}, {"IOCCSZ", d.IOCCSZ(), uint32((64 + 8192) / 16)},
+		{"IORCSZ", d.IORCSZ(), uint32(1)},
+		{"ICDOFF", d.ICDOFF(), uint16(0)}, {"FCATT", d.FCATT(), uint8(0)}, {"SQES", d.SQES(), uint8(0x66)},
+		{"CQES", d.CQES(), uint8(0x44)},
+		{"MAXCMD", d.MAXCMD(), uint16(128)}, {"AERL", d.AERL(), uint8(3)},
+		{"OAES", d.OAES(), uint32(nvme.AECNamespace | nvme.AECANA)},
+		{"VWC", d.VWC(), uint8(nvme.VWCPresent | nvme.VWCFlushNSIDNo)}, {"FUSES", d.FUSES(), uint16(1)},
+		{"ACWU", d.ACWU(), uint16(15)},
+		{"OFCS", d.OFCS(), uint16(nvme.OFCSDisconnect)},
+		{"CMIC", d.CMIC(), uint8(nvme.CMICMultiPort | nvme.CMICMultiController | nvme.CMICANA)},
 	} {
 		if x.got != x.want {
 			t.Errorf("%s is %v, want %v", x.what, x.got, x.want)
@@ -44,8 +51,10 @@ func TestIdentifyOfADiscoveryController(t *testing.T) {
 	c := r.connect(hostA, nvme.DiscoveryNQN)
 	_, data := r.must(c, identify(nvme.CNSController, 0), nil)
 	d := (*nvme.IdentifyController)(data)
-	if d.CNTRLTYPE() != nvme.CNTRLTYPEDiscovery || d.SubNQN() != nvme.DiscoveryNQN || d.OAES() != nvme.AECDiscovery || d.DCTYPE() != nvme.DCTYPEDirect || d.NN() != 0 || d.KAS() == 0 {
-		t.Errorf("CNTRLTYPE %d SUBNQN %s OAES %#x DCTYPE %d NN %d KAS %d", d.CNTRLTYPE(), d.SubNQN(), d.OAES(), d.DCTYPE(), d.NN(), d.KAS())
+	if d.CNTRLTYPE() != nvme.CNTRLTYPEDiscovery || d.SubNQN() != nvme.DiscoveryNQN || d.OAES() != nvme.AECDiscovery ||
+		d.DCTYPE() != nvme.DCTYPEDirect || d.NN() != 0 || d.KAS() == 0 {
+		t.Errorf("CNTRLTYPE %d SUBNQN %s OAES %#x DCTYPE %d NN %d KAS %d", d.CNTRLTYPE(), d.SubNQN(), d.OAES(),
+			d.DCTYPE(), d.NN(), d.KAS())
 	}
 	for _, cns := range []uint8{nvme.CNSNamespace, nvme.CNSActiveNSList, nvme.CNSNSDescriptors} {
 		reply, _ := r.do(c, 0, identify(cns, 1), nil)
@@ -68,10 +77,12 @@ func TestIdentifyNamespaceIsTheNamespaceAsConfigured(t *testing.T) {
 			if err := d.Check(); err != nil {
 				t.Error(err)
 			}
-			if d.NSZE() != x.blocks || d.NCAP() != x.blocks || d.NUSE() != x.blocks || d.Format().Shift() != x.shift || d.Format().MetadataBytes() != 0 {
+			if d.NSZE() != x.blocks || d.NCAP() != x.blocks || d.NUSE() != x.blocks || d.Format().Shift() != x.shift ||
+				d.Format().MetadataBytes() != 0 {
 				t.Errorf("namespace %d: %d blocks of 2^%d", x.nsid, d.NSZE(), d.Format().Shift())
 			}
-			if d.NGUID() != (uuid.UUID{2, byte(x.nsid)}) || d.EUI64() != ([8]byte{3, byte(x.nsid)}) || d.ANAGRPID() != 1 || d.NMIC() != nvme.NMICShared {
+			if d.NGUID() != (uuid.UUID{2, byte(x.nsid)}) || d.EUI64() != ([8]byte{3, byte(x.nsid)}) ||
+				d.ANAGRPID() != 1 || d.NMIC() != nvme.NMICShared {
 				t.Errorf("namespace %d: NGUID %v EUI64 %x ANAGRPID %d", x.nsid, d.NGUID(), d.EUI64(), d.ANAGRPID())
 			}
 			if d.NACWU() != x.nacwu || d.DLFEAT() != nvme.DLFEATReadZeroes|nvme.DLFEATWriteZeroes {
@@ -86,13 +97,15 @@ func TestIdentifyNamespaceIsTheNamespaceAsConfigured(t *testing.T) {
 		for typ, id := range nvme.NSDescriptors(data).All() {
 			got[typ] = fmt.Sprintf("%x", id)
 		}
-		want := map[nvme.NIDT]string{nvme.NIDTUUID: fmt.Sprintf("01%02x%028x", x.nsid, 0), nvme.NIDTNGUID: fmt.Sprintf("02%02x%028x", x.nsid, 0),
+		want := map[nvme.NIDT]string{nvme.NIDTUUID: fmt.Sprintf("01%02x%028x", x.nsid, 0),
+			nvme.NIDTNGUID: fmt.Sprintf("02%02x%028x", x.nsid, 0),
 			nvme.NIDTEUI64: fmt.Sprintf("03%02x%012x", x.nsid, 0), nvme.NIDTCSI: "00"}
 		if fmt.Sprint(got) != fmt.Sprint(want) {
 			t.Errorf("namespace %d: descriptors %v, want %v", x.nsid, got, want)
 		}
 		_, data = r.must(c, identify(nvme.CNSNamespaceIndependent, x.nsid), nil)
-		if n := (*nvme.IdentifyNamespaceIndependent)(data); n.NSTAT() != nvme.NSTATReady || n.ANAGRPID() != 1 || n.NMIC() != nvme.NMICShared {
+		if n := (*nvme.IdentifyNamespaceIndependent)(data); n.NSTAT() != nvme.NSTATReady || n.ANAGRPID() != 1 ||
+			n.NMIC() != nvme.NMICShared {
 			t.Errorf("namespace %d independent: NSTAT %#x", x.nsid, n.NSTAT())
 		}
 	}
@@ -105,8 +118,10 @@ func TestIdentifyListsWhatTheHostSees(t *testing.T) {
 		c     *nvmeof.Controller
 		after uint32
 		want  []uint32
-	}{{a, 0, []uint32{1, 2, 5}}, {a, 1, []uint32{2, 5}}, {a, 4, []uint32{5}}, {a, 5, nil}, {a, 0xFFFFFFFD, nil}, {b, 0, []uint32{1, 2}}} {
-		for _, cns := range []uint8{nvme.CNSActiveNSList, nvme.CNSAllocatedNSList, nvme.CNSActiveNSListCSI, nvme.CNSAllocatedNSListCSI} {
+	}{{a, 0, []uint32{1, 2, 5}}, {a, 1, []uint32{2, 5}}, {a, 4, []uint32{5}}, {a, 5, nil}, {a, 0xFFFFFFFD, nil},
+		{b, 0, []uint32{1, 2}}} {
+		for _, cns := range []uint8{nvme.CNSActiveNSList, nvme.CNSAllocatedNSList, nvme.CNSActiveNSListCSI,
+			nvme.CNSAllocatedNSListCSI} {
 			_, data := r.must(x.c, identify(cns, x.after), nil)
 			if got := ids((*nvme.NSList)(data)); !slices.Equal(got, x.want) {
 				t.Errorf("CNS %#x after %d: %v, want %v", cns, x.after, got, x.want)
@@ -136,7 +151,8 @@ func TestIdentifyListsControllers(t *testing.T) {
 		want []uint16
 	}{
 		{nvme.CNSControllerList, 0, 0, []uint16{a.ID, b.ID}}, {nvme.CNSControllerList, 0, a.ID + 1, []uint16{b.ID}},
-		{nvme.CNSNSControllerList, 1, 0, []uint16{a.ID, b.ID}}, {nvme.CNSNSControllerList, 5, 0, []uint16{a.ID}}, {nvme.CNSNSControllerList, 5, b.ID, nil},
+		{nvme.CNSNSControllerList, 1, 0, []uint16{a.ID, b.ID}}, {nvme.CNSNSControllerList, 5, 0, []uint16{a.ID}},
+		{nvme.CNSNSControllerList, 5, b.ID, nil},
 	} {
 		if got := list(x.cns, x.nsid, x.from); !slices.Equal(got, x.want) {
 			t.Errorf("CNS %#x, NSID %d, from %d: %v, want %v", x.cns, x.nsid, x.from, got, x.want)
@@ -147,9 +163,11 @@ func TestIdentifyListsControllers(t *testing.T) {
 func TestIdentifyOfCommandSets(t *testing.T) {
 	r := newRig(t)
 	c := r.connect(hostA, open)
-	_, data := r.must(c, identify(nvme.CNSIOCommandSets, 0, func(i *nvme.IdentifySQE) { i.SetCNTID(nvme.CNTLIDDynamic) }), nil)
+	_, data := r.must(c, identify(nvme.CNSIOCommandSets, 0,
+		func(i *nvme.IdentifySQE) { i.SetCNTID(nvme.CNTLIDDynamic) }), nil)
 	if s := (*nvme.IOCommandSets)(data); s.Combination(0) != 3 || s.Combination(1) != 0 {
-		t.Errorf("combinations %#x, %#x, want the NVM and the KV command set together", s.Combination(0), s.Combination(1))
+		t.Errorf("combinations %#x, %#x, want the NVM and the KV command set together", s.Combination(0),
+			s.Combination(1))
 	}
 	r.must(c, identify(nvme.CNSIOCommandSets, 0, func(i *nvme.IdentifySQE) { i.SetCNTID(c.ID) }), nil)
 	_, data = r.must(c, identify(nvme.CNSControllerCSI, 0), nil)
@@ -161,7 +179,8 @@ func TestIdentifyOfCommandSets(t *testing.T) {
 		t.Error("another limit than VSL is announced")
 	}
 	// No extended formats: all zero.
-	for _, sqe := range []*nvme.SQE{identify(nvme.CNSNamespaceCSI, 1), identify(nvme.CNSAllocatedNSCSI, 2), identify(nvme.CNSNamespace, 3)} {
+	for _, sqe := range []*nvme.SQE{identify(nvme.CNSNamespaceCSI, 1), identify(nvme.CNSAllocatedNSCSI, 2),
+		identify(nvme.CNSNamespace, 3)} {
 		_, data := r.must(c, sqe, nil)
 		if slices.ContainsFunc(data, func(b byte) bool { return b != 0 }) {
 			t.Errorf("CNS %#x, NSID %d is not zeroes", sqe.Identify().CNS(), sqe.NSID())
@@ -181,15 +200,20 @@ func TestIdentifyRefuses(t *testing.T) {
 	}{
 		{"namespace 0", identify(nvme.CNSNamespace, 0), nvme.InvalidNamespaceOrFormat},
 		{"namespace beyond NN", identify(nvme.CNSNamespace, invalid), nvme.InvalidNamespaceOrFormat},
-		{"every namespace, without namespace management", identify(nvme.CNSNamespace, nvme.NSIDBroadcast), nvme.InvalidNamespaceOrFormat},
-		{"descriptors of an inactive namespace", identify(nvme.CNSNSDescriptors, inactive), nvme.InvalidNamespaceOrFormat},
-		{"independent data of an inactive namespace", identify(nvme.CNSNamespaceIndependent, inactive), nvme.InvalidNamespaceOrFormat},
-		{"controllers of an inactive namespace", identify(nvme.CNSNSControllerList, inactive), nvme.InvalidNamespaceOrFormat},
+		{"every namespace, without namespace management", identify(nvme.CNSNamespace, nvme.NSIDBroadcast),
+			nvme.InvalidNamespaceOrFormat},
+		{"descriptors of an inactive namespace", identify(nvme.CNSNSDescriptors, inactive),
+			nvme.InvalidNamespaceOrFormat},
+		{"independent data of an inactive namespace", identify(nvme.CNSNamespaceIndependent, inactive),
+			nvme.InvalidNamespaceOrFormat},
+		{"controllers of an inactive namespace", identify(nvme.CNSNSControllerList, inactive),
+			nvme.InvalidNamespaceOrFormat},
 		{"CSI namespace beyond NN", identify(nvme.CNSNamespaceCSI, invalid), nvme.InvalidNamespaceOrFormat},
 		{"namespace of another command set", identify(nvme.CNSNamespaceCSI, 1, kv), nvme.InvalidField},
 		{"controller of another command set", identify(nvme.CNSControllerCSI, 0, kv), nvme.InvalidField},
 		{"list of another command set", identify(nvme.CNSActiveNSListCSI, 0, kv), nvme.InvalidField},
-		{"command sets of another controller", identify(nvme.CNSIOCommandSets, 0, func(i *nvme.IdentifySQE) { i.SetCNTID(99) }), nvme.InvalidField},
+		{"command sets of another controller",
+			identify(nvme.CNSIOCommandSets, 0, func(i *nvme.IdentifySQE) { i.SetCNTID(99) }), nvme.InvalidField},
 		{"NVM sets", identify(nvme.CNSNVMSetList, 0), nvme.InvalidField},
 		{"secondary controllers", identify(nvme.CNSSecondaryControllers, 0), nvme.InvalidField},
 		{"reserved CNS", identify(0x55, 0), nvme.InvalidField},

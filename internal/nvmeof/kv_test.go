@@ -78,17 +78,23 @@ func TestPlanOfKeysAndValues(t *testing.T) {
 	}{
 		{"store", kvCommand(nvme.CmdKVStore, 3, "k", 100), nvmeof.Plan{Kind: nvmeof.KindKV, ToController: 100}},
 		{"store of nothing", kvCommand(nvme.CmdKVStore, 3, "k", 0), nvmeof.Plan{Kind: nvmeof.KindKV}},
-		{"store of the longest", kvCommand(nvme.CmdKVStore, 3, "0123456789abcdef", kvMax, options(all)), nvmeof.Plan{Kind: nvmeof.KindKV, ToController: kvMax}},
-		{"retrieve", kvCommand(nvme.CmdKVRetrieve, 3, "k", 100), nvmeof.Plan{Kind: nvmeof.KindKV, ToHost: 100, AnswerBytes: 100}},
+		{"store of the longest", kvCommand(nvme.CmdKVStore, 3, "0123456789abcdef", kvMax, options(all)),
+			nvmeof.Plan{Kind: nvmeof.KindKV, ToController: kvMax}},
+		{"retrieve", kvCommand(nvme.CmdKVRetrieve, 3, "k", 100),
+			nvmeof.Plan{Kind: nvmeof.KindKV, ToHost: 100, AnswerBytes: 100}},
 		{"retrieve into nothing", kvCommand(nvme.CmdKVRetrieve, 3, "k", 0), nvmeof.Plan{Kind: nvmeof.KindKV}},
-		{"retrieve into more than there can be", kvCommand(nvme.CmdKVRetrieve, 3, "k", 1<<32-1, options(nvme.KVRetrieveRaw)), nvmeof.Plan{Kind: nvmeof.KindKV, ToHost: 1<<32 - 1, AnswerBytes: kvMax}},
-		{"list from the first key on", kvCommand(nvme.CmdKVList, 3, "", 4096), nvmeof.Plan{Kind: nvmeof.KindKV, ToHost: 4096, AnswerBytes: 4096}},
-		{"list of more than MDTS", kvCommand(nvme.CmdKVList, 6, "k", 1<<30), nvmeof.Plan{Kind: nvmeof.KindKV, ToHost: 1 << 30, AnswerBytes: 1 << 20}},
+		{"retrieve into more than there can be", kvCommand(nvme.CmdKVRetrieve, 3, "k", 1<<32-1,
+			options(nvme.KVRetrieveRaw)), nvmeof.Plan{Kind: nvmeof.KindKV, ToHost: 1<<32 - 1, AnswerBytes: kvMax}},
+		{"list from the first key on", kvCommand(nvme.CmdKVList, 3, "", 4096),
+			nvmeof.Plan{Kind: nvmeof.KindKV, ToHost: 4096, AnswerBytes: 4096}},
+		{"list of more than MDTS", kvCommand(nvme.CmdKVList, 6, "k", 1<<30),
+			nvmeof.Plan{Kind: nvmeof.KindKV, ToHost: 1 << 30, AnswerBytes: 1 << 20}},
 		{"delete", kvCommand(nvme.CmdKVDelete, 3, "k", 0), nvmeof.Plan{Kind: nvmeof.KindKV, MissingOK: true}},
 		{"exist", kvCommand(nvme.CmdKVExist, 3, "k", 99), nvmeof.Plan{Kind: nvmeof.KindKV}}, // has no length
 		{"flush", kvCommand(nvme.CmdFlush, 3, "", 0), nvmeof.Plan{Op: pipeline.Flush}},
 	} {
-		got := nvmeof.Plan{Op: 99, FUA: true, Len: 99, Ranges: 99, AnswerBytes: 99, MissingOK: true} // of the slot's last command
+		// of the slot's last command
+		got := nvmeof.Plan{Op: 99, FUA: true, Len: 99, Ranges: 99, AnswerBytes: 99, MissingOK: true}
 		if s := nvmeof.PlanIO(x.sqe, table, testLimits, &got); s != nvme.Success {
 			t.Errorf("%s: %v", x.name, s)
 			continue
@@ -131,10 +137,13 @@ func TestPlanRefusesBadKeysAndValues(t *testing.T) {
 	}
 	add("a value beyond the namespace's longest", nvme.InvalidValueSize, kvCommand(nvme.CmdKVStore, 3, "k", kvMax+1))
 	add("a value of 4 GiB", nvme.InvalidValueSize, kvCommand(nvme.CmdKVStore, 3, "k", 1<<32-1))
-	add("must exist and must not", nvme.InvalidField, kvCommand(nvme.CmdKVStore, 3, "k", 1, options(nvme.KVStoreMustExist|nvme.KVStoreMustNotExist)))
-	add("Retrieve with an option of Store", nvme.InvalidField, kvCommand(nvme.CmdKVRetrieve, 3, "k", 1, options(nvme.KVStoreMustNotExist)))
+	add("must exist and must not", nvme.InvalidField,
+		kvCommand(nvme.CmdKVStore, 3, "k", 1, options(nvme.KVStoreMustExist|nvme.KVStoreMustNotExist)))
+	add("Retrieve with an option of Store", nvme.InvalidField,
+		kvCommand(nvme.CmdKVRetrieve, 3, "k", 1, options(nvme.KVStoreMustNotExist)))
 	add("a list without room for its length", nvme.InvalidField, kvCommand(nvme.CmdKVList, 3, "", 3))
-	for _, op := range []uint8{nvme.CmdCompare, nvme.CmdWriteZeroes, nvme.CmdDSM, nvme.CmdVerify, nvme.CmdWriteUncorr, 0x0D, 0x0E, 0x11, 0x15, 0x80, 0xFF} {
+	for _, op := range []uint8{nvme.CmdCompare, nvme.CmdWriteZeroes, nvme.CmdDSM, nvme.CmdVerify, nvme.CmdWriteUncorr,
+		0x0D, 0x0E, 0x11, 0x15, 0x80, 0xFF} {
 		add("an opcode that is not of keys and values", nvme.InvalidOpcode, kvCommand(op, 3, "k", 64))
 	}
 	for _, op := range []uint8{nvme.CmdKVList, nvme.CmdKVDelete, nvme.CmdKVExist} {
@@ -147,16 +156,19 @@ func TestPlanRefusesBadKeysAndValues(t *testing.T) {
 	small := testLimits
 	small.MDTSBytes = 64 << 10
 	var p nvmeof.Plan
-	wantStatus(t, "a value beyond MDTS", nvmeof.PlanIO(kvCommand(nvme.CmdKVStore, 3, "k", 64<<10+1), table, small, &p), nvme.InvalidValueSize|nvme.DNR)
+	wantStatus(t, "a value beyond MDTS", nvmeof.PlanIO(kvCommand(nvme.CmdKVStore, 3, "k", 64<<10+1), table, small, &p),
+		nvme.InvalidValueSize|nvme.DNR)
 	inaccessible := pairs(3)
 	inaccessible.ANAState = nvme.ANAStateInaccessible
 	lost := nvmeof.NewNamespaceTable([]*nvmeof.Namespace{inaccessible}, hostA)
-	wantStatus(t, "inaccessible", nvmeof.PlanIO(kvCommand(nvme.CmdKVStore, 3, "k", 1), lost, testLimits, &p), nvme.ANAInaccessible)
+	wantStatus(t, "inaccessible", nvmeof.PlanIO(kvCommand(nvme.CmdKVStore, 3, "k", 1), lost, testLimits, &p),
+		nvme.ANAInaccessible)
 }
 
 func TestPlanningOfKeysAndValuesAllocatesNothing(t *testing.T) {
 	table := kvTable()
-	sqes := []*nvme.SQE{kvCommand(nvme.CmdKVStore, 3, "k", 100), kvCommand(nvme.CmdKVRetrieve, 3, "k", 100), kvCommand(nvme.CmdKVList, 3, "", 100),
+	sqes := []*nvme.SQE{kvCommand(nvme.CmdKVStore, 3, "k", 100), kvCommand(nvme.CmdKVRetrieve, 3, "k", 100),
+		kvCommand(nvme.CmdKVList, 3, "", 100),
 		kvCommand(nvme.CmdKVDelete, 3, "k", 0), kvCommand(nvme.CmdKVExist, 3, "", 0)}
 	var p nvmeof.Plan
 	if n := testing.AllocsPerRun(100, func() {
@@ -171,7 +183,8 @@ func TestPlanningOfKeysAndValuesAllocatesNothing(t *testing.T) {
 // FuzzPlanIO gives namespaces of both command sets arbitrary commands: what is planned stays within
 // the namespace and the limits, and what is refused says so.
 func FuzzPlanIO(f *testing.F) {
-	for _, op := range []uint8{nvme.CmdFlush, nvme.CmdKVStore, nvme.CmdKVRetrieve, nvme.CmdKVList, nvme.CmdKVDelete, nvme.CmdKVExist, nvme.CmdCompare, nvme.CmdDSM} {
+	for _, op := range []uint8{nvme.CmdFlush, nvme.CmdKVStore, nvme.CmdKVRetrieve, nvme.CmdKVList, nvme.CmdKVDelete,
+		nvme.CmdKVExist, nvme.CmdCompare, nvme.CmdDSM} {
 		for _, nsid := range []uint32{1, 2, 3} {
 			f.Add(kvCommand(op, nsid, "key", 4096)[:])
 			f.Add(kvCommand(op, nsid, "0123456789abcdef", 1<<31, options(3))[:])
@@ -198,20 +211,24 @@ func FuzzPlanIO(f *testing.F) {
 		if ns == nil || p.Namespace != ns {
 			t.Fatalf("planned for namespace %+v, NSID %d", p.Namespace, sqe.NSID())
 		}
-		if p.Kind == nvmeof.KindKV && ns.CSI != nvme.CSIKV || p.Kind != nvmeof.KindKV && ns.CSI == nvme.CSIKV && p.Op != pipeline.Flush {
+		if p.Kind == nvmeof.KindKV && ns.CSI != nvme.CSIKV || p.Kind != nvmeof.KindKV && ns.CSI == nvme.CSIKV &&
+			p.Op != pipeline.Flush {
 			t.Fatalf("%+v of a namespace with CSI %d", p, ns.CSI)
 		}
-		if p.ToController > 0 && p.ToHost > 0 || p.ToController > testLimits.MDTSBytes || p.AnswerBytes > p.ToHost || p.AnswerBytes > testLimits.MDTSBytes {
+		if p.ToController > 0 && p.ToHost > 0 || p.ToController > testLimits.MDTSBytes || p.AnswerBytes > p.ToHost ||
+			p.AnswerBytes > testLimits.MDTSBytes {
 			t.Fatalf("%d to the controller, %d of %d to the host", p.ToController, p.AnswerBytes, p.ToHost)
 		}
 		switch k := sqe.KV(); {
 		case p.Kind != nvmeof.KindKV && p.ToHost > testLimits.MDTSBytes:
 			t.Fatalf("%d bytes to the host", p.ToHost)
-		case p.Kind != nvmeof.KindKV && p.Len > 0 && (p.Offset < ns.OffsetBytes || p.Offset+p.Len > ns.OffsetBytes+ns.SizeBytes):
+		case p.Kind != nvmeof.KindKV && p.Len > 0 &&
+			(p.Offset < ns.OffsetBytes || p.Offset+p.Len > ns.OffsetBytes+ns.SizeBytes):
 			t.Fatalf("%d bytes at %d are not in the namespace", p.Len, p.Offset)
 		case p.Kind == nvmeof.KindKV && !k.ValidKey(), p.Kind == nvmeof.KindKV && sqe.Fuse() != nvme.FuseNone:
 			t.Fatalf("a key of %d, fuse %d", k.KeyLen(), sqe.Fuse())
-		case p.Kind == nvmeof.KindKV && p.ToController > kvMax, p.Kind == nvmeof.KindKV && sqe.Opcode() == nvme.CmdKVRetrieve && p.AnswerBytes > kvMax:
+		case p.Kind == nvmeof.KindKV && p.ToController > kvMax, p.Kind == nvmeof.KindKV &&
+			sqe.Opcode() == nvme.CmdKVRetrieve && p.AnswerBytes > kvMax:
 			t.Fatalf("a value of %d", max(p.ToController, p.AnswerBytes))
 		}
 	})
@@ -234,9 +251,11 @@ func TestIdentifyOfKeysAndValues(t *testing.T) {
 		if reply.Used == nil || reply.Used() != 54321 {
 			t.Error("the driver is not told how to know what is in use")
 		}
-		if d.NSZE() != 64<<20 || d.NUSE() != 0 || d.NMIC() != nvme.NMICShared || d.ANAGRPID() != 1 || d.SSD() != 3 || d.NKVF() != 0 || d.NSFEAT() != 0 ||
+		if d.NSZE() != 64<<20 || d.NUSE() != 0 || d.NMIC() != nvme.NMICShared || d.ANAGRPID() != 1 || d.SSD() != 3 ||
+			d.NKVF() != 0 || d.NSFEAT() != 0 ||
 			d.NGUID() != (uuid.UUID{2, 3}) || d.EUI64() != ([8]byte{3, 3}) {
-			t.Errorf("NSZE %d NUSE %d NMIC %d ANAGRPID %d SSD %d NGUID %v", d.NSZE(), d.NUSE(), d.NMIC(), d.ANAGRPID(), d.SSD(), d.NGUID())
+			t.Errorf("NSZE %d NUSE %d NMIC %d ANAGRPID %d SSD %d NGUID %v", d.NSZE(), d.NUSE(), d.NMIC(), d.ANAGRPID(),
+				d.SSD(), d.NGUID())
 		}
 		if f := d.Format(); f.KVKML() != 16 || f.KVVML() != kvMax || f.MNKS() != 0 {
 			t.Errorf("keys of %d, values of %d", f.KVKML(), f.KVVML())
@@ -273,16 +292,20 @@ func TestIdentifyOfKeysAndValues(t *testing.T) {
 		{"the structure of blocks, allocated", identify(nvme.CNSAllocatedNamespace, 3), nvme.InvalidIOCommandSet},
 		{"CSI 0 of keys and values", identify(nvme.CNSNamespaceCSI, 3), nvme.InvalidIOCommandSet},
 		{"CSI 1 of blocks", identify(nvme.CNSNamespaceCSI, 1, ofKV), nvme.InvalidIOCommandSet},
-		{"CSI 2", identify(nvme.CNSNamespaceCSI, 3, func(i *nvme.IdentifySQE) { i.SetCSI(nvme.CSIZNS) }), nvme.InvalidField},
-		{"a list of CSI 2", identify(nvme.CNSActiveNSListCSI, 0, func(i *nvme.IdentifySQE) { i.SetCSI(nvme.CSIZNS) }), nvme.InvalidField},
+		{"CSI 2", identify(nvme.CNSNamespaceCSI, 3, func(i *nvme.IdentifySQE) { i.SetCSI(nvme.CSIZNS) }),
+			nvme.InvalidField},
+		{"a list of CSI 2", identify(nvme.CNSActiveNSListCSI, 0, func(i *nvme.IdentifySQE) { i.SetCSI(nvme.CSIZNS) }),
+			nvme.InvalidField},
 	} {
 		reply, _ := r.do(c, 0, x.sqe, nil)
 		wantStatus(t, x.name, reply.Status, x.want|nvme.DNR)
 	}
 	_, data = r.must(c, getLog(nvme.LIDEffects, 4096, func(g *nvme.GetLogSQE) { g.SetCSI(nvme.CSIKV) }), nil)
 	l := (*nvme.EffectsLog)(data)
-	if l.IO(nvme.CmdKVStore) != nvme.EffectSupported|nvme.EffectLBCC || l.IO(nvme.CmdKVList) != nvme.EffectSupported || l.IO(nvme.CmdCompare) != 0 || l.Admin(nvme.AdminIdentify) == 0 {
-		t.Errorf("effects: store %#x, list %#x, compare %#x", l.IO(nvme.CmdKVStore), l.IO(nvme.CmdKVList), l.IO(nvme.CmdCompare))
+	if l.IO(nvme.CmdKVStore) != nvme.EffectSupported|nvme.EffectLBCC || l.IO(nvme.CmdKVList) != nvme.EffectSupported ||
+		l.IO(nvme.CmdCompare) != 0 || l.Admin(nvme.AdminIdentify) == 0 {
+		t.Errorf("effects: store %#x, list %#x, compare %#x", l.IO(nvme.CmdKVStore), l.IO(nvme.CmdKVList),
+			l.IO(nvme.CmdCompare))
 	}
 }
 
@@ -417,7 +440,8 @@ func TestErrorOnDeleteIsAFeatureOfEachNamespace(t *testing.T) {
 		name    string
 		nsid, v uint32
 		want    nvme.Status
-	}{{"of blocks", 1, 1, nvme.InvalidField}, {"of no namespace", 4, 1, nvme.InvalidNamespaceOrFormat}, {"a reserved bit", 3, 2, nvme.InvalidField}} {
+	}{{"of blocks", 1, 1, nvme.InvalidField}, {"of no namespace", 4, 1, nvme.InvalidNamespaceOrFormat},
+		{"a reserved bit", 3, 2, nvme.InvalidField}} {
 		reply, _ := r.do(c, 0, feature(setFeature(nvme.FIDKeyValue, x.v), x.nsid), nil)
 		wantStatus(t, x.name, reply.Status, x.want|nvme.DNR)
 	}

@@ -80,7 +80,8 @@ func (c *Controller) supportedLogs() []byte {
 		l.SetLID(nvme.LIDDiscovery, nvme.LIDSupportedBit)
 		return l[:]
 	}
-	for _, lid := range []uint8{nvme.LIDError, nvme.LIDSMART, nvme.LIDFirmwareSlot, nvme.LIDChangedNS, nvme.LIDEffects, nvme.LIDANA} {
+	for _, lid := range []uint8{nvme.LIDError, nvme.LIDSMART, nvme.LIDFirmwareSlot, nvme.LIDChangedNS, nvme.LIDEffects,
+		nvme.LIDANA} {
 		l.SetLID(lid, nvme.LIDSupportedBit)
 	}
 	return l[:]
@@ -131,9 +132,11 @@ func effectsLog(csi nvme.CSI) []byte {
 		nvme.AdminGetFeatures, nvme.AdminAsyncEvent, nvme.AdminKeepAlive} {
 		l.SetAdmin(op, nvme.EffectSupported)
 	}
-	reads, writes := []uint8{nvme.CmdFlush, nvme.CmdRead, nvme.CmdCompare, nvme.CmdVerify}, []uint8{nvme.CmdWrite, nvme.CmdWriteZeroes, nvme.CmdDSM}
+	reads, writes := []uint8{nvme.CmdFlush, nvme.CmdRead, nvme.CmdCompare, nvme.CmdVerify},
+		[]uint8{nvme.CmdWrite, nvme.CmdWriteZeroes, nvme.CmdDSM}
 	if csi == nvme.CSIKV {
-		reads, writes = []uint8{nvme.CmdFlush, nvme.CmdKVRetrieve, nvme.CmdKVList, nvme.CmdKVExist}, []uint8{nvme.CmdKVStore, nvme.CmdKVDelete}
+		reads, writes = []uint8{nvme.CmdFlush, nvme.CmdKVRetrieve, nvme.CmdKVList, nvme.CmdKVExist},
+			[]uint8{nvme.CmdKVStore, nvme.CmdKVDelete}
 	}
 	for _, op := range reads {
 		l.SetIO(op, nvme.EffectSupported)

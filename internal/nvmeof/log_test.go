@@ -22,8 +22,10 @@ func TestLogPagesAreReadInPartsAndPaddedBeyondTheirEnd(t *testing.T) {
 		lid  uint8
 		size uint64
 	}{
-		{"supported", c, nvme.LIDSupported, 1024}, {"error", c, nvme.LIDError, 64 * 64}, {"SMART", c, nvme.LIDSMART, 512},
-		{"firmware slot", c, nvme.LIDFirmwareSlot, 512}, {"changed namespaces", c, nvme.LIDChangedNS, 4096}, {"effects", c, nvme.LIDEffects, 4096},
+		{"supported", c, nvme.LIDSupported, 1024}, {"error", c, nvme.LIDError, 64 * 64},
+		{"SMART", c, nvme.LIDSMART, 512},
+		{"firmware slot", c, nvme.LIDFirmwareSlot, 512}, {"changed namespaces", c, nvme.LIDChangedNS, 4096},
+		{"effects", c, nvme.LIDEffects, 4096},
 		// As much as a host computes from NANAGRPID and MNAN, whatever there is.
 		{"ANA", c, nvme.LIDANA, 16 + 32*32 + 1024*4}, {"supported at discovery", d, nvme.LIDSupported, 1024},
 		{"discovery", d, nvme.LIDDiscovery, 1024 * (1 + 2 + 4)},
@@ -44,7 +46,8 @@ func TestLogPagesAreReadInPartsAndPaddedBeyondTheirEnd(t *testing.T) {
 				t.Error("read in parts it is another log")
 			}
 			_, long := r.must(x.c, getLog(x.lid, x.size+4096, rae), nil)
-			if !bytes.Equal(long[:x.size], whole) || bytes.ContainsFunc(long[x.size:], func(b rune) bool { return b != 0 }) {
+			if !bytes.Equal(long[:x.size], whole) ||
+				bytes.ContainsFunc(long[x.size:], func(b rune) bool { return b != 0 }) {
 				t.Error("beyond the log's end are not zeroes")
 			}
 			_, rest := r.must(x.c, getLog(x.lid, 8, rae, at(x.size)), nil)
@@ -78,8 +81,10 @@ func TestLogPagesThatAreNotThere(t *testing.T) {
 		{"vendor page", c, getLog(0xC0, 512), nvme.InvalidLogPage},
 		{"feature effects", c, getLog(nvme.LIDFIDEffects, 512), nvme.InvalidLogPage},
 		{"SMART at discovery", d, getLog(nvme.LIDSMART, 512), nvme.InvalidLogPage},
-		{"SMART of one namespace", c, command(nvme.AdminGetLogPage, func(s *nvme.SQE) { *s = *getLog(nvme.LIDSMART, 512); s.SetNSID(1) }), nvme.InvalidField},
-		{"effects of another command set", c, getLog(nvme.LIDEffects, 4096, func(g *nvme.GetLogSQE) { g.SetCSI(nvme.CSIZNS) }), nvme.InvalidField},
+		{"SMART of one namespace", c, command(nvme.AdminGetLogPage,
+			func(s *nvme.SQE) { *s = *getLog(nvme.LIDSMART, 512); s.SetNSID(1) }), nvme.InvalidField},
+		{"effects of another command set", c,
+			getLog(nvme.LIDEffects, 4096, func(g *nvme.GetLogSQE) { g.SetCSI(nvme.CSIZNS) }), nvme.InvalidField},
 	} {
 		reply, _ := r.do(x.c, 0, x.sqe, nil)
 		wantStatus(t, x.name, reply.Status, x.want|nvme.DNR)
@@ -124,7 +129,8 @@ func TestEffectsLogNamesTheCommandsThatAreThere(t *testing.T) {
 			continue // does not answer
 		}
 		reply, _ := r.do(c, 0, command(uint8(op), nil), nil)
-		if said, is := log.Admin(uint8(op))&nvme.EffectSupported != 0, reply.Status.Code() != nvme.InvalidOpcode; said != is {
+		if said, is := log.Admin(uint8(op))&nvme.EffectSupported != 0,
+			reply.Status.Code() != nvme.InvalidOpcode; said != is {
 			t.Errorf("admin opcode %#x is announced %t and answers %v", op, said, reply.Status)
 		}
 	}
@@ -139,14 +145,17 @@ func TestErrorLogHasTheNewestFirstAndForgetsTheOldest(t *testing.T) {
 	r := newRig(t)
 	c := r.connect(hostA, open)
 	for i := range uint16(70) {
-		c.RecordErrors([]nvmeof.Failed{{QID: 1, CID: i, Opcode: nvme.CmdRead, NSID: 2, LBA: uint64(i) * 8, Status: nvme.LBAOutOfRange | nvme.DNR}})
+		c.RecordErrors([]nvmeof.Failed{{QID: 1, CID: i, Opcode: nvme.CmdRead, NSID: 2, LBA: uint64(i) * 8,
+			Status: nvme.LBAOutOfRange | nvme.DNR}})
 	}
 	_, data := r.must(c, getLog(nvme.LIDError, 64*64), nil)
 	for i := range 64 {
 		e := (*nvme.ErrorLogEntry)(data[i*64:])
 		n := 69 - i
-		if e.ErrorCount() != uint64(n+1) || e.CID() != uint16(n) || e.SQID() != 1 || e.NSID() != 2 || e.LBA() != uint64(n)*8 || e.Opcode() != nvme.CmdRead ||
-			e.Status() != nvme.LBAOutOfRange|nvme.DNR || e.TRTYPE() != nvme.TRTYPETCP || e.ParamLocation() != nvme.NoParamLocation {
+		if e.ErrorCount() != uint64(n+1) || e.CID() != uint16(n) || e.SQID() != 1 || e.NSID() != 2 ||
+			e.LBA() != uint64(n)*8 || e.Opcode() != nvme.CmdRead ||
+			e.Status() != nvme.LBAOutOfRange|nvme.DNR || e.TRTYPE() != nvme.TRTYPETCP ||
+			e.ParamLocation() != nvme.NoParamLocation {
 			t.Fatalf("entry %d: count %d, CID %d, status %v", i, e.ErrorCount(), e.CID(), e.Status())
 		}
 	}
@@ -167,7 +176,8 @@ func TestSMARTLogCountsTheHostsWork(t *testing.T) {
 		what string
 		got  nvme.Uint128
 		want uint64
-	}{{"reads", l.HostReads(), 3}, {"writes", l.HostWrites(), 4}, {"units read", l.DataUnitsRead(), 1}, {"units written", l.DataUnitsWritten(), 2},
+	}{{"reads", l.HostReads(), 3}, {"writes", l.HostWrites(), 4}, {"units read", l.DataUnitsRead(), 1},
+		{"units written", l.DataUnitsWritten(), 2},
 		{"media errors", l.MediaErrors(), 5}, {"power on hours", l.PowerOnHours(), 2}} {
 		if x.got.Uint64() != x.want {
 			t.Errorf("%s: %d, want %d", x.what, x.got.Uint64(), x.want)
@@ -244,7 +254,8 @@ func (r *rig) discoveryLog(d *nvmeof.Controller) (genctr uint64, lines []string)
 		if e.CNTLID() != nvme.CNTLIDDynamic || e.ASQSZ() < nvme.MinASQSZ || e.TREQ() != nvme.TREQDisableSQFlow {
 			r.t.Errorf("entry %d: CNTLID %#x, ASQSZ %d, TREQ %#x", i, e.CNTLID(), e.ASQSZ(), e.TREQ())
 		}
-		lines = append(lines, fmt.Sprintf("%d port %d trtype %d adrfam %d %s %s %s eflags %d", e.SUBTYPE(), e.PORTID(), e.TRTYPE(), e.ADRFAM(), e.TRADDR(), e.TRSVCID(), e.SubNQN(), e.EFLAGS()))
+		lines = append(lines, fmt.Sprintf("%d port %d trtype %d adrfam %d %s %s %s eflags %d", e.SUBTYPE(), e.PORTID(),
+			e.TRTYPE(), e.ADRFAM(), e.TRADDR(), e.TRSVCID(), e.SubNQN(), e.EFLAGS()))
 	}
 	return l.Header().GENCTR(), lines
 }
@@ -280,7 +291,8 @@ func TestDiscoveryListsReferralsToEverybody(t *testing.T) {
 	r := newRig(t)
 	st := testState()
 	st.Ports, st.Subsystems = []nvmeof.Port{discoveryPort}, nil
-	st.Referrals = []nvmeof.Port{{ID: 9, TRTYPE: nvme.TRTYPETCP, ADRFAM: nvme.ADRFAMIPv4, Address: "10.9.9.9", Service: "8009", NQN: nvme.DiscoveryNQN}}
+	st.Referrals = []nvmeof.Port{{ID: 9, TRTYPE: nvme.TRTYPETCP, ADRFAM: nvme.ADRFAMIPv4, Address: "10.9.9.9",
+		Service: "8009", NQN: nvme.DiscoveryNQN}}
 	r.target.Apply(st)
 	d := r.connect(hostB, nvme.DiscoveryNQN, func(a *args) { a.port = discoveryPort })
 	_, lines := r.discoveryLog(d)

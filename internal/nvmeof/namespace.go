@@ -63,7 +63,8 @@ func (n *Namespace) VisibleTo(hostNQN string) bool {
 
 // sameToHosts reports whether Identify answers the same for both.
 func (n *Namespace) sameToHosts(o *Namespace) bool {
-	return n.CSI == o.CSI && n.SizeBytes == o.SizeBytes && n.BlockShift == o.BlockShift && n.MaxValueBytes == o.MaxValueBytes &&
+	return n.CSI == o.CSI && n.SizeBytes == o.SizeBytes && n.BlockShift == o.BlockShift &&
+		n.MaxValueBytes == o.MaxValueBytes &&
 		n.UUID == o.UUID && n.NGUID == o.NGUID && n.EUI64 == o.EUI64 && n.ANAGroup == o.ANAGroup
 }
 

@@ -24,14 +24,18 @@ var testLimits = nvmeof.Limits{MDTSBytes: 1 << 20, FusedBytes: 64 << 10}
 
 // ioPort listens on every address, discoveryPort serves nothing but discovery.
 var (
-	ioPort        = nvmeof.Port{ID: 1, TRTYPE: nvme.TRTYPETCP, ADRFAM: nvme.ADRFAMIPv4, Address: "0.0.0.0", Service: "4420", Wildcard: true}
-	fixedPort     = nvmeof.Port{ID: 2, TRTYPE: nvme.TRTYPETCP, ADRFAM: nvme.ADRFAMIPv4, Address: "10.1.1.1", Service: "4421"}
-	discoveryPort = nvmeof.Port{ID: 3, TRTYPE: nvme.TRTYPETCP, ADRFAM: nvme.ADRFAMIPv4, Address: "0.0.0.0", Service: "8009", Wildcard: true, Discovery: true}
+	ioPort = nvmeof.Port{ID: 1, TRTYPE: nvme.TRTYPETCP, ADRFAM: nvme.ADRFAMIPv4, Address: "0.0.0.0",
+		Service: "4420", Wildcard: true}
+	fixedPort = nvmeof.Port{ID: 2, TRTYPE: nvme.TRTYPETCP, ADRFAM: nvme.ADRFAMIPv4, Address: "10.1.1.1",
+		Service: "4421"}
+	discoveryPort = nvmeof.Port{ID: 3, TRTYPE: nvme.TRTYPETCP, ADRFAM: nvme.ADRFAMIPv4, Address: "0.0.0.0",
+		Service: "8009", Wildcard: true, Discovery: true}
 )
 
 // block is a namespace of size bytes on SSD 0.
 func block(nsid uint32, shift uint8, offset, size int64) *nvmeof.Namespace {
-	n := &nvmeof.Namespace{NSID: nsid, OffsetBytes: offset, SizeBytes: size, BlockShift: shift, ANAGroup: 1, ANAState: nvme.ANAStateOptimized, DeallocatedReadsZero: true}
+	n := &nvmeof.Namespace{NSID: nsid, OffsetBytes: offset, SizeBytes: size, BlockShift: shift, ANAGroup: 1,
+		ANAState: nvme.ANAStateOptimized, DeallocatedReadsZero: true}
 	n.UUID, n.NGUID, n.EUI64 = uuid.UUID{1, byte(nsid)}, [16]byte{2, byte(nsid)}, [8]byte{3, byte(nsid)}
 	return n
 }
@@ -45,7 +49,8 @@ func testState() nvmeof.State {
 		Subsystems: []nvmeof.SubsystemState{
 			{NQN: open, Serial: "SN1", Model: "test model", AllowAnyHost: true,
 				Namespaces: []*nvmeof.Namespace{block(1, 9, 1<<20, 8<<20), block(2, 12, 16<<20, 16<<20), private}},
-			{NQN: shut, Serial: "SN2", Model: "test model", Hosts: []string{hostA}, Namespaces: []*nvmeof.Namespace{block(1, 12, 64<<20, 1<<20)}},
+			{NQN: shut, Serial: "SN2", Model: "test model", Hosts: []string{hostA},
+				Namespaces: []*nvmeof.Namespace{block(1, 12, 64<<20, 1<<20)}},
 		},
 	}
 }
@@ -81,8 +86,10 @@ func (r *rig) settle() {
 }
 
 func newRig(t *testing.T, change ...func(*nvmeof.Config)) *rig {
-	cfg := nvmeof.Config{Firmware: "fw1", NodeUUID: uuid.UUID{0xAB}, Limits: testLimits, InCapsuleBytes: 8192, MaxEntries: 129, MaxIOQueues: 4,
-		MaxControllers: 100, MaxHosts: 100, MaxDiscovery: 100, MaxDiscoveryPerPeer: 100, MaxDiscoveryKATOMS: 300000, MinKATOMS: 1000, DiscoveryIdleMS: 60000, WallMS: 1_000_000}
+	cfg := nvmeof.Config{Firmware: "fw1", NodeUUID: uuid.UUID{0xAB}, Limits: testLimits, InCapsuleBytes: 8192,
+		MaxEntries: 129, MaxIOQueues: 4,
+		MaxControllers: 100, MaxHosts: 100, MaxDiscovery: 100, MaxDiscoveryPerPeer: 100, MaxDiscoveryKATOMS: 300000,
+		MinKATOMS: 1000, DiscoveryIdleMS: 60000, WallMS: 1_000_000}
 	for _, f := range change {
 		f(&cfg)
 	}
@@ -128,7 +135,8 @@ func (r *rig) tryConnect(host, sub string, change ...func(*args)) nvmeof.Connect
 	}
 	r.last++
 	r.settle()
-	return r.target.Connect(r.now, nvmeof.ConnectArgs{Conn: r.last, Port: a.port, LocalAddress: a.addr, Peer: a.peer, SQE: &a.sqe, Data: &a.data})
+	return r.target.Connect(r.now, nvmeof.ConnectArgs{Conn: r.last, Port: a.port, LocalAddress: a.addr, Peer: a.peer,
+		SQE: &a.sqe, Data: &a.data})
 }
 
 // connect makes an association and enables its controller.
@@ -275,7 +283,8 @@ func (r *rig) actions() string {
 		case nvmeof.ActionTable:
 			lines = append(lines, fmt.Sprintf("table %d: %v", a.Conn, a.Table.AppendIDs(nil, 0, 100)))
 		case nvmeof.ActionExpired:
-			lines = append(lines, fmt.Sprintf("expired %d after %dms, last %s", a.Controller.ID, a.IdleNS/ms, a.Controller.LastCommand()))
+			lines = append(lines, fmt.Sprintf("expired %d after %dms, last %s", a.Controller.ID, a.IdleNS/ms,
+				a.Controller.LastCommand()))
 		}
 	}
 	return strings.Join(lines, "\n")

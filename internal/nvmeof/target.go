@@ -199,7 +199,8 @@ func New(cfg Config) *Target {
 	invariants.Check(mdts >= MinMDTSBytes && mdts&(mdts-1) == 0, "nvmeof: a largest transfer that MDTS cannot say")
 	return &Target{
 		cfg: cfg, subs: map[string]*subsystem{}, ctrls: map[uint16]*Controller{}, budgets: newBudgets(),
-		discovery: &subsystem{discovery: true, SubsystemState: SubsystemState{NQN: nvme.DiscoveryNQN, Serial: cfg.NodeUUID.String()[:20], Model: "jbofd discovery"}},
+		discovery: &subsystem{discovery: true, SubsystemState: SubsystemState{NQN: nvme.DiscoveryNQN,
+			Serial: cfg.NodeUUID.String()[:20], Model: "jbofd discovery"}},
 	}
 }
 

@@ -75,16 +75,20 @@ func (p *player) play(t *testing.T, d *datadriven.TestData) string {
 	}
 	switch d.Cmd {
 	case "new":
-		p.target = nvmeof.New(nvmeof.Config{Limits: testLimits, InCapsuleBytes: 8192, MaxEntries: 129, MaxIOQueues: 4, MaxControllers: num("controllers", 100),
-			MaxHosts: 100, MinKATOMS: 1000, DiscoveryIdleMS: 60000, MaxDiscovery: 8, MaxDiscoveryPerPeer: 8, MaxDiscoveryKATOMS: 120000, QuiesceMS: 6000})
+		p.target = nvmeof.New(nvmeof.Config{Limits: testLimits, InCapsuleBytes: 8192, MaxEntries: 129, MaxIOQueues: 4,
+			MaxControllers: num("controllers", 100),
+			MaxHosts:       100, MinKATOMS: 1000, DiscoveryIdleMS: 60000, MaxDiscovery: 8, MaxDiscoveryPerPeer: 8,
+			MaxDiscoveryKATOMS: 120000, QuiesceMS: 6000})
 		p.target.Apply(testState())
 		p.now, p.conns, p.lost, p.ctrls = 1, 0, map[nvmeof.ConnID]bool{}, map[int]*nvmeof.Controller{}
 	case "connect":
-		p.connect(word("host", "a"), map[string]string{"open": open, "shut": shut, "discovery": nvme.DiscoveryNQN}[word("sub", "open")],
+		p.connect(word("host", "a"), map[string]string{"open": open, "shut": shut,
+			"discovery": nvme.DiscoveryNQN}[word("sub", "open")],
 			uint16(num("qid", 0)), uint16(num("ctrl", 0xffff)), uint32(num("kato", 0)), byte(num("id", 1)))
 	case "cc":
 		cc := nvme.CC(0).WithIOSQES(6).WithIOCQES(4).WithEN(d.HasArg("en")).WithCSS(uint8(num("css", 0)))
-		cc = cc.WithSHN(map[string]uint8{"": nvme.SHNNone, "normal": nvme.SHNNormal, "abrupt": nvme.SHNAbrupt}[word("shn", "")])
+		cc = cc.WithSHN(map[string]uint8{"": nvme.SHNNone, "normal": nvme.SHNNormal,
+			"abrupt": nvme.SHNAbrupt}[word("shn", "")])
 		var e nvme.SQE
 		e.Property().Init(nvme.FabricsPropertySet, nvme.PropCC)
 		e.Property().SetVALUE(uint64(cc))
@@ -97,8 +101,10 @@ func (p *player) play(t *testing.T, d *datadriven.TestData) string {
 		p.out.Reset()
 		p.say("RDY %v, CFS %v, SHST %02bb", s.RDY(), s.CFS(), s.SHST())
 	case "admin":
-		ops := map[string]uint8{"keepalive": nvme.AdminKeepAlive, "identify": nvme.AdminIdentify, "aer": nvme.AdminAsyncEvent}
-		p.admin(ctrl(), 0, command(ops[word("op", "")], func(e *nvme.SQE) { e.Identify().SetCNS(uint8(num("cns", nvme.CNSController))) }))
+		ops := map[string]uint8{"keepalive": nvme.AdminKeepAlive, "identify": nvme.AdminIdentify,
+			"aer": nvme.AdminAsyncEvent}
+		p.admin(ctrl(), 0, command(ops[word("op", "")],
+			func(e *nvme.SQE) { e.Identify().SetCNS(uint8(num("cns", nvme.CNSController))) }))
 	case "disconnect":
 		var e nvme.SQE
 		e.InitDisconnect()
@@ -180,7 +186,8 @@ func (p *player) admin(c *nvmeof.Controller, qid uint16, e *nvme.SQE) nvmeof.Rep
 	e.SetPSDT(nvme.PSDTSGL)
 	in, out, _ := nvmeof.PlanAdmin(e, testLimits)
 	p.slot++
-	r := p.target.Admin(p.now, nvmeof.AdminArgs{Controller: c, QID: qid, Slot: p.slot, SQE: e, Data: make([]byte, max(in, out))})
+	r := p.target.Admin(p.now, nvmeof.AdminArgs{Controller: c, QID: qid, Slot: p.slot, SQE: e,
+		Data: make([]byte, max(in, out))})
 	switch {
 	case r.Pending:
 		p.say("pending")

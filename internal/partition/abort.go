@@ -41,8 +41,8 @@ func (p *Partition) endAborted(r *Request) {
 	p.tell(r)
 }
 
-// takeAborted takes all aborted Requests out of the queues, and returns them linked by next. Aborts are rare: it looks at
-// all Requests.
+// takeAborted takes all aborted Requests out of the queues, and returns them linked by next. Aborts are rare: it looks
+// at all Requests.
 func (w *waiting) takeAborted() (first *Request) {
 	for i := 0; i < len(w.active); {
 		q := &w.queues[w.active[i]]

@@ -6,8 +6,8 @@ import (
 	"jbofd/internal/kvstore"
 )
 
-// TestAbortTakesOutWhatTheStoreDoesNotHave: an aborted Put changes nothing and ends once, and those before and behind it
-// take their course.
+// TestAbortTakesOutWhatTheStoreDoesNotHave: an aborted Put changes nothing and ends once, and those before and behind
+// it take their course.
 func TestAbortTakesOutWhatTheStoreDoesNotHave(t *testing.T) {
 	r := newRig(t, partitionBytes, nil, inMemory(partitionBytes))
 	p := r.mustOpen(true)
@@ -87,7 +87,8 @@ func TestAbortedRequestsLeaveTheQueuesOfTheirTenants(t *testing.T) {
 		last := map[uint32]uint32{}
 		for r := w.any(); r != nil; r = w.any() {
 			if taken[r.Slot] || pattern>>r.Slot&1 != 0 || r.Slot < last[uint32(r.Tenant)] {
-				t.Fatalf("pattern %06b: Request %d comes out of its queue, which it has left or out of order", pattern, r.Slot)
+				t.Fatalf("pattern %06b: Request %d comes out of its queue, which it has left or out of order", pattern,
+					r.Slot)
 			}
 			last[uint32(r.Tenant)] = r.Slot
 			left--

@@ -8,11 +8,12 @@ import (
 	"jbofd/internal/pipeline"
 )
 
-// TestAPartitionWithoutAreasMendsItsBook: a crash has left an older copy, which names an area. It is gone when the partition has been
-// open once, so that a newer copy that becomes damaged does no harm.
+// TestAPartitionWithoutAreasMendsItsBook: a crash has left an older copy, which names an area. It is gone when the
+// partition has been open once, so that a newer copy that becomes damaged does no harm.
 func TestAPartitionWithoutAreasMendsItsBook(t *testing.T) {
 	r := newRig(t, partitionBytes, nil, inMemory(partitionBytes))
-	cfg := Config{Drive: r.o, OffsetBytes: offset, Background: 9, Store: kvstore.Config{PartitionBytes: r.size, Format: true, UUID: [16]byte{7}, HashSeed: 99, ChunkBytes: 256 << 10}}
+	cfg := Config{Drive: r.o, OffsetBytes: offset, Background: 9, Store: kvstore.Config{PartitionBytes: r.size,
+		Format: true, UUID: [16]byte{7}, HashSeed: 99, ChunkBytes: 256 << 10}}
 	reopen := func() {
 		t.Helper()
 		p, err := Open(cfg)
@@ -31,7 +32,8 @@ func TestAPartitionWithoutAreasMendsItsBook(t *testing.T) {
 		}
 	}
 	reopen()
-	books := [2]format.SwapManifest{make(format.SwapManifest, format.SwapManifestBytes), make(format.SwapManifest, format.SwapManifestBytes)}
+	books := [2]format.SwapManifest{make(format.SwapManifest, format.SwapManifestBytes),
+		make(format.SwapManifest, format.SwapManifestBytes)}
 	for i, b := range books {
 		b.SetSource(cfg.Store.UUID)
 		b.SetGeneration(uint64(5 + i))

@@ -21,7 +21,8 @@ var (
 	dramBytes = flag.Int64("dram-bytes", 64<<20, "size of the partition whose memory is measured")
 	dramValue = flag.Int("dram-value", 256, "length of its values")
 	dramKeys  = flag.Int("dram-keys", 0, "keys of a segment; 0: the default")
-	dramDir   = flag.String("dram-dir", "/dev/shm", "where its file is, which is not counted; a temporary directory if there is none")
+	dramDir   = flag.String("dram-dir", "/dev/shm", "where its file is, which is not counted; a temporary directory "+
+		"if there is none")
 )
 
 // anonymous is the anonymous memory of this process: heap, stacks, buffers, tables; not files.
@@ -45,8 +46,9 @@ func anonymous(t *testing.T) int64 {
 	return 0
 }
 
-// TestMemoryOfAFullPartition measures what the process has more of than before the partition was made, when no key fits any more and all
-// kinds of requests, as many as there may be, and compaction have been at work: 0.40 bytes a key, and what does not grow with them.
+// TestMemoryOfAFullPartition measures what the process has more of than before the partition was made, when no key fits
+// any more and all kinds of requests, as many as there may be, and compaction have been at work: 0.40 bytes a key, and
+// what does not grow with them.
 func TestMemoryOfAFullPartition(t *testing.T) {
 	if buildtags.Race {
 		t.Skip("the race detector has memory of its own")
@@ -58,7 +60,8 @@ func TestMemoryOfAFullPartition(t *testing.T) {
 	}
 	t.Cleanup(func() { _ = os.RemoveAll(dir) })
 	r := newRig(t, *dramBytes, nil, func(p *bufpool.Pool) (ssd.Device, error) {
-		return file.Open(file.Config{Name: "ssd0", Path: filepath.Join(dir, "ssd"), Create: true, SizeBytes: *dramBytes + 2*offset, Pool: p})
+		return file.Open(file.Config{Name: "ssd0", Path: filepath.Join(dir, "ssd"), Create: true,
+			SizeBytes: *dramBytes + 2*offset, Pool: p})
 	})
 	h := newHost(nil, 1, depth, *dramValue)
 	for _, q := range h.free {
@@ -100,8 +103,10 @@ func TestMemoryOfAFullPartition(t *testing.T) {
 		return []kvstore.Op{kvstore.Put, kvstore.Get, kvstore.Exist}[rnd.IntN(3)], 1000 + rnd.Uint64N(keys-2000)
 	})
 	st := p.Stats()
-	t.Logf("%d keys of 16 and %d B in %d MiB, %d segments: %.2f MiB of memory, %.2f MiB before there were keys: %.3f B a key above it, %.3f B a key in all; %d compactions",
-		keys, *dramValue, *dramBytes>>20, st.Segments, float64(most)/(1<<20), float64(empty)/(1<<20), float64(most-empty)/float64(keys), float64(most)/float64(keys), st.Compactions)
+	t.Logf("%d keys of 16 and %d B in %d MiB, %d segments: %.2f MiB of memory, %.2f MiB before there were keys: %.3f "+
+		"B a key above it, %.3f B a key in all; %d compactions",
+		keys, *dramValue, *dramBytes>>20, st.Segments, float64(most)/(1<<20), float64(empty)/(1<<20),
+		float64(most-empty)/float64(keys), float64(most)/float64(keys), st.Compactions)
 	least := 0.40
 	if *dramKeys >= 21 {
 		least = 0.25

@@ -38,7 +38,8 @@ func segTblBytes(partitionBytes int64, keys int) int64 {
 
 // reserveSegTbl reserves n bytes of address space for the SegTbl. The kernel allocates its pages as the table grows.
 func (m *memory) reserveSegTbl(n int64) ([]byte, error) {
-	b, err := unix.Mmap(-1, 0, int(n), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANON|unix.MAP_NORESERVE)
+	b, err := unix.Mmap(-1, 0, int(n), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANON|
+		unix.MAP_NORESERVE)
 	if err != nil {
 		return nil, fmt.Errorf("address space of %d bytes for the SegTbl: %w", n, err)
 	}

@@ -29,7 +29,8 @@ func TestOpeningBeyondTheMemoryIsAnErrorThatNamesWhatIsMissing(t *testing.T) {
 		}
 		r := &rig{t: t, pool: pool, dev: dev, o: d, size: partitionBytes}
 		_, err = r.open(true)
-		if !errors.Is(err, kvstore.ErrNoMemory) || !errors.Is(err, bufpool.ErrNoMemory) || !strings.Contains(err.Error(), "bytes for kv store at 1048576 of ssd0") {
+		if !errors.Is(err, kvstore.ErrNoMemory) || !errors.Is(err, bufpool.ErrNoMemory) ||
+			!strings.Contains(err.Error(), "bytes for kv store at 1048576 of ssd0") {
 			t.Errorf("with %d bytes: %v", arenaBytes, err)
 		}
 		if n := d.Stats().Requests[ssd.Write].Load(); n != 0 {
@@ -56,7 +57,8 @@ func TestThePoolAccountsForAPartition(t *testing.T) {
 		accounts[a.Name] = a.InUseBytes
 	}
 	if taken == 0 || accounts["kv store at 1048576 of ssd0"] != taken || r.pool.Stats().ArenaBytes != taken {
-		t.Errorf("the partition has %d bytes, the accounts are %v, all arenas %d", taken, accounts, r.pool.Stats().ArenaBytes)
+		t.Errorf("the partition has %d bytes, the accounts are %v, all arenas %d", taken, accounts,
+			r.pool.Stats().ArenaBytes)
 	}
 	b, err := p.memory.Alloc(8192)
 	if err != nil {

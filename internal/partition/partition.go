@@ -1,12 +1,14 @@
-// Package partition runs key-value stores on drives. A Partition takes Requests from the transports to the store's machine
-// and the machine's I/Os to the drive, where they pass the same pipeline as block I/Os, under the tenant that has asked.
+// Package partition runs key-value stores on drives. A Partition takes Requests from the transports to the store's
+// machine and the machine's I/Os to the drive, where they pass the same pipeline as block I/Os, under the tenant that
+// has asked.
 //
 //	Submit ──> inbox ──> queues by tenant ──> kvstore.Store ──> I/Os ──> drive.Drive ──> device
 //	KVDone <── replies <────────────────────────┘   ^                      │
 //	                                                └── done <── Done ─────┘
 //
-// A turn.Driver drives a partition and a swap area, as it does a drive: the goroutine that brings Requests or completions
-// runs the store if nobody else does. A timer brings the turns that the store asks for when nothing else happens.
+// A turn.Driver drives a partition and a swap area, as it does a drive: the goroutine that brings Requests or
+// completions runs the store if nobody else does. A timer brings the turns that the store asks for when nothing else
+// happens.
 package partition
 
 import (
@@ -37,7 +39,8 @@ type Config struct {
 	Swap SwapConfig
 	// Damaged, if set, is told of each record that the store has found damaged. It must not block.
 	Damaged func(kvstore.Damage)
-	// Opening, if set, is called every few seconds during Open: what is being read, how much of it was, and how much there is.
+	// Opening, if set, is called every few seconds during Open: what is being read, how much of it was, and how much
+	// there is.
 	Opening func(what string, read, of int)
 }
 
@@ -102,8 +105,9 @@ func (d *deviceIO) Kick() { d.p.driver.Run() }
 // Open opens the partition, or formats it if Config.Store says so, and returns when requests are
 // welcome.
 //
-// Errors: those of kvstore.New and kvstore.Store.Err, kvstore.ErrNoMemory among them; the partition has not been written
-// to then. Those of swap.LoadManifest and swap.NewSource, if an area is missing that has some of its newest values.
+// Errors: those of kvstore.New and kvstore.Store.Err, kvstore.ErrNoMemory among them; the partition has not been
+// written to then. Those of swap.LoadManifest and swap.NewSource, if an area is missing that has some of its newest
+// values.
 func Open(cfg Config) (*Partition, error) {
 	info := cfg.Drive.Device().Info()
 	m := newMemory(cfg.Drive.Pool(), fmt.Sprintf("kv store at %d of %s", cfg.OffsetBytes, info.Name))
@@ -134,7 +138,8 @@ func Open(cfg Config) (*Partition, error) {
 		return nil, err
 	}
 	if len(cfg.Swap.Areas) > 0 {
-		p.outside = &lending{p: p, areas: cfg.Swap.Areas, memory: newMemory(cfg.Drive.Pool(), fmt.Sprintf("swapping of the kv store at %d of %s", cfg.OffsetBytes, info.Name))}
+		p.outside = &lending{p: p, areas: cfg.Swap.Areas, memory: newMemory(cfg.Drive.Pool(),
+			fmt.Sprintf("swapping of the kv store at %d of %s", cfg.OffsetBytes, info.Name))}
 	}
 	p.driver.Lock()
 	p.turn()

@@ -20,7 +20,8 @@ const partitionBytes = 48 << 20
 // TestHistoriesOfManyHosts: several hosts at once, on a synchronous and on an asynchronous device, under a policy
 // that paces; what they have written is there after a clean stop.
 func TestHistoriesOfManyHosts(t *testing.T) {
-	for name, device := range map[string]func(*bufpool.Pool) (ssd.Device, error){"mem": inMemory(partitionBytes), "file": inFile(t, partitionBytes)} {
+	for name, device := range map[string]func(*bufpool.Pool) (ssd.Device, error){"mem": inMemory(partitionBytes),
+		"file": inFile(t, partitionBytes)} {
 		t.Run(name, func(t *testing.T) {
 			t.Logf("-seed %d", *seed)
 			policy, err := policies.New("jbof", policies.Config{Depth: 64})

@@ -31,9 +31,9 @@ type Request struct {
 	KeyLen uint8
 	// Value is what a Put stores and where a Get and a List put what they have found, as much as fits.
 	Value []byte
-	// Room, if set, is asked for memory by a Get whose Value is too short, as soon as the value's length is known. It makes Value as
-	// long as is wanted of it and returns it; with nil the Get ends, OK and without the value. It is called as a Sink is, and may
-	// not use the partition.
+	// Room, if set, is asked for memory by a Get whose Value is too short, as soon as the value's length is known. It
+	// makes Value as long as is wanted of it and returns it; with nil the Get ends, OK and without the value. It is
+	// called as a Sink is, and may not use the partition.
 	Room func(length int) []byte
 	// Tenant is the pipeline's number for who pays.
 	Tenant tenant.ID

@@ -73,7 +73,8 @@ func inMemory(size int64) func(*bufpool.Pool) (ssd.Device, error) {
 
 func inFile(t testing.TB, size int64) func(*bufpool.Pool) (ssd.Device, error) {
 	return func(p *bufpool.Pool) (ssd.Device, error) {
-		return file.Open(file.Config{Name: "ssd0", Path: filepath.Join(t.TempDir(), "ssd"), Create: true, SizeBytes: size + 2*offset, Pool: p})
+		return file.Open(file.Config{Name: "ssd0", Path: filepath.Join(t.TempDir(), "ssd"), Create: true,
+			SizeBytes: size + 2*offset, Pool: p})
 	}
 }
 
@@ -103,8 +104,8 @@ func (r *rig) mustOpen(format bool) *Partition {
 	return p
 }
 
-// drop ends a partition as a crash does. Nothing is under way, and it may not begin anything of its own accord either: its next checkpoint
-// would come in between those of whoever opens the partition again.
+// drop ends a partition as a crash does. Nothing is under way, and it may not begin anything of its own accord either:
+// its next checkpoint would come in between those of whoever opens the partition again.
 func (r *rig) drop(p *Partition) {
 	p.driver.Lock()
 	p.phase = gone
@@ -135,7 +136,8 @@ type host struct {
 }
 
 func newHost(p *Partition, tenant tenant.ID, depth, valueBytes int) *host {
-	h := &host{p: p, tenant: tenant, kicked: make(chan struct{}, 1), done: make([]*Request, 0, depth), taken: make([]*Request, 0, depth)}
+	h := &host{p: p, tenant: tenant, kicked: make(chan struct{}, 1), done: make([]*Request, 0, depth),
+		taken: make([]*Request, 0, depth)}
 	for i := range depth {
 		h.free = append(h.free, &Request{Sink: h, Tenant: tenant, Slot: uint32(i), Value: make([]byte, valueBytes)})
 	}
@@ -229,7 +231,8 @@ func (h *host) history(rnd *rand.Rand, model map[uint64][2]uint64, first, keys u
 		case kvstore.Get:
 			want := make([]byte, was[1])
 			fill(want, w.key, was[0])
-			if r.ValueLen != len(want) || !bytes.Equal(r.Value[:min(len(r.Value), len(want))], want[:min(len(r.Value), len(want))]) {
+			if r.ValueLen != len(want) ||
+				!bytes.Equal(r.Value[:min(len(r.Value), len(want))], want[:min(len(r.Value), len(want))]) {
 				return fmt.Errorf("key %d: another value than was put, %d bytes, want %d", w.key, r.ValueLen, len(want))
 			}
 		}

@@ -46,7 +46,8 @@ func TestMemoryForAValueIsAskedForWhenItsLengthIsKnown(t *testing.T) {
 		before := r.o.Stats().Requests[ssd.Read].Load()
 		q.Value = make([]byte, 5000)
 		h.do(kvstore.Get, 1, c.have)
-		if q.Status != kvstore.OK || q.ValueLen != len(value) || !bytes.Equal(q.Value, value[:len(q.Value)]) || len(q.Value) != c.want {
+		if q.Status != kvstore.OK || q.ValueLen != len(value) || !bytes.Equal(q.Value, value[:len(q.Value)]) ||
+			len(q.Value) != c.want {
 			t.Errorf("%s: status %d, %d of %d bytes", c.name, q.Status, len(q.Value), q.ValueLen)
 		}
 		if reads := r.o.Stats().Requests[ssd.Read].Load() - before; reads != c.reads || asked > 0 != c.asked {

@@ -16,8 +16,8 @@ import (
 
 // SwapConfig says where a partition may write values when its own drive has too much to do.
 type SwapConfig struct {
-	// Areas are the swap areas of the node's other drives. A partition does not open without an area that may hold some of
-	// its newest values.
+	// Areas are the swap areas of the node's other drives. A partition does not open without an area that may hold some
+	// of its newest values.
 	Areas []*Area
 	// Keys is how many keys may be in swap areas at once; 0: 16384, which take 1.3 MiB of memory.
 	Keys int
@@ -25,8 +25,8 @@ type SwapConfig struct {
 	Policy swap.Policy
 }
 
-// lending runs a partition's swap.Source, in the turns of the partition. The Source decides which Puts go to the areas of
-// other drives and moves their values back later.
+// lending runs a partition's swap.Source, in the turns of the partition. The Source decides which Puts go to the areas
+// of other drives and moves their values back later.
 type lending struct {
 	p        *Partition
 	source   *swap.Source
@@ -42,7 +42,8 @@ type lending struct {
 	loads   []swap.Load
 	batches []drive.Batch // of the areas' SSDs
 	wakeNS  int64
-	// stopping: no key is in an area any more, or none of those that are can be moved back, and the store was told to stop.
+	// stopping: no key is in an area any more, or none of those that are can be moved back, and the store was told to
+	// stop.
 	stopping bool
 }
 
@@ -135,8 +136,10 @@ func (p *Partition) openLending() error {
 	}
 	info := p.drive.Device().Info()
 	hc := swap.SourceConfig{
-		Manifest: manifest, UUID: p.store.UUID(), BlockSize: info.BlockSize, FUA: info.VolatileCache && !p.cfg.Volatile, Keys: p.cfg.Swap.Keys, Policy: p.cfg.Swap.Policy,
-		MaxValueBytes: min(swap.MaxValueBytes, p.store.MaxValueBytes()), Background: p.cfg.Background, Alloc: l.memory.Alloc,
+		Manifest: manifest, UUID: p.store.UUID(), BlockSize: info.BlockSize, FUA: info.VolatileCache && !p.cfg.Volatile,
+		Keys: p.cfg.Swap.Keys, Policy: p.cfg.Swap.Policy,
+		MaxValueBytes: min(swap.MaxValueBytes, p.store.MaxValueBytes()), Background: p.cfg.Background,
+		Alloc: l.memory.Alloc,
 	}
 	for _, a := range p.cfg.Swap.Areas {
 		if a.cfg.Drive == p.drive {

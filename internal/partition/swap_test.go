@@ -36,7 +36,8 @@ type box struct {
 }
 
 func newBox(t testing.TB, policy swap.Policy, source, away func(*bufpool.Pool) (ssd.Device, error)) *box {
-	b := &box{t: t, policy: policy, source: newRig(t, partitionBytes, nil, source), away: newRig(t, areaBytes, nil, away)}
+	b := &box{t: t, policy: policy, source: newRig(t, partitionBytes, nil, source),
+		away: newRig(t, areaBytes, nil, away)}
 	b.open(true)
 	return b
 }
@@ -44,15 +45,17 @@ func newBox(t testing.TB, policy swap.Policy, source, away func(*bufpool.Pool) (
 func (b *box) openArea(format bool) {
 	b.t.Helper()
 	var err error
-	if b.area, err = OpenArea(AreaConfig{Drive: b.away.o, OffsetBytes: offset, LenBytes: areaBytes, Background: 9, Format: format, UUID: [16]byte{5}, Salt: 77}); err != nil {
+	if b.area, err = OpenArea(AreaConfig{Drive: b.away.o, OffsetBytes: offset, LenBytes: areaBytes, Background: 9,
+		Format: format, UUID: [16]byte{5}, Salt: 77}); err != nil {
 		b.t.Fatal(err)
 	}
 }
 
 func (b *box) config(format bool) Config {
-	return Config{Drive: b.source.o, OffsetBytes: offset, Background: 9, Swap: SwapConfig{Areas: []*Area{b.area}, Policy: b.policy}, Store: kvstore.Config{
-		PartitionBytes: b.source.size, Format: format, UUID: [16]byte{7}, HashSeed: 99, ChunkBytes: 256 << 10,
-	}}
+	return Config{Drive: b.source.o, OffsetBytes: offset, Background: 9,
+		Swap: SwapConfig{Areas: []*Area{b.area}, Policy: b.policy}, Store: kvstore.Config{
+			PartitionBytes: b.source.size, Format: format, UUID: [16]byte{7}, HashSeed: 99, ChunkBytes: 256 << 10,
+		}}
 }
 
 func (b *box) open(format bool) {
@@ -182,7 +185,8 @@ func TestKeysThatAreOutSurviveALossOfPower(t *testing.T) {
 	// All at one moment: neither the partition nor the area begins a write meanwhile.
 	b.p.driver.Lock()
 	b.area.driver.Lock()
-	c := &box{t: t, policy: stay, source: newRig(t, partitionBytes, nil, copyOf(t, b.source)), away: newRig(t, areaBytes, nil, copyOf(t, b.away))}
+	c := &box{t: t, policy: stay, source: newRig(t, partitionBytes, nil, copyOf(t, b.source)),
+		away: newRig(t, areaBytes, nil, copyOf(t, b.away))}
 	b.area.driver.Unlock()
 	b.p.driver.Unlock()
 	c.openArea(false)
@@ -310,8 +314,8 @@ func TestSwappingAllocatesNothing(t *testing.T) {
 
 var figures = flag.Bool("figures", false, "measure what swapping gives")
 
-// TestSwappingFigures: Puts of zipfian keys to one of two emulated drives, with and without swapping. Paper: 15.4 % more at
-// 256 B, 17.2 % at 1 KB.
+// TestSwappingFigures: Puts of zipfian keys to one of two emulated drives, with and without swapping. Paper: 15.4 %
+// more at 256 B, 17.2 % at 1 KB.
 func TestSwappingFigures(t *testing.T) {
 	if !*figures {
 		t.Skip("-figures is not set")
@@ -333,9 +337,11 @@ func emulated(size int64) func(*bufpool.Pool) (ssd.Device, error) {
 
 func measure(t *testing.T, size int, with bool) {
 	const keys, depth, bytes, swapBytes = 100_000, 256, 512 << 20, 256 << 20
-	b := &box{t: t, source: newRig(t, bytes, nil, emulated(bytes)), away: newRig(t, swapBytes, nil, emulated(swapBytes))}
+	b := &box{t: t, source: newRig(t, bytes, nil, emulated(bytes)),
+		away: newRig(t, swapBytes, nil, emulated(swapBytes))}
 	var err error
-	if b.area, err = OpenArea(AreaConfig{Drive: b.away.o, OffsetBytes: offset, LenBytes: swapBytes, Background: 9, Format: true, UUID: [16]byte{5}, Salt: 77}); err != nil {
+	if b.area, err = OpenArea(AreaConfig{Drive: b.away.o, OffsetBytes: offset, LenBytes: swapBytes, Background: 9,
+		Format: true, UUID: [16]byte{5}, Salt: 77}); err != nil {
 		t.Fatal(err)
 	}
 	cfg := b.config(true)
@@ -382,7 +388,9 @@ func measure(t *testing.T, size int, with bool) {
 	for _, l := range lat {
 		sum += l
 	}
-	t.Logf("%d B, swapping %v: %.0f PUT/s, average %v, p99.9 %v; %+v", size, with, float64(n)/took.Seconds(), (sum / time.Duration(len(lat))).Round(time.Microsecond), lat[len(lat)*999/1000].Round(time.Microsecond), b.p.Stats().Swap)
+	t.Logf("%d B, swapping %v: %.0f PUT/s, average %v, p99.9 %v; %+v", size, with, float64(n)/took.Seconds(),
+		(sum / time.Duration(len(lat))).Round(time.Microsecond), lat[len(lat)*999/1000].Round(time.Microsecond),
+		b.p.Stats().Swap)
 	out := b.p.Stats().Swap.Keys
 	start = time.Now()
 	b.source.close(b.p)
@@ -407,8 +415,8 @@ func newZipf(n uint64, theta float64) func() uint64 {
 	}
 }
 
-// TestWhatHasNoTimeToComeHomeStays: closing keeps to its patience, and the next opening finds the rest. The area may be retiring
-// then, which takes what is there home and nothing new.
+// TestWhatHasNoTimeToComeHomeStays: closing keeps to its patience, and the next opening finds the rest. The area may be
+// retiring then, which takes what is there home and nothing new.
 func TestWhatHasNoTimeToComeHomeStays(t *testing.T) {
 	slow := fault.Config{Seed: 1, Delay: 30 * time.Millisecond, DelayProbability: 1}
 	stay := eager
@@ -438,8 +446,9 @@ func TestWhatHasNoTimeToComeHomeStays(t *testing.T) {
 	}
 	out := b.p.Stats().Swap.Keys
 	b.source.dev.(*fault.Device).SetRules(fault.Rule{Delay: slow.Delay})
-	h.add(kvstore.List, 0, 100)                                              // which waits for all keys to be at home
-	h.add(kvstore.Put, 1999, 100).Value = make([]byte, swap.MaxValueBytes+1) // which waits for its own key, the last to come
+	h.add(kvstore.List, 0, 100) // which waits for all keys to be at home
+	// which waits for its own key, the last to come
+	h.add(kvstore.Put, 1999, 100).Value = make([]byte, swap.MaxValueBytes+1)
 	b.p.Submit(&h.batch)
 	const limit = 700 * time.Millisecond
 	began := time.Now()
@@ -461,7 +470,8 @@ func TestWhatHasNoTimeToComeHomeStays(t *testing.T) {
 		t.Fatal(err)
 	}
 	b.source.dev.(*fault.Device).SetRules()
-	if b.area, err = OpenArea(AreaConfig{Drive: b.away.o, OffsetBytes: offset, LenBytes: areaBytes, Background: 9, Retiring: true}); err != nil {
+	if b.area, err = OpenArea(AreaConfig{Drive: b.away.o, OffsetBytes: offset, LenBytes: areaBytes, Background: 9,
+		Retiring: true}); err != nil {
 		t.Fatal(err)
 	}
 	b.policy = eager
@@ -470,7 +480,8 @@ func TestWhatHasNoTimeToComeHomeStays(t *testing.T) {
 	}
 	st := b.p.Stats().Swap
 	uses := b.p.Uses()
-	if st.Keys == 0 || st.Keys > out || len(uses) != 1 || int64(uses[0].Keys) != st.Keys || !uses[0].Listed || uses[0].Area != b.area.UUID() {
+	if st.Keys == 0 || st.Keys > out || len(uses) != 1 || int64(uses[0].Keys) != st.Keys || !uses[0].Listed ||
+		uses[0].Area != b.area.UUID() {
 		t.Errorf("%d keys were out, now %d, %+v", out, st.Keys, uses)
 	}
 	b.all(model, 2000)
@@ -486,8 +497,8 @@ func TestWhatHasNoTimeToComeHomeStays(t *testing.T) {
 	b.close()
 }
 
-// TestACapIsNoReasonToSwap: what waits for its tenant's cap says nothing of the SSD. It neither sends keys away nor keeps them from
-// coming home.
+// TestACapIsNoReasonToSwap: what waits for its tenant's cap says nothing of the SSD. It neither sends keys away nor
+// keeps them from coming home.
 func TestACapIsNoReasonToSwap(t *testing.T) {
 	b := newBox(t, swap.Policy{CalmNS: 50e6}, inMemory(partitionBytes), inMemory(areaBytes))
 	const capped, hosts, depth = 3, 10, 12

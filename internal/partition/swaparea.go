@@ -32,8 +32,8 @@ type AreaConfig struct {
 	Salt   uint64
 }
 
-// Area is an open swap area: a part of a drive that takes Puts of partitions on other drives when those have too much to
-// do. It is opened before the partitions that use it and closed after them. Its methods may be called from any
+// Area is an open swap area: a part of a drive that takes Puts of partitions on other drives when those have too much
+// to do. It is opened before the partitions that use it and closed after them. Its methods may be called from any
 // goroutine.
 type Area struct {
 	cfg    AreaConfig
@@ -135,7 +135,8 @@ func accessTo(o *drive.Drive, t tenant.ID, base int64) (swap.Read, swap.Write) {
 func OpenArea(cfg AreaConfig) (*Area, error) {
 	info := cfg.Drive.Device().Info()
 	m := newMemory(cfg.Drive.Pool(), fmt.Sprintf("swap area at %d of %s", cfg.OffsetBytes, info.Name))
-	mc := swap.AreaConfig{AreaBytes: cfg.LenBytes, BlockSize: info.BlockSize, FUA: info.VolatileCache && !cfg.Volatile, Alloc: m.Alloc}
+	mc := swap.AreaConfig{AreaBytes: cfg.LenBytes, BlockSize: info.BlockSize, FUA: info.VolatileCache && !cfg.Volatile,
+		Alloc: m.Alloc}
 	read, write := accessTo(cfg.Drive, cfg.Background, cfg.OffsetBytes)
 	if cfg.Format {
 		if err := swap.FormatArea(mc, cfg.UUID, cfg.Salt, write); err != nil {
@@ -154,7 +155,8 @@ func OpenArea(cfg AreaConfig) (*Area, error) {
 		d.a, d.tag, d.node.Item = a, uint32(i), d
 		d.Init(d, d.tag)
 	}
-	if err := a.driver.Init(turn.Config{Env: cfg.Drive.Env(), Machine: (*areaMachine)(a), MaxTurns: maxTurns}); err != nil {
+	if err := a.driver.Init(turn.Config{Env: cfg.Drive.Env(), Machine: (*areaMachine)(a),
+		MaxTurns: maxTurns}); err != nil {
 		m.free()
 		return nil, err
 	}
@@ -232,13 +234,15 @@ func (a *Area) attach(l *lending, source uuid.UUID) (swap.AreaRef, error) {
 		a.sources = append(a.sources, nil)
 	}
 	a.sources[at.Source] = l
-	return swap.AreaRef{UUID: a.machine.UUID(), Log: a.machine.Log(), BlockSize: a.cfg.Drive.Device().Info().BlockSize, Attachment: at}, nil
+	return swap.AreaRef{UUID: a.machine.UUID(), Log: a.machine.Log(), BlockSize: a.cfg.Drive.Device().Info().BlockSize,
+		Attachment: at}, nil
 }
 
 // load is how loaded the area and its drive are.
 func (a *Area) load() swap.Load {
 	waiting, _ := busy(a.cfg.Drive)
-	return swap.Load{Waiting: waiting + int(a.waiting.Load()), Used: int(a.used.Load()), Failing: a.cfg.Retiring || a.failing.Load()}
+	return swap.Load{Waiting: waiting + int(a.waiting.Load()), Used: int(a.used.Load()), Failing: a.cfg.Retiring ||
+		a.failing.Load()}
 }
 
 // areaMachine is the Area as its driver sees it.

@@ -27,9 +27,9 @@ type fate struct {
 	busy  bool
 }
 
-// TestAPowerLossWhileKeysAreSwapped: a store and a swap area on two drives with volatile caches, both of which lose the power in the
-// midst of what they do, one a little sooner than the other; sometimes their writes have failed before, too. What was acknowledged is
-// there afterwards, and nothing else.
+// TestAPowerLossWhileKeysAreSwapped: a store and a swap area on two drives with volatile caches, both of which lose the
+// power in the midst of what they do, one a little sooner than the other; sometimes their writes have failed before,
+// too. What was acknowledged is there afterwards, and nothing else.
 func TestAPowerLossWhileKeysAreSwapped(t *testing.T) {
 	t.Logf("-seed=%d", *seed)
 	const keys, lives = 150, 15
@@ -52,23 +52,27 @@ func TestAPowerLossWhileKeysAreSwapped(t *testing.T) {
 	for life := range lives {
 		wrap := func(i int) func(*bufpool.Pool) (ssd.Device, error) {
 			return func(*bufpool.Pool) (ssd.Device, error) {
-				return fault.New(disks[i], fault.Config{Seed: rnd.Uint64(), LoseUnflushed: true, Delay: 300 * time.Microsecond, DelayProbability: 0.3})
+				return fault.New(disks[i], fault.Config{Seed: rnd.Uint64(), LoseUnflushed: true,
+					Delay: 300 * time.Microsecond, DelayProbability: 0.3})
 			}
 		}
 		policy := eager
 		if life%2 == 0 {
 			policy.CalmNS = int64(time.Hour) // what is out stays
 		}
-		b := &box{t: t, policy: policy, source: newRig(t, partitionBytes, nil, wrap(0)), away: newRig(t, areaBytes, nil, wrap(1))}
+		b := &box{t: t, policy: policy, source: newRig(t, partitionBytes, nil, wrap(0)),
+			away: newRig(t, areaBytes, nil, wrap(1))}
 		b.open(life == 0)
 		found += b.p.Stats().Swap.Keys
 		h := newHost(b.p, 1, 32, 3000)
 		for key := range fates { // what is there is what it is from now on
 			f := &fates[key]
 			r := h.do(kvstore.Get, uint64(key), 3000)
-			k := slices.IndexFunc(append([]version{f.sure}, f.maybe...), func(v version) bool { return is(r, uint64(key), v) })
+			k := slices.IndexFunc(append([]version{f.sure}, f.maybe...),
+				func(v version) bool { return is(r, uint64(key), v) })
 			if k < 0 {
-				t.Fatalf("life %d, key %d: status %d, %d bytes; want %+v or one of %+v", life, key, r.Status, r.ValueLen, f.sure, f.maybe)
+				t.Fatalf("life %d, key %d: status %d, %d bytes; want %+v or one of %+v", life, key, r.Status,
+					r.ValueLen, f.sure, f.maybe)
 			}
 			if k > 0 {
 				*f = fate{sure: f.maybe[k-1]}
@@ -79,7 +83,8 @@ func TestAPowerLossWhileKeysAreSwapped(t *testing.T) {
 		failing := life%3 == 2
 		for _, r := range []*rig{b.source, b.away} {
 			if failing {
-				r.dev.(*fault.Device).SetRules(fault.Rule{Ops: []ssd.Op{ssd.Write}, Probability: 0.01, Err: ssd.ErrMedia})
+				r.dev.(*fault.Device).SetRules(fault.Rule{Ops: []ssd.Op{ssd.Write}, Probability: 0.01,
+					Err: ssd.ErrMedia})
 			}
 		}
 		out := map[*Request]version{}
@@ -136,7 +141,8 @@ func TestAPowerLossWhileKeysAreSwapped(t *testing.T) {
 		_ = b.p.Close(20 * time.Millisecond) // there is no device any more
 		_ = b.area.Close(20 * time.Millisecond)
 	}
-	t.Logf("%d writes swapped, %d keys found in the area, %d writes without an answer did not happen", swapped, found, lost)
+	t.Logf("%d writes swapped, %d keys found in the area, %d writes without an answer did not happen", swapped, found,
+		lost)
 	if swapped < 100 || found < 100 || lost == 0 {
 		t.Error("not much has happened")
 	}

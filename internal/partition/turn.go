@@ -18,7 +18,8 @@ func (m *machine) Pending() bool {
 // Turn implements turn.Machine.
 func (m *machine) Turn() { (*Partition)(m).turn() }
 
-// maxTurns is how many turns a submitter takes in a row before it gets on with its own work. A turn of a store is short.
+// maxTurns is how many turns a submitter takes in a row before it gets on with its own work. A turn of a store is
+// short.
 const maxTurns = 16
 
 // turn does all the work that can be done. Completions come first, for they make room; then Requests begin. The I/Os of
@@ -155,7 +156,8 @@ func (p *Partition) begin() (any bool) {
 		}
 		tag := p.freeReq[len(p.freeReq)-1]
 		q := kvstore.Request{
-			Op: r.Op, Condition: r.Condition, Tag: uint64(tag), Tenant: r.Tenant, Key: r.Key[:min(int(r.KeyLen), len(r.Key))], Value: r.Value, Room: r.Room,
+			Op: r.Op, Condition: r.Condition, Tag: uint64(tag), Tenant: r.Tenant,
+			Key: r.Key[:min(int(r.KeyLen), len(r.Key))], Value: r.Value, Room: r.Room,
 		}
 		verdict := swap.ToStore
 		if l != nil {

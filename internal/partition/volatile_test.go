@@ -13,8 +13,8 @@ import (
 	"jbofd/internal/ssd/mem"
 )
 
-// TestALossOfPowerWithoutDurability: a store that need not keep what it acknowledges on a drive with a volatile cache. After a stop everything
-// is there, after a loss of power each key has what it had at the stop or something newer.
+// TestALossOfPowerWithoutDurability: a store that need not keep what it acknowledges on a drive with a volatile cache.
+// After a stop everything is there, after a loss of power each key has what it had at the stop or something newer.
 func TestALossOfPowerWithoutDurability(t *testing.T) {
 	t.Logf("-seed=%d", *seed)
 	const keys, size = 200, 300

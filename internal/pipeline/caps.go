@@ -17,8 +17,8 @@ const (
 type Caps struct {
 	// RWIOsPerSec limits I/Os of all classes.
 	RWIOsPerSec int64
-	// RWBytesPerSec, ReadBytesPerSec and WriteBytesPerSec limit transfers. An I/O of any size is admitted as soon as the
-	// bucket has no debt from earlier I/Os.
+	// RWBytesPerSec, ReadBytesPerSec and WriteBytesPerSec limit transfers. An I/O of any size is admitted as soon as
+	// the bucket has no debt from earlier I/Os.
 	RWBytesPerSec, ReadBytesPerSec, WriteBytesPerSec int64
 }
 

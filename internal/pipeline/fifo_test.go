@@ -35,7 +35,8 @@ func TestFIFOAgainstAListModel(t *testing.T) {
 				}
 				n := max(0, min(depth-len(device), len(queued)))
 				if len(dst)-1 != n {
-					t.Fatalf("dispatched %d with %d queued and %d of %d at the device, want %d", len(dst)-1, len(queued), len(device), depth, n)
+					t.Fatalf("dispatched %d with %d queued and %d of %d at the device, want %d", len(dst)-1,
+						len(queued), len(device), depth, n)
 				}
 				for i, tag := range dst[1:] {
 					if tag != queued[i] {
@@ -66,7 +67,8 @@ func TestFIFOAgainstAListModel(t *testing.T) {
 				queued = slices.Delete(slices.Clone(queued), i, i+1)
 			}
 			if f.queued != len(queued) || f.inflight != len(device) {
-				t.Fatalf("it counts %d queued, %d in flight; want %d and %d", f.queued, f.inflight, len(queued), len(device))
+				t.Fatalf("it counts %d queued, %d in flight; want %d and %d", f.queued, f.inflight, len(queued),
+					len(device))
 			}
 			if _, ok := f.NextWake(); ok {
 				t.Fatal("a FIFO waits for time")
@@ -76,7 +78,8 @@ func TestFIFOAgainstAListModel(t *testing.T) {
 }
 
 func TestCompletionWithoutDispatchPanics(t *testing.T) {
-	for name, do := range map[string]func(*FIFO){"complete": func(f *FIFO) { f.Complete(0, 0, Result{}) }, "pause": func(f *FIFO) { f.Pause(0, 0) }} {
+	for name, do := range map[string]func(*FIFO){"complete": func(f *FIFO) { f.Complete(0, 0, Result{}) },
+		"pause": func(f *FIFO) { f.Pause(0, 0) }} {
 		func() {
 			defer func() {
 				if recover() == nil {
@@ -107,7 +110,8 @@ func TestFIFOAllocatesNothing(t *testing.T) {
 }
 
 func TestEveryOpHasANameAndSaysIfItMutates(t *testing.T) {
-	mutating := map[Op]bool{Write: true, Deallocate: true, WriteZeroes: true, DeallocateRanges: true, CompareWrite: true}
+	mutating := map[Op]bool{Write: true, Deallocate: true, WriteZeroes: true, DeallocateRanges: true,
+		CompareWrite: true}
 	for op := range Ops {
 		if op.String() == "" || op.Mutates() != mutating[op] {
 			t.Errorf("%d: %q, mutates %v", op, op, op.Mutates())

@@ -111,7 +111,8 @@ func TestPipelineAgainstASlowModel(t *testing.T) {
 				} else {
 					next++
 				}
-				io := IO{Tag: tag, Tenant: tenant.ID(rng.IntN(tenants)), Op: []Op{Read, Write, Flush}[rng.IntN(3)], LenBytes: rng.Int64N(300)}
+				io := IO{Tag: tag, Tenant: tenant.ID(rng.IntN(tenants)), Op: []Op{Read, Write, Flush}[rng.IntN(3)],
+					LenBytes: rng.Int64N(300)}
 				m := &model[io.Tenant]
 				m.held = append(m.held, io)
 				p.Enqueue(now, io)
@@ -149,7 +150,8 @@ func TestPipelineAgainstASlowModel(t *testing.T) {
 					want = append(want, model[i].released...)
 					model[i].released = model[i].released[:0]
 				}
-				slices.SortStableFunc(got, func(a, b Tag) int { return int(p.ios[a].io.Tenant) - int(p.ios[b].io.Tenant) })
+				slices.SortStableFunc(got,
+					func(a, b Tag) int { return int(p.ios[a].io.Tenant) - int(p.ios[b].io.Tenant) })
 				if !slices.Equal(got, want) {
 					t.Fatalf("at %d: dispatched %v, want %v", now, got, want)
 				}

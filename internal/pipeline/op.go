@@ -26,7 +26,8 @@ const (
 	Ops
 )
 
-var opNames = [Ops]string{"read", "write", "flush", "deallocate", "write_zeroes", "deallocate", "compare", "compare_and_write", "verify"}
+var opNames = [Ops]string{"read", "write", "flush", "deallocate", "write_zeroes", "deallocate", "compare",
+	"compare_and_write", "verify"}
 
 // String returns the operation's name as metrics write it.
 func (o Op) String() string {

@@ -110,7 +110,8 @@ func (p *Pipeline) SetTenant(now int64, t tenant.ID, s Settings) {
 	ten.leaving = false
 	ten.settings = s
 	ten.stats.Weight = s.Weight
-	rates := [buckets]int64{s.Caps.RWIOsPerSec * ioTokens, s.Caps.RWBytesPerSec, s.Caps.ReadBytesPerSec, s.Caps.WriteBytesPerSec}
+	rates := [buckets]int64{s.Caps.RWIOsPerSec * ioTokens, s.Caps.RWBytesPerSec, s.Caps.ReadBytesPerSec,
+		s.Caps.WriteBytesPerSec}
 	ten.capped = rates != [buckets]int64{}
 	for i, rate := range rates {
 		if rate == 0 {

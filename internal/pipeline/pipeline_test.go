@@ -152,7 +152,8 @@ func TestManyTenantsComeAndGoUnderLoad(t *testing.T) {
 		}
 		device = device[:0]
 	}
-	if left := p.Tenants(nil); !slices.Equal(left, []tenant.ID{0}) || p.Queued() != 0 || p.Inflight() != 0 || len(p.capped) != 0 {
+	if left := p.Tenants(nil); !slices.Equal(left, []tenant.ID{0}) || p.Queued() != 0 || p.Inflight() != 0 ||
+		len(p.capped) != 0 {
 		t.Errorf("left: tenants %v, %d queued, %d in flight", left, p.Queued(), p.Inflight())
 	}
 }

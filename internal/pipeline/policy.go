@@ -171,7 +171,8 @@ func (s *Stats) Worst() (worst State) {
 type Stats struct {
 	// WriteCost is the cost of a written byte in read bytes.
 	WriteCost float64
-	// TargetBytesPerSec is the rate at which the policy dispatches, CompletedBytesPerSec the recent rate of completions.
+	// TargetBytesPerSec is the rate at which the policy dispatches, CompletedBytesPerSec the recent rate of
+	// completions.
 	TargetBytesPerSec, CompletedBytesPerSec float64
 	// Class is indexed by Class; OtherClass has no monitor.
 	Class [Classes]ClassStats

@@ -86,7 +86,8 @@ func (p *Pipeline) limit(t tenant.ID, ten *tenantState) Limit {
 	if ten.held > 0 {
 		return LimitCap
 	}
-	if c := p.policy.Credit(t); ten.credited && ten.queued == 0 && ten.inflight > 0 && c > 0 && ten.units+ten.lastUnits > c {
+	if c := p.policy.Credit(t); ten.credited && ten.queued == 0 && ten.inflight > 0 && c > 0 &&
+		ten.units+ten.lastUnits > c {
 		return LimitCredit
 	}
 	return Unlimited

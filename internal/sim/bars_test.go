@@ -145,7 +145,8 @@ func TestBars(t *testing.T) {
 				most = 1.5
 			}
 			if p := r.Phase(steady); p.FUtilMax > most*p.FUtilMin {
-				t.Errorf("%.3f to %.3f: a factor of %.2f, allowed is %.1f", p.FUtilMin, p.FUtilMax, p.FUtilMax/p.FUtilMin, most)
+				t.Errorf("%.3f to %.3f: a factor of %.2f, allowed is %.1f", p.FUtilMin, p.FUtilMax,
+					p.FUtilMax/p.FUtilMin, most)
 			}
 		})
 	})
@@ -154,7 +155,8 @@ func TestBars(t *testing.T) {
 		each(t, "read-write", func(t *testing.T, s *Scenario, r, _ *Result) {
 			mine := r.Phase(steady).FUtilMean
 			for _, policy := range Policies() {
-				if other := runs[cell{s.String(), policy}].Phase(steady).FUtilMean; mine < missed(s, "mean", 0.95)*other {
+				if other := runs[cell{s.String(), policy}].Phase(steady).FUtilMean; mine < missed(s, "mean",
+					0.95)*other {
 					t.Errorf("%.3f, %s has %.3f", mine, policy, other)
 				}
 			}
@@ -189,7 +191,8 @@ func TestBars(t *testing.T) {
 			if len(s.Tenants) != 16 {
 				return
 			}
-			if mine, his := float64(r.Phase(steady).Latency.P999NS), float64(fifo.Phase(steady).Latency.P999NS); mine > missed(s, "p99.9", 0.5)*his {
+			if mine, his := float64(r.Phase(steady).Latency.P999NS),
+				float64(fifo.Phase(steady).Latency.P999NS); mine > missed(s, "p99.9", 0.5)*his {
 				t.Errorf("%.0f µs, fifo has %.0f µs", mine/1000, his/1000)
 			}
 		})
@@ -220,7 +223,8 @@ func TestBars(t *testing.T) {
 			extreme = max(extreme, cost(ns))
 		}
 		up, down := cost(2500*Millisecond), cost(6*Second)
-		t.Logf("before %.2f, half a second after writers came %.2f, extreme %.2f, two seconds after they left %.2f", before, up, extreme, down)
+		t.Logf("before %.2f, half a second after writers came %.2f, extreme %.2f, two seconds after they left %.2f",
+			before, up, extreme, down)
 		if extreme < 2*before {
 			t.Errorf("it is %.2f before and at most %.2f under load", before, extreme)
 		}

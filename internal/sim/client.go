@@ -251,7 +251,8 @@ func (r *run) send(i int) {
 	for {
 		load, l := -1, (*load)(nil)
 		for j := range t.loads {
-			if x := &t.loads[j]; x.waiting.n > 0 && x.outstanding < x.spec.Depth && (l == nil || x.waiting.peek().askedNS < l.waiting.peek().askedNS) {
+			if x := &t.loads[j]; x.waiting.n > 0 && x.outstanding < x.spec.Depth &&
+				(l == nil || x.waiting.peek().askedNS < l.waiting.peek().askedNS) {
 				load, l = j, x
 			}
 		}
@@ -268,7 +269,8 @@ func (r *run) send(i int) {
 		}
 		w := l.waiting.pop()
 		tag := r.take()
-		r.reqs[tag] = request{tenant: int32(i), load: int32(load), kind: w.kind, units: int32(units), session: t.session, state: travel,
+		r.reqs[tag] = request{tenant: int32(i), load: int32(load), kind: w.kind, units: int32(units),
+			session: t.session, state: travel,
 			len: kind.SizeBytes, askedNS: w.askedNS, sentNS: r.now, offset: l.place(kind, int(w.kind))}
 		if kind.Op == pipeline.Flush {
 			r.reqs[tag].len, r.reqs[tag].offset = 0, 0
@@ -365,7 +367,8 @@ func (r *run) control(tm timer) {
 	}
 	p := &t.parda
 	if p.seen {
-		p.window = (1-pardaGamma)*p.window + pardaGamma*(pardaThresholdNS/p.latencyNS*p.window+pardaBeta*float64(t.spec.weight()))
+		p.window = (1-pardaGamma)*p.window +
+			pardaGamma*(pardaThresholdNS/p.latencyNS*p.window+pardaBeta*float64(t.spec.weight()))
 		p.window = min(max(p.window, 1), pardaMost)
 	}
 	tm.atNS = r.now + pardaPeriodNS

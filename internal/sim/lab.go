@@ -87,8 +87,10 @@ func (l *Lab) Plan(scenarios []Scenario, names []string) (stages [][]Step, resul
 		if proto == nil {
 			proto = &prototype{}
 			l.drives[key] = proto
-			stages[0] = append(stages[0], Step{fmt.Sprintf("%s drive, %s", conditionName(key.condition), key.preset), func() error { return proto.make(key, l.seed) }})
-			stages[1] = append(stages[1], Step{fmt.Sprintf("calibration, %s drive", conditionName(key.condition)), func() error { proto.calibrate(key, l.seed); return nil }})
+			stages[0] = append(stages[0], Step{fmt.Sprintf("%s drive, %s", conditionName(key.condition), key.preset),
+				func() error { return proto.make(key, l.seed) }})
+			stages[1] = append(stages[1], Step{fmt.Sprintf("calibration, %s drive", conditionName(key.condition)),
+				func() error { proto.calibrate(key, l.seed); return nil }})
 		}
 		for t := range sc.Tenants {
 			for j := range sc.Tenants[t].Loads {
@@ -99,7 +101,8 @@ func (l *Lab) Plan(scenarios []Scenario, names []string) (stages [][]Step, resul
 				}
 				rate := new(float64)
 				l.standalone[sk] = rate
-				stages[1] = append(stages[1], Step{load.Kinds[0].String() + " alone", func() error { *rate = l.alone(proto, key, load); return nil }})
+				stages[1] = append(stages[1], Step{load.Kinds[0].String() + " alone",
+					func() error { *rate = l.alone(proto, key, load); return nil }})
 			}
 		}
 	}
@@ -153,7 +156,8 @@ func (l *Lab) run(sc *Scenario, policy string) (*Result, error) {
 	if err != nil {
 		return nil, err
 	}
-	return Run(sc, Setup{SizeBytes: sc.SizeBytes, Drive: proto.drive.Clone(), Policy: p, Parda: policy == pardaName, Seed: l.seed,
+	return Run(sc, Setup{SizeBytes: sc.SizeBytes, Drive: proto.drive.Clone(), Policy: p, Parda: policy == pardaName,
+		Seed:       l.seed,
 		Standalone: func(load *Load) float64 { return *l.standalone[standaloneKey{key, load.id()}] }}), nil
 }
 
@@ -184,10 +188,12 @@ func (l *Lab) alone(p *prototype, key driveKey, load *Load) float64 {
 	if alone := (Tenant{Loads: []Load{only}}); !alone.mutates() {
 		from, to = from/5, to/5 // reads do not change the state of the drive
 	}
-	sc := Scenario{Row: "standalone", Name: load.id(), Preset: key.preset, SizeBytes: key.sizeBytes, Condition: key.condition, Slowdown: key.slowdown,
+	sc := Scenario{Row: "standalone", Name: load.id(), Preset: key.preset, SizeBytes: key.sizeBytes,
+		Condition: key.condition, Slowdown: key.slowdown,
 		Tenants: []Tenant{{Name: "alone", Loads: []Load{only}}}, NetworkNS: defaultNetworkNS,
 		Phases: []Phase{{"alone", from, to}}}
-	res := Run(&sc, Setup{SizeBytes: key.sizeBytes, Drive: p.drive.Clone(), Policy: pipeline.NewFIFO(fifoDepth), Seed: l.seed})
+	res := Run(&sc, Setup{SizeBytes: key.sizeBytes, Drive: p.drive.Clone(), Policy: pipeline.NewFIFO(fifoDepth),
+		Seed: l.seed})
 	if ph := &res.Phases[0]; load.data() {
 		return ph.BytesPerSec
 	} else {
@@ -223,7 +229,8 @@ func calibrateFrom(d Drive, now, sizeBytes int64, seed uint64) (jbof.Profile, in
 			if !ok {
 				break
 			}
-			d.Submit(now, flash.Request{Op: flash.Read, OffsetBytes: r.below((sizeBytes-n)/unitBytes+1) * unitBytes, LenBytes: n})
+			d.Submit(now, flash.Request{Op: flash.Read, OffsetBytes: r.below((sizeBytes-n)/unitBytes+1) * unitBytes,
+				LenBytes: n})
 		}
 		at, ok := d.NextEvent()
 		if !ok {

@@ -78,14 +78,16 @@ func join(groups ...[]Tenant) (all []Tenant) {
 
 // scenario returns a scenario with the default times: a warm-up followed by one phase.
 func scenario(row, name string, c flash.Condition, tenants []Tenant) Scenario {
-	return Scenario{Row: row, Name: name, Preset: defaultPreset, SizeBytes: defaultSizeBytes, Condition: c, Tenants: tenants,
+	return Scenario{Row: row, Name: name, Preset: defaultPreset, SizeBytes: defaultSizeBytes, Condition: c,
+		Tenants:   tenants,
 		NetworkNS: defaultNetworkNS, Phases: []Phase{{"steady", warmNS, warmNS + measuredNS}}}
 }
 
 // Matrix returns all experiments, row by row. The first scenario of a row is the most significant one.
 func Matrix() []Scenario {
 	var m []Scenario
-	for _, row := range []func() []Scenario{utilisation, sizes, weights, readWrite, depths, order, dynamic, churn, special, lightHeavy, burst, curve, application, generality, ablation} {
+	for _, row := range []func() []Scenario{utilisation, sizes, weights, readWrite, depths, order, dynamic, churn,
+		special, lightHeavy, burst, curve, application, generality, ablation} {
 		m = append(m, row()...)
 	}
 	return m
@@ -111,7 +113,8 @@ func sizes() []Scenario {
 		add("read-4K-128K", readers(8, size4K), readers(8, size128K))
 		add("write-4K-128K", writers(8, size4K, c), writers(8, size128K, c))
 		add("read-odd", readers(4, size4K), readers(4, size12K), readers(4, size100K), readers(4, size127K5))
-		add("write-odd", writers(4, size4K, c), writers(4, size12K, c), writers(4, size100K, c), writers(4, size127K5, c))
+		add("write-odd", writers(4, size4K, c), writers(4, size12K, c), writers(4, size100K, c),
+			writers(4, size127K5, c))
 		add("read-127.5K-128K", readers(8, size127K5), readers(8, size128K))
 	}
 	return m
@@ -236,7 +239,8 @@ func dynamic() []Scenario {
 	}
 	turning := scenario("dynamic", "switch-clean", flash.Clean, turn)
 	turning.BinNS = binNS
-	turning.Phases = []Phase{{"reads", settleNS, Second}, {"half writes", Second + settleNS, 2 * Second}, {"reads again", 2*Second + settleNS, 3 * Second}}
+	turning.Phases = []Phase{{"reads", settleNS, Second}, {"half writes", Second + settleNS, 2 * Second},
+		{"reads again", 2*Second + settleNS, 3 * Second}}
 
 	// Writers start on a drive that received only few writes before.
 	heavy := clients(8, "4K write", 1, stream(pipeline.Write, size4K, false, smallDepth))
@@ -247,7 +251,8 @@ func dynamic() []Scenario {
 	light[0].Loads[0].IOsPerSec = 500
 	cost := scenario("dynamic", "write-cost-fragmented", flash.Fragmented, join(readers(8, size4K), heavy, light))
 	cost.BinNS = binNS
-	cost.Phases = []Phase{{"light writes", Second, 2 * Second}, {"heavy writes", 2500 * Millisecond, 4 * Second}, {"light writes again", 5 * Second, 6500 * Millisecond}}
+	cost.Phases = []Phase{{"light writes", Second, 2 * Second}, {"heavy writes", 2500 * Millisecond, 4 * Second},
+		{"light writes again", 5 * Second, 6500 * Millisecond}}
 
 	return []Scenario{
 		steps("arrive-leave-clean", flash.Clean, alternate(8, read, read)),
@@ -263,7 +268,8 @@ func churn() []Scenario {
 	for i := range come {
 		come[i].UpNS, come[i].DownNS = 10*Millisecond, 5*Millisecond
 	}
-	s := scenario("churn", "1000-sessions-fragmented", flash.Fragmented, join(readers(4, size4K), writers(4, size4K, flash.Fragmented), come))
+	s := scenario("churn", "1000-sessions-fragmented", flash.Fragmented,
+		join(readers(4, size4K), writers(4, size4K, flash.Fragmented), come))
 	s.Sessions = 1000
 	s.Phases = []Phase{{"churn", 500 * Millisecond, 1700 * Millisecond}, {"after", 2500 * Millisecond, 3 * Second}}
 	return []Scenario{s}
@@ -271,7 +277,8 @@ func churn() []Scenario {
 
 func special() []Scenario {
 	storm := func(name string, c flash.Condition, l Load) Scenario {
-		return scenario("special", name+"-"+conditionName(c), c, join(readers(6, size4K), writers(6, size4K, c), clients(4, name, 1, l)))
+		return scenario("special", name+"-"+conditionName(c), c,
+			join(readers(6, size4K), writers(6, size4K, c), clients(4, name, 1, l)))
 	}
 	return []Scenario{
 		storm("trim", flash.Fragmented, stream(pipeline.Deallocate, size128K, false, smallDepth)),
@@ -291,9 +298,12 @@ func lightHeavy() []Scenario {
 	}
 	return []Scenario{
 		scenario("light-heavy", "128K-read-clean", flash.Clean, join(heavy(pipeline.Read, size128K, false, 64), paced)),
-		scenario("light-heavy", "128K-read-clean-closed", flash.Clean, join(heavy(pipeline.Read, size128K, false, 64), light)),
-		scenario("light-heavy", "4K-read-fragmented", flash.Fragmented, join(heavy(pipeline.Read, size4K, false, 256), paced)),
-		scenario("light-heavy", "128K-write-clean", flash.Clean, join(heavy(pipeline.Write, size128K, true, 64), paced)),
+		scenario("light-heavy", "128K-read-clean-closed", flash.Clean,
+			join(heavy(pipeline.Read, size128K, false, 64), light)),
+		scenario("light-heavy", "4K-read-fragmented", flash.Fragmented,
+			join(heavy(pipeline.Read, size4K, false, 256), paced)),
+		scenario("light-heavy", "128K-write-clean", flash.Clean,
+			join(heavy(pipeline.Write, size128K, true, 64), paced)),
 	}
 }
 
@@ -304,7 +314,8 @@ func burst() []Scenario {
 			b[i].Loads[0].OnNS, b[i].Loads[0].OffNS = ns, ns
 			b[i].Loads[0].StartNS = int64(i) * ns / 4
 		}
-		return scenario("burst", name, flash.Fragmented, join(readers(6, size4K), writers(6, size4K, flash.Fragmented), b))
+		return scenario("burst", name, flash.Fragmented, join(readers(6, size4K), writers(6, size4K, flash.Fragmented),
+			b))
 	}
 	t := join(readers(8, size4K), writers(8, size4K, flash.Fragmented))
 	for i := range t {
@@ -314,8 +325,10 @@ func burst() []Scenario {
 		t[i].Loads = []Load{t[i].Loads[0], again}
 	}
 	after := scenario("burst", "after-10s-idle-fragmented", flash.Fragmented, t)
-	after.Phases = []Phase{{"steady", warmNS, 2 * Second}, {"burst", 12 * Second, 12100 * Millisecond}, {"later", 12100 * Millisecond, 12600 * Millisecond}}
-	return []Scenario{after, onOff("on-off-10ms-fragmented", 10*Millisecond), onOff("on-off-100ms-fragmented", 100*Millisecond)}
+	after.Phases = []Phase{{"steady", warmNS, 2 * Second}, {"burst", 12 * Second, 12100 * Millisecond},
+		{"later", 12100 * Millisecond, 12600 * Millisecond}}
+	return []Scenario{after, onOff("on-off-10ms-fragmented", 10*Millisecond),
+		onOff("on-off-100ms-fragmented", 100*Millisecond)}
 }
 
 func curve() []Scenario {
@@ -358,7 +371,8 @@ func generality() []Scenario {
 		s.Preset = "p4800x"
 		m = append(m, s)
 	}
-	add("4K-read-write", readers(8, size4K), clients(8, "4K write", 1, stream(pipeline.Write, size4K, false, smallDepth)))
+	add("4K-read-write", readers(8, size4K),
+		clients(8, "4K write", 1, stream(pipeline.Write, size4K, false, smallDepth)))
 	add("4K-128K-read", readers(8, size4K), readers(8, size128K))
 	add("4K-read", readers(16, size4K))
 	return m
@@ -373,7 +387,8 @@ func ablation() []Scenario {
 		return s
 	}
 	return []Scenario{
-		bare(scenario("read-write", "4K-fragmented", flash.Fragmented, join(readers(8, size4K), writers(8, size4K, flash.Fragmented)))),
+		bare(scenario("read-write", "4K-fragmented", flash.Fragmented,
+			join(readers(8, size4K), writers(8, size4K, flash.Fragmented)))),
 		bare(scenario("size", "read-4K-128K-clean", flash.Clean, join(readers(8, size4K), readers(8, size128K)))),
 	}
 }

@@ -51,7 +51,8 @@ var short = []Phase{{"steady", 400 * Millisecond, 800 * Millisecond}}
 func apart(most float64) func(r, _ *Result) (bool, string) {
 	return func(r, _ *Result) (bool, string) {
 		p := &r.Phases[0]
-		return p.FUtilMax <= most*p.FUtilMin, fmt.Sprintf("f-Util %.3f to %.3f, allowed is a factor of %.2f", p.FUtilMin, p.FUtilMax, most)
+		return p.FUtilMax <= most*p.FUtilMin, fmt.Sprintf("f-Util %.3f to %.3f, allowed is a factor of %.2f",
+			p.FUtilMin, p.FUtilMax, most)
 	}
 }
 
@@ -76,34 +77,41 @@ func repairs() []repair {
 				return heavy >= 0.9, fmt.Sprintf("a heavy tenant has %.3f of what it has alone", heavy)
 			}},
 		{name: "sizes that fit badly win nothing", scenario: found("size/read-127.5K-128K-clean"), holds: apart(1.1)},
-		{name: "small and large reads cost what they take", scenario: found("size/read-4K-128K-clean"), holds: apart(1.25)},
+		{name: "small and large reads cost what they take", scenario: found("size/read-4K-128K-clean"),
+			holds: apart(1.25)},
 		{name: "a large write pays for all of it", scenario: found("size/write-4K-128K-clean"), holds: apart(1.25)},
-		{name: "reads and writes share the drive's time", scenario: found("read-write/4K-fragmented"), holds: apart(1.5)},
+		{name: "reads and writes share the drive's time", scenario: found("read-write/4K-fragmented"),
+			holds: apart(1.5)},
 		{name: "tenants have weights", scenario: found("weights/128K-read-clean"), holds: apart(1.1)},
 		{name: "flushes cost something", scenario: found("special/flush-fragmented"),
 			holds: func(r, _ *Result) (bool, string) {
 				f := r.Phases[0].Group("4K read")[0].FUtil
 				return f >= 0.85, fmt.Sprintf("f-Util of a reader among flushes is %.3f", f)
 			}},
-		{name: "a read does not wait behind a write that must wait", scenario: made("reader", flash.Fragmented, lone, writing),
+		{name: "a read does not wait behind a write that must wait",
+			scenario: made("reader", flash.Fragmented, lone, writing),
 			holds: func(r, fifo *Result) (bool, string) {
 				const alone = 110_000 // the drive's latency and the network's
 				mean := r.Phases[0].Tenants[0].Latency.MeanNS
-				return mean < 3*alone, fmt.Sprintf("a depth 1 reader's mean latency is %.0f µs beside writers", mean/1e3)
+				return mean < 3*alone, fmt.Sprintf("a depth 1 reader's mean latency is %.0f µs beside writers",
+					mean/1e3)
 			}},
 		{name: "the rate does not grow while the application is the limit", scenario: drift,
 			holds: func(r, _ *Result) (bool, string) {
 				rates := r.Series.TargetBytesPerSec
 				first, last := rates[len(rates)/3], rates[len(rates)-1]
-				return last <= 1.1*first, fmt.Sprintf("target rate %.0f, then %.0f MB/s, for a reader of 42 MB/s", first/1e6, last/1e6)
+				return last <= 1.1*first, fmt.Sprintf("target rate %.0f, then %.0f MB/s, for a reader of 42 MB/s",
+					first/1e6, last/1e6)
 			}},
 		{name: "a burst after idling is served as any other", scenario: found("burst/after-10s-idle-fragmented"),
 			holds: func(r, _ *Result) (bool, string) {
 				steady, burst := r.Phases[0].Latency.P99NS, r.Phases[1].Latency.P99NS
 				return burst <= 2*steady, fmt.Sprintf("p99 %d µs, before it %d µs", burst/1000, steady/1000)
 			}},
-		{name: "one slow I/O in a thousand does not throttle all", scenario: made("slow", flash.Clean, readers(16, size4K)), slow: true, compared: true, holds: keeps(0.95)},
-		{name: "limits are the drive's", scenario: made("fast", flash.Clean, readers(16, size128K)), compared: true, holds: keeps(0.95),
+		{name: "one slow I/O in a thousand does not throttle all",
+			scenario: made("slow", flash.Clean, readers(16, size4K)), slow: true, compared: true, holds: keeps(0.95)},
+		{name: "limits are the drive's", scenario: made("fast", flash.Clean, readers(16, size128K)), compared: true,
+			holds: keeps(0.95),
 			faster: func(c *flash.Config) {
 				c.Channels, c.DiesPerChannel, c.ChannelBytesPerSec = 16, 4, 2000e6
 				c.ReadNS, c.ReadOpNS, c.ReadBytesPerSec = 40_000, 300, 14e9

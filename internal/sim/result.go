@@ -158,7 +158,8 @@ func (h *histogram) sum() Latency {
 	if n == 0 {
 		return Latency{}
 	}
-	return Latency{Count: n, MeanNS: h.sumNS / float64(n), P50NS: h.h.ValueAtPercentile(50), P99NS: h.h.ValueAtPercentile(99),
+	return Latency{Count: n, MeanNS: h.sumNS / float64(n), P50NS: h.h.ValueAtPercentile(50),
+		P99NS:  h.h.ValueAtPercentile(99),
 		P999NS: h.h.ValueAtPercentile(99.9), MaxNS: h.maxNS}
 }
 
@@ -199,7 +200,8 @@ func (a *account) reset() {
 }
 
 func newResult(sc *Scenario, set Setup) *Result {
-	res := &Result{Row: sc.Row, Scenario: sc.Name, Policy: set.Policy.Name(), Preset: sc.Preset, Condition: conditionName(sc.Condition), Seed: set.Seed}
+	res := &Result{Row: sc.Row, Scenario: sc.Name, Policy: set.Policy.Name(), Preset: sc.Preset,
+		Condition: conditionName(sc.Condition), Seed: set.Seed}
 	if set.Parda {
 		res.Policy = "parda"
 	}
@@ -290,7 +292,8 @@ func (r *run) endPhase(p Phase) {
 	for i := range r.tenants {
 		t := &r.tenants[i]
 		a := &t.account
-		tr := TenantResult{Name: t.spec.Name, Group: t.spec.Group, Weight: t.spec.weight(), CreditMin: a.creditMin, CreditMax: a.creditMax, Credit: t.window.Credit(p.ToNS),
+		tr := TenantResult{Name: t.spec.Name, Group: t.spec.Group, Weight: t.spec.weight(), CreditMin: a.creditMin,
+			CreditMax: a.creditMax, Credit: t.window.Credit(p.ToNS),
 			BytesPerSec: float64(a.bytes) / sec, IOsPerSec: float64(a.ios) / sec, Usage: a.usage / sec,
 			Latency: a.sent.sum(), AppLatency: a.app.sum()}
 		if a.ios > 0 {

@@ -182,7 +182,8 @@ func (r *run) step() {
 		q := &r.reqs[tag]
 		q.state = device
 		op := r.tenants[q.tenant].loads[q.load].spec.Kinds[q.kind].Op
-		r.set.Drive.Submit(now, flash.Request{Op: flash.Op(op), OffsetBytes: q.offset, LenBytes: q.len, Tag: uint64(tag)})
+		r.set.Drive.Submit(now, flash.Request{Op: flash.Op(op), OffsetBytes: q.offset, LenBytes: q.len,
+			Tag: uint64(tag)})
 	}
 }
 
@@ -251,7 +252,8 @@ func (r *run) violated(format string, args ...any) {
 	const most = 8
 	r.result.ViolationCount++
 	if len(r.result.Violations) < most {
-		r.result.Violations = append(r.result.Violations, fmt.Sprintf("at %.6f s: ", float64(r.now)/1e9)+fmt.Sprintf(format, args...))
+		r.result.Violations = append(r.result.Violations, fmt.Sprintf("at %.6f s: ", float64(r.now)/1e9)+
+			fmt.Sprintf(format, args...))
 	}
 }
 

@@ -16,7 +16,8 @@ import (
 
 // busy is a scenario with something of everything, short, on a small drive.
 func busy() Scenario {
-	s := scenario("test", "busy", flash.Fragmented, join(readers(4, size4K), writers(4, size4K, flash.Fragmented), readers(2, size128K)))
+	s := scenario("test", "busy", flash.Fragmented, join(readers(4, size4K), writers(4, size4K, flash.Fragmented),
+		readers(2, size128K)))
 	for _, x := range []Scenario{churn()[0], special()[0], special()[1]} {
 		s.Tenants = append(s.Tenants, x.Tenants[len(x.Tenants)-2:]...)
 	}
@@ -45,7 +46,8 @@ func direct(t *testing.T, sc Scenario, policy string, seed uint64) *Result {
 	if err != nil {
 		t.Fatal(err)
 	}
-	return whole(t, &sc, Setup{SizeBytes: sc.SizeBytes, Drive: proto.drive.Clone(), Policy: p, Parda: policy == pardaName, Seed: seed})
+	return whole(t, &sc, Setup{SizeBytes: sc.SizeBytes, Drive: proto.drive.Clone(), Policy: p,
+		Parda: policy == pardaName, Seed: seed})
 }
 
 // whole runs a scenario that must break no invariant.
@@ -151,10 +153,12 @@ func TestClosedLoopsAreAsTheoryHasThem(t *testing.T) {
 		tenants, depth int
 		cpuNS          int64
 	}{{1, 1, 0}, {1, 4, 0}, {2, 5, 0}, {4, 8, 0}, {1, 64, 0}, {2, 8, 20 * Microsecond}} {
-		sc := scenario("test", "loop", flash.Empty, clients(c.tenants, "r", 1, stream(pipeline.Read, size4K, false, c.depth)))
+		sc := scenario("test", "loop", flash.Empty,
+			clients(c.tenants, "r", 1, stream(pipeline.Read, size4K, false, c.depth)))
 		sc.NetworkNS, sc.TargetCPUNS = network, c.cpuNS
 		sc.Phases = []Phase{{"steady", 10 * Millisecond, 110 * Millisecond}}
-		res := whole(t, &sc, Setup{SizeBytes: 1 << 30, Drive: &server{serviceNS: service}, Policy: pipeline.NewFIFO(1000), Seed: 1,
+		res := whole(t, &sc, Setup{SizeBytes: 1 << 30, Drive: &server{serviceNS: service},
+			Policy: pipeline.NewFIFO(1000), Seed: 1,
 			Standalone: func(*Load) float64 { return size4K * 1e9 / float64(service) }})
 		n := float64(c.tenants * c.depth)
 		rate := min(n*1e9/float64(service+2*network+c.cpuNS), 1e9/float64(max(service, c.cpuNS)))
@@ -162,10 +166,12 @@ func TestClosedLoopsAreAsTheoryHasThem(t *testing.T) {
 		if math.Abs(p.IOsPerSec/rate-1) > 0.001 {
 			t.Errorf("%+v: %.0f IOPS, want %.0f", c, p.IOsPerSec, rate)
 		}
-		if want := n * 1e9 / rate; math.Abs(p.Latency.MeanNS/want-1) > 0.001 || math.Abs(float64(p.Latency.P50NS)/want-1) > 0.002 {
+		if want := n * 1e9 / rate; math.Abs(p.Latency.MeanNS/want-1) > 0.001 ||
+			math.Abs(float64(p.Latency.P50NS)/want-1) > 0.002 {
 			t.Errorf("%+v: latency is %.0f ns, median %d ns, want %.0f", c, p.Latency.MeanNS, p.Latency.P50NS, want)
 		}
-		if want := rate * float64(service) / 1e9; math.Abs(p.Utilisation/want-1) > 0.001 || math.Abs(p.FUtilMean/want-1) > 0.001 {
+		if want := rate * float64(service) / 1e9; math.Abs(p.Utilisation/want-1) > 0.001 ||
+			math.Abs(p.FUtilMean/want-1) > 0.001 {
 			t.Errorf("%+v: utilisation %.3f, mean f-Util %.3f, want %.3f", c, p.Utilisation, p.FUtilMean, want)
 		}
 	}
@@ -178,7 +184,8 @@ func TestPacedLoadsKeepTheirPace(t *testing.T) {
 	}
 	tenants[2].Loads[0].OnNS, tenants[2].Loads[0].OffNS = 10*Millisecond, 30*Millisecond
 	sc := scenario("test", "pace", flash.Empty, tenants)
-	res := whole(t, &sc, Setup{SizeBytes: 1 << 30, Drive: &server{serviceNS: 10_000}, Policy: pipeline.NewFIFO(1000), Seed: 1})
+	res := whole(t, &sc, Setup{SizeBytes: 1 << 30, Drive: &server{serviceNS: 10_000}, Policy: pipeline.NewFIFO(1000),
+		Seed: 1})
 	for i, want := range []float64{1000, 2000, 3000.0 / 4} {
 		if got := res.Phases[0].Tenants[i].IOsPerSec; math.Abs(got/want-1) > 0.01 {
 			t.Errorf("tenant %d: %.0f IOPS, want %.0f", i, got, want)
@@ -199,13 +206,15 @@ func TestFUtilIsUsageByFairShare(t *testing.T) {
 			t.Errorf("tenant %d: f-Util %v, want %v", i, got, want)
 		}
 	}
-	if math.Abs(p.Utilisation-0.95) > 1e-12 || p.FUtilMin != 0.4 || math.Abs(p.FUtilMean-0.8) > 1e-12 || p.FUtilMax != 1 || math.Abs(p.Jain-2.4*2.4/(3*2.16)) > 1e-12 {
+	if math.Abs(p.Utilisation-0.95) > 1e-12 || p.FUtilMin != 0.4 || math.Abs(p.FUtilMean-0.8) > 1e-12 ||
+		p.FUtilMax != 1 || math.Abs(p.Jain-2.4*2.4/(3*2.16)) > 1e-12 {
 		t.Errorf("got %+v", p)
 	}
 }
 
 func TestSettlingIsUntilTheLastTenantIsNear(t *testing.T) {
-	s := &Series{BinNS: 10, BytesPerSec: make([]float64, 20), Tenants: [][]float64{make([]float64, 20), make([]float64, 20), make([]float64, 20)}}
+	s := &Series{BinNS: 10, BytesPerSec: make([]float64, 20),
+		Tenants: [][]float64{make([]float64, 20), make([]float64, 20), make([]float64, 20)}}
 	for b := range 20 {
 		// One tenant is there all the time, one comes at once, one gets to its share within 5 bins after
 		// the change at 4.
@@ -286,7 +295,8 @@ func TestParda(t *testing.T) {
 		{1000, 64}, {200_000, 0},
 	} {
 		sc := scenario("test", "parda", flash.Empty, clients(2, "r", 1, stream(pipeline.Read, size4K, false, 64)))
-		res := whole(t, &sc, Setup{SizeBytes: 1 << 30, Drive: &server{serviceNS: c.serviceNS}, Policy: pipeline.NewFIFO(1000), Parda: true, Seed: 1})
+		res := whole(t, &sc, Setup{SizeBytes: 1 << 30, Drive: &server{serviceNS: c.serviceNS},
+			Policy: pipeline.NewFIFO(1000), Parda: true, Seed: 1})
 		p := &res.Phases[0]
 		outstanding := p.IOsPerSec * p.Latency.MeanNS / 1e9 / 2 // Little
 		want := c.want
@@ -321,7 +331,8 @@ func (l *late) Dispatch(now int64, dst []pipeline.Tag) []pipeline.Tag {
 
 func TestAStallIsFound(t *testing.T) {
 	sc := scenario("test", "stall", flash.Empty, readers(2, size4K))
-	res := Run(&sc, Setup{SizeBytes: 1 << 30, Drive: &server{serviceNS: 5000}, Policy: &late{FIFO: pipeline.NewFIFO(1000)}, Seed: 1})
+	res := Run(&sc, Setup{SizeBytes: 1 << 30, Drive: &server{serviceNS: 5000},
+		Policy: &late{FIFO: pipeline.NewFIFO(1000)}, Seed: 1})
 	if res.ViolationCount == 0 {
 		t.Error("a policy that stops dispatching breaks no invariant")
 	}
@@ -342,9 +353,11 @@ func (l *leaky) Stats(s *pipeline.Stats) { *s = pipeline.Stats{ActiveTenants: l.
 
 func TestALeakIsFound(t *testing.T) {
 	sc := busy()
-	res := Run(&sc, Setup{SizeBytes: sc.SizeBytes, Drive: &server{serviceNS: 5000}, Policy: &leaky{FIFO: pipeline.NewFIFO(1000)}, Seed: 1})
+	res := Run(&sc, Setup{SizeBytes: sc.SizeBytes, Drive: &server{serviceNS: 5000},
+		Policy: &leaky{FIFO: pipeline.NewFIFO(1000)}, Seed: 1})
 	if res.Sessions == 0 || res.ViolationCount == 0 {
-		t.Errorf("%d disconnects from a policy that forgets no tenant break %d invariants", res.Sessions, res.ViolationCount)
+		t.Errorf("%d disconnects from a policy that forgets no tenant break %d invariants", res.Sessions,
+			res.ViolationCount)
 	}
 }
 
@@ -365,7 +378,8 @@ func TestTheMatrixHasEveryRow(t *testing.T) {
 			}
 		}
 	}
-	if want := []string{"utilisation", "size", "weights", "read-write", "depth", "order", "dynamic", "churn", "special", "light-heavy", "burst", "cpu", "application", "p4800x", "ablation"}; !slices.Equal(rows, want) {
+	if want := []string{"utilisation", "size", "weights", "read-write", "depth", "order", "dynamic", "churn", "special",
+		"light-heavy", "burst", "cpu", "application", "p4800x", "ablation"}; !slices.Equal(rows, want) {
 		t.Errorf("rows are %q, want %q", rows, want)
 	}
 }
@@ -390,11 +404,15 @@ func TestASlowDriveIsMeasuredAndSharedAlike(t *testing.T) {
 		what      string
 		got, want float64
 	}{
-		{"what a 4K read costs", profile.ReadNS + size4K*profile.ReadByteNS, slower * (quick.ReadNS + size4K*quick.ReadByteNS)},
-		{"what a 128K read costs", profile.ReadNS + size128K*profile.ReadByteNS, slower * (quick.ReadNS + size128K*quick.ReadByteNS)},
+		{"what a 4K read costs", profile.ReadNS + size4K*profile.ReadByteNS,
+			slower * (quick.ReadNS + size4K*quick.ReadByteNS)},
+		{"what a 128K read costs", profile.ReadNS + size128K*profile.ReadByteNS,
+			slower * (quick.ReadNS + size128K*quick.ReadByteNS)},
 		{"a lone read's latency", float64(profile.LatencyNS), slower * float64(quick.LatencyNS)},
-		{"the 4K readers' rate", slow.Phases[0].Group("4K read")[0].BytesPerSec, fast.Phases[0].Group("4K read")[0].BytesPerSec / slower},
-		{"the 128K readers' rate", slow.Phases[0].Group("128K read")[0].BytesPerSec, fast.Phases[0].Group("128K read")[0].BytesPerSec / slower},
+		{"the 4K readers' rate", slow.Phases[0].Group("4K read")[0].BytesPerSec,
+			fast.Phases[0].Group("4K read")[0].BytesPerSec / slower},
+		{"the 128K readers' rate", slow.Phases[0].Group("128K read")[0].BytesPerSec,
+			fast.Phases[0].Group("128K read")[0].BytesPerSec / slower},
 	} {
 		if math.Abs(c.got/c.want-1) > 0.1 {
 			t.Errorf("%s is %.0f, want %.0f", c.what, c.got, c.want)

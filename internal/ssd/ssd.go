@@ -48,8 +48,8 @@ func (o Op) String() string {
 type Flags uint8
 
 const (
-	// FUA, on a Write or WriteZeroes: complete only when durable. On a Read: make the content of the range durable before
-	// reading it, so that no power loss can bring back older content than was read.
+	// FUA, on a Write or WriteZeroes: complete only when durable. On a Read: make the content of the range durable
+	// before reading it, so that no power loss can bring back older content than was read.
 	FUA Flags = 1 << iota
 	// Unmap, on a WriteZeroes: the device may deallocate, if the range then
 	// reads as zeroes.
@@ -113,8 +113,8 @@ type Info struct {
 	AtomicWriteBytes int
 	// VolatileCache: completed writes may be lost with the power until a Flush.
 	VolatileCache bool
-	// Deallocates is set if Deallocate has an effect, DeallocatedReadsZero if a deallocated range reads as zeroes until it
-	// is written.
+	// Deallocates is set if Deallocate has an effect, DeallocatedReadsZero if a deallocated range reads as zeroes until
+	// it is written.
 	Deallocates, DeallocatedReadsZero bool
 	// Engine is the mechanism used for I/O: "mem", "io_uring", "threads".
 	Engine string
@@ -129,7 +129,8 @@ type Queue interface {
 	// Cost: 0 allocs; one system call a batch for file devices.
 	Submit(reqs []Request) int
 	// Poll writes completions to dst and returns their number. With wait > 0 it blocks up to that long for the first
-	// one. With wait < 0 it blocks until there is one, or until Wake is called or the device is closed; then it returns 0.
+	// one. With wait < 0 it blocks until there is one, or until Wake is called or the device is closed; then it returns
+	// 0.
 	//
 	// Cost: 0 allocs.
 	Poll(dst []Completion, wait time.Duration) int

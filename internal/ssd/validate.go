@@ -17,8 +17,10 @@ func Validate(info *Info, r *Request) error {
 		return nil
 	}
 	mask := int64(info.BlockSize - 1)
-	if r.Offset < 0 || r.Len < 0 || (r.Offset|r.Len)&mask != 0 || r.Offset > info.SizeBytes || r.Len > info.SizeBytes-r.Offset {
-		return fmt.Errorf("%w: %v of %d bytes at %d, device of %d bytes in blocks of %d", ErrRange, r.Op, r.Len, r.Offset, info.SizeBytes, info.BlockSize)
+	if r.Offset < 0 || r.Len < 0 || (r.Offset|r.Len)&mask != 0 || r.Offset > info.SizeBytes ||
+		r.Len > info.SizeBytes-r.Offset {
+		return fmt.Errorf("%w: %v of %d bytes at %d, device of %d bytes in blocks of %d", ErrRange, r.Op, r.Len,
+			r.Offset, info.SizeBytes, info.BlockSize)
 	}
 	if r.Op <= Write && int64(len(r.Buf)) < r.Len {
 		return fmt.Errorf("%w: %v of %d bytes with a buffer of %d", ErrRange, r.Op, r.Len, len(r.Buf))

@@ -39,43 +39,62 @@ var (
 	nodeInfo  = gauge("jbof_node_info", "The node's name; always 1.", "node")
 	ready     = gauge("jbof_ready", "1 while /readyz answers that the node is ready, else 0.")
 
-	ioCompleted = counter("jbof_io_completed_total", "I/O commands completed, failed ones included.", "tenant", "ssd", "op")
-	ioBytes     = counter("jbof_io_bytes_total", "Bytes that completed I/O commands moved.", "tenant", "ssd", "op")
-	ioDuration  = newMetric(prometheus.UntypedValue, "jbof_io_duration_seconds", "Time from an I/O command's arrival to its completion.", "tenant", "ssd", "op")
-	ioErrors    = counter("jbof_io_errors_total", "Commands completed with an error, by NVMe status code type and status code.", "tenant", "sct", "sc")
+	ioCompleted = counter("jbof_io_completed_total", "I/O commands completed, failed ones included.", "tenant", "ssd",
+		"op")
+	ioBytes    = counter("jbof_io_bytes_total", "Bytes that completed I/O commands moved.", "tenant", "ssd", "op")
+	ioDuration = newMetric(prometheus.UntypedValue, "jbof_io_duration_seconds",
+		"Time from an I/O command's arrival to its completion.", "tenant", "ssd", "op")
+	ioErrors = counter("jbof_io_errors_total", "Commands completed with an error, by NVMe status code type and "+
+		"status code.", "tenant", "sct", "sc")
 
-	connections    = gauge("jbof_connections", "Connections (queue pairs) established now.", "transport")
-	established    = counter("jbof_connection_established_total", "Connections whose Connect command succeeded.", "transport")
-	connectFailed  = counter("jbof_connect_failures_total", "Connect commands answered with an error.", "reason")
-	connRefused    = counter("jbof_connections_refused_total", "Connections refused before a Connect command, by reason: a limit of the configuration, or resources.", "reason")
-	keepAlive      = counter("jbof_keepalive_timeouts_total", "Associations ended because their keep alive timeout passed.")
-	protocolErrors = counter("jbof_protocol_errors_total", "Connections ended because the peer broke the protocol.", "reason")
+	connections = gauge("jbof_connections", "Connections (queue pairs) established now.", "transport")
+	established = counter("jbof_connection_established_total", "Connections whose Connect command succeeded.",
+		"transport")
+	connectFailed = counter("jbof_connect_failures_total", "Connect commands answered with an error.", "reason")
+	connRefused   = counter("jbof_connections_refused_total", "Connections refused before a Connect command, by "+
+		"reason: a limit of the configuration, or resources.", "reason")
+	keepAlive = counter("jbof_keepalive_timeouts_total", "Associations ended because their keep alive timeout "+
+		"passed.")
+	protocolErrors = counter("jbof_protocol_errors_total", "Connections ended because the peer broke the protocol.",
+		"reason")
 
-	ssdInfo        = gauge("jbof_ssd_info", "What a drive is; always 1.", "ssd", "backend", "engine", "path", "model", "serial")
-	ssdUp          = gauge("jbof_ssd_up", "1 while the drive can serve, else 0.", "ssd")
-	ssdFallback    = gauge("jbof_ssd_io_fallback", "1 while the drive uses a slower I/O path than configured or possible: io_uring was refused, or memory could not be registered; else 0.", "ssd")
-	ssdCapacity    = gauge("jbof_ssd_capacity_bytes", "Capacity of the drive.", "ssd")
-	ssdNow         = gauge("jbof_ssd_io_now", "Requests outstanding at the drive.", "ssd")
-	ssdQueued      = gauge("jbof_ssd_io_queued", "Commands that wait in the pipeline before the drive.", "ssd")
-	ssdErrors      = counter("jbof_ssd_errors_total", "Requests that the drive failed.", "ssd")
-	ssdNoSpace     = counter("jbof_ssd_no_space_errors_total", "Requests that failed because the file system or thin volume under the drive is full.", "ssd")
+	ssdInfo = gauge("jbof_ssd_info", "What a drive is; always 1.", "ssd", "backend", "engine", "path", "model",
+		"serial")
+	ssdUp       = gauge("jbof_ssd_up", "1 while the drive can serve, else 0.", "ssd")
+	ssdFallback = gauge("jbof_ssd_io_fallback", "1 while the drive uses a slower I/O path than configured or "+
+		"possible: io_uring was refused, or memory could not be registered; else 0.", "ssd")
+	ssdCapacity = gauge("jbof_ssd_capacity_bytes", "Capacity of the drive.", "ssd")
+	ssdNow      = gauge("jbof_ssd_io_now", "Requests outstanding at the drive.", "ssd")
+	ssdQueued   = gauge("jbof_ssd_io_queued", "Commands that wait in the pipeline before the drive.", "ssd")
+	ssdErrors   = counter("jbof_ssd_errors_total", "Requests that the drive failed.", "ssd")
+	ssdNoSpace  = counter("jbof_ssd_no_space_errors_total", "Requests that failed because the file system or thin "+
+		"volume under the drive is full.", "ssd")
 	ssdBufferWaits = counter("jbof_ssd_buffer_waits_total", "Commands that waited for a data buffer.", "ssd")
-	ssdAborted     = counter("jbof_ssd_aborted_total", "Commands aborted while they waited in the pipeline before the drive.", "ssd")
+	ssdAborted     = counter("jbof_ssd_aborted_total", "Commands aborted while they waited in the pipeline before "+
+		"the drive.", "ssd")
 
-	subsystemInfo     = gauge("jbof_subsystem_info", "What a subsystem is; always 1.", "subsystem", "serial", "model")
-	namespaceInfo     = gauge("jbof_namespace_info", "What a namespace is and on which drive; always 1.", "subsystem", "nsid", "ssd", "uuid", "type", "block_size")
+	subsystemInfo = gauge("jbof_subsystem_info", "What a subsystem is; always 1.", "subsystem", "serial", "model")
+	namespaceInfo = gauge("jbof_namespace_info", "What a namespace is and on which drive; always 1.", "subsystem",
+		"nsid", "ssd", "uuid", "type", "block_size")
 	namespaceCapacity = gauge("jbof_namespace_capacity_bytes", "Capacity of the namespace.", "subsystem", "nsid")
 
-	bufferBytes = gauge("jbof_buffer_pool_bytes", "Data buffers by state: used by commands, or free up to limits.buffers.", "state")
-	bufferTaken = gauge("jbof_buffer_pool_resident_bytes", "Data buffers that have been used since the start, which is the memory that the process holds for them.")
-	bufferArena = gauge("jbof_buffer_arena_bytes", "Memory for the buffers of key-value stores and swap areas, beside jbof_buffer_pool_bytes.")
+	bufferBytes = gauge("jbof_buffer_pool_bytes", "Data buffers by state: used by commands, or free up to "+
+		"limits.buffers.", "state")
+	bufferTaken = gauge("jbof_buffer_pool_resident_bytes", "Data buffers that have been used since the start, which "+
+		"is the memory that the process holds for them.")
+	bufferArena = gauge("jbof_buffer_arena_bytes", "Memory for the buffers of key-value stores and swap areas, beside "+
+		"jbof_buffer_pool_bytes.")
 	bufferWaits = counter("jbof_buffer_pool_waits_total", "Requests for data buffers that had to wait.")
 
 	logDropped     = counter("jbof_log_messages_dropped_total", "Log lines suppressed by rate limits.")
-	tenantsDropped = counter("jbof_tenants_dropped_total", "Times that a tenant without series of its own was counted as tenant \"other\".")
-	configReloads  = counter("jbof_config_reloads_total", "Reloads of the configuration, by result: success, or failure if it was refused.", "result")
-	configOK       = gauge("jbof_config_last_reload_successful", "1 if the last reload of the configuration took effect, or there was none; 0 if it was refused.")
-	configTime     = gauge("jbof_config_last_reload_success_timestamp_seconds", "When the configuration in force was loaded, in Unix time.")
+	tenantsDropped = counter("jbof_tenants_dropped_total", "Times that a tenant without series of its own was counted "+
+		"as tenant \"other\".")
+	configReloads = counter("jbof_config_reloads_total", "Reloads of the configuration, by result: success, or "+
+		"failure if it was refused.", "result")
+	configOK = gauge("jbof_config_last_reload_successful", "1 if the last reload of the configuration took effect, "+
+		"or there was none; 0 if it was refused.")
+	configTime = gauge("jbof_config_last_reload_success_timestamp_seconds",
+		"When the configuration in force was loaded, in Unix time.")
 )
 
 // deviceMetrics holds the drive's counters by ssd.Op, named as node_exporter names them. Operations without such a name
@@ -99,7 +118,8 @@ var deviceMetrics = [ssd.Ops]struct{ completed, bytes, time *metric }{
 	ssd.WriteZeroes: {
 		perSSD("jbof_ssd_write_zeroes_completed_total", "Write-zeroes requests the drive completed."),
 		perSSD("jbof_ssd_zeroed_bytes_total", "Bytes zeroed on the drive."),
-		perSSD("jbof_ssd_write_zeroes_time_seconds_total", "Time that write-zeroes requests spent at the drive, added up.")},
+		perSSD("jbof_ssd_write_zeroes_time_seconds_total", "Time that write-zeroes requests spent at the drive, "+
+			"added up.")},
 }
 
 func perSSD(name, help string) *metric {
@@ -124,7 +144,8 @@ func metrics() []metric {
 	all = append(all, schedulerMetrics()...)
 	all = append(all, rdmaMetrics()...)
 	all = append(all, kvMetrics()...)
-	return append(all, subsystemInfo, namespaceInfo, namespaceCapacity, bufferBytes, bufferTaken, bufferArena, bufferWaits,
+	return append(all, subsystemInfo, namespaceInfo, namespaceCapacity, bufferBytes, bufferTaken, bufferArena,
+		bufferWaits,
 		logDropped, tenantsDropped, configReloads, configOK, configTime)
 }
 

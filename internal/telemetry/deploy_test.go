@@ -149,10 +149,12 @@ func TestTheDashboardReadsMetricsThatExist(t *testing.T) {
 			for _, s := range selector.FindAllStringSubmatch(target.Expr, -1) {
 				used[s[1]] = true
 			}
-			if strings.Contains(target.Expr, "rate(") != strings.Contains(target.Expr, "[$__rate_interval]") && !strings.Contains(target.Expr, "increase(") {
+			if strings.Contains(target.Expr, "rate(") != strings.Contains(target.Expr, "[$__rate_interval]") &&
+				!strings.Contains(target.Expr, "increase(") {
 				t.Errorf("%s: a rate over something other than $__rate_interval: %s", p.Title, target.Expr)
 			}
-			if strings.Count(target.Expr, "(") != strings.Count(target.Expr, ")") || strings.Count(target.Expr, "{") != strings.Count(target.Expr, "}") {
+			if strings.Count(target.Expr, "(") != strings.Count(target.Expr, ")") ||
+				strings.Count(target.Expr, "{") != strings.Count(target.Expr, "}") {
 				t.Errorf("%s: brackets: %s", p.Title, target.Expr)
 			}
 		}
@@ -162,13 +164,15 @@ func TestTheDashboardReadsMetricsThatExist(t *testing.T) {
 			t.Errorf("%s: no such metric or label: %v", where, u)
 		}
 	}
-	for _, name := range []string{"jbof_io_completed_total", "jbof_io_duration_seconds_bucket", "jbof_ssd_up", "jbof_connections", "process_cpu_seconds_total"} {
+	for _, name := range []string{"jbof_io_completed_total", "jbof_io_duration_seconds_bucket", "jbof_ssd_up",
+		"jbof_connections", "process_cpu_seconds_total"} {
 		if !used[name] {
 			t.Errorf("the dashboard does not show %s", name)
 		}
 	}
 	// Planted faults must be found.
-	for _, bad := range []string{`jbof_nothing_total`, `rate(jbof_io_completed_total{disk="x"}[5m])`, `sum by (disk) (jbof_ssd_up)`} {
+	for _, bad := range []string{`jbof_nothing_total`, `rate(jbof_io_completed_total{disk="x"}[5m])`,
+		`sum by (disk) (jbof_ssd_up)`} {
 		if len(unknownIn(t, bad, exported)) == 0 {
 			t.Errorf("%s passes", bad)
 		}
@@ -243,7 +247,8 @@ func TestTheScrapeConfigurationFindsADaemonAndTheAlerts(t *testing.T) {
 	if len(c.RuleFiles) == 0 || len(c.ScrapeConfigs) != 1 || !strings.HasPrefix(c.ScrapeConfigs[0].JobName, "jbofd") {
 		t.Fatalf("%+v", c)
 	}
-	if target := c.ScrapeConfigs[0].StaticConfigs[0].Targets[0]; !strings.Contains(readFile(t, "../config/config.go"), `yaml:"address" default:"`+target+`"`) {
+	if target := c.ScrapeConfigs[0].StaticConfigs[0].Targets[0]; !strings.Contains(readFile(t, "../config/config.go"),
+		`yaml:"address" default:"`+target+`"`) {
 		t.Errorf("%s is not the default of metrics.address", target)
 	}
 }
@@ -257,7 +262,8 @@ func TestTheTableOfMetricsIsWhatTheCodeExports(t *testing.T) {
 	var b strings.Builder
 	b.WriteString(tableBegin + "| Metric | Type | Labels | Meaning |\n|---|---|---|---|\n")
 	for _, m := range metrics() {
-		kind := map[prometheus.ValueType]string{prometheus.CounterValue: "counter", prometheus.GaugeValue: "gauge", prometheus.UntypedValue: "histogram"}[m.kind]
+		kind := map[prometheus.ValueType]string{prometheus.CounterValue: "counter", prometheus.GaugeValue: "gauge",
+			prometheus.UntypedValue: "histogram"}[m.kind]
 		fmt.Fprintf(&b, "| `%s` | %s | %s | %s |\n", m.name, kind, strings.Join(m.labels, ", "), m.help)
 	}
 	docs := readFile(t, operationsFile)
@@ -280,11 +286,16 @@ func TestTheTableOfMetricsIsWhatTheCodeExports(t *testing.T) {
 func TestTheUnitIsHardenedAndGivesTimeToDrain(t *testing.T) {
 	unit := readFile(t, "../../deploy/jbofd.service")
 	for _, want := range []string{
-		"Type=notify", "ExecReload=/bin/kill -HUP $MAINPID", "TimeoutStopSec=15s", "WatchdogSec=", "LimitMEMLOCK=infinity", "LimitNOFILE=",
-		"StateDirectory=", "RuntimeDirectory=", "NoNewPrivileges=yes", "ProtectSystem=strict", "ProtectHome=yes", "ProtectKernelModules=yes",
-		"ProtectKernelTunables=yes", "ProtectControlGroups=yes", "ProtectClock=yes", "ProtectHostname=yes", "RestrictNamespaces=yes",
-		"RestrictSUIDSGID=yes", "LockPersonality=yes", "SystemCallArchitectures=native", "UMask=0077", "RestrictAddressFamilies=AF_UNIX AF_INET AF_INET6 AF_NETLINK",
-		"DevicePolicy=closed", "SystemCallFilter=@system-service", "MemoryDenyWriteExecute=yes", "CapabilityBoundingSet=\n",
+		"Type=notify", "ExecReload=/bin/kill -HUP $MAINPID", "TimeoutStopSec=15s", "WatchdogSec=",
+		"LimitMEMLOCK=infinity", "LimitNOFILE=",
+		"StateDirectory=", "RuntimeDirectory=", "NoNewPrivileges=yes", "ProtectSystem=strict", "ProtectHome=yes",
+		"ProtectKernelModules=yes",
+		"ProtectKernelTunables=yes", "ProtectControlGroups=yes", "ProtectClock=yes", "ProtectHostname=yes",
+		"RestrictNamespaces=yes",
+		"RestrictSUIDSGID=yes", "LockPersonality=yes", "SystemCallArchitectures=native", "UMask=0077",
+		"RestrictAddressFamilies=AF_UNIX AF_INET AF_INET6 AF_NETLINK",
+		"DevicePolicy=closed", "SystemCallFilter=@system-service", "MemoryDenyWriteExecute=yes",
+		"CapabilityBoundingSet=\n",
 	} {
 		if !strings.Contains(unit, "\n"+want) {
 			t.Errorf("deploy/jbofd.service lacks %s", want)

@@ -52,39 +52,57 @@ func (t *Telemetry) SetKV(namespaces func() []KVStats, areas func() []SwapStats)
 }
 
 var (
-	kvObjects     = gauge("jbof_kv_objects", "Keys in a key-value namespace, without those that are in swap areas only.", "subsystem", "nsid")
-	kvSegments    = gauge("jbof_kv_segments", "Entries of the namespace's segment table, 5 bytes of memory each.", "subsystem", "nsid")
-	kvMemory      = gauge("jbof_kv_memory_bytes", "Memory of the namespace's segment table and buffers.", "subsystem", "nsid")
-	kvLive        = gauge("jbof_kv_live_bytes", "Space in use by keys and values.", "subsystem", "nsid")
-	kvFree        = gauge("jbof_kv_free_bytes", "Space that can be written at once; compaction makes more of what is not in use.", "subsystem", "nsid")
-	kvWaiting     = gauge("jbof_kv_waiting", "Commands that wait for a free request of the store.", "subsystem", "nsid")
-	kvUser        = counter("jbof_kv_user_bytes_total", "Bytes of values that hosts have stored.", "subsystem", "nsid")
-	kvWritten     = counter("jbof_kv_written_bytes_total", "Bytes written to the drive for those values, by purpose: keys, values, moved (by compaction), checkpoint.", "subsystem", "nsid", "log")
-	kvCompactions = counter("jbof_kv_compactions_total", "Chunks of the logs that compaction has emptied.", "subsystem", "nsid")
+	kvObjects = gauge("jbof_kv_objects", "Keys in a key-value namespace, without those that are in swap "+
+		"areas only.", "subsystem", "nsid")
+	kvSegments = gauge("jbof_kv_segments", "Entries of the namespace's segment table, 5 bytes of memory each.",
+		"subsystem", "nsid")
+	kvMemory = gauge("jbof_kv_memory_bytes", "Memory of the namespace's segment table and buffers.", "subsystem",
+		"nsid")
+	kvLive = gauge("jbof_kv_live_bytes", "Space in use by keys and values.", "subsystem", "nsid")
+	kvFree = gauge("jbof_kv_free_bytes", "Space that can be written at once; compaction makes more of what is "+
+		"not in use.", "subsystem", "nsid")
+	kvWaiting = gauge("jbof_kv_waiting", "Commands that wait for a free request of the store.", "subsystem", "nsid")
+	kvUser    = counter("jbof_kv_user_bytes_total", "Bytes of values that hosts have stored.", "subsystem", "nsid")
+	kvWritten = counter("jbof_kv_written_bytes_total", "Bytes written to the drive for those values, by purpose: "+
+		"keys, values, moved (by compaction), checkpoint.", "subsystem", "nsid", "log")
+	kvCompactions = counter("jbof_kv_compactions_total", "Chunks of the logs that compaction has emptied.", "subsystem",
+		"nsid")
 	kvCheckpoints = counter("jbof_kv_checkpoints_total", "Checkpoints of the segment table.", "subsystem", "nsid")
-	kvScrubbed    = counter("jbof_kv_scrubbed_bytes_total", "Bytes read in the background to look for damage.", "subsystem", "nsid")
-	kvDamaged     = counter("jbof_kv_damaged_records_total", "Records that were found damaged: not what had been written.", "subsystem", "nsid")
+	kvScrubbed    = counter("jbof_kv_scrubbed_bytes_total", "Bytes read in the background to look for damage.",
+		"subsystem", "nsid")
+	kvDamaged = counter("jbof_kv_damaged_records_total", "Records that were found damaged: not what had been written.",
+		"subsystem", "nsid")
 
-	kvSwapKeys     = gauge("jbof_kv_swap_keys", "Keys whose newest values are in swap areas of other drives.", "subsystem", "nsid")
-	kvSwapPuts     = counter("jbof_kv_swap_writes_total", "Stores and Deletes that went to a swap area instead of the namespace's own drive.", "subsystem", "nsid")
+	kvSwapKeys = gauge("jbof_kv_swap_keys", "Keys whose newest values are in swap areas of other drives.",
+		"subsystem", "nsid")
+	kvSwapPuts = counter("jbof_kv_swap_writes_total", "Stores and Deletes that went to a swap area instead of the "+
+		"namespace's own drive.", "subsystem", "nsid")
 	kvSwapReads    = counter("jbof_kv_swap_reads_total", "Values read from swap areas.", "subsystem", "nsid")
-	kvSwapReturned = counter("jbof_kv_swap_returned_total", "Keys that were returned from swap areas to the namespace's own drive.", "subsystem", "nsid")
-	kvSwapMoved    = counter("jbof_kv_swap_moved_total", "Keys rewritten within their swap area, because its log needed the space and the namespace's drive was still congested.", "subsystem", "nsid")
-	kvSwapRefused  = counter("jbof_kv_swap_refused_total", "Stores and Deletes for which a swap area had no room.", "subsystem", "nsid")
-	kvSwapFailures = counter("jbof_kv_swap_failures_total", "Failed attempts to return keys from a swap area to the namespace's own drive; they are repeated.", "subsystem", "nsid")
+	kvSwapReturned = counter("jbof_kv_swap_returned_total", "Keys that were returned from swap areas to the "+
+		"namespace's own drive.", "subsystem", "nsid")
+	kvSwapMoved = counter("jbof_kv_swap_moved_total", "Keys rewritten within their swap area, because its log "+
+		"needed the space and the namespace's drive was still congested.", "subsystem", "nsid")
+	kvSwapRefused = counter("jbof_kv_swap_refused_total", "Stores and Deletes for which a swap area had no room.",
+		"subsystem", "nsid")
+	kvSwapFailures = counter("jbof_kv_swap_failures_total", "Failed attempts to return keys from a swap area to the "+
+		"namespace's own drive; they are repeated.", "subsystem", "nsid")
 
 	swapUp       = gauge("jbof_kv_swap_area_up", "1 if the swap area could be opened, else 0.", "ssd", "area")
 	swapCapacity = gauge("jbof_kv_swap_area_capacity_bytes", "Size of the swap area.", "ssd", "area")
 	swapUsed     = gauge("jbof_kv_swap_area_used_bytes", "Part of the swap area's log that is in use.", "ssd", "area")
 	swapWritten  = counter("jbof_kv_swap_area_written_bytes_total", "Bytes written to the swap area.", "ssd", "area")
-	swapRecords  = counter("jbof_kv_swap_area_records_total", "Records written to the swap area, for namespaces of other drives.", "ssd", "area")
-	swapRefusals = counter("jbof_kv_swap_area_refusals_total", "Records for which the swap area had no room.", "ssd", "area")
-	swapFailures = counter("jbof_kv_swap_area_failures_total", "Writes to the swap area that have failed.", "ssd", "area")
+	swapRecords  = counter("jbof_kv_swap_area_records_total", "Records written to the swap area, for namespaces of "+
+		"other drives.", "ssd", "area")
+	swapRefusals = counter("jbof_kv_swap_area_refusals_total", "Records for which the swap area had no room.", "ssd",
+		"area")
+	swapFailures = counter("jbof_kv_swap_area_failures_total", "Writes to the swap area that have failed.", "ssd",
+		"area")
 )
 
 // kvMetrics returns the metric families of this file.
 func kvMetrics() []metric {
-	return []metric{kvObjects, kvSegments, kvMemory, kvLive, kvFree, kvWaiting, kvUser, kvWritten, kvCompactions, kvCheckpoints, kvScrubbed, kvDamaged,
+	return []metric{kvObjects, kvSegments, kvMemory, kvLive, kvFree, kvWaiting, kvUser, kvWritten, kvCompactions,
+		kvCheckpoints, kvScrubbed, kvDamaged,
 		kvSwapKeys, kvSwapPuts, kvSwapReads, kvSwapReturned, kvSwapMoved, kvSwapRefused, kvSwapFailures,
 		swapUp, swapCapacity, swapUsed, swapWritten, swapRecords, swapRefusals, swapFailures}
 }
@@ -96,10 +114,13 @@ func collectKV(all []KVStats, put func(m metric, v float64, labels ...string)) {
 			m metric
 			v int64
 		}{
-			{kvObjects, s.Objects}, {kvSegments, s.Segments}, {kvMemory, s.MemoryBytes}, {kvLive, s.LiveBytes}, {kvFree, s.FreeBytes},
-			{kvWaiting, int64(s.Waiting)}, {kvUser, s.UserBytes}, {kvCompactions, s.Compactions}, {kvCheckpoints, s.Checkpoints},
+			{kvObjects, s.Objects}, {kvSegments, s.Segments}, {kvMemory, s.MemoryBytes}, {kvLive, s.LiveBytes},
+			{kvFree, s.FreeBytes},
+			{kvWaiting, int64(s.Waiting)}, {kvUser, s.UserBytes}, {kvCompactions, s.Compactions},
+			{kvCheckpoints, s.Checkpoints},
 			{kvScrubbed, s.ScrubbedBytes}, {kvDamaged, s.DamagedRecords},
-			{kvSwapKeys, s.SwapKeys}, {kvSwapPuts, s.SwapPuts}, {kvSwapReads, s.SwapReads}, {kvSwapReturned, s.SwapReturned},
+			{kvSwapKeys, s.SwapKeys}, {kvSwapPuts, s.SwapPuts}, {kvSwapReads, s.SwapReads},
+			{kvSwapReturned, s.SwapReturned},
 			{kvSwapMoved, s.SwapMoved}, {kvSwapRefused, s.SwapRefused}, {kvSwapFailures, s.SwapFailures},
 		} {
 			put(v.m, float64(v.v), s.Subsystem, nsid)

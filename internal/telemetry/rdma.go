@@ -21,9 +21,10 @@ func (t *Telemetry) SetRDMA(f func() RDMAStats) {
 }
 
 var (
-	rdmaDevices    = gauge("jbof_rdma_devices", "RDMA devices that have had connections.")
-	rdmaCQs        = gauge("jbof_rdma_completion_queues", "Completion queues of those devices.")
-	rdmaReceives   = gauge("jbof_rdma_receives", "Receives of the devices' shared receive queues by state: posted, or held by commands that wait for a data buffer.", "state")
+	rdmaDevices  = gauge("jbof_rdma_devices", "RDMA devices that have had connections.")
+	rdmaCQs      = gauge("jbof_rdma_completion_queues", "Completion queues of those devices.")
+	rdmaReceives = gauge("jbof_rdma_receives", "Receives of the devices' shared receive queues by state: posted, or "+
+		"held by commands that wait for a data buffer.", "state")
 	rdmaRegistered = gauge("jbof_rdma_registered_bytes", "Memory registered with RDMA devices, over all devices.")
 	rdmaDoorbells  = counter("jbof_rdma_doorbells_total", "Doorbells: calls that told a device of new work requests.")
 	rdmaCrossings  = counter("jbof_rdma_crossings_total", "Calls into libibverbs to post or to poll, each for a batch.")

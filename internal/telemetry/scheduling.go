@@ -30,30 +30,47 @@ func (t *Telemetry) SetScheduling(f func() []Scheduling) {
 }
 
 var (
-	schedInfo      = gauge("jbof_scheduler_info", "The policy by which tenants share the drive; always 1.", "ssd", "policy")
-	schedState     = gauge("jbof_scheduler_state", "1 for the congestion state that the class of I/O is in, else 0.", "ssd", "class", "state")
-	schedLatency   = gauge("jbof_scheduler_latency_seconds", "Averaged latency at the drive, by class of I/O.", "ssd", "class")
-	schedThreshold = gauge("jbof_scheduler_latency_threshold_seconds", "Latency above which the class counts as congested.", "ssd", "class")
-	schedWriteCost = gauge("jbof_scheduler_write_cost", "What a written byte costs, in read bytes; 0 if the policy does not tell them apart.", "ssd")
-	schedTarget    = gauge("jbof_scheduler_target_bytes_per_second", "Rate at which the policy admits I/O; 0 if it has no target rate.", "ssd")
-	schedCompleted = gauge("jbof_scheduler_completed_bytes_per_second", "Rate at which the drive has completed I/O lately, as measured by the policy.", "ssd")
-	schedInflight  = gauge("jbof_scheduler_inflight_seconds", "Device time outstanding at the drive, as estimated by the policy.", "ssd")
-	schedWindow    = gauge("jbof_scheduler_window_seconds", "Device time that may be outstanding at the drive; 0 is no limit.", "ssd")
-	schedActive    = gauge("jbof_scheduler_active_tenants", "Tenants with commands waiting or outstanding.", "ssd")
+	schedInfo = gauge("jbof_scheduler_info", "The policy by which tenants share the drive; always 1.", "ssd",
+		"policy")
+	schedState = gauge("jbof_scheduler_state", "1 for the congestion state that the class of I/O is in, else 0.",
+		"ssd", "class", "state")
+	schedLatency = gauge("jbof_scheduler_latency_seconds", "Averaged latency at the drive, by class of I/O.", "ssd",
+		"class")
+	schedThreshold = gauge("jbof_scheduler_latency_threshold_seconds",
+		"Latency above which the class counts as congested.", "ssd", "class")
+	schedWriteCost = gauge("jbof_scheduler_write_cost", "What a written byte costs, in read bytes; 0 if the policy "+
+		"does not tell them apart.", "ssd")
+	schedTarget = gauge("jbof_scheduler_target_bytes_per_second", "Rate at which the policy admits I/O; 0 if it "+
+		"has no target rate.", "ssd")
+	schedCompleted = gauge("jbof_scheduler_completed_bytes_per_second", "Rate at which the drive has completed I/O "+
+		"lately, as measured by the policy.", "ssd")
+	schedInflight = gauge("jbof_scheduler_inflight_seconds", "Device time outstanding at the drive, as estimated by "+
+		"the policy.", "ssd")
+	schedWindow = gauge("jbof_scheduler_window_seconds", "Device time that may be outstanding at the drive; 0 is "+
+		"no limit.", "ssd")
+	schedActive = gauge("jbof_scheduler_active_tenants", "Tenants with commands waiting or outstanding.", "ssd")
 
-	tenantShare    = gauge("jbof_scheduler_share", "Part of the drive that the tenant used lately, 0 to 1.", "tenant", "ssd")
-	tenantWeight   = gauge("jbof_scheduler_weight", "Weight of the tenant.", "tenant", "ssd")
-	tenantCredit   = gauge("jbof_scheduler_credit", "What the tenant should have outstanding at most, in units of 4 KiB; 0 if the policy grants no credit.", "tenant", "ssd")
-	tenantQueued   = gauge("jbof_scheduler_queued", "Commands of the tenant that wait in the pipeline before the drive.", "tenant", "ssd")
-	tenantInflight = gauge("jbof_scheduler_inflight", "Commands of the tenant that were admitted and have not completed.", "tenant", "ssd")
-	tenantDevice   = counter("jbof_scheduler_device_seconds_total", "Device time charged to the tenant; with policy fifo it is gigabytes.", "tenant", "ssd")
-	tenantLimited  = counter("jbof_scheduler_limited_seconds_total", "Time in which the tenant had commands waiting, by reason: cap, share, ssd_congested or credit.", "tenant", "ssd", "reason")
-	tenantWait     = newMetric(prometheus.UntypedValue, "jbof_scheduler_wait_seconds", "Time from a command's arrival at the pipeline to its admission.", "tenant", "ssd")
+	tenantShare = gauge("jbof_scheduler_share", "Part of the drive that the tenant used lately, 0 to 1.", "tenant",
+		"ssd")
+	tenantWeight = gauge("jbof_scheduler_weight", "Weight of the tenant.", "tenant", "ssd")
+	tenantCredit = gauge("jbof_scheduler_credit", "What the tenant should have outstanding at most, in units of 4 "+
+		"KiB; 0 if the policy grants no credit.", "tenant", "ssd")
+	tenantQueued = gauge("jbof_scheduler_queued", "Commands of the tenant that wait in the pipeline before "+
+		"the drive.", "tenant", "ssd")
+	tenantInflight = gauge("jbof_scheduler_inflight", "Commands of the tenant that were admitted and have not "+
+		"completed.", "tenant", "ssd")
+	tenantDevice = counter("jbof_scheduler_device_seconds_total", "Device time charged to the tenant; with policy "+
+		"fifo it is gigabytes.", "tenant", "ssd")
+	tenantLimited = counter("jbof_scheduler_limited_seconds_total", "Time in which the tenant had commands waiting, "+
+		"by reason: cap, share, ssd_congested or credit.", "tenant", "ssd", "reason")
+	tenantWait = newMetric(prometheus.UntypedValue, "jbof_scheduler_wait_seconds",
+		"Time from a command's arrival at the pipeline to its admission.", "tenant", "ssd")
 )
 
 // schedulerMetrics returns the metric families of this file.
 func schedulerMetrics() []metric {
-	return []metric{schedInfo, schedState, schedLatency, schedThreshold, schedWriteCost, schedTarget, schedCompleted, schedInflight, schedWindow, schedActive,
+	return []metric{schedInfo, schedState, schedLatency, schedThreshold, schedWriteCost, schedTarget, schedCompleted,
+		schedInflight, schedWindow, schedActive,
 		tenantShare, tenantWeight, tenantCredit, tenantQueued, tenantInflight, tenantDevice, tenantLimited, tenantWait}
 }
 
@@ -78,7 +95,8 @@ func waits(h *pipeline.WaitHistogram) (count uint64, sumSeconds float64, le map[
 	return count, float64(h.SumNS) / 1e9, le
 }
 
-func collectScheduling(t *Telemetry, all []Scheduling, put func(m metric, v float64, labels ...string), ch chan<- prometheus.Metric) {
+func collectScheduling(t *Telemetry, all []Scheduling, put func(m metric, v float64, labels ...string),
+	ch chan<- prometheus.Metric) {
 	for i := range all {
 		s := &all[i]
 		st := &s.Stats
@@ -121,7 +139,8 @@ func collectScheduling(t *Telemetry, all []Scheduling, put func(m metric, v floa
 				put(tenantLimited, float64(ten.LimitedNS[l])/1e9, name, s.SSD, l.String())
 			}
 			if count, sum, le := waits(&ten.Wait); count > 0 {
-				ch <- prometheus.MustNewConstHistogram(tenantWait.desc, count, sum, le, strings.ToValidUTF8(name, "\uFFFD"), s.SSD)
+				ch <- prometheus.MustNewConstHistogram(tenantWait.desc, count, sum, le,
+					strings.ToValidUTF8(name, "\uFFFD"), s.SSD)
 			}
 		}
 		if others {

@@ -68,7 +68,8 @@ func (t *Telemetry) Serve(o ServerOptions) (*Server, error) {
 			IdleTimeout:       idleTimeout,
 			MaxHeaderBytes:    maxHTTPHeaderSize,
 			// Without ErrorLog, net/http writes plain text to standard error, whatever the format of the log.
-			ErrorLog: slog.NewLogLogger(LimitHandler(log.With("server", "metrics").Handler(), LimitOptions{}), slog.LevelWarn),
+			ErrorLog: slog.NewLogLogger(LimitHandler(log.With("server", "metrics").Handler(), LimitOptions{}),
+				slog.LevelWarn),
 		},
 	}
 	go func() {

@@ -116,7 +116,8 @@ func TestBucketsTellAQuantileWithinAFactorOfTwoAndAHalf(t *testing.T) {
 	s.Observe(1, 0, time.Millisecond)
 	_, _, io := s.histogram()
 	_, _, wait := waits(&pipeline.WaitHistogram{})
-	for name, le := range map[string]map[float64]uint64{"jbof_io_duration_seconds": io, "jbof_scheduler_wait_seconds": wait} {
+	for name, le := range map[string]map[float64]uint64{"jbof_io_duration_seconds": io,
+		"jbof_scheduler_wait_seconds": wait} {
 		var bounds []float64
 		for b := range le {
 			bounds = append(bounds, b)

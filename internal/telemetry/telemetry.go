@@ -24,10 +24,12 @@ import (
 // The reasons for which connections are refused and ended. A test checks the lists against the packages that use the
 // reasons.
 var (
-	connectReasons = []string{"cntlid", "connections", "controllers", "format", "host", "host_connections", "hosts", "nqn", "qid", "sequence", "sqsize",
+	connectReasons = []string{"cntlid", "connections", "controllers", "format", "host", "host_connections", "hosts",
+		"nqn", "qid", "sequence", "sqsize",
 		"subsystem", "transport"}
 	refusedReasons  = []string{"accept", "pending", "resources", "sockets"}
-	protocolReasons = []string{"header_field", "sequence", "header_digest", "data_out_of_range", "transfer_limit", "unsupported_parameter",
+	protocolReasons = []string{"header_field", "sequence", "header_digest", "data_out_of_range", "transfer_limit",
+		"unsupported_parameter",
 		"reported_by_host", "private_data", "other"}
 )
 

@@ -43,14 +43,18 @@ func full() *Telemetry {
 		Stats:   func(s *SSDStats) { s.Completed[ssd.Read], s.TimeNS[ssd.Read] = 7, 1_500_000_000 },
 	})
 	t.SetSubsystems([]Subsystem{{NQN: "nqn.2026-11.example.jbofd:a", Serial: "S1", Model: "jbofd",
-		Namespaces: []Namespace{{NSID: 1, SSD: "ssd0", UUID: "6f8b1c1e-6c29-4b5a-9a55-0d7f3f4f2c11", Type: "block", SizeBytes: 1 << 20, BlockSize: 4096}}}})
+		Namespaces: []Namespace{{NSID: 1, SSD: "ssd0", UUID: "6f8b1c1e-6c29-4b5a-9a55-0d7f3f4f2c11", Type: "block",
+			SizeBytes: 1 << 20, BlockSize: 4096}}}})
 	t.SetRDMA(func() RDMAStats {
-		return RDMAStats{Devices: 1, CompletionQueues: 2, Receives: 64, Held: 3, RegisteredBytes: 1 << 20, Doorbells: 7, Crossings: 9}
+		return RDMAStats{Devices: 1, CompletionQueues: 2, Receives: 64, Held: 3, RegisteredBytes: 1 << 20, Doorbells: 7,
+			Crossings: 9}
 	})
 	t.SetKV(func() []KVStats {
-		return []KVStats{{Subsystem: "nqn.2026-11.example.jbofd:a", NSID: 2, Objects: 10, Segments: 16, MemoryBytes: 100, UserBytes: 1000, KeyLogBytes: 400, MovedBytes: 200, SwapKeys: 3}}
+		return []KVStats{{Subsystem: "nqn.2026-11.example.jbofd:a", NSID: 2, Objects: 10, Segments: 16,
+			MemoryBytes: 100, UserBytes: 1000, KeyLogBytes: 400, MovedBytes: 200, SwapKeys: 3}}
 	}, func() []SwapStats {
-		return []SwapStats{{SSD: "ssd0", Area: "6f8b1c1e-6c29-4b5a-9a55-0d7f3f4f2c12", Up: true, SizeBytes: 64 << 20, UsedBytes: 4096},
+		return []SwapStats{{SSD: "ssd0", Area: "6f8b1c1e-6c29-4b5a-9a55-0d7f3f4f2c12", Up: true, SizeBytes: 64 << 20,
+			UsedBytes: 4096},
 			{SSD: "ssd1", Area: "6f8b1c1e-6c29-4b5a-9a55-0d7f3f4f2c13", SizeBytes: 64 << 20}}
 	})
 	t.SetBuffers(func() BufferStats { return BufferStats{TotalBytes: 100, InUseBytes: 40, TakenBytes: 60, Waits: 1} })
@@ -60,12 +64,15 @@ func full() *Telemetry {
 
 // sharing is a drive that those tenants share.
 func sharing(tenants ...string) Scheduling {
-	s := Scheduling{SSD: "ssd0", Policy: "jbof", Stats: pipeline.Stats{WriteCost: 3, TargetBytesPerSec: 2e9, CompletedBytesPerSec: 1e9,
-		InflightNS: 1_000_000, WindowNS: 2_000_000, ActiveTenants: len(tenants)}}
-	s.Stats.Class[pipeline.WriteClass] = pipeline.ClassStats{LatencyNS: 80_000, ThresholdNS: 500_000, State: pipeline.Congested}
+	s := Scheduling{SSD: "ssd0", Policy: "jbof", Stats: pipeline.Stats{WriteCost: 3, TargetBytesPerSec: 2e9,
+		CompletedBytesPerSec: 1e9,
+		InflightNS:           1_000_000, WindowNS: 2_000_000, ActiveTenants: len(tenants)}}
+	s.Stats.Class[pipeline.WriteClass] = pipeline.ClassStats{LatencyNS: 80_000, ThresholdNS: 500_000,
+		State: pipeline.Congested}
 	for _, name := range tenants {
 		st := pipeline.TenantStats{Weight: 4, Share: 0.25, CostNS: 2_500_000_000, Credit: 32, Queued: 5, Inflight: 6}
-		st.Wait.Count[0], st.Wait.Count[3], st.Wait.Count[pipeline.WaitBuckets-1], st.Wait.SumNS = 1, 2, 4, 9_000_000_000
+		st.Wait.Count[0], st.Wait.Count[3], st.Wait.Count[pipeline.WaitBuckets-1], st.Wait.SumNS = 1, 2, 4,
+			9_000_000_000
 		st.LimitedNS[pipeline.LimitCap] = 1_500_000_000
 		s.Tenants = append(s.Tenants, TenantScheduling{name, st})
 	}
@@ -135,7 +142,8 @@ func TestWhatIsObservedIsWhatIsScraped(t *testing.T) {
 	if n := len(h.Bucket) + 1; n > 18 {
 		t.Errorf("%d buckets with the unbounded one, want at most 18", n)
 	}
-	if first, last := h.Bucket[0].GetUpperBound(), h.Bucket[len(h.Bucket)-1].GetUpperBound(); first != 10e-6 || last != 2 {
+	if first, last := h.Bucket[0].GetUpperBound(), h.Bucket[len(h.Bucket)-1].GetUpperBound(); first != 10e-6 ||
+		last != 2 {
 		t.Errorf("buckets from %v to %v", first, last)
 	}
 	for name, want := range map[string]float64{
@@ -231,7 +239,10 @@ func TestHowADriveIsSharedIsScraped(t *testing.T) {
 	next:
 		for _, m := range families[name].GetMetric() {
 			for i := 0; i < len(labels); i += 2 {
-				if !slices.ContainsFunc(m.Label, func(l *dto.LabelPair) bool { return l.GetName() == labels[i] && l.GetValue() == labels[i+1] }) {
+				if !slices.ContainsFunc(m.Label, func(l *dto.LabelPair) bool {
+					return l.GetName() == labels[i] &&
+						l.GetValue() == labels[i+1]
+				}) {
 					continue next
 				}
 			}
@@ -245,14 +256,21 @@ func TestHowADriveIsSharedIsScraped(t *testing.T) {
 		name   string
 		labels []string
 	}{
-		{0.25, "jbof_scheduler_share", nil}, {4, "jbof_scheduler_weight", nil}, {32, "jbof_scheduler_credit", nil}, {5, "jbof_scheduler_queued", nil},
+		{0.25, "jbof_scheduler_share", nil}, {4, "jbof_scheduler_weight", nil}, {32, "jbof_scheduler_credit", nil},
+		{5, "jbof_scheduler_queued", nil},
 		{6, "jbof_scheduler_inflight", nil}, {2.5, "jbof_scheduler_device_seconds_total", nil},
-		{1.5, "jbof_scheduler_limited_seconds_total", []string{"reason", "cap"}}, {0, "jbof_scheduler_limited_seconds_total", []string{"reason", "credit"}},
-		{1, "jbof_scheduler_state", []string{"class", "write", "state", "congested"}}, {0, "jbof_scheduler_state", []string{"class", "write", "state", "overloaded"}},
-		{1, "jbof_scheduler_state", []string{"class", "read", "state", "underutilised"}}, {80e-6, "jbof_scheduler_latency_seconds", []string{"class", "write"}},
-		{500e-6, "jbof_scheduler_latency_threshold_seconds", []string{"class", "write"}}, {3, "jbof_scheduler_write_cost", nil},
-		{2e9, "jbof_scheduler_target_bytes_per_second", nil}, {1e9, "jbof_scheduler_completed_bytes_per_second", nil}, {0.001, "jbof_scheduler_inflight_seconds", nil},
-		{0.002, "jbof_scheduler_window_seconds", nil}, {1, "jbof_scheduler_active_tenants", nil}, {1, "jbof_scheduler_info", []string{"policy", "jbof"}},
+		{1.5, "jbof_scheduler_limited_seconds_total", []string{"reason", "cap"}},
+		{0, "jbof_scheduler_limited_seconds_total", []string{"reason", "credit"}},
+		{1, "jbof_scheduler_state", []string{"class", "write", "state", "congested"}},
+		{0, "jbof_scheduler_state", []string{"class", "write", "state", "overloaded"}},
+		{1, "jbof_scheduler_state", []string{"class", "read", "state", "underutilised"}},
+		{80e-6, "jbof_scheduler_latency_seconds", []string{"class", "write"}},
+		{500e-6, "jbof_scheduler_latency_threshold_seconds", []string{"class", "write"}},
+		{3, "jbof_scheduler_write_cost", nil},
+		{2e9, "jbof_scheduler_target_bytes_per_second", nil}, {1e9, "jbof_scheduler_completed_bytes_per_second", nil},
+		{0.001, "jbof_scheduler_inflight_seconds", nil},
+		{0.002, "jbof_scheduler_window_seconds", nil}, {1, "jbof_scheduler_active_tenants", nil},
+		{1, "jbof_scheduler_info", []string{"policy", "jbof"}},
 	} {
 		if got := value(x.name, x.labels...); got != x.want {
 			t.Errorf("%s %v is %v, want %v", x.name, x.labels, got, x.want)
@@ -262,7 +280,8 @@ func TestHowADriveIsSharedIsScraped(t *testing.T) {
 	if h.GetSampleCount() != 7 || h.GetSampleSum() != 9 || len(h.Bucket) != 17 {
 		t.Errorf("waits %v", h)
 	}
-	if first := h.Bucket[0]; first.GetUpperBound() != 4e-6 || first.GetCumulativeCount() != 1 || h.Bucket[1].GetCumulativeCount() != 3 {
+	if first := h.Bucket[0]; first.GetUpperBound() != 4e-6 || first.GetCumulativeCount() != 1 ||
+		h.Bucket[1].GetCumulativeCount() != 3 {
 		t.Errorf("waits %v", h)
 	}
 }
@@ -341,7 +360,8 @@ func serve(t *testing.T, tel *Telemetry, o ServerOptions) *Server {
 func TestTheServerAnswersScrapesAndProbes(t *testing.T) {
 	tel := full()
 	s := serve(t, tel, ServerOptions{})
-	if code, body := get(t, s, "/metrics"); code != 200 || !strings.Contains(body, `jbof_io_completed_total{op="read",ssd="ssd0",tenant="nqn.2026-11.example.host:a"} 1`) {
+	if code, body := get(t, s, "/metrics"); code != 200 ||
+		!strings.Contains(body, `jbof_io_completed_total{op="read",ssd="ssd0",tenant="nqn.2026-11.example.host:a"} 1`) {
 		t.Errorf("/metrics: %d\n%s", code, body)
 	}
 	if code, _ := get(t, s, "/healthz"); code != 200 {
@@ -502,7 +522,8 @@ func TestManyDifferentMessagesDoNotGrowTheLimiter(t *testing.T) {
 	out := &recorder{}
 	h := LimitHandler(out, LimitOptions{Lines: 1}).(*limitHandler)
 	for i := range 10 * maxLimitKeys {
-		if err := h.Handle(context.Background(), slog.NewRecord(time.Unix(1, 0), slog.LevelWarn, fmt.Sprint("message ", i), 0)); err != nil {
+		if err := h.Handle(context.Background(),
+			slog.NewRecord(time.Unix(1, 0), slog.LevelWarn, fmt.Sprint("message ", i), 0)); err != nil {
 			t.Fatal(err)
 		}
 	}

@@ -71,7 +71,8 @@ func TestConfiguredTenantsAlwaysHaveSeries(t *testing.T) {
 			t.Errorf("a host finds no room although all others are gone")
 		}
 		if len(got) > 10+3 {
-			t.Errorf("hosts gone %t: %d tenants have series: of at most 10 hosts, two tenants and the others", leave, len(got))
+			t.Errorf("hosts gone %t: %d tenants have series: of at most 10 hosts, two tenants and the others", leave,
+				len(got))
 		}
 	}
 }

@@ -131,7 +131,8 @@ func TestAgainstRationalNumbers(t *testing.T) {
 			}
 			ready := tokens.Cmp(one) >= 0
 			if b.Ready(now) != ready {
-				t.Fatalf("run %d, step %d: rate %d, ready %v with %s tokens", run, step, rate, !ready, tokens.FloatString(12))
+				t.Fatalf("run %d, step %d: rate %d, ready %v with %s tokens", run, step, rate, !ready,
+					tokens.FloatString(12))
 			}
 			if ready && rng.IntN(3) > 0 {
 				n := logInt(rng, 10*capacity)

@@ -37,7 +37,8 @@ func TestDualNextTokenIsExact(t *testing.T) {
 	t.Logf("-seed %d", *seed)
 	rng := rand.New(rand.NewPCG(*seed, 1))
 	for i := range 200_000 {
-		d := dual(logInt(rng, 1_000_000_000_000), CostOne+rng.Int64N(9*CostOne), rng.Int64N(2*dualCapacity)-dualCapacity, rng.Int64N(dualCapacity+1))
+		d := dual(logInt(rng, 1_000_000_000_000), CostOne+rng.Int64N(9*CostOne),
+			rng.Int64N(2*dualCapacity)-dualCapacity, rng.Int64N(dualCapacity+1))
 		d.at = rng.Int64N(1 << 50)
 		if rng.IntN(2) == 0 {
 			d.tokens[0], d.tokens[1] = d.tokens[1], d.tokens[0]
@@ -54,7 +55,8 @@ func TestDualNextTokenIsExact(t *testing.T) {
 		before.Refill(at - 1)
 		after.Refill(at)
 		if before.Ready(side, n) || !after.Ready(side, n) {
-			t.Fatalf("%d: %+v, %d on side %d: at %d-1 it has %d, at %d it has %d", i, d, n, side, at, before.tokens[side], at, after.tokens[side])
+			t.Fatalf("%d: %+v, %d on side %d: at %d-1 it has %d, at %d it has %d", i, d, n, side, at,
+				before.tokens[side], at, after.tokens[side])
 		}
 	}
 }

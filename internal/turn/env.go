@@ -16,8 +16,8 @@ type Env interface {
 	//
 	// Errors: the system's, for want of resources.
 	NewTimer(p Precision, f func()) (Timer, error)
-	// Wait waits until done is closed or has a value, which it takes, and returns true; or until the timeout is over, and
-	// returns false. A negative timeout never is. A simulation runs its events meanwhile. Not during a turn.
+	// Wait waits until done is closed or has a value, which it takes, and returns true; or until the timeout is over,
+	// and returns false. A negative timeout never is. A simulation runs its events meanwhile. Not during a turn.
 	Wait(done <-chan struct{}, timeout time.Duration) bool
 }
 
@@ -28,8 +28,8 @@ type Timer interface {
 	//
 	// Cost: 0 allocs.
 	Reset(afterNS int64)
-	// Close ends the timer: when it returns, the function is not running and will not run. Not from within the function,
-	// nor with a lock held that the function takes. Idempotent.
+	// Close ends the timer: when it returns, the function is not running and will not run. Not from within the
+	// function, nor with a lock held that the function takes. Idempotent.
 	Close()
 }
 

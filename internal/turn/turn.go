@@ -9,9 +9,9 @@
 //	device ────────────┘        └───── again while Pending ─────┘
 //
 // The goroutine that has pushed work calls Run. If the machine is free, that goroutine becomes its owner and does the
-// work at once, without a context switch. If the machine is owned, Run returns: the owner looks into the mailboxes again
-// after it has ended its ownership, so no work is left behind. A goroutine takes a bounded number of turns in a row; the
-// rest is handed over to a goroutine of its own, so that a submitter gets on with its own work.
+// work at once, without a context switch. If the machine is owned, Run returns: the owner looks into the mailboxes
+// again after it has ended its ownership, so no work is left behind. A goroutine takes a bounded number of turns in a
+// row; the rest is handed over to a goroutine of its own, so that a submitter gets on with its own work.
 //
 // A machine must not call into another machine's sinks while it is owned: two machines that do so to each other can
 // deadlock on the locks that sinks take. So wake-ups of others are deferred with Kick until ownership has ended.
@@ -29,8 +29,8 @@ import (
 
 // Machine is what a Driver drives.
 type Machine interface {
-	// Pending reports whether a turn has something to do: typically, whether a mailbox has mail. Called from any goroutine,
-	// without ownership.
+	// Pending reports whether a turn has something to do: typically, whether a mailbox has mail. Called from any
+	// goroutine, without ownership.
 	Pending() bool
 	// Turn takes all mail and does the work that can be done. Called with ownership.
 	Turn()
@@ -69,8 +69,8 @@ type Driver struct {
 	// handOver is Config's; continuation is continueRun.
 	handOver, continuation func()
 
-	// handedOver: a hand-over was asked for and its Run has not begun. running counts hand-overs that were asked for and
-	// have not ended. idle gets a value whenever running becomes 0 after Close has begun.
+	// handedOver: a hand-over was asked for and its Run has not begun. running counts hand-overs that were asked for
+	// and have not ended. idle gets a value whenever running becomes 0 after Close has begun.
 	handedOver atomic.Bool
 	running    atomic.Int32
 	closing    atomic.Bool

@@ -55,7 +55,8 @@ func (r *Ring) mapRings(p *params) (err error) {
 }
 
 func enter(fd int, submit, minComplete, flags uint32) (int, error) {
-	n, _, e := unix.Syscall6(unix.SYS_IO_URING_ENTER, uintptr(fd), uintptr(submit), uintptr(minComplete), uintptr(flags), 0, 0)
+	n, _, e := unix.Syscall6(unix.SYS_IO_URING_ENTER, uintptr(fd), uintptr(submit), uintptr(minComplete),
+		uintptr(flags), 0, 0)
 	if e != 0 {
 		return 0, e
 	}

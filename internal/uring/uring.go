@@ -168,17 +168,20 @@ func New(entries int) (*Ring, error) {
 	p := params{flags: setupClamp | setupCQSize | setupSubmitAll, cqEntries: uint32(2 * entries)}
 	fd, err := setup(uint32(entries), &p)
 	switch {
-	case errors.Is(err, unix.ENOSYS), errors.Is(err, unix.EPERM), errors.Is(err, unix.EACCES), errors.Is(err, unix.EINVAL):
+	case errors.Is(err, unix.ENOSYS), errors.Is(err, unix.EPERM), errors.Is(err, unix.EACCES),
+		errors.Is(err, unix.EINVAL):
 		return nil, fmt.Errorf("%w: io_uring_setup: %w", ErrUnavailable, err)
 	case errors.Is(err, unix.ENOMEM):
-		return nil, fmt.Errorf("io_uring_setup: %w (RLIMIT_MEMLOCK counts rings and registered buffers of all processes of a user)", err)
+		return nil, fmt.Errorf("io_uring_setup: %w (RLIMIT_MEMLOCK counts rings and registered buffers of all "+
+			"processes of a user)", err)
 	case err != nil:
 		return nil, fmt.Errorf("io_uring_setup: %w", err)
 	}
 	const need = featSingleMmap | featNoDrop | featExtArg | featRsrcTags | featLinkedFile
 	if p.features&need != need {
 		unix.Close(fd)
-		return nil, fmt.Errorf("%w: kernel features are %#x, need %#x (Linux 5.19 or later)", ErrUnavailable, p.features, need)
+		return nil, fmt.Errorf("%w: kernel features are %#x, need %#x (Linux 5.19 or later)", ErrUnavailable,
+			p.features, need)
 	}
 	r := &Ring{fd: fd}
 	if err := r.mapRings(&p); err != nil {

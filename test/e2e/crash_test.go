@@ -76,8 +76,8 @@ func (j *journal) check(t *testing.T, n *client.Namespace, first int) {
 	}
 }
 
-// TestNothingDurableIsLost: kill -9 under load, several times. Hosts reconnect and their I/O goes on; what was flushed or
-// written with FUA is there; no sector is torn.
+// TestNothingDurableIsLost: kill -9 under load, several times. Hosts reconnect and their I/O goes on; what was flushed
+// or written with FUA is there; no sector is torn.
 func TestNothingDurableIsLost(t *testing.T) {
 	t.Parallel()
 	d := start(t, setup{ssds: fileSSD, subsystems: openSubsystem})
@@ -215,7 +215,8 @@ func statusOf(t testing.TB, err error) nvme.Status {
 // errors.
 func TestADriveThatErrs(t *testing.T) {
 	t.Parallel()
-	d := start(t, setup{subsystems: twoDrives, ssds: `  - {name: ssd0, backend: mem, size: 64MiB, fault: {seed: 3, read_error_probability: 0.5, write_error_probability: 0.5, flush_error_probability: 1.0}}
+	d := start(t, setup{subsystems: twoDrives,
+		ssds: `  - {name: ssd0, backend: mem, size: 64MiB, fault: {seed: 3, read_error_probability: 0.5, write_error_probability: 0.5, flush_error_probability: 1.0}}
   - {name: ssd1, backend: mem, size: 64MiB}
 `})
 	c := d.connect(d.options(hostA, nqnA))
@@ -275,7 +276,8 @@ func TestAFullFileSystem(t *testing.T) {
 	if err != nil {
 		t.Skipf("no small file system to be had: unshare -Urm and mounting a tmpfs: %v", err)
 	}
-	d := newDaemon(t, setup{subsystems: twoDrives, ssds: `  - {name: ssd0, backend: file, path: "@DIR@/small/ssd0.img", size: 64MiB, create: true}
+	d := newDaemon(t, setup{subsystems: twoDrives,
+		ssds: `  - {name: ssd0, backend: file, path: "@DIR@/small/ssd0.img", size: 64MiB, create: true}
   - {name: ssd1, backend: mem, size: 64MiB}
 `})
 	d.workers = 8
@@ -283,7 +285,8 @@ func TestAFullFileSystem(t *testing.T) {
 	if err := os.Mkdir(small, 0o700); err != nil {
 		t.Fatal(err)
 	}
-	d.prefix = []string{unshare, "-Urm", "sh", "-c", `mount -t tmpfs -o size=8m tmpfs "$0" && head -c 2097152 /dev/zero > "$0/ballast" && exec "$@"`, small}
+	d.prefix = []string{unshare, "-Urm", "sh", "-c",
+		`mount -t tmpfs -o size=8m tmpfs "$0" && head -c 2097152 /dev/zero > "$0/ballast" && exec "$@"`, small}
 	d.launch()
 	c := d.connect(d.options(hostA, nqnA))
 	full, good := open(t, c, 1), open(t, c, 2)
@@ -391,7 +394,8 @@ func second[A, B any](_ A, b B) B { return b }
 // TestASlowDriveDoesNotSlowItsNeighbour.
 func TestASlowDriveDoesNotSlowItsNeighbour(t *testing.T) {
 	t.Parallel()
-	d := start(t, setup{subsystems: twoDrives, ssds: `  - {name: ssd0, backend: mem, size: 64MiB, fault: {delay: 1s, delay_probability: 1}}
+	d := start(t, setup{subsystems: twoDrives,
+		ssds: `  - {name: ssd0, backend: mem, size: 64MiB, fault: {delay: 1s, delay_probability: 1}}
   - {name: ssd1, backend: mem, size: 64MiB}
 `})
 	c := d.connect(d.options(hostA, nqnA))

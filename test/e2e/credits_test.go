@@ -14,7 +14,9 @@ import (
 // twoPolicies has namespace 1 on a drive whose policy grants credits and namespace 2 on a drive whose policy grants
 // none.
 var twoPolicies = setup{
-	ssds: "  - {name: ssd0, backend: mem, size: 128MiB, policy: gimbal}\n  - {name: ssd1, backend: mem, size: 128MiB, policy: fifo}\n",
+	ssds: "  - {name: ssd0, backend: mem, size: 128MiB, policy: gimbal}\n  - {name: ssd1, backend: mem, size: " +
+		"128MiB, " +
+		"policy: fifo}\n",
 	subsystems: `  - nqn: nqn.2026-11.example.jbofd:a
     allow_any_host: true
     namespaces:
@@ -162,7 +164,8 @@ func TestAHostKeepsToItsCredits(t *testing.T) {
 	defer p.mu.Unlock()
 	t.Logf("the largest credit %d units, the most on the wire %d", p.credit, p.most)
 	if p.credit == 0 || p.over > 0 || p.sum != 0 {
-		t.Errorf("%d times more was on the wire than the largest credit, %d units; the most was %d, at the end it is %d", p.over, p.credit, p.most, p.sum)
+		t.Errorf("%d times more was on the wire than the largest credit, %d units; the most was %d, at the end "+
+			"it is %d", p.over, p.credit, p.most, p.sum)
 	}
 	got := n.Credit()
 	if got.Waits == 0 || got.Waiting != 0 || got.Outstanding != 0 {

@@ -36,7 +36,8 @@ const twoFiles = fileSSD + "  - {name: ssd1, backend: file, path: \"@DIR@/ssd1.i
 // nothing else, on its own port and on the I/O port.
 func TestWhoSeesWhat(t *testing.T) {
 	t.Parallel()
-	d := start(t, setup{ssds: twoFiles, subsystems: twoTenants, discovery: ", referrals: [{address: \"192.0.2.7:8009\"}]"})
+	d := start(t, setup{ssds: twoFiles, subsystems: twoTenants,
+		discovery: ", referrals: [{address: \"192.0.2.7:8009\"}]"})
 	for _, c := range []struct {
 		host string
 		sees map[string][]uint32
@@ -79,7 +80,8 @@ func TestWhoSeesWhat(t *testing.T) {
 				}
 				subs = append(subs, e.SubNQN)
 				if e.Transport != "tcp" || e.Family != "ipv4" || e.Address() != d.addr {
-					t.Errorf("%s on %s is told of %s at %s %s %s, want tcp ipv4 %s", c.host, address, e.SubNQN, e.Transport, e.Family, e.Address(), d.addr)
+					t.Errorf("%s on %s is told of %s at %s %s %s, want tcp ipv4 %s", c.host, address, e.SubNQN,
+						e.Transport, e.Family, e.Address(), d.addr)
 				}
 			}
 			if !referred {
@@ -101,7 +103,8 @@ func TestWhoSeesWhat(t *testing.T) {
 	}
 	// A host cannot use a namespace that it does not see.
 	a := d.connect(d.options(hostA, nqnB))
-	if _, err := a.IOPassthru(ctx(t), func() nvme.SQE { e := rw(nvme.CmdFlush, 0, 0, 1); e.SetNSID(2); return e }(), nil); !errors.Is(err, client.ErrNamespaceGone) {
+	if _, err := a.IOPassthru(ctx(t), func() nvme.SQE { e := rw(nvme.CmdFlush, 0, 0, 1); e.SetNSID(2); return e }(),
+		nil); !errors.Is(err, client.ErrNamespaceGone) {
 		t.Errorf("a host flushes a namespace that is not its own: %v", err)
 	}
 }
@@ -178,7 +181,8 @@ func TestNamespacesComeGrowAndGoLive(t *testing.T) {
 	t.Cleanup(func() { _ = disc.Close() })
 	if log, err := disc.Log(ctx(t)); err != nil {
 		t.Fatal(err)
-	} else if i := slices.IndexFunc(log.Entries, func(e client.DiscoveryEntry) bool { return e.SubNQN == nqnB }); i >= 0 {
+	} else if i := slices.IndexFunc(log.Entries,
+		func(e client.DiscoveryEntry) bool { return e.SubNQN == nqnB }); i >= 0 {
 		t.Fatal("the subsystem to come is there already")
 	}
 	good := startVictim(t, d, d.options(hostB, nqnA), 1)
@@ -241,7 +245,8 @@ func TestNamespacesComeGrowAndGoLive(t *testing.T) {
 	case <-time.After(wait):
 		t.Fatal("discovery has not told of the new subsystem")
 	}
-	if log, err := disc.Log(ctx(t)); err != nil || !slices.ContainsFunc(log.Entries, func(e client.DiscoveryEntry) bool { return e.SubNQN == nqnB }) {
+	if log, err := disc.Log(ctx(t)); err != nil ||
+		!slices.ContainsFunc(log.Entries, func(e client.DiscoveryEntry) bool { return e.SubNQN == nqnB }) {
 		t.Errorf("the new subsystem is not in the discovery log %+v, %v", log, err)
 	}
 	nb := d.namespace(d.options(hostA, nqnB), 1)
@@ -251,7 +256,8 @@ func TestNamespacesComeGrowAndGoLive(t *testing.T) {
 	if !d.reload(s) {
 		t.Fatal("changing the hosts was refused")
 	}
-	eventually(t, "the host that may no longer is put out", func() bool { return d.metric("jbof_connections") == 2+2+1 })
+	eventually(t, "the host that may no longer is put out",
+		func() bool { return d.metric("jbof_connections") == 2+2+1 })
 	_ = nb
 	good.progress(10)
 	good.stop()
@@ -266,7 +272,8 @@ func TestABadReloadChangesNothing(t *testing.T) {
 		name, subsystems string
 		words            []string
 	}{
-		{"unknown key", strings.Replace(openSubsystem, "allow_any_host", "allow_anyone", 1), []string{"jbofd.yaml:", "allow_anyone"}},
+		{"unknown key", strings.Replace(openSubsystem, "allow_any_host", "allow_anyone", 1),
+			[]string{"jbofd.yaml:", "allow_anyone"}},
 		{"unknown ssd", strings.Replace(openSubsystem, "ssd0", "ssd7", 1), []string{"ssd7"}},
 		{"shrunk", strings.Replace(openSubsystem, "64MiB", "32MiB", 1), []string{"jbofd.yaml:", "size: 32MiB"}},
 		{"no room", strings.Replace(openSubsystem, "64MiB", "64GiB", 1), []string{"64GiB"}},
@@ -373,13 +380,14 @@ func TestValidateSaysWhatIsWrong(t *testing.T) {
 	s.subsystems = strings.Replace(openSubsystem, "block_size: 512", "block_size: 513", 1)
 	d.write(s)
 	out, err := exec.Command(*binaryPath, "validate", d.file).CombinedOutput()
-	if err == nil || !strings.Contains(string(out), "jbofd.yaml:") || !strings.Contains(string(out), "block_size") || !strings.Contains(string(out), "4096") {
+	if err == nil || !strings.Contains(string(out), "jbofd.yaml:") || !strings.Contains(string(out), "block_size") ||
+		!strings.Contains(string(out), "4096") {
 		t.Errorf("a bad file: %v\n%s", err, out)
 	}
 }
 
-// TestALiveScrapeIsClean: promlint finds nothing, every name is in docs/operations.md, tenants have series of their own,
-// and the probes answer.
+// TestALiveScrapeIsClean: promlint finds nothing, every name is in docs/operations.md, tenants have series of their
+// own, and the probes answer.
 func TestALiveScrapeIsClean(t *testing.T) {
 	t.Parallel()
 	d := start(t, setup{ssds: twoFiles, subsystems: twoTenants})
@@ -460,7 +468,8 @@ func TestReloadsUnderLoad(t *testing.T) {
 	d.workers = 8
 	good := startVictim(t, d, d.options(hostA, nqnA), 4)
 	c := d.connect(d.options(hostB, nqnA))
-	more := setup{ssds: fileSSD, subsystems: openSubsystem + "      - {nsid: 2, ssd: ssd0, size: 8MiB, block_size: 4096}\n"}
+	more := setup{ssds: fileSSD, subsystems: openSubsystem + "      - {nsid: 2, ssd: ssd0, size: 8MiB, block_size: " +
+		"4096}\n"}
 	for i := range 15 {
 		if !d.reload(more) {
 			t.Fatalf("reload %d: adding was refused", i)
@@ -507,7 +516,8 @@ func TestTheAdminSocketTells(t *testing.T) {
 			Extents      []struct{ NSID int }
 		}
 	}
-	if err := d.admin("GET", "/v1/ssds", &ssds); err != nil || len(ssds.Items) != 2 || len(ssds.Items[0].Extents) != 2 || ssds.Items[1].Name != "ssd1" {
+	if err := d.admin("GET", "/v1/ssds", &ssds); err != nil || len(ssds.Items) != 2 ||
+		len(ssds.Items[0].Extents) != 2 || ssds.Items[1].Name != "ssd1" {
 		t.Errorf("ssds %+v, %v", ssds, err)
 	}
 	var subs struct {
@@ -516,7 +526,8 @@ func TestTheAdminSocketTells(t *testing.T) {
 			Namespaces []struct{ UUID string }
 		}
 	}
-	if err := d.admin("GET", "/v1/subsystems", &subs); err != nil || len(subs.Items) != 2 || len(subs.Items[1].Namespaces) != 2 || subs.Items[0].Namespaces[0].UUID == "" {
+	if err := d.admin("GET", "/v1/subsystems", &subs); err != nil || len(subs.Items) != 2 ||
+		len(subs.Items[1].Namespaces) != 2 || subs.Items[0].Namespaces[0].UUID == "" {
 		t.Errorf("subsystems %+v, %v", subs, err)
 	}
 	var answer any

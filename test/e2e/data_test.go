@@ -53,7 +53,8 @@ func TestDataIsKept(t *testing.T) {
 				}
 				buf := make([]byte, 4<<20)
 				// First every special combination of size and offset, then random ones.
-				sizes := []int{bs, 2 * bs, 4096, 8192 - bs, 8192, 8192 + bs, 16 << 10, 128 << 10, 1<<20 - bs, 1 << 20, 1<<20 + bs, 3 << 20}
+				sizes := []int{bs, 2 * bs, 4096, 8192 - bs, 8192, 8192 + bs, 16 << 10, 128 << 10, 1<<20 - bs, 1 << 20,
+					1<<20 + bs, 3 << 20}
 				for i := range 120 {
 					size, off := sizes[i%len(sizes)], rng.Int64N(n.Size()/int64(bs))*int64(bs)
 					switch {
@@ -92,7 +93,8 @@ func TestDataIsKept(t *testing.T) {
 							continue
 						}
 						second := client.Range{Offset: 0, Length: int64(bs)}
-						if err := n.Deallocate(ctx(t), client.Range{Offset: off, Length: int64(size)}, second); err != nil {
+						if err := n.Deallocate(ctx(t), client.Range{Offset: off, Length: int64(size)},
+							second); err != nil {
 							t.Fatalf("deallocate %d at %d: %v", size, off, err)
 						}
 						clear(place)
@@ -168,7 +170,8 @@ func TestCompareAndWriteLosesNoUpdate(t *testing.T) {
 							v := binary.LittleEndian.Uint64(old) + 1
 							for i := 0; i < x.size; i += 8 {
 								if binary.LittleEndian.Uint64(old[i:]) != v-1 {
-									t.Errorf("at %d of the range stands %d, at its beginning %d", i, binary.LittleEndian.Uint64(old[i:]), v-1)
+									t.Errorf("at %d of the range stands %d, at its beginning %d", i,
+										binary.LittleEndian.Uint64(old[i:]), v-1)
 									return
 								}
 								binary.LittleEndian.PutUint64(next[i:], v)
@@ -265,7 +268,8 @@ func TestAQueuedCommandIsAborted(t *testing.T) {
 	if n := d.metric("jbof_ssd_aborted_total"); n != float64(len(aborted)) {
 		t.Errorf("%v aborted commands are counted, want %d", n, len(aborted))
 	}
-	eventually(t, "the drive has done all but the aborted", func() bool { return d.metric("jbof_ssd_writes_completed_total") == 360-float64(len(aborted)) })
+	eventually(t, "the drive has done all but the aborted",
+		func() bool { return d.metric("jbof_ssd_writes_completed_total") == 360-float64(len(aborted)) })
 }
 
 // TestAHostThatLeavesItsCommandIsFree: when its context ends, the caller gets its buffer back at once, whatever the
@@ -377,13 +381,17 @@ func TestCommandsThatCannotBe(t *testing.T) {
 	}{
 		{"read beyond the end", io.capsule(rw(nvme.CmdRead, 1, last, 2), nil, 1024), nvme.LBAOutOfRange, true},
 		{"LBA overflow", io.capsule(rw(nvme.CmdRead, 1, ^uint64(0), 2), nil, 1024), nvme.LBAOutOfRange, true},
-		{"no namespace", io.capsule(with(rw(nvme.CmdRead, 1, 0, 1), func(e *nvme.SQE) { e.SetNSID(9) }), nil, 512), nvme.InvalidNamespaceOrFormat, true},
-		{"namespace 0", io.capsule(with(rw(nvme.CmdRead, 1, 0, 1), func(e *nvme.SQE) { e.SetNSID(0) }), nil, 512), nvme.InvalidNamespaceOrFormat, true},
-		{"all namespaces", io.capsule(with(rw(nvme.CmdRead, 1, 0, 1), func(e *nvme.SQE) { e.SetNSID(nvme.NSIDBroadcast) }), nil, 512), nvme.InvalidNamespaceOrFormat, true},
+		{"no namespace", io.capsule(with(rw(nvme.CmdRead, 1, 0, 1), func(e *nvme.SQE) { e.SetNSID(9) }), nil, 512),
+			nvme.InvalidNamespaceOrFormat, true},
+		{"namespace 0", io.capsule(with(rw(nvme.CmdRead, 1, 0, 1), func(e *nvme.SQE) { e.SetNSID(0) }), nil, 512),
+			nvme.InvalidNamespaceOrFormat, true},
+		{"all namespaces", io.capsule(with(rw(nvme.CmdRead, 1, 0, 1),
+			func(e *nvme.SQE) { e.SetNSID(nvme.NSIDBroadcast) }), nil, 512), nvme.InvalidNamespaceOrFormat, true},
 		{"unknown opcode", io.capsule(rw(0x7e, 1, 0, 1), nil, 512), nvme.InvalidOpcode, true},
 		{"more than MDTS", io.capsule(rw(nvme.CmdRead, 1, 0, 4096), nil, 2<<20), nvme.InvalidField, true},
 		{"SGL too short", io.capsule(rw(nvme.CmdRead, 1, 0, 2), nil, 512), nvme.DataSGLLengthInvalid, true},
-		{"second half alone", io.capsule(with(rw(nvme.CmdWrite, 1, 0, 1), func(e *nvme.SQE) { e.SetFuse(nvme.FuseSecond) }), make([]byte, 512), 0), nvme.AbortedMissingFused, true},
+		{"second half alone", io.capsule(with(rw(nvme.CmdWrite, 1, 0, 1),
+			func(e *nvme.SQE) { e.SetFuse(nvme.FuseSecond) }), make([]byte, 512), 0), nvme.AbortedMissingFused, true},
 		{"the last block", io.capsule(rw(nvme.CmdWrite, 1, last, 1), make([]byte, 512), 0), nvme.Success, false},
 		{"zeroes up to the last block", io.capsule(rw(nvme.CmdWriteZeroes, 1, last, 1), nil, 0), nvme.Success, false},
 	} {

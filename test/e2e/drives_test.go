@@ -51,7 +51,8 @@ func TestAForeignDriveIsLeftAlone(t *testing.T) {
 func TestOnlyForeignDrivesAreNoReasonToRun(t *testing.T) {
 	t.Parallel()
 	d := newDaemon(t, setup{ssds: fileSSD, subsystems: openSubsystem})
-	if err := os.WriteFile(filepath.Join(d.dir, "ssd0.img"), bytes.Repeat([]byte("precious"), 16<<20), 0o600); err != nil {
+	if err := os.WriteFile(filepath.Join(d.dir, "ssd0.img"), bytes.Repeat([]byte("precious"), 16<<20),
+		0o600); err != nil {
 		t.Fatal(err)
 	}
 	d.spawn()

@@ -23,8 +23,9 @@ import (
 var (
 	seed       = flag.Uint64("seed", uint64(time.Now().UnixNano()), "seed of the random tests")
 	binaryPath = flag.String("daemon", "", "jbofd `binary` to test; default: built from this tree, like this test")
-	rdmaIP     = flag.String("rdma", "", "IP address with an RDMA device: the daemon listens there by RDMA, for tests that use no sockets of their own; it and this test need the tag rdma")
-	daemonLog  = flag.Bool("daemon-log", false, "show every daemon's log")
+	rdmaIP     = flag.String("rdma", "", "IP address with an RDMA device: the daemon listens there by RDMA, for tests "+
+		"that use no sockets of their own; it and this test need the tag rdma")
+	daemonLog = flag.Bool("daemon-log", false, "show every daemon's log")
 )
 
 // wait is the time limit for an expected event on a busy machine.
@@ -202,7 +203,8 @@ func (d *daemon) write(s setup) {
 	if *rdmaIP != "" {
 		transport = "rdma"
 	}
-	fmt.Fprintf(&b, "discovery: {address: %q%s}\nlisteners:\n  - {transport: %s, address: %q}\n", d.listen[1], s.discovery, transport, strings.TrimPrefix(address, "rdma://"))
+	fmt.Fprintf(&b, "discovery: {address: %q%s}\nlisteners:\n  - {transport: %s, address: %q}\n", d.listen[1],
+		s.discovery, transport, strings.TrimPrefix(address, "rdma://"))
 	b.WriteString("ssds:\n" + s.ssds + "subsystems:\n" + s.subsystems)
 	if s.tenants != "" {
 		b.WriteString("tenants:\n" + s.tenants)
@@ -361,7 +363,8 @@ func (d *daemon) quiet() {
 	for tick := time.NewTicker(20 * time.Millisecond); !ok(); <-tick.C {
 		if time.Now().After(deadline) {
 			_, stacks := d.goroutines()
-			d.t.Errorf("with all hosts gone the daemon holds %+v, at its start %+v (and %d bytes of scratch memory): a leak\n%s", r, d.base, d.laneBytes, stacks)
+			d.t.Errorf("with all hosts gone the daemon holds %+v, at its start %+v (and %d bytes of scratch memory): "+
+				"a leak\n%s", r, d.base, d.laneBytes, stacks)
 			return
 		}
 	}
@@ -380,7 +383,8 @@ func (d *daemon) clean() {
 // reload sends SIGHUP and waits for the outcome of the reload.
 func (d *daemon) reload(s setup) (ok bool) {
 	d.t.Helper()
-	good, bad := d.metric("jbof_config_reloads_total", "result", "success"), d.metric("jbof_config_reloads_total", "result", "failure")
+	good, bad := d.metric("jbof_config_reloads_total", "result", "success"),
+		d.metric("jbof_config_reloads_total", "result", "failure")
 	d.write(s)
 	d.signal(syscall.SIGHUP)
 	eventually(d.t, "the reload is counted", func() bool {
@@ -394,7 +398,8 @@ func (d *daemon) resources() resources {
 	d.t.Helper()
 	f := d.scrape()
 	n, _ := d.goroutines()
-	return resources{sum(f["jbof_connections"]), sum(f["jbof_buffer_pool_bytes"], "state", "used"), n, sum(f["process_open_fds"])}
+	return resources{sum(f["jbof_connections"]), sum(f["jbof_buffer_pool_bytes"], "state", "used"), n,
+		sum(f["process_open_fds"])}
 }
 
 // options returns the options with which the Go host connects to the daemon's listener.

@@ -37,7 +37,8 @@ const closedSubsystem = `  - nqn: nqn.2026-11.example.jbofd:b
 // of controllers, with the longest keep alive timeout, and then stays silent.
 func TestSilentDiscoveryKeepsNoHostOut(t *testing.T) {
 	t.Parallel()
-	s := setup{ssds: memSSD, subsystems: openSubsystem + closedSubsystem, limits: "controllers: 32, hosts: 32, connections: 64, connections_per_host: 8, discovery_controllers: 48, discovery_per_address: 40",
+	s := setup{ssds: memSSD, subsystems: openSubsystem + closedSubsystem, limits: "controllers: 32, hosts: 32, " +
+		"connections: 64, connections_per_host: 8, discovery_controllers: 48, discovery_per_address: 40",
 		metrics: ", max_tenants: 2", tenants: "  - {name: gold, hosts: [" + hostA + "]}\n"}
 	d := start(t, s)
 	d.connect(d.options(hostA, nqnB))
@@ -68,10 +69,16 @@ func TestSilentDiscoveryKeepsNoHostOut(t *testing.T) {
 	if _, err := client.Discover(ctx(t), d.options(hostA, nvme.DiscoveryNQN)); err != nil {
 		t.Errorf("discovery of a good host: %v", err)
 	}
-	if c := persistent.do(func() (e nvme.SQE) { e.SetOpcode(nvme.AdminKeepAlive); e.SetCID(9); return e }()); !c.Status().OK() {
+	if c := persistent.do(func() (e nvme.SQE) {
+		e.SetOpcode(nvme.AdminKeepAlive)
+		e.SetCID(
+			9)
+		return e
+	}()); !c.Status().OK() {
 		t.Errorf("the good host's discovery association: %v", c.Status())
 	}
-	eventually(t, "the inventor has no more associations than an address may have", func() bool { return d.metric("jbof_connections") <= 2+2+1+40 })
+	eventually(t, "the inventor has no more associations than an address may have",
+		func() bool { return d.metric("jbof_connections") <= 2+2+1+40 })
 }
 
 // TestInventedHostsKeepNoNamedHostOut: if every host may connect, a machine can invent any number of hosts.
@@ -89,7 +96,8 @@ func TestInventedHostsKeepNoNamedHostOut(t *testing.T) {
 			}
 		}
 		if refused != 8 {
-			t.Errorf("%s: %d of 20 invented hosts were refused, want 8: a quarter is kept for the host with a name", limits, refused)
+			t.Errorf("%s: %d of 20 invented hosts were refused, want 8: a quarter is kept for the host with a name",
+				limits, refused)
 		}
 		o := d.options(hostA, nqnB)
 		o.Queues = 2
@@ -101,7 +109,8 @@ func TestInventedHostsKeepNoNamedHostOut(t *testing.T) {
 func TestConnectionsWithoutConnectKeepNoHostOut(t *testing.T) {
 	t.Parallel()
 	s := oneMem
-	s.limits = "connections: 8, connections_per_host: 4, pending_connections: 16, pending_per_address: 12, handshake_timeout: 1m"
+	s.limits = "connections: 8, connections_per_host: 4, pending_connections: 16, pending_per_address: 12, " +
+		"handshake_timeout: 1m"
 	d := start(t, s)
 	slow := d.raw() // a well-behaved host that is slow
 	slow.initialize(false)
@@ -117,7 +126,8 @@ func TestConnectionsWithoutConnectKeepNoHostOut(t *testing.T) {
 	if c := slow.connect(login{host: hostB, sub: nqnA}); !c.Status().OK() {
 		t.Errorf("Connect of a slow host of another address: %v", c.Status())
 	}
-	eventually(t, "those that had to make room are counted", func() bool { return d.metric("jbof_connections_refused_total", "reason", "pending") >= 48 })
+	eventually(t, "those that had to make room are counted",
+		func() bool { return d.metric("jbof_connections_refused_total", "reason", "pending") >= 48 })
 }
 
 // TestConnectionsAreLimited in total and per host. A refused host is told to try again, and counted.
@@ -135,7 +145,8 @@ func TestConnectionsAreLimited(t *testing.T) {
 		t.Error("a fifth connection of one host was accepted")
 		_ = c.Close()
 	}
-	eventually(t, "the refusal is counted", func() bool { return d.metric("jbof_connect_failures_total", "reason", "host_connections") >= 1 })
+	eventually(t, "the refusal is counted",
+		func() bool { return d.metric("jbof_connect_failures_total", "reason", "host_connections") >= 1 })
 
 	o.HostNQN, o.Queues = hostB, 3
 	b := d.connect(o)
@@ -144,7 +155,8 @@ func TestConnectionsAreLimited(t *testing.T) {
 	if c := h.connect(login{host: "nqn.2026-11.example.host:c", sub: nqnA}); c.Status() != nvme.ConnectControllerBusy {
 		t.Errorf("a ninth connection: %v, want controller busy without DNR", c.Status())
 	}
-	eventually(t, "the refusal is counted", func() bool { return d.metric("jbof_connect_failures_total", "reason", "connections") == 1 })
+	eventually(t, "the refusal is counted",
+		func() bool { return d.metric("jbof_connect_failures_total", "reason", "connections") == 1 })
 	if err := b.Close(); err != nil {
 		t.Error(err)
 	}

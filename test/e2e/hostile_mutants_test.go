@@ -56,7 +56,8 @@ func TestAMillionMutatedPDUs(t *testing.T) {
 	busy := good.p99()
 	good.progress(100)
 	good.stop()
-	t.Logf("%d mutated PDUs in %v; the daemon closed %d connections; the other host's p99 %v, before %v", sent.Load(), took, closed.Load(), busy, calm)
+	t.Logf("%d mutated PDUs in %v; the daemon closed %d connections; the other host's p99 %v, before %v", sent.Load(),
+		took, closed.Load(), busy, calm)
 	if limit := 100*time.Millisecond + 20*calm; busy > limit {
 		t.Errorf("the other host's p99 is %v, before the attack it was %v", busy, calm)
 	}
@@ -143,7 +144,8 @@ func exchange(h *rawHost, pdus ...[]byte) (last nvme.CQE, err error) {
 
 // adminFrames and ioFrames are the golden frames of the mutants.
 func adminFrames(f pdu.Format) (all [][]byte) {
-	for i, op := range []uint8{nvme.AdminKeepAlive, nvme.AdminIdentify, nvme.AdminGetLogPage, nvme.AdminGetFeatures, nvme.AdminSetFeatures, nvme.AdminAbort, nvme.AdminAsyncEvent} {
+	for i, op := range []uint8{nvme.AdminKeepAlive, nvme.AdminIdentify, nvme.AdminGetLogPage, nvme.AdminGetFeatures,
+		nvme.AdminSetFeatures, nvme.AdminAbort, nvme.AdminAsyncEvent} {
 		var e nvme.SQE
 		e.SetOpcode(op)
 		e.SetCID(uint16(i + 10))
@@ -209,7 +211,8 @@ func stream(rng *rand.Rand, f pdu.Format, frames [][]byte) func(int) []byte {
 				p[at] = interesting[rng.IntN(len(interesting))]
 			}
 		}
-		binary.LittleEndian.PutUint16(p[pdu.CommonLen+2:], uint16(i)) // CIDs differ, otherwise the connection rarely survives
+		// CIDs differ, otherwise the connection rarely survives
+		binary.LittleEndian.PutUint16(p[pdu.CommonLen+2:], uint16(i))
 		if f.HeaderDigest {
 			pdu.PutDigest(p[pdu.CapsuleCmdLen:], pdu.Digest(p[:pdu.CapsuleCmdLen]))
 		}

@@ -12,7 +12,8 @@ import (
 // reasons are the metric's words for fatal error statuses.
 var reasons = map[pdu.FES]string{
 	pdu.InvalidHeaderField: "header_field", pdu.SequenceError: "sequence", pdu.HeaderDigestError: "header_digest",
-	pdu.DataTransferOutOfRange: "data_out_of_range", pdu.R2TLimitExceeded: "transfer_limit", pdu.UnsupportedParameter: "unsupported_parameter",
+	pdu.DataTransferOutOfRange: "data_out_of_range", pdu.R2TLimitExceeded: "transfer_limit",
+	pdu.UnsupportedParameter: "unsupported_parameter",
 }
 
 // TestAProtocolViolationIsAnsweredByTheRightTermReq: fatal error status and offset as the
@@ -41,17 +42,34 @@ func TestAProtocolViolationIsAnsweredByTheRightTermReq(t *testing.T) {
 		fes             pdu.FES
 		fei             uint32
 	}{
-		{name: "command before ICReq", frame: func(*rawHost) []byte { return connectCapsule(none, login{host: hostA, sub: nqnA}) }, fes: pdu.SequenceError},
+		{name: "command before ICReq", frame: func(*rawHost) []byte {
+			return connectCapsule(none,
+				login{host: hostA, sub: nqnA})
+		}, fes: pdu.SequenceError},
 		{name: "second ICReq", ic: true, frame: func(*rawHost) []byte { return icreq()[:] }, fes: pdu.SequenceError},
-		{name: "PFV", frame: func(*rawHost) []byte { return patch(icreq()[:], 8, 1) }, fes: pdu.UnsupportedParameter, fei: 8},
-		{name: "HPDA", frame: func(*rawHost) []byte { return patch(icreq()[:], 10, 32) }, fes: pdu.InvalidHeaderField, fei: 10},
-		{name: "HLEN of the ICReq", frame: func(*rawHost) []byte { return patch(icreq()[:], 2, 64) }, fes: pdu.InvalidHeaderField, fei: 2},
-		{name: "PLEN of the ICReq", frame: func(*rawHost) []byte { return patch(icreq()[:], 4, 0, 1) }, fes: pdu.InvalidHeaderField, fei: 4},
-		{name: "unknown type", io: true, frame: func(h *rawHost) []byte { return h.frame(0x0f, 0, make([]byte, 16), nil) }, fes: pdu.InvalidHeaderField},
-		{name: "a controller's type", io: true, frame: func(h *rawHost) []byte { return h.frame(pdu.TypeCapsuleResp, 0, make([]byte, 16), nil) }, fes: pdu.InvalidHeaderField},
-		{name: "HLEN", io: true, frame: func(h *rawHost) []byte { return patch(h.capsule(keepAlive, nil, 0), 2, 73) }, fes: pdu.InvalidHeaderField, fei: 2},
-		{name: "PDO", io: true, frame: func(h *rawHost) []byte { return patch(h.capsule(rw(nvme.CmdWrite, 9, 0, 1), small, 0), 3, 70) }, fes: pdu.InvalidHeaderField, fei: 3},
-		{name: "PLEN less than the header", io: true, frame: func(h *rawHost) []byte { return patch(h.capsule(keepAlive, nil, 0), 4, 8) }, fes: pdu.InvalidHeaderField, fei: 4},
+		{name: "PFV", frame: func(*rawHost) []byte { return patch(icreq()[:], 8, 1) }, fes: pdu.UnsupportedParameter,
+			fei: 8},
+		{name: "HPDA", frame: func(*rawHost) []byte { return patch(icreq()[:], 10, 32) }, fes: pdu.InvalidHeaderField,
+			fei: 10},
+		{name: "HLEN of the ICReq", frame: func(*rawHost) []byte { return patch(icreq()[:], 2, 64) },
+			fes: pdu.InvalidHeaderField, fei: 2},
+		{name: "PLEN of the ICReq", frame: func(*rawHost) []byte { return patch(icreq()[:], 4, 0, 1) },
+			fes: pdu.InvalidHeaderField, fei: 4},
+		{name: "unknown type", io: true,
+			frame: func(h *rawHost) []byte { return h.frame(0x0f, 0, make([]byte, 16), nil) },
+			fes:   pdu.InvalidHeaderField},
+		{name: "a controller's type", io: true,
+			frame: func(h *rawHost) []byte { return h.frame(pdu.TypeCapsuleResp, 0, make([]byte, 16), nil) },
+			fes:   pdu.InvalidHeaderField},
+		{name: "HLEN", io: true, frame: func(h *rawHost) []byte { return patch(h.capsule(keepAlive, nil, 0), 2, 73) },
+			fes: pdu.InvalidHeaderField, fei: 2},
+		{name: "PDO", io: true, frame: func(h *rawHost) []byte {
+			return patch(h.capsule(rw(nvme.CmdWrite, 9, 0, 1),
+				small, 0), 3, 70)
+		}, fes: pdu.InvalidHeaderField, fei: 3},
+		{name: "PLEN less than the header", io: true,
+			frame: func(h *rawHost) []byte { return patch(h.capsule(keepAlive, nil, 0), 4, 8) },
+			fes:   pdu.InvalidHeaderField, fei: 4},
 		{name: "a PDU of 4 GiB", io: true, frame: func(h *rawHost) []byte {
 			return patch(h.capsule(rw(nvme.CmdWrite, 9, 0, 1), small, 0), 4, 0xff, 0xff, 0xff, 0xff)
 		}, fes: pdu.InvalidHeaderField, fei: 4},
@@ -115,7 +133,8 @@ func TestAProtocolViolationIsAnsweredByTheRightTermReq(t *testing.T) {
 				t.Errorf("FEI %#x, want %#x", term.FEI(), c.fei)
 			}
 			eventually(t, "the violation is counted and logged", func() bool {
-				return d.metric("jbof_protocol_errors_total", "reason", reasons[c.fes]) == before+1 && len(d.log.find("protocol error", "fes")) == lines+1
+				return d.metric("jbof_protocol_errors_total", "reason", reasons[c.fes]) == before+1 &&
+					len(d.log.find("protocol error", "fes")) == lines+1
 			})
 		})
 	}
@@ -133,7 +152,10 @@ func TestAHostsTermReqIsNotAnswered(t *testing.T) {
 	if term != nil {
 		t.Errorf("answered with a TermReq, %v", term.FES())
 	}
-	eventually(t, "it is counted", func() bool { return d.metric("jbof_protocol_errors_total", "reason", "reported_by_host") == 1 })
+	eventually(t, "it is counted", func() bool {
+		return d.metric("jbof_protocol_errors_total", "reason",
+			"reported_by_host") == 1
+	})
 }
 
 // TestACommandOnTheHeelsOfConnectEndsTheConnection: the queue is not one until Connect has succeeded.
@@ -142,7 +164,8 @@ func TestACommandOnTheHeelsOfConnectEndsTheConnection(t *testing.T) {
 	d := start(t, oneMem)
 	h := d.raw()
 	h.initialize(false)
-	h.send(connectCapsule(h.format, login{host: hostA, sub: nqnA}), h.capsule(propertySet(nvme.PropCC, enable, 1), nil, 0))
+	h.send(connectCapsule(h.format, login{host: hostA, sub: nqnA}),
+		h.capsule(propertySet(nvme.PropCC, enable, 1), nil, 0))
 	term := h.ended()
 	h.close()
 	if term == nil || term.FES() != pdu.SequenceError {
@@ -157,7 +180,8 @@ func TestCommandsBeforeConnectFail(t *testing.T) {
 	d := start(t, oneMem)
 	h := d.raw()
 	h.initialize(false)
-	if c := h.do(rw(nvme.CmdFlush, 3, 0, 1)); c.Status().Code() != nvme.CommandSequenceError || !c.Status().DNR() || c.CID() != 3 {
+	if c := h.do(rw(nvme.CmdFlush, 3, 0, 1)); c.Status().Code() != nvme.CommandSequenceError || !c.Status().DNR() ||
+		c.CID() != 3 {
 		t.Errorf("Flush before Connect: %v for command %d", c.Status(), c.CID())
 	}
 	if c := h.connect(login{host: hostA, sub: nqnA, cid: 4}); !c.Status().OK() {

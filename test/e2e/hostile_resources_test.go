@@ -49,7 +49,8 @@ func TestASilentHostIsClosed(t *testing.T) {
 		{"an ICReq only", plain(icreq()[:])},
 		{"half a Connect", plain(append(icreq()[:], connectCapsule(none, login{host: hostA, sub: nqnA})[:500]...))},
 		{"half a header", connected(func(h *rawHost) { h.send(h.capsule(write, nil, 32<<10)[:40]) })},
-		{"half in-capsule data", connected(func(h *rawHost) { h.send(h.capsule(rw(nvme.CmdWrite, 5, 0, 8), make([]byte, 4096), 0)[:1000]) })},
+		{"half in-capsule data", connected(
+			func(h *rawHost) { h.send(h.capsule(rw(nvme.CmdWrite, 5, 0, 8), make([]byte, 4096), 0)[:1000]) })},
 		{"no data after an R2T", connected(func(h *rawHost) {
 			h.send(h.capsule(write, nil, 32<<10))
 			h.r2t()
@@ -153,7 +154,8 @@ func TestAHostThatHoardsBuffersHarmsNobodyElse(t *testing.T) {
 	for i := range queues {
 		h := d.raw()
 		h.initialize(false)
-		if c := h.connect(login{host: hostB, sub: nqnA, qid: uint16(i + 1), cntlid: cntlid, entries: 64}); !c.Status().OK() {
+		if c := h.connect(login{host: hostB, sub: nqnA, qid: uint16(i + 1), cntlid: cntlid,
+			entries: 64}); !c.Status().OK() {
 			t.Fatal(c.Status())
 		}
 		var p []byte
@@ -163,7 +165,8 @@ func TestAHostThatHoardsBuffersHarmsNobodyElse(t *testing.T) {
 		h.send(p)
 		queues[i] = h
 	}
-	eventually(t, "the hoarder has buffers", func() bool { return d.metric("jbof_buffer_pool_bytes", "state", "used") >= 1<<20 })
+	eventually(t, "the hoarder has buffers",
+		func() bool { return d.metric("jbof_buffer_pool_bytes", "state", "used") >= 1<<20 })
 	for n := 0; n < 5; n++ {
 		good.progress(20)
 		if used := d.metric("jbof_buffer_pool_bytes", "state", "used"); used > 8<<20 {
@@ -236,7 +239,8 @@ func TestAConnectStormLeavesNothing(t *testing.T) {
 func TestHostsThatVanishWithCommandsUnderWayLeaveNothing(t *testing.T) {
 	t.Parallel()
 	rng := random(t)
-	d := start(t, setup{ssds: `  - {name: ssd0, backend: file, path: "@DIR@/ssd0.img", size: 64MiB, create: true, fault: {delay: 5ms, delay_probability: 0.5}}
+	d := start(t,
+		setup{ssds: `  - {name: ssd0, backend: file, path: "@DIR@/ssd0.img", size: 64MiB, create: true, fault: {delay: 5ms, delay_probability: 0.5}}
 `, subsystems: strings.Replace(openSubsystem, "64MiB", "32MiB", 1) + hostileSubsystem, limits: "buffers: 8MiB"})
 	d.laneBytes, d.workers = 4*128<<10, 8
 	good := startVictim(t, d, d.options(hostA, nqnA), 1)
@@ -262,7 +266,8 @@ func vanish(t *testing.T, d *daemon, rng *rand.Rand, host string) {
 		return
 	}
 	defer admin.close()
-	c, err := exchange(admin, icreq()[:], connectCapsule(pdu.Format{}, login{host: host, sub: nqnHostile, katoMS: 1000}))
+	c, err := exchange(admin, icreq()[:],
+		connectCapsule(pdu.Format{}, login{host: host, sub: nqnHostile, katoMS: 1000}))
 	if err == nil {
 		_, err = exchange(admin, capsule(pdu.Format{}, propertySet(nvme.PropCC, enable, 1), nil, 0))
 	}
@@ -276,7 +281,8 @@ func vanish(t *testing.T, d *daemon, rng *rand.Rand, host string) {
 		return
 	}
 	defer h.close()
-	if _, err := exchange(h, icreq()[:], connectCapsule(pdu.Format{}, login{host: host, sub: nqnHostile, qid: 1, cntlid: c.ConnectCNTLID(), entries: 128})); err != nil {
+	if _, err := exchange(h, icreq()[:], connectCapsule(pdu.Format{},
+		login{host: host, sub: nqnHostile, qid: 1, cntlid: c.ConnectCNTLID(), entries: 128})); err != nil {
 		t.Errorf("connecting: %v", err)
 		return
 	}
@@ -323,7 +329,8 @@ func vanish(t *testing.T, d *daemon, rng *rand.Rand, host string) {
 			break
 		}
 		r := (*pdu.Data)(h.in[:])
-		p := h.frame(pdu.TypeH2CData, pdu.FlagLast, h2cData(r.CCCID(), r.TTAG(), r.Offset(), r.Length()), make([]byte, r.Length()))
+		p := h.frame(pdu.TypeH2CData, pdu.FlagLast, h2cData(r.CCCID(), r.TTAG(), r.Offset(), r.Length()),
+			make([]byte, r.Length()))
 		if rng.IntN(10) == 0 {
 			h.send(p[:len(p)/2])
 			break
@@ -390,7 +397,8 @@ func startVictim(t testing.TB, d *daemon, o client.Options, workers int) *victim
 func (v *victim) progress(n int64) {
 	v.t.Helper()
 	goal := v.ops.Load() + n
-	eventually(v.t, fmt.Sprintf("the well-behaved host has done %d operations more", n), func() bool { return v.ops.Load() >= goal || v.t.Failed() })
+	eventually(v.t, fmt.Sprintf("the well-behaved host has done %d operations more", n),
+		func() bool { return v.ops.Load() >= goal || v.t.Failed() })
 }
 
 // p99 returns the 99th percentile of the latencies since the previous call.
@@ -422,5 +430,6 @@ const mutants = 1_000_000
 // nqnHostile is a separate subsystem, so that the writes of mutated commands destroy no data of other tests.
 const (
 	nqnHostile       = "nqn.2026-11.example.jbofd:the-place-for-hostile-hosts"
-	hostileSubsystem = "  - nqn: " + nqnHostile + "\n    allow_any_host: true\n    namespaces:\n      - {nsid: 1, ssd: ssd0, size: 16MiB, block_size: 512}\n"
+	hostileSubsystem = "  - nqn: " + nqnHostile + "\n    allow_any_host: true\n    namespaces:\n      - {nsid: 1, " +
+		"ssd: ssd0, size: 16MiB, block_size: 512}\n"
 )

@@ -45,7 +45,8 @@ func trickle(d *daemon, host string, ticks <-chan struct{}) (ended <-chan struct
 		off := uint32(0)
 		for range ticks {
 			_ = h.c.SetWriteDeadline(time.Now().Add(wait))
-			if _, err := h.c.Write(h.frame(pdu.TypeH2CData, 0, h2cData(cid, ttag, off, 4), make([]byte, 4))); err != nil {
+			if _, err := h.c.Write(h.frame(pdu.TypeH2CData, 0, h2cData(cid, ttag, off, 4),
+				make([]byte, 4))); err != nil {
 				return
 			}
 			off += 4
@@ -88,7 +89,10 @@ func TestHostsThatTrickleHarmNobodyElse(t *testing.T) {
 			}
 		})
 	}
-	eventually(t, "they hold memory", func() bool { return d.metric("jbof_buffer_pool_bytes", "state", "used") >= 16<<20 })
+	eventually(t, "they hold memory", func() bool {
+		return d.metric("jbof_buffer_pool_bytes", "state",
+			"used") >= 16<<20
+	})
 	t.Logf("%.0f bytes of memory are used", d.metric("jbof_buffer_pool_bytes", "state", "used"))
 	for range 10 {
 		before := time.Now()

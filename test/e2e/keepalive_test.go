@@ -65,7 +65,10 @@ func TestKeepAliveDoesNotWaitBehindData(t *testing.T) {
 		p = append(p, io.capsule(rw(nvme.CmdRead, uint16(i), 0, 256), nil, 128<<10)...)
 	}
 	io.send(p)
-	eventually(t, "the queue is full", func() bool { return d.metric("jbof_ssd_io_now")+d.metric("jbof_ssd_io_queued") > 0 })
+	eventually(t, "the queue is full", func() bool {
+		return d.metric("jbof_ssd_io_now")+
+			d.metric("jbof_ssd_io_queued") > 0
+	})
 	var e nvme.SQE
 	e.SetOpcode(nvme.AdminKeepAlive)
 	var identify nvme.SQE // also needs memory for its data

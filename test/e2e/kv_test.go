@@ -122,7 +122,8 @@ func TestKeysAndValues(t *testing.T) {
 		t.Errorf("Exists: %v, %v", ok, err)
 	}
 	part := make([]byte, 100)
-	if size, err := n.Get(ctx(t), []byte("size10"), part); size != 100_000 || err != nil || !bytes.Equal(part, want["size10"][:100]) {
+	if size, err := n.Get(ctx(t), []byte("size10"), part); size != 100_000 || err != nil ||
+		!bytes.Equal(part, want["size10"][:100]) {
 		t.Errorf("a part of a value: %d, %v", size, err)
 	}
 	for _, key := range []string{"k8", "size11"} {
@@ -306,7 +307,8 @@ func TestNamespacesOfKeysComeAndGo(t *testing.T) {
 			t.Fatal("a namespace of keys cannot be removed")
 		}
 		var status *client.StatusError
-		if err := n.Put(ctx(t), []byte("k"), nil); !errors.As(err, &status) || status.Status.Code() != nvme.InvalidNamespaceOrFormat.Code() {
+		if err := n.Put(ctx(t), []byte("k"), nil); !errors.As(err, &status) ||
+			status.Status.Code() != nvme.InvalidNamespaceOrFormat.Code() {
 			t.Errorf("a namespace that is gone: %v", err)
 		}
 	}
@@ -396,9 +398,10 @@ func TestAStoreOpensAtOnce(t *testing.T) {
 // ycsbA is the workload of the kill -9 test.
 const ycsbA = "readproportion=0.5\nupdateproportion=0.5\nrequestdistribution=zipfian\nfieldcount=1\nfieldlength=700\nrecordcount=20000\nthreadcount=2\n"
 
-// openYCSB is a workload of so many seconds on the keys of the daemon, which is closed with the test, and what ends the test unless a
-// phase went well.
-func openYCSB(t *testing.T, d *daemon, properties string, seconds, depth int, seed uint64) (b *ycsb.Bench, hold func(what string, p *ycsb.Phase, err error)) {
+// openYCSB is a workload of so many seconds on the keys of the daemon, which is closed with the test, and what ends the
+// test unless a phase went well.
+func openYCSB(t *testing.T, d *daemon, properties string, seconds, depth int, seed uint64) (b *ycsb.Bench,
+	hold func(what string, p *ycsb.Phase, err error)) {
 	t.Helper()
 	props := ycsb.Properties{}
 	if err := props.Read("properties", strings.NewReader(properties)); err != nil {
@@ -431,8 +434,8 @@ func openYCSB(t *testing.T, d *daemon, properties string, seconds, depth int, se
 	}
 }
 
-// TestKillUnderYCSB: kill -9 in the middle of YCSB-A, again and again. Every read is verified, also over the reconnect; after each
-// round everything that was acknowledged is there.
+// TestKillUnderYCSB: kill -9 in the middle of YCSB-A, again and again. Every read is verified, also over the reconnect;
+// after each round everything that was acknowledged is there.
 func TestKillUnderYCSB(t *testing.T) {
 	t.Parallel()
 	d := start(t, kvSetup(fileSSD))
@@ -473,8 +476,8 @@ type sharing struct {
 	credits client.CreditMode
 	// buffer is the buffer size of the first host for each value of 3000 bytes.
 	buffer int
-	// tolerance is how far from its weight its part may be, of that. With credits just enough waits at the drive, and what
-	// keeps a host from sending at once, a busy processor, costs it some of its part.
+	// tolerance is how far from its weight its part may be, of that. With credits just enough waits at the drive, and
+	// what keeps a host from sending at once, a busy processor, costs it some of its part.
 	tolerance float64
 }
 
@@ -482,7 +485,8 @@ type sharing struct {
 // weights, whatever they ask for and whether they keep to credits or not.
 func TestKeysAndBlocksShareADrive(t *testing.T) {
 	if raceEnabled {
-		t.Skip("under the race detector processors are the bottleneck, not the drive; the shares are those of the plain build")
+		t.Skip("under the race detector processors are the bottleneck, not the drive; the shares are those of the " +
+			"plain build")
 	}
 	for name, c := range map[string]sharing{
 		"1-1":                    {1, 1, client.CreditsOff, 4096, 0.1},
@@ -509,8 +513,10 @@ func TestKeysAndBlocksShareADrive(t *testing.T) {
 // share is the part of the drive's time that the host with keys has. Both ask for more than the drive does.
 func (c sharing) share(t *testing.T) float64 {
 	t.Helper()
-	s := kvSetup("  - {name: ssd0, backend: model, preset: dct983, condition: clean, size: 128MiB, slowdown: 60, calibrate: false}\n")
-	s.tenants = tenant("keys", hostA, fmt.Sprintf(", weight: %d", c.keys)) + tenant("blocks", hostB, fmt.Sprintf(", weight: %d", c.blocks))
+	s := kvSetup("  - {name: ssd0, backend: model, preset: dct983, condition: clean, size: 128MiB, slowdown: 60, " +
+		"calibrate: false}\n")
+	s.tenants = tenant("keys", hostA, fmt.Sprintf(", weight: %d", c.keys)) +
+		tenant("blocks", hostB, fmt.Sprintf(", weight: %d", c.blocks))
 	d := start(t, s)
 	oa, ob := d.options(hostA, nqnA), d.options(hostB, nqnA)
 	oa.Credits, ob.Credits = c.credits, c.credits
@@ -550,7 +556,8 @@ func (c sharing) share(t *testing.T) float64 {
 		})
 	}
 	pass(time.Second)
-	before := [2]float64{d.metric("jbof_scheduler_device_seconds_total", "tenant", "keys"), d.metric("jbof_scheduler_device_seconds_total", "tenant", "blocks")}
+	before := [2]float64{d.metric("jbof_scheduler_device_seconds_total", "tenant", "keys"),
+		d.metric("jbof_scheduler_device_seconds_total", "tenant", "blocks")}
 	pass(2 * time.Second)
 	a := d.metric("jbof_scheduler_device_seconds_total", "tenant", "keys") - before[0]
 	b := d.metric("jbof_scheduler_device_seconds_total", "tenant", "blocks") - before[1]

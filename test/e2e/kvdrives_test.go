@@ -36,7 +36,8 @@ func TestKeysOnAFullFileSystem(t *testing.T) {
 	if err := os.Mkdir(small, 0o700); err != nil {
 		t.Fatal(err)
 	}
-	d.prefix = []string{unshare, "-Urm", "sh", "-c", `mount -t tmpfs -o size=24m tmpfs "$0" && head -c 12582912 /dev/zero > "$0/ballast" && exec "$@"`, small}
+	d.prefix = []string{unshare, "-Urm", "sh", "-c",
+		`mount -t tmpfs -o size=24m tmpfs "$0" && head -c 12582912 /dev/zero > "$0/ballast" && exec "$@"`, small}
 	d.launch()
 	n := openKV(t, d.connect(d.options(hostA, nqnA)), 2)
 	key := func(i int) []byte { return fmt.Appendf(nil, "%d", i) }
@@ -62,13 +63,15 @@ func TestKeysOnAFullFileSystem(t *testing.T) {
 	check := func(when string) {
 		t.Helper()
 		for i, version := range have {
-			if got, err := n.Value(ctx(t), key(i)); err != nil || !bytes.Equal(got, value(fmt.Sprint(i), version, 20_000)) {
+			if got, err := n.Value(ctx(t), key(i)); err != nil ||
+				!bytes.Equal(got, value(fmt.Sprint(i), version, 20_000)) {
 				t.Fatalf("%s: value %d: %d bytes, %v", when, i, len(got), err)
 			}
 		}
 		for i := range maybe {
 			got, err := n.Value(ctx(t), key(i))
-			if !errors.Is(err, kv.ErrKeyNotFound) && (err != nil || !bytes.Equal(got, value(fmt.Sprint(i), 1, 20_000))) {
+			if !errors.Is(err, kv.ErrKeyNotFound) &&
+				(err != nil || !bytes.Equal(got, value(fmt.Sprint(i), 1, 20_000))) {
 				t.Fatalf("%s: value %d, whose put had failed: %d bytes, %v", when, i, len(got), err)
 			}
 		}
@@ -139,12 +142,15 @@ func TestTheScrubFindsDamage(t *testing.T) {
 	if err := errors.Join(f.Sync(), f.Close()); err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, "the damage is counted", func() bool { return d.metric("jbof_kv_damaged_records_total", "nsid", "2") > 0 })
+	eventually(t, "the damage is counted",
+		func() bool { return d.metric("jbof_kv_damaged_records_total", "nsid", "2") > 0 })
 	if d.metric("jbof_kv_scrubbed_bytes_total", "nsid", "2") == 0 {
 		t.Error("no bytes are scrubbed")
 	}
-	if lines := d.log.find("damaged record: it is not what was written", "level=ERROR", "nsid=2", fmt.Sprintf("Offset:%d", at-24-label.AlignBytes-16<<20)); len(lines) == 0 {
-		t.Errorf("the log does not say where; it is at %d of the drive: %s", at, d.log.find("damaged record: it is not what was written"))
+	if lines := d.log.find("damaged record: it is not what was written", "level=ERROR", "nsid=2",
+		fmt.Sprintf("Offset:%d", at-24-label.AlignBytes-16<<20)); len(lines) == 0 {
+		t.Errorf("the log does not say where; it is at %d of the drive: %s", at,
+			d.log.find("damaged record: it is not what was written"))
 	}
 	for i := range keys {
 		got, err := n.Value(ctx(t), fmt.Appendf(nil, "%d", i))

@@ -25,8 +25,8 @@ func kvCommand(opcode uint8, key []byte, n int) (e nvme.SQE) {
 	return e
 }
 
-// TestCommandsOfKeysAsAToolSendsThem, byte by byte: keys and values of every length, right or not, buffers that are too short, and
-// lists from the middle.
+// TestCommandsOfKeysAsAToolSendsThem, byte by byte: keys and values of every length, right or not, buffers that are too
+// short, and lists from the middle.
 func TestCommandsOfKeysAsAToolSendsThem(t *testing.T) {
 	t.Parallel()
 	d := start(t, kvSetup(memSSD))
@@ -52,12 +52,14 @@ func TestCommandsOfKeysAsAToolSendsThem(t *testing.T) {
 			}
 			got := make([]byte, room)
 			dw0, st := do(kvCommand(nvme.CmdKVRetrieve, key, room), got)
-			if have := min(n, room); !st.OK() || int(dw0) != n || !bytes.Equal(got[:have], v[:have]) || bytes.Count(got[have:], []byte{0}) != room-have {
+			if have := min(n, room); !st.OK() || int(dw0) != n || !bytes.Equal(got[:have], v[:have]) ||
+				bytes.Count(got[have:], []byte{0}) != room-have {
 				t.Errorf("retrieve of %d bytes into %d: %v, DW0 %d, or other data", n, room, st, dw0)
 			}
 		}
 	}
-	if _, st := do(kvCommand(nvme.CmdKVStore, []byte("long"), 1<<20+1), make([]byte, 1<<20+1)); st != nvme.InvalidValueSize {
+	if _, st := do(kvCommand(nvme.CmdKVStore, []byte("long"), 1<<20+1),
+		make([]byte, 1<<20+1)); st != nvme.InvalidValueSize {
 		t.Errorf("store of 1 MiB and a byte: %v", st)
 	}
 	for _, op := range []uint8{nvme.CmdKVStore, nvme.CmdKVRetrieve, nvme.CmdKVDelete, nvme.CmdKVExist, nvme.CmdKVList} {
@@ -191,8 +193,8 @@ func (d *daemon) rawKVQueue(host string) (admin, io *rawHost) {
 	return admin, io
 }
 
-// TestHostsOfKeysThatDoWrong harm themselves only: data that stops in the middle, lengths that lie, garbage, answers that
-// nobody reads.
+// TestHostsOfKeysThatDoWrong harm themselves only: data that stops in the middle, lengths that lie, garbage, answers
+// that nobody reads.
 func TestHostsOfKeysThatDoWrong(t *testing.T) {
 	t.Parallel()
 	d := start(t, kvSetup(memSSD))
@@ -265,7 +267,8 @@ func TestHostsOfKeysThatDoWrong(t *testing.T) {
 			},
 			"random commands": func(h *rawHost) {
 				for i := range uint16(60) {
-					e := kvCommand([]uint8{nvme.CmdKVStore, nvme.CmdKVRetrieve, nvme.CmdKVList, nvme.CmdKVExist, nvme.CmdFlush}[rng.IntN(5)], []byte{0xff, byte(i)}, rng.IntN(3000))
+					e := kvCommand([]uint8{nvme.CmdKVStore, nvme.CmdKVRetrieve, nvme.CmdKVList, nvme.CmdKVExist,
+						nvme.CmdFlush}[rng.IntN(5)], []byte{0xff, byte(i)}, rng.IntN(3000))
 					for range 1 + rng.IntN(3) {
 						e[4+rng.IntN(60)] ^= byte(1 << rng.IntN(8))
 					}
@@ -327,8 +330,8 @@ func TestManyHostsOfKeys(t *testing.T) {
 	}
 }
 
-// TestReloadsUnderLoadOfKeys: another namespace of keys comes and goes, with commands to it under way; the one that stays does not
-// notice.
+// TestReloadsUnderLoadOfKeys: another namespace of keys comes and goes, with commands to it under way; the one that
+// stays does not notice.
 func TestReloadsUnderLoadOfKeys(t *testing.T) {
 	t.Parallel()
 	one := kvSetup("  - {name: ssd0, backend: mem, size: 256MiB}\n")
@@ -354,7 +357,8 @@ func TestReloadsUnderLoadOfKeys(t *testing.T) {
 				switch {
 				case err == nil:
 					served.Add(1)
-				case errors.As(err, &st) && (st.Status.Code() == nvme.InvalidNamespaceOrFormat || st.Status.Code() == nvme.NamespaceNotReady):
+				case errors.As(err, &st) &&
+					(st.Status.Code() == nvme.InvalidNamespaceOrFormat || st.Status.Code() == nvme.NamespaceNotReady):
 					gone.Add(1)
 				default:
 					t.Errorf("a namespace that comes and goes: %v", err)

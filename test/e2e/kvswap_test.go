@@ -39,7 +39,9 @@ func TestSwappingUnderYCSB(t *testing.T) {
 	d := start(t, swapSetup)
 	d.workers = 16
 	rng := random(t)
-	b, hold := openYCSB(t, d, "readproportion=0.2\nupdateproportion=0.8\nrequestdistribution=zipfian\nfieldcount=1\nfieldlength=700\nrecordcount=4000\nthreadcount=4\n", 7, 64, rng.Uint64())
+	b,
+		hold := openYCSB(t, d,
+		"readproportion=0.2\nupdateproportion=0.8\nrequestdistribution=zipfian\nfieldcount=1\nfieldlength=700\nrecordcount=4000\nthreadcount=4\n", 7, 64, rng.Uint64())
 	p, err := b.Load(ctx(t))
 	hold("load", p, err)
 	quick := openKV(t, d.connect(d.options(hostB, nqnA)), 3)
@@ -62,7 +64,8 @@ func TestSwappingUnderYCSB(t *testing.T) {
 			swapped += sum(m["jbof_kv_swap_writes_total"])
 			d.kill()
 			d.launch()
-			if got, err := quick.Value(ctx(t), []byte("kills")); err != nil || !bytes.Equal(got, value("kills", kills, 5000)) {
+			if got, err := quick.Value(ctx(t), []byte("kills")); err != nil ||
+				!bytes.Equal(got, value("kills", kills, 5000)) {
 				t.Errorf("on the quick drive: %v, %d bytes", err, len(got))
 			}
 			kills++
@@ -76,7 +79,8 @@ func TestSwappingUnderYCSB(t *testing.T) {
 	swapped += d.metric("jbof_kv_swap_writes_total")
 	q, err := b.Verify(ctx(t))
 	hold("verify", q, err)
-	t.Logf("%d kills with %.0f keys in the swap area, %d operations in %.1f s, %.0f writes swapped", kills, killedOut, p.Operations, p.ElapsedSeconds, swapped)
+	t.Logf("%d kills with %.0f keys in the swap area, %d operations in %.1f s, %.0f writes swapped", kills, killedOut,
+		p.Operations, p.ElapsedSeconds, swapped)
 	if kills == 0 || killedOut == 0 || !found || swapped < 100 || p.Operations < 1000 {
 		t.Error("too little to say anything")
 	}
@@ -84,7 +88,8 @@ func TestSwappingUnderYCSB(t *testing.T) {
 	if err := d.admin("GET", "/v1/swap", &areas); err != nil {
 		t.Fatal(err)
 	}
-	if len(areas.Items) != 2 || areas.Items[0].SSD != "ssd0" || areas.Items[1].SSD != "ssd1" || areas.Items[1].State != "open" {
+	if len(areas.Items) != 2 || areas.Items[0].SSD != "ssd0" || areas.Items[1].SSD != "ssd1" ||
+		areas.Items[1].State != "open" {
 		t.Fatalf("areas %+v", areas)
 	}
 	area := areas.Items[1].UUID
@@ -98,7 +103,8 @@ func TestSwappingUnderYCSB(t *testing.T) {
 	if err := d.admin("GET", "/v1/swap", &areas); err != nil {
 		t.Fatal(err)
 	}
-	if len(areas.Items) != 2 || areas.Items[1].UUID != area || len(areas.Items[0].Homes)+len(areas.Items[1].Homes) != 0 {
+	if len(areas.Items) != 2 || areas.Items[1].UUID != area ||
+		len(areas.Items[0].Homes)+len(areas.Items[1].Homes) != 0 {
 		t.Errorf("after a stop: areas %+v", areas)
 	}
 	q, err = b.Verify(ctx(t))

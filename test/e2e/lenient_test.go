@@ -17,7 +17,8 @@ func TestAHostWithoutNQNIsServed(t *testing.T) {
 	if n := d.metric("jbof_io_completed_total", "tenant", "anonymous", "op", "flush"); n != 1 {
 		t.Errorf("%v flushes of tenant anonymous are counted, want 1", n)
 	}
-	eventually(t, "one line of the log for each queue tells what was wrong", func() bool { return len(d.log.find("connect accepted with a fault", "HOSTNQN")) == 2 })
+	eventually(t, "one line of the log for each queue tells what was wrong",
+		func() bool { return len(d.log.find("connect accepted with a fault", "HOSTNQN")) == 2 })
 	io.close()
 	admin.close()
 }

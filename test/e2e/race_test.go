@@ -9,7 +9,8 @@ import (
 // raceEnabled: the race detector runs here and in the daemon, and all is ten times slower.
 const raceEnabled = buildtags.Race
 
-// plainOnly skips a test of one host, in which there is nothing to race with, under the race detector. The plain build runs it.
+// plainOnly skips a test of one host, in which there is nothing to race with, under the race detector. The plain build
+// runs it.
 func plainOnly(t *testing.T) {
 	t.Helper()
 	if raceEnabled {

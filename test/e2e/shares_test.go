@@ -67,12 +67,13 @@ var experiments = []experiment{
 	}, steadily},
 	// The policy finds out what writes cost within some intervals of 20 ms when they are alone and wait at
 	// the daemon all the time, as those of hosts without credits do, and tries it out early in the first mix. On a slow
-	// drive few writes fit into those: luck decides how dear they seem, by a tenth. So they are alone more than once, and the
-	// shares are those of all rounds. 16K, for the processors' sake.
+	// drive few writes fit into those: luck decides how dear they seem, by a tenth. So they are alone more than once,
+	// and the shares are those of all rounds. 16K, for the processors' sake.
 	{"readers-writers", flash.Fragmented, 64, 15, []group{
 		{"reader", 4, 1, 16, pipeline.Read, 16 << 10, true, true},
 		{"writer", 4, 1, 16, pipeline.Write, 16 << 10, false, true},
-	}, []round{{1000 * ms, 1600 * ms, 1600 * ms}, {2100 * ms, 2400 * ms, 3400 * ms}, {3900 * ms, 4200 * ms, 5200 * ms}, {5700 * ms, 6000 * ms, 7000 * ms}}},
+	}, []round{{1000 * ms, 1600 * ms, 1600 * ms}, {2100 * ms, 2400 * ms, 3400 * ms}, {3900 * ms, 4200 * ms, 5200 * ms},
+		{5700 * ms, 6000 * ms, 7000 * ms}}},
 	{"heavy-light", flash.Clean, 64, 50, []group{
 		{"heavy", 1, 1, 128, pipeline.Read, 4 << 10, false, false},
 		{"light", 8, 1, 1, pipeline.Read, 4 << 10, false, false},
@@ -95,7 +96,8 @@ const (
 // does in virtual time: each group gets the part of the bandwidth that it gets there.
 func TestTheDaemonSharesAsTheSimulation(t *testing.T) {
 	if raceEnabled {
-		t.Skip("under the race detector processors are the bottleneck, not the drive; the shares are those of the plain build")
+		t.Skip("under the race detector processors are the bottleneck, not the drive; the shares are those of the " +
+			"plain build")
 	}
 	luck := random(t)
 	for i := range experiments {
@@ -104,8 +106,8 @@ func TestTheDaemonSharesAsTheSimulation(t *testing.T) {
 	}
 }
 
-// test compares what groups get. What a machine that is busy with something else did is no matter of the daemon's: if it
-// could not keep the drive busy, all is done anew, for longer.
+// test compares what groups get. What a machine that is busy with something else did is no matter of the daemon's: if
+// it could not keep the drive busy, all is done anew, for longer.
 func (x *experiment) test(t *testing.T, luck *rand.Rand) {
 	var got, want result
 	t.Run("first", func(t *testing.T) { got, want = x.attempt(t, luck) })
@@ -121,7 +123,8 @@ func (x *experiment) test(t *testing.T, luck *rand.Rand) {
 	}
 	for i, g := range x.groups {
 		if off := got.share[i]/want.share[i] - 1; math.Abs(off) > sharesWithin {
-			t.Errorf("%s: %.1f %% of the bandwidth, in the simulation %.1f %%: %+.1f %%", g.name, 100*got.share[i], 100*want.share[i], 100*off)
+			t.Errorf("%s: %.1f %% of the bandwidth, in the simulation %.1f %%: %+.1f %%", g.name, 100*got.share[i],
+				100*want.share[i], 100*off)
 		}
 	}
 }
@@ -131,7 +134,8 @@ func (x *experiment) attempt(t *testing.T, luck *rand.Rand) (got, want result) {
 	tenants, writers := "", int64(0)
 	for _, g := range x.groups {
 		for i := range g.n {
-			tenants += tenant(fmt.Sprintf("%s-%d", strings.ReplaceAll(g.name, " ", "-"), i), hostNQN(g, i), fmt.Sprintf(", weight: %d", g.weight))
+			tenants += tenant(fmt.Sprintf("%s-%d", strings.ReplaceAll(g.name, " ", "-"), i), hostNQN(g, i),
+				fmt.Sprintf(", weight: %d", g.weight))
 		}
 		if g.op == pipeline.Write {
 			writers += int64(g.n)
@@ -142,9 +146,11 @@ func (x *experiment) attempt(t *testing.T, luck *rand.Rand) (got, want result) {
 		condition = "fragmented"
 	}
 	d := start(t, setup{
-		ssds:       fmt.Sprintf("  - {name: ssd0, backend: model, preset: dct983, condition: %s, size: %dMiB, slowdown: %d, policy: jbof}\n", condition, x.sizeMiB, x.slowdown),
-		subsystems: fmt.Sprintf("  - nqn: %s\n    allow_any_host: true\n    namespaces:\n      - {nsid: 1, ssd: ssd0, size: %dMiB}\n", nqnA, x.sizeMiB-4),
-		tenants:    tenants,
+		ssds: fmt.Sprintf("  - {name: ssd0, backend: model, preset: dct983, condition: %s, size: %dMiB, "+
+			"slowdown: %d, policy: jbof}\n", condition, x.sizeMiB, x.slowdown),
+		subsystems: fmt.Sprintf("  - nqn: %s\n    allow_any_host: true\n    namespaces:\n      - {nsid: 1, ssd: ssd0, "+
+			"size: %dMiB}\n", nqnA, x.sizeMiB-4),
+		tenants: tenants,
 	})
 	want = x.simulate(t, d.profile())
 	hosts, writer := make([][]*steady, len(x.groups)), int64(0)
@@ -203,9 +209,11 @@ func (x *experiment) run(d *daemon, hosts [][]*steady) (res result) {
 func (x *experiment) log(t *testing.T, got, want result) {
 	t.Helper()
 	for i, g := range x.groups {
-		t.Logf("%-8s %5.1f %% of the bandwidth, in the simulation %5.1f %% (%+.1f %%)", g.name, 100*got.share[i], 100*want.share[i], 100*(got.share[i]/want.share[i]-1))
+		t.Logf("%-8s %5.1f %% of the bandwidth, in the simulation %5.1f %% (%+.1f %%)", g.name, 100*got.share[i],
+			100*want.share[i], 100*(got.share[i]/want.share[i]-1))
 	}
-	t.Logf("%.1f MB/s, in the simulation %.1f; processors: daemon %.2f, hosts %.2f; late by up to %v", got.bytesPerSec/1e6, want.bytesPerSec/1e6, got.daemon, got.hosts, got.late)
+	t.Logf("%.1f MB/s, in the simulation %.1f; processors: daemon %.2f, hosts %.2f; late by up to %v",
+		got.bytesPerSec/1e6, want.bytesPerSec/1e6, got.daemon, got.hosts, got.late)
 }
 
 func hostNQN(g group, i int) string {
@@ -259,7 +267,8 @@ func (d *daemon) profile() (p jbof.Profile) {
 	return p
 }
 
-// simulate runs the experiment in virtual time, several times, with a policy that has the daemon's measurement of the drive.
+// simulate runs the experiment in virtual time, several times, with a policy that has the daemon's measurement of the
+// drive.
 func (x *experiment) simulate(t *testing.T, p jbof.Profile) (res result) {
 	t.Helper()
 	size := x.sizeMiB << 20
@@ -291,13 +300,15 @@ func (x *experiment) simulate(t *testing.T, p jbof.Profile) (res result) {
 			}
 		}
 		for i := range g.n {
-			sc.Tenants = append(sc.Tenants, sim.Tenant{Name: fmt.Sprint(g.name, " ", i), Group: g.name, Weight: g.weight, Loads: loads, IgnoresCredits: g.standard})
+			sc.Tenants = append(sc.Tenants, sim.Tenant{Name: fmt.Sprint(g.name, " ", i), Group: g.name,
+				Weight: g.weight, Loads: loads, IgnoresCredits: g.standard})
 		}
 	}
 	res.share = make([]float64, len(x.groups))
 	spanNS := int64(0)
 	for seed := range uint64(simulations) {
-		r := sim.Run(&sc, sim.Setup{SizeBytes: size, Drive: drive.Clone(), Policy: jbof.New(jbof.Config{Profile: p}), Seed: seed})
+		r := sim.Run(&sc, sim.Setup{SizeBytes: size, Drive: drive.Clone(), Policy: jbof.New(jbof.Config{Profile: p}),
+			Seed: seed})
 		if r.ViolationCount > 0 {
 			t.Fatal(r.Violations)
 		}

@@ -200,14 +200,17 @@ func TestTenantsChangeUnderLoad(t *testing.T) {
 			RWIOsPerSec          int64
 		}
 	}
-	if err := d.admin("GET", "/v1/tenants", &list); err != nil || len(list.Items) != 2 || list.Items[0].Name != "gold" ||
-		list.Items[1].Name != "tin" || list.Items[1].Connections != 3 || list.Items[1].RWIOsPerSec != 250 || list.Items[1].LimitedBy != "cap" {
+	if err := d.admin("GET", "/v1/tenants", &list); err != nil || len(list.Items) != 2 ||
+		list.Items[0].Name != "gold" ||
+		list.Items[1].Name != "tin" || list.Items[1].Connections != 3 || list.Items[1].RWIOsPerSec != 250 ||
+		list.Items[1].LimitedBy != "cap" {
 		t.Errorf("tenants %+v, %v", list, err)
 	}
 	change("")
 	eventually(t, "it works without a cap", func() bool { return l.rate(50*time.Millisecond) > 1000 })
 	weight(hostA, 1)
-	if err := d.admin("GET", "/v1/tenants", &list); err != nil || len(list.Items) != 1 || list.Items[0].Name != hostA || list.Items[0].Configured {
+	if err := d.admin("GET", "/v1/tenants", &list); err != nil || len(list.Items) != 1 || list.Items[0].Name != hostA ||
+		list.Items[0].Configured {
 		t.Errorf("tenants %+v, %v", list, err)
 	}
 	if n := l.c.Losses(); n != 0 {
@@ -367,7 +370,8 @@ func TestACommandBehindACapIsAborted(t *testing.T) {
 func TestTenantsComeAndGoUnderLoad(t *testing.T) {
 	t.Parallel()
 	s := oneMem
-	s.tenants = tenant("gold", hostA, ", weight: 4") + tenant("slow", hostB+"-0, "+hostB+"-1", ", limits: {rw_ios_per_sec: 50}")
+	s.tenants = tenant("gold", hostA, ", weight: 4") + tenant("slow", hostB+"-0, "+hostB+"-1",
+		", limits: {rw_ios_per_sec: 50}")
 	d := start(t, s)
 	good := startVictim(t, d, d.options(hostA, nqnA), 2)
 	counts := func() string {
@@ -397,7 +401,8 @@ func TestTenantsComeAndGoUnderLoad(t *testing.T) {
 				admin, io := d.rawQueue(fmt.Sprintf("%s-%d", hostB, i%16), nqnA, 0, 128)
 				var p []byte
 				for k := range 40 {
-					p = append(p, io.capsule(rw([]uint8{nvme.CmdRead, nvme.CmdWrite}[k%2], uint16(k), uint64(w), 8), nil, 4096)...)
+					p = append(p, io.capsule(rw([]uint8{nvme.CmdRead, nvme.CmdWrite}[k%2], uint16(k), uint64(w), 8),
+						nil, 4096)...)
 				}
 				io.send(p)
 				for range i % 3 {
@@ -415,6 +420,7 @@ func TestTenantsComeAndGoUnderLoad(t *testing.T) {
 	good.stop()
 	eventually(t, "nothing is queued or outstanding", func() bool {
 		f := d.scrape()
-		return sum(f["jbof_scheduler_queued"])+sum(f["jbof_scheduler_inflight"])+sum(f["jbof_ssd_io_queued"])+sum(f["jbof_ssd_io_now"]) == 0
+		return sum(f["jbof_scheduler_queued"])+sum(f["jbof_scheduler_inflight"])+sum(f["jbof_ssd_io_queued"])+
+			sum(f["jbof_ssd_io_now"]) == 0
 	})
 }

@@ -11,7 +11,8 @@ import (
 
 // TestLinesOfDocumentsEndAt120Columns; rows of tables and code cannot be broken.
 func TestLinesOfDocumentsEndAt120Columns(t *testing.T) {
-	names := []string{filepath.Join(root, "README.md"), filepath.Join(root, "CHANGELOG.md"), filepath.Join(root, "CONTRIBUTING.md")}
+	names := []string{filepath.Join(root, "README.md"), filepath.Join(root, "CHANGELOG.md"),
+		filepath.Join(root, "CONTRIBUTING.md")}
 	for _, pattern := range []string{"docs/*.md", "docs/decisions/*.md", "test/bench/*.md"} {
 		found, err := filepath.Glob(filepath.Join(root, pattern))
 		if err != nil || len(found) == 0 {
@@ -51,16 +52,21 @@ func TestTheGlossaryHasTheTermsThatTheDocumentsUse(t *testing.T) {
 			terms[term] = true
 		}
 	}
-	for _, term := range strings.Split("node, drive, SSD, tenant, namespace, subsystem, partition, swap area, association, controller, connection, "+
-		"queue pair, turn, machine, executor, fence, epoch, stale, write stall, victim, obsolete, pending free, manifest, indeterminate, source, lender, "+
-		"swapped key, credit, cap, weight, share, policy, pipeline, write cost, congestion state, device time, label, extent, blank, foreign, ready, "+
-		"left out, chunk, segment, key log, value log, checkpoint, compaction, scrub, recovery, reload, dry run, f-Util, lab, mailbox, kick, need data, "+
+	for _, term := range strings.Split("node, drive, SSD, tenant, namespace, subsystem, partition, swap area, "+
+		"association, controller, connection, "+
+		"queue pair, turn, machine, executor, fence, epoch, stale, write stall, victim, obsolete, pending free, "+
+		"manifest, indeterminate, source, lender, "+
+		"swapped key, credit, cap, weight, share, policy, pipeline, write cost, congestion state, device time, label, "+
+		"extent, blank, foreign, ready, "+
+		"left out, chunk, segment, key log, value log, checkpoint, compaction, scrub, recovery, reload, dry run, "+
+		"f-Util, lab, mailbox, kick, need data, "+
 		"composed operation, kv-background, retiring, missing", ", ") {
 		if !terms[term] {
 			t.Errorf("docs/glossary.md does not explain %q", term)
 		}
 	}
-	for page, link := range map[string]string{"README.md": "(docs/glossary.md)", "docs/architecture.md": "(glossary.md)", "docs/operations.md": "(glossary.md)"} {
+	for page, link := range map[string]string{"README.md": "(docs/glossary.md)",
+		"docs/architecture.md": "(glossary.md)", "docs/operations.md": "(glossary.md)"} {
 		text, err := os.ReadFile(filepath.Join(root, page))
 		if err != nil {
 			t.Fatal(err)

@@ -45,7 +45,8 @@ func loopbackUp() error {
 	defer unix.Close(s)
 	const index = 1 // loopback is the first interface
 	var b []byte
-	for _, v := range []uint32{32, unix.RTM_NEWLINK | (unix.NLM_F_REQUEST|unix.NLM_F_ACK)<<16, 1, 0, // nlmsghdr: length, type and flags, sequence, port
+	// nlmsghdr: length, type and flags, sequence, port
+	for _, v := range []uint32{32, unix.RTM_NEWLINK | (unix.NLM_F_REQUEST|unix.NLM_F_ACK)<<16, 1, 0,
 		0, index, unix.IFF_UP, unix.IFF_UP} { // ifinfomsg: family and type, index, flags, which of them change
 		b = binary.NativeEndian.AppendUint32(b, v)
 	}
@@ -129,7 +130,8 @@ func TestTheCommandsOfREADMEDoWhatItSays(t *testing.T) {
 		t.Fatalf("README.md does not stop the daemon with %s", stop)
 	}
 	// What the next user tries: the wrong tool for the namespace, and another look.
-	more := "bin/jbofbench block --target tcp://127.0.0.1:4420 --nqn nqn.2026-11.example.jbofd:demo --nsid 3 || true\nbin/jbofctl reload --dry-run\n"
+	more := "bin/jbofbench block --target tcp://127.0.0.1:4420 --nqn nqn.2026-11.example.jbofd:demo --nsid 3 || " +
+		"true\nbin/jbofctl reload --dry-run\n"
 	script = "set -x\n" + commands + more + stop + "\nwait %1\n"
 	self, err := os.Executable()
 	if err != nil {
@@ -143,7 +145,8 @@ func TestTheCommandsOfREADMEDoWhatItSays(t *testing.T) {
 		if !ownNetwork {
 			c = exec.CommandContext(ctx, "/bin/bash", "-euo", "pipefail", "-c", script)
 		}
-		c.Dir, c.Env = dir, slices.DeleteFunc(os.Environ(), func(v string) bool { return strings.HasPrefix(v, "JBOFD_") })
+		c.Dir, c.Env = dir, slices.DeleteFunc(os.Environ(),
+			func(v string) bool { return strings.HasPrefix(v, "JBOFD_") })
 		c.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 		if ownNetwork {
 			c.Env = append(c.Env, insideEnv+"="+script)
@@ -170,7 +173,8 @@ func TestTheCommandsOfREADMEDoWhatItSays(t *testing.T) {
 	}
 	for _, want := range []string{
 		"configs/demo.yaml: valid", "ready           yes", "jbofd is ready", "randrw bs=4KiB iodepth=32",
-		"jbofbench kv --nsid 3", "a reload would change nothing", "[READ], Return=OK", "[VERIFY], Return=OK", "msg=stopped",
+		"jbofbench kv --nsid 3", "a reload would change nothing", "[READ], Return=OK", "[VERIFY], Return=OK",
+		"msg=stopped",
 	} {
 		if !strings.Contains(out, want) {
 			t.Errorf("the output does not have %q", want)

@@ -51,7 +51,8 @@ var adminScenarios = []scenario{
 			{"VER is 1.3 or newer", id.Ver >= 0x10300, id.Ver},
 			{"OAES: namespace attribute and ANA change", id.OAES&0x900 == 0x900, id.OAES},
 			{"KAS is given", id.KAS > 0, id.KAS},
-			{"SQES and CQES are 64 and 16 bytes", id.SQES == 0x66 && id.CQES == 0x44, fmt.Sprintf("%#x %#x", id.SQES, id.CQES)},
+			{"SQES and CQES are 64 and 16 bytes", id.SQES == 0x66 && id.CQES == 0x44,
+				fmt.Sprintf("%#x %#x", id.SQES, id.CQES)},
 			{"NN is given", id.NN >= 2, id.NN},
 			{"ONCS: compare, dataset management, write zeroes, verify", id.ONCS&0x8d == 0x8d, id.ONCS},
 			{"FUSES: compare and write", id.FUSES&1 == 1, id.FUSES},
@@ -76,7 +77,8 @@ var adminScenarios = []scenario{
 			h.runJSON(&ns, "nvme id-ns %s -n %d -o json", c, nsid)
 			format := int(ns.FLBAS & 0xf)
 			if ns.NSZE != want.blocks || ns.NCAP != want.blocks || ns.NMIC&1 != 1 || ns.ANAGrpID == 0 ||
-				format >= len(ns.LBAFs) || int64(ns.LBAFs[format].DS) != want.shift || strings.Trim(ns.NGUID, "0") == "" {
+				format >= len(ns.LBAFs) || int64(ns.LBAFs[format].DS) != want.shift ||
+				strings.Trim(ns.NGUID, "0") == "" {
 				h.Errorf("id-ns of %d: %+v", nsid, ns)
 			}
 		}
@@ -99,7 +101,8 @@ var adminScenarios = []scenario{
 			{"0x6", "Volatile Write Cache"}, {"0x7", "Number of Queues"}, {"0xb", "Async Event Configuration"},
 			{"0xe", "Timestamp"}, {"0xf", "Keep Alive Timer"},
 		} {
-			h.matches("nvme get-feature "+c+" -f "+f.fid, "get-feature:"+strings.Replace(f.fid, "0x", "0x0", 1)+`.*`+f.want)
+			h.matches("nvme get-feature "+c+" -f "+f.fid, "get-feature:"+strings.Replace(f.fid, "0x", "0x0", 1)+`.*`+
+				f.want)
 		}
 		h.matches("nvme get-feature "+c+" -f 7 -s 3", "Number of Queues")
 		h.matches("nvme get-feature "+c+" -f 0xf -s 1", "Keep Alive Timer")
@@ -107,7 +110,8 @@ var adminScenarios = []scenario{
 		h.matches("nvme get-property "+c+" --offset=0x8 -H", "(?i)version|NVMe specification")
 		h.matches("nvme get-property "+c+" --offset=0x14 -H", "(?i)Enable.*(Yes|Enabled)|EN")
 		h.matches("nvme get-property "+c+" --offset=0x1c -H", "(?i)Ready")
-		h.try(30e9, "nvme show-regs %s", c) // nvme-cli 2.3 reads registers that no fabrics controller has; the connection must survive it
+		// nvme-cli 2.3 reads registers that no fabrics controller has; the connection must survive it
+		h.try(30e9, "nvme show-regs %s", c)
 		h.fails("(?i)Invalid Field", "nvme admin-passthru %s -o 6 --cdw10=0xfe -l 4096 -r", c)
 		h.fails("(?i)Invalid Command Opcode", "nvme admin-passthru %s -o 0x7e", c)
 		h.fails("(?i)Invalid Log Page|Invalid Field", "nvme get-log %s -i 0xbf -l 512", c)
@@ -152,8 +156,10 @@ var adminScenarios = []scenario{
 			h.run("nvme write %s %s -d /tmp/other -f", dev, rw) // FUA
 			h.run("nvme read %s %s -d /tmp/back && cmp -n %d /tmp/other /tmp/back", dev, rw, 8*sector)
 			h.run("nvme write-zeroes %s -s 18 -c 1", dev)
-			h.run("nvme read %s -s 18 -c 1 -z %d -d /tmp/back && cmp -n %d /tmp/back /dev/zero", dev, 2*sector, 2*sector)
-			h.run("nvme read %s -s 16 -c 1 -z %d -d /tmp/back && cmp -n %d /tmp/other /tmp/back", dev, 2*sector, 2*sector)
+			h.run("nvme read %s -s 18 -c 1 -z %d -d /tmp/back && cmp -n %d /tmp/back /dev/zero", dev, 2*sector,
+				2*sector)
+			h.run("nvme read %s -s 16 -c 1 -z %d -d /tmp/back && cmp -n %d /tmp/other /tmp/back", dev, 2*sector,
+				2*sector)
 			h.run("nvme write-zeroes %s -s 16 -c 7 -d", dev) // with deallocate
 			h.run("nvme read %s %s -d /tmp/back && cmp -n %d /tmp/back /dev/zero", dev, rw, 8*sector)
 			h.run("nvme write %s %s -d /tmp/data", dev, rw)
@@ -167,8 +173,9 @@ var adminScenarios = []scenario{
 	}},
 }
 
-// effects checks the log page "commands supported and effects". nvme effects-log of version 2.3 prints nothing for a fabrics controller, so the
-// page is read as it is: one word for each opcode, bit 0 says that it is supported, I/O commands from byte 1024 on.
+// effects checks the log page "commands supported and effects". nvme effects-log of version 2.3 prints nothing for a
+// fabrics controller, so the page is read as it is: one word for each opcode, bit 0 says that it is supported, I/O
+// commands from byte 1024 on.
 func (h *host) effects(ctrl string) {
 	h.Helper()
 	words := strings.Fields(h.run(`nvme get-log %s -i 5 -l 4096 -b | hexdump -v -e '1/4 "%%08x\n"'`, ctrl))
@@ -177,8 +184,10 @@ func (h *host) effects(ctrl string) {
 		return
 	}
 	for name, i := range map[string]int{
-		"Get Log Page": 0x02, "Identify": 0x06, "Abort": 0x08, "Set Features": 0x09, "Get Features": 0x0a, "Async Event Request": 0x0c, "Keep Alive": 0x18,
-		"Flush": 256, "Write": 257, "Read": 258, "Compare": 261, "Write Zeroes": 264, "Dataset Management": 265, "Verify": 268,
+		"Get Log Page": 0x02, "Identify": 0x06, "Abort": 0x08, "Set Features": 0x09, "Get Features": 0x0a,
+		"Async Event Request": 0x0c, "Keep Alive": 0x18,
+		"Flush": 256, "Write": 257, "Read": 258, "Compare": 261, "Write Zeroes": 264, "Dataset Management": 265,
+		"Verify": 268,
 	} {
 		if w, err := strconv.ParseUint(words[i], 16, 32); err != nil || w&1 == 0 {
 			h.Errorf("effects log: %s is not supported: %s", name, words[i])

@@ -201,7 +201,8 @@ func (d *Daemon) Start() error {
 func (d *Daemon) get(path string, w io.Writer) error {
 	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
 	defer cancel()
-	req, err := http.NewRequestWithContext(ctx, http.MethodGet, fmt.Sprintf("http://127.0.0.1:%d%s", d.at.metrics, path), nil)
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet,
+		fmt.Sprintf("http://127.0.0.1:%d%s", d.at.metrics, path), nil)
 	if err != nil {
 		return err
 	}

@@ -35,7 +35,8 @@ var dataScenarios = []scenario{
 		d := h.daemon(oneSubsystem("mem"))
 		for _, flags := range []string{"-g", "-G", "-g -G"} {
 			h.connect(d.ioAddress(), nqnA, flags)
-			h.fio(h.device(nqnA, 2), []fioJob{{"randwrite", "512", "1m"}, {"randrw", "8k", "4m"}, {"write", "128k", "8m"}, {"randwrite", "1m", "8m"}})
+			h.fio(h.device(nqnA, 2), []fioJob{{"randwrite", "512", "1m"}, {"randrw", "8k", "4m"},
+				{"write", "128k", "8m"}, {"randwrite", "1m", "8m"}})
 			h.disconnect(nqnA)
 		}
 	}},
@@ -74,7 +75,8 @@ var dataScenarios = []scenario{
 	}},
 	{"two subsystems serve one host at once", func(h *host) {
 		s := oneSubsystem("mem")
-		s.Subsystems = append(s.Subsystems, Subsystem{NQN: nqnB, Namespaces: []Namespace{{NSID: 1, SSD: "ssd0", Size: "32MiB", BlockSize: 4096}}})
+		s.Subsystems = append(s.Subsystems,
+			Subsystem{NQN: nqnB, Namespaces: []Namespace{{NSID: 1, SSD: "ssd0", Size: "32MiB", BlockSize: 4096}}})
 		d := h.daemon(s)
 		h.connect(d.ioAddress(), nqnA, "")
 		h.connect(d.ioAddress(), nqnB, "-g")
@@ -82,7 +84,8 @@ var dataScenarios = []scenario{
 		if a == b {
 			h.Fatalf("both are %s", a)
 		}
-		jobs := []*Job{h.startFio(a, []fioJob{{"randrw", "4k", "4m"}}, "a"), h.startFio(b, []fioJob{{"randrw", "16k", "4m"}}, "b")}
+		jobs := []*Job{h.startFio(a, []fioJob{{"randrw", "4k", "4m"}}, "a"),
+			h.startFio(b, []fioJob{{"randrw", "16k", "4m"}}, "b")}
 		for _, j := range jobs {
 			h.finish(j)
 		}
@@ -94,12 +97,14 @@ var dataScenarios = []scenario{
 		s := oneSubsystem("mem")
 		s.Subsystems[0].Namespaces = nil
 		for i := range 60 {
-			s.Subsystems[0].Namespaces = append(s.Subsystems[0].Namespaces, Namespace{NSID: 1 + i*17, SSD: "ssd0", Size: "2MiB", BlockSize: 4096})
+			s.Subsystems[0].Namespaces = append(s.Subsystems[0].Namespaces,
+				Namespace{NSID: 1 + i*17, SSD: "ssd0", Size: "2MiB", BlockSize: 4096})
 		}
 		d := h.daemon(s)
 		ctrl := h.connect(d.ioAddress(), nqnA, "")
 		h.must(time.Minute, "all devices are there", func() error {
-			if n := strings.TrimSpace(h.try(10*time.Second, "cd /sys/block; ls -d nvme*n* | grep -v c | wc -l").Stdout); n != "60" {
+			if n := strings.TrimSpace(h.try(10*time.Second,
+				"cd /sys/block; ls -d nvme*n* | grep -v c | wc -l").Stdout); n != "60" {
 				return fmt.Errorf("%s devices", n)
 			}
 			return nil
@@ -122,7 +127,8 @@ var dataScenarios = []scenario{
 			h.run("head -c %d /dev/urandom > /tmp/sector", sector)
 			for _, lba := range []int64{0, last} {
 				h.run("nvme write %s -s %d -c 0 -z %d -d /tmp/sector", dev, lba, sector)
-				h.run("nvme read %s -s %d -c 0 -z %d -d /tmp/back && cmp -n %d /tmp/sector /tmp/back", dev, lba, sector, sector)
+				h.run("nvme read %s -s %d -c 0 -z %d -d /tmp/back && cmp -n %d /tmp/sector /tmp/back", dev, lba, sector,
+					sector)
 			}
 			h.fails("(?i)LBA Out of Range", "nvme read %s -s %d -c 0 -z %d", dev, last+1, sector)
 			h.fails("(?i)LBA Out of Range", "nvme write %s -s %d -c 1 -z %d -d /dev/zero", dev, last, 2*sector)
@@ -142,7 +148,8 @@ func queuesOfTheirOwn(h *host) {
 	}
 	dev := h.device(nqnA, 1)
 	h.fio(dev, []fioJob{{"randrw", "4k", h.amount("4m", "512k")}, {"randrw", "64k", h.amount("8m", "2m")}})
-	h.runFor(time.Minute, "fio --name=poll --filename=%s --direct=1 --ioengine=pvsync2 --hipri --rw=randread --bs=4k --size=%s", dev, h.amount("1m", "256k"))
+	h.runFor(time.Minute, "fio --name=poll --filename=%s --direct=1 --ioengine=pvsync2 --hipri --rw=randread --bs=4k "+
+		"--size=%s", dev, h.amount("1m", "256k"))
 }
 
 func twoPaths(h *host) {
@@ -156,8 +163,10 @@ func twoPaths(h *host) {
 		}
 		return nil
 	})
-	h.matches("nvme list-subsys "+dev, first+" "+d.ioAddress().transport+" .* live optimized", second+" tcp .* live optimized")
-	load := h.startFio(dev, []fioJob{{"randrw", "4k", h.amount("2m", "1m")}, {"randwrite", "64k", h.amount("8m", "2m")}}, "paths")
+	h.matches("nvme list-subsys "+dev, first+" "+d.ioAddress().transport+" .* live optimized",
+		second+" tcp .* live optimized")
+	load := h.startFio(dev, []fioJob{{"randrw", "4k", h.amount("2m", "1m")},
+		{"randwrite", "64k", h.amount("8m", "2m")}}, "paths")
 	h.run("nvme disconnect -d %s", first)
 	h.finish(load)
 	if s := h.state(second); s != "live" {
@@ -168,7 +177,8 @@ func twoPaths(h *host) {
 // fioJob is one phase of a fio run: it writes (and reads, if mixed) amount bytes, then reads back and verifies.
 type fioJob struct{ rw, bs, amount string }
 
-// fioMatrix is every block size with every mix. The amounts are small: software emulation does some thousand I/Os a second.
+// fioMatrix is every block size with every mix. The amounts are small: software emulation does some thousand I/Os a
+// second.
 func fioMatrix(sector int) []fioJob {
 	var jobs []fioJob
 	for _, size := range []struct{ bs, amount string }{
@@ -219,7 +229,8 @@ func (h *host) ext4(dev string) {
 	h.Helper()
 	h.runFor(time.Minute, "mkfs.ext4 -q -F -E lazy_itable_init=0,lazy_journal_init=0 %s", dev)
 	h.run("mount -t ext4 -o discard %s /mnt", dev)
-	h.runFor(time.Minute, `cd /mnt && mkdir d && for i in 1 2 3 4 5 6 7 8; do head -c ${i}23457 /dev/urandom > d/$i; done && cp /usr/sbin/fio big && ln big link && sync`)
+	h.runFor(time.Minute,
+		`cd /mnt && mkdir d && for i in 1 2 3 4 5 6 7 8; do head -c ${i}23457 /dev/urandom > d/$i; done && cp /usr/sbin/fio big && ln big link && sync`)
 	h.run("cd /mnt && find . -type f | sort | xargs sha256sum > /tmp/sums && rm d/3 d/5 && sync")
 	h.runFor(time.Minute, "umount /mnt")
 	h.run("e2fsck -f -n %s", dev)

@@ -23,7 +23,8 @@ const discoveryNQN = "nqn.2014-08.org.nvmexpress.discovery"
 var discoveryScenarios = []scenario{
 	{"discovery answers on its own port and on those of the subsystems", func(h *host) {
 		s := oneSubsystem("mem")
-		s.Subsystems = append(s.Subsystems, Subsystem{NQN: nqnB, Namespaces: []Namespace{{NSID: 1, SSD: "ssd0", Size: "32MiB", BlockSize: 4096}}})
+		s.Subsystems = append(s.Subsystems,
+			Subsystem{NQN: nqnB, Namespaces: []Namespace{{NSID: 1, SSD: "ssd0", Size: "32MiB", BlockSize: 4096}}})
 		d := h.daemon(s)
 		for _, a := range []address{d.discoveryAddress(), d.ioAddress(), d.secondAddress()} {
 			for _, flags := range []string{"", "-g -G"} {
@@ -31,7 +32,8 @@ var discoveryScenarios = []scenario{
 				for _, nqn := range []string{nqnA, nqnB} {
 					entries := log.entries(nqn)
 					if len(entries) != 2 {
-						h.Errorf("discovery on port %d %s names %s %d times, want once for each listener: %+v", a.port, flags, nqn, len(entries), log)
+						h.Errorf("discovery on port %d %s names %s %d times, want once for each listener: %+v", a.port,
+							flags, nqn, len(entries), log)
 					}
 					ports := map[string]bool{}
 					for _, e := range entries {
@@ -66,13 +68,15 @@ var discoveryScenarios = []scenario{
 		h.disconnect(nqnA)
 		m := h.guest.Mark()
 		h.fails(".", "nvme connect %s -n %s %s", d.ioAddress().flags(), nqnA, asOtherHost)
-		if _, err := h.guest.WaitConsole(m, 5*time.Second, regexp.MustCompile(`Connect for subsystem `+nqnA+` is not allowed, hostnqn: `+otherHostNQN)); err != nil {
+		if _, err := h.guest.WaitConsole(m, 5*time.Second,
+			regexp.MustCompile(`Connect for subsystem `+nqnA+` is not allowed, hostnqn: `+otherHostNQN)); err != nil {
 			h.Error(err)
 		}
 		s.Subsystems[0].Hosts = append(s.Subsystems[0].Hosts, otherHostNQN)
 		h.reload(d, s)
 		h.must(10*time.Second, "the host that is allowed now connects", func() error {
-			if r := h.try(30*time.Second, "nvme connect %s -n %s %s", d.ioAddress().flags(), nqnA, asOtherHost); r.Code != 0 {
+			if r := h.try(30*time.Second, "nvme connect %s -n %s %s", d.ioAddress().flags(), nqnA,
+				asOtherHost); r.Code != 0 {
 				return fmt.Errorf("%v", r)
 			}
 			return nil
@@ -83,17 +87,22 @@ var discoveryScenarios = []scenario{
 		d := h.daemon(oneSubsystem("mem"))
 		m := h.guest.Mark()
 		h.fails(".", "nvme connect %s -n nqn.2026-11.example.jbofd:nosuch", d.ioAddress().flags())
-		if _, err := h.guest.WaitConsole(m, 5*time.Second, regexp.MustCompile(`Connect Invalid Data Parameter, subsysnqn "nqn.2026-11.example.jbofd:nosuch"`)); err != nil {
+		if _, err := h.guest.WaitConsole(m, 5*time.Second,
+			regexp.MustCompile(
+				`Connect Invalid Data Parameter, subsysnqn "nqn.2026-11.example.jbofd:nosuch"`)); err != nil {
 			h.Error(err)
 		}
-		// The discovery listener is for discovery alone, or serves subsystems too; a subsystem's controller must not come out half made.
+		// The discovery listener is for discovery alone, or serves subsystems too; a subsystem's controller must not
+		// come out half made.
 		h.try(30*time.Second, "nvme connect %s -n %s", d.discoveryAddress().flags(), nqnA)
 	}},
 	{"connect-all connects to everything that discovery names", func(h *host) {
 		s := oneSubsystem("mem")
-		s.Subsystems = append(s.Subsystems, Subsystem{NQN: nqnB, Namespaces: []Namespace{{NSID: 1, SSD: "ssd0", Size: "32MiB", BlockSize: 4096}}})
+		s.Subsystems = append(s.Subsystems,
+			Subsystem{NQN: nqnB, Namespaces: []Namespace{{NSID: 1, SSD: "ssd0", Size: "32MiB", BlockSize: 4096}}})
 		d := h.daemon(s)
-		// Seen from the daemon the guest comes from loopback, so discovery names 127.0.0.1; in the guest that address leads to the daemon too.
+		// Seen from the daemon the guest comes from loopback, so discovery names 127.0.0.1; in the guest that address
+		// leads to the daemon too.
 		for _, port := range []int{d.at.io, d.at.second} {
 			proxy := h.start(5*time.Minute, "nc -ll -p %d -e nc %s %d", port, HostAddress, port)
 			defer proxy.Kill()
@@ -116,7 +125,8 @@ var discoveryScenarios = []scenario{
 		listener := h.start(5*time.Minute, `uevent /bin/sh -c 'env >> /tmp/uevents'`)
 		defer listener.Kill()
 		h.runJSON(&discoveryLog{}, "nvme discover %s --persistent -k 5 -o json", d.discoveryAddress().flags())
-		ctrl := strings.TrimSpace(h.run(`cd /sys/class/nvme; for c in nvme*; do [ "$(cat $c/subsysnqn)" = %s ] && echo $c; done`, discoveryNQN))
+		ctrl := strings.TrimSpace(h.run(
+			`cd /sys/class/nvme; for c in nvme*; do [ "$(cat $c/subsysnqn)" = %s ] && echo $c; done`, discoveryNQN))
 		if ctrl == "" {
 			h.Fatal("no discovery controller is left")
 		}
@@ -124,7 +134,8 @@ var discoveryScenarios = []scenario{
 		var before, after discoveryLog
 		h.runJSON(&before, "nvme discover -d %s -o json", ctrl)
 		h.run("> /tmp/uevents")
-		s.Subsystems = append(s.Subsystems, Subsystem{NQN: nqnB, Namespaces: []Namespace{{NSID: 1, SSD: "ssd0", Size: "32MiB", BlockSize: 4096}}})
+		s.Subsystems = append(s.Subsystems,
+			Subsystem{NQN: nqnB, Namespaces: []Namespace{{NSID: 1, SSD: "ssd0", Size: "32MiB", BlockSize: 4096}}})
 		h.reload(d, s)
 		h.must(20*time.Second, "the kernel reports the discovery log change event", func() error {
 			if r := h.try(10*time.Second, "grep -i NVME_AEN=0x70f002 /tmp/uevents"); r.Code != 0 {

@@ -1,5 +1,6 @@
-// Package vm boots a Debian kernel in QEMU and uses its NVMe/TCP and NVMe/RDMA hosts against a real jbofd: the host that most users have, with
-// the tools they type (nvme-cli, fio, mkfs.ext4, fstrim), on a machine that needs neither KVM nor root.
+// Package vm boots a Debian kernel in QEMU and uses its NVMe/TCP and NVMe/RDMA hosts against a real jbofd: the host
+// that most users have, with the tools they type (nvme-cli, fio, mkfs.ext4, fstrim), on a machine that needs neither
+// KVM nor root.
 //
 //	┌ QEMU, software emulation ────────────────┐        ┌ this machine ───────────────┐
 //	│ Linux 6.1: nvme-tcp, ext4, virtio_net    │  slirp │ jbofd on 127.0.0.1:port     │

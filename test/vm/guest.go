@@ -90,9 +90,10 @@ func (r Result) String() string {
 	return strings.TrimRight(b.String(), "\n")
 }
 
-// kernelProblem matches a line of the kernel's log that no scenario may cause. Soft lockups and RCU stalls are left out: with software
-// emulation on a busy machine they tell of the machine.
-var kernelProblem = regexp.MustCompile(`Kernel panic|Oops|general protection fault|BUG: (?:unable|KASAN|scheduling|sleeping|kernel|Bad|workqueue)|kernel BUG at|WARNING: CPU|blocked for more than|refcount_t:|Call Trace:|Attempted to kill init`)
+// kernelProblem matches a line of the kernel's log that no scenario may cause. Soft lockups and RCU stalls are left
+// out: with software emulation on a busy machine they tell of the machine.
+var kernelProblem = regexp.MustCompile(
+	`Kernel panic|Oops|general protection fault|BUG: (?:unable|KASAN|scheduling|sleeping|kernel|Bad|workqueue)|kernel BUG at|WARNING: CPU|blocked for more than|refcount_t:|Call Trace:|Attempted to kill init`)
 
 // Boot builds guestinit and the initramfs, starts QEMU and waits for the guest's greeting.
 func Boot(o BootOptions) (_ *Guest, err error) {
@@ -133,14 +134,16 @@ func Boot(o BootOptions) (_ *Guest, err error) {
 		"-smp", fmt.Sprint(o.CPUs), "-m", fmt.Sprint(o.MemoryMiB),
 		"-nodefaults", "-no-user-config", "-display", "none", "-no-reboot",
 		"-kernel", o.Kernel.Vmlinux, "-initrd", initramfs,
-		"-append", "console=ttyS0 quiet panic=-1 oops=panic mitigations=off nokaslr net.ifnames=0 tsc=reliable "+o.CommandLine,
+		"-append", "console=ttyS0 quiet panic=-1 oops=panic mitigations=off nokaslr net.ifnames=0 tsc=reliable "+
+			o.CommandLine,
 		"-serial", "stdio",
 		"-device", "virtio-serial-pci",
 		"-chardev", "socket,id=agent,fd=3", "-device", "virtserialport,chardev=agent,name="+guestproto.PortName,
 		"-netdev", network, "-device", "virtio-net-pci,netdev=net,romfile=",
 	)
 	cmd.ExtraFiles = []*os.File{theirs}
-	g := &Guest{port: ours, pending: map[uint64]chan guestproto.Response{}, streams: map[uint64]*lineWriter{}, waiters: make(chan struct{})}
+	g := &Guest{port: ours, pending: map[uint64]chan guestproto.Response{}, streams: map[uint64]*lineWriter{},
+		waiters: make(chan struct{})}
 	cmd.Stdout = &lineWriter{line: g.consoleLine}
 	cmd.Stderr = &lineWriter{line: func(s string) { g.consoleLine("qemu: " + s) }}
 	greeting := make(chan guestproto.Response, 1)
@@ -306,9 +309,11 @@ func (g *Guest) Start(timeout time.Duration, command string) (*Job, error) {
 	return g.send(timeout, guestproto.Request{Command: command, TimeoutMS: timeout.Milliseconds()}, nil)
 }
 
-// Stream is Start for a command whose output is wanted line by line while it runs. line is called by one goroutine of the guest and must not wait.
+// Stream is Start for a command whose output is wanted line by line while it runs. line is called by one goroutine of
+// the guest and must not wait.
 func (g *Guest) Stream(timeout time.Duration, command string, line func(string)) (*Job, error) {
-	return g.send(timeout, guestproto.Request{Command: command, TimeoutMS: timeout.Milliseconds(), Stream: true}, &lineWriter{line: line})
+	return g.send(timeout, guestproto.Request{Command: command, TimeoutMS: timeout.Milliseconds(), Stream: true},
+		&lineWriter{line: line})
 }
 
 func (g *Guest) send(timeout time.Duration, req guestproto.Request, lines *lineWriter) (*Job, error) {
@@ -355,7 +360,8 @@ func (j *Job) Wait() (Result, error) {
 		r.Code, r.Stdout, r.Stderr, r.TimedOut = resp.Code, string(resp.Stdout), string(resp.Stderr), resp.TimedOut
 		return r, nil
 	case <-timer.C:
-		return r, fmt.Errorf("guest# %s: not even killed a minute after its timeout of %v; stuck in the kernel?", j.command, j.timeout)
+		return r, fmt.Errorf("guest# %s: not even killed a minute after its timeout of %v; stuck in the kernel?",
+			j.command, j.timeout)
 	}
 }
 
@@ -388,7 +394,8 @@ func (g *Guest) succeed(timeout time.Duration, command string) error {
 
 // put writes a file in the guest.
 func (g *Guest) put(path, content string) error {
-	return g.succeed(30*time.Second, fmt.Sprintf("echo %s | base64 -d > %s", base64.StdEncoding.EncodeToString([]byte(content)), path))
+	return g.succeed(30*time.Second, fmt.Sprintf("echo %s | base64 -d > %s",
+		base64.StdEncoding.EncodeToString([]byte(content)), path))
 }
 
 // Mark is a position in the console, for ConsoleSince and WaitConsole.

@@ -15,7 +15,9 @@ import (
 // These tests need no VM: they check the harness's own parts.
 
 func TestModulesAreLoadedAfterWhatTheyDependOn(t *testing.T) {
-	deps, err := parseModulesDep("kernel/a-tcp.ko: kernel/fabrics.ko kernel/core.ko kernel/crc.ko\nkernel/fabrics.ko: kernel/core.ko kernel/crc.ko\nkernel/core.ko: kernel/crc.ko\nkernel/crc.ko:\nkernel/other.ko:\n")
+	deps, err := parseModulesDep("kernel/a-tcp.ko: kernel/fabrics.ko kernel/core.ko " +
+		"kernel/crc.ko\nkernel/fabrics.ko: " +
+		"kernel/core.ko kernel/crc.ko\nkernel/core.ko: kernel/crc.ko\nkernel/crc.ko:\nkernel/other.ko:\n")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -23,7 +25,8 @@ func TestModulesAreLoadedAfterWhatTheyDependOn(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if want := []string{"kernel/crc.ko", "kernel/core.ko", "kernel/fabrics.ko", "kernel/a-tcp.ko"}; !reflect.DeepEqual(got, want) {
+	if want := []string{"kernel/crc.ko", "kernel/core.ko", "kernel/fabrics.ko",
+		"kernel/a-tcp.ko"}; !reflect.DeepEqual(got, want) {
 		t.Errorf("order %v, want %v", got, want)
 	}
 	if _, err := resolveModules(deps, []string{"nosuch"}); err == nil || !strings.Contains(err.Error(), "nosuch") {
@@ -80,43 +83,53 @@ func TestWhatIsMissingIsNamedWithItsPackage(t *testing.T) {
 	saved := needs
 	t.Cleanup(func() { needs = saved })
 	needs = []need{{program: "jbofd-no-such-tool", apt: "no-such-package"}, {program: "jbofd-present", apt: "other"},
-		{file: filepath.Join(dir, "lib*.so"), apt: "no-such-library"}, {file: filepath.Join(dir, "*-present"), apt: "other"}}
+		{file: filepath.Join(dir, "lib*.so"), apt: "no-such-library"},
+		{file: filepath.Join(dir, "*-present"), apt: "other"}}
 	if err := os.WriteFile(filepath.Join(dir, "jbofd-present"), []byte("#!/bin/sh\n"), 0o755); err != nil {
 		t.Fatal(err)
 	}
 	err := CheckNeeds()
 	if err == nil || !strings.Contains(err.Error(), "jbofd-no-such-tool (package no-such-package)") ||
-		!strings.Contains(err.Error(), "lib*.so (package no-such-library)") || !strings.HasSuffix(err.Error(), "install no-such-library no-such-package") || strings.Contains(err.Error(), "jbofd-present") {
+		!strings.Contains(err.Error(), "lib*.so (package no-such-library)") || !strings.HasSuffix(err.Error(),
+		"install no-such-library no-such-package") || strings.Contains(err.Error(), "jbofd-present") {
 		t.Errorf("got %v", err)
 	}
 }
 
 func TestConfigurationsOfTheScenariosAreValid(t *testing.T) {
 	s := Setup{
-		SSDs: []SSD{{Name: "ssd0", Backend: "mem", Size: "256MiB", Fault: "{delay: 8s}"}, {Name: "ssd1", Backend: "file", Size: "128MiB"}},
+		SSDs: []SSD{{Name: "ssd0", Backend: "mem", Size: "256MiB", Fault: "{delay: 8s}"},
+			{Name: "ssd1", Backend: "file", Size: "128MiB"}},
 		Subsystems: []Subsystem{
-			{NQN: "nqn.2026-11.example.jbofd:a", Namespaces: []Namespace{{NSID: 1, SSD: "ssd0", Size: "64MiB", BlockSize: 512, Hosts: []string{HostNQN}}}},
-			{NQN: "nqn.2026-11.example.jbofd:b", Hosts: []string{HostNQN}, Namespaces: []Namespace{{NSID: 7, SSD: "ssd1", Size: "64MiB", BlockSize: 4096, UUID: HostID}}},
+			{NQN: "nqn.2026-11.example.jbofd:a",
+				Namespaces: []Namespace{{NSID: 1, SSD: "ssd0", Size: "64MiB", BlockSize: 512,
+					Hosts: []string{HostNQN}}}},
+			{NQN: "nqn.2026-11.example.jbofd:b", Hosts: []string{HostNQN},
+				Namespaces: []Namespace{{NSID: 7, SSD: "ssd1", Size: "64MiB", BlockSize: 4096, UUID: HostID}}},
 		},
 		Limits: "{queue_depth: 64}",
 	}
 	c, err := config.Parse("scenario", []byte(s.yaml("/var/tmp/x", endpoints{
-		transport: "tcp", ip: "127.0.0.1", seen: HostAddress, metricsIP: "127.0.0.1", ip6: "::1", io: 20001, second: 20002, discovery: 20003, metrics: 20004,
+		transport: "tcp", ip: "127.0.0.1", seen: HostAddress, metricsIP: "127.0.0.1", ip6: "::1", io: 20001,
+		second: 20002, discovery: 20003, metrics: 20004,
 	})))
 	if err != nil {
 		t.Fatal(err)
 	}
-	if len(c.SSDs) != 2 || len(c.Subsystems) != 2 || c.Subsystems[0].Namespaces[0].BlockSize != 512 || c.Subsystems[1].AllowAnyHost || c.Limits.QueueDepth != 64 {
+	if len(c.SSDs) != 2 || len(c.Subsystems) != 2 || c.Subsystems[0].Namespaces[0].BlockSize != 512 ||
+		c.Subsystems[1].AllowAnyHost || c.Limits.QueueDepth != 64 {
 		t.Errorf("read back as %+v", c)
 	}
 }
 
 func TestMetricsAreSummedByLabel(t *testing.T) {
-	m, err := parseMetrics("# HELP a b\na{op=\"read\",ssd=\"0\"} 2\na{op=\"read\",ssd=\"1\"} 3\na{op=\"write\"} 1e3\nab 7\n")
+	m, err := parseMetrics("# HELP a b\na{op=\"read\",ssd=\"0\"} 2\na{op=\"read\",ssd=\"1\"} 3\na{op=\"write\"} " +
+		"1e3\nab 7\n")
 	if err != nil {
 		t.Fatal(err)
 	}
-	if m.Sum("a") != 1005 || m.Sum("a", `op="read"`) != 5 || m.Sum("a", `op="read"`, `ssd="1"`) != 3 || m.Sum("ab") != 7 || m.Has("b") || !m.Has("a") {
+	if m.Sum("a") != 1005 || m.Sum("a", `op="read"`) != 5 || m.Sum("a", `op="read"`, `ssd="1"`) != 3 ||
+		m.Sum("ab") != 7 || m.Has("b") || !m.Has("a") {
 		t.Errorf("sums are wrong: %v", m)
 	}
 }
@@ -144,7 +157,8 @@ func TestLogLinesAreFoundAfterTheMark(t *testing.T) {
 	w.Write([]byte("one\nkeep alive exp"))
 	mark := d.LogMark()
 	w.Write([]byte("ired host=x\r\n"))
-	if got := d.LogMatches(mark, regexp.MustCompile("keep"), regexp.MustCompile("host=x")); got != "keep alive expired host=x" {
+	if got := d.LogMatches(mark, regexp.MustCompile("keep"),
+		regexp.MustCompile("host=x")); got != "keep alive expired host=x" {
 		t.Errorf("found %q", got)
 	}
 	if got := d.LogMatches(mark, regexp.MustCompile("one")); got != "" {

@@ -33,7 +33,8 @@ type host struct {
 // place is where the daemons of a group of scenarios run, and how the host reaches them.
 type place struct {
 	site site
-	// cut and mend are shell scripts for the guest that part the host from the daemon, silently, and join them again. Both may be run twice.
+	// cut and mend are shell scripts for the guest that part the host from the daemon, silently, and join them again.
+	// Both may be run twice.
 	cut, mend string
 	// rdma is set in a guest with soft RoCE. Its objects are counted. Scenarios do less there, because a command takes
 	// about ten times longer.
@@ -72,7 +73,8 @@ func (h *host) leave() {
 			d.Thaw() // no effect on a daemon that is not frozen
 		}
 	}
-	if r, err := h.guest.Do(60*time.Second, "umount /mnt 2>/dev/null\n"+h.where.mend+"\nnvme disconnect-all"); err != nil || r.Code != 0 {
+	if r, err := h.guest.Do(60*time.Second, "umount /mnt 2>/dev/null\n"+h.where.mend+
+		"\nnvme disconnect-all"); err != nil || r.Code != 0 {
 		h.Errorf("disconnecting: %v\n%v", err, r)
 	}
 	for _, d := range h.daemons {
@@ -453,7 +455,8 @@ func (h *host) device(nqn string, nsid int) string {
 // bytes is the size of a block device, 0 when it is not there.
 func (h *host) bytes(dev string) int64 {
 	h.Helper()
-	n, err := strconv.ParseInt(strings.TrimSpace(h.try(10*time.Second, "cat /sys/block/%s/size", filepath.Base(dev)).Stdout), 10, 64)
+	n, err := strconv.ParseInt(strings.TrimSpace(h.try(10*time.Second, "cat /sys/block/%s/size",
+		filepath.Base(dev)).Stdout), 10, 64)
 	if err != nil {
 		return 0
 	}

@@ -13,8 +13,8 @@ import (
 	"strings"
 )
 
-// hostModules are the modules of the guest, apart from what they depend on: its devices, the NVMe/TCP host, the file system, and the checksums that
-// they ask the crypto layer for by name (a softdep, which depmod does not list).
+// hostModules are the modules of the guest, apart from what they depend on: its devices, the NVMe/TCP host, the file
+// system, and the checksums that they ask the crypto layer for by name (a softdep, which depmod does not list).
 var hostModules = []string{
 	"virtio_pci", "virtio_console", "virtio_net",
 	"crc32c_generic", "crc32c_intel", "crct10dif_generic", "libcrc32c", "crc_t10dif",
@@ -24,8 +24,9 @@ var hostModules = []string{
 // targetModules are the kernel's own NVMe/TCP target, with which the harness is checked without jbofd.
 var targetModules = []string{"nvmet", "nvmet_tcp"}
 
-// rdmaModules are soft RoCE over a virtual cable, its interface to programs, the NVMe/RDMA host, the kernel's own NVMe/RDMA target, and the
-// memory disk on which a daemon in the guest keeps its files. rdma_rxe asks the crypto layer for crc32 by name.
+// rdmaModules are soft RoCE over a virtual cable, its interface to programs, the NVMe/RDMA host, the kernel's own
+// NVMe/RDMA target, and the memory disk on which a daemon in the guest keeps its files. rdma_rxe asks the crypto layer
+// for crc32 by name.
 var rdmaModules = []string{
 	"crc32_generic", "veth", "rdma_rxe", "ib_uverbs", "rdma_ucm", "nvme_rdma", "nvmet", "nvmet_rdma", "null_blk",
 }
@@ -128,8 +129,8 @@ func (a *archive) close() error {
 
 var lddLine = regexp.MustCompile(`(?m)^\s+(?:\S+ => )?(/\S+) \(0x[0-9a-f]+\)$`)
 
-// sharedLibraries returns the files that the dynamic loader maps for a program, the loader among them, under the names by which it
-// looks for them; none for a static program.
+// sharedLibraries returns the files that the dynamic loader maps for a program, the loader among them, under the names
+// by which it looks for them; none for a static program.
 func sharedLibraries(program string) ([]string, error) {
 	ldd, err := lookup("ldd")
 	if err != nil {

@@ -22,7 +22,8 @@ const KernelPackage = "linux-image-amd64"
 type Kernel struct {
 	// Version is the name of the folder in /lib/modules.
 	Version string
-	// Vmlinux is the uncompressed ELF image. QEMU enters it through its PVH note, which spares the guest the decompression: 2 s to PID 1 instead of 6.
+	// Vmlinux is the uncompressed ELF image. QEMU enters it through its PVH note, which spares the guest the
+	// decompression: 2 s to PID 1 instead of 6.
 	Vmlinux string
 	// modules is the folder lib/modules/<Version>.
 	modules string
@@ -46,8 +47,9 @@ func CacheDir() string {
 	return filepath.Join(sourceDir(), ".cache")
 }
 
-// PrepareKernel returns the kernel in the folder cache, downloading and unpacking it when the folder has none. Only what the guest needs is
-// written; nothing is installed on this machine. Two test processes may call it at the same time.
+// PrepareKernel returns the kernel in the folder cache, downloading and unpacking it when the folder has none. Only
+// what the guest needs is written; nothing is installed on this machine. Two test processes may call it at the same
+// time.
 func PrepareKernel(cache string) (*Kernel, error) {
 	if err := os.MkdirAll(cache, 0o755); err != nil {
 		return nil, err
@@ -149,7 +151,8 @@ func unpackKernel(cache, root string) error {
 
 // extractVmlinux returns the ELF image inside a bzImage compressed with xz.
 //
-// Source: Documentation/x86/boot.rst, setup header: setup_sects at 1F1h, "HdrS" at 202h, payload_offset at 248h, payload_length at 24Ch.
+// Source: Documentation/x86/boot.rst, setup header: setup_sects at 1F1h, "HdrS" at 202h, payload_offset at 248h,
+// payload_length at 24Ch.
 func extractVmlinux(bz []byte) ([]byte, error) {
 	if len(bz) < 0x250 || string(bz[0x202:0x206]) != "HdrS" {
 		return nil, errors.New("not a bzImage")
@@ -193,12 +196,14 @@ func command(dir, program string, args ...string) (string, error) {
 	cmd.Stderr = &stderr
 	out, err := cmd.Output()
 	if err != nil {
-		return "", fmt.Errorf("%s %s: %w: %s", program, strings.Join(args, " "), err, strings.TrimSpace(stderr.String()))
+		return "", fmt.Errorf("%s %s: %w: %s", program, strings.Join(args, " "), err,
+			strings.TrimSpace(stderr.String()))
 	}
 	return string(out), nil
 }
 
-// parseModulesDep reads depmod's modules.dep: "path: dependency dependency …", where the last dependency is to be loaded first.
+// parseModulesDep reads depmod's modules.dep: "path: dependency dependency …", where the last dependency is to be
+// loaded first.
 func parseModulesDep(text string) (map[string][]string, error) {
 	deps := map[string][]string{}
 	for n, line := range strings.Split(text, "\n") {
@@ -219,7 +224,8 @@ func moduleName(path string) string {
 	return strings.ReplaceAll(strings.TrimSuffix(filepath.Base(path), ".ko"), "-", "_")
 }
 
-// resolveModules returns the files of the named modules and of all that they depend on, each once, in an order in which they can be loaded.
+// resolveModules returns the files of the named modules and of all that they depend on, each once, in an order in which
+// they can be loaded.
 //
 // Errors: a name that is no module; the kernel may have it built in, but then it should not be asked for.
 func resolveModules(deps map[string][]string, names []string) ([]string, error) {

@@ -11,14 +11,16 @@ import (
 // kvCommand is the beginning of an nvme io-passthru of a command for the generic device of a namespace of keys
 // and values; the key has four bytes.
 func kvCommand(dev string, opcode, key, n int) string {
-	return fmt.Sprintf("nvme io-passthru %s -o %#x --namespace-id=5 --cdw2=%#x --cdw10=%d --cdw11=4", dev, opcode, key, n)
+	return fmt.Sprintf("nvme io-passthru %s -o %#x --namespace-id=5 --cdw2=%#x --cdw10=%d --cdw11=4", dev, opcode, key,
+		n)
 }
 
 var kvScenarios = []scenario{
 	{"a namespace of keys and values is no disk, disturbs none, and is there for nvme-cli", keysAndValues},
 }
 
-// keysAndValues has a namespace of keys and values beside two of blocks. Linux makes no disk of it, but a generic device.
+// keysAndValues has a namespace of keys and values beside two of blocks. Linux makes no disk of it, but a generic
+// device.
 func keysAndValues(h *host) {
 	s := oneSubsystem("mem")
 	s.Subsystems[0].Namespaces = append(s.Subsystems[0].Namespaces, Namespace{NSID: 5, SSD: "ssd0", Size: "96MiB"})

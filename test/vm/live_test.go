@@ -16,7 +16,9 @@ var liveScenarios = []scenario{
 		d := h.daemon(s)
 		ctrl := h.connect(d.ioAddress(), nqnA, "")
 		first := h.device(nqnA, 1)
-		load := h.start(5*time.Minute, "fio --name=load --filename=%s --direct=1 --ioengine=libaio --iodepth=4 --rw=randrw --bs=4k --size=32m --verify=crc32c --verify_fatal=1 --rate_iops=100 --time_based --runtime=15", first)
+		load := h.start(5*time.Minute, "fio --name=load --filename=%s --direct=1 --ioengine=libaio --iodepth=4 "+
+			"--rw=randrw --bs=4k --size=32m --verify=crc32c --verify_fatal=1 --rate_iops=100 --time_based --runtime=15",
+			first)
 
 		s.Subsystems[0].Namespaces = all
 		h.reload(d, s)
@@ -24,7 +26,8 @@ var liveScenarios = []scenario{
 		if n := h.bytes(dev); n != 64<<20 {
 			h.Errorf("the new namespace has %d bytes", n)
 		}
-		h.run("dd if=/dev/urandom of=/tmp/blob bs=64k count=16 2>&1 && dd if=/tmp/blob of=%s bs=64k oflag=direct 2>&1", dev)
+		h.run("dd if=/dev/urandom of=/tmp/blob bs=64k count=16 2>&1 && dd if=/tmp/blob of=%s bs=64k oflag=direct 2>&1",
+			dev)
 
 		grown := append([]Namespace(nil), all...)
 		grown[1].Size = "96MiB"
@@ -77,7 +80,8 @@ var liveScenarios = []scenario{
 		s.Subsystems[0].Hosts = []string{otherHostNQN}
 		h.reload(d, s)
 		h.must(30*time.Second, "the host loses its controller", func() error {
-			if n := h.try(10*time.Second, "ls -d /sys/class/nvme/nvme* 2>/dev/null | wc -l").Stdout; strings.TrimSpace(n) != "0" {
+			if n := h.try(10*time.Second, "ls -d /sys/class/nvme/nvme* 2>/dev/null | wc -l").Stdout; strings.TrimSpace(
+				n) != "0" {
 				return fmt.Errorf("controllers: %s", n)
 			}
 			return nil

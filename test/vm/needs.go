@@ -115,5 +115,6 @@ func CheckNeeds() error {
 		names = append(names, p)
 	}
 	sort.Strings(names)
-	return fmt.Errorf("the VM test lacks %s; on Debian: apt-get install %s", strings.Join(missing, ", "), strings.Join(names, " "))
+	return fmt.Errorf("the VM test lacks %s; on Debian: apt-get install %s", strings.Join(missing, ", "),
+		strings.Join(names, " "))
 }

@@ -15,7 +15,8 @@ type process struct {
 	err  error         // what Wait returned; valid when done is closed
 }
 
-// startProcess starts cmd. The kernel sends the child SIGKILL when the thread that made it ends, so one thread stays with each child until its end.
+// startProcess starts cmd. The kernel sends the child SIGKILL when the thread that made it ends, so one thread stays
+// with each child until its end.
 func startProcess(cmd *exec.Cmd) (*process, error) {
 	p := &process{cmd: cmd, done: make(chan struct{})}
 	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}

@@ -71,7 +71,8 @@ var rdmaScenarios = []scenario{
 	}},
 	{"verbs pass their tests on soft RoCE", func(h *host) {
 		h.disturbs = true // they remove the device
-		out := h.runFor(3*time.Minute, "cd /tmp && %s %s -test.v -test.timeout 2m 2>&1", rdmaEnvironment, guestVerbsTests)
+		out := h.runFor(3*time.Minute, "cd /tmp && %s %s -test.v -test.timeout 2m 2>&1", rdmaEnvironment,
+			guestVerbsTests)
 		for _, m := range regexp.MustCompile(`--- SKIP: (\S+)`).FindAllStringSubmatch(out, -1) {
 			if m[1] != "TestOpenSaysWhatIsMissing" { // nothing is missing here
 				h.Errorf("%s was skipped", m[1])
@@ -85,11 +86,13 @@ var rdmaScenarios = []scenario{
 		h.connect(d.ioAddress(), nqnA, "-i 2")
 		var jobs []fioJob
 		// Data longer than in_capsule_bytes is not in the command capsule, not even its beginning.
-		for _, size := range []struct{ bs, amount string }{{"512", "64k"}, {"4k", "1m"}, {"8k", "1m"}, {"12k", "1536k"}, {"64k", "2m"}, {"128k", "4m"}, {"1m", "8m"}} {
+		for _, size := range []struct{ bs, amount string }{{"512", "64k"}, {"4k", "1m"}, {"8k", "1m"}, {"12k", "1536k"},
+			{"64k", "2m"}, {"128k", "4m"}, {"1m", "8m"}} {
 			jobs = append(jobs, fioJob{"randrw", size.bs, size.amount})
 		}
 		h.fio(h.device(nqnA, 2), jobs)
-		h.fio(h.device(nqnA, 1), append(jobs[1:len(jobs):len(jobs)], fioJob{"write", "4k", "512k"}, fioJob{"write", "1m", "8m"}))
+		h.fio(h.device(nqnA, 1), append(jobs[1:len(jobs):len(jobs)], fioJob{"write", "4k", "512k"},
+			fioJob{"write", "1m", "8m"}))
 	}},
 	{"read, write and poll queues of their own carry data", queuesOfTheirOwn},
 	{"ext4 keeps files over unmount and fsck, and trims", func(h *host) {
@@ -112,9 +115,12 @@ var rdmaScenarios = []scenario{
 	}},
 	{"jbofd's host keeps data, credits and identities over RDMA as over TCP", func(h *host) {
 		// Tests of test/e2e that use no sockets of their own; digests are TCP's.
-		h.runFor(4*time.Minute, "cd /tmp && %s -daemon %s -rdma %s -test.parallel 1 -test.timeout 225s -test.run '^(%s)$/^digests=false$/^nsid=[13]$' 2>&1", guestE2E, guestJbofd, TargetAddress,
-			strings.Join([]string{"TestDataIsKept", "TestCompareAndWriteLosesNoUpdate", "TestAHostThatLeavesItsCommandIsFree",
-				"TestCreditsComeBackAfterARestart", "TestIdentityIsStableOverRestarts", "TestCommandsUnderWayAreFinishedBeforeTheEnd"}, "|"))
+		h.runFor(4*time.Minute, "cd /tmp && %s -daemon %s -rdma %s -test.parallel 1 -test.timeout 225s -test.run "+
+			"'^(%s)$/^digests=false$/^nsid=[13]$' 2>&1", guestE2E, guestJbofd, TargetAddress,
+			strings.Join([]string{"TestDataIsKept", "TestCompareAndWriteLosesNoUpdate",
+				"TestAHostThatLeavesItsCommandIsFree",
+				"TestCreditsComeBackAfterARestart", "TestIdentityIsStableOverRestarts",
+				"TestCommandsUnderWayAreFinishedBeforeTheEnd"}, "|"))
 	}},
 	{"connecting and disconnecting leaves nothing behind", connectCycles},
 	{"many hosts that connect at once all get in", connectStorm},
@@ -142,7 +148,8 @@ func (h *host) bench(a address, nqn string, sizes ...string) {
 		if bs == "1m" {
 			amount, depth = "8m", 2
 		}
-		h.runFor(time.Minute, "%s block -q %s --nqn %s --rw randrw --bs %s --iodepth %d --numjobs 2 --size %s --verify crc32c --randseed %d 2>&1",
+		h.runFor(time.Minute, "%s block -q %s --nqn %s --rw randrw --bs %s --iodepth %d --numjobs 2 --size %s "+
+			"--verify crc32c --randseed %d 2>&1",
 			guestBench, a.target(), nqn, bs, depth, amount, i+1)
 	}
 }
@@ -154,7 +161,8 @@ func (a address) target() string {
 
 func discoveryOfBoth(h *host) {
 	s := oneSubsystem("mem")
-	s.Subsystems = append(s.Subsystems, Subsystem{NQN: nqnB, Namespaces: []Namespace{{NSID: 1, SSD: "ssd0", Size: "32MiB", BlockSize: 4096}}})
+	s.Subsystems = append(s.Subsystems, Subsystem{NQN: nqnB,
+		Namespaces: []Namespace{{NSID: 1, SSD: "ssd0", Size: "32MiB", BlockSize: 4096}}})
 	d := h.daemon(s)
 	want := map[string]bool{}
 	for _, l := range []address{d.ioAddress(), d.secondAddress(), {d.at.transport, d.at.ip6, d.at.io}} {
@@ -169,16 +177,19 @@ func discoveryOfBoth(h *host) {
 				if strings.Contains(e.TrAddr, ":") {
 					family = "ipv6"
 				}
-				if !want[fmt.Sprintf("%s %s %s", e.TrType, e.TrAddr, strings.TrimSpace(e.TrSvcID))] || e.AdrFam != family || e.SubType != "nvme subsystem" {
+				if !want[fmt.Sprintf("%s %s %s", e.TrType, e.TrAddr, strings.TrimSpace(e.TrSvcID))] ||
+					e.AdrFam != family || e.SubType != "nvme subsystem" {
 					h.Errorf("entry over %s: %+v", a.transport, e)
 				}
 			}
 			if len(entries) != len(want) {
-				h.Errorf("over %s %s is named %d times, want once for each of %v: %+v", a.transport, nqn, len(entries), want, log)
+				h.Errorf("over %s %s is named %d times, want once for each of %v: %+v", a.transport, nqn, len(entries),
+					want, log)
 			}
 		}
 	}
-	h.matches("nvme discover "+d.ioAddress().flags(), `trtype:\s+rdma`, `rdma_qptype:\s+connected`, `rdma_cms:\s+rdma-cm`)
+	h.matches("nvme discover "+d.ioAddress().flags(), `trtype:\s+rdma`, `rdma_qptype:\s+connected`,
+		`rdma_cms:\s+rdma-cm`)
 	h.run("nvme connect-all %s", d.ioAddress().flags())
 	h.device(nqnA, 1)
 	h.device(nqnA, 2)
@@ -213,7 +224,8 @@ func connectStorm(h *host) {
 	var script strings.Builder
 	for i := range hosts {
 		uuid := fmt.Sprintf("%08d-0b6e-4b1c-9d0c-0123456789ab", i)
-		fmt.Fprintf(&script, "%s block -q %s --nqn %s --rw randread --bs 4k --numjobs %d --size 256k --hostnqn nqn.2014-08.org.nvmexpress:uuid:%s --hostid %s & p%d=$!\n",
+		fmt.Fprintf(&script, "%s block -q %s --nqn %s --rw randread --bs 4k --numjobs %d --size 256k --hostnqn "+
+			"nqn.2014-08.org.nvmexpress:uuid:%s --hostid %s & p%d=$!\n",
 			guestBench, d.ioAddress().target(), nqnA, queues, uuid, uuid, i)
 	}
 	for i := range hosts {
@@ -227,7 +239,8 @@ func connectStorm(h *host) {
 
 func tooManyQueuePairs(h *host) {
 	s := oneSubsystem("mem")
-	s.Subsystems = append(s.Subsystems, Subsystem{NQN: nqnB, Namespaces: []Namespace{{NSID: 1, SSD: "ssd0", Size: "32MiB", BlockSize: 4096}}})
+	s.Subsystems = append(s.Subsystems, Subsystem{NQN: nqnB,
+		Namespaces: []Namespace{{NSID: 1, SSD: "ssd0", Size: "32MiB", BlockSize: 4096}}})
 	s.Limits = "{connections: 4, connections_per_host: 4}"
 	d := h.daemon(s)
 	ctrl := h.connect(d.ioAddress(), nqnA, "-i 2") // 3 of 4
@@ -259,7 +272,8 @@ func hostileHosts(h *host) {
 	d := h.daemon(oneSubsystem("mem"))
 	a := d.ioAddress()
 	h.connect(a, nqnA, "-i 2")
-	out := h.runFor(2*time.Minute, "cd /tmp && JBOFD_RDMA_TARGET=%s JBOFD_RDMA_NQN=%s %s -test.v -test.timeout 90s 2>&1", net.JoinHostPort(a.host, strconv.Itoa(a.port)), nqnA, guestHostile)
+	out := h.runFor(2*time.Minute, "cd /tmp && JBOFD_RDMA_TARGET=%s JBOFD_RDMA_NQN=%s %s -test.v -test.timeout "+
+		"90s 2>&1", net.JoinHostPort(a.host, strconv.Itoa(a.port)), nqnA, guestHostile)
 	if strings.Contains(out, "--- SKIP") {
 		h.Error("a test was skipped")
 	}
@@ -277,7 +291,8 @@ func (h *host) removable(d *Daemon) (ctrl, dev string, load *Job) {
 	h.Helper()
 	ctrl = h.connect(d.ioAddress(), nqnA, patient+" -i 2 -k 5")
 	dev = h.device(nqnA, 1)
-	load = h.start(5*time.Minute, "fio --aux-path=/tmp --name=load --filename=%s --direct=1 --ioengine=libaio --iodepth=8 --rw=randwrite --bs=16k --size=8m --verify=crc32c --verify_fatal=1 --rate_iops=60", dev)
+	load = h.start(5*time.Minute, "fio --aux-path=/tmp --name=load --filename=%s --direct=1 --ioengine=libaio "+
+		"--iodepth=8 --rw=randwrite --bs=16k --size=8m --verify=crc32c --verify_fatal=1 --rate_iops=60", dev)
 	h.underLoad(load, dev, 50)
 	return ctrl, dev, load
 }

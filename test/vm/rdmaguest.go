@@ -25,12 +25,14 @@ const rdmaLinks = `rdma link show rxe0/1 >/dev/null 2>&1 || rdma link add rxe0 t
 rdma link show rxe1/1 >/dev/null 2>&1 || rdma link add rxe1 type rxe netdev hst0
 `
 
-// rdmaNetwork lays the cable. The kernel would take a way over lo to an address of its own; so the table of local addresses is only asked for what
-// comes in over the cable, and what goes out to one end takes the interface of the other. RDMA's connection manager looks up routes the same way.
+// rdmaNetwork lays the cable. The kernel would take a way over lo to an address of its own; so the table of local
+// addresses is only asked for what comes in over the cable, and what goes out to one end takes the interface of the
+// other. RDMA's connection manager looks up routes the same way.
 //
-// No packet may overtake another or get lost: soft RoCE of Linux 6.1 repeats not only the sends but also the registrations of memory before
-// them, which then fail ("rxe_reg_fast_mr: mr->lkey = … not free"), and the connection hangs. A virtual cable delivers on the processor that sends, and
-// a queue pair's work moves between processors; hence one processor receives everything, from a long queue.
+// No packet may overtake another or get lost: soft RoCE of Linux 6.1 repeats not only the sends but also the
+// registrations of memory before them, which then fail ("rxe_reg_fast_mr: mr->lkey = … not free"), and the connection
+// hangs. A virtual cable delivers on the processor that sends, and a queue pair's work moves between processors; hence
+// one processor receives everything, from a long queue.
 const rdmaNetwork = `set -e
 ip=/usr/sbin/ip
 echo 100000 > /proc/sys/net/core/netdev_max_backlog
@@ -62,7 +64,8 @@ $ip -6 route add fd77::1 dev hst0 src fd77::2 table 101
 $ip -6 route add fd77::2 dev tgt0 src fd77::1 table 102
 ` + rdmaLinks
 
-// rdmaDisks makes two memory disks for the kernel's target, of either sector size, and one with a file system for the daemons' files.
+// rdmaDisks makes two memory disks for the kernel's target, of either sector size, and one with a file system for the
+// daemons' files.
 const rdmaDisks = `set -e
 disk() {
 	mkdir /sys/kernel/config/nullb/$1
@@ -91,7 +94,8 @@ done; done`
 const rdmaEnvironment = "JBOFD_RDMA_ADDR=" + TargetAddress + " JBOFD_RDMA_ADDR6=" + TargetAddress6 +
 	" JBOFD_RDMA_PEER=" + PeerAddress + " JBOFD_RDMA_PEER6=" + PeerAddress6 + " JBOFD_RDMA_LINK='rxe0 tgt0' "
 
-// BootRDMA boots a guest with soft RoCE, its cable and its disks. Modules and Files of the options are added to what that needs.
+// BootRDMA boots a guest with soft RoCE, its cable and its disks. Modules and Files of the options are added to what
+// that needs.
 func BootRDMA(o BootOptions) (*Guest, error) {
 	o.Modules = append(append(append([]string(nil), hostModules...), rdmaModules...), o.Modules...)
 	for _, pattern := range []string{rxeProvider, rxeDriver} {
@@ -101,8 +105,8 @@ func BootRDMA(o BootOptions) (*Guest, error) {
 		}
 		o.Files = append(o.Files, File{From: f, To: f})
 	}
-	// Host and target in one kernel: what one receives over TCP are the very pages that the other sent, some of them in blocks of pages that are not
-	// compound, which hardened usercopy takes for an overrun.
+	// Host and target in one kernel: what one receives over TCP are the very pages that the other sent, some of them in
+	// blocks of pages that are not compound, which hardened usercopy takes for an overrun.
 	o.CommandLine += " hardened_usercopy=off"
 	g, err := Boot(o)
 	if err != nil {

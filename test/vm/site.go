@@ -104,7 +104,8 @@ func (s *guestSite) prepare() (string, endpoints, error) {
 	dir := fmt.Sprintf("%s/%d", guestData, s.made)
 	e := endpoints{
 		transport: s.transport, ip: TargetAddress, seen: TargetAddress, ip6: TargetAddress6, metricsIP: GuestAddress,
-		io: 4420 + 10*s.made, second: 4421 + 10*s.made, discovery: 4422 + 10*s.made, metrics: s.metrics[s.made%len(s.metrics)],
+		io: 4420 + 10*s.made, second: 4421 + 10*s.made, discovery: 4422 + 10*s.made,
+		metrics: s.metrics[s.made%len(s.metrics)],
 	}
 	return dir, e, s.g.succeed(10*time.Second, "mkdir -p "+dir)
 }
@@ -118,7 +119,8 @@ func (s *guestSite) remove(dir string) {
 func (s *guestSite) start(dir, config string, line func(string)) (running, error) {
 	p := &guestProcess{g: s.g, pid: dir + "/pid", done: make(chan struct{})}
 	var err error
-	p.job, err = s.g.Stream(time.Hour, fmt.Sprintf("cd %s && echo $$ > %s && exec %s --config %s", dir, p.pid, guestJbofd, config), line)
+	p.job, err = s.g.Stream(time.Hour, fmt.Sprintf("cd %s && echo $$ > %s && exec %s --config %s", dir, p.pid,
+		guestJbofd, config), line)
 	if err != nil {
 		return nil, err
 	}

@@ -15,7 +15,8 @@ func boot(t *testing.T, commandLine string, modules ...string) *Guest {
 	if err := CheckNeeds(); err != nil {
 		t.Fatal(err)
 	}
-	return bootWith(t, Boot, BootOptions{Modules: append(append([]string(nil), hostModules...), modules...), CommandLine: commandLine, MemoryMiB: 1024})
+	return bootWith(t, Boot, BootOptions{Modules: append(append([]string(nil), hostModules...), modules...),
+		CommandLine: commandLine, MemoryMiB: 1024})
 }
 
 // bootWith boots a guest that lasts as long as the test, with the options given and those that all guests share.
@@ -59,7 +60,8 @@ func TestLinuxHost(t *testing.T) {
 	jbofd := jbofdBinary(t)
 	g := boot(t, "")
 	var list []scenario
-	for _, group := range [][]scenario{discoveryScenarios, adminScenarios, dataScenarios, kvScenarios, liveScenarios, failureScenarios} {
+	for _, group := range [][]scenario{discoveryScenarios, adminScenarios, dataScenarios, kvScenarios, liveScenarios,
+		failureScenarios} {
 		list = append(list, group...)
 	}
 	runScenarios(t, g, onThisMachine(jbofd), list)
@@ -85,7 +87,8 @@ const kernelNQN = "nqn.2026-11.example.jbofd:kernel"
 // serveKernelTarget starts the kernel's own target on a device.
 func (h *host) serveKernelTarget(a address, device string) {
 	h.Helper()
-	h.run("NQN=%s DEVICE=%s TRANSPORT=%s ADDRESS=%s PORT=%d\n%s", kernelNQN, device, a.transport, a.host, a.port, kernelTarget)
+	h.run("NQN=%s DEVICE=%s TRANSPORT=%s ADDRESS=%s PORT=%d\n%s", kernelNQN, device, a.transport, a.host, a.port,
+		kernelTarget)
 }
 
 // useKernelTarget does with the kernel's target what the other scenarios do with jbofd.
@@ -99,11 +102,11 @@ func (h *host) useKernelTarget(a address) {
 	h.disconnect(kernelNQN)
 }
 
-// TestKernelTarget runs what the scenarios do with data against the kernel's own target, without jbofd: when this fails too, the harness or
-// the machine is to blame.
+// TestKernelTarget runs what the scenarios do with data against the kernel's own target, without jbofd: when this fails
+// too, the harness or the machine is to blame.
 func TestKernelTarget(t *testing.T) {
-	// Host and target in one kernel: the target receives from the very pages that the host sent, some of them in blocks of pages that are not
-	// compound, which hardened usercopy takes for an overrun.
+	// Host and target in one kernel: the target receives from the very pages that the host sent, some of them in blocks
+	// of pages that are not compound, which hardened usercopy takes for an overrun.
 	g := boot(t, "hardened_usercopy=off", targetModules...)
 	a := address{"tcp", "127.0.0.1", 4420}
 	runScenarios(t, g, onThisMachine(""), []scenario{{"data and file system", func(h *host) {

@@ -54,8 +54,8 @@ var (
 type Command struct {
 	// SQE has opcode, fuse bits, NSID and CDWs. The queue fills in CID, PSDT and the SGL.
 	SQE nvme.SQE
-	// Data is the buffer that the command transfers, in the direction of its opcode. It belongs to the queue from Submit
-	// until the completion was collected.
+	// Data is the buffer that the command transfers, in the direction of its opcode. It belongs to the queue from
+	// Submit until the completion was collected.
 	Data []byte
 	// Tag is copied to the Completion.
 	Tag uint64
@@ -67,8 +67,8 @@ type Completion struct {
 	// Result is DW0 and DW1 of the CQE, DW0 in the low half; 0 if the target has used the SUCCESS flag of NVMe/TCP
 	// instead of a CQE.
 	Result uint64
-	// Received is how many bytes the target has written to Command.Data, from its beginning. A target may send less than
-	// was asked for and report success. Over RDMA the host cannot count bytes: success counts as all of them.
+	// Received is how many bytes the target has written to Command.Data, from its beginning. A target may send less
+	// than was asked for and report success. Over RDMA the host cannot count bytes: success counts as all of them.
 	Received uint32
 	// Status is the command's outcome. Data whose digest was wrong makes it
 	// nvme.TransientTransportError.

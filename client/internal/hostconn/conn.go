@@ -28,8 +28,8 @@ type Conn interface {
 	Send() (blocked bool, err error)
 	// Unsent reports whether Send left something because it was blocked.
 	Unsent() bool
-	// AwaitRecv calls step whenever Recv may find something, until step returns true. AwaitSend does so when Send may be
-	// able to go on. One goroutine at a time may call each; it need not own the Conn, but step must acquire it.
+	// AwaitRecv calls step whenever Recv may find something, until step returns true. AwaitSend does so when Send may
+	// be able to go on. One goroutine at a time may call each; it need not own the Conn, but step must acquire it.
 	//
 	// Errors: the connection is closed.
 	AwaitRecv(step func() bool) error

@@ -56,7 +56,8 @@ func NewSharedQPair(w Conn, id uint16, onFail func(error)) *SharedQPair {
 	n := w.Machine().Depth()
 	q := &SharedQPair{
 		id: id, depth: n, w: w, m: w.Machine(), onFail: onFail,
-		free: make(chan *call, n), kick: make(chan struct{}, 1), dead: make(chan struct{}), pair: make(chan struct{}, 1),
+		free: make(chan *call, n), kick: make(chan struct{}, 1), dead: make(chan struct{}),
+		pair:  make(chan struct{}, 1),
 		calls: make([]call, n), comps: make([]host.Completion, min(n, 64)),
 	}
 	for i := range q.calls {
@@ -116,8 +117,8 @@ func (q *SharedQPair) Do(ctx context.Context, cmds []host.Command, comps []host.
 		cid, err := q.m.Submit(&q.cmd)
 		q.cmd.Data = nil
 		if err != nil {
-			// There are as many calls as slots, so that the command itself is invalid. Both commands of a fused pair have
-			// data of the same length and direction, so that none or the first is invalid.
+			// There are as many calls as slots, so that the command itself is invalid. Both commands of a fused pair
+			// have data of the same length and direction, so that none or the first is invalid.
 			q.mu.Unlock()
 			for _, c := range held[i:len(cmds)] {
 				q.free <- c

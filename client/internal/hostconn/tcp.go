@@ -25,8 +25,8 @@ type TCPConn struct {
 	m    *hosttcp.QPair
 
 	iov [maxVector]unix.Iovec
-	// tryRecv and trySend are recvFD and sendFD as function values for RawConn, made once in order not to allocate. They
-	// store their results in the fields below.
+	// tryRecv and trySend are recvFD and sendFD as function values for RawConn, made once in order not to allocate.
+	// They store their results in the fields below.
 	tryRecv, trySend func(fd uintptr)
 	waitRecv         func(fd uintptr) bool
 	// awaitRecv and awaitSend call recvStep and sendStep, those of AwaitRecv and AwaitSend.

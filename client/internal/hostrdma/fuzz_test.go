@@ -58,7 +58,8 @@ func FuzzHostileTarget(f *testing.F) {
 	// submit a read and a write, post, SEND completed, responses, collect
 	f.Add(uint8(0x31), append(cid(cid([]byte{0, 0, 4, 0, 1, 200, 1, 0, 2, 3}, 0x400), 0), 4, 8))
 	f.Add(uint8(0x71), append(cid([]byte{0, 0, 4, 0, 1, 9, 1, 1, 2, 3}, 0x401), 0, 4, 8, 1, 0, 6, 0, 4))
-	f.Add(uint8(0x02), append(cid([]byte{0, 0, 4, 0, 4, 4, 0, 5, 4, 1, 0, 2, 3}, 0x400), 0, 1, 0, 3, 1, 4, 0, 4, 8, 7, 1))
+	f.Add(uint8(0x02), append(cid([]byte{0, 0, 4, 0, 4, 4, 0, 5, 4, 1, 0, 2, 3}, 0x400), 0, 1, 0, 3, 1, 4, 0, 4, 8, 7,
+		1))
 	f.Fuzz(func(t *testing.T, mode uint8, script []byte) {
 		tp := &tape{script}
 		o := Options{Depth: 1 + int(mode>>4&7), InlineBytes: int(mode&1) * 64, InCapsuleBytes: int(mode>>1&1) * 4096}
@@ -121,7 +122,8 @@ func FuzzHostileTarget(f *testing.F) {
 				if _, err := p.q.Submit(&c); err == nil {
 					g.out = true
 					bufs = append(bufs, g)
-				} else if err == host.ErrQueueFull && p.q.Free() != 0 || err == host.ErrDataDirection || err == host.ErrDataLength {
+				} else if err == host.ErrQueueFull && p.q.Free() != 0 || err == host.ErrDataDirection ||
+					err == host.ErrDataLength {
 					t.Fatal(err)
 				}
 			case 1: // post

@@ -48,8 +48,8 @@ const recvBit = 1 << 63
 type Memory interface {
 	// Find returns the remote address and key of b, if b lies in registered memory.
 	Find(b []byte) (addr uint64, rkey uint32, ok bool)
-	// Get allocates n bytes for the command in a slot; Put frees them. If Get returns false, it must succeed after another
-	// command of this queue has freed its memory.
+	// Get allocates n bytes for the command in a slot; Put frees them. If Get returns false, it must succeed after
+	// another command of this queue has freed its memory.
 	//
 	// Get must not fail for the first two commands of a queue that holds no memory, so that a fused pair can proceed.
 	Get(slot uint16, n int) (b []byte, addr uint64, rkey uint32, ok bool)

@@ -98,7 +98,8 @@ func (q *QPair) response(c *wr.Completion) error {
 		return fmt.Errorf("%w: response capsule of %d bytes, must be %d", host.ErrProtocol, c.Len, responseLen)
 	}
 	if c.Invalidated {
-		return fmt.Errorf("%w: the response invalidates key %#x, which no command has asked for", host.ErrProtocol, c.RKey)
+		return fmt.Errorf("%w: the response invalidates key %#x, which no command has asked for", host.ErrProtocol,
+			c.RKey)
 	}
 	// The checks work on a copy, in case the memory is written to meanwhile.
 	e := nvme.CQE(q.responses[int(k)*responseStride:][:responseLen])

@@ -79,8 +79,8 @@ func (q *QPair) prepare(i uint16) {
 		if s.toTarget && !s.direct {
 			copy(q.borrowed[i], q.bufs[i])
 		}
-		// The key is valid as long as the connection, so that the target need not invalidate it. Without data only the type
-		// is set, as by Linux.
+		// The key is valid as long as the connection, so that the target need not invalidate it. Without data only the
+		// type is set, as by Linux.
 		g.SetKeyed(nvme.SGLSubtypeAddress, s.addr, s.length, s.rkey)
 	}
 	if s.toTarget && s.orphan {

@@ -44,8 +44,9 @@ func TestTranscripts(t *testing.T) {
 			}
 			switch d.Cmd {
 			case "new":
-				o := Options{Depth: int(num("depth", 4)), InCapsuleBytes: int(num("incapsule", 0)), InlineBytes: int(num("inline",
-					0)),
+				o := Options{Depth: int(num("depth", 4)), InCapsuleBytes: int(num("incapsule", 0)),
+					InlineBytes: int(num("inline",
+						0)),
 					Direct: d.HasArg("direct"), MaxBytes: int(num("max", 0))}
 				p = newPeer(o, int(num("pieces", 100)))
 				clear(bufs)

@@ -65,7 +65,8 @@ func FuzzHostileTarget(f *testing.F) {
 	f.Add(uint8(4), []byte{0, 1, 1, 1, 255, 5, 0, 4, 1, 7, 4, 1, 1, 6, 40, 5, 0, 24, 0, 24, 0, 0, 0, 1, 2, 3})
 	f.Fuzz(func(t *testing.T, mode uint8, script []byte) {
 		tp := &tape{script}
-		o := Options{Depth: 1 + int(mode>>4&3), HeaderDigest: mode&1 != 0, DataDigest: mode&2 != 0, MaxR2T: 1 + int(mode>>6),
+		o := Options{Depth: 1 + int(mode>>4&3), HeaderDigest: mode&1 != 0, DataDigest: mode&2 != 0,
+			MaxR2T:    1 + int(mode>>6),
 			RecvBytes: 4096}
 		if mode&4 != 0 {
 			o.InCapsuleBytes = 8192
@@ -211,7 +212,8 @@ func FuzzHostileTarget(f *testing.F) {
 func TestHotPathDoesNotAllocate(t *testing.T) {
 	for _, digests := range []bool{false, true} {
 		const depth = 8
-		p := &peer{q: New(Options{Depth: depth, HeaderDigest: digests, DataDigest: digests, MaxR2T: 2, InCapsuleBytes: 8192})}
+		p := &peer{q: New(Options{Depth: depth, HeaderDigest: digests, DataDigest: digests, MaxR2T: 2,
+			InCapsuleBytes: 8192})}
 		p.drain(0)
 		dgst := uint8(0)
 		if digests {
@@ -272,8 +274,9 @@ func TestHotPathDoesNotAllocate(t *testing.T) {
 				cids[k] = host.CID(i, host.NextGeneration(p.q.slots[i].gen))
 			}
 			b := p.pdu(pdu.TypeR2T, 0, dataHeader(cids[2], 5, 0, 65536), nil, false, false)
-			b = append(b, p.pdu(pdu.TypeC2HData, pdu.FlagLast|pdu.FlagSuccess, dataHeader(cids[0], 0, 0, 4096), make([]byte,
-				4096), false, false)...)
+			b = append(b, p.pdu(pdu.TypeC2HData, pdu.FlagLast|pdu.FlagSuccess, dataHeader(cids[0], 0, 0, 4096),
+				make([]byte,
+					4096), false, false)...)
 			b = append(b, p.resp(cids[1], 0, 0)...)
 			return append(b, p.resp(cids[2], 0, 0)...)
 		}

@@ -32,8 +32,8 @@ const (
 	maxSegments = 512
 	// copyBelow is the size below which data is copied behind its header, instead of being a segment of its own.
 	copyBelow = 512
-	// largeData is the size of a C2HData PDU from which on RecvBufs offers only shortRecv of the receive buffer, so that
-	// most data is received directly into the caller's buffer.
+	// largeData is the size of a C2HData PDU from which on RecvBufs offers only shortRecv of the receive buffer, so
+	// that most data is received directly into the caller's buffer.
 	largeData = 16 << 10
 	shortRecv = 4 << 10
 )
@@ -70,8 +70,8 @@ type slot struct {
 	granted uint32
 	tick    uint32 // clock of the queue at Submit
 	gen     uint16
-	// refs counts the PDUs on the send list or in the batch that refer to the slot or its data: the capsule, and one for
-	// each R2T. A slot is finished when it is answered and refs is 0. Invariant: refs <= 1+MaxR2T.
+	// refs counts the PDUs on the send list or in the batch that refer to the slot or its data: the capsule, and one
+	// for each R2T. A slot is finished when it is answered and refs is 0. Invariant: refs <= 1+MaxR2T.
 	refs   uint16
 	status nvme.Status
 
@@ -286,7 +286,8 @@ func (q *QPair) Completions(dst []host.Completion) int { // hot: 0 allocs
 		if s.badDigest && st.OK() {
 			st = nvme.TransientTransportError
 		}
-		dst[k] = host.Completion{Tag: s.tag, Result: s.result, Received: s.received, Status: st, CID: host.CID(i, s.gen)}
+		dst[k] = host.Completion{Tag: s.tag, Result: s.result, Received: s.received, Status: st,
+			CID: host.CID(i, s.gen)}
 		s.busy = false
 		q.bufs[i] = nil
 		q.free = append(q.free, i)

@@ -130,7 +130,8 @@ func (q *QPair) header(b []byte) bool {
 	}
 	t := c.Type()
 	if q.recv == recvIC && t != pdu.TypeICResp && t != pdu.TypeC2HTermReq {
-		return q.fail(&pdu.FatalError{FES: pdu.SequenceError, What: fmt.Sprintf("%s before ICResp", t)}, b[:pdu.CommonLen])
+		return q.fail(&pdu.FatalError{FES: pdu.SequenceError, What: fmt.Sprintf("%s before ICResp", t)},
+			b[:pdu.CommonLen])
 	}
 	need := int(c.HLEN())
 	switch t {
@@ -192,8 +193,9 @@ func (q *QPair) icResp(p *pdu.IC) *pdu.FatalError {
 		return &pdu.FatalError{FES: pdu.SequenceError, What: "second ICResp"}
 	}
 	if p.PFV() != 0 {
-		return &pdu.FatalError{FES: pdu.UnsupportedParameter, FEI: offPFV, What: fmt.Sprintf("ICResp: PFV %d, must be 0",
-			p.PFV())}
+		return &pdu.FatalError{FES: pdu.UnsupportedParameter, FEI: offPFV,
+			What: fmt.Sprintf("ICResp: PFV %d, must be 0",
+				p.PFV())}
 	}
 	if p.PDA() > pdu.MaxAlignUnits {
 		return badField(offCPDA, "ICResp: CPDA %d, must be at most %d", p.PDA(), pdu.MaxAlignUnits)
@@ -240,7 +242,8 @@ func (q *QPair) c2hData(p *pdu.Data, length int) *pdu.FatalError {
 	}
 	if n > s.length-s.received {
 		return &pdu.FatalError{FES: pdu.DataTransferOutOfRange, FEI: offDATAL,
-			What: fmt.Sprintf("C2HData: DATAO %d, DATAL %d, the command's buffer has %d bytes", p.Offset(), n, s.length)}
+			What: fmt.Sprintf("C2HData: DATAO %d, DATAL %d, the command's buffer has %d bytes", p.Offset(), n,
+				s.length)}
 	}
 	if p.Offset() != s.received {
 		return &pdu.FatalError{FES: pdu.DataTransferOutOfRange, FEI: offDATAO,
@@ -277,8 +280,9 @@ func (q *QPair) r2t(p *pdu.Data) *pdu.FatalError {
 		return badField(offCCCID, "R2T: CCCID %#x has no data to fetch", p.CCCID())
 	}
 	if s.refs >= q.maxR2T {
-		return &pdu.FatalError{FES: pdu.R2TLimitExceeded, What: fmt.Sprintf("R2T: more than %d outstanding for CCCID %#x",
-			q.maxR2T, p.CCCID())}
+		return &pdu.FatalError{FES: pdu.R2TLimitExceeded,
+			What: fmt.Sprintf("R2T: more than %d outstanding for CCCID %#x",
+				q.maxR2T, p.CCCID())}
 	}
 	if p.Offset() != s.granted {
 		return badField(offDATAO, "R2T: R2TO %d, must be %d", p.Offset(), s.granted)

@@ -113,7 +113,8 @@ func (q *QPair) putData(it *sendItem) {
 		flags = pdu.FlagLast
 	}
 	data := q.bufs[i][it.off : it.off+n]
-	q.finishHeader(h.Common(), a, pdu.TypeH2CData, flags, data, piece{slot: i, last: n == it.left, dataOff: int64(it.off)})
+	q.finishHeader(h.Common(), a, pdu.TypeH2CData, flags, data,
+		piece{slot: i, last: n == it.left, dataOff: int64(it.off)})
 	it.off += n
 	it.left -= n
 }
@@ -168,8 +169,8 @@ func (q *QPair) finishHeader(c *pdu.Common, a int, t pdu.Type, flags uint8, data
 		q.putDigest(data)
 		inArena.last = last
 		q.seal(a, inArena)
-		// The data of the slot precedes this segment: its reference must last until the segment was sent, so that no other
-		// PDU may join the segment.
+		// The data of the slot precedes this segment: its reference must last until the segment was sent, so that no
+		// other PDU may join the segment.
 		q.openSeg = !last
 	}
 }

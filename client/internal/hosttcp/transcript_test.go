@@ -170,7 +170,8 @@ func (p *peer) describe(b []byte) string {
 			e.SGL().Type(), e.SGL().Subtype(), e.SGL().Address(), e.SGL().Length(), data)
 	case pdu.TypeH2CData:
 		d := (*pdu.Data)(b)
-		return fmt.Sprintf("H2CData cid=%#x ttag=%#x off=%d len=%d last=%t%s\n", d.CCCID(), d.TTAG(), d.Offset(), d.Length(),
+		return fmt.Sprintf("H2CData cid=%#x ttag=%#x off=%d len=%d last=%t%s\n", d.CCCID(), d.TTAG(), d.Offset(),
+			d.Length(),
 			c.Flags()&pdu.FlagLast != 0, data)
 	case pdu.TypeH2CTermReq:
 		t := (*pdu.Term)(b)
@@ -218,8 +219,9 @@ func TestTranscripts(t *testing.T) {
 			}
 			switch d.Cmd {
 			case "new":
-				o := Options{Depth: int(num("depth", 4)), MaxR2T: int(num("maxr2t", 1)), InCapsuleBytes: int(num("incapsule", 0)),
-					HeaderDigest: d.HasArg("hdgst"), DataDigest: d.HasArg("ddgst")}
+				o := Options{Depth: int(num("depth", 4)), MaxR2T: int(num("maxr2t", 1)),
+					InCapsuleBytes: int(num("incapsule", 0)),
+					HeaderDigest:   d.HasArg("hdgst"), DataDigest: d.HasArg("ddgst")}
 				p = &peer{q: New(o)}
 				clear(bufs)
 				s := p.drain(0)
@@ -274,7 +276,8 @@ func TestTranscripts(t *testing.T) {
 					flags |= pdu.FlagSuccess
 				}
 				data := pattern(num("tag", 0), int(off+n))[off:]
-				return feed(p.pdu(pdu.TypeC2HData, flags, dataHeader(hexArg("cid"), 0, off, uint32(num("datal", uint64(n)))), data,
+				return feed(p.pdu(pdu.TypeC2HData, flags,
+					dataHeader(hexArg("cid"), 0, off, uint32(num("datal", uint64(n)))), data,
 					d.HasArg("badheader"), d.HasArg("baddata")))
 			case "resp":
 				return feed(p.resp(hexArg("cid"), nvme.Status(num("status", 0)), num("result", 0)))
@@ -282,8 +285,9 @@ func TestTranscripts(t *testing.T) {
 				return feed(p.pdu(pdu.TypeR2T, 0, dataHeader(hexArg("cid"), hexArg("ttag"), uint32(num("off", 0)),
 					uint32(num("len", 0))), nil, d.HasArg("badheader"), false))
 			case "term":
-				b := pdu.AppendTerm(nil, pdu.TypeC2HTermReq, &pdu.FatalError{FES: pdu.FES(num("fes", 1)), FEI: uint32(num("fei",
-					0))}, make([]byte, num("quote", 0)))
+				b := pdu.AppendTerm(nil, pdu.TypeC2HTermReq,
+					&pdu.FatalError{FES: pdu.FES(num("fes", 1)), FEI: uint32(num("fei",
+						0))}, make([]byte, num("quote", 0)))
 				return feed(b)
 			case "bytes":
 				b, err := hex.DecodeString(strings.Join(strings.Fields(d.Input), ""))

@@ -107,7 +107,8 @@ func (c *Conn) Recv() (n int, err error) { // hot: 0 allocs
 		if end == nil {
 			return 0, nil
 		}
-		// The work request whose failure has ended the connection may have completed since. It says more than the event.
+		// The work request whose failure has ended the connection may have completed since. It says more than the
+		// event.
 		if n, err = c.cq.Poll(c.wcs[:]); n == 0 || err != nil {
 			return 0, end
 		}

@@ -19,8 +19,8 @@ import (
 type Config struct {
 	// Address is host:port of the target.
 	Address string
-	// QID and CNTLID are queue and controller; CNTLID is for I/O queues only. Depth is the number of commands that may be
-	// outstanding; the submission queue has one entry more.
+	// QID and CNTLID are queue and controller; CNTLID is for I/O queues only. Depth is the number of commands that may
+	// be outstanding; the submission queue has one entry more.
 	QID, CNTLID uint16
 	Depth       int
 	// InCapsuleBytes is how many bytes of data a capsule may carry; 0 for the admin queue, as in Linux.

@@ -21,8 +21,8 @@ const (
 	// MinPoolBytes and DefaultPoolBytes are the minimum and the default of the pool.
 	MinPoolBytes     = 4 << 20
 	DefaultPoolBytes = 64 << 20
-	// regionBytes is the unit in which the pool is registered. It is small compared with the 8 MiB that a process may lock
-	// by default.
+	// regionBytes is the unit in which the pool is registered. It is small compared with the 8 MiB that a process may
+	// lock by default.
 	regionBytes = 2 << 20
 )
 
@@ -234,7 +234,8 @@ func (m *Memory) acquire(dev verbs.Device) (*domain, error) {
 	if err != nil {
 		return nil, err
 	}
-	d := &domain{m: m, dev: dev, d: v, stop: make(chan struct{}), regions: make([]atomic.Pointer[span], m.pool.Regions())}
+	d := &domain{m: m, dev: dev, d: v, stop: make(chan struct{}),
+		regions: make([]atomic.Pointer[span], m.pool.Regions())}
 	d.spans.Store(&[]span{})
 	for _, buf := range m.buffers {
 		if err := d.add(buf); err != nil {

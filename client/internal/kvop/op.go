@@ -51,8 +51,8 @@ func (k Kind) String() string {
 // Space describes the namespace of an operation.
 type Space struct {
 	NSID uint32
-	// MaxKey and MaxValue are the longest key and value of the namespace, MaxTransfer is the most data of one command, all
-	// in bytes.
+	// MaxKey and MaxValue are the longest key and value of the namespace, MaxTransfer is the most data of one command,
+	// all in bytes.
 	MaxKey, MaxValue, MaxTransfer int
 	// Hash, if set, hashes all keys: they are long keys.
 	Hash func(key []byte) [nvme.MaxKVKey]byte
@@ -323,7 +323,8 @@ func (o *Op) got(s *Space, c *host.Completion) { // hot: 0 allocs
 // too.
 func (o *Op) whole(room int) { // hot: 0 allocs
 	if o.Err == nil && room < min(o.Size, len(o.dst)) {
-		o.Err = fmt.Errorf("%w: %d bytes, of which one command transfers %d (MDTS)", host.ErrValueTooLarge, o.Size, room)
+		o.Err = fmt.Errorf("%w: %d bytes, of which one command transfers %d (MDTS)", host.ErrValueTooLarge, o.Size,
+			room)
 	}
 }
 
@@ -333,7 +334,8 @@ func (o *Op) whole(room int) { // hot: 0 allocs
 func size(s *Space, c *host.Completion, room int) (int, error) { // hot: 0 allocs
 	n := uint64(uint32(c.Result))
 	if s.Counted && uint64(c.Received) != min(n, uint64(room)) {
-		return 0, fmt.Errorf("%w: Retrieve of %d bytes: received %d of a value of %d", host.ErrProtocol, room, c.Received, n)
+		return 0, fmt.Errorf("%w: Retrieve of %d bytes: received %d of a value of %d", host.ErrProtocol, room,
+			c.Received, n)
 	}
 	return int(n), nil
 }

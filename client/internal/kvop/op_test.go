@@ -107,7 +107,8 @@ func TestEachOperationTakesTheCommandsItSays(t *testing.T) {
 					want = c.long
 				}
 				if !bytes.Equal(got, want) || o.Status.Code() != c.want || o.Err != nil {
-					t.Errorf("%s, there %t, long %t: commands % x, want % x; status %s, want %s; %v", c.kind, c.there, long, got,
+					t.Errorf("%s, there %t, long %t: commands % x, want % x; status %s, want %s; %v", c.kind, c.there,
+						long, got,
 						want, o.Status, c.want, o.Err)
 				}
 				if o.Kind() != c.kind {
@@ -152,7 +153,8 @@ func TestAGetThatOneCommandCannotServeSaysSo(t *testing.T) {
 			for room, fails := range map[int]bool{0: false, brings: false, brings + 1: true, 100: true, 200: true} {
 				d.do(t, &o, s, Get, key, make([]byte, room))
 				if o.Size != 100 || errors.Is(o.Err, host.ErrValueTooLarge) != fails {
-					t.Errorf("long %t, counted %t, room %d: size %d, %v, want an error %t", long, counted, room, o.Size, o.Err, fails)
+					t.Errorf("long %t, counted %t, room %d: size %d, %v, want an error %t", long, counted, room, o.Size,
+						o.Err, fails)
 				}
 			}
 		}
@@ -234,7 +236,8 @@ func TestStartRefusesWhatNoCommandTakes(t *testing.T) {
 	}{
 		{"no key", space(false, true), Get, 0, 0, host.ErrInvalid},
 		{"a key of 17 bytes", space(false, true), Get, 17, 0, host.ErrInvalid},
-		{"a longer key than the format has", &Space{MaxKey: 8, MaxValue: 10, MaxTransfer: 10}, Get, 9, 0, host.ErrInvalid},
+		{"a longer key than the format has", &Space{MaxKey: 8, MaxValue: 10, MaxTransfer: 10}, Get, 9, 0,
+			host.ErrInvalid},
 		{"no such kind", space(false, true), kinds, 1, 0, host.ErrInvalid},
 		{"a key of 64 KiB and a byte", space(true, true), Get, 64<<10 + 1, 0, host.ErrInvalid},
 		{"a value of 1 MiB and a byte", space(false, true), Put, 1, 1<<20 + 1, host.ErrValueTooLarge},

@@ -52,8 +52,8 @@ type Gate struct {
 type lane struct {
 	ssd uint16
 	win credit.Window
-	// first and last are the ends of the list of waiters. Invariant: if there are waiters, something is outstanding, whose
-	// completion lets waiters proceed.
+	// first and last are the ends of the list of waiters. Invariant: if there are waiters, something is outstanding,
+	// whose completion lets waiters proceed.
 	first, last *waiter
 	// waiting is the number of commands that wait, those behind the waiter of a Pair included.
 	waiting int

@@ -304,7 +304,8 @@ func TestPairsConserveTheWindow(t *testing.T) {
 			w := wires[rng.IntN(len(wires))]
 			switch rng.IntN(3) {
 			case 0:
-				if _, err := w.p.Submit([]host.Command{read(1, 1+rng.IntN(20<<10))}); err != nil && err != host.ErrQueueFull {
+				if _, err := w.p.Submit([]host.Command{read(1, 1+rng.IntN(20<<10))}); err != nil &&
+					err != host.ErrQueueFull {
 					t.Fatal(err)
 				}
 			case 1:
@@ -326,7 +327,8 @@ func TestPairsConserveTheWindow(t *testing.T) {
 			check(w)
 		}
 		wires[0].p.Leave()
-		for steps := 0; wires[1].m.Outstanding()+wires[1].p.Held()+wires[2].m.Outstanding()+wires[2].p.Held() > 0; steps++ {
+		for steps := 0; wires[1].m.Outstanding()+wires[1].p.Held()+wires[2].m.Outstanding()+
+			wires[2].p.Held() > 0; steps++ {
 			if steps > 1000 {
 				t.Fatalf("seed %d: stuck: %+v", seed, g.State(1))
 			}

@@ -19,7 +19,8 @@ func newChooser(w *Workload, inserts uint64, rng *rand.Rand) chooser {
 		// If the number of records were taken anew for each draw, each insert would make other records popular.
 		// Therefore the range includes the records to be inserted from the beginning, and a record that does not exist
 		// yet is drawn again.
-		return &scrambled{z: newZipf(zipfItems, w.Theta), rng: rng, start: w.InsertStart, items: w.InsertCount + 2*inserts}
+		return &scrambled{z: newZipf(zipfItems, w.Theta), rng: rng, start: w.InsertStart,
+			items: w.InsertCount + 2*inserts}
 	case "latest":
 		return &latest{z: newZipf(1, w.Theta), rng: rng, start: w.InsertStart}
 	case "hotspot":

@@ -160,7 +160,8 @@ func TestUniformAndHotspotDrawTheirShares(t *testing.T) {
 		}
 		return 0.1 / 300
 	})
-	for _, edge := range []Workload{{Distribution: "hotspot", HotData: 0, HotOperations: 1}, {Distribution: "hotspot", HotData: 1, HotOperations: 0}} {
+	for _, edge := range []Workload{{Distribution: "hotspot", HotData: 0, HotOperations: 1},
+		{Distribution: "hotspot", HotData: 1, HotOperations: 0}} {
 		c = newChooser(&edge, 0, testRNG())
 		for range 100 {
 			if r := c.next(3); r > 2 {
@@ -172,7 +173,8 @@ func TestUniformAndHotspotDrawTheirShares(t *testing.T) {
 
 func TestChoosersRepeatByTheirSeed(t *testing.T) {
 	for _, d := range Distributions {
-		w := Workload{Distribution: d, Theta: 0.99, RecordCount: 1000, InsertCount: 1000, HotData: 0.2, HotOperations: 0.8}
+		w := Workload{Distribution: d, Theta: 0.99, RecordCount: 1000, InsertCount: 1000, HotData: 0.2,
+			HotOperations: 0.8}
 		a, b := newChooser(&w, 10, testRNG()), newChooser(&w, 10, testRNG())
 		for range 1000 {
 			if x, y := a.next(1000), b.next(1000); x != y {
@@ -185,7 +187,8 @@ func TestChoosersRepeatByTheirSeed(t *testing.T) {
 func BenchmarkChoose(b *testing.B) {
 	for _, d := range Distributions {
 		b.Run(d, func(b *testing.B) {
-			w := Workload{Distribution: d, Theta: 0.99, RecordCount: 1 << 20, InsertCount: 1 << 20, HotData: 0.2, HotOperations: 0.8}
+			w := Workload{Distribution: d, Theta: 0.99, RecordCount: 1 << 20, InsertCount: 1 << 20, HotData: 0.2,
+				HotOperations: 0.8}
 			c := newChooser(&w, 0, testRNG())
 			for b.Loop() {
 				c.next(1 << 20)

@@ -107,7 +107,8 @@ func (d *Embedded) open(c EmbeddedConfig) (err error) {
 			}()
 		}
 		var dev *file.Device
-		if dev, err = file.Open(file.Config{Name: "embedded", Path: c.Path, Create: c.SizeBytes > 0, SizeBytes: c.SizeBytes, Engine: c.Engine, Pool: d.pool}); err == nil {
+		if dev, err = file.Open(file.Config{Name: "embedded", Path: c.Path, Create: c.SizeBytes > 0,
+			SizeBytes: c.SizeBytes, Engine: c.Engine, Pool: d.pool}); err == nil {
 			d.dev = dev
 		}
 	}
@@ -129,10 +130,12 @@ func (d *Embedded) open(c EmbeddedConfig) (err error) {
 		return err
 	}
 	info, begun := d.dev.Info(), time.Now()
-	d.part, err = partition.Open(partition.Config{Drive: d.drive, Background: background, Volatile: c.Volatile, Store: kvstore.Config{
-		PartitionBytes: info.SizeBytes, KeysPerSegment: c.KeysPerSegment, Requests: c.Requests, GroupBytes: c.GroupBytes, GroupDelayNS: c.GroupDelayNS,
-		Format: c.Format, UUID: uuid.UUID(id[:16]), HashSeed: binary.LittleEndian.Uint64(id[16:]),
-	}})
+	d.part, err = partition.Open(partition.Config{Drive: d.drive, Background: background, Volatile: c.Volatile,
+		Store: kvstore.Config{
+			PartitionBytes: info.SizeBytes, KeysPerSegment: c.KeysPerSegment, Requests: c.Requests,
+			GroupBytes: c.GroupBytes, GroupDelayNS: c.GroupDelayNS,
+			Format: c.Format, UUID: uuid.UUID(id[:16]), HashSeed: binary.LittleEndian.Uint64(id[16:]),
+		}})
 	o := d.drive.Stats()
 	d.opening = [3]int64{time.Since(begun).Microseconds(), o.Requests[ssd.Read].Load(), o.Bytes[ssd.Read].Load()}
 	if errors.Is(err, kvstore.ErrConfig) {
@@ -202,7 +205,8 @@ func (d *Embedded) Counters() []Counter {
 
 // OpenQueue implements DB.
 func (d *Embedded) OpenQueue(_ context.Context, depth int) (Queue, error) {
-	q := &embeddedQueue{part: d.part, reqs: make([]partition.Request, depth), done: make([]*partition.Request, 0, depth),
+	q := &embeddedQueue{part: d.part, reqs: make([]partition.Request, depth),
+		done: make([]*partition.Request, 0, depth),
 		kick: make(chan struct{}, 1), interrupted: make(chan struct{}), timer: time.NewTimer(time.Hour)}
 	q.timer.Stop()
 	for i := range q.reqs {

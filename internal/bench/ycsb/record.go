@@ -115,7 +115,8 @@ func checkValue(v []byte, record uint64) (s stamp, err error) { // hot: 0 allocs
 	var wrong uint64
 	b := v[headerBytes:]
 	for ; len(b) >= 32; b = b[32:] {
-		wrong |= (le.Uint64(b) ^ n.word(0)) | (le.Uint64(b[8:]) ^ n.word(1)) | (le.Uint64(b[16:]) ^ n.word(2)) | (le.Uint64(b[24:]) ^ n.word(3))
+		wrong |= (le.Uint64(b) ^ n.word(0)) | (le.Uint64(b[8:]) ^ n.word(1)) | (le.Uint64(b[16:]) ^ n.word(2)) |
+			(le.Uint64(b[24:]) ^ n.word(3))
 		n.x += fourSteps
 	}
 	for ; len(b) > 0; b = b[min(8, len(b)):] {
@@ -133,7 +134,8 @@ func checkValue(v []byte, record uint64) (s stamp, err error) { // hot: 0 allocs
 			at++
 		}
 		end := min(at+8, len(v))
-		return s, fmt.Errorf("torn, corrupt or cut: %d bytes that say record %d, version %d; from byte %d on % x, must be % x", len(v), s.record, s.version, at, v[at:end], want[at:end])
+		return s, fmt.Errorf("torn, corrupt or cut: %d bytes that say record %d, version %d; from byte %d on % x, "+
+			"must be % x", len(v), s.record, s.version, at, v[at:end], want[at:end])
 	case s.record != record:
 		return s, fmt.Errorf("the value of another record: %d, version %d", s.record, s.version)
 	}

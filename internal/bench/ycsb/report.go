@@ -118,7 +118,8 @@ func (p *Progress) Share() (share float64, ok bool) {
 // StatusLine is the line that YCSB prints with -s.
 func (p *Progress) StatusLine(now time.Time) string {
 	var s strings.Builder
-	fmt.Fprintf(&s, "%s %d sec: %d operations; ", now.Format("2006-01-02 15:04:05.000"), int(p.Elapsed.Seconds()), p.Ops)
+	fmt.Fprintf(&s, "%s %d sec: %d operations; ", now.Format("2006-01-02 15:04:05.000"), int(p.Elapsed.Seconds()),
+		p.Ops)
 	if p.OpsPerSec > 0 {
 		fmt.Fprintf(&s, "%.2f current ops/sec; ", p.OpsPerSec)
 	}
@@ -131,7 +132,8 @@ func (p *Progress) StatusLine(now time.Time) string {
 		if l == nil {
 			continue
 		}
-		fmt.Fprintf(&s, "[%s: Count=%d, Max=%s, Min=%s, Avg=%.2f, 90=%s, 99=%s, 99.9=%s, 99.99=%s] ", e.Name, e.Results[OK.String()],
+		fmt.Fprintf(&s, "[%s: Count=%d, Max=%s, Min=%s, Avg=%.2f, 90=%s, 99=%s, 99.9=%s, 99.99=%s] ", e.Name,
+			e.Results[OK.String()],
 			micros(l.Max), micros(l.Min), l.Mean/1e3, micros(l.P90), micros(l.P99), micros(l.P999), micros(l.P9999))
 	}
 	if p.Failures > 0 {
@@ -155,7 +157,8 @@ func (b *Bench) NewReport() *Report {
 	o := &r.Workload
 	o.Records, o.Operations, o.Distribution, o.Theta = w.RecordCount, w.OperationCount, w.Distribution, w.Theta
 	o.Read, o.Update, o.Insert, o.ReadModifyWrite = w.Read, w.Update, w.Insert, w.ReadModifyWrite
-	o.ValueBytes, o.Threads, o.Depth, o.TargetOpsPerSec, o.Seed = w.ValueBytes(), w.Threads, b.cfg.Depth, w.Target, b.cfg.Seed
+	o.ValueBytes, o.Threads, o.Depth, o.TargetOpsPerSec, o.Seed = w.ValueBytes(), w.Threads, b.cfg.Depth, w.Target,
+		b.cfg.Seed
 	o.MaxExecutionSecs = w.MaxExecution.Seconds()
 	return r
 }
@@ -163,9 +166,11 @@ func (b *Bench) NewReport() *Report {
 func (b *Bench) newPhase(elapsed time.Duration, from usage) *Phase {
 	to := b.takeUsage()
 	st := &b.total
-	p := &Phase{ElapsedSeconds: elapsed.Seconds(), Operations: st.ops, OpsPerSec: float64(st.ops) / elapsed.Seconds(), Series: seriesOf(st),
+	p := &Phase{ElapsedSeconds: elapsed.Seconds(), Operations: st.ops, OpsPerSec: float64(st.ops) / elapsed.Seconds(),
+		Series:  seriesOf(st),
 		Overdue: st.overdue, Checked: st.checked, Wrong: st.wrong, Failed: st.failed(), Messages: st.first,
-		CPUPercent: to.CPUPercentSince(&from.Usage), GCCycles: to.GCs - from.GCs, AllocsPerOp: to.AllocsPer(st.ops, &from.Usage)}
+		CPUPercent: to.CPUPercentSince(&from.Usage), GCCycles: to.GCs - from.GCs,
+		AllocsPerOp: to.AllocsPer(st.ops, &from.Usage)}
 	if len(to.store) > 0 {
 		p.Store = map[string]int64{}
 	}
@@ -232,7 +237,8 @@ func (r *Report) WriteYCSB(w io.Writer) error {
 }
 
 func (p *Phase) write(b *strings.Builder, name string) {
-	fmt.Fprintf(b, "[OVERALL], Phase, %s\n[OVERALL], RunTime(ms), %.0f\n[OVERALL], Throughput(ops/sec), %s\n", name, p.ElapsedSeconds*1e3, strconv.FormatFloat(p.OpsPerSec, 'f', -1, 64))
+	fmt.Fprintf(b, "[OVERALL], Phase, %s\n[OVERALL], RunTime(ms), %.0f\n[OVERALL], Throughput(ops/sec), %s\n", name,
+		p.ElapsedSeconds*1e3, strconv.FormatFloat(p.OpsPerSec, 'f', -1, 64))
 	fmt.Fprintf(b, "[OVERALL], CPU(%%), %.1f\n[TOTAL_GCs], Count, %d\n", p.CPUPercent, p.GCCycles)
 	if p.Overdue > 0 {
 		fmt.Fprintf(b, "[OVERALL], Overdue, %d\n", p.Overdue)
@@ -263,7 +269,8 @@ func (e *Series) write(b *strings.Builder, name string, l *bench.LatencyNS) {
 		for _, v := range []struct {
 			name string
 			ns   int64
-		}{{"MinLatency", l.Min}, {"MaxLatency", l.Max}, {"50thPercentileLatency", l.P50}, {"95thPercentileLatency", l.P95},
+		}{{"MinLatency", l.Min}, {"MaxLatency", l.Max}, {"50thPercentileLatency", l.P50},
+			{"95thPercentileLatency", l.P95},
 			{"99thPercentileLatency", l.P99}, {"99.9PercentileLatency", l.P999}, {"99.99PercentileLatency", l.P9999}} {
 			fmt.Fprintf(b, "[%s], %s(us), %s\n", name, v.name, micros(v.ns))
 		}

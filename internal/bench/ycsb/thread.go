@@ -51,8 +51,10 @@ type slot struct {
 
 func newThread(ctx context.Context, b *Bench, i int) (*thread, error) {
 	t := &thread{
-		id: i, b: b, rng: rand.New(rand.NewPCG(b.cfg.Seed, uint64(i))), slots: make([]slot, b.cfg.Depth), free: make([]uint32, 0, b.cfg.Depth),
-		again: make([]uint32, 0, b.cfg.Depth), ops: make([]Op, 0, b.cfg.Depth), dones: make([]Done, b.cfg.Depth), cur: &stats{}, old: &stats{},
+		id: i, b: b, rng: rand.New(rand.NewPCG(b.cfg.Seed, uint64(i))), slots: make([]slot, b.cfg.Depth),
+		free:  make([]uint32, 0, b.cfg.Depth),
+		again: make([]uint32, 0, b.cfg.Depth), ops: make([]Op, 0, b.cfg.Depth), dones: make([]Done, b.cfg.Depth),
+		cur: &stats{}, old: &stats{},
 	}
 	for k := range t.slots {
 		buf, free, err := b.db.Buffer(b.w.ValueBytes())

@@ -90,7 +90,8 @@ type flight struct {
 func newVersions(path string, n uint64, ordered bool, life uint32) (*versions, error) {
 	v := &versions{life: life}
 	if path == "" {
-		m, err := unix.Mmap(-1, 0, int(max(n, 1)*entryBytes), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS|unix.MAP_NORESERVE)
+		m, err := unix.Mmap(-1, 0, int(max(n, 1)*entryBytes), unix.PROT_READ|unix.PROT_WRITE,
+			unix.MAP_PRIVATE|unix.MAP_ANONYMOUS|unix.MAP_NORESERVE)
 		if err != nil {
 			return nil, fmt.Errorf("memory for the versions of %d records: %w", n, err)
 		}
@@ -141,7 +142,8 @@ func (v *versions) open(f *os.File, n uint64, ordered bool) error {
 		return bad("not one: begins with % x", h[:8])
 	case le.Uint32(h[8:]) != stateVersion:
 		return bad("is of version %d, this program knows %d", le.Uint32(h[8:]), stateVersion)
-	case le.Uint32(h[12:]) != stateHeader || crc32.Checksum(h[:24], crc32.MakeTable(crc32.Castagnoli)) != le.Uint32(h[24:]):
+	case le.Uint32(h[12:]) != stateHeader ||
+		crc32.Checksum(h[:24], crc32.MakeTable(crc32.Castagnoli)) != le.Uint32(h[24:]):
 		return bad("its header is damaged")
 	case (h[20] == 1) != ordered:
 		return bad("is of records with another insertorder")
@@ -292,7 +294,8 @@ func (v *versions) check(s stamp, floor uint32) error { // hot: 0 allocs while i
 	case s.life != v.life && floor == 0:
 		return nil
 	case s.life != v.life:
-		return fmt.Errorf("a lost write: version %d of a former life, but version %d or a later one was acknowledged", s.version, floor)
+		return fmt.Errorf("a lost write: version %d of a former life, but version %d or a later one was acknowledged",
+			s.version, floor)
 	case s.version < floor:
 		return fmt.Errorf("a lost write: version %d, but version %d or a later one was acknowledged", s.version, floor)
 	case s.version > issued:

@@ -188,7 +188,8 @@ func TestStateOutlivesTheProcessAndGrows(t *testing.T) {
 	}
 	v.issue(3) // never acknowledged
 	v.issue(60)
-	if _, err := newVersions(path, 100, false, 78); !errors.Is(err, ErrState) || !strings.Contains(err.Error(), "in use") {
+	if _, err := newVersions(path, 100, false, 78); !errors.Is(err, ErrState) ||
+		!strings.Contains(err.Error(), "in use") {
 		t.Errorf("a second user: %v", err)
 	}
 	if err := v.close(); err != nil {
@@ -248,7 +249,8 @@ func TestAStateFileThatIsNoneIsRefused(t *testing.T) {
 		if err := os.WriteFile(path, b, 0o644); err != nil {
 			t.Fatal(err)
 		}
-		if _, err := newVersions(path, 10, c.ordered, 1); !errors.Is(err, ErrState) || !strings.Contains(err.Error(), c.want) {
+		if _, err := newVersions(path, 10, c.ordered, 1); !errors.Is(err, ErrState) ||
+			!strings.Contains(err.Error(), c.want) {
 			t.Errorf("%s: %v, must say %q", what, err, c.want)
 		}
 		if after, err := os.ReadFile(path); err != nil || string(after) != string(b) {

@@ -25,7 +25,8 @@ func NewWire(ctx context.Context, c *client.Controller, nsid uint32) (*Wire, err
 		return nil, err
 	}
 	if n := ns.Info().MaxKey; n < KeyBytes {
-		return nil, fmt.Errorf("%w: keys of namespace %d have at most %d bytes, YCSB's have %d", ErrConfig, nsid, n, KeyBytes)
+		return nil, fmt.Errorf("%w: keys of namespace %d have at most %d bytes, YCSB's have %d", ErrConfig, nsid, n,
+			KeyBytes)
 	}
 	return &Wire{c: c, ns: ns}, nil
 }
@@ -52,7 +53,8 @@ func (d *Wire) OpenQueue(ctx context.Context, depth int) (Queue, error) {
 		return nil, err
 	}
 	if q.Depth() < depth {
-		return nil, errors.Join(fmt.Errorf("%w: the target's queues take %d commands, depth is %d", ErrConfig, q.Depth(), depth), q.Close())
+		return nil, errors.Join(fmt.Errorf("%w: the target's queues take %d commands, depth is %d", ErrConfig,
+			q.Depth(), depth), q.Close())
 	}
 	return &wireQueue{q: q, ops: make([]kv.Op, 0, depth), results: make([]kv.Result, depth)}, nil
 }

@@ -67,7 +67,8 @@ func (w *Workload) CheckRun() error {
 	case w.OperationCount == 0 && w.MaxExecution == 0:
 		return fmt.Errorf("%w: operationcount is 0, must be at least 1, unless maxexecutiontime is given", ErrWorkload)
 	case w.Insert > 0 && w.loaded() < w.RecordCount:
-		return fmt.Errorf("%w: insertcount is %d, must be all records from insertstart on, %d, for a run with an insertproportion", ErrWorkload, w.InsertCount, w.RecordCount-w.InsertStart)
+		return fmt.Errorf("%w: insertcount is %d, must be all records from insertstart on, %d, for a run with an "+
+			"insertproportion", ErrWorkload, w.InsertCount, w.RecordCount-w.InsertStart)
 	}
 	return nil
 }
@@ -125,7 +126,8 @@ func (p Properties) Set(s string) error {
 
 // accepted are names that YCSB's own files use and that change nothing here.
 var accepted = []string{"workload", "table", "db", "readallfields", "writeallfields", "dataintegrity", "scanproportion",
-	"minscanlength", "maxscanlength", "scanlengthdistribution", "zeropadding", "measurementtype", "measurement.interval"}
+	"minscanlength", "maxscanlength", "scanlengthdistribution", "zeropadding", "measurementtype",
+	"measurement.interval"}
 
 // Workload checks the properties and fills in YCSB's defaults. The warnings are for the user.
 //
@@ -216,7 +218,8 @@ func (r *reader) word(name, otherwise string, allowed ...string) string {
 // check looks at what depends on more than one property.
 func (r *reader) check(w *Workload) {
 	if _, ok := r.p["recordcount"]; !ok {
-		r.errs = append(r.errs, fmt.Errorf("%w: recordcount is missing, must be a whole number of at least 1", ErrWorkload))
+		r.errs = append(r.errs, fmt.Errorf("%w: recordcount is missing, must be a whole number of at least 1",
+			ErrWorkload))
 		return
 	}
 	if s := r.p["workload"]; s != "" && !strings.HasSuffix("."+s, ".CoreWorkload") {
@@ -228,26 +231,31 @@ func (r *reader) check(w *Workload) {
 		}
 	}
 	if w.InsertStart >= w.RecordCount {
-		r.errs = append(r.errs, fmt.Errorf("%w: insertstart is %d, must be below recordcount, %d", ErrWorkload, w.InsertStart, w.RecordCount))
+		r.errs = append(r.errs, fmt.Errorf("%w: insertstart is %d, must be below recordcount, %d", ErrWorkload,
+			w.InsertStart, w.RecordCount))
 		return
 	}
 	most := w.RecordCount - w.InsertStart
 	w.InsertCount = uint64(r.integer("insertcount", int64(most), 1, int64(most)))
 	if w.MinField > w.MaxField {
-		r.errs = append(r.errs, fmt.Errorf("%w: minfieldlength is %d, must be at most fieldlength, %d", ErrWorkload, w.MinField, w.MaxField))
+		r.errs = append(r.errs, fmt.Errorf("%w: minfieldlength is %d, must be at most fieldlength, %d", ErrWorkload,
+			w.MinField, w.MaxField))
 	}
 	if least, most := w.Fields*w.MinField, w.ValueBytes(); least < minValueBytes && most >= minValueBytes {
 		w.MinField = (minValueBytes + w.Fields - 1) / w.Fields
 	} else if most < minValueBytes || most > MaxValueBytes {
-		r.errs = append(r.errs, fmt.Errorf("%w: fieldcount times fieldlength is %d, must be %d (so that every value can be verified) to %d bytes", ErrWorkload, most, minValueBytes, MaxValueBytes))
+		r.errs = append(r.errs, fmt.Errorf("%w: fieldcount times fieldlength is %d, must be %d (so that every value "+
+			"can be verified) to %d bytes", ErrWorkload, most, minValueBytes, MaxValueBytes))
 	}
 	sum := w.Read + w.Update + w.Insert + w.ReadModifyWrite
 	switch {
 	case sum == 0:
-		r.errs = append(r.errs, fmt.Errorf("%w: readproportion, updateproportion, insertproportion and readmodifywriteproportion are 0, one must be more", ErrWorkload))
+		r.errs = append(r.errs, fmt.Errorf("%w: readproportion, updateproportion, insertproportion and "+
+			"readmodifywriteproportion are 0, one must be more", ErrWorkload))
 		return
 	case math.Abs(sum-1) > 1e-9:
-		r.warn("the proportions add up to %g and count in relation to that (unset, readproportion is 0.95 and updateproportion 0.05)", sum)
+		r.warn("the proportions add up to %g and count in relation to that (unset, readproportion is 0.95 and "+
+			"updateproportion 0.05)", sum)
 	}
 	for _, f := range []*float64{&w.Read, &w.Update, &w.Insert, &w.ReadModifyWrite} {
 		*f /= sum

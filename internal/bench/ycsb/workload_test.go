@@ -45,8 +45,10 @@ scanproportion=0
 workload=site.ycsb.workloads.CoreWorkload
 readallfields=true
 `)
-	want := Workload{RecordCount: 1000, InsertStart: 10, InsertCount: 20, OperationCount: 2000, MaxExecution: 2500 * time.Millisecond,
-		Read: 0.25, Update: 0.25, Insert: 0.25, ReadModifyWrite: 0.25, Distribution: "latest", Theta: 1.1, HotData: 0.2, HotOperations: 0.8,
+	want := Workload{RecordCount: 1000, InsertStart: 10, InsertCount: 20, OperationCount: 2000,
+		MaxExecution: 2500 * time.Millisecond,
+		Read:         0.25, Update: 0.25, Insert: 0.25, ReadModifyWrite: 0.25, Distribution: "latest", Theta: 1.1,
+		HotData: 0.2, HotOperations: 0.8,
 		Ordered: true, Fields: 2, MinField: 50, MaxField: 50, Threads: 4, Target: 1e4}
 	if err != nil || len(warnings) > 0 || w != want {
 		t.Errorf("%+v, %v, %v; want %+v", w, warnings, err, want)
@@ -68,7 +70,8 @@ func TestAFileThatIsNoneIsNamed(t *testing.T) {
 
 func TestDefaultsAreYCSBs(t *testing.T) {
 	w, warnings, err := parse(t, "recordcount=5")
-	want := Workload{RecordCount: 5, InsertCount: 5, Read: 0.95, Update: 0.05, Distribution: "uniform", Theta: 0.99, HotData: 0.2, HotOperations: 0.8,
+	want := Workload{RecordCount: 5, InsertCount: 5, Read: 0.95, Update: 0.05, Distribution: "uniform", Theta: 0.99,
+		HotData: 0.2, HotOperations: 0.8,
 		Fields: 10, MinField: 100, MaxField: 100, Threads: 1}
 	if err != nil || len(warnings) > 0 || w != want {
 		t.Errorf("%+v, %v, %v; want %+v", w, warnings, err, want)
@@ -77,13 +80,14 @@ func TestDefaultsAreYCSBs(t *testing.T) {
 
 func TestBadPropertiesNameFieldValueAndAllowed(t *testing.T) {
 	for text, want := range map[string][]string{
-		"":                                     {"recordcount", "missing"},
-		"recordcount=many":                     {"recordcount", "many", "from 1"},
-		"recordcount=0":                        {"recordcount", `"0"`},
-		"readproportion=1.5":                   {"readproportion", "1.5", "from 0 to 1"},
-		"readproportion=NaN":                   {"readproportion", "NaN"},
-		"scanproportion=0.95":                  {"scanproportion", "0.95", "ordered scans are not offered"},
-		"requestdistribution=exponent":         {"requestdistribution", "exponent", "uniform, zipfian, latest, hotspot"},
+		"":                    {"recordcount", "missing"},
+		"recordcount=many":    {"recordcount", "many", "from 1"},
+		"recordcount=0":       {"recordcount", `"0"`},
+		"readproportion=1.5":  {"readproportion", "1.5", "from 0 to 1"},
+		"readproportion=NaN":  {"readproportion", "NaN"},
+		"scanproportion=0.95": {"scanproportion", "0.95", "ordered scans are not offered"},
+		"requestdistribution=exponent": {"requestdistribution", "exponent",
+			"uniform, zipfian, latest, hotspot"},
 		"zipfianconstant=-1":                   {"zipfianconstant", "-1"},
 		"insertorder=random":                   {"insertorder", "random", "hashed, ordered"},
 		"fieldlengthdistribution=zipf":         {"fieldlengthdistribution", "zipf", "constant, uniform"},
@@ -133,7 +137,8 @@ func TestTheUserIsWarned(t *testing.T) {
 			t.Errorf("%q: %v, %v", text, warnings, err)
 		}
 	}
-	if w, _, _ := parse(t, "recordcount=10\ninsertproportion=1"); math.Abs(w.Insert-0.5) > 1e-9 || math.Abs(w.Read-0.475) > 1e-9 {
+	if w, _, _ := parse(t, "recordcount=10\ninsertproportion=1"); math.Abs(w.Insert-0.5) > 1e-9 ||
+		math.Abs(w.Read-0.475) > 1e-9 {
 		t.Errorf("proportions are not in relation to their sum: %+v", w)
 	}
 }
@@ -168,7 +173,8 @@ func TestShippedWorkloadsAreYCSBs(t *testing.T) {
 		if err != nil || len(warnings) > 0 {
 			t.Errorf("%s: %v, %v", file, warnings, err)
 		}
-		if w.Read != want.Read || w.Update != want.Update || w.Insert != want.Insert || w.ReadModifyWrite != want.ReadModifyWrite || w.Distribution != want.Distribution {
+		if w.Read != want.Read || w.Update != want.Update || w.Insert != want.Insert ||
+			w.ReadModifyWrite != want.ReadModifyWrite || w.Distribution != want.Distribution {
 			t.Errorf("%s: %+v", file, w)
 		}
 	}

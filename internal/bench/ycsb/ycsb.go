@@ -90,7 +90,8 @@ func Open(ctx context.Context, db DB, w Workload, cfg Config) (b *Bench, err err
 		return nil, fmt.Errorf("%w: depth is %d, must be 1 to 1024", ErrConfig, cfg.Depth)
 	}
 	if n := w.ValueBytes(); n > db.MaxValueBytes() {
-		return nil, fmt.Errorf("%w: fieldcount times fieldlength is %d, the store takes values of %d bytes at most", ErrWorkload, n, db.MaxValueBytes())
+		return nil, fmt.Errorf("%w: fieldcount times fieldlength is %d, the store takes values of %d bytes at most",
+			ErrWorkload, n, db.MaxValueBytes())
 	}
 	if cfg.DrainTimeout == 0 {
 		cfg.DrainTimeout = 30 * time.Second
@@ -161,7 +162,8 @@ func (b *Bench) Run(ctx context.Context) (*Phase, error) {
 	}
 	limit := b.versions.limit.Load()
 	if need := w.loaded(); limit < need {
-		return nil, fmt.Errorf("%w: there must be %d records, but %s knows of %d: load the others first", ErrWorkload, need, b.cfg.StatePath, limit)
+		return nil, fmt.Errorf("%w: there must be %d records, but %s knows of %d: load the others first", ErrWorkload,
+			need, b.cfg.StatePath, limit)
 	}
 	b.sequence.Store(limit)
 	b.end = uint64(len(b.versions.entries))
@@ -183,7 +185,8 @@ func (b *Bench) Run(ctx context.Context) (*Phase, error) {
 	}
 	p, err := b.phase(ctx, "run", w.OperationCount, w.MaxExecution, (*thread).nextRun)
 	if b.full.Load() && p != nil {
-		p.Messages = append(p.Messages, fmt.Sprintf("ended: there is room for the versions of %d records", len(b.versions.entries)))
+		p.Messages = append(p.Messages, fmt.Sprintf("ended: there is room for the versions of %d records",
+			len(b.versions.entries)))
 	}
 	return p, err
 }
@@ -223,7 +226,8 @@ func (b *Bench) collect() *stats {
 }
 
 // phase runs all threads until each has ended, for at most limit if that is not 0.
-func (b *Bench) phase(ctx context.Context, name string, total uint64, limit time.Duration, next func(*thread, *slot) bool) (*Phase, error) {
+func (b *Bench) phase(ctx context.Context, name string, total uint64, limit time.Duration,
+	next func(*thread, *slot) bool) (*Phase, error) {
 	b.collect()
 	b.total = stats{}
 	use := b.takeUsage()
@@ -231,7 +235,8 @@ func (b *Bench) phase(ctx context.Context, name string, total uint64, limit time
 	for i, t := range b.threads {
 		t.pacer = bench.Pacer{}
 		if b.w.Target > 0 && name == "run" {
-			t.pacer = bench.NewPacer(bench.PacerConfig{PerSec: b.w.Target, Poisson: b.cfg.Poisson, BeginNS: b.crew.Now(), Worker: i, Workers: len(b.threads)})
+			t.pacer = bench.NewPacer(bench.PacerConfig{PerSec: b.w.Target, Poisson: b.cfg.Poisson,
+				BeginNS: b.crew.Now(), Worker: i, Workers: len(b.threads)})
 		}
 	}
 	last := start
@@ -257,7 +262,8 @@ func (b *Bench) progress(name string, total uint64, start, last time.Time, iv *s
 		iv, last = &b.total, start
 	}
 	now := time.Now()
-	p := Progress{Phase: name, Elapsed: now.Sub(start), Ops: b.total.ops, Total: total, Series: seriesOf(iv), Failures: b.total.failed() + b.total.wrong, Last: over}
+	p := Progress{Phase: name, Elapsed: now.Sub(start), Ops: b.total.ops, Total: total, Series: seriesOf(iv),
+		Failures: b.total.failed() + b.total.wrong, Last: over}
 	if name == "run" {
 		p.MaxElapsed = b.w.MaxExecution
 	}

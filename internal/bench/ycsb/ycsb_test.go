@@ -17,8 +17,9 @@ import (
 
 // small is a workload that ends soon.
 func small() Workload {
-	return Workload{RecordCount: 1000, InsertCount: 1000, OperationCount: 5000, Read: 0.4, Update: 0.3, Insert: 0.1, ReadModifyWrite: 0.2,
-		Distribution: "zipfian", Theta: 0.99, Fields: 10, MinField: 5, MaxField: 20, Threads: 3}
+	return Workload{RecordCount: 1000, InsertCount: 1000, OperationCount: 5000, Read: 0.4, Update: 0.3, Insert: 0.1,
+		ReadModifyWrite: 0.2,
+		Distribution:    "zipfian", Theta: 0.99, Fields: 10, MinField: 5, MaxField: 20, Threads: 3}
 }
 
 func open(t *testing.T, db DB, w Workload, cfg Config) *Bench {
@@ -71,7 +72,8 @@ func TestEveryDistributionRunsAndEveryReadIsVerified(t *testing.T) {
 				t.Errorf("load: %+v, %d values", p, len(db.values))
 			}
 			p := must(t, b.Run)
-			if p.Operations != 5000 || p.Checked != p.count("READ") || p.count("READ") < p.count("READ-MODIFY-WRITE") || p.count("UPDATE") < p.count("READ-MODIFY-WRITE") {
+			if p.Operations != 5000 || p.Checked != p.count("READ") || p.count("READ") < p.count("READ-MODIFY-WRITE") ||
+				p.count("UPDATE") < p.count("READ-MODIFY-WRITE") {
 				t.Errorf("run: %+v", p)
 			}
 			if got, want := b.Records(), 1000+p.count("INSERT"); got != want || p.count("INSERT") < 300 {
@@ -98,7 +100,8 @@ func TestARunWithoutItsLoadVerifiesToo(t *testing.T) {
 	db.values[key] = db.values[other]
 	delete(db.values, other)
 	p, err := open(t, db, w, Config{}).Verify(context.Background())
-	if err != nil || p.Wrong != 2 || !strings.Contains(strings.Join(p.Messages, "\n"), "another record: 6") || !strings.Contains(strings.Join(p.Messages, "\n"), "missing") {
+	if err != nil || p.Wrong != 2 || !strings.Contains(strings.Join(p.Messages, "\n"), "another record: 6") ||
+		!strings.Contains(strings.Join(p.Messages, "\n"), "missing") {
 		t.Errorf("%v, %+v", err, p)
 	}
 }
@@ -149,7 +152,8 @@ func TestALiarIsFoundOut(t *testing.T) {
 				}
 			}
 			p, err := b.Run(context.Background())
-			if err != nil || p.Wrong != 1 || !strings.Contains(p.Messages[0], c.want) || !strings.Contains(p.Messages[0], "key user000000000000") {
+			if err != nil || p.Wrong != 1 || !strings.Contains(p.Messages[0], c.want) ||
+				!strings.Contains(p.Messages[0], "key user000000000000") {
 				t.Errorf("%v, %+v", err, p)
 			}
 		})
@@ -210,7 +214,8 @@ func TestAStoreThatWasKilledIsVerifiedFromTheState(t *testing.T) {
 	})
 	w.RecordCount, w.InsertCount = 100_000, 100_000
 	life(func(b *Bench) {
-		if _, err := b.Run(context.Background()); !errors.Is(err, ErrWorkload) || !strings.Contains(err.Error(), "load the others") {
+		if _, err := b.Run(context.Background()); !errors.Is(err, ErrWorkload) ||
+			!strings.Contains(err.Error(), "load the others") {
 			t.Errorf("a run of records that the state does not know: %v", err)
 		}
 	})
@@ -247,7 +252,8 @@ func TestAFailedOperationEndsThePhase(t *testing.T) {
 		if err := r.WriteYCSB(&out); err != nil || !strings.Contains(out.String(), "-FAILED], Operations, ") {
 			t.Errorf("%v, %s", err, out.String())
 		}
-		if err != nil || p.Failed == 0 || p.Wrong != 0 || p.OK() || !strings.Contains(p.Messages[0], "capacity exceeded") || (p.Operations == 5000) != goOn {
+		if err != nil || p.Failed == 0 || p.Wrong != 0 || p.OK() ||
+			!strings.Contains(p.Messages[0], "capacity exceeded") || (p.Operations == 5000) != goOn {
 			t.Errorf("go on %v: %v, %+v", goOn, err, p)
 		}
 	}
@@ -270,7 +276,8 @@ func TestAStallCountsForEveryOperationItDelayed(t *testing.T) {
 	}
 	p := must(t, b.Run)
 	e := p.Series[0]
-	if p.ElapsedSeconds < 0.19 || e.LatencyNS.P95 > 50e6 || e.IntendedLatencyNS.P50 < 1e6 || e.IntendedLatencyNS.Max < 90e6 {
+	if p.ElapsedSeconds < 0.19 || e.LatencyNS.P95 > 50e6 || e.IntendedLatencyNS.P50 < 1e6 ||
+		e.IntendedLatencyNS.Max < 90e6 {
 		t.Errorf("%.3f s, raw %+v, corrected %+v", p.ElapsedSeconds, e.LatencyNS, e.IntendedLatencyNS)
 	}
 	var out bytes.Buffer
@@ -279,8 +286,10 @@ func TestAStallCountsForEveryOperationItDelayed(t *testing.T) {
 	if err := r.WriteYCSB(&out); err != nil {
 		t.Fatal(err)
 	}
-	for _, want := range []string{"[OVERALL], RunTime(ms), ", "[OVERALL], Throughput(ops/sec), ", "[READ], Operations, 2000\n", "[READ], AverageLatency(us), ",
-		"[READ], 95thPercentileLatency(us), ", "[READ], 99.9PercentileLatency(us), ", "[READ], Return=OK, 2000\n", "[Intended-READ], 99thPercentileLatency(us), ",
+	for _, want := range []string{"[OVERALL], RunTime(ms), ", "[OVERALL], Throughput(ops/sec), ",
+		"[READ], Operations, 2000\n", "[READ], AverageLatency(us), ",
+		"[READ], 95thPercentileLatency(us), ", "[READ], 99.9PercentileLatency(us), ", "[READ], Return=OK, 2000\n",
+		"[Intended-READ], 99thPercentileLatency(us), ",
 		"[VERIFY], Return=OK, 2000\n"} {
 		if !strings.Contains(out.String(), want) {
 			t.Errorf("%q is not in:\n%s", want, out.String())
@@ -305,7 +314,8 @@ func TestTimeEndsARun(t *testing.T) {
 	if share, ok := last.Share(); !ok || share < 0.99 {
 		t.Errorf("share %v, %v", share, ok)
 	}
-	if line := last.StatusLine(time.Unix(0, 0)); !strings.Contains(line, "operations; ") || !strings.Contains(line, "[READ: Count=") {
+	if line := last.StatusLine(time.Unix(0, 0)); !strings.Contains(line, "operations; ") ||
+		!strings.Contains(line, "[READ: Count=") {
 		t.Errorf("status line %q", line)
 	}
 }
@@ -329,7 +339,8 @@ func TestPartOfTheRecordsIsLoadedRunAndVerified(t *testing.T) {
 		for _, d := range Distributions {
 			w := small()
 			w.Read, w.Update, w.Insert, w.ReadModifyWrite = 0.5, 0.5, 0, 0
-			w.Distribution, w.HotData, w.HotOperations, w.InsertStart, w.InsertCount, w.OperationCount = d, 0.2, 0.8, 100, 200, 500
+			w.Distribution, w.HotData, w.HotOperations, w.InsertStart, w.InsertCount, w.OperationCount = d, 0.2, 0.8,
+				100, 200, 500
 			db := newMapDB()
 			b := open(t, db, w, Config{StatePath: state})
 			must(t, b.Load)
@@ -344,7 +355,8 @@ func TestPartOfTheRecordsIsLoadedRunAndVerified(t *testing.T) {
 	}
 	w := small()
 	w.InsertCount = 200
-	if err := w.CheckRun(); !errors.Is(err, ErrWorkload) || !strings.Contains(err.Error(), "insertcount is 200, must be") {
+	if err := w.CheckRun(); !errors.Is(err, ErrWorkload) ||
+		!strings.Contains(err.Error(), "insertcount is 200, must be") {
 		t.Errorf("a run that inserts, of a part: %v", err)
 	}
 }
@@ -368,7 +380,8 @@ func TestWhatWasDueAndNeverBeganIsSaid(t *testing.T) {
 	var out bytes.Buffer
 	r := b.NewReport()
 	r.Run = p
-	if err := r.WriteYCSB(&out); err != nil || !strings.Contains(out.String(), fmt.Sprintf("[OVERALL], Overdue, %d\n", p.Overdue)) {
+	if err := r.WriteYCSB(&out); err != nil ||
+		!strings.Contains(out.String(), fmt.Sprintf("[OVERALL], Overdue, %d\n", p.Overdue)) {
 		t.Errorf("%v, %s", err, out.String())
 	}
 	w.OperationCount, w.MaxExecution, w.Threads = 500, 0, 1
@@ -398,13 +411,15 @@ func TestTheSameSeedMakesTheSameOperations(t *testing.T) {
 
 func TestBadConfigsAreRefused(t *testing.T) {
 	w := small()
-	if _, err := Open(context.Background(), newMapDB(), w, Config{}); !errors.Is(err, ErrConfig) || !strings.Contains(err.Error(), "depth is 0") {
+	if _, err := Open(context.Background(), newMapDB(), w, Config{}); !errors.Is(err, ErrConfig) ||
+		!strings.Contains(err.Error(), "depth is 0") {
 		t.Error(err)
 	}
 	w.OperationCount = 0
 	b := open(t, newMapDB(), w, Config{})
 	must(t, b.Load)
-	if _, err := b.Run(context.Background()); !errors.Is(err, ErrWorkload) || !strings.Contains(err.Error(), "operationcount") {
+	if _, err := b.Run(context.Background()); !errors.Is(err, ErrWorkload) ||
+		!strings.Contains(err.Error(), "operationcount") {
 		t.Error(err)
 	}
 }
@@ -427,7 +442,8 @@ func BenchmarkRun(b *testing.B) {
 	for _, v := range []int{256, 1000} {
 		for _, mix := range []string{"A", "C"} {
 			b.Run(fmt.Sprintf("%s/%d", mix, v), func(b *testing.B) {
-				w := Workload{RecordCount: 10_000, InsertCount: 10_000, OperationCount: uint64(b.N), Read: 1, Distribution: "zipfian", Theta: 0.99,
+				w := Workload{RecordCount: 10_000, InsertCount: 10_000, OperationCount: uint64(b.N), Read: 1,
+					Distribution: "zipfian", Theta: 0.99,
 					Fields: 1, MinField: v, MaxField: v, Threads: 1}
 				if mix == "A" {
 					w.Read, w.Update = 0.5, 0.5
@@ -471,11 +487,13 @@ func TestAStoreInThisProcessIsDrivenToItsLimit(t *testing.T) {
 	w.Fields, w.MinField, w.MaxField, w.RecordCount, w.InsertCount = 1, 4000, 4000, 40_000, 40_000
 	b := open(t, db, w, Config{Depth: 32})
 	p, err := b.Load(context.Background())
-	if err != nil || p.Failed == 0 || !strings.Contains(p.Messages[0], "capacity exceeded") || p.Store["Objects"] < 10_000 {
+	if err != nil || p.Failed == 0 || !strings.Contains(p.Messages[0], "capacity exceeded") ||
+		p.Store["Objects"] < 10_000 {
 		t.Fatalf("%v, %+v", err, p)
 	}
 	written := p.Operations - p.Failed
-	if p, err = b.Verify(context.Background()); err != nil || p.Failed > 0 || p.Checked != 40_000 || p.Wrong != 40_000-written {
+	if p, err = b.Verify(context.Background()); err != nil || p.Failed > 0 || p.Checked != 40_000 ||
+		p.Wrong != 40_000-written {
 		t.Errorf("%d were acknowledged: %v, %+v", written, err, p)
 	}
 }
@@ -513,7 +531,8 @@ func TestWhatCannotBeEmbeddedIsSaid(t *testing.T) {
 		{EmbeddedConfig{Path: filepath.Join(t.TempDir(), "none")}, false, "none"},
 		{EmbeddedConfig{Path: filepath.Join(t.TempDir(), "odd"), SizeBytes: 64<<20 + 1}, true, "67108865"},
 	} {
-		if _, err := OpenEmbedded(c.c); err == nil || !strings.Contains(err.Error(), c.want) || errors.Is(err, ErrConfig) != c.bad {
+		if _, err := OpenEmbedded(c.c); err == nil || !strings.Contains(err.Error(), c.want) ||
+			errors.Is(err, ErrConfig) != c.bad {
 			t.Errorf("%+v: %v", c.c, err)
 		}
 	}

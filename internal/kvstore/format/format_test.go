@@ -132,7 +132,9 @@ func TestGoldenFrames(t *testing.T) {
 }
 
 func TestChangesAreReadAsWritten(t *testing.T) {
-	want := []Change{{Item: -1, Chunk: 300, Died: 64}, {Item: 0, Chunk: 1, Died: ValueBytes(MaxValue)}, {Item: -1, Chunk: 2, Died: 24}, {Item: -1, Chunk: 1 << 20, Died: 1 << 20, Keys: -1}, {Item: 1, Chunk: 1 << 20, Died: 1 << 20, Keys: 1}}
+	want := []Change{{Item: -1, Chunk: 300, Died: 64}, {Item: 0, Chunk: 1, Died: ValueBytes(MaxValue)},
+		{Item: -1, Chunk: 2, Died: 24}, {Item: -1, Chunk: 1 << 20, Died: 1 << 20, Keys: -1},
+		{Item: 1, Chunk: 1 << 20, Died: 1 << 20, Keys: 1}}
 	if got, known := Segment(segment()).Changes(nil); !known || !slices.Equal(got, want) {
 		t.Errorf("changes are %v, %v, want %v", got, known, want)
 	}
@@ -149,7 +151,9 @@ func TestChangesAreReadAsWritten(t *testing.T) {
 	}
 	for n := range 300 {
 		clear(b[b.LengthBytes():])
-		if got := b.SetChanges(make([]byte, n)); len(got) != n && len(got) != 0 || n <= 200 && len(got) != n || b.Items() != 2 || b.ExtentBytes() < b.LengthBytes()+len(got) || b.ExtentBytes() > RoundUp(b.LengthBytes()+len(got), KeyUnit) {
+		if got := b.SetChanges(make([]byte, n)); len(got) != n && len(got) != 0 || n <= 200 && len(got) != n ||
+			b.Items() != 2 || b.ExtentBytes() < b.LengthBytes()+len(got) ||
+			b.ExtentBytes() > RoundUp(b.LengthBytes()+len(got), KeyUnit) {
 			t.Errorf("for %d bytes of changes there is room for %d in %d", n, len(got), b.ExtentBytes())
 		}
 	}
@@ -201,23 +205,28 @@ func TestChecksNameTheField(t *testing.T) {
 		want  error
 		field string
 	}{
-		{"blank", func() error { return Superblock(make([]byte, SuperblockBytes)).Check(1 << 30) }, ErrBlank, "superblock"},
+		{"blank", func() error { return Superblock(make([]byte, SuperblockBytes)).Check(1 << 30) }, ErrBlank,
+			"superblock"},
 		{"version", func() error {
 			b := superblock()
 			seal(b, superMagic, Version+1)
 			return Superblock(b).Check(1 << 30)
 		}, ErrVersion, "has 3, this program knows 2"},
-		{"length", func() error { return Superblock(superblock()).Check(1 << 31) }, ErrCorrupt, "partition length is 1073741824, want 2147483648"},
+		{"length", func() error { return Superblock(superblock()).Check(1 << 31) }, ErrCorrupt,
+			"partition length is 1073741824, want 2147483648"},
 		{"chunk length", func() error {
 			b := Superblock(superblock())
 			b.SetChunkBytes(3 << 20)
 			b.Seal()
 			return b.Check(1 << 30)
 		}, ErrCorrupt, "chunk length"},
-		{"kind", func() error { b := ChunkHeader(chunkHeader()); b.SetKind(4); b.Seal(); return b.Check() }, ErrCorrupt, "kind"},
+		{"kind", func() error { b := ChunkHeader(chunkHeader()); b.SetKind(4); b.Seal(); return b.Check() }, ErrCorrupt,
+			"kind"},
 		{"page", func() error { return Page(page()).Check(9, 4) }, ErrCorrupt, "index is 3, want 4"},
-		{"items", func() error { b := Segment(segment()); b.SetItems(3); b.Seal(77); return b.Check(77) }, ErrCorrupt, "number of items is 3, want 2"},
-		{"key", func() error { b := Segment(segment()); b[SegmentHeaderBytes] = 0; b.Seal(77); return b.Check(77) }, ErrCorrupt, "key length of item 0"},
+		{"items", func() error { b := Segment(segment()); b.SetItems(3); b.Seal(77); return b.Check(77) }, ErrCorrupt,
+			"number of items is 3, want 2"},
+		{"key", func() error { b := Segment(segment()); b[SegmentHeaderBytes] = 0; b.Seal(77); return b.Check(77) },
+			ErrCorrupt, "key length of item 0"},
 	} {
 		if err := c.err(); !errors.Is(err, c.want) || !strings.Contains(err.Error(), c.field) {
 			t.Errorf("%s: %v, want %v with %q", c.name, err, c.want, c.field)
@@ -251,7 +260,8 @@ func FuzzSealedSegment(f *testing.F) {
 	f.Add([]byte(segment()))
 	f.Fuzz(func(t *testing.T, b []byte) {
 		b = slices.Clone(b)
-		if len(b) < SegmentHeaderBytes || Segment(b).ExtentBytes() > len(b) || Segment(b).LengthBytes() < SegmentHeaderBytes {
+		if len(b) < SegmentHeaderBytes || Segment(b).ExtentBytes() > len(b) ||
+			Segment(b).LengthBytes() < SegmentHeaderBytes {
 			return
 		}
 		Segment(b).Seal(77)

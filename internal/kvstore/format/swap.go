@@ -209,7 +209,8 @@ func (b SwapGroup) CheckHeader(seed uint32, blockSize int) error {
 //
 // Errors: ErrCorrupt naming the field.
 func (b SwapGroup) CheckContent() error {
-	if got, want := le.Uint32(b[grpContent:]), crc32.Checksum(b[SwapGroupHeaderBytes:b.LengthBytes()], castagnoli); got != want {
+	if got, want := le.Uint32(b[grpContent:]), crc32.Checksum(b[SwapGroupHeaderBytes:b.LengthBytes()],
+		castagnoli); got != want {
 		return bad("group", "CRC32C of the records", fmt.Sprintf("%#08x", got), fmt.Sprintf("%#08x", want))
 	}
 	return nil
@@ -315,8 +316,8 @@ func (b SwapRecord) Check(seed uint32) error {
 }
 
 // SwapManifest is a view of the swap manifest of a source partition: the areas that may hold records of the source, and
-// the place in each from which on they count. There are two copies in the partition, between its first superblock and its
-// first chunk.
+// the place in each from which on they count. There are two copies in the partition, between its first superblock and
+// its first chunk.
 //
 //	0  20 B prelude, magic "JBOFDKVB"       32 16B  UUID of the source partition
 //	20 u32  number of areas, at most 64     48 16B  reserved

@@ -65,14 +65,16 @@ var swapGolden = []struct {
 	{"manifest", swapManifest, func(b []byte) error { return SwapManifest(b).Check() }, "" +
 		"4a424f46444b5642" + "01000000" + "________" + "00100000" + // magic, version, CRC32C, length
 		"01000000" + "0200000000000000" + "07000000000000000000000000000000" + // areas, generation, source
-		"00000000000000000000000000000000" + "05000000000000000000000000000000" + "0900000000000000"}, // reserved, area, floor
+		// reserved, area, floor
+		"00000000000000000000000000000000" + "05000000000000000000000000000000" + "0900000000000000"},
 	{"group", swapGroup, func(b []byte) error {
 		if err := SwapGroup(b).CheckHeader(77, 512); err != nil {
 			return err
 		}
 		return SwapGroup(b).CheckContent()
 	}, "" +
-		"________" + "47" + "000000" + "0010000000000000" + "00020000" + "02000000" + // CRC32C, magic, place, length, records
+		// CRC32C, magic, place, length, records
+		"________" + "47" + "000000" + "0010000000000000" + "00020000" + "02000000" +
 		"951fa54f" + "00000000" + "7265636f726473"}, // CRC32C of the records, records
 	{"record", swapRecord, func(b []byte) error { return SwapRecord(b).Check(77) }, "" +
 		"________" + "52" + "01" + "03" + "00" + "2010000000000000" + // CRC32C, magic, kind, length of the key, place
@@ -120,7 +122,8 @@ func TestAPlaceOfAnotherLapIsAnother(t *testing.T) {
 			t.Errorf("at %d: %v", other, err)
 		}
 	}
-	if log.Offset(place) != log.Offset(place+log.LenBytes) || log.NextLap(place) != log.LenBytes || log.Rest(log.LenBytes-512) != 512 {
+	if log.Offset(place) != log.Offset(place+log.LenBytes) || log.NextLap(place) != log.LenBytes ||
+		log.Rest(log.LenBytes-512) != 512 {
 		t.Errorf("%+v", log)
 	}
 }
@@ -128,7 +131,8 @@ func TestAPlaceOfAnotherLapIsAnother(t *testing.T) {
 func TestAnotherSwapVersionIsRefusedWithBothNamed(t *testing.T) {
 	b := areaSuperblock()
 	seal(b, areaMagic, 2)
-	if err := AreaSuperblock(b).Check(1 << 20); !errors.Is(err, ErrVersion) || !strings.Contains(err.Error(), "has 2, this program knows 1") {
+	if err := AreaSuperblock(b).Check(1 << 20); !errors.Is(err, ErrVersion) ||
+		!strings.Contains(err.Error(), "has 2, this program knows 1") {
 		t.Error(err)
 	}
 	if err := SwapManifest(make([]byte, SwapManifestBytes)).Check(); !errors.Is(err, ErrBlank) {

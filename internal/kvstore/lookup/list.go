@@ -80,7 +80,8 @@ func (m *Machine) listSegment(o *op, seg format.Segment) bool {
 		hash := format.HashKey(m.HashSeed, it.Key())
 		position := bits.Reverse64(hash)
 		// Keys that a split has moved to another segment are still in the record, but do not belong to it.
-		if m.Table.Segment(hash) == o.segment && (position > o.position || position == o.position && bytes.Compare(it.Key(), o.key[:o.keyLen]) >= 0) {
+		if m.Table.Segment(hash) == o.segment &&
+			(position > o.position || position == o.position && bytes.Compare(it.Key(), o.key[:o.keyLen]) >= 0) {
 			found = append(found, listed{position: position, item: off})
 		}
 		off += it.LengthBytes()

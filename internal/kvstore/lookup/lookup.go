@@ -120,7 +120,8 @@ type op struct {
 //
 // Errors: space.ErrNoMemory.
 func New(cfg Config) (*Machine, error) {
-	m := &Machine{Config: cfg, ops: make([]op, cfg.Requests), links: make(list.Links, cfg.Requests), free: list.None, listed: make([]listed, 0, 256)}
+	m := &Machine{Config: cfg, ops: make([]op, cfg.Requests), links: make(list.Links, cfg.Requests), free: list.None,
+		listed: make([]listed, 0, 256)}
 	for i := range m.ops {
 		m.ops[i].big = none
 		m.links.Push(&m.free, int32(i))

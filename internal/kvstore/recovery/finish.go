@@ -64,7 +64,10 @@ func NewFinish(super format.Superblock, partitionBytes int64, oneCopy bool) *Fin
 // no older store is found in place of this one.
 func NewFormat(super format.Superblock, partitionBytes int64, blank []byte) *Finish {
 	f := &Finish{super: super, partitionBytes: partitionBytes}
-	f.writes = append(f.writes, func() Write { return Write{Offset: format.SuperblockOffset(2, partitionBytes), Buf: blank} })
+	f.writes = append(f.writes, func() Write {
+		return Write{Offset: format.SuperblockOffset(2, partitionBytes),
+			Buf: blank}
+	})
 	for generation := range uint64(2) {
 		f.writes = append(f.writes, func() Write { return f.write(generation + 1) })
 	}

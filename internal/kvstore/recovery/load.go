@@ -17,7 +17,8 @@ func (m *Machine) chooseSuper() {
 	best := none
 	for i := range m.sbs {
 		sb := format.Superblock(m.sbs[i])
-		if errs[i] = sb.Check(m.cfg.PartitionBytes); errs[i] == nil && (best == none || sb.Generation() > format.Superblock(m.sbs[best]).Generation()) {
+		if errs[i] = sb.Check(m.cfg.PartitionBytes); errs[i] == nil &&
+			(best == none || sb.Generation() > format.Superblock(m.sbs[best]).Generation()) {
 			best = i
 		}
 	}
@@ -51,7 +52,8 @@ func (m *Machine) chooseSuper() {
 		m.readHeader(int32(i))
 	}
 	if len(m.found) == 0 {
-		m.err = fmt.Errorf("superblock: %w: a partition of %d bytes has no chunk of %d", format.ErrCorrupt, m.cfg.PartitionBytes, m.image.Super.ChunkBytes())
+		m.err = fmt.Errorf("superblock: %w: a partition of %d bytes has no chunk of %d", format.ErrCorrupt,
+			m.cfg.PartitionBytes, m.image.Super.ChunkBytes())
 	}
 }
 
@@ -100,7 +102,8 @@ func (m *Machine) headerRead(slot int32) {
 		return
 	}
 	if want := sb.CheckpointChunks(); len(m.image.Checkpoint) != want || slices.Contains(m.image.Checkpoint, none) {
-		m.err = fmt.Errorf("checkpoint %d: %w: chunks are %v, want %d", sb.Checkpoint(), format.ErrCorrupt, m.image.Checkpoint, want)
+		m.err = fmt.Errorf("checkpoint %d: %w: chunks are %v, want %d", sb.Checkpoint(), format.ErrCorrupt,
+			m.image.Checkpoint, want)
 		return
 	}
 	m.stage = readPages
@@ -151,7 +154,8 @@ func (m *Machine) takePage(p format.Page) {
 		copy(m.summary[:], data)
 		sum := format.Summary(m.summary[:])
 		if sum.Chunks() != len(m.found) {
-			m.err = fmt.Errorf("checkpoint: %w: number of chunks is %d, want %d", format.ErrCorrupt, sum.Chunks(), len(m.found))
+			m.err = fmt.Errorf("checkpoint: %w: number of chunks is %d, want %d", format.ErrCorrupt, sum.Chunks(),
+				len(m.found))
 			return
 		}
 		if !m.enlarge(sum.Segments()) {
@@ -168,7 +172,8 @@ func (m *Machine) takePage(p format.Page) {
 		if len(m.partial) == format.ChunkEntryBytes {
 			e := format.ChunkEntry(m.partial)
 			m.sawEpoch(e.Epoch())
-			m.image.Pool.Chunks[(offset-format.SummaryBytes)/format.ChunkEntryBytes] = space.Chunk{Epoch: e.Epoch(), Live: e.Live(), Kind: e.Kind()}
+			m.image.Pool.Chunks[(offset-format.SummaryBytes)/format.ChunkEntryBytes] = space.Chunk{Epoch: e.Epoch(),
+				Live: e.Live(), Kind: e.Kind()}
 			m.partial = m.partial[:0]
 		}
 	}

@@ -83,7 +83,8 @@ func (m *Machine) replay(seg format.Segment, offset int64) bool {
 				m.cutAt(lost)
 				return false
 			}
-			m.err = fmt.Errorf("key log: %w: of versions %d to %d there are no segments, and they were written before that at %d", format.ErrCorrupt, max(first, g.first), min(last, g.last), offset)
+			m.err = fmt.Errorf("key log: %w: of versions %d to %d there are no segments, and they were written before "+
+				"that at %d", format.ErrCorrupt, max(first, g.first), min(last, g.last), offset)
 			return false
 		}
 	}

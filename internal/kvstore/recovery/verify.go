@@ -13,7 +13,8 @@ func (m *Machine) noteValues(seg format.Segment, known bool) {
 	}
 	note := func(it format.Item) {
 		if it.ValueLen() > 0 && m.image.Pool.Contains(it.ValueOffset()) {
-			m.values = append(m.values, value{version: seg.Version(), hash: format.HashKey(m.image.Super.HashSeed(), it.Key()), place: it.ValueOffset(), length: it.ValueLen()})
+			m.values = append(m.values, value{version: seg.Version(), hash: format.HashKey(m.image.Super.HashSeed(),
+				it.Key()), place: it.ValueOffset(), length: it.ValueLen()})
 		}
 	}
 	for _, c := range m.changes {
@@ -24,7 +25,8 @@ func (m *Machine) noteValues(seg format.Segment, known bool) {
 	for at, n := format.SegmentHeaderBytes, seg.Items(); n > 0 && !known; n-- {
 		it := seg.Item(at)
 		at += it.LengthBytes()
-		if i := m.image.Pool.Of(it.ValueOffset()); int(i) < len(m.found) && it.ValueOffset()-m.image.Pool.Start(i) >= m.sinceThen(i) {
+		if i := m.image.Pool.Of(it.ValueOffset()); int(i) < len(m.found) &&
+			it.ValueOffset()-m.image.Pool.Start(i) >= m.sinceThen(i) {
 			note(it)
 		}
 	}
@@ -53,7 +55,8 @@ func (m *Machine) verify() {
 // those after it.
 func (m *Machine) verified() {
 	for _, v := range m.values[:m.looked] {
-		if rec := format.Value(v.buf); rec.Check(m.image.Pool.Seed(v.place)) != nil || rec.Hash() != v.hash || rec.ValueLen() != v.length {
+		if rec := format.Value(v.buf); rec.Check(m.image.Pool.Seed(v.place)) != nil || rec.Hash() != v.hash ||
+			rec.ValueLen() != v.length {
 			m.cutAt(v.version)
 			return
 		}

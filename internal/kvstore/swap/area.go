@@ -330,7 +330,8 @@ func (a *Area) tell(g *group, r Result) {
 		place = format.SwapGroup(g.buf).Place()
 	}
 	for _, o := range g.of {
-		a.out = append(a.out, Outcome{Source: o.source, Tag: o.tag, Result: r, Place: place + uint64(o.at), End: a.durable, At: o.at})
+		a.out = append(a.out, Outcome{Source: o.source, Tag: o.tag, Result: r, Place: place + uint64(o.at),
+			End: a.durable, At: o.at})
 	}
 }
 
@@ -350,7 +351,8 @@ func (a *Area) Turn(nowNS int64, out *AreaActions) {
 		if nowNS >= a.retryNS {
 			a.atDevice = true
 			g := format.SwapGroup(a.flight.buf)
-			out.IOs = append(out.IOs, IO{Op: pipeline.Write, FUA: a.cfg.FUA, Tenant: a.cfg.flightTenant, Offset: a.log.Offset(g.Place()), Buf: g[:g.LengthBytes()], Tag: groupTag})
+			out.IOs = append(out.IOs, IO{Op: pipeline.Write, FUA: a.cfg.FUA, Tenant: a.cfg.flightTenant,
+				Offset: a.log.Offset(g.Place()), Buf: g[:g.LengthBytes()], Tag: groupTag})
 		} else {
 			out.WakeNS = a.retryNS
 		}
@@ -419,7 +421,8 @@ func (a *Area) writeSuper(out *AreaActions) {
 	a.super.SetLogHead(at)
 	a.super.Seal()
 	a.newHead, a.superWriting, a.short = at, true, false
-	out.IOs = append(out.IOs, IO{Op: pipeline.Write, FUA: a.cfg.FUA, Background: true, Offset: superOffset(a.super.Generation()), Buf: a.super, Tag: superTag})
+	out.IOs = append(out.IOs, IO{Op: pipeline.Write, FUA: a.cfg.FUA, Background: true,
+		Offset: superOffset(a.super.Generation()), Buf: a.super, Tag: superTag})
 }
 
 // superOffset returns the offset of the superblock of a generation.

@@ -29,7 +29,8 @@ func (src *Source) addEntry(area int, key [format.MaxKey]byte, keyLen uint8) int
 	head := &src.table[hash&uint32(len(src.table)-1)]
 	e := &src.entries[i]
 	src.freeEntry = e.chain
-	*e = entry{key: key, keyLen: keyLen, hash: hash, area: uint8(area), chain: *head, prev: none, next: none, waiting: list.None}
+	*e = entry{key: key, keyLen: keyLen, hash: hash, area: uint8(area), chain: *head, prev: none, next: none,
+		waiting: list.None}
 	*head = i
 	src.used++
 	src.areas[area].entries++

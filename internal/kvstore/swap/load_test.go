@@ -119,7 +119,8 @@ func (w *world) reply(h *testHome, p kvstore.Reply) {
 	}
 	before := l.values()
 	if !l.respond(q.slot, met) {
-		w.t.Fatalf("key %d: op %d (condition %d) has met %d, nothing explains that; before it was one of %v", q.key, q.r.Op, q.r.Condition, met, before)
+		w.t.Fatalf("key %d: op %d (condition %d) has met %d, nothing explains that; before it was one of %v", q.key,
+			q.r.Op, q.r.Condition, met, before)
 	}
 	l.tidy()
 }
@@ -137,7 +138,8 @@ func (w *world) random(n, depth int) {
 			if done >= n || len(h.reqs) >= depth || w.rng.IntN(3) > 0 {
 				continue
 			}
-			do := [...]kvstore.Op{kvstore.Get, kvstore.Put, kvstore.Put, kvstore.Put, kvstore.Put, kvstore.Exist, kvstore.Delete}[w.rng.IntN(7)]
+			do := [...]kvstore.Op{kvstore.Get, kvstore.Put, kvstore.Put, kvstore.Put, kvstore.Put, kvstore.Exist,
+				kvstore.Delete}[w.rng.IntN(7)]
 			cond := kvstore.Always
 			if do == kvstore.Put && w.rng.IntN(5) == 0 {
 				cond = kvstore.Condition(1 + w.rng.IntN(2))
@@ -182,21 +184,26 @@ func (w *world) random(n, depth int) {
 func (w *world) state() string {
 	out := ""
 	for i, h := range w.sources {
-		out += fmt.Sprintf("home %d: used %d sweep n %d open %d stage %d area %d book %+v toStore %d atStore %d load.to %d\n", i, h.m.used, h.m.batch.n, h.m.batch.open, h.m.batch.stage, h.m.batch.area, h.m.manifest.dirty, h.m.toStore.N, h.m.atStore, h.m.load.to)
+		out += fmt.Sprintf("home %d: used %d sweep n %d open %d stage %d area %d book %+v toStore %d atStore %d "+
+			"load.to %d\n", i, h.m.used, h.m.batch.n, h.m.batch.open, h.m.batch.stage, h.m.batch.area,
+			h.m.manifest.dirty, h.m.toStore.N, h.m.atStore, h.m.load.to)
 		for _, m := range h.m.batch.members[:h.m.batch.n] {
 			e := h.m.entries[m.entry]
-			out += fmt.Sprintf("  member %+v appends %d indeterminate %d waiting %d\n", m, e.appends, e.indeterminate, e.waiting.N)
+			out += fmt.Sprintf("  member %+v appends %d indeterminate %d waiting %d\n", m, e.appends, e.indeterminate,
+				e.waiting.N)
 		}
 		for k := range h.m.areas {
 			a := &h.m.areas[k]
-			out += fmt.Sprintf("  area %d: entries %d appends %d wanted %d listed %v/%v floor %d acked %d\n", k, a.entries, a.appends, a.wanted, a.listed, a.wantListed, a.floor, a.acked)
+			out += fmt.Sprintf("  area %d: entries %d appends %d wanted %d listed %v/%v floor %d acked %d\n", k,
+				a.entries, a.appends, a.wanted, a.listed, a.wantListed, a.floor, a.acked)
 		}
 		for _, q := range h.reqs {
 			out += fmt.Sprintf("  request op %d key %d len %d\n", q.r.Op, q.key, len(q.r.Value))
 		}
 	}
 	for i, a := range w.areas {
-		out += fmt.Sprintf("area %d: head %d tail %d durable %d in %d io %d failures %d homes %+v\n", i, a.m.head, a.m.tail, a.m.durable, len(a.in), len(a.io), a.m.failures, a.m.sources)
+		out += fmt.Sprintf("area %d: head %d tail %d durable %d in %d io %d failures %d homes %+v\n", i, a.m.head,
+			a.m.tail, a.m.durable, len(a.in), len(a.io), a.m.failures, a.m.sources)
 	}
 	return out
 }

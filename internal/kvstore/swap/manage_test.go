@@ -56,7 +56,8 @@ func TestDroppingAnAreaFromAManifestIsAllOrNothing(t *testing.T) {
 				}
 				// The first block has all of the lines: what follows are zeroes, before and after.
 				if after.Source != home || !after.Names(other) || after.Names(lost) != (writes == 0 && blocks == 0) {
-					t.Errorf("copy %d damaged, %d writes and %d blocks: the book of %x names %+v", damaged, writes, blocks, after.Source, after.Areas)
+					t.Errorf("copy %d damaged, %d writes and %d blocks: the book of %x names %+v", damaged, writes,
+						blocks, after.Source, after.Areas)
 				}
 				// Done again after that, it holds, and a copy that becomes damaged brings nothing back.
 				err = after.Drop(lost, func(offset int64, b []byte) error {
@@ -121,7 +122,8 @@ func TestAnOlderCopyOfAManifestDoesNotStay(t *testing.T) {
 	}
 }
 
-// TestASourceThatIsForgottenHoldsNothingUp: the log goes on, also after the next opening, and the source starts without records.
+// TestASourceThatIsForgottenHoldsNothingUp: the log goes on, also after the next opening, and the source starts without
+// records.
 func TestASourceThatIsForgottenHoldsNothingUp(t *testing.T) {
 	w := newWorld(t, *seed, 0, 1, 0)
 	a := w.areas[0]

@@ -146,7 +146,8 @@ func (src *Source) list(l ManifestEntry) error {
 			continue
 		}
 		if l.Floor > a.Tail {
-			return fmt.Errorf("%w: the swap log of %s ends at %d, but there were records of this partition up to %d", ErrManifest, Name(l.Area), a.Tail, l.Floor)
+			return fmt.Errorf("%w: the swap log of %s ends at %d, but there were records of this partition up to %d",
+				ErrManifest, Name(l.Area), a.Tail, l.Floor)
 		}
 		a.listed, a.mayBeListed, a.wantListed, a.floor = true, true, true, l.Floor
 		return nil
@@ -163,7 +164,8 @@ func Missing(area uuid.UUID) error {
 func (src *Source) manifestStep() {
 	b := &src.manifest
 	for i := range src.areas {
-		if a := &src.areas[i]; a.wantListed && a.entries == 0 && a.appends == 0 && src.load.to != i && src.batch.n == 0 {
+		if a := &src.areas[i]; a.wantListed && a.entries == 0 && a.appends == 0 && src.load.to != i &&
+			src.batch.n == 0 {
 			if at := a.lastNS + src.cfg.Policy.UnlistNS; src.draining || src.now >= at {
 				a.wantListed = false
 				b.dirty = true
@@ -216,7 +218,8 @@ func (src *Source) writeManifest() {
 	b := &src.manifest
 	b.copies[b.at] = 0
 	src.out.IOs = append(src.out.IOs, IO{
-		Area: -1, Op: pipeline.Write, FUA: src.cfg.FUA, Background: true, Tenant: src.cfg.Background, Offset: format.SwapManifestOffsets[b.at], Buf: b.buf, Tag: uint32(len(src.ops)),
+		Area: -1, Op: pipeline.Write, FUA: src.cfg.FUA, Background: true, Tenant: src.cfg.Background,
+		Offset: format.SwapManifestOffsets[b.at], Buf: b.buf, Tag: uint32(len(src.ops)),
 	})
 }
 

@@ -97,14 +97,16 @@ func (c *AreaConfig) setDefaults() error {
 	case c.GroupBytes < 512 || c.groupBuf() > format.MaxSwapGroupBytes:
 		return invalid("GroupBytes", c.GroupBytes, "512 and more, with the longest value at most 256 KiB")
 	case c.AreaBytes%int64(c.BlockSize) != 0 || c.AreaBytes-format.SwapLogStart < int64(8*c.groupBuf()):
-		return invalid("AreaBytes", c.AreaBytes, fmt.Sprintf("whole blocks, at least %d", format.SwapLogStart+8*c.groupBuf()))
+		return invalid("AreaBytes", c.AreaBytes,
+			fmt.Sprintf("whole blocks, at least %d", format.SwapLogStart+8*c.groupBuf()))
 	}
 	return nil
 }
 
 // groupBuf is the longest that a group can become.
 func (c *AreaConfig) groupBuf() int {
-	return format.RoundUp(format.SwapGroupHeaderBytes+c.GroupBytes+format.SwapRecordBytes(c.MaxValueBytes), format.SuperblockBytes)
+	return format.RoundUp(format.SwapGroupHeaderBytes+c.GroupBytes+format.SwapRecordBytes(c.MaxValueBytes),
+		format.SuperblockBytes)
 }
 
 // FormatArea makes an empty area, whatever is there. The salt should be random and secret, so that nobody can choose a
@@ -179,7 +181,8 @@ func readSuper(cfg *AreaConfig, mem *space.Buffers, read Read) (format.AreaSuper
 			err = b.Check(cfg.AreaBytes)
 		}
 		if err == nil && b.BlockSize() < cfg.BlockSize {
-			err = fmt.Errorf("%w: blocks of %d bytes, the device has %d", format.ErrCorrupt, b.BlockSize(), cfg.BlockSize)
+			err = fmt.Errorf("%w: blocks of %d bytes, the device has %d", format.ErrCorrupt, b.BlockSize(),
+				cfg.BlockSize)
 		}
 		switch {
 		case err != nil:
@@ -252,7 +255,8 @@ func (s *scan) group(place uint64) (uint64, error) {
 		return 0, err
 	}
 	g := format.SwapGroup(b)
-	if g.CheckHeader(a.log.Seed(place), block) != nil || g.Place() != place || uint64(g.LengthBytes()) > a.log.Rest(place) {
+	if g.CheckHeader(a.log.Seed(place), block) != nil || g.Place() != place ||
+		uint64(g.LengthBytes()) > a.log.Rest(place) {
 		return 0, nil
 	}
 	if b, err = s.bytes(place, g.LengthBytes()); err != nil {
@@ -291,7 +295,8 @@ func (s *scan) found(r format.SwapRecord, group uint64) {
 	st.last = r.Place()
 	k := recordKey{len: uint8(r.KeyLen())}
 	copy(k.key[:], r.Key())
-	st.records[k] = FoundRecord{Key: k.key, KeyLen: k.len, Deleted: r.Kind() == format.SwapDelete, ValueLen: uint32(r.ValueLen()), Place: r.Place(), At: r.At()}
+	st.records[k] = FoundRecord{Key: k.key, KeyLen: k.len, Deleted: r.Kind() == format.SwapDelete,
+		ValueLen: uint32(r.ValueLen()), Place: r.Place(), At: r.At()}
 }
 
 // beyond looks behind the end of the log for a group that was written later. If there is one, the end is damage, or the
@@ -300,7 +305,8 @@ func (s *scan) beyond() error {
 	a := s.area
 	block := uint64(a.super.BlockSize())
 	for _, from := range []uint64{a.tail, a.log.NextLap(a.tail)} {
-		for place := from; place < from+format.MaxSwapGroupBytes+block && place < a.tail+a.log.LenBytes; place += block {
+		for place := from; place < from+format.MaxSwapGroupBytes+block &&
+			place < a.tail+a.log.LenBytes; place += block {
 			b, err := s.bytes(place, int(block))
 			if err != nil {
 				return err
@@ -308,7 +314,8 @@ func (s *scan) beyond() error {
 			g := format.SwapGroup(b)
 			at := g.Place()
 			// A group at the beginning of the next lap may be the last one, torn, which did not fit into this lap.
-			if at <= a.tail || at == a.log.NextLap(a.tail) || at%a.log.LenBytes != place%a.log.LenBytes || g.CheckHeader(a.log.Seed(at), int(block)) != nil {
+			if at <= a.tail || at == a.log.NextLap(a.tail) || at%a.log.LenBytes != place%a.log.LenBytes ||
+				g.CheckHeader(a.log.Seed(at), int(block)) != nil {
 				continue
 			}
 			return fmt.Errorf("%w: the swap log ends at %d, but there is a group at %d", format.ErrCorrupt, a.tail, at)

@@ -70,7 +70,8 @@ func (src *Source) startRead(oi int32) {
 	o.lead = int(o.place - start)
 	background := o.kind != opRead
 	src.out.IOs = append(src.out.IOs, IO{
-		Area: int(o.area), Op: pipeline.Read, Background: background, Tenant: o.tenant, Offset: a.Log.Offset(start), Buf: buf[:n], Tag: uint32(oi),
+		Area: int(o.area), Op: pipeline.Read, Background: background, Tenant: o.tenant, Offset: a.Log.Offset(start),
+		Buf: buf[:n], Tag: uint32(oi),
 	})
 }
 
@@ -81,7 +82,8 @@ func (src *Source) record(o *op) (format.SwapRecord, bool) {
 		buf = src.big[o.big]
 	}
 	r := format.SwapRecord(buf[o.lead:])
-	ok := r.Check(src.areas[o.area].Log.Seed(o.place)) == nil && r.Place() == o.place && r.Kind() == format.SwapPut && r.Source() == src.cfg.UUID &&
+	ok := r.Check(src.areas[o.area].Log.Seed(o.place)) == nil && r.Place() == o.place && r.Kind() == format.SwapPut &&
+		r.Source() == src.cfg.UUID &&
 		bytes.Equal(r.Key(), o.key[:o.keyLen]) && r.ValueLen() == int(o.valueLen)
 	return r, ok
 }

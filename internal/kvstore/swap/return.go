@@ -115,7 +115,8 @@ func (src *Source) startMember(i int) {
 	}
 	m.begun = true
 	o := &src.ops[oi]
-	o.kind, o.do, o.cond, o.tenant, o.hash, o.key, o.keyLen = opReturning, kvstore.Put, kvstore.Always, src.cfg.Background, e.hash, e.key, e.keyLen
+	o.kind, o.do, o.cond, o.tenant, o.hash, o.key, o.keyLen = opReturning, kvstore.Put, kvstore.Always,
+		src.cfg.Background, e.hash, e.key, e.keyLen
 	o.entry, o.member = m.entry, uint8(i)
 	if src.batch.moving {
 		o.kind = opMoving

@@ -103,7 +103,8 @@ type storeReq struct {
 }
 
 func newWorld(t testing.TB, seed uint64, homes, areas, keys int) *world {
-	w := &world{t: t, rng: rand.New(rand.NewPCG(seed, 11)), keys: keys, policy: Policy{BeginGap: 10, EndGap: 5, CalmNS: 1e6, UnlistNS: 3e6}, entries: 64}
+	w := &world{t: t, rng: rand.New(rand.NewPCG(seed, 11)), keys: keys,
+		policy: Policy{BeginGap: 10, EndGap: 5, CalmNS: 1e6, UnlistNS: 3e6}, entries: 64}
 	cfg := w.areaConfig()
 	for i := range areas {
 		a := &testArea{disk: w.newDisk(cfg.AreaBytes)}
@@ -141,7 +142,8 @@ func newWorld(t testing.TB, seed uint64, homes, areas, keys int) *world {
 func heap(n int) ([]byte, error) { return make([]byte, n), nil }
 
 func (w *world) areaConfig() AreaConfig {
-	return AreaConfig{AreaBytes: format.SwapLogStart + 64<<10, BlockSize: testBlock, GroupBytes: testGroup, MaxValueBytes: testValue, FUA: true}
+	return AreaConfig{AreaBytes: format.SwapLogStart + 64<<10, BlockSize: testBlock, GroupBytes: testGroup,
+		MaxValueBytes: testValue, FUA: true}
 }
 
 func readFrom(disk []byte) Read {
@@ -158,7 +160,8 @@ func (w *world) openHome(i int) (*Source, error) {
 	if err != nil {
 		return nil, err
 	}
-	cfg := SourceConfig{Manifest: book, UUID: [16]byte{0xB0, byte(i)}, BlockSize: testBlock, FUA: true, Keys: w.entries, Requests: 16, MaxValueBytes: testValue, Policy: w.policy}
+	cfg := SourceConfig{Manifest: book, UUID: [16]byte{0xB0, byte(i)}, BlockSize: testBlock, FUA: true, Keys: w.entries,
+		Requests: 16, MaxValueBytes: testValue, Policy: w.policy}
 	for _, a := range w.areas {
 		at, err := a.m.Attach(cfg.UUID)
 		if err != nil {
@@ -240,7 +243,8 @@ func (w *world) count(h *testHome) {
 
 // newDisk makes a drive with a volatile cache.
 func (w *world) newDisk(n int64) *lab.Drive {
-	return lab.NewDrive(lab.DriveConfig{SizeBytes: n, BlockSize: testBlock, Volatile: true, Rand: w.rng, Misuse: func(what string) { w.t.Fatal(what) }})
+	return lab.NewDrive(lab.DriveConfig{SizeBytes: n, BlockSize: testBlock, Volatile: true, Rand: w.rng,
+		Misuse: func(what string) { w.t.Fatal(what) }})
 }
 
 // request is an I/O as the drive's request.

@@ -285,7 +285,8 @@ func NewSource(cfg SourceConfig) (*Source, error) {
 		cfg.Alloc = space.HeapAlloc
 	}
 	cfg.Policy.setDefaults()
-	src := &Source{cfg: cfg, freeEntry: none, freeOps: list.None, toStore: list.None, lists: list.None, bigWait: list.None, load: loadState{to: none}}
+	src := &Source{cfg: cfg, freeEntry: none, freeOps: list.None, toStore: list.None, lists: list.None,
+		bigWait: list.None, load: loadState{to: none}}
 	if err := src.attach(); err != nil {
 		return nil, err
 	}
@@ -318,7 +319,8 @@ func NewSource(cfg SourceConfig) (*Source, error) {
 	}
 	mem := space.Buffers{Alloc: cfg.Alloc}
 	for i := range bigBuffers {
-		src.big = append(src.big, mem.Take("reads of swapped values", format.RoundUp(format.SwapRecordBytes(cfg.MaxValueBytes), 4096)+2*4096))
+		src.big = append(src.big, mem.Take("reads of swapped values",
+			format.RoundUp(format.SwapRecordBytes(cfg.MaxValueBytes), 4096)+2*4096))
 		src.bigFree = append(src.bigFree, int32(i))
 	}
 	if mem.Err != nil {
@@ -386,7 +388,8 @@ func (src *Source) Turn(nowNS int64, out *Actions) {
 	out.Releases = append(out.Releases, src.out.Releases...)
 	out.Replies = append(out.Replies, src.out.Replies...)
 	out.WakeNS = src.out.WakeNS
-	src.out.IOs, src.out.Appends, src.out.Releases, src.out.Replies = src.out.IOs[:0], src.out.Appends[:0], src.out.Releases[:0], src.out.Replies[:0]
+	src.out.IOs, src.out.Appends, src.out.Releases, src.out.Replies = src.out.IOs[:0], src.out.Appends[:0],
+		src.out.Releases[:0], src.out.Replies[:0]
 }
 
 // wake asks for a call of Turn no later than atNS.

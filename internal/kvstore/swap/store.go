@@ -40,7 +40,8 @@ func (src *Source) NextForStore(r *kvstore.Request) bool {
 	}
 	oi := src.toStore.First
 	o := &src.ops[oi]
-	*r = kvstore.Request{Op: o.do, Condition: o.cond, Tag: uint64(oi), Tenant: o.tenant, Key: o.key[:o.keyLen], Value: o.value, Room: o.room}
+	*r = kvstore.Request{Op: o.do, Condition: o.cond, Tag: uint64(oi), Tenant: o.tenant, Key: o.key[:o.keyLen],
+		Value: o.value, Room: o.room}
 	return true
 }
 

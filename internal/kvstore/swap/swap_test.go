@@ -140,7 +140,8 @@ func TestAnAreaKeepsWhatIsNotReleased(t *testing.T) {
 					var key [8]byte
 					version++
 					binary.LittleEndian.PutUint64(key[:], version)
-					p := Append{Source: numbers[k], Kind: format.SwapPut, Key: key[:], Value: make([]byte, version%1000), Tag: uint32(version)}
+					p := Append{Source: numbers[k], Kind: format.SwapPut, Key: key[:],
+						Value: make([]byte, version%1000), Tag: uint32(version)}
 					if a.m.Submit(&p) {
 						pending[p.Tag] = version
 					}

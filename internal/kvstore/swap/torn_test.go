@@ -21,7 +21,8 @@ func TestWhatATornGroupLeftIsNoPartOfTheNextOne(t *testing.T) {
 			t.Fatal(err)
 		}
 		for i, n := range []int{testBlock - format.SwapGroupHeaderBytes - format.SwapRecordHeaderBytes, 100} {
-			if !a.m.Submit(&Append{Source: at.Source, Kind: format.SwapPut, Key: []byte{byte(i)}, Value: value(i, int32(version), n)}) {
+			if !a.m.Submit(&Append{Source: at.Source, Kind: format.SwapPut, Key: []byte{byte(i)},
+				Value: value(i, int32(version), n)}) {
 				t.Fatal("a record is not taken")
 			}
 		}
@@ -41,6 +42,7 @@ func TestWhatATornGroupLeftIsNoPartOfTheNextOne(t *testing.T) {
 		t.Fatal(err)
 	}
 	if len(at.Records) != 0 || at.Tail != 0 {
-		t.Errorf("%d records of torn groups were found, and the log ends at %d: %+v", len(at.Records), at.Tail, at.Records)
+		t.Errorf("%d records of torn groups were found, and the log ends at %d: %+v", len(at.Records), at.Tail,
+			at.Records)
 	}
 }

@@ -67,7 +67,8 @@ func (x *transcript) describe(q *transcriptIO) string {
 	case !q.ofArea:
 		kind = fmt.Sprintf("source: %s %d bytes of the swap log at %d", what, len(q.Buf), q.Offset)
 	case q.Tag == superTag:
-		kind = fmt.Sprintf("area: %s superblock: generation %d, LogHead %d", what, format.AreaSuperblock(q.Buf).Generation(), format.AreaSuperblock(q.Buf).LogHead())
+		kind = fmt.Sprintf("area: %s superblock: generation %d, LogHead %d", what,
+			format.AreaSuperblock(q.Buf).Generation(), format.AreaSuperblock(q.Buf).LogHead())
 	default:
 		g := format.SwapGroup(q.Buf)
 		kind = fmt.Sprintf("area: %s group of %d records at place %d", what, g.Records(), g.Place())
@@ -94,7 +95,8 @@ func (x *transcript) turn() {
 		}
 		for _, q := range x.act.Appends {
 			again = true
-			x.line("source: append %s %s, %d bytes", [...]string{format.SwapPut: "put", format.SwapDelete: "delete"}[q.Kind], q.Key, len(q.Value))
+			x.line("source: append %s %s, %d bytes",
+				[...]string{format.SwapPut: "put", format.SwapDelete: "delete"}[q.Kind], q.Key, len(q.Value))
 			if !x.a.Submit(&q.Append) {
 				x.line("area: not now")
 			}
@@ -109,7 +111,8 @@ func (x *transcript) turn() {
 		}
 		var r kvstore.Request
 		for x.src.NextForStore(&r) {
-			x.line("source: to its own store: %s %s", [...]string{kvstore.Get: "get", kvstore.Put: "put", kvstore.Delete: "delete"}[r.Op], r.Key)
+			x.line("source: to its own store: %s %s",
+				[...]string{kvstore.Get: "get", kvstore.Put: "put", kvstore.Delete: "delete"}[r.Op], r.Key)
 			r.Key = bytes.Clone(r.Key)
 			x.stored = append(x.stored, r)
 			x.src.TakenByStore()
@@ -118,13 +121,15 @@ func (x *transcript) turn() {
 		for i := range x.areaAct.Outcomes {
 			again = true
 			o := x.areaAct.Outcomes[i]
-			x.line("area: outcome: %s", [...]string{Stored: "stored", Refused: "refused", Indeterminate: "indeterminate"}[o.Result])
+			x.line("area: outcome: %s", [...]string{Stored: "stored", Refused: "refused",
+				Indeterminate: "indeterminate"}[o.Result])
 			x.src.Outcome(&o)
 		}
 		for _, q := range x.areaAct.IOs {
 			x.begin(transcriptIO{IO: q, ofArea: true})
 		}
-		x.act.Replies, x.act.Appends, x.act.Releases, x.act.IOs = x.act.Replies[:0], x.act.Appends[:0], x.act.Releases[:0], x.act.IOs[:0]
+		x.act.Replies, x.act.Appends, x.act.Releases, x.act.IOs = x.act.Replies[:0], x.act.Appends[:0],
+			x.act.Releases[:0], x.act.IOs[:0]
 		x.areaAct.Outcomes, x.areaAct.IOs = x.areaAct.Outcomes[:0], x.areaAct.IOs[:0]
 	}
 }
@@ -213,7 +218,8 @@ func (x *transcript) command(d *datadriven.TestData) string {
 		write := func(disk []byte) Write {
 			return func(offset int64, b []byte) error { copy(disk[offset:], b); return nil }
 		}
-		if err := errors.Join(FormatArea(x.cfg, uuid.UUID{5}, 99, write(x.log)), FormatManifest(uuid.UUID{7}, write(x.part), heap), x.open()); err != nil {
+		if err := errors.Join(FormatArea(x.cfg, uuid.UUID{5}, 99, write(x.log)),
+			FormatManifest(uuid.UUID{7}, write(x.part), heap), x.open()); err != nil {
 			return err.Error()
 		}
 		x.turn()
@@ -222,7 +228,8 @@ func (x *transcript) command(d *datadriven.TestData) string {
 		x.turn()
 	case "put", "get", "delete": // put KEY [size=N]
 		x.tag++
-		r := kvstore.Request{Op: map[string]kvstore.Op{"put": kvstore.Put, "get": kvstore.Get, "delete": kvstore.Delete}[d.Cmd], Tag: x.tag, Key: []byte(d.CmdArgs[0].Key)}
+		r := kvstore.Request{Op: map[string]kvstore.Op{"put": kvstore.Put, "get": kvstore.Get,
+			"delete": kvstore.Delete}[d.Cmd], Tag: x.tag, Key: []byte(d.CmdArgs[0].Key)}
 		switch d.Cmd {
 		case "put":
 			r.Value = bytes.Repeat(r.Key[:1], max(100, int(number("size"))))
@@ -263,7 +270,8 @@ func (x *transcript) command(d *datadriven.TestData) string {
 		}
 		x.turn()
 	case "state":
-		return fmt.Sprintf("%d keys out, the log from %d to %d, %d I/Os under way", x.src.Stats().Keys, x.a.head, x.a.tail, len(x.ios))
+		return fmt.Sprintf("%d keys out, the log from %d to %d, %d I/Os under way", x.src.Stats().Keys, x.a.head,
+			x.a.tail, len(x.ios))
 	default:
 		return "unknown command"
 	}

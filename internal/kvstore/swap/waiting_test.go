@@ -82,7 +82,8 @@ func TestWritesThatWaitForTheirKeyDoNotKeepItFromReturning(t *testing.T) {
 	w.out(h, keys)
 	begun := 0
 	put := func() bool {
-		if h.m.Submit(&kvstore.Request{Op: kvstore.Put, Tag: uint64(begun), Key: keyOf(keys - 1), Value: value(keys-1, 1, 20)}) != Taken {
+		if h.m.Submit(&kvstore.Request{Op: kvstore.Put, Tag: uint64(begun), Key: keyOf(keys - 1),
+			Value: value(keys-1, 1, 20)}) != Taken {
 			return false
 		}
 		begun++
@@ -104,15 +105,16 @@ func TestWritesThatWaitForTheirKeyDoNotKeepItFromReturning(t *testing.T) {
 	}
 }
 
-// TestAWriteBehindAnIndeterminateOneIsAnswered, although the area reports nothing more: one is in the group that cannot be
-// written, the other in the next.
+// TestAWriteBehindAnIndeterminateOneIsAnswered, although the area reports nothing more: one is in the group that cannot
+// be written, the other in the next.
 func TestAWriteBehindAnIndeterminateOneIsAnswered(t *testing.T) {
 	w := newWorld(t, *seed, 1, 1, 1)
 	h := w.sources[0]
 	w.out(h, 1)
 	a := w.areas[0].m
 	submit := func(do kvstore.Op, tag uint64) {
-		if v := h.m.Submit(&kvstore.Request{Op: do, Tag: tag, Key: keyOf(0), Value: value(0, int32(tag), 20)}); v != Taken {
+		if v := h.m.Submit(&kvstore.Request{Op: do, Tag: tag, Key: keyOf(0),
+			Value: value(0, int32(tag), 20)}); v != Taken {
 			t.Fatalf("verdict %d", v)
 		}
 		h.m.Turn(w.now, &h.act)

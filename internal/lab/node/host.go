@@ -109,7 +109,8 @@ func (h *Host) watch() {
 		for cid, c := range q.commands {
 			event := q.qid == 0 && c.sqe.Opcode() == nvme.AdminAsyncEvent
 			if h.lab.Sim.Now()-c.startNS > answerNS && !event {
-				h.lab.Violation("%s, qid %d: no answer to opcode %#x, CID %#x, within %v s", h.name, q.qid, c.sqe.Opcode(), cid, answerNS/1e9)
+				h.lab.Violation("%s, qid %d: no answer to opcode %#x, CID %#x, within %v s", h.name, q.qid,
+					c.sqe.Opcode(), cid, answerNS/1e9)
 			}
 		}
 	}
@@ -352,7 +353,8 @@ func (h *Host) reset(p *lab.Proc, a *association) bool {
 		a.closeIO("controller reset")
 	}
 	healthy := h.lab.healthy()
-	ok := a.property(p, nvme.FabricsPropertySet, nvme.PropCC, 0).ok() && a.csts(p, func(c nvme.CSTS) bool { return !c.RDY() && !c.CFS() })
+	ok := a.property(p, nvme.FabricsPropertySet, nvme.PropCC, 0).ok() &&
+		a.csts(p, func(c nvme.CSTS) bool { return !c.RDY() && !c.CFS() })
 	a.closeIO("controller reset")
 	if !ok {
 		if healthy && h.lab.healthy() && !a.admin.over && !a.admin.end.Lossy() {
@@ -380,8 +382,10 @@ func (h *Host) shutdown(p *lab.Proc, a *association) bool {
 	h.shutdowns++
 	a.ready = false
 	began := h.lab.Sim.Now()
-	cc := nvme.CC(0).WithEN(true).WithCSS(nvme.CCCSSIOCS).WithIOSQES(nvme.CCIOSQES64).WithIOCQES(nvme.CCIOCQES16).WithSHN(nvme.SHNNormal)
-	if a.property(p, nvme.FabricsPropertySet, nvme.PropCC, uint64(cc)).ok() && a.csts(p, func(c nvme.CSTS) bool { return c.SHST() == 2 }) {
+	cc := nvme.CC(0).WithEN(true).WithCSS(nvme.CCCSSIOCS).WithIOSQES(nvme.CCIOSQES64).WithIOCQES(
+		nvme.CCIOCQES16).WithSHN(nvme.SHNNormal)
+	if a.property(p, nvme.FabricsPropertySet, nvme.PropCC, uint64(cc)).ok() &&
+		a.csts(p, func(c nvme.CSTS) bool { return c.SHST() == 2 }) {
 		h.lab.shutdownComplete(began)
 	}
 	return false

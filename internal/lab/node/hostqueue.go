@@ -9,8 +9,8 @@ import (
 	"jbofd/internal/nvmeof/tcp/pdu"
 )
 
-// Fault model of a simulated host: none. It keeps to NVMe/TCP, and may send and stop whenever the specifications let it.
-// What the target does against them is a violation: a PDU out of order, a completion of no command, a C2HTermReq.
+// Fault model of a simulated host: none. It keeps to NVMe/TCP, and may send and stop whenever the specifications let
+// it. What the target does against them is a violation: a PDU out of order, a completion of no command, a C2HTermReq.
 
 // hostQueue is the host's end of one queue pair. It shares no code with the target but the PDU formats.
 type hostQueue struct {
@@ -157,13 +157,15 @@ func (q *hostQueue) submit(sqe nvme.SQE, data []byte, toHost bool, done func(o o
 		if toHost {
 			head = nil
 		}
-		sim.Tracef("%s: connection %d qid %d CID %d: opcode %#x nsid %d, block %d+%d, %d bytes %x", q.h.name, q.end.ID, q.qid, q.lastCID, sqe.Opcode(), sqe.NSID(), sqe.SLBA(), sqe.NLB(), len(data), head)
+		sim.Tracef("%s: connection %d qid %d CID %d: opcode %#x nsid %d, block %d+%d, %d bytes %x", q.h.name, q.end.ID,
+			q.qid, q.lastCID, sqe.Opcode(), sqe.NSID(), sqe.SLBA(), sqe.NLB(), len(data), head)
 		inner := done
 		c.done = func(o outcome) {
 			if o.lost {
 				sim.Tracef("%s: connection %d qid %d CID %d: lost", q.h.name, q.end.ID, q.qid, sqe.CID())
 			} else {
-				sim.Tracef("%s: connection %d qid %d CID %d: %v %#x", q.h.name, q.end.ID, q.qid, sqe.CID(), o.status, o.result)
+				sim.Tracef("%s: connection %d qid %d CID %d: %v %#x", q.h.name, q.end.ID, q.qid, sqe.CID(), o.status,
+					o.result)
 			}
 			inner(o)
 		}

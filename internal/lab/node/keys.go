@@ -68,7 +68,8 @@ func (h *Host) retrieve(p *lab.Proc, q *hostQueue, sqe nvme.SQE, r *register) {
 	case o.ok():
 		n := int(uint32(o.result))
 		if err := r.read(start, h.lab.Sim.Now(), func(w *write) bool { return isValue(buf, n, w) }); err != nil {
-			h.lab.Violation("%s: a Retrieve of %s from %.3f returns %d bytes, %x: %v", h.name, r.name, float64(start)/1e3, n, buf[:min(n, 16, len(buf))], err)
+			h.lab.Violation("%s: a Retrieve of %s from %.3f returns %d bytes, %x: %v", h.name, r.name,
+				float64(start)/1e3, n, buf[:min(n, 16, len(buf))], err)
 		}
 	case !o.lost && o.status.Code() == nvme.KeyDoesNotExist:
 		h.missing(r, start, "Retrieve", nil)
@@ -94,7 +95,8 @@ func (h *Host) present(r *register, start int64, what string, except *write) {
 			return
 		}
 	}
-	h.lab.Violation("%s: a %s of %s from %.3f finds the key: all writes: %s", h.name, what, r.name, float64(start)/1e3, list(r.writes))
+	h.lab.Violation("%s: a %s of %s from %.3f finds the key: all writes: %s", h.name, what, r.name, float64(start)/1e3,
+		list(r.writes))
 }
 
 func (h *Host) exist(p *lab.Proc, q *hostQueue, sqe nvme.SQE, r *register) {

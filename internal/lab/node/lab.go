@@ -57,7 +57,8 @@ type Options struct {
 func New(o Options) *Lab {
 	s := lab.NewSim(o.Seed)
 	s.Trace(o.Trace)
-	l := &Lab{Sim: s, Net: lab.NewNetwork(s), rng: s.Rand("lab"), tel: o.Telemetry, log: o.Log, disturb: true, writers: map[uint64]*association{}}
+	l := &Lab{Sim: s, Net: lab.NewNetwork(s), rng: s.Rand("lab"), tel: o.Telemetry, log: o.Log, disturb: true,
+		writers: map[uint64]*association{}}
 	if l.log == nil {
 		l.log = slog.New(slog.DiscardHandler)
 	}
@@ -67,7 +68,8 @@ func New(o Options) *Lab {
 	l.clock = s.NewClock("node", lab.ClockConfig{Skew: 0.02, JumpNS: 500e6})
 	volatile := l.rng.IntN(2) == 0
 	for i := range 2 {
-		d := lab.NewDrive(lab.DriveConfig{SizeBytes: diskBytes, BlockSize: blockBytes, Volatile: volatile, Rand: s.Rand(fmt.Sprintf("drive %d", i)),
+		d := lab.NewDrive(lab.DriveConfig{SizeBytes: diskBytes, BlockSize: blockBytes, Volatile: volatile,
+			Rand:   s.Rand(fmt.Sprintf("drive %d", i)),
 			Misuse: func(what string) { l.Violation("drive %d: %s", i, what) }})
 		d.SlowOneIn = 40
 		d.Observe = func(r *ssd.Request) {
@@ -89,7 +91,8 @@ func New(o Options) *Lab {
 const diskBytes = 6 << 20
 
 func (l *Lab) addBlocks(nsid uint32, disk int, offset int64, blocks int, volatile bool) {
-	ns := &namespace{name: fmt.Sprintf("namespace %d", nsid), nsid: nsid, disk: disk, offset: offset, bytes: int64(blocks) * blockBytes, volatile: volatile, there: true}
+	ns := &namespace{name: fmt.Sprintf("namespace %d", nsid), nsid: nsid, disk: disk, offset: offset,
+		bytes: int64(blocks) * blockBytes, volatile: volatile, there: true}
 	for i := range blocks {
 		ns.registers = append(ns.registers, newRegister(fmt.Sprintf("block %d of %s", i, ns.name)))
 	}
@@ -224,7 +227,8 @@ func (l *Lab) idle() bool {
 
 func (l *Lab) state() (s string) {
 	for _, h := range l.Hosts {
-		s += fmt.Sprintf("%s: %d processes at a command, association ready %v over %v; ", h.name, h.busy, h.a.ready, h.a.over)
+		s += fmt.Sprintf("%s: %d processes at a command, association ready %v over %v; ", h.name, h.busy, h.a.ready,
+			h.a.over)
 	}
 	return s
 }
@@ -278,7 +282,8 @@ func (l *Lab) act() {
 // notRemoved demands that a request changes nothing in the extent of a namespace that is removed: it may be another's.
 func (l *Lab) notRemoved(disk int, r *ssd.Request) {
 	for _, ns := range l.namespaces {
-		if ns.gone && ns.disk == disk && r.Op != ssd.Read && r.Op != ssd.Flush && r.Offset < ns.offset+ns.bytes && ns.offset < r.Offset+r.Len {
+		if ns.gone && ns.disk == disk && r.Op != ssd.Read && r.Op != ssd.Flush && r.Offset < ns.offset+ns.bytes &&
+			ns.offset < r.Offset+r.Len {
 			l.Violation("%v of %d bytes at %d: %s was removed", r.Op, r.Len, r.Offset, ns.name)
 		}
 	}
@@ -287,15 +292,16 @@ func (l *Lab) notRemoved(disk int, r *ssd.Request) {
 // fencePromptNS is how long the target may take to fence what belonged to an association whose end it has seen.
 const fencePromptNS = 1e6
 
-// notEnded demands that a write of blocks does not begin at a drive when its association is over at the target: its host
-// may be told any moment that nothing of the kind is under way. The stamp tells whose write it is.
+// notEnded demands that a write of blocks does not begin at a drive when its association is over at the target: its
+// host may be told any moment that nothing of the kind is under way. The stamp tells whose write it is.
 func (l *Lab) notEnded(r *ssd.Request) {
 	if r.Op != ssd.Write {
 		return
 	}
 	stamp, _ := stampOf(r.Buf[:blockBytes])
 	if a := l.writers[stamp]; a != nil && a.admin.end.Peer().OverFor() > fencePromptNS {
-		l.Violation("%#x of %s begins at a drive %d µs after its association has ended", stamp, a.h.name, a.admin.end.Peer().OverFor()/1000)
+		l.Violation("%#x of %s begins at a drive %d µs after its association has ended", stamp, a.h.name,
+			a.admin.end.Peer().OverFor()/1000)
 	}
 }
 

@@ -50,7 +50,8 @@ func (c *counts) add(l *Lab) {
 }
 
 func (c *counts) String() string {
-	return fmt.Sprintf("%d steps, %d commands of which %d lost their connection, %d associations, %d resets, %d shutdowns, %d cuts, %d aborts of which %d took effect, %d crashes",
+	return fmt.Sprintf("%d steps, %d commands of which %d lost their connection, %d associations, %d resets, %d "+
+		"shutdowns, %d cuts, %d aborts of which %d took effect, %d crashes",
 		c.steps, c.commands, c.lostCommands, c.connects, c.resets, c.shutdowns, c.cuts, c.aborts, c.aborted, c.crashes)
 }
 

@@ -191,7 +191,8 @@ func (h *Host) judge(r *register, start int64, b []byte) {
 	}
 }
 
-func (h *Host) writeBlocks(p *lab.Proc, q *hostQueue, sqe nvme.SQE, regs []*register, data []byte, stamp uint64, durable bool) {
+func (h *Host) writeBlocks(p *lab.Proc, q *hostQueue, sqe nvme.SQE, regs []*register, data []byte, stamp uint64,
+	durable bool) {
 	writes := make([]*write, len(regs))
 	for i, r := range regs {
 		writes[i] = r.begin(stamp, 0, h.lab.Sim.Now(), h.name)

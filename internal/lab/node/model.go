@@ -45,7 +45,8 @@ func (w *write) String() string {
 		}
 		return fmt.Sprintf("%.3f", float64(ns)/1e3)
 	}
-	return fmt.Sprintf("%s by %s [%s, %s] effect %s durable %s", s, w.by, at(w.startNS), at(w.endNS), at(w.effectNS), at(w.durableNS))
+	return fmt.Sprintf("%s by %s [%s, %s] effect %s durable %s", s, w.by, at(w.startNS), at(w.endNS), at(w.effectNS),
+		at(w.durableNS))
 }
 
 // register is a block or a key.

@@ -16,8 +16,9 @@ import (
 	"jbofd/internal/ssd"
 )
 
-// Fault model of Node: its process dies at any instant, alone or with the power of its drives, and is started again. Its
-// clock is wrong within the bounds of lab.Clock. Namespaces are removed, added and published anew while hosts use them.
+// Fault model of Node: its process dies at any instant, alone or with the power of its drives, and is started again.
+// Its clock is wrong within the bounds of lab.Clock. Namespaces are removed, added and published anew while hosts use
+// them.
 
 // Names and sizes of the simulated node.
 const (
@@ -57,19 +58,23 @@ func (l *Lab) startNode() (*Node, error) {
 	for i, disk := range l.Disks {
 		dev := lab.NewDevice(l.Sim, fmt.Sprintf("ssd%d", i), disk)
 		dev.AtOnceOneIn = []int{0, 2, 20}[l.rng.IntN(3)]
-		d, err := drive.New(drive.Config{Device: dev, Pool: n.pool, Depth: 1 + l.rng.IntN(12), Policy: l.policy(), Env: n.process})
+		d, err := drive.New(drive.Config{Device: dev, Pool: n.pool, Depth: 1 + l.rng.IntN(12), Policy: l.policy(),
+			Env: n.process})
 		if err != nil {
 			return nil, err
 		}
 		n.devices, n.drives = append(n.devices, dev), append(n.drives, d)
 	}
-	machine := nvmeof.New(nvmeof.Config{Firmware: "lab", Limits: limits, InCapsuleBytes: inCapsuleBytes, MaxEntries: 64, MaxIOQueues: 8,
-		MaxControllers: 64, MaxHosts: 16, MaxDiscovery: 8, MaxDiscoveryPerPeer: 8, MinKATOMS: 1000, DiscoveryIdleMS: 120000})
+	machine := nvmeof.New(nvmeof.Config{Firmware: "lab", Limits: limits, InCapsuleBytes: inCapsuleBytes, MaxEntries: 64,
+		MaxIOQueues:    8,
+		MaxControllers: 64, MaxHosts: 16, MaxDiscovery: 8, MaxDiscoveryPerPeer: 8, MinKATOMS: 1000,
+		DiscoveryIdleMS: 120000})
 	n.service = target.New(target.Config{Target: machine, SSDs: n.drives, Pool: n.pool, Env: n.process, Log: l.log,
 		Events: target.Events{KeepAliveExpired: func(c *nvmeof.Controller, idle time.Duration) {
 			l.Sim.Tracef("target: controller %d of %s expires after %v", c.ID, c.HostNQN, idle)
 		}}})
-	n.admission = connection.NewAdmission(connection.AdmissionLimits{Connections: 256, PerHost: 128, Pending: 64, PendingPerAddress: 64}, l.tel)
+	n.admission = connection.NewAdmission(connection.AdmissionLimits{Connections: 256, PerHost: 128, Pending: 64,
+		PendingPerAddress: 64}, l.tel)
 	for _, d := range n.drives {
 		d.SetTenant(target.Background, pipeline.Settings{Weight: 1})
 	}
@@ -95,7 +100,8 @@ func (n *Node) apply() {
 		if !ns.there {
 			continue
 		}
-		pub := &nvmeof.Namespace{NSID: ns.nsid, SSD: ns.disk, OffsetBytes: ns.offset, SizeBytes: ns.bytes, BlockShift: blockShift,
+		pub := &nvmeof.Namespace{NSID: ns.nsid, SSD: ns.disk, OffsetBytes: ns.offset, SizeBytes: ns.bytes,
+			BlockShift:    blockShift,
 			VolatileCache: ns.volatile, ANAGroup: 1, ANAState: nvme.ANAStateOptimized, UUID: [16]byte{byte(ns.nsid), 1}}
 		if ns.kv {
 			ns.publish(pub)
@@ -103,7 +109,8 @@ func (n *Node) apply() {
 		st.Namespaces = append(st.Namespaces, pub)
 	}
 	n.service.Apply(nvmeof.State{Subsystems: []nvmeof.SubsystemState{st},
-		Ports: []nvmeof.Port{{ID: 1, TRTYPE: nvme.TRTYPETCP, ADRFAM: nvme.ADRFAMIPv4, Address: "10.0.0.2", Service: "4420"}}})
+		Ports: []nvmeof.Port{{ID: 1, TRTYPE: nvme.TRTYPETCP, ADRFAM: nvme.ADRFAMIPv4, Address: "10.0.0.2",
+			Service: "4420"}}})
 }
 
 // remove takes a namespace away and returns when nothing is done to its extent any more.

@@ -34,7 +34,8 @@ type store struct {
 
 // addKeys adds a namespace of keys and values.
 func (l *Lab) addKeys(nsid uint32, disk int) {
-	ns := &namespace{name: fmt.Sprintf("namespace %d", nsid), nsid: nsid, disk: disk, offset: storeOffset, bytes: storeBytes, kv: true, there: true}
+	ns := &namespace{name: fmt.Sprintf("namespace %d", nsid), nsid: nsid, disk: disk, offset: storeOffset,
+		bytes: storeBytes, kv: true, there: true}
 	for i := range storeKeys {
 		ns.registers = append(ns.registers, newRegister(fmt.Sprintf("key %d", i)))
 	}
@@ -46,8 +47,9 @@ func (n *Node) openStore(ns *namespace) error {
 	p, err := partition.Open(partition.Config{
 		Drive: n.drives[ns.disk], OffsetBytes: ns.offset, Background: target.Background,
 		Store: kvstore.Config{
-			PartitionBytes: ns.bytes, ChunkBytes: storeChunk, GroupBytes: 8 << 10, KeysPerSegment: storeSegment, Requests: 32,
-			Format: !ns.store.formatted, UUID: [16]byte{byte(ns.nsid), 7}, HashSeed: 99,
+			PartitionBytes: ns.bytes, ChunkBytes: storeChunk, GroupBytes: 8 << 10, KeysPerSegment: storeSegment,
+			Requests: 32,
+			Format:   !ns.store.formatted, UUID: [16]byte{byte(ns.nsid), 7}, HashSeed: 99,
 		},
 		Damaged: func(d kvstore.Damage) { n.lab.Violation("%s: damaged: %+v", ns.name, d) },
 	})

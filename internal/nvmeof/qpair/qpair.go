@@ -50,7 +50,8 @@ type Wire interface {
 	// CheckSGL holds a command's SGL against the data that it should move, of which
 	// inlineLen bytes came in the capsule. It returns how much the host sends, which may be more
 	// than ranges need, and whether that is in the capsule.
-	CheckSGL(sqe *nvme.SQE, ranges int, toController, toHost uint32, inlineLen int) (sends uint32, inline bool, s nvme.Status)
+	CheckSGL(sqe *nvme.SQE, ranges int, toController, toHost uint32, inlineLen int) (sends uint32, inline bool,
+		s nvme.Status)
 	// SendResponse sends a completion queue entry.
 	SendResponse(slot int, e nvme.CQE)
 	// SendData sends data and then the completion e of slot's command.
@@ -403,10 +404,12 @@ func (q *QPair) Recheck(i int) nvme.Status {
 	}
 	if now.Offset != was.Offset || now.Len != was.Len || now.Namespace.SSD != was.Namespace.SSD ||
 		now.Namespace.OffsetBytes != was.Namespace.OffsetBytes || now.Namespace.UUID != was.Namespace.UUID ||
-		now.Kind != was.Kind || now.Namespace.Partition != was.Namespace.Partition || now.AnswerBytes < was.AnswerBytes {
+		now.Kind != was.Kind || now.Namespace.Partition != was.Namespace.Partition ||
+		now.AnswerBytes < was.AnswerBytes {
 		return nvme.InvalidNamespaceOrFormat | nvme.DNR
 	}
-	now.Op, now.ToController, now.AnswerBytes = was.Op, was.ToController, was.AnswerBytes // of a fused pair, what the SGL said, the memory
+	// of a fused pair, what the SGL said, the memory
+	now.Op, now.ToController, now.AnswerBytes = was.Op, was.ToController, was.AnswerBytes
 	s.Plan = now
 	return nvme.Success
 }
@@ -439,7 +442,8 @@ func (q *QPair) pairUp(second int, status nvme.Status) nvme.Status {
 	if status.OK() {
 		status = nvmeof.CheckFused(&f.SQE, &s.SQE)
 	}
-	if status.OK() && (f.Plan.Offset != s.Plan.Offset || f.Plan.Len != s.Plan.Len || f.Plan.Namespace.SSD != s.Plan.Namespace.SSD) {
+	if status.OK() && (f.Plan.Offset != s.Plan.Offset || f.Plan.Len != s.Plan.Len ||
+		f.Plan.Namespace.SSD != s.Plan.Namespace.SSD) {
 		status = nvme.InvalidField | nvme.DNR // the namespace has changed in between
 	}
 	if !status.OK() {
@@ -495,7 +499,8 @@ func (q *QPair) RequestData(slot int, buf []byte) {
 // await makes slot one whose data is fetched to buf.
 func (q *QPair) await(slot int, buf []byte) {
 	s := &q.slots[slot]
-	invariants.Check(s.state == slotExecuting || s.state == slotFused, "qpair: data asked for by a slot that does not execute")
+	invariants.Check(s.state == slotExecuting || s.state == slotFused, "qpair: data asked for by a slot that does not "+
+		"execute")
 	q.awaited += len(buf)
 	s.state, s.Data, s.Got, s.Bad = slotFetching, buf, 0, false
 	s.Gen++

@@ -18,7 +18,8 @@ var limits = nvmeof.Limits{MDTSBytes: 64 << 10, FusedBytes: 4096}
 
 // namespaces is a view with namespace 1, of 512 byte blocks, changed.
 func namespaces(change func(*nvmeof.Namespace)) *nvmeof.NamespaceTable {
-	n := &nvmeof.Namespace{NSID: 1, OffsetBytes: 1 << 20, SizeBytes: 1 << 20, BlockShift: 9, ANAGroup: 1, ANAState: nvme.ANAStateOptimized}
+	n := &nvmeof.Namespace{NSID: 1, OffsetBytes: 1 << 20, SizeBytes: 1 << 20, BlockShift: 9, ANAGroup: 1,
+		ANAState: nvme.ANAStateOptimized}
 	if change != nil {
 		change(n)
 	}
@@ -173,7 +174,8 @@ func TestAPairIsCompleteOnceThoughNothingCanBeAskedFor(t *testing.T) {
 		first, second bool // in the capsule
 		want          []string
 	}{
-		{false, false, []string{"fetched 0 ok false, pair 1 complete false", "fetched 1 ok false, pair 1 complete true"}},
+		{false, false, []string{"fetched 0 ok false, pair 1 complete false",
+			"fetched 1 ok false, pair 1 complete true"}},
 		{true, false, []string{"fetched 1 ok false, pair 1 complete true"}},
 		{false, true, []string{"fetched 0 ok false, pair 1 complete true"}},
 	} {
@@ -212,7 +214,8 @@ func TestAPairsHalvesComeInEitherOrder(t *testing.T) {
 		r.told = nil
 		r.come(order[0], true)
 		r.come(order[1], true)
-		r.expect(t, fmt.Sprintf("fetched %d ok true, pair 1 complete false", order[0]), fmt.Sprintf("fetched %d ok true, pair 1 complete true", order[1]))
+		r.expect(t, fmt.Sprintf("fetched %d ok true, pair 1 complete false", order[0]),
+			fmt.Sprintf("fetched %d ok true, pair 1 complete true", order[1]))
 	}
 }
 
@@ -262,8 +265,10 @@ func TestInCapsuleDataIsJudgedByTheNamespacesOfWhenItIsThere(t *testing.T) {
 			if fused {
 				answers = 2
 			}
-			if ok := len(r.given) > 0; ok != tc.ok || !tc.ok && (len(r.sent) != answers || len(r.buffers) != 0 || r.Outstanding() != 0) {
-				t.Errorf("%s, fused %t: given %v, answers %d, %d buffers out, %d outstanding", name, fused, r.given, len(r.sent), len(r.buffers), r.Outstanding())
+			if ok := len(r.given) > 0; ok != tc.ok || !tc.ok &&
+				(len(r.sent) != answers || len(r.buffers) != 0 || r.Outstanding() != 0) {
+				t.Errorf("%s, fused %t: given %v, answers %d, %d buffers out, %d outstanding", name, fused, r.given,
+					len(r.sent), len(r.buffers), r.Outstanding())
 			}
 		}
 	}

@@ -136,7 +136,8 @@ func New(cfg Config, h qpair.Handler, s Sink, out *Out) *Conn {
 	n := responsesFor(cfg.Entries)
 	c := &Conn{
 		cfg: cfg, sink: s, out: out, places: cfg.Sends, reads: cfg.Reads,
-		responses: make([]response, n), free: make([]uint16, n), waiting: newRing(n), fetches: newRing(cfg.Entries + qpair.ExtraSlots),
+		responses: make([]response, n), free: make([]uint16, n), waiting: newRing(n),
+		fetches: newRing(cfg.Entries + qpair.ExtraSlots),
 		reading: make([]bool, cfg.Entries+qpair.ExtraSlots),
 	}
 	for i := range c.free {
@@ -202,14 +203,16 @@ func (c *Conn) Received(capsule []byte) bool {
 // CheckSGL implements qpair.Wire.
 //
 // Source: NVMe RDMA Transport 1.0, section 3.3; NVMe Base 2.0, section 4.1.2.
-func (c *Conn) CheckSGL(sqe *nvme.SQE, ranges int, toController, toHost uint32, inlineLen int) (uint32, bool, nvme.Status) {
+func (c *Conn) CheckSGL(sqe *nvme.SQE, ranges int, toController, toHost uint32, inlineLen int) (uint32, bool,
+	nvme.Status) {
 	if toController == 0 && toHost == 0 {
 		return 0, false, nvme.Success
 	}
 	g := sqe.SGL()
 	inline, length := false, g.KeyedLength()
 	switch {
-	case g.Type() == nvme.SGLTypeKeyedDataBlock && (g.Subtype() == nvme.SGLSubtypeAddress || g.Subtype() == nvme.SGLSubtypeInvalidateRK):
+	case g.Type() == nvme.SGLTypeKeyedDataBlock &&
+		(g.Subtype() == nvme.SGLSubtypeAddress || g.Subtype() == nvme.SGLSubtypeInvalidateRK):
 	case g.Type() == nvme.SGLTypeDataBlock && g.Subtype() == nvme.SGLSubtypeOffset && toController > 0:
 		inline, length = true, g.Length()
 		if g.Address() != 0 {
@@ -237,14 +240,16 @@ func (c *Conn) respond(slot int, e *nvme.CQE, n, lkey uint32, addr uint64) {
 	c.free = c.free[:len(c.free)-1]
 	r := &c.responses[i]
 	g := c.Slot(slot).SQE.SGL()
-	*r = response{state: respWaiting, op: wr.OpSend, gen: r.gen + 1, n: n, addr: addr, lkey: lkey, dkey: g.Key(), remote: g.Address()}
+	*r = response{state: respWaiting, op: wr.OpSend, gen: r.gen + 1, n: n, addr: addr, lkey: lkey, dkey: g.Key(),
+		remote: g.Address()}
 	if g.Type() == nvme.SGLTypeKeyedDataBlock && g.Subtype() == nvme.SGLSubtypeInvalidateRK && g.KeyedLength() > 0 {
 		r.op, r.rkey = wr.OpSendInvalidate, g.Key()
 	}
 	copy(c.cfg.Responses[i*nvme.CQESize:], e[:])
 	c.waiting.push(uint16(i))
 	c.post()
-	c.last = i // after post, which may itself make responses: a READ that cannot be posted completes its command with an error
+	// after post, which may itself make responses: a READ that cannot be posted completes its command with an error
+	c.last = i
 }
 
 // SendResponse implements qpair.Wire.
@@ -324,8 +329,9 @@ func (c *Conn) post() {
 		c.places--
 		c.reads--
 		g := s.SQE.SGL()
-		c.out.Sends = append(c.out.Sends, wr.Send{ID: id(kindRead, uint16(s.Gen), i), QP: c.cfg.QP, Op: wr.OpRead, Flags: wr.FlagSignaled,
-			Addr: addr, Len: uint32(len(s.Data)), LKey: lkey, RemoteAddr: g.Address(), RKey: g.Key()})
+		c.out.Sends = append(c.out.Sends, wr.Send{ID: id(kindRead, uint16(s.Gen), i), QP: c.cfg.QP, Op: wr.OpRead,
+			Flags: wr.FlagSignaled,
+			Addr:  addr, Len: uint32(len(s.Data)), LKey: lkey, RemoteAddr: g.Address(), RKey: g.Key()})
 	}
 }
 
@@ -335,7 +341,8 @@ func (c *Conn) post() {
 func (c *Conn) Completed(w *wr.Completion) {
 	kind, gen, i := uint8(w.ID>>32), uint16(w.ID>>16), int(uint16(w.ID))
 	switch {
-	case kind == kindResponse && i < len(c.responses) && c.responses[i].state == respPosted && c.responses[i].gen == gen:
+	case kind == kindResponse && i < len(c.responses) && c.responses[i].state == respPosted &&
+		c.responses[i].gen == gen:
 		c.sent(i, w)
 	case kind == kindRead && i < c.Slots() && c.reading[i] && uint16(c.Slot(i).Gen) == gen:
 		c.fetched(i, w)
@@ -349,7 +356,8 @@ func (c *Conn) Completed(w *wr.Completion) {
 func (c *Conn) sent(i int, w *wr.Completion) {
 	r := &c.responses[i]
 	if w.Status != wr.StatusOK {
-		c.broken(w.Status, "response") // a WRITE and its SEND may both fail; the second failure finds the response free already
+		// a WRITE and its SEND may both fail; the second failure finds the response free already
+		c.broken(w.Status, "response")
 	}
 	c.places += r.requests()
 	r.state = respFree

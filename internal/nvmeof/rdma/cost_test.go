@@ -124,7 +124,8 @@ func (c cost) is(t *testing.T, completions int, ops ...wr.Op) {
 var (
 	read4K   = request{op: nvme.CmdRead, cid: 1, nsid: 2, nlb: 1, transfer: 4096, key: 7, address: 0xA000}
 	write4K  = request{op: nvme.CmdWrite, cid: 2, nsid: 2, nlb: 1, transfer: 4096, key: 8, address: 0xB000}
-	inline4K = request{op: nvme.CmdWrite, cid: 3, nsid: 2, nlb: 1, transfer: 4096, inline: true, data: make([]byte, 4096)}
+	inline4K = request{op: nvme.CmdWrite, cid: 3, nsid: 2, nlb: 1, transfer: 4096, inline: true,
+		data: make([]byte, 4096)}
 )
 
 // TestA4KiBReadCostsOneWriteAndOneSend, which share a completion, with invalidation or without.

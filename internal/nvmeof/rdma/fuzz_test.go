@@ -101,7 +101,8 @@ func (d *fuzzed) answer(slot int, status nvme.Status) {
 		d.gone(slot)
 		d.c.RespondData(slot, b, 3)
 		return
-	case status.OK() && first < 0 && s.Plan.Kind == nvmeof.KindKV && s.Plan.AnswerBytes > 1: // less than there is room for
+	// less than there is room for
+	case status.OK() && first < 0 && s.Plan.Kind == nvmeof.KindKV && s.Plan.AnswerBytes > 1:
 		d.gone(slot)
 		d.c.RespondData(slot, d.data.take(int(s.Plan.AnswerBytes/2)), 3)
 		return
@@ -143,7 +144,8 @@ func (d *fuzzed) do(p *program) {
 		}
 	case doFetch:
 		// A command is asked for its data once: it has no buffer then.
-		if slot, ok := d.pick(p.byte()); ok && !slices.Contains(d.aborted, slot) && d.c.Connected() && d.c.QID() != 0 && d.c.NeedsFetch(slot) && d.c.Slot(slot).Data == nil {
+		if slot, ok := d.pick(p.byte()); ok && !slices.Contains(d.aborted, slot) && d.c.Connected() && d.c.QID() != 0 &&
+			d.c.NeedsFetch(slot) && d.c.Slot(slot).Data == nil {
 			if pair := d.c.Pair(slot); pair < 0 || d.c.Slot(pair).Data == nil || d.c.Slot(pair).Inline() {
 				d.fetch(slot)
 			}
@@ -164,7 +166,8 @@ func (d *fuzzed) do(p *program) {
 		d.paused = !d.paused
 		d.offer()
 	case doTable:
-		d.c.SetTable(nvmeof.NewNamespaceTable([]*nvmeof.Namespace{{NSID: 1, OffsetBytes: 8 << 20, SizeBytes: 1 << 20, BlockShift: 12, ANAState: nvme.ANAStateOptimized}}, hostNQN))
+		d.c.SetTable(nvmeof.NewNamespaceTable([]*nvmeof.Namespace{{NSID: 1, OffsetBytes: 8 << 20, SizeBytes: 1 << 20,
+			BlockShift: 12, ANAState: nvme.ANAStateOptimized}}, hostNQN))
 	case doClose:
 		d.c.Close()
 	}
@@ -183,28 +186,43 @@ func FuzzConn(f *testing.F) {
 	}
 	write := request{op: nvme.CmdWrite, cid: 1, nsid: 1, nlb: 1, inline: true, transfer: 512, data: pattern(1, 512)}
 	keyed := request{op: nvme.CmdWrite, cid: 2, nsid: 1, nlb: 1, transfer: 512, key: 2, address: 0xA000}
-	read := request{op: nvme.CmdRead, cid: 3, nsid: 2, nlb: 1, transfer: 4096, key: 3, address: 0xB000, invalidate: true}
+	read := request{op: nvme.CmdRead, cid: 3, nsid: 2, nlb: 1, transfer: 4096, key: 3, address: 0xB000,
+		invalidate: true}
 	first := request{op: nvme.CmdCompare, cid: 4, nsid: 1, nlb: 1, transfer: 512, key: 4, fuse: nvme.FuseFirst}
-	second := request{op: nvme.CmdWrite, cid: 5, nsid: 1, nlb: 1, inline: true, transfer: 512, data: pattern(5, 512), fuse: nvme.FuseSecond}
+	second := request{op: nvme.CmdWrite, cid: 5, nsid: 1, nlb: 1, inline: true, transfer: 512, data: pattern(5, 512),
+		fuse: nvme.FuseSecond}
 	keyedSecond := first
 	keyedSecond.op, keyedSecond.cid, keyedSecond.fuse = nvme.CmdWrite, 6, nvme.FuseSecond
 	dsm := request{op: nvme.CmdDSM, cid: 7, nsid: 1, inline: true, transfer: 16, data: make([]byte, 16)}
-	store, keyedStore, retrieve := kvRequest(nvme.CmdKVStore, 10, 300), kvRequest(nvme.CmdKVStore, 11, 5000), kvRequest(nvme.CmdKVRetrieve, 12, 1000)
+	store, keyedStore, retrieve := kvRequest(nvme.CmdKVStore, 10, 300), kvRequest(nvme.CmdKVStore, 11, 5000),
+		kvRequest(nvme.CmdKVRetrieve, 12, 1000)
 	store.inline, store.data, keyedStore.key, retrieve.key, retrieve.invalidate = true, pattern(7, 300), 11, 12, true
 	identify := request{op: nvme.AdminIdentify, cid: 8, transfer: 4096, key: 8}
-	timestamp := request{op: nvme.AdminSetFeatures, cid: 9, transfer: 8, key: 9, change: func(e *nvme.SQE) { e.Features().SetFID(nvme.FIDTimestamp) }}
-	f.Add(uint8(0), []byte(append(capsule(write, read, dsm), doAnswer, 0, doAnswer, 0, doComplete, doAnswer, 0, doComplete, doComplete)))
-	f.Add(uint8(0), []byte(append(capsule(keyed, read), doFetch, 0, doComplete, doAnswer, 0, doAnswer, 0, doFail, 9, doComplete)))
-	f.Add(uint8(0), []byte(append(capsule(store, retrieve, keyedStore), doAnswer, 0, doAnswer, 0, doFetch, 0, doComplete, doComplete, doComplete, doAnswer, 0)))
-	f.Add(uint8(24), []byte(append(capsule(keyed, keyed, read, read), doFetch, 0, doFetch, 1, doAnswer, 3, doAnswer, 2, doComplete, doComplete, doAnswer, 0)))
-	f.Add(uint8(16), []byte(append(capsule(first, keyedSecond, first, second), doLocate, doFetch, 0, doAnswer, 0, doFetch, 0, doLocate, doComplete, doAnswer, 0)))
-	f.Add(uint8(8), []byte(append(capsule(first, keyedSecond), doFetch, 0, doComplete, doClose, doComplete, doAnswer, 0)))
+	timestamp := request{op: nvme.AdminSetFeatures, cid: 9, transfer: 8, key: 9,
+		change: func(e *nvme.SQE) { e.Features().SetFID(nvme.FIDTimestamp) }}
+	f.Add(uint8(0), []byte(append(capsule(write, read, dsm), doAnswer, 0, doAnswer, 0, doComplete, doAnswer, 0,
+		doComplete, doComplete)))
+	f.Add(uint8(0), []byte(append(capsule(keyed, read), doFetch, 0, doComplete, doAnswer, 0, doAnswer, 0, doFail, 9,
+		doComplete)))
+	f.Add(uint8(0), []byte(append(capsule(store, retrieve, keyedStore), doAnswer, 0, doAnswer, 0, doFetch, 0,
+		doComplete, doComplete, doComplete, doAnswer, 0)))
+	f.Add(uint8(24), []byte(append(capsule(keyed, keyed, read, read), doFetch, 0, doFetch, 1, doAnswer, 3, doAnswer, 2,
+		doComplete, doComplete, doAnswer, 0)))
+	f.Add(uint8(16), []byte(append(capsule(first, keyedSecond, first, second), doLocate, doFetch, 0, doAnswer, 0,
+		doFetch, 0, doLocate, doComplete, doAnswer, 0)))
+	f.Add(uint8(8), []byte(append(capsule(first, keyedSecond), doFetch, 0, doComplete, doClose, doComplete, doAnswer,
+		0)))
 	f.Add(uint8(0), []byte(append(capsule(read, read), doAbort, 0, doAnswer, 1, doAnswer, 0, doComplete, doComplete)))
-	f.Add(uint8(0), []byte(append(capsule(keyed), doFetch, 0, doCompletion, 2, 1, 0, 0, 0, 0, doCompletion, 1, 1, 0, 0, 0, 5, doComplete)))
-	f.Add(uint8(1), []byte(append(capsule(identify, timestamp), doAnswer, 0, doComplete, doComplete, doAnswer, 0, doComplete)))
-	f.Add(uint8(2), []byte(append(append(capsule(connectRequest(0, false)), doComplete, doAnswer, 0), capsule(read, write)...)))
-	f.Add(uint8(2), []byte(append(append(capsule(read, connectRequest(0, true)), doAnswer, 0), capsule(connectRequest(3, true), read)...)))
-	f.Add(uint8(0), []byte(append(append(append([]byte{doMemory}, capsule(write, first, second)...), doMemory, doTable), capsule(second, read, first)...)))
+	f.Add(uint8(0), []byte(append(capsule(keyed), doFetch, 0, doCompletion, 2, 1, 0, 0, 0, 0, doCompletion, 1, 1, 0, 0,
+		0, 5, doComplete)))
+	f.Add(uint8(1), []byte(append(capsule(identify, timestamp), doAnswer, 0, doComplete, doComplete, doAnswer, 0,
+		doComplete)))
+	f.Add(uint8(2), []byte(append(append(capsule(connectRequest(0, false)), doComplete, doAnswer, 0),
+		capsule(read, write)...)))
+	f.Add(uint8(2), []byte(append(append(capsule(read, connectRequest(0, true)), doAnswer, 0),
+		capsule(connectRequest(3, true), read)...)))
+	f.Add(uint8(0), []byte(append(append(append([]byte{doMemory}, capsule(write, first, second)...), doMemory, doTable),
+		capsule(second, read, first)...)))
 	f.Fuzz(func(t *testing.T, flags uint8, p []byte) { play(t, flags, p) })
 }
 
@@ -248,7 +266,8 @@ func play(t interface {
 			}
 		}
 		if !d.forged && (len(d.posted) > cfg.Sends || reads > cfg.Reads) {
-			t.Fatalf("%d work requests are posted, %d READs; there is room for %d and %d", len(d.posted), reads, cfg.Sends, cfg.Reads)
+			t.Fatalf("%d work requests are posted, %d READs; there is room for %d and %d", len(d.posted), reads,
+				cfg.Sends, cfg.Reads)
 		}
 		if n := d.c.Outstanding(); n < 0 || n > cfg.Entries {
 			t.Fatalf("%d commands outstanding", n)
@@ -302,8 +321,10 @@ func TestAHostileHostBreaksNothing(t *testing.T) {
 				p = append(p, byte(i), rapid.Byte().Draw(t, "which"))
 			case doCompletion:
 				if forged {
-					p = append(p, doCompletion, byte(rapid.IntRange(1, 2).Draw(t, "kind")), byte(rapid.IntRange(0, 3).Draw(t, "generation")), 0,
-						byte(rapid.IntRange(0, 30).Draw(t, "index")), 0, byte(rapid.SampledFrom([]int{0, 0, 0, 0, 5, 10}).Draw(t, "status")))
+					p = append(p, doCompletion, byte(rapid.IntRange(1, 2).Draw(t, "kind")),
+						byte(rapid.IntRange(0, 3).Draw(t, "generation")), 0,
+						byte(rapid.IntRange(0, 30).Draw(t, "index")), 0,
+						byte(rapid.SampledFrom([]int{0, 0, 0, 0, 5, 10}).Draw(t, "status")))
 				}
 			case doFail, doClose, doTable:
 				if rare.Draw(t, "rare") == 0 {
@@ -334,10 +355,14 @@ func hostile(t *rapid.T) []byte {
 	if rapid.IntRange(0, 3).Draw(t, "keys and values") == 0 {
 		return hostileKV(t)
 	}
-	r := request{cid: uint16(rapid.IntRange(0, 3).Draw(t, "cid")), nsid: rapid.Uint32Range(1, 3).Draw(t, "nsid"), slba: rapid.Uint64Range(0, 2).Draw(t, "slba"),
-		nlb: rapid.Uint32Range(1, 2).Draw(t, "nlb"), inline: rapid.Bool().Draw(t, "inline"), invalidate: rapid.Bool().Draw(t, "invalidate"),
-		key: rapid.Uint32Range(0, 3).Draw(t, "key"), fuse: nvme.Fuse(rapid.SampledFrom([]int{0, 0, 1, 1, 1, 2, 2, 2, 3}).Draw(t, "fuse")),
-		op: rapid.SampledFrom([]uint8{nvme.CmdRead, nvme.CmdWrite, nvme.CmdCompare, nvme.CmdFlush, nvme.CmdDSM, nvme.AdminIdentify, nvme.AdminSetFeatures, 0x7e}).Draw(t, "op")}
+	r := request{cid: uint16(rapid.IntRange(0, 3).Draw(t, "cid")), nsid: rapid.Uint32Range(1, 3).Draw(t, "nsid"),
+		slba: rapid.Uint64Range(0, 2).Draw(t, "slba"),
+		nlb:  rapid.Uint32Range(1, 2).Draw(t, "nlb"), inline: rapid.Bool().Draw(t, "inline"),
+		invalidate: rapid.Bool().Draw(t, "invalidate"),
+		key:        rapid.Uint32Range(0, 3).Draw(t, "key"),
+		fuse:       nvme.Fuse(rapid.SampledFrom([]int{0, 0, 1, 1, 1, 2, 2, 2, 3}).Draw(t, "fuse")),
+		op: rapid.SampledFrom([]uint8{nvme.CmdRead, nvme.CmdWrite, nvme.CmdCompare, nvme.CmdFlush, nvme.CmdDSM,
+			nvme.AdminIdentify, nvme.AdminSetFeatures, 0x7e}).Draw(t, "op")}
 	if r.fuse == nvme.FuseFirst && rare.Draw(t, "other first") != 1 {
 		r.op = nvme.CmdCompare
 	}
@@ -382,7 +407,8 @@ func kvRequest(op uint8, cid uint16, n uint32) request {
 
 // hostileKV is hostile of a command for a partition.
 func hostileKV(t *rapid.T) []byte {
-	op := rapid.SampledFrom([]uint8{nvme.CmdKVStore, nvme.CmdKVStore, nvme.CmdKVRetrieve, nvme.CmdKVList, nvme.CmdKVDelete, nvme.CmdKVExist}).Draw(t, "op")
+	op := rapid.SampledFrom([]uint8{nvme.CmdKVStore, nvme.CmdKVStore, nvme.CmdKVRetrieve, nvme.CmdKVList,
+		nvme.CmdKVDelete, nvme.CmdKVExist}).Draw(t, "op")
 	n := rapid.SampledFrom([]uint32{0, 1, 4, 100, 512, 4096, 16 << 10, 16<<10 + 1, 1<<24 - 1}).Draw(t, "length")
 	r := kvRequest(op, uint16(rapid.IntRange(0, 3).Draw(t, "cid")), n)
 	rare := rapid.IntRange(0, 30)

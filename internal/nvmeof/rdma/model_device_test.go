@@ -75,7 +75,8 @@ func (w *world) post() {
 		}
 	}
 	if len(w.inQueue) > w.cfg.Sends || reads > w.cfg.Reads {
-		w.t.Fatalf("%d work requests are posted, %d READs; there is room for %d and %d", len(w.inQueue), reads, w.cfg.Sends, w.cfg.Reads)
+		w.t.Fatalf("%d work requests are posted, %d READs; there is room for %d and %d", len(w.inQueue), reads,
+			w.cfg.Sends, w.cfg.Reads)
 	}
 }
 
@@ -162,7 +163,8 @@ func (w *world) answer(e *nvme.CQE, invalidates bool, key uint32) {
 		t.Fatalf("an answer to cid %#x, which is not outstanding", e.CID())
 	}
 	if invalidates != (cmd.keyed && cmd.invalidate) || invalidates && key != cmd.key {
-		t.Fatalf("cid %#x: invalidates %t key %#x, the host wants %t %#x", e.CID(), invalidates, key, cmd.keyed && cmd.invalidate, cmd.key)
+		t.Fatalf("cid %#x: invalidates %t key %#x, the host wants %t %#x", e.CID(), invalidates, key, cmd.keyed &&
+			cmd.invalidate, cmd.key)
 	}
 	delete(w.commands, e.CID())
 	delete(w.keys, cmd.key)

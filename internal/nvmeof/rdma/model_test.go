@@ -83,8 +83,10 @@ const (
 )
 
 func newWorld(t *rapid.T) *world {
-	w := &world{t: t, bufs: map[int][]byte{}, failed: map[int]bool{}, lent: map[int][]byte{}, commands: map[uint16]*command{},
-		keys: map[uint32]*command{}, busy: map[int]bool{}, disk: make([]byte, units*unitBytes), want: make([]byte, units*unitBytes)}
+	w := &world{t: t, bufs: map[int][]byte{}, failed: map[int]bool{}, lent: map[int][]byte{},
+		commands: map[uint16]*command{},
+		keys:     map[uint32]*command{}, busy: map[int]bool{}, disk: make([]byte, units*unitBytes),
+		want: make([]byte, units*unitBytes)}
 	w.cfg = config
 	w.cfg.Entries = rapid.IntRange(2, 12).Draw(t, "entries")
 	w.cfg.Sends = rapid.IntRange(3, 40).Draw(t, "sends")
@@ -428,7 +430,8 @@ func (w *world) drain() {
 		w.post()
 		w.offer()
 	}
-	w.t.Fatalf("%d commands are never answered; %d to fetch, %d fetching, %d to finish, %d held, %d responses on their way",
+	w.t.Fatalf("%d commands are never answered; %d to fetch, %d fetching, %d to finish, %d held, %d responses on "+
+		"their way",
 		len(w.commands), len(w.toFetch), len(w.fetching), len(w.toFinish), len(w.held), w.c.Unsent())
 }
 
@@ -451,7 +454,8 @@ func TestEveryCommandIsAnsweredOnceWithTheRightData(t *testing.T) {
 			t.Fatalf("%d commands, %d answers, of %d the machine knows", w.issued, w.answered, w.sent)
 		}
 		if w.c.Unsent() != 0 || w.c.Outstanding() != 0 || w.c.AwaitedBytes() != 0 {
-			t.Fatalf("%d responses on their way, %d commands outstanding, %d bytes awaited", w.c.Unsent(), w.c.Outstanding(), w.c.AwaitedBytes())
+			t.Fatalf("%d responses on their way, %d commands outstanding, %d bytes awaited", w.c.Unsent(),
+				w.c.Outstanding(), w.c.AwaitedBytes())
 		}
 		if len(w.free) != w.pieces {
 			t.Fatalf("%d of %d buffers are back", len(w.free), w.pieces)
@@ -486,7 +490,8 @@ func TestALostConnectionPostsNothingMore(t *testing.T) {
 				w.poll(wr.StatusOK)
 				w.post()
 			}
-			w.poll(rapid.SampledFrom([]wr.Status{wr.StatusRemoteAccess, wr.StatusRNRExceeded, wr.StatusFlushed}).Draw(t, "status"))
+			w.poll(rapid.SampledFrom([]wr.Status{wr.StatusRemoteAccess, wr.StatusRNRExceeded, wr.StatusFlushed}).Draw(t,
+				"status"))
 			w.c.Close() // if there was none
 		case 2: // the host breaks the rules
 			w.held = nil
@@ -552,7 +557,8 @@ func TestALostConnectionPostsNothingMore(t *testing.T) {
 		}
 		back := len(w.free) + len(w.lent) + len(w.bufs)
 		if back != w.pieces || len(w.bufs) > 1 {
-			t.Fatalf("of %d buffers %d are free, %d lent, %d with commands", w.pieces, len(w.free), len(w.lent), len(w.bufs))
+			t.Fatalf("of %d buffers %d are free, %d lent, %d with commands", w.pieces, len(w.free), len(w.lent),
+				len(w.bufs))
 		}
 	})
 }

@@ -20,7 +20,8 @@ var limits = nvmeof.Limits{MDTSBytes: 64 << 10, FusedBytes: 4096}
 // table has namespaces 1 (512 bytes) and 2 (4096), and 4 of keys and values of up to 16 KiB.
 func table() *nvmeof.NamespaceTable {
 	ns := func(nsid uint32, shift uint8) *nvmeof.Namespace {
-		return &nvmeof.Namespace{NSID: nsid, OffsetBytes: int64(nsid) << 20, SizeBytes: 1 << 20, BlockShift: shift, ANAGroup: 1, ANAState: nvme.ANAStateOptimized}
+		return &nvmeof.Namespace{NSID: nsid, OffsetBytes: int64(nsid) << 20, SizeBytes: 1 << 20, BlockShift: shift,
+			ANAGroup: 1, ANAState: nvme.ANAStateOptimized}
 	}
 	kv := ns(4, 0)
 	kv.CSI, kv.MaxValueBytes = nvme.CSIKV, 16<<10
@@ -147,7 +148,8 @@ func (d *driver) Execute(slot int) {
 	if b := d.bufs[slot]; b != nil && s.Inline() {
 		data = " data " + sum(b)
 	}
-	d.say("execute slot %d cid %#x: %v offset %d len %d fetch %t%s", slot, s.SQE.CID(), p.Op, p.Offset, p.Len, d.c.NeedsFetch(slot), data)
+	d.say("execute slot %d cid %#x: %v offset %d len %d fetch %t%s", slot, s.SQE.CID(), p.Op, p.Offset, p.Len,
+		d.c.NeedsFetch(slot), data)
 	if !d.auto {
 		d.given = append(d.given, slot)
 		return
@@ -336,7 +338,8 @@ func (d *driver) describe(w *wr.Send) string {
 		return fmt.Sprintf("BROKEN: a response of %d bytes at %#x, key %#x", w.Len, w.Addr, w.LKey)
 	}
 	e := (*nvme.CQE)(b)
-	return fmt.Sprintf("<- %s%s id %#x cid %#x sqhd %d result %#x %v", name, flags, w.ID, e.CID(), e.SQHD(), e.Result64(), e.Status())
+	return fmt.Sprintf("<- %s%s id %#x cid %#x sqhd %d result %#x %v", name, flags, w.ID, e.CID(), e.SQHD(),
+		e.Result64(), e.Status())
 }
 
 // sum names bytes briefly.

@@ -11,15 +11,20 @@ import (
 	"jbofd/internal/nvmeof/rdma/wr"
 )
 
-var opcodes = map[string]uint8{"read": nvme.CmdRead, "write": nvme.CmdWrite, "compare": nvme.CmdCompare, "flush": nvme.CmdFlush,
+var opcodes = map[string]uint8{"read": nvme.CmdRead, "write": nvme.CmdWrite, "compare": nvme.CmdCompare,
+	"flush":  nvme.CmdFlush,
 	"zeroes": nvme.CmdWriteZeroes, "dsm": nvme.CmdDSM, "verify": nvme.CmdVerify, "uncorrectable": nvme.CmdWriteUncorr,
-	"identify": nvme.AdminIdentify, "log": nvme.AdminGetLogPage, "keepalive": nvme.AdminKeepAlive, "aer": nvme.AdminAsyncEvent, "timestamp": nvme.AdminSetFeatures}
+	"identify": nvme.AdminIdentify, "log": nvme.AdminGetLogPage, "keepalive": nvme.AdminKeepAlive,
+	"aer": nvme.AdminAsyncEvent, "timestamp": nvme.AdminSetFeatures}
 
-var statuses = map[string]nvme.Status{"success": nvme.Success, "internal": nvme.InternalError | nvme.DNR, "media": nvme.UnrecoveredReadError | nvme.DNR,
+var statuses = map[string]nvme.Status{"success": nvme.Success, "internal": nvme.InternalError | nvme.DNR,
+	"media":   nvme.UnrecoveredReadError | nvme.DNR,
 	"aborted": nvme.AbortRequested, "transport": nvme.TransientTransportError}
 
-var outcomes = map[string]wr.Status{"": wr.StatusOK, "flushed": wr.StatusFlushed, "remote-access": wr.StatusRemoteAccess, "remote-invalid": wr.StatusRemoteInvalid,
-	"remote-op": wr.StatusRemoteOp, "rnr": wr.StatusRNRExceeded, "retry": wr.StatusRetryExceeded, "local-prot": wr.StatusLocalProt, "general": wr.StatusGeneral}
+var outcomes = map[string]wr.Status{"": wr.StatusOK, "flushed": wr.StatusFlushed,
+	"remote-access": wr.StatusRemoteAccess, "remote-invalid": wr.StatusRemoteInvalid,
+	"remote-op": wr.StatusRemoteOp, "rnr": wr.StatusRNRExceeded, "retry": wr.StatusRetryExceeded,
+	"local-prot": wr.StatusLocalProt, "general": wr.StatusGeneral}
 
 // TestTranscripts plays conversations between a host, the machine and a device. Lines with
 // <- are work requests; the others are what the driver is told. Run with -rewrite to update them;
@@ -59,8 +64,10 @@ func (a args) word(key string) (s string) {
 func (a args) request() request {
 	op := a.word("op")
 	cid := a.num("cid", 0)
-	r := request{op: opcodes[op], cid: uint16(cid), nsid: uint32(a.num("nsid", 1)), slba: uint64(a.num("slba", 0)), nlb: uint32(a.num("nlb", 1)),
-		fuse: nvme.Fuse(a.num("fuse", 0)), inline: a.td.HasArg("inline"), invalidate: a.td.HasArg("invalidate"), key: uint32(a.num("key", cid))}
+	r := request{op: opcodes[op], cid: uint16(cid), nsid: uint32(a.num("nsid", 1)), slba: uint64(a.num("slba", 0)),
+		nlb:  uint32(a.num("nlb", 1)),
+		fuse: nvme.Fuse(a.num("fuse", 0)), inline: a.td.HasArg("inline"), invalidate: a.td.HasArg("invalidate"),
+		key: uint32(a.num("key", cid))}
 	if !r.inline {
 		r.address = 0xA000
 	}
@@ -115,7 +122,8 @@ func step(t *testing.T, dp **driver, td *datadriven.TestData) string {
 	switch td.Cmd {
 	case "new", "queue", "admin-queue": // [entries sends reads noinline noflow]
 		cfg := config
-		cfg.Entries, cfg.Sends, cfg.Reads = a.num("entries", cfg.Entries), a.num("sends", cfg.Sends), a.num("reads", cfg.Reads)
+		cfg.Entries, cfg.Sends, cfg.Reads = a.num("entries", cfg.Entries), a.num("sends", cfg.Sends),
+			a.num("reads", cfg.Reads)
 		cfg.Inline = !td.HasArg("noinline")
 		d = newDriver(cfg)
 		*dp = d

@@ -182,8 +182,8 @@ func (f *Service) Stop(reason string) {
 // Quiesce bounds how long an end waits for commands that the drives have.
 func (f *Service) Quiesce() time.Duration { return f.target.Quiesce() }
 
-// grantExtents lets the namespaces of s hold their extents, and returns the holders of those that are not used any more.
-// Namespaces are immutable once published, so s gets copies. mu is held.
+// grantExtents lets the namespaces of s hold their extents, and returns the holders of those that are not used any
+// more. Namespaces are immutable once published, so s gets copies. mu is held.
 func (f *Service) grantExtents(s *nvmeof.State) (gone map[extent]*fence.Holder) {
 	gone, f.ends.extents = f.ends.extents, map[extent]*fence.Holder{}
 	s.Subsystems = slices.Clone(s.Subsystems)

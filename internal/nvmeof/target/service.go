@@ -1,7 +1,7 @@
 // Package target is the target service: it drives the target machine (nvmeof.Target) for all transports. It holds the
 // lock under which the machine is used, knows every connection, carries out the machine's actions, and runs its timers.
-// It also maps hosts to tenants (tenants.go), kinds of commands to executors (executors.go), and carries out the ends of
-// associations and namespaces (ends.go).
+// It also maps hosts to tenants (tenants.go), kinds of commands to executors (executors.go), and carries out the ends
+// of associations and namespaces (ends.go).
 package target
 
 import (
@@ -18,14 +18,14 @@ import (
 	"jbofd/internal/turn"
 )
 
-// Conn is a connection as the service sees it. The service calls its methods from any goroutine. It calls SeenNS, Share,
-// Lost and Usage with its own lock held, so these take no lock and do not call the service; it calls the others without
-// the lock.
+// Conn is a connection as the service sees it. The service calls its methods from any goroutine. It calls SeenNS,
+// Share, Lost and Usage with its own lock held, so these take no lock and do not call the service; it calls the others
+// without the lock.
 type Conn interface {
 	// Complete answers an outstanding event request.
 	Complete(slot int, status nvme.Status, result uint64)
-	// SetTable changes the namespaces by which new I/O commands are validated. A version below that in force is ignored.
-	// When it returns, executors have every command that was validated by an older table.
+	// SetTable changes the namespaces by which new I/O commands are validated. A version below that in force is
+	// ignored. When it returns, executors have every command that was validated by an older table.
 	SetTable(t *nvmeof.NamespaceTable, version uint64)
 	// SetCredits says whether completions carry credits. A state older than that in force is ignored.
 	SetCredits(s nvmeof.CreditState)
@@ -45,8 +45,8 @@ type Conn interface {
 	Lost() bool
 	// Stop takes out the queued commands; from now on the share begins none.
 	Stop()
-	// Connected is the outcome of a Connect that was held. It reports whether the connection has taken it; otherwise the
-	// connection has ended.
+	// Connected is the outcome of a Connect that was held. It reports whether the connection has taken it; otherwise
+	// the connection has ended.
 	Connected(r nvmeof.ConnectReply) bool
 	// Usage is what the connection's host did since it connected.
 	Usage() nvmeof.Usage
@@ -123,8 +123,9 @@ func New(cfg Config) *Service {
 		cfg.Events.Overdue = func(*nvmeof.Controller, string, int) {}
 	}
 	f := &Service{
-		cfg: cfg, target: cfg.Target, conns: map[nvmeof.ConnID]Conn{}, tenants: newTenants(), executors: newExecutors(&cfg),
-		retired: map[*nvmeof.Controller]nvmeof.Usage{},
+		cfg: cfg, target: cfg.Target, conns: map[nvmeof.ConnID]Conn{}, tenants: newTenants(),
+		executors: newExecutors(&cfg),
+		retired:   map[*nvmeof.Controller]nvmeof.Usage{},
 	}
 	var err error
 	f.timer, err = cfg.Env.NewTimer(turn.Coarse, f.expire)
@@ -227,8 +228,8 @@ func (f *Service) carryOut(actions []nvmeof.Action) {
 }
 
 // Apply changes the target's state. When it returns, no command of a namespace that was removed starts any more:
-// connections judge new ones by the new namespaces, and those that wait are taken out. DrainDrive waits for those that a
-// drive has.
+// connections judge new ones by the new namespaces, and those that wait are taken out. DrainDrive waits for those that
+// a drive has.
 func (f *Service) Apply(s nvmeof.State) {
 	f.mu.Lock()
 	gone := f.grantExtents(&s)
@@ -290,9 +291,9 @@ func (f *Service) abort(c *nvmeof.Controller, victim Conn, qid, cid uint16) bool
 	if qid != 0 {
 		return victim.Abort(cid)
 	}
-	// An event may complete the request between the two steps, and then AbortEvent finds none in the slot. The slot cannot
-	// be that of a later request: the admin commands of one controller are executed one after the other, and that
-	// request would come after this Abort.
+	// An event may complete the request between the two steps, and then AbortEvent finds none in the slot. The slot
+	// cannot be that of a later request: the admin commands of one controller are executed one after the other, and
+	// that request would come after this Abort.
 	slot, ok := victim.EventSlot(cid)
 	if !ok {
 		return false

@@ -166,12 +166,16 @@ func newRigWith(t *testing.T, drives int) *rig {
 	}
 	start := time.Now()
 	r.Service = New(Config{
-		Target: nvmeof.New(nvmeof.Config{Firmware: "1", Limits: nvmeof.Limits{MDTSBytes: 1 << 20, FusedBytes: 4096}, InCapsuleBytes: 8192,
-			MaxEntries: 128, MaxIOQueues: 8, MaxControllers: 100, MaxHosts: 100, MaxDiscovery: 500, MaxDiscoveryPerPeer: 500, MaxDiscoveryKATOMS: 300_000, MinKATOMS: 1000, DiscoveryIdleMS: 60000}),
-		SSDs: owners, Pool: pool, Clock: func() int64 { return int64(time.Since(start)) + 1 }, Log: slog.New(slog.DiscardHandler),
+		Target: nvmeof.New(nvmeof.Config{Firmware: "1", Limits: nvmeof.Limits{MDTSBytes: 1 << 20, FusedBytes: 4096},
+			InCapsuleBytes: 8192,
+			MaxEntries:     128, MaxIOQueues: 8, MaxControllers: 100, MaxHosts: 100, MaxDiscovery: 500,
+			MaxDiscoveryPerPeer: 500, MaxDiscoveryKATOMS: 300_000, MinKATOMS: 1000, DiscoveryIdleMS: 60000}),
+		SSDs: owners, Pool: pool, Clock: func() int64 { return int64(time.Since(start)) + 1 },
+		Log: slog.New(slog.DiscardHandler),
 		Events: Events{KeepAliveExpired: func(c *nvmeof.Controller, idle time.Duration) {
 			r.Counts() // no lock held
-			r.expired <- fmt.Sprintf("%s idle %v, last %s", c.HostNQN[len(c.HostNQN)-1:], idle.Round(time.Millisecond), c.LastCommand())
+			r.expired <- fmt.Sprintf("%s idle %v, last %s", c.HostNQN[len(c.HostNQN)-1:], idle.Round(time.Millisecond),
+				c.LastCommand())
 		}},
 	})
 	r.Apply(state(1, 2))
@@ -194,7 +198,8 @@ func state(nsids ...uint32) nvmeof.State {
 	s := nvmeof.State{Subsystems: []nvmeof.SubsystemState{{NQN: sub, AllowAnyHost: true}}}
 	for _, id := range nsids {
 		s.Subsystems[0].Namespaces = append(s.Subsystems[0].Namespaces,
-			&nvmeof.Namespace{NSID: id, SizeBytes: 1 << 20, BlockShift: 12, ANAGroup: 1, ANAState: nvme.ANAStateOptimized})
+			&nvmeof.Namespace{NSID: id, SizeBytes: 1 << 20, BlockShift: 12, ANAGroup: 1,
+				ANAState: nvme.ANAStateOptimized})
 	}
 	return s
 }
@@ -380,11 +385,13 @@ func TestAbortReportsWhetherTheCommandWasTaken(t *testing.T) {
 		sqid, cid uint16
 		result    uint64
 	}{
-		{"queued", 1, 7, 0}, {"under way", 1, 8, nvme.AbortNotDone}, {"event request", 0, 30, 0}, {"event request twice", 0, 30, nvme.AbortNotDone},
+		{"queued", 1, 7, 0}, {"under way", 1, 8, nvme.AbortNotDone}, {"event request", 0, 30, 0},
+		{"event request twice", 0, 30, nvme.AbortNotDone},
 		{"another admin command", 0, 31, nvme.AbortNotDone}, {"unknown admin command", 0, 99, nvme.AbortNotDone},
 		{"another host's queue", 2, 7, nvme.AbortNotDone}, {"no such queue", 9, 7, nvme.AbortNotDone},
 	} {
-		reply, _ := r.admin(a, 9, command(nvme.AdminAbort, func(s *nvme.SQE) { s.Abort().SetSQID(x.sqid); s.Abort().SetCID(x.cid) }))
+		reply, _ := r.admin(a, 9, command(nvme.AdminAbort,
+			func(s *nvme.SQE) { s.Abort().SetSQID(x.sqid); s.Abort().SetCID(x.cid) }))
 		if !reply.Status.OK() || reply.Result != x.result {
 			t.Errorf("%s: %v, result %d, want %d", x.name, reply.Status, reply.Result, x.result)
 		}
@@ -403,10 +410,12 @@ func TestUsageOutlivesTheConnectionsOfItsController(t *testing.T) {
 	r.connect(hostB, stranger, 1, 0).usage = nvmeof.Usage{Reads: 1000}
 	check := func(when string) {
 		t.Helper()
-		_, data := r.admin(a, 0, command(nvme.AdminGetLogPage, func(s *nvme.SQE) { s.GetLog().SetLID(nvme.LIDSMART); s.GetLog().SetLenBytes(512) }))
+		_, data := r.admin(a, 0, command(nvme.AdminGetLogPage,
+			func(s *nvme.SQE) { s.GetLog().SetLID(nvme.LIDSMART); s.GetLog().SetLenBytes(512) }))
 		l := (*nvme.SMARTLog)(data)
 		if l.HostReads().Uint64() != 3 || l.HostWrites().Uint64() != 30 || l.MediaErrors().Uint64() != 300 {
-			t.Errorf("%s: %d reads, %d writes, %d errors", when, l.HostReads().Uint64(), l.HostWrites().Uint64(), l.MediaErrors().Uint64())
+			t.Errorf("%s: %d reads, %d writes, %d errors", when, l.HostReads().Uint64(), l.HostWrites().Uint64(),
+				l.MediaErrors().Uint64())
 		}
 	}
 	check("connected")
@@ -424,7 +433,8 @@ func TestRecordedErrorsShowInTheLog(t *testing.T) {
 	r := newRig(t)
 	a := r.connect(hostA, nil, 0, 0)
 	r.RecordErrors(a.ctrl, []nvmeof.Failed{{QID: 1, CID: 9, Status: nvme.LBAOutOfRange | nvme.DNR}})
-	_, data := r.admin(a, 0, command(nvme.AdminGetLogPage, func(s *nvme.SQE) { s.GetLog().SetLID(nvme.LIDError); s.GetLog().SetLenBytes(64) }))
+	_, data := r.admin(a, 0, command(nvme.AdminGetLogPage,
+		func(s *nvme.SQE) { s.GetLog().SetLID(nvme.LIDError); s.GetLog().SetLenBytes(64) }))
 	if e := (*nvme.ErrorLogEntry)(data); e.CID() != 9 || e.Status() != nvme.LBAOutOfRange|nvme.DNR {
 		t.Errorf("CID %d, %v", e.CID(), e.Status())
 	}
@@ -466,7 +476,9 @@ func TestConnectionsComeAndGoWhileTheConfigurationChanges(t *testing.T) {
 		}
 	})
 	wg.Wait()
-	if conns, controllers, hosts := r.Counts(); conns+controllers+hosts != 0 || len(r.retired) != 0 || len(r.Tenants()) != 1 || len(r.tenants.open) != 0 {
-		t.Errorf("left: %d connections, %d controllers, %d hosts, %d retired, %d tenants", conns, controllers, hosts, len(r.retired), len(r.Tenants())-1)
+	if conns, controllers, hosts := r.Counts(); conns+controllers+hosts != 0 || len(r.retired) != 0 ||
+		len(r.Tenants()) != 1 || len(r.tenants.open) != 0 {
+		t.Errorf("left: %d connections, %d controllers, %d hosts, %d retired, %d tenants", conns, controllers, hosts,
+			len(r.retired), len(r.Tenants())-1)
 	}
 }

@@ -161,7 +161,8 @@ func (f *Service) tenantOf(host string) *tenantState {
 	}
 	t := f.tenants.alone[host]
 	if t == nil {
-		t = f.newTenant(&tenantState{TenantInfo: TenantInfo{Name: hostName(host), Settings: pipeline.Settings{Weight: 1}}, account: "host " + host})
+		t = f.newTenant(&tenantState{TenantInfo: TenantInfo{Name: hostName(host),
+			Settings: pipeline.Settings{Weight: 1}}, account: "host " + host})
 		f.tenants.alone[host] = t
 	}
 	return t
@@ -242,7 +243,8 @@ func (f *Service) SetTenants(all []TenantConfig) {
 		delete(before, c.Name)
 		switch {
 		case t == nil:
-			t = f.newTenant(&tenantState{TenantInfo: TenantInfo{Name: c.Name, Configured: true, Settings: c.Settings}, account: "tenant " + c.Name})
+			t = f.newTenant(&tenantState{TenantInfo: TenantInfo{Name: c.Name, Configured: true, Settings: c.Settings},
+				account: "tenant " + c.Name})
 			ts.configured[c.Name] = t
 		case t.Settings != c.Settings:
 			t.Settings = c.Settings

@@ -42,7 +42,8 @@ func TestATenantIsOneForAllConnectionsOfItsHosts(t *testing.T) {
 	r := newRigWith(t, 1)
 	const hostC = hostB + "c"
 	r.SetTenants([]TenantConfig{{Name: "gold", Hosts: []string{hostA, hostB}, Settings: pipeline.Settings{Weight: 4}}})
-	a, a2, b, c, c2, admin := r.open(hostA, false), r.open(hostA, false), r.open(hostB, false), r.open(hostC, false), r.open(hostC, false), r.open(hostC, true)
+	a, a2, b, c, c2, admin := r.open(hostA, false), r.open(hostA, false), r.open(hostB, false), r.open(hostC, false),
+		r.open(hostC, false), r.open(hostC, true)
 	gold, own := a.payer(), c.payer()
 	if gold.Name != "gold" || a2.payer() != gold || b.payer() != gold {
 		t.Errorf("the hosts of a tenant have %+v, %+v, %+v", gold, a2.payer(), b.payer())
@@ -173,7 +174,8 @@ func TestTenantsSettleWhateverHappensAtOnce(t *testing.T) {
 		for n := range 100 {
 			var all []TenantConfig
 			for i := range rand.IntN(4) {
-				all = append(all, TenantConfig{Name: fmt.Sprint("t", i), Hosts: []string{host(2 * i), host(2*i + n%2)}[:1+n%2], Settings: pipeline.Settings{Weight: 1 + n}})
+				all = append(all, TenantConfig{Name: fmt.Sprint("t", i),
+					Hosts: []string{host(2 * i), host(2*i + n%2)}[:1+n%2], Settings: pipeline.Settings{Weight: 1 + n}})
 			}
 			r.SetTenants(all)
 			r.Tenants()
@@ -191,7 +193,8 @@ func TestTenantsSettleWhateverHappensAtOnce(t *testing.T) {
 	}
 	used := append(slices.Clone(r.tenants.free), r.tenants.leaving...)
 	slices.Sort(used)
-	if len(used) != int(r.tenants.last-Background) || len(slices.Compact(used)) != len(used) || len(r.tenants.leaving) != 0 {
+	if len(used) != int(r.tenants.last-Background) || len(slices.Compact(used)) != len(used) ||
+		len(r.tenants.leaving) != 0 {
 		t.Errorf("of %d numbers %v are free and %v leaving", r.tenants.last, r.tenants.free, r.tenants.leaving)
 	}
 }

@@ -247,7 +247,8 @@ func (c *Conn) header(b []byte) (used int) {
 	h := b[:hlen]
 	if digest {
 		if got := binary.LittleEndian.Uint32(b[hlen:]); got != pdu.Digest(h) {
-			c.fail(&pdu.FatalError{FES: pdu.HeaderDigestError, FEI: got, What: "header digest of a " + ch.Type().String()}, h)
+			c.fail(&pdu.FatalError{FES: pdu.HeaderDigestError, FEI: got,
+				What: "header digest of a " + ch.Type().String()}, h)
 			return 0
 		}
 	}
@@ -286,13 +287,16 @@ func (c *Conn) initialize(q *pdu.IC) {
 		c.fail(&pdu.FatalError{FES: pdu.SequenceError, What: "a second ICReq"}, q[:])
 		return
 	case q.PFV() != 0:
-		c.fail(&pdu.FatalError{FES: pdu.UnsupportedParameter, FEI: 8, What: fmt.Sprintf("PFV %d, only 0 is known", q.PFV())}, q[:])
+		c.fail(&pdu.FatalError{FES: pdu.UnsupportedParameter, FEI: 8,
+			What: fmt.Sprintf("PFV %d, only 0 is known", q.PFV())}, q[:])
 		return
 	case q.PDA() > pdu.MaxAlignUnits:
-		c.fail(&pdu.FatalError{FES: pdu.InvalidHeaderField, FEI: 10, What: fmt.Sprintf("HPDA %d, must be at most %d", q.PDA(), pdu.MaxAlignUnits)}, q[:])
+		c.fail(&pdu.FatalError{FES: pdu.InvalidHeaderField, FEI: 10,
+			What: fmt.Sprintf("HPDA %d, must be at most %d", q.PDA(), pdu.MaxAlignUnits)}, q[:])
 		return
 	case q.DGST()&^3 != 0:
-		c.fail(&pdu.FatalError{FES: pdu.InvalidHeaderField, FEI: 11, What: fmt.Sprintf("DGST %#x has reserved bits", q.DGST())}, q[:])
+		c.fail(&pdu.FatalError{FES: pdu.InvalidHeaderField, FEI: 11,
+			What: fmt.Sprintf("DGST %#x has reserved bits", q.DGST())}, q[:])
 		return
 	}
 	c.in = pdu.Format{HeaderDigest: q.HeaderDigest(), DataDigest: q.DataDigest(), AlignBytes: 4} // CPDA 0
@@ -323,7 +327,8 @@ func (c *Conn) capsule(p *pdu.CapsuleCmd, dataLen int) bool {
 	case qpair.Waiting:
 		return false
 	case qpair.TooMany:
-		c.fail(&pdu.FatalError{FES: pdu.SequenceError, What: fmt.Sprintf("more commands than the queue's %d entries", c.Entries())}, p[:])
+		c.fail(&pdu.FatalError{FES: pdu.SequenceError, What: fmt.Sprintf("more commands than the queue's %d entries",
+			c.Entries())}, p[:])
 		return false
 	case qpair.Unconnected:
 		c.fail(&pdu.FatalError{FES: pdu.SequenceError, What: "commands before Connect"}, p[:])
@@ -345,7 +350,8 @@ const adminInCapsuleBytes = 8192
 // CheckSGL implements qpair.Wire.
 //
 // Source: NVMe/TCP Transport 1.0, section 3.3.2; NVMe Base 2.0, section 4.1.2.
-func (c *Conn) CheckSGL(sqe *nvme.SQE, ranges int, toController, toHost uint32, dataLen int) (uint32, bool, nvme.Status) {
+func (c *Conn) CheckSGL(sqe *nvme.SQE, ranges int, toController, toHost uint32, dataLen int) (uint32, bool,
+	nvme.Status) {
 	if toController == 0 && toHost == 0 {
 		return 0, false, nvme.Success
 	}
@@ -397,7 +403,8 @@ func (c *Conn) h2cData(p *pdu.Data, dataLen int) {
 	case n > int64(c.cfg.MaxH2CDataBytes):
 		bad(pdu.R2TLimitExceeded, 0, "DATAL %d, MAXH2CDATA is %d", n, c.cfg.MaxH2CDataBytes)
 	case int64(p.Offset()) != int64(s.Got) || int64(p.Offset())+n > int64(len(s.Data)):
-		bad(pdu.DataTransferOutOfRange, 0, "DATAO %d, DATAL %d of %d bytes, %d received", p.Offset(), n, len(s.Data), s.Got)
+		bad(pdu.DataTransferOutOfRange, 0, "DATAO %d, DATAL %d of %d bytes, %d received", p.Offset(), n, len(s.Data),
+			s.Got)
 	case p.Common().Flags()&pdu.FlagLast != 0 && s.Got+dataLen != len(s.Data):
 		bad(pdu.InvalidHeaderField, 1, "LAST_PDU at %d of %d bytes", s.Got+dataLen, len(s.Data))
 	default:

@@ -55,13 +55,17 @@ func TestAnswersShorterThanTheHostsBuffer(t *testing.T) {
 		noFlow bool
 		want   string
 	}{
-		{"a value that fits", nvme.CmdKVRetrieve, 1000, 300, 300, true, "C2HData LAST length 300 ; CapsuleResp result 0x12c"},
-		{"a value that does not", nvme.CmdKVRetrieve, 100, 300, 100, true, "C2HData LAST length 100 ; CapsuleResp result 0x12c"},
+		{"a value that fits", nvme.CmdKVRetrieve, 1000, 300, 300, true,
+			"C2HData LAST length 300 ; CapsuleResp result 0x12c"},
+		{"a value that does not", nvme.CmdKVRetrieve, 100, 300, 100, true,
+			"C2HData LAST length 100 ; CapsuleResp result 0x12c"},
 		{"an empty value", nvme.CmdKVRetrieve, 1000, 0, 0, true, "CapsuleResp result 0x0"},
 		{"how long a value is", nvme.CmdKVRetrieve, 0, 300, 0, true, "CapsuleResp result 0x12c"},
 		{"a list", nvme.CmdKVList, 1000, 0, 24, true, "C2HData LAST+SUCCESS length 24"},
-		{"a list with flow control", nvme.CmdKVList, 1000, 0, 24, false, "C2HData LAST length 24 ; CapsuleResp result 0x0"},
-		{"a list with a credit", nvme.CmdKVList, 1000, 1 << 32, 24, true, "C2HData LAST length 24 ; CapsuleResp result 0x100000000"},
+		{"a list with flow control", nvme.CmdKVList, 1000, 0, 24, false,
+			"C2HData LAST length 24 ; CapsuleResp result 0x0"},
+		{"a list with a credit", nvme.CmdKVList, 1000, 1 << 32, 24, true,
+			"C2HData LAST length 24 ; CapsuleResp result 0x100000000"},
 	} {
 		d := &answering{driver: &driver{bufs: map[int][]byte{}}, result: x.result, data: pattern(1, x.data)}
 		d.c = tcp.New(config, d)
@@ -137,8 +141,10 @@ func TestCommandsForAPartitionMayNotBeFused(t *testing.T) {
 	for _, r := range []request{
 		fused(nvme.CmdKVStore, 1, nvme.FuseFirst), fused(nvme.CmdKVStore, 2, nvme.FuseSecond),
 		fused(nvme.CmdKVStore, 3, nvme.FuseSecond),
-		{op: nvme.CmdCompare, cid: 4, nsid: 1, nlb: 1, transfer: 512, fuse: nvme.FuseFirst}, fused(nvme.CmdKVStore, 5, nvme.FuseSecond),
-		{op: nvme.CmdCompare, cid: 6, nsid: 1, nlb: 1, transfer: 512, fuse: nvme.FuseFirst}, kvRequest(nvme.CmdKVExist, 7, 0),
+		{op: nvme.CmdCompare, cid: 4, nsid: 1, nlb: 1, transfer: 512, fuse: nvme.FuseFirst},
+		fused(nvme.CmdKVStore, 5, nvme.FuseSecond),
+		{op: nvme.CmdCompare, cid: 6, nsid: 1, nlb: 1, transfer: 512, fuse: nvme.FuseFirst},
+		kvRequest(nvme.CmdKVExist, 7, 0),
 	} {
 		d.receive(d.capsule(r, flaw{}))
 	}

@@ -12,7 +12,8 @@ import (
 // gone, and its extent another's.
 func TestACommandWhoseDataArrivesLateIsJudgedByTheNamespacesOfThen(t *testing.T) {
 	ns := func(change func(*nvmeof.Namespace)) []*nvmeof.Namespace {
-		n := &nvmeof.Namespace{NSID: 1, OffsetBytes: 1 << 20, SizeBytes: 1 << 20, BlockShift: 9, ANAGroup: 1, ANAState: nvme.ANAStateOptimized}
+		n := &nvmeof.Namespace{NSID: 1, OffsetBytes: 1 << 20, SizeBytes: 1 << 20, BlockShift: 9, ANAGroup: 1,
+			ANAState: nvme.ANAStateOptimized}
 		change(n)
 		return []*nvmeof.Namespace{n}
 	}
@@ -63,7 +64,8 @@ func TestAFusedPairWhoseDataArrivesLateFailsAsAWhole(t *testing.T) {
 	d.attach(ioQueue(8, false), 0, 0)
 	d.log.Reset()
 	half := func(op uint8, cid uint16, fuse nvme.Fuse) []byte {
-		return d.capsule(request{op: op, cid: cid, nsid: 1, slba: 5, nlb: 1, fuse: fuse, inline: true, transfer: 512, data: pattern(1, 512)}, flaw{})
+		return d.capsule(request{op: op, cid: cid, nsid: 1, slba: 5, nlb: 1, fuse: fuse, inline: true, transfer: 512,
+			data: pattern(1, 512)}, flaw{})
 	}
 	d.receive(half(nvme.CmdCompare, 1, nvme.FuseFirst))
 	b := half(nvme.CmdWrite, 2, nvme.FuseSecond)
@@ -73,7 +75,8 @@ func TestAFusedPairWhoseDataArrivesLateFailsAsAWhole(t *testing.T) {
 	if log := d.log.String(); strings.Contains(log, "execute") {
 		t.Error(log)
 	}
-	if sent := d.sent(); !strings.Contains(sent, "cid 0x1") || !strings.Contains(sent, "cid 0x2") || strings.Contains(sent, "Success") {
+	if sent := d.sent(); !strings.Contains(sent, "cid 0x1") || !strings.Contains(sent, "cid 0x2") ||
+		strings.Contains(sent, "Success") {
 		t.Error(sent)
 	}
 	if n := d.c.Outstanding(); n != 0 || len(d.bufs) != 0 {

@@ -20,7 +20,8 @@ var limits = nvmeof.Limits{MDTSBytes: 64 << 10, FusedBytes: 4096}
 // table has namespaces 1 (512 bytes) and 2 (4096), and 4 of keys and values of up to 16 KiB.
 func table() *nvmeof.NamespaceTable {
 	ns := func(nsid uint32, shift uint8) *nvmeof.Namespace {
-		return &nvmeof.Namespace{NSID: nsid, OffsetBytes: int64(nsid) << 20, SizeBytes: 1 << 20, BlockShift: shift, ANAGroup: 1, ANAState: nvme.ANAStateOptimized}
+		return &nvmeof.Namespace{NSID: nsid, OffsetBytes: int64(nsid) << 20, SizeBytes: 1 << 20, BlockShift: shift,
+			ANAGroup: 1, ANAState: nvme.ANAStateOptimized}
 	}
 	kv := ns(4, 0)
 	kv.CSI, kv.MaxValueBytes = nvme.CSIKV, 16<<10
@@ -78,7 +79,8 @@ func (d *driver) Execute(slot int) {
 	if b := d.bufs[slot]; b != nil && s.Inline() {
 		data = " data " + sum(b)
 	}
-	d.say("execute slot %d cid %#x: %v offset %d len %d fetch %t%s", slot, s.SQE.CID(), p.Op, p.Offset, p.Len, d.c.NeedsFetch(slot), data)
+	d.say("execute slot %d cid %#x: %v offset %d len %d fetch %t%s", slot, s.SQE.CID(), p.Op, p.Offset, p.Len,
+		d.c.NeedsFetch(slot), data)
 	if !d.auto {
 		d.given = append(d.given, slot)
 		return
@@ -265,7 +267,8 @@ func describe(b []byte, f pdu.Format) (text string, n int) {
 	switch ch.Type() {
 	case pdu.TypeICResp:
 		p := (*pdu.IC)(b)
-		text += fmt.Sprintf(" pfv %d cpda %d hdgst %t ddgst %t maxh2cdata %d", p.PFV(), p.PDA(), p.HeaderDigest(), p.DataDigest(), p.MAXH2CDATA())
+		text += fmt.Sprintf(" pfv %d cpda %d hdgst %t ddgst %t maxh2cdata %d", p.PFV(), p.PDA(), p.HeaderDigest(),
+			p.DataDigest(), p.MAXH2CDATA())
 	case pdu.TypeC2HTermReq:
 		p := (*pdu.Term)(b)
 		text += fmt.Sprintf(" fes %d fei %#x: %v; quotes %d bytes", p.FES(), p.FEI(), p.FES(), n-pdu.TermLen)
@@ -435,5 +438,6 @@ var _ qpair.Handler = (*driver)(nil)
 
 // equal says whether two drivers were told and have sent the same.
 func equal(a, b *driver) bool {
-	return a.log.String() == b.log.String() && bytes.Equal(a.unparsed, b.unparsed) && a.c.Closed() == b.c.Closed() && a.c.Outstanding() == b.c.Outstanding()
+	return a.log.String() == b.log.String() && bytes.Equal(a.unparsed, b.unparsed) && a.c.Closed() == b.c.Closed() &&
+		a.c.Outstanding() == b.c.Outstanding()
 }

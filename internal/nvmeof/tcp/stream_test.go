@@ -53,7 +53,8 @@ func conversation(t *rapid.T, d *driver) (stream []byte) {
 			if n == p.left {
 				flags = pdu.FlagLast
 			}
-			say(encode(d.in, pdu.TypeH2CData, flags, dataHeader(p.cid, p.ttag, off, n), pattern(int(p.cid), int(off+n))[off:], wrong))
+			say(encode(d.in, pdu.TypeH2CData, flags, dataHeader(p.cid, p.ttag, off, n),
+				pattern(int(p.cid), int(off+n))[off:], wrong))
 			p.off += n
 			if p.left -= n; p.left == 0 {
 				r2ts = append(r2ts[:i], r2ts[i+1:]...)
@@ -61,8 +62,10 @@ func conversation(t *rapid.T, d *driver) (stream []byte) {
 			continue
 		}
 		cid++
-		r := request{cid: cid, nsid: rapid.Uint32Range(1, 3).Draw(t, "nsid"), slba: rapid.Uint64Range(0, 300).Draw(t, "slba"), nlb: rapid.Uint32Range(1, 8).Draw(t, "nlb"),
-			op: rapid.SampledFrom([]uint8{nvme.CmdRead, nvme.CmdWrite, nvme.CmdCompare, nvme.CmdFlush, nvme.CmdDSM, nvme.CmdWriteUncorr}).Draw(t, "op")}
+		r := request{cid: cid, nsid: rapid.Uint32Range(1, 3).Draw(t, "nsid"),
+			slba: rapid.Uint64Range(0, 300).Draw(t, "slba"), nlb: rapid.Uint32Range(1, 8).Draw(t, "nlb"),
+			op: rapid.SampledFrom([]uint8{nvme.CmdRead, nvme.CmdWrite, nvme.CmdCompare, nvme.CmdFlush, nvme.CmdDSM,
+				nvme.CmdWriteUncorr}).Draw(t, "op")}
 		r.transfer = r.nlb << 9
 		if r.nsid == 2 {
 			r.transfer = r.nlb << 12
@@ -148,7 +151,8 @@ func FuzzReceive(f *testing.F) {
 	fetched := request{op: nvme.CmdWrite, cid: 2, nsid: 1, nlb: 1, transfer: 512}
 	read := request{op: nvme.CmdRead, cid: 3, nsid: 2, nlb: 1, transfer: 4096}
 	first := request{op: nvme.CmdCompare, cid: 4, nsid: 1, nlb: 1, transfer: 512, fuse: nvme.FuseFirst}
-	second := request{op: nvme.CmdWrite, cid: 5, nsid: 1, nlb: 1, inline: true, transfer: 512, data: pattern(5, 512), fuse: nvme.FuseSecond}
+	second := request{op: nvme.CmdWrite, cid: 5, nsid: 1, nlb: 1, inline: true, transfer: 512, data: pattern(5, 512),
+		fuse: nvme.FuseSecond}
 	dsm := request{op: nvme.CmdDSM, cid: 6, nsid: 1, inline: true, transfer: 16, data: make([]byte, 16)}
 	h2c := encode(in, pdu.TypeH2CData, pdu.FlagLast, dataHeader(2, 1<<11|1, 0, 512), pattern(2, 512), flaw{})
 	f.Add(uint8(0), uint16(0), capsules(write, read, dsm))
@@ -159,7 +163,8 @@ func FuzzReceive(f *testing.F) {
 	f.Add(uint8(8), uint16(0), capsules(connectRequest(9), read))
 	store := kvRequest(nvme.CmdKVStore, 7, 300)
 	store.inline, store.data = true, pattern(7, 300)
-	f.Add(uint8(0), uint16(77), capsules(store, kvRequest(nvme.CmdKVRetrieve, 8, 1000), kvRequest(nvme.CmdKVList, 9, 64), kvRequest(nvme.CmdKVDelete, 10, 0), kvRequest(nvme.CmdKVStore, 11, 5000)))
+	f.Add(uint8(0), uint16(77), capsules(store, kvRequest(nvme.CmdKVRetrieve, 8, 1000),
+		kvRequest(nvme.CmdKVList, 9, 64), kvRequest(nvme.CmdKVDelete, 10, 0), kvRequest(nvme.CmdKVStore, 11, 5000)))
 	for dgst := uint8(1); dgst < 4; dgst++ {
 		d.in, _ = formats(0, dgst)
 		f.Add(dgst, uint16(50), capsules(write, read, first, second))
@@ -267,7 +272,8 @@ func TestCommandsAllocateNothing(t *testing.T) {
 			out.Reset()
 		}
 		batch := append(d.capsule(request{op: nvme.CmdRead, cid: 1, nsid: 2, nlb: 1, transfer: 4096}, flaw{}),
-			d.capsule(request{op: nvme.CmdWrite, cid: 2, nsid: 2, nlb: 1, inline: true, transfer: 4096, data: q.data[:4096]}, flaw{})...)
+			d.capsule(request{op: nvme.CmdWrite, cid: 2, nsid: 2, nlb: 1, inline: true, transfer: 4096,
+				data: q.data[:4096]}, flaw{})...)
 		batch = append(batch, d.capsule(request{op: nvme.CmdFlush, cid: 3, nsid: 2}, flaw{})...)
 		batch = append(batch, d.capsule(request{op: nvme.CmdRead, cid: 4, nsid: 9, nlb: 1, transfer: 4096}, flaw{})...)
 		fetched := d.capsule(request{op: nvme.CmdWrite, cid: 5, nsid: 2, nlb: 2, transfer: 8192}, flaw{})

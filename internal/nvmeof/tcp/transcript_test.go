@@ -14,11 +14,14 @@ import (
 	"jbofd/internal/nvmeof/tcp/pdu"
 )
 
-var opcodes = map[string]uint8{"read": nvme.CmdRead, "write": nvme.CmdWrite, "compare": nvme.CmdCompare, "flush": nvme.CmdFlush,
+var opcodes = map[string]uint8{"read": nvme.CmdRead, "write": nvme.CmdWrite, "compare": nvme.CmdCompare,
+	"flush":  nvme.CmdFlush,
 	"zeroes": nvme.CmdWriteZeroes, "dsm": nvme.CmdDSM, "verify": nvme.CmdVerify, "uncorrectable": nvme.CmdWriteUncorr,
-	"identify": nvme.AdminIdentify, "keepalive": nvme.AdminKeepAlive, "aer": nvme.AdminAsyncEvent, "security-send": 0x81, "timestamp": nvme.AdminSetFeatures}
+	"identify": nvme.AdminIdentify, "keepalive": nvme.AdminKeepAlive, "aer": nvme.AdminAsyncEvent,
+	"security-send": 0x81, "timestamp": nvme.AdminSetFeatures}
 
-var statuses = map[string]nvme.Status{"success": nvme.Success, "internal": nvme.InternalError | nvme.DNR, "media": nvme.UnrecoveredReadError | nvme.DNR,
+var statuses = map[string]nvme.Status{"success": nvme.Success, "internal": nvme.InternalError | nvme.DNR,
+	"media":   nvme.UnrecoveredReadError | nvme.DNR,
 	"aborted": nvme.AbortRequested, "transport": nvme.TransientTransportError}
 
 // TestTranscripts plays conversations between a host and the machine. Lines with
@@ -90,7 +93,8 @@ func step(t *testing.T, dp **driver, td *datadriven.TestData) string {
 		delete(d.bufs, 0)
 		d.c.Respond(0, nvme.Success, 1)
 	case "command": // op= cid= [nsid slba nlb fuse inline|data transfer]
-		r := request{op: opcodes[word("op")], cid: uint16(num("cid", 0)), nsid: uint32(num("nsid", 1)), slba: uint64(num("slba", 0)), nlb: uint32(num("nlb", 1)),
+		r := request{op: opcodes[word("op")], cid: uint16(num("cid", 0)), nsid: uint32(num("nsid", 1)),
+			slba: uint64(num("slba", 0)), nlb: uint32(num("nlb", 1)),
 			fuse: nvme.Fuse(num("fuse", 0)), inline: td.HasArg("inline")}
 		size := r.nlb * map[uint32]uint32{1: 512, 2: 4096}[r.nsid]
 		switch word("op") {
@@ -140,7 +144,8 @@ func step(t *testing.T, dp **driver, td *datadriven.TestData) string {
 		header := dataHeader(uint16(num("cid", 0)), uint16(num("ttag", 0)), uint32(off), uint32(num("datal", n)))
 		send(encode(d.in, pdu.TypeH2CData, flags, header, pattern(num("seed", num("cid", 0)), off+n)[off:], wrong))
 	case "term":
-		send(pdu.AppendTerm(nil, pdu.TypeH2CTermReq, &pdu.FatalError{FES: pdu.FES(num("fes", 1)), FEI: uint32(num("fei", 0))}, make([]byte, num("quote", 0))))
+		send(pdu.AppendTerm(nil, pdu.TypeH2CTermReq,
+			&pdu.FatalError{FES: pdu.FES(num("fes", 1)), FEI: uint32(num("fei", 0))}, make([]byte, num("quote", 0))))
 	case "bytes":
 		b, err := hex.DecodeString(strings.Join(strings.Fields(td.Input), ""))
 		if err != nil {
@@ -149,7 +154,8 @@ func step(t *testing.T, dp **driver, td *datadriven.TestData) string {
 		send(b)
 	case "header": // type= hlen= plen= [pdo flags pad]
 		b := make([]byte, num("pad", int(num("hlen", 8))))
-		(*pdu.Common)(b).Set(pdu.Type(num("type", 0)), uint8(num("flags", 0)), uint8(num("hlen", 8)), uint8(num("pdo", 0)), uint32(num("plen", 8)))
+		(*pdu.Common)(b).Set(pdu.Type(num("type", 0)), uint8(num("flags", 0)), uint8(num("hlen", 8)),
+			uint8(num("pdo", 0)), uint32(num("plen", 8)))
 		send(b)
 	case "fetch":
 		d.fetch(num("slot", 0))
@@ -190,7 +196,8 @@ func step(t *testing.T, dp **driver, td *datadriven.TestData) string {
 		d.paused = false
 	case "again":
 	case "namespaces": // another view: namespace 1 with blocks of 4096 bytes
-		d.c.SetTable(nvmeof.NewNamespaceTable([]*nvmeof.Namespace{{NSID: 1, OffsetBytes: 8 << 20, SizeBytes: 1 << 20, BlockShift: 12, ANAState: nvme.ANAStateOptimized}}, hostNQN))
+		d.c.SetTable(nvmeof.NewNamespaceTable([]*nvmeof.Namespace{{NSID: 1, OffsetBytes: 8 << 20, SizeBytes: 1 << 20,
+			BlockShift: 12, ANAState: nvme.ANAStateOptimized}}, hostNQN))
 	default:
 		td.Fatalf(t, "unknown command %q", td.Cmd)
 	}

@@ -76,7 +76,8 @@ func (r *rig) run(until int64) []int64 {
 				r.ios[i]++
 				r.at(event{at: r.now + r.streams[i].thinkNS, tag: e.tag})
 			} else {
-				r.p.Enqueue(r.now, pipeline.IO{Tag: e.tag, Tenant: tenant.ID(i), Op: r.streams[i].op, LenBytes: r.streams[i].lenBytes})
+				r.p.Enqueue(r.now, pipeline.IO{Tag: e.tag, Tenant: tenant.ID(i), Op: r.streams[i].op,
+					LenBytes: r.streams[i].lenBytes})
 			}
 		} else if ok {
 			r.now = max(r.now, wake)
@@ -175,7 +176,8 @@ func TestNothingIsLostOrStranded(t *testing.T) {
 				if _, used := owner[tag]; !used && known[ten] {
 					owner[tag] = ten
 					queued = append(queued, tag)
-					p.Enqueue(now, pipeline.IO{Tag: tag, Tenant: ten, Op: pipeline.Op(rng.IntN(int(pipeline.Ops))), LenBytes: 512 << rng.IntN(10)})
+					p.Enqueue(now, pipeline.IO{Tag: tag, Tenant: ten, Op: pipeline.Op(rng.IntN(int(pipeline.Ops))),
+						LenBytes: 512 << rng.IntN(10)})
 				}
 			case k < 12:
 				dispatch()
@@ -207,7 +209,8 @@ func TestNothingIsLostOrStranded(t *testing.T) {
 					p.SetTenant(now, ten, 1+rng.IntN(4))
 					known[ten] = true
 					if f, ok := p.(*ReFlex); ok && rng.IntN(3) == 0 {
-						if err := f.Reserve(ten, rng.Int64N(2)*rng.Int64N(200_000)); err != nil && !errors.Is(err, ErrOverbooked) {
+						if err := f.Reserve(ten, rng.Int64N(2)*rng.Int64N(200_000)); err != nil &&
+							!errors.Is(err, ErrOverbooked) {
 							t.Fatal(err)
 						}
 					}

@@ -11,7 +11,8 @@ import (
 )
 
 func TestFlashFQCostIsLinear(t *testing.T) {
-	f := NewFlashFQ(FlashFQConfig{Depth: 1, Read: LinearCost{FixedNS: 1000, PerMiBNS: 1 << 20}, Write: LinearCost{FixedNS: 3000, PerMiBNS: 4 << 20}})
+	f := NewFlashFQ(FlashFQConfig{Depth: 1, Read: LinearCost{FixedNS: 1000, PerMiBNS: 1 << 20},
+		Write: LinearCost{FixedNS: 3000, PerMiBNS: 4 << 20}})
 	for _, c := range []struct {
 		class    pipeline.Class
 		lenBytes int64
@@ -42,7 +43,8 @@ func TestFlashFQFairnessBound(t *testing.T) {
 		ios := map[pipeline.Tag]pipeline.IO{}
 		next := pipeline.Tag(0)
 		enqueue := func(i int) {
-			io := pipeline.IO{Tag: next, Tenant: tenant.ID(i), Op: pipeline.Op(rng.IntN(3)), LenBytes: 512 << rng.IntN(9)}
+			io := pipeline.IO{Tag: next, Tenant: tenant.ID(i), Op: pipeline.Op(rng.IntN(3)),
+				LenBytes: 512 << rng.IntN(9)}
 			next++
 			ios[io.Tag] = io
 			f.Enqueue(1, io)
@@ -107,7 +109,8 @@ func TestFlashFQSharesByWeight(t *testing.T) {
 
 func TestFlashFQSharesByCost(t *testing.T) {
 	r := rig{p: NewFlashFQ(FlashFQConfig{Depth: 8}), service: serial, streams: []stream{
-		{op: pipeline.Read, lenBytes: 4096, depth: 32}, {op: pipeline.Read, lenBytes: 131072, depth: 32}, {op: pipeline.Write, lenBytes: 4096, depth: 32},
+		{op: pipeline.Read, lenBytes: 4096, depth: 32}, {op: pipeline.Read, lenBytes: 131072, depth: 32},
+		{op: pipeline.Write, lenBytes: 4096, depth: 32},
 	}}
 	got := r.run(1e9)
 	for i, s := range r.streams {
@@ -120,7 +123,8 @@ func TestFlashFQSharesByCost(t *testing.T) {
 func TestFlashFQAnticipation(t *testing.T) {
 	run := func(anticipateNS int64) (share float64) {
 		r := rig{p: NewFlashFQ(FlashFQConfig{Depth: 1, AnticipateNS: anticipateNS}), service: serial, streams: []stream{
-			{op: pipeline.Read, lenBytes: 16384, depth: 1, thinkNS: 5_000}, {op: pipeline.Read, lenBytes: 1 << 20, depth: 8},
+			{op: pipeline.Read, lenBytes: 16384, depth: 1, thinkNS: 5_000},
+			{op: pipeline.Read, lenBytes: 1 << 20, depth: 8},
 		}}
 		got := r.run(1e9)
 		mine, others := got[0]*serial(pipeline.Read, 16384), got[1]*serial(pipeline.Read, 1<<20)
@@ -140,7 +144,8 @@ func TestFlashFQWaitsABoundedTimeAndNotAgainForOneWhoDidNotCome(t *testing.T) {
 	// once lets tenant 0 complete a small I/O beside tenant 1, which is ahead of it, and returns for how long
 	// that has to wait.
 	once := func(now int64, tag pipeline.Tag) int64 {
-		first, second := pipeline.IO{Tag: 100 + tag, Tenant: 1, LenBytes: 1 << 20}, pipeline.IO{Tag: 200 + tag, Tenant: 1, LenBytes: 1 << 20}
+		first, second := pipeline.IO{Tag: 100 + tag, Tenant: 1, LenBytes: 1 << 20},
+			pipeline.IO{Tag: 200 + tag, Tenant: 1, LenBytes: 1 << 20}
 		small := pipeline.IO{Tag: tag, Tenant: 0, LenBytes: 512}
 		for _, io := range []pipeline.IO{first, small} {
 			f.Enqueue(now, io)

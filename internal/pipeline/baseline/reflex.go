@@ -16,8 +16,8 @@ var ErrOverbooked = errors.New("reservations exceed the capacity")
 type ReFlexConfig struct {
 	// Depth is the maximum number of I/Os at the device, at least 1.
 	Depth int
-	// TokensPerSec is the load that the drive is assumed to bear at the desired latency, at most 1e9; a token is a read of
-	// 4 KiB. Default 420,000.
+	// TokensPerSec is the load that the drive is assumed to bear at the desired latency, at most 1e9; a token is a read
+	// of 4 KiB. Default 420,000.
 	TokensPerSec int64
 	// WriteCost is the cost of writing 4 KiB, in tokens; default 10.
 	WriteCost int64
@@ -385,7 +385,8 @@ func (f *ReFlex) CostNS(t tenant.ID) int64 { return f.accounts[t].charged }
 
 // Stats implements pipeline.Policy.
 func (f *ReFlex) Stats(s *pipeline.Stats) {
-	*s = pipeline.Stats{WriteCost: float64(f.cfg.WriteCost), TargetBytesPerSec: float64(f.cfg.TokensPerSec) * costUnitBytes}
+	*s = pipeline.Stats{WriteCost: float64(f.cfg.WriteCost),
+		TargetBytesPerSec: float64(f.cfg.TokensPerSec) * costUnitBytes}
 	for _, t := range f.known {
 		if a := &f.accounts[t]; a.queue.n+a.inflight > 0 {
 			s.ActiveTenants++

@@ -19,8 +19,10 @@ func TestReFlexCosts(t *testing.T) {
 		tokens   float64 // while there are writes
 		readOnly float64
 	}{
-		{pipeline.ReadClass, 4096, 1, 0.5}, {pipeline.ReadClass, 512, 1, 0.5}, {pipeline.ReadClass, 6000, 2, 1}, {pipeline.ReadClass, 131072, 32, 16},
-		{pipeline.WriteClass, 4096, 10, 10}, {pipeline.WriteClass, 131072, 320, 320}, {pipeline.OtherClass, 1 << 40, 1, 0.5},
+		{pipeline.ReadClass, 4096, 1, 0.5}, {pipeline.ReadClass, 512, 1, 0.5}, {pipeline.ReadClass, 6000, 2, 1},
+		{pipeline.ReadClass, 131072, 32, 16},
+		{pipeline.WriteClass, 4096, 10, 10}, {pipeline.WriteClass, 131072, 320, 320},
+		{pipeline.OtherClass, 1 << 40, 1, 0.5},
 	} {
 		r := &request{class: c.class, lenBytes: c.lenBytes}
 		f.writes = 1
@@ -46,16 +48,19 @@ func TestReFlexRateIsTheConfiguredOne(t *testing.T) {
 		{"huge writes", []stream{{op: pipeline.Write, lenBytes: 1 << 20, depth: 4}, {}, {}}, 2560},
 		{"large reads", []stream{{op: pipeline.Read, lenBytes: 131072, depth: 64}}, 16},
 	} {
-		r := rig{p: NewReFlex(ReFlexConfig{Depth: 256, TokensPerSec: 100_000}), service: fast, ns: 50_000, streams: c.streams}
+		r := rig{p: NewReFlex(ReFlexConfig{Depth: 256, TokensPerSec: 100_000}), service: fast, ns: 50_000,
+			streams: c.streams}
 		got := r.run(2e9)
 		within(t, c.name, float64(got[0])*c.tokens, 200_000, 1)
 	}
 }
 
 func TestReFlexBestEffortSharesByWeightAndCost(t *testing.T) {
-	r := rig{p: NewReFlex(ReFlexConfig{Depth: 256, TokensPerSec: 210_000}), service: fast, ns: 50_000, streams: []stream{
-		{op: pipeline.Read, lenBytes: 4096, depth: 64, weight: 1}, {op: pipeline.Write, lenBytes: 4096, depth: 64, weight: 2}, {op: pipeline.Read, lenBytes: 131072, depth: 64, weight: 4},
-	}}
+	r := rig{p: NewReFlex(ReFlexConfig{Depth: 256, TokensPerSec: 210_000}), service: fast, ns: 50_000,
+		streams: []stream{
+			{op: pipeline.Read, lenBytes: 4096, depth: 64, weight: 1}, {op: pipeline.Write, lenBytes: 4096, depth: 64,
+				weight: 2}, {op: pipeline.Read, lenBytes: 131072, depth: 64, weight: 4},
+		}}
 	got := r.run(2e9)
 	for i, tokens := range []float64{1, 10, 32} {
 		within(t, "tokens a second", float64(got[i])*tokens/2, 30_000*float64(r.streams[i].weight), 2)
@@ -63,9 +68,12 @@ func TestReFlexBestEffortSharesByWeightAndCost(t *testing.T) {
 }
 
 func TestReFlexTokensOfTheIdleGoToThoseWhoNeedThem(t *testing.T) {
-	r := rig{p: NewReFlex(ReFlexConfig{Depth: 256, TokensPerSec: 100_000}), service: fast, ns: 50_000, streams: []stream{
-		{op: pipeline.Write, lenBytes: 4096, depth: 64}, {}, {}, {op: pipeline.Read, lenBytes: 4096, depth: 1, thinkNS: 950_000}, // 1000 a second
-	}}
+	r := rig{p: NewReFlex(ReFlexConfig{Depth: 256, TokensPerSec: 100_000}), service: fast, ns: 50_000,
+		streams: []stream{
+			// 1000 a second
+			{op: pipeline.Write, lenBytes: 4096, depth: 64}, {}, {},
+			{op: pipeline.Read, lenBytes: 4096, depth: 1, thinkNS: 950_000},
+		}}
 	got := r.run(2e9)
 	within(t, "the light one's I/Os", float64(got[3]), 2000, 3)
 	within(t, "tokens of the one who needs them", float64(got[0])*10, 198_000, 3)
@@ -81,7 +89,8 @@ func TestReFlexLatencyCriticalTenantHasItsReservation(t *testing.T) {
 		t.Fatal(err)
 	}
 	r := rig{p: f, service: fast, ns: 50_000, streams: []stream{
-		{op: pipeline.Read, lenBytes: 4096, depth: 64}, {op: pipeline.Write, lenBytes: 4096, depth: 64}, {op: pipeline.Write, lenBytes: 4096, depth: 64},
+		{op: pipeline.Read, lenBytes: 4096, depth: 64}, {op: pipeline.Write, lenBytes: 4096, depth: 64},
+		{op: pipeline.Write, lenBytes: 4096, depth: 64},
 	}}
 	got := r.run(2e9)
 	within(t, "reserved", float64(got[0]), 120_000, 1)

@@ -24,8 +24,8 @@ import (
 
 // Constants of the released code, tuned by its authors for a Samsung DCT983.
 const (
-	// Slots is how many virtual slots the active tenants share, SlotBytes the weighted length at which a slot is full, and
-	// QuantumBytes what a turn adds to a deficit.
+	// Slots is how many virtual slots the active tenants share, SlotBytes the weighted length at which a slot is full,
+	// and QuantumBytes what a turn adds to a deficit.
 	Slots        = 8
 	SlotBytes    = 128 << 10
 	QuantumBytes = 128 << 10
@@ -51,8 +51,8 @@ const (
 
 // Config of a Policy.
 type Config struct {
-	// Depth is the maximum number of I/Os at the device, at least 1. The paper has no such limit, because slots bound the
-	// I/Os; but the queue of a device is bounded.
+	// Depth is the maximum number of I/Os at the device, at least 1. The paper has no such limit, because slots bound
+	// the I/Os; but the queue of a device is bounded.
 	Depth int
 }
 
@@ -98,8 +98,9 @@ func New(cfg Config) *Policy {
 		}),
 		bucket: tokenbucket.NewDual(0, BucketBytes),
 		rate: congestion.NewRate(congestion.RateLimits{
-			StartBytesPerSec: RateStartBytesPerSec, MinBytesPerSec: RateMinBytesPerSec, MaxBytesPerSec: RateMaxBytesPerSec,
-			WindowBytes: CompletionWindowBytes,
+			StartBytesPerSec: RateStartBytesPerSec, MinBytesPerSec: RateMinBytesPerSec,
+			MaxBytesPerSec: RateMaxBytesPerSec,
+			WindowBytes:    CompletionWindowBytes,
 		}),
 		cost: congestion.NewWriteCost(congestion.CostLimits{
 			Worst: WriteCostWorst, PeriodNS: WriteCostPeriodNS, BusyNS: LatencyMinNS, AloneNS: LatencyMaxNS,

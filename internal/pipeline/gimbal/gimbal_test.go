@@ -47,13 +47,15 @@ func TestOneTenantSteadyIOsCreditsAndSlots(t *testing.T) {
 		{pipeline.Read, 127 << 10, 9, 16, 512},
 		{pipeline.Read, 512, 9, 2048, 2048},
 	} {
-		r := rig{p: New(Config{Depth: 4096}), bytesPerSec: 3_200_000_000, ns: 200_000, rate: 1 << 40, cost: c.cost * congestion.CostOne,
+		r := rig{p: New(Config{Depth: 4096}), bytesPerSec: 3_200_000_000, ns: 200_000, rate: 1 << 40,
+			cost:    c.cost * congestion.CostOne,
 			streams: []stream{{"", c.op, c.lenBytes, 3000}}}
 		most := 0
 		r.after = func() { most = max(most, r.p.atDevice) }
 		r.run(20e6)
 		if most != c.flight || r.p.Credit(0) != c.credits {
-			t.Errorf("%v of %d at %d: %d at the device with a credit of %d, want %d with %d", c.op, c.lenBytes, c.cost, most, r.p.Credit(0), c.flight, c.credits)
+			t.Errorf("%v of %d at %d: %d at the device with a credit of %d, want %d with %d", c.op, c.lenBytes, c.cost,
+				most, r.p.Credit(0), c.flight, c.credits)
 		}
 	}
 }
@@ -85,7 +87,8 @@ func TestWeakPointsAreThoseOfThePaper(t *testing.T) {
 		{"large writes win", 2_000_000_000, []stream{large, small}, []float64{1778, 222}},
 		{"a large write costs as much as a read", 2_000_000_000, []stream{large, heavy}, []float64{1000, 1000}},
 	} {
-		r := rig{p: New(Config{Depth: 4096}), bytesPerSec: c.device, ns: 50_000, rate: RateMaxBytesPerSec, cost: WriteCostWorst, streams: c.streams}
+		r := rig{p: New(Config{Depth: 4096}), bytesPerSec: c.device, ns: 50_000, rate: RateMaxBytesPerSec,
+			cost: WriteCostWorst, streams: c.streams}
 		got := r.run(1e9)
 		t.Logf("%s: %.0f", c.name, got)
 		for i, want := range c.want {
@@ -96,7 +99,8 @@ func TestWeakPointsAreThoseOfThePaper(t *testing.T) {
 	}
 	// Light tenants hold slots that they do not need.
 	for n, want := range map[int]float64{2: 2002, 4: 1001, 6: 1001} {
-		r := rig{p: New(Config{Depth: 4096}), bytesPerSec: 3_200_000_000, ns: 90_000, rate: RateMaxBytesPerSec, streams: []stream{heavy}}
+		r := rig{p: New(Config{Depth: 4096}), bytesPerSec: 3_200_000_000, ns: 90_000, rate: RateMaxBytesPerSec,
+			streams: []stream{heavy}}
 		for range n {
 			r.streams = append(r.streams, light)
 		}
@@ -144,7 +148,8 @@ func TestNothingOvertakesTheParkedIOAndItGoesAtTheExactTime(t *testing.T) {
 	b.Enqueue(0, pipeline.IO{Tag: 3, Tenant: 1, Op: pipeline.Write, LenBytes: 4096}) // has tokens
 	b.want(0)
 	if b.drr.Queued(0) != 0 || b.drr.Queued(1) != 1 {
-		t.Fatalf("%d and %d in the round, want one I/O parked and the write behind it", b.drr.Queued(0), b.drr.Queued(1))
+		t.Fatalf("%d and %d in the round, want one I/O parked and the write behind it", b.drr.Queued(0),
+			b.drr.Queued(1))
 	}
 	if b.Limit(0) != pipeline.LimitSSD || b.Limit(1) != pipeline.LimitSSD {
 		t.Errorf("limits %v, %v, want %v", b.Limit(0), b.Limit(1), pipeline.LimitSSD)
@@ -220,7 +225,8 @@ func TestFlushesAreReadsOfLengthZeroAndNeverStranded(t *testing.T) {
 		b.read(0, i, 0, 128<<10)
 		b.want(0, i)
 	}
-	for i, op := range []pipeline.Op{pipeline.Flush, pipeline.Deallocate, pipeline.WriteZeroes, pipeline.DeallocateRanges} {
+	for i, op := range []pipeline.Op{pipeline.Flush, pipeline.Deallocate, pipeline.WriteZeroes,
+		pipeline.DeallocateRanges} {
 		b.Enqueue(0, pipeline.IO{Tag: 8 + pipeline.Tag(i), Op: op, LenBytes: 1 << 40})
 	}
 	b.want(0)
@@ -291,8 +297,10 @@ func TestStatsTellWhatIsLearned(t *testing.T) {
 	b.Complete(80_000, 1, pipeline.Result{LatencyNS: 3_200_000})
 	b.Stats(&got)
 	want := pipeline.Stats{WriteCost: 9, TargetBytesPerSec: RateMinBytesPerSec}
-	want.Class[pipeline.ReadClass] = pipeline.ClassStats{LatencyNS: 40000, ThresholdNS: 1408750, State: pipeline.Underutilised}
-	want.Class[pipeline.WriteClass] = pipeline.ClassStats{LatencyNS: 1600000, ThresholdNS: 1500000, State: pipeline.Overloaded}
+	want.Class[pipeline.ReadClass] = pipeline.ClassStats{LatencyNS: 40000, ThresholdNS: 1408750,
+		State: pipeline.Underutilised}
+	want.Class[pipeline.WriteClass] = pipeline.ClassStats{LatencyNS: 1600000, ThresholdNS: 1500000,
+		State: pipeline.Overloaded}
 	if got != want {
 		t.Errorf("%+v, want %+v", got, want)
 	}
@@ -302,7 +310,8 @@ func TestStatsTellWhatIsLearned(t *testing.T) {
 }
 
 func TestWriteCostFollowsTheDrive(t *testing.T) {
-	r := rig{p: New(Config{Depth: 4096}), bytesPerSec: 3_200_000_000, ns: 20_000, streams: []stream{{"", pipeline.Write, 4096, 1}, {"", pipeline.Read, 4096, 1}}}
+	r := rig{p: New(Config{Depth: 4096}), bytesPerSec: 3_200_000_000, ns: 20_000,
+		streams: []stream{{"", pipeline.Write, 4096, 1}, {"", pipeline.Read, 4096, 1}}}
 	var reached int64
 	r.after = func() {
 		if r.p.cost.Cost() == congestion.CostOne && reached == 0 {
@@ -343,7 +352,8 @@ func TestWakesWhenTheWriteCostChangesTheSplit(t *testing.T) {
 	b.bucket.Refill(start)
 	b.bucket.Take(tokenbucket.ReadSide, BucketBytes)
 	b.bucket.Take(tokenbucket.WriteSide, BucketBytes)
-	b.rate = congestion.NewRate(congestion.RateLimits{StartBytesPerSec: RateMinBytesPerSec, MinBytesPerSec: RateMinBytesPerSec, MaxBytesPerSec: RateMinBytesPerSec, WindowBytes: 1 << 40})
+	b.rate = congestion.NewRate(congestion.RateLimits{StartBytesPerSec: RateMinBytesPerSec,
+		MinBytesPerSec: RateMinBytesPerSec, MaxBytesPerSec: RateMinBytesPerSec, WindowBytes: 1 << 40})
 	b.bucket.SetRate(RateMinBytesPerSec)
 	b.Enqueue(start, pipeline.IO{Tag: 0, Op: pipeline.Write, LenBytes: 16 << 10}) // 3 ms at one tenth of 50 MiB/s
 	b.want(start)
@@ -377,7 +387,8 @@ func TestChargesWeightedBytesUntilTheTenantLeaves(t *testing.T) {
 }
 
 func TestCompletionRateIsWhatTheDeviceDoes(t *testing.T) {
-	r := rig{p: New(Config{Depth: 64}), bytesPerSec: 800_000_000, ns: 20_000, streams: []stream{{"", pipeline.Read, 128 << 10, 8}}}
+	r := rig{p: New(Config{Depth: 64}), bytesPerSec: 800_000_000, ns: 20_000,
+		streams: []stream{{"", pipeline.Read, 128 << 10, 8}}}
 	r.run(1e9)
 	var s pipeline.Stats
 	if r.p.Stats(&s); math.Abs(s.CompletedBytesPerSec/800e6-1) > 0.02 {

@@ -58,7 +58,8 @@ type arrival struct {
 
 func (r *rig) pin() {
 	if r.rate != 0 {
-		r.p.rate = congestion.NewRate(congestion.RateLimits{StartBytesPerSec: r.rate, MinBytesPerSec: r.rate, MaxBytesPerSec: r.rate, WindowBytes: 1 << 40})
+		r.p.rate = congestion.NewRate(congestion.RateLimits{StartBytesPerSec: r.rate, MinBytesPerSec: r.rate,
+			MaxBytesPerSec: r.rate, WindowBytes: 1 << 40})
 		r.p.bucket.SetRate(r.rate)
 	}
 	if r.cost != 0 {
@@ -163,7 +164,8 @@ func TestSharesWhenTokensBind(t *testing.T) {
 		{write(128 << 10), write(4 << 10), 9, [2]float64{250, 250}, [2]float64{131, 66}},
 	} {
 		run := func(pollNS int64) []float64 {
-			r := rig{p: New(Config{Depth: 4096}), bytesPerSec: 3_200_000_000, ns: 20_000, rate: 500_000_000, cost: c.cost * congestion.CostOne, pollNS: pollNS, streams: []stream{c.a, c.b}}
+			r := rig{p: New(Config{Depth: 4096}), bytesPerSec: 3_200_000_000, ns: 20_000, rate: 500_000_000,
+				cost: c.cost * congestion.CostOne, pollNS: pollNS, streams: []stream{c.a, c.b}}
 			return r.run(1e9)
 		}
 		exact, timer := run(0), run(1_000_000)

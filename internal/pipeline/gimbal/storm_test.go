@@ -39,7 +39,8 @@ func (s *storm) enqueue() {
 	}
 	s.owner[tag] = t
 	s.queued = append(s.queued, tag)
-	s.p.Enqueue(s.now, pipeline.IO{Tag: tag, Tenant: t, Op: pipeline.Op(s.rng.IntN(int(pipeline.Ops))), LenBytes: 512 << s.rng.IntN(12)})
+	s.p.Enqueue(s.now, pipeline.IO{Tag: tag, Tenant: t, Op: pipeline.Op(s.rng.IntN(int(pipeline.Ops))),
+		LenBytes: 512 << s.rng.IntN(12)})
 }
 
 func (s *storm) dispatch() {
@@ -211,7 +212,8 @@ func TestTenantsComingAndGoingUnderLoadLeaveNothingBehind(t *testing.T) {
 		mine := 1 + rng.IntN(20)
 		for range mine {
 			s.owner[tag], s.queued = guest, append(s.queued, tag)
-			s.p.Enqueue(s.now, pipeline.IO{Tag: tag, Tenant: guest, Op: pipeline.Op(rng.IntN(3)), LenBytes: 4096 << rng.IntN(6)})
+			s.p.Enqueue(s.now, pipeline.IO{Tag: tag, Tenant: guest, Op: pipeline.Op(rng.IntN(3)),
+				LenBytes: 4096 << rng.IntN(6)})
 			tag = 1000 + (tag-999)%64
 		}
 		s.check()

@@ -66,8 +66,8 @@ type probe struct {
 	// left is the number of intervals until the current probe ends, 0 if there is none. wait is the number of intervals
 	// until the next probe, waits the value from which wait counted down.
 	left, wait, waits int
-	// rest is the number of intervals from which nothing is learned, because the drive is still busy with what the probe
-	// wrote.
+	// rest is the number of intervals from which nothing is learned, because the drive is still busy with what the
+	// probe wrote.
 	rest int
 	// tilt multiplies the cost of reads during a probe.
 	tilt int64
@@ -77,8 +77,8 @@ type probe struct {
 	sumRead, sumWritten float64
 	// known is set after the first probe.
 	known bool
-	// usual is a moving average of the sum of costs; a deviation shows that the drive's state has changed. strange counts
-	// consecutive intervals that deviate.
+	// usual is a moving average of the sum of costs; a deviation shows that the drive's state has changed. strange
+	// counts consecutive intervals that deviate.
 	usual   float64
 	strange int
 }
@@ -86,13 +86,13 @@ type probe struct {
 const (
 	// saturatedPart is the part of an interval for which the drive must be saturated for anything to be learned.
 	saturatedPart = 0.9
-	// mixGain and readGain are the weights of an interval in the moving averages of a mix, which changes with the drive's
-	// state within a second, and of the cost of reads.
+	// mixGain and readGain are the weights of an interval in the moving averages of a mix, which changes with the
+	// drive's state within a second, and of the cost of reads.
 	mixGain, readGain = 0.25, 0.05
 	// leastWrites is the part of an interval's cost that writes must have to be measured against reads.
 	leastWrites = 0.03
-	// tooDear is by how much the estimated cost of writes is lowered after an interval in which writes kept reads from a
-	// drive that was not busy.
+	// tooDear is by how much the estimated cost of writes is lowered after an interval in which writes kept reads from
+	// a drive that was not busy.
 	tooDear = 0.1
 	// quietIntervals is the number of intervals without writes after which an interval counts as reads only.
 	quietIntervals = 25
@@ -112,10 +112,10 @@ const (
 	stormUp, stormDown = 0.7, 0.04
 
 	// A probe lasts probeTicks intervals. The first probeSettle are not counted, because the drive's buffer fills. The
-	// cost of reads is multiplied by probeTilt meanwhile, and by the ratio of the weights of reading and writing tenants,
-	// so that writes get four fifths of the drive. The first probe comes after probeFirst intervals of mixed load; the
-	// wait then grows by the factor probeMore up to probeLast, five minutes: then reads are slow for less than 0.05 % of
-	// the time.
+	// cost of reads is multiplied by probeTilt meanwhile, and by the ratio of the weights of reading and writing
+	// tenants, so that writes get four fifths of the drive. The first probe comes after probeFirst intervals of mixed
+	// load; the wait then grows by the factor probeMore up to probeLast, five minutes: then reads are slow for less
+	// than 0.05 % of the time.
 	probeTicks, probeSettle = 7, 4
 	probeTilt               = 4
 	probeFirst, probeLast   = 5, 15000
@@ -141,7 +141,8 @@ func NewCosts(pr Profile) Costs {
 	if pr.LargeDepth <= 0 {
 		pr.LargeDepth = d.LargeDepth
 	}
-	c := Costs{fixed: pr.Fixed, readNS: pr.ReadNS, readByteNS: pr.ReadByteNS, depth: float64(pr.Depth), baseNS: pr.LatencyNS, quiet: quietIntervals, wide: 1, otherPart: 0.1}
+	c := Costs{fixed: pr.Fixed, readNS: pr.ReadNS, readByteNS: pr.ReadByteNS, depth: float64(pr.Depth),
+		baseNS: pr.LatencyNS, quiet: quietIntervals, wide: 1, otherPart: 0.1}
 	c.probe.wait, c.probe.waits = probeFirst, probeFirst
 	small, big := 1/float64(pr.Depth), 1/float64(pr.LargeDepth)
 	c.placeByte = max(big-small, 0) / (large - unit)
@@ -174,7 +175,8 @@ func (c *Costs) Of(op pipeline.Op, lenBytes int64) (costNS, place int64) {
 		if op == pipeline.Verify {
 			atOnce = min(lenBytes, large) // the drive reads it piece by piece, whatever its length
 		}
-		return int64(c.readNS + c.readByteNS*float64(lenBytes)), int64((c.place + c.placeByte*float64(atOnce)) * windowOne)
+		return int64(c.readNS + c.readByteNS*float64(lenBytes)),
+			int64((c.place + c.placeByte*float64(atOnce)) * windowOne)
 	case pipeline.WriteClass:
 		ns := c.written() * float64(units(lenBytes)*unit)
 		return int64(ns), int64(ns / (c.depth * c.UnitNS()) * windowOne)

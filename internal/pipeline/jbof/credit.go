@@ -46,7 +46,8 @@ func (p *Policy) credit(ten *tenantState) int {
 		}
 	}
 	if level == 0 { // the tenant is new
-		level = creditWindows * float64(p.limit) / float64(ten.weight+max(p.activeWeight[readLane], p.activeWeight[writeLane]))
+		level = creditWindows * float64(p.limit) / float64(ten.weight+max(p.activeWeight[readLane],
+			p.activeWeight[writeLane]))
 	}
 	if ten.ioUnits == 0 {
 		return max(int(level*float64(ten.weight)*p.costs.depth/windowOne), 1)

@@ -9,10 +9,10 @@ import (
 	"jbofd/internal/pipeline"
 )
 
-// follower is a load whose writes follow its reads, a key-value store's: of so many requests, half are two reads, one after the
-// other, and half a read, then a part of a write of one log, then of one of another. Each log is written once at a
-// time, for all that came meanwhile. The drive has servers, a read keeps one of them busy for unitNS times their number, as
-// does each unit of a write, which is over durableNS later.
+// follower is a load whose writes follow its reads, a key-value store's: of so many requests, half are two reads, one
+// after the other, and half a read, then a part of a write of one log, then of one of another. Each log is written once
+// at a time, for all that came meanwhile. The drive has servers, a read keeps one of them busy for unitNS times their
+// number, as does each unit of a write, which is over durableNS later.
 type follower struct {
 	policy            pipeline.Policy
 	unitNS, durableNS int64
@@ -36,7 +36,8 @@ const followers = 256
 
 func newFollower(p pipeline.Policy, servers int, durableNS int64) *follower {
 	p.SetTenant(0, 0, 1)
-	f := &follower{policy: p, unitNS: 19_000, durableNS: durableNS, slow: 1, servers: make([]int64, servers), rng: rand.New(rand.NewPCG(1, 2)),
+	f := &follower{policy: p, unitNS: 19_000, durableNS: durableNS, slow: 1, servers: make([]int64, servers),
+		rng:  rand.New(rand.NewPCG(1, 2)),
 		left: make([]int, followers), puts: make([]bool, followers)}
 	for i := range f.left {
 		f.begin(i)
@@ -62,7 +63,8 @@ func (f *follower) read(i int) {
 func (f *follower) write(l int) {
 	if g := &f.logs[l]; len(g.writing) == 0 && len(g.waiting) > 0 {
 		g.writing, g.waiting = g.waiting, nil
-		f.policy.Enqueue(f.now, pipeline.IO{Tag: pipeline.Tag(followers + l), Op: pipeline.Write, LenBytes: f.lenBytes(l)})
+		f.policy.Enqueue(f.now, pipeline.IO{Tag: pipeline.Tag(followers + l), Op: pipeline.Write,
+			LenBytes: f.lenBytes(l)})
 	}
 }
 
@@ -130,8 +132,9 @@ func (f *follower) ended(i int) {
 	}
 }
 
-// TestWritesThatFollowReadsDoNotBecomeDear: somebody else has most of the drive for a while. Then there is a probe, in which writes
-// that follow reads do not become more; but they must not be thought so dear after it that they keep the reads out for good.
+// TestWritesThatFollowReadsDoNotBecomeDear: somebody else has most of the drive for a while. Then there is a probe, in
+// which writes that follow reads do not become more; but they must not be thought so dear after it that they keep the
+// reads out for good.
 func TestWritesThatFollowReadsDoNotBecomeDear(t *testing.T) {
 	for _, c := range []struct {
 		name           string
@@ -154,9 +157,11 @@ func TestWritesThatFollowReadsDoNotBecomeDear(t *testing.T) {
 				return f.run(2e9)
 			}
 			want := run(pipeline.NewFIFO(256))
-			p := New(Config{Profile: Profile{ReadNS: 14_500, ReadByteNS: 1.1, LatencyNS: c.latencyNS, Depth: c.depth, LargeDepth: 24}})
+			p := New(Config{Profile: Profile{ReadNS: 14_500, ReadByteNS: 1.1, LatencyNS: c.latencyNS, Depth: c.depth,
+				LargeDepth: 24}})
 			if got := 100 * run(p) / want; got < c.percent {
-				t.Errorf("two seconds after: %d %% of fifo's requests, want %d; write cost %.1f", got, c.percent, p.costs.written()*unit/p.costs.UnitNS())
+				t.Errorf("two seconds after: %d %% of fifo's requests, want %d; write cost %.1f", got, c.percent,
+					p.costs.written()*unit/p.costs.UnitNS())
 			}
 		})
 	}

@@ -88,7 +88,8 @@ func leaveNothingBehind(t *testing.T, seed uint64) {
 	for run := range 150 {
 		var profile Profile
 		if rng.IntN(2) == 0 {
-			profile = Profile{ReadNS: float64(log(1 << 24)), ReadByteNS: float64(1+log(1<<20)) / 1000, LatencyNS: log(1 << 30), Depth: 1 + rng.IntN(192), LargeDepth: 1 + rng.IntN(24)}
+			profile = Profile{ReadNS: float64(log(1 << 24)), ReadByteNS: float64(1+log(1<<20)) / 1000,
+				LatencyNS: log(1 << 30), Depth: 1 + rng.IntN(192), LargeDepth: 1 + rng.IntN(24)}
 		}
 		p := New(Config{Profile: profile, Depth: 1 + rng.IntN(1<<rng.IntN(9))})
 		const ios = 200
@@ -142,7 +143,8 @@ func leaveNothingBehind(t *testing.T, seed uint64) {
 				events = events[:len(events)-1]
 				switch e.op {
 				case 0:
-					p.Enqueue(now, pipeline.IO{Tag: e.tag, Tenant: tenant.ID(rng.IntN(tenants)), Op: pipeline.Op(rng.IntN(int(pipeline.Ops))), LenBytes: 1 + rng.Int64N(lens)})
+					p.Enqueue(now, pipeline.IO{Tag: e.tag, Tenant: tenant.ID(rng.IntN(tenants)),
+						Op: pipeline.Op(rng.IntN(int(pipeline.Ops))), LenBytes: 1 + rng.Int64N(lens)})
 					queued[e.tag] = true
 					if rng.IntN(50) == 0 {
 						p.Cancel(now, e.tag)
@@ -187,7 +189,8 @@ func leaveNothingBehind(t *testing.T, seed uint64) {
 					t.Fatalf("run %d: tenant %+v", run, ten)
 				}
 			}
-			if v := p.costs.readNS + p.costs.readByteNS + p.costs.writeByteNS + p.costs.storm + p.costs.wide; !(v > 0) || math.IsInf(v, 0) {
+			if v := p.costs.readNS + p.costs.readByteNS + p.costs.writeByteNS + p.costs.storm +
+				p.costs.wide; !(v > 0) || math.IsInf(v, 0) {
 				t.Fatalf("run %d: costs %+v", run, p.costs)
 			}
 		}
@@ -206,7 +209,8 @@ func TestATrickleOfReadsHidesNoWriteCost(t *testing.T) {
 		}
 		return p.costs.UnitNS()
 	})
-	s.run(1e9, append(repeat(128, pipeline.IO{Tenant: 0, Op: pipeline.Write, LenBytes: 4096}), pipeline.IO{Tenant: 1, Op: pipeline.Read, LenBytes: 4096})...)
+	s.run(1e9, append(repeat(128, pipeline.IO{Tenant: 0, Op: pipeline.Write, LenBytes: 4096}),
+		pipeline.IO{Tenant: 1, Op: pipeline.Read, LenBytes: 4096})...)
 	var st pipeline.Stats
 	if p.Stats(&st); st.WriteCost < 5 || st.WriteCost > 7 {
 		t.Errorf("write cost is %.2f, want 6", st.WriteCost)
@@ -220,7 +224,8 @@ func TestOnlyRatiosOfWeightsMatter(t *testing.T) {
 		var ios []pipeline.IO
 		for i := range c {
 			p.SetTenant(0, tenant.ID(i), scale<<i)
-			ios = append(ios, repeat(64, pipeline.IO{Tenant: tenant.ID(i), Op: pipeline.Op(i % 2), LenBytes: 4096 << (2 * i)})...)
+			ios = append(ios, repeat(64, pipeline.IO{Tenant: tenant.ID(i), Op: pipeline.Op(i % 2),
+				LenBytes: 4096 << (2 * i)})...)
 		}
 		newServer(p, func(io pipeline.IO) float64 { return 2500 + float64(io.LenBytes)/2 }).run(200e6, ios...)
 		for i := range c {
@@ -273,7 +278,8 @@ func TestAnIdleDriveIsNotCongested(t *testing.T) {
 	}
 	for now := int64(0); p.queued+p.windows[writeLane].inflight > 0; now += 1e6 {
 		for _, tag := range p.Dispatch(now, nil) {
-			if p.Complete(now, tag, pipeline.Result{LatencyNS: 1e9}); p.queued > 0 && tag > 50 && state() != pipeline.Overloaded {
+			if p.Complete(now, tag, pipeline.Result{LatencyNS: 1e9}); p.queued > 0 && tag > 50 &&
+				state() != pipeline.Overloaded {
 				t.Fatalf("a drive that takes a second for everything is %v", state())
 			}
 		}

@@ -50,8 +50,8 @@ const (
 	// creditWindows is how many windows' worth of I/O all hosts together should keep outstanding: one window at the
 	// device, and a little more queued here, so that there is always an I/O to choose.
 	creditWindows = 1.15
-	// fillRounds bounds the iterations in which fill redistributes unused credit. demandGrowth is how much more than its
-	// recent peak a tenant is expected to ask for.
+	// fillRounds bounds the iterations in which fill redistributes unused credit. demandGrowth is how much more than
+	// its recent peak a tenant is expected to ask for.
 	fillRounds, demandGrowth = 8, 1.5
 	// A tenant may have outstanding at least dearestPart of the cost by which the most expensive I/O exceeds its own.
 	dearestPart = 0.8
@@ -59,13 +59,13 @@ const (
 	maxCredit = 1<<16 - 1
 	// The reach of a lane is multiplied by reachUp, up to reachLimit, after an interval in which the lane used at least
 	// the part reachBusy of the drive's time and had I/Os queued for less than the part reachLeast of the interval. It
-	// is multiplied by reachDown after an interval in which I/Os were queued for more than reachMost. A larger reach does
-	// no harm with hosts that have no more to send.
+	// is multiplied by reachDown after an interval in which I/Os were queued for more than reachMost. A larger reach
+	// does no harm with hosts that have no more to send.
 	reachBusy, reachLeast, reachMost, reachUp, reachDown, reachLimit = 0.05, 0.5, 0.8, 1.1, 0.8, 16
 	// slackWindows is how much unused time a tenant may catch up with, in windows or costs of the most expensive I/O.
 	slackWindows = 4
-	// pausedWindows and pausedIOs bound the paused I/Os of a tenant, which wait for data: enough for a distant host, too
-	// little to take all memory.
+	// pausedWindows and pausedIOs bound the paused I/Os of a tenant, which wait for data: enough for a distant host,
+	// too little to take all memory.
 	pausedWindows, pausedIOs = 8, 32
 	// tickNS is the control interval, at whose end costs are learned and idle tenants are deactivated.
 	tickNS = 20_000_000
@@ -146,8 +146,8 @@ type Policy struct {
 	leastWeight int64
 	// level is how much of the window a tenant active in the lane may have outstanding for each unit of its weight.
 	level [lanes]float64
-	// reach multiplies the credit of the tenants active in a lane, at least 1. Distant hosts must keep more in flight so
-	// that some of their I/Os are queued here.
+	// reach multiplies the credit of the tenants active in a lane, at least 1. Distant hosts must keep more in flight
+	// so that some of their I/Os are queued here.
 	reach    [lanes]float64
 	tickedNS int64
 	// full holds, for each lane, whether I/Os were left queued when Dispatch was last called, at fullNS.
@@ -194,7 +194,8 @@ func newTenant() tenantState {
 // RemoveTenant implements pipeline.Policy.
 func (p *Policy) RemoveTenant(_ int64, t tenant.ID) {
 	ten := &p.tenants[t]
-	invariants.Check(ten.inflight+ten.queues[readLane].n+ten.queues[writeLane].n == 0, "jbof: a tenant leaves with I/Os")
+	invariants.Check(ten.inflight+ten.queues[readLane].n+ten.queues[writeLane].n == 0,
+		"jbof: a tenant leaves with I/Os")
 	for lane := range ten.active {
 		p.deactivate(ten, lane)
 	}

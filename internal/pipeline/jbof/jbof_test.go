@@ -60,7 +60,8 @@ func TestBookkeepingUnderRandomEvents(t *testing.T) {
 				if tag, ok := pick(none); ok {
 					ios[tag].state, ios[tag].tenant = queued, tenant.ID(rng.IntN(tenants))
 					op := pipeline.Op(rng.IntN(int(pipeline.Ops)))
-					p.Enqueue(now, pipeline.IO{Tag: tag, Tenant: ios[tag].tenant, Op: op, LenBytes: rng.Int64N(1 << 18)})
+					p.Enqueue(now, pipeline.IO{Tag: tag, Tenant: ios[tag].tenant, Op: op,
+						LenBytes: rng.Int64N(1 << 18)})
 				}
 			case 2:
 				for _, tag := range p.Dispatch(now, nil) {
@@ -69,13 +70,15 @@ func TestBookkeepingUnderRandomEvents(t *testing.T) {
 					}
 					ios[tag].state = flying
 				}
-				if _, wait := p.NextWake(); !wait && len(of(flying)) == 0 && len(of(queued)) > 0 && len(of(paused)) == 0 {
+				if _, wait := p.NextWake(); !wait && len(of(flying)) == 0 && len(of(queued)) > 0 &&
+					len(of(paused)) == 0 {
 					t.Fatal("an idle drive gets nothing while I/Os are queued")
 				}
 			case 3, 4:
 				if tag, ok := pick(flying); ok {
 					ios[tag].state = none
-					p.Complete(now, tag, pipeline.Result{LatencyNS: 1 + rng.Int64N(1_000_000), Failed: rng.IntN(10) == 0})
+					p.Complete(now, tag,
+						pipeline.Result{LatencyNS: 1 + rng.Int64N(1_000_000), Failed: rng.IntN(10) == 0})
 				}
 			case 5:
 				if tag, ok := pick(flying); ok && rng.IntN(2) == 0 {
@@ -119,7 +122,9 @@ func TestBookkeepingUnderRandomEvents(t *testing.T) {
 		for i := range tenant.ID(tenants) {
 			p.RemoveTenant(now, i)
 		}
-		if p.windows[0].inflight+p.windows[1].inflight != 0 || p.windows[0].inflightNS+p.windows[1].inflightNS != 0 || p.windows[0].taken+p.windows[1].taken != 0 || p.activeWeight != [lanes]int64{} || len(p.heaps[0])+len(p.heaps[1]) != 0 {
+		if p.windows[0].inflight+p.windows[1].inflight != 0 || p.windows[0].inflightNS+p.windows[1].inflightNS != 0 ||
+			p.windows[0].taken+p.windows[1].taken != 0 || p.activeWeight != [lanes]int64{} ||
+			len(p.heaps[0])+len(p.heaps[1]) != 0 {
 			t.Fatalf("left over: windows %+v, active weights %d, heaps %v", p.windows, p.activeWeight, p.heaps)
 		}
 	}
@@ -132,7 +137,8 @@ func (p *Policy) check(t *testing.T) {
 		for i, ten := range p.heaps[lane] {
 			q := &p.tenants[ten].queues[lane]
 			if int(q.pos) != i || q.n == 0 {
-				t.Fatalf("lane %d: tenant %d at %d of the heap believes to be at %d with %d queued", lane, ten, i, q.pos, q.n)
+				t.Fatalf("lane %d: tenant %d at %d of the heap believes to be at %d with %d queued", lane, ten, i,
+					q.pos, q.n)
 			}
 			if i > 0 && p.before(lane, ten, p.heaps[lane][(i-1)/2]) {
 				t.Fatalf("lane %d: the heap is out of order at %d", lane, i)
@@ -161,7 +167,8 @@ type server struct {
 }
 
 func newServer(p *Policy, cost func(pipeline.IO) float64) *server {
-	return &server{p: p, cost: cost, sizes: map[pipeline.Tag]pipeline.IO{}, served: map[tenant.ID]float64{}, submitted: map[pipeline.Tag]int64{}}
+	return &server{p: p, cost: cost, sizes: map[pipeline.Tag]pipeline.IO{}, served: map[tenant.ID]float64{},
+		submitted: map[pipeline.Tag]int64{}}
 }
 
 // run keeps every I/O of ios outstanding, again and again, for ns.
@@ -244,7 +251,8 @@ func TestWriteCostIsLearned(t *testing.T) {
 		}
 		return p.costs.UnitNS()
 	})
-	ios := append(repeat(64, pipeline.IO{Tenant: 0, Op: pipeline.Read, LenBytes: 4096}), repeat(64, pipeline.IO{Tenant: 1, Op: pipeline.Write, LenBytes: 4096})...)
+	ios := append(repeat(64, pipeline.IO{Tenant: 0, Op: pipeline.Read, LenBytes: 4096}),
+		repeat(64, pipeline.IO{Tenant: 1, Op: pipeline.Write, LenBytes: 4096})...)
 	cost := func() float64 {
 		var st pipeline.Stats
 		p.Stats(&st)
@@ -310,13 +318,14 @@ func TestCalibrationFindsASlowDrive(t *testing.T) {
 		}
 		f := float64(slower)
 		if got := c.Profile(); math.Abs(got.ReadNS/f-1200) > 50 || math.Abs(got.ReadByteNS/f-0.31) > 0.01 {
-			t.Errorf("slower by %d a read costs %.0f ns and %.3f ns a byte, want 1200 and 0.31 times as much", slower, got.ReadNS, got.ReadByteNS)
+			t.Errorf("slower by %d a read costs %.0f ns and %.3f ns a byte, want 1200 and 0.31 times as much", slower,
+				got.ReadNS, got.ReadByteNS)
 		}
 	}
 }
 
-// TestCalibrationIsNotMisledByOtherWork: something else has the drive for a while, and it is found as it is all the same. A
-// window of too few reads would cost most of the drive's rate.
+// TestCalibrationIsNotMisledByOtherWork: something else has the drive for a while, and it is found as it is all the
+// same. A window of too few reads would cost most of the drive's rate.
 func TestCalibrationIsNotMisledByOtherWork(t *testing.T) {
 	for from := int64(0); from < 300e6; from += 10e6 {
 		var c Calibration
@@ -337,8 +346,10 @@ func TestCalibrationIsNotMisledByOtherWork(t *testing.T) {
 			reads = reads[1:]
 		}
 		got := c.Profile()
-		if got.ReadNS < 1140 || got.ReadNS > 1260 || got.ReadByteNS < 0.30 || got.ReadByteNS > 0.32 || got.Depth != 64 || got.LatencyNS < 87_000 || got.LatencyNS > 88_000 {
-			t.Errorf("other work from %v on: %+v, want reads of 1200 ns and 0.31 ns a byte, 87469 ns, depth 64", time.Duration(from), got)
+		if got.ReadNS < 1140 || got.ReadNS > 1260 || got.ReadByteNS < 0.30 || got.ReadByteNS > 0.32 ||
+			got.Depth != 64 || got.LatencyNS < 87_000 || got.LatencyNS > 88_000 {
+			t.Errorf("other work from %v on: %+v, want reads of 1200 ns and 0.31 ns a byte, 87469 ns, depth 64",
+				time.Duration(from), got)
 		}
 	}
 }
@@ -364,7 +375,8 @@ func newHot(tenants int) *hot {
 	for i := range tenants {
 		h.p.SetTenant(0, tenant.ID(i), 1)
 		for range 8 {
-			io := pipeline.IO{Tag: pipeline.Tag(len(h.ios)), Tenant: tenant.ID(i), Op: pipeline.Op(i % 4 / 3), LenBytes: 4096 << (i % 3)}
+			io := pipeline.IO{Tag: pipeline.Tag(len(h.ios)), Tenant: tenant.ID(i), Op: pipeline.Op(i % 4 / 3),
+				LenBytes: 4096 << (i % 3)}
 			h.ios = append(h.ios, io)
 			h.p.Enqueue(0, io)
 		}

@@ -43,7 +43,8 @@ func (p *Policy) choose(now int64) int {
 			}
 		}
 		lane = writeLane
-	case w != nil && (w.virtual < r.virtual || w.virtual == r.virtual && p.ios[w.queues[writeLane].first].seq < p.ios[r.queues[readLane].first].seq):
+	case w != nil && (w.virtual < r.virtual || w.virtual == r.virtual &&
+		p.ios[w.queues[writeLane].first].seq < p.ios[r.queues[readLane].first].seq):
 		lane = writeLane
 	}
 	if p.open(lane, now) {

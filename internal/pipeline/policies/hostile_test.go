@@ -48,8 +48,10 @@ func (h *hostile) later(ns int64, tag pipeline.Tag, do func(*hostile, pipeline.T
 func (h *hostile) settings() pipeline.Settings {
 	s := pipeline.Settings{Weight: 1 + int(h.log(10_000))}
 	if h.rng.IntN(3) == 0 {
-		s.Caps = pipeline.Caps{RWIOsPerSec: h.rng.Int64N(2) * (10 + h.log(1<<20)), RWBytesPerSec: h.rng.Int64N(2) * (1<<20 + h.log(1<<40)),
-			ReadBytesPerSec: h.rng.Int64N(2) * (1<<20 + h.log(1<<40)), WriteBytesPerSec: h.rng.Int64N(2) * (1<<20 + h.log(1<<40))}
+		s.Caps = pipeline.Caps{RWIOsPerSec: h.rng.Int64N(2) * (10 + h.log(1<<20)),
+			RWBytesPerSec:    h.rng.Int64N(2) * (1<<20 + h.log(1<<40)),
+			ReadBytesPerSec:  h.rng.Int64N(2) * (1<<20 + h.log(1<<40)),
+			WriteBytesPerSec: h.rng.Int64N(2) * (1<<20 + h.log(1<<40))}
 	}
 	return s
 }
@@ -69,7 +71,8 @@ func (h *hostile) enqueue(tag pipeline.Tag) {
 	if !h.pipe.Known(t) {
 		h.pipe.SetTenant(h.now, t, h.settings())
 	}
-	h.pipe.Enqueue(h.now, pipeline.IO{Tag: tag, Tenant: t, Op: pipeline.Op(h.rng.IntN(int(pipeline.Ops))), LenBytes: 512 + h.log(h.maxLen)})
+	h.pipe.Enqueue(h.now, pipeline.IO{Tag: tag, Tenant: t, Op: pipeline.Op(h.rng.IntN(int(pipeline.Ops))),
+		LenBytes: 512 + h.log(h.maxLen)})
 	h.queued[tag] = true
 	if h.rng.IntN(40) == 0 {
 		h.later(h.log(1<<22), tag, func(h *hostile, tag pipeline.Tag) {
@@ -159,7 +162,8 @@ func TestNoPolicyLeavesAnythingBehind(t *testing.T) {
 				if err != nil {
 					t.Fatal(err)
 				}
-				h := &hostile{t: t, rng: rng, pipe: pipeline.New(p), queued: map[pipeline.Tag]bool{}, left: 3000, tenants: 1 + rng.IntN(9)}
+				h := &hostile{t: t, rng: rng, pipe: pipeline.New(p), queued: map[pipeline.Tag]bool{}, left: 3000,
+					tenants: 1 + rng.IntN(9)}
 				h.unit, h.maxLen = 1+h.log(1<<31), 1<<(10+rng.IntN(15))
 				for tag := range pipeline.Tag(1 + rng.IntN(200)) {
 					h.later(h.log(1<<30), tag, (*hostile).enqueue)
@@ -180,13 +184,15 @@ func TestNoPolicyLeavesAnythingBehind(t *testing.T) {
 				}
 				for i := range h.tenants {
 					var s pipeline.TenantStats
-					if h.pipe.TenantStats(tenant.ID(i), &s) && (s.Queued != 0 || s.Inflight != 0 || s.CostNS < 0 || !(s.Share >= 0 && s.Share <= 1) || s.Credit < 0 || s.Credit > math.MaxUint16) {
+					if h.pipe.TenantStats(tenant.ID(i), &s) && (s.Queued != 0 || s.Inflight != 0 || s.CostNS < 0 ||
+						!(s.Share >= 0 && s.Share <= 1) || s.Credit < 0 || s.Credit > math.MaxUint16) {
 						t.Fatalf("tenant %d: %+v", i, s)
 					}
 					h.pipe.RemoveTenant(h.now, tenant.ID(i))
 				}
 				var s pipeline.Stats
-				if h.pipe.Stats(&s); s.InflightNS != 0 || s.ActiveTenants != 0 || math.IsNaN(s.WriteCost) || len(h.pipe.Tenants(nil)) != 0 {
+				if h.pipe.Stats(&s); s.InflightNS != 0 || s.ActiveTenants != 0 || math.IsNaN(s.WriteCost) ||
+					len(h.pipe.Tenants(nil)) != 0 {
 					t.Fatalf("left over: %+v, tenants %v", s, h.pipe.Tenants(nil))
 				}
 				for i := range h.tenants { // numbers are used again

@@ -43,7 +43,8 @@ func TestEveryPolicyKeepsTheDepthAndFinishesAll(t *testing.T) {
 		}
 		pipe := pipeline.New(p)
 		for tag := range pipeline.Tag(ios) {
-			pipe.Enqueue(0, pipeline.IO{Tag: tag, Tenant: tenant.ID(tag % tenants), Op: pipeline.Op(tag) % pipeline.Ops, LenBytes: 4096 << (tag % 6)})
+			pipe.Enqueue(0, pipeline.IO{Tag: tag, Tenant: tenant.ID(tag % tenants), Op: pipeline.Op(tag) % pipeline.Ops,
+				LenBytes: 4096 << (tag % 6)})
 		}
 		var now int64
 		var flight, dst, done []pipeline.Tag

@@ -38,7 +38,8 @@ func WriteFolder(dir string, seed uint64, results []*sim.Result) error {
 	if err != nil {
 		return err
 	}
-	return create(filepath.Join(dir, "report.md"), func(w io.Writer) error { return writeMarkdown(w, seed, results, pictures) })
+	return create(filepath.Join(dir, "report.md"),
+		func(w io.Writer) error { return writeMarkdown(w, seed, results, pictures) })
 }
 
 func create(file string, write func(io.Writer) error) error {
@@ -55,17 +56,22 @@ func create(file string, write func(io.Writer) error) error {
 
 func writeCSV(w io.Writer, results []*sim.Result) error {
 	c := csv.NewWriter(w)
-	head := []string{"row", "scenario", "condition", "phase", "policy", "seed", "tenant", "group", "weight", "f_util", "usage", "bytes_per_sec", "ios_per_sec",
-		"latency_mean_ns", "latency_p50_ns", "latency_p99_ns", "latency_p999_ns", "latency_max_ns", "app_latency_mean_ns", "app_latency_p99_ns", "app_latency_p999_ns", "drive_mean_ns", "credit"}
+	head := []string{"row", "scenario", "condition", "phase", "policy", "seed", "tenant", "group", "weight", "f_util",
+		"usage", "bytes_per_sec", "ios_per_sec",
+		"latency_mean_ns", "latency_p50_ns", "latency_p99_ns", "latency_p999_ns", "latency_max_ns",
+		"app_latency_mean_ns", "app_latency_p99_ns", "app_latency_p999_ns", "drive_mean_ns", "credit"}
 	lines := [][]string{head}
 	for _, r := range results {
 		for _, p := range r.Phases {
 			for _, t := range p.Tenants {
-				line := []string{r.Row, r.Scenario, r.Condition, p.Name, r.Policy, fmt.Sprint(r.Seed), t.Name, t.Group, fmt.Sprint(t.Weight)}
+				line := []string{r.Row, r.Scenario, r.Condition, p.Name, r.Policy, fmt.Sprint(r.Seed), t.Name, t.Group,
+					fmt.Sprint(t.Weight)}
 				for _, v := range []float64{t.FUtil, t.Usage, t.BytesPerSec, t.IOsPerSec, t.Latency.MeanNS} {
 					line = append(line, fmt.Sprintf("%.6g", v))
 				}
-				for _, v := range []int64{t.Latency.P50NS, t.Latency.P99NS, t.Latency.P999NS, t.Latency.MaxNS, int64(t.AppLatency.MeanNS), t.AppLatency.P99NS, t.AppLatency.P999NS, int64(t.DeviceNS), int64(t.Credit)} {
+				for _, v := range []int64{t.Latency.P50NS, t.Latency.P99NS, t.Latency.P999NS, t.Latency.MaxNS,
+					int64(t.AppLatency.MeanNS), t.AppLatency.P99NS, t.AppLatency.P999NS, int64(t.DeviceNS),
+					int64(t.Credit)} {
 					line = append(line, fmt.Sprint(v))
 				}
 				lines = append(lines, line)
@@ -123,9 +129,12 @@ func scenarios(results []*sim.Result) (out [][]*sim.Result) {
 
 func writeMarkdown(w io.Writer, seed uint64, results []*sim.Result, pictures map[string][]string) error {
 	var b strings.Builder
-	fmt.Fprintf(&b, "# Scheduling policies on an emulated SSD\n\nVirtual time, seed %d. f-Util: what a tenant gets by its fair share of what a load of its sort gets alone; "+
-		"1 is ideal. Utilisation: the sum over tenants of what they get by what they would get alone; reads and writes use partly different parts of a drive, so it can pass 1. "+
-		"Latency: from sending to the answer's arrival, all tenants together; app: from the application's asking, with the wait for credit.\n", seed)
+	fmt.Fprintf(&b, "# Scheduling policies on an emulated SSD\n\nVirtual time, seed %d. f-Util: what a tenant gets by "+
+		"its fair share of what a load of its sort gets alone; "+
+		"1 is ideal. Utilisation: the sum over tenants of what they get by what they would get alone; reads and "+
+		"writes use partly different parts of a drive, so it can pass 1. "+
+		"Latency: from sending to the answer's arrival, all tenants together; app: from the application's asking, "+
+		"with the wait for credit.\n", seed)
 	var rows []string
 	for _, r := range results {
 		if !slices.Contains(rows, r.Row) {

@@ -22,8 +22,10 @@ import (
 // palette holds the colours of the policies. They are those of Okabe and Ito, alternately dark and light, so that they
 // can be distinguished with colour blindness and in greyscale.
 var palette = []color.Color{
-	color.RGBA{0x99, 0x99, 0x99, 0xff}, color.RGBA{0x00, 0x72, 0xb2, 0xff}, color.RGBA{0xe6, 0x9f, 0x00, 0xff}, color.RGBA{0x00, 0x9e, 0x73, 0xff},
-	color.RGBA{0xcc, 0x79, 0xa7, 0xff}, color.RGBA{0xd5, 0x5e, 0x00, 0xff}, color.RGBA{0x56, 0xb4, 0xe9, 0xff}, color.RGBA{0xf0, 0xe4, 0x42, 0xff},
+	color.RGBA{0x99, 0x99, 0x99, 0xff}, color.RGBA{0x00, 0x72, 0xb2, 0xff}, color.RGBA{0xe6, 0x9f, 0x00, 0xff},
+	color.RGBA{0x00, 0x9e, 0x73, 0xff},
+	color.RGBA{0xcc, 0x79, 0xa7, 0xff}, color.RGBA{0xd5, 0x5e, 0x00, 0xff}, color.RGBA{0x56, 0xb4, 0xe9, 0xff},
+	color.RGBA{0xf0, 0xe4, 0x42, 0xff},
 }
 
 func colour(i int) color.Color { return palette[i%len(palette)] }
@@ -38,12 +40,14 @@ func tenantColour(i int) color.Color {
 	hue := math.Mod(float64(i)*goldenAngle, 360) / 60
 	light := [2]float64{0.75, 0.5}[i%2]
 	x := light * (1 - math.Abs(math.Mod(hue, 2)-1))
-	rgb := [6][3]float64{{light, x, 0}, {x, light, 0}, {0, light, x}, {0, x, light}, {x, 0, light}, {light, 0, x}}[int(hue)]
+	rgb := [6][3]float64{{light, x, 0}, {x, light, 0}, {0, light, x}, {0, x, light}, {x, 0, light},
+		{light, 0, x}}[int(hue)]
 	return color.RGBA{uint8(255 * rgb[0]), uint8(255 * rgb[1]), uint8(255 * rgb[2]), 0xff}
 }
 
 // fonts replaces the only font that gonum's plots name, which few machines have, by fonts that every viewer has.
-var fonts = strings.NewReplacer("font-family:Liberation Serif;", "font-family:Liberation Sans,Arial,Helvetica,sans-serif;",
+var fonts = strings.NewReplacer("font-family:Liberation Serif;",
+	"font-family:Liberation Sans,Arial,Helvetica,sans-serif;",
 	"font-family:Liberation Sans;", "font-family:Liberation Sans,Arial,Helvetica,sans-serif;")
 
 // bar is one phase of a scenario under all policies.
@@ -167,7 +171,8 @@ func (c *chart) plotFUtil(file string) error {
 			x := c.at(b, i)
 			means = append(means, plotter.XY{X: x, Y: ph.FUtilMean})
 			spread.XYs = append(spread.XYs, plotter.XY{X: x, Y: ph.FUtilMean})
-			spread.YErrors = append(spread.YErrors, struct{ Low, High float64 }{ph.FUtilMean - ph.FUtilMin, ph.FUtilMax - ph.FUtilMean})
+			spread.YErrors = append(spread.YErrors, struct{ Low, High float64 }{ph.FUtilMean - ph.FUtilMin,
+				ph.FUtilMax - ph.FUtilMean})
 		}
 		if len(means) == 0 {
 			continue
@@ -206,7 +211,8 @@ type columnsAt struct {
 func (b *columnsAt) Plot(c draw.Canvas, p *plot.Plot) {
 	x, y := p.Transforms(&c)
 	for _, v := range b.xys {
-		pts := []vg.Point{{X: x(v.X - b.half), Y: y(p.Y.Min)}, {X: x(v.X - b.half), Y: y(v.Y)}, {X: x(v.X + b.half), Y: y(v.Y)}, {X: x(v.X + b.half), Y: y(p.Y.Min)}}
+		pts := []vg.Point{{X: x(v.X - b.half), Y: y(p.Y.Min)}, {X: x(v.X - b.half), Y: y(v.Y)},
+			{X: x(v.X + b.half), Y: y(v.Y)}, {X: x(v.X + b.half), Y: y(p.Y.Min)}}
 		c.FillPolygon(b.fill, c.ClipPolygonXY(pts))
 	}
 }
@@ -218,7 +224,8 @@ func (b *columnsAt) DataRange() (xmin, xmax, ymin, ymax float64) {
 
 // Thumbnail implements plot.Thumbnailer.
 func (b *columnsAt) Thumbnail(c *draw.Canvas) {
-	c.FillPolygon(b.fill, []vg.Point{{X: c.Min.X, Y: c.Min.Y}, {X: c.Min.X, Y: c.Max.Y}, {X: c.Max.X, Y: c.Max.Y}, {X: c.Max.X, Y: c.Min.Y}})
+	c.FillPolygon(b.fill, []vg.Point{{X: c.Min.X, Y: c.Min.Y}, {X: c.Min.X, Y: c.Max.Y}, {X: c.Max.X, Y: c.Max.Y},
+		{X: c.Max.X, Y: c.Min.Y}})
 }
 
 // plotTail draws p99.9 latencies on a logarithmic scale.
@@ -239,7 +246,8 @@ func (c *chart) plotTail(file string) error {
 		bars := &columnsAt{half: 0.36 / float64(len(c.policies)), fill: colour(i)}
 		for b := range c.bars {
 			if i < len(c.bars[b].phases) && c.bars[b].phases[i] != nil && c.bars[b].phases[i].Latency.P999NS > 0 {
-				bars.xys = append(bars.xys, plotter.XY{X: c.at(b, i), Y: float64(c.bars[b].phases[i].Latency.P999NS) / 1e3})
+				bars.xys = append(bars.xys,
+					plotter.XY{X: c.at(b, i), Y: float64(c.bars[b].phases[i].Latency.P999NS) / 1e3})
 			}
 		}
 		if len(bars.xys) > 0 {

@@ -46,8 +46,10 @@ func TestStagesFollowEachOtherAndAllStepsAreDone(t *testing.T) {
 
 func TestAFailedStepEndsThePlan(t *testing.T) {
 	bad := errors.New("bad")
-	stages := [][]sim.Step{{{Name: "first", Do: func() error { return bad }}}, {{Name: "second", Do: func() error { t.Error("is done"); return nil }}}}
-	if err := Execute(context.Background(), stages, func(int, int, string) {}); !errors.Is(err, bad) || !strings.Contains(err.Error(), "first") {
+	stages := [][]sim.Step{{{Name: "first", Do: func() error { return bad }}},
+		{{Name: "second", Do: func() error { t.Error("is done"); return nil }}}}
+	if err := Execute(context.Background(), stages, func(int, int, string) {}); !errors.Is(err, bad) ||
+		!strings.Contains(err.Error(), "first") {
 		t.Errorf("got %v", err)
 	}
 	ctx, cancel := context.WithCancel(context.Background())
@@ -72,7 +74,8 @@ func small(t *testing.T) []*sim.Result {
 	t.Helper()
 	var scenarios []sim.Scenario
 	for _, s := range sim.Matrix() {
-		if s.String() != "utilisation/128K-read-clean" && s.String() != "dynamic/switch-clean" && s.String() != "light-heavy/128K-read-clean" {
+		if s.String() != "utilisation/128K-read-clean" && s.String() != "dynamic/switch-clean" &&
+			s.String() != "light-heavy/128K-read-clean" {
 			continue
 		}
 		s.SizeBytes = 256 << 20
@@ -147,7 +150,8 @@ func TestTheFolderHoldsTablesAndPlotsThatThereAreFilesFor(t *testing.T) {
 	if len(linked) != len(plots) {
 		t.Errorf("report.md shows %d plots, there are %d", len(linked), len(plots))
 	}
-	for _, name := range []string{"futil-utilisation", "tail-light-heavy", "series-dynamic-switch-clean", "write-cost-dynamic-switch-clean", "cdf-utilisation-128K-read-clean"} {
+	for _, name := range []string{"futil-utilisation", "tail-light-heavy", "series-dynamic-switch-clean",
+		"write-cost-dynamic-switch-clean", "cdf-utilisation-128K-read-clean"} {
 		if !slices.Contains(linked, name+".svg") {
 			t.Errorf("there is no %s.svg", name)
 		}
@@ -184,7 +188,8 @@ func checkSVG(t *testing.T, file string) {
 
 func TestTheTableNamesWhatBroke(t *testing.T) {
 	var b strings.Builder
-	r := &sim.Result{Row: "row", Scenario: "sc", Policy: "p", ViolationCount: 1, Violations: []string{"at 1 s: x"}, Phases: []sim.PhaseResult{{Name: "ph", Utilisation: 0.5}}}
+	r := &sim.Result{Row: "row", Scenario: "sc", Policy: "p", ViolationCount: 1, Violations: []string{"at 1 s: x"},
+		Phases: []sim.PhaseResult{{Name: "ph", Utilisation: 0.5}}}
 	if err := WriteTable(&b, []*sim.Result{r}); err != nil {
 		t.Fatal(err)
 	}

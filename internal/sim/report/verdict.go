@@ -17,7 +17,8 @@ const processorSeconds = 0.2
 
 // Estimate returns approximately how long the simulations of scenarios under so many policies take on this machine.
 func Estimate(scenarios []sim.Scenario, policies int) time.Duration {
-	return time.Duration(VirtualTime(scenarios, policies).Seconds() * processorSeconds / float64(runtime.GOMAXPROCS(0)) * float64(time.Second))
+	return time.Duration(VirtualTime(scenarios, policies).Seconds() * processorSeconds / float64(
+		runtime.GOMAXPROCS(0)) * float64(time.Second))
 }
 
 // VirtualTime returns the virtual time of the simulations of scenarios under so many policies.
@@ -105,7 +106,8 @@ func Verdicts(results []*sim.Result) []Verdict {
 
 // WriteVerdicts writes a line for each policy and an explanation of the columns.
 func WriteVerdicts(w io.Writer, verdicts []Verdict) error {
-	fmt.Fprintf(w, "\nVerdict: fair is a phase in which every tenant gets at least %.1f of its share; p99.9 is by that of fifo.\n", Fair)
+	fmt.Fprintf(w, "\nVerdict: fair is a phase in which every tenant gets at least %.1f of its share; p99.9 is by "+
+		"that of fifo.\n", Fair)
 	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
 	fmt.Fprintln(t, "policy\tfair phases\tworst f-Util\tin\tutilisation\tp99.9\tbroken invariants")
 	for _, v := range verdicts {
@@ -113,7 +115,8 @@ func WriteVerdicts(w io.Writer, verdicts []Verdict) error {
 		if v.Tail > 0 {
 			tail = fmt.Sprintf("%.2f", v.Tail)
 		}
-		fmt.Fprintf(t, "%s\t%d of %d\t%.2f\t%s\t%.2f\t%s\t%d\n", v.Policy, v.FairPhases, v.Phases, v.Worst, v.WorstIn, v.Utilisation, tail, v.Broken)
+		fmt.Fprintf(t, "%s\t%d of %d\t%.2f\t%s\t%.2f\t%s\t%d\n", v.Policy, v.FairPhases, v.Phases, v.Worst, v.WorstIn,
+			v.Utilisation, tail, v.Broken)
 	}
 	return t.Flush()
 }

@@ -15,7 +15,8 @@ import (
 
 func TestTheVerdictIsThatOfThePhases(t *testing.T) {
 	phase := func(worst, util float64, p999 int64) []sim.PhaseResult {
-		return []sim.PhaseResult{{Name: "steady", FUtilMin: worst, Utilisation: util, Latency: sim.Latency{P999NS: p999}}}
+		return []sim.PhaseResult{{Name: "steady", FUtilMin: worst, Utilisation: util,
+			Latency: sim.Latency{P999NS: p999}}}
 	}
 	results := []*sim.Result{
 		{Row: "size", Scenario: "a", Policy: "fifo", Phases: phase(0.1, 0.8, 1000)},
@@ -27,7 +28,8 @@ func TestTheVerdictIsThatOfThePhases(t *testing.T) {
 	if len(got) != 2 || got[0].Policy != "jbof" {
 		t.Fatalf("%+v", got)
 	}
-	want := []Verdict{{Policy: "jbof", Phases: 2, FairPhases: 2, Worst: 0.85, WorstIn: "size/b", Utilisation: 1, Tail: 0.5, Broken: 3},
+	want := []Verdict{{Policy: "jbof", Phases: 2, FairPhases: 2, Worst: 0.85, WorstIn: "size/b", Utilisation: 1,
+		Tail: 0.5, Broken: 3},
 		{Policy: "fifo", Phases: 2, FairPhases: 1, Worst: 0.1, WorstIn: "size/a", Utilisation: 0.9, Tail: 1}}
 	for i := range want {
 		if math.Abs(got[i].Tail-want[i].Tail) > 1e-9 {
@@ -66,7 +68,8 @@ func TestPlotsNeedNoNamedFont(t *testing.T) {
 			t.Fatal(err)
 		}
 		if n := strings.Count(string(text), "font-family:"); n == 0 || n != strings.Count(string(text), "sans-serif;") {
-			t.Errorf("%s: of %d texts only %d have a generic font", filepath.Base(p), n, strings.Count(string(text), "sans-serif;"))
+			t.Errorf("%s: of %d texts only %d have a generic font", filepath.Base(p), n,
+				strings.Count(string(text), "sans-serif;"))
 		}
 	}
 }

@@ -30,7 +30,8 @@ import (
 type Config struct {
 	// Seed seeds the generator of all random choices.
 	Seed uint64
-	// ReadErrorProbability and the others are the probabilities, 0 to 1, that a request of that kind fails with ErrMedia.
+	// ReadErrorProbability and the others are the probabilities, 0 to 1, that a request of that kind fails with
+	// ErrMedia.
 	ReadErrorProbability, WriteErrorProbability, FlushErrorProbability float64
 	// DelayProbability is the probability that a request completes only after Delay.
 	DelayProbability float64
@@ -158,7 +159,8 @@ func (d *Device) SetRules(rules ...Rule) {
 	d.rules = d.rules[:0]
 	for _, r := range []Rule{
 		{Ops: []ssd.Op{ssd.Read}, Probability: d.cfg.ReadErrorProbability, Err: errInjected},
-		{Ops: []ssd.Op{ssd.Write, ssd.WriteZeroes, ssd.Deallocate}, Probability: d.cfg.WriteErrorProbability, Err: errInjected},
+		{Ops: []ssd.Op{ssd.Write, ssd.WriteZeroes, ssd.Deallocate}, Probability: d.cfg.WriteErrorProbability,
+			Err: errInjected},
 		{Ops: []ssd.Op{ssd.Flush}, Probability: d.cfg.FlushErrorProbability, Err: errInjected},
 		{Probability: d.cfg.DelayProbability, Delay: d.cfg.Delay},
 	} {
@@ -278,7 +280,8 @@ func (d *Device) crash() error {
 		}
 		for at := int64(0); at < r.Len; at += bs {
 			if d.rng.IntN(2) == 0 {
-				errs = append(errs, d.do(ssd.Request{Op: ssd.Write, Offset: r.Offset + at, Len: bs, Buf: d.blockOf(r, at)}))
+				errs = append(errs, d.do(ssd.Request{Op: ssd.Write, Offset: r.Offset + at, Len: bs,
+					Buf: d.blockOf(r, at)}))
 			}
 		}
 	}

@@ -69,7 +69,8 @@ func TestConformanceWithoutFaults(t *testing.T) {
 }
 
 func TestConfigOutOfBoundsIsRefused(t *testing.T) {
-	for _, cfg := range []Config{{ReadErrorProbability: 1.5}, {WriteErrorProbability: -1}, {DelayProbability: 2}, {Delay: -1}} {
+	for _, cfg := range []Config{{ReadErrorProbability: 1.5}, {WriteErrorProbability: -1}, {DelayProbability: 2},
+		{Delay: -1}} {
 		if _, err := New(newMem(t), cfg); !errors.Is(err, ErrConfig) {
 			t.Errorf("%+v: %v", cfg, err)
 		}
@@ -173,7 +174,8 @@ func TestVanishedDeviceIsGoneUntilItReturns(t *testing.T) {
 	if err := <-got; !errors.Is(err, ssd.ErrGone) {
 		t.Errorf("in flight: %v, want ErrGone", err)
 	}
-	if err := ssdtest.Do(t, q, ssd.Request{Op: ssd.Flush}); !errors.Is(err, ssd.ErrGone) || !errors.Is(d.Healthy(), ssd.ErrGone) {
+	if err := ssdtest.Do(t, q, ssd.Request{Op: ssd.Flush}); !errors.Is(err, ssd.ErrGone) ||
+		!errors.Is(d.Healthy(), ssd.ErrGone) {
 		t.Errorf("while gone: %v, Healthy %v", err, d.Healthy())
 	}
 	d.SetRules()
@@ -261,7 +263,8 @@ func TestWhatAReadWithFUAReturnsSurvivesACrash(t *testing.T) {
 		want := bytes.Repeat([]byte{7}, 8192)
 		ssdtest.Write(t, q, 4096, want, 0)
 		got := make([]byte, 8192)
-		if err := ssdtest.Do(t, q, ssd.Request{Op: ssd.Read, Flags: ssd.FUA, Offset: 4096, Len: 8192, Buf: got}); err != nil {
+		if err := ssdtest.Do(t, q, ssd.Request{Op: ssd.Read, Flags: ssd.FUA, Offset: 4096, Len: 8192,
+			Buf: got}); err != nil {
 			t.Fatal(err)
 		}
 		if !bytes.Equal(got, want) {
@@ -291,7 +294,8 @@ func TestRuleCrashesAtTheNthWriteAndOrderlyCloseLosesNothing(t *testing.T) {
 	if err := ssdtest.Do(t, q, ssd.Request{Op: ssd.Write, Len: 512, Buf: b}); err != nil || d.Crashed() {
 		t.Fatalf("first write: %v, crashed %v", err, d.Crashed())
 	}
-	if err := ssdtest.Do(t, q, ssd.Request{Op: ssd.Write, Len: 512, Buf: b}); !errors.Is(err, ssd.ErrGone) || !d.Crashed() {
+	if err := ssdtest.Do(t, q, ssd.Request{Op: ssd.Write, Len: 512, Buf: b}); !errors.Is(err, ssd.ErrGone) ||
+		!d.Crashed() {
 		t.Fatalf("second write: %v, crashed %v", err, d.Crashed())
 	}
 	d.Close()

@@ -24,7 +24,8 @@ func TestSteadyStateIOAllocatesNothing(t *testing.T) {
 		a, _ := p.Get(acct, 4096)
 		b, _ := p.Get(acct, 4096)
 		reqs := []ssd.Request{{Op: ssd.Write, Offset: 4096, Len: 4096, Buf: a.B}, {Op: ssd.Read, Len: 4096, Buf: b.B},
-			{Op: ssd.Write, Flags: ssd.FUA, Offset: 8192, Len: 4096, Buf: a.B}, {Op: ssd.Flush}, {Op: ssd.WriteZeroes, Len: 8192}}
+			{Op: ssd.Write, Flags: ssd.FUA, Offset: 8192, Len: 4096, Buf: a.B}, {Op: ssd.Flush},
+			{Op: ssd.WriteZeroes, Len: 8192}}
 		c := make([]ssd.Completion, 8)
 		round := func() {
 			q.Submit(reqs)

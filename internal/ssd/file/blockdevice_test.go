@@ -68,7 +68,8 @@ func TestBlockDeviceInUseIsRefusedWithItsHolder(t *testing.T) {
 	}
 }
 
-// TestABlockDeviceOfADeadProcessIsWaitedFor: after kill -9 it is held for as long as the kernel needs to take down the io_uring.
+// TestABlockDeviceOfADeadProcessIsWaitedFor: after kill -9 it is held for as long as the kernel needs to take down the
+// io_uring.
 func TestABlockDeviceOfADeadProcessIsWaitedFor(t *testing.T) {
 	path := loop(t, 4096)
 	dead, err := unix.Open(path, unix.O_RDWR|unix.O_EXCL|unix.O_CLOEXEC, 0)

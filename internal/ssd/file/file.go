@@ -104,10 +104,12 @@ func Open(cfg Config) (*Device, error) {
 	switch cfg.Engine {
 	case "", EngineURing, EngineThreads:
 	default:
-		return nil, fmt.Errorf("%w: Engine is %q, want %q, %q or nothing", ErrConfig, cfg.Engine, EngineURing, EngineThreads)
+		return nil, fmt.Errorf("%w: Engine is %q, want %q, %q or nothing", ErrConfig, cfg.Engine, EngineURing,
+			EngineThreads)
 	}
 	if cfg.SizeBytes < 0 || cfg.Workers < 0 {
-		return nil, fmt.Errorf("%w: SizeBytes is %d and Workers is %d, want neither negative", ErrConfig, cfg.SizeBytes, cfg.Workers)
+		return nil, fmt.Errorf("%w: SizeBytes is %d and Workers is %d, want neither negative", ErrConfig, cfg.SizeBytes,
+			cfg.Workers)
 	}
 	d := &Device{pool: cfg.Pool, queues: make(map[*queue]struct{})}
 	d.info = ssd.Info{Name: cfg.Name, Backend: "file", Path: cfg.Path, Engine: EngineThreads}
@@ -157,7 +159,8 @@ func (d *Device) open(cfg *Config) error {
 		direct = false
 		d.file, err = os.OpenFile(cfg.Path, flags&^unix.O_DIRECT, 0o600)
 	}
-	for deadline := time.Now().Add(lockPatience); errors.Is(err, unix.EBUSY); d.file, err = os.OpenFile(cfg.Path, flags, 0o600) {
+	for deadline := time.Now().Add(lockPatience); errors.Is(err, unix.EBUSY); d.file,
+		err = os.OpenFile(cfg.Path, flags, 0o600) {
 		if holder, alive := blockHolder(cfg.Path); alive || time.Now().After(deadline) {
 			return fmt.Errorf("%w: %s is %s", ErrInUse, cfg.Path, holder)
 		}
@@ -173,7 +176,8 @@ func (d *Device) open(cfg *Config) error {
 	if d.block {
 		err = d.measureBlockDevice()
 		if err == nil && cfg.SizeBytes != 0 && cfg.SizeBytes != d.info.SizeBytes {
-			err = fmt.Errorf("%w: %s has %d bytes, configured are %d", ErrSize, cfg.Path, d.info.SizeBytes, cfg.SizeBytes)
+			err = fmt.Errorf("%w: %s has %d bytes, configured are %d", ErrSize, cfg.Path, d.info.SizeBytes,
+				cfg.SizeBytes)
 		}
 	} else {
 		err = d.measureFile(direct, cfg.SizeBytes, cfg.Create)
@@ -274,7 +278,8 @@ func (d *Device) Healthy() error {
 		return fmt.Errorf("%w: %s was deleted", ssd.ErrGone, d.info.Path)
 	}
 	if st.Size < d.info.SizeBytes || d.truncated.Load() {
-		return fmt.Errorf("%w: %s was truncated to %d bytes, %d expected", ssd.ErrMedia, d.info.Path, st.Size, d.info.SizeBytes)
+		return fmt.Errorf("%w: %s was truncated to %d bytes, %d expected", ssd.ErrMedia, d.info.Path, st.Size,
+			d.info.SizeBytes)
 	}
 	return nil
 }
@@ -348,5 +353,6 @@ func (d *Device) fail(r *ssd.Request, errno unix.Errno) error {
 // failEOF returns the error of a read that met the end of the file.
 func (d *Device) failEOF(r *ssd.Request, at int64) error {
 	d.truncated.Store(true)
-	return fmt.Errorf("%w: %v of %d bytes at %d: the file ends at or before %d, it was truncated beneath us", ssd.ErrMedia, r.Op, r.Len, r.Offset, at)
+	return fmt.Errorf("%w: %v of %d bytes at %d: the file ends at or before %d, it was truncated beneath us",
+		ssd.ErrMedia, r.Op, r.Len, r.Offset, at)
 }

@@ -151,14 +151,16 @@ func TestFilesGrowOnlyWithCreateAndNeverShrink(t *testing.T) {
 		t.Errorf("new file takes %d sectors, want a sparse one: %v", st.Blocks, err)
 	}
 	_, err := try(Config{SizeBytes: 4 << 20})
-	if !errors.Is(err, ErrSize) || !strings.Contains(err.Error(), "3145728") || !strings.Contains(err.Error(), "4194304") {
+	if !errors.Is(err, ErrSize) || !strings.Contains(err.Error(), "3145728") ||
+		!strings.Contains(err.Error(), "4194304") {
 		t.Errorf("growing without Create: %v, want ErrSize with both sizes", err)
 	}
 	if got, err := try(Config{}); err != nil || got != 3<<20 {
 		t.Errorf("a refused size has left the file with %d bytes, %v", got, err)
 	}
 	_, err = try(Config{SizeBytes: 1 << 20})
-	if !errors.Is(err, ErrSize) || !strings.Contains(err.Error(), "3145728") || !strings.Contains(err.Error(), "1048576") {
+	if !errors.Is(err, ErrSize) || !strings.Contains(err.Error(), "3145728") ||
+		!strings.Contains(err.Error(), "1048576") {
 		t.Errorf("shrinking: %v, want ErrSize with both sizes", err)
 	}
 	if _, err := try(Config{SizeBytes: 3<<20 + 1}); !errors.Is(err, ErrConfig) {
@@ -215,7 +217,8 @@ func TestDataIsWhatWasWritten(t *testing.T) {
 }
 
 func TestWrongKindsOfPathAndEngineAreRefused(t *testing.T) {
-	for _, cfg := range []Config{{Path: t.TempDir()}, {Path: "/dev/null"}, {Path: "x", Engine: "magic"}, {Path: "x", SizeBytes: -1}} {
+	for _, cfg := range []Config{{Path: t.TempDir()}, {Path: "/dev/null"}, {Path: "x", Engine: "magic"},
+		{Path: "x", SizeBytes: -1}} {
 		if _, err := Open(cfg); !errors.Is(err, ErrConfig) {
 			t.Errorf("%+v: %v, want ErrConfig", cfg, err)
 		}
@@ -248,7 +251,8 @@ func TestAllKindsOfMemoryAreReadAndWritten(t *testing.T) {
 			}
 			odd[0]++
 			ssdtest.Write(t, q, off, odd, 0)
-			if err := ssdtest.Do(t, q, ssd.Request{Op: ssd.Read, Offset: off, Len: int64(size), Buf: pooled.B}); err != nil {
+			if err := ssdtest.Do(t, q, ssd.Request{Op: ssd.Read, Offset: off, Len: int64(size),
+				Buf: pooled.B}); err != nil {
 				t.Fatal(err)
 			}
 			if !bytes.Equal(odd, pooled.B) {
@@ -404,7 +408,8 @@ func TestDeviceThatVanishedAnswersGoneToEverything(t *testing.T) {
 		q := openQueue(t, d, 4)
 		d.fail(&ssd.Request{}, unix.ENODEV)
 		for op := range ssd.Ops {
-			if err := ssdtest.Do(t, q, ssd.Request{Op: op, Len: 4096, Buf: make([]byte, 4096)}); !errors.Is(err, ssd.ErrGone) {
+			if err := ssdtest.Do(t, q, ssd.Request{Op: op, Len: 4096, Buf: make([]byte, 4096)}); !errors.Is(err,
+				ssd.ErrGone) {
 				t.Errorf("%v: %v, want ErrGone", op, err)
 			}
 		}
@@ -424,7 +429,8 @@ func TestFallbacksReachTheSameResult(t *testing.T) {
 		ones := bytes.Repeat([]byte{1}, 3<<20)
 		ssdtest.Write(t, q, 0, ones, ssd.FUA)
 		for _, flags := range []ssd.Flags{0, ssd.Unmap, ssd.Unmap | ssd.FUA} {
-			if err := ssdtest.Do(t, q, ssd.Request{Op: ssd.WriteZeroes, Flags: flags, Offset: 4096, Len: 2<<20 + 4096}); err != nil {
+			if err := ssdtest.Do(t, q, ssd.Request{Op: ssd.WriteZeroes, Flags: flags, Offset: 4096,
+				Len: 2<<20 + 4096}); err != nil {
 				t.Fatal(err)
 			}
 			got := ssdtest.Read(t, q, 0, 3<<20)
@@ -451,7 +457,8 @@ func TestCloseWaitsForWhatIsInFlightAndLeaksNothing(t *testing.T) {
 			reqs := make([]ssd.Request, 32)
 			for i := range reqs {
 				op := ssd.Op(i) % ssd.Ops
-				reqs[i] = ssd.Request{Op: op, Offset: int64(i) * 65536, Len: 65536, Buf: make([]byte, 65536), Tag: uint64(i)}
+				reqs[i] = ssd.Request{Op: op, Offset: int64(i) * 65536, Len: 65536, Buf: make([]byte, 65536),
+					Tag: uint64(i)}
 			}
 			if n := q.Submit(reqs); n != 32 {
 				t.Fatal(n)
@@ -502,7 +509,8 @@ func TestManyQueuesAndSplitSubmitAndPollKeepTheirTags(t *testing.T) {
 				for i := range uint64(total) {
 					tokens <- struct{}{}
 					b := make([]byte, 4096)
-					if q.Submit([]ssd.Request{{Op: ssd.Op(i % 2), Offset: int64(k)<<20 + int64(i%16)*4096, Len: 4096, Buf: b, Tag: i}}) != 1 {
+					if q.Submit([]ssd.Request{{Op: ssd.Op(i % 2), Offset: int64(k)<<20 + int64(i%16)*4096, Len: 4096,
+						Buf: b, Tag: i}}) != 1 {
 						panic("a queue with room took nothing")
 					}
 				}

@@ -60,9 +60,11 @@ func (d *Device) measureFile(direct bool, size int64, grow bool) error {
 	case size%bs != 0:
 		return fmt.Errorf("%w: SizeBytes is %d, want a multiple of %s's block size %d", ErrConfig, size, i.Path, bs)
 	case size < have&^(bs-1):
-		return fmt.Errorf("%w: %s has %d bytes, configured are %d; shrinking would lose data and is refused", ErrSize, i.Path, have, size)
+		return fmt.Errorf("%w: %s has %d bytes, configured are %d; shrinking would lose data and is refused", ErrSize,
+			i.Path, have, size)
 	case size > have && !grow:
-		return fmt.Errorf("%w: %s has %d bytes, configured are %d; only with create the file is made larger", ErrSize, i.Path, have, size)
+		return fmt.Errorf("%w: %s has %d bytes, configured are %d; only with create the file is made larger", ErrSize,
+			i.Path, have, size)
 	case size > have:
 		if err := unix.Ftruncate(d.fd, size); err != nil {
 			return fmt.Errorf("grow %s from %d to %d bytes: %w", i.Path, have, size, err)

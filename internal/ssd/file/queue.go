@@ -307,7 +307,8 @@ var eventOne = [8]byte{1}
 // notify wakes a Poll that blocks.
 func (q *queue) notify() {
 	if q.waiting.Load() {
-		if _, err := q.event.Write(eventOne[:]); err != nil && !errors.Is(err, os.ErrClosed) && !errors.Is(err, unix.EAGAIN) {
+		if _, err := q.event.Write(eventOne[:]); err != nil && !errors.Is(err, os.ErrClosed) &&
+			!errors.Is(err, unix.EAGAIN) {
 			panic("invariant broken: file: eventfd: " + err.Error())
 		}
 	}

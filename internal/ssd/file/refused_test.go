@@ -29,7 +29,8 @@ func TestRefusedIOURingFallsBackToThreads(t *testing.T) {
 	if _, err := uring.New(1); !errors.Is(err, uring.ErrUnavailable) {
 		t.Fatalf("uring.New: %v, want ErrUnavailable", err)
 	}
-	if _, err := Open(Config{Path: t.TempDir() + "/f", Create: true, SizeBytes: 1 << 20, Engine: EngineURing}); !errors.Is(err, uring.ErrUnavailable) {
+	if _, err := Open(Config{Path: t.TempDir() + "/f", Create: true, SizeBytes: 1 << 20,
+		Engine: EngineURing}); !errors.Is(err, uring.ErrUnavailable) {
 		t.Errorf("Engine io_uring: %v, want ErrUnavailable", err)
 	}
 	ssdtest.Conformance(t, func(t *testing.T) ssd.Device {

@@ -450,7 +450,8 @@ func (l *Label) Allocate(e Extent) (Extent, error) {
 			start = l.Extents[i].EndBytes()
 		}
 	}
-	return Extent{}, fmt.Errorf("%w: %d bytes wanted, the largest free range has %d (of %d free)", ErrNoRoom, e.LengthBytes, l.LargestFreeBytes(), l.FreeBytes())
+	return Extent{}, fmt.Errorf("%w: %d bytes wanted, the largest free range has %d (of %d free)", ErrNoRoom,
+		e.LengthBytes, l.LargestFreeBytes(), l.FreeBytes())
 }
 
 // endOfGap is where the free range before extent i ends.
@@ -503,10 +504,12 @@ func (l *Label) Grow(u uuid.UUID, lengthBytes int64) error {
 	}
 	e := &l.Extents[i]
 	if lengthBytes%AlignBytes != 0 || lengthBytes < e.LengthBytes {
-		return fmt.Errorf("%w: length is %d, want a multiple of 1 MiB, at least the present %d", ErrInvalid, lengthBytes, e.LengthBytes)
+		return fmt.Errorf("%w: length is %d, want a multiple of 1 MiB, at least the present %d", ErrInvalid,
+			lengthBytes, e.LengthBytes)
 	}
 	if most := l.endOfGap(i+1) - e.StartBytes; lengthBytes > most {
-		return fmt.Errorf("%w: extent %v can grow in place from %d to at most %d bytes, %d wanted", ErrNoRoom, u, e.LengthBytes, most, lengthBytes)
+		return fmt.Errorf("%w: extent %v can grow in place from %d to at most %d bytes, %d wanted", ErrNoRoom, u,
+			e.LengthBytes, most, lengthBytes)
 	}
 	e.LengthBytes = lengthBytes
 	return nil

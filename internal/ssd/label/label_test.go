@@ -38,8 +38,10 @@ func testUUID(n byte) (u uuid.UUID) {
 
 func sample() *Label {
 	return &Label{DriveUUID: testUUID(0xD1), Generation: 7, DeviceBytes: 64 * mib, Extents: []Extent{
-		{UUID: testUUID(0xA1), StartBytes: 1 * mib, LengthBytes: 4 * mib, NSID: 1, Use: Block, BlockShift: 12, NQN: "nqn.2026-11.example.jbofd:blocks"},
-		{UUID: testUUID(0xA2), StartBytes: 8 * mib, LengthBytes: 2 * mib, NSID: 2, Use: KV, NQN: "nqn.2026-11.example.jbofd:blocks"},
+		{UUID: testUUID(0xA1), StartBytes: 1 * mib, LengthBytes: 4 * mib, NSID: 1, Use: Block, BlockShift: 12,
+			NQN: "nqn.2026-11.example.jbofd:blocks"},
+		{UUID: testUUID(0xA2), StartBytes: 8 * mib, LengthBytes: 2 * mib, NSID: 2, Use: KV,
+			NQN: "nqn.2026-11.example.jbofd:blocks"},
 		{UUID: testUUID(0xA3), StartBytes: 10 * mib, LengthBytes: 1 * mib, Use: Ordering},
 	}}
 }
@@ -75,9 +77,11 @@ func TestGoldenDump(t *testing.T) {
 		}
 	}
 	s.WriteString("# rows of zeroes are left out\n")
-	section("header: magic, version, CRC32C | label length, entry length, entries | generation, drive UUID | device length", 0, 512)
+	section("header: magic, version, CRC32C | label length, entry length, entries | generation, drive UUID | "+
+		"device length", 0, 512)
 	for i := range 3 {
-		section(fmt.Sprintf("entry %d: UUID | start, length | NSID, use, shift, flags, NQN length | NQN", i), 512+i*512, 1024+i*512)
+		section(fmt.Sprintf("entry %d: UUID | start, length | NSID, use, shift, flags, NQN length | NQN", i), 512+i*512,
+			1024+i*512)
 	}
 	section("rest", 2048, AreaBytes)
 	const path = "testdata/label.golden"
@@ -166,13 +170,15 @@ func FuzzDecode(f *testing.F) {
 
 func TestAllocateGrowAndFreeKeepExtentsDisjoint(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
-		l := &Label{DriveUUID: testUUID(1), Generation: 1, DeviceBytes: 40*mib + 512*rapid.Int64Range(0, 5000).Draw(t, "odd")}
+		l := &Label{DriveUUID: testUUID(1), Generation: 1, DeviceBytes: 40*mib + 512*rapid.Int64Range(0, 5000).Draw(t,
+			"odd")}
 		var next byte
 		used := make(map[int64]uuid.UUID) // by MiB
 		t.Repeat(map[string]func(*rapid.T){
 			"allocate": func(t *rapid.T) {
 				next++
-				e := Extent{UUID: testUUID(next), LengthBytes: mib * rapid.Int64Range(1, 12).Draw(t, "MiB"), Use: Block, NSID: uint32(next)}
+				e := Extent{UUID: testUUID(next), LengthBytes: mib * rapid.Int64Range(1, 12).Draw(t, "MiB"), Use: Block,
+					NSID: uint32(next)}
 				largest := l.LargestFreeBytes()
 				got, err := l.Allocate(e)
 				if (err == nil) != (e.LengthBytes <= largest) {
@@ -248,12 +254,17 @@ func TestRefusalsSayWhatIsPossible(t *testing.T) {
 		{l.Grow(testUUID(0xA1), 5*mib+1), ErrInvalid, "multiple of 1 MiB"},
 		{l.Grow(testUUID(9), mib), ErrNotFound, ""},
 		{l.Free(testUUID(9)), ErrNotFound, ""},
-		{second(l.Allocate(Extent{UUID: testUUID(4), LengthBytes: 100 * mib, Use: Block})), ErrNoRoom, "the largest free range has 54525952"},
+		{second(l.Allocate(Extent{UUID: testUUID(4), LengthBytes: 100 * mib, Use: Block})), ErrNoRoom,
+			"the largest free range has 54525952"},
 		{second(l.Allocate(Extent{UUID: testUUID(0xA1), LengthBytes: mib, Use: Block})), ErrExists, "UUID"},
-		{second(l.Allocate(Extent{UUID: testUUID(4), LengthBytes: mib, Use: Block, NSID: 1, NQN: "nqn.2026-11.example.jbofd:blocks"})), ErrExists, "NSID 1"},
-		{second(l.Allocate(Extent{UUID: testUUID(4), LengthBytes: mib + 512, Use: Block})), ErrInvalid, "length is 1049088"},
-		{second(l.Allocate(Extent{UUID: testUUID(4), LengthBytes: mib, Use: Block, NQN: strings.Repeat("n", 224)})), ErrInvalid, "NQN length is 224"},
-		{second(l.Allocate(Extent{UUID: testUUID(4), LengthBytes: mib, Use: Block, NQN: "a\x00b"})), ErrInvalid, "printable"},
+		{second(l.Allocate(Extent{UUID: testUUID(4), LengthBytes: mib, Use: Block, NSID: 1,
+			NQN: "nqn.2026-11.example.jbofd:blocks"})), ErrExists, "NSID 1"},
+		{second(l.Allocate(Extent{UUID: testUUID(4), LengthBytes: mib + 512, Use: Block})), ErrInvalid,
+			"length is 1049088"},
+		{second(l.Allocate(Extent{UUID: testUUID(4), LengthBytes: mib, Use: Block, NQN: strings.Repeat("n", 224)})),
+			ErrInvalid, "NQN length is 224"},
+		{second(l.Allocate(Extent{UUID: testUUID(4), LengthBytes: mib, Use: Block, NQN: "a\x00b"})), ErrInvalid,
+			"printable"},
 	} {
 		if !errors.Is(tc.err, tc.want) || !strings.Contains(tc.err.Error(), tc.says) {
 			t.Errorf("%v, want %v saying %q", tc.err, tc.want, tc.says)
@@ -383,7 +394,8 @@ func TestUnknownVersionIsRefusedEvenIfTheOtherCopyIsKnown(t *testing.T) {
 	crc := checksum(b)
 	b[offCRC], b[offCRC+1], b[offCRC+2], b[offCRC+3] = byte(crc), byte(crc>>8), byte(crc>>16), byte(crc>>24)
 	poke(t, d, TailOffset(16*mib), b)
-	if _, err := Open(d); !errors.Is(err, ErrVersion) || !strings.Contains(err.Error(), "has 2") || !strings.Contains(err.Error(), "knows 1") {
+	if _, err := Open(d); !errors.Is(err, ErrVersion) || !strings.Contains(err.Error(), "has 2") ||
+		!strings.Contains(err.Error(), "knows 1") {
 		t.Errorf("%v, want ErrVersion with both versions", err)
 	}
 }
@@ -533,10 +545,12 @@ func TestCrashAtAnyWriteLeavesTheOldOrTheNewLabel(t *testing.T) {
 						g.Close()
 
 						if s, err = Open(full); err != nil {
-							t.Fatalf("-seed %d: block %d, grown by %d, crash at write %d, then at write %d of the repair: %v", *seed, bs, grownBy, first, second_, err)
+							t.Fatalf("-seed %d: block %d, grown by %d, crash at write %d, then at write %d of the "+
+								"repair: %v", *seed, bs, grownBy, first, second_, err)
 						}
 						l := s.Label()
-						if n := len(l.Extents); n > 1 || updated && n != 1 || l.DriveUUID != testUUID(1) || l.DeviceBytes != size+grownBy {
+						if n := len(l.Extents); n > 1 || updated && n != 1 || l.DriveUUID != testUUID(1) ||
+							l.DeviceBytes != size+grownBy {
 							t.Fatalf("-seed %d: after the crashes (update done: %v): %+v", *seed, updated, l)
 						}
 						if s.sound != [2]bool{true, true} {

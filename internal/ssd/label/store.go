@@ -119,7 +119,8 @@ func isVerdict(err error) bool {
 
 func open(dev ssd.Device) (*Store, error) {
 	if n := dev.Info().SizeBytes; n < MinDeviceBytes {
-		return nil, fmt.Errorf("%w: device %q has %d bytes, a label needs at least %d", ErrInvalid, dev.Info().Name, n, MinDeviceBytes)
+		return nil, fmt.Errorf("%w: device %q has %d bytes, a label needs at least %d", ErrInvalid, dev.Info().Name, n,
+			MinDeviceBytes)
 	}
 	q, err := dev.OpenQueue(1)
 	if err != nil {
@@ -248,7 +249,8 @@ func (s *Store) read() (found, error) {
 		old := int64(binary.LittleEndian.Uint64(areas[0][offDeviceBytes:]))
 		if old >= MinDeviceBytes && old < size {
 			areas[1] = make([]byte, AreaBytes)
-			if err := s.do(ssd.Request{Op: ssd.Read, Offset: TailOffset(old), Len: AreaBytes, Buf: areas[1]}); err != nil {
+			if err := s.do(ssd.Request{Op: ssd.Read, Offset: TailOffset(old), Len: AreaBytes,
+				Buf: areas[1]}); err != nil {
 				return found{}, err
 			}
 		}
@@ -272,7 +274,8 @@ func (s *Store) read() (found, error) {
 	switch {
 	case a != nil && b != nil && a.Generation == b.Generation:
 		if !bytes.Equal(areas[0], areas[1]) {
-			return f, fmt.Errorf("%w: both copies have generation %d but differ (drive UUIDs %v and %v)", ErrCorrupt, a.Generation, a.DriveUUID, b.DriveUUID)
+			return f, fmt.Errorf("%w: both copies have generation %d but differ (drive UUIDs %v and %v)", ErrCorrupt,
+				a.Generation, a.DriveUUID, b.DriveUUID)
 		}
 		f.label, f.sound = a, [2]bool{true, true}
 	case a != nil && (b == nil || a.Generation > b.Generation):
@@ -287,7 +290,8 @@ func (s *Store) read() (found, error) {
 			return f, err
 		}
 		if at >= 0 {
-			return f, fmt.Errorf("%w of an unknown kind: both ends are empty, but there is something at byte %d", ErrForeign, at)
+			return f, fmt.Errorf("%w of an unknown kind: both ends are empty, but there is something at byte %d",
+				ErrForeign, at)
 		}
 		return f, ErrBlank
 	default:

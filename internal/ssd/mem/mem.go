@@ -60,7 +60,8 @@ func Open(cfg Config) (*Device, error) {
 		return nil, fmt.Errorf("%w: BlockSize is %d, want a power of two in [512, 65536]", ErrConfig, cfg.BlockSize)
 	}
 	if cfg.SizeBytes <= 0 || cfg.SizeBytes%int64(cfg.BlockSize) != 0 {
-		return nil, fmt.Errorf("%w: SizeBytes is %d, want a positive multiple of BlockSize (%d)", ErrConfig, cfg.SizeBytes, cfg.BlockSize)
+		return nil, fmt.Errorf("%w: SizeBytes is %d, want a positive multiple of BlockSize (%d)", ErrConfig,
+			cfg.SizeBytes, cfg.BlockSize)
 	}
 	mem, err := unix.Mmap(-1, 0, int(cfg.SizeBytes), unix.PROT_READ|unix.PROT_WRITE,
 		unix.MAP_PRIVATE|unix.MAP_ANONYMOUS|unix.MAP_NORESERVE)

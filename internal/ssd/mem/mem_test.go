@@ -31,7 +31,8 @@ func TestConformance(t *testing.T) {
 }
 
 func TestConfigOutOfBoundsIsRefused(t *testing.T) {
-	for _, cfg := range []Config{{}, {SizeBytes: -512}, {SizeBytes: 1000}, {SizeBytes: 1 << 20, BlockSize: 100}, {SizeBytes: 1 << 20, BlockSize: 3000}} {
+	for _, cfg := range []Config{{}, {SizeBytes: -512}, {SizeBytes: 1000}, {SizeBytes: 1 << 20, BlockSize: 100},
+		{SizeBytes: 1 << 20, BlockSize: 3000}} {
 		if _, err := Open(cfg); !errors.Is(err, ErrConfig) {
 			t.Errorf("Open(%+v): %v", cfg, err)
 		}
@@ -110,7 +111,8 @@ func TestCloseWhileQueuesAreBusyNeitherCrashesNorBlocks(t *testing.T) {
 func TestIOAllocatesNothing(t *testing.T) {
 	d := open(t, Config{SizeBytes: 4 << 20})
 	q, _ := d.OpenQueue(4)
-	reqs := []ssd.Request{{Op: ssd.Write, Len: 4096, Buf: make([]byte, 4096)}, {Op: ssd.Read, Len: 4096, Buf: make([]byte, 4096)},
+	reqs := []ssd.Request{{Op: ssd.Write, Len: 4096, Buf: make([]byte, 4096)},
+		{Op: ssd.Read, Len: 4096, Buf: make([]byte, 4096)},
 		{Op: ssd.Flush}, {Op: ssd.WriteZeroes, Len: 1 << 20}}
 	c := make([]ssd.Completion, 4)
 	if n := testing.AllocsPerRun(100, func() {

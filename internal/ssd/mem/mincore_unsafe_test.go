@@ -7,7 +7,8 @@ import (
 )
 
 func mincore(mem, vec []byte) error {
-	_, _, e := unix.Syscall(unix.SYS_MINCORE, uintptr(unsafe.Pointer(&mem[0])), uintptr(len(mem)), uintptr(unsafe.Pointer(&vec[0])))
+	_, _, e := unix.Syscall(unix.SYS_MINCORE, uintptr(unsafe.Pointer(&mem[0])), uintptr(len(mem)),
+		uintptr(unsafe.Pointer(&vec[0])))
 	if e != 0 {
 		return e
 	}

@@ -115,7 +115,8 @@ func Open(cfg Config) (*Device, error) {
 		return nil, errors.Join(fmt.Errorf("model: timer: %w", err), unix.Munmap(mem))
 	}
 	d := &Device{
-		mem: mem, drive: drive, start: time.Now(), timer: os.NewFile(uintptr(fd), "timerfd"), timerFD: fd, armedNS: notArmed,
+		mem: mem, drive: drive, start: time.Now(), timer: os.NewFile(uintptr(fd), "timerfd"), timerFD: fd,
+		armedNS: notArmed,
 		info: ssd.Info{
 			Name:                 cfg.Name,
 			Backend:              "model",
@@ -357,7 +358,8 @@ func (q *queue) Submit(reqs []ssd.Request) int { // hot: 0 allocs
 			q.finish(s, err, 0)
 			continue
 		}
-		d.drive.Submit(now, flash.Request{Op: flash.Op(r.Op), OffsetBytes: r.Offset, LenBytes: r.Len, Tag: uint64(q.number)<<32 | uint64(uint32(s))})
+		d.drive.Submit(now, flash.Request{Op: flash.Op(r.Op), OffsetBytes: r.Offset, LenBytes: r.Len,
+			Tag: uint64(q.number)<<32 | uint64(uint32(s))})
 	}
 	if q.fresh {
 		q.notify()

@@ -46,7 +46,9 @@ func TestConformance(t *testing.T) {
 }
 
 func TestConfigOutOfBoundsIsRefused(t *testing.T) {
-	for _, cfg := range []Config{{}, {SizeBytes: 32 << 20, Preset: "floppy"}, {SizeBytes: 32<<20 + 512}, {SizeBytes: 32 << 20, BlockSize: 1024}, {SizeBytes: 32 << 20, Condition: 9}, {SizeBytes: 32 << 20, Slowdown: -1}, {SizeBytes: 32 << 20, Slowdown: 1001}} {
+	for _, cfg := range []Config{{}, {SizeBytes: 32 << 20, Preset: "floppy"}, {SizeBytes: 32<<20 + 512},
+		{SizeBytes: 32 << 20, BlockSize: 1024}, {SizeBytes: 32 << 20, Condition: 9},
+		{SizeBytes: 32 << 20, Slowdown: -1}, {SizeBytes: 32 << 20, Slowdown: 1001}} {
 		if _, err := Open(cfg); !errors.Is(err, ErrConfig) {
 			t.Errorf("Open(%+v): %v", cfg, err)
 		}

@@ -86,7 +86,8 @@ func Conformance(t *testing.T, open func(t *testing.T) ssd.Device) {
 	}
 	t.Run("InfoIsWellFormed", withQueue(1, func(t *testing.T, d ssd.Device, q ssd.Queue) {
 		i := d.Info()
-		if i.BlockSize < 512 || i.BlockSize&(i.BlockSize-1) != 0 || i.SizeBytes <= 0 || i.SizeBytes%int64(i.BlockSize) != 0 ||
+		if i.BlockSize < 512 || i.BlockSize&(i.BlockSize-1) != 0 || i.SizeBytes <= 0 ||
+			i.SizeBytes%int64(i.BlockSize) != 0 ||
 			i.OptimalIOBytes < i.BlockSize || i.AtomicWriteBytes < i.BlockSize || i.Backend == "" || i.Engine == "" {
 			t.Errorf("%+v", i)
 		}
@@ -112,7 +113,8 @@ func Conformance(t *testing.T, open func(t *testing.T) ssd.Device) {
 			t.Errorf("Poll returned %d", n)
 		}
 		start := time.Now()
-		if n := q.Poll(make([]ssd.Completion, 4), 5*time.Millisecond); n != 0 || time.Since(start) < 4*time.Millisecond {
+		if n := q.Poll(make([]ssd.Completion, 4), 5*time.Millisecond); n != 0 ||
+			time.Since(start) < 4*time.Millisecond {
 			t.Errorf("Poll on an idle queue returned %d after %v, want 0 after 5 ms", n, time.Since(start))
 		}
 	}))
@@ -199,7 +201,8 @@ func depthIsRespected(t *testing.T, d ssd.Device, q ssd.Queue) {
 	const depth = 8
 	reqs := make([]ssd.Request, depth+3)
 	for i := range reqs {
-		reqs[i] = ssd.Request{Op: ssd.Write, Offset: int64(i) * 4096, Len: 4096, Buf: bytes.Repeat([]byte{byte(i)}, 4096), Tag: uint64(i)}
+		reqs[i] = ssd.Request{Op: ssd.Write, Offset: int64(i) * 4096, Len: 4096,
+			Buf: bytes.Repeat([]byte{byte(i)}, 4096), Tag: uint64(i)}
 	}
 	for round := range 20 {
 		if n := q.Submit(reqs); n != depth {

@@ -144,7 +144,8 @@ type jbofdQueue struct {
 }
 
 func (s *jbofdStore) queue(depth int) queue {
-	q := &jbofdQueue{part: s.part, reqs: make([]partition.Request, depth), ops: make([]*op, depth), kicked: make(chan struct{}, 1)}
+	q := &jbofdQueue{part: s.part, reqs: make([]partition.Request, depth), ops: make([]*op, depth),
+		kicked: make(chan struct{}, 1)}
 	for i := range q.reqs {
 		q.reqs[i].Sink, q.reqs[i].Slot = q, uint32(i)
 	}

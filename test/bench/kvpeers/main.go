@@ -55,7 +55,8 @@ func parent(ctx context.Context, args []string, stdout, stderr io.Writer) error 
 	var failed error
 	for _, name := range names {
 		if !asJSON {
-			fmt.Fprintf(stderr, "%s %s: %d objects, %d B values …\n", time.Now().Format(time.TimeOnly), name, cfg.Objects, cfg.ValueBytes)
+			fmt.Fprintf(stderr, "%s %s: %d objects, %d B values …\n", time.Now().Format(time.TimeOnly), name,
+				cfg.Objects, cfg.ValueBytes)
 		}
 		r, err := runChild(ctx, cfg, name, stderr)
 		if err != nil {
@@ -80,14 +81,18 @@ func parse(args []string, stderr io.Writer) (cfg Config, names []string, asJSON 
 	f := flag.NewFlagSet("kvpeers", flag.ContinueOnError)
 	f.SetOutput(stderr)
 	list := f.String("engines", "jbofd,jbofd-batched,pebble,badger", "which ones, in this order")
-	f.StringVar(&cfg.Dir, "dir", ".", "a directory of the file system to measure on; a folder is made in it for each engine, and removed")
+	f.StringVar(&cfg.Dir, "dir", ".", "a directory of the file system to measure on; a folder is made in it for each "+
+		"engine, and removed")
 	f.Int64Var(&cfg.Objects, "objects", 3_000_000, "how many objects to load")
 	f.IntVar(&cfg.ValueBytes, "value", 256, "their length in bytes, at least 24")
-	f.IntVar(&cfg.Workers, "workers", 64, "goroutines with one blocking operation each; operations outstanding for jbofd-batched")
+	f.IntVar(&cfg.Workers, "workers", 64, "goroutines with one blocking operation each; operations outstanding for "+
+		"jbofd-batched")
 	f.DurationVar(&cfg.PhaseTime, "time", 20*time.Second, "how long to measure GETs, and PUTs")
-	f.DurationVar(&cfg.SettleTime, "settle", time.Minute, "how long to wait at most for work that was put off, after loading and after the PUTs")
+	f.DurationVar(&cfg.SettleTime, "settle", time.Minute, "how long to wait at most for work that was put off, after "+
+		"loading and after the PUTs")
 	memory := f.Int64("memory-mib", 0, "what a peer's caches and memtables may take; 0: a fortieth of the data")
-	cache := f.Int64("page-cache-mib", 0, "how much page cache the engine's files may have; 0: a fortieth of the data, so that with its own memory it is a twentieth; -1: no limit")
+	cache := f.Int64("page-cache-mib", 0, "how much page cache the engine's files may have; 0: a fortieth of the "+
+		"data, so that with its own memory it is a twentieth; -1: no limit")
 	f.Float64Var(&cfg.Fill, "fill", 0.6, "user bytes by the size of jbofd's partition")
 	f.Uint64Var(&cfg.Seed, "seed", 1, "of the choice of keys")
 	f.StringVar(&cfg.Profile, "profile", "", "write CPU profiles of the GETs and the PUTs to this directory")
@@ -98,11 +103,14 @@ func parse(args []string, stderr io.Writer) (cfg Config, names []string, asJSON 
 	names = strings.Split(*list, ",")
 	for _, n := range names {
 		if _, ok := engines[n]; !ok {
-			return cfg, nil, false, fmt.Errorf("--engines: there is no %q, want some of jbofd, jbofd-batched, pebble, badger", n)
+			return cfg, nil, false, fmt.Errorf("--engines: there is no %q, want some of jbofd, jbofd-batched, "+
+				"pebble, badger", n)
 		}
 	}
-	if f.NArg() > 0 || cfg.Objects < 1 || cfg.ValueBytes < minValueBytes || cfg.ValueBytes > 1<<20 || cfg.Workers < 1 || cfg.Fill <= 0 || cfg.Fill > 0.95 {
-		return cfg, nil, false, fmt.Errorf("want --objects and --workers of at least 1, --value from %d to 1048576, --fill up to 0.95, and no arguments", minValueBytes)
+	if f.NArg() > 0 || cfg.Objects < 1 || cfg.ValueBytes < minValueBytes || cfg.ValueBytes > 1<<20 || cfg.Workers < 1 ||
+		cfg.Fill <= 0 || cfg.Fill > 0.95 {
+		return cfg, nil, false, fmt.Errorf("want --objects and --workers of at least 1, --value from %d to 1048576, "+
+			"--fill up to 0.95, and no arguments", minValueBytes)
 	}
 	cfg.MemoryBytes, cfg.PageCacheBytes = *memory<<20, *cache<<20
 	if cfg.MemoryBytes == 0 {

@@ -25,12 +25,13 @@ func TestMain(m *testing.M) {
 }
 
 func small(t *testing.T, engine string) Config {
-	return Config{Engine: engine, Dir: t.TempDir(), Objects: 3000, ValueBytes: 256, Workers: 8, PhaseTime: 100 * time.Millisecond,
+	return Config{Engine: engine, Dir: t.TempDir(), Objects: 3000, ValueBytes: 256, Workers: 8,
+		PhaseTime:  100 * time.Millisecond,
 		SettleTime: 10 * time.Second, MemoryBytes: 8 << 20, PageCacheBytes: 1 << 20, Fill: 0.6, Seed: 1}
 }
 
-// TestEngineReturnsLastValue: whatever was put last is read, by any session, and after a stop; and a key that was not put
-// is an error.
+// TestEngineReturnsLastValue: whatever was put last is read, by any session, and after a stop; and a key that was not
+// put is an error.
 func TestEngineReturnsLastValue(t *testing.T) {
 	for name, open := range engines {
 		t.Run(name, func(t *testing.T) {
@@ -119,7 +120,8 @@ func TestCheckValueFindsWhatWasNotPut(t *testing.T) {
 
 // TestParentMeasuresEveryEngine: the whole way, through child processes to JSON and to a table.
 func TestParentMeasuresEveryEngine(t *testing.T) {
-	args := []string{"--dir", t.TempDir(), "--objects", "3000", "--workers", "8", "--time", "100ms", "--settle", "10s", "--memory-mib", "8", "--page-cache-mib", "1"}
+	args := []string{"--dir", t.TempDir(), "--objects", "3000", "--workers", "8", "--time", "100ms", "--settle", "10s",
+		"--memory-mib", "8", "--page-cache-mib", "1"}
 	var out, log bytes.Buffer
 	if err := parent(t.Context(), append(args, "--json"), &out, &log); err != nil {
 		t.Fatalf("%v\n%s", err, log.Bytes())
@@ -138,7 +140,8 @@ func TestParentMeasuresEveryEngine(t *testing.T) {
 		if r.Load.Operations != 3000 {
 			t.Errorf("%s: %d objects loaded, want 3000", r.Engine, r.Load.Operations)
 		}
-		if r.Get.Operations == 0 || r.Put.Operations == 0 || r.Get.P50US <= 0 || r.Put.P99US < r.Put.P50US || r.Checked < r.Get.Operations {
+		if r.Get.Operations == 0 || r.Put.Operations == 0 || r.Get.P50US <= 0 || r.Put.P99US < r.Put.P50US ||
+			r.Checked < r.Get.Operations {
 			t.Errorf("%s: implausible: %+v", r.Engine, r)
 		}
 		if r.RSSPeakBytes == 0 || r.DiskBytes < 3000*272 {
@@ -160,7 +163,8 @@ func TestParentMeasuresEveryEngine(t *testing.T) {
 }
 
 func TestParseRefuses(t *testing.T) {
-	for _, args := range [][]string{{"--engines", "rocksdb"}, {"--value", "23"}, {"--objects", "0"}, {"--workers", "0"}, {"--fill", "1"}, {"more"}} {
+	for _, args := range [][]string{{"--engines", "rocksdb"}, {"--value", "23"}, {"--objects", "0"}, {"--workers", "0"},
+		{"--fill", "1"}, {"more"}} {
 		if _, _, _, err := parse(args, &bytes.Buffer{}); err == nil {
 			t.Errorf("%v is taken", args)
 		}

@@ -43,13 +43,14 @@ type Result struct {
 	OpenMS float64
 	// Settled says whether the work put off was done in time, after loading and after the PUTs.
 	Settled [2]bool
-	// Memory of the process: VmHWM, which counts mapped files as well; and the highest RssAnon, without what the process had before
-	// it opened the engine.
+	// Memory of the process: VmHWM, which counts mapped files as well; and the highest RssAnon, without what the
+	// process had before it opened the engine.
 	RSSPeakBytes, AnonPeakBytes int64
-	// DiskBytes are those of the files in the end, PageCachePeakBytes the most that was found of them in memory during the GETs.
+	// DiskBytes are those of the files in the end, PageCachePeakBytes the most that was found of them in memory during
+	// the GETs.
 	DiskBytes, PageCachePeakBytes int64
-	// Written are bytes written per user byte that was put, from the begin of the PUTs until they had settled; 0: the file
-	// system is in memory.
+	// Written are bytes written per user byte that was put, from the begin of the PUTs until they had settled; 0: the
+	// file system is in memory.
 	Written float64
 	// Checked is how many values were read and found right.
 	Checked int64
@@ -151,7 +152,8 @@ const loadRun = 64
 
 func (c *crowd) worker(number int) *worker {
 	// A histogram is small, or it would be their memory that is measured.
-	return &worker{crowd: c, random: mix(c.cfg.Seed) ^ mix(uint64(number)<<1|1), hist: hdrhistogram.New(1000, maxLatencyNS, 2), scratch: make([]byte, c.cfg.ValueBytes)}
+	return &worker{crowd: c, random: mix(c.cfg.Seed) ^ mix(uint64(number)<<1|1),
+		hist: hdrhistogram.New(1000, maxLatencyNS, 2), scratch: make([]byte, c.cfg.ValueBytes)}
 }
 
 // begin fills in the next operation, if there is one.
@@ -285,7 +287,8 @@ func (c *crowd) work(ctx context.Context, e engine) (Phase, error) {
 	us := func(q float64) float64 { return float64(c.hist.ValueAtQuantile(q)) / 1e3 }
 	return Phase{
 		Operations: n, Seconds: seconds, PerSec: float64(n) / seconds, P50US: us(50), P99US: us(99), P999US: us(99.9),
-		CPUSeconds: (after.cpu - before.cpu).Seconds(), ReadBytes: after.read - before.read, WrittenBytes: after.written - before.written,
+		CPUSeconds: (after.cpu - before.cpu).Seconds(), ReadBytes: after.read - before.read,
+		WrittenBytes: after.written - before.written,
 	}, errors.Join(c.err, ctx.Err())
 }
 

@@ -14,9 +14,12 @@ func table(out io.Writer, cfg Config, results []Result) error {
 	if cfg.PageCacheBytes >= 0 {
 		limit = mib(cfg.PageCacheBytes)
 	}
-	fmt.Fprintf(out, "%d objects of %d + %d B (%s), %d workers, %v a phase; memory for a peer's caches and memtables %s, page cache %s\n\n",
-		cfg.Objects, keyBytes, cfg.ValueBytes, mib(cfg.dataBytes()), cfg.Workers, cfg.PhaseTime, mib(cfg.MemoryBytes), limit)
-	speed := [][]string{{"", "load/s", "GET/s", "p50 µs", "p99", "p99.9", "CPU µs", "B read", "PUT/s", "p50 µs", "p99", "p99.9", "CPU µs"}}
+	fmt.Fprintf(out, "%d objects of %d + %d B (%s), %d workers, %v a phase; memory for a peer's caches and memtables "+
+		"%s, page cache %s\n\n",
+		cfg.Objects, keyBytes, cfg.ValueBytes, mib(cfg.dataBytes()), cfg.Workers, cfg.PhaseTime, mib(cfg.MemoryBytes),
+		limit)
+	speed := [][]string{{"", "load/s", "GET/s", "p50 µs", "p99", "p99.9", "CPU µs", "B read", "PUT/s", "p50 µs", "p99",
+		"p99.9", "CPU µs"}}
 	cost := [][]string{{"", "heap and buffers", "RSS peak", "page cache", "disk", "written/user", "open ms", "settled"}}
 	for _, r := range results {
 		row := []string{r.Engine, fmt.Sprintf("%.0f", r.Load.PerSec)}
@@ -35,7 +38,8 @@ func table(out io.Writer, cfg Config, results []Result) error {
 		if r.Written > 0 {
 			written = fmt.Sprintf("%.2f", r.Written)
 		}
-		cost = append(cost, []string{r.Engine, mib(r.AnonPeakBytes), mib(r.RSSPeakBytes), mib(r.PageCachePeakBytes), mib(r.DiskBytes), written,
+		cost = append(cost, []string{r.Engine, mib(r.AnonPeakBytes), mib(r.RSSPeakBytes), mib(r.PageCachePeakBytes),
+			mib(r.DiskBytes), written,
 			fmt.Sprintf("%.0f", r.OpenMS), fmt.Sprintf("%v, %v", r.Settled[0], r.Settled[1])})
 	}
 	for _, rows := range [][][]string{speed, cost} {

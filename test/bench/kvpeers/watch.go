@@ -19,8 +19,8 @@ import (
 // empties when it is more than may be.
 //
 // A memory cgroup would be finer, but needs the machine's permission, and counts the page cache of one engine and the
-// buffers of another as the same. With uniform keys and a page cache of a fortieth of the data it makes no difference which
-// pages are dropped.
+// buffers of another as the same. With uniform keys and a page cache of a fortieth of the data it makes no difference
+// which pages are dropped.
 type watch struct {
 	cfg *Config
 	// inMemory: the file system is, so there is no page cache to limit.
@@ -33,7 +33,8 @@ type watch struct {
 	once          sync.Once
 }
 
-// watchPeriod is how often it looks: a fast drive reads 20 MB in that time. The memory is looked at every memoryPeriods.
+// watchPeriod is how often it looks: a fast drive reads 20 MB in that time. The memory is looked at every
+// memoryPeriods.
 const (
 	watchPeriod   = 20 * time.Millisecond
 	memoryPeriods = 5
@@ -53,8 +54,8 @@ func (w *watch) close() {
 	<-w.stopped
 }
 
-// run looks at the files, which takes time when they are many, only after so much was read and written that the page cache
-// may hold more than it should.
+// run looks at the files, which takes time when they are many, only after so much was read and written that the page
+// cache may hold more than it should.
 func (w *watch) run() {
 	defer close(w.stopped)
 	tick := time.NewTicker(watchPeriod)
@@ -64,7 +65,8 @@ func (w *watch) run() {
 		if n%memoryPeriods == 0 {
 			w.anonPeak = max(w.anonPeak, statusBytes("RssAnon")-w.anonBefore)
 		}
-		if u := takeUsage(); !w.inMemory && w.cfg.PageCacheBytes >= 0 && held+u.read+u.written-moved > w.cfg.PageCacheBytes {
+		if u := takeUsage(); !w.inMemory && w.cfg.PageCacheBytes >= 0 &&
+			held+u.read+u.written-moved > w.cfg.PageCacheBytes {
 			moved, held = u.read+u.written, w.pageCache()
 			w.note(held)
 			if held > w.cfg.PageCacheBytes {
@@ -121,8 +123,8 @@ func (w *watch) drop() {
 
 const pageBytes = 4096
 
-// adviseMappings gives the kernel an advice about the files below dir that are mapped. It must be one that is harmless should a
-// mapping have become another one meanwhile.
+// adviseMappings gives the kernel an advice about the files below dir that are mapped. It must be one that is harmless
+// should a mapping have become another one meanwhile.
 func adviseMappings(dir string, advice uintptr) {
 	maps, err := os.ReadFile("/proc/self/maps")
 	if err != nil {

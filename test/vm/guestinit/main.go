@@ -1,5 +1,6 @@
-// Command guestinit is PID 1 of the test guest: it mounts what a Linux system expects, loads the kernel modules of /modules in the order of their
-// names, brings the network up, and then runs what the test asks for (package guestproto) until the machine is switched off.
+// Command guestinit is PID 1 of the test guest: it mounts what a Linux system expects, loads the kernel modules of
+// /modules in the order of their names, brings the network up, and then runs what the test asks for (package
+// guestproto) until the machine is switched off.
 //
 // It never exits: when PID 1 ends the kernel panics, and the test reports that with the console.
 package main
@@ -26,8 +27,8 @@ import (
 // The guest's address in QEMU's user network; the machine that runs QEMU is 10.0.2.2.
 const guestAddress = "10.0.2.15/24"
 
-// path finds the tools of util-linux before busybox's, but only for what other programs start: busybox's shell takes its own applets first, so a scenario
-// that needs the other blkdiscard or fstrim names it with its folder.
+// path finds the tools of util-linux before busybox's, but only for what other programs start: busybox's shell takes
+// its own applets first, so a scenario that needs the other blkdiscard or fstrim names it with its folder.
 const path = "/usr/sbin:/usr/bin:/sbin:/bin:/busybox"
 
 func main() {
@@ -83,7 +84,8 @@ func setUp() error {
 	}
 	// configfs is a module, or built in; nvmet is configured through it.
 	if err := os.MkdirAll("/sys/kernel/config", 0o755); err == nil {
-		if err := unix.Mount("configfs", "/sys/kernel/config", "configfs", 0, ""); err != nil && !errors.Is(err, unix.EBUSY) && !errors.Is(err, unix.ENODEV) {
+		if err := unix.Mount("configfs", "/sys/kernel/config", "configfs", 0, ""); err != nil &&
+			!errors.Is(err, unix.EBUSY) && !errors.Is(err, unix.ENODEV) {
 			return fmt.Errorf("mount configfs: %w", err)
 		}
 	}
@@ -133,7 +135,8 @@ func run(name string, args ...string) error {
 	return nil
 }
 
-// openPort finds the virtio-serial port by its name and opens it. The driver announces ports a moment after it is loaded.
+// openPort finds the virtio-serial port by its name and opens it. The driver announces ports a moment after it is
+// loaded.
 func openPort() (*os.File, error) {
 	deadline := time.Now().Add(30 * time.Second)
 	for {

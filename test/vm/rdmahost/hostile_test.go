@@ -1,7 +1,7 @@
 //go:build rdma
 
-// Package rdmahost is a host that does wrong, against a running daemon over real verbs. TestRDMA of package vm builds it and runs it
-// in the guest:
+// Package rdmahost is a host that does wrong, against a running daemon over real verbs. TestRDMA of package vm builds
+// it and runs it in the guest:
 //   - JBOFD_RDMA_TARGET is IP:port of an RDMA listener;
 //   - JBOFD_RDMA_NQN a subsystem there whose namespace 1 has blocks of 4 KiB.
 package rdmahost
@@ -43,7 +43,8 @@ func open(t *testing.T) *target {
 	})
 	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
 	defer cancel()
-	c, err := client.Connect(ctx, client.Options{Address: "rdma://" + s, SubNQN: os.Getenv("JBOFD_RDMA_NQN"), RDMA: p, Queues: 1, QPairs: 1, QueueDepth: 8, CtrlLossTimeout: -1})
+	c, err := client.Connect(ctx, client.Options{Address: "rdma://" + s, SubNQN: os.Getenv("JBOFD_RDMA_NQN"), RDMA: p,
+		Queues: 1, QPairs: 1, QueueDepth: 8, CtrlLossTimeout: -1})
 	if err != nil {
 		t.Fatal(err)
 	}

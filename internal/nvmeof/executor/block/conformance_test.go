@@ -51,7 +51,8 @@ func subject(t testing.TB) *executortest.Subject {
 			c.SQE.SetPSDT(nvme.PSDTSGL)
 			c.SQE.SetSLBA(uint64(place * blocks))
 			c.SQE.SetNLB(blocks)
-			if st := nvmeof.PlanIO(c.SQE, table, nvmeof.Limits{MDTSBytes: 1 << 20, FusedBytes: 1 << 20}, c.Plan); !st.OK() {
+			if st := nvmeof.PlanIO(c.SQE, table, nvmeof.Limits{MDTSBytes: 1 << 20, FusedBytes: 1 << 20},
+				c.Plan); !st.OK() {
 				t.Fatal(st)
 			}
 		}
@@ -63,14 +64,16 @@ func subject(t testing.TB) *executortest.Subject {
 		}
 		defer q.Close()
 		buf := make([]byte, executortest.Bytes)
-		q.Submit([]ssd.Request{{Op: ssd.Read, Offset: int64(place * executortest.Bytes), Len: executortest.Bytes, Buf: buf}})
+		q.Submit([]ssd.Request{{Op: ssd.Read, Offset: int64(place * executortest.Bytes), Len: executortest.Bytes,
+			Buf: buf}})
 		var done [1]ssd.Completion
 		if n := q.Poll(done[:], 0); n != 1 || done[0].Err != nil {
 			t.Fatalf("%d reads, %v", n, done[0].Err)
 		}
 		return buf[0] != 0
 	}
-	return &executortest.Subject{Executor: block.New([]*drive.Drive{d}), Pool: pool, Write: plan(nvme.CmdWrite), Read: plan(nvme.CmdRead),
+	return &executortest.Subject{Executor: block.New([]*drive.Drive{d}), Pool: pool, Write: plan(nvme.CmdWrite),
+		Read:    plan(nvme.CmdRead),
 		Written: written, Shut: gate.Shut, Open: gate.Open, Started: gate.Held}
 }
 
@@ -125,7 +128,8 @@ func TestAPairEndsWithTheStatusesOfBoth(t *testing.T) {
 	} {
 		dev.SetRules(x.rules...)
 		o := make(outcome)
-		c := executor.Command{SQE: new(nvme.SQE), Plan: &nvmeof.Plan{Op: pipeline.CompareWrite, Namespace: ns, Len: 512, ToController: 512}, Port: o}
+		c := executor.Command{SQE: new(nvme.SQE), Plan: &nvmeof.Plan{Op: pipeline.CompareWrite, Namespace: ns, Len: 512,
+			ToController: 512}, Port: o}
 		c.Account, c.Context = account, e.NewContext(&c)
 		c.Buf, _ = pool.Get(account, 1024)
 		clear(c.Buf.B)
@@ -135,7 +139,8 @@ func TestAPairEndsWithTheStatusesOfBoth(t *testing.T) {
 		b.Submit()
 		<-o
 		if c.FirstStatus != x.first || c.Status != x.second {
-			t.Errorf("%s: the Compare %v, the Write %v; want %v, %v", x.name, c.FirstStatus, c.Status, x.first, x.second)
+			t.Errorf("%s: the Compare %v, the Write %v; want %v, %v", x.name, c.FirstStatus, c.Status, x.first,
+				x.second)
 		}
 		pool.Put(c.Buf)
 	}

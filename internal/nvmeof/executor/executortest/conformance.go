@@ -104,7 +104,8 @@ func writtenAndRead(t *testing.T, s *Subject, p *port) {
 	want(t, c, nvme.Success)
 	data := make([]byte, Bytes)
 	fill(data, c.place)
-	if c.Access != executor.AccessRead || c.Bytes != Bytes || c.AnswerBytes != Bytes || !bytes.Equal(c.Buf.B[:Bytes], data) {
+	if c.Access != executor.AccessRead || c.Bytes != Bytes || c.AnswerBytes != Bytes ||
+		!bytes.Equal(c.Buf.B[:Bytes], data) {
 		t.Errorf("a read: access %d, %d bytes, %d for the host", c.Access, c.Bytes, c.AnswerBytes)
 	}
 	p.drop(c)

@@ -16,7 +16,8 @@ func delaySubject(t testing.TB) *Subject {
 	}
 	t.Cleanup(func() { pool.CloseTest(t) })
 	d := NewDelay(pool, Places*Bytes)
-	ns := &nvmeof.Namespace{NSID: 1, Executor: KindDelay, SizeBytes: Places * Bytes, BlockShift: 9, ANAState: nvme.ANAStateOptimized}
+	ns := &nvmeof.Namespace{NSID: 1, Executor: KindDelay, SizeBytes: Places * Bytes, BlockShift: 9,
+		ANAState: nvme.ANAStateOptimized}
 	table := nvmeof.NewNamespaceTable([]*nvmeof.Namespace{ns}, "")
 	plan := func(opcode uint8) func(c *executor.Command, place int) {
 		return func(c *executor.Command, place int) {
@@ -26,7 +27,8 @@ func delaySubject(t testing.TB) *Subject {
 			c.SQE.SetSLBA(uint64(place * (Bytes >> 9)))
 			c.SQE.SetNLB(Bytes >> 9)
 			c.SQE.SetCDW(15, uint32(place%3*100))
-			if st := nvmeof.PlanIO(c.SQE, table, nvmeof.Limits{MDTSBytes: 1 << 20, FusedBytes: 1 << 20}, c.Plan); !st.OK() {
+			if st := nvmeof.PlanIO(c.SQE, table, nvmeof.Limits{MDTSBytes: 1 << 20, FusedBytes: 1 << 20},
+				c.Plan); !st.OK() {
 				t.Fatal(st)
 			}
 			if c.Plan.Kind != KindDelay {
@@ -35,7 +37,8 @@ func delaySubject(t testing.TB) *Subject {
 		}
 	}
 	return &Subject{Executor: d, Pool: pool, Write: plan(nvme.CmdWrite), Read: plan(nvme.CmdRead),
-		Written: func(place int) bool { return d.Byte(int64(place*Bytes)) != 0 }, Shut: d.Shut, Open: d.Open, Started: d.Started}
+		Written: func(place int) bool { return d.Byte(int64(place*Bytes)) != 0 }, Shut: d.Shut, Open: d.Open,
+		Started: d.Started}
 }
 
 func TestDelayConforms(t *testing.T) { Conformance(t, delaySubject) }

@@ -64,7 +64,8 @@ type port struct {
 var _ executor.Port = (*port)(nil)
 
 func newPort(t testing.TB, s *Subject, n int) *port {
-	p := &port{t: t, s: s, batch: s.Executor.NewBatch(), kicked: make(chan struct{}, 1), account: s.Pool.Account("tenant"), late: time.NewTimer(patience)}
+	p := &port{t: t, s: s, batch: s.Executor.NewBatch(), kicked: make(chan struct{}, 1),
+		account: s.Pool.Account("tenant"), late: time.NewTimer(patience)}
 	for i := range n {
 		c := &slot{}
 		c.Command = executor.Command{SQE: &c.sqe, Plan: &c.plan, Port: p, Slot: uint32(i)}

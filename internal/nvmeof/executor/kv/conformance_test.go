@@ -46,12 +46,14 @@ func subject(t testing.TB) *executortest.Subject {
 	if err != nil {
 		t.Fatal(err)
 	}
-	p, err := partition.Open(partition.Config{Drive: d, Background: 9, Store: kvstore.Config{PartitionBytes: size, Format: true, Requests: 16}})
+	p, err := partition.Open(partition.Config{Drive: d, Background: 9,
+		Store: kvstore.Config{PartitionBytes: size, Format: true, Requests: 16}})
 	if err != nil {
 		t.Fatal(err)
 	}
 	e := kv.New(turn.Real, pool)
-	ns := &nvmeof.Namespace{NSID: 1, CSI: nvme.CSIKV, SizeBytes: size, Partition: e.Add(p), MaxValueBytes: 1 << 20, ANAState: nvme.ANAStateOptimized}
+	ns := &nvmeof.Namespace{NSID: 1, CSI: nvme.CSIKV, SizeBytes: size, Partition: e.Add(p), MaxValueBytes: 1 << 20,
+		ANAState: nvme.ANAStateOptimized}
 	t.Cleanup(func() {
 		e.Remove(ns.Partition)
 		if err := p.Close(30 * time.Second); err != nil {
@@ -75,7 +77,8 @@ func subject(t testing.TB) *executortest.Subject {
 			binary.BigEndian.PutUint32(key[:], uint32(place))
 			c.SQE.KV().SetKey(key[:])
 			c.SQE.KV().SetLenBytes(executortest.Bytes)
-			if st := nvmeof.PlanIO(c.SQE, table, nvmeof.Limits{MDTSBytes: 1 << 20, FusedBytes: 1 << 20}, c.Plan); !st.OK() {
+			if st := nvmeof.PlanIO(c.SQE, table, nvmeof.Limits{MDTSBytes: 1 << 20, FusedBytes: 1 << 20},
+				c.Plan); !st.OK() {
 				t.Fatal(st)
 			}
 		}

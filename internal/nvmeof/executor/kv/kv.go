@@ -35,7 +35,8 @@ var _ executor.Executor = (*Executor)(nil)
 func New(env turn.Env, pool *bufpool.Pool) *Executor { return &Executor{env: env, pool: pool} }
 
 // ops are the names of kvstore.Op.
-var ops = []string{kvstore.Get: "retrieve", kvstore.Put: "store", kvstore.Delete: "delete", kvstore.Exist: "exist", kvstore.List: "list"}
+var ops = []string{kvstore.Get: "retrieve", kvstore.Put: "store", kvstore.Delete: "delete", kvstore.Exist: "exist",
+	kvstore.List: "list"}
 
 // Ops implements executor.Executor.
 func (e *Executor) Ops() []string { return ops }
@@ -142,7 +143,8 @@ func (k *command) KVDone(*partition.Request) (kick bool) {
 		}
 		k.Status, k.Aborted = kvstore.Aborted, true
 	}
-	c.Status, c.Access, c.Bytes, c.AnswerBytes, c.Result, c.CreditUnits = k.status(), executor.AccessOther, 0, 0, 0, k.CreditUnits
+	c.Status, c.Access, c.Bytes, c.AnswerBytes, c.Result, c.CreditUnits = k.status(), executor.AccessOther, 0, 0, 0,
+		k.CreditUnits
 	if c.Status.OK() {
 		switch k.Op {
 		case kvstore.Put:

@@ -28,7 +28,8 @@ func TestNumbersOfPartitionsAreUsedAgain(t *testing.T) {
 		}
 	}
 	e.Remove(1)
-	if e.partitions.get(0) != all[0] || e.partitions.get(1) != nil || e.partitions.get(2) != all[2] || e.partitions.get(3) != nil {
+	if e.partitions.get(0) != all[0] || e.partitions.get(1) != nil || e.partitions.get(2) != all[2] ||
+		e.partitions.get(3) != nil {
 		t.Error("with one removed, others are found")
 	}
 	again := &idle{"again"}

@@ -17,7 +17,8 @@ func TestConformance(t *testing.T) {
 			if seed%2 == 0 {
 				host = target
 			}
-			verbstest.Run(t, verbstest.Config{Target: target, Host: host, Addr: targetIP, Invalidates: true, Timeout: 20 * time.Second})
+			verbstest.Run(t, verbstest.Config{Target: target, Host: host, Addr: targetIP, Invalidates: true,
+				Timeout: 20 * time.Second})
 			for _, p := range []verbs.Provider{target, host} {
 				if err := p.Close(); err != nil {
 					t.Error(err)

@@ -58,7 +58,8 @@ func (p *Provider) AddDevice(cfg DeviceConfig) *Device {
 	orDefault(&a.MaxResponderResources, 16)
 	orDefault(&a.MaxInitiatorDepth, 16)
 	orDefault(&cfg.MaxInlineBytes, 256)
-	d := &Device{provider: p, addr: cfg.Addr.Unmap(), attr: a, inline: max(cfg.MaxInlineBytes, 0), removed: make(chan struct{})}
+	d := &Device{provider: p, addr: cfg.Addr.Unmap(), attr: a, inline: max(cfg.MaxInlineBytes, 0),
+		removed: make(chan struct{})}
 	p.devices = append(p.devices, d)
 	return d
 }

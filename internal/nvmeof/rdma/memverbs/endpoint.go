@@ -90,7 +90,8 @@ var (
 )
 
 func newEndpoint(d *Device, local, remote netip.AddrPort) *Endpoint {
-	e := &Endpoint{net: d.provider.net, dev: d, local: local, remote: remote, place: -1, counted: true, drained: make(chan struct{})}
+	e := &Endpoint{net: d.provider.net, dev: d, local: local, remote: remote, place: -1, counted: true,
+		drained: make(chan struct{})}
 	e.net.endpoints = append(e.net.endpoints, e)
 	return e
 }
@@ -174,7 +175,8 @@ func (e *Endpoint) check(p verbs.Params, most int) error {
 	case p.InitiatorDepth > a.MaxInitiatorDepth:
 		return limit("RDMA READs", int(p.InitiatorDepth), int(a.MaxInitiatorDepth))
 	case p.RetryCount > 7 || p.RNRRetryCount > 7:
-		return fmt.Errorf("memverbs: RetryCount %d, RNRRetryCount %d: at most 7 are possible", p.RetryCount, p.RNRRetryCount)
+		return fmt.Errorf("memverbs: RetryCount %d, RNRRetryCount %d: at most 7 are possible", p.RetryCount,
+			p.RNRRetryCount)
 	}
 	return nil
 }
@@ -274,7 +276,8 @@ func (e *Endpoint) Reject(private []byte) error {
 		return errUsed
 	}
 	if len(private) > verbs.MaxRejectData {
-		return fmt.Errorf("memverbs: %d bytes of private data, at most %d are possible", len(private), verbs.MaxRejectData)
+		return fmt.Errorf("memverbs: %d bytes of private data, at most %d are possible", len(private),
+			verbs.MaxRejectData)
 	}
 	e.answered, e.rejectData = true, slices.Clone(private)
 	e.say(reject)

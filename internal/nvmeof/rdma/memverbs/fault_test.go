@@ -76,7 +76,8 @@ func TestHoldAndPauseKeepDataBack(t *testing.T) {
 	r := newRig(t, rigConfig{})
 	r.Run()
 	h, g := r.host, r.target
-	for _, stop := range []struct{ stop, start func() }{{h.ep.Hold, h.ep.Release}, {g.ep.Hold, g.ep.Release}, {r.Pause, r.Resume}} {
+	for _, stop := range []struct{ stop, start func() }{{h.ep.Hold, h.ep.Release}, {g.ep.Hold, g.ep.Release},
+		{r.Pause, r.Resume}} {
 		g.postRecv(g.recv(1, 0, 8))
 		stop.stop()
 		h.post(h.send(verbs.OpSend, 2, 0, 8, verbs.FlagSignaled))

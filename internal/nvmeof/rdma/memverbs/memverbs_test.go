@@ -95,7 +95,8 @@ func newSide(t testing.TB, n *Network, ip netip.Addr, c rigConfig) *side {
 func (s *side) endpoint(e verbs.Endpoint, c rigConfig) {
 	s.t.Helper()
 	s.ep = e.(*Endpoint)
-	q := verbs.QPConfig{Domain: s.dom, SendCQ: s.cq, RecvCQ: s.cq, SRQ: s.srq, Sends: c.sends, Recvs: c.recvs, InlineBytes: 64}
+	q := verbs.QPConfig{Domain: s.dom, SendCQ: s.cq, RecvCQ: s.cq, SRQ: s.srq, Sends: c.sends, Recvs: c.recvs,
+		InlineBytes: 64}
 	if s.srq != nil {
 		q.Recvs = 0
 	}
@@ -168,7 +169,8 @@ func (r *rig) closeFaulty() {
 
 // send is a work request over n bytes of the side's memory at off, its number is its ID.
 func (s *side) send(op verbs.Op, id uint64, off, n int, f verbs.Flags) verbs.SendWR {
-	return verbs.SendWR{ID: id, QP: s.qp.Handle(), Addr: s.mr.Addr() + uint64(off), Len: uint32(n), LKey: s.mr.LKey(), Op: op, Flags: f}
+	return verbs.SendWR{ID: id, QP: s.qp.Handle(), Addr: s.mr.Addr() + uint64(off), Len: uint32(n), LKey: s.mr.LKey(),
+		Op: op, Flags: f}
 }
 
 func (s *side) recv(id uint64, off, n int) verbs.RecvWR {
@@ -216,15 +218,18 @@ func TestSendWriteAndReadStepByStep(t *testing.T) {
 		copy(h.mem[100:], "written")
 		copy(g.mem[300:], "to be read")
 		g.postRecv(g.recv(1, 1000, 64))
-		h.post(to(h.send(verbs.OpWrite, 1, 100, 7, 0), g, 200), to(h.send(verbs.OpRead, 2, 400, 10, 0), g, 300), h.send(verbs.OpSend, 3, 0, 9, verbs.FlagSignaled))
+		h.post(to(h.send(verbs.OpWrite, 1, 100, 7, 0), g, 200), to(h.send(verbs.OpRead, 2, 400, 10, 0), g, 300),
+			h.send(verbs.OpSend, 3, 0, 9, verbs.FlagSignaled))
 		r.Run()
 		if wc := h.poll(); len(wc) != 1 || wc[0].ID != 3 || wc[0].Status != 0 || wc[0].QPNum != h.qp.Num() {
 			t.Errorf("host completions %+v", wc)
 		}
-		if wc := g.poll(); len(wc) != 1 || wc[0].ID != 1 || wc[0].Len != 9 || wc[0].Op != verbs.OpRecv || wc[0].QPNum != g.qp.Num() {
+		if wc := g.poll(); len(wc) != 1 || wc[0].ID != 1 || wc[0].Len != 9 || wc[0].Op != verbs.OpRecv ||
+			wc[0].QPNum != g.qp.Num() {
 			t.Errorf("target completions %+v", wc)
 		}
-		if !bytes.Equal(g.mem[1000:1009], h.mem[:9]) || string(g.mem[200:207]) != "written" || string(h.mem[400:410]) != "to be read" {
+		if !bytes.Equal(g.mem[1000:1009], h.mem[:9]) || string(g.mem[200:207]) != "written" ||
+			string(h.mem[400:410]) != "to be read" {
 			t.Error("memory")
 		}
 		r.close()
@@ -293,7 +298,8 @@ func TestPostStepPollAllocateNothing(t *testing.T) {
 	r := newRig(t, rigConfig{srq: 16})
 	h, g := r.host, r.target
 	inline := h.send(verbs.OpSend, 4, 0, 32, verbs.FlagInline|verbs.FlagSignaled)
-	sends := []verbs.SendWR{to(h.send(verbs.OpWrite, 1, 0, 4096, 0), g, 0), to(h.send(verbs.OpRead, 2, 0, 4096, 0), g, 0), h.send(verbs.OpSend, 3, 0, 64, 0), inline}
+	sends := []verbs.SendWR{to(h.send(verbs.OpWrite, 1, 0, 4096, 0), g, 0),
+		to(h.send(verbs.OpRead, 2, 0, 4096, 0), g, 0), h.send(verbs.OpSend, 3, 0, 64, 0), inline}
 	recvs := []verbs.RecvWR{g.recv(1, 0, 64), g.recv(2, 0, 64)}
 	wcs := make([]verbs.WC, 16)
 	if n := testing.AllocsPerRun(200, func() {
@@ -325,14 +331,18 @@ func TestStatsAreExact(t *testing.T) {
 	h.post(h.send(verbs.OpSend, 4, 0, 8, 0))
 	r.Run()
 	h.poll()
-	if s, want := h.ep.Stats(), (Stats{Sends: 2, Writes: 2, Reads: 1, Doorbells: 2, Completions: 1}); s != want || h.p.Stats() != want {
+	if s, want := h.ep.Stats(), (Stats{Sends: 2, Writes: 2, Reads: 1, Doorbells: 2, Completions: 1}); s != want ||
+		h.p.Stats() != want {
 		t.Errorf("host's %+v, %+v, want %+v", s, h.p.Stats(), want)
 	}
-	if s, want := g.ep.Stats(), (Stats{Recvs: 2, RecvsPosted: 3, Doorbells: 2, Completions: 2}); s != want || g.p.Stats() != want {
+	if s, want := g.ep.Stats(), (Stats{Recvs: 2, RecvsPosted: 3, Doorbells: 2, Completions: 2}); s != want ||
+		g.p.Stats() != want {
 		t.Errorf("target's %+v, %+v, want %+v", s, g.p.Stats(), want)
 	}
-	if h.p.Crossings() != 3 || g.p.Crossings() != 2 || h.dom.Doorbells() != 2 || g.p.Counts().RegisteredBytes != int64(len(g.mem)) {
-		t.Errorf("%d and %d crossings, %d doorbells, %d bytes registered", h.p.Crossings(), g.p.Crossings(), h.dom.Doorbells(), g.p.Counts().RegisteredBytes)
+	if h.p.Crossings() != 3 || g.p.Crossings() != 2 || h.dom.Doorbells() != 2 ||
+		g.p.Counts().RegisteredBytes != int64(len(g.mem)) {
+		t.Errorf("%d and %d crossings, %d doorbells, %d bytes registered", h.p.Crossings(), g.p.Crossings(),
+			h.dom.Doorbells(), g.p.Counts().RegisteredBytes)
 	}
 	r.close()
 }

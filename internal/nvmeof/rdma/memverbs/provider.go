@@ -61,7 +61,8 @@ func (p *Provider) Listen(address netip.AddrPort, backlog int) (verbs.Listener, 
 	n := p.net
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	l := &listener{provider: p, addr: netip.AddrPortFrom(address.Addr().Unmap(), address.Port()), backlog: max(backlog, 1)}
+	l := &listener{provider: p, addr: netip.AddrPortFrom(address.Addr().Unmap(), address.Port()),
+		backlog: max(backlog, 1)}
 	if p.closed {
 		return nil, net.ErrClosed
 	}
@@ -125,7 +126,8 @@ func (p *Provider) Resolve(ctx context.Context, remote netip.AddrPort) (verbs.En
 		return nil, fmt.Errorf("resolve %v: %w", remote, verbs.ErrUnreachable)
 	}
 	d := p.devices[0]
-	e := newEndpoint(d, netip.AddrPortFrom(d.addr, n.newPort()), netip.AddrPortFrom(remote.Addr().Unmap(), remote.Port()))
+	e := newEndpoint(d, netip.AddrPortFrom(d.addr, n.newPort()),
+		netip.AddrPortFrom(remote.Addr().Unmap(), remote.Port()))
 	p.counts.Endpoints++
 	return e, nil
 }

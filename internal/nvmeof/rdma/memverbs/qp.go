@@ -68,7 +68,8 @@ func (e *Endpoint) CreateQP(c verbs.QPConfig) (verbs.QP, error) {
 		return nil, verbs.ErrDeviceRemoved
 	case e.hasQP || e.state != idle:
 		return nil, errUsed
-	case !ok1 || !ok2 || !ok3 || !ok4 && c.SRQ != nil || d.dev != e.dev || scq.domain.dev != e.dev || rcq.domain.dev != e.dev:
+	case !ok1 || !ok2 || !ok3 || !ok4 && c.SRQ != nil || d.dev != e.dev || scq.domain.dev != e.dev ||
+		rcq.domain.dev != e.dev:
 		return nil, errForeign
 	case d.closed || scq.closed || rcq.closed || s != nil && s.closed:
 		return nil, net.ErrClosed

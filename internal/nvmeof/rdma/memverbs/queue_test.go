@@ -18,7 +18,8 @@ func TestSendQueueIsFreedByPollingALaterCompletion(t *testing.T) {
 			t.Fatalf("%s: took %d, %v, want ErrQueueFull", what, n, err)
 		}
 	}
-	if n, err := h.dom.PostSend([]verbs.SendWR{write(1, 0), write(2, 0), write(3, verbs.FlagSignaled), write(4, 0), write(5, 0)}); n != 4 || err != verbs.ErrQueueFull {
+	if n, err := h.dom.PostSend([]verbs.SendWR{write(1, 0), write(2, 0), write(3, verbs.FlagSignaled), write(4, 0),
+		write(5, 0)}); n != 4 || err != verbs.ErrQueueFull {
 		t.Fatalf("took %d of 5: %v", n, err)
 	}
 	full("nothing carried out")
@@ -42,7 +43,8 @@ func TestSharedReceivesAreFreedByPolling(t *testing.T) {
 		t.Errorf("took %d, %v, want ErrQueueFull", n, err)
 	}
 	g.wants(g.poll(), ended(1, verbs.StatusOK))
-	if n, err := g.srq.PostRecv([]verbs.RecvWR{g.recv(3, 0, 64), g.recv(4, 0, 64)}); n != 1 || err != verbs.ErrQueueFull {
+	if n, err := g.srq.PostRecv([]verbs.RecvWR{g.recv(3, 0, 64), g.recv(4, 0, 64)}); n != 1 ||
+		err != verbs.ErrQueueFull {
 		t.Errorf("took %d of 2, %v, want 1 and ErrQueueFull", n, err)
 	}
 	r.close()
@@ -247,7 +249,8 @@ func TestInvalidatingAnUnknownKeyFailsBothSides(t *testing.T) {
 
 func TestDeviceLimitsAreErrResources(t *testing.T) {
 	r := newRig(t, rigConfig{unconnected: true, device: DeviceConfig{
-		Attr: verbs.Attr{MaxQPs: 1, MaxQPWRs: 32, MaxCQEs: 1024, MaxSRQWRs: 8, MaxMRs: 2, MaxMRBytes: 64 << 10, MaxResponderResources: 2, MaxInitiatorDepth: 2}}})
+		Attr: verbs.Attr{MaxQPs: 1, MaxQPWRs: 32, MaxCQEs: 1024, MaxSRQWRs: 8, MaxMRs: 2, MaxMRBytes: 64 << 10,
+			MaxResponderResources: 2, MaxInitiatorDepth: 2}}})
 	h := r.host
 	lacks := func(what string, err error) {
 		t.Helper()
@@ -291,7 +294,8 @@ func TestDeviceLimitsAreErrResources(t *testing.T) {
 func TestClosingInTheWrongOrderIsRefused(t *testing.T) {
 	r := newRig(t, rigConfig{srq: 4})
 	h := r.host
-	for what, c := range map[string]interface{ Close() error }{"CQ": h.cq, "SRQ": h.srq, "domain": h.dom, "provider": h.p} {
+	for what, c := range map[string]interface{ Close() error }{"CQ": h.cq, "SRQ": h.srq, "domain": h.dom,
+		"provider": h.p} {
 		if c.Close() == nil {
 			t.Errorf("a %s was closed that is in use", what)
 		}

@@ -153,11 +153,13 @@ func TestRandomRequestsAgreeWithAList(t *testing.T) {
 		for i, m := range models {
 			for _, done := range m.signaled[m.completed:] {
 				if done {
-					t.Fatalf("queue pair %d: %d requests, the completion from %d on is missing", i, len(m.signaled), m.completed)
+					t.Fatalf("queue pair %d: %d requests, the completion from %d on is missing", i, len(m.signaled),
+						m.completed)
 				}
 			}
 			if m.received != m.sent || binary.LittleEndian.Uint64(m.g.mem) != m.written {
-				t.Fatalf("queue pair %d: %d of %d messages, the last of %d writes is %d", i, m.received, m.sent, m.written, binary.LittleEndian.Uint64(m.g.mem))
+				t.Fatalf("queue pair %d: %d of %d messages, the last of %d writes is %d", i, m.received, m.sent,
+					m.written, binary.LittleEndian.Uint64(m.g.mem))
 			}
 			for _, read := range m.reads {
 				if v := binary.LittleEndian.Uint64(m.h.mem[read.off:]); v < read.least || v > m.written {
@@ -192,7 +194,8 @@ func (s *echo) accept(l verbs.Listener, c rigConfig) {
 		}
 		one := *s.side
 		one.ep = e.(*Endpoint)
-		one.qp = must(e.CreateQP(verbs.QPConfig{Domain: s.dom, SendCQ: s.cq, RecvCQ: s.cq, SRQ: s.srq, Sends: c.sends, InlineBytes: 64}))
+		one.qp = must(e.CreateQP(verbs.QPConfig{Domain: s.dom, SendCQ: s.cq, RecvCQ: s.cq, SRQ: s.srq, Sends: c.sends,
+			InlineBytes: 64}))
 		gone := make(chan struct{}, 4)
 		e.OnEvent(func(v verbs.Event) {
 			if v != verbs.Established {

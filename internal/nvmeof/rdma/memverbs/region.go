@@ -33,7 +33,8 @@ func (d *domain) Register(b []byte, a verbs.Access) (verbs.MR, error) {
 	case d.dev.mrs >= attr.MaxMRs:
 		return nil, limit("memory regions", d.dev.mrs+1, attr.MaxMRs)
 	case uint64(len(b)) > attr.MaxMRBytes:
-		return nil, fmt.Errorf("%d bytes in a memory region, the device allows %d: %w", len(b), attr.MaxMRBytes, verbs.ErrResources)
+		return nil, fmt.Errorf("%d bytes in a memory region, the device allows %d: %w", len(b), attr.MaxMRBytes,
+			verbs.ErrResources)
 	}
 	r := &region{domain: d, b: b, access: a, addr: n.lastAddr, lkey: n.newKey(), rkey: n.newKey()}
 	// A gap follows each region, so that an access beyond its end hits no other region.
@@ -121,7 +122,8 @@ func (d *domain) at(addr uint64, n uint32) ([]byte, bool) {
 	if n == 0 {
 		return nil, true
 	}
-	i, found := slices.BinarySearchFunc(d.regions, addr, func(r *region, a uint64) int { return cmp.Compare(r.addr, a) })
+	i, found := slices.BinarySearchFunc(d.regions, addr,
+		func(r *region, a uint64) int { return cmp.Compare(r.addr, a) })
 	if !found {
 		i--
 	}

@@ -51,7 +51,8 @@ func (e *Endpoint) beginRead(wr *verbs.SendWR) verbs.WCStatus { // hot: 0 allocs
 		return verbs.StatusRemoteInvalid
 	}
 	if e.reads == e.peer.params.ResponderResources {
-		e.net.fault(fmt.Errorf("memverbs: RDMA READ of queue pair %d is more than the peer's %d ResponderResources", e.num, e.reads))
+		e.net.fault(fmt.Errorf("memverbs: RDMA READ of queue pair %d is more than the peer's %d ResponderResources",
+			e.num, e.reads))
 		e.refused()
 		return verbs.StatusRemoteInvalid
 	}

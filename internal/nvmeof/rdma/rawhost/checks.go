@@ -68,9 +68,12 @@ func (h *Host) CheckSGLs() {
 		extra  int
 		want   nvme.Status
 	}{
-		{"read, too short", nvme.CmdRead, func(e *nvme.SQE) { h.Keyed(e, nvme.SGLSubtypeAddress, 4095) }, 0, nvme.DataSGLLengthInvalid},
-		{"read, too long", nvme.CmdRead, func(e *nvme.SQE) { h.Keyed(e, nvme.SGLSubtypeAddress, 8192) }, 0, nvme.DataSGLLengthInvalid},
-		{"write, too short", nvme.CmdWrite, func(e *nvme.SQE) { h.Keyed(e, nvme.SGLSubtypeAddress, 512) }, 0, nvme.DataSGLLengthInvalid},
+		{"read, too short", nvme.CmdRead, func(e *nvme.SQE) { h.Keyed(e, nvme.SGLSubtypeAddress, 4095) }, 0,
+			nvme.DataSGLLengthInvalid},
+		{"read, too long", nvme.CmdRead, func(e *nvme.SQE) { h.Keyed(e, nvme.SGLSubtypeAddress, 8192) }, 0,
+			nvme.DataSGLLengthInvalid},
+		{"write, too short", nvme.CmdWrite, func(e *nvme.SQE) { h.Keyed(e, nvme.SGLSubtypeAddress, 512) }, 0,
+			nvme.DataSGLLengthInvalid},
 		{"unknown subtype", nvme.CmdRead, func(e *nvme.SQE) { h.Keyed(e, 3, 4096) }, 0, nvme.SGLTypeInvalid},
 		{"TCP's type", nvme.CmdRead, func(e *nvme.SQE) {
 			e.SetPSDT(nvme.PSDTSGL)
@@ -116,8 +119,10 @@ var WrongKeys = []struct {
 }{
 	{"read, wrong key", nvme.CmdRead, func(g *nvme.SGL) { g.SetKeyed(0, g.Address(), g.KeyedLength(), g.Key()+1) }},
 	{"write, wrong key", nvme.CmdWrite, func(g *nvme.SGL) { g.SetKeyed(0, g.Address(), g.KeyedLength(), g.Key()+1) }},
-	{"read, beyond the region", nvme.CmdRead, func(g *nvme.SGL) { g.SetKeyed(0, g.Address()+Bytes-4096, g.KeyedLength(), g.Key()) }},
-	{"write, below the region", nvme.CmdWrite, func(g *nvme.SGL) { g.SetKeyed(0, g.Address()-4096, g.KeyedLength(), g.Key()) }},
+	{"read, beyond the region", nvme.CmdRead,
+		func(g *nvme.SGL) { g.SetKeyed(0, g.Address()+Bytes-4096, g.KeyedLength(), g.Key()) }},
+	{"write, below the region", nvme.CmdWrite,
+		func(g *nvme.SGL) { g.SetKeyed(0, g.Address()-4096, g.KeyedLength(), g.Key()) }},
 }
 
 // SendSpoiled sends a command of 16 KiB with identifier cid, after spoil has modified its SGL.

@@ -116,7 +116,8 @@ func Request(qid uint16) (r cm.Request) {
 func (h *Host) Connect(private []byte, reads uint8) error {
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
-	return h.ep.Connect(ctx, verbs.Params{PrivateData: private, ResponderResources: reads, RetryCount: 7, RNRRetryCount: 7})
+	return h.ep.Connect(ctx, verbs.Params{PrivateData: private, ResponderResources: reads, RetryCount: 7,
+		RNRRetryCount: 7})
 }
 
 // Receive posts receives for responses.
@@ -125,7 +126,8 @@ func (h *Host) Receive(n int) {
 	for range n {
 		i := h.posted % recvs
 		h.posted++
-		if _, err := h.qp.PostRecv([]verbs.RecvWR{{ID: uint64(recvID + i), Addr: h.MR.Addr() + recvAt + uint64(i*64), Len: 64, LKey: h.MR.LKey()}}); err != nil {
+		if _, err := h.qp.PostRecv([]verbs.RecvWR{{ID: uint64(recvID + i), Addr: h.MR.Addr() + recvAt + uint64(i*64),
+			Len: 64, LKey: h.MR.LKey()}}); err != nil {
 			h.T.Fatal(err)
 		}
 	}
@@ -134,7 +136,8 @@ func (h *Host) Receive(n int) {
 // Send sends a capsule.
 func (h *Host) Send(capsule []byte) error {
 	at := sendAt
-	if !bytes.Equal(h.mem[at:at+len(capsule)], capsule) { // an unchanged capsule is not copied again: an earlier send may still be reading it
+	// an unchanged capsule is not copied again: an earlier send may still be reading it
+	if !bytes.Equal(h.mem[at:at+len(capsule)], capsule) {
 		copy(h.mem[at:], capsule)
 	}
 	_, err := h.Domain.PostSend([]verbs.SendWR{{ID: 1, QP: h.qp.Handle(), Op: verbs.OpSend, Flags: verbs.FlagSignaled,

@@ -99,7 +99,8 @@ func newChaos(t *testing.T, seed uint64) *chaos {
 	if err != nil {
 		t.Fatal(err)
 	}
-	slow, err := model.Open(model.Config{Name: "m1", Preset: "p4800x", SizeBytes: testBytes, BlockSize: blockBytes, Seed: seed})
+	slow, err := model.Open(model.Config{Name: "m1", Preset: "p4800x", SizeBytes: testBytes, BlockSize: blockBytes,
+		Seed: seed})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -113,7 +114,8 @@ func newChaos(t *testing.T, seed uint64) *chaos {
 		s.serve.MaxEntries = oneOf(rng, 33, 129)
 		s.serve.HandshakeTimeout = 500 * time.Millisecond
 		s.serve.StallTimeout = 500 * time.Millisecond
-		s.attr = verbs.Attr{MaxQPWRs: oneOf(rng, 3, 12, 0), MaxInitiatorDepth: oneOf[uint8](rng, 1, 4, 16), MaxQPs: oneOf(rng, 12, 40, 0)}
+		s.attr = verbs.Attr{MaxQPWRs: oneOf(rng, 3, 12, 0), MaxInitiatorDepth: oneOf[uint8](rng, 1, 4, 16),
+			MaxQPs: oneOf(rng, 12, 40, 0)}
 		if rng.IntN(3) > 0 {
 			s.listen = netip.AddrPortFrom(netip.IPv4Unspecified(), 4420)
 		}
@@ -138,8 +140,10 @@ func newChaos(t *testing.T, seed uint64) *chaos {
 			if err != nil {
 				t.Fatal(err)
 			}
-			c.workers = append(c.workers, &chaosWorker{c: c, host: h, ns: ns, id: uint64(len(c.workers) + 1), base: int64(i) * chaosBlocks * blockBytes,
-				rng: rand.New(rand.NewPCG(seed, uint64(100+len(c.workers)))), latest: make([]uint64, chaosBlocks), acked: make([]uint64, chaosBlocks)})
+			c.workers = append(c.workers, &chaosWorker{c: c, host: h, ns: ns, id: uint64(len(c.workers) + 1),
+				base: int64(i) * chaosBlocks * blockBytes,
+				rng:  rand.New(rand.NewPCG(seed, uint64(100+len(c.workers)))), latest: make([]uint64, chaosBlocks),
+				acked: make([]uint64, chaosBlocks)})
 		}
 	}
 	return c
@@ -253,7 +257,8 @@ func (c *chaos) checkHosts() {
 	wg.Wait()
 	// What a host has sent over a connection that it has given up may be carried out as long as the
 	// target has not.
-	eventually(c.t, "the end of all other connections", func() bool { return len(c.service.Conns()) == want && c.server.Stats().Held == 0 })
+	eventually(c.t, "the end of all other connections",
+		func() bool { return len(c.service.Conns()) == want && c.server.Stats().Held == 0 })
 	for _, w := range c.workers {
 		wg.Go(func() { w.check() })
 	}
@@ -294,7 +299,8 @@ func (c *chaos) end() {
 		busy.Wait()
 	} else {
 		closeHosts()
-		eventually(t, "the end of all connections", func() bool { return len(c.service.Conns()) == 0 && c.target.Counts().QPs == 0 })
+		eventually(t, "the end of all connections",
+			func() bool { return len(c.service.Conns()) == 0 && c.target.Counts().QPs == 0 })
 		ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
 		defer cancel()
 		c.server.Drain(ctx)
@@ -302,7 +308,8 @@ func (c *chaos) end() {
 			t.Error("without connections the server does not drain")
 		}
 		if got, want := c.tap.received.Load(), c.target.Stats().Recvs; !c.removed && uint64(got) != want {
-			t.Errorf("the device has received %d messages, the server seen %d: %d receives are lost", want, got, int64(want)-got)
+			t.Errorf("the device has received %d messages, the server seen %d: %d receives are lost", want, got,
+				int64(want)-got)
 		}
 	}
 	c.server.Close()
@@ -355,8 +362,10 @@ func (w *chaosWorker) step() {
 	if w.rng.IntN(4) == 0 {
 		if w.rng.IntN(2) == 0 {
 			_ = w.storeKV(oneOf(w.rng, 16, 1000, 8192, 8200, 70_000, 300_000))
-		} else if v, err := w.retrieveKV(oneOf(w.rng, 16, 4096, 300_000)); err == nil && (v > w.latestKV || v == 0 && w.ackedKV != 0) {
-			w.c.t.Errorf("the value of worker %d has version %d, between 1 and %d were stored, %d is confirmed", w.id, v, w.latestKV, w.ackedKV)
+		} else if v, err := w.retrieveKV(oneOf(w.rng, 16, 4096, 300_000)); err == nil &&
+			(v > w.latestKV || v == 0 && w.ackedKV != 0) {
+			w.c.t.Errorf("the value of worker %d has version %d, between 1 and %d were stored, %d is confirmed", w.id,
+				v, w.latestKV, w.ackedKV)
 		}
 		return
 	}
@@ -375,7 +384,8 @@ func (w *chaosWorker) step() {
 		// A write of a connection that was lost may come after one of the next connection: any
 		// version will do.
 		if v := w.version(buf[i*blockBytes:][:blockBytes], b); v > w.latest[b] || v == 0 && w.acked[b] != 0 {
-			w.c.t.Errorf("block %d of worker %d has version %d, between 1 and %d were written, %d is confirmed", b, w.id, v, w.latest[b], w.acked[b])
+			w.c.t.Errorf("block %d of worker %d has version %d, between 1 and %d were written, %d is confirmed", b,
+				w.id, v, w.latest[b], w.acked[b])
 		}
 	}
 }
@@ -385,7 +395,8 @@ func (w *chaosWorker) storeKV(n int) error {
 	w.latestKV++
 	v := make([]byte, (n+7)&^7)
 	w.fill(v, n>>3, w.latestKV)
-	_, err := w.host.IOPassthru(context.Background(), kvtest.Command(nvme.CmdKVStore, kvNSID, fmt.Sprint("worker", w.id), len(v)), v)
+	_, err := w.host.IOPassthru(context.Background(),
+		kvtest.Command(nvme.CmdKVStore, kvNSID, fmt.Sprint("worker", w.id), len(v)), v)
 	if err == nil {
 		w.ackedKV = w.latestKV
 	}
@@ -395,7 +406,8 @@ func (w *chaosWorker) storeKV(n int) error {
 // retrieveKV returns the version of the worker's value, of which there is room for n bytes; 0: there is none.
 func (w *chaosWorker) retrieveKV(n int) (version uint64, err error) {
 	got := make([]byte, n)
-	comp, err := w.host.IOPassthru(context.Background(), kvtest.Command(nvme.CmdKVRetrieve, kvNSID, fmt.Sprint("worker", w.id), n), got)
+	comp, err := w.host.IOPassthru(context.Background(),
+		kvtest.Command(nvme.CmdKVRetrieve, kvNSID, fmt.Sprint("worker", w.id), n), got)
 	if comp.Status.Code() == nvme.KeyDoesNotExist {
 		return 0, nil
 	}

@@ -76,7 +76,8 @@ type heldReceive struct {
 
 func newConn(s *Server, ep verbs.Endpoint, req *cm.Request, port nvmeof.Port) *conn {
 	c := &conn{srv: s, ep: ep, req: *req, port: port, remote: ep.Remote().String(),
-		admin: make(chan struct{}, 1), wake: make(chan struct{}, 1), resumed: make(chan struct{}, 1), dead: make(chan struct{})}
+		admin: make(chan struct{}, 1), wake: make(chan struct{}, 1), resumed: make(chan struct{}, 1),
+		dead: make(chan struct{})}
 	c.ticket = s.cfg.Admission.Enter(ep.Remote().Addr(), c.shut)
 	return c
 }
@@ -157,7 +158,8 @@ func (c *conn) open() (err error) {
 	}
 	c.g.creating.Lock()
 	defer c.g.creating.Unlock()
-	c.qp, err = c.ep.CreateQP(verbs.QPConfig{Domain: c.dev.domain, SendCQ: c.g.cq, RecvCQ: c.g.cq, SRQ: c.dev.receives.srq,
+	c.qp, err = c.ep.CreateQP(verbs.QPConfig{Domain: c.dev.domain, SendCQ: c.g.cq, RecvCQ: c.g.cq,
+		SRQ:   c.dev.receives.srq,
 		Sends: c.sends, InlineBytes: nvme.CQESize})
 	if err != nil {
 		c.dev.control.put(c.piece)
@@ -172,8 +174,10 @@ func (c *conn) start(entries, reads int) {
 	f := c.srv.service
 	l := turnLock{c.g}
 	n := rdma.ResponseBytes(entries)
-	c.m = rdma.New(rdma.Config{Limits: c.srv.cfg.Limits, InCapsuleBytes: c.srv.cfg.InCapsuleBytes, Entries: entries, QP: c.qp.Handle(), Sends: c.sends, Reads: reads,
-		Responses: c.piece.b[connectBytes:][:n], Addr: c.piece.addr + connectBytes, LKey: c.piece.lkey, Inline: c.qp.InlineBytes() >= nvme.CQESize}, &c.Conn, c, &c.g.out)
+	c.m = rdma.New(rdma.Config{Limits: c.srv.cfg.Limits, InCapsuleBytes: c.srv.cfg.InCapsuleBytes, Entries: entries,
+		QP: c.qp.Handle(), Sends: c.sends, Reads: reads,
+		Responses: c.piece.b[connectBytes:][:n], Addr: c.piece.addr + connectBytes, LKey: c.piece.lkey,
+		Inline: c.qp.InlineBytes() >= nvme.CQESize}, &c.Conn, c, &c.g.out)
 	c.lent = make([]bufpool.Buf, n/nvme.CQESize)
 	c.waiting.b = make([]heldReceive, entries)
 	l.Lock()
@@ -203,8 +207,9 @@ func (c *conn) accept() error {
 	})
 	var a cm.Accept
 	a.SetCRQSIZE(c.req.HSQSIZE() + 1)
-	return c.ep.Accept(verbs.Params{PrivateData: a[:], InitiatorDepth: uint8(min(c.ep.Peer().ResponderResources, c.dev.attr.MaxInitiatorDepth, maxReads)),
-		RetryCount: 7, RNRRetryCount: 7})
+	return c.ep.Accept(verbs.Params{PrivateData: a[:],
+		InitiatorDepth: uint8(min(c.ep.Peer().ResponderResources, c.dev.attr.MaxInitiatorDepth, maxReads)),
+		RetryCount:     7, RNRRetryCount: 7})
 }
 
 // shut begins to close the connection; the first reason counts.
@@ -310,7 +315,8 @@ func (c *conn) received(i, n int) {
 	case c.waiting.full():
 		c.fail("queue_size", fmt.Sprintf("more commands than the queue's %d entries", len(c.waiting.b)))
 	case !c.dev.receives.hold(h.tenant):
-		c.fail("receives", "its tenant's commands that wait hold as many receives as are left for all others (limits.rdma_receives)")
+		c.fail("receives", "its tenant's commands that wait hold as many receives as are left for all others "+
+			"(limits.rdma_receives)")
 	default:
 		c.waiting.push(h)
 		c.stall()
@@ -427,7 +433,8 @@ func (c *conn) stuck(now int64) bool {
 		last.sinceNS = now
 	}
 	last.busy, last.progress = busy, c.progress
-	return now-last.sinceNS > int64(limit) || c.Stuck(now, connection.StallLimits{Timeout: limit, BytesPerSec: c.srv.cfg.MinBytesPerSec})
+	return now-last.sinceNS > int64(limit) ||
+		c.Stuck(now, connection.StallLimits{Timeout: limit, BytesPerSec: c.srv.cfg.MinBytesPerSec})
 }
 
 // Locate implements rdma.Sink.

@@ -46,7 +46,8 @@ func (r *rig) verbsOf(t *testing.T, n uint64, run func()) memverbs.Stats {
 	r.settle(t)
 	after := r.target.Stats()
 	return memverbs.Stats{Recvs: (after.Recvs - before.Recvs) / n, Sends: (after.Sends - before.Sends) / n,
-		Writes: (after.Writes - before.Writes) / n, Reads: (after.Reads - before.Reads) / n, Completions: (after.Completions - before.Completions) / n}
+		Writes: (after.Writes - before.Writes) / n, Reads: (after.Reads - before.Reads) / n,
+		Completions: (after.Completions - before.Completions) / n}
 }
 
 // A 4 KiB read is 1 RECV, 1 WRITE and 1 SEND; a write 1 RECV, 1 SEND, and 1 READ where its data is not in
@@ -94,9 +95,12 @@ func TestABatchCostsAsManyCrossingsAsOneCommand(t *testing.T) {
 		rounds int64
 		want   cost
 	}{
-		{"32 reads of 4K", client.OpRead, 4096, 2, cost{polls: 2, completions: 64, sends: 1, sendWRs: 64, recvs: 1, recvWRs: 32, doorbells: 2}},
-		{"32 writes of 4K, in-capsule", client.OpWrite, 4096, 2, cost{polls: 2, completions: 64, sends: 1, sendWRs: 32, recvs: 1, recvWRs: 32, doorbells: 2}},
-		{"32 writes of 16K", client.OpWrite, 16384, 3, cost{polls: 3, completions: 96, sends: 2, sendWRs: 64, recvs: 1, recvWRs: 32, doorbells: 3}},
+		{"32 reads of 4K", client.OpRead, 4096, 2, cost{polls: 2, completions: 64, sends: 1, sendWRs: 64, recvs: 1,
+			recvWRs: 32, doorbells: 2}},
+		{"32 writes of 4K, in-capsule", client.OpWrite, 4096, 2,
+			cost{polls: 2, completions: 64, sends: 1, sendWRs: 32, recvs: 1, recvWRs: 32, doorbells: 2}},
+		{"32 writes of 16K", client.OpWrite, 16384, 3, cost{polls: 3, completions: 96, sends: 2, sendWRs: 64, recvs: 1,
+			recvWRs: 32, doorbells: 3}},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			g := &gated{}

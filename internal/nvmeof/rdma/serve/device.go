@@ -39,7 +39,8 @@ func openDevice(s *Server, v verbs.Device) (d *device, err error) {
 	}
 	d.memory = newMemory(d.domain, s.service.Pool(), s.log)
 	d.control = newSlab(d.domain, rdma.ResponseBytes(s.cfg.MaxEntries)+connectBytes)
-	if d.receives, err = newReceives(d.domain, min(s.cfg.Receives, d.attr.MaxSRQWRs), s.cfg.InCapsuleBytes); err != nil {
+	if d.receives, err = newReceives(d.domain, min(s.cfg.Receives, d.attr.MaxSRQWRs),
+		s.cfg.InCapsuleBytes); err != nil {
 		return nil, errors.Join(err, d.domain.Close())
 	}
 	return d, nil
@@ -63,7 +64,8 @@ func (d *device) place(sends int) (*group, error) {
 	if best == nil || len(d.groups) < d.srv.cfg.Pollers && best.promised > 0 {
 		entries := min(d.receives.bound+max(cqRoom, sends), d.attr.MaxCQEs)
 		if entries-d.receives.bound < sends {
-			return nil, fmt.Errorf("%w: completion queues of %d entries are too small for %d receives and %d work requests", verbs.ErrResources, d.attr.MaxCQEs, d.receives.bound, sends)
+			return nil, fmt.Errorf("%w: completion queues of %d entries are too small for %d receives and %d work "+
+				"requests", verbs.ErrResources, d.attr.MaxCQEs, d.receives.bound, sends)
 		}
 		g, err := newGroup(d, entries)
 		if err != nil && best == nil {

@@ -130,7 +130,8 @@ func TestOldWritesNeverLandAfterALostConnection(t *testing.T) {
 	write(t, h, 'o')
 	awaitHeld(t, dev)
 	_ = c.Close()
-	eventually(t, "the end of the association", func() bool { _, controllers, _ := r.service.Counts(); return controllers == 0 })
+	eventually(t, "the end of the association",
+		func() bool { _, controllers, _ := r.service.Counts(); return controllers == 0 })
 
 	connected := make(chan *client.Controller)
 	go func() {

@@ -65,7 +65,8 @@ func TestDeviceThatFailsIsOpenedAnew(t *testing.T) {
 	if err := c.Close(); err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, "the end of all but one device", func() bool { return r.target.Counts().Domains <= 1 && r.server.Stats().Devices <= 1 })
+	eventually(t, "the end of all but one device",
+		func() bool { return r.target.Counts().Domains <= 1 && r.server.Stats().Devices <= 1 })
 }
 
 // Receives that could not be posted are not counted, and posted when the next connection wants more.
@@ -76,7 +77,8 @@ func TestReceivesThatCannotBePostedAreNotLost(t *testing.T) {
 	check := func(want int) {
 		t.Helper()
 		r.settle(t)
-		if posted := int(r.target.Stats().RecvsPosted) - int(p.received.Load()); r.server.Stats().Receives != want || posted != want {
+		if posted := int(r.target.Stats().RecvsPosted) - int(p.received.Load()); r.server.Stats().Receives != want ||
+			posted != want {
 			t.Errorf("the server counts %d receives, %d are posted, want %d", r.server.Stats().Receives, posted, want)
 		}
 	}
@@ -111,10 +113,12 @@ func TestFailedRegistrationIsLoggedOnce(t *testing.T) {
 	large := make([]byte, 1<<20) // not of a region that is registered by now
 	for range 10 {
 		var status *client.StatusError
-		if _, err := ns.ReadAt(t.Context(), large, 0); !errors.As(err, &status) || status.Status.Code() != nvme.TransientTransportError {
+		if _, err := ns.ReadAt(t.Context(), large, 0); !errors.As(err, &status) ||
+			status.Status.Code() != nvme.TransientTransportError {
 			t.Fatalf("a read into memory that the device cannot reach: %v", err)
 		}
-		if _, err := ns.WriteAt(t.Context(), large, 0, 0); !errors.As(err, &status) || status.Status.Code() != nvme.TransientTransportError {
+		if _, err := ns.WriteAt(t.Context(), large, 0, 0); !errors.As(err, &status) ||
+			status.Status.Code() != nvme.TransientTransportError {
 			t.Fatalf("a write from memory that the device cannot reach: %v", err)
 		}
 	}

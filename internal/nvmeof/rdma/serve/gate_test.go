@@ -138,11 +138,13 @@ type cost struct {
 }
 
 func (r *rig) cost(g *gated) cost {
-	return cost{g.polls.Load(), g.completions.Load(), g.sends.Load(), g.sendWRs.Load(), g.recvs.Load(), g.recvWR.Load(), r.server.Stats().Doorbells}
+	return cost{g.polls.Load(), g.completions.Load(), g.sends.Load(), g.sendWRs.Load(), g.recvs.Load(), g.recvWR.Load(),
+		r.server.Stats().Doorbells}
 }
 
 func (a cost) minus(b cost) cost {
-	return cost{a.polls - b.polls, a.completions - b.completions, a.sends - b.sends, a.sendWRs - b.sendWRs, a.recvs - b.recvs, a.recvWRs - b.recvWRs, a.doorbells - b.doorbells}
+	return cost{a.polls - b.polls, a.completions - b.completions, a.sends - b.sends, a.sendWRs - b.sendWRs,
+		a.recvs - b.recvs, a.recvWRs - b.recvWRs, a.doorbells - b.doorbells}
 }
 
 // runBatch runs one batch of commands, whose completions come to the target in batches of their

@@ -21,8 +21,8 @@ const pollBatch = 128
 
 // group is a completion queue and the connections whose queue pairs complete there. A turn.Driver drives it: a
 // goroutine that brings work, a drive's completions for instance, takes a turn if the group is free, and posts the
-// answers without a goroutine switch. The group has a goroutine of its own besides, which polls for completions and sleeps
-// on the completion channel when there are none; what others hand over is handed over to it.
+// answers without a goroutine switch. The group has a goroutine of its own besides, which polls for completions and
+// sleeps on the completion channel when there are none; what others hand over is handed over to it.
 type group struct {
 	dev      *device
 	srv      *Server
@@ -53,8 +53,8 @@ type group struct {
 	touched []*conn // in this turn
 	stalled []*conn // with commands that wait
 	now     int64   // of this turn
-	// worked and drained are the result of the last turn: there was something to do; every completion was taken that was
-	// there when the turn began.
+	// worked and drained are the result of the last turn: there was something to do; every completion was taken that
+	// was there when the turn began.
 	worked, drained bool
 	// unfinished: the last owner has left work requests to be posted, or completions to be polled.
 	unfinished atomic.Bool
@@ -65,7 +65,8 @@ func newGroup(d *device, entries int) (*group, error) {
 	if err != nil {
 		return nil, err
 	}
-	g := &group{dev: d, srv: d.srv, cq: cq, stopped: make(chan struct{}), room: entries - d.receives.bound, batches: connection.NewBatches(d.srv.service)}
+	g := &group{dev: d, srv: d.srv, cq: cq, stopped: make(chan struct{}), room: entries - d.receives.bound,
+		batches: connection.NewBatches(d.srv.service)}
 	if err := g.init(); err != nil {
 		return nil, errors.Join(err, cq.Close())
 	}

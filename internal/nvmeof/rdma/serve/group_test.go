@@ -33,11 +33,14 @@ func (q *fullQueue) SetDeadline(time.Time) error { return nil }
 // What clear leaves behind would be found by the next queue pair of the same number, or is a receive that
 // is lost with its queue pair.
 func TestClearTakesEverythingAlthoughOthersTakeTurns(t *testing.T) {
-	service := target.New(target.Config{Target: nvmeof.New(nvmeof.Config{Limits: nvmeof.Limits{MDTSBytes: nvmeof.MinMDTSBytes}}), Log: slog.New(slog.DiscardHandler), Clock: func() int64 { return 0 }})
+	service := target.New(
+		target.Config{Target: nvmeof.New(nvmeof.Config{Limits: nvmeof.Limits{MDTSBytes: nvmeof.MinMDTSBytes}}),
+			Log: slog.New(slog.DiscardHandler), Clock: func() int64 { return 0 }})
 	defer service.Close()
 	const entries = 4 * maxRounds * pollBatch
 	q := &fullQueue{}
-	g := &group{dev: &device{receives: &receives{bound: entries / 2}}, srv: &Server{service: service}, cq: q, room: entries / 2, batches: connection.NewBatches(service)}
+	g := &group{dev: &device{receives: &receives{bound: entries / 2}}, srv: &Server{service: service}, cq: q,
+		room: entries / 2, batches: connection.NewBatches(service)}
 	if err := g.init(); err != nil {
 		t.Fatal(err)
 	}
@@ -99,7 +102,8 @@ func TestGroupKeepsNothingOfConnectionsThatAreGone(t *testing.T) {
 	for i, c := range all {
 		g.forget(c)
 		if left := len(all) - i - 1; len(g.out.Sends) != left || g.conns.n != left || len(g.stalled) != left/2 {
-			t.Fatalf("with %d connections there are %d work requests, %d connections in the table, %d that wait", left, len(g.out.Sends), g.conns.n, len(g.stalled))
+			t.Fatalf("with %d connections there are %d work requests, %d connections in the table, %d that wait", left,
+				len(g.out.Sends), g.conns.n, len(g.stalled))
 		}
 	}
 }

@@ -32,7 +32,8 @@ func TestConnectIsHeldToTheConnection(t *testing.T) {
 		name        string
 		qid, sqsize uint16
 		offset      uint16
-	}{{"another queue", 1, rawhost.Entries - 1, nvme.ConnectOffQID}, {"a larger queue", 2, rawhost.Entries, nvme.ConnectOffSQSIZE}} {
+	}{{"another queue", 1, rawhost.Entries - 1, nvme.ConnectOffQID},
+		{"a larger queue", 2, rawhost.Entries, nvme.ConnectOffSQSIZE}} {
 		h := r.resolve(t)
 		p := rawhost.Request(2)
 		if err := h.Connect(p[:], 16); err != nil {
@@ -40,7 +41,8 @@ func TestConnectIsHeldToTheConnection(t *testing.T) {
 		}
 		e := h.ConnectCommand(association(t, c), tc.qid, tc.sqsize)
 		cqe := h.Do(e[:])
-		if f := cqe.ConnectFault(); cqe.Status().Code() != nvme.ConnectInvalidParameters || f.InData || f.Offset != tc.offset {
+		if f := cqe.ConnectFault(); cqe.Status().Code() != nvme.ConnectInvalidParameters || f.InData ||
+			f.Offset != tc.offset {
 			t.Errorf("%s: %v at %d, want Connect Invalid Parameters at %d", tc.name, cqe.Status(), f.Offset, tc.offset)
 		}
 	}
@@ -60,13 +62,17 @@ func TestWrongKeyEndsItsConnectionOnly(t *testing.T) {
 			c := r.client(t)
 			r.ioQueue(t, c).SendSpoiled(tc.Opcode, 0x1234, tc.Spoil)
 			r.logged(t, "protocol error", "memory key, address or length is wrong")
-			eventually(t, "the metric", func() bool { return r.metric(t, "jbof_protocol_errors_total", "rdma_remote_access") == 1 })
+			eventually(t, "the metric", func() bool {
+				return r.metric(t, "jbof_protocol_errors_total",
+					"rdma_remote_access") == 1
+			})
 			if tc.Opcode == nvme.CmdWrite {
 				b := make([]byte, 64)
 				if err := c.GetLogPage(t.Context(), client.LogPage{LID: nvme.LIDError}, b); err != nil {
 					t.Fatal(err)
 				}
-				if l := (*nvme.ErrorLogEntry)(b); l.Status().Code() != nvme.DataTransferError || l.CID() != 0x1234 || l.SQID() != 2 {
+				if l := (*nvme.ErrorLogEntry)(b); l.Status().Code() != nvme.DataTransferError || l.CID() != 0x1234 ||
+					l.SQID() != 2 {
 					t.Errorf("the error log says %v of command %#x in queue %d", l.Status(), l.CID(), l.SQID())
 				}
 			}
@@ -118,7 +124,8 @@ func TestGarbageEndsItsConnectionOnly(t *testing.T) {
 	}{
 		{"a short capsule", func(h *rawhost.Host) { _ = h.Send(make([]byte, 63)) }, "a capsule of 63 bytes"},
 		{"an empty capsule", func(h *rawhost.Host) { _ = h.Send(nil) }, "a capsule of 0 bytes"},
-		{"a capsule that is too long", func(h *rawhost.Host) { _ = h.Send(make([]byte, 64+8192+64)) }, "capsule longer"},
+		{"a capsule that is too long", func(h *rawhost.Host) { _ = h.Send(make([]byte, 64+8192+64)) },
+			"capsule longer"},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			r := newRig(t, nil)

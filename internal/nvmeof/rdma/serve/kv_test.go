@@ -27,8 +27,10 @@ func kvRig(t testing.TB, change func(*setup)) (*rig, *kvtest.Store) {
 }
 
 func (r *rig) addKV(s *kvtest.Store) {
-	r.state.Subsystems[0].Namespaces = append(r.state.Subsystems[0].Namespaces, &nvmeof.Namespace{NSID: kvNSID, CSI: nvme.CSIKV, SizeBytes: testBytes,
-		OffsetBytes: testBytes, Partition: r.service.AddPartition(s), MaxValueBytes: kvtest.MaxValue, ANAGroup: 1, ANAState: nvme.ANAStateOptimized})
+	r.state.Subsystems[0].Namespaces = append(r.state.Subsystems[0].Namespaces,
+		&nvmeof.Namespace{NSID: kvNSID, CSI: nvme.CSIKV, SizeBytes: testBytes,
+			OffsetBytes: testBytes, Partition: r.service.AddPartition(s), MaxValueBytes: kvtest.MaxValue, ANAGroup: 1,
+			ANAState: nvme.ANAStateOptimized})
 	r.service.Apply(r.state)
 }
 
@@ -125,7 +127,8 @@ func TestCommandsForAPartitionAllocateNothing(t *testing.T) {
 		opcode uint8
 		bytes  int
 		depth  int
-	}{{"store in-capsule", nvme.CmdKVStore, 1000, 32}, {"store by RDMA READ", nvme.CmdKVStore, 64 << 10, 8}, {"retrieve", nvme.CmdKVRetrieve, 1000, 32},
+	}{{"store in-capsule", nvme.CmdKVStore, 1000, 32}, {"store by RDMA READ", nvme.CmdKVStore, 64 << 10, 8},
+		{"retrieve", nvme.CmdKVRetrieve, 1000, 32},
 		{"retrieve of a part", nvme.CmdKVRetrieve, 100, 32}, {"exist", nvme.CmdKVExist, 0, 32}} {
 		t.Run(x.name, func(t *testing.T) {
 			s.Set("key", make([]byte, max(x.bytes, 1000)))
@@ -182,10 +185,11 @@ func TestLargeValuesWaitForMemory(t *testing.T) {
 	wg.Wait()
 }
 
-// The connection is lost while commands are with the partition, whose memory is not taken from it, and while others wait
-// for memory.
+// The connection is lost while commands are with the partition, whose memory is not taken from it, and while others
+// wait for memory.
 func TestMemoryStaysWithThePartitionWhenTheHostIsGone(t *testing.T) {
-	for name, bytes := range map[string]int{"all with the partition": 64 << 10, "some wait for memory": kvtest.MaxValue} {
+	for name, bytes := range map[string]int{"all with the partition": 64 << 10,
+		"some wait for memory": kvtest.MaxValue} {
 		t.Run(name, func(t *testing.T) {
 			r, s := kvRig(t, func(u *setup) { u.buffers = 16 << 20 })
 			s.Set("key", make([]byte, 64<<10))
@@ -195,7 +199,9 @@ func TestMemoryStaysWithThePartitionWhenTheHostIsGone(t *testing.T) {
 			c := r.connect(t, o)
 			l := newKVLoad(t, c, bytes, 32)
 			for i := range 32 {
-				l.cmds = append(l.cmds, client.Command{SQE: kvtest.Command([]uint8{nvme.CmdKVStore, nvme.CmdKVList}[i%2], kvNSID, "key", bytes), Data: l.bufs[i]})
+				l.cmds = append(l.cmds,
+					client.Command{SQE: kvtest.Command([]uint8{nvme.CmdKVStore, nvme.CmdKVList}[i%2], kvNSID, "key",
+						bytes), Data: l.bufs[i]})
 			}
 			if n, err := l.q.Submit(l.cmds); n != len(l.cmds) {
 				t.Fatalf("submitted %d: %v", n, err)
@@ -217,7 +223,8 @@ func TestMemoryStaysWithThePartitionWhenTheHostIsGone(t *testing.T) {
 			}()
 			eventually(t, "others are closed", func() bool { n, _, _ := r.service.Counts(); return n <= 1 })
 			if got := r.pool.Stats().InUseBytes; closed.Load() || got < int64(with*bytes) {
-				t.Errorf("closed %t, %d bytes are in use while the partition works with %d", closed.Load(), got, with*bytes)
+				t.Errorf("closed %t, %d bytes are in use while the partition works with %d", closed.Load(), got,
+					with*bytes)
 			}
 			s.Release()
 			<-done
@@ -259,7 +266,8 @@ func TestPartialAnswersInvalidateKeysWhenAsked(t *testing.T) {
 		key  string
 		dw0  uint32
 		want nvme.Status
-	}{{"short", 3, nvme.Success}, {"empty", 0, nvme.Success}, {"long", 20000, nvme.Success}, {"missing", 0, nvme.KeyDoesNotExist | nvme.DNR}} {
+	}{{"short", 3, nvme.Success}, {"empty", 0, nvme.Success}, {"long", 20000, nvme.Success},
+		{"missing", 0, nvme.KeyDoesNotExist | nvme.DNR}} {
 		mr, err := h.Domain.Register(make([]byte, 16384), verbs.LocalWrite|verbs.RemoteRead|verbs.RemoteWrite)
 		if err != nil {
 			t.Fatal(err)

@@ -66,7 +66,8 @@ func (m *memory) register(i int, base []byte) *region {
 	mr, err := m.domain.Register(base, verbs.LocalWrite)
 	if err != nil {
 		if !m.failing { // a line for each command would be too many
-			m.log.Error("buffers cannot be registered with the RDMA device; commands that need them fail", "bytes", len(base), "error", err)
+			m.log.Error("buffers cannot be registered with the RDMA device; commands that need them fail", "bytes",
+				len(base), "error", err)
 		}
 		m.failing = true
 		return nil
@@ -281,7 +282,8 @@ func (r *receives) grow() error {
 // hot: 0 allocs
 func (r *receives) request(i int) wr.Recv {
 	c := r.chunks[i/r.perChunk].Load()
-	return wr.Recv{ID: recvKind | uint64(i), Addr: c.addr + uint64(i%r.perChunk*r.stride), Len: uint32(r.stride), LKey: c.lkey}
+	return wr.Recv{ID: recvKind | uint64(i), Addr: c.addr + uint64(i%r.perChunk*r.stride), Len: uint32(r.stride),
+		LKey: c.lkey}
 }
 
 // message returns the n bytes that came into receive i.

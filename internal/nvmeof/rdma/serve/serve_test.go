@@ -99,7 +99,8 @@ func newRig(t testing.TB, change func(*setup)) *rig {
 	s := setup{
 		network: memverbs.Config{Seed: *seed, Live: true},
 		listen:  netip.AddrPortFrom(targetAddr, 4420), buffers: 64 << 20, perHost: 512,
-		serve: serve.Config{Limits: limits, InCapsuleBytes: 8192, MaxEntries: 129, MaxIOQueues: 64, Receives: 1024, Pollers: 2,
+		serve: serve.Config{Limits: limits, InCapsuleBytes: 8192, MaxEntries: 129, MaxIOQueues: 64, Receives: 1024,
+			Pollers:          2,
 			HandshakeTimeout: 10 * time.Second, StallTimeout: 10 * time.Second, SpinFor: 20 * time.Microsecond},
 	}
 	if change != nil {
@@ -124,20 +125,25 @@ func newRig(t testing.TB, change func(*setup)) *rig {
 			t.Fatal(err)
 		}
 		owners = append(owners, own)
-		namespaces = append(namespaces, &nvmeof.Namespace{NSID: uint32(i + 1), SSD: i, SizeBytes: testBytes, BlockShift: 12, ANAGroup: 1, ANAState: nvme.ANAStateOptimized})
+		namespaces = append(namespaces, &nvmeof.Namespace{NSID: uint32(i + 1), SSD: i, SizeBytes: testBytes,
+			BlockShift: 12, ANAGroup: 1, ANAState: nvme.ANAStateOptimized})
 	}
-	machine := nvmeof.New(nvmeof.Config{Firmware: "test", Limits: limits, InCapsuleBytes: s.serve.InCapsuleBytes, MaxEntries: s.serve.MaxEntries, MaxIOQueues: 64,
-		MaxControllers: 1024, MaxHosts: 1024, MaxDiscovery: 500, MaxDiscoveryPerPeer: 500, MaxDiscoveryKATOMS: 300_000, MinKATOMS: 1000, QuiesceMS: quiesceMS, DiscoveryIdleMS: 120000})
+	machine := nvmeof.New(nvmeof.Config{Firmware: "test", Limits: limits, InCapsuleBytes: s.serve.InCapsuleBytes,
+		MaxEntries: s.serve.MaxEntries, MaxIOQueues: 64,
+		MaxControllers: 1024, MaxHosts: 1024, MaxDiscovery: 500, MaxDiscoveryPerPeer: 500, MaxDiscoveryKATOMS: 300_000,
+		MinKATOMS: 1000, QuiesceMS: quiesceMS, DiscoveryIdleMS: 120000})
 	start := time.Now()
 	service := target.New(target.Config{Target: machine, SSDs: owners, Pool: pool, Log: slog.New(slog.DiscardHandler),
 		Clock:  func() int64 { return int64(time.Since(start)) },
 		Events: target.Events{KeepAliveExpired: func(*nvmeof.Controller, time.Duration) {}}})
 	tel := telemetry.New(telemetry.Options{Version: "test", Node: "test"})
-	s.serve.Admission = connection.NewAdmission(connection.AdmissionLimits{Connections: 1024, PerHost: s.perHost, Pending: 1024, PendingPerAddress: 1024}, tel)
+	s.serve.Admission = connection.NewAdmission(connection.AdmissionLimits{Connections: 1024, PerHost: s.perHost,
+		Pending: 1024, PendingPerAddress: 1024}, tel)
 	n := memverbs.New(s.network)
 	s.attr.Name = "mem0"
 	device := memverbs.DeviceConfig{Addr: targetAddr, Attr: s.attr}
-	r := &rig{net: n, device: device, pool: pool, service: service, tel: tel, log: &logBook{lines: make(chan string, 4096)},
+	r := &rig{net: n, device: device, pool: pool, service: service, tel: tel,
+		log:    &logBook{lines: make(chan string, 4096)},
 		target: n.NewProvider(device), host: n.NewProvider(memverbs.DeviceConfig{Addr: hostAddr, Attr: s.hostAttr})}
 	var provider verbs.Provider = r.target
 	if s.wrap != nil {
@@ -151,7 +157,8 @@ func newRig(t testing.TB, change func(*setup)) *rig {
 	port := serve.PortFor(1, l.Addr())
 	r.address = "rdma://" + netip.AddrPortFrom(targetAddr, l.Addr().Port()).String()
 	r.state = nvmeof.State{Ports: []nvmeof.Port{port},
-		Subsystems: []nvmeof.SubsystemState{{NQN: testNQN, Serial: "1", Model: "test", AllowAnyHost: true, Namespaces: namespaces}}}
+		Subsystems: []nvmeof.SubsystemState{{NQN: testNQN, Serial: "1", Model: "test", AllowAnyHost: true,
+			Namespaces: namespaces}}}
 	service.Apply(r.state)
 	r.server.Serve(l, port)
 	t.Cleanup(func() {
@@ -214,7 +221,8 @@ func newLoad(t testing.TB, c *client.Controller, opcode uint8, bytes, depth int)
 	if err != nil {
 		t.Fatal(err)
 	}
-	l := &load{q: q, opcode: opcode, bytes: bytes, cmds: make([]client.Command, 0, depth), comps: make([]client.Completion, depth)}
+	l := &load{q: q, opcode: opcode, bytes: bytes, cmds: make([]client.Command, 0, depth),
+		comps: make([]client.Completion, depth)}
 	for range depth {
 		b, free, err := c.AllocBuffer(bytes)
 		if err != nil {
@@ -304,7 +312,8 @@ func TestSteadyStateAllocatesNothing(t *testing.T) {
 		opcode uint8
 		bytes  int
 		depth  int
-	}{{"read 4K", client.OpRead, 4096, 32}, {"write 4K in-capsule", client.OpWrite, 4096, 32}, {"write 64K by READ", client.OpWrite, 65536, 8},
+	}{{"read 4K", client.OpRead, 4096, 32}, {"write 4K in-capsule", client.OpWrite, 4096, 32},
+		{"write 64K by READ", client.OpWrite, 65536, 8},
 		{"read 128K", client.OpRead, 131072, 8}, {"read 4K, one at a time", client.OpRead, 4096, 1}} {
 		t.Run(tc.name, func(t *testing.T) {
 			o := r.options()

@@ -193,7 +193,8 @@ func (s *Server) listenAgain(old verbs.Listener) verbs.Listener {
 // answer judges a connection request and starts to serve it, or rejects it.
 func (s *Server) answer(ep verbs.Endpoint, port nvmeof.Port) {
 	peer := ep.Peer()
-	req, fault := cm.Parse(peer.PrivateData, peer.ResponderResources, cm.Limits{MaxEntries: s.cfg.MaxEntries, MaxQID: uint16(s.cfg.MaxIOQueues)})
+	req, fault := cm.Parse(peer.PrivateData, peer.ResponderResources,
+		cm.Limits{MaxEntries: s.cfg.MaxEntries, MaxQID: uint16(s.cfg.MaxIOQueues)})
 	if fault != nil {
 		s.tel.ProtocolError("private_data")
 		s.reject(ep, fault)
@@ -218,7 +219,8 @@ func (s *Server) answer(ep verbs.Endpoint, port nvmeof.Port) {
 
 // reject refuses a request and says why.
 func (s *Server) reject(ep verbs.Endpoint, f *cm.Fault) {
-	s.log.Warn("connection refused", "transport", "rdma", "remote", ep.Remote().String(), "status", f.Status.String(), "reason", f.What)
+	s.log.Warn("connection refused", "transport", "rdma", "remote", ep.Remote().String(), "status", f.Status.String(),
+		"reason", f.What)
 	if err := errors.Join(ep.Reject(f.Reject()), ep.Close()); err != nil {
 		s.log.Debug("reject", "remote", ep.Remote().String(), "error", err)
 	}
@@ -400,7 +402,8 @@ type Stats struct {
 func (s *Server) Stats() Stats {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	t := Stats{Devices: len(s.devices), RegisteredBytes: s.provider.Counts().RegisteredBytes, Doorbells: s.doorbells, Crossings: s.provider.Crossings()}
+	t := Stats{Devices: len(s.devices), RegisteredBytes: s.provider.Counts().RegisteredBytes, Doorbells: s.doorbells,
+		Crossings: s.provider.Crossings()}
 	for _, d := range s.devices {
 		groups, receives, held := d.stats()
 		t.CompletionQueues += groups

@@ -84,7 +84,8 @@ func (c *chaos) newStranger(rng *rand.Rand, id uint64) *stranger {
 	s.mem = make([]byte, strangeBytes)
 	s.mr, err = s.domain.Register(s.mem, verbs.LocalWrite|verbs.RemoteRead|verbs.RemoteWrite)
 	must(err)
-	s.qp, err = s.ep.CreateQP(verbs.QPConfig{Domain: s.domain, SendCQ: s.cq, RecvCQ: s.cq, Sends: strangeSends, Recvs: 64})
+	s.qp, err = s.ep.CreateQP(verbs.QPConfig{Domain: s.domain, SendCQ: s.cq, RecvCQ: s.cq, Sends: strangeSends,
+		Recvs: 64})
 	must(err)
 	s.ep.OnEvent(func(e verbs.Event) {
 		if e != verbs.Established {
@@ -147,7 +148,8 @@ func strangeRequest(qid uint16, hsqsize uint16) (r cm.Request) {
 }
 
 func (s *stranger) params(private []byte) verbs.Params {
-	return verbs.Params{PrivateData: private, ResponderResources: oneOf[uint8](s.rng, 1, 4, 16), RetryCount: 7, RNRRetryCount: oneOf[uint8](s.rng, 0, 3, 7)}
+	return verbs.Params{PrivateData: private, ResponderResources: oneOf[uint8](s.rng, 1, 4, 16), RetryCount: 7,
+		RNRRetryCount: oneOf[uint8](s.rng, 0, 3, 7)}
 }
 
 func (s *stranger) request(private []byte) error {
@@ -235,7 +237,8 @@ func (s *stranger) associate() bool {
 	s.cntlid = (*nvme.CQE)(s.mem).ConnectCNTLID()
 	p := e.Property()
 	p.Init(nvme.FabricsPropertySet, nvme.PropCC)
-	p.SetVALUE(uint64(nvme.CC(0).WithEN(true).WithCSS(oneOf[uint8](s.rng, nvme.CCCSSNVM, nvme.CCCSSIOCS)).WithIOSQES(nvme.CCIOSQES64).WithIOCQES(nvme.CCIOCQES16)))
+	p.SetVALUE(uint64(nvme.CC(0).WithEN(true).WithCSS(oneOf[uint8](s.rng, nvme.CCCSSNVM, nvme.CCCSSIOCS)).WithIOSQES(
+		nvme.CCIOSQES64).WithIOCQES(nvme.CCIOCQES16)))
 	return s.do(&e)
 }
 
@@ -321,7 +324,8 @@ func (s *stranger) openQueue() {
 
 // kv is a command for a partition, to keys that no worker has.
 func (s *stranger) kv() []byte {
-	op := oneOf[uint8](s.rng, nvme.CmdKVStore, nvme.CmdKVStore, nvme.CmdKVRetrieve, nvme.CmdKVRetrieve, nvme.CmdKVList, nvme.CmdKVDelete, nvme.CmdKVExist)
+	op := oneOf[uint8](s.rng, nvme.CmdKVStore, nvme.CmdKVStore, nvme.CmdKVRetrieve, nvme.CmdKVRetrieve, nvme.CmdKVList,
+		nvme.CmdKVDelete, nvme.CmdKVExist)
 	n := oneOf(s.rng, 0, 16, 4096, 8192, 65536)
 	if op == nvme.CmdKVDelete || op == nvme.CmdKVExist {
 		n = 0

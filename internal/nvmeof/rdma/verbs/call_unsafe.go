@@ -155,7 +155,8 @@ func paramToC(p Params) (c C.struct_jbof_param) {
 // receiver of the event what it may use. This function swaps them back, so that Params are from the sender's point of
 // view.
 func peerFromC(c *C.struct_jbof_param) Params {
-	p := Params{ResponderResources: uint8(c.initiator), InitiatorDepth: uint8(c.responder), RetryCount: uint8(c.retry), RNRRetryCount: uint8(c.rnr)}
+	p := Params{ResponderResources: uint8(c.initiator), InitiatorDepth: uint8(c.responder), RetryCount: uint8(c.retry),
+		RNRRetryCount: uint8(c.rnr)}
 	p.PrivateData = append(p.PrivateData, unsafe.Slice((*byte)(unsafe.Pointer(&c.data)), int(c.len))...)
 	return p
 }
@@ -256,7 +257,8 @@ func contextAttr(ctx handle) (Attr, unix.Errno) {
 	}
 	return Attr{
 		Name:   C.GoString(&c.name[0]),
-		MaxQPs: int(c.max_qp), MaxQPWRs: int(c.max_qp_wr), MaxCQEs: int(c.max_cqe), MaxSRQWRs: int(c.max_srq_wr), MaxMRs: int(c.max_mr),
+		MaxQPs: int(c.max_qp), MaxQPWRs: int(c.max_qp_wr), MaxCQEs: int(c.max_cqe), MaxSRQWRs: int(c.max_srq_wr),
+		MaxMRs:                int(c.max_mr),
 		MaxMRBytes:            uint64(c.max_mr_bytes),
 		MaxResponderResources: uint8(c.responder), MaxInitiatorDepth: uint8(c.initiator),
 	}, 0
@@ -358,17 +360,20 @@ func postedFromC(c C.struct_jbof_posted) posted {
 
 // hot: 0 allocs
 func srqPost(s handle, wrs []RecvWR) posted {
-	return postedFromC(C.jbof_srq_post(C.uint64_t(s), (*C.struct_jbof_recv_wr)(unsafe.Pointer(unsafe.SliceData(wrs))), C.int32_t(len(wrs))))
+	return postedFromC(C.jbof_srq_post(C.uint64_t(s), (*C.struct_jbof_recv_wr)(unsafe.Pointer(unsafe.SliceData(wrs))),
+		C.int32_t(len(wrs))))
 }
 
 // hot: 0 allocs
 func qpPostRecv(d handle, qp uint64, wrs []RecvWR) posted {
-	return postedFromC(C.jbof_qp_post_recv(C.uint64_t(d), C.uint64_t(qp), (*C.struct_jbof_recv_wr)(unsafe.Pointer(unsafe.SliceData(wrs))), C.int32_t(len(wrs))))
+	return postedFromC(C.jbof_qp_post_recv(C.uint64_t(d), C.uint64_t(qp),
+		(*C.struct_jbof_recv_wr)(unsafe.Pointer(unsafe.SliceData(wrs))), C.int32_t(len(wrs))))
 }
 
 // hot: 0 allocs
 func postSend(d handle, wrs []SendWR) posted {
-	return postedFromC(C.jbof_post_send(C.uint64_t(d), (*C.struct_jbof_send_wr)(unsafe.Pointer(unsafe.SliceData(wrs))), C.int32_t(len(wrs))))
+	return postedFromC(C.jbof_post_send(C.uint64_t(d), (*C.struct_jbof_send_wr)(unsafe.Pointer(unsafe.SliceData(wrs))),
+		C.int32_t(len(wrs))))
 }
 
 // qpConfig is QPConfig with handles in place of objects.
@@ -380,7 +385,8 @@ type qpConfig struct {
 // qpCreate creates the queue pair of the identifier. The result qp is the value of QP.Handle.
 func qpCreate(id handle, c qpConfig) (qp uint64, num uint32, inline int, err unix.Errno) {
 	in := C.struct_jbof_qp_config{
-		domain: C.uint64_t(c.domain), send_cq: C.uint64_t(c.sendCQ), recv_cq: C.uint64_t(c.recvCQ), srq: C.uint64_t(c.srq),
+		domain: C.uint64_t(c.domain), send_cq: C.uint64_t(c.sendCQ), recv_cq: C.uint64_t(c.recvCQ),
+		srq:   C.uint64_t(c.srq),
 		sends: C.uint32_t(c.sends), recvs: C.uint32_t(c.recvs), inline_bytes: C.uint32_t(c.inline),
 	}
 	var out C.struct_jbof_qp_info

@@ -42,13 +42,15 @@ type device struct {
 // Deviation: a connection request from an IPv6 link-local address does not name its interface. Such an address
 // therefore cannot be the first one through which a device is found.
 func newDevice(p *provider, ctx handle, local netip.AddrPort) (*device, error) {
-	d := &device{p: p, ctx: ctx, removed: make(chan struct{}), watched: make(chan struct{}), endpoints: map[*endpoint]struct{}{}}
+	d := &device{p: p, ctx: ctx, removed: make(chan struct{}), watched: make(chan struct{}),
+		endpoints: map[*endpoint]struct{}{}}
 	var err error
 	if d.keeper, err = p.newID(d); err != nil {
 		return nil, err
 	}
 	fail := func(what string, err error) (*device, error) {
-		return nil, errors.Join(fmt.Errorf("open the RDMA device of %v: %s: %w", local.Addr(), what, err), p.dropID(d.keeper))
+		return nil, errors.Join(fmt.Errorf("open the RDMA device of %v: %s: %w", local.Addr(), what, err),
+			p.dropID(d.keeper))
 	}
 	if e := idBind(d.keeper, netip.AddrPortFrom(local.Addr(), 0)); e != 0 {
 		return fail("bind", e)
@@ -344,8 +346,10 @@ func (d *domain) Register(b []byte, a Access) (MR, error) {
 func registerError(n int, e unix.Errno) error {
 	what := fmt.Sprintf("register %d bytes", n)
 	var lim unix.Rlimit
-	if (e == unix.ENOMEM || e == unix.EPERM) && unix.Getrlimit(unix.RLIMIT_MEMLOCK, &lim) == nil && lim.Cur != unix.RLIM_INFINITY {
-		return fmt.Errorf("%s: %w: %w; the memlock limit is %d bytes (ulimit -l, LimitMEMLOCK=)", what, ErrResources, e, lim.Cur)
+	if (e == unix.ENOMEM || e == unix.EPERM) && unix.Getrlimit(unix.RLIMIT_MEMLOCK, &lim) == nil &&
+		lim.Cur != unix.RLIM_INFINITY {
+		return fmt.Errorf("%s: %w: %w; the memlock limit is %d bytes (ulimit -l, LimitMEMLOCK=)", what, ErrResources, e,
+			lim.Cur)
 	}
 	return resourceError(what, e)
 }

@@ -149,8 +149,9 @@ type endpoint struct {
 	eventMu sync.Mutex
 	fn      func(Event)
 	told    [Removed + 1]bool // events that were already reported
-	down    bool              // either side has disconnected, so a failure of the queue pair is expected and not reported
-	drained chan struct{}     // closed by drain
+	// either side has disconnected, so a failure of the queue pair is expected and not reported
+	down    bool
+	drained chan struct{} // closed by drain
 	drain   func()
 
 	// mu is held over C calls that must not run concurrently with Close.
@@ -329,7 +330,8 @@ func (e *endpoint) uses(queue handle) bool {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	q := e.qp
-	return q != nil && (q.sendCQ.handle() == queue || q.recvCQ.handle() == queue || q.srq != nil && q.srq.handle() == queue)
+	return q != nil && (q.sendCQ.handle() == queue || q.recvCQ.handle() == queue || q.srq != nil &&
+		q.srq.handle() == queue)
 }
 
 // Device implements Endpoint.

@@ -25,10 +25,12 @@ func TestAddressesAndParamsSurviveC(t *testing.T) {
 		t.Errorf("a mapped address became %v", got)
 	}
 	// The CM tells each side the depths as they look from there.
-	p := Params{PrivateData: bytes.Repeat([]byte{7}, MaxAcceptData), ResponderResources: 2, InitiatorDepth: 3, RetryCount: 4, RNRRetryCount: 5}
+	p := Params{PrivateData: bytes.Repeat([]byte{7}, MaxAcceptData), ResponderResources: 2, InitiatorDepth: 3,
+		RetryCount: 4, RNRRetryCount: 5}
 	cp := paramToC(p)
 	q := peerFromC(&cp)
-	if !bytes.Equal(q.PrivateData, p.PrivateData) || q.ResponderResources != 3 || q.InitiatorDepth != 2 || q.RetryCount != 4 || q.RNRRetryCount != 5 {
+	if !bytes.Equal(q.PrivateData, p.PrivateData) || q.ResponderResources != 3 || q.InitiatorDepth != 2 ||
+		q.RetryCount != 4 || q.RNRRetryCount != 5 {
 		t.Errorf("%+v became %+v", p, q)
 	}
 }

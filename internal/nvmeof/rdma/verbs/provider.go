@@ -77,7 +77,8 @@ func Open() (Provider, error) {
 	switch err {
 	case 0:
 	case unix.ENOENT, unix.ENXIO:
-		return nil, fmt.Errorf("%w: no /dev/infiniband/rdma_cm (is the kernel module rdma_ucm loaded?): %w", ErrUnavailable, err)
+		return nil, fmt.Errorf("%w: no /dev/infiniband/rdma_cm (is the kernel module rdma_ucm loaded?): %w",
+			ErrUnavailable, err)
 	case unix.ENODEV, unix.ENOSYS:
 		return nil, fmt.Errorf("%w: the machine has no RDMA device (ibv_devices lists them): %w", ErrUnavailable, err)
 	case unix.EACCES, unix.EPERM:

@@ -29,7 +29,8 @@ type completionQueue struct {
 // create creates an object of the domain and counts it as a user of the domain until leave.
 func (d *domain) create(what string, entries, limit int, make func(handle) (handle, unix.Errno), o *object) error {
 	if entries < 1 || entries > limit {
-		return fmt.Errorf("%w: a %s of %d entries, %s allows 1 to %d", ErrResources, what, entries, d.dev.attr.Name, limit)
+		return fmt.Errorf("%w: a %s of %d entries, %s allows 1 to %d", ErrResources, what, entries, d.dev.attr.Name,
+			limit)
 	}
 	domain, err := d.use()
 	if err != nil {
@@ -228,7 +229,8 @@ func newQueuePair(dev *device, id handle, c QPConfig) (*queuePair, error) {
 	case srq != nil && c.Recvs != 0:
 		return nil, fmt.Errorf("create a queue pair: %d receives of its own beside a shared queue, want 0", c.Recvs)
 	case c.Sends < 1 || c.Sends > limit || c.Recvs < 0 || c.Recvs > limit:
-		return nil, fmt.Errorf("%w: a queue pair for %d sends and %d receives, %s allows %d", ErrResources, c.Sends, c.Recvs, dev.attr.Name, limit)
+		return nil, fmt.Errorf("%w: a queue pair for %d sends and %d receives, %s allows %d", ErrResources, c.Sends,
+			c.Recvs, dev.attr.Name, limit)
 	}
 	q := &queuePair{domain: d, sendCQ: sendCQ, recvCQ: recvCQ, srq: srq}
 	var err error
@@ -240,7 +242,8 @@ func newQueuePair(dev *device, id handle, c QPConfig) (*queuePair, error) {
 		}
 		return h
 	}
-	in := qpConfig{domain: use(&d.object), sendCQ: use(&sendCQ.object), recvCQ: use(&recvCQ.object), sends: c.Sends, recvs: c.Recvs, inline: c.InlineBytes}
+	in := qpConfig{domain: use(&d.object), sendCQ: use(&sendCQ.object), recvCQ: use(&recvCQ.object), sends: c.Sends,
+		recvs: c.Recvs, inline: c.InlineBytes}
 	if srq != nil {
 		in.srq = use(&srq.object)
 	}
@@ -251,7 +254,8 @@ func newQueuePair(dev *device, id handle, c QPConfig) (*queuePair, error) {
 			in.inline = 0
 			q.qp, q.num, q.inline, e = qpCreate(id, in)
 		}
-		if e == unix.EINVAL { // all sizes are within the device's limits, so the device has run out of resources; rxe reports that as EINVAL
+		// all sizes are within the device's limits, so the device has run out of resources; rxe reports that as EINVAL
+		if e == unix.EINVAL {
 			e = unix.ENOMEM
 		}
 		switch e {

@@ -70,7 +70,8 @@ func TestOpenSaysWhatIsMissing(t *testing.T) {
 		t.Skip("nothing is missing: the machine has /dev/infiniband/rdma_cm")
 	}
 	_, err := verbs.Open()
-	if !errors.Is(err, verbs.ErrUnavailable) || !strings.Contains(err.Error(), "rdma_ucm") && !strings.Contains(err.Error(), "no RDMA device") {
+	if !errors.Is(err, verbs.ErrUnavailable) || !strings.Contains(err.Error(), "rdma_ucm") &&
+		!strings.Contains(err.Error(), "no RDMA device") {
 		t.Error(err)
 	}
 	t.Log(err)
@@ -191,7 +192,8 @@ func (k *link) talk(t *testing.T) {
 	t.Helper()
 	_, err := k.tqp.PostRecv([]verbs.RecvWR{{ID: 1, Addr: k.target.mr.Addr(), Len: 64, LKey: k.target.mr.LKey()}})
 	ok(t, err)
-	_, err = k.host.domain.PostSend([]verbs.SendWR{{ID: 2, QP: k.hqp.Handle(), Addr: k.host.mr.Addr(), Len: 32, LKey: k.host.mr.LKey(), Flags: verbs.FlagSignaled}})
+	_, err = k.host.domain.PostSend([]verbs.SendWR{{ID: 2, QP: k.hqp.Handle(), Addr: k.host.mr.Addr(), Len: 32,
+		LKey: k.host.mr.LKey(), Flags: verbs.FlagSignaled}})
 	ok(t, err)
 	for _, s := range []*side{k.target, k.host} {
 		if c := s.completions(t, 1)[0]; c.Status != verbs.StatusOK {

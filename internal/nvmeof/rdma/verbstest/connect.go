@@ -38,7 +38,8 @@ func (s *suite) addresses() {
 	}
 	for _, d := range []verbs.Device{he.Device(), te.Device()} {
 		a := d.Attr()
-		if a.Name == "" || a.MaxQPs < 1 || a.MaxQPWRs < 16 || a.MaxCQEs < cqEntries || a.MaxSRQWRs < 16 || a.MaxMRs < 1 || a.MaxMRBytes < 1<<20 ||
+		if a.Name == "" || a.MaxQPs < 1 || a.MaxQPWRs < 16 || a.MaxCQEs < cqEntries || a.MaxSRQWRs < 16 ||
+			a.MaxMRs < 1 || a.MaxMRBytes < 1<<20 ||
 			a.MaxResponderResources < 1 || a.MaxInitiatorDepth < 1 {
 			s.Errorf("%+v", a)
 		}
@@ -80,7 +81,8 @@ func (s *suite) accept() {
 		peer := te.Peer()
 		s.begins("the request", peer.PrivateData, p.PrivateData)
 		if peer.ResponderResources != 3 || peer.InitiatorDepth != 2 {
-			s.Errorf("the request has %d responder resources, initiator depth %d, want 3 and 2", peer.ResponderResources, peer.InitiatorDepth)
+			s.Errorf("the request has %d responder resources, initiator depth %d, want 3 and 2",
+				peer.ResponderResources, peer.InitiatorDepth)
 		}
 		g := s.pool(s.cfg.Target, te.Device(), size{}.orUsual()).end(te)
 		s.need("accept", te.Accept(q))

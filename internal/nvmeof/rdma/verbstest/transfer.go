@@ -50,7 +50,8 @@ func (s *suite) messages() {
 			want = 0
 		}
 		if int(c.Len) != want || want > 0 && binary.LittleEndian.Uint64(g.mem[off:]) != received {
-			s.fatal("message %d has %d bytes and number %d, want %d bytes", received, c.Len, binary.LittleEndian.Uint64(g.mem[off:]), want)
+			s.fatal("message %d has %d bytes and number %d, want %d bytes", received, c.Len,
+				binary.LittleEndian.Uint64(g.mem[off:]), want)
 		}
 		g.postRecv(g.recv(received%window, off, room))
 		for ; answered < sent && answered <= received; answered++ {
@@ -106,7 +107,8 @@ func (s *suite) fence() {
 	copy(g.mem, pattern(4096, 0))
 	// The data that was read is written back at once. Without the fence, the WRITE might be sent before the READ has
 	// completed.
-	h.post(to(h.send(verbs.OpRead, 1, 0, 4096, 0), g, 0), to(h.send(verbs.OpWrite, 2, 0, 4096, verbs.FlagFence|verbs.FlagSignaled), g, 8192))
+	h.post(to(h.send(verbs.OpRead, 1, 0, 4096, 0), g, 0),
+		to(h.send(verbs.OpWrite, 2, 0, 4096, verbs.FlagFence|verbs.FlagSignaled), g, 8192))
 	h.done(2, verbs.OpWrite)
 	g.postRecv(g.recv(3, 4096, 16))
 	h.post(h.send(verbs.OpSend, 4, 0, 16, verbs.FlagSignaled))
@@ -299,8 +301,10 @@ func (s *suite) badRemote() {
 		{"write with an unknown key", verbs.OpWrite, func(wr *verbs.SendWR, _ *end) { wr.RKey ^= 0x5a5a5a00 }},
 		{"read with an unknown key", verbs.OpRead, func(wr *verbs.SendWR, _ *end) { wr.RKey ^= 0x5a5a5a00 }},
 		{"write before the region", verbs.OpWrite, func(wr *verbs.SendWR, g *end) { wr.RemoteAddr = g.mr.Addr() - 8 }},
-		{"write over the end", verbs.OpWrite, func(wr *verbs.SendWR, g *end) { wr.RemoteAddr = g.mr.Addr() + uint64(len(g.mem)) - 8 }},
-		{"read over the end", verbs.OpRead, func(wr *verbs.SendWR, g *end) { wr.RemoteAddr = g.mr.Addr() + uint64(len(g.mem)) - 8 }},
+		{"write over the end", verbs.OpWrite,
+			func(wr *verbs.SendWR, g *end) { wr.RemoteAddr = g.mr.Addr() + uint64(len(g.mem)) - 8 }},
+		{"read over the end", verbs.OpRead,
+			func(wr *verbs.SendWR, g *end) { wr.RemoteAddr = g.mr.Addr() + uint64(len(g.mem)) - 8 }},
 		{"write to what may only be read", verbs.OpWrite, func(wr *verbs.SendWR, g *end) {
 			mr := g.register(g.memory(4096), verbs.LocalWrite|verbs.RemoteRead)
 			wr.RemoteAddr, wr.RKey = mr.Addr(), mr.RKey()
@@ -319,7 +323,8 @@ func (s *suite) badRemote() {
 		g, h := s.pair(size{}, params())
 		wr := to(h.send(test.op, 1, 0, 64, verbs.FlagSignaled), g, 0)
 		test.bad(&wr, g)
-		h.post(wr, to(h.send(verbs.OpWrite, 2, 0, 64, verbs.FlagSignaled), g, 0), to(h.send(verbs.OpWrite, 3, 0, 64, 0), g, 0))
+		h.post(wr, to(h.send(verbs.OpWrite, 2, 0, 64, verbs.FlagSignaled), g, 0),
+			to(h.send(verbs.OpWrite, 3, 0, 64, 0), g, 0))
 		s.failed(h, g, verbs.StatusRemoteAccess, 2)
 	}
 }

@@ -237,7 +237,8 @@ func (q *pool) end(ep verbs.Endpoint) *end {
 	q.Helper()
 	// The buffer holds more events than there are kinds, because OnEvent's function must not block.
 	e := &end{pool: q, ep: ep, events: make(chan verbs.Event, 16)}
-	c := verbs.QPConfig{Domain: q.domain, SendCQ: q.cq, RecvCQ: q.cq, Sends: q.size.sends, Recvs: q.size.recvs, InlineBytes: q.size.inline}
+	c := verbs.QPConfig{Domain: q.domain, SendCQ: q.cq, RecvCQ: q.cq, Sends: q.size.sends, Recvs: q.size.recvs,
+		InlineBytes: q.size.inline}
 	if q.srq != nil {
 		c.SRQ, c.Recvs = q.srq, 0
 	}
@@ -335,7 +336,8 @@ func (q *pool) poll() int {
 
 // send returns a work request over n bytes of the end's memory, starting at off.
 func (e *end) send(op verbs.Op, id uint64, off, n int, f verbs.Flags) verbs.SendWR {
-	return verbs.SendWR{ID: id, QP: e.qp.Handle(), Addr: e.mr.Addr() + uint64(off), Len: uint32(n), LKey: e.mr.LKey(), Op: op, Flags: f}
+	return verbs.SendWR{ID: id, QP: e.qp.Handle(), Addr: e.mr.Addr() + uint64(off), Len: uint32(n), LKey: e.mr.LKey(),
+		Op: op, Flags: f}
 }
 
 // to sets the remote address of a request to the peer's memory, starting at off.
@@ -370,7 +372,8 @@ func (e *end) postRecv(wrs ...verbs.RecvWR) {
 func (e *end) wants(c verbs.WC, id uint64, op verbs.Op, status verbs.WCStatus) {
 	e.Helper()
 	if c.ID != id || c.Status != status || c.QPNum != e.qp.Num() || status == verbs.StatusOK && c.Op != op {
-		e.Errorf("completion %+v (%v), want ID %d of queue pair %d, operation %d, %v", c, c.Status, id, e.qp.Num(), op, status)
+		e.Errorf("completion %+v (%v), want ID %d of queue pair %d, operation %d, %v", c, c.Status, id, e.qp.Num(), op,
+			status)
 	}
 }
 

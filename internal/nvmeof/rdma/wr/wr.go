@@ -96,9 +96,11 @@ const (
 
 var statusNames = map[Status]string{
 	StatusOK: "success", StatusLocalLength: "local length error", StatusLocalProt: "local protection error",
-	StatusFlushed: "flushed", StatusLocalAccess: "local access error", StatusRemoteInvalid: "remote invalid request error",
-	StatusRemoteAccess: "remote access error", StatusRemoteOp: "remote operation error", StatusRetryExceeded: "transport retries exceeded",
-	StatusRNRExceeded: "receiver-not-ready retries exceeded", StatusGeneral: "general error",
+	StatusFlushed: "flushed", StatusLocalAccess: "local access error",
+	StatusRemoteInvalid: "remote invalid request error",
+	StatusRemoteAccess:  "remote access error", StatusRemoteOp: "remote operation error",
+	StatusRetryExceeded: "transport retries exceeded",
+	StatusRNRExceeded:   "receiver-not-ready retries exceeded", StatusGeneral: "general error",
 }
 
 // String names the status.

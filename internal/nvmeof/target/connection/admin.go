@@ -93,7 +93,8 @@ func (c *Conn) ExecuteAdmin() {
 func (c *Conn) connect(i int) {
 	sqe := c.m.Slot(i).SQE
 	data := (*nvme.ConnectData)(c.connBuf)
-	args := nvmeof.ConnectArgs{Conn: c.id, Port: c.cfg.Port, LocalAddress: c.t.LocalAddress(), Peer: PeerOf(c.cfg.Peer), SQE: &sqe, Data: data, Agreed: c.cfg.Agreed}
+	args := nvmeof.ConnectArgs{Conn: c.id, Port: c.cfg.Port, LocalAddress: c.t.LocalAddress(), Peer: PeerOf(c.cfg.Peer),
+		SQE: &sqe, Data: data, Agreed: c.cfg.Agreed}
 	c.mu.Lock()
 	c.bye.connecting, c.bye.hostNQN, c.bye.subNQN = true, data.HostNQN(), data.SubNQN()
 	c.mu.Unlock()
@@ -115,7 +116,8 @@ func (c *Conn) connected(i int, r nvmeof.ConnectReply) {
 	if !r.Status.OK() {
 		c.cfg.Ticket.refused()
 		c.tel.ConnectFailed(r.Label)
-		c.log.Warn("connect refused", "transport", c.cfg.Name, "remote", c.cfg.Remote, "host", c.bye.hostNQN, "subsystem", c.bye.subNQN,
+		c.log.Warn("connect refused", "transport", c.cfg.Name, "remote", c.cfg.Remote, "host", c.bye.hostNQN,
+			"subsystem", c.bye.subNQN,
 			"status", r.Status.String(), "reason", r.Reason)
 		c.mu.Lock()
 		c.bye.connecting = false
@@ -141,10 +143,12 @@ func (c *Conn) connected(i int, r nvmeof.ConnectReply) {
 	c.mu.Unlock()
 	c.tel.ConnectionEstablished(c.cfg.Name)
 	if r.Note != "" {
-		c.log.Warn("connect accepted with a fault", "transport", c.cfg.Name, "remote", c.cfg.Remote, "host", r.Controller.HostNQN,
+		c.log.Warn("connect accepted with a fault", "transport", c.cfg.Name, "remote", c.cfg.Remote, "host",
+			r.Controller.HostNQN,
 			"subsystem", r.Controller.SubNQN, "cntlid", r.Controller.ID, "qid", r.QID, "fault", r.Note)
 	}
-	c.log.Log(context.Background(), connLevel(r.QID), "connected", "transport", c.cfg.Name, "remote", c.cfg.Remote, "host", r.Controller.HostNQN,
+	c.log.Log(context.Background(), connLevel(r.QID), "connected", "transport", c.cfg.Name, "remote", c.cfg.Remote,
+		"host", r.Controller.HostNQN,
 		"subsystem", r.Controller.SubNQN, "cntlid", r.Controller.ID, "qid", r.QID, "queue_size", r.Entries)
 }
 
@@ -265,7 +269,8 @@ func (c *Conn) Usage() nvmeof.Usage {
 func (c *Conn) Describe() target.ConnInfo {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	i := target.ConnInfo{ID: uint64(c.id), Transport: c.cfg.Name, Local: c.cfg.Local, Remote: c.cfg.Remote, Since: c.since,
+	i := target.ConnInfo{ID: uint64(c.id), Transport: c.cfg.Name, Local: c.cfg.Local, Remote: c.cfg.Remote,
+		Since:       c.since,
 		Outstanding: c.m.Outstanding(), QID: c.qid}
 	if c.ctrl != nil {
 		i.HostNQN, i.SubNQN, i.CNTLID, i.Entries = c.ctrl.HostNQN, c.ctrl.SubNQN, c.ctrl.ID, len(c.slots)

@@ -163,10 +163,13 @@ func (t *Ticket) admit(hostNQN string, named, nobody bool) (label, reason string
 		return "", ""
 	}
 	if a.hosts[hostNQN] >= a.limits.PerHost {
-		return "host_connections", fmt.Sprintf("%d connections of this host, the limit (limits.connections_per_host)", a.limits.PerHost)
+		return "host_connections", fmt.Sprintf("%d connections of this host, the limit (limits.connections_per_host)",
+			a.limits.PerHost)
 	}
-	if a.established >= a.limits.Connections || !named && a.unnamed >= nvmeof.BudgetOf(a.limits.Connections, false, nobody) {
-		return "connections", fmt.Sprintf("%d connections, %d of them of hosts without a name in the configuration; the limit is %d (limits.connections)",
+	if a.established >= a.limits.Connections || !named && a.unnamed >= nvmeof.BudgetOf(a.limits.Connections, false,
+		nobody) {
+		return "connections", fmt.Sprintf("%d connections, %d of them of hosts without a name in the configuration; "+
+			"the limit is %d (limits.connections)",
 			a.established, a.unnamed, a.limits.Connections)
 	}
 	t.host, t.named, t.counted = hostNQN, named, true

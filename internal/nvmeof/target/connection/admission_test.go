@@ -24,7 +24,8 @@ func random(t *testing.T) *rand.Rand {
 
 func TestPeersOfOneIPv6NetworkAreOne(t *testing.T) {
 	for from, want := range map[string]string{
-		"192.0.2.7": "192.0.2.7", "::ffff:192.0.2.7": "192.0.2.7", "2001:db8::1:2:3:4": "2001:db8::", "fe80::1%eth0": "fe80::",
+		"192.0.2.7": "192.0.2.7", "::ffff:192.0.2.7": "192.0.2.7", "2001:db8::1:2:3:4": "2001:db8::",
+		"fe80::1%eth0": "fe80::",
 	} {
 		if got := PeerOf(netip.MustParseAddr(from)); got != netip.MustParseAddr(want) {
 			t.Errorf("%s counts as %s, want %s", from, got, want)
@@ -35,8 +36,8 @@ func TestPeersOfOneIPv6NetworkAreOne(t *testing.T) {
 	}
 }
 
-// In any order of calls the bounds hold, an address loses no connection for what others do unless it has as many as any,
-// and in the end nothing is counted.
+// In any order of calls the bounds hold, an address loses no connection for what others do unless it has as many as
+// any, and in the end nothing is counted.
 func TestAdmissionKeepsItsBounds(t *testing.T) {
 	rng := random(t)
 	limits := AdmissionLimits{Connections: 12, PerHost: 5, Pending: 9, PendingPerAddress: 4}
@@ -110,8 +111,10 @@ func TestAdmissionKeepsItsBounds(t *testing.T) {
 				}
 			}
 		}
-		if total != a.pending || total > limits.Pending || established != a.established || established > limits.Connections || unnamed != a.unnamed || unnamed > 9 {
-			t.Fatalf("%d pending (%d counted), %d established (%d), %d of them unnamed (%d)", total, a.pending, established, a.established, unnamed, a.unnamed)
+		if total != a.pending || total > limits.Pending || established != a.established ||
+			established > limits.Connections || unnamed != a.unnamed || unnamed > 9 {
+			t.Fatalf("%d pending (%d counted), %d established (%d), %d of them unnamed (%d)", total, a.pending,
+				established, a.established, unnamed, a.unnamed)
 		}
 		for h, n := range hosts {
 			if n > limits.PerHost || n != a.hosts[h] {

@@ -41,8 +41,9 @@ func (c *Conn) Execute(i int) {
 	c.cfg.Batches.of(p.Kind).Begin(cmd)
 }
 
-// context returns the state that the executor of the kind has for a command; nil if there is no such executor. The first
-// command of a kind makes it for all slots, so that a slot that is used for the first time under load costs nothing.
+// context returns the state that the executor of the kind has for a command; nil if there is no such executor. The
+// first command of a kind makes it for all slots, so that a slot that is used for the first time under load costs
+// nothing.
 //
 // hot: 0 allocs, but for the first command of the kind
 func (c *Conn) context(k nvmeof.Kind, cmd *executor.Command) any {

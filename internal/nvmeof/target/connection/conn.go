@@ -67,8 +67,8 @@ type Config struct {
 	// Batches collect commands for the executors, Outbox those that return; either may be shared.
 	Batches *Batches
 	Outbox  *Outbox
-	// Peer is the address that the host connects from. Name is the transport's, for metrics and descriptions; Remote and
-	// Local are addresses for people.
+	// Peer is the address that the host connects from. Name is the transport's, for metrics and descriptions; Remote
+	// and Local are addresses for people.
 	Peer                netip.Addr
 	Name, Remote, Local string
 	Port                nvmeof.Port
@@ -204,8 +204,8 @@ func (c *Conn) Controller() (*nvmeof.Controller, uint16) { return c.ctrl, c.qid 
 func (c *Conn) Tenant() tenant.ID { return c.tenant.Number }
 
 // Close ends the queue of a connection that can neither receive nor send any more: it takes no more commands, gives up
-// those that wait for the host's data, and aborts those that have not started. The caller then calls Batches.HandOver and
-// waits until InFlight is 0.
+// those that wait for the host's data, and aborts those that have not started. The caller then calls Batches.HandOver
+// and waits until InFlight is 0.
 func (c *Conn) Close() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -220,8 +220,8 @@ func (c *Conn) Paused() bool { return c.closing || c.t.Paused() }
 // Closing reports that Close was called. The lock is held.
 func (c *Conn) Closing() bool { return c.closing }
 
-// Release returns all memory and removes the connection from the service. Nothing is in flight any more. Transport.Resume
-// signals resume.
+// Release returns all memory and removes the connection from the service. Nothing is in flight any more.
+// Transport.Resume signals resume.
 func (c *Conn) Release(resume <-chan struct{}) {
 	c.endFarewell()
 	c.mu.Lock()

@@ -42,8 +42,8 @@ type stall struct {
 }
 
 // look reports whether the host sends too slowly. Each of these is too slow: nothing of the oldest transfer for
-// l.Timeout; the oldest transfer at less than l.BytesPerSec; all transfers together at less than l.BytesPerSec, because a
-// host can send a little of many.
+// l.Timeout; the oldest transfer at less than l.BytesPerSec; all transfers together at less than l.BytesPerSec, because
+// a host can send a little of many.
 func (s *stall) look(now int64, l StallLimits, o owed) bool {
 	if o.slot < 0 {
 		*s = stall{}

@@ -143,7 +143,8 @@ func lists(t *testing.T, nsid uint32, host Host) {
 		}
 	}
 	buf := make([]byte, 4096)
-	if _, st := host(Command(nvme.CmdKVList, nsid, "", len(buf)), buf); !st.OK() || nvme.KVList(buf).Len() <= len(want) {
+	if _, st := host(Command(nvme.CmdKVList, nsid, "", len(buf)), buf); !st.OK() ||
+		nvme.KVList(buf).Len() <= len(want) {
 		t.Errorf("list without a key: %v, %d keys", st, nvme.KVList(buf).Len())
 	}
 }
@@ -164,7 +165,8 @@ func statuses(t *testing.T, s *Store, nsid uint32, host Host) {
 		{200, nvme.InternalError, nvme.InternalError},
 	} {
 		s.Fail(func(*partition.Request) kvstore.Status { return x.status })
-		for _, op := range []uint8{nvme.CmdKVStore, nvme.CmdKVRetrieve, nvme.CmdKVList, nvme.CmdKVDelete, nvme.CmdKVExist} {
+		for _, op := range []uint8{nvme.CmdKVStore, nvme.CmdKVRetrieve, nvme.CmdKVList, nvme.CmdKVDelete,
+			nvme.CmdKVExist} {
 			want := x.other
 			if op == nvme.CmdKVStore || op == nvme.CmdKVDelete {
 				want = x.store
@@ -173,8 +175,10 @@ func statuses(t *testing.T, s *Store, nsid uint32, host Host) {
 			if op == nvme.CmdKVDelete || op == nvme.CmdKVExist {
 				n = 0
 			}
-			if result, st := host(Command(op, nsid, "k", n), make([]byte, n)); st != want|nvme.DNR || uint32(result) != 0 {
-				t.Errorf("opcode %#x, the partition says %d: %v, DW0 %d, want %v", op, x.status, st, uint32(result), want)
+			if result, st := host(Command(op, nsid, "k", n), make([]byte, n)); st != want|nvme.DNR ||
+				uint32(result) != 0 {
+				t.Errorf("opcode %#x, the partition says %d: %v, DW0 %d, want %v", op, x.status, st, uint32(result),
+					want)
 			}
 		}
 	}
@@ -196,16 +200,23 @@ func malformed(t *testing.T, s *Store, nsid uint32, host Host) {
 		{"a very long key", nvme.CmdKVList, 64, func(e *nvme.SQE) { e.KV().SetKeyLen(255) }, nvme.InvalidKeySize},
 		{"no key to delete", nvme.CmdKVDelete, 0, func(e *nvme.SQE) { e.KV().SetKeyLen(0) }, nvme.InvalidKeySize},
 		{"no key to look for", nvme.CmdKVExist, 0, func(e *nvme.SQE) { e.KV().SetKeyLen(0) }, nvme.InvalidKeySize},
-		{"a value too long", nvme.CmdKVStore, 4096, func(e *nvme.SQE) { e.KV().SetLenBytes(MaxValue + 1) }, nvme.InvalidValueSize},
-		{"the longest of all values", nvme.CmdKVStore, 4096, func(e *nvme.SQE) { e.KV().SetLenBytes(1<<32 - 1) }, nvme.InvalidValueSize},
-		{"a value longer than its SGL", nvme.CmdKVStore, 4096, func(e *nvme.SQE) { e.KV().SetLenBytes(4097) }, nvme.DataSGLLengthInvalid},
-		{"a value shorter than its SGL", nvme.CmdKVStore, 4096, func(e *nvme.SQE) { e.KV().SetLenBytes(4095) }, nvme.DataSGLLengthInvalid},
-		{"a buffer longer than its SGL", nvme.CmdKVRetrieve, 4096, func(e *nvme.SQE) { e.KV().SetLenBytes(1 << 30) }, nvme.DataSGLLengthInvalid},
-		{"a buffer shorter than its SGL", nvme.CmdKVList, 4096, func(e *nvme.SQE) { e.KV().SetLenBytes(64) }, nvme.DataSGLLengthInvalid},
+		{"a value too long", nvme.CmdKVStore, 4096, func(e *nvme.SQE) { e.KV().SetLenBytes(MaxValue + 1) },
+			nvme.InvalidValueSize},
+		{"the longest of all values", nvme.CmdKVStore, 4096, func(e *nvme.SQE) { e.KV().SetLenBytes(1<<32 - 1) },
+			nvme.InvalidValueSize},
+		{"a value longer than its SGL", nvme.CmdKVStore, 4096, func(e *nvme.SQE) { e.KV().SetLenBytes(4097) },
+			nvme.DataSGLLengthInvalid},
+		{"a value shorter than its SGL", nvme.CmdKVStore, 4096, func(e *nvme.SQE) { e.KV().SetLenBytes(4095) },
+			nvme.DataSGLLengthInvalid},
+		{"a buffer longer than its SGL", nvme.CmdKVRetrieve, 4096, func(e *nvme.SQE) { e.KV().SetLenBytes(1 << 30) },
+			nvme.DataSGLLengthInvalid},
+		{"a buffer shorter than its SGL", nvme.CmdKVList, 4096, func(e *nvme.SQE) { e.KV().SetLenBytes(64) },
+			nvme.DataSGLLengthInvalid},
 		{"a list without room for its length", nvme.CmdKVList, 3, nil, nvme.InvalidField},
 		{"both options", nvme.CmdKVStore, 1, func(e *nvme.SQE) { e.KV().SetOptions(3) }, nvme.InvalidField},
 		{"a reserved option", nvme.CmdKVStore, 1, func(e *nvme.SQE) { e.KV().SetOptions(8) }, nvme.InvalidField},
-		{"an option of a Retrieve", nvme.CmdKVRetrieve, 1, func(e *nvme.SQE) { e.KV().SetOptions(2) }, nvme.InvalidField},
+		{"an option of a Retrieve", nvme.CmdKVRetrieve, 1, func(e *nvme.SQE) { e.KV().SetOptions(2) },
+			nvme.InvalidField},
 		{"an option of a Delete", nvme.CmdKVDelete, 0, func(e *nvme.SQE) { e.KV().SetOptions(1) }, nvme.InvalidField},
 		{"a fused Store", nvme.CmdKVStore, 1, func(e *nvme.SQE) { e.SetFuse(nvme.FuseFirst) }, nvme.InvalidField},
 		{"Compare", nvme.CmdCompare, 4096, nil, nvme.InvalidOpcode},

@@ -80,9 +80,11 @@ func TestCheckHeaderNamesTheWrongField(t *testing.T) {
 		{"PDO zero with data", header(TypeCapsuleCmd, 0, 72, 0, 72+512), true, Format{}, offPDO, "PDO 0"},
 		{"PDO within digest", header(TypeH2CData, FlagHDGST|FlagDDGST, 24, 24, 24+512+8), true, both, offPDO, "PDO 24"},
 		{"PDO not a dword", header(TypeH2CData, 0, 24, 26, 26+512), true, Format{}, offPDO, "multiple of 4"},
-		{"PDO not aligned", header(TypeCapsuleCmd, 0, 72, 72, 72+512), true, Format{AlignBytes: 64}, offPDO, "multiple of 64"},
+		{"PDO not aligned", header(TypeCapsuleCmd, 0, 72, 72, 72+512), true, Format{AlignBytes: 64}, offPDO,
+			"multiple of 64"},
 		{"PDO at PLEN", header(TypeCapsuleCmd, 0, 72, 128, 128), true, Format{}, offPLEN, "PLEN 128"},
-		{"only a digest for data", header(TypeH2CData, FlagHDGST|FlagDDGST, 24, 28, 32), true, both, offPLEN, "PLEN 32"},
+		{"only a digest for data", header(TypeH2CData, FlagHDGST|FlagDDGST, 24, 28, 32), true, both, offPLEN,
+			"PLEN 32"},
 		{"TermReq short", header(TypeH2CTermReq, 0, 24, 0, 23), true, Format{}, offPLEN, "PLEN 23"},
 		{"TermReq long", header(TypeH2CTermReq, 0, 24, 0, 153), true, Format{}, offPLEN, "PLEN 153"},
 	} {

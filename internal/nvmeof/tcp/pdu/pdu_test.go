@@ -95,10 +95,12 @@ var frames = map[string]frame{
 		return seal(f, p[:], 0, nil)
 	}},
 	"h2ctermreq": {true, Format{}, func() []byte {
-		return AppendTerm(nil, TypeH2CTermReq, &FatalError{FES: HeaderDigestError, FEI: 0x12345678}, header(TypeC2HData, 0, 24, 24, 32))
+		return AppendTerm(nil, TypeH2CTermReq, &FatalError{FES: HeaderDigestError, FEI: 0x12345678},
+			header(TypeC2HData, 0, 24, 24, 32))
 	}},
 	"c2htermreq": {false, Format{}, func() []byte {
-		return AppendTerm(nil, TypeC2HTermReq, &FatalError{FES: InvalidHeaderField, FEI: offHLEN}, header(TypeCapsuleCmd, 0, 71, 0, 72))
+		return AppendTerm(nil, TypeC2HTermReq, &FatalError{FES: InvalidHeaderField, FEI: offHLEN},
+			header(TypeCapsuleCmd, 0, 71, 0, 72))
 	}},
 }
 

@@ -124,7 +124,8 @@ func TestAHostNeverExceedsItsCredit(t *testing.T) {
 			buf := make([]byte, (1+i%4)*12<<10)
 			for range 50 {
 				_, err := n.ReadAt(context.Background(), buf, 0)
-				err = errors.Join(err, n.Flush(context.Background()), second(other.ReadAt(context.Background(), buf, 0)))
+				err = errors.Join(err, n.Flush(context.Background()),
+					second(other.ReadAt(context.Background(), buf, 0)))
 				if err != nil {
 					t.Error(err)
 				}
@@ -144,7 +145,8 @@ func TestAHostNeverExceedsItsCredit(t *testing.T) {
 	}
 	r.service.SSD(0).Credit(0) // orders what the drive wrote before this
 	if g.exceeded > 0 || g.most < units/2 || g.most > 48 {
-		t.Errorf("%d of %d I/Os came when more than %d units were outstanding; the most was %d", g.exceeded, g.enqueued, units, g.most)
+		t.Errorf("%d of %d I/Os came when more than %d units were outstanding; the most was %d", g.exceeded, g.enqueued,
+			units, g.most)
 	}
 }
 

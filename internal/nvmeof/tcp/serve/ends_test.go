@@ -41,7 +41,8 @@ func heldRig(t *testing.T, rules ...fault.Rule) (*rig, *fault.Device) {
 // everyOther holds writes of the even blocks among the first n.
 func everyOther(n int) (rules []fault.Rule) {
 	for i := 0; i < n; i += 2 {
-		rules = append(rules, fault.Rule{Ops: []ssd.Op{ssd.Write}, Offset: int64(i) * blockBytes, Len: blockBytes, Hold: true})
+		rules = append(rules, fault.Rule{Ops: []ssd.Op{ssd.Write}, Offset: int64(i) * blockBytes, Len: blockBytes,
+			Hold: true})
 	}
 	return rules
 }
@@ -120,7 +121,8 @@ func TestOldWritesNeverLandAfterALostConnection(t *testing.T) {
 // TestShutdownDrainsAndFlushes: SHST says that the shutdown occurs until the writes at the drive are done and the
 // drive is flushed, and the old queue takes no writes any more.
 func TestShutdownDrainsAndFlushes(t *testing.T) {
-	r, dev := heldRig(t, fault.Rule{Ops: []ssd.Op{ssd.Write}, Len: blockBytes, Hold: true}, fault.Rule{Ops: []ssd.Op{ssd.Flush}, Hold: true})
+	r, dev := heldRig(t, fault.Rule{Ops: []ssd.Op{ssd.Write}, Len: blockBytes, Hold: true},
+		fault.Rule{Ops: []ssd.Op{ssd.Flush}, Hold: true})
 	h := r.raw(t)
 	q := h.queue(1)
 	first := q.writeBlock(0, 'a')
@@ -229,7 +231,8 @@ func TestAHeldConnectEndsWithItsConnection(t *testing.T) {
 		h.sendConnect(q, 0, 0)
 		_ = q.c.Close()
 	}
-	await(t, "the end of those that have given up", func() bool { conns, _, _ := r.service.Counts(); return conns == 1 })
+	await(t, "the end of those that have given up",
+		func() bool { conns, _, _ := r.service.Counts(); return conns == 1 })
 	last := h.dial()
 	cid := h.sendConnect(last, 0, 0)
 	await(t, "one connection that waits, and the one that drains", func() bool {
@@ -365,15 +368,16 @@ func TestADisconnectThatCannotEndIsAnsweredAfterTheBound(t *testing.T) {
 }
 
 // TestRemovalTakesOutCommandsThatWait: a namespace is removed while one of its writes is at the drive and others wait
-// for a tenant's cap. Those end at once, as commands of a namespace that is not there; the drive is drained when the one
-// is done.
+// for a tenant's cap. Those end at once, as commands of a namespace that is not there; the drive is drained when the
+// one is done.
 func TestRemovalTakesOutCommandsThatWait(t *testing.T) {
 	r, dev := heldRig(t, fault.Rule{Ops: []ssd.Op{ssd.Write}, Len: blockBytes, Hold: true})
 	h := r.raw(t)
 	q := h.queue(1)
 	first := q.writeBlock(0, 'o')
 	awaitHeld(t, dev, 1)
-	r.service.SetTenants([]target.TenantConfig{{Name: "capped", Hosts: []string{rawNQN}, Settings: pipeline.Settings{Weight: 1, Caps: pipeline.Caps{RWIOsPerSec: 1}}}})
+	r.service.SetTenants([]target.TenantConfig{{Name: "capped", Hosts: []string{rawNQN},
+		Settings: pipeline.Settings{Weight: 1, Caps: pipeline.Caps{RWIOsPerSec: 1}}}})
 	var waiting []uint16
 	for i := range uint64(8) {
 		waiting = append(waiting, q.writeBlock(1+i, 'x'))
@@ -432,7 +436,8 @@ func TestAStoreEndsBeforeItsHostIsLetInAgain(t *testing.T) {
 	h.lose(q)
 	again := h.dial()
 	cid := h.sendConnect(again, 0, 0)
-	await(t, "the end of the association", func() bool { _, controllers, _ := r.service.Counts(); return controllers == 0 })
+	await(t, "the end of the association",
+		func() bool { _, controllers, _ := r.service.Counts(); return controllers == 0 })
 	if again.answered(cid) {
 		t.Error("the host is let in while its Store is under way")
 	}

@@ -25,8 +25,9 @@ func delayRig(t *testing.T) (*rig, *executortest.Delay) {
 	r := newRig(t, nil)
 	d := executortest.NewDelay(r.pool, size)
 	r.service.Register(executortest.KindDelay, d)
-	r.state.Subsystems[0].Namespaces = append(r.state.Subsystems[0].Namespaces, &nvmeof.Namespace{NSID: delayNSID, Executor: executortest.KindDelay,
-		SizeBytes: size, BlockShift: 12, ANAGroup: 1, ANAState: nvme.ANAStateOptimized})
+	r.state.Subsystems[0].Namespaces = append(r.state.Subsystems[0].Namespaces,
+		&nvmeof.Namespace{NSID: delayNSID, Executor: executortest.KindDelay,
+			SizeBytes: size, BlockShift: 12, ANAGroup: 1, ANAState: nvme.ANAStateOptimized})
 	r.service.Apply(r.state)
 	return r, d
 }
@@ -93,7 +94,8 @@ func TestCommandsOfAThirdExecutorAreAborted(t *testing.T) {
 	defer c.Close()
 	var cmds []client.Command
 	for i := range 32 {
-		cmds = append(cmds, client.Command{SQE: delayCommand(nvme.CmdRead, 0, 1, 1), Data: make([]byte, blockBytes), Tag: uint64(i)})
+		cmds = append(cmds, client.Command{SQE: delayCommand(nvme.CmdRead, 0, 1, 1), Data: make([]byte, blockBytes),
+			Tag: uint64(i)})
 	}
 	if n, err := q.Submit(cmds); n != len(cmds) {
 		t.Fatalf("submitted %d: %v", n, err)
@@ -156,7 +158,8 @@ func TestAConnectionWaitsForAThirdExecutor(t *testing.T) {
 		r.server.Close()
 		close(closed)
 	}()
-	await(t, "what has not started has given its memory back", func() bool { return inUse(r.pool) <= 4*blockBytes+128<<10 })
+	await(t, "what has not started has given its memory back",
+		func() bool { return inUse(r.pool) <= 4*blockBytes+128<<10 })
 	select {
 	case <-closed:
 		t.Error("the server is closed while the executor has commands")
@@ -169,12 +172,14 @@ func TestAConnectionWaitsForAThirdExecutor(t *testing.T) {
 // TestAKindWithoutItsExecutor fails its commands.
 func TestAKindWithoutItsExecutor(t *testing.T) {
 	r := newRig(t, nil)
-	r.state.Subsystems[0].Namespaces = append(r.state.Subsystems[0].Namespaces, &nvmeof.Namespace{NSID: delayNSID, Executor: executortest.KindDelay,
-		SizeBytes: 1 << 20, BlockShift: 12, ANAGroup: 1, ANAState: nvme.ANAStateOptimized})
+	r.state.Subsystems[0].Namespaces = append(r.state.Subsystems[0].Namespaces,
+		&nvmeof.Namespace{NSID: delayNSID, Executor: executortest.KindDelay,
+			SizeBytes: 1 << 20, BlockShift: 12, ANAGroup: 1, ANAState: nvme.ANAStateOptimized})
 	r.service.Apply(r.state)
 	host := kvHost(t, connect(t, client.Options{Address: r.address, MaxRetries: -1}))
 	for _, blocks := range []uint32{1, 64} {
-		if _, st := host(delayCommand(nvme.CmdWrite, 0, blocks, 0), make([]byte, blocks*blockBytes)); st != nvme.InvalidOpcode|nvme.DNR {
+		if _, st := host(delayCommand(nvme.CmdWrite, 0, blocks, 0),
+			make([]byte, blocks*blockBytes)); st != nvme.InvalidOpcode|nvme.DNR {
 			t.Errorf("a write of %d blocks: %v", blocks, st)
 		}
 	}
@@ -244,12 +249,15 @@ func (c *corked) Write(b []byte) (int, error) {
 func TestAShutdownTakesOutCommandsThatAreBeingHandedOver(t *testing.T) {
 	const size = 1 << 20
 	r := newRig(t, nil)
-	s := &slowToSubmit{Delay: executortest.NewDelay(r.pool, size), entered: make(chan struct{}), goOn: make(chan struct{})}
+	s := &slowToSubmit{Delay: executortest.NewDelay(r.pool, size), entered: make(chan struct{}),
+		goOn: make(chan struct{})}
 	r.service.Register(executortest.KindDelay, s)
-	r.state.Subsystems[0].Namespaces = append(r.state.Subsystems[0].Namespaces, &nvmeof.Namespace{NSID: delayNSID, Executor: executortest.KindDelay,
-		SizeBytes: size, BlockShift: 12, ANAGroup: 1, ANAState: nvme.ANAStateOptimized})
+	r.state.Subsystems[0].Namespaces = append(r.state.Subsystems[0].Namespaces,
+		&nvmeof.Namespace{NSID: delayNSID, Executor: executortest.KindDelay,
+			SizeBytes: size, BlockShift: 12, ANAGroup: 1, ANAState: nvme.ANAStateOptimized})
 	r.service.Apply(r.state)
-	r.service.SetTenants([]target.TenantConfig{{Name: "capped", Hosts: []string{rawNQN}, Settings: pipeline.Settings{Weight: 1, Caps: pipeline.Caps{RWIOsPerSec: 1}}}})
+	r.service.SetTenants([]target.TenantConfig{{Name: "capped", Hosts: []string{rawNQN},
+		Settings: pipeline.Settings{Weight: 1, Caps: pipeline.Caps{RWIOsPerSec: 1}}}})
 	h := r.raw(t)
 	q := h.queue(1)
 	cork := &corked{Conn: q.c}

@@ -94,9 +94,9 @@ func TestAPairThatStallsIsCutOff(t *testing.T) {
 	}
 }
 
-// TestAMixedPairNeverStopsAConnection: all memory that the host may have is with writes whose data comes behind the pair,
-// so that its half in the capsule has a buffer beyond the bound, and behind the pair comes data in a capsule that needs
-// one too. Every command is answered; the pair may have to be tried again.
+// TestAMixedPairNeverStopsAConnection: all memory that the host may have is with writes whose data comes behind the
+// pair, so that its half in the capsule has a buffer beyond the bound, and behind the pair comes data in a capsule that
+// needs one too. Every command is answered; the pair may have to be tried again.
 func TestAMixedPairNeverStopsAConnection(t *testing.T) {
 	for _, firstInCapsule := range []bool{true, false} {
 		r := newRig(t, func(c *serve.Config) { c.StallTimeout = time.Second })
@@ -174,7 +174,8 @@ func TestAPairOfWhichOneHalfIsDamagedChangesNothing(t *testing.T) {
 		}
 		q.wait(first)
 		q.wait(second)
-		if a, b := q.status(first), q.status(second); a != nvme.TransientTransportError || b.Code() != nvme.AbortedFailedFused {
+		if a, b := q.status(first), q.status(second); a != nvme.TransientTransportError ||
+			b.Code() != nvme.AbortedFailedFused {
 			t.Errorf("with damage in half %d: %v, %v", damaged, a, b)
 		}
 	}
@@ -192,7 +193,8 @@ func TestAnAbortTakesOutAPair(t *testing.T) {
 	before := q.writeBlock(0, 'w')
 	awaitHeld(t, dev, 1)
 	for _, c := range []struct{ byFirst, firstIn, secondIn bool }{
-		{true, true, true}, {false, true, true}, {true, false, false}, {false, false, false}, {true, false, true}, {true, true, false},
+		{true, true, true}, {false, true, true}, {true, false, false}, {false, false, false}, {true, false, true},
+		{true, true, false},
 	} {
 		first, second := q.sendHalf(nvme.FuseFirst, 0, 'w', c.firstIn), q.sendHalf(nvme.FuseSecond, 0, 'p', c.secondIn)
 		for _, in := range []bool{c.firstIn, c.secondIn} {

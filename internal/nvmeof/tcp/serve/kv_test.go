@@ -33,9 +33,11 @@ func kvRig(t testing.TB, change func(*serve.Config)) (*rig, *kvtest.Store) {
 }
 
 func (r *rig) addKV(s kv.Partition) {
-	r.state.Subsystems[0].Namespaces = append(r.state.Subsystems[0].Namespaces, &nvmeof.Namespace{NSID: kvNSID, CSI: nvme.CSIKV, SizeBytes: testBytes,
-		OffsetBytes: testBytes, Partition: r.service.AddPartition(s), MaxValueBytes: kvtest.MaxValue, ANAGroup: 1, ANAState: nvme.ANAStateOptimized,
-		UsedBytes: func() int64 { return 12345 }})
+	r.state.Subsystems[0].Namespaces = append(r.state.Subsystems[0].Namespaces,
+		&nvmeof.Namespace{NSID: kvNSID, CSI: nvme.CSIKV, SizeBytes: testBytes,
+			OffsetBytes: testBytes, Partition: r.service.AddPartition(s), MaxValueBytes: kvtest.MaxValue, ANAGroup: 1,
+			ANAState:  nvme.ANAStateOptimized,
+			UsedBytes: func() int64 { return 12345 }})
 	r.service.Apply(r.state)
 }
 
@@ -119,7 +121,8 @@ func TestABufferMayBeLongerThanAnyValue(t *testing.T) {
 		}
 	}
 	buf := make([]byte, 2*kvtest.MaxValue)
-	if _, st := host(kvtest.Command(nvme.CmdKVList, kvNSID, "", len(buf)), buf); !st.OK() || nvme.KVList(buf).Len() != 2 {
+	if _, st := host(kvtest.Command(nvme.CmdKVList, kvNSID, "", len(buf)), buf); !st.OK() ||
+		nvme.KVList(buf).Len() != 2 {
 		t.Errorf("list: %v, %d keys", st, nvme.KVList(buf).Len())
 	}
 }
@@ -132,7 +135,8 @@ func TestDeleteOfAMissingKeyFailsForThoseWhoAskForIt(t *testing.T) {
 		_, st := kvHost(t, c)(kvtest.Command(nvme.CmdKVDelete, kvNSID, "missing", 0), nil)
 		return st
 	}
-	if _, err := a.SetFeature(t.Context(), client.Feature{FID: nvme.FIDKeyValue, NSID: kvNSID}, nvme.KVErrorOnDelete); err != nil {
+	if _, err := a.SetFeature(t.Context(), client.Feature{FID: nvme.FIDKeyValue, NSID: kvNSID},
+		nvme.KVErrorOnDelete); err != nil {
 		t.Fatal(err)
 	}
 	if got := del(a); got != nvme.KeyDoesNotExist|nvme.DNR {
@@ -179,8 +183,10 @@ func TestCompletionsOfKeysAndValuesCarryCredits(t *testing.T) {
 			op    uint8
 			bytes int
 			dw0   uint64
-		}{{nvme.CmdKVStore, 5, 0}, {nvme.CmdKVRetrieve, 2, 5}, {nvme.CmdKVExist, 0, 0}, {nvme.CmdKVList, 64, 0}, {nvme.CmdKVDelete, 0, 0}} {
-			if got, st := host(kvtest.Command(x.op, kvNSID, "key", x.bytes), make([]byte, x.bytes)); got != want|x.dw0 || !st.OK() {
+		}{{nvme.CmdKVStore, 5, 0}, {nvme.CmdKVRetrieve, 2, 5}, {nvme.CmdKVExist, 0, 0}, {nvme.CmdKVList, 64, 0},
+			{nvme.CmdKVDelete, 0, 0}} {
+			if got, st := host(kvtest.Command(x.op, kvNSID, "key", x.bytes), make([]byte, x.bytes)); got != want|
+				x.dw0 || !st.OK() {
 				t.Errorf("mode %d, opcode %#x: result %#x, want %#x; %v", mode, x.op, got, want|x.dw0, st)
 			}
 		}
@@ -202,7 +208,8 @@ func TestTheErrorLogTellsOfWhatHasGoneWrong(t *testing.T) {
 		t.Fatal(err)
 	}
 	e := (*nvme.ErrorLogEntry)(b)
-	if e.Status().Code() != nvme.UnrecoveredReadError || e.Opcode() != nvme.CmdKVRetrieve || e.NSID() != kvNSID || e.CSI() != uint8(nvme.CSIKV) || e.LBA() != 0 {
+	if e.Status().Code() != nvme.UnrecoveredReadError || e.Opcode() != nvme.CmdKVRetrieve || e.NSID() != kvNSID ||
+		e.CSI() != uint8(nvme.CSIKV) || e.LBA() != 0 {
 		t.Errorf("the newest entry: %v of opcode %#x, NSID %d, CSI %d", e.Status(), e.Opcode(), e.NSID(), e.CSI())
 	}
 	if e := (*nvme.ErrorLogEntry)(b[nvme.ErrorLogEntrySize:]); e.ErrorCount() != 0 {
@@ -213,7 +220,8 @@ func TestTheErrorLogTellsOfWhatHasGoneWrong(t *testing.T) {
 // realKV puts a namespace of keys and values on a partition of the rig's drive.
 func (r *rig) realKV(t testing.TB) {
 	t.Helper()
-	p, err := partition.Open(partition.Config{Drive: r.service.SSD(0), Background: target.Background, Store: kvstore.Config{PartitionBytes: testBytes, Format: true, HashSeed: 1}})
+	p, err := partition.Open(partition.Config{Drive: r.service.SSD(0), Background: target.Background,
+		Store: kvstore.Config{PartitionBytes: testBytes, Format: true, HashSeed: 1}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -223,13 +231,15 @@ func (r *rig) realKV(t testing.TB) {
 			t.Error(err)
 		}
 	})
-	r.state.Subsystems[0].Namespaces = append(r.state.Subsystems[0].Namespaces[:0], &nvmeof.Namespace{NSID: kvNSID, CSI: nvme.CSIKV, SizeBytes: testBytes,
-		Partition: r.service.AddPartition(p), MaxValueBytes: p.MaxValueBytes(), ANAGroup: 1, ANAState: nvme.ANAStateOptimized})
+	r.state.Subsystems[0].Namespaces = append(r.state.Subsystems[0].Namespaces[:0],
+		&nvmeof.Namespace{NSID: kvNSID, CSI: nvme.CSIKV, SizeBytes: testBytes,
+			Partition: r.service.AddPartition(p), MaxValueBytes: p.MaxValueBytes(), ANAGroup: 1,
+			ANAState: nvme.ANAStateOptimized})
 	r.service.Apply(r.state)
 }
 
-// TestKeysAndValuesOnADrive does at random what a host can do with a few keys, and compares with a map; on drives with short and with
-// long blocks.
+// TestKeysAndValuesOnADrive does at random what a host can do with a few keys, and compares with a map; on drives with
+// short and with long blocks.
 func TestKeysAndValuesOnADrive(t *testing.T) {
 	for _, block := range []int{512, 4096} {
 		t.Run(fmt.Sprint(block), func(t *testing.T) { keysAndValuesOnADrive(t, block) })
@@ -283,7 +293,8 @@ func keysAndValuesOnADrive(t *testing.T, block int) {
 			room := rng.IntN(2 * (len(want) + 10))
 			got := make([]byte, min(room, kvtest.MaxValue))
 			dw0, st := host(kvtest.Command(nvme.CmdKVRetrieve, kvNSID, key, len(got)), got)
-			if n := min(len(got), len(want)); st != missing || int(dw0) != len(want) || !bytes.Equal(got[:n], want[:n]) {
+			if n := min(len(got), len(want)); st != missing || int(dw0) != len(want) ||
+				!bytes.Equal(got[:n], want[:n]) {
 				t.Fatalf("step %d: retrieve of %d bytes: %v, DW0 %d", step, len(want), st, dw0)
 			}
 		case 4:

@@ -70,8 +70,10 @@ func TestCommandsForAPartitionAllocateNothing(t *testing.T) {
 		opcode uint8
 		bytes  int
 		depth  int
-	}{{"store in-capsule", nvme.CmdKVStore, 1000, 32}, {"store by R2T", nvme.CmdKVStore, 64 << 10, 8}, {"retrieve", nvme.CmdKVRetrieve, 1000, 32},
-		{"retrieve of a part", nvme.CmdKVRetrieve, 100, 32}, {"exist", nvme.CmdKVExist, 0, 32}, {"one at a time", nvme.CmdKVRetrieve, 1000, 1}} {
+	}{{"store in-capsule", nvme.CmdKVStore, 1000, 32}, {"store by R2T", nvme.CmdKVStore, 64 << 10, 8},
+		{"retrieve", nvme.CmdKVRetrieve, 1000, 32},
+		{"retrieve of a part", nvme.CmdKVRetrieve, 100, 32}, {"exist", nvme.CmdKVExist, 0, 32},
+		{"one at a time", nvme.CmdKVRetrieve, 1000, 1}} {
 		t.Run(x.name, func(t *testing.T) {
 			s.Set("key", make([]byte, max(x.bytes, 1000)))
 			l := newKVLoad(t, r, x.depth)
@@ -124,7 +126,8 @@ func BenchmarkKV(b *testing.B) {
 		opcode uint8
 		real   bool
 		depth  int
-	}{{"Retrieve256", nvme.CmdKVRetrieve, false, 128}, {"Store256", nvme.CmdKVStore, false, 128}, {"Retrieve256OnADrive", nvme.CmdKVRetrieve, true, 128},
+	}{{"Retrieve256", nvme.CmdKVRetrieve, false, 128}, {"Store256", nvme.CmdKVStore, false, 128},
+		{"Retrieve256OnADrive", nvme.CmdKVRetrieve, true, 128},
 		{"Store256OnADrive", nvme.CmdKVStore, true, 128}, {"Retrieve256One", nvme.CmdKVRetrieve, false, 1}} {
 		b.Run(x.name, func(b *testing.B) {
 			r := newRig(b, nil)
@@ -141,12 +144,18 @@ func BenchmarkKV(b *testing.B) {
 				cmds[i] = kvtest.Command(x.opcode, kvNSID, fmt.Sprint("key", i), len(data))
 				stores[i] = kvtest.Command(nvme.CmdKVStore, kvNSID, fmt.Sprint("key", i), len(data))
 			}
-			if err := l.run(keys, x.depth, func(c *client.Command, i int) { c.SQE, c.Data = stores[i], data }); err != nil {
+			if err := l.run(keys, x.depth, func(c *client.Command, i int) {
+				c.SQE, c.Data = stores[i],
+					data
+			}); err != nil {
 				b.Fatal(err)
 			}
 			b.ReportAllocs()
 			b.ResetTimer()
-			if err := l.run(b.N, x.depth, func(c *client.Command, i int) { c.SQE, c.Data = cmds[i*7919%keys], data }); err != nil {
+			if err := l.run(b.N, x.depth, func(c *client.Command, i int) {
+				c.SQE, c.Data = cmds[i*7919%keys],
+					data
+			}); err != nil {
 				b.Fatal(err)
 			}
 		})

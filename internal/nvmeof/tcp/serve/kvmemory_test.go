@@ -39,7 +39,8 @@ func TestLargeValuesWaitForMemory(t *testing.T) {
 				case 1: // in-capsule, behind those that wait
 					c.SQE, c.Data = kvtest.Command(nvme.CmdKVStore, kvNSID, fmt.Sprint("small", w), len(small)), small
 				case 2:
-					c.SQE, c.Data = kvtest.Command(nvme.CmdKVRetrieve, kvNSID, "large", len(large)), make([]byte, len(large))
+					c.SQE, c.Data = kvtest.Command(nvme.CmdKVRetrieve, kvNSID, "large", len(large)),
+						make([]byte, len(large))
 				case 3:
 					c.Data = small
 					client.SetRW(c, nvme.CmdRead, 1, 0, 1)
@@ -78,7 +79,8 @@ func TestRetrievesTakeMemoryForTheirValues(t *testing.T) {
 	wg.Wait()
 	const most = hosts * depth * bufpool.DefaultMinBytes
 	if took := r.pool.Stats().PeakBytes - before; took > most {
-		t.Errorf("%d Retrieves of a value of %d bytes had %d bytes of memory, the most is %d", hosts*depth, len(value), took, most)
+		t.Errorf("%d Retrieves of a value of %d bytes had %d bytes of memory, the most is %d", hosts*depth, len(value),
+			took, most)
 	}
 }
 
@@ -110,7 +112,8 @@ func TestAValueGrowsWhileItWaitsForMemory(t *testing.T) {
 		r := newRig(t, nil)
 		r.addKV(&stingy{lengths: []int{100, 3000, 4000, 5000}})
 		buf := make([]byte, c.buffer)
-		result, st := kvHost(t, connect(t, client.Options{Address: r.address}))(kvtest.Command(nvme.CmdKVRetrieve, kvNSID, "key", len(buf)), buf)
+		result, st := kvHost(t, connect(t, client.Options{Address: r.address}))(kvtest.Command(nvme.CmdKVRetrieve,
+			kvNSID, "key", len(buf)), buf)
 		if !st.OK() || result != 5000 && c.buffer > 5000 {
 			t.Fatalf("%v, DW0 %d", st, result)
 		}
@@ -209,7 +212,8 @@ func TestNoCommandComesToAPartitionAfterItsNamespaceIsGone(t *testing.T) {
 		if i > 100 {
 			op = nvme.CmdKVStore
 		}
-		cmds = append(cmds, client.Command{SQE: kvtest.Command(op, kvNSID, "key", kvtest.MaxValue), Data: make([]byte, kvtest.MaxValue), Tag: uint64(i)})
+		cmds = append(cmds, client.Command{SQE: kvtest.Command(op, kvNSID, "key", kvtest.MaxValue),
+			Data: make([]byte, kvtest.MaxValue), Tag: uint64(i)})
 	}
 	if n, err := q.Submit(cmds); n != len(cmds) {
 		t.Fatalf("submitted %d: %v", n, err)
@@ -253,19 +257,24 @@ func TestWhatWaitsForMemoryChangesItsTenant(t *testing.T) {
 	l := newKVLoad(t, r, 64)
 	var cmds []client.Command
 	for i := range 64 {
-		cmds = append(cmds, client.Command{SQE: kvtest.Command(nvme.CmdKVList, kvNSID, "key", kvtest.MaxValue), Data: make([]byte, kvtest.MaxValue), Tag: uint64(i)})
+		cmds = append(cmds, client.Command{SQE: kvtest.Command(nvme.CmdKVList, kvNSID, "key", kvtest.MaxValue),
+			Data: make([]byte, kvtest.MaxValue), Tag: uint64(i)})
 	}
 	if n, err := l.q.Submit(cmds); n != len(cmds) {
 		t.Fatalf("submitted %d: %v", n, err)
 	}
-	await(t, "some wait for memory", func() bool { return r.pool.Stats().Waits > 0 && s.Waiting()+int(r.pool.Stats().Waits) == len(cmds) })
+	await(t, "some wait for memory", func() bool {
+		return r.pool.Stats().Waits > 0 &&
+			s.Waiting()+int(r.pool.Stats().Waits) == len(cmds)
+	})
 	with := s.Waiting()
 	var host string
 	for _, c := range r.service.Conns() {
 		host = c.Describe().HostNQN
 	}
 	before := r.service.Tenants()[0].Number
-	r.service.SetTenants([]target.TenantConfig{{Name: "gold", Hosts: []string{host}, Settings: pipeline.Settings{Weight: 2}}})
+	r.service.SetTenants([]target.TenantConfig{{Name: "gold", Hosts: []string{host},
+		Settings: pipeline.Settings{Weight: 2}}})
 	gold := r.service.Tenants()[0].Number
 	seen := map[tenant.ID]int{}
 	s.Fail(func(r *partition.Request) kvstore.Status {
@@ -282,7 +291,8 @@ func TestWhatWaitsForMemoryChangesItsTenant(t *testing.T) {
 	}
 	s.Fail(nil) // and seen is this goroutine's
 	if seen[before] != with || seen[gold] != len(cmds)-with || before == gold {
-		t.Errorf("requests by tenant: %v; %d were with the partition; the tenants are %d and %d", seen, with, before, gold)
+		t.Errorf("requests by tenant: %v; %d were with the partition; the tenants are %d and %d", seen, with, before,
+			gold)
 	}
 	r.service.SetTenants(nil)
 }
@@ -298,12 +308,16 @@ func TestAbortOfACommandForAPartition(t *testing.T) {
 	defer c.Close()
 	var cmds []client.Command
 	for i := range 64 {
-		cmds = append(cmds, client.Command{SQE: kvtest.Command(nvme.CmdKVList, kvNSID, "key", kvtest.MaxValue), Data: make([]byte, kvtest.MaxValue), Tag: uint64(i)})
+		cmds = append(cmds, client.Command{SQE: kvtest.Command(nvme.CmdKVList, kvNSID, "key", kvtest.MaxValue),
+			Data: make([]byte, kvtest.MaxValue), Tag: uint64(i)})
 	}
 	if n, err := q.Submit(cmds); n != len(cmds) {
 		t.Fatalf("submitted %d: %v", n, err)
 	}
-	await(t, "some wait for memory", func() bool { return r.pool.Stats().Waits > 0 && s.Waiting()+int(r.pool.Stats().Waits) == len(cmds) })
+	await(t, "some wait for memory", func() bool {
+		return r.pool.Stats().Waits > 0 &&
+			s.Waiting()+int(r.pool.Stats().Waits) == len(cmds)
+	})
 	waiting := len(cmds) - s.Waiting()
 	aborted := 0
 	for i := range uint16(4 * len(cmds)) { // the client's identifiers: six bits of generation, ten of slot

@@ -327,7 +327,8 @@ func (q *rawQueue) writeBlock(lba uint64, fill byte) (cid uint16) {
 // blocks reads the first byte of each of n blocks, through a host of its own.
 func (r *rig) blocks(t testing.TB, n int) []byte {
 	t.Helper()
-	ns := namespace(t, connect(t, client.Options{Address: r.address, SubNQN: testNQN, Queues: 1, CtrlLossTimeout: -1}), 1)
+	ns := namespace(t, connect(t, client.Options{Address: r.address, SubNQN: testNQN, Queues: 1, CtrlLossTimeout: -1}),
+		1)
 	firsts := make([]byte, n)
 	for i := range firsts {
 		b := make([]byte, blockBytes)

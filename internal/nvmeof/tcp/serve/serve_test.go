@@ -95,19 +95,23 @@ func newRigWith(t testing.TB, change func(*serve.Config), policies []pipeline.Po
 			t.Fatal(err)
 		}
 		owners = append(owners, own)
-		namespaces = append(namespaces, &nvmeof.Namespace{NSID: uint32(i + 1), SSD: i, SizeBytes: testBytes, BlockShift: 12, ANAGroup: 1, ANAState: nvme.ANAStateOptimized})
+		namespaces = append(namespaces, &nvmeof.Namespace{NSID: uint32(i + 1), SSD: i, SizeBytes: testBytes,
+			BlockShift: 12, ANAGroup: 1, ANAState: nvme.ANAStateOptimized})
 	}
 	limits := nvmeof.Limits{MDTSBytes: 1 << 20, FusedBytes: 64 << 10}
-	machine := nvmeof.New(nvmeof.Config{Firmware: "test", Limits: limits, InCapsuleBytes: 8192, MaxEntries: 129, MaxIOQueues: 64,
-		MaxControllers: 1024, MaxHosts: 1024, MaxDiscovery: 500, MaxDiscoveryPerPeer: 500, MaxDiscoveryKATOMS: 300_000, MinKATOMS: 1000, QuiesceMS: quiesceMS, DiscoveryIdleMS: 120000})
+	machine := nvmeof.New(nvmeof.Config{Firmware: "test", Limits: limits, InCapsuleBytes: 8192, MaxEntries: 129,
+		MaxIOQueues:    64,
+		MaxControllers: 1024, MaxHosts: 1024, MaxDiscovery: 500, MaxDiscoveryPerPeer: 500, MaxDiscoveryKATOMS: 300_000,
+		MinKATOMS: 1000, QuiesceMS: quiesceMS, DiscoveryIdleMS: 120000})
 	start := time.Now()
 	service := target.New(target.Config{Target: machine, SSDs: owners, Pool: pool, Log: slog.New(slog.DiscardHandler),
 		Clock:  func() int64 { return int64(time.Since(start)) },
 		Events: target.Events{KeepAliveExpired: func(*nvmeof.Controller, time.Duration) {}}})
 	tel := telemetry.New(telemetry.Options{Version: "test", Node: "test"})
 	cfg := serve.Config{
-		Machine:   tcp.Config{InCapsuleBytes: 8192, MaxH2CDataBytes: 1 << 20, Limits: limits},
-		Admission: connection.NewAdmission(connection.AdmissionLimits{Connections: 1024, PerHost: 512, Pending: 256, PendingPerAddress: 256}, tel), MaxSockets: 2048, ReceiveBytes: 128 << 10, BacklogBytes: 1 << 20,
+		Machine: tcp.Config{InCapsuleBytes: 8192, MaxH2CDataBytes: 1 << 20, Limits: limits},
+		Admission: connection.NewAdmission(connection.AdmissionLimits{Connections: 1024, PerHost: 512, Pending: 256,
+			PendingPerAddress: 256}, tel), MaxSockets: 2048, ReceiveBytes: 128 << 10, BacklogBytes: 1 << 20,
 		HandshakeTimeout: 10 * time.Second, StallTimeout: 10 * time.Second, SpinFor: 50 * time.Microsecond,
 	}
 	if change != nil {
@@ -122,8 +126,10 @@ func newRigWith(t testing.TB, change func(*serve.Config), policies []pipeline.Po
 		t.Fatal(err)
 	}
 	port := serve.PortFor(1, l, false)
-	r := &rig{address: l.Addr().String(), pool: pool, server: srv, service: service, state: nvmeof.State{Ports: []nvmeof.Port{port},
-		Subsystems: []nvmeof.SubsystemState{{NQN: testNQN, Serial: "1", Model: "test", AllowAnyHost: true, Namespaces: namespaces}}}}
+	r := &rig{address: l.Addr().String(), pool: pool, server: srv, service: service,
+		state: nvmeof.State{Ports: []nvmeof.Port{port},
+			Subsystems: []nvmeof.SubsystemState{{NQN: testNQN, Serial: "1", Model: "test", AllowAnyHost: true,
+				Namespaces: namespaces}}}}
 	service.Apply(r.state)
 	srv.Serve(l, port)
 	t.Cleanup(func() {
@@ -143,7 +149,8 @@ func newRigWith(t testing.TB, change func(*serve.Config), policies []pipeline.Po
 func open(address string, depth int) (*client.Controller, *client.QPair, error) {
 	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
 	defer cancel()
-	c, err := client.Connect(ctx, client.Options{Address: address, SubNQN: testNQN, QPairs: 1, QueueDepth: depth, CtrlLossTimeout: -1})
+	c, err := client.Connect(ctx, client.Options{Address: address, SubNQN: testNQN, QPairs: 1, QueueDepth: depth,
+		CtrlLossTimeout: -1})
 	if err != nil {
 		return nil, nil, err
 	}
@@ -167,7 +174,8 @@ type load struct {
 }
 
 func newLoad(q *client.QPair, opcode uint8, bytes, depth int) *load {
-	l := &load{q: q, opcode: opcode, bytes: bytes, cmds: make([]client.Command, 0, depth), comps: make([]client.Completion, depth)}
+	l := &load{q: q, opcode: opcode, bytes: bytes, cmds: make([]client.Command, 0, depth),
+		comps: make([]client.Completion, depth)}
 	for range depth {
 		l.bufs = append(l.bufs, make([]byte, bytes))
 	}
@@ -218,7 +226,8 @@ func (l *load) run(n int) error {
 
 func TestWhatIsWrittenIsRead(t *testing.T) {
 	r := newRig(t, nil)
-	for _, o := range []client.Options{{}, {HeaderDigest: true}, {DataDigest: true}, {HeaderDigest: true, DataDigest: true}} {
+	for _, o := range []client.Options{{}, {HeaderDigest: true}, {DataDigest: true},
+		{HeaderDigest: true, DataDigest: true}} {
 		o.Address, o.SubNQN = r.address, testNQN
 		c, err := client.Connect(t.Context(), o)
 		if err != nil {
@@ -238,7 +247,8 @@ func TestWhatIsWrittenIsRead(t *testing.T) {
 				t.Fatalf("read %d: %v", n, err)
 			}
 			if !bytes.Equal(got, want) {
-				t.Fatalf("%d bytes with header digest %t, data digest %t come back different", n, o.HeaderDigest, o.DataDigest)
+				t.Fatalf("%d bytes with header digest %t, data digest %t come back different", n, o.HeaderDigest,
+					o.DataDigest)
 			}
 		}
 		if err := c.Close(); err != nil {
@@ -256,7 +266,9 @@ func TestSteadyStateAllocatesNothing(t *testing.T) {
 		opcode uint8
 		bytes  int
 		depth  int
-	}{{"read 4K", client.OpRead, 4096, 32}, {"write 4K in-capsule", client.OpWrite, 4096, 32}, {"write 64K by R2T", client.OpWrite, 65536, 8}, {"read 128K", client.OpRead, 131072, 8}, {"read 4K, one at a time", client.OpRead, 4096, 1}} {
+	}{{"read 4K", client.OpRead, 4096, 32}, {"write 4K in-capsule", client.OpWrite, 4096, 32},
+		{"write 64K by R2T", client.OpWrite, 65536, 8}, {"read 128K", client.OpRead, 131072, 8},
+		{"read 4K, one at a time", client.OpRead, 4096, 1}} {
 		t.Run(tc.name, func(t *testing.T) {
 			c, q, err := open(r.address, tc.depth)
 			if err != nil {

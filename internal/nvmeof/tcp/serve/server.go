@@ -82,7 +82,8 @@ func PortFor(id uint16, l net.Listener, discovery bool) nvmeof.Port {
 	a := l.Addr().(*net.TCPAddr)
 	ip, _ := netip.AddrFromSlice(a.IP)
 	ip = ip.Unmap()
-	p := nvmeof.Port{ID: id, TRTYPE: nvme.TRTYPETCP, ADRFAM: nvme.ADRFAMIPv4, Address: ip.String(), Service: strconv.Itoa(a.Port),
+	p := nvmeof.Port{ID: id, TRTYPE: nvme.TRTYPETCP, ADRFAM: nvme.ADRFAMIPv4, Address: ip.String(),
+		Service:  strconv.Itoa(a.Port),
 		Wildcard: ip.IsUnspecified(), Discovery: discovery}
 	if ip.Is6() && !ip.IsUnspecified() {
 		p.ADRFAM = nvme.ADRFAMIPv6

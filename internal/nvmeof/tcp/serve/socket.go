@@ -227,7 +227,8 @@ func (c *conn) send(wait bool) bool {
 	if err != nil {
 		reason := fmt.Sprintf("write: %v", err)
 		if errors.Is(err, os.ErrDeadlineExceeded) {
-			reason = fmt.Sprintf("the host did not read for %v, or at less than %d bytes per second", c.srv.cfg.StallTimeout, c.srv.cfg.MinBytesPerSec)
+			reason = fmt.Sprintf("the host did not read for %v, or at less than %d bytes per second",
+				c.srv.cfg.StallTimeout, c.srv.cfg.MinBytesPerSec)
 		}
 		c.shut(reason)
 		return false

@@ -23,7 +23,8 @@ func (s *Server) sweep() {
 		s.mu.Lock()
 		for c := range s.conns {
 			if c.stuck(now) {
-				c.shut(fmt.Sprintf("the host stopped in the middle of a transfer for %v, or went on at less than %d bytes per second",
+				c.shut(fmt.Sprintf("the host stopped in the middle of a transfer for %v, or went on at less than %d "+
+					"bytes per second",
 					s.cfg.StallTimeout, s.cfg.MinBytesPerSec))
 			}
 		}
@@ -44,7 +45,8 @@ func (c *conn) stuck(now int64) bool {
 	if c.Closing() || c.m.Closed() {
 		return false
 	}
-	if c.partial && (now-c.partialNS > int64(limits.Timeout) || now-c.partialSince > int64(limits.Allows(int(c.srv.cfg.Machine.MaxH2CDataBytes)))) {
+	if c.partial && (now-c.partialNS > int64(limits.Timeout) ||
+		now-c.partialSince > int64(limits.Allows(int(c.srv.cfg.Machine.MaxH2CDataBytes)))) {
 		return true
 	}
 	return c.Stuck(now, limits)

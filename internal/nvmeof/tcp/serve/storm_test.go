@@ -14,8 +14,8 @@ import (
 	"jbofd/internal/uuid"
 )
 
-// TestStormOfEnds lets hosts reset, shut down, lose and disconnect their queues in the middle of writes, on a drive that
-// delays some of them, and holds every block to the newest value that was acknowledged.
+// TestStormOfEnds lets hosts reset, shut down, lose and disconnect their queues in the middle of writes, on a drive
+// that delays some of them, and holds every block to the newest value that was acknowledged.
 func TestStormOfEnds(t *testing.T) {
 	seed := flag.Lookup("seed").Value.(flag.Getter).Get().(uint64) // that of executortest
 	t.Logf("-seed %d", seed)
@@ -31,8 +31,10 @@ func TestStormOfEnds(t *testing.T) {
 	var hosts sync.WaitGroup
 	for i := range 4 {
 		hosts.Go(func() {
-			h := &stormHost{rawHost: r.rawIdle(t), rng: rand.New(rand.NewPCG(seed, uint64(i))), base: uint64(i) * stormBlocks}
-			h.nqn, h.id = fmt.Sprintf("nqn.2014-08.org.nvmexpress:uuid:aaaaaaaa-0000-0000-0000-%012d", i), uuid.UUID{byte(i)}
+			h := &stormHost{rawHost: r.rawIdle(t), rng: rand.New(rand.NewPCG(seed, uint64(i))),
+				base: uint64(i) * stormBlocks}
+			h.nqn, h.id = fmt.Sprintf("nqn.2014-08.org.nvmexpress:uuid:aaaaaaaa-0000-0000-0000-%012d", i),
+				uuid.UUID{byte(i)}
 			h.run(25)
 		})
 	}

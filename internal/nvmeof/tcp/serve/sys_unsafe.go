@@ -47,7 +47,8 @@ func readv(fd uintptr, iov *[2]unix.Iovec, a, b []byte) (int, unix.Errno) {
 func writev(fd uintptr, iov []unix.Iovec, segs [][]byte, skip int) (int, unix.Errno) {
 	if len(segs) == 1 { // one piece: sendto costs less than sendmsg
 		b := segs[0][skip:]
-		r, _, errno := unix.RawSyscall6(unix.SYS_SENDTO, fd, uintptr(unsafe.Pointer(unsafe.SliceData(b))), uintptr(len(b)),
+		r, _, errno := unix.RawSyscall6(unix.SYS_SENDTO, fd, uintptr(unsafe.Pointer(unsafe.SliceData(b))),
+			uintptr(len(b)),
 			unix.MSG_NOSIGNAL|unix.MSG_DONTWAIT, 0, 0)
 		if errno != 0 {
 			return 0, errno
@@ -63,7 +64,8 @@ func writev(fd uintptr, iov []unix.Iovec, segs [][]byte, skip int) (int, unix.Er
 	iov[0].SetLen(len(segs[0]) - skip)
 	msg := unix.Msghdr{Iov: &iov[0]}
 	msg.SetIovlen(n)
-	r, _, errno := unix.RawSyscall(unix.SYS_SENDMSG, fd, uintptr(unsafe.Pointer(&msg)), unix.MSG_NOSIGNAL|unix.MSG_DONTWAIT)
+	r, _, errno := unix.RawSyscall(unix.SYS_SENDMSG, fd, uintptr(unsafe.Pointer(&msg)),
+		unix.MSG_NOSIGNAL|unix.MSG_DONTWAIT)
 	if errno != 0 {
 		return 0, errno
 	}
@@ -74,7 +76,8 @@ func writev(fd uintptr, iov []unix.Iovec, segs [][]byte, skip int) (int, unix.Er
 //
 // hot: 0 allocs
 func epollNow(epfd int, events []unix.EpollEvent) int {
-	n, _, errno := unix.RawSyscall6(unix.SYS_EPOLL_PWAIT, uintptr(epfd), uintptr(unsafe.Pointer(&events[0])), uintptr(len(events)), 0, 0, 0)
+	n, _, errno := unix.RawSyscall6(unix.SYS_EPOLL_PWAIT, uintptr(epfd), uintptr(unsafe.Pointer(&events[0])),
+		uintptr(len(events)), 0, 0, 0)
 	if errno != 0 {
 		return 0
 	}

@@ -56,7 +56,8 @@ func (w *watch) add(c *conn) error {
 	i := w.free[len(w.free)-1]
 	var err error
 	if cerr := c.raw.Control(func(fd uintptr) {
-		err = unix.EpollCtl(w.epfd, unix.EPOLL_CTL_ADD, int(fd), &unix.EpollEvent{Events: unix.EPOLLIN | unix.EPOLLRDHUP, Fd: i})
+		err = unix.EpollCtl(w.epfd, unix.EPOLL_CTL_ADD, int(fd),
+			&unix.EpollEvent{Events: unix.EPOLLIN | unix.EPOLLRDHUP, Fd: i})
 	}); cerr != nil {
 		return cerr
 	}

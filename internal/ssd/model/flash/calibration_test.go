@@ -53,7 +53,8 @@ func TestDCT983Calibration(t *testing.T) {
 	t.Run("SequentialReaderKeeps27.3PercentBesideWriter", func(t *testing.T) {
 		within(t, "percent", keeps(t, Clean, true), 27.3)
 	})
-	t.Run("ReadLatencyUnderLargeWritesIs1.7And2.6TimesThatUnderSmallOnes", func(t *testing.T) { // reader at depth 1, sequential writer at depth 2
+	// reader at depth 1, sequential writer at depth 2
+	t.Run("ReadLatencyUnderLargeWritesIs1.7And2.6TimesThatUnderSmallOnes", func(t *testing.T) {
 		under := func(bytes int64) (mean, tail float64) {
 			r := &stream{op: Read, bytes: 4 << 10, depth: 1}
 			w := &stream{op: Write, bytes: bytes, depth: 2, sequential: true}
@@ -109,7 +110,8 @@ func keeps(t *testing.T, c Condition, sequential bool) float64 {
 		run(t, dct983(t, c), 60*ms, 100*ms, r)
 		alone := r.mbps(100 * ms)
 		run(t, dct983(t, c), 150*ms, 200*ms, r, w)
-		t.Logf("%d KiB: %.0f MB/s alone, %.0f beside %.0f MB/s of writes", bytes>>10, alone, r.mbps(200*ms), w.mbps(200*ms))
+		t.Logf("%d KiB: %.0f MB/s alone, %.0f beside %.0f MB/s of writes", bytes>>10, alone, r.mbps(200*ms),
+			w.mbps(200*ms))
 		sum += r.mbps(200*ms) / alone
 		sizes++
 	}
@@ -131,7 +133,8 @@ func TestBandwidthFallsSteeplyWithTheShareOfWritesWhenFragmented(t *testing.T) {
 			t.Errorf("fragmented, %d %% reads: %.0f MB/s, not less than with fewer writes (%.0f)", percent, frag, last)
 		}
 		if percent == 70 && (frag > 0.4*at(Fragmented, 100) || clean < 1.3*frag) {
-			t.Errorf("70 %% reads: %.0f MB/s fragmented and %.0f clean, want less than 40 %% of all reads' and a gap of 30 %%", frag, clean)
+			t.Errorf("70 %% reads: %.0f MB/s fragmented and %.0f clean, want less than 40 %% of all reads' and a gap "+
+				"of 30 %%", frag, clean)
 		}
 		last = frag
 	}

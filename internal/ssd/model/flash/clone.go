@@ -12,7 +12,8 @@ func (d *Drive) Clone() *Drive {
 	if d.ftl != nil {
 		f := *d.ftl
 		f.l2p, f.p2l = slices.Clone(f.l2p), slices.Clone(f.p2l)
-		f.valid, f.state, f.next, f.dieOf = slices.Clone(f.valid), slices.Clone(f.state), slices.Clone(f.next), slices.Clone(f.dieOf)
+		f.valid, f.state, f.next, f.dieOf = slices.Clone(f.valid), slices.Clone(f.state), slices.Clone(f.next),
+			slices.Clone(f.dieOf)
 		f.dies = slices.Clone(f.dies)
 		c.ftl = &f
 	}

@@ -109,7 +109,8 @@ func Preset(name string, sizeBytes int64) (Config, error) {
 			Channels: 8, DiesPerChannel: 4, ChannelBytesPerSec: 800e6,
 			PageBytes: 16 << 10, Planes: 2,
 			ReadNS: 60_000, RegisterNS: 3_000, ProgramNS: 930_000, JitterPercent: 10,
-			Calm: Share{300_000, 600_000}, PressedProgram: Share{800_000, 100_000}, PressedCollect: Share{300_000, 200_000}, SuspendNS: 10_000,
+			Calm: Share{300_000, 600_000}, PressedProgram: Share{800_000, 100_000},
+			PressedCollect: Share{300_000, 200_000}, SuspendNS: 10_000,
 			ReadOpNS: 1_570, WriteOpNS: 1_500, CommandNS: 1_500, ReadBytesPerSec: 4_500e6, WriteBytesPerSec: 4_500e6,
 			ReadLatencyNS: 20_000, WriteLatencyNS: 21_000, FlushLatencyNS: 15_000, UnmapNSPerMiB: 1_000,
 			BufferBytes:           min(64<<20, max(1<<20, sizeBytes/256&^(1<<20-1))),
@@ -166,30 +167,36 @@ func (c *Config) check() error {
 	case c.Slowdown < 0 || c.Slowdown > MaxSlowdown:
 		return bad("Slowdown", c.Slowdown, fmt.Sprintf("0 to %d", MaxSlowdown))
 	case c.Channels < 1 || c.DiesPerChannel < 1 || c.dies() > maxDies:
-		return bad("Channels * DiesPerChannel", fmt.Sprintf("%d * %d", c.Channels, c.DiesPerChannel), fmt.Sprintf("1 to %d dies", maxDies))
+		return bad("Channels * DiesPerChannel", fmt.Sprintf("%d * %d", c.Channels, c.DiesPerChannel),
+			fmt.Sprintf("1 to %d dies", maxDies))
 	case c.PageBytes < unitBytes || c.PageBytes > 64<<10 || bits.OnesCount(uint(c.PageBytes)) != 1:
 		return bad("PageBytes", c.PageBytes, "a power of two, 4096 to 65536")
 	case c.Planes < 1 || c.Planes*c.PageBytes/unitBytes > maxProgramUnits || bits.OnesCount(uint(c.Planes)) != 1:
-		return bad("Planes", c.Planes, fmt.Sprintf("a power of two with at most %d units of 4096 bytes a program", maxProgramUnits))
+		return bad("Planes", c.Planes, fmt.Sprintf("a power of two with at most %d units of 4096 bytes a program",
+			maxProgramUnits))
 	case c.BlockPrograms < 1 || c.BlockPrograms > 1<<20 || bits.OnesCount(uint(c.BlockPrograms)) != 1:
 		return bad("BlockPrograms", c.BlockPrograms, "a power of two, 1 to 1048576")
 	case c.ChannelBytesPerSec < 1e6 || c.ReadBytesPerSec < 1e6 || c.WriteBytesPerSec < 1e6:
 		return bad("a rate", min(c.ChannelBytesPerSec, c.ReadBytesPerSec, c.WriteBytesPerSec), "1 MB/s or more")
 	case c.JitterPercent < 0 || c.JitterPercent > 50:
 		return bad("JitterPercent", c.JitterPercent, "0 to 50")
-	case c.ReadNS < 1 || c.ProgramNS < 1 || !positive(c.ReadNS, c.RegisterNS, c.ProgramNS, c.EraseNS, c.SuspendNS, c.ReadOpNS, c.WriteOpNS,
+	case c.ReadNS < 1 || c.ProgramNS < 1 || !positive(c.ReadNS, c.RegisterNS, c.ProgramNS, c.EraseNS, c.SuspendNS,
+		c.ReadOpNS, c.WriteOpNS,
 		c.CommandNS, c.ReadLatencyNS, c.WriteLatencyNS, c.FlushLatencyNS, c.UnmapNSPerMiB):
 		return bad("a time", "outside its bounds", "0 to 1e12 ns, ReadNS and ProgramNS 1 or more")
 	case c.InPlace:
 		return nil
-	case min(c.Calm.SliceNS, c.Calm.ReadBurstNS, c.PressedProgram.SliceNS, c.PressedProgram.ReadBurstNS, c.PressedCollect.SliceNS, c.PressedCollect.ReadBurstNS) < 1:
-		return bad("Calm, PressedProgram, PressedCollect", fmt.Sprint(c.Calm, c.PressedProgram, c.PressedCollect), "slices and bursts of 1 ns or more")
+	case min(c.Calm.SliceNS, c.Calm.ReadBurstNS, c.PressedProgram.SliceNS, c.PressedProgram.ReadBurstNS,
+		c.PressedCollect.SliceNS, c.PressedCollect.ReadBurstNS) < 1:
+		return bad("Calm, PressedProgram, PressedCollect", fmt.Sprint(c.Calm, c.PressedProgram, c.PressedCollect),
+			"slices and bursts of 1 ns or more")
 	case c.BufferBytes < int64(c.dies()*c.Planes*c.PageBytes) || c.BufferBytes > c.SizeBytes/4:
 		return bad("BufferBytes", c.BufferBytes, "a program for each die to a quarter of SizeBytes")
 	case c.OverProvisionPermille < 20 || c.OverProvisionPermille > 10_000:
 		return bad("OverProvisionPermille", c.OverProvisionPermille, "20 to 10000")
 	case c.GCReserveBlocks < 2 || c.GCStartBlocks < c.GCReserveBlocks || c.GCStartBlocks > 1000:
-		return bad("GCReserveBlocks, GCStartBlocks", fmt.Sprintf("%d, %d", c.GCReserveBlocks, c.GCStartBlocks), "2 <= reserve <= start <= 1000")
+		return bad("GCReserveBlocks, GCStartBlocks", fmt.Sprintf("%d, %d", c.GCReserveBlocks, c.GCStartBlocks),
+			"2 <= reserve <= start <= 1000")
 	}
 	if units := c.blocksPerDie() * int64(c.dies()*c.BlockPrograms) * int64(c.programUnits()); units >= int64(inBuffer) {
 		return bad("SizeBytes with OverProvisionPermille", units, "less than 2147483648 units of 4096 bytes in all")

@@ -158,8 +158,9 @@ func New(cfg Config) (*Drive, error) {
 	}
 	d := &Drive{
 		cfg: cfg, slow: int64(max(cfg.Slowdown, 1)), chanNS: make([]int64, cfg.Channels), dies: make([]die, cfg.dies()),
-		readPSPerByte: 1e12 / cfg.ReadBytesPerSec, writePSPerByte: 1e12 / cfg.WriteBytesPerSec, chanPSPerByte: 1e12 / cfg.ChannelBytesPerSec,
-		pageUnits: uint32(cfg.PageBytes / unitBytes), programUnits: cfg.programUnits(),
+		readPSPerByte: 1e12 / cfg.ReadBytesPerSec, writePSPerByte: 1e12 / cfg.WriteBytesPerSec,
+		chanPSPerByte: 1e12 / cfg.ChannelBytesPerSec,
+		pageUnits:     uint32(cfg.PageBytes / unitBytes), programUnits: cfg.programUnits(),
 	}
 	if !cfg.InPlace {
 		d.ftl = newFTL(&cfg)
@@ -202,7 +203,8 @@ func (d *Drive) reset() {
 // Cost: 0 allocs in the long run.
 func (d *Drive) Submit(now int64, r Request) { // hot: 0 allocs
 	invariants.Check(r.Op <= WriteZeroes, "flash: the operation is known")
-	invariants.Check(r.Op == Flush || r.OffsetBytes >= 0 && r.LenBytes >= 0 && r.OffsetBytes <= d.cfg.SizeBytes-r.LenBytes, "flash: the range is within the drive")
+	invariants.Check(r.Op == Flush || r.OffsetBytes >= 0 && r.LenBytes >= 0 &&
+		r.OffsetBytes <= d.cfg.SizeBytes-r.LenBytes, "flash: the range is within the drive")
 	now = max(now/d.slow, d.nowNS)
 	d.ctlNS = max(d.ctlNS, now)
 	d.inFlight++
@@ -296,7 +298,8 @@ func (d *Drive) submitInPlace(i int32, first, units uint32, write bool, lenBytes
 		done = share
 		// Units are placed by a hash, so that no stride of host I/O hits a single die.
 		h := u * 2654435761
-		d.arrive(part{atNS: d.ctlNS, req: i, die: int16(uint64(h) * uint64(len(d.dies)) >> 32), page: u, bytes: min(unitBytes, uint32(min(lenBytes, 1<<31))), write: write})
+		d.arrive(part{atNS: d.ctlNS, req: i, die: int16(uint64(h) * uint64(len(d.dies)) >> 32), page: u,
+			bytes: min(unitBytes, uint32(min(lenBytes, 1<<31))), write: write})
 	}
 }
 

@@ -24,7 +24,8 @@ func mix(t *testing.T, name string, seed uint64) []Completion {
 	now := int64(0)
 	for i := range uint64(20_000) {
 		n := int64(r.below(64)+1) * 512
-		d.Submit(now, Request{Op: Op(r.below(5)), OffsetBytes: int64(r.below(uint32(cfg.SizeBytes/512-64))) * 512, LenBytes: n, Tag: i})
+		d.Submit(now, Request{Op: Op(r.below(5)), OffsetBytes: int64(r.below(uint32(cfg.SizeBytes/512-64))) * 512,
+			LenBytes: n, Tag: i})
 		now += int64(r.below(20_000))
 		all = d.Advance(now, all)
 	}
@@ -100,7 +101,8 @@ func TestNeitherReadsNorWritesStarve(t *testing.T) {
 			r := &stream{op: Read, bytes: 4 << 10, depth: depths[0]}
 			w := &stream{op: Write, bytes: 4 << 10, depth: depths[1]}
 			run(t, dct983(t, c), 200*ms, 300*ms, r, w)
-			t.Logf("condition %d, depths %v: reads %.0f MB/s and at most %d µs, writes %.0f MB/s and at most %d µs", c, depths, r.mbps(300*ms), r.quantile(1)/1000, w.mbps(300*ms), w.quantile(1)/1000)
+			t.Logf("condition %d, depths %v: reads %.0f MB/s and at most %d µs, writes %.0f MB/s and at most %d µs", c,
+				depths, r.mbps(300*ms), r.quantile(1)/1000, w.mbps(300*ms), w.quantile(1)/1000)
 			if q := r.quantile(1); q > 100*ms {
 				t.Errorf("condition %d, depths %v: a read took %d ms", c, depths, q/ms)
 			}
@@ -108,7 +110,8 @@ func TestNeitherReadsNorWritesStarve(t *testing.T) {
 				t.Errorf("condition %d, depths %v: a write took %d ms", c, depths, q/ms)
 			}
 			if depths == [2]int{256, 256} && (r.mbps(300*ms) < 0.1*alone(Read) || w.mbps(300*ms) < 0.1*alone(Write)) {
-				t.Errorf("condition %d: %.0f MB/s of reads and %.0f of writes together: less than a tenth of what one has alone", c, r.mbps(300*ms), w.mbps(300*ms))
+				t.Errorf("condition %d: %.0f MB/s of reads and %.0f of writes together: less than a tenth of what one "+
+					"has alone", c, r.mbps(300*ms), w.mbps(300*ms))
 			}
 		}
 	}
@@ -140,7 +143,8 @@ func TestEachCommandCompletesOnce(t *testing.T) {
 						t.Fatalf("%s, seed %d: tag %d completed twice or was never submitted", name, seed, c.Tag)
 					}
 					if c.AtNS < at || c.LatencyNS != c.AtNS-at || c.AtNS < last || c.AtNS > now {
-						t.Fatalf("%s, seed %d: %+v for a command of %d, after a completion at %d, at %d", name, seed, c, at, last, now)
+						t.Fatalf("%s, seed %d: %+v for a command of %d, after a completion at %d, at %d", name, seed, c,
+							at, last, now)
 					}
 					last = c.AtNS
 					delete(submitted, c.Tag)
@@ -154,7 +158,8 @@ func TestEachCommandCompletesOnce(t *testing.T) {
 					if op == Flush && r.below(2) == 0 {
 						n = 0
 					}
-					d.Submit(now, Request{Op: op, OffsetBytes: int64(r.below(uint32(cfg.SizeBytes - n + 1))), LenBytes: n, Tag: tag})
+					d.Submit(now, Request{Op: op, OffsetBytes: int64(r.below(uint32(cfg.SizeBytes - n + 1))),
+						LenBytes: n, Tag: tag})
 					submitted[tag] = now
 					tag++
 				}
@@ -167,7 +172,8 @@ func TestEachCommandCompletesOnce(t *testing.T) {
 				done = d.Advance(now, done)
 				take()
 			}
-			if s := d.Stats(); len(submitted) != 0 || s.InFlight != 0 || s.WritesWaiting != 0 || s.BufferUsedBytes > 64<<10 {
+			if s := d.Stats(); len(submitted) != 0 || s.InFlight != 0 || s.WritesWaiting != 0 ||
+				s.BufferUsedBytes > 64<<10 {
 				t.Errorf("%s, seed %d: at rest %d commands have not completed; %+v", name, seed, len(submitted), s)
 			}
 			if d.ftl != nil {
@@ -209,7 +215,8 @@ func TestBufferedAndUnmappedUnitsAreReadWithoutFlash(t *testing.T) {
 }
 
 func TestConfigOutOfBoundsIsRefused(t *testing.T) {
-	if _, err := Preset("floppy", 1<<30); !errors.Is(err, ErrConfig) || !strings.Contains(err.Error(), "dct983, p4800x") {
+	if _, err := Preset("floppy", 1<<30); !errors.Is(err, ErrConfig) ||
+		!strings.Contains(err.Error(), "dct983, p4800x") {
 		t.Errorf("unknown preset: %v", err)
 	}
 	good, err := Preset("dct983", 1<<30)
@@ -264,7 +271,8 @@ func TestASlowDriveDoesTheSame(t *testing.T) {
 			r := newRandom(3)
 			now, n := int64(0), int64(max(slowdown, 1))
 			for i := range uint64(5000) {
-				d.Submit(now*n, Request{Op: Op(r.below(5)), OffsetBytes: int64(r.below(8<<10)) << 12, LenBytes: int64(r.below(8)+1) << 12, Tag: i})
+				d.Submit(now*n, Request{Op: Op(r.below(5)), OffsetBytes: int64(r.below(8<<10)) << 12,
+					LenBytes: int64(r.below(8)+1) << 12, Tag: i})
 				now += 20_000
 				all = d.Advance(now*n, all)
 			}
@@ -303,7 +311,8 @@ func TestIOAllocatesNothing(t *testing.T) {
 		step := func() {
 			for range 64 {
 				op := Op(r.below(5))
-				d.Submit(now, Request{Op: op, OffsetBytes: int64(r.below(8<<10)) << 12, LenBytes: int64(r.below(8)+1) << 12})
+				d.Submit(now, Request{Op: op, OffsetBytes: int64(r.below(8<<10)) << 12,
+					LenBytes: int64(r.below(8)+1) << 12})
 			}
 			now += ms
 			done = d.Advance(now, done[:0])

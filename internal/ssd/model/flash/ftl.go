@@ -87,8 +87,9 @@ func newFTL(c *Config) *ftl {
 	blocks := perDie * uint32(c.dies())
 	f := &ftl{
 		l2p:   make([]uint32, c.SizeBytes/unitBytes),
-		valid: make([]uint32, blocks), state: make([]uint8, blocks), next: make([]uint32, blocks), dieOf: make([]uint8, blocks),
-		dies: make([]dieMap, c.dies()), blocksPerDie: perDie,
+		valid: make([]uint32, blocks), state: make([]uint8, blocks), next: make([]uint32, blocks),
+		dieOf: make([]uint8, blocks),
+		dies:  make([]dieMap, c.dies()), blocksPerDie: perDie,
 		blockShift:   uint(bits.TrailingZeros32(pu * uint32(c.BlockPrograms))),
 		programUnits: pu, pageShift: uint(bits.TrailingZeros(uint(c.PageBytes / unitBytes))),
 		reserve: c.GCReserveBlocks, start: c.GCStartBlocks,

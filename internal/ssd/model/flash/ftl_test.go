@@ -58,7 +58,8 @@ func checkMap(t *testing.T, d *Drive) {
 			}
 		}
 		if sum != f.dies[i].valid || free != f.dies[i].nFree || free < 1 {
-			t.Fatalf("die %d has %d valid units and %d erased blocks, counted as %d and %d; at least one must be erased", i, sum, free, f.dies[i].valid, f.dies[i].nFree)
+			t.Fatalf("die %d has %d valid units and %d erased blocks, counted as %d and %d; at least one must "+
+				"be erased", i, sum, free, f.dies[i].valid, f.dies[i].nFree)
 		}
 	}
 }
@@ -154,9 +155,11 @@ func TestWriteAmplificationIsThatOfGreedyCollection(t *testing.T) {
 		}
 		want := alpha / (alpha + w)
 		got := d.Stats().WriteAmplification
-		t.Logf("over-provisioning %d permille (alpha %.4f): amplification %.2f, formula %.2f", permille, alpha, got, want)
+		t.Logf("over-provisioning %d permille (alpha %.4f): amplification %.2f, formula %.2f", permille, alpha, got,
+			want)
 		if math.Abs(got/want-1) > 0.10 {
-			t.Errorf("over-provisioning %d permille: amplification %.2f is not within 10 %% of %.2f", permille, got, want)
+			t.Errorf("over-provisioning %d permille: amplification %.2f is not within 10 %% of %.2f", permille, got,
+				want)
 		}
 	}
 }
