@@ -140,9 +140,12 @@ Ctrl-C ends the run and reports what was measured until then; a second one ends 
 
 Exit status: 0 all well; 1 an I/O or a verification failed, or the target is out of reach; 2 bad flags;
 130 interrupted.`,
-		Example: `  jbofbench block --target tcp://127.0.0.1:4420 --nqn nqn.2026-11.example.jbofd:blocks --rw randread --iodepth 32 --runtime 10
-  jbofbench block --target tcp://127.0.0.1:4420 --nqn nqn.2026-11.example.jbofd:blocks --rw randwrite --size 64m --verify crc32c
-  jbofbench block --target rdma://192.0.2.1:4420 --nqn nqn.2026-11.example.jbofd:blocks --rw randread --iodepth 32 --runtime 10
+		Example: `  jbofbench block --target tcp://127.0.0.1:4420 --nqn nqn.2026-11.example.jbofd:blocks \
+      --rw randread --iodepth 32 --runtime 10
+  jbofbench block --target tcp://127.0.0.1:4420 --nqn nqn.2026-11.example.jbofd:blocks \
+      --rw randwrite --size 64m --verify crc32c
+  jbofbench block --target rdma://192.0.2.1:4420 --nqn nqn.2026-11.example.jbofd:blocks \
+      --rw randread --iodepth 32 --runtime 10
   jbofbench block --raw data/ssd0.img --rw randread --iodepth 32 --runtime 10`,
 		Args: cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error { return f.run(c) },

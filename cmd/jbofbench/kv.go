@@ -87,13 +87,16 @@ Several processes may share the records out by insertstart and insertcount; each
 
 Exit status: 0 all well; 1 an operation or a verification failed, or the target is out of reach; 2 bad flags
 or a bad workload; 130 interrupted.`
-	c.Example = `  jbofbench kv -P configs/ycsb/workloada -p recordcount=100000 -p operationcount=1000000 --embedded mem:1g --depth 64
-  jbofbench kv load -P configs/ycsb/workloadb -p recordcount=10000000 -p fieldcount=1 -p fieldlength=256 --threads 4 --depth 32 \
-      --target tcp://127.0.0.1:4420 --nqn nqn.2026-11.example.jbofd:kv --state /tmp/kv.state
-  jbofbench kv run -P configs/ycsb/workloadb ... -p operationcount=10000000 -p zipfianconstant=0.9 --rate 50000 --state /tmp/kv.state
+	c.Example = `  jbofbench kv -P configs/ycsb/workloada -p recordcount=100000 -p operationcount=1000000 \
+      --embedded mem:1g --depth 64
+  jbofbench kv load -P configs/ycsb/workloadb -p recordcount=10000000 -p fieldcount=1 -p fieldlength=256 \
+      --threads 4 --depth 32 --target tcp://127.0.0.1:4420 --nqn nqn.2026-11.example.jbofd:kv --state /tmp/kv.state
+  jbofbench kv run -P configs/ycsb/workloadb ... -p operationcount=10000000 -p zipfianconstant=0.9 \
+      --rate 50000 --state /tmp/kv.state
   jbofbench kv verify -P configs/ycsb/workloadb ... --state /tmp/kv.state
   jbofbench kv load -P configs/ycsb/workloadc -p recordcount=1000000 --embedded data/kv.img --size 4g --depth 64
-  jbofbench kv run -P configs/ycsb/workloadc -p recordcount=1000000 -p operationcount=1000000 --embedded data/kv.img --depth 64`
+  jbofbench kv run -P configs/ycsb/workloadc -p recordcount=1000000 -p operationcount=1000000 \
+      --embedded data/kv.img --depth 64`
 	for _, p := range kvPhases {
 		c.AddCommand(newKVCommand(p.use, p.short, p.phases...))
 	}

@@ -221,8 +221,8 @@ func (x *cli) swapDiscardCommand() *cobra.Command {
 		Use: "discard UUID",
 		Short: "Give up a swap area that is damaged, missing or configured no more, with the newest values of the " +
 			"keys in it",
-		Long: `Give up the swap area of that UUID. The namespaces that could not be opened without it are opened; the keys
-that they had there are lost, or have the values they had before. If a drive has the area, its space is freed.
+		Long: `Give up the swap area of that UUID. The namespaces that could not be opened without it are opened; the
+keys that they had there are lost, or have the values they had before. If a drive has the area, its space is freed.
 
 An area that is in use, or whose keys can still be returned to their own drive, is not given up.`,
 		Args: one("UUID"),
@@ -304,8 +304,8 @@ func (x *cli) reloadCommand() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "reload",
 		Short: "Make the daemon read its configuration again, and say what has changed",
-		Long: `Make the daemon read its configuration again, as SIGHUP does, and say what has changed. If anything is wrong
-with the configuration, needs a restart, or does not fit the drives, nothing changes and the exit status is 1.
+		Long: `Make the daemon read its configuration again, as SIGHUP does, and say what has changed. If anything
+is wrong with the configuration, needs a restart, or does not fit the drives, nothing changes and the exit status is 1.
 
 With --dry-run nothing changes in any case: the answer is what a reload would change, or why it would be refused.`,
 		Args: none,

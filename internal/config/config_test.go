@@ -165,8 +165,8 @@ metrics: {address: 127.0.0.1:9420}
 listeners: [{transport: tcp, address: 127.0.0.1:4420}]
 ssds: [{name: s, backend: mem, size: 1GiB}]
 subsystems:
-  - {nqn: nqn.2026-11.example.jbofd:a, hosts: [ nqn.2014-08.org.nvmexpress:uuid:6f8b1c1e-6c29-4b5a-9a55-0d7f3f4f2c11, nqn.2026-11.example.host:5 ],
-     namespaces: [{nsid: 1, ssd: s, size: 1MiB, hosts: [nqn.2026-11.example.host:5]}]}
+  - {nqn: nqn.2026-11.example.jbofd:a, namespaces: [{nsid: 1, ssd: s, size: 1MiB, hosts: [nqn.2026-11.example.host:5]}],
+     hosts: [ nqn.2014-08.org.nvmexpress:uuid:6f8b1c1e-6c29-4b5a-9a55-0d7f3f4f2c11, nqn.2026-11.example.host:5 ]}
 `)
 	s := c.Subsystems[0]
 	want := []string{"nqn.2014-08.org.nvmexpress:uuid:6f8b1c1e-6c29-4b5a-9a55-0d7f3f4f2c11",
@@ -232,8 +232,10 @@ func TestTheEnvironmentIsAsStrictAsTheFile(t *testing.T) {
 		"JBOFD_METRICS_ADDRESS=here"})
 	want := []string{
 		`environment JBOFD_LOG_LEVEL: log.level: "loud" is not allowed; allowed: debug, info, warn, error`,
-		`environment JBOFD_LOG_LEVLE: unknown variable; allowed: JBOFD_LOG_LEVEL, JBOFD_LOG_FORMAT, JBOFD_LOG_PEER_LINES_PER_SEC`,
-		`environment JBOFD_METRICS_ADDRESS: metrics.address: "here" is not an address; allowed: IP:port, as in 0.0.0.0:4420 or [::1]:4420`,
+		`environment JBOFD_LOG_LEVLE: unknown variable; allowed: JBOFD_LOG_LEVEL, JBOFD_LOG_FORMAT, ` +
+			`JBOFD_LOG_PEER_LINES_PER_SEC`,
+		`environment JBOFD_METRICS_ADDRESS: metrics.address: "here" is not an address; ` +
+			`allowed: IP:port, as in 0.0.0.0:4420 or [::1]:4420`,
 	}
 	if err == nil || err.Error() != strings.Join(want, "\n") {
 		t.Errorf("got:\n%v", err)

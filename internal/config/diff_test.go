@@ -111,9 +111,12 @@ func TestAReloadRefusesWhatNeedsARestart(t *testing.T) {
 		`test.yaml:4:23: listeners[0].address: "127.0.0.1:4420" became "127.0.0.1:4421", which needs a restart`,
 		`test.yaml:6:35: ssds[0].size: 1GiB became 2GiB, which needs a restart`,
 		`test.yaml:6:41: ssds[0].fault: absent became present, which needs a restart`,
-		`test.yaml:12:24: subsystems[0].namespaces[0].ssd: "s" became "t", which makes it another namespace: give it another nsid, or remove it by one reload and add it by the next`,
-		`test.yaml:12:33: subsystems[0].namespaces[0].size: 32MiB is less than the present 64MiB; allowed: the same or more`,
-		`test.yaml:12:52: subsystems[0].namespaces[0].block_size: 4096 became 512, which makes it another namespace: give it another nsid, or remove it by one reload and add it by the next`,
+		`test.yaml:12:24: subsystems[0].namespaces[0].ssd: "s" became "t", which makes it another namespace: ` +
+			`give it another nsid, or remove it by one reload and add it by the next`,
+		`test.yaml:12:33: subsystems[0].namespaces[0].size: 32MiB is less than the present 64MiB; ` +
+			`allowed: the same or more`,
+		`test.yaml:12:52: subsystems[0].namespaces[0].block_size: 4096 became 512, which makes it another ` +
+			`namespace: give it another nsid, or remove it by one reload and add it by the next`,
 		`test.yaml:15:13: subsystems[1].serial: "" became "X", which needs a restart`,
 	}
 	if err == nil || err.Error() != strings.Join(want, "\n") {
@@ -129,7 +132,8 @@ func TestAKVNamespaceKeepsItsSizeAndItsWays(t *testing.T) {
 	to := strings.NewReplacer("size: 64MiB, type: kv", "size: 65MiB, type: kv, kv: {requests: 2}").Replace(kv)
 	_, err := Diff(mustParse(t, kv), mustParse(t, to))
 	want := []string{
-		`test.yaml:11:33: subsystems[0].namespaces[0].size: 65MiB, but a kv namespace keeps the size that it was made with; allowed: 64MiB`,
+		`test.yaml:11:33: subsystems[0].namespaces[0].size: 65MiB, but a kv namespace keeps the size ` +
+			`that it was made with; allowed: 64MiB`,
 		`test.yaml:11:65: subsystems[0].namespaces[0].kv.requests: 256 became 2, which needs a restart`,
 	}
 	if err == nil || err.Error() != strings.Join(want, "\n") {

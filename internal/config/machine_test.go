@@ -21,7 +21,8 @@ ssds:
   - {name: a, backend: mem, size: 1GiB}
   - {name: f, path: data/f.img, size: 64TiB, create: true}
   - {name: b, backend: model, size: 2GiB}
-`, Machine{MemoryBytes: 3 << 30}, "ssds[2].size: 2GiB is too large for a drive in memory: limits.buffers and the drives in memory before it take 1152MiB of the 3GiB"},
+`, Machine{MemoryBytes: 3 << 30}, "ssds[2].size: 2GiB is too large for a drive in memory: " +
+			"limits.buffers and the drives in memory before it take 1152MiB of the 3GiB"},
 		{"sizes whose sum overflows", `
 listeners: [{address: "127.0.0.1:0"}]
 ssds:

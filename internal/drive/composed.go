@@ -13,7 +13,8 @@ import (
 //     Between two requests the operation queues there like any other command. The exception is compareWrite.
 //   - A request that reads has a lane, scratch memory of the drive, from just before it goes to the device until it
 //     completes. So an operation never holds a lane while it waits.
-//   - An operation can be aborted until its last request has completed; compareWrite until its write goes to the device.
+//   - An operation can be aborted until its last request has completed; compareWrite until its write goes to the
+//     device.
 type composed interface {
 	// admits returns the length in bytes that the pipeline charges for the next request.
 	admits(io *IO) int64

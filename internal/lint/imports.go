@@ -87,11 +87,11 @@ func checkCgo(t *Tree, report Reporter) {
 			}
 			tag, ok := cgoPackages[p.Dir]
 			if !ok {
-				report(i.Pos(),
-					`import "C" is allowed in internal/nvmeof/rdma/verbs and internal/ssd/spdk only: put the call there and import that package`)
+				report(i.Pos(), `import "C" is allowed in internal/nvmeof/rdma/verbs and internal/ssd/spdk only: `+
+					"put the call there and import that package")
 			} else if !strings.Contains(f.buildLine(), tag) {
-				report(i.Pos(),
-					`a file with import "C" in %s needs "//go:build %s", and an untagged twin that returns an error "built without %s"`, p.Dir, tag, tag)
+				report(i.Pos(), `a file with import "C" in %s needs "//go:build %s", and an untagged twin that `+
+					`returns an error "built without %s"`, p.Dir, tag, tag)
 			}
 		}
 	})

@@ -1,7 +1,7 @@
 // Package lint checks the project's rules that a program can check: which packages a package may import, what it may be
-// called, how long its files may be, what must be documented. `go test ./internal/lint` applies the rules to the whole
-// module within two seconds, without network or build. Each finding says what is wrong and what to do instead. For each
-// rule the tests have a planted fault that the rule must find.
+// called, how long its files and lines may be, what must be documented. `go test ./internal/lint` applies the rules to
+// the whole module within two seconds, without network or build. Each finding says what is wrong and what to do
+// instead. For each rule the tests have a planted fault that the rule must find.
 //
 // A new package needs a row in the table directions of table.go, which lists the packages that it may import.
 package lint
@@ -123,6 +123,7 @@ var Rules = []Rule{
 	{"dependency", checkDependency},
 	{"name", checkName},
 	{"size", checkSize},
+	{"width", checkWidth},
 	{"package-comment", checkPackageComment},
 	{"doc", checkDoc},
 	{"mark", checkMark},

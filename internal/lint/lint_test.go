@@ -8,8 +8,8 @@ import (
 	"testing/fstest"
 )
 
-// TestHouseRules applies every rule to this module.
-func TestHouseRules(t *testing.T) {
+// TestThisModuleObeysTheRules applies every rule to this module.
+func TestThisModuleObeysTheRules(t *testing.T) {
 	tree, err := Load(os.DirFS("../.."))
 	if err != nil {
 		t.Fatal(err)
@@ -75,6 +75,8 @@ func (hidden) Exported() {}
 `,
 	"internal/invariants/invariants.go": "// Package invariants checks.\npackage invariants\n\n// T is one.\ntype T " +
 		"struct{}\n\nfunc (T) String() string { return \"\" }\n",
+	"internal/nvme/wide.go": "package nvme\n\n// " + strings.Repeat("é", maxLineColumns-3) + "\n\nconst text = `\n" +
+		strings.Repeat("x", 2*maxLineColumns) + "`\n",
 	"internal/bufpool/addr_unsafe.go": "// Package bufpool pools.\npackage bufpool\n\nimport _ \"unsafe\"\n",
 	"internal/ssd/spdk/spdk_cgo.go":   "//go:build spdk\n\n// Package spdk binds.\npackage spdk\n\nimport \"C\"\n",
 	"internal/testutil/x/x.go": "// Package x helps tests.\npackage x\n\nimport _ " +
@@ -140,6 +142,12 @@ func TestEachRuleFindsItsPlantedFault(t *testing.T) {
 		{"name", "internal/testutil/util/x.go", "// Package util is.\npackage util\n", "package name util"},
 		{"name", "internal/testutil/y/x.go", "// Package helpers is.\npackage helpers\n", "package name helpers"},
 		{"size", "internal/nvme/x.go", "package nvme\n\nfunc f() {\n" + big + "}\n", "split the file"},
+		{"width", "internal/nvme/x.go", "package nvme\n\n// " + strings.Repeat("é", maxLineColumns-2) + "\n",
+			"121 columns"},
+		{"width", "internal/nvme/x_test.go", "package nvme\n\nfunc f() {\n\tf() // " +
+			strings.Repeat("x", maxLineColumns-10) + "\n}\n", "121 columns"},
+		{"width", "internal/nvme/x.go", "package nvme\n\nconst x = `" + strings.Repeat("x", maxLineColumns) + "\n`\n",
+			"break it"},
 		{"package-comment", "internal/drr/x.go", "package drr\n", "internal/drr has no package comment"},
 		{"doc", "internal/bufpool/x.go", "package bufpool\n\nfunc Get() {}\n", "exported Get"},
 		{"doc", "internal/bufpool/x.go", "package bufpool\n\ntype Pool struct{}\n", "type Pool"},

@@ -256,3 +256,9 @@ var badNames = []string{"util", "utils", "common", "helper", "helpers", "misc", 
 
 // maxFileLines is the maximum length of a file: a longer one usually has more than one subject.
 const maxFileLines = 600
+
+// maxLineColumns is the maximum width of a line, with tabWidth columns for a tab.
+const (
+	maxLineColumns = 120
+	tabWidth       = 4
+)

@@ -8,6 +8,8 @@ import (
 	"path"
 	"regexp"
 	"slices"
+	"strings"
+	"unicode/utf8"
 )
 
 // checkGofmt reports files that gofmt would change.
@@ -38,6 +40,34 @@ func checkSize(t *Tree, report Reporter) {
 		n := bytes.Count(f.Src, []byte("\n"))
 		if n > maxFileLines {
 			report(f.Path, "the file has %d lines, at most %d are allowed: split the file by subject", n, maxFileLines)
+		}
+	})
+}
+
+// checkWidth limits the width of lines. A line that begins inside a raw string literal may be wider, because a break
+// would change the string.
+func checkWidth(t *Tree, report Reporter) {
+	t.files(true, everywhere, func(_ *Package, f *File) {
+		raw := map[int]bool{} // lines that begin inside a raw string literal
+		ast.Inspect(f.AST, func(n ast.Node) bool {
+			if s, ok := n.(*ast.BasicLit); ok && s.Kind == token.STRING && s.Value[0] == '`' {
+				first, last := t.Fset.Position(s.Pos()).Line, t.Fset.Position(s.End()).Line
+				for line := first + 1; line <= last; line++ {
+					raw[line] = true
+				}
+			}
+			return true
+		})
+		line := 0
+		for text := range strings.Lines(string(f.Src)) {
+			line++
+			text = strings.TrimSuffix(text, "\n")
+			columns := utf8.RuneCountInString(text) + strings.Count(text, "\t")*(tabWidth-1)
+			if columns > maxLineColumns && !raw[line] {
+				pos := t.Fset.File(f.AST.FileStart).LineStart(line)
+				report(pos, "the line has %d columns, at most %d are allowed with a tab as %d: break it", columns,
+					maxLineColumns, tabWidth)
+			}
 		}
 	})
 }

@@ -28,7 +28,8 @@ const NSSRReset = 0x4E564D65
 
 // CAP is the Controller Capabilities property:
 //
-//	60 CRIMS | 59 CRWMS | 55:52 MPSMAX | 51:48 MPSMIN | 44:37 CSS | 36 NSSRS | 35:32 DSTRD | 31:24 TO | 18:17 AMS | 16 CQR | 15:0 MQES
+//	60 CRIMS | 59 CRWMS | 55:52 MPSMAX | 51:48 MPSMIN | 44:37 CSS | 36 NSSRS |
+//	35:32 DSTRD | 31:24 TO | 18:17 AMS | 16 CQR | 15:0 MQES
 type CAP uint64
 
 // Bits of CAP.CSS.

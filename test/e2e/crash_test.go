@@ -216,7 +216,8 @@ func statusOf(t testing.TB, err error) nvme.Status {
 func TestADriveThatErrs(t *testing.T) {
 	t.Parallel()
 	d := start(t, setup{subsystems: twoDrives,
-		ssds: `  - {name: ssd0, backend: mem, size: 64MiB, fault: {seed: 3, read_error_probability: 0.5, write_error_probability: 0.5, flush_error_probability: 1.0}}
+		ssds: `  - {name: ssd0, backend: mem, size: 64MiB,
+      fault: {seed: 3, read_error_probability: 0.5, write_error_probability: 0.5, flush_error_probability: 1.0}}
   - {name: ssd1, backend: mem, size: 64MiB}
 `})
 	c := d.connect(d.options(hostA, nqnA))

@@ -239,9 +239,13 @@ func TestAConnectStormLeavesNothing(t *testing.T) {
 func TestHostsThatVanishWithCommandsUnderWayLeaveNothing(t *testing.T) {
 	t.Parallel()
 	rng := random(t)
-	d := start(t,
-		setup{ssds: `  - {name: ssd0, backend: file, path: "@DIR@/ssd0.img", size: 64MiB, create: true, fault: {delay: 5ms, delay_probability: 0.5}}
-`, subsystems: strings.Replace(openSubsystem, "64MiB", "32MiB", 1) + hostileSubsystem, limits: "buffers: 8MiB"})
+	d := start(t, setup{
+		ssds: `  - {name: ssd0, backend: file, path: "@DIR@/ssd0.img", size: 64MiB, create: true,
+      fault: {delay: 5ms, delay_probability: 0.5}}
+`,
+		subsystems: strings.Replace(openSubsystem, "64MiB", "32MiB", 1) + hostileSubsystem,
+		limits:     "buffers: 8MiB",
+	})
 	d.laneBytes, d.workers = 4*128<<10, 8
 	good := startVictim(t, d, d.options(hostA, nqnA), 1)
 	var wg sync.WaitGroup

@@ -396,7 +396,8 @@ func TestAStoreOpensAtOnce(t *testing.T) {
 }
 
 // ycsbA is the workload of the kill -9 test.
-const ycsbA = "readproportion=0.5\nupdateproportion=0.5\nrequestdistribution=zipfian\nfieldcount=1\nfieldlength=700\nrecordcount=20000\nthreadcount=2\n"
+const ycsbA = "readproportion=0.5\nupdateproportion=0.5\nrequestdistribution=zipfian\n" +
+	"fieldcount=1\nfieldlength=700\nrecordcount=20000\nthreadcount=2\n"
 
 // openYCSB is a workload of so many seconds on the keys of the daemon, which is closed with the test, and what ends the
 // test unless a phase went well.

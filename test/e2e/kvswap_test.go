@@ -9,7 +9,8 @@ import (
 
 // swapSetup has key-value namespaces on two drives, of which one is slow. Both drives have swap areas.
 var swapSetup = setup{
-	ssds: `  - {name: ssd0, backend: file, path: "@DIR@/ssd0.img", size: 240MiB, create: true, kv_swap: 32MiB, fault: {delay: 5ms, delay_probability: 1}}
+	ssds: `  - {name: ssd0, backend: file, path: "@DIR@/ssd0.img", size: 240MiB, create: true, kv_swap: 32MiB,
+      fault: {delay: 5ms, delay_probability: 1}}
   - {name: ssd1, backend: file, path: "@DIR@/ssd1.img", size: 192MiB, create: true, kv_swap: 64MiB}
 `,
 	subsystems: `  - nqn: nqn.2026-11.example.jbofd:a
@@ -39,9 +40,9 @@ func TestSwappingUnderYCSB(t *testing.T) {
 	d := start(t, swapSetup)
 	d.workers = 16
 	rng := random(t)
-	b,
-		hold := openYCSB(t, d,
-		"readproportion=0.2\nupdateproportion=0.8\nrequestdistribution=zipfian\nfieldcount=1\nfieldlength=700\nrecordcount=4000\nthreadcount=4\n", 7, 64, rng.Uint64())
+	const workload = "readproportion=0.2\nupdateproportion=0.8\nrequestdistribution=zipfian\n" +
+		"fieldcount=1\nfieldlength=700\nrecordcount=4000\nthreadcount=4\n"
+	b, hold := openYCSB(t, d, workload, 7, 64, rng.Uint64())
 	p, err := b.Load(ctx(t))
 	hold("load", p, err)
 	quick := openKV(t, d.connect(d.options(hostB, nqnA)), 3)

@@ -229,8 +229,8 @@ func (h *host) ext4(dev string) {
 	h.Helper()
 	h.runFor(time.Minute, "mkfs.ext4 -q -F -E lazy_itable_init=0,lazy_journal_init=0 %s", dev)
 	h.run("mount -t ext4 -o discard %s /mnt", dev)
-	h.runFor(time.Minute,
-		`cd /mnt && mkdir d && for i in 1 2 3 4 5 6 7 8; do head -c ${i}23457 /dev/urandom > d/$i; done && cp /usr/sbin/fio big && ln big link && sync`)
+	h.runFor(time.Minute, "cd /mnt && mkdir d && for i in 1 2 3 4 5 6 7 8; do "+
+		"head -c ${i}23457 /dev/urandom > d/$i; done && cp /usr/sbin/fio big && ln big link && sync")
 	h.run("cd /mnt && find . -type f | sort | xargs sha256sum > /tmp/sums && rm d/3 d/5 && sync")
 	h.runFor(time.Minute, "umount /mnt")
 	h.run("e2fsck -f -n %s", dev)

@@ -12,8 +12,10 @@
 // For RDMA there is no such way out of the guest, so jbofd is in it, too, with the libraries that it needs:
 //
 //	┌ QEMU ─────────────────────────────────────────────────────────────────────────┐
-//	│ nvme-rdma, jbofbench ── rxe1 (10.77.0.2) ══ veth ══ rxe0 (10.77.0.1) ── jbofd │ metrics over slirp, log over virtio-serial
+//	│ nvme-rdma, jbofbench ── rxe1 (10.77.0.2) ══ veth ══ rxe0 (10.77.0.1) ── jbofd │
 //	└───────────────────────────────────────────────────────────────────────────────┘
+//
+// The daemon's metrics come out over slirp, its log over virtio-serial.
 //
 // Soft RoCE says nothing about speed; what is tested is that everything arrives, comes back, and leaves nothing behind.
 //
@@ -22,7 +24,8 @@
 //   - kernel.go downloads and unpacks linux-image-amd64 (it is never installed) and resolves modules.
 //   - initramfs.go packs guestinit, busybox, the modules, the tools and their shared libraries into a cpio archive.
 //   - guest.go boots it and runs commands in it over a channel of JSON lines (package guestproto).
-//   - daemon.go starts, kills, freezes, reloads and stops jbofd; site.go does so on this machine or in the guest, so that scenarios are written once.
+//   - daemon.go starts, kills, freezes, reloads and stops jbofd; site.go does so on this machine or in the guest, so
+//     that scenarios are written once.
 //   - rdmaguest.go lays the cable of an RDMA guest, cuts it, and counts RDMA objects.
 //   - The scenarios are in files tagged vm: `make test-vm`, or `go test -tags vm -count=1 -v -timeout 30m ./test/vm`.
 //

@@ -227,7 +227,8 @@ func (h *host) underLoad(load *Job, dev string, writes int) {
 	})
 	if !ok {
 		h.Fatal(h.try(20*time.Second,
-			`cd /sys/kernel/debug/block; for f in nvme*/hctx*/busy nvme*/hctx*/dispatch nvme*/requeue_list; do [ -s $f ] && echo $f && cat $f; done
+			`cd /sys/kernel/debug/block
+			for f in nvme*/hctx*/busy nvme*/hctx*/dispatch nvme*/requeue_list; do [ -s $f ] && echo $f && cat $f; done
 			for p in $(pidof fio); do for t in /proc/$p/task/*; do echo $t; cat $t/wchan $t/stack; done; done
 			netstat -tn; echo w > /proc/sysrq-trigger`))
 	}

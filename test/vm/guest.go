@@ -93,7 +93,9 @@ func (r Result) String() string {
 // kernelProblem matches a line of the kernel's log that no scenario may cause. Soft lockups and RCU stalls are left
 // out: with software emulation on a busy machine they tell of the machine.
 var kernelProblem = regexp.MustCompile(
-	`Kernel panic|Oops|general protection fault|BUG: (?:unable|KASAN|scheduling|sleeping|kernel|Bad|workqueue)|kernel BUG at|WARNING: CPU|blocked for more than|refcount_t:|Call Trace:|Attempted to kill init`)
+	`Kernel panic|Oops|general protection fault|` +
+		`BUG: (?:unable|KASAN|scheduling|sleeping|kernel|Bad|workqueue)|kernel BUG at|WARNING: CPU|` +
+		`blocked for more than|refcount_t:|Call Trace:|Attempted to kill init`)
 
 // Boot builds guestinit and the initramfs, starts QEMU and waits for the guest's greeting.
 func Boot(o BootOptions) (_ *Guest, err error) {

@@ -431,7 +431,8 @@ func (h *host) find(nqn string, nsid int) string {
 	// nvme0c1n1 is a path of the multipath device nvme0n1.
 	return strings.TrimSpace(h.try(10*time.Second, `cd /sys/block; for n in nvme*; do
 		case $n in nvme*c*n*) continue;; esac
-		if [ "$(cat $n/nsid 2>/dev/null)" = %d ] && [ "$(cat $n/device/subsysnqn 2>/dev/null)" = %s ] && [ -b /dev/$n ]; then echo /dev/$n; fi
+		if [ "$(cat $n/nsid 2>/dev/null)" = %d ] && [ "$(cat $n/device/subsysnqn 2>/dev/null)" = %s ] &&
+			[ -b /dev/$n ]; then echo /dev/$n; fi
 	done`, nsid, nqn).Stdout)
 }
 

@@ -39,8 +39,10 @@ const (
 
 // archive writes a cpio archive in the "newc" format that the kernel unpacks as its first root file system.
 //
-//	070701 ino mode uid gid nlink mtime filesize devmajor devminor rdevmajor rdevminor namesize check   (8 hex digits each)
+//	070701 ino mode uid gid nlink mtime filesize devmajor devminor rdevmajor rdevminor namesize check
 //	name NUL pad4 content pad4
+//
+// Each number after the magic has 8 hexadecimal digits.
 //
 // Source: Documentation/driver-api/early-userspace/buffer-format.rst.
 type archive struct {
