@@ -33,7 +33,7 @@ type conn struct {
 	pending []bufpool.Buf // lent to the machine's Out
 	out     tcp.Out
 	rx      []byte
-	// woken and resumed are tasks that are ready: empty and process.
+	// woken and resumed are tasks that are ready: wake and process.
 	woken, resumed bool
 	dead           bool
 	reason         string
@@ -130,27 +130,17 @@ func (c *conn) received(b []byte) {
 // process uses what was received and executes what it amounts to.
 func (c *conn) process() {
 	for !c.dead {
-		c.Saw(c.n.service.Clock())
-		c.outbox.Claim()
-		c.batches.Handing.Lock()
-		c.mu.Lock()
+		c.BeginReceive(c.n.service.Clock())
 		used := c.m.Receive(c.rx)
 		closed := c.m.Closed()
-		c.mu.Unlock()
 		c.rx = append(c.rx[:0], c.rx[used:]...)
-		c.batches.HandOver()
-		c.batches.Handing.Unlock()
-		if c.AdminPending() {
-			c.ExecuteAdmin()
-		}
-		c.empty()
-		c.RecordFailures()
+		c.EndReceive()
 		c.flush()
 		switch {
 		case closed:
 			c.shut("closed by the protocol")
 			return
-		case !c.m.Stalled(), c.MemoryWanted(), transport{c}.Paused(), c.m.Full():
+		case !c.m.Stalled(), c.Blocked():
 			return // more bytes, or Resume, bring the next turn
 		}
 	}
@@ -159,52 +149,13 @@ func (c *conn) process() {
 // wake sends what others have left in the outbox.
 func (c *conn) wake() {
 	c.woken = false
-	c.empty()
+	c.Empty()
 	if c.dead {
 		c.release()
 		return
 	}
 	c.RecordFailures()
 	c.flush()
-}
-
-// empty processes the commands that executors have put into the outbox, until it is empty.
-func (c *conn) empty() {
-	for {
-		if first := c.outbox.Take(); first != nil {
-			now := c.n.service.Clock()
-			var later []*connection.Slot
-			c.mu.Lock()
-			for s := first; s != nil; {
-				next := s.Next()
-				if c.Finish(s, now) {
-					later = append(later, s)
-				}
-				s = next
-			}
-			c.mu.Unlock()
-			if later != nil {
-				c.returnCommands(later)
-			}
-		}
-		if c.outbox.Leave() {
-			return
-		}
-	}
-}
-
-// returnCommands calls Batch.DataReady for commands that need no data from the host although their executors have
-// called Port.NeedData, and submits the batches. empty cannot do so where it calls Finish, because
-// Handing must be locked before mu, and Finish needs mu.
-func (c *conn) returnCommands(later []*connection.Slot) {
-	c.batches.Handing.Lock()
-	defer c.batches.Handing.Unlock()
-	c.mu.Lock()
-	for _, s := range later {
-		c.Later(s)
-	}
-	c.mu.Unlock()
-	c.batches.HandOver()
 }
 
 // flush sends what there is to send.
@@ -247,7 +198,7 @@ func (c *conn) drain() {
 	c.batches.Handing.Lock()
 	c.batches.HandOver()
 	c.batches.Handing.Unlock()
-	c.empty()
+	c.Empty()
 	c.release()
 }
 

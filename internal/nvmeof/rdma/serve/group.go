@@ -159,7 +159,7 @@ func (g *group) turn() {
 		}
 		g.outbox.Claim()
 		g.batches.HandOver()
-		finished := g.finish()
+		finished := g.outbox.EmptyLocked(g.srv.service, g.finished)
 		g.batches.HandOver() // what was waiting for memory, and what lacks only data that cannot be had
 		g.post()
 		if n == 0 && !finished {
@@ -222,29 +222,10 @@ func (g *group) retry() {
 	}
 }
 
-// finish takes the commands that drives and partitions have put into the outbox, and reports whether there were any.
+// finished notes that a command of a connection has left the outbox.
 //
 // hot: 0 allocs
-func (g *group) finish() (any bool) {
-	for {
-		if s := g.outbox.Take(); s != nil {
-			any = true
-			now := g.srv.service.Clock()
-			for s != nil {
-				next := s.Next()
-				c := s.Conn().Transport().(*conn)
-				if c.Finish(s, now) {
-					c.Later(s)
-				}
-				g.touch(c)
-				s = next
-			}
-		}
-		if g.outbox.Leave() {
-			return any
-		}
-	}
-}
+func (g *group) finished(c *connection.Conn) { g.touch(c.Transport().(*conn)) }
 
 // post posts receives and work requests, a crossing each, and sees to the connections that the
 // turn has touched.

@@ -96,12 +96,12 @@ func (c *Conn) Done(cmd *executor.Command) (kick bool) {
 // Kick implements executor.Port.
 func (c *Conn) Kick() { c.t.Wake() }
 
-// Finish processes a command that was in the outbox. It answers a command that is done, and requests the host's data
-// for one whose executor has called NeedData. If there is no data to request, it returns true, and the caller must pass
-// the command to Later. The lock is held.
+// finishSlot processes a command that was in the outbox. It answers a command that is done, and requests the host's
+// data for one whose executor has called NeedData. If there is no data to request, it returns true, and the caller must
+// pass the command to later. mu is held.
 //
 // hot: 0 allocs
-func (c *Conn) Finish(s *Slot, now int64) (later bool) {
+func (c *Conn) finishSlot(s *Slot, now int64) (later bool) {
 	i := int(s.cmd.Slot)
 	if s.event == eventNeedData {
 		return !c.fetch(i, now)
@@ -110,11 +110,10 @@ func (c *Conn) Finish(s *Slot, now int64) (later bool) {
 	return false
 }
 
-// Later returns a command to its executor after Finish has reported that there is no data to request: either all data
-// has been received, or the command is fenced or its connection is closing, which its Status then says. The caller
-// holds the lock, and also Batches.Handing unless that lock guards the Batches. It must call Batches.HandOver
-// afterwards.
-func (c *Conn) Later(s *Slot) {
+// later returns a command to its executor after finishSlot has reported that there is no data to request: either all
+// data has been received, or the command is fenced or its connection is closing, which its Status then says. The caller
+// holds mu, and also Batches.Handing unless mu guards the Batches. It must call Batches.HandOver afterwards.
+func (c *Conn) later(s *Slot) {
 	status := nvme.Success
 	switch {
 	case c.share.Pass().Stale(): // the drive would refuse the command even with its data

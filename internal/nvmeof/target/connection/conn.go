@@ -5,7 +5,7 @@
 //
 //	transport ── qpair.QPair ──> Conn ── Batches ──> executor.Executor (drive, partition)
 //	    ^                         │ └── ExecuteAdmin ──> target.Service
-//	    └── responses <── Finish <┴── Outbox <── NeedData, Done
+//	    └── responses <── Empty <─┴── Outbox <── NeedData, Done
 package connection
 
 import (
@@ -143,12 +143,6 @@ type Slot struct {
 	apart   bool
 	askedNS int64
 }
-
-// Next is the next command that Outbox.Take has returned. It is read before the command is finished.
-func (s *Slot) Next() *Slot { return s.next }
-
-// Conn is the connection of the command.
-func (s *Slot) Conn() *Conn { return s.cmd.Port.(*Conn) }
 
 // setSlots gives the connection n slots, as many as the machine has.
 func (c *Conn) setSlots(n int) {

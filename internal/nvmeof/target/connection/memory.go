@@ -56,9 +56,8 @@ func (c *Conn) extraBuffer(buf *bufpool.Buf, n int) []byte {
 	return b.B[:n]
 }
 
-// MemoryWanted reports that the machine has stopped for want of memory and would stop again. The
-// lock is held.
-func (c *Conn) MemoryWanted() bool {
+// memoryWanted reports that the machine has stopped for want of memory and would stop again. mu is held.
+func (c *Conn) memoryWanted() bool {
 	return c.waiting && !c.granted.Load() && (c.qid == 0 || c.extra)
 }
 

@@ -38,15 +38,13 @@ func (o *Outbox) push(s *Slot, e event) (kick bool) {
 	}
 }
 
-// Claim says that the caller is about to empty the outbox, so that no push asks for
-// a kick meanwhile.
+// Claim says that the caller is about to empty the outbox, so that no push asks for a kick meanwhile.
 func (o *Outbox) Claim() { o.head.CompareAndSwap(nil, &busy) }
 
-// Take empties the outbox and returns its commands, oldest first, linked by Next; the
-// claim stays.
+// take empties the outbox and returns its commands, oldest first, linked by next; the claim stays.
 //
 // hot: 0 allocs
-func (o *Outbox) Take() (first *Slot) {
+func (o *Outbox) take() (first *Slot) {
 	for s := o.head.Swap(&busy); s != nil && s != &busy; {
 		next := s.next
 		s.next = first
@@ -56,8 +54,8 @@ func (o *Outbox) Take() (first *Slot) {
 	return first
 }
 
-// Leave ends the claim; it fails if something was pushed since Take.
-func (o *Outbox) Leave() bool {
+// leave ends the claim; it fails if something was pushed since take.
+func (o *Outbox) leave() bool {
 	return o.head.CompareAndSwap(&busy, nil) || o.head.Load() == nil
 }
 

@@ -121,7 +121,7 @@ func newConn(s *Server, nc *net.TCPConn, port nvmeof.Port) (*conn, error) {
 func (t transport) Lend(b bufpool.Buf) { t.pending = append(t.pending, b) }
 
 // Paused implements connection.Transport.
-func (t transport) Paused() bool { return t.paused() }
+func (t transport) Paused() bool { return t.sending && t.m.Pending() > t.srv.cfg.BacklogBytes }
 
 // Wake implements connection.Transport.
 func (t transport) Wake() { signal(t.wake) }
@@ -154,10 +154,6 @@ func (t transport) Lost() (lost bool) {
 
 // LocalAddress implements connection.Transport.
 func (t transport) LocalAddress() string { return t.nc.LocalAddr().(*net.TCPAddr).IP.String() }
-
-func (c *conn) paused() bool {
-	return c.sending && c.m.Pending() > c.srv.cfg.BacklogBytes
-}
 
 func signal(ch chan struct{}) {
 	select {
@@ -237,7 +233,7 @@ func (c *conn) drain() {
 	c.pending, c.txBufs = nil, nil
 	c.mu.Unlock()
 	c.batches.HandOver()
-	for c.empty(); c.InFlight() > 0; c.empty() {
+	for c.Empty(); c.InFlight() > 0; c.Empty() {
 		<-c.wake
 	}
 }
@@ -263,47 +259,6 @@ func (c *conn) log() {
 	default:
 		c.LogClosed(c.reason, "", nil)
 	}
-}
-
-// empty processes the commands that executors have put into the outbox: it answers those that are done and requests the
-// data of those that want it, until the outbox is empty. flush then sends the responses.
-func (c *conn) empty() {
-	for {
-		if first := c.outbox.Take(); first != nil {
-			now := c.srv.service.Clock()
-			// later are rare: memory was short, or the connection is closing.
-			var later []*connection.Slot
-			c.mu.Lock()
-			for s := first; s != nil; {
-				next := s.Next()
-				if c.Finish(s, now) {
-					later = append(later, s)
-				}
-				s = next
-			}
-			c.mu.Unlock()
-			if later != nil {
-				c.returnCommands(later)
-			}
-		}
-		if c.outbox.Leave() {
-			return
-		}
-	}
-}
-
-// returnCommands calls Batch.DataReady for commands that need no data from the host although their executors have
-// called Port.NeedData, and submits the batches. empty cannot do so where it calls Finish, because a batch needs
-// Handing, which must be locked before mu, and Finish needs mu.
-func (c *conn) returnCommands(later []*connection.Slot) {
-	c.batches.Handing.Lock()
-	defer c.batches.Handing.Unlock()
-	c.mu.Lock()
-	for _, s := range later {
-		c.Later(s)
-	}
-	c.mu.Unlock()
-	c.batches.HandOver()
 }
 
 // label returns the label of a fatal error status in metrics.
@@ -338,16 +293,9 @@ func (c *conn) readLoop() error {
 		if err := c.read(place); err != nil {
 			return err
 		}
-		n := c.readN
-		c.batches.Handing.Lock() // process unlocks it
-		c.mu.Lock()
-		if p := min(n, len(place)); p > 0 {
-			c.m.Placed(p)
-			n -= p
-		}
-		c.rxEnd += n
-		c.mu.Unlock()
-		if stop := c.process(); stop {
+		placed := min(c.readN, len(place))
+		c.rxEnd += c.readN - placed
+		if stop := c.process(placed); stop {
 			return nil
 		}
 	}
@@ -365,13 +313,16 @@ const (
 // and copied.
 const minPlace = 4 << 10
 
-// process parses what was received and executes the commands in it. It unlocks Handing, which the caller has locked.
-func (c *conn) process() (stop bool) {
+// process parses what was received and executes the commands in it. placed bytes of it were read directly into the
+// buffer of their command.
+func (c *conn) process(placed int) (stop bool) {
 	for {
 		now := c.srv.service.Clock()
-		c.Saw(now)
-		c.outbox.Claim()
-		c.mu.Lock()
+		c.BeginReceive(now)
+		if placed > 0 {
+			c.m.Placed(placed)
+			placed = 0
+		}
 		c.rxStart += c.m.Receive(c.rx[c.rxStart:c.rxEnd])
 		closed := c.m.Closed()
 		partial := !c.m.Stalled() && (c.rxStart < c.rxEnd || !c.m.Idle())
@@ -383,17 +334,10 @@ func (c *conn) process() (stop bool) {
 			c.partialPDU, c.partialSince = number, now
 		}
 		c.partial, c.partialNS = partial, now
-		c.mu.Unlock()
 		if c.rxStart == c.rxEnd {
 			c.rxStart, c.rxEnd = 0, 0
 		}
-		c.batches.HandOver()
-		c.batches.Handing.Unlock()
-		if c.AdminPending() {
-			c.ExecuteAdmin()
-		}
-		c.empty()
-		c.RecordFailures() // before the host sees a failed response and reads the log page
+		c.EndReceive()
 		c.flush()
 		if closed {
 			c.finishSending()
@@ -410,7 +354,6 @@ func (c *conn) process() (stop bool) {
 				return false
 			}
 		}
-		c.batches.Handing.Lock()
 	}
 }
 
@@ -429,7 +372,7 @@ func (c *conn) stalled() int {
 	switch {
 	case !c.m.Stalled():
 		return running
-	case c.MemoryWanted(), c.paused(), c.m.Full():
+	case c.Blocked():
 		return waiting
 	}
 	return again

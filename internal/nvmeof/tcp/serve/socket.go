@@ -159,7 +159,7 @@ func (c *conn) writeLoop() {
 		case <-c.dead:
 			return
 		}
-		c.empty()
+		c.Empty()
 		c.RecordFailures()
 		c.mu.Lock()
 		mine := c.handoff.Swap(false)

@@ -1,0 +1,111 @@
+package connection
+
+import "jbofd/internal/nvmeof/target"
+
+// What every transport does around its machine, so that the lab runs what the daemon runs. A transport whose
+// connections have an outbox and batches of their own calls
+//
+//	BeginReceive ── the machine gets what has arrived ── EndReceive ── send
+//	Empty ── send                                        when Transport.Wake was called
+//
+// One whose connections share them, with the lock, calls EmptyLocked.
+
+// BeginReceive begins a turn in which the machine gets what has arrived by now. It takes the lock, which EndReceive
+// releases. By one goroutine at a time.
+func (c *Conn) BeginReceive(now int64) {
+	c.cfg.Batches.Handing.Lock()
+	c.Saw(now)
+	c.cfg.Outbox.Claim() // EndReceive empties it
+	c.mu.Lock()
+}
+
+// EndReceive ends the turn: executors get the commands that have arrived, admin commands are executed, and what is done
+// by now is answered. The caller then sends the responses.
+func (c *Conn) EndReceive() {
+	c.mu.Unlock()
+	c.cfg.Batches.HandOver()
+	c.cfg.Batches.Handing.Unlock()
+	if c.AdminPending() {
+		c.ExecuteAdmin()
+	}
+	c.Empty()
+	c.RecordFailures() // before the host sees a failed response and reads the log page
+}
+
+// Blocked reports that the machine, which has stopped before a command, would stop there again until Transport.Resume.
+// The lock is held.
+func (c *Conn) Blocked() bool { return c.memoryWanted() || c.t.Paused() || c.m.Full() }
+
+// Empty processes the commands that executors have put into the outbox: it answers those that are done and requests the
+// data of those that want it, until the outbox is empty. The outbox is the connection's own. The caller then sends the
+// responses.
+func (c *Conn) Empty() {
+	o := c.cfg.Outbox
+	for {
+		if s := o.take(); s != nil {
+			c.finishAll(s)
+		}
+		if o.leave() {
+			return
+		}
+	}
+}
+
+// finishAll processes the commands from s on.
+func (c *Conn) finishAll(s *Slot) {
+	now := c.service.Clock()
+	// later are rare: memory was short, or the connection is closing.
+	var later []*Slot
+	c.mu.Lock()
+	for s != nil {
+		next := s.next // finish may put the slot to use again
+		if c.finishSlot(s, now) {
+			later = append(later, s)
+		}
+		s = next
+	}
+	c.mu.Unlock()
+	if later != nil {
+		c.returnCommands(later)
+	}
+}
+
+// returnCommands calls Batch.DataReady for commands that need no data from the host although their executors have
+// called Port.NeedData, and submits the batches. finishAll cannot do so itself, because a batch needs Handing, which
+// must be locked before mu.
+func (c *Conn) returnCommands(later []*Slot) {
+	c.cfg.Batches.Handing.Lock()
+	defer c.cfg.Batches.Handing.Unlock()
+	c.mu.Lock()
+	for _, s := range later {
+		c.later(s)
+	}
+	c.mu.Unlock()
+	c.cfg.Batches.HandOver()
+}
+
+// EmptyLocked is Empty for an outbox that connections share. The lock is held, which they share as well and which also
+// guards their batches. EmptyLocked calls finished for the connection of each command and reports whether there were
+// any. The caller then calls Batches.HandOver.
+//
+// hot: 0 allocs
+func (o *Outbox) EmptyLocked(f *target.Service, finished func(*Conn)) (any bool) {
+	for {
+		if s := o.take(); s != nil {
+			any = true
+			now := f.Clock()
+			for s != nil {
+				next := s.next
+				c := s.cmd.Port.(*Conn)
+				if c.finishSlot(s, now) {
+					c.later(s)
+				}
+				finished(c)
+				s = next
+			}
+		}
+		if o.leave() {
+			return any
+		}
+	}
+}
