@@ -260,7 +260,7 @@ func (n *Node) namespaceInfo(nqn string, nc config.Namespace) admin.Namespace {
 			lab := d.label.Label()
 			if k := lab.FindNamespace(nqn, nc.NSID); k >= 0 {
 				i.UUID = lab.Extents[k].UUID.String()
-				if s := n.store(lab.Extents[k].UUID); s != nil {
+				if s := n.publisher.Store(lab.Extents[k].UUID); s != nil {
 					st := s.Stats()
 					i.Objects, i.UsedBytes, i.SwappedKeys = st.Objects, st.LiveBytes, st.Swap.Keys
 				}
@@ -309,7 +309,7 @@ func (n *Node) DeleteNamespace(name string) error {
 			return fmt.Errorf("namespace %s is configured (subsystem %s, nsid %d): take it out of the configuration "+
 				"and reload first", name, e.NQN, e.NSID)
 		}
-		if err := n.erase(d.drive, e.StartBytes, e.LengthBytes); err != nil {
+		if err := n.erase(d, e); err != nil {
 			return fmt.Errorf("ssd %s: erase namespace %s: %w", d.name, name, err)
 		}
 		if err := d.label.Update(func(l *label.Label) error { return l.Free(e.UUID) }); err != nil {

@@ -28,6 +28,7 @@ import (
 	"jbofd/internal/nvmeof/target/connection"
 	"jbofd/internal/nvmeof/tcp"
 	"jbofd/internal/nvmeof/tcp/serve"
+	"jbofd/internal/publish"
 	"jbofd/internal/telemetry"
 	"jbofd/internal/uuid"
 )
@@ -85,8 +86,9 @@ type Node struct {
 	pool      *bufpool.Pool
 	ssds      []*openSSD // in the configuration's order
 	areas     swapAreas
-	stores    stores
+	left      leftOuts
 	service   *target.Service
+	publisher *publish.Publisher
 	tcp       *serve.Server
 	rdma      *rdmaserve.Server // nil without RDMA listeners
 	listeners []listener
@@ -168,7 +170,7 @@ func watchdog() (stop func()) {
 func start(opts Options) (_ *Node, err error) {
 	cfg := opts.Config
 	n := &Node{opts: opts, cfg: cfg, level: new(slog.LevelVar), stopping: make(chan struct{}), endAdmin: func() {},
-		stores: stores{open: map[uuid.UUID]*store{}, left: map[uuid.UUID]leftOut{}}}
+		left: leftOuts{stores: map[uuid.UUID]leftOut{}}}
 	n.beginStop = sync.OnceFunc(func() { close(n.stopping) })
 	defer func() {
 		if err != nil {
@@ -212,7 +214,11 @@ func start(opts Options) (_ *Node, err error) {
 	if err := n.openAreas(); err != nil {
 		return nil, err
 	}
-	n.closing(func() { n.closeStores(closeStoresTimeout) })
+	n.closing(func() {
+		if n.publisher != nil {
+			n.publisher.CloseAll(closeStoresTimeout)
+		}
+	})
 	if err := n.startTarget(); err != nil {
 		return nil, err
 	}
@@ -301,6 +307,7 @@ func (n *Node) startTarget() error {
 		}},
 	})
 	n.closing(n.service.Close)
+	n.publisher = publish.New(publish.Config{Service: n.service, Closed: n.storeClosed})
 	admission := connection.NewAdmission(connection.AdmissionLimits{Connections: cfg.Limits.Connections,
 		PerHost: cfg.Limits.ConnectionsPerHost,
 		Pending: cfg.Limits.PendingConnections, PendingPerAddress: cfg.Limits.PendingPerAddress}, n.tel)
@@ -377,7 +384,7 @@ func (n *Node) stop() {
 		if n.rdma != nil {
 			n.rdma.Close()
 		}
-		n.closeStores(returning + closeStoresTimeout)
+		n.publisher.CloseAll(returning + closeStoresTimeout)
 		n.flushDrives()
 		n.close()
 	}()

@@ -9,7 +9,6 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
-	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -18,7 +17,7 @@ import (
 	"jbofd/internal/drive"
 	"jbofd/internal/nvme"
 	"jbofd/internal/nvmeof"
-	"jbofd/internal/pipeline"
+	"jbofd/internal/publish"
 	"jbofd/internal/ssd"
 	"jbofd/internal/ssd/file"
 	"jbofd/internal/ssd/label"
@@ -175,10 +174,7 @@ func (n *Node) flushDrives() {
 			continue
 		}
 		all.Go(func() {
-			s := make(waitSink, 1)
-			io := &drive.IO{Op: pipeline.Flush}
-			io.Init(s, 0)
-			if err := s.do(d.drive, io); err != nil {
+			if err := publish.Flush(d.drive); err != nil {
 				n.log.Error("flush at stop failed", "ssd", d.name, "error", err)
 			}
 		})
@@ -268,21 +264,21 @@ func (n *Node) apply(cfg *config.Config, mode applyMode) error {
 		n.dropStores(opened)
 		return err
 	}
-	there := n.adoptStores(kv)
-	for i := range state.Subsystems {
-		st := &state.Subsystems[i]
-		st.Namespaces = slices.DeleteFunc(st.Namespaces,
-			func(ns *nvmeof.Namespace) bool { return ns.CSI == nvme.CSIKV && !there[ns] })
+	stores := map[*nvmeof.Namespace]*publish.Store{}
+	for _, p := range kv {
+		if p.store != nil {
+			stores[p.ns] = p.store
+			n.forgive(p.extent.UUID)
+		}
 	}
 	names := []string{config.Background}
 	for _, t := range cfg.Tenants {
 		names = append(names, t.Name)
 	}
 	n.tel.SetTenants(names)
-	n.service.SetTenants(tenantConfigs(cfg))
-	n.service.Apply(state)
 	n.tel.SetSubsystems(tel)
-	n.retireStores(kv)
+	n.publisher.Publish(publish.Publication{State: state, Tenants: tenantConfigs(cfg), Stores: stores})
+	n.forgiveRemoved(kv)
 	return nil
 }
 

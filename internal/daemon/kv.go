@@ -15,6 +15,7 @@ import (
 	"jbofd/internal/nvmeof/target"
 	"jbofd/internal/partition"
 	"jbofd/internal/pipeline"
+	"jbofd/internal/publish"
 	"jbofd/internal/ssd/label"
 	"jbofd/internal/telemetry"
 	"jbofd/internal/uuid"
@@ -23,24 +24,13 @@ import (
 // closeStoresTimeout is how long the stores may take for their last checkpoints.
 const closeStoresTimeout = 700 * time.Millisecond
 
-// removeStoreTimeout is how long a store may take to stop whose namespace was removed.
-const removeStoreTimeout = 10 * time.Second
+// dropStoreTimeout is how long a store may take to stop that was opened for a reload that is refused.
+const dropStoreTimeout = 10 * time.Second
 
-// store is the open partition of a key-value namespace.
-type store struct {
-	*partition.Partition
-	// number is the partition's number in the target service; -1 before the service has it.
-	number int
-	nqn    string
-	nsid   uint32
-}
-
-// stores are the partitions that are open.
-type stores struct {
-	mu   sync.Mutex
-	open map[uuid.UUID]*store
-	// left are those that could not be opened and are left out.
-	left map[uuid.UUID]leftOut
+// leftOuts are the stores that could not be opened and are left out.
+type leftOuts struct {
+	mu     sync.Mutex
+	stores map[uuid.UUID]leftOut
 }
 
 // leftOut is a store that could not be opened.
@@ -58,7 +48,7 @@ type kvPlan struct {
 	cfg    config.Namespace
 	// fresh: the extent is new, and there is no store on it.
 	fresh bool
-	store *store
+	store *publish.Store
 	err   error
 }
 
@@ -69,7 +59,7 @@ type kvPlan struct {
 func (n *Node) openStores(plan []*kvPlan, lenient bool) (opened []*kvPlan, err error) {
 	var all sync.WaitGroup
 	for _, p := range plan {
-		if p.store = n.store(p.extent.UUID); p.store != nil {
+		if p.store = n.publisher.Store(p.extent.UUID); p.store != nil {
 			continue
 		}
 		opened = append(opened, p)
@@ -100,18 +90,18 @@ func (n *Node) openStores(plan []*kvPlan, lenient bool) (opened []*kvPlan, err e
 // leaveOut records that a store could not be opened, which makes the node not ready.
 func (n *Node) leaveOut(p *kvPlan) {
 	l := leftOut{component: fmt.Sprintf("namespace %s %d", p.extent.NQN, p.cfg.NSID), err: p.err}
-	n.stores.mu.Lock()
-	n.stores.left[p.extent.UUID] = l
-	n.stores.mu.Unlock()
+	n.left.mu.Lock()
+	n.left.stores[p.extent.UUID] = l
+	n.left.mu.Unlock()
 	n.tel.Health().Block(l.component, l.err.Error())
 }
 
 // forgive removes the record of leaveOut: the store has been opened, or is not configured any more.
 func (n *Node) forgive(u uuid.UUID) {
-	n.stores.mu.Lock()
-	l, was := n.stores.left[u]
-	delete(n.stores.left, u)
-	n.stores.mu.Unlock()
+	n.left.mu.Lock()
+	l, was := n.left.stores[u]
+	delete(n.left.stores, u)
+	n.left.mu.Unlock()
 	if was {
 		n.tel.Health().Clear(l.component)
 	}
@@ -119,16 +109,16 @@ func (n *Node) forgive(u uuid.UUID) {
 
 // whyLeftOut returns why a store could not be opened, or "".
 func (n *Node) whyLeftOut(u uuid.UUID) string {
-	n.stores.mu.Lock()
-	defer n.stores.mu.Unlock()
-	if l, was := n.stores.left[u]; was {
+	n.left.mu.Lock()
+	defer n.left.mu.Unlock()
+	if l, was := n.left.stores[u]; was {
 		return l.err.Error()
 	}
 	return ""
 }
 
 // openStore opens a store, or formats a fresh one.
-func (n *Node) openStore(p *kvPlan) (*store, error) {
+func (n *Node) openStore(p *kvPlan) (*publish.Store, error) {
 	began := time.Now()
 	p.ssd.drive.SetTenant(target.Background, pipeline.Settings{Weight: p.ssd.backgroundWeight})
 	var seed [8]byte
@@ -161,128 +151,75 @@ func (n *Node) openStore(p *kvPlan) (*store, error) {
 	st := opened.Stats()
 	log.Info("key-value store opened", "objects", st.Objects, "swapped", st.Swap.Keys, "took",
 		time.Since(began).Round(time.Millisecond).String())
-	return &store{Partition: opened, number: -1, nqn: p.extent.NQN, nsid: p.cfg.NSID}, nil
+	return publish.NewStore(opened, p.extent.UUID, p.extent.NQN, p.cfg.NSID), nil
 }
 
 // dropStores closes stores that the target service does not know yet.
 func (n *Node) dropStores(plan []*kvPlan) {
 	for _, p := range plan {
 		if p.store != nil {
-			n.closeStore(p.store, removeStoreTimeout)
+			n.publisher.Close(p.store, dropStoreTimeout)
 		}
 	}
 }
 
-func (n *Node) closeStore(s *store, patience time.Duration) {
-	err := s.Close(patience)
+// storeClosed logs that a store was not closed as it should be.
+func (n *Node) storeClosed(s *publish.Store, err error) {
 	switch {
 	case errors.Is(err, partition.ErrKeysOut):
 		n.log.Warn("key-value store closed with keys in swap areas: it needs those areas at the next start",
-			"subsystem", s.nqn, "nsid", s.nsid, "error", err)
+			"subsystem", s.NQN, "nsid", s.NSID, "error", err)
 	case err != nil:
 		n.log.Error("key-value store not closed cleanly: it recovers at the next start, no acknowledged write is lost",
-			"subsystem", s.nqn, "nsid", s.nsid, "error", err)
+			"subsystem", s.NQN, "nsid", s.NSID, "error", err)
 	}
 }
 
-// adoptStores registers the stores with the target service and returns the namespaces with their stores' numbers. A
-// namespace whose store could not be opened is not in the result.
-func (n *Node) adoptStores(plan []*kvPlan) (there map[*nvmeof.Namespace]bool) {
-	there = map[*nvmeof.Namespace]bool{}
-	for _, p := range plan {
-		if p.store != nil {
-			n.forgive(p.extent.UUID)
-		}
-	}
-	n.stores.mu.Lock()
-	defer n.stores.mu.Unlock()
-	for _, p := range plan {
-		s := p.store
-		if s == nil {
-			continue
-		}
-		if s.number < 0 {
-			s.number = n.service.AddPartition(s)
-			n.stores.open[p.extent.UUID] = s
-		}
-		p.ns.Partition, p.ns.MaxValueBytes, p.ns.UsedBytes = s.number, s.MaxValueBytes(), s.UsedBytes
-		there[p.ns] = true
-	}
-	return there
-}
-
-// retireStores closes the stores of namespaces that the plan does not have.
-func (n *Node) retireStores(plan []*kvPlan) {
+// forgiveRemoved forgets what could not be opened and is not configured any more.
+func (n *Node) forgiveRemoved(plan []*kvPlan) {
 	keep := map[uuid.UUID]bool{}
 	for _, p := range plan {
 		keep[p.extent.UUID] = true
 	}
-	n.stores.mu.Lock()
-	var gone []*store
-	for u, s := range n.stores.open {
+	n.left.mu.Lock()
+	var removed []uuid.UUID
+	for u := range n.left.stores {
 		if !keep[u] {
-			gone = append(gone, s)
-			delete(n.stores.open, u)
+			removed = append(removed, u)
 		}
 	}
-	var forgotten []uuid.UUID
-	for u := range n.stores.left {
-		if !keep[u] {
-			forgotten = append(forgotten, u)
-		}
-	}
-	n.stores.mu.Unlock()
-	for _, u := range forgotten {
+	n.left.mu.Unlock()
+	for _, u := range removed {
 		n.forgive(u)
-	}
-	for _, s := range gone {
-		n.service.RemovePartition(s.number)
-		n.closeStore(s, removeStoreTimeout)
 	}
 }
 
 // swappedKeys returns how many keys of all stores are in swap areas.
 func (n *Node) swappedKeys() (keys int64) {
-	n.stores.mu.Lock()
-	defer n.stores.mu.Unlock()
-	for _, s := range n.stores.open {
+	for _, s := range n.publisher.Stores() {
 		keys += s.Stats().Swap.Keys
 	}
 	return keys
 }
 
-// closeStores closes all stores. There are no requests to them any more.
-func (n *Node) closeStores(patience time.Duration) {
-	n.stores.mu.Lock()
-	open := n.stores.open
-	n.stores.open = map[uuid.UUID]*store{}
-	n.stores.mu.Unlock()
-	var all sync.WaitGroup
-	for _, s := range open {
-		all.Go(func() { n.closeStore(s, patience) })
-	}
-	all.Wait()
-}
+// errStopping: the daemon stops before the range is erased.
+var errStopping = errors.New("the daemon is stopping; delete the namespace again when it is back")
 
-// store returns the store on the extent with that UUID; nil if it is not open.
-func (n *Node) store(u uuid.UUID) *store {
-	n.stores.mu.Lock()
-	defer n.stores.mu.Unlock()
-	return n.stores.open[u]
+// erase zeroes an extent that nothing uses any more; see publish.Publisher.Erase.
+func (n *Node) erase(d *openSSD, e label.Extent) error {
+	err := n.publisher.Erase(d.drive, e.StartBytes, e.LengthBytes, n.stopping)
+	if errors.Is(err, target.ErrStopped) {
+		return errStopping
+	}
+	return err
 }
 
 // kvStats returns the metrics of the stores.
 func (n *Node) kvStats() (all []telemetry.KVStats) {
-	n.stores.mu.Lock()
-	open := make([]*store, 0, len(n.stores.open))
-	for _, s := range n.stores.open {
-		open = append(open, s)
-	}
-	n.stores.mu.Unlock()
-	for _, s := range open {
+	for _, s := range n.publisher.Stores() {
 		st := s.Stats()
 		all = append(all, telemetry.KVStats{
-			Subsystem: s.nqn, NSID: s.nsid, Objects: st.Objects, Segments: st.Segments, MemoryBytes: st.MemoryBytes,
+			Subsystem: s.NQN, NSID: s.NSID, Objects: st.Objects, Segments: st.Segments, MemoryBytes: st.MemoryBytes,
 			LiveBytes: st.LiveBytes, FreeBytes: st.FreeChunks * st.ChunkBytes, UserBytes: st.UserBytes,
 			KeyLogBytes:   st.KeyLogBytes,
 			ValueLogBytes: st.ValueLogBytes, MovedBytes: st.MovedBytes, CheckpointBytes: st.CheckpointBytes,

@@ -217,7 +217,7 @@ func (n *Node) homesOf(u uuid.UUID, a *swapArea) (homes []admin.SwapHome, sure b
 			}
 			h := admin.SwapHome{UUID: e.UUID.String(), SubNQN: e.NQN, NSID: e.NSID, Keys: found[e.UUID]}
 			delete(found, e.UUID)
-			if s := n.store(e.UUID); s != nil {
+			if s := n.publisher.Store(e.UUID); s != nil {
 				h.Open = true
 				for _, use := range s.Uses() {
 					if use.Area == u && use.Listed {
@@ -263,7 +263,7 @@ func (n *Node) freeArea(a *swapArea) error {
 	n.areas.all = slices.DeleteFunc(n.areas.all, func(o *swapArea) bool { return o == a })
 	n.areas.mu.Unlock()
 	a.close(n)
-	if err := n.erase(a.ssd.drive, a.extent.StartBytes, a.extent.LengthBytes); err != nil {
+	if err := n.erase(a.ssd, a.extent); err != nil {
 		return fmt.Errorf("ssd %s: erase swap area: %w", a.ssd.name, err)
 	}
 	if err := a.ssd.label.Update(func(l *label.Label) error { return l.Free(a.extent.UUID) }); err != nil {
@@ -329,7 +329,7 @@ func (n *Node) closedStores() iter.Seq2[*openSSD, label.Extent] {
 				continue
 			}
 			for _, e := range d.label.Label().Extents {
-				if e.Use == label.KV && n.store(e.UUID) == nil && !yield(d, e) {
+				if e.Use == label.KV && n.publisher.Store(e.UUID) == nil && !yield(d, e) {
 					return
 				}
 			}

@@ -194,6 +194,8 @@ var directions = []row{
 	{"internal/pushdown", []string{"internal/pushdown/...", "internal/nvme/...", "internal/pipeline",
 		"internal/bufpool", "internal/turn"}, toDriver},
 	{"internal/offload", []string{"internal/offload/...", "internal/nvme/...", "internal/bufpool", "client"}, toDriver},
+	{"internal/publish", []string{"internal/drive", "internal/nvme", "internal/nvmeof", "internal/nvmeof/target",
+		"internal/partition", "internal/pipeline", "internal/ssd"}, toDriver},
 	{"internal/telemetry", []string{"internal/nvme/...", "internal/ssd", "internal/pipeline"}, toDriver},
 	{"internal/config", []string{"internal/nvme", "internal/ssd/label"}, toDriver},
 

@@ -226,27 +226,33 @@ var (
 	// ErrInFlight: the drive still has commands after the bound.
 	ErrInFlight = errors.New("commands that hosts sent before are still in flight; try again")
 	// ErrStopped: the caller's channel was closed.
-	ErrStopped = errors.New("stopped before the commands in flight have ended")
+	ErrStopped = errors.New("stopped before the drive was ready for another use")
 )
 
-// drainDriveFor bounds DrainDrive.
-const drainDriveFor = 10 * time.Second
+const (
+	// drainDriveFor bounds DrainDrive.
+	drainDriveFor = 10 * time.Second
+	// stopEvery is how long DrainDrive may take to see that it is to stop.
+	stopEvery = 10 * time.Millisecond
+)
 
 // DrainDrive waits until no command is in flight at a drive that was sent before the latest Apply, for 10 s at most or
 // until stop is closed. Only after that may an extent that Apply has revoked be used for something else.
 //
 // Errors: ErrInFlight, ErrStopped.
 func (f *Service) DrainDrive(d *drive.Drive, stop <-chan struct{}) error {
-	late := time.NewTimer(drainDriveFor)
-	defer late.Stop()
-	select {
-	case <-d.Quiesce():
-		return nil
-	case <-stop:
-		return ErrStopped
-	case <-late.C:
-		return ErrInFlight
+	quiet, late := d.Quiesce(), f.cfg.Clock()+int64(drainDriveFor)
+	for !f.cfg.Env.Wait(quiet, stopEvery) {
+		select {
+		case <-stop:
+			return ErrStopped
+		default:
+		}
+		if f.cfg.Clock() >= late {
+			return ErrInFlight
+		}
 	}
+	return nil
 }
 
 // flush is an ActionFlush under way. It is the sink of the drives' IOs.

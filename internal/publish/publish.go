@@ -1,0 +1,159 @@
+// Package publish makes namespaces visible to hosts and takes them away again: the part of a reload that touches what
+// hosts use.
+//
+//	Publish ──> new stores are registered ──> tenants ──> target.Service.Apply ──> stores without namespace are closed
+//	Erase   ──> DrainDrive ──> zeroes ──> flush
+//
+// What a namespace lies on is the caller's affair: the daemon finds it in the labels of its drives. The caller also
+// sees to it that only one Publish or Erase is under way.
+package publish
+
+import (
+	"maps"
+	"slices"
+	"sync"
+	"time"
+
+	"jbofd/internal/nvme"
+	"jbofd/internal/nvmeof"
+	"jbofd/internal/nvmeof/target"
+	"jbofd/internal/partition"
+	"jbofd/internal/uuid"
+)
+
+// closeTimeout is how long a store may take to stop whose namespace was removed.
+const closeTimeout = 10 * time.Second
+
+// Store is the open partition of a key-value namespace.
+type Store struct {
+	*partition.Partition
+	// UUID is that of the namespace's extent, NQN its subsystem.
+	UUID uuid.UUID
+	NQN  string
+	NSID uint32
+	// number is the partition's number in the target service; -1 before the service has it.
+	number int
+}
+
+// NewStore describes a partition that was opened. Publish registers it.
+func NewStore(p *partition.Partition, id uuid.UUID, nqn string, nsid uint32) *Store {
+	return &Store{Partition: p, UUID: id, NQN: nqn, NSID: nsid, number: -1}
+}
+
+// Config describes a Publisher.
+type Config struct {
+	Service *target.Service
+	// Closed is told how a store was closed; see partition.Partition.Close.
+	Closed func(s *Store, err error)
+}
+
+// Publisher knows the stores that are open. Its methods may be called from any goroutine.
+type Publisher struct {
+	cfg Config
+	// mu guards open.
+	mu   sync.Mutex
+	open map[uuid.UUID]*Store
+}
+
+// New returns a Publisher that has published nothing.
+func New(cfg Config) *Publisher { return &Publisher{cfg: cfg, open: map[uuid.UUID]*Store{}} }
+
+// Publication is what hosts are to see.
+type Publication struct {
+	// State is what the target serves. Publish fills in the stores of its key-value namespaces and leaves those out
+	// that have none.
+	State   nvmeof.State
+	Tenants []target.TenantConfig
+	// Stores are the stores of namespaces in State. A namespace of keys and values that is not in it is left out.
+	Stores map[*nvmeof.Namespace]*Store
+}
+
+// Publish puts a Publication in place of the one before. When it returns, no command of a namespace that was removed
+// starts any more, and the stores of removed namespaces are closed. A drive may still have commands: see Erase.
+func (p *Publisher) Publish(what Publication) {
+	p.register(&what)
+	p.cfg.Service.SetTenants(what.Tenants)
+	p.cfg.Service.Apply(what.State)
+	p.retire(what.Stores)
+}
+
+// register gives new stores their numbers, namespaces the numbers of their stores, and leaves out namespaces without.
+func (p *Publisher) register(what *Publication) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	what.State.Subsystems = slices.Clone(what.State.Subsystems)
+	for i := range what.State.Subsystems {
+		st := &what.State.Subsystems[i]
+		all := st.Namespaces
+		st.Namespaces = nil
+		for _, ns := range all {
+			s := what.Stores[ns]
+			if s == nil && ns.CSI == nvme.CSIKV {
+				continue
+			}
+			if s != nil {
+				if s.number < 0 {
+					s.number = p.cfg.Service.AddPartition(s)
+					p.open[s.UUID] = s
+				}
+				ns.Partition, ns.MaxValueBytes, ns.UsedBytes = s.number, s.MaxValueBytes(), s.UsedBytes
+			}
+			st.Namespaces = append(st.Namespaces, ns)
+		}
+	}
+}
+
+// retire closes the stores that no namespace uses any more.
+func (p *Publisher) retire(used map[*nvmeof.Namespace]*Store) {
+	keep := map[uuid.UUID]bool{}
+	for _, s := range used {
+		keep[s.UUID] = true
+	}
+	p.mu.Lock()
+	var gone []*Store
+	for id, s := range p.open {
+		if !keep[id] {
+			gone = append(gone, s)
+			delete(p.open, id)
+		}
+	}
+	p.mu.Unlock()
+	slices.SortFunc(gone, func(a, b *Store) int { return a.number - b.number })
+	for _, s := range gone {
+		p.cfg.Service.RemovePartition(s.number)
+		p.Close(s, closeTimeout)
+	}
+}
+
+// Close closes a store that hosts do not use, and tells Config.Closed. It is for stores that were opened and are not
+// published.
+func (p *Publisher) Close(s *Store, patience time.Duration) {
+	p.cfg.Closed(s, s.Partition.Close(patience))
+}
+
+// CloseAll closes all stores. There are no requests to them any more.
+func (p *Publisher) CloseAll(patience time.Duration) {
+	p.mu.Lock()
+	open := p.open
+	p.open = map[uuid.UUID]*Store{}
+	p.mu.Unlock()
+	var all sync.WaitGroup
+	for _, s := range open {
+		all.Go(func() { p.Close(s, patience) })
+	}
+	all.Wait()
+}
+
+// Store returns the store on the extent with that UUID; nil if it is not open.
+func (p *Publisher) Store(id uuid.UUID) *Store {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.open[id]
+}
+
+// Stores returns the open stores, in any order.
+func (p *Publisher) Stores() []*Store {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return slices.Collect(maps.Values(p.open))
+}
