@@ -5,17 +5,19 @@ import "jbofd/internal/kvstore"
 // States of a Request.
 const (
 	requestIdle    = iota
-	requestQueued  // submitted, and the store does not have it: Abort takes it out
+	requestQueued  // submitted, and the store does not have it: Request.Abort takes it out
 	requestAborted // taken out; KVDone will follow
 	requestStarted // the store has it, or is about to
 )
 
-// Abort takes r out if the store does not have it yet; then it ends with kvstore.Aborted, soon. It reports whether that
-// succeeded: otherwise the Request takes its course. From any goroutine, also with locks held that Sinks take.
-func (p *Partition) Abort(r *Request) bool {
+// Abort takes r out of its partition if the store does not have it yet; then it ends with kvstore.Aborted, soon. It
+// reports whether that succeeded: otherwise the Request takes its course. From any goroutine, also with locks held that
+// Sinks take.
+func (r *Request) Abort() bool {
 	if !r.state.CompareAndSwap(requestQueued, requestAborted) {
 		return false
 	}
+	p := r.partition            // r is its until the turn that ends r
 	if !p.aborting.Swap(true) { // else a turn is coming that finds this one too
 		p.driver.RunLater()
 	}

@@ -19,10 +19,10 @@ func TestAbortTakesOutWhatTheStoreDoesNotHave(t *testing.T) {
 		puts = append(puts, h.add(kvstore.Put, key, 4096))
 	}
 	p.Submit(&h.batch)
-	if !p.Abort(puts[1]) {
+	if !puts[1].Abort() {
 		t.Error("a Request that only waits is not taken out")
 	}
-	if p.Abort(puts[1]) {
+	if puts[1].Abort() {
 		t.Error("it is taken out twice")
 	}
 	p.driver.Unlock()
@@ -41,7 +41,7 @@ func TestAbortTakesOutWhatTheStoreDoesNotHave(t *testing.T) {
 		if ended[q] != 1 || q.Status != want || q.Aborted != (i == 1) {
 			t.Errorf("Put %d ended %d times, status %d, aborted %v", i, ended[q], q.Status, q.Aborted)
 		}
-		if p.Abort(q) {
+		if q.Abort() {
 			t.Errorf("Put %d is taken out after its end", i)
 		}
 	}

@@ -53,7 +53,7 @@ type Partition struct {
 	// inbox brings submitted Requests, done the store's I/Os that have ended.
 	inbox turn.Mailbox[Request]
 	done  turn.Mailbox[deviceIO]
-	// aborting: there are Requests that Abort has taken out and that the next turn ends.
+	// aborting: there are Requests that Request.Abort has taken out and that the next turn ends.
 	aborting atomic.Bool
 	// outside is lending from before the first turn on, for its mailboxes; nil without swapping.
 	outside *lending
@@ -259,6 +259,7 @@ func (p *Partition) Submit(b *Batch) {
 	}
 	for n := b.chain.Newest(); n != nil; n = n.Older() {
 		n.Item.Aborted = false
+		n.Item.partition = p
 		n.Item.state.Store(requestQueued)
 	}
 	p.inbox.PushChain(&b.chain)

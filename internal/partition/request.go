@@ -50,7 +50,7 @@ type Request struct {
 	// Sink is told when it is done.
 	Sink Sink
 
-	// Status is how it ended. Aborted: with kvstore.Aborted, because Partition.Abort has taken it out.
+	// Status is how it ended. Aborted: with kvstore.Aborted, because Abort has taken it out.
 	Status  kvstore.Status
 	Aborted bool
 	// ValueLen is, after a Get that is OK, the whole length of the value, which may be more than
@@ -65,6 +65,9 @@ type Request struct {
 	node  turn.Node[Request] // in a Batch and the inbox
 	next  *Request           // in the queues of tenants
 	state atomic.Uint32
+	// partition is where the Request was submitted last. It is read only by the one who has changed state from
+	// requestQueued.
+	partition *Partition
 }
 
 // Batch collects Requests for one Submit. The zero Batch is empty.

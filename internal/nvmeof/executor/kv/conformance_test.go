@@ -31,7 +31,16 @@ func (a *asker) KVDone(*partition.Request) bool {
 
 func (a *asker) Kick() {}
 
-func subject(t testing.TB) *executortest.Subject {
+// rig is an executor with one partition, on a drive whose device a gate holds up.
+type rig struct {
+	executortest.Subject
+	ns *nvmeof.Namespace
+}
+
+// storeRequests is how many Requests the store of a rig takes at once.
+const storeRequests = 16
+
+func newRig(t testing.TB) *rig {
 	pool, err := bufpool.New(bufpool.Config{TotalBytes: executortest.PoolBytes})
 	if err != nil {
 		t.Fatal(err)
@@ -47,7 +56,7 @@ func subject(t testing.TB) *executortest.Subject {
 		t.Fatal(err)
 	}
 	p, err := partition.Open(partition.Config{Drive: d, Background: 9,
-		Store: kvstore.Config{PartitionBytes: size, Format: true, Requests: 16}})
+		Store: kvstore.Config{PartitionBytes: size, Format: true, Requests: storeRequests}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -55,7 +64,7 @@ func subject(t testing.TB) *executortest.Subject {
 	ns := &nvmeof.Namespace{NSID: 1, CSI: nvme.CSIKV, SizeBytes: size, Partition: e.Add(p), MaxValueBytes: 1 << 20,
 		ANAState: nvme.ANAStateOptimized}
 	t.Cleanup(func() {
-		e.Remove(ns.Partition)
+		e.Remove(ns.Partition) // idempotent
 		if err := p.Close(30 * time.Second); err != nil {
 			t.Error(err)
 		}
@@ -94,9 +103,11 @@ func subject(t testing.TB) *executortest.Subject {
 		<-a.done
 		return a.Status == kvstore.OK
 	}
-	return &executortest.Subject{Executor: e, Pool: pool, Write: plan(nvme.CmdKVStore), Read: plan(nvme.CmdKVRetrieve),
-		Written: written, Shut: gate.Shut, Open: gate.Open, Started: gate.Held}
+	return &rig{ns: ns, Subject: executortest.Subject{Executor: e, Pool: pool, Write: plan(nvme.CmdKVStore),
+		Read: plan(nvme.CmdKVRetrieve), Written: written, Shut: gate.Shut, Open: gate.Open, Started: gate.Held}}
 }
+
+func subject(t testing.TB) *executortest.Subject { return &newRig(t).Subject }
 
 func TestConformance(t *testing.T) { executortest.Conformance(t, subject) }
 

@@ -77,8 +77,7 @@ func (e *Executor) Abort(c *executor.Command) bool {
 		}
 		return true
 	}
-	p := e.partitions.get(c.Plan.Namespace.Partition)
-	return p != nil && p.Abort(&k.Request)
+	return k.Request.Abort()
 }
 
 // await takes n bytes for the command from the pool. It reports false if the command waits for them; then it belongs to

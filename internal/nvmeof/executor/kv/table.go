@@ -13,8 +13,6 @@ type Partition interface {
 	// Submit hands the batch over and empties it; on return the Requests may be done already. From any goroutine, but
 	// not from within a partition.Sink's methods.
 	Submit(b *partition.Batch)
-	// Abort takes out a Request that has not started, and reports whether it did; then KVDone follows.
-	Abort(r *partition.Request) bool
 }
 
 var _ Partition = (*partition.Partition)(nil)

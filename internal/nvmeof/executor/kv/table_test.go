@@ -12,8 +12,6 @@ type idle struct{ name string }
 
 func (*idle) Submit(*partition.Batch) {}
 
-func (*idle) Abort(*partition.Request) bool { return false }
-
 func TestNumbersOfPartitionsAreUsedAgain(t *testing.T) {
 	e := New(turn.Real, nil)
 	if e.partitions.get(0) != nil || e.partitions.get(-1) != nil {

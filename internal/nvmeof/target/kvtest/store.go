@@ -28,7 +28,7 @@ type Store struct {
 // NewStore makes an empty one.
 func NewStore() *Store { return &Store{values: map[string][]byte{}} }
 
-// Submit implements kv.Partition.
+// Submit implements kv.Partition. Nothing can be aborted: a Store has started everything that it has.
 func (s *Store) Submit(b *partition.Batch) {
 	s.mu.Lock()
 	first := b.Take()
@@ -53,9 +53,6 @@ func (s *Store) Submit(b *partition.Batch) {
 	s.mu.Unlock()
 	kick(kicks)
 }
-
-// Abort implements kv.Partition: a Store has started everything that it has.
-func (s *Store) Abort(*partition.Request) bool { return false }
 
 func kick(sinks []partition.Sink) {
 	for _, k := range sinks {

@@ -104,8 +104,6 @@ func (s *stingy) Submit(b *partition.Batch) {
 	}
 }
 
-func (s *stingy) Abort(*partition.Request) bool { return false }
-
 // TestAValueGrowsWhileItWaitsForMemory: it is retrieved whole, or as much as the host wants.
 func TestAValueGrowsWhileItWaitsForMemory(t *testing.T) {
 	for _, c := range []struct{ buffer, want int }{{20_000, 5000}, {3500, 3500}} {
