@@ -168,6 +168,7 @@ func (f *Service) connected(c Conn, id nvmeof.ConnID, r *nvmeof.ConnectReply) {
 func (f *Service) Disconnected(c *nvmeof.Controller, qid uint16, id nvmeof.ConnID) {
 	f.mu.Lock()
 	f.target.Disconnected(f.cfg.Clock(), c, qid, id)
+	f.setTimer()
 	f.release()
 }
 

@@ -176,6 +176,7 @@ func (f *Service) Remove(id nvmeof.ConnID, c *nvmeof.Controller, qid uint16, usa
 	rest := f.settle()
 	if c != nil && qid == 0 {
 		f.forgetHolder(c)
+		f.setTimer() // the bound of its drain may begin without an action
 	}
 	f.carryOut(rest)
 }
@@ -281,8 +282,8 @@ func (f *Service) Admin(a nvmeof.AdminArgs) nvmeof.Reply {
 	if r.Used != nil {
 		(*nvme.IdentifyNamespaceKV)(a.Data).SetNUSE(uint64(r.Used()))
 	}
-	if a.SQE.Opcode() == nvme.AdminSetFeatures {
-		f.rearm() // the keep alive timeout may be another
+	if op := a.SQE.Opcode(); op == nvme.AdminSetFeatures || op == nvme.OpFabrics {
+		f.rearm() // the keep alive timeout may be another, or run again since the controller is enabled
 	}
 	return r
 }
@@ -357,7 +358,7 @@ func (f *Service) rearm() {
 	f.mu.Unlock()
 }
 
-// setTimer sets the timer to when the next keep alive timer may run out. mu is held.
+// setTimer sets the timer to when the next keep alive timer may run out or bound may pass. mu is held.
 func (f *Service) setTimer() {
 	if at, ok := f.target.NextExpiry(); ok {
 		f.timer.Reset(max(at-f.cfg.Clock(), int64(time.Millisecond)))
