@@ -5,14 +5,12 @@ import (
 	"maps"
 	"slices"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"jbofd/internal/drive"
 	"jbofd/internal/fence"
 	"jbofd/internal/invariants"
 	"jbofd/internal/nvmeof"
-	"jbofd/internal/pipeline"
 	"jbofd/internal/turn"
 	"jbofd/internal/uuid"
 )
@@ -21,7 +19,7 @@ import (
 // time lines.
 //
 //	ActionFence ──> Holder.Raise ──> [shares reach zero] ──> Target.Drained
-//	ActionFlush ──> a Flush to each drive ──> [all done] ──> Target.Flushed
+//	ActionFlush ──> the flusher of each drive ──> [all done] ──> Target.Flushed
 type ends struct {
 	// holders are those of controllers that have or had I/O queues, raised those whose drain is awaited, oldest first.
 	// Both are guarded by Service.mu.
@@ -31,10 +29,12 @@ type ends struct {
 	extents map[extent]*fence.Holder
 	// timer runs Service.look. It is set by whoever has news for it, with any locks held.
 	timer turn.Timer
+	// flushers are the drives', nil where there is no drive.
+	flushers []*flusher
 
 	// mu guards flushed and is a leaf: drives take it while they work.
 	mu      sync.Mutex
-	flushed []*flush
+	flushed []*flusher // those whose IO is done
 }
 
 // extent is what a namespace lies on.
@@ -51,6 +51,7 @@ type raisedFence struct {
 
 func (f *Service) initEnds() {
 	f.ends.holders = map[*nvmeof.Controller]*fence.Holder{}
+	f.ends.flushers = newFlushers(f)
 	var err error
 	f.ends.timer, err = f.cfg.Env.NewTimer(turn.Coarse, f.look)
 	invariants.Check(err == nil, "target: a coarse timer needs nothing of the system")
@@ -66,10 +67,13 @@ func (f *Service) look() {
 	f.ends.flushed = nil
 	f.ends.mu.Unlock()
 	f.mu.Lock()
-	for _, j := range flushed {
-		f.target.Flushed(j.ctrl, j.number, !j.failed.Load())
+	for _, u := range flushed {
+		u.finished()
 	}
 	f.release()
+	for _, u := range flushed {
+		u.start()
+	}
 }
 
 // join makes share one of an I/O queue's controller. mu is held.
@@ -92,10 +96,13 @@ func (f *Service) settle() (rest []nvmeof.Action) {
 	for {
 		actions := f.target.TakeActions()
 		for i := range actions {
-			if a := &actions[i]; a.Kind == nvmeof.ActionFence {
+			switch a := &actions[i]; a.Kind {
+			case nvmeof.ActionFence:
 				epoch := f.ends.holders[a.Controller].Raise()
 				invariants.Check(epoch == a.Epoch, "target: the machine's epoch and the fence's differ")
 				f.ends.raised = append(f.ends.raised, raisedFence{a.Controller, epoch})
+			case nvmeof.ActionFlush:
+				f.wantFlush(a) // in the machine's order: of a controller's flushes the latest counts
 			}
 		}
 		rest = append(rest, actions...)
@@ -255,50 +262,3 @@ func (f *Service) DrainDrive(d *drive.Drive, stop <-chan struct{}) error {
 	}
 	return nil
 }
-
-// flush is an ActionFlush under way. It is the sink of the drives' IOs.
-type flush struct {
-	f      *Service
-	ctrl   *nvmeof.Controller
-	number uint64
-	left   atomic.Int32
-	failed atomic.Bool
-}
-
-var _ drive.Sink = (*flush)(nil)
-
-// flush asks the drives to flush. It is done in the node's own name, not in a tenant's: the queue of a tenant with a
-// cap may be long, and the host waits for no more than the drives need.
-func (f *Service) flush(a *nvmeof.Action) {
-	j := &flush{f: f, ctrl: a.Controller, number: a.Flush}
-	j.left.Store(int32(len(a.SSDs)))
-	for i, n := range a.SSDs {
-		io := &drive.IO{Op: pipeline.Flush}
-		io.Init(j, uint32(i))
-		var b drive.Batch
-		b.Add(io)
-		f.SSD(n).Submit(&b)
-	}
-}
-
-// Admitted implements drive.Sink; nothing is fetched.
-func (j *flush) Admitted(*drive.IO) bool { return false }
-
-// Done implements drive.Sink.
-func (j *flush) Done(io *drive.IO) bool {
-	if io.Err != nil {
-		j.failed.Store(true)
-	}
-	if j.left.Add(-1) > 0 {
-		return false
-	}
-	f := j.f
-	f.ends.mu.Lock()
-	f.ends.flushed = append(f.ends.flushed, j)
-	f.ends.mu.Unlock()
-	f.lookSoon()
-	return false
-}
-
-// Kick implements drive.Sink.
-func (j *flush) Kick() {}

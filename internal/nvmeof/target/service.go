@@ -204,7 +204,9 @@ func (f *Service) carryOut(actions []nvmeof.Action) {
 			f.cfg.Events.Overdue(a.Controller, a.Reason, f.inFlight(a.Controller))
 			continue
 		case nvmeof.ActionFlush:
-			f.flush(a)
+			for _, n := range a.SSDs {
+				f.ends.flushers[n].start()
+			}
 			continue
 		case nvmeof.ActionConnected:
 			f.connected(c, a.Conn, a.Connect)

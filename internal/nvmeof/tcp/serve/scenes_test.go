@@ -1,0 +1,39 @@
+package serve_test
+
+import (
+	"testing"
+
+	"jbofd/internal/nvme"
+	"jbofd/internal/ssd"
+	"jbofd/internal/ssd/fault"
+)
+
+// Scenes in which two or three things happen together that the other tests have one by one.
+
+// TestShutdownsShareFlushes: a host that shuts its controller down, resets and enables it again without waiting does
+// not pile up flushes at a drive that is slow with one. Another host's shutdown waits for two of them at most.
+func TestShutdownsShareFlushes(t *testing.T) {
+	r, dev := heldRig(t, fault.Rule{Ops: []ssd.Op{ssd.Flush}, Hold: true})
+	h, other := r.raw(t), r.raw(t)
+	const rounds = 100
+	for range rounds {
+		h.setCC(rawEnable.WithSHN(nvme.SHNNormal))
+		h.setCC(0)
+		h.setCC(rawEnable)
+	}
+	awaitHeld(t, dev, 1)
+	other.setCC(rawEnable.WithSHN(nvme.SHNNormal))
+	if n := r.service.SSD(0).Stats().Inflight.Load() + r.service.SSD(0).Stats().Queued.Load(); n > 1 {
+		t.Errorf("%d flushes are at the drive after %d shutdowns", n, rounds)
+	}
+	h.setCC(rawEnable.WithSHN(nvme.SHNNormal))
+	dev.Release()
+	awaitHeld(t, dev, 1) // of the second flush
+	if s := other.csts(); s.SHST() != 1 {
+		t.Errorf("SHST %d before a flush that began after the shutdown has ended", s.SHST())
+	}
+	dev.Release()
+	done := func(s nvme.CSTS) bool { return s.SHST() == 2 && !s.CFS() }
+	other.awaitCSTS("SHST 2", done)
+	h.awaitCSTS("SHST 2", done)
+}
