@@ -96,6 +96,11 @@ func (c *Conn) connect(i int) {
 	args := nvmeof.ConnectArgs{Conn: c.id, Port: c.cfg.Port, LocalAddress: c.t.LocalAddress(), Peer: PeerOf(c.cfg.Peer),
 		SQE: &sqe, Data: data, Agreed: c.cfg.Agreed}
 	c.mu.Lock()
+	if c.bye.answered { // a Connect before was held and has failed; the connection is about to be closed
+		c.m.Respond(i, nvme.ConnectControllerBusy, 0)
+		c.mu.Unlock()
+		return
+	}
 	c.bye.connecting, c.bye.hostNQN, c.bye.subNQN = true, data.HostNQN(), data.SubNQN()
 	c.mu.Unlock()
 	r := nvmeof.ConnectReply{Status: nvme.ConnectControllerBusy}

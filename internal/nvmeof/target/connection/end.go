@@ -102,13 +102,13 @@ func (c *Conn) Connected(r nvmeof.ConnectReply) bool {
 	if c.bye.released {
 		return false
 	}
-	c.connected(0, r) // there is one slot before Connect
 	if !r.Status.OK() {
 		// The time for a Connect is over. A host that comes again does so with another connection.
 		c.mu.Lock()
 		c.closeSoon()
 		c.mu.Unlock()
 	}
+	c.connected(0, r) // there is one slot before Connect
 	c.t.Wake()
 	return true
 }

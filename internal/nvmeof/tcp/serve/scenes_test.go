@@ -37,3 +37,27 @@ func TestShutdownsShareFlushes(t *testing.T) {
 	other.awaitCSTS("SHST 2", done)
 	h.awaitCSTS("SHST 2", done)
 }
+
+// TestAConnectionWhoseHeldConnectFailedTakesNoOther: the target closes it a moment later. Were a second Connect
+// accepted in that moment, the association would end with the connection.
+func TestAConnectionWhoseHeldConnectFailedTakesNoOther(t *testing.T) {
+	r, dev := heldRig(t, fault.Rule{Ops: []ssd.Op{ssd.Write}, Len: blockBytes, Hold: true})
+	h := r.raw(t)
+	io := h.queue(1)
+	io.writeBlock(0, 'o')
+	awaitHeld(t, dev, 1)
+	h.lose(io)
+	q := h.dial()
+	if e := q.wait(h.sendConnect(q, 0, 0)); e.Status() != nvme.ConnectControllerBusy {
+		t.Fatalf("Connect while the write is at the drive: %v", e.Status())
+	}
+	dev.SetRules()
+	dev.Release()
+	await(t, "the drain", func() bool { conns, _, _ := r.service.Counts(); return conns == 1 })
+	if e := q.wait(h.sendConnect(q, 0, 0)); e.Status().OK() {
+		h.admin = q
+		h.setCC(rawEnable)
+		q.ended()
+		t.Error("a Connect that has succeeded was for nothing: the target has closed the connection")
+	}
+}
