@@ -8,9 +8,9 @@ import (
 	"jbofd/internal/pipeline"
 )
 
-// flusher flushes one drive for the shutdowns of controllers, one flush at a time. Shutdowns that come while it is under
-// way share the next one, for a flush serves all writes that have ended before it begins. So hosts that shut down and
-// reset again and again do not pile up flushes that other hosts' shutdowns would have to wait for.
+// flusher flushes one drive for the shutdowns of controllers, one flush at a time. Shutdowns that come while one is in
+// flight share the next one, for a flush serves all writes that have ended before it begins. So hosts that shut down
+// and reset again and again do not pile up flushes that other hosts' shutdowns would have to wait for.
 //
 //	wantFlush ──> waiting ── start ──> served, a Flush at the drive ── Done, look ──> finished ──> Target.Flushed
 //
@@ -47,8 +47,8 @@ func newFlushers(f *Service) []*flusher {
 	return all
 }
 
-// wantFlush lets the drives' next flushes serve an ActionFlush; start must follow. What waits for a controller's earlier
-// shutdown, or for a controller whose association has ended, is of no use any more. mu is held.
+// wantFlush lets the drives' next flushes serve an ActionFlush; start must follow. What waits for an earlier shutdown of
+// the controller, or for a controller whose association has ended, is of no use any more. mu is held.
 func (f *Service) wantFlush(a *nvmeof.Action) {
 	j := &flush{ctrl: a.Controller, number: a.Flush, left: len(a.SSDs)}
 	for _, n := range a.SSDs {
