@@ -47,8 +47,8 @@ func newFlushers(f *Service) []*flusher {
 	return all
 }
 
-// wantFlush lets the drives' next flushes serve an ActionFlush; start must follow. What waits for an earlier shutdown of
-// the controller, or for a controller whose association has ended, is of no use any more. mu is held.
+// wantFlush lets the drives' next flushes serve an ActionFlush; start must follow. What waits for an earlier shutdown
+// of the controller, or for a controller whose association has ended, is of no use any more. mu is held.
 func (f *Service) wantFlush(a *nvmeof.Action) {
 	j := &flush{ctrl: a.Controller, number: a.Flush, left: len(a.SSDs)}
 	for _, n := range a.SSDs {
