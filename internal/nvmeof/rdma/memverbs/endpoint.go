@@ -72,11 +72,11 @@ type Endpoint struct {
 	// place is the index in Network.active, or -1. delay is the number of turns that the endpoint skips.
 	place, delay int
 
-	// held: no data moves. cut: nothing reaches the peer. tell: a failure of the queue pair is reported as lost
-	// connection. stalled: nothing is flushed. drops is the number of messages that will still be treated as if there
-	// was no receive.
-	held, cut, tell, stalled bool
-	drops                    int
+	// held: no data moves. mute: no event is reported. cut: nothing reaches the peer. tell: a failure of the queue pair
+	// is reported as lost connection. stalled: nothing is flushed. drops is the number of messages that will still be
+	// treated as if there was no receive.
+	held, mute, cut, tell, stalled bool
+	drops                          int
 
 	queuePair
 	stats Stats

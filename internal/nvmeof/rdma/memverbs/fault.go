@@ -17,6 +17,24 @@ func (e *Endpoint) Release() {
 	e.net.activate(e, e.peer)
 }
 
+// HoldEvents keeps the endpoint's events from its user until ReleaseEvents, as a busy event channel does.
+func (e *Endpoint) HoldEvents() {
+	e.net.mu.Lock()
+	defer e.net.mu.Unlock()
+	e.mute = true
+}
+
+// ReleaseEvents ends a HoldEvents.
+func (e *Endpoint) ReleaseEvents() {
+	e.net.mu.Lock()
+	defer e.net.mu.Unlock()
+	e.mute = false
+	e.net.activate(e)
+}
+
+// Passive reports that the endpoint is the end that was connected to.
+func (e *Endpoint) Passive() bool { return e.passive }
+
 // DropToRNR makes the next n messages for this endpoint fail as if it had no receive. Every attempt counts.
 func (e *Endpoint) DropToRNR(n int) {
 	e.net.mu.Lock()

@@ -72,6 +72,33 @@ func TestBreakIsFatal(t *testing.T) {
 	r.close()
 }
 
+func TestEventsAreHeldBackAlone(t *testing.T) {
+	r := newRig(t, rigConfig{})
+	r.Run()
+	g := r.target
+	if !g.ep.Passive() || r.host.ep.Passive() {
+		t.Error("the target's end is the passive one")
+	}
+	g.told = nil
+	g.ep.HoldEvents()
+	must(0, r.host.ep.Disconnect())
+	r.Run()
+	if len(g.told) > 0 {
+		t.Errorf("events %v while they are held", g.told)
+	}
+	select {
+	case <-g.ep.Drained():
+	default:
+		t.Error("the disconnected queue pair is not drained")
+	}
+	g.ep.ReleaseEvents()
+	r.Run()
+	if !g.was(verbs.Disconnected) {
+		t.Errorf("events %v after that", g.told)
+	}
+	r.close()
+}
+
 func TestHoldAndPauseKeepDataBack(t *testing.T) {
 	r := newRig(t, rigConfig{})
 	r.Run()

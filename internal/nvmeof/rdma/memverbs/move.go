@@ -24,7 +24,7 @@ func (n *Network) move(e *Endpoint) bool { // hot: 0 allocs
 		}
 	}
 	add(message, e.outbox != 0)
-	add(event, e.events != 0 && e.onEvent != nil)
+	add(event, e.events != 0 && e.onEvent != nil && !e.mute)
 	switch e.state {
 	case ready:
 		add(transmit, e.canTransmit())

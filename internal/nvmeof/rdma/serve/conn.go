@@ -491,10 +491,13 @@ func (c *conn) Bye() {
 	c.waitFor(func() bool { return c.unsent() == 0 }, t.C)
 }
 
-// Lost implements connection.Transport.
+// Lost implements connection.Transport. A queue pair in the error state has ended, whether or not the provider has
+// reported the event that tells why.
 func (c *conn) Lost() bool {
 	select {
 	case <-c.dead:
+		return true
+	case <-c.ep.Drained():
 		return true
 	default:
 		return false

@@ -7,6 +7,7 @@ import (
 
 	"jbofd/client"
 	"jbofd/internal/nvme"
+	"jbofd/internal/nvmeof/rdma/memverbs"
 	"jbofd/internal/nvmeof/rdma/rawhost"
 	"jbofd/internal/ssd"
 	"jbofd/internal/ssd/fault"
@@ -153,6 +154,54 @@ func TestOldWritesNeverLandAfterALostConnection(t *testing.T) {
 	defer again.Close()
 	q := r.resolve(t)
 	q.Join(association(t, again), 2)
+	write(t, q, 'n')
+	if e := q.Response(q.Next()); !e.Status().OK() {
+		t.Errorf("write: %v", e.Status())
+	}
+	if got := r.first(t); got != 'n' {
+		t.Errorf("the block reads %q, want n", got)
+	}
+}
+
+// TestAHostThatIsBackBeforeItsEndIsToldWaits: the host has lost its admin queue, but the provider has not reported that
+// to the target yet when the host connects again.
+func TestAHostThatIsBackBeforeItsEndIsToldWaits(t *testing.T) {
+	r, dev := heldRig(t)
+	c := r.adminOnly(t)
+	h := r.resolve(t)
+	h.Join(association(t, c), 2)
+	write(t, h, 'o')
+	awaitHeld(t, dev)
+	var hosts, targets []*memverbs.Endpoint
+	for _, e := range r.net.Endpoints() {
+		if e.Passive() {
+			e.HoldEvents()
+			targets = append(targets, e)
+		} else {
+			hosts = append(hosts, e)
+		}
+	}
+	controllers := func() int {
+		_, n, _ := r.service.Counts()
+		return n
+	}
+	if err := hosts[0].Disconnect(); err != nil { // the admin queue's; the host connects again by itself
+		t.Fatal(err)
+	}
+	eventually(t, "the end of the old association, by the new Connect", func() bool {
+		n := controllers()
+		if n == 2 {
+			t.Fatal("the host is let in while a write of its old association is at the drive")
+		}
+		return n == 0
+	})
+	dev.Release()
+	eventually(t, "the new association", func() bool { return controllers() == 1 })
+	for _, e := range targets {
+		e.ReleaseEvents()
+	}
+	q := r.resolve(t)
+	q.Join(association(t, c), 2)
 	write(t, q, 'n')
 	if e := q.Response(q.Next()); !e.Status().OK() {
 		t.Errorf("write: %v", e.Status())

@@ -114,7 +114,7 @@ const (
 )
 
 // Endpoint is one end of a connection: an incoming request or a route to a target. One goroutine at a time calls its
-// methods; the function given to OnEvent runs in a goroutine of the provider.
+// methods; any goroutine may call Drained. The function given to OnEvent runs in a goroutine of the provider.
 type Endpoint interface {
 	// Device returns the device that carries the connection. All endpoints of one device return the same value.
 	Device() Device
