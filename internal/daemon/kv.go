@@ -18,6 +18,7 @@ import (
 	"jbofd/internal/publish"
 	"jbofd/internal/ssd/label"
 	"jbofd/internal/telemetry"
+	"jbofd/internal/units"
 	"jbofd/internal/uuid"
 )
 
@@ -128,7 +129,7 @@ func (n *Node) openStore(p *kvPlan) (*publish.Store, error) {
 	log := n.log.With("subsystem", p.extent.NQN, "nsid", p.cfg.NSID, "ssd", p.cfg.SSD)
 	kv := p.cfg.KV
 	opened, err := partition.Open(partition.Config{
-		Drive: p.ssd.drive, OffsetBytes: p.extent.StartBytes, Background: target.Background,
+		Drive: p.ssd.drive, OffsetBytes: units.DriveOffset(p.extent.StartBytes), Background: target.Background,
 		Volatile: kv.Durability == "none",
 		Store: kvstore.Config{
 			PartitionBytes: p.extent.LengthBytes, KeysPerSegment: kv.KeysPerSegment, Requests: kv.Requests,

@@ -34,7 +34,7 @@ type ckptState struct {
 	// busy: the I/O of the stage is under way.
 	busy bool
 	// chunks are those of the last checkpoint, next those of the one that is being written.
-	chunks, next []int32
+	chunks, next []format.ChunkNumber
 	id           uint64
 	pages, page  uint32
 	// copies is how many superblocks durably name the checkpoint, tried how many writes of one were started. Nothing of
@@ -136,7 +136,7 @@ func (s *Store) beginCheckpoint() {
 	for l := range s.logs {
 		if log := &s.logs[l]; log.chunk != none {
 			s.pad(log)
-			sum.SetOpen(l, s.pool.Chunks[log.chunk].Epoch, uint32(log.tail))
+			sum.SetOpen(l, s.pool.Chunks[log.chunk].Epoch, log.tail)
 		}
 	}
 	c.pages = s.stream().Pages()
@@ -156,7 +156,7 @@ func (s *Store) nextPage() {
 		i := s.takeChunk(format.Checkpoint, c.header, c.id, uint32(index))
 		c.next = append(c.next, i)
 		c.stage, c.busy = ckptHeader, true
-		s.io(ioCheckpoint, 0, pipeline.Write, s.pool.Start(i), c.header)
+		s.io(ioCheckpoint, 0, pipeline.Write, s.pool.At(i, 0), c.header)
 		return
 	}
 	if c.page == c.pages {
@@ -172,7 +172,7 @@ func (s *Store) nextPage() {
 	c.stage, c.busy = ckptPage, true
 	s.stats.CheckpointBytes += format.PageBytes
 	chunk, offset := format.Superblock(s.super).PagePlace(c.page)
-	s.io(ioCheckpoint, 0, pipeline.Write, s.pool.Start(c.next[chunk])+offset, p)
+	s.io(ioCheckpoint, 0, pipeline.Write, s.pool.At(c.next[chunk], offset), p)
 }
 
 // stream is the stream of the checkpoint that is being written.

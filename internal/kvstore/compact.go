@@ -5,6 +5,7 @@ import (
 	"jbofd/internal/kvstore/recovery"
 	"jbofd/internal/kvstore/space"
 	"jbofd/internal/pipeline"
+	"jbofd/internal/units"
 )
 
 const (
@@ -155,7 +156,7 @@ func (s *Store) startVictims(want int) {
 }
 
 // chooseVictim returns the next chunk to empty, or none.
-func (s *Store) chooseVictim() int32 {
+func (s *Store) chooseVictim() format.ChunkNumber {
 	c, w := &s.compact, s.budget.Weights(s.cfg.KeysPerSegment)
 	_, owed := s.owed()
 	keys := c.keys == 0 || s.placeForKeys() > 0
@@ -283,7 +284,7 @@ func (s *Store) startMove(sl *slot, m op) {
 }
 
 // startTouch starts to move a live segment. The record in the victim is its content.
-func (s *Store) startTouch(sl *slot, seg format.Segment, offset int64) {
+func (s *Store) startTouch(sl *slot, seg format.Segment, offset units.ExtentOffset) {
 	number := seg.Number()
 	i, fresh := s.activate(number, payer{background: true})
 	if fresh {

@@ -3,6 +3,7 @@ package kvstore
 import (
 	"jbofd/internal/pipeline"
 	"jbofd/internal/tenant"
+	"jbofd/internal/units"
 )
 
 type ioKind uint8
@@ -14,12 +15,12 @@ type ioRef struct {
 }
 
 // io asks for an I/O of the store's own.
-func (s *Store) io(kind ioKind, who int32, op pipeline.Op, offset int64, buf []byte) {
+func (s *Store) io(kind ioKind, who int32, op pipeline.Op, offset units.ExtentOffset, buf []byte) {
 	s.ioFor(kind, who, payer{background: true}, op, offset, buf)
 }
 
 // ioFor asks for an I/O in the name of a payer.
-func (s *Store) ioFor(kind ioKind, who int32, pays payer, op pipeline.Op, offset int64, buf []byte) {
+func (s *Store) ioFor(kind ioKind, who int32, pays payer, op pipeline.Op, offset units.ExtentOffset, buf []byte) {
 	var tag uint32
 	if n := len(s.freeIO); n > 0 {
 		tag, s.freeIO = s.freeIO[n-1], s.freeIO[:n-1]

@@ -6,6 +6,7 @@ import (
 	"jbofd/internal/kvstore/recovery"
 	"jbofd/internal/list"
 	"jbofd/internal/pipeline"
+	"jbofd/internal/units"
 )
 
 // The logs. Puts and compaction write values to different chunks. A value that was moved once is likely to live on, and
@@ -22,8 +23,8 @@ type logState struct {
 	// chunk is the open chunk, and tail the end of the log in it. If tail is within a block, last is a copy of the
 	// block. The next group then begins within it and writes it again, unless a write of it is under way. So small
 	// groups need no padding.
-	chunk int32
-	tail  int64
+	chunk format.ChunkNumber
+	tail  format.ChunkOffset
 	last  []byte
 	// opening: the header of chunk is being written.
 	opening bool
@@ -44,7 +45,7 @@ type group struct {
 	buf      []byte
 	used     int
 	openedNS int64
-	chunk    int32
+	chunk    format.ChunkNumber
 	// pays pays for the write: the payer of the first record. In the long run a tenant is first as often as it has
 	// records.
 	pays payer
@@ -132,7 +133,7 @@ func (s *Store) appendSegment(i int32) {
 	_, g := s.openGroup(keyLog, n, pays)
 	copy(g.buf[g.used:], seg)
 	clear(g.buf[g.used+len(seg)+copy(g.buf[g.used+len(seg):], changes) : g.used+n])
-	a.offset, a.next = int64(g.used), none
+	a.groupOff, a.next = uint32(g.used), none
 	if g.first == none {
 		g.first = i
 	} else {
@@ -174,7 +175,7 @@ func (s *Store) changes(a *activeSeg) []byte {
 }
 
 // putNow reports whether the value at an offset was put by one of the writers of the segment.
-func (s *Store) putNow(a *activeSeg, place int64) bool {
+func (s *Store) putNow(a *activeSeg, place units.ExtentOffset) bool {
 	for i, n := a.writing.First, a.writing.N; n > 1; i, n = s.opLinks.Next(i), n-1 {
 		if o := &s.ops[i]; o.used && o.offset == place {
 			return true
@@ -223,11 +224,11 @@ func (s *Store) placeSealed(l int) {
 			log.starved = true
 			return
 		}
-		if block := int64(s.cfg.BlockSize); log.inflight > 0 || log.tail%block > block/8*7 {
+		if block := format.ChunkOffset(s.cfg.BlockSize); log.inflight > 0 || log.tail%block > block/8*7 {
 			s.pad(log)
 		}
 		g := &s.groups[log.sealed.First]
-		if log.chunk == none || log.tail+int64(g.used) > s.cfg.ChunkBytes {
+		if log.chunk == none || log.tail.Add(g.used) > s.pool.End() {
 			s.openChunk(l)
 			return
 		}
@@ -237,23 +238,21 @@ func (s *Store) placeSealed(l int) {
 }
 
 // pad advances the end of a log to the next block.
-func (s *Store) pad(log *logState) {
-	log.tail = (log.tail + int64(s.cfg.BlockSize) - 1) &^ int64(s.cfg.BlockSize-1)
-}
+func (s *Store) pad(log *logState) { log.tail = log.tail.RoundUp(s.cfg.BlockSize) }
 
 // place gives a group the next place in its log and writes it. Segments get their versions here, so that versions
 // ascend in the log.
 func (s *Store) place(gi int32, g *group, log *logState) {
-	block := int64(s.cfg.BlockSize)
-	lead := log.tail % block
+	block := s.cfg.BlockSize
+	lead := int(log.tail) % block
 	if lead > 0 {
 		copy(g.buf[lead:], g.buf[:g.used])
 		copy(g.buf, log.last[:lead])
 	}
-	end := lead + int64(g.used)
-	size := int64(format.RoundUp(int(end), s.cfg.BlockSize))
+	end := lead + g.used
+	size := format.RoundUp(end, block)
 	clear(g.buf[end:size])
-	base, records := s.pool.Start(log.chunk)+log.tail, g.buf[lead:]
+	base, records := s.pool.At(log.chunk, log.tail), g.buf[lead:]
 	g.chunk = log.chunk
 	s.pool.Pin(g.chunk)
 	s.pool.AddLive(g.chunk, g.used)
@@ -263,19 +262,19 @@ func (s *Store) place(gi int32, g *group, log *logState) {
 		durable := s.durable()
 		for i := g.first; i != none; i = s.segs[i].next {
 			a := &s.segs[i]
-			seg := format.Segment(records[a.offset:])
-			a.offset += base
+			seg := format.Segment(records[a.groupOff:])
+			a.offset = base + units.ExtentOffset(a.groupOff)
 			seg.SetVersion(s.version)
 			seg.SetDurable(s.gapless, durable)
 			seg.Seal(s.pool.Seed(a.offset))
 			s.version++
 		}
-		s.stats.KeyLogBytes += size
-		s.ckpt.keyBytes, s.ckpt.writtenNS = s.ckpt.keyBytes+size, s.now
+		s.stats.KeyLogBytes += int64(size)
+		s.ckpt.keyBytes, s.ckpt.writtenNS = s.ckpt.keyBytes+int64(size), s.now
 	} else {
 		for i := g.first; i != none; i = s.ops[i].nextValue {
 			o := &s.ops[i]
-			o.offset = base + int64(o.groupOff)
+			o.offset = base + units.ExtentOffset(o.groupOff)
 			o.chunk = log.chunk
 			s.pool.Pin(g.chunk)
 			v := format.Value(records[o.groupOff:])
@@ -283,19 +282,19 @@ func (s *Store) place(gi int32, g *group, log *logState) {
 			v.Seal(s.pool.Seed(o.offset))
 		}
 		if g.log == userLog {
-			s.stats.ValueLogBytes += size
+			s.stats.ValueLogBytes += int64(size)
 		} else {
-			s.stats.MovedBytes += size
+			s.stats.MovedBytes += int64(size)
 		}
 	}
 	copy(log.last, g.buf[size-block:size])
-	log.tail += int64(g.used)
+	log.tail = log.tail.Add(g.used)
 	log.inflight++
 	if !g.pays.background {
 		// Space that compaction has won is being used, so that it is worth trying again.
 		s.resetFutile()
 	}
-	s.ioFor(ioGroup, gi, g.pays, pipeline.Write, base-lead, g.buf[:size])
+	s.ioFor(ioGroup, gi, g.pays, pipeline.Write, base-units.ExtentOffset(lead), g.buf[:size])
 }
 
 // durable returns the highest version such that the writes of all versions up to it have ended.
@@ -366,7 +365,7 @@ func (s *Store) considerWriter(i int32) {
 // rest is the free space in the open chunk of log l.
 func (s *Store) rest(l int) int64 {
 	if log := &s.logs[l]; log.chunk != none {
-		return (s.cfg.ChunkBytes - log.tail) &^ int64(s.cfg.BlockSize-1)
+		return int64(s.pool.End()-log.tail) &^ int64(s.cfg.BlockSize-1)
 	}
 	return 0
 }
@@ -411,8 +410,8 @@ func (s *Store) openChunk(l int) {
 		kind = format.KeyLog
 	}
 	log.chunk = s.takeChunk(kind, log.header, 0, 0)
-	log.tail, log.opening = int64(s.cfg.BlockSize), true
-	s.io(ioHeader, int32(l), pipeline.Write, s.pool.Start(log.chunk), log.header)
+	log.tail, log.opening = format.ChunkOffset(s.cfg.BlockSize), true
+	s.io(ioHeader, int32(l), pipeline.Write, s.pool.At(log.chunk, 0), log.header)
 }
 
 // closeChunk seals the open chunk of log l.
@@ -426,7 +425,7 @@ func (s *Store) closeChunk(l int) {
 }
 
 // takeChunk takes a free chunk and fills in its header.
-func (s *Store) takeChunk(kind format.Kind, header []byte, checkpoint uint64, index uint32) int32 {
+func (s *Store) takeChunk(kind format.Kind, header []byte, checkpoint uint64, index uint32) format.ChunkNumber {
 	i := s.pool.Take(kind)
 	clear(header)
 	h := format.ChunkHeader(header[:format.ChunkHeaderBytes])

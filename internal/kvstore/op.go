@@ -5,6 +5,7 @@ import (
 	"jbofd/internal/kvstore/lookup"
 	"jbofd/internal/pipeline"
 	"jbofd/internal/tenant"
+	"jbofd/internal/units"
 )
 
 // op is a writing request in progress, or a record that compaction moves.
@@ -32,14 +33,14 @@ type op struct {
 	// and chunk is the chunk that is pinned for it.
 	group    int32
 	groupOff uint32
-	offset   int64
-	chunk    int32
+	offset   units.ExtentOffset
+	chunk    format.ChunkNumber
 	// old is the offset of the value or segment that is moved, segment the number of that segment.
-	old     int64
+	old     units.ExtentOffset
 	segment uint32
 
 	// What the op has changed in its segment. It is counted when the segment is durable.
-	oldOffset int64
+	oldOffset units.ExtentOffset
 	oldLen    uint32
 	objects   int8
 	used      bool // the segment refers to the value
@@ -72,7 +73,7 @@ func (s *Store) finish(i int32, st Status) {
 type reader struct{ *Store }
 
 // ReadFor implements lookup.Host.
-func (s reader) ReadFor(slot int32, tenant tenant.ID, offset int64, buf []byte) {
+func (s reader) ReadFor(slot int32, tenant tenant.ID, offset units.ExtentOffset, buf []byte) {
 	s.ioFor(ioLookup, slot, payer{tenant: tenant}, pipeline.Read, offset, buf)
 }
 
@@ -83,6 +84,6 @@ func (s reader) Done(tag uint64, r lookup.Result, length int) {
 }
 
 // Damaged implements lookup.Host.
-func (s reader) Damaged(offset int64, segment uint32, hash uint64) {
+func (s reader) Damaged(offset units.ExtentOffset, segment uint32, hash uint64) {
 	s.damage(Damage{Offset: offset, Segment: segment, Hash: hash})
 }

@@ -3,6 +3,7 @@ package kvstore
 import (
 	"jbofd/internal/pipeline"
 	"jbofd/internal/tenant"
+	"jbofd/internal/units"
 )
 
 // Op is what a Request asks for.
@@ -96,7 +97,7 @@ type Reply struct {
 	ValueLen int
 }
 
-// IO is a request to the device. Offset is relative to the partition. Offset and length are whole blocks.
+// IO is a request to the device. Offset is in the partition. Offset and length are whole blocks.
 type IO struct {
 	// Op is pipeline.Read, Write or Flush.
 	Op pipeline.Op
@@ -108,7 +109,7 @@ type IO struct {
 	// Tenant pays for the I/O. A read for a Request is paid for by its tenant. A group of records of several tenants is
 	// paid for by the tenant of the first one: in the long run a tenant is first as often as it has records.
 	Tenant tenant.ID
-	Offset int64
+	Offset units.ExtentOffset
 	// Buf belongs to the device until Complete. The driver must not keep it longer.
 	Buf []byte
 	// Tag is for Complete.

@@ -36,7 +36,7 @@ func times(n int) int {
 
 // toDrive is a store's I/O as the drive's request.
 func toDrive(q *kvstore.IO) ssd.Request {
-	r := ssd.Request{Op: ssd.Op(q.Op), Offset: q.Offset, Len: int64(len(q.Buf)), Buf: q.Buf, Tag: uint64(q.Tag)}
+	r := ssd.Request{Op: ssd.Op(q.Op), Offset: int64(q.Offset), Len: int64(len(q.Buf)), Buf: q.Buf, Tag: uint64(q.Tag)}
 	if q.FUA {
 		r.Flags = ssd.FUA
 	}

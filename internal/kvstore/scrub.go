@@ -3,12 +3,13 @@ package kvstore
 import (
 	"jbofd/internal/kvstore/format"
 	"jbofd/internal/kvstore/space"
+	"jbofd/internal/units"
 )
 
 // Damage is a live record that is not what was written. It is reported each time that it is found.
 type Damage struct {
 	// Offset is the record's offset in the partition.
-	Offset int64
+	Offset units.ExtentOffset
 	// Segment is the number of the segment, or of the segment that the value's key belongs to.
 	Segment uint32
 	// Hash is the hash of the value's key, 0 for a segment.
@@ -19,7 +20,7 @@ type Damage struct {
 // soon as compaction does.
 type scrubState struct {
 	// next is the chunk that is read next.
-	next int32
+	next format.ChunkNumber
 	// dueNS is when the next piece may be read.
 	dueNS int64
 }
@@ -62,7 +63,7 @@ func (s *Store) scrubStep() {
 
 // nextToScrub finds the next chunk to read. If there is none, the scrub waits for as long as a chunk takes.
 func (s *Store) nextToScrub() bool {
-	n := int32(len(s.pool.Chunks))
+	n := format.ChunkNumber(len(s.pool.Chunks))
 	for range n {
 		s.scrub.next %= n
 		if c := &s.pool.Chunks[s.scrub.next]; c.State == space.Sealed {
@@ -100,7 +101,7 @@ func (s *Store) look(sl *slot) {
 
 // suspect reports a damaged record if it is live. The record itself is not believed: what its header says is used only
 // to find the segment that knows whether it is live.
-func (s *Store) suspect(sl *slot, rec []byte, offset int64) {
+func (s *Store) suspect(sl *slot, rec []byte, offset units.ExtentOffset) {
 	switch {
 	case len(rec) < format.SegmentHeaderBytes:
 	case !sl.Key:

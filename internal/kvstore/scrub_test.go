@@ -6,6 +6,7 @@ import (
 
 	"jbofd/internal/kvstore/format"
 	"jbofd/internal/kvstore/space"
+	"jbofd/internal/units"
 )
 
 func TestScrubFindsLiveDamageAndNothingElse(t *testing.T) {
@@ -16,7 +17,7 @@ func TestScrubFindsLiveDamageAndNothingElse(t *testing.T) {
 	d.put(0, 6000, id, val, 64)
 	d.act.Damage = d.act.Damage[:0]
 	// A byte of every 50th key's value, and of some that are dead.
-	want := map[int64]bool{}
+	want := map[units.ExtentOffset]bool{}
 	s := d.s
 	for n := range s.tbl.Len() {
 		e := s.tbl.Get(n)
@@ -52,7 +53,7 @@ func TestScrubFindsLiveDamageAndNothingElse(t *testing.T) {
 	}
 	d.act.Damage = d.act.Damage[:0]
 	begin, before := d.now, d.s.Stats().Scrubbed
-	got := map[int64]bool{}
+	got := map[units.ExtentOffset]bool{}
 	for d.s.Stats().Scrubbed-before < sealed+1<<20 {
 		d.run()
 		d.now = max(d.now, d.act.WakeNS)

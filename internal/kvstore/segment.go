@@ -6,6 +6,7 @@ import (
 	"jbofd/internal/kvstore/lookup"
 	"jbofd/internal/list"
 	"jbofd/internal/pipeline"
+	"jbofd/internal/units"
 )
 
 // smallSegment is the length of a segment for which every activeSeg has a buffer from the start.
@@ -41,10 +42,11 @@ type activeSeg struct {
 	// entry is the committed place of the segment, bytes the length of the committed record.
 	entry lookup.Entry
 	bytes int
-	// offset is where the record that is being written begins: in its group, and once the group has a place in the log,
-	// in the partition. length is the record's length.
-	offset int64
-	length int
+	// groupOff is where the record that is being written begins in its group. When the group has its place, offset is
+	// where it begins in the partition. length is the record's length.
+	groupOff uint32
+	offset   units.ExtentOffset
+	length   int
 	// waiting are writers that have not changed the segment yet. writing are those whose changes are being written.
 	waiting, writing list.List
 }

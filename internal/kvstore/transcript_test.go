@@ -14,6 +14,7 @@ import (
 
 	"jbofd/internal/kvstore/format"
 	"jbofd/internal/pipeline"
+	"jbofd/internal/units"
 )
 
 // transcript is a store, and a drive whose I/Os end when the transcript says so.
@@ -36,21 +37,21 @@ type transcript struct {
 var errDevice = errors.New("device error")
 
 // where says which part of the partition an offset is in.
-func (x *transcript) where(offset int64) string {
+func (x *transcript) where(offset units.ExtentOffset) string {
 	switch {
 	case offset == 0:
 		return "superblock A"
-	case offset == x.cfg.PartitionBytes-format.SuperblockBytes:
+	case offset == format.SuperblockOffset(2, x.cfg.PartitionBytes):
 		return "superblock B"
 	}
-	at := offset - format.AreaStart
+	at := int64(offset) - format.AreaStart
 	return fmt.Sprintf("chunk %d +%d", at/x.cfg.ChunkBytes, at%x.cfg.ChunkBytes)
 }
 
 // describe says what a write holds. Records that were written before, which share the first block, are left out.
 func (x *transcript) describe(q *IO) string {
 	switch h := format.ChunkHeader(q.Buf); {
-	case q.Offset == 0 || q.Offset == x.cfg.PartitionBytes-format.SuperblockBytes:
+	case q.Offset == 0 || q.Offset == format.SuperblockOffset(2, x.cfg.PartitionBytes):
 		sb := format.Superblock(q.Buf)
 		if bytes.Equal(sb, make([]byte, len(sb))) {
 			return "zeroes"
@@ -64,7 +65,7 @@ func (x *transcript) describe(q *IO) string {
 	}
 	var all []string
 	again := 0
-	note := func(offset int64, rec []byte, what string) {
+	note := func(offset units.ExtentOffset, rec []byte, what string) {
 		if bytes.Equal(rec, x.disk[offset:][:len(rec)]) {
 			again++
 		} else {
@@ -73,7 +74,7 @@ func (x *transcript) describe(q *IO) string {
 	}
 	pool := x.s.pool
 	for at := 0; at < len(q.Buf); {
-		offset := q.Offset + int64(at)
+		offset := q.Offset.Add(units.Bytes(at))
 		seg, val := format.Segment(q.Buf[at:]), format.Value(q.Buf[at:])
 		n := format.ValueUnit
 		switch {
@@ -113,8 +114,8 @@ func (x *transcript) turn() {
 	for i, q := range x.act.IOs {
 		x.ios[x.next] = q
 		// Recovery reads the headers of all chunks: one line is enough.
-		if at := q.Offset - format.AreaStart; q.Op == pipeline.Read && len(q.Buf) == x.cfg.BlockSize && at >= 0 &&
-			at%x.cfg.ChunkBytes == 0 {
+		if q.Op == pipeline.Read && len(q.Buf) == x.cfg.BlockSize && q.Offset >= format.AreaStart &&
+			(int64(q.Offset)-format.AreaStart)%x.cfg.ChunkBytes == 0 {
 			headers++
 			if x.next++; i == len(x.act.IOs)-1 {
 				x.line(fmt.Sprintf("#%d to #%d read the headers of %d chunks; background", x.next-headers, x.next-1,

@@ -9,6 +9,7 @@ const module = "jbofd"
 var pure = []string{
 	"internal/nvme",
 	"internal/tenant",
+	"internal/units",
 	"internal/uuid",
 	"internal/drr",
 	"internal/tokenbucket",
@@ -77,7 +78,7 @@ type row struct {
 
 // base lists the packages that every package may import. They import only each other.
 var base = []string{"internal/buildtags", "internal/fence", "internal/invariants", "internal/list", "internal/ring",
-	"internal/tenant", "internal/uuid"}
+	"internal/tenant", "internal/units", "internal/uuid"}
 
 const (
 	toFormat    = "a format package imports no other package: let the caller pass what is needed"
@@ -101,6 +102,7 @@ var directions = []row{
 	{"internal/ring", nil, toFormat},
 	{"internal/fence", nil, "a fence handles holders and epochs only: the caller decides what they stand for"},
 	{"internal/tenant", nil, toFormat},
+	{"internal/units", nil, toFormat},
 	{"internal/uuid", nil, toFormat},
 	{"internal/testutil", []string{"internal/nvme"}, "test tools import formats only"},
 	{"internal/lint", nil, toFormat},

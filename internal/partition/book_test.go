@@ -26,7 +26,7 @@ func TestAPartitionWithoutAreasMendsItsBook(t *testing.T) {
 	copies := func(op pipeline.Op, books [2]format.SwapManifest) {
 		t.Helper()
 		for i, at := range format.SwapManifestOffsets {
-			if err := doAndWait(r.o, 1, op, 0, offset+at, books[i]); err != nil {
+			if err := doAndWait(r.o, 1, op, 0, at.On(offset), books[i]); err != nil {
 				t.Fatal(err)
 			}
 		}

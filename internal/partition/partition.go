@@ -22,13 +22,14 @@ import (
 	"jbofd/internal/kvstore/swap"
 	"jbofd/internal/tenant"
 	"jbofd/internal/turn"
+	"jbofd/internal/units"
 )
 
 // Config describes a Partition.
 type Config struct {
 	// Drive holds the partition, from OffsetBytes on. Its Env is also the partition's.
 	Drive       *drive.Drive
-	OffsetBytes int64
+	OffsetBytes units.DriveOffset
 	// Background is the tenant under which compaction, checkpoints and recovery are done.
 	Background tenant.ID
 	// Volatile: the operator accepts that acknowledged writes are lost with the power. Otherwise they are durable.

@@ -11,6 +11,7 @@ import (
 	"jbofd/internal/ssd"
 	"jbofd/internal/tenant"
 	"jbofd/internal/turn"
+	"jbofd/internal/units"
 	"jbofd/internal/uuid"
 )
 
@@ -76,7 +77,7 @@ func (l *lending) Kick() { l.p.driver.Run() }
 // ReadManifest reads the manifest of a partition that is not open, at an offset of a device.
 //
 // Errors: those of swap.LoadManifest.
-func ReadManifest(o *drive.Drive, t tenant.ID, offsetBytes int64) (*swap.Manifest, error) {
+func ReadManifest(o *drive.Drive, t tenant.ID, offsetBytes units.DriveOffset) (*swap.Manifest, error) {
 	m := newMemory(o.Pool(), "swap manifest")
 	defer m.free()
 	read, _ := accessTo(o, t, offsetBytes)
@@ -87,7 +88,7 @@ func ReadManifest(o *drive.Drive, t tenant.ID, offsetBytes int64) (*swap.Manifes
 // swap.Manifest.Drop.
 //
 // Errors: those of swap.LoadManifest, and the device's.
-func DropArea(o *drive.Drive, t tenant.ID, offsetBytes int64, area uuid.UUID) (dropped bool, err error) {
+func DropArea(o *drive.Drive, t tenant.ID, offsetBytes units.DriveOffset, area uuid.UUID) (dropped bool, err error) {
 	m := newMemory(o.Pool(), "swap manifest")
 	defer m.free()
 	read, write := accessTo(o, t, offsetBytes)
@@ -277,7 +278,7 @@ func (l *lending) turn(now int64) {
 		if q.Area >= 0 {
 			base, batch = l.areas[q.Area].cfg.OffsetBytes, &l.batches[q.Area]
 		}
-		d.Op, d.Offset, d.Len, d.Buf.B, d.Flags = q.Op, base+q.Offset, int64(len(q.Buf)), q.Buf, 0
+		d.Op, d.Offset, d.Len, d.Buf.B, d.Flags = q.Op, int64(q.Offset.On(base)), int64(len(q.Buf)), q.Buf, 0
 		if q.FUA {
 			d.Flags = ssd.FUA
 		}

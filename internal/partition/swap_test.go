@@ -19,6 +19,7 @@ import (
 	"jbofd/internal/ssd"
 	"jbofd/internal/ssd/fault"
 	"jbofd/internal/ssd/model"
+	"jbofd/internal/units"
 )
 
 const areaBytes = 8 << 20
@@ -153,10 +154,10 @@ func copyOf(t testing.TB, r *rig) func(*bufpool.Pool) (ssd.Device, error) {
 		}()
 		buf := make([]byte, 1<<20)
 		for at := int64(0); at < dev.Info().SizeBytes; at += int64(len(buf)) {
-			if err := doAndWait(r.o, 1, pipeline.Read, 0, at, buf); err != nil {
+			if err := doAndWait(r.o, 1, pipeline.Read, 0, units.DriveOffset(at), buf); err != nil {
 				return nil, err
 			}
-			if err := doAndWait(o, 1, pipeline.Write, 0, at, buf); err != nil {
+			if err := doAndWait(o, 1, pipeline.Write, 0, units.DriveOffset(at), buf); err != nil {
 				return nil, err
 			}
 		}

@@ -7,19 +7,22 @@ import (
 	"time"
 
 	"jbofd/internal/drive"
+	"jbofd/internal/kvstore/format"
 	"jbofd/internal/kvstore/swap"
 	"jbofd/internal/pipeline"
 	"jbofd/internal/ssd"
 	"jbofd/internal/tenant"
 	"jbofd/internal/turn"
+	"jbofd/internal/units"
 	"jbofd/internal/uuid"
 )
 
 // AreaConfig describes an Area.
 type AreaConfig struct {
 	// Drive holds the area, at OffsetBytes, LenBytes long, in whole blocks.
-	Drive                 *drive.Drive
-	OffsetBytes, LenBytes int64
+	Drive       *drive.Drive
+	OffsetBytes units.DriveOffset
+	LenBytes    int64
 	// Background is the tenant charged for superblocks. Records are charged to the tenants whose values they hold.
 	Background tenant.ID
 	// Volatile is as in Config: swapped values are lost with the power, too.
@@ -61,7 +64,7 @@ type Area struct {
 type areaMessage struct {
 	append  swap.Append
 	release bool
-	place   uint64
+	place   format.LogOffset
 }
 
 // areaIO is a device I/O of an Area.
@@ -103,10 +106,11 @@ func (w *waitIO) Admitted(*drive.IO) (kick bool) { panic("partition: nothing to 
 func (w *waitIO) Kick() {}
 
 // doAndWait does one device I/O.
-func doAndWait(o *drive.Drive, t tenant.ID, op pipeline.Op, flags ssd.Flags, offset int64, buf []byte) error {
+func doAndWait(o *drive.Drive, t tenant.ID, op pipeline.Op, flags ssd.Flags, offset units.DriveOffset,
+	buf []byte) error {
 	w := &waitIO{done: make(chan struct{})}
 	w.Init(w, 0)
-	w.Op, w.Flags, w.Offset, w.Len, w.Buf.B, w.Tenant = op, flags, offset, int64(len(buf)), buf, t
+	w.Op, w.Flags, w.Offset, w.Len, w.Buf.B, w.Tenant = op, flags, int64(offset), int64(len(buf)), buf, t
 	var b drive.Batch
 	b.Add(&w.IO)
 	o.Submit(&b)
@@ -115,16 +119,16 @@ func doAndWait(o *drive.Drive, t tenant.ID, op pipeline.Op, flags ssd.Flags, off
 }
 
 // accessTo returns how to read and to write durably at an offset of a device, for openings.
-func accessTo(o *drive.Drive, t tenant.ID, base int64) (swap.Read, swap.Write) {
-	read := func(offset int64, buf []byte) error {
-		return doAndWait(o, t, pipeline.Read, 0, base+offset, buf)
+func accessTo(o *drive.Drive, t tenant.ID, base units.DriveOffset) (swap.Read, swap.Write) {
+	read := func(offset units.ExtentOffset, buf []byte) error {
+		return doAndWait(o, t, pipeline.Read, 0, offset.On(base), buf)
 	}
-	write := func(offset int64, buf []byte) error {
+	write := func(offset units.ExtentOffset, buf []byte) error {
 		flags := ssd.Flags(0)
 		if o.Device().Info().VolatileCache {
 			flags = ssd.FUA
 		}
-		return doAndWait(o, t, pipeline.Write, flags, base+offset, buf)
+		return doAndWait(o, t, pipeline.Write, flags, offset.On(base), buf)
 	}
 	return read, write
 }
@@ -325,7 +329,8 @@ func (a *Area) submit() {
 	for i := range a.acts.IOs {
 		q := &a.acts.IOs[i]
 		d := &a.ios[q.Tag]
-		d.Op, d.Offset, d.Len, d.Buf.B, d.Flags = q.Op, a.cfg.OffsetBytes+q.Offset, int64(len(q.Buf)), q.Buf, 0
+		d.Op, d.Offset, d.Len = q.Op, int64(q.Offset.On(a.cfg.OffsetBytes)), int64(len(q.Buf))
+		d.Buf.B, d.Flags = q.Buf, 0
 		if q.FUA {
 			d.Flags = ssd.FUA
 		}

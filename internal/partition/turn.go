@@ -232,7 +232,7 @@ func (p *Partition) submit() {
 			p.ios = append(p.ios, d)
 		}
 		d := p.ios[q.Tag]
-		d.Op, d.Offset, d.Len, d.Buf.B = q.Op, p.cfg.OffsetBytes+q.Offset, int64(len(q.Buf)), q.Buf
+		d.Op, d.Offset, d.Len, d.Buf.B = q.Op, int64(q.Offset.On(p.cfg.OffsetBytes)), int64(len(q.Buf)), q.Buf
 		d.Flags = 0
 		if q.FUA {
 			d.Flags = ssd.FUA

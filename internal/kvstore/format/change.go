@@ -1,6 +1,10 @@
 package format
 
-import "encoding/binary"
+import (
+	"encoding/binary"
+
+	"jbofd/internal/units"
+)
 
 // Change describes what one request did to a segment, as far as recovery needs it to count live bytes. With the changes
 // of the segments that were written since a checkpoint, recovery brings the checkpoint's counts up to date without
@@ -24,7 +28,7 @@ type Change struct {
 	// Died is the length of the record of the value that was replaced or removed, 0 if there was none. Chunk is where
 	// it was.
 	Died  int
-	Chunk int32
+	Chunk ChunkNumber
 	// Keys is the change of the number of keys: -1, 0 or 1.
 	Keys int
 }
@@ -45,7 +49,7 @@ const MostChangesBytes = 7 * KeyUnit
 const maxExtentBytes = 1 << 16
 
 // BeginChanges appends the length and the chunk of the segment's previous record; length 0: there was none.
-func BeginChanges(dst []byte, beforeBytes int, chunk int32) []byte {
+func BeginChanges(dst []byte, beforeBytes int, chunk ChunkNumber) []byte {
 	dst = binary.AppendUvarint(dst, uint64(1+beforeBytes/KeyUnit))
 	if beforeBytes > 0 {
 		dst = binary.AppendUvarint(dst, uint64(chunk))
@@ -92,11 +96,11 @@ func (b Segment) AppendChange(dst []byte, c Change) []byte {
 
 // SetChanges reserves extra units for the changes behind the items. It returns changes if they fit, otherwise nothing.
 func (b Segment) SetChanges(changes []byte) []byte {
-	units := (RoundUp(b.LengthBytes()+len(changes), KeyUnit) - RoundUp(b.LengthBytes(), KeyUnit)) / KeyUnit
-	if units > MostChangesBytes/KeyUnit || RoundUp(b.LengthBytes(), KeyUnit)+units*KeyUnit > maxExtentBytes {
-		units, changes = 0, nil
+	extra := (RoundUp(b.LengthBytes()+len(changes), KeyUnit) - RoundUp(b.LengthBytes(), KeyUnit)) / KeyUnit
+	if extra > MostChangesBytes/KeyUnit || RoundUp(b.LengthBytes(), KeyUnit)+extra*KeyUnit > maxExtentBytes {
+		extra, changes = 0, nil
 	}
-	le.PutUint16(b[segItems:], uint16(b.Items()|units<<13))
+	le.PutUint16(b[segItems:], uint16(b.Items()|extra<<13))
 	return changes
 }
 
@@ -115,12 +119,12 @@ func (b Segment) Changes(dst []Change) (changes []Change, known bool) {
 	}
 	known = true
 	before := Change{Item: -1}
-	units := next()
-	if units > 1 {
-		before.Died, before.Chunk = int(units-1)*KeyUnit, int32(next())
+	extent := next() // in units, and 1 more
+	if extent > 1 {
+		before.Died, before.Chunk = int(extent-1)*KeyUnit, ChunkNumber(next())
 	}
 	dst = append(dst, before)
-	for known = known && units > 0; known && len(said) > 0 && said[0] != 0; {
+	for known = known && extent > 0; known && len(said) > 0 && said[0] != 0; {
 		head := said[0]
 		said = said[1:]
 		c, born := Change{Item: -1}, 0
@@ -133,7 +137,7 @@ func (b Segment) Changes(dst []Change) (changes []Change, known bool) {
 			born = b.bornBytes(c.Item)
 		}
 		if head&changeDied != 0 {
-			if c.Chunk, c.Died = int32(next()), born; head&changeSame == 0 {
+			if c.Chunk, c.Died = ChunkNumber(next()), born; head&changeSame == 0 {
 				c.Died = int(next()) * ValueUnit
 			}
 		}
@@ -163,7 +167,7 @@ func (b Segment) bornBytes(number int) int { return ValueBytes(b.NumberedItem(nu
 // NumberOf returns the number of the item whose value is at an offset of the partition, or -1.
 //
 // hot: 0 allocs
-func (b Segment) NumberOf(place int64) int {
+func (b Segment) NumberOf(place units.ExtentOffset) int {
 	off := SegmentHeaderBytes
 	for i := range b.Items() {
 		it := b.Item(off)

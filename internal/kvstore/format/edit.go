@@ -1,6 +1,10 @@
 package format
 
-import "bytes"
+import (
+	"bytes"
+
+	"jbofd/internal/units"
+)
 
 // Find returns the offset in b of the item of a key, or 0 if the segment does not contain the key. b must be a
 // valid segment: one that has passed Check, or that was made by the methods below.
@@ -21,7 +25,7 @@ func (b Segment) Find(key []byte) int {
 // item refers to that value: the value is obsolete then. b must be valid as for Find.
 //
 // hot: 0 allocs
-func (b Segment) FindValue(valueOffset int64) int {
+func (b Segment) FindValue(valueOffset units.ExtentOffset) int {
 	for off := SegmentHeaderBytes; off < b.LengthBytes(); {
 		it := b.Item(off)
 		if it.ValueOffset() == valueOffset {

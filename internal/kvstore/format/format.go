@@ -26,6 +26,8 @@
 // and 0008-swapping.md.
 package format
 
+import "jbofd/internal/units"
+
 // Version is the version of the partition format that this package writes, and the only one it reads.
 const Version = 2
 
@@ -47,10 +49,29 @@ const (
 	MaxPartitionBytes = 1 << 42
 )
 
+// ChunkNumber is the number of a chunk of a partition; a negative one is no chunk.
+type ChunkNumber int32
+
+// ChunkOffset is an offset in bytes from the start of a chunk.
+type ChunkOffset int64
+
+// Add returns the offset n bytes behind o.
+func (o ChunkOffset) Add(n int) ChunkOffset { return o + ChunkOffset(n) }
+
+// RoundUp returns the first offset from o on at which a block begins.
+func (o ChunkOffset) RoundUp(blockSize int) ChunkOffset {
+	block := ChunkOffset(blockSize)
+	return (o + block - 1) &^ (block - 1)
+}
+
 // Seed returns the initial value of the checksum of a record: a hash of the partition's salt, the epoch of the chunk,
 // and the record's offset in the partition.
-func Seed(salt, epoch uint32, offset int64) uint32 {
-	return uint32(mix(uint64(salt)<<32 | uint64(epoch) ^ uint64(offset)*0x9E3779B97F4A7C15))
+func Seed(salt, epoch uint32, offset units.ExtentOffset) uint32 {
+	return seed(salt, epoch, uint64(offset))
+}
+
+func seed(salt, epoch uint32, place uint64) uint32 {
+	return uint32(mix(uint64(salt)<<32 | uint64(epoch) ^ place*0x9E3779B97F4A7C15))
 }
 
 func mix(x uint64) uint64 {

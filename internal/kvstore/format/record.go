@@ -3,6 +3,8 @@ package format
 import (
 	"fmt"
 	"hash/crc32"
+
+	"jbofd/internal/units"
 )
 
 // Segment is a view of a segment in the key log: all keys whose hash belongs to one segment number. A segment is
@@ -138,14 +140,16 @@ func (b Segment) Check(seed uint32) error {
 // Item is a view of an item of a segment.
 type Item []byte
 
-func (b Item) KeyLen() int            { return int(b[0]) }
-func (b Item) SetKeyLen(v int)        { b[0] = byte(v) }
-func (b Item) ValueLen() int          { return int(uint24(b[1:])) }
-func (b Item) SetValueLen(v int)      { putUint24(b[1:], uint32(v)) }
-func (b Item) ValueOffset() int64     { return int64(uint40(b[4:])) * ValueUnit }
-func (b Item) SetValueOffset(v int64) { putUint40(b[4:], uint64(v)/ValueUnit) }
-func (b Item) Key() []byte            { return b[ItemHeaderBytes : ItemHeaderBytes+b.KeyLen()] }
-func (b Item) LengthBytes() int       { return ItemHeaderBytes + b.KeyLen() }
+func (b Item) KeyLen() int       { return int(b[0]) }
+func (b Item) SetKeyLen(v int)   { b[0] = byte(v) }
+func (b Item) ValueLen() int     { return int(uint24(b[1:])) }
+func (b Item) SetValueLen(v int) { putUint24(b[1:], uint32(v)) }
+func (b Item) Key() []byte       { return b[ItemHeaderBytes : ItemHeaderBytes+b.KeyLen()] }
+func (b Item) LengthBytes() int  { return ItemHeaderBytes + b.KeyLen() }
+
+// ValueOffset is the offset of the value in the partition.
+func (b Item) ValueOffset() units.ExtentOffset     { return units.ExtentOffset(uint40(b[4:])) * ValueUnit }
+func (b Item) SetValueOffset(v units.ExtentOffset) { putUint40(b[4:], uint64(v)/ValueUnit) }
 
 // Value is a view of a value in the value log. It may be longer than the record.
 //

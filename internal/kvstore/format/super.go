@@ -1,6 +1,9 @@
 package format
 
-import "jbofd/internal/uuid"
+import (
+	"jbofd/internal/units"
+	"jbofd/internal/uuid"
+)
 
 // Superblock is a view of a superblock, which describes the partition and names its last checkpoint. There are two
 // copies. The valid one with the higher generation counts.
@@ -50,11 +53,11 @@ func (b Superblock) VolatileFrom() uint64     { return le.Uint64(b[superVolatile
 func (b Superblock) SetVolatileFrom(v uint64) { le.PutUint64(b[superVolatile:], v) }
 
 // SuperblockOffset returns the offset in the partition of the superblock of a generation.
-func SuperblockOffset(generation uint64, partitionBytes int64) int64 {
+func SuperblockOffset(generation uint64, partitionBytes int64) units.ExtentOffset {
 	if generation&1 == 1 {
 		return 0
 	}
-	return partitionBytes - SuperblockBytes
+	return units.ExtentOffset(partitionBytes - SuperblockBytes)
 }
 
 func (b Superblock) pagesPerChunk() uint32 {
@@ -67,8 +70,8 @@ func (b Superblock) CheckpointChunks() int {
 }
 
 // PagePlace returns which chunk of the checkpoint contains a page, and its offset in that chunk.
-func (b Superblock) PagePlace(page uint32) (chunk int, offset int64) {
-	return int(page / b.pagesPerChunk()), int64(b.BlockSize()) + int64(page%b.pagesPerChunk())*PageBytes
+func (b Superblock) PagePlace(page uint32) (chunk int, offset ChunkOffset) {
+	return int(page / b.pagesPerChunk()), ChunkOffset(b.BlockSize()) + ChunkOffset(page%b.pagesPerChunk())*PageBytes
 }
 
 // Salt is the part of the seeds of checksums that is the same in the whole partition.
@@ -258,14 +261,14 @@ func (b Summary) LastEpoch() uint32       { return le.Uint32(b[24:]) }
 func (b Summary) SetLastEpoch(v uint32)   { le.PutUint32(b[24:], v) }
 
 // Open returns epoch and end of the open chunk of log i, 0 to 2; epoch 0: the log had none.
-func (b Summary) Open(i int) (epoch, end uint32) {
-	return le.Uint32(b[32+8*i:]), le.Uint32(b[36+8*i:])
+func (b Summary) Open(i int) (epoch uint32, end ChunkOffset) {
+	return le.Uint32(b[32+8*i:]), ChunkOffset(le.Uint32(b[36+8*i:]))
 }
 
 // SetOpen sets the epoch and the end of the open chunk of log i.
-func (b Summary) SetOpen(i int, epoch, end uint32) {
+func (b Summary) SetOpen(i int, epoch uint32, end ChunkOffset) {
 	le.PutUint32(b[32+8*i:], epoch)
-	le.PutUint32(b[36+8*i:], end)
+	le.PutUint32(b[36+8*i:], uint32(end))
 }
 
 // KeyEpoch is the epoch of the first chunk of the key log that recovery reads besides the checkpoint.

@@ -3,6 +3,8 @@ package format
 import (
 	"fmt"
 	"hash/crc32"
+
+	"jbofd/internal/units"
 	"jbofd/internal/uuid"
 )
 
@@ -27,7 +29,7 @@ const (
 )
 
 // SwapManifestOffsets are the offsets in a partition of the two copies of its swap manifest.
-var SwapManifestOffsets = [2]int64{16 << 10, 32 << 10}
+var SwapManifestOffsets = [2]units.ExtentOffset{16 << 10, 32 << 10}
 
 // A swap area takes values of partitions on other drives for a while. It is an extent of its own. Behind two
 // superblocks, of which the valid one with the higher generation counts, is the swap log, which is circular:
@@ -79,8 +81,8 @@ func (b AreaSuperblock) AreaBytes() int64       { return int64(le.Uint64(b[areaL
 func (b AreaSuperblock) SetAreaBytes(v int64)   { le.PutUint64(b[areaLength:], uint64(v)) }
 func (b AreaSuperblock) Salt() uint64           { return le.Uint64(b[areaSalt:]) }
 func (b AreaSuperblock) SetSalt(v uint64)       { le.PutUint64(b[areaSalt:], v) }
-func (b AreaSuperblock) LogHead() uint64        { return le.Uint64(b[areaLogHead:]) }
-func (b AreaSuperblock) SetLogHead(v uint64)    { le.PutUint64(b[areaLogHead:], v) }
+func (b AreaSuperblock) LogHead() LogOffset     { return LogOffset(le.Uint64(b[areaLogHead:])) }
+func (b AreaSuperblock) SetLogHead(v LogOffset) { le.PutUint64(b[areaLogHead:], uint64(v)) }
 
 // Seal completes the superblock by writing its prelude. It must be called last.
 func (b AreaSuperblock) Seal() { seal(b[:SuperblockBytes], areaMagic, SwapVersion) }
@@ -103,13 +105,22 @@ func (b AreaSuperblock) Check(areaBytes int64) error {
 		return bad(what, "generation", 0, "at least 1")
 	case b.AreaBytes() != areaBytes:
 		return bad(what, "length of the area", b.AreaBytes(), areaBytes)
-	case b.LogHead()%uint64(n) != 0:
+	case b.LogHead()%LogOffset(n) != 0:
 		return bad(what, "LogHead", b.LogHead(), "whole blocks")
 	case !zero(b[areaReserved:]):
 		return bad(what, "a reserved byte", "set", "zero")
 	}
 	return nil
 }
+
+// LogOffset is a place in a swap log. It is not an offset in the area: SwapLog.Offset returns that.
+type LogOffset uint64
+
+// Add returns the place n bytes behind o.
+func (o LogOffset) Add(n int) LogOffset { return o + LogOffset(n) }
+
+// Sub returns the number of bytes from p to o, which is not before p.
+func (o LogOffset) Sub(p LogOffset) uint64 { return uint64(o - p) }
 
 // SwapLog translates places of a swap log to offsets and seeds.
 type SwapLog struct {
@@ -126,20 +137,24 @@ func NewSwapLog(b AreaSuperblock) SwapLog {
 }
 
 // Offset returns the offset of a place in the area.
-func (l SwapLog) Offset(place uint64) int64 { return SwapLogStart + int64(place%l.LenBytes) }
+func (l SwapLog) Offset(place LogOffset) units.ExtentOffset {
+	return SwapLogStart + units.ExtentOffset(uint64(place)%l.LenBytes)
+}
 
 // NextLap returns the first place of the next lap, or place itself if it is the first of a lap.
-func (l SwapLog) NextLap(place uint64) uint64 {
-	return (place + l.LenBytes - 1) / l.LenBytes * l.LenBytes
+func (l SwapLog) NextLap(place LogOffset) LogOffset {
+	n := LogOffset(l.LenBytes)
+	return (place + n - 1) / n * n
 }
+
+// LapEnd returns the place up to which a log may reach whose head is at a place: one lap further.
+func (l SwapLog) LapEnd(head LogOffset) LogOffset { return head + LogOffset(l.LenBytes) }
 
 // Rest returns how many bytes of its lap begin at place.
-func (l SwapLog) Rest(place uint64) uint64 { return l.LenBytes - place%l.LenBytes }
+func (l SwapLog) Rest(place LogOffset) uint64 { return l.LenBytes - uint64(place)%l.LenBytes }
 
 // Seed returns the initial value of the checksum of a group or record at place.
-func (l SwapLog) Seed(place uint64) uint32 {
-	return Seed(l.Salt, uint32(place>>40), int64(place))
-}
+func (l SwapLog) Seed(place LogOffset) uint32 { return seed(l.Salt, uint32(place>>40), uint64(place)) }
 
 // SwapGroup is a view of a group.
 //
@@ -166,8 +181,8 @@ const (
 	groupHeaderEnd = SwapGroupHeaderBytes
 )
 
-func (b SwapGroup) Place() uint64        { return le.Uint64(b[grpPlace:]) }
-func (b SwapGroup) SetPlace(v uint64)    { le.PutUint64(b[grpPlace:], v) }
+func (b SwapGroup) Place() LogOffset     { return LogOffset(le.Uint64(b[grpPlace:])) }
+func (b SwapGroup) SetPlace(v LogOffset) { le.PutUint64(b[grpPlace:], uint64(v)) }
 func (b SwapGroup) LengthBytes() int     { return int(le.Uint32(b[grpLength:])) }
 func (b SwapGroup) SetLengthBytes(v int) { le.PutUint32(b[grpLength:], uint32(v)) }
 func (b SwapGroup) Records() int         { return int(le.Uint32(b[grpRecords:])) }
@@ -257,8 +272,8 @@ func SwapRecordBytes(valueLen int) int {
 
 func (b SwapRecord) Kind() SwapKind        { return SwapKind(b[recKind]) }
 func (b SwapRecord) SetKind(v SwapKind)    { b[recKind] = byte(v) }
-func (b SwapRecord) Place() uint64         { return le.Uint64(b[recPlace:]) }
-func (b SwapRecord) SetPlace(v uint64)     { le.PutUint64(b[recPlace:], v) }
+func (b SwapRecord) Place() LogOffset      { return LogOffset(le.Uint64(b[recPlace:])) }
+func (b SwapRecord) SetPlace(v LogOffset)  { le.PutUint64(b[recPlace:], uint64(v)) }
 func (b SwapRecord) Source() uuid.UUID     { return uuid.UUID(b[recSource:]) }
 func (b SwapRecord) SetSource(v uuid.UUID) { copy(b[recSource:], v[:]) }
 func (b SwapRecord) KeyLen() int           { return int(b[recKeyLen]) }
@@ -343,17 +358,17 @@ func (b SwapManifest) Source() uuid.UUID      { return uuid.UUID(b[manifestSourc
 func (b SwapManifest) SetSource(v uuid.UUID)  { copy(b[manifestSource:], v[:]) }
 
 // Area returns the UUID of area i and the place from which on its records count.
-func (b SwapManifest) Area(i int) (area uuid.UUID, floor uint64) {
+func (b SwapManifest) Area(i int) (area uuid.UUID, floor LogOffset) {
 	at := manifestAreas + i*manifestAreaBytes
-	return uuid.UUID(b[at:]), le.Uint64(b[at+16:])
+	return uuid.UUID(b[at:]), LogOffset(le.Uint64(b[at+16:]))
 }
 
 // AddArea adds an area. There are at most MaxSwapAreas.
-func (b SwapManifest) AddArea(area uuid.UUID, floor uint64) {
+func (b SwapManifest) AddArea(area uuid.UUID, floor LogOffset) {
 	n := b.Areas()
 	at := manifestAreas + n*manifestAreaBytes
 	copy(b[at:], area[:])
-	le.PutUint64(b[at+16:], floor)
+	le.PutUint64(b[at+16:], uint64(floor))
 	le.PutUint32(b[manifestCount:], uint32(n+1))
 }
 

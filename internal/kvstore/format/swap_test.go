@@ -112,18 +112,18 @@ func TestAFlippedBitAnywhereInSwapDataIsAnError(t *testing.T) {
 func TestAPlaceOfAnotherLapIsAnother(t *testing.T) {
 	log := NewSwapLog(areaSuperblock())
 	b := SwapRecord(swapRecord())
-	place := uint64(4128)
+	place := LogOffset(4128)
 	b.Seal(log.Seed(place))
 	if err := b.Check(log.Seed(place)); err != nil {
 		t.Fatal(err)
 	}
-	for _, other := range []uint64{place + log.LenBytes, place + 8, place + 1<<40} {
+	for _, other := range []LogOffset{log.LapEnd(place), place + 8, place + 1<<40} {
 		if err := b.Check(log.Seed(other)); !errors.Is(err, ErrCorrupt) || !strings.Contains(err.Error(), "CRC32C") {
 			t.Errorf("at %d: %v", other, err)
 		}
 	}
-	if log.Offset(place) != log.Offset(place+log.LenBytes) || log.NextLap(place) != log.LenBytes ||
-		log.Rest(log.LenBytes-512) != 512 {
+	if log.Offset(place) != log.Offset(log.LapEnd(place)) || log.NextLap(place) != log.LapEnd(0) ||
+		log.Rest(log.LapEnd(0)-512) != 512 {
 		t.Errorf("%+v", log)
 	}
 }

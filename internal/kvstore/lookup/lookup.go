@@ -12,6 +12,7 @@ import (
 	"jbofd/internal/kvstore/space"
 	"jbofd/internal/list"
 	"jbofd/internal/tenant"
+	"jbofd/internal/units"
 )
 
 // Op is what a Request asks for.
@@ -57,11 +58,11 @@ type Request struct {
 // Host is what a Machine needs of the store.
 type Host interface {
 	// ReadFor starts a read in the name of a tenant. Machine.Read must be called with the slot when it has ended.
-	ReadFor(slot int32, tenant tenant.ID, offset int64, buf []byte)
+	ReadFor(slot int32, tenant tenant.ID, offset units.ExtentOffset, buf []byte)
 	// Done ends a Request. The length is that of the whole value, or of the list.
 	Done(tag uint64, r Result, length int)
 	// Damaged reports a live record that is damaged: a segment, or a value if hash is the hash of its key.
-	Damaged(offset int64, segment uint32, hash uint64)
+	Damaged(offset units.ExtentOffset, segment uint32, hash uint64)
 }
 
 // Config describes a Machine. Table and Pool belong to the store.
@@ -109,7 +110,7 @@ type op struct {
 	life    uint32
 	epoch   uint32
 	lead    uint32
-	place   int64 // offset of the value in the partition; 0: the segment is being read
+	place   units.ExtentOffset // offset of the value in the partition; 0: the segment is being read
 	// position is how far a List has come.
 	position uint64
 	buf      []byte
@@ -190,7 +191,7 @@ func (m *Machine) readSegment(i int32) {
 }
 
 // read reads the blocks that contain n bytes, as soon as there is a buffer for them.
-func (m *Machine) read(i int32, offset int64, n int) {
+func (m *Machine) read(i int32, offset units.ExtentOffset, n int) {
 	if buf := m.memory(i, n); buf != nil {
 		o := &m.ops[i]
 		start, length := m.Pool.Around(offset, n, m.BlockSize)

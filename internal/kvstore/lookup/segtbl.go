@@ -1,6 +1,10 @@
 package lookup
 
-import "encoding/binary"
+import (
+	"encoding/binary"
+
+	"jbofd/internal/units"
+)
 
 const (
 	// EntryBytes is the length of an entry.
@@ -20,7 +24,7 @@ var classBytes = [8]int{256, 384, 512, 768, 1024, 2048, 4096, 1 << 16}
 type Entry uint64
 
 // NewEntry returns the entry of a segment at an offset of the partition, a multiple of 32 below 4 TiB.
-func NewEntry(offset int64, lengthBytes int) Entry {
+func NewEntry(offset units.ExtentOffset, lengthBytes int) Entry {
 	class := 0
 	for classBytes[class] < lengthBytes {
 		class++
@@ -29,7 +33,7 @@ func NewEntry(offset int64, lengthBytes int) Entry {
 }
 
 // Offset is the segment's offset in the partition.
-func (e Entry) Offset() int64 { return int64(e>>3) * placeUnit }
+func (e Entry) Offset() units.ExtentOffset { return units.ExtentOffset(e>>3) * placeUnit }
 
 // MaxBytes is an upper bound of the segment's length: what has to be read.
 func (e Entry) MaxBytes() int { return classBytes[e&7] }

@@ -4,6 +4,7 @@ import (
 	"jbofd/internal/kvstore/format"
 	"jbofd/internal/kvstore/lookup"
 	"jbofd/internal/kvstore/space"
+	"jbofd/internal/units"
 	"jbofd/internal/uuid"
 )
 
@@ -35,7 +36,7 @@ func Fresh(super format.Superblock, cfg *FormatConfig) *Image {
 
 // Write is a write that a Finish asks for, or a flush if Buf is nil.
 type Write struct {
-	Offset int64
+	Offset units.ExtentOffset
 	Buf    []byte
 }
 

@@ -59,7 +59,7 @@ func (m *Machine) chooseSuper() {
 
 func (m *Machine) readHeader(slot int32) {
 	m.of[slot] = m.next
-	m.read(slot, m.image.Pool.Start(m.next), m.headerBuf(slot))
+	m.read(slot, m.image.Pool.At(m.next, 0), m.headerBuf(slot))
 	m.next++
 }
 
@@ -199,17 +199,17 @@ func (m *Machine) enlarge(n uint32) bool {
 
 // sinceThen is the offset in chunk i of the first byte that was written after the checkpoint had begun. It is the end
 // of the chunk if nothing was.
-func (m *Machine) sinceThen(i int32) int64 {
+func (m *Machine) sinceThen(i format.ChunkNumber) format.ChunkOffset {
 	sum, epoch := format.Summary(m.summary[:]), m.image.Pool.Chunks[i].Epoch
 	for l := range NumLogs {
 		if e, end := sum.Open(l); e != 0 && e == epoch {
-			return int64(end)
+			return end
 		}
 	}
 	if epoch > sum.LastEpoch() {
-		return int64(m.cfg.BlockSize)
+		return format.ChunkOffset(m.cfg.BlockSize)
 	}
-	return m.image.Pool.Bytes()
+	return m.image.Pool.End()
 }
 
 // classify decides what every chunk is. For chunks that were opened since the checkpoint their headers say it, for all
@@ -239,7 +239,7 @@ func (m *Machine) classify() {
 		}
 		c.State = space.Sealed
 		if c.Kind == format.KeyLog && c.Epoch >= pool.KeyEpoch {
-			m.keys = append(m.keys, int32(i))
+			m.keys = append(m.keys, format.ChunkNumber(i))
 		}
 		if c.Kind == 0 || c.Kind == format.Checkpoint {
 			*c = space.Chunk{Epoch: c.Epoch, State: space.Free}
@@ -248,7 +248,9 @@ func (m *Machine) classify() {
 	for _, i := range m.image.Checkpoint {
 		pool.Chunks[i] = space.Chunk{Epoch: m.found[i].epoch, Kind: format.Checkpoint, State: space.Open}
 	}
-	slices.SortFunc(m.keys, func(a, b int32) int { return cmp.Compare(pool.Chunks[a].Epoch, pool.Chunks[b].Epoch) })
+	slices.SortFunc(m.keys, func(a, b format.ChunkNumber) int {
+		return cmp.Compare(pool.Chunks[a].Epoch, pool.Chunks[b].Epoch)
+	})
 	m.stage, m.step = replay, 0
 	m.readKeys()
 }

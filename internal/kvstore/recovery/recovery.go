@@ -17,6 +17,7 @@ import (
 	"jbofd/internal/kvstore/format"
 	"jbofd/internal/kvstore/lookup"
 	"jbofd/internal/kvstore/space"
+	"jbofd/internal/units"
 )
 
 // Logs in the order of a format.Summary.
@@ -30,7 +31,7 @@ const (
 // Read is a read that a Machine asks for. Buf belongs to the device until Done is called with Slot.
 type Read struct {
 	Slot   int32
-	Offset int64
+	Offset units.ExtentOffset
 	Buf    []byte
 }
 
@@ -59,17 +60,17 @@ type Image struct {
 	// Version is the version of the next segment.
 	Version uint64
 	// Checkpoint are the chunks of the checkpoint, in order.
-	Checkpoint []int32
+	Checkpoint []format.ChunkNumber
 	// Tails say where the logs continue.
 	Tails [NumLogs]Tail
 	// Buf is memory of the size of a chunk that the caller may use.
 	Buf []byte
 }
 
-// Tail is the end of a log: a chunk, -1 if a new one is needed, and an offset in the chunk, in whole blocks.
+// Tail is the end of a log: a chunk, -1 if a new one is needed, and where in the chunk it is, in whole blocks.
 type Tail struct {
-	Chunk int32
-	End   int64
+	Chunk format.ChunkNumber
+	End   format.ChunkOffset
 }
 
 type stage uint8
@@ -105,18 +106,19 @@ type Machine struct {
 	pending int
 	step    int
 	sbs     [2][]byte
-	// at is the offset in its chunk of the bytes in image.Buf, have their number.
-	at, have int64
+	// at is where in its chunk the bytes in image.Buf begin, have their number.
+	at   format.ChunkOffset
+	have int
 	// next is the chunk whose header is read next; of are the chunks whose headers are being read, by slot.
-	next int32
-	of   [headerReads]int32
+	next format.ChunkNumber
+	of   [headerReads]format.ChunkNumber
 	// found is what the headers say, by chunk.
 	found   []found
 	summary [format.SummaryBytes]byte
 	// partial collects a chunk's entry that lies in two pages.
 	partial []byte
 	// keys are the chunks of the key log that are replayed or counted, in order.
-	keys []int32
+	keys []format.ChunkNumber
 	// gaps are the ranges of versions that were not found. A later segment may say that they were durable, and so are
 	// damaged.
 	gaps []gap
@@ -138,7 +140,7 @@ type gap struct{ first, last uint64 }
 // value is where the value of a segment of that version must be.
 type value struct {
 	version, hash uint64
-	place         int64
+	place         units.ExtentOffset
 	length        int
 	buf           []byte
 }
@@ -243,16 +245,16 @@ func (m *Machine) Progress() (what string, read, of int) {
 	return "ends of logs", min(m.step, NumLogs), NumLogs
 }
 
-func (m *Machine) read(slot int32, offset int64, buf []byte) {
+func (m *Machine) read(slot int32, offset units.ExtentOffset, buf []byte) {
 	m.pending++
 	m.reads = append(m.reads, Read{Slot: slot, Offset: offset, Buf: buf})
 }
 
 // load reads a part of chunk i, in whole blocks, into image.Buf.
-func (m *Machine) load(i int32, from, to int64) {
-	m.at, m.have = from, to-from
-	for n := int64(0); n < m.have; n += pieceBytes {
-		m.read(0, m.image.Pool.Start(i)+from+n, m.image.Buf[n:min(n+pieceBytes, m.have)])
+func (m *Machine) load(i format.ChunkNumber, from, to format.ChunkOffset) {
+	m.at, m.have = from, int(to-from)
+	for n := 0; n < m.have; n += pieceBytes {
+		m.read(0, m.image.Pool.At(i, from.Add(n)), m.image.Buf[n:min(n+pieceBytes, m.have)])
 	}
 }
 

@@ -7,6 +7,7 @@ import (
 	"jbofd/internal/kvstore/format"
 	"jbofd/internal/kvstore/lookup"
 	"jbofd/internal/kvstore/space"
+	"jbofd/internal/units"
 )
 
 // readKeys reads the next chunk of the key log, to replay what was written since the checkpoint or to count everything.
@@ -14,11 +15,11 @@ func (m *Machine) readKeys() {
 	switch {
 	case m.step < len(m.keys):
 		i := m.keys[m.step]
-		from := int64(m.cfg.BlockSize)
+		from := format.ChunkOffset(m.cfg.BlockSize)
 		if m.stage == replay {
 			from = m.sinceThen(i)
 		}
-		if m.load(i, from, m.image.Pool.Bytes()); m.pending == 0 {
+		if m.load(i, from, m.image.Pool.End()); m.pending == 0 {
 			m.play() // nothing was written to the chunk since the checkpoint
 		}
 	case m.stage == replay && m.uncounted:
@@ -35,7 +36,7 @@ func (m *Machine) beginCount() {
 		c := &m.image.Pool.Chunks[i]
 		c.Live = 0
 		if c.Kind == format.KeyLog {
-			m.keys = append(m.keys, int32(i))
+			m.keys = append(m.keys, format.ChunkNumber(i))
 		}
 	}
 	m.readKeys()
@@ -46,7 +47,7 @@ func (m *Machine) beginCount() {
 func (m *Machine) play() {
 	i, pool, buf := m.keys[m.step], m.image.Pool, m.loaded()
 	for at := 0; at < len(buf); {
-		offset := pool.Start(i) + m.at + int64(at)
+		offset := pool.At(i, m.at.Add(at))
 		seg := format.Segment(buf[at:])
 		if !seg.Begins() || seg.Check(pool.Seed(offset)) != nil {
 			at += format.KeyUnit
@@ -68,7 +69,7 @@ func (m *Machine) play() {
 }
 
 // replay makes a segment the newest of its number. It returns false if the replay has ended or starts again.
-func (m *Machine) replay(seg format.Segment, offset int64) bool {
+func (m *Machine) replay(seg format.Segment, offset units.ExtentOffset) bool {
 	v := seg.Version()
 	if m.last = max(m.last, v); v < m.image.Version || v >= m.cut {
 		return true
@@ -111,7 +112,7 @@ func (m *Machine) replay(seg format.Segment, offset int64) bool {
 
 // applyChanges counts what a segment says it has changed. A fresh segment, which a split has added, may have a previous
 // record from a round of writes that had not ended when the checkpoint began; that one was not counted.
-func (m *Machine) applyChanges(seg format.Segment, offset int64, fresh bool) {
+func (m *Machine) applyChanges(seg format.Segment, offset units.ExtentOffset, fresh bool) {
 	changes, known := seg.Changes(m.changes[:0])
 	m.changes = changes
 	m.noteValues(seg, known)
@@ -133,7 +134,7 @@ func (m *Machine) applyChanges(seg format.Segment, offset int64, fresh bool) {
 }
 
 // subLive subtracts n bytes from those that are live in chunk i.
-func (m *Machine) subLive(i int32, n int) {
+func (m *Machine) subLive(i format.ChunkNumber, n int) {
 	switch all := m.image.Pool.Chunks; {
 	case int(i) >= len(all) || i < 0:
 		m.uncounted = true
@@ -146,7 +147,7 @@ func (m *Machine) subLive(i int32, n int) {
 }
 
 // addLive adds n bytes to those that are live in chunk i.
-func (m *Machine) addLive(i int32, n int) {
+func (m *Machine) addLive(i format.ChunkNumber, n int) {
 	m.found[i].reopened = false
 	m.image.Pool.Chunks[i].Live += uint32(n)
 }
@@ -171,7 +172,7 @@ func (m *Machine) setAsideHeadless() {
 }
 
 // count counts a segment, if it is the newest of its number, and its values as live.
-func (m *Machine) count(seg format.Segment, offset int64) {
+func (m *Machine) count(seg format.Segment, offset units.ExtentOffset) {
 	n, table := seg.Number(), &m.image.Table
 	if n >= table.Len() || table.Get(n) != lookup.NewEntry(offset, seg.ExtentBytes()) {
 		return

@@ -19,10 +19,10 @@ func (m *Machine) findTails() {
 	for l := range tails {
 		tails[l].Chunk = none
 	}
-	newer := func(i, j int32) bool { return j == none || all[i].Epoch > all[j].Epoch }
-	for i := range int32(len(all)) {
+	newer := func(i, j format.ChunkNumber) bool { return j == none || all[i].Epoch > all[j].Epoch }
+	for i := range format.ChunkNumber(len(all)) {
 		switch c := &all[i]; {
-		case c.State != space.Sealed || m.found[i].epoch != c.Epoch || m.sinceThen(i) >= m.image.Pool.Bytes():
+		case c.State != space.Sealed || m.found[i].epoch != c.Epoch || m.sinceThen(i) >= m.image.Pool.End():
 		case c.Kind == format.KeyLog && newer(i, tails[KeyLog].Chunk):
 			tails[KeyLog].Chunk = i
 		case c.Kind == format.ValueLog && newer(i, tails[UserLog].Chunk):
@@ -58,7 +58,7 @@ func (m *Machine) readTail() {
 		return
 	}
 	i := m.image.Tails[m.step].Chunk
-	m.load(i, m.sinceThen(i), m.image.Pool.Bytes())
+	m.load(i, m.sinceThen(i), m.image.Pool.End())
 }
 
 // tailRead opens a chunk again behind its last valid record. Behind it no record begins, but a torn group may have left
@@ -67,7 +67,7 @@ func (m *Machine) tailRead() {
 	t, pool, buf := &m.image.Tails[m.step], m.image.Pool, m.loaded()
 	end := 0
 	for at := 0; at < len(buf); {
-		seed := pool.Seed(pool.Start(t.Chunk) + m.at + int64(at))
+		seed := pool.Seed(pool.At(t.Chunk, m.at.Add(at)))
 		if seg := format.Segment(buf[at:]); m.step == KeyLog && seg.Begins() && seg.Check(seed) == nil {
 			at += seg.ExtentBytes()
 			end = at
@@ -78,7 +78,7 @@ func (m *Machine) tailRead() {
 			at += format.ValueUnit
 		}
 	}
-	if t.End = m.at + int64(format.RoundUp(end, m.cfg.BlockSize)); t.End < pool.Bytes() {
+	if t.End = m.at.Add(format.RoundUp(end, m.cfg.BlockSize)); t.End < pool.End() {
 		pool.Chunks[t.Chunk].State = space.Open
 	} else {
 		t.Chunk = none

@@ -26,7 +26,7 @@ func (m *Machine) noteValues(seg format.Segment, known bool) {
 		it := seg.Item(at)
 		at += it.LengthBytes()
 		if i := m.image.Pool.Of(it.ValueOffset()); int(i) < len(m.found) &&
-			it.ValueOffset()-m.image.Pool.Start(i) >= m.sinceThen(i) {
+			m.image.Pool.Within(it.ValueOffset()) >= m.sinceThen(i) {
 			note(it)
 		}
 	}

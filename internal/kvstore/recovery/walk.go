@@ -3,6 +3,7 @@ package recovery
 import (
 	"jbofd/internal/kvstore/format"
 	"jbofd/internal/kvstore/space"
+	"jbofd/internal/units"
 )
 
 // walkPieceBytes is the length of one read of a Walk.
@@ -14,7 +15,7 @@ type Walk struct {
 	pool  *space.Pool
 	block int
 	// Chunk is the chunk.
-	Chunk int32
+	Chunk format.ChunkNumber
 	// Key: the chunk belongs to the key log, so that its records are segments.
 	Key bool
 	// Searching: behind a damaged record the walk continues at the next record, if that is valid. Otherwise, and always
@@ -24,9 +25,10 @@ type Walk struct {
 	Reading, Failed bool
 	// Damaged is the number of damaged records.
 	Damaged int
-	// buf holds have bytes of the chunk, starting at base. Those before cursor have been handled.
-	buf                []byte
-	base, have, cursor int
+	// buf holds have bytes of the chunk, starting at base. Those before index cursor of buf have been handled.
+	buf          []byte
+	base         format.ChunkOffset
+	have, cursor int
 	// lost: the bytes at cursor follow bytes that are no valid record.
 	lost bool
 	// hungry: the record at cursor has not been read completely.
@@ -43,28 +45,28 @@ func NewWalk(pool *space.Pool, blockSize int, buf []byte) Walk {
 }
 
 // Begin starts at the beginning of a chunk.
-func (w *Walk) Begin(chunk int32, searching bool) {
+func (w *Walk) Begin(chunk format.ChunkNumber, searching bool) {
 	key := w.pool.Chunks[chunk].Kind == format.KeyLog
 	*w = Walk{pool: w.pool, block: w.block, buf: w.buf, Chunk: chunk, Key: key, Searching: searching, cursor: w.block}
 }
 
-// Passed is the number of bytes of the chunk that have been handled.
-func (w *Walk) Passed() int { return w.base + w.cursor }
+// Passed is how far the walk has come: what lies before that offset has been handled.
+func (w *Walk) Passed() format.ChunkOffset { return w.base.Add(w.cursor) }
 
 // Ended reports that all records have been returned.
-func (w *Walk) Ended() bool { return w.Passed() >= int(w.pool.Bytes()) }
+func (w *Walk) Ended() bool { return w.Passed() >= w.pool.End() }
 
 // Next returns the next record and its offset in the partition, or nil if there is none, at the moment or any more. The
 // record is a view of the walk's memory and may be used until Piece is called with idle. A damaged record is returned
 // with all bytes behind it.
 //
 // hot: 0 allocs (for valid records)
-func (w *Walk) Next() (rec []byte, offset int64, sound bool) {
+func (w *Walk) Next() (rec []byte, offset units.ExtentOffset, sound bool) {
 	w.hungry = false
-	all := w.base+w.have == int(w.pool.Bytes())
+	all := w.base.Add(w.have) == w.pool.End()
 	for w.cursor < w.have {
 		rec = w.buf[w.cursor:w.have]
-		offset = w.pool.Start(w.Chunk) + int64(w.base+w.cursor)
+		offset = w.pool.At(w.Chunk, w.Passed())
 		begins, n := w.extent(rec)
 		switch {
 		case !all && (len(rec) < format.SegmentHeaderBytes || begins && n > len(rec)):
@@ -79,7 +81,7 @@ func (w *Walk) Next() (rec []byte, offset int64, sound bool) {
 		}
 		w.Damaged++
 		next := rec[min(n, len(rec)):]
-		if begins, _ := w.extent(next); w.Searching && begins && w.sound(next, offset+int64(n)) {
+		if begins, _ := w.extent(next); w.Searching && begins && w.sound(next, offset.Add(units.Bytes(n))) {
 			w.cursor += n
 		} else {
 			w.pass()
@@ -103,7 +105,7 @@ func (w *Walk) pass() {
 }
 
 // sound reports whether rec begins with a valid record.
-func (w *Walk) sound(rec []byte, offset int64) bool {
+func (w *Walk) sound(rec []byte, offset units.ExtentOffset) bool {
 	if w.Key {
 		return format.Segment(rec).Check(w.pool.Seed(offset)) == nil
 	}
@@ -125,7 +127,7 @@ func (w *Walk) extent(rec []byte) (begins bool, n int) {
 // idle no record that Next has returned is in use, so that the memory may be moved.
 //
 // hot: 0 allocs
-func (w *Walk) Piece(idle bool) (offset int64, buf []byte) {
+func (w *Walk) Piece(idle bool) (offset units.ExtentOffset, buf []byte) {
 	n := w.piece()
 	if n == 0 || w.Reading || w.Failed {
 		return 0, nil
@@ -136,14 +138,14 @@ func (w *Walk) Piece(idle bool) (offset int64, buf []byte) {
 		}
 		from := w.cursor &^ (format.SuperblockBytes - 1)
 		w.have = copy(w.buf, w.buf[from:w.have])
-		w.base += from
+		w.base = w.base.Add(from)
 		w.cursor -= from
 	}
 	w.Reading = true
-	return w.pool.Start(w.Chunk) + int64(w.base+w.have), w.buf[w.have : w.have+n]
+	return w.pool.At(w.Chunk, w.base.Add(w.have)), w.buf[w.have : w.have+n]
 }
 
-func (w *Walk) piece() int { return min(walkPieceBytes, int(w.pool.Bytes())-w.base-w.have) }
+func (w *Walk) piece() int { return min(walkPieceBytes, int(w.pool.End()-w.base)-w.have) }
 
 // Read ends the read of a Piece.
 func (w *Walk) Read(ok bool) {

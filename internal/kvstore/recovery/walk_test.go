@@ -47,7 +47,7 @@ func TestAWalkFindsSegmentsBehindWhatIsLost(t *testing.T) {
 		seg := format.Segment(chunk[at:])
 		seg.Clear(uint32(n))
 		seg.Insert([]byte("a key"))
-		seg.Seal(pool.Seed(pool.Start(i) + int64(at)))
+		seg.Seal(pool.Seed(pool.At(i, format.ChunkOffset(at))))
 	}
 	// The end of a segment of which the beginning is lost, with a key that looks like a segment.
 	copy(chunk[3*block+256:], chunk[block:block+64])
@@ -56,7 +56,7 @@ func TestAWalkFindsSegmentsBehindWhatIsLost(t *testing.T) {
 	var found []int
 	for !w.Ended() {
 		if at, buf := w.Piece(true); buf != nil {
-			copy(buf, chunk[at-pool.Start(i):])
+			copy(buf, chunk[pool.Within(at):])
 			w.Read(true)
 		}
 		for {
@@ -65,10 +65,10 @@ func TestAWalkFindsSegmentsBehindWhatIsLost(t *testing.T) {
 				break
 			}
 			if !sound {
-				t.Errorf("at %d there is said to be a damaged segment", offset-pool.Start(i))
+				t.Errorf("at %d there is said to be a damaged segment", pool.Within(offset))
 				continue
 			}
-			found = append(found, int(offset-pool.Start(i)))
+			found = append(found, int(pool.Within(offset)))
 		}
 	}
 	if !slices.Equal(found, places) || w.Damaged != 0 {

@@ -13,6 +13,7 @@ package space
 import (
 	"jbofd/internal/invariants"
 	"jbofd/internal/kvstore/format"
+	"jbofd/internal/units"
 )
 
 // State is the state of a chunk.
@@ -76,9 +77,9 @@ type Pool struct {
 	Changes uint64
 
 	salt     uint32
-	shift    uint  // log2 of the size of chunks
-	freeList int32 // a stack
-	look     int   // where to go on choosing
+	shift    uint               // log2 of the size of chunks
+	freeList format.ChunkNumber // a stack
+	look     int                // where to go on choosing
 }
 
 const none = -1
@@ -92,7 +93,7 @@ func New(sb format.Superblock) *Pool {
 	n := (sb.PartitionBytes() - format.AreaStart - format.SuperblockBytes) >> p.shift
 	p.Chunks = make([]Chunk, max(n, 0))
 	for i := len(p.Chunks) - 1; i >= 0; i-- {
-		p.free(int32(i))
+		p.free(format.ChunkNumber(i))
 	}
 	return p
 }
@@ -100,36 +101,52 @@ func New(sb format.Superblock) *Pool {
 // Bytes is the size of a chunk.
 func (p *Pool) Bytes() int64 { return 1 << p.shift }
 
-// Of returns the number of the chunk that contains an offset in the partition.
-func (p *Pool) Of(offset int64) int32 { return int32((offset - format.AreaStart) >> p.shift) }
+// End is the offset of the end of a chunk.
+func (p *Pool) End() format.ChunkOffset { return 1 << p.shift }
 
-// Start returns the offset in the partition at which chunk i begins.
-func (p *Pool) Start(i int32) int64 { return format.AreaStart + int64(i)<<p.shift }
+// Of returns the number of the chunk that contains an offset in the partition.
+func (p *Pool) Of(offset units.ExtentOffset) format.ChunkNumber {
+	return format.ChunkNumber((offset - format.AreaStart) >> p.shift)
+}
+
+// Within returns the offset in its chunk of an offset in the partition.
+func (p *Pool) Within(offset units.ExtentOffset) format.ChunkOffset {
+	return format.ChunkOffset(offset - p.At(p.Of(offset), 0))
+}
+
+// At returns the offset in the partition of an offset in chunk i.
+func (p *Pool) At(i format.ChunkNumber, o format.ChunkOffset) units.ExtentOffset {
+	return format.AreaStart + units.ExtentOffset(i)<<p.shift + units.ExtentOffset(o)
+}
 
 // Contains reports whether an offset in the partition lies in a chunk.
-func (p *Pool) Contains(offset int64) bool {
-	return offset >= format.AreaStart && p.Of(offset) < int32(len(p.Chunks))
+func (p *Pool) Contains(offset units.ExtentOffset) bool {
+	return offset >= format.AreaStart && int(p.Of(offset)) < len(p.Chunks)
 }
 
 // Around returns the whole blocks that contain n bytes at an offset, cut off at the end of the chunk.
-func (p *Pool) Around(offset int64, n, blockSize int) (start int64, length int) {
-	block := int64(blockSize)
+func (p *Pool) Around(offset units.ExtentOffset, n, blockSize int) (start units.ExtentOffset, length int) {
+	block := units.ExtentOffset(blockSize)
 	start = offset &^ (block - 1)
-	end := min((offset+int64(n)+block-1)&^(block-1), p.Start(p.Of(offset))+p.Bytes())
+	end := min((offset+units.ExtentOffset(n)+block-1)&^(block-1), p.At(p.Of(offset), p.End()))
 	return start, int(end - start)
 }
 
 // Seed returns the initial value of the checksum of a record at an offset.
-func (p *Pool) Seed(offset int64) uint32 { return p.SeedOf(p.Chunks[p.Of(offset)].Epoch, offset) }
+func (p *Pool) Seed(offset units.ExtentOffset) uint32 {
+	return p.SeedOf(p.Chunks[p.Of(offset)].Epoch, offset)
+}
 
 // SeedOf is Seed for the time when the chunk had the given epoch.
-func (p *Pool) SeedOf(epoch uint32, offset int64) uint32 { return format.Seed(p.salt, epoch, offset) }
+func (p *Pool) SeedOf(epoch uint32, offset units.ExtentOffset) uint32 {
+	return format.Seed(p.salt, epoch, offset)
+}
 
 // Take opens a free chunk, which must exist, for a log or a checkpoint.
-func (p *Pool) Take(kind format.Kind) int32 {
+func (p *Pool) Take(kind format.Kind) format.ChunkNumber {
 	i := p.freeList
 	invariants.Check(i != none, "chunks: none is free")
-	p.freeList = int32(p.Chunks[i].Live)
+	p.freeList = format.ChunkNumber(p.Chunks[i].Live)
 	p.Free--
 	p.LastEpoch++
 	p.Chunks[i] = Chunk{Epoch: p.LastEpoch, State: Open, Kind: kind, AtCheckpoint: p.Chunks[i].AtCheckpoint}
@@ -140,20 +157,20 @@ func (p *Pool) Take(kind format.Kind) int32 {
 }
 
 // Seal closes an open chunk, and releases it if nothing in it is live.
-func (p *Pool) Seal(i int32) {
+func (p *Pool) Seal(i format.ChunkNumber) {
 	p.Chunks[i].State = Sealed
 	p.consider(i)
 }
 
 // AddLive adds n bytes to those that are live in chunk i.
-func (p *Pool) AddLive(i int32, n int) {
+func (p *Pool) AddLive(i format.ChunkNumber, n int) {
 	p.Chunks[i].Live += uint32(n)
 	p.count(i, int64(n))
 }
 
 // SubLive subtracts n bytes from those that are live in the chunk at an offset, and releases the chunk if it is sealed
 // and nothing is left.
-func (p *Pool) SubLive(offset int64, n int) {
+func (p *Pool) SubLive(offset units.ExtentOffset, n int) {
 	i := p.Of(offset)
 	c := &p.Chunks[i]
 	invariants.Check(c.State != Free && c.Live >= uint32(n), "chunks: more bytes die in a chunk than live in it")
@@ -163,10 +180,10 @@ func (p *Pool) SubLive(offset int64, n int) {
 }
 
 // Pin keeps chunk i from being released. Unpin undoes it.
-func (p *Pool) Pin(i int32) { p.Chunks[i].Pins++ }
+func (p *Pool) Pin(i format.ChunkNumber) { p.Chunks[i].Pins++ }
 
 // Unpin undoes one Pin.
-func (p *Pool) Unpin(i int32) {
+func (p *Pool) Unpin(i format.ChunkNumber) {
 	c := &p.Chunks[i]
 	invariants.Check(c.Pins > 0, "chunks: one is not pinned")
 	c.Pins--
@@ -174,14 +191,14 @@ func (p *Pool) Unpin(i int32) {
 }
 
 // consider releases a chunk that is sealed, not pinned, and has nothing live.
-func (p *Pool) consider(i int32) {
+func (p *Pool) consider(i format.ChunkNumber) {
 	if c := &p.Chunks[i]; c.State == Sealed && c.Live == 0 && c.Pins == 0 {
 		p.Release(i)
 	}
 }
 
 // Release frees a chunk in which nothing is live, or makes it obsolete if recovery might still read it.
-func (p *Pool) Release(i int32) {
+func (p *Pool) Release(i format.ChunkNumber) {
 	c := &p.Chunks[i]
 	// After a crash or a failed write the count may include bytes of values that no segment refers to. The chunk was
 	// walked through and nothing in it is live, so that the rest of the count is theirs.
@@ -198,19 +215,19 @@ func (p *Pool) Release(i int32) {
 
 // Return frees a chunk at once. It must hold nothing that recovery reads: a checkpoint that is not the last, or a chunk
 // whose header could not be written.
-func (p *Pool) Return(i int32) {
+func (p *Pool) Return(i format.ChunkNumber) {
 	p.count(i, -int64(p.Chunks[i].Live))
 	p.free(i)
 }
 
-func (p *Pool) count(i int32, n int64) {
+func (p *Pool) count(i format.ChunkNumber, n int64) {
 	p.Live += n
 	if p.Chunks[i].Kind == format.KeyLog {
 		p.KeyLive += n
 	}
 }
 
-func (p *Pool) free(i int32) {
+func (p *Pool) free(i format.ChunkNumber) {
 	c := &p.Chunks[i]
 	if c.Kind == format.KeyLog {
 		p.KeyChunks--
@@ -238,7 +255,9 @@ func (p *Pool) BeginCheckpoint() {
 
 // Exclude subtracts n bytes at an offset, which are live but not committed, from what the checkpoint that has just
 // begun counts.
-func (p *Pool) Exclude(offset int64, n int) { p.Chunks[p.Of(offset)].AtCheckpoint -= uint32(n) }
+func (p *Pool) Exclude(offset units.ExtentOffset, n int) {
+	p.Chunks[p.Of(offset)].AtCheckpoint -= uint32(n)
+}
 
 // EndCheckpoint ends what BeginCheckpoint began. If the checkpoint is durable the pending chunks are freed, otherwise
 // they are obsolete again.
@@ -247,7 +266,7 @@ func (p *Pool) EndCheckpoint(done bool) {
 		switch {
 		case p.Chunks[i].State != PendingFree:
 		case done:
-			p.free(int32(i))
+			p.free(format.ChunkNumber(i))
 		default:
 			p.Chunks[i].State = Obsolete
 			p.Obsolete++
@@ -265,13 +284,13 @@ func (p *Pool) Recovered() {
 			p.KeyChunks++
 		}
 		if p.Chunks[i].State == Free {
-			p.free(int32(i))
+			p.free(format.ChunkNumber(i))
 		} else {
-			p.count(int32(i), int64(p.Chunks[i].Live))
+			p.count(format.ChunkNumber(i), int64(p.Chunks[i].Live))
 		}
 	}
 	for i := range p.Chunks {
-		p.consider(int32(i))
+		p.consider(format.ChunkNumber(i))
 	}
 }
 
@@ -291,8 +310,8 @@ type Kinds struct{ Keys, Values bool }
 
 // Choose makes the sealed chunk that costs least for each byte won a victim and returns it, or -1 if there is nothing
 // to win. It goes on where the last call stopped.
-func (p *Pool) Choose(w Weights, of Kinds) int32 {
-	best, least := int32(none), 0.0
+func (p *Pool) Choose(w Weights, of Kinds) format.ChunkNumber {
+	best, least := format.ChunkNumber(none), 0.0
 	i := p.look
 	for range min(lookAt, len(p.Chunks)) {
 		if i++; i >= len(p.Chunks) {
@@ -308,7 +327,7 @@ func (p *Pool) Choose(w Weights, of Kinds) int32 {
 			continue
 		}
 		if each := float64(cost) / float64(won); best == none || each < least {
-			best, least = int32(i), each
+			best, least = format.ChunkNumber(i), each
 		}
 	}
 	p.look = i

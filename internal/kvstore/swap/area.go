@@ -5,6 +5,7 @@ import (
 	"jbofd/internal/kvstore/format"
 	"jbofd/internal/pipeline"
 	"jbofd/internal/tenant"
+	"jbofd/internal/units"
 	"jbofd/internal/uuid"
 )
 
@@ -42,7 +43,7 @@ type Outcome struct {
 	// Result is what happened. Outcomes of one area are in the order of the log.
 	Result Result
 	// Place is the place of a Stored record in the log, At its offset in its group, and End the end of the group.
-	Place, End uint64
+	Place, End format.LogOffset
 	At         uint32
 }
 
@@ -65,7 +66,7 @@ type IO struct {
 	FUA        bool
 	Background bool
 	Tenant     tenant.ID
-	Offset     int64
+	Offset     units.ExtentOffset
 	// Buf belongs to the device until Complete.
 	Buf []byte
 	// Tag is for Complete.
@@ -103,7 +104,7 @@ type Area struct {
 	// head is LogHead as the durable superblock has it: what is before it may be overwritten. tail is where the next
 	// group goes, and durable the end of the last durable group. Invariant: head <= durable <= tail <= head +
 	// log.LenBytes
-	head, tail, durable uint64
+	head, tail, durable format.LogOffset
 	sources             []sourceState
 	// open is the group to which records are appended. While flying is set, flight is the group that is being written
 	// (atDevice) or will be written again at retryNS.
@@ -115,7 +116,7 @@ type Area struct {
 	// superWriting: a superblock with newHead is being written. short: a source lacks space, so that LogHead should
 	// advance as soon as it can. superRetryNS is when to try again after a failure.
 	superWriting bool
-	newHead      uint64
+	newHead      format.LogOffset
 	short        bool
 	superRetryNS int64
 	stats        AreaStats
@@ -135,7 +136,7 @@ type AreaStats struct {
 type sourceState struct {
 	id uuid.UUID
 	// released: no record before this place counts. last is the place of the newest record, 0 if there is none.
-	released, last uint64
+	released, last format.LogOffset
 	attached       bool
 	// records are those that the opening has found, until the source attaches.
 	records map[recordKey]FoundRecord
@@ -162,7 +163,7 @@ type Attachment struct {
 	// Records are the newest records of all keys of the source that were found, in the order of the log.
 	Records []FoundRecord
 	// Tail is the end of the last durable group.
-	Tail uint64
+	Tail format.LogOffset
 }
 
 // Attach connects a source with the area. A source that has records here can attach again only after the area was
@@ -194,7 +195,7 @@ func (a *Area) sourceOf(source uuid.UUID) int {
 
 // Release says that no record of a source before place counts any more. The place is the beginning or the end of a
 // group.
-func (a *Area) Release(source int, place uint64) {
+func (a *Area) Release(source int, place format.LogOffset) {
 	st := &a.sources[source]
 	st.released = max(st.released, place)
 }
@@ -209,7 +210,7 @@ func (a *Area) Log() format.SwapLog { return a.log }
 func (a *Area) Failing() bool { return a.failures >= maxFailures }
 
 // Used is the used part of the log, in thousandths.
-func (a *Area) Used() int { return int((a.tail - a.head) * 1000 / a.log.LenBytes) }
+func (a *Area) Used() int { return int(a.tail.Sub(a.head) * 1000 / a.log.LenBytes) }
 
 // Idle reports that nothing is under way.
 func (a *Area) Idle() bool { return !a.flying && a.open.used == 0 && !a.superWriting }
@@ -220,7 +221,7 @@ func (a *Area) Stop() { a.short = true }
 // Stats returns the counters.
 func (a *Area) Stats() AreaStats {
 	s := a.stats
-	s.LiveBytes, s.LogBytes = int64(a.tail-a.head), int64(a.log.LenBytes)
+	s.LiveBytes, s.LogBytes = int64(a.tail.Sub(a.head)), int64(a.log.LenBytes)
 	return s
 }
 
@@ -269,17 +270,17 @@ func (a *Area) refuse(p *Append) {
 
 // room reports whether the open group may become n bytes longer.
 func (a *Area) room(k format.SwapKind, n int) bool {
-	size := uint64(format.RoundUp(max(a.open.used, format.SwapGroupHeaderBytes)+n, a.super.BlockSize()))
-	reserve := uint64(0)
+	size := format.RoundUp(max(a.open.used, format.SwapGroupHeaderBytes)+n, a.super.BlockSize())
+	reserve := 0
 	if k != format.SwapDelete {
-		reserve = a.log.LenBytes / deleteParts
+		reserve = int(a.log.LenBytes / deleteParts)
 	}
-	return a.placeFor(size)+size+reserve <= a.head+a.log.LenBytes
+	return a.placeFor(size).Add(size+reserve) <= a.log.LapEnd(a.head)
 }
 
 // placeFor returns the place of a group of that length.
-func (a *Area) placeFor(size uint64) uint64 {
-	if a.log.Rest(a.tail) < size {
+func (a *Area) placeFor(size int) format.LogOffset {
+	if a.log.Rest(a.tail) < uint64(size) {
 		return a.log.NextLap(a.tail)
 	}
 	return a.tail
@@ -325,12 +326,12 @@ func (g *group) reset() { g.used, g.of = 0, g.of[:0] }
 
 // tell reports a result for all records of a group.
 func (a *Area) tell(g *group, r Result) {
-	place := uint64(0)
+	place := format.LogOffset(0)
 	if r == Stored {
 		place = format.SwapGroup(g.buf).Place()
 	}
 	for _, o := range g.of {
-		a.out = append(a.out, Outcome{Source: o.source, Tag: o.tag, Result: r, Place: place + uint64(o.at),
+		a.out = append(a.out, Outcome{Source: o.source, Tag: o.tag, Result: r, Place: place.Add(int(o.at)),
 			End: a.durable, At: o.at})
 	}
 }
@@ -370,25 +371,25 @@ func (a *Area) place() {
 	size := format.RoundUp(f.used, a.super.BlockSize())
 	clear(g[f.used:size])
 	clear(g[:format.SwapGroupHeaderBytes])
-	a.tail = a.placeFor(uint64(size))
+	a.tail = a.placeFor(size)
 	g.SetPlace(a.tail)
 	g.SetLengthBytes(size)
 	g.SetRecords(len(f.of))
 	for _, o := range f.of {
 		r := format.SwapRecord(g[o.at:])
-		r.SetPlace(a.tail + uint64(o.at))
+		r.SetPlace(a.tail.Add(int(o.at)))
 		r.Seal(a.log.Seed(r.Place()))
 		a.sources[o.source].last = r.Place()
 	}
 	g.Seal(a.log.Seed(a.tail))
-	a.tail += uint64(size)
+	a.tail = a.tail.Add(size)
 	a.stats.Groups++
 	a.stats.WrittenBytes += int64(size)
-	invariants.Check(a.tail <= a.head+a.log.LenBytes, "swap: the log overtakes its own head")
+	invariants.Check(a.tail <= a.log.LapEnd(a.head), "swap: the log overtakes its own head")
 }
 
 // oldest is the first place that a source may still need.
-func (a *Area) oldest() uint64 {
+func (a *Area) oldest() format.LogOffset {
 	at := a.durable
 	for i := range a.sources {
 		// Records in the group that is being written lie behind durable.
@@ -405,7 +406,7 @@ func (a *Area) writeSuper(out *AreaActions) {
 		return
 	}
 	at := a.oldest()
-	if free := at - a.head; free == 0 || free < a.log.LenBytes/headParts && !a.short {
+	if free := at.Sub(a.head); free == 0 || free < a.log.LenBytes/headParts && !a.short {
 		return
 	}
 	if a.now < a.superRetryNS {
@@ -426,6 +427,6 @@ func (a *Area) writeSuper(out *AreaActions) {
 }
 
 // superOffset returns the offset of the superblock of a generation.
-func superOffset(generation uint64) int64 {
-	return int64(generation&1) * format.SuperblockBytes
+func superOffset(generation uint64) units.ExtentOffset {
+	return units.ExtentOffset(generation&1) * format.SuperblockBytes
 }

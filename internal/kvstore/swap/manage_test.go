@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"jbofd/internal/kvstore/format"
+	"jbofd/internal/units"
 )
 
 // TestDroppingAnAreaFromAManifestIsAllOrNothing, whatever of a write gets to the disk, and also when a copy is damaged
@@ -38,7 +39,7 @@ func TestDroppingAnAreaFromAManifestIsAllOrNothing(t *testing.T) {
 					t.Fatalf("the book names %+v", book.Areas)
 				}
 				left := writes
-				err = book.Drop(lost, func(offset int64, b []byte) error {
+				err = book.Drop(lost, func(offset units.ExtentOffset, b []byte) error {
 					if left == 0 {
 						copy(disk[offset:], b[:blocks*testBlock])
 						return errInjected
@@ -60,7 +61,7 @@ func TestDroppingAnAreaFromAManifestIsAllOrNothing(t *testing.T) {
 						blocks, after.Source, after.Areas)
 				}
 				// Done again after that, it holds, and a copy that becomes damaged brings nothing back.
-				err = after.Drop(lost, func(offset int64, b []byte) error {
+				err = after.Drop(lost, func(offset units.ExtentOffset, b []byte) error {
 					copy(disk[offset:], b)
 					return nil
 				}, heap)
@@ -102,7 +103,7 @@ func TestAnOlderCopyOfAManifestDoesNotStay(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			if err := book.Repair(func(offset int64, b []byte) error {
+			if err := book.Repair(func(offset units.ExtentOffset, b []byte) error {
 				writes++
 				copy(disk[offset:], b)
 				return nil
@@ -139,14 +140,14 @@ func TestASourceThatIsForgottenHoldsNothingUp(t *testing.T) {
 				a.m.Turn(w.now, &a.act)
 				again = len(a.act.IOs) > 0
 				for _, q := range a.act.IOs {
-					a.disk.Store(q.Offset, q.Buf)
+					a.disk.Store(int64(q.Offset), q.Buf)
 					a.m.Complete(q.Tag, nil)
 				}
 				for _, o := range a.act.Outcomes {
 					if o.Result == Refused {
 						refused++
 					} else {
-						a.m.Release(o.Source, o.Place-uint64(o.At)) // only the newest counts
+						a.m.Release(o.Source, o.Place-format.LogOffset(o.At)) // only the newest counts
 					}
 				}
 				a.act.IOs, a.act.Outcomes = nil, nil

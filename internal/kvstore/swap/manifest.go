@@ -23,7 +23,7 @@ type Manifest struct {
 // ManifestEntry says that an area may hold records of the source, from the place Floor on.
 type ManifestEntry struct {
 	Area  uuid.UUID
-	Floor uint64
+	Floor format.LogOffset
 }
 
 // LoadManifest reads the manifest of a partition. A partition without one has no keys in other areas.

@@ -9,6 +9,7 @@ import (
 	"jbofd/internal/kvstore/format"
 	"jbofd/internal/kvstore/space"
 	"jbofd/internal/tenant"
+	"jbofd/internal/units"
 	"jbofd/internal/uuid"
 )
 
@@ -46,10 +47,10 @@ var (
 )
 
 // Read reads whole blocks for an opening.
-type Read func(offset int64, buf []byte) error
+type Read func(offset units.ExtentOffset, buf []byte) error
 
 // Write writes for a formatting. It returns when what was written is durable.
-type Write func(offset int64, buf []byte) error
+type Write func(offset units.ExtentOffset, buf []byte) error
 
 // FoundRecord is a record that an opening has found.
 type FoundRecord struct {
@@ -58,7 +59,7 @@ type FoundRecord struct {
 	Deleted bool
 	// ValueLen, Place and At are those of the record.
 	ValueLen uint32
-	Place    uint64
+	Place    format.LogOffset
 	At       uint32
 }
 
@@ -171,7 +172,7 @@ func OpenArea(cfg AreaConfig, read Read) (*Area, error) {
 func readSuper(cfg *AreaConfig, mem *space.Buffers, read Read) (format.AreaSuperblock, error) {
 	var best format.AreaSuperblock
 	var errs []error
-	for i := range int64(2) {
+	for i := range units.ExtentOffset(2) {
 		b := format.AreaSuperblock(mem.Take("the superblock of a swap area", format.SuperblockBytes))
 		if mem.Err != nil {
 			return nil, mem.Err
@@ -206,23 +207,22 @@ type scan struct {
 	read Read
 	buf  []byte
 	// from is the place of the first byte in buf, n their number.
-	from uint64
+	from format.LogOffset
 	n    int
 }
 
 // bytes returns n bytes at place, or as many as there are in its lap.
-func (s *scan) bytes(place uint64, n int) ([]byte, error) {
+func (s *scan) bytes(place format.LogOffset, n int) ([]byte, error) {
 	log := &s.area.log
 	n = int(min(uint64(n), log.Rest(place)))
-	if place < s.from || place+uint64(n) > s.from+uint64(s.n) {
+	if place < s.from || place.Add(n) > s.from.Add(s.n) {
 		s.from, s.n = place, int(min(scanBytes, log.Rest(place)))
 		if err := s.read(log.Offset(place), s.buf[:s.n]); err != nil {
 			s.n = 0
 			return nil, fmt.Errorf("swap log at %d: %w", log.Offset(place), err)
 		}
 	}
-	at := place - s.from
-	return s.buf[at : at+uint64(n)], nil
+	return s.buf[place.Sub(s.from):][:n], nil
 }
 
 // run collects the records and sets the tail. A failed read ends it, because records that count may follow.
@@ -238,16 +238,16 @@ func (s *scan) run() error {
 		if err != nil {
 			return err
 		}
-		if n == 0 || place+n > a.head+a.log.LenBytes {
+		if n == 0 || place.Add(n) > a.log.LapEnd(a.head) {
 			break
 		}
-		a.tail = place + n
+		a.tail = place.Add(n)
 	}
 	return s.beyond()
 }
 
 // group handles the group at place and returns its length, or 0 if there is no valid one.
-func (s *scan) group(place uint64) (uint64, error) {
+func (s *scan) group(place format.LogOffset) (int, error) {
 	a := s.area
 	block := a.super.BlockSize()
 	b, err := s.bytes(place, block)
@@ -272,7 +272,7 @@ func (s *scan) group(place uint64) (uint64, error) {
 			return 0, nil
 		}
 		r := format.SwapRecord(g[at:])
-		if r.Check(a.log.Seed(place+uint64(at))) != nil || r.Place() != place+uint64(at) || int(r.At()) != at {
+		if r.Check(a.log.Seed(place.Add(at))) != nil || r.Place() != place.Add(at) || int(r.At()) != at {
 			return 0, nil
 		}
 		at += format.SwapRecordBytes(r.ValueLen())
@@ -282,11 +282,11 @@ func (s *scan) group(place uint64) (uint64, error) {
 		s.found(r, place)
 		at += format.SwapRecordBytes(r.ValueLen())
 	}
-	return uint64(g.LengthBytes()), nil
+	return g.LengthBytes(), nil
 }
 
 // found notes the newest record of a key.
-func (s *scan) found(r format.SwapRecord, group uint64) {
+func (s *scan) found(r format.SwapRecord, group format.LogOffset) {
 	st := &s.area.sources[s.area.sourceOf(r.Source())]
 	if st.records == nil {
 		st.records = map[recordKey]FoundRecord{}
@@ -303,19 +303,19 @@ func (s *scan) found(r format.SwapRecord, group uint64) {
 // superblock is older than the log. The group can be no further away than a group is long.
 func (s *scan) beyond() error {
 	a := s.area
-	block := uint64(a.super.BlockSize())
-	for _, from := range []uint64{a.tail, a.log.NextLap(a.tail)} {
-		for place := from; place < from+format.MaxSwapGroupBytes+block &&
-			place < a.tail+a.log.LenBytes; place += block {
-			b, err := s.bytes(place, int(block))
+	block := a.super.BlockSize()
+	for _, from := range []format.LogOffset{a.tail, a.log.NextLap(a.tail)} {
+		for place := from; place < from.Add(format.MaxSwapGroupBytes+block) &&
+			place < a.log.LapEnd(a.tail); place = place.Add(block) {
+			b, err := s.bytes(place, block)
 			if err != nil {
 				return err
 			}
 			g := format.SwapGroup(b)
 			at := g.Place()
 			// A group at the beginning of the next lap may be the last one, torn, which did not fit into this lap.
-			if at <= a.tail || at == a.log.NextLap(a.tail) || at%a.log.LenBytes != place%a.log.LenBytes ||
-				g.CheckHeader(a.log.Seed(at), int(block)) != nil {
+			if at <= a.tail || at == a.log.NextLap(a.tail) || a.log.Offset(at) != a.log.Offset(place) ||
+				g.CheckHeader(a.log.Seed(at), block) != nil {
 				continue
 			}
 			return fmt.Errorf("%w: the swap log ends at %d, but there is a group at %d", format.ErrCorrupt, a.tail, at)

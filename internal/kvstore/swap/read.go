@@ -49,10 +49,10 @@ func (src *Source) smallBuf(o *op) bool {
 func (src *Source) startRead(oi int32) {
 	o := &src.ops[oi]
 	a := &src.areas[o.area]
-	block := uint64(a.BlockSize)
+	block := format.LogOffset(a.BlockSize)
 	start := o.place &^ (block - 1)
-	end := (o.place + format.SwapRecordHeaderBytes + uint64(o.valueLen) + block - 1) &^ (block - 1)
-	n := int(end - start)
+	end := (o.place.Add(format.SwapRecordHeaderBytes+int(o.valueLen)) + block - 1) &^ (block - 1)
+	n := int(end.Sub(start))
 	buf := o.buf
 	switch {
 	case o.big != none:
@@ -67,7 +67,7 @@ func (src *Source) startRead(oi int32) {
 		src.bigFree = src.bigFree[:len(src.bigFree)-1]
 		buf = src.big[o.big]
 	}
-	o.lead = int(o.place - start)
+	o.lead = int(o.place.Sub(start))
 	background := o.kind != opRead
 	src.out.IOs = append(src.out.IOs, IO{
 		Area: int(o.area), Op: pipeline.Read, Background: background, Tenant: o.tenant, Offset: a.Log.Offset(start),

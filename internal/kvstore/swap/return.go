@@ -2,6 +2,7 @@ package swap
 
 import (
 	"jbofd/internal/kvstore"
+	"jbofd/internal/kvstore/format"
 )
 
 // returnState is a batch of keys, the oldest ones of an area, that return to the source, or move to the end of their
@@ -15,7 +16,7 @@ type returnState struct {
 	// open is the number of members that have not ended.
 	open int
 	// floor is the place that the manifest is to name for the area.
-	floor uint64
+	floor format.LogOffset
 	stage returnStage
 }
 
@@ -241,7 +242,7 @@ func (src *Source) release(area int) {
 	switch {
 	case a.first != none:
 		e := &src.entries[a.first]
-		place = e.place - uint64(e.at)
+		place = e.group()
 	case a.appends > 0:
 		place = a.group
 	}

@@ -13,6 +13,7 @@ import (
 	"jbofd/internal/lab"
 	"jbofd/internal/pipeline"
 	"jbofd/internal/ssd"
+	"jbofd/internal/units"
 )
 
 var seed = flag.Uint64("seed", 1, "seed of the random tests; the same each time, so that a failure repeats")
@@ -113,8 +114,9 @@ func newWorld(t testing.TB, seed uint64, homes, areas, keys int) *world {
 			former[k] = byte(w.rng.Uint32())
 		}
 		a.disk.Store(0, former)
-		if err := FormatArea(cfg, [16]byte{0xA0, byte(i)}, w.rng.Uint64(), func(offset int64, b []byte) error {
-			a.disk.Store(offset, b)
+		if err := FormatArea(cfg, [16]byte{0xA0, byte(i)}, w.rng.Uint64(), func(offset units.ExtentOffset,
+			b []byte) error {
+			a.disk.Store(int64(offset), b)
 			return nil
 		}); err != nil {
 			t.Fatal(err)
@@ -123,8 +125,8 @@ func newWorld(t testing.TB, seed uint64, homes, areas, keys int) *world {
 	}
 	for i := range homes {
 		h := &testHome{disk: w.newDisk(homeBytes), store: testStore{values: map[string]string{}}}
-		if err := FormatManifest([16]byte{0xB0, byte(i)}, func(offset int64, b []byte) error {
-			h.disk.Store(offset, b)
+		if err := FormatManifest([16]byte{0xB0, byte(i)}, func(offset units.ExtentOffset, b []byte) error {
+			h.disk.Store(int64(offset), b)
 			return nil
 		}, heap); err != nil {
 			t.Fatal(err)
@@ -147,7 +149,7 @@ func (w *world) areaConfig() AreaConfig {
 }
 
 func readFrom(disk []byte) Read {
-	return func(offset int64, b []byte) error {
+	return func(offset units.ExtentOffset, b []byte) error {
 		copy(b, disk[offset:])
 		return nil
 	}
@@ -231,7 +233,7 @@ func (w *world) crash() {
 
 func (w *world) count(h *testHome) {
 	for _, a := range w.areas {
-		w.laps = max(w.laps, a.m.tail/a.m.log.LenBytes)
+		w.laps = max(w.laps, uint64(a.m.tail)/a.m.log.LenBytes)
 	}
 	s := h.m.Stats()
 	w.sum.swapped += s.Swapped
@@ -249,7 +251,7 @@ func (w *world) newDisk(n int64) *lab.Drive {
 
 // request is an I/O as the drive's request.
 func request(q *IO) ssd.Request {
-	r := ssd.Request{Op: ssd.Op(q.Op), Offset: q.Offset, Len: int64(len(q.Buf)), Buf: q.Buf}
+	r := ssd.Request{Op: ssd.Op(q.Op), Offset: int64(q.Offset), Len: int64(len(q.Buf)), Buf: q.Buf}
 	if q.FUA {
 		r.Flags = ssd.FUA
 	}

@@ -110,7 +110,7 @@ type AreaAppend struct {
 type AreaRelease struct {
 	Area   int
 	Source int
-	Place  uint64
+	Place  format.LogOffset
 }
 
 // Actions are what a Source's Turn wants done. The driver keeps the value and empties the slices.
@@ -187,7 +187,7 @@ type entry struct {
 	key [format.MaxKey]byte
 	// place is the position of the newest durable record in the swap log, at its offset within its group, and valueLen
 	// the length of its value.
-	place    uint64
+	place    format.LogOffset
 	at       uint32
 	valueLen uint32
 	hash     uint32
@@ -209,6 +209,9 @@ type entry struct {
 	returned bool
 }
 
+// group is the place of the group that contains the newest durable record.
+func (e *entry) group() format.LogOffset { return e.place - format.LogOffset(e.at) }
+
 // areaState is what a source knows about an area.
 type areaState struct {
 	AreaRef
@@ -219,13 +222,13 @@ type areaState struct {
 	appends, entries, wanted int
 	// acked is the place after the newest record that is known to be durable. Records in flight come after it, perhaps
 	// in the same group. That group begins at place group and ends at place end.
-	acked, group, end uint64
+	acked, group, end format.LogOffset
 	// listed: the durable manifest names the area, with this floor. mayBeListed: one of the two copies of the manifest
 	// may name it. wantListed: the next manifest must name it. writing: the manifest that is being written names it.
 	listed, mayBeListed, wantListed, writing bool
-	floor                                    uint64
+	floor                                    format.LogOffset
 	// released is the place of the last AreaRelease for the area, if told is set.
-	released uint64
+	released format.LogOffset
 	told     bool
 	// lastNS is when the area was last used.
 	lastNS int64
@@ -265,7 +268,7 @@ type op struct {
 	awaitsReturn, answered bool
 	// area, place, at and valueLen say which record is read. lead is the offset at which it begins in the buffer.
 	area     uint8
-	place    uint64
+	place    format.LogOffset
 	at       uint32
 	valueLen uint32
 	member   uint8 // index in the batch

@@ -212,7 +212,7 @@ func (src *Source) Outcome(r *Outcome) {
 	src.unlink(ei)
 	e.place, e.at = r.Place, r.At
 	src.append(ei)
-	a.acked, a.group, a.end = r.Place+1, r.Place-uint64(r.At), r.End
+	a.acked, a.group, a.end = r.Place+1, e.group(), r.End
 	switch {
 	case o.kind == opMoving:
 		src.stats.Moved++

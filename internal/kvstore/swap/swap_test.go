@@ -85,7 +85,10 @@ func TestAnAreaKeepsWhatIsNotReleased(t *testing.T) {
 		w := newWorld(t, i, 0, 1, 0)
 		a := w.areas[0]
 		// What each source has there, in order, by version; what is under way has none to be sure of.
-		type record struct{ version, group uint64 }
+		type record struct {
+			version uint64
+			group   format.LogOffset
+		}
 		live := [2][]record{}
 		version := uint64(0)
 		for range 25 {
@@ -102,7 +105,7 @@ func TestAnAreaKeepsWhatIsNotReleased(t *testing.T) {
 				}
 				for _, r := range live[k] {
 					g, ok := found[r.version]
-					if !ok || g.Place-uint64(g.At) != r.group || g.ValueLen != uint32(r.version%1000) {
+					if !ok || g.Place-format.LogOffset(g.At) != r.group || g.ValueLen != uint32(r.version%1000) {
 						t.Fatalf("record %d of home %d: found %v, %+v", r.version, k, ok, g)
 					}
 				}
@@ -151,7 +154,7 @@ func TestAnAreaKeepsWhatIsNotReleased(t *testing.T) {
 				for _, o := range a.act.Outcomes {
 					for k := range numbers {
 						if o.Source == numbers[k] && o.Result == Stored {
-							live[k] = append(live[k], record{pending[o.Tag], o.Place - uint64(o.At)})
+							live[k] = append(live[k], record{pending[o.Tag], o.Place - format.LogOffset(o.At)})
 						}
 					}
 				}
@@ -162,7 +165,7 @@ func TestAnAreaKeepsWhatIsNotReleased(t *testing.T) {
 			w.open()
 			a = w.areas[0]
 		}
-		laps += a.m.tail / a.m.log.LenBytes
+		laps += uint64(a.m.tail) / a.m.log.LenBytes
 	}
 	t.Logf("%d laps, %d refusals", laps, refusals)
 	if refusals < 100 {

@@ -31,7 +31,7 @@ func TestWhatATornGroupLeftIsNoPartOfTheNextOne(t *testing.T) {
 			t.Fatalf("%+v", a.act.IOs)
 		}
 		q := a.act.IOs[0]
-		a.disk.Store(q.Offset+int64(block*testBlock), q.Buf[block*testBlock:][:testBlock])
+		a.disk.Store(int64(q.Offset)+int64(block*testBlock), q.Buf[block*testBlock:][:testBlock])
 		w.open()
 		a = w.areas[0]
 	}

@@ -13,6 +13,7 @@ import (
 	"jbofd/internal/kvstore"
 	"jbofd/internal/kvstore/format"
 	"jbofd/internal/pipeline"
+	"jbofd/internal/units"
 	"jbofd/internal/uuid"
 )
 
@@ -166,7 +167,7 @@ func (x *transcript) move(q *transcriptIO) {
 // open makes both machines of what is on the drives.
 func (x *transcript) open() error {
 	read := func(disk []byte) Read {
-		return func(offset int64, b []byte) error { copy(b, disk[offset:]); return nil }
+		return func(offset units.ExtentOffset, b []byte) error { copy(b, disk[offset:]); return nil }
 	}
 	var err error
 	if x.a, err = OpenArea(x.cfg, read(x.log)); err != nil {
@@ -216,7 +217,7 @@ func (x *transcript) command(d *datadriven.TestData) string {
 		x.cfg = AreaConfig{AreaBytes: 1 << 20, BlockSize: 512, GroupBytes: 8 << 10, MaxValueBytes: 4096, FUA: true}
 		x.part, x.log = make([]byte, 64<<10), make([]byte, x.cfg.AreaBytes)
 		write := func(disk []byte) Write {
-			return func(offset int64, b []byte) error { copy(disk[offset:], b); return nil }
+			return func(offset units.ExtentOffset, b []byte) error { copy(disk[offset:], b); return nil }
 		}
 		if err := errors.Join(FormatArea(x.cfg, uuid.UUID{5}, 99, write(x.log)),
 			FormatManifest(uuid.UUID{7}, write(x.part), heap), x.open()); err != nil {

@@ -9,6 +9,7 @@ import (
 	"jbofd/internal/nvmeof"
 	"jbofd/internal/nvmeof/target"
 	"jbofd/internal/partition"
+	"jbofd/internal/units"
 )
 
 // maxValueBytes is the longest value that hosts store.
@@ -45,7 +46,7 @@ func (l *Lab) addKeys(nsid uint32, disk int) {
 // openStore opens the store of a namespace, or formats it at the first time.
 func (n *Node) openStore(ns *namespace) error {
 	p, err := partition.Open(partition.Config{
-		Drive: n.drives[ns.disk], OffsetBytes: ns.offset, Background: target.Background,
+		Drive: n.drives[ns.disk], OffsetBytes: units.DriveOffset(ns.offset), Background: target.Background,
 		Store: kvstore.Config{
 			PartitionBytes: ns.bytes, ChunkBytes: storeChunk, GroupBytes: 8 << 10, KeysPerSegment: storeSegment,
 			Requests: 32,
