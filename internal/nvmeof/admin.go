@@ -51,6 +51,8 @@ type AdminArgs struct {
 	Data []byte
 	// Usage returns the figures of the SMART log.
 	Usage func(*Controller) Usage
+	// Lost is as in ConnectArgs.
+	Lost func(ConnID) bool
 }
 
 // Reply is the outcome of a command.
@@ -151,7 +153,7 @@ func (c *Controller) fabrics(now int64, a AdminArgs) Reply {
 		if p.OFST() != nvme.PropCC || p.SizeBytes() != 4 {
 			return fail(nvme.InvalidField)
 		}
-		if s := c.setCC(now, nvme.CC(p.VALUE())); !s.OK() {
+		if s := c.setCC(now, nvme.CC(p.VALUE()), a.Lost); !s.OK() {
 			return fail(s)
 		}
 		return Reply{}

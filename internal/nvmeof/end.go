@@ -63,9 +63,9 @@ type ending struct {
 	// boundNS is when CFS is set, or for an association that has ended, when Connects are not held any more.
 	// 0: no bound is running.
 	boundNS int64
-	// lostNS is when a Connect of the host first found that an I/O queue's connection had ended without Disconnect
-	// although the association lives; 0: none has. A host that has lost one connection and gives the association up
-	// may be back before the target sees the others end.
+	// lostNS is when a Connect of the host, or a reset, first found that an I/O queue's connection had ended without
+	// Disconnect although the association lives; 0: none has. A host that has lost one connection and gives the
+	// association up may be back before the target sees the others end.
 	lostNS int64
 }
 
@@ -98,7 +98,7 @@ func (c *Controller) fence() {
 }
 
 // setCC is a write to Controller Configuration (NVMe Base 2.0, section 3.1.3.5).
-func (c *Controller) setCC(now int64, cc nvme.CC) nvme.Status {
+func (c *Controller) setCC(now int64, cc nvme.CC, lost func(ConnID) bool) nvme.Status {
 	was := c.cc
 	busy := c.end.resetting || c.end.shutdown == shutdownDraining || c.end.shutdown == shutdownFlushing
 	if cc.EN() && !was.EN() && busy {
@@ -111,7 +111,11 @@ func (c *Controller) setCC(now int64, cc nvme.CC) nvme.Status {
 	case cc.EN() && !was.EN():
 		c.enable()
 	case !cc.EN() && was.EN():
+		wasLost := c.lostQueue(lost) // the reset closes the queue, and then nobody can see that it was lost
 		c.reset(now)
+		if wasLost && c.end.draining && c.end.lostNS == 0 {
+			c.end.lostNS = now
+		}
 	}
 	if cc.SHN() != nvme.SHNNone && was.SHN() == nvme.SHNNone {
 		c.shutDown(now)
@@ -355,7 +359,7 @@ func (t *Target) hold(now int64, a ConnectArgs, key hostKey) (r ConnectReply, ok
 // Disconnected when they are not.
 func (c *Controller) lostQueue(lost func(ConnID) bool) bool {
 	for qid, conn := range c.queues {
-		if qid != 0 && lost(conn) {
+		if qid != 0 && lost != nil && lost(conn) {
 			return true
 		}
 	}

@@ -265,7 +265,7 @@ func (f *Service) Connect(a nvmeof.ConnectArgs) nvmeof.ConnectReply {
 
 // Admin executes another admin or fabrics command.
 func (f *Service) Admin(a nvmeof.AdminArgs) nvmeof.Reply {
-	a.Usage = f.usage
+	a.Usage, a.Lost = f.usage, f.lost
 	f.mu.Lock()
 	r := f.target.Admin(f.cfg.Clock(), a)
 	var victim Conn
