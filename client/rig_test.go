@@ -54,12 +54,13 @@ func eventually(t testing.TB, what string, ok func() bool) {
 	}
 }
 
-// overEach runs a test over each transport.
+// overEach runs a test over each transport, in parallel with others.
 func overEach(t *testing.T, diskBytes int, test func(*testing.T, *script)) {
+	t.Parallel()
 	for _, rdma := range []bool{false, true} {
 		t.Run(map[bool]string{false: "tcp", true: "rdma"}[rdma], func(t *testing.T) {
-			test(t, newScriptOver(t, rdma,
-				diskBytes))
+			t.Parallel()
+			test(t, newScriptOver(t, rdma, diskBytes))
 		})
 	}
 }

@@ -7,6 +7,7 @@ import (
 	"os"
 	"strings"
 	"testing"
+	"time"
 
 	"jbofd/client"
 	"jbofd/internal/nvmeof/rdma/memverbs"
@@ -125,7 +126,7 @@ func TestConnectionsAreLimitedOverAllTransports(t *testing.T) {
 		t.Fatal(err)
 	}
 	_, err := client.Connect(t.Context(), client.Options{Address: n.addrs.Listeners[1], SubNQN: nqn, RDMA: host,
-		CtrlLossTimeout: -1})
+		CtrlLossTimeout: -1, ConnectTimeout: time.Second})
 	if err == nil || !strings.Contains(err.Error(), "Controller Busy") {
 		t.Errorf("two more over RDMA: %v, want controller busy", err)
 	}

@@ -140,7 +140,7 @@ func TestConnectionsAreLimited(t *testing.T) {
 	o := d.options(hostA, nqnA)
 	o.Queues = 3
 	d.connect(o) // 4 connections
-	o.Queues, o.CtrlLossTimeout = 1, -1
+	o.Queues, o.CtrlLossTimeout, o.ConnectTimeout = 1, -1, time.Second // Connect is repeated as long as that
 	if c, err := client.Connect(ctx(t), o); err == nil {
 		t.Error("a fifth connection of one host was accepted")
 		_ = c.Close()
@@ -148,7 +148,7 @@ func TestConnectionsAreLimited(t *testing.T) {
 	eventually(t, "the refusal is counted",
 		func() bool { return d.metric("jbof_connect_failures_total", "reason", "host_connections") >= 1 })
 
-	o.HostNQN, o.Queues = hostB, 3
+	o.HostNQN, o.Queues, o.ConnectTimeout = hostB, 3, wait
 	b := d.connect(o)
 	h := d.raw()
 	h.initialize(false)

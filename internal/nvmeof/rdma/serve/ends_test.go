@@ -97,6 +97,7 @@ func (r *rig) first(t *testing.T) byte {
 }
 
 func TestOldWritesNeverLandAfterAReset(t *testing.T) {
+	t.Parallel()
 	r, dev := heldRig(t)
 	c := r.adminOnly(t)
 	h := r.resolve(t)
@@ -122,6 +123,7 @@ func TestOldWritesNeverLandAfterAReset(t *testing.T) {
 }
 
 func TestOldWritesNeverLandAfterALostConnection(t *testing.T) {
+	t.Parallel()
 	r, dev := heldRig(t)
 	o := r.options()
 	o.Queues, o.QPairs, o.QueueDepth, o.KATO = 0, 2, 8, -1
@@ -212,6 +214,7 @@ func TestAHostThatIsBackBeforeItsEndIsToldWaits(t *testing.T) {
 }
 
 func TestShutdownDrainsAndFlushes(t *testing.T) {
+	t.Parallel()
 	r, dev := heldRig(t)
 	c := r.adminOnly(t)
 	h := r.resolve(t)
@@ -237,6 +240,7 @@ func TestShutdownDrainsAndFlushes(t *testing.T) {
 }
 
 func TestDisconnectIsAnsweredAfterTheDrain(t *testing.T) {
+	t.Parallel()
 	r, dev := heldRig(t)
 	c := r.adminOnly(t)
 	h := r.resolve(t)

@@ -17,6 +17,7 @@ import (
 
 // A host that was idle for longer than the stall timeout has all of it for its next response.
 func TestStallTimeoutBeginsWithTheResponse(t *testing.T) {
+	t.Parallel()
 	const limit = 600 * time.Millisecond
 	r := newRig(t, func(s *setup) { s.serve.StallTimeout = limit })
 	h := r.ioQueue(t, r.client(t))

@@ -197,6 +197,7 @@ func TestReceiveQueueExhausted(t *testing.T) {
 
 // A host that posts no receives cannot hold its buffers for ever.
 func TestHostThatTakesNoResponsesIsCutOff(t *testing.T) {
+	t.Parallel()
 	r := newRig(t, func(s *setup) { s.serve.StallTimeout = 200 * time.Millisecond })
 	c := r.client(t)
 	h := r.ioQueue(t, c)
@@ -211,6 +212,7 @@ func TestHostThatTakesNoResponsesIsCutOff(t *testing.T) {
 
 // A host that connects and says nothing is cut off, too.
 func TestSilentHostIsCutOff(t *testing.T) {
+	t.Parallel()
 	r := newRig(t, func(s *setup) { s.serve.HandshakeTimeout = 200 * time.Millisecond })
 	h := r.resolve(t)
 	p := rawhost.Request(0)
@@ -263,6 +265,7 @@ func TestConnectStorm(t *testing.T) {
 
 // A device that is taken away ends its connections; when it is back, hosts find the target again.
 func TestDeviceGoesAndComesBack(t *testing.T) {
+	t.Parallel()
 	for _, wildcard := range []bool{false, true} {
 		r := newRig(t, func(s *setup) {
 			if wildcard {
@@ -285,6 +288,7 @@ func TestDeviceGoesAndComesBack(t *testing.T) {
 
 // A device without connections is let go when it is taken away: nothing of it may stay open.
 func TestIdleDeviceIsLetGo(t *testing.T) {
+	t.Parallel()
 	r := newRig(t, func(s *setup) { s.listen = wildcardAddr })
 	c := r.client(t)
 	serves(t, c)
@@ -300,6 +304,7 @@ func TestIdleDeviceIsLetGo(t *testing.T) {
 
 // Stop in the middle of everything.
 func TestCloseUnderLoadLeavesNothing(t *testing.T) {
+	t.Parallel()
 	for range 5 {
 		r := newRig(t, nil)
 		var wg sync.WaitGroup

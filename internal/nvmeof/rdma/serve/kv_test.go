@@ -156,6 +156,7 @@ func TestCommandsForAPartitionAllocateNothing(t *testing.T) {
 
 // Large values from many sides at once want several times the memory that there is.
 func TestLargeValuesWaitForMemory(t *testing.T) {
+	t.Parallel()
 	r, s := kvRig(t, func(u *setup) { u.buffers = 16 << 20 })
 	s.Set("large", make([]byte, kvtest.MaxValue))
 	var wg sync.WaitGroup
@@ -188,9 +189,11 @@ func TestLargeValuesWaitForMemory(t *testing.T) {
 // The connection is lost while commands are with the partition, whose memory is not taken from it, and while others
 // wait for memory.
 func TestMemoryStaysWithThePartitionWhenTheHostIsGone(t *testing.T) {
+	t.Parallel()
 	for name, bytes := range map[string]int{"all with the partition": 64 << 10,
 		"some wait for memory": kvtest.MaxValue} {
 		t.Run(name, func(t *testing.T) {
+			t.Parallel()
 			r, s := kvRig(t, func(u *setup) { u.buffers = 16 << 20 })
 			s.Set("key", make([]byte, 64<<10))
 			s.Hold()

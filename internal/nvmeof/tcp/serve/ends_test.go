@@ -67,6 +67,7 @@ func writeAll(q *rawQueue, fill byte) (cids []uint16) {
 // TestOldWritesNeverLandAfterAReset: RDY becomes 0 only once no write of before can overwrite what the host writes
 // when it has enabled the controller again.
 func TestOldWritesNeverLandAfterAReset(t *testing.T) {
+	t.Parallel()
 	r, dev := heldRig(t, everyOther(oldBlocks)...)
 	h := r.raw(t)
 	writeAll(h.queue(1), 'o')
@@ -94,6 +95,7 @@ func TestOldWritesNeverLandAfterAReset(t *testing.T) {
 // TestOldWritesNeverLandAfterALostConnection: a host that has lost its connections and comes back is not let in
 // while its old writes are at the drive.
 func TestOldWritesNeverLandAfterALostConnection(t *testing.T) {
+	t.Parallel()
 	r, dev := heldRig(t, everyOther(oldBlocks)...)
 	h := r.raw(t)
 	io := h.queue(1)
@@ -121,6 +123,7 @@ func TestOldWritesNeverLandAfterALostConnection(t *testing.T) {
 // TestShutdownDrainsAndFlushes: SHST says that the shutdown occurs until the writes at the drive are done and the
 // drive is flushed, and the old queue takes no writes any more.
 func TestShutdownDrainsAndFlushes(t *testing.T) {
+	t.Parallel()
 	r, dev := heldRig(t, fault.Rule{Ops: []ssd.Op{ssd.Write}, Len: blockBytes, Hold: true},
 		fault.Rule{Ops: []ssd.Op{ssd.Flush}, Hold: true})
 	h := r.raw(t)
@@ -155,6 +158,7 @@ func TestShutdownDrainsAndFlushes(t *testing.T) {
 
 // TestDisconnectIsAnsweredAfterTheDrain: a host that has its answer may use the queue's number at once.
 func TestDisconnectIsAnsweredAfterTheDrain(t *testing.T) {
+	t.Parallel()
 	r, dev := heldRig(t, fault.Rule{Ops: []ssd.Op{ssd.Write}, Len: blockBytes, Hold: true})
 	h := r.raw(t)
 	q := h.queue(1)
@@ -185,6 +189,7 @@ func TestDisconnectIsAnsweredAfterTheDrain(t *testing.T) {
 // TestADriveThatNeverAnswers: a reset that cannot complete says CFS after its bound, the next Connect of the host is
 // refused with Controller Busy, other hosts are served, and all is well again once the drive answers.
 func TestADriveThatNeverAnswers(t *testing.T) {
+	t.Parallel()
 	r, dev := heldRig(t, fault.Rule{Ops: []ssd.Op{ssd.Write}, Len: blockBytes, Hold: true})
 	h := r.raw(t)
 	io := h.queue(1)
@@ -220,6 +225,7 @@ func TestADriveThatNeverAnswers(t *testing.T) {
 
 // TestAHeldConnectEndsWithItsConnection: nothing is left of a host that gives up.
 func TestAHeldConnectEndsWithItsConnection(t *testing.T) {
+	t.Parallel()
 	r, dev := heldRig(t, fault.Rule{Ops: []ssd.Op{ssd.Write}, Len: blockBytes, Hold: true})
 	h := r.raw(t)
 	io := h.queue(1)
@@ -252,6 +258,7 @@ func TestAHeldConnectEndsWithItsConnection(t *testing.T) {
 
 // TestAssociationsOnOtherPathsLiveOn: the end of one association of a host does not touch another.
 func TestAssociationsOnOtherPathsLiveOn(t *testing.T) {
+	t.Parallel()
 	r, dev := heldRig(t, fault.Rule{Ops: []ssd.Op{ssd.Write}, Len: blockBytes, Hold: true})
 	one, two := r.raw(t), r.raw(t)
 	io, other := one.queue(1), two.queue(1)
@@ -272,6 +279,7 @@ func TestAssociationsOnOtherPathsLiveOn(t *testing.T) {
 
 // TestAnExpiredAssociationIsFenced: the host is silent on both queues while its write is at the drive.
 func TestAnExpiredAssociationIsFenced(t *testing.T) {
+	t.Parallel()
 	r, dev := heldRig(t, everyOther(oldBlocks)...)
 	h := r.rawIdle(t)
 	if s := h.connectAdmin(1000); !s.OK() {
@@ -304,6 +312,7 @@ func TestAnExpiredAssociationIsFenced(t *testing.T) {
 // TestDisconnectIsAnsweredWhenAShutdownComes: it waits for a write whose data the host owes. The shutdown sees to it
 // that this write never reaches the drive, so that there is nothing to wait for any more.
 func TestDisconnectIsAnsweredWhenAShutdownComes(t *testing.T) {
+	t.Parallel()
 	r := newRig(t, nil)
 	h := r.raw(t)
 	q := h.queue(1)
@@ -333,6 +342,7 @@ func TestDisconnectIsAnsweredWhenAShutdownComes(t *testing.T) {
 
 // TestAFlushThatFailsFailsTheShutdown: SHST never says that the shutdown is complete.
 func TestAFlushThatFailsFailsTheShutdown(t *testing.T) {
+	t.Parallel()
 	r, dev := heldRig(t, fault.Rule{Ops: []ssd.Op{ssd.Flush}, Err: ssd.ErrMedia})
 	h := r.raw(t)
 	h.setCC(rawEnable.WithSHN(nvme.SHNAbrupt))
@@ -350,6 +360,7 @@ func TestAFlushThatFailsFailsTheShutdown(t *testing.T) {
 
 // TestADisconnectThatCannotEndIsAnsweredAfterTheBound: with an error, and the write takes its course.
 func TestADisconnectThatCannotEndIsAnsweredAfterTheBound(t *testing.T) {
+	t.Parallel()
 	r, dev := heldRig(t, fault.Rule{Ops: []ssd.Op{ssd.Write}, Len: blockBytes, Hold: true})
 	h := r.raw(t)
 	q := h.queue(1)
@@ -371,6 +382,7 @@ func TestADisconnectThatCannotEndIsAnsweredAfterTheBound(t *testing.T) {
 // for a tenant's cap. Those end at once, as commands of a namespace that is not there; the drive is drained when the
 // one is done.
 func TestRemovalTakesOutCommandsThatWait(t *testing.T) {
+	t.Parallel()
 	r, dev := heldRig(t, fault.Rule{Ops: []ssd.Op{ssd.Write}, Len: blockBytes, Hold: true})
 	h := r.raw(t)
 	q := h.queue(1)
@@ -408,6 +420,7 @@ func TestRemovalTakesOutCommandsThatWait(t *testing.T) {
 // TestAStoreEndsBeforeItsHostIsLetInAgain: a Store that a partition has begun is waited for, as a write that the drive
 // has; what the host stores afterwards stays.
 func TestAStoreEndsBeforeItsHostIsLetInAgain(t *testing.T) {
+	t.Parallel()
 	r, dev := heldRig(t)
 	r.realKV(t)
 	t.Cleanup(func() { // before the partition's end
@@ -469,6 +482,7 @@ func TestAStoreEndsBeforeItsHostIsLetInAgain(t *testing.T) {
 // TestAShutdownDoesNotWaitForDataOfTheHost: a write whose data the host was asked for, and may never send, can reach no
 // drive any more.
 func TestAShutdownDoesNotWaitForDataOfTheHost(t *testing.T) {
+	t.Parallel()
 	r, _ := heldRig(t)
 	h := r.raw(t)
 	q := h.queue(1)

@@ -69,6 +69,7 @@ func TestThePartsOfAPairMayComeInDifferentWays(t *testing.T) {
 
 // TestAPairThatStallsIsCutOff, whatever of it is missing: it holds memory.
 func TestAPairThatStallsIsCutOff(t *testing.T) {
+	t.Parallel()
 	for _, c := range []struct {
 		name string
 		send func(q *rawQueue)
@@ -98,6 +99,7 @@ func TestAPairThatStallsIsCutOff(t *testing.T) {
 // pair, so that its half in the capsule has a buffer beyond the bound, and behind the pair comes data in a capsule that
 // needs one too. Every command is answered; the pair may have to be tried again.
 func TestAMixedPairNeverStopsAConnection(t *testing.T) {
+	t.Parallel()
 	for _, firstInCapsule := range []bool{true, false} {
 		r := newRig(t, func(c *serve.Config) { c.StallTimeout = time.Second })
 		q := r.raw(t).queue(1)

@@ -241,6 +241,7 @@ func (r *rig) realKV(t testing.TB) {
 // TestKeysAndValuesOnADrive does at random what a host can do with a few keys, and compares with a map; on drives with
 // short and with long blocks.
 func TestKeysAndValuesOnADrive(t *testing.T) {
+	t.Parallel()
 	for _, block := range []int{512, 4096} {
 		t.Run(fmt.Sprint(block), func(t *testing.T) { keysAndValuesOnADrive(t, block) })
 	}

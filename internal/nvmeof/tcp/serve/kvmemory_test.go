@@ -25,6 +25,7 @@ import (
 
 // Large values from many sides at once want several times the memory that there is.
 func TestLargeValuesWaitForMemory(t *testing.T) {
+	t.Parallel()
 	r, s := kvRig(t, nil)
 	s.Set("large", make([]byte, kvtest.MaxValue))
 	var wg sync.WaitGroup
@@ -138,6 +139,7 @@ func inUse(p *bufpool.Pool) int64 { return p.Stats().InUseBytes }
 
 // The connection is lost while commands are with the partition, whose memory is not taken from it.
 func TestMemoryStaysWithThePartitionWhenTheHostIsGone(t *testing.T) {
+	t.Parallel()
 	r, s := kvRig(t, nil)
 	s.Set("key", make([]byte, 64<<10))
 	s.Hold()
@@ -355,6 +357,7 @@ func TestAbortOfACommandForAPartition(t *testing.T) {
 
 // Hosts come and go while their commands are everywhere on their way.
 func TestHostsVanishAmongCommandsForAPartition(t *testing.T) {
+	t.Parallel()
 	r, s := kvRig(t, nil)
 	s.Set("key", make([]byte, kvtest.MaxValue))
 	for round := range 20 {

@@ -17,6 +17,7 @@ import (
 // TestStormOfEnds lets hosts reset, shut down, lose and disconnect their queues in the middle of writes, on a drive
 // that delays some of them, and holds every block to the newest value that was acknowledged.
 func TestStormOfEnds(t *testing.T) {
+	t.Parallel()
 	seed := flag.Lookup("seed").Value.(flag.Getter).Get().(uint64) // that of executortest
 	t.Logf("-seed %d", seed)
 	m, err := mem.Open(mem.Config{Name: "m0", SizeBytes: testBytes})
