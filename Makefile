@@ -20,14 +20,18 @@ build: ## static binaries in bin/ (TAGS=rdma: dynamic ones, with NVMe/RDMA)
 	@mkdir -p bin
 	$(GO) build -trimpath -tags '$(TAGS)' -ldflags '-s -w -X main.version=$(VERSION)' -o bin/ $(addprefix ./cmd/,$(COMMANDS))
 
+# How many tests of a package that are marked as parallel run at once. Most of them wait for a timer or a daemon.
+PARALLEL ?= 6
+
 test: ## every test that needs no VM and no root
-	$(GO) test ./...
+	$(GO) test -parallel $(PARALLEL) ./...
 
 race: ## the same under the race detector (needs a C compiler)
-	CGO_ENABLED=1 $(GO) test -race -tags invariants ./...
+	CGO_ENABLED=1 $(GO) test -race -tags invariants -parallel $(PARALLEL) ./...
 
-invariants: ## the heavy tests of the store with all invariants checked, without the race detector
+invariants: ## the heavy tests of the store, and some of the lab, with all invariants checked, without the race detector
 	$(GO) test -tags invariants ./internal/kvstore/... ./internal/partition
+	$(GO) test -tags invariants ./internal/lab/node -args -lab.seeds 200
 
 SOAK ?= .
 soak: ## the long runs of the random tests, with new seeds: an hour or more (SOAK=regexp of the tests)

@@ -27,11 +27,15 @@ func FixedSeed(t testing.TB) uint64 {
 
 // Seeds yields the n seeds of a heavy test: fixed ones and fresh ones in turn, or with -seed that one and those after
 // it. Each is logged before it is used, so that the last one in the log of a failed test repeats the failure as -seed.
+// The race detector gets the first one only: see PlainOnly.
 func Seeds(t testing.TB, n int) iter.Seq[uint64] {
 	// Tests choose by remainders of the seed, which the fresh ones share with the fixed ones.
 	fixed, fresh := uint64(1), 1+rand.Uint64N(1<<40)*840
 	if *seedFlag != 0 {
 		fixed, fresh = *seedFlag, *seedFlag
+	}
+	if buildtags.Race {
+		n = 1
 	}
 	return func(yield func(uint64) bool) {
 		for i := range uint64(n) {

@@ -3,7 +3,6 @@ package kvstore_test
 import (
 	"testing"
 
-	"jbofd/internal/buildtags"
 	"jbofd/internal/kvstore"
 	"jbofd/internal/kvstore/format"
 )
@@ -11,11 +10,8 @@ import (
 // TestLongHistoriesAgainstAMap is a million requests, in histories that go round all logs many times. -long makes it
 // twenty.
 func TestLongHistoriesAgainstAMap(t *testing.T) {
-	rounds, most := times(32), format.MinChunkBytes/2
-	if buildtags.Race {
-		rounds = 1
-	}
-	for seed := range kvstore.Seeds(t, rounds) {
+	const most = format.MinChunkBytes / 2
+	for seed := range kvstore.Seeds(t, times(32)) {
 		r := newRig(t, seed, variant(seed, 40))
 		m := newModel(r, []int{50, 800, 1500}[seed%3], sizes(r.rng, most))
 		m.random(30000, 1+int(seed%5)*12)
