@@ -29,7 +29,7 @@ test: ## every test that needs no VM and no root
 race: ## the same under the race detector (needs a C compiler)
 	CGO_ENABLED=1 $(GO) test -race -tags invariants -parallel $(PARALLEL) ./...
 
-invariants: ## the heavy tests of the store, and some of the lab, with all invariants checked, without the race detector
+invariants: ## heavy tests of the store and some of the lab with all invariants checked, no race detector
 	$(GO) test -tags invariants ./internal/kvstore/... ./internal/partition
 	$(GO) test -tags invariants ./internal/lab/node -args -lab.seeds 200
 
