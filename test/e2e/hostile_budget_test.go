@@ -139,8 +139,9 @@ func TestConnectionsAreLimited(t *testing.T) {
 
 	o := d.options(hostA, nqnA)
 	o.Queues = 3
-	d.connect(o)                                                       // 4 connections
-	o.Queues, o.CtrlLossTimeout, o.ConnectTimeout = 1, -1, time.Second // Connect is repeated as long as that
+	d.connect(o) // 4 connections
+	o.Queues, o.CtrlLossTimeout = 1, -1
+	o.ConnectTimeout = time.Second // Connect is repeated as long as that
 	if c, err := client.Connect(ctx(t), o); err == nil {
 		t.Error("a fifth connection of one host was accepted")
 		_ = c.Close()

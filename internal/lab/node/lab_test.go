@@ -80,8 +80,8 @@ func run(t *testing.T, first uint64, n int) {
 	t.Logf("%d seeds: %s", min(next.Load(), int64(n)), &total)
 }
 
-// fewer returns n, or under the race detector the given part of it: a run has one goroutine, and takes ten times as long
-// there. Runs in parallel share telemetry, and that is what the race detector is for.
+// fewer returns n, or under the race detector the given part of it: a run has one goroutine, and takes ten times as
+// long there. What the detector is for is telemetry, which runs in parallel share.
 func fewer(n, part int) int {
 	if buildtags.Race {
 		n = (n + part - 1) / part
