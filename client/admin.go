@@ -34,7 +34,7 @@ type Identity struct {
 //
 // Errors: ErrConnectionLost; ErrClosed; the context's.
 func (c *Controller) Identity(ctx context.Context) (Identity, error) {
-	a, err := c.live(ctx)
+	a, err := c.current(ctx)
 	if err != nil {
 		return Identity{}, err
 	}
@@ -164,7 +164,7 @@ type Description struct {
 //
 // Errors: ErrNamespaceGone; those of Identify.
 func (c *Controller) Describe(ctx context.Context, nsid uint32) (d Description, err error) {
-	a, err := c.live(ctx)
+	a, err := c.current(ctx)
 	if err != nil || a.vs < nvme.Version1_3 {
 		return d, err
 	}

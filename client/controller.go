@@ -77,7 +77,7 @@ func Connect(ctx context.Context, o Options) (*Controller, error) {
 		}
 	}
 	c.ctx, c.cancel = context.WithCancel(context.Background())
-	a, err := c.first(ctx)
+	a, err := c.connectFirst(ctx)
 	if err != nil {
 		c.cancel()
 		return nil, errors.Join(fmt.Errorf("connecting to %s: %w", o.URL(), err), c.closeMemory())
@@ -87,14 +87,14 @@ func Connect(ctx context.Context, o Options) (*Controller, error) {
 	return c, nil
 }
 
-// first builds the first association. An earlier process of this host may have left commands behind, for which the
-// target answers Controller Busy: Connect is repeated then, within ConnectTimeout.
-func (c *Controller) first(ctx context.Context) (*association, error) {
+// connectFirst builds the first association. An earlier process of this host may have left commands behind, for which
+// the target answers Controller Busy: Connect is repeated then, within ConnectTimeout.
+func (c *Controller) connectFirst(ctx context.Context) (*association, error) {
 	ctx, cancel := context.WithTimeout(ctx, c.opts.ConnectTimeout)
 	defer cancel()
 	var busy error
 	for pause := busyPause; ; pause *= 2 {
-		a, err := c.attempt(ctx)
+		a, err := c.connectOnce(ctx)
 		switch {
 		case err == nil:
 			return a, nil
@@ -124,8 +124,8 @@ func isBusy(err error) bool {
 	return errors.As(err, &st) && st.Status.Code() == nvme.ConnectControllerBusy && !st.Status.DNR()
 }
 
-// attempt builds one association and starts its goroutines.
-func (c *Controller) attempt(ctx context.Context) (*association, error) {
+// connectOnce builds one association and starts its goroutines.
+func (c *Controller) connectOnce(ctx context.Context) (*association, error) {
 	ctx, cancel := context.WithTimeout(ctx, c.opts.ConnectTimeout)
 	defer cancel()
 	c.mu.Lock()
@@ -157,7 +157,7 @@ func (c *Controller) supervise(a *association) {
 		case <-a.ctx.Done():
 		case <-c.ctx.Done():
 			c.set(nil, ErrClosed)
-			c.closeErr = c.leave(a)
+			c.closeErr = c.endAssociation(a)
 			return
 		}
 		cause := context.Cause(a.ctx)
@@ -189,7 +189,7 @@ func (c *Controller) reconnect(begin time.Time, mayGoOn time.Duration, cause err
 	}
 	busy := busyPause
 	for n := 1; try && c.ctx.Err() == nil; n++ {
-		a, err := c.attempt(c.ctx)
+		a, err := c.connectOnce(c.ctx)
 		if err == nil {
 			c.opts.Logger.Info("connection restored", "address", c.opts.URL(), "subnqn", c.opts.SubNQN,
 				"attempts", n, "after", time.Since(begin).Round(time.Millisecond))
@@ -222,8 +222,8 @@ func (c *Controller) reconnect(begin time.Time, mayGoOn time.Duration, cause err
 // shutdownTimeout bounds the orderly end of an association by Close.
 const shutdownTimeout = 5 * time.Second
 
-// leave ends an association in order.
-func (c *Controller) leave(a *association) error {
+// endAssociation ends an association in order.
+func (c *Controller) endAssociation(a *association) error {
 	ctx, cancel := context.WithTimeout(context.Background(), shutdownTimeout)
 	defer cancel()
 	// A target that does not answer in time is left without an orderly end. What was outstanding fails with ErrClosed
@@ -244,10 +244,10 @@ func (c *Controller) set(a *association, err error) {
 	c.changed = make(chan struct{})
 }
 
-// live returns the current association, waiting for one while the controller reconnects.
+// current returns the current association, waiting for one while the controller reconnects.
 //
 // Errors: the context's; ErrClosed; ErrConnectionLost when the controller has given up.
-func (c *Controller) live(ctx context.Context) (*association, error) {
+func (c *Controller) current(ctx context.Context) (*association, error) {
 	for {
 		c.mu.Lock()
 		a, err, changed := c.a, c.err, c.changed
@@ -306,7 +306,7 @@ func (c *Controller) Losses() uint64 {
 //
 // Errors: ErrUnsupported when no queue is left; otherwise as Connect.
 func (c *Controller) OpenQPair(ctx context.Context) (*QPair, error) {
-	a, err := c.live(ctx)
+	a, err := c.current(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -333,7 +333,7 @@ type op struct {
 func (c *Controller) do(ctx context.Context, o op, cmds []Command, comps []Completion) error {
 	unanswered := false
 	fail := func(err error) error {
-		if unanswered && changes(o, &cmds[0].SQE) {
+		if unanswered && modifies(o, &cmds[0].SQE) {
 			return fmt.Errorf("%s: %w: %w", o.name, ErrIndeterminate, err)
 		}
 		return fmt.Errorf("%s: %w", o.name, err)
@@ -341,7 +341,7 @@ func (c *Controller) do(ctx context.Context, o op, cmds []Command, comps []Compl
 	for attempt := 0; ; attempt++ {
 		// After a loss, live returns an association only when its admin Connect has succeeded: this is what keeps a
 		// repeated write behind the fence. A queue that has failed ends its association before it reports the failure.
-		a, err := c.live(ctx)
+		a, err := c.current(ctx)
 		if err != nil {
 			return fail(err)
 		}
@@ -363,8 +363,8 @@ func (c *Controller) do(ctx context.Context, o op, cmds []Command, comps []Compl
 	}
 }
 
-// changes reports whether a command may change something at the target.
-func changes(o op, e *SQE) bool {
+// modifies reports whether a command may change something at the target.
+func modifies(o op, e *SQE) bool {
 	op := e.Opcode()
 	switch {
 	case op == nvme.OpFabrics:

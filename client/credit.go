@@ -57,15 +57,15 @@ func (a *association) askForCredits(ctx context.Context, known *window.Gate) err
 	if known != nil {
 		known.Namespaces(func(nsid uint32, ssd uint16) {
 			if err == nil {
-				err = a.learn(ctx, nsid, ssd)
+				err = a.recordDrive(ctx, nsid, ssd)
 			}
 		})
 	}
 	return err
 }
 
-// learn records the drive of a namespace, and gets the first credit for that drive if there is none yet.
-func (a *association) learn(ctx context.Context, nsid uint32, ssd uint16) error {
+// recordDrive records the drive of a namespace, and gets the first credit for that drive if there is none yet.
+func (a *association) recordDrive(ctx context.Context, nsid uint32, ssd uint16) error {
 	if a.gate == nil || !a.gate.Map(nsid, ssd) {
 		return nil
 	}
@@ -130,7 +130,7 @@ func (c *Controller) Credit(nsid uint32) Credit {
 // Errors: the context's; ErrConnectionLost; ErrClosed.
 func (c *Controller) WaitCredit(ctx context.Context, nsid uint32, lenBytes int) error {
 	for {
-		a, err := c.live(ctx)
+		a, err := c.current(ctx)
 		if err != nil || a.gate == nil {
 			return err
 		}
@@ -146,9 +146,9 @@ func (c *Controller) WaitCredit(ctx context.Context, nsid uint32, lenBytes int) 
 //
 // Errors: ErrConnectionLost, ErrClosed; the context's.
 func (c *Controller) Locate(ctx context.Context, nsid uint32, ssd uint16) error {
-	a, err := c.live(ctx)
+	a, err := c.current(ctx)
 	if err != nil {
 		return err
 	}
-	return a.learn(ctx, nsid, ssd)
+	return a.recordDrive(ctx, nsid, ssd)
 }

@@ -67,7 +67,7 @@ func (c *Controller) Namespace(ctx context.Context, nsid uint32) (*Namespace, er
 
 // Refresh identifies the namespace again. Its size may have changed after an EventNamespaces.
 func (n *Namespace) Refresh(ctx context.Context) error {
-	a, err := n.c.live(ctx)
+	a, err := n.c.current(ctx)
 	if err != nil {
 		return err
 	}
@@ -102,7 +102,7 @@ func (n *Namespace) Refresh(ctx context.Context) error {
 	g.info.DeallocatedReadsZero = id.DLFEAT()&7 == nvme.DLFEATReadZeroes
 	if _, _, ok := a.id.Extension(); ok {
 		g.info.SSD = id.SSD()
-		if err := a.learn(ctx, n.nsid, id.SSD()); err != nil {
+		if err := a.recordDrive(ctx, n.nsid, id.SSD()); err != nil {
 			return fmt.Errorf("namespace %d: %w", n.nsid, err)
 		}
 	}

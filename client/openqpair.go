@@ -113,7 +113,7 @@ func (a *association) connectQPair(ctx context.Context, id uint16) (p *QPair, er
 		return nil, errors.Join(err, p.Close())
 	}
 	w.Machine().SetInCapsuleBytes(a.inCapsuleFor(id))
-	p.passGate(a.gate)
+	p.setGate(a.gate)
 	p.orderly, p.onLoss = true, a.fail
 	p.onClose = func(p *QPair) {
 		forget()

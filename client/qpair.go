@@ -135,8 +135,8 @@ func (p *QPair) take(cmds []Command) (n int, err error) { // hot: 0 allocs
 	return n, nil
 }
 
-// passGate makes later commands wait for credit, if g is not nil.
-func (p *QPair) passGate(g *window.Gate) {
+// setGate makes later commands wait for credit, if g is not nil.
+func (p *QPair) setGate(g *window.Gate) {
 	if g == nil {
 		return
 	}
@@ -186,7 +186,7 @@ func (p *QPair) Poll(dst []Completion, wait time.Duration) (int, error) { // hot
 			p.credits.Advance() // after sends them
 		}
 		got, err := p.w.Recv()
-		if n, err := p.after(dst, err); n > 0 || err != nil {
+		if n, err := p.afterReceive(dst, err); n > 0 || err != nil {
 			return n, err
 		}
 		if wait == 0 {
@@ -211,7 +211,7 @@ func (p *QPair) Poll(dst []Completion, wait time.Duration) (int, error) { // hot
 			left = wait - (now - start)
 		}
 		timedOut, err := p.block(left)
-		if n, err := p.after(dst, err); n > 0 || err != nil {
+		if n, err := p.afterReceive(dst, err); n > 0 || err != nil {
 			return n, err
 		}
 		if timedOut {
@@ -220,9 +220,9 @@ func (p *QPair) Poll(dst []Completion, wait time.Duration) (int, error) { // hot
 	}
 }
 
-// after follows every receive: it sends what the machine now has to send and
+// afterReceive follows every receive: it sends what the machine now has to send and
 // collects completions.
-func (p *QPair) after(dst []Completion, err error) (int, error) { // hot: 0 allocs
+func (p *QPair) afterReceive(dst []Completion, err error) (int, error) { // hot: 0 allocs
 	if err == nil {
 		_, err = p.w.Send()
 	}
@@ -346,7 +346,7 @@ func (p *QPair) Close() error {
 		p.shutDown(ErrClosed)
 		p.closeErr = p.w.Close()
 		if p.credits != nil {
-			p.credits.Leave()
+			p.credits.Close()
 		}
 		if p.onClose != nil {
 			p.onClose(p)

@@ -275,7 +275,7 @@ func TestManyGoroutinesShareANamespace(t *testing.T) {
 
 func TestKeysComeFromAsManyListsAsItTakes(t *testing.T) {
 	overKeys(t, func(t *testing.T, s *target, n *Namespace) {
-		s.with(func() { s.listMost = 7 })
+		s.with(func() { s.maxListed = 7 })
 		ctx := testContext(t)
 		want := []string{}
 		check := func() {
@@ -317,7 +317,7 @@ func TestKeysComeFromAsManyListsAsItTakes(t *testing.T) {
 
 func TestKeysGoOnWhereTheLastOneWasDeleted(t *testing.T) {
 	s := newTarget(t)
-	s.with(func() { s.listMost = 2 })
+	s.with(func() { s.maxListed = 2 })
 	for i := range 9 {
 		s.set(fmt.Sprint("key", i), nil)
 	}

@@ -198,7 +198,7 @@ func (q *OpQueue) flush() { // hot: 0 allocs
 		}
 		q.unsent = q.unsent[:copy(q.unsent, q.unsent[n:])]
 		if err != nil && !bad {
-			q.lose(err)
+			q.queuePairLost(err)
 		}
 		if err == nil {
 			return
@@ -246,10 +246,10 @@ func (q *OpQueue) Poll(dst []Result, wait time.Duration) (int, error) { // hot: 
 			some = q.await(pause)
 		} else {
 			k, err := q.qp.Poll(q.comps[:min(len(dst), len(q.comps))], pause)
-			n := q.step(dst, q.comps[:k])
+			n := q.complete(dst, q.comps[:k])
 			q.flush()
 			if err != nil && q.qp != nil {
-				q.lose(err)
+				q.queuePairLost(err)
 			}
 			if n > 0 {
 				return n, nil
@@ -287,9 +287,9 @@ func (q *OpQueue) sendLater(left time.Duration) time.Duration { // hot: 0 allocs
 	return until
 }
 
-// step processes completions. It writes the results of operations that have ended to dst; the next commands of the
+// complete processes completions. It writes the results of operations that have ended to dst; the next commands of the
 // others become unsent.
-func (q *OpQueue) step(dst []Result, comps []client.Completion) (n int) { // hot: 0 allocs
+func (q *OpQueue) complete(dst []Result, comps []client.Completion) (n int) { // hot: 0 allocs
 	space := &q.n.geo.Load().space
 	for k := range comps {
 		i := uint16(comps[k].Tag)
@@ -319,12 +319,12 @@ func (q *OpQueue) step(dst []Result, comps []client.Completion) (n int) { // hot
 	return n
 }
 
-// lose handles the end of the queue pair. Outstanding operations become unsent if they may be repeated, and end as
-// indeterminate otherwise.
-func (q *OpQueue) lose(err error) {
+// queuePairLost handles the end of the queue pair. Outstanding operations become unsent if they may be repeated, and
+// end as indeterminate otherwise.
+func (q *OpQueue) queuePairLost(err error) {
 	// Its errors say once more that the connection is gone.
 	_ = q.qp.Close()
-	q.adopt(nil)
+	q.setQueuePair(nil)
 	if q.ctx.Err() != nil || !errors.Is(err, client.ErrConnectionLost) {
 		q.fail(err)
 		return
@@ -352,7 +352,7 @@ func (q *OpQueue) fail(err error) {
 	q.err = fmt.Errorf("key value queue: %w", err)
 }
 
-func (q *OpQueue) adopt(qp *client.QPair) {
+func (q *OpQueue) setQueuePair(qp *client.QPair) {
 	q.mu.Lock()
 	q.qp, q.live = qp, qp
 	q.mu.Unlock()
@@ -410,7 +410,7 @@ func (q *OpQueue) await(left time.Duration) bool {
 		q.fail(o.err)
 		return true
 	}
-	q.adopt(o.qp)
+	q.setQueuePair(o.qp)
 	if q.ctx.Err() != nil { // Interrupt was called before adopt
 		o.qp.Interrupt()
 	}
@@ -437,13 +437,13 @@ func (q *OpQueue) Close() error {
 		select {
 		case o := <-q.opened:
 			if o.err == nil {
-				q.adopt(o.qp)
+				q.setQueuePair(o.qp)
 			}
 		default:
 		}
 		if q.qp != nil {
 			q.closeErr = q.qp.Close()
-			q.adopt(nil)
+			q.setQueuePair(nil)
 		}
 		if q.err == nil {
 			q.fail(client.ErrClosed)

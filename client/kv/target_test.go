@@ -29,8 +29,8 @@ type target struct {
 	mdts     uint8
 	maxValue uint32
 	room     int
-	// listMost bounds the keys of one List. errorOnDelete as KVErrorOnDelete.
-	listMost      int
+	// maxListed bounds the keys of one List. errorOnDelete as KVErrorOnDelete.
+	maxListed     int
 	errorOnDelete bool
 	inCapsule     int
 	csi           nvme.CSI
@@ -62,7 +62,7 @@ func newTarget(t testing.TB) *target {
 	if err != nil {
 		t.Fatal(err)
 	}
-	s := &target{t: t, addr: ln.Addr().String(), mdts: 8, maxValue: 1 << 20, listMost: 1 << 20, inCapsule: 8192,
+	s := &target{t: t, addr: ln.Addr().String(), mdts: 8, maxValue: 1 << 20, maxListed: 1 << 20, inCapsule: 8192,
 		csi:    nvme.CSIKV,
 		values: map[string][]byte{}, seen: map[uint8]int{}}
 	s.stop = func() { ln.Close() }
@@ -409,7 +409,7 @@ func (c *conn) io(e *nvme.SQE, data []byte) {
 	case e.Opcode() == nvme.CmdKVList:
 		list := nvme.NewKVList(make([]byte, k.LenBytes()))
 		at, _ := slices.BinarySearch(s.keys, key)
-		for _, key := range s.keys[at:min(at+s.listMost, len(s.keys))] {
+		for _, key := range s.keys[at:min(at+s.maxListed, len(s.keys))] {
 			list, _ = list.Append([]byte(key))
 		}
 		c.data(cid, list, 0)

@@ -153,8 +153,8 @@ func newKVCommand(use, short string, phases ...string) *cobra.Command {
 	return c
 }
 
-// ycsbHabits turns YCSB's own flags with one hyphen into ours.
-func ycsbHabits(args []string) []string {
+// acceptYCSBFlags turns YCSB's own flags with one hyphen into ours.
+func acceptYCSBFlags(args []string) []string {
 	if len(args) == 0 || args[0] != "kv" {
 		return args
 	}
@@ -315,8 +315,8 @@ var onlyWith = map[string][]string{
 	"--embedded": {"size", "format", "embedded_engine", "embedded_block", "keys_per_segment", "requests", "durability"},
 }
 
-// misplaced refuses flags that would have no effect.
-func (f *kvFlags) misplaced(c *cobra.Command) error {
+// refuseUnused refuses flags that would have no effect.
+func (f *kvFlags) refuseUnused(c *cobra.Command) error {
 	other := "--embedded"
 	if f.embedded.Path != "" {
 		other = "--target"
@@ -334,7 +334,7 @@ func (f *kvFlags) open(c *cobra.Command, threads int) (ycsb.DB, error) {
 	if (f.embedded.Path == "") == (f.target == "") {
 		return nil, usagef("give either --target tcp://HOST:PORT, rdma://HOST:PORT or --embedded PATH|mem:SIZE")
 	}
-	if err := f.misplaced(c); err != nil {
+	if err := f.refuseUnused(c); err != nil {
 		return nil, err
 	}
 	if f.embedded.Path != "" {

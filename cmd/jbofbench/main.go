@@ -41,7 +41,7 @@ func execute(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 		SilenceUsage:  true,
 	}
 	root.AddCommand(blockCommand(), demoCommand(), discoverCommand(), kvCommand(), simCommand())
-	root.SetArgs(underscores(ycsbHabits(args)))
+	root.SetArgs(underscores(acceptYCSBFlags(args)))
 	root.SetOut(stdout)
 	root.SetErr(stderr)
 	err := root.ExecuteContext(ctx)

@@ -201,10 +201,10 @@ func (x *cli) swapList(c *cobra.Command, _ []string) error {
 			if a.SSD != "" {
 				area[3], area[4] = size(a.SizeBytes), size(a.UsedBytes)
 			}
-			if len(a.Homes) == 0 {
+			if len(a.Sources) == 0 {
 				row(t, append(area, "", "", "", "")...)
 			}
-			for _, h := range a.Homes {
+			for _, h := range a.Sources {
 				name, nsid := h.SubNQN, any(h.NSID)
 				if name == "" {
 					name, nsid = "unknown "+h.UUID, ""

@@ -54,9 +54,9 @@ var answers = map[string]any{
 			{What: "namespace added", Name: "nqn.2026-11.example.jbofd:blocks", NSID: 7, SizeBytes: 2 << 30}}},
 	admin.PathSwap: admin.List[admin.SwapArea]{APIVersion: admin.Version, Items: []admin.SwapArea{
 		{UUID: uuid, SSD: "ssd0", SizeBytes: 64 << 20, UsedBytes: 1 << 20, State: "open",
-			Homes: []admin.SwapHome{{UUID: "u-u-i-d", SubNQN: "nqn.2026-11.example.jbofd:kv", NSID: 3, Open: true,
+			Sources: []admin.SwapSource{{UUID: "u-u-i-d", SubNQN: "nqn.2026-11.example.jbofd:kv", NSID: 3, Open: true,
 				Keys: 77}}},
-		{UUID: "l-o-s-t", State: "missing", Homes: []admin.SwapHome{}}}},
+		{UUID: "l-o-s-t", State: "missing", Sources: []admin.SwapSource{}}}},
 	admin.PathSwapDiscard: admin.Answer{APIVersion: admin.Version},
 }
 

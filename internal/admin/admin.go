@@ -236,13 +236,13 @@ type SwapArea struct {
 	State string `json:"state"`
 	// Error is the reason of the state failed.
 	Error string `json:"error,omitempty"`
-	// Homes lists the source partitions: the namespaces that have, or may have, keys in the area. They do not open
+	// Sources lists the source partitions: the namespaces that have, or may have, keys in the area. They do not open
 	// without the area.
-	Homes []SwapHome `json:"homes"`
+	Sources []SwapSource `json:"sources"`
 }
 
-// SwapHome describes a source partition: a namespace with keys in a swap area.
-type SwapHome struct {
+// SwapSource describes a source partition: a namespace with keys in a swap area.
+type SwapSource struct {
 	// UUID identifies the namespace. The other fields are empty if no served drive has the namespace.
 	UUID   string `json:"uuid"`
 	SubNQN string `json:"subNQN"`

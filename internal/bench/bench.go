@@ -164,7 +164,7 @@ func Run(ctx context.Context, t Target, cfg Config) (rep *Report, err error) {
 	if err := cfg.check(info); err != nil {
 		return nil, err
 	}
-	r := &run{cfg: cfg, info: info, begin: time.Now(), crew: NewCrew(cfg.DrainTimeout)}
+	r := &run{cfg: cfg, info: info, begin: time.Now(), workers: NewWorkerGroup(cfg.DrainTimeout)}
 	if n, ok := t.(*NVMe); ok {
 		r.credit = n.Credit
 	}
@@ -184,11 +184,11 @@ func Run(ctx context.Context, t Target, cfg Config) (rep *Report, err error) {
 
 // run is one execution of a workload.
 type run struct {
-	cfg   Config
-	info  TargetInfo
-	begin time.Time
-	crew  *Crew
-	jobs  []*job
+	cfg     Config
+	info    TargetInfo
+	begin   time.Time
+	workers *WorkerGroup
+	jobs    []*job
 	// unwritten is the number of bytes of the region that hold no data.
 	unwritten int64
 	// credit returns the target's credit, if not nil.
@@ -218,17 +218,17 @@ func (r *run) run(ctx context.Context) (*Report, error) {
 		if (rep.Errors.IO == 0 || cfg.ContinueOnError) && errors.Join(errs...) == nil && ctx.Err() == nil {
 			r.reset()
 			use := r.takeUsage()
-			start := r.crew.Now()
+			start := r.workers.Now()
 			errs = append(errs, r.phase(ctx, "run", cfg.Runtime, (*job).load, false))
-			rep.fill(r, time.Duration(r.crew.Now()-start), use)
+			rep.fill(r, time.Duration(r.workers.Now()-start), use)
 		}
 	}
 	if cfg.Verify && (cfg.VerifyOnly || !cfg.NoReadBack && cfg.writes()) && errors.Join(errs...) == nil &&
 		ctx.Err() == nil {
 		r.reset()
-		start := r.crew.Now()
+		start := r.workers.Now()
 		errs = append(errs, r.phase(ctx, "verify", 0, (*job).readBack, false))
-		rep.fillVerify(r, time.Duration(r.crew.Now()-start))
+		rep.fillVerify(r, time.Duration(r.workers.Now()-start))
 	}
 	if ctx.Err() != nil {
 		rep.Interrupted = true
@@ -255,7 +255,7 @@ func (r *run) phase(ctx context.Context, name string, limit time.Duration, what 
 	}
 	start := time.Now()
 	last := start
-	err := r.crew.Run(ctx, limit, func(i int) error { return what(r.jobs[i]) }, func(now time.Time) {
+	err := r.workers.Run(ctx, limit, func(i int) error { return what(r.jobs[i]) }, func(now time.Time) {
 		iv := r.collect()
 		if r.cfg.Progress != nil {
 			d := now.Sub(last).Seconds()

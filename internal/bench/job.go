@@ -95,7 +95,7 @@ func newJob(ctx context.Context, r *run, i int, t Target) (*job, error) {
 	if j.q, err = t.OpenQueue(ctx, cfg.IODepth); err != nil {
 		return nil, errors.Join(err, j.release())
 	}
-	j.worker = r.crew.Add(j.q)
+	j.worker = r.workers.Add(j.q)
 	return j, nil
 }
 
@@ -123,7 +123,7 @@ func (j *job) take() *stats {
 // load runs the main phase.
 func (j *job) load() error {
 	if c := j.cfg; c.RateIOPS > 0 && !j.pacer.On() { // otherwise the schedule continues after the ramp
-		j.pacer = NewPacer(PacerConfig{PerSec: c.RateIOPS, Poisson: c.Poisson, BeginNS: j.r.crew.Now(), Worker: j.id,
+		j.pacer = NewPacer(PacerConfig{PerSec: c.RateIOPS, Poisson: c.Poisson, BeginNS: j.r.workers.Now(), Worker: j.id,
 			Workers: c.Jobs})
 	}
 	return j.loop(j.build)
@@ -141,7 +141,7 @@ func (j *job) loop(build func(*Op, *slot) bool) error { // hot: 0 allocs per I/O
 	more := true
 	queued := 0 // j.ops[:queued] are built and not yet submitted
 	for {
-		now := j.r.crew.Now()
+		now := j.r.workers.Now()
 		_, stopped := j.worker.Stopped()
 		more = more && !stopped
 		wait := time.Duration(-1)
@@ -185,7 +185,7 @@ func (j *job) loop(build func(*Op, *slot) bool) error { // hot: 0 allocs per I/O
 			if ierr := j.finish(j.dones[:n]); ierr != nil && !j.cfg.ContinueOnError {
 				more = false
 				j.keep = false
-				j.r.crew.Stop()
+				j.r.workers.Stop()
 			}
 		}
 		if err := j.worker.Interrupted(out-n, len(j.slots)); err != nil {
@@ -204,7 +204,7 @@ func (j *job) random() uint64 {
 
 // finish processes completions. It returns the error of a failed I/O, if any.
 func (j *job) finish(dones []Done) (failed error) { // hot: 0 allocs
-	now := j.r.crew.Now()
+	now := j.r.workers.Now()
 	j.mu.Lock()
 	defer j.mu.Unlock()
 	st := j.cur

@@ -273,12 +273,12 @@ func (t *Raw) Info() TargetInfo {
 	return TargetInfo{Name: name, SizeBytes: i.SizeBytes, BlockSize: i.BlockSize}
 }
 
-// mostExtents limits the duration of unwritten to some tenths of a second.
-const mostExtents = 1 << 17
+// maxExtents limits the duration of unwritten to some tenths of a second.
+const maxExtents = 1 << 17
 
 // unwritten returns how many bytes of a region hold no data, as far as that can be determined quickly.
 func (t *Raw) unwritten(start, size int64) int64 {
-	holes, at, left := int64(0), start, mostExtents
+	holes, at, left := int64(0), start, maxExtents
 	for e := range ssd.Data(t.dev) {
 		holes += max(min(e.Start, start+size)-at, 0)
 		at = max(at, e.End)

@@ -94,11 +94,11 @@ func (p *Pool) dropIfUnused(a *Account) {
 
 // charge counts n bytes more (or less) as the account's.
 func (p *Pool) charge(a *Account, n int64) {
-	poor := p.poor(a.src)
+	poor := p.holdsLittle(a.src)
 	p.inUse += n
 	a.inUse += n
 	a.src.inUse += n
-	if poor != p.poor(a.src) {
+	if poor != p.holdsLittle(a.src) {
 		p.moveSource(a.src)
 	}
 	if a.order >= 0 {
@@ -106,11 +106,11 @@ func (p *Pool) charge(a *Account, n int64) {
 	}
 }
 
-// poor reports whether a source holds so little that the reserve is for its accounts, too.
-func (p *Pool) poor(s *source) bool { return s.inUse < int64(p.cfg.MaxBytes) }
+// holdsLittle reports whether a source holds so little that the reserve is for its accounts, too.
+func (p *Pool) holdsLittle(s *source) bool { return s.inUse < int64(p.cfg.MaxBytes) }
 
 // mayUseReserve reports whether the account may take the last whole blocks.
-func (p *Pool) mayUseReserve(a *Account) bool { return a.inUse == 0 && p.poor(a.src) }
+func (p *Pool) mayUseReserve(a *Account) bool { return a.inUse == 0 && p.holdsLittle(a.src) }
 
 // AccountStats are one account's figures.
 type AccountStats struct {

@@ -336,9 +336,9 @@ func poison(b []byte) {
 	}
 }
 
-// entitled reports whether the account's share allows a block of that many
+// withinShare reports whether the account's share allows a block of that many
 // bytes more.
-func (p *Pool) entitled(a *Account, size int64) bool {
+func (p *Pool) withinShare(a *Account, size int64) bool {
 	return a.inUse == 0 || a.inUse+size <= p.totalBytes-p.inUse-size
 }
 
@@ -366,7 +366,7 @@ func (p *Pool) place(a *Account, o int, w *Waiter) (ri, order int) {
 // for, or nil.
 func (p *Pool) take(a *Account, o, size int, b *Buf, w *Waiter) bool {
 	block := int64(p.cfg.MinBytes) << o
-	if p.closed || !p.entitled(a, block) {
+	if p.closed || !p.withinShare(a, block) {
 		return false
 	}
 	ri, from := p.place(a, o, w)

@@ -53,7 +53,7 @@ func (p *Pool) GetOrWait(a *Account, w *Waiter) bool { // hot: 0 allocs
 		a.last.next, w.prev = w, a.last
 	}
 	a.last = w
-	p.gatherIfEntitled(a)
+	p.gatherForWaiter(a)
 	return false
 }
 
@@ -107,9 +107,9 @@ func wake(w *Waiter) {
 	}
 }
 
-// before reports whether account x is served before y. Accounts that may use the reserve come first, then those that
-// hold less, then those that have waited longer.
-func (p *Pool) before(x, y *Account) bool {
+// servedBefore reports whether account x is served before y. Accounts that may use the reserve come first, then those
+// that hold less, then those that have waited longer.
+func (p *Pool) servedBefore(x, y *Account) bool {
 	if xr, yr := p.mayUseReserve(x), p.mayUseReserve(y); xr != yr {
 		return xr
 	}
@@ -121,10 +121,10 @@ func (p *Pool) before(x, y *Account) bool {
 
 // makeRules makes the rules of the pool's heaps.
 func (p *Pool) makeRules() {
-	p.accountRules = rules[*Account]{before: p.before, put: func(a *Account, at int) { a.at = at }}
+	p.accountRules = rules[*Account]{before: p.servedBefore, put: func(a *Account, at int) { a.at = at }}
 	for o := range p.orders {
 		p.sourceRules[o] = rules[*source]{
-			before: func(x, y *source) bool { return p.before(x.waiting[o][0], y.waiting[o][0]) },
+			before: func(x, y *source) bool { return p.servedBefore(x.waiting[o][0], y.waiting[o][0]) },
 			put:    func(s *source, at int) { s.place[o] = at },
 		}
 	}
@@ -229,33 +229,33 @@ func (p *Pool) next() *Account {
 		}
 		a := p.waiting[o][0].waiting[o][0]
 		if p.fits(a) {
-			if can == nil || p.before(a, can) {
+			if can == nil || p.servedBefore(a, can) {
 				can = a
 			}
-		} else if p.entitled(a, int64(p.cfg.MinBytes)<<o) && (cannot == nil || p.before(a, cannot)) {
+		} else if p.withinShare(a, int64(p.cfg.MinBytes)<<o) && (cannot == nil || p.servedBefore(a, cannot)) {
 			cannot = a
 		}
 	}
 	if can == nil && cannot != nil {
-		p.gatherIfEntitled(cannot)
+		p.gatherForWaiter(cannot)
 	}
 	return can
 }
 
 // fits reports whether the account's first waiter can be served.
 func (p *Pool) fits(a *Account) bool {
-	if p.closed || !p.entitled(a, int64(p.cfg.MinBytes)<<a.order) {
+	if p.closed || !p.withinShare(a, int64(p.cfg.MinBytes)<<a.order) {
 		return false
 	}
 	ri, _ := p.place(a, a.order, a.first)
 	return ri >= 0
 }
 
-// gatherIfEntitled closes the emptiest region to others if a's first waiter has
+// gatherForWaiter closes the emptiest region to others if a's first waiter has
 // the right to a block but none is whole.
-func (p *Pool) gatherIfEntitled(a *Account) {
+func (p *Pool) gatherForWaiter(a *Account) {
 	size := int64(p.cfg.MinBytes) << a.order
-	if p.closed || p.gatherFor != nil || !p.entitled(a, size) {
+	if p.closed || p.gatherFor != nil || !p.withinShare(a, size) {
 		return
 	}
 	if reserve := int64(p.keep) * int64(p.cfg.MaxBytes); !p.mayUseReserve(a) && p.totalBytes-p.inUse-size < reserve {

@@ -54,7 +54,7 @@ func checkWaiting(t interface{ Fatalf(string, ...any) }, p *Pool, granted bool) 
 			}
 			for k, a := range s.waiting[o] {
 				waiting--
-				if k > 0 && p.before(a, s.waiting[o][(k-1)/2]) {
+				if k > 0 && p.servedBefore(a, s.waiting[o][(k-1)/2]) {
 					t.Fatalf("accounts of order %d are not in order", o)
 				}
 			}

@@ -119,7 +119,7 @@ func (c Changes) String() string {
 // nothing is to be changed then.
 func Diff(from, to *Config) (Changes, error) {
 	d := differ{to: to}
-	d.fixed("", reflect.ValueOf(from).Elem(), reflect.ValueOf(to).Elem(), "needs a restart")
+	d.requireEqual("", reflect.ValueOf(from).Elem(), reflect.ValueOf(to).Elem(), "needs a restart")
 	if from.Log.Level != to.Log.Level {
 		d.LogLevel = to.Log.Level
 	}
@@ -148,8 +148,8 @@ func (d *differ) problem(path, format string, args ...any) {
 		Reason: fmt.Sprintf(format, args...)})
 }
 
-// fixed complains about every difference in a field that cannot change live.
-func (d *differ) fixed(path string, a, b reflect.Value, needs string) {
+// requireEqual complains about every difference in a field that cannot change live.
+func (d *differ) requireEqual(path string, a, b reflect.Value, needs string) {
 	switch a.Kind() {
 	case reflect.Struct:
 		for _, f := range fieldsOf(a.Type()) {
@@ -157,13 +157,13 @@ func (d *differ) fixed(path string, a, b reflect.Value, needs string) {
 			if f.live || path == "" && f.key == "subsystems" {
 				continue
 			}
-			d.fixed(join(path, f.key), a.Field(f.index), b.Field(f.index), needs)
+			d.requireEqual(join(path, f.key), a.Field(f.index), b.Field(f.index), needs)
 		}
 		return
 	case reflect.Slice:
 		if a.Len() == b.Len() {
 			for i := range a.Len() {
-				d.fixed(index(path, i), a.Index(i), b.Index(i), needs)
+				d.requireEqual(index(path, i), a.Index(i), b.Index(i), needs)
 			}
 			return
 		}
@@ -171,7 +171,7 @@ func (d *differ) fixed(path string, a, b reflect.Value, needs string) {
 		return
 	case reflect.Pointer:
 		if !a.IsNil() && !b.IsNil() {
-			d.fixed(path, a.Elem(), b.Elem(), needs)
+			d.requireEqual(path, a.Elem(), b.Elem(), needs)
 			return
 		}
 	}
@@ -210,7 +210,7 @@ func (d *differ) subsystems(from, to []Subsystem) {
 			continue
 		}
 		a := from[k]
-		d.fixed(path, reflect.ValueOf(a), reflect.ValueOf(b), "needs a restart")
+		d.requireEqual(path, reflect.ValueOf(a), reflect.ValueOf(b), "needs a restart")
 		if a.AllowAnyHost != b.AllowAnyHost || !sameHosts(a.Hosts, b.Hosts) {
 			d.HostsChanged = append(d.HostsChanged, b)
 		}
@@ -232,10 +232,10 @@ func (d *differ) namespaces(path, nqn string, from, to []Namespace) {
 			continue
 		}
 		a := from[k]
-		d.fixed(join(p, "kv"), reflect.ValueOf(a.KV), reflect.ValueOf(b.KV), "needs a restart")
+		d.requireEqual(join(p, "kv"), reflect.ValueOf(a.KV), reflect.ValueOf(b.KV), "needs a restart")
 		a.KV = b.KV
-		d.fixed(p, reflect.ValueOf(a), reflect.ValueOf(b), "makes it another namespace: give it another nsid, or "+
-			"remove it by one reload and add it by the next")
+		d.requireEqual(p, reflect.ValueOf(a), reflect.ValueOf(b),
+			"makes it another namespace: give it another nsid, or remove it by one reload and add it by the next")
 		switch {
 		case b.Size != a.Size && b.Type == "kv":
 			d.problem(join(p, "size"), "%s, but a kv namespace keeps the size that it was made with; allowed: %s",

@@ -369,12 +369,12 @@ func (v *validator) nqn(path, s string) {
 	}
 }
 
-// ownForm is the form of an NQN (NVMe Base 2.0, section 4.5). It is demanded of the
+// newNQNForm is the form of an NQN (NVMe Base 2.0, section 4.5). It is demanded of the
 // names that we give, because other tools demand it.
-var ownForm = regexp.MustCompile(`^nqn\.[0-9]{4}-(0[1-9]|1[0-2])\.[^\s:]+:[^\s]+$`)
+var newNQNForm = regexp.MustCompile(`^nqn\.[0-9]{4}-(0[1-9]|1[0-2])\.[^\s:]+:[^\s]+$`)
 
 func (v *validator) ownNQN(path, s string) {
-	if v.ok(path) && (nvme.CheckNQN(s) != nil || !ownForm.MatchString(s)) {
+	if v.ok(path) && (nvme.CheckNQN(s) != nil || !newNQNForm.MatchString(s)) {
 		v.complain(path, "%q is not a subsystem's NQN; allowed: nqn.YYYY-MM.reverse.domain:text, at most %d bytes "+
 			"of UTF-8", s, nvme.MaxNQNLen)
 	}

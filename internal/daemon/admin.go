@@ -207,15 +207,15 @@ func (n *Node) listSSDs() any {
 		for _, e := range lab.Extents {
 			a.Extents = append(a.Extents, admin.Extent{UUID: e.UUID.String(), Use: e.Use.String(),
 				StartBytes:  e.StartBytes,
-				LengthBytes: e.LengthBytes, NSID: e.NSID, NQN: e.NQN, Configured: standsOn(cfg, d.name, e)})
+				LengthBytes: e.LengthBytes, NSID: e.NSID, NQN: e.NQN, Configured: usesExtent(cfg, d.name, e)})
 		}
 		l.Items = append(l.Items, a)
 	}
 	return l
 }
 
-// standsOn reports whether cfg uses an extent of that drive, for a namespace or a swap area.
-func standsOn(cfg *config.Config, ssd string, e label.Extent) bool {
+// usesExtent reports whether cfg uses an extent of that drive, for a namespace or a swap area.
+func usesExtent(cfg *config.Config, ssd string, e label.Extent) bool {
 	if s, err := cfg.SSD(ssd); err == nil && e.Use == label.Swap {
 		return int64(s.KVSwap) == e.LengthBytes
 	}
@@ -264,7 +264,7 @@ func (n *Node) namespaceInfo(nqn string, nc config.Namespace) admin.Namespace {
 					st := s.Stats()
 					i.Objects, i.UsedBytes, i.SwappedKeys = st.Objects, st.LiveBytes, st.Swap.Keys
 				}
-				i.Error = n.whyLeftOut(lab.Extents[k].UUID)
+				i.Error = n.leftOutReason(lab.Extents[k].UUID)
 			}
 		}
 	}
@@ -305,7 +305,7 @@ func (n *Node) DeleteNamespace(name string) error {
 		if e.Use == label.Swap {
 			return fmt.Errorf("%s is a swap area of ssd %s, not a namespace: see jbofctl swap", name, d.name)
 		}
-		if standsOn(n.cfg, d.name, e) {
+		if usesExtent(n.cfg, d.name, e) {
 			return fmt.Errorf("namespace %s is configured (subsystem %s, nsid %d): take it out of the configuration "+
 				"and reload first", name, e.NQN, e.NSID)
 		}

@@ -139,17 +139,21 @@ func (n *Node) openDrive(d *openSSD, sc config.SSD) (err error) {
 		"size", config.Bytes(info.SizeBytes).String(), "block_size", info.BlockSize, "volatile_cache",
 		info.VolatileCache,
 		"extents", len(store.Label().Extents))
-	if err := fallback(dev); err != nil {
+	if err := fallbackReason(dev); err != nil {
 		n.log.Warn("drive uses a slower I/O path than configured or possible", "ssd", sc.Name, "engine", info.Engine,
 			"reason", err)
 	}
-	n.tel.SetSSD(telemetry.SSD{Info: info, Healthy: d.dev.Healthy, Fallback: func() error { return fallback(dev) },
-		Stats: func(s *telemetry.SSDStats) { fill(s, o.Stats()) }})
+	n.tel.SetSSD(telemetry.SSD{
+		Info:     info,
+		Healthy:  d.dev.Healthy,
+		Fallback: func() error { return fallbackReason(dev) },
+		Stats:    func(s *telemetry.SSDStats) { fill(s, o.Stats()) },
+	})
 	return nil
 }
 
-// fallback returns why a device works in a slower way than was asked for; nil if it does not say so.
-func fallback(dev ssd.Device) error {
+// fallbackReason returns why a device works in a slower way than was asked for; nil if it does not say so.
+func fallbackReason(dev ssd.Device) error {
 	if d, ok := dev.(interface{ Fallback() error }); ok {
 		return d.Fallback()
 	}
@@ -268,7 +272,7 @@ func (n *Node) apply(cfg *config.Config, mode applyMode) error {
 	for _, p := range kv {
 		if p.store != nil {
 			stores[p.ns] = p.store
-			n.forgive(p.extent.UUID)
+			n.clearLeftOut(p.extent.UUID)
 		}
 	}
 	names := []string{config.Background}
@@ -373,7 +377,7 @@ func (n *Node) namespace(plan labelPlan, nqn string, nc config.Namespace) (*nvme
 	if nc.Type != "kv" {
 		return ns, nil, nil
 	}
-	asKV(ns)
+	describeKV(ns)
 	return ns, &kvPlan{ns: ns, ssd: d, extent: e, cfg: nc, fresh: fresh}, nil
 }
 

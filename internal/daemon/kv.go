@@ -73,7 +73,7 @@ func (n *Node) openStores(plan []*kvPlan, lenient bool) (opened []*kvPlan, err e
 			continue
 		}
 		p.err = fmt.Errorf("subsystem %s, namespace %d: ssd %s: %w", p.extent.NQN, p.cfg.NSID, p.cfg.SSD, p.err)
-		if p.fresh || !lenient && n.whyLeftOut(p.extent.UUID) == "" {
+		if p.fresh || !lenient && n.leftOutReason(p.extent.UUID) == "" {
 			errs = append(errs, p.err)
 			continue
 		}
@@ -97,8 +97,8 @@ func (n *Node) leaveOut(p *kvPlan) {
 	n.tel.Health().Block(l.component, l.err.Error())
 }
 
-// forgive removes the record of leaveOut: the store has been opened, or is not configured any more.
-func (n *Node) forgive(u uuid.UUID) {
+// clearLeftOut removes the record of leaveOut: the store has been opened, or is not configured any more.
+func (n *Node) clearLeftOut(u uuid.UUID) {
 	n.left.mu.Lock()
 	l, was := n.left.stores[u]
 	delete(n.left.stores, u)
@@ -108,8 +108,8 @@ func (n *Node) forgive(u uuid.UUID) {
 	}
 }
 
-// whyLeftOut returns why a store could not be opened, or "".
-func (n *Node) whyLeftOut(u uuid.UUID) string {
+// leftOutReason returns why a store could not be opened, or "".
+func (n *Node) leftOutReason(u uuid.UUID) string {
 	n.left.mu.Lock()
 	defer n.left.mu.Unlock()
 	if l, was := n.left.stores[u]; was {
@@ -147,7 +147,7 @@ func (n *Node) openStore(p *kvPlan) (*publish.Store, error) {
 		},
 	})
 	if err != nil {
-		return nil, n.explain(err)
+		return nil, n.addHint(err)
 	}
 	st := opened.Stats()
 	log.Info("key-value store opened", "objects", st.Objects, "swapped", st.Swap.Keys, "took",
@@ -167,7 +167,7 @@ func (n *Node) dropStores(plan []*kvPlan) {
 // storeClosed logs that a store was not closed as it should be.
 func (n *Node) storeClosed(s *publish.Store, err error) {
 	switch {
-	case errors.Is(err, partition.ErrKeysOut):
+	case errors.Is(err, partition.ErrKeysSwapped):
 		n.log.Warn("key-value store closed with keys in swap areas: it needs those areas at the next start",
 			"subsystem", s.NQN, "nsid", s.NSID, "error", err)
 	case err != nil:
@@ -191,7 +191,7 @@ func (n *Node) forgiveRemoved(plan []*kvPlan) {
 	}
 	n.left.mu.Unlock()
 	for _, u := range removed {
-		n.forgive(u)
+		n.clearLeftOut(u)
 	}
 }
 
@@ -233,7 +233,7 @@ func (n *Node) kvStats() (all []telemetry.KVStats) {
 	return all
 }
 
-// asKV makes ns a key-value namespace.
-func asKV(ns *nvmeof.Namespace) {
+// describeKV makes ns a key-value namespace.
+func describeKV(ns *nvmeof.Namespace) {
 	ns.CSI, ns.BlockShift = nvme.CSIKV, 0
 }

@@ -169,8 +169,8 @@ func (n *Node) lenders(d *openSSD) (all []*partition.Area) {
 	return all
 }
 
-// explain adds to the error of a store that was not opened what an operator can do, if a swap area is the cause.
-func (n *Node) explain(err error) error {
+// addHint adds to the error of a store that was not opened what an operator can do, if a swap area is the cause.
+func (n *Node) addHint(err error) error {
 	if errors.Is(err, swap.ErrAttached) { // it was closed before its keys were returned
 		return fmt.Errorf("%w: restart the daemon", err)
 	}
@@ -195,10 +195,11 @@ func (n *Node) explain(err error) error {
 		strings.Join(away, ", "))
 }
 
-// homesOf returns the namespaces that have or may have keys in an area, the area's sources. It also reports whether the
-// list is complete: it is not if a drive is not served or a namespace is damaged, since their manifests are unknown.
-func (n *Node) homesOf(u uuid.UUID, a *swapArea) (homes []admin.SwapHome, sure bool) {
-	homes, sure = []admin.SwapHome{}, true
+// sourcesOf returns the namespaces that have or may have keys in an area, the area's sources. It also reports whether
+// the list is complete: it is not if a drive is not served or a namespace is damaged, since their manifests are
+// unknown.
+func (n *Node) sourcesOf(u uuid.UUID, a *swapArea) (sources []admin.SwapSource, sure bool) {
+	sources, sure = []admin.SwapSource{}, true
 	found := map[[16]byte]int{} // number of keys by UUID of sources that have not attached
 	if a != nil && a.Area != nil {
 		for _, h := range a.Sources() {
@@ -216,14 +217,14 @@ func (n *Node) homesOf(u uuid.UUID, a *swapArea) (homes []admin.SwapHome, sure b
 			if e.Use != label.KV {
 				continue
 			}
-			h := admin.SwapHome{UUID: e.UUID.String(), SubNQN: e.NQN, NSID: e.NSID, Keys: found[e.UUID]}
+			h := admin.SwapSource{UUID: e.UUID.String(), SubNQN: e.NQN, NSID: e.NSID, Keys: found[e.UUID]}
 			delete(found, e.UUID)
 			if s := n.publisher.Store(e.UUID); s != nil {
 				h.Open = true
 				for _, use := range s.Uses() {
 					if use.Area == u && use.Listed {
 						h.Keys = use.Keys
-						homes = append(homes, h)
+						sources = append(sources, h)
 					}
 				}
 				continue
@@ -233,14 +234,14 @@ func (n *Node) homesOf(u uuid.UUID, a *swapArea) (homes []admin.SwapHome, sure b
 			case err != nil:
 				sure = false
 			case book.Names(u):
-				homes = append(homes, h)
+				sources = append(sources, h)
 			}
 		}
 	}
-	for home, keys := range found {
-		homes = append(homes, admin.SwapHome{UUID: uuid.UUID(home).String(), Keys: keys})
+	for source, keys := range found {
+		sources = append(sources, admin.SwapSource{UUID: uuid.UUID(source).String(), Keys: keys})
 	}
-	return homes, sure
+	return sources, sure
 }
 
 // freeAreas frees the areas that are not configured any more and are empty.
@@ -249,7 +250,7 @@ func (n *Node) freeAreas() {
 		if !a.retiring || a.Area == nil {
 			continue
 		}
-		if homes, sure := n.homesOf(a.extent.UUID, a); len(homes) > 0 || !sure {
+		if sources, sure := n.sourcesOf(a.extent.UUID, a); len(sources) > 0 || !sure {
 			continue
 		}
 		if err := n.freeArea(a); err != nil {
@@ -299,14 +300,14 @@ func (n *Node) DiscardSwap(name string) error {
 		return fmt.Errorf("swap area %s of ssd %s is in use: take kv_swap of that ssd out of the configuration and "+
 			"restart first", name, a.ssd.name)
 	}
-	homes, _ := n.homesOf(u, a)
-	for _, h := range homes {
+	sources, _ := n.sourcesOf(u, a)
+	for _, h := range sources {
 		if h.Open {
 			return fmt.Errorf("swap area %s: %d keys of namespace %s %d are there and will be returned to the "+
 				"namespace's own drive; try again when that is done", name, h.Keys, h.SubNQN, h.NSID)
 		}
 	}
-	dropped, err := n.dropBookLines(u)
+	dropped, err := n.dropFromManifests(u)
 	if err != nil {
 		return err
 	}
@@ -338,8 +339,8 @@ func (n *Node) closedStores() iter.Seq2[*openSSD, label.Extent] {
 	}
 }
 
-// dropBookLines removes an area from the manifests of the namespaces that are not open.
-func (n *Node) dropBookLines(u uuid.UUID) (dropped int, err error) {
+// dropFromManifests removes an area from the manifests of the namespaces that are not open.
+func (n *Node) dropFromManifests(u uuid.UUID) (dropped int, err error) {
 	for d, e := range n.closedStores() {
 		did, err := partition.DropArea(d.drive, target.Background, units.DriveOffset(e.StartBytes), u)
 		switch {
@@ -374,7 +375,7 @@ func (n *Node) listSwap() any {
 		if a.Area != nil {
 			i.UsedBytes = a.Stats().LiveBytes
 		}
-		i.Homes, _ = n.homesOf(a.extent.UUID, a)
+		i.Sources, _ = n.sourcesOf(a.extent.UUID, a)
 		l.Items = append(l.Items, i)
 	}
 	for d, e := range n.closedStores() {
@@ -385,8 +386,8 @@ func (n *Node) listSwap() any {
 		for _, line := range book.Areas {
 			if u := uuid.UUID(line.Area); !known[u] {
 				known[u] = true
-				homes, _ := n.homesOf(u, nil)
-				l.Items = append(l.Items, admin.SwapArea{UUID: u.String(), State: "missing", Homes: homes})
+				sources, _ := n.sourcesOf(u, nil)
+				l.Items = append(l.Items, admin.SwapArea{UUID: u.String(), State: "missing", Sources: sources})
 			}
 		}
 	}

@@ -19,17 +19,17 @@ import (
 
 // Drives of these tests. The source partition is on ssd0, which is slow or not. ssd1 has the swap area.
 const (
-	slowHome = "{name: ssd0, backend: file, path: DIR/ssd0.img, size: 72MiB, create: true, calibrate: false, fault: " +
-		"{delay: 25ms, delay_probability: 1}}"
-	quickHome = "{name: ssd0, backend: file, path: DIR/ssd0.img, size: 72MiB, create: true, calibrate: false}"
-	lender    = "{name: ssd1, backend: file, path: DIR/ssd1.img, size: 64MiB, create: true, calibrate: false, " +
+	slowSource = "{name: ssd0, backend: file, path: DIR/ssd0.img, size: 72MiB, create: true, calibrate: false, " +
+		"fault: {delay: 25ms, delay_probability: 1}}"
+	fastSource = "{name: ssd0, backend: file, path: DIR/ssd0.img, size: 72MiB, create: true, calibrate: false}"
+	lender     = "{name: ssd1, backend: file, path: DIR/ssd1.img, size: 64MiB, create: true, calibrate: false, " +
 		"kv_swap: 16MiB}"
 	noLender = "{name: ssd1, backend: file, path: DIR/ssd1.img, size: 64MiB, create: true, calibrate: false}"
 	lost     = "{name: ssd1, backend: file, path: DIR/nowhere.img, kv_swap: 16MiB}"
 )
 
-// swapSpaces is a key-value namespace on ssd0 and a block namespace on each drive.
-var swapSpaces = []string{"{nsid: 1, ssd: ssd0, size: 64MiB, type: kv}", "{nsid: 2, ssd: ssd0, size: 2MiB}",
+// swapNamespaces is a key-value namespace on ssd0 and a block namespace on each drive.
+var swapNamespaces = []string{"{nsid: 1, ssd: ssd0, size: 64MiB, type: kv}", "{nsid: 2, ssd: ssd0, size: 2MiB}",
 	"{nsid: 3, ssd: ssd1, size: 2MiB}"}
 
 const (
@@ -165,18 +165,18 @@ func (n *node) blocks(nsids ...uint32) {
 func swapped(t *testing.T) (w *world, area string) {
 	t.Helper()
 	w = newWorld(t)
-	w.configure([]string{quickHome, noLender}, swapSpaces)
+	w.configure([]string{fastSource, noLender}, swapNamespaces)
 	n := w.mustStart()
 	puts(t, n.keys(), 1)
 	n.mustStop()
-	w.configure([]string{slowHome, lender}, swapSpaces, noDrain)
+	w.configure([]string{slowSource, lender}, swapNamespaces, noDrain)
 	n = w.mustStart()
 	puts(t, n.keys(), 2)
 	areas := n.areas()
-	if len(areas) != 1 || areas[0].SSD != "ssd1" || areas[0].State != "open" || len(areas[0].Homes) != 1 {
+	if len(areas) != 1 || areas[0].SSD != "ssd1" || areas[0].State != "open" || len(areas[0].Sources) != 1 {
 		t.Fatalf("areas %+v", areas)
 	}
-	h := areas[0].Homes[0]
+	h := areas[0].Sources[0]
 	info := n.kvInfo()
 	if !h.Open || h.NSID != 1 || h.SubNQN != nqn || h.UUID != info.UUID || h.Keys < swapKeys/3 ||
 		info.SwappedKeys < swapKeys/3 {
@@ -207,26 +207,26 @@ func TestSwapAreas(t *testing.T) {
 // keysInASwapAreaSurviveAStopAndComeHome checks that keys survive a stop in the swap area and are returned to the
 // source partition when its drive is idle.
 func keysInASwapAreaSurviveAStopAndComeHome(t *testing.T, w *world, area string) {
-	w.configure([]string{slowHome, lender}, swapSpaces, noDrain)
+	w.configure([]string{slowSource, lender}, swapNamespaces, noDrain)
 	n := w.mustStart()
-	if a := n.areas(); len(a) != 1 || a[0].UUID != area || a[0].Homes[0].Keys < swapKeys/10 {
+	if a := n.areas(); len(a) != 1 || a[0].UUID != area || a[0].Sources[0].Keys < swapKeys/10 {
 		t.Fatalf("areas %+v", a)
 	}
 	all(t, n.keys(), 2)
 	n.mustStop()
 	// Now the daemon has time to return the keys.
-	w.configure([]string{quickHome, lender}, swapSpaces)
+	w.configure([]string{fastSource, lender}, swapNamespaces)
 	n = w.mustStart()
 	all(t, n.keys(), 2)
 	n.mustStop()
 	n = w.mustStart()
-	if a := n.areas(); len(a) != 1 || a[0].UUID != area || len(a[0].Homes) != 0 {
+	if a := n.areas(); len(a) != 1 || a[0].UUID != area || len(a[0].Sources) != 0 {
 		t.Errorf("areas %+v", a)
 	}
 	all(t, n.keys(), 2)
 	n.mustStop()
 	// Now no namespace needs ssd1.
-	w.configure([]string{quickHome, lost}, swapSpaces)
+	w.configure([]string{fastSource, lost}, swapNamespaces)
 	n = w.mustStart()
 	all(t, n.keys(), 2)
 	n.blocks(2)
@@ -235,10 +235,10 @@ func keysInASwapAreaSurviveAStopAndComeHome(t *testing.T, w *world, area string)
 // aSwapAreaThatIsConfiguredNoMoreGoesWhenItIsEmpty checks that an area that is no longer configured is removed once it
 // is empty, at a reload or at the next start.
 func aSwapAreaThatIsConfiguredNoMoreGoesWhenItIsEmpty(t *testing.T, w *world, area string) {
-	w.configure([]string{slowHome, noLender}, swapSpaces, noDrain)
+	w.configure([]string{slowSource, noLender}, swapNamespaces, noDrain)
 	n := w.mustStart()
 	a := n.areas()
-	if len(a) != 1 || a[0].UUID != area || a[0].State != "retiring" || a[0].Homes[0].Keys < swapKeys/10 {
+	if len(a) != 1 || a[0].UUID != area || a[0].State != "retiring" || a[0].Sources[0].Keys < swapKeys/10 {
 		t.Fatalf("areas %+v", a)
 	}
 	if _, err := n.admin.DiscardSwap(t.Context(), area); !errors.Is(err, admin.ErrRefused) ||
@@ -250,7 +250,7 @@ func aSwapAreaThatIsConfiguredNoMoreGoesWhenItIsEmpty(t *testing.T, w *world, ar
 	puts(t, ns, 3) // new values do not go to the retiring area
 	all(t, ns, 3)
 	n.mustStop()
-	w.configure([]string{quickHome, noLender}, swapSpaces)
+	w.configure([]string{fastSource, noLender}, swapNamespaces)
 	n = w.mustStart()
 	all(t, n.keys(), 3)
 	n.mustStop()
@@ -267,7 +267,7 @@ func aSwapAreaThatIsConfiguredNoMoreGoesWhenItIsEmpty(t *testing.T, w *world, ar
 // aSwapAreaOfAnotherSize checks that an area of the newly configured size replaces the old area.
 func aSwapAreaOfAnotherSize(t *testing.T, w *world, area string) {
 	larger := strings.Replace(lender, "16MiB", "24MiB", 1)
-	w.configure([]string{quickHome, larger}, swapSpaces)
+	w.configure([]string{fastSource, larger}, swapNamespaces)
 	if _, err := w.load(); err != nil {
 		t.Fatal(err)
 	}
@@ -285,7 +285,7 @@ func aSwapAreaOfAnotherSize(t *testing.T, w *world, area string) {
 	}
 	all(t, n.keys(), 2)
 	n.mustStop()
-	w.configure([]string{quickHome, strings.Replace(lender, "16MiB", "55MiB", 1)}, swapSpaces)
+	w.configure([]string{fastSource, strings.Replace(lender, "16MiB", "55MiB", 1)}, swapNamespaces)
 	if _, err := w.start(); !errors.Is(err, label.ErrNoRoom) || !strings.Contains(err.Error(), "kv_swap 55MiB") {
 		t.Errorf("an area without room: %v", err)
 	}
@@ -294,7 +294,7 @@ func aSwapAreaOfAnotherSize(t *testing.T, w *world, area string) {
 // withoutTheDriveThatHasItsKeysANamespaceDoesNotOpen checks that only the namespace whose keys are on the missing drive
 // stays closed, and that it opens once the area is discarded.
 func withoutTheDriveThatHasItsKeysANamespaceDoesNotOpen(t *testing.T, w *world, area string) {
-	w.configure([]string{quickHome, lost}, swapSpaces)
+	w.configure([]string{fastSource, lost}, swapNamespaces)
 	n := w.mustStart()
 	if i := n.kvInfo(); !strings.Contains(i.Error, area) || !strings.Contains(i.Error, "ssd ssd1") {
 		t.Errorf("the namespace says %q", i.Error)
@@ -309,13 +309,13 @@ func withoutTheDriveThatHasItsKeysANamespaceDoesNotOpen(t *testing.T, w *world, 
 		t.Errorf("status %+v", s)
 	}
 	a := n.areas()
-	if len(a) != 1 || a[0].UUID != area || a[0].State != "missing" || len(a[0].Homes) != 1 || a[0].Homes[0].NSID != 1 ||
-		a[0].Homes[0].Open {
+	if len(a) != 1 || a[0].UUID != area || a[0].State != "missing" || len(a[0].Sources) != 1 ||
+		a[0].Sources[0].NSID != 1 || a[0].Sources[0].Open {
 		t.Fatalf("areas %+v", a)
 	}
 	n.blocks(2)
 	// The missing drive does not prevent a reload.
-	w.configure([]string{quickHome, lost}, append(slices.Clone(swapSpaces), "{nsid: 4, ssd: ssd0, size: 1MiB}"))
+	w.configure([]string{fastSource, lost}, append(slices.Clone(swapNamespaces), "{nsid: 4, ssd: ssd0, size: 1MiB}"))
 	if _, err := n.admin.Reload(t.Context()); err != nil {
 		t.Errorf("reload: %v", err)
 	}
@@ -324,13 +324,13 @@ func withoutTheDriveThatHasItsKeysANamespaceDoesNotOpen(t *testing.T, w *world, 
 	// When the drive is back, all values are available again.
 	keep := t.TempDir()
 	copyImages(t, w.dir, keep)
-	w.configure([]string{quickHome, lender}, swapSpaces)
+	w.configure([]string{fastSource, lender}, swapNamespaces)
 	n = w.mustStart()
 	all(t, n.keys(), 2)
 	n.mustStop()
 	// After the area is discarded, its keys have their old values, even if the drive returns.
 	copyImages(t, keep, w.dir)
-	w.configure([]string{quickHome, lost}, swapSpaces)
+	w.configure([]string{fastSource, lost}, swapNamespaces)
 	n = w.mustStart()
 	if _, err := n.admin.DiscardSwap(t.Context(), "0425d6c3-77cf-4e62-873e-0484d7ac5274"); !errors.Is(err,
 		admin.ErrRefused) {
@@ -351,7 +351,7 @@ func withoutTheDriveThatHasItsKeysANamespaceDoesNotOpen(t *testing.T, w *world, 
 		t.Errorf("areas %+v", n.areas())
 	}
 	n.mustStop()
-	w.configure([]string{quickHome, lender}, swapSpaces)
+	w.configure([]string{fastSource, lender}, swapNamespaces)
 	n = w.mustStart()
 	ns = n.keys()
 	if after := gets(t, ns); after[1] != before[1] || after[2] != before[2] {
@@ -393,11 +393,11 @@ func aDamagedSwapAreaIsLeftOut(t *testing.T, w *world, area string) {
 	if err := f.Close(); err != nil {
 		t.Fatal(err)
 	}
-	w.configure([]string{quickHome, lender}, swapSpaces)
+	w.configure([]string{fastSource, lender}, swapNamespaces)
 	n := w.mustStart()
 	a := n.areas()
 	if len(a) != 1 || a[0].State != "failed" || !strings.Contains(a[0].Error, "superblock of the swap area") ||
-		len(a[0].Homes) != 1 {
+		len(a[0].Sources) != 1 {
 		t.Fatalf("areas %+v", a)
 	}
 	if i := n.kvInfo(); !strings.Contains(i.Error, "kv_swap of ssd ssd1") {
@@ -425,23 +425,24 @@ func aDamagedSwapAreaIsLeftOut(t *testing.T, w *world, area string) {
 
 // aNamespaceComesAndGoesWithItsKeys checks reloads that add and remove a namespace with keys in a swap area.
 func aNamespaceComesAndGoesWithItsKeys(t *testing.T, w *world, _ string) {
-	w.configure([]string{quickHome, lender}, swapSpaces[1:])
+	w.configure([]string{fastSource, lender}, swapNamespaces[1:])
 	n := w.mustStart()
-	if a := n.areas(); len(a) != 1 || len(a[0].Homes) != 1 || a[0].Homes[0].Open || a[0].Homes[0].Keys < swapKeys/10 {
+	a := n.areas()
+	if len(a) != 1 || len(a[0].Sources) != 1 || a[0].Sources[0].Open || a[0].Sources[0].Keys < swapKeys/10 {
 		t.Fatalf("areas %+v", a)
 	}
-	uuid := n.areas()[0].Homes[0].UUID
+	uuid := a[0].Sources[0].UUID
 	// The namespace is configured again. It can be removed once its keys have been returned to it.
-	w.configure([]string{quickHome, lender}, swapSpaces)
+	w.configure([]string{fastSource, lender}, swapNamespaces)
 	if _, err := n.admin.Reload(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 	all(t, n.keys(), 2)
-	w.configure([]string{quickHome, lender}, swapSpaces[1:])
+	w.configure([]string{fastSource, lender}, swapNamespaces[1:])
 	if _, err := n.admin.Reload(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	if a := n.areas(); len(a) != 1 || len(a[0].Homes) != 0 {
+	if a := n.areas(); len(a) != 1 || len(a[0].Sources) != 0 {
 		t.Errorf("areas %+v", a)
 	}
 	if _, err := n.admin.DeleteNamespace(t.Context(), uuid); err != nil {
@@ -452,12 +453,12 @@ func aNamespaceComesAndGoesWithItsKeys(t *testing.T, w *world, _ string) {
 
 // aNamespaceThatIsDeletedTakesItsKeysWithIt checks that deleting a namespace also deletes its keys from swap areas.
 func aNamespaceThatIsDeletedTakesItsKeysWithIt(t *testing.T, w *world, _ string) {
-	w.configure([]string{quickHome, lender}, swapSpaces[1:])
+	w.configure([]string{fastSource, lender}, swapNamespaces[1:])
 	n := w.mustStart()
-	if _, err := n.admin.DeleteNamespace(t.Context(), n.areas()[0].Homes[0].UUID); err != nil {
+	if _, err := n.admin.DeleteNamespace(t.Context(), n.areas()[0].Sources[0].UUID); err != nil {
 		t.Fatal(err)
 	}
-	if a := n.areas(); len(a) != 1 || len(a[0].Homes) != 0 {
+	if a := n.areas(); len(a) != 1 || len(a[0].Sources) != 0 {
 		t.Errorf("areas %+v", a)
 	}
 }

@@ -90,7 +90,7 @@ func Run(ctx context.Context, cfg Config) (err error) {
 	if path != "" {
 		args = []string{"--config", path}
 	}
-	out.say("starting %s %s (three file-backed drives in %s)", cfg.Daemon, strings.Join(args, " "),
+	out.printf("starting %s %s (three file-backed drives in %s)", cfg.Daemon, strings.Join(args, " "),
 		filepath.Join(cfg.Dir, "data"))
 	d, err := startDaemon(&cfg, args)
 	if err != nil {
@@ -106,7 +106,7 @@ func Run(ctx context.Context, cfg Config) (err error) {
 		return err
 	}
 	address := st.Addresses.Listeners[0]
-	out.say("jbofd is ready: NVMe/TCP on %s, process %d", address, d.cmd.Process.Pid)
+	out.printf("jbofd is ready: NVMe/TCP on %s, process %d", address, d.cmd.Process.Pid)
 
 	var hosts []*host
 	sub := plan.Subsystems[0]
@@ -115,7 +115,7 @@ func Run(ctx context.Context, cfg Config) (err error) {
 			nsid: sub.Namespaces[i].NSID})
 	}
 	for _, h := range hosts {
-		out.say("host %s (%s) uses namespace %d of %s", h.name, h.nqn, h.nsid, sub.NQN)
+		out.printf("host %s (%s) uses namespace %d of %s", h.name, h.nqn, h.nsid, sub.NQN)
 	}
 	seed := uint64(began.UnixNano())
 	for i, step := range []struct {
@@ -135,8 +135,8 @@ func Run(ctx context.Context, cfg Config) (err error) {
 			bench.Config{Pattern: "randrw", ReadPercent: mixedReads, BlockBytes: mixedBlock, IODepth: mixedDepth,
 				Jobs: 1, Runtime: cfg.Runtime, SizeBytes: cfg.SizeBytes, Verify: true, Seed: seed + 1}},
 	} {
-		out.say("%d/3 %s", i+1, step.title)
-		if err := both(ctx, d, hosts, func(ctx context.Context, h *host) error {
+		out.printf("%d/3 %s", i+1, step.title)
+		if err := runAll(ctx, d, hosts, func(ctx context.Context, h *host) error {
 			return h.load(ctx, address, sub.NQN, step.load, step.cfg, out)
 		}); err != nil {
 			return err
@@ -146,7 +146,7 @@ func Run(ctx context.Context, cfg Config) (err error) {
 	if err != nil {
 		return err
 	}
-	out.say("stopping jbofd")
+	out.printf("stopping jbofd")
 	if err := d.stop(); err != nil {
 		return err
 	}
@@ -190,9 +190,9 @@ func configure(cfg *Config) (plan *config.Config, path string, err error) {
 	return plan, "", nil
 }
 
-// both runs what for all hosts at once; it ends early when one fails or the
+// runAll runs what for all hosts at once; it ends early when one fails or the
 // daemon dies.
-func both(ctx context.Context, d *process, hosts []*host, what func(context.Context, *host) error) error {
+func runAll(ctx context.Context, d *process, hosts []*host, what func(context.Context, *host) error) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	done := make(chan error, len(hosts))
@@ -215,7 +215,7 @@ func both(ctx context.Context, d *process, hosts []*host, what func(context.Cont
 			n++
 		case <-died:
 			died = nil
-			errs = append(errs, d.lastWords("jbofd ended in the middle of the demonstration"))
+			errs = append(errs, d.logTailError("jbofd ended in the middle of the demonstration"))
 			cancel(errs[len(errs)-1])
 		}
 	}

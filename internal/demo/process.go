@@ -75,11 +75,11 @@ func (p *process) waitReady(ctx context.Context, socket string) (admin.Status, e
 		select {
 		case <-tick.C:
 		case <-p.exited:
-			return admin.Status{}, p.lastWords("jbofd ended before it was ready")
+			return admin.Status{}, p.logTailError("jbofd ended before it was ready")
 		case <-ctx.Done():
 			if errors.Is(ctx.Err(), context.DeadlineExceeded) {
 				return admin.Status{},
-					errors.Join(p.lastWords(fmt.Sprintf("jbofd was not ready after %v", startTimeout)), last)
+					errors.Join(p.logTailError(fmt.Sprintf("jbofd was not ready after %v", startTimeout)), last)
 			}
 			return admin.Status{}, ctx.Err()
 		}
@@ -102,17 +102,17 @@ func (p *process) stop() error {
 		case <-late.C:
 			_ = p.cmd.Process.Kill() // it may have ended this moment
 			<-p.exited
-			return p.lastWords(fmt.Sprintf("jbofd did not stop within %v of SIGTERM and was killed", stopTimeout))
+			return p.logTailError(fmt.Sprintf("jbofd did not stop within %v of SIGTERM and was killed", stopTimeout))
 		}
 	}
 	if p.err != nil {
-		return p.lastWords("jbofd did not end well: " + p.err.Error())
+		return p.logTailError("jbofd did not end well: " + p.err.Error())
 	}
 	return nil
 }
 
-// lastWords makes an error of the end of the daemon's log.
-func (p *process) lastWords(what string) error {
+// logTailError makes an error of the end of the daemon's log.
+func (p *process) logTailError(what string) error {
 	const most = 15
 	text, err := os.ReadFile(p.log)
 	if err != nil {

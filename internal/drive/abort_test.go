@@ -224,10 +224,10 @@ func TestATenantThatLeavesIsForgottenWithItsLastRequest(t *testing.T) {
 	}
 }
 
-// looker is a host that looks at its drive whenever it is kicked.
-type looker struct{ *host }
+// turnObserver is a host that looks at its drive whenever it is kicked.
+type turnObserver struct{ *host }
 
-func (l looker) Kick() {
+func (l turnObserver) Kick() {
 	l.r.o.Credit(0) // waits for ownership
 	l.host.Kick()
 }
@@ -236,7 +236,7 @@ func (l looker) Kick() {
 func TestSinksAreKickedWithoutOwnership(t *testing.T) {
 	h := newRig(t, rigConfig{}, memory).host("a")
 	io := h.io(0, pipeline.Read, 0, 4096)
-	io.Init(looker{h}, 0)
+	io.Init(turnObserver{h}, 0)
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
@@ -244,7 +244,7 @@ func TestSinksAreKickedWithoutOwnership(t *testing.T) {
 	}()
 	select {
 	case <-done:
-	case <-time.After(patience):
+	case <-time.After(testTimeout):
 		t.Fatal("a Kick that looks at its drive never ends")
 	}
 	h.finish(1)

@@ -67,16 +67,17 @@ func (d *Drive) prepare(io *IO, now int64) bool {
 	return true
 }
 
-// stepped processes the completion of a device request of a composed operation, and starts the next request, if any.
-func (d *Drive) stepped(io *IO, c *ssd.Completion, now int64) {
+// requestDone processes the completion of a device request of a composed operation, and starts the next request, if
+// any.
+func (d *Drive) requestDone(io *IO, c *ssd.Completion, now int64) {
 	io.latencyNS = c.LatencyNS
 	if c.Err != nil {
-		d.settle(io, c.Err, now)
+		d.finishOrAbort(io, c.Err, now)
 		return
 	}
 	over, err := io.composed.completed(io, d.lanes.scratch(io))
 	if over {
-		d.settle(io, err, now)
+		d.finishOrAbort(io, err, now)
 		return
 	}
 	if io.lane >= 0 {

@@ -163,7 +163,7 @@ func TestARangeOfADeallocationWaitsForACompareWriteOfIt(t *testing.T) {
 func (h *host) settled(t *testing.T) {
 	t.Helper()
 	g := h.r.dev.(*gate)
-	for begin := time.Now(); time.Since(begin) < patience; {
+	for begin := time.Now(); time.Since(begin) < testTimeout; {
 		h.r.o.driver.Lock()
 		g.mu.Lock()
 		settled := h.r.o.atDevice == len(g.waiting)
@@ -181,7 +181,7 @@ func (h *host) settled(t *testing.T) {
 func (h *host) peek() (admitted, done int) {
 	g := h.r.dev.(*gate)
 	begin := time.Now()
-	for time.Since(begin) < patience {
+	for time.Since(begin) < testTimeout {
 		h.mu.Lock()
 		admitted, done = len(h.admitted), len(h.done)
 		h.mu.Unlock()

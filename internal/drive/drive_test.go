@@ -76,7 +76,7 @@ func TestTenantWithoutBuffersDoesNotStopAnother(t *testing.T) {
 		t.Error("nobody waited: the test tests nothing")
 	}
 	// When it gives back, the rest is served.
-	late := time.After(patience)
+	late := time.After(testTimeout)
 	for done := 0; done < n; {
 		_, ios, ok := greedy.wait(late)
 		if !ok {
@@ -105,7 +105,7 @@ func TestHostThatSendsNoDataDoesNotStopAnother(t *testing.T) {
 		t.Error(err)
 	}
 	lost := errors.New("lost")
-	late := time.After(patience)
+	late := time.After(testTimeout)
 	for done := 0; done < n; {
 		admitted, ios, ok := silent.wait(late)
 		if !ok {
@@ -143,7 +143,7 @@ func TestAbortReachesWhatWaitsForABuffer(t *testing.T) {
 	if !aborted[ios[n-1]] {
 		t.Fatal("the last one has a buffer: the test tests nothing")
 	}
-	late := time.After(patience)
+	late := time.After(testTimeout)
 	for done := 0; done < n; {
 		_, ios, ok := h.wait(late)
 		if !ok {

@@ -87,7 +87,7 @@ func (g *gate) Close() error {
 // here waits until n requests stand at the device and returns them.
 func (g *gate) here(t testing.TB, n int) []ssd.Request {
 	t.Helper()
-	late := time.AfterFunc(patience, func() {
+	late := time.AfterFunc(testTimeout, func() {
 		g.mu.Lock()
 		defer g.mu.Unlock()
 		g.cond.Broadcast()
@@ -97,8 +97,8 @@ func (g *gate) here(t testing.TB, n int) []ssd.Request {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	for len(g.waiting) < n {
-		if time.Since(begin) >= patience {
-			t.Fatalf("%d requests at the device after %v, want %d", len(g.waiting), patience, n)
+		if time.Since(begin) >= testTimeout {
+			t.Fatalf("%d requests at the device after %v, want %d", len(g.waiting), testTimeout, n)
 		}
 		g.cond.Wait()
 	}

@@ -62,7 +62,7 @@ func (d *Drive) granted(io *IO, now int64) {
 		io.begun, io.AdmittedNS = true, now
 		if io.Fetch {
 			d.pipe.Pause(now, pipeline.Tag(io.tag))
-			d.tell(io.sink, io.sink.Admitted(io))
+			d.noteSink(io.sink, io.sink.Admitted(io))
 			return
 		}
 	}
@@ -153,7 +153,7 @@ func (d *Drive) refuse(stale *list) {
 	now := d.driver.Now()
 	for io := stale.pop(); io != nil; io = stale.pop() {
 		d.stats.Stale.Add(1)
-		d.settle(io, fence.ErrStale, now)
+		d.finishOrAbort(io, fence.ErrStale, now)
 	}
 }
 
@@ -166,7 +166,7 @@ func (d *Drive) complete(comps []ssd.Completion) (now int64) {
 		io := d.slab[c.Tag]
 		d.count(io, c)
 		if io.composed != nil {
-			d.stepped(io, c, now)
+			d.requestDone(io, c, now)
 			continue
 		}
 		io.latencyNS = c.LatencyNS
@@ -175,8 +175,8 @@ func (d *Drive) complete(comps []ssd.Completion) (now int64) {
 	return now
 }
 
-// settle ends an IO with err, or as aborted if Abort has promised that.
-func (d *Drive) settle(io *IO, err error, now int64) {
+// finishOrAbort ends an IO with err, or as aborted if Abort has promised that.
+func (d *Drive) finishOrAbort(io *IO, err error, now int64) {
 	if io.state.Load() == stateRunning {
 		io.state.CompareAndSwap(stateRunning, stateAdmitted)
 	}
@@ -214,5 +214,5 @@ func (d *Drive) end(io *IO, err error, now int64) {
 	d.quiescer.End(io.epoch)
 	io.Err = err
 	io.state.Store(stateIdle)
-	d.tell(io.sink, io.sink.Done(io))
+	d.noteSink(io.sink, io.sink.Done(io))
 }

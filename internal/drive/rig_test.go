@@ -24,8 +24,8 @@ func newRand(t *testing.T) *rand.Rand {
 	return rand.New(rand.NewPCG(*seed, 0))
 }
 
-// patience is how long a test waits for what must happen.
-const patience = 20 * time.Second
+// testTimeout is how long a test waits for what must happen.
+const testTimeout = 20 * time.Second
 
 // rig is an owner over a device, with a pool of its own. Everything is closed, and
 // held to having leaked nothing, at the test's end.
@@ -195,11 +195,11 @@ func (h *host) wait(late <-chan time.Time) (admitted, done []*IO, ok bool) {
 func (h *host) finish(n int) []*IO {
 	h.t.Helper()
 	var all []*IO
-	late := time.After(patience)
+	late := time.After(testTimeout)
 	for len(all) < n {
 		admitted, done, ok := h.wait(late)
 		if !ok {
-			h.t.Fatalf("%d of %d IOs done after %v", len(all), n, patience)
+			h.t.Fatalf("%d of %d IOs done after %v", len(all), n, testTimeout)
 		}
 		if len(admitted) > 0 {
 			h.t.Fatal("an IO without Fetch was admitted to its sink")
@@ -216,11 +216,11 @@ func (h *host) finish(n int) []*IO {
 func (h *host) admit(n int) []*IO {
 	h.t.Helper()
 	var all []*IO
-	late := time.After(patience)
+	late := time.After(testTimeout)
 	for len(all) < n {
 		admitted, done, ok := h.wait(late)
 		if !ok {
-			h.t.Fatalf("%d of %d IOs admitted after %v", len(all), n, patience)
+			h.t.Fatalf("%d of %d IOs admitted after %v", len(all), n, testTimeout)
 		}
 		if len(done) > 0 {
 			h.t.Fatalf("an IO is done (%v) instead of admitted", done[0].Err)

@@ -165,7 +165,7 @@ func (w *worker) over(s *slotWork) {
 }
 
 func (w *worker) run(n int) {
-	late := time.After(patience)
+	late := time.After(testTimeout)
 	left := n
 	for _, s := range w.slots {
 		w.next(s)
@@ -173,7 +173,7 @@ func (w *worker) run(n int) {
 	for out := len(w.slots); out > 0; {
 		admitted, done, ok := w.h.wait(late)
 		if !ok {
-			w.h.t.Errorf("%s: %d IOs are still out after %v", w.h.account.Name(), out, patience)
+			w.h.t.Errorf("%s: %d IOs are still out after %v", w.h.account.Name(), out, testTimeout)
 			return
 		}
 		for _, io := range admitted {

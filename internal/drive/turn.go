@@ -57,16 +57,16 @@ const (
 	// maxRounds is how many rounds a turn has while others keep filling the inbox: then the sinks of IOs that are done
 	// are kicked first.
 	maxRounds = 4
-	// mostRounds is how many rounds a turn has at all. On a device that completes within Submit a composed operation
+	// maxTurnRounds is how many rounds a turn has at all. On a device that completes within Submit a composed operation
 	// would otherwise keep its submitter until its last request.
-	mostRounds = 64
+	maxTurnRounds = 64
 )
 
 // turn does all the work that can be done. Needs ownership.
 func (d *Drive) turn() {
 	now := d.driver.Now()
 	for rounds, progress := 0, true; progress; rounds++ {
-		if rounds >= maxRounds && (rounds == mostRounds || d.inbox.Pending()) {
+		if rounds >= maxRounds && (rounds == maxTurnRounds || d.inbox.Pending()) {
 			d.wants.Or(wantTurn)
 			break
 		}
@@ -171,8 +171,8 @@ func (d *Drive) takeAborted(now int64) {
 	}
 }
 
-// tell remembers a sink that wants a kick after the turn.
-func (d *Drive) tell(s Sink, kick bool) {
+// noteSink remembers a sink that wants a kick after the turn.
+func (d *Drive) noteSink(s Sink, kick bool) {
 	if kick {
 		d.driver.Kick(s)
 	}

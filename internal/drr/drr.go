@@ -228,9 +228,9 @@ func (s *Scheduler) Cancel(tag Tag) {
 	s.dequeue(ten, tag)
 	r.state = free
 	if ten.queued == 0 && ten.place == active {
-		s.rest(t)
+		s.leaveRound(t)
 	}
-	s.quiet(ten)
+	s.deactivateIfIdle(ten)
 }
 
 // dequeue removes an I/O from its tenant's queue.
@@ -249,15 +249,15 @@ func (s *Scheduler) dequeue(ten *tenantState, tag Tag) {
 	ten.queued--
 }
 
-// rest removes a tenant that has nothing queued from the round.
-func (s *Scheduler) rest(t tenant.ID) {
+// leaveRound removes a tenant that has nothing queued from the round.
+func (s *Scheduler) leaveRound(t tenant.ID) {
 	s.unlink(t)
 	s.tenants[t].place = idle
 	s.tenants[t].deficit = 0
 }
 
-// quiet updates the number of active tenants when a tenant has no I/O left.
-func (s *Scheduler) quiet(ten *tenantState) {
+// deactivateIfIdle updates the number of active tenants when a tenant has no I/O left.
+func (s *Scheduler) deactivateIfIdle(ten *tenantState) {
 	if ten.queued+ten.inflight == 0 {
 		s.setActive(s.numActive - 1)
 	}
@@ -308,7 +308,7 @@ func (s *Scheduler) Serve(l Load) bool {
 		s.openSlot(t)
 	}
 	if ten.queued == 0 {
-		s.rest(t)
+		s.leaveRound(t)
 	}
 	return true
 }
@@ -354,7 +354,7 @@ func (s *Scheduler) Complete(tag Tag) {
 		}
 	}
 	ten.inflight--
-	s.quiet(ten)
+	s.deactivateIfIdle(ten)
 }
 
 // link puts a tenant at the end of the round.

@@ -78,7 +78,7 @@ func (s *Store) checkpointDue() bool {
 }
 
 // lastCheckpointDue reports that the store is to stop and that nothing will be written to the logs any more.
-func (s *Store) lastCheckpointDue() bool { return s.stopping && !s.stopped && s.quiet() }
+func (s *Store) lastCheckpointDue() bool { return s.stopping && !s.stopped && s.logsIdle() }
 
 // checkpointStep starts a checkpoint or continues it.
 func (s *Store) checkpointStep() {
@@ -108,7 +108,7 @@ func (s *Store) checkpointStep() {
 		if s.failures != c.covering {
 			// A write of the key log has failed since the checkpoint began. Recovery might find it, but it is not in
 			// the counts of this checkpoint.
-			s.abandon()
+			s.abandonCheckpoint()
 			return
 		}
 		s.nextPage()
@@ -139,7 +139,7 @@ func (s *Store) beginCheckpoint() {
 			sum.SetOpen(l, s.pool.Chunks[log.chunk].Epoch, log.tail)
 		}
 	}
-	c.pages = s.stream().Pages()
+	c.pages = s.checkpointStream().Pages()
 	s.pool.BeginCheckpoint()
 	s.excludeUncommitted()
 	c.stage = ckptHeader
@@ -150,7 +150,7 @@ func (s *Store) nextPage() {
 	c := &s.ckpt
 	if index, _ := format.Superblock(s.super).PagePlace(c.page); c.page < c.pages && index == len(c.next) {
 		if s.pool.Free == 0 {
-			s.abandon()
+			s.abandonCheckpoint()
 			return
 		}
 		i := s.takeChunk(format.Checkpoint, c.header, c.id, uint32(index))
@@ -167,7 +167,7 @@ func (s *Store) nextPage() {
 	p := format.Page(c.buf)
 	p.SetIndex(c.page)
 	p.SetCheckpoint(c.id)
-	s.stream().Copy(p.Payload(), int64(c.page)*format.PagePayloadBytes)
+	s.checkpointStream().Copy(p.Payload(), int64(c.page)*format.PagePayloadBytes)
 	p.Seal()
 	c.stage, c.busy = ckptPage, true
 	s.stats.CheckpointBytes += format.PageBytes
@@ -175,8 +175,8 @@ func (s *Store) nextPage() {
 	s.io(ioCheckpoint, 0, pipeline.Write, s.pool.At(c.next[chunk], offset), p)
 }
 
-// stream is the stream of the checkpoint that is being written.
-func (s *Store) stream() *recovery.CheckpointStream {
+// checkpointStream is the stream of the checkpoint that is being written.
+func (s *Store) checkpointStream() *recovery.CheckpointStream {
 	return &recovery.CheckpointStream{Summary: s.ckpt.summary[:], Pool: s.pool, Table: &s.tbl}
 }
 
@@ -231,7 +231,7 @@ func (s *Store) checkpointWritten(ok bool) {
 	flushed := c.flushing
 	c.busy, c.flushing = false, false
 	if !ok && s.settling {
-		s.refuse(fmt.Errorf("%w: its first checkpoint could not be written", ErrPartition))
+		s.failOpening(fmt.Errorf("%w: its first checkpoint could not be written", ErrPartition))
 		return
 	}
 	switch {
@@ -240,7 +240,7 @@ func (s *Store) checkpointWritten(ok bool) {
 		// again.
 		c.retryNS = s.now + retryNS
 	case !ok:
-		s.abandon()
+		s.abandonCheckpoint()
 	case c.stage == ckptPage:
 		c.page++
 	case flushed:
@@ -255,8 +255,8 @@ func (s *Store) checkpointWritten(ok bool) {
 	}
 }
 
-// abandon gives up a checkpoint before its superblock is written.
-func (s *Store) abandon() {
+// abandonCheckpoint gives up a checkpoint before its superblock is written.
+func (s *Store) abandonCheckpoint() {
 	c := &s.ckpt
 	for _, i := range c.next {
 		s.pool.Return(i)
@@ -281,6 +281,6 @@ func (s *Store) endCheckpoint() {
 	s.pool.Hold = s.failures != c.covered || s.cfg.Volatile
 	s.settling = false
 	c.stage = ckptIdle
-	s.stopped = s.stopping && s.quiet() && c.keyBytes == 0
+	s.stopped = s.stopping && s.logsIdle() && c.keyBytes == 0
 	s.stats.Checkpoints++
 }

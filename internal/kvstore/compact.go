@@ -9,9 +9,9 @@ import (
 )
 
 const (
-	// moves is how many records compaction may have in progress. They must fill a group, or compaction would write more
-	// padding than it wins.
-	moves = 128
+	// maxMoves is how many records compaction may have in progress. They must fill a group, or compaction would write
+	// more padding than it wins.
+	maxMoves = 128
 	// maxFutile is how many chunks in a row may be emptied without winning space before compaction pauses.
 	maxFutile = 40
 	// futileNS is how long that pause lasts.
@@ -59,7 +59,7 @@ type compactState struct {
 func (s *Store) headroom() int64 {
 	n := int64(s.pool.Free+s.pool.Obsolete) * s.cfg.ChunkBytes
 	for l := range s.logs {
-		n += s.rest(l)
+		n += s.freeInOpenChunk(l)
 	}
 	for i := range s.compact.slots {
 		if sl := &s.compact.slots[i]; sl.busy && !sl.scrub {
@@ -87,10 +87,10 @@ func (s *Store) compactStep() {
 	case s.stopping:
 	case room < high:
 		// The less headroom, the more victims.
-		most, slots = moves, 1+int(int64(len(c.slots))*(high-room)/max(1, high-low))
+		most, slots = maxMoves, 1+int(int64(len(c.slots))*(high-room)/max(1, high-low))
 	case starved:
 		// There is headroom, but it lies in chunks that are not empty yet.
-		most, slots = moves, 1
+		most, slots = maxMoves, 1
 	default:
 		s.resetFutile()
 	}
@@ -99,13 +99,13 @@ func (s *Store) compactStep() {
 		c.noRoom = false
 		for i := s.cfg.Requests; i < len(s.ops); i++ {
 			if o := &s.ops[i]; o.kind == opMove && !o.ready && o.group == none {
-				s.considerWriter(int32(i))
+				s.scheduleWriter(int32(i))
 			}
 		}
 	}
 	for i := range c.slots {
 		if sl := &c.slots[i]; sl.busy && !sl.scrub {
-			s.walk(sl, most)
+			s.walkVictim(sl, most)
 		}
 	}
 }
@@ -158,7 +158,7 @@ func (s *Store) startVictims(want int) {
 // chooseVictim returns the next chunk to empty, or none.
 func (s *Store) chooseVictim() format.ChunkNumber {
 	c, w := &s.compact, s.budget.Weights(s.cfg.KeysPerSegment)
-	_, owed := s.owed()
+	_, owed := s.liveInVictims()
 	keys := c.keys == 0 || s.placeForKeys() > 0
 	values := c.values == 0 || c.values < len(c.slots)-1 && owed+s.budget.Fill <= s.placeForMoved()
 	switch {
@@ -176,8 +176,8 @@ func (s *Store) chooseVictim() format.ChunkNumber {
 	return s.pool.Choose(w, space.Kinds{Keys: keys, Values: values})
 }
 
-// owed is how many bytes of keys and values are still live in the victims.
-func (s *Store) owed() (keys, values int64) {
+// liveInVictims is how many bytes of keys and values are still live in the victims.
+func (s *Store) liveInVictims() (keys, values int64) {
 	for i := range s.compact.slots {
 		sl := &s.compact.slots[i]
 		switch {
@@ -191,24 +191,24 @@ func (s *Store) owed() (keys, values int64) {
 	return keys, values
 }
 
-// walk continues a victim, with at most most records in progress.
-func (s *Store) walk(sl *slot, most int) {
+// walkVictim continues a victim, with at most most records in progress.
+func (s *Store) walkVictim(sl *slot, most int) {
 	c := &s.compact
 	for !sl.Failed && c.running < most && s.freeInt.N > 0 {
 		// Moving a value writes to the key log, which may have to be emptied before.
-		if !sl.Key && (s.freeInt.N <= moves/4 || s.placeForKeys() <= 0) {
+		if !sl.Key && (s.freeInt.N <= maxMoves/4 || s.placeForKeys() <= 0) {
 			break
 		}
 		rec, offset, sound := sl.Next()
 		switch {
 		case rec == nil:
 		case !sound:
-			s.suspect(sl, rec, offset)
+			s.checkLive(sl, rec, offset)
 			continue
 		case sl.Key:
 			seg := format.Segment(rec)
 			if n := seg.Number(); n < s.tbl.Len() && s.tbl.Get(n).Offset() == offset {
-				s.startTouch(sl, seg, offset)
+				s.startRewrite(sl, seg, offset)
 			}
 			continue
 		default:
@@ -219,14 +219,14 @@ func (s *Store) walk(sl *slot, most int) {
 		}
 		break
 	}
-	s.readOn(sl)
+	s.readPiece(sl)
 	if sl.running == 0 && !sl.Reading && (sl.Failed || s.stopping || sl.Ended()) {
 		s.victimDone(sl)
 	}
 }
 
-// readOn reads the next piece of a chunk, if there is memory for it, and returns its length.
-func (s *Store) readOn(sl *slot) int64 {
+// readPiece reads the next piece of a chunk, if there is memory for it, and returns its length.
+func (s *Store) readPiece(sl *slot) int64 {
 	offset, buf := sl.Piece(sl.running == 0)
 	if buf != nil {
 		s.io(ioCompact, int32(sl.index), pipeline.Read, offset, buf)
@@ -283,14 +283,14 @@ func (s *Store) startMove(sl *slot, m op) {
 	s.dispatch(i)
 }
 
-// startTouch starts to move a live segment. The record in the victim is its content.
-func (s *Store) startTouch(sl *slot, seg format.Segment, offset units.ExtentOffset) {
+// startRewrite starts to move a live segment. The record in the victim is its content.
+func (s *Store) startRewrite(sl *slot, seg format.Segment, offset units.ExtentOffset) {
 	number := seg.Number()
 	i, fresh := s.activate(number, payer{background: true})
 	if fresh {
 		a := &s.segs[i]
 		a.entry = s.tbl.Get(number)
-		if !s.enough(&a.buf, len(seg)) {
+		if !s.makeLen(&a.buf, len(seg)) {
 			s.deactivate(i)
 			sl.Failed = true
 			return
@@ -298,7 +298,7 @@ func (s *Store) startTouch(sl *slot, seg format.Segment, offset units.ExtentOffs
 		copy(a.buf, seg)
 		s.loaded(i)
 	}
-	s.startMove(sl, op{kind: opTouch, ready: true, old: offset, segment: number})
+	s.startMove(sl, op{kind: opRewrite, ready: true, old: offset, segment: number})
 }
 
 // moved ends an op of compaction.
@@ -328,9 +328,9 @@ func (s *Store) examine(seg format.Segment, i int32) {
 	}
 }
 
-// failStuck ends writes that would wait for ever because no space can be won. The argument is progress before this
+// failOutOfSpace ends writes that would wait for ever because no space can be won. The argument is progress before this
 // turn.
-func (s *Store) failStuck(before uint64) {
+func (s *Store) failOutOfSpace(before uint64) {
 	if s.compact.nothing && s.logs[userLog].starved {
 		s.failSealed(userLog, CapacityExceeded)
 	}
@@ -351,7 +351,7 @@ func (s *Store) failStuck(before uint64) {
 		i := s.segLinks.Pop(&s.dirty)
 		s.segs[i].dirty = false
 		s.failReady(i, CapacityExceeded)
-		s.consider(i)
+		s.schedule(i)
 		s.progress++
 	}
 }

@@ -66,7 +66,7 @@ func (s *Store) room(l int) bool {
 func (s *Store) openGroup(l, n int, pays payer) (int32, *group) {
 	log := &s.logs[l]
 	if log.open != none && log.free.N > 0 && log.chunk != none && log.sealed.N == 0 {
-		used, rest := s.groups[log.open].used, int(s.rest(l))
+		used, rest := s.groups[log.open].used, int(s.freeInOpenChunk(l))
 		if used <= rest && used+n > rest {
 			s.sealGroup(l)
 		}
@@ -157,7 +157,7 @@ func (s *Store) changes(a *activeSeg) []byte {
 	said := format.BeginChanges(s.changesBuf[:0], a.bytes, s.pool.Of(a.entry.Offset()))
 	seg := format.Segment(a.buf)
 	for i, n := a.writing.First, a.writing.N; n > 0; i, n = s.opLinks.Next(i), n-1 {
-		if len(said) > format.MostChangesBytes {
+		if len(said) > format.MaxChangesBytes {
 			return nil
 		}
 		o := &s.ops[i]
@@ -166,7 +166,7 @@ func (s *Store) changes(a *activeSeg) []byte {
 			c.Item = seg.NumberOf(o.offset)
 		}
 		// A value that one of the writers has put and a later one replaced is counted for neither.
-		if o.oldLen > 0 && !s.putNow(a, o.oldOffset) {
+		if o.oldLen > 0 && !s.isPutByWriter(a, o.oldOffset) {
 			c.Chunk, c.Died = s.pool.Of(o.oldOffset), format.ValueBytes(int(o.oldLen))
 		}
 		said = seg.AppendChange(said, c)
@@ -174,8 +174,8 @@ func (s *Store) changes(a *activeSeg) []byte {
 	return said
 }
 
-// putNow reports whether the value at an offset was put by one of the writers of the segment.
-func (s *Store) putNow(a *activeSeg, place units.ExtentOffset) bool {
+// isPutByWriter reports whether the value at an offset was put by one of the writers of the segment.
+func (s *Store) isPutByWriter(a *activeSeg, place units.ExtentOffset) bool {
 	for i, n := a.writing.First, a.writing.N; n > 1; i, n = s.opLinks.Next(i), n-1 {
 		if o := &s.ops[i]; o.used && o.offset == place {
 			return true
@@ -344,7 +344,7 @@ func (s *Store) endGroup(gi int32, st Status) {
 			o := &s.ops[i]
 			next := o.nextValue
 			o.ready, o.failed = true, st
-			s.considerWriter(i)
+			s.scheduleWriter(i)
 			i = next
 		}
 	}
@@ -355,15 +355,15 @@ func (s *Store) endGroup(gi int32, st Status) {
 	s.progress++
 }
 
-// considerWriter considers the segment of a writer that has become ready.
-func (s *Store) considerWriter(i int32) {
+// scheduleWriter considers the segment of a writer that has become ready.
+func (s *Store) scheduleWriter(i int32) {
 	at, fresh := s.activate(s.tbl.Segment(s.ops[i].hash), payer{})
 	invariants.Check(!fresh, "kvstore: a writer's segment is not active")
-	s.consider(at)
+	s.schedule(at)
 }
 
-// rest is the free space in the open chunk of log l.
-func (s *Store) rest(l int) int64 {
+// freeInOpenChunk is the free space in the open chunk of log l.
+func (s *Store) freeInOpenChunk(l int) int64 {
 	if log := &s.logs[l]; log.chunk != none {
 		return int64(s.pool.End()-log.tail) &^ int64(s.cfg.BlockSize-1)
 	}
@@ -372,27 +372,27 @@ func (s *Store) rest(l int) int64 {
 
 // placeForMoved is how many bytes of moved values can be written.
 func (s *Store) placeForMoved() int64 {
-	return s.rest(movedLog) + int64(s.budget.MovedChunks())*s.budget.Fill
+	return s.freeInOpenChunk(movedLog) + int64(s.budget.MovedChunks())*s.budget.Fill
 }
 
 // placeForKeys is how many bytes can be written to the key log besides what is moved within it. Kept back are the bytes
 // that compaction is about to move, and a chunk and a half, as groups do not fill chunks to their ends.
 func (s *Store) placeForKeys() int64 {
-	keys, _ := s.owed()
-	return s.rest(keyLog) +
+	keys, _ := s.liveInVictims()
+	return s.freeInOpenChunk(keyLog) +
 		int64(s.budget.KeyChunks())*s.budget.Fill - s.logs[keyLog].pending - keys - s.budget.Fill*3/2
 }
 
-// mayOpen reports whether log l may take a chunk. Segments in groups of the key log were granted their place before, by
-// placeForKeys.
-func (s *Store) mayOpen(l int) bool {
+// mayTakeChunk reports whether log l may take a chunk. Segments in groups of the key log were granted their place
+// before, by placeForKeys.
+func (s *Store) mayTakeChunk(l int) bool {
 	switch l {
 	case keyLog:
 		return s.budget.KeyChunks() > 0
 	case movedLog:
 		return s.budget.MovedChunks() > 0
 	}
-	_, values := s.owed()
+	_, values := s.liveInVictims()
 	return s.budget.MovedChunks() > 1 && !s.budget.Crowded() && s.placeForMoved()-s.budget.Fill >= values
 }
 
@@ -400,7 +400,7 @@ func (s *Store) mayOpen(l int) bool {
 // behind it: recovery does not know a chunk without a header.
 func (s *Store) openChunk(l int) {
 	log := &s.logs[l]
-	if !s.mayOpen(l) {
+	if !s.mayTakeChunk(l) {
 		log.starved = true
 		return
 	}

@@ -19,8 +19,8 @@ type openState struct {
 	finish *recovery.Finish
 }
 
-// refuse ends the opening with an error.
-func (s *Store) refuse(err error) {
+// failOpening ends the opening with an error.
+func (s *Store) failOpening(err error) {
 	if !errors.Is(err, ErrPartition) {
 		err = fmt.Errorf("%w: %w", ErrPartition, err)
 	}
@@ -37,7 +37,7 @@ func (s *Store) open() {
 		mem := space.Buffers{Alloc: s.cfg.Alloc}
 		blank := mem.Take("a blank superblock", format.SuperblockBytes)
 		if mem.Err != nil {
-			s.refuse(mem.Err)
+			s.failOpening(mem.Err)
 			return
 		}
 		s.finishOpening(recovery.NewFormat(s.super, s.cfg.PartitionBytes, blank))
@@ -51,11 +51,11 @@ func (s *Store) open() {
 		s.io(ioRecover, r.Slot, pipeline.Read, r.Offset, r.Buf)
 	}
 	if err := o.machine.Err(); err != nil {
-		s.refuse(err)
+		s.failOpening(err)
 	}
 	if image := o.machine.Image(); image != nil {
 		if err := s.adopt(image); err != nil {
-			s.refuse(err)
+			s.failOpening(err)
 			return
 		}
 		s.finishOpening(recovery.NewFinish(s.super, s.cfg.PartitionBytes, image.OneCopy))
@@ -84,7 +84,7 @@ func (s *Store) recovered(slot int32, err error) {
 		o.machine.Done(slot, err)
 	default:
 		if err := o.finish.Done(err); err != nil {
-			s.refuse(err)
+			s.failOpening(err)
 			return
 		}
 		s.finishOpening(o.finish)

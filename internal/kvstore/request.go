@@ -24,9 +24,9 @@ const (
 	// store's own. A key that exists all the time is listed exactly once.
 	List
 
-	opMove   // copy a live value out of a chunk that is compacted
-	opTouch  // write a live segment again, for the same reason
-	opVerify // report a damaged value if it is live
+	opMove    // copy a live value out of a chunk that is compacted
+	opRewrite // write a live segment again, for the same reason
+	opVerify  // report a damaged value if it is live
 )
 
 // Condition restricts a Put.

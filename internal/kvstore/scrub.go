@@ -49,8 +49,8 @@ func (s *Store) scrubStep() {
 		sl.busy, sl.scrub = true, true
 		s.pool.Pin(sl.Chunk)
 	}
-	s.look(sl)
-	if n := s.readOn(sl); n > 0 {
+	s.checkRecords(sl)
+	if n := s.readPiece(sl); n > 0 {
 		s.stats.Scrubbed += n
 		s.scrub.dueNS = max(s.scrub.dueNS, s.now-1e9) + n*1e9/s.cfg.ScrubBytesPerSec
 	}
@@ -85,8 +85,8 @@ func (s *Store) endScrub(sl *slot) {
 	s.pool.Unpin(sl.Chunk)
 }
 
-// look checks the records that were read.
-func (s *Store) look(sl *slot) {
+// checkRecords checks the records that were read.
+func (s *Store) checkRecords(sl *slot) {
 	for s.freeInt.N > 0 {
 		rec, offset, sound := sl.Next()
 		if rec == nil {
@@ -95,13 +95,13 @@ func (s *Store) look(sl *slot) {
 		if sound {
 			continue
 		}
-		s.suspect(sl, rec, offset)
+		s.checkLive(sl, rec, offset)
 	}
 }
 
-// suspect reports a damaged record if it is live. The record itself is not believed: what its header says is used only
-// to find the segment that knows whether it is live.
-func (s *Store) suspect(sl *slot, rec []byte, offset units.ExtentOffset) {
+// checkLive reports a damaged record if it is live. The record itself is not believed: what its header says is used
+// only to find the segment that knows whether it is live.
+func (s *Store) checkLive(sl *slot, rec []byte, offset units.ExtentOffset) {
 	switch {
 	case len(rec) < format.SegmentHeaderBytes:
 	case !sl.Key:

@@ -79,7 +79,7 @@ func (s *Store) load(i int32) {
 		return
 	}
 	n := a.entry.MaxBytes()
-	if !s.enough(&a.buf, n+2*s.cfg.BlockSize) {
+	if !s.makeLen(&a.buf, n+2*s.cfg.BlockSize) {
 		s.segLinks.Push(&s.unloaded, i)
 		return
 	}
@@ -95,11 +95,11 @@ func (s *Store) blank(i int32) {
 	a.state, a.bytes = segLoaded, 0
 }
 
-// enough grows the buffer of a segment to at least n bytes, keeping its content, and reports whether there was memory
+// makeLen grows the buffer of a segment to at least n bytes, keeping its content, and reports whether there was memory
 // for it. A segment that is longer than smallSegment is rare: with the default of 13 keys a segment it takes a table
 // without room for more segments. The longer buffer stays with its activeSeg, so that a store stops allocating when it
 // has seen its longest segments.
-func (s *Store) enough(buf *[]byte, n int) bool {
+func (s *Store) makeLen(buf *[]byte, n int) bool {
 	if len(*buf) >= n {
 		return true
 	}
@@ -116,7 +116,7 @@ func (s *Store) enough(buf *[]byte, n int) bool {
 func (s *Store) dispatch(i int32) {
 	o := &s.ops[i]
 	number := o.segment
-	if o.kind != opTouch {
+	if o.kind != opRewrite {
 		number = s.tbl.Segment(o.hash)
 	}
 	at, fresh := s.activate(number, o.pays())
@@ -124,7 +124,7 @@ func (s *Store) dispatch(i int32) {
 	if fresh {
 		s.load(at)
 	}
-	s.consider(at)
+	s.schedule(at)
 }
 
 // segmentRead ends the read of an active segment.
@@ -144,7 +144,7 @@ func (s *Store) segmentRead(i int32, ok bool) {
 	}
 	copy(a.buf, seg[:seg.LengthBytes()])
 	s.loaded(i)
-	s.consider(i)
+	s.schedule(i)
 }
 
 // loaded makes the committed record, which the buffer of an active segment now contains, the content of the segment.
@@ -178,7 +178,7 @@ func (s *Store) failSegment(i int32, st Status) {
 		s.abandonSplits(i)
 	case a.waiting.N > 0:
 		s.load(i)
-		s.consider(i)
+		s.schedule(i)
 	default:
 		s.deactivate(i)
 	}
@@ -210,9 +210,9 @@ func (s *Store) deactivate(i int32) {
 	s.freeSeg = i
 }
 
-// consider puts a segment on the list of those to be written if one of its writers is ready, and deactivates it if it
+// schedule puts a segment on the list of those to be written if one of its writers is ready, and deactivates it if it
 // has no writers.
-func (s *Store) consider(i int32) {
+func (s *Store) schedule(i int32) {
 	a := &s.segs[i]
 	if a.state != segLoaded || a.dirty || a.held {
 		return
@@ -248,7 +248,7 @@ func (s *Store) writeSegments() {
 		switch {
 		case a.held:
 			// A split has held the segment since it was put on the list. The split considers it again at its end.
-		case a.added || s.placeForKeys() >= s.mayBecome(a) || s.touched(a):
+		case a.added || s.placeForKeys() >= s.maxLenAfter(a) || s.awaitedByRewrite(a):
 			s.change(i)
 		default:
 			s.compact.blocked = true
@@ -257,16 +257,16 @@ func (s *Store) writeSegments() {
 	}
 }
 
-// mayBecome returns an upper bound of the length of a segment after its writers have changed it.
-func (s *Store) mayBecome(a *activeSeg) int64 {
+// maxLenAfter returns an upper bound of the length of a segment after its writers have changed it.
+func (s *Store) maxLenAfter(a *activeSeg) int64 {
 	return int64(format.Segment(a.buf).LengthBytes() + a.waiting.N*(format.ItemHeaderBytes+format.MaxKey) +
-		format.MostChangesBytes)
+		format.MaxChangesBytes)
 }
 
-// touched reports whether compaction waits for the segment to be written, because its record is in a victim.
-func (s *Store) touched(a *activeSeg) bool {
+// awaitedByRewrite reports whether compaction waits for the segment to be written, because its record is in a victim.
+func (s *Store) awaitedByRewrite(a *activeSeg) bool {
 	for o := a.waiting.First; o != none; o = s.opLinks.Next(o) {
-		if s.ops[o].kind == opTouch {
+		if s.ops[o].kind == opRewrite {
 			return true
 		}
 	}
@@ -307,7 +307,7 @@ func (s *Store) change(i int32) {
 		}
 	}
 	if !changed {
-		s.consider(i)
+		s.schedule(i)
 		return
 	}
 	a.state = segWriting
@@ -321,7 +321,7 @@ func (s *Store) apply(i, oi int32) bool {
 	o.status = OK
 	seg := format.Segment(a.buf)
 	switch o.kind {
-	case opTouch:
+	case opRewrite:
 		return a.entry.Offset() == o.old && a.entry != 0
 	case opVerify:
 		if seg.FindValue(o.old) != 0 {
@@ -365,7 +365,7 @@ func (s *Store) apply(i, oi int32) bool {
 			o.status = CapacityExceeded
 			return false
 		}
-		if !s.enough(&a.buf, at+n) {
+		if !s.makeLen(&a.buf, at+n) {
 			o.status = NoMemory
 			return false
 		}
@@ -420,5 +420,5 @@ func (s *Store) segmentWritten(i int32, placed bool, st Status) {
 		s.objects += int64(o.objects)
 		s.finish(oi, o.status)
 	}
-	s.consider(i)
+	s.schedule(i)
 }

@@ -61,7 +61,7 @@ func (s *Store) grow() {
 	sp.writing, sp.ended, sp.failed, sp.again = true, 0, OK, false
 	for _, i := range sp.dst[:sp.n] {
 		s.segs[i].force = true
-		s.consider(i)
+		s.schedule(i)
 	}
 }
 
@@ -92,7 +92,7 @@ func (s *Store) fillAdded() bool {
 		sp.dst[j], _ = s.activate(number, payer{background: true})
 		d, seg := &s.segs[sp.dst[j]], format.Segment(s.segs[sp.src[j]].buf)
 		d.added = true
-		if !s.enough(&d.buf, seg.LengthBytes()) {
+		if !s.makeLen(&d.buf, seg.LengthBytes()) {
 			for _, i := range sp.dst[:j+1] {
 				s.segs[i].added = false
 				s.deactivate(i)
@@ -148,7 +148,7 @@ func (s *Store) splitsDone() {
 		s.release(i)
 	}
 	for _, i := range done.dst[:done.n] {
-		s.consider(i)
+		s.schedule(i)
 	}
 }
 
@@ -162,7 +162,7 @@ func (s *Store) release(i int32) {
 		s.dispatch(s.opLinks.Pop(&waiting))
 	}
 	a.held = false
-	s.consider(i)
+	s.schedule(i)
 }
 
 // abandonSplits lets go of the sources, because source i could not be read or, with none, because there is no memory.
@@ -173,10 +173,10 @@ func (s *Store) abandonSplits(i int32) {
 		s.segs[k].held = false
 		switch {
 		case k != i:
-			s.consider(k)
+			s.schedule(k)
 		case s.segs[k].waiting.N > 0:
 			s.load(k)
-			s.consider(k)
+			s.schedule(k)
 		default:
 			s.deactivate(k)
 		}

@@ -155,7 +155,7 @@ func New(cfg Config) (*Store, error) {
 		return nil, err
 	}
 	s := &Store{cfg: cfg, out: &Actions{}, opening: &openState{}}
-	total := cfg.Requests + moves
+	total := cfg.Requests + maxMoves
 	s.ops, s.opLinks = make([]op, total), make(list.Links, total)
 	s.freeOps, s.freeInt, s.dirty, s.unloaded = list.None, list.None, list.None, list.None
 	for i := range s.ops {
@@ -179,7 +179,7 @@ func New(cfg Config) (*Store, error) {
 	}
 	mem := space.Buffers{Alloc: cfg.Alloc}
 	s.super = mem.Take("the superblock", format.SuperblockBytes)
-	s.changesBuf = make([]byte, 0, 2*format.MostChangesBytes)
+	s.changesBuf = make([]byte, 0, 2*format.MaxChangesBytes)
 	s.ckpt.buf = mem.Take("a checkpoint page", format.PageBytes)
 	if mem.Err != nil {
 		return nil, mem.Err
@@ -284,11 +284,12 @@ func (s *Store) Err() error { return s.err }
 // Idle reports that no request is in progress and nothing is under way in the background.
 func (s *Store) Idle() bool {
 	return len(s.ios) == len(s.freeIO) && s.freeOps.N == s.cfg.Requests && s.reads.Busy() == 0 &&
-		s.freeInt.N == moves && s.ckpt.stage == ckptIdle
+		s.freeInt.N == maxMoves && s.ckpt.stage == ckptIdle
 }
 
-// resting reports whether no chunk is being compacted or scrubbed. A slot that waits between two steps counts as busy.
-func (s *Store) resting() bool {
+// slotsIdle reports whether no chunk is being compacted or scrubbed. A slot that waits between two steps counts as
+// busy.
+func (s *Store) slotsIdle() bool {
 	return !slices.ContainsFunc(s.compact.slots, func(sl slot) bool { return sl.busy })
 }
 
@@ -303,9 +304,9 @@ func (s *Store) Stop() { s.stopping = true }
 // Stopped reports that the last checkpoint is durable.
 func (s *Store) Stopped() bool { return s.stopped && s.Idle() }
 
-// quiet reports that nothing will be written to the logs.
-func (s *Store) quiet() bool {
-	return s.freeOps.N == s.cfg.Requests && s.reads.Busy() == 0 && s.freeInt.N == moves && s.resting() &&
+// logsIdle reports that nothing will be written to the logs.
+func (s *Store) logsIdle() bool {
+	return s.freeOps.N == s.cfg.Requests && s.reads.Busy() == 0 && s.freeInt.N == maxMoves && s.slotsIdle() &&
 		s.dirty.N == 0 && s.logs[keyLog].inflight == 0 && s.split.idle()
 }
 
@@ -437,7 +438,7 @@ func (s *Store) Turn(nowNS int64, out *Actions) {
 			for l := range s.logs {
 				s.pump(l)
 			}
-			s.failStuck(before)
+			s.failOutOfSpace(before)
 			// A request that ends without a write, as the last one, may be what the last checkpoint has waited for.
 			again = s.progress+s.pool.Changes != before || !last && s.lastCheckpointDue()
 		}

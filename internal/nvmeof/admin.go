@@ -226,7 +226,7 @@ func (c *Controller) identify(a AdminArgs) Reply {
 	case nvme.CNSActiveNSList, nvme.CNSAllocatedNSList:
 		return c.listNamespaces(buf, nsid, func(*Namespace) bool { return true })
 	case nvme.CNSActiveNSListCSI, nvme.CNSAllocatedNSListCSI:
-		if !c.knows(id.CSI()) {
+		if !c.mayUseCommandSet(id.CSI()) {
 			return fail(nvme.InvalidField)
 		}
 		return c.listNamespaces(buf, nsid, func(n *Namespace) bool { return n.CSI == id.CSI() })
@@ -240,7 +240,7 @@ func (c *Controller) identify(a AdminArgs) Reply {
 		nvme.AppendNSDescriptor(b, nvme.NIDTCSI, []byte{byte(ns.CSI)})
 	case nvme.CNSNamespaceCSI, nvme.CNSAllocatedNSCSI:
 		switch {
-		case !c.knows(id.CSI()):
+		case !c.mayUseCommandSet(id.CSI()):
 			return fail(nvme.InvalidField)
 		case ns == nil && !inRange:
 			return fail(nvme.InvalidNamespaceOrFormat)
@@ -252,7 +252,7 @@ func (c *Controller) identify(a AdminArgs) Reply {
 		}
 		// Blocks: no extended LBA formats, all of it is zero.
 	case nvme.CNSControllerCSI:
-		if !c.knows(id.CSI()) {
+		if !c.mayUseCommandSet(id.CSI()) {
 			return fail(nvme.InvalidField)
 		}
 		if id.CSI() == nvme.CSINVM {

@@ -63,8 +63,8 @@ func (t *Target) Named(hostNQN string) (named, nobody bool) {
 	return named, len(t.budgets.named) == 0
 }
 
-// enter counts a new controller, or says which limit is reached and why.
-func (b *budgets) enter(c *Controller, cfg *Config) (label, reason string) {
+// admit counts a new controller, or says which limit is reached and why.
+func (b *budgets) admit(c *Controller, cfg *Config) (label, reason string) {
 	_, c.named = b.named[c.HostNQN]
 	nobody := len(b.named) == 0
 	over := func(all, unnamed, limit int) bool {
@@ -94,8 +94,8 @@ func (b *budgets) enter(c *Controller, cfg *Config) (label, reason string) {
 	return "", ""
 }
 
-// leave ends what enter has counted.
-func (b *budgets) leave(c *Controller) {
+// release ends what enter has counted.
+func (b *budgets) release(c *Controller) {
 	b.ctrls--
 	if !c.named {
 		b.unnamedCtrls--

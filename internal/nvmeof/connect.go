@@ -153,7 +153,7 @@ func (t *Target) connectAdmin(now int64, a ConnectArgs, sub *subsystem, r Connec
 	c := newController(t, sub, a, now)
 	if sub.discovery {
 		t.makeRoomInDiscovery(c.peer)
-	} else if label, reason := t.budgets.enter(c, &t.cfg); label != "" {
+	} else if label, reason := t.budgets.admit(c, &t.cfg); label != "" {
 		return busy(label, "%s", reason)
 	}
 	for {

@@ -73,8 +73,8 @@ type Controller struct {
 	// wasEnabled: the controller was enabled once.
 	wasEnabled bool
 	end        ending
-	// overdueTold: it was logged that the drain of this ended association takes too long.
-	overdueTold bool
+	// overdueReported: it was logged that the drain of this ended association takes too long.
+	overdueReported bool
 	// katoMS is the keep alive timeout; 0: the host wants none.
 	katoMS uint32
 	// seenNS is when the host last sent a command, as far as the machine knows: it does not see I/O commands.
@@ -217,11 +217,11 @@ func (c *Controller) update() {
 	if attr {
 		c.raise(eventNamespace)
 	}
-	c.tellTable()
+	c.publishTable()
 }
 
-// tellTable gives the controller's table to its I/O queues.
-func (c *Controller) tellTable() {
+// publishTable gives the controller's table to its I/O queues.
+func (c *Controller) publishTable() {
 	for _, qid := range c.sortedQIDs() {
 		if qid != 0 {
 			c.t.act(Action{Kind: ActionTable, Conn: c.queues[qid], Table: c.table, Version: c.t.version})

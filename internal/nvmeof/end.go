@@ -219,7 +219,7 @@ func (t *Target) Drained(now int64, c *Controller, epoch uint64) {
 	c.end.draining = false
 	if c.gone {
 		t.ended = slices.DeleteFunc(t.ended, func(e *Controller) bool { return e == c })
-		t.leaveBudget(c)
+		t.releaseBudget(c)
 		t.admitHeld(now, c.key())
 		return
 	}
@@ -270,17 +270,17 @@ func (t *Target) drop(c *Controller, reason string) {
 	c.fence()
 	c.closeQueues(reason, true)
 	if !c.end.draining {
-		t.leaveBudget(c)
+		t.releaseBudget(c)
 		return
 	}
 	c.end.boundNS = 0 // begins when the driver next tells the time, which NextExpiry asks for
 	t.ended = append(t.ended, c)
 }
 
-// leaveBudget gives back the controller's place. One whose commands are in flight keeps it.
-func (t *Target) leaveBudget(c *Controller) {
+// releaseBudget gives back the controller's place. One whose commands are in flight keeps it.
+func (t *Target) releaseBudget(c *Controller) {
 	if !c.Discovery {
-		t.budgets.leave(c)
+		t.budgets.release(c)
 	}
 }
 
@@ -433,7 +433,7 @@ func (t *Target) nextBound() (at int64, ok bool) {
 		}
 	}
 	for _, c := range t.ended {
-		if !c.overdueTold {
+		if !c.overdueReported {
 			note(c.end.boundNS)
 		}
 	}
@@ -454,8 +454,8 @@ func (t *Target) passBounds(now int64) {
 		switch {
 		case c.end.boundNS == 0:
 			c.end.boundNS = now + t.quiesceNS()
-		case c.end.boundNS <= now && !c.overdueTold:
-			c.overdueTold = true
+		case c.end.boundNS <= now && !c.overdueReported:
+			c.overdueReported = true
 			t.act(Action{Kind: ActionOverdue, Controller: c, Reason: "end of the association: commands are still " +
 				"in flight"})
 		}

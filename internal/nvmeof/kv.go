@@ -83,8 +83,8 @@ func (c *Controller) identifyNamespaceKV(d *nvme.IdentifyNamespaceKV, ns *Namesp
 // blocks only, and namespaces of keys and values are not there for it.
 func (c *Controller) allCommandSets() bool { return c.css == nvme.CCCSSIOCS }
 
-// knows reports whether the host may ask for what is of a command set.
-func (c *Controller) knows(csi nvme.CSI) bool {
+// mayUseCommandSet reports whether the host may ask for what is of a command set.
+func (c *Controller) mayUseCommandSet(csi nvme.CSI) bool {
 	return csi == nvme.CSINVM || csi == nvme.CSIKV && c.allCommandSets()
 }
 
@@ -118,6 +118,6 @@ func (c *Controller) setKeyValue(nsid, v uint32) Reply {
 	c.features.errorOnDelete.set(nsid, v)
 	c.t.version++
 	c.table = c.view()
-	c.tellTable()
+	c.publishTable()
 	return Reply{}
 }

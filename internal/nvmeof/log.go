@@ -43,7 +43,7 @@ func (c *Controller) getLogPage(now int64, a AdminArgs) Reply {
 	case lid == nvme.LIDChangedNS:
 		log, clears = c.changedLog(), eventNamespace
 	case lid == nvme.LIDEffects:
-		if !c.knows(g.CSI()) {
+		if !c.mayUseCommandSet(g.CSI()) {
 			return fail(nvme.InvalidField)
 		}
 		log = effectsLog(g.CSI())

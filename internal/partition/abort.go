@@ -40,7 +40,7 @@ func (p *Partition) takeAborted() {
 // endAborted ends a Request that is in no list any more.
 func (p *Partition) endAborted(r *Request) {
 	r.Status, r.ValueLen, r.Aborted = kvstore.Aborted, 0, true
-	p.tell(r)
+	p.complete(r)
 }
 
 // takeAborted takes all aborted Requests out of the queues, and returns them linked by next. Aborts are rare: it looks

@@ -85,7 +85,7 @@ func TestAbortedRequestsLeaveTheQueuesOfTheirTenants(t *testing.T) {
 			t.Fatalf("pattern %06b: %d are said to be left, want %d", pattern, w.n, left)
 		}
 		last := map[uint32]uint32{}
-		for r := w.any(); r != nil; r = w.any() {
+		for r := w.popAny(); r != nil; r = w.popAny() {
 			if taken[r.Slot] || pattern>>r.Slot&1 != 0 || r.Slot < last[uint32(r.Tenant)] {
 				t.Fatalf("pattern %06b: Request %d comes out of its queue, which it has left or out of order", pattern,
 					r.Slot)

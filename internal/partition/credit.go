@@ -6,8 +6,8 @@ import (
 	"jbofd/internal/pipeline"
 )
 
-// averaged is how many Requests, or I/Os, the averages of a tenant cover.
-const averaged = 64
+// averageOver is how many Requests, or I/Os, the averages of a tenant cover.
+const averageOver = 64
 
 // tenantState is what a partition knows of a tenant, to translate its credit.
 //
@@ -22,14 +22,14 @@ type tenantState struct {
 	request, io float64
 }
 
-// asks counts a Request.
-func (t *tenantState) asks(r *Request) {
+// countRequest counts a Request.
+func (t *tenantState) countRequest(r *Request) {
 	t.credited = r.Credited
 	average(&t.request, float64(r.Units))
 }
 
-// moves counts an I/O.
-func (t *tenantState) moves(op pipeline.Op, lenBytes int64) {
+// countIO counts an I/O.
+func (t *tenantState) countIO(op pipeline.Op, lenBytes int64) {
 	average(&t.io, float64(pipeline.IO{Op: op, LenBytes: lenBytes}.Units()))
 }
 
@@ -37,7 +37,7 @@ func average(v *float64, sample float64) {
 	if *v == 0 {
 		*v = sample
 	}
-	*v += (sample - *v) / averaged
+	*v += (sample - *v) / averageOver
 }
 
 // credit is how much the tenant should have outstanding at most, in the units of its hosts; 0: the policy does not say.

@@ -7,15 +7,15 @@ import (
 	"jbofd/internal/kvstore"
 )
 
-// looker is a host that looks at its partition whenever it is kicked.
-type looker struct {
+// turnObserver is a host that looks at its partition whenever it is kicked.
+type turnObserver struct {
 	*host
-	looked int
+	observed int
 }
 
-func (l *looker) Kick() {
+func (l *turnObserver) Kick() {
 	l.p.Stats() // waits for ownership
-	l.looked++
+	l.observed++
 	l.host.Kick()
 }
 
@@ -23,7 +23,7 @@ func (l *looker) Kick() {
 func TestSinksAreKickedWithoutOwnership(t *testing.T) {
 	r := newRig(t, partitionBytes, nil, inMemory(partitionBytes))
 	p := r.mustOpen(true)
-	l := &looker{host: newHost(p, 1, 1, 4096)}
+	l := &turnObserver{host: newHost(p, 1, 1, 4096)}
 	l.free[0].Sink = l
 	done := make(chan struct{})
 	go func() {
@@ -32,11 +32,11 @@ func TestSinksAreKickedWithoutOwnership(t *testing.T) {
 	}()
 	select {
 	case <-done:
-	case <-time.After(patience):
+	case <-time.After(testTimeout):
 		t.Fatal("a Kick that looks at its partition never ends")
 	}
 	r.close(p)
-	if l.looked == 0 {
+	if l.observed == 0 {
 		t.Error("the sink was not kicked")
 	}
 }

@@ -10,10 +10,10 @@ import (
 
 const (
 	pageBytes = 4096
-	// segmentEntryBytes and leastObjectBytes bound the SegTbl: the table never needs more segments than there are
+	// segmentEntryBytes and minObjectBytes bound the SegTbl: the table never needs more segments than there are
 	// objects of the least length in the partition, divided by KeysPerSegment.
 	segmentEntryBytes = 5
-	leastObjectBytes  = 32
+	minObjectBytes    = 32
 	keysPerSegment    = 13
 )
 
@@ -32,7 +32,7 @@ func segTblBytes(partitionBytes int64, keys int) int64 {
 	if keys <= 0 {
 		keys = keysPerSegment
 	}
-	n := partitionBytes/leastObjectBytes/int64(keys)*segmentEntryBytes + 1<<16
+	n := partitionBytes/minObjectBytes/int64(keys)*segmentEntryBytes + 1<<16
 	return (n + pageBytes - 1) &^ (pageBytes - 1)
 }
 
@@ -47,9 +47,9 @@ func (m *memory) reserveSegTbl(n int64) ([]byte, error) {
 	return b, nil
 }
 
-// leave is used instead of free if the device may still be using the memory. The memory is never returned, because a
+// abandon is used instead of free if the device may still be using the memory. The memory is never returned, because a
 // late DMA transfer could otherwise overwrite data of another user.
-func (m *memory) leave() { m.Abandon() }
+func (m *memory) abandon() { m.Abandon() }
 
 // free returns the memory to the pool and to the kernel. No I/O that uses it may be in flight.
 func (m *memory) free() {

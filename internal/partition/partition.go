@@ -56,8 +56,8 @@ type Partition struct {
 	done  turn.Mailbox[deviceIO]
 	// aborting: there are Requests that Request.Abort has taken out and that the next turn ends.
 	aborting atomic.Bool
-	// outside is lending from before the first turn on, for its mailboxes; nil without swapping.
-	outside *lending
+	// swapper exists from before the first turn, because its mailboxes may be used from then on. Nil without swapping.
+	swapper *swapper
 	// used is Stats.LiveBytes after the last turn.
 	used atomic.Int64
 
@@ -66,15 +66,15 @@ type Partition struct {
 	// opened is closed when the store has opened or failed, stopped when its last checkpoint is done.
 	opened, stopped chan struct{}
 	phase           phase
-	// lending is nil until the store is open, and without swapping.
-	lending *lending
-	waiting waiting
-	reqs    []*Request // in the store, by tag
-	freeReq []uint32
-	ios     []*deviceIO // by the store's tag
-	acts    kvstore.Actions
-	batch   drive.Batch
-	tenants []tenantState
+	// swapping is nil until the store is open, and without swapping.
+	swapping *swapper
+	waiting  waiting
+	reqs     []*Request // in the store, by tag
+	freeReq  []uint32
+	ios      []*deviceIO // by the store's tag
+	acts     kvstore.Actions
+	batch    drive.Batch
+	tenants  []tenantState
 }
 
 type phase uint8
@@ -139,7 +139,7 @@ func Open(cfg Config) (*Partition, error) {
 		return nil, err
 	}
 	if len(cfg.Swap.Areas) > 0 {
-		p.outside = &lending{p: p, areas: cfg.Swap.Areas, memory: newMemory(cfg.Drive.Pool(),
+		p.swapper = &swapper{p: p, areas: cfg.Swap.Areas, memory: newMemory(cfg.Drive.Pool(),
 			fmt.Sprintf("swapping of the kv store at %d of %s", cfg.OffsetBytes, info.Name))}
 	}
 	p.driver.Lock()
@@ -148,7 +148,7 @@ func Open(cfg Config) (*Partition, error) {
 	p.awaitOpened()
 	err = store.Err()
 	if err == nil {
-		err = p.openLending()
+		err = p.openSwapper()
 	}
 	if err != nil {
 		return nil, errors.Join(err, p.abandon())
@@ -175,7 +175,7 @@ func (p *Partition) awaitOpened() {
 // waits for that at most as long as patience; nothing is lost if it takes longer. The submitters must have stopped.
 // Idempotent.
 //
-// Errors: the last checkpoint was not done in time; ErrKeysOut.
+// Errors: the last checkpoint was not done in time; ErrKeysSwapped.
 func (p *Partition) Close(patience time.Duration) error {
 	p.driver.Lock()
 	if p.phase != serving {
@@ -183,21 +183,21 @@ func (p *Partition) Close(patience time.Duration) error {
 		return nil
 	}
 	p.phase = closing
-	if p.lending != nil {
-		p.lending.source.Drain()
+	if p.swapping != nil {
+		p.swapping.source.Drain()
 	} else {
 		p.store.Stop()
 	}
 	p.turn()
 	p.driver.Unlock()
-	if p.lending != nil && !p.stops(max(patience-checkpointPatience, patience/2)) {
-		p.lending.leaveOut()
-		patience = min(checkpointPatience, patience/2)
+	if p.swapping != nil && !p.awaitStopped(max(patience-checkpointTimeout, patience/2)) {
+		p.swapping.stopDraining()
+		patience = min(checkpointTimeout, patience/2)
 	}
-	if p.stops(patience) {
+	if p.awaitStopped(patience) {
 		p.release()
-		if p.lending != nil {
-			return p.lending.out()
+		if p.swapping != nil {
+			return p.swapping.keysLeft()
 		}
 		return nil
 	}
@@ -205,30 +205,30 @@ func (p *Partition) Close(patience time.Duration) error {
 	p.phase = gone
 	p.driver.Unlock()
 	// The device may still read from the memory and write to it.
-	p.leaveMemory()
+	p.abandonMemory()
 	p.driver.Close()
 	return fmt.Errorf("the last checkpoint took longer than %v; the next start replays the log", patience)
 }
 
-// checkpointPatience is how much of its patience Close keeps for the last checkpoint while values are moved back.
-const checkpointPatience = 500 * time.Millisecond
+// checkpointTimeout is how much of its patience Close keeps for the last checkpoint while values are moved back.
+const checkpointTimeout = 500 * time.Millisecond
 
-// stops waits for the store to have stopped, and reports that it has.
-func (p *Partition) stops(patience time.Duration) bool {
+// awaitStopped waits for the store to have stopped, and reports that it has.
+func (p *Partition) awaitStopped(patience time.Duration) bool {
 	return p.driver.Env().Wait(p.stopped, patience)
 }
 
 // abandon ends a partition that could not be opened. A store that has opened is stopped.
 func (p *Partition) abandon() error {
 	if p.store.Err() == nil {
-		return p.Close(openPatience)
+		return p.Close(openTimeout)
 	}
 	p.release()
 	return nil
 }
 
-// openPatience is how long a store that has served nothing may take to stop.
-const openPatience = 10 * time.Second
+// openTimeout is how long a store that has served nothing may take to stop.
+const openTimeout = 10 * time.Second
 
 // release gives the memory back. Nothing is under way.
 func (p *Partition) release() {
@@ -237,16 +237,16 @@ func (p *Partition) release() {
 	p.driver.Unlock()
 	p.driver.Close()
 	p.memory.free()
-	if p.outside != nil {
-		p.outside.memory.free()
+	if p.swapper != nil {
+		p.swapper.memory.free()
 	}
 }
 
-// leaveMemory gives the memory up without giving it back.
-func (p *Partition) leaveMemory() {
-	p.memory.leave()
-	if p.outside != nil {
-		p.outside.memory.leave()
+// abandonMemory gives the memory up without giving it back.
+func (p *Partition) abandonMemory() {
+	p.memory.abandon()
+	if p.swapper != nil {
+		p.swapper.memory.abandon()
 	}
 }
 
@@ -277,10 +277,10 @@ func (p *Partition) UsedBytes() int64 { return p.used.Load() }
 func (p *Partition) Uses() []swap.Use {
 	p.driver.Lock()
 	defer p.driver.Unlock()
-	if p.lending == nil || p.phase == gone {
+	if p.swapping == nil || p.phase == gone {
 		return nil
 	}
-	return p.lending.source.Uses()
+	return p.swapping.source.Uses()
 }
 
 // Stats returns the store's counters, and how much memory it has.
@@ -291,9 +291,9 @@ func (p *Partition) Stats() Stats {
 		return Stats{}
 	}
 	st := Stats{Stats: p.store.Stats(), MemoryBytes: p.memory.Bytes(), Waiting: p.waiting.n}
-	if p.lending != nil {
-		st.Swap = p.lending.source.Stats()
-		st.MemoryBytes += p.lending.memory.Bytes()
+	if p.swapping != nil {
+		st.Swap = p.swapping.source.Stats()
+		st.MemoryBytes += p.swapping.memory.Bytes()
 	}
 	return st
 }

@@ -24,8 +24,8 @@ import (
 
 var seed = flag.Uint64("seed", uint64(time.Now().UnixNano()), "seed of the random tests")
 
-// patience is how long a test waits for what must happen.
-const patience = 20 * time.Second
+// testTimeout is how long a test waits for what must happen.
+const testTimeout = 20 * time.Second
 
 // offset is where on the device the partition begins.
 const offset = 1 << 20
@@ -109,7 +109,7 @@ func (r *rig) mustOpen(format bool) *Partition {
 func (r *rig) drop(p *Partition) {
 	p.driver.Lock()
 	p.phase = gone
-	p.leaveMemory()
+	p.abandonMemory()
 	p.driver.Unlock()
 	p.driver.Close()
 }
@@ -117,7 +117,7 @@ func (r *rig) drop(p *Partition) {
 func (r *rig) close(p *Partition) {
 	r.t.Helper()
 	for range 2 {
-		if err := p.Close(patience); err != nil {
+		if err := p.Close(testTimeout); err != nil {
 			r.t.Fatal(err)
 		}
 	}

@@ -26,9 +26,9 @@ type SwapConfig struct {
 	Policy swap.Policy
 }
 
-// lending runs a partition's swap.Source, in the turns of the partition. The Source decides which Puts go to the areas
+// swapper runs a partition's swap.Source, in the turns of the partition. The Source decides which Puts go to the areas
 // of other drives and moves their values back later.
-type lending struct {
+type swapper struct {
 	p        *Partition
 	source   *swap.Source
 	areas    []*Area
@@ -58,7 +58,7 @@ type outcome struct {
 type swapIO struct {
 	drive.IO
 	tag  uint32
-	l    *lending
+	l    *swapper
 	node turn.Node[swapIO]
 }
 
@@ -72,7 +72,7 @@ func (d *swapIO) Admitted(*drive.IO) (kick bool) { panic("partition: nothing to 
 func (d *swapIO) Kick() { d.l.p.driver.Run() }
 
 // Kick implements turn.Kicker: an area has put something into outcomes.
-func (l *lending) Kick() { l.p.driver.Run() }
+func (l *swapper) Kick() { l.p.driver.Run() }
 
 // ReadManifest reads the manifest of a partition that is not open, at an offset of a device.
 //
@@ -108,7 +108,7 @@ func openManifest(cfg *Config, m *memory) error {
 	}
 	manifest, err := swap.LoadManifest(read, m.Alloc)
 	if err != nil || manifest.Source != cfg.Store.UUID {
-		return nil // opening the store says better what is wrong; openLending says whose manifest it is
+		return nil // opening the store says better what is wrong; openSwapper says whose manifest it is
 	}
 	for _, line := range manifest.Areas {
 		if !slices.ContainsFunc(cfg.Swap.Areas, func(a *Area) bool { return a.UUID() == line.Area }) {
@@ -118,13 +118,13 @@ func openManifest(cfg *Config, m *memory) error {
 	return nil
 }
 
-// openLending finds the partition's values in swap areas. The store is open, and no Request comes yet.
-func (p *Partition) openLending() error {
+// openSwapper finds the partition's values in swap areas. The store is open, and no Request comes yet.
+func (p *Partition) openSwapper() error {
 	manifest, err := ReadManifest(p.drive, p.cfg.Background, p.cfg.OffsetBytes)
 	if err != nil {
 		return err
 	}
-	l := p.outside
+	l := p.swapper
 	if l == nil {
 		switch {
 		case manifest.Source != p.store.UUID():
@@ -164,44 +164,44 @@ func (p *Partition) openLending() error {
 	}
 	l.loads, l.batches = make([]swap.Load, len(l.areas)), make([]drive.Batch, len(l.areas))
 	p.driver.Lock()
-	p.lending = l
+	p.swapping = l
 	p.turn() // values may be moved back at once
 	p.driver.Unlock()
 	return nil
 }
 
-// leaveOut ends the moving of values back to the store, because the time for closing is over.
-func (l *lending) leaveOut() {
+// stopDraining ends the moving of values back to the store, because the time for closing is over.
+func (l *swapper) stopDraining() {
 	l.p.driver.Lock()
-	l.source.Leave()
+	l.source.AbandonDrain()
 	l.p.turn()
 	l.p.driver.Unlock()
 }
 
-// ErrKeysOut: Close had no time to move all values back from swap areas, or could not. Nothing is lost.
-var ErrKeysOut = errors.New("keys are in swap areas still; the next start finds them there")
+// ErrKeysSwapped: Close had no time to move all values back from swap areas, or could not. Nothing is lost.
+var ErrKeysSwapped = errors.New("keys are still in swap areas; the next start finds them there")
 
-// out returns ErrKeysOut if keys are in swap areas. The partition is closed.
-func (l *lending) out() error {
+// keysLeft returns ErrKeysSwapped if keys are in swap areas. The partition is closed.
+func (l *swapper) keysLeft() error {
 	l.p.driver.Lock()
 	defer l.p.driver.Unlock()
 	if n := l.source.Stats().Keys; n > 0 {
-		return fmt.Errorf("%d %w", n, ErrKeysOut)
+		return fmt.Errorf("%d %w", n, ErrKeysSwapped)
 	}
 	return nil
 }
 
 // pending reports whether a turn has something to do.
-func (l *lending) pending() bool { return l.outcomes.Pending() || l.done.Pending() }
+func (l *swapper) pending() bool { return l.outcomes.Pending() || l.done.Pending() }
 
-// drop discards what comes after the end of the partition.
-func (l *lending) drop() {
+// discard discards what comes after the end of the partition.
+func (l *swapper) discard() {
 	l.done.Take()
 	l.taken = l.outcomes.Take(l.taken)[:0]
 }
 
 // begin tells the Source what has ended, and how loaded the drives are.
-func (l *lending) begin(now int64) {
+func (l *swapper) begin(now int64) {
 	for n := l.done.Take(); n != nil; {
 		d := n.Item
 		n = n.Detach()
@@ -214,11 +214,11 @@ func (l *lending) begin(now int64) {
 	}
 	clear(l.taken)
 	l.taken = l.taken[:0]
-	waiting, held := busy(l.p.drive)
+	waiting, held := driveLoad(l.p.drive)
 	if held == 0 { // otherwise the Requests may wait for nothing but a cap
 		waiting += l.p.waiting.n
 	}
-	if l.source.Empty() && waiting < quietLoad {
+	if l.source.Empty() && waiting < lowLoad {
 		return
 	}
 	for i, a := range l.areas {
@@ -229,21 +229,22 @@ func (l *lending) begin(now int64) {
 	l.source.Observe(now, waiting, st.Chunks*st.ChunkBytes/10*9-st.LiveBytes, l.loads)
 }
 
-// busy returns how many IOs a drive has, and how many others are held by caps, which says nothing of the drive's load.
-func busy(o *drive.Drive) (waiting, held int) {
+// driveLoad returns how many IOs a drive has, and how many others are held by caps, which says nothing of the drive's
+// load.
+func driveLoad(o *drive.Drive) (waiting, held int) {
 	s := o.Stats()
 	held = int(s.Held.Load())
 	return max(int(s.Queued.Load()+s.Inflight.Load())-held, 0), held
 }
 
-// quietLoad is a number of waiting IOs below which no policy swaps, so that the other drives' load need not be read.
-const quietLoad = 8
+// lowLoad is a number of waiting IOs below which no policy swaps, so that the other drives' load need not be read.
+const lowLoad = 8
 
 // feed gives the Source's requests to the store, and reports whether the store has taken one.
-func (l *lending) feed() (any bool) {
+func (l *swapper) feed() (any bool) {
 	var r kvstore.Request
 	for !l.stopping && l.source.NextForStore(&r) {
-		r.Tag |= ofSource
+		r.Tag |= sourceTag
 		if !l.p.store.Submit(&r) {
 			break
 		}
@@ -253,11 +254,11 @@ func (l *lending) feed() (any bool) {
 	return any
 }
 
-// ofSource marks the tags of requests that the Source has made itself or has delayed.
-const ofSource = 1 << 32
+// sourceTag marks the tags of requests that the Source has made itself or has delayed.
+const sourceTag = 1 << 32
 
 // turn runs the Source.
-func (l *lending) turn(now int64) {
+func (l *swapper) turn(now int64) {
 	l.source.Turn(now, &l.acts)
 	l.wakeNS = l.acts.WakeNS
 	for i := range l.acts.Replies {
@@ -291,22 +292,22 @@ func (l *lending) turn(now int64) {
 }
 
 // submit hands the Source's I/Os in swap areas to their drives.
-func (l *lending) submit() {
+func (l *swapper) submit() {
 	for i, a := range l.areas {
 		a.cfg.Drive.Submit(&l.batches[i])
 	}
 }
 
 // send puts a message into an area's inbox. The area runs after this turn.
-func (l *lending) send(area int, m areaMessage) {
+func (l *swapper) send(area int, m areaMessage) {
 	if a := l.areas[area]; a.inbox.Put(m) {
 		l.p.driver.Kick(a)
 	}
 }
 
 // stop tells the store to stop once every key has been moved back, or none can be, and reads from areas are answered.
-func (l *lending) stop() {
-	if !l.stopping && l.source.Answered() && (l.source.Drained() || l.source.Stuck()) {
+func (l *swapper) stop() {
+	if !l.stopping && l.source.NoRequests() && (l.source.Drained() || l.source.ReturnBlocked()) {
 		l.stopping = true
 		l.p.store.Stop()
 	}

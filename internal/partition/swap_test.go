@@ -72,7 +72,7 @@ func (b *box) close() {
 	b.t.Helper()
 	b.source.close(b.p)
 	for range 2 {
-		if err := b.area.Close(patience); err != nil {
+		if err := b.area.Close(testTimeout); err != nil {
 			b.t.Fatal(err)
 		}
 	}
@@ -261,7 +261,7 @@ func TestAnAreaThatFailsIsNotAnsweredForFromHome(t *testing.T) {
 		t.Errorf("another key: status %d", r.Status)
 	}
 	dev.SetRules()
-	deadline := time.Now().Add(patience)
+	deadline := time.Now().Add(testTimeout)
 	for b.area.failing.Load() {
 		if time.Now().After(deadline) {
 			t.Fatal("the area does not recover")
@@ -375,7 +375,7 @@ func measure(t *testing.T, size int, with bool) {
 	}
 	next := uint64(0)
 	run(func() bool { return next >= keys }, func() uint64 { next++; return next - 1 })
-	for deadline := time.Now().Add(patience); !b.p.Idle() && time.Now().Before(deadline); {
+	for deadline := time.Now().Add(testTimeout); !b.p.Idle() && time.Now().Before(deadline); {
 		b.p.Stats()
 	}
 	zipf := newZipf(keys, 0.99)
@@ -396,7 +396,7 @@ func measure(t *testing.T, size int, with bool) {
 	start = time.Now()
 	b.source.close(b.p)
 	t.Logf("stopped after %v with %d keys to be moved back", time.Since(start).Round(time.Millisecond), out)
-	if err := b.area.Close(patience); err != nil {
+	if err := b.area.Close(testTimeout); err != nil {
 		t.Error(err)
 	}
 }
@@ -461,13 +461,13 @@ func TestWhatHasNoTimeToComeHomeStays(t *testing.T) {
 			}
 		}
 	}
-	if !errors.Is(err, ErrKeysOut) {
+	if !errors.Is(err, ErrKeysSwapped) {
 		t.Fatalf("closed with %v; %d keys were out", err, out)
 	}
-	if took := time.Since(began); took > patience/2 {
+	if took := time.Since(began); took > testTimeout/2 {
 		t.Errorf("closing with a patience of %v took %v", limit, took)
 	}
-	if err := b.area.Close(patience); err != nil {
+	if err := b.area.Close(testTimeout); err != nil {
 		t.Fatal(err)
 	}
 	b.source.dev.(*fault.Device).SetRules()
@@ -487,7 +487,7 @@ func TestWhatHasNoTimeToComeHomeStays(t *testing.T) {
 	}
 	b.all(model, 2000)
 	h = newHost(b.p, 1, 128, 100)
-	for deadline := time.Now().Add(patience); b.p.Stats().Swap.Keys > 0 && time.Now().Before(deadline); {
+	for deadline := time.Now().Add(testTimeout); b.p.Stats().Swap.Keys > 0 && time.Now().Before(deadline); {
 		h.do(kvstore.Get, 5000, 100)
 	}
 	put(99) // new keys do not go there
@@ -546,7 +546,7 @@ func TestACapIsNoReasonToSwap(t *testing.T) {
 	rest()
 	// Another one has sent keys away; then only the capped one is there, and has always something waiting.
 	other = newHost(b.p, 1, 128, 100)
-	deadline := time.Now().Add(patience)
+	deadline := time.Now().Add(testTimeout)
 	for b.p.Stats().Swap.Keys == 0 {
 		if time.Now().After(deadline) {
 			t.Fatal("no key is sent away")

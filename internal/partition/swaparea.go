@@ -51,7 +51,7 @@ type Area struct {
 	// Everything below belongs to the driver's owner.
 	machine *swap.Area
 	backlog []areaMessage // in order
-	sources []*lending    // by the machine's number of the Source
+	sources []*swapper    // by the machine's number of the Source
 	ios     [swap.AreaTags]areaIO
 	acts    swap.AreaActions
 	batch   drive.Batch
@@ -168,8 +168,8 @@ func OpenArea(cfg AreaConfig) (*Area, error) {
 	return a, nil
 }
 
-// errAreaBusy: see Close.
-var errAreaBusy = errors.New("the last write of the swap area is not done")
+// errAreaStuck: see Close.
+var errAreaStuck = errors.New("the last write of the swap area is not done")
 
 // Close waits for the writes under way, at most as long as patience, and ends the area. Its partitions must be closed.
 // Idempotent.
@@ -195,8 +195,8 @@ func (a *Area) Close(patience time.Duration) error {
 	defer a.driver.Unlock()
 	if !a.gone { // the device may still read from the memory
 		a.gone = true
-		a.memory.leave()
-		return fmt.Errorf("%w after %v", errAreaBusy, patience)
+		a.memory.abandon()
+		return fmt.Errorf("%w after %v", errAreaStuck, patience)
 	}
 	return nil
 }
@@ -227,7 +227,7 @@ func (a *Area) Forget(source uuid.UUID) {
 }
 
 // attach connects a partition to the area.
-func (a *Area) attach(l *lending, source uuid.UUID) (swap.AreaRef, error) {
+func (a *Area) attach(l *swapper, source uuid.UUID) (swap.AreaRef, error) {
 	a.driver.Lock()
 	defer a.driver.Unlock()
 	at, err := a.machine.Attach(source)
@@ -244,7 +244,7 @@ func (a *Area) attach(l *lending, source uuid.UUID) (swap.AreaRef, error) {
 
 // load is how loaded the area and its drive are.
 func (a *Area) load() swap.Load {
-	waiting, _ := busy(a.cfg.Drive)
+	waiting, _ := driveLoad(a.cfg.Drive)
 	return swap.Load{Waiting: waiting + int(a.waiting.Load()), Used: int(a.used.Load()), Failing: a.cfg.Retiring ||
 		a.failing.Load()}
 }

@@ -12,7 +12,7 @@ type machine Partition
 
 // Pending implements turn.Machine.
 func (m *machine) Pending() bool {
-	return m.inbox.Pending() || m.done.Pending() || m.aborting.Load() || m.outside != nil && m.outside.pending()
+	return m.inbox.Pending() || m.done.Pending() || m.aborting.Load() || m.swapper != nil && m.swapper.pending()
 }
 
 // Turn implements turn.Machine.
@@ -27,8 +27,8 @@ const maxTurns = 16
 func (p *Partition) turn() {
 	if p.phase == gone {
 		p.done.Take()
-		if p.outside != nil {
-			p.outside.drop()
+		if p.swapper != nil {
+			p.swapper.discard()
 		}
 		p.aborting.Store(false)
 		p.takeInbox()
@@ -36,7 +36,7 @@ func (p *Partition) turn() {
 		return
 	}
 	now := p.driver.Now()
-	l := p.lending
+	l := p.swapping
 	p.takeDone()
 	aborted := p.aborting.Load() && p.aborting.Swap(false) // before takeInbox, which may set it again
 	p.takeInbox()
@@ -49,10 +49,10 @@ func (p *Partition) turn() {
 			l.stop()
 		}
 	}
-	p.begin()
-	for again := true; again; again = p.begin() { // replies make room
+	p.startRequests()
+	for again := true; again; again = p.startRequests() { // replies make room
 		p.store.Turn(now, &p.acts)
-		p.answer()
+		p.takeReplies()
 		if l != nil {
 			l.turn(now)
 		}
@@ -81,13 +81,13 @@ func (p *Partition) turn() {
 
 // refuse ends Requests that come after Close.
 func (p *Partition) refuse() {
-	for r := p.waiting.any(); r != nil; r = p.waiting.any() {
+	for r := p.waiting.popAny(); r != nil; r = p.waiting.popAny() {
 		if !r.start() {
 			p.endAborted(r)
 			continue
 		}
 		r.Status, r.ValueLen = kvstore.DeviceError, 0
-		p.tell(r)
+		p.complete(r)
 	}
 }
 
@@ -109,7 +109,7 @@ func (p *Partition) takeInbox() {
 	for n := p.inbox.Take(); n != nil; {
 		r := n.Item
 		n = n.Detach()
-		p.tenant(r.Tenant).asks(r)
+		p.tenant(r.Tenant).countRequest(r)
 		p.waiting.push(r)
 		if r.state.Load() == requestAborted {
 			p.aborting.Store(true) // the turn that Abort has asked for may be over
@@ -125,12 +125,12 @@ func (p *Partition) tenant(t tenant.ID) *tenantState {
 	return &p.tenants[t]
 }
 
-// begin gives waiting Requests to the store until the store refuses one, and reports whether it took any.
-func (p *Partition) begin() (any bool) {
+// startRequests gives waiting Requests to the store until the store refuses one, and reports whether it took any.
+func (p *Partition) startRequests() (any bool) {
 	if p.phase == closing {
 		p.refuse()
 	}
-	l := p.lending
+	l := p.swapping
 	if l != nil {
 		any = l.feed()
 	}
@@ -140,14 +140,14 @@ func (p *Partition) begin() (any bool) {
 			break
 		}
 		if !r.start() {
-			p.endAborted(p.waiting.any())
+			p.endAborted(p.waiting.popAny())
 			continue
 		}
 		if r.Pass.Stale() || r.Extent.Stale() {
 			p.waiting.pop()
-			p.waiting.ended(r)
+			p.waiting.requestDone(r)
 			r.Status, r.ValueLen = kvstore.Aborted, 0
-			p.tell(r)
+			p.complete(r)
 			continue
 		}
 		if len(p.freeReq) == 0 {
@@ -168,7 +168,7 @@ func (p *Partition) begin() (any bool) {
 			break
 		}
 		if l != nil && verdict == swap.ToStore && (r.Op == kvstore.Put || r.Op == kvstore.Delete) {
-			l.source.Began(tag, q.Key)
+			l.source.RequestBegan(tag, q.Key)
 		}
 		p.freeReq = p.freeReq[:len(p.freeReq)-1]
 		p.reqs[tag] = r
@@ -178,16 +178,16 @@ func (p *Partition) begin() (any bool) {
 	return any
 }
 
-// answer ends the Requests that the store has replied to.
-func (p *Partition) answer() {
+// takeReplies ends the Requests that the store has replied to.
+func (p *Partition) takeReplies() {
 	for i := range p.acts.Replies {
 		a := &p.acts.Replies[i]
-		switch l := p.lending; {
-		case a.Tag >= ofSource:
-			l.source.Stored(a.Tag&^ofSource, a.Status, a.ValueLen)
+		switch l := p.swapping; {
+		case a.Tag >= sourceTag:
+			l.source.Stored(a.Tag&^sourceTag, a.Status, a.ValueLen)
 			continue
 		case l != nil:
-			l.source.Ended(uint32(a.Tag))
+			l.source.RequestEnded(uint32(a.Tag))
 		}
 		p.reply(a)
 	}
@@ -206,12 +206,12 @@ func (p *Partition) reply(a *kvstore.Reply) {
 	p.reqs[a.Tag] = nil
 	p.freeReq = append(p.freeReq, uint32(a.Tag))
 	r.Status, r.ValueLen = a.Status, a.ValueLen
-	p.waiting.ended(r)
-	p.tell(r)
+	p.waiting.requestDone(r)
+	p.complete(r)
 }
 
-// tell ends a Request.
-func (p *Partition) tell(r *Request) {
+// complete ends a Request.
+func (p *Partition) complete(r *Request) {
 	r.CreditUnits = 0
 	if r.Credited {
 		r.CreditUnits = p.tenant(r.Tenant).credit()
@@ -242,7 +242,7 @@ func (p *Partition) submit() {
 			d.Tenant = p.cfg.Background
 		} else {
 			t := p.tenant(d.Tenant)
-			t.moves(d.Op, d.Len)
+			t.countIO(d.Op, d.Len)
 			d.Credited = t.credited
 		}
 		p.batch.Add(&d.IO)
@@ -251,10 +251,10 @@ func (p *Partition) submit() {
 	p.drive.Submit(&p.batch)
 }
 
-// wakeNS is when the store or the lending wants a turn, at the latest; 0: they do not.
+// wakeNS is when the store or the swapper wants a turn, at the latest; 0: they do not.
 func (p *Partition) wakeNS() int64 {
 	at := p.acts.WakeNS
-	if l := p.lending; l != nil && l.wakeNS != 0 && (at == 0 || l.wakeNS < at) {
+	if l := p.swapping; l != nil && l.wakeNS != 0 && (at == 0 || l.wakeNS < at) {
 		at = l.wakeNS
 	}
 	return at

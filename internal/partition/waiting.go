@@ -62,15 +62,15 @@ func (w *waiting) pop() {
 	}
 }
 
-// ended counts a Request that was popped as over.
-func (w *waiting) ended(r *Request) { w.queues[r.Tenant].inStore-- }
+// requestDone counts a Request that was popped as over.
+func (w *waiting) requestDone(r *Request) { w.queues[r.Tenant].inStore-- }
 
-// any takes out a Request that the store will not get, or returns nil.
-func (w *waiting) any() *Request {
+// popAny takes out a Request that the store will not get, or returns nil.
+func (w *waiting) popAny() *Request {
 	r := w.peek()
 	if r != nil {
 		w.pop()
-		w.ended(r)
+		w.requestDone(r)
 	}
 	return r
 }

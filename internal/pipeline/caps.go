@@ -81,11 +81,11 @@ func (p *Pipeline) hold(now int64, ten *tenantState, r *request) {
 		return
 	}
 	ten.first[class] = r.io.Tag
-	p.place(now, ten)
+	p.fixHeap(now, ten)
 }
 
-// unhold removes an I/O from its queue of held I/Os. The caller must call place for the tenant.
-func (p *Pipeline) unhold(ten *tenantState, r *request) {
+// unlinkHeld removes an I/O from its queue of held I/Os. The caller must call place for the tenant.
+func (p *Pipeline) unlinkHeld(ten *tenantState, r *request) {
 	class := r.io.Op.Class()
 	if r.prev == noTag {
 		ten.first[class] = r.next
@@ -128,9 +128,9 @@ func (p *Pipeline) oldest(now int64, ten *tenantState) (first *request) {
 	return first
 }
 
-// place restores the order of the heap after the tenant's caps or its first held I/O have changed. It removes a tenant
-// without held I/Os.
-func (p *Pipeline) place(now int64, ten *tenantState) {
+// fixHeap restores the order of the heap after the tenant's caps or its first held I/O have changed. It removes a
+// tenant without held I/Os.
+func (p *Pipeline) fixHeap(now int64, ten *tenantState) {
 	i := ten.place
 	if ten.held == 0 {
 		last := len(p.capped) - 1
@@ -176,9 +176,9 @@ func (p *Pipeline) release(now int64) {
 			return
 		}
 		for r := p.oldest(now, ten); r != nil; r = p.oldest(now, ten) {
-			p.unhold(ten, r)
+			p.unlinkHeld(ten, r)
 			p.admit(now, ten, r)
 		}
-		p.place(now, ten)
+		p.fixHeap(now, ten)
 	}
 }

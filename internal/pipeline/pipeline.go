@@ -122,7 +122,7 @@ func (p *Pipeline) SetTenant(now int64, t tenant.ID, s Settings) {
 	}
 	p.policy.SetTenant(now, t, s.Weight)
 	if ten.held > 0 {
-		p.place(now, ten)
+		p.fixHeap(now, ten)
 		p.release(now) // a cap may be gone
 	}
 }
@@ -194,8 +194,8 @@ func (p *Pipeline) Cancel(now int64, tag Tag) bool {
 	ten := &p.tenants[r.io.Tenant]
 	switch r.state {
 	case held:
-		p.unhold(ten, r)
-		p.place(now, ten)
+		p.unlinkHeld(ten, r)
+		p.fixHeap(now, ten)
 	case queued:
 		ten.queued--
 		p.policy.Cancel(now, tag)

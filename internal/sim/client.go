@@ -89,7 +89,7 @@ func (r *run) newTenants() {
 		}
 		at := int64(0)
 		if t.spec.UpNS > 0 {
-			at = r.around(t.spec.DownNS)
+			at = r.jittered(t.spec.DownNS)
 		}
 		r.timers.push(timer{atNS: at, what: connect, tenant: i})
 	}
@@ -101,8 +101,8 @@ const maxIO = 1 << 20
 // roundUp returns the distance between sequential I/Os: their size rounded up to whole units.
 func roundUp(n int64) int64 { return max(1, (n+unitBytes-1)/unitBytes) * unitBytes }
 
-// around returns a random duration between 0.5 and 1.5 times ns.
-func (r *run) around(ns int64) int64 { return ns/2 + r.rng.below(ns+1) }
+// jittered returns a random duration between 0.5 and 1.5 times ns.
+func (r *run) jittered(ns int64) int64 { return ns/2 + r.rng.below(ns+1) }
 
 // fire handles an expired timer.
 func (r *run) fire(t timer) {
@@ -114,7 +114,7 @@ func (r *run) fire(t timer) {
 	case loadOn, loadOff:
 		r.toggle(t)
 	case ask:
-		r.ask(t)
+		r.requestIO(t)
 	case control:
 		r.control(t)
 	}
@@ -139,7 +139,7 @@ func (r *run) connect(i int) {
 	}
 	if t.spec.UpNS > 0 {
 		r.sessions++
-		r.timers.push(timer{atNS: r.now + r.around(t.spec.UpNS), what: disconnect, tenant: i})
+		r.timers.push(timer{atNS: r.now + r.jittered(t.spec.UpNS), what: disconnect, tenant: i})
 		r.check()
 	}
 }
@@ -175,7 +175,7 @@ func (r *run) disconnect(i int) {
 	r.result.Sessions++
 	r.check()
 	if r.sc.Sessions == 0 || r.sessions < r.sc.Sessions {
-		r.timers.push(timer{atNS: r.now + r.around(t.spec.DownNS), what: connect, tenant: i})
+		r.timers.push(timer{atNS: r.now + r.jittered(t.spec.DownNS), what: connect, tenant: i})
 	}
 }
 
@@ -217,8 +217,8 @@ func (r *run) toggle(tm timer) {
 	r.send(tm.tenant)
 }
 
-// ask handles the timer of a paced load, which requests an I/O.
-func (r *run) ask(tm timer) {
+// requestIO handles the timer of a paced load, which requests an I/O.
+func (r *run) requestIO(tm timer) {
 	t := &r.tenants[tm.tenant]
 	l := &t.loads[tm.load]
 	if !t.up || !l.on {
@@ -264,7 +264,7 @@ func (r *run) send(i int) {
 		if !t.window.MaySend(r.now, units) {
 			return
 		}
-		if ios, _ := t.window.Outstanding(); r.set.Parda && !t.spec.IgnoresCredits && ios >= t.parda.most() {
+		if ios, _ := t.window.Outstanding(); r.set.Parda && !t.spec.IgnoresCredits && ios >= t.parda.maxOutstanding() {
 			return
 		}
 		w := l.waiting.pop()
@@ -344,12 +344,12 @@ const (
 	pardaThresholdNS = 1e6
 	pardaPeriodNS    = 10 * Millisecond
 	pardaSmooth      = 1.0 / 16
-	pardaMost        = 256.0
+	pardaMax         = 256.0
 )
 
 func (p *parda) init() { *p = parda{window: 16} }
 
-func (p *parda) most() int { return max(1, int(p.window)) }
+func (p *parda) maxOutstanding() int { return max(1, int(p.window)) }
 
 func (p *parda) observe(ns int64) {
 	if !p.seen {
@@ -369,7 +369,7 @@ func (r *run) control(tm timer) {
 	if p.seen {
 		p.window = (1-pardaGamma)*p.window +
 			pardaGamma*(pardaThresholdNS/p.latencyNS*p.window+pardaBeta*float64(t.spec.weight()))
-		p.window = min(max(p.window, 1), pardaMost)
+		p.window = min(max(p.window, 1), pardaMax)
 	}
 	tm.atNS = r.now + pardaPeriodNS
 	r.timers.push(tm)

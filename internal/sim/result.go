@@ -120,8 +120,8 @@ type Series struct {
 
 // Histograms hold latencies up to 100 s with three significant digits.
 const (
-	finestNS  = 64
-	longestNS = 100 * Second
+	minLatencyNS = 64
+	maxLatencyNS = 100 * Second
 )
 
 // histogram records latencies. Its mean is exact, whereas its quantiles are rounded.
@@ -132,14 +132,14 @@ type histogram struct {
 }
 
 func newHistogram() histogram {
-	return histogram{h: hdrhistogram.New(finestNS, longestNS, 3)}
+	return histogram{h: hdrhistogram.New(minLatencyNS, maxLatencyNS, 3)}
 }
 
 func (h *histogram) observe(ns int64) {
 	h.sumNS += float64(ns)
 	h.maxNS = max(h.maxNS, ns)
 	// The error can be ignored: min keeps the value within the bounds of the histogram.
-	_ = h.h.RecordValue(min(ns, longestNS))
+	_ = h.h.RecordValue(min(ns, maxLatencyNS))
 }
 
 func (h *histogram) reset() {

@@ -171,14 +171,14 @@ func (c collector) Collect(ch chan<- prometheus.Metric) {
 	}
 	put(buildInfo, 1, t.opts.Version, t.opts.Commit, goVersion())
 	put(nodeInfo, 1, t.opts.Node)
-	put(ready, oneIf(t.health.Ready()))
+	put(ready, boolValue(t.health.Ready()))
 	words(connections, &t.open)
 	words(established, &t.established)
 	words(connectFailed, &t.connectFailures)
 	words(connRefused, &t.refused)
 	words(protocolErrors, &t.protocolErrors)
 	words(configReloads, &t.reloads)
-	put(configOK, oneIf(!t.reloadFailed.Load()))
+	put(configOK, boolValue(!t.reloadFailed.Load()))
 	put(configTime, float64(t.loadedAtNS.Load())/1e9)
 	put(keepAlive, float64(t.keepAliveTimeouts.Load()))
 	put(logDropped, float64(t.logDropped.Load()))
@@ -265,8 +265,8 @@ func collectSSD(s SSD, put func(m metric, v float64, labels ...string)) {
 	i := s.Info
 	put(ssdInfo, 1, i.Name, i.Backend, i.Engine, i.Path, i.Model, i.Serial)
 	put(ssdCapacity, float64(i.SizeBytes), i.Name)
-	put(ssdUp, oneIf(s.Healthy == nil || s.Healthy() == nil), i.Name)
-	put(ssdFallback, oneIf(s.Fallback != nil && s.Fallback() != nil), i.Name)
+	put(ssdUp, boolValue(s.Healthy == nil || s.Healthy() == nil), i.Name)
+	put(ssdFallback, boolValue(s.Fallback != nil && s.Fallback() != nil), i.Name)
 	if s.Stats == nil {
 		return
 	}
@@ -291,7 +291,7 @@ func collectSSD(s SSD, put func(m metric, v float64, labels ...string)) {
 	}
 }
 
-func oneIf(b bool) float64 {
+func boolValue(b bool) float64 {
 	if b {
 		return 1
 	}

@@ -106,7 +106,7 @@ func collectScheduling(t *Telemetry, all []Scheduling, put func(m metric, v floa
 			put(schedLatency, float64(c.LatencyNS)/1e9, s.SSD, name)
 			put(schedThreshold, float64(c.ThresholdNS)/1e9, s.SSD, name)
 			for state := range pipeline.States {
-				put(schedState, oneIf(c.State == state), s.SSD, name, state.String())
+				put(schedState, boolValue(c.State == state), s.SSD, name, state.String())
 			}
 		}
 		put(schedWriteCost, st.WriteCost, s.SSD)
@@ -122,7 +122,7 @@ func collectScheduling(t *Telemetry, all []Scheduling, put func(m metric, v floa
 		others, seen := false, map[string]bool{}
 		for k := range s.Tenants {
 			ten := &s.Tenants[k]
-			name := t.knownAs(ten.Tenant)
+			name := t.reportedName(ten.Tenant)
 			if name == OtherTenant || seen[name] {
 				others = true
 				other.Share += ten.Share

@@ -33,8 +33,8 @@ type Tenant struct {
 // ioKey names a series of one tenant.
 type ioKey struct{ ssd, op string }
 
-// text converts a name to a label value that Prometheus accepts.
-func text(name string) string {
+// labelValue converts a name to a label value that Prometheus accepts.
+func labelValue(name string) string {
 	if !utf8.ValidString(name) {
 		return strings.ToValidUTF8(name, "\uFFFD")
 	}
@@ -44,7 +44,7 @@ func text(name string) string {
 // Tenant returns the series of a tenant: its own or those of OtherTenant. The caller must call Close when it no longer
 // uses them.
 func (t *Telemetry) Tenant(name string) *Tenant {
-	name = text(name)
+	name = labelValue(name)
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	x := t.tenants[name]
@@ -101,7 +101,7 @@ func (t *Telemetry) SetTenants(names []string) {
 		x.configured = x.name == OtherTenant
 	}
 	for _, name := range names {
-		name = text(name)
+		name = labelValue(name)
 		x := t.tenants[name]
 		if x == nil {
 			x = t.addTenant(name)
@@ -119,11 +119,11 @@ func (t *Telemetry) expire(now time.Time) {
 	}
 }
 
-// knownAs returns the name under which a tenant is reported.
-func (t *Telemetry) knownAs(tenant string) string {
+// reportedName returns the name under which a tenant is reported.
+func (t *Telemetry) reportedName(tenant string) string {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if x := t.tenants[text(tenant)]; x != nil {
+	if x := t.tenants[labelValue(tenant)]; x != nil {
 		return x.name
 	}
 	return OtherTenant

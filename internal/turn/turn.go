@@ -103,7 +103,7 @@ func (d *Driver) Init(cfg Config) (err error) {
 	d.kicks = kickLists.Get().(*[]Kicker)
 	d.handOver = cfg.HandOver
 	d.continuation = d.continueRun // once: a method value allocates
-	d.timer, err = d.env.NewTimer(cfg.Precision, d.ring)
+	d.timer, err = d.env.NewTimer(cfg.Precision, d.timerFired)
 	return err
 }
 
@@ -221,8 +221,8 @@ func (d *Driver) WakeAt(atNS int64) {
 	d.timer.Reset(max(atNS-now, 1))
 }
 
-// ring is the timer's function. A turn follows even if nothing is pending.
-func (d *Driver) ring() {
+// timerFired is the timer's function. A turn follows even if nothing is pending.
+func (d *Driver) timerFired() {
 	d.mu.Lock()
 	d.timerNS = 0
 	if !d.timerOff {

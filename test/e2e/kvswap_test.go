@@ -25,7 +25,7 @@ type swapArea struct {
 	Items []struct {
 		UUID, SSD, State string
 		UsedBytes        int64
-		Homes            []struct {
+		Sources          []struct {
 			NSID uint32
 			Open bool
 			Keys int
@@ -105,7 +105,7 @@ func TestSwappingUnderYCSB(t *testing.T) {
 		t.Fatal(err)
 	}
 	if len(areas.Items) != 2 || areas.Items[1].UUID != area ||
-		len(areas.Items[0].Homes)+len(areas.Items[1].Homes) != 0 {
+		len(areas.Items[0].Sources)+len(areas.Items[1].Sources) != 0 {
 		t.Errorf("after a stop: areas %+v", areas)
 	}
 	q, err = b.Verify(ctx(t))

@@ -19,7 +19,7 @@ var ErrFlushed = errors.New("the connection has ended (work requests were flushe
 func (q *QPair) Completed(cs []wr.Completion) error { // hot: 0 allocs
 	for i := range cs {
 		if q.err != nil {
-			q.explain(cs[i:])
+			q.replaceFlushed(cs[i:])
 			break
 		}
 		var err error
@@ -35,9 +35,9 @@ func (q *QPair) Completed(cs []wr.Completion) error { // hot: 0 allocs
 	return q.err
 }
 
-// explain replaces ErrFlushed by the failure that has caused the flush: the request that has failed is not always the
-// first one to complete.
-func (q *QPair) explain(cs []wr.Completion) {
+// replaceFlushed replaces ErrFlushed by the failure that has caused the flush: the request that has failed is not
+// always the first one to complete.
+func (q *QPair) replaceFlushed(cs []wr.Completion) {
 	if !errors.Is(q.err, ErrFlushed) {
 		return
 	}
@@ -117,7 +117,7 @@ func (q *QPair) response(c *wr.Completion) error {
 	if s.toHost && s.borrowed && !s.orphan && s.status.OK() {
 		copy(q.bufs[i], q.borrowed[i][:s.length])
 	}
-	q.giveBack(i)
+	q.returnBuffer(i)
 	if s.sent {
 		q.done.push(i)
 	}

@@ -24,11 +24,11 @@ func (q *QPair) Sends() []wr.Send { // hot: 0 allocs
 		if q.waiting.n > 1 && q.sqe(i).Fuse() == nvme.FuseFirst {
 			k = 2
 		}
-		if len(q.wrs)+k > sendBatch || !q.borrow(i) {
+		if len(q.wrs)+k > sendBatch || !q.takeBuffer(i) {
 			break
 		}
-		if k == 2 && !q.borrow(q.waiting.peek(1)) {
-			q.giveBack(i)
+		if k == 2 && !q.takeBuffer(q.waiting.peek(1)) {
+			q.returnBuffer(i)
 			break
 		}
 		for range k {
@@ -42,8 +42,8 @@ func (q *QPair) Sends() []wr.Send { // hot: 0 allocs
 	return q.wrs
 }
 
-// borrow gets memory for the data of slot i, unless it needs none or has some. It returns false if there is none.
-func (q *QPair) borrow(i uint16) bool {
+// takeBuffer gets memory for the data of slot i, unless it needs none or has some. It returns false if there is none.
+func (q *QPair) takeBuffer(i uint16) bool {
 	s := &q.slots[i]
 	if s.length == 0 || s.inCapsule || s.direct || s.borrowed {
 		return true
@@ -56,7 +56,7 @@ func (q *QPair) borrow(i uint16) bool {
 	return true
 }
 
-func (q *QPair) giveBack(i uint16) {
+func (q *QPair) returnBuffer(i uint16) {
 	if s := &q.slots[i]; s.borrowed {
 		s.borrowed = false
 		q.borrowed[i] = nil

@@ -13,18 +13,18 @@ import (
 // queue uses two buffers of its own, which are allocated then. Therefore a queue never waits for another one, whose
 // completions might not be collected.
 type queueMemory struct {
-	domain *domain
-	acct   *bufpool.Account
-	held   []bufpool.Buf // by slot
-	own    [2]ownPiece
+	domain  *domain
+	acct    *bufpool.Account
+	held    []bufpool.Buf // by slot
+	private [2]privateBuffer
 	// err is why memory could not be registered; it ends the queue.
 	err error
 }
 
 var _ hostrdma.Memory = (*queueMemory)(nil)
 
-// ownPiece is a buffer that does not count for the bound of the pool.
-type ownPiece struct {
+// privateBuffer is a buffer that does not count for the bound of the pool.
+type privateBuffer struct {
 	buf  bufpool.Buf
 	span span
 	busy bool
@@ -50,7 +50,7 @@ func (q *queueMemory) Get(slot uint16, n int) (b []byte, addr uint64, rkey uint3
 	pool := q.domain.m.pool
 	buf, ok := pool.Get(q.acct, n)
 	if !ok {
-		return q.getOwn(slot, n)
+		return q.getPrivate(slot, n)
 	}
 	i, base, _ := pool.RegionOf(buf.B)
 	s, err := q.domain.region(i, base)
@@ -63,14 +63,14 @@ func (q *queueMemory) Get(slot uint16, n int) (b []byte, addr uint64, rkey uint3
 	return buf.B, s.addr + uint64(addrOf(buf.B)-s.start), s.rkey, true
 }
 
-func (q *queueMemory) getOwn(slot uint16, n int) ([]byte, uint64, uint32, bool) {
-	for i := range q.own {
-		p := &q.own[i]
+func (q *queueMemory) getPrivate(slot uint16, n int) ([]byte, uint64, uint32, bool) {
+	for i := range q.private {
+		p := &q.private[i]
 		if p.busy {
 			continue
 		}
 		if p.buf.IsZero() {
-			if err := q.makeOwn(p); err != nil {
+			if err := q.newPrivate(p); err != nil {
 				q.err = err
 				return nil, 0, 0, false
 			}
@@ -81,7 +81,7 @@ func (q *queueMemory) getOwn(slot uint16, n int) ([]byte, uint64, uint32, bool) 
 	return nil, 0, 0, false
 }
 
-func (q *queueMemory) makeOwn(p *ownPiece) error {
+func (q *queueMemory) newPrivate(p *privateBuffer) error {
 	pool := q.domain.m.pool
 	buf, ok := pool.Extra(MaxBounceBytes)
 	if !ok {
@@ -103,8 +103,8 @@ func (q *queueMemory) Put(slot uint16) { // hot: 0 allocs
 		q.domain.m.pool.Put(b)
 		return
 	}
-	for i := range q.own {
-		if p := &q.own[i]; p.busy && p.slot == slot {
+	for i := range q.private {
+		if p := &q.private[i]; p.busy && p.slot == slot {
 			p.busy = false
 		}
 	}
@@ -118,11 +118,11 @@ func (q *queueMemory) close() error {
 		q.held[i] = bufpool.Buf{}
 	}
 	var errs []error
-	for i := range q.own {
-		if p := &q.own[i]; !p.buf.IsZero() {
+	for i := range q.private {
+		if p := &q.private[i]; !p.buf.IsZero() {
 			errs = append(errs, p.span.mr.Close())
 			pool.Put(p.buf)
-			*p = ownPiece{}
+			*p = privateBuffer{}
 		}
 	}
 	q.acct.Close()

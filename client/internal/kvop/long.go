@@ -43,9 +43,9 @@ func appendLong(dst, key []byte) []byte { // hot: 0 allocs
 	return append(dst, key...)
 }
 
-// belongs tells whose value begins with b. mine: that of the key of own, which is header and key. foreign: it was not
-// stored with a long key. Neither: that of another key.
-func belongs(b, own []byte) (mine, foreign bool) { // hot: 0 allocs
+// valueOwner tells whose value begins with b. mine: that of the key of own, which is header and key. foreign: it was
+// not stored with a long key. Neither: that of another key.
+func valueOwner(b, own []byte) (mine, foreign bool) { // hot: 0 allocs
 	if bytes.HasPrefix(b, own) {
 		return true, false
 	}

@@ -81,18 +81,18 @@ type step uint8
 const (
 	stepOnly     step = iota // the only command
 	stepIfAbsent             // Store, must not exist
-	stepLook                 // Retrieve of the key
+	stepLookUp               // Retrieve of the key
 	stepReplace              // Store, must exist
 	stepGet                  // Retrieve of key and value
 	stepDelete
 )
 
-// maxTurns bounds how often a Put finds that its key exists and then that it does not. Other hosts may cause that, or a
-// target with a defect.
-const maxTurns = 100
+// maxRestarts bounds how often a Put finds that its key exists and then that it does not. Other hosts may cause that,
+// or a target with a defect.
+const maxRestarts = 100
 
-var errTurns = fmt.Errorf("%w: a Store and a Retrieve contradict each other %d times on whether the key exists",
-	host.ErrProtocol, maxTurns)
+var errRestarts = fmt.Errorf("%w: a Store and a Retrieve contradict each other %d times on whether the key exists",
+	host.ErrProtocol, maxRestarts)
 
 // Op is one operation. It may be reused, and keeps its buffer for that. One goroutine at a time may call its methods.
 type Op struct {
@@ -105,14 +105,14 @@ type Op struct {
 	Err    error
 	Size   int
 
-	kind  Kind
-	step  step
-	turns uint8
-	dev   [nvme.MaxKVKey]byte // hash of a long key
-	own   int                 // header and key of a long key are buf[:own]
-	val   int                 // the value to store is buf[own:own+val]
-	dst   []byte              // the caller's buffer of a Get
-	buf   []byte
+	kind     Kind
+	step     step
+	restarts uint8
+	dev      [nvme.MaxKVKey]byte // hash of a long key
+	own      int                 // header and key of a long key are buf[:own]
+	val      int                 // the value to store is buf[own:own+val]
+	dst      []byte              // the caller's buffer of a Get
+	buf      []byte
 }
 
 // Forget drops the references to the caller's buffers.
@@ -128,7 +128,7 @@ func (o *Op) Kind() Kind { return o.kind }
 //
 // Cost: 0 allocs, once buffers for long keys have grown.
 func (o *Op) Start(s *Space, kind Kind, key, value []byte) error { // hot: 0 allocs
-	o.kind, o.step, o.turns, o.dst = kind, stepOnly, 0, nil
+	o.kind, o.step, o.restarts, o.dst = kind, stepOnly, 0, nil
 	o.Status, o.Err, o.Size = 0, nil, 0
 	if n := len(key); n == 0 || n > s.MaxKeyLen() || kind >= kinds {
 		return fmt.Errorf("%w: %s with a key of %d bytes: must be 1 to %d", host.ErrInvalid, kind, n, s.MaxKeyLen())
@@ -193,7 +193,7 @@ func (o *Op) startLong(s *Space, kind Kind, key, value []byte) { // hot: 0 alloc
 	case Put, PutIfAbsent:
 		o.storeIfAbsent(s)
 	default:
-		o.look(s)
+		o.lookUp(s)
 	}
 }
 
@@ -202,8 +202,8 @@ func (o *Op) storeIfAbsent(s *Space) { // hot: 0 allocs
 	SetStore(&o.Cmd, s.NSID, o.dev[:], o.buf[:o.own+o.val], nvme.KVStoreMustNotExist)
 }
 
-func (o *Op) look(s *Space) { // hot: 0 allocs
-	o.step = stepLook
+func (o *Op) lookUp(s *Space) { // hot: 0 allocs
+	o.step = stepLookUp
 	SetRetrieve(&o.Cmd, s.NSID, o.dev[:], o.buf[o.own+o.val:])
 }
 
@@ -211,7 +211,7 @@ func (o *Op) look(s *Space) { // hot: 0 allocs
 // may not: the second one would find what the first one has stored, or what another host has done since, and its
 // status would say nothing about the first.
 func (o *Op) MayRepeat() bool {
-	return o.kind != PutIfAbsent && o.kind != PutIfPresent || o.step == stepLook
+	return o.kind != PutIfAbsent && o.kind != PutIfPresent || o.step == stepLookUp
 }
 
 // Step processes the outcome of Cmd. It returns true if the operation is done; otherwise Cmd is the next command.
@@ -227,23 +227,23 @@ func (o *Op) Step(s *Space, c *host.Completion) (done bool) { // hot: 0 allocs
 	case stepOnly:
 		if o.kind == Get && st == nvme.Success {
 			o.Size, o.Err = size(s, c, len(o.Cmd.Data))
-			o.whole(len(o.Cmd.Data))
+			o.checkRoom(len(o.Cmd.Data))
 		}
 	case stepIfAbsent:
 		if st == nvme.KeyExists {
-			o.look(s)
+			o.lookUp(s)
 			return false
 		}
-	case stepLook:
+	case stepLookUp:
 		if st == nvme.Success {
 			return o.found(s, c)
 		}
 		if st == nvme.KeyDoesNotExist && (o.kind == Put || o.kind == PutIfAbsent) {
-			return o.again(s)
+			return o.restart(s)
 		}
 	case stepReplace:
 		if st == nvme.KeyDoesNotExist && o.kind == Put {
-			return o.again(s)
+			return o.restart(s)
 		}
 	case stepGet:
 		if st == nvme.Success {
@@ -256,10 +256,10 @@ func (o *Op) Step(s *Space, c *host.Completion) (done bool) { // hot: 0 allocs
 	return true
 }
 
-// again restarts a Put whose key was deleted between two of its commands.
-func (o *Op) again(s *Space) (done bool) { // hot: 0 allocs
-	if o.turns++; o.turns == maxTurns {
-		o.Err = errTurns
+// restart restarts a Put whose key was deleted between two of its commands.
+func (o *Op) restart(s *Space) (done bool) { // hot: 0 allocs
+	if o.restarts++; o.restarts == maxRestarts {
+		o.Err = errRestarts
 		return true
 	}
 	o.storeIfAbsent(s)
@@ -273,7 +273,7 @@ func (o *Op) found(s *Space, c *host.Completion) (done bool) { // hot: 0 allocs
 		o.Err = err
 		return true
 	}
-	mine, foreign := belongs(o.Cmd.Data[:min(n, len(o.Cmd.Data))], o.buf[:o.own])
+	mine, foreign := valueOwner(o.Cmd.Data[:min(n, len(o.Cmd.Data))], o.buf[:o.own])
 	switch {
 	case foreign:
 		o.Err = host.ErrForeignValue
@@ -306,7 +306,7 @@ func (o *Op) got(s *Space, c *host.Completion) { // hot: 0 allocs
 		return
 	}
 	b := o.Cmd.Data[:min(n, len(o.Cmd.Data))]
-	mine, foreign := belongs(b, o.buf[:o.own])
+	mine, foreign := valueOwner(b, o.buf[:o.own])
 	switch {
 	case foreign:
 		o.Err = host.ErrForeignValue
@@ -315,13 +315,13 @@ func (o *Op) got(s *Space, c *host.Completion) { // hot: 0 allocs
 	default:
 		o.Size = n - o.own
 		copy(o.dst, b[o.own:])
-		o.whole(len(o.Cmd.Data) - o.own)
+		o.checkRoom(len(o.Cmd.Data) - o.own)
 	}
 }
 
-// whole fails a Get if the value is longer than room, the most that one command can read, and the caller's buffer is,
-// too.
-func (o *Op) whole(room int) { // hot: 0 allocs
+// checkRoom fails a Get if the value is longer than room, the most that one command can read, and the caller's buffer
+// is, too.
+func (o *Op) checkRoom(room int) { // hot: 0 allocs
 	if o.Err == nil && room < min(o.Size, len(o.dst)) {
 		o.Err = fmt.Errorf("%w: %d bytes, of which one command transfers %d (MDTS)", host.ErrValueTooLarge, o.Size,
 			room)

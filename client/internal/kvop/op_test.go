@@ -190,7 +190,7 @@ func TestATargetOfTwoMindsDoesNotTurnAPutForEver(t *testing.T) {
 		}
 		done = o.Step(s, &c)
 	}
-	if !errors.Is(o.Err, host.ErrProtocol) || n > 3*maxTurns {
+	if !errors.Is(o.Err, host.ErrProtocol) || n > 3*maxRestarts {
 		t.Errorf("%v after %d commands", o.Err, n)
 	}
 }
@@ -312,7 +312,7 @@ func FuzzLongKey(f *testing.F) {
 			return
 		}
 		own := appendLong(nil, key)
-		mine, foreign := belongs(b, own)
+		mine, foreign := valueOwner(b, own)
 		got, whole := LongKey(b)
 		n, ok := KeyLen(b)
 		switch {

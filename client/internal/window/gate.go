@@ -26,8 +26,9 @@ var ErrDead = errors.New("the queue has failed")
 // maxNSID bounds the namespaces whose SSD is recorded. Commands to others are not limited.
 const maxNSID = 1 << 16
 
-// unknown is the lane of namespaces whose SSD is not known. It never has a credit, and so does not limit anything.
-const unknown = 0
+// unlimitedLane is the lane of namespaces whose SSD is not known. It never has a credit, and so does not limit
+// anything.
+const unlimitedLane = 0
 
 // stallTime is how long a lane with waiters may be without a completion before its first waiter proceeds nevertheless.
 // The window may be full of commands whose completions were not collected, because the goroutine that should collect
@@ -96,7 +97,7 @@ func (g *Gate) mapTo(nsid uint32, ssd uint16) uint16 {
 	i := g.laneOfSSD(ssd)
 	if nsid < maxNSID {
 		for uint32(len(g.byNSID)) <= nsid {
-			g.byNSID = append(g.byNSID, unknown)
+			g.byNSID = append(g.byNSID, unlimitedLane)
 		}
 		g.byNSID[nsid] = i
 	}
@@ -131,7 +132,7 @@ func (g *Gate) Namespaces(f func(nsid uint32, ssd uint16)) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	for nsid, i := range g.byNSID {
-		if i != unknown {
+		if i != unlimitedLane {
 			f(uint32(nsid), g.lanes[i].ssd)
 		}
 	}
@@ -162,7 +163,7 @@ func (g *Gate) laneOf(nsid uint32) uint16 {
 	if nsid < uint32(len(g.byNSID)) {
 		return g.byNSID[nsid]
 	}
-	return unknown
+	return unlimitedLane
 }
 
 // mayPass reports whether a command may be sent at once: there is credit, and no waiter to queue behind.
@@ -223,15 +224,15 @@ func (g *Gate) enqueue(l *lane, w *waiter) {
 	switch {
 	case g.armed:
 	case g.valve == nil:
-		g.valve = time.AfterFunc(stallTime, g.relieve)
+		g.valve = time.AfterFunc(stallTime, g.releaseStalled)
 	default:
 		g.valve.Reset(stallTime)
 	}
 	g.armed = true
 }
 
-// relieve lets the first waiter proceed in lanes where nothing has completed since its last call.
-func (g *Gate) relieve() {
+// releaseStalled lets the first waiter proceed in lanes where nothing has completed since its last call.
+func (g *Gate) releaseStalled() {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	g.armed = false
@@ -251,7 +252,7 @@ func (g *Gate) relieve() {
 func (g *Gate) done(now int64, t Ticket, c nvme.Credit) {
 	l := g.lanes[t.lane]
 	l.completions++
-	if c.Units() > 0 && (t.lane == unknown || l.ssd != c.SSD()) {
+	if c.Units() > 0 && (t.lane == unlimitedLane || l.ssd != c.SSD()) {
 		// The namespace is on another SSD than recorded: the credit belongs to that one.
 		o := g.lanes[g.mapTo(t.nsid, c.SSD())]
 		o.win.Grant(now, c.Units())
@@ -357,7 +358,7 @@ func (g *Gate) wait(ctx context.Context, dead <-chan struct{}, l *lane, u [2]int
 	case p.granted: // after ctx or dead
 		<-p.ready
 		if !probe {
-			l.giveBack(now, u)
+			l.undoSent(now, u)
 		}
 	default:
 		l.remove(&p.waiter)
@@ -368,8 +369,8 @@ func (g *Gate) wait(ctx context.Context, dead <-chan struct{}, l *lane, u [2]int
 	return err
 }
 
-// giveBack undoes sent.
-func (l *lane) giveBack(now int64, units [2]int) {
+// undoSent undoes sent.
+func (l *lane) undoSent(now int64, units [2]int) {
 	for _, u := range units {
 		if u > 0 {
 			l.win.Completed(now, u, 0)

@@ -271,8 +271,8 @@ func (p *Pair) flush() {
 	p.out = p.out[:0]
 }
 
-// Leave drops the commands that are held back, and returns the credit of those that are outstanding.
-func (p *Pair) Leave() {
+// Close drops the commands that are held back, and returns the credit of those that are outstanding.
+func (p *Pair) Close() {
 	g := p.g
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -287,7 +287,7 @@ func (p *Pair) Leave() {
 			l.remove(&pl.waiter)
 		case pl.waiter.granted:
 			pl.waiter.granted = false
-			l.giveBack(now, pl.waiter.units)
+			l.undoSent(now, pl.waiter.units)
 		}
 		l.waiting -= pl.n
 		p.held -= pl.n

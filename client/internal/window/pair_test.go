@@ -173,8 +173,8 @@ func TestAStalledWindowLetsOneGo(t *testing.T) {
 		if other.woken != 1 || !other.p.Granted() {
 			t.Errorf("a queue pair that waits was woken %d times", other.woken)
 		}
-		w.p.Leave()
-		other.p.Leave()
+		w.p.Close()
+		other.p.Close()
 		if s := g.State(1); s.Outstanding != 0 || s.Waiting != 0 {
 			t.Errorf("left over: %+v", s)
 		}
@@ -204,7 +204,7 @@ func TestPairsTakeTurnsAndWakeEachOther(t *testing.T) {
 	if len(b.send()) != 1 || b.p.Granted() {
 		t.Fatal("b was woken for nothing")
 	}
-	b.p.Leave() // with one outstanding and two held back
+	b.p.Close() // with one outstanding and two held back
 	if len(a.p.out) != 0 || !a.p.Granted() {
 		t.Fatal("what b left is not a's")
 	}
@@ -326,7 +326,7 @@ func TestPairsConserveTheWindow(t *testing.T) {
 			}
 			check(w)
 		}
-		wires[0].p.Leave()
+		wires[0].p.Close()
 		for steps := 0; wires[1].m.Outstanding()+wires[1].p.Held()+wires[2].m.Outstanding()+
 			wires[2].p.Held() > 0; steps++ {
 			if steps > 1000 {

@@ -102,7 +102,7 @@ func (d *Embedded) open(c EmbeddedConfig) (err error) {
 			c.Format = true
 			defer func() {
 				if err != nil { // or the next attempt would find a file without a store
-					err = errors.Join(err, gone(os.Remove(c.Path)))
+					err = errors.Join(err, ignoreNotExist(os.Remove(c.Path)))
 				}
 			}()
 		}
@@ -144,8 +144,8 @@ func (d *Embedded) open(c EmbeddedConfig) (err error) {
 	return err
 }
 
-// gone turns the error that a file to be removed does not exist into nil.
-func gone(err error) error {
+// ignoreNotExist turns the error that a file to be removed does not exist into nil.
+func ignoreNotExist(err error) error {
 	if errors.Is(err, os.ErrNotExist) {
 		return nil
 	}

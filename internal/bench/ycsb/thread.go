@@ -69,7 +69,7 @@ func newThread(ctx context.Context, b *Bench, i int) (*thread, error) {
 	if t.q, err = b.db.OpenQueue(ctx, b.cfg.Depth); err != nil {
 		return nil, errors.Join(err, t.release())
 	}
-	t.worker = b.crew.Add(t.q)
+	t.worker = b.workers.Add(t.q)
 	return t, nil
 }
 
@@ -97,7 +97,7 @@ func (t *thread) take() *stats {
 func (t *thread) loop(next func(*slot) bool) error { // hot: 0 allocs per operation
 	more := true
 	for {
-		now := t.b.crew.Now()
+		now := t.b.workers.Now()
 		if at, stopped := t.worker.Stopped(); stopped && more {
 			more = false
 			t.giveUp(at)
@@ -144,7 +144,7 @@ func (t *thread) loop(next func(*slot) bool) error { // hot: 0 allocs per operat
 		}
 		n, err := t.q.Poll(t.dones, wait)
 		if n > 0 && !t.finish(t.dones[:n]) && !t.b.cfg.ContinueOnError {
-			t.b.crew.Stop()
+			t.b.workers.Stop()
 		}
 		if err := t.worker.Interrupted(out-n, len(t.slots)); err != nil {
 			return err
@@ -179,7 +179,7 @@ func (t *thread) begin(i uint32, put bool) { // hot: 0 allocs
 
 // finish handles the operations that have ended and reports whether none has failed.
 func (t *thread) finish(dones []Done) (ok bool) { // hot: 0 allocs
-	now := t.b.crew.Now()
+	now := t.b.workers.Now()
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	ok = true
@@ -276,7 +276,7 @@ func (t *thread) nextLoad(s *slot) bool { // hot: 0 allocs
 	if n >= t.b.end {
 		return false
 	}
-	t.aim(s, insert, n)
+	t.prepare(s, insert, n)
 	return true
 }
 
@@ -300,7 +300,7 @@ func (t *thread) nextRun(s *slot) bool { // hot: 0 allocs
 			t.b.full.Store(true)
 			return false
 		}
-		t.aim(s, insert, n)
+		t.prepare(s, insert, n)
 		return true
 	case w.ReadModifyWrite == 0:
 		// u is above a sum of 1 that was rounded down.
@@ -309,7 +309,7 @@ func (t *thread) nextRun(s *slot) bool { // hot: 0 allocs
 			k = update
 		}
 	}
-	t.aim(s, k, t.choose.next(t.b.versions.limit.Load()))
+	t.prepare(s, k, t.choose.next(t.b.versions.limit.Load()))
 	return true
 }
 
@@ -321,14 +321,14 @@ func (t *thread) nextVerify(s *slot) bool { // hot: 0 allocs
 			return false
 		}
 		if v := t.b.versions; n < v.assumed || v.entries[n].issued.Load() > 0 {
-			t.aim(s, read, n)
+			t.prepare(s, read, n)
 			return true
 		}
 	}
 }
 
-// aim prepares an operation on a record.
-func (t *thread) aim(s *slot, k kind, n uint64) { // hot: 0 allocs
+// prepare prepares an operation on a record.
+func (t *thread) prepare(s *slot, k kind, n uint64) { // hot: 0 allocs
 	s.kind, s.record = k, n
 	putKey(&s.key, n, t.b.w.Ordered)
 }

@@ -67,7 +67,7 @@ type Bench struct {
 	db       DB
 	w        Workload
 	cfg      Config
-	crew     *bench.Crew
+	workers  *bench.WorkerGroup
 	versions *versions
 	threads  []*thread
 
@@ -99,7 +99,7 @@ func Open(ctx context.Context, db DB, w Workload, cfg Config) (b *Bench, err err
 	for cfg.Life == 0 {
 		cfg.Life = rand.Uint32()
 	}
-	b = &Bench{db: db, w: w, cfg: cfg, crew: bench.NewCrew(cfg.DrainTimeout)}
+	b = &Bench{db: db, w: w, cfg: cfg, workers: bench.NewWorkerGroup(cfg.DrainTimeout)}
 	assumed := w.loaded()
 	if cfg.StatePath != "" {
 		assumed = 0
@@ -236,11 +236,11 @@ func (b *Bench) phase(ctx context.Context, name string, total uint64, limit time
 		t.pacer = bench.Pacer{}
 		if b.w.Target > 0 && name == "run" {
 			t.pacer = bench.NewPacer(bench.PacerConfig{PerSec: b.w.Target, Poisson: b.cfg.Poisson,
-				BeginNS: b.crew.Now(), Worker: i, Workers: len(b.threads)})
+				BeginNS: b.workers.Now(), Worker: i, Workers: len(b.threads)})
 		}
 	}
 	last := start
-	err := b.crew.Run(ctx, limit, func(i int) error {
+	err := b.workers.Run(ctx, limit, func(i int) error {
 		t := b.threads[i]
 		return t.loop(func(s *slot) bool { return next(t, s) })
 	}, func(now time.Time) {

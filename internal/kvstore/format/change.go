@@ -42,8 +42,8 @@ const (
 	changeKeyLess = 0x10
 )
 
-// MostChangesBytes is the longest that the changes of a segment can be: the size of all extra units.
-const MostChangesBytes = 7 * KeyUnit
+// MaxChangesBytes is the longest that the changes of a segment can be: the size of all extra units.
+const MaxChangesBytes = 7 * KeyUnit
 
 // maxExtentBytes is the longest that a segment with its changes can be.
 const maxExtentBytes = 1 << 16
@@ -97,7 +97,7 @@ func (b Segment) AppendChange(dst []byte, c Change) []byte {
 // SetChanges reserves extra units for the changes behind the items. It returns changes if they fit, otherwise nothing.
 func (b Segment) SetChanges(changes []byte) []byte {
 	extra := (RoundUp(b.LengthBytes()+len(changes), KeyUnit) - RoundUp(b.LengthBytes(), KeyUnit)) / KeyUnit
-	if extra > MostChangesBytes/KeyUnit || RoundUp(b.LengthBytes(), KeyUnit)+extra*KeyUnit > maxExtentBytes {
+	if extra > MaxChangesBytes/KeyUnit || RoundUp(b.LengthBytes(), KeyUnit)+extra*KeyUnit > maxExtentBytes {
 		extra, changes = 0, nil
 	}
 	le.PutUint16(b[segItems:], uint16(b.Items()|extra<<13))

@@ -53,13 +53,13 @@ func (b Segment) Number() uint32       { return le.Uint32(b[segNumber:]) }
 func (b Segment) SetNumber(v uint32)   { le.PutUint32(b[segNumber:], v) }
 func (b Segment) LengthBytes() int     { return int(le.Uint16(b[segLength:])) }
 func (b Segment) SetLengthBytes(v int) { le.PutUint16(b[segLength:], uint16(v)) }
-func (b Segment) Items() int           { return int(le.Uint16(b[segItems:]) & mostItems) }
+func (b Segment) Items() int           { return int(le.Uint16(b[segItems:]) & maxItems) }
 
 // SetItems sets the number of items, and the number of extra units to 0.
 func (b Segment) SetItems(v int) { le.PutUint16(b[segItems:], uint16(v)) }
 
-// mostItems is what the field for the number of items can hold. The longest segment has fewer.
-const mostItems = 1<<13 - 1
+// maxItems is what the field for the number of items can hold. The longest segment has fewer.
+const maxItems = 1<<13 - 1
 
 // ExtentBytes is the length of the record in the key log.
 func (b Segment) ExtentBytes() int {

@@ -46,15 +46,15 @@ type Finish struct {
 	super          format.Superblock
 	partitionBytes int64
 	writes         []func() Write
-	// mending: the second superblock is being written.
-	mending bool
+	// repairing: the second superblock is being written.
+	repairing bool
 }
 
 // NewFinish returns the Finish of a partition that was read. If only one superblock is valid and names the checkpoint,
 // the other one is written first, because nothing of an older checkpoint may be given up as long as its superblock
 // might count.
 func NewFinish(super format.Superblock, partitionBytes int64, oneCopy bool) *Finish {
-	f := &Finish{super: super, partitionBytes: partitionBytes, mending: oneCopy}
+	f := &Finish{super: super, partitionBytes: partitionBytes, repairing: oneCopy}
 	if oneCopy {
 		f.writes = append(f.writes, func() Write { return f.write(super.Generation() + 1) })
 	}
@@ -99,8 +99,8 @@ func (f *Finish) Next() (w Write, ok bool) {
 // Done ends the I/O and returns why the partition cannot be opened, if so. If the second superblock could not be
 // written, the next checkpoint writes it, in the same place.
 func (f *Finish) Done(err error) error {
-	if f.mending {
-		if f.mending = false; err != nil {
+	if f.repairing {
+		if f.repairing = false; err != nil {
 			f.super.SetGeneration(f.super.Generation() - 1)
 		}
 		return nil

@@ -78,7 +78,7 @@ func (m *Machine) headerRead(slot int32) {
 	}
 	if err == nil && h.UUID() == sb.UUID() {
 		m.found[i] = found{epoch: h.Epoch(), kind: h.Kind()}
-		m.sawEpoch(h.Epoch())
+		m.noteEpoch(h.Epoch())
 		if n := int(h.Index()); h.Kind() == format.Checkpoint && h.Checkpoint() == sb.Checkpoint() && n < len(m.found) {
 			for len(m.image.Checkpoint) <= n {
 				m.image.Checkpoint = append(m.image.Checkpoint, none)
@@ -110,7 +110,7 @@ func (m *Machine) headerRead(slot int32) {
 	m.readPages()
 }
 
-func (m *Machine) sawEpoch(epoch uint32) {
+func (m *Machine) noteEpoch(epoch uint32) {
 	m.image.Pool.LastEpoch = max(m.image.Pool.LastEpoch, epoch)
 }
 
@@ -158,11 +158,11 @@ func (m *Machine) takePage(p format.Page) {
 				len(m.found))
 			return
 		}
-		if !m.enlarge(sum.Segments()) {
+		if !m.growTable(sum.Segments()) {
 			return
 		}
 		m.image.Objects, m.image.Version = sum.Objects(), sum.NextVersion()
-		m.sawEpoch(sum.LastEpoch())
+		m.noteEpoch(sum.LastEpoch())
 		data, offset = data[format.SummaryBytes:], format.SummaryBytes
 	}
 	tableStart := format.SummaryBytes + int64(len(m.found))*format.ChunkEntryBytes
@@ -171,7 +171,7 @@ func (m *Machine) takePage(p format.Page) {
 		data = data[1:]
 		if len(m.partial) == format.ChunkEntryBytes {
 			e := format.ChunkEntry(m.partial)
-			m.sawEpoch(e.Epoch())
+			m.noteEpoch(e.Epoch())
 			m.image.Pool.Chunks[(offset-format.SummaryBytes)/format.ChunkEntryBytes] = space.Chunk{Epoch: e.Epoch(),
 				Live: e.Live(), Kind: e.Kind()}
 			m.partial = m.partial[:0]
@@ -184,8 +184,8 @@ func (m *Machine) takePage(p format.Page) {
 	}
 }
 
-// enlarge extends the table to n segments, or refuses the partition.
-func (m *Machine) enlarge(n uint32) bool {
+// growTable extends the table to n segments, or refuses the partition.
+func (m *Machine) growTable(n uint32) bool {
 	t := &m.image.Table
 	if int64(n) > int64(t.Max()) {
 		m.err = fmt.Errorf("SegTbl has room for %d segments, the partition has %d", t.Max(), n)
@@ -197,9 +197,9 @@ func (m *Machine) enlarge(n uint32) bool {
 	return true
 }
 
-// sinceThen is the offset in chunk i of the first byte that was written after the checkpoint had begun. It is the end
-// of the chunk if nothing was.
-func (m *Machine) sinceThen(i format.ChunkNumber) format.ChunkOffset {
+// afterCheckpoint is the offset in chunk i of the first byte that was written after the checkpoint had begun. It is the
+// end of the chunk if nothing was.
+func (m *Machine) afterCheckpoint(i format.ChunkNumber) format.ChunkOffset {
 	sum, epoch := format.Summary(m.summary[:]), m.image.Pool.Chunks[i].Epoch
 	for l := range NumLogs {
 		if e, end := sum.Open(l); e != 0 && e == epoch {
@@ -218,7 +218,7 @@ func (m *Machine) classify() {
 	sum := format.Summary(m.summary[:])
 	pool := m.image.Pool
 	pool.KeyEpoch = sum.KeyEpoch()
-	if m.image.Table.Len() == 0 && !m.enlarge(lookup.FirstSegments) {
+	if m.image.Table.Len() == 0 && !m.growTable(lookup.FirstSegments) {
 		return
 	}
 	for i := range pool.Chunks {

@@ -17,7 +17,7 @@ func (m *Machine) readKeys() {
 		i := m.keys[m.step]
 		from := format.ChunkOffset(m.cfg.BlockSize)
 		if m.stage == replay {
-			from = m.sinceThen(i)
+			from = m.afterCheckpoint(i)
 		}
 		if m.load(i, from, m.image.Pool.End()); m.pending == 0 {
 			m.play() // nothing was written to the chunk since the checkpoint
@@ -81,7 +81,7 @@ func (m *Machine) replay(seg format.Segment, offset units.ExtentOffset) bool {
 	for _, g := range m.gaps {
 		if first <= g.last && g.first <= last {
 			if from, lost := m.image.Super.VolatileFrom(), max(first, g.first); from > 0 && lost >= from {
-				m.cutAt(lost)
+				m.restartUpTo(lost)
 				return false
 			}
 			m.err = fmt.Errorf("key log: %w: of versions %d to %d there are no segments, and they were written before "+
@@ -98,7 +98,7 @@ func (m *Machine) replay(seg format.Segment, offset units.ExtentOffset) bool {
 		return true
 	}
 	fresh := n == m.image.Table.Len()
-	if !m.enlarge(n + 1) {
+	if !m.growTable(n + 1) {
 		return false
 	}
 	e := lookup.NewEntry(offset, seg.ExtentBytes())
@@ -115,7 +115,7 @@ func (m *Machine) replay(seg format.Segment, offset units.ExtentOffset) bool {
 func (m *Machine) applyChanges(seg format.Segment, offset units.ExtentOffset, fresh bool) {
 	changes, known := seg.Changes(m.changes[:0])
 	m.changes = changes
-	m.noteValues(seg, known)
+	m.noteUnverified(seg, known)
 	if m.uncounted = m.uncounted || !known; m.uncounted {
 		return
 	}
@@ -161,9 +161,9 @@ func (m *Machine) addLiveValue(it format.Item) {
 	m.addLive(m.image.Pool.Of(place), format.ValueBytes(it.ValueLen()))
 }
 
-// setAsideHeadless makes chunks damaged whose header is lost although values in them are live. Their values cannot be
-// read, but the chunks are not used again.
-func (m *Machine) setAsideHeadless() {
+// markHeadlessDamaged makes chunks damaged whose header is lost although values in them are live. Their values cannot
+// be read, but the chunks are not used again.
+func (m *Machine) markHeadlessDamaged() {
 	for i := range m.image.Pool.Chunks {
 		if c := &m.image.Pool.Chunks[i]; c.State == space.Free && c.Live > 0 {
 			*c = space.Chunk{Epoch: c.Epoch, Live: c.Live, Kind: format.ValueLog, State: space.Damaged}

@@ -9,7 +9,7 @@ import (
 // that crashes again and again does not use up its reserve. A chunk that was full when the checkpoint began has no end
 // to continue at.
 func (m *Machine) findTails() {
-	m.setAsideHeadless()
+	m.markHeadlessDamaged()
 	if m.image.Super.VolatileFrom() > 0 {
 		m.skipTails()
 		return
@@ -22,7 +22,7 @@ func (m *Machine) findTails() {
 	newer := func(i, j format.ChunkNumber) bool { return j == none || all[i].Epoch > all[j].Epoch }
 	for i := range format.ChunkNumber(len(all)) {
 		switch c := &all[i]; {
-		case c.State != space.Sealed || m.found[i].epoch != c.Epoch || m.sinceThen(i) >= m.image.Pool.End():
+		case c.State != space.Sealed || m.found[i].epoch != c.Epoch || m.afterCheckpoint(i) >= m.image.Pool.End():
 		case c.Kind == format.KeyLog && newer(i, tails[KeyLog].Chunk):
 			tails[KeyLog].Chunk = i
 		case c.Kind == format.ValueLog && newer(i, tails[UserLog].Chunk):
@@ -58,7 +58,7 @@ func (m *Machine) readTail() {
 		return
 	}
 	i := m.image.Tails[m.step].Chunk
-	m.load(i, m.sinceThen(i), m.image.Pool.End())
+	m.load(i, m.afterCheckpoint(i), m.image.Pool.End())
 }
 
 // tailRead opens a chunk again behind its last valid record. Behind it no record begins, but a torn group may have left

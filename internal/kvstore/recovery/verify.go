@@ -5,8 +5,8 @@ import (
 	"jbofd/internal/kvstore/lookup"
 )
 
-// noteValues notes the values that were written with a segment, if a loss of power may have taken them.
-func (m *Machine) noteValues(seg format.Segment, known bool) {
+// noteUnverified notes the values that were written with a segment, if a loss of power may have taken them.
+func (m *Machine) noteUnverified(seg format.Segment, known bool) {
 	from := m.image.Super.VolatileFrom()
 	if from == 0 || seg.Version() < from {
 		return
@@ -26,7 +26,7 @@ func (m *Machine) noteValues(seg format.Segment, known bool) {
 		it := seg.Item(at)
 		at += it.LengthBytes()
 		if i := m.image.Pool.Of(it.ValueOffset()); int(i) < len(m.found) &&
-			m.image.Pool.Within(it.ValueOffset()) >= m.sinceThen(i) {
+			m.image.Pool.Within(it.ValueOffset()) >= m.afterCheckpoint(i) {
 			note(it)
 		}
 	}
@@ -57,7 +57,7 @@ func (m *Machine) verified() {
 	for _, v := range m.values[:m.looked] {
 		if rec := format.Value(v.buf); rec.Check(m.image.Pool.Seed(v.place)) != nil || rec.Hash() != v.hash ||
 			rec.ValueLen() != v.length {
-			m.cutAt(v.version)
+			m.restartUpTo(v.version)
 			return
 		}
 	}
@@ -65,8 +65,8 @@ func (m *Machine) verified() {
 	m.verify()
 }
 
-// cutAt starts again from the checkpoint, to replay the key log only up to that version.
-func (m *Machine) cutAt(version uint64) {
+// restartUpTo starts again from the checkpoint, to replay the key log only up to that version.
+func (m *Machine) restartUpTo(version uint64) {
 	m.cut = version
 	m.keys, m.gaps, m.values, m.uncounted, m.partial, m.changes = nil, nil, nil, false, nil, nil
 	m.image.Table = lookup.NewSegTbl(m.cfg.SegTbl)

@@ -31,8 +31,8 @@ type Walk struct {
 	have, cursor int
 	// lost: the bytes at cursor follow bytes that are no valid record.
 	lost bool
-	// hungry: the record at cursor has not been read completely.
-	hungry bool
+	// needsMore: the record at cursor has not been read completely.
+	needsMore bool
 }
 
 // WalkBytes is the length of the memory for a walk in chunks of that size with values of at most that length: the
@@ -62,7 +62,7 @@ func (w *Walk) Ended() bool { return w.Passed() >= w.pool.End() }
 //
 // hot: 0 allocs (for valid records)
 func (w *Walk) Next() (rec []byte, offset units.ExtentOffset, sound bool) {
-	w.hungry = false
+	w.needsMore = false
 	all := w.base.Add(w.have) == w.pool.End()
 	for w.cursor < w.have {
 		rec = w.buf[w.cursor:w.have]
@@ -70,7 +70,7 @@ func (w *Walk) Next() (rec []byte, offset units.ExtentOffset, sound bool) {
 		begins, n := w.extent(rec)
 		switch {
 		case !all && (len(rec) < format.SegmentHeaderBytes || begins && n > len(rec)):
-			w.hungry = true
+			w.needsMore = true
 			return nil, 0, false
 		case begins && w.sound(rec, offset):
 			w.cursor, w.lost = w.cursor+n, false
@@ -88,7 +88,7 @@ func (w *Walk) Next() (rec []byte, offset units.ExtentOffset, sound bool) {
 		}
 		return rec, offset, false
 	}
-	w.hungry = !all
+	w.needsMore = !all
 	return nil, 0, false
 }
 
@@ -133,7 +133,7 @@ func (w *Walk) Piece(idle bool) (offset units.ExtentOffset, buf []byte) {
 		return 0, nil
 	}
 	if len(w.buf)-w.have < n {
-		if !w.hungry || !idle {
+		if !w.needsMore || !idle {
 			return 0, nil
 		}
 		from := w.cursor &^ (format.SuperblockBytes - 1)
@@ -149,7 +149,7 @@ func (w *Walk) piece() int { return min(walkPieceBytes, int(w.pool.End()-w.base)
 
 // Read ends the read of a Piece.
 func (w *Walk) Read(ok bool) {
-	w.Reading, w.hungry = false, false // the record may be complete now
+	w.Reading, w.needsMore = false, false // the record may be complete now
 	if ok {
 		w.have += w.piece()
 	} else {

@@ -31,9 +31,9 @@ type Budget struct {
 	pages int64
 }
 
-// kept is the number of chunks, besides CheckpointChunks, that Puts cannot take: two to empty the key log, one to empty
-// values, and the open ends of the logs.
-const kept = 7
+// reservedChunks is the number of chunks, besides CheckpointChunks, that Puts cannot take: two to empty the key log,
+// one to empty values, and the open ends of the logs.
+const reservedChunks = 7
 
 // NewBudget returns the budget of a pool whose logs are written in groups of about groupBytes. A group ends with half a
 // block of padding on average, or a quarter if it is long enough to be ended where little is needed.
@@ -56,7 +56,7 @@ func (b *Budget) SetTable(tableBytes int) {
 }
 
 // Reserve is the number of chunks that Puts cannot take.
-func (b *Budget) Reserve() int { return b.CheckpointChunks + kept }
+func (b *Budget) Reserve() int { return b.CheckpointChunks + reservedChunks }
 
 // Spare is the free space that the key log needs to be emptied well: 2/5 of what is live in it, with that many objects
 // and segments.

@@ -159,7 +159,7 @@ func (p *Pool) Take(kind format.Kind) format.ChunkNumber {
 // Seal closes an open chunk, and releases it if nothing in it is live.
 func (p *Pool) Seal(i format.ChunkNumber) {
 	p.Chunks[i].State = Sealed
-	p.consider(i)
+	p.releaseIfEmpty(i)
 }
 
 // AddLive adds n bytes to those that are live in chunk i.
@@ -176,7 +176,7 @@ func (p *Pool) SubLive(offset units.ExtentOffset, n int) {
 	invariants.Check(c.State != Free && c.Live >= uint32(n), "chunks: more bytes die in a chunk than live in it")
 	c.Live -= uint32(n)
 	p.count(i, -int64(n))
-	p.consider(i)
+	p.releaseIfEmpty(i)
 }
 
 // Pin keeps chunk i from being released. Unpin undoes it.
@@ -187,11 +187,11 @@ func (p *Pool) Unpin(i format.ChunkNumber) {
 	c := &p.Chunks[i]
 	invariants.Check(c.Pins > 0, "chunks: one is not pinned")
 	c.Pins--
-	p.consider(i)
+	p.releaseIfEmpty(i)
 }
 
-// consider releases a chunk that is sealed, not pinned, and has nothing live.
-func (p *Pool) consider(i format.ChunkNumber) {
+// releaseIfEmpty releases a chunk that is sealed, not pinned, and has nothing live.
+func (p *Pool) releaseIfEmpty(i format.ChunkNumber) {
 	if c := &p.Chunks[i]; c.State == Sealed && c.Live == 0 && c.Pins == 0 {
 		p.Release(i)
 	}
@@ -290,16 +290,17 @@ func (p *Pool) Recovered() {
 		}
 	}
 	for i := range p.Chunks {
-		p.consider(format.ChunkNumber(i))
+		p.releaseIfEmpty(format.ChunkNumber(i))
 	}
 }
 
-// leastWon: emptying a chunk must win at least this part of it. Less is lost again to padding when its records are
+// minGainPart: emptying a chunk must win at least this part of it. Less is lost again to padding when its records are
 // moved.
-const leastWon = 40
+const minGainPart = 40
 
-// lookAt bounds how many chunks Choose compares. Among so many there is always one that is nearly as good as the best.
-const lookAt = 8192
+// maxCompared bounds how many chunks Choose compares. Among so many there is always one that is nearly as good as the
+// best.
+const maxCompared = 8192
 
 // Weights are what it costs to move a live byte of a log, in any unit, and the number of bytes of records that fill a
 // chunk. That is less than the chunk's size, because groups end with padding.
@@ -313,7 +314,7 @@ type Kinds struct{ Keys, Values bool }
 func (p *Pool) Choose(w Weights, of Kinds) format.ChunkNumber {
 	best, least := format.ChunkNumber(none), 0.0
 	i := p.look
-	for range min(lookAt, len(p.Chunks)) {
+	for range min(maxCompared, len(p.Chunks)) {
 		if i++; i >= len(p.Chunks) {
 			i = 0
 		}
@@ -323,7 +324,7 @@ func (p *Pool) Choose(w Weights, of Kinds) format.ChunkNumber {
 			cost, may = w.Key*int64(c.Live), of.Keys
 		}
 		won := w.Fill - int64(c.Live)
-		if c.State != Sealed || c.Pins > 0 || won < p.Bytes()/leastWon || !may {
+		if c.State != Sealed || c.Pins > 0 || won < p.Bytes()/minGainPart || !may {
 			continue
 		}
 		if each := float64(cost) / float64(won); best == none || each < least {

@@ -87,10 +87,10 @@ const (
 	// dropped one request.
 	maxFailures = 3
 	retryNS     = 100e6
-	// headParts: LogHead is written to a superblock when this part of the log has become free.
-	headParts = 16
-	// deleteParts: this part of the log is reserved for Deletes.
-	deleteParts = 16
+	// headWriteParts: LogHead is written to a superblock when this part of the log has become free.
+	headWriteParts = 16
+	// deleteReserveParts: this part of the log is reserved for Deletes.
+	deleteReserveParts = 16
 )
 
 // Area is the machine of one swap area. It appends the records that sources send, and reuses the space of those that
@@ -273,7 +273,7 @@ func (a *Area) room(k format.SwapKind, n int) bool {
 	size := format.RoundUp(max(a.open.used, format.SwapGroupHeaderBytes)+n, a.super.BlockSize())
 	reserve := 0
 	if k != format.SwapDelete {
-		reserve = int(a.log.LenBytes / deleteParts)
+		reserve = int(a.log.LenBytes / deleteReserveParts)
 	}
 	return a.placeFor(size).Add(size+reserve) <= a.log.LapEnd(a.head)
 }
@@ -305,8 +305,8 @@ func (a *Area) Complete(tag uint32, err error) {
 		a.failures++
 		a.stats.Failures++
 		if a.failures == maxFailures {
-			a.tell(&a.flight, Indeterminate)
-			a.tell(&a.open, Refused)
+			a.reportGroup(&a.flight, Indeterminate)
+			a.reportGroup(&a.open, Refused)
 			a.open.reset()
 		}
 		if a.failures > 1 {
@@ -316,7 +316,7 @@ func (a *Area) Complete(tag uint32, err error) {
 	}
 	a.failures, a.retryNS = 0, 0
 	a.durable = a.tail
-	a.tell(&a.flight, Stored)
+	a.reportGroup(&a.flight, Stored)
 	a.stats.Records += int64(len(a.flight.of))
 	a.flight.reset()
 	a.flying = false
@@ -324,8 +324,8 @@ func (a *Area) Complete(tag uint32, err error) {
 
 func (g *group) reset() { g.used, g.of = 0, g.of[:0] }
 
-// tell reports a result for all records of a group.
-func (a *Area) tell(g *group, r Result) {
+// reportGroup reports a result for all records of a group.
+func (a *Area) reportGroup(g *group, r Result) {
 	place := format.LogOffset(0)
 	if r == Stored {
 		place = format.SwapGroup(g.buf).Place()
@@ -406,7 +406,7 @@ func (a *Area) writeSuper(out *AreaActions) {
 		return
 	}
 	at := a.oldest()
-	if free := at.Sub(a.head); free == 0 || free < a.log.LenBytes/headParts && !a.short {
+	if free := at.Sub(a.head); free == 0 || free < a.log.LenBytes/headWriteParts && !a.short {
 		return
 	}
 	if a.now < a.superRetryNS {

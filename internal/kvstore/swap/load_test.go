@@ -67,7 +67,7 @@ func (w *world) submit(h *testHome, do kvstore.Op, cond kvstore.Condition, key, 
 			return undo()
 		}
 		if do == kvstore.Put || do == kvstore.Delete {
-			h.m.Began(uint32(tag), q.r.Key)
+			h.m.RequestBegan(uint32(tag), q.r.Key)
 		}
 	}
 	if do == kvstore.Put {

@@ -68,17 +68,18 @@ func (src *Source) Uses() []Use {
 	return all
 }
 
-// Leave ends the return of keys after Drain, for lack of time. They stay where they are, and the next start finds them.
-// Requests that wait for a key to return end with DeviceError. When nothing is under way any more, Stuck reports it.
-func (src *Source) Leave() {
-	src.leaving = true
+// AbandonDrain ends the return of keys after Drain, for lack of time. They stay where they are, and the next start
+// finds them. Requests that wait for a key to return end with DeviceError. When nothing is under way any more,
+// ReturnBlocked reports it.
+func (src *Source) AbandonDrain() {
+	src.abandoned = true
 	for i := range src.areas {
-		src.giveUp(i, kvstore.DeviceError)
+		src.failWaiters(i, kvstore.DeviceError)
 	}
 }
 
-// Answered reports that no request of a client waits for its answer here.
-func (src *Source) Answered() bool {
+// NoRequests reports that no request of a client waits for its answer here.
+func (src *Source) NoRequests() bool {
 	for i := range src.ops {
 		if o := &src.ops[i]; (o.kind == opRead || o.kind == opWrite || o.kind == opList) && !o.answered {
 			return false

@@ -163,9 +163,9 @@ func TestASourceThatIsForgottenHoldsNothingUp(t *testing.T) {
 	write(at.Source, 10)
 	w.open()
 	a = w.areas[0]
-	homes := a.m.Sources()
-	if len(homes) != 1 || homes[0].UUID != gone || homes[0].Attached || homes[0].Keys == 0 {
-		t.Fatalf("homes %+v", homes)
+	sources := a.m.Sources()
+	if len(sources) != 1 || sources[0].UUID != gone || sources[0].Attached || sources[0].Keys == 0 {
+		t.Fatalf("sources %+v", sources)
 	}
 	if at, err = a.m.Attach(stays); err != nil {
 		t.Fatal(err)
@@ -177,13 +177,13 @@ func TestASourceThatIsForgottenHoldsNothingUp(t *testing.T) {
 	if refused := write(at.Source, 400); refused > 1 { // the first finds no room, and makes it
 		t.Errorf("%d refused", refused)
 	}
-	if homes := a.m.Sources(); len(homes) != 1 || homes[0].UUID != stays {
-		t.Errorf("homes %+v", homes)
+	if sources := a.m.Sources(); len(sources) != 1 || sources[0].UUID != stays {
+		t.Errorf("sources %+v", sources)
 	}
 	w.open()
 	a = w.areas[0]
-	if homes := a.m.Sources(); slices.ContainsFunc(homes, func(h SourceInfo) bool { return h.UUID == gone }) {
-		t.Errorf("homes %+v", homes)
+	if sources := a.m.Sources(); slices.ContainsFunc(sources, func(h SourceInfo) bool { return h.UUID == gone }) {
+		t.Errorf("sources %+v", sources)
 	}
 	if at, err = a.m.Attach(gone); err != nil || len(at.Records) != 0 {
 		t.Errorf("%d records, %v", len(at.Records), err)

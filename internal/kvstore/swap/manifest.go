@@ -251,6 +251,6 @@ func (src *Source) manifestWritten(ok bool) {
 		if ok {
 			src.areas[s.area].floor = s.floor
 		}
-		src.conclude(ok)
+		src.endBatch(ok)
 	}
 }

@@ -243,7 +243,7 @@ func (s *scan) run() error {
 		}
 		a.tail = place.Add(n)
 	}
-	return s.beyond()
+	return s.checkPastEnd()
 }
 
 // group handles the group at place and returns its length, or 0 if there is no valid one.
@@ -299,9 +299,9 @@ func (s *scan) found(r format.SwapRecord, group format.LogOffset) {
 		ValueLen: uint32(r.ValueLen()), Place: r.Place(), At: r.At()}
 }
 
-// beyond looks behind the end of the log for a group that was written later. If there is one, the end is damage, or the
-// superblock is older than the log. The group can be no further away than a group is long.
-func (s *scan) beyond() error {
+// checkPastEnd looks behind the end of the log for a group that was written later. If there is one, the end is damage,
+// or the superblock is older than the log. The group can be no further away than a group is long.
+func (s *scan) checkPastEnd() error {
 	a := s.area
 	block := a.super.BlockSize()
 	for _, from := range []format.LogOffset{a.tail, a.log.NextLap(a.tail)} {

@@ -102,9 +102,9 @@ func (src *Source) Observe(nowNS int64, waiting int, room int64, areas []Load) {
 	}
 }
 
-// calm reports whether the source drive has been idle enough for CalmNS to return keys. If not yet, it asks for a Turn
-// at the time when that may become true.
-func (src *Source) calm() bool {
+// driveIdle reports whether the source drive has been idle enough for CalmNS to return keys. If not yet, it asks for a
+// Turn at the time when that may become true.
+func (src *Source) driveIdle() bool {
 	if src.load.to != none {
 		return false
 	}

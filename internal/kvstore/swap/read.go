@@ -103,7 +103,7 @@ func (src *Source) recordRead(oi int32, ok bool) {
 			return
 		}
 		o.value = r.Value()
-		src.forward(oi)
+		src.writeMember(oi)
 		return
 	}
 	if valid {

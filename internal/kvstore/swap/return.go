@@ -38,7 +38,7 @@ type member struct {
 // due reports whether keys of an area should return, or move, now.
 func (src *Source) due(i int) bool {
 	a := &src.areas[i]
-	if a.first == none || src.leaving {
+	if a.first == none || src.abandoned {
 		return false
 	}
 	if !src.shouldReturn(i) && src.load.used(i) < moveUsed {
@@ -54,7 +54,7 @@ func (src *Source) due(i int) bool {
 // shouldReturn reports whether a request needs the keys of an area in the source's store, or the source has time for
 // them.
 func (src *Source) shouldReturn(i int) bool {
-	return src.draining || src.lists.N > 0 || src.areas[i].wanted > 0 || src.calm()
+	return src.draining || src.lists.N > 0 || src.areas[i].wanted > 0 || src.driveIdle()
 }
 
 // returnStep starts a batch or continues it.
@@ -67,7 +67,7 @@ func (src *Source) returnStep() {
 		for k := range src.areas {
 			i := (s.area + 1 + k) % len(src.areas)
 			if src.due(i) {
-				src.gather(i)
+				src.beginBatch(i)
 				break
 			}
 		}
@@ -81,12 +81,12 @@ func (src *Source) returnStep() {
 		}
 	}
 	if s.open == 0 {
-		src.settle()
+		src.requestManifest()
 	}
 }
 
-// gather starts a batch with the oldest keys of an area. From now on writes of these keys wait.
-func (src *Source) gather(area int) {
+// beginBatch starts a batch with the oldest keys of an area. From now on writes of these keys wait.
+func (src *Source) beginBatch(area int) {
 	s := &src.batch
 	*s = returnState{area: area, moving: !src.shouldReturn(area) && src.load.used(area) < fullUsed}
 	for ei := src.areas[area].first; ei != none && s.n < batchKeys; ei = src.entries[ei].next {
@@ -126,14 +126,14 @@ func (src *Source) startMember(i int) {
 		o.do = kvstore.Delete
 	}
 	if e.deleted || e.valueLen == 0 {
-		src.forward(oi)
+		src.writeMember(oi)
 		return
 	}
 	src.readRecord(oi, m.entry)
 }
 
-// forward writes a member's record to its destination.
-func (src *Source) forward(oi int32) {
+// writeMember writes a member's record to its destination.
+func (src *Source) writeMember(oi int32) {
 	if src.ops[oi].kind == opMoving {
 		src.send(oi)
 		return
@@ -159,12 +159,12 @@ func (src *Source) memberEnded(i int, st kvstore.Status) {
 	src.batch.open--
 }
 
-// settle asks for a manifest without the records that have returned, if these are the oldest.
-func (src *Source) settle() {
+// requestManifest asks for a manifest without the records that have returned, if these are the oldest.
+func (src *Source) requestManifest() {
 	s := &src.batch
 	a := &src.areas[s.area]
 	if s.moving {
-		src.conclude(false)
+		src.endBatch(false)
 		return
 	}
 	s.floor = a.acked
@@ -175,15 +175,15 @@ func (src *Source) settle() {
 		}
 	}
 	if s.floor <= a.floor {
-		src.conclude(false)
+		src.endBatch(false)
 		return
 	}
 	s.stage = returnManifestDue
 	src.manifest.dirty = true
 }
 
-// conclude ends a batch. Entries below the durable floor are dropped, the others stay as they were.
-func (src *Source) conclude(written bool) {
+// endBatch ends a batch. Entries below the durable floor are dropped, the others stay as they were.
+func (src *Source) endBatch(written bool) {
 	s := &src.batch
 	a := &src.areas[s.area]
 	progress := false
@@ -215,7 +215,7 @@ func (src *Source) conclude(written bool) {
 		a.retryNS = src.now + retryNS
 		src.wake(a.retryNS)
 		if !s.moving {
-			src.giveUp(s.area, st)
+			src.failWaiters(s.area, st)
 		}
 	}
 	a.lastNS = src.now
@@ -223,8 +223,8 @@ func (src *Source) conclude(written bool) {
 	src.returnStep()
 }
 
-// giveUp ends requests that wait for the oldest keys of an area to return, which they cannot do at the moment.
-func (src *Source) giveUp(area int, st kvstore.Status) {
+// failWaiters ends requests that wait for the oldest keys of an area to return, which they cannot do at the moment.
+func (src *Source) failWaiters(area int, st kvstore.Status) {
 	for src.lists.N > 0 {
 		src.finish(src.links.Pop(&src.lists), kvstore.DeviceError, 0)
 	}
@@ -268,9 +268,9 @@ func (src *Source) Drained() bool {
 	return src.used == 0 && src.batch.n == 0 && src.toStore.N+src.atStore == 0 && !src.manifest.writing
 }
 
-// Stuck reports that some keys cannot return at the moment, or must not, and nothing is under way for them. A restart
-// finds them.
-func (src *Source) Stuck() bool {
+// ReturnBlocked reports that some keys cannot return at the moment, or must not, and nothing is under way for them. A
+// restart finds them.
+func (src *Source) ReturnBlocked() bool {
 	if src.batch.n > 0 || src.manifest.writing || src.toStore.N+src.atStore > 0 {
 		return false
 	}
@@ -279,5 +279,5 @@ func (src *Source) Stuck() bool {
 			return true
 		}
 	}
-	return src.manifest.failed || src.leaving
+	return src.manifest.failed || src.abandoned
 }

@@ -336,7 +336,7 @@ func (w *world) endStore(h *testHome, i int) {
 		return
 	}
 	if write {
-		h.m.Ended(uint32(q.r.Tag))
+		h.m.RequestEnded(uint32(q.r.Tag))
 	}
 	w.reply(h, kvstore.Reply{Tag: q.r.Tag, Status: st, ValueLen: len(v)})
 }

@@ -161,12 +161,12 @@ type Source struct {
 	// writes are the hashes of the keys of writes in the store, by the driver's tag; 0: none.
 	writes []uint64
 
-	load     loadState
-	batch    returnState
-	manifest manifestState
-	draining bool
-	leaving  bool // no more keys are returned
-	stats    Stats
+	load      loadState
+	batch     returnState
+	manifest  manifestState
+	draining  bool
+	abandoned bool // no more keys are returned
+	stats     Stats
 }
 
 // Stats are counters since the start, except Keys, the current number of swapped keys.

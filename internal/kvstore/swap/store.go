@@ -4,21 +4,21 @@ import (
 	"jbofd/internal/kvstore"
 )
 
-// Began says that the store has taken a write of that key under the driver's tag, and Ended that the write has ended. A
-// key does not return while a write of it that the store took before is in progress.
+// RequestBegan says that the store has taken a write of that key under the driver's tag, and RequestEnded that the
+// write has ended. A key does not return while a write of it that the store took before is in progress.
 //
 // hot: 0 allocs
-func (src *Source) Began(tag uint32, key []byte) {
+func (src *Source) RequestBegan(tag uint32, key []byte) {
 	for int(tag) >= len(src.writes) {
 		src.writes = append(src.writes, 0)
 	}
 	src.writes[tag] = src.hash(key) | 1<<32
 }
 
-// Ended says that the request with that tag has ended.
+// RequestEnded says that the request with that tag has ended.
 //
 // hot: 0 allocs
-func (src *Source) Ended(tag uint32) {
+func (src *Source) RequestEnded(tag uint32) {
 	if int(tag) < len(src.writes) { // else it was no write
 		src.writes[tag] = 0
 	}

@@ -95,7 +95,7 @@ func (src *Source) begin(oi int32) bool {
 		}
 	}
 	if o.awaitsReturn || o.do == kvstore.Put && len(o.value) > src.cfg.MaxValueBytes {
-		if src.leaving {
+		if src.abandoned {
 			src.finish(oi, kvstore.DeviceError, 0)
 			return true
 		}

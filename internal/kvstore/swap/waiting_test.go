@@ -92,7 +92,7 @@ func TestWritesThatWaitForTheirKeyDoNotKeepItFromReturning(t *testing.T) {
 	// One append of the last key is under way when the keys are gathered; the others wait behind it.
 	put()
 	h.m.Observe(w.now, 0, 1<<40, make([]Load, 1))
-	h.m.gather(0)
+	h.m.beginBatch(0)
 	answered := 0
 	for range 100 {
 		answered += len(w.quick(func() {

@@ -270,7 +270,7 @@ func (h *Host) control(p *lab.Proc) {
 		}
 		h.connects++
 		h.lab.Sim.Tracef("%s: associated, controller %d", h.name, a.cntlid)
-		for !h.stop && h.keep(p, a) {
+		for !h.stop && h.useAssociation(p, a) {
 		}
 		if !a.over && h.stop {
 			for h.busy > 0 && !a.admin.over {
@@ -292,8 +292,8 @@ func (h *Host) keepAlive(p *lab.Proc, a *association) bool {
 	return h.run(p, a.admin, sqe, nil, false).ok()
 }
 
-// keep lets an association live for a while and then does something to it. False: it is over.
-func (h *Host) keep(p *lab.Proc, a *association) bool {
+// useAssociation lets an association live for a while and then does something to it. False: it is over.
+func (h *Host) useAssociation(p *lab.Proc, a *association) bool {
 	p.Sleep(20e6 + h.rng.Int64N(keepAliveNS))
 	for _, q := range append([]*hostQueue{a.admin}, a.io...) {
 		if q.over {

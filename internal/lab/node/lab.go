@@ -177,14 +177,14 @@ func (l *Lab) Run() string {
 	}
 	l.watch()
 	for range 8 + l.rng.IntN(8) {
-		if !l.pass(int64(50e6) + l.rng.Int64N(2e9)) {
+		if !l.advance(int64(50e6) + l.rng.Int64N(2e9)) {
 			return l.violation
 		}
 		l.act()
 	}
 	l.heal()
 	l.disturb = false
-	l.pass(1e9)
+	l.advance(1e9)
 	for _, h := range l.Hosts {
 		h.stop = true
 		h.wakeAll()
@@ -209,8 +209,8 @@ func (l *Lab) watch() {
 	l.Sim.After(1e9, l.watch)
 }
 
-// pass lets time pass; false: there is a violation.
-func (l *Lab) pass(ns int64) bool {
+// advance lets time pass; false: there is a violation.
+func (l *Lab) advance(ns int64) bool {
 	l.Sim.Run(ns, func() bool { return l.violation != "" })
 	return l.violation == ""
 }
@@ -258,7 +258,7 @@ func (l *Lab) act() {
 		for _, f := range l.Disks[ns.disk].Flights {
 			l.notRemoved(ns.disk, &f.Request)
 		}
-		l.pass(l.rng.Int64N(300e6))
+		l.advance(l.rng.Int64N(300e6))
 		l.heal()
 		if ns.gone = false; ns.kv {
 			if err := l.Node.openStore(ns); err != nil {
@@ -365,7 +365,7 @@ func (l *Lab) crash(power bool) {
 			r.crash(l.Sim.Now(), power && !ns.kv, l.choices)
 		}
 	}
-	l.pass(l.rng.Int64N(100e6))
+	l.advance(l.rng.Int64N(100e6))
 	l.heal()
 	var err error
 	if l.Node, err = l.startNode(); err != nil {

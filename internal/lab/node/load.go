@@ -38,8 +38,8 @@ func (h *Host) work(p *lab.Proc) {
 	}
 }
 
-// perhapsAbort sends an Abort for a command that was just submitted, after a while.
-func (h *Host) perhapsAbort(q *hostQueue, c *command) {
+// maybeAbort sends an Abort for a command that was just submitted, after a while.
+func (h *Host) maybeAbort(q *hostQueue, c *command) {
 	if h.rng.IntN(12) != 0 {
 		return
 	}
@@ -62,7 +62,7 @@ func (h *Host) perhapsAbort(q *hostQueue, c *command) {
 func (h *Host) io(p *lab.Proc, q *hostQueue, sqe nvme.SQE, data []byte, toHost bool) (o outcome) {
 	p.Wait(func(wake func()) {
 		c := q.submit(sqe, data, toHost, func(got outcome) { o = got; wake() })
-		h.perhapsAbort(q, c)
+		h.maybeAbort(q, c)
 	})
 	switch {
 	case o.lost:
@@ -174,13 +174,13 @@ func (h *Host) readBlocks(p *lab.Proc, q *hostQueue, sqe nvme.SQE, regs []*regis
 	for i, r := range regs {
 		r.close(began[i])
 		if o.ok() {
-			h.judge(r, start, data[i*blockBytes:][:blockBytes])
+			h.checkBlock(r, start, data[i*blockBytes:][:blockBytes])
 		}
 	}
 }
 
-// judge holds a block that was read to the model.
-func (h *Host) judge(r *register, start int64, b []byte) {
+// checkBlock holds a block that was read to the model.
+func (h *Host) checkBlock(r *register, start int64, b []byte) {
 	stamp, whole := stampOf(b)
 	if !whole {
 		h.lab.Violation("%s: %s holds a mixture of writes: %x", h.name, r.name, b[:64])
@@ -219,7 +219,7 @@ func (h *Host) compareAndWrite(p *lab.Proc, q *hostQueue, sqe nvme.SQE, ns *name
 	if !o.ok() || len(q.commands)+2 > q.depth || q.over {
 		return
 	}
-	h.judge(r, start, old)
+	h.checkBlock(r, start, old)
 	was, _ := stampOf(old)
 	stamp := h.lab.stamp()
 	h.lab.writers[stamp] = q.a

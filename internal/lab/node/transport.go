@@ -67,8 +67,8 @@ func (n *Node) accept(end *lab.End) {
 	n.conns[c] = true
 }
 
-// Lend implements connection.Transport.
-func (t transport) Lend(b bufpool.Buf) { t.pending = append(t.pending, b) }
+// HoldUntilSent implements connection.Transport.
+func (t transport) HoldUntilSent(b bufpool.Buf) { t.pending = append(t.pending, b) }
 
 // Paused implements connection.Transport.
 func (t transport) Paused() bool { return t.end.Unsent() > backlogBytes }
@@ -112,8 +112,8 @@ func (t transport) Shut(reason string) {
 // Lost implements connection.Transport.
 func (t transport) Lost() bool { return t.dead || t.end.Over() }
 
-// Bye implements connection.Transport.
-func (t transport) Bye() { t.flush() }
+// Linger implements connection.Transport.
+func (t transport) Linger() { t.flush() }
 
 // LocalAddress implements connection.Transport.
 func (t transport) LocalAddress() string { return "10.0.0.2" }
@@ -210,6 +210,6 @@ func (c *conn) release() {
 	c.released = true
 	c.LogClosed(c.reason, "", nil)
 	c.Release(c.resume)
-	c.ticket.Leave()
+	c.ticket.Close()
 	delete(c.n.conns, c)
 }

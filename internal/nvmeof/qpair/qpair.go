@@ -6,7 +6,7 @@
 //	capsule ──> Begin ─┬─> Handler.Execute, Admin
 //	                   └─> data arrives ──> Arrived ──┘
 //	Wire.SendResponse, SendData, Fetch <── Respond, RespondData, RequestData <── the driver
-//	data fetched ──> Came, Done ──> Handler.Fetched
+//	data fetched ──> DataReceived, Done ──> Handler.Fetched
 //
 // Source: NVMe Base 2.0, chapter 3; NVM Command Set 1.0, section 2.3.
 package qpair
@@ -121,8 +121,8 @@ type QPair struct {
 	fusedFailed bool
 	// awaited is how many bytes were asked for that have not come.
 	awaited int
-	// came is how many bytes of data have come from the host.
-	came uint64
+	// received is how many bytes of data have come from the host.
+	received uint64
 }
 
 // ExtraSlots are slots beyond the queue's entries. A zombie, an aborted command that is still with the handler, keeps
@@ -217,8 +217,8 @@ func (q *QPair) Full() bool { return q.zombies > 0 && len(q.free) == 0 }
 // AwaitedBytes is how much data was asked for that has not come.
 func (q *QPair) AwaitedBytes() int { return q.awaited }
 
-// CameBytes is how much data has come from the host, in capsules and as asked for.
-func (q *QPair) CameBytes() uint64 { return q.came }
+// ReceivedBytes is how much data has come from the host, in capsules and as asked for.
+func (q *QPair) ReceivedBytes() uint64 { return q.received }
 
 // Outcome is what Begin has made of a command.
 type Outcome uint8
@@ -506,13 +506,13 @@ func (q *QPair) await(slot int, buf []byte) {
 	s.Gen++
 }
 
-// Came says that n more bytes of slot's data are in Data, behind those that Got counts.
+// DataReceived says that n more bytes of slot's data are in Data, behind those that Got counts.
 //
 // hot: 0 allocs
-func (q *QPair) Came(slot, n int) {
+func (q *QPair) DataReceived(slot, n int) {
 	s := &q.slots[slot]
 	s.Got += n
-	q.came += uint64(n)
+	q.received += uint64(n)
 	if s.state == slotFetching {
 		q.awaited -= n
 	}

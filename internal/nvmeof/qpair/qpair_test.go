@@ -54,7 +54,7 @@ func newRig(a *qpair.Attachment) *rig {
 		if o != qpair.Arriving {
 			panic("Connect is not taken")
 		}
-		r.Came(i, nvme.ConnectDataSize)
+		r.DataReceived(i, nvme.ConnectDataSize)
 		r.Arrived(i, true)
 		r.Attach(*a)
 		r.Respond(i, nvme.Success, 0)
@@ -92,7 +92,7 @@ func (r *rig) Fetch(slot int) {
 func (r *rig) come(slot int, ok bool) {
 	s := r.Slot(slot)
 	s.Bad = !ok
-	r.Came(slot, len(s.Data))
+	r.DataReceived(slot, len(s.Data))
 	r.Done(slot)
 }
 
@@ -153,7 +153,7 @@ func (r *rig) take(e *nvme.SQE) (int, qpair.Outcome) {
 	}
 	i, o := r.Begin(e, n)
 	if o == qpair.Arriving {
-		r.Came(i, len(r.Slot(i).Data))
+		r.DataReceived(i, len(r.Slot(i).Data))
 		r.Arrived(i, true)
 	}
 	return i, o
@@ -259,7 +259,7 @@ func TestInCapsuleDataIsJudgedByTheNamespacesOfWhenItIsThere(t *testing.T) {
 				t.Fatalf("outcome %d", o)
 			}
 			r.SetTable(tc.now)
-			r.Came(i, 512)
+			r.DataReceived(i, 512)
 			r.Arrived(i, true)
 			answers := 1
 			if fused {

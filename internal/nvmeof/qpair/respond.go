@@ -57,9 +57,9 @@ func (q *QPair) refuse(slot int, status nvme.Status) {
 	q.Respond(slot, status, 0)
 }
 
-// Note tells the handler that slot's command has failed, although the host cannot be told: the
+// NoteFailed tells the handler that slot's command has failed, although the host cannot be told: the
 // connection is lost with it.
-func (q *QPair) Note(slot int, status nvme.Status) { q.h.Failed(slot, status) }
+func (q *QPair) NoteFailed(slot int, status nvme.Status) { q.h.Failed(slot, status) }
 
 // Abort responds to slot's command as aborted while the handler still has it; its
 // own Respond, when it comes, only frees the slot. Of a fused pair that executes, both are to be aborted.

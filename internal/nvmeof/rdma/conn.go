@@ -5,7 +5,7 @@
 //
 //	capsule ──> Received ──> Begin, Arrived ──> Handler
 //	Out <── SEND (SendResponse), WRITE + SEND (SendData), READ (Fetch) <── QPair <── the driver
-//	completion ──> Completed ──> Came, Done; Sink.Sent
+//	completion ──> Completed ──> DataReceived, Done; Sink.Sent
 //
 // A read command costs one receive, one RDMA WRITE and one SEND. A write command costs one receive, at most one RDMA
 // READ and one SEND. The WRITE is posted unsignaled directly before its SEND: the queue pair executes the two in order,
@@ -193,7 +193,7 @@ func (c *Conn) Received(capsule []byte) bool {
 		c.fail("sequence", "commands before Connect")
 	case qpair.Arriving:
 		s := c.Slot(slot)
-		c.Came(slot, copy(s.Data, data))
+		c.DataReceived(slot, copy(s.Data, data))
 		c.Arrived(slot, true)
 	case qpair.Taken:
 	}
@@ -320,7 +320,7 @@ func (c *Conn) post() {
 		if !ok {
 			c.fetches.pop()
 			s.Bad = true
-			c.Came(i, len(s.Data))
+			c.DataReceived(i, len(s.Data))
 			c.Done(i)
 			continue
 		}
@@ -376,7 +376,7 @@ func (c *Conn) fetched(i int, w *wr.Completion) {
 	}
 	if w.Status != wr.StatusOK {
 		if w.Status != wr.StatusFlushed {
-			c.Note(i, nvme.DataTransferError|nvme.DNR)
+			c.NoteFailed(i, nvme.DataTransferError|nvme.DNR)
 		}
 		c.broken(w.Status, "RDMA READ")
 		return
@@ -384,7 +384,7 @@ func (c *Conn) fetched(i int, w *wr.Completion) {
 	if c.closed {
 		return
 	}
-	c.Came(i, len(s.Data))
+	c.DataReceived(i, len(s.Data))
 	c.Done(i)
 }
 

@@ -53,15 +53,15 @@ func (f *Service) initEnds() {
 	f.ends.holders = map[*nvmeof.Controller]*fence.Holder{}
 	f.ends.flushers = newFlushers(f)
 	var err error
-	f.ends.timer, err = f.cfg.Env.NewTimer(turn.Coarse, f.look)
+	f.ends.timer, err = f.cfg.Env.NewTimer(turn.Coarse, f.checkDrains)
 	invariants.Check(err == nil, "target: a coarse timer needs nothing of the system")
 }
 
-// lookSoon lets look run. From any goroutine, with any locks held.
-func (f *Service) lookSoon() { f.ends.timer.Reset(1) }
+// scheduleCheck lets look run. From any goroutine, with any locks held.
+func (f *Service) scheduleCheck() { f.ends.timer.Reset(1) }
 
-// look tells the machine what has drained and what was flushed.
-func (f *Service) look() {
+// checkDrains tells the machine what has drained and what was flushed.
+func (f *Service) checkDrains() {
 	f.ends.mu.Lock()
 	flushed := f.ends.flushed
 	f.ends.flushed = nil
@@ -80,7 +80,7 @@ func (f *Service) look() {
 func (f *Service) join(c *nvmeof.Controller, share *fence.Share) {
 	h := f.ends.holders[c]
 	if h == nil {
-		h = fence.NewHolder(f.lookSoon)
+		h = fence.NewHolder(f.scheduleCheck)
 		for h.Epoch() < c.Epoch() { // the queues of earlier epochs are gone, and their holder with them
 			h.Raise()
 		}
@@ -90,9 +90,9 @@ func (f *Service) join(c *nvmeof.Controller, share *fence.Share) {
 	h.Join(share)
 }
 
-// settle carries out those of the machine's actions that must be carried out under the lock, tells the machine of
-// drains, and returns the other actions. mu is held.
-func (f *Service) settle() (rest []nvmeof.Action) {
+// carryOutLocked carries out those of the machine's actions that must be carried out under the lock, tells the machine
+// of drains, and returns the other actions. mu is held.
+func (f *Service) carryOutLocked() (rest []nvmeof.Action) {
 	for {
 		actions := f.target.TakeActions()
 		for i := range actions {
@@ -134,8 +134,8 @@ func (f *Service) takeDrained() bool {
 	return len(drained) > 0
 }
 
-// forgetHolder drops the holder of a controller whose admin queue is gone, unless its drain is awaited. mu is held.
-func (f *Service) forgetHolder(c *nvmeof.Controller) {
+// dropHolder drops the holder of a controller whose admin queue is gone, unless its drain is awaited. mu is held.
+func (f *Service) dropHolder(c *nvmeof.Controller) {
 	for _, r := range f.ends.raised {
 		if r.ctrl == c {
 			return

@@ -96,7 +96,7 @@ func (u *flusher) Done(*drive.IO) bool {
 	e.mu.Lock()
 	e.flushed = append(e.flushed, u)
 	e.mu.Unlock()
-	u.f.lookSoon()
+	u.f.scheduleCheck()
 	return false
 }
 

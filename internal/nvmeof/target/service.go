@@ -173,19 +173,19 @@ func (f *Service) Remove(id nvmeof.ConnID, c *nvmeof.Controller, qid uint16, usa
 	} else {
 		f.target.CancelConnect(id)
 	}
-	rest := f.settle()
+	rest := f.carryOutLocked()
 	if c != nil && qid == 0 {
-		f.forgetHolder(c)
+		f.dropHolder(c)
 		f.setTimer() // the bound of its drain may begin without an action
 	}
-	f.carryOut(rest)
+	f.unlockAndCarryOut(rest)
 }
 
 // release unlocks and carries out the machine's actions.
-func (f *Service) release() { f.carryOut(f.settle()) }
+func (f *Service) release() { f.unlockAndCarryOut(f.carryOutLocked()) }
 
-// carryOut unlocks and carries out actions.
-func (f *Service) carryOut(actions []nvmeof.Action) {
+// unlockAndCarryOut unlocks and carries out actions.
+func (f *Service) unlockAndCarryOut(actions []nvmeof.Action) {
 	if len(actions) > 0 {
 		f.setTimer() // there may be a bound, or an earlier one
 	}

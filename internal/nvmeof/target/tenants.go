@@ -99,8 +99,8 @@ func (f *Service) announceTenant(t *tenantState) {
 	}
 }
 
-// forgotten asks every drive to forget a number and reports whether all have.
-func (f *Service) forgotten(n tenant.ID) bool {
+// forgetOnDrives asks every drive to forget a number and reports whether all have.
+func (f *Service) forgetOnDrives(n tenant.ID) bool {
 	all := true
 	for _, o := range f.cfg.SSDs {
 		if o != nil && !o.RemoveTenant(n) {
@@ -114,7 +114,7 @@ func (f *Service) forgotten(n tenant.ID) bool {
 func (f *Service) newTenant(t *tenantState) *tenantState {
 	ts := &f.tenants
 	ts.leaving = slices.DeleteFunc(ts.leaving, func(n tenant.ID) bool {
-		gone := f.forgotten(n)
+		gone := f.forgetOnDrives(n)
 		if gone {
 			ts.free = append(ts.free, n)
 		}
@@ -132,7 +132,7 @@ func (f *Service) newTenant(t *tenantState) *tenantState {
 
 // dropTenant forgets a tenant.
 func (f *Service) dropTenant(t *tenantState) {
-	if f.forgotten(t.Number) {
+	if f.forgetOnDrives(t.Number) {
 		f.tenants.free = append(f.tenants.free, t.Number)
 	} else {
 		f.tenants.leaving = append(f.tenants.leaving, t.Number)

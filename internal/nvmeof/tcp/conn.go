@@ -156,7 +156,7 @@ func (c *Conn) Placed(n int) {
 	if c.in.DataDigest {
 		c.digest = pdu.UpdateDigest(c.digest, s.Data[s.Got:s.Got+n])
 	}
-	c.Came(c.cur, n)
+	c.DataReceived(c.cur, n)
 	c.left -= n
 	if c.left == 0 && !c.digestDue {
 		c.dataDone()

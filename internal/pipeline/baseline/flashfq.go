@@ -101,7 +101,7 @@ func (f *FlashFQ) SetTenant(_ int64, t tenant.ID, weight int) {
 
 // RemoveTenant implements pipeline.Policy.
 func (f *FlashFQ) RemoveTenant(_ int64, t tenant.ID) {
-	f.forgo(t)
+	f.endAnticipation(t)
 	f.flows[t] = flow{}
 }
 
@@ -126,7 +126,7 @@ func (f *FlashFQ) Enqueue(now int64, io pipeline.IO) {
 		if fl.idleNS > 0 {
 			fl.hopeful = now-fl.idleNS <= f.cfg.AnticipateNS
 		}
-		f.forgo(io.Tenant)
+		f.endAnticipation(io.Tenant)
 	}
 	f.ios.push(&fl.queue, io.Tag)
 	if fl.queue.n == 1 {
@@ -137,8 +137,8 @@ func (f *FlashFQ) Enqueue(now int64, io pipeline.IO) {
 	}
 }
 
-// forgo ends the anticipation of a tenant.
-func (f *FlashFQ) forgo(t tenant.ID) {
+// endAnticipation ends the anticipation of a tenant.
+func (f *FlashFQ) endAnticipation(t tenant.ID) {
 	if !f.flows[t].anticipated {
 		return
 	}

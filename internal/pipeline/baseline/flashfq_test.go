@@ -195,7 +195,7 @@ func TestFlashFQIdlenessEarnsNothing(t *testing.T) {
 		}
 		tag := f.Dispatch(1, nil)[0]
 		f.Complete(1, tag, pipeline.Result{})
-		f.forgo(f.ios[tag].tenant)
+		f.endAnticipation(f.ios[tag].tenant)
 		return f.ios[tag].tenant
 	}
 	for range 1000 {

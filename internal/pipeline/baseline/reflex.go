@@ -211,7 +211,7 @@ func (f *ReFlex) Dispatch(now int64, dst []pipeline.Tag) []pipeline.Tag {
 	if len(f.known) == 0 {
 		return dst
 	}
-	bucket := f.give(now)
+	bucket := f.distribute(now)
 	first := f.turn
 	if first >= len(f.known) {
 		first = 0
@@ -257,8 +257,9 @@ func (f *ReFlex) Dispatch(now int64, dst []pipeline.Tag) []pipeline.Tag {
 	return dst
 }
 
-// give hands out the tokens for the time since the last round and returns the spare ones, which any tenant may use.
-func (f *ReFlex) give(now int64) (bucket int64) {
+// distribute hands out the tokens for the time since the last round and returns the spare ones, which any tenant may
+// use.
+func (f *ReFlex) distribute(now int64) (bucket int64) {
 	dt := now - f.roundNS
 	if dt < roundNS {
 		return 0

@@ -45,9 +45,9 @@ const (
 	rounds = 3
 	// phaseNS is how long a load runs; the first quarter is not counted. On a slow drive a load runs longer: until all
 	// reads that were outstanding at first have completed, and then in proportion.
-	phaseNS   = 7_000_000
-	settleNS  = phaseNS / 4
-	leastPart = 1
+	phaseNS  = 7_000_000
+	settleNS = phaseNS / 4
+	minPart  = 1
 	// busyPart is the part of the best rate above which a drive counts as busy.
 	busyPart = 0.97
 	large    = 128 << 10
@@ -87,7 +87,7 @@ func (c *Calibration) Complete(now, latencyNS int64) {
 		c.completed++
 		c.latencySum += latencyNS
 		c.lastNS = now
-		c.draining = now-c.beganNS >= phaseNS && c.completed >= leastPart*depth
+		c.draining = now-c.beganNS >= phaseNS && c.completed >= minPart*depth
 	}
 	if c.draining && c.outstanding == 0 {
 		c.end()

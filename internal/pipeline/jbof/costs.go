@@ -43,8 +43,8 @@ type Costs struct {
 	// place and placeByte are the fixed and the per-byte part of the window that a read takes. A read of 128 KiB keeps
 	// more dies busy than one of 4 KiB, but not in proportion to its cost.
 	place, placeByte float64
-	// wide is the size of the window relative to the one that reads alone need.
-	wide float64
+	// width is the size of the window relative to the one that reads alone need.
+	width float64
 
 	probe probe
 
@@ -53,8 +53,9 @@ type Costs struct {
 	saturatedNS                  int64        // time for which I/Os of any lane were queued
 	reads, readBytes, writeBytes float64
 	othersNS, readLatencyNS      float64
-	// quiet counts intervals without writes. After writes a drive flushes its buffer and collects garbage for a while.
-	quiet int
+	// readOnly counts intervals without writes. After writes a drive flushes its buffer and collects garbage for a
+	// while.
+	readOnly int
 
 	// Values for Stats.
 	latency              [pipeline.Classes]float64
@@ -65,10 +66,10 @@ type Costs struct {
 type probe struct {
 	// left is the number of intervals until the current probe ends, 0 if there is none. wait is the number of intervals
 	// until the next probe, waits the value from which wait counted down.
-	left, wait, waits int
-	// rest is the number of intervals from which nothing is learned, because the drive is still busy with what the
+	left, wait, waitedFrom int
+	// settling is the number of intervals from which nothing is learned, because the drive is still busy with what the
 	// probe wrote.
-	rest int
+	settling int
 	// tilt multiplies the cost of reads during a probe.
 	tilt int64
 	// read is the reads' part of the time, written the bytes written per ns: the values before the probe, and the sums
@@ -77,10 +78,10 @@ type probe struct {
 	sumRead, sumWritten float64
 	// known is set after the first probe.
 	known bool
-	// usual is a moving average of the sum of costs; a deviation shows that the drive's state has changed. strange
+	// average is a moving average of the sum of costs; a deviation shows that the drive's state has changed. strange
 	// counts consecutive intervals that deviate.
-	usual   float64
-	strange int
+	average   float64
+	deviating int
 }
 
 const (
@@ -89,24 +90,24 @@ const (
 	// mixGain and readGain are the weights of an interval in the moving averages of a mix, which changes with the
 	// drive's state within a second, and of the cost of reads.
 	mixGain, readGain = 0.25, 0.05
-	// leastWrites is the part of an interval's cost that writes must have to be measured against reads.
-	leastWrites = 0.03
-	// tooDear is by how much the estimated cost of writes is lowered after an interval in which writes kept reads from
-	// a drive that was not busy.
-	tooDear = 0.1
-	// quietIntervals is the number of intervals without writes after which an interval counts as reads only.
-	quietIntervals = 25
-	// dearestWrite and cheapestWrite bound the cost of a written byte relative to a byte read in 4 KiB reads.
-	dearestWrite, cheapestWrite = 64, 0.25
-	// cheapestOther is the least cost of an operation that moves no data, in 4 KiB reads. Their cost is measured in
-	// intervals in which they make up at least leastOthers of the total; above mostOthers nothing else is measured.
-	cheapestOther, leastOthers, mostOthers = 0.25, 0.05, 0.5
+	// minWrites is the part of an interval's cost that writes must have to be measured against reads.
+	minWrites = 0.03
+	// overpricedStep is by how much the estimated cost of writes is lowered after an interval in which writes kept
+	// reads from a drive that was not busy.
+	overpricedStep = 0.1
+	// readOnlyIntervals is the number of intervals without writes after which an interval counts as reads only.
+	readOnlyIntervals = 25
+	// maxWriteCost and minWriteCost bound the cost of a written byte relative to a byte read in 4 KiB reads.
+	maxWriteCost, minWriteCost = 64, 0.25
+	// minOtherCost is the least cost of an operation that moves no data, in 4 KiB reads. Their cost is measured in
+	// intervals in which they make up at least minOthers of the total; above maxOthers nothing else is measured.
+	minOtherCost, minOthers, maxOthers = 0.25, 0.05, 0.5
 	// otherMaxNS bounds the cost of an operation that moves no data.
 	otherMaxNS = 2_000_000
 	// mixedWidth is the width of the window while there are writes, because reads wait for programs in the drive.
 	mixedWidth = 1.75
-	// leastMixed is the part of the cost that reads and writes each must have for the load to count as mixed.
-	leastMixed = 0.1
+	// minMixed is the part of the cost that reads and writes each must have for the load to count as mixed.
+	minMixed = 0.1
 
 	// stormUp and stormDown are the weights of an interval in the average Costs.storm.
 	stormUp, stormDown = 0.7, 0.04
@@ -120,10 +121,10 @@ const (
 	probeTilt               = 4
 	probeFirst, probeLast   = 5, 15000
 	probeMore               = 64
-	probeRest               = 12
-	// The estimate for writes is discarded after strangeLow consecutive intervals whose sum of costs is below the usual
-	// one by strangePart, or after strangeMost in which it is above; an empty buffer has that effect, too.
-	strangeLow, strangeMost, strangePart = 5, 25, 0.25
+	probeSettling           = 12
+	// The estimate for writes is discarded after deviatesLow consecutive intervals whose sum of costs is below the
+	// usual one by deviationPart, or after deviatesHigh in which it is above; an empty buffer has that effect, too.
+	deviatesLow, deviatesHigh, deviationPart = 5, 25, 0.25
 )
 
 // NewCosts returns the estimate for a profile. Zero fields take the values of a typical drive.
@@ -142,8 +143,8 @@ func NewCosts(pr Profile) Costs {
 		pr.LargeDepth = d.LargeDepth
 	}
 	c := Costs{fixed: pr.Fixed, readNS: pr.ReadNS, readByteNS: pr.ReadByteNS, depth: float64(pr.Depth),
-		baseNS: pr.LatencyNS, quiet: quietIntervals, wide: 1, otherPart: 0.1}
-	c.probe.wait, c.probe.waits = probeFirst, probeFirst
+		baseNS: pr.LatencyNS, readOnly: readOnlyIntervals, width: 1, otherPart: 0.1}
+	c.probe.wait, c.probe.waitedFrom = probeFirst, probeFirst
 	small, big := 1/float64(pr.Depth), 1/float64(pr.LargeDepth)
 	c.placeByte = max(big-small, 0) / (large - unit)
 	c.place = small - c.placeByte*unit
@@ -163,7 +164,7 @@ const windowOne = 1 << 20
 // Window returns how much may be outstanding, in the units of request.place. It is a number of reads and not a time: if
 // the cost of reads were overestimated, a window of constant time would hold fewer of them, the drive would do less,
 // and reads would seem to cost even more.
-func (c *Costs) Window() int64 { return int64(c.wide * windowOne) }
+func (c *Costs) Window() int64 { return int64(c.width * windowOne) }
 
 // Of returns the cost of an I/O and the place that it takes in the window.
 //
@@ -196,7 +197,7 @@ func (c *Costs) Probing() bool { return c.probe.left > 0 }
 
 // other returns the cost of an operation that moves no data.
 func (c *Costs) other(op pipeline.Op) float64 {
-	return max(c.otherPart*c.otherNS[op], cheapestOther*c.UnitNS())
+	return max(c.otherPart*c.otherNS[op], minOtherCost*c.UnitNS())
 }
 
 // Tilt returns the current factor on the cost of reads.
@@ -265,41 +266,41 @@ func (c *Costs) laneNS(lane int) float64 {
 // Learn ends an interval of ns. weights are the sums of the weights of the tenants active in each lane.
 func (c *Costs) Learn(weights [lanes]int64, ns int64) {
 	if c.writeBytes > 0 {
-		c.quiet = 0
+		c.readOnly = 0
 	} else {
-		c.quiet++
+		c.readOnly++
 	}
 	dt := float64(max(ns, 1))
 	readsNS, writesNS := c.laneNS(readLane), c.laneNS(writeLane)
 	mixed := false
 	if cost := readsNS + writesNS + c.othersNS; cost > 0 {
-		mixed = min(writesNS, readsNS) > leastMixed*cost
-		c.widen(mixed && min(c.waitedNS[readLane], c.waitedNS[writeLane]) > ns/2)
-		c.targetRate = (c.readBytes + c.writeBytes) * 1e9 / cost * max(1, c.probe.usual)
+		mixed = min(writesNS, readsNS) > minMixed*cost
+		c.adaptWidth(mixed && min(c.waitedNS[readLane], c.waitedNS[writeLane]) > ns/2)
+		c.targetRate = (c.readBytes + c.writeBytes) * 1e9 / cost * max(1, c.probe.average)
 	}
 	c.doneRate = (c.readBytes + c.writeBytes) * 1e9 / dt
-	if writesNS >= leastMixed*dt {
+	if writesNS >= minMixed*dt {
 		c.average(&c.storm, 1, stormUp)
 	} else {
 		c.average(&c.storm, 0, stormDown)
 	}
 	saturated := !c.fixed && c.saturated(readsNS, dt)
-	if saturated && c.probe.left == 0 && c.readsMeetNobody(dt) {
-		c.writeByteNS = max(c.writeByteNS*(1-tooDear), min(c.writeByteNS, c.UnitNS()/unit))
+	if saturated && c.probe.left == 0 && c.writesOverpriced(dt) {
+		c.writeByteNS = max(c.writeByteNS*(1-overpricedStep), min(c.writeByteNS, c.UnitNS()/unit))
 	}
-	if saturated && c.othersNS > leastOthers*dt {
+	if saturated && c.othersNS > minOthers*dt {
 		want := (dt - readsNS - writesNS) / c.othersNS
 		c.otherPart *= 1 + mixGain*(min(max(want, 0.25), 2)-1)
 		c.otherPart = min(max(c.otherPart, 1e-3), 1)
 	}
-	saturated = saturated && c.othersNS < mostOthers*dt
+	saturated = saturated && c.othersNS < maxOthers*dt
 	switch {
-	case saturated && c.writeBytes == 0 && c.quiet >= quietIntervals && c.reads > 0:
+	case saturated && c.writeBytes == 0 && c.readOnly >= readOnlyIntervals && c.reads > 0:
 		c.learnReads(dt / readsNS)
-	case saturated && readsNS < leastWrites*dt && writesNS >= leastMixed*dt:
+	case saturated && readsNS < minWrites*dt && writesNS >= minMixed*dt:
 		c.average(&c.writeByteNS, c.bound((dt-readsNS-c.othersNS)/c.writeBytes), mixGain)
 		c.probe.known, c.probe.left = true, 0
-	case saturated && (c.probe.left > 0 || writesNS >= leastWrites*dt && readsNS >= leastWrites*dt):
+	case saturated && (c.probe.left > 0 || writesNS >= minWrites*dt && readsNS >= minWrites*dt):
 		c.learnMix(readsNS/dt, c.writeBytes/dt, float64(weights[readLane])/float64(max(weights[writeLane], 1)))
 	default:
 		c.probe.left = 0
@@ -308,14 +309,14 @@ func (c *Costs) Learn(weights [lanes]int64, ns int64) {
 	c.saturatedNS, c.reads, c.readBytes, c.writeBytes, c.othersNS, c.readLatencyNS = 0, 0, 0, 0, 0, 0
 }
 
-// widen adapts the width of the window. In a mix, reads wait for programs in the drive, and more of them must be
+// adaptWidth adapts the width of the window. In a mix, reads wait for programs in the drive, and more of them must be
 // outstanding to keep it busy. But if all I/Os of a lane fit the window, the drive decides who is served, and the
 // window is too wide.
-func (c *Costs) widen(bothWait bool) {
+func (c *Costs) adaptWidth(bothWait bool) {
 	if bothWait {
-		c.wide = min(c.wide*1.1, mixedWidth)
+		c.width = min(c.width*1.1, mixedWidth)
 	} else {
-		c.wide = max(c.wide*0.95, 1)
+		c.width = max(c.width*0.95, 1)
 	}
 }
 
@@ -326,14 +327,14 @@ func (c *Costs) saturated(readsNS, dt float64) bool {
 	if float64(c.saturatedNS) >= saturatedPart*dt {
 		return true
 	}
-	return c.reads > 0 && c.readLatencyNS-readsNS > c.reads*c.wide*float64(c.baseNS+c.WindowNS())
+	return c.reads > 0 && c.readLatencyNS-readsNS > c.reads*c.width*float64(c.baseNS+c.WindowNS())
 }
 
-// readsMeetNobody reports whether reads were queued all the time although those in the drive took hardly longer than a
+// writesOverpriced reports whether reads were queued all the time although those in the drive took hardly longer than a
 // lone read. The drive is then not busy, and the reads wait because the cost of writes is overestimated: a few writes
 // fill the window and keep reads out, and their measured cost is then whatever time the reads leave. A probe does not
 // detect this where the number of writes follows that of reads, as in a key-value store.
-func (c *Costs) readsMeetNobody(dt float64) bool {
+func (c *Costs) writesOverpriced(dt float64) bool {
 	hardly := c.baseNS + c.WindowNS()/4
 	if float64(c.waitedNS[writeLane]) <= (1-saturatedPart)*dt { // writes have all they ask for
 		hardly = c.baseNS + c.WindowNS()/2
@@ -357,8 +358,8 @@ func (c *Costs) learnReads(ratio float64) {
 // written bytes per ns. readWeight is the weight of the reading tenants relative to that of the writing ones.
 func (c *Costs) learnMix(read, written, readWeight float64) {
 	p := &c.probe
-	if p.rest > 0 {
-		p.rest--
+	if p.settling > 0 {
+		p.settling--
 		return
 	}
 	if p.left > 0 {
@@ -372,23 +373,23 @@ func (c *Costs) learnMix(read, written, readWeight float64) {
 		return
 	}
 	sum := read + written*c.writeByteNS
-	if p.usual == 0 {
-		p.read, p.written, p.usual = read, written, sum
+	if p.average == 0 {
+		p.read, p.written, p.average = read, written, sum
 	}
 	switch {
-	case sum < (1-strangePart)*p.usual:
-		p.strange += strangeMost / strangeLow
-	case sum > (1+strangePart)*p.usual:
-		p.strange++
+	case sum < (1-deviationPart)*p.average:
+		p.deviating += deviatesHigh / deviatesLow
+	case sum > (1+deviationPart)*p.average:
+		p.deviating++
 	default:
-		p.strange = 0
+		p.deviating = 0
 	}
 	c.average(&p.read, read, mixGain)
 	c.average(&p.written, written, mixGain)
-	c.average(&p.usual, sum, mixGain/8)
-	if p.strange >= strangeMost {
-		p.usual, p.strange, p.known = 0, 0, false
-		p.wait, p.waits = min(p.wait, probeFirst), probeFirst
+	c.average(&p.average, sum, mixGain/8)
+	if p.deviating >= deviatesHigh {
+		p.average, p.deviating, p.known = 0, 0, false
+		p.wait, p.waitedFrom = min(p.wait, probeFirst), probeFirst
 	}
 	if p.wait--; p.wait <= 0 {
 		p.left, p.sumRead, p.sumWritten = probeTicks, 0, 0
@@ -400,8 +401,8 @@ func (c *Costs) learnMix(read, written, readWeight float64) {
 // reads.
 func (c *Costs) probed(read, written float64) {
 	p := &c.probe
-	p.waits = min(probeMore*p.waits, probeLast)
-	p.wait, p.rest = p.waits, probeRest
+	p.waitedFrom = min(probeMore*p.waitedFrom, probeLast)
+	p.wait, p.settling = p.waitedFrom, probeSettling
 	if written <= 0 {
 		return
 	}
@@ -417,7 +418,7 @@ func (c *Costs) probed(read, written float64) {
 		ns = (ns + c.writeByteNS) / 2
 	}
 	c.writeByteNS, p.known = ns, true
-	p.usual, p.strange = 0, 0
+	p.average, p.deviating = 0, 0
 }
 
 func (c *Costs) average(v *float64, sample, weight float64) { *v += weight * (sample - *v) }
@@ -425,14 +426,14 @@ func (c *Costs) average(v *float64, sample, weight float64) { *v += weight * (sa
 // bound limits the cost of a written byte to a plausible range.
 func (c *Costs) bound(byteNS float64) float64 {
 	one := c.UnitNS() / unit
-	return min(max(byteNS, cheapestWrite*one), dearestWrite*one)
+	return min(max(byteNS, minWriteCost*one), maxWriteCost*one)
 }
 
 // stats stores what is known of the drive in s.
 func (c *Costs) stats(s *pipeline.Stats) {
 	s.WriteCost = c.written() * unit / c.UnitNS()
 	s.TargetBytesPerSec, s.CompletedBytesPerSec = c.targetRate, c.doneRate
-	s.WindowNS = int64(c.wide * float64(c.WindowNS()))
+	s.WindowNS = int64(c.width * float64(c.WindowNS()))
 	full := c.baseNS + s.WindowNS
 	for class := range s.Class {
 		l := &s.Class[class]

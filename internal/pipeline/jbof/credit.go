@@ -22,9 +22,9 @@ func (p *Policy) extend(ns int64) {
 	for lane := range p.reach {
 		waited := float64(p.costs.waitedNS[lane]) / float64(max(ns, 1))
 		switch {
-		case waited > reachMost:
+		case waited > reachMax:
 			p.reach[lane] = max(p.reach[lane]*reachDown, 1)
-		case waited < reachLeast && p.costs.laneNS(lane) > reachBusy*float64(ns):
+		case waited < reachMin && p.costs.laneNS(lane) > reachBusy*float64(ns):
 			p.reach[lane] = min(p.reach[lane]*reachUp, reachLimit)
 		}
 	}
@@ -55,12 +55,12 @@ func (p *Policy) credit(ten *tenantState) int {
 	// Every tenant may have one of the most expensive I/Os outstanding, whatever its credit. So each gets credit for
 	// nearly that cost, and a tenant of more weight for more. Credit is for whole I/Os.
 	heavier := 1.0
-	if p.leastWeight > 0 {
-		heavier = max(float64(ten.weight)/float64(p.leastWeight), 1)
+	if p.minWeight > 0 {
+		heavier = max(float64(ten.weight)/float64(p.minWeight), 1)
 	}
 	dear := 1.0
 	if ten.ioNS > 0 { // on a drive without costs no I/O is more expensive than another
-		dear += dearestPart * max(float64(p.dearest())/ten.ioNS-1, 0)
+		dear += maxCostPart * max(float64(p.maxCost())/ten.ioNS-1, 0)
 	}
 	ios := max(math.Ceil(float64(ten.weight)*level/ten.ioPlace), math.Floor(heavier*dear), 1)
 	return int(math.Ceil(min(math.Floor(ios*reach)*ten.ioUnits, maxCredit)))

@@ -79,7 +79,7 @@ func TestNothingIsLeftBehind(t *testing.T) {
 	leaveNothingBehind(t, *seed)
 }
 
-// TestADriveThatCostsNothingHasCredits: there the dearest I/O, by what one costs, was 0/0.
+// TestADriveThatCostsNothingHasCredits: its most expensive I/O, divided by the cost of one, was 0/0.
 func TestADriveThatCostsNothingHasCredits(t *testing.T) { leaveNothingBehind(t, 1795323171532055813) }
 
 func leaveNothingBehind(t *testing.T, seed uint64) {
@@ -190,7 +190,7 @@ func leaveNothingBehind(t *testing.T, seed uint64) {
 				}
 			}
 			if v := p.costs.readNS + p.costs.readByteNS + p.costs.writeByteNS + p.costs.storm +
-				p.costs.wide; !(v > 0) || math.IsInf(v, 0) {
+				p.costs.width; !(v > 0) || math.IsInf(v, 0) {
 				t.Fatalf("run %d: costs %+v", run, p.costs)
 			}
 		}

@@ -53,15 +53,15 @@ const (
 	// fillRounds bounds the iterations in which fill redistributes unused credit. demandGrowth is how much more than
 	// its recent peak a tenant is expected to ask for.
 	fillRounds, demandGrowth = 8, 1.5
-	// A tenant may have outstanding at least dearestPart of the cost by which the most expensive I/O exceeds its own.
-	dearestPart = 0.8
+	// A tenant may have outstanding at least maxCostPart of the cost by which the most expensive I/O exceeds its own.
+	maxCostPart = 0.8
 	// maxCredit is the largest credit that the wire format can express.
 	maxCredit = 1<<16 - 1
 	// The reach of a lane is multiplied by reachUp, up to reachLimit, after an interval in which the lane used at least
-	// the part reachBusy of the drive's time and had I/Os queued for less than the part reachLeast of the interval. It
-	// is multiplied by reachDown after an interval in which I/Os were queued for more than reachMost. A larger reach
+	// the part reachBusy of the drive's time and had I/Os queued for less than the part reachMin of the interval. It
+	// is multiplied by reachDown after an interval in which I/Os were queued for more than reachMax. A larger reach
 	// does no harm with hosts that have no more to send.
-	reachBusy, reachLeast, reachMost, reachUp, reachDown, reachLimit = 0.05, 0.5, 0.8, 1.1, 0.8, 16
+	reachBusy, reachMin, reachMax, reachUp, reachDown, reachLimit = 0.05, 0.5, 0.8, 1.1, 0.8, 16
 	// slackWindows is how much unused time a tenant may catch up with, in windows or costs of the most expensive I/O.
 	slackWindows = 4
 	// pausedWindows and pausedIOs bound the paused I/Os of a tenant, which wait for data: enough for a distant host,
@@ -134,16 +134,16 @@ type Policy struct {
 	windows [lanes]window
 	// limit bounds the sum of taken over both windows.
 	limit int64
-	// dearestNS is the cost of the most expensive I/O of the last interval [0] and of the current one so far [1].
-	dearestNS [2]int64
+	// maxCostNS is the cost of the most expensive I/O of the last interval [0] and of the current one so far [1].
+	maxCostNS [2]int64
 	seq       uint64
 	queued    int
 	// virtual is the virtual time of the tenant dispatched last, readVirtual that of the last read.
 	virtual, readVirtual int64
 	// activeWeight is the sum of the weights of the tenants active in each lane.
 	activeWeight [lanes]int64
-	// leastWeight is the least weight of the tenants active in the last interval, 0 if there were none.
-	leastWeight int64
+	// minWeight is the least weight of the tenants active in the last interval, 0 if there were none.
+	minWeight int64
 	// level is how much of the window a tenant active in the lane may have outstanding for each unit of its weight.
 	level [lanes]float64
 	// reach multiplies the credit of the tenants active in a lane, at least 1. Distant hosts must keep more in flight
@@ -248,21 +248,21 @@ func (p *Policy) Enqueue(now int64, io pipeline.IO) {
 		ten.virtual = v
 	}
 	if q.n == 1 {
-		p.offer(io.Tenant, lane)
+		p.pushIfEligible(io.Tenant, lane)
 	}
 }
 
 // slack is how far a tenant may fall behind and still catch up, in virtual time of weight 1. It covers the time for
 // which all I/Os of a tenant may be on their way between host and node.
 func (p *Policy) slack() int64 {
-	return slackWindows * max(p.costs.WindowNS(), p.dearest()) * weightOne
+	return slackWindows * max(p.costs.WindowNS(), p.maxCost()) * weightOne
 }
 
-// dearest returns the cost of the most expensive recent I/O.
-func (p *Policy) dearest() int64 { return max(p.dearestNS[0], p.dearestNS[1]) }
+// maxCost returns the cost of the most expensive recent I/O.
+func (p *Policy) maxCost() int64 { return max(p.maxCostNS[0], p.maxCostNS[1]) }
 
-// offer puts a tenant into the heap of a lane if it has an I/O there that may be dispatched.
-func (p *Policy) offer(t tenant.ID, lane int) {
+// pushIfEligible puts a tenant into the heap of a lane if it has an I/O there that may be dispatched.
+func (p *Policy) pushIfEligible(t tenant.ID, lane int) {
 	ten := &p.tenants[t]
 	q := &ten.queues[lane]
 	if q.pos < 0 && q.n > 0 && (ten.paused < pausedIOs || ten.pausedNS < pausedWindows*p.costs.WindowNS()) {
@@ -342,7 +342,7 @@ func (p *Policy) dispatch(lane int) pipeline.Tag {
 	r := &p.ios[tag]
 	p.unlink(r)
 	r.costNS, r.place = p.costs.Of(r.op, r.len)
-	p.dearestNS[1] = max(p.dearestNS[1], r.costNS)
+	p.maxCostNS[1] = max(p.maxCostNS[1], r.costNS)
 	if v := p.virtual - p.slack(); ten.virtual < v {
 		ten.virtual = v
 	}
@@ -385,7 +385,7 @@ func units(lenBytes int64) int64 { return max((lenBytes+unit-1)/unit, 1) }
 func (p *Policy) Pause(_ int64, tag pipeline.Tag) {
 	r := &p.ios[tag]
 	r.paused = true
-	p.leave(r)
+	p.leaveWindow(r)
 	ten := &p.tenants[r.tenant]
 	ten.paused++
 	ten.pausedNS += r.costNS
@@ -416,7 +416,7 @@ func (p *Policy) unpause(r *request) {
 	ten.paused--
 	ten.pausedNS -= r.costNS
 	for lane := range ten.queues {
-		p.offer(r.tenant, lane)
+		p.pushIfEligible(r.tenant, lane)
 	}
 }
 
@@ -429,7 +429,7 @@ func (p *Policy) Complete(now int64, tag pipeline.Tag, res pipeline.Result) {
 	if r.paused {
 		p.unpause(r)
 	} else {
-		p.leave(r)
+		p.leaveWindow(r)
 		p.windows[r.lane].movedNS = now
 	}
 	ten.inflight--
@@ -447,7 +447,7 @@ func (p *Policy) NextWake() (at int64, ok bool) { return p.wakeNS, p.wakeNS != 0
 func (p *Policy) tick(now int64) {
 	p.extend(now - p.tickedNS)
 	p.costs.Learn(p.activeWeight, now-p.tickedNS)
-	p.dearestNS = [2]int64{p.dearestNS[1], 0}
+	p.maxCostNS = [2]int64{p.maxCostNS[1], 0}
 	p.limit = p.costs.Window()
 	p.tickedNS = now
 	if p.virtual > rebase {
@@ -462,7 +462,7 @@ func (p *Policy) tick(now int64) {
 			}
 		}
 	}
-	p.leastWeight = 0
+	p.minWeight = 0
 	for i := range p.tenants {
 		ten := &p.tenants[i]
 		for lane := range ten.active {
@@ -470,8 +470,8 @@ func (p *Policy) tick(now int64) {
 				p.deactivate(ten, lane)
 			}
 		}
-		if ten.active != [lanes]bool{} && (p.leastWeight == 0 || ten.weight < p.leastWeight) {
-			p.leastWeight = ten.weight
+		if ten.active != [lanes]bool{} && (p.minWeight == 0 || ten.weight < p.minWeight) {
+			p.minWeight = ten.weight
 		}
 	}
 	for lane := range p.level {

@@ -19,7 +19,7 @@ func (p *Policy) open(lane int, now int64) bool {
 	if w.inflight < minInflight || w.taken+o.taken < p.limit {
 		return true
 	}
-	return w.taken < p.limit && o.inflight > 0 && now >= p.stuckAt(lane^1)
+	return w.taken < p.limit && o.inflight > 0 && now >= p.stallsAt(lane^1)
 }
 
 // choose returns the lane whose first tenant is dispatched next, or -1.
@@ -36,8 +36,8 @@ func (p *Policy) choose(now int64) int {
 	case r == nil && w == nil:
 		return -1
 	case r == nil:
-		if p.leads(w) {
-			if at := p.stuckAt(readLane); now < at {
+		if p.tooFarAhead(w) {
+			if at := p.stallsAt(readLane); now < at {
 				p.wakeNS = at
 				return -1
 			}
@@ -54,7 +54,7 @@ func (p *Policy) choose(now int64) int {
 	if len(p.heaps[other]) == 0 || p.windows[other].taken >= p.limit && p.windows[other].inflight >= minInflight {
 		return -1
 	}
-	if at := p.stuckAt(lane); now < at {
+	if at := p.stallsAt(lane); now < at {
 		p.wakeNS = at
 		return -1
 	}
@@ -64,21 +64,21 @@ func (p *Policy) choose(now int64) int {
 	return -1
 }
 
-// leads reports whether the writing tenant w is too far ahead of the readers while these have no I/O queued but much
-// at the drive: more writes would then only slow the reads down. Readers with little at the drive do not ask for more,
-// and writes do not wait for them.
-func (p *Policy) leads(w *tenantState) bool {
+// tooFarAhead reports whether the writing tenant w is too far ahead of the readers while these have no I/O queued but
+// much at the drive: more writes would then only slow the reads down. Readers with little at the drive do not ask for
+// more, and writes do not wait for them.
+func (p *Policy) tooFarAhead(w *tenantState) bool {
 	return p.windows[readLane].taken > windowOne/4 && w.virtual > p.readVirtual+p.slack()/slackWindows
 }
 
-// stuckAt returns when a full lane counts as stalled.
-func (p *Policy) stuckAt(lane int) int64 {
+// stallsAt returns when a full lane counts as stalled.
+func (p *Policy) stallsAt(lane int) int64 {
 	w := &p.windows[lane]
 	return w.movedNS + w.inflightNS + p.costs.WindowNS() + p.costs.baseNS
 }
 
-// leave frees the I/O's place in the window.
-func (p *Policy) leave(r *request) {
+// leaveWindow frees the I/O's place in the window.
+func (p *Policy) leaveWindow(r *request) {
 	w := &p.windows[r.lane]
 	if w.inflight == 0 {
 		panic("jbof: an I/O leaves the device, but none of its lane is there")

@@ -186,14 +186,14 @@ func (d *Device) Release() {
 	defer d.mu.Unlock()
 	for _, q := range d.queues {
 		for _, h := range q.held {
-			d.letGo(h)
+			d.releaseHeld(h)
 		}
 	}
 	d.wakeAll()
 }
 
-// letGo ends the hold of a request. The caller holds mu.
-func (d *Device) letGo(h *held) {
+// releaseHeld ends the hold of a request. The caller holds mu.
+func (d *Device) releaseHeld(h *held) {
 	if h.hold {
 		h.hold = false
 		d.held--
@@ -384,8 +384,8 @@ func (d *Device) apply(r *ssd.Request) error {
 	return nil
 }
 
-// judge applies the rules to a request and reports whether one cuts the power. The caller holds mu.
-func (d *Device) judge(h *held) (crash bool) {
+// applyRules applies the rules to a request and reports whether one cuts the power. The caller holds mu.
+func (d *Device) applyRules(h *held) (crash bool) {
 	r := &h.req
 	for i := range d.rules {
 		rule := &d.rules[i]

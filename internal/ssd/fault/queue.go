@@ -42,7 +42,7 @@ func (q *queue) Submit(reqs []ssd.Request) int {
 			q.held = append(q.held, h)
 			continue
 		}
-		crash := d.judge(h)
+		crash := d.applyRules(h)
 		pass := d.io == nil && h.err == nil && h.polls == 0 && !h.hold && !h.due.After(now)
 		if !pass {
 			q.held = append(q.held, h)
@@ -102,7 +102,7 @@ func (q *queue) step(dst []ssd.Completion) (n int, again bool, due time.Time) {
 		case n == len(dst):
 		case gone:
 			h.err, h.polls, h.due = ssd.ErrGone, 0, now
-			d.letGo(h)
+			d.releaseHeld(h)
 		case h.polls > 0:
 			h.polls--
 			again = true

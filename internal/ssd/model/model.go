@@ -49,8 +49,8 @@ const (
 	dontNeedBytes = 64 << 10
 	// With more than crowd requests in flight wake-ups are at least gapNS apart, as a drive
 	// coalesces its interrupts.
-	crowd = 16
-	gapNS = 20_000
+	coalesceAbove = 16
+	gapNS         = 20_000
 	// notArmed stands for a timer that never fires.
 	notArmed = int64(1) << 62
 )
@@ -130,7 +130,7 @@ func Open(cfg Config) (*Device, error) {
 			Engine:               "model",
 		},
 	}
-	d.stopped.Go(d.keepTime)
+	d.stopped.Go(d.runTimer)
 	return d, nil
 }
 
@@ -200,7 +200,7 @@ func (d *Device) Close() error {
 	d.mu.Unlock()
 	var err error
 	if first {
-		err = d.timer.Close() // ends keepTime
+		err = d.timer.Close() // ends runTimer
 	}
 	d.stopped.Wait()
 	d.mapMu.Lock()
@@ -215,8 +215,8 @@ func (d *Device) Close() error {
 // now is the drive's time.
 func (d *Device) now() int64 { return int64(time.Since(d.start)) }
 
-// keepTime advances the drive whenever the timer fires.
-func (d *Device) keepTime() {
+// runTimer advances the drive whenever the timer fires.
+func (d *Device) runTimer() {
 	var buf [8]byte
 	for {
 		if _, err := d.timer.Read(buf[:]); err != nil {
@@ -254,7 +254,7 @@ func (d *Device) arm() { // hot: 0 allocs
 	if !ok || d.gone.Load() {
 		return
 	}
-	if d.drive.InFlight() > crowd {
+	if d.drive.InFlight() > coalesceAbove {
 		at = max(at, d.wokeNS+gapNS)
 	}
 	if at >= d.armedNS {

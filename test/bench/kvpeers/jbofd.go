@@ -19,7 +19,7 @@ import (
 // it has no page cache at all. It is durable at all times.
 type jbofdStore struct {
 	dev  *file.Device
-	part *partition.Alone
+	part *partition.Standalone
 }
 
 // fileUnit is what the file's size is a multiple of.
@@ -45,7 +45,7 @@ func openJBOFD(cfg *Config, _ bool) (engine, error) {
 	if err != nil {
 		return nil, err
 	}
-	part, err := partition.OpenAlone(dev, sc)
+	part, err := partition.OpenStandalone(dev, sc)
 	if err != nil {
 		return nil, errors.Join(err, dev.Close())
 	}
@@ -101,7 +101,7 @@ func finish(r *partition.Request, o *op) {
 
 // jbofdSession waits for each Request by itself.
 type jbofdSession struct {
-	part  *partition.Alone
+	part  *partition.Standalone
 	req   partition.Request
 	batch partition.Batch
 	done  chan struct{}
@@ -132,7 +132,7 @@ func (s *jbofdSession) Kick() {}
 
 // jbofdQueue submits in batches and is woken once for all that is done.
 type jbofdQueue struct {
-	part   *partition.Alone
+	part   *partition.Standalone
 	reqs   []partition.Request // by slot
 	ops    []*op               // by slot
 	batch  partition.Batch

@@ -214,7 +214,7 @@ func abortStarted(t *testing.T, s *Subject, p *port) {
 	p.finish(nvme.Success, c)
 	s.Shut()
 	p.begin(false, c)
-	for deadline := time.Now().Add(patience); s.Started() == 0; {
+	for deadline := time.Now().Add(eventTimeout); s.Started() == 0; {
 		if time.Now().After(deadline) {
 			t.Fatal("a command does not start")
 		}

@@ -12,8 +12,8 @@ import (
 	"jbofd/internal/nvmeof/executor"
 )
 
-// patience is how long a test waits for what must happen.
-const patience = 30 * time.Second
+// eventTimeout is how long a test waits for what must happen.
+const eventTimeout = 30 * time.Second
 
 // stage is where a command is.
 type stage uint8
@@ -65,7 +65,7 @@ var _ executor.Port = (*port)(nil)
 
 func newPort(t testing.TB, s *Subject, n int) *port {
 	p := &port{t: t, s: s, batch: s.Executor.NewBatch(), kicked: make(chan struct{}, 1),
-		account: s.Pool.Account("tenant"), late: time.NewTimer(patience)}
+		account: s.Pool.Account("tenant"), late: time.NewTimer(eventTimeout)}
 	for i := range n {
 		c := &slot{}
 		c.Command = executor.Command{SQE: &c.sqe, Plan: &c.plan, Port: p, Slot: uint32(i)}
@@ -82,7 +82,7 @@ func (p *port) close() {
 		p.mu.Unlock()
 		select {
 		case <-p.kicked:
-		case <-time.After(patience):
+		case <-time.After(eventTimeout):
 			p.t.Fatal("a Kick is owed")
 		}
 	}
@@ -164,7 +164,7 @@ func (p *port) Kick() {
 // also does if the executor owes one.
 func (p *port) wait() []*slot {
 	p.t.Helper()
-	p.late.Reset(patience)
+	p.late.Reset(eventTimeout)
 	for {
 		p.mu.Lock()
 		faults, owed := p.faults, p.owed

@@ -45,8 +45,9 @@ const (
 	recvs  = 64
 	// recvID is the first work request ID of receives.
 	recvID = 1000
-	// patience is the time limit of a wait. It is long because tests with real RDMA drivers run in an emulated machine.
-	patience = 20 * time.Second
+	// eventTimeout is the time limit of a wait. It is long because tests with real RDMA drivers run in an emulated
+	// machine.
+	eventTimeout = 20 * time.Second
 )
 
 // Association identifies the association to which a raw host's queue belongs.
@@ -60,7 +61,7 @@ type Association struct {
 // test.
 func New(t testing.TB, p verbs.Provider, target netip.AddrPort) *Host {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	ctx, cancel := context.WithTimeout(context.Background(), eventTimeout)
 	defer cancel()
 	must := func(err error) {
 		t.Helper()
@@ -114,7 +115,7 @@ func Request(qid uint16) (r cm.Request) {
 
 // Connect sends the connection request.
 func (h *Host) Connect(private []byte, reads uint8) error {
-	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	ctx, cancel := context.WithTimeout(context.Background(), eventTimeout)
 	defer cancel()
 	return h.ep.Connect(ctx, verbs.Params{PrivateData: private, ResponderResources: reads, RetryCount: 7,
 		RNRRetryCount: 7})
@@ -172,7 +173,7 @@ func (h *Host) Next() verbs.WC {
 			h.wcs = append(h.wcs, buf[:n]...)
 			continue
 		}
-		if err := h.cq.SetDeadline(time.Now().Add(patience)); err != nil {
+		if err := h.cq.SetDeadline(time.Now().Add(eventTimeout)); err != nil {
 			h.T.Fatal(err)
 		}
 		if err := h.cq.Wait(); err != nil {

@@ -57,9 +57,9 @@ type conn struct {
 	waiting held
 	// progress counts work requests that are done, for stuck to compare.
 	progress         uint32
-	took             took
+	took             drainProgress
 	touched, stalled bool
-	leaving          bool        // Bye waits
+	leaving          bool        // Linger waits
 	failed           *rdma.Fatal // found by the driver
 }
 
@@ -129,7 +129,7 @@ func (c *conn) open() (err error) {
 	}
 	defer func() {
 		if err != nil {
-			c.srv.leave(c.dev)
+			c.srv.connClosed(c.dev)
 		}
 	}()
 	entries := int(c.req.HSQSIZE()) + 1
@@ -142,7 +142,7 @@ func (c *conn) open() (err error) {
 	}
 	defer func() {
 		if err != nil {
-			c.g.leave(c.sends)
+			c.g.releasePlace(c.sends)
 		}
 	}()
 	if err = c.dev.receives.want(entries); err != nil {
@@ -150,7 +150,7 @@ func (c *conn) open() (err error) {
 	}
 	defer func() {
 		if err != nil {
-			c.undoReceives()
+			c.returnReceives()
 		}
 	}()
 	if c.piece, err = c.dev.control.get(); err != nil {
@@ -224,7 +224,7 @@ func (c *conn) shut(reason string) {
 // touches its memory no more.
 func (c *conn) close() {
 	l := turnLock{c.g}
-	fatal := c.unplug(l)
+	fatal := c.closeQueuePair(l)
 	c.Close()
 	l.Lock()
 	c.g.batches.HandOver()
@@ -245,16 +245,16 @@ func (c *conn) close() {
 		c.LogClosed(c.reason, "", nil)
 	}
 	c.Release(c.resumed)
-	c.undoReceives()
-	c.g.leave(c.sends)
-	c.srv.leave(c.dev)
+	c.returnReceives()
+	c.g.releasePlace(c.sends)
+	c.srv.connClosed(c.dev)
 }
 
 // drainFor is how long a device may take to say that a queue pair takes no more receives. Some never do.
 const drainFor = 100 * time.Millisecond
 
-// unplug ends the queue pair, and returns why the machine has ended the connection, if it has.
-func (c *conn) unplug(l sync.Locker) *rdma.Fatal {
+// closeQueuePair ends the queue pair, and returns why the machine has ended the connection, if it has.
+func (c *conn) closeQueuePair(l sync.Locker) *rdma.Fatal {
 	disconnected := c.ep.Disconnect()
 	if !c.dev.removed.Load() {
 		timeout := time.NewTimer(drainFor)
@@ -288,8 +288,8 @@ func (c *conn) unplug(l sync.Locker) *rdma.Fatal {
 	return fatal
 }
 
-// undoReceives takes back the wish for receives.
-func (c *conn) undoReceives() { _ = c.dev.receives.want(-int(c.req.HSQSIZE()) - 1) } // wanting less cannot fail
+// returnReceives takes back the wish for receives.
+func (c *conn) returnReceives() { _ = c.dev.receives.want(-int(c.req.HSQSIZE()) - 1) } // wanting less cannot fail
 
 // waitFor waits until done says so, or timeout has fired.
 func (c *conn) waitFor(done func() bool, timeout <-chan time.Time) {
@@ -328,7 +328,7 @@ func (c *conn) received(i, n int) {
 // takeWaiting takes the first command that waits and returns its receive.
 func (c *conn) takeWaiting() (receive int) {
 	h := c.waiting.pop()
-	c.dev.receives.letGo(h.tenant)
+	c.dev.receives.release(h.tenant)
 	return int(h.number)
 }
 
@@ -371,8 +371,8 @@ func (c *conn) fail(label, what string) {
 	c.m.Close()
 }
 
-// look acts on what a turn has changed, before its work requests are posted.
-func (c *conn) look() {
+// afterTurn acts on what a turn has changed, before its work requests are posted.
+func (c *conn) afterTurn() {
 	c.RecordFailuresLocked()
 	if c.AdminPending() {
 		signal(c.admin)
@@ -406,8 +406,8 @@ func (c *conn) unsent() int {
 	return c.m.Unsent()
 }
 
-// took is what stuck remembers of what the host had taken at its last look.
-type took struct {
+// drainProgress is what stuck remembers of what the host had taken at its last look.
+type drainProgress struct {
 	progress uint32
 	// busy: a response was under way.
 	busy    bool
@@ -457,8 +457,8 @@ func (c *conn) Sent(number int) {
 	}
 }
 
-// Lend implements connection.Transport.
-func (c *conn) Lend(b bufpool.Buf) { c.lent[c.m.Last()] = b }
+// HoldUntilSent implements connection.Transport.
+func (c *conn) HoldUntilSent(b bufpool.Buf) { c.lent[c.m.Last()] = b }
 
 // Paused implements connection.Transport.
 func (c *conn) Paused() bool { return false }
@@ -480,8 +480,8 @@ func (c *conn) Shut(reason string) { c.shut(reason) }
 // lingerFor is how long a host may take to receive what is sent before the connection is closed.
 const lingerFor = time.Second
 
-// Bye implements connection.Transport.
-func (c *conn) Bye() {
+// Linger implements connection.Transport.
+func (c *conn) Linger() {
 	l := turnLock{c.g}
 	l.Lock()
 	c.leaving = true

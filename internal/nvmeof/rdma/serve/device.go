@@ -85,7 +85,7 @@ func (d *device) stats() (groups, receives, held int) {
 	d.mu.Lock()
 	groups = len(d.groups)
 	d.mu.Unlock()
-	return groups, d.receives.count(), d.receives.heldNow()
+	return groups, d.receives.count(), d.receives.heldCount()
 }
 
 // close frees everything. There are no connections any more.

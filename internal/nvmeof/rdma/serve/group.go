@@ -89,8 +89,8 @@ func (g *group) handOver() {
 	g.wakeUp()
 }
 
-// leave gives back what place has promised.
-func (g *group) leave(sends int) {
+// releasePlace gives back what place has promised.
+func (g *group) releasePlace(sends int) {
 	g.dev.mu.Lock()
 	g.promised -= sends
 	g.dev.mu.Unlock()
@@ -196,7 +196,7 @@ func (g *group) complete(w *wr.Completion) {
 		g.repost(i)
 		return
 	}
-	c.Saw(g.now)
+	c.NoteActivity(g.now)
 	c.received(i, int(w.Len))
 	g.touch(c)
 }
@@ -231,7 +231,7 @@ func (g *group) finished(c *connection.Conn) { g.touch(c.Transport().(*conn)) }
 // turn has touched.
 func (g *group) post() {
 	for i, c := range g.touched {
-		c.look()
+		c.afterTurn()
 		c.touched = false
 		g.touched[i] = nil
 	}
@@ -317,7 +317,7 @@ func (g *group) giveUp(err error) {
 func (g *group) loop() {
 	defer close(g.stopped)
 	for !g.stopping.Load() {
-		if g.step() || g.srv.cfg.SpinFor > 0 && g.spin.Worthwhile() && g.spinPoll() {
+		if g.step() || g.srv.cfg.SpinFor > 0 && g.spin.ShouldSpin() && g.spinPoll() {
 			continue
 		}
 		if err := g.cq.Arm(); err != nil {

@@ -192,15 +192,15 @@ type receives struct {
 	heldAll int
 }
 
-// heldAlways is how many receives a tenant can hold whatever others do.
-const heldAlways = 8
+// minHeld is how many receives a tenant can hold whatever others do.
+const minHeld = 8
 
 // hold keeps a receive for a command of t that must wait, and reports whether it may. As with buffers, a tenant may
 // hold no more than what is left for all others: so none can take the whole queue.
 func (r *receives) hold(t tenant.ID) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if r.held[t] >= heldAlways && r.held[t] >= r.bound-r.heldAll {
+	if r.held[t] >= minHeld && r.held[t] >= r.bound-r.heldAll {
 		return false
 	}
 	r.held[t]++
@@ -208,8 +208,8 @@ func (r *receives) hold(t tenant.ID) bool {
 	return true
 }
 
-// letGo ends what hold began.
-func (r *receives) letGo(t tenant.ID) {
+// release ends what hold began.
+func (r *receives) release(t tenant.ID) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.heldAll--
@@ -218,8 +218,8 @@ func (r *receives) letGo(t tenant.ID) {
 	}
 }
 
-// heldNow is how many receives are held.
-func (r *receives) heldNow() int {
+// heldCount is how many receives are held.
+func (r *receives) heldCount() int {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return r.heldAll

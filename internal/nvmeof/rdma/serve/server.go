@@ -210,7 +210,7 @@ func (s *Server) answer(ep verbs.Endpoint, port nvmeof.Port) {
 	s.conns[c] = struct{}{}
 	s.wg.Go(func() {
 		c.serve()
-		c.ticket.Leave()
+		c.ticket.Close()
 		s.mu.Lock()
 		delete(s.conns, c)
 		s.mu.Unlock()
@@ -238,7 +238,7 @@ func (s *Server) enter(d verbs.Device) (*device, error) {
 	if v == nil || v.removed.Load() {
 		// One that has failed without being removed ends with its connections; a new one must not
 		// become one of them.
-		if v != nil && s.over(v) {
+		if v != nil && s.removeIfUnused(v) {
 			s.wg.Go(v.close)
 		}
 		var err error
@@ -257,29 +257,29 @@ func (s *Server) watch(v *device) {
 	select {
 	case <-v.device.Removed():
 		v.removed.Store(true)
-		s.endIfOver(v, 0)
+		s.releaseConns(v, 0)
 	case <-v.closed:
 	case <-s.ended:
 	}
 }
 
-// leave counts one connection less; a device that is gone ends with its last one.
-func (s *Server) leave(v *device) { s.endIfOver(v, 1) }
+// connClosed counts one connection less; a device that is gone ends with its last one.
+func (s *Server) connClosed(v *device) { s.releaseConns(v, 1) }
 
-// endIfOver counts so many connections less, and closes a device that is gone and has none left.
-func (s *Server) endIfOver(v *device, leaving int) {
+// releaseConns counts so many connections less, and closes a device that is gone and has none left.
+func (s *Server) releaseConns(v *device, leaving int) {
 	s.mu.Lock()
 	v.conns -= leaving
-	over := s.over(v)
+	over := s.removeIfUnused(v)
 	s.mu.Unlock()
 	if over {
 		v.close()
 	}
 }
 
-// over takes a device out that is gone and has no connections, once; the caller is to close it
+// removeIfUnused takes a device out that is gone and has no connections, once; the caller is to close it
 // then. mu is held.
-func (s *Server) over(v *device) bool {
+func (s *Server) removeIfUnused(v *device) bool {
 	if v.over || v.conns > 0 || !v.removed.Load() {
 		return false
 	}

@@ -77,8 +77,8 @@ func TestOpenSaysWhatIsMissing(t *testing.T) {
 	t.Log(err)
 }
 
-// patience is when a test gives up; the guest is slow.
-const patience = time.Minute
+// testTimeout is when a test gives up; the guest is slow.
+const testTimeout = time.Minute
 
 func ok(t *testing.T, err error) {
 	t.Helper()
@@ -88,7 +88,7 @@ func ok(t *testing.T, err error) {
 }
 
 func within(t *testing.T) context.Context {
-	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	ctx, cancel := context.WithTimeout(context.Background(), testTimeout)
 	t.Cleanup(cancel)
 	return ctx
 }
@@ -127,7 +127,7 @@ func (s *side) qp(e verbs.Endpoint) (verbs.QP, error) {
 // completions waits for n of them.
 func (s *side) completions(t *testing.T, n int) (all []verbs.WC) {
 	t.Helper()
-	ok(t, s.cq.SetDeadline(time.Now().Add(patience)))
+	ok(t, s.cq.SetDeadline(time.Now().Add(testTimeout)))
 	for len(all) < n {
 		ok(t, s.cq.Arm())
 		var wcs [16]verbs.WC
@@ -274,7 +274,7 @@ func TestRequestsBeyondTheBacklogAreRejected(t *testing.T) {
 	}
 	var hosts []host
 	results := make(chan error, 5)
-	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	ctx, cancel := context.WithTimeout(context.Background(), testTimeout)
 	for range cap(results) {
 		e, err := p.Resolve(ctx, l.Addr())
 		ok(t, err)
@@ -426,7 +426,7 @@ func TestConnectStormLeavesNothing(t *testing.T) {
 		hosts.Go(func() {
 			r := rand.New(rand.NewPCG(1, uint64(w)))
 			for range 12 {
-				ctx, cancel := context.WithTimeout(context.Background(), patience)
+				ctx, cancel := context.WithTimeout(context.Background(), testTimeout)
 				if r.IntN(3) == 0 {
 					cancel()
 					ctx, cancel = context.WithTimeout(context.Background(), time.Duration(r.IntN(60))*time.Millisecond)
@@ -478,7 +478,7 @@ func TestRemovedDevice(t *testing.T) {
 		t.Skip(`JBOFD_RDMA_LINK is not set to the link that may be removed and its interface ("rxe0 tgt0")`)
 	}
 	run := func(args ...string) error {
-		ctx, cancel := context.WithTimeout(context.Background(), patience)
+		ctx, cancel := context.WithTimeout(context.Background(), testTimeout)
 		defer cancel()
 		out, err := exec.CommandContext(ctx, "rdma", args...).CombinedOutput()
 		if err != nil {

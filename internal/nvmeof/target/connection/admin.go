@@ -60,7 +60,7 @@ func (c *Conn) ExecuteAdmin() {
 		r := c.service.Admin(args)
 		if r.Disconnect {
 			if c.disconnect(i) {
-				c.t.Bye()
+				c.t.Linger()
 				c.t.Shut("disconnected by the host")
 			}
 			continue
@@ -76,7 +76,7 @@ func (c *Conn) ExecuteAdmin() {
 		case r.Pending:
 		case r.Status.OK() && r.Len > 0:
 			if c.m.RespondData(i, s.cmd.Buf.B[:r.Len], r.Result) {
-				c.t.Lend(s.cmd.Buf)
+				c.t.HoldUntilSent(s.cmd.Buf)
 				s.cmd.Buf = bufpool.Buf{}
 			} else {
 				c.put(&s.cmd.Buf)
@@ -96,12 +96,12 @@ func (c *Conn) connect(i int) {
 	args := nvmeof.ConnectArgs{Conn: c.id, Port: c.cfg.Port, LocalAddress: c.t.LocalAddress(), Peer: PeerOf(c.cfg.Peer),
 		SQE: &sqe, Data: data, Agreed: c.cfg.Agreed}
 	c.mu.Lock()
-	if c.bye.answered { // a Connect before was held and has failed; the connection is about to be closed
+	if c.teardown.answered { // a Connect before was held and has failed; the connection is about to be closed
 		c.m.Respond(i, nvme.ConnectControllerBusy, 0)
 		c.mu.Unlock()
 		return
 	}
-	c.bye.connecting, c.bye.hostNQN, c.bye.subNQN = true, data.HostNQN(), data.SubNQN()
+	c.teardown.connecting, c.teardown.hostNQN, c.teardown.subNQN = true, data.HostNQN(), data.SubNQN()
 	c.mu.Unlock()
 	r := nvmeof.ConnectReply{Status: nvme.ConnectControllerBusy}
 	if data.SubNQN() != nvme.DiscoveryNQN {
@@ -121,11 +121,11 @@ func (c *Conn) connected(i int, r nvmeof.ConnectReply) {
 	if !r.Status.OK() {
 		c.cfg.Ticket.refused()
 		c.tel.ConnectFailed(r.Label)
-		c.log.Warn("connect refused", "transport", c.cfg.Name, "remote", c.cfg.Remote, "host", c.bye.hostNQN,
-			"subsystem", c.bye.subNQN,
+		c.log.Warn("connect refused", "transport", c.cfg.Name, "remote", c.cfg.Remote, "host", c.teardown.hostNQN,
+			"subsystem", c.teardown.subNQN,
 			"status", r.Status.String(), "reason", r.Reason)
 		c.mu.Lock()
-		c.bye.connecting = false
+		c.teardown.connecting = false
 		c.m.Respond(i, r.Status, r.Result)
 		c.mu.Unlock()
 		return
@@ -137,7 +137,7 @@ func (c *Conn) connected(i int, r nvmeof.ConnectReply) {
 		c.service.OpenTenant(c.id, c, r.Controller.HostNQN, PeerOf(c.cfg.Peer), r.QID == 0) // so does this
 	}
 	c.mu.Lock()
-	c.bye.connecting = false
+	c.teardown.connecting = false
 	n := c.m.Attach(qpair.Attachment{QID: r.QID, Entries: r.Entries, NoSQFlow: r.NoSQFlow, Table: r.Table})
 	c.setSlots(n)
 	c.ctrl, c.qid, c.version = r.Controller, r.QID, max(c.version, r.Version)

@@ -211,8 +211,8 @@ func (t *Ticket) forget() {
 	}
 }
 
-// Leave says that the connection has ended.
-func (t *Ticket) Leave() {
+// Close says that the connection has ended.
+func (t *Ticket) Close() {
 	t.a.mu.Lock()
 	t.known()
 	t.forget()

@@ -91,7 +91,7 @@ func TestAdmissionKeepsItsBounds(t *testing.T) {
 			}
 		default:
 			i := rng.IntN(len(conns))
-			conns[i].Leave()
+			conns[i].Close()
 			conns = append(conns[:i], conns[i+1:]...)
 		}
 		total, established, unnamed := 0, 0, 0
@@ -123,8 +123,8 @@ func TestAdmissionKeepsItsBounds(t *testing.T) {
 		}
 	}
 	for _, c := range conns {
-		c.Leave()
-		c.Leave() // does no harm
+		c.Close()
+		c.Close() // does no harm
 	}
 	if a.pending+a.established+a.unnamed+len(a.hosts)+len(a.peers) != 0 {
 		t.Errorf("left: %+v", a)

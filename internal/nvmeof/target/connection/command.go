@@ -144,9 +144,9 @@ func (c *Conn) fetch(i int, now int64) bool {
 	if !s.cmd.Fetch || c.closing || c.cfg.Closed() || c.share.Pass().Stale() {
 		return false
 	}
-	s.fetching, s.askedNS, s.lost = true, now, false
+	s.fetching, s.requestedNS, s.lost = true, now, false
 	if p := c.m.Pair(i); p >= 0 {
-		c.slots[p].askedNS = now
+		c.slots[p].requestedNS = now
 		c.m.FetchPair(i, s.cmd.Buf.B)
 	} else {
 		c.m.RequestData(i, s.cmd.Buf.B[:s.cmd.Plan.ToController])
@@ -213,7 +213,7 @@ func (c *Conn) finish(i int, now int64) {
 	}
 	if cmd.Status.OK() && cmd.AnswerBytes > 0 && !c.closing {
 		if c.m.RespondData(i, cmd.Buf.B[:cmd.AnswerBytes], result) {
-			c.t.Lend(cmd.Buf)
+			c.t.HoldUntilSent(cmd.Buf)
 			cmd.Buf = bufpool.Buf{}
 			return
 		}

@@ -29,9 +29,9 @@ import (
 
 // Transport is the connection around a Conn.
 type Transport interface {
-	// Lend takes over the buffer of the data that the machine was just given to send. The transport returns it to the
-	// pool when the data is sent. The lock is held.
-	Lend(b bufpool.Buf)
+	// HoldUntilSent takes over the buffer of the data that the machine was just given to send. The transport returns it
+	// to the pool when the data is sent. The lock is held.
+	HoldUntilSent(b bufpool.Buf)
 	// Paused reports that the transport wants no further commands now. The lock is held.
 	Paused() bool
 	// Wake says that there is something in the outbox, or to send. From any goroutine, also with locks held.
@@ -42,9 +42,9 @@ type Transport interface {
 	// Shut begins to close the connection. The reason of the first call counts. From any goroutine, also with the lock
 	// held.
 	Shut(reason string)
-	// Bye sends what there is to send and gives the host a moment to take it. By the goroutine of ExecuteAdmin, before
-	// Shut.
-	Bye()
+	// Linger sends what there is to send and gives the host a moment to take it. By the goroutine of ExecuteAdmin,
+	// before Shut.
+	Linger()
 	// Lost reports that the connection has ended, as far as can be seen at this moment. It takes no lock.
 	Lost() bool
 	// LocalAddress is the IP address that the host has connected to.
@@ -92,8 +92,8 @@ type Conn struct {
 	seen  atomic.Int64 // when the last command arrived
 	usage usage
 	share fence.Share // of its association; counts commands begun and not finished, with mu held
-	// apart counts those that a shutdown does not wait for: they have not come back, but can reach no device.
-	apart atomic.Int32
+	// detached counts those that a shutdown does not wait for: they have not come back, but can reach no device.
+	detached atomic.Int32
 
 	waiter  bufpool.Waiter
 	waiting bool        // waiter is queued, or has a buffer that was not used yet
@@ -114,15 +114,15 @@ type Conn struct {
 	tenant   target.Tenant
 	// credits says whether completions carry credits. The admin queue stands for its
 	// controller among tenant.Windows.
-	credits nvmeof.CreditState
-	series  [nvmeof.Kinds][]*telemetry.IOSeries // by SSD and operation, executor.MaxOps for each SSD
-	counts  *telemetry.Tenant                   // to which the series belong; nil before Connect and of discovery
-	errors  *telemetry.ErrorSeries
-	closing bool // Close was called
-	extra   bool // a command has a buffer beyond the pool's bound; see extraBuffer
-	stall   stall
-	bye     farewell
-	connBuf []byte // data of the Connect command
+	credits  nvmeof.CreditState
+	series   [nvmeof.Kinds][]*telemetry.IOSeries // by SSD and operation, executor.MaxOps for each SSD
+	counts   *telemetry.Tenant                   // to which the series belong; nil before Connect and of discovery
+	errors   *telemetry.ErrorSeries
+	closing  bool // Close was called
+	extra    bool // a command has a buffer beyond the pool's bound; see extraBuffer
+	stall    stall
+	teardown teardown
+	connBuf  []byte // data of the Connect command
 }
 
 // Slot is the connection's part of a command.
@@ -139,9 +139,9 @@ type Slot struct {
 	noted bool
 	// fetching: the host's data is awaited, asked for at askedNS. lost: a part of it has not come.
 	fetching, lost bool
-	// apart: the command counts in Conn.apart.
-	apart   bool
-	askedNS int64
+	// detached: the command counts in Conn.apart.
+	detached    bool
+	requestedNS int64
 }
 
 // setSlots gives the connection n slots, as many as the machine has.
@@ -185,11 +185,11 @@ func (c *Conn) ID() nvmeof.ConnID { return c.id }
 // Transport is the transport's connection around the Conn.
 func (c *Conn) Transport() Transport { return c.t }
 
-// Saw says that the host has sent something.
-func (c *Conn) Saw(now int64) { c.seen.Store(now) }
+// NoteActivity says that the host has sent something.
+func (c *Conn) NoteActivity(now int64) { c.seen.Store(now) }
 
 // InFlight is how many commands have begun and are not finished.
-func (c *Conn) InFlight() int { return c.share.InFlight() + int(c.apart.Load()) }
+func (c *Conn) InFlight() int { return c.share.InFlight() + int(c.detached.Load()) }
 
 // Controller returns the controller and number of the queue; nil before Connect. The lock is held.
 func (c *Conn) Controller() (*nvmeof.Controller, uint16) { return c.ctrl, c.qid }
@@ -217,7 +217,7 @@ func (c *Conn) Closing() bool { return c.closing }
 // Release returns all memory and removes the connection from the service. Nothing is in flight any more.
 // Transport.Resume signals resume.
 func (c *Conn) Release(resume <-chan struct{}) {
-	c.endFarewell()
+	c.endTeardown()
 	c.mu.Lock()
 	for i := range c.slots {
 		c.put(&c.slots[i].cmd.Buf)

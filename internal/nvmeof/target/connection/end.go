@@ -11,8 +11,8 @@ import (
 	"jbofd/internal/turn"
 )
 
-// farewell is the part of a connection's state that its end at the host's wish needs, and a Connect that is held.
-type farewell struct {
+// teardown is the part of a connection's state that its end at the host's wish needs, and a Connect that is held.
+type teardown struct {
 	// connecting: a Connect command is being executed, or is held by the target machine.
 	connecting bool
 	// hostNQN and subNQN are the Connect's, for the log.
@@ -22,9 +22,9 @@ type farewell struct {
 	slot    int
 	// answered: there is nothing more to say, and the connection is to be closed.
 	answered bool
-	// lateNS is when Disconnect is answered whether or not everything is done.
-	lateNS int64
-	// timer runs farewellTurn; nil until it is needed.
+	// answerByNS is when Disconnect is answered whether or not everything is done.
+	answerByNS int64
+	// timer runs teardownTimer; nil until it is needed.
 	timer turn.Timer
 
 	// lifeMu is held while the outcome of a held Connect is taken, and before Conn.mu. released: it comes too late.
@@ -43,16 +43,16 @@ func (c *Conn) Lost() bool { return c.t.Lost() }
 
 // Connecting reports that a Connect command is being executed: it takes as long as the target machine wants. The lock
 // is held.
-func (c *Conn) Connecting() bool { return c.bye.connecting }
+func (c *Conn) Connecting() bool { return c.teardown.connecting }
 
 // begin counts a command that is about to go to a drive or partition; false: it must not. mu is held.
-func (c *Conn) begin() bool { return !c.bye.leaving && c.share.Begin() }
+func (c *Conn) begin() bool { return !c.teardown.leaving && c.share.Begin() }
 
 // end counts a command that has come back. mu is held.
 func (c *Conn) end(s *Slot) {
-	if s.apart {
-		s.apart = false
-		c.apart.Add(-1)
+	if s.detached {
+		s.detached = false
+		c.detached.Add(-1)
 		return
 	}
 	c.endShare()
@@ -61,8 +61,8 @@ func (c *Conn) end(s *Slot) {
 // endShare counts a command that has come back, or that can reach no device. mu is held.
 func (c *Conn) endShare() {
 	c.share.End()
-	if c.bye.leaving && !c.bye.answered && c.share.InFlight() == 0 {
-		c.bye.timer.Reset(1) // the last one is answered before Disconnect is
+	if c.teardown.leaving && !c.teardown.answered && c.share.InFlight() == 0 {
+		c.teardown.timer.Reset(1) // the last one is answered before Disconnect is
 	}
 }
 
@@ -76,9 +76,9 @@ func (c *Conn) Stop() {
 	c.abortQueued()
 	for i := range c.slots {
 		// Its pass is stale: with its data it would be refused. A host that shuts down may never send that.
-		if s := &c.slots[i]; s.fetching && !s.apart {
-			s.apart = true
-			c.apart.Add(1)
+		if s := &c.slots[i]; s.fetching && !s.detached {
+			s.detached = true
+			c.detached.Add(1)
 			c.endShare()
 		}
 	}
@@ -97,15 +97,15 @@ func (c *Conn) abortQueued() {
 
 // Connected implements target.Conn.
 func (c *Conn) Connected(r nvmeof.ConnectReply) bool {
-	c.bye.lifeMu.Lock()
-	defer c.bye.lifeMu.Unlock()
-	if c.bye.released {
+	c.teardown.lifeMu.Lock()
+	defer c.teardown.lifeMu.Unlock()
+	if c.teardown.released {
 		return false
 	}
 	if !r.Status.OK() {
 		// The time for a Connect is over. A host that comes again does so with another connection.
 		c.mu.Lock()
-		c.closeSoon()
+		c.closeAfterLinger()
 		c.mu.Unlock()
 	}
 	c.connected(0, r) // there is one slot before Connect
@@ -114,17 +114,17 @@ func (c *Conn) Connected(r nvmeof.ConnectReply) bool {
 }
 
 // disconnect executes Disconnect in slot i, for which the machine has nothing more to do. It reports whether the
-// connection is to be closed now; else farewellTurn will see to it.
+// connection is to be closed now; else teardownTimer will see to it.
 func (c *Conn) disconnect(i int) (now bool) {
 	c.mu.Lock()
 	c.makeTimer()
-	c.bye.leaving, c.bye.slot, c.bye.lateNS = true, i, c.service.Clock()+int64(c.service.Quiesce())
+	c.teardown.leaving, c.teardown.slot, c.teardown.answerByNS = true, i, c.service.Clock()+int64(c.service.Quiesce())
 	c.abortQueued()
 	idle := c.share.InFlight() == 0
 	if idle {
-		c.bye.answered = true
+		c.teardown.answered = true
 	} else {
-		c.bye.timer.Reset(int64(c.service.Quiesce()))
+		c.teardown.timer.Reset(int64(c.service.Quiesce()))
 	}
 	c.mu.Unlock()
 	if idle {
@@ -140,25 +140,25 @@ func (c *Conn) answerDisconnect(status nvme.Status) {
 	}
 	c.mu.Lock()
 	if !c.closing {
-		c.respond(c.bye.slot, status, 0)
+		c.respond(c.teardown.slot, status, 0)
 	}
 	c.mu.Unlock()
 }
 
-// farewellTurn is the timer's: it answers Disconnect, or closes the connection a while after the last answer.
-func (c *Conn) farewellTurn() {
+// teardownTimer is the timer's: it answers Disconnect, or closes the connection a while after the last answer.
+func (c *Conn) teardownTimer() {
 	c.mu.Lock()
-	closing, answered := c.closing, c.bye.answered
+	closing, answered := c.closing, c.teardown.answered
 	status := nvme.Success
 	if c.share.InFlight() > 0 {
 		status = nvme.InternalError
 	}
-	late := c.service.Clock() >= c.bye.lateNS
+	late := c.service.Clock() >= c.teardown.answerByNS
 	if closing || !answered && !status.OK() && !late {
 		c.mu.Unlock()
 		return
 	}
-	c.bye.answered = true
+	c.teardown.answered = true
 	c.mu.Unlock()
 	if answered {
 		c.t.Shut("disconnected by the host")
@@ -171,33 +171,33 @@ func (c *Conn) farewellTurn() {
 	c.answerDisconnect(status)
 	c.t.Wake()
 	c.mu.Lock()
-	c.closeSoon()
+	c.closeAfterLinger()
 	c.mu.Unlock()
 }
 
-// closeSoon closes the connection unless the host does. mu is held.
-func (c *Conn) closeSoon() {
+// closeAfterLinger closes the connection unless the host does. mu is held.
+func (c *Conn) closeAfterLinger() {
 	c.makeTimer()
-	c.bye.answered = true
-	c.bye.timer.Reset(int64(lingerFor))
+	c.teardown.answered = true
+	c.teardown.timer.Reset(int64(lingerFor))
 }
 
 // makeTimer makes the timer if there is none. mu is held.
 func (c *Conn) makeTimer() {
-	if c.bye.timer == nil {
+	if c.teardown.timer == nil {
 		var err error
-		c.bye.timer, err = c.service.Env().NewTimer(turn.Coarse, c.farewellTurn)
+		c.teardown.timer, err = c.service.Env().NewTimer(turn.Coarse, c.teardownTimer)
 		invariants.Check(err == nil, "connection: a coarse timer needs nothing of the system")
 	}
 }
 
-// endFarewell ends what may still come to a connection that is being released.
-func (c *Conn) endFarewell() {
-	c.bye.lifeMu.Lock()
-	c.bye.released = true
-	c.bye.lifeMu.Unlock()
+// endTeardown ends what may still come to a connection that is being released.
+func (c *Conn) endTeardown() {
+	c.teardown.lifeMu.Lock()
+	c.teardown.released = true
+	c.teardown.lifeMu.Unlock()
 	c.mu.Lock()
-	timer := c.bye.timer
+	timer := c.teardown.timer
 	c.mu.Unlock()
 	if timer != nil {
 		timer.Close()

@@ -16,8 +16,8 @@ const (
 	spinRetry  = 64 // waits without before another try
 )
 
-// Worthwhile reports whether to spin this time.
-func (s *Spinner) Worthwhile() bool {
+// ShouldSpin reports whether to spin this time.
+func (s *Spinner) ShouldSpin() bool {
 	if s.credit > 0 {
 		return true
 	}

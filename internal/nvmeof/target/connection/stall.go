@@ -18,12 +18,12 @@ func (l StallLimits) Allows(bytes int) time.Duration {
 	return l.Timeout + time.Duration(float64(bytes)/float64(l.BytesPerSec)*float64(time.Second))
 }
 
-// owed is what a host owes at one moment.
-type owed struct {
+// dueData is what a host owes at one moment.
+type dueData struct {
 	// slot and askedNS identify the oldest transfer: of those that are not complete, the one asked for first. got is
 	// how many of its bytes have come, left how many have not. slot is -1 if the host owes nothing.
 	slot, got, left int
-	askedNS         int64
+	requestedNS     int64
 	// came counts the bytes of all transfers that have come so far, bytes those that are awaited.
 	came  uint64
 	bytes int
@@ -31,20 +31,20 @@ type owed struct {
 
 // stall decides whether a host sends the data that it owes too slowly. The zero stall is ready for use.
 type stall struct {
-	// last is what the host owed at the last call of look. oldest is what it owed at sinceNS, when the transfer became
+	// last is what the host owed at the last call of check. oldest is what it owed at sinceNS, when the transfer became
 	// the oldest. Data of that transfer came last at progressNS.
-	last, oldest        owed
+	last, oldest        dueData
 	sinceNS, progressNS int64
 	// window is what the host owed at windowNS. The rate of all transfers together is measured from then on.
-	window   owed
+	window   dueData
 	windowNS int64
 	owes     bool
 }
 
-// look reports whether the host sends too slowly. Each of these is too slow: nothing of the oldest transfer for
+// check reports whether the host sends too slowly. Each of these is too slow: nothing of the oldest transfer for
 // l.Timeout; the oldest transfer at less than l.BytesPerSec; all transfers together at less than l.BytesPerSec, because
 // a host can send a little of many.
-func (s *stall) look(now int64, l StallLimits, o owed) bool {
+func (s *stall) check(now int64, l StallLimits, o dueData) bool {
 	if o.slot < 0 {
 		*s = stall{}
 		return false
@@ -53,7 +53,7 @@ func (s *stall) look(now int64, l StallLimits, o owed) bool {
 		s.owes, s.window, s.windowNS = true, o, now
 		s.oldest, s.sinceNS, s.progressNS = o, now, now
 	}
-	if o.slot != s.oldest.slot || o.askedNS != s.oldest.askedNS {
+	if o.slot != s.oldest.slot || o.requestedNS != s.oldest.requestedNS {
 		s.oldest, s.sinceNS, s.progressNS = o, now, now
 	} else if o.got != s.last.got {
 		s.progressNS = now
@@ -74,11 +74,11 @@ func (s *stall) look(now int64, l StallLimits, o owed) bool {
 
 // Stuck reports whether the host owes data that it was asked for and sends it too slowly. The lock is held.
 func (c *Conn) Stuck(now int64, l StallLimits) bool {
-	o := owed{slot: -1, came: c.m.CameBytes(), bytes: c.m.AwaitedBytes()}
+	o := dueData{slot: -1, came: c.m.ReceivedBytes(), bytes: c.m.AwaitedBytes()}
 	c.m.Awaited(func(i, got int) {
-		if asked := c.slots[i].askedNS; o.slot < 0 || asked < o.askedNS {
-			o.slot, o.got, o.left, o.askedNS = i, got, len(c.m.Slot(i).Data)-got, asked
+		if asked := c.slots[i].requestedNS; o.slot < 0 || asked < o.requestedNS {
+			o.slot, o.got, o.left, o.requestedNS = i, got, len(c.m.Slot(i).Data)-got, asked
 		}
 	})
-	return c.stall.look(now, l, o)
+	return c.stall.check(now, l, o)
 }

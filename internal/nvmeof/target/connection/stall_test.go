@@ -29,14 +29,14 @@ func (x transfers) cutOff(l StallLimits, limit int) int {
 			came += n
 			owedBytes -= n
 		}
-		o := owed{slot: -1, came: uint64(came), bytes: owedBytes}
+		o := dueData{slot: -1, came: uint64(came), bytes: owedBytes}
 		for i, n := range left {
 			if n > 0 {
-				o.slot, o.got, o.left, o.askedNS = i, 1<<20-n, n, 1
+				o.slot, o.got, o.left, o.requestedNS = i, 1<<20-n, n, 1
 				break
 			}
 		}
-		if s.look(int64(second)*int64(time.Second), l, o) {
+		if s.check(int64(second)*int64(time.Second), l, o) {
 			return second
 		}
 	}
@@ -93,14 +93,14 @@ func TestAHostThatOwesNothingForAWhileIsNotBlamedForIt(t *testing.T) {
 	var s stall
 	now := int64(0)
 	for i := range 100 {
-		o := owed{slot: 0, left: 1 << 20, bytes: 1 << 20, askedNS: now + 1, came: uint64(i) << 20}
+		o := dueData{slot: 0, left: 1 << 20, bytes: 1 << 20, requestedNS: now + 1, came: uint64(i) << 20}
 		for range 3 { // each transfer takes ten seconds, each pause an hour
-			if s.look(now, limits, o) {
+			if s.check(now, limits, o) {
 				t.Fatalf("cut off at transfer %d", i)
 			}
 			now += int64(5 * time.Second)
 		}
-		if s.look(now, limits, owed{slot: -1, came: uint64(i+1) << 20}) {
+		if s.check(now, limits, dueData{slot: -1, came: uint64(i+1) << 20}) {
 			t.Fatalf("cut off behind transfer %d", i)
 		}
 		now += int64(time.Hour)

@@ -14,7 +14,7 @@ import "jbofd/internal/nvmeof/target"
 // releases. By one goroutine at a time.
 func (c *Conn) BeginReceive(now int64) {
 	c.cfg.Batches.Handing.Lock()
-	c.Saw(now)
+	c.NoteActivity(now)
 	c.cfg.Outbox.Claim() // EndReceive empties it
 	c.mu.Lock()
 }

@@ -117,8 +117,8 @@ func newConn(s *Server, nc *net.TCPConn, port nvmeof.Port) (*conn, error) {
 	return c, nil
 }
 
-// Lend implements connection.Transport.
-func (t transport) Lend(b bufpool.Buf) { t.pending = append(t.pending, b) }
+// HoldUntilSent implements connection.Transport.
+func (t transport) HoldUntilSent(b bufpool.Buf) { t.pending = append(t.pending, b) }
 
 // Paused implements connection.Transport.
 func (t transport) Paused() bool { return t.sending && t.m.Pending() > t.srv.cfg.BacklogBytes }
@@ -132,8 +132,8 @@ func (t transport) Resume() { signal(t.resume) }
 // Shut implements connection.Transport.
 func (t transport) Shut(reason string) { t.shut(reason) }
 
-// Bye implements connection.Transport.
-func (t transport) Bye() {
+// Linger implements connection.Transport.
+func (t transport) Linger() {
 	t.flush()
 	t.finishSending()
 }
@@ -179,7 +179,7 @@ func (c *conn) serve() {
 	c.shut(closeReason(err))
 	handshake.Stop()
 	writer.Wait() // from here on this goroutine owns the whole state
-	c.unplug()
+	c.closeSocket()
 	c.drain()
 	c.log()
 	c.release()
@@ -216,9 +216,9 @@ func (c *conn) isDead() bool {
 	}
 }
 
-// unplug closes the socket before the commands in flight are done, so that the host sees the end of the connection at
-// once, however slow a drive is.
-func (c *conn) unplug() {
+// closeSocket closes the socket before the commands in flight are done, so that the host sees the end of the connection
+// at once, however slow a drive is.
+func (c *conn) closeSocket() {
 	c.srv.watch.remove(c)
 	_ = c.nc.Close()
 }
@@ -345,7 +345,7 @@ func (c *conn) process(placed int) (stop bool) {
 		}
 		switch c.stalled() {
 		case running:
-			c.lookAfterOthers(now)
+			c.yieldToOthers(now)
 			return false
 		case waiting:
 			select {

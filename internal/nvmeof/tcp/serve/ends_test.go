@@ -49,7 +49,7 @@ func everyOther(n int) (rules []fault.Rule) {
 
 func awaitHeld(t *testing.T, dev *fault.Device, n int) {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	ctx, cancel := context.WithTimeout(t.Context(), testTimeout)
 	defer cancel()
 	if err := dev.AwaitHeld(ctx, n); err != nil {
 		t.Fatal(err)
@@ -207,7 +207,7 @@ func TestADriveThatNeverAnswers(t *testing.T) {
 	r.blocks(t, 1) // another host
 	dev.SetRules()
 	dev.Release()
-	late := time.Now().Add(patience)
+	late := time.Now().Add(testTimeout)
 	for s := h.connectAdmin(0); !s.OK(); s = h.connectAdmin(0) {
 		if s != nvme.ConnectControllerBusy || time.Now().After(late) {
 			t.Fatalf("Connect after the drive has answered: %v", s)

@@ -15,8 +15,8 @@ import (
 	"jbofd/internal/uuid"
 )
 
-// patience is how long a test waits for what must happen.
-const patience = 20 * time.Second
+// testTimeout is how long a test waits for what must happen.
+const testTimeout = 20 * time.Second
 
 // rawQueue is one queue of a host made of bare PDUs, which does nothing of its own accord.
 type rawQueue struct {
@@ -150,10 +150,10 @@ func (h *rawHost) csts() nvme.CSTS {
 // awaitCSTS reads CSTS until it is as wanted, as hosts do.
 func (h *rawHost) awaitCSTS(what string, so func(nvme.CSTS) bool) {
 	h.t.Helper()
-	late := time.Now().Add(patience)
+	late := time.Now().Add(testTimeout)
 	for got := h.csts(); !so(got); got = h.csts() {
 		if time.Now().After(late) {
-			h.t.Fatalf("CSTS %#x after %v, want %s", uint32(got), patience, what)
+			h.t.Fatalf("CSTS %#x after %v, want %s", uint32(got), testTimeout, what)
 		}
 		time.Sleep(time.Millisecond)
 	}
@@ -168,7 +168,7 @@ func (h *rawHost) lose(queues ...*rawQueue) {
 
 func (q *rawQueue) write(b []byte) {
 	q.t.Helper()
-	_ = q.c.SetWriteDeadline(time.Now().Add(patience))
+	_ = q.c.SetWriteDeadline(time.Now().Add(testTimeout))
 	if _, err := q.c.Write(b); err != nil {
 		q.t.Fatal(err)
 	}
@@ -176,7 +176,7 @@ func (q *rawQueue) write(b []byte) {
 
 // next reads one PDU.
 func (q *rawQueue) next() ([]byte, error) {
-	_ = q.c.SetReadDeadline(time.Now().Add(patience))
+	_ = q.c.SetReadDeadline(time.Now().Add(testTimeout))
 	b := make([]byte, 1<<17)
 	if _, err := io.ReadFull(q.c, b[:pdu.CommonLen]); err != nil {
 		return nil, err
@@ -305,7 +305,7 @@ func (q *rawQueue) ended() {
 	for {
 		err := q.receive()
 		if ne, ok := err.(net.Error); ok && ne.Timeout() {
-			q.t.Fatalf("the target has not closed the connection after %v", patience)
+			q.t.Fatalf("the target has not closed the connection after %v", testTimeout)
 		}
 		if err != nil {
 			return

@@ -136,7 +136,7 @@ func (s *Server) start(nc *net.TCPConn, port nvmeof.Port) error {
 	}
 	if err = s.watch.add(c); err != nil {
 		c.Release(c.resume)
-		c.ticket.Leave()
+		c.ticket.Close()
 		s.tel.ConnectionRefused("sockets")
 		return err
 	}
@@ -152,7 +152,7 @@ func (s *Server) forget(c *conn) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	delete(s.conns, c)
-	c.ticket.Leave()
+	c.ticket.Close()
 }
 
 // Drain stops accepting and waits until no connection has commands in flight or

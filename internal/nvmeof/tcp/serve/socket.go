@@ -56,7 +56,7 @@ func (c *conn) readReady(fd uintptr) bool {
 	if c.tryRead(fd) {
 		return true
 	}
-	if c.srv.cfg.SpinFor > 0 && c.InFlight() == 0 && c.spin.Worthwhile() {
+	if c.srv.cfg.SpinFor > 0 && c.InFlight() == 0 && c.spin.ShouldSpin() {
 		ok := c.spinRead(fd)
 		c.spin.Result(ok)
 		if ok {
@@ -123,9 +123,9 @@ func (c *conn) dropRX() {
 	}
 }
 
-// lookAfterOthers lets other connections have a turn when this one has run for a
+// yieldToOthers lets other connections have a turn when this one has run for a
 // while.
-func (c *conn) lookAfterOthers(now int64) {
+func (c *conn) yieldToOthers(now int64) {
 	if now-c.lookedNS < int64(watchInterval) {
 		return
 	}
@@ -217,7 +217,7 @@ func (c *conn) send(wait bool) bool {
 		return true
 	}
 	c.sendWait, c.writeErr = wait, nil
-	if wait && !c.allowWrite() {
+	if wait && !c.extendWriteDeadline() {
 		return false
 	}
 	err := c.raw.Write(c.writeFn)
@@ -264,16 +264,16 @@ func (c *conn) writeReady(fd uintptr) bool {
 		if c.sendWait && c.txSeg < len(c.txOut.Segs) && c.srv.watch.othersWait(nil, c.txEvents[:], true) {
 			runtime.Gosched()
 		}
-		if c.sendWait && !c.allowWrite() { // progress: the host does read
+		if c.sendWait && !c.extendWriteDeadline() { // progress: the host does read
 			return true
 		}
 	}
 	return true
 }
 
-// allowWrite gives the host another StallTimeout to read, but not longer than all of txOut may take: its buffers come
-// back only then. It returns false if the connection is dead.
-func (c *conn) allowWrite() bool {
+// extendWriteDeadline gives the host another StallTimeout to read, but not longer than all of txOut may take: its
+// buffers come back only then. It returns false if the connection is dead.
+func (c *conn) extendWriteDeadline() bool {
 	now := time.Now()
 	if c.txSince.IsZero() {
 		bytes := 0

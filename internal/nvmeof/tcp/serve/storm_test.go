@@ -59,7 +59,7 @@ type stormHost struct {
 
 // connectAgain makes an association, which may have to wait for the end of the one before.
 func (h *stormHost) connectAgain() {
-	late := time.Now().Add(patience)
+	late := time.Now().Add(testTimeout)
 	for s := h.connectAdmin(0); !s.OK(); s = h.connectAdmin(0) {
 		if s != nvme.ConnectControllerBusy || time.Now().After(late) {
 			h.t.Fatalf("Connect: %v", s)

@@ -33,7 +33,7 @@ func (d *Drive) Precondition(c Condition) {
 	if c == Clean {
 		for u := uint32(0); u < units; {
 			n := min(f.programUnits, units-u)
-			d.hostNow(func(k uint32) uint32 { return u + k }, n)
+			d.programNow(func(k uint32) uint32 { return u + k }, n)
 			u += n
 		}
 	} else {
@@ -41,7 +41,7 @@ func (d *Drive) Precondition(c Condition) {
 		// Real random writes complete the state, because scatter does not model everything, such as the spread of valid
 		// units among victims.
 		for w := uint32(0); w < units/2; w += f.programUnits {
-			d.hostNow(func(uint32) uint32 { return d.rnd.below(units) }, f.programUnits)
+			d.programNow(func(uint32) uint32 { return d.rnd.below(units) }, f.programUnits)
 		}
 	}
 	f.hostUnits, f.movedUnits, f.erases = 0, 0, 0
@@ -103,9 +103,9 @@ func (d *Drive) fillBlock(i int, units []uint32) {
 	}
 }
 
-// hostNow programs n host units on the next die, and performs the garbage collection that they require, in no virtual
-// time.
-func (d *Drive) hostNow(unit func(uint32) uint32, n uint32) {
+// programNow programs n host units on the next die, and performs the garbage collection that they require, in no
+// virtual time.
+func (d *Drive) programNow(unit func(uint32) uint32, n uint32) {
 	f := d.ftl
 	i := d.nextDie % len(d.dies)
 	for f.dies[i].valid+int64(f.programUnits) > f.maxValid {

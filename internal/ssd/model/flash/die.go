@@ -217,7 +217,7 @@ func (d *Drive) jobDone(t int64, i int, x *die) {
 			if u := j.units[k]; f.l2p[u] == inBuffer|s {
 				f.place(u, j.to+uint32(k))
 			}
-			d.freeTheSlot(s)
+			d.releaseSlot(s)
 		}
 		f.hostUnits += uint64(j.n)
 		d.admit(t)

@@ -520,7 +520,7 @@ func (d *Drive) buffer(u uint32) {
 	d.ftl.l2p[u] = inBuffer | s
 }
 
-func (d *Drive) freeTheSlot(s uint32) {
+func (d *Drive) releaseSlot(s uint32) {
 	d.slots[s].next = d.freeSlot
 	d.freeSlot = s
 	d.nFree++
@@ -554,7 +554,7 @@ func (d *Drive) take(to *[maxProgramUnits]uint32) {
 		s := d.dirty
 		d.dirty = d.slots[s].next
 		if d.ftl.l2p[d.slots[s].unit] != inBuffer|s { // unmapped in the meantime
-			d.freeTheSlot(s)
+			d.releaseSlot(s)
 			continue
 		}
 		d.slots[s].inFlight = true

@@ -180,7 +180,7 @@ func TestPreconditionedStateIsSteady(t *testing.T) {
 	units := uint32(len(d.ftl.l2p))
 	d = fragmented.Clone()
 	for n := uint32(0); n < 3*units; n += d.programUnits {
-		d.hostNow(func(uint32) uint32 { return d.rnd.below(units) }, d.programUnits)
+		d.programNow(func(uint32) uint32 { return d.rnd.below(units) }, d.programUnits)
 	}
 	checkMap(t, d)
 	run(t, d, 300*ms, 500*ms, w)

@@ -10,18 +10,18 @@ import (
 	"jbofd/internal/ssd"
 )
 
-// Alone is a partition that takes up a whole device, without a label or a daemon. Benchmarks and tests use it.
-type Alone struct {
+// Standalone is a partition that takes up a whole device, without a label or a daemon. Benchmarks and tests use it.
+type Standalone struct {
 	*Partition
 	pool  *bufpool.Pool
 	drive *drive.Drive
 }
 
-// OpenAlone opens the partition on dev, or formats it if cfg says so. If cfg.PartitionBytes is 0, the partition is as
-// long as the device. The caller must close the device after Close.
+// OpenStandalone opens the partition on dev, or formats it if cfg says so. If cfg.PartitionBytes is 0, the partition is
+// as long as the device. The caller must close the device after Close.
 //
 // Errors: those of Open.
-func OpenAlone(dev ssd.Device, cfg kvstore.Config) (*Alone, error) {
+func OpenStandalone(dev ssd.Device, cfg kvstore.Config) (*Standalone, error) {
 	pool, err := bufpool.New(bufpool.Config{TotalBytes: 4 << 20}) // only for the drive's own scratch memory
 	if err != nil {
 		return nil, err
@@ -37,14 +37,14 @@ func OpenAlone(dev ssd.Device, cfg kvstore.Config) (*Alone, error) {
 	if err != nil {
 		return nil, errors.Join(err, o.Close(), pool.Close())
 	}
-	return &Alone{Partition: p, pool: pool, drive: o}, nil
+	return &Standalone{Partition: p, pool: pool, drive: o}, nil
 }
 
 // Close stops the partition and closes its drive. It waits for the last checkpoint for at most patience. Idempotent.
 //
 // Errors: those of Partition.Close. The drive is not closed then, because requests may still be in flight at the
 // device.
-func (a *Alone) Close(patience time.Duration) error {
+func (a *Standalone) Close(patience time.Duration) error {
 	if err := a.Partition.Close(patience); err != nil {
 		return err
 	}

@@ -13,19 +13,21 @@ import (
 // ErrOutstanding: operations did not complete within the drain time, and their queues were interrupted.
 var ErrOutstanding = errors.New("operations are still outstanding after the time allowed for them to end")
 
-// Crew is a group of load-generating goroutines, one for each Worker, with a common clock. One goroutine calls its
-// methods, except Now and Stop, which any goroutine may call.
-type Crew struct {
+// WorkerGroup is a group of load-generating goroutines, one for each Worker, with a common clock. One goroutine calls
+// its methods, except Now and Stop, which any goroutine may call.
+type WorkerGroup struct {
 	begin   time.Time
 	drain   time.Duration
 	workers []*Worker
 }
 
-// NewCrew returns a crew. When it is told to stop, outstanding operations have the time drain to complete.
-func NewCrew(drain time.Duration) *Crew { return &Crew{begin: time.Now(), drain: drain} }
+// NewWorkerGroup returns a crew. When it is told to stop, outstanding operations have the time drain to complete.
+func NewWorkerGroup(drain time.Duration) *WorkerGroup {
+	return &WorkerGroup{begin: time.Now(), drain: drain}
+}
 
 // Now returns the time since the crew was created, in nanoseconds.
-func (c *Crew) Now() int64 { return int64(time.Since(c.begin)) }
+func (c *WorkerGroup) Now() int64 { return int64(time.Since(c.begin)) }
 
 // Worker is the state shared by a crew and one of its goroutines.
 type Worker struct {
@@ -37,7 +39,7 @@ type Worker struct {
 }
 
 // Add creates a worker for the goroutine that owns the queue.
-func (c *Crew) Add(queue interface{ Interrupt() }) *Worker {
+func (c *WorkerGroup) Add(queue interface{ Interrupt() }) *Worker {
 	w := &Worker{queue: queue}
 	c.workers = append(c.workers, w)
 	return w
@@ -59,7 +61,7 @@ func (w *Worker) Interrupted(outstanding, slots int) error {
 }
 
 // Stop tells every worker to begin no more operations. Any goroutine may call it.
-func (c *Crew) Stop() {
+func (c *WorkerGroup) Stop() {
 	now := c.Now()
 	for _, w := range c.workers {
 		w.stopNS.CompareAndSwap(0, max(now, 1))
@@ -71,7 +73,8 @@ func (c *Crew) Stop() {
 // function each is called every second.
 //
 // Errors: the errors of what.
-func (c *Crew) Run(ctx context.Context, limit time.Duration, what func(i int) error, each func(now time.Time)) error {
+func (c *WorkerGroup) Run(ctx context.Context, limit time.Duration, what func(i int) error,
+	each func(now time.Time)) error {
 	var wg sync.WaitGroup
 	errs := make([]error, len(c.workers))
 	done := make(chan struct{})
@@ -127,7 +130,7 @@ const earlyWake = 120 * time.Microsecond
 // Pacer is a worker's schedule. With the zero value every operation is due at once.
 type Pacer struct {
 	// interval is the average time between operations. due is the time of the next one. Both are in nanoseconds of
-	// Crew.Now.
+	// WorkerGroup.Now.
 	interval float64
 	due      float64
 	poisson  bool
