@@ -342,8 +342,8 @@ func (s *Store) apply(i, oi int32) bool {
 			o.status = NotFound
 			return false
 		}
-		it := seg.Item(at)
-		o.oldOffset, o.oldLen, o.objects = it.ValueOffset(), uint32(it.ValueLen()), -1
+		s.replaces(o, seg.Item(at))
+		o.objects = -1
 		seg.Remove(at)
 		return true
 	}
@@ -356,8 +356,7 @@ func (s *Store) apply(i, oi int32) bool {
 		o.status = Exists
 		return false
 	case at != 0:
-		it := seg.Item(at)
-		o.oldOffset, o.oldLen = it.ValueOffset(), uint32(it.ValueLen())
+		s.replaces(o, seg.Item(at))
 	default:
 		at = seg.LengthBytes()
 		n := format.ItemHeaderBytes + int(o.keyLen)
@@ -378,6 +377,14 @@ func (s *Store) apply(i, oi int32) bool {
 	it.SetValueOffset(o.offset)
 	o.used = o.valueLen > 0
 	return true
+}
+
+// replaces notes that the value of an item dies with a writer. What a damaged item names as a value's place may lie in
+// no chunk; then no live bytes are counted for it.
+func (s *Store) replaces(o *op, it format.Item) {
+	if s.pool.Contains(it.ValueOffset()) {
+		o.oldOffset, o.oldLen = it.ValueOffset(), uint32(it.ValueLen())
+	}
 }
 
 // segmentWritten ends the write of a segment. placed says that the segment's group had a place in the log, so that it

@@ -25,8 +25,9 @@ func (m *Machine) noteUnverified(seg format.Segment, known bool) {
 	for at, n := format.SegmentHeaderBytes, seg.Items(); n > 0 && !known; n-- {
 		it := seg.Item(at)
 		at += it.LengthBytes()
-		if i := m.image.Pool.Of(it.ValueOffset()); int(i) < len(m.found) &&
-			m.image.Pool.Within(it.ValueOffset()) >= m.afterCheckpoint(i) {
+		place, pool := it.ValueOffset(), m.image.Pool
+		// The place of a value of length 0 is in no chunk.
+		if pool.Contains(place) && pool.Within(place) >= m.afterCheckpoint(pool.Of(place)) {
 			note(it)
 		}
 	}
