@@ -50,13 +50,19 @@ func (n *Node) bindAdmin() error {
 	mux := n.adminAPI()
 	srv := &http.Server{ReadTimeout: 5 * time.Second, WriteTimeout: 30 * time.Second, MaxHeaderBytes: 8 << 10,
 		ErrorLog: slog.NewLogLogger(n.log.Handler(), slog.LevelWarn)}
+	var requests requests
 	srv.Handler = http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		if !n.started.Load() && r.URL.Path != admin.PathStatus {
+		switch {
+		case !n.started.Load() && r.URL.Path != admin.PathStatus:
 			writeJSON(w, http.StatusServiceUnavailable,
 				admin.Answer{APIVersion: admin.Version, Error: "the daemon is starting; try again in a moment"})
-			return
+		case !requests.begin():
+			writeJSON(w, http.StatusServiceUnavailable,
+				admin.Answer{APIVersion: admin.Version, Error: "the daemon is stopping"})
+		default:
+			defer requests.end()
+			mux.ServeHTTP(w, r)
 		}
-		mux.ServeHTTP(w, r)
 	})
 	done := make(chan struct{})
 	go func() {
@@ -67,13 +73,62 @@ func (n *Node) bindAdmin() error {
 	}()
 	n.endAdmin = sync.OnceFunc(func() {
 		n.beginStop()
-		ctx, cancel := context.WithTimeout(context.Background(), time.Second)
+		requests.close(time.Second)
+		// Shutdown waits for callers to take their answers, but also for callers who have connected and asked nothing.
+		ctx, cancel := context.WithTimeout(context.Background(), lastAnswers)
 		defer cancel()
-		_ = srv.Shutdown(ctx)
+		if srv.Shutdown(ctx) != nil {
+			_ = srv.Close()
+		}
 		<-done
 	})
 	n.closing(n.endAdmin)
 	return nil
+}
+
+// lastAnswers is how long callers may take for their answers when the daemon stops.
+const lastAnswers = 50 * time.Millisecond
+
+// requests are those that the admin API is answering.
+type requests struct {
+	mu     sync.Mutex
+	n      int
+	closed bool
+	// none is closed when there are no requests any more after close.
+	none chan struct{}
+}
+
+// begin counts a request; false: it comes too late.
+func (r *requests) begin() bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.closed {
+		return false
+	}
+	r.n++
+	return true
+}
+
+func (r *requests) end() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.n--; r.n == 0 && r.closed {
+		close(r.none)
+	}
+}
+
+// close lets no request begin any more and waits for those that have begun, for as long as patience. Once.
+func (r *requests) close(patience time.Duration) {
+	r.mu.Lock()
+	r.closed, r.none = true, make(chan struct{})
+	if r.n == 0 {
+		close(r.none)
+	}
+	r.mu.Unlock()
+	select {
+	case <-r.none:
+	case <-time.After(patience):
+	}
 }
 
 // adminAPI returns what answers requests to the admin API.
