@@ -154,7 +154,7 @@ func TestEventsReachTheUser(t *testing.T) {
 	})
 }
 
-func TestPassingStatusIsRetriedAndDNRIsNot(t *testing.T) {
+func TestTransientStatusIsRetriedUnlessDNR(t *testing.T) {
 	overEach(t, 1<<20, func(t *testing.T, s *script) {
 		_, n := connect(t, quick(s))
 		for _, st := range []nvme.Status{nvme.CommandInterrupted, nvme.LBAOutOfRange | nvme.DNR} {
@@ -259,8 +259,8 @@ func TestBrokenTargetsAreErrors(t *testing.T) {
 	}
 }
 
-// TestDiscoveryLogIsOfOneGeneration: a log that changes while it is read is read again.
-func TestDiscoveryLogIsOfOneGeneration(t *testing.T) {
+// TestDiscoveryLogHasOneGeneration: a log that changes while it is read is read again.
+func TestDiscoveryLogHasOneGeneration(t *testing.T) {
 	overEach(t, 512, func(t *testing.T, s *script) {
 		build := func(gen uint64, nqns ...string) []byte {
 			b := make([]byte, nvme.DiscoveryHeaderSize+len(nqns)*nvme.DiscoveryEntrySize)

@@ -234,8 +234,8 @@ func TestControllerBusyIsRepeated(t *testing.T) {
 	})
 }
 
-// TestControllerBusyForGoodIsAnError: with DNR at once, without it when ConnectTimeout has passed.
-func TestControllerBusyForGoodIsAnError(t *testing.T) {
+// TestPermanentControllerBusyIsAnError: with DNR at once, without it when ConnectTimeout has passed.
+func TestPermanentControllerBusyIsAnError(t *testing.T) {
 	s := newScript(t, 512)
 	for _, st := range []nvme.Status{nvme.ConnectControllerBusy, nvme.ConnectControllerBusy | nvme.DNR} {
 		s.mu.Lock()

@@ -91,7 +91,7 @@ func TestCtrlLossTimeoutEndsTheWait(t *testing.T) {
 	})
 }
 
-func TestKeepAliveFlowsWhileDataStalls(t *testing.T) {
+func TestKeepAliveIsSentWhileDataStalls(t *testing.T) {
 	overEach(t, 1<<20, func(t *testing.T, s *script) {
 		o := quick(s)
 		o.KATO = 100 * time.Millisecond

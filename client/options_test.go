@@ -10,7 +10,7 @@ import (
 	"jbofd/internal/nvmeof/rdma/verbs"
 )
 
-func TestRDMAIsNotThereWithoutTheTag(t *testing.T) {
+func TestRDMAWithoutTheBuildTagIsAnError(t *testing.T) {
 	if p, err := verbs.Open(); !errors.Is(err, verbs.ErrUnavailable) {
 		if err == nil {
 			err = p.Close()

@@ -238,7 +238,7 @@ func TestQPairDoesNotAllocate(t *testing.T) {
 	wg.Wait()
 }
 
-func TestPollWaitsAsLongAsItIsTold(t *testing.T) {
+func TestPollWaitsForTheGivenTime(t *testing.T) {
 	s := newScript(t, 1<<20)
 	defer s.stall("read")()
 	p := openScriptQPair(t, s, hosttcp.Options{Depth: 4})
@@ -295,7 +295,7 @@ func TestSubmitSaysWhichCommandIsWrong(t *testing.T) {
 	}
 }
 
-func TestATargetThatGoesAwayFailsTheQPair(t *testing.T) {
+func TestLossOfTheTargetFailsTheQPair(t *testing.T) {
 	s := newScript(t, 1<<20)
 	defer s.stall("read")()
 	p := openScriptQPair(t, s, hosttcp.Options{Depth: 4})

@@ -206,7 +206,7 @@ func TestRDMAMemoryEndsWithTheController(t *testing.T) {
 	}
 }
 
-func TestRDMAPollWaitsAsLongAsItIsTold(t *testing.T) {
+func TestRDMAPollWaitsForTheGivenTime(t *testing.T) {
 	s := newRDMAScript(t, 1<<20)
 	_, p := openRDMAQPair(t, s, quick(s))
 	p.closeTimeout = time.Millisecond // for the read is never answered

@@ -56,8 +56,8 @@ func TestRDMAHostileTargets(t *testing.T) {
 	}
 }
 
-// TestRDMABreaksOfEveryKindAreLosses: the controller connects anew and operations go on.
-func TestRDMABreaksOfEveryKindAreLosses(t *testing.T) {
+// TestRDMAFailuresOfEveryKindAreConnectionLosses: the controller connects anew and operations go on.
+func TestRDMAFailuresOfEveryKindAreConnectionLosses(t *testing.T) {
 	for name, harm := range map[string]func(*memverbs.Endpoint){
 		"cut": (*memverbs.Endpoint).Cut, "fatal": (*memverbs.Endpoint).Break,
 	} {

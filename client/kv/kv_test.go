@@ -25,7 +25,7 @@ func overKeys(t *testing.T, test func(t *testing.T, s *target, n *Namespace)) {
 	}
 }
 
-func TestOperationsMeanWhatTheySay(t *testing.T) {
+func TestOperationsFollowTheirContract(t *testing.T) {
 	overKeys(t, func(t *testing.T, s *target, n *Namespace) {
 		ctx := testContext(t)
 		key := []byte("key")
@@ -218,7 +218,7 @@ func TestStatusesReachTheirErrors(t *testing.T) {
 	}
 }
 
-func TestPassingStatusIsRetried(t *testing.T) {
+func TestTransientStatusIsRetried(t *testing.T) {
 	s := newTarget(t)
 	n := open(t, s, Options{})
 	tries := 0
@@ -233,7 +233,7 @@ func TestPassingStatusIsRetried(t *testing.T) {
 	}
 }
 
-func TestOpenRefusesWhatIsNoKeyValueNamespace(t *testing.T) {
+func TestOpenRefusesOtherNamespaces(t *testing.T) {
 	s := newTarget(t)
 	c := open(t, s, Options{}).c
 	ctx := testContext(t)
@@ -273,7 +273,7 @@ func TestManyGoroutinesShareANamespace(t *testing.T) {
 	})
 }
 
-func TestKeysComeFromAsManyListsAsItTakes(t *testing.T) {
+func TestKeysRepeatsListUntilComplete(t *testing.T) {
 	overKeys(t, func(t *testing.T, s *target, n *Namespace) {
 		s.with(func() { s.maxListed = 7 })
 		ctx := testContext(t)
@@ -315,7 +315,7 @@ func TestKeysComeFromAsManyListsAsItTakes(t *testing.T) {
 	})
 }
 
-func TestKeysGoOnWhereTheLastOneWasDeleted(t *testing.T) {
+func TestListingContinuesAfterADeletedKey(t *testing.T) {
 	s := newTarget(t)
 	s.with(func() { s.maxListed = 2 })
 	for i := range 9 {
@@ -391,7 +391,7 @@ func TestLongKeysOfOneHashCollideAndNeverMix(t *testing.T) {
 	}
 }
 
-func TestValuesWithoutLongKeysAreForeign(t *testing.T) {
+func TestValuesStoredWithoutLongKeysAreForeign(t *testing.T) {
 	s := newTarget(t)
 	ctx := testContext(t)
 	n := open(t, s, Options{LongKeys: true, hash: oneHash})

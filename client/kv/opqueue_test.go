@@ -124,7 +124,7 @@ func TestQueueRunsEachKindOfOperation(t *testing.T) {
 	})
 }
 
-func TestQueueTakesUpToTheFirstBadOperation(t *testing.T) {
+func TestSubmitStopsAtTheFirstInvalidOperation(t *testing.T) {
 	s := newTarget(t)
 	q := openQueue(t, open(t, s, Options{}))
 	n, err := q.Submit([]Op{{Kind: Put, Key: []byte("a"), Tag: 1}, {Kind: Put, Key: nil},
@@ -152,7 +152,7 @@ func TestQueueTakesUpToTheFirstBadOperation(t *testing.T) {
 	}
 }
 
-func TestQueueTellsCollisionsApart(t *testing.T) {
+func TestQueueDistinguishesCollisions(t *testing.T) {
 	s := newTarget(t)
 	q := openQueue(t, open(t, s, Options{LongKeys: true, hash: oneHash}))
 	submit(t, q, []Op{{Kind: Put, Key: []byte("a key"), Value: []byte("1")}})
@@ -269,7 +269,7 @@ func TestQueueReportsConditionalPutsAsIndeterminate(t *testing.T) {
 	}
 }
 
-func TestQueueTriesAgainAfterAPassingStatus(t *testing.T) {
+func TestQueueRetriesATransientStatus(t *testing.T) {
 	s := newTarget(t)
 	q := openQueue(t, open(t, s, Options{}))
 	var key [nvme.MaxKVKey]byte
@@ -378,7 +378,7 @@ func TestInterruptWakesPoll(t *testing.T) {
 	}
 }
 
-func TestPollWaitsAsLongAsItIsTold(t *testing.T) {
+func TestPollWaitsForTheGivenTime(t *testing.T) {
 	s := newTarget(t)
 	q := openQueue(t, open(t, s, Options{}))
 	var results [1]Result

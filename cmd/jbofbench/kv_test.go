@@ -80,9 +80,9 @@ func TestAKVTargetOutOfReachExitsWith1(t *testing.T) {
 	}
 }
 
-// TestAFileThatCouldNotBecomeAStoreIsRemoved, so that the next attempt finds none; and one is only made if a size is
+// TestAFileThatCannotBeFormattedIsRemoved, so that the next attempt finds none; and one is only made if a size is
 // given.
-func TestAFileThatCouldNotBecomeAStoreIsRemoved(t *testing.T) {
+func TestAFileThatCannotBeFormattedIsRemoved(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "ssd")
 	load := []string{"kv", "load", "-q", "-p", "recordcount=10", "--embedded", path}
 	if status, _, stderr := command(t, load...); status != 1 || !strings.Contains(stderr, "--size") {
@@ -197,7 +197,7 @@ func TestKVJSONIsAReport(t *testing.T) {
 	}
 }
 
-func TestKVStatusLinesAreYCSBs(t *testing.T) {
+func TestKVStatusLinesHaveTheFormatOfYCSB(t *testing.T) {
 	status, _, stderr := command(t, strings.Fields("kv load -s -p recordcount=500 --embedded mem:256m")...)
 	if status != 0 || !strings.Contains(stderr, "500 operations; ") ||
 		!strings.Contains(stderr, "[INSERT: Count=500, Max=") {

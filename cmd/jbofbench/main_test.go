@@ -107,7 +107,7 @@ func TestCtrlCIsReportedAsSuch(t *testing.T) {
 	}
 }
 
-func TestVersionAndCompletionAreThere(t *testing.T) {
+func TestVersionAndCompletionExist(t *testing.T) {
 	if status, out, _ := command(t, "--version"); status != 0 || !strings.Contains(out, version) {
 		t.Errorf("exit status %d, %s", status, out)
 	}

@@ -185,7 +185,7 @@ func TestExitStatusTellsFailureFromMisuse(t *testing.T) {
 	}
 }
 
-func TestNoDaemonAndRefusalAreSaidPlainly(t *testing.T) {
+func TestAnAbsentDaemonAndARefusalAreReported(t *testing.T) {
 	if _, _, errs := run(t, "status", "--socket", "/nonexistent/socket"); !strings.Contains(errs,
 		"no jbofd answers at /nonexistent/socket") {
 		t.Errorf("got %q", errs)
@@ -231,7 +231,7 @@ func labelOf(t *testing.T, path string) string {
 	return l.DriveUUID.String()
 }
 
-func TestFormatWithoutATerminalNeedsAWordForWhatItWouldLose(t *testing.T) {
+func TestFormatWithoutATerminalNeedsConfirmationByFlag(t *testing.T) {
 	blank := func() string { return drive(t, 0, "") }
 	foreign := func() string { return drive(t, 0x438, "\x53\xEF") }
 	labelled := func() string {
@@ -307,7 +307,7 @@ func TestFormatRefusesADriveInUse(t *testing.T) {
 	}
 }
 
-func TestFormatOfWhatIsNoDriveFails(t *testing.T) {
+func TestFormatOfSomethingElseFails(t *testing.T) {
 	for _, p := range []string{filepath.Join(t.TempDir(), "nothing"), t.TempDir(), "/dev/null"} {
 		if code, _, errs := run(t, "ssd", "format", "--force", p); code != 1 || !strings.Contains(errs, p) &&
 			!strings.Contains(errs, filepath.Base(p)) {
@@ -361,7 +361,7 @@ func TestDocumentationMentionsEveryCommandAndFlag(t *testing.T) {
 	}
 }
 
-func TestStatusCheckTellsNotReadyFromNotThere(t *testing.T) {
+func TestStatusCheckDistinguishesNotReadyFromUnreachable(t *testing.T) {
 	s := fake(t)
 	if code, out, errs := run(t, "status", "--check", "--socket", s); code != 3 ||
 		!strings.Contains(out, "it vanished") || !strings.Contains(errs, "not ready") {
@@ -421,7 +421,7 @@ func TestTheDemonstrationsSocketIsFound(t *testing.T) {
 	}
 }
 
-func TestVersionAndCompletionAreThere(t *testing.T) {
+func TestVersionAndCompletionExist(t *testing.T) {
 	if code, out, _ := run(t, "--version"); code != 0 || !strings.Contains(out, version) {
 		t.Errorf("exit status %d, %s", code, out)
 	}

@@ -95,7 +95,7 @@ func TestAFailedStartIsJSONToo(t *testing.T) {
 	}
 }
 
-func TestVersionAndCompletionAreThere(t *testing.T) {
+func TestVersionAndCompletionExist(t *testing.T) {
 	if status, out, _ := run1(t, "--version"); status != 0 || !strings.Contains(out, version) {
 		t.Errorf("status %d, %s", status, out)
 	}

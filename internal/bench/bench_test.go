@@ -143,8 +143,8 @@ func TestPermutationIsABijection(t *testing.T) {
 	}
 }
 
-// TestVerifyCallsFaultsByTheirNames plants each fault a device can have.
-func TestVerifyCallsFaultsByTheirNames(t *testing.T) {
+// TestVerifyNamesTheKindOfFault plants each fault a device can have.
+func TestVerifyNamesTheKindOfFault(t *testing.T) {
 	for name, c := range map[string]struct {
 		spoil func(t *scripted, o *Op, n int) error // n counts writes, from 1
 		want  string
@@ -390,8 +390,8 @@ func TestReportKeepsItsKeys(t *testing.T) {
 	}
 }
 
-// TestASparseFileIsSaidToBe: its reads look faster than the drive below is.
-func TestASparseFileIsSaidToBe(t *testing.T) {
+// TestASparseFileIsReported: its reads look faster than the drive below is.
+func TestASparseFileIsReported(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "raw.img")
 	const mib = 1 << 20
 	if err := errors.Join(os.WriteFile(path, nil, 0o600), os.Truncate(path, 8*mib)); err != nil {
@@ -448,7 +448,7 @@ func TestLoadDoesNotAllocate(t *testing.T) {
 	}
 }
 
-func TestSizesAreFios(t *testing.T) {
+func TestSizesParseAsInFio(t *testing.T) {
 	for s, want := range map[string]int64{"4096": 4096, "4k": 4096, "4K": 4096, "4kb": 4096, "4KiB": 4096,
 		"1m": 1 << 20, "1.5g": 3 << 29, "2TiB": 2 << 40, "0": 0} {
 		if n, err := ParseSize(s); err != nil || n != want {

@@ -539,8 +539,8 @@ func TestExtraBuffersAreOutsideOfBoundAndShares(t *testing.T) {
 	}
 }
 
-// TestCancelFindsItsPlaceAmongManyAtOnce: a host can have very many waiting.
-func TestCancelFindsItsPlaceAmongManyAtOnce(t *testing.T) {
+// TestCancelIsFastAmongManyWaiters: a host can have very many waiting.
+func TestCancelIsFastAmongManyWaiters(t *testing.T) {
 	const n = 200_000
 	p := newPool(t, Config{TotalBytes: 4 << 20})
 	defer p.CloseTest(t)

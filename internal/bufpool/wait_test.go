@@ -132,7 +132,7 @@ func TestHeapsOfAccountsThatWaitStayInOrder(t *testing.T) {
 }
 
 // However many accounts have filled the pool, a newcomer gets its first buffer at once, of any size.
-func TestAFirstBufferIsAlwaysThere(t *testing.T) {
+func TestAFirstBufferIsAlwaysAvailable(t *testing.T) {
 	for _, size := range []int{4 << 10, 48 << 10, 1 << 20} {
 		for accounts := 1; accounts <= 200; accounts *= 3 {
 			p := newPool(t, Config{TotalBytes: 32 << 20})
@@ -200,7 +200,7 @@ func TestTheAccountThatHoldsLeastIsServedFirst(t *testing.T) {
 }
 
 // Sizes that daemons may be configured with: 16 MiB is the largest transfer.
-func TestEveryLargestTransferHasAPool(t *testing.T) {
+func TestEveryMaximumTransferSizeHasAValidPool(t *testing.T) {
 	for largest := 1 << 20; largest <= 16<<20; largest *= 2 {
 		for _, total := range []int{4, 5, 8, 100} {
 			p, err := New(Config{TotalBytes: int64(total) * int64(largest), MaxBytes: largest})

@@ -127,7 +127,7 @@ func TestAReloadRefusesWhatNeedsARestart(t *testing.T) {
 	}
 }
 
-func TestAKVNamespaceKeepsItsSizeAndItsWays(t *testing.T) {
+func TestAKVNamespaceKeepsItsSizeAndOptions(t *testing.T) {
 	kv := strings.NewReplacer("nsid: 1, ssd: s, size: 64MiB", "nsid: 1, ssd: s, size: 64MiB, type: kv").Replace(running)
 	to := strings.NewReplacer("size: 64MiB, type: kv", "size: 65MiB, type: kv, kv: {requests: 2}").Replace(kv)
 	_, err := Diff(mustParse(t, kv), mustParse(t, to))

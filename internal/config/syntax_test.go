@@ -80,8 +80,8 @@ func TestAFileTooLargeIsRefusedUnread(t *testing.T) {
 	}
 }
 
-// TestManyNamespacesAreNoBomb: bounds must not refuse what a large box needs.
-func TestManyNamespacesAreNoBomb(t *testing.T) {
+// TestManyNamespacesAreNotANestingBomb: bounds must not refuse what a large box needs.
+func TestManyNamespacesAreNotANestingBomb(t *testing.T) {
 	text := "listeners: [{address: \"127.0.0.1:0\"}]\nssds:\n" +
 		distinct(40, "  - {name: s%d, backend: file, path: /dev/nvme%[1]dn1}\n") + "subsystems:\n"
 	for i := range 1000 {

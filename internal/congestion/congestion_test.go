@@ -180,7 +180,7 @@ func TestWriteCostAloneRisesOnlyAboveTheHigherLatency(t *testing.T) {
 	}
 }
 
-func TestWriteCostOverIdlePeriodsIsAsIfItHadBeenAskedInEach(t *testing.T) {
+func TestWriteCostCatchesUpOverIdlePeriods(t *testing.T) {
 	for periods := int64(1); periods < 25; periods++ {
 		for _, into := range []int64{0, 1, 99_999_999} {
 			at, each := NewWriteCost(costs), NewWriteCost(costs)

@@ -47,7 +47,7 @@ func TestAWindowWithoutCreditLimitsNothing(t *testing.T) {
 	}
 }
 
-func TestOneCommandMayAlwaysGo(t *testing.T) {
+func TestOneCommandMayAlwaysBeSent(t *testing.T) {
 	var w Window
 	w.Grant(0, 4)
 	if !w.MaySend(0, 32) {

@@ -133,7 +133,7 @@ func TestConnectionsAreLimitedOverAllTransports(t *testing.T) {
 }
 
 // A machine without RDMA, or a binary without it, says so and which listener wanted it.
-func TestRDMAThatIsNotThereIsNamed(t *testing.T) {
+func TestMissingRDMAIsNamed(t *testing.T) {
 	if _, err := os.Stat("/dev/infiniband/rdma_cm"); err == nil {
 		t.Skip("this machine has RDMA")
 	}

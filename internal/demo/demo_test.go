@@ -118,7 +118,7 @@ func TestTakenPortIsNamedBeforeAnythingStarts(t *testing.T) {
 	}
 }
 
-func TestDaemonThatEndsAtOnceIsReportedWithItsWords(t *testing.T) {
+func TestADaemonThatExitsIsReportedWithItsLog(t *testing.T) {
 	cfg := shortDemo(t, io.Discard)
 	cfg.Daemon = filepath.Join(cfg.Dir, "jbofd")
 	if err := os.WriteFile(cfg.Daemon, []byte("#!/bin/sh\necho the sky is falling >&2\nexit 3\n"), 0o700); err != nil {

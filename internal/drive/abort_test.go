@@ -63,8 +63,8 @@ func TestAComposedOperationCanBeAbortedBetweenItsRequests(t *testing.T) {
 	})
 }
 
-// TestWhatWaitsForAClaimOrALaneCanBeAborted, and what waits behind it goes on.
-func TestWhatWaitsForAClaimOrALaneCanBeAborted(t *testing.T) {
+// TestIOsThatWaitForAClaimOrALaneCanBeAborted, and what waits behind it goes on.
+func TestIOsThatWaitForAClaimOrALaneCanBeAborted(t *testing.T) {
 	g, dev := newGate(t)
 	h := newRig(t, rigConfig{}, dev).host("a")
 	var verifies []*IO
@@ -196,8 +196,8 @@ func TestBlockedWritesLeaveTheWindowToOthers(t *testing.T) {
 	h.put(h.finish(writes + 1)...)
 }
 
-// TestATenantThatLeavesIsForgottenWithItsLastRequest: also if that belongs to an operation of several.
-func TestATenantThatLeavesIsForgottenWithItsLastRequest(t *testing.T) {
+// TestARemovedTenantIsForgottenWithItsLastRequest: also if that belongs to an operation of several.
+func TestARemovedTenantIsForgottenWithItsLastRequest(t *testing.T) {
 	g, dev := newGate(t)
 	r := newRig(t, rigConfig{}, dev)
 	h := r.host("a")
@@ -232,8 +232,8 @@ func (l turnObserver) Kick() {
 	l.host.Kick()
 }
 
-// TestSinksAreKickedWithoutOwnership: a Kick may use the drive.
-func TestSinksAreKickedWithoutOwnership(t *testing.T) {
+// TestSinksAreKickedAfterOwnershipEnds: a Kick may use the drive.
+func TestSinksAreKickedAfterOwnershipEnds(t *testing.T) {
 	h := newRig(t, rigConfig{}, memory).host("a")
 	io := h.io(0, pipeline.Read, 0, 4096)
 	io.Init(turnObserver{h}, 0)

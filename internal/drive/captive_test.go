@@ -32,8 +32,8 @@ func (q *tapQueue) Submit(reqs []ssd.Request) int {
 	return q.Queue.Submit(reqs)
 }
 
-// TestASubmitterIsLetGoWhileOthersKeepTheDriveBusy: it has answers of its own to send.
-func TestASubmitterIsLetGoWhileOthersKeepTheDriveBusy(t *testing.T) {
+// TestASubmitterReturnsWhileOthersKeepTheDriveBusy: it has answers of its own to send.
+func TestASubmitterReturnsWhileOthersKeepTheDriveBusy(t *testing.T) {
 	d := &tap{}
 	r := newRig(t, rigConfig{}, func(p *bufpool.Pool) (dev ssd.Device, err error) {
 		d.Device, err = memory(p)

@@ -88,9 +88,9 @@ func contains(l *list, io *IO) bool {
 	return false
 }
 
-// TestAWideWriteIsNotOvertakenForEver: compare-and-writes of many places that come after it do not keep a write of all
+// TestAWideWriteIsNotStarved: compare-and-writes of many places that come after it do not keep a write of all
 // these places waiting.
-func TestAWideWriteIsNotOvertakenForEver(t *testing.T) {
+func TestAWideWriteIsNotStarved(t *testing.T) {
 	g, dev := newGate(t)
 	r := newRig(t, rigConfig{}, dev)
 	h := r.host("a")

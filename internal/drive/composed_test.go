@@ -12,7 +12,7 @@ import (
 	"jbofd/internal/ssd"
 )
 
-func TestCompareWriteKeepsOthersOffItsRangeUntilItIsDone(t *testing.T) {
+func TestCompareWriteExcludesOthersFromItsRange(t *testing.T) {
 	const at, n = 1 << 20, 8 << 10
 	for _, c := range []struct {
 		name string
@@ -317,7 +317,7 @@ func TestComparesTakeTurnsWithTheScratchMemory(t *testing.T) {
 	}
 }
 
-func TestCompareGoesOnWhenThePoolIsExhausted(t *testing.T) {
+func TestCompareContinuesWhenThePoolIsExhausted(t *testing.T) {
 	r := newRig(t, rigConfig{poolBytes: 4 << 20}, memory)
 	h := r.host("a")
 	compare := h.with(h.io(1, pipeline.Compare, 0, 4096), fill(4096, 0))

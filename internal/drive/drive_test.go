@@ -19,7 +19,7 @@ import (
 
 func fill(n int64, b byte) []byte { return bytes.Repeat([]byte{b}, int(n)) }
 
-func TestAbortTakesOutWhatIsQueuedAndNothingElse(t *testing.T) {
+func TestAbortRemovesOnlyQueuedIOs(t *testing.T) {
 	g, dev := newGate(t)
 	h := newRig(t, rigConfig{depth: 1}, dev).host("a")
 	a := h.with(h.io(1, pipeline.Write, 0, 512), fill(512, 1))
@@ -127,7 +127,7 @@ func TestHostThatSendsNoDataDoesNotStopAnother(t *testing.T) {
 	}
 }
 
-func TestAbortReachesWhatWaitsForABuffer(t *testing.T) {
+func TestAbortRemovesAnIOThatWaitsForABuffer(t *testing.T) {
 	r := newRig(t, rigConfig{depth: 8, poolBytes: 4 << 20}, memory)
 	h := r.host("a")
 	const n = 64
@@ -290,7 +290,7 @@ func TestFetchedDataIsWhatIsWritten(t *testing.T) {
 	}
 }
 
-func TestQuiesceWaitsForWhatWasThereAndNothingElse(t *testing.T) {
+func TestQuiesceWaitsForEarlierIOsOnly(t *testing.T) {
 	g, dev := newGate(t)
 	r := newRig(t, rigConfig{depth: 1}, dev)
 	h := r.host("a")

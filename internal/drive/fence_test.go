@@ -89,8 +89,8 @@ func TestACompareWriteIsFencedBetweenItsRequests(t *testing.T) {
 	h.put(cw, blocked)
 }
 
-// TestAbortStaleTakesOutWhatWaits: IOs whose extent was revoked do not wait for their turn to be refused.
-func TestAbortStaleTakesOutWhatWaits(t *testing.T) {
+// TestAbortStaleRemovesWaitingIOs: IOs whose extent was revoked do not wait for their turn to be refused.
+func TestAbortStaleRemovesWaitingIOs(t *testing.T) {
 	g, dev := newGate(t)
 	r := newRig(t, rigConfig{depth: 1}, dev)
 	h := r.host("h")

@@ -8,10 +8,10 @@ import (
 	"jbofd/internal/turn"
 )
 
-// TestAbortOfWhatIsNotYetQueued: an IO that is aborted between its Submit and the turn that takes it
+// TestAbortOfAnIOInTheInbox: an IO that is aborted between its Submit and the turn that takes it
 // from the inbox does not wait for its place at the device. The turn under way has looked for aborted
 // ones already.
-func TestAbortOfWhatIsNotYetQueued(t *testing.T) {
+func TestAbortOfAnIOInTheInbox(t *testing.T) {
 	g, dev := newGate(t)
 	r := newRig(t, rigConfig{depth: 1}, dev)
 	h := r.host("h")
@@ -94,8 +94,8 @@ func (t *ticking) Now() int64 {
 	return t.now
 }
 
-// TestTimeGoesForward: also where a device completes within a turn, which goes on after that.
-func TestTimeGoesForward(t *testing.T) {
+// TestTheTimeOfThePipelineNeverGoesBack: also where a device completes within a turn, which goes on after that.
+func TestTheTimeOfThePipelineNeverGoesBack(t *testing.T) {
 	pool, err := bufpool.New(bufpool.Config{TotalBytes: 8 << 20})
 	if err != nil {
 		t.Fatal(err)

@@ -13,7 +13,7 @@ import (
 	"jbofd/internal/turn"
 )
 
-func TestAbortDoesNotWaitForAPlaceAtTheDevice(t *testing.T) {
+func TestAbortDoesNotWaitForTheDevice(t *testing.T) {
 	g, dev := newGate(t)
 	h := newRig(t, rigConfig{depth: 1}, dev).host("a")
 	a, b, c := h.io(1, pipeline.Read, 0, 512), h.io(2, pipeline.Read, 0, 512), h.io(3, pipeline.Read, 0, 512)
@@ -63,7 +63,7 @@ func TestAbortDoesNotWaitForABuffer(t *testing.T) {
 	h.put(done...)
 }
 
-func TestTheTimerBringsWhatACapHeldBack(t *testing.T) {
+func TestTheTimerReleasesIOsHeldByACap(t *testing.T) {
 	r := newRig(t, rigConfig{}, memory)
 	h, other := r.host("capped"), r.host("other")
 	h.tenant, other.tenant = 1, 2
@@ -121,7 +121,7 @@ func TestWithoutCapsNoTimerIsSet(t *testing.T) {
 	}
 }
 
-func TestACapThatGoesLetsAllGo(t *testing.T) {
+func TestRemovingACapReleasesHeldIOs(t *testing.T) {
 	r := newRig(t, rigConfig{}, memory)
 	h := r.host("a")
 	h.tenant = 1
@@ -139,7 +139,7 @@ func TestACapThatGoesLetsAllGo(t *testing.T) {
 	h.put(ios...)
 }
 
-func TestATenantIsForgottenWithItsLastIO(t *testing.T) {
+func TestARemovedTenantIsForgottenWithItsLastIO(t *testing.T) {
 	g, dev := newGate(t)
 	r := newRig(t, rigConfig{depth: 1}, dev)
 	h := r.host("a")
@@ -168,7 +168,7 @@ func TestATenantIsForgottenWithItsLastIO(t *testing.T) {
 	}
 }
 
-func TestAClosedOwnerCanBeLookedAt(t *testing.T) {
+func TestAClosedDriveHasSnapshots(t *testing.T) {
 	r := newRig(t, rigConfig{}, memory)
 	h := r.host("a")
 	if err := h.run(h.io(0, pipeline.Read, 0, 4096)); err != nil {

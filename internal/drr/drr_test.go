@@ -179,7 +179,7 @@ func TestIOsOfLengthZeroAreNeverStranded(t *testing.T) {
 
 func tagTenant(tag Tag) tenant.ID { return tenant.ID(tag % 2) }
 
-func TestWeightsDivideWhatDeficitsDivide(t *testing.T) {
+func TestWeightsScaleDeficits(t *testing.T) {
 	cfg := paper
 	cfg.SlotBytes = 1 << 40 // never full: the deficits decide
 	s := New(cfg)

@@ -33,7 +33,7 @@ func TestNothingOlderBeginsAfterRaise(t *testing.T) {
 	}
 }
 
-func TestDrainedIsToldOnceTheLastOlderRequestEnds(t *testing.T) {
+func TestDrainedIsCalledWhenTheLastOlderRequestEnds(t *testing.T) {
 	told := 0
 	h := NewHolder(func() { told++ })
 	var a, b Share
@@ -74,7 +74,7 @@ func TestYoungerRequestsDoNotHoldUpADrain(t *testing.T) {
 	}
 }
 
-func TestLeavingTells(t *testing.T) {
+func TestLeaveMayCompleteADrain(t *testing.T) {
 	told := 0
 	h := NewHolder(func() { told++ })
 	var s Share

@@ -167,8 +167,8 @@ func TestServingAllocatesNothing(t *testing.T) {
 	}
 }
 
-// TestWhatAPartitionHolds measures the share of the partition that is user bytes when it is full, and the DRAM.
-func TestWhatAPartitionHolds(t *testing.T) {
+// TestPartitionCapacity measures the share of the partition that is user bytes when it is full, and the DRAM.
+func TestPartitionCapacity(t *testing.T) {
 	PlainOnly(t)
 	for _, c := range []struct {
 		value int

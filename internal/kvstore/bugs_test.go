@@ -71,7 +71,7 @@ func TestCompactionKeepsValuesOfAnyLength(t *testing.T) {
 }
 
 // B3: a Get that reads a segment while it grows, or while its last key goes, finds what is there.
-func TestAGetWhoseSegmentGrowsOrGoes(t *testing.T) {
+func TestAGetWhoseSegmentGrowsOrIsDeleted(t *testing.T) {
 	seed := seeds(t)
 	cfg := small(40)
 	cfg.SegTbl = make([]byte, 5*16) // It cannot grow: the segments become long.
@@ -139,7 +139,7 @@ func TestMoreWritersOfOneKeyThanThereIsRoomFor(t *testing.T) {
 }
 
 // B6: a full partition says so, serves and deletes, and takes more when there is room.
-func TestAFullPartitionServesOn(t *testing.T) {
+func TestAFullPartitionStillServes(t *testing.T) {
 	kvstore.PlainOnly(t)
 	for seed := range kvstore.Seeds(t, 4) {
 		size := []int{0, 1000, 100, 20000}[seed%4]
@@ -196,7 +196,7 @@ func TestAFullPartitionServesOn(t *testing.T) {
 }
 
 // B7: what a Get reads may be moved by compaction, and its chunk used again, before the device returns it.
-func TestAGetThatTheDeviceHoldsReturnsWhatIsThere(t *testing.T) {
+func TestADelayedGetReturnsTheCurrentValue(t *testing.T) {
 	kvstore.PlainOnly(t)
 	seed := seeds(t)
 	for round := range uint64(times(4)) {
@@ -224,7 +224,7 @@ func TestAGetThatTheDeviceHoldsReturnsWhatIsThere(t *testing.T) {
 
 // B7: while the device holds what a Get reads, its segment may leave a place and come back to it: the place is the
 // same, its chunk is not. Groups of one segment, in large blocks, have few places.
-func TestAGetWhoseSegmentComesBackToItsPlace(t *testing.T) {
+func TestADelayedGetNoticesAReusedChunk(t *testing.T) {
 	kvstore.PlainOnly(t)
 	seed := seeds(t)
 	cfg := small(24)

@@ -231,9 +231,9 @@ func TestRecoveryReadsTheCheckpointAndWhatWasWrittenSince(t *testing.T) {
 	m.compare(true)
 }
 
-// TestASegmentThatHasChangedTooMuchToSay: with so few segments all writers change one at once, and recovery has to
+// TestASegmentWithMoreChangesThanItRecords: with so few segments all writers change one at once, and recovery has to
 // count anew.
-func TestASegmentThatHasChangedTooMuchToSay(t *testing.T) {
+func TestASegmentWithMoreChangesThanItRecords(t *testing.T) {
 	seed := seeds(t)
 	cfg := small(40)
 	cfg.SegTbl = make([]byte, 5*16)

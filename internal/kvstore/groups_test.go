@@ -153,8 +153,8 @@ func TestAGroupWaitsAsLongAsConfigured(t *testing.T) {
 	r.settle()
 }
 
-// TestAGroupIsWrittenInTheNameOfItsFirst record's tenant, so that in the long run each pays for its records.
-func TestAGroupIsWrittenInTheNameOfItsFirst(t *testing.T) {
+// TestAGroupIsChargedToItsFirstWriter record's tenant, so that in the long run each pays for its records.
+func TestAGroupIsChargedToItsFirstWriter(t *testing.T) {
 	r := newGroupRig(t, kvstore.Config{})
 	put := func(key int, payer tenant.ID) {
 		r.submit(kvstore.Request{Op: kvstore.Put, Key: groupKey(key), Value: make([]byte, 400), Tenant: payer,

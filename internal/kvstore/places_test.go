@@ -8,10 +8,10 @@ import (
 	"jbofd/internal/pipeline"
 )
 
-// TestAGetWhoseSegmentIsBackInItsPlace: while the device holds what a Get has asked for, the segment moves through all
-// chunks and comes back to its place, in a chunk that has been used again. What the device returns at last was read
-// before, and is not taken for damage.
-func TestAGetWhoseSegmentIsBackInItsPlace(t *testing.T) {
+// TestADelayedGetOfAReusedPlaceIsNotTakenForDamage: while the device holds what a Get has asked for, the segment moves
+// through all chunks and comes back to its place, in a chunk that has been used again. What the device returns at last
+// was read before, and is not taken for damage.
+func TestADelayedGetOfAReusedPlaceIsNotTakenForDamage(t *testing.T) {
 	d := newInstant(t, Config{PartitionBytes: 4 << 20, BlockSize: 4096, ChunkBytes: 128 << 10, GroupBytes: 4096})
 	key := func(int) uint64 { return 1 }
 	val := bytes.Repeat([]byte{7}, 100)

@@ -29,8 +29,8 @@ func TestLongHistoriesAgainstAMap(t *testing.T) {
 	}
 }
 
-// TestCrashesSoonAfterTheLast: each life has a few writes.
-func TestCrashesSoonAfterTheLast(t *testing.T) {
+// TestCrashesDuringRecovery: each life has a few writes.
+func TestCrashesDuringRecovery(t *testing.T) {
 	for seed := range kvstore.Seeds(t, 3) {
 		r := newRig(t, seed, small(40))
 		m := newModel(r, []int{60, 900, 1300}[seed%3], sizes(r.rng, 20000))

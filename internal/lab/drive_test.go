@@ -109,8 +109,8 @@ func TestFUAIsDurable(t *testing.T) {
 	}
 }
 
-// TestKillTearsOnlyWhatIsUnderWay, and what was complete stays visible.
-func TestKillTearsOnlyWhatIsUnderWay(t *testing.T) {
+// TestKillTearsOnlyWritesInFlight, and what was complete stays visible.
+func TestKillTearsOnlyWritesInFlight(t *testing.T) {
 	torn := 0
 	for salt := range uint64(200) {
 		d := newTestDrive(t, salt%2 == 0, salt)

@@ -8,7 +8,7 @@ import (
 	"jbofd/internal/nvmeof"
 )
 
-func TestAHostThatLosesAccessIsCutOff(t *testing.T) {
+func TestAHostThatLosesAccessIsDisconnected(t *testing.T) {
 	r := newRig(t)
 	st := testState()
 	st.Subsystems[1].Hosts = []string{hostA, hostB}
@@ -25,7 +25,7 @@ func TestAHostThatLosesAccessIsCutOff(t *testing.T) {
 	wantStatus(t, "connect again", r.tryConnect(hostB, shut).Status, nvme.ConnectInvalidHost|nvme.DNR)
 }
 
-func TestASubsystemThatIsRemovedCutsItsHostsOff(t *testing.T) {
+func TestRemovingASubsystemDisconnectsItsHosts(t *testing.T) {
 	r := newRig(t)
 	a, b, stays := r.connect(hostA, open), r.connect(hostB, open), r.connect(hostA, shut)
 	d := r.connect(hostA, nvme.DiscoveryNQN)
@@ -83,7 +83,7 @@ func TestAGrownNamespaceIsSeenAtOnce(t *testing.T) {
 	}
 }
 
-func TestApplyingTheSameAgainDisturbsNobody(t *testing.T) {
+func TestApplyingAnUnchangedStateHasNoEffect(t *testing.T) {
 	r := newRig(t)
 	c, d := r.connect(hostA, open), r.connect(hostA, nvme.DiscoveryNQN)
 	r.must(c, setFeature(nvme.FIDAsyncEvent, nvme.AECNamespace|nvme.AECANA), nil)

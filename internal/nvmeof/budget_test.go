@@ -96,7 +96,7 @@ func TestTheKeepAliveTimeoutOfDiscoveryIsBounded(t *testing.T) {
 }
 
 // Where a configuration names hosts, those it does not name leave a part of every limit to those that it does.
-func TestHostsThatNobodyNamedLeaveRoomForThoseWithNames(t *testing.T) {
+func TestUnnamedHostsLeaveRoomForNamedHosts(t *testing.T) {
 	r := newRig(t, func(c *nvmeof.Config) { c.MaxControllers, c.MaxHosts = 8, 8 })
 	fill := func() (n int) {
 		for {

@@ -383,7 +383,7 @@ func TestLosingTheAdminQueueEndsTheAssociation(t *testing.T) {
 	r.noActions()
 }
 
-func TestKATOIsRaisedToTheLeastAndRoundedToItsGranularity(t *testing.T) {
+func TestKATOIsRaisedToTheMinimumAndRoundedUp(t *testing.T) {
 	r := newRig(t)
 	for _, x := range []struct{ ask, want uint32 }{{0, 0}, {1, 1000}, {1000, 1000}, {1001, 1100}, {5000, 5000},
 		{5050, 5100},

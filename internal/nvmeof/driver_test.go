@@ -12,11 +12,12 @@ import (
 	"jbofd/internal/uuid"
 )
 
-// TestDriversConnections is a driver whose connections carry commands, are lost at different times, and may be seen to
-// be lost before the machine is told. It holds the machine to what TestNothingFollowsWhatIsInFlight does, and besides:
-// no Connect of a host succeeds while a queue that was lost before has commands in flight; a Connect is held no longer
-// than the quiesce time, and NextExpiry knows; in the end nothing is left of budgets and held Connects.
-func TestDriversConnections(t *testing.T) {
+// TestNoConnectionOfADriverOutlivesItsEnd is a driver whose connections carry commands, are lost at different times,
+// and may be seen to be lost before the machine is told. It holds the machine to what
+// TestNoEndIsReportedWhileCommandsAreInFlight does, and besides: no Connect of a host succeeds while a queue that was
+// lost before has commands in flight; a Connect is held no longer than the quiesce time, and NextExpiry knows; in the
+// end nothing is left of budgets and held Connects.
+func TestNoConnectionOfADriverOutlivesItsEnd(t *testing.T) {
 	for _, s := range seeds(t, 300) {
 		d := newDriver(t, s)
 		for range 400 {

@@ -26,10 +26,10 @@ func seeds(t *testing.T, fixed uint64) (all []uint64) {
 	return append(all, uint64(time.Now().UnixNano()))
 }
 
-// TestNothingFollowsWhatIsInFlight does random things with associations of a few hosts and holds the machine to what
-// hosts rely on: as long as commands of before a reset, shutdown or end are in flight, RDY is not 0, SHST does not say
-// complete, and no Connect of the host succeeds. In the end everything drains, and every state has its exit.
-func TestNothingFollowsWhatIsInFlight(t *testing.T) {
+// TestNoEndIsReportedWhileCommandsAreInFlight does random things with associations of a few hosts and holds the machine
+// to what hosts rely on: as long as commands of before a reset, shutdown or end are in flight, RDY is not 0, SHST does
+// not say complete, and no Connect of the host succeeds. In the end everything drains, and every state has its exit.
+func TestNoEndIsReportedWhileCommandsAreInFlight(t *testing.T) {
 	for _, s := range seeds(t, 300) {
 		m := &endModel{t: t, rng: rand.New(rand.NewPCG(s, 0)), rig: newRig(t),
 			undrained: map[*nvmeof.Controller]uint64{},

@@ -228,7 +228,7 @@ func TestIdentifyRefuses(t *testing.T) {
 	}
 }
 
-func TestAdminCommandsThatAreNotThereAreInvalidOpcodes(t *testing.T) {
+func TestUnsupportedAdminCommandsAreInvalidOpcodes(t *testing.T) {
 	r := newRig(t)
 	c, d := r.connect(hostA, open), r.connect(hostA, nvme.DiscoveryNQN)
 	for _, op := range []uint8{nvme.AdminCreateIOSQ, nvme.AdminDeleteIOCQ, 0x10, 0x80, 0x81, 0xC0, 0xFF} {

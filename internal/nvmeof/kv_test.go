@@ -363,7 +363,7 @@ func TestAHostOfBlocksDoesNotSeeKeysAndValues(t *testing.T) {
 }
 
 // What changes of a namespace of keys and values is an event for those who see it.
-func TestKeysAndValuesChangeForThoseWhoSeeThem(t *testing.T) {
+func TestKVNamespaceEventsReachHostsThatSeeThem(t *testing.T) {
 	r := kvRig(t)
 	a, b := r.connectKV(hostA), r.connect(hostB, open)
 	for _, c := range []*nvmeof.Controller{a, b} {

@@ -68,7 +68,7 @@ func TestLogPagesAreReadInPartsAndPaddedBeyondTheirEnd(t *testing.T) {
 	}
 }
 
-func TestLogPagesThatAreNotThere(t *testing.T) {
+func TestUnsupportedLogPagesAreRefused(t *testing.T) {
 	r := newRig(t)
 	c, d := r.connect(hostA, open), r.connect(hostA, nvme.DiscoveryNQN)
 	for _, x := range []struct {
@@ -109,7 +109,7 @@ func TestSupportedLogPagesAreThoseThatAnswer(t *testing.T) {
 	}
 }
 
-func TestEffectsLogNamesTheCommandsThatAreThere(t *testing.T) {
+func TestEffectsLogListsTheSupportedCommands(t *testing.T) {
 	r := newRig(t)
 	c := r.connect(hostA, open)
 	_, data := r.must(c, getLog(nvme.LIDEffects, 4096), nil)

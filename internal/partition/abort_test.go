@@ -6,9 +6,9 @@ import (
 	"jbofd/internal/kvstore"
 )
 
-// TestAbortTakesOutWhatTheStoreDoesNotHave: an aborted Put changes nothing and ends once, and those before and behind
-// it take their course.
-func TestAbortTakesOutWhatTheStoreDoesNotHave(t *testing.T) {
+// TestAbortRemovesRequestsBeforeTheStoreTakesThem: an aborted Put changes nothing and ends once, and those before and
+// behind it take their course.
+func TestAbortRemovesRequestsBeforeTheStoreTakesThem(t *testing.T) {
 	r := newRig(t, partitionBytes, nil, inMemory(partitionBytes))
 	p := r.mustOpen(true)
 	h := newHost(p, 1, 3, 4096)

@@ -8,9 +8,9 @@ import (
 	"jbofd/internal/pipeline"
 )
 
-// TestAPartitionWithoutAreasMendsItsBook: a crash has left an older copy, which names an area. It is gone when the
-// partition has been open once, so that a newer copy that becomes damaged does no harm.
-func TestAPartitionWithoutAreasMendsItsBook(t *testing.T) {
+// TestAPartitionWithoutAreasRepairsItsManifest: a crash has left an older copy, which names an area. It is gone when
+// the partition has been open once, so that a newer copy that becomes damaged does no harm.
+func TestAPartitionWithoutAreasRepairsItsManifest(t *testing.T) {
 	r := newRig(t, partitionBytes, nil, inMemory(partitionBytes))
 	cfg := Config{Drive: r.o, OffsetBytes: offset, Background: 9, Store: kvstore.Config{PartitionBytes: r.size,
 		Format: true, UUID: [16]byte{7}, HashSeed: 99, ChunkBytes: 256 << 10}}

@@ -19,8 +19,8 @@ func (l *turnObserver) Kick() {
 	l.host.Kick()
 }
 
-// TestSinksAreKickedWithoutOwnership: a Kick may use the partition.
-func TestSinksAreKickedWithoutOwnership(t *testing.T) {
+// TestSinksAreKickedAfterOwnershipEnds: a Kick may use the partition.
+func TestSinksAreKickedAfterOwnershipEnds(t *testing.T) {
 	r := newRig(t, partitionBytes, nil, inMemory(partitionBytes))
 	p := r.mustOpen(true)
 	l := &turnObserver{host: newHost(p, 1, 1, 4096)}

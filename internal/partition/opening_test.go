@@ -9,8 +9,8 @@ import (
 	"jbofd/internal/ssd/fault"
 )
 
-// TestALongOpeningSaysHowFarItIs: what is told ascends, and there is an end.
-func TestALongOpeningSaysHowFarItIs(t *testing.T) {
+// TestALongOpeningReportsItsProgress: what is told ascends, and there is an end.
+func TestALongOpeningReportsItsProgress(t *testing.T) {
 	r := newRig(t, partitionBytes, nil, failing(partitionBytes, fault.Config{Seed: 1}))
 	p := r.mustOpen(true)
 	newHost(p, 1, 1, 100).do(kvstore.Put, 1, 100)

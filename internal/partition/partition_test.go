@@ -115,7 +115,7 @@ func TestFaultsFailRequestsOnly(t *testing.T) {
 	r.close(p)
 }
 
-func TestAStrangerIsRefusedAndLeftAlone(t *testing.T) {
+func TestAForeignDeviceIsRefusedAndNotChanged(t *testing.T) {
 	r := newRig(t, partitionBytes, nil, inMemory(partitionBytes))
 	if _, err := r.open(false); !errors.Is(err, kvstore.ErrPartition) {
 		t.Errorf("a blank partition: %v", err)
@@ -127,8 +127,8 @@ func TestAStrangerIsRefusedAndLeftAlone(t *testing.T) {
 	}
 }
 
-// TestCloseHasAnEnd: with a device that does not answer, Close says that it took too long.
-func TestCloseHasAnEnd(t *testing.T) {
+// TestCloseIsBounded: with a device that does not answer, Close says that it took too long.
+func TestCloseIsBounded(t *testing.T) {
 	r := newRig(t, partitionBytes, nil, failing(partitionBytes, fault.Config{Seed: 1}))
 	p := r.mustOpen(true)
 	newHost(p, 1, 1, 100).do(kvstore.Put, 1, 100)
@@ -145,8 +145,8 @@ func TestCloseHasAnEnd(t *testing.T) {
 	r.close(p)
 }
 
-// TestTenantsHaveAsManyInTheStore: a tenant with much to do does not keep another one out.
-func TestTenantsHaveAsManyInTheStore(t *testing.T) {
+// TestTenantsHaveEqualNumbersOfRequestsInTheStore: a tenant with much to do does not keep another one out.
+func TestTenantsHaveEqualNumbersOfRequestsInTheStore(t *testing.T) {
 	var w waiting
 	for i := range 100 {
 		w.push(&Request{Tenant: 1, Slot: uint32(i)})

@@ -8,8 +8,8 @@ import (
 	"jbofd/internal/ssd"
 )
 
-// TestMemoryForAValueIsAskedForWhenItsLengthIsKnown, and not before; without any the value is not read.
-func TestMemoryForAValueIsAskedForWhenItsLengthIsKnown(t *testing.T) {
+// TestBuffersAreAllocatedWhenTheLengthIsKnown, and not before; without any the value is not read.
+func TestBuffersAreAllocatedWhenTheLengthIsKnown(t *testing.T) {
 	r := newRig(t, partitionBytes, nil, inMemory(partitionBytes))
 	p := r.mustOpen(true)
 	defer r.close(p)

@@ -99,8 +99,8 @@ func (b *box) all(model map[uint64][2]uint64, keys uint64) {
 	}
 }
 
-// TestWhatGoesElsewhereIsFoundAndComesHome: with devices of all kinds, over restarts.
-func TestWhatGoesElsewhereIsFoundAndComesHome(t *testing.T) {
+// TestSwappedKeysAreReadAndReturned: with devices of all kinds, over restarts.
+func TestSwappedKeysAreReadAndReturned(t *testing.T) {
 	t.Logf("-seed=%d", *seed)
 	for name, device := range map[string]func(*bufpool.Pool) (ssd.Device, error){
 		"memory": inMemory(partitionBytes), "file": inFile(t, partitionBytes),
@@ -165,8 +165,8 @@ func copyOf(t testing.TB, r *rig) func(*bufpool.Pool) (ssd.Device, error) {
 	}
 }
 
-// TestKeysThatAreOutSurviveALossOfPower, and the home does not open without the area that has them.
-func TestKeysThatAreOutSurviveALossOfPower(t *testing.T) {
+// TestSwappedKeysSurviveALossOfPower, and the home does not open without the area that has them.
+func TestSwappedKeysSurviveALossOfPower(t *testing.T) {
 	t.Logf("-seed=%d", *seed)
 	stay := eager
 	stay.CalmNS = int64(time.Hour)
@@ -213,8 +213,8 @@ func TestKeysThatAreOutSurviveALossOfPower(t *testing.T) {
 	b.close()
 }
 
-// TestAnAreaThatFailsIsNotAnsweredForFromHome: its keys have no answer until it works again; the others go on.
-func TestAnAreaThatFailsIsNotAnsweredForFromHome(t *testing.T) {
+// TestAFailedAreaIsNotAnsweredForFromTheSource: its keys have no answer until it works again; the others go on.
+func TestAFailedAreaIsNotAnsweredForFromTheSource(t *testing.T) {
 	stay := eager
 	stay.CalmNS = int64(time.Hour)
 	b := newBox(t, stay, inMemory(partitionBytes), failing(areaBytes, fault.Config{Seed: 1}))
@@ -416,9 +416,9 @@ func newZipf(n uint64, theta float64) func() uint64 {
 	}
 }
 
-// TestWhatHasNoTimeToComeHomeStays: closing keeps to its patience, and the next opening finds the rest. The area may be
-// retiring then, which takes what is there home and nothing new.
-func TestWhatHasNoTimeToComeHomeStays(t *testing.T) {
+// TestKeysThatCannotReturnBeforeTheTimeoutStay: closing keeps to its patience, and the next opening finds the rest. The
+// area may be retiring then, which takes what is there home and nothing new.
+func TestKeysThatCannotReturnBeforeTheTimeoutStay(t *testing.T) {
 	slow := fault.Config{Seed: 1, Delay: 30 * time.Millisecond, DelayProbability: 1}
 	stay := eager
 	stay.CalmNS = int64(time.Hour)

@@ -112,7 +112,7 @@ func TestACapHoldsOverAnySecond(t *testing.T) {
 	}
 }
 
-func TestIOsOfAHighCapGoTogether(t *testing.T) {
+func TestIOsOfAHighCapAreReleasedTogether(t *testing.T) {
 	p := New(NewFIFO(1 << 20))
 	var ios []IO
 	for ten := tenant.ID(1); ten <= 2; ten++ {
@@ -187,7 +187,7 @@ func TestReadsAndWritesHaveCapsOfTheirOwn(t *testing.T) {
 	}
 }
 
-func TestHeldIOsGoInTheOrderOfTheirArrival(t *testing.T) {
+func TestHeldIOsAreReleasedInOrder(t *testing.T) {
 	p := New(NewFIFO(64))
 	p.SetTenant(0, 1, Settings{Caps: Caps{RWIOsPerSec: 1000}})
 	for i := range 30 {

@@ -54,7 +54,7 @@ func TestCancelTakesOutHeldAndQueuedIOs(t *testing.T) {
 	}
 }
 
-func TestATenantLeavesWithItsLastIO(t *testing.T) {
+func TestATenantIsRemovedWithItsLastIO(t *testing.T) {
 	p := New(NewFIFO(1))
 	p.SetTenant(0, 3, Settings{Weight: 7, Caps: Caps{RWIOsPerSec: 10}})
 	for i := range Tag(3) {
@@ -210,7 +210,7 @@ type creditor struct {
 
 func (c creditor) Credit(tenant.ID) int { return c.units }
 
-func TestACreditThatIsUsedUpLimits(t *testing.T) {
+func TestAnExhaustedCreditLimits(t *testing.T) {
 	p := New(creditor{NewFIFO(64), 10})
 	now := int64(0)
 	limit := func(ten tenant.ID) Limit {

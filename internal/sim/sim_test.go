@@ -60,7 +60,7 @@ func whole(t *testing.T, sc *Scenario, set Setup) *Result {
 	return res
 }
 
-func TestASeedDecidesEverything(t *testing.T) {
+func TestARunIsDeterminedByItsSeed(t *testing.T) {
 	for _, policy := range Policies() {
 		a, b := direct(t, busy(), policy, 7), direct(t, busy(), policy, 7)
 		if !reflect.DeepEqual(a, b) {
@@ -144,10 +144,10 @@ func (s *server) Advance(now int64, dst []flash.Completion) []flash.Completion {
 	return dst
 }
 
-// TestClosedLoopsAreAsTheoryHasThem: n I/Os go round between a constant delay Z and a server of constant
+// TestClosedLoopsMatchOperationalAnalysis: n I/Os go round between a constant delay Z and a server of constant
 // time S. Its throughput is min(n/(S+Z), 1/S), the cycle n over that (Denning and Buzen,
 // "The operational analysis of queueing network models", 1978).
-func TestClosedLoopsAreAsTheoryHasThem(t *testing.T) {
+func TestClosedLoopsMatchOperationalAnalysis(t *testing.T) {
 	const service, network = 10 * Microsecond, 45 * Microsecond
 	for _, c := range []struct {
 		tenants, depth int

@@ -133,7 +133,7 @@ func TestEveryMetricIsExportedOnceItHasSomething(t *testing.T) {
 	}
 }
 
-func TestWhatIsObservedIsWhatIsScraped(t *testing.T) {
+func TestScrapesReturnWhatWasObserved(t *testing.T) {
 	families := gather(t, full())
 	h := families["jbof_io_duration_seconds"].Metric[0].Histogram
 	if h.GetSampleCount() != 1 || h.GetSampleSum() != 80e-6 {
@@ -313,7 +313,7 @@ func TestTenantsWithoutSeriesShareTheSchedulersToo(t *testing.T) {
 	}
 }
 
-func TestLabelsThatAreNoTextDoNotBreakAScrape(t *testing.T) {
+func TestInvalidLabelValuesDoNotBreakAScrape(t *testing.T) {
 	tel := New(Options{})
 	for range 2 {
 		tel.Tenant("host\xff").IO("ssd0", "read").Observe(1, 1, 0)

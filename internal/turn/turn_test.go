@@ -78,7 +78,7 @@ type kicker struct{ f func() }
 
 func (k kicker) Kick() { k.f() }
 
-func TestEveryLetterIsReadOnceInTheOrderOfItsSenderByOneTurnAtATime(t *testing.T) {
+func TestMessagesAreReadOnceAndInOrderByOneTurnAtATime(t *testing.T) {
 	r := newReader(t, Config{})
 	const senders, letters = 8, 20_000
 	var all sync.WaitGroup
@@ -120,7 +120,7 @@ func TestEveryLetterIsReadOnceInTheOrderOfItsSenderByOneTurnAtATime(t *testing.T
 	}
 }
 
-func TestASubmitterTakesAFewTurnsAndAnotherGoroutineTheRest(t *testing.T) {
+func TestASubmitterTakesABoundedNumberOfTurns(t *testing.T) {
 	e := newEvents(1)
 	r := newReader(t, Config{Env: e, MaxTurns: 3})
 	const busyTurns = 10
@@ -156,7 +156,7 @@ func TestRunsThatAreHandedOverTogetherAreOneRun(t *testing.T) {
 	}
 }
 
-func TestAMachineWithAGoroutineOfItsOwnIsHandedOverToThat(t *testing.T) {
+func TestHandOverRunsTheMachineOnItsOwnGoroutine(t *testing.T) {
 	e := newEvents(1)
 	handed := 0
 	r := newReader(t, Config{Env: e, MaxTurns: 1, HandOver: func() { handed++ }})
@@ -173,7 +173,7 @@ func TestAMachineWithAGoroutineOfItsOwnIsHandedOverToThat(t *testing.T) {
 	r.driver.Run()
 }
 
-func TestMailThatComesWhileTheMachineIsLockedIsReadAfterwards(t *testing.T) {
+func TestMessagesDuringALockAreReadAfterwards(t *testing.T) {
 	r := newReader(t, Config{})
 	r.driver.Lock()
 	r.post(newLetter(0, 0))
@@ -188,7 +188,7 @@ func TestMailThatComesWhileTheMachineIsLockedIsReadAfterwards(t *testing.T) {
 	}
 }
 
-func TestKicksFollowTheTurnWithoutOwnership(t *testing.T) {
+func TestKicksAreMadeAfterOwnershipEnds(t *testing.T) {
 	a, b := newReader(t, Config{}), newReader(t, Config{})
 	kicks := 0
 	a.during = func(turn int) {
@@ -238,7 +238,7 @@ func TestTheTimerBringsATurnAtTheEarliestTimeAskedFor(t *testing.T) {
 	}
 }
 
-func TestAfterCloseNothingIsTimed(t *testing.T) {
+func TestCloseStopsTheTimer(t *testing.T) {
 	e := newEvents(1)
 	r := newReader(t, Config{Env: e})
 	r.driver.Lock()
@@ -269,8 +269,8 @@ func TestCloseWaitsForRunsThatWereHandedOver(t *testing.T) {
 	}
 }
 
-// TestQuiescingWaitsForWhatBeganBefore: and for nothing else. Its model is a list of the operations in flight.
-func TestQuiescingWaitsForWhatBeganBefore(t *testing.T) {
+// TestQuiesceWaitsForEarlierRequests: and for nothing else. Its model is a list of the operations in flight.
+func TestQuiesceWaitsForEarlierRequests(t *testing.T) {
 	t.Logf("-seed %d", *seed)
 	rng := rand.New(rand.NewPCG(*seed, 0))
 	type operation struct {

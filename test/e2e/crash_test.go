@@ -211,9 +211,9 @@ func statusOf(t testing.TB, err error) nvme.Status {
 	return 0
 }
 
-// TestADriveThatErrs: commands to the drive fail with a media error, those to the other drive do not; metrics count the
-// errors.
-func TestADriveThatErrs(t *testing.T) {
+// TestErrorsOfADriveStayWithIt: commands to the drive fail with a media error, those to the other drive do not; metrics
+// count the errors.
+func TestErrorsOfADriveStayWithIt(t *testing.T) {
 	t.Parallel()
 	d := start(t, setup{subsystems: twoDrives,
 		ssds: `  - {name: ssd0, backend: mem, size: 64MiB,

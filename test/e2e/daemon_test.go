@@ -32,9 +32,9 @@ const twoTenants = `  - nqn: nqn.2026-11.example.jbofd:a
 
 const twoFiles = fileSSD + "  - {name: ssd1, backend: file, path: \"@DIR@/ssd1.img\", size: 64MiB, create: true}\n"
 
-// TestWhoSeesWhat: hosts can connect only to subsystems that allow them and see only their namespaces. Discovery lists
-// nothing else, on its own port and on the I/O port.
-func TestWhoSeesWhat(t *testing.T) {
+// TestHostsSeeOnlyTheirNamespaces: hosts can connect only to subsystems that allow them and see only their namespaces.
+// Discovery lists nothing else, on its own port and on the I/O port.
+func TestHostsSeeOnlyTheirNamespaces(t *testing.T) {
 	t.Parallel()
 	d := start(t, setup{ssds: twoFiles, subsystems: twoTenants,
 		discovery: ", referrals: [{address: \"192.0.2.7:8009\"}]"})
@@ -325,9 +325,9 @@ func TestStoppingUnderLoad(t *testing.T) {
 	good.stop()
 }
 
-// TestCommandsUnderWayAreFinishedBeforeTheEnd: SIGTERM waits for the outstanding commands of a full queue on a slow
+// TestStopWaitsForOutstandingCommands: SIGTERM waits for the outstanding commands of a full queue on a slow
 // drive.
-func TestCommandsUnderWayAreFinishedBeforeTheEnd(t *testing.T) {
+func TestStopWaitsForOutstandingCommands(t *testing.T) {
 	t.Parallel()
 	s := oneMem
 	s.ssds = "  - {name: ssd0, backend: mem, size: 128MiB, fault: {delay: 1s, delay_probability: 1}}\n"
@@ -492,8 +492,8 @@ func TestReloadsUnderLoad(t *testing.T) {
 	}
 }
 
-// TestTheAdminSocketTells the state of the daemon, to its owner only, and reloads.
-func TestTheAdminSocketTells(t *testing.T) {
+// TestTheAdminSocketAnswersItsOwner the state of the daemon, to its owner only, and reloads.
+func TestTheAdminSocketAnswersItsOwner(t *testing.T) {
 	t.Parallel()
 	d := start(t, setup{ssds: twoFiles, subsystems: twoTenants})
 	if st, err := os.Stat(d.socket()); err != nil || st.Mode().Perm() != 0o600 {

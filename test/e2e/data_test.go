@@ -366,8 +366,8 @@ func TestADeepQueueIsServed(t *testing.T) {
 	}
 }
 
-// TestCommandsThatCannotBe get the status that the specification requires.
-func TestCommandsThatCannotBe(t *testing.T) {
+// TestInvalidCommandsGetTheirStatus get the status that the specification requires.
+func TestInvalidCommandsGetTheirStatus(t *testing.T) {
 	t.Parallel()
 	d := start(t, oneMem)
 	_, io := d.rawQueue(hostA, nqnA, 0, 32)

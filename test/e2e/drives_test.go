@@ -47,8 +47,8 @@ func TestAForeignDriveIsLeftAlone(t *testing.T) {
 	}
 }
 
-// TestOnlyForeignDrivesAreNoReasonToRun: without a drive to serve, the daemon logs the reason and exits.
-func TestOnlyForeignDrivesAreNoReasonToRun(t *testing.T) {
+// TestANodeWithForeignDrivesOnlyExits: without a drive to serve, the daemon logs the reason and exits.
+func TestANodeWithForeignDrivesOnlyExits(t *testing.T) {
 	t.Parallel()
 	d := newDaemon(t, setup{ssds: fileSSD, subsystems: openSubsystem})
 	if err := os.WriteFile(filepath.Join(d.dir, "ssd0.img"), bytes.Repeat([]byte("precious"), 16<<20),

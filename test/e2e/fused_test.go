@@ -9,9 +9,9 @@ import (
 	"jbofd/internal/nvmeof/tcp/pdu"
 )
 
-// TestAFusedPairMayMoveItsHalvesInDifferentWays: the data of one half is in its capsule and that of the other follows
+// TestHalvesOfAFusedPairMayUseDifferentTransfers: the data of one half is in its capsule and that of the other follows
 // an R2T, also while another host holds all memory that it may use.
-func TestAFusedPairMayMoveItsHalvesInDifferentWays(t *testing.T) {
+func TestHalvesOfAFusedPairMayUseDifferentTransfers(t *testing.T) {
 	t.Parallel()
 	s := oneMem
 	s.limits = "buffers: 8MiB, min_transfer_rate: 0"

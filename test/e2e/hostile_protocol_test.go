@@ -158,8 +158,8 @@ func TestAHostsTermReqIsNotAnswered(t *testing.T) {
 	})
 }
 
-// TestACommandOnTheHeelsOfConnectEndsTheConnection: the queue is not one until Connect has succeeded.
-func TestACommandOnTheHeelsOfConnectEndsTheConnection(t *testing.T) {
+// TestACommandBeforeTheConnectResponseEndsTheConnection: the queue is not one until Connect has succeeded.
+func TestACommandBeforeTheConnectResponseEndsTheConnection(t *testing.T) {
 	t.Parallel()
 	d := start(t, oneMem)
 	h := d.raw()

@@ -105,9 +105,9 @@ func isTimeout(err error) bool {
 	return ok && ne.Timeout()
 }
 
-// TestAHostThatStopsReadingHarmsNobodyElse: the host is disconnected after stall_timeout and until then holds no more
+// TestAHostThatStopsReadingDoesNotHarmOthers: the host is disconnected after stall_timeout and until then holds no more
 // memory than its share. Another host continues its I/O.
-func TestAHostThatStopsReadingHarmsNobodyElse(t *testing.T) {
+func TestAHostThatStopsReadingDoesNotHarmOthers(t *testing.T) {
 	t.Parallel()
 	s := oneMem
 	s.limits = "stall_timeout: 1500ms, buffers: 8MiB"
@@ -137,9 +137,9 @@ func TestAHostThatStopsReadingHarmsNobodyElse(t *testing.T) {
 	good.stop()
 }
 
-// TestAHostThatHoardsBuffersHarmsNobodyElse: a host submits writes on many queues and never sends their data. It gets
+// TestAHostThatHoardsBuffersDoesNotHarmOthers: a host submits writes on many queues and never sends their data. It gets
 // no more than its share of the buffers. Another host continues its I/O until the first one is disconnected.
-func TestAHostThatHoardsBuffersHarmsNobodyElse(t *testing.T) {
+func TestAHostThatHoardsBuffersDoesNotHarmOthers(t *testing.T) {
 	t.Parallel()
 	s := oneMem
 	s.limits = "stall_timeout: 2s, buffers: 8MiB"

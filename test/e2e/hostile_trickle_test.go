@@ -55,9 +55,9 @@ func trickle(d *daemon, host string, ticks <-chan struct{}) (ended <-chan struct
 	return end
 }
 
-// TestHostsThatTrickleHarmNobodyElse: unconfigured hosts send the data of their writes four bytes at a time. They are
-// disconnected. Meanwhile a host that holds no memory gets memory at once.
-func TestHostsThatTrickleHarmNobodyElse(t *testing.T) {
+// TestHostsThatTrickleDataDoNotHarmOthers: unconfigured hosts send the data of their writes four bytes at a time. They
+// are disconnected. Meanwhile a host that holds no memory gets memory at once.
+func TestHostsThatTrickleDataDoNotHarmOthers(t *testing.T) {
 	t.Parallel()
 	s := oneMem
 	s.subsystems = openSubsystem

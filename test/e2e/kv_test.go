@@ -169,8 +169,8 @@ func TestKeysAndValues(t *testing.T) {
 	check("beside blocks")
 }
 
-// TestAFullNamespaceOfKeys: Put is refused, Delete makes room, and what is there stays.
-func TestAFullNamespaceOfKeys(t *testing.T) {
+// TestAFullKVNamespace: Put is refused, Delete makes room, and what is there stays.
+func TestAFullKVNamespace(t *testing.T) {
 	t.Parallel()
 	d := start(t, kvSetup(memSSD))
 	n := openKV(t, d.connect(d.options(hostA, nqnA)), 2)
@@ -282,8 +282,8 @@ func TestADamagedStoreIsLeftOut(t *testing.T) {
 	d.launch()
 }
 
-// TestNamespacesOfKeysComeAndGo: reloads add and remove key-value namespaces while others are used.
-func TestNamespacesOfKeysComeAndGo(t *testing.T) {
+// TestKVNamespacesComeAndGo: reloads add and remove key-value namespaces while others are used.
+func TestKVNamespacesComeAndGo(t *testing.T) {
 	t.Parallel()
 	two := kvSetup("  - {name: ssd0, backend: mem, size: 256MiB}\n")
 	one := two
@@ -319,8 +319,8 @@ func TestNamespacesOfKeysComeAndGo(t *testing.T) {
 	}
 }
 
-// TestKeysUnderManyHosts checks the concurrent histories of several hosts against a map each.
-func TestKeysUnderManyHosts(t *testing.T) {
+// TestKVUnderManyHosts checks the concurrent histories of several hosts against a map each.
+func TestKVUnderManyHosts(t *testing.T) {
 	t.Parallel()
 	d := start(t, kvSetup(memSSD))
 	rng := random(t)

@@ -17,9 +17,9 @@ import (
 	"jbofd/internal/ssd/label"
 )
 
-// TestKeysOnAFullFileSystem: writes fail while the drive's file system is full, existing values can be read, and writes
+// TestKVOnAFullFileSystem: writes fail while the drive's file system is full, existing values can be read, and writes
 // succeed again as soon as there is space.
-func TestKeysOnAFullFileSystem(t *testing.T) {
+func TestKVOnAFullFileSystem(t *testing.T) {
 	plainOnly(t)
 	t.Parallel()
 	unshare, err := exec.LookPath("unshare")
@@ -174,9 +174,9 @@ func TestTheScrubFindsDamage(t *testing.T) {
 	}
 }
 
-// TestAStoreOfAnotherSizeIsNotTouched: if the configured size differs, the daemon reports it and leaves the store
+// TestAStoreOfAnotherSizeIsNotChanged: if the configured size differs, the daemon reports it and leaves the store
 // unchanged; with the old size everything works as before.
-func TestAStoreOfAnotherSizeIsNotTouched(t *testing.T) {
+func TestAStoreOfAnotherSizeIsNotChanged(t *testing.T) {
 	plainOnly(t)
 	t.Parallel()
 	right := kvSetup(fileSSD)
@@ -236,8 +236,8 @@ func TestTwoDaemonsOnOneDrive(t *testing.T) {
 	v.end()
 }
 
-// TestKeysOnADriveOfLongBlocks: a block device of 4 KiB blocks, through a stop and a kill -9.
-func TestKeysOnADriveOfLongBlocks(t *testing.T) {
+// TestKVOnADriveWith4KiBBlocks: a block device of 4 KiB blocks, through a stop and a kill -9.
+func TestKVOnADriveWith4KiBBlocks(t *testing.T) {
 	plainOnly(t)
 	t.Parallel()
 	backing := filepath.Join(t.TempDir(), "backing")

@@ -25,9 +25,9 @@ func kvCommand(opcode uint8, key []byte, n int) (e nvme.SQE) {
 	return e
 }
 
-// TestCommandsOfKeysAsAToolSendsThem, byte by byte: keys and values of every length, right or not, buffers that are too
+// TestRawKVCommandsGetTheirStatus, byte by byte: keys and values of every length, right or not, buffers that are too
 // short, and lists from the middle.
-func TestCommandsOfKeysAsAToolSendsThem(t *testing.T) {
+func TestRawKVCommandsGetTheirStatus(t *testing.T) {
 	t.Parallel()
 	d := start(t, kvSetup(memSSD))
 	c := d.connect(d.options(hostA, nqnA))
@@ -193,9 +193,9 @@ func (d *daemon) rawKVQueue(host string) (admin, io *rawHost) {
 	return admin, io
 }
 
-// TestHostsOfKeysThatDoWrong harm themselves only: data that stops in the middle, lengths that lie, garbage, answers
-// that nobody reads.
-func TestHostsOfKeysThatDoWrong(t *testing.T) {
+// TestMisbehavingKVHostsHarmOnlyThemselves harm themselves only: data that stops in the middle, lengths that lie,
+// garbage, answers that nobody reads.
+func TestMisbehavingKVHostsHarmOnlyThemselves(t *testing.T) {
 	t.Parallel()
 	d := start(t, kvSetup(memSSD))
 	c := d.connect(d.options(hostA, nqnA))
@@ -292,8 +292,8 @@ func TestHostsOfKeysThatDoWrong(t *testing.T) {
 	}
 }
 
-// TestManyHostsOfKeys: many hosts connect at once, and the daemon releases all their resources.
-func TestManyHostsOfKeys(t *testing.T) {
+// TestManyKVHosts: many hosts connect at once, and the daemon releases all their resources.
+func TestManyKVHosts(t *testing.T) {
 	t.Parallel()
 	s := kvSetup(memSSD)
 	d := start(t, s)
@@ -330,9 +330,9 @@ func TestManyHostsOfKeys(t *testing.T) {
 	}
 }
 
-// TestReloadsUnderLoadOfKeys: another namespace of keys comes and goes, with commands to it under way; the one that
+// TestReloadsUnderKVLoad: another namespace of keys comes and goes, with commands to it under way; the one that
 // stays does not notice.
-func TestReloadsUnderLoadOfKeys(t *testing.T) {
+func TestReloadsUnderKVLoad(t *testing.T) {
 	t.Parallel()
 	one := kvSetup("  - {name: ssd0, backend: mem, size: 256MiB}\n")
 	two := one
@@ -384,8 +384,8 @@ func TestReloadsUnderLoadOfKeys(t *testing.T) {
 	others.Wait()
 }
 
-// TestKeysWithoutDurability survive all but a loss of power.
-func TestKeysWithoutDurability(t *testing.T) {
+// TestKVWithoutDurability survive all but a loss of power.
+func TestKVWithoutDurability(t *testing.T) {
 	plainOnly(t)
 	t.Parallel()
 	s := kvSetup(fileSSD)

@@ -294,8 +294,9 @@ func (d *daemon) fullQueue() (admin, io *rawHost) {
 	return admin, io
 }
 
-// TestACappedTenantHarmsNobodyElse: with a full queue it holds almost no memory, and another host is as fast as alone.
-func TestACappedTenantHarmsNobodyElse(t *testing.T) {
+// TestACappedTenantDoesNotHarmOthers: with a full queue it holds almost no memory, and another host is as fast as
+// alone.
+func TestACappedTenantDoesNotHarmOthers(t *testing.T) {
 	t.Parallel()
 	d, _, _ := capped(t)
 	if used := d.metric("jbof_buffer_pool_bytes", "state", "used"); used > 6*128<<10 {

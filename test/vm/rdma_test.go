@@ -120,7 +120,7 @@ var rdmaScenarios = []scenario{
 			strings.Join([]string{"TestDataIsKept", "TestCompareAndWriteLosesNoUpdate",
 				"TestAHostThatLeavesItsCommandIsFree",
 				"TestCreditsComeBackAfterARestart", "TestIdentityIsStableOverRestarts",
-				"TestCommandsUnderWayAreFinishedBeforeTheEnd"}, "|"))
+				"TestStopWaitsForOutstandingCommands"}, "|"))
 	}},
 	{"connecting and disconnecting leaves nothing behind", connectCycles},
 	{"many hosts that connect at once all get in", connectStorm},

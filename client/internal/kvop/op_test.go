@@ -72,7 +72,7 @@ func space(long, counted bool) *Space {
 	return s
 }
 
-func TestEachOperationTakesTheCommandsItSays(t *testing.T) {
+func TestEachOperationSendsItsCommands(t *testing.T) {
 	const store, retrieve, del, exist = nvme.CmdKVStore, nvme.CmdKVRetrieve, nvme.CmdKVDelete, nvme.CmdKVExist
 	for _, c := range []struct {
 		kind  Kind
@@ -119,7 +119,7 @@ func TestEachOperationTakesTheCommandsItSays(t *testing.T) {
 	}
 }
 
-func TestSizeIsOfTheValueAloneOverEachTransport(t *testing.T) {
+func TestSizeExcludesHeaderAndKey(t *testing.T) {
 	for _, long := range []bool{false, true} {
 		for _, counted := range []bool{false, true} {
 			var o Op
@@ -161,7 +161,7 @@ func TestAGetThatOneCommandCannotServeSaysSo(t *testing.T) {
 	}
 }
 
-func TestATargetThatDoesNotSayTheSizeIsAtFault(t *testing.T) {
+func TestRetrieveWithoutASizeIsAProtocolError(t *testing.T) {
 	for _, long := range []bool{false, true} {
 		var o Op
 		s := space(long, true)
@@ -176,7 +176,7 @@ func TestATargetThatDoesNotSayTheSizeIsAtFault(t *testing.T) {
 	}
 }
 
-func TestATargetOfTwoMindsDoesNotTurnAPutForEver(t *testing.T) {
+func TestAPutIsRestartedABoundedNumberOfTimes(t *testing.T) {
 	var o Op
 	s := space(true, true)
 	if err := o.Start(s, Put, []byte("k"), nil); err != nil {
@@ -225,7 +225,7 @@ func TestConditionalStoresMustNotBeRepeated(t *testing.T) {
 	}
 }
 
-func TestStartRefusesWhatNoCommandTakes(t *testing.T) {
+func TestStartRefusesInvalidArguments(t *testing.T) {
 	for _, c := range []struct {
 		what  string
 		s     *Space
@@ -257,7 +257,7 @@ func TestStartRefusesWhatNoCommandTakes(t *testing.T) {
 	}
 }
 
-func TestAnOpUsedAgainKeepsNothingOfTheOneBefore(t *testing.T) {
+func TestAReusedOpKeepsNoState(t *testing.T) {
 	var o Op
 	d, s := device{}, space(true, true)
 	d.do(t, &o, s, Put, bytes.Repeat([]byte("long"), 100), bytes.Repeat([]byte("value"), 100))

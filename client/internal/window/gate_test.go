@@ -99,7 +99,7 @@ func TestWaitersGoInOrderAndHoldUpNoOtherSSD(t *testing.T) {
 	})
 }
 
-func TestAWaiterThatLeavesLetsTheNextGo(t *testing.T) {
+func TestACancelledWaiterLetsTheNextProceed(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		g := newGate(2)
 		first, done := acquire(context.Background(), g, read(1, 4<<10))
@@ -135,7 +135,7 @@ func TestAWaiterThatLeavesLetsTheNextGo(t *testing.T) {
 	})
 }
 
-func TestWaitTakesNothing(t *testing.T) {
+func TestWaitConsumesNoCredit(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		g := newGate(2)
 		if err := g.Wait(context.Background(), nil, 1, 1<<20); err != nil {

@@ -123,7 +123,7 @@ func TestAPairHoldsBackWhatHasNoCredit(t *testing.T) {
 	}
 }
 
-func TestTheFirstCompletionTellsWhereANamespaceLies(t *testing.T) {
+func TestTheFirstCompletionTellsTheDriveOfANamespace(t *testing.T) {
 	g := newGate(4)
 	w := newWire(t, g, 16)
 	cmds := []host.Command{read(77, 8<<10), read(77, 8<<10), read(77, 8<<10)}
@@ -146,9 +146,9 @@ func TestTheFirstCompletionTellsWhereANamespaceLies(t *testing.T) {
 	}
 }
 
-// TestAStalledWindowLetsOneGo: a goroutine has filled the window through its queue pair, does not
+// TestAStalledWindowReleasesOneCommand: a goroutine has filled the window through its queue pair, does not
 // collect, and waits for something else.
-func TestAStalledWindowLetsOneGo(t *testing.T) {
+func TestAStalledWindowReleasesOneCommand(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		g := newGate(2)
 		w := newWire(t, g, 8)
@@ -218,7 +218,7 @@ func TestPairsTakeTurnsAndWakeEachOther(t *testing.T) {
 	}
 }
 
-func TestAFusedPairGoesTogether(t *testing.T) {
+func TestAFusedPairIsSentTogether(t *testing.T) {
 	g := newGate(3)
 	w := newWire(t, g, 8)
 	first, second := read(1, 4096), read(1, 4096)

@@ -72,9 +72,9 @@ func TestZipfFollowsItsGrowth(t *testing.T) {
 	}
 }
 
-// TestZipfianIsYCSBs: the most popular record has 1/26.47 of the operations, whatever the number
+// TestZipfianMatchesYCSB: the most popular record has 1/26.47 of the operations, whatever the number
 // of records, and it is the one that YCSB's hash says.
-func TestZipfianIsYCSBs(t *testing.T) {
+func TestZipfianMatchesYCSB(t *testing.T) {
 	const zetan = 26.46902820178302 // YCSB's constant for 10^10 items and 0.99
 	w := Workload{Distribution: "zipfian", Theta: 0.99, RecordCount: 100_000, InsertCount: 100_000}
 	c := newChooser(&w, 0, testRNG())
@@ -100,8 +100,8 @@ func TestZipfianIsYCSBs(t *testing.T) {
 	}
 }
 
-// TestZipfianKeepsItsFavouritesWhileRecordsAreAdded and never chooses one that is not there.
-func TestZipfianKeepsItsFavouritesWhileRecordsAreAdded(t *testing.T) {
+// TestZipfianKeepsPopularKeysWhileRecordsAreAdded and never chooses one that is not there.
+func TestZipfianKeepsPopularKeysWhileRecordsAreAdded(t *testing.T) {
 	w := Workload{Distribution: "zipfian", Theta: 0.99, RecordCount: 1000, InsertStart: 100, InsertCount: 900}
 	favourite := func(limit uint64) uint64 {
 		c := newChooser(&w, 500, testRNG())
@@ -171,7 +171,7 @@ func TestUniformAndHotspotDrawTheirShares(t *testing.T) {
 	}
 }
 
-func TestChoosersRepeatByTheirSeed(t *testing.T) {
+func TestChoosersAreDeterministic(t *testing.T) {
 	for _, d := range Distributions {
 		w := Workload{Distribution: d, Theta: 0.99, RecordCount: 1000, InsertCount: 1000, HotData: 0.2,
 			HotOperations: 0.8}

@@ -34,8 +34,8 @@ func TestKeysAreDistinctAndOrderedOnlyIfAskedFor(t *testing.T) {
 	}
 }
 
-// TestKeysStayWhatTheyWere: a data set that was loaded must be found by every later version.
-func TestKeysStayWhatTheyWere(t *testing.T) {
+// TestKeyEncodingIsStable: a data set that was loaded must be found by every later version.
+func TestKeyEncodingIsStable(t *testing.T) {
 	for n, want := range map[uint64]string{0: "user000000000000", 1: "user9b5oo9o0m0jt", 1 << 40: "userk8fjdreufgbk"} {
 		var k [KeyBytes]byte
 		if putKey(&k, n, false); string(k[:]) != want {

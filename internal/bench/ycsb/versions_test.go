@@ -22,9 +22,9 @@ func newTable(t *testing.T, path string, n uint64) *versions {
 	return v
 }
 
-// TestNoHistoryOfACorrectStoreIsBlamed plays overlapping reads and writes of a store that does each at one
+// TestCorrectHistoriesPassVerification plays overlapping reads and writes of a store that does each at one
 // moment between its beginning and its end, some writes with an unknown end.
-func TestNoHistoryOfACorrectStoreIsBlamed(t *testing.T) {
+func TestCorrectHistoriesPassVerification(t *testing.T) {
 	type op struct {
 		put, applied bool
 		w            write
@@ -99,7 +99,7 @@ func TestNoHistoryOfACorrectStoreIsBlamed(t *testing.T) {
 	}
 }
 
-func TestWhatACorrectStoreCannotSayIsFound(t *testing.T) {
+func TestIncorrectReadsAreDetected(t *testing.T) {
 	v := newTable(t, "", 4)
 	v.begin(0, 0)
 	say := func(what string, err error, want string) {
@@ -218,7 +218,7 @@ func TestStateOutlivesTheProcessAndGrows(t *testing.T) {
 	}
 }
 
-func TestAStateFileThatIsNoneIsRefused(t *testing.T) {
+func TestAnInvalidStateFileIsRefused(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "state")
 	for what, c := range map[string]struct {
 		spoil   func(b []byte) []byte

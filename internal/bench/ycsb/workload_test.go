@@ -55,20 +55,20 @@ readallfields=true
 	}
 }
 
-func TestTheLastLineMayGoOn(t *testing.T) {
+func TestTheLastLineMayEndWithABackslash(t *testing.T) {
 	if w, _, err := parse(t, "recordcount=1\\\n0\\"); err != nil || w.RecordCount != 10 {
 		t.Errorf("%+v, %v", w, err)
 	}
 }
 
-func TestAFileThatIsNoneIsNamed(t *testing.T) {
+func TestAnUnreadableWorkloadFileIsNamed(t *testing.T) {
 	err := Properties{}.Read("some file", strings.NewReader("a=b\n"+strings.Repeat("x", 1<<20)))
 	if !errors.Is(err, ErrWorkload) || !strings.Contains(err.Error(), "some file:2: ") {
 		t.Error(err)
 	}
 }
 
-func TestDefaultsAreYCSBs(t *testing.T) {
+func TestDefaultsMatchYCSB(t *testing.T) {
 	w, warnings, err := parse(t, "recordcount=5")
 	want := Workload{RecordCount: 5, InsertCount: 5, Read: 0.95, Update: 0.05, Distribution: "uniform", Theta: 0.99,
 		HotData: 0.2, HotOperations: 0.8,
@@ -143,8 +143,8 @@ func TestTheUserIsWarned(t *testing.T) {
 	}
 }
 
-// TestShippedWorkloadsAreYCSBs: all run but E, which says why not.
-func TestShippedWorkloadsAreYCSBs(t *testing.T) {
+// TestShippedWorkloadsMatchYCSB: all run but E, which says why not.
+func TestShippedWorkloadsMatchYCSB(t *testing.T) {
 	const dir = "../../../configs/ycsb"
 	for file, want := range map[string]Workload{
 		"workloada":         {Read: 0.5, Update: 0.5, Distribution: "zipfian"},

@@ -86,7 +86,7 @@ func TestEveryDistributionRunsAndEveryReadIsVerified(t *testing.T) {
 	}
 }
 
-func TestARunWithoutItsLoadVerifiesToo(t *testing.T) {
+func TestARunWithoutLoadIsVerified(t *testing.T) {
 	db := newMapDB()
 	w := small()
 	must(t, open(t, db, w, Config{}).Load)
@@ -106,8 +106,8 @@ func TestARunWithoutItsLoadVerifiesToo(t *testing.T) {
 	}
 }
 
-// TestALiarIsFoundOut: each way in which a store can be wrong once makes the run fail, with the key.
-func TestALiarIsFoundOut(t *testing.T) {
+// TestWrongValuesAreDetected: each way in which a store can be wrong once makes the run fail, with the key.
+func TestWrongValuesAreDetected(t *testing.T) {
 	var old []byte
 	lies := map[string]struct {
 		lie  func(o *Op, d *Done) bool // reports whether it has lied
@@ -361,9 +361,9 @@ func TestPartOfTheRecordsIsLoadedRunAndVerified(t *testing.T) {
 	}
 }
 
-// TestWhatWasDueAndNeverBeganIsSaid: a store that stalls until the end of a run is not made to look fast by the few
+// TestOverdueOperationsAreReported: a store that stalls until the end of a run is not made to look fast by the few
 // operations that it has done.
-func TestWhatWasDueAndNeverBeganIsSaid(t *testing.T) {
+func TestOverdueOperationsAreReported(t *testing.T) {
 	db := newMapDB()
 	w := small()
 	w.Target, w.OperationCount, w.MaxExecution = 10_000, 0, 100*time.Millisecond
@@ -520,7 +520,7 @@ func TestAnEmbeddedQueueCanBeInterrupted(t *testing.T) {
 	}
 }
 
-func TestWhatCannotBeEmbeddedIsSaid(t *testing.T) {
+func TestInvalidEmbeddedConfigsAreReported(t *testing.T) {
 	for _, c := range []struct {
 		c    EmbeddedConfig
 		bad  bool

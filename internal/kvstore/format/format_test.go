@@ -187,7 +187,7 @@ func TestAFlippedBitAnywhereIsAnError(t *testing.T) {
 	}
 }
 
-func TestARecordCountsInItsPlaceOnly(t *testing.T) {
+func TestARecordIsValidInItsPlaceOnly(t *testing.T) {
 	a := Seed(1, 2, 4096)
 	for _, b := range []uint32{Seed(2, 2, 4096), Seed(1, 3, 4096), Seed(1, 2, 4104)} {
 		v := Value(valueRecord())

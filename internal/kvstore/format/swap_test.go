@@ -109,7 +109,7 @@ func TestAFlippedBitAnywhereInSwapDataIsAnError(t *testing.T) {
 	}
 }
 
-func TestAPlaceOfAnotherLapIsAnother(t *testing.T) {
+func TestARecordIsValidInItsLapOnly(t *testing.T) {
 	log := NewSwapLog(areaSuperblock())
 	b := SwapRecord(swapRecord())
 	place := LogOffset(4128)

@@ -8,8 +8,8 @@ import (
 	"jbofd/internal/kvstore/space"
 )
 
-// TestAWalkThatIsNotGoneOnWithReadsNoMoreThanItHasRoomFor: Piece is called again and again, and no records are taken.
-func TestAWalkThatIsNotGoneOnWithReadsNoMoreThanItHasRoomFor(t *testing.T) {
+// TestAPausedWalkReadsNoMoreThanItsBuffer: Piece is called again and again, and no records are taken.
+func TestAPausedWalkReadsNoMoreThanItsBuffer(t *testing.T) {
 	sb := make(format.Superblock, format.SuperblockBytes)
 	sb.SetBlockSize(512)
 	sb.SetChunkBytes(2 << 20)
@@ -31,9 +31,9 @@ func TestAWalkThatIsNotGoneOnWithReadsNoMoreThanItHasRoomFor(t *testing.T) {
 	t.Error("there is no end of pieces")
 }
 
-// TestAWalkFindsSegmentsBehindWhatIsLost: the beginning of a group did not reach the SSD, and in what did of it a
+// TestAWalkFindsSegmentsPastDamage: the beginning of a group did not reach the SSD, and in what did of it a
 // segment begins in the middle of a block, behind something that looks like one.
-func TestAWalkFindsSegmentsBehindWhatIsLost(t *testing.T) {
+func TestAWalkFindsSegmentsPastDamage(t *testing.T) {
 	const block = 512
 	sb := make(format.Superblock, format.SuperblockBytes)
 	sb.SetBlockSize(block)

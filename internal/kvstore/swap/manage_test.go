@@ -80,9 +80,9 @@ func TestDroppingAnAreaFromAManifestIsAllOrNothing(t *testing.T) {
 	}
 }
 
-// TestAnOlderCopyOfAManifestDoesNotStay: a crash between the writes of its copies has left one that says that there are
+// TestAnOlderCopyOfAManifestIsReplaced: a crash between the writes of its copies has left one that says that there are
 // records, and that is not what a partition without areas has when the other copy is damaged later.
-func TestAnOlderCopyOfAManifestDoesNotStay(t *testing.T) {
+func TestAnOlderCopyOfAManifestIsReplaced(t *testing.T) {
 	home, area := [16]byte{7}, [16]byte{1}
 	for newer := range format.SwapManifestOffsets {
 		disk := make([]byte, homeBytes)
@@ -123,9 +123,9 @@ func TestAnOlderCopyOfAManifestDoesNotStay(t *testing.T) {
 	}
 }
 
-// TestASourceThatIsForgottenHoldsNothingUp: the log goes on, also after the next opening, and the source starts without
-// records.
-func TestASourceThatIsForgottenHoldsNothingUp(t *testing.T) {
+// TestAForgottenSourceDoesNotHoldBackLogHead: the log goes on, also after the next opening, and the source starts
+// without records.
+func TestAForgottenSourceDoesNotHoldBackLogHead(t *testing.T) {
 	w := newWorld(t, *seed, 0, 1, 0)
 	a := w.areas[0]
 	write := func(home, n int) (refused int) {

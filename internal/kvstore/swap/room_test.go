@@ -7,9 +7,9 @@ import (
 	"jbofd/internal/kvstore"
 )
 
-// TestMemoryForAValueThatIsOut is asked for as the store does: when its length is known, and without any it is not
-// read.
-func TestMemoryForAValueThatIsOut(t *testing.T) {
+// TestBuffersForSwappedValuesAreAllocatedByLength is asked for as the store does: when its length is known, and without
+// any it is not read.
+func TestBuffersForSwappedValuesAreAllocatedByLength(t *testing.T) {
 	w := newWorld(t, *seed, 1, 1, 1)
 	h := w.sources[0]
 	w.out(h, 1)

@@ -77,9 +77,9 @@ func TestCrashesWithFailures(t *testing.T) {
 	}
 }
 
-// TestAnAreaKeepsWhatIsNotReleased: the area is filled to the last byte again and again, with a loss of power at any
+// TestAnAreaKeepsUnreleasedRecords: the area is filled to the last byte again and again, with a loss of power at any
 // write.
-func TestAnAreaKeepsWhatIsNotReleased(t *testing.T) {
+func TestAnAreaKeepsUnreleasedRecords(t *testing.T) {
 	laps, refusals := uint64(0), int64(0)
 	for i := range seeds(t, 15) {
 		w := newWorld(t, i, 0, 1, 0)

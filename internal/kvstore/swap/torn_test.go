@@ -6,10 +6,10 @@ import (
 	"jbofd/internal/kvstore/format"
 )
 
-// TestWhatATornGroupLeftIsNoPartOfTheNextOne: two crashes tear the groups that are written at one place, so that the
+// TestRemainsOfATornGroupAreNotPartOfTheNext: two crashes tear the groups that are written at one place, so that the
 // beginning of the second stands before the end of the first, whose records are sound each by itself. None of them was
 // acknowledged, and in between their keys have been found to be as before.
-func TestWhatATornGroupLeftIsNoPartOfTheNextOne(t *testing.T) {
+func TestRemainsOfATornGroupAreNotPartOfTheNext(t *testing.T) {
 	w := newWorld(t, *seed, 0, 1, 0)
 	a := w.areas[0]
 	home := [16]byte{1}

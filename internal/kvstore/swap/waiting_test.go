@@ -74,8 +74,8 @@ func (w *world) quick(before func()) (replies []kvstore.Reply) {
 	}
 }
 
-// TestWritesThatWaitForTheirKeyDoNotKeepItFromReturning, however many there are.
-func TestWritesThatWaitForTheirKeyDoNotKeepItFromReturning(t *testing.T) {
+// TestWaitingWritesDoNotBlockTheReturnOfTheirKey, however many there are.
+func TestWaitingWritesDoNotBlockTheReturnOfTheirKey(t *testing.T) {
 	const keys = 4
 	w := newWorld(t, *seed, 1, 1, keys)
 	h := w.sources[0]

@@ -167,9 +167,9 @@ func (r *rig) expect(t *testing.T, want ...string) {
 	r.told = nil
 }
 
-// TestAPairIsCompleteOnceThoughNothingCanBeAskedFor: the first half's failure must not look like the end
+// TestAPairIsCompletedOnceIfNoDataCanBeRequested: the first half's failure must not look like the end
 // while the second has not been asked for.
-func TestAPairIsCompleteOnceThoughNothingCanBeAskedFor(t *testing.T) {
+func TestAPairIsCompletedOnceIfNoDataCanBeRequested(t *testing.T) {
 	for _, tc := range []struct {
 		first, second bool // in the capsule
 		want          []string
@@ -219,8 +219,8 @@ func TestAPairsHalvesComeInEitherOrder(t *testing.T) {
 	}
 }
 
-// TestTheYoungerNamespacesCount: those that SetTable has brought before Attach stay.
-func TestTheYoungerNamespacesCount(t *testing.T) {
+// TestTheNewerNamespaceTableDecides: those that SetTable has brought before Attach stay.
+func TestTheNewerNamespaceTableDecides(t *testing.T) {
 	r := newRig(nil)
 	r.SetTable(nvmeof.NewNamespaceTable(nil, hostNQN))
 	var e nvme.SQE
@@ -235,8 +235,8 @@ func TestTheYoungerNamespacesCount(t *testing.T) {
 	}
 }
 
-// TestInCapsuleDataIsJudgedByTheNamespacesOfWhenItIsThere: what the command was for may be another's.
-func TestInCapsuleDataIsJudgedByTheNamespacesOfWhenItIsThere(t *testing.T) {
+// TestInCapsuleDataIsValidatedWhenItHasArrived: what the command was for may be another's.
+func TestInCapsuleDataIsValidatedWhenItHasArrived(t *testing.T) {
 	for name, tc := range map[string]struct {
 		now *nvmeof.NamespaceTable
 		ok  bool
@@ -274,8 +274,8 @@ func TestInCapsuleDataIsJudgedByTheNamespacesOfWhenItIsThere(t *testing.T) {
 	}
 }
 
-// TestWhatIsLostIsWithTheHandlerAgain: data that was asked for or was arriving, and nothing else.
-func TestWhatIsLostIsWithTheHandlerAgain(t *testing.T) {
+// TestLostTransfersReturnToTheHandler: data that was asked for or was arriving, and nothing else.
+func TestLostTransfersReturnToTheHandler(t *testing.T) {
 	r := newRig(queue(8))
 	asked, _ := r.take(command(nvme.CmdWrite, 1, nvme.FuseNone, false))
 	r.take(command(nvme.CmdWrite, 2, nvme.FuseNone, false))

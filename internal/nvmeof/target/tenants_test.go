@@ -38,7 +38,7 @@ func (r *rig) known() map[tenant.ID]int {
 	return m
 }
 
-func TestATenantIsOneForAllConnectionsOfItsHosts(t *testing.T) {
+func TestAllConnectionsOfATenantsHostsShareIt(t *testing.T) {
 	r := newRigWith(t, 1)
 	const hostC = hostB + "c"
 	r.SetTenants([]TenantConfig{{Name: "gold", Hosts: []string{hostA, hostB}, Settings: pipeline.Settings{Weight: 4}}})
@@ -133,7 +133,7 @@ func TestTenantsChangeWhileTheirHostsAreConnected(t *testing.T) {
 	}
 }
 
-func TestNumbersOfTenantsAreUsedAgain(t *testing.T) {
+func TestTenantNumbersAreReused(t *testing.T) {
 	r := newRigWith(t, 1)
 	r.SetTenants([]TenantConfig{{Name: "gold", Hosts: []string{hostA}, Settings: pipeline.Settings{Weight: 4}}})
 	stays := r.open(hostB, false)
@@ -151,7 +151,7 @@ func TestNumbersOfTenantsAreUsedAgain(t *testing.T) {
 }
 
 // Connections of many hosts come and go while tenants change; afterwards nothing is left.
-func TestTenantsSettleWhateverHappensAtOnce(t *testing.T) {
+func TestTenantsAreConsistentUnderConcurrentChanges(t *testing.T) {
 	r := newRigWith(t, 1)
 	host := func(i int) string { return fmt.Sprint(hostA, i) }
 	var wg sync.WaitGroup

@@ -94,8 +94,8 @@ func TestAnswersShorterThanTheHostsBuffer(t *testing.T) {
 	}
 }
 
-// TestAStoreWhoseDataArrivesLateIsJudgedByTheNamespacesOfThen like a write of blocks.
-func TestAStoreWhoseDataArrivesLateIsJudgedByTheNamespacesOfThen(t *testing.T) {
+// TestAStoreIsValidatedAgainWhenItsDataArrives like a write of blocks.
+func TestAStoreIsValidatedAgainWhenItsDataArrives(t *testing.T) {
 	for _, x := range []struct {
 		name    string
 		change  func(n *nvmeof.Namespace)

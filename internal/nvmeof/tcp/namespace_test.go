@@ -8,9 +8,9 @@ import (
 	"jbofd/internal/nvmeof"
 )
 
-// TestACommandWhoseDataArrivesLateIsJudgedByTheNamespacesOfThen: what its host saw when the capsule began may be
+// TestACommandIsValidatedAgainWhenItsDataArrives: what its host saw when the capsule began may be
 // gone, and its extent another's.
-func TestACommandWhoseDataArrivesLateIsJudgedByTheNamespacesOfThen(t *testing.T) {
+func TestACommandIsValidatedAgainWhenItsDataArrives(t *testing.T) {
 	ns := func(change func(*nvmeof.Namespace)) []*nvmeof.Namespace {
 		n := &nvmeof.Namespace{NSID: 1, OffsetBytes: 1 << 20, SizeBytes: 1 << 20, BlockShift: 9, ANAGroup: 1,
 			ANAState: nvme.ANAStateOptimized}

@@ -89,7 +89,7 @@ func conversation(t *rapid.T, d *driver) (stream []byte) {
 
 // However the bytes are cut, read into place or not, and however often there was
 // no memory, the driver is told the same and the host gets the same bytes.
-func TestCuttingTheStreamChangesNothing(t *testing.T) {
+func TestSplittingTheStreamChangesNothing(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		dgst, hpda := rapid.Uint8Range(0, 3).Draw(t, "dgst"), rapid.Uint8Range(0, 31).Draw(t, "hpda")
 		queue := ioQueue(rapid.IntRange(3, 20).Draw(t, "entries"), rapid.Bool().Draw(t, "noflow"))

@@ -136,7 +136,7 @@ func TestFlashFQAnticipation(t *testing.T) {
 	}
 }
 
-func TestFlashFQWaitsABoundedTimeAndNotAgainForOneWhoDidNotCome(t *testing.T) {
+func TestFlashFQAnticipationIsBounded(t *testing.T) {
 	f := NewFlashFQ(FlashFQConfig{Depth: 1, AnticipateNS: 1000})
 	for i := range tenant.ID(2) {
 		f.SetTenant(0, i, 1)
@@ -210,7 +210,7 @@ func TestFlashFQIdlenessEarnsNothing(t *testing.T) {
 	}
 }
 
-func TestFlashFQWaitsForNobodyWhoHasLeftOrLostItsClaim(t *testing.T) {
+func TestFlashFQDoesNotAnticipateRemovedTenants(t *testing.T) {
 	for name, leave := range map[string]bool{"left": true, "lost its claim": false} {
 		f := NewFlashFQ(FlashFQConfig{Depth: 2})
 		f.SetTenant(0, 0, 1)

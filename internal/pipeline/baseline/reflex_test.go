@@ -67,7 +67,7 @@ func TestReFlexBestEffortSharesByWeightAndCost(t *testing.T) {
 	}
 }
 
-func TestReFlexTokensOfTheIdleGoToThoseWhoNeedThem(t *testing.T) {
+func TestReFlexIdleTokensAreRedistributed(t *testing.T) {
 	r := rig{p: NewReFlex(ReFlexConfig{Depth: 256, TokensPerSec: 100_000}), service: fast, ns: 50_000,
 		streams: []stream{
 			// 1000 a second
@@ -159,7 +159,7 @@ func TestReFlexWakesWhenReadsBecomeCheaper(t *testing.T) {
 	}
 }
 
-func TestReFlexReservationThatIsNotUsedGoesToOthersInTurn(t *testing.T) {
+func TestReFlexUnusedReservationsAreShared(t *testing.T) {
 	f := NewReFlex(ReFlexConfig{Depth: 256, TokensPerSec: 100_000})
 	f.SetTenant(0, 0, 1)
 	if err := f.Reserve(0, 80_000); err != nil {

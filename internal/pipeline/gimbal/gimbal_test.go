@@ -60,7 +60,7 @@ func TestOneTenantSteadyIOsCreditsAndSlots(t *testing.T) {
 	}
 }
 
-func TestCreditIsThereBeforeAnyIO(t *testing.T) {
+func TestCreditExistsBeforeTheFirstIO(t *testing.T) {
 	p := New(Config{Depth: 64})
 	p.SetTenant(0, 0, 1)
 	if got := p.Credit(0); got != 256 {
@@ -68,9 +68,9 @@ func TestCreditIsThereBeforeAnyIO(t *testing.T) {
 	}
 }
 
-// TestWeakPointsAreThoseOfThePaper: what the reference measured with the released code, and the
+// TestGimbalHasTheWeakPointsOfThePaper: what the reference measured with the released code, and the
 // default policy repairs.
-func TestWeakPointsAreThoseOfThePaper(t *testing.T) {
+func TestGimbalHasTheWeakPointsOfThePaper(t *testing.T) {
 	light := stream{"light", pipeline.Read, 4 << 10, 1}
 	heavy := stream{"heavy", pipeline.Read, 128 << 10, 64}
 	sized := func(lenBytes int64) stream { return stream{"", pipeline.Read, lenBytes, 64} }
@@ -137,7 +137,7 @@ func (b bench) want(now int64, tags ...pipeline.Tag) {
 	}
 }
 
-func TestNothingOvertakesTheParkedIOAndItGoesAtTheExactTime(t *testing.T) {
+func TestTheParkedIOIsNotOvertakenAndGoesOnTime(t *testing.T) {
 	b := newBench(t, 64, 2)
 	b.cost.Advance(0)
 	b.read(0, 0, 0, 128<<10)
@@ -272,7 +272,7 @@ func TestLongIOPasses(t *testing.T) {
 	}
 }
 
-func TestFailedIOsTeachNothing(t *testing.T) {
+func TestFailedIOsDoNotChangeEstimates(t *testing.T) {
 	b := newBench(t, 64, 1)
 	var want, got pipeline.Stats
 	b.Stats(&want)

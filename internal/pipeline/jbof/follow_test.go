@@ -132,10 +132,10 @@ func (f *follower) ended(i int) {
 	}
 }
 
-// TestWritesThatFollowReadsDoNotBecomeDear: somebody else has most of the drive for a while. Then there is a probe, in
+// TestWritesThatFollowReadsAreNotOverpriced: somebody else has most of the drive for a while. Then there is a probe, in
 // which writes that follow reads do not become more; but they must not be thought so dear after it that they keep the
 // reads out for good.
-func TestWritesThatFollowReadsDoNotBecomeDear(t *testing.T) {
+func TestWritesThatFollowReadsAreNotOverpriced(t *testing.T) {
 	for _, c := range []struct {
 		name           string
 		servers        int

@@ -51,8 +51,8 @@ func TestVerifyLeavesRoomForReads(t *testing.T) {
 	}
 }
 
-// TestVerifyTellsNothingOfTheLoad: it takes its time because it reads one piece after the other.
-func TestVerifyTellsNothingOfTheLoad(t *testing.T) {
+// TestVerifyDoesNotChangeEstimates: it takes its time because it reads one piece after the other.
+func TestVerifyDoesNotChangeEstimates(t *testing.T) {
 	p := New(Config{})
 	p.SetTenant(0, 0, 1)
 	before := p.costs.UnitNS()
@@ -72,9 +72,9 @@ func TestVerifyTellsNothingOfTheLoad(t *testing.T) {
 	}
 }
 
-// TestNothingIsLeftBehind drives a policy by its events alone, as an owner does: every I/O that is
+// TestEveryIOIsDispatched drives a policy by its events alone, as an owner does: every I/O that is
 // queued goes, whatever the drive, the hosts and the clock do, and no tenant waits for ever.
-func TestNothingIsLeftBehind(t *testing.T) {
+func TestEveryIOIsDispatched(t *testing.T) {
 	t.Logf("-seed %d", *seed)
 	leaveNothingBehind(t, *seed)
 }
@@ -197,9 +197,9 @@ func leaveNothingBehind(t *testing.T, seed uint64) {
 	}
 }
 
-// TestATrickleOfReadsHidesNoWriteCost: writes that all but saturate a drive tell what they cost, also
+// TestWriteCostIsLearnedDespiteAFewReads: writes that all but saturate a drive tell what they cost, also
 // if somebody reads now and then, who would wait behind too many of them otherwise.
-func TestATrickleOfReadsHidesNoWriteCost(t *testing.T) {
+func TestWriteCostIsLearnedDespiteAFewReads(t *testing.T) {
 	p := New(Config{})
 	p.SetTenant(0, 0, 1)
 	p.SetTenant(0, 1, 1)

@@ -150,9 +150,9 @@ func (h *hostile) next() bool {
 	return true
 }
 
-// TestNoPolicyLeavesAnythingBehind: whatever hosts, tenants, caps and the drive do, every I/O goes,
+// TestEveryPolicyDispatchesEveryIO: whatever hosts, tenants, caps and the drive do, every I/O goes,
 // nothing is counted twice, and a tenant that leaves leaves nothing.
-func TestNoPolicyLeavesAnythingBehind(t *testing.T) {
+func TestEveryPolicyDispatchesEveryIO(t *testing.T) {
 	t.Logf("-seed %d", *seed)
 	for _, name := range Names() {
 		t.Run(name, func(t *testing.T) {

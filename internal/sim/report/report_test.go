@@ -59,8 +59,8 @@ func TestAFailedStepEndsThePlan(t *testing.T) {
 	}
 }
 
-// TestProcessorsChangeNothing runs a plan one step after the other and at once.
-func TestProcessorsChangeNothing(t *testing.T) {
+// TestTheNumberOfProcessorsDoesNotChangeResults runs a plan one step after the other and at once.
+func TestTheNumberOfProcessorsDoesNotChangeResults(t *testing.T) {
 	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(1))
 	one := small(t)
 	runtime.GOMAXPROCS(4)

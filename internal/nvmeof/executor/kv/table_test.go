@@ -12,7 +12,7 @@ type idle struct{ name string }
 
 func (*idle) Submit(*partition.Batch) {}
 
-func TestNumbersOfPartitionsAreUsedAgain(t *testing.T) {
+func TestPartitionNumbersAreReused(t *testing.T) {
 	e := New(turn.Real, nil)
 	if e.partitions.get(0) != nil || e.partitions.get(-1) != nil {
 		t.Error("there is one before any was added")

@@ -12,7 +12,7 @@ import (
 
 func (s *side) was(v verbs.Event) bool { return slices.Contains(s.told, v) }
 
-func TestCutIsToldToBothSides(t *testing.T) {
+func TestCutIsReportedToBothSides(t *testing.T) {
 	seen := map[verbs.WCStatus]bool{}
 	forSeeds(t, 40, func(t *testing.T, seed uint64) {
 		r := newRig(t, rigConfig{net: Config{Seed: seed}})
@@ -37,7 +37,7 @@ func TestCutIsToldToBothSides(t *testing.T) {
 	}
 }
 
-func TestSilenceIsNoticedByWhoSends(t *testing.T) {
+func TestSilenceIsNoticedByTheSender(t *testing.T) {
 	r := newRig(t, rigConfig{})
 	r.Run()
 	h, g := r.host, r.target
@@ -72,7 +72,7 @@ func TestBreakIsFatal(t *testing.T) {
 	r.close()
 }
 
-func TestEventsAreHeldBackAlone(t *testing.T) {
+func TestHeldEventsDoNotDelayData(t *testing.T) {
 	r := newRig(t, rigConfig{})
 	r.Run()
 	g := r.target

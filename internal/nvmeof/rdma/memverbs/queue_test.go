@@ -50,7 +50,7 @@ func TestSharedReceivesAreFreedByPolling(t *testing.T) {
 	r.close()
 }
 
-func TestCompletionQueueOverflowIsLoud(t *testing.T) {
+func TestCompletionQueueOverflowIsReported(t *testing.T) {
 	r := newRig(t, rigConfig{cqes: 2})
 	h, g := r.host, r.target
 	for i := range uint64(3) {

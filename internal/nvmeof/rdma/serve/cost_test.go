@@ -52,7 +52,7 @@ func (r *rig) verbsOf(t *testing.T, n uint64, run func()) memverbs.Stats {
 
 // A 4 KiB read is 1 RECV, 1 WRITE and 1 SEND; a write 1 RECV, 1 SEND, and 1 READ where its data is not in
 // the capsule.
-func TestVerbsPerCommandAreTheFewestThereCanBe(t *testing.T) {
+func TestVerbsPerCommandAreMinimal(t *testing.T) {
 	for _, tc := range []struct {
 		name     string
 		opcode   uint8

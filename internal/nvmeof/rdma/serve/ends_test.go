@@ -165,9 +165,9 @@ func TestOldWritesNeverLandAfterALostConnection(t *testing.T) {
 	}
 }
 
-// TestAHostThatIsBackBeforeItsEndIsToldWaits: the host has lost its admin queue, but the provider has not reported that
+// TestAConnectBeforeTheLossIsReportedWaits: the host has lost its admin queue, but the provider has not reported that
 // to the target yet when the host connects again.
-func TestAHostThatIsBackBeforeItsEndIsToldWaits(t *testing.T) {
+func TestAConnectBeforeTheLossIsReportedWaits(t *testing.T) {
 	r, dev := heldRig(t)
 	c := r.adminOnly(t)
 	h := r.resolve(t)

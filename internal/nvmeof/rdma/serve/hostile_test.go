@@ -287,7 +287,7 @@ func TestDeviceGoesAndComesBack(t *testing.T) {
 }
 
 // A device without connections is let go when it is taken away: nothing of it may stay open.
-func TestIdleDeviceIsLetGo(t *testing.T) {
+func TestIdleDeviceIsClosed(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, func(s *setup) { s.listen = wildcardAddr })
 	c := r.client(t)

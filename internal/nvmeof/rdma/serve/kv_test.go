@@ -188,7 +188,7 @@ func TestLargeValuesWaitForMemory(t *testing.T) {
 
 // The connection is lost while commands are with the partition, whose memory is not taken from it, and while others
 // wait for memory.
-func TestMemoryStaysWithThePartitionWhenTheHostIsGone(t *testing.T) {
+func TestBuffersStayWithThePartitionWhenTheHostIsGone(t *testing.T) {
 	t.Parallel()
 	for name, bytes := range map[string]int{"all with the partition": 64 << 10,
 		"some wait for memory": kvtest.MaxValue} {

@@ -277,7 +277,7 @@ func (l *load) run(n int) error {
 	return nil
 }
 
-func TestWhatIsWrittenIsRead(t *testing.T) {
+func TestReadsReturnWhatWasWritten(t *testing.T) {
 	for s := range uint64(4) {
 		r := newRig(t, func(u *setup) { u.network.Seed += s })
 		c := r.connect(t, r.options())

@@ -22,7 +22,7 @@ func random(t *testing.T) *rand.Rand {
 	return rand.New(rand.NewPCG(seed, 1))
 }
 
-func TestPeersOfOneIPv6NetworkAreOne(t *testing.T) {
+func TestPeersOfOneIPv6NetworkShareABudget(t *testing.T) {
 	for from, want := range map[string]string{
 		"192.0.2.7": "192.0.2.7", "::ffff:192.0.2.7": "192.0.2.7", "2001:db8::1:2:3:4": "2001:db8::",
 		"fe80::1%eth0": "fe80::",

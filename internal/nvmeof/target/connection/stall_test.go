@@ -52,7 +52,7 @@ func inOrder(_ int, left []int) int {
 	return 0
 }
 
-func TestHostsThatSendTooSlowlyAreFound(t *testing.T) {
+func TestSlowSendersAreDetected(t *testing.T) {
 	limits := StallLimits{Timeout: 30 * time.Second, BytesPerSec: 64 << 10}
 	for _, x := range []struct {
 		name     string
@@ -88,7 +88,7 @@ func TestHostsThatSendTooSlowlyAreFound(t *testing.T) {
 	}
 }
 
-func TestAHostThatOwesNothingForAWhileIsNotBlamedForIt(t *testing.T) {
+func TestTimeWithoutDueDataDoesNotCount(t *testing.T) {
 	limits := StallLimits{Timeout: 30 * time.Second, BytesPerSec: 64 << 10}
 	var s stall
 	now := int64(0)

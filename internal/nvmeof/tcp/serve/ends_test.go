@@ -256,8 +256,8 @@ func TestAHeldConnectEndsWithItsConnection(t *testing.T) {
 	})
 }
 
-// TestAssociationsOnOtherPathsLiveOn: the end of one association of a host does not touch another.
-func TestAssociationsOnOtherPathsLiveOn(t *testing.T) {
+// TestAssociationsOnOtherPathsContinue: the end of one association of a host does not touch another.
+func TestAssociationsOnOtherPathsContinue(t *testing.T) {
 	t.Parallel()
 	r, dev := heldRig(t, fault.Rule{Ops: []ssd.Op{ssd.Write}, Len: blockBytes, Hold: true})
 	one, two := r.raw(t), r.raw(t)
@@ -378,10 +378,10 @@ func TestADisconnectThatCannotEndIsAnsweredAfterTheBound(t *testing.T) {
 	h.queue(1)
 }
 
-// TestRemovalTakesOutCommandsThatWait: a namespace is removed while one of its writes is at the drive and others wait
+// TestRemovalAbortsWaitingCommands: a namespace is removed while one of its writes is at the drive and others wait
 // for a tenant's cap. Those end at once, as commands of a namespace that is not there; the drive is drained when the
 // one is done.
-func TestRemovalTakesOutCommandsThatWait(t *testing.T) {
+func TestRemovalAbortsWaitingCommands(t *testing.T) {
 	t.Parallel()
 	r, dev := heldRig(t, fault.Rule{Ops: []ssd.Op{ssd.Write}, Len: blockBytes, Hold: true})
 	h := r.raw(t)
@@ -417,9 +417,9 @@ func TestRemovalTakesOutCommandsThatWait(t *testing.T) {
 	}
 }
 
-// TestAStoreEndsBeforeItsHostIsLetInAgain: a Store that a partition has begun is waited for, as a write that the drive
+// TestAReconnectWaitsForTheStoresInFlight: a Store that a partition has begun is waited for, as a write that the drive
 // has; what the host stores afterwards stays.
-func TestAStoreEndsBeforeItsHostIsLetInAgain(t *testing.T) {
+func TestAReconnectWaitsForTheStoresInFlight(t *testing.T) {
 	t.Parallel()
 	r, dev := heldRig(t)
 	r.realKV(t)

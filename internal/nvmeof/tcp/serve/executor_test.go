@@ -185,8 +185,8 @@ func TestAKindWithoutItsExecutor(t *testing.T) {
 	}
 }
 
-// TestAWriteIsJudgedAgainWhenItsDataHasCome: its namespace has gone meanwhile.
-func TestAWriteIsJudgedAgainWhenItsDataHasCome(t *testing.T) {
+// TestAWriteIsValidatedAgainWhenItsDataArrives: its namespace has gone meanwhile.
+func TestAWriteIsValidatedAgainWhenItsDataArrives(t *testing.T) {
 	r := newRig(t, nil)
 	q := r.raw(t).queue(1)
 	var e nvme.SQE
@@ -244,9 +244,9 @@ func (c *corked) Write(b []byte) (int, error) {
 	return len(b), nil
 }
 
-// TestAShutdownTakesOutCommandsThatAreBeingHandedOver: they have begun, and their drive does not have them yet. They
+// TestAShutdownAbortsCommandsBeingHandedOver: they have begun, and their drive does not have them yet. They
 // must not wait for their tenant's cap then.
-func TestAShutdownTakesOutCommandsThatAreBeingHandedOver(t *testing.T) {
+func TestAShutdownAbortsCommandsBeingHandedOver(t *testing.T) {
 	const size = 1 << 20
 	r := newRig(t, nil)
 	s := &slowToSubmit{Delay: executortest.NewDelay(r.pool, size), entered: make(chan struct{}),

@@ -38,8 +38,8 @@ func (q *rawQueue) status(cid uint16) nvme.Status {
 	return e.Status()
 }
 
-// TestThePartsOfAPairMayComeInDifferentWays: in-capsule or by R2T, each of them.
-func TestThePartsOfAPairMayComeInDifferentWays(t *testing.T) {
+// TestHalvesOfAPairMayUseDifferentTransfers: in-capsule or by R2T, each of them.
+func TestHalvesOfAPairMayUseDifferentTransfers(t *testing.T) {
 	r := newRig(t, nil)
 	q := r.raw(t).queue(1)
 	for i, way := range [][2]bool{{true, true}, {true, false}, {false, true}, {false, false}} {
@@ -145,8 +145,8 @@ func TestAMixedPairNeverStopsAConnection(t *testing.T) {
 	}
 }
 
-// TestAPairOfWhichOneHalfIsDamagedChangesNothing, whichever half, and in whichever order they come.
-func TestAPairOfWhichOneHalfIsDamagedChangesNothing(t *testing.T) {
+// TestAPairWithADamagedHalfChangesNothing, whichever half, and in whichever order they come.
+func TestAPairWithADamagedHalfChangesNothing(t *testing.T) {
 	r := newRig(t, nil)
 	h := r.rawIdle(t)
 	h.digest = true
@@ -186,9 +186,9 @@ func TestAPairOfWhichOneHalfIsDamagedChangesNothing(t *testing.T) {
 	}
 }
 
-// TestAnAbortTakesOutAPair that waits for an earlier write of its block, whichever of its commands the Abort names and
+// TestAnAbortRemovesAPair that waits for an earlier write of its block, whichever of its commands the Abort names and
 // however their data came. Both are answered, and the Write changes nothing.
-func TestAnAbortTakesOutAPair(t *testing.T) {
+func TestAnAbortRemovesAPair(t *testing.T) {
 	r, dev := heldRig(t, fault.Rule{Ops: []ssd.Op{ssd.Write}, Offset: 0, Len: blockBytes, Hold: true})
 	h := r.raw(t)
 	q := h.queue(1)

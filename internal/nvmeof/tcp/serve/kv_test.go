@@ -128,7 +128,7 @@ func TestABufferMayBeLongerThanAnyValue(t *testing.T) {
 }
 
 // A host that wants to know is told that there was nothing to delete.
-func TestDeleteOfAMissingKeyFailsForThoseWhoAskForIt(t *testing.T) {
+func TestDeleteOfAMissingKeyFailsIfEnabled(t *testing.T) {
 	r, _ := kvRig(t, nil)
 	a, b := connect(t, client.Options{Address: r.address}), connect(t, client.Options{Address: r.address})
 	del := func(c *client.Controller) nvme.Status {
@@ -194,7 +194,7 @@ func TestCompletionsOfKeysAndValuesCarryCredits(t *testing.T) {
 }
 
 // That a key is missing is an answer; a failed device is an error that the log tells of.
-func TestTheErrorLogTellsOfWhatHasGoneWrong(t *testing.T) {
+func TestTheErrorLogListsFailedKVCommands(t *testing.T) {
 	r, s := kvRig(t, nil)
 	c := connect(t, client.Options{Address: r.address})
 	host := kvHost(t, c)

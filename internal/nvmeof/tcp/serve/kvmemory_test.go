@@ -138,7 +138,7 @@ func await(t *testing.T, what string, so func() bool) {
 func inUse(p *bufpool.Pool) int64 { return p.Stats().InUseBytes }
 
 // The connection is lost while commands are with the partition, whose memory is not taken from it.
-func TestMemoryStaysWithThePartitionWhenTheHostIsGone(t *testing.T) {
+func TestBuffersStayWithThePartitionWhenTheHostIsGone(t *testing.T) {
 	t.Parallel()
 	r, s := kvRig(t, nil)
 	s.Set("key", make([]byte, 64<<10))
@@ -198,7 +198,7 @@ func TestMemoryStaysWithThePartitionWhenTheHostIsGone(t *testing.T) {
 }
 
 // Whoever waits for memory or for its host's data when its namespace goes does not reach the partition any more.
-func TestNoCommandComesToAPartitionAfterItsNamespaceIsGone(t *testing.T) {
+func TestNoCommandReachesTheStoreOfARemovedNamespace(t *testing.T) {
 	r, s := kvRig(t, nil)
 	s.Hold() // so that memory stays where it is
 	c, q, err := open(r.address, 128)
@@ -251,7 +251,7 @@ func TestNoCommandComesToAPartitionAfterItsNamespaceIsGone(t *testing.T) {
 
 // A command that waits for memory while its host gets another tenant is that one's: the number of the former one may
 // be given to somebody else before it gets any.
-func TestWhatWaitsForMemoryChangesItsTenant(t *testing.T) {
+func TestCommandsThatWaitForMemoryChangeTheirTenant(t *testing.T) {
 	r, s := kvRig(t, nil)
 	s.Hold()
 	l := newKVLoad(t, r, 64)

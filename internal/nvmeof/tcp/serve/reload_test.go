@@ -46,9 +46,9 @@ func (q *gateQueue) Submit(reqs []ssd.Request) int {
 	return q.Queue.Submit(reqs)
 }
 
-// TestNoCommandComesToADriveAfterItsNamespaceIsGone and the drive is quiet: whoever erases the extent then and
+// TestNoCommandReachesTheExtentOfARemovedNamespace and the drive is quiet: whoever erases the extent then and
 // gives it to somebody else must not find a write in it that was on its way for long.
-func TestNoCommandComesToADriveAfterItsNamespaceIsGone(t *testing.T) {
+func TestNoCommandReachesTheExtentOfARemovedNamespace(t *testing.T) {
 	for name, change := range map[string]func(r *rig){
 		"namespace removed": func(r *rig) {
 			r.state.Subsystems[0].Namespaces = r.state.Subsystems[0].Namespaces[:1]

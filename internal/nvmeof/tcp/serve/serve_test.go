@@ -224,7 +224,7 @@ func (l *load) run(n int) error {
 	return nil
 }
 
-func TestWhatIsWrittenIsRead(t *testing.T) {
+func TestReadsReturnWhatWasWritten(t *testing.T) {
 	r := newRig(t, nil)
 	for _, o := range []client.Options{{}, {HeaderDigest: true}, {DataDigest: true},
 		{HeaderDigest: true, DataDigest: true}} {

@@ -2,9 +2,9 @@ package flash
 
 import "testing"
 
-// TestAClonesWayIsItsOwn runs a drive and its clone, made under load, one after the other: they answer
+// TestAClonedDriveBehavesLikeTheOriginal runs a drive and its clone, made under load, one after the other: they answer
 // the same.
-func TestAClonesWayIsItsOwn(t *testing.T) {
+func TestAClonedDriveBehavesLikeTheOriginal(t *testing.T) {
 	cfg, err := Preset("dct983", 1<<30)
 	if err != nil {
 		t.Fatal(err)
