@@ -226,7 +226,8 @@ type KV struct {
 	Requests int `yaml:"requests" default:"256" min:"1" max:"32768"`
 	// GroupBytes is the size at which small values and index segments that came together are written.
 	GroupBytes Bytes `yaml:"group_bytes" default:"64KiB" min:"512" max:"64KiB"`
-	// GroupDelay is how long they may wait for more while others are being written. Alone a write waits for nothing.
+	// GroupDelay is how long they may wait for more while others are being written. A write waits only while others are
+	// in progress.
 	GroupDelay time.Duration `yaml:"group_delay" default:"50us" min:"0s" max:"100ms"`
 	// ScrubRate is how much is read a second in the background to find what the drive has damaged. 0: nothing.
 	ScrubRate Bytes `yaml:"scrub_rate" default:"1MiB" min:"0" max:"1TiB"`
@@ -265,10 +266,10 @@ type Limits struct {
 	ReceiveBuffer Bytes `yaml:"receive_buffer" default:"128KiB" min:"16KiB" max:"16MiB"`
 	// RDMAReceives is how many commands each RDMA device can receive before the daemon has looked at them, over all its
 	// connections (the shared receive queue). The memory, in_capsule_bytes for each, is taken as connections come;
-	// hosts that meet no receive are told to try again.
+	// a host that sends while none is posted tries again.
 	RDMAReceives int `yaml:"rdma_receives" default:"4096" min:"32" max:"1000000"`
 	// Connections is how many connections (queue pairs) hosts can have to subsystems. Further ones are refused. If the
-	// configuration names hosts, a quarter is kept for those; so it is with controllers and hosts.
+	// configuration names hosts, a quarter is reserved for them, as it is of controllers and hosts.
 	Connections int `yaml:"connections" default:"4096" min:"2" max:"1000000"`
 	// ConnectionsPerHost is how many of them one host can have.
 	ConnectionsPerHost int `yaml:"connections_per_host" default:"512" min:"2" max:"1000000"`
@@ -296,7 +297,7 @@ type Limits struct {
 	// MDTS is the largest transfer of one command, a power of two. NVMe has no way to announce 4KiB: hosts would read
 	// it as "no limit".
 	MDTS Bytes `yaml:"mdts" default:"1MiB" min:"8KiB" max:"16MiB"`
-	// KATOMin is the least keep alive timeout. A host that asks for less gets this.
+	// KATOMin is the shortest keep alive timeout. A host that asks for less gets this.
 	KATOMin time.Duration `yaml:"kato_min" default:"1s" min:"100ms" max:"1h"`
 	// DiscoveryKATOMax is the largest keep alive timeout of an association with the discovery service. A host that asks
 	// for more gets this.
@@ -305,7 +306,7 @@ type Limits struct {
 	DiscoveryIdleTimeout time.Duration `yaml:"discovery_idle_timeout" default:"2m" min:"1s" max:"24h"`
 	// HandshakeTimeout is the time from accepting a connection to its Connect command.
 	HandshakeTimeout time.Duration `yaml:"handshake_timeout" default:"10s" min:"100ms" max:"10m"`
-	// StallTimeout is how long a host may stop in the middle of a PDU, or not read what we send.
+	// StallTimeout is how long a host may stop in the middle of a PDU, or not read what is sent to it.
 	StallTimeout time.Duration `yaml:"stall_timeout" default:"30s" min:"100ms" max:"1h"`
 	// MinTransferRate is how much a second a host must send of what it was asked for, or read of what it has asked for,
 	// at each connection and measured over stall_timeout or longer. A slower one holds memory that others need, and is

@@ -474,18 +474,18 @@ func (v *validator) tenants() {
 		path := join(p, "name")
 		v.name(path, t.Name)
 		if v.ok(path) && t.Name == Background {
-			v.complain(path, "%q is what metrics call the work of key-value stores; allowed: another name", t.Name)
+			v.complain(path, "%q is the name of the work of key-value stores in metrics; allowed: another name", t.Name)
 		}
 		if v.ok(path) && t.Name == Anonymous {
-			v.complain(path, "%q is what metrics call hosts that send no NQN; allowed: another name", t.Name)
+			v.complain(path, "%q is the name of hosts without an NQN in metrics; allowed: another name", t.Name)
 		}
 		if v.ok(path) && (t.Name == "other" || strings.HasPrefix(t.Name, "nqn.")) {
-			v.complain(path, "%q is what metrics call hosts without a tenant; allowed: another name", t.Name)
+			v.complain(path, "%q is the name of hosts without a tenant in metrics; allowed: another name", t.Name)
 		}
 		names.add(path, t.Name)
 		path = join(p, "hosts")
 		if v.ok(path) && len(t.Hosts) == 0 {
-			v.complain(path, "none, so that nobody would be this tenant; allowed: one or more host NQNs")
+			v.complain(path, "no host; allowed: one or more host NQNs")
 		}
 		if v.ok(path) {
 			for k, h := range t.Hosts {

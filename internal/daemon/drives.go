@@ -398,8 +398,8 @@ func (p *plannedLabel) extent(nqn string, nc config.Namespace) (e label.Extent, 
 		case nc.UUID != "" && nc.UUID != e.UUID.String():
 			return e, false, fmt.Errorf("uuid %s: the namespace was made with %s", nc.UUID, e.UUID)
 		case use == label.KV && int64(nc.Size) != e.LengthBytes:
-			return e, false, fmt.Errorf("size %s: the namespace has %s, which is for life where there are keys "+
-				"and values", nc.Size, config.Bytes(e.LengthBytes))
+			return e, false, fmt.Errorf("size %s: the namespace has %s, and the size of a namespace with keys and "+
+				"values cannot change", nc.Size, config.Bytes(e.LengthBytes))
 		case int64(nc.Size) < e.LengthBytes:
 			return e, false, fmt.Errorf("size %s: the namespace has %s and cannot shrink", nc.Size,
 				config.Bytes(e.LengthBytes))

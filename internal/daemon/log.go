@@ -55,8 +55,8 @@ func newDeviceLog(log *slog.Logger, name string, dropped func(int)) *deviceLog {
 		for f := range l.failures {
 			switch {
 			case errors.Is(f.err, ssd.ErrNoSpace):
-				limited.Error("no space left under the drive: writes fail until there is some", "op", f.op.String(),
-					"error", f.err)
+				limited.Error("no space left for the file of the drive: writes fail until there is some",
+					"op", f.op.String(), "error", f.err)
 			case errors.Is(f.err, ssd.ErrGone):
 				limited.Error("the drive is gone: requests to it fail", "op", f.op.String(), "error", f.err)
 			default:

@@ -182,8 +182,8 @@ func TestAFullDriveLeavesALineAndNeverHoldsTheDriveUp(t *testing.T) {
 	}
 	close(out.release)
 	l.close()
-	if got := out.with("no space left under the drive"); len(got) != 1 || !strings.Contains(got[0], "ssd=ssd7") ||
-		!strings.Contains(got[0], "op=write") {
+	got := out.with("no space left for the file of the drive")
+	if len(got) != 1 || !strings.Contains(got[0], "ssd=ssd7") || !strings.Contains(got[0], "op=write") {
 		t.Errorf("%q", got)
 	}
 	if dropped != failures-1 {

@@ -351,7 +351,7 @@ func (n *Node) dropFromManifests(u uuid.UUID) (dropped int, err error) {
 			return dropped, fmt.Errorf("ssd %s: namespace %s %d: %w", d.name, e.NQN, e.NSID, err)
 		case did:
 			dropped++
-			n.log.Warn("namespace gives up its keys in a swap area", "ssd", d.name, "subsystem", e.NQN, "nsid", e.NSID,
+			n.log.Warn("namespace loses its keys in a swap area", "ssd", d.name, "subsystem", e.NQN, "nsid", e.NSID,
 				"area", u.String())
 		}
 	}

@@ -29,7 +29,7 @@ import (
 
 // ErrStale is the outcome of a request whose pass was stale when it was about to be handed to the device. The device
 // has not seen the request, or has done only a part of it that does no harm (see drive.IO.Pass).
-var ErrStale = errors.New("the right to do this has ended")
+var ErrStale = errors.New("stale: the association or namespace of this request has ended")
 
 // cacheLine is an upper bound of the unit of cache coherence: 64 bytes, or 128 with adjacent-line prefetch.
 const cacheLine = 128

@@ -315,7 +315,7 @@ func TestAFullFileSystem(t *testing.T) {
 	if d.metric("jbof_ssd_no_space_errors_total", "ssd", "ssd0") == 0 {
 		t.Error("not counted as want of space")
 	}
-	if n := strings.Count(d.log.String(), "no space left under the drive"); n < 1 || n > 10 {
+	if n := strings.Count(d.log.String(), "no space left for the file of the drive"); n < 1 || n > 10 {
 		t.Errorf("the full drive has left %d lines in the log", n)
 	}
 	// The file system is mounted in the daemon's namespace only; /proc gives access to it.

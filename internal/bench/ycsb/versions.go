@@ -294,7 +294,7 @@ func (v *versions) check(s stamp, floor uint32) error { // hot: 0 allocs while i
 	case s.life != v.life && floor == 0:
 		return nil
 	case s.life != v.life:
-		return fmt.Errorf("a lost write: version %d of a former life, but version %d or a later one was acknowledged",
+		return fmt.Errorf("a lost write: version %d of an earlier run, but version %d or a later one was acknowledged",
 			s.version, floor)
 	case s.version < floor:
 		return fmt.Errorf("a lost write: version %d, but version %d or a later one was acknowledged", s.version, floor)

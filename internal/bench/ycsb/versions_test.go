@@ -127,9 +127,9 @@ func TestIncorrectReadsAreDetected(t *testing.T) {
 	}
 	say("stale", v.check(one.stamp, v.floor(1)), "lost write")
 	say("from the future", v.check(stamp{record: 1, life: v.life, version: 3}, v.floor(1)), "never written")
-	say("of a former life", v.check(stamp{record: 1, life: 5, version: 9}, v.floor(1)), "former life")
+	say("of an earlier run", v.check(stamp{record: 1, life: 5, version: 9}, v.floor(1)), "earlier run")
 	if err := v.check(stamp{record: 2, life: 5, version: 9}, v.floor(2)); err != nil {
-		t.Errorf("a value of a former life where none was written since: %v", err)
+		t.Errorf("a value of an earlier run where none was written since: %v", err)
 	}
 }
 

@@ -207,7 +207,7 @@ func (b *Bench) Verify(ctx context.Context) (*Phase, error) {
 		}
 	}
 	if total == 0 {
-		return nil, fmt.Errorf("%w %s: knows of no record", ErrState, b.cfg.StatePath)
+		return nil, fmt.Errorf("%w %s: it lists no records", ErrState, b.cfg.StatePath)
 	}
 	b.sequence.Store(first)
 	b.quiet = true

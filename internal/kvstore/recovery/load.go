@@ -36,7 +36,7 @@ func (m *Machine) chooseSuper() {
 	m.image.Super = m.sbs[best]
 	m.image.OneCopy = errs[1-best] != nil || format.Superblock(m.sbs[1-best]).Checkpoint() != m.image.Super.Checkpoint()
 	if got := m.image.Super.BlockSize(); got < m.cfg.BlockSize {
-		m.err = fmt.Errorf("made for blocks of %d bytes, the device's have %d", got, m.cfg.BlockSize)
+		m.err = fmt.Errorf("made for blocks of %d bytes, the device has blocks of %d", got, m.cfg.BlockSize)
 		return
 	}
 	m.cfg.BlockSize = m.image.Super.BlockSize()

@@ -157,7 +157,7 @@ func (src *Source) list(l ManifestEntry) error {
 
 // Missing returns the ErrManifest for an area that the manifest names and that is not there.
 func Missing(area uuid.UUID) error {
-	return fmt.Errorf("%w: %s is not there, and may have the newest values of some keys", ErrManifest, Name(area))
+	return fmt.Errorf("%w: %s is missing, and may have the newest values of some keys", ErrManifest, Name(area))
 }
 
 // manifestStep writes the manifest if it has to change.

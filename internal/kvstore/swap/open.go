@@ -41,7 +41,7 @@ var (
 	// ErrArea: the area cannot be opened. It has not been written to.
 	ErrArea = errors.New("swap: cannot open the area")
 	// ErrAttached: the source has attached before and has records in the area. The area must be opened again.
-	ErrAttached = errors.New("swap: the source has records that were handed out already")
+	ErrAttached = errors.New("swap: the source has attached already")
 	// ErrManifest: both copies of the manifest are damaged, or it names an area that is not there or has lost records.
 	ErrManifest = errors.New("swap: cannot open the source")
 )

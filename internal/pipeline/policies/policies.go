@@ -55,12 +55,12 @@ func Names() []string {
 // Errors: name is unknown, or the depth is less than 1.
 func New(name string, cfg Config) (pipeline.Policy, error) {
 	if cfg.Depth < 1 {
-		return nil, fmt.Errorf("depth %d: at least 1", cfg.Depth)
+		return nil, fmt.Errorf("depth is %d, must be at least 1", cfg.Depth)
 	}
 	for _, m := range makers {
 		if m.name == name {
 			return m.make(cfg), nil
 		}
 	}
-	return nil, fmt.Errorf("no policy is called %q: one of %s", name, strings.Join(Names(), ", "))
+	return nil, fmt.Errorf("policy is %q, must be one of %s", name, strings.Join(Names(), ", "))
 }

@@ -353,6 +353,6 @@ func (d *Device) fail(r *ssd.Request, errno unix.Errno) error {
 // failEOF returns the error of a read that met the end of the file.
 func (d *Device) failEOF(r *ssd.Request, at int64) error {
 	d.truncated.Store(true)
-	return fmt.Errorf("%w: %v of %d bytes at %d: the file ends at or before %d, it was truncated beneath us",
+	return fmt.Errorf("%w: %v of %d bytes at %d: the file ends at or before %d, because it has been truncated",
 		ssd.ErrMedia, r.Op, r.Len, r.Offset, at)
 }

@@ -45,7 +45,7 @@ func (s *suite) addresses() {
 		}
 		select {
 		case <-d.Removed():
-			s.Error("the device is said to be gone")
+			s.Error("the device is reported as gone")
 		default:
 		}
 	}
