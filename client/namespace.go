@@ -95,7 +95,8 @@ func (n *Namespace) Refresh(ctx context.Context) error {
 			f.MetadataBytes())
 	}
 	g.info.BlockSize = 1 << f.Shift()
-	g.info.SizeBytes = int64(id.NSZE() << f.Shift())
+	size, _ := id.NSZE().Bytes(f.Shift()) // Check has found it to be below 2^63
+	g.info.SizeBytes = int64(size)
 	g.info.NGUID, g.info.EUI64 = id.NGUID(), id.EUI64()
 	g.info.ANAGroup = id.ANAGRPID()
 	g.info.ReadOnly = id.NSATTR()&nvme.NSATTRWriteProtected != 0

@@ -13,6 +13,7 @@ import (
 
 	"jbofd/internal/nvme"
 	"jbofd/internal/nvmeof/tcp/pdu"
+	"jbofd/internal/units"
 )
 
 // script is a small target for tests of the socket side: it holds a byte array, answers Read and Write
@@ -474,7 +475,7 @@ func (c *scriptConn) admin(e *nvme.SQE) {
 				break
 			}
 			n := (*nvme.IdentifyNamespace)(b)
-			n.SetNSZE(uint64(len(c.s.disk) / 512))
+			n.SetNSZE(units.Blocks(len(c.s.disk) / 512))
 			n.SetNCAP(n.NSZE())
 			n.SetLBAF(0, nvme.MakeLBAFormat(9))
 			n.SetSSD(c.s.credit.SSD())
@@ -509,7 +510,7 @@ func (c *scriptConn) admin(e *nvme.SQE) {
 
 func (c *scriptConn) io(e *nvme.SQE, data []byte) {
 	n := dataLen(e)
-	off := e.SLBA() * 512
+	off := uint64(e.SLBA()) * 512
 	switch e.Opcode() {
 	case nvme.CmdRead:
 		b := c.s.disk[off : off+uint64(n)]

@@ -3,6 +3,7 @@ package client
 import (
 	"jbofd/client/internal/host"
 	"jbofd/internal/nvme"
+	"jbofd/internal/units"
 )
 
 // Wire types of the NVMe specification.
@@ -69,6 +70,6 @@ func SetRW(c *Command, opcode uint8, nsid uint32, slba uint64, nlb uint32) { // 
 	c.SQE = SQE{}
 	c.SQE.SetOpcode(opcode)
 	c.SQE.SetNSID(nsid)
-	c.SQE.SetSLBA(slba)
-	c.SQE.SetNLB(nlb)
+	c.SQE.SetSLBA(units.LBA(slba))
+	c.SQE.SetNLB(units.Blocks(nlb))
 }

@@ -139,8 +139,8 @@ func describe(dev ssd.Device) ssdAnswer {
 func (a *ssdAnswer) fill(lab *label.Label) {
 	a.Drive, a.FreeBytes = lab.DriveUUID.String(), lab.FreeBytes()
 	for _, e := range lab.Extents {
-		a.Extents = append(a.Extents, admin.Extent{UUID: e.UUID.String(), Use: e.Use.String(), StartBytes: e.StartBytes,
-			LengthBytes: e.LengthBytes, NSID: e.NSID, NQN: e.NQN})
+		a.Extents = append(a.Extents, admin.Extent{UUID: e.UUID.String(), Use: e.Use.String(),
+			StartBytes: int64(e.StartBytes), LengthBytes: e.LengthBytes, NSID: e.NSID, NQN: e.NQN})
 	}
 }
 

@@ -261,7 +261,7 @@ func (n *Node) listSSDs() any {
 		}
 		for _, e := range lab.Extents {
 			a.Extents = append(a.Extents, admin.Extent{UUID: e.UUID.String(), Use: e.Use.String(),
-				StartBytes:  e.StartBytes,
+				StartBytes:  int64(e.StartBytes),
 				LengthBytes: e.LengthBytes, NSID: e.NSID, NQN: e.NQN, Configured: usesExtent(cfg, d.name, e)})
 		}
 		l.Items = append(l.Items, a)

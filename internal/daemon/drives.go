@@ -25,6 +25,7 @@ import (
 	"jbofd/internal/ssd/model"
 	"jbofd/internal/ssd/model/flash"
 	"jbofd/internal/telemetry"
+	"jbofd/internal/units"
 	"jbofd/internal/uuid"
 )
 
@@ -251,7 +252,7 @@ func (n *Node) apply(cfg *config.Config, mode applyMode) error {
 			st.Namespaces = append(st.Namespaces, ns)
 			ts.Namespaces = append(ts.Namespaces,
 				telemetry.Namespace{NSID: ns.NSID, SSD: nc.SSD, UUID: ns.UUID.String(), Type: nc.Type,
-					SizeBytes: ns.SizeBytes, BlockSize: 1 << ns.BlockShift})
+					SizeBytes: int64(ns.SizeBytes), BlockSize: 1 << ns.BlockShift})
 		}
 		state.Subsystems = append(state.Subsystems, st)
 		tel = append(tel, ts)
@@ -363,7 +364,7 @@ func (n *Node) namespace(plan labelPlan, nqn string, nc config.Namespace) (*nvme
 		return nil, nil, fmt.Errorf("ssd %s: %w", nc.SSD, err)
 	}
 	ns := &nvmeof.Namespace{
-		NSID: nc.NSID, SSD: number, OffsetBytes: e.StartBytes, SizeBytes: e.LengthBytes,
+		NSID: nc.NSID, SSD: number, OffsetBytes: e.StartBytes, SizeBytes: units.Bytes(e.LengthBytes),
 		BlockShift: uint8(bits.TrailingZeros(uint(nc.BlockSize))),
 		UUID:       uuid.UUID(e.UUID), NGUID: e.UUID, VolatileCache: info.VolatileCache,
 		DeallocatedReadsZero: info.DeallocatedReadsZero, OptimalIOBytes: info.OptimalIOBytes,

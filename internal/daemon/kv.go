@@ -129,7 +129,7 @@ func (n *Node) openStore(p *kvPlan) (*publish.Store, error) {
 	log := n.log.With("subsystem", p.extent.NQN, "nsid", p.cfg.NSID, "ssd", p.cfg.SSD)
 	kv := p.cfg.KV
 	opened, err := partition.Open(partition.Config{
-		Drive: p.ssd.drive, OffsetBytes: units.DriveOffset(p.extent.StartBytes), Background: target.Background,
+		Drive: p.ssd.drive, OffsetBytes: p.extent.StartBytes, Background: target.Background,
 		Volatile: kv.Durability == "none",
 		Store: kvstore.Config{
 			PartitionBytes: p.extent.LengthBytes, KeysPerSegment: kv.KeysPerSegment, Requests: kv.Requests,
@@ -208,7 +208,7 @@ var errStopping = errors.New("the daemon is stopping; delete the namespace again
 
 // erase zeroes an extent that nothing uses any more; see publish.Publisher.Erase.
 func (n *Node) erase(d *openSSD, e label.Extent) error {
-	err := n.publisher.Erase(d.drive, e.StartBytes, e.LengthBytes, n.stopping)
+	err := n.publisher.Erase(d.drive, e.StartBytes, units.Bytes(e.LengthBytes), n.stopping)
 	if errors.Is(err, target.ErrStopped) {
 		return errStopping
 	}

@@ -19,7 +19,6 @@ import (
 	"jbofd/internal/pipeline"
 	"jbofd/internal/ssd/label"
 	"jbofd/internal/telemetry"
-	"jbofd/internal/units"
 	"jbofd/internal/uuid"
 )
 
@@ -118,7 +117,7 @@ func (a *swapArea) open() error {
 	}
 	a.ssd.drive.SetTenant(target.Background, pipeline.Settings{Weight: a.ssd.backgroundWeight})
 	opened, err := partition.OpenArea(partition.AreaConfig{
-		Drive: a.ssd.drive, OffsetBytes: units.DriveOffset(a.extent.StartBytes), LenBytes: a.extent.LengthBytes,
+		Drive: a.ssd.drive, OffsetBytes: a.extent.StartBytes, LenBytes: a.extent.LengthBytes,
 		Background: target.Background,
 		Retiring:   a.retiring, Format: a.fresh, UUID: a.extent.UUID, Salt: binary.LittleEndian.Uint64(salt[:]),
 	})
@@ -229,7 +228,7 @@ func (n *Node) sourcesOf(u uuid.UUID, a *swapArea) (sources []admin.SwapSource, 
 				}
 				continue
 			}
-			book, err := partition.ReadManifest(d.drive, target.Background, units.DriveOffset(e.StartBytes))
+			book, err := partition.ReadManifest(d.drive, target.Background, e.StartBytes)
 			switch {
 			case err != nil:
 				sure = false
@@ -342,7 +341,7 @@ func (n *Node) closedStores() iter.Seq2[*openSSD, label.Extent] {
 // dropFromManifests removes an area from the manifests of the namespaces that are not open.
 func (n *Node) dropFromManifests(u uuid.UUID) (dropped int, err error) {
 	for d, e := range n.closedStores() {
-		did, err := partition.DropArea(d.drive, target.Background, units.DriveOffset(e.StartBytes), u)
+		did, err := partition.DropArea(d.drive, target.Background, e.StartBytes, u)
 		switch {
 		case errors.Is(err, swap.ErrManifest): // such a namespace does not open anyway
 			n.log.Warn("the manifest of a namespace's swap areas cannot be read", "ssd", d.name, "subsystem", e.NQN,
@@ -379,7 +378,7 @@ func (n *Node) listSwap() any {
 		l.Items = append(l.Items, i)
 	}
 	for d, e := range n.closedStores() {
-		book, err := partition.ReadManifest(d.drive, target.Background, units.DriveOffset(e.StartBytes))
+		book, err := partition.ReadManifest(d.drive, target.Background, e.StartBytes)
 		if err != nil {
 			continue // the status of its namespace says what is wrong
 		}

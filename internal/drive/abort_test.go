@@ -6,6 +6,7 @@ import (
 
 	"jbofd/internal/pipeline"
 	"jbofd/internal/ssd"
+	"jbofd/internal/units"
 )
 
 // TestAComposedOperationCanBeAbortedBetweenItsRequests: it ends with the request that is under way; a compare-and-write
@@ -118,7 +119,7 @@ func TestAnAbortedWaiterDoesNotUseUpALane(t *testing.T) {
 	h := newRig(t, rigConfig{}, dev).host("a")
 	var verifies []*IO
 	for i := range uint32(2*laneCount + 1) {
-		verifies = append(verifies, h.io(i, pipeline.Verify, int64(i)*512, 512))
+		verifies = append(verifies, h.io(i, pipeline.Verify, units.DriveOffset(i)*512, 512))
 	}
 	h.submit(verifies...)
 	g.exactly(t, laneCount)

@@ -1,5 +1,7 @@
 package drive
 
+import "jbofd/internal/units"
+
 // Claims keep IOs that change a range away from a compare-and-write of it. Each IO that changes the medium claims its
 // range from the moment it could go to the device until it is over. A compare-and-write claims exclusively. A claim
 // waits for all earlier claims that overlap it, if either is exclusive; so claims are served in the order in which they
@@ -27,7 +29,7 @@ type claim struct {
 	active, exclusive bool
 	// waitsFor is how many earlier claims it waits for.
 	waitsFor   int32
-	start, end int64 // bytes
+	start, end units.DriveOffset
 	serial     uint64
 	// nodes link it into the buckets of its regions, or the first into claims.wide.
 	nodes [claimRegions]claimNode
@@ -69,7 +71,7 @@ func (l *claimList) remove(n *claimNode) {
 
 // regions returns the first and the last region that the claim touches.
 func (c *claim) regions() (first, last int64) {
-	return c.start >> regionShift, (c.end - 1) >> regionShift
+	return int64(c.start >> regionShift), int64((c.end - 1) >> regionShift)
 }
 
 // bucket is the list of a region.
@@ -77,7 +79,7 @@ func (t *claims) bucket(region int64) *claimList { return &t.buckets[uint64(regi
 
 // claim makes io's claim and reports whether the range is io's now. Otherwise the IO must wait, and goes on with
 // proceed when the claims before it have ended. An empty range is not claimed.
-func (d *Drive) claim(io *IO, offset, length int64, exclusive bool) bool {
+func (d *Drive) claim(io *IO, offset units.DriveOffset, length units.Bytes, exclusive bool) bool {
 	return io.claimed.active || length == 0 || d.claims.add(io, offset, length, exclusive)
 }
 
@@ -90,10 +92,11 @@ func (d *Drive) unclaim(io *IO, now int64) {
 }
 
 // add makes io's claim and reports whether it waits for no other.
-func (t *claims) add(io *IO, offset, length int64, exclusive bool) bool {
+func (t *claims) add(io *IO, offset units.DriveOffset, length units.Bytes, exclusive bool) bool {
 	c := &io.claimed
 	t.serial++
-	c.active, c.exclusive, c.start, c.end, c.serial, c.waitsFor = true, exclusive, offset, offset+length, t.serial, 0
+	c.start, c.end = offset, offset.Add(length)
+	c.active, c.exclusive, c.serial, c.waitsFor = true, exclusive, t.serial, 0
 	if exclusive || t.exclusive > 0 {
 		c.waitsFor = t.conflicts(io, nil)
 	}

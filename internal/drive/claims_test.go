@@ -8,6 +8,7 @@ import (
 	"jbofd/internal/bufpool"
 	"jbofd/internal/pipeline"
 	"jbofd/internal/ssd"
+	"jbofd/internal/units"
 )
 
 // modelClaim is what a model knows of a claim.
@@ -40,7 +41,8 @@ func TestClaimsAreServedInTheirOrder(t *testing.T) {
 					m.io.Init(nil, 0)
 					model = append(model, m)
 					m.waits = waits(len(model) - 1)
-					if got := table.add(m.io, m.start, m.end-m.start, m.exclusive); got == m.waits {
+					if got := table.add(m.io, units.DriveOffset(m.start), units.Bytes(m.end-m.start),
+						m.exclusive); got == m.waits {
 						t.Fatalf("a claim of %d to %d: free %v, want %v", m.start, m.end, got, !m.waits)
 					}
 					continue
@@ -94,7 +96,7 @@ func TestAWideWriteIsNotStarved(t *testing.T) {
 	g, dev := newGate(t)
 	r := newRig(t, rigConfig{}, dev)
 	h := r.host("a")
-	cw := func(slot uint32, place int64) *IO {
+	cw := func(slot uint32, place units.DriveOffset) *IO {
 		return h.with(h.io(slot, pipeline.CompareWrite, place*4096, 4096), make([]byte, 8192))
 	}
 	wide := h.io(0, pipeline.WriteZeroes, 0, 2*4096)
@@ -126,7 +128,7 @@ func BenchmarkCompareWrite(b *testing.B) {
 			h := r.host("others")
 			var ios []*IO
 			for i := range others { // their hosts have not sent the data
-				io := h.io(uint32(i), pipeline.Write, 1<<20+int64(i)*512, 512)
+				io := h.io(uint32(i), pipeline.Write, 1<<20+units.DriveOffset(i)*512, 512)
 				io.Fetch, io.Buf.B = true, make([]byte, 512)
 				ios = append(ios, io)
 			}

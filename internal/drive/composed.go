@@ -3,11 +3,12 @@ package drive
 import (
 	"jbofd/internal/pipeline"
 	"jbofd/internal/ssd"
+	"jbofd/internal/units"
 )
 
 // composed is an operation that takes more than one device request, as a state machine: it forms the next device
-// request and processes its completion. Its state is IO.at and IO.writing. It does not know the pipeline, claims or
-// lanes. The Drive runs it by these rules:
+// request and processes its completion. Its state is IO.done, IO.nextRange and IO.writing. It does not know the
+// pipeline, claims or lanes. The Drive runs it by these rules:
 //
 //   - Each device request passes the pipeline separately, under the IO's tenant and with the request's own length.
 //     Between two requests the operation queues there like any other command. The exception is compareWrite.
@@ -17,7 +18,7 @@ import (
 //     device.
 type composed interface {
 	// admits returns the length in bytes that the pipeline charges for the next request.
-	admits(io *IO) int64
+	admits(io *IO) units.Bytes
 	// reads reports whether the next request needs a lane.
 	reads(io *IO) bool
 	// next forms the next device request, without its tag. scratch is laneBytes long, or nil if the request needs no
@@ -50,7 +51,7 @@ func (d *Drive) prepare(io *IO, now int64) bool {
 	if io.Op.Mutates() && !io.claimed.active {
 		offset, length, exclusive := io.Offset, io.Len, true
 		if io.Op == pipeline.DeallocateRanges {
-			r := io.Ranges[io.at]
+			r := io.Ranges[io.nextRange]
 			offset, length, exclusive = r.Offset, r.Len, false
 		}
 		if !d.claim(io, offset, length, exclusive) {
@@ -98,7 +99,8 @@ func (d *Drive) requestDone(io *IO, c *ssd.Completion, now int64) {
 		d.finish(io, io.whyAborted(), now)
 		return
 	}
-	next := pipeline.IO{Tag: pipeline.Tag(io.tag), Tenant: io.Tenant, Op: io.Op, LenBytes: io.composed.admits(io)}
+	next := pipeline.IO{Tag: pipeline.Tag(io.tag), Tenant: io.Tenant, Op: io.Op,
+		LenBytes: int64(io.composed.admits(io))}
 	d.pipe.Continue(now, pipeline.Result{LatencyNS: c.LatencyNS}, next)
 	d.pipe.KeepsCredit(io.Tenant, io.Credited)
 }

@@ -10,6 +10,7 @@ import (
 	"jbofd/internal/bufpool"
 	"jbofd/internal/pipeline"
 	"jbofd/internal/ssd"
+	"jbofd/internal/units"
 )
 
 func TestCompareWriteExcludesOthersFromItsRange(t *testing.T) {
@@ -255,10 +256,10 @@ func TestCompareFindsTheDifferenceWhereverItIs(t *testing.T) {
 			data[i] = byte(rng.Uint32())
 		}
 		h.write(at, data)
-		if err := h.run(h.with(h.io(1, pipeline.Compare, at, n), data)); err != nil {
+		if err := h.run(h.with(h.io(1, pipeline.Compare, at, units.Bytes(n)), data)); err != nil {
 			t.Errorf("%d bytes, equal: %v", n, err)
 		}
-		if err := h.run(h.io(1, pipeline.Verify, at, n)); err != nil {
+		if err := h.run(h.io(1, pipeline.Verify, at, units.Bytes(n))); err != nil {
 			t.Errorf("verify %d bytes: %v", n, err)
 		}
 		places := []int64{0, 1, n - 1, rng.Int64N(n)}
@@ -267,11 +268,11 @@ func TestCompareFindsTheDifferenceWhereverItIs(t *testing.T) {
 		}
 		for _, p := range places {
 			data[p] ^= 1
-			if err := h.run(h.with(h.io(1, pipeline.Compare, at, n), data)); !errors.Is(err, ErrMismatch) {
+			if err := h.run(h.with(h.io(1, pipeline.Compare, at, units.Bytes(n)), data)); !errors.Is(err, ErrMismatch) {
 				t.Errorf("%d bytes, difference at %d: %v, want ErrMismatch", n, p, err)
 			}
 			if n <= 512<<10 {
-				cw := h.with(h.io(1, pipeline.CompareWrite, at, n),
+				cw := h.with(h.io(1, pipeline.CompareWrite, at, units.Bytes(n)),
 					append(append([]byte(nil), data...), fill(n, 0xEE)...))
 				if err := h.run(cw); !errors.Is(err, ErrMismatch) || cw.Writing() {
 					t.Errorf("compare and write of %d bytes, difference at %d: %v, want ErrMismatch", n, p, err)
@@ -279,15 +280,16 @@ func TestCompareFindsTheDifferenceWhereverItIs(t *testing.T) {
 			}
 			data[p] ^= 1
 		}
-		if !bytes.Equal(h.read(at, n), data) {
+		if !bytes.Equal(h.read(at, units.Bytes(n)), data) {
 			t.Errorf("%d bytes: a compare changed the data", n)
 		}
 		if n <= 512<<10 {
-			cw := h.with(h.io(1, pipeline.CompareWrite, at, n), append(append([]byte(nil), data...), fill(n, 0xEE)...))
+			cw := h.with(h.io(1, pipeline.CompareWrite, at, units.Bytes(n)),
+				append(append([]byte(nil), data...), fill(n, 0xEE)...))
 			if err := h.run(cw); err != nil || !cw.Writing() {
 				t.Errorf("compare and write of %d bytes, equal: %v", n, err)
 			}
-			if !bytes.Equal(h.read(at, n), fill(n, 0xEE)) {
+			if !bytes.Equal(h.read(at, units.Bytes(n)), fill(n, 0xEE)) {
 				t.Errorf("compare and write of %d bytes did not write", n)
 			}
 		}

@@ -15,6 +15,7 @@ import (
 	"jbofd/internal/ssd/fault"
 	"jbofd/internal/ssd/file"
 	"jbofd/internal/ssd/mem"
+	"jbofd/internal/units"
 )
 
 func fill(n int64, b byte) []byte { return bytes.Repeat([]byte{b}, int(n)) }
@@ -166,9 +167,9 @@ func TestDeviceQueueSmallerThanTheLoadIsNeverOverfilled(t *testing.T) {
 		const n = 200
 		var ios []*IO
 		for i := range n {
-			io := h.io(uint32(i), pipeline.Write, int64(i)*4096, 4096)
+			io := h.io(uint32(i), pipeline.Write, units.DriveOffset(i)*4096, 4096)
 			if i%3 == 0 {
-				io = h.io(uint32(i), pipeline.Verify, int64(i)*4096, 512<<10)
+				io = h.io(uint32(i), pipeline.Verify, units.DriveOffset(i)*4096, 512<<10)
 			} else {
 				h.with(io, fill(4096, byte(i)))
 			}
@@ -197,7 +198,7 @@ func TestIOsBeginInTheOrderOfTheirSubmission(t *testing.T) {
 	for i := 0; i < n; i += 10 {
 		var ios []*IO
 		for k := i; k < i+10; k++ {
-			ios = append(ios, h.io(uint32(k), pipeline.WriteZeroes, int64(k)*4096, 4096))
+			ios = append(ios, h.io(uint32(k), pipeline.WriteZeroes, units.DriveOffset(k)*4096, 4096))
 		}
 		h.submit(ios...)
 	}
@@ -437,7 +438,7 @@ func newBenchSink(r *rig, depth int) *benchSink {
 	s := &benchSink{r: r, acct: r.pool.Account("bench")}
 	r.t.Cleanup(func() { s.acct.Close() })
 	for i := range depth {
-		io := &IO{Op: pipeline.Read, Len: 4096, Offset: int64(i) * 4096, Account: s.acct}
+		io := &IO{Op: pipeline.Read, Len: 4096, Offset: units.DriveOffset(i) * 4096, Account: s.acct}
 		io.Init(s, uint32(i))
 		s.ios = append(s.ios, io)
 	}

@@ -8,6 +8,7 @@ import (
 	"jbofd/internal/fence"
 	"jbofd/internal/pipeline"
 	"jbofd/internal/ssd"
+	"jbofd/internal/units"
 )
 
 // TestAStalePassNeverReachesTheDevice: IOs that are in the pipeline when their holder's epoch is raised end with
@@ -25,7 +26,7 @@ func TestAStalePassNeverReachesTheDevice(t *testing.T) {
 	h.submit(fetching)
 	h.admit(1)
 	write := func(slot uint32, fill byte, p fence.Pass) *IO {
-		io := h.with(h.io(slot, pipeline.Write, int64(slot)*4096, 4096), bytes.Repeat([]byte{fill}, 4096))
+		io := h.with(h.io(slot, pipeline.Write, units.DriveOffset(slot)*4096, 4096), bytes.Repeat([]byte{fill}, 4096))
 		io.Pass = p
 		return io
 	}
@@ -51,7 +52,7 @@ func TestAStalePassNeverReachesTheDevice(t *testing.T) {
 		}
 		h.put(io)
 	}
-	if reqs := g.exactly(t, 1); reqs[0].Offset != next.Offset {
+	if reqs := g.exactly(t, 1); reqs[0].Offset != int64(next.Offset) {
 		t.Errorf("at the device: %s, want the write of the next epoch", describe(reqs))
 	}
 	g.let(0, nil)

@@ -16,7 +16,7 @@ func TestFUAOfComposedReadsIsThatOfTheirFirstPiece(t *testing.T) {
 		if got := (verify{}).next(io, scratch).Flags; got != want {
 			t.Errorf("%v: the first piece has flags %d, want %d", op, got, want)
 		}
-		io.at = laneBytes
+		io.done = laneBytes
 		if got := (verify{}).next(io, scratch).Flags; got != 0 {
 			t.Errorf("%v: the second piece has flags %d", op, got)
 		}

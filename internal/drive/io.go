@@ -10,6 +10,7 @@ import (
 	"jbofd/internal/ssd"
 	"jbofd/internal/tenant"
 	"jbofd/internal/turn"
+	"jbofd/internal/units"
 )
 
 // Outcomes of an IO beside those of ssd.Completion.
@@ -49,8 +50,9 @@ type IO struct {
 	// Fetch: the data is still with the host; the sink is asked for it when the IO
 	// is admitted.
 	Fetch bool
-	// Offset and Len are bytes on the device, in whole blocks.
-	Offset, Len int64
+	// Offset and Len are the range on the device, in whole blocks.
+	Offset units.DriveOffset
+	Len    units.Bytes
 	// Ranges of a DeallocateRanges; the submitter's memory.
 	Ranges []pipeline.Range
 	// Account pays for the buffer.
@@ -98,11 +100,12 @@ type IO struct {
 	paused bool
 	waits  uint8
 	lane   int8 // scratch memory in use, or -1
-	// composed is the operation, if it takes more than one device request; at and writing are its state: bytes done or
-	// the index of a range, and whether a CompareWrite's compare has succeeded.
-	composed composed
-	at       int64
-	writing  bool
+	// composed is the operation, if it takes more than one device request. Its state: done is how much of the range was
+	// read, nextRange the index in Ranges, and writing says that a CompareWrite's compare has succeeded.
+	composed  composed
+	done      units.Bytes
+	nextRange int
+	writing   bool
 	// request is the device request of a composed operation that is under way.
 	request struct {
 		op       ssd.Op
@@ -141,7 +144,7 @@ func (io *IO) Init(sink Sink, slot uint32) {
 func (io *IO) begin(d *Drive) {
 	io.drive, io.Err, io.composed = d, nil, composedOps[io.Op]
 	io.begun, io.fetched, io.paused, io.writing = false, false, false, false
-	io.waits, io.lane, io.at, io.latencyNS = waitsForNothing, -1, 0, 0
+	io.waits, io.lane, io.done, io.nextRange, io.latencyNS = waitsForNothing, -1, 0, 0, 0
 	io.state.Store(stateQueued)
 }
 
@@ -149,7 +152,7 @@ func (io *IO) begin(d *Drive) {
 func (io *IO) Sink() Sink { return io.sink }
 
 // dataBytes is how large a buffer the IO needs.
-func (io *IO) dataBytes() int64 {
+func (io *IO) dataBytes() units.Bytes {
 	switch io.Op {
 	case pipeline.Read, pipeline.Write, pipeline.Compare:
 		return io.Len

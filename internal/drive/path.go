@@ -21,7 +21,7 @@ func (d *Drive) enqueue(io *IO, now int64) {
 	if io.composed != nil && !io.Fetch {
 		lenBytes = io.composed.admits(io)
 	}
-	d.pipe.Enqueue(now, pipeline.IO{Tag: pipeline.Tag(tag), Tenant: io.Tenant, Op: io.Op, LenBytes: lenBytes})
+	d.pipe.Enqueue(now, pipeline.IO{Tag: pipeline.Tag(tag), Tenant: io.Tenant, Op: io.Op, LenBytes: int64(lenBytes)})
 	d.pipe.KeepsCredit(io.Tenant, io.Credited)
 }
 
@@ -141,7 +141,7 @@ func (d *Drive) request(io *IO) ssd.Request {
 		io.request.op, io.request.lenBytes = r.Op, r.Len
 		return r
 	}
-	return ssd.Request{Op: ssd.Op(io.Op), Flags: io.Flags, Offset: io.Offset, Len: io.Len, Buf: io.Buf.B,
+	return ssd.Request{Op: ssd.Op(io.Op), Flags: io.Flags, Offset: int64(io.Offset), Len: int64(io.Len), Buf: io.Buf.B,
 		Tag: uint64(io.tag)}
 }
 

@@ -13,6 +13,7 @@ import (
 	"jbofd/internal/ssd/mem"
 	"jbofd/internal/tenant"
 	"jbofd/internal/turn"
+	"jbofd/internal/units"
 )
 
 var seed = flag.Uint64("seed", uint64(time.Now().UnixNano()), "seed of the random tests")
@@ -134,7 +135,7 @@ func (h *host) Kick() {
 }
 
 // io makes an IO of the host.
-func (h *host) io(slot uint32, op pipeline.Op, offset, length int64) *IO {
+func (h *host) io(slot uint32, op pipeline.Op, offset units.DriveOffset, length units.Bytes) *IO {
 	io := &IO{Op: op, Offset: offset, Len: length, Account: h.account, Tenant: h.tenant}
 	io.Init(h, slot)
 	return io
@@ -248,7 +249,7 @@ func (h *host) run(io *IO) error {
 }
 
 // read returns what stands on the device.
-func (h *host) read(offset, length int64) []byte {
+func (h *host) read(offset units.DriveOffset, length units.Bytes) []byte {
 	h.t.Helper()
 	io := h.io(1<<20, pipeline.Read, offset, length)
 	h.submit(io)
@@ -262,9 +263,9 @@ func (h *host) read(offset, length int64) []byte {
 }
 
 // write writes data and waits for it.
-func (h *host) write(offset int64, data []byte) {
+func (h *host) write(offset units.DriveOffset, data []byte) {
 	h.t.Helper()
-	if err := h.run(h.with(h.io(1<<20, pipeline.Write, offset, int64(len(data))), data)); err != nil {
+	if err := h.run(h.with(h.io(1<<20, pipeline.Write, offset, units.Bytes(len(data))), data)); err != nil {
 		h.t.Fatalf("write: %v", err)
 	}
 }

@@ -11,6 +11,7 @@ import (
 	"jbofd/internal/ssd"
 	"jbofd/internal/ssd/model/flash"
 	"jbofd/internal/tenant"
+	"jbofd/internal/units"
 )
 
 // flashDevice is an emulated drive in a simulation's time, which holds zeroes only.
@@ -106,7 +107,7 @@ func (h *simHost) Done(io *IO) bool {
 	return false
 }
 
-func (h *simHost) submit(op pipeline.Op, offset, length int64, data []byte) *IO {
+func (h *simHost) submit(op pipeline.Op, offset units.DriveOffset, length units.Bytes, data []byte) *IO {
 	io := &IO{Op: op, Offset: offset, Len: length, Account: h.account, Tenant: h.tenant}
 	io.Buf.B = data
 	io.Init(h, 0)
@@ -146,7 +147,7 @@ func TestVerifyDoesNotStarveCompareAndWrite(t *testing.T) {
 			image := make([]byte, 2*4096)
 			// lock does compare-and-writes of a block one after the other and returns how long the slowest took.
 			lock := func() (worstNS int64) {
-				for i := range int64(50) {
+				for i := range units.DriveOffset(50) {
 					began := sim.Now()
 					io := b.submit(pipeline.CompareWrite, i<<20, 4096, image)
 					if !sim.Run(int64(30*time.Second), func() bool { return b.out == 0 }) || io.Err != nil {

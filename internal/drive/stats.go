@@ -39,7 +39,7 @@ func (d *Drive) count(io *IO, c *ssd.Completion) {
 		}
 		return
 	}
-	op, n := ssd.Op(io.Op), io.Len
+	op, n := ssd.Op(io.Op), int64(io.Len)
 	switch {
 	case io.composed != nil:
 		op, n = io.request.op, io.request.lenBytes

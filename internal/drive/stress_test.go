@@ -15,6 +15,7 @@ import (
 	"jbofd/internal/pipeline"
 	"jbofd/internal/ssd"
 	"jbofd/internal/tenant"
+	"jbofd/internal/units"
 )
 
 // Sizes of the stress test: every slot of every worker has a region of its own,
@@ -30,7 +31,7 @@ var errReturned = errors.New("the host is gone")
 // slotWork is one slot of a worker and what its region must hold.
 type slotWork struct {
 	io      *IO
-	base    int64
+	base    units.DriveOffset
 	model   []byte
 	data    []byte // what the IO writes or compares
 	aborted bool
@@ -60,8 +61,8 @@ func (w *worker) next(s *slotWork) {
 	if s.open { // find out where we stand
 		n, off = slotBytes, 0
 	}
-	io.Op, io.Offset, io.Len, io.Fetch, io.Ranges, io.Flags = pipeline.Op(w.rng.IntN(int(pipeline.Ops))), s.base+off, n,
-		false, nil, 0
+	io.Offset, io.Len = s.base.Add(units.Bytes(off)), units.Bytes(n)
+	io.Op, io.Fetch, io.Ranges, io.Flags = pipeline.Op(w.rng.IntN(int(pipeline.Ops))), false, nil, 0
 	if s.open {
 		io.Op = pipeline.Write
 	}
@@ -89,8 +90,8 @@ func (w *worker) next(s *slotWork) {
 		}
 	case pipeline.DeallocateRanges:
 		for range 1 + w.rng.IntN(4) {
-			io.Ranges = append(io.Ranges, pipeline.Range{Offset: s.base + block*w.rng.Int64N(slotBytes/block),
-				Len: block})
+			at := units.Bytes(block * w.rng.Int64N(slotBytes/block))
+			io.Ranges = append(io.Ranges, pipeline.Range{Offset: s.base.Add(at), Len: block})
 		}
 	}
 	if s.data != nil {
@@ -113,8 +114,7 @@ func (w *worker) next(s *slotWork) {
 // over judges a finished IO.
 func (w *worker) over(s *slotWork) {
 	io := s.io
-	off := io.Offset - s.base
-	have := s.model[off : off+io.Len]
+	have := s.model[io.Offset.Sub(s.base):][:io.Len]
 	bad := func(format string, args ...any) {
 		w.h.t.Errorf("slot %d, %v of %d bytes at %d: %s", io.Slot, io.Op, io.Len, io.Offset,
 			fmt.Sprintf(format, args...))
@@ -156,7 +156,7 @@ func (w *worker) over(s *slotWork) {
 			s.open = !w.zeroes
 		case pipeline.DeallocateRanges:
 			for _, r := range io.Ranges {
-				clear(s.model[r.Offset-s.base:][:r.Len])
+				clear(s.model[r.Offset.Sub(s.base):][:r.Len])
 			}
 			s.open = !w.zeroes
 		}
@@ -223,7 +223,8 @@ func TestEveryIOIsDoneOnceAndDoesWhatItSays(t *testing.T) {
 						w.h.tenant = tenant.ID(i)
 						for k := range workerSlots {
 							w.slots = append(w.slots,
-								&slotWork{io: w.h.io(uint32(k), 0, 0, 0), base: int64(i*workerSlots+k) * slotBytes,
+								&slotWork{io: w.h.io(uint32(k), 0, 0, 0),
+									base:  units.DriveOffset(i*workerSlots+k) * slotBytes,
 									model: make([]byte, slotBytes), open: errorProbability > 0})
 						}
 						wg.Go(func() { w.run(n) })
@@ -261,7 +262,7 @@ func TestCompareWriteLosesNoIncrement(t *testing.T) {
 					read, cw := h.io(1, pipeline.Read, 0, block), h.io(2, pipeline.CompareWrite, 0, block)
 					for done := 0; done < each; {
 						at := block * rng.Int64N(counters)
-						read.Offset, cw.Offset = at, at
+						read.Offset, cw.Offset = units.DriveOffset(at), units.DriveOffset(at)
 						h.submit(read)
 						h.finish(1)
 						old := binary.LittleEndian.Uint64(read.Buf.B)
@@ -282,7 +283,7 @@ func TestCompareWriteLosesNoIncrement(t *testing.T) {
 			h := r.host("reader")
 			sum := uint64(0)
 			for i := range int64(counters) {
-				sum += binary.LittleEndian.Uint64(h.read(i*block, block))
+				sum += binary.LittleEndian.Uint64(h.read(units.DriveOffset(i*block), block))
 			}
 			if sum != workers*each {
 				t.Errorf("the counters say %d after %d increments", sum, workers*each)

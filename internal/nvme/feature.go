@@ -1,5 +1,7 @@
 package nvme
 
+import "jbofd/internal/units"
+
 // Feature identifiers (NVMe Base 2.0, section 5.27.1; NVM Command Set 1.0, section
 // 4.1.4).
 const (
@@ -176,7 +178,7 @@ func (r *DSMRange) CATTR() uint32     { return le.Uint32(r[0:]) }
 func (r *DSMRange) SetCATTR(v uint32) { le.PutUint32(r[0:], v) }
 
 // NLB is the length in logical blocks. It is not 0-based: 0 stands for an empty range.
-func (r *DSMRange) NLB() uint32      { return le.Uint32(r[4:]) }
-func (r *DSMRange) SetNLB(v uint32)  { le.PutUint32(r[4:], v) }
-func (r *DSMRange) SLBA() uint64     { return le.Uint64(r[8:]) }
-func (r *DSMRange) SetSLBA(v uint64) { le.PutUint64(r[8:], v) }
+func (r *DSMRange) NLB() units.Blocks     { return units.Blocks(le.Uint32(r[4:])) }
+func (r *DSMRange) SetNLB(v units.Blocks) { le.PutUint32(r[4:], uint32(v)) }
+func (r *DSMRange) SLBA() units.LBA       { return units.LBA(le.Uint64(r[8:])) }
+func (r *DSMRange) SetSLBA(v units.LBA)   { le.PutUint64(r[8:], uint64(v)) }

@@ -3,6 +3,7 @@ package nvme
 import (
 	"iter"
 
+	"jbofd/internal/units"
 	"jbofd/internal/uuid"
 )
 
@@ -79,12 +80,12 @@ const (
 )
 
 // NSZE is the size, NCAP the capacity and NUSE what is allocated, in logical blocks.
-func (n *IdentifyNamespace) NSZE() uint64     { return le.Uint64(n[nsNSZE:]) }
-func (n *IdentifyNamespace) SetNSZE(v uint64) { le.PutUint64(n[nsNSZE:], v) }
-func (n *IdentifyNamespace) NCAP() uint64     { return le.Uint64(n[nsNCAP:]) }
-func (n *IdentifyNamespace) SetNCAP(v uint64) { le.PutUint64(n[nsNCAP:], v) }
-func (n *IdentifyNamespace) NUSE() uint64     { return le.Uint64(n[nsNUSE:]) }
-func (n *IdentifyNamespace) SetNUSE(v uint64) { le.PutUint64(n[nsNUSE:], v) }
+func (n *IdentifyNamespace) NSZE() units.Blocks     { return units.Blocks(le.Uint64(n[nsNSZE:])) }
+func (n *IdentifyNamespace) SetNSZE(v units.Blocks) { le.PutUint64(n[nsNSZE:], uint64(v)) }
+func (n *IdentifyNamespace) NCAP() units.Blocks     { return units.Blocks(le.Uint64(n[nsNCAP:])) }
+func (n *IdentifyNamespace) SetNCAP(v units.Blocks) { le.PutUint64(n[nsNCAP:], uint64(v)) }
+func (n *IdentifyNamespace) NUSE() units.Blocks     { return units.Blocks(le.Uint64(n[nsNUSE:])) }
+func (n *IdentifyNamespace) SetNUSE(v units.Blocks) { le.PutUint64(n[nsNUSE:], uint64(v)) }
 
 // NSFEAT holds namespace features: NSFEAT constants.
 func (n *IdentifyNamespace) NSFEAT() uint8     { return n[nsNSFEAT] }
@@ -239,7 +240,8 @@ func (n *IdentifyNamespace) Check() error {
 		return fieldError(what, "NCAP", n.NCAP(), "at most NSZE")
 	case n.NUSE() > n.NCAP():
 		return fieldError(what, "NUSE", n.NUSE(), "at most NCAP")
-	case n.NSZE() > 1<<63>>f.Shift():
+	}
+	if _, ok := n.NSZE().Bytes(f.Shift()); !ok {
 		return fieldError(what, "NSZE", n.NSZE(), "less than 2^63 bytes")
 	}
 	return nil

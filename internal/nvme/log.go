@@ -1,5 +1,7 @@
 package nvme
 
+import "jbofd/internal/units"
+
 // Log page identifiers (NVMe Base 2.0, section 5.16.1).
 const (
 	LIDSupported    = 0x00
@@ -71,8 +73,8 @@ func (e *ErrorLogEntry) SetCID(v uint16)        { le.PutUint16(e[errCID:], v) }
 // ParamLocation is the byte (7:0) and bit (10:8) of the invalid field in the command, or FFFFh if no field is invalid.
 func (e *ErrorLogEntry) ParamLocation() uint16       { return le.Uint16(e[errParamLocation:]) }
 func (e *ErrorLogEntry) SetParamLocation(v uint16)   { le.PutUint16(e[errParamLocation:], v) }
-func (e *ErrorLogEntry) LBA() uint64                 { return le.Uint64(e[errLBA:]) }
-func (e *ErrorLogEntry) SetLBA(v uint64)             { le.PutUint64(e[errLBA:], v) }
+func (e *ErrorLogEntry) LBA() units.LBA              { return units.LBA(le.Uint64(e[errLBA:])) }
+func (e *ErrorLogEntry) SetLBA(v units.LBA)          { le.PutUint64(e[errLBA:], uint64(v)) }
 func (e *ErrorLogEntry) NSID() uint32                { return le.Uint32(e[errNSID:]) }
 func (e *ErrorLogEntry) SetNSID(v uint32)            { le.PutUint32(e[errNSID:], v) }
 func (e *ErrorLogEntry) VendorLog() uint8            { return e[errVendorLog] }

@@ -50,7 +50,8 @@ func drawValue(t *rapid.T, f wiredump.Field, typ reflect.Type) any {
 	case reflect.Bool:
 		v.SetBool(rapid.Bool().Draw(t, f.Name))
 	case reflect.Uint8, reflect.Uint16, reflect.Uint32, reflect.Uint64:
-		x := rapid.Uint64().Draw(t, f.Name) >> (64 - typ.Bits())
+		// A count of blocks has 64 bits also where its field is shorter.
+		x := rapid.Uint64().Draw(t, f.Name) >> (64 - min(typ.Bits(), 8*f.Len))
 		switch f.Name {
 		case "Fuse":
 			x &= 3
@@ -363,7 +364,8 @@ func TestChecksNameTheWrongField(t *testing.T) {
 		"LBADS":                  ns(func(n *IdentifyNamespace) { n.SetLBAF(0, MakeLBAFormat(8)) }),
 		"NCAP":                   ns(func(n *IdentifyNamespace) { n.SetNCAP(n.NSZE() + 1) }),
 		"NUSE":                   ns(func(n *IdentifyNamespace) { n.SetNUSE(n.NCAP() + 1) }),
-		"NSZE":                   ns(func(n *IdentifyNamespace) { n.SetNSZE(1 << 52) }),
+		"NSZE is 45035":          ns(func(n *IdentifyNamespace) { n.SetNSZE(1 << 52) }),
+		"NSZE is 22517":          ns(func(n *IdentifyNamespace) { n.SetNSZE(1 << 51) }), // 2^63 bytes
 		"SUBTYPE":                entry(func(e *DiscoveryEntry) { e.SetSUBTYPE(4) }),
 		"SUBNQN is unterminated": entry(func(e *DiscoveryEntry) { e.SetSubNQN(strings.Repeat("x", 255)) }),
 		"NQN is empty":           entry(func(e *DiscoveryEntry) { e.SetSubNQN("") }),

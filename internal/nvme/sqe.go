@@ -1,6 +1,10 @@
 package nvme
 
-import "encoding/binary"
+import (
+	"encoding/binary"
+
+	"jbofd/internal/units"
+)
 
 // SQESize is the size of a submission queue entry in bytes.
 const SQESize = 64
@@ -62,13 +66,13 @@ func (s *SQE) SetCDW(n int, v uint32) { binary.LittleEndian.PutUint32(s[4*n:], v
 func (s *SQE) SGL() *SGL { return (*SGL)(s[24:40]) }
 
 // SLBA is the starting logical block of an I/O command (CDW10 and CDW11).
-func (s *SQE) SLBA() uint64     { return binary.LittleEndian.Uint64(s[40:]) }
-func (s *SQE) SetSLBA(v uint64) { binary.LittleEndian.PutUint64(s[40:], v) }
+func (s *SQE) SLBA() units.LBA     { return units.LBA(binary.LittleEndian.Uint64(s[40:])) }
+func (s *SQE) SetSLBA(v units.LBA) { binary.LittleEndian.PutUint64(s[40:], uint64(v)) }
 
 // NLB is the number of logical blocks of an I/O command, 1-based (CDW12 15:0
 // holds it 0-based).
-func (s *SQE) NLB() uint32     { return uint32(binary.LittleEndian.Uint16(s[48:])) + 1 }
-func (s *SQE) SetNLB(v uint32) { binary.LittleEndian.PutUint16(s[48:], uint16(v-1)) }
+func (s *SQE) NLB() units.Blocks     { return units.Blocks(binary.LittleEndian.Uint16(s[48:])) + 1 }
+func (s *SQE) SetNLB(v units.Blocks) { binary.LittleEndian.PutUint16(s[48:], uint16(v-1)) }
 
 // FCTYPE is the type of a fabrics command (byte 4).
 func (s *SQE) FCTYPE() uint8     { return s[4] }

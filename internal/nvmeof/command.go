@@ -1,10 +1,9 @@
 package nvmeof
 
 import (
-	"encoding/binary"
-
 	"jbofd/internal/nvme"
 	"jbofd/internal/pipeline"
+	"jbofd/internal/units"
 )
 
 // Kind says which executor carries out an I/O command. Executors are registered with the target service by their kind.
@@ -32,7 +31,8 @@ type Plan struct {
 	FUA, Unmap bool
 	// Offset and Len are the extent on the SSD in bytes; 0 for a flush and for
 	// DeallocateRanges, whose ranges come with the data.
-	Offset, Len int64
+	Offset units.DriveOffset
+	Len    units.Bytes
 	// ToController and ToHost are the bytes of data that cross the wire. A
 	// Dataset Management command may bring more than its ranges need, up to a page.
 	ToController, ToHost uint32
@@ -111,19 +111,18 @@ func PlanIO(sqe *nvme.SQE, t *NamespaceTable, lim Limits, p *Plan) nvme.Status {
 		return nvme.Success
 	}
 
-	slba, blocks := sqe.SLBA(), uint64(sqe.NLB())
-	if size := ns.Blocks(); slba >= size || blocks > size-slba {
+	at, ok := ns.place(sqe.SLBA(), sqe.NLB())
+	if !ok {
 		return nvme.LBAOutOfRange | nvme.DNR
 	}
-	p.Offset = ns.OffsetBytes + int64(slba<<ns.BlockShift)
-	p.Len = int64(blocks << ns.BlockShift)
+	p.Offset, p.Len = at.Offset, at.Len
 	fua := sqe.CDW(12)&nvme.CDW12FUA != 0
 	switch sqe.Opcode() {
 	case nvme.CmdRead, nvme.CmdWrite, nvme.CmdCompare:
-		if p.Len > int64(lim.MDTSBytes) {
+		if p.Len > units.Bytes(lim.MDTSBytes) {
 			return nvme.InvalidField | nvme.DNR
 		}
-		if sqe.Fuse() != nvme.FuseNone && p.Len > int64(lim.FusedBytes) {
+		if sqe.Fuse() != nvme.FuseNone && p.Len > units.Bytes(lim.FusedBytes) {
 			return nvme.InvalidField | nvme.DNR
 		}
 	}
@@ -150,18 +149,16 @@ func PlanIO(sqe *nvme.SQE, t *NamespaceTable, lim Limits, p *Plan) nvme.Status {
 //
 // hot: 0 allocs, given room in dst
 func (p *Plan) AppendRanges(data []byte, dst []pipeline.Range) ([]pipeline.Range, nvme.Status) {
-	ns := p.Namespace
 	for i := range p.Ranges {
-		r := data[i*nvme.DSMRangeSize:]
-		blocks, slba := uint64(binary.LittleEndian.Uint32(r[4:])), binary.LittleEndian.Uint64(r[8:])
-		if blocks == 0 {
+		r := (*nvme.DSMRange)(data[i*nvme.DSMRangeSize:])
+		if r.NLB() == 0 {
 			continue
 		}
-		if size := ns.Blocks(); slba >= size || blocks > size-slba {
+		at, ok := p.Namespace.place(r.SLBA(), r.NLB())
+		if !ok {
 			return dst, nvme.LBAOutOfRange | nvme.DNR
 		}
-		dst = append(dst, pipeline.Range{Offset: ns.OffsetBytes + int64(slba<<ns.BlockShift),
-			Len: int64(blocks << ns.BlockShift)})
+		dst = append(dst, at)
 	}
 	return dst, nvme.Success
 }

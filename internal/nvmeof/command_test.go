@@ -8,10 +8,11 @@ import (
 	"jbofd/internal/nvme"
 	"jbofd/internal/nvmeof"
 	"jbofd/internal/pipeline"
+	"jbofd/internal/units"
 )
 
 // io makes an I/O command on blocks of namespace nsid.
-func io(op uint8, nsid uint32, slba uint64, nlb uint32, change ...func(*nvme.SQE)) *nvme.SQE {
+func io(op uint8, nsid uint32, slba units.LBA, nlb units.Blocks, change ...func(*nvme.SQE)) *nvme.SQE {
 	return command(op, func(s *nvme.SQE) {
 		s.SetPSDT(nvme.PSDTSGL)
 		s.SetNSID(nsid)
@@ -35,7 +36,7 @@ func testTable() *nvmeof.NamespaceTable {
 
 func TestPlanTurnsBlocksIntoAnExtent(t *testing.T) {
 	const o1, o2 = 1 << 20, 16 << 20 // offsets of namespaces 1 (512 bytes) and 2 (4096)
-	last := uint64(16<<20>>12) - 1
+	last := units.LBA(16<<20>>12) - 1
 	cases := []struct {
 		name string
 		sqe  *nvme.SQE
@@ -96,7 +97,7 @@ func TestPlanTurnsBlocksIntoAnExtent(t *testing.T) {
 }
 
 func TestPlanRefusesWithTheStatusTheSpecificationNames(t *testing.T) {
-	end1 := uint64(8 << 20 >> 9)
+	end1 := units.LBA(8 << 20 >> 9)
 	cases := []struct {
 		name string
 		sqe  *nvme.SQE

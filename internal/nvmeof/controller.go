@@ -8,6 +8,7 @@ import (
 
 	"jbofd/internal/invariants"
 	"jbofd/internal/nvme"
+	"jbofd/internal/units"
 	"jbofd/internal/uuid"
 )
 
@@ -260,7 +261,7 @@ type Failed struct {
 	Opcode   uint8
 	CSI      nvme.CSI
 	NSID     uint32
-	LBA      uint64 // of blocks
+	LBA      units.LBA // of blocks
 	Status   nvme.Status
 }
 

@@ -6,10 +6,11 @@ import (
 
 	"jbofd/internal/nvme"
 	"jbofd/internal/nvmeof"
+	"jbofd/internal/units"
 )
 
 // grown is testState with namespace 2 larger.
-func grown(to int64) nvmeof.State {
+func grown(to units.Bytes) nvmeof.State {
 	st := testState()
 	st.Subsystems[0].Namespaces[1] = block(2, 12, 16<<20, to)
 	return st

@@ -7,6 +7,7 @@ import (
 
 	"jbofd/internal/nvme"
 	"jbofd/internal/nvmeof"
+	"jbofd/internal/units"
 	"jbofd/internal/uuid"
 )
 
@@ -68,7 +69,7 @@ func TestIdentifyNamespaceIsTheNamespaceAsConfigured(t *testing.T) {
 	for _, x := range []struct {
 		nsid   uint32
 		shift  uint8
-		blocks uint64
+		blocks units.Blocks
 		nacwu  uint16
 	}{{1, 9, 8 << 20 >> 9, 127}, {2, 12, 16 << 20 >> 12, 15}} {
 		for _, cns := range []uint8{nvme.CNSNamespace, nvme.CNSAllocatedNamespace} {

@@ -223,7 +223,7 @@ func FuzzPlanIO(f *testing.F) {
 		case p.Kind != nvmeof.KindKV && p.ToHost > testLimits.MDTSBytes:
 			t.Fatalf("%d bytes to the host", p.ToHost)
 		case p.Kind != nvmeof.KindKV && p.Len > 0 &&
-			(p.Offset < ns.OffsetBytes || p.Offset+p.Len > ns.OffsetBytes+ns.SizeBytes):
+			(p.Offset < ns.OffsetBytes || p.Offset.Add(p.Len) > ns.OffsetBytes.Add(ns.SizeBytes)):
 			t.Fatalf("%d bytes at %d are not in the namespace", p.Len, p.Offset)
 		case p.Kind == nvmeof.KindKV && !k.ValidKey(), p.Kind == nvmeof.KindKV && sqe.Fuse() != nvme.FuseNone:
 			t.Fatalf("a key of %d, fuse %d", k.KeyLen(), sqe.Fuse())

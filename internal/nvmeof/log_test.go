@@ -8,6 +8,7 @@ import (
 
 	"jbofd/internal/nvme"
 	"jbofd/internal/nvmeof"
+	"jbofd/internal/units"
 )
 
 func at(lpo uint64) func(*nvme.GetLogSQE) { return func(g *nvme.GetLogSQE) { g.SetLPO(lpo) } }
@@ -145,7 +146,7 @@ func TestErrorLogHasTheNewestFirstAndForgetsTheOldest(t *testing.T) {
 	r := newRig(t)
 	c := r.connect(hostA, open)
 	for i := range uint16(70) {
-		c.RecordErrors([]nvmeof.Failed{{QID: 1, CID: i, Opcode: nvme.CmdRead, NSID: 2, LBA: uint64(i) * 8,
+		c.RecordErrors([]nvmeof.Failed{{QID: 1, CID: i, Opcode: nvme.CmdRead, NSID: 2, LBA: units.LBA(i) * 8,
 			Status: nvme.LBAOutOfRange | nvme.DNR}})
 	}
 	_, data := r.must(c, getLog(nvme.LIDError, 64*64), nil)
@@ -153,7 +154,7 @@ func TestErrorLogHasTheNewestFirstAndForgetsTheOldest(t *testing.T) {
 		e := (*nvme.ErrorLogEntry)(data[i*64:])
 		n := 69 - i
 		if e.ErrorCount() != uint64(n+1) || e.CID() != uint16(n) || e.SQID() != 1 || e.NSID() != 2 ||
-			e.LBA() != uint64(n)*8 || e.Opcode() != nvme.CmdRead ||
+			e.LBA() != units.LBA(n)*8 || e.Opcode() != nvme.CmdRead ||
 			e.Status() != nvme.LBAOutOfRange|nvme.DNR || e.TRTYPE() != nvme.TRTYPETCP ||
 			e.ParamLocation() != nvme.NoParamLocation {
 			t.Fatalf("entry %d: count %d, CID %d, status %v", i, e.ErrorCount(), e.CID(), e.Status())

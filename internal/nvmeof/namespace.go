@@ -5,6 +5,8 @@ import (
 
 	"jbofd/internal/fence"
 	"jbofd/internal/nvme"
+	"jbofd/internal/pipeline"
+	"jbofd/internal/units"
 	"jbofd/internal/uuid"
 )
 
@@ -24,7 +26,8 @@ type Namespace struct {
 	// SSD is the daemon's number of the drive it lies on.
 	SSD int
 	// OffsetBytes and SizeBytes are its extent on that drive.
-	OffsetBytes, SizeBytes int64
+	OffsetBytes units.DriveOffset
+	SizeBytes   units.Bytes
 	// Extent is the right to use that extent. The driver sets it when it publishes the namespace, and ends it when the
 	// namespace is not published any more.
 	Extent fence.Pass
@@ -54,7 +57,19 @@ type Namespace struct {
 }
 
 // Blocks is the size in logical blocks.
-func (n *Namespace) Blocks() uint64 { return uint64(n.SizeBytes) >> n.BlockShift }
+func (n *Namespace) Blocks() units.Blocks { return n.SizeBytes.Blocks(n.BlockShift) }
+
+// place returns where blocks of the namespace are on its drive. If it does not have all of them, ok is false.
+//
+// hot: 0 allocs
+func (n *Namespace) place(start units.LBA, count units.Blocks) (r pipeline.Range, ok bool) {
+	if !n.Blocks().Contains(start, count) {
+		return r, false
+	}
+	offset, ok1 := start.Offset(n.BlockShift)
+	length, ok2 := count.Bytes(n.BlockShift)
+	return pipeline.Range{Offset: offset.On(n.OffsetBytes), Len: length}, ok1 && ok2
+}
 
 // VisibleTo reports whether the host may see the namespace.
 func (n *Namespace) VisibleTo(hostNQN string) bool {

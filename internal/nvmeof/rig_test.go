@@ -9,6 +9,7 @@ import (
 
 	"jbofd/internal/nvme"
 	"jbofd/internal/nvmeof"
+	"jbofd/internal/units"
 	"jbofd/internal/uuid"
 )
 
@@ -33,7 +34,7 @@ var (
 )
 
 // block is a namespace of size bytes on SSD 0.
-func block(nsid uint32, shift uint8, offset, size int64) *nvmeof.Namespace {
+func block(nsid uint32, shift uint8, offset units.DriveOffset, size units.Bytes) *nvmeof.Namespace {
 	n := &nvmeof.Namespace{NSID: nsid, OffsetBytes: offset, SizeBytes: size, BlockShift: shift, ANAGroup: 1,
 		ANAState: nvme.ANAStateOptimized, DeallocatedReadsZero: true}
 	n.UUID, n.NGUID, n.EUI64 = uuid.UUID{1, byte(nsid)}, [16]byte{2, byte(nsid)}, [8]byte{3, byte(nsid)}

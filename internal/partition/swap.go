@@ -279,7 +279,7 @@ func (l *swapper) turn(now int64) {
 		if q.Area >= 0 {
 			base, batch = l.areas[q.Area].cfg.OffsetBytes, &l.batches[q.Area]
 		}
-		d.Op, d.Offset, d.Len, d.Buf.B, d.Flags = q.Op, int64(q.Offset.On(base)), int64(len(q.Buf)), q.Buf, 0
+		d.Op, d.Offset, d.Len, d.Buf.B, d.Flags = q.Op, q.Offset.On(base), units.Bytes(len(q.Buf)), q.Buf, 0
 		if q.FUA {
 			d.Flags = ssd.FUA
 		}

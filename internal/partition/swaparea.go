@@ -110,7 +110,7 @@ func doAndWait(o *drive.Drive, t tenant.ID, op pipeline.Op, flags ssd.Flags, off
 	buf []byte) error {
 	w := &waitIO{done: make(chan struct{})}
 	w.Init(w, 0)
-	w.Op, w.Flags, w.Offset, w.Len, w.Buf.B, w.Tenant = op, flags, int64(offset), int64(len(buf)), buf, t
+	w.Op, w.Flags, w.Offset, w.Len, w.Buf.B, w.Tenant = op, flags, offset, units.Bytes(len(buf)), buf, t
 	var b drive.Batch
 	b.Add(&w.IO)
 	o.Submit(&b)
@@ -329,7 +329,7 @@ func (a *Area) submit() {
 	for i := range a.acts.IOs {
 		q := &a.acts.IOs[i]
 		d := &a.ios[q.Tag]
-		d.Op, d.Offset, d.Len = q.Op, int64(q.Offset.On(a.cfg.OffsetBytes)), int64(len(q.Buf))
+		d.Op, d.Offset, d.Len = q.Op, q.Offset.On(a.cfg.OffsetBytes), units.Bytes(len(q.Buf))
 		d.Buf.B, d.Flags = q.Buf, 0
 		if q.FUA {
 			d.Flags = ssd.FUA

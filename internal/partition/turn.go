@@ -5,6 +5,7 @@ import (
 	"jbofd/internal/kvstore/swap"
 	"jbofd/internal/ssd"
 	"jbofd/internal/tenant"
+	"jbofd/internal/units"
 )
 
 // machine is the Partition as its driver sees it.
@@ -232,7 +233,7 @@ func (p *Partition) submit() {
 			p.ios = append(p.ios, d)
 		}
 		d := p.ios[q.Tag]
-		d.Op, d.Offset, d.Len, d.Buf.B = q.Op, int64(q.Offset.On(p.cfg.OffsetBytes)), int64(len(q.Buf)), q.Buf
+		d.Op, d.Offset, d.Len, d.Buf.B = q.Op, q.Offset.On(p.cfg.OffsetBytes), units.Bytes(len(q.Buf)), q.Buf
 		d.Flags = 0
 		if q.FUA {
 			d.Flags = ssd.FUA
@@ -242,7 +243,7 @@ func (p *Partition) submit() {
 			d.Tenant = p.cfg.Background
 		} else {
 			t := p.tenant(d.Tenant)
-			t.countIO(d.Op, d.Len)
+			t.countIO(d.Op, int64(d.Len))
 			d.Credited = t.credited
 		}
 		p.batch.Add(&d.IO)

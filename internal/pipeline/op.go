@@ -1,6 +1,10 @@
 package pipeline
 
-import "fmt"
+import (
+	"fmt"
+
+	"jbofd/internal/units"
+)
 
 // Op is an operation that an I/O asks of an SSD: the operations of a device, in the order of ssd.Op, and the composed
 // operations, which the drive carries out with several device requests.
@@ -46,5 +50,8 @@ func (o Op) Mutates() bool {
 	return false
 }
 
-// Range is one extent on an SSD, in bytes.
-type Range struct{ Offset, Len int64 }
+// Range is a range of an SSD.
+type Range struct {
+	Offset units.DriveOffset
+	Len    units.Bytes
+}

@@ -5,6 +5,7 @@ import (
 	"jbofd/internal/nvmeof/target"
 	"jbofd/internal/pipeline"
 	"jbofd/internal/ssd"
+	"jbofd/internal/units"
 )
 
 // eraseStep is how much one request zeroes. It is small, so that hosts' I/O is served in between.
@@ -15,17 +16,18 @@ const eraseStep = 32 << 20
 // the zeroes. It ends early when stop is closed.
 //
 // Errors: target.ErrStopped, target.ErrInFlight; the drive's.
-func (p *Publisher) Erase(d *drive.Drive, offset, length int64, stop <-chan struct{}) error {
+func (p *Publisher) Erase(d *drive.Drive, offset units.DriveOffset, length units.Bytes, stop <-chan struct{}) error {
 	if err := p.cfg.Service.DrainDrive(d, stop); err != nil {
 		return err
 	}
-	for end := offset + length; offset < end; offset += eraseStep {
+	for end := offset.Add(length); offset < end; offset = offset.Add(eraseStep) {
 		select {
 		case <-stop:
 			return target.ErrStopped
 		default:
 		}
-		io := &drive.IO{Op: pipeline.WriteZeroes, Flags: ssd.Unmap, Offset: offset, Len: min(eraseStep, end-offset)}
+		io := &drive.IO{Op: pipeline.WriteZeroes, Flags: ssd.Unmap, Offset: offset,
+			Len: min(eraseStep, end.Sub(offset))}
 		if err := do(d, io); err != nil {
 			return err
 		}

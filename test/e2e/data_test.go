@@ -11,6 +11,7 @@ import (
 
 	"jbofd/client"
 	"jbofd/internal/nvme"
+	"jbofd/internal/units"
 )
 
 // dataSubsystem has namespaces of each block size on a file, in memory, and on a file without io_uring.
@@ -216,7 +217,7 @@ func TestAQueuedCommandIsAborted(t *testing.T) {
 	batch := func(h *rawHost) {
 		var p []byte
 		for i := range 120 {
-			p = append(p, h.capsule(rw(nvme.CmdWrite, uint16(i), uint64(i), 1), make([]byte, 512), 0)...)
+			p = append(p, h.capsule(rw(nvme.CmdWrite, uint16(i), units.LBA(i), 1), make([]byte, 512), 0)...)
 		}
 		h.send(p)
 	}
@@ -372,7 +373,7 @@ func TestInvalidCommandsGetTheirStatus(t *testing.T) {
 	d := start(t, oneMem)
 	_, io := d.rawQueue(hostA, nqnA, 0, 32)
 	with := func(e nvme.SQE, f func(e *nvme.SQE)) nvme.SQE { f(&e); return e }
-	last := uint64(64<<20/512 - 1)
+	last := units.LBA(64<<20/512 - 1)
 	for _, c := range []struct {
 		name  string
 		frame []byte
@@ -380,7 +381,7 @@ func TestInvalidCommandsGetTheirStatus(t *testing.T) {
 		dnr   bool
 	}{
 		{"read beyond the end", io.capsule(rw(nvme.CmdRead, 1, last, 2), nil, 1024), nvme.LBAOutOfRange, true},
-		{"LBA overflow", io.capsule(rw(nvme.CmdRead, 1, ^uint64(0), 2), nil, 1024), nvme.LBAOutOfRange, true},
+		{"LBA overflow", io.capsule(rw(nvme.CmdRead, 1, ^units.LBA(0), 2), nil, 1024), nvme.LBAOutOfRange, true},
 		{"no namespace", io.capsule(with(rw(nvme.CmdRead, 1, 0, 1), func(e *nvme.SQE) { e.SetNSID(9) }), nil, 512),
 			nvme.InvalidNamespaceOrFormat, true},
 		{"namespace 0", io.capsule(with(rw(nvme.CmdRead, 1, 0, 1), func(e *nvme.SQE) { e.SetNSID(0) }), nil, 512),

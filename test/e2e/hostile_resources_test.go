@@ -16,6 +16,7 @@ import (
 	"jbofd/client"
 	"jbofd/internal/nvme"
 	"jbofd/internal/nvmeof/tcp/pdu"
+	"jbofd/internal/units"
 )
 
 // timers are short time limits for the tests that check them.
@@ -292,8 +293,8 @@ func vanish(t *testing.T, d *daemon, rng *rand.Rand, host string) {
 	}
 	var out []byte
 	for i := range uint16(1 + rng.IntN(100)) {
-		nlb := uint32(1 + rng.IntN(2048))
-		at := rng.Uint64N(30 << 10)
+		nlb := units.Blocks(1 + rng.IntN(2048))
+		at := units.LBA(rng.Uint64N(30 << 10))
 		switch rng.IntN(8) {
 		case 0, 1:
 			out = append(out, h.capsule(rw(nvme.CmdRead, i, at, nlb), nil, int(nlb)*512)...)

@@ -10,6 +10,7 @@ import (
 
 	"jbofd/internal/nvme"
 	"jbofd/internal/nvmeof/tcp/pdu"
+	"jbofd/internal/units"
 )
 
 // trickle makes an I/O queue of a host, with 1 MiB writes for all that the queue can hold, and sends four bytes of the
@@ -26,7 +27,7 @@ func trickle(d *daemon, host string, ticks <-chan struct{}) (ended <-chan struct
 	}
 	var p []byte
 	for k := range 60 {
-		p = append(p, h.capsule(rw(nvme.CmdWrite, uint16(k), uint64(k)*2048, 2048), nil, 1<<20)...)
+		p = append(p, h.capsule(rw(nvme.CmdWrite, uint16(k), units.LBA(k)*2048, 2048), nil, 1<<20)...)
 	}
 	h.send(p)
 	end := make(chan struct{})

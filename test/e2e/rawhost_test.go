@@ -12,6 +12,7 @@ import (
 
 	"jbofd/internal/nvme"
 	"jbofd/internal/nvmeof/tcp/pdu"
+	"jbofd/internal/units"
 	"jbofd/internal/uuid"
 )
 
@@ -251,7 +252,7 @@ func (d *daemon) rawQueue(host, sub string, katoMS uint32, entries uint16) (admi
 }
 
 // rw returns a Read or Write.
-func rw(opcode uint8, cid uint16, slba uint64, nlb uint32) (e nvme.SQE) {
+func rw(opcode uint8, cid uint16, slba units.LBA, nlb units.Blocks) (e nvme.SQE) {
 	e.SetOpcode(opcode)
 	e.SetCID(cid)
 	e.SetNSID(1)

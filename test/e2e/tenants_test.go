@@ -11,6 +11,7 @@ import (
 
 	"jbofd/client"
 	"jbofd/internal/nvme"
+	"jbofd/internal/units"
 )
 
 // tenant is an entry of the section tenants.
@@ -402,7 +403,7 @@ func TestTenantsComeAndGoUnderLoad(t *testing.T) {
 				admin, io := d.rawQueue(fmt.Sprintf("%s-%d", hostB, i%16), nqnA, 0, 128)
 				var p []byte
 				for k := range 40 {
-					p = append(p, io.capsule(rw([]uint8{nvme.CmdRead, nvme.CmdWrite}[k%2], uint16(k), uint64(w), 8),
+					p = append(p, io.capsule(rw([]uint8{nvme.CmdRead, nvme.CmdWrite}[k%2], uint16(k), units.LBA(w), 8),
 						nil, 4096)...)
 				}
 				io.send(p)

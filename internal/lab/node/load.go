@@ -6,6 +6,7 @@ import (
 
 	"jbofd/internal/lab"
 	"jbofd/internal/nvme"
+	"jbofd/internal/units"
 )
 
 // work is a process of the load: it reads, writes and aborts until the load ends.
@@ -124,8 +125,8 @@ func (h *Host) block(p *lab.Proc, q *hostQueue, ns *namespace) {
 	regs := ns.registers[at : at+n]
 	var sqe nvme.SQE
 	sqe.SetNSID(ns.nsid)
-	sqe.SetSLBA(uint64(at))
-	sqe.SetNLB(uint32(n))
+	sqe.SetSLBA(units.LBA(at))
+	sqe.SetNLB(units.Blocks(n))
 	switch k := h.rng.IntN(20); {
 	case k < 8:
 		h.readBlocks(p, q, sqe, regs, blockBytes*n, at)

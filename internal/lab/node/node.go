@@ -14,6 +14,7 @@ import (
 	"jbofd/internal/nvmeof/target/connection"
 	"jbofd/internal/pipeline"
 	"jbofd/internal/ssd"
+	"jbofd/internal/units"
 )
 
 // Fault model of Node: its process dies at any instant, alone or with the power of its drives, and is started again.
@@ -100,9 +101,9 @@ func (n *Node) apply() {
 		if !ns.there {
 			continue
 		}
-		pub := &nvmeof.Namespace{NSID: ns.nsid, SSD: ns.disk, OffsetBytes: ns.offset, SizeBytes: ns.bytes,
-			BlockShift:    blockShift,
-			VolatileCache: ns.volatile, ANAGroup: 1, ANAState: nvme.ANAStateOptimized, UUID: [16]byte{byte(ns.nsid), 1}}
+		pub := &nvmeof.Namespace{NSID: ns.nsid, SSD: ns.disk, OffsetBytes: units.DriveOffset(ns.offset),
+			SizeBytes: units.Bytes(ns.bytes), BlockShift: blockShift, VolatileCache: ns.volatile, ANAGroup: 1,
+			ANAState: nvme.ANAStateOptimized, UUID: [16]byte{byte(ns.nsid), 1}}
 		if ns.kv {
 			ns.publish(pub)
 		}

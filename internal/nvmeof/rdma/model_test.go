@@ -79,14 +79,14 @@ type command struct {
 const (
 	unitBlocks = 16
 	unitBytes  = unitBlocks * 512
-	units      = 12
+	unitCount  = 12
 )
 
 func newWorld(t *rapid.T) *world {
 	w := &world{t: t, bufs: map[int][]byte{}, failed: map[int]bool{}, lent: map[int][]byte{},
 		commands: map[uint16]*command{},
-		keys:     map[uint32]*command{}, busy: map[int]bool{}, disk: make([]byte, units*unitBytes),
-		want: make([]byte, units*unitBytes)}
+		keys:     map[uint32]*command{}, busy: map[int]bool{}, disk: make([]byte, unitCount*unitBytes),
+		want: make([]byte, unitCount*unitBytes)}
 	w.cfg = config
 	w.cfg.Entries = rapid.IntRange(2, 12).Draw(t, "entries")
 	w.cfg.Sends = rapid.IntRange(3, 40).Draw(t, "sends")
@@ -303,7 +303,7 @@ func (w *world) finish(i int) {
 func (w *world) submit() {
 	t := w.t
 	room := w.cfg.Entries - 1 - len(w.commands)
-	unit := rapid.IntRange(0, units-1).Draw(t, "unit")
+	unit := rapid.IntRange(0, unitCount-1).Draw(t, "unit")
 	if room < 1 || w.busy[unit] {
 		return
 	}

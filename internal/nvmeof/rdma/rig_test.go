@@ -10,6 +10,7 @@ import (
 	"jbofd/internal/nvmeof/qpair"
 	"jbofd/internal/nvmeof/rdma"
 	"jbofd/internal/nvmeof/rdma/wr"
+	"jbofd/internal/units"
 )
 
 const hostNQN = "nqn.2014-08.org.nvmexpress:uuid:aaaaaaaa-0000-0000-0000-000000000001"
@@ -20,8 +21,8 @@ var limits = nvmeof.Limits{MDTSBytes: 64 << 10, FusedBytes: 4096}
 // table has namespaces 1 (512 bytes) and 2 (4096), and 4 of keys and values of up to 16 KiB.
 func table() *nvmeof.NamespaceTable {
 	ns := func(nsid uint32, shift uint8) *nvmeof.Namespace {
-		return &nvmeof.Namespace{NSID: nsid, OffsetBytes: int64(nsid) << 20, SizeBytes: 1 << 20, BlockShift: shift,
-			ANAGroup: 1, ANAState: nvme.ANAStateOptimized}
+		return &nvmeof.Namespace{NSID: nsid, OffsetBytes: units.DriveOffset(nsid) << 20, SizeBytes: 1 << 20,
+			BlockShift: shift, ANAGroup: 1, ANAState: nvme.ANAStateOptimized}
 	}
 	kv := ns(4, 0)
 	kv.CSI, kv.MaxValueBytes = nvme.CSIKV, 16<<10
@@ -382,8 +383,8 @@ func (r request) capsule() []byte {
 	e.SetOpcode(r.op)
 	e.SetCID(r.cid)
 	e.SetNSID(r.nsid)
-	e.SetSLBA(r.slba)
-	e.SetNLB(max(r.nlb, 1))
+	e.SetSLBA(units.LBA(r.slba))
+	e.SetNLB(units.Blocks(max(r.nlb, 1)))
 	e.SetFuse(r.fuse)
 	e.SetPSDT(nvme.PSDTSGL)
 	r.setSGL(&e)

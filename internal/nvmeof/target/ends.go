@@ -12,6 +12,7 @@ import (
 	"jbofd/internal/invariants"
 	"jbofd/internal/nvmeof"
 	"jbofd/internal/turn"
+	"jbofd/internal/units"
 	"jbofd/internal/uuid"
 )
 
@@ -40,7 +41,7 @@ type ends struct {
 // extent is what a namespace lies on.
 type extent struct {
 	ssd         int
-	offsetBytes int64
+	offsetBytes units.DriveOffset
 	id          uuid.UUID
 }
 

@@ -55,6 +55,7 @@ import (
 	"slices"
 	"strings"
 
+	"jbofd/internal/units"
 	"jbofd/internal/uuid"
 )
 
@@ -171,7 +172,8 @@ type Extent struct {
 	// UUID names the extent and the namespace on it; not zero, unique on the drive.
 	UUID uuid.UUID
 	// StartBytes and LengthBytes are multiples of AlignBytes.
-	StartBytes, LengthBytes int64
+	StartBytes  units.DriveOffset
+	LengthBytes int64
 	// NSID is the namespace's number in its subsystem, 0 if it has none. With
 	// NQN it is unique on the drive.
 	NSID uint32
@@ -186,7 +188,7 @@ type Extent struct {
 }
 
 // EndBytes is the first byte behind the extent.
-func (e *Extent) EndBytes() int64 { return e.StartBytes + e.LengthBytes }
+func (e *Extent) EndBytes() units.DriveOffset { return e.StartBytes.Add(units.Bytes(e.LengthBytes)) }
 
 // Label is the content of a drive's label: pure data and arithmetic.
 type Label struct {
@@ -232,7 +234,7 @@ func (l *Label) Validate() error {
 	case len(l.Extents) > MaxExtents:
 		return bad("%d extents, want at most %d", len(l.Extents), MaxExtents)
 	}
-	end := int64(AlignBytes)
+	end, limit := units.DriveOffset(AlignBytes), units.DriveOffset(DataEnd(l.DeviceBytes))
 	for i := range l.Extents {
 		e := &l.Extents[i]
 		if err := e.validate(); err != nil {
@@ -243,8 +245,8 @@ func (l *Label) Validate() error {
 			return bad("extent %d at %d overlaps or precedes extent %d, which ends at %d", i, e.StartBytes, i-1, end)
 		case e.StartBytes < end:
 			return bad("extent 0 starts at %d, want at least %d", e.StartBytes, end)
-		case e.EndBytes() > DataEnd(l.DeviceBytes):
-			return bad("extent %d ends at %d, want at most %d", i, e.EndBytes(), DataEnd(l.DeviceBytes))
+		case e.EndBytes() > limit:
+			return bad("extent %d ends at %d, want at most %d", i, e.EndBytes(), limit)
 		}
 		end = e.EndBytes()
 		for j := range i {
@@ -268,7 +270,7 @@ func (e *Extent) validate() error {
 		return bad("start", e.StartBytes, "a multiple of 1 MiB")
 	case e.LengthBytes <= 0 || e.LengthBytes%AlignBytes != 0:
 		return bad("length", e.LengthBytes, "a positive multiple of 1 MiB")
-	case e.StartBytes+e.LengthBytes < 0:
+	case e.EndBytes() < 0:
 		return bad("length", e.LengthBytes, "an end below 2^63")
 	case e.Use < Spare || e.Use > Swap:
 		return bad("use", uint8(e.Use), "1 to 5")
@@ -388,7 +390,7 @@ func Decode(b []byte) (*Label, error) {
 			return bad(fmt.Sprintf("a reserved byte of entry %d", i), "set", "zero")
 		}
 		e := Extent{
-			StartBytes:  int64(le.Uint64(d[entStart:])),
+			StartBytes:  units.DriveOffset(le.Uint64(d[entStart:])),
 			LengthBytes: int64(le.Uint64(d[entLength:])),
 			NSID:        le.Uint32(d[entNSID:]),
 			Use:         Use(d[entUse]),
@@ -438,10 +440,10 @@ func (l *Label) Allocate(e Extent) (Extent, error) {
 	if len(l.Extents) >= MaxExtents {
 		return Extent{}, fmt.Errorf("%w: all %d entries of the label are in use", ErrNoRoom, MaxExtents)
 	}
-	start := int64(AlignBytes)
+	start := units.DriveOffset(AlignBytes)
 	for i := 0; i <= len(l.Extents); i++ {
 		end := l.endOfGap(i)
-		if end-start >= e.LengthBytes {
+		if int64(end.Sub(start)) >= e.LengthBytes {
 			e.StartBytes = start
 			l.Extents = slices.Insert(l.Extents, i, e)
 			return e, nil
@@ -455,11 +457,11 @@ func (l *Label) Allocate(e Extent) (Extent, error) {
 }
 
 // endOfGap is where the free range before extent i ends.
-func (l *Label) endOfGap(i int) int64 {
+func (l *Label) endOfGap(i int) units.DriveOffset {
 	if i < len(l.Extents) {
 		return l.Extents[i].StartBytes
 	}
-	return DataEnd(l.DeviceBytes)
+	return units.DriveOffset(DataEnd(l.DeviceBytes))
 }
 
 // FreeBytes is the sum of all free ranges.
@@ -473,9 +475,9 @@ func (l *Label) FreeBytes() int64 {
 
 // LargestFreeBytes is the longest extent that Allocate can place.
 func (l *Label) LargestFreeBytes() (n int64) {
-	start := int64(AlignBytes)
+	start := units.DriveOffset(AlignBytes)
 	for i := 0; i <= len(l.Extents); i++ {
-		n = max(n, l.endOfGap(i)-start)
+		n = max(n, int64(l.endOfGap(i).Sub(start)))
 		if i < len(l.Extents) {
 			start = l.Extents[i].EndBytes()
 		}
@@ -507,7 +509,7 @@ func (l *Label) Grow(u uuid.UUID, lengthBytes int64) error {
 		return fmt.Errorf("%w: length is %d, want a multiple of 1 MiB, at least the present %d", ErrInvalid,
 			lengthBytes, e.LengthBytes)
 	}
-	if most := l.endOfGap(i+1) - e.StartBytes; lengthBytes > most {
+	if most := int64(l.endOfGap(i + 1).Sub(e.StartBytes)); lengthBytes > most {
 		return fmt.Errorf("%w: extent %v can grow in place from %d to at most %d bytes, %d wanted", ErrNoRoom, u,
 			e.LengthBytes, most, lengthBytes)
 	}

@@ -19,6 +19,7 @@ import (
 	"jbofd/internal/ssd/fault"
 	"jbofd/internal/ssd/mem"
 	"jbofd/internal/ssd/ssdtest"
+	"jbofd/internal/units"
 	"jbofd/internal/uuid"
 )
 
@@ -173,7 +174,7 @@ func TestAllocateGrowAndFreeKeepExtentsDisjoint(t *testing.T) {
 		l := &Label{DriveUUID: testUUID(1), Generation: 1, DeviceBytes: 40*mib + 512*rapid.Int64Range(0, 5000).Draw(t,
 			"odd")}
 		var next byte
-		used := make(map[int64]uuid.UUID) // by MiB
+		used := make(map[units.DriveOffset]uuid.UUID) // by MiB
 		t.Repeat(map[string]func(*rapid.T){
 			"allocate": func(t *rapid.T) {
 				next++
@@ -203,15 +204,16 @@ func TestAllocateGrowAndFreeKeepExtentsDisjoint(t *testing.T) {
 				}
 				e := rapid.SampledFrom(l.Extents).Draw(t, "extent")
 				length := e.LengthBytes + mib*rapid.Int64Range(0, 5).Draw(t, "by")
-				fits := e.StartBytes+length <= DataEnd(l.DeviceBytes)
-				for at := e.EndBytes() / mib; at < (e.StartBytes+length)/mib; at++ {
+				end := e.StartBytes.Add(units.Bytes(length))
+				fits := int64(end) <= DataEnd(l.DeviceBytes)
+				for at := e.EndBytes() / mib; at < end/mib; at++ {
 					_, taken := used[at]
 					fits = fits && !taken
 				}
 				if err := l.Grow(e.UUID, length); (err == nil) != fits {
 					t.Fatalf("grow %v to %d: %v, fits %v", e.UUID, length, err, fits)
 				} else if err == nil {
-					for at := e.StartBytes / mib; at < (e.StartBytes+length)/mib; at++ {
+					for at := e.StartBytes / mib; at < end/mib; at++ {
 						used[at] = e.UUID
 					}
 				}

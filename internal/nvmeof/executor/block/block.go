@@ -14,6 +14,7 @@ import (
 	"jbofd/internal/nvmeof/executor"
 	"jbofd/internal/pipeline"
 	"jbofd/internal/ssd"
+	"jbofd/internal/units"
 )
 
 // Executor executes commands on drives.
@@ -76,7 +77,7 @@ func (x *command) Done(*drive.IO) (kick bool) {
 	c.Buf = x.Buf
 	c.Access, c.Bytes, c.AnswerBytes, c.Result, c.CreditUnits = executor.AccessOther, 0, 0, 0, x.CreditUnits
 	if x.Err == nil {
-		c.Status, c.FirstStatus, c.Bytes = nvme.Success, nvme.Success, c.Plan.Len
+		c.Status, c.FirstStatus, c.Bytes = nvme.Success, nvme.Success, int64(c.Plan.Len)
 		switch x.Op {
 		case pipeline.Read:
 			c.Access, c.AnswerBytes = executor.AccessRead, int(c.Plan.Len)
@@ -176,7 +177,7 @@ func (b *batch) Begin(c *executor.Command) {
 	x.Account, x.Tenant, x.Credited, x.Pass = c.Account, c.Tenant, c.Credited, c.Pass
 	x.Extent = p.Namespace.Extent
 	if p.Op == pipeline.DeallocateRanges {
-		x.Len = int64(p.ToController)
+		x.Len = units.Bytes(p.ToController)
 		if !c.Fetch && !x.setRanges() {
 			c.Fail(x.status)
 			b.notices.Done(c)

@@ -15,6 +15,7 @@ import (
 	"jbofd/internal/ssd"
 	"jbofd/internal/ssd/fault"
 	"jbofd/internal/ssd/mem"
+	"jbofd/internal/units"
 )
 
 func subject(t testing.TB) *executortest.Subject {
@@ -49,7 +50,7 @@ func subject(t testing.TB) *executortest.Subject {
 			c.SQE.SetOpcode(opcode)
 			c.SQE.SetNSID(1)
 			c.SQE.SetPSDT(nvme.PSDTSGL)
-			c.SQE.SetSLBA(uint64(place * blocks))
+			c.SQE.SetSLBA(units.LBA(place * blocks))
 			c.SQE.SetNLB(blocks)
 			if st := nvmeof.PlanIO(c.SQE, table, nvmeof.Limits{MDTSBytes: 1 << 20, FusedBytes: 1 << 20},
 				c.Plan); !st.OK() {

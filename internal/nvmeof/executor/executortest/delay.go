@@ -152,7 +152,7 @@ func (x *delayed) execute() {
 		c.Fail(nvme.AbortedSQDeletion)
 	default:
 		c.Fail(nvme.Success)
-		c.Bytes = p.Len
+		c.Bytes = int64(p.Len)
 		x.d.mu.Lock()
 		if place := x.d.data[p.Offset:][:p.Len]; p.ToController > 0 {
 			copy(place, c.Buf.B)

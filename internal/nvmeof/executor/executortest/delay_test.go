@@ -7,6 +7,7 @@ import (
 	"jbofd/internal/nvme"
 	"jbofd/internal/nvmeof"
 	"jbofd/internal/nvmeof/executor"
+	"jbofd/internal/units"
 )
 
 func delaySubject(t testing.TB) *Subject {
@@ -24,7 +25,7 @@ func delaySubject(t testing.TB) *Subject {
 			c.SQE.SetOpcode(opcode)
 			c.SQE.SetNSID(1)
 			c.SQE.SetPSDT(nvme.PSDTSGL)
-			c.SQE.SetSLBA(uint64(place * (Bytes >> 9)))
+			c.SQE.SetSLBA(units.LBA(place * (Bytes >> 9)))
 			c.SQE.SetNLB(Bytes >> 9)
 			c.SQE.SetCDW(15, uint32(place%3*100))
 			if st := nvmeof.PlanIO(c.SQE, table, nvmeof.Limits{MDTSBytes: 1 << 20, FusedBytes: 1 << 20},

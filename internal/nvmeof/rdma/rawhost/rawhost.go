@@ -16,6 +16,7 @@ import (
 	"jbofd/internal/nvme"
 	"jbofd/internal/nvmeof/rdma/cm"
 	"jbofd/internal/nvmeof/rdma/verbs"
+	"jbofd/internal/units"
 )
 
 // Host is one connection. It fails its test on unexpected errors.
@@ -229,7 +230,7 @@ func RW(opcode uint8, cid uint16, blocks uint32) (e nvme.SQE) {
 	e.SetOpcode(opcode)
 	e.SetCID(cid)
 	e.SetNSID(1)
-	e.SetNLB(blocks)
+	e.SetNLB(units.Blocks(blocks))
 	return e
 }
 

@@ -13,6 +13,7 @@ import (
 	"jbofd/internal/nvmeof/rdma/cm"
 	"jbofd/internal/nvmeof/rdma/rawhost"
 	"jbofd/internal/nvmeof/rdma/verbs"
+	"jbofd/internal/units"
 )
 
 func TestBadPrivateDataIsRejectedWithItsStatus(t *testing.T) {
@@ -88,7 +89,7 @@ func TestResponsesInvalidateKeysWhenAsked(t *testing.T) {
 	h := r.ioQueue(t, r.client(t))
 	for _, tc := range []struct {
 		opcode uint8
-		slba   uint64
+		slba   units.LBA
 		ok     bool
 	}{{nvme.CmdRead, 0, true}, {nvme.CmdWrite, 0, true}, {nvme.CmdRead, 1 << 40, false}} {
 		mr, err := h.Domain.Register(make([]byte, 16384), verbs.LocalWrite|verbs.RemoteRead|verbs.RemoteWrite)

@@ -13,6 +13,7 @@ import (
 	"jbofd/internal/nvmeof/rdma/cm"
 	"jbofd/internal/nvmeof/rdma/verbs"
 	"jbofd/internal/nvmeof/target/kvtest"
+	"jbofd/internal/units"
 	"jbofd/internal/uuid"
 )
 
@@ -355,8 +356,8 @@ func (s *stranger) rw() []byte {
 	e.SetOpcode(oneOf[uint8](s.rng, nvme.CmdRead, nvme.CmdWrite, nvme.CmdWrite, nvme.CmdFlush))
 	e.SetCID(uint16(s.rng.IntN(64)))
 	e.SetNSID(1 + uint32(s.rng.IntN(2)))
-	e.SetNLB(uint32(blocks))
-	e.SetSLBA(testBytes/blockBytes - 64 + uint64(s.rng.IntN(48)))
+	e.SetNLB(units.Blocks(blocks))
+	e.SetSLBA(testBytes/blockBytes - 64 + units.LBA(s.rng.IntN(48)))
 	if e.Opcode() == nvme.CmdWrite && blocks <= 2 && s.rng.IntN(2) == 0 {
 		e.SetPSDT(nvme.PSDTSGL)
 		e.SGL().SetType(nvme.SGLTypeDataBlock, nvme.SGLSubtypeOffset)

@@ -13,6 +13,7 @@ import (
 	"jbofd/internal/ssd"
 	"jbofd/internal/ssd/fault"
 	"jbofd/internal/ssd/mem"
+	"jbofd/internal/units"
 )
 
 // oldBlocks are what the tests write twice.
@@ -58,7 +59,7 @@ func awaitHeld(t *testing.T, dev *fault.Device, n int) {
 
 // writeAll writes the blocks and returns the commands' identifiers.
 func writeAll(q *rawQueue, fill byte) (cids []uint16) {
-	for i := range uint64(oldBlocks) {
+	for i := range units.LBA(oldBlocks) {
 		cids = append(cids, q.writeBlock(i, fill))
 	}
 	return cids
@@ -391,7 +392,7 @@ func TestRemovalAbortsWaitingCommands(t *testing.T) {
 	r.service.SetTenants([]target.TenantConfig{{Name: "capped", Hosts: []string{rawNQN},
 		Settings: pipeline.Settings{Weight: 1, Caps: pipeline.Caps{RWIOsPerSec: 1}}}})
 	var waiting []uint16
-	for i := range uint64(8) {
+	for i := range units.LBA(8) {
 		waiting = append(waiting, q.writeBlock(1+i, 'x'))
 	}
 	await(t, "writes that wait", func() bool { return r.service.SSD(0).Stats().Queued.Load() >= 4 })

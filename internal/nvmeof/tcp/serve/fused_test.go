@@ -9,10 +9,11 @@ import (
 	"jbofd/internal/nvmeof/tcp/serve"
 	"jbofd/internal/ssd"
 	"jbofd/internal/ssd/fault"
+	"jbofd/internal/units"
 )
 
 // half is a half of a fused pair on one block.
-func half(fuse nvme.Fuse, lba uint64) (e nvme.SQE) {
+func half(fuse nvme.Fuse, lba units.LBA) (e nvme.SQE) {
 	e.SetOpcode(nvme.CmdWrite)
 	if fuse == nvme.FuseFirst {
 		e.SetOpcode(nvme.CmdCompare)
@@ -25,7 +26,7 @@ func half(fuse nvme.Fuse, lba uint64) (e nvme.SQE) {
 }
 
 // sendHalf sends a half, in its capsule or to be fetched; the Compare is with zeroes.
-func (q *rawQueue) sendHalf(fuse nvme.Fuse, lba uint64, fill byte, inCapsule bool) (cid uint16) {
+func (q *rawQueue) sendHalf(fuse nvme.Fuse, lba units.LBA, fill byte, inCapsule bool) (cid uint16) {
 	q.t.Helper()
 	if !inCapsule {
 		return q.sendToFetch(half(fuse, lba), blockBytes)
@@ -43,7 +44,7 @@ func TestHalvesOfAPairMayUseDifferentTransfers(t *testing.T) {
 	r := newRig(t, nil)
 	q := r.raw(t).queue(1)
 	for i, way := range [][2]bool{{true, true}, {true, false}, {false, true}, {false, false}} {
-		lba, fill := uint64(i), byte(i+1)
+		lba, fill := units.LBA(i), byte(i+1)
 		first := q.sendHalf(nvme.FuseFirst, lba, 0, way[0])
 		second := q.sendHalf(nvme.FuseSecond, lba, fill, way[1])
 		for !q.answered(first) || !q.answered(second) {

@@ -12,6 +12,7 @@ import (
 	"jbofd/client"
 	"jbofd/internal/nvme"
 	"jbofd/internal/nvmeof/tcp/pdu"
+	"jbofd/internal/units"
 	"jbofd/internal/uuid"
 )
 
@@ -314,7 +315,7 @@ func (q *rawQueue) ended() {
 }
 
 // write sends a Write of one block filled with a byte.
-func (q *rawQueue) writeBlock(lba uint64, fill byte) (cid uint16) {
+func (q *rawQueue) writeBlock(lba units.LBA, fill byte) (cid uint16) {
 	q.t.Helper()
 	var e nvme.SQE
 	e.SetOpcode(nvme.CmdWrite)

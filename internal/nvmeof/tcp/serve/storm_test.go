@@ -11,6 +11,7 @@ import (
 	"jbofd/internal/nvme"
 	"jbofd/internal/ssd/fault"
 	"jbofd/internal/ssd/mem"
+	"jbofd/internal/units"
 	"jbofd/internal/uuid"
 )
 
@@ -73,7 +74,7 @@ func (h *stormHost) connectAgain() {
 func (h *stormHost) writeAll() (cids []uint16) {
 	h.gen++
 	for i := range uint64(stormBlocks) {
-		cids = append(cids, h.io.writeBlock(h.base+i, h.gen))
+		cids = append(cids, h.io.writeBlock(units.LBA(h.base+i), h.gen))
 	}
 	return cids
 }
@@ -84,7 +85,7 @@ func (h *stormHost) check() {
 		var e nvme.SQE
 		e.SetOpcode(nvme.CmdRead)
 		e.SetNSID(1)
-		e.SetSLBA(h.base + i)
+		e.SetSLBA(units.LBA(h.base + i))
 		e.SetNLB(1)
 		e.SGL().SetType(nvme.SGLTypeTransportData, nvme.SGLSubtypeTransport)
 		e.SGL().SetLength(blockBytes)
