@@ -9,8 +9,8 @@ import (
 	"jbofd/internal/units"
 )
 
-// TestAComposedOperationCanBeAbortedBetweenItsRequests: it ends with the request that is under way; a compare-and-write
-// whose write is at the device takes its course.
+// TestAComposedOperationCanBeAbortedBetweenItsRequests: it ends with the request that is in flight. A compare-and-write
+// whose write is at the device completes.
 func TestAComposedOperationCanBeAbortedBetweenItsRequests(t *testing.T) {
 	for _, op := range []pipeline.Op{pipeline.Verify, pipeline.Compare, pipeline.CompareWrite,
 		pipeline.DeallocateRanges} {
@@ -64,7 +64,7 @@ func TestAComposedOperationCanBeAbortedBetweenItsRequests(t *testing.T) {
 	})
 }
 
-// TestIOsThatWaitForAClaimOrALaneCanBeAborted, and what waits behind it goes on.
+// TestIOsThatWaitForAClaimOrALaneCanBeAborted, and the IOs behind them proceed.
 func TestIOsThatWaitForAClaimOrALaneCanBeAborted(t *testing.T) {
 	g, dev := newGate(t)
 	h := newRig(t, rigConfig{}, dev).host("a")
@@ -112,8 +112,8 @@ func TestIOsThatWaitForAClaimOrALaneCanBeAborted(t *testing.T) {
 	h.put(h.finish(2)...)
 }
 
-// TestAnAbortedWaiterDoesNotUseUpALane: a lane is returned while those that are first in the queue for one were aborted
-// and have not been taken out yet. Whoever stands behind them gets it.
+// TestAnAbortedWaiterDoesNotUseUpALane: a lane is returned while the first IOs in the queue for lanes were aborted and
+// have not been removed yet. The IO behind them gets it.
 func TestAnAbortedWaiterDoesNotUseUpALane(t *testing.T) {
 	g, dev := newGate(t)
 	h := newRig(t, rigConfig{}, dev).host("a")
@@ -156,7 +156,7 @@ func TestLanesGoRoundByTenant(t *testing.T) {
 	}
 	g.exactly(t, laneCount)
 	one.submit(one.with(one.io(0, pipeline.Compare, 8<<20, 512), make([]byte, 512)))
-	for i := range 2 { // it may be second: the first lane that is returned may be promised
+	for i := range 2 { // it may be second: the first lane that is returned may be assigned already
 		g.let(0, nil)
 		if reqs := g.here(t, laneCount); reqs[laneCount-1].Offset == 8<<20 {
 			g.let(laneCount-1, nil)
@@ -172,8 +172,8 @@ func TestLanesGoRoundByTenant(t *testing.T) {
 	many.finish(20)
 }
 
-// TestBlockedWritesLeaveTheWindowToOthers: writes that wait for a compare-and-write of their range take no place at the
-// device.
+// TestBlockedWritesLeaveTheWindowToOthers: writes that wait for a compare-and-write of their range do not count in the
+// policy's window.
 func TestBlockedWritesLeaveTheWindowToOthers(t *testing.T) {
 	g, dev := newGate(t)
 	const depth = 4
@@ -197,7 +197,7 @@ func TestBlockedWritesLeaveTheWindowToOthers(t *testing.T) {
 	h.put(h.finish(writes + 1)...)
 }
 
-// TestARemovedTenantIsForgottenWithItsLastRequest: also if that belongs to an operation of several.
+// TestARemovedTenantIsForgottenWithItsLastRequest: also if that request belongs to a composed operation.
 func TestARemovedTenantIsForgottenWithItsLastRequest(t *testing.T) {
 	g, dev := newGate(t)
 	r := newRig(t, rigConfig{}, dev)
@@ -225,7 +225,7 @@ func TestARemovedTenantIsForgottenWithItsLastRequest(t *testing.T) {
 	}
 }
 
-// turnObserver is a host that looks at its drive whenever it is kicked.
+// turnObserver is a sink that uses its drive whenever it is kicked.
 type turnObserver struct{ *host }
 
 func (l turnObserver) Kick() {

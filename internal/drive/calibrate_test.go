@@ -11,7 +11,7 @@ import (
 	"jbofd/internal/ssd/mem"
 )
 
-// holed is a drive that knows what of it was written, and notes what is read.
+// holed is a sparse device that knows which of its ranges were written, and records what is read.
 type holed struct {
 	*gate
 	written []ssd.Extent
@@ -45,7 +45,7 @@ func (h *holed) Submit(reqs []ssd.Request) int {
 	return n
 }
 
-// calibrateHoled measures a drive of which that was written.
+// calibrateHoled calibrates a drive of which only the given ranges were written.
 func calibrateHoled(t *testing.T, sizeBytes int64, written ...ssd.Extent) (*holed, jbof.Profile, error) {
 	t.Helper()
 	pool, err := bufpool.New(bufpool.Config{TotalBytes: 16 << 20})
@@ -75,7 +75,8 @@ func calibrateHoled(t *testing.T, sizeBytes int64, written ...ssd.Extent) (*hole
 	return h, p, err
 }
 
-// TestACalibrationReadsWhatWasWritten: reads of the rest of a sparse file do not reach its drive and say nothing of it.
+// TestACalibrationReadsWhatWasWritten: reads of the holes of a sparse file do not reach the disk and would give a wrong
+// result.
 func TestACalibrationReadsWhatWasWritten(t *testing.T) {
 	const mib = 1 << 20
 	written := []ssd.Extent{{Start: 0, End: 65536}, {Start: 4*mib + 512, End: 40 * mib},
@@ -102,7 +103,7 @@ func TestACalibrationReadsWhatWasWritten(t *testing.T) {
 	}
 }
 
-// TestABlankDriveIsNotCalibrated: not a read goes to it.
+// TestABlankDriveIsNotCalibrated: no read is sent to it.
 func TestABlankDriveIsNotCalibrated(t *testing.T) {
 	const mib = 1 << 20
 	for _, c := range []struct {

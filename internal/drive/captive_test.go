@@ -32,7 +32,7 @@ func (q *tapQueue) Submit(reqs []ssd.Request) int {
 	return q.Queue.Submit(reqs)
 }
 
-// TestASubmitterReturnsWhileOthersKeepTheDriveBusy: it has answers of its own to send.
+// TestASubmitterReturnsWhileOthersKeepTheDriveBusy, because it has responses of its own to send.
 func TestASubmitterReturnsWhileOthersKeepTheDriveBusy(t *testing.T) {
 	d := &tap{}
 	r := newRig(t, rigConfig{}, func(p *bufpool.Pool) (dev ssd.Device, err error) {
@@ -43,7 +43,7 @@ func TestASubmitterReturnsWhileOthersKeepTheDriveBusy(t *testing.T) {
 	const most = 1000
 	n := uint32(0) // changed with the drive's ownership
 	var free atomic.Bool
-	d.during = func() { // before the drive is let go, somebody else posts
+	d.during = func() { // somebody else posts before ownership ends
 		if n == most || free.Load() {
 			return
 		}

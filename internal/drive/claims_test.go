@@ -11,7 +11,7 @@ import (
 	"jbofd/internal/units"
 )
 
-// modelClaim is what a model knows of a claim.
+// modelClaim is the model of a claim.
 type modelClaim struct {
 	io         *IO
 	start, end int64
@@ -19,8 +19,8 @@ type modelClaim struct {
 	waits      bool
 }
 
-// TestClaimsAreServedInTheirOrder: a claim waits as long as an earlier one overlaps it and one of the two is exclusive,
-// and no longer. The model is a list of all claims.
+// TestClaimsAreServedInTheirOrder: a claim waits exactly as long as an earlier one overlaps it and one of the two is
+// exclusive. The model is a list of all claims.
 func TestClaimsAreServedInTheirOrder(t *testing.T) {
 	rng := newRand(t)
 	for _, span := range []int64{64 << 10, 4 << 20, 1 << 30} { // from one region to more than there are buckets
@@ -47,7 +47,7 @@ func TestClaimsAreServedInTheirOrder(t *testing.T) {
 					}
 					continue
 				}
-				i := rng.IntN(len(model)) // one that waits may end, too: it was aborted
+				i := rng.IntN(len(model)) // a waiting one may end, too, because it was aborted
 				gone := model[i]
 				model = slices.Delete(model, i, i+1)
 				free := table.remove(gone.io)
@@ -90,8 +90,8 @@ func contains(l *list, io *IO) bool {
 	return false
 }
 
-// TestAWideWriteIsNotStarved: compare-and-writes of many places that come after it do not keep a write of all
-// these places waiting.
+// TestAWideWriteIsNotStarved: a write of a wide range is not delayed by compare-and-writes of parts of the range that
+// were submitted later.
 func TestAWideWriteIsNotStarved(t *testing.T) {
 	g, dev := newGate(t)
 	r := newRig(t, rigConfig{}, dev)
@@ -118,8 +118,8 @@ func TestAWideWriteIsNotStarved(t *testing.T) {
 	}
 }
 
-// BenchmarkCompareWrite is a compare-and-write while so many writes of other places have a tag, as in a storm of
-// metadata updates: its cost is that of what overlaps it.
+// BenchmarkCompareWrite measures a compare-and-write beside many writes of other ranges, as in a storm of metadata
+// updates: the cost must depend only on what overlaps it.
 func BenchmarkCompareWrite(b *testing.B) {
 	for _, others := range []int{0, 1_000, 10_000} {
 		b.Run(fmt.Sprintf("others=%d", others), func(b *testing.B) {

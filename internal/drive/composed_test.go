@@ -37,7 +37,7 @@ func TestCompareWriteExcludesOthersFromItsRange(t *testing.T) {
 		{"write zeroes", func(h *host) *IO { return h.io(2, pipeline.WriteZeroes, 0, deviceBytes) }, true},
 		{"deallocate", func(h *host) *IO { return h.io(2, pipeline.Deallocate, at, 512) }, true},
 		{"deallocate ranges around it", func(h *host) *IO {
-			io := h.io(2, pipeline.DeallocateRanges, at, n) // Offset and Len say nothing here
+			io := h.io(2, pipeline.DeallocateRanges, at, n) // Offset and Len are not used here
 			io.Ranges = []pipeline.Range{{Offset: at - 512, Len: 512}, {Offset: at + n, Len: 512}}
 			return io
 		}, false},
@@ -62,7 +62,7 @@ func TestCompareWriteExcludesOthersFromItsRange(t *testing.T) {
 				h.submit(first)
 				g.exactly(t, 1)
 				h.submit(second)
-				// Only what changes the range must wait for it, or it for that.
+				// Only IOs that change the range wait for it, or it for them.
 				if c.held {
 					g.exactly(t, 1)
 				} else {
@@ -70,8 +70,7 @@ func TestCompareWriteExcludesOthersFromItsRange(t *testing.T) {
 				}
 				stop := make(chan struct{})
 				defer close(stop)
-				// While the first is at work nothing of the second may be: its requests all
-				// follow those of the first.
+				// All requests of the second follow those of the first.
 				firstRequests := 0
 				for c.held {
 					g.let(0, nil)
@@ -94,8 +93,8 @@ func TestCompareWriteExcludesOthersFromItsRange(t *testing.T) {
 	}
 }
 
-// TestARangeOfADeallocationWaitsForACompareWriteOfIt: and a compare-and-write waits for one that is at the device. The
-// ranges before it do not wait, and once they are done they are nobody's any more.
+// TestARangeOfADeallocationWaitsForACompareWriteOfIt: and a compare-and-write waits for a range whose deallocation is
+// at the device. The ranges before it do not wait, and their claims end with them.
 func TestARangeOfADeallocationWaitsForACompareWriteOfIt(t *testing.T) {
 	const at, n = 1 << 20, 8 << 10
 	for _, order := range []string{"before", "between", "after"} {
@@ -177,8 +176,8 @@ func (h *host) settled(t *testing.T) {
 	t.Fatal("the drive does not take a completion")
 }
 
-// peek waits until the drive has looked at the last completion: either something
-// is done, or another request is at the device.
+// peek waits until the drive has processed the last completion: either an IO is done, or another request is at the
+// device.
 func (h *host) peek() (admitted, done int) {
 	g := h.r.dev.(*gate)
 	begin := time.Now()
@@ -323,7 +322,7 @@ func TestCompareContinuesWhenThePoolIsExhausted(t *testing.T) {
 	r := newRig(t, rigConfig{poolBytes: 4 << 20}, memory)
 	h := r.host("a")
 	compare := h.with(h.io(1, pipeline.Compare, 0, 4096), fill(4096, 0))
-	// Many tenants together take everything.
+	// Many tenants together take all buffers.
 	var taken []bufpool.Buf
 	for i := 0; ; i++ {
 		a := r.pool.Account(fmt.Sprintf("greedy%d", i))

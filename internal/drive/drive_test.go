@@ -66,7 +66,7 @@ func TestTenantWithoutBuffersDoesNotStopAnother(t *testing.T) {
 	for i := range n {
 		ios = append(ios, greedy.io(uint32(i), pipeline.Read, 0, 128<<10))
 	}
-	greedy.submit(ios...) // and it gives nothing back: its host does not read
+	greedy.submit(ios...) // and returns none: its host does not read
 	if err := modest.run(modest.io(0, pipeline.Read, 0, 4096)); err != nil {
 		t.Error(err)
 	}
@@ -76,7 +76,7 @@ func TestTenantWithoutBuffersDoesNotStopAnother(t *testing.T) {
 	if r.o.Stats().BufferWaits.Load() == 0 {
 		t.Error("nobody waited: the test tests nothing")
 	}
-	// When it gives back, the rest is served.
+	// When it returns buffers, the rest is served.
 	late := time.After(testTimeout)
 	for done := 0; done < n; {
 		_, ios, ok := greedy.wait(late)
@@ -223,7 +223,7 @@ func TestDeviceThatVanishesAnswersEverything(t *testing.T) {
 		return f, err
 	})
 	h := r.host("a")
-	f.SetRules(fault.Rule{Delay: time.Hour}) // stands until the device vanishes
+	f.SetRules(fault.Rule{Delay: time.Hour}) // stays at the device until that vanishes
 	const n = 40
 	ops := []pipeline.Op{pipeline.Read, pipeline.Write, pipeline.Compare, pipeline.CompareWrite, pipeline.Verify,
 		pipeline.Flush, pipeline.DeallocateRanges, pipeline.WriteZeroes}
@@ -370,7 +370,7 @@ func TestStatsCountWhatTheDeviceDid(t *testing.T) {
 	}
 }
 
-// devices are all kinds, as the stress tests use them.
+// devices are all kinds of devices, for the stress tests.
 func devices(t *testing.T, errorProbability float64) map[string]func(*bufpool.Pool) (ssd.Device, error) {
 	faulty := func(c fault.Config) func(*bufpool.Pool) (ssd.Device, error) {
 		return func(p *bufpool.Pool) (ssd.Device, error) {
@@ -482,7 +482,7 @@ func BenchmarkRead(b *testing.B) {
 	}
 }
 
-// BenchmarkCopy is the base of BenchmarkRead: the same device without an owner.
+// BenchmarkCopy is the base of BenchmarkRead: the same device without a Drive.
 func BenchmarkCopy(b *testing.B) {
 	for _, depth := range []int{1, 32, 128} {
 		b.Run(fmt.Sprintf("qd%d", depth), func(b *testing.B) {

@@ -39,13 +39,13 @@ func TestAStalePassNeverReachesTheDevice(t *testing.T) {
 	holder.Join(&young)
 	next := write(3, 2, young.Pass())
 	h.submit(next)
-	fetching.Return(nil) // the data came after all
+	fetching.Return(nil) // the data came later
 
 	g.let(0, nil)
 	for _, io := range h.finish(4) {
 		want := fence.ErrStale
 		if io == atDevice {
-			want = nil // the device had it: it takes its course
+			want = nil // the device had it: it completes
 		}
 		if !errors.Is(io.Err, want) {
 			t.Errorf("slot %d: %v, want %v", io.Slot, io.Err, want)
@@ -62,8 +62,8 @@ func TestAStalePassNeverReachesTheDevice(t *testing.T) {
 	}
 }
 
-// TestACompareWriteIsFencedBetweenItsRequests: the compare was at the device, the write must not follow, and
-// whoever waits for the range goes on.
+// TestACompareWriteIsFencedBetweenItsRequests: the compare was at the device, the write must not follow, and IOs that
+// wait for the range proceed.
 func TestACompareWriteIsFencedBetweenItsRequests(t *testing.T) {
 	g, dev := newGate(t)
 	r := newRig(t, rigConfig{depth: 4}, dev)
@@ -90,7 +90,7 @@ func TestACompareWriteIsFencedBetweenItsRequests(t *testing.T) {
 	h.put(cw, blocked)
 }
 
-// TestAbortStaleRemovesWaitingIOs: IOs whose extent was revoked do not wait for their turn to be refused.
+// TestAbortStaleRemovesWaitingIOs: IOs whose extent was revoked end at once, and not when the pipeline dispatches them.
 func TestAbortStaleRemovesWaitingIOs(t *testing.T) {
 	g, dev := newGate(t)
 	r := newRig(t, rigConfig{depth: 1}, dev)
@@ -116,7 +116,7 @@ func TestAbortStaleRemovesWaitingIOs(t *testing.T) {
 	h.put(first, waits, other)
 }
 
-// TestAStaleOperationEndsAsStaleBetweenItsRequests, not as one that somebody has aborted.
+// TestAStaleOperationEndsAsStaleBetweenItsRequests, and not as aborted.
 func TestAStaleOperationEndsAsStaleBetweenItsRequests(t *testing.T) {
 	for _, op := range []pipeline.Op{pipeline.Verify, pipeline.CompareWrite} {
 		g, dev := newGate(t)

@@ -10,8 +10,8 @@ import (
 	"jbofd/internal/ssd"
 )
 
-// gate is an asynchronous device that does nothing until the test lets a request
-// through: it shows what the owner lets stand at the device at one moment.
+// gate is an asynchronous device that does nothing until the test lets a request through: it shows what the drive has
+// outstanding at the device.
 type gate struct {
 	ssd.Device // DRAM, for the content
 	depth      int
@@ -23,7 +23,7 @@ type gate struct {
 	comps   []ssd.Completion
 	woken   bool
 	closed  bool
-	// most is the largest number of requests that stood at the device.
+	// most is the largest number of requests that were outstanding.
 	most int
 }
 
@@ -84,7 +84,7 @@ func (g *gate) Close() error {
 	return nil
 }
 
-// here waits until n requests stand at the device and returns them.
+// here waits until n requests are at the device and returns them.
 func (g *gate) here(t testing.TB, n int) []ssd.Request {
 	t.Helper()
 	late := time.AfterFunc(testTimeout, func() {
@@ -105,8 +105,8 @@ func (g *gate) here(t testing.TB, n int) []ssd.Request {
 	return append([]ssd.Request(nil), g.waiting...)
 }
 
-// exactly checks that n requests stand at the device. The owner's turn that
-// follows an event ends before Submit returns, so that nothing more can come.
+// exactly checks that n requests are at the device. The drive's turn that follows an event ends before Submit returns,
+// so no more can come.
 func (g *gate) exactly(t testing.TB, n int) []ssd.Request {
 	t.Helper()
 	reqs := g.here(t, n)
@@ -123,7 +123,7 @@ func describe(reqs []ssd.Request) (s string) {
 	return s
 }
 
-// let carries out the i-th waiting request, or with an error fails it.
+// let carries out the i-th waiting request, or fails it with an error.
 func (g *gate) let(i int, err error) {
 	g.mu.Lock()
 	defer g.mu.Unlock()

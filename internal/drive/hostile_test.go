@@ -8,9 +8,8 @@ import (
 	"jbofd/internal/turn"
 )
 
-// TestAbortOfAnIOInTheInbox: an IO that is aborted between its Submit and the turn that takes it
-// from the inbox does not wait for its place at the device. The turn under way has looked for aborted
-// ones already.
+// TestAbortOfAnIOInTheInbox: an IO that is aborted between its Submit and the turn that takes it from the inbox ends
+// without waiting for the device. The turn in progress has looked for aborted IOs already.
 func TestAbortOfAnIOInTheInbox(t *testing.T) {
 	g, dev := newGate(t)
 	r := newRig(t, rigConfig{depth: 1}, dev)
@@ -34,8 +33,8 @@ func TestAbortOfAnIOInTheInbox(t *testing.T) {
 	h.finish(1)
 }
 
-// TestCompositesThatWaitForScratchMemoryLeaveTheDeviceToOthers: four at a time read, and those behind
-// them take no place at the device.
+// TestCompositesThatWaitForScratchMemoryLeaveTheDeviceToOthers: four at a time read, and those behind them do not
+// occupy the device.
 func TestCompositesThatWaitForScratchMemoryLeaveTheDeviceToOthers(t *testing.T) {
 	g, dev := newGate(t)
 	r := newRig(t, rigConfig{depth: laneCount + 2}, dev)
@@ -54,7 +53,7 @@ func TestCompositesThatWaitForScratchMemoryLeaveTheDeviceToOthers(t *testing.T) 
 	reader.put(reader.finish(2)...)
 }
 
-// forward is a policy that notices when time goes backwards.
+// forward is a policy that detects time that goes backwards.
 type forward struct {
 	pipeline.Policy
 	t   *testing.T
@@ -83,7 +82,7 @@ func (f *forward) Complete(now int64, tag pipeline.Tag, r pipeline.Result) {
 	f.Policy.Complete(now, tag, r)
 }
 
-// ticking is an Env whose every look at the clock takes a nanosecond.
+// ticking is an Env whose clock advances by a nanosecond each time it is read.
 type ticking struct {
 	turn.Env
 	now int64
@@ -94,7 +93,7 @@ func (t *ticking) Now() int64 {
 	return t.now
 }
 
-// TestTheTimeOfThePipelineNeverGoesBack: also where a device completes within a turn, which goes on after that.
+// TestTheTimeOfThePipelineNeverGoesBack: also if a device completes within a turn, and the turn continues.
 func TestTheTimeOfThePipelineNeverGoesBack(t *testing.T) {
 	pool, err := bufpool.New(bufpool.Config{TotalBytes: 8 << 20})
 	if err != nil {

@@ -25,11 +25,11 @@ func newRand(t *testing.T) *rand.Rand {
 	return rand.New(rand.NewPCG(*seed, 0))
 }
 
-// testTimeout is how long a test waits for what must happen.
+// testTimeout bounds how long a test waits for an event.
 const testTimeout = 20 * time.Second
 
-// rig is an owner over a device, with a pool of its own. Everything is closed, and
-// held to having leaked nothing, at the test's end.
+// rig is a Drive on a device, with a pool of its own. At the end of the test everything is closed and checked for
+// leaks.
 type rig struct {
 	t    testing.TB
 	pool *bufpool.Pool
@@ -81,7 +81,7 @@ func memory(*bufpool.Pool) (ssd.Device, error) {
 	return mem.Open(mem.Config{Name: "ssd0", SizeBytes: deviceBytes})
 }
 
-// host is a sink that keeps count: a connection of one tenant.
+// host is a sink like a connection of one tenant, which records what happens.
 type host struct {
 	t       testing.TB
 	r       *rig
@@ -92,9 +92,9 @@ type host struct {
 	mu       sync.Mutex
 	admitted []*IO
 	done     []*IO
-	// busy is which slots are with the owner.
+	// busy says which slots are with the drive.
 	busy map[uint32]bool
-	// asked: a call has asked for a kick that has not come.
+	// asked: a call has announced a kick that has not come.
 	asked bool
 }
 
@@ -167,7 +167,7 @@ func (h *host) submit(ios ...*IO) {
 	h.r.o.Submit(&b)
 }
 
-// take returns what happened so far.
+// take returns what has happened so far.
 func (h *host) take() (admitted, done []*IO) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -239,7 +239,7 @@ func (h *host) put(ios ...*IO) {
 	}
 }
 
-// run does one IO and returns its outcome; its buffer is given back.
+// run does one IO, returns its outcome and frees its buffer.
 func (h *host) run(io *IO) error {
 	h.t.Helper()
 	h.submit(io)
@@ -248,7 +248,7 @@ func (h *host) run(io *IO) error {
 	return io.Err
 }
 
-// read returns what stands on the device.
+// read returns the content of the device.
 func (h *host) read(offset units.DriveOffset, length units.Bytes) []byte {
 	h.t.Helper()
 	io := h.io(1<<20, pipeline.Read, offset, length)

@@ -14,7 +14,7 @@ import (
 	"jbofd/internal/units"
 )
 
-// flashDevice is an emulated drive in a simulation's time, which holds zeroes only.
+// flashDevice is an emulated drive in virtual time, which holds only zeroes.
 type flashDevice struct {
 	sim    *lab.Sim
 	flash  *flash.Drive
@@ -118,9 +118,9 @@ func (h *simHost) submit(op pipeline.Op, offset units.DriveOffset, length units.
 	return io
 }
 
-// TestVerifyDoesNotStarveCompareAndWrite: a tenant's compare-and-write of a block, with which a cluster file system
-// locks its metadata and for which VMware waits 8 seconds, takes at most ten times as long as on an idle drive while
-// another tenant has the drive verify 6 GiB; and the drive is idle soon after that tenant is gone.
+// TestVerifyDoesNotStarveCompareAndWrite: while a tenant has the drive verify 6 GiB, another tenant's compare-and-write
+// of a block takes at most ten times as long as on an idle drive. A cluster file system locks its metadata that way,
+// and VMware waits 8 seconds for it. The drive is idle soon after the first tenant is gone.
 func TestVerifyDoesNotStarveCompareAndWrite(t *testing.T) {
 	policies := map[string]func() pipeline.Policy{
 		"fifo": func() pipeline.Policy { return pipeline.NewFIFO(256) },

@@ -18,8 +18,7 @@ import (
 	"jbofd/internal/units"
 )
 
-// Sizes of the stress test: every slot of every worker has a region of its own,
-// so that what it holds is known.
+// Sizes of the stress test. Every slot of every worker has a region of its own, so that its content is known.
 const (
 	workers     = 4
 	workerSlots = 16
@@ -36,7 +35,7 @@ type slotWork struct {
 	data    []byte // what the IO writes or compares
 	aborted bool
 	lost    bool // Return was called
-	// open: an error has left the region's content open until the next whole write.
+	// open: after an error, the region's content is unknown until it is written as a whole.
 	open bool
 }
 
@@ -45,20 +44,20 @@ type worker struct {
 	h     *host
 	rng   *rand.Rand
 	slots []*slotWork
-	// exact: the device makes no errors.
+	// exact: the device does not fail requests.
 	exact bool
 	// zeroes: what was deallocated reads as zeroes.
 	zeroes bool
 }
 
-// next submits a random operation in a slot and perhaps aborts it.
+// next submits a random operation in a slot and sometimes aborts it.
 func (w *worker) next(s *slotWork) {
 	const block = 4096
 	io := s.io
 	*s = slotWork{io: io, base: s.base, model: s.model, open: s.open}
 	n := block * (1 + w.rng.Int64N(slotBytes/block/2))
 	off := block * w.rng.Int64N((slotBytes-n)/block+1)
-	if s.open { // find out where we stand
+	if s.open { // find out what the region holds
 		n, off = slotBytes, 0
 	}
 	io.Offset, io.Len = s.base.Add(units.Bytes(off)), units.Bytes(n)
@@ -111,7 +110,7 @@ func (w *worker) next(s *slotWork) {
 	}
 }
 
-// over judges a finished IO.
+// over checks a finished IO.
 func (w *worker) over(s *slotWork) {
 	io := s.io
 	have := s.model[io.Offset.Sub(s.base):][:io.Len]
@@ -292,8 +291,8 @@ func TestCompareWriteLosesNoIncrement(t *testing.T) {
 	}
 }
 
-// Every writer's values are its own, so that each value stands on the device once
-// at most: two CompareWrites that both found it have not been atomic.
+// Every writer has values of its own, so each value is on the device at most once: if two CompareWrites both found it,
+// they were not atomic.
 func TestNoValueIsReplacedTwice(t *testing.T) {
 	rng := newRand(t)
 	const (

@@ -22,7 +22,7 @@ func TestAbortDoesNotWaitForTheDevice(t *testing.T) {
 	if !h.r.o.Abort(b) || !h.r.o.Abort(c) {
 		t.Fatal("could not abort what is queued")
 	}
-	for _, io := range h.finish(2) { // the device has done nothing yet
+	for _, io := range h.finish(2) { // the device has completed nothing yet
 		if io == a || !errors.Is(io.Err, ErrAborted) || !io.Buf.IsZero() {
 			t.Errorf("slot %d is done with %v", io.Slot, io.Err)
 		}
@@ -50,7 +50,7 @@ func TestAbortDoesNotWaitForABuffer(t *testing.T) {
 	if aborted == 0 {
 		t.Fatal("nothing waits for a buffer: the test tests nothing")
 	}
-	// All are over although those that were served give nothing back.
+	// All end although those that were served return no buffers.
 	done := h.finish(n)
 	for _, io := range done {
 		if errors.Is(io.Err, ErrAborted) {
@@ -85,7 +85,7 @@ func TestTheTimerReleasesIOsHeldByACap(t *testing.T) {
 	if err := other.run(other.io(0, pipeline.Read, 0, 4096)); err != nil {
 		t.Error(err)
 	}
-	rest := h.finish(n - len(first)) // nobody else gives the SSD a reason for a turn
+	rest := h.finish(n - len(first)) // nothing else causes a turn of the drive
 	if took := time.Since(began); took < (n-rate/50-2)*time.Second/rate {
 		t.Errorf("%d IOs took %v, the cap is %d a second", n, took, rate)
 	}

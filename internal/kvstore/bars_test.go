@@ -66,8 +66,8 @@ func newInstant(tb testing.TB, cfg Config) *instant {
 	return d
 }
 
-// put runs n Puts, up to depth at once. It stops at the first that there is no space for, and returns how many were
-// done.
+// put runs n Puts, up to depth at once. It stops at the first that fails for lack of space, and returns how many
+// succeeded.
 func (d *instant) put(first, n int, key func(i int) uint64, val []byte, depth int) (done int) {
 	k := &d.k
 	for i := first; i < first+n; {
@@ -174,7 +174,7 @@ func TestPartitionCapacity(t *testing.T) {
 		value int
 		least float64
 	}{{1024, 0.88}, {256, 0.72}} {
-		size := int64(128 << 20) // a 512th of it is a chunk, as of partitions of 1 GiB
+		size := int64(128 << 20) // a chunk is 1/512 of it, as with 1 GiB
 		if c.value == 256 {
 			size = 48 << 20
 		}
@@ -197,12 +197,12 @@ func TestPartitionCapacity(t *testing.T) {
 		if dram > 0.40 {
 			t.Errorf("%d B: %.3f B of DRAM an object, want 0.40", c.value, dram)
 		}
-		// Deletes still work, every one of them, and make room for as much again.
+		// All Deletes succeed, and free the space for as many keys again.
 		full := st.Objects
 		var k [16]byte
 		for round := range 2 {
 			d.last.Status = OK
-			// Of the Puts at the end some have found room and some not.
+			// The last Puts succeeded in part.
 			for i := uint64(0); i < uint64(full)+1000; i++ {
 				binary.LittleEndian.PutUint64(k[:], i)
 				for !d.s.Submit(&Request{Op: Delete, Key: k[:]}) {
@@ -254,8 +254,9 @@ func TestWriteAmplification(t *testing.T) {
 	PlainOnly(t)
 	for _, c := range []struct{ fill, most, warm float64 }{{0.45, 2.06, 2}, {0.65, 3.3, 1}, {0.75, 5.6, 1},
 		{0.85, 20, 0.3}} {
-		// A 512th of it is a chunk, as of partitions of 1 GiB; but the smaller chunks lose more at their ends, and it
-		// has hardly settled: at 75 % it is 4.8 there (BenchmarkWritten).
+		// A chunk is 1/512 of the partition, as in a partition of 1 GiB. The result is worse than with 1 GiB, where it
+		// is 4.8 at 75 % (BenchmarkWritten): smaller chunks waste more at their ends, and the run is too short to reach
+		// a steady state.
 		wa, b, st := written(t, Config{PartitionBytes: 128 << 20, BlockSize: 512, ChunkBytes: 256 << 10}, c.fill, 1024,
 			c.warm, 0.25)
 		user := float64(st.UserBytes - b.UserBytes)
@@ -271,7 +272,7 @@ func TestWriteAmplification(t *testing.T) {
 }
 
 // TestSmallGroupsShareBlocks: a small value does not cost a block even if it is written alone, because the next group
-// begins within the block in which the last one has ended.
+// begins in the block in which the previous one ends.
 func TestSmallGroupsShareBlocks(t *testing.T) {
 	d := newInstant(t, Config{PartitionBytes: 16 << 20, BlockSize: 4096, ChunkBytes: 128 << 10})
 	before := d.s.Stats()
@@ -292,8 +293,8 @@ func TestSmallGroupsShareBlocks(t *testing.T) {
 	}
 }
 
-// TestSplitsAllocateNothing: Puts of new keys, with the splits, compaction and checkpoints that come with them, when
-// the store has seen as much of each at once as it will. Segments do not grow beyond their buffers.
+// TestSplitsAllocateNothing: Puts of new keys, with the splits, compaction and checkpoints that they cause, allocate
+// nothing once the store's pools have reached their full size. Segments do not grow beyond their buffers.
 func TestSplitsAllocateNothing(t *testing.T) {
 	d := newInstant(t, Config{PartitionBytes: 14<<20 + 1<<20, BlockSize: 512, ChunkBytes: 256 << 10, Requests: 64})
 	val := make([]byte, 128)

@@ -15,7 +15,7 @@ func filled(b *testing.B, n int) *instant {
 
 const benchObjects = 400_000 // half of what fits
 
-// next is a walk through all keys in an order of no meaning.
+// next visits all keys in a pseudo-random order.
 func next(x uint64) uint64 { return (x*6364136223846793005 + 1442695040888963407) % (1 << 40) }
 
 func BenchmarkGet256(b *testing.B) {

@@ -12,9 +12,9 @@ import (
 	"jbofd/internal/ssd"
 )
 
-// The bugs B1 to B10 of LEED's code, as far as a store alone can have them.
+// Tests for the bugs B1 to B10 in LEED's code, as far as they concern a single store.
 
-// isValues and isSegments tell the writes of the logs from others.
+// isValues and isSegments recognise writes of the value log and of the key log.
 func isValues(q *ssd.Request) bool {
 	return q.Op == ssd.Write && format.Value(q.Buf).Begins()
 }
@@ -49,7 +49,7 @@ func TestAWriteThatFailedIsNotAcknowledged(t *testing.T) {
 	}
 }
 
-// B2: values of any length outlive compaction, however they lie in what it reads.
+// B2: compaction preserves values of any length at any position in the pieces that it reads.
 func TestCompactionKeepsValuesOfAnyLength(t *testing.T) {
 	seed := seeds(t)
 	for i, n := range []int{272, 304, 528, 1008, 60000} {
@@ -70,11 +70,11 @@ func TestCompactionKeepsValuesOfAnyLength(t *testing.T) {
 	}
 }
 
-// B3: a Get that reads a segment while it grows, or while its last key goes, finds what is there.
+// B3: a Get returns the right result while its segment grows or its last key is deleted.
 func TestAGetWhoseSegmentGrowsOrIsDeleted(t *testing.T) {
 	seed := seeds(t)
 	cfg := small(40)
-	cfg.SegTbl = make([]byte, 5*16) // It cannot grow: the segments become long.
+	cfg.SegTbl = make([]byte, 5*16) // the table cannot grow, so segments become long
 	r := newRig(t, seed, cfg)
 	r.dev.SlowOneIn = 2
 	m := newModel(r, 2600, func() int { return 0 })
@@ -93,7 +93,7 @@ func TestAGetWhoseSegmentGrowsOrIsDeleted(t *testing.T) {
 	if longest < 1500 {
 		t.Errorf("%d keys in 16 segments were too many", longest)
 	}
-	// And back, to the last key and beyond.
+	// Delete all keys again, the last one twice.
 	for i := range m.keys {
 		m.push(kvstore.Delete, i, 0)
 		m.push(kvstore.Get, min(len(m.keys)-1, i+m.rng.IntN(3)), 0)
@@ -104,7 +104,7 @@ func TestAGetWhoseSegmentGrowsOrIsDeleted(t *testing.T) {
 	m.audit(0)
 }
 
-// B4: more Puts to one segment than there are requests, groups and buffers, in two stores: all are answered.
+// B4: more Puts to one segment than there are requests, groups and buffers, in two configurations: all are answered.
 func TestMoreWritersOfOneKeyThanThereIsRoomFor(t *testing.T) {
 	seed := seeds(t)
 	var stores []*model
@@ -138,7 +138,7 @@ func TestMoreWritersOfOneKeyThanThereIsRoomFor(t *testing.T) {
 	}
 }
 
-// B6: a full partition says so, serves and deletes, and takes more when there is room.
+// B6: a full partition answers CapacityExceeded, serves Gets and Deletes, and accepts Puts again when there is room.
 func TestAFullPartitionStillServes(t *testing.T) {
 	kvstore.PlainOnly(t)
 	for seed := range kvstore.Seeds(t, 4) {
@@ -165,7 +165,7 @@ func TestAFullPartitionStillServes(t *testing.T) {
 				m.reopen()
 			}
 			m.compare(false)
-			// Every third goes, then there is room for as many.
+			// Deleting every third key makes room for as many new ones.
 			var gone []int
 			for k := int(seed % 3); k < len(m.keys); k += 3 {
 				if m.exists(k) {
@@ -185,7 +185,7 @@ func TestAFullPartitionStillServes(t *testing.T) {
 					m.full, len(gone)/2, m.s.Stats())
 			}
 		}
-		// All may go, one after the other.
+		// All keys can be deleted, one after the other.
 		for k := range m.keys {
 			m.push(kvstore.Delete, k, 0)
 		}
@@ -195,7 +195,7 @@ func TestAFullPartitionStillServes(t *testing.T) {
 	}
 }
 
-// B7: what a Get reads may be moved by compaction, and its chunk used again, before the device returns it.
+// B7: compaction may move what a Get reads, and its chunk may be reused, before the device completes the read.
 func TestADelayedGetReturnsTheCurrentValue(t *testing.T) {
 	kvstore.PlainOnly(t)
 	seed := seeds(t)
@@ -204,7 +204,8 @@ func TestADelayedGetReturnsTheCurrentValue(t *testing.T) {
 		m := newModel(r, 500, func() int { return 300 + r.rng.IntN(2000) })
 		m.ops = updates
 		m.random(2000, 24)
-		// Half of the reads that are for requests come very late, some with what there was when they were asked for.
+		// Half of the reads for requests complete very late, some of them with the data of the time of their
+		// submission.
 		r.dev.Hold = func(q *ssd.Request) int64 {
 			if q.Op == ssd.Read && !r.ios[q.Tag].Background && r.rng.IntN(8) == 0 {
 				return 20e6 + r.rng.Int64N(200e6)
@@ -222,8 +223,8 @@ func TestADelayedGetReturnsTheCurrentValue(t *testing.T) {
 	}
 }
 
-// B7: while the device holds what a Get reads, its segment may leave a place and come back to it: the place is the
-// same, its chunk is not. Groups of one segment, in large blocks, have few places.
+// B7: while a Get's read is outstanding, its segment may be moved away and back to the same place, whose chunk has been
+// reused meanwhile. Groups of one segment in large blocks make this likely, because there are few places.
 func TestADelayedGetNoticesAReusedChunk(t *testing.T) {
 	kvstore.PlainOnly(t)
 	seed := seeds(t)
@@ -250,7 +251,7 @@ func TestADelayedGetNoticesAReusedChunk(t *testing.T) {
 	m.compare(false)
 }
 
-// B9: lengths of keys and buffers are part of what is compared, and checked everywhere.
+// B9: comparisons of keys include the length, and lengths of keys and buffers are checked.
 func TestLengthsOfKeysAndBuffers(t *testing.T) {
 	r := newRig(t, 1, small(32))
 	m := newModel(r, 1, nil)
@@ -268,7 +269,7 @@ func TestLengthsOfKeysAndBuffers(t *testing.T) {
 			}
 		}
 	}
-	// All beginnings of one key, and of one of zeroes.
+	// All prefixes of one key, and of a key of zeroes.
 	keys := [][]byte{}
 	for n := 1; n <= format.MaxKey; n++ {
 		keys = append(keys, append([]byte{'a'}, make([]byte, n-1)...), make([]byte, n))

@@ -30,8 +30,8 @@ func TestHistoriesAgainstAMap(t *testing.T) {
 	t.Logf("%d requests", ops)
 }
 
-// prepared returns a partition that is nearly full, after a loss of power: the next writes bring compaction,
-// checkpoints and splits.
+// prepared returns a nearly full partition after a loss of power: the next writes cause compaction, checkpoints and
+// splits.
 func prepared(t *testing.T, seed uint64) *model {
 	r := newRig(t, seed, variant(seed, 32))
 	m := newModel(r, 500, sizes(r.rng, 8000))
@@ -56,8 +56,8 @@ func (m *model) again(seed uint64) *model {
 	return c
 }
 
-// TestACrashAtEveryWrite repeats a history with a crash one write later each time, goes on, and crashes again: in the
-// midst of opening, or soon after.
+// TestACrashAtEveryWrite repeats a history with a crash one write later each time, continues, and crashes again during
+// recovery or soon after.
 func TestACrashAtEveryWrite(t *testing.T) {
 	kvstore.PlainOnly(t)
 	for seed := range kvstore.Seeds(t, 2) {
@@ -89,8 +89,7 @@ func crashAtEveryWrite(t *testing.T, seed uint64) {
 			m.crash()
 		}
 		for range 3 {
-			// Unflushed writes of the program that died may be lost with the power as long as the partition was not
-			// opened.
+			// Unflushed writes of the process that died may be lost with the power until the partition has been opened.
 			if m.rng.IntN(3) == 0 {
 				m.dieOpening()
 			}
@@ -107,7 +106,7 @@ func crashAtEveryWrite(t *testing.T, seed uint64) {
 	t.Logf("%d crashes", crashes)
 }
 
-// dieOpening opens the partition and dies before that is done, with a loss of power.
+// dieOpening opens the partition and loses the power before recovery has finished.
 func (m *model) dieOpening() {
 	s, err := kvstore.New(m.cfg)
 	if err != nil {
@@ -122,7 +121,7 @@ func (m *model) dieOpening() {
 	m.crash()
 }
 
-// TestRecoveryAfterRecovery crashes again and again and counts what is lost of the space.
+// TestRecoveryAfterRecovery crashes repeatedly and checks that no space leaks.
 func TestRecoveryAfterRecovery(t *testing.T) {
 	kvstore.PlainOnly(t)
 	for s := range kvstore.Seeds(t, times(3)) {
@@ -180,7 +179,7 @@ func TestACleanStopLeavesNothingToReplay(t *testing.T) {
 	m.compare(true)
 }
 
-// atLeastRead is what is read in any case: superblocks, headers and the checkpoint.
+// atLeastRead is the number of bytes that recovery always reads: superblocks, headers and the checkpoint.
 func (m *model) atLeastRead() int64 {
 	st := m.s.Stats()
 	stream := format.SummaryBytes + st.Chunks*format.ChunkEntryBytes + 5*st.Segments
@@ -193,7 +192,7 @@ func TestRecoveryReadsTheCheckpointAndWhatWasWrittenSince(t *testing.T) {
 	kvstore.PlainOnly(t)
 	seed := seeds(t)
 	cfg := small(150)
-	cfg.CheckpointBytes = 1 << 30 // There is none but those asked for.
+	cfg.CheckpointBytes = 1 << 30 // no checkpoints except on request
 	r := newRig(t, seed, cfg)
 	m := newModel(r, 30000, func() int { return 8 * r.rng.IntN(2) })
 	for i := range m.keys {
@@ -214,7 +213,7 @@ func TestRecoveryReadsTheCheckpointAndWhatWasWrittenSince(t *testing.T) {
 	m.reopen0()
 	bytes := m.dev.ReadBytes - device.ReadBytes
 	st := m.s.Stats()
-	// Of each log to the end of a chunk.
+	// Each log is read to the end of a chunk.
 	most := m.atLeastRead() + since + 4*st.ChunkBytes
 	if all := m.s.KeyLogChunks() * st.ChunkBytes; all < 2*most || since == 0 {
 		t.Fatalf("%d bytes of key log, %d of them since the checkpoint, are too little to tell: a recovery may read %d",
@@ -231,8 +230,8 @@ func TestRecoveryReadsTheCheckpointAndWhatWasWrittenSince(t *testing.T) {
 	m.compare(true)
 }
 
-// TestASegmentWithMoreChangesThanItRecords: with so few segments all writers change one at once, and recovery has to
-// count anew.
+// TestASegmentWithMoreChangesThanItRecords: with so few segments all writers change the same one, and recovery has to
+// count live bytes from zero.
 func TestASegmentWithMoreChangesThanItRecords(t *testing.T) {
 	seed := seeds(t)
 	cfg := small(40)
@@ -250,7 +249,7 @@ func TestASegmentWithMoreChangesThanItRecords(t *testing.T) {
 	}
 }
 
-// TestAnIdleStoreWritesACheckpoint: one, and then nothing is left to do, nor to replay.
+// TestAnIdleStoreWritesACheckpoint: it writes one checkpoint and then rests; a restart has nothing to replay.
 func TestAnIdleStoreWritesACheckpoint(t *testing.T) {
 	r := newRig(t, seeds(t), small(40))
 	m := newModel(r, 700, sizes(r.rng, 2000))
@@ -295,7 +294,7 @@ func TestACrashWhileFormatting(t *testing.T) {
 			m.random(100, 4)
 			m.stop()
 			old := m.again(k)
-			// Formatted again: the older store is found whole, or the new one, or neither.
+			// After a crash while formatting again, recovery finds the complete old store, the new one, or neither.
 			old.cfg.Format, old.cfg.UUID, old.cfg.HashSeed = true, [16]byte{9}, 99
 			old.crashIn, old.power = at, k%2 == 0
 			if err := old.open(); err != nil || !old.crashed {
@@ -322,7 +321,7 @@ func TestACrashWhileFormatting(t *testing.T) {
 }
 
 // TestACheckpointDuringSplits: when a checkpoint begins after some new segments of a round of splits were written and
-// before others were, recovery finds only a part of the round. The sources must then not give up the keys that have
+// before others were, recovery finds only a part of the round. The source segments must then keep the keys that have
 // moved. With groups of hardly more than a segment a round takes many writes, and checkpoints follow each other.
 func TestACheckpointDuringSplits(t *testing.T) {
 	crashes := 0

@@ -17,7 +17,7 @@ import (
 var seedFlag = flag.Uint64("seed", 0, "seed of the random tests; 0: fixed ones, and fresh ones beside them in the "+
 	"heavy tests")
 
-// FixedSeed returns -seed, or 1.
+// FixedSeed returns the seed given by -seed, or 1.
 func FixedSeed(t testing.TB) uint64 {
 	t.Helper()
 	seed := max(1, *seedFlag)
@@ -29,7 +29,8 @@ func FixedSeed(t testing.TB) uint64 {
 // it. Each is logged before it is used, so that the last one in the log of a failed test repeats the failure as -seed.
 // The race detector gets the first one only: see PlainOnly.
 func Seeds(t testing.TB, n int) iter.Seq[uint64] {
-	// Tests choose by remainders of the seed, which the fresh ones share with the fixed ones.
+	// Tests derive variants from remainders of the seed, so a fresh seed has the same remainders as the fixed seed
+	// before it.
 	fixed, fresh := uint64(1), 1+rand.Uint64N(1<<40)*840
 	if *seedFlag != 0 {
 		fixed, fresh = *seedFlag, *seedFlag
@@ -60,8 +61,8 @@ func PlainOnly(t *testing.T) {
 	}
 }
 
-// Recount compares the counters with what the SegTbl refers to on the disk. exact: nothing is under way, and no write
-// has failed, so that the counters must be exact.
+// Recount compares the counters with what the SegTbl refers to on the disk. exact says that nothing is in progress and
+// no write has failed, so that the counters must match exactly; otherwise they may be too high.
 func (s *Store) Recount(disk []byte, exact bool) error {
 	live := make([]int64, len(s.pool.Chunks))
 	objects := int64(0)

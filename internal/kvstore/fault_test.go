@@ -13,7 +13,8 @@ import (
 	"jbofd/internal/ssd"
 )
 
-// TestAnyIOMayFailAtAnyTime: requests fail and nothing else does; and when the device works again, so does the store.
+// TestAnyIOMayFailAtAnyTime: failed I/Os fail requests and do no other harm. When the device works again, so does the
+// store.
 func TestAnyIOMayFailAtAnyTime(t *testing.T) {
 	failed, crashes := 0, 0
 	for s := range kvstore.Seeds(t, times(4)) {
@@ -59,7 +60,7 @@ func TestAnyIOMayFailAtAnyTime(t *testing.T) {
 	t.Logf("%d requests failed, %d crashes", failed, crashes)
 }
 
-// TestOneIOFails repeats a history, and one I/O fails, another one each time.
+// TestOneIOFails repeats a history and lets one I/O fail, a different one each time.
 func TestOneIOFails(t *testing.T) {
 	for seed := range kvstore.Seeds(t, 2) {
 		oneIOFails(t, seed)
@@ -110,7 +111,7 @@ func oneIOFails(t *testing.T, seed uint64) {
 	t.Logf("%d I/Os", n)
 }
 
-// compareThrough compares after a restart, and once more what an I/O has failed for.
+// compareThrough compares all keys after a restart, and repeats those whose reads failed.
 func (m *model) compareThrough() {
 	m.t.Helper()
 	f := m.dev.Fault
@@ -119,7 +120,8 @@ func (m *model) compareThrough() {
 	m.dev.Fault = f
 }
 
-// TestFailedSuperblocksHoldTheCheckpointUp: nothing of the last checkpoint is given up before the next one counts.
+// TestFailedSuperblocksHoldTheCheckpointUp: the last checkpoint stays intact until the superblock of the next one is
+// written.
 func TestFailedSuperblocksHoldTheCheckpointUp(t *testing.T) {
 	seed := seeds(t)
 	r := newRig(t, seed, small(32))
@@ -133,7 +135,7 @@ func TestFailedSuperblocksHoldTheCheckpointUp(t *testing.T) {
 		return lab.Good
 	}
 	for range 5 {
-		// In time the chunks run out; then writes fail.
+		// Finally the chunks run out, and writes fail.
 		m.random(1500, 24)
 		m.crash()
 		m.reopen()
@@ -149,14 +151,14 @@ func TestFailedSuperblocksHoldTheCheckpointUp(t *testing.T) {
 	m.reopen()
 }
 
-// TestAFlippedBitIsNeverAWrongValue flips bits of all that was written, before the store opens. What was acknowledged
-// is there, or said to be damaged, or the partition does not open.
+// TestAFlippedBitIsNeverAWrongValue flips bits of everything that was written before the store opens. An acknowledged
+// key has its value or is reported damaged, or the partition does not open.
 func TestAFlippedBitIsNeverAWrongValue(t *testing.T) {
 	kvstore.PlainOnly(t)
 	for seed := range kvstore.Seeds(t, 2) {
 		clean := seed%2 == 1
 		base := flipped(t, seed, clean)
-		// Superblocks, headers and what was written since the checkpoint are what recovery goes by.
+		// Recovery relies on superblocks, headers and what was written since the checkpoint.
 		var special, others []int64
 		super, last := int64(0), base.cfg.PartitionBytes-format.SuperblockBytes
 		if base.dev.LastWrite[last] > base.dev.LastWrite[super] {
@@ -232,7 +234,7 @@ func flipped(t *testing.T, seed uint64, clean bool) *model {
 	if clean {
 		m.stop()
 	} else {
-		// What is written last of all might have been cut off as well: only what follows tells that it was not.
+		// Damage at the very end of a log looks like a torn write: only records behind it prove otherwise.
 		m.submit(kvstore.Put, kvstore.Always, 0, 1)
 		m.finish()
 		m.keys[0].events = append(m.keys[0].events, before)
@@ -284,7 +286,7 @@ func TestADamagedOrForeignPartitionIsLeftAlone(t *testing.T) {
 	}
 }
 
-// newer makes a superblock one of a later version, as a program that knows it would.
+// newer turns a superblock into a valid one of a later version.
 func newer(sb format.Superblock) {
 	sb[8] = 200
 	table := crc32.MakeTable(crc32.Castagnoli)

@@ -14,9 +14,9 @@ import (
 // groupRig is a rig whose I/Os are completed by hand.
 type groupRig struct {
 	*rig
-	// done are the tags of the replies that came.
+	// done has the tags of the replies received.
 	done []uint64
-	// charged are the bytes written for requests in each tenant's name.
+	// charged has the bytes written for requests, by the tenant that was charged.
 	charged [8]float64
 }
 
@@ -143,7 +143,7 @@ func TestAGroupWaitsAsLongAsConfigured(t *testing.T) {
 	if r.now != opened+delay {
 		t.Error("a full group has waited")
 	}
-	// The one before may end first: then what there is goes at once.
+	// If the group before completes first, the records at hand are written at once.
 	put()
 	before := len(r.outstanding(ssd.Write))
 	r.complete(ssd.Write)
@@ -153,7 +153,8 @@ func TestAGroupWaitsAsLongAsConfigured(t *testing.T) {
 	r.settle()
 }
 
-// TestAGroupIsChargedToItsFirstWriter record's tenant, so that in the long run each pays for its records.
+// TestAGroupIsChargedToItsFirstWriter: a group is charged to the tenant of its first record, so that on average each
+// tenant pays for its own records.
 func TestAGroupIsChargedToItsFirstWriter(t *testing.T) {
 	r := newGroupRig(t, kvstore.Config{})
 	put := func(key int, payer tenant.ID) {
@@ -167,7 +168,7 @@ func TestAGroupIsChargedToItsFirstWriter(t *testing.T) {
 		put(2+i, payer)
 	}
 	r.complete(ssd.Write)
-	var group kvstore.IO // beside it the segment of the one before is written
+	var group kvstore.IO // meanwhile the segment of the previous Put is written
 	for _, q := range r.outstanding(ssd.Write) {
 		if len(q.Buf) > len(group.Buf) {
 			group = q

@@ -10,13 +10,13 @@ import (
 	"jbofd/internal/pipeline"
 )
 
-// paced is a device in virtual time with a number of channels. Each channel does one I/O at a time, which takes a time
-// for its kind and a time for its bytes.
+// paced is a device in virtual time with a number of channels. Each channel serves one I/O at a time. Its service time
+// depends on the kind of I/O and on its length.
 type paced struct {
 	s        *Store
 	disk     []byte
 	now      int64
-	channels []int64 // when each is free
+	channels []int64 // when each becomes free
 	due      dueIOs
 	act      Actions
 	reply    func(Reply)
@@ -61,7 +61,7 @@ func (d *paced) turn() {
 	d.act.IOs, d.act.Replies = d.act.IOs[:0], d.act.Replies[:0]
 }
 
-// step goes on to the next event.
+// step advances to the next event.
 func (d *paced) step() {
 	if len(d.due) == 0 || d.act.WakeNS > 0 && d.act.WakeNS < d.due[0].atNS {
 		d.now = max(d.now, d.act.WakeNS)

@@ -8,7 +8,7 @@ import (
 	"jbofd/internal/nvme"
 )
 
-// listAll goes through all keys, as many at a time as fit into size bytes.
+// listAll lists all keys, in pieces of at most size bytes.
 func (d *instant) listAll(tb testing.TB, size int, between func()) (keys []string) {
 	tb.Helper()
 	buf := make([]byte, size)
@@ -49,7 +49,7 @@ func TestListYieldsEachKeyOnceThoughTheTableGrows(t *testing.T) {
 	for _, size := range []int{200, 1000, 70000} {
 		n := 0
 		keys := d.listAll(t, size, func() {
-			// Others come and go meanwhile, and segments are split.
+			// Meanwhile other keys are added and deleted, and segments are split.
 			for range 3 {
 				n++
 				put(fmt.Sprintf("other%d.%d", size, n))
@@ -69,7 +69,7 @@ func TestListYieldsEachKeyOnceThoughTheTableGrows(t *testing.T) {
 			}
 		}
 	}
-	// From a key that does not exist on: what would follow it.
+	// A List that starts at a missing key begins with the key after it.
 	keys := d.listAll(t, 70000, func() {})
 	buf := make([]byte, 1000)
 	d.one(t, Request{Op: Delete, Key: []byte(keys[7])}, OK)

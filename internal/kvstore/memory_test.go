@@ -11,8 +11,8 @@ import (
 
 var errNoPages = errors.New("no pages")
 
-// TestOpeningWithoutMemorySaysWhatIsMissing, whichever of the buffers it is, for a new partition and for one that is
-// opened again. With memory the same partition opens.
+// TestOpeningWithoutMemorySaysWhatIsMissing denies each of the buffers in turn, for a new partition and for an existing
+// one. With memory the same partition opens.
 func TestOpeningWithoutMemorySaysWhatIsMissing(t *testing.T) {
 	m := newModel(newRig(t, seeds(t), small(30)), 200, func() int { return 500 })
 	m.random(1000, 16)
@@ -55,9 +55,9 @@ func TestOpeningWithoutMemorySaysWhatIsMissing(t *testing.T) {
 	}
 }
 
-// TestRequestsThatLackMemoryChangeNothing: a SegTbl of 16 segments makes segments longer than the buffers that there
-// are beforehand, and few longer ones are granted. Requests end with NoMemory, and neither they nor splits and
-// compaction that lack memory lose a key or get stuck.
+// TestRequestsThatLackMemoryChangeNothing: a SegTbl of 16 segments makes segments longer than the preallocated buffers,
+// and few longer buffers are granted. Requests end with NoMemory, and neither they nor splits and compaction that lack
+// memory lose a key or get stuck.
 func TestRequestsThatLackMemoryChangeNothing(t *testing.T) {
 	refused, compactions := 0, int64(0)
 	for seed := range kvstore.Seeds(t, 4) {

@@ -11,7 +11,7 @@ import (
 	"jbofd/internal/kvstore/format"
 )
 
-// event is a write of a key, to something or to nothing. It takes effect at some moment between start and end.
+// event is a Put or Delete of a key. It takes effect at some moment between start and end.
 type event struct {
 	version    uint32
 	size       int32 // absent: -1
@@ -32,7 +32,7 @@ const (
 	never  = 1 << 60
 )
 
-// history is what was done to a key, as far as it may still matter.
+// history has the writes of a key that may still determine its content.
 type history struct {
 	name    []byte
 	events  []event
@@ -60,7 +60,7 @@ func (h *history) possible(start, end int, restarted bool) (out []event) {
 	return out
 }
 
-// ended forgets a request, and events that no other request can have seen.
+// ended removes a request, and the events that no other request can have observed.
 func (h *history) ended(start, now int) {
 	h.open = slices.DeleteFunc(h.open, func(s int) bool { return s == start })
 	if len(h.events) > 1 {
@@ -68,12 +68,12 @@ func (h *history) ended(start, now int) {
 	}
 }
 
-// is reports whether a key's content is what an event wrote. got is as much of it as there was memory for.
+// is reports whether a key's content is what an event wrote. got is the part of the value that fitted the buffer.
 func (e *event) is(key int, got []byte, n int) bool {
 	return int(e.size) == n && bytes.Equal(value(key, e.version, n)[:min(n, len(got))], got[:min(n, len(got))])
 }
 
-// value is what version of a key holds.
+// value returns the content of a version of a key.
 func value(key int, version uint32, n int) []byte {
 	b := make([]byte, n+8)
 	x := uint64(key)<<32 | uint64(version) | 1<<63
@@ -95,21 +95,21 @@ type request struct {
 	buf     []byte
 }
 
-// model is a store that cannot be wrong, and the requests that are checked against it.
+// model knows what each key may contain, and checks the replies of the store.
 type model struct {
 	*rig
 	keys []history
 	reqs map[uint64]*request
 	tag  uint64
-	// clock orders what is submitted and answered.
+	// clock numbers submissions and replies in order.
 	clock int
 	size  func() int
-	// ops are drawn from.
+	// ops are the operations that random draws from.
 	ops []kvstore.Op
-	// tolerant: what is damaged may be said to be.
+	// tolerant allows replies that report damage.
 	tolerant                              bool
 	done, full, failed, damaged, noMemory int
-	// since are all writes of each key since the last call of mark, if not nil.
+	// since has all writes of each key since the last call of mark. It is nil before the first call.
 	since [][]event
 }
 
@@ -129,7 +129,7 @@ func newModel(r *rig, keys int, size func() int) *model {
 	return m
 }
 
-// on continues the model on another rig, with its present knowledge.
+// on returns a copy of the model for another rig.
 func (m *model) on(r *rig) *model {
 	c := &model{rig: r, keys: slices.Clone(m.keys), reqs: map[uint64]*request{}, clock: m.clock, tag: m.tag,
 		size: m.size, ops: m.ops}
@@ -140,7 +140,7 @@ func (m *model) on(r *rig) *model {
 	return c
 }
 
-// submit sends a request and reports whether there was room for it.
+// submit sends a request and reports whether the store took it.
 func (m *model) submit(op kvstore.Op, cond kvstore.Condition, key, size int) bool {
 	h := &m.keys[key]
 	m.clock++
@@ -159,7 +159,7 @@ func (m *model) submit(op kvstore.Op, cond kvstore.Condition, key, size int) boo
 	case kvstore.Delete:
 		q.size = absent
 	}
-	// The reply may come at once; the model knows the request before.
+	// The model must know the request before Submit, because the reply may come at once.
 	m.reqs[m.tag] = q
 	write := op == kvstore.Put || op == kvstore.Delete
 	h.open = append(h.open, q.start)
@@ -187,7 +187,7 @@ func (m *model) submit(op kvstore.Op, cond kvstore.Condition, key, size int) boo
 	return true
 }
 
-// mark starts to note all writes, beginning with the present content, which will not be lost.
+// mark starts to record all writes, beginning with the present content, which is durable.
 func (m *model) mark() {
 	m.since = make([][]event, len(m.keys))
 	for i := range m.keys {
@@ -195,8 +195,8 @@ func (m *model) mark() {
 	}
 }
 
-// rewound opens the partition after a loss of power that may have taken everything written since mark: every key has a
-// value that it had since then, or that was being written.
+// rewound opens the partition after a loss of power that may have undone all writes since mark. Every key must have a
+// value that it had at some time since then, or one that was being written.
 func (m *model) rewound() {
 	m.t.Helper()
 	m.crashIn = 0
@@ -219,7 +219,7 @@ func (m *model) rewound() {
 	m.compare(true)
 }
 
-// push submits a request as soon as there is room for it.
+// push submits a request as soon as the store takes it.
 func (m *model) push(op kvstore.Op, key, size int) {
 	m.t.Helper()
 	for n, idle := 0, 0; !m.submit(op, kvstore.Always, key, size); n++ {
@@ -321,13 +321,13 @@ func (m *model) check(p kvstore.Reply) {
 	}
 }
 
-// exists reports whether a key, of which no request is in progress, is there.
+// exists reports whether a key exists. No request for it may be in progress.
 func (m *model) exists(key int) bool {
 	may := m.keys[key].possible(m.clock, m.clock, false)
 	return len(may) == 1 && may[0].size != absent
 }
 
-// random runs n random requests, up to depth of them at once, and waits for them unless the program dies.
+// random runs n random requests, up to depth of them at once, and waits for them unless the process dies.
 func (m *model) random(n, depth int) {
 	m.t.Helper()
 	for i := 0; i < n && !m.crashed; {
@@ -354,7 +354,7 @@ func (m *model) random(n, depth int) {
 	m.finish()
 }
 
-// finish waits until all requests are answered, or the program dies.
+// finish waits until all requests are answered, or the process dies.
 func (m *model) finish() {
 	m.t.Helper()
 	for n := 0; len(m.reqs) > 0 && !m.crashed; n++ {
@@ -391,8 +391,8 @@ func (m *model) do(q kvstore.Request) kvstore.Reply {
 	return *got
 }
 
-// reopen opens the partition again and compares. What was acknowledged is there; what was in progress is there
-// as a whole or not at all.
+// reopen opens the partition again and compares all keys. Acknowledged writes are there; a write that was in progress
+// is there completely or not at all.
 func (m *model) reopen() {
 	m.t.Helper()
 	m.crashIn = 0
@@ -406,7 +406,7 @@ func (m *model) reopen() {
 	m.compare(true)
 }
 
-// recount compares the counters with what is on the SSD, where nothing is under way.
+// recount compares the counters with the content of the SSD. No request may be in progress.
 func (m *model) recount() {
 	m.t.Helper()
 	if err := m.s.Recount(m.dev.Visible, true); err != nil {
@@ -414,7 +414,7 @@ func (m *model) recount() {
 	}
 }
 
-// compare reads all keys, and takes what it has found as their content from then on.
+// compare reads all keys, and takes the result as their content from then on.
 func (m *model) compare(restarted bool) {
 	m.t.Helper()
 	buf := make([]byte, m.s.MaxValueBytes())
@@ -447,8 +447,8 @@ func (m *model) compare(restarted bool) {
 	}
 }
 
-// audit compares the counters with the content, while no request is in progress: the number of objects, and the live
-// bytes, which are those of all values and keys and at most the overhead of segments.
+// audit compares the counters with the content while no request is in progress: the number of objects, and the live
+// bytes, which exceed those of keys and values by at most the overhead of segments.
 func (m *model) audit(objects int64) {
 	m.t.Helper()
 	st := m.s.Stats()
@@ -459,7 +459,7 @@ func (m *model) audit(objects int64) {
 	for i := range m.keys {
 		h := &m.keys[i]
 		e := h.events[0]
-		// A key that a split took to another segment may be in both.
+		// A key that a split has moved may be in both segments.
 		most += 2 * int64(format.ItemHeaderBytes+len(h.name))
 		if e.size == absent {
 			continue
@@ -476,7 +476,8 @@ func (m *model) audit(objects int64) {
 	}
 }
 
-// small is a configuration in which everything happens soon: chunks and groups are small, the table grows.
+// small is a configuration in which compaction, splits and checkpoints happen early: chunks and groups are small, and
+// the table grows.
 func small(chunks int64) kvstore.Config {
 	return kvstore.Config{PartitionBytes: chunks*(128<<10) + 128<<10, BlockSize: 512, ChunkBytes: 128 << 10,
 		GroupBytes: 8 << 10, KeysPerSegment: 6, FUA: true, Requests: 64}

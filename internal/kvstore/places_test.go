@@ -8,9 +8,9 @@ import (
 	"jbofd/internal/pipeline"
 )
 
-// TestADelayedGetOfAReusedPlaceIsNotTakenForDamage: while the device holds what a Get has asked for, the segment moves
-// through all chunks and comes back to its place, in a chunk that has been used again. What the device returns at last
-// was read before, and is not taken for damage.
+// TestADelayedGetOfAReusedPlaceIsNotTakenForDamage: while a Get's read is outstanding, the segment moves through all
+// chunks and back to its place, in a chunk that has been reused. The data that the device finally returns is older, and
+// must not be taken for damage.
 func TestADelayedGetOfAReusedPlaceIsNotTakenForDamage(t *testing.T) {
 	d := newInstant(t, Config{PartitionBytes: 4 << 20, BlockSize: 4096, ChunkBytes: 128 << 10, GroupBytes: 4096})
 	key := func(int) uint64 { return 1 }
@@ -51,8 +51,8 @@ func TestADelayedGetOfAReusedPlaceIsNotTakenForDamage(t *testing.T) {
 	}
 }
 
-// TestASegmentThatOutgrowsItsBufferKeepsItsKeys: all writers come while it is in memory, so that it is never read
-// again.
+// TestASegmentThatOutgrowsItsBufferKeepsItsKeys: all writers arrive while the segment is in memory, so that it is never
+// read again.
 func TestASegmentThatOutgrowsItsBufferKeepsItsKeys(t *testing.T) {
 	const keys = 16000
 	d := newInstant(t, Config{PartitionBytes: 32 << 20, BlockSize: 512, ChunkBytes: 256 << 10, Requests: keys,

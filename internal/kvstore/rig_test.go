@@ -12,13 +12,13 @@ import (
 
 var longFlag = flag.Bool("long", false, "crash at every write, flip every bit: minutes instead of seconds")
 
-// seeds returns the seed of a test that draws one only.
+// seeds returns the seed of a test that needs only one.
 func seeds(t *testing.T) uint64 {
 	t.Helper()
 	return kvstore.FixedSeed(t)
 }
 
-// every returns n, or 1 if the run is to be long.
+// every returns n, or 1 in a long run (-long).
 func every(n int) int {
 	if *longFlag {
 		return 1
@@ -26,7 +26,7 @@ func every(n int) int {
 	return n
 }
 
-// times returns n, or many times that if the run is to be long.
+// times returns n, or a multiple of it in a long run (-long).
 func times(n int) int {
 	if *longFlag {
 		return 20 * n
@@ -34,7 +34,7 @@ func times(n int) int {
 	return n
 }
 
-// toDrive is a store's I/O as the drive's request.
+// toDrive converts a store's I/O to a request for the drive.
 func toDrive(q *kvstore.IO) ssd.Request {
 	r := ssd.Request{Op: ssd.Op(q.Op), Offset: int64(q.Offset), Len: int64(len(q.Buf)), Buf: q.Buf, Tag: uint64(q.Tag)}
 	if q.FUA {
@@ -43,18 +43,19 @@ func toDrive(q *kvstore.IO) ssd.Request {
 	return r
 }
 
-// rig drives a Store on a simulated drive, in its own time.
+// rig drives a Store on a simulated drive in virtual time.
 type rig struct {
 	t     testing.TB
 	rng   *rand.Rand
 	dev   *lab.Drive
-	ios   map[uint64]kvstore.IO // by tag, those under way and the last of each tag
+	ios   map[uint64]kvstore.IO // by tag: the I/Os in flight and the last one of each tag
 	cfg   kvstore.Config
 	s     *kvstore.Store
 	now   int64
 	act   kvstore.Actions
 	reply func(kvstore.Reply)
-	// crashIn is after how many more writes the program dies, 0: never; power: of a loss of power.
+	// crashIn is the number of further writes after which the process dies; 0: never. power: the drive loses power,
+	// too.
 	crashIn        int
 	power, crashed bool
 	damage         []kvstore.Damage
@@ -84,7 +85,7 @@ func newRig(t testing.TB, seed uint64, cfg kvstore.Config) *rig {
 	return r
 }
 
-// open makes a Store and waits until it is open, refuses, or the program dies.
+// open makes a Store and waits until it is open or has failed to open, or the process dies.
 func (r *rig) open() error {
 	r.t.Helper()
 	s, err := kvstore.New(r.cfg)
@@ -120,8 +121,8 @@ func (r *rig) turn() {
 	r.act.Damage = r.act.Damage[:0]
 }
 
-// step lets the store act, and ends an I/O or lets time pass. It returns false if there is nothing to wait for, or the
-// program has died.
+// step lets the store act, and then completes an I/O or advances the time. It returns false if there is nothing to wait
+// for, or the process has died.
 func (r *rig) step() bool {
 	r.turn()
 	i := r.dev.Next()
@@ -154,7 +155,7 @@ func (r *rig) crash() {
 	}
 }
 
-// settle goes on until nothing happens any more.
+// settle steps until nothing is left to do.
 func (r *rig) settle() {
 	r.t.Helper()
 	for n := 0; !r.crashed && (n == 0 || !r.s.Idle()); n++ {

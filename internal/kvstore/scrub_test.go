@@ -16,7 +16,7 @@ func TestScrubFindsLiveDamageAndNothingElse(t *testing.T) {
 	id := func(i int) uint64 { return uint64(i % 4000) }
 	d.put(0, 6000, id, val, 64)
 	d.act.Damage = d.act.Damage[:0]
-	// A byte of every 50th key's value, and of some that are dead.
+	// Flip a byte of every 50th key's value, and of some obsolete values.
 	want := map[units.ExtentOffset]bool{}
 	s := d.s
 	for n := range s.tbl.Len() {

@@ -6,7 +6,8 @@ import (
 	"jbofd/internal/kvstore"
 )
 
-// TestAStoreStopsAfterItsLastRequest, whatever that is and however it ends: the last checkpoint needs no further event.
+// TestAStoreStopsAfterItsLastRequest, whatever the request is and however it ends: the last checkpoint needs no further
+// event.
 func TestAStoreStopsAfterItsLastRequest(t *testing.T) {
 	seed := seeds(t)
 	for i := range uint64(times(100)) {

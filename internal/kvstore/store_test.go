@@ -7,8 +7,8 @@ import (
 	"jbofd/internal/kvstore/format"
 )
 
-// TestLongHistoriesAgainstAMap is a million requests, in histories that go round all logs many times. -long makes it
-// twenty.
+// TestLongHistoriesAgainstAMap runs a million requests, in histories that reuse all chunks many times; with -long,
+// twenty million.
 func TestLongHistoriesAgainstAMap(t *testing.T) {
 	const most = format.MinChunkBytes / 2
 	for seed := range kvstore.Seeds(t, times(32)) {
@@ -29,7 +29,7 @@ func TestLongHistoriesAgainstAMap(t *testing.T) {
 	}
 }
 
-// TestCrashesDuringRecovery: each life has a few writes.
+// TestCrashesDuringRecovery: only a few writes separate two crashes.
 func TestCrashesDuringRecovery(t *testing.T) {
 	for seed := range kvstore.Seeds(t, 3) {
 		r := newRig(t, seed, small(40))

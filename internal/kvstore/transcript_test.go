@@ -17,14 +17,14 @@ import (
 	"jbofd/internal/units"
 )
 
-// transcript is a store, and a drive whose I/Os end when the transcript says so.
+// transcript runs a store on a drive whose I/Os complete when the transcript says so.
 type transcript struct {
 	cfg  Config
 	s    *Store
 	now  int64
 	act  Actions
 	disk []byte
-	// ios are the I/Os under way, by the number that the transcript gives them.
+	// ios are the I/Os in flight, by the number that the transcript gives them.
 	ios  map[int]IO
 	next int
 	tag  uint64
@@ -48,7 +48,7 @@ func (x *transcript) where(offset units.ExtentOffset) string {
 	return fmt.Sprintf("chunk %d +%d", at/x.cfg.ChunkBytes, at%x.cfg.ChunkBytes)
 }
 
-// describe says what a write holds. Records that were written before, which share the first block, are left out.
+// describe describes the content of a write. It leaves out older records that share the first block.
 func (x *transcript) describe(q *IO) string {
 	switch h := format.ChunkHeader(q.Buf); {
 	case q.Offset == 0 || q.Offset == format.SuperblockOffset(2, x.cfg.PartitionBytes):
@@ -97,7 +97,7 @@ func (x *transcript) describe(q *IO) string {
 	return strings.Join(all, ", ")
 }
 
-// turn lets the store act and notes what it asks for.
+// turn lets the store act and records its actions.
 func (x *transcript) turn() {
 	x.act.WakeNS = 0
 	x.s.Turn(x.now, &x.act)
@@ -113,7 +113,7 @@ func (x *transcript) turn() {
 	headers := 0
 	for i, q := range x.act.IOs {
 		x.ios[x.next] = q
-		// Recovery reads the headers of all chunks: one line is enough.
+		// Recovery reads the headers of all chunks, which are summarised in one line.
 		if q.Op == pipeline.Read && len(q.Buf) == x.cfg.BlockSize && q.Offset >= format.AreaStart &&
 			(int64(q.Offset)-format.AreaStart)%x.cfg.ChunkBytes == 0 {
 			headers++
@@ -158,7 +158,7 @@ func (x *transcript) end(n int, err error) {
 	x.s.Complete(q.Tag, err)
 }
 
-// move does what an I/O asks for.
+// move carries out an I/O on the drive.
 func (x *transcript) move(q *IO) {
 	switch q.Op {
 	case pipeline.Read:
@@ -168,7 +168,7 @@ func (x *transcript) move(q *IO) {
 	}
 }
 
-// pending returns the numbers of the I/Os under way, in order.
+// pending returns the numbers of the I/Os in flight, in order.
 func (x *transcript) pending() (all []int) {
 	for n := range x.ios {
 		all = append(all, n)
@@ -177,8 +177,8 @@ func (x *transcript) pending() (all []int) {
 	return all
 }
 
-// run ends all I/Os in order until there are none, or until what the store asks for matches a regular expression. It
-// returns the replies.
+// run completes all I/Os in order until there are none, or until an action of the store matches a regular expression.
+// It returns the replies.
 func (x *transcript) run(until string) (replies string) {
 	for {
 		x.out.Reset()
@@ -285,7 +285,7 @@ func (x *transcript) command(t *testing.T, d *datadriven.TestData) string {
 		for r := range arg(d, "rounds", 1) {
 			for i := range arg(d, "keys", 1) {
 				key := i
-				if r > 0 { // some keys often and others never, so that chunks do not die as a whole
+				if r > 0 { // some keys often and others never, so that no chunk becomes obsolete as a whole
 					key = i * i % arg(d, "keys", 1)
 				}
 				x.submit("put", Put, Always, fmt.Sprintf("k%d", key), arg(d, "size", 100))
@@ -348,7 +348,8 @@ func (x *transcript) command(t *testing.T, d *datadriven.TestData) string {
 	return x.out.String()
 }
 
-// TestTranscripts: what a store asks for and answers, event by event. They are meant to be read: testdata/transcripts.
+// TestTranscripts records the actions and replies of a store, event by event, in testdata/transcripts, which are meant
+// to be read.
 func TestTranscripts(t *testing.T) {
 	datadriven.Walk(t, "testdata/transcripts", func(t *testing.T, path string) {
 		x := &transcript{}

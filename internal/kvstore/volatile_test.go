@@ -9,9 +9,9 @@ import (
 	"jbofd/internal/ssd"
 )
 
-// TestALossOfPowerOnAVolatileDevice: without FUA, a loss of power takes any blocks that were not flushed. The partition
-// opens, and each key has what it had when the last checkpoint began, or something newer; a program that dies loses
-// nothing.
+// TestALossOfPowerOnAVolatileDevice: without FUA, a loss of power may undo the write of any block that was not flushed.
+// The partition opens, and each key has the value that it had when the last checkpoint began, or a newer one. A process
+// that dies loses nothing.
 func TestALossOfPowerOnAVolatileDevice(t *testing.T) {
 	kvstore.PlainOnly(t)
 	lost, kept := 0, 0
@@ -30,7 +30,7 @@ func TestALossOfPowerOnAVolatileDevice(t *testing.T) {
 				t.Fatal("there was no checkpoint")
 			}
 			m.mark()
-			// Some get as far as the next checkpoint, or the one after that.
+			// Some runs reach the next checkpoint, or the one after it.
 			m.crashIn, m.power = 1+r.rng.IntN(300), r.rng.IntN(4) > 0
 			m.random(1e6, 1+r.rng.IntN(48))
 			if !m.power {

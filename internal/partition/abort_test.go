@@ -7,7 +7,7 @@ import (
 )
 
 // TestAbortRemovesRequestsBeforeTheStoreTakesThem: an aborted Put changes nothing and ends once, and those before and
-// behind it take their course.
+// behind it complete.
 func TestAbortRemovesRequestsBeforeTheStoreTakesThem(t *testing.T) {
 	r := newRig(t, partitionBytes, nil, inMemory(partitionBytes))
 	p := r.mustOpen(true)
@@ -57,7 +57,7 @@ func TestAbortRemovesRequestsBeforeTheStoreTakesThem(t *testing.T) {
 	r.close(p)
 }
 
-// TestAbortedRequestsLeaveTheQueuesOfTheirTenants, wherever in them they are; the others keep their order.
+// TestAbortedRequestsLeaveTheQueuesOfTheirTenants, from any position; the others keep their order.
 func TestAbortedRequestsLeaveTheQueuesOfTheirTenants(t *testing.T) {
 	for pattern := range 1 << 6 {
 		var w waiting

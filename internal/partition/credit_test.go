@@ -17,8 +17,8 @@ type generous struct {
 
 func (g generous) Credit(tenant.ID) int { return g.units }
 
-// TestCreditsCountWhatHostsCount: a policy allows so many I/Os, hosts are told as many commands, whatever
-// either counts for: buffers may be longer than the values that come, and values longer than segments.
+// TestCreditsCountWhatHostsCount: the credit that a policy gives in I/Os is converted to the commands that hosts count,
+// although buffers may be longer than the values that come, and values longer than segments.
 func TestCreditsCountWhatHostsCount(t *testing.T) {
 	const units, keys = 100, 200
 	for _, c := range []struct {

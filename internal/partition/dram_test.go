@@ -25,7 +25,7 @@ var (
 		"if there is none")
 )
 
-// anonymous is the anonymous memory of this process: heap, stacks, buffers, tables; not files.
+// anonymous returns the anonymous memory of this process: heap, stacks, buffers and tables, but not files.
 func anonymous(t *testing.T) int64 {
 	t.Helper()
 	debug.FreeOSMemory()
@@ -46,9 +46,9 @@ func anonymous(t *testing.T) int64 {
 	return 0
 }
 
-// TestMemoryOfAFullPartition measures what the process has more of than before the partition was made, when no key fits
-// any more and all kinds of requests, as many as there may be, and compaction have been at work: 0.40 bytes a key, and
-// what does not grow with them.
+// TestMemoryOfAFullPartition measures how much the memory of the process has grown since before the partition was made.
+// The partition is full, and has served as many requests of every kind at once as it can, and compaction. The bar is
+// 0.40 bytes a key and a part that does not grow with the keys.
 func TestMemoryOfAFullPartition(t *testing.T) {
 	if buildtags.Race {
 		t.Skip("the race detector has memory of its own")

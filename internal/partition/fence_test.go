@@ -8,7 +8,7 @@ import (
 )
 
 // TestAStalePutNeverStarts: a Put that waits in the partition when its holder's epoch is raised does not reach the
-// store, and what the next epoch puts stays.
+// store, and Puts of the next epoch are kept.
 func TestAStalePutNeverStarts(t *testing.T) {
 	r := newRig(t, partitionBytes, nil, inMemory(partitionBytes))
 	p := r.mustOpen(true)

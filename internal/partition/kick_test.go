@@ -7,7 +7,7 @@ import (
 	"jbofd/internal/kvstore"
 )
 
-// turnObserver is a host that looks at its partition whenever it is kicked.
+// turnObserver is a sink that uses its partition whenever it is kicked.
 type turnObserver struct {
 	*host
 	observed int

@@ -12,7 +12,7 @@ import (
 	"jbofd/internal/ssd/mem"
 )
 
-// TestOpeningBeyondTheMemoryIsAnErrorThatNamesWhatIsMissing, and leaves neither memory taken nor the drive written to.
+// TestOpeningBeyondTheMemoryIsAnErrorThatNamesWhatIsMissing, and keeps no memory and does not write to the drive.
 func TestOpeningBeyondTheMemoryIsAnErrorThatNamesWhatIsMissing(t *testing.T) {
 	for _, arenaBytes := range []int64{bufpool.ArenaRegionBytes, 4 << 20, 8 << 20} {
 		pool, err := bufpool.New(bufpool.Config{TotalBytes: 16 << 20, ArenaBytes: arenaBytes})
@@ -46,8 +46,8 @@ func TestOpeningBeyondTheMemoryIsAnErrorThatNamesWhatIsMissing(t *testing.T) {
 	}
 }
 
-// TestThePoolAccountsForAPartition under a name that says where it is, and its I/Os are in memory that devices
-// register.
+// TestThePoolAccountsForAPartition: its account is named after its drive and offset, and its I/O buffers are in memory
+// that devices register.
 func TestThePoolAccountsForAPartition(t *testing.T) {
 	r := newRig(t, partitionBytes, nil, inMemory(partitionBytes))
 	p := r.mustOpen(true)

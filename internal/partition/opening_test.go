@@ -9,7 +9,7 @@ import (
 	"jbofd/internal/ssd/fault"
 )
 
-// TestALongOpeningReportsItsProgress: what is told ascends, and there is an end.
+// TestALongOpeningReportsItsProgress: the reported progress increases, and the opening ends.
 func TestALongOpeningReportsItsProgress(t *testing.T) {
 	r := newRig(t, partitionBytes, nil, failing(partitionBytes, fault.Config{Seed: 1}))
 	p := r.mustOpen(true)

@@ -17,8 +17,8 @@ import (
 
 const partitionBytes = 48 << 20
 
-// TestHistoriesOfManyHosts: several hosts at once, on a synchronous and on an asynchronous device, under a policy
-// that paces; what they have written is there after a clean stop.
+// TestHistoriesOfManyHosts: several hosts at once, on a synchronous and on an asynchronous device, under a policy that
+// paces. What they have written is there after a clean stop.
 func TestHistoriesOfManyHosts(t *testing.T) {
 	for name, device := range map[string]func(*bufpool.Pool) (ssd.Device, error){"mem": inMemory(partitionBytes),
 		"file": inFile(t, partitionBytes)} {
@@ -62,8 +62,8 @@ func TestHistoriesOfManyHosts(t *testing.T) {
 	}
 }
 
-// TestAPartitionThatWasNotClosedLosesNothing: what was acknowledged is there after the partition was dropped in
-// the middle of its work.
+// TestAPartitionThatWasNotClosedLosesNothing: acknowledged writes are there after the partition was dropped in the
+// middle of its work.
 func TestAPartitionThatWasNotClosedLosesNothing(t *testing.T) {
 	r := newRig(t, partitionBytes, nil, inMemory(partitionBytes))
 	p := r.mustOpen(true)
@@ -79,7 +79,8 @@ func TestAPartitionThatWasNotClosedLosesNothing(t *testing.T) {
 	r.close(p)
 }
 
-// TestFaultsFailRequestsOnly: whatever the device does, requests end, with an error or not, and the store goes on.
+// TestFaultsFailRequestsOnly: whatever the device does, requests end, with or without an error, and the store
+// continues.
 func TestFaultsFailRequestsOnly(t *testing.T) {
 	r := newRig(t, partitionBytes, nil, failing(partitionBytes, fault.Config{Seed: *seed}))
 	p := r.mustOpen(true)
@@ -145,7 +146,7 @@ func TestCloseIsBounded(t *testing.T) {
 	r.close(p)
 }
 
-// TestTenantsHaveEqualNumbersOfRequestsInTheStore: a tenant with much to do does not keep another one out.
+// TestTenantsHaveEqualNumbersOfRequestsInTheStore: a tenant with many requests does not keep another one out.
 func TestTenantsHaveEqualNumbersOfRequestsInTheStore(t *testing.T) {
 	var w waiting
 	for i := range 100 {

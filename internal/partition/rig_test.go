@@ -27,10 +27,10 @@ var seed = flag.Uint64("seed", uint64(time.Now().UnixNano()), "seed of the rando
 // testTimeout is how long a test waits for what must happen.
 const testTimeout = 20 * time.Second
 
-// offset is where on the device the partition begins.
+// offset is where the partition begins on the device.
 const offset = 1 << 20
 
-// rig is a device with an owner, on which partitions can be opened.
+// rig is a drive on which partitions can be opened.
 type rig struct {
 	t    testing.TB
 	pool *bufpool.Pool
@@ -104,8 +104,8 @@ func (r *rig) mustOpen(format bool) *Partition {
 	return p
 }
 
-// drop ends a partition as a crash does. Nothing is under way, and it may not begin anything of its own accord either:
-// its next checkpoint would come in between those of whoever opens the partition again.
+// drop ends a partition as a crash does. Nothing is in progress, and it must not begin anything by itself either: its
+// next checkpoint would interfere with those of the next Partition on that extent.
 func (r *rig) drop(p *Partition) {
 	p.driver.Lock()
 	p.phase = gone
@@ -123,7 +123,7 @@ func (r *rig) close(p *Partition) {
 	}
 }
 
-// host keeps Requests outstanding: a connection of one tenant.
+// host keeps Requests outstanding, like a connection of one tenant.
 type host struct {
 	p      *Partition
 	tenant tenant.ID
@@ -168,7 +168,7 @@ func (h *host) add(op kvstore.Op, key uint64, n int) *Request {
 	return r
 }
 
-// wait returns some Requests that are done, which are free again.
+// wait returns some Requests that are done, and frees them.
 func (h *host) wait() []*Request {
 	for {
 		h.mu.Lock()
@@ -201,7 +201,7 @@ func fill(b []byte, key, version uint64) {
 	}
 }
 
-// history does n random things to a part of the keys, first to first+keys-1, and holds every answer to a map.
+// history does n random operations on the keys first to first+keys-1, and compares every reply with a map.
 func (h *host) history(rnd *rand.Rand, model map[uint64][2]uint64, first, keys uint64, n, maxValue int) error {
 	type pending struct {
 		key, version uint64

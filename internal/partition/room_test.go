@@ -8,7 +8,7 @@ import (
 	"jbofd/internal/ssd"
 )
 
-// TestBuffersAreAllocatedWhenTheLengthIsKnown, and not before; without any the value is not read.
+// TestBuffersAreAllocatedWhenTheLengthIsKnown, and not before. Without a buffer the value is not read.
 func TestBuffersAreAllocatedWhenTheLengthIsKnown(t *testing.T) {
 	r := newRig(t, partitionBytes, nil, inMemory(partitionBytes))
 	p := r.mustOpen(true)
@@ -22,7 +22,7 @@ func TestBuffersAreAllocatedWhenTheLengthIsKnown(t *testing.T) {
 	q, mine := h.free[0], make([]byte, 3000)
 	for _, c := range []struct {
 		name       string
-		have, room int // Value's length before, and of what there is room for
+		have, room int // length of Value before, and the room that is granted
 		want       int // its length after
 		asked      bool
 		reads      int64

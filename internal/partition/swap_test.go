@@ -24,7 +24,7 @@ import (
 
 const areaBytes = 8 << 20
 
-// eager swaps whatever comes in a batch of some.
+// eager is a policy that swaps after the first few queued requests.
 var eager = swap.Policy{BeginGap: 8, EndGap: 4, CalmNS: 1e6, UnlistNS: 1e9}
 
 // box is two SSDs: a partition on the first, a swap area on the second.
@@ -136,7 +136,7 @@ func TestSwappedKeysAreReadAndReturned(t *testing.T) {
 	}
 }
 
-// copyOf makes a device in memory with what another one has.
+// copyOf makes a copy of a device in memory.
 func copyOf(t testing.TB, r *rig) func(*bufpool.Pool) (ssd.Device, error) {
 	return func(p *bufpool.Pool) (ssd.Device, error) {
 		dev, err := inMemory(r.size)(p)
@@ -165,7 +165,7 @@ func copyOf(t testing.TB, r *rig) func(*bufpool.Pool) (ssd.Device, error) {
 	}
 }
 
-// TestSwappedKeysSurviveALossOfPower, and the home does not open without the area that has them.
+// TestSwappedKeysSurviveALossOfPower, and the source does not open without the area that has them.
 func TestSwappedKeysSurviveALossOfPower(t *testing.T) {
 	t.Logf("-seed=%d", *seed)
 	stay := eager
@@ -183,7 +183,7 @@ func TestSwappedKeysSurviveALossOfPower(t *testing.T) {
 	if out == 0 {
 		t.Fatal("no key is out")
 	}
-	// All at one moment: neither the partition nor the area begins a write meanwhile.
+	// Both are copied at one moment: neither the partition nor the area begins a write meanwhile.
 	b.p.driver.Lock()
 	b.area.driver.Lock()
 	c := &box{t: t, policy: stay, source: newRig(t, partitionBytes, nil, copyOf(t, b.source)),
@@ -204,7 +204,7 @@ func TestSwappedKeysSurviveALossOfPower(t *testing.T) {
 		t.Errorf("%d keys are out, want %d", n, out)
 	}
 	c.all(m, 300)
-	c.close() // they come home
+	c.close() // they are returned
 	if c.p, err = Open(cfg); err != nil {
 		t.Fatalf("without the area, when no keys are swapped: %v", err)
 	}
@@ -213,7 +213,7 @@ func TestSwappedKeysSurviveALossOfPower(t *testing.T) {
 	b.close()
 }
 
-// TestAFailedAreaIsNotAnsweredForFromTheSource: its keys have no answer until it works again; the others go on.
+// TestAFailedAreaIsNotAnsweredForFromTheSource: Gets of its keys fail until it works again; other keys are served.
 func TestAFailedAreaIsNotAnsweredForFromTheSource(t *testing.T) {
 	stay := eager
 	stay.CalmNS = int64(time.Hour)
@@ -282,7 +282,7 @@ func TestAFailedAreaIsNotAnsweredForFromTheSource(t *testing.T) {
 	b.close()
 }
 
-// TestSwappingAllocatesNothing, neither when it happens nor when it does not.
+// TestSwappingAllocatesNothing, neither while keys are swapped nor while they are not.
 func TestSwappingAllocatesNothing(t *testing.T) {
 	if buildtags.Race {
 		t.Skip("the race detector lets pools forget at random; the plain build counts")
@@ -401,7 +401,7 @@ func measure(t *testing.T, size int, with bool) {
 	}
 }
 
-// newZipf returns scrambled keys by theta, as YCSB's.
+// newZipf returns scrambled Zipfian keys, as in YCSB.
 func newZipf(n uint64, theta float64) func() uint64 {
 	weights := make([]float64, n)
 	total := 0.0
@@ -416,8 +416,8 @@ func newZipf(n uint64, theta float64) func() uint64 {
 	}
 }
 
-// TestKeysThatCannotReturnBeforeTheTimeoutStay: closing keeps to its patience, and the next opening finds the rest. The
-// area may be retiring then, which takes what is there home and nothing new.
+// TestKeysThatCannotReturnBeforeTheTimeoutStay: closing ends after its timeout, and the next opening finds the rest.
+// The area may be retiring by then: it returns its keys and takes no new ones.
 func TestKeysThatCannotReturnBeforeTheTimeoutStay(t *testing.T) {
 	slow := fault.Config{Seed: 1, Delay: 30 * time.Millisecond, DelayProbability: 1}
 	stay := eager
@@ -447,8 +447,8 @@ func TestKeysThatCannotReturnBeforeTheTimeoutStay(t *testing.T) {
 	}
 	out := b.p.Stats().Swap.Keys
 	b.source.dev.(*fault.Device).SetRules(fault.Rule{Delay: slow.Delay})
-	h.add(kvstore.List, 0, 100) // which waits for all keys to be at home
-	// which waits for its own key, the last to come
+	h.add(kvstore.List, 0, 100) // which waits until all keys have been returned
+	// which waits for its own key, the last one to return
 	h.add(kvstore.Put, 1999, 100).Value = make([]byte, swap.MaxValueBytes+1)
 	b.p.Submit(&h.batch)
 	const limit = 700 * time.Millisecond
@@ -498,8 +498,8 @@ func TestKeysThatCannotReturnBeforeTheTimeoutStay(t *testing.T) {
 	b.close()
 }
 
-// TestACapIsNoReasonToSwap: what waits for its tenant's cap says nothing of the SSD. It neither sends keys away nor
-// keeps them from coming home.
+// TestACapIsNoReasonToSwap: requests that wait for their tenant's cap are no sign of load. They neither cause swapping
+// nor prevent the return of keys.
 func TestACapIsNoReasonToSwap(t *testing.T) {
 	b := newBox(t, swap.Policy{CalmNS: 50e6}, inMemory(partitionBytes), inMemory(areaBytes))
 	const capped, hosts, depth = 3, 10, 12
@@ -515,7 +515,7 @@ func TestACapIsNoReasonToSwap(t *testing.T) {
 		all = append(all, newHost(b.p, capped, depth, 100))
 	}
 	key := uint64(0)
-	round := func() { // all hosts have as much outstanding as they may
+	round := func() { // all hosts have as much outstanding as allowed
 		for _, h := range all {
 			for len(h.free) > 0 {
 				op := kvstore.Get // most, as each costs two reads
@@ -544,7 +544,7 @@ func TestACapIsNoReasonToSwap(t *testing.T) {
 		}
 	}
 	rest()
-	// Another one has sent keys away; then only the capped one is there, and has always something waiting.
+	// Another tenant has caused swapping. Then only the capped tenant is active, and always has requests waiting.
 	other = newHost(b.p, 1, 128, 100)
 	deadline := time.Now().Add(testTimeout)
 	for b.p.Stats().Swap.Keys == 0 {

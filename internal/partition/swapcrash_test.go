@@ -14,13 +14,13 @@ import (
 	"jbofd/internal/ssd/mem"
 )
 
-// version is what a key may have: its value of that version, or nothing.
+// version is a possible content of a key: the value of that version, or nothing.
 type version struct {
 	number uint64 // 0: the key does not exist
 	size   int
 }
 
-// fate is what is known of a key: what was acknowledged last, and what was asked for since and not refused.
+// fate is what is known of a key: the last acknowledged version, and those requested since and not refused.
 type fate struct {
 	sure  version
 	maybe []version
@@ -28,8 +28,8 @@ type fate struct {
 }
 
 // TestAPowerLossWhileKeysAreSwapped: a store and a swap area on two drives with volatile caches, both of which lose the
-// power in the midst of what they do, one a little sooner than the other; sometimes their writes have failed before,
-// too. What was acknowledged is there afterwards, and nothing else.
+// power during their work, one a little earlier than the other. Sometimes their writes have failed before, too.
+// Acknowledged writes are there afterwards, and nothing else.
 func TestAPowerLossWhileKeysAreSwapped(t *testing.T) {
 	t.Logf("-seed=%d", *seed)
 	const keys, lives = 150, 15
@@ -58,14 +58,14 @@ func TestAPowerLossWhileKeysAreSwapped(t *testing.T) {
 		}
 		policy := eager
 		if life%2 == 0 {
-			policy.CalmNS = int64(time.Hour) // what is out stays
+			policy.CalmNS = int64(time.Hour) // swapped keys stay swapped
 		}
 		b := &box{t: t, policy: policy, source: newRig(t, partitionBytes, nil, wrap(0)),
 			away: newRig(t, areaBytes, nil, wrap(1))}
 		b.open(life == 0)
 		found += b.p.Stats().Swap.Keys
 		h := newHost(b.p, 1, 32, 3000)
-		for key := range fates { // what is there is what it is from now on
+		for key := range fates { // the content found is the content from now on
 			f := &fates[key]
 			r := h.do(kvstore.Get, uint64(key), 3000)
 			k := slices.IndexFunc(append([]version{f.sure}, f.maybe...),
@@ -138,7 +138,7 @@ func TestAPowerLossWhileKeysAreSwapped(t *testing.T) {
 				}
 			}
 		}
-		_ = b.p.Close(20 * time.Millisecond) // there is no device any more
+		_ = b.p.Close(20 * time.Millisecond) // the device is gone
 		_ = b.area.Close(20 * time.Millisecond)
 	}
 	t.Logf("%d writes swapped, %d keys found in the area, %d writes without an answer did not happen", swapped, found,

@@ -13,8 +13,8 @@ import (
 	"jbofd/internal/ssd/mem"
 )
 
-// TestALossOfPowerWithoutDurability: a store that need not keep what it acknowledges on a drive with a volatile cache.
-// After a stop everything is there, after a loss of power each key has what it had at the stop or something newer.
+// TestALossOfPowerWithoutDurability: a store with durability none on a drive with a volatile cache. After a stop
+// everything is there. After a loss of power each key has the value that it had at the stop, or a newer one.
 func TestALossOfPowerWithoutDurability(t *testing.T) {
 	t.Logf("-seed=%d", *seed)
 	const keys, size = 200, 300
@@ -94,7 +94,7 @@ func TestALossOfPowerWithoutDurability(t *testing.T) {
 		if err := r.dev.(*fault.Device).Crash(); err != nil {
 			t.Fatal(err)
 		}
-		_ = p.Close(20 * time.Millisecond) // there is no device any more
+		_ = p.Close(20 * time.Millisecond) // the device is gone
 	}
 	if t.Logf("%d keys lost something in losses of power", behind); behind == 0 {
 		t.Error("nothing was lost: the device kept all")

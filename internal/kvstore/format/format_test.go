@@ -26,8 +26,8 @@ var golden = []struct {
 		"2a000000" + "2c00" + "0220" + // number, length, items and an extra unit
 		"01" + "000010" + "0100000000" + "61" + // key of 1, value of 1 MiB at 8
 		"01" + "000000" + "0000000000" + "62" + // key of 1, value of 0
-		"03" + "ac02" + // it was 2 units before, in chunk 300
-		"87" + "00" + "01" + // born: item 0, died as long in chunk 1
+		"03" + "ac02" + // 2 units before, in chunk 300
+		"87" + "00" + "01" + // born: item 0; died: as long, in chunk 1
 		"82" + "02" + "03" + // died in chunk 2, 3 units
 		"92" + "808040" + "808008" + // a key less, died in chunk 2^20, 2^17 units
 		"8b" + "01" + "808040" + "808008" + // a key more, born: item 1, died the same
@@ -93,9 +93,9 @@ func segment() []byte {
 	return b
 }
 
-// segmentChanges are those of a record that has taken the place of one of 64 bytes in chunk 300, with a value of 1 MiB
-// in place of one as long in chunk 1, one of 24 bytes in chunk 2 replaced by one of length 0, a key gone and one come:
-// so many that they take a unit more.
+// segmentChanges are the changes of a record that replaces one of 64 bytes in chunk 300: a value of 1 MiB replaces one
+// of the same length in chunk 1, a value of length 0 replaces one of 24 bytes in chunk 2, a key is removed and one is
+// added. So many changes take one more unit.
 func segmentChanges(b Segment) []byte {
 	c := BeginChanges(nil, 64, 300)
 	c = b.AppendChange(c, Change{Item: 0, Chunk: 1, Died: ValueBytes(MaxValue)})
@@ -138,13 +138,13 @@ func TestChangesAreReadAsWritten(t *testing.T) {
 	if got, known := Segment(segment()).Changes(nil); !known || !slices.Equal(got, want) {
 		t.Errorf("changes are %v, %v, want %v", got, known, want)
 	}
-	// Nothing said, and cut anywhere: it is not known.
+	// Without changes, or with changes that are cut off anywhere, the changes count as unknown.
 	b := Segment(segment())
 	said := segmentChanges(b)
 	for n := range len(said) - 6 { // the last number may be longer
 		clear(b[b.LengthBytes():])
 		copy(b[b.LengthBytes():], b.SetChanges(said[:n]))
-		// Zeroes behind are the end, or numbers of a change.
+		// Zeroes that follow are the end, or numbers of a change.
 		if got, known := b.Changes(nil); known != (n > 0) || len(got) > len(want) {
 			t.Errorf("the first %d bytes: %v, %v", n, got, known)
 		}
@@ -170,7 +170,8 @@ func TestChangesAreReadAsWritten(t *testing.T) {
 func TestAFlippedBitAnywhereIsAnError(t *testing.T) {
 	for _, g := range golden {
 		b := g.make()
-		// All bits of a page would take seconds: all of its beginning, then one a byte here and there.
+		// All bits of a page would take seconds. The test flips all bits of its beginning, and then one bit of some
+		// bytes.
 		for bit := 0; bit < len(b)*8; bit++ {
 			if bit >= 8*1024 {
 				bit += 100
@@ -254,8 +255,7 @@ func FuzzSegment(f *testing.F) {
 	}, bytes.HasPrefix)
 }
 
-// FuzzSealedSegment has the checksum made for whatever the segment is, so that what Check says of the rest is put to
-// the proof.
+// FuzzSealedSegment computes a valid checksum for any input, so that the other checks of Check are tested.
 func FuzzSealedSegment(f *testing.F) {
 	f.Add([]byte(segment()))
 	f.Fuzz(func(t *testing.T, b []byte) {
@@ -271,7 +271,7 @@ func FuzzSealedSegment(f *testing.F) {
 	})
 }
 
-// readSegment reads all that there is in a segment that has passed its check.
+// readSegment reads everything in a segment that has passed its check.
 func readSegment(b Segment) {
 	at := SegmentHeaderBytes
 	for i := range b.Items() {

@@ -51,7 +51,7 @@ func swapRecord() []byte {
 	return b
 }
 
-// The structures as they are on the SSD; of the long ones the beginning.
+// The structures as they are on the SSD; only the beginning of the long ones.
 var swapGolden = []struct {
 	name  string
 	make  func() []byte

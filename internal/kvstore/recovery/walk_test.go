@@ -8,7 +8,7 @@ import (
 	"jbofd/internal/kvstore/space"
 )
 
-// TestAPausedWalkReadsNoMoreThanItsBuffer: Piece is called again and again, and no records are taken.
+// TestAPausedWalkReadsNoMoreThanItsBuffer: Piece is called repeatedly, and no records are taken.
 func TestAPausedWalkReadsNoMoreThanItsBuffer(t *testing.T) {
 	sb := make(format.Superblock, format.SuperblockBytes)
 	sb.SetBlockSize(512)
@@ -31,8 +31,8 @@ func TestAPausedWalkReadsNoMoreThanItsBuffer(t *testing.T) {
 	t.Error("there is no end of pieces")
 }
 
-// TestAWalkFindsSegmentsPastDamage: the beginning of a group did not reach the SSD, and in what did of it a
-// segment begins in the middle of a block, behind something that looks like one.
+// TestAWalkFindsSegmentsPastDamage: the beginning of a group did not reach the SSD. In the rest, a segment begins in
+// the middle of a block, behind bytes that look like a segment.
 func TestAWalkFindsSegmentsPastDamage(t *testing.T) {
 	const block = 512
 	sb := make(format.Superblock, format.SuperblockBytes)
@@ -49,7 +49,7 @@ func TestAWalkFindsSegmentsPastDamage(t *testing.T) {
 		seg.Insert([]byte("a key"))
 		seg.Seal(pool.Seed(pool.At(i, format.ChunkOffset(at))))
 	}
-	// The end of a segment of which the beginning is lost, with a key that looks like a segment.
+	// The end of a segment whose beginning is lost, with a key that looks like a segment.
 	copy(chunk[3*block+256:], chunk[block:block+64])
 	w := NewWalk(pool, block, make([]byte, WalkBytes(len(chunk), 1<<20)))
 	w.Begin(i, false)

@@ -2,8 +2,8 @@ package swap
 
 import "jbofd/internal/kvstore"
 
-// linear checks the history of one key for linearizability, as it goes: it keeps every state that the key can be in,
-// with what the pending operations have met if they have taken effect.
+// linear checks the history of one key for linearizability while it is recorded. It keeps every state that the key can
+// be in, each with the values that pending operations have observed if they have taken effect.
 type linear struct {
 	states map[linState]struct{}
 	ops    [linSlots]*linOp
@@ -38,7 +38,7 @@ func newLinear() *linear {
 	return &linear{states: map[linState]struct{}{s: {}}}
 }
 
-// invoke begins an operation, which surely succeeds or not; ok is false if there are too many.
+// invoke begins an operation. surely says that it cannot fail. ok is false if too many are pending.
 func (l *linear) invoke(op *linOp, surely bool) (slot int, ok bool) {
 	l.clock++
 	op.begun = l.clock
@@ -75,7 +75,7 @@ func (l *linear) step(s linState, slot int) linState {
 		met = int32(kvstore.Exists)
 	default:
 		s.value = o.version
-		// What had failed before this began does not come after it.
+		// An operation that had failed before this one began does not take effect after it.
 		for i, z := range l.ops {
 			if z != nil && z.failed != 0 && z.failed < o.begun && s.met[i] == linOpen {
 				s.met[i] = linDead
@@ -86,7 +86,7 @@ func (l *linear) step(s linState, slot int) linState {
 	return s
 }
 
-// closure adds what can happen without a response.
+// closure adds the states that pending operations can reach without a response.
 func (l *linear) closure() {
 	var todo []linState
 	for s := range l.states {
@@ -108,7 +108,7 @@ func (l *linear) closure() {
 	}
 }
 
-// keep keeps the states that f likes, as f makes them.
+// keep replaces the states by the results of f, and drops those that f rejects.
 func (l *linear) keep(f func(linState) (linState, bool)) bool {
 	next := map[linState]struct{}{}
 	for s := range l.states {
@@ -120,7 +120,7 @@ func (l *linear) keep(f func(linState) (linState, bool)) bool {
 	return len(next) > 0
 }
 
-// respond ends an operation that has met that; false: nothing explains it.
+// respond ends an operation that has observed met. False: no order of the operations explains it.
 func (l *linear) respond(slot int, met int32) bool {
 	l.clock++
 	l.closure()
@@ -132,7 +132,7 @@ func (l *linear) respond(slot int, met int32) bool {
 	})
 }
 
-// nothing ends an operation that has had no effect.
+// nothing ends an operation that had no effect.
 func (l *linear) nothing(slot int) bool { return l.respond(slot, linOpen) }
 
 // fail ends an operation that may yet take effect; a read is forgotten.
@@ -140,7 +140,7 @@ func (l *linear) fail(slot int) {
 	l.clock++
 	if o := l.ops[slot]; o.do == kvstore.Put || o.do == kvstore.Delete {
 		o.failed = l.clock
-		// One that can take effect in no state is over.
+		// An operation that can take effect in no state is over.
 		l.closure()
 		for s := range l.states {
 			if s.met[slot] == linOpen {
@@ -155,7 +155,7 @@ func (l *linear) fail(slot int) {
 	})
 }
 
-// tidy forgets failed operations that cannot take effect any more.
+// tidy removes failed operations that can no longer take effect.
 func (l *linear) tidy() {
 	for i, o := range l.ops {
 		if o == nil || o.failed == 0 {
@@ -175,7 +175,7 @@ func (l *linear) tidy() {
 	}
 }
 
-// crash ends all: what was pending has taken effect or never will.
+// crash ends all operations: a pending one has taken effect or never will.
 func (l *linear) crash() {
 	l.closure()
 	l.ops = [linSlots]*linOp{}

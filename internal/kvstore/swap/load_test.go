@@ -7,7 +7,7 @@ import (
 	"jbofd/internal/kvstore"
 )
 
-// value is that of a key's version.
+// value returns the value of a version of a key.
 func value(key int, version int32, n int) []byte {
 	b := make([]byte, n)
 	for i := range b {
@@ -26,7 +26,7 @@ func keyOf(i int) []byte {
 }
 
 // submit sends a request; false: there is no room for it.
-func (w *world) submit(h *testHome, do kvstore.Op, cond kvstore.Condition, key, size int) bool {
+func (w *world) submit(h *testSource, do kvstore.Op, cond kvstore.Condition, key, size int) bool {
 	q := &testReq{key: key, r: kvstore.Request{Op: do, Condition: cond, Tag: h.tag, Key: keyOf(key)}}
 	op := &linOp{do: do, cond: cond}
 	switch do {
@@ -77,7 +77,7 @@ func (w *world) submit(h *testHome, do kvstore.Op, cond kvstore.Condition, key, 
 }
 
 // reply checks an answer.
-func (w *world) reply(h *testHome, p kvstore.Reply) {
+func (w *world) reply(h *testSource, p kvstore.Reply) {
 	q := h.reqs[p.Tag]
 	if q == nil {
 		w.t.Fatalf("a reply to no request: %+v", p)
@@ -149,7 +149,7 @@ func (w *world) random(n, depth int) {
 			case k == 0 || w.long:
 				size = 4 + w.rng.IntN(testValue-4)
 			case k == 1:
-				size = testValue + 1 + w.rng.IntN(testValue) // comes home first
+				size = testValue + 1 + w.rng.IntN(testValue) // is returned first
 			}
 			if w.rng.IntN(2000) == 0 {
 				do = kvstore.List
@@ -184,7 +184,7 @@ func (w *world) random(n, depth int) {
 func (w *world) state() string {
 	out := ""
 	for i, h := range w.sources {
-		out += fmt.Sprintf("home %d: used %d sweep n %d open %d stage %d area %d book %+v toStore %d atStore %d "+
+		out += fmt.Sprintf("source %d: used %d sweep n %d open %d stage %d area %d manifest %+v toStore %d atStore %d "+
 			"load.to %d\n", i, h.m.used, h.m.batch.n, h.m.batch.open, h.m.batch.stage, h.m.batch.area,
 			h.m.manifest.dirty, h.m.toStore.N, h.m.atStore, h.m.load.to)
 		for _, m := range h.m.batch.members[:h.m.batch.n] {
@@ -202,13 +202,13 @@ func (w *world) state() string {
 		}
 	}
 	for i, a := range w.areas {
-		out += fmt.Sprintf("area %d: head %d tail %d durable %d in %d io %d failures %d homes %+v\n", i, a.m.head,
+		out += fmt.Sprintf("area %d: head %d tail %d durable %d in %d io %d failures %d sources %+v\n", i, a.m.head,
 			a.m.tail, a.m.durable, len(a.in), len(a.io), a.m.failures, a.m.sources)
 	}
 	return out
 }
 
-// verify gets every key: what was acknowledged is there.
+// verify gets every key and checks that acknowledged writes are there.
 func (w *world) verify() {
 	w.t.Helper()
 	for _, h := range w.sources {
@@ -226,7 +226,7 @@ func (w *world) verify() {
 	}
 }
 
-// settle waits until nothing is in doubt: what is tried again succeeds.
+// settle waits until no outcome is open: requests that are repeated succeed.
 func (w *world) settle() {
 	for range 3 {
 		w.now += retryNS

@@ -11,15 +11,15 @@ import (
 	"jbofd/internal/units"
 )
 
-// TestDroppingAnAreaFromAManifestIsAllOrNothing, whatever of a write gets to the disk, and also when a copy is damaged
-// before.
+// TestDroppingAnAreaFromAManifestIsAllOrNothing, whichever blocks of a write reach the disk, and even if a copy is
+// damaged before.
 func TestDroppingAnAreaFromAManifestIsAllOrNothing(t *testing.T) {
-	home, lost, other := [16]byte{7}, [16]byte{1}, [16]byte{2}
+	source, lost, other := [16]byte{7}, [16]byte{1}, [16]byte{2}
 	for damaged := range 3 { // the last time none
-		made := make([]byte, homeBytes)
+		made := make([]byte, sourceBytes)
 		for i, offset := range format.SwapManifestOffsets {
 			b := format.SwapManifest(made[offset:][:format.SwapManifestBytes])
-			b.SetSource(home)
+			b.SetSource(source)
 			b.SetGeneration(uint64(5 + i)) // as if the second had been written last
 			b.AddArea(lost, 100)
 			b.AddArea(other, 200)
@@ -31,15 +31,15 @@ func TestDroppingAnAreaFromAManifestIsAllOrNothing(t *testing.T) {
 		for writes := range 3 {
 			for blocks := range format.SwapManifestBytes/testBlock + 1 {
 				disk := bytes.Clone(made)
-				book, err := LoadManifest(readFrom(disk), heap)
+				manifest, err := LoadManifest(readFrom(disk), heap)
 				if err != nil {
 					t.Fatal(err)
 				}
-				if !book.Names(lost) || !book.Names(other) {
-					t.Fatalf("the book names %+v", book.Areas)
+				if !manifest.Names(lost) || !manifest.Names(other) {
+					t.Fatalf("the manifest names %+v", manifest.Areas)
 				}
 				left := writes
-				err = book.Drop(lost, func(offset units.ExtentOffset, b []byte) error {
+				err = manifest.Drop(lost, func(offset units.ExtentOffset, b []byte) error {
 					if left == 0 {
 						copy(disk[offset:], b[:blocks*testBlock])
 						return errInjected
@@ -55,12 +55,12 @@ func TestDroppingAnAreaFromAManifestIsAllOrNothing(t *testing.T) {
 				if err != nil {
 					t.Fatalf("copy %d damaged, %d writes and %d blocks: %v", damaged, writes, blocks, err)
 				}
-				// The first block has all of the lines: what follows are zeroes, before and after.
-				if after.Source != home || !after.Names(other) || after.Names(lost) != (writes == 0 && blocks == 0) {
-					t.Errorf("copy %d damaged, %d writes and %d blocks: the book of %x names %+v", damaged, writes,
+				// All entries are in the first block; the other blocks are zeroes before and after.
+				if after.Source != source || !after.Names(other) || after.Names(lost) != (writes == 0 && blocks == 0) {
+					t.Errorf("copy %d damaged, %d writes and %d blocks: the manifest of %x names %+v", damaged, writes,
 						blocks, after.Source, after.Areas)
 				}
-				// Done again after that, it holds, and a copy that becomes damaged brings nothing back.
+				// When it is repeated, it succeeds, and damage of a copy does not bring the entry back.
 				err = after.Drop(lost, func(offset units.ExtentOffset, b []byte) error {
 					copy(disk[offset:], b)
 					return nil
@@ -80,15 +80,15 @@ func TestDroppingAnAreaFromAManifestIsAllOrNothing(t *testing.T) {
 	}
 }
 
-// TestAnOlderCopyOfAManifestIsReplaced: a crash between the writes of its copies has left one that says that there are
-// records, and that is not what a partition without areas has when the other copy is damaged later.
+// TestAnOlderCopyOfAManifestIsReplaced: a crash between the writes of the two copies has left an older one that lists
+// records. It must be replaced, or it would come into force when the other copy is damaged later.
 func TestAnOlderCopyOfAManifestIsReplaced(t *testing.T) {
-	home, area := [16]byte{7}, [16]byte{1}
+	source, area := [16]byte{7}, [16]byte{1}
 	for newer := range format.SwapManifestOffsets {
-		disk := make([]byte, homeBytes)
+		disk := make([]byte, sourceBytes)
 		for i, offset := range format.SwapManifestOffsets {
 			b := format.SwapManifest(disk[offset:][:format.SwapManifestBytes])
-			b.SetSource(home)
+			b.SetSource(source)
 			b.SetGeneration(5)
 			if i == newer {
 				b.SetGeneration(6)
@@ -99,41 +99,41 @@ func TestAnOlderCopyOfAManifestIsReplaced(t *testing.T) {
 		}
 		writes := 0
 		mend := func() *Manifest {
-			book, err := LoadManifest(readFrom(disk), heap)
+			manifest, err := LoadManifest(readFrom(disk), heap)
 			if err != nil {
 				t.Fatal(err)
 			}
-			if err := book.Repair(func(offset units.ExtentOffset, b []byte) error {
+			if err := manifest.Repair(func(offset units.ExtentOffset, b []byte) error {
 				writes++
 				copy(disk[offset:], b)
 				return nil
 			}, heap); err != nil {
 				t.Fatal(err)
 			}
-			return book
+			return manifest
 		}
 		mend()
 		if mend(); writes != 2 {
 			t.Errorf("%d writes, want 2: nothing is to be mended the second time", writes)
 		}
 		disk[format.SwapManifestOffsets[newer]] ^= 1
-		if b, err := LoadManifest(readFrom(disk), heap); err != nil || b.Source != home || b.Names(area) {
+		if b, err := LoadManifest(readFrom(disk), heap); err != nil || b.Source != source || b.Names(area) {
 			t.Errorf("with copy %d damaged: %+v, %v", newer, b, err)
 		}
 	}
 }
 
-// TestAForgottenSourceDoesNotHoldBackLogHead: the log goes on, also after the next opening, and the source starts
+// TestAForgottenSourceDoesNotHoldBackLogHead: LogHead advances, also after the next opening, and the source starts
 // without records.
 func TestAForgottenSourceDoesNotHoldBackLogHead(t *testing.T) {
 	w := newWorld(t, *seed, 0, 1, 0)
 	a := w.areas[0]
-	write := func(home, n int) (refused int) {
+	write := func(source, n int) (refused int) {
 		t.Helper()
 		for i := range n {
 			var key [8]byte
 			binary.LittleEndian.PutUint64(key[:], uint64(i))
-			if !a.m.Submit(&Append{Source: home, Kind: format.SwapPut, Key: key[:], Value: make([]byte, 500)}) {
+			if !a.m.Submit(&Append{Source: source, Kind: format.SwapPut, Key: key[:], Value: make([]byte, 500)}) {
 				t.Fatal("not taken")
 			}
 			for again := true; again; {
@@ -171,7 +171,7 @@ func TestAForgottenSourceDoesNotHoldBackLogHead(t *testing.T) {
 		t.Fatal(err)
 	}
 	if write(at.Source, 400) == 0 {
-		t.Fatal("what a home has there does not keep the log from going round")
+		t.Fatal("what a source has there does not keep the log from going round")
 	}
 	a.m.Forget(gone)
 	if refused := write(at.Source, 400); refused > 1 { // the first finds no room, and makes it
@@ -189,6 +189,6 @@ func TestAForgottenSourceDoesNotHoldBackLogHead(t *testing.T) {
 		t.Errorf("%d records, %v", len(at.Records), err)
 	}
 	if refused := write(at.Source, 1); refused != 0 {
-		t.Error("a home that comes again is refused")
+		t.Error("a source that comes again is refused")
 	}
 }

@@ -21,36 +21,36 @@ var seed = flag.Uint64("seed", 1, "seed of the random tests; the same each time,
 var errInjected = errors.New("injected")
 
 const (
-	testBlock  = 512
-	testValue  = 2000
-	testGroup  = 2048
-	homeBytes  = 64 << 10
-	storeDepth = 6
+	testBlock   = 512
+	testValue   = 2000
+	testGroup   = 2048
+	sourceBytes = 64 << 10
+	storeDepth  = 6
 )
 
-// world is a box: homes with stores that are maps, and areas. Everything that is under way ends in any order, but
-// messages between a home and an area, which keep theirs.
+// world is a node: sources whose stores are maps, and areas. Everything in progress completes in random order, except
+// that messages between a source and an area keep theirs.
 type world struct {
 	t       testing.TB
 	rng     *rand.Rand
 	now     int64
-	sources []*testHome
+	sources []*testSource
 	areas   []*testArea
 	// fail is the probability that a device's or a store's request fails.
 	fail float64
-	// crashIn is after how many further writes of areas and books the power is lost; 0: never.
+	// crashIn is the number of further writes of areas and manifests after which the power is lost; 0: never.
 	crashIn int
 	crashed bool
 	writes  int
 	keys    int
 	policy  Policy
 	entries int
-	// long: values are; fickle: the stores become full and empty.
+	// long: values are long; fickle: the stores become full and empty.
 	long, fickle bool
 	laps         uint64
-	// slow: the stores are.
+	// slow: the stores are slow.
 	slow bool
-	// lists are answered; sum counts what has happened.
+	// lists counts the Lists answered; sum has the sum of all statistics.
 	lists int
 	sum   struct{ swapped, returned, moved, reads, refused, errors, indeterminate int64 }
 	// stop: no more crash.
@@ -64,7 +64,7 @@ type testArea struct {
 	act  AreaActions
 }
 
-type testHome struct {
+type testSource struct {
 	disk     *lab.Drive
 	m        *Source
 	io       []IO
@@ -88,7 +88,7 @@ type testReq struct {
 	down bool // the store has it
 }
 
-// testStore is a store that loses nothing: durable at once, but under way in any order.
+// testStore is a store that loses nothing: its writes are durable at once, but complete in any order.
 type testStore struct {
 	values map[string]string
 	queue  []*storeReq
@@ -103,13 +103,13 @@ type storeReq struct {
 	own   bool // of the Home
 }
 
-func newWorld(t testing.TB, seed uint64, homes, areas, keys int) *world {
+func newWorld(t testing.TB, seed uint64, sources, areas, keys int) *world {
 	w := &world{t: t, rng: rand.New(rand.NewPCG(seed, 11)), keys: keys,
 		policy: Policy{BeginGap: 10, EndGap: 5, CalmNS: 1e6, UnlistNS: 3e6}, entries: 64}
 	cfg := w.areaConfig()
 	for i := range areas {
 		a := &testArea{disk: w.newDisk(cfg.AreaBytes)}
-		former := make([]byte, cfg.AreaBytes) // what a former user left
+		former := make([]byte, cfg.AreaBytes) // content left by an earlier user
 		for k := range former {
 			former[k] = byte(w.rng.Uint32())
 		}
@@ -123,8 +123,8 @@ func newWorld(t testing.TB, seed uint64, homes, areas, keys int) *world {
 		}
 		w.areas = append(w.areas, a)
 	}
-	for i := range homes {
-		h := &testHome{disk: w.newDisk(homeBytes), store: testStore{values: map[string]string{}}}
+	for i := range sources {
+		h := &testSource{disk: w.newDisk(sourceBytes), store: testStore{values: map[string]string{}}}
 		if err := FormatManifest([16]byte{0xB0, byte(i)}, func(offset units.ExtentOffset, b []byte) error {
 			h.disk.Store(int64(offset), b)
 			return nil
@@ -155,15 +155,15 @@ func readFrom(disk []byte) Read {
 	}
 }
 
-// openHome makes the Home of a partition from what is durable.
-func (w *world) openHome(i int) (*Source, error) {
+// openSource makes the Source of a partition from its durable state.
+func (w *world) openSource(i int) (*Source, error) {
 	h := w.sources[i]
-	book, err := LoadManifest(readFrom(h.disk.Visible), heap)
+	manifest, err := LoadManifest(readFrom(h.disk.Visible), heap)
 	if err != nil {
 		return nil, err
 	}
-	cfg := SourceConfig{Manifest: book, UUID: [16]byte{0xB0, byte(i)}, BlockSize: testBlock, FUA: true, Keys: w.entries,
-		Requests: 16, MaxValueBytes: testValue, Policy: w.policy}
+	cfg := SourceConfig{Manifest: manifest, UUID: [16]byte{0xB0, byte(i)}, BlockSize: testBlock, FUA: true,
+		Keys: w.entries, Requests: 16, MaxValueBytes: testValue, Policy: w.policy}
 	for _, a := range w.areas {
 		at, err := a.m.Attach(cfg.UUID)
 		if err != nil {
@@ -174,7 +174,7 @@ func (w *world) openHome(i int) (*Source, error) {
 	return NewSource(cfg)
 }
 
-// open starts the box from what is durable.
+// open starts the node from the durable state.
 func (w *world) open() {
 	w.t.Helper()
 	w.crashed = false
@@ -186,15 +186,15 @@ func (w *world) open() {
 		*a = testArea{disk: a.disk, m: m}
 	}
 	for i, h := range w.sources {
-		// A copy of the book that becomes damaged does no harm once both say the same.
+		// Damage of one copy of the manifest does no harm once both copies are equal.
 		at := format.SwapManifestOffsets
 		a, b := h.disk.Visible[at[0]:][:format.SwapManifestBytes], h.disk.Visible[at[1]:][:format.SwapManifestBytes]
 		if bytes.Equal(a, b) && w.rng.IntN(3) == 0 {
 			h.disk.Flip(int64(at[w.rng.IntN(2)])+w.rng.Int64N(100), 0)
 		}
-		m, err := w.openHome(i)
+		m, err := w.openSource(i)
 		if err != nil {
-			w.t.Fatalf("home %d: %v", i, err)
+			w.t.Fatalf("source %d: %v", i, err)
 		}
 		h.m, h.io, h.act, h.released = m, nil, Actions{}, nil
 		h.out, h.replies = make([][]Append, len(w.areas)), make([][]Outcome, len(w.areas))
@@ -218,7 +218,7 @@ func (w *world) crash() {
 			}
 		}
 		h.disk.PowerLoss()
-		for _, s := range append(h.store.ghosts, h.store.queue...) { // what has failed was before
+		for _, s := range append(h.store.ghosts, h.store.queue...) { // failed operations took effect before
 			if w.rng.IntN(2) == 0 {
 				h.store.apply(s)
 			}
@@ -231,7 +231,7 @@ func (w *world) crash() {
 	}
 }
 
-func (w *world) count(h *testHome) {
+func (w *world) count(h *testSource) {
 	for _, a := range w.areas {
 		w.laps = max(w.laps, uint64(a.m.tail)/a.m.log.LenBytes)
 	}
@@ -249,7 +249,7 @@ func (w *world) newDisk(n int64) *lab.Drive {
 		Misuse: func(what string) { w.t.Fatal(what) }})
 }
 
-// request is an I/O as the drive's request.
+// request converts an I/O to a request for the drive.
 func request(q *IO) ssd.Request {
 	r := ssd.Request{Op: ssd.Op(q.Op), Offset: int64(q.Offset), Len: int64(len(q.Buf)), Buf: q.Buf}
 	if q.FUA {
@@ -258,7 +258,7 @@ func request(q *IO) ssd.Request {
 	return r
 }
 
-// tear writes any of the blocks.
+// tear writes a random subset of the blocks.
 func tear(disk *lab.Drive, q IO) {
 	if q.Op == pipeline.Write {
 		disk.Tear(request(&q))
@@ -303,7 +303,7 @@ func (s *testStore) submit(r *kvstore.Request, own bool) bool {
 }
 
 // end ends a request of the store.
-func (w *world) endStore(h *testHome, i int) {
+func (w *world) endStore(h *testSource, i int) {
 	s := &h.store
 	q := s.queue[i]
 	s.queue = append(s.queue[:i], s.queue[i+1:]...)
@@ -320,7 +320,7 @@ func (w *world) endStore(h *testHome, i int) {
 	default:
 		st, v = s.apply(q)
 		if write {
-			for k := 0; k < len(s.ghosts); k++ { // a later write of the key buries them
+			for k := 0; k < len(s.ghosts); k++ { // a later write of the key supersedes them
 				if s.ghosts[k].key == q.key {
 					s.ghosts = append(s.ghosts[:k], s.ghosts[k+1:]...)
 					k--
@@ -341,8 +341,8 @@ func (w *world) endStore(h *testHome, i int) {
 	w.reply(h, kvstore.Reply{Tag: q.r.Tag, Status: st, ValueLen: len(v)})
 }
 
-// turn lets a home act.
-func (w *world) turn(h *testHome) {
+// turn lets a source act.
+func (w *world) turn(h *testSource) {
 	for {
 		var r kvstore.Request
 		for h.m.NextForStore(&r) {
@@ -397,7 +397,7 @@ func (w *world) areaTurn(a *testArea) {
 	a.act.IOs, a.act.Outcomes = nil, nil
 }
 
-// device does an I/O of a disk, and reports whether the power is lost at it.
+// device carries out an I/O of a disk, and reports whether the power is lost during it.
 func (w *world) device(disk *lab.Drive, q IO) (err error, lost bool) {
 	failed := w.fail > 0 && w.rng.Float64() < w.fail
 	if q.Op == pipeline.Read {
@@ -423,7 +423,7 @@ func (w *world) device(disk *lab.Drive, q IO) (err error, lost bool) {
 	return disk.Do(request(&q)), false
 }
 
-// step does one thing, any.
+// step does one random thing.
 func (w *world) step() {
 	w.now += w.rng.Int64N(20000)
 	for _, h := range w.sources {

@@ -7,8 +7,8 @@ import (
 	"jbofd/internal/kvstore"
 )
 
-// TestBuffersForSwappedValuesAreAllocatedByLength is asked for as the store does: when its length is known, and without
-// any it is not read.
+// TestBuffersForSwappedValuesAreAllocatedByLength: as in the store, a buffer for a value is allocated when its length
+// is known. Without a buffer the value is not read.
 func TestBuffersForSwappedValuesAreAllocatedByLength(t *testing.T) {
 	w := newWorld(t, *seed, 1, 1, 1)
 	h := w.sources[0]

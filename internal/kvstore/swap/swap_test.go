@@ -84,7 +84,7 @@ func TestAnAreaKeepsUnreleasedRecords(t *testing.T) {
 	for i := range seeds(t, 15) {
 		w := newWorld(t, i, 0, 1, 0)
 		a := w.areas[0]
-		// What each source has there, in order, by version; what is under way has none to be sure of.
+		// The records of each source in order, by version. Records in flight may or may not exist.
 		type record struct {
 			version uint64
 			group   format.LogOffset
@@ -106,7 +106,7 @@ func TestAnAreaKeepsUnreleasedRecords(t *testing.T) {
 				for _, r := range live[k] {
 					g, ok := found[r.version]
 					if !ok || g.Place-format.LogOffset(g.At) != r.group || g.ValueLen != uint32(r.version%1000) {
-						t.Fatalf("record %d of home %d: found %v, %+v", r.version, k, ok, g)
+						t.Fatalf("record %d of source %d: found %v, %+v", r.version, k, ok, g)
 					}
 				}
 				if len(live[k]) > 0 {

@@ -7,16 +7,16 @@ import (
 )
 
 // TestRemainsOfATornGroupAreNotPartOfTheNext: two crashes tear the groups that are written at one place, so that the
-// beginning of the second stands before the end of the first, whose records are sound each by itself. None of them was
-// acknowledged, and in between their keys have been found to be as before.
+// beginning of the second group stands before the end of the first, whose records are valid by themselves. None of them
+// was acknowledged, and between the crashes recovery has found their keys unchanged.
 func TestRemainsOfATornGroupAreNotPartOfTheNext(t *testing.T) {
 	w := newWorld(t, *seed, 0, 1, 0)
 	a := w.areas[0]
-	home := [16]byte{1}
-	// write makes a group of two records, of which the second begins with a block, and lets one of its blocks reach the
-	// SSD.
+	source := [16]byte{1}
+	// write makes a group of two records, of which the second begins at a block boundary, and lets one of its blocks
+	// reach the SSD.
 	write := func(version byte, block int) {
-		at, err := a.m.Attach(home)
+		at, err := a.m.Attach(source)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -37,7 +37,7 @@ func TestRemainsOfATornGroupAreNotPartOfTheNext(t *testing.T) {
 	}
 	write(1, 1)
 	write(2, 0)
-	at, err := a.m.Attach(home)
+	at, err := a.m.Attach(source)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -17,13 +17,13 @@ import (
 	"jbofd/internal/uuid"
 )
 
-// transcript is a source partition and a swap area on another drive. I/Os end, and the source's own store answers, when
-// the transcript says so; messages between the two machines arrive at once.
+// transcript runs a source partition and a swap area on another drive. I/Os complete, and the source's own store
+// replies, when the transcript says so. Messages between the two machines arrive at once.
 type transcript struct {
 	src *Source
 	a   *Area
 	now int64
-	// part is the source's partition, of which only the manifest is there; log is the area.
+	// part is the source's partition, which has only a manifest; log is the area.
 	part, log []byte
 	cfg       AreaConfig
 	act       Actions
@@ -37,7 +37,7 @@ type transcript struct {
 	out    strings.Builder
 }
 
-// transcriptIO is an I/O under way; ofArea: it is the area's own, and not the source's.
+// transcriptIO is an I/O in flight. ofArea: it is an I/O of the area, not of the source.
 type transcriptIO struct {
 	IO
 	ofArea bool
@@ -82,7 +82,7 @@ func (x *transcript) describe(q *transcriptIO) string {
 
 var statusNames = [...]string{"OK", "NotFound", "Exists", "CapacityExceeded", "DeviceError", "Corrupt"}
 
-// turn lets both machines act until neither does any more.
+// turn lets both machines act until neither has anything left to do.
 func (x *transcript) turn() {
 	for again := true; again; {
 		again = false
@@ -140,7 +140,7 @@ func (x *transcript) begin(q transcriptIO) {
 	x.ios = append(x.ios, q)
 }
 
-// done ends all I/Os under way.
+// done completes all I/Os in flight.
 func (x *transcript) done(err error) {
 	all := x.ios
 	x.ios = nil
@@ -164,7 +164,7 @@ func (x *transcript) move(q *transcriptIO) {
 	}
 }
 
-// open makes both machines of what is on the drives.
+// open opens both machines from what is on the drives.
 func (x *transcript) open() error {
 	read := func(disk []byte) Read {
 		return func(offset units.ExtentOffset, b []byte) error { copy(b, disk[offset:]); return nil }
@@ -282,8 +282,8 @@ func (x *transcript) command(d *datadriven.TestData) string {
 	return x.out.String()
 }
 
-// TestTranscripts: what a source and an area ask for and answer, event by event. They are meant to be read:
-// testdata/transcripts.
+// TestTranscripts records the actions and replies of a source and an area, event by event, in testdata/transcripts,
+// which are meant to be read.
 func TestTranscripts(t *testing.T) {
 	datadriven.Walk(t, "testdata/transcripts", func(t *testing.T, path string) {
 		x := &transcript{}

@@ -7,7 +7,7 @@ import (
 )
 
 // out swaps keys of a source out to an area and returns when they are there.
-func (w *world) out(h *testHome, keys int) {
+func (w *world) out(h *testSource, keys int) {
 	w.t.Helper()
 	h.busy = true
 	for h.m.load.to == none || !h.m.areas[0].listed {
@@ -26,8 +26,9 @@ func (w *world) out(h *testHome, keys int) {
 	}
 }
 
-// quick runs a source and its only area with devices and a store that do everything at once, and returns the source's
-// replies. before is called when the source knows all of that.
+// quick runs a source and its only area with devices and a store that complete everything at once, and returns the
+// source's replies. before is called ahead of each Turn of the source, when it has been told of everything that has
+// completed.
 func (w *world) quick(before func()) (replies []kvstore.Reply) {
 	h, a := w.sources[0], w.areas[0]
 	w.now += 1e5
@@ -89,7 +90,7 @@ func TestWaitingWritesDoNotBlockTheReturnOfTheirKey(t *testing.T) {
 		begun++
 		return true
 	}
-	// One append of the last key is under way when the keys are gathered; the others wait behind it.
+	// One append of the last key is in flight when the batch of keys to return is formed; the others wait behind it.
 	put()
 	h.m.Observe(w.now, 0, 1<<40, make([]Load, 1))
 	h.m.beginBatch(0)
@@ -105,8 +106,8 @@ func TestWaitingWritesDoNotBlockTheReturnOfTheirKey(t *testing.T) {
 	}
 }
 
-// TestAWriteBehindAnIndeterminateOneIsAnswered, although the area reports nothing more: one is in the group that cannot
-// be written, the other in the next.
+// TestAWriteBehindAnIndeterminateOneIsAnswered, although the area reports nothing more: one write is in the group that
+// cannot be written, the other in the next group.
 func TestAWriteBehindAnIndeterminateOneIsAnswered(t *testing.T) {
 	w := newWorld(t, *seed, 1, 1, 1)
 	h := w.sources[0]
