@@ -265,7 +265,11 @@ func (n *Node) apply(cfg *config.Config, mode applyMode) error {
 		n.dropStores(opened)
 		return nil
 	}
-	if err := plan.commit(); err != nil {
+	err = n.vacate(plan)
+	if err == nil {
+		err = plan.commit()
+	}
+	if err != nil {
 		n.dropStores(opened)
 		return err
 	}
@@ -284,6 +288,19 @@ func (n *Node) apply(cfg *config.Config, mode applyMode) error {
 	n.tel.SetSubsystems(tel)
 	n.publisher.Publish(publish.Publication{State: state, Tenants: tenantConfigs(cfg), Stores: stores})
 	n.forgiveRemoved(kv)
+	return nil
+}
+
+// vacate sees to it that no late write of a store that was given up lands on what the plan gives to a namespace.
+func (n *Node) vacate(plan labelPlan) error {
+	for d, planned := range plan {
+		if !planned.changed {
+			continue
+		}
+		if err := n.publisher.Vacate(d.drive, n.stopping); err != nil {
+			return fmt.Errorf("ssd %s: %w", d.name, err)
+		}
+	}
 	return nil
 }
 

@@ -121,6 +121,9 @@ func (n *Node) leftOutReason(u uuid.UUID) string {
 // openStore opens a store, or formats a fresh one.
 func (n *Node) openStore(p *kvPlan) (*publish.Store, error) {
 	began := time.Now()
+	if err := n.publisher.Vacate(p.ssd.drive, n.stopping); err != nil {
+		return nil, err
+	}
 	p.ssd.drive.SetTenant(target.Background, pipeline.Settings{Weight: p.ssd.backgroundWeight})
 	var seed [8]byte
 	if _, err := rand.Read(seed[:]); err != nil {

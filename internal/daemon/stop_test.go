@@ -1,9 +1,14 @@
 package daemon
 
 import (
+	"io"
 	"net"
+	"sync/atomic"
 	"testing"
 	"time"
+
+	"jbofd/internal/ssd"
+	"jbofd/internal/ssd/fault"
 )
 
 // TestACallerThatSaysNothingDoesNotKeepADriveFromBeingClosed: somebody has opened the admin socket and sends nothing,
@@ -32,5 +37,38 @@ func TestACallerThatSaysNothingDoesNotKeepADriveFromBeingClosed(t *testing.T) {
 			t.Errorf("with %q sent to the admin socket, after %v: %s", said, time.Since(began), got)
 		}
 		_ = c.Close()
+	}
+}
+
+// TestAStoreThatWasGivenUpIsOutOfTheWayBeforeItsExtentIsUsedAgain: a store is given up because its drive is slow with a
+// write. When its namespace comes back, the write must not land among those of the new store.
+func TestAStoreThatWasGivenUpIsOutOfTheWayBeforeItsExtentIsUsedAgain(t *testing.T) {
+	w := newWorld(t)
+	w.configure([]string{"{name: ssd0, backend: mem, size: 256MiB, fault: {delay: 1us, delay_probability: 0}}"},
+		[]string{"{nsid: 1, ssd: ssd0, size: 64MiB, type: kv}"})
+	cfg, err := w.load()
+	if err != nil {
+		t.Fatal(err)
+	}
+	n, err := start(Options{Config: cfg, Load: w.load, Stderr: io.Discard, Version: "test", CloseTimeout: time.Minute})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer n.close()
+	dev := n.ssds[0].dev.(*fault.Device)
+	dev.SetRules(fault.Rule{Ops: []ssd.Op{ssd.Write}, Hold: true})
+	n.publisher.CloseAll(time.Millisecond)
+	if err := dev.AwaitHeld(t.Context(), 1); err != nil { // of the last checkpoint
+		t.Fatal(err)
+	}
+	dev.SetRules()
+	var released atomic.Bool
+	time.AfterFunc(200*time.Millisecond, func() {
+		released.Store(true)
+		dev.Release()
+	})
+	_, err = n.Reload("test", false)
+	if err != nil || !released.Load() {
+		t.Errorf("the namespace is back while a write of its old store is at the drive (%v)", err)
 	}
 }

@@ -267,6 +267,9 @@ func (p *Partition) Submit(b *Batch) {
 	p.driver.Run()
 }
 
+// Drive is the drive that the partition lies on.
+func (p *Partition) Drive() *drive.Drive { return p.drive }
+
 // MaxValueBytes is the longest value that the partition takes.
 func (p *Partition) MaxValueBytes() int { return p.store.MaxValueBytes() }
 

@@ -9,11 +9,13 @@
 package publish
 
 import (
+	"errors"
 	"maps"
 	"slices"
 	"sync"
 	"time"
 
+	"jbofd/internal/drive"
 	"jbofd/internal/nvme"
 	"jbofd/internal/nvmeof"
 	"jbofd/internal/nvmeof/target"
@@ -50,13 +52,17 @@ type Config struct {
 // Publisher knows the stores that are open. Its methods may be called from any goroutine.
 type Publisher struct {
 	cfg Config
-	// mu guards open.
+	// mu guards open and littered.
 	mu   sync.Mutex
 	open map[uuid.UUID]*Store
+	// littered are drives that may have requests of a store that was not closed in time.
+	littered map[*drive.Drive]bool
 }
 
 // New returns a Publisher that has published nothing.
-func New(cfg Config) *Publisher { return &Publisher{cfg: cfg, open: map[uuid.UUID]*Store{}} }
+func New(cfg Config) *Publisher {
+	return &Publisher{cfg: cfg, open: map[uuid.UUID]*Store{}, littered: map[*drive.Drive]bool{}}
+}
 
 // Publication is what hosts are to see.
 type Publication struct {
@@ -128,7 +134,33 @@ func (p *Publisher) retire(used map[*nvmeof.Namespace]*Store) {
 // Close closes a store that hosts do not use, and tells Config.Closed. It is for stores that were opened and are not
 // published.
 func (p *Publisher) Close(s *Store, patience time.Duration) {
-	p.cfg.Closed(s, s.Partition.Close(patience))
+	err := s.Partition.Close(patience)
+	if err != nil && !errors.Is(err, partition.ErrKeysSwapped) {
+		p.mu.Lock()
+		p.littered[s.Drive()] = true
+		p.mu.Unlock()
+	}
+	p.cfg.Closed(s, err)
+}
+
+// Vacate waits until a drive has no requests any more of stores that were not closed in time. It is called before a part
+// of the drive gets a new user, or a store is opened again: a late write would damage what they have written.
+//
+// Errors: those of target.Service.DrainDrive.
+func (p *Publisher) Vacate(d *drive.Drive, stop <-chan struct{}) error {
+	p.mu.Lock()
+	littered := p.littered[d]
+	p.mu.Unlock()
+	if !littered {
+		return nil
+	}
+	if err := p.cfg.Service.DrainDrive(d, stop); err != nil {
+		return err
+	}
+	p.mu.Lock()
+	delete(p.littered, d)
+	p.mu.Unlock()
+	return nil
 }
 
 // CloseAll closes all stores. There are no requests to them any more.
