@@ -11,6 +11,7 @@ import (
 	"jbofd/internal/nvme"
 	"jbofd/internal/nvmeof/tcp/pdu"
 	"jbofd/internal/nvmeof/tcp/serve"
+	"jbofd/internal/units"
 )
 
 // misbehaviours are ways in which a host connects and leaves. i is different each time.
@@ -59,7 +60,7 @@ var misbehaviours = map[string]func(h *rawHost, i int){
 		h.connectAdmin(0)
 		h.setCC(rawEnable)
 		q := h.queue(1)
-		q.writeBlock(uint64(i%100), 'x')
+		q.writeBlock(units.LBA(i%100), 'x')
 		q.sendToFetch(half(nvme.FuseNone, 1), blockBytes)
 		if i%2 == 0 {
 			q.receive()
@@ -91,7 +92,7 @@ var misbehaviours = map[string]func(h *rawHost, i int){
 		h.connectAdmin(0)
 		h.setCC(rawEnable)
 		q := h.queue(1)
-		q.writeBlock(uint64(i%100), 'x')
+		q.writeBlock(units.LBA(i%100), 'x')
 		h.setCC(0)
 		h.lose(q)
 	},
