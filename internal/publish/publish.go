@@ -143,8 +143,8 @@ func (p *Publisher) Close(s *Store, patience time.Duration) {
 	p.cfg.Closed(s, err)
 }
 
-// Vacate waits until a drive has no requests any more of stores that were not closed in time. It is called before a part
-// of the drive gets a new user, or a store is opened again: a late write would damage what they have written.
+// Vacate waits until a drive has no requests any more of stores that were not closed in time. It is called before a
+// part of the drive gets a new user, or a store is opened again: a late write would damage what they have written.
 //
 // Errors: those of target.Service.DrainDrive.
 func (p *Publisher) Vacate(d *drive.Drive, stop <-chan struct{}) error {

@@ -126,7 +126,10 @@ func TestMisbehavioursLeaveNothing(t *testing.T) {
 					last.connectAdmin(0)
 					last.lose()
 				})
-				await(t, "the end of all connections", func() bool { conns, _, _ := r.service.Counts(); return conns == 0 })
+				await(t, "the end of all connections", func() bool {
+					conns, _, _ := r.service.Counts()
+					return conns == 0
+				})
 			}
 			run(50)
 			goroutines, files, heap := runtime.NumGoroutine(), openFiles(t), heapBytes()
