@@ -178,7 +178,8 @@ func (a *association) connect(p *lab.Proc, qid uint16, depth int) *hostQueue {
 	ended, healthy := h.endedOnTarget(), h.lab.healthy()
 	o := h.run(p, q, sqe, data, false)
 	if !o.ok() {
-		if !o.lost && o.status.Code() == nvme.ConnectControllerBusy && healthy && h.lab.healthy() {
+		if !o.lost && o.status.Code() == nvme.ConnectControllerBusy && healthy && h.lab.healthy() &&
+			!h.lab.stopping() {
 			h.lab.Violation("%s: Connect of queue %d: %v, although the drives are healthy", h.name, qid, o.status)
 		}
 		if !o.lost && o.status.Code() != nvme.ConnectControllerBusy && !h.lab.mayRefuse(o.status) {

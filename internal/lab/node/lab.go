@@ -40,7 +40,10 @@ type Lab struct {
 	sane      bool
 	sickNS    int64
 	violation string
-	crashes   int
+	// crashes and stops count lives of the node that have ended so, cut those stops that did not wait for a drive.
+	// stopNS is when the last stop began, 0: none has.
+	crashes, stops, cut int
+	stopNS              int64
 }
 
 // Options say what a run includes.
@@ -276,6 +279,10 @@ func (l *Lab) act() {
 		if l.rng.IntN(4) == 0 {
 			l.crash(l.rng.IntN(2) == 0)
 		}
+	case 7:
+		if l.rng.IntN(2) == 0 {
+			l.restart()
+		}
 	}
 }
 
@@ -365,6 +372,35 @@ func (l *Lab) crash(power bool) {
 			r.crash(l.Sim.Now(), power && !ns.kv, l.choices)
 		}
 	}
+	l.start()
+}
+
+// restart stops the node's process in order, under load, and starts it again.
+func (l *Lab) restart() {
+	l.stops++
+	l.stopNS = l.Sim.Now()
+	l.Sim.Tracef("the node stops")
+	if !l.Node.drain(l.rng.Int64N(1 + l.rng.Int64N(6e9))) {
+		l.cut++
+		l.Sim.Tracef("the node's process ends although a drive has not answered")
+		l.Node.kill(false)
+	} else if l.violation == "" {
+		l.Node.stop()
+		l.Node.process.Kill()
+	}
+	for _, ns := range l.namespaces {
+		for _, r := range ns.registers {
+			r.fence(l.Sim.Now()) // answers to reads may be on their way still
+		}
+	}
+	l.start()
+}
+
+// start starts the node's process again after some time.
+func (l *Lab) start() {
+	if l.violation != "" {
+		return
+	}
 	l.advance(l.rng.Int64N(100e6))
 	l.heal()
 	var err error
@@ -372,6 +408,9 @@ func (l *Lab) crash(power bool) {
 		l.Violation("the node does not start again: %v", err)
 	}
 }
+
+// stopping reports that a refusal may be due to a stop of the node.
+func (l *Lab) stopping() bool { return l.stopNS != 0 && l.Sim.Now()-l.stopNS < answerNS }
 
 // verify reads every block from the drives, when nothing is under way any more.
 func (l *Lab) verify() {

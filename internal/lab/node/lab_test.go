@@ -27,9 +27,9 @@ var tel = telemetry.New(telemetry.Options{Version: "lab", Node: "lab"})
 // counts sums what runs have done.
 type counts struct {
 	Host
-	mu      sync.Mutex
-	crashes int
-	steps   uint64
+	mu                  sync.Mutex
+	crashes, stops, cut int
+	steps               uint64
 }
 
 func (c *counts) add(l *Lab) {
@@ -46,13 +46,17 @@ func (c *counts) add(l *Lab) {
 		c.commands += h.commands
 	}
 	c.crashes += l.crashes
+	c.stops += l.stops
+	c.cut += l.cut
 	c.steps += l.Sim.Steps()
 }
 
 func (c *counts) String() string {
 	return fmt.Sprintf("%d steps, %d commands of which %d lost their connection, %d associations, %d resets, %d "+
-		"shutdowns, %d cuts, %d aborts of which %d took effect, %d crashes",
-		c.steps, c.commands, c.lostCommands, c.connects, c.resets, c.shutdowns, c.cuts, c.aborts, c.aborted, c.crashes)
+		"shutdowns, %d cuts, %d aborts of which %d took effect, %d crashes, %d stops of "+
+		"which %d did not wait for a drive",
+		c.steps, c.commands, c.lostCommands, c.connects, c.resets, c.shutdowns, c.cuts, c.aborts, c.aborted, c.crashes,
+		c.stops, c.cut)
 }
 
 // run runs seeds from first on, and ends at the third that fails.

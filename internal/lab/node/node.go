@@ -17,7 +17,8 @@ import (
 	"jbofd/internal/units"
 )
 
-// Fault model of Node: its process dies at any instant, alone or with the power of its drives, and is started again.
+// Fault model of Node: its process dies at any instant, alone or with the power of its drives, or is stopped in order
+// while hosts use it, and is started again.
 // Its clock is wrong within the bounds of lab.Clock. Namespaces are removed, added and published anew while hosts use
 // them.
 
@@ -154,6 +155,22 @@ func (n *Node) connsInOrder() []*conn {
 	}
 	slices.SortFunc(all, func(a, b *conn) int { return int(a.ID()) - int(b.ID()) })
 	return all
+}
+
+// closeNS is how long the daemon waits for drives after it has closed the connections.
+const closeNS = 900e6
+
+// drain is the first part of a stop, as the daemon does it: commands go on until none is in flight, for drainNS at
+// most; then the associations end and the connections close. It reports whether the drives have answered by the time
+// at which the daemon gives up.
+func (n *Node) drain(drainNS int64) bool {
+	n.lab.Net.Listen(Address, nil)
+	n.lab.Sim.Run(drainNS, func() bool { return n.lab.violation != "" || n.inFlight() == 0 })
+	n.service.Stop("the target is shutting down")
+	for _, c := range n.connsInOrder() {
+		c.shut("the target is shutting down")
+	}
+	return n.lab.Sim.Run(closeNS, func() bool { return n.lab.violation != "" || len(n.conns) == 0 })
 }
 
 // stop ends a node whose hosts are gone, and holds it to having given everything back.
