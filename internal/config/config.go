@@ -312,6 +312,11 @@ type Limits struct {
 	// at each connection and measured over stall_timeout or longer. A slower one holds memory that others need, and is
 	// closed. 0: any rate will do.
 	MinTransferRate Bytes `yaml:"min_transfer_rate" default:"64KiB" min:"0" max:"1GiB"`
+	// QuiesceTimeout is how long the end of a controller's I/O queues (reset, shutdown, lost connection) waits for
+	// commands that a drive has before hosts hear that it has failed: longer than the slowest answer of a drive that
+	// works. Hosts read it as CQT; a host that has lost its connections may have to wait so long before it can connect
+	// again, and none has more patience with a Connect than a minute.
+	QuiesceTimeout time.Duration `yaml:"quiesce_timeout" default:"6s" min:"100ms" max:"30s"`
 	// DrainTimeout is how long commands under way may take to end when the daemon stops.
 	DrainTimeout time.Duration `yaml:"drain_timeout" default:"4s" min:"0s" max:"1h"`
 }

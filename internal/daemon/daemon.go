@@ -282,6 +282,7 @@ func (n *Node) startTarget() error {
 		MaxControllers: cfg.Limits.Controllers,
 		MaxHosts:       cfg.Limits.Hosts,
 		MinKATOMS:      uint32(cfg.Limits.KATOMin.Milliseconds()),
+		QuiesceMS:      uint32(cfg.Limits.QuiesceTimeout.Milliseconds()),
 
 		MaxDiscovery: cfg.Limits.DiscoveryControllers, MaxDiscoveryPerPeer: cfg.Limits.DiscoveryPerAddress,
 		MaxDiscoveryKATOMS: uint32(cfg.Limits.DiscoveryKATOMax.Milliseconds()),

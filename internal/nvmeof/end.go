@@ -21,7 +21,7 @@ import (
 // has nothing to wait for.
 
 const (
-	// defaultQuiesceMS is Config.QuiesceMS if that is 0.
+	// defaultQuiesceMS is Config.QuiesceMS if that is 0, and the default of limits.quiesce_timeout.
 	defaultQuiesceMS = 6000
 	// disabledIdleNS is how long the host of a controller may be silent that was reset or shut down. The keep alive
 	// timer of such a controller does not run, so that a host may take its time before it enables the controller
