@@ -37,7 +37,7 @@ func TestRemovingASubsystemDisconnectsItsHosts(t *testing.T) {
 	if got := r.target.Controllers(); len(got) != 2 || got[0] != stays || got[1] != d {
 		t.Errorf("controllers %v", got)
 	}
-	// It comes back: as new.
+	// When it is added again, it is a new subsystem.
 	r.target.Apply(testState())
 	r.noActions()
 	r.connect(hostA, open)
@@ -51,7 +51,7 @@ func TestIOQueuesAreGivenTheNewNamespaces(t *testing.T) {
 	r.tryConnect(hostB, open, queue(b, 1))
 	qb := r.last
 	st := testState()
-	st.Subsystems[0].Namespaces = st.Subsystems[0].Namespaces[1:] // 1 goes
+	st.Subsystems[0].Namespaces = st.Subsystems[0].Namespaces[1:] // 1 is removed
 	r.target.Apply(st)
 	actions := r.take()
 	if len(actions) != 2 || actions[0].Conn != qa || actions[1].Conn != qb {

@@ -9,13 +9,13 @@ import (
 	"jbofd/internal/nvmeof"
 )
 
-// from makes a Connect one that comes from an address.
+// from sets the address that a Connect comes from.
 func from(address string) func(*args) {
 	return func(a *args) { a.peer = netip.MustParseAddr(address) }
 }
 
-// One machine that invents host NQNs opens discovery associations, says nothing on them, and asks for the longest
-// keep alive timeout there is.
+// One machine invents host NQNs, opens discovery associations with the longest possible keep alive timeout, and is
+// silent on them.
 func TestSilentDiscoveryAssociationsKeepNoHostOut(t *testing.T) {
 	r := newRig(t, func(c *nvmeof.Config) {
 		c.MaxControllers, c.MaxHosts, c.MaxDiscovery, c.MaxDiscoveryPerPeer = 8, 8, 8, 4
@@ -63,13 +63,13 @@ func TestTheIdlestDiscoveryAssociationOfTheBusiestAddressGoesFirst(t *testing.T)
 	join("b2", "10.0.0.2")
 	join("b3", "10.0.0.2")
 	r.now += ms
-	r.do(ctrls["b1"], 0, command(nvme.AdminKeepAlive, nil), nil) // fails, not enabled, but is heard
+	r.do(ctrls["b1"], 0, command(nvme.AdminKeepAlive, nil), nil) // fails, but counts as activity
 	r.noActions()
 	join("b4", "10.0.0.2") // its address has three
 	gone("b2")
 	join("c1", "10.0.0.3")
 	r.noActions()
-	join("d1", "10.0.0.4") // five there are: a1, b1, b3, b4, c1
+	join("d1", "10.0.0.4") // five exist: a1, b1, b3, b4, c1
 	gone("b3")
 	join("e1", "10.0.0.5") // a1, b1, b4, c1, d1
 	gone("b1")
@@ -77,7 +77,7 @@ func TestTheIdlestDiscoveryAssociationOfTheBusiestAddressGoesFirst(t *testing.T)
 	gone("a1")
 }
 
-// Discovery keeps no state that is worth a long timeout: a host that is heard of less often connects again.
+// A discovery association has no state that is worth a long timeout: a host that is silent for longer connects again.
 func TestTheKeepAliveTimeoutOfDiscoveryIsBounded(t *testing.T) {
 	r := newRig(t, func(c *nvmeof.Config) { c.MaxDiscoveryKATOMS = 300_000 })
 	c := r.connect(hostA, nvme.DiscoveryNQN, withKATO(1<<32-1))
@@ -95,7 +95,7 @@ func TestTheKeepAliveTimeoutOfDiscoveryIsBounded(t *testing.T) {
 	}
 }
 
-// Where a configuration names hosts, those it does not name leave a part of every limit to those that it does.
+// If a configuration names hosts, a part of every limit is reserved for them.
 func TestUnnamedHostsLeaveRoomForNamedHosts(t *testing.T) {
 	r := newRig(t, func(c *nvmeof.Config) { c.MaxControllers, c.MaxHosts = 8, 8 })
 	fill := func() (n int) {
@@ -117,7 +117,7 @@ func TestUnnamedHostsLeaveRoomForNamedHosts(t *testing.T) {
 
 	r = newRig(t, func(c *nvmeof.Config) { c.MaxControllers, c.MaxHosts = 8, 8 })
 	state := testState()
-	state.Hosts = []string{hostB} // of a tenant, say
+	state.Hosts = []string{hostB} // of a tenant, for example
 	r.target.Apply(state)
 	fill()
 	r.connect(hostB, open)
@@ -126,7 +126,7 @@ func TestUnnamedHostsLeaveRoomForNamedHosts(t *testing.T) {
 	state = testState()
 	state.Subsystems = state.Subsystems[:1]
 	state.Subsystems[0].Namespaces = state.Subsystems[0].Namespaces[:2]
-	r.target.Apply(state) // nobody is named
+	r.target.Apply(state) // no host is named
 	if n := fill(); n != 8 {
 		t.Errorf("%d hosts connected where none is named, want 8", n)
 	}

@@ -140,7 +140,7 @@ func TestPlanRefusesWithTheStatusTheSpecificationNames(t *testing.T) {
 		&p), nvme.Success)
 }
 
-// TestPlanRefusesAVerifyBeyondVSL: and no other command for its length, be it as long as the command can name.
+// TestPlanRefusesAVerifyBeyondVSL, and no other command because of its length, even the longest that it can have.
 func TestPlanRefusesAVerifyBeyondVSL(t *testing.T) {
 	table := nvmeof.NewNamespaceTable([]*nvmeof.Namespace{block(1, 12, 0, 1<<30), block(2, 9, 0, 1<<30)}, hostA)
 	const vsl = nvmeof.MaxVerifyBytes >> 12
@@ -172,7 +172,7 @@ func TestPlanAnswersWithTheGroupsANAState(t *testing.T) {
 		table := nvmeof.NewNamespaceTable([]*nvmeof.Namespace{n}, hostA)
 		for _, op := range []uint8{nvme.CmdRead, nvme.CmdWrite, nvme.CmdFlush, nvme.CmdDSM} {
 			var p nvmeof.Plan
-			// Without DNR: another path may serve it.
+			// Without DNR, because another path may serve it.
 			wantStatus(t, fmt.Sprintf("%v, opcode %d", x.state, op),
 				nvmeof.PlanIO(io(op, 1, 0, 1), table, testLimits, &p), x.want)
 		}

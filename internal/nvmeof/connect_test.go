@@ -9,8 +9,7 @@ import (
 	"jbofd/internal/nvmeof"
 )
 
-// NVMe Base 2.0, section 6.3: every way in which Connect fails has its status, and
-// a parameter at fault is named.
+// NVMe Base 2.0, section 6.3: each failure of Connect has its status, and the invalid parameter is named.
 func TestConnectRefusesWithTheDocumentedStatus(t *testing.T) {
 	invalid := func(iattr, ipo uint64) (nvme.Status, uint64) {
 		return nvme.ConnectInvalidParameters | nvme.DNR, iattr<<16 | ipo
@@ -310,7 +309,7 @@ func TestResetEndsIOQueuesAndForgetsWhatTheHostSet(t *testing.T) {
 	if r.csts(c) != 0 {
 		t.Errorf("CSTS %#x after a reset", r.csts(c))
 	}
-	// Their connections going away later must not touch queues of the same number.
+	// When their connections end later, queues that have the same numbers by then must not be affected.
 	old := r.last
 	r.setCC(c, enable)
 	if reply := r.tryConnect(hostA, open, queue(c, 4)); !reply.Status.OK() {
@@ -327,7 +326,7 @@ func TestResetEndsIOQueuesAndForgetsWhatTheHostSet(t *testing.T) {
 		t.Errorf("event configuration %#x survived the reset", v)
 	}
 	for range 4 {
-		r.aer(c) // the four from before do not count any more
+		r.aer(c) // the earlier four do not count any more
 	}
 }
 
@@ -447,7 +446,7 @@ func TestAnyCommandKeepsTheAssociationAlive(t *testing.T) {
 		r.noActions()
 		r.property(c, nvme.PropCSTS)
 	}
-	// Traffic based: I/O that the machine did not see, but the driver did.
+	// Traffic based keep alive: the driver has seen I/O, which the machine does not see.
 	io := int64(0)
 	for range 5 {
 		r.now += 1900 * ms

@@ -9,7 +9,7 @@ import (
 	"jbofd/internal/nvmeof"
 )
 
-// credits collects what connections are told about credits.
+// credits collects the credit actions for connections.
 func (r *rig) credits() (told []string) {
 	for _, a := range r.take() {
 		if a.Kind == nvmeof.ActionCredits {

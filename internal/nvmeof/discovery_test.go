@@ -12,7 +12,7 @@ import (
 	"jbofd/internal/nvmeof"
 )
 
-// manySubsystems is a state with n subsystems, every other of which hostA may use.
+// manySubsystems is a state with n subsystems, of which hostA may use every second.
 func manySubsystems(n int) nvmeof.State {
 	s := testState()
 	s.Referrals = []nvmeof.Port{{ID: 9, TRTYPE: nvme.TRTYPETCP, ADRFAM: nvme.ADRFAMIPv4, Address: "192.0.2.99",
@@ -42,7 +42,7 @@ func TestPiecesOfTheDiscoveryLogMakeTheWhole(t *testing.T) {
 	r := newRig(t)
 	r.target.Apply(manySubsystems(20))
 	d := r.connect(hostA, nvme.DiscoveryNQN)
-	const size = 1024 * (1 + 2 + 10*2 + 1) // the header, two ports, two ways to each of ten subsystems, the referral
+	const size = 1024 * (1 + 2 + 10*2 + 1) // the header, two ports, two paths to each of ten subsystems, the referral
 	whole := r.readLog(d, 0, size+4096)
 	if n := nvme.DiscoveryLog(whole).Header().NUMREC(); 1024*(1+n) != size {
 		t.Fatalf("%d records", n)

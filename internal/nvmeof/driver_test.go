@@ -12,11 +12,11 @@ import (
 	"jbofd/internal/uuid"
 )
 
-// TestNoConnectionOfADriverOutlivesItsEnd is a driver whose connections carry commands, are lost at different times,
-// and may be seen to be lost before the machine is told. It holds the machine to what
-// TestNoEndIsReportedWhileCommandsAreInFlight does, and besides: no Connect of a host succeeds while a queue that was
-// lost before has commands in flight; a Connect is held no longer than the quiesce time, and NextExpiry knows; in the
-// end nothing is left of budgets and held Connects.
+// TestNoConnectionOfADriverOutlivesItsEnd simulates a driver whose connections carry commands, are lost at different
+// times, and may be visibly lost before the machine is told. It checks what TestNoEndIsReportedWhileCommandsAreInFlight
+// checks, and besides: no Connect of a host succeeds while a queue that was lost earlier has commands in flight; a
+// Connect is held no longer than the quiesce time, and NextExpiry reports that time; in the end no budget is in use and
+// no Connect is held.
 func TestNoConnectionOfADriverOutlivesItsEnd(t *testing.T) {
 	for _, s := range seeds(t, 300) {
 		d := newDriver(t, s)
@@ -36,7 +36,7 @@ func TestNoConnectionOfADriverOutlivesItsEnd(t *testing.T) {
 	}
 }
 
-// driverLimit is how many controllers the target of a driver takes.
+// driverLimit is the limit of controllers of the driver's target.
 const driverLimit = 12
 
 // driver is a driver of the machine.
@@ -47,7 +47,7 @@ type driver struct {
 	now    int64
 	last   nvmeof.ConnID
 	conns  map[nvmeof.ConnID]*driverConn
-	// fences are those that are not drained, by the latest epoch; flushes those that are not done.
+	// fences are those that have not drained, by the latest epoch; flushes are those that have not completed.
 	fences, flushes map[*nvmeof.Controller]uint64
 }
 
@@ -58,14 +58,14 @@ type driverConn struct {
 	sub  string
 	ctrl *nvmeof.Controller // nil before Connect has succeeded
 	qid  uint16
-	// epoch is the controller's in which the queue was connected. busy: commands are in flight.
+	// epoch is the controller's epoch in which the queue was connected. busy: commands are in flight.
 	epoch uint64
 	busy  bool
 	// lost: the host has closed it. shut: the target closes it. leaving: Disconnect waits for what is in flight.
 	lost, shut, leaving bool
-	// lostBefore is the connection that comes next after the loss.
+	// lostBefore is the first connection that was made after the loss.
 	lostBefore nvmeof.ConnID
-	// heldNS is since when its Connect is held, perhaps for one reason after another; 0: it is not.
+	// heldNS is when its Connect began to be held, for one or several reasons; 0: it is not held.
 	heldNS int64
 }
 
@@ -76,7 +76,7 @@ func newDriver(t *testing.T, seed uint64) *driver {
 		fences: map[*nvmeof.Controller]uint64{}, flushes: map[*nvmeof.Controller]uint64{}}
 }
 
-// some returns one of the connections that ok likes, or nil. The seed alone decides.
+// some returns one of the connections that satisfy ok, or nil. The choice depends on the seed only.
 func (d *driver) some(ok func(*driverConn) bool) *driverConn {
 	var in []*driverConn
 	for _, id := range slices.Sorted(maps.Keys(d.conns)) {
@@ -193,7 +193,7 @@ func (d *driver) connected(c *driverConn, r *nvmeof.ConnectReply) {
 		c.heldNS = d.now
 		return
 	case !r.Status.OK():
-		c.lost, c.heldNS = true, 0 // it gives up
+		c.lost, c.heldNS = true, 0 // the host gives up
 		return
 	}
 	c.ctrl, c.epoch = r.Controller, r.Controller.Epoch()
@@ -211,7 +211,7 @@ func (d *driver) connected(c *driverConn, r *nvmeof.ConnectReply) {
 	c.heldNS = 0
 }
 
-// reap tells the machine of connections that have ended, those with nothing in flight. Without all it is some of them.
+// reap reports to the machine connections that have ended and have nothing in flight: all of them, or a random part.
 func (d *driver) reap(all bool) {
 	for _, id := range slices.Sorted(maps.Keys(d.conns)) {
 		c := d.conns[id]
@@ -279,7 +279,7 @@ func (d *driver) inFlight(c *nvmeof.Controller, before uint64) bool {
 	return false
 }
 
-// settle does what is due.
+// settle does what is due by now.
 func (d *driver) settle() {
 	d.carryOut()
 	for c, n := range d.flushes {
@@ -299,7 +299,7 @@ func (d *driver) settle() {
 	}
 }
 
-// finish lets all commands end and all hosts go.
+// finish lets all commands end and all hosts disconnect.
 func (d *driver) finish() {
 	for _, c := range d.conns {
 		c.busy = false

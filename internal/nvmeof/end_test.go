@@ -14,7 +14,7 @@ import (
 
 var seed = flag.Uint64("seed", 0, "of the random tests; 0: the fixed seeds and a new one")
 
-// seeds are those that a random test runs with.
+// seeds returns the seeds of a random test.
 func seeds(t *testing.T, fixed uint64) (all []uint64) {
 	t.Helper()
 	if *seed != 0 {
@@ -26,9 +26,9 @@ func seeds(t *testing.T, fixed uint64) (all []uint64) {
 	return append(all, uint64(time.Now().UnixNano()))
 }
 
-// TestNoEndIsReportedWhileCommandsAreInFlight does random things with associations of a few hosts and holds the machine
-// to what hosts rely on: as long as commands of before a reset, shutdown or end are in flight, RDY is not 0, SHST does
-// not say complete, and no Connect of the host succeeds. In the end everything drains, and every state has its exit.
+// TestNoEndIsReportedWhileCommandsAreInFlight does random things with associations of a few hosts and checks what hosts
+// rely on: as long as commands from before a reset, shutdown or end are in flight, RDY is not 0, SHST does not say
+// complete, and no Connect of the host succeeds. In the end everything drains, so every state has an exit.
 func TestNoEndIsReportedWhileCommandsAreInFlight(t *testing.T) {
 	for _, s := range seeds(t, 300) {
 		m := &endModel{t: t, rng: rand.New(rand.NewPCG(s, 0)), rig: newRig(t),
@@ -49,13 +49,13 @@ func TestNoEndIsReportedWhileCommandsAreInFlight(t *testing.T) {
 	}
 }
 
-// endHost is who connects.
+// endHost is a host that connects.
 type endHost struct {
 	nqn string
 	id  byte
 }
 
-// endModel is a driver whose drives take their time, and what it knows of what is in flight.
+// endModel is a driver with slow drives, which knows what is in flight.
 type endModel struct {
 	*rig
 	t   *testing.T
@@ -63,11 +63,11 @@ type endModel struct {
 	// undrained are fences whose commands are in flight, by the latest epoch; flushing the latest flushes.
 	undrained, flushing map[*nvmeof.Controller]uint64
 	held                map[nvmeof.ConnID]endHost
-	// all are the controllers that there ever were.
+	// all are the controllers that have ever existed.
 	all []*nvmeof.Controller
 }
 
-// carryOut notes what the machine asks for.
+// carryOut records the machine's actions.
 func (m *endModel) carryOut() {
 	for _, a := range m.target.TakeActions() {
 		switch a.Kind {
@@ -89,7 +89,7 @@ func (m *endModel) carryOut() {
 	}
 }
 
-// connected looks at the outcome of an admin queue's Connect.
+// connected checks the outcome of an admin queue's Connect.
 func (m *endModel) connected(h endHost, r *nvmeof.ConnectReply) {
 	switch {
 	case r.Status.OK():
@@ -108,7 +108,7 @@ func (m *endModel) alive(c *nvmeof.Controller) bool {
 	return slices.Contains(m.target.Controllers(), c)
 }
 
-// any returns one of the controllers that live, or nil.
+// any returns one of the live controllers, or nil.
 func (m *endModel) any() *nvmeof.Controller {
 	if live := m.target.Controllers(); len(live) > 0 {
 		return live[m.rng.IntN(len(live))]
@@ -116,7 +116,7 @@ func (m *endModel) any() *nvmeof.Controller {
 	return nil
 }
 
-// pick returns a random key in the order of CNTLIDs, for the seed decides alone.
+// pick returns a random key. It sorts by CNTLID first, so that the choice depends on the seed only.
 func (m *endModel) pick(of map[*nvmeof.Controller]uint64) *nvmeof.Controller {
 	var in []*nvmeof.Controller
 	for _, c := range m.all {
@@ -177,7 +177,7 @@ func (m *endModel) step() {
 	}
 }
 
-// cstsOf reads CSTS without its being a sign of life, which would hide idle limits from the test.
+// cstsOf reads CSTS without counting as activity of the host, which would hide idle limits from the test.
 func (m *endModel) check() {
 	m.t.Helper()
 	for _, c := range m.target.Controllers() {
@@ -198,7 +198,7 @@ func (m *endModel) status(c *nvmeof.Controller) nvme.CSTS {
 	return nvme.CSTS(m.target.Admin(m.now, nvmeof.AdminArgs{Controller: c, SQE: &e}).Result)
 }
 
-// finish lets everything drain and looks for a state without an exit.
+// finish lets everything drain and fails if a state has no exit.
 func (m *endModel) finish() {
 	m.now += 7000 * ms
 	m.target.Expire(m.now, silent)

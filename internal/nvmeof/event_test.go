@@ -198,7 +198,8 @@ func TestAbortOfAnEventRequest(t *testing.T) {
 	}
 	r.must(c, setFeature(nvme.FIDAsyncEvent, nvme.AECNamespace|nvme.AECANA), nil)
 	r.target.Apply(grown(20 << 20))
-	// Namespace attributes come after access: a Linux host wants the group of a new one.
+	// The event for access comes before the one for attributes, because a Linux host looks up the ANA group of a new
+	// namespace.
 	r.wantActions(event(first, nvme.AERANAChanged), event(third, nvme.AERNamespaceChanged))
 }
 

@@ -179,7 +179,7 @@ func TestIdentifyOfCommandSets(t *testing.T) {
 	if limits.SetVSL(0); slices.ContainsFunc(data, func(b byte) bool { return b != 0 }) {
 		t.Error("another limit than VSL is announced")
 	}
-	// No extended formats: all zero.
+	// No extended LBA formats, so all zero.
 	for _, sqe := range []*nvme.SQE{identify(nvme.CNSNamespaceCSI, 1), identify(nvme.CNSAllocatedNSCSI, 2),
 		identify(nvme.CNSNamespace, 3)} {
 		_, data := r.must(c, sqe, nil)

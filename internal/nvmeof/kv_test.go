@@ -13,7 +13,7 @@ import (
 
 const kvMax = 512 << 10
 
-// pairs is a namespace of keys and values on SSD 3.
+// pairs is a key-value namespace on SSD 3.
 func pairs(nsid uint32) *nvmeof.Namespace {
 	n := block(nsid, 0, 128<<20, 64<<20)
 	n.CSI, n.SSD, n.Partition, n.MaxValueBytes = nvme.CSIKV, 3, 7, kvMax
@@ -21,7 +21,7 @@ func pairs(nsid uint32) *nvmeof.Namespace {
 	return n
 }
 
-// kvState is testState with namespaces 3 and 6 of keys and values in open.
+// kvState is testState with key-value namespaces 3 and 6 in open.
 func kvState() nvmeof.State {
 	s := testState()
 	s.Subsystems[0].Namespaces = append(s.Subsystems[0].Namespaces, pairs(3), pairs(6))
@@ -36,7 +36,7 @@ func kvRig(t *testing.T) *rig {
 
 var enableAll = enable.WithCSS(nvme.CCCSSIOCS)
 
-// connectKV connects a host that works with all command sets.
+// connectKV connects a host that enables all command sets.
 func (r *rig) connectKV(host string) *nvmeof.Controller {
 	r.t.Helper()
 	reply := r.tryConnect(host, open)
@@ -180,8 +180,8 @@ func TestPlanningOfKeysAndValuesAllocatesNothing(t *testing.T) {
 	}
 }
 
-// FuzzPlanIO gives namespaces of both command sets arbitrary commands: what is planned stays within
-// the namespace and the limits, and what is refused says so.
+// FuzzPlanIO sends arbitrary commands to namespaces of both command sets: a plan stays within the namespace and the
+// limits, or has an error status.
 func FuzzPlanIO(f *testing.F) {
 	for _, op := range []uint8{nvme.CmdFlush, nvme.CmdKVStore, nvme.CmdKVRetrieve, nvme.CmdKVList, nvme.CmdKVDelete,
 		nvme.CmdKVExist, nvme.CmdCompare, nvme.CmdDSM} {
@@ -331,7 +331,7 @@ func TestEachCommandSetHasItsList(t *testing.T) {
 	}
 }
 
-// A host that has enabled the NVM command set only works with blocks; nothing of keys and values disturbs it.
+// A host that has enabled only the NVM command set is not affected by key-value namespaces.
 func TestAHostOfBlocksDoesNotSeeKeysAndValues(t *testing.T) {
 	r := kvRig(t)
 	c := r.connect(hostA, open)
@@ -349,7 +349,7 @@ func TestAHostOfBlocksDoesNotSeeKeysAndValues(t *testing.T) {
 	if q.Table.Get(3) != nil || q.Table.Get(1) == nil {
 		t.Error("its queue knows other namespaces")
 	}
-	// Enabled again with all of them, it sees them, and no event has told of it.
+	// After it has enabled all command sets, it sees them, without an event.
 	r.setCC(c, 0)
 	r.setCC(c, enableAll)
 	r.wantActions("close 2: controller reset")
@@ -362,7 +362,7 @@ func TestAHostOfBlocksDoesNotSeeKeysAndValues(t *testing.T) {
 	}
 }
 
-// What changes of a namespace of keys and values is an event for those who see it.
+// A change of a key-value namespace is an event for the hosts that see it.
 func TestKVNamespaceEventsReachHostsThatSeeThem(t *testing.T) {
 	r := kvRig(t)
 	a, b := r.connectKV(hostA), r.connect(hostB, open)
@@ -447,7 +447,7 @@ func TestErrorOnDeleteIsAFeatureOfEachNamespace(t *testing.T) {
 	}
 	reply, _ := r.do(c, 0, feature(getFeature(nvme.FIDKeyValue, nvme.SELCurrent), 1), nil)
 	wantStatus(t, "read of blocks", reply.Status, nvme.InvalidField|nvme.DNR)
-	// With the controller reset it is gone.
+	// A controller reset clears it.
 	r.setCC(c, 0)
 	r.setCC(c, enableAll)
 	r.actions()

@@ -9,8 +9,7 @@ import (
 	"jbofd/internal/uuid"
 )
 
-// SPDK's tools send an empty HOSTNQN unless told otherwise, and SPDK's target and nvmet let such a host use what
-// every host may use.
+// SPDK's tools send an empty HOSTNQN by default. SPDK's target and nvmet let such a host use what any host may use.
 func TestAHostWithoutNQNMayUseWhatEveryHostMayUse(t *testing.T) {
 	r := newRig(t)
 	c := r.connect("", open)
@@ -59,8 +58,8 @@ func TestAnIOQueueWithAnotherHostIdentifierIsAcceptedAndTheAdminQueuesCounts(t *
 	}
 }
 
-// An association belongs to one transport: Identify Controller has told the host the SGLs and capsule sizes of the
-// admin queue's.
+// An association belongs to one transport, because Identify Controller announces the SGLs and capsule sizes of the
+// admin queue's transport.
 func TestAnIOQueueOverAnotherTransportThanItsAdminQueueIsRefused(t *testing.T) {
 	r := newRig(t)
 	c := r.connect(hostA, open)
@@ -71,7 +70,7 @@ func TestAnIOQueueOverAnotherTransportThanItsAdminQueueIsRefused(t *testing.T) {
 	}
 }
 
-// MQES bounds I/O queues. Linux, SPDK and the discovery log (ASQSZ) count on an admin queue of 32 entries.
+// MQES bounds I/O queues. Linux, SPDK and the discovery log (ASQSZ) expect an admin queue of 32 entries.
 func TestTheAdminQueueIsNotBoundedByTheDepthOfIOQueues(t *testing.T) {
 	r := newRig(t, func(c *nvmeof.Config) { c.MaxEntries = 3 })
 	c := r.connect(hostA, open) // 32 entries

@@ -27,7 +27,7 @@ func TestLogPagesAreReadInPartsAndPaddedBeyondTheirEnd(t *testing.T) {
 		{"SMART", c, nvme.LIDSMART, 512},
 		{"firmware slot", c, nvme.LIDFirmwareSlot, 512}, {"changed namespaces", c, nvme.LIDChangedNS, 4096},
 		{"effects", c, nvme.LIDEffects, 4096},
-		// As much as a host computes from NANAGRPID and MNAN, whatever there is.
+		// The log has the length that a host computes from NANAGRPID and MNAN, whatever its content.
 		{"ANA", c, nvme.LIDANA, 16 + 32*32 + 1024*4}, {"supported at discovery", d, nvme.LIDSupported, 1024},
 		{"discovery", d, nvme.LIDDiscovery, 1024 * (1 + 2 + 4)},
 	}
@@ -239,8 +239,8 @@ func TestANALogListsTheGroupsThatTheHostSees(t *testing.T) {
 	}
 }
 
-// discoveryLog reads the log as a host does: header, then all, until the
-// generation holds. One line an entry.
+// discoveryLog reads the log as a host does: the header, then everything, until the generation has not changed. It
+// returns a line for each entry.
 func (r *rig) discoveryLog(d *nvmeof.Controller) (genctr uint64, lines []string) {
 	r.t.Helper()
 	_, head := r.must(d, getLog(nvme.LIDDiscovery, 1024, rae), nil)
@@ -278,7 +278,7 @@ func TestDiscoveryListsWhatTheHostMayUseAtAddressesItReaches(t *testing.T) {
 		"2 port 2 trtype 3 adrfam 1 10.1.1.1 4421 "+open+" eflags 0",
 		"2 port 1 trtype 3 adrfam 1 192.0.2.7 4420 "+shut+" eflags 0",
 		"2 port 2 trtype 3 adrfam 1 10.1.1.1 4421 "+shut+" eflags 0")
-	// Another host, over IPv6, on an I/O port.
+	// Another host, over IPv6 and an I/O port.
 	b := r.connect(hostB, nvme.DiscoveryNQN, func(a *args) { a.addr = "2001:db8::7" })
 	_, lines = r.discoveryLog(b)
 	wantLines(t, lines,

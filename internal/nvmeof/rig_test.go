@@ -56,7 +56,7 @@ func testState() nvmeof.State {
 	}
 }
 
-// rig is a target and its driver: it numbers connections and keeps the clock.
+// rig is a target and its driver, which numbers connections and has the clock.
 type rig struct {
 	t      *testing.T
 	target *nvmeof.Target
@@ -64,13 +64,12 @@ type rig struct {
 	last   nvmeof.ConnID
 	slot   int
 	usage  nvmeof.Usage
-	// slow: fences and flushes end only when the test says so; otherwise at once.
+	// slow: fences and flushes end only when the test says so. Otherwise they end at once.
 	slow    bool
 	pending []nvmeof.Action
 }
 
-// settle takes the target's actions, and does what a driver whose drives are idle does with those that ask for
-// something.
+// settle takes the target's actions, and carries them out as a driver with idle drives does.
 func (r *rig) settle() {
 	for actions := r.target.TakeActions(); len(actions) > 0; actions = r.target.TakeActions() {
 		for _, a := range actions {
@@ -107,7 +106,7 @@ func (r *rig) take() []nvmeof.Action {
 	return actions
 }
 
-// args are a Connect that a change function may spoil.
+// args are the arguments of a Connect, which a change function may modify.
 type args struct {
 	sqe  nvme.SQE
 	c    *nvme.ConnectSQE
@@ -157,7 +156,7 @@ func (r *rig) connect(host, sub string, change ...func(*args)) *nvmeof.Controlle
 
 func withKATO(v uint32) func(*args) { return func(a *args) { a.c.SetKATO(v) } }
 
-// queue makes a Connect one of an I/O queue.
+// queue turns a Connect into that of an I/O queue.
 func queue(c *nvmeof.Controller, qid uint16) func(*args) {
 	return func(a *args) {
 		a.c.SetQID(qid)
@@ -167,7 +166,7 @@ func queue(c *nvmeof.Controller, qid uint16) func(*args) {
 
 var enable = nvme.CC(0).WithEN(true).WithIOSQES(6).WithIOCQES(4)
 
-// do executes a command as a driver does.
+// do executes an admin command as a driver does.
 func (r *rig) do(c *nvmeof.Controller, qid uint16, sqe *nvme.SQE, in []byte) (nvmeof.Reply, []byte) {
 	r.t.Helper()
 	sqe.SetPSDT(nvme.PSDTSGL)
@@ -184,7 +183,7 @@ func (r *rig) do(c *nvmeof.Controller, qid uint16, sqe *nvme.SQE, in []byte) (nv
 	return reply, data[:reply.Len]
 }
 
-// must is do of a command that succeeds.
+// must is do for a command that has to succeed.
 func (r *rig) must(c *nvmeof.Controller, sqe *nvme.SQE, in []byte) (uint64, []byte) {
 	r.t.Helper()
 	reply, data := r.do(c, 0, sqe, in)

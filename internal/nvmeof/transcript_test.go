@@ -12,8 +12,8 @@ import (
 	"jbofd/internal/uuid"
 )
 
-// TestTranscripts plays what hosts and the driver do with the machine. Each answer is the machine's reply, if it has
-// one, and below it the actions that it asks for. Run with -rewrite to update them; then read the diff.
+// TestTranscripts plays the calls of hosts and of the driver. Each result is the machine's reply, if there is one,
+// followed by its actions. Run with -rewrite to update them; then read the diff.
 //
 //	connect host= [sub=] [qid= ctrl=] [kato=] [id=]   a Connect command on a new connection; connections count from 1
 //	cc ctrl= [en] [shn=] [css=]                        Property Set of CC
@@ -170,7 +170,7 @@ func (p *player) connect(host, sub string, qid, cntlid uint16, kato uint32, id b
 	p.say("connection %d: %s", p.conns, p.connected(&r))
 }
 
-// connected tells the outcome of a Connect.
+// connected prints the outcome of a Connect.
 func (p *player) connected(r *nvmeof.ConnectReply) string {
 	switch {
 	case r.Held:
@@ -199,7 +199,7 @@ func (p *player) admin(c *nvmeof.Controller, qid uint16, e *nvme.SQE) nvmeof.Rep
 	return r
 }
 
-// actions says what the machine asks for.
+// actions prints the machine's actions.
 func (p *player) actions() {
 	for _, a := range p.target.TakeActions() {
 		switch a.Kind {

@@ -16,7 +16,7 @@ const hostNQN = "nqn.2014-08.org.nvmexpress:uuid:aaaaaaaa-0000-0000-0000-0000000
 
 var limits = nvmeof.Limits{MDTSBytes: 64 << 10, FusedBytes: 4096}
 
-// namespaces is a view with namespace 1, of 512 byte blocks, changed.
+// namespaces is a table with namespace 1, of 512-byte blocks, to which change is applied.
 func namespaces(change func(*nvmeof.Namespace)) *nvmeof.NamespaceTable {
 	n := &nvmeof.Namespace{NSID: 1, OffsetBytes: 1 << 20, SizeBytes: 1 << 20, BlockShift: 9, ANAGroup: 1,
 		ANAState: nvme.ANAStateOptimized}
@@ -26,17 +26,17 @@ func namespaces(change func(*nvmeof.Namespace)) *nvmeof.NamespaceTable {
 	return nvmeof.NewNamespaceTable([]*nvmeof.Namespace{n}, hostNQN)
 }
 
-// rig is a Wire of no transport in particular, and a Handler that writes down what it is told. What
-// a command moves is taken from CDW13: bit 0 in the capsule, else at the host.
+// rig is a Wire without a real transport, and a Handler that records its calls. Bit 0 of CDW13 says whether a command's
+// data is in the capsule or at the host.
 type rig struct {
 	qpair.QPair
 	closed bool
-	// broken: nothing can be asked for.
+	// broken: Fetch fails.
 	broken bool
-	// noMemory: Buffer has none.
+	// noMemory: Buffer finds no memory.
 	noMemory, paused bool
 
-	given   []int // with the handler
+	given   []int // held by the handler
 	told    []string
 	sent    []nvme.CQE
 	asked   []int // Fetch was called for
@@ -88,7 +88,7 @@ func (r *rig) Fetch(slot int) {
 	}
 }
 
-// come brings a slot's data.
+// come delivers a slot's data.
 func (r *rig) come(slot int, ok bool) {
 	s := r.Slot(slot)
 	s.Bad = !ok
@@ -167,8 +167,8 @@ func (r *rig) expect(t *testing.T, want ...string) {
 	r.told = nil
 }
 
-// TestAPairIsCompletedOnceIfNoDataCanBeRequested: the first half's failure must not look like the end
-// while the second has not been asked for.
+// TestAPairIsCompletedOnceIfNoDataCanBeRequested: the failure of the first half must not complete the pair before the
+// second half's data has been requested.
 func TestAPairIsCompletedOnceIfNoDataCanBeRequested(t *testing.T) {
 	for _, tc := range []struct {
 		first, second bool // in the capsule
@@ -192,7 +192,7 @@ func TestAPairIsCompletedOnceIfNoDataCanBeRequested(t *testing.T) {
 	}
 }
 
-// TestAPairsHalvesComeInEitherOrder and each is asked for once.
+// TestAPairsHalvesComeInEitherOrder, and the data of each is requested once.
 func TestAPairsHalvesComeInEitherOrder(t *testing.T) {
 	for _, order := range [][]int{{0, 1}, {1, 0}} {
 		r := newRig(queue(8))
@@ -219,7 +219,7 @@ func TestAPairsHalvesComeInEitherOrder(t *testing.T) {
 	}
 }
 
-// TestTheNewerNamespaceTableDecides: those that SetTable has brought before Attach stay.
+// TestTheNewerNamespaceTableDecides: a table that SetTable has set before Attach stays in force.
 func TestTheNewerNamespaceTableDecides(t *testing.T) {
 	r := newRig(nil)
 	r.SetTable(nvmeof.NewNamespaceTable(nil, hostNQN))
@@ -235,7 +235,7 @@ func TestTheNewerNamespaceTableDecides(t *testing.T) {
 	}
 }
 
-// TestInCapsuleDataIsValidatedWhenItHasArrived: what the command was for may be another's.
+// TestInCapsuleDataIsValidatedWhenItHasArrived: the command's extent may belong to another namespace by then.
 func TestInCapsuleDataIsValidatedWhenItHasArrived(t *testing.T) {
 	for name, tc := range map[string]struct {
 		now *nvmeof.NamespaceTable
@@ -274,7 +274,7 @@ func TestInCapsuleDataIsValidatedWhenItHasArrived(t *testing.T) {
 	}
 }
 
-// TestLostTransfersReturnToTheHandler: data that was asked for or was arriving, and nothing else.
+// TestLostTransfersReturnToTheHandler: commands whose data was requested or was arriving, and no others.
 func TestLostTransfersReturnToTheHandler(t *testing.T) {
 	r := newRig(queue(8))
 	asked, _ := r.take(command(nvme.CmdWrite, 1, nvme.FuseNone, false))
@@ -284,7 +284,7 @@ func TestLostTransfersReturnToTheHandler(t *testing.T) {
 	r.RequestData(asked, make([]byte, 512))
 	for _, cid := range []uint16{1, 3, 4} {
 		if _, ok := r.Find(cid); ok {
-			t.Errorf("command %d is found, and is not with the handler", cid)
+			t.Errorf("command %d is found, and is not held by the handler", cid)
 		}
 	}
 	r.closed = true
@@ -294,18 +294,18 @@ func TestLostTransfersReturnToTheHandler(t *testing.T) {
 		t.Errorf("slots %v are back, want %d and %d", back, asked, arriving)
 	}
 	if i, ok := r.Find(1); !ok || i != asked {
-		t.Error("the command is not with the handler")
+		t.Error("the command is not held by the handler")
 	}
 }
 
-// TestSlotsAreConserved against a model that only counts: whatever is taken, answered, aborted and asked
-// for, what the machine says of its slots, its outcomes and SQHD follow.
+// TestSlotsAreConserved compares the machine with a model that only counts: through all commands, responses, aborts and
+// transfers, the number of slots, the outcomes and SQHD agree.
 func TestSlotsAreConserved(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		a := queue(rapid.IntRange(2, 12).Draw(t, "entries"))
 		a.NoSQFlow = rapid.Bool().Draw(t, "noflow")
 		r := newRig(a)
-		taken, outstanding := 1, 0 // Connect was taken
+		taken, outstanding := 1, 0 // Connect was received
 		var zombies []int
 		answered := 0
 		remove := func(slot int) { r.given = slices.DeleteFunc(r.given, func(s int) bool { return s == slot }) }

@@ -15,15 +15,15 @@ func TestWindowsDivideACredit(t *testing.T) {
 			t.Errorf("%d units: %d of drive %d, want %d", units, c.Units(), c.SSD(), part)
 		}
 	}
-	want(100, 100) // the first grant is under way
+	want(100, 100) // the first grant is in progress
 	w.Open()
 	want(100, 100)
 	want(1<<20, nvme.MaxCreditUnits)
-	want(0, 0) // the policy says nothing
+	want(0, 0) // the policy gives no credit
 	w.Open()
 	w.Open()
 	want(100, 33)
-	want(2, 1) // never nothing
+	want(2, 1) // at least 1
 	w.Close()
 	want(100, 50)
 	if n := testing.AllocsPerRun(100, func() { w.Credit(1, 7) }); n != 0 {

@@ -26,8 +26,8 @@ const (
 	sub   = "nqn.2026-11.example.jbofd:t"
 )
 
-// fakeConn is a connection that writes down what it is told. Whenever it is called
-// without the service's lock, it takes that lock itself: were it held, the test would hang.
+// fakeConn is a connection that records its calls. In methods that must be called without the service's lock it takes
+// that lock: if the caller held it, the test would hang.
 type fakeConn struct {
 	f     *Service
 	id    nvmeof.ConnID
@@ -52,7 +52,7 @@ func (c *fakeConn) tell(format string, args ...any) {
 	c.told = append(c.told, fmt.Sprintf(format, args...))
 }
 
-// take returns what the connection was told since last time.
+// take returns the calls since the last take.
 func (c *fakeConn) take() []string {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -79,7 +79,7 @@ func (c *fakeConn) SetTenant(t Tenant) {
 	c.tenant = t
 }
 
-// payer is what SetTenant said last.
+// payer is the tenant of the last SetTenant.
 func (c *fakeConn) payer() Tenant {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -132,7 +132,7 @@ func (c *fakeConn) Shut(reason string) { c.tell("shut: %s", reason) }
 // Describe implements Conn.
 func (c *fakeConn) Describe() ConnInfo { return ConnInfo{ID: uint64(c.id), QID: c.qid} }
 
-// rig is a service whose clock is the system's, which synctest drives.
+// rig is a service on the system's clock, which synctest controls.
 type rig struct {
 	*Service
 	t       *testing.T
@@ -141,8 +141,7 @@ type rig struct {
 
 func newRig(t *testing.T) *rig { return newRigWith(t, 0) }
 
-// newRigWith also has drives in memory; not under synctest, which does not wait for their
-// goroutines.
+// newRigWith also has drives in memory. It cannot be used with synctest, which does not wait for their goroutines.
 func newRigWith(t *testing.T, drives int) *rig {
 	pool, err := bufpool.New(bufpool.Config{TotalBytes: 4 << 20})
 	if err != nil {
@@ -204,8 +203,7 @@ func state(nsids ...uint32) nvmeof.State {
 	return s
 }
 
-// connect makes a queue of host: a new controller's admin queue, or queue qid of
-// admin's.
+// connect connects a queue of host: the admin queue of a new controller, or queue qid of admin's controller.
 func (r *rig) connect(host string, admin *fakeConn, qid uint16, katoMS uint32) *fakeConn {
 	c := &fakeConn{f: r.Service, qid: qid, aers: map[uint16]int{}}
 	c.id = r.Add(c)
@@ -285,7 +283,7 @@ func TestActionsReachTheirConnectionsWithoutTheLock(t *testing.T) {
 	want(t, io, reason)
 	want(t, a, reason)
 	want(t, b)
-	// Their ends come later, from goroutines of their own.
+	// Their ends are reported later, by other goroutines.
 	r.remove(io)
 	r.remove(a)
 	if conns, controllers, hosts := r.Counts(); conns != 1 || controllers != 1 || hosts != 1 {
@@ -440,8 +438,8 @@ func TestRecordedErrorsShowInTheLog(t *testing.T) {
 	}
 }
 
-// Hosts come and go while the configuration changes; the race detector and the
-// fake connections' own locking watch.
+// Hosts connect and leave while the configuration changes. The race detector and the locking in the fake connections
+// find errors.
 func TestConnectionsComeAndGoWhileTheConfigurationChanges(t *testing.T) {
 	r := newRig(t)
 	var wg sync.WaitGroup

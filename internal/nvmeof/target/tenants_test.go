@@ -14,7 +14,7 @@ import (
 	"jbofd/internal/tenant"
 )
 
-// open makes a connection of a host and finds its tenant.
+// open opens a connection of a host and returns its tenant.
 func (r *rig) open(host string, admin bool) *fakeConn {
 	c := &fakeConn{f: r.Service}
 	c.id = r.Add(c)
@@ -27,7 +27,7 @@ func (r *rig) done(c *fakeConn) {
 	r.Remove(c.id, nil, 0, nvmeof.Usage{})
 }
 
-// known is what drive 0 knows of its tenants: weights and caps by number.
+// known returns the tenants that drive 0 knows: weights and caps by number.
 func (r *rig) known() map[tenant.ID]int {
 	var s drive.Snapshot
 	r.SSD(0).Snapshot(&s)
@@ -72,7 +72,7 @@ func TestAllConnectionsOfATenantsHostsShareIt(t *testing.T) {
 	}
 }
 
-// A tenant's series are named by it: no host's NQN may choose another's.
+// A tenant's metrics have its name, so no host may choose the name of a tenant as its NQN.
 func TestAHostCannotTakeTheNameOfAConfiguredTenant(t *testing.T) {
 	r := newRigWith(t, 1)
 	r.SetTenants([]TenantConfig{{Name: "gold", Hosts: []string{hostA}, Settings: pipeline.Settings{Weight: 4}}})
@@ -108,12 +108,12 @@ func TestTenantsChangeWhileTheirHostsAreConnected(t *testing.T) {
 	if got := r.known(); len(got) != 2 || got[gold.Number] != 4 {
 		t.Errorf("the drive knows %v", got)
 	}
-	// Another weight changes nothing for the connections.
+	// A new weight does not affect the connections.
 	set(weight("gold", 9, hostA), weight("tin", 1, hostB))
 	if a.payer() != gold || r.known()[gold.Number] != 9 {
 		t.Errorf("after another weight: %+v, the drive knows %v", a.payer(), r.known())
 	}
-	// A host moves, a tenant goes.
+	// A host moves to another tenant, and a tenant is removed.
 	set(weight("tin", 1, hostA, hostB))
 	if a.payer() != b.payer() || a.payer().Name != "tin" || admin.payer().Name != "tin" {
 		t.Errorf("after moving: %+v, %+v", a.payer(), b.payer())

@@ -18,8 +18,8 @@ func setCC(cc nvme.CC) *nvme.SQE {
 
 const enabled = nvme.CC(1 | 6<<16 | 4<<20)
 
-// TestKeepAliveRunsAfterAReset: a controller that was reset has two minutes, and its keep alive timeout again once it
-// is enabled.
+// TestKeepAliveRunsAfterAReset: a controller that was reset has two minutes. Once it is enabled, its keep alive timeout
+// counts again.
 func TestKeepAliveRunsAfterAReset(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := newRig(t)
@@ -37,8 +37,8 @@ func TestKeepAliveRunsAfterAReset(t *testing.T) {
 	})
 }
 
-// TestTheBoundOfAnEndRunsAfterAnOverdueReset: an association ends whose reset has not ended within its bound. The next
-// bound begins with that end, whether or not the host comes back.
+// TestTheBoundOfAnEndRunsAfterAnOverdueReset: an association ends whose reset has exceeded its bound. The end has a
+// bound of its own, whether or not the host connects again.
 func TestTheBoundOfAnEndRunsAfterAnOverdueReset(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := newRig(t)

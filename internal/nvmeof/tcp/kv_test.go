@@ -26,7 +26,7 @@ func kvRequest(op uint8, cid uint16, n uint32) request {
 	}}
 }
 
-// answering is a driver that answers commands for a partition with a result and some data.
+// answering is a driver that completes key-value commands with a result and some data.
 type answering struct {
 	*driver
 	result uint64
@@ -41,8 +41,8 @@ func (a *answering) Execute(slot int) {
 	}
 }
 
-// TestAnswersShorterThanTheHostsBuffer: DATAL is what there is, and the SUCCESS flag stands for a completion
-// only where that has no result: a Retrieve's always has.
+// TestAnswersShorterThanTheHostsBuffer: DATAL is the length of the data, and the SUCCESS flag replaces a completion
+// only if that has no result, which a Retrieve's always has.
 //
 // Source: NVMe/TCP Transport 1.0, sections 3.3.2 and 3.6.2.10.
 func TestAnswersShorterThanTheHostsBuffer(t *testing.T) {
@@ -94,7 +94,7 @@ func TestAnswersShorterThanTheHostsBuffer(t *testing.T) {
 	}
 }
 
-// TestAStoreIsValidatedAgainWhenItsDataArrives like a write of blocks.
+// TestAStoreIsValidatedAgainWhenItsDataArrives, like a write of blocks.
 func TestAStoreIsValidatedAgainWhenItsDataArrives(t *testing.T) {
 	for _, x := range []struct {
 		name    string
@@ -128,7 +128,7 @@ func TestAStoreIsValidatedAgainWhenItsDataArrives(t *testing.T) {
 	}
 }
 
-// TestCommandsForAPartitionMayNotBeFused, alone or with others.
+// TestCommandsForAPartitionMayNotBeFused, neither with each other nor with block commands.
 func TestCommandsForAPartitionMayNotBeFused(t *testing.T) {
 	d := newDriver(config)
 	d.attach(ioQueue(8, false), 0, 0)

@@ -8,8 +8,8 @@ import (
 	"jbofd/internal/nvmeof"
 )
 
-// TestACommandIsValidatedAgainWhenItsDataArrives: what its host saw when the capsule began may be
-// gone, and its extent another's.
+// TestACommandIsValidatedAgainWhenItsDataArrives: its namespace may have been removed since the capsule began, and its
+// extent may belong to another one.
 func TestACommandIsValidatedAgainWhenItsDataArrives(t *testing.T) {
 	ns := func(change func(*nvmeof.Namespace)) []*nvmeof.Namespace {
 		n := &nvmeof.Namespace{NSID: 1, OffsetBytes: 1 << 20, SizeBytes: 1 << 20, BlockShift: 9, ANAGroup: 1,
@@ -58,7 +58,7 @@ func TestACommandIsValidatedAgainWhenItsDataArrives(t *testing.T) {
 	}
 }
 
-// TestAFusedPairWhoseDataArrivesLateFailsAsAWhole like a single command.
+// TestAFusedPairWhoseDataArrivesLateFailsAsAWhole, as a single command does.
 func TestAFusedPairWhoseDataArrivesLateFailsAsAWhole(t *testing.T) {
 	d := newDriver(config)
 	d.attach(ioQueue(8, false), 0, 0)

@@ -29,13 +29,13 @@ func table() *nvmeof.NamespaceTable {
 	return nvmeof.NewNamespaceTable([]*nvmeof.Namespace{ns(1, 9), ns(2, 12), kv}, hostNQN)
 }
 
-// driver is a Handler that writes down what it is told, and the host at the other
-// end: it makes PDUs of commands and reads what the machine sends.
+// driver is a Handler that records its calls, and the host at the other end: it makes PDUs from commands and reads what
+// the machine sends.
 type driver struct {
 	c   *tcp.Conn
 	log strings.Builder
 
-	// refuse: Buffer has none. paused: no commands are wanted.
+	// refuse: Buffer finds no memory. paused: Paused returns true.
 	refuse, paused bool
 	bufs           map[int][]byte
 	// auto answers commands at once, as a target with a very fast drive does.
@@ -43,7 +43,7 @@ type driver struct {
 	// given are the slots that the machine has given to the driver, unless auto.
 	given []int
 
-	in, out  pdu.Format // as agreed on
+	in, out  pdu.Format // as negotiated
 	unparsed []byte     // sent by the machine, not yet described
 	unused   []byte     // received, not used by the machine
 	total    int        // bytes sent by the machine
@@ -111,7 +111,7 @@ func (d *driver) fetch(slot int) {
 func (d *driver) finish(slot int) {
 	s := d.c.Slot(slot)
 	delete(d.bufs, slot)
-	if p := s.Plan; p.Kind == nvmeof.KindKV && p.AnswerBytes > 1 { // half of what there is room for
+	if p := s.Plan; p.Kind == nvmeof.KindKV && p.AnswerBytes > 1 { // half of the room
 		d.c.RespondData(slot, pattern(int(s.SQE.CID()), int(p.AnswerBytes/2)), uint64(p.AnswerBytes))
 		return
 	} else if n := p.ToHost; n > 0 && p.Kind != nvmeof.KindKV {
@@ -170,7 +170,7 @@ func (d *driver) Unused(slot int) {
 	delete(d.bufs, slot)
 }
 
-// Failed implements qpair.Handler; the response says it too.
+// Failed implements qpair.Handler; the response has the status, too.
 func (d *driver) Failed(int, nvme.Status) {}
 
 // Paired implements qpair.Handler.
@@ -188,7 +188,7 @@ func (d *driver) Paired(first, second int) {
 // Paused implements qpair.Handler.
 func (d *driver) Paused() bool { return d.paused }
 
-// receive offers bytes behind those that were not used.
+// receive passes bytes to the machine, after those that it has not used yet.
 func (d *driver) receive(b []byte) {
 	d.unused = append(d.unused, b...)
 	n := d.c.Receive(d.unused)
@@ -213,7 +213,7 @@ func (d *driver) take() {
 	d.spare = o
 }
 
-// sent describes the PDUs sent since last time.
+// sent describes the PDUs sent since the last call.
 func (d *driver) sent() string {
 	d.take()
 	var s strings.Builder
@@ -228,7 +228,8 @@ func (d *driver) sent() string {
 	return s.String()
 }
 
-// describe reads one PDU from the controller; n 0 says that it is none.
+// describe describes the PDU from the controller at the beginning of b and returns its length. n is 0 if b does not
+// begin with a valid PDU.
 func describe(b []byte, f pdu.Format) (text string, n int) {
 	if len(b) < pdu.CommonLen {
 		return fmt.Sprintf("BROKEN: %d bytes of a header", len(b)), 0
@@ -283,10 +284,10 @@ func describe(b []byte, f pdu.Format) (text string, n int) {
 	return text + data, n
 }
 
-// sum names bytes briefly.
+// sum returns a short checksum of bytes, for transcripts.
 func sum(b []byte) string { return fmt.Sprintf("%d:%08x", len(b), pdu.Digest(b)) }
 
-// pattern is what data with a seed looks like.
+// pattern returns test data for a seed.
 func pattern(seed, n int) []byte {
 	b := make([]byte, n)
 	for i := range b {
@@ -295,10 +296,10 @@ func pattern(seed, n int) []byte {
 	return b
 }
 
-// flaw is how a PDU is to be wrong.
+// flaw says what is wrong with a PDU.
 type flaw struct{ header, data bool }
 
-// encode makes a PDU of the host, with what digests and padding were agreed on.
+// encode makes a PDU of the host, with the digests and padding negotiated.
 func encode(f pdu.Format, t pdu.Type, flags uint8, header, data []byte, wrong flaw) []byte {
 	h := append(make([]byte, pdu.CommonLen, 256), header...)
 	if t == pdu.TypeICReq || t == pdu.TypeH2CTermReq {
@@ -348,7 +349,7 @@ func icReq(pfv uint16, hpda, dgst uint8, maxR2T uint32) []byte {
 	return encode(pdu.Format{}, pdu.TypeICReq, 0, p[pdu.CommonLen:], nil, flaw{})
 }
 
-// formats are what an ICReq agrees on for the two directions.
+// formats returns the formats that an ICReq negotiates for the two directions.
 func formats(hpda, dgst uint8) (in, out pdu.Format) {
 	in = pdu.Format{HeaderDigest: dgst&1 != 0, DataDigest: dgst&2 != 0}
 	out = in
@@ -365,7 +366,7 @@ func dataHeader(cid, ttag uint16, off, n uint32) []byte {
 	return p[pdu.CommonLen:]
 }
 
-// request is a command as a host makes it.
+// request describes a command of the host.
 type request struct {
 	op     uint8
 	cid    uint16
@@ -374,7 +375,7 @@ type request struct {
 	nlb    uint32
 	fuse   nvme.Fuse
 	inline bool
-	// transfer is the length that the SGL names; data what the capsule holds.
+	// transfer is the length in the SGL; data is the data in the capsule.
 	transfer uint32
 	data     []byte
 	change   func(*nvme.SQE)
@@ -414,7 +415,7 @@ func connectRequest(cid uint16) request {
 	}}
 }
 
-// attach brings a new machine to where its queue is connected.
+// attach connects the queue of a new machine.
 func (d *driver) attach(a qpair.Attachment, hpda, dgst uint8) {
 	d.receive(icReq(0, hpda, dgst, 0))
 	d.in, d.out = formats(hpda, dgst)
@@ -437,7 +438,7 @@ func ioQueue(entries int, noFlow bool) qpair.Attachment {
 
 var _ qpair.Handler = (*driver)(nil)
 
-// equal says whether two drivers were told and have sent the same.
+// equal reports whether two drivers have recorded and sent the same.
 func equal(a, b *driver) bool {
 	return a.log.String() == b.log.String() && bytes.Equal(a.unparsed, b.unparsed) && a.c.Closed() == b.c.Closed() &&
 		a.c.Outstanding() == b.c.Outstanding()

@@ -18,9 +18,8 @@ type pending struct {
 	off, left uint32
 }
 
-// conversation draws what a host says to a target that answers at once, mostly as
-// it should and now and then not, and returns the bytes. The digests and the alignment are the
-// driver's.
+// conversation returns what a random host sends to a target that answers at once: mostly valid PDUs and sometimes
+// invalid ones, with the digests and the alignment of the driver.
 func conversation(t *rapid.T, d *driver) (stream []byte) {
 	var r2ts []pending
 	say := func(b []byte) {
@@ -87,8 +86,8 @@ func conversation(t *rapid.T, d *driver) (stream []byte) {
 	return stream
 }
 
-// However the bytes are cut, read into place or not, and however often there was
-// no memory, the driver is told the same and the host gets the same bytes.
+// The calls of the driver and the bytes to the host do not depend on how the stream is split, whether data is read into
+// place, and how often memory was short.
 func TestSplittingTheStreamChangesNothing(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		dgst, hpda := rapid.Uint8Range(0, 3).Draw(t, "dgst"), rapid.Uint8Range(0, 31).Draw(t, "hpda")
@@ -134,10 +133,9 @@ func TestSplittingTheStreamChangesNothing(t *testing.T) {
 	})
 }
 
-// FuzzReceive gives a connected queue arbitrary bytes, in pieces of cut bytes
-// unless that is 0. The bits of flags: 1:0 digests, 2 no flow control and data read into place, 3 the
-// admin queue, 4 a driver that never answers, 7:5 HPDA. With an odd cut the host has
-// credits on.
+// FuzzReceive sends arbitrary bytes to a connected queue, in pieces of cut bytes unless that is 0. The bits of flags:
+// 1:0 digests, 2 no flow control and data read into place, 3 the admin queue, 4 a driver that never answers, 7:5 HPDA.
+// With an odd cut the host has credits on.
 func FuzzReceive(f *testing.F) {
 	in := pdu.Format{}
 	d := &driver{in: in}
@@ -202,9 +200,8 @@ func FuzzReceive(f *testing.F) {
 		if (d.c.Fatal() != nil || d.c.PeerFatal() != nil) != d.c.Closed() {
 			t.Fatal("closed without a reason, or a reason without being closed")
 		}
-		// Every slot is conserved: when all that the driver has and all that waits for
-		// data, with the other half of its fused pair, is answered, at most the first of
-		// a fused pair is left.
+		// Every slot is conserved: when all commands that the driver has and all that wait for data are answered, with
+		// the other halves of their pairs, at most the first of a fused pair is left.
 		d.c.Fetching(func(slot int) {
 			for _, i := range []int{slot, d.c.Pair(slot)} {
 				if i >= 0 && !slices.Contains(d.given, i) {
@@ -251,8 +248,8 @@ func (q *quiet) Failed(int, nvme.Status)  {}
 func (q *quiet) Paired(int, int)          {}
 func (q *quiet) Paused() bool             { return false }
 
-// TestCommandsAllocateNothing holds Receive, Place, Placed, Take, Respond,
-// RespondData and RequestData to it, with and without digests, and with credits.
+// TestCommandsAllocateNothing checks Receive, Place, Placed, Take, Respond, RespondData and RequestData, with and
+// without digests, and with credits.
 func TestCommandsAllocateNothing(t *testing.T) {
 	for k := uint8(0); k < 8; k++ {
 		dgst := k & 3

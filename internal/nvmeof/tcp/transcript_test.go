@@ -24,8 +24,8 @@ var statuses = map[string]nvme.Status{"success": nvme.Success, "internal": nvme.
 	"media":   nvme.UnrecoveredReadError | nvme.DNR,
 	"aborted": nvme.AbortRequested, "transport": nvme.TransientTransportError}
 
-// TestTranscripts plays conversations between a host and the machine. Lines with
-// <- are PDUs to the host; the others are what the driver is told. Run with
+// TestTranscripts plays conversations between a host and the machine. Lines with <- are PDUs to the host; the others
+// are calls of the driver. Run with
 // -rewrite to update them; then read the diff.
 func TestTranscripts(t *testing.T) {
 	datadriven.Walk(t, "testdata/transcripts", func(t *testing.T, path string) {

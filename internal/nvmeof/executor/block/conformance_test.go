@@ -82,7 +82,7 @@ func TestConformance(t *testing.T) { executortest.Conformance(t, subject) }
 
 func TestCommandsAllocateNothing(t *testing.T) { executortest.AllocatesNothing(t, subject(t)) }
 
-// outcome is a Port that says when its command is done.
+// outcome is a Port that reports when its command is done.
 type outcome chan struct{}
 
 func (o outcome) NeedData(*executor.Command) bool { panic("all data is here") }

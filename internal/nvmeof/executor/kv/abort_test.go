@@ -11,7 +11,7 @@ import (
 	"jbofd/internal/partition"
 )
 
-// port takes commands that are done.
+// port receives completed commands.
 type port struct{ done chan *executor.Command }
 
 func (p *port) Done(c *executor.Command) bool {
@@ -23,13 +23,13 @@ func (p *port) NeedData(*executor.Command) bool { panic("the data comes in the c
 
 func (p *port) Kick() {}
 
-// stranger is a partition that has got the number of one that was removed.
+// stranger is a partition that has the number of one that was removed.
 type stranger struct{}
 
 func (stranger) Submit(*partition.Batch) {}
 
-// TestAbortReachesThePartitionThatHasTheCommand: the namespace is removed, and its partition's number given to another,
-// while commands wait for the store. An Abort takes such a command out all the same.
+// TestAbortReachesThePartitionThatHasTheCommand: the namespace is removed, and its partition's number is given to
+// another one, while commands wait for the store. An Abort still removes such a command.
 func TestAbortReachesThePartitionThatHasTheCommand(t *testing.T) {
 	for _, another := range []bool{false, true} {
 		r := newRig(t)

@@ -18,7 +18,7 @@ import (
 	"jbofd/internal/turn"
 )
 
-// asker asks a partition whether it has a key.
+// asker sends Exist requests to a partition.
 type asker struct {
 	partition.Request
 	done chan struct{}
@@ -31,13 +31,13 @@ func (a *asker) KVDone(*partition.Request) bool {
 
 func (a *asker) Kick() {}
 
-// rig is an executor with one partition, on a drive whose device a gate holds up.
+// rig is an executor with one partition, on a drive whose device is controlled by a gate.
 type rig struct {
 	executortest.Subject
 	ns *nvmeof.Namespace
 }
 
-// storeRequests is how many Requests the store of a rig takes at once.
+// storeRequests is how many Requests the store of a rig processes at once.
 const storeRequests = 16
 
 func newRig(t testing.TB) *rig {

@@ -7,7 +7,7 @@ import (
 	"jbofd/internal/turn"
 )
 
-// idle is a Partition that nobody asks.
+// idle is a Partition without requests.
 type idle struct{ name string }
 
 func (*idle) Submit(*partition.Batch) {}

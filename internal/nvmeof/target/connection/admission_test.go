@@ -36,8 +36,8 @@ func TestPeersOfOneIPv6NetworkShareABudget(t *testing.T) {
 	}
 }
 
-// In any order of calls the bounds hold, an address loses no connection for what others do unless it has as many as
-// any, and in the end nothing is counted.
+// For any order of calls the bounds hold, an address loses no connection because of other addresses unless it has the
+// largest number, and in the end all counts are zero.
 func TestAdmissionKeepsItsBounds(t *testing.T) {
 	rng := random(t)
 	limits := AdmissionLimits{Connections: 12, PerHost: 5, Pending: 9, PendingPerAddress: 4}
@@ -124,7 +124,7 @@ func TestAdmissionKeepsItsBounds(t *testing.T) {
 	}
 	for _, c := range conns {
 		c.Close()
-		c.Close() // does no harm
+		c.Close() // has no effect
 	}
 	if a.pending+a.established+a.unnamed+len(a.hosts)+len(a.peers) != 0 {
 		t.Errorf("left: %+v", a)

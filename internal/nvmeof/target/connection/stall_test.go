@@ -5,15 +5,15 @@ import (
 	"time"
 )
 
-// transfers is a host that owes transfers of 1 MiB each, all asked for at the beginning, and how it sends them: at each
-// second so many bytes of the transfer that pick chooses.
+// transfers is a host that has to send n transfers of 1 MiB each, all requested at the beginning. In each second it
+// sends perSecond bytes of the transfer that pick chooses.
 type transfers struct {
 	n         int
 	perSecond int
 	pick      func(second int, left []int) int
 }
 
-// cutOff returns after how many seconds of at most limit the host is found too slow; -1: never.
+// cutOff returns after how many seconds, of at most limit, the host counts as too slow; -1: never.
 func (x transfers) cutOff(l StallLimits, limit int) int {
 	var s stall
 	left := make([]int, x.n)

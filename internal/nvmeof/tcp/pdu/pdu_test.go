@@ -359,8 +359,8 @@ func TestNamesOfTypesAndStatuses(t *testing.T) {
 	}
 }
 
-// FuzzCheckHeader compares CheckHeader with the rules written out one by one, and demands
-// that DataLength and the layout agree on whatever passes.
+// FuzzCheckHeader compares CheckHeader with the rules written out one by one, and checks that DataLength and the layout
+// agree for every header that passes.
 func FuzzCheckHeader(f *testing.F) {
 	for _, fr := range frames {
 		f.Add(fr.make(), fr.fromHost, fr.f.HeaderDigest, fr.f.DataDigest, uint8(fr.f.AlignBytes/4))
@@ -427,7 +427,7 @@ func headerHolds(b []byte, fromHost bool, f Format) bool {
 	return b[1]&2 != 0 == f.DataDigest && pdo >= end && pdo%align == 0 && plen > pdo+tail
 }
 
-// FuzzViews lays every view over foreign bytes and reads all of it.
+// FuzzViews reads all fields of every view over arbitrary bytes.
 func FuzzViews(f *testing.F) {
 	for _, fr := range frames {
 		f.Add(fr.make())

@@ -15,8 +15,7 @@ import (
 	"jbofd/internal/tenant"
 )
 
-// giving is a FIFO that gives every tenant the same credit and counts what is
-// outstanding of all of them together.
+// giving is a FIFO that gives every tenant the same credit and counts the units outstanding of all tenants together.
 type giving struct {
 	*pipeline.FIFO
 	credit             atomic.Int64
@@ -52,7 +51,7 @@ func (g *giving) Complete(now int64, tag pipeline.Tag, r pipeline.Result) {
 	g.FIFO.Complete(now, tag, r)
 }
 
-// creditRig has namespace 1 on a drive that gives credit, 2 on one that gives none.
+// creditRig has namespace 1 on a drive that gives credit and namespace 2 on one that gives none.
 func creditRig(t testing.TB, credit int64) (*rig, *giving) {
 	t.Helper()
 	g := newGiving(credit)
@@ -143,7 +142,7 @@ func TestAHostNeverExceedsItsCredit(t *testing.T) {
 	if err := c.Close(); err != nil {
 		t.Error(err)
 	}
-	r.service.SSD(0).Credit(0) // orders what the drive wrote before this
+	r.service.SSD(0).Credit(0) // orders the drive's writes before this
 	if g.exceeded > 0 || g.most < units/2 || g.most > 48 {
 		t.Errorf("%d of %d I/Os came when more than %d units were outstanding; the most was %d", g.exceeded, g.enqueued,
 			units, g.most)
@@ -180,11 +179,11 @@ func TestCreditsOfATenantAreDivided(t *testing.T) {
 	without := o
 	without.Credits = client.CreditsOff
 	connect(t, without)
-	read(33) // another tenant's and those without credits do not count
+	read(33) // connections of another tenant and those without credits do not count
 	if err := errors.Join(b.Close(), c.Close()); err != nil {
 		t.Fatal(err)
 	}
-	for deadline := time.Now().Add(5 * time.Second); ; { // their connections go by and by
+	for deadline := time.Now().Add(5 * time.Second); ; { // their connections end gradually
 		if _, err := n.ReadAt(context.Background(), buf, 0); err != nil {
 			t.Fatal(err)
 		}
@@ -198,8 +197,8 @@ func TestCreditsOfATenantAreDivided(t *testing.T) {
 	}
 }
 
-// TestStandardHostsSeeNoCredits looks at the completions themselves: without the feature
-// DW1 is 0; with it every one carries the credit, those of errors too.
+// TestStandardHostsSeeNoCredits checks the completions: without the feature DW1 is 0. With it every completion carries
+// the credit, also with an error.
 func TestStandardHostsSeeNoCredits(t *testing.T) {
 	r, _ := creditRig(t, 70000)
 	for _, mode := range []client.CreditMode{client.CreditsOff, client.CreditsOn} {
@@ -235,7 +234,7 @@ func TestStandardHostsSeeNoCredits(t *testing.T) {
 		if zeroed.Received != blockBytes {
 			t.Errorf("%d bytes", zeroed.Received)
 		}
-		var cmp client.Command // of a block of zeroes with ones
+		var cmp client.Command // of a block of zeroes with a block of ones
 		client.SetRW(&cmp, client.OpCompare, 1, 3, 1)
 		ones := make([]byte, blockBytes)
 		ones[0] = 1

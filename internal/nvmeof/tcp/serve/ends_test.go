@@ -16,10 +16,10 @@ import (
 	"jbofd/internal/units"
 )
 
-// oldBlocks are what the tests write twice.
+// oldBlocks is the number of blocks that the tests write twice.
 const oldBlocks = 32
 
-// heldRig is a target whose drive holds some writes until it is told to let them go.
+// heldRig is a target whose drive holds some writes until the test releases them.
 func heldRig(t *testing.T, rules ...fault.Rule) (*rig, *fault.Device) {
 	t.Helper()
 	m, err := mem.Open(mem.Config{Name: "m0", SizeBytes: testBytes})
@@ -65,8 +65,8 @@ func writeAll(q *rawQueue, fill byte) (cids []uint16) {
 	return cids
 }
 
-// TestOldWritesNeverLandAfterAReset: RDY becomes 0 only once no write of before can overwrite what the host writes
-// when it has enabled the controller again.
+// TestOldWritesNeverLandAfterAReset: RDY becomes 0 only when no earlier write can overwrite what the host writes after
+// it has enabled the controller again.
 func TestOldWritesNeverLandAfterAReset(t *testing.T) {
 	t.Parallel()
 	r, dev := heldRig(t, everyOther(oldBlocks)...)
@@ -93,8 +93,8 @@ func TestOldWritesNeverLandAfterAReset(t *testing.T) {
 	}
 }
 
-// TestOldWritesNeverLandAfterALostConnection: a host that has lost its connections and comes back is not let in
-// while its old writes are at the drive.
+// TestOldWritesNeverLandAfterALostConnection: a host that has lost its connections cannot connect again while its old
+// writes are at the drive.
 func TestOldWritesNeverLandAfterALostConnection(t *testing.T) {
 	t.Parallel()
 	r, dev := heldRig(t, everyOther(oldBlocks)...)
@@ -121,8 +121,8 @@ func TestOldWritesNeverLandAfterALostConnection(t *testing.T) {
 	}
 }
 
-// TestShutdownDrainsAndFlushes: SHST says that the shutdown occurs until the writes at the drive are done and the
-// drive is flushed, and the old queue takes no writes any more.
+// TestShutdownDrainsAndFlushes: SHST is 01b until the writes at the drive are done and the drive is flushed, and the
+// old queue accepts no more writes.
 func TestShutdownDrainsAndFlushes(t *testing.T) {
 	t.Parallel()
 	r, dev := heldRig(t, fault.Rule{Ops: []ssd.Op{ssd.Write}, Len: blockBytes, Hold: true},
@@ -157,7 +157,8 @@ func TestShutdownDrainsAndFlushes(t *testing.T) {
 	}
 }
 
-// TestDisconnectIsAnsweredAfterTheDrain: a host that has its answer may use the queue's number at once.
+// TestDisconnectIsAnsweredAfterTheDrain: a host that has received the response may use the queue's number again at
+// once.
 func TestDisconnectIsAnsweredAfterTheDrain(t *testing.T) {
 	t.Parallel()
 	r, dev := heldRig(t, fault.Rule{Ops: []ssd.Op{ssd.Write}, Len: blockBytes, Hold: true})
@@ -168,7 +169,7 @@ func TestDisconnectIsAnsweredAfterTheDrain(t *testing.T) {
 	var e nvme.SQE
 	e.InitDisconnect()
 	bye := q.send(e, nil)
-	// The write behind Disconnect may have begun before it; it does not hang.
+	// The write sent after Disconnect may have begun before it. It must not hang.
 	if e := q.wait(q.writeBlock(1, 'b')); !e.Status().OK() && e.Status() != nvme.AbortedSQDeletion {
 		t.Errorf("a write behind Disconnect: %v", e.Status())
 	}
@@ -187,8 +188,8 @@ func TestDisconnectIsAnsweredAfterTheDrain(t *testing.T) {
 	q.ended()
 }
 
-// TestADriveThatNeverAnswers: a reset that cannot complete says CFS after its bound, the next Connect of the host is
-// refused with Controller Busy, other hosts are served, and all is well again once the drive answers.
+// TestADriveThatNeverAnswers: a reset that cannot complete sets CFS after its bound, the next Connect of the host is
+// answered Controller Busy, other hosts are served, and the host can connect again once the drive answers.
 func TestADriveThatNeverAnswers(t *testing.T) {
 	t.Parallel()
 	r, dev := heldRig(t, fault.Rule{Ops: []ssd.Op{ssd.Write}, Len: blockBytes, Hold: true})
@@ -224,7 +225,7 @@ func TestADriveThatNeverAnswers(t *testing.T) {
 	}
 }
 
-// TestAHeldConnectEndsWithItsConnection: nothing is left of a host that gives up.
+// TestAHeldConnectEndsWithItsConnection: a host that gives up leaves nothing behind.
 func TestAHeldConnectEndsWithItsConnection(t *testing.T) {
 	t.Parallel()
 	r, dev := heldRig(t, fault.Rule{Ops: []ssd.Op{ssd.Write}, Len: blockBytes, Hold: true})
@@ -233,7 +234,7 @@ func TestAHeldConnectEndsWithItsConnection(t *testing.T) {
 	io.writeBlock(0, 'o')
 	awaitHeld(t, dev, 1)
 	h.lose(io)
-	for range 20 { // more than may be held of one host at a time
+	for range 20 { // more than can be held for one host at a time
 		q := h.dial()
 		h.sendConnect(q, 0, 0)
 		_ = q.c.Close()
@@ -310,8 +311,8 @@ func TestAnExpiredAssociationIsFenced(t *testing.T) {
 	}
 }
 
-// TestDisconnectIsAnsweredWhenAShutdownComes: it waits for a write whose data the host owes. The shutdown sees to it
-// that this write never reaches the drive, so that there is nothing to wait for any more.
+// TestDisconnectIsAnsweredWhenAShutdownComes: it waits for a write whose data the host has not sent. After the shutdown
+// this write can no longer reach the drive, so there is nothing to wait for.
 func TestDisconnectIsAnsweredWhenAShutdownComes(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, nil)
@@ -359,7 +360,7 @@ func TestAFlushThatFailsFailsTheShutdown(t *testing.T) {
 	}
 }
 
-// TestADisconnectThatCannotEndIsAnsweredAfterTheBound: with an error, and the write takes its course.
+// TestADisconnectThatCannotEndIsAnsweredAfterTheBound: with an error, and the write completes later.
 func TestADisconnectThatCannotEndIsAnsweredAfterTheBound(t *testing.T) {
 	t.Parallel()
 	r, dev := heldRig(t, fault.Rule{Ops: []ssd.Op{ssd.Write}, Len: blockBytes, Hold: true})
@@ -379,8 +380,8 @@ func TestADisconnectThatCannotEndIsAnsweredAfterTheBound(t *testing.T) {
 	h.queue(1)
 }
 
-// TestRemovalAbortsWaitingCommands: a namespace is removed while one of its writes is at the drive and others wait
-// for a tenant's cap. Those end at once, as commands of a namespace that is not there; the drive is drained when the
+// TestRemovalAbortsWaitingCommands: a namespace is removed while one of its writes is at the drive and others wait for
+// a tenant's cap. The waiting ones end at once with Invalid Namespace or Format. The drive has drained when the first
 // one is done.
 func TestRemovalAbortsWaitingCommands(t *testing.T) {
 	t.Parallel()
@@ -418,8 +419,8 @@ func TestRemovalAbortsWaitingCommands(t *testing.T) {
 	}
 }
 
-// TestAReconnectWaitsForTheStoresInFlight: a Store that a partition has begun is waited for, as a write that the drive
-// has; what the host stores afterwards stays.
+// TestAReconnectWaitsForTheStoresInFlight: a Store that a partition has begun is waited for, like a write that the
+// drive has. What the host stores afterwards is not overwritten.
 func TestAReconnectWaitsForTheStoresInFlight(t *testing.T) {
 	t.Parallel()
 	r, dev := heldRig(t)
@@ -480,8 +481,8 @@ func TestAReconnectWaitsForTheStoresInFlight(t *testing.T) {
 	}
 }
 
-// TestAShutdownDoesNotWaitForDataOfTheHost: a write whose data the host was asked for, and may never send, can reach no
-// drive any more.
+// TestAShutdownDoesNotWaitForDataOfTheHost: a write whose data was requested from the host, and may never come, can no
+// longer reach a drive.
 func TestAShutdownDoesNotWaitForDataOfTheHost(t *testing.T) {
 	t.Parallel()
 	r, _ := heldRig(t)
@@ -502,7 +503,7 @@ func TestAShutdownDoesNotWaitForDataOfTheHost(t *testing.T) {
 	h.setCC(rawEnable.WithSHN(nvme.SHNNormal))
 	h.awaitCSTS("SHST 2", func(s nvme.CSTS) bool { return s.SHST() == 2 })
 
-	var d pdu.Data // the data comes after all
+	var d pdu.Data // the data comes later
 	d.Common().Set(pdu.TypeH2CData, pdu.FlagLast, uint8(len(d)), uint8(len(d)), uint32(len(d)+blockBytes))
 	d.SetCCCID(cid)
 	d.SetTTAG(ttag)

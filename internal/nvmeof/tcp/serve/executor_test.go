@@ -32,7 +32,7 @@ func delayRig(t *testing.T) (*rig, *executortest.Delay) {
 	return r, d
 }
 
-// delayCommand reads or writes blocks, so many microseconds after the command has all that it needs.
+// delayCommand reads or writes blocks, delayUS microseconds after the command has its buffer and data.
 func delayCommand(opcode uint8, lba uint64, blocks, delayUS uint32) nvme.SQE {
 	var c client.Command
 	client.SetRW(&c, opcode, delayNSID, lba, blocks)
@@ -40,7 +40,8 @@ func delayCommand(opcode uint8, lba uint64, blocks, delayUS uint32) nvme.SQE {
 	return c.SQE
 }
 
-// TestAThirdExecutorServesAConnection that knows nothing of it: data in-capsule, by R2T and to the host, beside blocks.
+// TestAThirdExecutorServesAConnection, whose code does not know it: data in-capsule, by R2T and to the host, beside
+// blocks.
 func TestAThirdExecutorServesAConnection(t *testing.T) {
 	r, d := delayRig(t)
 	c := connect(t, client.Options{Address: r.address})
@@ -83,7 +84,7 @@ func TestAThirdExecutorServesAConnection(t *testing.T) {
 	}
 }
 
-// TestCommandsOfAThirdExecutorAreAborted, or take their course, as all others.
+// TestCommandsOfAThirdExecutorAreAborted, or complete, as all others do.
 func TestCommandsOfAThirdExecutorAreAborted(t *testing.T) {
 	r, d := delayRig(t)
 	d.Shut()
@@ -136,7 +137,7 @@ func TestCommandsOfAThirdExecutorAreAborted(t *testing.T) {
 	}
 }
 
-// TestAConnectionWaitsForAThirdExecutor when it closes with commands in flight.
+// TestAConnectionWaitsForAThirdExecutor: a connection closes with commands in flight.
 func TestAConnectionWaitsForAThirdExecutor(t *testing.T) {
 	r, d := delayRig(t)
 	d.Shut()
@@ -169,7 +170,7 @@ func TestAConnectionWaitsForAThirdExecutor(t *testing.T) {
 	<-closed
 }
 
-// TestAKindWithoutItsExecutor fails its commands.
+// TestAKindWithoutItsExecutor: its commands fail.
 func TestAKindWithoutItsExecutor(t *testing.T) {
 	r := newRig(t, nil)
 	r.state.Subsystems[0].Namespaces = append(r.state.Subsystems[0].Namespaces,
@@ -185,7 +186,7 @@ func TestAKindWithoutItsExecutor(t *testing.T) {
 	}
 }
 
-// TestAWriteIsValidatedAgainWhenItsDataArrives: its namespace has gone meanwhile.
+// TestAWriteIsValidatedAgainWhenItsDataArrives: its namespace has been removed meanwhile.
 func TestAWriteIsValidatedAgainWhenItsDataArrives(t *testing.T) {
 	r := newRig(t, nil)
 	q := r.raw(t).queue(1)
@@ -211,7 +212,7 @@ func TestAWriteIsValidatedAgainWhenItsDataArrives(t *testing.T) {
 	}
 }
 
-// slowToSubmit is a third executor whose first Submit waits for goOn, and says so.
+// slowToSubmit is a third executor whose first Submit closes entered and waits for goOn.
 type slowToSubmit struct {
 	*executortest.Delay
 	once          sync.Once
@@ -233,7 +234,7 @@ func (b *slowBatch) Submit() {
 	b.Batch.Submit()
 }
 
-// corked is a connection whose host sends nothing until send.
+// corked is a connection that collects what the host sends until send is called.
 type corked struct {
 	net.Conn
 	b []byte
@@ -244,8 +245,8 @@ func (c *corked) Write(b []byte) (int, error) {
 	return len(b), nil
 }
 
-// TestAShutdownAbortsCommandsBeingHandedOver: they have begun, and their drive does not have them yet. They
-// must not wait for their tenant's cap then.
+// TestAShutdownAbortsCommandsBeingHandedOver: the commands have begun, and their drive does not have them yet. They
+// must not then wait for their tenant's cap.
 func TestAShutdownAbortsCommandsBeingHandedOver(t *testing.T) {
 	const size = 1 << 20
 	r := newRig(t, nil)
@@ -269,7 +270,7 @@ func TestAShutdownAbortsCommandsBeingHandedOver(t *testing.T) {
 		q.send(e, nil)
 	}
 	q.c = cork.Conn
-	q.write(cork.b) // in one piece: the target hands them over together
+	q.write(cork.b) // in one piece, so that the target hands them over together
 	<-s.entered
 	shut := make(chan struct{})
 	go func() {

@@ -12,7 +12,7 @@ import (
 	"jbofd/internal/units"
 )
 
-// half is a half of a fused pair on one block.
+// half returns one half of a fused pair on one block.
 func half(fuse nvme.Fuse, lba units.LBA) (e nvme.SQE) {
 	e.SetOpcode(nvme.CmdWrite)
 	if fuse == nvme.FuseFirst {
@@ -25,7 +25,7 @@ func half(fuse nvme.Fuse, lba units.LBA) (e nvme.SQE) {
 	return e
 }
 
-// sendHalf sends a half, in its capsule or to be fetched; the Compare is with zeroes.
+// sendHalf sends a half, with its data in the capsule or to be requested. The Compare is with zeroes.
 func (q *rawQueue) sendHalf(fuse nvme.Fuse, lba units.LBA, fill byte, inCapsule bool) (cid uint16) {
 	q.t.Helper()
 	if !inCapsule {
@@ -68,7 +68,7 @@ func TestHalvesOfAPairMayUseDifferentTransfers(t *testing.T) {
 	}
 }
 
-// TestAPairThatStallsIsCutOff, whatever of it is missing: it holds memory.
+// TestAPairThatStallsIsCutOff, whichever part of it is missing, because it holds memory.
 func TestAPairThatStallsIsCutOff(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct {
@@ -96,9 +96,9 @@ func TestAPairThatStallsIsCutOff(t *testing.T) {
 	}
 }
 
-// TestAMixedPairNeverStopsAConnection: all memory that the host may have is with writes whose data comes behind the
-// pair, so that its half in the capsule has a buffer beyond the bound, and behind the pair comes data in a capsule that
-// needs one too. Every command is answered; the pair may have to be tried again.
+// TestAMixedPairNeverStopsAConnection: all memory that the host may have is held by writes whose data comes behind the
+// pair. So the half in the capsule has a buffer beyond the bound, and a capsule behind the pair needs one, too. Every
+// command is answered; the host may have to repeat the pair.
 func TestAMixedPairNeverStopsAConnection(t *testing.T) {
 	t.Parallel()
 	for _, firstInCapsule := range []bool{true, false} {
@@ -187,8 +187,8 @@ func TestAPairWithADamagedHalfChangesNothing(t *testing.T) {
 	}
 }
 
-// TestAnAbortRemovesAPair that waits for an earlier write of its block, whichever of its commands the Abort names and
-// however their data came. Both are answered, and the Write changes nothing.
+// TestAnAbortRemovesAPair: the pair waits for an earlier write of its block. Whichever of its commands the Abort names
+// and however their data was transferred, both are answered and nothing is written.
 func TestAnAbortRemovesAPair(t *testing.T) {
 	r, dev := heldRig(t, fault.Rule{Ops: []ssd.Op{ssd.Write}, Offset: 0, Len: blockBytes, Hold: true})
 	h := r.raw(t)

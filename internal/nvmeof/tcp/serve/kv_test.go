@@ -21,10 +21,10 @@ import (
 	"jbofd/internal/ssd/mem"
 )
 
-// kvNSID is the namespace of keys and values beside the blocks of namespace 1.
+// kvNSID is the key-value namespace beside the block namespace 1.
 const kvNSID = 9
 
-// kvRig is a rig with a namespace of keys and values on a store in memory.
+// kvRig is a rig with a key-value namespace on a store in memory.
 func kvRig(t testing.TB, change func(*serve.Config)) (*rig, *kvtest.Store) {
 	t.Helper()
 	r, s := newRig(t, change), kvtest.NewStore()
@@ -106,7 +106,7 @@ func TestBlocksBesideKeysAndValues(t *testing.T) {
 	}
 }
 
-// A buffer may be longer than any value, and than MDTS: what is moved is not.
+// A buffer may be longer than any value and than MDTS, because the transfer is not.
 func TestABufferMayBeLongerThanAnyValue(t *testing.T) {
 	r, s := kvRig(t, nil)
 	s.Set("key", []byte("value"))
@@ -127,7 +127,7 @@ func TestABufferMayBeLongerThanAnyValue(t *testing.T) {
 	}
 }
 
-// A host that wants to know is told that there was nothing to delete.
+// A host that asks for it gets an error if there is nothing to delete.
 func TestDeleteOfAMissingKeyFailsIfEnabled(t *testing.T) {
 	r, _ := kvRig(t, nil)
 	a, b := connect(t, client.Options{Address: r.address}), connect(t, client.Options{Address: r.address})
@@ -153,7 +153,7 @@ func TestDeleteOfAMissingKeyFailsIfEnabled(t *testing.T) {
 	}
 }
 
-// A namespace that is there before its partition fails its commands, which may be tried again.
+// Commands of a namespace whose partition does not exist yet fail, and may be repeated.
 func TestANamespaceWithoutItsPartitionIsNotReady(t *testing.T) {
 	r, s := kvRig(t, nil)
 	r.service.RemovePartition(r.state.Subsystems[0].Namespaces[1].Partition)
@@ -169,7 +169,7 @@ func TestANamespaceWithoutItsPartitionIsNotReady(t *testing.T) {
 	}
 }
 
-// Completions of all commands carry credits for those who ask for them.
+// Completions of all commands carry credits for hosts that have enabled them.
 func TestCompletionsOfKeysAndValuesCarryCredits(t *testing.T) {
 	r, s := kvRig(t, nil)
 	s.GiveCredit(321)
@@ -193,7 +193,7 @@ func TestCompletionsOfKeysAndValuesCarryCredits(t *testing.T) {
 	}
 }
 
-// That a key is missing is an answer; a failed device is an error that the log tells of.
+// A missing key is not in the error log; a device error is.
 func TestTheErrorLogListsFailedKVCommands(t *testing.T) {
 	r, s := kvRig(t, nil)
 	c := connect(t, client.Options{Address: r.address})
@@ -217,7 +217,7 @@ func TestTheErrorLogListsFailedKVCommands(t *testing.T) {
 	}
 }
 
-// realKV puts a namespace of keys and values on a partition of the rig's drive.
+// realKV adds a key-value namespace on a partition of the rig's drive.
 func (r *rig) realKV(t testing.TB) {
 	t.Helper()
 	p, err := partition.Open(partition.Config{Drive: r.service.SSD(0), Background: target.Background,
@@ -238,8 +238,8 @@ func (r *rig) realKV(t testing.TB) {
 	r.service.Apply(r.state)
 }
 
-// TestKeysAndValuesOnADrive does at random what a host can do with a few keys, and compares with a map; on drives with
-// short and with long blocks.
+// TestKeysAndValuesOnADrive runs random operations on a few keys and compares them with a map, on drives with 512-byte
+// and 4096-byte blocks.
 func TestKeysAndValuesOnADrive(t *testing.T) {
 	t.Parallel()
 	for _, block := range []int{512, 4096} {

@@ -12,7 +12,7 @@ import (
 	"jbofd/internal/nvmeof/target/kvtest"
 )
 
-// kvLoad keeps commands outstanding: what make says, for each of the buffers.
+// kvLoad keeps a command outstanding for each of its buffers.
 type kvLoad struct {
 	q     *client.QPair
 	cmds  []client.Command
@@ -91,7 +91,7 @@ func TestCommandsForAPartitionAllocateNothing(t *testing.T) {
 			}
 			runtime.ReadMemStats(&after)
 			limit := uint64(n / 100)
-			if buildtags.Race { // it takes half a minute then, in which timers and the runtime allocate
+			if buildtags.Race { // it then takes half a minute, in which timers and the runtime allocate
 				limit = n / 20
 			}
 			if got := after.Mallocs - before.Mallocs; got > limit {
@@ -101,7 +101,7 @@ func TestCommandsForAPartitionAllocateNothing(t *testing.T) {
 	}
 }
 
-// What comes in one batch goes to the partition in one.
+// Commands that arrive in one batch are submitted to the partition in one batch.
 func TestABatchGoesToThePartitionAtOnce(t *testing.T) {
 	r, s := kvRig(t, nil)
 	s.Set("key", []byte("value"))

@@ -23,7 +23,7 @@ import (
 	"jbofd/internal/tenant"
 )
 
-// Large values from many sides at once want several times the memory that there is.
+// Large values of many hosts need several times the memory of the pool.
 func TestLargeValuesWaitForMemory(t *testing.T) {
 	t.Parallel()
 	r, s := kvRig(t, nil)
@@ -55,7 +55,7 @@ func TestLargeValuesWaitForMemory(t *testing.T) {
 	wg.Wait()
 }
 
-// TestRetrievesTakeMemoryForTheirValues, not for the buffers of hosts who have many, each for the longest value.
+// TestRetrievesTakeMemoryForTheirValues, not for the host's buffers, which are long enough for the longest value.
 func TestRetrievesTakeMemoryForTheirValues(t *testing.T) {
 	r, s := kvRig(t, nil)
 	value := bytes.Repeat([]byte{7}, 100)
@@ -105,7 +105,7 @@ func (s *stingy) Submit(b *partition.Batch) {
 	}
 }
 
-// TestAValueGrowsWhileItWaitsForMemory: it is retrieved whole, or as much as the host wants.
+// TestAValueGrowsWhileItWaitsForMemory: the Retrieve returns the whole value, or as much as the host asks for.
 func TestAValueGrowsWhileItWaitsForMemory(t *testing.T) {
 	for _, c := range []struct{ buffer, want int }{{20_000, 5000}, {3500, 3500}} {
 		r := newRig(t, nil)
@@ -124,7 +124,7 @@ func TestAValueGrowsWhileItWaitsForMemory(t *testing.T) {
 	}
 }
 
-// await waits for a condition that others bring about.
+// await waits for a condition that other goroutines bring about.
 func await(t *testing.T, what string, so func() bool) {
 	t.Helper()
 	for deadline := time.Now().Add(20 * time.Second); !so(); runtime.Gosched() {
@@ -137,7 +137,7 @@ func await(t *testing.T, what string, so func() bool) {
 // inUse is the memory that commands have.
 func inUse(p *bufpool.Pool) int64 { return p.Stats().InUseBytes }
 
-// The connection is lost while commands are with the partition, whose memory is not taken from it.
+// The connection is lost while the partition has commands, which keep their buffers.
 func TestBuffersStayWithThePartitionWhenTheHostIsGone(t *testing.T) {
 	t.Parallel()
 	r, s := kvRig(t, nil)
@@ -157,7 +157,7 @@ func TestBuffersStayWithThePartitionWhenTheHostIsGone(t *testing.T) {
 	}
 	stop := make(chan struct{})
 	var polling sync.WaitGroup
-	polling.Go(func() { // the data of Stores is sent by whoever polls
+	polling.Go(func() { // the goroutine that polls sends the data of Stores
 		comps := make([]client.Completion, 32)
 		for {
 			select {
@@ -179,7 +179,7 @@ func TestBuffersStayWithThePartitionWhenTheHostIsGone(t *testing.T) {
 	if err := c.Close(); err != nil {
 		t.Log(err)
 	}
-	if got := inUse(r.pool); got < 16*64<<10 { // the Stores'; Retrieves have none yet
+	if got := inUse(r.pool); got < 16*64<<10 { // buffers of Stores; Retrieves have none yet
 		t.Errorf("%d bytes are in use while the partition works with %d", got, 16*64<<10)
 	}
 	var closed atomic.Bool
@@ -197,10 +197,10 @@ func TestBuffersStayWithThePartitionWhenTheHostIsGone(t *testing.T) {
 	<-done
 }
 
-// Whoever waits for memory or for its host's data when its namespace goes does not reach the partition any more.
+// A command that waits for memory or for its host's data when its namespace is removed does not reach the partition.
 func TestNoCommandReachesTheStoreOfARemovedNamespace(t *testing.T) {
 	r, s := kvRig(t, nil)
-	s.Hold() // so that memory stays where it is
+	s.Hold() // so that no buffer is freed
 	c, q, err := open(r.address, 128)
 	if err != nil {
 		t.Fatal(err)
@@ -249,8 +249,8 @@ func TestNoCommandReachesTheStoreOfARemovedNamespace(t *testing.T) {
 	}
 }
 
-// A command that waits for memory while its host gets another tenant is that one's: the number of the former one may
-// be given to somebody else before it gets any.
+// A command that waits for memory while its host moves to another tenant counts for the new tenant, because the number
+// of the former one may be reused before the command gets memory.
 func TestCommandsThatWaitForMemoryChangeTheirTenant(t *testing.T) {
 	r, s := kvRig(t, nil)
 	s.Hold()
@@ -297,7 +297,7 @@ func TestCommandsThatWaitForMemoryChangeTheirTenant(t *testing.T) {
 	r.service.SetTenants(nil)
 }
 
-// An Abort ends a command that waits for memory; one that the partition has takes its course.
+// An Abort ends a command that waits for memory. A command that the partition has completes.
 func TestAbortOfACommandForAPartition(t *testing.T) {
 	r, s := kvRig(t, nil)
 	s.Hold()
@@ -355,7 +355,7 @@ func TestAbortOfACommandForAPartition(t *testing.T) {
 	}
 }
 
-// Hosts come and go while their commands are everywhere on their way.
+// Hosts connect and leave while their commands are in every stage.
 func TestHostsVanishAmongCommandsForAPartition(t *testing.T) {
 	t.Parallel()
 	r, s := kvRig(t, nil)
@@ -379,7 +379,7 @@ func TestHostsVanishAmongCommandsForAPartition(t *testing.T) {
 		}
 		comps := make([]client.Completion, 8)
 		if round%3 == 0 {
-			_, _ = q.Poll(comps, time.Millisecond) // whether there is something or not
+			_, _ = q.Poll(comps, time.Millisecond) // whether it exists or not
 		}
 		vanish() // without a shutdown, for which Close would wait
 		_ = c.Close()

@@ -9,8 +9,9 @@ import (
 	"jbofd/internal/nvmeof/tcp/serve"
 )
 
-// TestSmallWritesBehindLargeOnesNeverStopAConnection: the large ones hold all that their host may have and wait
-// for data that comes behind the small ones, which bring theirs with them and need memory to be read at all.
+// TestSmallWritesBehindLargeOnesNeverStopAConnection: the large ones hold all memory that their host may have and wait
+// for data that comes behind the small ones. Those have data in their capsules, and need memory before they can be
+// received.
 func TestSmallWritesBehindLargeOnesNeverStopAConnection(t *testing.T) {
 	r := newRig(t, func(c *serve.Config) { c.StallTimeout = time.Second })
 	c, q, err := open(r.address, 128)

@@ -19,15 +19,15 @@ import (
 // testTimeout is how long a test waits for what must happen.
 const testTimeout = 20 * time.Second
 
-// rawQueue is one queue of a host made of bare PDUs, which does nothing of its own accord.
+// rawQueue is one queue of a host that sends bare PDUs and does nothing by itself.
 type rawQueue struct {
 	t testing.TB
 	c net.Conn
-	// answers are responses by CID that nobody has waited for.
+	// answers are the responses that wait has not returned yet, by CID.
 	answers map[uint16]nvme.CQE
 	data    map[uint16][]byte
 	cid     uint16
-	// r2ts are requests for data that nobody has answered, oldest first.
+	// r2ts are the R2Ts that are not answered yet, oldest first.
 	r2ts []pdu.Data
 	// digest: data has a digest.
 	digest bool
@@ -148,7 +148,7 @@ func (h *rawHost) csts() nvme.CSTS {
 	return nvme.CSTS(c.Result64())
 }
 
-// awaitCSTS reads CSTS until it is as wanted, as hosts do.
+// awaitCSTS polls CSTS until it is as wanted, as hosts do.
 func (h *rawHost) awaitCSTS(what string, so func(nvme.CSTS) bool) {
 	h.t.Helper()
 	late := time.Now().Add(testTimeout)
@@ -215,7 +215,7 @@ func (q *rawQueue) send(e nvme.SQE, data []byte) (cid uint16) {
 	return q.cid
 }
 
-// sendToFetch sends a command whose n bytes of data the target is to ask for, and returns its CID.
+// sendToFetch sends a command whose n bytes of data the target requests by R2T, and returns its CID.
 func (q *rawQueue) sendToFetch(e nvme.SQE, n int) (cid uint16) {
 	q.t.Helper()
 	e.SGL().SetType(nvme.SGLTypeTransportData, nvme.SGLSubtypeTransport)
@@ -223,13 +223,13 @@ func (q *rawQueue) sendToFetch(e nvme.SQE, n int) (cid uint16) {
 	return q.send(e, nil)
 }
 
-// answer sends what the oldest R2T asks for, filled with a byte.
+// answer sends the data that the oldest R2T requests, filled with a byte.
 func (q *rawQueue) answer(fill byte) {
 	q.t.Helper()
 	q.answerWith(fill, 0)
 }
 
-// answerWith is answer with a data digest, if there are any, that wrong was added to.
+// answerWith is answer with a wrong data digest: wrong is added to it.
 func (q *rawQueue) answerWith(fill byte, wrong uint32) {
 	q.t.Helper()
 	r := q.r2ts[0]
@@ -248,7 +248,7 @@ func (q *rawQueue) answerWith(fill byte, wrong uint32) {
 	q.write(append(d[:], data...))
 }
 
-// receive takes PDUs up to the next response or R2T and remembers that.
+// receive reads PDUs up to the next response or R2T and records that.
 func (q *rawQueue) receive() error {
 	for {
 		p, err := q.next()
@@ -278,7 +278,7 @@ func (q *rawQueue) receive() error {
 	}
 }
 
-// answered reports whether the response to cid has come, without waiting for longer than a moment.
+// answered reports whether the response to cid has come. It waits only for a moment.
 func (q *rawQueue) answered(cid uint16) bool {
 	_, ok := q.answers[cid]
 	return ok

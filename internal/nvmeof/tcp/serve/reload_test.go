@@ -11,7 +11,7 @@ import (
 	"jbofd/internal/ssd/mem"
 )
 
-// gate is a device that counts requests and, while shut, lets none through.
+// gate is a device that counts requests and, while closed, holds them.
 type gate struct {
 	ssd.Device
 	requests atomic.Int64
@@ -46,8 +46,8 @@ func (q *gateQueue) Submit(reqs []ssd.Request) int {
 	return q.Queue.Submit(reqs)
 }
 
-// TestNoCommandReachesTheExtentOfARemovedNamespace and the drive is quiet: whoever erases the extent then and
-// gives it to somebody else must not find a write in it that was on its way for long.
+// TestNoCommandReachesTheExtentOfARemovedNamespace after the drive has drained: when the extent is erased and reused,
+// no delayed write may change it.
 func TestNoCommandReachesTheExtentOfARemovedNamespace(t *testing.T) {
 	for name, change := range map[string]func(r *rig){
 		"namespace removed": func(r *rig) {
@@ -64,7 +64,7 @@ func TestNoCommandReachesTheExtentOfARemovedNamespace(t *testing.T) {
 				t.Fatal(err)
 			}
 			defer c.Close()
-			// Both come in one batch, and the first drive takes its time.
+			// Both come in one batch, and the first drive is slow.
 			cmds := []client.Command{{Data: make([]byte, blockBytes)}, {Data: make([]byte, blockBytes), Tag: 1}}
 			for i := range cmds {
 				client.SetRW(&cmds[i], nvme.CmdWrite, uint32(i+1), 0, 1)
@@ -91,7 +91,7 @@ func TestNoCommandReachesTheExtentOfARemovedNamespace(t *testing.T) {
 			if err := c.Close(); err != nil {
 				t.Log(err) // the target may have closed first
 			}
-			r.server.Close() // after which nothing is on its way
+			r.server.Close() // after which nothing is in flight
 			if n := fast.requests.Load(); n != before {
 				t.Errorf("%d requests when the drive was quiet, %d now", before, n)
 			}

@@ -8,10 +8,10 @@ import (
 	"jbofd/internal/ssd/fault"
 )
 
-// Scenes in which two or three things happen together that the other tests have one by one.
+// Tests in which two or three things that the other tests cover one by one happen together.
 
-// TestShutdownsShareFlushes: a host that shuts its controller down, resets and enables it again without waiting does
-// not pile up flushes at a drive that is slow with one. Another host's shutdown waits for two of them at most.
+// TestShutdownsShareFlushes: a host that shuts its controller down, resets and enables it again and again without
+// waiting does not pile up flushes at a slow drive. Another host's shutdown waits for two flushes at most.
 func TestShutdownsShareFlushes(t *testing.T) {
 	r, dev := heldRig(t, fault.Rule{Ops: []ssd.Op{ssd.Flush}, Hold: true})
 	h, other := r.raw(t), r.raw(t)
@@ -38,8 +38,8 @@ func TestShutdownsShareFlushes(t *testing.T) {
 	h.awaitCSTS("SHST 2", done)
 }
 
-// TestAConnectionWhoseHeldConnectFailedTakesNoOther: the target closes it a moment later. Were a second Connect
-// accepted in that moment, the association would end with the connection.
+// TestAConnectionWhoseHeldConnectFailedTakesNoOther: the target closes it a moment later. If a second Connect were
+// accepted in that moment, its association would end with the connection.
 func TestAConnectionWhoseHeldConnectFailedTakesNoOther(t *testing.T) {
 	r, dev := heldRig(t, fault.Rule{Ops: []ssd.Op{ssd.Write}, Len: blockBytes, Hold: true})
 	h := r.raw(t)

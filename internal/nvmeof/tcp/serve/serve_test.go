@@ -52,7 +52,7 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// rig is a target on a loopback listener, with one namespace in memory unless asked otherwise.
+// rig is a target on a loopback listener, by default with one namespace in memory.
 type rig struct {
 	address string
 	pool    *bufpool.Pool
@@ -162,7 +162,7 @@ func open(address string, depth int) (*client.Controller, *client.QPair, error) 
 	return c, q, nil
 }
 
-// load keeps depth commands outstanding until n have completed or stop says so.
+// load keeps depth commands outstanding until n have completed or stop returns true.
 type load struct {
 	q      *client.QPair
 	opcode uint8
@@ -286,8 +286,7 @@ func TestSteadyStateAllocatesNothing(t *testing.T) {
 				t.Fatal(err)
 			}
 			runtime.ReadMemStats(&after)
-			// The runtime itself allocates now and then; a tenth of an allocation per I/O
-			// would still be a thousand.
+			// The runtime itself allocates sometimes, but a tenth of an allocation per I/O would already be a thousand.
 			if got := after.Mallocs - before.Mallocs; got > n/100 {
 				t.Errorf("%d allocations for %d I/Os", got, n)
 			}
@@ -359,8 +358,8 @@ func TestABusyConnectionDoesNotStarveAQuietOne(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	// Neighbours of the test can slow it down, nothing can speed it up: the best of
-	// three counts. Without a look at the others it is 5 to 30 ms.
+	// Other processes can only slow the test down, so the best of three runs counts. Without yielding to other
+	// connections it is 5 to 30 ms.
 	best := time.Hour
 	for range 3 {
 		out, err := host(t, r, "quiet").Output()

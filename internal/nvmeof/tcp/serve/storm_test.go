@@ -16,7 +16,7 @@ import (
 )
 
 // TestStormOfEnds lets hosts reset, shut down, lose and disconnect their queues in the middle of writes, on a drive
-// that delays some of them, and holds every block to the newest value that was acknowledged.
+// that delays some of them, and checks that every block has the newest acknowledged value.
 func TestStormOfEnds(t *testing.T) {
 	t.Parallel()
 	seed := flag.Lookup("seed").Value.(flag.Getter).Get().(uint64) // that of executortest
@@ -58,7 +58,7 @@ type stormHost struct {
 	gen  byte
 }
 
-// connectAgain makes an association, which may have to wait for the end of the one before.
+// connectAgain makes an association, which may have to wait for the end of the previous one.
 func (h *stormHost) connectAgain() {
 	late := time.Now().Add(testTimeout)
 	for s := h.connectAdmin(0); !s.OK(); s = h.connectAdmin(0) {
@@ -79,7 +79,7 @@ func (h *stormHost) writeAll() (cids []uint16) {
 	return cids
 }
 
-// check holds the blocks to the newest generation.
+// check compares the blocks with the newest generation.
 func (h *stormHost) check() {
 	for i := range uint64(stormBlocks) {
 		var e nvme.SQE
@@ -109,7 +109,7 @@ func (h *stormHost) run(rounds int) {
 			}
 		}
 		h.check()
-		h.writeAll() // nobody waits for these
+		h.writeAll() // these are not waited for
 		switch h.rng.IntN(6) {
 		case 0:
 			h.setCC(rawEnable.WithEN(false))
@@ -127,7 +127,7 @@ func (h *stormHost) run(rounds int) {
 			h.setCC(rawEnable)
 			h.io = h.queue(1)
 		case 3:
-			h.setCC(rawEnable.WithEN(false)) // and gone before it is done
+			h.setCC(rawEnable.WithEN(false)) // and the connection ends before it is done
 			h.lose(h.io)
 			h.connectAgain()
 		case 4: // Connects that are given up while they are held, or about to be answered
