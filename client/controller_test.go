@@ -58,8 +58,8 @@ func TestManyGoroutinesShareTheQueues(t *testing.T) {
 	}
 }
 
-// TestBothDirectionsFull: a target that does not read while it writes cannot stall the host, whose
-// socket buffers are full in both directions.
+// TestBothDirectionsFull: a target that does not read while it writes does not stall the host, although the socket
+// buffers are full in both directions.
 func TestBothDirectionsFull(t *testing.T) {
 	overEach(t, 64<<20, func(t *testing.T, s *script) {
 		o := quick(s)
@@ -125,7 +125,7 @@ func TestCancelledReadGivesItsBufferBack(t *testing.T) {
 		clear(b)
 		eventually(t, "an Abort", func() bool { return s.count("abort") == 1 })
 		end()
-		// The queue goes on, and other reads do not land in the old buffer.
+		// The queue continues, and other reads do not write to the old buffer.
 		for range 4 {
 			r := make([]byte, 1<<20)
 			if _, err := n.ReadAt(testContext(t), r, 0); err != nil || r[len(r)-1] != 1 {
@@ -217,7 +217,7 @@ func testCloseFailsWhatIsOutstanding(t *testing.T, rdma bool) {
 	eventually(t, "all goroutines end", func() bool { return runtime.NumGoroutine() <= before })
 }
 
-// TestBrokenTargetsAreErrors: whatever answers on the port, Connect ends with an error that says what.
+// TestBrokenTargetsAreErrors: whatever answers on the port, Connect ends with an error that names the fault.
 func TestBrokenTargetsAreErrors(t *testing.T) {
 	for name, c := range map[string]struct {
 		answer string
@@ -309,13 +309,13 @@ func TestDiscoveryLogHasOneGeneration(t *testing.T) {
 		}
 		eventually(t, "an event request", func() bool { return s.notify(uint32(nvme.AERDiscoveryChanged)) })
 		<-d.Changed()
-		s.cut() // a reconnection may hide changes, so it is told as one
+		s.cut() // a reconnection may hide changes, so it is reported as a change
 		<-d.Changed()
 	})
 }
 
-// TestCancellationStorm: calls that end early, at every moment, lose no place in the queues, never
-// see their buffers change later, and never harm the calls that stay.
+// TestCancellationStorm: calls that are cancelled at any moment free their slots in the queues, do not see their
+// buffers change later, and do not affect other calls.
 func TestCancellationStorm(t *testing.T) {
 	overEach(t, 8<<20, func(t *testing.T, s *script) {
 		o := quick(s)
@@ -330,7 +330,7 @@ func TestCancellationStorm(t *testing.T) {
 				rng := rand.New(rand.NewPCG(uint64(g), 2))
 				base := int64(g) << 20
 				size := []int{4096, 256 << 10}[g%2]
-				want := byte(0) // of the whole area, when no cancelled write has left it open
+				want := byte(0) // of the whole area, unless a cancelled write has left it undefined
 				known := true
 				for i := range 60 {
 					cctx, cancel := context.WithCancel(ctx)
@@ -356,15 +356,15 @@ func TestCancellationStorm(t *testing.T) {
 					case errors.Is(err, context.Canceled):
 						known = known && !write
 						for k := range b {
-							b[k] = 0x5A // ours again: the race detector watches
+							b[k] = 0x5A // the buffer is ours again: the race detector would report an access
 						}
 					default:
 						t.Error(err)
 					}
 					cancel()
 					if !known {
-						// The cancelled write may still be on its way: settle the area by a write
-						// on the same queue, which is carried out in order by this target.
+						// The cancelled write may still be in flight. Write the area once more on the same queue, which
+						// this target serves in order.
 						if _, err := n.WriteAt(ctx, bytes.Repeat([]byte{77}, size), base, 0); err != nil {
 							t.Error(err)
 						}
@@ -374,7 +374,7 @@ func TestCancellationStorm(t *testing.T) {
 			}()
 		}
 		wg.Wait()
-		// All places are still there: as many reads as the queue is deep, at once.
+		// No slot was lost: the queue takes as many reads at once as it is deep.
 		end := s.stall("read")
 		before := s.count("read")
 		cctx, cancel := context.WithCancel(ctx)
@@ -394,8 +394,8 @@ func TestCancellationStorm(t *testing.T) {
 	})
 }
 
-// TestCreditBoundsWhatIsOutstanding at the target, of a queue pair and of the namespace together; what is beyond
-// waits at the host and goes when there is room.
+// TestCreditBoundsWhatIsOutstanding at the target, for a queue pair and the namespace together. Further commands wait
+// at the host until there is room.
 func TestCreditBoundsWhatIsOutstanding(t *testing.T) {
 	overEach(t, 1<<20, func(t *testing.T, s *script) {
 		s.mu.Lock()

@@ -98,7 +98,7 @@ func ExampleController_AllocBuffer() {
 	fmt.Println(comps[0].Status, comps[0].Received)
 }
 
-// Where a discovery service leads to, by whatever transport it names.
+// Connect to what a discovery service lists, by the transport that it names.
 func ExampleDiscover() {
 	ctx := context.Background()
 	found, err := client.Discover(ctx, client.Options{Address: "rdma://192.0.2.1"})
@@ -118,7 +118,7 @@ func ExampleDiscover() {
 	}
 }
 
-// A program that has more to do than it may send, and chooses when it can.
+// A program that has more commands than it may send, and chooses one when it may.
 func ExampleNamespace_WaitCredit() {
 	ctx := context.Background()
 	c, err := client.Connect(ctx, client.Options{Address: "192.0.2.1:4420", SubNQN: "nqn.2026-11.example.jbofd:blocks"})

@@ -75,8 +75,8 @@ func wantBetween(t *testing.T, trace []string, first, last string, want ...strin
 	}
 }
 
-// TestAWriteIsRepeatedBehindAResetAndANewAdminConnect, although only the connection of one I/O queue was lost: the
-// queue alone is never connected again.
+// TestAWriteIsRepeatedBehindAResetAndANewAdminConnect, although only the connection of one I/O queue was lost: a queue
+// is never reconnected alone.
 func TestAWriteIsRepeatedBehindAResetAndANewAdminConnect(t *testing.T) {
 	overEach(t, 1<<20, func(t *testing.T, s *script) {
 		o := quick(s)
@@ -125,7 +125,7 @@ func TestAQPairOpenedAfterALossBelongsToANewAssociation(t *testing.T) {
 	})
 }
 
-// TestReconnectAwaitsTheEndOfAReset: as long as CSTS.RDY is 1, commands of the old association may be under way.
+// TestReconnectAwaitsTheEndOfAReset: as long as CSTS.RDY is 1, commands of the old association may be in flight.
 func TestReconnectAwaitsTheEndOfAReset(t *testing.T) {
 	overEach(t, 1<<20, func(t *testing.T, s *script) {
 		_, n := connect(t, quick(s))
@@ -161,7 +161,7 @@ func TestReconnectAwaitsTheKeepAliveTimeoutOfASilentTarget(t *testing.T) {
 		o := quick(s)
 		o.KATO = 800 * time.Millisecond // longer than CAP.TO, for which a reset is awaited
 		_, n := connect(t, o)
-		var lastSeen, connected time.Time // of the old association; of the new one
+		var lastSeen, connected time.Time // of the old association, and of the new one
 		s.mu.Lock()
 		s.answer = func(c *scriptConn, e *nvme.SQE) bool {
 			connect := e.Opcode() == nvme.OpFabrics && e.FCTYPE() == nvme.FabricsConnect
@@ -320,7 +320,7 @@ func TestWhatWasSentAndNotAnsweredIsIndeterminate(t *testing.T) {
 	}
 }
 
-// TestCloseOfAQPairAwaitsItsCommands and deletes the queue.
+// TestCloseOfAQPairAwaitsItsCommands and that the queue is deleted.
 func TestCloseOfAQPairAwaitsItsCommands(t *testing.T) {
 	overEach(t, 1<<20, func(t *testing.T, s *script) {
 		s.disconnects.Store(true)
@@ -365,7 +365,7 @@ func TestCloseOfAQPairAwaitsItsCommands(t *testing.T) {
 	})
 }
 
-// TestCloseOfAQPairWithStuckCommandsEndsTheAssociation: what they write late must not come after what is written next.
+// TestCloseOfAQPairWithStuckCommandsEndsTheAssociation: their late writes must not overwrite what is written next.
 func TestCloseOfAQPairWithStuckCommandsEndsTheAssociation(t *testing.T) {
 	overEach(t, 1<<20, func(t *testing.T, s *script) {
 		o := quick(s)

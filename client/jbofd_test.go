@@ -28,7 +28,7 @@ const (
 	jbofdBlock = 4096
 )
 
-// jbofd is the project's own target in this process: one namespace over TCP, on a drive that misbehaves on demand.
+// jbofd is the project's own target in this process: one namespace over TCP, on a drive with fault injection.
 type jbofd struct {
 	address string
 	drive   *fault.Device

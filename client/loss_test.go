@@ -62,7 +62,7 @@ func TestCompareAndWriteIsNotRepeated(t *testing.T) {
 		if k := s.count("compare"); k != 1 {
 			t.Errorf("sent %d times", k)
 		}
-		// And it works when nothing is in its way.
+		// And it succeeds without faults.
 		w := bytes.Repeat([]byte{3}, 512)
 		if err := n.CompareAndWrite(testContext(t), make([]byte, 512), w, 0); err != nil {
 			t.Fatal(err)

@@ -14,7 +14,7 @@ import (
 	"jbofd/internal/ssd/fault"
 )
 
-// relay passes connections on to a target and cuts them on demand.
+// relay forwards connections to a target and cuts them on demand.
 type relay struct {
 	address string
 	mu      sync.Mutex
@@ -45,7 +45,7 @@ func newRelay(t testing.TB, to string) *relay {
 			r.mu.Unlock()
 			for _, c := range [][2]net.Conn{{host, target}, {target, host}} {
 				wg.Go(func() {
-					// The end of one direction, of whatever kind, ends both.
+					// The end of one direction, for any reason, ends both.
 					_, _ = io.Copy(c[0], c[1])
 					host.Close()
 					target.Close()
@@ -75,7 +75,7 @@ func (r *relay) cut(from, to int) {
 	}
 }
 
-// waitFor waits for an event that has no handle to wait on.
+// waitFor polls for an event that cannot be waited for otherwise.
 func waitFor(t testing.TB, what string, ok func() bool) {
 	t.Helper()
 	tick := time.NewTicker(time.Millisecond)
@@ -90,7 +90,7 @@ func waitFor(t testing.TB, what string, ok func() bool) {
 	}
 }
 
-// writeDelay is how long the drive keeps every second write before it carries it out.
+// writeDelay is how long the drive delays every second write.
 const writeDelay = time.Second
 
 const overtakeBlocks = 32
@@ -98,7 +98,7 @@ const overtakeBlocks = 32
 // wantNew reads all blocks when the writes that were submitted before lost cannot be at the drive any more.
 func wantNew(t *testing.T, j *jbofd, lost time.Time) {
 	t.Helper()
-	<-time.After(time.Until(lost.Add(2 * writeDelay))) // the property is about what has not happened by then
+	<-time.After(time.Until(lost.Add(2 * writeDelay))) // the property is that something has not happened by then
 	n, err := j.connect(t, client.Options{}).Namespace(t.Context(), 1)
 	if err != nil {
 		t.Fatal(err)
@@ -150,7 +150,7 @@ func TestANewWriteIsNotOvertakenByOneOfALostAssociation(t *testing.T) {
 			waitFor(t, "8 writes are delayed", func() bool { return j.drive.Injected() >= 8 })
 			r.cut(cut[0], cut[1])
 			lost := time.Now()
-			j.drive.SetRules() // those that are at the drive stay late
+			j.drive.SetRules() // those at the drive are still delayed
 			wait()
 			if c.Losses() != 1 {
 				t.Errorf("%d losses, want 1", c.Losses())
@@ -206,7 +206,7 @@ func TestANewWriteIsNotOvertakenByOneOfALostQPair(t *testing.T) {
 			waitFor(t, "8 writes are delayed", func() bool { return j.drive.Injected() >= 8 })
 			lost := time.Now()
 			lose(t, r, q)
-			j.drive.SetRules() // those that are at the drive stay late
+			j.drive.SetRules() // those at the drive are still delayed
 			if err := q.Close(); err != nil {
 				t.Error(err)
 			}

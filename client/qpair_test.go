@@ -38,8 +38,8 @@ func openScriptQPair(t testing.TB, s *script, o hosttcp.Options) *QPair {
 	return p
 }
 
-// TestQPairReadsBackWhatItWrote holds for every way data can travel: in the capsule, after
-// R2Ts, copied from the receive buffer, read straight into place; with digests and without.
+// TestQPairReadsBackWhatItWrote for every way of transferring data: in the capsule, after R2Ts, copied from the receive
+// buffer, read directly into place; with digests and without.
 func TestQPairReadsBackWhatItWrote(t *testing.T) {
 	for _, digests := range []bool{false, true} {
 		for _, size := range []int{512, 4096, 8192, 16384, 128 << 10, 1 << 20} {
@@ -255,7 +255,7 @@ func TestPollWaitsForTheGivenTime(t *testing.T) {
 	if n, err := p.Poll(comps, 30*time.Millisecond); n != 0 || err != nil || time.Since(start) < 30*time.Millisecond {
 		t.Fatalf("%d, %v after %s", n, err, time.Since(start))
 	}
-	// A deadline that has passed does not stay: a flush, which is answered, arrives.
+	// A deadline that has passed does not persist: the response to a flush arrives.
 	c = Command{Tag: 5}
 	c.SQE.SetOpcode(OpFlush)
 	if _, err := p.Submit([]Command{c}); err != nil {
@@ -288,7 +288,7 @@ func TestSubmitSaysWhichCommandIsWrong(t *testing.T) {
 	if n != 1 || !errors.Is(err, ErrInvalid) {
 		t.Errorf("%d, %v", n, err)
 	}
-	// The pair goes on; a full queue is no error.
+	// The queue pair continues; a full queue is not an error.
 	n, err = p.Submit([]Command{good, good, good, good})
 	if n != 3 || err != nil {
 		t.Errorf("%d, %v", n, err)
@@ -310,7 +310,7 @@ func TestLossOfTheTargetFailsTheQPair(t *testing.T) {
 	}
 }
 
-// interruptedConn is interrupted when Poll has looked for an interruption and is about to wait.
+// interruptedConn is interrupted after Poll has checked for an interruption and before it waits.
 type interruptedConn struct {
 	hostconn.Conn
 	interrupt func()

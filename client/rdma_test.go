@@ -46,8 +46,8 @@ func allocBuffer(t testing.TB, c *Controller, n int) []byte {
 	return b
 }
 
-// TestRDMAQPairReadsBackWhatItWrote holds for every way data can travel: in the capsule, through
-// borrowed memory, in place; and for buffers at odd places of registered memory.
+// TestRDMAQPairReadsBackWhatItWrote for every way of transferring data: in the capsule, through bounce buffers, in
+// place; and for buffers at odd addresses in registered memory.
 func TestRDMAQPairReadsBackWhatItWrote(t *testing.T) {
 	s := newRDMAScript(t, 32<<20)
 	c, q := openRDMAQPair(t, s, quick(s))
@@ -104,8 +104,8 @@ func TestRDMAQPairReadsBackWhatItWrote(t *testing.T) {
 	}
 }
 
-// TestRDMAWithoutMemoryCommandsWait: what cannot borrow memory waits and goes on; nothing is lost,
-// nothing stops.
+// TestRDMAWithoutMemoryCommandsWait: commands that get no bounce buffer wait and proceed later. None is lost, and none
+// waits for ever.
 func TestRDMAWithoutMemoryCommandsWait(t *testing.T) {
 	s := newRDMAScript(t, 32<<20)
 	o := quick(s)
@@ -140,7 +140,7 @@ func TestRDMAWithoutMemoryCommandsWait(t *testing.T) {
 			t.Errorf("read %d brought %d", i, reads[i].Data[0])
 		}
 	}
-	// One queue pair has all the memory that it can get and is not polled; the others go on.
+	// One queue pair holds all the memory that it can get and is not polled. The others proceed.
 	if k, err := q[0].Submit(batch(OpRead)); k != 24 || err != nil {
 		t.Fatal(k, err)
 	}
@@ -157,7 +157,7 @@ func TestRDMAWithoutMemoryCommandsWait(t *testing.T) {
 		}()
 	}
 	wg.Wait()
-	// A fused pair needs two pieces, and gets them.
+	// A fused pair needs two buffers, and gets them.
 	if err := n.CompareAndWrite(ctx, bytes.Repeat([]byte{1}, 1<<20), bytes.Repeat([]byte{9}, 1<<20), 0); err != nil {
 		t.Error(err)
 	}
@@ -174,7 +174,7 @@ func TestRDMAWithoutMemoryCommandsWait(t *testing.T) {
 	}
 }
 
-// TestRDMAMemoryEndsWithTheController whatever is closed first.
+// TestRDMAMemoryEndsWithTheController, whatever is closed first.
 func TestRDMAMemoryEndsWithTheController(t *testing.T) {
 	s := newRDMAScript(t, 1<<20)
 	o := quick(s)
@@ -224,7 +224,7 @@ func TestRDMAPollWaitsForTheGivenTime(t *testing.T) {
 	if n, err := p.Poll(comps, 30*time.Millisecond); n != 0 || err != nil || time.Since(start) < 30*time.Millisecond {
 		t.Fatalf("%d, %v after %s", n, err, time.Since(start))
 	}
-	// A deadline that has passed does not stay: a flush, which is answered, arrives.
+	// A deadline that has passed does not persist: the response to a flush arrives.
 	c = Command{Tag: 5}
 	c.SQE.SetOpcode(OpFlush)
 	if _, err := p.Submit([]Command{c}); err != nil {
@@ -294,7 +294,7 @@ func TestRDMACancelledReadInRegisteredMemory(t *testing.T) {
 	}
 }
 
-// TestAllocBufferOverTCP is memory like any other.
+// TestAllocBufferOverTCP: the buffer is ordinary memory.
 func TestAllocBufferOverTCP(t *testing.T) {
 	s := newScript(t, 1<<20)
 	c, n := connect(t, quick(s))

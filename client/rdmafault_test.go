@@ -13,7 +13,7 @@ import (
 	"jbofd/internal/nvmeof/rdma/verbs"
 )
 
-// TestRDMAHostileTargets: responses that cannot be end the connection with an error that says what.
+// TestRDMAHostileTargets: invalid responses end the connection with an error that names the fault.
 func TestRDMAHostileTargets(t *testing.T) {
 	for name, v := range map[string]struct {
 		respond func(capsule []byte) [][]byte
@@ -48,7 +48,7 @@ func TestRDMAHostileTargets(t *testing.T) {
 				!strings.Contains(err.Error(), v.want) {
 				t.Errorf("%v, want ErrProtocol with %q", err, v.want)
 			}
-			// The controller has other connections, which go on.
+			// The controller's other connections continue.
 			if _, err := c.NamespaceIDs(testContext(t)); err != nil {
 				t.Error(err)
 			}
@@ -56,7 +56,7 @@ func TestRDMAHostileTargets(t *testing.T) {
 	}
 }
 
-// TestRDMAFailuresOfEveryKindAreConnectionLosses: the controller connects anew and operations go on.
+// TestRDMAFailuresOfEveryKindAreConnectionLosses: the controller reconnects and operations continue.
 func TestRDMAFailuresOfEveryKindAreConnectionLosses(t *testing.T) {
 	for name, harm := range map[string]func(*memverbs.Endpoint){
 		"cut": (*memverbs.Endpoint).Cut, "fatal": (*memverbs.Endpoint).Break,
@@ -83,7 +83,7 @@ func TestRDMAFailuresOfEveryKindAreConnectionLosses(t *testing.T) {
 	}
 }
 
-// TestRDMADeviceRemoved: with another device the controller goes on, and its buffers are known there.
+// TestRDMADeviceRemoved: the controller continues with another device, and registers its buffers there.
 func TestRDMADeviceRemoved(t *testing.T) {
 	s := newRDMAScript(t, 8<<20)
 	o := quick(s)
@@ -117,7 +117,7 @@ func TestRDMADeviceRemoved(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer q.Close()
-	w := Command{Data: region} // only in place: it is longer than what a command can borrow
+	w := Command{Data: region} // only in place, because it is longer than the largest bounce buffer
 	SetRW(&w, OpWrite, 1, 0, 4096)
 	run(t, q, []Command{w})
 	r := Command{Data: other}
@@ -150,7 +150,7 @@ func TestRDMARejectSaysWhy(t *testing.T) {
 	}
 }
 
-// TestRDMAShortResourcesAreErrors: a device that lacks something makes Connect fail, and nothing stays open.
+// TestRDMAShortResourcesAreErrors: if the device lacks a resource, Connect fails, and nothing stays open.
 func TestRDMAShortResourcesAreErrors(t *testing.T) {
 	for name, limit := range map[string]func(*verbs.Attr){
 		"queue pairs": func(a *verbs.Attr) { a.MaxQPs = 1 },

@@ -13,8 +13,8 @@ import (
 	"jbofd/internal/nvmeof/rdma/verbs"
 )
 
-// TestRDMAVerbsPerIO: a read and a write take a RECV and a SEND at the host, whatever their data; a batch
-// takes a crossing and a doorbell; data in registered memory borrows none.
+// TestRDMAVerbsPerIO: a read and a write take a RECV and a SEND at the host, whatever their data; a batch takes one
+// call into libibverbs and one doorbell; data in registered memory needs no bounce buffer.
 func TestRDMAVerbsPerIO(t *testing.T) {
 	s := newRDMAScript(t, 1<<20)
 	o := quick(s)
@@ -147,7 +147,7 @@ func TestRDMAQPairDoesNotAllocate(t *testing.T) {
 }
 
 // answerQuietly takes one connection, of depth 4 and with 4 KiB in the capsule, and answers reads and writes with
-// success, until it ends. It allocates nothing on the way.
+// success, until it ends. It allocates nothing meanwhile.
 func answerQuietly(ln verbs.Listener) (err error) {
 	ep, err := ln.Accept()
 	if err != nil {

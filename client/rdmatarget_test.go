@@ -25,11 +25,11 @@ type rdmaNet struct {
 	host, target *memverbs.Provider
 	// reject, if set, is the status with which connections of a queue are refused.
 	reject func(qid uint16) cm.Status
-	// sent is how many responses were sent, hooks may look at and change what is sent.
+	// sent is the number of responses sent. Hooks may read and change responses.
 	respond func(c *scriptConn, capsule []byte) [][]byte
 }
 
-// scriptRDMA is a script's end of an RDMA connection.
+// scriptRDMA is the script's side of an RDMA connection.
 type scriptRDMA struct {
 	s      *script
 	conn   *scriptConn
@@ -43,14 +43,14 @@ type scriptRDMA struct {
 
 	mu   sync.Mutex
 	next uint64
-	// then is what follows a work request of a send queue, by ID, true for success; nil is
-	// nothing.
+	// then has the functions to call when a work request of the send queue completes, by ID, with true for success;
+	// nil: none.
 	then map[uint64]func(bool)
 }
 
 const sendID = 1 << 32
 
-// newRDMAScript is newScript over RDMA. When the test ends, nothing of either side's may be left open.
+// newRDMAScript is newScript over RDMA. At the end of the test, neither side may have anything open.
 func newRDMAScript(t testing.TB, diskBytes int) *script {
 	t.Logf("-seed %d", *seed)
 	n := memverbs.New(memverbs.Config{Seed: *seed, Live: true})
@@ -319,7 +319,7 @@ func (c *scriptRDMA) read(e *nvme.SQE, data []byte) {
 	if k := e.SGL().KeyedLength(); int(k) != len(data) {
 		panic(fmt.Sprintf("%d bytes for a buffer of %d", len(data), k))
 	}
-	// A copy: it is read when the request is carried out.
+	// Copy b, which is read when the request is carried out.
 	c.transfer(verbs.OpWrite, e, slices.Clone(data), nil)
 	c.reply(e.CID(), 0, 0)
 }

@@ -8,7 +8,7 @@ import (
 	"jbofd/internal/nvme"
 )
 
-// quick are options under which tests do not wait long for what they provoke.
+// quick returns options with short timeouts.
 func quick(s *script) Options {
 	o := Options{Address: s.addr(), SubNQN: "nqn.2026-11.example.jbofd:test", Queues: 2, QueueDepth: 32,
 		ReconnectDelay: time.Millisecond, CtrlLossTimeout: 20 * time.Second}
@@ -39,7 +39,7 @@ func testContext(t testing.TB) context.Context {
 	return ctx
 }
 
-// eventually waits for an event that has no handle to wait on.
+// eventually polls for an event that cannot be waited for otherwise.
 func eventually(t testing.TB, what string, ok func() bool) {
 	t.Helper()
 	tick := time.NewTicker(time.Millisecond)
@@ -72,8 +72,7 @@ func newScriptOver(t testing.TB, rdma bool, diskBytes int) *script {
 	return newScript(t, diskBytes)
 }
 
-// stall makes the script swallow the commands of one name from now on; the function returned
-// ends that.
+// stall makes the script drop all further commands of one name. The function that it returns ends that.
 func (s *script) stall(name string) (end func()) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -35,9 +35,9 @@ type script struct {
 	seen    map[string]int
 	tracing bool
 	trace   []string
-	// stalled, if set, swallows the commands it says true to.
+	// stalled, if set, drops the commands for which it returns true.
 	stalled func(e *nvme.SQE) bool
-	// answer, if set, may answer a command in the script's stead: then it returns true.
+	// answer, if set, may answer a command instead of the script: then it returns true.
 	answer func(c *scriptConn, e *nvme.SQE) bool
 	// credit, if not 0, is what the target grants and repeats with every completion of an I/O that has a
 	// response of its own.
@@ -111,11 +111,11 @@ type scriptConn struct {
 	s    *script
 	wire scriptWire
 	qid  uint16
-	// raw: no Connect came; the queue is taken for an I/O queue.
+	// raw: the first command was not a Connect; the queue counts as an I/O queue.
 	raw bool
 }
 
-// scriptWire carries a script's answers.
+// scriptWire sends a script's responses.
 type scriptWire interface {
 	reply(cid uint16, st nvme.Status, result uint64)
 	// read answers a command with data and success.
@@ -126,7 +126,7 @@ type scriptWire interface {
 
 func (c *scriptConn) reply(cid uint16, st nvme.Status, result uint64) { c.wire.reply(cid, st, result) }
 
-// scriptTCP is a script's end of a TCP connection.
+// scriptTCP is the script's side of a TCP connection.
 type scriptTCP struct {
 	s    *script
 	conn *scriptConn
@@ -134,7 +134,7 @@ type scriptTCP struct {
 	in   []byte
 	r, w int
 	out  []byte
-	// wmu guards writes of out to c, for answers from elsewhere.
+	// wmu guards writes of out to c, because other goroutines respond, too.
 	wmu sync.Mutex
 	// pending writes by CID: where the data goes.
 	pending map[uint16]*pendingWrite

@@ -15,7 +15,7 @@ import (
 	"jbofd/internal/nvme"
 )
 
-// overKeys runs a test with keys as they are, and with long keys.
+// overKeys runs a test with plain keys and with long keys.
 func overKeys(t *testing.T, test func(t *testing.T, s *target, n *Namespace)) {
 	for _, long := range []bool{false, true} {
 		t.Run(fmt.Sprintf("long=%t", long), func(t *testing.T) {

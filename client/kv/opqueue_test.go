@@ -171,8 +171,8 @@ func TestQueueDistinguishesCollisions(t *testing.T) {
 }
 
 // TestQueueSurvivesALossInTheMiddleOfABatch loses the connection after every 97 commands: no operation is lost, none
-// has two results, and every value is there. A PutIfPresent that was under way is reported as indeterminate, and the
-// key has its old value or the new one.
+// has two results, and every value is there. A PutIfPresent that was in flight is reported as indeterminate, and the
+// key has its old or its new value.
 func TestQueueSurvivesALossInTheMiddleOfABatch(t *testing.T) {
 	overKeys(t, func(t *testing.T, s *target, n *Namespace) {
 		q := openQueue(t, n)
@@ -188,7 +188,7 @@ func TestQueueSurvivesALossInTheMiddleOfABatch(t *testing.T) {
 		for range 10 {
 			var ops []Op
 			before := maps.Clone(model)
-			for i := range 100 { // each key once: what is outstanding together has no order
+			for i := range 100 { // each key once, because operations that are outstanding together have no order
 				op := Op{Kind: Put, Key: fmt.Appendf(nil, "key %d", i), Value: pattern(rng.IntN(3000), rng.Uint64()),
 					Tag: uint64(i)}
 				switch rng.IntN(4) {
@@ -407,8 +407,8 @@ func TestQueueKeepsWithinCredits(t *testing.T) {
 	}
 }
 
-// answerQuietly is a target that answers each Store with success and each Retrieve with the last
-// value stored, from memory made beforehand: after the handshake it allocates nothing.
+// answerQuietly is a target that answers each Store with success and each Retrieve with the last value stored, from
+// preallocated memory: after the handshake it allocates nothing.
 func answerQuietly(c net.Conn, value []byte) error {
 	in, out := make([]byte, 1<<20), make([]byte, 0, 1<<20)
 	r, w := 0, 0

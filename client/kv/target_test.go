@@ -18,18 +18,18 @@ import (
 	"jbofd/internal/nvmeof/tcp/pdu"
 )
 
-// target is a small key value target over TCP: namespace 2 is one, in a map; namespace 1 has blocks
-// and nothing in them. It is neither complete nor strict.
+// target is a small key-value target over TCP: namespace 2 stores keys and values in a map, and namespace 1 has empty
+// blocks. It is neither complete nor strict.
 type target struct {
 	t    testing.TB
 	addr string
 	stop func()
 	wg   sync.WaitGroup
-	// mdts is MDTS; maxValue KVVML; room, if not 0, how many keys there is space for.
+	// mdts is MDTS, maxValue is KVVML, room, if not 0, is the maximum number of keys.
 	mdts     uint8
 	maxValue uint32
 	room     int
-	// maxListed bounds the keys of one List. errorOnDelete as KVErrorOnDelete.
+	// maxListed bounds the keys of one List. errorOnDelete is the feature KVErrorOnDelete.
 	maxListed     int
 	errorOnDelete bool
 	inCapsule     int
@@ -44,7 +44,7 @@ type target struct {
 	keys   []string // sorted
 	conns  []net.Conn
 	seen   map[uint8]int // I/O commands by opcode
-	// before, if set, sees each I/O command first and may answer it; drop swallows it.
+	// before, if set, gets each I/O command first and may answer it, or drop it.
 	before func(e *nvme.SQE) (st nvme.Status, how verdict)
 }
 
@@ -54,7 +54,7 @@ const (
 	carryOut verdict = iota
 	answer           // with the status
 	drop             // no answer
-	breakOff         // carry out, then cut the connection instead of an answer
+	breakOff         // carry out the command, then cut the connection instead of responding
 )
 
 func newTarget(t testing.TB) *target {
@@ -113,14 +113,14 @@ func (s *target) count(opcode uint8) int {
 	return s.seen[opcode]
 }
 
-// with changes what the target is like.
+// with changes the target's configuration.
 func (s *target) with(f func()) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	f()
 }
 
-// set stores without a command.
+// set stores a value without a command.
 func (s *target) set(key string, value []byte) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -203,7 +203,7 @@ func (c *conn) reply(cid uint16, st nvme.Status, dw0 uint64) {
 	c.put(pdu.TypeCapsuleResp, 0, e[:], nil)
 }
 
-// data sends data, and then the completion, whose DW0 counts.
+// data sends data, and then a completion with dw0.
 func (c *conn) data(cid uint16, data []byte, dw0 uint64) {
 	if len(data) > 0 {
 		var d pdu.Data
@@ -477,7 +477,7 @@ func testContext(t testing.TB) context.Context {
 	return ctx
 }
 
-// pattern is n bytes that tell where they belong.
+// pattern returns n bytes that depend on a seed.
 func pattern(n int, seed uint64) []byte {
 	b := make([]byte, 0, n+8)
 	for i := uint64(0); len(b) < n; i++ {

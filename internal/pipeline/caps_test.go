@@ -10,10 +10,10 @@ import (
 	"jbofd/internal/tenant"
 )
 
-// backlog keeps tenants' queues full and the device infinitely fast.
+// backlog keeps the tenants' queues full on an infinitely fast device.
 type backlog struct {
 	p    *Pipeline
-	ios  []IO // by tag: what is enqueued again and again
+	ios  []IO // by tag: the I/Os that are enqueued repeatedly
 	dst  []Tag
 	seen func(now int64, io IO)
 }
@@ -27,8 +27,7 @@ func newBacklog(p *Pipeline, seen func(now int64, io IO), ios ...IO) *backlog {
 	return b
 }
 
-// run drives the pipeline from time from to time to; late is how much later than
-// asked for it is woken.
+// run drives the pipeline from time from to time to. late is how much later than requested it is woken.
 func (b *backlog) run(t *testing.T, from, to int64, late func() int64) {
 	t.Helper()
 	for now := from; now < to; {
@@ -54,11 +53,10 @@ func (b *backlog) run(t *testing.T, from, to int64, late func() int64) {
 	}
 }
 
-// perWindow is the least and the most of amounts in any window of one second that
-// lies between from and to.
+// perWindow returns the minimum and the maximum of the sum of amounts in any window of one second between from and to.
 func perWindow(times, amounts []int64, from, to int64) (least, most int64) {
 	least = math.MaxInt64
-	// Windows that begin just after, or with, an event hold the extremes.
+	// The extremes are in windows that begin at an event or just after one.
 	prefix := make([]int64, len(times)+1)
 	for i, a := range amounts {
 		prefix[i+1] = prefix[i] + a
@@ -92,7 +90,7 @@ func TestACapHoldsOverAnySecond(t *testing.T) {
 				ios[i] = IO{Tenant: 1, Op: Op(i % 3), LenBytes: 4096}
 			}
 			b := newBacklog(p, func(now int64, _ IO) { times, ones = append(times, now), append(ones, 1) }, ios...)
-			// A wake-up that comes late loses nothing while a few milliseconds' worth is saved up.
+			// A late wake-up loses nothing, because the bucket saves up a few milliseconds' worth of tokens.
 			const lateness = 15 * msec
 			until := 3 * sec
 			if rate >= 1_000_000 {
@@ -101,7 +99,7 @@ func TestACapHoldsOverAnySecond(t *testing.T) {
 			b.run(t, 0, until, func() int64 { return rng.Int64N(lateness) })
 			burst := rate / burstsPerSec
 			least, most := perWindow(times, ones, 0, until-lateness)
-			// One more than the burst, for a second may begin and end with a whole token.
+			// One more than the burst, because a second may begin and end with a whole token.
 			if most > rate+burst+1 || least < rate-burst-1 {
 				t.Errorf("%d to %d I/Os in a second, the cap is %d", least, most, rate)
 			}
@@ -175,7 +173,7 @@ func TestReadsAndWritesHaveCapsOfTheirOwn(t *testing.T) {
 	about("writes beside capped reads", bytes[1][Write], 2<<20)
 	about("reads and writes together", bytes[2][Read]+bytes[2][Write], 4<<20)
 	about("writes below a cap of both", bytes[2][Write], 1<<20)
-	// What moves no data does not wait for bytes that are owed.
+	// An I/O without data does not wait for the debt of the byte cap.
 	p.Enqueue(10*sec, IO{Tag: 1000, Tenant: 1, Op: Flush})
 	for _, tag := range p.Dispatch(10*sec, nil) {
 		if tag == 1000 {
@@ -228,7 +226,7 @@ func TestACapChangesLive(t *testing.T) {
 			t.Errorf("after a change to %d a second: %d", rate, n)
 		}
 	}
-	// Without a cap all that was held goes at once, and nothing needs a wake-up.
+	// Without a cap all held I/Os are released at once, and no wake-up is needed.
 	caps(4*sec, 0)
 	if got := p.Dispatch(4*sec, nil); len(got) != len(ios) {
 		t.Errorf("%d of %d I/Os go when the cap does", len(got), len(ios))

@@ -50,7 +50,7 @@ func TestPipelineAgainstASlowModel(t *testing.T) {
 	}
 	for range 60 {
 		p := New(NewFIFO(1 << 20))
-		p.releaseNS = 1 // the model knows of no grid
+		p.releaseNS = 1 // the model has no grid of release times
 		const tenants = 5
 		model := make([]modelTenant, tenants)
 		now := int64(0)
@@ -81,7 +81,7 @@ func TestPipelineAgainstASlowModel(t *testing.T) {
 			}
 			return at
 		}
-		// release lets in whatever may go now, oldest first.
+		// release admits the I/Os that the caps allow now, oldest first.
 		release := func(m *modelTenant) {
 		again:
 			for i, io := range m.held {
@@ -116,7 +116,7 @@ func TestPipelineAgainstASlowModel(t *testing.T) {
 				m := &model[io.Tenant]
 				m.held = append(m.held, io)
 				p.Enqueue(now, io)
-				if len(m.held) == 1 { // an I/O that finds nobody waiting need not wait for Dispatch
+				if len(m.held) == 1 { // an I/O that arrives when none is held need not wait for Dispatch
 					release(m)
 				}
 			case k < 5 && len(device) > 0:

@@ -47,7 +47,7 @@ func TestCancelTakesOutHeldAndQueuedIOs(t *testing.T) {
 	if !slices.Equal(got, []Tag{10, 11, 13}) || p.Queued() != 0 {
 		t.Errorf("after that %v were dispatched, %d are queued", got, p.Queued())
 	}
-	// A tag is free again, and the cap goes on as if the cancelled had never been.
+	// The tag is free again, and the cap is as if the cancelled I/O had never existed.
 	p.Enqueue(sec, IO{Tag: 2, Tenant: 1, Op: Read})
 	if got := p.Dispatch(sec, nil); !slices.Equal(got, []Tag{2}) {
 		t.Errorf("dispatched %v", got)
@@ -62,12 +62,12 @@ func TestATenantIsRemovedWithItsLastIO(t *testing.T) {
 	}
 	p.Dispatch(0, nil)
 	p.RemoveTenant(0, 3)
-	p.RemoveTenant(0, 99) // unknown: nothing
+	p.RemoveTenant(0, 99) // unknown tag: no effect
 	var s TenantStats
 	if !p.TenantStats(3, &s) || s.Queued != 2 || s.Inflight != 1 || s.Weight != 7 {
 		t.Fatalf("a tenant that leaves with I/Os: %+v", s)
 	}
-	// Announced again before it is gone, it stays.
+	// A tenant that is set again before it is removed stays.
 	p.SetTenant(0, 3, Settings{Weight: 9})
 	if got := p.Dispatch(0, nil); len(got) != 0 {
 		t.Fatalf("dispatched %v at a depth of 1", got)
@@ -86,7 +86,7 @@ func TestATenantIsRemovedWithItsLastIO(t *testing.T) {
 	if p.Known(3) || len(p.Tenants(nil)) != 0 {
 		t.Error("a tenant without I/Os does not leave at once")
 	}
-	// Cancelling its last I/O lets it go, too; and its number begins anew.
+	// Cancelling its last I/O also removes it, and its number starts with a new state.
 	p.SetTenant(0, 3, Settings{Caps: Caps{RWIOsPerSec: 1}})
 	p.Enqueue(0, IO{Tag: 1, Tenant: 3, Op: Read, LenBytes: 1})
 	p.Enqueue(0, IO{Tag: 2, Tenant: 3, Op: Read, LenBytes: 1})
@@ -167,7 +167,7 @@ func TestLimitedTimeIsWhatATenantWaited(t *testing.T) {
 		p.TenantStats(ten, &s)
 		return s.LimitedNS[l] / msec
 	}
-	// Ten seconds in which nobody asks for anything are nobody's wait.
+	// Ten seconds without I/O count as no tenant's wait.
 	now := 10 * sec
 	p.Enqueue(now, IO{Tag: 0, Tenant: 1, Op: Read, LenBytes: 4096})
 	p.Enqueue(now, IO{Tag: 1, Tenant: 1, Op: Read, LenBytes: 4096})
@@ -188,8 +188,8 @@ func TestLimitedTimeIsWhatATenantWaited(t *testing.T) {
 	if p.TenantStats(1, &s); s.Limit != LimitCap {
 		t.Errorf("limited by %v now, want its cap", s.Limit)
 	}
-	// The device has one place and works for 40 ms: the second's other I/O waits for that. The
-	// first's was let in after 80 ms, a fifth of its price having been saved up, and waits there too.
+	// The device has one place and works for 40 ms: the second tenant's other I/O waits for that. The first tenant's
+	// was admitted after 80 ms, because a fifth of its price was saved up, and waits there, too.
 	for range 40 {
 		now += msec
 		p.Dispatch(now, nil)
@@ -223,12 +223,12 @@ func TestAnExhaustedCreditLimits(t *testing.T) {
 		p.KeepsCredit(ten, credited)
 		p.Dispatch(now, nil)
 	}
-	// A standard host is not limited by what it does not know.
+	// A standard host is not limited by a credit that it does not know.
 	enqueue(0, 1, Read, 64<<10, false)
 	if l := limit(1); l != Unlimited {
 		t.Errorf("a standard host is limited by %v", l)
 	}
-	// One that keeps to the credit is from where its next command would exceed it.
+	// A host that observes the credit is limited as soon as its next command would exceed it.
 	enqueue(1, 2, Read, 16<<10, true)
 	if l := limit(2); l != Unlimited {
 		t.Errorf("with 4 of 10 units limited by %v", l)
@@ -237,7 +237,7 @@ func TestAnExhaustedCreditLimits(t *testing.T) {
 	if l := limit(2); l != LimitCredit {
 		t.Errorf("with 8 of 10 units, and commands of 4, limited by %v", l)
 	}
-	// A range that is deallocated moves no data.
+	// A deallocation moves no data.
 	enqueue(3, 3, Deallocate, 1<<30, true)
 	if l := limit(3); l != Unlimited {
 		t.Errorf("after a deallocation limited by %v", l)
@@ -309,7 +309,7 @@ func TestWaitsAreCounted(t *testing.T) {
 	}
 	var s TenantStats
 	p.TenantStats(1, &s)
-	// A bucket of a thousand a second saves up 20: all go at once.
+	// A bucket of a thousand a second saves up 20 tokens, so all are admitted at once.
 	if s.Wait.Count[0] != 3 || s.Wait.SumNS != 0 {
 		t.Errorf("waits %v", s.Wait)
 	}
@@ -321,8 +321,8 @@ func TestWaitsAreCounted(t *testing.T) {
 		p.Dispatch(now, nil)
 	}
 	p.TenantStats(2, &s)
-	// The first goes with a fifth of its price paid; the others 80 ms and 180 ms later, which
-	// is below 2^17 and 2^18 µs.
+	// The first is admitted with a fifth of its price paid, the others 80 ms and 180 ms later, which is below 2^17 and
+	// 2^18 µs.
 	if s.Wait.Count[0] != 1 || s.Wait.Count[17] != 1 || s.Wait.Count[18] != 1 || s.Wait.SumNS/msec != 260 {
 		t.Errorf("waits %v", s.Wait)
 	}
@@ -336,8 +336,7 @@ func TestWaitsAreCounted(t *testing.T) {
 	}
 }
 
-// rounds makes a pipeline of tenants whose I/Os go round and round, and returns a
-// function that enqueues, dispatches and completes one.
+// rounds makes a pipeline of tenants and returns a function that enqueues, dispatches and completes one I/O.
 func rounds(policy Policy, tenants int, caps Caps) func() {
 	p := New(policy)
 	for i := range tenants {

@@ -51,7 +51,7 @@ func (m closableMachine) Tick(bool) uint32 {
 	return 9
 }
 
-// A clock that ticks once more while the association is being closed does no harm.
+// Another Tick while the association is being closed has no effect.
 func TestTickAfterCloseLeavesTheMachineAlone(t *testing.T) {
 	why := errors.New("the test's end")
 	failed := 0

@@ -12,7 +12,7 @@ import (
 	"jbofd/internal/nvmeof/rdma/wr"
 )
 
-// tape deals out a fuzzer's input.
+// tape reads values from a fuzzer's input.
 type tape struct{ b []byte }
 
 func (t *tape) u8() uint8 {
@@ -26,7 +26,7 @@ func (t *tape) u8() uint8 {
 
 func (t *tape) u16() uint16 { return uint16(t.u8()) | uint16(t.u8())<<8 }
 
-// guarded is a command's buffer between two fences.
+// guarded is a command's buffer between two guard areas.
 type guarded struct {
 	all, buf []byte
 	write    bool
@@ -48,11 +48,10 @@ func (g *guarded) intact() bool {
 	return bytes.Equal(g.all[:fence], f) && bytes.Equal(g.all[len(g.all)-fence:], f)
 }
 
-// FuzzHostileTarget plays a target and a device that do what they like against a host that submits,
-// posts, collects and detaches. Whatever comes: no panic; no byte outside the buffers of outstanding commands
-// changes; each command completes at most once, after its SEND; a capsule does not change while its SEND is in flight
-// and carries what the caller gave; memory is lent to commands that are out only; receives are posted for all
-// responses; after an error nothing goes on.
+// FuzzHostileTarget runs a host that submits, posts, collects and detaches against an arbitrary target and device. For
+// any input: no panic; no byte outside the buffers of outstanding commands changes; each command completes at most
+// once, after its SEND; a capsule does not change while its SEND is in flight and carries what the caller gave; memory
+// is lent only to commands that are outstanding; receives are posted for all responses; after an error nothing is sent.
 func FuzzHostileTarget(f *testing.F) {
 	cid := func(b []byte, v uint16) []byte { return binary.LittleEndian.AppendUint16(b, v) }
 	// submit a read and a write, post, SEND completed, responses, collect
@@ -215,7 +214,7 @@ func FuzzHostileTarget(f *testing.F) {
 				if g := bufs; s.busy && !g[s.tag].detached {
 					g := g[s.tag]
 					g.detached = true
-					// The caller may do to it what he likes now.
+					// The caller may change the buffer now.
 					for k := range g.buf {
 						g.buf[k] ^= 0xFF
 					}
@@ -229,8 +228,8 @@ func FuzzHostileTarget(f *testing.F) {
 	})
 }
 
-// TestHotPathDoesNotAllocate holds Submit, Sends, Sent, Recvs, Posted, Completed and Completions to it, for
-// every way of moving data.
+// TestHotPathDoesNotAllocate checks Submit, Sends, Sent, Recvs, Posted, Completed and Completions, for every way of
+// moving data.
 func TestHotPathDoesNotAllocate(t *testing.T) {
 	p := newPeer(Options{Depth: 8, InCapsuleBytes: 4096, Direct: true, InlineBytes: 64}, 8)
 	mem := &slab{has: make([][]byte, 8), lender: p.mem}

@@ -12,12 +12,12 @@ import (
 const (
 	regionAddr = 0x100000
 	regionLKey = 7
-	pieceAddr  = 0x20000000 // of slot 0; others follow at distances of 16 MiB
+	pieceAddr  = 0x20000000 // of slot 0; the others follow at intervals of 16 MiB
 	directAddr = 0x10000000
 	directRKey = 0x99
 )
 
-// lender is a Memory of so many pieces.
+// lender is a Memory with a given number of buffers.
 type lender struct {
 	pieces, out int
 	has         map[uint16][]byte
@@ -161,7 +161,7 @@ func (p *peer) receive(b []byte) wr.Completion {
 	return wr.Completion{ID: r.ID, Op: wr.OpRecv, Len: uint32(len(b))}
 }
 
-// pattern is what command number tag's data look like.
+// pattern returns the data of command tag.
 func pattern(tag uint64, n int) []byte {
 	b := make([]byte, n)
 	for i := range b {

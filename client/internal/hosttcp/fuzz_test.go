@@ -10,7 +10,7 @@ import (
 	"jbofd/internal/nvmeof/tcp/pdu"
 )
 
-// tape deals out a fuzzer's input.
+// tape reads values from a fuzzer's input.
 type tape struct{ b []byte }
 
 func (t *tape) u8() uint8 {
@@ -31,7 +31,7 @@ func (t *tape) take(n int) []byte {
 	return v
 }
 
-// guarded is a command's buffer between two fences.
+// guarded is a command's buffer between two guard areas.
 type guarded struct {
 	all, buf []byte
 	out      bool // the queue has it
@@ -51,10 +51,10 @@ func (g *guarded) intact() bool {
 	return bytes.Equal(g.all[:fence], f) && bytes.Equal(g.all[len(g.all)-fence:], f)
 }
 
-// FuzzHostileTarget plays a target that does what it likes, from well-formed PDUs with
-// arbitrary fields to arbitrary bytes, against a host that submits, sends, collects and detaches.
-// Whatever comes: no panic; no byte outside the buffers of outstanding commands changes; each command
-// completes at most once; what the host sends is well formed; after an error nothing goes on.
+// FuzzHostileTarget runs a host that submits, sends, collects and detaches against a target that sends anything, from
+// well-formed PDUs with arbitrary fields to arbitrary bytes. For any input: no panic; no byte outside the buffers of
+// outstanding commands changes; each command completes at most once; what the host sends is well formed; after an error
+// nothing is sent.
 func FuzzHostileTarget(f *testing.F) {
 	le := binary.LittleEndian
 	cid := func(b []byte, v uint16) []byte { return le.AppendUint16(b, v) }
@@ -189,7 +189,7 @@ func FuzzHostileTarget(f *testing.F) {
 				if tag >= 0 && !bufs[tag].detached {
 					g := bufs[tag]
 					g.detached = true
-					// The caller may do to it what he likes now.
+					// The caller may change the buffer now.
 					for k := range g.buf {
 						g.buf[k] ^= 0xFF
 					}
@@ -207,8 +207,8 @@ func FuzzHostileTarget(f *testing.F) {
 	})
 }
 
-// TestHotPathDoesNotAllocate holds Submit, SendBufs, Sent, RecvBufs, Received and Completions to it,
-// for every way of moving data.
+// TestHotPathDoesNotAllocate checks Submit, SendBufs, Sent, RecvBufs, Received and Completions, for every way of moving
+// data.
 func TestHotPathDoesNotAllocate(t *testing.T) {
 	for _, digests := range []bool{false, true} {
 		const depth = 8
@@ -267,7 +267,7 @@ func TestHotPathDoesNotAllocate(t *testing.T) {
 			}
 		}
 		build := func() []byte {
-			// The free slots are a stack: the next CIDs are known.
+			// The free slots are a stack, so the next CIDs are known.
 			var cids [3]uint16
 			for k := range cids {
 				i := p.q.free[len(p.q.free)-1-k]
@@ -290,7 +290,7 @@ func TestHotPathDoesNotAllocate(t *testing.T) {
 		free := append([]uint16(nil), p.q.free...)
 		for r := range answers {
 			answers[r] = build()
-			// Play the bookkeeping ahead: three slots taken, given back in order of completion.
+			// Predict the free list: three slots are taken, and returned in order of completion.
 			n := len(p.q.free)
 			a, b, c := p.q.free[n-1], p.q.free[n-2], p.q.free[n-3]
 			for _, i := range []uint16{a, b, c} {

@@ -13,14 +13,13 @@ import (
 	"jbofd/internal/nvmeof/tcp/pdu"
 )
 
-// peer is a target made of bytes: it builds what a controller sends and reads what the
-// machine sends.
+// peer is a target that works on bytes: it builds the PDUs of a controller and reads those of the machine.
 type peer struct {
 	q   *QPair
 	rx  pdu.Format // of what it sends
 	tx  pdu.Format // of what the machine sends
 	out []byte     // sent by the machine, not yet parsed
-	// chunk bounds how many bytes the machine gets at once; 0: no bound.
+	// chunk is the maximum number of bytes that the machine gets at once; 0: no limit.
 	chunk int
 }
 
@@ -180,7 +179,7 @@ func (p *peer) describe(b []byte) string {
 	return c.Type().String() + "\n"
 }
 
-// pattern is what command number tag's data look like.
+// pattern returns the data of command tag.
 func pattern(tag uint64, n int) []byte {
 	b := make([]byte, n)
 	for i := range b {

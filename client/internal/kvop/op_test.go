@@ -10,11 +10,10 @@ import (
 	"jbofd/internal/nvme"
 )
 
-// device is what a target has: values by device key.
+// device is a target's content: values by device key.
 type device map[string][]byte
 
-// run carries a command out as a target does; uncounted is a transport that does not know how
-// much came.
+// run carries out a command as a target does. uncounted: the transport does not report how much data came.
 func (d device) run(c *host.Command, uncounted bool) (out host.Completion) {
 	var buf [nvme.MaxKVKey]byte
 	k := c.SQE.KV()
@@ -207,7 +206,7 @@ func TestConditionalStoresMustNotBeRepeated(t *testing.T) {
 			}
 		}
 	}
-	// That there was a key before its own Store is what a PutIfAbsent then knows for certain.
+	// A PutIfAbsent then knows for certain that the key existed before its own Store.
 	var o Op
 	s := space(true, true)
 	if err := o.Start(s, PutIfAbsent, []byte("k"), nil); err != nil {

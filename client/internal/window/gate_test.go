@@ -33,7 +33,7 @@ func newGate(units int) *Gate {
 	return g
 }
 
-// acquire waits for one command in the background; the result tells what became of it.
+// acquire waits for one command in the background. The channel returns the outcome.
 func acquire(ctx context.Context, g *Gate, c host.Command) (t *Ticket, result chan error) {
 	t, result = new(Ticket), make(chan error, 1)
 	go func() {
@@ -62,7 +62,7 @@ func TestWaitersGoInOrderAndHoldUpNoOtherSSD(t *testing.T) {
 			}
 		}
 		large, largeGoes := wait("large", 24<<10)
-		small, smallGoes := wait("small", 4<<10) // would fit into what is left, but is behind
+		small, smallGoes := wait("small", 4<<10) // would fit into the rest of the credit, but is behind
 		if s := g.State(1); s.Waiting != 2 || s.Outstanding != 8 || s.Units != 8 || s.SSD != 4 {
 			t.Fatalf("%+v", s)
 		}
@@ -161,8 +161,8 @@ func TestWaitConsumesNoCredit(t *testing.T) {
 	})
 }
 
-// TestManyGoroutinesNeverExceedTheCredit has goroutines come, go and give up, while the
-// credit stays: what is outstanding is within it, but for a lone command that is larger.
+// TestManyGoroutinesNeverExceedTheCredit has goroutines that acquire, release and give up under a constant credit: the
+// units outstanding stay within the credit, except for a single command that is larger.
 func TestManyGoroutinesNeverExceedTheCredit(t *testing.T) {
 	const units = 20
 	g := newGate(units)

@@ -19,7 +19,7 @@ type wire struct {
 	t testing.TB
 	m *hosttcp.QPair
 	p *Pair
-	// sent are the CIDs of the capsules sent and not answered, units what they are worth.
+	// sent has the CIDs of the capsules sent and not answered, units their units.
 	sent  []uint16
 	units map[uint16]int
 	woken int
@@ -146,8 +146,8 @@ func TestTheFirstCompletionTellsTheDriveOfANamespace(t *testing.T) {
 	}
 }
 
-// TestAStalledWindowReleasesOneCommand: a goroutine has filled the window through its queue pair, does not
-// collect, and waits for something else.
+// TestAStalledWindowReleasesOneCommand: a goroutine has filled the window through its queue pair, does not collect
+// completions, and waits for something else.
 func TestAStalledWindowReleasesOneCommand(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		g := newGate(2)
@@ -191,7 +191,7 @@ func TestPairsTakeTurnsAndWakeEachOther(t *testing.T) {
 	if len(b.send()) != 0 || b.p.Granted() || b.p.Park() {
 		t.Fatal("both have the one unit")
 	}
-	a.answer(0, nvme.MakeCredit(4, 1)) // a's second was there first
+	a.answer(0, nvme.MakeCredit(4, 1)) // a's second command was first
 	if len(a.send()) != 1 || b.woken != 0 {
 		t.Fatal("the room went to somebody else")
 	}
@@ -276,10 +276,9 @@ func TestPairsAllocateNothing(t *testing.T) {
 	}
 }
 
-// TestPairsConserveTheWindow does random things with several queue pairs and holds what is
-// on the wire against the credit: at each send at most the credit is outstanding, or one
-// command. With odd seeds the credit changes, and only what is left at the end counts:
-// what was let go before a decrease goes.
+// TestPairsConserveTheWindow does random things with several queue pairs and compares the units outstanding with the
+// credit: at each send at most the credit is outstanding, or one command. With odd seeds the credit changes, and only
+// the state at the end is checked, because commands that were released before a decrease are still sent.
 func TestPairsConserveTheWindow(t *testing.T) {
 	for seed := range uint64(20) {
 		rng := rand.New(rand.NewPCG(seed, 1))
@@ -347,8 +346,8 @@ func TestPairsConserveTheWindow(t *testing.T) {
 	}
 }
 
-// BenchmarkPair measures what the gate adds to a command of a queue pair: a batch of 32 goes
-// to the machine, is answered and collected, with and without.
+// BenchmarkPair measures what the gate adds to a command of a queue pair: a batch of 32 is submitted to the machine,
+// answered and collected, with and without the gate.
 func BenchmarkPair(b *testing.B) {
 	for _, x := range []struct {
 		name  string

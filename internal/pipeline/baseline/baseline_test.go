@@ -23,8 +23,8 @@ type stream struct {
 	thinkNS  int64 // from a completion to the next I/O
 }
 
-// rig drives a policy over a device that does its I/Os one after the other, each in a time given
-// by service, and completes each a fixed time later.
+// rig drives a policy over a device that serves its I/Os one after the other, each in a time given by service, and
+// completes each a fixed time later.
 type rig struct {
 	p       pipeline.Policy
 	service func(pipeline.Op, int64) int64
@@ -53,7 +53,7 @@ func (r *rig) at(e event) {
 	r.events = slices.Insert(r.events, i, e)
 }
 
-// run drives until a time and returns the I/Os completed by stream.
+// run drives the policy until a time and returns the I/Os completed, by stream.
 func (r *rig) run(until int64) []int64 {
 	r.ios = make([]int64, len(r.streams))
 	for i, s := range r.streams {
@@ -109,7 +109,7 @@ func each(t *testing.T, depth int, f func(*testing.T, pipeline.Policy)) {
 	t.Run("flashfq", func(t *testing.T) { f(t, NewFlashFQ(FlashFQConfig{Depth: depth})) })
 }
 
-// TestNothingIsLostOrStranded drives each with random events and counts with it.
+// TestNothingIsLostOrStranded drives each policy with random events and compares its counts.
 func TestNothingIsLostOrStranded(t *testing.T) {
 	t.Logf("-seed %d", *seed)
 	rng := rand.New(rand.NewPCG(*seed, 0))
@@ -140,7 +140,7 @@ func TestNothingIsLostOrStranded(t *testing.T) {
 				if i < 0 {
 					t.Fatalf("%d is not queued", tag)
 				}
-				// Those of one tenant keep their order.
+				// I/Os of one tenant keep their order.
 				if slices.ContainsFunc(queued[:i], func(x pipeline.Tag) bool { return owner[x] == owner[tag] }) {
 					t.Fatalf("%d overtakes one of its tenant's", tag)
 				}
@@ -297,8 +297,7 @@ func (c *crowd) io(tag pipeline.Tag) pipeline.IO {
 	return pipeline.IO{Tag: tag, Tenant: tenant.ID(tag / 4), Op: pipeline.Op(tag & 1), LenBytes: 4096}
 }
 
-// turn dispatches what may go and completes and enqueues it again; it returns how
-// many that were.
+// turn dispatches what the policy allows, completes those I/Os and enqueues them again. It returns their number.
 func (c *crowd) turn() int {
 	c.dst = c.p.Dispatch(c.now, c.dst[:0])
 	for _, tag := range c.dst {

@@ -27,9 +27,8 @@ func TestFlashFQCostIsLinear(t *testing.T) {
 	}
 }
 
-// TestFlashFQFairnessBound: between any two moments in which two tenants are backlogged, what each
-// has had dispatched, by weight, differs by no more than their largest I/Os, by weight; what has been
-// completed differs by D more of these.
+// TestFlashFQFairnessBound: between any two moments while two tenants are backlogged, their dispatched cost divided by
+// weight differs by no more than their largest I/Os divided by weight. Their completed cost differs by D more of these.
 func TestFlashFQFairnessBound(t *testing.T) {
 	t.Logf("-seed %d", *seed)
 	rng := rand.New(rand.NewPCG(*seed, 3))
@@ -90,7 +89,7 @@ func TestFlashFQFairnessBound(t *testing.T) {
 	}
 }
 
-// serial takes what FlashFQ's default model says.
+// serial returns the service time of FlashFQ's default model.
 func serial(op pipeline.Op, lenBytes int64) int64 {
 	f := NewFlashFQ(FlashFQConfig{Depth: 1})
 	return f.cost(&request{class: op.Class(), lenBytes: lenBytes})
@@ -118,8 +117,8 @@ func TestFlashFQSharesByCost(t *testing.T) {
 	}
 }
 
-// TestFlashFQAnticipation: a tenant that thinks for 20 µs after each I/O has its half beside one that
-// is always there; without anticipation it has one I/O for each of the other's.
+// TestFlashFQAnticipation: a tenant with a think time of 20 µs after each I/O gets its half beside one that is always
+// backlogged. Without anticipation it gets one I/O for each of the other's.
 func TestFlashFQAnticipation(t *testing.T) {
 	run := func(anticipateNS int64) (share float64) {
 		r := rig{p: NewFlashFQ(FlashFQConfig{Depth: 1, AnticipateNS: anticipateNS}), service: serial, streams: []stream{
@@ -175,7 +174,7 @@ func TestFlashFQAnticipationIsBounded(t *testing.T) {
 	if got := once(50_000, 1); got != 0 {
 		t.Errorf("the others wait for %d ns for one who did not come, want 0", got)
 	}
-	// It comes back soon: they wait again.
+	// It comes back soon, so the others wait again.
 	f.Enqueue(50_500, pipeline.IO{Tag: 2, Tenant: 0, LenBytes: 512})
 	f.Complete(50_600, f.Dispatch(50_600, nil)[0], pipeline.Result{})
 	if !f.flows[0].hopeful {

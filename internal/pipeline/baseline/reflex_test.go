@@ -8,7 +8,7 @@ import (
 	"jbofd/internal/tenant"
 )
 
-// fast takes no time.
+// fast is a device that takes no time.
 func fast(pipeline.Op, int64) int64 { return 100 }
 
 func TestReFlexCosts(t *testing.T) {
@@ -150,7 +150,7 @@ func TestReFlexWakesWhenReadsBecomeCheaper(t *testing.T) {
 	f.Cancel(0, 0)
 	f.Enqueue(0, pipeline.IO{Tag: 1, Op: pipeline.Read, LenBytes: 4096})
 	f.Dispatch(0, nil)
-	// A token takes 20 ms, a half of it 10: by then a read costs no more.
+	// A token takes 20 ms, half a token 10 ms. By then a read costs no more than that.
 	if at, ok := f.NextWake(); !ok || at != readOnlyAfterNS {
 		t.Fatalf("wakes at %d, %v, want %d", at, ok, int64(readOnlyAfterNS))
 	}

@@ -68,8 +68,8 @@ func TestCreditExistsBeforeTheFirstIO(t *testing.T) {
 	}
 }
 
-// TestGimbalHasTheWeakPointsOfThePaper: what the reference measured with the released code, and the
-// default policy repairs.
+// TestGimbalHasTheWeakPointsOfThePaper: the effects that the reference measured with the released code and that the
+// default policy avoids.
 func TestGimbalHasTheWeakPointsOfThePaper(t *testing.T) {
 	light := stream{"light", pipeline.Read, 4 << 10, 1}
 	heavy := stream{"heavy", pipeline.Read, 128 << 10, 64}
@@ -155,12 +155,12 @@ func TestTheParkedIOIsNotOvertakenAndGoesOnTime(t *testing.T) {
 		t.Errorf("limits %v, %v, want %v", b.Limit(0), b.Limit(1), pipeline.LimitSSD)
 	}
 	at, ok := b.NextWake()
-	// The writes' bucket is nearly full, so that all but a little of the rate goes to the reads.
+	// The writes' bucket is nearly full, so that nearly all of the rate goes to the reads.
 	if want := int64(128 << 10 * 1e9 / RateStartBytesPerSec); !ok || at < want || at > want+want/8 {
 		t.Fatalf("wakes at %d, %v, want soon after %d", at, ok, want)
 	}
 	b.want(at - 1)
-	// What is missing still is less than the smallest refill, which gives the writes a byte.
+	// The tokens still missing are fewer than the smallest refill, which gives the writes a byte.
 	if again, _ := b.NextWake(); again < at || again > at+10 {
 		t.Errorf("asked in between it says %d, said %d", again, at)
 	}
@@ -187,7 +187,7 @@ func TestCancellingTheParkedIOFreesItsSlotAndTheWay(t *testing.T) {
 	if b.drr.NumActive() != 0 || b.drr.SlotsInUse(0) != 1 || b.drr.SlotsInUse(1) != 1 {
 		t.Errorf("%d active, %d and %d slots in use", b.drr.NumActive(), b.drr.SlotsInUse(0), b.drr.SlotsInUse(1))
 	}
-	// A queued one leaves the round.
+	// A tenant whose only I/O is cancelled leaves the round.
 	b.read(2000, 3, 0, 4096)
 	b.Cancel(2000, 3)
 	b.want(2000)
@@ -212,7 +212,7 @@ func TestPausedIOFreesItsPlaceAtTheDevice(t *testing.T) {
 	}
 	b.Complete(5, 1, pipeline.Result{LatencyNS: 5})
 	b.Pause(5, 0)
-	b.Complete(5, 0, pipeline.Result{Failed: true}) // its host has gone
+	b.Complete(5, 0, pipeline.Result{Failed: true}) // its host has disconnected
 	if b.atDevice != 0 || b.drr.NumActive() != 0 {
 		t.Errorf("%d at the device, %d active, want none", b.atDevice, b.drr.NumActive())
 	}
@@ -418,8 +418,7 @@ func (c *crowd) io(tag pipeline.Tag) pipeline.IO {
 	return pipeline.IO{Tag: tag, Tenant: tenant.ID(tag / 4), Op: pipeline.Op(tag & 1), LenBytes: 4096}
 }
 
-// turn dispatches what may go and completes and enqueues it again; it returns how
-// many that were.
+// turn dispatches what the policy allows, completes those I/Os and enqueues them again. It returns their number.
 func (c *crowd) turn() int {
 	c.dst = c.p.Dispatch(c.now, c.dst[:0])
 	for _, tag := range c.dst {

@@ -33,10 +33,10 @@ func write(lenBytes int64) stream {
 type rig struct {
 	p               *Policy
 	bytesPerSec, ns int64
-	// rate and cost, if not 0, stay as they are whatever is observed.
+	// rate and cost, if not 0, are kept fixed.
 	rate, cost int64
-	// pollNS, if not 0, is how often a poller looks that acts only if few bytes are
-	// outstanding, in place of the policy's own wake-up.
+	// pollNS, if not 0, is the interval of a poller that dispatches only if few bytes are outstanding, and replaces the
+	// policy's own wake-up.
 	pollNS  int64
 	streams []stream
 	// after, if set, is called after each event.
@@ -101,7 +101,7 @@ func (r *rig) dispatch() {
 	}
 }
 
-// run drives until a time and returns MB/s by stream, those of the second half.
+// run drives the policy until a time and returns the MB/s of the second half, by stream.
 func (r *rig) run(until int64) []float64 {
 	r.start()
 	half := make([]int64, len(r.streams))
@@ -145,9 +145,8 @@ func (r *rig) run(until int64) []float64 {
 	return mbs
 }
 
-// TestSharesWhenTokensBind: the rate is pinned to 500 MB/s over a fast device; the shares are those
-// that strict head of line gives. With a poller instead of the exact wake-up the bucket
-// over the period is the limit.
+// TestSharesWhenTokensBind: the rate is pinned to 500 MB/s over a fast device; the shares are those of a strict head of
+// line. With a poller instead of the exact wake-up, the rate is limited to one bucket per period.
 func TestSharesWhenTokensBind(t *testing.T) {
 	for _, c := range []struct {
 		a, b         stream

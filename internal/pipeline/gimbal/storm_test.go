@@ -11,7 +11,7 @@ import (
 	"jbofd/internal/tokenbucket"
 )
 
-// storm drives a Policy with random events and holds it to its invariants after each.
+// storm drives a Policy with random events and checks its invariants after each.
 type storm struct {
 	t                      *testing.T
 	rng                    *rand.Rand
@@ -158,7 +158,7 @@ func (s *storm) check() {
 	}
 }
 
-// drain lets all end, by completions and by the times that the policy names only.
+// drain ends all I/Os, using only completions and the wake-up times that the policy requests.
 func (s *storm) drain() {
 	for len(s.owner) > 0 {
 		s.dispatch()
@@ -224,7 +224,7 @@ func TestTenantsComingAndGoingUnderLoadLeaveNothingBehind(t *testing.T) {
 			s.complete(&s.device)
 			s.check()
 		}
-		// It goes: what is queued is cancelled, what is in flight ends.
+		// The tenant is removed: its queued I/Os are cancelled, and those in flight complete.
 		for _, list := range []*[]pipeline.Tag{&s.queued, &s.device} {
 			*list = slices.DeleteFunc(*list, func(x pipeline.Tag) bool {
 				if s.owner[x] != guest {

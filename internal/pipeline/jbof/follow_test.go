@@ -9,16 +9,17 @@ import (
 	"jbofd/internal/pipeline"
 )
 
-// follower is a load whose writes follow its reads, a key-value store's: of so many requests, half are two reads, one
-// after the other, and half a read, then a part of a write of one log, then of one of another. Each log is written once
-// at a time, for all that came meanwhile. The drive has servers, a read keeps one of them busy for unitNS times their
-// number, as does each unit of a write, which is over durableNS later.
+// follower is a load whose writes follow its reads, as in a key-value store. Half of the requests are two reads, one
+// after the other. The other half are a read, then a part of a write of one log, then of a write of another log. Each
+// log has one write in flight at a time, for all requests that have come meanwhile. The drive has several servers. A
+// read, or each unit of a write, occupies one of them for unitNS times their number, and a write completes durableNS
+// later.
 type follower struct {
 	policy            pipeline.Policy
 	unitNS, durableNS int64
-	slow              int64 // how many times as long all takes at the moment
+	slow              int64 // factor by which everything is slowed down now
 	now               int64
-	servers           []int64 // when each is free
+	servers           []int64 // when each becomes free
 	due               []due
 	rng               *rand.Rand
 	left              []int // reads, by request
@@ -45,7 +46,7 @@ func newFollower(p pipeline.Policy, servers int, durableNS int64) *follower {
 	return f
 }
 
-// begin begins a request anew.
+// begin begins a new request.
 func (f *follower) begin(i int) {
 	f.puts[i] = f.rng.IntN(2) == 0
 	f.left[i] = 2
@@ -59,7 +60,7 @@ func (f *follower) read(i int) {
 	f.policy.Enqueue(f.now, pipeline.IO{Tag: pipeline.Tag(i), Op: pipeline.Read, LenBytes: unit})
 }
 
-// write writes to a log what waits for that, if it is not being written.
+// write writes the waiting parts to a log, if the log has no write in flight.
 func (f *follower) write(l int) {
 	if g := &f.logs[l]; len(g.writing) == 0 && len(g.waiting) > 0 {
 		g.writing, g.waiting = g.waiting, nil
@@ -70,7 +71,7 @@ func (f *follower) write(l int) {
 
 func (f *follower) lenBytes(l int) int64 { return int64(len(f.logs[l].writing)) * 1024 >> l }
 
-// run goes on for ns and returns how many requests were done.
+// run continues for ns and returns how many requests were done.
 func (f *follower) run(ns int64) int {
 	f.done = 0
 	for end := f.now + ns; f.now < end; {
@@ -90,7 +91,7 @@ func (f *follower) run(ns int64) int {
 	return f.done
 }
 
-// serve is the drive's.
+// serve starts an I/O at the drive.
 func (f *follower) serve(tag pipeline.Tag) {
 	n, later := int64(1), int64(100_000)
 	if l := int(tag) - followers; l >= 0 {
@@ -103,7 +104,7 @@ func (f *follower) serve(tag pipeline.Tag) {
 	f.due = slices.Insert(f.due, at, d)
 }
 
-// ended goes on with what an I/O was for.
+// ended continues the request of a completed I/O.
 func (f *follower) ended(i int) {
 	if l := i - followers; l >= 0 {
 		g := &f.logs[l]
@@ -132,9 +133,9 @@ func (f *follower) ended(i int) {
 	}
 }
 
-// TestWritesThatFollowReadsAreNotOverpriced: somebody else has most of the drive for a while. Then there is a probe, in
-// which writes that follow reads do not become more; but they must not be thought so dear after it that they keep the
-// reads out for good.
+// TestWritesThatFollowReadsAreNotOverpriced: another load takes most of the drive for a while. Then there is a probe,
+// during which the number of writes cannot grow, because they follow reads. The cost of writes must not then be
+// overestimated so much that they keep the reads out permanently.
 func TestWritesThatFollowReadsAreNotOverpriced(t *testing.T) {
 	for _, c := range []struct {
 		name           string

@@ -10,8 +10,8 @@ import (
 	"jbofd/internal/tenant"
 )
 
-// TestCreditCountsCommandsAsHostsDo: a command without data is one unit to a host, however large
-// its range. Were the range counted, a few large ones would lift all limits of their tenant.
+// TestCreditCountsCommandsAsHostsDo: a command without data is one unit to a host, however large its range. If the
+// policy counted the range, a few large commands would remove all limits of their tenant.
 func TestCreditCountsCommandsAsHostsDo(t *testing.T) {
 	for _, op := range []pipeline.Op{pipeline.WriteZeroes, pipeline.Deallocate, pipeline.Verify} {
 		credit := func(large bool) int {
@@ -31,7 +31,7 @@ func TestCreditCountsCommandsAsHostsDo(t *testing.T) {
 	}
 }
 
-// TestVerifyLeavesRoomForReads: a Verify reads its range piece by piece, however large it is.
+// TestVerifyLeavesRoomForReads: a Verify reads its range piece by piece, however large the range is.
 func TestVerifyLeavesRoomForReads(t *testing.T) {
 	p := New(Config{})
 	p.SetTenant(0, 0, 1)
@@ -51,7 +51,7 @@ func TestVerifyLeavesRoomForReads(t *testing.T) {
 	}
 }
 
-// TestVerifyDoesNotChangeEstimates: it takes its time because it reads one piece after the other.
+// TestVerifyDoesNotChangeEstimates: its latency is long only because it reads one piece after the other.
 func TestVerifyDoesNotChangeEstimates(t *testing.T) {
 	p := New(Config{})
 	p.SetTenant(0, 0, 1)
@@ -72,8 +72,8 @@ func TestVerifyDoesNotChangeEstimates(t *testing.T) {
 	}
 }
 
-// TestEveryIOIsDispatched drives a policy by its events alone, as an owner does: every I/O that is
-// queued goes, whatever the drive, the hosts and the clock do, and no tenant waits for ever.
+// TestEveryIOIsDispatched drives a policy only by its events, as a drive does: every queued I/O is dispatched, whatever
+// the drive, the hosts and the clock do, and no tenant waits for ever.
 func TestEveryIOIsDispatched(t *testing.T) {
 	t.Logf("-seed %d", *seed)
 	leaveNothingBehind(t, *seed)
@@ -117,7 +117,7 @@ func leaveNothingBehind(t *testing.T, seed uint64) {
 			events = append(events, event{log(1 << 30), tag, 0})
 		}
 		for idle := 0; len(events) > 0 || len(queued) > 0; {
-			// The next thing that happens.
+			// The next event.
 			next, at := -1, int64(math.MaxInt64)
 			for i := range events {
 				if events[i].at < at {
@@ -197,8 +197,8 @@ func leaveNothingBehind(t *testing.T, seed uint64) {
 	}
 }
 
-// TestWriteCostIsLearnedDespiteAFewReads: writes that all but saturate a drive tell what they cost, also
-// if somebody reads now and then, who would wait behind too many of them otherwise.
+// TestWriteCostIsLearnedDespiteAFewReads: the cost of writes that nearly saturate a drive is learned, also beside
+// occasional reads, which would otherwise wait behind too many writes.
 func TestWriteCostIsLearnedDespiteAFewReads(t *testing.T) {
 	p := New(Config{})
 	p.SetTenant(0, 0, 1)
@@ -217,7 +217,7 @@ func TestWriteCostIsLearnedDespiteAFewReads(t *testing.T) {
 	}
 }
 
-// TestOnlyRatiosOfWeightsMatter: also for credits.
+// TestOnlyRatiosOfWeightsMatter, also for credits.
 func TestOnlyRatiosOfWeightsMatter(t *testing.T) {
 	credits := func(scale int) (c [3]int) {
 		p := New(Config{})
@@ -238,8 +238,7 @@ func TestOnlyRatiosOfWeightsMatter(t *testing.T) {
 	}
 }
 
-// TestVirtualTimeBeginsAnewInOrder: with all tenants in their places, however far behind, and
-// after any number of times.
+// TestVirtualTimeBeginsAnewInOrder: with all tenants in order, however far behind they are, and any number of times.
 func TestVirtualTimeBeginsAnewInOrder(t *testing.T) {
 	p := New(Config{Depth: 1})
 	const tenants = 20

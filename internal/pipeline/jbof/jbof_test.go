@@ -15,8 +15,7 @@ import (
 
 var seed = flag.Uint64("seed", uint64(time.Now().UnixNano()), "seed of the random tests")
 
-// TestBookkeepingUnderRandomEvents drives a policy with every event in every order and
-// compares what it says with a plain account.
+// TestBookkeepingUnderRandomEvents drives a policy with random events and compares its figures with a simple model.
 func TestBookkeepingUnderRandomEvents(t *testing.T) {
 	t.Logf("-seed %d", *seed)
 	rng := rand.New(rand.NewPCG(*seed, 1))
@@ -106,7 +105,7 @@ func TestBookkeepingUnderRandomEvents(t *testing.T) {
 			}
 			p.check(t)
 		}
-		// Everything ends: nothing may be left over.
+		// After all I/Os have ended, nothing may be left.
 		for len(of(none)) < len(ios) {
 			now += 100_000
 			for _, tag := range p.Dispatch(now, nil) {
@@ -130,7 +129,7 @@ func TestBookkeepingUnderRandomEvents(t *testing.T) {
 	}
 }
 
-// check compares the heaps with what they stand for.
+// check compares the heaps with the tenants.
 func (p *Policy) check(t *testing.T) {
 	t.Helper()
 	for lane := range p.heaps {
@@ -171,7 +170,7 @@ func newServer(p *Policy, cost func(pipeline.IO) float64) *server {
 		submitted: map[pipeline.Tag]int64{}}
 }
 
-// run keeps every I/O of ios outstanding, again and again, for ns.
+// run keeps every I/O of ios outstanding for ns.
 func (s *server) run(ns int64, ios ...pipeline.IO) {
 	end := s.now + ns
 	for i, io := range ios {
@@ -203,7 +202,7 @@ func (s *server) run(ns int64, ios ...pipeline.IO) {
 
 func repeat(n int, io pipeline.IO) []pipeline.IO { return slices.Repeat([]pipeline.IO{io}, n) }
 
-// TestSharesFollowWeightsNotSizesDepthsOrKinds: device time is shared by weight, whatever is asked.
+// TestSharesFollowWeightsNotSizesDepthsOrKinds: device time is shared by weight, whatever the load.
 func TestSharesFollowWeightsNotSizesDepthsOrKinds(t *testing.T) {
 	p := New(Config{})
 	weights := []int{1, 2, 4, 1, 1}
@@ -239,7 +238,7 @@ func TestSharesFollowWeightsNotSizesDepthsOrKinds(t *testing.T) {
 	}
 }
 
-// TestWriteCostIsLearned: within half a second up, within two down.
+// TestWriteCostIsLearned: it rises within half a second and falls within two.
 func TestWriteCostIsLearned(t *testing.T) {
 	p := New(Config{})
 	p.SetTenant(0, 0, 1)
@@ -300,7 +299,7 @@ func TestCalibrationFindsTheDrive(t *testing.T) {
 	}
 }
 
-// TestCalibrationFindsASlowDrive: it lasts until enough is done, not for some milliseconds.
+// TestCalibrationFindsASlowDrive: it lasts until enough reads are done, and not for a fixed time.
 func TestCalibrationFindsASlowDrive(t *testing.T) {
 	for _, slower := range []int64{10, 50, 200} {
 		var c Calibration
@@ -324,8 +323,8 @@ func TestCalibrationFindsASlowDrive(t *testing.T) {
 	}
 }
 
-// TestCalibrationIsNotMisledByOtherWork: something else has the drive for a while, and it is found as it is all the
-// same. A window of too few reads would cost most of the drive's rate.
+// TestCalibrationIsNotMisledByOtherWork: another load occupies the drive for a while, and the result is still right. A
+// window of too few reads would cost most of the drive's rate.
 func TestCalibrationIsNotMisledByOtherWork(t *testing.T) {
 	for from := int64(0); from < 300e6; from += 10e6 {
 		var c Calibration
@@ -361,7 +360,7 @@ func TestNothingIsAllocated(t *testing.T) {
 	}
 }
 
-// hot keeps tenants' I/Os going round as fast as the policy lets them.
+// hot keeps the tenants' I/Os in motion as fast as the policy allows.
 type hot struct {
 	p        *Policy
 	now      int64

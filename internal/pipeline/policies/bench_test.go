@@ -7,8 +7,8 @@ import (
 	"jbofd/internal/tenant"
 )
 
-// rounds returns one step of 64 tenants' I/Os going round through a whole pipeline: an I/O
-// is dispatched, the oldest completes, its tenant asks for another.
+// rounds returns one step of a pipeline with 64 tenants: an I/O is dispatched, the oldest completes, and its tenant
+// enqueues another.
 func rounds(t testing.TB, policy string) func() {
 	const tenants, each = 64, 8
 	made, err := New(policy, Config{Depth: 256})
@@ -65,7 +65,7 @@ func TestNoPolicyAllocates(t *testing.T) {
 	}
 }
 
-// BenchmarkRound is an I/O's way through enqueue, dispatch and complete with 64 tenants.
+// BenchmarkRound measures enqueue, dispatch and complete of an I/O with 64 tenants.
 func BenchmarkRound(b *testing.B) {
 	for _, name := range Names() {
 		b.Run(name, func(b *testing.B) {

@@ -14,8 +14,8 @@ import (
 
 var seed = flag.Uint64("seed", uint64(time.Now().UnixNano()), "seed of the random test")
 
-// hostile drives a Pipeline by its events alone, as an owner does: hosts, tenants and the drive do
-// what they like, and nothing happens between events but what NextWake asks for.
+// hostile drives a Pipeline only by its events, as a drive does: hosts, tenants and the drive do random things, and
+// between events only the wake-ups that NextWake requests happen.
 type hostile struct {
 	t      *testing.T
 	rng    *rand.Rand
@@ -23,7 +23,7 @@ type hostile struct {
 	now    int64
 	events []event
 	queued map[pipeline.Tag]bool
-	// free is when the drive has done all that it was given, unit about what an I/O takes.
+	// free is when the drive will have served all its I/Os, unit is roughly the time of one I/O.
 	free, unit int64
 	maxLen     int64
 	tenants    int
@@ -36,7 +36,7 @@ type event struct {
 	do  func(h *hostile, tag pipeline.Tag)
 }
 
-// log is a number below most, all orders of magnitude alike.
+// log returns a number below most, with all orders of magnitude equally likely.
 func (h *hostile) log(most int64) int64 {
 	return h.rng.Int64N(1 << h.rng.IntN(bits.Len64(uint64(most))))
 }
@@ -126,7 +126,7 @@ func (h *hostile) dispatch(dst []pipeline.Tag) []pipeline.Tag {
 	return dst
 }
 
-// next lets the next thing happen and reports whether there was one.
+// next processes the next event and reports whether there was one.
 func (h *hostile) next() bool {
 	first, at := -1, int64(math.MaxInt64)
 	for i := range h.events {
@@ -150,8 +150,8 @@ func (h *hostile) next() bool {
 	return true
 }
 
-// TestEveryPolicyDispatchesEveryIO: whatever hosts, tenants, caps and the drive do, every I/O goes,
-// nothing is counted twice, and a tenant that leaves leaves nothing.
+// TestEveryPolicyDispatchesEveryIO: whatever hosts, tenants, caps and the drive do, every I/O is dispatched, nothing is
+// counted twice, and a removed tenant leaves no state.
 func TestEveryPolicyDispatchesEveryIO(t *testing.T) {
 	t.Logf("-seed %d", *seed)
 	for _, name := range Names() {

@@ -33,7 +33,7 @@ func TestUnknownNamesAndDepthsAreRefused(t *testing.T) {
 	}
 }
 
-// TestEveryPolicyKeepsTheDepthAndFinishesAll behind a Pipeline, as the daemon has it.
+// TestEveryPolicyKeepsTheDepthAndFinishesAll in a Pipeline, as in the daemon.
 func TestEveryPolicyKeepsTheDepthAndFinishesAll(t *testing.T) {
 	const depth, ios, tenants = 8, 400, 5
 	for _, name := range Names() {
