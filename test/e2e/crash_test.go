@@ -76,8 +76,8 @@ func (j *journal) check(t *testing.T, n *client.Namespace, first int) {
 	}
 }
 
-// TestNothingDurableIsLost: kill -9 under load, several times. Hosts reconnect and their I/O goes on; what was flushed
-// or written with FUA is there; no sector is torn.
+// TestNothingDurableIsLost: kill -9 under load, several times. Hosts reconnect and continue their I/O. Data that was
+// flushed or written with FUA is there, and no sector is torn.
 func TestNothingDurableIsLost(t *testing.T) {
 	t.Parallel()
 	d := start(t, setup{ssds: fileSSD, subsystems: openSubsystem})
@@ -171,7 +171,7 @@ func TestNothingDurableIsLost(t *testing.T) {
 	t.Logf("%d writes and %d kills", ops.Load(), kills+1)
 }
 
-// TestAHostGivesUpAtItsDeadline when the daemon does not come back, and says why.
+// TestAHostGivesUpAtItsDeadline when the daemon does not come back, and returns the reason.
 func TestAHostGivesUpAtItsDeadline(t *testing.T) {
 	t.Parallel()
 	d := start(t, oneMem)

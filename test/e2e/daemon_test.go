@@ -492,7 +492,8 @@ func TestReloadsUnderLoad(t *testing.T) {
 	}
 }
 
-// TestTheAdminSocketAnswersItsOwner the state of the daemon, to its owner only, and reloads.
+// TestTheAdminSocketAnswersItsOwner: it reports the state of the daemon and reloads its configuration. Other users
+// cannot open it.
 func TestTheAdminSocketAnswersItsOwner(t *testing.T) {
 	t.Parallel()
 	d := start(t, setup{ssds: twoFiles, subsystems: twoTenants})

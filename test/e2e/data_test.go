@@ -297,7 +297,7 @@ func TestAHostThatLeavesItsCommandIsFree(t *testing.T) {
 	}
 }
 
-// TestMoreCommandsThanTheQueueHolds end the connection that sends them, and no other.
+// TestMoreCommandsThanTheQueueHolds: they end the connection that sends them, and no other.
 func TestMoreCommandsThanTheQueueHolds(t *testing.T) {
 	t.Parallel()
 	s := oneMem
@@ -367,7 +367,7 @@ func TestADeepQueueIsServed(t *testing.T) {
 	}
 }
 
-// TestInvalidCommandsGetTheirStatus get the status that the specification requires.
+// TestInvalidCommandsGetTheirStatus: each has the status that the specification requires.
 func TestInvalidCommandsGetTheirStatus(t *testing.T) {
 	t.Parallel()
 	d := start(t, oneMem)

@@ -102,7 +102,7 @@ func attack(d *daemon, rng *rand.Rand, worker int) (n int, closed bool) {
 		return shootAfter(d, stream(rng, f, frames), 200, ic[:], connect, cc)
 	}
 	// An I/O queue needs an association.
-	if rng.IntN(20) == 0 { // what immediately follows Connect ends the connection
+	if rng.IntN(20) == 0 { // a command immediately after Connect ends the connection
 		return shoot(d, slices.Concat(ic[:], connect), func(int) []byte { return cc }, 1)
 	}
 	admin, err := dialRaw(d.t, d.addr)

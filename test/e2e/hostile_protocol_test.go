@@ -158,7 +158,7 @@ func TestAHostsTermReqIsNotAnswered(t *testing.T) {
 	})
 }
 
-// TestACommandBeforeTheConnectResponseEndsTheConnection: the queue is not one until Connect has succeeded.
+// TestACommandBeforeTheConnectResponseEndsTheConnection: commands are allowed only after Connect has succeeded.
 func TestACommandBeforeTheConnectResponseEndsTheConnection(t *testing.T) {
 	t.Parallel()
 	d := start(t, oneMem)
@@ -174,7 +174,7 @@ func TestACommandBeforeTheConnectResponseEndsTheConnection(t *testing.T) {
 	d.namespace(d.options(hostA, nqnA), 1)
 }
 
-// TestCommandsBeforeConnectFail with a status, and the connection stays.
+// TestCommandsBeforeConnectFail with a status, and the connection stays open.
 func TestCommandsBeforeConnectFail(t *testing.T) {
 	t.Parallel()
 	d := start(t, oneMem)

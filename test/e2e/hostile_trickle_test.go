@@ -13,8 +13,8 @@ import (
 	"jbofd/internal/units"
 )
 
-// trickle makes an I/O queue of a host, with 1 MiB writes for all that the queue can hold, and sends four bytes of the
-// data that the target asks for first whenever tick says so, until the target closes the connection.
+// trickle connects an I/O queue, fills it with writes of 1 MiB, and at each tick sends four bytes of the data that the
+// target has requested first, until the target closes the connection.
 func trickle(d *daemon, host string, ticks <-chan struct{}) (ended <-chan struct{}) {
 	d.t.Helper()
 	admin := d.rawFrom(evil)

@@ -37,7 +37,7 @@ func TestASilentAssociationExpires(t *testing.T) {
 	}
 }
 
-// TestAnAssociationThatSpeaksLives beyond its keep alive timeout; Keep Alive commands are sufficient.
+// TestAnAssociationThatSpeaksLives beyond its keep alive timeout. Keep Alive commands are sufficient.
 func TestAnAssociationThatSpeaksLives(t *testing.T) {
 	t.Parallel()
 	d := start(t, oneMem)

@@ -23,7 +23,7 @@ import (
 	"jbofd/internal/ssd/label"
 )
 
-// kvSetup is one drive with blocks, and keys and values beside them.
+// kvSetup is one drive with a block namespace and a key-value namespace.
 func kvSetup(ssd string) setup {
 	return setup{ssds: ssd, subsystems: `  - nqn: nqn.2026-11.example.jbofd:a
     allow_any_host: true
@@ -50,7 +50,7 @@ func value(key string, version, n int) []byte {
 	return b[:n]
 }
 
-// TestKeysAndValues: every command, before and after a stop, and a kill -9.
+// TestKeysAndValues checks every command, before and after a stop, and after a kill -9.
 func TestKeysAndValues(t *testing.T) {
 	t.Parallel()
 	d := start(t, kvSetup(fileSSD))
@@ -153,7 +153,7 @@ func TestKeysAndValues(t *testing.T) {
 	d.kill()
 	d.launch()
 	check("after kill -9")
-	// Blocks and keys stand side by side.
+	// The block namespace on the same drive works, too.
 	blocks := open(t, c, 1)
 	sector := make([]byte, 4096)
 	fill(sector, 0, 1)
@@ -169,7 +169,7 @@ func TestKeysAndValues(t *testing.T) {
 	check("beside blocks")
 }
 
-// TestAFullKVNamespace: Put is refused, Delete makes room, and what is there stays.
+// TestAFullKVNamespace: Put is refused, Delete makes room, and existing keys are kept.
 func TestAFullKVNamespace(t *testing.T) {
 	t.Parallel()
 	d := start(t, kvSetup(memSSD))
@@ -319,7 +319,7 @@ func TestKVNamespacesComeAndGo(t *testing.T) {
 	}
 }
 
-// TestKVUnderManyHosts checks the concurrent histories of several hosts against a map each.
+// TestKVUnderManyHosts compares the concurrent histories of several hosts with a map for each.
 func TestKVUnderManyHosts(t *testing.T) {
 	t.Parallel()
 	d := start(t, kvSetup(memSSD))
@@ -362,7 +362,7 @@ func TestKVUnderManyHosts(t *testing.T) {
 	wg.Wait()
 }
 
-// TestAStoreOpensAtOnce: with it the daemon is ready within a second after a stop, and soon after kill -9.
+// TestAStoreOpensAtOnce: a daemon with a store is ready within a second after a clean stop, and soon after kill -9.
 func TestAStoreOpensAtOnce(t *testing.T) {
 	t.Parallel()
 	d := start(t, kvSetup(fileSSD))
@@ -399,8 +399,8 @@ func TestAStoreOpensAtOnce(t *testing.T) {
 const ycsbA = "readproportion=0.5\nupdateproportion=0.5\nrequestdistribution=zipfian\n" +
 	"fieldcount=1\nfieldlength=700\nrecordcount=20000\nthreadcount=2\n"
 
-// openYCSB is a workload of so many seconds on the keys of the daemon, which is closed with the test, and what ends the
-// test unless a phase went well.
+// openYCSB opens a YCSB workload on the key-value namespace of the daemon. It is closed at the end of the test. The
+// function returned fails the test if a phase has failed.
 func openYCSB(t *testing.T, d *daemon, properties string, seconds, depth int, seed uint64) (b *ycsb.Bench,
 	hold func(what string, p *ycsb.Phase, err error)) {
 	t.Helper()
@@ -435,8 +435,8 @@ func openYCSB(t *testing.T, d *daemon, properties string, seconds, depth int, se
 	}
 }
 
-// TestKillUnderYCSB: kill -9 in the middle of YCSB-A, again and again. Every read is verified, also over the reconnect;
-// after each round everything that was acknowledged is there.
+// TestKillUnderYCSB: kill -9 in the middle of YCSB-A, several times. Every read is verified, also across the reconnect.
+// After each round all acknowledged writes are there.
 func TestKillUnderYCSB(t *testing.T) {
 	t.Parallel()
 	d := start(t, kvSetup(fileSSD))
@@ -473,17 +473,17 @@ func TestKillUnderYCSB(t *testing.T) {
 // sharing is an experiment with a host that retrieves values and a host that reads blocks, each with a weight.
 type sharing struct {
 	keys, blocks int
-	// credits: both hosts obey credits. Otherwise commands of both hosts always wait at the drive.
+	// credits: both hosts observe credits. Otherwise commands of both hosts always wait at the drive.
 	credits client.CreditMode
 	// buffer is the buffer size of the first host for each value of 3000 bytes.
 	buffer int
-	// tolerance is how far from its weight its part may be, of that. With credits just enough waits at the drive, and
-	// what keeps a host from sending at once, a busy processor, costs it some of its part.
+	// tolerance is the relative deviation from the share by weight that is allowed. With credits only a few commands
+	// wait at the drive, so a host that is delayed by a busy processor loses a part of its share.
 	tolerance float64
 }
 
-// TestKeysAndBlocksShareADrive: hosts that retrieve values and hosts that read blocks have the drive by their
-// weights, whatever they ask for and whether they keep to credits or not.
+// TestKeysAndBlocksShareADrive: hosts that retrieve values and hosts that read blocks share the drive by their weights,
+// whatever their sizes and depths, and with or without credits.
 func TestKeysAndBlocksShareADrive(t *testing.T) {
 	if raceEnabled {
 		t.Skip("under the race detector processors are the bottleneck, not the drive; the shares are those of the " +
@@ -511,7 +511,8 @@ func TestKeysAndBlocksShareADrive(t *testing.T) {
 	}
 }
 
-// share is the part of the drive's time that the host with keys has. Both ask for more than the drive does.
+// share returns the share of the drive's time that the host with keys gets. Both hosts request more than the drive can
+// do.
 func (c sharing) share(t *testing.T) float64 {
 	t.Helper()
 	s := kvSetup("  - {name: ssd0, backend: model, preset: dct983, condition: clean, size: 128MiB, slowdown: 60, " +
@@ -523,7 +524,8 @@ func (c sharing) share(t *testing.T) float64 {
 	oa.Credits, ob.Credits = c.credits, c.credits
 	keys := openKV(t, d.connect(oa), 2)
 	blocks := d.namespace(ob, 1)
-	// Values are all over the flash. Each host alone has more outstanding than the drive takes, and than credits allow.
+	// Values are spread over the flash. Each host alone has more outstanding than the drive admits and than credits
+	// allow.
 	const values, workers = 4000, 160
 	var all sync.WaitGroup
 	for w := range workers {

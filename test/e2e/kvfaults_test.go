@@ -25,8 +25,8 @@ func kvCommand(opcode uint8, key []byte, n int) (e nvme.SQE) {
 	return e
 }
 
-// TestRawKVCommandsGetTheirStatus, byte by byte: keys and values of every length, right or not, buffers that are too
-// short, and lists from the middle.
+// TestRawKVCommandsGetTheirStatus sends commands byte by byte: keys and values of valid and invalid lengths, buffers
+// that are too short, and Lists from the middle.
 func TestRawKVCommandsGetTheirStatus(t *testing.T) {
 	t.Parallel()
 	d := start(t, kvSetup(memSSD))
@@ -103,7 +103,7 @@ func TestRawKVCommandsGetTheirStatus(t *testing.T) {
 	if len(seen) != len(sizes) {
 		t.Errorf("%d keys are listed, %d were stored", len(seen), len(sizes))
 	}
-	// From the middle there is what came behind it, also when the key itself is gone.
+	// A List from the middle returns the keys behind the given one, also if that key was deleted.
 	middle := len(order) / 2
 	for _, gone := range []bool{false, true} {
 		b := make([]byte, 4096)
@@ -193,8 +193,8 @@ func (d *daemon) rawKVQueue(host string) (admin, io *rawHost) {
 	return admin, io
 }
 
-// TestMisbehavingKVHostsHarmOnlyThemselves harm themselves only: data that stops in the middle, lengths that lie,
-// garbage, answers that nobody reads.
+// TestMisbehavingKVHostsHarmOnlyThemselves: transfers that stop in the middle, wrong lengths, random bytes, and
+// responses that the host does not read.
 func TestMisbehavingKVHostsHarmOnlyThemselves(t *testing.T) {
 	t.Parallel()
 	d := start(t, kvSetup(memSSD))
@@ -330,8 +330,8 @@ func TestManyKVHosts(t *testing.T) {
 	}
 }
 
-// TestReloadsUnderKVLoad: another namespace of keys comes and goes, with commands to it under way; the one that
-// stays does not notice.
+// TestReloadsUnderKVLoad: reloads add and remove a key-value namespace while commands to it are in flight. The other
+// namespace is not affected.
 func TestReloadsUnderKVLoad(t *testing.T) {
 	t.Parallel()
 	one := kvSetup("  - {name: ssd0, backend: mem, size: 256MiB}\n")
@@ -384,7 +384,7 @@ func TestReloadsUnderKVLoad(t *testing.T) {
 	others.Wait()
 }
 
-// TestKVWithoutDurability survive all but a loss of power.
+// TestKVWithoutDurability: keys survive everything except a loss of power.
 func TestKVWithoutDurability(t *testing.T) {
 	plainOnly(t)
 	t.Parallel()

@@ -6,7 +6,7 @@ import (
 	"jbofd/internal/nvme"
 )
 
-// TestAHostWithoutNQNIsServed where every host is, as SPDK's target and nvmet do, under a tenant name of its own.
+// TestAHostWithoutNQNIsServed where any host is allowed, as by SPDK's target and nvmet, under a tenant name of its own.
 func TestAHostWithoutNQNIsServed(t *testing.T) {
 	t.Parallel()
 	d := start(t, oneMem)

@@ -8,8 +8,8 @@ import (
 	"testing"
 )
 
-// TestALogInJSONHasNothingElse: the process writes no hints for people, no plain errors of libraries, and no last words
-// beside it.
+// TestALogInJSONHasNothingElse: the process writes nothing else: no hints, no plain text of libraries, and no final
+// error message.
 func TestALogInJSONHasNothingElse(t *testing.T) {
 	t.Parallel()
 	d := start(t, setup{ssds: memSSD, subsystems: openSubsystem, log: "level: debug, format: json"})

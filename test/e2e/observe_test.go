@@ -133,7 +133,7 @@ func (l *logBuffer) tail(n int) string {
 	return s
 }
 
-// find returns the lines that contain all of the words.
+// find returns the lines that contain all the words.
 func (l *logBuffer) find(words ...string) (lines []string) {
 line:
 	for s := range strings.Lines(l.String()) {
@@ -189,9 +189,8 @@ func (d *daemon) rss() int64 {
 	return 0
 }
 
-// goroutines are how many the daemon has, and their stacks. The profile knows it
-// exactly; go_goroutines counts those that collect the metrics beside it, one time one
-// more than the other.
+// goroutines returns the number of the daemon's goroutines, and their stacks. The profile is exact, whereas
+// go_goroutines also counts a varying number of goroutines that collect the metrics.
 func (d *daemon) goroutines() (n float64, stacks string) {
 	d.t.Helper()
 	code, stacks := d.get("/debug/pprof/goroutine?debug=1")

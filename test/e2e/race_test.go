@@ -6,11 +6,11 @@ import (
 	"jbofd/internal/buildtags"
 )
 
-// raceEnabled: the race detector runs here and in the daemon, and all is ten times slower.
+// raceEnabled: the race detector runs here and in the daemon, and everything is ten times slower.
 const raceEnabled = buildtags.Race
 
-// plainOnly skips a test of one host, in which there is nothing to race with, under the race detector. The plain build
-// runs it.
+// plainOnly skips a test under the race detector, because it has one host and little concurrency. The plain build runs
+// it.
 func plainOnly(t *testing.T) {
 	t.Helper()
 	if raceEnabled {

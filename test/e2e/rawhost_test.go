@@ -93,7 +93,7 @@ func (h *rawHost) initialize(digests bool) {
 	h.maxH2C = (*pdu.IC)(p).MAXH2CDATA()
 }
 
-// frame makes a PDU of a header's rest (behind the common header) and data, with digests as agreed on.
+// frame makes a PDU from the rest of a header (behind the common header) and data, with the digests negotiated.
 func (h *rawHost) frame(t pdu.Type, flags uint8, rest, data []byte) []byte {
 	return frame(h.format, t, flags, rest, data)
 }
@@ -124,8 +124,8 @@ func frame(f pdu.Format, t pdu.Type, flags uint8, rest, data []byte) []byte {
 	return b
 }
 
-// capsule makes a command capsule; the SGL is filled in: in the capsule if there is data there, else by
-// the transport for n bytes.
+// capsule makes a command capsule and fills in the SGL: in-capsule data if there is any, otherwise n bytes by the
+// transport.
 func (h *rawHost) capsule(e nvme.SQE, data []byte, n int) []byte {
 	return capsule(h.format, e, data, n)
 }
@@ -285,8 +285,7 @@ func (h *rawHost) r2t() (ttag uint16) {
 	}
 }
 
-// ended reads until the target has closed the connection, and returns the TermReq that came before, if
-// one did.
+// ended reads until the target has closed the connection, and returns the TermReq that came before it, if any.
 func (h *rawHost) ended() *pdu.Term {
 	h.t.Helper()
 	var term *pdu.Term

@@ -22,29 +22,29 @@ import (
 	"jbofd/internal/ssd/model/flash"
 )
 
-// group are tenants of one sort: each is a host that keeps depth commands under way at random places.
+// group is a number of equal tenants: each is a host that keeps depth commands outstanding at random offsets.
 type group struct {
 	name             string
 	n, weight, depth int
 	op               pipeline.Op
 	size             int64
-	// rests: it works in the rounds only, others all the time.
+	// rests: the group stops between rounds; the others work all the time.
 	rests bool
-	// standard hosts do not know credits.
+	// standard: the hosts do not observe credits.
 	standard bool
 }
 
-// round is a part of an experiment, from its beginning on, at whose end some rest; it is measured from
-// a time on, if that is before its end.
+// round is a part of an experiment, from the time from to the time to, at whose end some groups rest. The shares are
+// measured from the time measured on, if that is before its end.
 type round struct{ from, measured, to time.Duration }
 
-// experiment is a row of the simulation's matrix, as large as a small machine can carry it.
+// experiment is a row of the simulation's matrix, scaled down for a small machine.
 type experiment struct {
 	name      string
 	condition flash.Condition
 	sizeMiB   int64
-	// slowdown of the drive: a process that waits for a processor is late by milliseconds, and the drive
-	// must be the one that makes hosts wait.
+	// slowdown slows the drive down. The drive must be the bottleneck, although a process that waits for a processor is
+	// late by milliseconds.
 	slowdown int
 	groups   []group
 	rounds   []round
@@ -55,7 +55,7 @@ const ms = time.Millisecond
 var steadily = []round{{0, 1000 * ms, 3000 * ms}}
 
 var experiments = []experiment{
-	// Without credits there is always one of each that waits at the daemon, also if a host is late.
+	// Without credits a command of each host always waits at the daemon, even if the host is late.
 	{"4K-128K-readers", flash.Clean, 64, 30, []group{
 		{"4K", 4, 1, 32, pipeline.Read, 4 << 10, false, true},
 		{"128K", 4, 1, 4, pipeline.Read, 128 << 10, false, true},
@@ -65,10 +65,10 @@ var experiments = []experiment{
 		{"weight 2", 1, 2, 64, pipeline.Read, 4 << 10, false, false},
 		{"weight 4", 1, 4, 128, pipeline.Read, 4 << 10, false, false},
 	}, steadily},
-	// The policy finds out what writes cost within some intervals of 20 ms when they are alone and wait at
-	// the daemon all the time, as those of hosts without credits do, and tries it out early in the first mix. On a slow
-	// drive few writes fit into those: luck decides how dear they seem, by a tenth. So they are alone more than once,
-	// and the shares are those of all rounds. 16K, for the processors' sake.
+	// The policy learns the cost of writes within some intervals of 20 ms when writes are alone and always wait at the
+	// daemon, as those of hosts without credits do, and by a probe early in the first mix. On a slow drive few writes
+	// fit into these intervals, so the estimate varies by a tenth. Therefore writes are alone more than once, and the
+	// shares are those of all rounds. 16K keeps the load on the processors low.
 	{"readers-writers", flash.Fragmented, 64, 15, []group{
 		{"reader", 4, 1, 16, pipeline.Read, 16 << 10, true, true},
 		{"writer", 4, 1, 16, pipeline.Write, 16 << 10, false, true},
@@ -83,17 +83,17 @@ var experiments = []experiment{
 const (
 	// sharesWithin is how far a group's share may be from the simulation's.
 	sharesWithin = 0.10
-	// simulations are averaged: they differ by up to a tenth in what they find out about writes.
+	// simulations is the number of simulations that are averaged: their estimates of the cost of writes differ by up to
+	// a tenth.
 	simulations = 8
-	// keptUp is the part of the simulation's bandwidth below which the machine, not the drive, is
-	// the bottleneck.
+	// keptUp is the fraction of the simulation's bandwidth below which the machine, not the drive, is the bottleneck.
 	keptUp = 0.93
 	// maxBytes is the largest command, a power of two.
 	maxBytes = 128 << 10
 )
 
-// TestTheDaemonSharesAsTheSimulation does over NVMe/TCP, with an emulated drive, what package sim
-// does in virtual time: each group gets the part of the bandwidth that it gets there.
+// TestTheDaemonSharesAsTheSimulation repeats over NVMe/TCP, with an emulated drive, what package sim does in virtual
+// time: each group gets the same share of the bandwidth.
 func TestTheDaemonSharesAsTheSimulation(t *testing.T) {
 	if raceEnabled {
 		t.Skip("under the race detector processors are the bottleneck, not the drive; the shares are those of the " +
@@ -106,8 +106,8 @@ func TestTheDaemonSharesAsTheSimulation(t *testing.T) {
 	}
 }
 
-// test compares what groups get. What a machine that is busy with something else did is no matter of the daemon's: if
-// it could not keep the drive busy, all is done anew, for longer.
+// test compares the shares of the groups. If the machine was busy with other work and could not keep the drive busy,
+// the result says nothing about the daemon, and the test repeats the experiment for longer.
 func (x *experiment) test(t *testing.T, luck *rand.Rand) {
 	var got, want result
 	t.Run("first", func(t *testing.T) { got, want = x.attempt(t, luck) })
@@ -157,7 +157,7 @@ func (x *experiment) attempt(t *testing.T, luck *rand.Rand) (got, want result) {
 	for k, g := range x.groups {
 		for i := range g.n {
 			h := newSteady(t, d, g, hostNQN(g, i), luck.Uint64())
-			if g.op == pipeline.Write { // each in a part of its own, as in the simulation
+			if g.op == pipeline.Write { // each in its own part of the drive, as in the simulation
 				h.span /= writers
 				h.from = writer * h.span &^ (maxBytes - 1)
 				writer++
@@ -170,7 +170,7 @@ func (x *experiment) attempt(t *testing.T, luck *rand.Rand) (got, want result) {
 	return got, want
 }
 
-// run lets the hosts work and adds up what they get while it is measured. At the end they rest.
+// run lets the hosts work and adds up what they get in the measured parts. At the end they rest.
 func (x *experiment) run(d *daemon, hosts [][]*steady) (res result) {
 	each := func(resting bool, do func(h *steady)) {
 		for k, g := range x.groups {
@@ -220,18 +220,17 @@ func hostNQN(g group, i int) string {
 	return fmt.Sprintf("nqn.2026-11.example.host:%s-%d", strings.ReplaceAll(g.name, " ", "-"), i)
 }
 
-// result is what groups got.
+// result has what the groups got.
 type result struct {
 	share       []float64 // of 1; bytes while it is measured
 	bytesPerSec float64
-	// daemon and hosts are the processors that they used, late is by how much the
-	// measuring goroutine woke up late at most.
+	// daemon and hosts are the numbers of processors that they used. late is the longest delay with which the measuring
+	// goroutine woke up.
 	daemon, hosts float64
 	late          time.Duration
 }
 
-// profile is what the daemon found when it measured the drive. What its policy does follows from
-// that.
+// profile is the result of the daemon's calibration of the drive, which determines what its policy does.
 func (d *daemon) profile() (p jbof.Profile) {
 	d.t.Helper()
 	lines := d.log.find("drive calibrated")
@@ -332,8 +331,8 @@ func (x *experiment) simulate(t *testing.T, p jbof.Profile) (res result) {
 	return res
 }
 
-// steady is a host that keeps its depth under way, as a load generator does. Its methods are for the test's
-// goroutine.
+// steady is a host that keeps its depth outstanding, as a load generator does. Only the test's goroutine calls its
+// methods.
 type steady struct {
 	t       *testing.T
 	g       group
@@ -364,7 +363,7 @@ func newSteady(t *testing.T, d *daemon, g group, nqn string, seed uint64) *stead
 	}
 	h := &steady{t: t, g: g, q: q, span: n.Size(), rng: rand.New(rand.NewPCG(seed, 0))}
 	t.Cleanup(func() {
-		h.q.Interrupt() // it works if the test gave up
+		h.q.Interrupt() // still working if the test has failed
 		h.wg.Wait()
 		if err := h.q.Close(); err != nil {
 			t.Errorf("%s: closing its queue: %v", g.name, err)
@@ -383,7 +382,7 @@ func (h *steady) start() {
 	})
 }
 
-// rest waits until all that is under way has come back.
+// rest stops the host and waits until all its commands have completed.
 func (h *steady) rest() {
 	h.resting.Store(true)
 	h.wg.Wait()
@@ -437,7 +436,7 @@ func (h *steady) work() error {
 	}
 }
 
-// pass lets time pass and returns by how much it woke up late at most.
+// pass sleeps and returns the longest delay with which it woke up.
 func pass(span time.Duration) (late time.Duration) {
 	const grain = 10 * ms
 	tick := time.NewTicker(grain)
@@ -450,7 +449,7 @@ func pass(span time.Duration) (late time.Duration) {
 	return late
 }
 
-// measure adds the bytes that groups move during a span to share, and the processors' time.
+// measure adds the bytes that the groups move during a span to share, and the processor time.
 func (r *result) measure(d *daemon, hosts [][]*steady, span time.Duration) (took time.Duration) {
 	count := func(sign float64) {
 		for i, hs := range hosts {

@@ -13,12 +13,12 @@ import (
 	"jbofd/internal/nvme"
 )
 
-// slowFile is fileSSD with a share of its requests delayed.
+// slowFile is fileSSD with some of its requests delayed.
 func slowFile(fault string) string {
 	return strings.Replace(fileSSD, "create: true", "create: true, fault: {"+fault+"}", 1)
 }
 
-// writers has a full queue of writes of one block each under way.
+// writers has a full queue of writes of one block each outstanding.
 type writers struct {
 	t      testing.TB
 	q      *client.QPair
@@ -53,7 +53,7 @@ func startWriters(t testing.TB, d *daemon, n int) *writers {
 	return w
 }
 
-// poll takes answers, for so long at most. It returns the error of a queue that is lost.
+// poll collects completions, for a limited time. It returns the error of a queue that is lost.
 func (w *writers) poll(patience time.Duration) error {
 	w.t.Helper()
 	comps := make([]client.Completion, len(w.blocks))
@@ -67,7 +67,7 @@ func (w *writers) poll(patience time.Duration) error {
 	return err
 }
 
-// check reads the blocks back. Those that were acknowledged are what was written, the others that or zeroes.
+// check reads the blocks back. Acknowledged blocks have what was written, the others that or zeroes.
 func (w *writers) check(n *client.Namespace) (acked int) {
 	w.t.Helper()
 	got := make([]byte, writersBlock)
@@ -89,8 +89,8 @@ func (w *writers) check(n *client.Namespace) (acked int) {
 	return acked
 }
 
-// TestAStopWaitsForTheWritesThatADriveHas: they are answered, and on the drive after a restart. Meanwhile new
-// connections are refused, /readyz says why, and connections that stand go on.
+// TestAStopWaitsForTheWritesThatADriveHas: the writes are answered, and are on the drive after a restart. Meanwhile new
+// connections are refused, /readyz says why, and existing connections continue.
 func TestAStopWaitsForTheWritesThatADriveHas(t *testing.T) {
 	t.Parallel()
 	const delay = 3 * time.Second
@@ -141,7 +141,7 @@ func TestAStopWaitsForTheWritesThatADriveHas(t *testing.T) {
 }
 
 // TestAStopDoesNotWaitForAStuckDrive: after limits.drain_timeout the connections are closed, then the process ends with
-// status 0 and says that a drive has not answered. What was acknowledged is there after a restart.
+// status 0 and says that a drive has not answered. Acknowledged writes are there after a restart.
 func TestAStopDoesNotWaitForAStuckDrive(t *testing.T) {
 	t.Parallel()
 	const drain = time.Second

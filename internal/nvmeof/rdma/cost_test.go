@@ -10,7 +10,7 @@ import (
 	"jbofd/internal/nvmeof/rdma/wr"
 )
 
-// quiet is a Handler and a Sink that answers at once, Connect too, and allocates nothing.
+// quiet is a Handler and a Sink that answers everything at once, including Connect, and allocates nothing.
 type quiet struct {
 	c    *rdma.Conn
 	out  rdma.Out
@@ -74,7 +74,7 @@ func (q *quiet) Fetched(slot int, ok bool) {
 	q.c.Respond(slot, nvme.Success, 0)
 }
 
-// complete lets the machine see that work requests are done.
+// complete reports work requests as completed to the machine.
 func (q *quiet) complete(sends []wr.Send) {
 	for i := range sends {
 		if sends[i].Flags&wr.FlagSignaled != 0 {
@@ -84,13 +84,13 @@ func (q *quiet) complete(sends []wr.Send) {
 	}
 }
 
-// cost is what a command costs: its work requests in order, and how many of them complete.
+// cost is the cost of a command: its work requests in order, and how many of them are signaled.
 type cost struct {
 	ops         []wr.Op
 	completions int
 }
 
-// run plays a command to its end.
+// run executes a command to its end.
 func (q *quiet) run(t *testing.T, r request) (c cost) {
 	t.Helper()
 	if !q.c.Received(r.capsule()) {
@@ -128,7 +128,7 @@ var (
 		data: make([]byte, 4096)}
 )
 
-// TestA4KiBReadCostsOneWriteAndOneSend, which share a completion, with invalidation or without.
+// TestA4KiBReadCostsOneWriteAndOneSend, which share a completion, with and without invalidation.
 func TestA4KiBReadCostsOneWriteAndOneSend(t *testing.T) {
 	q := newQuiet(config)
 	q.run(t, read4K).is(t, 1, wr.OpWrite, wr.OpSend)
@@ -149,7 +149,7 @@ func TestA4KiBWriteFromTheHostCostsOneReadAndOneSend(t *testing.T) {
 	q.run(t, r).is(t, 2, wr.OpRead, wr.OpSendInvalidate)
 }
 
-// TestAFailedCommandCostsOneSend: nothing of its data moves.
+// TestAFailedCommandCostsOneSend: none of its data is transferred.
 func TestAFailedCommandCostsOneSend(t *testing.T) {
 	q := newQuiet(config)
 	for _, r := range []request{read4K, write4K, inline4K} {
@@ -161,8 +161,8 @@ func TestAFailedCommandCostsOneSend(t *testing.T) {
 	q.run(t, write4K).is(t, 1, wr.OpSend)
 }
 
-// TestCommandsAllocateNothing holds Received, Completed, Respond, RespondData and RequestData to it, with
-// what they call: also where there are few places, for fused pairs and for errors.
+// TestCommandsAllocateNothing checks Received, Completed, Respond, RespondData and RequestData, with what they call:
+// also with a short send queue, for fused pairs and for errors.
 func TestCommandsAllocateNothing(t *testing.T) {
 	first := request{op: nvme.CmdCompare, cid: 4, nsid: 2, nlb: 1, transfer: 4096, key: 9, fuse: nvme.FuseFirst}
 	second := first

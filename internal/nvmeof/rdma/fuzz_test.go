@@ -16,22 +16,22 @@ import (
 // Instructions of FuzzConn's programs.
 const (
 	doCapsule    = iota // length (2 bytes), the capsule
-	doComplete          // what was posted next is done
-	doFail              // status (1 byte): it fails
+	doComplete          // the next posted work request completes
+	doFail              // status (1 byte): the next one fails
 	doCompletion        // kind (1), generation (2), index (2), status (1): a completion of anything
 	doAnswer            // which (1): the driver answers a command that it has
 	doError             // which (1): with an error
-	doFetch             // which (1): it asks for its data
+	doFetch             // which (1): the driver requests the command's data
 	doAbort             // which (1)
-	doMemory            // there is none, there is again
-	doLocate            // memory cannot be located, can again
-	doPause             // no commands are wanted, are again
+	doMemory            // memory is short, and no longer
+	doLocate            // memory cannot be located, and can again
+	doPause             // no commands are wanted, and are again
 	doTable             // the namespaces change
 	doClose
 	instructions
 )
 
-// program is what FuzzConn has still to do.
+// program has the remaining instructions of FuzzConn.
 type program []byte
 
 func (p *program) byte() (b byte) {
@@ -57,14 +57,14 @@ func (p *program) bytes(n int) []byte {
 	return b
 }
 
-// fuzzed is a driver that a program tells what to do.
+// fuzzed is a driver that executes a program.
 type fuzzed struct {
 	*driver
 	forged  bool
 	aborted []int // slots, answered by Abort
 }
 
-// pick chooses a command that is with the driver; of a pair, the one that stands for both.
+// pick chooses a command that the driver has; of a pair, the one that represents both.
 func (d *fuzzed) pick(which byte) (slot int, ok bool) {
 	if len(d.given) == 0 {
 		return 0, false
@@ -80,7 +80,7 @@ func (d *fuzzed) pick(which byte) (slot int, ok bool) {
 	return slot, true
 }
 
-// gone says that the driver has answered a command.
+// gone removes a command that the driver has answered.
 func (d *fuzzed) gone(slot int) {
 	is := func(s int) bool { return s == slot }
 	d.given, d.aborted = slices.DeleteFunc(d.given, is), slices.DeleteFunc(d.aborted, is)
@@ -143,7 +143,7 @@ func (d *fuzzed) do(p *program) {
 			d.answer(slot, nvme.InternalError)
 		}
 	case doFetch:
-		// A command is asked for its data once: it has no buffer then.
+		// The data of a command is requested once, when it has no buffer.
 		if slot, ok := d.pick(p.byte()); ok && !slices.Contains(d.aborted, slot) && d.c.Connected() && d.c.QID() != 0 &&
 			d.c.NeedsFetch(slot) && d.c.Slot(slot).Data == nil {
 			if pair := d.c.Pair(slot); pair < 0 || d.c.Slot(pair).Data == nil || d.c.Slot(pair).Inline() {
@@ -173,10 +173,10 @@ func (d *fuzzed) do(p *program) {
 	}
 }
 
-// FuzzConn lets a program be the host, the device and the driver: capsules of any content come, completions
-// true and forged, and commands are answered in any order. The bits of flags: 0 the admin
-// queue, 1 not connected yet, 2 no flow control, 3 three places in the send queue, 4 one READ at a time, 5 an
-// entry is not taken inside its work request.
+// FuzzConn executes a program that acts as the host, the device and the driver: it sends arbitrary capsules and real
+// and forged completions, and answers commands in any order. The bits of flags: 0 the admin queue, 1 not connected yet,
+// 2 no flow control, 3 three places in the send queue, 4 one READ at a time, 5 an entry is not taken inside its work
+// request.
 func FuzzConn(f *testing.F) {
 	capsule := func(rs ...request) (p program) {
 		for _, r := range rs {
@@ -307,8 +307,8 @@ func play(t interface {
 	}
 }
 
-// TestAHostileHostBreaksNothing: commands that are nearly right, in any number and order, with a driver and
-// a device that do things in any order, too.
+// TestAHostileHostBreaksNothing: nearly valid commands, in any number and order, with a driver and a device that also
+// act in any order.
 func TestAHostileHostBreaksNothing(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		var p program
@@ -346,7 +346,7 @@ func TestAHostileHostBreaksNothing(t *testing.T) {
 	})
 }
 
-// hostile is the capsule of a command that a host could send who means no good.
+// hostile returns the capsule of a command that a malicious host could send.
 func hostile(t *rapid.T) []byte {
 	rare := rapid.IntRange(0, 40)
 	if rare.Draw(t, "connect") == 1 {
@@ -405,7 +405,7 @@ func kvRequest(op uint8, cid uint16, n uint32) request {
 	}}
 }
 
-// hostileKV is hostile of a command for a partition.
+// hostileKV is hostile for a key-value command.
 func hostileKV(t *rapid.T) []byte {
 	op := rapid.SampledFrom([]uint8{nvme.CmdKVStore, nvme.CmdKVStore, nvme.CmdKVRetrieve, nvme.CmdKVList,
 		nvme.CmdKVDelete, nvme.CmdKVExist}).Draw(t, "op")

@@ -8,7 +8,8 @@ import (
 	"jbofd/internal/nvmeof/rdma/wr"
 )
 
-// eager is a driver that, when slot's data has come, answers the read in slot reader with data, and lends it.
+// eager is a driver that, when the data of slot has come, answers the read in slot reader with data that is held until
+// sent.
 type eager struct {
 	*driver
 	slot, reader int
@@ -31,9 +32,8 @@ func (e *eager) Locate(b []byte) (uint64, uint32, bool) {
 	return addr, lkey, ok && addr != dataAddr+4096+1024 // where the second slot's is: behind Connect's
 }
 
-// TestLastIsTheResponseJustMade also if others were made while that was: the end of a response makes room
-// for a READ, whose memory cannot be located, which is another response. Else the data would be lent to
-// the wrong one.
+// TestLastIsTheResponseJustMade, even if others were made meanwhile: the end of a response makes room for a READ whose
+// memory cannot be located, which causes another response. Otherwise the data would be held for the wrong response.
 func TestLastIsTheResponseJustMade(t *testing.T) {
 	d := newDriver(config)
 	cfg := config

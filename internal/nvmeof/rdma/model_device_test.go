@@ -11,13 +11,13 @@ import (
 	"jbofd/internal/nvmeof/rdma/wr"
 )
 
-// request2 is a work request on its way.
+// request2 is a work request in flight.
 type request2 struct {
 	wr.Send
 	cqe nvme.CQE // of an inline SEND
 }
 
-// abort aborts a command that is with the handler.
+// abort aborts a command that the handler has.
 func (w *world) abort(slot int) {
 	s := w.c.Slot(slot)
 	if w.c.Pair(slot) >= 0 || slices.Contains(w.zombies, slot) {
@@ -29,14 +29,14 @@ func (w *world) abort(slot int) {
 	}
 	w.commands[s.SQE.CID()].aborted = true
 	w.c.Abort(slot, nvme.AbortRequested)
-	if i := slices.Index(w.toFetch, slot); i >= 0 { // the drive would not ask for it any more
+	if i := slices.Index(w.toFetch, slot); i >= 0 { // the drive would no longer request it
 		w.toFetch = slices.Delete(w.toFetch, i, i+1)
 		w.toFinish = append(w.toFinish, slot)
 	}
 	w.zombies = append(w.zombies, slot)
 }
 
-// post takes what the machine has put out.
+// post takes the work requests of the machine.
 func (w *world) post() {
 	sends := w.out.Sends
 	if w.closed && len(sends) > 0 {
@@ -80,7 +80,7 @@ func (w *world) post() {
 	}
 }
 
-// execute does the next work request.
+// execute executes the next work request.
 func (w *world) execute() {
 	if len(w.queue) == 0 {
 		return
@@ -111,7 +111,7 @@ func (w *world) execute() {
 	}
 }
 
-// poll lets the machine see the next completion.
+// poll passes the next completion to the machine.
 func (w *world) poll(status wr.Status) {
 	if len(w.finished) == 0 {
 		return
@@ -133,7 +133,7 @@ func (w *world) poll(status wr.Status) {
 	}
 }
 
-// send makes a capsule of a command with that data, or room for it, and sends it.
+// send makes the capsule of a command with its data, or room for it, and sends it.
 func (w *world) send(cmd *command, mem []byte, toController bool) {
 	w.nextCID++
 	w.nextKey++
@@ -178,7 +178,7 @@ func (w *world) answer(e *nvme.CQE, invalidates bool, key uint32) {
 	}
 }
 
-// judge says what is wrong with an answer, and notes what a write has done.
+// judge checks a response, and records the effect of a write.
 func (w *world) judge(cmd *command) error {
 	s := cmd.status
 	switch {

@@ -13,9 +13,8 @@ import (
 	"jbofd/internal/nvmeof/rdma/wr"
 )
 
-// world is a host that behaves, a target with one drive, and the devices between them, which take
-// their time: work requests are executed in order, some time after they were posted, and
-// completions come in order, some time after that.
+// world is a well-behaved host, a target with one drive, and the devices between them, which have delays: work requests
+// are executed in order some time after they were posted, and completions come in order some time later.
 type world struct {
 	t   *rapid.T
 	cfg rdma.Config
@@ -39,7 +38,7 @@ type world struct {
 	scarce    bool // no memory
 	paused    bool
 	lost      bool // memory cannot be located
-	lazy      bool // completions are hardly looked at
+	lazy      bool // completions are rarely polled
 
 	// The devices.
 	queue    []*request2 // not executed
@@ -140,7 +139,7 @@ func (w *world) take() []byte {
 	return b
 }
 
-// put gives a piece back; what is still on its way to the host would be seen to be wrong.
+// put frees a piece and overwrites it, so that data still on its way to the host would be wrong.
 func (w *world) put(b []byte) {
 	if b == nil {
 		return
@@ -245,7 +244,7 @@ func (w *world) fetch(i int) {
 	}
 }
 
-// finish does what a command wants, and answers it.
+// finish executes a command and answers it.
 func (w *world) finish(i int) {
 	slot := w.toFinish[i]
 	s := w.c.Slot(slot)
@@ -349,7 +348,7 @@ func (w *world) submit() {
 	}
 }
 
-// offer gives the machine what it has not taken.
+// offer passes the waiting capsules to the machine.
 func (w *world) offer() {
 	for len(w.held) > 0 {
 		b := w.held[0]
@@ -364,7 +363,7 @@ func (w *world) offer() {
 	}
 }
 
-// act lets somebody do something.
+// act performs one random step.
 func (w *world) act() {
 	t := w.t
 	pick := func(n int) int { return rapid.IntRange(0, n-1).Draw(t, "which") }
@@ -410,7 +409,7 @@ func (w *world) act() {
 	}
 }
 
-// drain lets everything come to its end.
+// drain steps until everything has ended.
 func (w *world) drain() {
 	w.scarce, w.paused, w.lost = false, false, false
 	for range 10_000 {
@@ -435,8 +434,8 @@ func (w *world) drain() {
 		len(w.commands), len(w.toFetch), len(w.fetching), len(w.toFinish), len(w.held), w.c.Unsent())
 }
 
-// TestEveryCommandIsAnsweredOnceWithTheRightData whatever the delays, with a send queue, a READ limit and
-// memory that hardly suffice. Never is more posted than there is room for.
+// TestEveryCommandIsAnsweredOnceWithTheRightData, whatever the delays, with a send queue, a READ limit and memory that
+// are barely sufficient. No queue overflows.
 func TestEveryCommandIsAnsweredOnceWithTheRightData(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		w := newWorld(t)
@@ -470,8 +469,8 @@ func TestEveryCommandIsAnsweredOnceWithTheRightData(t *testing.T) {
 	})
 }
 
-// TestALostConnectionPostsNothingMore and leaves nothing behind: every command goes back to the
-// driver or was answered, and responses whose end was not seen are counted.
+// TestALostConnectionPostsNothingMore and leaves nothing behind: every command returns to the driver or was answered,
+// and responses whose completion was not seen are counted.
 func TestALostConnectionPostsNothingMore(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		w := newWorld(t)
@@ -501,7 +500,7 @@ func TestALostConnectionPostsNothingMore(t *testing.T) {
 		}
 		w.closed = true
 		w.post()
-		// What was posted is flushed, now or later, or was done just before.
+		// Posted work requests are flushed, now or later, or were completed just before.
 		flush := func() {
 			if len(w.finished) > 0 {
 				w.poll(wr.StatusOK)
@@ -552,7 +551,7 @@ func TestALostConnectionPostsNothingMore(t *testing.T) {
 		if w.c.Unsent() > responses {
 			t.Fatal("responses were made after the end")
 		}
-		if n := w.c.Outstanding(); n > 1 { // the first of a pair whose second did not come
+		if n := w.c.Outstanding(); n > 1 { // the first of a pair whose second has not come
 			t.Fatalf("%d commands outstanding", n)
 		}
 		back := len(w.free) + len(w.lent) + len(w.bufs)

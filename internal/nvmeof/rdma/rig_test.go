@@ -29,14 +29,14 @@ func table() *nvmeof.NamespaceTable {
 	return nvmeof.NewNamespaceTable([]*nvmeof.Namespace{ns(1, 9), ns(2, 12), kv}, hostNQN)
 }
 
-// arena is memory that a device can reach, named by addresses. Pieces of it keep the capacity
-// up to its end: that is how they are found again.
+// arena is memory that a device can access by address. Pieces of it keep the capacity up to its end, from which their
+// addresses are computed.
 type arena struct {
 	b    []byte
 	addr uint64
 	lkey uint32
 	used int
-	// reuse: it starts over when it is used up.
+	// reuse: allocation starts over when the arena is used up.
 	reuse bool
 }
 
@@ -65,7 +65,7 @@ func (a *arena) locate(b []byte) (addr uint64, ok bool) {
 	return a.addr + uint64(off), true
 }
 
-// at returns the memory that a work request names; nil if that is not in the arena.
+// at returns the memory that a work request names, or nil if that is not in the arena.
 func (a *arena) at(addr uint64, n uint32, lkey uint32) []byte {
 	if lkey != a.lkey || addr < a.addr || addr-a.addr > uint64(len(a.b)) || uint64(n) > uint64(len(a.b))-(addr-a.addr) {
 		return nil
@@ -73,8 +73,7 @@ func (a *arena) at(addr uint64, n uint32, lkey uint32) []byte {
 	return a.b[addr-a.addr:][:n]
 }
 
-// driver is a Handler and a Sink that writes down what it is told, and the device and the host
-// at the other end.
+// driver is a Handler and a Sink that records its calls, and the device and the host at the other end.
 type driver struct {
 	c   *rdma.Conn
 	out rdma.Out
@@ -82,7 +81,7 @@ type driver struct {
 
 	data      *arena // buffers
 	responses *arena // completion queue entries
-	// refuse: Buffer has none. paused: no commands are wanted. lost: Locate finds nothing.
+	// refuse: Buffer finds no memory. paused: Paused returns true. lost: Locate finds nothing.
 	refuse, paused, lost bool
 	bufs                 map[int][]byte
 	// auto answers commands at once, as a target with a very fast drive does.
@@ -261,33 +260,32 @@ func (d *driver) Paired(first, second int) {
 // Paused implements qpair.Handler.
 func (d *driver) Paused() bool { return d.paused }
 
-// receive gives the machine a capsule, or holds it behind others that it has not taken.
+// receive passes a capsule to the machine, or queues it behind others that the machine has not taken.
 func (d *driver) receive(b []byte) {
 	d.held = append(d.held, b)
 	d.offer()
 }
 
-// offer gives the machine what it has not taken.
+// offer passes the waiting capsules to the machine.
 func (d *driver) offer() {
 	for len(d.held) > 0 && d.c.Received(d.held[0]) {
 		d.held = d.held[1:]
 	}
 }
 
-// post gives the device what the machine has put out.
+// post passes the machine's work requests to the device.
 func (d *driver) post() {
 	d.posted = append(d.posted, d.out.Sends...)
 	d.out.Reset()
 }
 
-// complete lets the device do the next work request that has a completion. With an error, that
-// is the next one, signaled or not.
+// complete executes work requests up to the next signaled one. With an error it fails the next one, signaled or not.
 func (d *driver) complete(status wr.Status) bool {
 	for len(d.posted) > 0 {
 		w := d.posted[0]
 		d.posted = d.posted[1:]
 		if status == wr.StatusOK && w.Op == wr.OpRead {
-			// What the host has at an address is told by the key.
+			// The key determines what the host has at an address.
 			copy(d.data.at(w.Addr, w.Len, w.LKey), pattern(int(w.RKey), int(w.Len)))
 		}
 		if status != wr.StatusOK || w.Flags&wr.FlagSignaled != 0 {
@@ -298,7 +296,7 @@ func (d *driver) complete(status wr.Status) bool {
 	return false
 }
 
-// put describes the work requests put out since last time, and posts them.
+// put describes the work requests since the last call, and posts them.
 func (d *driver) put() string {
 	var s strings.Builder
 	for i := range d.out.Sends {
@@ -308,7 +306,7 @@ func (d *driver) put() string {
 	return s.String()
 }
 
-// describe says what a work request does.
+// describe describes a work request.
 func (d *driver) describe(w *wr.Send) string {
 	var flags string
 	for i, name := range []string{"signaled", "fence", "inline"} {
@@ -343,12 +341,12 @@ func (d *driver) describe(w *wr.Send) string {
 		e.Result64(), e.Status())
 }
 
-// sum names bytes briefly.
+// sum returns a short checksum of bytes, for transcripts.
 func sum(b []byte) string {
 	return fmt.Sprintf("%d:%08x", len(b), crc32.Checksum(b, crc32.MakeTable(crc32.Castagnoli)))
 }
 
-// pattern is what data with a seed looks like.
+// pattern returns test data for a seed.
 func pattern(seed, n int) []byte {
 	b := make([]byte, n)
 	for i := range b {
@@ -357,7 +355,7 @@ func pattern(seed, n int) []byte {
 	return b
 }
 
-// request is a command as a host makes it.
+// request describes a command of the host.
 type request struct {
 	op     uint8
 	cid    uint16
@@ -371,13 +369,13 @@ type request struct {
 	invalidate bool
 	address    uint64
 	key        uint32
-	// transfer is the length that the SGL names; data what the capsule holds.
+	// transfer is the length in the SGL; data is the data in the capsule.
 	transfer uint32
 	data     []byte
 	change   func(*nvme.SQE)
 }
 
-// capsule is the command as it travels.
+// capsule returns the capsule of the command.
 func (r request) capsule() []byte {
 	var e nvme.SQE
 	e.SetOpcode(r.op)
@@ -427,7 +425,7 @@ func connectRequest(cid uint16, inline bool) request {
 	return r
 }
 
-// attach brings a new machine to where its queue is connected.
+// attach connects the queue of a new machine.
 func (d *driver) attach(a qpair.Attachment) {
 	auto := d.auto
 	d.auto = false

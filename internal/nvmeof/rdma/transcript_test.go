@@ -26,9 +26,8 @@ var outcomes = map[string]wr.Status{"": wr.StatusOK, "flushed": wr.StatusFlushed
 	"remote-op": wr.StatusRemoteOp, "rnr": wr.StatusRNRExceeded, "retry": wr.StatusRetryExceeded,
 	"local-prot": wr.StatusLocalProt, "general": wr.StatusGeneral}
 
-// TestTranscripts plays conversations between a host, the machine and a device. Lines with
-// <- are work requests; the others are what the driver is told. Run with -rewrite to update them;
-// then read the diff.
+// TestTranscripts plays conversations between a host, the machine and a device. Lines with <- are work requests; the
+// others are calls of the driver. Run with -rewrite to update them; then read the diff.
 func TestTranscripts(t *testing.T) {
 	datadriven.Walk(t, "testdata/transcripts", func(t *testing.T, path string) {
 		var d *driver

@@ -42,7 +42,7 @@ func TestGoldenRequestIsReadAndWritten(t *testing.T) {
 	}
 }
 
-// The fabric pads private data: what follows the request is not looked at.
+// The fabric pads private data, so bytes behind the request are ignored.
 func TestPaddedRequestIsTaken(t *testing.T) {
 	if _, f := Parse(append(bytes.Clone(golden), make([]byte, 24)...), 1, limits); f != nil {
 		t.Error(f)

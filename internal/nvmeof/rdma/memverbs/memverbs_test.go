@@ -28,7 +28,7 @@ func forSeeds(t *testing.T, n uint64, f func(t *testing.T, seed uint64)) {
 	}
 }
 
-// side is one end of a connection with all that belongs to it.
+// side is one end of a connection with its resources.
 type side struct {
 	t    testing.TB
 	p    *Provider
@@ -42,7 +42,7 @@ type side struct {
 	told []verbs.Event
 }
 
-// rig is a network that is driven by steps, and a connection in it.
+// rig is a network that the test advances by steps, and a connection in it.
 type rig struct {
 	*Network
 	t            testing.TB
@@ -137,7 +137,7 @@ func newRig(t testing.TB, c rigConfig) *rig {
 	return r
 }
 
-// close closes everything and checks that nothing is left and that no mistakes were made.
+// close closes everything and checks that nothing is left and that the network has recorded no misuse.
 func (r *rig) close() {
 	r.t.Helper()
 	r.closeFaulty()
@@ -146,7 +146,7 @@ func (r *rig) close() {
 	}
 }
 
-// closeFaulty leaves the mistakes to the test.
+// closeFaulty is close without the check for misuse.
 func (r *rig) closeFaulty() {
 	r.t.Helper()
 	r.lis.Close()
@@ -204,7 +204,7 @@ func (s *side) poll() []verbs.WC {
 	return wcs[:must(s.cq.Poll(wcs))]
 }
 
-// to lets a request reach the peer's memory.
+// to sets the peer's memory as the target of a request.
 func to(wr verbs.SendWR, peer *side, off int) verbs.SendWR {
 	wr.RemoteAddr, wr.RKey = peer.mr.Addr()+uint64(off), peer.mr.RKey()
 	return wr
@@ -305,7 +305,7 @@ func TestPostStepPollAllocateNothing(t *testing.T) {
 	if n := testing.AllocsPerRun(200, func() {
 		h.dom.PostSend(sends)
 		for range 20 {
-			r.Step() // so that some meet no receive
+			r.Step() // so that some find no receive posted
 		}
 		g.srq.PostRecv(recvs)
 		r.Run()

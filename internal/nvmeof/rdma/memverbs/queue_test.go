@@ -72,7 +72,7 @@ func TestCompletionQueueOverflowIsReported(t *testing.T) {
 
 func TestMessageWithoutReceive(t *testing.T) {
 	forSeeds(t, 20, func(t *testing.T, seed uint64) {
-		// The receiver's count is the one that holds.
+		// The receiver's count decides.
 		p, q := usual, usual
 		p.RNRRetryCount = 3
 		r := newRig(t, rigConfig{net: Config{Seed: seed}, target: p, host: q})
@@ -221,7 +221,7 @@ func TestKeysAndAddresses(t *testing.T) {
 	if _, err := r.host.dom.Register(make([]byte, 8), verbs.RemoteWrite); err == nil {
 		t.Error("RemoteWrite without LocalWrite")
 	}
-	// The region of another domain is nobody's.
+	// A region of another domain cannot be used.
 	other := must(r.host.p.Devices()[0].OpenDomain())
 	mr := must(other.Register(make([]byte, 64), anything))
 	wr := to(r.host.send(verbs.OpWrite, 1, 0, 8, 0), r.target, 0)
@@ -313,7 +313,7 @@ func TestCompletionsOfAClosedQueuePairAreLostOrCome(t *testing.T) {
 		r.Run()
 		must(0, g.ep.Close())
 		came[len(g.poll())] = true
-		// Lost or not, their places are free again.
+		// Whether they are lost or not, their places are free again.
 		g.postRecv(g.recv(5, 0, 64), g.recv(6, 0, 64))
 		r.close()
 	})

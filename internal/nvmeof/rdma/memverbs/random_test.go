@@ -14,14 +14,14 @@ import (
 	"jbofd/internal/nvmeof/rdma/verbs"
 )
 
-// modelQP is what a queue pair should do, told as a list.
+// modelQP is a model of a queue pair, based on lists.
 type modelQP struct {
 	h, g *side
 	// signaled are the requests in order, with whether they complete.
 	signaled []bool
-	// completed is the next request whose completion may come, freed the first whose place is in use.
+	// completed is the next request whose completion may come, freed the first one that occupies a place.
 	completed, freed int
-	// written is the last value written; reads are those posted: what they must see at least.
+	// written is the last value written; reads are the posted READs, with the minimum value that each must return.
 	written uint64
 	reads   []modelRead
 	// sent and received are messages.
@@ -182,7 +182,7 @@ type echo struct {
 	*side
 	mu  sync.Mutex
 	eps map[uint32]*side // by queue pair
-	// accepting, serving and closing are goroutines: accept, serve, and one for each endpoint.
+	// accepting, serving and closing wait for the goroutines accept, serve, and one for each endpoint.
 	accepting, serving, closing sync.WaitGroup
 }
 
@@ -253,7 +253,7 @@ func (s *echo) serve() {
 func TestLiveEchoWhileConnectionsAreCut(t *testing.T) {
 	forSeeds(t, 10, func(t *testing.T, seed uint64) {
 		n := New(Config{Seed: seed, Live: true})
-		// Completions of closed queue pairs may take receives along; so there are far more than are ever lost.
+		// Receives may be lost with closed queue pairs, so there are far more of them than are ever lost.
 		c := rigConfig{cqes: 8192, sends: 64, srq: 1024}
 		g := &echo{side: newSide(t, n, targetIP, c), eps: map[uint32]*side{}}
 		for i := range uint64(1000) {
@@ -291,7 +291,7 @@ func TestLiveEchoWhileConnectionsAreCut(t *testing.T) {
 	})
 }
 
-// echoes is a host that connects, talks and breaks off, several times.
+// echoes is a host that connects, sends messages and disconnects, several times.
 func echoes(t *testing.T, p *Provider, seed uint64) {
 	rng := rand.New(rand.NewPCG(seed, 2))
 	s := &side{t: t, p: p, mem: make([]byte, 4096)}

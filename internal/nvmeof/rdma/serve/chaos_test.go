@@ -30,9 +30,8 @@ var (
 	chaosFaults = flag.Int("chaos-faults", 25, "how many faults each of them has")
 )
 
-// TestChaos lets everything that may happen to connections happen at random, to hosts that check
-// what they read and to hosts that keep to nothing. When it is over, the former are served again
-// and find their data, and nothing is left behind.
+// TestChaos injects every fault of connections at random, with well-behaved hosts that check what they read, and with
+// misbehaving hosts. Afterwards the former are served again and find their data, and nothing is left behind.
 func TestChaos(t *testing.T) {
 	seeds := make([]uint64, *chaosSeeds, *chaosSeeds+1)
 	for i := range seeds {
@@ -48,11 +47,11 @@ type chaos struct {
 	*rig
 	t   *testing.T
 	rng *rand.Rand
-	// strangers is where the hosts are that keep to nothing.
+	// strangers is the network of the misbehaving hosts.
 	strangers *memverbs.Provider
 	hosts     []*client.Controller
 	workers   []*chaosWorker
-	// done counts what the workers have done; changed is told now and then.
+	// done counts the operations of the workers.
 	done    atomic.Int64
 	stop    chan struct{}
 	held    []*memverbs.Endpoint
@@ -149,7 +148,7 @@ func newChaos(t *testing.T, seed uint64) *chaos {
 	return c
 }
 
-// await waits until the workers have done n more things, or for a moment.
+// await waits until the workers have done n more operations, but only for a moment.
 func (c *chaos) await(n int64) {
 	until, end := c.done.Load()+n, time.After(30*time.Millisecond)
 	tick := time.NewTicker(time.Millisecond)
@@ -163,7 +162,7 @@ func (c *chaos) await(n int64) {
 	}
 }
 
-// fault lets something happen.
+// fault injects a random fault.
 func (c *chaos) fault() {
 	all := c.net.Endpoints()
 	if len(all) == 0 {
@@ -243,8 +242,7 @@ func (c *chaos) calm() {
 	c.release()
 }
 
-// checkHosts waits until nobody but the good hosts is connected any more, whose data must then be what
-// they write.
+// checkHosts waits until only the well-behaved hosts are connected, and then checks their data.
 func (c *chaos) checkHosts() {
 	want := 0
 	for _, h := range c.hosts {
@@ -255,8 +253,7 @@ func (c *chaos) checkHosts() {
 		wg.Go(func() { w.revive() })
 	}
 	wg.Wait()
-	// What a host has sent over a connection that it has given up may be carried out as long as the
-	// target has not.
+	// Commands of a connection that the host has given up may be executed until the target has ended it, too.
 	eventually(c.t, "the end of all other connections",
 		func() bool { return len(c.service.Conns()) == want && c.server.Stats().Held == 0 })
 	for _, w := range c.workers {
@@ -265,12 +262,12 @@ func (c *chaos) checkHosts() {
 	wg.Wait()
 }
 
-// end stops hosts and server, in an order of three.
+// end stops hosts and server, in one of three orders.
 func (c *chaos) end() {
 	t := c.t
 	closeHosts := func() {
 		for _, h := range c.hosts {
-			_ = h.Close() // a target that is gone does not say goodbye
+			_ = h.Close() // a stopped target does not disconnect in order
 		}
 	}
 	var wg sync.WaitGroup
@@ -329,9 +326,9 @@ type chaosWorker struct {
 	id   uint64
 	base int64
 	rng  *rand.Rand
-	// latest is each block's newest version that was tried, acked the newest that the target has confirmed.
+	// latest is the newest version of each block that was written, acked the newest that was acknowledged.
 	latest, acked []uint64
-	// latestKV and ackedKV are the same of the value.
+	// latestKV and ackedKV are the same for the value.
 	latestKV, ackedKV uint64
 }
 
@@ -357,7 +354,7 @@ func (w *chaosWorker) stopped() bool {
 	}
 }
 
-// step writes or reads a few blocks. That it fails is to be expected.
+// step writes or reads a few blocks. It may fail.
 func (w *chaosWorker) step() {
 	if w.rng.IntN(4) == 0 {
 		if w.rng.IntN(2) == 0 {
@@ -381,8 +378,7 @@ func (w *chaosWorker) step() {
 	}
 	for i := range n {
 		b := first + i
-		// A write of a connection that was lost may come after one of the next connection: any
-		// version will do.
+		// A write of a lost connection may take effect after one of the next connection, so any version is valid.
 		if v := w.version(buf[i*blockBytes:][:blockBytes], b); v > w.latest[b] || v == 0 && w.acked[b] != 0 {
 			w.c.t.Errorf("block %d of worker %d has version %d, between 1 and %d were written, %d is confirmed", b,
 				w.id, v, w.latest[b], w.acked[b])
@@ -494,8 +490,7 @@ func (w *chaosWorker) fill(b []byte, block int, version uint64) {
 	}
 }
 
-// version returns a block's version; 0 if it was never written. Anything that is not whole is an
-// error.
+// version returns a block's version; 0 if it was never written. A torn block is an error.
 func (w *chaosWorker) version(b []byte, block int) uint64 {
 	v := binary.LittleEndian.Uint64(b) >> 32
 	want := make([]byte, len(b))

@@ -9,7 +9,7 @@ import (
 	"jbofd/internal/nvmeof/rdma/verbs"
 )
 
-// eventually waits until something is so.
+// eventually waits until a condition holds.
 func eventually(t testing.TB, what string, so func() bool) {
 	t.Helper()
 	deadline := time.After(20 * time.Second)
@@ -22,7 +22,7 @@ func eventually(t testing.TB, what string, so func() bool) {
 	}
 }
 
-// settle waits until nothing is under way any more at the target.
+// settle waits until nothing is in flight at the target.
 func (r *rig) settle(t testing.TB) {
 	t.Helper()
 	last := r.target.Stats()
@@ -37,7 +37,7 @@ func (r *rig) settle(t testing.TB) {
 	})
 }
 
-// verbsOf is what the target's device does for n commands that run says.
+// verbsOf returns the operations of the target's device for the commands that run executes.
 func (r *rig) verbsOf(t *testing.T, n uint64, run func()) memverbs.Stats {
 	t.Helper()
 	r.settle(t)
@@ -84,14 +84,14 @@ func TestVerbsPerCommandAreMinimal(t *testing.T) {
 	}
 }
 
-// However many commands come at once, the target polls once, posts receives once and work
-// requests once, and rings one doorbell for each.
+// For any number of commands that come at once, the target polls once, posts receives once and work requests once, and
+// rings one doorbell for each of the two.
 func TestABatchCostsAsManyCrossingsAsOneCommand(t *testing.T) {
 	for _, tc := range []struct {
 		name   string
 		opcode uint8
 		bytes  int
-		// rounds is how often the batch completes something: receives, READs, SENDs.
+		// rounds is the number of kinds of completions of the batch: receives, READs, SENDs.
 		rounds int64
 		want   cost
 	}{
@@ -139,7 +139,7 @@ func TestRegisteredMemoryIsThePoolOnceAndAChunkOfEachKind(t *testing.T) {
 	if got := r.target.Counts().MRs; got != 3 {
 		t.Errorf("%d memory regions, want 3", got)
 	}
-	for range 3 { // it stays so, whoever comes and goes
+	for range 3 { // it stays so when hosts connect and leave
 		o := r.options()
 		o.QueueDepth = 8
 		c := r.connect(t, o)

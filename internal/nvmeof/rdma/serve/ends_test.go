@@ -14,7 +14,7 @@ import (
 	"jbofd/internal/ssd/mem"
 )
 
-// heldRig is a target whose drive holds the first write to block 0 until it is told to let it go.
+// heldRig is a target whose drive holds the first write to block 0 until the test releases it.
 func heldRig(t *testing.T) (*rig, *fault.Device) {
 	t.Helper()
 	m, err := mem.Open(mem.Config{Name: "m0", SizeBytes: testBytes})

@@ -15,7 +15,7 @@ import (
 	"jbofd/internal/nvmeof/rdma/verbs"
 )
 
-// A host that was idle for longer than the stall timeout has all of it for its next response.
+// A host that was idle for longer than the stall timeout has the full timeout for its next response.
 func TestStallTimeoutBeginsWithTheResponse(t *testing.T) {
 	t.Parallel()
 	const limit = 600 * time.Millisecond
@@ -34,13 +34,13 @@ func TestStallTimeoutBeginsWithTheResponse(t *testing.T) {
 	}
 }
 
-// A device whose completion queues fail although nobody has removed it ends its connections, and those that
-// follow have a device that works.
+// A device whose completion queues fail, although it was not removed, ends its connections. Later connections use a
+// reopened device that works.
 func TestDeviceThatFailsIsOpenedAnew(t *testing.T) {
 	var p tap
 	r := newRig(t, func(s *setup) { s.wrap = p.wrap; s.serve.SpinFor = 0 })
 	o := r.options()
-	o.ReconnectDelay, o.KATO, o.CommandTimeout = 10*time.Millisecond, -1, -1 // by itself the host finds out nothing
+	o.ReconnectDelay, o.KATO, o.CommandTimeout = 10*time.Millisecond, -1, -1 // the host does not notice by itself
 	c := r.connect(t, o)
 	ns, err := c.Namespace(t.Context(), 1)
 	if err != nil {
@@ -58,7 +58,7 @@ func TestDeviceThatFailsIsOpenedAnew(t *testing.T) {
 		before := c.Losses()
 		p.breakQueues()
 		eventually(t, "the loss of the connection", func() bool {
-			read() // who sleeps already is woken once more, and finds out
+			read() // a goroutine that sleeps already is woken once more, and notices
 			return c.Losses() > before
 		})
 		read()
@@ -98,7 +98,7 @@ func TestReceivesThatCannotBePostedAreNotLost(t *testing.T) {
 	check(200)
 }
 
-// That buffers cannot be registered is said once, not for every command.
+// A failure to register buffers is logged once, not for every command.
 func TestFailedRegistrationIsLoggedOnce(t *testing.T) {
 	r := newRig(t, nil)
 	o := r.options()

@@ -13,7 +13,7 @@ import (
 // that counts what a batch costs.
 type gated struct {
 	verbs.Provider
-	// batch is how many completions Poll waits for; 0: none.
+	// batch is the number of completions that Poll waits for; 0: none.
 	batch atomic.Int32
 	// Calls that carried something: of Poll, PostSend and PostRecv, and what they carried.
 	polls, sends, recvs          atomic.Int64

@@ -13,8 +13,7 @@ import (
 	"jbofd/internal/nvmeof/target/connection"
 )
 
-// fullQueue is a completion queue with completions of queue pairs that nobody knows. The group's
-// lock guards it.
+// fullQueue is a completion queue with completions of unknown queue pairs. The group's lock guards it.
 type fullQueue struct {
 	verbs.CQ
 	left int
@@ -30,8 +29,7 @@ func (q *fullQueue) Poll(dst []verbs.WC) (int, error) {
 
 func (q *fullQueue) SetDeadline(time.Time) error { return nil }
 
-// What clear leaves behind would be found by the next queue pair of the same number, or is a receive that
-// is lost with its queue pair.
+// A completion that clear leaves behind would reach the next queue pair of the same number, or be a lost receive.
 func TestClearTakesEverythingAlthoughOthersTakeTurns(t *testing.T) {
 	service := target.New(
 		target.Config{Target: nvmeof.New(nvmeof.Config{Limits: nvmeof.Limits{MDTSBytes: nvmeof.MinMDTSBytes}}),
@@ -83,8 +81,7 @@ type numberedQP struct {
 func (q numberedQP) Num() uint32    { return q.num }
 func (q numberedQP) Handle() uint64 { return uint64(q.num) << 32 }
 
-// Connections that end while their commands wait must not gather: it may be long until somebody
-// is told that there is memory.
+// Connections that end while their commands wait for memory must not accumulate: it may take long until memory is free.
 func TestGroupKeepsNothingOfConnectionsThatAreGone(t *testing.T) {
 	g := &group{}
 	g.conns.init()

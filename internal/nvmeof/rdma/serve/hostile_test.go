@@ -54,8 +54,8 @@ func TestBadSGLFailsItsCommandOnly(t *testing.T) {
 	r.ioQueue(t, r.client(t)).CheckSGLs()
 }
 
-// A key, an address or a length that the host's device refuses ends that connection: after it a queue
-// pair can send nothing. The command is in the error log, the rest goes on.
+// A key, an address or a length that the host's device refuses ends that connection: after it a queue pair can send
+// nothing. The command is in the error log. Other connections continue.
 func TestWrongKeyEndsItsConnectionOnly(t *testing.T) {
 	for _, tc := range rawhost.WrongKeys {
 		t.Run(tc.Name, func(t *testing.T) {
@@ -83,7 +83,7 @@ func TestWrongKeyEndsItsConnectionOnly(t *testing.T) {
 	}
 }
 
-// A host that asks for it has its key invalidated by the response, whether that is good or bad.
+// If the host asks for it, the response invalidates its key, whether the command succeeds or fails.
 func TestResponsesInvalidateKeysWhenAsked(t *testing.T) {
 	r := newRig(t, nil)
 	h := r.ioQueue(t, r.client(t))
@@ -139,8 +139,8 @@ func TestGarbageEndsItsConnectionOnly(t *testing.T) {
 	}
 }
 
-// More queue pairs than the device has are refused with the status for it, and what has been taken
-// until then is given back: a later host finds room.
+// More queue pairs than the device has are refused with the status for it, and all resources taken until then are
+// released: a later host can connect.
 func TestWithoutResourcesAConnectionIsRefusedCleanly(t *testing.T) {
 	r := newRig(t, func(s *setup) { s.attr.MaxQPs = 3 })
 	c := r.client(t) // two queue pairs
@@ -173,7 +173,7 @@ func TestLimitsOfConnectionsHold(t *testing.T) {
 	serves(t, c)
 }
 
-// With fewer receives than commands are sent, hosts are told to try again, and all are served.
+// With fewer receives than commands, hosts have to retry (receiver not ready), and all are served.
 func TestReceiveQueueExhausted(t *testing.T) {
 	r := newRig(t, func(s *setup) { s.serve.Receives = 32 })
 	var wg sync.WaitGroup
@@ -196,7 +196,7 @@ func TestReceiveQueueExhausted(t *testing.T) {
 	}
 }
 
-// A host that posts no receives cannot hold its buffers for ever.
+// A host that posts no receives cannot hold buffers for ever.
 func TestHostThatTakesNoResponsesIsCutOff(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, func(s *setup) { s.serve.StallTimeout = 200 * time.Millisecond })
@@ -211,7 +211,7 @@ func TestHostThatTakesNoResponsesIsCutOff(t *testing.T) {
 	serves(t, c)
 }
 
-// A host that connects and says nothing is cut off, too.
+// A host that connects and sends nothing is disconnected, too.
 func TestSilentHostIsCutOff(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, func(s *setup) { s.serve.HandshakeTimeout = 200 * time.Millisecond })
@@ -224,8 +224,8 @@ func TestSilentHostIsCutOff(t *testing.T) {
 	eventually(t, "the end of its queue pair", func() bool { return r.target.Counts().QPs == 0 })
 }
 
-// Many hosts at once, more than may be connected: those that are let in are served, the others
-// told why, and nothing stays behind.
+// Many hosts at once, more than may be connected: those that can connect are served, the others get the reason, and
+// nothing is left behind.
 func TestConnectStorm(t *testing.T) {
 	r := newRig(t, func(s *setup) { s.attr.MaxQPs = 24 })
 	var wg sync.WaitGroup
@@ -264,7 +264,7 @@ func TestConnectStorm(t *testing.T) {
 	serves(t, r.client(t))
 }
 
-// A device that is taken away ends its connections; when it is back, hosts find the target again.
+// Removing a device ends its connections. When it is back, hosts find the target again.
 func TestDeviceGoesAndComesBack(t *testing.T) {
 	t.Parallel()
 	for _, wildcard := range []bool{false, true} {
@@ -287,7 +287,7 @@ func TestDeviceGoesAndComesBack(t *testing.T) {
 	}
 }
 
-// A device without connections is let go when it is taken away: nothing of it may stay open.
+// A device without connections is closed when it is removed: nothing of it may stay open.
 func TestIdleDeviceIsClosed(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, func(s *setup) { s.listen = wildcardAddr })

@@ -154,7 +154,7 @@ func TestCommandsForAPartitionAllocateNothing(t *testing.T) {
 	}
 }
 
-// Large values from many sides at once want several times the memory that there is.
+// Large values of many hosts need several times the memory of the pool.
 func TestLargeValuesWaitForMemory(t *testing.T) {
 	t.Parallel()
 	r, s := kvRig(t, func(u *setup) { u.buffers = 16 << 20 })
@@ -186,8 +186,7 @@ func TestLargeValuesWaitForMemory(t *testing.T) {
 	wg.Wait()
 }
 
-// The connection is lost while commands are with the partition, whose memory is not taken from it, and while others
-// wait for memory.
+// The connection is lost while the partition has commands, which keep their buffers, and while others wait for memory.
 func TestBuffersStayWithThePartitionWhenTheHostIsGone(t *testing.T) {
 	t.Parallel()
 	for name, bytes := range map[string]int{"all with the partition": 64 << 10,
@@ -238,7 +237,7 @@ func TestBuffersStayWithThePartitionWhenTheHostIsGone(t *testing.T) {
 	}
 }
 
-// A wrong key of memory ends its connection only, whether the target reads there or writes.
+// A wrong memory key ends only its connection, whether the target reads or writes.
 func TestWrongKeyOfAValueEndsItsConnectionOnly(t *testing.T) {
 	for _, op := range []uint8{nvme.CmdKVStore, nvme.CmdKVRetrieve, nvme.CmdKVList} {
 		r, s := kvRig(t, nil)
@@ -258,7 +257,7 @@ func TestWrongKeyOfAValueEndsItsConnectionOnly(t *testing.T) {
 	}
 }
 
-// Keys of memory are invalidated on request, however much was written there.
+// Memory keys are invalidated on request, however much was written.
 func TestPartialAnswersInvalidateKeysWhenAsked(t *testing.T) {
 	r, s := kvRig(t, nil)
 	s.Set("short", []byte("abc"))

@@ -23,7 +23,7 @@ func (r *rig) client(t *testing.T) *client.Controller {
 	return r.connect(t, o)
 }
 
-// association is what a raw host's queue belongs to.
+// association returns the association of a raw host's queue.
 func association(t *testing.T, c *client.Controller) rawhost.Association {
 	t.Helper()
 	id, err := c.Identity(t.Context())

@@ -40,7 +40,7 @@ var seed = flag.Uint64("seed", 1, "of the network between host and target")
 var (
 	targetAddr = netip.MustParseAddr("10.0.0.1")
 	hostAddr   = netip.MustParseAddr("10.0.0.2")
-	// wildcardAddr stands for every device.
+	// wildcardAddr means every device.
 	wildcardAddr = netip.MustParseAddrPort("0.0.0.0:4420")
 )
 
@@ -71,7 +71,7 @@ type setup struct {
 	buffers  int64
 	perHost  int
 	devices  []ssd.Device
-	// wrap, if set, stands between the server and its provider.
+	// wrap, if set, wraps the server's provider.
 	wrap func(verbs.Provider) verbs.Provider
 }
 

@@ -9,8 +9,8 @@ import (
 	"jbofd/internal/nvmeof/rdma/rawhost"
 )
 
-// A host whose commands wait, because it takes no responses, cannot hold the receives of all others: beyond
-// its share its connections end.
+// A host whose commands wait because it takes no responses cannot hold all receives: beyond its share its connections
+// end.
 func TestOneTenantCannotHoldAllReceives(t *testing.T) {
 	r := newRig(t, func(s *setup) {
 		s.serve.Receives = 32

@@ -39,7 +39,7 @@ func (c *chaos) startStrangers(seed uint64) *sync.WaitGroup {
 	return &wg
 }
 
-// stranger is a host that a test cannot rely on: all that it does may fail.
+// stranger is a misbehaving host: everything that it does may fail.
 type stranger struct {
 	c      *chaos
 	rng    *rand.Rand
@@ -50,7 +50,7 @@ type stranger struct {
 	mr     verbs.MR
 	mem    []byte
 	qp     verbs.QP
-	// sent counts capsules, done those that have been carried out: their memory is free.
+	// sent counts capsules, done the completed ones, whose memory is free.
 	sent, done int
 	// cntlid is the controller's, of an admin queue.
 	cntlid uint16
@@ -105,7 +105,7 @@ func (s *stranger) close() {
 	}
 }
 
-// misbehave does one thing of those that one should not.
+// misbehave does one random forbidden thing.
 func (s *stranger) misbehave() {
 	switch s.rng.IntN(8) {
 	case 0: // private data of chance
@@ -187,8 +187,8 @@ func (s *stranger) send(capsule []byte) bool {
 	return err == nil
 }
 
-// wait takes completions until there is a response, the connection is over, or for so long. It
-// reports whether there was a response.
+// wait polls until there is a response, the connection has ended, or the time is over. It reports whether there was a
+// response.
 func (s *stranger) wait(d time.Duration) (response bool) {
 	var wcs [16]verbs.WC
 	end := time.Now().Add(d)
@@ -209,7 +209,7 @@ func (s *stranger) wait(d time.Duration) (response bool) {
 	return response
 }
 
-// do sends a command and waits for its response, which it believes to be good.
+// do sends a command and waits for its response, whose status it ignores.
 func (s *stranger) do(e *nvme.SQE) bool { return s.send(e[:]) && s.wait(time.Second) }
 
 // keyed makes the command's SGL name n bytes of s, or something wrong.
@@ -257,7 +257,7 @@ func (s *stranger) connectCommand(e *nvme.SQE, qid, sqsize, cntlid uint16) {
 	s.keyed(e, nvme.ConnectDataSize, 0)
 }
 
-// garbage sends capsules of chance, to no namespace.
+// garbage sends random capsules, to no namespace.
 func (s *stranger) garbage(n int) {
 	for range n {
 		b := make([]byte, oneOf(s.rng, 0, 1, 63, 64, 65, 4160, 8256, 8300, 9000))
@@ -281,10 +281,10 @@ func (s *stranger) identify() []byte {
 	return e[:]
 }
 
-// wrong is what is wrong with a descriptor, mostly nothing.
+// wrong says what is wrong with a descriptor; usually nothing.
 func (s *stranger) wrong() int { return max(0, s.rng.IntN(40)-36) }
 
-// flood sends as many commands as the queue pair takes and does not care for the answers.
+// flood sends as many commands as the queue pair takes and ignores the responses.
 func (s *stranger) flood(command func() []byte) {
 	s.receive(oneOf(s.rng, 0, 1, 8, 50))
 	for n := s.rng.IntN(300); n > 0 && !s.over.Load(); n-- {
@@ -323,7 +323,7 @@ func (s *stranger) openQueue() {
 	}
 }
 
-// kv is a command for a partition, to keys that no worker has.
+// kv returns a key-value command for keys that no worker uses.
 func (s *stranger) kv() []byte {
 	op := oneOf[uint8](s.rng, nvme.CmdKVStore, nvme.CmdKVStore, nvme.CmdKVRetrieve, nvme.CmdKVRetrieve, nvme.CmdKVList,
 		nvme.CmdKVDelete, nvme.CmdKVExist)
@@ -346,7 +346,7 @@ func (s *stranger) kv() []byte {
 	return e[:]
 }
 
-// rw is a read or write of blocks that no worker has, or of keys and values.
+// rw returns a read or write of blocks that no worker uses, or a key-value command.
 func (s *stranger) rw() []byte {
 	if s.rng.IntN(3) == 0 {
 		return s.kv()

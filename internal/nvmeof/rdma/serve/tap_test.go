@@ -9,8 +9,7 @@ import (
 	"jbofd/internal/nvmeof/rdma/verbs"
 )
 
-// tap stands between the server and its provider. It counts the messages that the server sees and lets
-// calls fail.
+// tap wraps the server's provider. It counts the messages that the server receives and injects failures.
 type tap struct {
 	received atomic.Int64
 	// short is how many receives the next PostRecv takes at most, less one; 0: all.
@@ -23,7 +22,7 @@ type tap struct {
 
 var errTap = errors.New("the test wants it so")
 
-// breakQueues lets the completion queues that there are fail to sleep.
+// breakQueues makes the existing completion queues fail when they are armed or waited for.
 func (p *tap) breakQueues() {
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -24,7 +24,7 @@ func TestAddressesAndParamsSurviveC(t *testing.T) {
 	if got := fromC(&c); got != netip.MustParseAddrPort("10.0.0.1:1") {
 		t.Errorf("a mapped address became %v", got)
 	}
-	// The CM tells each side the depths as they look from there.
+	// The CM reports the depths from the view of each side.
 	p := Params{PrivateData: bytes.Repeat([]byte{7}, MaxAcceptData), ResponderResources: 2, InitiatorDepth: 3,
 		RetryCount: 4, RNRRetryCount: 5}
 	cp := paramToC(p)

@@ -77,7 +77,7 @@ func TestOpenSaysWhatIsMissing(t *testing.T) {
 	t.Log(err)
 }
 
-// testTimeout is when a test gives up; the guest is slow.
+// testTimeout bounds each wait of a test. It is long because the guest is slow.
 const testTimeout = time.Minute
 
 func ok(t *testing.T, err error) {
@@ -93,7 +93,7 @@ func within(t *testing.T) context.Context {
 	return ctx
 }
 
-// side is what an end of a connection needs.
+// side has the resources of one end of a connection.
 type side struct {
 	domain verbs.Domain
 	cq     verbs.CQ
@@ -213,7 +213,7 @@ func none(t *testing.T, p verbs.Provider) {
 	}
 }
 
-// resources are what the system counts for this process, librdmacm's own included.
+// resources returns the RDMA objects that the system counts for this process, including those of librdmacm.
 func resources(t *testing.T) string {
 	t.Helper()
 	var left []string
@@ -290,7 +290,7 @@ func TestRequestsBeyondTheBacklogAreRejected(t *testing.T) {
 			t.Errorf("a request beyond the backlog: %v", err)
 		}
 	}
-	ok(t, l.Close()) // what waits is rejected as well
+	ok(t, l.Close()) // waiting requests are rejected as well
 	for range 2 {
 		var r *verbs.RejectedError
 		if err := <-results; !errors.As(err, &r) {
@@ -357,8 +357,7 @@ func TestIdleUsesNoCPU(t *testing.T) {
 	ok(t, errors.Join(k.close(), l.Close()))
 }
 
-// Hosts that come, talk, hang up, are cut off or lose their patience, all at once, and a target that
-// treats them likewise.
+// Hosts that connect, send, disconnect, are cut off or time out, all at once, and a target that does the same to them.
 func TestConnectStormLeavesNothing(t *testing.T) {
 	a := address(t, "JBOFD_RDMA_ADDR")
 	p := open(t)
@@ -383,7 +382,7 @@ func TestConnectStormLeavesNothing(t *testing.T) {
 				case 0:
 					return
 				case 1:
-					// It may have gone already.
+					// It may have been closed already.
 					_ = e.Reject([]byte("no"))
 					return
 				}
@@ -414,7 +413,7 @@ func TestConnectStormLeavesNothing(t *testing.T) {
 						return
 					case <-time.After(time.Millisecond):
 					}
-					// To a queue pair that is closed meanwhile, now and then.
+					// Sometimes to a queue pair that is closed meanwhile.
 					if _, err := ts.domain.PostSend(wr); err != nil || n == 50 {
 						return
 					}
@@ -469,8 +468,8 @@ func TestConnectStormLeavesNothing(t *testing.T) {
 	}
 }
 
-// TestRemovedDevice takes a soft RoCE link away and makes it anew: JBOFD_RDMA_LINK is its name and
-// its interface, which has the address.
+// TestRemovedDevice removes a soft RoCE link and creates it again: JBOFD_RDMA_LINK is its name and its interface, which
+// has the address.
 func TestRemovedDevice(t *testing.T) {
 	a := address(t, "JBOFD_RDMA_ADDR")
 	v := strings.Fields(os.Getenv("JBOFD_RDMA_LINK"))
@@ -487,7 +486,7 @@ func TestRemovedDevice(t *testing.T) {
 		return nil
 	}
 	p := open(t)
-	// remove begins the removal, which waits for all of the process to be closed.
+	// remove begins the removal, which waits until the process has closed everything.
 	remove := func() <-chan error {
 		done := make(chan error, 1)
 		go func() { done <- run("link", "delete", v[0]) }()
@@ -513,7 +512,7 @@ func TestRemovedDevice(t *testing.T) {
 			_, err := bound.Accept()
 			accepted <- err
 		}()
-		if round == 1 { // nobody is connected, but a domain is there
+		if round == 1 { // nothing is connected, but a domain exists
 			ok(t, errors.Join(k.te.Close(), k.he.Close()))
 		}
 		removed := remove()
@@ -549,7 +548,7 @@ func TestRemovedDevice(t *testing.T) {
 		}
 		restore()
 	}
-	// Nothing at all is open but the wildcard listener.
+	// Only the wildcard listener is open.
 	k := connect(t, p, wild, a)
 	ok(t, k.close())
 	ok(t, <-remove())
