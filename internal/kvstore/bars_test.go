@@ -2,6 +2,7 @@ package kvstore
 
 import (
 	"encoding/binary"
+	"math"
 	"math/rand/v2"
 	"reflect"
 	"testing"
@@ -23,8 +24,11 @@ type instant struct {
 	replies               int
 }
 
-func (d *instant) run() {
-	for {
+func (d *instant) run() { d.turns(math.MaxInt) }
+
+// turns lets the store act until it asks for nothing more, and most times at most. It returns how often.
+func (d *instant) turns(most int) int {
+	for n := range most {
 		d.s.Turn(d.now, &d.act)
 		d.now += 1000
 		for _, p := range d.act.Replies {
@@ -33,7 +37,7 @@ func (d *instant) run() {
 		}
 		d.act.Replies = d.act.Replies[:0]
 		if len(d.act.IOs) == 0 {
-			return
+			return n
 		}
 		for _, q := range d.act.IOs {
 			switch q.Op {
@@ -49,6 +53,7 @@ func (d *instant) run() {
 		}
 		d.act.IOs = d.act.IOs[:0]
 	}
+	return most
 }
 
 func newInstant(tb testing.TB, cfg Config) *instant {

@@ -45,7 +45,9 @@ type compactState struct {
 	// futile counts chunks in a row that were emptied without an increase of the headroom beyond most, the greatest
 	// since the count began. After maxFutile of them compaction pauses until resumeNS, or until an eighth of a chunk
 	// has died, seen from live, the live bytes at the beginning of the pause.
-	futile   int
+	futile int
+	// fresh: a write of a host has ended since the count began.
+	fresh    bool
 	most     int64
 	live     int64
 	resumeNS int64
@@ -91,7 +93,9 @@ func (s *Store) compactStep() {
 	case starved:
 		// There is headroom, but it lies in chunks that are not empty yet.
 		most, slots = maxMoves, 1
-	default:
+	case c.fresh || c.keys+c.values == 0:
+		// While a victim is being emptied the headroom may be high for a moment, without a gain. If nothing but
+		// compaction writes, it would go on for ever if that ended the count.
 		s.resetFutile()
 	}
 	s.startVictims(min(slots, len(c.slots)))
@@ -270,7 +274,7 @@ func (s *Store) victimDone(sl *slot) {
 }
 
 // resetFutile ends a pause of compaction.
-func (s *Store) resetFutile() { s.compact.futile, s.compact.most = 0, 0 }
+func (s *Store) resetFutile() { s.compact.futile, s.compact.most, s.compact.fresh = 0, 0, false }
 
 // startMove starts an op of compaction.
 func (s *Store) startMove(sl *slot, m op) {

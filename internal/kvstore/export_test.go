@@ -111,6 +111,15 @@ func (s *Store) Recount(disk []byte, exact bool) error {
 	return nil
 }
 
+// Place is where the segment of a key begins, and the epoch of its chunk. Both are 0 if it has no record.
+func (s *Store) Place(key []byte) (offset int64, epoch uint32) {
+	e := s.tbl.Get(s.tbl.Segment(format.HashKey(s.hashSeed, key)))
+	if e == 0 {
+		return 0, 0
+	}
+	return int64(e.Offset()), s.pool.Chunks[s.pool.Of(e.Offset())].Epoch
+}
+
 // KeyLogChunks is how many chunks the key log has.
 func (s *Store) KeyLogChunks() int64 { return int64(s.pool.KeyChunks) }
 

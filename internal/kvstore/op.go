@@ -65,6 +65,7 @@ func (s *Store) finish(i int32, st Status) {
 		s.opLinks.Push(&s.freeInt, i)
 		return
 	}
+	s.compact.fresh = true
 	s.answer(o.tag, st, int(o.valueLen))
 	s.opLinks.Push(&s.freeOps, i)
 }

@@ -5,6 +5,7 @@ import (
 	"encoding/binary"
 	"testing"
 
+	"jbofd/internal/kvstore/format"
 	"jbofd/internal/pipeline"
 )
 
@@ -74,5 +75,73 @@ func TestASegmentThatOutgrowsItsBufferKeepsItsKeys(t *testing.T) {
 	}
 	if st := d.s.Stats(); st.Objects != keys {
 		t.Errorf("%d objects, want %d", st.Objects, keys)
+	}
+}
+
+// TestCompactionKeepsASegmentForWhichItHasNoMemory: the store opens with buffers for short segments only, and gets no
+// others. Compaction comes to a chunk with a long segment, cannot move it, and must not take it for obsolete.
+func TestCompactionKeepsASegmentForWhichItHasNoMemory(t *testing.T) {
+	cfg := Config{PartitionBytes: 4 << 20, BlockSize: 512, ChunkBytes: 128 << 10, KeysPerSegment: 256}
+	refuse, refused := false, 0
+	cfg.Alloc = func(n int) ([]byte, error) {
+		if refuse {
+			refused++
+			return nil, errDevice
+		}
+		return make([]byte, n), nil
+	}
+	d := newInstant(t, cfg)
+	// The first segment has many keys, the others a few.
+	const many = 450
+	var long, short [][16]byte
+	for n := uint64(0); len(long) < many; n++ {
+		var k [16]byte
+		binary.LittleEndian.PutUint64(k[:], n)
+		if d.s.tbl.Segment(format.HashKey(d.s.hashSeed, k[:])) == 0 {
+			long = append(long, k)
+		} else if len(short) < 1000 {
+			short = append(short, k)
+		}
+	}
+	for i := range long {
+		d.one(t, Request{Op: Put, Key: long[i][:]}, OK)
+	}
+	// Values fill the partition, so that there is a need for compaction.
+	filled := 0
+	for d.last.Status == OK {
+		d.s.Submit(&Request{Op: Put, Key: short[filled][:], Value: make([]byte, 20_000)})
+		d.run()
+		filled++
+	}
+	for i := range filled / 8 {
+		d.one(t, Request{Op: Delete, Key: short[i][:]}, OK)
+	}
+	cfg = d.s.cfg
+	cfg.Format = false
+	s, err := New(cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	d.s = s
+	if d.run(); !s.Ready() {
+		t.Fatal(s.Err())
+	}
+	if n := s.tbl.Get(0).MaxBytes(); n <= len(s.segs[0].buf) {
+		t.Fatalf("the long segment has at most %d bytes, which fit into a buffer", n)
+	}
+	refuse = true
+	for i := 0; refused < 10 && i < 20_000; i++ {
+		d.s.Submit(&Request{Op: Put, Key: short[filled/8+i*7%(filled*7/8)][:], Value: make([]byte, 20_000)})
+		d.turns(1000)
+	}
+	if refused == 0 || s.Stats().Compactions == 0 {
+		t.Errorf("%d chunks compacted, memory refused %d times: too little has happened", s.Stats().Compactions, refused)
+	}
+	refuse = false
+	for i := range long {
+		d.one(t, Request{Op: Exist, Key: long[i][:]}, OK)
+	}
+	if n := s.Stats().Damaged; n != 0 {
+		t.Errorf("%d records are damaged", n)
 	}
 }
