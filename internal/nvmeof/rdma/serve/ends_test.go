@@ -96,6 +96,20 @@ func (r *rig) first(t *testing.T) byte {
 	return b[0]
 }
 
+// newWriteStays writes block 0 on a new queue of an association, and reads it.
+func (r *rig) newWriteStays(t *testing.T, c *client.Controller) {
+	t.Helper()
+	q := r.resolve(t)
+	q.Join(association(t, c), 2)
+	write(t, q, 'n')
+	if e := q.Response(q.Next()); !e.Status().OK() {
+		t.Errorf("write: %v", e.Status())
+	}
+	if got := r.first(t); got != 'n' {
+		t.Errorf("the block reads %q, want n", got)
+	}
+}
+
 func TestOldWritesNeverLandAfterAReset(t *testing.T) {
 	t.Parallel()
 	r, dev := heldRig(t)
@@ -111,15 +125,7 @@ func TestOldWritesNeverLandAfterAReset(t *testing.T) {
 	dev.Release()
 	eventually(t, "the end of the reset", func() bool { return !csts(t, c).RDY() })
 	setCC(t, c, enabled)
-	again := r.resolve(t)
-	again.Join(association(t, c), 2)
-	write(t, again, 'n')
-	if e := again.Response(again.Next()); !e.Status().OK() {
-		t.Errorf("write after the reset: %v", e.Status())
-	}
-	if got := r.first(t); got != 'n' {
-		t.Errorf("the block reads %q, want n", got)
-	}
+	r.newWriteStays(t, c)
 }
 
 func TestOldWritesNeverLandAfterALostConnection(t *testing.T) {
@@ -154,15 +160,7 @@ func TestOldWritesNeverLandAfterALostConnection(t *testing.T) {
 		return
 	}
 	defer again.Close()
-	q := r.resolve(t)
-	q.Join(association(t, again), 2)
-	write(t, q, 'n')
-	if e := q.Response(q.Next()); !e.Status().OK() {
-		t.Errorf("write: %v", e.Status())
-	}
-	if got := r.first(t); got != 'n' {
-		t.Errorf("the block reads %q, want n", got)
-	}
+	r.newWriteStays(t, again)
 }
 
 // TestAConnectBeforeTheLossIsReportedWaits: the host has lost its admin queue, but the provider has not reported that
@@ -202,15 +200,7 @@ func TestAConnectBeforeTheLossIsReportedWaits(t *testing.T) {
 	for _, e := range targets {
 		e.ReleaseEvents()
 	}
-	q := r.resolve(t)
-	q.Join(association(t, c), 2)
-	write(t, q, 'n')
-	if e := q.Response(q.Next()); !e.Status().OK() {
-		t.Errorf("write: %v", e.Status())
-	}
-	if got := r.first(t); got != 'n' {
-		t.Errorf("the block reads %q, want n", got)
-	}
+	r.newWriteStays(t, c)
 }
 
 func TestShutdownDrainsAndFlushes(t *testing.T) {

@@ -65,6 +65,21 @@ func writeAll(q *rawQueue, fill byte) (cids []uint16) {
 	return cids
 }
 
+// newWritesStay writes all blocks on a new queue. They keep what was written, also when the drive lets go of all writes.
+func (h *rawHost) newWritesStay(dev *fault.Device) {
+	h.t.Helper()
+	q := h.queue(1)
+	for _, cid := range writeAll(q, 'n') {
+		if e := q.wait(cid); !e.Status().OK() {
+			h.t.Fatalf("write: %v", e.Status())
+		}
+	}
+	dev.Release()
+	if got := h.r.blocks(h.t, oldBlocks); !bytes.Equal(got, bytes.Repeat([]byte{'n'}, oldBlocks)) {
+		h.t.Errorf("blocks read %q: earlier writes have overwritten newer ones", got)
+	}
+}
+
 // TestOldWritesNeverLandAfterAReset: RDY becomes 0 only when no earlier write can overwrite what the host writes after
 // it has enabled the controller again.
 func TestOldWritesNeverLandAfterAReset(t *testing.T) {
@@ -81,16 +96,7 @@ func TestOldWritesNeverLandAfterAReset(t *testing.T) {
 	time.AfterFunc(100*time.Millisecond, dev.Release)
 	h.awaitCSTS("RDY 0", func(s nvme.CSTS) bool { return !s.RDY() })
 	h.setCC(rawEnable)
-	q := h.queue(1)
-	for _, cid := range writeAll(q, 'n') {
-		if e := q.wait(cid); !e.Status().OK() {
-			t.Fatalf("write after the reset: %v", e.Status())
-		}
-	}
-	dev.Release()
-	if got := r.blocks(t, oldBlocks); !bytes.Equal(got, bytes.Repeat([]byte{'n'}, oldBlocks)) {
-		t.Errorf("blocks read %q: writes of before the reset have overwritten newer ones", got)
-	}
+	h.newWritesStay(dev)
 }
 
 // TestOldWritesNeverLandAfterALostConnection: a host that has lost its connections cannot connect again while its old
@@ -109,16 +115,7 @@ func TestOldWritesNeverLandAfterALostConnection(t *testing.T) {
 		t.Fatalf("Connect after the loss: %v", s)
 	}
 	h.setCC(rawEnable)
-	q := h.queue(1)
-	for _, cid := range writeAll(q, 'n') {
-		if e := q.wait(cid); !e.Status().OK() {
-			t.Fatalf("write after the loss: %v", e.Status())
-		}
-	}
-	dev.Release()
-	if got := r.blocks(t, oldBlocks); !bytes.Equal(got, bytes.Repeat([]byte{'n'}, oldBlocks)) {
-		t.Errorf("blocks read %q: writes of the lost association have overwritten newer ones", got)
-	}
+	h.newWritesStay(dev)
 }
 
 // TestShutdownDrainsAndFlushes: SHST is 01b until the writes at the drive are done and the drive is flushed, and the
@@ -302,13 +299,7 @@ func TestAnExpiredAssociationIsFenced(t *testing.T) {
 	}
 	h.admin, h.cntlid = q, e.ConnectCNTLID()
 	h.setCC(rawEnable)
-	q = h.queue(1)
-	for _, cid := range writeAll(q, 'n') {
-		q.wait(cid)
-	}
-	if got := r.blocks(t, oldBlocks); !bytes.Equal(got, bytes.Repeat([]byte{'n'}, oldBlocks)) {
-		t.Errorf("blocks read %q", got)
-	}
+	h.newWritesStay(dev)
 }
 
 // TestDisconnectIsAnsweredWhenAShutdownComes: it waits for a write whose data the host has not sent. After the shutdown
