@@ -135,7 +135,8 @@ func TestCompactionKeepsASegmentForWhichItHasNoMemory(t *testing.T) {
 		d.turns(1000)
 	}
 	if refused == 0 || s.Stats().Compactions == 0 {
-		t.Errorf("%d chunks compacted, memory refused %d times: too little has happened", s.Stats().Compactions, refused)
+		t.Errorf("%d chunks compacted, memory refused %d times: too little has happened", s.Stats().Compactions,
+			refused)
 	}
 	refuse = false
 	for i := range long {

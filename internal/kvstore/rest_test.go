@@ -22,8 +22,8 @@ func TestAFullPartitionComesToRest(t *testing.T) {
 					d.replies = 0
 					d.s.Submit(&Request{Op: Put, Key: d.k[:], Value: make([]byte, size)})
 					if turns := d.turns(most); turns == most || d.replies == 0 {
-						t.Fatalf("values of %d bytes, blocks of %d, %d keys before: Put %d is not at rest after %d turns, "+
-							"%d replies: %+v", size, block, keys, n, turns, d.replies, d.s.Stats())
+						t.Fatalf("values of %d bytes, blocks of %d, %d keys before: Put %d is not at rest after %d "+
+							"turns, %d replies: %+v", size, block, keys, n, turns, d.replies, d.s.Stats())
 					}
 				}
 			}

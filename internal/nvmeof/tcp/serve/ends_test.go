@@ -65,7 +65,7 @@ func writeAll(q *rawQueue, fill byte) (cids []uint16) {
 	return cids
 }
 
-// newWritesStay writes all blocks on a new queue. They keep what was written, also when the drive lets go of all writes.
+// newWritesStay writes all blocks on a new queue. They keep what was written when the drive lets go of all writes.
 func (h *rawHost) newWritesStay(dev *fault.Device) {
 	h.t.Helper()
 	q := h.queue(1)
