@@ -48,7 +48,9 @@ type Config struct {
 	// Format makes a new store on the partition, whatever it contains. The fields below are for that.
 	Format bool
 	UUID   uuid.UUID
-	// HashSeed should be random and secret, so that nobody can choose keys that belong to one segment.
+	// HashSeed should be random and secret, so that nobody can choose keys that belong to one segment. Checksums start
+	// from it, too: with the seed of a store that was on the partition before, that store's records would count as this
+	// one's.
 	HashSeed uint64
 	// ChunkBytes is the size of a chunk; 0: 2 MiB, or 4 MiB for partitions of more than 4 GiB.
 	ChunkBytes int64

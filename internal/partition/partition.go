@@ -18,6 +18,7 @@ import (
 	"time"
 
 	"jbofd/internal/drive"
+	"jbofd/internal/fence"
 	"jbofd/internal/kvstore"
 	"jbofd/internal/kvstore/swap"
 	"jbofd/internal/tenant"
@@ -60,6 +61,10 @@ type Partition struct {
 	swapper *swapper
 	// used is Stats.LiveBytes after the last turn.
 	used atomic.Int64
+	// right is the right to use the partition's extent, which pass carries with each I/O. It ends if Close gives the
+	// store up.
+	right *fence.Holder
+	pass  fence.Pass
 
 	// Everything below belongs to the driver's owner.
 	store *kvstore.Store
@@ -132,8 +137,9 @@ func Open(cfg Config) (*Partition, error) {
 	}
 	p := &Partition{
 		cfg: cfg, drive: cfg.Drive, memory: m, store: store,
-		opened: make(chan struct{}), stopped: make(chan struct{}),
+		opened: make(chan struct{}), stopped: make(chan struct{}), right: fence.NewHolder(func() {}),
 	}
+	p.pass = p.right.Pass()
 	if err := p.driver.Init(turn.Config{Env: cfg.Drive.Env(), Machine: (*machine)(p), MaxTurns: maxTurns}); err != nil {
 		m.free()
 		return nil, err
@@ -172,8 +178,10 @@ func (p *Partition) awaitOpened() {
 }
 
 // Close moves values back from swap areas and stops the store with a last checkpoint, after which it opens at once. It
-// waits for that at most as long as patience; nothing is lost if it takes longer. The submitters must have stopped.
-// Idempotent.
+// waits for that at most as long as patience; nothing is lost if it takes longer. Then the Requests that the store has
+// end with kvstore.DeviceError, and only what the device has already is done to the partition still: before the
+// partition is opened again, or its extent used otherwise, that has to drain (drive.Drive.Quiesce). The submitters must
+// have stopped. Idempotent.
 //
 // Errors: the last checkpoint was not done in time; ErrKeysSwapped.
 func (p *Partition) Close(patience time.Duration) error {
@@ -203,7 +211,10 @@ func (p *Partition) Close(patience time.Duration) error {
 	}
 	p.driver.Lock()
 	p.phase = gone
+	p.right.Raise()
 	p.driver.Unlock()
+	p.drive.AbortStale()
+	p.endBegun()
 	// The device may still read from the memory and write to it.
 	p.abandonMemory()
 	p.driver.Close()

@@ -123,8 +123,8 @@ func TestAForeignDeviceIsRefusedAndNotChanged(t *testing.T) {
 	}
 	p := r.mustOpen(true)
 	r.close(p)
-	if q := newHost(p, 1, 1, 1).do(kvstore.Get, 1, 1); q.Status != kvstore.DeviceError {
-		t.Errorf("a request to a closed partition: status %d", q.Status)
+	if q := newHost(p, 1, 1, 1).do(kvstore.Get, 1, 1); q.Status != kvstore.Aborted {
+		t.Errorf("a request to a closed partition: status %d, want Aborted: its drive has not failed", q.Status)
 	}
 }
 

@@ -283,7 +283,7 @@ func (l *swapper) turn(now int64) {
 		if q.FUA {
 			d.Flags = ssd.FUA
 		}
-		d.Tenant, d.Credited = q.Tenant, false
+		d.Tenant, d.Credited, d.Extent = q.Tenant, false, l.p.pass
 		batch.Add(&d.IO)
 	}
 	l.acts.Replies, l.acts.Releases, l.acts.IOs = l.acts.Replies[:0], l.acts.Releases[:0], l.acts.IOs[:0]

@@ -3,6 +3,7 @@ package partition
 import (
 	"errors"
 	"fmt"
+	"slices"
 	"sync/atomic"
 	"time"
 
@@ -289,6 +290,14 @@ func (a *Area) turn() {
 		a.gone = true
 		close(a.stopped)
 	}
+}
+
+// forgetAppends drops the Appends of a partition that was given up and that the machine has not taken.
+func (a *Area) forgetAppends(l *swapper) {
+	a.driver.Lock()
+	defer a.driver.Unlock()
+	a.backlog = slices.DeleteFunc(a.inbox.Take(a.backlog),
+		func(m areaMessage) bool { return !m.release && a.sources[m.append.Source] == l })
 }
 
 // feed gives the machine messages of the backlog, in order, as many as it takes, and reports whether it took any.

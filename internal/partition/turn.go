@@ -80,15 +80,34 @@ func (p *Partition) turn() {
 	}
 }
 
-// refuse ends Requests that come after Close.
+// refuse ends Requests that come after Close, or wait when it comes. None was begun, and the drive has not failed: with
+// DeviceError a host would take the removal of a namespace for a media error.
 func (p *Partition) refuse() {
 	for r := p.waiting.popAny(); r != nil; r = p.waiting.popAny() {
 		if !r.start() {
 			p.endAborted(r)
 			continue
 		}
-		r.Status, r.ValueLen = kvstore.DeviceError, 0
+		r.Status, r.ValueLen = kvstore.Aborted, 0
 		p.complete(r)
+	}
+}
+
+// endBegun ends the Requests that the store has, which is given up. Whether a restart finds what they have written is
+// not known. Their memory is not in use any more: store, Source and areas copy values, and areas forget those that they
+// have not copied yet.
+func (p *Partition) endBegun() {
+	if p.swapper != nil {
+		for _, a := range p.swapper.areas {
+			a.forgetAppends(p.swapper)
+		}
+	}
+	p.driver.Lock()
+	defer p.driver.Unlock()
+	for tag, r := range p.reqs {
+		if r != nil {
+			p.reply(&kvstore.Reply{Tag: uint64(tag), Status: kvstore.DeviceError})
+		}
 	}
 }
 
@@ -238,7 +257,7 @@ func (p *Partition) submit() {
 		if q.FUA {
 			d.Flags = ssd.FUA
 		}
-		d.Tenant, d.Credited = q.Tenant, false
+		d.Tenant, d.Credited, d.Extent = q.Tenant, false, p.pass
 		if q.Background {
 			d.Tenant = p.cfg.Background
 		} else {
