@@ -1,0 +1,119 @@
+package publish
+
+import (
+	"errors"
+	"math/rand/v2"
+	"slices"
+	"testing"
+	"time"
+
+	"jbofd/internal/bufpool"
+	"jbofd/internal/drive"
+	"jbofd/internal/kvstore"
+	"jbofd/internal/lab"
+	"jbofd/internal/nvmeof"
+	"jbofd/internal/nvmeof/target"
+	"jbofd/internal/partition"
+	"jbofd/internal/ssd"
+	"jbofd/internal/uuid"
+)
+
+// rig is a service with one drive, in virtual time.
+type rig struct {
+	t         *testing.T
+	sim       *lab.Sim
+	disk      *lab.Drive
+	drive     *drive.Drive
+	publisher *Publisher
+	closed    error
+}
+
+const storeBytes = 25 * 128 << 10
+
+func newRig(t *testing.T) *rig {
+	r := &rig{t: t, sim: lab.NewSim(1)}
+	r.disk = lab.NewDrive(lab.DriveConfig{SizeBytes: storeBytes, BlockSize: 512, Rand: rand.New(rand.NewPCG(1, 1)),
+		Misuse: func(what string) { t.Error(what) }})
+	pool, err := bufpool.New(bufpool.Config{TotalBytes: 16 << 20})
+	if err != nil {
+		t.Fatal(err)
+	}
+	r.drive, err = drive.New(drive.Config{Device: lab.NewDevice(r.sim, "ssd0", r.disk), Pool: pool, Env: r.sim})
+	if err != nil {
+		t.Fatal(err)
+	}
+	machine := nvmeof.New(nvmeof.Config{Limits: nvmeof.Limits{MDTSBytes: 64 << 10}})
+	service := target.New(target.Config{Target: machine, SSDs: []*drive.Drive{r.drive}, Pool: pool, Env: r.sim})
+	r.publisher = New(Config{Service: service, Closed: func(_ *Store, err error) { r.closed = err }})
+	return r
+}
+
+func (r *rig) open(format bool) (*Store, error) {
+	if err := r.publisher.Vacate(r.drive, nil); err != nil {
+		return nil, err
+	}
+	p, err := partition.Open(partition.Config{Drive: r.drive, Background: target.Background,
+		Store: kvstore.Config{PartitionBytes: storeBytes, ChunkBytes: 128 << 10, Format: format, UUID: uuid.UUID{7}}})
+	if err != nil {
+		return nil, err
+	}
+	return NewStore(p, uuid.UUID{7}, "nqn.2026-11.example:publish", 1), nil
+}
+
+// TestAStoreIsNotReadWhileItsFormerSelfWrites: a store whose drive is slow is given up when its namespace is removed.
+// When the namespace comes back, the store is not read before the drive has done the old writes, and does not open if
+// that takes too long.
+func TestAStoreIsNotReadWhileItsFormerSelfWrites(t *testing.T) {
+	r := newRig(t)
+	s, err := r.open(true)
+	if err != nil {
+		t.Fatal(err)
+	}
+	r.disk.Hold = func(q *ssd.Request) int64 {
+		if q.Op == ssd.Read {
+			return 0
+		}
+		return int64(15 * time.Second)
+	}
+	s.Checkpoint()
+	r.publisher.Close(s, time.Second)
+	if r.closed == nil || len(r.disk.Flights) == 0 {
+		t.Fatalf("the close ends with %v, %d requests at the drive", r.closed, len(r.disk.Flights))
+	}
+	r.disk.Hold = nil
+	r.disk.Observe = func(q *ssd.Request) {
+		if slices.ContainsFunc(r.disk.Flights, func(f lab.Flight) bool { return f.Op == ssd.Write }) {
+			t.Errorf("%v at %d while a write of the former store is at the drive", q.Op, q.Offset)
+		}
+	}
+	if _, err := r.open(false); !errors.Is(err, target.ErrInFlight) {
+		t.Fatalf("while the drive takes 15 s for a write: %v, want %v", err, target.ErrInFlight)
+	}
+	if s, err = r.open(false); err != nil {
+		t.Fatal(err)
+	}
+	r.disk.Observe = nil
+	r.publisher.Close(s, time.Second)
+	if r.closed != nil {
+		t.Error(r.closed)
+	}
+}
+
+// TestErasedIsZeroAndDrained: Erase zeroes a range after the commands that the drive has.
+func TestErasedIsZeroAndDrained(t *testing.T) {
+	r := newRig(t)
+	r.disk.Store(4096, []byte("what a host has written"))
+	if err := r.publisher.Erase(r.drive, 4096, 8192, nil); err != nil {
+		t.Fatal(err)
+	}
+	for i, b := range r.disk.Durable[4096:][:8192] {
+		if b != 0 {
+			t.Fatalf("byte %d is %#x", i, b)
+		}
+	}
+	stop := make(chan struct{})
+	close(stop)
+	if err := r.publisher.Erase(r.drive, 4096, 8192, stop); !errors.Is(err, target.ErrStopped) {
+		t.Errorf("after the stop: %v, want %v", err, target.ErrStopped)
+	}
+}
