@@ -22,7 +22,8 @@ import (
 //   - Fault chooses the Outcome of a request: it fails although none, some or all of it was done; a write is lost (it
 //     succeeds and nothing is written) or misdirected (it overwrites another range).
 //   - Unreadable makes reads of blocks fail until they are written; Flip flips a bit.
-//   - A drive that has vanished (Vanish) fails every request, including those in flight.
+//   - A drive that has vanished (Vanish) fails every request, including those in flight, of which any part may have
+//     been done. It may return, and has then lost its power meanwhile.
 //
 // The model guarantees that no block is torn, that a successful read returns only data that was written (except after
 // Flip), and that blocks change only by requests and the calls above.
@@ -85,6 +86,9 @@ type Drive struct {
 	Hold func(r *ssd.Request) int64
 	// Observe, if not nil, is called with each request at its submission.
 	Observe func(r *ssd.Request)
+	// Harmed, if not nil, is called with each range that holds other data than requests have left there: after a lost
+	// or misdirected write and after Flip.
+	Harmed func(offset, length int64)
 	// SlowOneIn makes one request in so many take up to a hundred times as long as the others; 0: none.
 	SlowOneIn int
 	// LastWrite, if not nil, maps the offset of each block to the number of the last write to it, as counted by Writes.
@@ -260,15 +264,26 @@ func (d *Drive) Store(offset int64, b []byte) {
 func (d *Drive) endWrite(f *Flight, what Outcome) {
 	at, durable := f.Offset, !d.Volatile || f.Flags&ssd.FUA != 0
 	switch what {
-	case FailUndone, Lost:
+	case FailUndone:
+		return
+	case Lost:
+		d.harmed(at, f.Len)
 		return
 	case FailTorn:
 		d.putTorn(at, f.seen)
 		return
 	case Misdirected:
+		d.harmed(at, f.Len)
 		at = d.rng.Int64N((int64(len(d.Visible))-f.Len)/int64(d.block)+1) * int64(d.block)
+		d.harmed(at, f.Len)
 	}
 	d.put(at, f.seen, durable)
+}
+
+func (d *Drive) harmed(offset, length int64) {
+	if d.Harmed != nil {
+		d.Harmed(offset, length)
+	}
 }
 
 // scribble fills b with random bytes, because a failed read may leave anything in its buffer.
@@ -333,13 +348,20 @@ func (d *Drive) destage(write int) {
 
 // Kill simulates the end of the process that uses the drive: any part of the writes in flight may still be done.
 func (d *Drive) Kill() {
+	if !d.gone { // otherwise Vanish has done it
+		d.tearFlights()
+	}
+	d.Flights = nil
+}
+
+// tearFlights does any part of the writes in flight.
+func (d *Drive) tearFlights() {
 	for _, f := range d.Flights {
 		if f.Op == ssd.Write || f.Op == ssd.WriteZeroes {
 			d.Writes++
 			d.putTorn(f.Offset, f.seen)
 		}
 	}
-	d.Flights = nil
 }
 
 // PowerLoss simulates a loss of power: it does what Kill does, and each block loses all, some or none of its data that
@@ -385,10 +407,14 @@ func (d *Drive) Flip(offset int64, bit uint) {
 		b[offset&int64(d.block-1)] ^= 1 << bit
 		versions[i].data = b
 	}
+	d.harmed(offset&^int64(d.block-1), int64(d.block))
 }
 
 // Vanish removes the drive: every request fails from now on.
-func (d *Drive) Vanish() { d.gone = true }
+func (d *Drive) Vanish() {
+	d.tearFlights()
+	d.gone = true
+}
 
 // Gone reports that the drive has vanished.
 func (d *Drive) Gone() bool { return d.gone }

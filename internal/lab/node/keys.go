@@ -41,23 +41,23 @@ func (h *Host) key(p *lab.Proc, q *hostQueue, ns *namespace) {
 	switch n := h.rng.IntN(20); {
 	case n < 7:
 		sqe.SetOpcode(nvme.CmdKVRetrieve)
-		h.retrieve(p, q, sqe, r)
+		h.retrieve(p, q, sqe, ns, r)
 	case n < 9:
 		sqe.SetOpcode(nvme.CmdKVExist)
-		h.exist(p, q, sqe, r)
+		h.exist(p, q, sqe, ns, r)
 	case n < 17:
 		sqe.SetOpcode(nvme.CmdKVStore)
 		if h.rng.IntN(3) == 0 {
 			k.SetOptions([]uint8{nvme.KVStoreMustExist, nvme.KVStoreMustNotExist}[h.rng.IntN(2)])
 		}
-		h.store(p, q, sqe, r, [...]int{1, 100, 300, 1000, 2000, h.rng.IntN(6000) + 1}[h.rng.IntN(6)])
+		h.store(p, q, sqe, ns, r, [...]int{1, 100, 300, 1000, 2000, h.rng.IntN(6000) + 1}[h.rng.IntN(6)])
 	default:
 		sqe.SetOpcode(nvme.CmdKVDelete)
-		h.store(p, q, sqe, r, 0)
+		h.store(p, q, sqe, ns, r, 0)
 	}
 }
 
-func (h *Host) retrieve(p *lab.Proc, q *hostQueue, sqe nvme.SQE, r *register) {
+func (h *Host) retrieve(p *lab.Proc, q *hostQueue, sqe nvme.SQE, ns *namespace, r *register) {
 	buf := make([]byte, [...]int{8, 512, maxValueBytes}[h.rng.IntN(3)])
 	sqe.KV().SetLenBytes(uint32(len(buf)))
 	start := h.lab.Sim.Now()
@@ -74,7 +74,7 @@ func (h *Host) retrieve(p *lab.Proc, q *hostQueue, sqe nvme.SQE, r *register) {
 	case !o.lost && o.status.Code() == nvme.KeyDoesNotExist:
 		h.missing(r, start, "Retrieve", nil)
 	default:
-		h.expect(o, "Retrieve of %s", r.name)
+		h.expect(ns, o, "Retrieve of %s", r.name)
 	}
 }
 
@@ -90,16 +90,23 @@ func (h *Host) missing(r *register, start int64, what string, except *write) {
 // present is the counterpart of missing for a command that has found its key but has not read the value: it reports a
 // violation unless the key may have existed at some time between start and now.
 func (h *Host) present(r *register, start int64, what string, except *write) {
-	for _, w := range r.possible(start, h.lab.Sim.Now()) {
+	may := r.possible(start, h.lab.Sim.Now())
+	if r.loose {
+		may = r.all
+	}
+	for _, w := range may {
 		if w.stamp != 0 && w != except {
 			return
 		}
+	}
+	if r.unknown(start) {
+		return
 	}
 	h.lab.Violation("%s: a %s of %s from %.3f finds the key: all writes: %s", h.name, what, r.name, float64(start)/1e3,
 		list(r.writes))
 }
 
-func (h *Host) exist(p *lab.Proc, q *hostQueue, sqe nvme.SQE, r *register) {
+func (h *Host) exist(p *lab.Proc, q *hostQueue, sqe nvme.SQE, ns *namespace, r *register) {
 	start := h.lab.Sim.Now()
 	began := r.open(start)
 	o := h.io(p, q, sqe, nil, false)
@@ -110,13 +117,13 @@ func (h *Host) exist(p *lab.Proc, q *hostQueue, sqe nvme.SQE, r *register) {
 	case !o.lost && o.status.Code() == nvme.KeyDoesNotExist:
 		h.missing(r, start, "Exist", nil)
 	default:
-		h.expect(o, "Exist of %s", r.name)
+		h.expect(ns, o, "Exist of %s", r.name)
 	}
 }
 
 // store runs a Store of size bytes, or a Delete if size is 0, and records it as a write of the register. It drops the
 // write again if the status says that nothing was written.
-func (h *Host) store(p *lab.Proc, q *hostQueue, sqe nvme.SQE, r *register, size int) {
+func (h *Host) store(p *lab.Proc, q *hostQueue, sqe nvme.SQE, ns *namespace, r *register, size int) {
 	start := h.lab.Sim.Now()
 	began := r.open(start)
 	defer r.close(began)
@@ -152,7 +159,7 @@ func (h *Host) store(p *lab.Proc, q *hostQueue, sqe nvme.SQE, r *register, size 
 		r.drop(w)
 		return
 	default:
-		h.expect(o, "%s of %s", what, r.name)
+		h.expect(ns, o, "%s of %s", what, r.name)
 	}
 	h.ended(q, o, r, w, true)
 }

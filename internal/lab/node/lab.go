@@ -12,7 +12,7 @@ import (
 
 	"jbofd/internal/lab"
 	"jbofd/internal/nvme"
-	"jbofd/internal/pipeline"
+	"jbofd/internal/nvmeof/target"
 	"jbofd/internal/ssd"
 	"jbofd/internal/telemetry"
 )
@@ -36,15 +36,26 @@ type Lab struct {
 	// disturb: hosts reset, cut and shut down. faulty: drives fail requests; faultyNS is when they last did.
 	disturb, faulty bool
 	faultyNS        int64
-	// sane: drives are healthy all the time. sickNS is when they last were not, 0: never.
-	sane      bool
-	sickNS    int64
+	// sickNS is when a drive was last not healthy, 0: never.
+	sickNS int64
+	traits traits
+	// lost are the drives that do not come back when they vanish, recent the places of their latest writes.
+	lost   [drives]bool
+	recent [drives][]extent
+	// tenants are those of the configuration.
+	tenants []target.TenantConfig
+	// areaLives counts the swap areas that were formatted.
+	areaLives int
 	violation string
 	// crashes and stops count lives of the node that have ended so, cut those stops that did not wait for a drive.
 	// stopNS is when the last stop began, 0: none has.
 	crashes, stops, cut int
 	stopNS              int64
+	swapped             int64 // values that stores that are closed have swapped
 }
+
+// drives is how many drives a node has.
+const drives = 2
 
 // Options say what a run includes.
 type Options struct {
@@ -69,8 +80,9 @@ func New(o Options) *Lab {
 		l.Net.MaxPiece = 1 + l.rng.IntN(1+l.rng.IntN(3000))
 	}
 	l.clock = s.NewClock("node", lab.ClockConfig{Skew: 0.02, JumpNS: 500e6})
+	l.traits = l.drawTraits()
 	volatile := l.rng.IntN(2) == 0
-	for i := range 2 {
+	for i := range drives {
 		d := lab.NewDrive(lab.DriveConfig{SizeBytes: diskBytes, BlockSize: blockBytes, Volatile: volatile,
 			Rand:   s.Rand(fmt.Sprintf("drive %d", i)),
 			Misuse: func(what string) { l.Violation("drive %d: %s", i, what) }})
@@ -78,16 +90,18 @@ func New(o Options) *Lab {
 		d.Observe = func(r *ssd.Request) {
 			l.notRemoved(i, r)
 			l.notEnded(r)
+			l.remember(i, r)
 		}
+		d.Harmed = func(offset, length int64) { l.harmed(i, offset, length) }
 		l.Disks = append(l.Disks, d)
 	}
-	l.sane = l.rng.IntN(4) == 0
 	l.addBlocks(1, 0, 0, 16, volatile)
 	l.addBlocks(2, 1, 64<<10, 24, volatile)
-	l.addKeys(3, 1)
+	l.addKeys(3, storeDisk)
 	for i := range 2 {
 		l.Hosts = append(l.Hosts, newHost(l, fmt.Sprintf("host%d", i)))
 	}
+	l.drawTenants()
 	return l
 }
 
@@ -101,9 +115,6 @@ func (l *Lab) addBlocks(nsid uint32, disk int, offset int64, blocks int, volatil
 	}
 	l.namespaces = append(l.namespaces, ns)
 }
-
-// policy draws how a drive's pipeline decides.
-func (l *Lab) policy() pipeline.Policy { return nil }
 
 // stamp returns a stamp that was never used.
 func (l *Lab) stamp() uint64 {
@@ -119,30 +130,16 @@ func (l *Lab) Violation(format string, args ...any) {
 	}
 }
 
-// broken reports that drives fail requests, or did a little while ago.
-func (l *Lab) broken() bool { return l.faulty || l.faultyNS != 0 && l.Sim.Now()-l.faultyNS < answerNS }
-
-// recoveryNS is how long drives that were slow may take to come to rest.
-const recoveryNS = 10e9
-
-// healthy reports that drives have answered in time for so long that nothing is late because of them.
-func (l *Lab) healthy() bool {
-	for _, d := range l.Disks {
-		if d.Fault != nil || d.Hold != nil {
-			return false
-		}
-	}
-	return l.sickNS == 0 || l.Sim.Now()-l.sickNS > recoveryNS
-}
-
-// mayFail reports whether there is a reason for a command's status.
-func (l *Lab) mayFail(s nvme.Status) bool {
+// mayFail reports whether there is a reason for the status of a command for a namespace.
+func (l *Lab) mayFail(ns *namespace, s nvme.Status) bool {
 	now := l.Sim.Now()
 	switch s.Code() {
 	case nvme.AbortRequested, nvme.AbortedSQDeletion, nvme.TransientTransportError:
 		return true
 	case nvme.WriteFault, nvme.UnrecoveredReadError, nvme.InternalError:
-		return l.broken()
+		return l.broken() || ns.damaged || l.anyGone()
+	case nvme.CapacityExceeded: // a chunk with a damaged record is not used again
+		return ns.damaged
 	case nvme.InvalidNamespaceOrFormat, nvme.NamespaceNotReady:
 		for _, ns := range l.namespaces {
 			if !ns.there || now-ns.goneNS < answerNS {
@@ -176,7 +173,11 @@ func (l *Lab) Run() string {
 	}
 	defer l.end()
 	for _, h := range l.Hosts {
-		h.start(1 + l.rng.IntN(8))
+		workers := 1 + l.rng.IntN(8)
+		if l.traits.swaps {
+			workers += 4
+		}
+		h.start(workers)
 	}
 	l.watch()
 	for range 8 + l.rng.IntN(8) {
@@ -248,50 +249,39 @@ func (l *Lab) end() {
 
 // act does something to the node.
 func (l *Lab) act() {
+	if l.anyGone() && l.rng.IntN(3) == 0 {
+		l.crash(l.rng.IntN(2) == 0)
+		return
+	}
 	switch l.rng.IntN(8) {
 	case 0, 1:
 		l.breakDrive()
 	case 2:
 		l.heal()
 	case 3:
-		ns := l.namespaces[l.rng.IntN(len(l.namespaces))]
-		l.Sim.Tracef("%s is removed", ns.name)
-		l.Node.remove(ns)
-		l.Sim.Tracef("%s is gone", ns.name)
-		for _, f := range l.Disks[ns.disk].Flights {
-			l.notRemoved(ns.disk, &f.Request)
-		}
-		l.advance(l.rng.Int64N(300e6))
-		l.heal()
-		if ns.gone = false; ns.kv {
-			if err := l.Node.openStore(ns); err != nil {
-				l.Violation("%s does not open: %v", ns.name, err)
-				return
-			}
-		}
-		ns.there, ns.gone, ns.goneNS = true, false, l.Sim.Now()
-		l.Node.apply()
-	case 4: // a reload that changes nothing
-		l.Node.apply()
+		l.removeNamespace()
+	case 4: // a reload that changes the tenants, or nothing
+		l.drawTenants()
+		l.Node.publish()
 	case 5:
 		l.clock.Jump()
 	case 6:
-		if l.rng.IntN(4) == 0 {
+		if l.rng.IntN(3) == 0 {
 			l.crash(l.rng.IntN(2) == 0)
 		}
 	case 7:
 		if l.rng.IntN(2) == 0 {
-			l.restart()
+			l.restart(l.rng.IntN(2) == 0)
 		}
 	}
 }
 
-// notRemoved demands that a request changes nothing in the extent of a namespace that is removed: it may be another's.
+// notRemoved demands that a request changes nothing in the extent of a namespace that was erased: it may be another's.
 func (l *Lab) notRemoved(disk int, r *ssd.Request) {
 	for _, ns := range l.namespaces {
-		if ns.gone && ns.disk == disk && r.Op != ssd.Read && r.Op != ssd.Flush && r.Offset < ns.offset+ns.bytes &&
+		if ns.erased && ns.disk == disk && r.Op != ssd.Read && r.Op != ssd.Flush && r.Offset < ns.offset+ns.bytes &&
 			ns.offset < r.Offset+r.Len {
-			l.Violation("%v of %d bytes at %d: %s was removed", r.Op, r.Len, r.Offset, ns.name)
+			l.Violation("%v of %d bytes at %d: %s was erased", r.Op, r.Len, r.Offset, ns.name)
 		}
 	}
 }
@@ -312,110 +302,10 @@ func (l *Lab) notEnded(r *ssd.Request) {
 	}
 }
 
-// breakDrive makes a drive fail, or be slow.
-func (l *Lab) breakDrive() {
-	if l.sane {
-		return
-	}
-	d := l.Disks[l.rng.IntN(len(l.Disks))]
-	l.sickNS = l.Sim.Now()
-	switch l.rng.IntN(3) {
-	case 0: // errors
-		p := l.rng.Float64() * 0.2
-		l.faulty = true
-		l.Sim.Tracef("a drive fails %.2f of its requests", p)
-		d.Fault = func(r *ssd.Request) lab.Outcome {
-			if l.rng.Float64() >= p {
-				return lab.Good
-			}
-			l.faultyNS = l.Sim.Now()
-			return lab.FailUndone + lab.Outcome(l.rng.IntN(3))
-		}
-	case 1: // some writes take seconds
-		l.Sim.Tracef("a drive delays writes")
-		d.Hold = func(r *ssd.Request) int64 {
-			if r.Op == ssd.Read || l.rng.IntN(2) == 0 {
-				return 0
-			}
-			return l.rng.Int64N(4e9)
-		}
-	case 2: // fail-slow
-		slow := 1e6 + l.rng.Int64N(100e6)
-		l.Sim.Tracef("a drive is slow: %d µs more", slow/1000)
-		d.Hold = func(*ssd.Request) int64 { return slow }
-	}
-}
-
-// heal ends all faults of drives.
-func (l *Lab) heal() {
-	l.Sim.Tracef("the drives are healthy")
-	if l.faulty {
-		l.faultyNS = l.Sim.Now()
-	}
-	l.faulty = false
-	for _, d := range l.Disks {
-		if d.Fault != nil || d.Hold != nil {
-			l.sickNS = l.Sim.Now()
-		}
-		d.Fault, d.Hold = nil, nil
-	}
-}
-
-// crash ends the node's process and starts it again.
-func (l *Lab) crash(power bool) {
-	l.crashes++
-	l.Sim.Tracef("the node crashes, power loss %v", power)
-	l.Node.kill(power)
-	for _, ns := range l.namespaces {
-		for _, r := range ns.registers {
-			l.choices++
-			r.crash(l.Sim.Now(), power && !ns.kv, l.choices)
-		}
-	}
-	l.start()
-}
-
-// restart stops the node's process in order, under load, and starts it again.
-func (l *Lab) restart() {
-	l.stops++
-	l.stopNS = l.Sim.Now()
-	l.Sim.Tracef("the node stops")
-	if !l.Node.drain(l.rng.Int64N(1 + l.rng.Int64N(6e9))) {
-		l.cut++
-		l.Sim.Tracef("the node's process ends although a drive has not answered")
-		l.Node.kill(false)
-	} else if l.violation == "" {
-		l.Node.stop()
-		l.Node.process.Kill()
-	}
-	for _, ns := range l.namespaces {
-		for _, r := range ns.registers {
-			r.fence(l.Sim.Now()) // answers to reads may be on their way still
-		}
-	}
-	l.start()
-}
-
-// start starts the node's process again after some time.
-func (l *Lab) start() {
-	if l.violation != "" {
-		return
-	}
-	l.advance(l.rng.Int64N(100e6))
-	l.heal()
-	var err error
-	if l.Node, err = l.startNode(); err != nil {
-		l.Violation("the node does not start again: %v", err)
-	}
-}
-
-// stopping reports that a refusal may be due to a stop of the node.
-func (l *Lab) stopping() bool { return l.stopNS != 0 && l.Sim.Now()-l.stopNS < answerNS }
-
 // verify reads every block from the drives, when nothing is under way any more.
 func (l *Lab) verify() {
 	for _, ns := range l.namespaces {
-		if ns.kv {
+		if ns.kv || l.Disks[ns.disk].Gone() {
 			continue
 		}
 		for i, r := range ns.registers {

@@ -20,6 +20,7 @@ var (
 	seedFlag  = flag.Uint64("seed", 0, "run only this seed of the lab")
 	traceFlag = flag.String("lab.trace", "", "write what happens in the run of -seed to this file")
 	seedsFlag = flag.Int("lab.seeds", 1000, "how many new seeds are run")
+	failFlag  = flag.Int64("lab.failures", 3, "at how many seeds that fail the test ends")
 )
 
 var tel = telemetry.New(telemetry.Options{Version: "lab", Node: "lab"})
@@ -29,6 +30,7 @@ type counts struct {
 	Host
 	mu                  sync.Mutex
 	crashes, stops, cut int
+	swapped             int64
 	steps               uint64
 }
 
@@ -48,25 +50,26 @@ func (c *counts) add(l *Lab) {
 	c.crashes += l.crashes
 	c.stops += l.stops
 	c.cut += l.cut
+	c.swapped += l.swapped
 	c.steps += l.Sim.Steps()
 }
 
 func (c *counts) String() string {
 	return fmt.Sprintf("%d steps, %d commands of which %d lost their connection, %d associations, %d resets, %d "+
-		"shutdowns, %d cuts, %d aborts of which %d took effect, %d crashes, %d stops of "+
-		"which %d did not wait for a drive",
-		c.steps, c.commands, c.lostCommands, c.connects, c.resets, c.shutdowns, c.cuts, c.aborts, c.aborted, c.crashes,
-		c.stops, c.cut)
+		"shutdowns, %d cuts, %d aborts of which %d took effect, %d values swapped, %d crashes, %d stops of which %d "+
+		"did not wait for a drive",
+		c.steps, c.commands, c.lostCommands, c.connects, c.resets, c.shutdowns, c.cuts, c.aborts, c.aborted, c.swapped,
+		c.crashes, c.stops, c.cut)
 }
 
-// run runs seeds from first on, and ends at the third that fails.
+// run runs seeds from first on, and ends when -lab.failures of them have failed.
 func run(t *testing.T, first uint64, n int) {
 	var total counts
 	var next, failed atomic.Int64
 	var workers sync.WaitGroup
 	for range runtime.GOMAXPROCS(0) {
 		workers.Go(func() {
-			for failed.Load() < 3 {
+			for failed.Load() < *failFlag {
 				i := next.Add(1) - 1
 				if i >= int64(n) {
 					return

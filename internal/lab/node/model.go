@@ -32,6 +32,17 @@ type write struct {
 	// not known before a read. 0: the write is in no set.
 	choice uint64
 	by     string
+	// copy is the same write in the register of the namespace that has taken this one's place; see renew. dropped: it
+	// has not taken effect and never will.
+	copy    *write
+	dropped bool
+}
+
+// end says that the write takes effect before now, or never.
+func (w *write) end(nowNS int64) {
+	for ; w != nil; w = w.copy {
+		w.endNS = min(w.endNS, nowNS)
+	}
 }
 
 func (w *write) String() string {
@@ -54,6 +65,20 @@ type register struct {
 	name   string
 	writes []*write
 	reads  map[*int64]bool // start times of the reads in progress
+	// deleted: the namespace was deleted, so that what is read belongs to another one.
+	deleted bool
+	// harmedNS is when the drive has last changed the data of its own accord, if harmed: then they may be anything. A
+	// write heals them. scarNS is harmedNS until a later write is durable: a loss of power may bring the
+	// harm back. 0: not so.
+	harmed           bool
+	harmedNS, scarNS int64
+	// sureNS is when such a write has healed the data, or the node has started: what reads have returned that began
+	// before is not known.
+	sureNS int64
+	// loose: the store was damaged and has been opened again since: what it returns may be of any time. all are the
+	// writes of which it may be, of keys only.
+	loose bool
+	all   []*write
 }
 
 func newRegister(name string) *register {
@@ -64,23 +89,65 @@ func newRegister(name string) *register {
 func (r *register) begin(stamp uint64, size int, nowNS int64, by string) *write {
 	w := &write{stamp: stamp, size: size, startNS: nowNS, endNS: never, effectNS: never, durableNS: never, by: by}
 	r.writes = append(r.writes, w)
+	if size > 0 {
+		r.all = append(r.all, w)
+	}
 	return w
+}
+
+// renew returns the register of a new namespace in place of this one's, which was deleted. A write that has no end yet
+// may have reached the target after that.
+func (r *register) renew() *register {
+	r.deleted = true
+	n := newRegister(r.name)
+	for _, w := range r.writes {
+		if w.endNS == never {
+			w.copy = &write{stamp: w.stamp, size: w.size, startNS: w.startNS, endNS: never, effectNS: never,
+				durableNS: never, by: w.by}
+			n.writes = append(n.writes, w.copy)
+			n.all = append(n.all, w.copy)
+		}
+	}
+	return n
+}
+
+// harm says that the drive has changed the data of its own accord.
+func (r *register) harm(nowNS int64) { r.harmed, r.harmedNS, r.scarNS = true, nowNS, nowNS }
+
+// unknown reports that a read from startNS on may have returned anything.
+func (r *register) unknown(startNS int64) bool {
+	return r.harmed || r.deleted || r.sureNS != 0 && startNS <= r.sureNS
 }
 
 // acknowledge records that a write was answered with success.
 func (r *register) acknowledge(w *write, nowNS int64, durable bool) {
-	w.endNS, w.effectNS = min(w.endNS, nowNS), min(w.effectNS, nowNS)
+	w.end(nowNS)
+	w.effectNS = min(w.effectNS, nowNS)
+	if r.harmed && w.startNS > r.harmedNS {
+		r.harmed, r.sureNS = false, nowNS
+	}
 	if durable {
-		w.durableNS = min(w.durableNS, nowNS)
+		r.durable(w, nowNS)
 	}
 	r.prune(nowNS)
 }
 
+// durable records that a write is durable.
+func (r *register) durable(w *write, nowNS int64) {
+	w.durableNS = min(w.durableNS, nowNS)
+	if w.startNS > r.scarNS {
+		r.scarNS = 0
+	}
+}
+
 // fail records that a write has failed: it has taken effect before now, as a whole, or never will. Which is not known.
-func (r *register) fail(w *write, nowNS int64) { w.endNS = min(w.endNS, nowNS) }
+func (r *register) fail(w *write, nowNS int64) { w.end(nowNS) }
 
 // drop removes a write that has not taken effect and never will.
 func (r *register) drop(w *write) {
+	for c := w.copy; c != nil; c = c.copy {
+		c.dropped = true
+	}
 	r.writes = slices.DeleteFunc(r.writes, func(o *write) bool { return o == w })
 }
 
@@ -97,7 +164,7 @@ func (r *register) replaced(w *write, beforeNS int64) bool {
 // possible returns the writes that a read from startNS to endNS may return.
 func (r *register) possible(startNS, endNS int64) (all []*write) {
 	for _, w := range r.writes {
-		if w.startNS <= endNS && !r.replaced(w, startNS) {
+		if w.startNS <= endNS && !w.dropped && !r.replaced(w, startNS) {
 			all = append(all, w)
 		}
 	}
@@ -117,6 +184,15 @@ func (r *register) close(began *int64) { delete(r.reads, began) }
 // read checks the result of a read from startNS to endNS. is reports whether the result is that of a write w. If only
 // one possible write matches, read learns from it that w has taken effect. If none matches, it returns an error.
 func (r *register) read(startNS, endNS int64, is func(w *write) bool) error {
+	if r.unknown(startNS) {
+		return nil
+	}
+	if r.loose {
+		if is(&write{}) || slices.ContainsFunc(r.all, is) {
+			return nil
+		}
+		return fmt.Errorf("it was never stored; want one of %s", list(r.all))
+	}
 	may := r.possible(startNS, endNS)
 	i := slices.IndexFunc(may, is)
 	if i < 0 {
@@ -179,7 +255,7 @@ func (r *register) replacedForGood(w *write) bool {
 func (r *register) flushed(startNS, nowNS int64) {
 	for _, w := range r.writes {
 		if w.effectNS <= startNS {
-			w.durableNS = min(w.durableNS, nowNS)
+			r.durable(w, nowNS)
 		}
 	}
 	r.prune(nowNS)
@@ -188,7 +264,7 @@ func (r *register) flushed(startNS, nowNS int64) {
 // fence records that a write that began before now and has not taken effect yet never will.
 func (r *register) fence(nowNS int64) {
 	for _, w := range r.writes {
-		w.endNS = min(w.endNS, nowNS)
+		w.end(nowNS)
 	}
 }
 
@@ -197,9 +273,12 @@ func (r *register) fence(nowNS int64) {
 // be the one that has survived, so these become a set with the number choice.
 func (r *register) crash(nowNS int64, power bool, choice uint64) {
 	r.fence(nowNS)
-	clear(r.reads)
+	r.sureNS = nowNS
 	if !power {
 		return
+	}
+	if r.scarNS != 0 {
+		r.harm(nowNS)
 	}
 	keep := r.writes[:0:0]
 	for _, w := range r.writes {

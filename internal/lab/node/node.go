@@ -12,15 +12,14 @@ import (
 	"jbofd/internal/nvmeof"
 	"jbofd/internal/nvmeof/target"
 	"jbofd/internal/nvmeof/target/connection"
+	"jbofd/internal/partition"
 	"jbofd/internal/pipeline"
-	"jbofd/internal/ssd"
+	"jbofd/internal/publish"
 	"jbofd/internal/units"
 )
 
-// Fault model of Node: its process dies at any instant, alone or with the power of its drives, or is stopped in order
-// while hosts use it, and is started again.
-// Its clock is wrong within the bounds of lab.Clock. Namespaces are removed, added and published anew while hosts use
-// them.
+// Fault model of Node: its process dies at any instant, alone or with the power of its drives, or is stopped in order,
+// and is started again. Its clock is wrong within the bounds of lab.Clock.
 
 // Names and sizes of the simulated node.
 const (
@@ -47,7 +46,12 @@ type Node struct {
 	drives    []*drive.Drive
 	service   *target.Service
 	admission *connection.Admission
+	publisher *publish.Publisher
+	area      *partition.Area // nil without swapping, or if its drive is away
 	conns     map[*conn]bool
+	// flushedNS is when stop began to flush the drives, flushed says which have done so.
+	flushedNS int64
+	flushed   [drives]bool
 }
 
 // startNode starts the node's process on its drives.
@@ -58,10 +62,18 @@ func (l *Lab) startNode() (*Node, error) {
 		return nil, err
 	}
 	for i, disk := range l.Disks {
+		if disk.Gone() {
+			n.devices, n.drives = append(n.devices, nil), append(n.drives, nil)
+			continue
+		}
 		dev := lab.NewDevice(l.Sim, fmt.Sprintf("ssd%d", i), disk)
 		dev.AtOnceOneIn = []int{0, 2, 20}[l.rng.IntN(3)]
-		d, err := drive.New(drive.Config{Device: dev, Pool: n.pool, Depth: 1 + l.rng.IntN(12), Policy: l.policy(),
-			Env: n.process})
+		depth := 1 + l.rng.IntN(12)
+		policy, err := l.policy(i, depth)
+		if err != nil {
+			return nil, err
+		}
+		d, err := drive.New(drive.Config{Device: dev, Pool: n.pool, Depth: depth, Policy: policy, Env: n.process})
 		if err != nil {
 			return nil, err
 		}
@@ -78,16 +90,15 @@ func (l *Lab) startNode() (*Node, error) {
 	n.admission = connection.NewAdmission(connection.AdmissionLimits{Connections: 256, PerHost: 128, Pending: 64,
 		PendingPerAddress: 64}, l.tel)
 	for _, d := range n.drives {
-		d.SetTenant(target.Background, pipeline.Settings{Weight: 1})
-	}
-	for _, ns := range l.namespaces {
-		if ns.kv {
-			if err := n.openStore(ns); err != nil {
-				return nil, err
-			}
+		if d != nil {
+			d.SetTenant(target.Background, pipeline.Settings{Weight: 1})
 		}
 	}
-	n.apply()
+	n.publisher = publish.New(publish.Config{Service: n.service, Closed: n.storeClosed})
+	if err := n.openStores(); err != nil {
+		return nil, err
+	}
+	n.publish()
 	l.Net.Listen(Address, n.accept)
 	return n, nil
 }
@@ -95,46 +106,42 @@ func (l *Lab) startNode() (*Node, error) {
 // task runs f soon, unless the process has died.
 func (n *Node) task(f func()) { n.process.Go(f) }
 
-// apply publishes the namespaces that are there.
-func (n *Node) apply() {
+// publish publishes the namespaces that are there, and the tenants.
+func (n *Node) publish() {
 	st := nvmeof.SubsystemState{NQN: SubNQN, Serial: "lab", Model: "lab", AllowAnyHost: true}
+	stores := map[*nvmeof.Namespace]*publish.Store{}
 	for _, ns := range n.lab.namespaces {
 		if !ns.there {
 			continue
 		}
+		id := ns.id()
 		pub := &nvmeof.Namespace{NSID: ns.nsid, SSD: ns.disk, OffsetBytes: units.DriveOffset(ns.offset),
 			SizeBytes: units.Bytes(ns.bytes), BlockShift: blockShift, VolatileCache: ns.volatile, ANAGroup: 1,
-			ANAState: nvme.ANAStateOptimized, UUID: [16]byte{byte(ns.nsid), 1}}
+			ANAState: nvme.ANAStateOptimized, UUID: id}
 		if ns.kv {
-			ns.publish(pub)
+			pub.CSI, pub.BlockShift = nvme.CSIKV, 0
+			stores[pub] = ns.store.open
 		}
 		st.Namespaces = append(st.Namespaces, pub)
 	}
-	n.service.Apply(nvmeof.State{Subsystems: []nvmeof.SubsystemState{st},
-		Ports: []nvmeof.Port{{ID: 1, TRTYPE: nvme.TRTYPETCP, ADRFAM: nvme.ADRFAMIPv4, Address: "10.0.0.2",
-			Service: "4420"}}})
+	n.publisher.Publish(publish.Publication{
+		State: nvmeof.State{Subsystems: []nvmeof.SubsystemState{st},
+			Ports: []nvmeof.Port{{ID: 1, TRTYPE: nvme.TRTYPETCP, ADRFAM: nvme.ADRFAMIPv4, Address: "10.0.0.2",
+				Service: "4420"}}},
+		Tenants: n.lab.tenants, Stores: stores,
+	})
 }
 
-// remove takes a namespace away and returns when nothing is done to its extent any more.
-func (n *Node) remove(ns *namespace) {
-	ns.there = false
-	n.apply()
-	for _, d := range n.drives {
-		if !n.process.Wait(d.Quiesce(), quiesceTimeout) {
-			n.lab.Violation("%s: commands of a removed namespace are in flight after %v", ns.name, quiesceTimeout)
-		}
+// countSwaps adds up what the open stores have swapped, before they end.
+func (n *Node) countSwaps() {
+	for _, s := range n.publisher.Stores() {
+		n.lab.swapped += s.Stats().Swap.Swapped
 	}
-	if ns.kv {
-		n.closeStore(ns)
-	}
-	ns.gone = true
 }
-
-// quiesceTimeout is how long what was under way at a removed namespace may take.
-const quiesceTimeout = 60 * time.Second
 
 // kill is the end of the process, and of the drives' power if power says so.
 func (n *Node) kill(power bool) {
+	n.countSwaps()
 	n.process.Kill()
 	n.lab.Net.Listen(Address, nil)
 	for c := range n.conns {
@@ -144,7 +151,9 @@ func (n *Node) kill(power bool) {
 		c.end.Cut(5e6)
 	}
 	for _, d := range n.devices {
-		d.Kill(power)
+		if d != nil {
+			d.Kill(power)
+		}
 	}
 }
 
@@ -180,13 +189,24 @@ func (n *Node) stop() {
 		n.lab.Violation("%d connections do not end, of them %d with commands in flight", len(n.conns), n.inFlight())
 		return
 	}
-	for _, ns := range n.lab.namespaces {
-		if ns.kv && ns.there {
-			n.closeStore(ns)
+	n.countSwaps()
+	n.publisher.Publish(publish.Publication{}) // closes the stores
+	if n.area != nil {
+		if err := n.area.Close(areaPatience); err != nil && !n.lab.broken() && n.lab.healthy() {
+			n.lab.Violation("the swap area does not close: %v", err)
 		}
 	}
 	n.service.Close()
-	for _, d := range n.drives {
+	n.flushedNS = n.lab.Sim.Now()
+	for i, d := range n.drives {
+		if d == nil {
+			continue
+		}
+		err := publish.Flush(d)
+		n.flushed[i] = err == nil
+		if err != nil && !n.lab.broken() && !n.lab.Disks[i].Gone() {
+			n.lab.Violation("a drive cannot be flushed: %v", err)
+		}
 		if err := d.Close(); err != nil {
 			n.lab.Violation("a drive does not close: %v", err)
 		}
@@ -204,21 +224,3 @@ func (n *Node) inFlight() (busy int) {
 	}
 	return busy
 }
-
-// namespace is a namespace and the model of what it holds.
-type namespace struct {
-	name          string
-	nsid          uint32
-	disk          int
-	offset, bytes int64
-	kv            bool
-	volatile      bool
-	registers     []*register
-	// there: it is published. gone: it was removed, and nothing may be done to its extent. goneNS is until when it was
-	// not there.
-	there, gone bool
-	goneNS      int64
-	store       store
-}
-
-var _ ssd.Device = (*lab.Device)(nil)
