@@ -104,7 +104,7 @@ var directions = []row{
 	{"internal/tenant", nil, toFormat},
 	{"internal/units", nil, toFormat},
 	{"internal/uuid", nil, toFormat},
-	{"internal/testutil", []string{"internal/nvme"}, "test tools import formats only"},
+	{"internal/testutil", []string{"internal/buildtags", "internal/nvme"}, "test tools import formats only"},
 	{"internal/lint", nil, toFormat},
 
 	{"internal/nvme", nil, toFormat},

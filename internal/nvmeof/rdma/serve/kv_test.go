@@ -2,7 +2,6 @@ package serve_test
 
 import (
 	"fmt"
-	"runtime"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -13,6 +12,7 @@ import (
 	"jbofd/internal/nvmeof"
 	"jbofd/internal/nvmeof/rdma/verbs"
 	"jbofd/internal/nvmeof/target/kvtest"
+	"jbofd/internal/testutil/allocs"
 )
 
 // kvNSID is the namespace of keys and values beside the blocks of namespace 1.
@@ -137,19 +137,7 @@ func TestCommandsForAPartitionAllocateNothing(t *testing.T) {
 			l := newKVLoad(t, r.connect(t, o), x.bytes, x.depth)
 			e := kvtest.Command(x.opcode, kvNSID, "key", x.bytes)
 			set := func(c *client.Command, _ int, b []byte) { c.SQE, c.Data = e, b }
-			if err := l.run(2000, set); err != nil {
-				t.Fatal(err)
-			}
-			const n = 5000
-			var before, after runtime.MemStats
-			runtime.ReadMemStats(&before)
-			if err := l.run(n, set); err != nil {
-				t.Fatal(err)
-			}
-			runtime.ReadMemStats(&after)
-			if got := after.Mallocs - before.Mallocs; got > n/50 {
-				t.Errorf("%d allocations for %d commands", got, n)
-			}
+			allocs.None(t, func(n int) error { return l.run(n, set) })
 		})
 	}
 }

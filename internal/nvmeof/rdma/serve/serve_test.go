@@ -8,7 +8,6 @@ import (
 	"fmt"
 	"log/slog"
 	"net/netip"
-	"runtime"
 	"testing"
 	"time"
 
@@ -25,6 +24,7 @@ import (
 	"jbofd/internal/ssd"
 	"jbofd/internal/ssd/mem"
 	"jbofd/internal/telemetry"
+	"jbofd/internal/testutil/allocs"
 )
 
 const (
@@ -319,19 +319,7 @@ func TestSteadyStateAllocatesNothing(t *testing.T) {
 			o := r.options()
 			o.QPairs, o.QueueDepth = 1, tc.depth
 			l := newLoad(t, r.connect(t, o), tc.opcode, tc.bytes, tc.depth)
-			if err := l.run(2000); err != nil { // warm up: pools, series, stacks
-				t.Fatal(err)
-			}
-			const n = 10000
-			var before, after runtime.MemStats
-			runtime.ReadMemStats(&before)
-			if err := l.run(n); err != nil {
-				t.Fatal(err)
-			}
-			runtime.ReadMemStats(&after)
-			if got := after.Mallocs - before.Mallocs; got > n/100 {
-				t.Errorf("%d allocations for %d I/Os", got, n)
-			}
+			allocs.None(t, l.run)
 		})
 	}
 }

@@ -2,14 +2,13 @@ package serve_test
 
 import (
 	"fmt"
-	"runtime"
 	"testing"
 	"time"
 
 	"jbofd/client"
-	"jbofd/internal/buildtags"
 	"jbofd/internal/nvme"
 	"jbofd/internal/nvmeof/target/kvtest"
+	"jbofd/internal/testutil/allocs"
 )
 
 // kvLoad keeps a command outstanding for each of its buffers.
@@ -80,23 +79,7 @@ func TestCommandsForAPartitionAllocateNothing(t *testing.T) {
 			data := make([]byte, x.bytes)
 			e := kvtest.Command(x.opcode, kvNSID, "key", x.bytes)
 			set := func(c *client.Command, _ int) { c.SQE, c.Data = e, data }
-			if err := l.run(2000, x.depth, set); err != nil {
-				t.Fatal(err)
-			}
-			const n = 10000
-			var before, after runtime.MemStats
-			runtime.ReadMemStats(&before)
-			if err := l.run(n, x.depth, set); err != nil {
-				t.Fatal(err)
-			}
-			runtime.ReadMemStats(&after)
-			limit := uint64(n / 100)
-			if buildtags.Race { // it then takes half a minute, in which timers and the runtime allocate
-				limit = n / 20
-			}
-			if got := after.Mallocs - before.Mallocs; got > limit {
-				t.Errorf("%d allocations for %d commands, the most is %d", got, n, limit)
-			}
+			allocs.None(t, func(n int) error { return l.run(n, x.depth, set) })
 		})
 	}
 }

@@ -29,6 +29,7 @@ import (
 	"jbofd/internal/ssd"
 	"jbofd/internal/ssd/mem"
 	"jbofd/internal/telemetry"
+	"jbofd/internal/testutil/allocs"
 )
 
 const (
@@ -276,20 +277,7 @@ func TestSteadyStateAllocatesNothing(t *testing.T) {
 			}
 			defer c.Close()
 			l := newLoad(q, tc.opcode, tc.bytes, tc.depth)
-			if err := l.run(2000); err != nil { // warm up: pools, series, stacks
-				t.Fatal(err)
-			}
-			const n = 10000
-			var before, after runtime.MemStats
-			runtime.ReadMemStats(&before)
-			if err := l.run(n); err != nil {
-				t.Fatal(err)
-			}
-			runtime.ReadMemStats(&after)
-			// The runtime itself allocates sometimes, but a tenth of an allocation per I/O would already be a thousand.
-			if got := after.Mallocs - before.Mallocs; got > n/100 {
-				t.Errorf("%d allocations for %d I/Os", got, n)
-			}
+			allocs.None(t, l.run)
 		})
 	}
 }
