@@ -16,14 +16,13 @@ const (
 	// counted is how many commands are counted. Under the race detector there are fewer, because they take ten times as
 	// long.
 	counted, countedRace = 10_000, 1000
-	// perSecond is what timers, keep alive and the runtime may allocate, however many commands are run.
-	perSecond = 10
+	// few and perSecond are what the runtime, timers and keep alive may allocate, however many commands are run: in all,
+	// and in each second of a run.
+	few, perSecond = 100, 10
 )
 
-// None fails the test if commands allocate. run carries out n commands.
-//
-// One allocation in 100 commands is tolerated, because the runtime itself allocates now and then. A tenth of an
-// allocation per command would already be ten times as much.
+// None fails the test if commands allocate. run carries out n commands. A tenth of an allocation per command would
+// already be ten times what is tolerated, or as much under the race detector.
 func None(t *testing.T, run func(n int) error) {
 	t.Helper()
 	if err := run(warmUp); err != nil {
@@ -41,7 +40,7 @@ func None(t *testing.T, run func(n int) error) {
 	}
 	took := time.Since(began)
 	runtime.ReadMemStats(&after)
-	limit := uint64(n/100) + uint64(perSecond*took.Seconds())
+	limit := few + uint64(perSecond*took.Seconds())
 	if got := after.Mallocs - before.Mallocs; got > limit {
 		t.Errorf("%d allocations for %d commands in %v, the most is %d", got, n, took, limit)
 	}
