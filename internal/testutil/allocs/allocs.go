@@ -16,8 +16,8 @@ const (
 	// counted is how many commands are counted. Under the race detector there are fewer, because they take ten times as
 	// long.
 	counted, countedRace = 10_000, 1000
-	// few and perSecond are what the runtime, timers and keep alive may allocate, however many commands are run: in all,
-	// and in each second of a run.
+	// few and perSecond are what the runtime, timers and keep alive may allocate, however many commands are run: in
+	// all, and in each second of a run.
 	few, perSecond = 100, 10
 )
 
