@@ -316,9 +316,8 @@ func TestLargeWaiterIsNotStarvedBySmallTraffic(t *testing.T) {
 	p.CloseTest(t)
 }
 
-// TestPoolAgreesWithAModel runs random gets, waits, cancels and puts and checks
-// after each that buffers are disjoint, sums agree, and nobody waits who is
-// entitled to a whole free block.
+// TestPoolAgreesWithAModel runs random gets, waits, cancels and puts and checks after each that buffers are disjoint,
+// sums agree, and no account waits that is entitled to a whole free block.
 func TestPoolAgreesWithAModel(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		p, err := New(Config{TotalBytes: 2 << 20, RegionBytes: 512 << 10, MaxBytes: 256 << 10})
@@ -539,7 +538,7 @@ func TestExtraBuffersAreOutsideOfBoundAndShares(t *testing.T) {
 	}
 }
 
-// TestCancelIsFastAmongManyWaiters: a host can have very many waiting.
+// TestCancelIsFastAmongManyWaiters: a host can have very many waiting commands.
 func TestCancelIsFastAmongManyWaiters(t *testing.T) {
 	const n = 200_000
 	p := newPool(t, Config{TotalBytes: 4 << 20})

@@ -9,9 +9,9 @@ import (
 )
 
 // checkWaiting checks that every account that waits is in its heap, that heaps are in order, that counts of whole
-// blocks agree, and, if memory has just been granted, that nobody waits who could be served. A Get from the reserve
-// leaves pieces of a block that others may have; they get them with the next Put, which is that of this buffer at the
-// latest.
+// blocks agree, and, if memory has just been granted, that no account waits that could be served. A Get from the
+// reserve leaves pieces of a block that others may have; they get them with the next Put, which is that of this buffer
+// at the latest.
 func checkWaiting(t interface{ Fatalf(string, ...any) }, p *Pool, granted bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -67,7 +67,7 @@ func checkWaiting(t interface{ Fatalf(string, ...any) }, p *Pool, granted bool) 
 
 var seedFlag = flag.Uint64("seed", 0, "seed of random tests; 0: a new one")
 
-// Many accounts of few sizes wait, so that heaps are deep, while those that wait get and give back.
+// Many accounts with few sizes wait, so that heaps are deep, while accounts get and return buffers.
 func TestHeapsOfAccountsThatWaitStayInOrder(t *testing.T) {
 	seed := *seedFlag
 	if seed == 0 {
@@ -161,7 +161,7 @@ func TestAFirstBufferIsAlwaysAvailable(t *testing.T) {
 	}
 }
 
-// Of those that wait for as much, the account that holds least comes first.
+// Among accounts that wait for the same size, the one that holds least is served first.
 func TestTheAccountThatHoldsLeastIsServedFirst(t *testing.T) {
 	p := newPool(t, Config{TotalBytes: 8 << 20})
 	var held, rest []Buf
@@ -218,7 +218,7 @@ func TestEveryMaximumTransferSizeHasAValidPool(t *testing.T) {
 	}
 }
 
-// With a thousand accounts that wait, a Put that can serve none of them costs no look at each.
+// With a thousand waiting accounts, a Put that can serve none of them does not visit each.
 func BenchmarkPutWhileAccountsWait(b *testing.B) {
 	for _, accounts := range []int{1, 1000} {
 		b.Run(fmt.Sprint(accounts), func(b *testing.B) {

@@ -65,7 +65,7 @@ func TestEveryProblemIsReportedWithItsPlace(t *testing.T) {
 	}
 }
 
-// minimal is the least that is valid.
+// minimal is a minimal valid configuration.
 const minimal = `
 listeners: [{address: "127.0.0.1:0"}]
 ssds: [{name: s, backend: mem, size: 1GiB}]
@@ -117,7 +117,7 @@ func TestTheEmbeddedDefaultIsValidAndOnLoopbackOnly(t *testing.T) {
 	}
 }
 
-// equal compares configurations without where they were read.
+// equal compares configurations without their positions in the file.
 func equal(a, b *Config) bool {
 	x, y := *a, *b
 	x.pos, y.pos = nil, nil

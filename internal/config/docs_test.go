@@ -86,7 +86,7 @@ fit the memory of the machine, or of the daemon's control group.
 
 `
 
-// meaning makes a table's words of a field's comment: it leaves out the Go name.
+// meaning turns a field's comment into the text of the table: it leaves out the Go name.
 func meaning(comment, name string) string {
 	rest := strings.TrimPrefix(comment, name+" ")
 	rest = strings.TrimPrefix(strings.TrimPrefix(rest, "is "), "are ")

@@ -80,7 +80,7 @@ func TestAFileTooLargeIsRefusedUnread(t *testing.T) {
 	}
 }
 
-// TestManyNamespacesAreNotANestingBomb: bounds must not refuse what a large box needs.
+// TestManyNamespacesAreNotANestingBomb: the bounds must not refuse what a large node needs.
 func TestManyNamespacesAreNotANestingBomb(t *testing.T) {
 	text := "listeners: [{address: \"127.0.0.1:0\"}]\nssds:\n" +
 		distinct(40, "  - {name: s%d, backend: file, path: /dev/nvme%[1]dn1}\n") + "subsystems:\n"

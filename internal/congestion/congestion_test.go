@@ -108,7 +108,7 @@ func TestCompletionRateWaitsForItsWindow(t *testing.T) {
 	if want := limits.WindowBytes / 2; r.CompletedBytesPerSec() != want {
 		t.Errorf("%d, want %d", r.CompletedBytesPerSec(), want)
 	}
-	// Not one that lasts no time, nor one whose product does not fit in 64 bits.
+	// Neither an interval of length 0 nor one whose product overflows 64 bits.
 	r.Completed(2e9, 1<<40)
 	r.Completed(3e9, 0)
 	if r.CompletedBytesPerSec() != 1<<40 {

@@ -86,8 +86,8 @@ func TestCreditHalvesWhileNothingIsOutstanding(t *testing.T) {
 	}
 }
 
-// TestAWindowAgreesWithAPlainModel sends whatever may go and completes in any order with
-// any credits; the model keeps a list of what is outstanding.
+// TestAWindowAgreesWithAPlainModel sends every command that the window allows and completes commands in any order with
+// any credits. The model has a list of the outstanding commands.
 func TestAWindowAgreesWithAPlainModel(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		var w Window

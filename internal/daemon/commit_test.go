@@ -10,10 +10,10 @@ import (
 	"jbofd/internal/ssd/mem"
 )
 
-// TestALabelThatCannotBeWrittenLeavesTheOthersAsTheyWere whichever comes first.
+// TestALabelThatCannotBeWrittenLeavesTheOthersAsTheyWere, whichever is written first.
 func TestALabelThatCannotBeWrittenLeavesTheOthersAsTheyWere(t *testing.T) {
 	const old, grown = 1 << 20, 2 << 20
-	for range 20 { // the order is by chance
+	for range 20 { // the order is random
 		plan := labelPlan{}
 		var drives []*openSSD
 		for _, name := range []string{"good", "bad", "fine"} {

@@ -26,7 +26,7 @@ import (
 
 const nqn = "nqn.2026-11.example.jbofd:blocks"
 
-// world is a folder with a daemon's drives, and what the process had open before.
+// world is a folder with a daemon's drives. It also has what the process had open before the test.
 type world struct {
 	t   *testing.T
 	dir string
@@ -34,17 +34,16 @@ type world struct {
 	mu sync.Mutex
 	// text is the configuration file.
 	text string
-	// log takes what the daemon logs; nil: nobody.
+	// log receives what the daemon logs, if not nil.
 	log io.Writer
-	// rdma is what the daemon reaches RDMA devices by; nil: the machine's.
+	// rdma is the provider of the daemon's RDMA devices; nil: the machine's.
 	rdma verbs.Provider
 	// closeTimeout is Options.CloseTimeout. It is long by default: the next daemon of a test runs in the same process
 	// and needs the drives of the one before, however long a loaded machine takes to close them.
 	closeTimeout time.Duration
 }
 
-// newWorld makes an empty one and, at the end, holds the test to having left no
-// goroutine and no file descriptor behind.
+// newWorld makes an empty world. At the end of the test it checks that no goroutine and no file descriptor is left.
 func newWorld(t *testing.T) *world {
 	t.Helper()
 	dir, err := os.MkdirTemp("", "node") // short: a unix socket's path must be
@@ -53,7 +52,7 @@ func newWorld(t *testing.T) *world {
 	}
 	goroutines, files := runtime.NumGoroutine(), openFiles(t)
 	t.Cleanup(func() {
-		// What has ended may take a moment to be gone.
+		// Goroutines that have ended may take a moment to disappear.
 		tick := time.NewTicker(10 * time.Millisecond)
 		defer tick.Stop()
 		late := time.After(10 * time.Second)
@@ -74,8 +73,7 @@ func newWorld(t *testing.T) *world {
 	return &world{t: t, dir: dir, closeTimeout: time.Minute}
 }
 
-// openFiles says what this process has open, but for what the runtime and the
-// test machinery keep.
+// openFiles lists the open files of this process, without those of the runtime and of the test framework.
 func openFiles(t *testing.T) (names []string) {
 	t.Helper()
 	entries, err := os.ReadDir("/proc/self/fd")
@@ -286,7 +284,7 @@ func TestNodeWithoutRoomForANamespaceDoesNotStartAndMakesNone(t *testing.T) {
 	if err := w.mustStart().stop(); err != nil {
 		t.Fatal(err)
 	}
-	// but for what is there, they would fit
+	// they would fit without the existing extents
 	w.configure([]string{fileSSD}, []string{"{nsid: 2, ssd: ssd1, size: 8MiB}", "{nsid: 3, ssd: ssd1, size: 30MiB}"})
 	if _, err := w.start(); !errors.Is(err, label.ErrNoRoom) || !strings.Contains(err.Error(), "namespace 3") {
 		t.Errorf("got %v, want ErrNoRoom for namespace 3", err)
@@ -354,7 +352,7 @@ func TestRefusedReloadChangesNothing(t *testing.T) {
 	n := w.mustStart()
 	c := n.connect()
 	w.configure(drives, good)
-	if _, err := n.admin.Reload(t.Context()); err != nil { // what nsid 9 had stays taken
+	if _, err := n.admin.Reload(t.Context()); err != nil { // the extent of nsid 9 stays occupied
 		t.Fatal(err)
 	}
 	seen, extents := n.namespaces(c), n.extents()
@@ -536,7 +534,7 @@ func TestNodeStopsInTheMiddleOfADeletion(t *testing.T) {
 		_, err := n.admin.DeleteNamespace(t.Context(), subs.Items[0].Namespaces[0].UUID)
 		deleted <- err
 	}()
-	n.awaitDrive("ssd0") // then the erasure is under way
+	n.awaitDrive("ssd0") // then the erasure is in progress
 	if _, err := n.admin.Status(t.Context()); err != nil {
 		t.Errorf("status during the erasure: %v", err)
 	}

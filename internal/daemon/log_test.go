@@ -63,7 +63,7 @@ func TestReadyIsLoggedOnlyWhenTheNodeIs(t *testing.T) {
 	}
 }
 
-// TestALogInJSONIsAllJSON: also what a failed start, a refused reload, a refused host and bad HTTP leave.
+// TestALogInJSONIsAllJSON: also the lines of a failed start, a refused reload, a refused host and invalid HTTP.
 func TestALogInJSONIsAllJSON(t *testing.T) {
 	w, log := newWorld(t), &lines{}
 	w.log = log
@@ -143,7 +143,7 @@ func TestRefusedHostsLeaveLinesAtABoundedRate(t *testing.T) {
 	}
 }
 
-// TestAFailingDriveLeavesLinesAtABoundedRate: every read fails, and each kind of failure is told once in ten seconds.
+// TestAFailingDriveLeavesLinesAtABoundedRate: every read fails, and each kind of failure is logged once in ten seconds.
 func TestAFailingDriveLeavesLinesAtABoundedRate(t *testing.T) {
 	w, log := newWorld(t), &lines{}
 	w.log = log
@@ -177,7 +177,7 @@ func TestAFullDriveLeavesALineAndNeverHoldsTheDriveUp(t *testing.T) {
 		dropped += n
 	})
 	const failures = 1000
-	for range failures { // nobody reads standard error: this must not wait
+	for range failures { // standard error is blocked: this must not wait
 		l.failed(pipeline.Write, errors.Join(errors.New("pwrite"), ssd.ErrNoSpace))
 	}
 	close(out.release)

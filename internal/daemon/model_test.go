@@ -6,7 +6,7 @@ import (
 	"time"
 )
 
-// Emulated drives keep data and take the time of what they emulate.
+// Emulated drives store data and have the latency of the drive that they emulate.
 func TestEmulatedDrivesServe(t *testing.T) {
 	w := newWorld(t)
 	w.configure([]string{
@@ -33,7 +33,7 @@ func TestEmulatedDrivesServe(t *testing.T) {
 		}
 		const reads = 50
 		start := time.Now()
-		for i := range int64(reads) { // what nobody wrote, but the drive's own past
+		for i := range int64(reads) { // written by no host, only by preconditioning
 			if _, err := ns.ReadAt(t.Context(), got[:4096], i*16<<10); err != nil {
 				t.Fatal(err)
 			}

@@ -132,7 +132,7 @@ func TestConnectionsAreLimitedOverAllTransports(t *testing.T) {
 	}
 }
 
-// A machine without RDMA, or a binary without it, says so and which listener wanted it.
+// A machine without RDMA, or a binary without it, reports that, and the listener that needs it.
 func TestMissingRDMAIsNamed(t *testing.T) {
 	if _, err := os.Stat("/dev/infiniband/rdma_cm"); err == nil {
 		t.Skip("this machine has RDMA")
@@ -146,7 +146,7 @@ func TestMissingRDMAIsNamed(t *testing.T) {
 	}
 }
 
-// Orders of a stop: what has been acknowledged over RDMA is there after it.
+// Acknowledged RDMA writes are there after a stop.
 func TestStopAndStartKeepsWhatRDMAWrote(t *testing.T) {
 	w := newWorld(t)
 	_, host := w.withRDMA("{name: s0, path: DIR/s0.img, size: 64MiB, create: true}")

@@ -37,7 +37,7 @@ func TestAReloadSaysWhatItHasChanged(t *testing.T) {
 	}
 }
 
-// TestADryRunKnowsEverythingThatAReloadRefuses compares the two for a configuration of every kind that is refused.
+// TestADryRunKnowsEverythingThatAReloadRefuses compares the two for every kind of configuration that is refused.
 func TestADryRunKnowsEverythingThatAReloadRefuses(t *testing.T) {
 	w, log := newWorld(t), &lines{}
 	w.log = log
@@ -45,7 +45,7 @@ func TestADryRunKnowsEverythingThatAReloadRefuses(t *testing.T) {
 	good := []string{"{nsid: 1, ssd: ssd0, size: 16MiB}"}
 	w.configure(ssds, good)
 	n := w.mustStart()
-	// The extent of a namespace that was removed is still there, with its size and format.
+	// The extent of a removed namespace still exists, with its size and format.
 	w.configure(ssds, append(good, "{nsid: 9, ssd: ssd1, size: 16MiB}"))
 	if _, err := n.admin.Reload(t.Context()); err != nil {
 		t.Fatal(err)
@@ -103,7 +103,8 @@ func TestADryRunKnowsEverythingThatAReloadRefuses(t *testing.T) {
 	}
 }
 
-// TestADryRunOfAKeyValueNamespaceLeavesNothing: it opens and formats a store, and a reload after it still can.
+// TestADryRunOfAKeyValueNamespaceLeavesNothing: the dry run must not open or format a store, and a reload after it
+// still can.
 func TestADryRunOfAKeyValueNamespaceLeavesNothing(t *testing.T) {
 	w := newWorld(t)
 	ssds := []string{"{name: ssd0, backend: mem, size: 256MiB}"}
@@ -129,7 +130,7 @@ func TestADryRunOfAKeyValueNamespaceLeavesNothing(t *testing.T) {
 	}
 }
 
-// TestSizesInAnswersNameTheirUnit: programs read them without the documentation.
+// TestSizesInAnswersNameTheirUnit: programs should understand them without the documentation.
 func TestSizesInAnswersNameTheirUnit(t *testing.T) {
 	w := newWorld(t)
 	w.configure([]string{memSSD}, []string{"{nsid: 1, ssd: ssd0, size: 16MiB, block_size: 512}"},

@@ -30,7 +30,7 @@ func TestCreateMakesTheFileAndNoDirectory(t *testing.T) {
 	}
 }
 
-// TestAdminSocketIsClosedBeforeRunReturns even if a drive does not answer, so that closing takes too long.
+// TestAdminSocketIsClosedBeforeRunReturns even if a drive does not answer and closing takes too long.
 func TestAdminSocketIsClosedBeforeRunReturns(t *testing.T) {
 	w := newWorld(t)
 	w.closeTimeout = time.Millisecond

@@ -11,8 +11,8 @@ import (
 	"jbofd/internal/ssd/fault"
 )
 
-// TestACallerThatSaysNothingDoesNotKeepADriveFromBeingClosed: somebody has opened the admin socket and sends nothing,
-// or only a part of a request. The node stops in order nevertheless, within the time that it has.
+// TestACallerThatSaysNothingDoesNotKeepADriveFromBeingClosed: a client has opened the admin socket and sends nothing,
+// or only a part of a request. The node still stops in order and in time.
 func TestACallerThatSaysNothingDoesNotKeepADriveFromBeingClosed(t *testing.T) {
 	for _, said := range []string{"", "GET /v1/status HTTP/1.1\r\n"} {
 		w := newWorld(t)
@@ -40,8 +40,8 @@ func TestACallerThatSaysNothingDoesNotKeepADriveFromBeingClosed(t *testing.T) {
 	}
 }
 
-// TestAStoreThatWasGivenUpIsOutOfTheWayBeforeItsExtentIsUsedAgain: a store is given up because its drive is slow with a
-// write. When its namespace comes back, the write must not land among those of the new store.
+// TestAStoreThatWasGivenUpIsOutOfTheWayBeforeItsExtentIsUsedAgain: closing a store is given up because its drive delays
+// a write. When its namespace is added again, that write must not fall among those of the new store.
 func TestAStoreThatWasGivenUpIsOutOfTheWayBeforeItsExtentIsUsedAgain(t *testing.T) {
 	w := newWorld(t)
 	w.configure([]string{"{name: ssd0, backend: mem, size: 256MiB, fault: {delay: 1us, delay_probability: 0}}"},

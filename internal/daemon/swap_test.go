@@ -191,10 +191,10 @@ func swapped(t *testing.T) (w *world, area string) {
 func TestSwapAreas(t *testing.T) {
 	made, area := swapped(t)
 	for name, part := range map[string]func(*testing.T, *world, string){
-		"returned": keysInASwapAreaSurviveAStopAndComeHome, "removed": aSwapAreaThatIsConfiguredNoMoreGoesWhenItIsEmpty,
-		"another size": aSwapAreaOfAnotherSize, "drive missing": withoutTheDriveThatHasItsKeysANamespaceDoesNotOpen,
-		"damaged": aDamagedSwapAreaIsLeftOut, "comes and goes": aNamespaceComesAndGoesWithItsKeys,
-		"deleted": aNamespaceThatIsDeletedTakesItsKeysWithIt,
+		"returned": keysInASwapAreaSurviveAStopAndReturn, "removed": aRetiringSwapAreaIsFreedWhenEmpty,
+		"another size": aSwapAreaOfAnotherSize, "drive missing": aNamespaceDoesNotOpenWithoutTheDriveThatHasItsKeys,
+		"damaged": aDamagedSwapAreaIsLeftOut, "comes and goes": aNamespaceIsRemovedAndAddedWithItsKeys,
+		"deleted": deletingANamespaceDeletesItsKeys,
 	} {
 		t.Run(name, func(t *testing.T) {
 			w := newWorld(t)
@@ -204,9 +204,9 @@ func TestSwapAreas(t *testing.T) {
 	}
 }
 
-// keysInASwapAreaSurviveAStopAndComeHome checks that keys survive a stop in the swap area and are returned to the
+// keysInASwapAreaSurviveAStopAndReturn checks that keys survive a stop in the swap area and are returned to the
 // source partition when its drive is idle.
-func keysInASwapAreaSurviveAStopAndComeHome(t *testing.T, w *world, area string) {
+func keysInASwapAreaSurviveAStopAndReturn(t *testing.T, w *world, area string) {
 	w.configure([]string{slowSource, lender}, swapNamespaces, noDrain)
 	n := w.mustStart()
 	if a := n.areas(); len(a) != 1 || a[0].UUID != area || a[0].Sources[0].Keys < swapKeys/10 {
@@ -232,9 +232,9 @@ func keysInASwapAreaSurviveAStopAndComeHome(t *testing.T, w *world, area string)
 	n.blocks(2)
 }
 
-// aSwapAreaThatIsConfiguredNoMoreGoesWhenItIsEmpty checks that an area that is no longer configured is removed once it
+// aRetiringSwapAreaIsFreedWhenEmpty checks that an area that is no longer configured is removed once it
 // is empty, at a reload or at the next start.
-func aSwapAreaThatIsConfiguredNoMoreGoesWhenItIsEmpty(t *testing.T, w *world, area string) {
+func aRetiringSwapAreaIsFreedWhenEmpty(t *testing.T, w *world, area string) {
 	w.configure([]string{slowSource, noLender}, swapNamespaces, noDrain)
 	n := w.mustStart()
 	a := n.areas()
@@ -291,9 +291,9 @@ func aSwapAreaOfAnotherSize(t *testing.T, w *world, area string) {
 	}
 }
 
-// withoutTheDriveThatHasItsKeysANamespaceDoesNotOpen checks that only the namespace whose keys are on the missing drive
+// aNamespaceDoesNotOpenWithoutTheDriveThatHasItsKeys checks that only the namespace whose keys are on the missing drive
 // stays closed, and that it opens once the area is discarded.
-func withoutTheDriveThatHasItsKeysANamespaceDoesNotOpen(t *testing.T, w *world, area string) {
+func aNamespaceDoesNotOpenWithoutTheDriveThatHasItsKeys(t *testing.T, w *world, area string) {
 	w.configure([]string{fastSource, lost}, swapNamespaces)
 	n := w.mustStart()
 	if i := n.kvInfo(); !strings.Contains(i.Error, area) || !strings.Contains(i.Error, "ssd ssd1") {
@@ -423,8 +423,8 @@ func aDamagedSwapAreaIsLeftOut(t *testing.T, w *world, area string) {
 	}
 }
 
-// aNamespaceComesAndGoesWithItsKeys checks reloads that add and remove a namespace with keys in a swap area.
-func aNamespaceComesAndGoesWithItsKeys(t *testing.T, w *world, _ string) {
+// aNamespaceIsRemovedAndAddedWithItsKeys checks reloads that add and remove a namespace with keys in a swap area.
+func aNamespaceIsRemovedAndAddedWithItsKeys(t *testing.T, w *world, _ string) {
 	w.configure([]string{fastSource, lender}, swapNamespaces[1:])
 	n := w.mustStart()
 	a := n.areas()
@@ -451,8 +451,8 @@ func aNamespaceComesAndGoesWithItsKeys(t *testing.T, w *world, _ string) {
 	n.mustStop()
 }
 
-// aNamespaceThatIsDeletedTakesItsKeysWithIt checks that deleting a namespace also deletes its keys from swap areas.
-func aNamespaceThatIsDeletedTakesItsKeysWithIt(t *testing.T, w *world, _ string) {
+// deletingANamespaceDeletesItsKeys checks that deleting a namespace also deletes its keys from swap areas.
+func deletingANamespaceDeletesItsKeys(t *testing.T, w *world, _ string) {
 	w.configure([]string{fastSource, lender}, swapNamespaces[1:])
 	n := w.mustStart()
 	if _, err := n.admin.DeleteNamespace(t.Context(), n.areas()[0].Sources[0].UUID); err != nil {

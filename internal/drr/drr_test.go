@@ -15,10 +15,10 @@ import (
 
 var seed = flag.Uint64("seed", uint64(time.Now().UnixNano()), "seed of the random tests")
 
-// paper are the constants of the paper's code.
+// paper has the constants of the paper's code.
 var paper = Config{Slots: 8, SlotBytes: 131072, QuantumBytes: 131072, FirstIOs: 32, FirstUnits: 32}
 
-// serve takes the next I/O, with the load that load says.
+// serve takes the next I/O, with the load returned by load.
 func serve(s *Scheduler, load func(Tag) Load) (Tag, bool) {
 	for {
 		tag, ok := s.Head()
@@ -137,7 +137,7 @@ func TestIOsOfLengthZeroAreNeverStranded(t *testing.T) {
 		}
 		return Load{WeightedBytes: 131072}
 	}
-	// Behind the last read of a tenant whose slots are all full.
+	// After the last read of a tenant whose slots are all full.
 	for tag := range Tag(8) {
 		s.Enqueue(0, tag)
 	}
@@ -337,8 +337,7 @@ func (m *model) complete(t tenant.ID, tag Tag) {
 	}
 }
 
-// TestAgainstTheModel drives both with the same random events and compares all that can be
-// seen after each.
+// TestAgainstTheModel drives both with the same random events and compares their visible state after each.
 func TestAgainstTheModel(t *testing.T) {
 	t.Logf("-seed %d", *seed)
 	rng := rand.New(rand.NewPCG(*seed, 0))
@@ -365,7 +364,7 @@ func TestAgainstTheModel(t *testing.T) {
 				t.Fatalf("run %d, step %d: %s", run, step, fmt.Sprintf(format, args...))
 			}
 			k := rng.IntN(100)
-			if step >= steps { // let all end
+			if step >= steps { // let all I/Os end
 				k = 40 + k%60
 			}
 			ten := tenant.ID(rng.IntN(10))

@@ -85,7 +85,7 @@ func TestLeaveMayCompleteADrain(t *testing.T) {
 		t.Error("nobody is told when a stale share leaves")
 	}
 	var nobody Share
-	nobody.Leave() // belongs to nobody
+	nobody.Leave() // belongs to no holder
 	if !nobody.Begin() || nobody.Pass().Stale() {
 		t.Error("the zero share is stale")
 	}
@@ -105,9 +105,8 @@ func TestBeginAndEndAllocateNothing(t *testing.T) {
 	}
 }
 
-// TestNoRequestPassesTheCheckAfterTheDrain lets users begin requests and check their passes as a drive does, while
-// the holder's epoch is raised again and again. After a drain no request of before may be between its check and
-// its end.
+// TestNoRequestPassesTheCheckAfterTheDrain lets users begin requests and check their passes as a drive does, while the
+// holder's epoch is raised repeatedly. After a drain no earlier request may be between its check and its end.
 func TestNoRequestPassesTheCheckAfterTheDrain(t *testing.T) {
 	seed := uint64(time.Now().UnixNano())
 	t.Logf("seed %d", seed)
@@ -131,7 +130,7 @@ func TestNoRequestPassesTheCheckAfterTheDrain(t *testing.T) {
 				for !stop.Load() && s.Begin() { // a share of the last epoch never becomes stale
 					if p := s.Pass(); !p.Stale() {
 						atDevice[p.epoch%2].Add(1)
-						if p.Stale() && rng.IntN(2) == 0 { // the fence fell while it was at the device
+						if p.Stale() && rng.IntN(2) == 0 { // the epoch was raised while it was at the device
 							time.Sleep(time.Microsecond)
 						}
 						atDevice[p.epoch%2].Add(-1)

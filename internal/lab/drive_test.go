@@ -35,8 +35,8 @@ func write(block, n int, b byte) ssd.Request {
 	return ssd.Request{Op: ssd.Write, Offset: int64(block) * testBlock, Len: int64(n) * testBlock, Buf: filled(n, b)}
 }
 
-// TestALossOfPowerKeepsAnyVersionSinceTheLastFlush: of blocks written since the flush each version occurs, and mixtures
-// do; older ones do not, nor is a flushed block lost.
+// TestALossOfPowerKeepsAnyVersionSinceTheLastFlush: a block written since the flush may have any of its versions, in
+// any combination with other blocks. Older versions do not occur, and no flushed block is lost.
 func TestALossOfPowerKeepsAnyVersionSinceTheLastFlush(t *testing.T) {
 	t.Logf("-seed %d", *seedFlag)
 	seen := map[[2]byte]bool{}
@@ -67,7 +67,7 @@ func TestALossOfPowerKeepsAnyVersionSinceTheLastFlush(t *testing.T) {
 	}
 }
 
-// TestAFlushCoversOnlyWhatWasCompleteAtItsSubmission: a write that ends while the flush is under way may be lost.
+// TestAFlushCoversOnlyWhatWasCompleteAtItsSubmission: a write that completes while the flush is in flight may be lost.
 func TestAFlushCoversOnlyWhatWasCompleteAtItsSubmission(t *testing.T) {
 	lost := 0
 	for salt := range uint64(100) {
@@ -109,7 +109,7 @@ func TestFUAIsDurable(t *testing.T) {
 	}
 }
 
-// TestKillTearsOnlyWritesInFlight, and what was complete stays visible.
+// TestKillTearsOnlyWritesInFlight. Completed writes stay visible.
 func TestKillTearsOnlyWritesInFlight(t *testing.T) {
 	torn := 0
 	for salt := range uint64(200) {

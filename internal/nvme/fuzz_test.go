@@ -17,8 +17,7 @@ func seed(f *testing.F, names ...string) {
 	f.Add([]byte{})
 }
 
-// FuzzViews lays every view over foreign bytes and calls each getter and check: none
-// may panic, nor change the bytes.
+// FuzzViews calls each getter and check of every view on arbitrary bytes: none may panic or change the bytes.
 func FuzzViews(f *testing.F) {
 	for n := range examples {
 		seed(f, n)
@@ -79,7 +78,7 @@ func drain(iter reflect.Value) {
 	iter.Call([]reflect.Value{yield})
 }
 
-// FuzzConnectData: what passes Check survives being written by our own host.
+// FuzzConnectData: data that passes Check survives being rewritten by our own host.
 func FuzzConnectData(f *testing.F) {
 	seed(f, "connect-data")
 	f.Fuzz(func(t *testing.T, b []byte) {
@@ -106,7 +105,7 @@ func FuzzConnectData(f *testing.F) {
 	})
 }
 
-// FuzzDiscoveryLog: what passes Check has all its entries, each usable.
+// FuzzDiscoveryLog: a log that passes Check has all its entries, and each is usable.
 func FuzzDiscoveryLog(f *testing.F) {
 	log := append(wiredump.Bytes(examples["discovery-header"]()), wiredump.Bytes(examples["discovery-entry"]())...)
 	f.Add(log)
@@ -131,8 +130,8 @@ func FuzzDiscoveryLog(f *testing.F) {
 	})
 }
 
-// FuzzANALog: what passes Check is what writing its groups again gives, up to reserved
-// bytes and what follows.
+// FuzzANALog: rewriting the groups of a log that passes Check gives the same bytes, up to reserved bytes and trailing
+// data.
 func FuzzANALog(f *testing.F) {
 	seed(f, "ana-log")
 	f.Fuzz(func(t *testing.T, b []byte) {
@@ -155,8 +154,8 @@ func FuzzANALog(f *testing.F) {
 	})
 }
 
-// FuzzNSDescriptors: what passes Check is the very bytes its descriptors give when
-// written again, up to reserved bytes and what follows.
+// FuzzNSDescriptors: rewriting the descriptors of a list that passes Check gives the same bytes, up to reserved bytes
+// and trailing data.
 func FuzzNSDescriptors(f *testing.F) {
 	seed(f, "namespace-descriptors")
 	f.Add([]byte{3, 0xff, 0, 0, 1})
@@ -176,8 +175,8 @@ func FuzzNSDescriptors(f *testing.F) {
 	})
 }
 
-// FuzzKVList: what passes Check is the very list its keys give when written again, up to
-// padding and what follows; and no getter of one that does not panics.
+// FuzzKVList: rewriting the keys of a list that passes Check gives the same list, up to padding and trailing data. No
+// getter panics on other lists.
 func FuzzKVList(f *testing.F) {
 	seed(f, "kv-list-data")
 	f.Add([]byte{2, 0, 0, 0, 1, 0, 'a', 0, 3, 0, 'b', 'c', 'd'})
@@ -206,7 +205,7 @@ func FuzzKVList(f *testing.F) {
 	})
 }
 
-// FuzzKVSQE: a command's key survives being written again.
+// FuzzKVSQE: a command's key survives being rewritten.
 func FuzzKVSQE(f *testing.F) {
 	seed(f, "kv-store", "kv-list", "kv-exist")
 	f.Fuzz(func(t *testing.T, b []byte) {

@@ -89,7 +89,7 @@ func TestKVListHoldsWhatFitsAndNoMore(t *testing.T) {
 			t.Fatalf("%d keys in %d bytes, want %d: %v", l.Len(), len(l), len(want), l.Check())
 		}
 		i := 0
-		for key := range KVList(buf).All() { // what was not used of the buffer follows
+		for key := range KVList(buf).All() { // the unused part of the buffer follows
 			if !bytes.Equal(key, want[i]) {
 				t.Fatalf("key %d is %x, want %x", i, key, want[i])
 			}

@@ -12,7 +12,7 @@ import (
 // cell is one run of the matrix.
 type cell struct{ scenario, policy string }
 
-// bars runs what the bars are about, once for all of them.
+// bars runs the scenarios of all bars once.
 var bars = sync.OnceValues(func() (map[cell]*Result, error) {
 	all := Policies()
 	const jbof, fifo = "jbof", "fifo"
@@ -61,7 +61,7 @@ func plainOnly(t *testing.T) {
 	}
 }
 
-// TestFarHostsKeepTheDriveBusy: credits follow what is on its way.
+// TestFarHostsKeepTheDriveBusy: credits grow with the number of I/Os on the network.
 func TestFarHostsKeepTheDriveBusy(t *testing.T) {
 	plainOnly(t)
 	for _, s := range Matrix() {
@@ -85,11 +85,9 @@ func TestFarHostsKeepTheDriveBusy(t *testing.T) {
 	}
 }
 
-// misses are the bars that the default policy does not reach, with what it does reach.
-// docs/benchmarks.md says why.
+// misses are the bars that the default policy misses, with its figures. docs/benchmarks.md says why.
 var misses = map[string]float64{
-	// gimbal serves the four writers nearly twice as well as the twelve readers, which adds up to
-	// more.
+	// gimbal gives the four writers nearly twice as much as the twelve readers, which results in a higher mean.
 	"mean of read-write/4K-few-writers-clean": 0.94,
 	// Four readers of depth 4 wait for programs, not for each other.
 	"p99.9 of read-write/128K-many-writers-clean": 0.80,
@@ -103,15 +101,14 @@ func missed(s *Scenario, what string, bar float64) float64 {
 	return bar
 }
 
-// TestBars holds the default policy to what it promises, each bar in every scenario that it is
-// about.
+// TestBars checks the bars of the default policy, each in all its scenarios.
 func TestBars(t *testing.T) {
 	plainOnly(t)
 	runs, err := bars()
 	if err != nil {
 		t.Fatal(err)
 	}
-	// each calls do for the results of rows under the default policy and the vanilla one.
+	// each calls do for the results of rows under the default policy and under fifo.
 	each := func(t *testing.T, rows string, do func(t *testing.T, s *Scenario, jbof, fifo *Result)) {
 		n := 0
 		for _, s := range Matrix() {
@@ -203,7 +200,7 @@ func TestBars(t *testing.T) {
 			p := r.Phase(steady)
 			heavy := p.Group("heavy")[0].Usage
 			if strings.HasSuffix(s.Name, "closed") {
-				// Light ones that ask for more than a tenth leave less, but nothing is lost.
+				// Light tenants that request more than a tenth leave less, but nothing is lost.
 				if p.Utilisation < 0.95 {
 					t.Errorf("heavy has %.3f of the drive, all together %.3f", heavy, p.Utilisation)
 				}
@@ -266,7 +263,7 @@ func TestBars(t *testing.T) {
 	t.Run("storms of flush, trim and write zeroes stall nobody and take from nobody", func(t *testing.T) {
 		each(t, "special", func(t *testing.T, s *Scenario, r, _ *Result) {
 			storm := s.Tenants[len(s.Tenants)-1].Group
-			// Trimmed room makes writes cheaper than they are alone, so writers may have more.
+			// Trimmed space makes writes cheaper than they are alone, so writers may get more.
 			for _, x := range r.Phase(steady).Tenants {
 				if x.Latency.Count == 0 || x.Latency.MaxNS > 100*Millisecond {
 					t.Errorf("%s: %d I/Os, the longest %d ms", x.Name, x.Latency.Count, x.Latency.MaxNS/Millisecond)

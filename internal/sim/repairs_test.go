@@ -10,14 +10,14 @@ import (
 
 // repair is a weak point of the paper's policy that the default one does not have.
 type repair struct {
-	// name says what holds of the default policy.
+	// name states the property of the default policy.
 	name     string
 	scenario Scenario
 	// faster changes the drive, slow delays some of its I/Os.
 	faster func(*flash.Config)
 	slow   bool
-	// holds judges a run and says what it saw; fifo is the same under the vanilla policy, for those
-	// that are compared with it.
+	// holds checks a run and describes the result. fifo is the result under policy fifo, for repairs that are compared
+	// with it.
 	compared bool
 	holds    func(r, fifo *Result) (ok bool, saw string)
 }
@@ -47,7 +47,7 @@ const repairBytes = 1 << 30
 
 var short = []Phase{{"steady", 400 * Millisecond, 800 * Millisecond}}
 
-// apart judges by how far apart tenants' f-Util are.
+// apart checks the spread of the tenants' f-Util.
 func apart(most float64) func(r, _ *Result) (bool, string) {
 	return func(r, _ *Result) (bool, string) {
 		p := &r.Phases[0]
@@ -56,7 +56,7 @@ func apart(most float64) func(r, _ *Result) (bool, string) {
 	}
 }
 
-// keeps judges by the rate of all tenants, against the vanilla policy's.
+// keeps compares the rate of all tenants with that under fifo.
 func keeps(part float64) func(r, fifo *Result) (bool, string) {
 	return func(r, fifo *Result) (bool, string) {
 		mine, his := r.Phases[0].BytesPerSec, fifo.Phases[0].BytesPerSec
@@ -119,7 +119,7 @@ func repairs() []repair {
 	}
 }
 
-// sluggish is a drive that takes long over one I/O in slowEvery.
+// sluggish is a drive on which one I/O in slowEvery is slow.
 type sluggish struct {
 	Drive
 	n    int
@@ -191,8 +191,8 @@ func (r *repair) prepare(lab *Lab) (func(policy string) (*Result, error), error)
 	}, nil
 }
 
-// TestRepairs shows each weak point of the paper's policy that the default one repairs: what is promised
-// holds under the one and not under the other.
+// TestRepairs shows each weak point of the paper's policy that the default one repairs: the property holds under the
+// default policy and not under the paper's.
 func TestRepairs(t *testing.T) {
 	plainOnly(t)
 	lab, all := NewLab(1), repairs()

@@ -14,7 +14,7 @@ import (
 	"jbofd/internal/tenant"
 )
 
-// busy is a scenario with something of everything, short, on a small drive.
+// busy is a short scenario with loads of every kind, on a small drive.
 func busy() Scenario {
 	s := scenario("test", "busy", flash.Fragmented, join(readers(4, size4K), writers(4, size4K, flash.Fragmented),
 		readers(2, size128K)))
@@ -29,7 +29,7 @@ func busy() Scenario {
 
 var prototypes = map[driveKey]*prototype{}
 
-// direct runs a scenario without what loads get alone.
+// direct runs a scenario without the runs of each load alone.
 func direct(t *testing.T, sc Scenario, policy string, seed uint64) *Result {
 	t.Helper()
 	key := sc.drive()
@@ -50,7 +50,7 @@ func direct(t *testing.T, sc Scenario, policy string, seed uint64) *Result {
 		Parda: policy == pardaName, Seed: seed})
 }
 
-// whole runs a scenario that must break no invariant.
+// whole runs a scenario and checks that no invariant is broken.
 func whole(t *testing.T, sc *Scenario, set Setup) *Result {
 	t.Helper()
 	res := Run(sc, set)
@@ -117,7 +117,7 @@ func both(steps []Step) error {
 	return nil
 }
 
-// server is a drive that does one I/O after the other, each in the same time.
+// server is a drive that serves one I/O after the other, each in the same time.
 type server struct {
 	serviceNS int64
 	freeNS    int64
@@ -198,7 +198,7 @@ func TestFUtilIsUsageByFairShare(t *testing.T) {
 		{Weight: 1, Usage: 0.1, Active: true},
 		{Weight: 2, Usage: 0.5, Active: true},
 		{Weight: 1, Usage: 0.25, Active: true},
-		{Weight: 5, Usage: 0.1}, // came and went
+		{Weight: 5, Usage: 0.1}, // arrived and left
 	}}
 	p.judge()
 	for i, want := range []float64{0.4, 1, 1, 0} {
@@ -216,8 +216,8 @@ func TestSettlingIsUntilTheLastTenantIsNear(t *testing.T) {
 	s := &Series{BinNS: 10, BytesPerSec: make([]float64, 20),
 		Tenants: [][]float64{make([]float64, 20), make([]float64, 20), make([]float64, 20)}}
 	for b := range 20 {
-		// One tenant is there all the time, one comes at once, one gets to its share within 5 bins after
-		// the change at 4.
+		// One tenant is present all the time, one has its share at once, and one reaches its share within 5 bins after
+		// the change at bin 4.
 		s.Tenants[0][b] = 0.5
 		if b >= 4 {
 			s.Tenants[1][b] = 1
@@ -290,8 +290,8 @@ func TestParda(t *testing.T) {
 		serviceNS int64
 		want      float64
 	}{
-		// Far below the threshold: all that the application asks for. Far above: the window at
-		// which Lth/L w + beta = w.
+		// Far below the threshold: everything that the application requests. Far above: the window at which Lth/L w +
+		// beta = w.
 		{1000, 64}, {200_000, 0},
 	} {
 		sc := scenario("test", "parda", flash.Empty, clients(2, "r", 1, stream(pipeline.Read, size4K, false, 64)))
@@ -315,7 +315,7 @@ func TestParda(t *testing.T) {
 	}
 }
 
-// late has a bug: it forgets an I/O now and then.
+// late has a defect: it sometimes forgets an I/O.
 type late struct {
 	*pipeline.FIFO
 	n int
@@ -338,7 +338,7 @@ func TestAStallIsFound(t *testing.T) {
 	}
 }
 
-// leaky has another: it does not forget tenants.
+// leaky has another defect: it does not forget tenants.
 type leaky struct {
 	*pipeline.FIFO
 	active int
@@ -384,8 +384,8 @@ func TestTheMatrixHasEveryRow(t *testing.T) {
 	}
 }
 
-// TestASlowDriveIsMeasuredAndSharedAlike: what a drive's slowness multiplies is found so many times larger, and
-// its tenants get so many times less.
+// TestASlowDriveIsMeasuredAndSharedAlike: on a drive that is slower by a factor, the measured costs are larger by that
+// factor, and the tenants get less by it.
 func TestASlowDriveIsMeasuredAndSharedAlike(t *testing.T) {
 	const slower = 20
 	run := func(slowdown int) (*Result, jbof.Profile) {

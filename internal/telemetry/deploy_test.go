@@ -88,7 +88,7 @@ var (
 	grouping = regexp.MustCompile(`\b(?:by|on|group_left) ?\(([a-z_, ]*)\)`)
 )
 
-// unknownIn returns what an expression names and the registry does not have.
+// unknownIn returns the names in an expression that the registry does not have.
 func unknownIn(t *testing.T, expr string, exported map[string]bool) (unknown []string) {
 	t.Helper()
 	labels := map[string][]string{}
@@ -282,7 +282,7 @@ func TestTheTableOfMetricsIsWhatTheCodeExports(t *testing.T) {
 	}
 }
 
-// The unit's promises that the daemon depends on.
+// The settings of the unit that the daemon depends on.
 func TestTheUnitIsHardenedAndGivesTimeToDrain(t *testing.T) {
 	unit := readFile(t, "../../deploy/jbofd.service")
 	for _, want := range []string{

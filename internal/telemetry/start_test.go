@@ -61,7 +61,7 @@ func TestCountersAreThereBeforeTheirFirstEvent(t *testing.T) {
 	}
 }
 
-// TestTheReasonsAreThoseOfTheTarget reads them out of the source of the packages that give them.
+// TestTheReasonsAreThoseOfTheTarget reads them from the source of the packages that use them.
 func TestTheReasonsAreThoseOfTheTarget(t *testing.T) {
 	find := func(expr string) (words []string) {
 		t.Helper()

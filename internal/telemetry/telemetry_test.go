@@ -101,7 +101,7 @@ func TestMetricsFollowPrometheusConventions(t *testing.T) {
 	for _, p := range problems {
 		t.Errorf("%s: %s", p.Metric, p.Text)
 	}
-	// The linter must be one that finds something.
+	// The linter must find a planted fault.
 	bad, err := promlint.New(strings.NewReader("# TYPE jbof_latency_us counter\njbof_latency_us 1\n")).Lint()
 	if err != nil || len(bad) == 0 {
 		t.Errorf("a planted fault was not found: %v, %v", bad, err)

@@ -8,7 +8,7 @@ import (
 	"time"
 )
 
-// reads are how many reads are scraped, by tenant.
+// reads returns the number of reads scraped, by tenant.
 func reads(t *testing.T, tel *Telemetry) map[string]float64 {
 	t.Helper()
 	got := map[string]float64{}
@@ -48,7 +48,7 @@ func TestHostsBeyondTheCapAreCountedTogether(t *testing.T) {
 	}
 }
 
-// More names than there may be, of hosts that are gone or still there, take no configured tenant's series away.
+// More names than allowed, of connected hosts or not, do not remove a configured tenant's series.
 func TestConfiguredTenantsAlwaysHaveSeries(t *testing.T) {
 	for _, leave := range []bool{false, true} {
 		tel := New(Options{MaxTenants: 10})

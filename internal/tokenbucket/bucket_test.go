@@ -53,7 +53,7 @@ func TestDebtIsPaidBeforeAnythingPasses(t *testing.T) {
 	}
 }
 
-// TestPacedTakerGetsTheRateWithoutDrift: an hour of one token whenever there is one.
+// TestPacedTakerGetsTheRateWithoutDrift: an hour in which each token is taken as soon as it exists.
 func TestPacedTakerGetsTheRateWithoutDrift(t *testing.T) {
 	for _, rate := range []int64{1, 3, 7, 10, 97, 333} {
 		b := NewBucket(0, rate, 2)
@@ -115,7 +115,7 @@ func TestAgainstRationalNumbers(t *testing.T) {
 				if at-now > 1<<55 {
 					continue
 				}
-				// Not a nanosecond before: what there is then is less than one.
+				// One nanosecond earlier there is less than one token.
 				if at > now {
 					early := new(big.Rat).Mul(perNS, new(big.Rat).SetInt64(at-1-now))
 					if early.Add(early, tokens).Cmp(one) >= 0 {

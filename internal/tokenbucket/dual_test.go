@@ -32,7 +32,7 @@ func TestDualRefillVectors(t *testing.T) {
 	}
 }
 
-// TestDualNextTokenIsExact: a nanosecond before it, the I/O may not go; then it may.
+// TestDualNextTokenIsExact: a nanosecond earlier, the I/O is not ready; at that time it is.
 func TestDualNextTokenIsExact(t *testing.T) {
 	t.Logf("-seed %d", *seed)
 	rng := rand.New(rand.NewPCG(*seed, 1))
@@ -151,7 +151,7 @@ func TestDualAllocatesNothing(t *testing.T) {
 	}
 }
 
-// logInt is from 1 to most, small ones as likely as large ones.
+// logInt returns a number from 1 to most, with all orders of magnitude equally likely.
 func logInt(rng *rand.Rand, most int64) int64 {
 	n := int64(1)
 	for n < most && rng.IntN(12) > 0 {

@@ -44,7 +44,7 @@ func (e *events) NewTimer(_ Precision, f func()) (Timer, error) {
 	return t, nil
 }
 
-// step runs one event and lets time pass to the next timer if there is none; false: there is nothing to run.
+// step runs one event, or advances the time to the next timer if there is none. False: there is nothing to run.
 func (e *events) step() bool {
 	if len(e.ready) == 0 {
 		var next *eventTimer

@@ -12,31 +12,31 @@ import (
 
 var seed = flag.Uint64("seed", uint64(time.Now().UnixNano()), "seed of the random tests")
 
-// letter is an item that a machine gets.
-type letter struct {
-	node Node[letter]
+// message is an item in a machine's mailbox.
+type message struct {
+	node Node[message]
 	from int
 	n    int
 }
 
-func newLetter(from, n int) *letter {
-	l := &letter{from: from, n: n}
+func newMessage(from, n int) *message {
+	l := &message{from: from, n: n}
 	l.node.Item = l
 	return l
 }
 
-// reader is a machine that reads its mail. It holds its Driver to running one turn at a time.
+// reader is a machine that reads its messages. It checks that its Driver runs one turn at a time.
 type reader struct {
 	t      *testing.T
 	driver Driver
-	mail   Mailbox[letter]
-	// busy is whether a turn is under way.
+	mail   Mailbox[message]
+	// busy: a turn is in progress.
 	busy atomic.Bool
 	// during, if set, runs within each turn.
 	during func(turn int)
 
 	turns int
-	got   []*letter
+	got   []*message
 }
 
 func newReader(t *testing.T, cfg Config) *reader {
@@ -68,7 +68,7 @@ func (r *reader) Turn() {
 	r.busy.Store(false)
 }
 
-func (r *reader) post(l *letter) {
+func (r *reader) post(l *message) {
 	r.mail.Push(&l.node)
 	r.driver.Run()
 }
@@ -84,9 +84,9 @@ func TestMessagesAreReadOnceAndInOrderByOneTurnAtATime(t *testing.T) {
 	var all sync.WaitGroup
 	for from := range senders {
 		all.Go(func() {
-			var c Chain[letter]
+			var c Chain[message]
 			for n := range letters {
-				switch l := newLetter(from, n); {
+				switch l := newMessage(from, n); {
 				case n%3 == 0:
 					r.post(l)
 				case n%3 == 1:
@@ -105,7 +105,7 @@ func TestMessagesAreReadOnceAndInOrderByOneTurnAtATime(t *testing.T) {
 		})
 	}
 	all.Wait()
-	r.driver.Close() // after what was handed over
+	r.driver.Close() // after the run that was handed over
 	r.driver.Lock()
 	defer r.driver.Unlock()
 	if len(r.got) != senders*letters {
@@ -126,10 +126,10 @@ func TestASubmitterTakesABoundedNumberOfTurns(t *testing.T) {
 	const busyTurns = 10
 	r.during = func(turn int) {
 		if turn < busyTurns {
-			r.mail.Push(&newLetter(0, turn).node) // as others do
+			r.mail.Push(&newMessage(0, turn).node) // as others do
 		}
 	}
-	r.post(newLetter(0, 0))
+	r.post(newMessage(0, 0))
 	if r.turns != 3 {
 		t.Fatalf("the submitter has taken %d turns, want 3", r.turns)
 	}
@@ -143,7 +143,7 @@ func TestASubmitterTakesABoundedNumberOfTurns(t *testing.T) {
 func TestRunsThatAreHandedOverTogetherAreOneRun(t *testing.T) {
 	e := newEvents(1)
 	r := newReader(t, Config{Env: e})
-	r.mail.Push(&newLetter(0, 0).node)
+	r.mail.Push(&newMessage(0, 0).node)
 	r.driver.RunLater()
 	r.driver.RunLater()
 	if len(e.ready) != 1 || r.turns != 0 {
@@ -162,10 +162,10 @@ func TestHandOverRunsTheMachineOnItsOwnGoroutine(t *testing.T) {
 	r := newReader(t, Config{Env: e, MaxTurns: 1, HandOver: func() { handed++ }})
 	r.during = func(turn int) {
 		if turn == 1 {
-			r.mail.Push(&newLetter(0, 1).node)
+			r.mail.Push(&newMessage(0, 1).node)
 		}
 	}
-	r.post(newLetter(0, 0))
+	r.post(newMessage(0, 0))
 	r.driver.RunLater()
 	if handed != 2 || len(e.ready) > 0 {
 		t.Errorf("handed over %d times, and %d goroutines started; want 2 and 0", handed, len(e.ready))
@@ -176,7 +176,7 @@ func TestHandOverRunsTheMachineOnItsOwnGoroutine(t *testing.T) {
 func TestMessagesDuringALockAreReadAfterwards(t *testing.T) {
 	r := newReader(t, Config{})
 	r.driver.Lock()
-	r.post(newLetter(0, 0))
+	r.post(newMessage(0, 0))
 	if len(r.got) > 0 {
 		t.Error("mail was read while somebody else owned the machine")
 	}
@@ -196,15 +196,15 @@ func TestKicksAreMadeAfterOwnershipEnds(t *testing.T) {
 			kicks++
 			a.driver.Lock() // would never end if the machine were still owned
 			defer a.driver.Unlock()
-			b.post(newLetter(0, turn))
+			b.post(newMessage(0, turn))
 		}})
 	}
 	b.during = func(int) { // b wakes a, which runs its turn to its end
 		if b.turns < 5 {
-			b.driver.Kick(kicker{func() { a.post(newLetter(1, 0)) }})
+			b.driver.Kick(kicker{func() { a.post(newMessage(1, 0)) }})
 		}
 	}
-	a.post(newLetter(0, 0))
+	a.post(newMessage(0, 0))
 	if a.turns != 5 || b.turns != 5 || kicks != 5 {
 		t.Errorf("%d and %d turns and %d kicks, want 5 of each", a.turns, b.turns, kicks)
 	}
@@ -227,7 +227,7 @@ func TestTheTimerBringsATurnAtTheEarliestTimeAskedFor(t *testing.T) {
 			r.driver.WakeAt(e.now + 1) // sooner than MinWaitNS
 		}
 	}
-	r.post(newLetter(0, 0))
+	r.post(newMessage(0, 0))
 	for e.step() {
 	}
 	if !slices.Equal(at, []int64{400, 450}) {
@@ -258,10 +258,10 @@ func TestCloseWaitsForRunsThatWereHandedOver(t *testing.T) {
 	r := newReader(t, Config{Env: e})
 	r.during = func(turn int) {
 		if turn < 10 {
-			r.mail.Push(&newLetter(0, turn).node)
+			r.mail.Push(&newMessage(0, turn).node)
 		}
 	}
-	r.mail.Push(&newLetter(0, 0).node)
+	r.mail.Push(&newMessage(0, 0).node)
 	r.driver.RunLater()
 	r.driver.Close()
 	if r.turns != 10 || e.step() {
@@ -269,7 +269,7 @@ func TestCloseWaitsForRunsThatWereHandedOver(t *testing.T) {
 	}
 }
 
-// TestQuiesceWaitsForEarlierRequests: and for nothing else. Its model is a list of the operations in flight.
+// TestQuiesceWaitsForEarlierRequests: and for no others. The model is a list of the operations in flight.
 func TestQuiesceWaitsForEarlierRequests(t *testing.T) {
 	t.Logf("-seed %d", *seed)
 	rng := rand.New(rand.NewPCG(*seed, 0))
@@ -318,14 +318,14 @@ func TestQuiesceWaitsForEarlierRequests(t *testing.T) {
 
 func TestATurnAllocatesNothing(t *testing.T) {
 	r := newReader(t, Config{Env: newEvents(1)})
-	r.got = make([]*letter, 0, 1)
+	r.got = make([]*message, 0, 1)
 	var kick Kicker = kicker{func() {}}
 	r.during = func(int) {
 		r.got = r.got[:0]
 		r.driver.Kick(kick)
 		r.driver.WakeAt(r.driver.Now() + 1000)
 	}
-	l := newLetter(0, 0)
+	l := newMessage(0, 0)
 	if n := testing.AllocsPerRun(1000, func() { r.post(l) }); n != 0 {
 		t.Errorf("%v allocations", n)
 	}
@@ -350,9 +350,9 @@ func TestMessagesKeepTheirOrderAndSayWhetherTheyAreTheFirst(t *testing.T) {
 	}
 }
 
-// count is a machine that counts its mail.
+// count is a machine that counts its messages.
 type count struct {
-	mail   Mailbox[letter]
+	mail   Mailbox[message]
 	driver Driver
 	n      int
 }
@@ -371,7 +371,7 @@ func BenchmarkTurn(b *testing.B) {
 		b.Fatal(err)
 	}
 	defer c.driver.Close()
-	l := newLetter(0, 0)
+	l := newMessage(0, 0)
 	for b.Loop() {
 		c.mail.Push(&l.node)
 		c.driver.Run()

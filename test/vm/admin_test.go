@@ -9,7 +9,7 @@ import (
 	"strings"
 )
 
-// mapped is what the kernel says about the I/O queues that it got.
+// mapped is the kernel's log line about its I/O queues.
 func mapped(def, read, polled int) *regexp.Regexp {
 	return regexp.MustCompile(fmt.Sprintf(`mapped %d/%d/%d default/read/poll queues`, def, read, polled))
 }

@@ -92,8 +92,8 @@ var discoveryScenarios = []scenario{
 				`Connect Invalid Data Parameter, subsysnqn "nqn.2026-11.example.jbofd:nosuch"`)); err != nil {
 			h.Error(err)
 		}
-		// The discovery listener is for discovery alone, or serves subsystems too; a subsystem's controller must not
-		// come out half made.
+		// The discovery listener serves only discovery, or subsystems, too. A Connect to a subsystem there must not
+		// leave a half-made controller.
 		h.try(30*time.Second, "nvme connect %s -n %s", d.discoveryAddress().flags(), nqnA)
 	}},
 	{"connect-all connects to everything that discovery names", func(h *host) {

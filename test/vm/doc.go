@@ -17,7 +17,8 @@
 //
 // The daemon's metrics come out over slirp, its log over virtio-serial.
 //
-// Soft RoCE says nothing about speed; what is tested is that everything arrives, comes back, and leaves nothing behind.
+// Soft RoCE says nothing about speed. The tests check that data arrives in both directions and that nothing is left
+// behind.
 //
 // How it is put together:
 //   - needs.go says which tools are missing and which Debian package brings each.
@@ -26,7 +27,7 @@
 //   - guest.go boots it and runs commands in it over a channel of JSON lines (package guestproto).
 //   - daemon.go starts, kills, freezes, reloads and stops jbofd; site.go does so on this machine or in the guest, so
 //     that scenarios are written once.
-//   - rdmaguest.go lays the cable of an RDMA guest, cuts it, and counts RDMA objects.
+//   - rdmaguest.go connects the virtual cable of an RDMA guest, cuts it, and counts RDMA objects.
 //   - The scenarios are in files tagged vm: `make test-vm`, or `go test -tags vm -count=1 -v -timeout 30m ./test/vm`.
 //
 // Environment:

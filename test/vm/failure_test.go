@@ -14,7 +14,7 @@ import (
 const patient = "-c 1 -l 120"
 
 // noSIGPIPE begins a command that must outlive a broken connection: Linux 6.1's nvme-tcp sends in the context of
-// whoever submits, so that a program which reads or writes a block device at the wrong moment gets a SIGPIPE and dies
+// whoever submits, so that a program that reads or writes a block device at the wrong moment gets a SIGPIPE and dies
 // ("failed to send request -32" in the log).
 const noSIGPIPE = "trap '' PIPE; "
 
@@ -147,7 +147,7 @@ func killUnderLoad(h *host) {
 		"--ioengine=libaio --iodepth=8 --rw=randrw --bs=8k --size=%s --verify=crc32c --verify_fatal=1 --rate_iops=%s",
 		dev, h.amount("24m", "6m"), h.amount("150,150", "40,40"))
 	for i := range h.rounds(3, 2) {
-		// What is written through before the kill must be there after it.
+		// Data that was synced before the kill must be there after it.
 		h.run("head -c 65536 /dev/urandom > /tmp/marker && dd if=/tmp/marker of=%s bs=64k seek=%d oflag=direct "+
 			"conv=fsync 2>&1", other, i)
 		h.underLoad(load, dev, 50)
@@ -209,8 +209,8 @@ func stopUnderLoad(h *host) {
 	h.finish(load)
 }
 
-// underLoad waits until a load has written so many more times. When it does not, what the kernel still has under way is
-// logged.
+// underLoad waits until a load has completed the given number of further writes. If it does not, the requests that the
+// kernel has in flight are logged.
 func (h *host) underLoad(load *Job, dev string, writes int) {
 	h.Helper()
 	before := h.writes(dev)

@@ -67,7 +67,7 @@ type Guest struct {
 	waiters  chan struct{} // closed and replaced when a line is added to console
 }
 
-// Result is what a command in the guest did.
+// Result is the outcome of a command in the guest.
 type Result struct {
 	Command        string
 	Code           int
@@ -91,7 +91,7 @@ func (r Result) String() string {
 }
 
 // kernelProblem matches a line of the kernel's log that no scenario may cause. Soft lockups and RCU stalls are left
-// out: with software emulation on a busy machine they tell of the machine.
+// out: with software emulation on a busy machine they are caused by the machine.
 var kernelProblem = regexp.MustCompile(
 	`Kernel panic|Oops|general protection fault|` +
 		`BUG: (?:unable|KASAN|scheduling|sleeping|kernel|Bad|workqueue)|kernel BUG at|WARNING: CPU|` +
@@ -213,7 +213,7 @@ func socketPair() (net.Conn, *os.File, error) {
 	return conn, theirs, nil
 }
 
-// lineWriter hands over whole lines.
+// lineWriter passes on whole lines.
 type lineWriter struct {
 	line func(string)
 	rest []byte
@@ -444,7 +444,7 @@ func (g *Guest) WaitConsole(mark int, timeout time.Duration, want *regexp.Regexp
 	}
 }
 
-// TakeProblems returns the lines of the kernel's log that tell of a fault in the kernel, since the last call.
+// TakeProblems returns the lines of the kernel's log since the last call that report a fault in the kernel.
 func (g *Guest) TakeProblems() []string {
 	g.mu.Lock()
 	defer g.mu.Unlock()

@@ -8,8 +8,8 @@ import (
 	"time"
 )
 
-// kvCommand is the beginning of an nvme io-passthru of a command for the generic device of a namespace of keys
-// and values; the key has four bytes.
+// kvCommand is the beginning of an nvme io-passthru command for the generic device of a key-value namespace, with a key
+// of four bytes.
 func kvCommand(dev string, opcode, key, n int) string {
 	return fmt.Sprintf("nvme io-passthru %s -o %#x --namespace-id=5 --cdw2=%#x --cdw10=%d --cdw11=4", dev, opcode, key,
 		n)
@@ -19,8 +19,8 @@ var kvScenarios = []scenario{
 	{"a namespace of keys and values is no disk, disturbs none, and is there for nvme-cli", keysAndValues},
 }
 
-// keysAndValues has a namespace of keys and values beside two of blocks. Linux makes no disk of it, but a generic
-// device.
+// keysAndValues uses a key-value namespace beside two block namespaces. Linux makes a generic device for it and no
+// disk.
 func keysAndValues(h *host) {
 	s := oneSubsystem("mem")
 	s.Subsystems[0].Namespaces = append(s.Subsystems[0].Namespaces, Namespace{NSID: 5, SSD: "ssd0", Size: "96MiB"})
@@ -51,7 +51,8 @@ func keysAndValues(h *host) {
 	store := func(key, n int, file string) { h.run("%s -l %d -w -i %s", kvCommand(dev, 0x01, key, n), n, file) }
 	store(0x31, 5000, "/tmp/value")   // in the capsule
 	store(0x32, 100000, "/tmp/large") // by R2T
-	// The value's length is the result, also of what does not fit, and less data comes than there is room for.
+	// The result is the length of the value, also if it does not fit the buffer. Less data than the buffer's length may
+	// come.
 	retrieve := func(key, room, size, have int, file string) {
 		h.Helper()
 		r := h.try(30*time.Second, "%s -l %d -r -b > /tmp/back", kvCommand(dev, 0x02, key, room), room)

@@ -122,7 +122,7 @@ func connectCycles(h *host) {
 		h.discover(d.ioAddress(), "")
 		h.must(10*time.Second, "no connection is left", func() error { return noConnections(d) })
 	}
-	cycle() // what is made once is made now
+	cycle() // allocations that happen once happen now
 	files, err := d.OpenFiles()
 	if err != nil {
 		h.Fatal(err)

@@ -58,6 +58,6 @@ func (p *process) openFiles() (int, error) {
 
 // kill sends SIGKILL and waits for the end.
 func (p *process) kill() {
-	p.cmd.Process.Kill() // fails when the child has ended, which is what is wanted
+	p.cmd.Process.Kill() // fails if the child has ended, which is the intention
 	<-p.done
 }

@@ -266,7 +266,7 @@ func tooManyQueuePairs(h *host) {
 	h.device(nqnB, 1)
 }
 
-// hostileHosts sends what a kernel cannot be made to send.
+// hostileHosts sends commands that a kernel cannot be made to send.
 func hostileHosts(h *host) {
 	h.hostile = true
 	d := h.daemon(oneSubsystem("mem"))
@@ -286,7 +286,7 @@ func hostileHosts(h *host) {
 	h.fio(h.device(nqnA, 1), []fioJob{{"randrw", "4k", "256k"}})
 }
 
-// removable is a load that runs until it is disturbed, and its device.
+// removable is a load that runs until it is interrupted, and its device.
 func (h *host) removable(d *Daemon) (ctrl, dev string, load *Job) {
 	h.Helper()
 	ctrl = h.connect(d.ioAddress(), nqnA, patient+" -i 2 -k 5")

@@ -25,9 +25,9 @@ const rdmaLinks = `rdma link show rxe0/1 >/dev/null 2>&1 || rdma link add rxe0 t
 rdma link show rxe1/1 >/dev/null 2>&1 || rdma link add rxe1 type rxe netdev hst0
 `
 
-// rdmaNetwork lays the cable. The kernel would take a way over lo to an address of its own; so the table of local
-// addresses is only asked for what comes in over the cable, and what goes out to one end takes the interface of the
-// other. RDMA's connection manager looks up routes the same way.
+// rdmaNetwork connects the cable. By default the kernel would route packets to an address of its own over lo. So the
+// table of local addresses is used only for packets that come in over the cable, and packets to one end leave by the
+// interface of the other. RDMA's connection manager looks up routes the same way.
 //
 // No packet may overtake another or get lost: soft RoCE of Linux 6.1 repeats not only the sends but also the
 // registrations of memory before them, which then fail ("rxe_reg_fast_mr: mr->lkey = … not free"), and the connection
@@ -90,7 +90,7 @@ done; done`
 ` + rdmaLinks
 )
 
-// rdmaEnvironment tells a test of package verbs its devices.
+// rdmaEnvironment names the devices for a test of package verbs.
 const rdmaEnvironment = "JBOFD_RDMA_ADDR=" + TargetAddress + " JBOFD_RDMA_ADDR6=" + TargetAddress6 +
 	" JBOFD_RDMA_PEER=" + PeerAddress + " JBOFD_RDMA_PEER6=" + PeerAddress6 + " JBOFD_RDMA_LINK='rxe0 tgt0' "
 
@@ -105,8 +105,8 @@ func BootRDMA(o BootOptions) (*Guest, error) {
 		}
 		o.Files = append(o.Files, File{From: f, To: f})
 	}
-	// Host and target in one kernel: what one receives over TCP are the very pages that the other sent, some of them in
-	// blocks of pages that are not compound, which hardened usercopy takes for an overrun.
+	// Host and target are in one kernel: over TCP one receives the very pages that the other has sent. Some of them are
+	// in blocks of pages that are not compound, which hardened usercopy mistakes for an overrun.
 	o.CommandLine += " hardened_usercopy=off"
 	g, err := Boot(o)
 	if err != nil {

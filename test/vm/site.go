@@ -14,7 +14,7 @@ import (
 type endpoints struct {
 	transport string // of the first listener for subsystems; the second is TCP
 	ip        string // of all that hosts reach
-	seen      string // the address under which the guest reaches ip
+	seen      string // the address at which the guest reaches ip
 	metricsIP string // where the daemon listens for its metrics
 	ip6       string // a third listener, of the first's transport and port, is there if not empty
 

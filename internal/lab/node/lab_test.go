@@ -25,7 +25,7 @@ var (
 
 var tel = telemetry.New(telemetry.Options{Version: "lab", Node: "lab"})
 
-// counts sums what runs have done.
+// counts has the sums over all runs.
 type counts struct {
 	Host
 	mu                  sync.Mutex
@@ -62,7 +62,7 @@ func (c *counts) String() string {
 		c.crashes, c.stops, c.cut)
 }
 
-// run runs seeds from first on, and ends when -lab.failures of them have failed.
+// run runs the seeds from first on, and ends when -lab.failures of them have failed.
 func run(t *testing.T, first uint64, n int) {
 	var total counts
 	var next, failed atomic.Int64
@@ -87,8 +87,8 @@ func run(t *testing.T, first uint64, n int) {
 	t.Logf("%d seeds: %s", min(next.Load(), int64(n)), &total)
 }
 
-// fewer returns n, or under the race detector the given part of it: a run has one goroutine, and takes ten times as
-// long there. What the detector is for is telemetry, which runs in parallel share.
+// fewer returns n, or a part of it under the race detector, where a run takes ten times as long. A run has one
+// goroutine; the detector is useful only for telemetry, which parallel runs share.
 func fewer(n, part int) int {
 	if buildtags.Race {
 		n = (n + part - 1) / part
@@ -96,7 +96,7 @@ func fewer(n, part int) int {
 	return n
 }
 
-// TestOneSeed runs the seed that -seed names, with a trace where -lab.trace says.
+// TestOneSeed runs the seed given by -seed, with a trace to the file given by -lab.trace.
 func TestOneSeed(t *testing.T) {
 	if *seedFlag == 0 {
 		return

@@ -59,7 +59,7 @@ func TestAFailedStepEndsThePlan(t *testing.T) {
 	}
 }
 
-// TestTheNumberOfProcessorsDoesNotChangeResults runs a plan one step after the other and at once.
+// TestTheNumberOfProcessorsDoesNotChangeResults runs a plan sequentially and in parallel.
 func TestTheNumberOfProcessorsDoesNotChangeResults(t *testing.T) {
 	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(1))
 	one := small(t)
@@ -158,7 +158,7 @@ func TestTheFolderHoldsTablesAndPlotsThatThereAreFilesFor(t *testing.T) {
 	}
 }
 
-// checkSVG looks whether a plot is well-formed and says what it shows.
+// checkSVG checks that a plot is well-formed and returns its text.
 func checkSVG(t *testing.T, file string) {
 	t.Helper()
 	b, err := os.ReadFile(file)

@@ -52,7 +52,7 @@ func TestTheWholeMatrixIsEstimatedAtMinutes(t *testing.T) {
 	}
 }
 
-// TestPlotsNeedNoNamedFont: where the font that a plot names is missing, a viewer takes a generic one.
+// TestPlotsNeedNoNamedFont: if the font that a plot names is missing, a viewer uses a generic one.
 func TestPlotsNeedNoNamedFont(t *testing.T) {
 	dir := t.TempDir()
 	if err := WriteFolder(dir, 1, small(t)); err != nil {

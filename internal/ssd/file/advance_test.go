@@ -8,7 +8,7 @@ import (
 	"jbofd/internal/ssd"
 )
 
-// What the kernel has not begun, for a signal or for want of a thread, is asked for again.
+// A request that the kernel has not begun, because of a signal or for lack of a thread, is submitted again.
 func TestRequestsCancelledByTheKernelAreRepeated(t *testing.T) {
 	for _, errno := range []unix.Errno{unix.EAGAIN, unix.EINTR, unix.ECANCELED} {
 		s := &slot{req: ssd.Request{Op: ssd.Write, Len: 4096}, queue: &queue{dev: &Device{}}}

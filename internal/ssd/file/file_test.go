@@ -21,7 +21,7 @@ import (
 	"jbofd/internal/uring"
 )
 
-// engines are the ones that this machine offers.
+// engines are those available on this machine.
 func engines(t testing.TB) []string {
 	r, err := uring.New(1)
 	if errors.Is(err, uring.ErrUnavailable) {
@@ -180,7 +180,7 @@ func TestFilesGrowOnlyWithCreateAndNeverShrink(t *testing.T) {
 	}
 }
 
-// TestDataIsWhatWasWritten: and not what was only made room for, or deallocated.
+// TestDataIsWhatWasWritten: ranges that were only allocated, or deallocated, do not count as data.
 func TestDataIsWhatWasWritten(t *testing.T) {
 	d := open(t, Config{})
 	q := openQueue(t, d, 1)

@@ -64,8 +64,7 @@ func TestDecodeReturnsWhatWasEncoded(t *testing.T) {
 	}
 }
 
-// TestGoldenDump holds the format to a dump that was checked by eye against the
-// picture in the package comment.
+// TestGoldenDump compares the format with a dump that was checked by eye against the diagram in the package comment.
 func TestGoldenDump(t *testing.T) {
 	b := encode(t, sample())
 	var s strings.Builder
@@ -101,7 +100,7 @@ func TestGoldenDump(t *testing.T) {
 }
 
 func TestDecodeNamesTheWrongField(t *testing.T) {
-	fix := func(b []byte) []byte { // a CRC that agrees with the damage
+	fix := func(b []byte) []byte { // a CRC that matches the damage
 		crc := checksum(b)
 		b[offCRC], b[offCRC+1], b[offCRC+2], b[offCRC+3] = byte(crc), byte(crc>>8), byte(crc>>16), byte(crc>>24)
 		return b
@@ -287,7 +286,7 @@ func TestRefusalsSayWhatIsPossible(t *testing.T) {
 
 func second(_ Extent, err error) error { return err }
 
-// newMem returns a device whose Close does nothing, so that wrappers come and go.
+// newMem returns a device whose Close does nothing, so that wrappers can be closed.
 func newMem(t testing.TB, size int64, blockSize int) ssd.Device {
 	t.Helper()
 	d, err := mem.Open(mem.Config{Name: "m", SizeBytes: size, BlockSize: blockSize})

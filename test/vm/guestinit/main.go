@@ -1,5 +1,5 @@
-// Command guestinit is PID 1 of the test guest: it mounts what a Linux system expects, loads the kernel modules of
-// /modules in the order of their names, brings the network up, and then runs what the test asks for (package
+// Command guestinit is PID 1 of the test guest: it mounts the file systems that Linux needs, loads the kernel modules
+// of /modules in the order of their names, brings the network up, and then runs the commands of the test (package
 // guestproto) until the machine is switched off.
 //
 // It never exits: when PID 1 ends the kernel panics, and the test reports that with the console.
@@ -51,7 +51,7 @@ func main() {
 	hang()
 }
 
-// hang keeps PID 1 alive so that the console is what the test sees, not a panic of our making.
+// hang keeps PID 1 alive, so that the test sees the console and not a panic caused by the exit of PID 1.
 func hang() {
 	for {
 		time.Sleep(time.Hour)
@@ -226,7 +226,7 @@ func (a *agent) run(req guestproto.Request) guestproto.Response {
 		cmd.Stdout, cmd.Stderr = both, both // one value for both makes one pipe
 	}
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
-	// A grandchild that keeps the pipes open must not keep the answer back.
+	// A grandchild that keeps the pipes open must not delay the response.
 	cmd.WaitDelay = 2 * time.Second
 	if err := cmd.Start(); err != nil {
 		resp.Problem = err.Error()

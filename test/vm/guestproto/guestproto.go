@@ -1,5 +1,5 @@
-// Package guestproto is what the test and the guest's init say to each other over a virtio-serial port: one JSON
-// document a line.
+// Package guestproto is the protocol between the test and the guest's init over a virtio-serial port: one JSON document
+// per line.
 //
 // The guest speaks first: a Response with ID 0 says that it is up (or, in Problem, why not). After that the test sends
 // Requests, as many at once as it likes, and each is answered by one Response with the same ID, in the order in which

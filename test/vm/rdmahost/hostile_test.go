@@ -1,7 +1,7 @@
 //go:build rdma
 
-// Package rdmahost is a host that does wrong, against a running daemon over real verbs. TestRDMA of package vm builds
-// it and runs it in the guest:
+// Package rdmahost is a misbehaving host for a running daemon, over real verbs. TestRDMA of package vm builds it and
+// runs it in the guest:
 //   - JBOFD_RDMA_TARGET is IP:port of an RDMA listener;
 //   - JBOFD_RDMA_NQN a subsystem there whose namespace 1 has blocks of 4 KiB.
 package rdmahost
@@ -19,7 +19,7 @@ import (
 	"jbofd/internal/nvmeof/rdma/verbs"
 )
 
-// target is the daemon, a provider for raw hosts, and a host that keeps to the rules.
+// target is the daemon, a provider for raw hosts, and a well-behaved host.
 type target struct {
 	provider verbs.Provider
 	address  netip.AddrPort
@@ -54,8 +54,8 @@ func open(t *testing.T) *target {
 
 func (g *target) dial(t *testing.T) *rawhost.Host { return rawhost.New(t, g.provider, g.address) }
 
-// join connects a raw host as queue 2 of the good host's controller. The daemon may be about to forget
-// the last one that was.
+// join connects a raw host as queue 2 of the well-behaved host's controller. The daemon may not have released the
+// previous one yet.
 func (g *target) join(t *testing.T) *rawhost.Host {
 	t.Helper()
 	id, err := g.good.Identity(t.Context())
@@ -68,7 +68,7 @@ func (g *target) join(t *testing.T) *rawhost.Host {
 	return h
 }
 
-// serves checks that the good host is served as before.
+// serves checks that the well-behaved host is still served.
 func (g *target) serves(t *testing.T) {
 	t.Helper()
 	ns, err := g.good.Namespace(t.Context(), 1)

@@ -100,8 +100,8 @@ func TestDCT983Calibration(t *testing.T) {
 	})
 }
 
-// keeps is the mean over sizes from 4 to 256 KiB of what a reader at depth 32 keeps of its bandwidth, in percent,
-// beside a writer of the same size, depth and order.
+// keeps returns how much of its bandwidth, in percent, a reader at depth 32 keeps beside a writer of the same size,
+// depth and order: the mean over sizes from 4 to 256 KiB.
 func keeps(t *testing.T, c Condition, sequential bool) float64 {
 	sum, sizes := 0.0, 0.0
 	for bytes := int64(4 << 10); bytes <= 256<<10; bytes *= 2 {

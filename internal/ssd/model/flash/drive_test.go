@@ -117,8 +117,8 @@ func TestNeitherReadsNorWritesStarve(t *testing.T) {
 	}
 }
 
-// Whatever is submitted, each command completes once, not before its submission, in order of time, and
-// then the drive is at rest.
+// For any load, each command completes once, not before its submission and in order of time, and then the drive is
+// idle.
 func TestEachCommandCompletesOnce(t *testing.T) {
 	for _, name := range Presets() {
 		for seed := uint64(1); seed <= 4; seed++ {
@@ -254,7 +254,7 @@ func TestConfigOutOfBoundsIsRefused(t *testing.T) {
 	}
 }
 
-// A drive that is slower by a factor answers the same, in the same order, that many times later.
+// A drive that is slower by a factor gives the same completions in the same order, later by that factor.
 func TestASlowDriveDoesTheSame(t *testing.T) {
 	for _, name := range Presets() {
 		answers := func(slowdown int) (all []Completion) {

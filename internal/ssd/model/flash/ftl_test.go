@@ -5,7 +5,7 @@ import (
 	"testing"
 )
 
-// checkMap holds the translation layer's invariants.
+// checkMap checks the invariants of the translation layer.
 func checkMap(t *testing.T, d *Drive) {
 	t.Helper()
 	f := d.ftl
@@ -176,7 +176,7 @@ func TestPreconditionedStateIsSteady(t *testing.T) {
 	if math.Abs(later/first-1) > 0.05 {
 		t.Errorf("random writes ran at %.1f MB/s and two seconds later at %.1f MB/s", first, later)
 	}
-	// Three times the capacity later, in no time.
+	// Then write three times the capacity, in no virtual time.
 	units := uint32(len(d.ftl.l2p))
 	d = fragmented.Clone()
 	for n := uint32(0); n < 3*units; n += d.programUnits {
