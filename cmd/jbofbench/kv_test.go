@@ -80,7 +80,7 @@ func TestAKVTargetOutOfReachExitsWith1(t *testing.T) {
 	}
 }
 
-// TestAFileThatCannotBeFormattedIsRemoved, so that the next attempt finds none; and one is only made if a size is
+// TestAFileThatCannotBeFormattedIsRemoved, so that the next attempt finds no file. A file is made only if a size is
 // given.
 func TestAFileThatCannotBeFormattedIsRemoved(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "ssd")
@@ -97,11 +97,11 @@ func TestAFileThatCannotBeFormattedIsRemoved(t *testing.T) {
 	}
 }
 
-// TestAnInterruptedBenchmarkSaysSo, after what it has found, and a script that goes on when all is well does not.
+// TestAnInterruptedBenchmarkSaysSo, after its results, and its exit status stops scripts.
 func TestAnInterruptedBenchmarkSaysSo(t *testing.T) {
 	ctx, cancel := context.WithCancel(context.Background())
 	var stdout, stderr bytes.Buffer
-	// The status line is written while it runs.
+	// The status line is written during the run.
 	status := execute(ctx, strings.Fields("kv load -s -p recordcount=1000000000 --embedded mem:256m -p fieldlength=10"),
 		&stdout, writerFunc(func(b []byte) (int, error) {
 			cancel()
@@ -117,7 +117,7 @@ type writerFunc func([]byte) (int, error)
 
 func (f writerFunc) Write(b []byte) (int, error) { return f(b) }
 
-// TestProgressStaysOnOneLineOfATerminal, however narrow that is; elsewhere lines are whole.
+// TestProgressStaysOnOneLineOfATerminal, however narrow it is. Without a terminal, lines are complete.
 func TestProgressStaysOnOneLineOfATerminal(t *testing.T) {
 	p := ycsb.Progress{Phase: "run", Elapsed: 10 * time.Second, Ops: 5000, Total: 10000, OpsPerSec: 500,
 		Series: []ycsb.Series{{Name: "READ", LatencyNS: &bench.LatencyNS{P99: 12345}}}}
@@ -153,7 +153,7 @@ func TestProgressStaysOnOneLineOfATerminal(t *testing.T) {
 	}
 }
 
-// TestKVLoadsRunsAndVerifies a store in a file, by three processes as it were.
+// TestKVLoadsRunsAndVerifies a store in a file, as by three processes.
 func TestKVLoadsRunsAndVerifies(t *testing.T) {
 	dir := t.TempDir()
 	common := []string{"-P", workloads + "workloada", "-p", "recordcount=2000", "-p", "operationcount=5000", "-p",
@@ -178,7 +178,7 @@ func TestKVLoadsRunsAndVerifies(t *testing.T) {
 			}
 		}
 	}
-	// A new store in place of the old one has lost everything.
+	// A new store in place of the old one counts as complete data loss.
 	if status, stdout, _ := command(t, append([]string{"kv", "verify", "--format"}, common...)...); status != 1 ||
 		!strings.Contains(stdout, "[VERIFY], Return=UNEXPECTED_STATE, ") {
 		t.Errorf("verify of an empty store: exit status %d, %s", status, stdout)

@@ -116,7 +116,7 @@ func TestVersionAndCompletionExist(t *testing.T) {
 	}
 }
 
-// TestUnitsAreInTheNames of sizes in JSON: a program need not guess.
+// TestUnitsAreInTheNames of sizes in JSON, so that programs need not guess.
 func TestUnitsAreInTheNames(t *testing.T) {
 	_, out, _ := command(t, "block", "--raw", "mem:1m", "--json", "-q")
 	var rep struct {

@@ -29,7 +29,7 @@ func run(t *testing.T, args ...string) (code int, stdout, stderr string) {
 
 const uuid = "0425d6c3-77cf-4e62-873e-0484d7ac5274"
 
-// answers is a daemon that says always the same.
+// answers is a daemon with constant answers.
 var answers = map[string]any{
 	admin.PathStatus: admin.Status{APIVersion: admin.Version, Version: "1.2.3", Node: "box7", Ready: false,
 		Reasons:   []admin.Reason{{Component: "ssd ssd1", Reason: "it vanished"}},
@@ -378,7 +378,7 @@ func TestStatusCheckDistinguishesNotReadyFromUnreachable(t *testing.T) {
 	}
 }
 
-// TestStatusWaitsForTheNode: for its socket, too.
+// TestStatusWaitsForTheNode, and for its socket.
 func TestStatusWaitsForTheNode(t *testing.T) {
 	asked := 0
 	s := serve(t, http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
@@ -400,7 +400,7 @@ func TestStatusWaitsForTheNode(t *testing.T) {
 	}
 }
 
-// TestTheDemonstrationsSocketIsFound: make run has it in ./data, where jbofctl did not look.
+// TestTheDemonstrationsSocketIsFound: make run has it in ./data, where jbofctl once did not look.
 func TestTheDemonstrationsSocketIsFound(t *testing.T) {
 	usual, demo := fake(t), fake(t)
 	none := filepath.Join(t.TempDir(), "none")

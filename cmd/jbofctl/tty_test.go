@@ -46,7 +46,7 @@ func TestOnATerminalTheNameMustBeTyped(t *testing.T) {
 		{"yes", "", 1},
 		{"", "--force", 1},
 		{"", "--force --yes", 0},
-		{"disk.img", "--yes", 0}, // --yes alone does not cover a drive that is not blank: asked after all
+		{"disk.img", "--yes", 0}, // --yes alone is not enough for a drive that is not blank, so jbofctl asks
 		{"no", "--yes", 1},
 	} {
 		p := drive(t, 0, "XFSB")

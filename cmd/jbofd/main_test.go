@@ -71,7 +71,7 @@ func TestValidateRefusesWhatThisMachineLacks(t *testing.T) {
 	}
 }
 
-// TestAFailedStartIsJSONToo if the log is: systems that collect logs read nothing else.
+// TestAFailedStartIsJSONToo if the log is, because systems that collect logs can read nothing else.
 func TestAFailedStartIsJSONToo(t *testing.T) {
 	dir := t.TempDir()
 	file := filepath.Join(dir, "c.yaml")

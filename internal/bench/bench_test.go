@@ -14,17 +14,17 @@ import (
 	"jbofd/internal/ssd/mem"
 )
 
-// scripted is a Target over a byte slice, whose queue completes in Poll what Submit took, so
-// that tests can spoil things in between.
+// scripted is a Target on a byte slice. Its queue executes operations in Poll, so that tests can inject faults between
+// Submit and Poll.
 type scripted struct {
 	disk []byte
 	bs   int
-	// spoil, if set, is called with each write before it takes place and with each read after it; it
-	// may change where and what, and fail the operation.
+	// spoil, if set, is called with each write before it takes place and with each read after it; it may change offset
+	// and data, or fail the operation.
 	spoil func(o *Op) error
-	// hold, if set, makes Poll keep operations back while it returns true.
+	// hold, if set, delays operations while it returns true.
 	hold func() bool
-	// first is where the first write went.
+	// first is the offset of the first write.
 	first int64
 }
 
@@ -90,7 +90,7 @@ func config(pattern string) Config {
 	return Config{Pattern: pattern, ReadPercent: 50, BlockBytes: 4096, IODepth: 8, Jobs: 2, Seed: 7}
 }
 
-// TestEveryPatternCoversItsRegionOnce, without a runtime: each place exactly once, all jobs together.
+// TestEveryPatternCoversItsRegionOnce: without a runtime, all jobs together access each block exactly once.
 func TestEveryPatternCoversItsRegionOnce(t *testing.T) {
 	for _, pattern := range Patterns {
 		t.Run(pattern, func(t *testing.T) {
@@ -118,7 +118,7 @@ func TestEveryPatternCoversItsRegionOnce(t *testing.T) {
 				if off < 512<<10 || off >= 512<<10+region || off%4096 != 0 {
 					t.Errorf("offset %d is outside the region", off)
 				}
-				if k != 1 && pattern != "rw" { // rw has a position each for reads and writes
+				if k != 1 && pattern != "rw" { // rw has separate positions for reads and writes
 					t.Errorf("offset %d was visited %d times", off, k)
 				}
 			}
@@ -223,7 +223,7 @@ func skipIf(o *Op, yes bool) error {
 	return nil
 }
 
-// TestVerifyFindsStaleData: a second round of writes of which one is lost.
+// TestVerifyFindsStaleData: one write of a second round is lost.
 func TestVerifyFindsStaleData(t *testing.T) {
 	target := &scripted{disk: make([]byte, 256<<10), bs: 4096}
 	writes := map[int64]int{}
@@ -284,8 +284,8 @@ func TestLatencyCountsFromWhenAnIOWasDue(t *testing.T) {
 		t.Fatal(err)
 	}
 	l := rep.Read.LatencyNS
-	// Of 400 I/Os a hundred were due in the stall, evenly: a tenth or more of all waited 50 ms and longer,
-	// where only one was outstanding.
+	// Of 400 I/Os a hundred were due during the stall, evenly spread. So a tenth or more of all waited 50 ms or longer,
+	// although only one was outstanding.
 	if l.P90 < int64(40*time.Millisecond) || l.Max < int64(90*time.Millisecond) {
 		t.Errorf("p90 %s, max %s", time.Duration(l.P90), time.Duration(l.Max))
 	}
@@ -390,7 +390,7 @@ func TestReportKeepsItsKeys(t *testing.T) {
 	}
 }
 
-// TestASparseFileIsReported: its reads look faster than the drive below is.
+// TestASparseFileIsReported: its reads look faster than the drive is.
 func TestASparseFileIsReported(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "raw.img")
 	const mib = 1 << 20
@@ -442,7 +442,7 @@ func TestLoadDoesNotAllocate(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	// What there is belongs to the run, not to its I/Os.
+	// The remaining allocations belong to the run, not to its I/Os.
 	if n := rep.Self.AllocsPerIO * float64(rep.Read.IOs+rep.Write.IOs); n > 200 {
 		t.Errorf("%.0f allocations in %d I/Os", n, rep.Read.IOs+rep.Write.IOs)
 	}

@@ -27,7 +27,7 @@ func mustAlloc(t *testing.T, a *Arena, n int) []byte {
 	return b
 }
 
-// TestDevicesFindTheRegionsOfArenas behind those of the data buffers: a buffer lies within a region or begins one.
+// TestDevicesFindTheRegionsOfArenas behind those of the data buffers: a buffer is within a region or begins one.
 func TestDevicesFindTheRegionsOfArenas(t *testing.T) {
 	p := newArenaPool(t, 16*ArenaRegionBytes)
 	data, _ := p.Get(p.Account("tenant"), 4096)
@@ -63,7 +63,8 @@ func TestDevicesFindTheRegionsOfArenas(t *testing.T) {
 	p.CloseTest(t)
 }
 
-// TestAnArenaWithoutMemorySaysWhoLacksHowMuch and goes on working; another gets what it has given back, zeroed.
+// TestAnArenaWithoutMemorySaysWhoLacksHowMuch and remains usable. Memory that it has returned goes to another arena,
+// zeroed.
 func TestAnArenaWithoutMemorySaysWhoLacksHowMuch(t *testing.T) {
 	p := newArenaPool(t, 4*ArenaRegionBytes)
 	a, b := p.Arena("store a"), p.Arena("store b")
@@ -78,7 +79,7 @@ func TestAnArenaWithoutMemorySaysWhoLacksHowMuch(t *testing.T) {
 		t.Errorf("error %v", err)
 	}
 	small[0] = 1
-	mustAlloc(t, b, ArenaRegionBytes-4096) // what is left of its region
+	mustAlloc(t, b, ArenaRegionBytes-4096) // the rest of its region
 	a.Free()
 	for _, v := range mustAlloc(t, b, 3*ArenaRegionBytes) {
 		if v != 0 {

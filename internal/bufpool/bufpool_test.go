@@ -133,7 +133,7 @@ func TestReleasedMemoryIsPoisonedInTestBuilds(t *testing.T) {
 	}
 }
 
-// fill takes buffers until refused.
+// fill takes buffers until the pool refuses one.
 func fill(p *Pool, a *Account, size int) (held []Buf) {
 	for {
 		b, ok := p.Get(a, size)
@@ -158,8 +158,8 @@ func TestGreedyAccountsLeaveAFairShareToANewcomer(t *testing.T) {
 	for n := 1; n <= 3; n++ {
 		a := p.Account(string(rune('a' + n)))
 		held = append(held, fill(p, a, 64<<10)...)
-		// The newcomer gets half of what was free; the free rest is never below
-		// what each of the greedy ones would get if all had come at once.
+		// The newcomer gets half of what was free. The rest is never below the share that each of the greedy accounts
+		// would get if all had come at once.
 		free := total - p.Stats().InUseBytes
 		if want := int64(total) >> n; free != want {
 			t.Errorf("%d greedy accounts: %d bytes free, want %d", n, free, want)
@@ -167,7 +167,7 @@ func TestGreedyAccountsLeaveAFairShareToANewcomer(t *testing.T) {
 	}
 	putAll(p, held)
 
-	// All at once: N greedy accounts in lockstep hold 1/(N+1) each and leave as much.
+	// N greedy accounts in lockstep hold 1/(N+1) each and leave as much free.
 	const n = 3
 	accts := [n]*Account{p.Account("x"), p.Account("y"), p.Account("z")}
 	held = held[:0]

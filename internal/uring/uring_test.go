@@ -222,8 +222,7 @@ func benchmarkWait(b *testing.B, busy bool, wait func(r *Ring, ev *os.File)) {
 	stop := make(chan struct{})
 	turns := 0
 	if busy {
-		// A second goroutine that always has work in slices of about 5 µs: it shows
-		// what waiting costs the others.
+		// A second goroutine, which always has work in slices of about 5 µs, shows what waiting costs the others.
 		go func() {
 			x := 0
 			for {

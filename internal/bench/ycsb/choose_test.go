@@ -8,8 +8,8 @@ import (
 
 func testRNG() *rand.Rand { return rand.New(rand.NewPCG(*seed, 1)) }
 
-// chiSquare fails the test if what was counted is not what the shares say. The bound is crossed once in a
-// million seeds.
+// chiSquare fails the test if the counts do not match the expected shares. The bound is crossed once in a million
+// seeds.
 func chiSquare(t *testing.T, name string, counts []int, share func(i int) float64) {
 	t.Helper()
 	total := 0
@@ -20,7 +20,7 @@ func chiSquare(t *testing.T, name string, counts []int, share func(i int) float6
 	restWant, restGot := 0.0, 0.0
 	for i, c := range counts {
 		want := share(i) * float64(total)
-		if want < 8 { // too few to judge: together
+		if want < 8 { // too few for the test: combined
 			restWant, restGot = restWant+want, restGot+float64(c)
 			continue
 		}
@@ -60,7 +60,7 @@ func TestZipfDrawsEachRankByItsWeight(t *testing.T) {
 	}
 }
 
-// TestZipfFollowsItsGrowth: after any number of resizes it draws as one of that size.
+// TestZipfFollowsItsGrowth: after any number of resizes it draws like a new one of that size.
 func TestZipfFollowsItsGrowth(t *testing.T) {
 	z := newZipf(1, 0.99)
 	for n := uint64(1); n <= 500; n += 7 {
@@ -72,8 +72,8 @@ func TestZipfFollowsItsGrowth(t *testing.T) {
 	}
 }
 
-// TestZipfianMatchesYCSB: the most popular record has 1/26.47 of the operations, whatever the number
-// of records, and it is the one that YCSB's hash says.
+// TestZipfianMatchesYCSB: the most popular record has 1/26.47 of the operations, whatever the number of records, and is
+// the one given by YCSB's hash.
 func TestZipfianMatchesYCSB(t *testing.T) {
 	const zetan = 26.46902820178302 // YCSB's constant for 10^10 items and 0.99
 	w := Workload{Distribution: "zipfian", Theta: 0.99, RecordCount: 100_000, InsertCount: 100_000}
@@ -85,7 +85,7 @@ func TestZipfianMatchesYCSB(t *testing.T) {
 	}
 	for rank := uint64(0); rank < 8; rank++ {
 		r := fnv64(rank) % w.RecordCount
-		// Other ranks fall on the same record by chance: about 1/100000 of the rest.
+		// Other ranks map to the same record by chance: about 1/100000 of the rest.
 		want := math.Pow(float64(rank+1), -0.99)/zetan + 1e-5
 		sigma := math.Sqrt(want / draws)
 		if got := float64(counts[r]) / draws; math.Abs(got-want) > 5*sigma+1e-5 {
@@ -100,7 +100,7 @@ func TestZipfianMatchesYCSB(t *testing.T) {
 	}
 }
 
-// TestZipfianKeepsPopularKeysWhileRecordsAreAdded and never chooses one that is not there.
+// TestZipfianKeepsPopularKeysWhileRecordsAreAdded and never chooses a record that does not exist.
 func TestZipfianKeepsPopularKeysWhileRecordsAreAdded(t *testing.T) {
 	w := Workload{Distribution: "zipfian", Theta: 0.99, RecordCount: 1000, InsertStart: 100, InsertCount: 900}
 	favourite := func(limit uint64) uint64 {

@@ -7,14 +7,13 @@ import (
 	"time"
 )
 
-// mapDB is a store in a map. Its queues do in Poll what Submit took, so that operations of several
-// threads overlap.
+// mapDB is a store in a map. Its queues execute operations in Poll, so that operations of several threads overlap.
 type mapDB struct {
 	mu     sync.Mutex
 	values map[[KeyBytes]byte][]byte // guarded by mu
-	// spoil, if set, may change the answer to an operation; a Put that it fails is not done.
+	// spoil, if set, may change the result of an operation. A Put that it fails has no effect.
 	spoil func(o *Op, d *Done)
-	// hold, if set, keeps answers back while it returns true.
+	// hold, if set, delays results while it returns true.
 	hold func() bool
 }
 

@@ -34,7 +34,7 @@ func TestKeysAreDistinctAndOrderedOnlyIfAskedFor(t *testing.T) {
 	}
 }
 
-// TestKeyEncodingIsStable: a data set that was loaded must be found by every later version.
+// TestKeyEncodingIsStable: every later version must find the keys of a loaded data set.
 func TestKeyEncodingIsStable(t *testing.T) {
 	for n, want := range map[uint64]string{0: "user000000000000", 1: "user9b5oo9o0m0jt", 1 << 40: "userk8fjdreufgbk"} {
 		var k [KeyBytes]byte

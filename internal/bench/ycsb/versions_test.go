@@ -22,8 +22,8 @@ func newTable(t *testing.T, path string, n uint64) *versions {
 	return v
 }
 
-// TestCorrectHistoriesPassVerification plays overlapping reads and writes of a store that does each at one
-// moment between its beginning and its end, some writes with an unknown end.
+// TestCorrectHistoriesPassVerification simulates overlapping reads and writes of a store in which each takes effect at
+// one moment between its beginning and its end. Some writes have an unknown outcome.
 func TestCorrectHistoriesPassVerification(t *testing.T) {
 	type op struct {
 		put, applied bool
@@ -69,7 +69,7 @@ func TestCorrectHistoriesPassVerification(t *testing.T) {
 				case o.put && how == 0:
 					v.settle(o.w, unknown)
 					if !o.applied {
-						ghosts = append(ghosts, o) // it may happen much later
+						ghosts = append(ghosts, o) // it may take effect much later
 					}
 					continue
 				case o.put && how == 1 && !o.applied:
@@ -133,7 +133,7 @@ func TestIncorrectReadsAreDetected(t *testing.T) {
 	}
 }
 
-// TestTheFloorFollowsWritersThatNeverPause: of a popular record there is always a write under way.
+// TestTheFloorFollowsWritersThatNeverPause: a popular record always has a write in flight.
 func TestTheFloorFollowsWritersThatNeverPause(t *testing.T) {
 	const depth = 8
 	v := newTable(t, "", 1)
@@ -143,7 +143,7 @@ func TestTheFloorFollowsWritersThatNeverPause(t *testing.T) {
 		for len(out) < depth {
 			out = append(out, v.issue(0))
 		}
-		// The oldest ends before it has seen many others.
+		// The oldest write ends before many others have begun.
 		i := rng.IntN(len(out))
 		if n%depth == 0 {
 			i = 0

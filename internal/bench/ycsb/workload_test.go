@@ -94,7 +94,7 @@ func TestBadPropertiesNameFieldValueAndAllowed(t *testing.T) {
 		"fieldlength=0":                        {"fieldlength", `"0"`},
 		"fieldlength=1":                        {"fieldcount times fieldlength", "10", "24"},
 		"fieldlength=1000000":                  {"fieldcount times fieldlength", "10000000", "1048576"},
-		"minfieldlength=200":                   {}, // without a meaning while lengths are constant
+		"minfieldlength=200":                   {}, // has no effect while lengths are constant
 		"threadcount=0":                        {"threadcount", "from 1 to 1024"},
 		"target=-5":                            {"target", "-5"},
 		"insertstart=10":                       {"insertstart", "10", "recordcount"},
@@ -143,7 +143,7 @@ func TestTheUserIsWarned(t *testing.T) {
 	}
 }
 
-// TestShippedWorkloadsMatchYCSB: all run but E, which says why not.
+// TestShippedWorkloadsMatchYCSB: all run except E, which is refused with a reason.
 func TestShippedWorkloadsMatchYCSB(t *testing.T) {
 	const dir = "../../../configs/ycsb"
 	for file, want := range map[string]Workload{

@@ -93,7 +93,7 @@ func TestARunWithoutLoadIsVerified(t *testing.T) {
 	b := open(t, db, w, Config{})
 	must(t, b.Run)
 	must(t, b.Verify)
-	// A value that is lost, or of a foreign record, is seen although its version is not known.
+	// A lost value, or one of another record, is detected although its version is unknown.
 	var key, other [KeyBytes]byte
 	putKey(&key, 5, false)
 	putKey(&other, 6, false)
@@ -106,11 +106,11 @@ func TestARunWithoutLoadIsVerified(t *testing.T) {
 	}
 }
 
-// TestWrongValuesAreDetected: each way in which a store can be wrong once makes the run fail, with the key.
+// TestWrongValuesAreDetected: a single wrong result of any kind makes the run fail, and names the key.
 func TestWrongValuesAreDetected(t *testing.T) {
 	var old []byte
 	lies := map[string]struct {
-		lie  func(o *Op, d *Done) bool // reports whether it has lied
+		lie  func(o *Op, d *Done) bool // reports whether it has returned a wrong result
 		want string
 	}{
 		"a bit":  {func(o *Op, d *Done) bool { o.Value[d.ValueLen-1] ^= 4; return true }, "torn, corrupt"},
@@ -160,8 +160,8 @@ func TestWrongValuesAreDetected(t *testing.T) {
 	}
 }
 
-// TestAStoreThatWasKilledIsVerifiedFromTheState: acknowledged writes must be there, those without an answer may be, and
-// what was found stays.
+// TestAStoreThatWasKilledIsVerifiedFromTheState: acknowledged writes must be there, those without a response may be,
+// and values that were found must stay.
 func TestAStoreThatWasKilledIsVerifiedFromTheState(t *testing.T) {
 	state := filepath.Join(t.TempDir(), "state")
 	db := newMapDB()
@@ -182,7 +182,7 @@ func TestAStoreThatWasKilledIsVerifiedFromTheState(t *testing.T) {
 		db.spoil = func(o *Op, d *Done) {
 			if ops.Add(1) > 1000 {
 				if o.Put && o.Tag%2 == 0 {
-					db.do(o, d) // done, but nobody hears of it
+					db.do(o, d) // done, but not reported
 				}
 				d.Result, d.Err = Failed, errors.New("connection lost")
 			}
@@ -221,7 +221,7 @@ func TestAStoreThatWasKilledIsVerifiedFromTheState(t *testing.T) {
 	})
 }
 
-// TestAFailedOperationEndsThePhase, unless one wants to go on.
+// TestAFailedOperationEndsThePhase, unless ContinueOnError is set.
 func TestAFailedOperationEndsThePhase(t *testing.T) {
 	for _, goOn := range []bool{false, true} {
 		db := newMapDB()
@@ -259,7 +259,7 @@ func TestAFailedOperationEndsThePhase(t *testing.T) {
 	}
 }
 
-// TestAStallCountsForEveryOperationItDelayed: the corrected latencies tell of it, the raw ones of few operations.
+// TestAStallCountsForEveryOperationItDelayed: the corrected latencies show it, whereas only a few raw latencies do.
 func TestAStallCountsForEveryOperationItDelayed(t *testing.T) {
 	db := newMapDB()
 	w := small()
@@ -361,8 +361,8 @@ func TestPartOfTheRecordsIsLoadedRunAndVerified(t *testing.T) {
 	}
 }
 
-// TestOverdueOperationsAreReported: a store that stalls until the end of a run is not made to look fast by the few
-// operations that it has done.
+// TestOverdueOperationsAreReported: a store that stalls until the end of a run must not look fast because of the few
+// operations that it has completed.
 func TestOverdueOperationsAreReported(t *testing.T) {
 	db := newMapDB()
 	w := small()
@@ -373,7 +373,7 @@ func TestOverdueOperationsAreReported(t *testing.T) {
 	began := time.Now()
 	db.hold = func() bool { return time.Since(began) < 150*time.Millisecond }
 	p := must(t, b.Run)
-	// Up to twelve could begin; the clock is not exact.
+	// Up to twelve can begin, because the clock is not exact.
 	if p.Operations == 0 || p.Operations > 12 || p.Overdue < 900 {
 		t.Errorf("%d have begun, %d were overdue, of 1000", p.Operations, p.Overdue)
 	}
@@ -424,7 +424,7 @@ func TestBadConfigsAreRefused(t *testing.T) {
 	}
 }
 
-// TestNothingIsAllocatedPerOperation once the histograms are there.
+// TestNothingIsAllocatedPerOperation once the histograms exist.
 func TestNothingIsAllocatedPerOperation(t *testing.T) {
 	w := small()
 	w.Insert, w.OperationCount, w.Threads = 0, 20_000, 1
@@ -437,7 +437,8 @@ func TestNothingIsAllocatedPerOperation(t *testing.T) {
 	}
 }
 
-// BenchmarkRun measures the generator itself: the choice, the values, their verification and the versions, on a map.
+// BenchmarkRun measures the generator itself: the choice of keys, the values, their verification and the versions, on a
+// map.
 func BenchmarkRun(b *testing.B) {
 	for _, v := range []int{256, 1000} {
 		for _, mix := range []string{"A", "C"} {
@@ -462,7 +463,7 @@ func BenchmarkRun(b *testing.B) {
 				if err != nil || !p.OK() {
 					b.Fatalf("%v, %+v", err, p)
 				}
-				// Time on the processor says more where others are at work.
+				// Processor time is more exact on a busy machine.
 				b.ReportMetric(p.CPUPercent/100*p.ElapsedSeconds*1e9/float64(b.N), "cpu-ns/op")
 				if err := y.Close(); err != nil {
 					b.Fatal(err)
@@ -472,7 +473,7 @@ func BenchmarkRun(b *testing.B) {
 	}
 }
 
-// TestAStoreInThisProcessIsDrivenToItsLimit: what it refuses has changed nothing, and all else is there.
+// TestAStoreInThisProcessIsDrivenToItsLimit: refused operations change nothing, and all other data is there.
 func TestAStoreInThisProcessIsDrivenToItsLimit(t *testing.T) {
 	db, err := OpenEmbedded(EmbeddedConfig{Path: "mem:96m"})
 	if err != nil {
