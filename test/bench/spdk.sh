@@ -9,14 +9,20 @@
 # of the pairs, and the least and largest ratio.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
-readonly rounds=${1:-10} seconds=${2:-2} generators=${3:-"perf jbofbench"} spdk=${SPDK:?the folder in which SPDK was built}
+readonly rounds=${1:-10} generators=${3:-"perf jbofbench"} spdk=${SPDK:?the folder in which SPDK was built}
+seconds=${2:-2}
 readonly loads=${LOADS:-"randread:4096:1 randwrite:4096:1 randread:4096:32 randwrite:4096:32 randread:4096:128 randwrite:4096:128 randread:131072:16 randwrite:131072:16"}
 export LD_LIBRARY_PATH=$spdk/build/lib
 make -s build
 readonly binary=${JBOFD:-bin/jbofd}
+# Linux's default congestion control on both sides. BBR estimates a bandwidth and paces the sender to it; on loopback that
+# measures the estimate and not the target.
+readonly congestion=/proc/sys/net/ipv4/tcp_congestion_control
+before=$(< $congestion)
+echo cubic > $congestion
 work=$(mktemp -d)
 pids=()
-trap 'kill -CONT "${pids[@]}" 2>/dev/null; kill "${pids[@]}" 2>/dev/null || true; rm -rf "$work"' EXIT
+trap 'echo "$before" > $congestion; kill -CONT "${pids[@]}" 2>/dev/null; kill "${pids[@]}" 2>/dev/null || true; rm -rf "$work"' EXIT
 cat > "$work/jbofd.yaml" <<YAML
 metrics: {address: "127.0.0.1:19420"}
 admin: {socket: "$work/admin.sock"}
@@ -62,6 +68,11 @@ one() { # GENERATOR TARGET RW BS QD
     nvmf) kill -CONT "$nvmf"; "$1" "$3" "$4" "$5" 14423 $their_nqn ;;
   esac
 }
+# Every block of both drives is written once before anything is measured: a page of memory is slow when it is touched
+# for the first time, as a block of flash is fast before it is written.
+for target in jbofd nvmf; do
+  seconds=3 one perf $target write 131072 16 > /dev/null
+done
 for generator in $generators; do
   printf '\n| %s | jbofd, IOPS | nvmf_tgt, IOPS | ratio | least to largest |\n|---|---|---|---|---|\n' "$generator"
   for load in $loads; do

@@ -3,6 +3,7 @@ package mem
 import (
 	"bytes"
 	"errors"
+	"math/rand/v2"
 	"sync"
 	"testing"
 
@@ -150,3 +151,34 @@ func BenchmarkWrite4KBatch32(b *testing.B) {
 	benchmark(b, ssd.Write, 4096, 32)
 }
 func BenchmarkFlushBatch32(b *testing.B) { benchmark(b, ssd.Flush, 512, 32) } // the queue's own cost
+
+// TestWritesOfAnyLengthLeaveTheirNeighboursAlone: long writes go another way than short ones.
+func TestWritesOfAnyLengthLeaveTheirNeighboursAlone(t *testing.T) {
+	const size = 1 << 20
+	d := open(t, Config{Name: "d", SizeBytes: size})
+	q, err := d.OpenQueue(4)
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := make([]byte, size)
+	random := make([]byte, size+64)
+	rand.NewChaCha8([32]byte{1}).Read(random)
+	done := make([]ssd.Completion, 4)
+	do := func(r ssd.Request) {
+		t.Helper()
+		if q.Submit([]ssd.Request{r}) != 1 || q.Poll(done, -1) != 1 || done[0].Err != nil {
+			t.Fatalf("%v of %d bytes at %d: %v", r.Op, r.Len, r.Offset, done[0].Err)
+		}
+	}
+	got := make([]byte, size)
+	for i, n := range []int{512, 3584, 4096, 4608, 8192, 65536 - 512, 65536, 131072, size / 2} {
+		offset := 512 * (3*i + 1)
+		data := random[i+1 : i+1+n] // at any alignment
+		copy(want[offset:], data)
+		do(ssd.Request{Op: ssd.Write, Offset: int64(offset), Len: int64(n), Buf: data})
+		do(ssd.Request{Op: ssd.Read, Offset: 0, Len: size, Buf: got})
+		if !bytes.Equal(got, want) {
+			t.Fatalf("after a write of %d bytes at %d, the drive differs", n, offset)
+		}
+	}
+}
