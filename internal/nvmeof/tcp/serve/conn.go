@@ -59,7 +59,8 @@ type conn struct {
 	readN    int
 	readErr  error
 	place    []byte
-	bulk     bool        // at least bulkBytes of data are awaited
+	awaits   bool        // data that the host was asked for are awaited
+	bulk     bool        // at least bulkBytes of them
 	parked   atomic.Bool // the reader sleeps in the netpoller, or is about to; see watch
 	events   [16]unix.EpollEvent
 	lookedNS int64
@@ -368,7 +369,8 @@ const (
 func (c *conn) stalled() int {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.bulk = c.m.AwaitedBytes() >= bulkBytes
+	awaited := c.m.AwaitedBytes()
+	c.awaits, c.bulk = awaited > 0, awaited >= bulkBytes
 	switch {
 	case !c.m.Stalled():
 		return running

@@ -391,6 +391,46 @@ func TestASpinningReaderSleepsAfterAWhile(t *testing.T) {
 	}
 }
 
+// TestAReaderSpinsWhileDataIsOnItsWay: the host sends what an R2T asks for at once, so that a reader that slept would be
+// woken for each command, and with congestion control like BBR for each part of its data.
+func TestAReaderSpinsWhileDataIsOnItsWay(t *testing.T) {
+	r := newRig(t, func(c *serve.Config) { c.SpinFor = time.Minute })
+	q := r.raw(t).queue(1)
+	var e nvme.SQE
+	e.SetOpcode(nvme.CmdWrite)
+	e.SetNSID(1)
+	e.SetNLB(4)
+	ask := func() (cid uint16) {
+		cid = q.sendToFetch(e, 4*blockBytes)
+		for len(q.r2ts) == 0 {
+			if err := q.receive(); err != nil {
+				t.Fatal(err)
+			}
+		}
+		return cid
+	}
+	answer := func(cid uint16) {
+		q.answer(1)
+		if c := q.wait(cid); !c.Status().OK() {
+			t.Fatal(c.Status())
+		}
+	}
+	for range 200 { // until it has found out that spinning pays
+		answer(ask())
+	}
+	cid := ask()
+	// Asleep, the whole process uses a hundredth of a processor; spinning, what a busy machine leaves it.
+	const enough, most = 200 * time.Millisecond, 5 * time.Second
+	used := cpuTime(t)
+	for start := time.Now(); cpuTime(t)-used < enough; {
+		if time.Since(start) > most {
+			t.Fatalf("the reader sleeps: the process used %v of a processor in %v", cpuTime(t)-used, most)
+		}
+		<-time.After(10 * time.Millisecond)
+	}
+	answer(cid)
+}
+
 func BenchmarkRead4K(b *testing.B) {
 	for _, depth := range []int{1, 32, 128} {
 		b.Run(fmt.Sprintf("QD%d", depth), func(b *testing.B) { benchmark(b, client.OpRead, 4096, depth) })

@@ -56,7 +56,8 @@ func (c *conn) readReady(fd uintptr) bool {
 	if c.tryRead(fd) {
 		return true
 	}
-	if c.srv.cfg.SpinFor > 0 && c.InFlight() == 0 && c.spin.ShouldSpin() {
+	// The next thing comes soon if it is the host's turn: nothing is in flight, or it was asked for data.
+	if c.srv.cfg.SpinFor > 0 && (c.InFlight() == 0 || c.awaits) && c.spin.ShouldSpin() {
 		ok := c.spinRead(fd)
 		c.spin.Result(ok)
 		if ok {
