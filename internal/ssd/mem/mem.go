@@ -1,5 +1,6 @@
 // Package mem is a drive in DRAM: sparse anonymous memory, which takes space when it is first written, 2 MiB at a time
-// if the kernel has huge pages. Submit copies the data itself. Benchmarks use it to measure the rest of the program. The content is lost when the process ends.
+// if the kernel has huge pages. Submit copies the data itself. Benchmarks use it to measure the rest of the program.
+// The content is lost when the process ends.
 package mem
 
 import (
@@ -73,7 +74,8 @@ func Open(cfg Config) (*Device, error) {
 	if err != nil {
 		return nil, fmt.Errorf("mem: reserve %d bytes: %w", cfg.SizeBytes, err)
 	}
-	// With pages of 2 MiB, a random access hardly ever misses the TLB. It is only a wish: without them the drive is slower.
+	// With pages of 2 MiB, a random access hardly ever misses the TLB. It is only a wish: without them the drive is
+	// slower.
 	_ = unix.Madvise(mem, unix.MADV_HUGEPAGE)
 	return &Device{
 		mem:    mem,

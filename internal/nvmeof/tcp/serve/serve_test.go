@@ -391,8 +391,8 @@ func TestASpinningReaderSleepsAfterAWhile(t *testing.T) {
 	}
 }
 
-// TestAReaderSpinsWhileDataIsOnItsWay: the host sends what an R2T asks for at once, so that a reader that slept would be
-// woken for each command, and with congestion control like BBR for each part of its data.
+// TestAReaderSpinsWhileDataIsOnItsWay: the host sends what an R2T asks for at once, so that a reader that slept would
+// be woken for each command, and with congestion control like BBR for each part of its data.
 func TestAReaderSpinsWhileDataIsOnItsWay(t *testing.T) {
 	r := newRig(t, func(c *serve.Config) { c.SpinFor = time.Minute })
 	q := r.raw(t).queue(1)
