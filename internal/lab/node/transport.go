@@ -115,6 +115,9 @@ func (t transport) Lost() bool { return t.dead || t.end.Over() }
 // Linger implements connection.Transport.
 func (t transport) Linger() { t.flush() }
 
+// ArrivedNS implements connection.Transport. What arrives is taken in at once.
+func (t transport) ArrivedNS(int64) int64 { return 0 }
+
 // LocalAddress implements connection.Transport.
 func (t transport) LocalAddress() string { return "10.0.0.2" }
 

@@ -38,6 +38,9 @@ type Conn interface {
 	EventSlot(cid uint16) (slot int, ok bool)
 	// SeenNS is when the last command arrived.
 	SeenNS() int64
+	// ArrivedNS is when the host's latest bytes arrived, although a process that was stopped may not have taken them in
+	// yet; 0: the transport cannot tell.
+	ArrivedNS(nowNS int64) int64
 	// Share counts the connection's commands in flight; the service lets the share of an I/O queue join its
 	// controller's holder.
 	Share() *fence.Share
@@ -380,6 +383,17 @@ func (f *Service) seen(c *nvmeof.Controller) (ns int64) {
 	for _, id := range c.Queues() {
 		if conn := f.conns[id]; conn != nil {
 			ns = max(ns, conn.SeenNS())
+		}
+	}
+	now := f.cfg.Clock()
+	if now-ns <= int64(c.KATOMS())*1e6 {
+		return ns
+	}
+	// The host is silent, or this process was stopped: then its timers run out before it reads the Keep Alives that
+	// have come meanwhile.
+	for _, id := range c.Queues() {
+		if conn := f.conns[id]; conn != nil {
+			ns = max(ns, conn.ArrivedNS(now))
 		}
 	}
 	return ns

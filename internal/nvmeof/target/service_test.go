@@ -29,15 +29,17 @@ const (
 // fakeConn is a connection that records its calls. In methods that must be called without the service's lock it takes
 // that lock: if the caller held it, the test would hang.
 type fakeConn struct {
-	f     *Service
-	id    nvmeof.ConnID
-	ctrl  *nvmeof.Controller
-	qid   uint16
-	seen  atomic.Int64
-	usage nvmeof.Usage
-	share fence.Share
-	lost  atomic.Bool
-	aers  map[uint16]int // slots by CID
+	f    *Service
+	id   nvmeof.ConnID
+	ctrl *nvmeof.Controller
+	qid  uint16
+	seen atomic.Int64
+	// arrived is what ArrivedNS returns.
+	arrived atomic.Int64
+	usage   nvmeof.Usage
+	share   fence.Share
+	lost    atomic.Bool
+	aers    map[uint16]int // slots by CID
 
 	mu     sync.Mutex
 	told   []string
@@ -104,6 +106,8 @@ func (c *fakeConn) EventSlot(cid uint16) (int, bool) {
 
 // SeenNS implements Conn.
 func (c *fakeConn) SeenNS() int64 { return c.seen.Load() }
+
+func (c *fakeConn) ArrivedNS(int64) int64 { return c.arrived.Load() }
 
 // Usage implements Conn.
 func (c *fakeConn) Usage() nvmeof.Usage { return c.usage }
@@ -346,6 +350,22 @@ func TestIOPutsTheKeepAliveTimerOff(t *testing.T) {
 		<-r.expired
 		if d := time.Since(start); d < 12*time.Second || d > 12200*time.Millisecond {
 			t.Errorf("expired after %v, the last I/O was at 10 s", d)
+		}
+	})
+}
+
+// TestWhatHasArrivedPutsTheKeepAliveTimerOff although the connection has not taken it in: the process was stopped.
+func TestWhatHasArrivedPutsTheKeepAliveTimerOff(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig(t)
+		a := r.connect(hostA, nil, 0, 2000)
+		io := r.connect(hostA, a, 1, 0)
+		start := time.Now()
+		<-time.After(time.Second)
+		io.arrived.Store(r.Clock())
+		<-r.expired
+		if d := time.Since(start); d < 3*time.Second || d > 3200*time.Millisecond {
+			t.Errorf("expired after %v, something has arrived at 1 s", d)
 		}
 	})
 }

@@ -504,6 +504,9 @@ func (c *conn) Lost() bool {
 	}
 }
 
+// ArrivedNS implements connection.Transport. Completions do not say when they came.
+func (c *conn) ArrivedNS(int64) int64 { return 0 }
+
 // LocalAddress implements connection.Transport.
 func (c *conn) LocalAddress() string { return c.ep.Local().Addr().Unmap().WithZone("").String() }
 

@@ -47,6 +47,9 @@ type Transport interface {
 	Linger()
 	// Lost reports that the connection has ended, as far as can be seen at this moment. It takes no lock.
 	Lost() bool
+	// ArrivedNS is when the host's latest bytes arrived, whether or not they were taken in; 0: the transport cannot
+	// tell. It takes no lock.
+	ArrivedNS(nowNS int64) int64
 	// LocalAddress is the IP address that the host has connected to.
 	LocalAddress() string
 }

@@ -41,6 +41,9 @@ func (c *Conn) Share() *fence.Share { return &c.share }
 // Lost implements target.Conn.
 func (c *Conn) Lost() bool { return c.t.Lost() }
 
+// ArrivedNS implements target.Conn.
+func (c *Conn) ArrivedNS(nowNS int64) int64 { return c.t.ArrivedNS(nowNS) }
+
 // Connecting reports that a Connect command is being executed: it takes as long as the target machine wants. The lock
 // is held.
 func (c *Conn) Connecting() bool { return c.teardown.connecting }

@@ -153,6 +153,17 @@ func (t transport) Lost() (lost bool) {
 	return lost || err != nil
 }
 
+// ArrivedNS implements connection.Transport: the kernel knows.
+func (t transport) ArrivedNS(nowNS int64) (ns int64) {
+	_ = t.raw.Control(func(fd uintptr) { // fails only if the connection is closed
+		info, err := unix.GetsockoptTCPInfo(int(fd), unix.IPPROTO_TCP, unix.TCP_INFO)
+		if err == nil {
+			ns = nowNS - int64(info.Last_data_recv)*1e6
+		}
+	})
+	return ns
+}
+
 // LocalAddress implements connection.Transport.
 func (t transport) LocalAddress() string { return t.nc.LocalAddr().(*net.TCPAddr).IP.String() }
 
