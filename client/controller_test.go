@@ -458,3 +458,28 @@ func TestCreditBoundsWhatIsOutstanding(t *testing.T) {
 		}
 	})
 }
+
+// The script's blocks are of 512 bytes, and it clears what is deallocated.
+func TestDeallocateNamesTheBlocksOfItsRanges(t *testing.T) {
+	s := newScript(t, 1<<20)
+	_, n := connect(t, quick(s))
+	ctx := testContext(t)
+	want := bytes.Repeat([]byte{0xFF}, 1<<20)
+	if _, err := n.WriteAt(ctx, want, 0, 0); err != nil {
+		t.Fatal(err)
+	}
+	var ranges []Range
+	for i := range int64(300) { // more than one command can name
+		ranges = append(ranges, Range{Offset: 2048 + i*3*512, Length: 1024})
+		clear(want[2048+i*3*512:][:1024])
+	}
+	ranges = append(ranges, Range{Offset: 1<<20 - 4096, Length: 4096}, Range{Offset: 512})
+	clear(want[1<<20-4096:])
+	if err := n.Deallocate(ctx, ranges...); err != nil {
+		t.Fatal(err)
+	}
+	got := make([]byte, 1<<20)
+	if _, err := n.ReadAt(ctx, got, 0); err != nil || !bytes.Equal(got, want) {
+		t.Errorf("other blocks than those of the ranges were deallocated (%v)", err)
+	}
+}

@@ -524,6 +524,16 @@ func (c *scriptConn) io(e *nvme.SQE, data []byte) {
 			st = nvme.CompareFailure | nvme.DNR
 		}
 		c.reply(e.CID(), st, 0)
+	case nvme.CmdDSM:
+		size, st := units.Blocks(len(c.s.disk)/512), nvme.Success
+		for ; len(data) > 0; data = data[nvme.DSMRangeSize:] {
+			if r := (*nvme.DSMRange)(data); size.Contains(r.SLBA(), r.NLB()) {
+				clear(c.s.disk[r.SLBA()*512:][:r.NLB()*512])
+			} else {
+				st = nvme.LBAOutOfRange | nvme.DNR
+			}
+		}
+		c.reply(e.CID(), st, 0)
 	default:
 		c.reply(e.CID(), 0, 0)
 	}
