@@ -219,8 +219,8 @@ func (x *cli) swapDiscardCommand() *cobra.Command {
 	var yes bool
 	c := &cobra.Command{
 		Use: "discard UUID",
-		Short: "Give up a swap area that is damaged, missing or configured no more, with the newest values of the " +
-			"keys in it",
+		Short: "Give up a swap area that is damaged, missing or no longer configured, with the newest values of " +
+			"its keys",
 		Long: `Give up the swap area of that UUID. The namespaces that could not be opened without it are opened; the
 keys that they had there are lost, or have the values they had before. If a drive has the area, its space is freed.
 

@@ -115,8 +115,7 @@ func TestTablesShowWhatTheDaemonSays(t *testing.T) {
 			"missing"}},
 		{"swap discard --yes " + uuid, []string{"given up"}},
 		{"config reload", []string{"reloaded", "log level: debug",
-			"namespace added: nqn.2026-11.example.jbofd:blocks " +
-				"nsid 7 (2GiB)"}},
+			"namespace added: nqn.2026-11.example.jbofd:blocks nsid 7 (2GiB)"}},
 		{"reload", []string{"reloaded", "log level: debug"}},
 		{"reload --dry-run", []string{"would change", "log level: debug"}},
 	} {

@@ -63,8 +63,7 @@ func command() *cobra.Command {
 			case demo == (path != ""):
 				return fmt.Errorf("give one of --config FILE and --demo")
 			case path == "-":
-				return errors.New("--config is -: the daemon reads its configuration again at a reload, so it " +
-					"needs a file")
+				return errors.New("--config is -, must be a file, because the daemon reads it again at a reload")
 			case demo:
 				load = func() (*config.Config, error) {
 					return config.ParseFor(daemon.Machine(), config.DefaultName, config.DefaultYAML(), os.Environ())

@@ -143,8 +143,8 @@ func TestAKVNamespaceKeepsItsSizeAndOptions(t *testing.T) {
 
 func TestMovingAListOrAnSSDNeedsARestart(t *testing.T) {
 	for _, pairs := range [][]string{
-		{"  - {name: t, backend: mem, size: 1GiB}", "  - {name: t, backend: mem, size: 1GiB}\n  - {name: u, backend: " +
-			"mem, size: 1GiB}"},
+		{"  - {name: t, backend: mem, size: 1GiB}",
+			"  - {name: t, backend: mem, size: 1GiB}\n  - {name: u, backend: mem, size: 1GiB}"},
 		{"  - {name: t, backend: mem, size: 1GiB}", "  - {name: t, backend: mem, size: 1GiB, kv_swap: 64MiB}"},
 		{`[{address: "127.0.0.1:4420"}]`, `[{address: "127.0.0.1:4420"}, {address: "127.0.0.1:4421"}]`},
 	} {

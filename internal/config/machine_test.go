@@ -13,8 +13,8 @@ func TestWhatTheMachineLacksIsRefused(t *testing.T) {
 	}{
 		{"buffers", minimal + "limits: {buffers: 64GiB}", Machine{MemoryBytes: 24 << 30},
 			"limits.buffers: 64GiB is more than the memory of this machine; allowed: less than 24GiB"},
-		{"a drive in memory", minimal, Machine{MemoryBytes: 1 << 30}, "ssds[0].size: 1GiB is too large for a drive " +
-			"in memory"},
+		{"a drive in memory", minimal, Machine{MemoryBytes: 1 << 30},
+			"ssds[0].size: 1GiB is too large for a drive in memory"},
 		{"drives in memory together", `
 listeners: [{address: "127.0.0.1:0"}]
 ssds:

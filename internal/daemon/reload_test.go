@@ -77,8 +77,9 @@ func TestADryRunKnowsEverythingThatAReloadRefuses(t *testing.T) {
 		"nobody may use it": {ssds, good, []string{"subsystems: [{nqn: " + nqn + "}]"}, "no host may connect"},
 		"tenants with one host": {ssds, good, []string{"tenants: [{name: a, hosts: [h]}, {name: b, hosts: [h]}]"},
 			"given twice"},
-		"a referral to nowhere": {ssds, good, []string{"discovery: {address: \"127.0.0.1:0\", referrals: [{address: " +
-			"\"0.0.0.0:0\"}]}"}, "cannot be connected to"},
+		"a referral to nowhere": {ssds, good,
+			[]string{`discovery: {address: "127.0.0.1:0", referrals: [{address: "0.0.0.0:0"}]}`},
+			"cannot be connected to"},
 		"an unknown environment": {ssds, good, []string{"log: {levle: info}"}, "unknown key"},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -24,8 +24,8 @@ func TestThisModuleObeysTheRules(t *testing.T) {
 
 // clean is a small module that breaks no rule.
 var clean = map[string]string{
-	"go.mod": "module jbofd\n\ngo 1.26.0\n\nrequire (\n\tgolang.org/x/sys v0.49.0\n\tpgregory.net/rapid v1.3.0 // " +
-		"indirect\n)\n",
+	"go.mod": "module jbofd\n\ngo 1.26.0\n\nrequire (\n" +
+		"\tgolang.org/x/sys v0.49.0\n\tpgregory.net/rapid v1.3.0 // indirect\n)\n",
 	"internal/nvme/nvme.go": `// Package nvme holds formats.
 package nvme
 
@@ -151,8 +151,8 @@ func TestEachRuleFindsItsPlantedFault(t *testing.T) {
 		{"package-comment", "internal/drr/x.go", "package drr\n", "internal/drr has no package comment"},
 		{"doc", "internal/bufpool/x.go", "package bufpool\n\nfunc Get() {}\n", "exported Get"},
 		{"doc", "internal/bufpool/x.go", "package bufpool\n\ntype Pool struct{}\n", "type Pool"},
-		{"doc", "internal/bufpool/x.go", "package bufpool\n\n// P is.\ntype P[T any] struct{}\n\nfunc (p *P[T]) " +
-			"Get() {}\n", "exported Get"},
+		{"doc", "internal/bufpool/x.go", "package bufpool\n\n// P is.\ntype P[T any] struct{}\n\n" +
+			"func (p *P[T]) Get() {}\n", "exported Get"},
 		{"doc", "internal/bufpool/x.go", "package bufpool\n\nconst (\n\tMax = 1\n)\n", "exported Max"},
 		{"doc", "internal/nvme/x.go", "package nvme\n\nfunc (s *SQE) Long() {\n\ts[0]++\n\ts[1]++\n}\n",
 			"exported Long"},

@@ -95,9 +95,8 @@ func checkPackageComment(t *Tree, report Reporter) {
 // known lists methods that are documented by an interface of the standard library.
 var known = []string{
 	"String", "Error", "Unwrap", "Is", "As", "Len", "Less", "Swap", "Push", "Pop", "Format", "LogValue", "MarshalText",
-	"UnmarshalText",
-	"MarshalJSON", "UnmarshalJSON", "MarshalYAML", "UnmarshalYAML", "Read", "Write", "Close", "Describe", "Collect",
-	"ServeHTTP",
+	"UnmarshalText", "MarshalJSON", "UnmarshalJSON", "MarshalYAML", "UnmarshalYAML", "Read", "Write", "Close",
+	"Describe", "Collect", "ServeHTTP",
 }
 
 // checkDoc reports exported symbols without a doc comment.

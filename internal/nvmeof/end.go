@@ -456,8 +456,8 @@ func (t *Target) passBounds(now int64) {
 			c.end.boundNS = now + t.quiesceNS()
 		case c.end.boundNS <= now && !c.overdueReported:
 			c.overdueReported = true
-			t.act(Action{Kind: ActionOverdue, Controller: c, Reason: "end of the association: commands are still " +
-				"in flight"})
+			t.act(Action{Kind: ActionOverdue, Controller: c,
+				Reason: "end of the association: commands are still in flight"})
 		}
 	}
 	t.held = slices.DeleteFunc(t.held, func(h *heldConnect) bool {

@@ -15,8 +15,7 @@ import (
 // none.
 var twoPolicies = setup{
 	ssds: "  - {name: ssd0, backend: mem, size: 128MiB, policy: gimbal}\n  - {name: ssd1, backend: mem, size: " +
-		"128MiB, " +
-		"policy: fifo}\n",
+		"128MiB, policy: fifo}\n",
 	subsystems: `  - nqn: nqn.2026-11.example.jbofd:a
     allow_any_host: true
     namespaces:

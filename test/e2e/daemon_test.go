@@ -468,8 +468,8 @@ func TestReloadsUnderLoad(t *testing.T) {
 	d.workers = 8
 	good := startVictim(t, d, d.options(hostA, nqnA), 4)
 	c := d.connect(d.options(hostB, nqnA))
-	more := setup{ssds: fileSSD, subsystems: openSubsystem + "      - {nsid: 2, ssd: ssd0, size: 8MiB, block_size: " +
-		"4096}\n"}
+	more := setup{ssds: fileSSD,
+		subsystems: openSubsystem + "      - {nsid: 2, ssd: ssd0, size: 8MiB, block_size: 4096}\n"}
 	for i := range 15 {
 		if !d.reload(more) {
 			t.Fatalf("reload %d: adding was refused", i)

@@ -486,8 +486,7 @@ type sharing struct {
 // whatever their sizes and depths, and with or without credits.
 func TestKeysAndBlocksShareADrive(t *testing.T) {
 	if raceEnabled {
-		t.Skip("under the race detector processors are the bottleneck, not the drive; the shares are those of the " +
-			"plain build")
+		t.Skip("under the race detector processors are the bottleneck, not the drive; the plain build runs this")
 	}
 	for name, c := range map[string]sharing{
 		"1-1":                    {1, 1, client.CreditsOff, 4096, 0.1},

@@ -96,8 +96,7 @@ const (
 // time: each group gets the same share of the bandwidth.
 func TestTheDaemonSharesAsTheSimulation(t *testing.T) {
 	if raceEnabled {
-		t.Skip("under the race detector processors are the bottleneck, not the drive; the shares are those of the " +
-			"plain build")
+		t.Skip("under the race detector processors are the bottleneck, not the drive; the plain build runs this")
 	}
 	luck := random(t)
 	for i := range experiments {

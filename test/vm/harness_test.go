@@ -123,8 +123,8 @@ func TestConfigurationsOfTheScenariosAreValid(t *testing.T) {
 }
 
 func TestMetricsAreSummedByLabel(t *testing.T) {
-	m, err := parseMetrics("# HELP a b\na{op=\"read\",ssd=\"0\"} 2\na{op=\"read\",ssd=\"1\"} 3\na{op=\"write\"} " +
-		"1e3\nab 7\n")
+	m, err := parseMetrics("# HELP a b\n" +
+		"a{op=\"read\",ssd=\"0\"} 2\na{op=\"read\",ssd=\"1\"} 3\na{op=\"write\"} 1e3\nab 7\n")
 	if err != nil {
 		t.Fatal(err)
 	}
