@@ -170,7 +170,7 @@ func TestDisconnectIsAnsweredAfterTheDrain(t *testing.T) {
 	if e := q.wait(q.writeBlock(1, 'b')); !e.Status().OK() && e.Status() != nvme.AbortedSQDeletion {
 		t.Errorf("a write behind Disconnect: %v", e.Status())
 	}
-	if q.answered(bye) {
+	if q.answeredByNow(bye) {
 		t.Error("Disconnect is answered while a write is at the drive")
 	}
 	dev.SetRules()
@@ -323,7 +323,7 @@ func TestDisconnectIsAnsweredWhenAShutdownComes(t *testing.T) {
 			t.Fatalf("a write behind Disconnect: %v", e.Status())
 		}
 	}
-	if q.answered(bye) {
+	if q.answeredByNow(bye) {
 		t.Error("Disconnect is answered while the host owes data")
 	}
 	h.setCC(rawEnable.WithSHN(nvme.SHNNormal))
@@ -444,7 +444,7 @@ func TestAReconnectWaitsForTheStoresInFlight(t *testing.T) {
 	cid := h.sendConnect(again, 0, 0)
 	await(t, "the end of the association",
 		func() bool { _, controllers, _ := r.service.Counts(); return controllers == 0 })
-	if again.answered(cid) {
+	if again.answeredByNow(cid) {
 		t.Error("the host is let in while its Store is under way")
 	}
 	dev.SetRules()

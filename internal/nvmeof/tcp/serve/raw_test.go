@@ -9,6 +9,8 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"jbofd/client"
 	"jbofd/internal/nvme"
 	"jbofd/internal/nvmeof/tcp/pdu"
@@ -278,10 +280,35 @@ func (q *rawQueue) receive() error {
 	}
 }
 
-// answered reports whether the response to cid has come. It waits only for a moment.
+// answered reports whether the response to cid was received.
 func (q *rawQueue) answered(cid uint16) bool {
 	_, ok := q.answers[cid]
 	return ok
+}
+
+// answeredByNow receives what has come by now, and then is answered.
+func (q *rawQueue) answeredByNow(cid uint16) bool {
+	q.t.Helper()
+	for q.readable() && q.receive() == nil {
+	}
+	return q.answered(cid)
+}
+
+// readable reports whether the target has sent something that was not read yet, or has closed the connection.
+func (q *rawQueue) readable() (readable bool) {
+	q.t.Helper()
+	raw, err := q.c.(*net.TCPConn).SyscallConn()
+	if err == nil {
+		err = raw.Control(func(fd uintptr) {
+			p := []unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}
+			n, err := unix.Poll(p, 0)
+			readable = err == nil && n > 0
+		})
+	}
+	if err != nil {
+		q.t.Fatal(err)
+	}
+	return readable
 }
 
 // wait waits for the response to cid.
