@@ -165,8 +165,8 @@ type CostLimits struct {
 	Worst int64
 	// PeriodNS is how often it is estimated.
 	PeriodNS int64
-	// BusyNS is the average write latency above which writes are dear if there
-	// were reads too, AloneNS if there were not.
+	// BusyNS is the average write latency above which writes are expensive if there were reads too, AloneNS if there
+	// were not.
 	BusyNS, AloneNS int64
 }
 

@@ -49,7 +49,7 @@ type Options struct {
 	CloseTimeout time.Duration
 	// RDMA reaches the machine's RDMA devices; nil: verbs.Open, if the configuration has RDMA listeners.
 	RDMA verbs.Provider
-	// Ready, if set, is called once hosts can connect, with the reasons why the node is not ready all the same: a drive
+	// Ready, if set, is called once hosts can connect, with the reasons why the node is nevertheless not ready: a drive
 	// that is missing, for instance.
 	Ready func(Addresses, []admin.Reason)
 }

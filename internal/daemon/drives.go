@@ -287,7 +287,7 @@ func (n *Node) apply(cfg *config.Config, mode applyMode) error {
 	n.tel.SetTenants(names)
 	n.tel.SetSubsystems(tel)
 	n.publisher.Publish(publish.Publication{State: state, Tenants: tenantConfigs(cfg), Stores: stores})
-	n.forgiveRemoved(kv)
+	n.clearRemovedLeftOut(kv)
 	return nil
 }
 

@@ -179,8 +179,8 @@ func (n *Node) storeClosed(s *publish.Store, err error) {
 	}
 }
 
-// forgiveRemoved forgets what could not be opened and is not configured any more.
-func (n *Node) forgiveRemoved(plan []*kvPlan) {
+// clearRemovedLeftOut removes the records of stores that could not be opened and are no longer configured.
+func (n *Node) clearRemovedLeftOut(plan []*kvPlan) {
 	keep := map[uuid.UUID]bool{}
 	for _, p := range plan {
 		keep[p.extent.UUID] = true

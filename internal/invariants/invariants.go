@@ -4,9 +4,8 @@ package invariants
 
 import "jbofd/internal/buildtags"
 
-// Enabled is true in test builds (-tags invariants) and under the race
-// detector: guard checks with it that are too dear for production, such as
-// walking a table or filling released memory.
+// Enabled is true in test builds (-tags invariants) and under the race detector: guard checks with it that are too
+// expensive for production, such as walking a table or filling released memory.
 const Enabled = buildtags.Invariants || buildtags.Race
 
 // Check panics with msg unless cond holds. It is always on; msg must be a

@@ -52,16 +52,16 @@ type Config struct {
 // Publisher knows the stores that are open. Its methods may be called from any goroutine.
 type Publisher struct {
 	cfg Config
-	// mu guards open and littered.
+	// mu guards open and undrained.
 	mu   sync.Mutex
 	open map[uuid.UUID]*Store
-	// littered are drives that may have requests of a store that was not closed in time.
-	littered map[*drive.Drive]bool
+	// undrained are drives that may have requests of a store that was not closed in time.
+	undrained map[*drive.Drive]bool
 }
 
 // New returns a Publisher that has published nothing.
 func New(cfg Config) *Publisher {
-	return &Publisher{cfg: cfg, open: map[uuid.UUID]*Store{}, littered: map[*drive.Drive]bool{}}
+	return &Publisher{cfg: cfg, open: map[uuid.UUID]*Store{}, undrained: map[*drive.Drive]bool{}}
 }
 
 // Publication is what hosts are to see.
@@ -137,7 +137,7 @@ func (p *Publisher) Close(s *Store, patience time.Duration) {
 	err := s.Partition.Close(patience)
 	if err != nil && !errors.Is(err, partition.ErrKeysSwapped) {
 		p.mu.Lock()
-		p.littered[s.Drive()] = true
+		p.undrained[s.Drive()] = true
 		p.mu.Unlock()
 	}
 	p.cfg.Closed(s, err)
@@ -149,7 +149,7 @@ func (p *Publisher) Close(s *Store, patience time.Duration) {
 // Errors: those of target.Service.DrainDrive.
 func (p *Publisher) Vacate(d *drive.Drive, stop <-chan struct{}) error {
 	p.mu.Lock()
-	littered := p.littered[d]
+	littered := p.undrained[d]
 	p.mu.Unlock()
 	if !littered {
 		return nil
@@ -158,7 +158,7 @@ func (p *Publisher) Vacate(d *drive.Drive, stop <-chan struct{}) error {
 		return err
 	}
 	p.mu.Lock()
-	delete(p.littered, d)
+	delete(p.undrained, d)
 	p.mu.Unlock()
 	return nil
 }

@@ -68,7 +68,7 @@ func (m *Machine) memory(i int32, n int) []byte {
 	if o.big != none && len(b.all[o.big]) >= n {
 		return b.all[o.big]
 	}
-	m.giveBack(i)
+	m.returnBuffer(i)
 	if len(o.buf) >= n {
 		return o.buf
 	}
@@ -85,8 +85,8 @@ func (m *Machine) memory(i int32, n int) []byte {
 	return b.all[o.big]
 }
 
-// giveBack returns the larger buffer of an op, if it has one, and continues an op that waits for it.
-func (m *Machine) giveBack(i int32) {
+// returnBuffer returns the larger buffer of an op, if it has one, and continues an op that waits for it.
+func (m *Machine) returnBuffer(i int32) {
 	o, b := &m.ops[i], &m.borrowed
 	if o.big == none {
 		return

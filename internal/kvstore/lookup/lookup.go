@@ -284,7 +284,7 @@ func (m *Machine) valueRead(i int32) {
 func (m *Machine) finish(i int32, r Result) {
 	o := &m.ops[i]
 	o.value, o.room = nil, nil
-	m.giveBack(i)
+	m.returnBuffer(i)
 	m.Host.Done(o.tag, r, int(o.length))
 	m.links.PushFront(&m.free, i) // the op that was used last is used next: its buffer is in the CPU's cache
 }

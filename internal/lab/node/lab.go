@@ -63,7 +63,7 @@ type Options struct {
 	// Log receives the node's log, and Trace what happens; nil: nothing does.
 	Log   *slog.Logger
 	Trace func(line string)
-	// Telemetry may be shared by many runs: making one is dear.
+	// Telemetry may be shared by many runs: making one is expensive.
 	Telemetry *telemetry.Telemetry
 }
 

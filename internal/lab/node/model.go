@@ -67,9 +67,8 @@ type register struct {
 	reads  map[*int64]bool // start times of the reads in progress
 	// deleted: the namespace was deleted, so that what is read belongs to another one.
 	deleted bool
-	// harmedNS is when the drive has last changed the data of its own accord, if harmed: then they may be anything. A
-	// write heals them. scarNS is harmedNS until a later write is durable: a loss of power may bring the
-	// harm back. 0: not so.
+	// harmedNS is when the drive last corrupted the data, if harmed: the data may then be anything. A write heals them.
+	// scarNS is harmedNS until a later write is durable: a loss of power may bring the harm back. 0: not so.
 	harmed           bool
 	harmedNS, scarNS int64
 	// sureNS is when such a write has healed the data, or the node has started: what reads have returned that began
@@ -111,7 +110,7 @@ func (r *register) renew() *register {
 	return n
 }
 
-// harm says that the drive has changed the data of its own accord.
+// harm records that the drive has corrupted the data.
 func (r *register) harm(nowNS int64) { r.harmed, r.harmedNS, r.scarNS = true, nowNS, nowNS }
 
 // unknown reports that a read from startNS on may have returned anything.

@@ -28,7 +28,7 @@ type ends struct {
 	raised  []raisedFence
 	// extents are the holders of the extents that namespaces are published on. Guarded by Service.mu.
 	extents map[extent]*fence.Holder
-	// timer runs Service.look. It is set by whoever has news for it, with any locks held.
+	// timer runs Service.checkDrains. Any goroutine may set it, with any locks held.
 	timer turn.Timer
 	// flushers are the drives', nil where there is no drive.
 	flushers []*flusher

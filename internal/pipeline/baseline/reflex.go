@@ -38,8 +38,8 @@ const (
 	roundNS = 1_000
 	// readOnlyAfterNS is how long after the last write reads become cheaper.
 	readOnlyAfterNS = 10_000_000
-	// longestNS is the longest time for which a round hands out tokens.
-	longestNS = 1_000_000_000
+	// maxRoundNS is the longest time for which a round hands out tokens.
+	maxRoundNS = 1_000_000_000
 )
 
 // account is the state of a tenant.
@@ -265,7 +265,7 @@ func (f *ReFlex) distribute(now int64) (bucket int64) {
 		return 0
 	}
 	f.roundNS = now
-	most := int64(longestNS)
+	most := int64(maxRoundNS)
 	if !f.waited {
 		most = burstNS
 	}
@@ -312,7 +312,7 @@ func (f *ReFlex) wake(now int64) int64 {
 			given += a.rate
 		}
 	}
-	least, leastMissing, leastRate := float64(longestNS), int64(longestNS), int64(1)
+	least, leastMissing, leastRate := float64(maxRoundNS), int64(maxRoundNS), int64(1)
 	for _, t := range f.known {
 		a := &f.accounts[t]
 		if a.queue.n == 0 {
