@@ -5,6 +5,7 @@ import (
 	"math"
 
 	"jbofd/internal/nvme"
+	"jbofd/internal/units"
 	"jbofd/internal/uuid"
 )
 
@@ -382,8 +383,9 @@ func (c *Controller) identifyNamespace(d *nvme.IdentifyNamespace, ns *Namespace)
 		dlfeat |= nvme.DLFEATReadZeroes
 	}
 	d.SetDLFEAT(dlfeat)
-	d.SetNACWU(uint16(c.t.cfg.Limits.FusedBytes>>ns.BlockShift) - 1)
-	optimal := uint16(max(ns.OptimalIOBytes>>ns.BlockShift, 1) - 1)
+	// A drive may prefer more than its field can say.
+	d.SetNACWU(zeroBased(units.Bytes(c.t.cfg.Limits.FusedBytes).Blocks(ns.BlockShift)))
+	optimal := zeroBased(units.Bytes(ns.OptimalIOBytes).Blocks(ns.BlockShift))
 	d.SetNPWG(optimal)
 	d.SetNPWA(optimal)
 	d.SetNPDG(optimal)
@@ -394,6 +396,9 @@ func (c *Controller) identifyNamespace(d *nvme.IdentifyNamespace, ns *Namespace)
 	d.SetEUI64(ns.EUI64)
 	d.SetSSD(uint16(ns.SSD))
 }
+
+// zeroBased is a number of blocks as a 0-based field of 16 bits has it, which stands for 1 to 65536.
+func zeroBased(n units.Blocks) uint16 { return uint16(min(max(n, 1), 1<<16) - 1) }
 
 func log2(v uint32) (n uint) {
 	for ; v > 1; v >>= 1 {

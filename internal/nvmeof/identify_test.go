@@ -284,3 +284,24 @@ func TestPlanAdminKnowsTheDataOfEveryCommand(t *testing.T) {
 		t.Errorf("Connect: %d, %d, %v", in, out, s)
 	}
 }
+
+// A drive says in bytes what it prefers, and hosts are told in blocks, with a field of 16 bits.
+func TestPreferredWritesAreThoseOfTheDrive(t *testing.T) {
+	for _, x := range []struct {
+		bytes int
+		shift uint8
+		want  uint16 // 0-based
+	}{{0, 9, 0}, {512, 12, 0}, {4096, 9, 7}, {4096, 12, 0}, {32 << 20, 9, 1<<16 - 1}, {33 << 20, 9, 1<<16 - 1},
+		{33 << 20, 12, 8447}, {1 << 32, 12, 1<<16 - 1}} {
+		st := testState()
+		st.Subsystems[0].Namespaces[0].OptimalIOBytes, st.Subsystems[0].Namespaces[0].BlockShift = x.bytes, x.shift
+		r := newRig(t)
+		r.target.Apply(st)
+		_, data := r.must(r.connect(hostA, open), identify(nvme.CNSNamespace, 1), nil)
+		d := (*nvme.IdentifyNamespace)(data)
+		if d.NPWG() != x.want || d.NPWA() != x.want || d.NPDG() != x.want || d.NPDA() != x.want {
+			t.Errorf("%d bytes in blocks of 1<<%d: NPWG %d NPWA %d NPDG %d NPDA %d, want %d", x.bytes, x.shift,
+				d.NPWG(), d.NPWA(), d.NPDG(), d.NPDA(), x.want)
+		}
+	}
+}
