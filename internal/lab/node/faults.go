@@ -32,7 +32,7 @@ type traits struct {
 
 func (l *Lab) drawTraits() (t traits) {
 	t.sane = l.rng.IntN(4) == 0
-	t.rotten = !t.sane && l.rng.IntN(5) == 0
+	t.rotten = !t.sane && l.rng.IntN(4) == 0
 	t.fickle = !t.sane && l.rng.IntN(4) == 0
 	t.swaps = l.rng.IntN(3) == 0
 	t.capped = l.rng.IntN(4) == 0
@@ -105,7 +105,7 @@ func (l *Lab) breakDrive() {
 func (l *Lab) rot(i int, d *lab.Drive) {
 	switch l.rng.IntN(3) {
 	case 0:
-		for range 1 + l.rng.IntN(8) {
+		for range 1 + l.rng.IntN(40) {
 			at := l.someByte(i)
 			l.Sim.Tracef("drive %d: a bit flips at %d", i, at)
 			d.Flip(at, uint(l.rng.IntN(8)))

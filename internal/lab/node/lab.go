@@ -180,7 +180,7 @@ func (l *Lab) Run() string {
 		h.start(workers)
 	}
 	l.watch()
-	for range 8 + l.rng.IntN(8) {
+	for range 6 + l.rng.IntN(5) {
 		if !l.advance(int64(50e6) + l.rng.Int64N(2e9)) {
 			return l.violation
 		}

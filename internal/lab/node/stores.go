@@ -112,6 +112,7 @@ func (n *Node) openStores() error {
 			}
 			ns.renew()
 			err = n.openStore(ns)
+			ns.damaged = true // parts of the extent cannot be read before they are written
 		}
 		switch {
 		case err == nil:
