@@ -149,9 +149,9 @@ func (p *Publisher) Close(s *Store, patience time.Duration) {
 // Errors: those of target.Service.DrainDrive.
 func (p *Publisher) Vacate(d *drive.Drive, stop <-chan struct{}) error {
 	p.mu.Lock()
-	littered := p.undrained[d]
+	undrained := p.undrained[d]
 	p.mu.Unlock()
-	if !littered {
+	if !undrained {
 		return nil
 	}
 	if err := p.cfg.Service.DrainDrive(d, stop); err != nil {
