@@ -160,7 +160,7 @@ func (l *Lab) harmed(disk int, offset, length int64) {
 	for _, ns := range l.namespaces {
 		switch {
 		case ns.kv:
-			ns.damaged = ns.damaged || l.touchesStore(ns, disk, offset, length)
+			ns.damaged = l.touchesStore(ns, disk, offset, length) || ns.damaged
 		case ns.touches(disk, offset, length):
 			for i, r := range ns.registers {
 				if at := ns.offset + int64(i)*blockBytes; at < offset+length && offset < at+blockBytes {
@@ -174,7 +174,7 @@ func (l *Lab) harmed(disk int, offset, length int64) {
 // unreadable tells the model of a range of a drive that cannot be read.
 func (l *Lab) unreadable(disk int, offset, length int64) {
 	for _, ns := range l.namespaces {
-		ns.damaged = ns.damaged || ns.touches(disk, offset, length) || l.touchesStore(ns, disk, offset, length)
+		ns.damaged = l.touchesStore(ns, disk, offset, length) || ns.touches(disk, offset, length) || ns.damaged
 	}
 }
 
@@ -184,8 +184,14 @@ func (ns *namespace) touches(disk int, offset, length int64) bool {
 
 // touchesStore reports whether a range has something of a store: it is in its extent or in its swap area.
 func (l *Lab) touchesStore(ns *namespace, disk int, offset, length int64) bool {
-	return ns.kv && (ns.touches(disk, offset, length) || l.traits.swaps && disk == areaDisk &&
-		offset < areaOffset+areaBytes && areaOffset < offset+length)
+	if !ns.kv {
+		return false
+	}
+	if l.traits.swaps && disk == areaDisk && offset < areaOffset+areaBytes && areaOffset < offset+length {
+		l.areaDamaged = true
+		return true
+	}
+	return ns.touches(disk, offset, length)
 }
 
 // heal ends all faults of drives that are not for good.

@@ -44,9 +44,10 @@ type Lab struct {
 	recent [drives][]extent
 	// tenants are those of the configuration.
 	tenants []target.TenantConfig
-	// areaLives counts the swap areas that were formatted.
-	areaLives int
-	violation string
+	// areaLives counts the swap areas that were formatted. areaDamaged: parts of them were damaged.
+	areaLives   int
+	areaDamaged bool
+	violation   string
 	// crashes and stops count lives of the node that have ended so, cut those stops that did not wait for a drive.
 	// stopNS is when the last stop began, 0: none has.
 	crashes, stops, cut int

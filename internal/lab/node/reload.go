@@ -93,6 +93,7 @@ func (l *Lab) removeNamespace() {
 		l.holdsNothing(ns)
 		ns.erased = false
 		ns.renew()
+		ns.damaged = ns.kv && l.areaDamaged
 	}
 	if ns.kv {
 		if err := l.Node.openStore(ns); err != nil {

@@ -70,10 +70,13 @@ func (n *Node) openArea() error {
 		Background: target.Background, Format: l.areaLives == 0, UUID: uuid.UUID{5, byte(l.areaLives)},
 		Salt: 77 + uint64(l.areaLives)}
 	area, err := partition.OpenArea(cfg)
-	if err != nil && l.anyDamaged() {
+	if err != nil && l.areaDamaged {
 		l.areaLives++ // the operator gives the area up
 		cfg.Format, cfg.UUID, cfg.Salt = true, uuid.UUID{5, byte(l.areaLives)}, 77+uint64(l.areaLives)
 		area, err = partition.OpenArea(cfg)
+	}
+	if err != nil && l.areaDamaged {
+		return nil // it is left out, as the daemon does it
 	}
 	if err != nil {
 		return fmt.Errorf("the swap area does not open: %w", err)
@@ -81,15 +84,6 @@ func (n *Node) openArea() error {
 	l.areaLives = max(l.areaLives, 1)
 	n.area = area
 	return nil
-}
-
-func (l *Lab) anyDamaged() bool {
-	for _, ns := range l.namespaces {
-		if ns.kv && ns.damaged {
-			return true
-		}
-	}
-	return false
 }
 
 // openStores opens the stores at the start of the node. One that does not open for a reason is left out, or formatted
