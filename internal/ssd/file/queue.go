@@ -49,8 +49,9 @@ type queue struct {
 	// subMu admits one submitter at a time: the caller of Submit, or a Poll that continues short transfers.
 	subMu      sync.Mutex
 	closed     bool
-	ring       *uring.Ring // nil: the workers do everything
-	batch      []*slot     // scratch, cap = depth
+	ring       *uring.Ring                    // nil: the workers do everything
+	submit     func(*uring.Ring) (int, error) // hands the ring's entries to the kernel
+	batch      []*slot                        // scratch, cap = depth
 	registered []regionState
 	// stuck is set while the kernel has not taken all prepared entries.
 	stuck atomic.Bool
@@ -139,7 +140,7 @@ func (q *queue) openRing(depth, eventFD int) error {
 	if err != nil {
 		return errors.Join(err, r.Close())
 	}
-	q.ring = r
+	q.ring, q.submit = r, (*uring.Ring).Submit
 	return nil
 }
 
@@ -191,7 +192,8 @@ func (q *queue) Submit(reqs []ssd.Request) int { // hot: 0 allocs
 	if q.ring != nil {
 		q.pushRing()
 	}
-	if answered {
+	// A Poll that blocks without a time limit would not submit the entries again that the kernel has refused.
+	if answered || q.stuck.Load() {
 		q.notify()
 	}
 	return n
@@ -259,7 +261,7 @@ func (q *queue) prep(s *slot) { // hot: 0 allocs
 // submitted again by the next Submit or Poll.
 func (q *queue) pushRing() { // hot: 0 allocs
 	for q.ring.Unsubmitted() > 0 {
-		if _, err := q.ring.Submit(); err != nil {
+		if _, err := q.submit(q.ring); err != nil {
 			q.stuck.Store(true)
 			return
 		}
