@@ -31,6 +31,7 @@ type Host struct {
 	qp     verbs.QP
 	mem    []byte
 	posted int
+	sent   uint64
 	wcs    []verbs.WC
 }
 
@@ -44,7 +45,7 @@ const (
 	sendAt = 64 << 10
 	recvAt = 256 << 10
 	recvs  = 64
-	// recvID is the first work request ID of receives.
+	// recvID is the first work request ID of receives. Sends have lower ones.
 	recvID = 1000
 	// eventTimeout is the time limit of a wait. It is long because tests with real RDMA drivers run in an emulated
 	// machine.
@@ -142,21 +143,44 @@ func (h *Host) Send(capsule []byte) error {
 	if !bytes.Equal(h.mem[at:at+len(capsule)], capsule) {
 		copy(h.mem[at:], capsule)
 	}
-	_, err := h.Domain.PostSend([]verbs.SendWR{{ID: 1, QP: h.qp.Handle(), Op: verbs.OpSend, Flags: verbs.FlagSignaled,
-		Addr: h.MR.Addr() + uint64(at), Len: uint32(len(capsule)), LKey: h.MR.LKey()}})
+	h.sent++
+	_, err := h.Domain.PostSend([]verbs.SendWR{{ID: h.sent % recvID, QP: h.qp.Handle(), Op: verbs.OpSend,
+		Flags: verbs.FlagSignaled, Addr: h.MR.Addr() + uint64(at), Len: uint32(len(capsule)), LKey: h.MR.LKey()}})
 	return err
+}
+
+// Deliver sends a capsule and waits until the target's device has taken it. It reports false if the connection has
+// ended. Completions of anything else are dropped.
+func (h *Host) Deliver(capsule []byte) bool {
+	h.T.Helper()
+	if h.Send(capsule) != nil {
+		return false
+	}
+	for {
+		if w := h.completion(); w.Status != verbs.StatusOK || w.ID == h.sent%recvID {
+			return w.Status == verbs.StatusOK
+		}
+	}
 }
 
 // Next returns the next completion of a receive, or the next failed completion.
 func (h *Host) Next() verbs.WC {
 	h.T.Helper()
 	for {
-		for len(h.wcs) > 0 {
+		if w := h.completion(); w.Status != verbs.StatusOK || w.ID >= recvID {
+			return w
+		}
+	}
+}
+
+// completion returns the next completion.
+func (h *Host) completion() verbs.WC {
+	h.T.Helper()
+	for {
+		if len(h.wcs) > 0 {
 			w := h.wcs[0]
 			h.wcs = h.wcs[1:]
-			if w.Status != verbs.StatusOK || w.ID >= recvID {
-				return w
-			}
+			return w
 		}
 		var buf [16]verbs.WC
 		n, err := h.cq.Poll(buf[:])
