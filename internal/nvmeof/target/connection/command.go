@@ -60,13 +60,15 @@ func (c *Conn) context(k nvmeof.Kind, cmd *executor.Command) any {
 	return c.contexts[k][cmd.Slot]
 }
 
-// setPayer lets the tenant of now pay for a command. The number that its tenant had when the command arrived may be
-// another tenant's by the time it has memory or data.
+// setPayer charges a command to the connection's current tenant. It is called again each time the command goes back to
+// its executor: a reload may have changed the tenant while the command waited for memory or data, and the former
+// tenant's number may be in use for another one.
 func (c *Conn) setPayer(cmd *executor.Command) {
 	cmd.Payer = executor.Payer{Account: c.tenant.Account, Tenant: c.tenant.Number, Credited: c.credits.On}
 }
 
-// refuse answers a command, and the first of its pair, that does not begin. mu is held.
+// refuse answers a command that is not handed to an executor. If it is the second of a fused pair, the first is
+// answered too, with firstStatus. mu is held.
 func (c *Conn) refuse(i int, firstStatus, status nvme.Status) {
 	c.put(&c.slots[i].cmd.Buf)
 	if first := c.m.Pair(i); first >= 0 {
@@ -78,7 +80,8 @@ func (c *Conn) refuse(i int, firstStatus, status nvme.Status) {
 // executing reports whether slot i's command has begun and is not finished. mu is held.
 func (c *Conn) executing(i int) bool { return c.slots[i].startNS != 0 }
 
-// abort asks slot i's executor to take its command out. mu is held.
+// abort asks the executor of slot i's command to take the command out, and reports whether it did: see
+// executor.Executor.Abort. mu is held.
 func (c *Conn) abort(i int) bool {
 	return c.service.Executor(c.m.Slot(i).Plan.Kind).Abort(&c.slots[i].cmd)
 }
@@ -96,12 +99,12 @@ func (c *Conn) Done(cmd *executor.Command) (kick bool) {
 // Kick implements executor.Port.
 func (c *Conn) Kick() { c.t.Wake() }
 
-// finishSlot processes a command that was in the outbox. It answers a command that is done, and requests the host's
-// data for one whose executor has called NeedData. If there is no data to request, it returns true, and the caller must
-// pass the command to later. mu is held.
+// processEvent processes a command that its executor has put into the outbox. It answers a command that is done, and
+// requests the host's data for one whose executor has called NeedData. If there is no data to request, it returns true,
+// and the caller must call returnToExecutor. mu is held.
 //
 // hot: 0 allocs
-func (c *Conn) finishSlot(s *Slot, now int64) (later bool) {
+func (c *Conn) processEvent(s *Slot, now int64) (nothingToFetch bool) {
 	i := int(s.cmd.Slot)
 	if s.event == eventNeedData {
 		return !c.fetch(i, now)
@@ -110,10 +113,10 @@ func (c *Conn) finishSlot(s *Slot, now int64) (later bool) {
 	return false
 }
 
-// later returns a command to its executor after finishSlot has reported that there is no data to request: either all
-// data has been received, or the command is fenced or its connection is closing, which its Status then says. The caller
-// holds mu, and also Batches.Handing unless mu guards the Batches. It must call Batches.HandOver afterwards.
-func (c *Conn) later(s *Slot) {
+// returnToExecutor returns a command to its executor after processEvent has reported that there is no data to request:
+// either all data has been received, or the command is fenced or its connection is closing, which its Status then says.
+// The caller holds mu, and also Batches.Handing unless mu guards the Batches. It must call Batches.HandOver afterwards.
+func (c *Conn) returnToExecutor(s *Slot) {
 	status := nvme.Success
 	switch {
 	case c.share.Pass().Stale(): // the drive would refuse the command even with its data
@@ -124,8 +127,8 @@ func (c *Conn) later(s *Slot) {
 	c.dataReady(int(s.cmd.Slot), status)
 }
 
-// dataReady returns a command to its executor with the host's data, or with the reason why there is none. The data, or
-// the memory before it, took its time, so the command is judged again. mu and Handing are held.
+// dataReady returns a command to its executor with the host's data, or with the reason why there is none. The command
+// is validated again, because its namespace may have gone while it waited for memory and data. mu and Handing are held.
 //
 // hot: 0 allocs
 func (c *Conn) dataReady(i int, status nvme.Status) {
@@ -184,7 +187,8 @@ func (c *Conn) Fetched(i int, ok bool) {
 	}
 }
 
-// abandon returns a command to its executor whose data will never come, for the connection is lost. mu is held.
+// abandon ends a command's wait for the host's data: the connection is lost, so the command goes back to its executor
+// with an error. mu is held.
 func (c *Conn) abandon(i int) {
 	if p := c.m.Pair(i); p >= 0 && c.m.Slot(i).SQE.Fuse() == nvme.FuseFirst {
 		i = p
@@ -195,7 +199,9 @@ func (c *Conn) abandon(i int) {
 	}
 }
 
-// finish answers a command that its executor is done with. mu is held.
+// finish answers a command that its executor is done with, and the first of its pair if it is fused. Its buffer goes
+// back to the pool, or to the transport, which returns it when the data for the host is sent. The slot is then free for
+// another command. mu is held.
 //
 // hot: 0 allocs
 func (c *Conn) finish(i int, now int64) {
@@ -227,7 +233,7 @@ func (c *Conn) finish(i int, now int64) {
 	c.respond(i, cmd.Status, result)
 }
 
-// count counts a command that is done. mu is held.
+// count adds a command that is done to the metrics and to the SMART log's usage. mu is held.
 //
 // hot: 0 allocs
 func (c *Conn) count(cmd *executor.Command, durationNS int64) {

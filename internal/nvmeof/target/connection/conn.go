@@ -140,9 +140,9 @@ type Slot struct {
 	event event
 	// noted: the failure of the command is in the log already.
 	noted bool
-	// fetching: the host's data is awaited, asked for at askedNS. lost: a part of it has not come.
+	// fetching: the host's data was requested, at requestedNS, and has not all come. lost: a part of it will not come.
 	fetching, lost bool
-	// detached: the command counts in Conn.apart.
+	// detached: the command counts in Conn.detached, no longer in Conn.share.
 	detached    bool
 	requestedNS int64
 }

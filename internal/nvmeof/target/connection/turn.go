@@ -43,7 +43,7 @@ func (c *Conn) Empty() {
 	o := c.cfg.Outbox
 	for {
 		if s := o.take(); s != nil {
-			c.finishAll(s)
+			c.processEvents(s)
 		}
 		if o.leave() {
 			return
@@ -51,34 +51,34 @@ func (c *Conn) Empty() {
 	}
 }
 
-// finishAll processes the commands from s on.
-func (c *Conn) finishAll(s *Slot) {
+// processEvents processes s and the commands linked behind it.
+func (c *Conn) processEvents(s *Slot) {
 	now := c.service.Clock()
-	// later are rare: memory was short, or the connection is closing.
-	var later []*Slot
+	// Few commands go back to their executors from here: memory was short, or the connection is closing.
+	var back []*Slot
 	c.mu.Lock()
 	for s != nil {
-		next := s.next // finish may put the slot to use again
-		if c.finishSlot(s, now) {
-			later = append(later, s)
+		next := s.next // the slot of an answered command may be used again at once
+		if c.processEvent(s, now) {
+			back = append(back, s)
 		}
 		s = next
 	}
 	c.mu.Unlock()
-	if later != nil {
-		c.returnCommands(later)
+	if back != nil {
+		c.returnCommands(back)
 	}
 }
 
 // returnCommands calls Batch.DataReady for commands that need no data from the host although their executors have
-// called Port.NeedData, and submits the batches. finishAll cannot do so itself, because a batch needs Handing, which
-// must be locked before mu.
-func (c *Conn) returnCommands(later []*Slot) {
+// called Port.NeedData, and submits the batches. processEvents cannot do so itself, because a batch needs Handing,
+// which must be locked before mu.
+func (c *Conn) returnCommands(slots []*Slot) {
 	c.cfg.Batches.Handing.Lock()
 	defer c.cfg.Batches.Handing.Unlock()
 	c.mu.Lock()
-	for _, s := range later {
-		c.later(s)
+	for _, s := range slots {
+		c.returnToExecutor(s)
 	}
 	c.mu.Unlock()
 	c.cfg.Batches.HandOver()
@@ -97,8 +97,8 @@ func (o *Outbox) EmptyLocked(f *target.Service, finished func(*Conn)) (any bool)
 			for s != nil {
 				next := s.next
 				c := s.cmd.Port.(*Conn)
-				if c.finishSlot(s, now) {
-					c.later(s)
+				if c.processEvent(s, now) {
+					c.returnToExecutor(s)
 				}
 				finished(c)
 				s = next
