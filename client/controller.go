@@ -149,7 +149,8 @@ func (c *Controller) connectOnce(ctx context.Context) (*association, error) {
 	return a, nil
 }
 
-// supervise replaces associations that end until the controller is closed or given up.
+// supervise waits for the association to end and replaces it with a new one, again and again, until Close is called or
+// reconnect gives up after CtrlLossTimeout. It is the controller's goroutine; at its end it closes stopped.
 func (c *Controller) supervise(a *association) {
 	defer close(c.stopped)
 	for a != nil {
@@ -172,8 +173,12 @@ func (c *Controller) supervise(a *association) {
 	}
 }
 
-// reconnect builds a new association after one that was lost at begin. It returns nil if the controller was closed or
-// has given up. The target may go on with the old association for mayGoOn from now.
+// reconnect builds a new association after one that was lost at the time begin, and makes it the current one. mayGoOn
+// is how long the target may keep executing commands of the lost association, from now; reconnect waits that long
+// before it connects. cause is why the association was lost.
+//
+// It returns nil if Close was called (operations then fail with ErrClosed) or if CtrlLossTimeout has passed
+// (ErrConnectionLost).
 func (c *Controller) reconnect(begin time.Time, mayGoOn time.Duration, cause error) *association {
 	giveUp := begin.Add(c.opts.CtrlLossTimeout)
 	try := c.opts.CtrlLossTimeout >= 0
@@ -222,7 +227,7 @@ func (c *Controller) reconnect(begin time.Time, mayGoOn time.Duration, cause err
 // shutdownTimeout bounds the orderly end of an association by Close.
 const shutdownTimeout = 5 * time.Second
 
-// endAssociation ends an association in order.
+// endAssociation shuts the controller down at the target and closes the association's connections.
 func (c *Controller) endAssociation(a *association) error {
 	ctx, cancel := context.WithTimeout(context.Background(), shutdownTimeout)
 	defer cancel()
@@ -232,7 +237,8 @@ func (c *Controller) endAssociation(a *association) error {
 	return a.close(ErrClosed)
 }
 
-// set replaces the current association, and wakes goroutines that wait for one.
+// set makes a the current association, and wakes goroutines that wait for one. With nil, operations wait for the next
+// one, or fail with err if it is not nil: then there will be none.
 func (c *Controller) set(a *association, err error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -24,8 +24,12 @@ const (
 	CreditsOff
 )
 
-// askForCredits enables credits, if the target offers them and the options allow it. known is the gate of the previous
-// association, or nil: it tells which drives the host uses.
+// askForCredits enables credits if the target offers them and Options.Credits allows it; then a.gate is the
+// association's gate. known is the gate of the previous association, or nil for the first one. It knows the drives of
+// the namespaces that the host uses: the new association gets the first credit of each before commands are sent to them
+// again.
+//
+// Errors: those of admin commands; ErrUnsupported if the options insist on credits and the target grants none.
 func (a *association) askForCredits(ctx context.Context, known *window.Gate) error {
 	if a.opts.Credits == CreditsOff {
 		return nil

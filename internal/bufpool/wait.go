@@ -3,11 +3,13 @@ package bufpool
 import "jbofd/internal/invariants"
 
 // Accounts that wait are in heaps, so that a Put costs the logarithm of their number. With a thousand hosts waiting, a
-// scan of all of them would take longer than the I/O itself.
+// scan of all of them would take longer than the I/O itself. For each order (a block has MinBytes<<order bytes) there
+// is a heap of buffer sources, and in each source a heap of its accounts:
 //
-//	Pool.waiting[order] ── sources by their best account ── source.waiting[order] ── accounts by before
+//	Pool.waiting[order] ── sources by their first account ── source.waiting[order] ── accounts by servedBefore
 //
-// All that wait for a block of one order have the same need, so if the best of them cannot have one, none can.
+// All accounts in the heaps of one order wait for a block of the same size, so if the first of them cannot have one,
+// none can.
 
 // Waiter is a place in the queue for a buffer. The caller owns the memory,
 // usually as a part of a larger struct, and must not copy or reuse it between
@@ -22,7 +24,7 @@ type Waiter struct {
 	Wake func()
 
 	acct       *Account
-	next, prev *Waiter // prev is of no meaning for the first
+	next, prev *Waiter // the account's other waiters; prev is not valid in the first
 	waiting    bool
 }
 
@@ -130,7 +132,8 @@ func (p *Pool) makeRules() {
 	}
 }
 
-// queue moves an account to the heaps of the order that its first waiter wants. The first waiter has changed.
+// queue moves an account to the heaps of the order that its first waiter wants, or out of the heaps if it has no
+// waiter. It is called when the account's first waiter has changed.
 func (p *Pool) queue(a *Account) {
 	order := -1
 	if a.first != nil {
@@ -166,15 +169,15 @@ func (p *Pool) queue(a *Account) {
 	}
 }
 
-// moveAccount restores the order after what a holds has changed. a waits.
+// moveAccount restores the order of the heaps after a.inUse or a.turn has changed. a must have a waiter.
 func (p *Pool) moveAccount(a *Account) {
 	o := a.order
 	a.src.waiting[o].fix(&p.accountRules, a.at)
 	p.waiting[o].fix(&p.sourceRules[o], a.src.place[o])
 }
 
-// moveSource restores the order of sources after s has become poor or has ceased to be. The order of the source's own
-// accounts does not change: of those that hold nothing, all may use the reserve or none.
+// moveSource restores the order of the sources after mayUseReserve has changed for the accounts of s. The order within
+// s does not change: of its accounts that hold nothing, all may use the reserve or none.
 func (p *Pool) moveSource(s *source) {
 	for o := range p.orders {
 		if s.place[o] >= 0 {
@@ -183,8 +186,10 @@ func (p *Pool) moveSource(s *source) {
 	}
 }
 
-// grant serves waiters, those of the account that holds least first, until no more can be served, and returns them as a
-// list to wake without the lock.
+// grant gives buffers to waiters, one at a time and in the order of next, until none can have one or the system has no
+// memory. It returns those served as a list, linked by Waiter.next. The caller must pass the list to wake after it has
+// released mu, because Wake may call the pool. It is called when a buffer has come back, and when a waiter has left,
+// for the one behind it may need less. mu is held.
 func (p *Pool) grant() (list *Waiter) {
 	var tail *Waiter
 	for {
@@ -216,8 +221,9 @@ func (p *Pool) grant() (list *Waiter) {
 	}
 }
 
-// next returns the account whose first waiter is to be served now. If nobody can be served, it returns nil and lets a
-// block come together for the account that would be the next.
+// next returns the account whose first waiter is to be served now: the waiter for which a region is being gathered, if
+// its block is whole, otherwise the first by servedBefore of those that can be served. If there is none, it returns
+// nil, and gathers a block for the first of those that lack only a whole block.
 func (p *Pool) next() *Account {
 	if w := p.gatherFor; w != nil && w.acct.first == w && p.fits(w.acct) {
 		return w.acct
@@ -251,8 +257,9 @@ func (p *Pool) fits(a *Account) bool {
 	return ri >= 0
 }
 
-// gatherForWaiter closes the emptiest region to others if a's first waiter has
-// the right to a block but none is whole.
+// gatherForWaiter reserves the region with the most free memory for a's first waiter, if that waiter may have a block
+// by its share but the free memory has no whole block of that size. Blocks that come back there then merge instead of
+// being handed out again, so that a waiter for a large block is not passed over for ever by waiters for small ones.
 func (p *Pool) gatherForWaiter(a *Account) {
 	size := int64(p.cfg.MinBytes) << a.order
 	if p.closed || p.gatherFor != nil || !p.withinShare(a, size) {

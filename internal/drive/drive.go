@@ -82,7 +82,7 @@ const minWaitNS = 50_000
 
 // New opens a queue on the device and makes its Drive.
 //
-// Errors: the device's; the pool has no memory for a lane; the Env has no timer.
+// Errors: the device's; the pool has no memory for a lane; those of turn.Env.NewTimer.
 func New(cfg Config) (*Drive, error) {
 	if cfg.Depth == 0 {
 		cfg.Depth = 256

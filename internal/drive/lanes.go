@@ -12,19 +12,20 @@ const (
 	laneBytes = 128 << 10
 )
 
-// lanes hands lanes out. A lane is held for one device request. IOs that wait for a lane are served tenant by tenant,
-// one IO each, so that a tenant with many does not keep the others waiting; IOs that hold a claim come before all.
+// lanes is the set of a drive's lanes and the queue of the IOs that wait for one. A lane is held for one device
+// request. IOs that wait are served tenant by tenant, one IO each, so that a tenant with many does not keep the others
+// waiting; IOs that hold a claim come before all.
 type lanes struct {
-	bufs [laneCount]bufpool.Buf
+	bufs [laneCount]bufpool.Buf // a lane gets its memory when it is first used
 	used [laneCount]bool
-	// claiming wait for a lane with a claim held.
+	// claiming are the IOs that wait for a lane and hold a claim.
 	claiming list
-	// byTenant are the others that wait, active the tenants that have some; the first of active is next.
+	// byTenant are the other IOs that wait. active are the tenants that have some, in the order of their turns.
 	byTenant []list
 	active   []tenant.ID
 }
 
-// grow gives the first lane its memory.
+// grow gives the first lane its memory. It reports whether the pool had any.
 func (l *lanes) grow(pool *bufpool.Pool, account *bufpool.Account) (ok bool) {
 	l.bufs[0], ok = pool.Get(account, laneBytes)
 	return ok
@@ -46,7 +47,8 @@ func (l *lanes) scratch(io *IO) []byte {
 	return l.bufs[io.lane].B
 }
 
-// takeLane gives io a lane if one is free.
+// takeLane gives io a lane, unless it has one, and reports whether it has one now. If not, the caller must make it
+// wait.
 func (d *Drive) takeLane(io *IO) bool {
 	if io.lane >= 0 {
 		return true
@@ -85,7 +87,7 @@ func (d *Drive) returnLane(io *IO, now int64) {
 	}
 }
 
-// push adds io to those that wait.
+// push adds io to the queue.
 func (l *lanes) push(io *IO) {
 	if io.claimed.active {
 		l.claiming.push(io)
@@ -100,7 +102,7 @@ func (l *lanes) push(io *IO) {
 	l.byTenant[io.Tenant].push(io)
 }
 
-// pop takes out the IO that is to have the next lane, or returns nil.
+// pop takes the IO that is to have the next lane out of the queue; nil if none waits.
 func (l *lanes) pop() *IO {
 	if io := l.claiming.pop(); io != nil {
 		return io
@@ -118,7 +120,7 @@ func (l *lanes) pop() *IO {
 	return io
 }
 
-// remove takes io out of those that wait.
+// remove takes io out of the queue, wherever it stands. io must be in the queue.
 func (l *lanes) remove(io *IO) {
 	if io.claimed.active {
 		l.claiming.drop(io)

@@ -13,7 +13,8 @@ const (
 	waitsForLane
 )
 
-// wait lets an admitted IO wait. proceed ends that.
+// wait makes an admitted IO wait for what, until proceed or stopWaiting. The pipeline gives its place at the device to
+// others meanwhile.
 func (d *Drive) wait(io *IO, what uint8, now int64) {
 	if !io.paused {
 		io.paused = true
@@ -27,7 +28,8 @@ func (d *Drive) wait(io *IO, what uint8, now int64) {
 	io.state.Store(stateQueued) // nobody else changes stateAdmitted
 }
 
-// proceed continues an IO that has waited, and that is in no list any more.
+// proceed continues an IO that has waited, or ends it if it was aborted meanwhile. The caller has taken the IO out of
+// the queue for lanes.
 func (d *Drive) proceed(io *IO, now int64) {
 	io.waits = waitsForNothing
 	d.waiting--
@@ -38,7 +40,7 @@ func (d *Drive) proceed(io *IO, now int64) {
 	d.stage(io, now)
 }
 
-// stopWaiting takes an IO out that ends while it waits.
+// stopWaiting is called for an IO that ends while it waits: it takes the IO out of the queue for lanes.
 func (d *Drive) stopWaiting(io *IO) {
 	if io.waits == waitsForLane {
 		d.lanes.remove(io)

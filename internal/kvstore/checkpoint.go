@@ -80,7 +80,7 @@ func (s *Store) checkpointDue() bool {
 // lastCheckpointDue reports that the store is to stop and that nothing will be written to the logs any more.
 func (s *Store) lastCheckpointDue() bool { return s.stopping && !s.stopped && s.logsIdle() }
 
-// checkpointStep starts a checkpoint or continues it.
+// checkpointStep starts a checkpoint if one is due, or starts the next I/O of the one under way.
 func (s *Store) checkpointStep() {
 	c := &s.ckpt
 	if c.busy {
@@ -117,7 +117,8 @@ func (s *Store) checkpointStep() {
 	}
 }
 
-// beginCheckpoint notes the state of the store.
+// beginCheckpoint begins a checkpoint: it fills in the summary and lets the pool note what is live now. No write of the
+// key log is under way, so that the SegTbl contains everything before the tails that the summary names.
 func (s *Store) beginCheckpoint() {
 	c := &s.ckpt
 	s.split.again = s.split.writing && s.split.ended > 0
@@ -125,7 +126,7 @@ func (s *Store) beginCheckpoint() {
 	// The id is made of an epoch, which is never used again, even after a crash. There may be pages of a checkpoint
 	// that was not finished.
 	c.id, c.page, c.next, c.copies, c.tried, c.flushed = uint64(s.pool.LastEpoch)+1, 0, c.next[:0], 0, 0, false
-	format.Superblock(s.super).SetVolatileFrom(0) // What is, is known when all is flushed.
+	format.Superblock(s.super).SetVolatileFrom(0) // writeSuper sets it at the first flush of a volatile device
 	sum := format.Summary(c.summary[:])
 	clear(sum)
 	sum.SetNextVersion(s.version)
@@ -197,8 +198,10 @@ func (s *Store) excludeUncommitted() {
 	}
 }
 
-// writeSuper makes the checkpoint the one that counts: first in the superblock with the older generation, then in the
-// other.
+// writeSuper starts the next of the I/Os that commit the checkpoint, whose pages are written: a superblock that names
+// it, over the one with the older generation, and then another over the other one. On a volatile device the cache is
+// flushed before each of them and at the end. checkpointWritten notes the outcome, after which writeSuper is called
+// again. A superblock whose write has failed is written again with the same generation.
 func (s *Store) writeSuper() {
 	c := &s.ckpt
 	sb := format.Superblock(s.super)
@@ -268,7 +271,7 @@ func (s *Store) abandonCheckpoint() {
 	s.progress++
 }
 
-// endCheckpoint frees what only the last checkpoint needed.
+// endCheckpoint ends a checkpoint that both superblocks durably name: it frees what only the one before needed.
 func (s *Store) endCheckpoint() {
 	c := &s.ckpt
 	for _, i := range c.chunks {

@@ -28,10 +28,11 @@ type logState struct {
 	last  []byte
 	// opening: the header of chunk is being written.
 	opening bool
-	// starved: the log needs a chunk and may not take one.
+	// starved: sealed groups wait because the log needs a chunk and may not take one, or because writes are stalled.
 	starved bool
 	header  []byte
-	// open is the group to which records are appended. sealed are groups that have no place yet, free those not in use.
+	// open is the group to which records are appended. sealed are the groups that are complete but not placed: they
+	// have no offset in the log yet. free are those not in use. inflight counts those that are being written.
 	open         int32
 	sealed, free list.List
 	inflight     int
@@ -56,7 +57,7 @@ type group struct {
 	first, last int32
 }
 
-// room reports whether a record can be appended to the open group of log l.
+// room reports whether openGroup may be called for log l: a group is open, or one is free.
 func (s *Store) room(l int) bool {
 	return s.logs[l].open != none || s.logs[l].free.N > 0
 }
@@ -79,6 +80,7 @@ func (s *Store) openGroup(l, n int, pays payer) (int32, *group) {
 	return log.open, &s.groups[log.open]
 }
 
+// sealGroup ends the open group of log l: nothing is appended to it any more.
 func (s *Store) sealGroup(l int) {
 	log := &s.logs[l]
 	s.groupLinks.Push(&log.sealed, log.open)
@@ -113,7 +115,7 @@ func (s *Store) appendValue(l int, i int32, data []byte) {
 	}
 }
 
-// full reports that a group of that length should be written: it is long enough, or nearly so and needs little padding.
+// full reports that a group with used bytes should be sealed: it is long enough, or nearly so and needs little padding.
 func (s *Store) full(used int) bool {
 	block := s.cfg.BlockSize
 	return used >= s.cfg.GroupBytes || used >= s.cfg.GroupBytes/8*5 && format.RoundUp(used, block)-used < block/8
@@ -184,13 +186,15 @@ func (s *Store) isPutByWriter(a *activeSeg, place units.ExtentOffset) bool {
 	return false
 }
 
-// pump writes groups of log l as long as they have a place.
+// pump seals the open group of log l if it is due, and writes the sealed groups for which the log has space. A group of
+// the key log or of user values is due after GroupDelayNS, or at once if no write of the log is under way: then waiting
+// for more records would only add latency.
 func (s *Store) pump(l int) {
 	log := &s.logs[l]
 	switch {
 	case log.open == none:
 	case l == movedLog:
-		// Only compaction waits for moved values, so that a group is written when nothing more can be added to it.
+		// Nobody but compaction waits for moved values, so the group is written only when all running moves are in it.
 		if s.compact.grouped == s.compact.running {
 			s.sealGroup(l)
 		}
@@ -207,11 +211,13 @@ func (s *Store) pump(l int) {
 	log.starved = false
 	s.placeSealed(l)
 	if log.starved && !was {
-		s.progress++
+		s.progress++ // compaction and checkpoints do more for a log that is starved
 	}
 }
 
-// placeSealed writes the sealed groups of log l until there is no place.
+// placeSealed writes the sealed groups of log l, in order, until the open chunk is full. Then it opens another chunk,
+// and is called again when that chunk's header is durable. If the log may not take a chunk, or writes are stalled, the
+// log is starved.
 func (s *Store) placeSealed(l int) {
 	log := &s.logs[l]
 	for log.sealed.N > 0 && !log.opening {
@@ -237,7 +243,7 @@ func (s *Store) placeSealed(l int) {
 	}
 }
 
-// pad advances the end of a log to the next block.
+// pad advances the tail of a log to the next block, so that the next group does not write the tail's block again.
 func (s *Store) pad(log *logState) { log.tail = log.tail.RoundUp(s.cfg.BlockSize) }
 
 // place gives a group the next place in its log and writes it. Segments get their versions here, so that versions
@@ -370,13 +376,14 @@ func (s *Store) freeInOpenChunk(l int) int64 {
 	return 0
 }
 
-// placeForMoved is how many bytes of moved values can be written.
+// placeForMoved is for how many bytes of moved values there is space.
 func (s *Store) placeForMoved() int64 {
 	return s.freeInOpenChunk(movedLog) + int64(s.budget.MovedChunks())*s.budget.Fill
 }
 
-// placeForKeys is how many bytes can be written to the key log besides what is moved within it. Kept back are the bytes
-// that compaction is about to move, and a chunk and a half, as groups do not fill chunks to their ends.
+// placeForKeys is for how many more bytes of segments of user writes the key log has space. Not counted are the space
+// for the groups that are not placed, for the live bytes of victims, which compaction is about to move, and a chunk and
+// a half, because groups do not fill chunks to their ends.
 func (s *Store) placeForKeys() int64 {
 	keys, _ := s.liveInVictims()
 	return s.freeInOpenChunk(keyLog) +
@@ -439,6 +446,8 @@ func (s *Store) takeChunk(kind format.Kind, header []byte, checkpoint uint64, in
 	return i
 }
 
+// headerWritten ends the write of the header of log l's open chunk. If it has failed, the chunk is returned, and the
+// groups that waited for it fail.
 func (s *Store) headerWritten(l int, ok bool) {
 	log := &s.logs[l]
 	log.opening = false
@@ -450,7 +459,7 @@ func (s *Store) headerWritten(l int, ok bool) {
 	s.failSealed(l, DeviceError)
 }
 
-// failSealed ends the groups of log l that have no place.
+// failSealed ends the sealed groups of log l, which were never written, with a status.
 func (s *Store) failSealed(l int, st Status) {
 	log := &s.logs[l]
 	for n := log.sealed.N; n > 0; n-- {

@@ -48,7 +48,7 @@ const (
 // ErrInjected is the error of requests that Fault has failed.
 var ErrInjected = fmt.Errorf("%w: injected", ssd.ErrMedia)
 
-// Flight is a request in flight.
+// Flight is a request in flight: from Submit to End.
 type Flight struct {
 	ssd.Request
 	// DueNS is when the request completes.
@@ -260,7 +260,7 @@ func (d *Drive) Store(offset int64, b []byte) {
 	copy(d.Visible[offset:], b)
 }
 
-// endWrite applies a write with the given Outcome.
+// endWrite changes the data as a write with the given Outcome does. It is part of End, which reports the error.
 func (d *Drive) endWrite(f *Flight, what Outcome) {
 	at, durable := f.Offset, !d.Volatile || f.Flags&ssd.FUA != 0
 	switch what {
@@ -293,7 +293,7 @@ func (d *Drive) scribble(b []byte) {
 	}
 }
 
-// put writes whole blocks.
+// put writes whole blocks: durably, or to the volatile cache.
 func (d *Drive) put(offset int64, data []byte, durable bool) {
 	copy(d.Visible[offset:], data)
 	for n := 0; n < len(data); n += d.block {
@@ -315,7 +315,8 @@ func (d *Drive) put(offset int64, data []byte, durable bool) {
 	}
 }
 
-// putTorn writes none, all, the first few or a random subset of the blocks.
+// putTorn writes none, all, the first few or a random subset of the blocks. With a volatile cache none of them is
+// durable, even with FUA, because the write did not succeed.
 func (d *Drive) putTorn(offset int64, data []byte) {
 	keep := d.rng.Float64()
 	end := d.rng.IntN(len(data)/d.block + 1)

@@ -14,7 +14,9 @@ func (n *Namespace) maxValue(lim Limits) uint32 {
 // minListBytes is the least buffer of a List: it holds the number of keys.
 const minListBytes = 4
 
-// planKV is PlanIO of a command to a namespace of keys and values.
+// planKV is the part of PlanIO for namespaces of keys and values. PlanIO has set p.Namespace, and p.Kind to the
+// namespace's Executor; planKV validates the rest of the command and fills p. If the namespace leaves the executor to
+// the command set (KindBlock), a Flush stays with the drive, and all other commands get KindKV.
 func (p *Plan) planKV(sqe *nvme.SQE, t *NamespaceTable, lim Limits) nvme.Status {
 	if sqe.Fuse() != nvme.FuseNone {
 		return nvme.InvalidField | nvme.DNR
@@ -23,8 +25,8 @@ func (p *Plan) planKV(sqe *nvme.SQE, t *NamespaceTable, lim Limits) nvme.Status 
 	known := uint8(0) // options
 	switch sqe.Opcode() {
 	case nvme.CmdFlush:
-		// Everything that was answered is durable, or the operator does without; the drive is
-		// flushed for those who do not rely on that.
+		// A Store or Delete is durable when it is answered, unless the operator has chosen otherwise. The drive is
+		// flushed nevertheless, for hosts that do not rely on that.
 		p.Op = pipeline.Flush
 		return nvme.Success
 	case nvme.CmdKVStore:

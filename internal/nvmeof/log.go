@@ -16,7 +16,7 @@ func (c *Controller) getLogPage(now int64, a AdminArgs) Reply {
 		return fail(nvme.InvalidField)
 	}
 	var log []byte
-	clears := events // no event
+	clears := events // none: not a valid event
 	switch lid := g.LID(); {
 	case lid == nvme.LIDSupported:
 		log = c.supportedLogs()
@@ -62,7 +62,8 @@ func (c *Controller) getLogPage(now int64, a AdminArgs) Reply {
 	return Reply{Len: len(a.Data)}
 }
 
-// logRead ends the mask of the event that a log page tells more of, unless the command retains it.
+// logRead is called when a log page has been read: event e, which the page explains, may be reported again, unless the
+// command says that the event is to be retained (RAE). e is events for a page that explains none.
 func (c *Controller) logRead(g *nvme.GetLogSQE, e event) {
 	if e == events || g.RAE() {
 		return
@@ -73,6 +74,7 @@ func (c *Controller) logRead(g *nvme.GetLogSQE, e event) {
 	}
 }
 
+// supportedLogs is the Supported Log Pages log.
 func (c *Controller) supportedLogs() []byte {
 	var l nvme.SupportedLogPages
 	l.SetLID(nvme.LIDSupported, nvme.LIDSupportedBit)
@@ -96,6 +98,9 @@ func (c *Controller) errorLog() []byte {
 	return log[:cap(log)]
 }
 
+// smartLog is the SMART / Health Information log. Only the counters of commands and errors are the controller's own.
+// The health of the drives is not in it, because the controller spans several: temperature (in kelvin) and spare are
+// those of a sound device, and the power-on hours are the time since now was 0, when the daemon started.
 func (c *Controller) smartLog(now int64, u Usage) []byte {
 	var l nvme.SMARTLog
 	l.SetTemperature(298)
@@ -126,6 +131,7 @@ func (c *Controller) changedLog() []byte {
 	return l[:]
 }
 
+// effectsLog is the Commands Supported and Effects log for a command set.
 func effectsLog(csi nvme.CSI) []byte {
 	var l nvme.EffectsLog
 	for _, op := range []uint8{nvme.AdminGetLogPage, nvme.AdminIdentify, nvme.AdminAbort, nvme.AdminSetFeatures,

@@ -177,13 +177,17 @@ func (p *Partition) awaitOpened() {
 	}
 }
 
-// Close moves values back from swap areas and stops the store with a last checkpoint, after which it opens at once. It
-// waits for that at most as long as patience; nothing is lost if it takes longer. Then the Requests that the store has
-// end with kvstore.DeviceError, and only what the device has already is done to the partition still: before the
-// partition is opened again, or its extent used otherwise, that has to drain (drive.Drive.Quiesce). The submitters must
-// have stopped. Idempotent.
+// Close moves values back from swap areas, stops the store with a last checkpoint, so that the next Open has no log to
+// replay, and returns the memory. The submitters must have stopped. Idempotent.
 //
-// Errors: the last checkpoint was not done in time; ErrKeysSwapped.
+// All of that may take patience at most. Nothing acknowledged is lost if it takes longer, but Close then gives up: it
+// ends the Requests that the store still has with kvstore.DeviceError, so that their outcome is indeterminate, and does
+// not return the memory, which the device may still use. No new I/O starts, but those at the device may still change
+// the partition. Before it is opened again, or its extent is used for something else, the caller must wait for them
+// with drive.Drive.Quiesce.
+//
+// Errors: one that says that the last checkpoint was not done in time; ErrKeysSwapped if it was, but values are left in
+// swap areas.
 func (p *Partition) Close(patience time.Duration) error {
 	p.driver.Lock()
 	if p.phase != serving {
@@ -241,7 +245,7 @@ func (p *Partition) abandon() error {
 // openTimeout is how long a store that has served nothing may take to stop.
 const openTimeout = 10 * time.Second
 
-// release gives the memory back. Nothing is under way.
+// release closes the driver and gives the memory back. The store has stopped, so that no I/O uses the memory.
 func (p *Partition) release() {
 	p.driver.Lock()
 	p.phase = gone
@@ -253,7 +257,7 @@ func (p *Partition) release() {
 	}
 }
 
-// abandonMemory gives the memory up without giving it back.
+// abandonMemory gives up the memory without returning it to the system, because the device may still use it.
 func (p *Partition) abandonMemory() {
 	p.memory.abandon()
 	if p.swapper != nil {

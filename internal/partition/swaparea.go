@@ -30,7 +30,8 @@ type AreaConfig struct {
 	Volatile bool
 	// Retiring: the area takes no new keys. Those in it are served until their partitions have moved them back.
 	Retiring bool
-	// Format makes a new area, whatever is there. UUID and Salt are for it; the salt should be random and secret.
+	// Format makes a new, empty area with UUID and Salt, and discards what is there. The salt should be random and
+	// secret, so that nobody can choose a value that looks like a record. Without Format both are ignored.
 	Format bool
 	UUID   uuid.UUID
 	Salt   uint64
@@ -45,20 +46,22 @@ type Area struct {
 	driver turn.Driver
 	inbox  turn.Messages[areaMessage]
 	done   turn.Mailbox[areaIO]
-	// used is the part of the log in use, in thousandths; waiting is how many Appends have no place in a group yet.
+	// used is the part of the log in use, in thousandths. waiting is how many messages the machine has not taken yet,
+	// because it has no space for them in a group. failing: the area cannot be written at the moment. The turn sets
+	// them for load.
 	used, waiting atomic.Int64
 	failing       atomic.Bool
 
 	// Everything below belongs to the driver's owner.
 	machine *swap.Area
-	backlog []areaMessage // in order
+	backlog []areaMessage // taken from inbox, but not by the machine; in order
 	sources []*swapper    // by the machine's number of the Source
 	ios     [swap.AreaTags]areaIO
 	acts    swap.AreaActions
 	batch   drive.Batch
 	closing bool
 	stopped chan struct{}
-	gone    bool
+	gone    bool // closed: completions and messages are discarded
 }
 
 // areaMessage is an Append or, if release is set, a Release.
@@ -88,7 +91,7 @@ func (d *areaIO) Kick() { d.a.driver.Run() }
 // Kick implements turn.Kicker: a partition has put something into the inbox.
 func (a *Area) Kick() { a.driver.Run() }
 
-// waitIO is a device I/O that somebody waits for.
+// waitIO is a device I/O whose submitter waits for it: done is closed when the I/O is done.
 type waitIO struct {
 	drive.IO
 	done chan struct{}
@@ -106,7 +109,7 @@ func (w *waitIO) Admitted(*drive.IO) (kick bool) { panic("partition: nothing to 
 // Kick implements drive.Sink.
 func (w *waitIO) Kick() {}
 
-// doAndWait does one device I/O.
+// doAndWait submits one device I/O and waits until it is done. It must not be called during a turn.
 func doAndWait(o *drive.Drive, t tenant.ID, op pipeline.Op, flags ssd.Flags, offset units.DriveOffset,
 	buf []byte) error {
 	w := &waitIO{done: make(chan struct{})}
@@ -119,7 +122,8 @@ func doAndWait(o *drive.Drive, t tenant.ID, op pipeline.Op, flags ssd.Flags, off
 	return w.Err
 }
 
-// accessTo returns how to read and to write durably at an offset of a device, for openings.
+// accessTo returns functions that read, and that write durably, at an offset of the range that begins at base. They
+// return when the I/O is done, so they are for opening a partition or area only.
 func accessTo(o *drive.Drive, t tenant.ID, base units.DriveOffset) (swap.Read, swap.Write) {
 	read := func(offset units.ExtentOffset, buf []byte) error {
 		return doAndWait(o, t, pipeline.Read, 0, offset.On(base), buf)
@@ -134,9 +138,10 @@ func accessTo(o *drive.Drive, t tenant.ID, base units.DriveOffset) (swap.Read, s
 	return read, write
 }
 
-// OpenArea opens a swap area, or formats it, and finds what partitions have there.
+// OpenArea formats a swap area if cfg.Format is set, and opens it: it reads the area's log to find the records that
+// partitions have there. It returns when that is done, and must not be called during a turn.
 //
-// Errors: those of swap.OpenArea and swap.FormatArea.
+// Errors: those of swap.OpenArea, swap.FormatArea and turn.Driver.Init.
 func OpenArea(cfg AreaConfig) (*Area, error) {
 	info := cfg.Drive.Device().Info()
 	m := newMemory(cfg.Drive.Pool(), fmt.Sprintf("swap area at %d of %s", cfg.OffsetBytes, info.Name))
@@ -172,10 +177,11 @@ func OpenArea(cfg AreaConfig) (*Area, error) {
 // errAreaStuck: see Close.
 var errAreaStuck = errors.New("the last write of the swap area is not done")
 
-// Close waits for the writes under way, at most as long as patience, and ends the area. Its partitions must be closed.
+// Close waits for the writes under way, for at most patience, and closes the area. Its partitions must be closed.
 // Idempotent.
 //
-// Errors: it has taken too long; nothing is lost.
+// Errors: the writes were not done in time. Nothing is lost, but the area's memory is given up, because the device may
+// still read it.
 func (a *Area) Close(patience time.Duration) error {
 	a.driver.Lock()
 	if a.closing {
@@ -243,7 +249,7 @@ func (a *Area) attach(l *swapper, source uuid.UUID) (swap.AreaRef, error) {
 		Attachment: at}, nil
 }
 
-// load is how loaded the area and its drive are.
+// load is how loaded the area and its drive are. It takes no lock: the turns of partitions call it.
 func (a *Area) load() swap.Load {
 	waiting, _ := driveLoad(a.cfg.Drive)
 	return swap.Load{Waiting: waiting + int(a.waiting.Load()), Used: int(a.used.Load()), Failing: a.cfg.Retiring ||

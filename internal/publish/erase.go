@@ -8,14 +8,15 @@ import (
 	"jbofd/internal/units"
 )
 
-// eraseStep is how much one request zeroes. It is small, so that hosts' I/O is served in between.
+// eraseStep is how many bytes one request zeroes. It is small, so that hosts' I/O is served in between.
 const eraseStep = 32 << 20
 
 // Erase zeroes a range of a drive whose namespace is not published any more, so that the next user of the range does
-// not see what it held. It first waits for the commands that the drive has: a write that is slow must not land behind
-// the zeroes. It ends early when stop is closed.
+// not see what it held. It first waits, for 10 s at most, until the commands that the drive had before have ended:
+// otherwise a slow write could still overwrite the zeroes. When it returns without an error, the zeroes are durable;
+// after an error some of the range may be zeroed, and the caller may try again. It ends early when stop is closed.
 //
-// Errors: target.ErrStopped, target.ErrInFlight; the drive's.
+// Errors: target.ErrInFlight, commands have not ended in time; target.ErrStopped; the drive's.
 func (p *Publisher) Erase(d *drive.Drive, offset units.DriveOffset, length units.Bytes, stop <-chan struct{}) error {
 	if err := p.cfg.Service.DrainDrive(d, stop); err != nil {
 		return err
@@ -40,10 +41,10 @@ func (p *Publisher) Erase(d *drive.Drive, offset units.DriveOffset, length units
 // Errors: the drive's.
 func Flush(d *drive.Drive) error { return do(d, &drive.IO{Op: pipeline.Flush}) }
 
-// waitSink is a drive.Sink for one IO that somebody waits for.
+// waitSink is the drive.Sink of one IO. It gets a value when the IO is done.
 type waitSink chan struct{}
 
-// do runs io and waits for it.
+// do submits io and waits until it is done.
 func do(d *drive.Drive, io *drive.IO) error {
 	s := make(waitSink, 1)
 	io.Init(s, 0)

@@ -90,7 +90,7 @@ const defaultMaxTurns = 4
 
 // Init prepares the Driver. No turn is taken before the first Run.
 //
-// Errors: the Env has no timer.
+// Errors: those of Env.NewTimer. The Driver must then not be used, and not be closed.
 func (d *Driver) Init(cfg Config) (err error) {
 	if cfg.Env == nil {
 		cfg.Env = Real

@@ -3,11 +3,11 @@
 // bytes of DRAM.
 //
 //	Free ──Take──> Open ──Seal──> Sealed ──Choose──> Victim ──Release──┐
-//	 ^                              │ nothing is live                  │
+//	 ^                              │ nothing in it is live            │
 //	 │                              └──────────────────────────────────┤
-//	 ├────────────────────────────────────────── recovery reads it not ┤
-//	 └── PendingFree <──a checkpoint begins── Obsolete <───────────────┘
-//	      until it is durable
+//	 ├──────────────────────────────── if recovery does not read it ───┤
+//	 └── PendingFree <──a checkpoint begins── Obsolete <── if it may ──┘
+//	     until that checkpoint is durable
 package space
 
 import (
@@ -79,7 +79,7 @@ type Pool struct {
 	salt     uint32
 	shift    uint               // log2 of the size of chunks
 	freeList format.ChunkNumber // a stack
-	look     int                // where to go on choosing
+	look     int                // the chunk at which the last Choose stopped
 }
 
 const none = -1
@@ -220,6 +220,7 @@ func (p *Pool) Return(i format.ChunkNumber) {
 	p.free(i)
 }
 
+// count adds n to the sums of live bytes, to which chunk i contributes.
 func (p *Pool) count(i format.ChunkNumber, n int64) {
 	p.Live += n
 	if p.Chunks[i].Kind == format.KeyLog {
@@ -227,6 +228,7 @@ func (p *Pool) count(i format.ChunkNumber, n int64) {
 	}
 }
 
+// free puts chunk i on the list of free chunks.
 func (p *Pool) free(i format.ChunkNumber) {
 	c := &p.Chunks[i]
 	if c.Kind == format.KeyLog {
@@ -253,14 +255,14 @@ func (p *Pool) BeginCheckpoint() {
 	p.Obsolete = 0
 }
 
-// Exclude subtracts n bytes at an offset, which are live but not committed, from what the checkpoint that has just
-// begun counts.
+// Exclude subtracts n bytes, which are live but not committed, from the AtCheckpoint of the chunk at an offset. It is
+// called when a checkpoint has just begun.
 func (p *Pool) Exclude(offset units.ExtentOffset, n int) {
 	p.Chunks[p.Of(offset)].AtCheckpoint -= uint32(n)
 }
 
-// EndCheckpoint ends what BeginCheckpoint began. If the checkpoint is durable the pending chunks are freed, otherwise
-// they are obsolete again.
+// EndCheckpoint ends what BeginCheckpoint began. If the checkpoint is durable, as done says, the chunks that are
+// pending free are freed; otherwise they are obsolete again.
 func (p *Pool) EndCheckpoint(done bool) {
 	for i := range p.Chunks {
 		switch {
@@ -276,7 +278,8 @@ func (p *Pool) EndCheckpoint(done bool) {
 }
 
 // Recovered completes a pool in which recovery has set Epoch, Live, Kind and State (Free, Open or Sealed) of every
-// chunk: it computes the sums and the list of free chunks.
+// chunk, and KeyEpoch and Hold: it computes the sums and the list of free chunks, and releases the sealed chunks in
+// which nothing is live.
 func (p *Pool) Recovered() {
 	p.Free, p.Live, p.KeyLive, p.KeyChunks, p.freeList = 0, 0, 0, 0, none
 	for i := len(p.Chunks) - 1; i >= 0; i-- {

@@ -92,7 +92,8 @@ type Config struct {
 	Events Events
 }
 
-// Service is the target service.
+// Service is the target service: the one driver of the target machine for all connections of all transports. Its
+// methods may be called from any goroutine, but not from those methods of a Conn that it calls with its lock held.
 type Service struct {
 	cfg Config
 
@@ -161,7 +162,8 @@ func (f *Service) Add(c Conn) nvmeof.ConnID {
 	return f.lastID
 }
 
-// Remove forgets a connection that has ended, with nothing in flight. It was queue qid of c; c is nil if it was none.
+// Remove forgets a connection that has ended and has nothing in flight. It was queue qid of c, and usage is what its
+// host did there; c is nil if its Connect had not succeeded.
 func (f *Service) Remove(id nvmeof.ConnID, c *nvmeof.Controller, qid uint16, usage nvmeof.Usage) {
 	f.mu.Lock()
 	delete(f.conns, id)
@@ -184,10 +186,11 @@ func (f *Service) Remove(id nvmeof.ConnID, c *nvmeof.Controller, qid uint16, usa
 	f.unlockAndCarryOut(rest)
 }
 
-// release unlocks and carries out the machine's actions.
+// release unlocks mu and carries out the actions that the machine has since the last call.
 func (f *Service) release() { f.unlockAndCarryOut(f.carryOutLocked()) }
 
-// unlockAndCarryOut unlocks and carries out actions.
+// unlockAndCarryOut unlocks mu and carries out actions, in order: most of them call connections, which is not allowed
+// with mu held.
 func (f *Service) unlockAndCarryOut(actions []nvmeof.Action) {
 	if len(actions) > 0 {
 		f.setTimer() // there may be a bound, or an earlier one
@@ -266,7 +269,9 @@ func (f *Service) Connect(a nvmeof.ConnectArgs) nvmeof.ConnectReply {
 	return r
 }
 
-// Admin executes another admin or fabrics command.
+// Admin executes an admin or fabrics command other than Connect. The target machine decides the reply. The service adds
+// what the machine cannot do by itself: it takes the command that an Abort names out of its connection, and fills in
+// how much of a key-value namespace is used. The caller executes the commands of one admin queue one after the other.
 func (f *Service) Admin(a nvmeof.AdminArgs) nvmeof.Reply {
 	a.Usage, a.Lost = f.usage, f.lost
 	f.mu.Lock()
@@ -284,7 +289,7 @@ func (f *Service) Admin(a nvmeof.AdminArgs) nvmeof.Reply {
 			r.Result = 0
 		}
 	}
-	if r.Used != nil {
+	if r.Used != nil { // without mu, because it asks the partition
 		(*nvme.IdentifyNamespaceKV)(a.Data).SetNUSE(uint64(r.Used()))
 	}
 	if op := a.SQE.Opcode(); op == nvme.AdminSetFeatures || op == nvme.OpFabrics {
@@ -293,6 +298,8 @@ func (f *Service) Admin(a nvmeof.AdminArgs) nvmeof.Reply {
 	return r
 }
 
+// abort takes out the command that an Abort names, and reports whether it could: an I/O command that has not started,
+// or a pending Asynchronous Event Request. victim is the connection of queue qid of c.
 func (f *Service) abort(c *nvmeof.Controller, victim Conn, qid, cid uint16) bool {
 	if qid != 0 {
 		return victim.Abort(cid)

@@ -71,7 +71,7 @@ type tenantState struct {
 	windows Windows
 }
 
-// openConn is a connection and the tenant to which it is charged; nil for a connection to discovery.
+// openConn is a connection and the tenant to which it is charged; tenant is nil for a connection to discovery.
 type openConn struct {
 	conn    Conn
 	host    string
@@ -99,7 +99,8 @@ func (f *Service) announceTenant(t *tenantState) {
 	}
 }
 
-// forgetOnDrives asks every drive to forget a number and reports whether all have.
+// forgetOnDrives asks every drive to forget a tenant's number, and reports whether all have: a drive that still has I/O
+// of the tenant forgets it later.
 func (f *Service) forgetOnDrives(n tenant.ID) bool {
 	all := true
 	for _, o := range f.cfg.SSDs {
@@ -110,7 +111,8 @@ func (f *Service) forgetOnDrives(n tenant.ID) bool {
 	return all
 }
 
-// newTenant announces a tenant under a number of its own.
+// newTenant gives t a number, announces it to the drives, and returns t. Numbers of former tenants are used again as
+// soon as no drive has I/O of them. tenants.mu is held.
 func (f *Service) newTenant(t *tenantState) *tenantState {
 	ts := &f.tenants
 	ts.leaving = slices.DeleteFunc(ts.leaving, func(n tenant.ID) bool {
@@ -130,7 +132,8 @@ func (f *Service) newTenant(t *tenantState) *tenantState {
 	return t
 }
 
-// dropTenant forgets a tenant.
+// dropTenant makes the drives forget a tenant. Its number is free at once, or leaving if a drive still has I/O of it.
+// tenants.mu is held.
 func (f *Service) dropTenant(t *tenantState) {
 	if f.forgetOnDrives(t.Number) {
 		f.tenants.free = append(f.tenants.free, t.Number)
@@ -154,7 +157,8 @@ func hostName(hostNQN string) string {
 	return hostNQN
 }
 
-// tenantOf returns the tenant that a host belongs to.
+// tenantOf returns the tenant that a host belongs to. A host in no configured tenant gets a tenant of its own.
+// tenants.mu is held.
 func (f *Service) tenantOf(host string) *tenantState {
 	if t := f.tenants.member[host]; t != nil {
 		return t
@@ -168,8 +172,9 @@ func (f *Service) tenantOf(host string) *tenantState {
 	return t
 }
 
-// assign charges a connection to t from now on. I/O in flight and the buffers that the connection holds stay charged to
-// the former tenant.
+// assign charges a connection to t from now on, and tells it. I/O in flight and the buffers that the connection holds
+// stay charged to the former tenant, which is dropped if it was a host's own and this was its last connection.
+// tenants.mu is held.
 func (f *Service) assign(c *openConn, t *tenantState) {
 	before, account := c.tenant, c.account
 	c.tenant = t
@@ -189,7 +194,8 @@ func (f *Service) assign(c *openConn, t *tenantState) {
 	}
 }
 
-// abandonTenant takes a connection of host from a tenant.
+// abandonTenant uncounts a connection of host from t, and drops t if it was the host's own and has no connection left.
+// tenants.mu is held.
 func (f *Service) abandonTenant(t *tenantState, host string) {
 	if t.Connections--; t.Connections == 0 && !t.Configured {
 		delete(f.tenants.alone, host)

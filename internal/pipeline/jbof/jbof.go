@@ -28,13 +28,15 @@ type Config struct {
 	Depth int
 }
 
-// Lanes are the queues of a tenant: reads have one, all other I/Os the other.
+// A tenant has two queues, and the policy two windows: one lane for reads and one for all other I/Os, so that writes
+// that stall in the drive do not stop reads.
 const (
 	readLane = iota
 	writeLane
 	lanes
 )
 
+// laneOf returns the lane of a class of I/Os.
 func laneOf(c pipeline.Class) int {
 	if c == pipeline.ReadClass {
 		return readLane
@@ -124,7 +126,8 @@ type tenantState struct {
 	active [lanes]bool
 }
 
-// Policy implements pipeline.Policy.
+// Policy is the state of the policy for one drive. It implements pipeline.Policy, whose comments say who calls what,
+// and when; the package comment says how it decides.
 type Policy struct {
 	costs   Costs
 	depth   int
@@ -202,6 +205,8 @@ func (p *Policy) RemoveTenant(_ int64, t tenant.ID) {
 	*ten = newTenant()
 }
 
+// activate counts a tenant's weight among those that share a lane. A tenant is active in a lane from its first I/O
+// there until it has had none for idleNS.
 func (p *Policy) activate(ten *tenantState, lane int) {
 	if !ten.active[lane] {
 		ten.active[lane] = true
@@ -209,6 +214,7 @@ func (p *Policy) activate(ten *tenantState, lane int) {
 	}
 }
 
+// deactivate undoes activate.
 func (p *Policy) deactivate(ten *tenantState, lane int) {
 	if ten.active[lane] {
 		ten.active[lane] = false
@@ -216,7 +222,7 @@ func (p *Policy) deactivate(ten *tenantState, lane int) {
 	}
 }
 
-// Enqueue implements pipeline.Policy.
+// Enqueue implements pipeline.Policy. The I/O goes to the end of its tenant's queue of its lane.
 //
 // hot: 0 allocs
 func (p *Policy) Enqueue(now int64, io pipeline.IO) {
