@@ -9,12 +9,13 @@ import (
 	"jbofd/internal/ssd"
 	"jbofd/internal/ssd/fault"
 	"jbofd/internal/ssd/mem"
+	"jbofd/internal/units"
 )
 
 // A host whose writes wait for memory cannot hold all receives: beyond its share its connections end. No queue has more
 // commands outstanding than its size allows, so nothing else ends them.
 func TestOneTenantCannotHoldAllReceives(t *testing.T) {
-	const receives, queues, reads, readBytes = 32, 20, 2, 64 << 10
+	const receives, queues, reads, readBytes = 32, 24, 5, 64 << 10
 	inner, err := mem.Open(mem.Config{Name: "m0", SizeBytes: testBytes})
 	if err != nil {
 		t.Fatal(err)
@@ -49,7 +50,8 @@ func TestOneTenantCannotHoldAllReceives(t *testing.T) {
 		h.Join(association(t, b), qid+2)
 		hosts = append(hosts, h)
 	}
-	// The hosts have no receives for responses, so each read keeps the memory of its data.
+	// The hosts have no receives for responses, so each read keeps the memory of its data. When a connection ends,
+	// reads of the others that have waited for longer than any write take its memory.
 	for cid := range uint16(reads) {
 		for _, h := range hosts {
 			e := rawhost.RW(nvme.CmdRead, cid, readBytes/blockBytes)
@@ -67,11 +69,15 @@ func TestOneTenantCannotHoldAllReceives(t *testing.T) {
 		e.SetPSDT(nvme.PSDTSGL)
 		e.SGL().SetType(nvme.SGLTypeDataBlock, nvme.SGLSubtypeOffset)
 		e.SGL().SetLength(blockBytes)
-		for _, h := range hosts {
+		for i, h := range hosts {
+			// Writes that do not overlap: the drive has one of each connection.
+			e.SetSLBA(units.LBA(i))
 			h.Deliver(append(e[:], make([]byte, blockBytes)...)) // or its connection has ended
 		}
 	}
-	eventually(t, "writes that hold receives", func() bool { return r.server.Stats().Held > 0 })
+	eventually(t, "writes that hold half of the receives", func() bool {
+		return r.server.Stats().Held == receives/2
+	})
 	for range 50 {
 		serves(t, c)
 	}
