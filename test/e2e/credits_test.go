@@ -178,6 +178,7 @@ func TestAHostKeepsToItsCredits(t *testing.T) {
 // TestCreditsComeBackAfterARestart of the daemon: on a new controller the feature is off until the host enables it
 // again.
 func TestCreditsComeBackAfterARestart(t *testing.T) {
+	t.Parallel()
 	d := start(t, twoPolicies)
 	n := d.namespace(d.options(hostA, nqnA), 1)
 	if got := n.Credit(); !got.On || got.Units == 0 {
@@ -197,6 +198,7 @@ func TestCreditsComeBackAfterARestart(t *testing.T) {
 // TestAStandardHostSeesNoCredits inspects the PDUs of a host that did not enable credits, on a drive whose policy
 // grants them, and then of a host that did.
 func TestAStandardHostSeesNoCredits(t *testing.T) {
+	t.Parallel()
 	d := start(t, twoPolicies)
 	admin, q := d.raw(), d.raw()
 	admin.initialize(false)
