@@ -17,7 +17,7 @@ func TestAComposedOperationCanBeAbortedBetweenItsRequests(t *testing.T) {
 		t.Run(op.String(), func(t *testing.T) {
 			g, dev := newGate(t)
 			h := newRig(t, rigConfig{}, dev).host("a")
-			const n = 3 * laneBytes
+			const n = 3 * scratchBytes
 			io := h.io(0, op, 0, n)
 			switch op {
 			case pipeline.Compare:
@@ -64,16 +64,16 @@ func TestAComposedOperationCanBeAbortedBetweenItsRequests(t *testing.T) {
 	})
 }
 
-// TestIOsThatWaitForAClaimOrALaneCanBeAborted, and the IOs behind them proceed.
-func TestIOsThatWaitForAClaimOrALaneCanBeAborted(t *testing.T) {
+// TestIOsThatWaitForAClaimOrAScratchBufferCanBeAborted, and the IOs behind them proceed.
+func TestIOsThatWaitForAClaimOrAScratchBufferCanBeAborted(t *testing.T) {
 	g, dev := newGate(t)
 	h := newRig(t, rigConfig{}, dev).host("a")
 	var verifies []*IO
-	for i := range uint32(laneCount + 2) {
+	for i := range uint32(scratchCount + 2) {
 		verifies = append(verifies, h.io(i, pipeline.Verify, 0, 512))
 	}
 	h.submit(verifies...)
-	g.exactly(t, laneCount)
+	g.exactly(t, scratchCount)
 	aborted := func(io *IO) {
 		t.Helper()
 		if !h.r.o.Abort(io) {
@@ -84,12 +84,12 @@ func TestIOsThatWaitForAClaimOrALaneCanBeAborted(t *testing.T) {
 		}
 		h.put(io)
 	}
-	aborted(verifies[laneCount])
-	for range laneCount + 1 {
+	aborted(verifies[scratchCount])
+	for range scratchCount + 1 {
 		g.here(t, 1)
 		g.let(0, nil)
 	}
-	h.finish(laneCount + 1)
+	h.finish(scratchCount + 1)
 
 	first := h.with(h.io(20, pipeline.CompareWrite, 0, 512), make([]byte, 1024))
 	second := h.with(h.io(21, pipeline.CompareWrite, 0, 1024), make([]byte, 2048))
@@ -112,30 +112,30 @@ func TestIOsThatWaitForAClaimOrALaneCanBeAborted(t *testing.T) {
 	h.put(h.finish(2)...)
 }
 
-// TestAnAbortedWaiterDoesNotUseUpALane: a lane is returned while the first IOs in the queue for lanes were aborted and
-// have not been removed yet. The IO behind them gets it.
-func TestAnAbortedWaiterDoesNotUseUpALane(t *testing.T) {
+// TestAnAbortedWaiterDoesNotUseUpAScratchBuffer: a scratch buffer is returned while the first IOs in the queue for
+// scratch buffers were aborted and have not been removed yet. The IO behind them gets it.
+func TestAnAbortedWaiterDoesNotUseUpAScratchBuffer(t *testing.T) {
 	g, dev := newGate(t)
 	h := newRig(t, rigConfig{}, dev).host("a")
 	var verifies []*IO
-	for i := range uint32(2*laneCount + 1) {
+	for i := range uint32(2*scratchCount + 1) {
 		verifies = append(verifies, h.io(i, pipeline.Verify, units.DriveOffset(i)*512, 512))
 	}
 	h.submit(verifies...)
-	g.exactly(t, laneCount)
-	for _, io := range verifies[laneCount : 2*laneCount] {
+	g.exactly(t, scratchCount)
+	for _, io := range verifies[scratchCount : 2*scratchCount] {
 		if !io.state.CompareAndSwap(stateQueued, stateAborted) { // the first step of Abort
 			t.Fatal("it does not wait")
 		}
 	}
-	for range laneCount {
+	for range scratchCount {
 		g.let(0, nil)
 	}
 	g.here(t, 1)
 	g.let(0, nil)
 	for _, io := range h.finish(len(verifies)) {
 		var want error
-		if io.Slot >= laneCount && io.Slot < 2*laneCount {
+		if io.Slot >= scratchCount && io.Slot < 2*scratchCount {
 			want = ErrAborted
 		}
 		if io.Err != want {
@@ -144,22 +144,22 @@ func TestAnAbortedWaiterDoesNotUseUpALane(t *testing.T) {
 	}
 }
 
-// TestLanesGoRoundByTenant: a tenant with many Verifys does not keep another's Compare from a lane for more than the
-// requests that are at the device.
-func TestLanesGoRoundByTenant(t *testing.T) {
+// TestScratchBuffersGoRoundByTenant: a tenant with many Verifys does not keep another's Compare from a scratch buffer
+// for more than the requests that are at the device.
+func TestScratchBuffersGoRoundByTenant(t *testing.T) {
 	g, dev := newGate(t)
 	r := newRig(t, rigConfig{}, dev)
 	many, one := r.host("many"), r.host("one")
 	many.tenant, one.tenant = 1, 2
 	for i := range uint32(20) {
-		many.submit(many.io(i, pipeline.Verify, 0, 3*laneBytes))
+		many.submit(many.io(i, pipeline.Verify, 0, 3*scratchBytes))
 	}
-	g.exactly(t, laneCount)
+	g.exactly(t, scratchCount)
 	one.submit(one.with(one.io(0, pipeline.Compare, 8<<20, 512), make([]byte, 512)))
-	for i := range 2 { // it may be second: the first lane that is returned may be assigned already
+	for i := range 2 { // it may be second: the first scratch buffer that is returned may be assigned already
 		g.let(0, nil)
-		if reqs := g.here(t, laneCount); reqs[laneCount-1].Offset == 8<<20 {
-			g.let(laneCount-1, nil)
+		if reqs := g.here(t, scratchCount); reqs[scratchCount-1].Offset == 8<<20 {
+			g.let(scratchCount-1, nil)
 			one.put(one.finish(1)...)
 			break
 		} else if i == 1 {
@@ -204,7 +204,7 @@ func TestARemovedTenantIsForgottenWithItsLastRequest(t *testing.T) {
 	h := r.host("a")
 	h.tenant = 3
 	r.o.SetTenant(3, pipeline.Settings{Weight: 7})
-	h.submit(h.io(0, pipeline.Verify, 0, 2*laneBytes))
+	h.submit(h.io(0, pipeline.Verify, 0, 2*scratchBytes))
 	g.exactly(t, 1)
 	if r.o.RemoveTenant(3) {
 		t.Error("a tenant with an operation under way is forgotten")

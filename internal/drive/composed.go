@@ -8,21 +8,21 @@ import (
 
 // composed is an operation that takes more than one device request, as a state machine: it forms the next device
 // request and processes its completion. Its state is IO.done, IO.nextRange and IO.writing. It does not know the
-// pipeline, claims or lanes. The Drive runs it by these rules:
+// pipeline, claims or scratch buffers. The Drive runs it by these rules:
 //
 //   - Each device request passes the pipeline separately, under the IO's tenant and with the request's own length.
 //     Between two requests the operation queues there like any other command. The exception is compareWrite.
-//   - A request that reads has a lane, scratch memory of the drive, from just before it goes to the device until it
-//     completes. So an operation never holds a lane while it waits.
+//   - A request that reads has a scratch buffer of the drive from just before it goes to the device until it
+//     completes. So an operation never holds one while it waits.
 //   - An operation can be aborted until its last request has completed; compareWrite until its write goes to the
 //     device.
 type composed interface {
 	// admits returns the length in bytes that the pipeline charges for the next request.
 	admits(io *IO) units.Bytes
-	// reads reports whether the next request needs a lane.
+	// reads reports whether the next request needs a scratch buffer.
 	reads(io *IO) bool
-	// next forms the next device request, without its tag. scratch is laneBytes long, or nil if the request needs no
-	// lane.
+	// next forms the next device request, without its tag. scratch is scratchBytes long, or nil if the request needs no
+	// scratch buffer.
 	next(io *IO, scratch []byte) ssd.Request
 	// completed is called when that request has succeeded. It reports whether the operation is over, and its error.
 	completed(io *IO, scratch []byte) (over bool, err error)
@@ -36,16 +36,16 @@ var composedOps = [pipeline.Ops]composed{
 	pipeline.DeallocateRanges: deallocateRanges{},
 }
 
-// prepare acquires the lane and the claim that the next request of a composed operation needs, and reports whether the
-// IO holds both. Otherwise the IO waits, and prepare is called again later.
+// prepare acquires the scratch buffer and the claim that the next request of a composed operation needs, and reports
+// whether the IO holds both. Otherwise the IO waits, and prepare is called again later.
 //
-// The lane is taken first: an IO that claimed its range and then waited for a lane would block other IOs of that range
-// for nothing. If the claim has to wait, the lane is returned. When the range becomes free, the IO holds its claim and
-// takes precedence over IOs that wait for a lane without one.
+// The scratch buffer is taken first: an IO that claimed its range and then waited for a scratch buffer would block
+// other IOs of that range for nothing. If the claim has to wait, the scratch buffer is returned. When the range becomes
+// free, the IO holds its claim and takes precedence over IOs that wait for a scratch buffer without one.
 func (d *Drive) prepare(io *IO, now int64) bool {
 	reads := io.composed.reads(io)
-	if reads && !d.takeLane(io) {
-		d.wait(io, waitsForLane, now)
+	if reads && !d.takeScratch(io) {
+		d.wait(io, waitsForScratch, now)
 		return false
 	}
 	if io.Op.Mutates() && !io.claimed.active {
@@ -56,8 +56,8 @@ func (d *Drive) prepare(io *IO, now int64) bool {
 		}
 		if !d.claim(io, offset, length, exclusive) {
 			d.wait(io, waitsForClaim, now)
-			if io.lane >= 0 {
-				d.returnLane(io, now)
+			if io.scratch >= 0 {
+				d.returnScratch(io, now)
 			}
 			return false
 		}
@@ -76,13 +76,13 @@ func (d *Drive) requestDone(io *IO, c *ssd.Completion, now int64) {
 		d.finishOrAbort(io, c.Err, now)
 		return
 	}
-	over, err := io.composed.completed(io, d.lanes.scratch(io))
+	over, err := io.composed.completed(io, d.scratch.of(io))
 	if over {
 		d.finishOrAbort(io, err, now)
 		return
 	}
-	if io.lane >= 0 {
-		d.returnLane(io, now)
+	if io.scratch >= 0 {
+		d.returnScratch(io, now)
 	}
 	if io.Op == pipeline.CompareWrite {
 		if !io.state.CompareAndSwap(stateRunning, stateAdmitted) {

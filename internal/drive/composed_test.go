@@ -248,8 +248,8 @@ func TestCompareFindsTheDifferenceWhereverItIs(t *testing.T) {
 	h := newRig(t, rigConfig{}, memory).host("a")
 	const at = 1 << 20
 	rng := newRand(t)
-	for _, n := range []int64{512, 4 << 10, laneBytes - 512, laneBytes, laneBytes + 512, 3 * laneBytes, 1<<20 - 512,
-		1 << 20} {
+	for _, n := range []int64{512, 4 << 10, scratchBytes - 512, scratchBytes, scratchBytes + 512, 3 * scratchBytes,
+		1<<20 - 512, 1 << 20} {
 		data := make([]byte, n)
 		for i := range data {
 			data[i] = byte(rng.Uint32())
@@ -262,7 +262,7 @@ func TestCompareFindsTheDifferenceWhereverItIs(t *testing.T) {
 			t.Errorf("verify %d bytes: %v", n, err)
 		}
 		places := []int64{0, 1, n - 1, rng.Int64N(n)}
-		for k := int64(laneBytes); k < n; k += laneBytes {
+		for k := int64(scratchBytes); k < n; k += scratchBytes {
 			places = append(places, k-1, k)
 		}
 		for _, p := range places {
@@ -301,13 +301,13 @@ func TestCompareFindsTheDifferenceWhereverItIs(t *testing.T) {
 func TestComparesTakeTurnsWithTheScratchMemory(t *testing.T) {
 	g, dev := newGate(t)
 	h := newRig(t, rigConfig{}, dev).host("a")
-	const n = 3 * laneCount
+	const n = 3 * scratchCount
 	var ios []*IO
 	for i := range n {
-		ios = append(ios, h.io(uint32(i), pipeline.Verify, 0, laneBytes+512))
+		ios = append(ios, h.io(uint32(i), pipeline.Verify, 0, scratchBytes+512))
 	}
 	h.submit(ios...)
-	g.exactly(t, laneCount)
+	g.exactly(t, scratchCount)
 	stop := make(chan struct{})
 	defer close(stop)
 	go g.all(stop)

@@ -5,9 +5,9 @@
 // device that completes asynchronously has one goroutine more, which sleeps in Queue.Poll, unless it is an
 // ssd.Notifier.
 //
-//	Submit ──> inbox ──> pipeline ──> admitted ──> [host's data] ──> [claim, lane] ──> staged ──> device queue
-//	                     │  │             │ buffer from the pool                                       │
-//	                timer┘ Abort       waits in the pool's queue        pipeline <── next request <── Done
+//	Submit ──> inbox ──> pipeline ──> admitted ──> [host's data] ──> [scratch, claim] ──> staged ──> device queue
+//	                     │  │             │ buffer from the pool                                          │
+//	                timer┘ Abort       waits in the pool's queue           pipeline <── next request <── Done
 //
 // The timer brings the turn in which the pipeline has more to dispatch without any event before, because a tenant's cap
 // has tokens again.
@@ -63,8 +63,8 @@ type Drive struct {
 	freeTags []uint32 // Invariant: cap(freeTags) >= len(slab)
 	staged   list     // ready for the device queue
 	claims   claims
-	lanes    lanes
-	// waiting counts IOs that wait for a claim or a lane.
+	scratch  scratchBuffers
+	// waiting counts IOs that wait for a claim or a scratch buffer.
 	waiting  int
 	quiescer turn.Quiescer
 	atDevice int
@@ -82,7 +82,7 @@ const minWaitNS = 50_000
 
 // New opens a queue on the device and makes its Drive.
 //
-// Errors: the device's; the pool has no memory for a lane; those of turn.Env.NewTimer.
+// Errors: the device's; the pool has no memory for a scratch buffer; those of turn.Env.NewTimer.
 func New(cfg Config) (*Drive, error) {
 	if cfg.Depth == 0 {
 		cfg.Depth = 256
@@ -112,15 +112,16 @@ func New(cfg Config) (*Drive, error) {
 	for i := range d.freeTags {
 		d.freeTags[i] = uint32(firstTags - 1 - i)
 	}
-	// The first lane is never given back, so that a Compare does not wait for memory that no completion frees.
-	if !d.lanes.grow(d.pool, d.account) {
+	// The first scratch buffer is never given back, so that a Compare does not wait for memory that no completion
+	// frees.
+	if !d.scratch.grow(d.pool, d.account) {
 		d.account.Close()
 		return nil, errors.Join(fmt.Errorf("ssd %s: no buffer of %d bytes left for compare operations", name,
-			laneBytes), q.Close())
+			scratchBytes), q.Close())
 	}
 	err = d.driver.Init(turn.Config{Env: cfg.Env, Machine: (*machine)(d), Precision: turn.Fine, MinWaitNS: minWaitNS})
 	if err != nil {
-		d.lanes.free(d.pool)
+		d.scratch.free(d.pool)
 		d.account.Close()
 		return nil, errors.Join(fmt.Errorf("ssd %s: %w", name, err), q.Close())
 	}
@@ -147,7 +148,7 @@ func (d *Drive) Close() error {
 	d.driver.Close() // turns are possible still: Snapshot takes one
 	d.driver.Lock()
 	defer d.driver.Unlock()
-	d.lanes.free(d.pool)
+	d.scratch.free(d.pool)
 	d.account.Close()
 	return err
 }

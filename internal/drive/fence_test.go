@@ -122,9 +122,9 @@ func TestAStaleOperationEndsAsStaleBetweenItsRequests(t *testing.T) {
 		g, dev := newGate(t)
 		h := newRig(t, rigConfig{}, dev).host("a")
 		holder := fence.NewHolder(func() {})
-		io := h.io(0, op, 0, 2*laneBytes)
+		io := h.io(0, op, 0, 2*scratchBytes)
 		if io.Pass = holder.Pass(); op == pipeline.CompareWrite {
-			h.with(io, make([]byte, 4*laneBytes))
+			h.with(io, make([]byte, 4*scratchBytes))
 		}
 		h.submit(io)
 		g.exactly(t, 1)

@@ -37,15 +37,15 @@ func TestAbortOfAnIOInTheInbox(t *testing.T) {
 // occupy the device.
 func TestCompositesThatWaitForScratchMemoryLeaveTheDeviceToOthers(t *testing.T) {
 	g, dev := newGate(t)
-	r := newRig(t, rigConfig{depth: laneCount + 2}, dev)
+	r := newRig(t, rigConfig{depth: scratchCount + 2}, dev)
 	verifier, reader := r.host("verifier"), r.host("reader")
 	const verifies = 20
 	for i := range uint32(verifies) {
 		verifier.submit(verifier.io(i, pipeline.Verify, 0, 512))
 	}
-	g.exactly(t, laneCount)
+	g.exactly(t, scratchCount)
 	reader.submit(reader.io(0, pipeline.Read, 0, 512), reader.io(1, pipeline.Read, 512, 512))
-	g.exactly(t, laneCount+2)
+	g.exactly(t, scratchCount+2)
 	stop := make(chan struct{})
 	defer close(stop)
 	go g.all(stop)

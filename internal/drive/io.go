@@ -36,7 +36,7 @@ type Sink interface {
 // States of an IO. Abort changes stateQueued and stateRunning to stateAborted; all other changes are the Drive's.
 const (
 	stateIdle     = iota
-	stateQueued   // waits for the pipeline, for memory, a lane or a claim: Abort takes it out
+	stateQueued   // waits for the pipeline, for memory, a scratch buffer or a claim: Abort takes it out
 	stateRunning  // a composed operation with a request at the device, or about to be: Abort ends it after that request
 	stateAborted  // Done with ErrAborted will follow
 	stateAdmitted // takes its course: data moves, or the device works
@@ -99,7 +99,8 @@ type IO struct {
 	// paused: it does not occupy the pipeline's window, because it waits for what waits says.
 	paused bool
 	waits  uint8
-	lane   int8 // scratch memory in use, or -1
+	// scratch is the index of the scratch buffer that the IO holds, or -1.
+	scratch int8
 	// composed is the operation, if it takes more than one device request. Its state: done is how much of the range was
 	// read, nextRange the index in Ranges, and writing says that a CompareWrite's compare has succeeded.
 	composed  composed
@@ -144,7 +145,7 @@ func (io *IO) Init(sink Sink, slot uint32) {
 func (io *IO) begin(d *Drive) {
 	io.drive, io.Err, io.composed = d, nil, composedOps[io.Op]
 	io.begun, io.fetched, io.paused, io.writing = false, false, false, false
-	io.waits, io.lane, io.done, io.nextRange, io.latencyNS = waitsForNothing, -1, 0, 0, 0
+	io.waits, io.scratch, io.done, io.nextRange, io.latencyNS = waitsForNothing, -1, 0, 0, 0
 	io.state.Store(stateQueued)
 }
 

@@ -136,7 +136,7 @@ func (d *Drive) submit() (total int) {
 // request forms the next device request of io. It may be asked again if the device queue is full.
 func (d *Drive) request(io *IO) ssd.Request {
 	if io.composed != nil {
-		r := io.composed.next(io, d.lanes.scratch(io))
+		r := io.composed.next(io, d.scratch.of(io))
 		r.Tag = uint64(io.tag)
 		io.request.op, io.request.lenBytes = r.Op, r.Len
 		return r
@@ -205,8 +205,8 @@ func (d *Drive) end(io *IO, err error, now int64) {
 	if io.waits != waitsForNothing {
 		d.stopWaiting(io)
 	}
-	if io.lane >= 0 {
-		d.returnLane(io, now)
+	if io.scratch >= 0 {
+		d.returnScratch(io, now)
 	}
 	if io.claimed.active {
 		d.unclaim(io, now)

@@ -296,7 +296,7 @@ func TestCompareWriteLosesNoIncrement(t *testing.T) {
 func TestNoValueIsReplacedTwice(t *testing.T) {
 	rng := newRand(t)
 	const (
-		region = 300 << 10 &^ 4095 // three lanes
+		region = 300 << 10 &^ 4095 // three scratch buffers
 		each   = 25
 	)
 	for name, dev := range devices(t, 0) {

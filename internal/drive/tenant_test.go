@@ -79,7 +79,7 @@ func TestTheTimerReleasesIOsHeldByACap(t *testing.T) {
 	if held := n - len(first); held < n-rate/50-2 {
 		t.Errorf("%d of %d are held back by a cap of %d a second", held, n, rate)
 	}
-	if got, want := r.pool.Stats().InUseBytes, int64(len(first)+1)*(128<<10); got > want { // and a lane
+	if got, want := r.pool.Stats().InUseBytes, int64(len(first)+1)*(128<<10); got > want { // and a scratch buffer
 		t.Errorf("%d bytes of buffers with %d IOs done, want at most %d", got, len(first), want)
 	}
 	if err := other.run(other.io(0, pipeline.Read, 0, 4096)); err != nil {

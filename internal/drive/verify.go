@@ -6,11 +6,12 @@ import (
 	"jbofd/internal/units"
 )
 
-// verify reads a range, a lane's length at a time, and keeps nothing of it: the device says whether it can be read.
+// verify reads a range, a scratch buffer's length at a time, and keeps nothing of it: the device says whether it can be
+// read.
 type verify struct{}
 
 // pieceBytes is how much the next read of a Verify, Compare or CompareWrite covers.
-func (io *IO) pieceBytes() units.Bytes { return min(io.Len-io.done, laneBytes) }
+func (io *IO) pieceBytes() units.Bytes { return min(io.Len-io.done, scratchBytes) }
 
 func (verify) admits(io *IO) units.Bytes { return io.pieceBytes() }
 func (verify) reads(*IO) bool            { return true }

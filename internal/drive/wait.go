@@ -9,8 +9,8 @@ const (
 	// waitsForClaim: another IO has claimed the range before. The IO is in no list: its own claim counts those before
 	// it.
 	waitsForClaim
-	// waitsForLane: the IO is in Drive.lanes.
-	waitsForLane
+	// waitsForScratch: the IO is in the queue of Drive.scratch.
+	waitsForScratch
 )
 
 // wait makes an admitted IO wait for what, until proceed or stopWaiting. The pipeline gives its place at the device to
@@ -22,14 +22,14 @@ func (d *Drive) wait(io *IO, what uint8, now int64) {
 	}
 	d.waiting++
 	io.waits = what
-	if what == waitsForLane {
-		d.lanes.push(io)
+	if what == waitsForScratch {
+		d.scratch.push(io)
 	}
 	io.state.Store(stateQueued) // nobody else changes stateAdmitted
 }
 
 // proceed continues an IO that has waited, or ends it if it was aborted meanwhile. The caller has taken the IO out of
-// the queue for lanes.
+// the queue for scratch buffers.
 func (d *Drive) proceed(io *IO, now int64) {
 	io.waits = waitsForNothing
 	d.waiting--
@@ -40,10 +40,10 @@ func (d *Drive) proceed(io *IO, now int64) {
 	d.stage(io, now)
 }
 
-// stopWaiting is called for an IO that ends while it waits: it takes the IO out of the queue for lanes.
+// stopWaiting is called for an IO that ends while it waits: it takes the IO out of the queue for scratch buffers.
 func (d *Drive) stopWaiting(io *IO) {
-	if io.waits == waitsForLane {
-		d.lanes.remove(io)
+	if io.waits == waitsForScratch {
+		d.scratch.remove(io)
 	}
 	io.waits = waitsForNothing
 	d.waiting--
