@@ -44,6 +44,8 @@ func TestTheQuiesceTimeIsConfigured(t *testing.T) {
 	}
 	admin.close()
 	io.close()
+	// Until the kernel has delivered the end of the admin queue's connection, its association lives, on another path.
+	eventually(t, "the association ends", func() bool { return len(d.log.find("connection closed", hostA)) > 0 })
 	began = time.Now()
 	again := d.raw()
 	again.initialize(false)
