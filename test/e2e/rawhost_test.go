@@ -12,6 +12,7 @@ import (
 
 	"jbofd/internal/nvme"
 	"jbofd/internal/nvmeof/tcp/pdu"
+	"jbofd/internal/testutil/hangup"
 	"jbofd/internal/units"
 	"jbofd/internal/uuid"
 )
@@ -41,7 +42,7 @@ func dialRaw(t testing.TB, addr string) (*rawHost, error) {
 	return &rawHost{t: t, c: c}, err
 }
 
-func (h *rawHost) close() { _ = h.c.Close() }
+func (h *rawHost) close() { hangup.Close(h.t, h.c) }
 
 // send sends bytes unchanged. It fails the test only on a timeout, because the target may have closed the connection.
 func (h *rawHost) send(parts ...[]byte) {

@@ -14,6 +14,7 @@ import (
 	"jbofd/client"
 	"jbofd/internal/nvme"
 	"jbofd/internal/nvmeof/tcp/pdu"
+	"jbofd/internal/testutil/hangup"
 	"jbofd/internal/units"
 	"jbofd/internal/uuid"
 )
@@ -162,10 +163,11 @@ func (h *rawHost) awaitCSTS(what string, so func(nvme.CSTS) bool) {
 	}
 }
 
-// lose closes the admin queue's connection.
+// lose closes the connections of some queues and then that of the admin queue.
 func (h *rawHost) lose(queues ...*rawQueue) {
+	h.t.Helper()
 	for _, q := range append(queues, h.admin) {
-		_ = q.c.Close()
+		hangup.Close(h.t, q.c)
 	}
 }
 

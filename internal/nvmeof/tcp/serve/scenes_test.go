@@ -8,6 +8,7 @@ import (
 	"jbofd/internal/nvmeof"
 	"jbofd/internal/ssd"
 	"jbofd/internal/ssd/fault"
+	"jbofd/internal/testutil/hangup"
 	"jbofd/internal/units"
 )
 
@@ -82,7 +83,7 @@ func TestAHostWhoseQueuesAreLostOneByOne(t *testing.T) {
 	again := h.dial()
 	var cid uint16
 	for i, q := range all {
-		_ = q.c.Close()
+		hangup.Close(t, q.c)
 		switch i {
 		case queues / 4:
 			cid = h.sendConnect(again, 0, 0)
