@@ -210,7 +210,7 @@ type Namespace struct {
 	KV KV `yaml:"kv"`
 	// Hosts are the only hosts that see it. Empty: all that may connect.
 	Hosts []string `yaml:"hosts" reload:"live"`
-	// UUID is its UUID. Absent: made once and remembered in the drive's label.
+	// UUID is its UUID. Absent: made once and remembered in the drive's label, from which it can be copied later.
 	UUID string `yaml:"uuid,omitempty"`
 }
 

@@ -139,13 +139,7 @@ type differ struct {
 }
 
 func (d *differ) problem(path, format string, args ...any) {
-	file := ""
-	if at, ok := d.to.pos[""]; ok {
-		file = at.file
-	}
-	at := d.to.pos.of(file, path)
-	d.problems = append(d.problems, &Problem{File: at.file, Line: at.line, Column: at.column, Field: path,
-		Reason: fmt.Sprintf(format, args...)})
+	d.problems = append(d.problems, d.to.problem(path, fmt.Sprintf(format, args...)))
 }
 
 // requireEqual complains about every difference in a field that cannot change live.
@@ -234,8 +228,17 @@ func (d *differ) namespaces(path, nqn string, from, to []Namespace) {
 		a := from[k]
 		d.requireEqual(join(p, "kv"), reflect.ValueOf(a.KV), reflect.ValueOf(b.KV), "needs a restart")
 		a.KV = b.KV
+		if a.UUID == "" || b.UUID == "" {
+			// An absent UUID is that of the drive's label, with which the daemon compares one that is given.
+			a.UUID = b.UUID
+		}
+		const another = "makes it another namespace: give it another nsid, or remove it by one reload"
+		d.requireEqual(join(p, "ssd"), reflect.ValueOf(a.SSD), reflect.ValueOf(b.SSD),
+			another+" and add it by the next")
+		a.SSD = b.SSD
+		// The label of the same drive remembers what the namespace was until it is erased.
 		d.requireEqual(p, reflect.ValueOf(a), reflect.ValueOf(b),
-			"makes it another namespace: give it another nsid, or remove it by one reload and add it by the next")
+			another+", erase it with jbofctl namespace delete, and add it by the next reload")
 		switch {
 		case b.Size != a.Size && b.Type == "kv":
 			d.problem(join(p, "size"), "%s, but a kv namespace keeps the size that it was made with; allowed: %s",

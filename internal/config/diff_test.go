@@ -116,7 +116,8 @@ func TestAReloadRefusesWhatNeedsARestart(t *testing.T) {
 		`test.yaml:12:33: subsystems[0].namespaces[0].size: 32MiB is less than the present 64MiB; ` +
 			`allowed: the same or more`,
 		`test.yaml:12:52: subsystems[0].namespaces[0].block_size: 4096 became 512, which makes it another ` +
-			`namespace: give it another nsid, or remove it by one reload and add it by the next`,
+			`namespace: give it another nsid, or remove it by one reload, erase it with jbofctl namespace delete, ` +
+			`and add it by the next reload`,
 		`test.yaml:15:13: subsystems[1].serial: "" became "X", which needs a restart`,
 	}
 	if err == nil || err.Error() != strings.Join(want, "\n") {
@@ -124,6 +125,22 @@ func TestAReloadRefusesWhatNeedsARestart(t *testing.T) {
 	}
 	if !changes.Empty() {
 		t.Errorf("changes %v beside an error", changes)
+	}
+}
+
+// TestAUUIDMayBeWrittenDownLater: an absent UUID is the one that the drive's label remembers.
+func TestAUUIDMayBeWrittenDownLater(t *testing.T) {
+	with := func(uuid string) *Config {
+		return edit(t, "nsid: 1, ssd: s, size: 64MiB", "nsid: 1, ssd: s, size: 64MiB"+uuid)
+	}
+	const one, other = ", uuid: 6f8b1c1e-6c29-4b5a-9a55-0d7f3f4f2c11", ", uuid: 6f8b1c1e-6c29-4b5a-9a55-0d7f3f4f2c12"
+	for _, c := range [][2]string{{"", one}, {one, ""}, {one, one}} {
+		if got, err := Diff(with(c[0]), with(c[1])); err != nil || !got.Empty() {
+			t.Errorf("from %q to %q: %v, %v", c[0], c[1], got, err)
+		}
+	}
+	if _, err := Diff(with(one), with(other)); err == nil || !strings.Contains(err.Error(), "another namespace") {
+		t.Errorf("another UUID: %v", err)
 	}
 }
 

@@ -17,6 +17,7 @@ type Problem struct {
 	Field string
 	// Reason says what is wrong, with the value and what is allowed.
 	Reason string
+	cause  error
 }
 
 // Error writes the problem as file:line:column: field: reason.
@@ -32,6 +33,26 @@ func (p *Problem) Error() string {
 	}
 	b.WriteString(p.Reason)
 	return b.String()
+}
+
+// Unwrap returns the error that the field causes, if the problem was made from one.
+func (p *Problem) Unwrap() error { return p.cause }
+
+// problem describes what is wrong with the field at a path.
+func (c *Config) problem(path, reason string) *Problem {
+	file := ""
+	if at, ok := c.pos[""]; ok {
+		file = at.file
+	}
+	at := c.pos.of(file, path)
+	return &Problem{File: at.file, Line: at.line, Column: at.column, Field: path, Reason: reason}
+}
+
+// NamespaceProblem is err as a problem of a namespace, both counted from 0, for what only the drives know.
+func (c *Config) NamespaceProblem(subsystem, namespace int, err error) error {
+	p := c.problem(index(join(index("subsystems", subsystem), "namespaces"), namespace), err.Error())
+	p.cause = err
+	return p
 }
 
 // Errors are all problems found, in the order of their lines.

@@ -230,7 +230,7 @@ func (n *Node) apply(cfg *config.Config, mode applyMode) error {
 	for _, t := range cfg.Tenants {
 		state.Hosts = append(state.Hosts, t.Hosts...)
 	}
-	for _, sc := range cfg.Subsystems {
+	for i, sc := range cfg.Subsystems {
 		st := nvmeof.SubsystemState{NQN: sc.NQN, Serial: sc.Serial, Model: sc.Model, AllowAnyHost: sc.AllowAnyHost,
 			Hosts: sc.Hosts}
 		if st.Serial == "" {
@@ -238,10 +238,10 @@ func (n *Node) apply(cfg *config.Config, mode applyMode) error {
 			st.Serial = hex.EncodeToString(sum[:10])
 		}
 		ts := telemetry.Subsystem{NQN: sc.NQN, Serial: st.Serial, Model: st.Model}
-		for _, nc := range sc.Namespaces {
+		for j, nc := range sc.Namespaces {
 			ns, store, err := n.namespace(plan, sc.NQN, nc)
 			if err != nil {
-				return fmt.Errorf("subsystem %s, namespace %d: %w", sc.NQN, nc.NSID, err)
+				return cfg.NamespaceProblem(i, j, fmt.Errorf("subsystem %s, namespace %d: %w", sc.NQN, nc.NSID, err))
 			}
 			if ns == nil {
 				continue // its drive was left out
@@ -377,6 +377,10 @@ func (n *Node) namespace(plan labelPlan, nqn string, nc config.Namespace) (*nvme
 			info.BlockSize)
 	}
 	e, fresh, err := plan.of(d).extent(nqn, nc)
+	if errors.Is(err, label.ErrNoRoom) {
+		err = fmt.Errorf("%w; a namespace that was removed keeps its space until jbofctl namespace delete frees it",
+			err)
+	}
 	if err != nil {
 		return nil, nil, fmt.Errorf("ssd %s: %w", nc.SSD, err)
 	}

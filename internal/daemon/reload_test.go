@@ -65,7 +65,8 @@ func TestADryRunKnowsEverythingThatAReloadRefuses(t *testing.T) {
 		"shrinks": {ssds, []string{"{nsid: 1, ssd: ssd0, size: 8MiB}"}, nil,
 			"less than the present 16MiB"},
 		"no room on the drive": {ssds, append(slices.Clone(good), "{nsid: 2, ssd: ssd1, size: 250MiB}"), nil,
-			"no room on the drive"},
+			"subsystems[0].namespaces[1]: subsystem " + nqn + ", namespace 2: ssd ssd1: no room on the drive: " +
+				"250MiB wanted"},
 		"other type on label": {ssds, append(slices.Clone(good), "{nsid: 9, ssd: ssd1, size: 64MiB, type: kv}"), nil,
 			"label says type block"},
 		"other block on label": {ssds,
@@ -74,6 +75,9 @@ func TestADryRunKnowsEverythingThatAReloadRefuses(t *testing.T) {
 			"cannot shrink"},
 		"another uuid on label": {ssds, append(slices.Clone(good),
 			"{nsid: 9, ssd: ssd1, size: 16MiB, uuid: 0425d6c3-77cf-4e62-873e-0484d7ac5274}"), nil, "uuid"},
+		"another uuid than it has": {ssds,
+			[]string{"{nsid: 1, ssd: ssd0, size: 16MiB, uuid: 0425d6c3-77cf-4e62-873e-0484d7ac5274}"}, nil,
+			"the namespace was made with"},
 		"nobody may use it": {ssds, good, []string{"subsystems: [{nqn: " + nqn + "}]"}, "no host may connect"},
 		"tenants with one host": {ssds, good, []string{"tenants: [{name: a, hosts: [h]}, {name: b, hosts: [h]}]"},
 			"given twice"},
@@ -101,6 +105,26 @@ func TestADryRunKnowsEverythingThatAReloadRefuses(t *testing.T) {
 				t.Error("a refused reload has changed the drives")
 			}
 		})
+	}
+}
+
+// TestTheUUIDOfANamespaceCanBeWrittenDown: an operator who copies it into the configuration changes nothing.
+func TestTheUUIDOfANamespaceCanBeWrittenDown(t *testing.T) {
+	w := newWorld(t)
+	w.configure([]string{memSSD}, []string{"{nsid: 1, ssd: ssd0, size: 16MiB}"})
+	n := w.mustStart()
+	subs, err := n.admin.Subsystems(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	w.configure([]string{memSSD}, []string{"{nsid: 1, ssd: ssd0, size: 16MiB, uuid: " +
+		subs.Items[0].Namespaces[0].UUID + "}"})
+	if got, err := n.admin.Reload(t.Context()); err != nil || len(got.Changes) != 0 {
+		t.Errorf("%+v, %v", got, err)
+	}
+	if again, err := n.admin.Subsystems(t.Context()); err != nil ||
+		again.Items[0].Namespaces[0].UUID != subs.Items[0].Namespaces[0].UUID {
+		t.Errorf("%+v, %v, before %+v", again, err, subs)
 	}
 }
 

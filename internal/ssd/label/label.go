@@ -452,8 +452,8 @@ func (l *Label) Allocate(e Extent) (Extent, error) {
 			start = l.Extents[i].EndBytes()
 		}
 	}
-	return Extent{}, fmt.Errorf("%w: %d bytes wanted, the largest free range has %d (of %d free)", ErrNoRoom,
-		e.LengthBytes, l.LargestFreeBytes(), l.FreeBytes())
+	return Extent{}, fmt.Errorf("%w: %dMiB wanted, the largest free range has %dMiB (of %dMiB free)", ErrNoRoom,
+		e.LengthBytes/AlignBytes, l.LargestFreeBytes()/AlignBytes, l.FreeBytes()/AlignBytes)
 }
 
 // endOfGap is where the free range before extent i ends.
@@ -510,8 +510,8 @@ func (l *Label) Grow(u uuid.UUID, lengthBytes int64) error {
 			lengthBytes, e.LengthBytes)
 	}
 	if most := int64(l.endOfGap(i + 1).Sub(e.StartBytes)); lengthBytes > most {
-		return fmt.Errorf("%w: extent %v can grow in place from %d to at most %d bytes, %d wanted", ErrNoRoom, u,
-			e.LengthBytes, most, lengthBytes)
+		return fmt.Errorf("%w: extent %v can grow in place from %dMiB to at most %dMiB, %dMiB wanted", ErrNoRoom, u,
+			e.LengthBytes/AlignBytes, most/AlignBytes, lengthBytes/AlignBytes)
 	}
 	e.LengthBytes = lengthBytes
 	return nil

@@ -250,13 +250,13 @@ func TestRefusalsSayWhatIsPossible(t *testing.T) {
 		want error
 		says string
 	}{
-		{l.Grow(testUUID(0xA1), 8*mib), ErrNoRoom, "from 4194304 to at most 7340032 bytes"},
+		{l.Grow(testUUID(0xA1), 8*mib), ErrNoRoom, "from 4MiB to at most 7MiB, 8MiB wanted"},
 		{l.Grow(testUUID(0xA1), 3*mib), ErrInvalid, "at least the present"},
 		{l.Grow(testUUID(0xA1), 5*mib+1), ErrInvalid, "multiple of 1 MiB"},
 		{l.Grow(testUUID(9), mib), ErrNotFound, ""},
 		{l.Free(testUUID(9)), ErrNotFound, ""},
 		{second(l.Allocate(Extent{UUID: testUUID(4), LengthBytes: 100 * mib, Use: Block})), ErrNoRoom,
-			"the largest free range has 54525952"},
+			"100MiB wanted, the largest free range has 52MiB"},
 		{second(l.Allocate(Extent{UUID: testUUID(0xA1), LengthBytes: mib, Use: Block})), ErrExists, "UUID"},
 		{second(l.Allocate(Extent{UUID: testUUID(4), LengthBytes: mib, Use: Block, NSID: 1,
 			NQN: "nqn.2026-11.example.jbofd:blocks"})), ErrExists, "NSID 1"},
