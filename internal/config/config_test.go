@@ -209,7 +209,7 @@ func TestSizesAreWrittenAsTheyAreRead(t *testing.T) {
 func TestTheEnvironmentReplacesScalarsOfSections(t *testing.T) {
 	c, err := ParseEnv("f.yaml", []byte(minimal+"log: {level: loud}"), []string{
 		"JBOFD_LOG_LEVEL=debug", "JBOFD_LIMITS_BUFFERS=64MiB", "JBOFD_METRICS_PPROF=true", "JBOFD_NODE_DATA_DIR=/tmp/x",
-		"JBOFD_LIMITS_KATO_MIN=2s", "JBOFD_ADMIN_SOCKET=", "JBOFD_TEST_SEED=7", "HOME=/root", "JBOFD_LISTENERS_X=y",
+		"JBOFD_LIMITS_KATO_MIN=2s", "JBOFD_ADMIN_SOCKET=", "JBOFD_TEST_SEED=7", "HOME=/root",
 	})
 	if err == nil || !strings.Contains(err.Error(), "loud") {
 		t.Fatalf("a bad value in the file is hidden by the environment: %v", err)
@@ -229,11 +229,13 @@ func TestTheEnvironmentReplacesScalarsOfSections(t *testing.T) {
 
 func TestTheEnvironmentIsAsStrictAsTheFile(t *testing.T) {
 	_, err := ParseEnv("f.yaml", []byte(minimal), []string{"JBOFD_LOG_LEVEL=loud", "JBOFD_LOG_LEVLE=info",
-		"JBOFD_METRICS_ADDRESS=here"})
+		"JBOFD_METRICS_ADDRESS=here", "JBOFD_LISTENERS_ADDRESS=0.0.0.0:4420"})
 	want := []string{
 		`environment JBOFD_LOG_LEVEL: log.level: "loud" is not allowed; allowed: debug, info, warn, error`,
 		`environment JBOFD_LOG_LEVLE: unknown variable; allowed: JBOFD_LOG_LEVEL, JBOFD_LOG_FORMAT, ` +
 			`JBOFD_LOG_PEER_LINES_PER_SEC`,
+		`environment JBOFD_LISTENERS_ADDRESS: unknown variable; allowed: none, because listeners is a list, ` +
+			`which only the file has`,
 		`environment JBOFD_METRICS_ADDRESS: metrics.address: "here" is not an address; ` +
 			`allowed: IP:port, as in 0.0.0.0:4420 or [::1]:4420`,
 	}

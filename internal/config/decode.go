@@ -264,10 +264,15 @@ func (d *decoder) env(environ []string, c *Config) {
 		}
 		for _, section := range fieldsOf(root.Type()) {
 			key, ok := strings.CutPrefix(rest, strings.ToUpper(section.key)+"_")
-			if !ok || section.typ.Kind() != reflect.Struct {
+			if !ok {
 				continue
 			}
 			at := position{file: "environment " + name}
+			if section.typ.Kind() != reflect.Struct {
+				d.problem(at, "", "unknown variable; allowed: none, because %s is a list, which only the file has",
+					section.key)
+				continue
+			}
 			var names []string
 			found := false
 			for _, f := range fieldsOf(section.typ) {

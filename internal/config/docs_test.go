@@ -44,7 +44,8 @@ const docsHead = `# Configuration
 
 jbofd reads one YAML file: ` + "`jbofd --config FILE`" + `. ` + "`jbofd --demo`" + ` runs an embedded demonstration, which is
 configs/demo.yaml. ` + "`jbofd validate FILE`" + ` checks a file without starting (` + "`-`" + ` is standard input), and
-` + "`--print-effective-config`" + ` shows it with every default filled in. configs/jbofd.yaml is a commented example.
+` + "`jbofd --config FILE --print-effective-config`" + ` shows it with every default filled in. configs/jbofd.yaml is a
+commented example.
 
 Reading is strict. An unknown key, a key given twice, a wrong type, a value out of range, two parts that contradict each
 other, or more than the machine has are errors. All of them are reported at once, each with file, line, column, field
@@ -62,7 +63,8 @@ jbofd.yaml:4:49: ssds[0].engine: "fast" is not allowed; allowed: auto, io_uring,
 * Anchors, aliases and tags of YAML are not read. The file is UTF-8, at most 8 MiB, and nests at most 32 levels.
 
 **Environment.** A variable JBOFD_SECTION_KEY replaces a scalar key of a section: ` + "`JBOFD_LOG_LEVEL=debug`" + `,
-` + "`JBOFD_LIMITS_BUFFERS=64MiB`" + `. A variable that begins with JBOFD_ and a section and names no key is an error.
+` + "`JBOFD_LIMITS_BUFFERS=64MiB`" + `. Lists are in the file only. A variable that begins with JBOFD_ and a
+section and names no such key is an error.
 
 **Reload.** On SIGHUP, or when ` + "`jbofctl reload`" + ` asks, the daemon reads the file again. Keys whose column *Change*
 says live change without a restart: the log level, referrals, tenants with their hosts, weights and limits, subsystems
