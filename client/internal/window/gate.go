@@ -3,7 +3,7 @@
 // order, and each waits for its own SSD only.
 //
 //	SharedQPair.Do ──> Acquire ──┐                      ┌──> completion ──> Release
-//	                             ├── lane of the SSD ───┤
+//	                             ├── one for each SSD: ──┤
 //	QPair ───────────> Pair ─────┘   window, waiters    └──> Pair.Completed
 //
 // Package credit has the rules of docs/wire-extensions.md; this package has the locks and the queues.
@@ -26,13 +26,13 @@ var ErrDead = errors.New("the queue has failed")
 // maxNSID bounds the namespaces whose SSD is recorded. Commands to others are not limited.
 const maxNSID = 1 << 16
 
-// unlimitedLane is the lane of namespaces whose SSD is not known. It never has a credit, and so does not limit
-// anything.
-const unlimitedLane = 0
+// unlimited is the number of the window of namespaces whose SSD is not known. It never has a credit, and so does not
+// limit anything.
+const unlimited = 0
 
-// stallTime is how long a lane with waiters may be without a completion before its first waiter proceeds nevertheless.
-// The window may be full of commands whose completions were not collected, because the goroutine that should collect
-// them waits here.
+// stallTime is how long a window with waiters may be without a completion before its first waiter proceeds
+// nevertheless. The window may be full of commands whose completions were not collected, because the goroutine that
+// should collect them waits here.
 const stallTime = 100 * time.Millisecond
 
 // Gate has the windows of one association, for any number of goroutines.
@@ -40,17 +40,18 @@ type Gate struct {
 	base   time.Time // origin of the clock
 	parked sync.Pool
 
-	mu     sync.Mutex
-	lanes  []*lane // by number; the number of a lane does not change
+	mu      sync.Mutex
+	windows []*ssdWindow // by number; the number of a window does not change
+	// byNSID and bySSD have the numbers of the windows.
 	byNSID []uint16
 	bySSD  map[uint16]uint16
-	// valve calls relieve when it expires; armed: it is running.
+	// valve calls releaseStalled when it expires; armed: it is running.
 	valve *time.Timer
 	armed bool
 }
 
-// lane is the window and the waiters of one SSD.
-type lane struct {
+// ssdWindow is the window and the waiters of one SSD.
+type ssdWindow struct {
 	ssd uint16
 	win credit.Window
 	// first and last are the ends of the list of waiters. Invariant: if there are waiters, something is outstanding,
@@ -58,14 +59,14 @@ type lane struct {
 	first, last *waiter
 	// waiting is the number of commands that wait, those behind the waiter of a Pair included.
 	waiting int
-	// completions counts completions; seen is its value when relieve looked last.
+	// completions counts completions; seen is its value when releaseStalled looked last.
 	completions, seen uint64
 
 	waits  uint64 // number of commands that have waited
 	waited int64  // sum of their waiting times in ns
 }
 
-// waiter is a command, or the first command of a Pair, that has found the window of a lane full.
+// waiter is a command, or the first command of a Pair, that has found the window of its SSD full.
 type waiter struct {
 	// units of a command, or of both of a fused pair.
 	units      [2]int
@@ -79,7 +80,8 @@ type waiter struct {
 
 // New returns a gate without credits, which does not limit anything.
 func New() *Gate {
-	return &Gate{base: time.Now(), parked: sync.Pool{New: newParked}, lanes: []*lane{{}}, bySSD: map[uint16]uint16{}}
+	return &Gate{base: time.Now(), parked: sync.Pool{New: newParked}, windows: []*ssdWindow{{}},
+		bySSD: map[uint16]uint16{}}
 }
 
 func (g *Gate) now() int64 { return int64(time.Since(g.base)) }
@@ -89,26 +91,27 @@ func (g *Gate) now() int64 { return int64(time.Since(g.base)) }
 func (g *Gate) Map(nsid uint32, ssd uint16) (news bool) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	return g.lanes[g.mapTo(nsid, ssd)].win.Credit(g.now()) == 0
+	return g.windows[g.mapTo(nsid, ssd)].win.Credit(g.now()) == 0
 }
 
-// mapTo is Map with mu held; it returns the lane.
+// mapTo is Map with mu held; it returns the number of the SSD's window.
 func (g *Gate) mapTo(nsid uint32, ssd uint16) uint16 {
-	i := g.laneOfSSD(ssd)
+	i := g.windowOfSSD(ssd)
 	if nsid < maxNSID {
 		for uint32(len(g.byNSID)) <= nsid {
-			g.byNSID = append(g.byNSID, unlimitedLane)
+			g.byNSID = append(g.byNSID, unlimited)
 		}
 		g.byNSID[nsid] = i
 	}
 	return i
 }
 
-func (g *Gate) laneOfSSD(ssd uint16) uint16 {
+// windowOfSSD returns the number of the window of an SSD, which it makes if there is none. mu is held.
+func (g *Gate) windowOfSSD(ssd uint16) uint16 {
 	i, ok := g.bySSD[ssd]
-	if !ok && len(g.lanes) < 1<<16 { // else it shares the lane unknown
-		i = uint16(len(g.lanes))
-		g.lanes = append(g.lanes, &lane{ssd: ssd})
+	if !ok && len(g.windows) < 1<<16 { // otherwise the SSD is not limited
+		i = uint16(len(g.windows))
+		g.windows = append(g.windows, &ssdWindow{ssd: ssd})
 		g.bySSD[ssd] = i
 	}
 	return i
@@ -122,9 +125,9 @@ func (g *Gate) Grant(c nvme.Credit) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	now := g.now()
-	l := g.lanes[g.laneOfSSD(c.SSD())]
-	l.win.Grant(now, c.Units())
-	l.pump(now)
+	sw := g.windows[g.windowOfSSD(c.SSD())]
+	sw.win.Grant(now, c.Units())
+	sw.pump(now)
 }
 
 // Namespaces calls f for every namespace whose SSD is known.
@@ -132,13 +135,13 @@ func (g *Gate) Namespaces(f func(nsid uint32, ssd uint16)) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	for nsid, i := range g.byNSID {
-		if i != unlimitedLane {
-			f(uint32(nsid), g.lanes[i].ssd)
+		if i != unlimited {
+			f(uint32(nsid), g.windows[i].ssd)
 		}
 	}
 }
 
-// State describes a lane.
+// State describes the window of an SSD.
 type State struct {
 	SSD uint16
 	// Units is the credit; 0: no limit. Outstanding is in units too, Waiting is in commands.
@@ -148,54 +151,55 @@ type State struct {
 	Waited time.Duration
 }
 
-// State describes the lane of a namespace.
+// State describes the window of a namespace's SSD.
 func (g *Gate) State(nsid uint32) State {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	l := g.lanes[g.laneOf(nsid)]
-	_, units := l.win.Outstanding()
-	return State{SSD: l.ssd, Units: l.win.Credit(g.now()), Outstanding: units, Waiting: l.waiting, Waits: l.waits,
-		Waited: time.Duration(l.waited)}
+	sw := g.windows[g.windowOf(nsid)]
+	_, units := sw.win.Outstanding()
+	return State{SSD: sw.ssd, Units: sw.win.Credit(g.now()), Outstanding: units, Waiting: sw.waiting, Waits: sw.waits,
+		Waited: time.Duration(sw.waited)}
 }
 
-// laneOf returns the number of the lane of a namespace. mu is held.
-func (g *Gate) laneOf(nsid uint32) uint16 {
+// windowOf returns the number of the window of a namespace's SSD. mu is held.
+func (g *Gate) windowOf(nsid uint32) uint16 {
 	if nsid < uint32(len(g.byNSID)) {
 		return g.byNSID[nsid]
 	}
-	return unlimitedLane
+	return unlimited
 }
 
 // mayPass reports whether a command may be sent at once: there is credit, and no waiter to queue behind.
-func (l *lane) mayPass(now int64, units [2]int) bool {
-	return l.first == nil && l.win.MaySend(now, units[0]+units[1])
+func (sw *ssdWindow) mayPass(now int64, units [2]int) bool {
+	return sw.first == nil && sw.win.MaySend(now, units[0]+units[1])
 }
 
-func (l *lane) sent(units [2]int) {
-	l.win.Sent(units[0])
+// sent counts a command, or a fused pair, as outstanding.
+func (sw *ssdWindow) sent(units [2]int) {
+	sw.win.Sent(units[0])
 	if units[1] > 0 {
-		l.win.Sent(units[1])
+		sw.win.Sent(units[1])
 	}
 }
 
-func (l *lane) push(w *waiter) {
-	w.queued, w.next, w.prev = true, nil, l.last
-	if l.last == nil {
-		l.first = w
+func (sw *ssdWindow) push(w *waiter) {
+	w.queued, w.next, w.prev = true, nil, sw.last
+	if sw.last == nil {
+		sw.first = w
 	} else {
-		l.last.next = w
+		sw.last.next = w
 	}
-	l.last = w
+	sw.last = w
 }
 
-func (l *lane) remove(w *waiter) {
+func (sw *ssdWindow) remove(w *waiter) {
 	if w.prev == nil {
-		l.first = w.next
+		sw.first = w.next
 	} else {
 		w.prev.next = w.next
 	}
 	if w.next == nil {
-		l.last = w.prev
+		sw.last = w.prev
 	} else {
 		w.next.prev = w.prev
 	}
@@ -203,24 +207,25 @@ func (l *lane) remove(w *waiter) {
 }
 
 // pump lets waiters proceed, in order, as far as the window allows.
-func (l *lane) pump(now int64) {
-	for w := l.first; w != nil && l.win.MaySend(now, w.units[0]+w.units[1]); w = l.first {
-		l.grant(w)
+func (sw *ssdWindow) pump(now int64) {
+	for w := sw.first; w != nil && sw.win.MaySend(now, w.units[0]+w.units[1]); w = sw.first {
+		sw.grant(w)
 	}
 }
 
-func (l *lane) grant(w *waiter) {
-	l.remove(w)
+// grant lets w proceed: its units are outstanding from now on, unless it is a probe.
+func (sw *ssdWindow) grant(w *waiter) {
+	sw.remove(w)
 	w.granted = true
 	if !w.probe {
-		l.sent(w.units)
+		sw.sent(w.units)
 	}
 	w.wake()
 }
 
 // enqueue makes w wait. mu is held.
-func (g *Gate) enqueue(l *lane, w *waiter) {
-	l.push(w)
+func (g *Gate) enqueue(sw *ssdWindow, w *waiter) {
+	sw.push(w)
 	switch {
 	case g.armed:
 	case g.valve == nil:
@@ -231,17 +236,17 @@ func (g *Gate) enqueue(l *lane, w *waiter) {
 	g.armed = true
 }
 
-// releaseStalled lets the first waiter proceed in lanes where nothing has completed since its last call.
+// releaseStalled lets the first waiter proceed at SSDs where nothing has completed since its last call.
 func (g *Gate) releaseStalled() {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	g.armed = false
-	for _, l := range g.lanes {
-		if l.first != nil && l.seen == l.completions {
-			l.grant(l.first)
+	for _, sw := range g.windows {
+		if sw.first != nil && sw.seen == sw.completions {
+			sw.grant(sw.first)
 		}
-		l.seen = l.completions
-		if l.first != nil && !g.armed {
+		sw.seen = sw.completions
+		if sw.first != nil && !g.armed {
 			g.armed = true
 			g.valve.Reset(stallTime)
 		}
@@ -250,25 +255,25 @@ func (g *Gate) releaseStalled() {
 
 // done accounts for a completion. mu is held.
 func (g *Gate) done(now int64, t Ticket, c nvme.Credit) {
-	l := g.lanes[t.lane]
-	l.completions++
-	if c.Units() > 0 && (t.lane == unlimitedLane || l.ssd != c.SSD()) {
+	sw := g.windows[t.window]
+	sw.completions++
+	if c.Units() > 0 && (t.window == unlimited || sw.ssd != c.SSD()) {
 		// The namespace is on another SSD than recorded: the credit belongs to that one.
-		o := g.lanes[g.mapTo(t.nsid, c.SSD())]
+		o := g.windows[g.mapTo(t.nsid, c.SSD())]
 		o.win.Grant(now, c.Units())
 		o.pump(now)
 		c = 0
 	}
-	l.win.Completed(now, int(t.units), c.Units())
-	if l.first != nil {
-		l.pump(now)
+	sw.win.Completed(now, int(t.units), c.Units())
+	if sw.first != nil {
+		sw.pump(now)
 	}
 }
 
 // Ticket is the share of a window that an outstanding command holds.
 type Ticket struct {
 	nsid, units uint32
-	lane        uint16
+	window      uint16
 }
 
 func unitsOf(cmds []host.Command) (u [2]int) {
@@ -303,18 +308,18 @@ func (g *Gate) Acquire(ctx context.Context, dead <-chan struct{}, cmds []host.Co
 	u := unitsOf(cmds)
 	g.mu.Lock()
 	nsid := cmds[0].SQE.NSID()
-	n := g.laneOf(nsid)
+	n := g.windowOf(nsid)
 	for i := range cmds {
-		tickets[i] = Ticket{nsid: nsid, units: uint32(u[i]), lane: n}
+		tickets[i] = Ticket{nsid: nsid, units: uint32(u[i]), window: n}
 	}
-	l := g.lanes[n]
+	sw := g.windows[n]
 	now := g.now()
-	if l.mayPass(now, u) {
-		l.sent(u)
+	if sw.mayPass(now, u) {
+		sw.sent(u)
 		g.mu.Unlock()
 		return nil
 	}
-	return g.wait(ctx, dead, l, u, len(cmds), false, now)
+	return g.wait(ctx, dead, sw, u, len(cmds), false, now)
 }
 
 // Wait returns when a command with lenBytes of data could be sent. It takes no credit.
@@ -323,23 +328,23 @@ func (g *Gate) Acquire(ctx context.Context, dead <-chan struct{}, cmds []host.Co
 func (g *Gate) Wait(ctx context.Context, dead <-chan struct{}, nsid uint32, lenBytes int) error {
 	u := [2]int{credit.Units(lenBytes)}
 	g.mu.Lock()
-	l := g.lanes[g.laneOf(nsid)]
+	sw := g.windows[g.windowOf(nsid)]
 	now := g.now()
-	if l.mayPass(now, u) {
+	if sw.mayPass(now, u) {
 		g.mu.Unlock()
 		return nil
 	}
-	return g.wait(ctx, dead, l, u, 0, true, now)
+	return g.wait(ctx, dead, sw, u, 0, true, now)
 }
 
-// wait waits in the list of l. mu is held at the call and not at the return.
-func (g *Gate) wait(ctx context.Context, dead <-chan struct{}, l *lane, u [2]int, commands int, probe bool,
+// wait waits in the list of waiters of sw. mu is held at the call and not at the return.
+func (g *Gate) wait(ctx context.Context, dead <-chan struct{}, sw *ssdWindow, u [2]int, commands int, probe bool,
 	since int64) error {
 	p := g.parked.Get().(*parked)
 	p.units, p.granted, p.probe = u, false, probe
-	g.enqueue(l, &p.waiter)
-	l.waiting += commands
-	l.waits += uint64(commands)
+	g.enqueue(sw, &p.waiter)
+	sw.waiting += commands
+	sw.waits += uint64(commands)
 	g.mu.Unlock()
 	var err error
 	select {
@@ -351,18 +356,18 @@ func (g *Gate) wait(ctx context.Context, dead <-chan struct{}, l *lane, u [2]int
 	}
 	g.mu.Lock()
 	now := g.now()
-	l.waiting -= commands
-	l.waited += int64(commands) * (now - since)
+	sw.waiting -= commands
+	sw.waited += int64(commands) * (now - since)
 	switch {
 	case err == nil:
 	case p.granted: // after ctx or dead
 		<-p.ready
 		if !probe {
-			l.undoSent(now, u)
+			sw.undoSent(now, u)
 		}
 	default:
-		l.remove(&p.waiter)
-		l.pump(now)
+		sw.remove(&p.waiter)
+		sw.pump(now)
 	}
 	g.mu.Unlock()
 	g.parked.Put(p)
@@ -370,13 +375,13 @@ func (g *Gate) wait(ctx context.Context, dead <-chan struct{}, l *lane, u [2]int
 }
 
 // undoSent undoes sent.
-func (l *lane) undoSent(now int64, units [2]int) {
+func (sw *ssdWindow) undoSent(now int64, units [2]int) {
 	for _, u := range units {
 		if u > 0 {
-			l.win.Completed(now, u, 0)
+			sw.win.Completed(now, u, 0)
 		}
 	}
-	l.pump(now)
+	sw.pump(now)
 }
 
 // Release returns the ticket of a command that has completed with credit c, or that was not sent (c is 0).

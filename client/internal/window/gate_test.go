@@ -201,7 +201,7 @@ func TestManyGoroutinesNeverExceedTheCredit(t *testing.T) {
 	if n := over.Load(); n > 0 {
 		t.Errorf("over the credit %d times", n)
 	}
-	if s := g.State(1); s.Outstanding != 0 || s.Waiting != 0 || g.lanes[g.laneOf(1)].first != nil {
+	if s := g.State(1); s.Outstanding != 0 || s.Waiting != 0 || g.windows[g.windowOf(1)].first != nil {
 		t.Errorf("left over: %+v", s)
 	}
 }

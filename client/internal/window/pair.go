@@ -16,9 +16,9 @@ type Pair struct {
 	m host.Machine
 	// sent has the tickets of outstanding commands by slot; units 0: none.
 	sent  []Ticket
-	lanes []*pairLane // by number; nil if no command was held back there yet
-	held  int         // number of commands held back, in all lanes
-	// verdicts has, for each command of a batch, its lane and whether it is held back.
+	bySSD []*heldCommands // by the number of the window; nil if no command was held back there yet
+	held  int             // number of commands held back, for all SSDs
+	// verdicts has, for each command of a batch, its window and whether it is held back.
 	verdicts []verdict
 	out      []outgoing // commands that are no longer held back
 
@@ -27,19 +27,20 @@ type Pair struct {
 	waking          func()
 }
 
+// verdict says what Submit does with a command.
 type verdict struct {
-	lane uint16
-	hold bool
+	window uint16
+	hold   bool
 }
 
 type outgoing struct {
-	cmd  host.Command
-	lane uint16
+	cmd    host.Command
+	window uint16
 }
 
-// pairLane has the commands that a Pair holds back for one SSD, in a ring. Its waiter stands for the first command or
-// fused pair.
-type pairLane struct {
+// heldCommands has the commands that a Pair holds back for one SSD, in a ring. Its waiter stands for the first command
+// or fused pair.
+type heldCommands struct {
 	waiter  waiter
 	cmds    []host.Command
 	since   []int64
@@ -79,15 +80,15 @@ func (p *Pair) Submit(cmds []host.Command) (taken int, err error) { // hot: 0 al
 			break
 		}
 		free -= len(group)
-		v := verdict{lane: g.laneOf(group[0].SQE.NSID())}
-		l := g.lanes[v.lane]
+		v := verdict{window: g.windowOf(group[0].SQE.NSID())}
+		sw := g.windows[v.window]
 		u := unitsOf(group)
-		pl := p.lane(v.lane)
-		if (pl == nil || pl.n == 0) && l.mayPass(now, u) {
-			l.sent(u)
+		h := p.heldFor(v.window)
+		if (h == nil || h.n == 0) && sw.mayPass(now, u) {
+			sw.sent(u)
 		} else {
 			v.hold = true
-			p.hold(v.lane, group, u, now)
+			p.hold(v.window, group, u, now)
 		}
 		for range group {
 			p.verdicts[taken] = v
@@ -97,7 +98,7 @@ func (p *Pair) Submit(cmds []host.Command) (taken int, err error) { // hot: 0 al
 	g.mu.Unlock()
 	for i := range taken {
 		if v := p.verdicts[i]; !v.hold {
-			p.send(&cmds[i], v.lane)
+			p.send(&cmds[i], v.window)
 		}
 	}
 	return taken, err
@@ -120,48 +121,49 @@ func (p *Pair) check(group []host.Command) error {
 	return nil
 }
 
-func (p *Pair) lane(n uint16) *pairLane {
-	if int(n) < len(p.lanes) {
-		return p.lanes[n]
+// heldFor returns what is held back for the SSD of window n; nil if nothing was yet.
+func (p *Pair) heldFor(n uint16) *heldCommands {
+	if int(n) < len(p.bySSD) {
+		return p.bySSD[n]
 	}
 	return nil
 }
 
 // hold holds a command or a fused pair back. The gate's mu is held.
 func (p *Pair) hold(n uint16, group []host.Command, u [2]int, now int64) {
-	for int(n) >= len(p.lanes) {
-		p.lanes = append(p.lanes, nil)
+	for int(n) >= len(p.bySSD) {
+		p.bySSD = append(p.bySSD, nil)
 	}
-	pl := p.lanes[n]
-	if pl == nil {
+	h := p.bySSD[n]
+	if h == nil {
 		d := p.m.Depth()
-		pl = &pairLane{cmds: make([]host.Command, d), since: make([]int64, d)}
-		pl.waiter.wake = func() {
+		h = &heldCommands{cmds: make([]host.Command, d), since: make([]int64, d)}
+		h.waiter.wake = func() {
 			p.granted.Store(true)
 			if p.parked.Load() {
 				p.waking()
 			}
 		}
-		p.lanes[n] = pl
+		p.bySSD[n] = h
 	}
-	l := p.g.lanes[n]
-	if pl.n == 0 {
-		pl.waiter.units = u
-		p.g.enqueue(l, &pl.waiter)
+	sw := p.g.windows[n]
+	if h.n == 0 {
+		h.waiter.units = u
+		p.g.enqueue(sw, &h.waiter)
 	}
 	for i := range group {
-		k := (pl.head + pl.n) % len(pl.cmds)
-		pl.cmds[k], pl.since[k] = group[i], now
-		pl.n++
+		k := (h.head + h.n) % len(h.cmds)
+		h.cmds[k], h.since[k] = group[i], now
+		h.n++
 	}
 	p.held += len(group)
-	l.waiting += len(group)
-	l.waits += uint64(len(group))
+	sw.waiting += len(group)
+	sw.waits += uint64(len(group))
 }
 
 // send submits a command to the machine.
-func (p *Pair) send(c *host.Command, lane uint16) {
-	t := Ticket{nsid: c.SQE.NSID(), units: uint32(unitsOf1(c)), lane: lane}
+func (p *Pair) send(c *host.Command, window uint16) {
+	t := Ticket{nsid: c.SQE.NSID(), units: uint32(unitsOf1(c)), window: window}
 	cid, err := p.m.Submit(c)
 	if err != nil {
 		// Submit has checked the command and counted free slots: the queue has failed since.
@@ -219,45 +221,45 @@ func (p *Pair) advance(now int64) {
 	if p.held == 0 {
 		return
 	}
-	for n, pl := range p.lanes {
-		if pl == nil || pl.n == 0 {
+	for n, h := range p.bySSD {
+		if h == nil || h.n == 0 {
 			continue
 		}
-		l := p.g.lanes[n]
-		for pl.n > 0 {
-			if pl.waiter.queued {
+		sw := p.g.windows[n]
+		for h.n > 0 {
+			if h.waiter.queued {
 				break
 			}
 			k := 1
-			first := &pl.cmds[pl.head]
-			if pl.n > 1 && first.SQE.Fuse() == nvme.FuseFirst {
+			first := &h.cmds[h.head]
+			if h.n > 1 && first.SQE.Fuse() == nvme.FuseFirst {
 				k = 2
 			}
-			if pl.waiter.granted {
-				pl.waiter.granted = false
+			if h.waiter.granted {
+				h.waiter.granted = false
 			} else {
 				u := [2]int{unitsOf1(first)}
 				if k == 2 {
-					u[1] = unitsOf1(&pl.cmds[(pl.head+1)%len(pl.cmds)])
+					u[1] = unitsOf1(&h.cmds[(h.head+1)%len(h.cmds)])
 				}
-				if !l.mayPass(now, u) {
+				if !sw.mayPass(now, u) {
 					// Queue behind waiters that have come meanwhile: queue pairs take turns.
-					pl.waiter.units = u
-					p.g.enqueue(l, &pl.waiter)
+					h.waiter.units = u
+					p.g.enqueue(sw, &h.waiter)
 					break
 				}
-				l.sent(u)
+				sw.sent(u)
 			}
 			for range k {
-				c := &pl.cmds[pl.head]
+				c := &h.cmds[h.head]
 				p.out = append(p.out, outgoing{*c, uint16(n)})
 				*c = host.Command{}
-				l.waited += now - pl.since[pl.head]
-				pl.head = (pl.head + 1) % len(pl.cmds)
-				pl.n--
+				sw.waited += now - h.since[h.head]
+				h.head = (h.head + 1) % len(h.cmds)
+				h.n--
 			}
 			p.held -= k
-			l.waiting -= k
+			sw.waiting -= k
 		}
 	}
 }
@@ -265,7 +267,7 @@ func (p *Pair) advance(now int64) {
 // flush submits the commands that advance has moved to out.
 func (p *Pair) flush() {
 	for i := range p.out {
-		p.send(&p.out[i].cmd, p.out[i].lane)
+		p.send(&p.out[i].cmd, p.out[i].window)
 		p.out[i] = outgoing{}
 	}
 	p.out = p.out[:0]
@@ -277,22 +279,22 @@ func (p *Pair) Close() {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	now := g.now()
-	for n, pl := range p.lanes {
-		if pl == nil {
+	for n, h := range p.bySSD {
+		if h == nil {
 			continue
 		}
-		l := g.lanes[n]
+		sw := g.windows[n]
 		switch {
-		case pl.waiter.queued:
-			l.remove(&pl.waiter)
-		case pl.waiter.granted:
-			pl.waiter.granted = false
-			l.undoSent(now, pl.waiter.units)
+		case h.waiter.queued:
+			sw.remove(&h.waiter)
+		case h.waiter.granted:
+			h.waiter.granted = false
+			sw.undoSent(now, h.waiter.units)
 		}
-		l.waiting -= pl.n
-		p.held -= pl.n
-		pl.n = 0
-		l.pump(now)
+		sw.waiting -= h.n
+		p.held -= h.n
+		h.n = 0
+		sw.pump(now)
 	}
 	for i, t := range p.sent {
 		if t.units > 0 {
