@@ -104,6 +104,9 @@ type Credit struct {
 	Waiting  int
 	Waits    uint64
 	WaitTime time.Duration
+	// Overdrawn is how many units were sent beyond the credit, because commands waited and nothing had completed for
+	// 100 ms: the credit may be held by commands whose completions nobody collects.
+	Overdrawn uint64
 }
 
 // Credit returns the credit of the drive of the namespace: see Controller.Credit.
@@ -124,7 +127,7 @@ func (c *Controller) Credit(nsid uint32) Credit {
 	}
 	s := a.gate.State(nsid)
 	return Credit{On: true, SSD: s.SSD, Units: s.Units, Outstanding: s.Outstanding, Waiting: s.Waiting, Waits: s.Waits,
-		WaitTime: s.Waited}
+		WaitTime: s.Waited, Overdrawn: s.Overdrawn}
 }
 
 // WaitCredit returns when a command to a namespace with lenBytes of data would not have to wait at the host; at once if

@@ -161,12 +161,16 @@ func TestAHostKeepsToItsCredits(t *testing.T) {
 	wg.Wait()
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	t.Logf("the largest credit %d units, the most on the wire %d", p.credit, p.most)
+	got := n.Credit()
+	t.Logf("the largest credit %d units, the most on the wire %d, overdrawn %d", p.credit, p.most, got.Overdrawn)
+	// A host overdraws its credit on purpose when nothing has completed for 100 ms, as on a machine that is very busy.
+	if got.Overdrawn > 0 && p.most <= p.credit+int(got.Overdrawn) {
+		p.over = 0
+	}
 	if p.credit == 0 || p.over > 0 || p.sum != 0 {
 		t.Errorf("%d times more was on the wire than the largest credit, %d units; the most was %d, at the end "+
 			"it is %d", p.over, p.credit, p.most, p.sum)
 	}
-	got := n.Credit()
 	if got.Waits == 0 || got.Waiting != 0 || got.Outstanding != 0 {
 		t.Errorf("at the end: %+v; 128 I/Os of 64 units are more than the credit", got)
 	}

@@ -59,6 +59,8 @@ type ssdWindow struct {
 	first, last *waiter
 	// waiting is the number of commands that wait, those behind the waiter of a Pair included.
 	waiting int
+	// overdrawn counts the units that releaseStalled has sent beyond the credit.
+	overdrawn uint64
 	// completions counts completions; seen is its value when releaseStalled looked last.
 	completions, seen uint64
 
@@ -149,6 +151,8 @@ type State struct {
 	// Waits is the number of commands that have waited, Waited the sum of their waiting times.
 	Waits  uint64
 	Waited time.Duration
+	// Overdrawn counts the units that were sent beyond the credit because nothing had completed for 100 ms.
+	Overdrawn uint64
 }
 
 // State describes the window of a namespace's SSD.
@@ -158,7 +162,8 @@ func (g *Gate) State(nsid uint32) State {
 	sw := g.windows[g.windowOf(nsid)]
 	_, units := sw.win.Outstanding()
 	return State{SSD: sw.ssd, Units: sw.win.Credit(g.now()), Outstanding: units, Waiting: sw.waiting, Waits: sw.waits,
-		Waited: time.Duration(sw.waited)}
+		Overdrawn: sw.overdrawn,
+		Waited:    time.Duration(sw.waited)}
 }
 
 // windowOf returns the number of the window of a namespace's SSD. mu is held.
@@ -242,8 +247,11 @@ func (g *Gate) releaseStalled() {
 	defer g.mu.Unlock()
 	g.armed = false
 	for _, sw := range g.windows {
-		if sw.first != nil && sw.seen == sw.completions {
-			sw.grant(sw.first)
+		if w := sw.first; w != nil && sw.seen == sw.completions {
+			if !w.probe {
+				sw.overdrawn += uint64(w.units[0] + w.units[1])
+			}
+			sw.grant(w)
 		}
 		sw.seen = sw.completions
 		if sw.first != nil && !g.armed {

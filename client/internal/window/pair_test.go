@@ -175,8 +175,8 @@ func TestAStalledWindowReleasesOneCommand(t *testing.T) {
 		}
 		w.p.Close()
 		other.p.Close()
-		if s := g.State(1); s.Outstanding != 0 || s.Waiting != 0 {
-			t.Errorf("left over: %+v", s)
+		if s := g.State(1); s.Outstanding != 0 || s.Waiting != 0 || s.Overdrawn != 3 {
+			t.Errorf("left over: %+v; three units were sent beyond the credit", s)
 		}
 	})
 }

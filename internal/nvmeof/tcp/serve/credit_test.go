@@ -143,7 +143,9 @@ func TestAHostNeverExceedsItsCredit(t *testing.T) {
 		t.Error(err)
 	}
 	r.service.SSD(0).Credit(0) // orders the drive's writes before this
-	if g.exceeded > 0 || g.most < units/2 || g.most > 48 {
+	// A host overdraws its credit on purpose when nothing has completed for 100 ms, as on a machine that is very busy.
+	overdrawn := int64(got.Overdrawn)
+	if g.exceeded > 0 && overdrawn == 0 || g.most < units/2 || g.most > 48+overdrawn {
 		t.Errorf("%d of %d I/Os came when more than %d units were outstanding; the most was %d", g.exceeded, g.enqueued,
 			units, g.most)
 	}
