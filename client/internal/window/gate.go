@@ -3,7 +3,7 @@
 // order, and each waits for its own SSD only.
 //
 //	SharedQPair.Do ──> Acquire ──┐                      ┌──> completion ──> Release
-//	                             ├── one for each SSD: ──┤
+//	                             ├── one for each SSD ──┤
 //	QPair ───────────> Pair ─────┘   window, waiters    └──> Pair.Completed
 //
 // Package credit has the rules of docs/wire-extensions.md; this package has the locks and the queues.
