@@ -102,6 +102,10 @@ func (d *data) place(random uint64, n int64) int64 {
 	return min((e.End-d.upTo[i]+at)&^(jbof.CalibrationUnit-1), e.End-n)
 }
 
+// calibrate measures reads at random places of data, as jbof.Calibration asks for them, until that has enough or
+// calibrationTime is over. It runs on a goroutine of its own, because it waits for the device.
+//
+// Errors: ErrSlow; the device's; the pool has no memory.
 func calibrate(q ssd.Queue, name string, data *data, pool *bufpool.Pool) (jbof.Profile, error) {
 	account := pool.Account("calibration:" + name)
 	defer account.Close()

@@ -39,7 +39,8 @@ type Config struct {
 	Failed func(op pipeline.Op, err error)
 }
 
-// Drive is one SSD with its pipeline.
+// Drive is one SSD with its pipeline: it lets IOs pass the pipeline, submits their requests to the device, and ends
+// them. Its exported methods may be called from any goroutine, but most of them not from within a Sink's methods.
 type Drive struct {
 	device  ssd.Device
 	queue   ssd.Queue

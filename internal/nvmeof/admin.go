@@ -37,7 +37,8 @@ func PlanAdmin(sqe *nvme.SQE, lim Limits) (toController, toHost uint32, s nvme.S
 	return 0, 0, nvme.Success
 }
 
-// Usage is what a host has done on a controller's I/O queues.
+// Usage is what a host has done on a controller's I/O queues, for the SMART log: its commands and bytes that succeeded,
+// and its commands that failed with a media error.
 type Usage struct {
 	Reads, Writes, ReadBytes, WrittenBytes, MediaErrors uint64
 }
@@ -56,7 +57,8 @@ type AdminArgs struct {
 	Lost func(ConnID) bool
 }
 
-// Reply is the outcome of a command.
+// Reply is the outcome of an admin or fabrics command: what the driver, that is the target service with the connection,
+// answers, and what either must do before.
 type Reply struct {
 	Status nvme.Status
 	Result uint64
@@ -79,6 +81,7 @@ type Reply struct {
 	Disconnect bool
 }
 
+// fail returns the Reply of a command that fails with a status, and that the host should not repeat.
 func fail(s nvme.Status) Reply { return Reply{Status: s | nvme.DNR} }
 
 // Admin executes an admin command, or a fabrics command other than Connect.

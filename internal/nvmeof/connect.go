@@ -137,6 +137,9 @@ func (t *Target) Connect(now int64, a ConnectArgs) ConnectReply {
 	return t.connectIO(now, a, sub, hostNQN, r)
 }
 
+// connectAdmin is Connect of an admin queue: it makes a controller, with which an association begins. The Connect is
+// held instead if commands of the host's earlier association are in flight. Connect has checked the NQNs and the
+// queue's size, which r has already.
 func (t *Target) connectAdmin(now int64, a ConnectArgs, sub *subsystem, r ConnectReply) ConnectReply {
 	if id := a.Data.CNTLID(); id != nvme.CNTLIDDynamic {
 		return refuseData("cntlid", nvme.ConnectDataOffCNTLID,
@@ -172,6 +175,9 @@ func (t *Target) connectAdmin(now int64, a ConnectArgs, sub *subsystem, r Connec
 	return r
 }
 
+// connectIO is Connect of an I/O queue: the queue joins the controller that the host names by its CNTLID, and that must
+// be of the same host, subsystem and transport, and enabled. Connect has checked the NQNs and the queue's size, which r
+// has already.
 func (t *Target) connectIO(now int64, a ConnectArgs, sub *subsystem, hostNQN string, r ConnectReply) ConnectReply {
 	c := t.ctrls[a.Data.CNTLID()]
 	switch {

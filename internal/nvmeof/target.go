@@ -1,14 +1,15 @@
 // Package nvmeof is the NVMe over Fabrics target as a machine: subsystems,
 // controllers, queues and discovery, independent of any transport. It does no
-// I/O, reads no clock and takes no lock; the fabric package drives it with the
-// time, one call at a time, and carries out the actions that it asks for.
+// I/O, reads no clock and takes no lock. The target service (package target)
+// calls it with the time, one call at a time, and carries out the actions that
+// it asks for.
 //
 //	Apply(State) ──┐                       ┌──> Reply (one command)
 //	Connect ───────┼──> Target ── Controller ──> Action (close, complete an
 //	Admin ─────────┤                       │      event request, new namespaces)
 //	Expire(now) ───┘                       └──> NextExpiry
 //
-// I/O commands do not come here: PlanIO judges them against an immutable
+// I/O commands do not come here: PlanIO validates them against an immutable
 // NamespaceTable on the connection's own goroutine.
 //
 // Source: NVMe Base 2.0, NVM Command Set 1.0.
@@ -146,7 +147,8 @@ type Action struct {
 	Connect    *ConnectReply
 }
 
-// Target is the machine.
+// Target is the state of all subsystems, controllers and associations of a node: the machine of the package comment.
+// One goroutine at a time may call its methods; the target service holds its lock.
 type Target struct {
 	cfg       Config
 	state     State

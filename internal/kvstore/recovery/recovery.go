@@ -96,16 +96,18 @@ const (
 
 const none = -1
 
-// Machine reads a partition.
+// Machine reads a partition, in the stages of the package comment. Its caller does the reads and tells it when they
+// have ended, until Image or Err has an outcome.
 type Machine struct {
 	cfg     Config
 	stage   stage
 	err     error
 	image   Image
 	reads   []Read
-	pending int
-	step    int
-	sbs     [2][]byte
+	pending int // reads under way
+	// step is how far the stage is: the next page of the checkpoint, chunk of the key log, or log whose end is read.
+	step int
+	sbs  [2][]byte
 	// at is where in its chunk the bytes in image.Buf begin, have their number.
 	at   format.ChunkOffset
 	have int

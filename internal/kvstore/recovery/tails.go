@@ -48,6 +48,8 @@ func (m *Machine) skipTails() {
 	m.stage = done
 }
 
+// readTail reads the chunk that may hold the end of the next log, or ends recovery if there is no other log. Only the
+// part of the chunk is read that was not full when the checkpoint began. tailRead is called when it is read.
 func (m *Machine) readTail() {
 	for m.step < NumLogs && m.image.Tails[m.step].Chunk == none {
 		m.step++
@@ -61,8 +63,9 @@ func (m *Machine) readTail() {
 	m.load(i, m.afterCheckpoint(i), m.image.Pool.End())
 }
 
-// tailRead opens a chunk again behind its last valid record. Behind it no record begins, but a torn group may have left
-// a part of one, which is overwritten.
+// tailRead finds the last valid record in the chunk that readTail has read, and opens the chunk again, so that its log
+// continues at the first block behind that record. No valid record begins there, but a torn group may have left a part
+// of one, which is overwritten. If no block is left, the log begins with a new chunk.
 func (m *Machine) tailRead() {
 	t, pool, buf := &m.image.Tails[m.step], m.image.Pool, m.loaded()
 	end := 0

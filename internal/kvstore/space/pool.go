@@ -58,7 +58,7 @@ type Chunk struct {
 // NotCounted is the AtCheckpoint of a chunk that was free, obsolete or part of a checkpoint.
 const NotCounted = 1<<32 - 1
 
-// Pool is the chunks of a partition.
+// Pool has the state of all chunks of a partition, the list of those that are free, and the sums over them.
 type Pool struct {
 	// Chunks are indexed by chunk number.
 	Chunks []Chunk

@@ -94,7 +94,7 @@ type request struct {
 	paused     bool
 }
 
-// queue is one lane of a tenant.
+// queue is the queue of a tenant's I/Os in one lane, in the order of arrival.
 type queue struct {
 	first, last pipeline.Tag
 	n           int
