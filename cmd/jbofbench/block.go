@@ -223,6 +223,9 @@ func (f *blockFlags) run(c *cobra.Command) error {
 			cfg.RateIOPS = float64(f.rate) / float64(f.bs)
 		}
 	}
+	if err := cfg.Check(); err != nil {
+		return usagef("%v", err)
+	}
 	if err := f.pin(); err != nil {
 		return err
 	}

@@ -40,6 +40,7 @@ func TestBadFlagsExitWith2AndNameFlagValueAndAllowed(t *testing.T) {
 		{"block --target tcp://127.0.0.1:1", []string{"--nqn"}},
 		{"block --target tcp://127.0.0.1:1 --nqn nqn.x --hostid 7", []string{"--hostid", "7"}},
 		{"block --target tcp://127.0.0.1:1 --nqn nqn.x --iodepth 5000", []string{"--iodepth", "5000", "1024"}},
+		{"block --target tcp://127.0.0.1:1 --nqn nqn.x --rw rd", []string{"--rw", "rd", "randread"}},
 		{"block --no-such-flag", []string{"no_such_flag"}},
 		{"sing", []string{"sing"}},
 	} {

@@ -88,11 +88,14 @@ type Interval struct {
 	P99NS             int64
 }
 
-// check sets defaults and validates cfg against the target. Errors use the names of jbofbench's flags.
-func (cfg *Config) check(info TargetInfo) error {
-	bad := func(format string, args ...any) error {
-		return fmt.Errorf("%w: %s", ErrConfig, fmt.Sprintf(format, args...))
-	}
+func bad(format string, args ...any) error {
+	return fmt.Errorf("%w: %s", ErrConfig, fmt.Sprintf(format, args...))
+}
+
+// Check sets defaults and validates what does not depend on the target. Errors use the names of jbofbench's flags.
+//
+// Errors: ErrConfig.
+func (cfg *Config) Check() error {
 	if cfg.Pattern == "readwrite" {
 		cfg.Pattern = "rw"
 	}
@@ -108,11 +111,28 @@ func (cfg *Config) check(info TargetInfo) error {
 	if cfg.IODepth < 1 || cfg.IODepth > 1024 {
 		return bad("--iodepth is %d, must be 1 to 1024", cfg.IODepth)
 	}
-	if info.MaxDepth > 0 && cfg.IODepth > info.MaxDepth {
-		return bad("--iodepth is %d, the target's queues take at most %d", cfg.IODepth, info.MaxDepth)
-	}
 	if cfg.Jobs < 1 || cfg.Jobs > 1024 {
 		return bad("--numjobs is %d, must be 1 to 1024", cfg.Jobs)
+	}
+	if cfg.VerifyOnly && !cfg.Verify {
+		return bad("--verify_only needs --verify crc32c")
+	}
+	if cfg.RateIOPS < 0 || cfg.Runtime < 0 || cfg.RampTime < 0 || cfg.FlushEvery < 0 {
+		return bad("--rate_iops, --rate, --runtime, --ramp_time and --fsync must not be negative")
+	}
+	if cfg.RampTime > 0 && cfg.Runtime == 0 {
+		return bad("--ramp_time needs --runtime")
+	}
+	return nil
+}
+
+// check is Check, and validates cfg against the target.
+func (cfg *Config) check(info TargetInfo) error {
+	if err := cfg.Check(); err != nil {
+		return err
+	}
+	if info.MaxDepth > 0 && cfg.IODepth > info.MaxDepth {
+		return bad("--iodepth is %d, the target's queues take at most %d", cfg.IODepth, info.MaxDepth)
 	}
 	bs := int64(info.BlockSize)
 	if cfg.BlockBytes <= 0 || int64(cfg.BlockBytes)%bs != 0 {
@@ -142,15 +162,6 @@ func (cfg *Config) check(info TargetInfo) error {
 	}
 	if cfg.Verify && blocks > 1<<32 {
 		return bad("--size is %d: with --verify at most 2^32 blocks a job", cfg.SizeBytes)
-	}
-	if cfg.VerifyOnly && !cfg.Verify {
-		return bad("--verify_only needs --verify crc32c")
-	}
-	if cfg.RateIOPS < 0 || cfg.Runtime < 0 || cfg.RampTime < 0 || cfg.FlushEvery < 0 {
-		return bad("--rate_iops, --rate, --runtime, --ramp_time and --fsync must not be negative")
-	}
-	if cfg.RampTime > 0 && cfg.Runtime == 0 {
-		return bad("--ramp_time needs --runtime")
 	}
 	return nil
 }
