@@ -51,10 +51,16 @@ func command() *cobra.Command {
 	var path string
 	var demo, printConfig bool
 	c := &cobra.Command{
-		Use:           "jbofd {--config FILE | --demo}",
-		Short:         "Serve a box of SSDs as NVMe over Fabrics",
-		Version:       version,
-		Args:          cobra.NoArgs,
+		Use:     "jbofd {--config FILE | --demo}",
+		Short:   "Serve a box of SSDs as NVMe over Fabrics",
+		Version: version,
+		Args: func(_ *cobra.Command, args []string) error {
+			if len(args) > 0 {
+				return fmt.Errorf("unknown command %q; a configuration is given as --config FILE; see jbofd --help",
+					args[0])
+			}
+			return nil
+		},
 		SilenceUsage:  true,
 		SilenceErrors: true,
 		RunE: func(cmd *cobra.Command, _ []string) error {

@@ -95,6 +95,13 @@ func TestAFailedStartIsJSONToo(t *testing.T) {
 	}
 }
 
+func TestAFileWithoutItsFlagIsAnsweredWithTheFlag(t *testing.T) {
+	if status, _, errs := run1(t, "x.yaml"); status != 1 || !strings.Contains(errs, `"x.yaml"`) ||
+		!strings.Contains(errs, "--config FILE") {
+		t.Errorf("status %d, %s", status, errs)
+	}
+}
+
 func TestVersionAndCompletionExist(t *testing.T) {
 	if status, out, _ := run1(t, "--version"); status != 0 || !strings.Contains(out, version) {
 		t.Errorf("status %d, %s", status, out)

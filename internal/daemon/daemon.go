@@ -303,8 +303,7 @@ func (n *Node) startTarget() error {
 				(time.Duration(c.KATOMS()) * time.Millisecond).String(), "last_command", c.LastCommand())
 		}, Overdue: func(c *nvmeof.Controller, what string, inFlight int) {
 			peers.Error("commands that a drive has do not end", "what", what, "host", c.HostNQN, "subsystem", c.SubNQN,
-				"cntlid", c.ID,
-				"in_flight", inFlight)
+				"cntlid", c.ID, "in_flight", inFlight, "quiesce_timeout", cfg.Limits.QuiesceTimeout.String())
 		}},
 	})
 	n.closing(n.service.Close)

@@ -134,6 +134,17 @@ func Open(cfg Config) (*Device, error) {
 	return d, nil
 }
 
+// kind names what is at a path that cannot be a drive.
+func kind(m os.FileMode) string {
+	switch {
+	case m.IsDir():
+		return "a directory"
+	case m&os.ModeCharDevice != 0:
+		return "a character device"
+	}
+	return "of type " + m.Type().String()
+}
+
 func (d *Device) open(cfg *Config) error {
 	flags := os.O_RDWR | unix.O_CLOEXEC | unix.O_DIRECT
 	st, err := os.Stat(cfg.Path)
@@ -143,7 +154,8 @@ func (d *Device) open(cfg *Config) error {
 		d.block = true
 		flags |= os.O_EXCL
 	case err == nil && !st.Mode().IsRegular():
-		return fmt.Errorf("%w: %s is %v, want a regular file or a block device", ErrConfig, cfg.Path, st.Mode().Type())
+		return fmt.Errorf("%w: %s is %s, want a regular file or a block device, as /dev/nvme0n1", ErrConfig, cfg.Path,
+			kind(st.Mode()))
 	case errors.Is(err, os.ErrNotExist) && cfg.Create:
 		if cfg.SizeBytes == 0 {
 			return fmt.Errorf("%w: SizeBytes is 0, but %s does not exist and is to be created", ErrConfig, cfg.Path)

@@ -225,6 +225,15 @@ func TestWrongKindsOfPathAndEngineAreRefused(t *testing.T) {
 	}
 }
 
+// TestAPathThatIsNoDriveIsNamed: /dev/nvme0, which is a controller, is easily written for /dev/nvme0n1.
+func TestAPathThatIsNoDriveIsNamed(t *testing.T) {
+	for path, want := range map[string]string{t.TempDir(): "is a directory", "/dev/null": "is a character device"} {
+		if _, err := Open(Config{Path: path}); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%s: %v, want %q", path, err, want)
+		}
+	}
+}
+
 func TestAllKindsOfMemoryAreReadAndWritten(t *testing.T) {
 	forEachEngine(t, func(t *testing.T, engine string) {
 		p := newPool(t)
