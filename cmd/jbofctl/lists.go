@@ -20,7 +20,12 @@ func (x *cli) statusCommand() *cobra.Command {
 		Use:   "status",
 		Short: "Show what the daemon is, where it listens and whether it is ready",
 		Args:  none,
-		RunE:  func(c *cobra.Command, _ []string) error { return x.status(c, check || wait > 0, wait) },
+		RunE: func(c *cobra.Command, _ []string) error {
+			if wait < 0 {
+				return usagef("--wait is %v, must be 0 or more", wait)
+			}
+			return x.status(c, check || wait > 0, wait)
+		},
 	}
 	c.Flags().BoolVar(&check, "check", false, "exit with status 3 if the node is not ready")
 	c.Flags().DurationVar(&wait, "wait", 0, "wait so long for the node to be ready, then do as with --check")
@@ -59,7 +64,7 @@ func (x *cli) status(c *cobra.Command, check bool, wait time.Duration) error {
 		row(t, "version", s.Version)
 		row(t, "ready", yesNo(s.Ready))
 		for _, r := range s.Reasons {
-			row(t, "", r.Component+": "+r.Reason)
+			row(t, "reason", r.Component+": "+r.Reason)
 		}
 		row(t, "listeners", join(s.Addresses.Listeners))
 		row(t, "discovery", s.Addresses.Discovery)
@@ -67,7 +72,7 @@ func (x *cli) status(c *cobra.Command, check bool, wait time.Duration) error {
 		row(t, "hosts", s.Hosts)
 		row(t, "controllers", s.Controllers)
 		row(t, "connections", s.Connections)
-		row(t, "buffers in use", size(s.BufferBytesInUse))
+		row(t, "buffers in use", about(s.BufferBytesInUse))
 	}); err != nil {
 		return err
 	}
@@ -144,7 +149,7 @@ func (x *cli) namespaceList(c *cobra.Command, _ []string) error {
 				block = n.BlockSize
 			}
 			if n.Type == "kv" && n.Configured {
-				keys, used, swapped = n.Objects, size(n.UsedBytes), n.SwappedKeys
+				keys, used, swapped = n.Objects, about(n.UsedBytes), n.SwappedKeys
 			}
 			switch {
 			case n.Error != "":
@@ -199,7 +204,7 @@ func (x *cli) swapList(c *cobra.Command, _ []string) error {
 		for _, a := range l.Items {
 			area := []any{a.UUID, a.SSD, a.State, "", ""}
 			if a.SSD != "" {
-				area[3], area[4] = size(a.SizeBytes), size(a.UsedBytes)
+				area[3], area[4] = size(a.SizeBytes), about(a.UsedBytes)
 			}
 			if len(a.Sources) == 0 {
 				row(t, append(area, "", "", "", "")...)

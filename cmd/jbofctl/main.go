@@ -73,6 +73,7 @@ func execute(ctx context.Context, args []string, t terminal) int {
 	c.SetIn(t.in)
 	c.SetOut(t.out)
 	c.SetErr(t.err)
+	completion(c)
 	err := c.ExecuteContext(ctx)
 	if err == nil {
 		return 0
@@ -117,9 +118,13 @@ Exit status: 0 done; 1 failed; 2 bad command line; 3 not ready (status --check).
 		PersistentPreRunE: func(*cobra.Command, []string) error {
 			switch x.output {
 			case "table", "json", "yaml":
-				return nil
+			default:
+				return usagef("--output is %q, must be table, json or yaml", x.output)
 			}
-			return usagef("--output is %q, must be table, json or yaml", x.output)
+			if x.timeout < 0 {
+				return usagef("--timeout is %v, must be 0 (without limit) or more", x.timeout)
+			}
+			return nil
 		},
 	}
 	fl := root.PersistentFlags()
@@ -135,20 +140,7 @@ Exit status: 0 done; 1 failed; 2 bad command line; 3 not ready (status --check).
 		return &cobra.Command{Use: use, Short: short, Args: args, RunE: run}
 	}
 	noun := func(use, short string, verbs ...*cobra.Command) *cobra.Command {
-		c := &cobra.Command{Use: use, Short: short, Args: cobra.ArbitraryArgs,
-			RunE: func(c *cobra.Command, args []string) error {
-				var names []string
-				for _, v := range c.Commands() {
-					if v.IsAvailableCommand() {
-						names = append(names, v.Name())
-					}
-				}
-				if len(args) > 0 {
-					return usagef("unknown command %q; after %q comes one of: %s", args[0], c.CommandPath(),
-						strings.Join(names, ", "))
-				}
-				return usagef("after %q comes one of: %s", c.CommandPath(), strings.Join(names, ", "))
-			}}
+		c := &cobra.Command{Use: use, Short: short, Args: cobra.ArbitraryArgs, RunE: oneOf}
 		c.AddCommand(verbs...)
 		return c
 	}
@@ -186,6 +178,32 @@ Exit status: 0 done; 1 failed; 2 bad command line; 3 not ready (status --check).
 	usage := func(_ *cobra.Command, err error) error { return usagef("%v", err) }
 	root.SetFlagErrorFunc(usage)
 	return root
+}
+
+// completion adds cobra's command of that name, which would answer an unknown shell with its help and exit status 0.
+// The root must have its output already.
+func completion(root *cobra.Command) {
+	root.InitDefaultCompletionCmd()
+	for _, c := range root.Commands() {
+		if c.Name() == "completion" {
+			c.Args, c.RunE = cobra.ArbitraryArgs, oneOf
+		}
+	}
+}
+
+// oneOf answers a command that is incomplete without one of its subcommands.
+func oneOf(c *cobra.Command, args []string) error {
+	var names []string
+	for _, v := range c.Commands() {
+		if v.IsAvailableCommand() {
+			names = append(names, v.Name())
+		}
+	}
+	if len(args) > 0 {
+		return usagef("unknown command %q; after %q comes one of: %s", args[0], c.CommandPath(),
+			strings.Join(names, ", "))
+	}
+	return usagef("after %q comes one of: %s", c.CommandPath(), strings.Join(names, ", "))
 }
 
 func none(c *cobra.Command, args []string) error {

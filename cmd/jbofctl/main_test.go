@@ -175,6 +175,7 @@ func TestExitStatusTellsFailureFromMisuse(t *testing.T) {
 		{1, "namespace delete --yes " + uuid + " --socket " + s},
 		{2, "status extra"}, {2, "status --nosuch"}, {2, "-o xml status"}, {2, "ssd"}, {2, "ssd nosuch"}, {2, "nosuch"},
 		{2, "ssd show"}, {2, "ssd format"},
+		{2, "completion tcsh"}, {2, "completion"}, {2, "--timeout -1s status"}, {2, "status --wait -1s"},
 		{2, "namespace delete xyz --yes --socket " + s}, {2, "swap discard xyz --yes --socket " + s},
 		{2, "swap discard " + uuid + " --socket " + s}, {2, "namespace delete " + uuid + " --socket " + s},
 	} {

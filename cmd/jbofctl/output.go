@@ -56,6 +56,9 @@ func row(t *tabwriter.Writer, cells ...any) {
 // size writes bytes as configurations do.
 func size(n int64) string { return config.Bytes(n).String() }
 
+// about writes bytes of which people need no more than the KiB, rounded up.
+func about(n int64) string { return size((n + 1023) &^ 1023) }
+
 func yesNo(b bool) string {
 	if b {
 		return "yes"
