@@ -120,6 +120,13 @@ func (c *Conn) Connected(r nvmeof.ConnectReply) bool {
 // connection is to be closed now; else teardownTimer will see to it.
 func (c *Conn) disconnect(i int) (now bool) {
 	c.mu.Lock()
+	if c.teardown.leaving { // the first Disconnect is still to be answered, in its own slot
+		if !c.closing {
+			c.respond(i, nvme.CommandSequenceError, 0)
+		}
+		c.mu.Unlock()
+		return false
+	}
 	c.makeTimer()
 	c.teardown.leaving, c.teardown.slot, c.teardown.answerByNS = true, i, c.service.Clock()+int64(c.service.Quiesce())
 	c.abortQueued()

@@ -185,6 +185,34 @@ func TestDisconnectIsAnsweredAfterTheDrain(t *testing.T) {
 	q.ended()
 }
 
+// TestEachDisconnectIsAnswered: a second one, while the first waits for the drive, is out of sequence, and does not keep
+// the first from being answered.
+func TestEachDisconnectIsAnswered(t *testing.T) {
+	t.Parallel()
+	r, dev := heldRig(t, fault.Rule{Ops: []ssd.Op{ssd.Write}, Hold: true})
+	host := r.raw(t)
+	q := host.queue(1)
+	w := q.writeBlock(0, 'a')
+	awaitHeld(t, dev, 1)
+	var e nvme.SQE
+	e.InitDisconnect()
+	first, second := q.send(e, nil), q.send(e, nil)
+	if e := q.wait(second); e.Status().Code() != nvme.CommandSequenceError {
+		t.Errorf("the second Disconnect: %v, want %v", e.Status(), nvme.CommandSequenceError)
+	}
+	if q.answeredByNow(first) {
+		t.Error("Disconnect is answered while a write is at the drive")
+	}
+	dev.SetRules()
+	dev.Release()
+	if e := q.wait(w); !e.Status().OK() {
+		t.Errorf("the write: %v", e.Status())
+	}
+	if e := q.wait(first); !e.Status().OK() {
+		t.Errorf("the first Disconnect: %v", e.Status())
+	}
+}
+
 // TestADriveThatNeverAnswers: a reset that cannot complete sets CFS after its bound, the next Connect of the host is
 // answered Controller Busy, other hosts are served, and the host can connect again once the drive answers.
 func TestADriveThatNeverAnswers(t *testing.T) {
