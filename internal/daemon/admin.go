@@ -73,7 +73,7 @@ func (n *Node) bindAdmin() error {
 	}()
 	n.endAdmin = sync.OnceFunc(func() {
 		n.beginStop()
-		requests.close(time.Second)
+		requests.close(lastRequests)
 		// Shutdown waits for callers to take their answers, but also for callers who have connected and asked nothing.
 		ctx, cancel := context.WithTimeout(context.Background(), lastAnswers)
 		defer cancel()
@@ -85,6 +85,10 @@ func (n *Node) bindAdmin() error {
 	n.closing(n.endAdmin)
 	return nil
 }
+
+// lastRequests is how long requests may take when the daemon stops. Those that change something have ended: the others
+// are answered from memory, unless a caller does not send what it has announced.
+const lastRequests = 100 * time.Millisecond
 
 // lastAnswers is how long callers may take for their answers when the daemon stops.
 const lastAnswers = 50 * time.Millisecond
@@ -345,7 +349,9 @@ func (n *Node) DeleteNamespace(name string) error {
 	if err != nil {
 		return fmt.Errorf("uuid %q: %w", name, err)
 	}
-	n.reload.Lock()
+	if err := n.beginChange(); err != nil {
+		return err
+	}
 	defer n.reload.Unlock()
 	for _, d := range n.ssds {
 		if d.label == nil {

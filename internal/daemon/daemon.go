@@ -125,20 +125,29 @@ func Run(ctx context.Context, opts Options) error {
 	}
 	notify(sd.SdNotifyReady)
 	stopWatchdog := watchdog()
-	for running := true; running; {
-		select {
-		case <-opts.Reload:
-			notify(sd.SdNotifyReloading)
-			_, _ = n.Reload("SIGHUP", false) // it has logged the error
-			notify(sd.SdNotifyReady)
-		case <-ctx.Done():
-			running = false
-		}
-	}
+	go n.reloadOnSignal(ctx)
+	<-ctx.Done()
 	notify(sd.SdNotifyStopping)
 	stopWatchdog()
 	n.stop()
 	return nil
+}
+
+// reloadOnSignal reloads the configuration for each SIGHUP until ctx ends. It has a goroutine of its own, so that a
+// stop begins at once also during a reload; stop waits for the reload.
+func (n *Node) reloadOnSignal(ctx context.Context) {
+	for {
+		select {
+		case <-n.opts.Reload:
+			notify(sd.SdNotifyReloading)
+			_, _ = n.Reload("SIGHUP", false) // it has logged the error
+			if ctx.Err() == nil {
+				notify(sd.SdNotifyReady)
+			}
+		case <-ctx.Done():
+			return
+		}
+	}
 }
 
 // notify sends a state to systemd, if systemd started the daemon.
@@ -307,7 +316,7 @@ func (n *Node) startTarget() error {
 		}},
 	})
 	n.closing(n.service.Close)
-	n.publisher = publish.New(publish.Config{Service: n.service, Closed: n.storeClosed})
+	n.publisher = publish.New(publish.Config{Service: n.service, Closed: n.storeClosed, Stopping: n.stopping})
 	admission := connection.NewAdmission(connection.AdmissionLimits{Connections: cfg.Limits.Connections,
 		PerHost: cfg.Limits.ConnectionsPerHost,
 		Pending: cfg.Limits.PendingConnections, PendingPerAddress: cfg.Limits.PendingPerAddress}, n.tel)
@@ -354,11 +363,14 @@ func digest(parts ...string) (b [16]byte) {
 
 // stop drains the connections, ends the associations and closes stores and drives.
 func (n *Node) stop() {
+	n.beginStop()
+	drainTimeout := n.config().Limits.DrainTimeout
 	n.log.Info("stopping: new connections are refused, outstanding commands complete", "drain_timeout",
-		n.cfg.Limits.DrainTimeout.String())
+		drainTimeout.String())
 	n.tel.Health().Block("daemon", "draining")
-	ctx, cancel := context.WithTimeout(context.Background(), n.cfg.Limits.DrainTimeout)
+	ctx, cancel := context.WithTimeout(context.Background(), drainTimeout)
 	defer cancel()
+	changed := n.awaitChange()
 	var drained sync.WaitGroup
 	if n.rdma != nil {
 		drained.Go(func() { n.rdma.Drain(ctx) })
@@ -367,6 +379,11 @@ func (n *Node) stop() {
 	drained.Wait()
 	if errors.Is(ctx.Err(), context.DeadlineExceeded) {
 		n.log.Warn("commands have not completed within drain_timeout; closing their connections")
+	}
+	// A change that is under way may take as long as connections may. It uses the stores and drives.
+	select {
+	case <-changed:
+	case <-ctx.Done():
 	}
 	// What is left of the drain timeout is for returning keys from swap areas.
 	returning := time.Duration(0)
@@ -379,6 +396,7 @@ func (n *Node) stop() {
 		// The admin API ends first: its requests use the stores, and a daemon that takes this one's place must find the
 		// socket free even if a drive keeps the rest from being closed in time.
 		n.endAdmin()
+		<-changed
 		n.service.Stop("the target is shutting down")
 		n.tcp.Close()
 		if n.rdma != nil {
@@ -391,12 +409,48 @@ func (n *Node) stop() {
 	select {
 	case <-closed:
 		n.log.Info("stopped")
+		return
 	case <-time.After(returning + cmp.Or(n.opts.CloseTimeout, closeTimeout)):
+	}
+	select {
+	case <-changed:
 		// A drive that does not answer keeps its queue from closing. The process can end nevertheless: a write was
 		// acknowledged only once it was as durable as promised.
 		n.log.Error("a drive has not answered within the time limit; stopped without closing it")
+	default:
+		n.log.Error("a change of the configuration has not ended within the time limit; stopped without closing the " +
+			"drives")
 	}
 }
+
+// awaitChange returns a channel that is closed when no reload, deletion of a namespace or discarding of a swap area is
+// under way any more. None begins after beginStop.
+func (n *Node) awaitChange() <-chan struct{} {
+	none := make(chan struct{})
+	go func() {
+		n.reload.Lock()
+		defer n.reload.Unlock()
+		close(none)
+	}()
+	return none
+}
+
+// beginChange takes n.reload for a change of the configuration or of drives.
+//
+// Errors: errStopping; n.reload is not taken then.
+func (n *Node) beginChange() error {
+	n.reload.Lock()
+	select {
+	case <-n.stopping:
+		n.reload.Unlock()
+		return errStopping
+	default:
+		return nil
+	}
+}
+
+// errStopping is the error of changes that come too late.
+var errStopping = errors.New("the daemon is stopping; try again when it is back")
 
 // closeTimeout is how long closing may take after draining. Together with the
 // default of limits.drain_timeout it is less than 5 s.

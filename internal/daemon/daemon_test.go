@@ -38,6 +38,9 @@ type world struct {
 	log io.Writer
 	// rdma is the provider of the daemon's RDMA devices; nil: the machine's.
 	rdma verbs.Provider
+	// reload is Options.Reload, onLoad is called when the configuration is read again.
+	reload <-chan os.Signal
+	onLoad func()
 	// closeTimeout is Options.CloseTimeout. It is long by default: the next daemon of a test runs in the same process
 	// and needs the drives of the one before, however long a loaded machine takes to close them.
 	closeTimeout time.Duration
@@ -125,6 +128,9 @@ func (w *world) configure(ssds []string, namespaces []string, more ...string) {
 func (w *world) path(name string) string { return filepath.Join(w.dir, name) }
 
 func (w *world) load() (*config.Config, error) {
+	if w.onLoad != nil {
+		w.onLoad()
+	}
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	return config.Parse("test", []byte(w.text))
@@ -148,8 +154,8 @@ func (w *world) start() (*node, error) {
 	ctx, cancel := context.WithCancel(context.Background())
 	ready, ended := make(chan Addresses, 1), make(chan error, 1)
 	go func() {
-		ended <- Run(ctx, Options{Config: cfg, Load: w.load, RDMA: w.rdma, Stderr: w.stderr(), Version: "test",
-			CloseTimeout: w.closeTimeout, Ready: func(a Addresses, _ []admin.Reason) { ready <- a }})
+		ended <- Run(ctx, Options{Config: cfg, Load: w.load, Reload: w.reload, RDMA: w.rdma, Stderr: w.stderr(),
+			Version: "test", CloseTimeout: w.closeTimeout, Ready: func(a Addresses, _ []admin.Reason) { ready <- a }})
 	}()
 	n := &node{w: w, admin: admin.NewClient(w.path("admin.sock"))}
 	n.stop = sync.OnceValue(func() error {

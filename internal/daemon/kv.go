@@ -206,9 +206,6 @@ func (n *Node) swappedKeys() (keys int64) {
 	return keys
 }
 
-// errStopping: the daemon stops before the range is erased.
-var errStopping = errors.New("the daemon is stopping; delete the namespace again when it is back")
-
 // erase zeroes an extent that nothing uses any more; see publish.Publisher.Erase.
 func (n *Node) erase(d *openSSD, e label.Extent) error {
 	err := n.publisher.Erase(d.drive, e.StartBytes, units.Bytes(e.LengthBytes), n.stopping)

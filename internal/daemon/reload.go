@@ -7,9 +7,12 @@ import (
 // Reload reads the configuration again and changes what can change while the daemon runs. With dryRun it does all that
 // can be refused, and changes nothing. source says in the log who asked.
 //
-// Errors: what is wrong with the configuration, needs a restart, or does not fit the drives. Nothing has changed then.
+// Errors: what is wrong with the configuration, needs a restart, or does not fit the drives; errStopping. Nothing has
+// changed then.
 func (n *Node) Reload(source string, dryRun bool) (config.Changes, error) {
-	n.reload.Lock()
+	if err := n.beginChange(); err != nil {
+		return config.Changes{}, err
+	}
 	defer n.reload.Unlock()
 	changes, err := n.reloadLocked(dryRun)
 	if dryRun {

@@ -3,7 +3,9 @@ package daemon
 import (
 	"io"
 	"net"
+	"os"
 	"sync/atomic"
+	"syscall"
 	"testing"
 	"time"
 
@@ -14,7 +16,8 @@ import (
 // TestACallerThatSaysNothingDoesNotKeepADriveFromBeingClosed: a client has opened the admin socket and sends nothing,
 // or only a part of a request. The node still stops in order and in time.
 func TestACallerThatSaysNothingDoesNotKeepADriveFromBeingClosed(t *testing.T) {
-	for _, said := range []string{"", "GET /v1/status HTTP/1.1\r\n"} {
+	for _, said := range []string{"", "GET /v1/status HTTP/1.1\r\n",
+		"POST /v1/namespaces/delete HTTP/1.1\r\nHost: jbofd\r\nContent-Length: 50\r\n\r\n{"} {
 		w := newWorld(t)
 		w.closeTimeout = closeTimeout
 		out := &lines{}
@@ -37,6 +40,59 @@ func TestACallerThatSaysNothingDoesNotKeepADriveFromBeingClosed(t *testing.T) {
 			t.Errorf("with %q sent to the admin socket, after %v: %s", said, time.Since(began), got)
 		}
 		_ = c.Close()
+	}
+}
+
+// TestAStopWaitsForAReload: a reload through the admin socket or by SIGHUP is under way when the node is to stop. It
+// may take as long as the connections may, and the node closes its drives. If it takes longer, the log says so and
+// blames no drive.
+func TestAStopWaitsForAReload(t *testing.T) {
+	for _, by := range []string{"admin socket", "SIGHUP"} {
+		for _, ends := range []bool{true, false} {
+			w := newWorld(t)
+			w.closeTimeout = closeTimeout
+			out := &lines{}
+			w.log = out
+			hangup := make(chan os.Signal, 1)
+			w.reload = hangup
+			w.configure([]string{memSSD}, []string{"{nsid: 1, ssd: ssd0, size: 16MiB}"},
+				"limits: {drain_timeout: 2s}")
+			n := w.mustStart()
+			loading, release := make(chan struct{}), make(chan struct{})
+			w.onLoad = func() {
+				close(loading)
+				<-release
+			}
+			answered := make(chan struct{})
+			go func() {
+				defer close(answered)
+				if by == "SIGHUP" {
+					hangup <- syscall.SIGHUP
+				} else {
+					_, _ = n.admin.Reload(t.Context()) // whether it has an answer in time depends on ends
+				}
+			}()
+			<-loading
+			if ends {
+				time.AfterFunc(1200*time.Millisecond, func() { close(release) })
+			}
+			began := time.Now()
+			if err := n.stop(); err != nil {
+				t.Error(err)
+			}
+			took := time.Since(began)
+			blamed, named := out.with("a drive has not answered"), out.with("a change of the configuration has not ended")
+			if len(blamed) > 0 || len(named) > 0 == ends || ends && len(out.with("stopped")) == 0 {
+				t.Errorf("%s, ends %v, after %v: %s%s", by, ends, took, blamed, named)
+			}
+			if took > 10*time.Second {
+				t.Errorf("%s, ends %v: stopping took %v", by, ends, took)
+			}
+			if !ends {
+				close(release)
+			}
+			<-answered
+		}
 	}
 }
 

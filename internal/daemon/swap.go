@@ -287,7 +287,9 @@ func (n *Node) DiscardSwap(name string) error {
 	if err != nil {
 		return fmt.Errorf("uuid %q: %w", name, err)
 	}
-	n.reload.Lock()
+	if err := n.beginChange(); err != nil {
+		return err
+	}
 	defer n.reload.Unlock()
 	var a *swapArea
 	for _, o := range n.swapAreas() {

@@ -21,6 +21,7 @@ import (
 	"jbofd/internal/fence"
 	"jbofd/internal/kvstore"
 	"jbofd/internal/kvstore/swap"
+	"jbofd/internal/ssd"
 	"jbofd/internal/tenant"
 	"jbofd/internal/turn"
 	"jbofd/internal/units"
@@ -71,6 +72,12 @@ type Partition struct {
 	// opened is closed when the store has opened or failed, stopped when its last checkpoint is done.
 	opened, stopped chan struct{}
 	phase           phase
+	// atDrive counts the store's I/Os that the drive has. lost: one has found the drive vanished while the store was
+	// closing, so that there can be no last checkpoint.
+	atDrive int
+	lost    bool
+	// quiet is set when the store was given up, and closed when no drive has an I/O of the partition any more.
+	quiet chan struct{}
 	// swapping is nil until the store is open, and without swapping.
 	swapping *swapper
 	waiting  waiting
@@ -180,15 +187,21 @@ func (p *Partition) awaitOpened() {
 // Close moves values back from swap areas, stops the store with a last checkpoint, so that the next Open has no log to
 // replay, and returns the memory. The submitters must have stopped. Idempotent.
 //
-// All of that may take patience at most. Nothing acknowledged is lost if it takes longer, but Close then gives up: it
-// ends the Requests that the store still has with kvstore.DeviceError, so that their outcome is indeterminate, and does
-// not return the memory, which the device may still use. No new I/O starts, but those at the device may still change
-// the partition. Before it is opened again, or its extent is used for something else, the caller must wait for them
-// with drive.Drive.Quiesce.
+// All of that may take patience at most. Nothing acknowledged is lost if it takes longer, or if the drive has vanished,
+// but Close then gives up: it ends the Requests that the store still has with kvstore.DeviceError, so that their
+// outcome is indeterminate, and does not return the memory if a device may still use it. No new I/O starts, but those
+// at the device may still change the partition. Before it is opened again, or its extent is used for something else,
+// the caller must wait for them with drive.Drive.Quiesce.
 //
-// Errors: one that says that the last checkpoint was not done in time; ErrKeysSwapped if it was, but values are left in
-// swap areas.
-func (p *Partition) Close(patience time.Duration) error {
+// Errors: one that says that the last checkpoint was not done in time; ssd.ErrGone; ErrKeysSwapped if the checkpoint was
+// done, but values are left in swap areas.
+func (p *Partition) Close(patience time.Duration) error { return p.CloseBefore(patience, nil) }
+
+// CloseBefore is Close that, once stop is closed, leaves only checkpointTimeout to the last checkpoint.
+//
+// Errors: those of Close.
+func (p *Partition) CloseBefore(patience time.Duration, stop <-chan struct{}) error {
+	began := p.driver.Env().Now()
 	p.driver.Lock()
 	if p.phase != serving {
 		p.driver.Unlock()
@@ -202,35 +215,81 @@ func (p *Partition) Close(patience time.Duration) error {
 	}
 	p.turn()
 	p.driver.Unlock()
-	if p.swapping != nil && !p.awaitStopped(max(patience-checkpointTimeout, patience/2)) {
-		p.swapping.stopDraining()
-		patience = min(checkpointTimeout, patience/2)
-	}
-	if p.awaitStopped(patience) {
-		p.release()
+	last := min(checkpointTimeout, patience/2)
+	stopped := p.awaitStopped(patience-last, stop)
+	if !stopped {
 		if p.swapping != nil {
-			return p.swapping.keysLeft()
+			p.swapping.stopDraining()
 		}
-		return nil
+		stopped = p.awaitStopped(last, nil)
 	}
 	p.driver.Lock()
-	p.phase = gone
+	lost := p.lost
+	p.driver.Unlock()
+	switch {
+	case lost:
+		p.giveUp(patience)
+		return fmt.Errorf("the last checkpoint could not be written: %w; the next start replays the log", ssd.ErrGone)
+	case !stopped:
+		p.giveUp(takeOutTimeout)
+		took := time.Duration(p.driver.Env().Now() - began)
+		return fmt.Errorf("the last checkpoint took longer than %v; the next start replays the log",
+			took.Round(time.Millisecond))
+	}
+	p.release()
+	if p.swapping != nil {
+		return p.swapping.keysLeft()
+	}
+	return nil
+}
+
+const (
+	// checkpointTimeout is how much of its patience Close keeps for the last checkpoint while values are moved back.
+	checkpointTimeout = 500 * time.Millisecond
+	// takeOutTimeout is how long Close waits for I/Os of a store that was given up. Those that the device does not have
+	// come back at once.
+	takeOutTimeout = 10 * time.Millisecond
+	// stopEvery is how long CloseBefore may take to see that it is to stop.
+	stopEvery = 10 * time.Millisecond
+)
+
+// awaitStopped waits until the store has stopped or was found lost, and reports that; false: the time is over, or stop
+// is closed.
+func (p *Partition) awaitStopped(patience time.Duration, stop <-chan struct{}) bool {
+	env := p.driver.Env()
+	if stop == nil {
+		return env.Wait(p.stopped, patience)
+	}
+	for late := env.Now() + int64(patience); !env.Wait(p.stopped, stopEvery); {
+		select {
+		case <-stop:
+			return false
+		default:
+		}
+		if env.Now() >= late {
+			return false
+		}
+	}
+	return true
+}
+
+// giveUp ends a store that cannot have its last checkpoint. Its memory is given back if the drives end its I/Os within
+// patience. Otherwise a device may still be reading and writing it.
+func (p *Partition) giveUp(patience time.Duration) {
+	quiet := make(chan struct{})
+	p.driver.Lock()
+	p.phase, p.quiet = gone, quiet
 	p.right.Raise()
 	p.driver.Unlock()
 	p.drive.AbortStale()
 	p.endBegun()
-	// The device may still read from the memory and write to it.
+	p.driver.Run()
+	if p.driver.Env().Wait(quiet, patience) {
+		p.release()
+		return
+	}
 	p.abandonMemory()
 	p.driver.Close()
-	return fmt.Errorf("the last checkpoint took longer than %v; the next start replays the log", patience)
-}
-
-// checkpointTimeout is how much of its patience Close keeps for the last checkpoint while values are moved back.
-const checkpointTimeout = 500 * time.Millisecond
-
-// awaitStopped waits for the store to have stopped, and reports that it has.
-func (p *Partition) awaitStopped(patience time.Duration) bool {
-	return p.driver.Env().Wait(p.stopped, patience)
 }
 
 // abandon ends a partition that could not be opened. A store that has opened is stopped.

@@ -39,6 +39,7 @@ type swapper struct {
 	// What follows belongs to the partition's owner.
 	taken   []outcome
 	ios     []*swapIO // by tag
+	atDrive int       // how many of them drives have
 	acts    swap.Actions
 	loads   []swap.Load
 	batches []drive.Batch // of the areas' SSDs
@@ -196,7 +197,9 @@ func (l *swapper) pending() bool { return l.outcomes.Pending() || l.done.Pending
 
 // discard discards what comes after the end of the partition.
 func (l *swapper) discard() {
-	l.done.Take()
+	for n := l.done.Take(); n != nil; n = n.Detach() {
+		l.atDrive--
+	}
 	l.taken = l.outcomes.Take(l.taken)[:0]
 }
 
@@ -205,6 +208,7 @@ func (l *swapper) begin(now int64) {
 	for n := l.done.Take(); n != nil; {
 		d := n.Item
 		n = n.Detach()
+		l.atDrive--
 		d.Buf.B = nil
 		l.source.Complete(d.tag, d.Err)
 	}
@@ -286,6 +290,7 @@ func (l *swapper) turn(now int64) {
 		d.Tenant, d.Credited, d.Extent = q.Tenant, false, l.p.pass
 		batch.Add(&d.IO)
 	}
+	l.atDrive += len(l.acts.IOs)
 	l.acts.Replies, l.acts.Releases, l.acts.IOs = l.acts.Replies[:0], l.acts.Releases[:0], l.acts.IOs[:0]
 	clear(l.acts.Appends)
 	l.acts.Appends = l.acts.Appends[:0]

@@ -1,6 +1,8 @@
 package partition
 
 import (
+	"errors"
+
 	"jbofd/internal/kvstore"
 	"jbofd/internal/kvstore/swap"
 	"jbofd/internal/ssd"
@@ -27,10 +29,7 @@ const maxTurns = 16
 // the store and of the Source go to the drives at the end, in one batch for each drive. Needs ownership.
 func (p *Partition) turn() {
 	if p.phase == gone {
-		p.done.Take()
-		if p.swapper != nil {
-			p.swapper.discard()
-		}
+		p.discardDone()
 		p.aborting.Store(false)
 		p.takeInbox()
 		p.refuse()
@@ -74,7 +73,7 @@ func (p *Partition) turn() {
 	case p.phase == opening && (p.store.Ready() || p.store.Err() != nil):
 		p.phase = serving
 		close(p.opened)
-	case p.phase == closing && p.store.Stopped():
+	case p.phase == closing && (p.store.Stopped() || p.lost):
 		p.phase = gone
 		close(p.stopped)
 	}
@@ -111,11 +110,31 @@ func (p *Partition) endBegun() {
 	}
 }
 
+// discardDone discards what comes after the end of the partition, and tells giveUp when no more will come.
+func (p *Partition) discardDone() {
+	for n := p.done.Take(); n != nil; n = n.Detach() {
+		p.atDrive--
+	}
+	atDrive := p.atDrive
+	if p.swapper != nil {
+		p.swapper.discard()
+		atDrive += p.swapper.atDrive
+	}
+	if p.quiet != nil && atDrive == 0 {
+		close(p.quiet)
+		p.quiet = nil
+	}
+}
+
 // takeDone hands the device's completions to the store.
 func (p *Partition) takeDone() {
 	for n := p.done.Take(); n != nil; {
 		d := n.Item
 		n = n.Detach()
+		p.atDrive--
+		if p.phase == closing && errors.Is(d.Err, ssd.ErrGone) {
+			p.lost = true
+		}
 		if d.CreditUnits > 0 {
 			p.tenant(d.Tenant).creditUnits = d.CreditUnits
 		}
@@ -267,6 +286,7 @@ func (p *Partition) submit() {
 		}
 		p.batch.Add(&d.IO)
 	}
+	p.atDrive += len(p.acts.IOs)
 	p.acts.IOs = p.acts.IOs[:0]
 	p.drive.Submit(&p.batch)
 }

@@ -47,6 +47,8 @@ type Config struct {
 	Service *target.Service
 	// Closed is told how a store was closed; see partition.Partition.Close.
 	Closed func(s *Store, err error)
+	// Stopping is closed when the node is to stop; see Publisher.Close. Nil: it never is.
+	Stopping <-chan struct{}
 }
 
 // Publisher knows the stores that are open. Its methods may be called from any goroutine.
@@ -132,9 +134,13 @@ func (p *Publisher) retire(used map[*nvmeof.Namespace]*Store) {
 }
 
 // Close closes a store that hosts do not use, and tells Config.Closed. It is for stores that were opened and are not
-// published.
+// published. If the node is to stop, it waits only for a last checkpoint, for half a second.
 func (p *Publisher) Close(s *Store, patience time.Duration) {
-	err := s.Partition.Close(patience)
+	p.closed(s, s.CloseBefore(patience, p.cfg.Stopping))
+}
+
+// closed notes how a store was closed.
+func (p *Publisher) closed(s *Store, err error) {
 	if err != nil && !errors.Is(err, partition.ErrKeysSwapped) {
 		p.mu.Lock()
 		p.undrained[s.Drive()] = true
@@ -171,7 +177,7 @@ func (p *Publisher) CloseAll(patience time.Duration) {
 	p.mu.Unlock()
 	var all sync.WaitGroup
 	for _, s := range open {
-		all.Go(func() { p.Close(s, patience) })
+		all.Go(func() { p.closed(s, s.Partition.Close(patience)) })
 	}
 	all.Wait()
 }

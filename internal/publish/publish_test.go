@@ -24,27 +24,31 @@ type rig struct {
 	sim       *lab.Sim
 	disk      *lab.Drive
 	drive     *drive.Drive
+	pool      *bufpool.Pool
 	publisher *Publisher
 	closed    error
+	stopping  chan struct{}
 }
 
 const storeBytes = 25 * 128 << 10
 
 func newRig(t *testing.T) *rig {
-	r := &rig{t: t, sim: lab.NewSim(1)}
+	r := &rig{t: t, sim: lab.NewSim(1), stopping: make(chan struct{})}
 	r.disk = lab.NewDrive(lab.DriveConfig{SizeBytes: storeBytes, BlockSize: 512, Rand: rand.New(rand.NewPCG(1, 1)),
 		Misuse: func(what string) { t.Error(what) }})
 	pool, err := bufpool.New(bufpool.Config{TotalBytes: 16 << 20})
 	if err != nil {
 		t.Fatal(err)
 	}
+	r.pool = pool
 	r.drive, err = drive.New(drive.Config{Device: lab.NewDevice(r.sim, "ssd0", r.disk), Pool: pool, Env: r.sim})
 	if err != nil {
 		t.Fatal(err)
 	}
 	machine := nvmeof.New(nvmeof.Config{Limits: nvmeof.Limits{MDTSBytes: 64 << 10}})
 	service := target.New(target.Config{Target: machine, SSDs: []*drive.Drive{r.drive}, Pool: pool, Env: r.sim})
-	r.publisher = New(Config{Service: service, Closed: func(_ *Store, err error) { r.closed = err }})
+	r.publisher = New(Config{Service: service, Stopping: r.stopping,
+		Closed: func(_ *Store, err error) { r.closed = err }})
 	return r
 }
 
@@ -96,6 +100,55 @@ func TestAStoreIsNotReadWhileItsFormerSelfWrites(t *testing.T) {
 	r.publisher.Close(s, time.Second)
 	if r.closed != nil {
 		t.Error(r.closed)
+	}
+}
+
+// TestTheStoreOfAVanishedDriveIsClosedAtOnce: there is nothing to wait for, and its memory comes back.
+func TestTheStoreOfAVanishedDriveIsClosedAtOnce(t *testing.T) {
+	for _, when := range []string{"before", "while closing"} {
+		r := newRig(t)
+		before := r.pool.Stats().ArenaBytes
+		s, err := r.open(true)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if when == "before" {
+			r.disk.Vanish()
+		} else {
+			r.disk.Hold = func(*ssd.Request) int64 { return int64(2 * time.Second) }
+			r.sim.After(int64(time.Second), func() {
+				r.disk.Hold = nil
+				r.disk.Vanish()
+			})
+		}
+		began := r.sim.Now()
+		r.publisher.Close(s, closeTimeout)
+		if took := time.Duration(r.sim.Now() - began); !errors.Is(r.closed, ssd.ErrGone) || took > 3*time.Second {
+			t.Errorf("vanished %s: the close takes %v and ends with %v", when, took, r.closed)
+		}
+		if n := r.pool.Stats().ArenaBytes; n != before || len(r.disk.Flights) > 0 {
+			t.Errorf("vanished %s: %d bytes of arenas, %d before the store; %d requests at the drive", when, n, before,
+				len(r.disk.Flights))
+		}
+		if err := r.publisher.Vacate(r.drive, nil); err != nil {
+			t.Errorf("vanished %s: %v", when, err)
+		}
+	}
+}
+
+// TestAStopOfTheNodeEndsTheWaitForAStore: a store whose drive is slow is given the time of a last checkpoint.
+func TestAStopOfTheNodeEndsTheWaitForAStore(t *testing.T) {
+	r := newRig(t)
+	s, err := r.open(true)
+	if err != nil {
+		t.Fatal(err)
+	}
+	r.disk.Hold = func(*ssd.Request) int64 { return int64(15 * time.Second) }
+	r.sim.After(int64(time.Second), func() { close(r.stopping) })
+	began := r.sim.Now()
+	r.publisher.Close(s, closeTimeout)
+	if took := time.Duration(r.sim.Now() - began); r.closed == nil || took > 1600*time.Millisecond {
+		t.Errorf("a close that is told to stop after 1 s takes %v and ends with %v", took, r.closed)
 	}
 }
 
