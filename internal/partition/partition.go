@@ -193,8 +193,8 @@ func (p *Partition) awaitOpened() {
 // at the device may still change the partition. Before it is opened again, or its extent is used for something else,
 // the caller must wait for them with drive.Drive.Quiesce.
 //
-// Errors: one that says that the last checkpoint was not done in time; ssd.ErrGone; ErrKeysSwapped if the checkpoint was
-// done, but values are left in swap areas.
+// Errors: one that says that the last checkpoint was not done in time; ssd.ErrGone; ErrKeysSwapped if the checkpoint
+// was done, but values are left in swap areas.
 func (p *Partition) Close(patience time.Duration) error { return p.CloseBefore(patience, nil) }
 
 // CloseBefore is Close that, once stop is closed, leaves only checkpointTimeout to the last checkpoint.

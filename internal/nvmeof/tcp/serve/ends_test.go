@@ -185,8 +185,8 @@ func TestDisconnectIsAnsweredAfterTheDrain(t *testing.T) {
 	q.ended()
 }
 
-// TestEachDisconnectIsAnswered: a second one, while the first waits for the drive, is out of sequence, and does not keep
-// the first from being answered.
+// TestEachDisconnectIsAnswered: a second one, while the first waits for the drive, is out of sequence, and does not
+// keep the first from being answered.
 func TestEachDisconnectIsAnswered(t *testing.T) {
 	t.Parallel()
 	r, dev := heldRig(t, fault.Rule{Ops: []ssd.Op{ssd.Write}, Hold: true})
