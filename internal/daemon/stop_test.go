@@ -81,7 +81,7 @@ func TestAStopWaitsForAReload(t *testing.T) {
 				t.Error(err)
 			}
 			took := time.Since(began)
-			blamed, named := out.with("a drive has not answered"), out.with("a change of the configuration has not ended")
+			blamed, named := out.with("a drive has not answered"), out.with("a change of the configuration has not")
 			if len(blamed) > 0 || len(named) > 0 == ends || ends && len(out.with("stopped")) == 0 {
 				t.Errorf("%s, ends %v, after %v: %s%s", by, ends, took, blamed, named)
 			}

@@ -4,7 +4,8 @@
 package tenant
 
 // ID is a tenant's number within one target service. IDs are small and dense, so that they index slices; the target
-// service gives them out, and reuses an ID only after every drive has finished the last I/O charged to it.
+// service gives them out, and reuses an ID only when the connections that were charged to it are closed and every drive
+// has finished the last I/O charged to it.
 type ID uint32
 
 // None is no tenant.

@@ -59,9 +59,12 @@ type tenants struct {
 	member, alone map[string]*tenantState
 	open          map[nvmeof.ConnID]*openConn
 	// last is the highest number in use so far. free are numbers that no tenant has, leaving those of former tenants
-	// of which drives may still have I/O.
+	// of which commands may still be under way.
 	last          tenant.ID
 	free, leaving []tenant.ID
+	// holders counts the open connections that have been charged to a number, also to a former one: partitions and
+	// drives may have commands from that time.
+	holders map[tenant.ID]int
 }
 
 // tenantState is a tenant that the drives know.
@@ -79,6 +82,8 @@ type openConn struct {
 	admin   bool
 	tenant  *tenantState
 	account *bufpool.Account
+	// numbers are those of all tenants that the connection has been charged to.
+	numbers []tenant.ID
 }
 
 // Background is the number of the tenant that compaction, checkpoints and recovery of key-value stores
@@ -87,7 +92,7 @@ const Background tenant.ID = 1
 
 func newTenants() tenants {
 	return tenants{last: Background, configured: map[string]*tenantState{}, member: map[string]*tenantState{},
-		alone: map[string]*tenantState{}, open: map[nvmeof.ConnID]*openConn{}}
+		alone: map[string]*tenantState{}, open: map[nvmeof.ConnID]*openConn{}, holders: map[tenant.ID]int{}}
 }
 
 // announceTenant tells every drive the tenant's settings.
@@ -111,17 +116,10 @@ func (f *Service) forgetOnDrives(n tenant.ID) bool {
 	return all
 }
 
-// newTenant gives t a number, announces it to the drives, and returns t. Numbers of former tenants are used again as
-// soon as no drive has I/O of them. tenants.mu is held.
+// newTenant gives t a number, announces it to the drives, and returns t. tenants.mu is held.
 func (f *Service) newTenant(t *tenantState) *tenantState {
 	ts := &f.tenants
-	ts.leaving = slices.DeleteFunc(ts.leaving, func(n tenant.ID) bool {
-		gone := f.forgetOnDrives(n)
-		if gone {
-			ts.free = append(ts.free, n)
-		}
-		return gone
-	})
+	f.freeNumbers()
 	if n := len(ts.free); n > 0 {
 		t.Number, ts.free = ts.free[n-1], ts.free[:n-1]
 	} else {
@@ -132,14 +130,24 @@ func (f *Service) newTenant(t *tenantState) *tenantState {
 	return t
 }
 
-// dropTenant makes the drives forget a tenant. Its number is free at once, or leaving if a drive still has I/O of it.
-// tenants.mu is held.
+// dropTenant makes the drives forget a tenant. tenants.mu is held.
 func (f *Service) dropTenant(t *tenantState) {
-	if f.forgetOnDrives(t.Number) {
-		f.tenants.free = append(f.tenants.free, t.Number)
-	} else {
-		f.tenants.leaving = append(f.tenants.leaving, t.Number)
-	}
+	f.forgetOnDrives(t.Number)
+	f.tenants.leaving = append(f.tenants.leaving, t.Number)
+	f.freeNumbers()
+}
+
+// freeNumbers frees the numbers of former tenants to which nothing is charged any more: no drive has I/O of them, and
+// the connections are closed whose commands may wait for a partition. tenants.mu is held.
+func (f *Service) freeNumbers() {
+	ts := &f.tenants
+	ts.leaving = slices.DeleteFunc(ts.leaving, func(n tenant.ID) bool {
+		gone := ts.holders[n] == 0 && f.forgetOnDrives(n)
+		if gone {
+			ts.free = append(ts.free, n)
+		}
+		return gone
+	})
 }
 
 // Anonymous is the name of the tenant that hosts belong to which connect with an empty host NQN.
@@ -179,6 +187,10 @@ func (f *Service) assign(c *openConn, t *tenantState) {
 	before, account := c.tenant, c.account
 	c.tenant = t
 	t.Connections++
+	if !slices.Contains(c.numbers, t.Number) {
+		c.numbers = append(c.numbers, t.Number)
+		f.tenants.holders[t.Number]++
+	}
 	name, from := t.account, ""
 	if !t.Configured {
 		from = c.from
@@ -231,6 +243,12 @@ func (f *Service) CloseTenant(id nvmeof.ConnID) {
 	o := f.tenants.open[id]
 	delete(f.tenants.open, id)
 	o.account.Close()
+	for _, n := range o.numbers {
+		if f.tenants.holders[n]--; f.tenants.holders[n] == 0 {
+			delete(f.tenants.holders, n)
+		}
+	}
+	f.freeNumbers()
 	if o.tenant != nil {
 		f.abandonTenant(o.tenant, o.host)
 	}

@@ -150,6 +150,41 @@ func TestTenantNumbersAreReused(t *testing.T) {
 	}
 }
 
+// TestANumberIsNotReusedWhileItsCommandsMayWait: a host leaves a tenant that is removed. Its earlier commands may still
+// wait for a partition, which knows them by the tenant's number, until the connection is closed.
+func TestANumberIsNotReusedWhileItsCommandsMayWait(t *testing.T) {
+	r := newRigWith(t, 1)
+	gold := func(name string) []TenantConfig {
+		return []TenantConfig{{Name: name, Hosts: []string{hostA}, Settings: pipeline.Settings{Weight: 4}}}
+	}
+	r.SetTenants(gold("gold"))
+	a := r.open(hostA, false)
+	was := a.payer().Number
+	r.SetTenants(nil)
+	if n := a.payer().Number; n == was {
+		t.Fatalf("the host on its own has the tenant's number %d", n)
+	}
+	for i := range 10 {
+		b := r.open(fmt.Sprint(hostB, i), false)
+		if n := b.payer().Number; n == was {
+			t.Fatalf("another host gets number %d while a connection of the former tenant is open", n)
+		}
+		r.done(b)
+	}
+	for range 10 { // numbers that the connection has used are bounded by the tenants that it was in
+		r.SetTenants(gold("gold"))
+		r.SetTenants(gold("silver"))
+	}
+	if n := r.tenants.last; n > Background+25 {
+		t.Errorf("%d numbers are in use", n)
+	}
+	r.done(a)
+	r.SetTenants(nil)
+	if len(r.tenants.leaving) > 0 || len(r.tenants.holders) > 0 || len(r.known()) > 0 {
+		t.Errorf("left: %v, held %v, the drive knows %v", r.tenants.leaving, r.tenants.holders, r.known())
+	}
+}
+
 // Connections of many hosts come and go while tenants change; afterwards nothing is left.
 func TestTenantsAreConsistentUnderConcurrentChanges(t *testing.T) {
 	r := newRigWith(t, 1)
