@@ -25,7 +25,7 @@ type rdmaNet struct {
 	host, target *memverbs.Provider
 	// reject, if set, is the status with which connections of a queue are refused.
 	reject func(qid uint16) cm.Status
-	// sent is the number of responses sent. Hooks may read and change responses.
+	// respond, if set, returns the responses to send instead of capsule.
 	respond func(c *scriptConn, capsule []byte) [][]byte
 }
 

@@ -240,7 +240,8 @@ func (s *Store) schedule(i int32) {
 // compaction has freed some. Segments that compaction waits for skip that check, because a compaction that waited for
 // space could never free any. These are the segments of victims, for which placeForKeys keeps space back, and the new
 // ones of a split, whose sources compaction cannot move before the split ends. The new ones take from the chunk and a
-// half that placeForKeys keeps back besides; if that does not suffice, failStuck ends the split's round with an error.
+// half that placeForKeys keeps back besides; if that does not suffice, failOutOfSpace ends the split's round with an
+// error.
 func (s *Store) writeSegments() {
 	s.compact.blocked = false
 	for n := s.dirty.N; n > 0 && s.room(keyLog); n-- {

@@ -18,7 +18,7 @@
 //
 // # Waiting
 //
-// Three ways to wait for a completion were measured from Go; see Ring.Enter,
+// Three ways to wait for a completion were measured from Go; see Ring.Wait,
 // RegisterEventfd and docs/decisions/0002-waiting-for-io-uring.md.
 package uring
 
@@ -314,5 +314,5 @@ func (s *SQE) UseBuffer(index int) {
 	s.bufIndex = uint16(index)
 }
 
-// UseFile says that the entry's fd is an index of RegisterFiles.
+// UseFile says that the entry's fd is the index of a registered file; see RegisterFile.
 func (s *SQE) UseFile() { s.flags |= sqeFixedFile }

@@ -48,7 +48,7 @@ func (ns *namespace) renew() {
 	ns.store = store{lives: ns.store.lives + 1}
 }
 
-// tenants draws the tenants of a configuration.
+// drawTenants draws the tenants of a configuration.
 func (l *Lab) drawTenants() {
 	l.tenants = nil
 	if !l.traits.capped {

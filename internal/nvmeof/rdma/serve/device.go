@@ -51,7 +51,7 @@ func openDevice(s *Server, v verbs.Device) (d *device, err error) {
 const cqRoom = 16384
 
 // place finds a completion queue with room for a connection's work requests, and makes another one
-// where there are fewer than Config.Pollers or none has room. group.leave follows.
+// where there are fewer than Config.Pollers or none has room. releasePlace gives the room back.
 func (d *device) place(sends int) (*group, error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()

@@ -226,8 +226,8 @@ func (s *Server) reject(ep verbs.Endpoint, f *cm.Fault) {
 	}
 }
 
-// enter counts a connection on its device, which is opened for the first of them. device.leave
-// follows.
+// enter counts a connection on its device, which is opened for the first of them. connClosed must
+// follow.
 func (s *Server) enter(d verbs.Device) (*device, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -15,7 +15,7 @@ func (c *Conn) Buffer(i, n int) []byte {
 		return c.connBuf[:n]
 	}
 	buf := &c.slots[i].cmd.Buf
-	c.slots[i].requestedNS = c.seen.Load() // of the first of a fused pair; see qpair.Awaited
+	c.slots[i].requestedNS = c.seen.Load() // of the first of a fused pair; see qpair.QPair.Awaited
 	if c.waiting && c.granted.Load() {
 		c.waiting = false
 		c.granted.Store(false)
