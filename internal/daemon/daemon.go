@@ -416,11 +416,22 @@ func (n *Node) stop() {
 	case <-changed:
 		// A drive that does not answer keeps its queue from closing. The process can end nevertheless: a write was
 		// acknowledged only once it was as durable as promised.
-		n.log.Error("a drive has not answered within the time limit; stopped without closing it")
+		n.log.Error("a drive has not answered within the time limit; stopped without closing it", "ssds",
+			n.busyDrives())
 	default:
 		n.log.Error("a change of the configuration has not ended within the time limit; stopped without closing the " +
 			"drives")
 	}
+}
+
+// busyDrives returns the names of the drives that have requests.
+func (n *Node) busyDrives() (names []string) {
+	for _, d := range n.ssds {
+		if d.drive != nil && d.drive.Stats().Inflight.Load() > 0 {
+			names = append(names, d.name)
+		}
+	}
+	return names
 }
 
 // awaitChange returns a channel that is closed when no reload, deletion of a namespace or discarding of a swap area is

@@ -160,9 +160,9 @@ func TestAStopDoesNotWaitForAStuckDrive(t *testing.T) {
 	if took < drain || took > stopLimit {
 		t.Errorf("stopped after %v, want %v and not more than %v", took, drain, stopLimit)
 	}
-	for _, line := range []string{"commands have not completed within drain_timeout",
-		"a drive has not answered within the time limit"} {
-		if len(d.log.find(line)) != 1 {
+	for _, line := range [][]string{{"commands have not completed within drain_timeout"},
+		{"a drive has not answered within the time limit", "ssd0"}} {
+		if len(d.log.find(line...)) != 1 {
 			t.Errorf("the log does not say once %q", line)
 		}
 	}
