@@ -45,6 +45,8 @@ type Host struct {
 	busy int
 
 	connects, resets, shutdowns, cuts, aborts, aborted, lostCommands, commands int
+	// capWindows are by drive.
+	capWindows [drives]capWindow
 	// abortsOut are Abort commands outstanding; a controller takes few.
 	abortsOut int
 }

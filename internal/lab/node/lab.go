@@ -266,6 +266,7 @@ func (l *Lab) act() {
 		l.Node.publish()
 	case 5:
 		l.clock.Jump()
+		l.restartCapWindows()
 	case 6:
 		if l.rng.IntN(3) == 0 {
 			l.crash(l.rng.IntN(2) == 0)

@@ -65,8 +65,14 @@ func (h *Host) maybeAbort(q *hostQueue, c *command) {
 
 // io runs one I/O command, which may be aborted.
 func (h *Host) io(p *lab.Proc, q *hostQueue, sqe nvme.SQE, data []byte, toHost bool) (o outcome) {
+	start := h.lab.Sim.Now()
 	p.Wait(func(wake func()) {
-		c := q.submit(sqe, data, toHost, func(got outcome) { o = got; wake() })
+		c := q.submit(sqe, data, toHost, func(got outcome) {
+			if o = got; o.ok() {
+				h.holdToCaps(&sqe, len(data), start)
+			}
+			wake()
+		})
 		h.maybeAbort(q, c)
 	})
 	switch {

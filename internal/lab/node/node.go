@@ -108,6 +108,7 @@ func (n *Node) task(f func()) { n.process.Go(f) }
 
 // publish publishes the namespaces that are there, and the tenants.
 func (n *Node) publish() {
+	n.lab.restartCapWindows()
 	st := nvmeof.SubsystemState{NQN: SubNQN, Serial: "lab", Model: "lab", AllowAnyHost: true}
 	stores := map[*nvmeof.Namespace]*publish.Store{}
 	for _, ns := range n.lab.namespaces {
