@@ -172,6 +172,10 @@ func acceptYCSBFlags(args []string) []string {
 
 // workload reads the workload.
 func (f *kvFlags) workload(c *cobra.Command) (ycsb.Workload, error) {
+	if len(f.files) == 0 && len(f.props) == 0 {
+		return ycsb.Workload{}, usagef("recordcount is missing: give a YCSB workload, -P FILE, or its properties, " +
+			"-p NAME=VALUE each")
+	}
 	p := ycsb.Properties{}
 	for _, name := range f.files {
 		file, err := os.Open(name)

@@ -30,7 +30,7 @@ func TestBadKVFlagsExitWith2AndNameFlagValueAndAllowed(t *testing.T) {
 		args string
 		want []string
 	}{
-		{"kv", []string{"recordcount", "missing"}},
+		{"kv", []string{"recordcount", "missing", "-P FILE"}},
 		{"kv load -p recordcount=10", []string{"--target", "--embedded"}},
 		{"kv -p recordcount=many", []string{"recordcount", "many"}},
 		{"kv -p recordcount", []string{"-p", "recordcount", "name=value"}},
