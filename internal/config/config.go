@@ -52,7 +52,8 @@ type Config struct {
 type Node struct {
 	// Name is the node's name in logs and metrics.
 	Name string `yaml:"name" default:"jbof0"`
-	// DataDir is the directory for the daemon's own files. Drives are not kept here unless their path says so.
+	// DataDir is the directory for the daemon's own files, of which there are none yet: what must be remembered is in
+	// the drives' labels. Drives are not kept here unless their path says so.
 	DataDir string `yaml:"data_dir" default:"/var/lib/jbofd"`
 }
 
