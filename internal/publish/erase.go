@@ -18,7 +18,7 @@ const eraseStep = 32 << 20
 //
 // Errors: target.ErrInFlight, commands have not ended in time; target.ErrStopped; the drive's.
 func (p *Publisher) Erase(d *drive.Drive, offset units.DriveOffset, length units.Bytes, stop <-chan struct{}) error {
-	if err := p.cfg.Service.DrainDrive(d, stop); err != nil {
+	if err := p.drain(d, stop); err != nil {
 		return err
 	}
 	for end := offset.Add(length); offset < end; offset = offset.Add(eraseStep) {

@@ -14,6 +14,7 @@ import (
 	"jbofd/internal/nvmeof"
 	"jbofd/internal/nvmeof/target"
 	"jbofd/internal/partition"
+	"jbofd/internal/pipeline"
 	"jbofd/internal/ssd"
 	"jbofd/internal/uuid"
 )
@@ -150,6 +151,33 @@ func TestAStopOfTheNodeEndsTheWaitForAStore(t *testing.T) {
 	if took := time.Duration(r.sim.Now() - began); r.closed == nil || took > 1600*time.Millisecond {
 		t.Errorf("a close that is told to stop after 1 s takes %v and ends with %v", took, r.closed)
 	}
+}
+
+// TestADriveIsDrainedOnceForAStoreThatWasGivenUp: Erase has waited for what the store had at the drive. What hosts send
+// afterwards does not keep a new store from its extent, however slow the drive is.
+func TestADriveIsDrainedOnceForAStoreThatWasGivenUp(t *testing.T) {
+	r := newRig(t)
+	s, err := r.open(true)
+	if err != nil {
+		t.Fatal(err)
+	}
+	r.disk.Hold = func(*ssd.Request) int64 { return int64(5 * time.Second) }
+	r.publisher.Close(s, time.Second)
+	r.disk.Hold = nil
+	if err := r.publisher.Erase(r.drive, 0, storeBytes, nil); r.closed == nil || err != nil {
+		t.Fatalf("the close ends with %v, the erasure with %v", r.closed, err)
+	}
+	r.disk.Hold = func(*ssd.Request) int64 { return int64(30 * time.Second) }
+	io := &drive.IO{Op: pipeline.Flush}
+	sink := make(waitSink, 1)
+	io.Init(sink, 0)
+	var b drive.Batch
+	b.Add(io)
+	r.drive.Submit(&b)
+	if err := r.publisher.Vacate(r.drive, nil); err != nil {
+		t.Error(err)
+	}
+	r.sim.Wait(sink, -1)
 }
 
 // TestErasedIsZeroAndDrained: Erase zeroes a range after the commands that the drive has.
