@@ -49,6 +49,9 @@ func TestACallerThatSaysNothingDoesNotKeepADriveFromBeingClosed(t *testing.T) {
 func TestAStopWaitsForAReload(t *testing.T) {
 	for _, by := range []string{"admin socket", "SIGHUP"} {
 		for _, ends := range []bool{true, false} {
+			if by == "SIGHUP" && !ends {
+				continue // the stop makes no difference between the two, and this one takes long
+			}
 			w := newWorld(t)
 			w.closeTimeout = closeTimeout
 			out := &lines{}
@@ -56,7 +59,7 @@ func TestAStopWaitsForAReload(t *testing.T) {
 			hangup := make(chan os.Signal, 1)
 			w.reload = hangup
 			w.configure([]string{memSSD}, []string{"{nsid: 1, ssd: ssd0, size: 16MiB}"},
-				"limits: {drain_timeout: 2s}")
+				"limits: {drain_timeout: 1500ms}")
 			n := w.mustStart()
 			loading, release := make(chan struct{}), make(chan struct{})
 			w.onLoad = func() {
@@ -74,7 +77,7 @@ func TestAStopWaitsForAReload(t *testing.T) {
 			}()
 			<-loading
 			if ends {
-				time.AfterFunc(1200*time.Millisecond, func() { close(release) })
+				time.AfterFunc(1100*time.Millisecond, func() { close(release) })
 			}
 			began := time.Now()
 			if err := n.stop(); err != nil {
