@@ -272,14 +272,24 @@ func (d *daemon) meet() {
 // but serves.
 func (d *daemon) await() {
 	d.t.Helper()
-	eventually(d.t, "the daemon answers on its admin socket", func() bool {
+	var last error // why the daemon was not taken for ready at the last look
+	defer func() {
+		if d.t.Failed() {
+			d.t.Logf("the admin socket answered: %v", last)
+		}
+	}()
+	// A file system that is busy takes its time to make the socket and to keep the labels of the drives.
+	within(d.t, 3*wait, "the daemon answers on its admin socket", func() bool {
 		select {
 		case <-d.exited:
 			d.t.Fatalf("the daemon has ended: %v", d.cmd.ProcessState)
 		default:
 		}
 		var s status
-		if d.admin("GET", "/v1/status", &s) != nil || len(s.Addresses.Listeners) == 0 {
+		if last = d.admin("GET", "/v1/status", &s); last != nil {
+			return false
+		}
+		if last = fmt.Errorf("%+v", s); len(s.Addresses.Listeners) == 0 {
 			return false
 		}
 		d.addr, d.discovery, d.metrics = s.Addresses.Listeners[0], s.Addresses.Discovery, s.Addresses.Metrics

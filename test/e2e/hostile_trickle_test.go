@@ -67,11 +67,10 @@ func TestHostsThatTrickleDataDoNotHarmOthers(t *testing.T) {
 	n := d.namespace(d.options(hostA, nqnA), 1)
 	stop := make(chan struct{})
 	var wg sync.WaitGroup
-	var ends []<-chan struct{}
 	began := time.Now()
 	for i := range 40 {
 		ticks := make(chan struct{})
-		ends = append(ends, trickle(d, fmt.Sprintf("nqn.2026-11.example.invented:%d", i), ticks))
+		end := trickle(d, fmt.Sprintf("nqn.2026-11.example.invented:%d", i), ticks)
 		wg.Go(func() {
 			defer close(ticks)
 			tick := time.NewTicker(time.Second)
@@ -84,7 +83,7 @@ func TestHostsThatTrickleDataDoNotHarmOthers(t *testing.T) {
 				}
 				select {
 				case ticks <- struct{}{}:
-				case <-ends[i]:
+				case <-end:
 					return
 				}
 			}
