@@ -87,8 +87,8 @@ func PlanIO(sqe *nvme.SQE, t *NamespaceTable, lim Limits, p *Plan) nvme.Status {
 		return nvme.InvalidField | nvme.DNR
 	}
 	ns := t.Get(sqe.NSID())
-	if ns == nil { // also for one within NN that is not active, as Linux and SPDK answer
-		return nvme.InvalidNamespaceOrFormat | nvme.DNR
+	if ns == nil {
+		return t.missing()
 	}
 	p.Namespace, p.Kind = ns, ns.Executor
 	if s := ns.ANAState.Status(); !s.OK() {

@@ -249,3 +249,13 @@ func TestPlanningAllocatesNothing(t *testing.T) {
 		t.Errorf("%v allocations", n)
 	}
 }
+
+// TestCommandsOfAnEndedQueueMayBeRepeated: a host whose connection is being closed must not take its commands for
+// refused: Linux turns a status with DNR into an I/O error, although another connection would take the command.
+func TestCommandsOfAnEndedQueueMayBeRepeated(t *testing.T) {
+	for _, op := range []uint8{nvme.CmdRead, nvme.CmdWrite, nvme.CmdFlush} {
+		var p nvmeof.Plan
+		wantStatus(t, fmt.Sprintf("opcode %d", op), nvmeof.PlanIO(io(op, 1, 0, 1), nvmeof.EndedTable, testLimits, &p),
+			nvme.AbortedSQDeletion)
+	}
+}

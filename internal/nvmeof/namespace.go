@@ -90,6 +90,20 @@ type NamespaceTable struct {
 	count  int
 	// errorOnDelete says for which a Delete of a key that does not exist fails.
 	errorOnDelete perNamespace
+	ended         bool // see EndedTable
+}
+
+// EndedTable is the table of a queue whose connection is being closed. It has no namespaces, and commands that have
+// been received already end without DNR: the host may repeat them over another connection, if it still has access.
+var EndedTable = &NamespaceTable{ended: true}
+
+// missing is the status of a command to a namespace that the table does not have.
+func (t *NamespaceTable) missing() nvme.Status {
+	if t.ended {
+		return nvme.AbortedSQDeletion
+	}
+	// also for one within NN that is not active, as Linux and SPDK answer
+	return nvme.InvalidNamespaceOrFormat | nvme.DNR
 }
 
 // NewNamespaceTable makes the table of those of all that host may see.

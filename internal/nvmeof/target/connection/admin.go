@@ -14,11 +14,9 @@ import (
 // Shut implements target.Conn.
 func (c *Conn) Shut(reason string) {
 	c.t.Shut(reason)
-	c.SetTable(noNamespaces, math.MaxUint64) // commands that have been received already may not have been validated yet
+	// Commands that have been received already may not have been validated yet.
+	c.SetTable(nvmeof.EndedTable, math.MaxUint64)
 }
-
-// noNamespaces is the table of a host that has lost access.
-var noNamespaces = nvmeof.NewNamespaceTable(nil, "")
 
 // Admin implements qpair.Handler.
 func (c *Conn) Admin(i int) {
