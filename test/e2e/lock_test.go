@@ -60,8 +60,9 @@ func TestVerifyOfATenantDelaysLocksOfAnotherLittle(t *testing.T) {
 	}
 	eventually(t, "the Verifys are at the drive", func() bool { return under() >= verifies })
 	busy := lock()
-	if n := under(); n < verifies {
-		t.Errorf("%v Verifys are under way at the end, want %d: the test tests nothing", n, verifies)
+	// A Verify that is between two requests to the drive is not counted at that moment.
+	if n := under(); n < verifies/2 {
+		t.Errorf("%v Verifys are under way at the end, want about %d: the test tests nothing", n, verifies)
 	}
 	cancel()
 	all.Wait()
