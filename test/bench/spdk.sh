@@ -11,7 +11,7 @@ set -euo pipefail
 cd "$(dirname "$0")/../.."
 readonly rounds=${1:-10} generators=${3:-"perf jbofbench"} spdk=${SPDK:?the folder in which SPDK was built}
 seconds=${2:-2}
-readonly loads=${LOADS:-"randread:4096:1 randwrite:4096:1 randread:4096:32 randwrite:4096:32 randread:4096:128 randwrite:4096:128 randread:131072:16 randwrite:131072:16"}
+readonly loads=${LOADS:-"randread:4096:1 randwrite:4096:1 randread:4096:32 randwrite:4096:32 randread:4096:128 randwrite:4096:128 randread:131072:16 randwrite:131072:16 randwrite:16384:4 randwrite:131072:1"}
 export LD_LIBRARY_PATH=$spdk/build/lib
 make -s build
 readonly binary=${JBOFD:-bin/jbofd}

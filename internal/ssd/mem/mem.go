@@ -33,9 +33,9 @@ var ErrConfig = errors.New("mem: invalid configuration")
 
 const (
 	pageBytes = 4096
-	// dontNeedBytes is the length from which giving pages back to the kernel is
-	// worth a system call; shorter ranges are cleared.
-	dontNeedBytes = 64 << 10
+	// dontNeedBytes is the length from which pages are given back to the kernel. Shorter ranges are cleared: to give back
+	// a part of a page of 2 MiB splits it, which makes it slow for good.
+	dontNeedBytes = 2 << 20
 	// streamBytes is the length from which a write bypasses the cache; see write.
 	streamBytes = 4 << 10
 )

@@ -65,11 +65,11 @@ func TestUnwrittenAndDeallocatedMemoryCostsNothing(t *testing.T) {
 	if n := resident(t, d); n != 0 {
 		t.Fatalf("%d pages before the first write", n)
 	}
-	ssdtest.Write(t, q, 512, bytes.Repeat([]byte{1}, 1<<20), 0)
-	if n := resident(t, d); n != 257 {
-		t.Fatalf("%d pages after 1 MiB, want 257", n)
+	ssdtest.Write(t, q, 512, bytes.Repeat([]byte{1}, 4<<20), 0)
+	if n := resident(t, d); n != 1025 {
+		t.Fatalf("%d pages after 4 MiB, want 1025", n)
 	}
-	if err := ssdtest.Do(t, q, ssd.Request{Op: ssd.Deallocate, Offset: 512, Len: 1 << 20}); err != nil {
+	if err := ssdtest.Do(t, q, ssd.Request{Op: ssd.Deallocate, Offset: 512, Len: 4 << 20}); err != nil {
 		t.Fatal(err)
 	}
 	if n := resident(t, d); n != 2 { // the two pages that the range only touches
