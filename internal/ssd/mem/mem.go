@@ -33,8 +33,8 @@ var ErrConfig = errors.New("mem: invalid configuration")
 
 const (
 	pageBytes = 4096
-	// dontNeedBytes is the length from which pages are given back to the kernel. Shorter ranges are cleared: to give back
-	// a part of a page of 2 MiB splits it, which makes it slow for good.
+	// dontNeedBytes is the length from which pages are given back to the kernel. Shorter ranges are cleared: to give
+	// back a part of a page of 2 MiB splits it, which makes it slow for good.
 	dontNeedBytes = 2 << 20
 	// streamBytes is the length from which a write bypasses the cache; see write.
 	streamBytes = 4 << 10
