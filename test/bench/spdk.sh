@@ -15,8 +15,8 @@ readonly loads=${LOADS:-"randread:4096:1 randwrite:4096:1 randread:4096:32 randw
 export LD_LIBRARY_PATH=$spdk/build/lib
 make -s build
 readonly binary=${JBOFD:-bin/jbofd}
-# Linux's default congestion control on both sides. BBR estimates a bandwidth and paces the sender to it; on loopback that
-# measures the estimate and not the target.
+# Linux's default congestion control on both sides. BBR estimates a bandwidth and paces the sender to it; on loopback
+# that measures the estimate and not the target.
 readonly congestion=/proc/sys/net/ipv4/tcp_congestion_control
 before=$(< $congestion)
 echo cubic > $congestion
