@@ -92,6 +92,8 @@ func Connect(ctx context.Context, o Options) (*Controller, error) {
 func (c *Controller) connectFirst(ctx context.Context) (*association, error) {
 	ctx, cancel := context.WithTimeout(ctx, c.opts.ConnectTimeout)
 	defer cancel()
+	notice := newSlowNotice(&c.opts)
+	defer notice.end()
 	var busy error
 	for pause := busyPause; ; pause *= 2 {
 		a, err := c.connectOnce(ctx)
@@ -100,6 +102,7 @@ func (c *Controller) connectFirst(ctx context.Context) (*association, error) {
 			return a, nil
 		case isBusy(err):
 			busy = err
+			notice.because("Controller Busy: commands of an earlier association of this host are still under way")
 		case busy != nil && ctx.Err() != nil:
 			return nil, busy // rather than that there was no time for another attempt
 		default:

@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
-	"net"
 	"runtime"
 	"sync"
 	"sync/atomic"
@@ -14,6 +13,7 @@ import (
 	"time"
 
 	"jbofd/internal/nvme"
+	"jbofd/internal/testutil/loopback"
 )
 
 func TestManyGoroutinesShareTheQueues(t *testing.T) {
@@ -229,10 +229,7 @@ func TestBrokenTargetsAreErrors(t *testing.T) {
 			ErrProtocol},
 	} {
 		t.Run(name, func(t *testing.T) {
-			ln, err := net.Listen("tcp", "127.0.0.1:0")
-			if err != nil {
-				t.Fatal(err)
-			}
+			ln := loopback.Listen(t)
 			defer ln.Close()
 			done := make(chan struct{})
 			go func() {
@@ -250,7 +247,7 @@ func TestBrokenTargetsAreErrors(t *testing.T) {
 					t.Error(err)
 				}
 			}()
-			_, err = Connect(testContext(t), Options{Address: ln.Addr().String(), SubNQN: "nqn.x"})
+			_, err := Connect(testContext(t), Options{Address: ln.Addr().String(), SubNQN: "nqn.x"})
 			if !errors.Is(err, c.want) {
 				t.Errorf("%v, want %v", err, c.want)
 			}
@@ -429,8 +426,11 @@ func TestCreditBoundsWhatIsOutstanding(t *testing.T) {
 		if k, err := q.Submit(cmds); k != 12 || err != nil {
 			t.Fatal(k, err)
 		}
-		if q.Held() != 8 || n.Credit().Outstanding != 4 || n.Credit().SSD != 3 {
-			t.Errorf("%d held, %+v", q.Held(), n.Credit())
+		// The credit is 4, or less if the host was slow to use it.
+		credit := n.Credit()
+		if credit.Units < 1 || credit.Units > 4 || q.Held() != 12-credit.Units || credit.Outstanding != credit.Units ||
+			credit.SSD != 3 {
+			t.Errorf("%d held, %+v", q.Held(), credit)
 		}
 		comps := make([]Completion, 12)
 		for done := 0; done < 12; {

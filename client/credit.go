@@ -153,9 +153,14 @@ func (c *Controller) WaitCredit(ctx context.Context, nsid uint32, lenBytes int) 
 //
 // Errors: ErrConnectionLost, ErrClosed; the context's.
 func (c *Controller) Locate(ctx context.Context, nsid uint32, ssd uint16) error {
-	a, err := c.current(ctx)
-	if err != nil {
-		return err
+	for {
+		a, err := c.current(ctx)
+		if err != nil {
+			return err
+		}
+		// After a loss it is repeated on the next association, like all admin commands that only read.
+		if err := a.recordDrive(ctx, nsid, ssd); !errors.Is(err, ErrConnectionLost) || ctx.Err() != nil {
+			return err
+		}
 	}
-	return a.recordDrive(ctx, nsid, ssd)
 }

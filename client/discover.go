@@ -60,12 +60,12 @@ type DiscoveryEntry struct {
 	Type SubsystemType `json:"type"`
 	// Transport is tcp, rdma, fc, loop or a number; Family ipv4, ipv6, ib, fc, loop or a number.
 	Transport string `json:"transport"`
-	Family    string `json:"family"`
+	Family    string `json:"adrfam"`
 	// Host and Service are the transport address: for tcp and rdma, IP address and port.
-	Host    string `json:"host"`
-	Service string `json:"service"`
+	Host    string `json:"traddr"`
+	Service string `json:"trsvcid"`
 	SubNQN  string `json:"subNQN"`
-	PortID  uint16 `json:"portID"`
+	PortID  uint16 `json:"portid"`
 	// CNTLID is FFFFh for dynamic controllers.
 	CNTLID uint16 `json:"cntlid"`
 	// MaxAdminQueue is the number of entries of the largest admin queue.

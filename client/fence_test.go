@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"slices"
 	"strings"
 	"testing"
@@ -258,6 +259,85 @@ func TestPermanentControllerBusyIsAnError(t *testing.T) {
 	}
 }
 
+// reasons is a slog.Handler that passes on the reasons of the records with one message.
+type reasons struct {
+	slog.Handler
+	message string
+	seen    chan string
+}
+
+func (n reasons) Enabled(context.Context, slog.Level) bool { return true }
+
+func (n reasons) Handle(_ context.Context, r slog.Record) error {
+	if r.Message == n.message {
+		r.Attrs(func(a slog.Attr) bool {
+			if a.Key == "reason" {
+				n.seen <- a.Value.String()
+			}
+			return true
+		})
+	}
+	return nil
+}
+
+// TestConnectThatTakesLongIsLogged while it waits, with the reason: a host that is answered Controller Busy looks like
+// one that hangs.
+func TestConnectThatTakesLongIsLogged(t *testing.T) {
+	for _, c := range []struct {
+		name  string
+		reply bool // Connect is answered Controller Busy; otherwise held
+		want  string
+	}{{"busy", true, "Controller Busy"}, {"held", false, "no answer yet"}} {
+		t.Run(c.name, func(t *testing.T) {
+			s := newScript(t, 512)
+			logged := make(chan struct{})
+			ctx, cancel := context.WithCancel(testContext(t))
+			defer cancel()
+			s.mu.Lock()
+			s.answer = func(conn *scriptConn, e *nvme.SQE) bool {
+				if e.Opcode() != nvme.OpFabrics || e.FCTYPE() != nvme.FabricsConnect || e.Connect().QID() != 0 {
+					return false
+				}
+				select {
+				case <-logged:
+					return false
+				default:
+				}
+				if c.reply {
+					conn.reply(e.CID(), nvme.ConnectControllerBusy, 0)
+				}
+				return true
+			}
+			s.mu.Unlock()
+			o := quick(s)
+			n := reasons{Handler: slog.DiscardHandler, message: "still connecting", seen: make(chan string, 16)}
+			o.Logger, o.slowConnect = slog.New(n), time.Millisecond
+			connected := make(chan error, 1)
+			go func() {
+				c, err := Connect(ctx, o)
+				if err == nil {
+					err = c.Close()
+				}
+				connected <- err
+			}()
+			for why := ""; !strings.Contains(why, c.want); {
+				select {
+				case why = <-n.seen:
+				case err := <-connected:
+					t.Fatalf("Connect ended with %v; logged was only %q", err, why)
+				}
+			}
+			close(logged)
+			if !c.reply {
+				cancel()
+			}
+			if err := <-connected; err != nil && !errors.Is(err, context.Canceled) || c.reply && err != nil {
+				t.Error(err)
+			}
+		})
+	}
+}
+
 // TestWhatWasSentAndNotAnsweredIsIndeterminate, and nothing else is.
 func TestWhatWasSentAndNotAnsweredIsIndeterminate(t *testing.T) {
 	s := newScript(t, 1<<20)
@@ -397,5 +477,41 @@ func TestCloseOfAQPairWithStuckCommandsEndsTheAssociation(t *testing.T) {
 		run(t, q, []Command{w})
 		write := fmt.Sprint(q.ID(), " write")
 		wantBetween(t, traceOf(s), write, write, "0 reset", "0 connect")
+	})
+}
+
+// TestOpenQPairCancelledAtItsEndFails: either OpenQPair returns the context's error, or the queue pair lives on.
+func TestOpenQPairCancelledAtItsEndFails(t *testing.T) {
+	overEach(t, 1<<20, func(t *testing.T, s *script) {
+		o := quick(s)
+		o.QPairs = 1
+		c, _ := connect(t, o)
+		for range 100 {
+			ctx, cancel := context.WithCancel(testContext(t))
+			s.mu.Lock()
+			s.answer = func(conn *scriptConn, e *nvme.SQE) bool {
+				if e.Opcode() == nvme.OpFabrics && e.FCTYPE() == nvme.FabricsConnect {
+					cancel()
+				}
+				return false
+			}
+			s.mu.Unlock()
+			q, err := c.OpenQPair(ctx)
+			if err != nil {
+				if !errors.Is(err, context.Canceled) {
+					t.Fatal(err)
+				}
+				continue
+			}
+			w := Command{Data: make([]byte, 512)}
+			SetRW(&w, OpRead, 1, 0, 1)
+			if _, err := q.Submit([]Command{w}); err != nil {
+				t.Fatalf("the queue pair is unusable: %v", err)
+			}
+			if _, err := q.Poll(make([]Completion, 1), -1); err != nil {
+				t.Fatalf("the queue pair is unusable: %v", err)
+			}
+			q.Close()
+		}
 	})
 }

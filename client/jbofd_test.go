@@ -4,7 +4,6 @@ import (
 	"errors"
 	"flag"
 	"log/slog"
-	"net"
 	"testing"
 	"time"
 
@@ -20,6 +19,7 @@ import (
 	"jbofd/internal/ssd/fault"
 	"jbofd/internal/ssd/mem"
 	"jbofd/internal/telemetry"
+	"jbofd/internal/testutil/loopback"
 )
 
 const (
@@ -74,10 +74,7 @@ func newJBOFD(t testing.TB) *jbofd {
 	if err != nil {
 		t.Fatal(err)
 	}
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	l := loopback.Listen(t)
 	port := serve.PortFor(1, l, false)
 	service.Apply(nvmeof.State{Ports: []nvmeof.Port{port}, Subsystems: []nvmeof.SubsystemState{{NQN: jbofdNQN,
 		Serial: "1", Model: "test",

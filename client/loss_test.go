@@ -7,6 +7,8 @@ import (
 	"sync"
 	"testing"
 	"time"
+
+	"jbofd/internal/nvme"
 )
 
 func TestReadsAndWritesSurviveALoss(t *testing.T) {
@@ -144,6 +146,42 @@ func TestUnansweredCommandIsALoss(t *testing.T) {
 		end()
 		if err := <-got; err != nil {
 			t.Fatal(err)
+		}
+	})
+}
+
+// TestALossWhileTheCreditIsAskedForIsWaitedOut: opening a namespace, and Locate, ask for the credit of a drive that the
+// host has not used. The loss of the connection while they do is no error of theirs.
+func TestALossWhileTheCreditIsAskedForIsWaitedOut(t *testing.T) {
+	overEach(t, 1<<20, func(t *testing.T, s *script) {
+		s.credit = nvme.MakeCredit(3, 4)
+		cuts := 1
+		s.answer = func(c *scriptConn, e *nvme.SQE) bool {
+			if c.qid != 0 || e.Features().FID() != nvme.FIDExtensions {
+				return false
+			}
+			switch {
+			case e.Opcode() == nvme.AdminSetFeatures: // the first credit is that of another drive
+				c.reply(e.CID(), 0, nvme.ExtCredits|uint64(nvme.MakeCredit(7, 4))<<32)
+			case e.Opcode() != nvme.AdminGetFeatures:
+				return false
+			case cuts > 0:
+				cuts--
+				c.cut()
+			default:
+				c.reply(e.CID(), 0, uint64(nvme.MakeCredit(uint16(e.Features().Value()), 4))<<32)
+			}
+			return true
+		}
+		c, n := connect(t, quick(s)) // opens the namespace
+		if got := n.Credit(); got.SSD != 3 || got.Units != 4 || c.Losses() != 1 {
+			t.Errorf("after the loss: %+v, %d losses", got, c.Losses())
+		}
+		s.mu.Lock()
+		cuts = 1
+		s.mu.Unlock()
+		if err := c.Locate(testContext(t), 2, 5); err != nil || c.Losses() != 2 {
+			t.Errorf("Locate: %v, %d losses", err, c.Losses())
 		}
 	})
 }

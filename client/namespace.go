@@ -76,10 +76,6 @@ func (c *Controller) Namespace(ctx context.Context, nsid uint32) (*Namespace, er
 
 // Refresh identifies the namespace again. Its size may have changed after an EventNamespaces.
 func (n *Namespace) Refresh(ctx context.Context) error {
-	a, err := n.c.current(ctx)
-	if err != nil {
-		return err
-	}
 	d, err := n.c.Describe(ctx, n.nsid)
 	if err != nil {
 		return err
@@ -110,9 +106,13 @@ func (n *Namespace) Refresh(ctx context.Context) error {
 	g.info.ANAGroup = id.ANAGRPID()
 	g.info.ReadOnly = id.NSATTR()&nvme.NSATTRWriteProtected != 0
 	g.info.DeallocatedReadsZero = id.DLFEAT()&7 == nvme.DLFEATReadZeroes
+	a, err := n.c.current(ctx)
+	if err != nil {
+		return err
+	}
 	if _, _, ok := a.id.Extension(); ok {
 		g.info.SSD = id.SSD()
-		if err := a.recordDrive(ctx, n.nsid, id.SSD()); err != nil {
+		if err := n.c.Locate(ctx, n.nsid, id.SSD()); err != nil {
 			return fmt.Errorf("namespace %d: %w", n.nsid, err)
 		}
 	}

@@ -77,13 +77,23 @@ func isQIDTaken(err error) bool {
 		st.Status.Code() == nvme.InvalidQueueID)
 }
 
+// one sends the only command of the queue and waits for its completion.
+func (p *QPair) one(c *Command) (Completion, error) {
+	if _, err := p.Submit([]Command{*c}); err != nil {
+		return Completion{}, err
+	}
+	var comps [1]Completion
+	_, err := p.Poll(comps[:], -1)
+	return comps[0], err
+}
+
 // connectQPair connects I/O queue id for one goroutine.
-func (a *association) connectQPair(ctx context.Context, id uint16) (p *QPair, err error) {
+func (a *association) connectQPair(ctx context.Context, id uint16) (*QPair, error) {
 	w, err := a.openWire(ctx, wire{qid: id, depth: a.depth, direct: true})
 	if err != nil {
 		return nil, err
 	}
-	p = &QPair{id: id, w: w, spin: a.opts.Spin, base: time.Now(), closeTimeout: closeTimeout,
+	p := &QPair{id: id, w: w, spin: a.opts.Spin, base: time.Now(), closeTimeout: closeTimeout,
 		canDisconnect: a.id.OFCS()&nvme.OFCSDisconnect != 0}
 	a.mu.Lock()
 	a.qpairs[p] = struct{}{}
@@ -100,13 +110,11 @@ func (a *association) connectQPair(ctx context.Context, id uint16) (p *QPair, er
 	}
 	err = a.fabricsConnect(ctx, id, a.depth, func(ctx context.Context, c *Command) (Completion, error) {
 		stop := context.AfterFunc(ctx, func() { p.shutDown(ctx.Err()) })
-		defer stop()
-		if _, err := p.Submit([]Command{*c}); err != nil {
-			return Completion{}, err
+		comp, err := p.one(c)
+		if !stop() {
+			err = ctx.Err()
 		}
-		var comps [1]Completion
-		_, err := p.Poll(comps[:], -1)
-		return comps[0], err
+		return comp, err
 	})
 	if err != nil {
 		forget()

@@ -90,11 +90,13 @@ type Options struct {
 	// OnEvent, if set, is called with asynchronous events, one at a time, by a goroutine of the controller. It must not
 	// call Close.
 	OnEvent func(Event)
-	// Logger logs losses and recoveries of the connection. Default: none.
+	// Logger logs a Connect that takes longer than a second, with the reason, and losses and recoveries of the
+	// connection. Default: none.
 	Logger *slog.Logger
 
 	discovery   bool              // the subsystem is a discovery service
 	onReconnect func()            // called when a lost association was replaced
+	slowConnect time.Duration     // when a Connect is logged as slow; default 1 s
 	memory      *hostverbs.Memory // RDMA only
 }
 
@@ -237,6 +239,9 @@ func (o Options) withDefaults() (Options, error) {
 	}
 	if o.MaxRetries == 0 {
 		o.MaxRetries = 5
+	}
+	if o.slowConnect == 0 {
+		o.slowConnect = time.Second
 	}
 	if o.Logger == nil {
 		o.Logger = slog.New(slog.DiscardHandler)

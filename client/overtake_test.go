@@ -12,6 +12,7 @@ import (
 	"jbofd/client"
 	"jbofd/internal/ssd"
 	"jbofd/internal/ssd/fault"
+	"jbofd/internal/testutil/loopback"
 )
 
 // relay forwards connections to a target and cuts them on demand.
@@ -22,10 +23,7 @@ type relay struct {
 }
 
 func newRelay(t testing.TB, to string) *relay {
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	l := loopback.Listen(t)
 	r := &relay{address: l.Addr().String()}
 	var wg sync.WaitGroup
 	wg.Go(func() {

@@ -8,7 +8,6 @@ import (
 	"fmt"
 	"io"
 	"math/rand/v2"
-	"net"
 	"sync"
 	"testing"
 	"time"
@@ -16,6 +15,7 @@ import (
 	"jbofd/client/internal/hostconn"
 	"jbofd/client/internal/hosttcp"
 	"jbofd/internal/nvmeof/tcp/pdu"
+	"jbofd/internal/testutil/loopback"
 )
 
 func openScriptQPair(t testing.TB, s *script, o hosttcp.Options) *QPair {
@@ -148,10 +148,7 @@ func BenchmarkQPairRead4K(b *testing.B) {
 // TestQPairDoesNotAllocate through a real socket, reading and writing, spinning and blocking. The peer
 // answers from memory made beforehand.
 func TestQPairDoesNotAllocate(t *testing.T) {
-	ln, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	ln := loopback.Listen(t)
 	defer ln.Close()
 	var wg sync.WaitGroup
 	wg.Add(1)
@@ -242,6 +239,12 @@ func TestPollWaitsForTheGivenTime(t *testing.T) {
 	s := newScript(t, 1<<20)
 	defer s.stall("read")()
 	p := openScriptQPair(t, s, hosttcp.Options{Depth: 4})
+	checkPollTimes(t, p)
+}
+
+// checkPollTimes checks how long Poll waits on a queue pair whose reads are not answered, until it is interrupted.
+func checkPollTimes(t *testing.T, p *QPair) {
+	t.Helper()
 	comps := make([]Completion, 4)
 	c := Command{Data: make([]byte, 512)}
 	SetRW(&c, OpRead, 1, 0, 1)

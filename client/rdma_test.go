@@ -211,40 +211,7 @@ func TestRDMAPollWaitsForTheGivenTime(t *testing.T) {
 	_, p := openRDMAQPair(t, s, quick(s))
 	p.closeTimeout = time.Millisecond // for the read is never answered
 	defer s.stall("read")()
-	comps := make([]Completion, 4)
-	c := Command{Data: make([]byte, 512)}
-	SetRW(&c, OpRead, 1, 0, 1)
-	if _, err := p.Submit([]Command{c}); err != nil {
-		t.Fatal(err)
-	}
-	if n, err := p.Poll(comps, 0); n != 0 || err != nil {
-		t.Fatal(n, err)
-	}
-	start := time.Now()
-	if n, err := p.Poll(comps, 30*time.Millisecond); n != 0 || err != nil || time.Since(start) < 30*time.Millisecond {
-		t.Fatalf("%d, %v after %s", n, err, time.Since(start))
-	}
-	// A deadline that has passed does not persist: the response to a flush arrives.
-	c = Command{Tag: 5}
-	c.SQE.SetOpcode(OpFlush)
-	if _, err := p.Submit([]Command{c}); err != nil {
-		t.Fatal(err)
-	}
-	if n, err := p.Poll(comps, -1); n != 1 || err != nil || comps[0].Tag != 5 {
-		t.Fatal(n, err)
-	}
-	got := make(chan error)
-	go func() {
-		_, err := p.Poll(comps, -1)
-		got <- err
-	}()
-	p.Interrupt()
-	if err := <-got; !errors.Is(err, ErrClosed) {
-		t.Errorf("after Interrupt: %v, want ErrClosed", err)
-	}
-	if _, err := p.Submit([]Command{c}); !errors.Is(err, ErrClosed) {
-		t.Errorf("Submit after Interrupt: %v, want ErrClosed", err)
-	}
+	checkPollTimes(t, p)
 }
 
 // TestRDMACancelledReadInRegisteredMemory: not even memory that the target could reach changes after a call of

@@ -186,142 +186,142 @@ func (s *script) serveRDMA(ep verbs.Endpoint) (err error) {
 	}
 }
 
-func (c *scriptRDMA) close() error {
-	errs := []error{c.ep.Close()}
-	c.mu.Lock()
-	for _, f := range c.then {
+func (s *scriptRDMA) close() error {
+	errs := []error{s.ep.Close()}
+	s.mu.Lock()
+	for _, f := range s.then {
 		if f != nil {
 			f(false)
 		}
 	}
-	c.mu.Unlock()
-	if c.cq != nil {
-		errs = append(errs, c.cq.Close())
+	s.mu.Unlock()
+	if s.cq != nil {
+		errs = append(errs, s.cq.Close())
 	}
-	if c.recvMR != nil {
-		errs = append(errs, c.recvMR.Close())
+	if s.recvMR != nil {
+		errs = append(errs, s.recvMR.Close())
 	}
-	if c.domain != nil {
-		errs = append(errs, c.domain.Close())
+	if s.domain != nil {
+		errs = append(errs, s.domain.Close())
 	}
 	return errors.Join(errs...)
 }
 
-func (c *scriptRDMA) postRecv(i int) error {
-	_, err := c.qp.PostRecv([]verbs.RecvWR{{ID: uint64(i), Addr: c.recvMR.Addr() + uint64(i*c.stride),
-		Len: uint32(c.stride), LKey: c.recvMR.LKey()}})
+func (s *scriptRDMA) postRecv(i int) error {
+	_, err := s.qp.PostRecv([]verbs.RecvWR{{ID: uint64(i), Addr: s.recvMR.Addr() + uint64(i*s.stride),
+		Len: uint32(s.stride), LKey: s.recvMR.LKey()}})
 	return err
 }
 
 // completed handles a completion; false: the connection has ended.
-func (c *scriptRDMA) completed(w *verbs.WC) bool {
+func (s *scriptRDMA) completed(w *verbs.WC) bool {
 	if w.ID&sendID != 0 {
-		c.mu.Lock()
-		f := c.then[w.ID]
-		delete(c.then, w.ID)
-		c.mu.Unlock()
+		s.mu.Lock()
+		f := s.then[w.ID]
+		delete(s.then, w.ID)
+		s.mu.Unlock()
 		if f != nil {
 			f(w.Status == verbs.StatusOK)
 		}
 		if w.Status != verbs.StatusOK && w.Status != verbs.StatusFlushed && w.Status != verbs.StatusRetryExceeded &&
 			w.Status != verbs.StatusRemoteInvalid {
-			c.s.t.Errorf("script target: %s", w.Status)
+			s.s.t.Errorf("script target: %s", w.Status)
 		}
 		return w.Status == verbs.StatusOK
 	}
 	if w.Status != verbs.StatusOK {
 		return false
 	}
-	b := slices.Clone(c.recvs[int(w.ID)*c.stride:][:w.Len])
-	if err := c.postRecv(int(w.ID)); err != nil {
+	b := slices.Clone(s.recvs[int(w.ID)*s.stride:][:w.Len])
+	if err := s.postRecv(int(w.ID)); err != nil {
 		return false
 	}
 	e := nvme.SQE(b)
 	g := e.SGL()
 	switch {
 	case e.PSDT() != nvme.PSDTSGL:
-		c.s.t.Errorf("script target: PSDT %d", e.PSDT())
+		s.s.t.Errorf("script target: PSDT %d", e.PSDT())
 	case g.Type() == nvme.SGLTypeDataBlock:
 		if g.Subtype() != nvme.SGLSubtypeOffset || g.Address() != 0 || int(g.Length()) != len(b)-nvme.SQESize ||
 			!toTarget(&e) {
-			c.s.t.Errorf("script target: capsule of %d bytes with SGL %x", len(b), *g)
+			s.s.t.Errorf("script target: capsule of %d bytes with SGL %x", len(b), *g)
 		}
-		if c.conn.qid == 0 {
+		if s.conn.qid == 0 {
 			if e.Opcode() != nvme.OpFabrics || e.Connect().QID() == 0 {
-				c.s.t.Error("script target: in-capsule data on the admin queue")
+				s.s.t.Error("script target: in-capsule data on the admin queue")
 			}
 		}
-		c.conn.command(e, b[nvme.SQESize:])
+		s.conn.command(e, b[nvme.SQESize:])
 	case g.Type() != nvme.SGLTypeKeyedDataBlock || g.Subtype() != nvme.SGLSubtypeAddress || len(b) != nvme.SQESize:
-		c.s.t.Errorf("script target: capsule of %d bytes with SGL %x", len(b), *g)
+		s.s.t.Errorf("script target: capsule of %d bytes with SGL %x", len(b), *g)
 	case toTarget(&e) && g.KeyedLength() > 0:
 		buf := make([]byte, g.KeyedLength())
-		c.transfer(verbs.OpRead, &e, buf, func(ok bool) {
+		s.transfer(verbs.OpRead, &e, buf, func(ok bool) {
 			if ok {
-				c.conn.command(e, buf)
+				s.conn.command(e, buf)
 			}
 		})
 	default:
-		c.conn.command(e, nil)
+		s.conn.command(e, nil)
 	}
 	return true
 }
 
 // transfer moves b to or from the memory that a command names.
-func (c *scriptRDMA) transfer(op verbs.Op, e *nvme.SQE, b []byte, then func(bool)) {
+func (s *scriptRDMA) transfer(op verbs.Op, e *nvme.SQE, b []byte, then func(bool)) {
 	g := e.SGL()
-	c.post(verbs.SendWR{Op: op, RemoteAddr: g.Address(), RKey: g.Key()}, b, then)
+	s.post(verbs.SendWR{Op: op, RemoteAddr: g.Address(), RKey: g.Key()}, b, then)
 }
 
 // post posts a work request with b as its local data.
-func (c *scriptRDMA) post(w verbs.SendWR, b []byte, then func(bool)) {
-	mr, err := c.domain.Register(b, verbs.LocalWrite)
+func (s *scriptRDMA) post(w verbs.SendWR, b []byte, then func(bool)) {
+	mr, err := s.domain.Register(b, verbs.LocalWrite)
 	if err != nil {
 		return // the device is gone
 	}
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.next++
-	w.ID, w.QP, w.Addr, w.Len, w.LKey, w.Flags = sendID|c.next, c.qp.Handle(), mr.Addr(), uint32(len(b)), mr.LKey(),
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.next++
+	w.ID, w.QP, w.Addr, w.Len, w.LKey, w.Flags = sendID|s.next, s.qp.Handle(), mr.Addr(), uint32(len(b)), mr.LKey(),
 		verbs.FlagSignaled
-	c.then[w.ID] = func(ok bool) {
+	s.then[w.ID] = func(ok bool) {
 		if err := mr.Close(); err != nil {
-			c.s.t.Error(err)
+			s.s.t.Error(err)
 		}
 		if then != nil {
 			then(ok)
 		}
 	}
-	if _, err := c.domain.PostSend([]verbs.SendWR{w}); err != nil {
-		delete(c.then, w.ID)
+	if _, err := s.domain.PostSend([]verbs.SendWR{w}); err != nil {
+		delete(s.then, w.ID)
 		_ = mr.Close()
 		if errors.Is(err, verbs.ErrQueueFull) {
-			c.s.t.Errorf("script target: %v", err)
+			s.s.t.Errorf("script target: %v", err)
 		}
 	}
 }
 
-func (c *scriptRDMA) reply(cid uint16, st nvme.Status, result uint64) {
+func (s *scriptRDMA) reply(cid uint16, st nvme.Status, result uint64) {
 	var e nvme.CQE
 	e.SetCID(cid)
 	e.SetStatus(st)
 	e.SetResult64(result)
 	capsules := [][]byte{e[:]}
-	if f := c.s.rdma.respond; f != nil {
-		capsules = f(c.conn, e[:])
+	if f := s.s.rdma.respond; f != nil {
+		capsules = f(s.conn, e[:])
 	}
 	for _, b := range capsules {
-		c.post(verbs.SendWR{Op: verbs.OpSend}, b, nil)
+		s.post(verbs.SendWR{Op: verbs.OpSend}, b, nil)
 	}
 }
 
-func (c *scriptRDMA) read(e *nvme.SQE, data []byte) {
+func (s *scriptRDMA) read(e *nvme.SQE, data []byte) {
 	if k := e.SGL().KeyedLength(); int(k) != len(data) {
 		panic(fmt.Sprintf("%d bytes for a buffer of %d", len(data), k))
 	}
 	// Copy b, which is read when the request is carried out.
-	c.transfer(verbs.OpWrite, e, slices.Clone(data), nil)
-	c.reply(e.CID(), 0, 0)
+	s.transfer(verbs.OpWrite, e, slices.Clone(data), nil)
+	s.reply(e.CID(), 0, 0)
 }
 
-func (c *scriptRDMA) event(cid uint16, dw0 uint32) { c.reply(cid, 0, uint64(dw0)) }
+func (s *scriptRDMA) event(cid uint16, dw0 uint32) { s.reply(cid, 0, uint64(dw0)) }

@@ -13,6 +13,7 @@ import (
 
 	"jbofd/internal/nvme"
 	"jbofd/internal/nvmeof/tcp/pdu"
+	"jbofd/internal/testutil/loopback"
 	"jbofd/internal/units"
 )
 
@@ -146,10 +147,7 @@ type pendingWrite struct {
 }
 
 func newScript(t testing.TB, diskBytes int) *script {
-	ln, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	ln := loopback.Listen(t)
 	s := &script{t: t, address: ln.Addr().String(), disk: make([]byte, diskBytes), maxH2C: 128 << 10, inCapsule: 8192,
 		seen: map[string]int{}}
 	s.stop = func() { ln.Close() }
@@ -187,7 +185,12 @@ func newScript(t testing.TB, diskBytes int) *script {
 	return s
 }
 
-func (s *script) addr() string { return s.address }
+// addr returns what Options.Address needs. Connections see what was set before it was called.
+func (s *script) addr() string {
+	s.mu.Lock() // as every connection does
+	defer s.mu.Unlock()
+	return s.address
+}
 
 // cut closes every connection.
 func (s *script) cut() {

@@ -321,7 +321,7 @@ func TestQueueEndsWithTheController(t *testing.T) {
 
 func TestQueueEndsWhenTheControllerGivesUp(t *testing.T) {
 	s := newTarget(t)
-	c, err := client.Connect(testContext(t), client.Options{Address: s.addr, SubNQN: "nqn.2026-11.example.jbofd:test",
+	c, err := client.Connect(testContext(t), client.Options{Address: s.addr(), SubNQN: "nqn.2026-11.example.jbofd:test",
 		Queues: 1, QPairs: 1, CtrlLossTimeout: -1})
 	if err != nil {
 		t.Fatal(err)

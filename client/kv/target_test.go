@@ -16,15 +16,17 @@ import (
 	"jbofd/client"
 	"jbofd/internal/nvme"
 	"jbofd/internal/nvmeof/tcp/pdu"
+	"jbofd/internal/testutil/loopback"
 )
 
 // target is a small key-value target over TCP: namespace 2 stores keys and values in a map, and namespace 1 has empty
 // blocks. It is neither complete nor strict.
 type target struct {
-	t    testing.TB
-	addr string
-	stop func()
-	wg   sync.WaitGroup
+	t testing.TB
+	// address is where it listens; stop ends the listener.
+	address string
+	stop    func()
+	wg      sync.WaitGroup
 	// mdts is MDTS, maxValue is KVVML, room, if not 0, is the maximum number of keys.
 	mdts     uint8
 	maxValue uint32
@@ -58,11 +60,8 @@ const (
 )
 
 func newTarget(t testing.TB) *target {
-	ln, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	s := &target{t: t, addr: ln.Addr().String(), mdts: 8, maxValue: 1 << 20, maxListed: 1 << 20, inCapsule: 8192,
+	ln := loopback.Listen(t)
+	s := &target{t: t, address: ln.Addr().String(), mdts: 8, maxValue: 1 << 20, maxListed: 1 << 20, inCapsule: 8192,
 		csi:    nvme.CSIKV,
 		values: map[string][]byte{}, seen: map[uint8]int{}}
 	s.stop = func() { ln.Close() }
@@ -97,48 +96,55 @@ func newTarget(t testing.TB) *target {
 	return s
 }
 
-// cut closes every connection.
-func (s *target) cut() {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	for _, c := range s.conns {
-		c.Close()
-	}
-	s.conns = nil
+// addr returns what client.Options needs. Connections see what was set before it was called.
+func (t *target) addr() string {
+	t.mu.Lock() // as every connection does
+	defer t.mu.Unlock()
+	return t.address
 }
 
-func (s *target) count(opcode uint8) int {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.seen[opcode]
+// cut closes every connection.
+func (t *target) cut() {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	for _, c := range t.conns {
+		c.Close()
+	}
+	t.conns = nil
+}
+
+func (t *target) count(opcode uint8) int {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.seen[opcode]
 }
 
 // with changes the target's configuration.
-func (s *target) with(f func()) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
+func (t *target) with(f func()) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
 	f()
 }
 
 // set stores a value without a command.
-func (s *target) set(key string, value []byte) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.store(key, value)
+func (t *target) set(key string, value []byte) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.store(key, value)
 }
 
-func (s *target) store(key string, value []byte) {
-	if i, found := slices.BinarySearch(s.keys, key); !found {
-		s.keys = slices.Insert(s.keys, i, key)
+func (t *target) store(key string, value []byte) {
+	if i, found := slices.BinarySearch(t.keys, key); !found {
+		t.keys = slices.Insert(t.keys, i, key)
 	}
-	s.values[key] = bytes.Clone(value)
+	t.values[key] = bytes.Clone(value)
 }
 
 // onIO sets before.
-func (s *target) onIO(f func(e *nvme.SQE) (nvme.Status, verdict)) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.before = f
+func (t *target) onIO(f func(e *nvme.SQE) (nvme.Status, verdict)) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.before = f
 }
 
 type pending struct {
@@ -447,7 +453,7 @@ func (c *conn) io(e *nvme.SQE, data []byte) {
 func open(t testing.TB, s *target, o Options) *Namespace {
 	t.Helper()
 	ctx := testContext(t)
-	c, err := client.Connect(ctx, client.Options{Address: s.addr, SubNQN: "nqn.2026-11.example.jbofd:test", Queues: 2,
+	c, err := client.Connect(ctx, client.Options{Address: s.addr(), SubNQN: "nqn.2026-11.example.jbofd:test", Queues: 2,
 		QPairs: 1, QueueDepth: 128,
 		ReconnectDelay: time.Millisecond, CtrlLossTimeout: 20 * time.Second})
 	if err != nil {

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"runtime"
 	"runtime/pprof"
@@ -93,9 +94,10 @@ func (f *connectFlags) add(c *cobra.Command) {
 	fl.Var(&f.kato, "keep_alive_tmo", "keep-alive timeout; 0 is none")
 }
 
-// options turns the flags into connection options.
-func (f *connectFlags) options() (client.Options, error) {
-	o := client.Options{HostNQN: f.hostNQN, HeaderDigest: f.hdgst, DataDigest: f.ddgst, KATO: time.Duration(f.kato)}
+// options turns the flags into connection options. Slow Connects and losses of the connection are logged to stderr.
+func (f *connectFlags) options(stderr io.Writer) (client.Options, error) {
+	o := client.Options{Logger: newLog(stderr), HostNQN: f.hostNQN, HeaderDigest: f.hdgst, DataDigest: f.ddgst,
+		KATO: time.Duration(f.kato)}
 	if o.KATO == 0 {
 		o.KATO = -1
 	}
@@ -230,7 +232,7 @@ func (f *blockFlags) run(c *cobra.Command) error {
 		return err
 	}
 	ctx := c.Context()
-	t, err := f.open(ctx)
+	t, err := f.open(ctx, c.ErrOrStderr())
 	if errors.Is(err, bench.ErrConfig) {
 		return usagef("%v", err)
 	}
@@ -300,7 +302,7 @@ func first(s []string) string {
 }
 
 // open opens what --target or --raw names.
-func (f *blockFlags) open(ctx context.Context) (bench.Target, error) {
+func (f *blockFlags) open(ctx context.Context, stderr io.Writer) (bench.Target, error) {
 	if (f.raw == "") == (f.target == "") {
 		return nil, usagef("give either --target tcp://HOST:PORT, rdma://HOST:PORT or --raw PATH|mem:SIZE")
 	}
@@ -311,7 +313,7 @@ func (f *blockFlags) open(ctx context.Context) (bench.Target, error) {
 		return bench.OpenRaw(bench.RawConfig{Path: f.raw, Engine: f.engine, BlockSize: int(f.rawBlock),
 			Buffers: f.cfg.Jobs * f.cfg.IODepth, BufferBytes: f.cfg.BlockBytes})
 	}
-	o, err := f.options()
+	o, err := f.options(stderr)
 	if err != nil {
 		return nil, err
 	}
@@ -338,7 +340,7 @@ func (f *blockFlags) open(ctx context.Context) (bench.Target, error) {
 		err = fmt.Errorf("%w; if it holds keys and values, jbofbench kv --nsid %d is for it", err, f.nsid)
 	}
 	if err != nil {
-		return nil, errors.Join(err, c.Close())
+		return nil, errors.Join(withNamespaces(ctx, c, err), c.Close())
 	}
 	return t, nil
 }

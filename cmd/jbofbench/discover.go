@@ -20,7 +20,7 @@ func discoverCommand() *cobra.Command {
 		Example: `  jbofbench discover --target tcp://192.0.2.1:8009
   jbofbench discover --target rdma://192.0.2.1:4420`,
 		RunE: func(c *cobra.Command, _ []string) error {
-			o, err := f.options()
+			o, err := f.options(c.ErrOrStderr())
 			if err != nil {
 				return err
 			}

@@ -356,7 +356,7 @@ func (f *kvFlags) open(c *cobra.Command, threads int) (ycsb.DB, error) {
 		}
 		return db, nil
 	}
-	o, err := f.options()
+	o, err := f.options(c.ErrOrStderr())
 	if err != nil {
 		return nil, err
 	}
@@ -379,8 +379,11 @@ func (f *kvFlags) open(c *cobra.Command, threads int) (ycsb.DB, error) {
 		return nil, err
 	}
 	db, err := ycsb.NewWire(c.Context(), controller, f.nsid)
+	if errors.Is(err, client.ErrUnsupported) {
+		err = fmt.Errorf("%w; if it holds blocks, jbofbench block --nsid %d is for it", err, f.nsid)
+	}
 	if err != nil {
-		return nil, errors.Join(err, controller.Close())
+		return nil, errors.Join(withNamespaces(c.Context(), controller, err), controller.Close())
 	}
 	return db, nil
 }

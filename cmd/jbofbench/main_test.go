@@ -4,11 +4,14 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"io"
 	"path/filepath"
 	"strings"
+	"sync"
 	"testing"
 
 	"jbofd/internal/bench"
+	"jbofd/internal/testutil/loopback"
 )
 
 func command(t *testing.T, args ...string) (status int, stdout, stderr string) {
@@ -126,4 +129,45 @@ func TestUnitsAreInTheNames(t *testing.T) {
 	if err := json.Unmarshal([]byte(out), &rep); err != nil || rep.Target.BlockSizeBytes != 4096 {
 		t.Errorf("%v: %+v", err, rep)
 	}
+}
+
+// TestAConnectThatTakesLongIsExplained on standard error while it waits: a target holds a Connect, or answers it
+// Controller Busy, while commands of the host's earlier association are under way.
+func TestAConnectThatTakesLongIsExplained(t *testing.T) {
+	silent := loopback.Listen(t)
+	defer silent.Close()
+	for _, line := range []string{"block --nqn nqn.x", "kv --nqn nqn.x -p recordcount=1 -p operationcount=1",
+		"discover"} {
+		t.Run(line, func(t *testing.T) {
+			ctx, cancel := context.WithCancel(t.Context())
+			defer cancel()
+			errs := &until{text: "still connecting", seen: cancel}
+			args := append(strings.Fields(line), "--target", "tcp://"+silent.Addr().String())
+			if status := execute(ctx, args, io.Discard, errs); status != exitInterrupted {
+				t.Errorf("exit status %d", status)
+			}
+			if out := errs.b.String(); !strings.Contains(out, `msg="still connecting"`) ||
+				!strings.Contains(out, `reason="no answer yet"`) {
+				t.Errorf("standard error is %s", out)
+			}
+		})
+	}
+}
+
+// until is a writer that calls seen when a text was written.
+type until struct {
+	mu   sync.Mutex
+	b    bytes.Buffer
+	text string
+	seen func()
+}
+
+func (u *until) Write(p []byte) (int, error) {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	u.b.Write(p)
+	if strings.Contains(u.b.String(), u.text) {
+		u.seen()
+	}
+	return len(p), nil
 }

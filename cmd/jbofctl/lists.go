@@ -66,6 +66,9 @@ func (x *cli) status(c *cobra.Command, check bool, wait time.Duration) error {
 		for _, r := range s.Reasons {
 			row(t, "reason", r.Component+": "+r.Reason)
 		}
+		if s.Change != nil {
+			row(t, "change", s.Change)
+		}
 		row(t, "listeners", join(s.Addresses.Listeners))
 		row(t, "discovery", s.Addresses.Discovery)
 		row(t, "metrics", s.Addresses.Metrics)
@@ -94,7 +97,7 @@ func (x *cli) subsystemList(c *cobra.Command, _ []string) error {
 			if s.AllowAnyHost {
 				hosts = "any"
 			}
-			row(t, s.NQN, len(s.Namespaces), hosts)
+			row(t, s.SubNQN, len(s.Namespaces), hosts)
 		}
 	})
 }
@@ -120,14 +123,14 @@ func (x *cli) namespaces(c *cobra.Command) (out admin.List[namespaceRow], err er
 	out = admin.List[namespaceRow]{APIVersion: subs.APIVersion, Items: []namespaceRow{}}
 	for _, s := range subs.Items {
 		for _, n := range s.Namespaces {
-			out.Items = append(out.Items, namespaceRow{s.NQN, n, true})
+			out.Items = append(out.Items, namespaceRow{s.SubNQN, n, true})
 		}
 	}
 	for _, d := range ssds.Items {
 		for _, e := range d.Extents {
 			if !e.Configured && e.Use != "swap" {
 				out.Items = append(out.Items,
-					namespaceRow{e.NQN, admin.Namespace{NSID: e.NSID, SSD: d.Name, SizeBytes: e.LengthBytes,
+					namespaceRow{e.SubNQN, admin.Namespace{NSID: e.NSID, SSD: d.Name, SizeBytes: e.LengthBytes,
 						Type: e.Use, UUID: e.UUID, Hosts: []string{}}, false})
 			}
 		}
@@ -145,8 +148,8 @@ func (x *cli) namespaceList(c *cobra.Command, _ []string) error {
 			"UUID")
 		for _, n := range l.Items {
 			block, keys, used, swapped, served := any(""), any(""), any(""), any(""), ""
-			if n.BlockSize > 0 {
-				block = n.BlockSize
+			if n.BlockSizeBytes > 0 {
+				block = n.BlockSizeBytes
 			}
 			if n.Type == "kv" && n.Configured {
 				keys, used, swapped = n.Objects, about(n.UsedBytes), n.SwappedKeys
@@ -172,7 +175,7 @@ func (x *cli) namespaceDeleteCommand() *cobra.Command {
 	}
 	c.RunE = func(c *cobra.Command, args []string) error {
 		if _, err := admin.ParseUUID(args[0]); err != nil {
-			return usagef("%q: %v; jbofctl namespace list shows the UUIDs", args[0], err)
+			return usagef("%v; jbofctl namespace list shows the UUIDs", err)
 		}
 		if !yes {
 			if err := x.confirm(c, "The data of namespace "+args[0]+" will be lost for good.", args[0]); err != nil {
@@ -182,7 +185,7 @@ func (x *cli) namespaceDeleteCommand() *cobra.Command {
 		if !c.Flags().Changed("timeout") {
 			x.timeout = 0 // erasing takes as long as the drive needs
 		}
-		a, err := ask(x, c, func(cl *admin.Client, ctx context.Context) (admin.Answer, error) {
+		a, err := askChange(x, c, func(cl *admin.Client, ctx context.Context) (admin.Answer, error) {
 			return cl.DeleteNamespace(ctx, args[0])
 		})
 		if err != nil {
@@ -234,7 +237,7 @@ An area that is in use, or whose keys can still be returned to their own drive, 
 	}
 	c.RunE = func(c *cobra.Command, args []string) error {
 		if _, err := admin.ParseUUID(args[0]); err != nil {
-			return usagef("%q: %v; jbofctl swap list shows the UUIDs", args[0], err)
+			return usagef("%v; jbofctl swap list shows the UUIDs", err)
 		}
 		if !yes {
 			if err := x.confirm(c, "What hosts have written to swap area "+args[0]+", and was acknowledged, will be "+
@@ -245,7 +248,7 @@ An area that is in use, or whose keys can still be returned to their own drive, 
 		if !c.Flags().Changed("timeout") {
 			x.timeout = 0 // opening namespaces takes as long as it takes
 		}
-		a, err := ask(x, c, func(cl *admin.Client, ctx context.Context) (admin.Answer, error) {
+		a, err := askChange(x, c, func(cl *admin.Client, ctx context.Context) (admin.Answer, error) {
 			return cl.DiscardSwap(ctx, args[0])
 		})
 		if err != nil {
@@ -325,7 +328,7 @@ func (x *cli) reload(c *cobra.Command, dryRun bool) error {
 	if dryRun {
 		what = (*admin.Client).DryReload
 	}
-	r, err := ask(x, c, what)
+	r, err := askChange(x, c, what)
 	if err != nil {
 		return err
 	}

@@ -60,13 +60,17 @@ type terminal struct {
 const (
 	exitFailed   = 1
 	exitUsage    = 2
-	exitNotReady = 3 // of status --check
+	exitNotReady = 3 // of status --check and kv check
 )
 
 // errNotReady makes status --check exit with exitNotReady after it has said why.
 var errNotReady = errors.New("the node is not ready")
 
-// execute runs the command line and returns the exit status: 0 done, 1 failed, 2 a bad command line, 3 not ready.
+// errLoss makes kv check exit with exitNotReady after it has said what is lost.
+var errLoss = errors.New("keys or values are lost; see jbofctl kv repair --help")
+
+// execute runs the command line and returns the exit status: 0 done, 1 failed, 2 a bad command line, 3 not ready or
+// something lost.
 func execute(ctx context.Context, args []string, t terminal) int {
 	c := command(&cli{in: t.in})
 	c.SetArgs(args)
@@ -83,7 +87,7 @@ func execute(ctx context.Context, args []string, t terminal) int {
 	switch {
 	case errors.As(err, &usage):
 		return exitUsage
-	case errors.Is(err, errNotReady):
+	case errors.Is(err, errNotReady), errors.Is(err, errLoss):
 		return exitNotReady
 	}
 	return exitFailed
@@ -111,7 +115,8 @@ func command(x *cli) *cobra.Command {
 		Short: "Look at and manage the jbofd of this machine",
 		Long: `Look at and manage the jbofd of this machine, over its admin socket.
 
-Exit status: 0 done; 1 failed; 2 bad command line; 3 not ready (status --check).`,
+Exit status: 0 done; 1 failed; 2 bad command line; 3 not ready (status --check) or something
+lost (kv check).`,
 		Version:       version,
 		SilenceErrors: true,
 		SilenceUsage:  true,
@@ -170,12 +175,19 @@ Exit status: 0 done; 1 failed; 2 bad command line; 3 not ready (status --check).
 				"and no drive has", none, x.swapList),
 			x.swapDiscardCommand(),
 		),
+		noun("kv", "Damage of key-value namespaces", x.kvCheckCommand(), x.kvRepairCommand(),
+			x.kvOpenCommand()),
 		noun("connection", "Connections of hosts", leaf("list", "List the connections", none, x.connectionList)),
 		noun("tenant", "Tenants, who share the drives",
 			leaf("list", "List the tenants at each drive, and what limits them", none, x.tenantList)),
 		noun("config", "The daemon's configuration", x.reloadCommand()),
 	)
-	usage := func(_ *cobra.Command, err error) error { return usagef("%v", err) }
+	usage := func(_ *cobra.Command, err error) error {
+		if strings.Contains(err.Error(), "time: ") {
+			return usagef("%v; must be a duration, such as 500ms, 30s or 2m", err)
+		}
+		return usagef("%v", err)
+	}
 	root.SetFlagErrorFunc(usage)
 	return root
 }

@@ -37,12 +37,12 @@ var answers = map[string]any{
 	admin.PathSSDs: admin.List[admin.SSD]{APIVersion: admin.Version, Items: []admin.SSD{
 		{Name: "ssd0", Backend: "file", Engine: "io_uring", Path: "/dev/nvme7n1", SizeBytes: 4 << 30,
 			FreeBytes: 3 << 30, Policy: "jbof", CongestionState: "avoidance", WriteCost: 3.14, Extents: []admin.Extent{
-				{UUID: uuid, Use: "block", NSID: 9, NQN: "nqn.2026-11.example.jbofd:old", LengthBytes: 1 << 30}}},
+				{UUID: uuid, Use: "block", NSID: 9, SubNQN: "nqn.2026-11.example.jbofd:old", LengthBytes: 1 << 30}}},
 		{Name: "ssd1", Error: "it vanished", Extents: []admin.Extent{}}}},
 	admin.PathSubsystems: admin.List[admin.Subsystem]{APIVersion: admin.Version,
-		Items: []admin.Subsystem{{NQN: "nqn.2026-11.example.jbofd:blocks", AllowAnyHost: true, Hosts: []string{},
-			Namespaces: []admin.Namespace{{NSID: 1, SSD: "ssd0", SizeBytes: 1 << 30, BlockSize: 4096, UUID: "u-u-i-d",
-				Hosts: []string{}}}}}},
+		Items: []admin.Subsystem{{SubNQN: "nqn.2026-11.example.jbofd:blocks", AllowAnyHost: true, Hosts: []string{},
+			Namespaces: []admin.Namespace{{NSID: 1, SSD: "ssd0", SizeBytes: 1 << 30, BlockSizeBytes: 4096,
+				UUID: "u-u-i-d", Hosts: []string{}}}}}},
 	admin.PathConnections: admin.List[admin.Connection]{APIVersion: admin.Version,
 		Items: []admin.Connection{{ID: 5, Transport: "tcp", Remote: "10.0.0.2:999", HostNQN: "nqn.host", QID: 2}}},
 	admin.PathTenants: admin.List[admin.Tenant]{APIVersion: admin.Version,
@@ -58,6 +58,10 @@ var answers = map[string]any{
 				Keys: 77}}},
 		{UUID: "l-o-s-t", State: "missing", Sources: []admin.SwapSource{}}}},
 	admin.PathSwapDiscard: admin.Answer{APIVersion: admin.Version},
+	admin.PathKVOpen:      admin.Answer{APIVersion: admin.Version},
+	admin.PathKVAudits:    admin.List[admin.KVAudit]{APIVersion: admin.Version, Items: []admin.KVAudit{}},
+	admin.PathKVAudit: admin.KVAudit{APIVersion: admin.Version, UUID: uuid, Segments: 12345, LossySegments: 2,
+		KnownKeys: 7},
 }
 
 // serve starts a daemon's admin socket and returns its path.
@@ -126,6 +130,22 @@ func TestTablesShowWhatTheDaemonSays(t *testing.T) {
 		for _, w := range c.want {
 			if !strings.Contains(out, w) {
 				t.Errorf("%s: no %q in\n%s", c.line, w, out)
+			}
+		}
+	}
+}
+
+// TestAnswersNameOneThingAlike: scripts find a subsystem's NQN, and a size, under one key in all answers.
+func TestAnswersNameOneThingAlike(t *testing.T) {
+	s := fake(t)
+	for _, line := range []string{"ssd show ssd0", "subsystem list", "namespace list", "connection list", "swap list"} {
+		_, j, _ := run(t, append(strings.Fields(line), "--socket", s, "-o", "json")...)
+		if !strings.Contains(j, `"subNQN"`) {
+			t.Errorf("%s: no subNQN in\n%s", line, j)
+		}
+		for _, key := range []string{"nqn", "blockSize", "drive"} {
+			if strings.Contains(j, `"`+key+`":`) {
+				t.Errorf("%s: the key %s is another name of subNQN, blockSizeBytes or uuid in\n%s", line, key, j)
 			}
 		}
 	}
@@ -430,5 +450,77 @@ func TestVersionAndCompletionExist(t *testing.T) {
 	}
 	if code, out, errs := run(t, "completion", "bash"); code != 0 || !strings.Contains(out, "jbofctl") {
 		t.Errorf("exit status %d, %.200s%s", code, out, errs)
+	}
+}
+
+// TestBadValuesAreAnsweredOnceAndWithWhatIsAllowed: Go's own error for a duration names no unit, and the error of a
+// UUID repeated it.
+func TestBadValuesAreAnsweredOnceAndWithWhatIsAllowed(t *testing.T) {
+	for line, want := range map[string]string{
+		"status --timeout abc":    "must be a duration, such as 500ms, 30s or 2m",
+		"status --wait 10":        "must be a duration, such as 500ms, 30s or 2m",
+		"namespace delete nope":   `jbofctl: UUID "nope": must be 32 hexadecimal digits`,
+		"swap discard nope --yes": `jbofctl: UUID "nope": must be 32 hexadecimal digits`,
+	} {
+		if code, _, errs := run(t, strings.Fields(line)...); code != exitUsage || !strings.Contains(errs, want) {
+			t.Errorf("%s: exit status %d, no %q in %s", line, code, want, errs)
+		}
+	}
+}
+
+// TestAKVCheckThatFindsALossFails with an exit status of its own, and a repair asks first.
+func TestAKVCheckThatFindsALossFails(t *testing.T) {
+	s := fake(t)
+	code, out, errs := run(t, "kv", "check", uuid, "--socket", s)
+	if code != exitNotReady || !strings.Contains(out, "12345") || !strings.Contains(errs, "lost") {
+		t.Errorf("exit status %d\n%s\n%s", code, out, errs)
+	}
+	if code, out, errs := run(t, "kv", "repair", uuid, "--socket", s); code != exitUsage || out != "" ||
+		!strings.Contains(errs, "--yes") {
+		t.Errorf("a repair without a question: exit status %d\n%s\n%s", code, out, errs)
+	}
+	if code, out, errs := run(t, "kv", "check", "17", "--socket", s); code != exitUsage || out != "" ||
+		!strings.Contains(errs, "namespace list") {
+		t.Errorf("a check of no UUID: exit status %d\n%s\n%s", code, out, errs)
+	}
+}
+
+// TestALossIsShownAndThenAccepted: kv open says what is lost, and passes it on when the operator accepts it.
+func TestALossIsShownAndThenAccepted(t *testing.T) {
+	var got admin.OpenKV
+	s := serve(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		var answer any = admin.Answer{APIVersion: admin.Version}
+		if r.URL.Path == admin.PathKVOpen {
+			if err := json.NewDecoder(r.Body).Decode(&got); err != nil {
+				t.Error(err)
+			}
+		} else {
+			loss := &admin.KVLoss{Statement: "7 of 9 are missing", Token: "token"}
+			answer = admin.List[admin.Subsystem]{Items: []admin.Subsystem{{Namespaces: []admin.Namespace{
+				{UUID: "u-u-i-d"}, {UUID: uuid, Error: "it is damaged", Loss: loss}}}}}
+		}
+		_ = json.NewEncoder(w).Encode(answer)
+	}))
+	code, out, errs := run(t, "kv", "open", uuid, "--socket", s)
+	if code != exitFailed || out != "" || !strings.Contains(errs, "7 of 9 are missing") ||
+		!strings.Contains(errs, "--accept-loss") || got.UUID != "" {
+		t.Errorf("exit status %d\n%s\n%s", code, out, errs)
+	}
+	code, out, errs = run(t, "kv", "open", uuid, "--accept-loss", "--socket", s)
+	if code != exitUsage || out != "" || !strings.Contains(errs, "--yes") || got.UUID != "" {
+		t.Errorf("without a question: exit status %d\n%s\n%s", code, out, errs)
+	}
+	code, out, errs = run(t, "kv", "open", uuid, "--accept-loss", "--yes", "--socket", s)
+	if code != 0 || !strings.Contains(out, "opened") || got.UUID != uuid || got.AcceptLoss != "token" {
+		t.Errorf("exit status %d, asked for %+v\n%s\n%s", code, got, out, errs)
+	}
+	for line, want := range map[string]string{
+		"kv open 17": "namespace list",
+		"kv open 0425d6c3-77cf-4e62-873e-0484d7ac5275": "no namespace",
+	} {
+		if code, _, errs := run(t, append(strings.Fields(line), "--socket", s)...); code == 0 ||
+			!strings.Contains(errs, want) {
+			t.Errorf("%s: exit status %d\n%s", line, code, errs)
+		}
 	}
 }

@@ -65,7 +65,7 @@ func (x *cli) ssdShow(c *cobra.Command, args []string) error {
 		row(t, "backend", a.Backend)
 		row(t, "path", a.Path)
 		row(t, "engine", a.Engine)
-		row(t, "drive", a.Drive)
+		row(t, "uuid", a.UUID)
 		row(t, "size", size(a.SizeBytes))
 		row(t, "free", size(a.FreeBytes))
 		row(t, "state", state(a.SSD))
@@ -85,7 +85,7 @@ func (x *cli) ssdShow(c *cobra.Command, args []string) error {
 			if a.Name == "" { // read from the path: nobody knows a configuration
 				configured = ""
 			}
-			row(t, size(e.StartBytes), size(e.LengthBytes), e.Use, e.NSID, e.NQN, configured, e.UUID)
+			row(t, size(e.StartBytes), size(e.LengthBytes), e.Use, e.NSID, e.SubNQN, configured, e.UUID)
 		}
 	})
 }
@@ -137,10 +137,10 @@ func describe(dev ssd.Device) ssdAnswer {
 
 // fill adds what the label says.
 func (a *ssdAnswer) fill(lab *label.Label) {
-	a.Drive, a.FreeBytes = lab.DriveUUID.String(), lab.FreeBytes()
+	a.UUID, a.FreeBytes = lab.DriveUUID.String(), lab.FreeBytes()
 	for _, e := range lab.Extents {
 		a.Extents = append(a.Extents, admin.Extent{UUID: e.UUID.String(), Use: e.Use.String(),
-			StartBytes: int64(e.StartBytes), LengthBytes: e.LengthBytes, NSID: e.NSID, NQN: e.NQN})
+			StartBytes: int64(e.StartBytes), LengthBytes: e.LengthBytes, NSID: e.NSID, SubNQN: e.NQN})
 	}
 }
 
@@ -232,7 +232,7 @@ func (x *cli) format(c *cobra.Command, path string, force, yes bool) (err error)
 	a := describe(dev)
 	a.fill(store.Label())
 	return x.print(c, a, func(t *tabwriter.Writer) {
-		row(t, fmt.Sprintf("%s formatted: drive %s, %s, %s free", path, a.Drive, size(a.SizeBytes), size(a.FreeBytes)))
+		row(t, fmt.Sprintf("%s formatted: drive %s, %s, %s free", path, a.UUID, size(a.SizeBytes), size(a.FreeBytes)))
 	})
 }
 

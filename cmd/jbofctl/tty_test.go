@@ -10,6 +10,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
+// masters are the other ends of the terminals that typing has returned.
+var masters = map[*os.File]*os.File{}
+
 // typing returns a terminal on which somebody has typed a line.
 func typing(t *testing.T, line string) *os.File {
 	t.Helper()
@@ -30,6 +33,7 @@ func typing(t *testing.T, line string) *os.File {
 		t.Skipf("this machine lends no terminals: %v", err)
 	}
 	t.Cleanup(func() { _ = slave.Close() })
+	masters[slave] = master
 	if _, err := master.WriteString(line + "\n"); err != nil {
 		t.Fatal(err)
 	}

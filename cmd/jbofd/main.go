@@ -31,7 +31,12 @@ func main() { os.Exit(execute(os.Args[1:], os.Stdout, os.Stderr)) }
 // loggedError is an error that the log of a daemon has.
 type loggedError struct{ error }
 
-// execute runs the command line and returns the exit status.
+// usageError is a command line that cannot be.
+type usageError struct{ error }
+
+func usagef(format string, args ...any) error { return usageError{fmt.Errorf(format, args...)} }
+
+// execute runs the command line and returns the exit status: 0 done, 1 failed, 2 a bad command line.
 func execute(args []string, stdout, stderr io.Writer) int {
 	c := command()
 	c.SetArgs(args)
@@ -43,6 +48,9 @@ func execute(args []string, stdout, stderr io.Writer) int {
 	}
 	if _, logged := errors.AsType[loggedError](err); !logged {
 		fmt.Fprintln(stderr, "jbofd:", err)
+	}
+	if _, usage := errors.AsType[usageError](err); usage {
+		return 2
 	}
 	return 1
 }
@@ -56,7 +64,7 @@ func command() *cobra.Command {
 		Version: version,
 		Args: func(_ *cobra.Command, args []string) error {
 			if len(args) > 0 {
-				return fmt.Errorf("unknown command %q; a configuration is given as --config FILE; see jbofd --help",
+				return usagef("unknown command %q; a configuration is given as --config FILE; see jbofd --help",
 					args[0])
 			}
 			return nil
@@ -64,13 +72,19 @@ func command() *cobra.Command {
 		SilenceUsage:  true,
 		SilenceErrors: true,
 		RunE: func(cmd *cobra.Command, _ []string) error {
+			// Before anything that may take time: a SIGHUP without a handler ends the process.
+			hup := make(chan os.Signal, 1)
+			signal.Notify(hup, syscall.SIGHUP)
+			defer signal.Stop(hup)
+			name := path
 			load := func() (*config.Config, error) { return config.Load(path, daemon.Machine()) }
 			switch {
 			case demo == (path != ""):
-				return fmt.Errorf("give one of --config FILE and --demo")
+				return usagef("give one of --config FILE and --demo")
 			case path == "-":
-				return errors.New("--config is -, must be a file, because the daemon reads it again at a reload")
+				return usagef("--config is -, must be a file, because the daemon reads it again at a reload")
 			case demo:
+				name = config.DefaultName
 				load = func() (*config.Config, error) {
 					return config.ParseFor(daemon.Machine(), config.DefaultName, config.DefaultYAML(), os.Environ())
 				}
@@ -89,7 +103,7 @@ func command() *cobra.Command {
 					return fmt.Errorf("--demo: %w", err)
 				}
 			}
-			return run(cfg, load, cmd.ErrOrStderr())
+			return run(cfg, name, load, hup, cmd.ErrOrStderr())
 		},
 	}
 	c.PersistentFlags().StringVarP(&path, "config", "c", "", "configuration `FILE` (YAML)")
@@ -98,6 +112,7 @@ func command() *cobra.Command {
 	c.Flags().BoolVar(&printConfig, "print-effective-config", false, "print the configuration with all defaults "+
 		"and exit")
 	c.AddCommand(validateCommand(&path))
+	c.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return usageError{err} })
 	return c
 }
 
@@ -111,7 +126,7 @@ func validateCommand(path *string) *cobra.Command {
 				files = append(files, *path)
 			}
 			if len(files) == 0 {
-				return errors.New("nothing to validate: name a file, or - for standard input")
+				return usagef("nothing to validate: name a file, or - for standard input")
 			}
 			bad := 0
 			for _, f := range files {
@@ -130,15 +145,14 @@ func validateCommand(path *string) *cobra.Command {
 	}
 }
 
-// run runs the node until SIGTERM or SIGINT.
-func run(cfg *config.Config, load func() (*config.Config, error), stderr io.Writer) error {
+// run runs the node until SIGTERM or SIGINT. name is where the configuration comes from. It is read again for each
+// value of hup.
+func run(cfg *config.Config, name string, load func() (*config.Config, error), hup <-chan os.Signal,
+	stderr io.Writer) error {
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)
 	defer stop()
-	hup := make(chan os.Signal, 1)
-	signal.Notify(hup, syscall.SIGHUP)
-	defer signal.Stop(hup)
 	err := daemon.Run(ctx, daemon.Options{
-		Config: cfg, Load: load, Reload: hup, Stderr: stderr, Version: version, Commit: commit(),
+		Config: cfg, ConfigFile: name, Load: load, Reload: hup, Stderr: stderr, Version: version, Commit: commit(),
 		Ready: func(a daemon.Addresses, reasons []admin.Reason) {
 			if cfg.Log.Format == "text" { // who reads JSON is a program, and wants nothing else
 				printAddresses(stderr, cfg, a, reasons)

@@ -3,11 +3,16 @@ package main
 import (
 	"bytes"
 	"encoding/json"
+	"errors"
+	"fmt"
 	"io"
 	"os"
+	"os/signal"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
+	"time"
 )
 
 func run1(t *testing.T, args ...string) (status int, stdout, stderr string) {
@@ -95,8 +100,66 @@ func TestAFailedStartIsJSONToo(t *testing.T) {
 	}
 }
 
+// TestAReloadThatIsAskedForDuringTheStartIsDone, while the configuration is being read as well as later.
+func TestAReloadThatIsAskedForDuringTheStartIsDone(t *testing.T) {
+	hup := make(chan os.Signal, 1) // keeps the signal from ending the test
+	signal.Notify(hup, syscall.SIGHUP)
+	defer signal.Stop(hup)
+	file := filepath.Join(t.TempDir(), "fifo")
+	// A new one for each read, so that a writer cannot meet the reader before.
+	renew := func() {
+		if err := errors.Join(syscall.Mkfifo(file+".new", 0o600), os.Rename(file+".new", file)); err != nil {
+			t.Error(err)
+		}
+	}
+	renew()
+	status := make(chan string, 1)
+	go func() {
+		code, out, errs := run1(t, "--config", file)
+		status <- fmt.Sprintf("status %d, %s%s", code, out, errs)
+	}()
+	// give waits until the daemon reads its configuration, and gives it one.
+	give := func(before func()) {
+		done := make(chan error, 1)
+		go func() {
+			f, err := os.OpenFile(file, os.O_WRONLY, 0)
+			if err == nil {
+				before()
+				_, err = f.WriteString(valid + "metrics: {address: \"\"}\nadmin: {socket: \"\"}\n" +
+					"discovery: {address: \"\"}\nsubsystems: [{nqn: nqn.2026-11.example:a, allow_any_host: true}]\n")
+				err = errors.Join(err, f.Close())
+			}
+			done <- err
+		}()
+		select {
+		case err := <-done:
+			if err != nil {
+				t.Fatal(err)
+			}
+		case s := <-status:
+			t.Fatal("the daemon has ended: ", s)
+		case <-time.After(20 * time.Second):
+			t.Fatal("the daemon does not read its configuration")
+		}
+	}
+	send := func(s syscall.Signal) {
+		if err := syscall.Kill(os.Getpid(), s); err != nil {
+			t.Error(err)
+		}
+	}
+	give(func() {
+		renew()
+		send(syscall.SIGHUP)
+		<-hup // both channels have it
+	})
+	give(func() { send(syscall.SIGTERM) })
+	if s := <-status; !strings.HasPrefix(s, "status 0") {
+		t.Error(s)
+	}
+}
+
 func TestAFileWithoutItsFlagIsAnsweredWithTheFlag(t *testing.T) {
-	if status, _, errs := run1(t, "x.yaml"); status != 1 || !strings.Contains(errs, `"x.yaml"`) ||
+	if status, _, errs := run1(t, "x.yaml"); status != 2 || !strings.Contains(errs, `"x.yaml"`) ||
 		!strings.Contains(errs, "--config FILE") {
 		t.Errorf("status %d, %s", status, errs)
 	}
@@ -109,5 +172,18 @@ func TestVersionAndCompletionExist(t *testing.T) {
 	if status, out, _ := run1(t, "--help"); status != 0 || !strings.Contains(out, "completion") ||
 		!strings.Contains(out, "validate") {
 		t.Errorf("status %d, %s", status, out)
+	}
+}
+
+// TestABadCommandLineHasAnExitStatusOfItsOwn, as with jbofctl and jbofbench.
+func TestABadCommandLineHasAnExitStatusOfItsOwn(t *testing.T) {
+	for _, args := range [][]string{{}, {"--demo", "--config", "x"}, {"--config", "-"}, {"--cofnig", "x"},
+		{"validate"}} {
+		if status, _, stderr := run1(t, args...); status != 2 || stderr == "" {
+			t.Errorf("%q: status %d, %s", args, status, stderr)
+		}
+	}
+	if status, _, stderr := run1(t, "--config", "/nonexistent"); status != 1 {
+		t.Errorf("a file that does not exist: status %d, %s", status, stderr)
 	}
 }

@@ -12,11 +12,15 @@
 //	POST /v1/namespaces/delete  DeleteNamespace -> Answer
 //	GET  /v1/swap               List[SwapArea]
 //	POST /v1/swap/discard       DiscardSwap -> Answer
+//	GET  /v1/kv/audits          List[KVAudit]
+//	POST /v1/kv/audit           AuditKV -> KVAudit
+//	POST /v1/kv/open            OpenKV -> Answer
 //
 // A failed request is answered with a 4xx or 5xx status and an Answer whose Error states the reason.
 package admin
 
 import (
+	"fmt"
 	"time"
 
 	"jbofd/internal/uuid"
@@ -36,6 +40,9 @@ const (
 	PathNamespaceDelete = "/v1/namespaces/delete"
 	PathSwap            = "/v1/swap"
 	PathSwapDiscard     = "/v1/swap/discard"
+	PathKVAudits        = "/v1/kv/audits"
+	PathKVAudit         = "/v1/kv/audit"
+	PathKVOpen          = "/v1/kv/open"
 )
 
 // Answer is the answer to a request that changes something.
@@ -96,6 +103,30 @@ type Status struct {
 	Hosts       int `json:"hosts"`
 	// BufferBytesInUse is the amount of data buffers that commands hold.
 	BufferBytesInUse int64 `json:"bufferBytesInUse"`
+	// Change is the change that is being made, for which all others wait, reloads among them. Absent: none.
+	Change *RunningChange `json:"change,omitempty"`
+}
+
+// RunningChange is a reload, a deletion of a namespace or another change of the configuration or of drives that is
+// under way.
+type RunningChange struct {
+	What string `json:"what"`
+	// RunningMS is for how long it has been running, in milliseconds.
+	RunningMS int64 `json:"runningMS"`
+	// DoneBytes of TotalBytes are erased, if it erases something.
+	DoneBytes  int64 `json:"doneBytes,omitempty"`
+	TotalBytes int64 `json:"totalBytes,omitempty"`
+}
+
+// String says what the change is and how far.
+func (c *RunningChange) String() string {
+	s := fmt.Sprintf("%s, for %v", c.What, (time.Duration(c.RunningMS) * time.Millisecond).Round(time.Second))
+	if c.TotalBytes > 0 {
+		const mib = 1 << 20
+		s += fmt.Sprintf(", %d of %d MiB (%d %%) erased", c.DoneBytes/mib, c.TotalBytes/mib,
+			c.DoneBytes*100/c.TotalBytes)
+	}
+	return s
 }
 
 // List is the answer to a request for a list.
@@ -115,7 +146,7 @@ type SSD struct {
 	// FreeBytes is the space outside of extents.
 	FreeBytes int64    `json:"freeBytes"`
 	Error     string   `json:"error,omitempty"`
-	Drive     string   `json:"drive,omitempty"` // UUID in the label
+	UUID      string   `json:"uuid,omitempty"` // in the label
 	Extents   []Extent `json:"extents"`
 	// Policy is the name of the scheduling policy.
 	Policy string `json:"policy,omitempty"`
@@ -168,14 +199,14 @@ type Extent struct {
 	StartBytes  int64  `json:"startBytes"`
 	LengthBytes int64  `json:"lengthBytes"`
 	NSID        uint32 `json:"nsid"`
-	NQN         string `json:"nqn"`
+	SubNQN      string `json:"subNQN"`
 	// Configured reports that a namespace of the current configuration uses the extent.
 	Configured bool `json:"configured"`
 }
 
 // Subsystem describes one subsystem of the current configuration.
 type Subsystem struct {
-	NQN          string      `json:"nqn"`
+	SubNQN       string      `json:"subNQN"`
 	AllowAnyHost bool        `json:"allowAnyHost"`
 	Hosts        []string    `json:"hosts"`
 	Namespaces   []Namespace `json:"namespaces"`
@@ -188,16 +219,17 @@ type Namespace struct {
 	SizeBytes int64  `json:"sizeBytes"`
 	// Type is block or kv. For a namespace that is no longer configured, it is the type recorded for its extent.
 	Type string `json:"type"`
-	// BlockSize is in bytes; BlockSizeBytes has the same value. Both are 0 for key-value namespaces.
-	BlockSize      int `json:"blockSize"`
+	// BlockSizeBytes is 0 for key-value namespaces.
 	BlockSizeBytes int `json:"blockSizeBytes"`
 	// Objects is the number of keys, and UsedBytes the space that they take, for key-value namespaces.
 	Objects   int64 `json:"objects,omitempty"`
 	UsedBytes int64 `json:"usedBytes,omitempty"`
 	// SwappedKeys is the number of keys whose newest values are temporarily in swap areas on other drives.
 	SwappedKeys int64 `json:"swappedKeys,omitempty"`
-	// Error is the reason why hosts cannot see the namespace, if they cannot.
-	Error string `json:"error,omitempty"`
+	// Error is the reason why hosts cannot see the namespace, if they cannot. Loss describes it if the reason is that a
+	// key-value namespace has lost writes since its last checkpoint.
+	Error string  `json:"error,omitempty"`
+	Loss  *KVLoss `json:"loss,omitempty"`
 	// UUID is empty if the drive of the namespace is not served.
 	UUID string `json:"uuid"`
 	// Hosts lists the hosts that may see the namespace. Empty stands for all hosts of the subsystem.
@@ -257,6 +289,56 @@ type SwapSource struct {
 // DiscardSwap requests that a swap area be given up with all records in it.
 type DiscardSwap struct {
 	UUID string `json:"uuid"`
+}
+
+// KVLoss describes writes that a key-value namespace has acknowledged and lost. A segment has the keys of one place of
+// the table, and every write of a key writes a segment.
+type KVLoss struct {
+	// Statement says what is lost. Token stands for it in OpenKV.
+	Statement string `json:"statement"`
+	Token     string `json:"token"`
+	// MissingSegments and FoundSegments count the segments written since the last checkpoint that are known to be
+	// missing, and those that are there.
+	MissingSegments int64 `json:"missingSegments"`
+	FoundSegments   int64 `json:"foundSegments"`
+}
+
+// OpenKV requests that a key-value namespace be opened although it has lost writes.
+type OpenKV struct {
+	UUID string `json:"uuid"`
+	// AcceptLoss is the Token of the loss.
+	AcceptLoss string `json:"acceptLoss"`
+}
+
+// AuditKV requests that every segment of a key-value namespace be looked at. The answer comes when that is done.
+type AuditKV struct {
+	UUID string `json:"uuid"`
+	// Repair gives up what is lost.
+	Repair bool `json:"repair"`
+}
+
+// KVAudit describes the audit of a key-value namespace that is running, or the last one since the namespace was opened.
+type KVAudit struct {
+	APIVersion string `json:"apiVersion,omitempty"`
+	UUID       string `json:"uuid"`
+	SubNQN     string `json:"subNQN"`
+	NSID       uint32 `json:"nsid"`
+	// Running reports that it has not ended: LookedAt of Segments are done.
+	Running  bool   `json:"running"`
+	Repair   bool   `json:"repair"`
+	LookedAt uint32 `json:"lookedAt"`
+	Segments uint32 `json:"segments"`
+	// LossySegments have lost keys, UnreadableSegments could not be read. RepairedSegments had lost keys that were
+	// given up.
+	LossySegments      uint32 `json:"lossySegments"`
+	UnreadableSegments uint32 `json:"unreadableSegments"`
+	RepairedSegments   uint32 `json:"repairedSegments"`
+	// KnownKeys are keys of lossy and repaired segments that exist. LostKeys were given up.
+	KnownKeys int64 `json:"knownKeys"`
+	LostKeys  int64 `json:"lostKeys"`
+	// FreedChunks were damaged and are used again. DamagedChunks have live records that cannot be found.
+	FreedChunks   int `json:"freedChunks"`
+	DamagedChunks int `json:"damagedChunks"`
 }
 
 // ParseUUID parses a UUID in the format of this API.

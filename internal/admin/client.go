@@ -105,6 +105,24 @@ func (c *Client) DiscardSwap(ctx context.Context, uuid string) (a Answer, err er
 	return a, err
 }
 
+// KVAudits lists the audits of the key-value namespaces that are served.
+func (c *Client) KVAudits(ctx context.Context) (l List[KVAudit], err error) {
+	err = c.do(ctx, http.MethodGet, PathKVAudits, nil, &l)
+	return l, err
+}
+
+// AuditKV looks at every segment of a key-value namespace and, with repair, gives up what is lost.
+func (c *Client) AuditKV(ctx context.Context, uuid string, repair bool) (a KVAudit, err error) {
+	err = c.do(ctx, http.MethodPost, PathKVAudit, AuditKV{UUID: uuid, Repair: repair}, &a)
+	return a, err
+}
+
+// OpenKV opens a key-value namespace although it has lost writes; accept is the token of the loss.
+func (c *Client) OpenKV(ctx context.Context, uuid, accept string) (a Answer, err error) {
+	err = c.do(ctx, http.MethodPost, PathKVOpen, OpenKV{UUID: uuid, AcceptLoss: accept}, &a)
+	return a, err
+}
+
 // do sends one request. The argument send may be nil.
 func (c *Client) do(ctx context.Context, method, path string, send, into any) error {
 	var body io.Reader

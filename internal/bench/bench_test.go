@@ -28,15 +28,15 @@ type scripted struct {
 	first int64
 }
 
-func (t *scripted) Info() TargetInfo {
-	return TargetInfo{Name: "scripted", SizeBytes: int64(len(t.disk)), BlockSize: t.bs}
+func (s *scripted) Info() TargetInfo {
+	return TargetInfo{Name: "scripted", SizeBytes: int64(len(s.disk)), BlockSize: s.bs}
 }
-func (t *scripted) Close() error { return nil }
-func (t *scripted) Buffer(size int) ([]byte, func() error, error) {
+func (s *scripted) Close() error { return nil }
+func (s *scripted) Buffer(size int) ([]byte, func() error, error) {
 	return make([]byte, size), func() error { return nil }, nil
 }
-func (t *scripted) OpenQueue(context.Context, int) (Queue, error) {
-	return &scriptedQueue{t: t, wake: make(chan struct{})}, nil
+func (s *scripted) OpenQueue(context.Context, int) (Queue, error) {
+	return &scriptedQueue{t: s, wake: make(chan struct{})}, nil
 }
 
 type scriptedQueue struct {

@@ -27,7 +27,6 @@ type Report struct {
 	Target struct {
 		Name           string `json:"name"`
 		SizeBytes      int64  `json:"sizeBytes"`
-		BlockSize      int    `json:"blockSize"` // in bytes; the same value as BlockSizeBytes
 		BlockSizeBytes int    `json:"blockSizeBytes"`
 		// UnwrittenBytes is the part of the region that held no data when the run began. Such parts are read without an
 		// access to the drive, so a sparse file appears to be fast.
@@ -126,7 +125,7 @@ func (r *run) newReport() *Report {
 	rep := &Report{APIVersion: APIVersion, Kind: "BlockReport", StartedAt: r.begin.UTC()}
 	c := &r.cfg
 	rep.Target.Name, rep.Target.SizeBytes, rep.Target.UnwrittenBytes = r.info.Name, r.info.SizeBytes, r.unwritten
-	rep.Target.BlockSize, rep.Target.BlockSizeBytes = r.info.BlockSize, r.info.BlockSize
+	rep.Target.BlockSizeBytes = r.info.BlockSize
 	w := &rep.Workload
 	w.Pattern, w.ReadPercent, w.BlockBytes, w.IODepth, w.Jobs = c.Pattern, c.ReadPercent, c.BlockBytes, c.IODepth,
 		c.Jobs
@@ -223,7 +222,7 @@ func (rep *Report) WriteTable(w io.Writer) error {
 	var b strings.Builder
 	wl := &rep.Workload
 	fmt.Fprintf(&b, "%s, %s in blocks of %s\n", rep.Target.Name, FormatSize(rep.Target.SizeBytes),
-		FormatSize(int64(rep.Target.BlockSize)))
+		FormatSize(int64(rep.Target.BlockSizeBytes)))
 	fmt.Fprintf(&b, "%s bs=%s iodepth=%d numjobs=%d", wl.Pattern, FormatSize(int64(wl.BlockBytes)), wl.IODepth, wl.Jobs)
 	if wl.Pattern == "rw" || wl.Pattern == "randrw" {
 		fmt.Fprintf(&b, " rwmixread=%d", wl.ReadPercent)

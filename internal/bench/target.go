@@ -112,20 +112,20 @@ func NewNVMe(ctx context.Context, c *client.Controller, nsid uint32) (*NVMe, err
 }
 
 // Info implements Target.
-func (t *NVMe) Info() TargetInfo { return t.info }
+func (n *NVMe) Info() TargetInfo { return n.info }
 
 // Credit returns the credit of the namespace's drive.
-func (t *NVMe) Credit() client.Credit { return t.ns.Credit() }
+func (n *NVMe) Credit() client.Credit { return n.ns.Credit() }
 
 // Close implements Target.
-func (t *NVMe) Close() error { return t.c.Close() }
+func (n *NVMe) Close() error { return n.c.Close() }
 
 // Buffer implements Target.
-func (t *NVMe) Buffer(size int) ([]byte, func() error, error) { return t.c.AllocBuffer(size) }
+func (n *NVMe) Buffer(size int) ([]byte, func() error, error) { return n.c.AllocBuffer(size) }
 
 // OpenQueue implements Target.
-func (t *NVMe) OpenQueue(ctx context.Context, depth int) (Queue, error) {
-	q, err := t.c.OpenQPair(ctx)
+func (n *NVMe) OpenQueue(ctx context.Context, depth int) (Queue, error) {
+	q, err := n.c.OpenQPair(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -133,7 +133,7 @@ func (t *NVMe) OpenQueue(ctx context.Context, depth int) (Queue, error) {
 		return nil, errors.Join(fmt.Errorf("the target's queues take %d commands, --iodepth is %d", q.Depth(), depth),
 			q.Close())
 	}
-	return &nvmeQueue{q: q, nsid: t.ns.NSID(), bs: uint64(t.info.BlockSize), lens: make([]uint32, depth),
+	return &nvmeQueue{q: q, nsid: n.ns.NSID(), bs: uint64(n.info.BlockSize), lens: make([]uint32, depth),
 		reads: make([]bool, depth),
 		cmds:  make([]client.Command, 0, depth), comps: make([]client.Completion, depth)}, nil
 }
@@ -251,18 +251,18 @@ func OpenRaw(c RawConfig) (*Raw, error) {
 }
 
 // Buffer implements Target.
-func (t *Raw) Buffer(size int) ([]byte, func() error, error) {
-	if t.pool != nil {
-		if b, ok := t.pool.Get(t.acct, size); ok {
-			return b.B, func() error { t.pool.Put(b); return nil }, nil
+func (r *Raw) Buffer(size int) ([]byte, func() error, error) {
+	if r.pool != nil {
+		if b, ok := r.pool.Get(r.acct, size); ok {
+			return b.B, func() error { r.pool.Put(b); return nil }, nil
 		}
 	}
 	return pages(size)
 }
 
 // Info implements Target.
-func (t *Raw) Info() TargetInfo {
-	i := t.dev.Info()
+func (r *Raw) Info() TargetInfo {
+	i := r.dev.Info()
 	name := "raw " + i.Backend
 	if i.Path != "" {
 		name += " " + i.Path
@@ -277,9 +277,9 @@ func (t *Raw) Info() TargetInfo {
 const maxExtents = 1 << 17
 
 // unwritten returns how many bytes of a region hold no data, as far as that can be determined quickly.
-func (t *Raw) unwritten(start, size int64) int64 {
+func (r *Raw) unwritten(start, size int64) int64 {
 	holes, at, left := int64(0), start, maxExtents
-	for e := range ssd.Data(t.dev) {
+	for e := range ssd.Data(r.dev) {
 		holes += max(min(e.Start, start+size)-at, 0)
 		at = max(at, e.End)
 		if left--; left == 0 {
@@ -290,18 +290,18 @@ func (t *Raw) unwritten(start, size int64) int64 {
 }
 
 // Close implements Target.
-func (t *Raw) Close() error {
-	err := t.dev.Close()
-	if t.pool != nil {
-		t.acct.Close()
-		err = errors.Join(err, t.pool.Close())
+func (r *Raw) Close() error {
+	err := r.dev.Close()
+	if r.pool != nil {
+		r.acct.Close()
+		err = errors.Join(err, r.pool.Close())
 	}
 	return err
 }
 
 // OpenQueue implements Target.
-func (t *Raw) OpenQueue(_ context.Context, depth int) (Queue, error) {
-	q, err := t.dev.OpenQueue(depth)
+func (r *Raw) OpenQueue(_ context.Context, depth int) (Queue, error) {
+	q, err := r.dev.OpenQueue(depth)
 	if err != nil {
 		return nil, err
 	}

@@ -27,7 +27,7 @@ func NewWorkerGroup(drain time.Duration) *WorkerGroup {
 }
 
 // Now returns the time since the crew was created, in nanoseconds.
-func (c *WorkerGroup) Now() int64 { return int64(time.Since(c.begin)) }
+func (g *WorkerGroup) Now() int64 { return int64(time.Since(g.begin)) }
 
 // Worker is the state shared by a crew and one of its goroutines.
 type Worker struct {
@@ -39,9 +39,9 @@ type Worker struct {
 }
 
 // Add creates a worker for the goroutine that owns the queue.
-func (c *WorkerGroup) Add(queue interface{ Interrupt() }) *Worker {
+func (g *WorkerGroup) Add(queue interface{ Interrupt() }) *Worker {
 	w := &Worker{queue: queue}
-	c.workers = append(c.workers, w)
+	g.workers = append(g.workers, w)
 	return w
 }
 
@@ -61,9 +61,9 @@ func (w *Worker) Interrupted(outstanding, slots int) error {
 }
 
 // Stop tells every worker to begin no more operations. Any goroutine may call it.
-func (c *WorkerGroup) Stop() {
-	now := c.Now()
-	for _, w := range c.workers {
+func (g *WorkerGroup) Stop() {
+	now := g.Now()
+	for _, w := range g.workers {
 		w.stopNS.CompareAndSwap(0, max(now, 1))
 	}
 }
@@ -73,18 +73,18 @@ func (c *WorkerGroup) Stop() {
 // function each is called every second.
 //
 // Errors: the errors of what.
-func (c *WorkerGroup) Run(ctx context.Context, limit time.Duration, what func(i int) error,
+func (g *WorkerGroup) Run(ctx context.Context, limit time.Duration, what func(i int) error,
 	each func(now time.Time)) error {
 	var wg sync.WaitGroup
-	errs := make([]error, len(c.workers))
+	errs := make([]error, len(g.workers))
 	done := make(chan struct{})
-	for _, w := range c.workers {
+	for _, w := range g.workers {
 		w.stopNS.Store(0)
 	}
-	for i := range c.workers {
+	for i := range g.workers {
 		wg.Go(func() {
 			if errs[i] = what(i); errs[i] != nil {
-				c.Stop()
+				g.Stop()
 			}
 		})
 	}
@@ -99,8 +99,8 @@ func (c *WorkerGroup) Run(ctx context.Context, limit time.Duration, what func(i 
 	second := time.NewTicker(time.Second)
 	defer second.Stop()
 	stop := func() <-chan time.Time {
-		c.Stop()
-		return time.After(c.drain)
+		g.Stop()
+		return time.After(g.drain)
 	}
 	cancelled := ctx.Done()
 	for {
@@ -113,7 +113,7 @@ func (c *WorkerGroup) Run(ctx context.Context, limit time.Duration, what func(i 
 			cancelled, late = nil, stop()
 		case <-late:
 			late = nil
-			for _, w := range c.workers {
+			for _, w := range g.workers {
 				w.interrupted.Store(true)
 				w.queue.Interrupt()
 			}

@@ -150,6 +150,7 @@ func (n *Node) adminAPI() *http.ServeMux {
 	get(admin.PathConnections, n.listConnections)
 	get(admin.PathTenants, n.listTenants)
 	get(admin.PathSwap, n.listSwap)
+	get(admin.PathKVAudits, n.listAudits)
 	change := func(pattern string, do func(*http.Request) (any, error)) {
 		mux.HandleFunc("POST "+pattern, func(w http.ResponseWriter, r *http.Request) {
 			// A change may take longer than the server's time limit, and the caller waits for its outcome.
@@ -187,6 +188,20 @@ func (n *Node) adminAPI() *http.ServeMux {
 			return err
 		}
 		return n.DiscardSwap(what.UUID)
+	})
+	post(admin.PathKVOpen, func(r *http.Request) error {
+		var what admin.OpenKV
+		if err := readJSON(r, &what); err != nil {
+			return err
+		}
+		return n.OpenKV(what.UUID, what.AcceptLoss)
+	})
+	change(admin.PathKVAudit, func(r *http.Request) (any, error) {
+		var what admin.AuditKV
+		if err := readJSON(r, &what); err != nil {
+			return nil, err
+		}
+		return n.AuditKV(r.Context(), what.UUID, what.Repair)
 	})
 	return mux
 }
@@ -233,7 +248,7 @@ func (n *Node) status() any {
 		s.BufferBytesInUse = n.pool.Stats().InUseBytes
 		s.Connections, s.Controllers, s.Hosts = n.service.Counts()
 	}
-	s.Ready = len(s.Reasons) == 0
+	s.Ready, s.Change = len(s.Reasons) == 0, n.runningChange()
 	return s
 }
 
@@ -258,7 +273,7 @@ func (n *Node) listSSDs() any {
 		}
 		info, lab := d.dev.Info(), d.label.Label()
 		a.Engine, a.SizeBytes = info.Engine, info.SizeBytes
-		a.FreeBytes, a.Drive = lab.FreeBytes(), lab.DriveUUID.String()
+		a.FreeBytes, a.UUID = lab.FreeBytes(), lab.DriveUUID.String()
 		schedulingOf(&a, d.drive)
 		if err := d.dev.Healthy(); err != nil {
 			a.Error = err.Error()
@@ -266,7 +281,7 @@ func (n *Node) listSSDs() any {
 		for _, e := range lab.Extents {
 			a.Extents = append(a.Extents, admin.Extent{UUID: e.UUID.String(), Use: e.Use.String(),
 				StartBytes:  int64(e.StartBytes),
-				LengthBytes: e.LengthBytes, NSID: e.NSID, NQN: e.NQN, Configured: usesExtent(cfg, d.name, e)})
+				LengthBytes: e.LengthBytes, NSID: e.NSID, SubNQN: e.NQN, Configured: usesExtent(cfg, d.name, e)})
 		}
 		l.Items = append(l.Items, a)
 	}
@@ -291,7 +306,7 @@ func usesExtent(cfg *config.Config, ssd string, e label.Extent) bool {
 func (n *Node) listSubsystems() any {
 	l := admin.List[admin.Subsystem]{APIVersion: admin.Version, Items: []admin.Subsystem{}}
 	for _, sc := range n.config().Subsystems {
-		s := admin.Subsystem{NQN: sc.NQN, AllowAnyHost: sc.AllowAnyHost, Hosts: list(sc.Hosts),
+		s := admin.Subsystem{SubNQN: sc.NQN, AllowAnyHost: sc.AllowAnyHost, Hosts: list(sc.Hosts),
 			Namespaces: []admin.Namespace{}}
 		for _, nc := range sc.Namespaces {
 			s.Namespaces = append(s.Namespaces, n.namespaceInfo(sc.NQN, nc))
@@ -305,12 +320,12 @@ func (n *Node) listSubsystems() any {
 func list(s []string) []string { return append([]string{}, s...) }
 
 func (n *Node) namespaceInfo(nqn string, nc config.Namespace) admin.Namespace {
-	i := admin.Namespace{NSID: nc.NSID, SSD: nc.SSD, SizeBytes: int64(nc.Size), Type: nc.Type, BlockSize: nc.BlockSize,
-		Hosts: list(nc.Hosts)}
+	i := admin.Namespace{NSID: nc.NSID, SSD: nc.SSD, SizeBytes: int64(nc.Size), Type: nc.Type,
+		BlockSizeBytes: nc.BlockSize,
+		Hosts:          list(nc.Hosts)}
 	if nc.Type == "kv" {
-		i.BlockSize = 0
+		i.BlockSizeBytes = 0
 	}
-	i.BlockSizeBytes = i.BlockSize
 	for _, d := range n.ssds {
 		if d.name == nc.SSD && d.err != nil {
 			i.Error = d.err.Error()
@@ -324,6 +339,10 @@ func (n *Node) namespaceInfo(nqn string, nc config.Namespace) admin.Namespace {
 					i.Objects, i.UsedBytes, i.SwappedKeys = st.Objects, st.LiveBytes, st.Swap.Keys
 				}
 				i.Error = n.leftOutReason(lab.Extents[k].UUID)
+				if loss := n.lossOf(lab.Extents[k].UUID); loss != nil {
+					i.Loss = &admin.KVLoss{Statement: loss.Loss.String(), Token: loss.Token(),
+						MissingSegments: loss.Segments, FoundSegments: loss.Found}
+				}
 			}
 		}
 	}
@@ -349,10 +368,10 @@ func (n *Node) DeleteNamespace(name string) error {
 	if err != nil {
 		return fmt.Errorf("uuid %q: %w", name, err)
 	}
-	if err := n.beginChange(); err != nil {
+	if err := n.beginChange(deletionOf(name)); err != nil {
 		return err
 	}
-	defer n.reload.Unlock()
+	defer n.endChange()
 	for _, d := range n.ssds {
 		if d.label == nil {
 			continue

@@ -6,7 +6,6 @@ import (
 	"cmp"
 	"context"
 	"crypto/sha256"
-	"errors"
 	"fmt"
 	"io"
 	"log/slog"
@@ -30,6 +29,7 @@ import (
 	"jbofd/internal/nvmeof/tcp/serve"
 	"jbofd/internal/publish"
 	"jbofd/internal/telemetry"
+	"jbofd/internal/turn"
 	"jbofd/internal/uuid"
 )
 
@@ -44,6 +44,8 @@ type Options struct {
 	Stderr io.Writer
 	// Version and Commit identify the build.
 	Version, Commit string
+	// ConfigFile is where the configuration comes from, for the log.
+	ConfigFile string
 	// CloseTimeout is how long closing may take once the outstanding commands have ended; 0: closeTimeout. When it has
 	// passed, Run returns although a drive is still open: the process must end, for nothing else closes that drive.
 	CloseTimeout time.Duration
@@ -75,6 +77,7 @@ type Node struct {
 	// reload is held while a configuration takes effect or a namespace is deleted.
 	// cfg changes with both reload and cfgMu held; readers hold one of the two. cfgMu is never held for long.
 	reload sync.Mutex
+	change change
 	cfgMu  sync.Mutex
 	cfg    *config.Config
 	// stopping is closed, by beginStop, when the node is to stop.
@@ -83,6 +86,7 @@ type Node struct {
 	level     *slog.LevelVar
 	log       *slog.Logger
 	tel       *telemetry.Telemetry
+	damage    *turnLog // of key-value stores
 	pool      *bufpool.Pool
 	ssds      []*openSSD // in the configuration's order
 	areas     swapAreas
@@ -107,8 +111,8 @@ type Node struct {
 //
 // Errors: why the node could not start. A drive that does not close in time at the stop is logged only.
 func Run(ctx context.Context, opts Options) error {
-	n, err := start(opts)
-	if err != nil {
+	n, err := startUntil(ctx, opts)
+	if n == nil {
 		return err
 	}
 	defer context.AfterFunc(ctx, n.beginStop)()
@@ -124,13 +128,47 @@ func Run(ctx context.Context, opts Options) error {
 		opts.Ready(n.addrs, reasons)
 	}
 	notify(sd.SdNotifyReady)
-	stopWatchdog := watchdog()
+	defer watchdog()()
 	go n.reloadOnSignal(ctx)
 	<-ctx.Done()
 	notify(sd.SdNotifyStopping)
-	stopWatchdog()
 	n.stop()
 	return nil
+}
+
+// startUntil is start, but when ctx ends it waits for no longer than closing may take: a drive may be slow, or a store
+// large. No host has been served yet, so the process may end as if it were killed. It returns nil and nil then.
+func startUntil(ctx context.Context, opts Options) (*Node, error) {
+	type outcome struct {
+		n   *Node
+		err error
+	}
+	started, gone := make(chan outcome), make(chan struct{})
+	go func() {
+		n, err := start(opts)
+		select {
+		case started <- outcome{n, err}:
+		case <-gone:
+			if n != nil {
+				n.close()
+			}
+		}
+	}()
+	select {
+	case o := <-started:
+		return o.n, o.err
+	case <-ctx.Done():
+	}
+	select {
+	case o := <-started:
+		return o.n, o.err
+	case <-time.After(cmp.Or(opts.CloseTimeout, closeTimeout)):
+		close(gone)
+		notify(sd.SdNotifyStopping)
+		NewLog(opts.Stderr, opts.Config.Log.Format, slog.LevelInfo).Warn("stopped before the start had ended", "node",
+			opts.Config.Node.Name)
+		return nil, nil
+	}
 }
 
 // reloadOnSignal reloads the configuration for each SIGHUP until ctx ends. It has a goroutine of its own, so that a
@@ -150,31 +188,6 @@ func (n *Node) reloadOnSignal(ctx context.Context) {
 	}
 }
 
-// notify sends a state to systemd, if systemd started the daemon.
-func notify(state string) { _, _ = sd.SdNotify(false, state) }
-
-// watchdog notifies systemd twice in each period of its watchdog, if it has one.
-func watchdog() (stop func()) {
-	period, err := sd.SdWatchdogEnabled(false)
-	if err != nil || period == 0 {
-		return func() {}
-	}
-	done := make(chan struct{})
-	go func() {
-		t := time.NewTicker(period / 2)
-		defer t.Stop()
-		for {
-			select {
-			case <-t.C:
-				notify(sd.SdNotifyWatchdog)
-			case <-done:
-				return
-			}
-		}
-	}()
-	return func() { close(done) }
-}
-
 // start builds a node and lets hosts connect. On error it closes whatever it has opened.
 func start(opts Options) (_ *Node, err error) {
 	cfg := opts.Config
@@ -188,6 +201,7 @@ func start(opts Options) (_ *Node, err error) {
 	}()
 	n.setLevel(cfg.Log.Level)
 	n.log = NewLog(opts.Stderr, cfg.Log.Format, n.level).With("node", cfg.Node.Name)
+	n.logStart()
 	n.tel = telemetry.New(telemetry.Options{Version: opts.Version, Commit: opts.Commit, Node: cfg.Node.Name,
 		MaxTenants: cfg.Metrics.MaxTenants})
 	// Addresses and the admin socket are bound before a drive is opened: a second daemon, or one with a wrong address,
@@ -216,6 +230,8 @@ func start(opts Options) (_ *Node, err error) {
 		return telemetry.BufferStats{TotalBytes: s.TotalBytes, InUseBytes: s.InUseBytes, TakenBytes: s.TakenBytes,
 			ArenaBytes: s.ArenaBytes, Waits: s.Waits}
 	})
+	n.damage = newTurnLog(n.log, 10, n.tel.LogDropped)
+	n.closing(n.damage.close)
 	if err := n.openDrives(); err != nil {
 		return nil, err
 	}
@@ -240,8 +256,9 @@ func start(opts Options) (_ *Node, err error) {
 	n.started.Store(true)
 	n.closing(n.endAdmin) // before everything that its requests use
 	n.reload.Lock()
+	n.setChange("the freeing of swap areas that are not configured any more")
 	n.freeAreas()
-	n.reload.Unlock()
+	n.endChange()
 	return n, nil
 }
 
@@ -279,7 +296,6 @@ func (n *Node) bindMetrics() error {
 // startTarget makes the target and its TCP and RDMA servers, which do not listen yet.
 func (n *Node) startTarget() error {
 	cfg := n.cfg
-	began := time.Now()
 	limits := nvmeof.Limits{MDTSBytes: uint32(cfg.Limits.MDTS), FusedBytes: min(fusedBytes, uint32(cfg.Limits.MDTS))}
 	machine := nvmeof.New(nvmeof.Config{
 		Firmware:       firmware(n.opts.Version),
@@ -297,13 +313,12 @@ func (n *Node) startTarget() error {
 		MaxDiscoveryKATOMS: uint32(cfg.Limits.DiscoveryKATOMax.Milliseconds()),
 
 		DiscoveryIdleMS: uint32(cfg.Limits.DiscoveryIdleTimeout.Milliseconds()),
-		WallMS:          began.UnixMilli(),
+		WallMS:          time.Now().UnixMilli() - turn.Real.Now()/1e6,
 	})
 	peers := slog.New(telemetry.LimitHandler(n.log.Handler(),
 		telemetry.LimitOptions{Lines: cfg.Log.PeerLinesPerSec, Dropped: n.tel.LogDropped}))
 	n.service = target.New(target.Config{
 		Target: machine, SSDs: n.owners(), Pool: n.pool, Log: peers,
-		Clock: func() int64 { return int64(time.Since(began)) },
 		Events: target.Events{KeepAliveExpired: func(c *nvmeof.Controller, idle time.Duration) {
 			n.tel.KeepAliveTimeout()
 			peers.Warn("keep alive timeout: association closed", "host", c.HostNQN, "subsystem", c.SubNQN, "cntlid",
@@ -361,79 +376,6 @@ func digest(parts ...string) (b [16]byte) {
 	return b
 }
 
-// stop drains the connections, ends the associations and closes stores and drives.
-func (n *Node) stop() {
-	n.beginStop()
-	drainTimeout := n.config().Limits.DrainTimeout
-	n.log.Info("stopping: new connections are refused, outstanding commands complete", "drain_timeout",
-		drainTimeout.String())
-	n.tel.Health().Block("daemon", "draining")
-	ctx, cancel := context.WithTimeout(context.Background(), drainTimeout)
-	defer cancel()
-	changed := n.awaitChange()
-	var drained sync.WaitGroup
-	if n.rdma != nil {
-		drained.Go(func() { n.rdma.Drain(ctx) })
-	}
-	n.tcp.Drain(ctx)
-	drained.Wait()
-	if errors.Is(ctx.Err(), context.DeadlineExceeded) {
-		n.log.Warn("commands have not completed within drain_timeout; closing their connections")
-	}
-	// A change that is under way may take as long as connections may. It uses the stores and drives.
-	select {
-	case <-changed:
-	case <-ctx.Done():
-	}
-	// What is left of the drain timeout is for returning keys from swap areas.
-	returning := time.Duration(0)
-	if end, ok := ctx.Deadline(); ok && n.swappedKeys() > 0 {
-		returning = max(time.Until(end), 0)
-	}
-	closed := make(chan struct{})
-	go func() {
-		defer close(closed)
-		// The admin API ends first: its requests use the stores, and a daemon that takes this one's place must find the
-		// socket free even if a drive keeps the rest from being closed in time.
-		n.endAdmin()
-		<-changed
-		n.service.Stop("the target is shutting down")
-		n.tcp.Close()
-		if n.rdma != nil {
-			n.rdma.Close()
-		}
-		n.publisher.CloseAll(returning + closeStoresTimeout)
-		n.flushDrives()
-		n.close()
-	}()
-	select {
-	case <-closed:
-		n.log.Info("stopped")
-		return
-	case <-time.After(returning + cmp.Or(n.opts.CloseTimeout, closeTimeout)):
-	}
-	select {
-	case <-changed:
-		// A drive that does not answer keeps its queue from closing. The process can end nevertheless: a write was
-		// acknowledged only once it was as durable as promised.
-		n.log.Error("a drive has not answered within the time limit; stopped without closing it", "ssds",
-			n.busyDrives())
-	default:
-		n.log.Error("a change of the configuration has not ended within the time limit; stopped without closing the " +
-			"drives")
-	}
-}
-
-// busyDrives returns the names of the drives that have requests.
-func (n *Node) busyDrives() (names []string) {
-	for _, d := range n.ssds {
-		if d.drive != nil && d.drive.Stats().Inflight.Load() > 0 {
-			names = append(names, d.name)
-		}
-	}
-	return names
-}
-
 // awaitChange returns a channel that is closed when no reload, deletion of a namespace or discarding of a swap area is
 // under way any more. None begins after beginStop.
 func (n *Node) awaitChange() <-chan struct{} {
@@ -445,24 +387,3 @@ func (n *Node) awaitChange() <-chan struct{} {
 	}()
 	return none
 }
-
-// beginChange takes n.reload for a change of the configuration or of drives.
-//
-// Errors: errStopping; n.reload is not taken then.
-func (n *Node) beginChange() error {
-	n.reload.Lock()
-	select {
-	case <-n.stopping:
-		n.reload.Unlock()
-		return errStopping
-	default:
-		return nil
-	}
-}
-
-// errStopping is the error of changes that come too late.
-var errStopping = errors.New("the daemon is stopping; try again when it is back")
-
-// closeTimeout is how long closing may take after draining. Together with the
-// default of limits.drain_timeout it is less than 5 s.
-const closeTimeout = 900 * time.Millisecond

@@ -22,6 +22,7 @@ import (
 	"jbofd/internal/nvmeof/rdma/verbs"
 	"jbofd/internal/ssd/file"
 	"jbofd/internal/ssd/label"
+	"jbofd/internal/testutil/loopback"
 )
 
 const nqn = "nqn.2026-11.example.jbofd:blocks"
@@ -30,6 +31,8 @@ const nqn = "nqn.2026-11.example.jbofd:blocks"
 type world struct {
 	t   *testing.T
 	dir string
+	// address is what the daemon's listeners ask for.
+	address string
 
 	mu sync.Mutex
 	// text is the configuration file.
@@ -73,7 +76,7 @@ func newWorld(t *testing.T) *world {
 			t.Error(err)
 		}
 	})
-	return &world{t: t, dir: dir, closeTimeout: time.Minute}
+	return &world{t: t, dir: dir, address: loopback.Address(), closeTimeout: time.Minute}
 }
 
 // openFiles lists the open files of this process, without those of the runtime and of the test framework.
@@ -99,9 +102,9 @@ func openFiles(t *testing.T) (names []string) {
 func (w *world) configure(ssds []string, namespaces []string, more ...string) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	text := fmt.Sprintf("node: {name: test, data_dir: %s}\nmetrics: {address: \"127.0.0.1:0\"}\nadmin: {socket: "+
-		"%s}\ndiscovery: {address: \"127.0.0.1:0\"}\nlisteners: [{address: \"127.0.0.1:0\"}]\nssds:\n",
-		w.dir, w.path("admin.sock"))
+	text := fmt.Sprintf("node: {name: test, data_dir: %s}\nmetrics: {address: %q}\nadmin: {socket: %s}\n"+
+		"discovery: {address: %q}\nlisteners: [{address: %q}]\nssds:\n",
+		w.dir, w.address, w.path("admin.sock"), w.address, w.address)
 	for _, s := range ssds {
 		text += "  - " + strings.ReplaceAll(s, "DIR", w.dir) + "\n"
 	}
@@ -155,7 +158,8 @@ func (w *world) start() (*node, error) {
 	ready, ended := make(chan Addresses, 1), make(chan error, 1)
 	go func() {
 		ended <- Run(ctx, Options{Config: cfg, Load: w.load, Reload: w.reload, RDMA: w.rdma, Stderr: w.stderr(),
-			Version: "test", CloseTimeout: w.closeTimeout, Ready: func(a Addresses, _ []admin.Reason) { ready <- a }})
+			Version: "test", ConfigFile: "test.yaml", CloseTimeout: w.closeTimeout,
+			Ready: func(a Addresses, _ []admin.Reason) { ready <- a }})
 	}()
 	n := &node{w: w, admin: admin.NewClient(w.path("admin.sock"))}
 	n.stop = sync.OnceValue(func() error {

@@ -17,6 +17,7 @@ import (
 	"jbofd/internal/drive"
 	"jbofd/internal/nvme"
 	"jbofd/internal/nvmeof"
+	"jbofd/internal/pipeline"
 	"jbofd/internal/publish"
 	"jbofd/internal/ssd"
 	"jbofd/internal/ssd/file"
@@ -126,10 +127,10 @@ func (n *Node) openDrive(d *openSSD, sc config.SSD) (err error) {
 	if err != nil {
 		return err
 	}
-	failures := newDeviceLog(n.log, sc.Name, n.tel.LogDropped)
+	failures := newTurnLog(n.log, 1, n.tel.LogDropped)
 	n.closing(failures.close)
 	o, err := drive.New(drive.Config{Device: d.dev, Pool: n.pool, Depth: sc.QueueDepth, Policy: policy,
-		Failed: failures.failed})
+		Failed: func(op pipeline.Op, err error) { failures.deviceFailed(sc.Name, op, err) }})
 	if err != nil {
 		return err
 	}
@@ -239,7 +240,7 @@ func (n *Node) apply(cfg *config.Config, mode applyMode) error {
 		}
 		ts := telemetry.Subsystem{NQN: sc.NQN, Serial: st.Serial, Model: st.Model}
 		for j, nc := range sc.Namespaces {
-			ns, store, err := n.namespace(plan, sc.NQN, nc)
+			ns, store, err := n.namespace(plan, sc.NQN, nc, mode)
 			if err != nil {
 				return cfg.NamespaceProblem(i, j, fmt.Errorf("subsystem %s, namespace %d: %w", sc.NQN, nc.NSID, err))
 			}
@@ -357,7 +358,8 @@ func replaceLabel(d *openSSD, by *label.Label) error {
 
 // namespace finds a namespace's extent, or plans a new or longer one, and the store on it if it is of keys and
 // values; nil if its drive was left out.
-func (n *Node) namespace(plan labelPlan, nqn string, nc config.Namespace) (*nvmeof.Namespace, *kvPlan, error) {
+func (n *Node) namespace(plan labelPlan, nqn string, nc config.Namespace, mode applyMode) (*nvmeof.Namespace, *kvPlan,
+	error) {
 	number := -1
 	for i, d := range n.ssds {
 		if d.name == nc.SSD {
@@ -380,6 +382,9 @@ func (n *Node) namespace(plan labelPlan, nqn string, nc config.Namespace) (*nvme
 	if errors.Is(err, label.ErrNoRoom) {
 		err = fmt.Errorf("%w; a namespace that was removed keeps its space until jbofctl namespace delete frees it",
 			err)
+	}
+	if err == nil && fresh {
+		err = n.checkOthers(plan, d, e, mode)
 	}
 	if err != nil {
 		return nil, nil, fmt.Errorf("ssd %s: %w", nc.SSD, err)
@@ -445,6 +450,32 @@ func (p *plannedLabel) extent(nqn string, nc config.Namespace) (e label.Extent, 
 	p.changed = true
 	e, err = l.Allocate(e)
 	return e, true, err
+}
+
+// checkOthers refuses a new extent e of d for a namespace that another drive has.
+//
+// When the daemon starts, drives may have exchanged their names, as block devices do when a machine boots: a new, empty
+// namespace would then have the place of one with data. Two reloads, of which the first removes the namespace and the
+// second adds it on another drive, say that a new one is wanted. A drive in memory is new at every start.
+//
+// No two extents have the same UUID, by which hosts tell namespaces, and swap areas the keys of stores.
+func (n *Node) checkOthers(plan labelPlan, d *openSSD, e label.Extent, mode applyMode) error {
+	for _, other := range n.ssds {
+		if other == d || other.label == nil {
+			continue
+		}
+		l := plan.of(other).label
+		if l.Find(e.UUID) >= 0 {
+			return fmt.Errorf("uuid %s: ssd %s has a namespace with that uuid; allowed: another one, or jbofctl "+
+				"namespace delete that one first", e.UUID, other.name)
+		}
+		if i := l.FindNamespace(e.NQN, e.NSID); i >= 0 && mode == lenient && d.dev.Info().Backend == "file" {
+			return fmt.Errorf("it would be a new, empty namespace, because that one is on ssd %s (uuid %s): have the "+
+				"drives' paths been exchanged? If a new one is wanted, remove nsid %d and add it by a reload",
+				other.name, l.Extents[i].UUID, e.NSID)
+		}
+	}
+	return nil
 }
 
 // referral describes another discovery service.

@@ -5,6 +5,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"log/slog"
 	"sync"
 	"time"
 
@@ -22,7 +23,8 @@ import (
 	"jbofd/internal/uuid"
 )
 
-// closeStoresTimeout is how long the stores may take for their last checkpoints.
+// closeStoresTimeout is how long the stores may take for their last checkpoints, besides the time for their bytes; see
+// partition.CloseWith.
 const closeStoresTimeout = 700 * time.Millisecond
 
 // dropStoreTimeout is how long a store may take to stop that was opened for a reload that is refused.
@@ -32,6 +34,8 @@ const dropStoreTimeout = 10 * time.Second
 type leftOuts struct {
 	mu     sync.Mutex
 	stores map[uuid.UUID]leftOut
+	// accepted is the loss that the operator accepts of a store that is being opened. It changes under Node.reload.
+	accepted map[uuid.UUID]string
 }
 
 // leftOut is a store that could not be opened.
@@ -108,6 +112,46 @@ func (n *Node) clearLeftOut(u uuid.UUID) {
 	}
 }
 
+// lossOf returns what a store has lost that is therefore left out, or nil.
+func (n *Node) lossOf(u uuid.UUID) *kvstore.LossError {
+	n.left.mu.Lock()
+	defer n.left.mu.Unlock()
+	var loss *kvstore.LossError
+	errors.As(n.left.stores[u].err, &loss)
+	return loss
+}
+
+// OpenKV opens a key-value namespace that has lost writes since its last checkpoint, and is left out therefore. The
+// loss that the operator accepts is the Token of the one that was stated.
+//
+// Errors: the namespace is not left out because of a loss, or of another one by now; those of opening it.
+func (n *Node) OpenKV(name, accept string) error {
+	u, err := uuid.Parse(name)
+	if err != nil {
+		return fmt.Errorf("uuid %q: %w", name, err)
+	}
+	if err := n.beginChange("the opening of namespace " + name); err != nil {
+		return err
+	}
+	defer n.endChange()
+	loss, reason := n.lossOf(u), n.leftOutReason(u)
+	switch {
+	case reason == "":
+		return fmt.Errorf("no key-value namespace %s is left out", name)
+	case loss == nil:
+		return fmt.Errorf("namespace %s is left out for another reason than a loss: %s", name, reason)
+	case loss.Token() != accept:
+		return fmt.Errorf("namespace %s has lost something else than what is accepted: %s", name, loss.Loss.String())
+	}
+	n.left.accepted = map[uuid.UUID]string{u: accept}
+	err = n.apply(n.cfg, lenient)
+	n.left.accepted = nil
+	if reason := n.leftOutReason(u); err == nil && reason != "" {
+		err = errors.New(reason)
+	}
+	return err
+}
+
 // leftOutReason returns why a store could not be opened, or "".
 func (n *Node) leftOutReason(u uuid.UUID) string {
 	n.left.mu.Lock()
@@ -116,6 +160,22 @@ func (n *Node) leftOutReason(u uuid.UUID) string {
 		return l.err.Error()
 	}
 	return ""
+}
+
+// opening returns what is told how far the opening of a store is: the log, and systemd as long as it gets on.
+func opening(log *slog.Logger, began time.Time) func(what string, read, of int) {
+	var last struct {
+		what string
+		read int
+	}
+	return func(what string, read, of int) {
+		log.Info("key-value store is being opened", "reading", what, "read", read, "of", of, "for",
+			time.Since(began).Round(time.Second).String())
+		if what != last.what || read != last.read {
+			extendTimeout(openingExtension)
+			last.what, last.read = what, read
+		}
+	}
 }
 
 // openStore opens a store, or formats a fresh one.
@@ -138,21 +198,29 @@ func (n *Node) openStore(p *kvPlan) (*publish.Store, error) {
 			PartitionBytes: p.extent.LengthBytes, KeysPerSegment: kv.KeysPerSegment, Requests: kv.Requests,
 			GroupBytes: int(kv.GroupBytes), GroupDelayNS: int64(max(kv.GroupDelay, 1)),
 			ScrubBytesPerSec: int64(kv.ScrubRate),
+			AcceptLoss:       n.left.accepted[p.extent.UUID],
 			Format:           p.fresh, UUID: p.extent.UUID, HashSeed: binary.LittleEndian.Uint64(seed[:]),
 		},
-		Swap: partition.SwapConfig{Areas: n.lenders(p.ssd)},
-		Damaged: func(d kvstore.Damage) {
-			log.Error("damaged record: it is not what was written", "damage", fmt.Sprintf("%+v", d))
-		},
-		Opening: func(what string, read, of int) {
-			log.Info("key-value store is being opened", "reading", what, "read", read, "of", of, "for",
-				time.Since(began).Round(time.Second).String())
+		Swap:    partition.SwapConfig{Areas: n.lenders(p.ssd)},
+		Damaged: func(d kvstore.Damage) { n.damage.damaged(p.extent.NQN, p.cfg.NSID, p.cfg.SSD, d) },
+		Opening: opening(log, began),
+		Closing: func(written, of int64) {
+			log.Info("key-value store is being closed", "writing", "last checkpoint", "written_bytes", written,
+				"of_bytes", of)
 		},
 	})
 	if err != nil {
-		return nil, n.addHint(err)
+		return nil, n.addHint(err, p.extent.UUID)
 	}
 	st := opened.Stats()
+	if st.LostHeaders > 0 {
+		log.Warn("chunk headers could not be read or were damaged; nothing is lost with them", "headers",
+			st.LostHeaders, "bad_chunks", st.BadChunks)
+	}
+	if lost := opened.Lost(); lost != nil {
+		log.Warn("key-value store opened without writes that it had acknowledged, as the operator wants", "lost",
+			lost.String())
+	}
 	log.Info("key-value store opened", "objects", st.Objects, "swapped", st.Swap.Keys, "took",
 		time.Since(began).Round(time.Millisecond).String())
 	return publish.NewStore(opened, p.extent.UUID, p.extent.NQN, p.cfg.NSID), nil
@@ -208,7 +276,10 @@ func (n *Node) swappedKeys() (keys int64) {
 
 // erase zeroes an extent that nothing uses any more; see publish.Publisher.Erase.
 func (n *Node) erase(d *openSSD, e label.Extent) error {
-	err := n.publisher.Erase(d.drive, e.StartBytes, units.Bytes(e.LengthBytes), n.stopping)
+	length := units.Bytes(e.LengthBytes)
+	n.erasing(0, length)
+	err := n.publisher.Erase(d.drive, e.StartBytes, length, func(done units.Bytes) { n.erasing(done, length) },
+		n.stopping)
 	if errors.Is(err, target.ErrStopped) {
 		return errStopping
 	}
@@ -226,6 +297,7 @@ func (n *Node) kvStats() (all []telemetry.KVStats) {
 			ValueLogBytes: st.ValueLogBytes, MovedBytes: st.MovedBytes, CheckpointBytes: st.CheckpointBytes,
 			Compactions: st.Compactions, Checkpoints: st.Checkpoints, ScrubbedBytes: st.Scrubbed,
 			DamagedRecords: st.Damaged, Waiting: st.Waiting,
+			LostHeaders: st.LostHeaders, BadChunks: st.BadChunks,
 			SwapKeys: st.Swap.Keys, SwapPuts: st.Swap.Swapped, SwapReads: st.Swap.Reads, SwapReturned: st.Swap.Returned,
 			SwapMoved: st.Swap.Moved, SwapRefused: st.Swap.Refused, SwapFailures: st.Swap.Failures,
 		})

@@ -2,11 +2,14 @@ package daemon
 
 import (
 	"errors"
+	"fmt"
 	"io"
 	"log/slog"
+	"strings"
 	"sync"
 	"time"
 
+	"jbofd/internal/kvstore"
 	"jbofd/internal/pipeline"
 	"jbofd/internal/ssd"
 	"jbofd/internal/telemetry"
@@ -21,6 +24,17 @@ func NewLog(w io.Writer, format string, level slog.Leveler) *slog.Logger {
 	return slog.New(slog.NewTextHandler(w, o))
 }
 
+// logStart logs which jbofd starts and the drives that it will open, in that order: opening takes time, and a drive
+// that does not answer is the first one without a line of its own.
+func (n *Node) logStart() {
+	names := make([]string, len(n.cfg.SSDs))
+	for i, s := range n.cfg.SSDs {
+		names[i] = s.Name
+	}
+	n.log.Info("starting", "version", n.opts.Version, "commit", n.opts.Commit, "config", n.opts.ConfigFile, "ssds",
+		strings.Join(names, ", "))
+}
+
 func (n *Node) setLevel(name string) {
 	var l slog.Level
 	if l.UnmarshalText([]byte(name)) == nil {
@@ -28,56 +42,74 @@ func (n *Node) setLevel(name string) {
 	}
 }
 
-// deviceLogEvery is the shortest time between two equal log lines of a drive. A full drive fails every write, and
-// each failure would be a line.
-const deviceLogEvery = 10 * time.Second
+// turnLogEvery is the time in which a turnLog passes on a bounded number of equal lines. A full drive fails every
+// write, and a host may read the same damaged record all the time; each would be a line.
+const turnLogEvery = 10 * time.Second
 
-// deviceFailure is a request that a device failed.
-type deviceFailure struct {
-	op  pipeline.Op
-	err error
+// turnLog logs what turns report, at a bounded rate. A turn must not block on standard error, so turnLog has a
+// goroutine that writes the lines.
+type turnLog struct {
+	lines   chan func(*slog.Logger)
+	dropped func(int)
+	stopped sync.WaitGroup
 }
 
-// deviceLog logs the requests that a device fails, at a bounded rate. A drive reports failures during its turn, which
-// must not block on standard error. So deviceLog has a goroutine that writes the lines.
-type deviceLog struct {
-	failures chan deviceFailure
-	dropped  func(int)
-	stopped  sync.WaitGroup
-}
-
-// newDeviceLog starts the log of a drive.
-func newDeviceLog(log *slog.Logger, name string, dropped func(int)) *deviceLog {
-	l := &deviceLog{failures: make(chan deviceFailure, 16), dropped: dropped}
-	limited := slog.New(telemetry.LimitHandler(log.Handler(), telemetry.LimitOptions{Lines: 1, Every: deviceLogEvery,
-		Dropped: dropped})).With("ssd", name)
+// newTurnLog starts a turnLog that passes on so many equal lines in turnLogEvery. The function dropped is told how
+// many are left out.
+func newTurnLog(log *slog.Logger, lines int, dropped func(int)) *turnLog {
+	l := &turnLog{lines: make(chan func(*slog.Logger), 16), dropped: dropped}
+	limited := slog.New(telemetry.LimitHandler(log.Handler(), telemetry.LimitOptions{Lines: lines, Every: turnLogEvery,
+		Dropped: dropped}))
 	l.stopped.Go(func() {
-		for f := range l.failures {
-			switch {
-			case errors.Is(f.err, ssd.ErrNoSpace):
-				limited.Error("no space left for the file of the drive: writes fail until there is some",
-					"op", f.op.String(), "error", f.err)
-			case errors.Is(f.err, ssd.ErrGone):
-				limited.Error("the drive is gone: requests to it fail", "op", f.op.String(), "error", f.err)
-			default:
-				limited.Error("the drive failed a request", "op", f.op.String(), "error", f.err)
-			}
+		for write := range l.lines {
+			write(limited)
 		}
 	})
 	return l
 }
 
-// failed records a failed request. It does not block; the drive calls it from one goroutine at a time.
-func (l *deviceLog) failed(op pipeline.Op, err error) {
+// add has a line written. It does not block; a turn calls it, which only one goroutine has at a time.
+func (l *turnLog) add(write func(*slog.Logger)) {
 	select {
-	case l.failures <- deviceFailure{op, err}:
+	case l.lines <- write:
 	default:
 		l.dropped(1)
 	}
 }
 
-// close writes the lines of all recorded failures and ends the goroutine. The drive is closed by then.
-func (l *deviceLog) close() {
-	close(l.failures)
+// close writes the lines that were added and ends the goroutine. Nothing is added any more.
+func (l *turnLog) close() {
+	close(l.lines)
 	l.stopped.Wait()
+}
+
+// deviceFailed adds a line about a request that the device of a drive has failed.
+func (l *turnLog) deviceFailed(name string, op pipeline.Op, err error) {
+	l.add(func(log *slog.Logger) {
+		said := "the drive failed a request"
+		switch {
+		case errors.Is(err, ssd.ErrNoSpace):
+			said = "no space left for the file of the drive: writes fail until there is some"
+		case errors.Is(err, ssd.ErrGone):
+			said = "the drive is gone: requests to it fail"
+		}
+		log.Error(said, "ssd", name, "op", op.String(), "error", err)
+	})
+}
+
+// damaged adds a line about something in a key-value store that is not what was written.
+func (l *turnLog) damaged(nqn string, nsid uint32, ssd string, d kvstore.Damage) {
+	l.add(func(log *slog.Logger) {
+		log = log.With("subsystem", nqn, "nsid", nsid, "ssd", ssd, "offset", int64(d.Offset))
+		switch {
+		case d.LostBytes > 0:
+			log.Error("damaged chunk: keys have values there that are not to be found; the chunk is not used again "+
+				"before they are replaced", "lost_bytes", d.LostBytes)
+		case d.Hash == 0:
+			log.Error("damaged segment: its keys cannot be read", "segment", d.Segment)
+		default:
+			log.Error("damaged value: it is not what was written", "segment", d.Segment,
+				"key_hash", fmt.Sprintf("%016x", d.Hash))
+		}
+	})
 }

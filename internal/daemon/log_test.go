@@ -11,6 +11,7 @@ import (
 	"testing"
 
 	"jbofd/client"
+	"jbofd/internal/kvstore"
 	"jbofd/internal/pipeline"
 	"jbofd/internal/ssd"
 )
@@ -171,14 +172,14 @@ func TestAFailingDriveLeavesLinesAtABoundedRate(t *testing.T) {
 func TestAFullDriveLeavesALineAndNeverHoldsTheDriveUp(t *testing.T) {
 	out, dropped := &blocked{release: make(chan struct{})}, 0
 	var mu sync.Mutex
-	l := newDeviceLog(slog.New(slog.NewTextHandler(out, nil)), "ssd7", func(n int) {
+	l := newTurnLog(slog.New(slog.NewTextHandler(out, nil)), 1, func(n int) {
 		mu.Lock()
 		defer mu.Unlock()
 		dropped += n
 	})
 	const failures = 1000
 	for range failures { // standard error is blocked: this must not wait
-		l.failed(pipeline.Write, errors.Join(errors.New("pwrite"), ssd.ErrNoSpace))
+		l.deviceFailed("ssd7", pipeline.Write, errors.Join(errors.New("pwrite"), ssd.ErrNoSpace))
 	}
 	close(out.release)
 	l.close()
@@ -188,6 +189,34 @@ func TestAFullDriveLeavesALineAndNeverHoldsTheDriveUp(t *testing.T) {
 	}
 	if dropped != failures-1 {
 		t.Errorf("%d of %d are counted as dropped", dropped, failures)
+	}
+}
+
+func TestDamageLeavesFewLinesAndNeverHoldsTheStoreUp(t *testing.T) {
+	out, dropped := &blocked{release: make(chan struct{})}, 0
+	var mu sync.Mutex
+	l := newTurnLog(slog.New(slog.NewTextHandler(out, nil)), 10, func(n int) {
+		mu.Lock()
+		defer mu.Unlock()
+		dropped += n
+	})
+	l.damaged("nqn", 3, "ssd0", kvstore.Damage{Offset: 77, LostBytes: 100})
+	l.damaged("nqn", 3, "ssd0", kvstore.Damage{Offset: 78, Segment: 5})
+	const reads = 1000
+	for range reads { // of one damaged value, by a host; standard error is blocked: this must not wait
+		l.damaged("nqn", 3, "ssd0", kvstore.Damage{Offset: 79, Segment: 5, Hash: 0xabc})
+	}
+	close(out.release)
+	l.close()
+	chunk, segment, value := out.with("damaged chunk"), out.with("damaged segment"), out.with("damaged value")
+	if len(chunk) != 1 || len(segment) != 1 || len(value) < 1 || len(value) > 10 || dropped != reads-len(value) {
+		t.Errorf("%d, %d, %d lines and %d dropped", len(chunk), len(segment), len(value), dropped)
+	}
+	for what, line := range map[string]string{"lost_bytes=100": chunk[0], "segment=5": segment[0],
+		"key_hash=0000000000000abc": value[0]} {
+		if !strings.Contains(line, what) || !strings.Contains(line, "nsid=3") {
+			t.Errorf("%q lacks %s", line, what)
+		}
 	}
 }
 

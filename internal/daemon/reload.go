@@ -10,10 +10,14 @@ import (
 // Errors: what is wrong with the configuration, needs a restart, or does not fit the drives; errStopping. Nothing has
 // changed then.
 func (n *Node) Reload(source string, dryRun bool) (config.Changes, error) {
-	if err := n.beginChange(); err != nil {
+	what := "a reload"
+	if dryRun {
+		what = "a dry run of a reload"
+	}
+	if err := n.beginChange(what + " (" + source + ")"); err != nil {
 		return config.Changes{}, err
 	}
-	defer n.reload.Unlock()
+	defer n.endChange()
 	changes, err := n.reloadLocked(dryRun)
 	if dryRun {
 		return changes, err

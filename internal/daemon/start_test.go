@@ -7,11 +7,13 @@ import (
 	"fmt"
 	"net"
 	"os"
+	"slices"
 	"strings"
 	"testing"
 	"time"
 
 	"jbofd/internal/ssd/file"
+	"jbofd/internal/testutil/loopback"
 )
 
 // TestCreateMakesTheFileAndNoDirectory: a path with a typing error would otherwise be a new, empty drive.
@@ -61,11 +63,71 @@ func TestAdminSocketIsClosedBeforeRunReturns(t *testing.T) {
 	}
 }
 
-func TestNodeThatCannotStartLeavesNothingBehind(t *testing.T) {
-	taken, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
+// TestDrivesThatHaveExchangedTheirPathsAreNoticed: hosts must not find new, empty namespaces in place of theirs.
+func TestDrivesThatHaveExchangedTheirPathsAreNoticed(t *testing.T) {
+	w := newWorld(t)
+	ssds := func(a, b string) []string {
+		return []string{"{name: ssd0, path: DIR/" + a + ", size: 128MiB, create: true}",
+			"{name: ssd1, path: DIR/" + b + ", size: 128MiB, create: true}"}
+	}
+	for _, namespaces := range [][]string{
+		{"{nsid: 1, ssd: ssd0, size: 16MiB}"},
+		{"{nsid: 2, ssd: ssd1, size: 64MiB, type: kv}"},
+		{"{nsid: 1, ssd: ssd0, size: 16MiB}", "{nsid: 2, ssd: ssd1, size: 64MiB, type: kv}"},
+	} {
+		w.configure(ssds("a", "b"), namespaces)
+		n := w.mustStart()
+		want := n.extents()
+		n.mustStop()
+		w.configure(ssds("b", "a"), namespaces)
+		if n, err := w.start(); err == nil {
+			n.mustStop()
+			t.Fatalf("%q: the daemon serves new namespaces", namespaces)
+		} else if !strings.Contains(err.Error(), "subsystems[0].namespaces[0]") ||
+			!strings.Contains(err.Error(), "have the drives' paths been exchanged?") {
+			t.Fatal(err)
+		}
+		w.configure(ssds("a", "b"), namespaces)
+		n = w.mustStart()
+		if got := n.extents(); !slices.Equal(got, want) {
+			t.Fatalf("%q: extents %q, before %q", namespaces, got, want)
+		}
+		n.mustStop()
+	}
+}
+
+// TestANamespaceMovesByTwoReloads, and the new one has another UUID than the one that stays on its drive.
+func TestANamespaceMovesByTwoReloads(t *testing.T) {
+	w := newWorld(t)
+	ssds := []string{fileSSD, memSSD}
+	const id = "0425d6c3-77cf-4e62-873e-0484d7ac5274"
+	w.configure(ssds, []string{"{nsid: 1, ssd: ssd1, size: 16MiB, uuid: " + id + "}"})
+	n := w.mustStart()
+	w.configure(ssds, nil)
+	if _, err := n.admin.Reload(t.Context()); err != nil {
 		t.Fatal(err)
 	}
+	w.configure(ssds, []string{"{nsid: 1, ssd: ssd0, size: 16MiB, uuid: " + id + "}"})
+	if _, err := n.admin.Reload(t.Context()); err == nil ||
+		!strings.Contains(err.Error(), "ssd ssd1 has a namespace with that uuid") {
+		t.Errorf("two namespaces with one uuid: %v", err)
+	}
+	w.configure(ssds, []string{"{nsid: 1, ssd: ssd0, size: 16MiB}"})
+	if _, err := n.admin.Reload(t.Context()); err != nil {
+		t.Error(err)
+	}
+	// The drive in memory is new after a restart, the extent on the other drive still there.
+	for range 2 {
+		if all := n.extents(); len(all) != 2 {
+			t.Errorf("extents %q", all)
+		}
+		n.mustStop()
+		n = w.mustStart()
+	}
+}
+
+func TestNodeThatCannotStartLeavesNothingBehind(t *testing.T) {
+	taken := loopback.Listen(t)
 	defer taken.Close()
 	address := taken.Addr().String()
 	for name, c := range map[string]struct {
@@ -111,10 +173,7 @@ func TestNodeThatCannotStartLeavesNothingBehind(t *testing.T) {
 // TestNothingIsLabelledBeforeAddressesAndSocketAreBound: a daemon that cannot serve leaves a blank drive blank, and
 // makes no file.
 func TestNothingIsLabelledBeforeAddressesAndSocketAreBound(t *testing.T) {
-	taken, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	taken := loopback.Listen(t)
 	defer taken.Close()
 	for name, more := range map[string]string{
 		"metrics":      fmt.Sprintf("metrics: {address: %q}", taken.Addr()),
@@ -145,5 +204,22 @@ func TestNothingIsLabelledBeforeAddressesAndSocketAreBound(t *testing.T) {
 				t.Errorf("a blank drive was labelled, %v", err)
 			}
 		})
+	}
+}
+
+// TestTheLogBeginsWithWhatIsStarted: which jbofd, from which file, and the drives that it is about to open. Opening may
+// take long, and without this line the log is empty until the first drive is open.
+func TestTheLogBeginsWithWhatIsStarted(t *testing.T) {
+	w := newWorld(t)
+	w.configure([]string{memSSD, "{name: broken, backend: file, path: DIR/none}"},
+		[]string{"{nsid: 1, ssd: ssd0, size: 16MiB}"})
+	log := &lines{}
+	w.log = log
+	w.mustStart()
+	first := log.with("")[0]
+	for _, want := range []string{"msg=starting", "version=test", "config=test.yaml", `ssds="ssd0, broken"`} {
+		if !strings.Contains(first, want) {
+			t.Errorf("no %s in the first line of the log: %s", want, first)
+		}
 	}
 }

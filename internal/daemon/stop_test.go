@@ -1,6 +1,7 @@
 package daemon
 
 import (
+	"context"
 	"io"
 	"net"
 	"os"
@@ -129,5 +130,42 @@ func TestAStoreThatWasGivenUpIsOutOfTheWayBeforeItsExtentIsUsedAgain(t *testing.
 	_, err = n.Reload("test", false)
 	if err != nil || !released.Load() {
 		t.Errorf("the namespace is back while a write of its old store is at the drive (%v)", err)
+	}
+}
+
+// TestAStopDoesNotWaitForTheStart: with a drive that does not answer, that would be for ever.
+func TestAStopDoesNotWaitForTheStart(t *testing.T) {
+	w, log := newWorld(t), &lines{}
+	w.closeTimeout, w.log = time.Millisecond, log
+	w.configure([]string{"{name: ssd0, backend: mem, size: 256MiB, fault: {delay: 500ms, delay_probability: 1}}"},
+		[]string{"{nsid: 1, ssd: ssd0, size: 64MiB, type: kv}"})
+	cfg, err := w.load()
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	ended := make(chan error, 1)
+	go func() {
+		ended <- Run(ctx, Options{Config: cfg, Load: w.load, Stderr: log, CloseTimeout: w.closeTimeout})
+	}()
+	tick := time.NewTicker(time.Millisecond)
+	defer tick.Stop()
+	for len(log.with("drive opened")) == 0 {
+		select {
+		case err := <-ended:
+			t.Fatal("Run has ended: ", err)
+		case <-tick.C:
+		}
+	}
+	cancel()
+	if err := <-ended; err != nil {
+		t.Error(err)
+	}
+	if opened := log.with("key-value store opened"); len(opened) > 0 {
+		t.Errorf("the stop has waited for the drive: %q", opened)
+	}
+	if len(log.with("stopped before the start had ended")) != 1 {
+		t.Error("the log does not say why the daemon has ended")
 	}
 }

@@ -13,6 +13,7 @@ import (
 
 	"jbofd/internal/admin"
 	"jbofd/internal/config"
+	"jbofd/internal/kvstore"
 	"jbofd/internal/kvstore/swap"
 	"jbofd/internal/nvmeof/target"
 	"jbofd/internal/partition"
@@ -168,8 +169,12 @@ func (n *Node) lenders(d *openSSD) (all []*partition.Area) {
 	return all
 }
 
-// addHint adds to the error of a store that was not opened what an operator can do, if a swap area is the cause.
-func (n *Node) addHint(err error) error {
+// addHint adds to the error of a store that was not opened what an operator can do, if a swap area or a loss is the
+// cause.
+func (n *Node) addHint(err error, u uuid.UUID) error {
+	if loss := (*kvstore.LossError)(nil); errors.As(err, &loss) {
+		return fmt.Errorf("%w; jbofctl kv open %v opens it without them", err, u)
+	}
 	if errors.Is(err, swap.ErrAttached) { // it was closed before its keys were returned
 		return fmt.Errorf("%w: restart the daemon", err)
 	}
@@ -287,10 +292,10 @@ func (n *Node) DiscardSwap(name string) error {
 	if err != nil {
 		return fmt.Errorf("uuid %q: %w", name, err)
 	}
-	if err := n.beginChange(); err != nil {
+	if err := n.beginChange("the discarding of swap area " + name); err != nil {
 		return err
 	}
-	defer n.reload.Unlock()
+	defer n.endChange()
 	var a *swapArea
 	for _, o := range n.swapAreas() {
 		if o.extent.UUID == u {

@@ -14,6 +14,7 @@ import (
 	"jbofd/internal/ssd"
 	"jbofd/internal/telemetry"
 	"jbofd/internal/tenant"
+	"jbofd/internal/turn"
 )
 
 // newPolicy makes the policy that a drive's configuration names. Policy jbof needs to know the drive's speed, which is
@@ -24,7 +25,7 @@ func (n *Node) newPolicy(dev ssd.Device, sc config.SSD) (pipeline.Policy, error)
 	cfg := policies.Config{Depth: sc.QueueDepth}
 	if sc.Policy == "jbof" && sc.Calibrate && sc.Fault == nil {
 		var err error
-		cfg.Profile, err = drive.Calibrate(dev, n.pool)
+		cfg.Profile, err = drive.Calibrate(turn.Real, dev, n.pool)
 		switch p := cfg.Profile; {
 		case errors.Is(err, drive.ErrBlank):
 			n.log.Info("drive holds too little data to be calibrated; the policy starts with typical values", "ssd",

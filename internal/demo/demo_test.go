@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"io"
+	"jbofd/internal/testutil/loopback"
 	"net"
 	"os"
 	"os/exec"
@@ -102,14 +103,11 @@ func TestDemoShowsBothHostsVerifiedBytesAndMetrics(t *testing.T) {
 
 func TestTakenPortIsNamedBeforeAnythingStarts(t *testing.T) {
 	cfg := shortDemo(t, io.Discard)
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	l := loopback.Listen(t)
 	defer l.Close()
 	cfg.FreePorts = false
 	cfg.Environ = append(cfg.Environ, "JBOFD_METRICS_ADDRESS="+l.Addr().String())
-	err = Run(t.Context(), cfg)
+	err := Run(t.Context(), cfg)
 	if !errors.Is(err, ErrPortTaken) || !strings.Contains(err.Error(), "--free-ports") {
 		t.Fatalf("got %v, want ErrPortTaken and how to choose others", err)
 	}

@@ -228,9 +228,9 @@ func TestARemovedTenantIsForgottenWithItsLastRequest(t *testing.T) {
 // turnObserver is a sink that uses its drive whenever it is kicked.
 type turnObserver struct{ *host }
 
-func (l turnObserver) Kick() {
-	l.r.o.Credit(0) // waits for ownership
-	l.host.Kick()
+func (o turnObserver) Kick() {
+	o.r.o.Credit(0) // waits for ownership
+	o.host.Kick()
 }
 
 // TestSinksAreKickedAfterOwnershipEnds: a Kick may use the drive.

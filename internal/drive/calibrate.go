@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"slices"
+	"sync"
+	"sync/atomic"
 	"time"
 
 	"jbofd/internal/bufpool"
@@ -36,7 +38,7 @@ var (
 // under way. The profile of a device with an error is zero.
 //
 // Errors: ErrSlow; ErrBlank; the drive's errors; bufpool has too little memory.
-func Calibrate(dev ssd.Device, pool *bufpool.Pool) (jbof.Profile, error) {
+func Calibrate(env turn.Env, dev ssd.Device, pool *bufpool.Pool) (jbof.Profile, error) {
 	info := dev.Info()
 	q, err := dev.OpenQueue(jbof.CalibrationDepth)
 	if err != nil {
@@ -53,20 +55,13 @@ func Calibrate(dev ssd.Device, pool *bufpool.Pool) (jbof.Profile, error) {
 		return jbof.Profile{}, errors.Join(fmt.Errorf("%w: %d bytes of it in extents of %d or more", ErrBlank,
 			data.bytes, jbof.CalibrationBytes), q.Close())
 	}
-	var outcome struct {
-		profile jbof.Profile
-		err     error
+	m := &measurement{env: env, q: q, name: info.Name, data: &data, pool: pool, done: make(chan struct{})}
+	env.Go(m.begin)
+	// The measurement waits for a device that hangs, before it closes the queue; the caller must not.
+	if !env.Wait(m.done, calibrationTime+time.Second) {
+		return jbof.Profile{}, ErrSlow // the outcome is the measurement's still
 	}
-	done := make(chan struct{})
-	turn.Real.Go(func() { // q.Close waits for a device that hangs; the caller must not
-		defer close(done)
-		p, err := calibrate(q, info.Name, &data, pool)
-		outcome.profile, outcome.err = p, errors.Join(err, q.Close())
-	})
-	if !turn.Real.Wait(done, calibrationTime+time.Second) {
-		return jbof.Profile{}, ErrSlow // outcome is the goroutine's still
-	}
-	return outcome.profile, outcome.err
+	return m.profile, m.err
 }
 
 // data is the part of a device that can be read for a calibration.
@@ -102,62 +97,119 @@ func (d *data) place(random uint64, n int64) int64 {
 	return min((e.End-d.upTo[i]+at)&^(jbof.CalibrationUnit-1), e.End-n)
 }
 
-// calibrate measures reads at random places of data, as jbof.Calibration asks for them, until that has enough or
-// calibrationTime is over. It runs on a goroutine of its own, because it waits for the device.
-//
-// Errors: ErrSlow; the device's; the pool has no memory.
-func calibrate(q ssd.Queue, name string, data *data, pool *bufpool.Pool) (jbof.Profile, error) {
-	account := pool.Account("calibration:" + name)
-	defer account.Close()
-	buf, ok := pool.Get(account, jbof.CalibrationBytes)
-	if !ok {
-		return jbof.Profile{}, fmt.Errorf("no buffer of %d bytes", jbof.CalibrationBytes)
+// measurement reads at random places of data, as jbof.Calibration asks for it, until that has enough or
+// calibrationTime is over. If the queue is an ssd.Notifier, each completion brings a step; otherwise a goroutine waits
+// for completions.
+type measurement struct {
+	env  turn.Env
+	q    ssd.Queue
+	name string
+	data *data
+	pool *bufpool.Pool
+	// done is closed when profile and err are the outcome. Errors: ErrSlow; the device's; the pool has no memory.
+	done    chan struct{}
+	profile jbof.Profile
+	err     error
+
+	// woken: a step is about to run. Queues that notify may do so from any goroutine.
+	woken atomic.Bool
+	// mu guards the fields below, of a queue that notifies.
+	mu          sync.Mutex
+	m           jbof.Calibration
+	account     *bufpool.Account
+	buf         bufpool.Buf // all reads use it
+	comps       [64]ssd.Completion
+	rand        *rand.Rand
+	tag         uint64
+	outstanding int
+	beganNS     int64
+	late        bool // calibrationTime is over
+	over        bool
+}
+
+func (c *measurement) begin() {
+	c.account = c.pool.Account("calibration:" + c.name)
+	var ok bool
+	if c.buf, ok = c.pool.Get(c.account, jbof.CalibrationBytes); !ok {
+		c.err = fmt.Errorf("no buffer of %d bytes", jbof.CalibrationBytes)
 	}
-	defer pool.Put(buf) // after every read has completed, for all reads use it
-	var (
-		m     jbof.Calibration
-		comps [64]ssd.Completion
-		tag   uint64
-		began = turn.Real.Now()
-		err   error
-		late  bool // calibrationTime is over
-	)
-	now := func() int64 { return turn.Real.Now() - began + 1 }
-	for outstanding := 0; ; {
-		for err == nil && !late {
-			n, ok := m.Next(now())
-			if !ok {
-				break
+	c.beganNS = c.env.Now()
+	// The places differ from start to start, because the drive may have the last ones in its cache.
+	c.rand = rand.New(rand.NewPCG(uint64(c.beganNS), 0))
+	if n, ok := c.q.(ssd.Notifier); ok {
+		n.Notify(func() {
+			if c.woken.CompareAndSwap(false, true) {
+				c.env.Go(c.notified)
 			}
-			// The places differ from start to start, because the drive may have the last ones in its cache.
-			req := [1]ssd.Request{{Op: ssd.Read, Offset: data.place(rand.Uint64(), n), Len: n, Buf: buf.B[:n],
-				Tag: tag}}
-			tag++
-			if q.Submit(req[:]) != 1 {
-				err = errors.New("its queue took less than its depth")
-				break
-			}
-			outstanding++
+		})
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		c.over = c.step(0)
+		return
+	}
+	for n := 0; !c.step(n); {
+		n = c.q.Poll(c.comps[:], calibrationTime)
+	}
+}
+
+// notified takes the completions of a queue that notifies.
+func (c *measurement) notified() {
+	c.woken.Store(false) // before Poll: what completes from here on brings another step
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for !c.over {
+		n := c.q.Poll(c.comps[:], 0)
+		if n == 0 {
+			return
 		}
-		if outstanding == 0 && (err != nil || late || m.Done()) {
+		c.over = c.step(n)
+	}
+}
+
+func (c *measurement) now() int64 { return c.env.Now() - c.beganNS + 1 }
+
+// step accounts for the first n of comps and submits what is wanted next. It reports whether the measurement is over.
+func (c *measurement) step(n int) bool {
+	c.outstanding -= n
+	for i := range c.comps[:n] {
+		if c.err == nil {
+			c.err = c.comps[i].Err
+		}
+		c.m.Complete(c.now(), c.comps[i].LatencyNS)
+	}
+	c.late = c.late || c.now() > int64(calibrationTime)
+	for c.err == nil && !c.late {
+		length, ok := c.m.Next(c.now())
+		if !ok {
 			break
 		}
-		k := q.Poll(comps[:], calibrationTime)
-		outstanding -= k
-		for i := range comps[:k] {
-			if err == nil {
-				err = comps[i].Err
-			}
-			m.Complete(now(), comps[i].LatencyNS)
+		req := [1]ssd.Request{{Op: ssd.Read, Offset: c.data.place(c.rand.Uint64(), length), Len: length,
+			Buf: c.buf.B[:length], Tag: c.tag}}
+		c.tag++
+		if c.q.Submit(req[:]) != 1 {
+			c.err = errors.New("its queue took less than its depth")
+			break
 		}
-		late = late || now() > int64(calibrationTime)
+		c.outstanding++
 	}
-	p := m.Profile()
-	switch {
-	case err != nil:
-		return jbof.Profile{}, err
-	case late && p == jbof.Profile{}:
-		return p, ErrSlow
+	if c.outstanding > 0 || c.err == nil && !c.late && !c.m.Done() {
+		return false
 	}
-	return p, nil // of fewer rounds, if time was over
+	c.end()
+	return true
+}
+
+// end gives everything back.
+func (c *measurement) end() {
+	c.pool.Put(c.buf)
+	c.account.Close()
+	p := c.m.Profile()
+	if c.err == nil && c.late && p == (jbof.Profile{}) {
+		c.err = ErrSlow
+	}
+	if c.err == nil {
+		c.profile = p // of fewer rounds, if time was over
+	}
+	c.err = errors.Join(c.err, c.q.Close())
+	close(c.done)
 }

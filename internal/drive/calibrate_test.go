@@ -9,6 +9,7 @@ import (
 	"jbofd/internal/pipeline/jbof"
 	"jbofd/internal/ssd"
 	"jbofd/internal/ssd/mem"
+	"jbofd/internal/turn"
 )
 
 // holed is a sparse device that knows which of its ranges were written, and records what is read.
@@ -65,7 +66,7 @@ func calibrateHoled(t *testing.T, sizeBytes int64, written ...ssd.Extent) (*hole
 		defer close(ended)
 		g.all(stop)
 	}()
-	p, err := Calibrate(h, pool)
+	p, err := Calibrate(turn.Real, h, pool)
 	close(stop)
 	<-ended
 	if cerr := errors.Join(g.inner.Close(), g.Device.Close()); cerr != nil {

@@ -15,9 +15,9 @@ type tap struct {
 	during func()
 }
 
-func (d *tap) OpenQueue(depth int) (ssd.Queue, error) {
-	q, err := d.Device.OpenQueue(depth)
-	return &tapQueue{q, d}, err
+func (t *tap) OpenQueue(depth int) (ssd.Queue, error) {
+	q, err := t.Device.OpenQueue(depth)
+	return &tapQueue{q, t}, err
 }
 
 type tapQueue struct {

@@ -122,6 +122,11 @@ type IO struct {
 // hot: 0 allocs
 func (io *IO) stale() bool { return io.Pass.Stale() || io.Extent.Stale() }
 
+// staleAt is stale for the moment at which a request of the IO would be handed to the device.
+//
+// hot: 0 allocs
+func (io *IO) staleAt(nowNS int64) bool { return io.Pass.StaleAt(nowNS) || io.Extent.Stale() }
+
 // whyAborted is the outcome of an IO in stateAborted, which Abort or AbortStale has brought it to.
 func (io *IO) whyAborted() error {
 	if io.stale() {

@@ -99,14 +99,14 @@ func (d *Drive) stage(io *IO, now int64) {
 
 // submit fills the device queue from the staged list and returns how many IOs have left that list. It is the one
 // place where requests go to the device, and so the one where passes are looked at.
-func (d *Drive) submit() (total int) {
+func (d *Drive) submit(now int64) (total int) {
 	for d.staged.n > 0 {
 		d.reqs = d.reqs[:0]
 		var stale list
 		var prev *IO
 		for io := d.staged.first; io != nil && len(d.reqs) < cap(d.reqs); {
 			next := io.next
-			if io.stale() {
+			if io.staleAt(now) {
 				d.staged.remove(prev, io)
 				stale.push(io)
 			} else {

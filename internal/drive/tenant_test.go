@@ -103,9 +103,9 @@ type timerless struct {
 	resets atomic.Int64
 }
 
-func (e *timerless) NewTimer(turn.Precision, func()) (turn.Timer, error) { return e, nil }
-func (e *timerless) Reset(int64)                                         { e.resets.Add(1) }
-func (e *timerless) Close()                                              {}
+func (t *timerless) NewTimer(turn.Precision, func()) (turn.Timer, error) { return t, nil }
+func (t *timerless) Reset(int64)                                         { t.resets.Add(1) }
+func (t *timerless) Close()                                              {}
 
 func TestWithoutCapsNoTimerIsSet(t *testing.T) {
 	env := &timerless{Env: turn.Real}

@@ -79,7 +79,7 @@ func (d *Drive) turn() {
 			d.admit(d.slab[t], now)
 			progress = true
 		}
-		if d.submit() > 0 {
+		if d.submit(now) > 0 {
 			progress = true
 		}
 		if d.sync && d.atDevice > 0 {

@@ -16,6 +16,12 @@
 // reaches zero, the holder calls the drained function of its owner. The owner sets a deadline for the second phase and
 // decides what happens when it passes. The fence stays raised either way.
 //
+// A right may also have to be renewed, as an association is by signs of life from its host. Then the holder has a
+// lease, a time up to which the right is known to exist. A timer that ends the right is not enough: after the process
+// was stopped for longer than the lease, requests may start before the timer runs. So the places that check a pass
+// compare the lease with the present time (StaleAt), and past it they first let the owner of the holder end or renew
+// the right.
+//
 // Each share has a counter of its own, in a cache line that only the share's user writes to. On the hot path the shares
 // of a holder have only the epoch in common, which is rarely written. So the cost of fencing a request does not grow
 // with the number of connections.
@@ -23,6 +29,7 @@ package fence
 
 import (
 	"errors"
+	"math"
 	"sync"
 	"sync/atomic"
 )
@@ -37,10 +44,14 @@ const cacheLine = 128
 // Holder stands for something whose right to make requests can end. Its methods may be called from any goroutine.
 type Holder struct {
 	epoch atomic.Uint64
-	_     [cacheLine - 8]byte // epoch is read for each request, the rest seldom
+	// leaseNS is the time up to which the right is known to exist.
+	leaseNS atomic.Int64
+	_       [cacheLine - 16]byte // epoch and lease are read for each request, the rest seldom
 
 	// drained is called when a share of an older epoch has reached zero; see NewHolder.
 	drained func()
+	// renew is called past the lease; see Lease.
+	renew func()
 
 	mu     sync.Mutex
 	shares map[*Share]struct{}
@@ -52,7 +63,26 @@ type Holder struct {
 func NewHolder(drained func()) *Holder {
 	h := &Holder{drained: drained, shares: map[*Share]struct{}{}}
 	h.epoch.Store(1)
+	h.leaseNS.Store(math.MaxInt64)
 	return h
+}
+
+// Lease gives the holder a lease, which begins without end. Once a user finds it over, renew must set another one with
+// SetLease, and call Raise before that if the right has ended. Users call renew with their locks held. Before the first
+// Join, and before any Renew.
+func (h *Holder) Lease(renew func()) { h.renew = renew }
+
+// SetLease sets the time up to which the right is known to exist, in nanoseconds on the clock of those that call Renew
+// and Pass.StaleAt. math.MaxInt64: for ever.
+func (h *Holder) SetLease(untilNS int64) { h.leaseNS.Store(untilNS) }
+
+// Renew lets the owner renew or end the right if the lease is over.
+//
+// hot: 0 allocs, one load
+func (h *Holder) Renew(nowNS int64) {
+	if nowNS > h.leaseNS.Load() {
+		h.renew()
+	}
 }
 
 // Epoch returns the current epoch.
@@ -165,3 +195,15 @@ type Pass struct {
 //
 // hot: 0 allocs, one load
 func (p Pass) Stale() bool { return p.holder != nil && p.holder.epoch.Load() != p.epoch }
+
+// StaleAt is Stale for those that let a request start: if the holder's lease is over, its owner first renews or ends
+// the right.
+//
+// hot: 0 allocs, two loads
+func (p Pass) StaleAt(nowNS int64) bool {
+	if p.holder == nil {
+		return false
+	}
+	p.holder.Renew(nowNS)
+	return p.holder.epoch.Load() != p.epoch
+}

@@ -1,6 +1,7 @@
 package fence
 
 import (
+	"math"
 	"math/rand/v2"
 	"runtime"
 	"sync"
@@ -92,12 +93,48 @@ func TestLeaveMayCompleteADrain(t *testing.T) {
 	nobody.End()
 }
 
+// TestPastTheLeaseTheOwnerDecides: a pass is not good past the lease before the owner has renewed the right, and stale
+// if the owner has ended it.
+func TestPastTheLeaseTheOwnerDecides(t *testing.T) {
+	h, asked, alive := NewHolder(func() {}), 0, true
+	h.Lease(func() {
+		if asked++; alive {
+			h.SetLease(200)
+		} else {
+			h.Raise()
+			h.SetLease(math.MaxInt64)
+		}
+	})
+	p := h.Pass()
+	if p.StaleAt(math.MaxInt64) || asked != 0 {
+		t.Error("a lease without end ends")
+	}
+	h.SetLease(100)
+	if p.StaleAt(100) || asked != 0 {
+		t.Error("the owner is asked within the lease")
+	}
+	if p.StaleAt(101) || asked != 1 || p.StaleAt(200) || asked != 1 {
+		t.Errorf("asked %d times, and the lease was renewed once", asked)
+	}
+	alive = false
+	if !p.StaleAt(201) || asked != 2 || !p.Stale() {
+		t.Error("the right has not ended with its lease")
+	}
+	if p.StaleAt(math.MaxInt64); asked != 2 {
+		t.Error("the owner is asked again")
+	}
+	if (Pass{}).StaleAt(math.MaxInt64) {
+		t.Error("the zero pass is stale")
+	}
+}
+
 func TestBeginAndEndAllocateNothing(t *testing.T) {
 	h := NewHolder(func() {})
 	var s Share
 	h.Join(&s)
 	if n := testing.AllocsPerRun(100, func() {
-		if s.Begin() && !s.Pass().Stale() {
+		h.Renew(1)
+		if s.Begin() && !s.Pass().StaleAt(1) {
 			s.End()
 		}
 	}); n != 0 {

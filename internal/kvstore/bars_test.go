@@ -12,16 +12,20 @@ import (
 	"jbofd/internal/pipeline"
 )
 
-// instant is a device that completes at once, in order, and keeps what was written.
+// instant is a device that completes at once, in order, and keeps what was written: in disk, or in sparse if that is
+// not nil.
 type instant struct {
 	s                     *Store
 	disk                  []byte
+	sparse                sparse
 	k                     [16]byte
 	act                   Actions
 	now                   int64
 	reads, writes, wbytes int64
 	last                  Reply
-	replies               int
+	replies, refused      int
+	// fail, if set, says why an I/O fails.
+	fail func(q *IO) error
 }
 
 // run lets the store act until it asks for nothing more.
@@ -40,26 +44,49 @@ func (d *instant) turns(most int) int {
 		for _, p := range d.act.Replies {
 			d.last = p
 			d.replies++
+			if p.Status == CapacityExceeded {
+				d.refused++
+			}
 		}
 		d.act.Replies = d.act.Replies[:0]
-		if len(d.act.IOs) == 0 {
+		if len(d.act.IOs) == 0 && (d.act.WakeNS == 0 || d.act.WakeNS > d.now) {
 			return n
 		}
-		for _, q := range d.act.IOs {
-			switch q.Op {
-			case pipeline.Read:
-				d.reads++
-				copy(q.Buf, d.disk[q.Offset:])
-			case pipeline.Write:
-				d.writes++
-				d.wbytes += int64(len(q.Buf))
-				copy(d.disk[q.Offset:], q.Buf)
-			}
-			d.s.Complete(q.Tag, nil)
-		}
-		d.act.IOs = d.act.IOs[:0]
+		d.transfer()
 	}
 	return most
+}
+
+// transfer does what the store has asked for.
+func (d *instant) transfer() {
+	for i := range d.act.IOs {
+		q := &d.act.IOs[i]
+		if d.fail != nil {
+			if err := d.fail(q); err != nil {
+				d.s.Complete(q.Tag, err)
+				continue
+			}
+		}
+		switch q.Op {
+		case pipeline.Read:
+			d.reads++
+			if d.sparse != nil {
+				d.sparse.read(q.Buf, q.Offset)
+				break
+			}
+			copy(q.Buf, d.disk[q.Offset:])
+		case pipeline.Write:
+			d.writes++
+			d.wbytes += int64(len(q.Buf))
+			if d.sparse != nil {
+				d.sparse.write(q.Offset, q.Buf)
+				break
+			}
+			copy(d.disk[q.Offset:], q.Buf)
+		}
+		d.s.Complete(q.Tag, nil)
+	}
+	d.act.IOs = d.act.IOs[:0]
 }
 
 func newInstant(tb testing.TB, cfg Config) *instant {
@@ -69,7 +96,12 @@ func newInstant(tb testing.TB, cfg Config) *instant {
 	if err != nil {
 		tb.Fatal(err)
 	}
-	d := &instant{s: s, disk: make([]byte, cfg.PartitionBytes)}
+	d := &instant{s: s}
+	if cfg.PartitionBytes > 256<<20 {
+		d.sparse = sparse{}
+	} else {
+		d.disk = make([]byte, cfg.PartitionBytes)
+	}
 	d.run()
 	if !s.Ready() {
 		tb.Fatal(s.Err())
@@ -103,7 +135,9 @@ func (d *instant) put(first, n int, key func(i int) uint64, val []byte, depth in
 func (d *instant) one(tb testing.TB, q Request, want Status) (reads, writes int64) {
 	tb.Helper()
 	r, w := d.reads, d.writes
-	d.s.Submit(&q)
+	if !d.s.Submit(&q) {
+		tb.Fatalf("op %d is not taken: %s", q.Op, d.s.State())
+	}
 	d.run()
 	if d.last.Status != want {
 		tb.Fatalf("op %d: status %d, want %d", q.Op, d.last.Status, want)

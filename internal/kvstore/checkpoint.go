@@ -16,14 +16,23 @@ const (
 	// ckptBarrier: no new writes of the key log are started until those under way have ended, so that the SegTbl
 	// contains everything before the end of the key log.
 	ckptBarrier
+	ckptNote   // what is live is being noted in the chunks
 	ckptHeader // a chunk's header is being written
 	ckptPage   // a page is being written
 	ckptSuper  // the superblock is being written, or the cache flushed
+	ckptEnd    // the checkpoint is durable, or was abandoned: chunks that were pending free are being freed, or not
 )
 
-// idleNS is how long after the last write of the key log there is a checkpoint in any case, so that a crash leaves
-// nothing to replay and no outcome indeterminate.
-const idleNS = 1e9
+// A store without writes writes a checkpoint, so that a crash leaves nothing to replay and no outcome indeterminate:
+// after idleNS if that is cheap beside what was written before, else after longIdleNS, or later, so that it is no more
+// than idleBytesPerSec. Otherwise a Put now and then would write the whole table each time.
+const (
+	idleNS          = 1e9
+	longIdleNS      = 60e9
+	idleBytesPerSec = 1 << 20
+	// cheapPart is which part a checkpoint may be of the key log since the last one.
+	cheapPart = 8
+)
 
 // ckptState is the state of the checkpoint. A checkpoint is a copy of the chunk table and the SegTbl that is made while
 // they change. Changes since its beginning are in the key log behind the end that the summary names. Replaying them
@@ -31,8 +40,9 @@ const idleNS = 1e9
 type ckptState struct {
 	stage  ckptStage
 	wanted bool
-	// busy: the I/O of the stage is under way.
-	busy bool
+	// busy: the I/O of the stage is under way. durable: the checkpoint has ended well. swept: this turn has gone
+	// through as many chunks as it has time for.
+	busy, durable, swept bool
 	// chunks are those of the last checkpoint, next those of the one that is being written.
 	chunks, next []format.ChunkNumber
 	id           uint64
@@ -53,37 +63,81 @@ type ckptState struct {
 	// began. An outcome that was indeterminate is known once a checkpoint covers it.
 	covered, covering uint64
 	retryNS           int64
+	// beforeStop is Stats.CheckpointBytes at the time of Stop.
+	beforeStop int64
 }
 
-// checkpointDue reports whether it is time for a checkpoint.
+// checkpointDue reports whether it is time for a checkpoint. While the store stops there are, before the last one, only
+// those that requests wait for.
 func (s *Store) checkpointDue() bool {
 	c := &s.ckpt
-	interval := s.cfg.CheckpointBytes
-	if interval == 0 {
-		interval = max(16*lookup.EntryBytes*int64(s.tbl.Len()), 8*s.cfg.ChunkBytes)
+	short := s.pool.Free < s.budget.Reserve()+3
+	if s.pool.Obsolete > 0 && (s.dirty.N > 0 || s.logs[keyLog].starved || s.logs[movedLog].starved ||
+		s.logs[userLog].starved || short && s.compact.nothing) {
+		return true
 	}
 	if s.stopping {
 		return s.lastCheckpointDue()
 	}
-	if idleAt := c.writtenNS + idleNS; c.keyBytes > 0 && s.now < idleAt {
+	if c.keyBytes > 0 {
+		idleAt := c.writtenNS + s.idleFor()
+		if s.now >= idleAt {
+			return true
+		}
 		s.wake(idleAt)
-	} else if c.keyBytes > 0 {
-		return true
 	}
-	short := s.pool.Free < s.budget.Reserve()+3
+	interval := s.cfg.CheckpointBytes
+	if interval == 0 {
+		interval = max(16*lookup.EntryBytes*int64(s.tbl.Len()), 8*s.cfg.ChunkBytes)
+	}
 	return c.wanted || c.keyBytes >= interval || s.failures != c.covered ||
-		short && s.pool.Obsolete >= 2*s.budget.CheckpointChunks || s.pool.Obsolete > 0 &&
-		(s.dirty.N > 0 || s.logs[keyLog].starved || s.logs[movedLog].starved || s.logs[userLog].starved || short &&
-			s.compact.nothing)
+		short && s.pool.Obsolete >= 2*s.budget.CheckpointChunks
+}
+
+// idleFor is how long after the last write of the key log a checkpoint is due.
+func (s *Store) idleFor() int64 {
+	bytes := s.budget.CheckpointBytes
+	if s.cfg.Volatile || s.ckpt.keyBytes >= cheapPart*bytes {
+		return idleNS
+	}
+	return max(longIdleNS, bytes*1e9/idleBytesPerSec)
 }
 
 // lastCheckpointDue reports that the store is to stop and that nothing will be written to the logs any more.
 func (s *Store) lastCheckpointDue() bool { return s.stopping && !s.stopped && s.logsIdle() }
 
+// LastCheckpoint returns how many bytes of checkpoints were written since Stop, and how many are left before the store
+// has stopped, as far as is known: the rest of the checkpoint under way and, unless that is the last, another one. An
+// I/O counts as written when it begins. Requests in progress may add to what is left.
+func (s *Store) LastCheckpoint() (written, left int64) {
+	if s.pool == nil {
+		return 0, 0
+	}
+	c := &s.ckpt
+	another := !s.stopped
+	if c.stage >= ckptNote && c.stage <= ckptSuper {
+		left = int64(c.pages-c.page) * format.PageBytes
+		if c.stage == ckptPage && c.busy {
+			left -= format.PageBytes
+		}
+		another = !s.stopping || c.keyBytes > 0 || !s.logsIdle()
+	}
+	if another {
+		left += s.budget.CheckpointBytes
+	}
+	if s.stopping {
+		written = s.stats.CheckpointBytes - c.beforeStop
+	}
+	return written, left
+}
+
 // checkpointStep starts a checkpoint if one is due, or starts the next I/O of the one under way.
 func (s *Store) checkpointStep() {
 	c := &s.ckpt
 	if c.busy {
+		return
+	}
+	if c.stage == ckptEnd && !s.sweep(s.freePending) {
 		return
 	}
 	if c.retryNS > s.now {
@@ -104,6 +158,12 @@ func (s *Store) checkpointStep() {
 		}
 		s.beginCheckpoint()
 		fallthrough
+	case ckptNote:
+		if !s.sweep(s.pool.NoteLive) {
+			return
+		}
+		c.stage = ckptHeader
+		fallthrough
 	case ckptHeader, ckptPage:
 		if s.failures != c.covering {
 			// A write of the key log has failed since the checkpoint began. Recovery might find it, but it is not in
@@ -115,6 +175,30 @@ func (s *Store) checkpointStep() {
 	case ckptSuper:
 		s.writeSuper()
 	}
+}
+
+// sweep continues to go through all chunks, with as many as a turn has time for, and reports whether that is done.
+func (s *Store) sweep(some func() (done bool)) bool {
+	c := &s.ckpt
+	if c.swept {
+		return false
+	}
+	if some() {
+		return true
+	}
+	c.swept = true
+	s.wake(s.now + 1)
+	return false
+}
+
+// freePending continues to free the chunks that were pending free, or makes them obsolete again, and reports whether
+// the checkpoint has thereby ended.
+func (s *Store) freePending() bool {
+	done := s.pool.EndCheckpoint(s.ckpt.durable)
+	if done {
+		s.ckpt.stage = ckptIdle
+	}
+	return done
 }
 
 // beginCheckpoint begins a checkpoint: it fills in the summary and lets the pool note what is live now. No write of the
@@ -143,7 +227,7 @@ func (s *Store) beginCheckpoint() {
 	c.pages = s.checkpointStream().Pages()
 	s.pool.BeginCheckpoint()
 	s.excludeUncommitted()
-	c.stage = ckptHeader
+	c.stage = ckptNote
 }
 
 // nextPage writes the next page, or the header of the chunk for it.
@@ -185,8 +269,10 @@ func (s *Store) checkpointStream() *recovery.CheckpointStream {
 // segments are not written yet, and new segments that are not part of the table. No write of the key log is under way.
 func (s *Store) excludeUncommitted() {
 	for i := range s.ops {
-		if o := &s.ops[i]; o.chunk != none {
-			s.pool.Exclude(o.offset, format.ValueBytes(int(o.valueLen)))
+		for _, p := range s.ops[i].parts {
+			if p.chunk != none {
+				s.pool.Exclude(p.offset, int(p.bytes))
+			}
 		}
 	}
 	if s.split.made {
@@ -243,6 +329,9 @@ func (s *Store) checkpointWritten(ok bool) {
 		// again.
 		c.retryNS = s.now + retryNS
 	case !ok:
+		bad := c.next[len(c.next)-1]
+		c.next = c.next[:len(c.next)-1]
+		s.pool.ReturnBad(bad)
 		s.abandonCheckpoint()
 	case c.stage == ckptPage:
 		c.page++
@@ -265,8 +354,8 @@ func (s *Store) abandonCheckpoint() {
 		s.pool.Return(i)
 	}
 	c.next = c.next[:0]
-	s.pool.EndCheckpoint(false)
-	c.stage, c.wanted = ckptIdle, true
+	c.stage, c.wanted, c.durable = ckptEnd, true, false
+	s.sweep(s.freePending)
 	c.retryNS = s.now + retryNS
 	s.progress++
 }
@@ -278,12 +367,12 @@ func (s *Store) endCheckpoint() {
 		s.pool.Return(i)
 	}
 	c.chunks, c.next = c.next, c.chunks[:0]
-	s.pool.EndCheckpoint(true)
+	c.stage, c.durable = ckptEnd, true
+	s.sweep(s.freePending)
 	s.pool.KeyEpoch = format.Summary(c.summary[:]).KeyEpoch()
 	c.covered = c.covering
 	s.pool.Hold = s.failures != c.covered || s.cfg.Volatile
 	s.settling = false
-	c.stage = ckptIdle
 	s.stopped = s.stopping && s.logsIdle() && c.keyBytes == 0
 	s.stats.Checkpoints++
 }

@@ -1,6 +1,8 @@
 package kvstore
 
 import (
+	"slices"
+
 	"jbofd/internal/kvstore/format"
 	"jbofd/internal/kvstore/recovery"
 	"jbofd/internal/kvstore/space"
@@ -14,8 +16,16 @@ const (
 	maxMoves = 128
 	// maxFutile is how many chunks in a row may be emptied without winning space before compaction pauses.
 	maxFutile = 40
-	// futileNS is how long that pause lasts.
-	futileNS = 1e9
+	// avoidNS is how long compaction avoids a chunk after the first time that it could not be emptied.
+	avoidNS = 100e6
+	// maxAvoided is how many chunks are avoided before compaction pauses after each further one.
+	maxAvoided = 4
+	// maxFailed is how many victims in a row may fail while Puts wait for space: some three seconds if there is only
+	// one victim, and a second if the whole drive does not answer.
+	maxFailed = 5
+	// lastChoiceNS is the time between two tries when so many have failed, or when all chunks that are worth emptying
+	// are avoided. So long Puts may still be refused after the drive is back.
+	lastChoiceNS = 1e9
 )
 
 // slot is a chunk that is being emptied: live records that a Walk finds are written elsewhere by ops. Or, for the
@@ -40,19 +50,105 @@ type compactState struct {
 	noRoom bool
 	// blocked: a segment waits for space in the key log.
 	blocked bool
-	// nothing: no chunk is being emptied, because none is worth it.
+	// nothing: no chunk is being emptied, because none is worth it, compaction has given up for a while, or too many
+	// victims have failed.
 	nothing bool
 	// futile counts chunks in a row that were emptied without an increase of the headroom beyond most, the greatest
-	// since the count began. After maxFutile of them compaction pauses until resumeNS, or until an eighth of a chunk
-	// has died, seen from live, the live bytes at the beginning of the pause.
-	futile int
-	// fresh: a write of a host has ended since the count began.
-	fresh    bool
-	most     int64
-	live     int64
-	resumeNS int64
-	// retryNS is when victims are chosen again after a read has failed.
+	// since the count began, less what requests have written since. After maxFutile of them compaction pauses until
+	// there is more headroom, or until requests have made an eighth of a chunk obsolete: killed is how much they had at
+	// the beginning of the pause. As long as nothing dies, there is nothing to win, however long it takes.
+	futile       int
+	most, killed int64
+	// retryNS is when victims are chosen again after several could not be emptied. failed counts those in a row.
 	retryNS int64
+	failed  int
+	// avoided are chunks that could not be emptied.
+	avoided [16]avoided
+	// lastResort: there was no room to empty any chunk of values, so that a chunk of the key log's is used for that.
+	lastResort bool
+	// suspect is a chunk in which the scrub has not found all that is live, or none. It is emptied, so that it is known
+	// what is lost.
+	suspect format.ChunkNumber
+}
+
+// avoided is a chunk that could not be emptied, because much of it, or a segment of one of its values, could not be
+// read. It is pinned until dueNS, so that compaction chooses others, and for twice as long each time.
+type avoided struct {
+	chunk  format.ChunkNumber
+	epoch  uint32
+	tries  int
+	dueNS  int64
+	pinned bool
+}
+
+// avoid keeps compaction from a chunk for a while.
+func (s *Store) avoid(chunk format.ChunkNumber) {
+	all := s.compact.avoided[:]
+	epoch := s.pool.Chunks[chunk].Epoch
+	i := slices.IndexFunc(all, func(a avoided) bool { return a.tries > 0 && a.chunk == chunk && a.epoch == epoch })
+	if i < 0 {
+		i = 0
+		for k := range all {
+			if all[k].dueNS < all[i].dueNS {
+				i = k
+			}
+		}
+		if all[i].pinned {
+			s.pool.Unpin(all[i].chunk)
+		}
+		all[i] = avoided{chunk: chunk, epoch: epoch}
+	}
+	a := &all[i]
+	a.dueNS = s.now + avoidNS<<min(a.tries, 8)
+	a.tries++
+	a.pinned = true
+	s.pool.Pin(chunk)
+	pinned := 0
+	for k := range all {
+		if all[k].pinned {
+			pinned++
+		}
+	}
+	if pinned >= maxAvoided { // it may be the whole drive
+		wait := int64(retryNS)
+		if s.compact.failed > maxFailed {
+			wait = lastChoiceNS // each try may use up room
+		}
+		s.compact.retryNS = s.now + wait
+		s.wake(s.compact.retryNS)
+	}
+}
+
+// forgive lets compaction choose avoided chunks again whose time has come.
+func (s *Store) forgive() {
+	for i := range s.compact.avoided {
+		switch a := &s.compact.avoided[i]; {
+		case !a.pinned:
+		case s.now < a.dueNS:
+			s.wake(a.dueNS)
+		default:
+			a.pinned = false
+			s.pool.Unpin(a.chunk)
+		}
+	}
+}
+
+// retryAvoided lets compaction choose the avoided chunk that is due first, a little later, although it is not due.
+func (s *Store) retryAvoided() {
+	c := &s.compact
+	var first *avoided
+	for i := range c.avoided {
+		if a := &c.avoided[i]; a.pinned && (first == nil || a.dueNS < first.dueNS) {
+			first = a
+		}
+	}
+	if first == nil || first.dueNS <= s.now+lastChoiceNS {
+		return
+	}
+	first.pinned = false
+	s.pool.Unpin(first.chunk)
+	c.retryNS = s.now + lastChoiceNS
+	s.wake(c.retryNS)
 }
 
 // headroom is how many bytes may be written to the logs: in free and obsolete chunks, in the rest of open ones, and in
@@ -80,29 +176,33 @@ func (s *Store) stalled() bool {
 // compactStep starts compaction or continues it.
 func (s *Store) compactStep() {
 	c := &s.compact
+	s.forgive()
 	low, high := s.budget.Watermarks()
 	room := s.headroom()
 	most, slots := 0, 0
 	starved := c.blocked || s.budget.Scarce() || s.logs[keyLog].starved || s.logs[userLog].starved ||
 		s.logs[movedLog].starved
 	switch {
-	case s.stopping:
+	case s.ending():
 	case room < high:
 		// The less headroom, the more victims.
 		most, slots = maxMoves, 1+int(int64(len(c.slots))*(high-room)/max(1, high-low))
 	case starved:
 		// There is headroom, but it lies in chunks that are not empty yet.
 		most, slots = maxMoves, 1
-	case c.fresh || c.keys+c.values == 0:
-		// While a victim is being emptied the headroom may be high for a moment, without a gain. If nothing but
-		// compaction writes, it would go on for ever if that ended the count.
+	case c.keys+c.values == 0:
+		// While a victim is being emptied the headroom may be high for a moment, without a gain. Compaction would go on
+		// for ever if that ended the count.
 		s.resetFutile()
+	}
+	if c.suspect != none && !s.stopping {
+		most, slots = maxMoves, max(slots, 1)
 	}
 	s.startVictims(min(slots, len(c.slots)))
 	if c.noRoom && s.room(movedLog) {
 		c.noRoom = false
 		for i := s.cfg.Requests; i < len(s.ops); i++ {
-			if o := &s.ops[i]; o.kind == opMove && !o.ready && o.group == none {
+			if o := &s.ops[i]; o.kind == opMove && !o.ready && !o.grouped() {
 				s.scheduleWriter(int32(i))
 			}
 		}
@@ -127,10 +227,10 @@ func (s *Store) startVictims(want int) {
 	}
 	if s.now < c.retryNS {
 		s.wake(c.retryNS)
-		c.nothing = c.keys+c.values == 0
+		c.nothing = c.keys+c.values == 0 && !s.retrying() && !s.makesRoom()
 		return
 	}
-	if c.futile > maxFutile && (c.blocked || s.now >= c.resumeNS || s.pool.Live+s.cfg.ChunkBytes/8 < c.live) {
+	if c.futile > maxFutile && (c.blocked || s.killed-c.killed >= s.cfg.ChunkBytes/8 || s.headroom() > c.most) {
 		s.resetFutile()
 	}
 	for i := range c.slots {
@@ -146,25 +246,71 @@ func (s *Store) startVictims(want int) {
 		}
 		v := s.chooseVictim()
 		if v == none {
+			if c.keys+c.values == 0 {
+				s.retryAvoided()
+			}
 			break
 		}
 		sl.busy = true
-		sl.Begin(v, false)
+		sl.Begin(v)
 		if sl.Key {
 			c.keys++
 		} else {
 			c.values++
 		}
 	}
-	c.nothing = c.keys+c.values == 0
+	c.nothing = c.keys+c.values == 0 && !s.retrying() && !s.makesRoom()
 }
 
-// chooseVictim returns the next chunk to empty, or none.
+// chooseVictim returns the next chunk to empty, or none. When the last chunk for moved values is in use, only chunks are
+// chosen that fit into the rest of it: a victim that cannot be read to its end has used room without winning any, but
+// what is left of it still fits. If room is lost otherwise and nothing fits, the key log lends a chunk, after its own
+// open chunk was emptied if that is what takes its room.
 func (s *Store) chooseVictim() format.ChunkNumber {
+	c := &s.compact
+	if c.lastResort && s.budget.MovedChunks(false) > 0 {
+		c.lastResort = false
+	}
+	v := s.bestVictim()
+	if v != none || c.keys > 0 || s.budget.MovedChunks(false) > 0 {
+		return v
+	}
+	place, log := s.placeForKeys(), &s.logs[keyLog]
+	switch lends := c.values == 0 && !c.lastResort; {
+	case lends && s.budget.MovedChunks(true) > 0 && place > s.budget.Fill:
+		c.lastResort = true
+	case (lends || place <= 0) && log.chunk != none && !log.opening &&
+		int(s.pool.Chunks[log.chunk].Live) < int(log.tail)/2:
+		s.closeChunk(keyLog)
+	default:
+		return none
+	}
+	return s.bestVictim()
+}
+
+// bestVictim returns the chunk that is best to empty next, as far as there is room for what is live in it, or none.
+func (s *Store) bestVictim() format.ChunkNumber {
 	c, w := &s.compact, s.budget.Weights(s.cfg.KeysPerSegment)
 	_, owed := s.liveInVictims()
 	keys := c.keys == 0 || s.placeForKeys() > 0
 	values := c.values == 0 || c.values < len(c.slots)-1 && owed+s.budget.Fill <= s.placeForMoved()
+	// Moving values takes room, and if their chunk stays damaged it wins none.
+	values = values && !s.makesRoom()
+	most := int64(0)
+	if s.budget.MovedChunks(c.lastResort) == 0 {
+		most = s.placeForMoved()*s.budget.Fill/s.pool.Bytes() - owed - int64(s.cfg.BlockSize)
+		values = values && most > 0
+	}
+	if v := c.suspect; v != none && !s.budget.Scarce() && !s.budget.Crowded() {
+		if isKey := s.pool.Chunks[v].Kind == format.KeyLog; isKey && keys || !isKey && values {
+			if s.pool.ChooseThis(v) {
+				return v
+			}
+			if s.pool.Chunks[v].State != space.Victim {
+				c.suspect = none // nothing is left in it, or the scrub will come again
+			}
+		}
+	}
 	switch {
 	case s.budget.Scarce():
 		if v := s.pool.Choose(w, space.Kinds{Keys: keys}); v != none || c.keys > 0 {
@@ -172,12 +318,12 @@ func (s *Store) chooseVictim() format.ChunkNumber {
 		}
 		keys = false
 	case s.budget.Crowded():
-		if v := s.pool.Choose(w, space.Kinds{Values: values}); v != none || c.values > 0 {
+		if v := s.pool.Choose(w, space.Kinds{Values: values, MostLive: most}); v != none || c.values > 0 {
 			return v
 		}
 		values = false
 	}
-	return s.pool.Choose(w, space.Kinds{Keys: keys, Values: values})
+	return s.pool.Choose(w, space.Kinds{Keys: keys, Values: values, MostLive: most})
 }
 
 // liveInVictims is how many bytes of keys and values are still live in the victims.
@@ -205,6 +351,8 @@ func (s *Store) walkVictim(sl *slot, most int) {
 		}
 		rec, offset, sound := sl.Next()
 		switch {
+		case rec == nil && sl.Searching:
+			s.wake(s.now + 1)
 		case rec == nil:
 		case !sound:
 			s.checkLive(sl, rec, offset)
@@ -213,6 +361,8 @@ func (s *Store) walkVictim(sl *slot, most int) {
 			seg := format.Segment(rec)
 			if n := seg.Number(); n < s.tbl.Len() && s.tbl.Get(n).Offset() == offset {
 				s.startRewrite(sl, seg, offset)
+			} else if n >= s.tbl.Len() && !s.forgetAdded(offset) {
+				sl.Failed = true
 			}
 			continue
 		default:
@@ -224,13 +374,16 @@ func (s *Store) walkVictim(sl *slot, most int) {
 		break
 	}
 	s.readPiece(sl)
-	if sl.running == 0 && !sl.Reading && (sl.Failed || s.stopping || sl.Ended()) {
+	if sl.running == 0 && !sl.Reading && (sl.Failed || s.ending() || sl.Ended()) {
 		s.victimDone(sl)
 	}
 }
 
 // readPiece reads the next piece of a chunk, if there is memory for it, and returns its length.
 func (s *Store) readPiece(sl *slot) int64 {
+	if s.ending() {
+		return 0
+	}
 	offset, buf := sl.Piece(sl.running == 0)
 	if buf != nil {
 		s.io(ioCompact, int32(sl.index), pipeline.Read, offset, buf)
@@ -244,6 +397,9 @@ func (s *Store) victimDone(sl *slot) {
 	v := &s.pool.Chunks[sl.Chunk]
 	sl.busy = false
 	s.progress++
+	if sl.Chunk == c.suspect {
+		c.suspect = none
+	}
 	if sl.Key {
 		c.keys--
 	} else {
@@ -251,35 +407,43 @@ func (s *Store) victimDone(sl *slot) {
 	}
 	switch {
 	case sl.Failed:
-		v.State = space.Sealed
-		c.retryNS = s.now + retryNS
-		s.wake(c.retryNS)
+		s.pool.Reseal(sl.Chunk)
+		c.failed++
+		s.avoid(sl.Chunk)
 		return
 	case !sl.Ended():
 		// The store stops.
-		v.State = space.Sealed
+		s.pool.Reseal(sl.Chunk)
 		return
-	case sl.Damaged > 0 && v.Live > 0:
+	case v.Live > 0:
+		// Some of what is live was not found, so that it is damaged. The rest of the chunk is left as it is.
 		v.State = space.Damaged
+		s.audit.wanted, s.audit.hoards = true, true
+		s.damage(Damage{Offset: s.pool.At(sl.Chunk, 0), LostBytes: int64(v.Live)})
 		return
 	}
 	s.stats.Compactions++
+	c.failed = 0
 	s.pool.Release(sl.Chunk)
-	if now := s.headroom(); now > c.most {
+	switch now := s.headroom(); {
+	case now > c.most:
 		s.resetFutile()
 		c.most = now
-	} else if c.futile++; c.futile > maxFutile {
-		c.live, c.resumeNS = s.pool.Live, s.now+futileNS
+	case s.ckpt.stage >= ckptHeader:
+		// The checkpoint will give back the chunks that it takes, and obsolete ones.
+	default:
+		c.futile++
+		c.killed = s.killed
 	}
 }
 
 // resetFutile ends a pause of compaction.
-func (s *Store) resetFutile() { s.compact.futile, s.compact.most, s.compact.fresh = 0, 0, false }
+func (s *Store) resetFutile() { s.compact.futile, s.compact.most = 0, 0 }
 
 // startMove starts an op of compaction.
 func (s *Store) startMove(sl *slot, m op) {
 	i := s.opLinks.Pop(&s.freeInt)
-	m.group, m.chunk = none, none
+	m.parts = [2]part{noPart, noPart}
 	m.slot = sl.index
 	s.ops[i] = m
 	sl.running++
@@ -332,30 +496,51 @@ func (s *Store) examine(seg format.Segment, i int32) {
 	}
 }
 
-// failOutOfSpace ends writes that would wait for ever because no space can be won. The argument is progress before this
-// turn.
+// retrying reports that victims which could not be emptied will be tried again soon.
+func (s *Store) retrying() bool {
+	c := &s.compact
+	return c.failed <= maxFailed &&
+		(s.now < c.retryNS || slices.ContainsFunc(c.avoided[:], func(a avoided) bool { return a.pinned }))
+}
+
+// failOutOfSpace ends writes that wait for space if no space can be won: with CapacityExceeded, or with DeviceError if
+// that is because one victim after the other could not be read. Writes of hosts (userLog) end as soon as compaction
+// empties nothing: no chunk is worth it, or it pauses. Everything else that waits, moves of compaction and changes of
+// segments included, ends only if nothing is left that could free a chunk: no I/O in flight, no chunk obsolete, no
+// checkpoint running, no retry due after a failed read of a victim unless too many have failed, no search for the next
+// record of one, and no progress in this round of steps. before is the count of progress and of the pool's changes at
+// the beginning of the round.
 func (s *Store) failOutOfSpace(before uint64) {
-	if s.compact.nothing && s.logs[userLog].starved {
-		s.failSealed(userLog, CapacityExceeded)
+	st := CapacityExceeded
+	if s.compact.failed > maxFailed {
+		st = DeviceError
 	}
-	if s.now < s.compact.retryNS {
-		s.wake(s.compact.retryNS)
+	if s.compact.nothing && s.logs[userLog].starved {
+		s.failSealed(userLog, st)
+	}
+	if s.retrying() {
 		return
 	}
 	if len(s.ios) != len(s.freeIO) || s.progress+s.pool.Changes != before || s.pool.Obsolete > 0 ||
-		s.ckpt.stage != ckptIdle {
+		s.ckpt.stage != ckptIdle || s.searching() {
 		return
 	}
 	for l := range s.logs {
 		if s.logs[l].starved {
-			s.failSealed(l, CapacityExceeded)
+			s.failSealed(l, st)
 		}
 	}
 	for n := s.dirty.N; s.compact.blocked && n > 0; n-- {
 		i := s.segLinks.Pop(&s.dirty)
 		s.segs[i].dirty = false
-		s.failReady(i, CapacityExceeded)
+		s.failReady(i, st)
 		s.schedule(i)
 		s.progress++
 	}
+}
+
+// searching reports whether the walk through a victim, or through empty segments, goes on in the next turn.
+func (s *Store) searching() bool {
+	return s.audit.Running && s.audit.skipping ||
+		slices.ContainsFunc(s.compact.slots, func(sl slot) bool { return sl.busy && !sl.scrub && sl.Searching })
 }

@@ -44,6 +44,9 @@ type Config struct {
 	// Alloc returns memory for I/O; nil: the heap's. It is called while the partition is opened, and while the store
 	// serves only for segments that become longer than 4 KiB.
 	Alloc space.Alloc
+	// AcceptLoss opens the partition although writes since the last checkpoint are lost. It is the Token of the Loss
+	// that the LossError of the last attempt states; a partition that has lost something else does not open.
+	AcceptLoss string
 
 	// Format makes a new store on the partition, whatever it contains. The fields below are for that.
 	Format bool

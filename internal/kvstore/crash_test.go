@@ -263,8 +263,8 @@ func TestAnIdleStoreWritesACheckpoint(t *testing.T) {
 	for m.step() {
 	}
 	st := m.s.Stats()
-	if st.Checkpoints != before+1 || m.act.WakeNS != 0 || m.now-at < 9e8 {
-		t.Fatalf("%d checkpoints after %d ns, and a timer at %d, want one after a second and none",
+	if st.Checkpoints != before+1 || m.act.WakeNS != 0 || m.now-at < 59e9 {
+		t.Fatalf("%d checkpoints after %d ns, and a timer at %d, want one after a minute and none",
 			st.Checkpoints-before, m.now-at, m.act.WakeNS)
 	}
 	m.power = true
@@ -360,4 +360,34 @@ func TestACheckpointDuringSplits(t *testing.T) {
 		}
 	}
 	t.Logf("%d crashes", crashes)
+}
+
+// TestATrickleOfPutsWritesFewCheckpoints: each would write the whole table.
+func TestATrickleOfPutsWritesFewCheckpoints(t *testing.T) {
+	cfg := small(64)
+	cfg.KeysPerSegment = 1
+	r := newRig(t, seeds(t), cfg)
+	const keys, puts, gapNS = 20_000, 2000, 2e9
+	m := newModel(r, keys, func() int { return 0 })
+	for i := range keys {
+		m.push(kvstore.Put, i, 0)
+	}
+	m.settle()
+	m.s.Checkpoint()
+	m.settle()
+	before := m.s.Stats()
+	for i := range puts {
+		at := m.now
+		m.push(kvstore.Put, i, 256)
+		for m.turn(); m.dev.Next() >= 0 || m.act.WakeNS != 0 && m.act.WakeNS <= at+gapNS; m.turn() {
+			m.step()
+		}
+		m.now = max(m.now, at+gapNS)
+	}
+	st := m.s.Stats()
+	written, logged := st.CheckpointBytes-before.CheckpointBytes, st.KeyLogBytes-before.KeyLogBytes
+	if written > logged/4 {
+		t.Errorf("%d bytes of checkpoints for %d bytes of key log: %d checkpoints", written, logged,
+			st.Checkpoints-before.Checkpoints)
+	}
 }

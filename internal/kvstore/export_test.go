@@ -10,6 +10,7 @@ import (
 	"jbofd/internal/buildtags"
 	"jbofd/internal/kvstore/format"
 	"jbofd/internal/kvstore/space"
+	"jbofd/internal/units"
 )
 
 // What the tests of this package and of kvstore_test share.
@@ -76,14 +77,16 @@ func (s *Store) Recount(disk []byte, exact bool) error {
 			return fmt.Errorf("segment %d: %w", n, err)
 		}
 		live[s.pool.Of(e.Offset())] += int64(seg.ExtentBytes())
+		here := false
 		for at := format.SegmentHeaderBytes; at < seg.LengthBytes(); {
 			it := seg.Item(at)
 			at += it.LengthBytes()
-			if s.tbl.Segment(format.HashKey(s.hashSeed, it.Key())) != n {
-				continue
+			if !it.Continues() {
+				if here = s.tbl.Segment(format.HashKey(s.hashSeed, it.Key())) == n; here {
+					objects++
+				}
 			}
-			objects++
-			if it.ValueLen() == 0 {
+			if !here || it.ValueLen() == 0 {
 				continue
 			}
 			live[s.pool.Of(it.ValueOffset())] += int64(format.ValueBytes(it.ValueLen()))
@@ -105,11 +108,59 @@ func (s *Store) Recount(disk []byte, exact bool) error {
 	if total != s.pool.Live || free != s.pool.Free {
 		return fmt.Errorf("%d bytes live in %d free chunks, want %d in %d", s.pool.Live, s.pool.Free, total, free)
 	}
+	if s.pool.Wrong != 0 {
+		return fmt.Errorf("more bytes have died than lived in a chunk, %d times", s.pool.Wrong)
+	}
 	if exact && objects != s.objects {
 		return fmt.Errorf("%d objects, want %d", s.objects, objects)
 	}
 	return nil
 }
+
+// Hurts reports whether the segment or the value of a key has one of n bytes at an offset in the partition.
+func (s *Store) Hurts(disk []byte, at, n int64, key []byte) bool {
+	within := func(offset units.ExtentOffset, length int) bool {
+		return at+n > int64(offset) && at < int64(offset)+int64(length)
+	}
+	e := s.tbl.Get(s.tbl.Segment(format.HashKey(s.hashSeed, key)))
+	if e == 0 {
+		return false
+	}
+	seg := format.Segment(disk[e.Offset():])
+	if within(e.Offset(), seg.ExtentBytes()) {
+		return true
+	}
+	i := seg.Find(key)
+	if i == 0 {
+		return false
+	}
+	for n, _ := seg.Pieces(i); n > 0; n-- {
+		it := seg.Item(i)
+		if it.ValueLen() > 0 && within(it.ValueOffset(), format.ValueBytes(it.ValueLen())) {
+			return true
+		}
+		i += it.LengthBytes()
+	}
+	return false
+}
+
+// SegmentAt returns the sound segment that begins at an offset in the partition, or nil.
+func (s *Store) SegmentAt(disk []byte, at int64) format.Segment {
+	seg := format.Segment(disk[at:])
+	if !seg.Begins() || seg.Check(s.pool.Seed(units.ExtentOffset(at))) != nil {
+		return nil
+	}
+	return seg
+}
+
+// KindAt is the kind of the chunk at an offset in the partition, and whether it is in use.
+func (s *Store) KindAt(at int64) (kind format.Kind, used bool) {
+	c := &s.pool.Chunks[s.pool.Of(units.ExtentOffset(at))]
+	return c.Kind, c.State != space.Free
+}
+
+// SegmentOf is the number of the segment of a key.
+func (s *Store) SegmentOf(key []byte) uint32 { return s.tbl.Segment(format.HashKey(s.hashSeed, key)) }
 
 // Place is where the segment of a key begins, and the epoch of its chunk. Both are 0 if it has no record.
 func (s *Store) Place(key []byte) (offset int64, epoch uint32) {
@@ -120,16 +171,35 @@ func (s *Store) Place(key []byte) (offset int64, epoch uint32) {
 	return int64(e.Offset()), s.pool.Chunks[s.pool.Of(e.Offset())].Epoch
 }
 
+// Extent is the number of pieces that a value of n bytes has, and the length of their records.
+func (s *Store) Extent(n int) (pieces, bytes int) { return s.pieces(n), s.extentBytes(n) }
+
+// Sweep sets how many chunks a checkpoint goes through in one turn.
+func (s *Store) Sweep(chunks int) {
+	if s.pool != nil {
+		s.pool.Sweep = chunks
+	}
+}
+
 // KeyLogChunks is how many chunks the key log has.
 func (s *Store) KeyLogChunks() int64 { return int64(s.pool.KeyChunks) }
 
 // State describes a store that is stuck.
 func (s *Store) State() string {
-	out := fmt.Sprintf("ios %d, free %d need %d reserve %d, ckpt %d busy %v spent %d retry %d, victims %+v nothing %v "+
-		"futile %d running %d, split %+v, dirty %d", len(s.ios)-len(s.freeIO), s.pool.Free, s.budget.CheckpointChunks,
-		s.budget.Reserve(),
-		s.ckpt.stage, s.ckpt.busy, s.pool.Obsolete, s.ckpt.retryNS-s.now, s.compact.slots, s.compact.nothing,
-		s.compact.futile, s.compact.running, s.split, s.dirty.N)
+	out := fmt.Sprintf("ios %d, free %d need %d reserve %d, ckpt %d busy %v spent %d retry %d, nothing %v futile %d "+
+		"running %d failed %d, %d keys move, dirty %d", len(s.ios)-len(s.freeIO), s.pool.Free,
+		s.budget.CheckpointChunks, s.budget.Reserve(), s.ckpt.stage, s.ckpt.busy, s.pool.Obsolete,
+		s.ckpt.retryNS-s.now, s.compact.nothing, s.compact.futile, s.compact.running, s.compact.failed, s.split.n,
+		s.dirty.N)
+	for i := range s.compact.slots {
+		sl := &s.compact.slots[i]
+		out += fmt.Sprintf("\nslot %d: busy %v scrub %v chunk %d failed %v running %d", i, sl.busy, sl.scrub, sl.Chunk,
+			sl.Failed, sl.running)
+	}
+	for i := range s.pool.Chunks {
+		c := &s.pool.Chunks[i]
+		out += fmt.Sprintf("\nchunk %d: state %d kind %d live %d pins %d", i, c.State, c.Kind, c.Live, c.Pins)
+	}
 	for l := range s.logs {
 		log := &s.logs[l]
 		out += fmt.Sprintf("\nlog %d: chunk %d tail %d opening %v starved %v open %d sealed %d free %d inflight %d", l,
@@ -142,9 +212,81 @@ func (s *Store) State() string {
 				i, a.state, a.dirty, a.held, a.force, a.waiting.N, a.writing.N)
 			for o := a.waiting.First; o != none; o = s.opLinks.Next(o) {
 				out += fmt.Sprintf("\n  op %d: kind %d ready %v group %d", o, s.ops[o].kind, s.ops[o].ready,
-					s.ops[o].group)
+					s.ops[o].parts[0].group)
 			}
 		}
 	}
 	return out
+}
+
+// UseOf says what a chunk is used for, seen from the last checkpoint.
+func (s *Store) UseOf(i format.ChunkNumber) string {
+	c := &s.pool.Chunks[i]
+	last := format.Summary(s.ckpt.summary[:]).LastEpoch()
+	kind := map[format.Kind]string{format.KeyLog: "keys", format.ValueLog: "values", format.Checkpoint: "checkpoint"}
+	switch {
+	case c.Epoch == 0:
+		return "never used"
+	case c.State == space.Free && c.Epoch > last:
+		return "freed since"
+	case c.State == space.Free:
+		return "free"
+	case c.Kind == format.Checkpoint:
+		return "checkpoint"
+	case c.State == space.Obsolete:
+		return kind[c.Kind] + ", obsolete"
+	case c.Epoch > last:
+		return kind[c.Kind] + ", opened since"
+	case s.wasOpen(c.Epoch):
+		return kind[c.Kind] + ", open then"
+	}
+	return kind[c.Kind] + ", sealed"
+}
+
+// wasOpen reports whether the chunk of that epoch was open when the last checkpoint began.
+func (s *Store) wasOpen(epoch uint32) bool {
+	for l := range numLogs {
+		if e, _ := format.Summary(s.ckpt.summary[:]).Open(l); e == epoch {
+			return true
+		}
+	}
+	return false
+}
+
+// KeyLogSince returns the offsets in the partition where the parts of the key log begin and end that were written since
+// the last checkpoint, in order.
+func (s *Store) KeyLogSince() (parts [][2]int64) {
+	sum := format.Summary(s.ckpt.summary[:])
+	first, from := sum.Open(keyLog)
+	if first == 0 {
+		first = sum.LastEpoch() + 1
+	}
+	for epoch := first; epoch <= s.pool.LastEpoch; epoch++ {
+		for i := range s.pool.Chunks {
+			c := &s.pool.Chunks[i]
+			if c.Epoch != epoch || c.Kind != format.KeyLog || c.State == space.Free {
+				continue
+			}
+			begin, end := format.ChunkOffset(s.cfg.BlockSize), s.pool.End()
+			if first == epoch && from > 0 {
+				begin = from
+			}
+			if s.logs[keyLog].chunk == format.ChunkNumber(i) {
+				end = s.logs[keyLog].tail
+			}
+			parts = append(parts, [2]int64{int64(s.pool.At(format.ChunkNumber(i), begin)),
+				int64(s.pool.At(format.ChunkNumber(i), end))})
+		}
+	}
+	return parts
+}
+
+// CheckpointPages returns the offsets in the partition of the pages of the last checkpoint.
+func (s *Store) CheckpointPages() (pages []int64) {
+	sb := format.Superblock(s.super)
+	for p := range sb.Pages() {
+		c, at := sb.PagePlace(p)
+		pages = append(pages, int64(s.pool.At(s.ckpt.chunks[c], at)))
+	}
+	return pages
 }

@@ -1,6 +1,7 @@
 package kvstore
 
 import (
+	"jbofd/internal/kvstore/format"
 	"jbofd/internal/pipeline"
 	"jbofd/internal/tenant"
 	"jbofd/internal/units"
@@ -8,10 +9,12 @@ import (
 
 type ioKind uint8
 
-// ioRef says what an I/O under way belongs to: who is an index that depends on the kind.
+// ioRef says what an I/O under way belongs to: who is an index that depends on the kind. reads is the chunk that it
+// reads, or none.
 type ioRef struct {
-	kind ioKind
-	who  int32
+	kind  ioKind
+	who   int32
+	reads format.ChunkNumber
 }
 
 // io asks for an I/O of the store's own.
@@ -31,7 +34,10 @@ func (s *Store) ioFor(kind ioKind, who int32, pays payer, op pipeline.Op, offset
 			s.freeIO = make([]uint32, 0, cap(s.ios))
 		}
 	}
-	s.ios[tag] = ioRef{kind: kind, who: who}
+	s.ios[tag] = ioRef{kind: kind, who: who, reads: none}
+	if op == pipeline.Read && kind != ioRecover {
+		s.ios[tag].reads = s.pool.Of(offset)
+	}
 	switch kind {
 	case ioLookup, ioSegment:
 		s.stats.Reads++
@@ -55,6 +61,7 @@ const (
 	ioLookup
 	ioSegment
 	ioGroup
+	ioRestore
 	ioHeader
 	ioCompact
 	ioCheckpoint

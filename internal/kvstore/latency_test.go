@@ -29,13 +29,13 @@ type dueIO struct {
 
 type dueIOs []dueIO
 
-func (q dueIOs) Len() int           { return len(q) }
-func (q dueIOs) Less(i, j int) bool { return q[i].atNS < q[j].atNS }
-func (q dueIOs) Swap(i, j int)      { q[i], q[j] = q[j], q[i] }
-func (q *dueIOs) Push(x any)        { *q = append(*q, x.(dueIO)) }
-func (q *dueIOs) Pop() any {
-	x := (*q)[len(*q)-1]
-	*q = (*q)[:len(*q)-1]
+func (d dueIOs) Len() int           { return len(d) }
+func (d dueIOs) Less(i, j int) bool { return d[i].atNS < d[j].atNS }
+func (d dueIOs) Swap(i, j int)      { d[i], d[j] = d[j], d[i] }
+func (d *dueIOs) Push(x any)        { *d = append(*d, x.(dueIO)) }
+func (d *dueIOs) Pop() any {
+	x := (*d)[len(*d)-1]
+	*d = (*d)[:len(*d)-1]
 	return x
 }
 

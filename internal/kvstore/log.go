@@ -26,8 +26,10 @@ type logState struct {
 	chunk format.ChunkNumber
 	tail  format.ChunkOffset
 	last  []byte
-	// opening: the header of chunk is being written.
-	opening bool
+	// opening: the header of chunk is being written. badHeaders is how many such writes have failed since the last that
+	// did not.
+	opening    bool
+	badHeaders uint8
 	// starved: sealed groups wait because the log needs a chunk and may not take one, or because writes are stalled.
 	starved bool
 	header  []byte
@@ -52,8 +54,16 @@ type group struct {
 	pays payer
 	// version is the first version in a group of the key log that is being written, otherwise 0.
 	version uint64
-	// first and last are the ops of a group of values, linked by nextValue, or the active segments of a key group,
-	// linked by next.
+	// at is where the write begins, lead how many bytes of its first block belong to earlier groups.
+	at   units.ExtentOffset
+	lead int
+	// shares: a write of the first block is under way, or has failed, and lead > 0.
+	shares bool
+	// tries is how often the first block was to be restored, retryNS when it is next tried; 0: not waiting.
+	tries   int
+	retryNS int64
+	// first and last are the parts of a group of values (partRef), or the active segments of a key group, linked by
+	// next.
 	first, last int32
 }
 
@@ -62,12 +72,22 @@ func (s *Store) room(l int) bool {
 	return s.logs[l].open != none || s.logs[l].free.N > 0
 }
 
+// roomFor reports whether a value of n bytes may be appended to log l. If it is in pieces, a chunk may end within it.
+func (s *Store) roomFor(l, n int) bool {
+	log := &s.logs[l]
+	groups := log.free.N
+	if log.open != none {
+		groups++
+	}
+	return groups >= min(2, s.pieces(n))
+}
+
 // openGroup returns the open group of log l, for a record of n bytes. If the record would not fit into the rest of the
 // chunk together with the group, the group is sealed before, so that chunks are filled.
 func (s *Store) openGroup(l, n int, pays payer) (int32, *group) {
 	log := &s.logs[l]
-	if log.open != none && log.free.N > 0 && log.chunk != none && log.sealed.N == 0 {
-		used, rest := s.groups[log.open].used, int(s.freeInOpenChunk(l))
+	if log.open != none && log.free.N > 0 {
+		used, rest := s.groups[log.open].used, s.roomForOpenGroup(l)
 		if used <= rest && used+n > rest {
 			s.sealGroup(l)
 		}
@@ -80,6 +100,27 @@ func (s *Store) openGroup(l, n int, pays payer) (int32, *group) {
 	return log.open, &s.groups[log.open]
 }
 
+// roomForOpenGroup is the room in the chunk of log l behind the sealed groups, if each begins at a block. If the open
+// group is longer it will begin a chunk.
+func (s *Store) roomForOpenGroup(l int) int {
+	log, begin := &s.logs[l], format.ChunkOffset(s.cfg.BlockSize)
+	tail := s.pool.End()
+	if log.chunk != none {
+		tail = log.tail
+	}
+	for i := log.sealed.First; i != none; i = s.groupLinks.Next(i) {
+		used := s.groups[i].used
+		if tail = tail.RoundUp(s.cfg.BlockSize); tail.Add(used) > s.pool.End() {
+			tail = begin
+		}
+		tail = tail.Add(used)
+	}
+	if tail = tail.RoundUp(s.cfg.BlockSize); log.open != none && tail.Add(s.groups[log.open].used) > s.pool.End() {
+		tail = begin
+	}
+	return int(s.pool.End() - tail)
+}
+
 // sealGroup ends the open group of log l: nothing is appended to it any more.
 func (s *Store) sealGroup(l int) {
 	log := &s.logs[l]
@@ -90,29 +131,50 @@ func (s *Store) sealGroup(l int) {
 	}
 }
 
-// appendValue appends the value of op i to the open group of log l.
+// appendValue appends the value of op i, in pieces, to the open group of log l. If a chunk ends within the value, the
+// rest of it goes to another group.
 func (s *Store) appendValue(l int, i int32, data []byte) {
-	n := format.ValueBytes(len(data))
 	o := &s.ops[i]
-	gi, g := s.openGroup(l, n, o.pays())
-	v := format.Value(g.buf[g.used : g.used+n])
-	clear(v[:format.ValueHeaderBytes])
-	clear(v[n-format.ValueUnit:])
-	v.SetValueLen(len(data))
-	v.SetHash(o.hash)
-	copy(v.Data(), data)
-	o.group, o.groupOff, o.nextValue = gi, uint32(g.used), none
-	if g.first == none {
-		g.first = i
-	} else {
-		s.ops[g.last].nextValue = i
+	at := -1 // the part
+	for len(data) > 0 {
+		piece := data[:min(len(data), s.pieceBytes)]
+		data = data[len(piece):]
+		n := format.ValueBytes(len(piece))
+		if at < len(o.parts)-1 {
+			if gi, _ := s.openGroup(l, n, o.pays()); at < 0 || o.parts[at].group != gi {
+				at++
+				s.beginPart(refOf(i, at), gi)
+			}
+		}
+		p := &o.parts[at]
+		g := &s.groups[p.group]
+		v := format.Value(g.buf[g.used : g.used+n])
+		clear(v[:format.ValueHeaderBytes])
+		clear(v[n-format.ValueUnit:])
+		v.SetValueLen(len(piece))
+		v.SetHash(o.hash)
+		copy(v.Data(), piece)
+		p.pieces++
+		p.bytes += uint32(n)
+		g.used += n
+		s.logs[l].pending += int64(n)
 	}
-	g.last = i
-	g.used += n
-	s.logs[l].pending += int64(n)
-	if s.full(g.used) {
+	if s.full(s.groups[o.parts[at].group].used) {
 		s.sealGroup(l)
 	}
+}
+
+// beginPart begins a part of a value in a group.
+func (s *Store) beginPart(r partRef, gi int32) {
+	p, g := s.partAt(r), &s.groups[gi]
+	*p = part{group: gi, groupOff: uint32(g.used), chunk: none, next: none}
+	s.ops[r.op()].writing++
+	if g.first == none {
+		g.first = int32(r)
+	} else {
+		s.partAt(partRef(g.last)).next = r
+	}
+	g.last = int32(r)
 }
 
 // full reports that a group with used bytes should be sealed: it is long enough, or nearly so and needs little padding.
@@ -165,7 +227,8 @@ func (s *Store) changes(a *activeSeg) []byte {
 		o := &s.ops[i]
 		c := format.Change{Item: -1, Keys: int(o.objects)}
 		if o.used {
-			c.Item = seg.NumberOf(o.offset)
+			c.Item = seg.NumberOf(o.parts[0].offset)
+			c.More = s.pieces(int(o.valueLen)) - 1
 		}
 		// A value that one of the writers has put and a later one replaced is counted for neither.
 		if o.oldLen > 0 && !s.isPutByWriter(a, o.oldOffset) {
@@ -173,13 +236,13 @@ func (s *Store) changes(a *activeSeg) []byte {
 		}
 		said = seg.AppendChange(said, c)
 	}
-	return said
+	return s.deaths(said, a)
 }
 
 // isPutByWriter reports whether the value at an offset was put by one of the writers of the segment.
 func (s *Store) isPutByWriter(a *activeSeg, place units.ExtentOffset) bool {
 	for i, n := a.writing.First, a.writing.N; n > 1; i, n = s.opLinks.Next(i), n-1 {
-		if o := &s.ops[i]; o.used && o.offset == place {
+		if o := &s.ops[i]; o.used && o.has(place) {
 			return true
 		}
 	}
@@ -254,12 +317,14 @@ func (s *Store) place(gi int32, g *group, log *logState) {
 	if lead > 0 {
 		copy(g.buf[lead:], g.buf[:g.used])
 		copy(g.buf, log.last[:lead])
+		g.shares = true
+		s.shared++
 	}
 	end := lead + g.used
 	size := format.RoundUp(end, block)
 	clear(g.buf[end:size])
 	base, records := s.pool.At(log.chunk, log.tail), g.buf[lead:]
-	g.chunk = log.chunk
+	g.chunk, g.lead, g.at = log.chunk, lead, base-units.ExtentOffset(lead)
 	s.pool.Pin(g.chunk)
 	s.pool.AddLive(g.chunk, g.used)
 	log.pending -= int64(g.used)
@@ -278,14 +343,18 @@ func (s *Store) place(gi int32, g *group, log *logState) {
 		s.stats.KeyLogBytes += int64(size)
 		s.ckpt.keyBytes, s.ckpt.writtenNS = s.ckpt.keyBytes+int64(size), s.now
 	} else {
-		for i := g.first; i != none; i = s.ops[i].nextValue {
-			o := &s.ops[i]
-			o.offset = base + units.ExtentOffset(o.groupOff)
-			o.chunk = log.chunk
+		for r := partRef(g.first); r != none; r = s.partAt(r).next {
+			p := s.partAt(r)
+			p.offset = base + units.ExtentOffset(p.groupOff)
+			p.chunk = log.chunk
 			s.pool.Pin(g.chunk)
-			v := format.Value(records[o.groupOff:])
-			v.SetVersion(s.version)
-			v.Seal(s.pool.Seed(o.offset))
+			for at, rest := p.offset, records[p.groupOff:][:p.bytes]; len(rest) > 0; {
+				v := format.Value(rest)
+				v.SetVersion(s.version)
+				v.Seal(s.pool.Seed(at))
+				n := format.ValueBytes(v.ValueLen())
+				at, rest = at+units.ExtentOffset(n), rest[n:]
+			}
 		}
 		if g.log == userLog {
 			s.stats.ValueLogBytes += int64(size)
@@ -294,13 +363,13 @@ func (s *Store) place(gi int32, g *group, log *logState) {
 		}
 	}
 	copy(log.last, g.buf[size-block:size])
+	free := s.freeInOpenChunk(int(g.log))
 	log.tail = log.tail.Add(g.used)
 	log.inflight++
 	if !g.pays.background {
-		// Space that compaction has won is being used, so that it is worth trying again.
-		s.resetFutile()
+		s.compact.most -= free - s.freeInOpenChunk(int(g.log))
 	}
-	s.ioFor(ioGroup, gi, g.pays, pipeline.Write, base-units.ExtentOffset(lead), g.buf[:size])
+	s.ioFor(ioGroup, gi, g.pays, pipeline.Write, g.at, g.buf[:size])
 }
 
 // durable returns the highest version such that the writes of all versions up to it have ended.
@@ -329,12 +398,18 @@ func (s *Store) groupWritten(gi int32, ok bool) {
 		}
 	}
 	g.version = 0
-	s.endGroup(gi, st)
+	s.endRecords(gi, st)
+	if !ok && g.lead > 0 {
+		s.restoring++
+		s.restore(gi)
+		return
+	}
+	s.settle(g)
+	s.freeGroup(gi)
 }
 
-// endGroup ends the records of a group with a status and frees the group. The status is CapacityExceeded for a group
-// that was never written.
-func (s *Store) endGroup(gi int32, st Status) {
+// endRecords ends the records of a group with a status. It is CapacityExceeded for a group that was never written.
+func (s *Store) endRecords(gi int32, st Status) {
 	g := &s.groups[gi]
 	if g.chunk == none {
 		s.logs[g.log].pending -= int64(g.used)
@@ -346,14 +421,23 @@ func (s *Store) endGroup(gi int32, st Status) {
 			i = next
 		}
 	} else {
-		for i := g.first; i != none; {
-			o := &s.ops[i]
-			next := o.nextValue
-			o.ready, o.failed = true, st
-			s.scheduleWriter(i)
-			i = next
+		for r := partRef(g.first); r != none; {
+			o, next := &s.ops[r.op()], s.partAt(r).next
+			if st != OK {
+				o.failed = st
+			}
+			if o.writing--; o.writing == 0 {
+				o.ready = true
+				s.scheduleWriter(r.op())
+			}
+			r = next
 		}
 	}
+}
+
+// freeGroup frees a group.
+func (s *Store) freeGroup(gi int32) {
+	g := &s.groups[gi]
 	if g.chunk != none {
 		s.pool.Unpin(g.chunk)
 	}
@@ -378,7 +462,7 @@ func (s *Store) freeInOpenChunk(l int) int64 {
 
 // placeForMoved is for how many bytes of moved values there is space.
 func (s *Store) placeForMoved() int64 {
-	return s.freeInOpenChunk(movedLog) + int64(s.budget.MovedChunks())*s.budget.Fill
+	return s.freeInOpenChunk(movedLog) + int64(s.budget.MovedChunks(s.compact.lastResort))*s.budget.Fill
 }
 
 // placeForKeys is for how many more bytes of segments of user writes the key log has space. Not counted are the space
@@ -395,12 +479,14 @@ func (s *Store) placeForKeys() int64 {
 func (s *Store) mayTakeChunk(l int) bool {
 	switch l {
 	case keyLog:
-		return s.budget.KeyChunks() > 0
+		// Failed writes may have used up what a victim of the key log needs. A checkpoint gets by with a chunk less as
+		// long as the SegTbl does not grow, which it does not without Puts.
+		return s.budget.KeyChunks() > 0 || s.compact.keys > 0 && s.pool.Free == s.budget.CheckpointChunks
 	case movedLog:
-		return s.budget.MovedChunks() > 0
+		return s.budget.MovedChunks(s.compact.lastResort) > 0
 	}
 	_, values := s.liveInVictims()
-	return s.budget.MovedChunks() > 1 && !s.budget.Crowded() && s.placeForMoved()-s.budget.Fill >= values
+	return s.budget.MovedChunks(false) > 1 && !s.budget.Crowded() && s.placeForMoved()-s.budget.Fill >= values
 }
 
 // openChunk takes a free chunk for log l and writes its header. The header must be durable before anything is written
@@ -410,6 +496,9 @@ func (s *Store) openChunk(l int) {
 	if !s.mayTakeChunk(l) {
 		log.starved = true
 		return
+	}
+	if l == userLog {
+		s.compact.most -= s.freeInOpenChunk(l) + int64(s.cfg.BlockSize)
 	}
 	s.closeChunk(l)
 	kind := format.ValueLog
@@ -446,16 +535,24 @@ func (s *Store) takeChunk(kind format.Kind, header []byte, checkpoint uint64, in
 	return i
 }
 
+// maxBadHeaders is how many chunks in succession a log tries before the device is what has failed.
+const maxBadHeaders = 3
+
 // headerWritten ends the write of the header of log l's open chunk. If it has failed, the chunk is returned, and the
-// groups that waited for it fail.
+// groups that waited for it wait for another chunk, or fail after a few.
 func (s *Store) headerWritten(l int, ok bool) {
 	log := &s.logs[l]
 	log.opening = false
 	if ok {
+		log.badHeaders = 0
 		return
 	}
-	s.pool.Return(log.chunk)
+	s.pool.ReturnBad(log.chunk)
 	log.chunk = none
+	if log.badHeaders++; log.badHeaders < maxBadHeaders {
+		return // the log takes another chunk
+	}
+	log.badHeaders = 0
 	s.failSealed(l, DeviceError)
 }
 
@@ -463,6 +560,8 @@ func (s *Store) headerWritten(l int, ok bool) {
 func (s *Store) failSealed(l int, st Status) {
 	log := &s.logs[l]
 	for n := log.sealed.N; n > 0; n-- {
-		s.endGroup(s.groupLinks.Pop(&log.sealed), st)
+		gi := s.groupLinks.Pop(&log.sealed)
+		s.endRecords(gi, st)
+		s.freeGroup(gi)
 	}
 }

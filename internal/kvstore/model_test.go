@@ -106,11 +106,15 @@ type model struct {
 	size  func() int
 	// ops are the operations that random draws from.
 	ops []kvstore.Op
-	// tolerant allows replies that report damage.
+	// tolerant allows replies that report damage, of the keys in hurt if that is not nil.
 	tolerant                              bool
+	hurt                                  map[int]bool
 	done, full, failed, damaged, noMemory int
-	// since has all writes of each key since the last call of mark. It is nil before the first call.
-	since [][]event
+	// since has all writes of each key since the last call of mark. It is nil before the first call. segments is how
+	// many segments there were then. added are the keys whose segment a split has added since, as far as that matters.
+	since    [][]event
+	segments uint32
+	added    []bool
 }
 
 var (
@@ -132,7 +136,7 @@ func newModel(r *rig, keys int, size func() int) *model {
 // on returns a copy of the model for another rig.
 func (m *model) on(r *rig) *model {
 	c := &model{rig: r, keys: slices.Clone(m.keys), reqs: map[uint64]*request{}, clock: m.clock, tag: m.tag,
-		size: m.size, ops: m.ops}
+		size: m.size, ops: m.ops, added: m.added}
 	for i := range c.keys {
 		c.keys[i].events = slices.Clone(c.keys[i].events)
 	}
@@ -189,7 +193,7 @@ func (m *model) submit(op kvstore.Op, cond kvstore.Condition, key, size int) boo
 
 // mark starts to record all writes, beginning with the present content, which is durable.
 func (m *model) mark() {
-	m.since = make([][]event, len(m.keys))
+	m.since, m.segments = make([][]event, len(m.keys)), uint32(m.s.Stats().Segments)
 	for i := range m.keys {
 		m.since[i] = slices.Clone(m.keys[i].events)
 	}
@@ -252,13 +256,15 @@ func (m *model) check(p kvstore.Reply) {
 	switch p.Status {
 	case kvstore.DeviceError:
 		m.failed++
-		if m.dev.Fault == nil {
+		// A record that is damaged where a later group is being written may be put right by that.
+		if m.dev.Fault == nil && !m.isUnreadable(q.key) && !m.mayBeDamaged(q.key) {
+			m.t.Logf("at %d: %+v\n%s", m.now, m.s.Stats(), m.s.State())
 			fail("no I/O has failed")
 		}
 	case kvstore.Corrupt:
 		m.damaged++
-		if !m.tolerant {
-			fail("nothing was damaged")
+		if !m.mayBeDamaged(q.key) {
+			fail("nothing of it was damaged")
 		}
 	}
 	if q.op == kvstore.Get || q.op == kvstore.Exist {
@@ -286,7 +292,9 @@ func (m *model) check(p kvstore.Reply) {
 	e.state, e.end = done, m.clock
 	switch p.Status {
 	case kvstore.OK:
-		if !there && (q.op == kvstore.Delete || q.cond == kvstore.IfPresent) || !missing && q.cond == kvstore.IfAbsent {
+		// It is not known of a key that was lost whether it exists, so that its Delete succeeds in any case.
+		if !there && (q.op == kvstore.Delete && !m.mayBeDamaged(q.key) || q.cond == kvstore.IfPresent) ||
+			!missing && q.cond == kvstore.IfAbsent {
 			fail("wrong")
 		}
 	case kvstore.NotFound:
@@ -303,6 +311,7 @@ func (m *model) check(p kvstore.Reply) {
 	case kvstore.CapacityExceeded:
 		m.full++
 		if q.op == kvstore.Delete {
+			m.t.Logf("%+v\n%s", m.s.Stats(), m.s.State())
 			fail("a Delete for want of room")
 		}
 		h.events = slices.Delete(h.events, at, at+1)
@@ -319,6 +328,16 @@ func (m *model) check(p kvstore.Reply) {
 	default:
 		fail("wrong status")
 	}
+}
+
+// mayBeDamaged reports whether a reply may say that a key is damaged.
+func (m *model) mayBeDamaged(key int) bool { return m.tolerant && (m.hurt == nil || m.hurt[key]) }
+
+// isUnreadable reports whether a block of the segment of a key, or of its value, cannot be read.
+func (m *model) isUnreadable(key int) bool {
+	return slices.ContainsFunc(m.dev.UnreadableBlocks(), func(at int64) bool {
+		return m.s.Hurts(m.dev.Visible, at, int64(m.dev.BlockSize()), m.keys[key].name)
+	})
 }
 
 // exists reports whether a key exists. No request for it may be in progress.
@@ -427,8 +446,14 @@ func (m *model) compare(restarted bool) {
 			return p.Status == kvstore.NotFound && e.size == absent || p.Status == kvstore.OK &&
 				e.is(i, buf, p.ValueLen)
 		})
-		if at < 0 && p.Status == kvstore.Corrupt && m.tolerant {
+		// It is a DeviceError as long as the block of a record may be put right by a write of it that is under way.
+		if at < 0 && m.mayBeDamaged(i) && (p.Status == kvstore.Corrupt || p.Status == kvstore.DeviceError) {
 			m.damaged++
+			// It is not known which of them it has. Exist may still tell whether there is one.
+			for j := range may {
+				may[j].state, may[j].start, may[j].end = done, m.clock, m.clock
+			}
+			h.open, h.events = nil, may
 			continue
 		}
 		if at < 0 {
@@ -459,17 +484,18 @@ func (m *model) audit(objects int64) {
 	for i := range m.keys {
 		h := &m.keys[i]
 		e := h.events[0]
-		// A key that a split has moved may be in both segments.
-		most += 2 * int64(format.ItemHeaderBytes+len(h.name))
-		if e.size == absent {
-			continue
-		}
 		n := int64(format.ItemHeaderBytes + len(h.name))
 		if e.size > 0 {
-			n += int64(format.ValueBytes(int(e.size)))
+			items, bytes := m.s.Extent(int(e.size))
+			n += int64((items-1)*format.ItemHeaderBytes + bytes)
+			most += int64((items - 1) * format.ItemHeaderBytes)
 		}
-		least += n
-		most += n
+		// A key that a split has moved may be in both segments.
+		most += 2 * int64(format.ItemHeaderBytes+len(h.name))
+		if e.size != absent {
+			least += n
+			most += n
+		}
 	}
 	if st.LiveBytes < least || st.LiveBytes > most {
 		m.t.Errorf("%d bytes live, want %d to %d", st.LiveBytes, least, most)

@@ -26,20 +26,15 @@ type op struct {
 	// value is the value that is moved, in the memory of compaction.
 	value    []byte
 	valueLen uint32
-	// nextValue is the next op of the same group of values.
-	nextValue int32
-
-	// group contains the value at groupOff. When the group has its place, offset is that of the value in the partition,
-	// and chunk is the chunk that is pinned for it.
-	group    int32
-	groupOff uint32
-	offset   units.ExtentOffset
-	chunk    format.ChunkNumber
+	// parts are those of the value, if there is one. writing is how many are in groups that have not ended.
+	parts   [2]part
+	writing uint8
 	// old is the offset of the value or segment that is moved, segment the number of that segment.
 	old     units.ExtentOffset
 	segment uint32
 
-	// What the op has changed in its segment. It is counted when the segment is durable.
+	// What the op has changed in its segment. It is counted when the segment is durable. If the old value is in several
+	// pieces, activeSeg.dead has them.
 	oldOffset units.ExtentOffset
 	oldLen    uint32
 	objects   int8
@@ -52,22 +47,59 @@ func (o *op) pays() payer { return payer{tenant: o.tenant, background: o.kind >=
 // finish ends an op.
 func (s *Store) finish(i int32, st Status) {
 	o := &s.ops[i]
-	if o.chunk != none {
-		s.pool.Unpin(o.chunk)
-		if !o.used || st != OK {
-			s.pool.SubLive(o.offset, format.ValueBytes(int(o.valueLen)))
+	for p := range o.parts {
+		p := &o.parts[p]
+		if p.chunk != none {
+			s.pool.Unpin(p.chunk)
+			if !o.used || st != OK {
+				s.pool.SubLive(p.offset, int(p.bytes))
+				if o.kind < opMove {
+					s.killed += int64(p.bytes)
+				}
+			}
 		}
+		p.chunk = none
 	}
-	o.chunk, o.value = none, nil
+	o.value = nil
+	if o.kind == opAudit {
+		o.ready = true
+		s.audited(o, st)
+		s.opLinks.Push(&s.freeInt, i)
+		return
+	}
 	if o.kind >= opMove {
 		o.ready = true
 		s.moved(o.slot, st)
 		s.opLinks.Push(&s.freeInt, i)
 		return
 	}
-	s.compact.fresh = true
 	s.answer(o.tag, st, int(o.valueLen))
 	s.opLinks.Push(&s.freeOps, i)
+}
+
+// countDead counts what the writers of a segment, which is durable now, have made obsolete. before is the length of the
+// segment's previous record.
+func (s *Store) countDead(a *activeSeg, before int) {
+	for i := a.writing.First; i != none; i = s.opLinks.Next(i) {
+		o, old := &s.ops[i], 0
+		if o.oldLen > 0 {
+			old = format.ValueBytes(int(o.oldLen))
+			s.died(a.number, o.oldOffset, old)
+		}
+		if o.kind < opMove {
+			s.killed += int64(before + old)
+			before = 0
+		}
+		s.objects += int64(o.objects)
+		if s.audit.counted(a.number) {
+			s.audit.objects += int64(o.objects)
+		}
+	}
+	for _, d := range a.dead {
+		s.died(a.number, d.place, int(d.bytes))
+		s.killed += int64(d.bytes)
+	}
+	a.dead = a.dead[:0]
 }
 
 // reader is the Store as the lookup.Host of its reading side.
@@ -85,6 +117,10 @@ func (s reader) Done(tag uint64, r lookup.Result, length int) {
 }
 
 // Damaged implements lookup.Host.
-func (s reader) Damaged(offset units.ExtentOffset, segment uint32, hash uint64) {
+func (s reader) Damaged(offset units.ExtentOffset, n int, segment uint32, hash uint64) lookup.Result {
+	if s.unsettled(offset, n) {
+		return lookup.DeviceError
+	}
 	s.damage(Damage{Offset: offset, Segment: segment, Hash: hash})
+	return lookup.Corrupt
 }

@@ -7,6 +7,7 @@ import (
 
 	"jbofd/internal/kvstore/format"
 	"jbofd/internal/pipeline"
+	"jbofd/internal/units"
 )
 
 // TestADelayedGetOfAReusedPlaceIsNotTakenForDamage: while a Get's read is outstanding, the segment moves through all
@@ -145,4 +146,41 @@ func TestCompactionKeepsASegmentForWhichItHasNoMemory(t *testing.T) {
 	if n := s.Stats().Damaged; n != 0 {
 		t.Errorf("%d records are damaged", n)
 	}
+}
+
+// TestAnUnreadableBlockBehindASegmentDoesNoHarm: the entry of a segment says only about how long it is, so that a block
+// behind it is read along. That block cannot be read. The keys of the segment can, and take new values.
+func TestAnUnreadableBlockBehindASegmentDoesNoHarm(t *testing.T) {
+	d := newInstant(t, Config{PartitionBytes: 16 << 20, BlockSize: 512, ChunkBytes: 256 << 10})
+	d.put(0, 2000, func(i int) uint64 { return uint64(i) }, make([]byte, 10), 64)
+	s, tested := d.s, 0
+	for n := range s.tbl.Len() {
+		e := s.tbl.Get(n)
+		if e == 0 {
+			continue
+		}
+		seg := format.Segment(d.disk[e.Offset():])
+		block := (e.Offset() + units.ExtentOffset(seg.ExtentBytes()) + 511) &^ 511
+		start, length := s.pool.Around(e.Offset(), e.MaxBytes(), 512)
+		if block >= start+units.ExtentOffset(length) {
+			continue
+		}
+		tested++
+		d.fail = func(q *IO) error {
+			if q.Op == pipeline.Read && q.Offset <= block && block < q.Offset+units.ExtentOffset(len(q.Buf)) {
+				return errDevice
+			}
+			return nil
+		}
+		key := bytes.Clone(seg.Item(format.SegmentHeaderBytes).Key())
+		if s.tbl.Segment(format.HashKey(s.hashSeed, key)) != n {
+			continue // a split has moved it
+		}
+		d.one(t, Request{Op: Exist, Key: key}, OK)
+		d.one(t, Request{Op: Put, Key: key, Value: make([]byte, 10)}, OK)
+		if tested == 20 {
+			return
+		}
+	}
+	t.Errorf("%d segments are read with a block behind them, want 20", tested)
 }

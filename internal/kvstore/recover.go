@@ -44,7 +44,7 @@ func (s *Store) open() {
 		return
 	case o.machine == nil:
 		o.machine = recovery.New(recovery.Config{PartitionBytes: s.cfg.PartitionBytes, BlockSize: s.cfg.BlockSize,
-			SegTbl: s.cfg.SegTbl, Alloc: s.cfg.Alloc})
+			SegTbl: s.cfg.SegTbl, Alloc: s.cfg.Alloc, AcceptLoss: s.cfg.AcceptLoss})
 	}
 	o.reads = o.machine.Next(o.reads[:0])
 	for _, r := range o.reads {

@@ -27,6 +27,7 @@ const (
 	opMove    // copy a live value out of a chunk that is compacted
 	opRewrite // write a live segment again, for the same reason
 	opVerify  // report a damaged value if it is live
+	opAudit   // look at a segment for an audit
 )
 
 // Condition restricts a Put.

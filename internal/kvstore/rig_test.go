@@ -59,6 +59,8 @@ type rig struct {
 	crashIn        int
 	power, crashed bool
 	damage         []kvstore.Damage
+	// sweep is how many chunks a checkpoint goes through in one turn; 0: all that there are in a test.
+	sweep int
 }
 
 // newRig formats a partition.
@@ -70,6 +72,9 @@ func newRig(t testing.TB, seed uint64, cfg kvstore.Config) *rig {
 		Misuse: func(what string) { t.Fatal(what) },
 	})}
 	r.dev.SlowOneIn = 40
+	if seed%3 == 2 {
+		r.sweep = 1 + int(seed/3%8)
+	}
 	for i := range r.dev.Durable[:cfg.PartitionBytes/2] {
 		r.dev.Durable[i] = byte(rng.Uint32() >> 3)
 	}
@@ -107,6 +112,9 @@ func (r *rig) open() error {
 
 // turn lets the store act, once.
 func (r *rig) turn() {
+	if r.sweep > 0 {
+		r.s.Sweep(r.sweep)
+	}
 	r.s.Turn(r.now, &r.act)
 	for _, q := range r.act.IOs {
 		r.ios[uint64(q.Tag)] = q

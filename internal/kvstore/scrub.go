@@ -14,6 +14,9 @@ type Damage struct {
 	Segment uint32
 	// Hash is the hash of the value's key, 0 for a segment.
 	Hash uint64
+	// LostBytes, if not 0, says that this is not a record but a chunk: so many of its live bytes belong to records that
+	// are not there. The keys are known when they are read.
+	LostBytes int64
 }
 
 // scrubState is a slow walk over all sealed chunks. It uses a slot that compaction does not need, and returns it as
@@ -23,6 +26,22 @@ type scrubState struct {
 	next format.ChunkNumber
 	// dueNS is when the next piece may be read.
 	dueNS int64
+	// passed is how many chunks in a row were not to be read. resting: this turn has done as much as it has time for.
+	passed  int
+	resting bool
+}
+
+const (
+	// scrubPasses is how many chunks the scrub passes in a turn, scrubRecords how many records it checks. Either takes
+	// 50 µs at most, with records of common lengths.
+	scrubPasses  = 8192
+	scrubRecords = 256
+)
+
+// rest ends what a turn does for the scrub.
+func (s *Store) rest() {
+	s.scrub.resting = true
+	s.wake(s.now + 1)
 }
 
 // scrubStep starts the scrub or continues it.
@@ -41,11 +60,13 @@ func (s *Store) scrubStep() {
 	case s.now < s.scrub.dueNS:
 		s.wake(s.scrub.dueNS)
 		return
+	case s.scrub.resting:
+		return
 	case !sl.scrub:
 		if sl.busy || !s.nextToScrub() {
 			return
 		}
-		sl.Begin(s.scrub.next, true)
+		sl.Begin(s.scrub.next)
 		sl.busy, sl.scrub = true, true
 		s.pool.Pin(sl.Chunk)
 	}
@@ -55,6 +76,9 @@ func (s *Store) scrubStep() {
 		s.scrub.dueNS = max(s.scrub.dueNS, s.now-1e9) + n*1e9/s.cfg.ScrubBytesPerSec
 	}
 	if !sl.Reading && sl.running == 0 && (sl.Failed || sl.Ended()) {
+		if !sl.Failed && (sl.Holes > 0 || sl.Sound < int64(s.pool.Chunks[sl.Chunk].Live)) {
+			s.compact.suspect = sl.Chunk // once endScrub has returned the slot
+		}
 		s.scrub.next++
 		s.endScrub(sl)
 		s.progress++
@@ -64,15 +88,25 @@ func (s *Store) scrubStep() {
 // nextToScrub finds the next chunk to read. If there is none, the scrub waits for as long as a chunk takes.
 func (s *Store) nextToScrub() bool {
 	n := format.ChunkNumber(len(s.pool.Chunks))
-	for range n {
+	for range scrubPasses {
 		s.scrub.next %= n
-		if c := &s.pool.Chunks[s.scrub.next]; c.State == space.Sealed {
+		c := &s.pool.Chunks[s.scrub.next]
+		if c.State == space.Damaged && c.Pins == 0 {
+			s.pool.Reseal(s.scrub.next) // what could not be read may be readable now
+		}
+		if c.State == space.Sealed {
+			s.scrub.passed = 0
 			return true
 		}
 		s.scrub.next++
+		if s.scrub.passed++; s.scrub.passed == int(n) {
+			s.scrub.passed = 0
+			s.scrub.dueNS = s.now + s.cfg.ChunkBytes*1e9/s.cfg.ScrubBytesPerSec
+			s.wake(s.scrub.dueNS)
+			return false
+		}
 	}
-	s.scrub.dueNS = s.now + s.cfg.ChunkBytes*1e9/s.cfg.ScrubBytesPerSec
-	s.wake(s.scrub.dueNS)
+	s.rest()
 	return false
 }
 
@@ -85,11 +119,18 @@ func (s *Store) endScrub(sl *slot) {
 	s.pool.Unpin(sl.Chunk)
 }
 
-// checkRecords checks the records that were read.
+// checkRecords checks records that were read.
 func (s *Store) checkRecords(sl *slot) {
-	for s.freeInt.N > 0 {
+	for n := 0; s.freeInt.N > 0; n++ {
+		if n == scrubRecords {
+			s.rest()
+			return
+		}
 		rec, offset, sound := sl.Next()
 		if rec == nil {
+			if sl.Searching {
+				s.rest()
+			}
 			return
 		}
 		if sound {

@@ -47,6 +47,7 @@ func TestScrubFindsLiveDamageAndNothingElse(t *testing.T) {
 		k := make([]byte, 16)
 		binary.LittleEndian.PutUint64(k, uint64(i))
 		d.s.Submit(&Request{Op: Get, Key: k, Value: val[:0]})
+		d.run()
 		if i%50 != 0 {
 			d.one(t, Request{Op: Exist, Key: k}, OK)
 		}
@@ -58,6 +59,18 @@ func TestScrubFindsLiveDamageAndNothingElse(t *testing.T) {
 		d.run()
 		d.now = max(d.now, d.act.WakeNS)
 		for _, x := range d.act.Damage {
+			if x.LostBytes > 0 {
+				// A chunk that was emptied because of what was found in it, and something in it is damaged indeed.
+				for offset := range want {
+					if s.pool.At(s.pool.Of(offset), 0) == x.Offset {
+						x.LostBytes -= int64(format.ValueBytes(len(val)))
+					}
+				}
+				if x.LostBytes != 0 {
+					t.Fatalf("of chunk %d %d bytes too many are said to be lost", s.pool.Of(x.Offset), x.LostBytes)
+				}
+				continue
+			}
 			got[x.Offset] = true
 			if !want[x.Offset] {
 				t.Fatalf("%+v is reported, and is not damaged", x)

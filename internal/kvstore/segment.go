@@ -1,6 +1,8 @@
 package kvstore
 
 import (
+	"slices"
+
 	"jbofd/internal/invariants"
 	"jbofd/internal/kvstore/format"
 	"jbofd/internal/kvstore/lookup"
@@ -25,6 +27,8 @@ const (
 type activeSeg struct {
 	state  segState
 	number uint32
+	// tries is how often the record was read in vain.
+	tries uint8
 	// pays is the payer of the first writer. It is charged for reading the segment.
 	pays payer
 	// chain links the segments of one place of the table, and the free activeSegs. next links the segments of a group.
@@ -39,6 +43,9 @@ type activeSeg struct {
 	// lead.
 	buf  []byte
 	lead uint32
+	// blocks is how many blocks are being read. shorter: a read of more has failed.
+	blocks  int
+	shorter bool
 	// entry is the committed place of the segment, bytes the length of the committed record.
 	entry lookup.Entry
 	bytes int
@@ -49,6 +56,8 @@ type activeSeg struct {
 	length   int
 	// waiting are writers that have not changed the segment yet. writing are those whose changes are being written.
 	waiting, writing list.List
+	// dead are the pieces of values that die when what is being written is durable, of values in several pieces.
+	dead []deadPiece
 }
 
 // activate returns the active segment of that number. If it was not active yet, fresh is true and it has no content.
@@ -64,7 +73,7 @@ func (s *Store) activate(number uint32, pays payer) (i int32, fresh bool) {
 	a := &s.segs[i]
 	s.freeSeg = a.chain
 	*a = activeSeg{number: number, pays: pays, chain: *head, next: none, buf: a.buf, waiting: list.None,
-		writing: list.None}
+		writing: list.None, dead: a.dead[:0]}
 	*head = i
 	return i, true
 }
@@ -84,8 +93,16 @@ func (s *Store) load(i int32) {
 		return
 	}
 	start, length := s.pool.Around(a.entry.Offset(), n, s.cfg.BlockSize)
-	a.lead = uint32(a.entry.Offset() - start)
-	s.ioFor(ioSegment, i, a.pays, pipeline.Read, start, a.buf[:length])
+	a.lead, a.blocks = uint32(a.entry.Offset()-start), 0
+	s.read(i, length/s.cfg.BlockSize)
+}
+
+// read reads that many blocks of an active segment. If they are fewer than last time, the others could not be read.
+func (s *Store) read(i int32, blocks int) {
+	a := &s.segs[i]
+	a.blocks, a.shorter = blocks, a.blocks > blocks
+	start := a.entry.Offset() - units.ExtentOffset(a.lead)
+	s.ioFor(ioSegment, i, a.pays, pipeline.Read, start, a.buf[:blocks*s.cfg.BlockSize])
 }
 
 // blank makes the content of an active segment empty.
@@ -116,7 +133,7 @@ func (s *Store) makeLen(buf *[]byte, n int) bool {
 func (s *Store) dispatch(i int32) {
 	o := &s.ops[i]
 	number := o.segment
-	if o.kind != opRewrite {
+	if o.kind != opRewrite && o.kind != opAudit {
 		number = s.tbl.Segment(o.hash)
 	}
 	at, fresh := s.activate(number, o.pays())
@@ -130,21 +147,104 @@ func (s *Store) dispatch(i int32) {
 // segmentRead ends the read of an active segment.
 func (s *Store) segmentRead(i int32, ok bool) {
 	a := &s.segs[i]
-	seg := format.Segment(a.buf[a.lead:])
-	status := OK
-	if !ok {
-		status = DeviceError
-	} else if seg.Check(s.pool.Seed(a.entry.Offset())) != nil || seg.Number() != a.number {
-		s.damage(Damage{Offset: a.entry.Offset(), Segment: a.number})
-		status = Corrupt
-	}
-	if status != OK {
-		s.failSegment(i, status)
+	if !ok && a.blocks > 1 {
+		s.read(i, a.blocks-1) // the segment may end before the block that cannot be read
 		return
 	}
-	copy(a.buf, seg[:seg.LengthBytes()])
-	s.loaded(i)
+	seg := format.Segment(a.buf[a.lead:])
+	sound := ok && seg.Check(s.pool.Seed(a.entry.Offset())) == nil && seg.Number() == a.number
+	if ok = ok && (sound || !a.shorter); ok {
+		s.unreadable.read(a)
+	}
+	switch {
+	case !ok && !s.repairs(a) && !s.unreadable.isLost(a, s.now):
+		s.failSegment(i, DeviceError)
+		return
+	case sound:
+		copy(a.buf, seg[:seg.LengthBytes()])
+		s.loaded(i)
+	case a.tries < maxTries-1:
+		a.tries++ // the drive may do better
+		s.load(i)
+	case s.unsettled(a.entry.Offset(), a.entry.MaxBytes()):
+		s.failSegment(i, DeviceError)
+		return
+	default:
+		s.damage(Damage{Offset: a.entry.Offset(), Segment: a.number})
+		s.lose(i)
+	}
 	s.schedule(i)
+}
+
+// unreadables are the segments whose reads have failed last. A read that fails says less than one that returns
+// something else: the drive may be unreachable for a while. A segment is lost if its read fails again and again while
+// the drive reads others.
+type unreadables struct {
+	last [8]unreadable
+	// any: there is one in last.
+	any bool
+	// reads is the number of reads of segments that have succeeded.
+	reads uint64
+}
+
+// unreadable is a segment that was read in vain, tries times since sinceNS. reads is unreadables.reads at that time.
+type unreadable struct {
+	number  uint32
+	entry   lookup.Entry
+	tries   int
+	sinceNS int64
+	reads   uint64
+}
+
+// What it takes for an unreadable segment to count as lost, besides maxTries.
+const (
+	unreadableNS    = 1e9
+	unreadableReads = 100
+)
+
+// isLost notes that a read of a segment has failed, and reports whether the segment is lost.
+func (u *unreadables) isLost(a *activeSeg, now int64) bool {
+	oldest := &u.last[0]
+	for i := range u.last {
+		e := &u.last[i]
+		if e.number == a.number && e.entry == a.entry {
+			e.tries++
+			return e.tries >= maxTries && now-e.sinceNS >= unreadableNS && u.reads-e.reads >= unreadableReads
+		}
+		if e.sinceNS < oldest.sinceNS {
+			oldest = e
+		}
+	}
+	*oldest = unreadable{number: a.number, entry: a.entry, tries: 1, sinceNS: now, reads: u.reads}
+	u.any = true
+	return false
+}
+
+// read notes that a segment was read.
+func (u *unreadables) read(a *activeSeg) {
+	u.reads++
+	for i := range u.last {
+		if e := &u.last[i]; u.any && e.number == a.number && e.entry == a.entry {
+			*e = unreadable{}
+			u.any = slices.ContainsFunc(u.last[:], func(e unreadable) bool { return e.tries > 0 })
+		}
+	}
+}
+
+// repairs reports whether an audit that gives up what is lost waits for a segment.
+func (s *Store) repairs(a *activeSeg) bool {
+	return s.audit.Running && s.audit.Repairing && slices.Contains(s.audit.pending, a.number)
+}
+
+// maxTries is how often a segment is read before it counts as lost.
+const maxTries = 3
+
+// lose makes an active segment lossy, because its record is damaged: what is written to it from now on is known, and
+// the rest is lost. The record is replaced when a writer changes the segment. Its length is not known, so that it stays
+// counted in its chunk.
+func (s *Store) lose(i int32) {
+	s.blank(i)
+	format.Segment(s.segs[i].buf).SetLossy(true)
 }
 
 // loaded makes the committed record, which the buffer of an active segment now contains, the content of the segment.
@@ -172,6 +272,7 @@ func (s *Store) failSegment(i int32, st Status) {
 		s.finish(s.opLinks.Pop(&a.writing), st)
 	}
 	s.failReady(i, st)
+	s.failUnbegunMoves(i, st)
 	a.force = false
 	switch {
 	case a.held:
@@ -185,13 +286,26 @@ func (s *Store) failSegment(i int32, st Status) {
 }
 
 // failReady ends the ready writers of a segment with a status. Writers whose values are still being written end later,
-// when that I/O completes. With NoMemory it also ends the moves whose values compaction has not begun to copy:
-// that would happen only after the segment was read, for which there is no memory.
+// when that I/O completes.
 func (s *Store) failReady(i int32, st Status) {
 	a := &s.segs[i]
 	for n := a.waiting.N; n > 0; n-- {
 		o := s.opLinks.Pop(&a.waiting)
-		if r := &s.ops[o]; r.ready || st == NoMemory && r.kind == opMove && r.group == none {
+		if s.ops[o].ready {
+			s.finish(o, st)
+		} else {
+			s.opLinks.Push(&a.waiting, o)
+		}
+	}
+}
+
+// failUnbegunMoves ends the moves whose values compaction has not begun to copy. That happens only when the segment has
+// been read, which has failed or for which there is no memory.
+func (s *Store) failUnbegunMoves(i int32, st Status) {
+	a := &s.segs[i]
+	for n := a.waiting.N; n > 0; n-- {
+		o := s.opLinks.Pop(&a.waiting)
+		if r := &s.ops[o]; !r.ready && r.kind == opMove && !r.grouped() {
 			s.finish(o, st)
 		} else {
 			s.opLinks.Push(&a.waiting, o)
@@ -222,7 +336,7 @@ func (s *Store) schedule(i int32) {
 		return
 	}
 	for o := a.waiting.First; o != none; o = s.opLinks.Next(o) {
-		if r := &s.ops[o]; r.kind == opMove && !r.ready && r.group == none {
+		if r := &s.ops[o]; r.kind == opMove && !r.ready && !r.grouped() {
 			s.examine(format.Segment(a.buf), o)
 		}
 	}
@@ -262,8 +376,11 @@ func (s *Store) writeSegments() {
 
 // maxLenAfter returns an upper bound of the length of a segment after its writers have changed it.
 func (s *Store) maxLenAfter(a *activeSeg) int64 {
-	return int64(format.Segment(a.buf).LengthBytes() + a.waiting.N*(format.ItemHeaderBytes+format.MaxKey) +
-		format.MaxChangesBytes)
+	n := format.Segment(a.buf).LengthBytes() + format.MaxChangesBytes
+	for o := a.waiting.First; o != none; o = s.opLinks.Next(o) {
+		n += s.pieces(int(s.ops[o].valueLen))*format.ItemHeaderBytes + format.MaxKey
+	}
+	return int64(n)
 }
 
 // awaitedByRewrite reports whether compaction waits for the segment to be written, because its record is in a victim.
@@ -325,69 +442,107 @@ func (s *Store) apply(i, oi int32) bool {
 	seg := format.Segment(a.buf)
 	switch o.kind {
 	case opRewrite:
+		if seg.Lossy() && a.bytes == 0 {
+			// Compaction has read the record that could not be read before. It is tried again from there.
+			o.status = Corrupt
+			return false
+		}
 		return a.entry.Offset() == o.old && a.entry != 0
 	case opVerify:
-		if seg.FindValue(o.old) != 0 {
+		if at := seg.FindValue(o.old); at != 0 && !s.unsettled(o.old, format.ValueBytes(seg.Item(at).ValueLen())) {
 			s.damage(Damage{Offset: o.old, Segment: a.number, Hash: o.hash})
 		}
 		return false
+	case opAudit:
+		if !seg.Lossy() || !s.audit.Repairing {
+			return seg.Lossy() && a.bytes == 0 && s.audit.forRoom
+		}
+		seg.Complete()
+		o.used = true
+		return true
 	case opMove:
 		at := seg.FindValue(o.old)
 		if at == 0 {
 			return false
 		}
-		seg.Item(at).SetValueOffset(o.offset)
-		o.oldOffset, o.oldLen, o.used = o.old, o.valueLen, true
-		return true
-	case Delete:
-		at := seg.Find(o.key[:o.keyLen])
-		if at == 0 {
-			o.status = NotFound
-			return false
-		}
-		s.replaces(o, seg.Item(at))
-		o.objects = -1
-		seg.Remove(at)
-		return true
-	}
-	at := seg.Find(o.key[:o.keyLen])
-	switch {
-	case at == 0 && o.cond == IfPresent:
-		o.status = NotFound
-		return false
-	case at != 0 && o.cond == IfAbsent:
-		o.status = Exists
-		return false
-	case at != 0:
-		s.replaces(o, seg.Item(at))
-	default:
-		at = seg.LengthBytes()
-		n := format.ItemHeaderBytes + int(o.keyLen)
-		if at+n > format.MaxSegmentBytes {
-			o.status = CapacityExceeded
-			return false
-		}
-		if !s.makeLen(&a.buf, at+n) {
-			o.status = NoMemory
+		// A value that was written with version 2 of the format may be longer than a piece.
+		pieces := s.pieces(int(o.valueLen))
+		if o.status = s.makeRoom(a, (pieces-1)*format.ItemHeaderBytes); o.status != OK {
 			return false
 		}
 		seg = format.Segment(a.buf)
-		seg.Insert(o.key[:o.keyLen])
+		seg.Extend(at, pieces-1)
+		s.setValue(seg, at, o)
+		o.oldOffset, o.oldLen, o.used = o.old, o.valueLen, true
+		return true
+	}
+	at := seg.Find(o.key[:o.keyLen])
+	exists := at != 0 && !seg.Item(at).Gone()
+	switch unknown := at == 0 && seg.Lossy(); {
+	case unknown && o.cond != Always:
+		s.damage(Damage{Offset: a.entry.Offset(), Segment: a.number})
+		o.status = Corrupt
+		return false
+	case !exists && (o.kind == Delete && !unknown || o.cond == IfPresent):
+		o.status = NotFound
+		return false
+	case exists && o.cond == IfAbsent:
+		o.status = Exists
+		return false
+	}
+	more := (s.pieces(int(o.valueLen)) - 1) * format.ItemHeaderBytes
+	if at == 0 {
+		more += format.ItemHeaderBytes + int(o.keyLen)
+	} else {
+		n, _ := seg.Pieces(at)
+		more -= (n - 1) * format.ItemHeaderBytes
+	}
+	if o.status = s.makeRoom(a, more); o.status != OK {
+		return false
+	}
+	seg = format.Segment(a.buf)
+	if exists {
+		s.replaces(a, o, at)
+		seg.Truncate(at)
+	} else if at == 0 {
+		at = seg.Insert(o.key[:o.keyLen])
+	}
+	if o.kind == Delete {
+		if exists {
+			o.objects = -1
+		}
+		if seg.Lossy() {
+			seg.Item(at).SetGone()
+		} else {
+			seg.Remove(at)
+		}
+		return true
+	}
+	if !exists {
 		o.objects = 1
 	}
-	it := seg.Item(at)
-	it.SetValueLen(int(o.valueLen))
-	it.SetValueOffset(o.offset)
-	o.used = o.valueLen > 0
+	if o.used = o.valueLen > 0; !o.used {
+		seg.Item(at).SetValueLen(0)
+		seg.Item(at).SetValueOffset(0)
+		return true
+	}
+	seg.Extend(at, s.pieces(int(o.valueLen))-1)
+	s.setValue(seg, at, o)
 	return true
 }
 
-// replaces notes that the value of an item dies with a writer. What a damaged item names as a value's place may lie in
-// no chunk; then no live bytes are counted for it.
-func (s *Store) replaces(o *op, it format.Item) {
-	if s.pool.Contains(it.ValueOffset()) {
-		o.oldOffset, o.oldLen = it.ValueOffset(), uint32(it.ValueLen())
+// makeRoom makes room for more bytes of items in an active segment. It returns CapacityExceeded if the segment would
+// become too long, or NoMemory.
+func (s *Store) makeRoom(a *activeSeg, more int) Status {
+	n := format.Segment(a.buf).LengthBytes() + more
+	switch {
+	case more <= 0:
+	case n > format.MaxSegmentBytes:
+		return CapacityExceeded
+	case !s.makeLen(&a.buf, n):
+		return NoMemory
 	}
+	return OK
 }
 
 // segmentWritten ends the write of a segment. placed says that the segment's group had a place in the log, so that it
@@ -395,6 +550,7 @@ func (s *Store) replaces(o *op, it format.Item) {
 func (s *Store) segmentWritten(i int32, placed bool, st Status) {
 	a := &s.segs[i]
 	if st != OK {
+		a.dead = a.dead[:0]
 		if placed {
 			s.pool.SubLive(a.offset, a.length)
 		}
@@ -406,11 +562,12 @@ func (s *Store) segmentWritten(i int32, placed bool, st Status) {
 		s.failSegment(i, st)
 		return
 	}
-	if a.bytes > 0 {
-		s.pool.SubLive(a.entry.Offset(), a.bytes)
+	before := a.bytes
+	if before > 0 {
+		s.died(a.number, a.entry.Offset(), before)
 	}
 	a.entry, a.bytes = lookup.NewEntry(a.offset, a.length), a.length
-	if format.Segment(a.buf).Items() == 0 {
+	if format.Segment(a.buf).Vacant() {
 		// Only recovery needs the record of an empty segment, and only until the next checkpoint.
 		s.pool.SubLive(a.offset, a.bytes)
 		a.entry, a.bytes = 0, 0
@@ -421,14 +578,10 @@ func (s *Store) segmentWritten(i int32, placed bool, st Status) {
 		return
 	}
 	s.tbl.Set(a.number, a.entry)
+	s.countDead(a, before)
 	for a.writing.N > 0 {
 		oi := s.opLinks.Pop(&a.writing)
-		o := &s.ops[oi]
-		if o.oldLen > 0 {
-			s.pool.SubLive(o.oldOffset, format.ValueBytes(int(o.oldLen)))
-		}
-		s.objects += int64(o.objects)
-		s.finish(oi, o.status)
+		s.finish(oi, s.ops[oi].status)
 	}
 	s.schedule(i)
 }

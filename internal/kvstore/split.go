@@ -3,6 +3,7 @@ package kvstore
 import (
 	"jbofd/internal/kvstore/format"
 	"jbofd/internal/list"
+	"jbofd/internal/units"
 )
 
 // maxSplits is how many segments are added to the table at once.
@@ -102,12 +103,34 @@ func (s *Store) fillAdded() bool {
 		s.blank(sp.dst[j])
 		copy(d.buf[format.SegmentHeaderBytes:seg.LengthBytes()], seg[format.SegmentHeaderBytes:])
 		format.Segment(d.buf).SetLengthBytes(seg.LengthBytes())
+		format.Segment(d.buf).SetLossy(seg.Lossy())
 		format.Segment(d.buf).Filter(func(key []byte) bool {
 			return s.tbl.Moves(format.HashKey(s.hashSeed, key),
 				number)
 		})
 	}
 	sp.made = true
+	return true
+}
+
+// forgetAdded forgets that a new segment was written at an offset, because compaction has found it there, and reports
+// whether that is possible: not while the round may end with success. The next round writes all of them again.
+func (s *Store) forgetAdded(offset units.ExtentOffset) bool {
+	sp := &s.split
+	if !sp.made {
+		return true
+	}
+	for _, i := range sp.dst[:sp.n] {
+		a := &s.segs[i]
+		if a.bytes == 0 || a.entry.Offset() != offset {
+			continue
+		}
+		if sp.writing {
+			return false
+		}
+		s.pool.SubLive(offset, a.bytes)
+		a.entry, a.bytes = 0, 0
+	}
 	return true
 }
 
@@ -140,6 +163,9 @@ func (s *Store) splitsDone() {
 	for j, i := range done.dst[:done.n] {
 		s.segs[i].added = false
 		s.tbl.Set(first+uint32(j), s.segs[i].entry)
+		if s.audit.counted(s.segs[done.src[j]].number) {
+			s.countSegment(format.Segment(s.segs[i].buf), -1) // they will be counted in their new segment
+		}
 	}
 	for _, i := range done.src[:done.n] {
 		s.dropMovedKeys(i)

@@ -44,6 +44,12 @@ import (
 // ErrNoMemory is wrapped by the errors of New and Err when Config.Alloc has no memory for a buffer of the store.
 var ErrNoMemory = space.ErrNoMemory
 
+// Loss and LossError are those of package recovery.
+type (
+	Loss      = recovery.Loss
+	LossError = recovery.LossError
+)
+
 // ErrPartition is wrapped by Err when the partition cannot be opened.
 var ErrPartition = errors.New("kvstore: cannot open the partition")
 
@@ -66,8 +72,11 @@ type Stats struct {
 	Compactions, Checkpoints, Splits int64
 	// Damaged counts reports of damaged records. Scrubbed is the number of bytes that the scrub has read.
 	Damaged, Scrubbed int64
-	// FreeChunks of Chunks are free. Each has ChunkBytes.
-	FreeChunks, Chunks, ChunkBytes int64
+	// LostHeaders is how many chunk headers could not be read, or were damaged, when the partition was opened. Nothing
+	// is lost with them.
+	LostHeaders int64
+	// FreeChunks of Chunks are free. BadChunks are not used, because they cannot be read. Each has ChunkBytes.
+	FreeChunks, BadChunks, Chunks, ChunkBytes int64
 }
 
 type phase uint8
@@ -87,7 +96,9 @@ type Store struct {
 	out   *Actions
 
 	hashSeed uint64
-	tbl      lookup.SegTbl
+	// pieceBytes is the length of the longest value that is written in one piece, a multiple of ValueUnit.
+	pieceBytes int
+	tbl        lookup.SegTbl
 	// objects is the number of keys. After a crash it may be off by the requests that were in progress.
 	objects int64
 	// version is the version of the next segment. Versions ascend by one in the key log. A value has the version that
@@ -125,6 +136,11 @@ type Store struct {
 	changesBuf []byte
 	groups     []group
 	groupLinks list.Links
+	// restoring is the number of groups whose write has failed and whose first block is being written again, shared that
+	// of groups with group.shares.
+	restoring, shared int
+	// restored are the blocks that were restored last.
+	restored []restoredBlock
 
 	// super is the superblock as it was last written or read.
 	super   []byte
@@ -132,18 +148,26 @@ type Store struct {
 	compact compactState
 	ckpt    ckptState
 	scrub   scrubState
-	opening *openState
+	audit   auditState
+	// unreadable are segments that could not be read.
+	unreadable unreadables
+	opening    *openState
 	// failures counts writes of key groups that failed, so that their outcome is indeterminate: a restart may find them
 	// or not.
 	failures uint64
+	// killed counts the bytes that requests have made obsolete, in both logs.
+	killed int64
 	// progress increases with everything that may let another part of the store continue within a Turn, besides
 	// pool.Changes.
 	progress uint64
 	// stopping: no more requests come. stopped: the last checkpoint is durable.
 	stopping, stopped bool
 	// settling: a checkpoint is being written before requests are served, because the device has a volatile write
-	// cache, or had one when the partition was last used.
+	// cache, or had one when the partition was last used, because something is lost, or because the superblocks are of
+	// an older version, whose programs would take what is written from now on for damage.
 	settling bool
+	// loss is what was lost when the partition was opened, with Config.AcceptLoss; nil: nothing.
+	loss *recovery.Loss
 }
 
 // New returns a Store that opens the partition, or formats it. The I/Os that this takes are among the actions of the
@@ -155,11 +179,12 @@ func New(cfg Config) (*Store, error) {
 		return nil, err
 	}
 	s := &Store{cfg: cfg, out: &Actions{}, opening: &openState{}}
+	s.compact.suspect = none
 	total := cfg.Requests + maxMoves
 	s.ops, s.opLinks = make([]op, total), make(list.Links, total)
 	s.freeOps, s.freeInt, s.dirty, s.unloaded = list.None, list.None, list.None, list.None
 	for i := range s.ops {
-		s.ops[i].chunk = none
+		s.ops[i].parts = [2]part{noPart, noPart}
 		if i < cfg.Requests {
 			s.opLinks.Push(&s.freeOps, int32(i))
 		} else {
@@ -212,7 +237,10 @@ func (s *Store) adopt(image *recovery.Image) error {
 	s.ckpt.chunks = image.Checkpoint
 	c.GroupBytes = min(c.GroupBytes, int(c.ChunkBytes/4))
 	s.budget = space.NewBudget(s.pool, c.GroupBytes, c.BlockSize)
-	s.settling = c.Volatile || sb.VolatileFrom() > 0
+	s.pieceBytes = int(c.ChunkBytes / chunkPieces)
+	s.loss, s.stats.LostHeaders = image.Loss, int64(image.LostHeaders)
+	old := sb.Version() != 0 && sb.Version() < format.Version
+	s.settling = c.Volatile || sb.VolatileFrom() > 0 || s.loss != nil || old
 	s.ckpt.wanted, s.pool.Hold = s.settling, s.pool.Hold || c.Volatile
 	s.sizeCheckpoint()
 	n, reserve := len(s.pool.Chunks), s.budget.Reserve()
@@ -222,8 +250,9 @@ func (s *Store) adopt(image *recovery.Image) error {
 	}
 	mem := space.Buffers{Alloc: c.Alloc}
 	// The record that brings a group to GroupBytes is still part of the group. So a group just below that limit must
-	// have room for the longest record and for padding to whole blocks.
-	valueGroup := format.RoundUp(c.GroupBytes+format.ValueBytes(s.MaxValueBytes())+c.BlockSize, format.SuperblockBytes)
+	// have room for the longest value and for padding to whole blocks.
+	longest := s.extentBytes(s.MaxValueBytes())
+	valueGroup := format.RoundUp(c.GroupBytes+longest+c.BlockSize, format.SuperblockBytes)
 	keyGroup := format.RoundUp(c.GroupBytes, format.SuperblockBytes) + 1<<16 + format.SuperblockBytes
 	for l, count := range [numLogs]int{4, 4, 2} {
 		log := &s.logs[l]
@@ -245,7 +274,7 @@ func (s *Store) adopt(image *recovery.Image) error {
 	var err error
 	s.reads, err = lookup.New(lookup.Config{
 		Host: reader{s}, Table: &s.tbl, Pool: s.pool, HashSeed: s.hashSeed, BlockSize: c.BlockSize,
-		Requests: c.Requests, MaxValueBytes: s.MaxValueBytes(), Alloc: c.Alloc,
+		Requests: c.Requests, MaxExtentBytes: longest, Alloc: c.Alloc,
 	})
 	if mem.Err == nil {
 		mem.Err = err
@@ -276,15 +305,19 @@ func (s *Store) MaxValueBytes() int { return int(min(format.MaxValue, s.cfg.Chun
 // Ready reports that the partition is open, so that requests may be submitted.
 func (s *Store) Ready() bool { return s.phase == ready && !s.settling }
 
-// Err returns why the partition could not be opened. In that case nothing was written to it.
+// Err returns why the partition could not be opened. In that case nothing was written to it, unless what failed is the
+// first checkpoint.
 //
-// Errors: ErrPartition, wrapping the error of the format's check or of the device; ErrNoMemory.
+// Errors: ErrPartition, wrapping the error of the format's check or of the device, or a LossError; ErrNoMemory.
 func (s *Store) Err() error { return s.err }
+
+// Lost returns what was lost when the partition was opened with Config.AcceptLoss, or nil.
+func (s *Store) Lost() *Loss { return s.loss }
 
 // Idle reports that no request is in progress and nothing is under way in the background.
 func (s *Store) Idle() bool {
 	return len(s.ios) == len(s.freeIO) && s.freeOps.N == s.cfg.Requests && s.reads.Busy() == 0 &&
-		s.freeInt.N == maxMoves && s.ckpt.stage == ckptIdle
+		s.freeInt.N == maxMoves && s.ckpt.stage == ckptIdle && s.restoring == 0
 }
 
 // slotsIdle reports whether no chunk is being compacted or scrubbed. A slot that waits between two steps counts as
@@ -296,18 +329,26 @@ func (s *Store) slotsIdle() bool {
 // Checkpoint asks for a checkpoint.
 func (s *Store) Checkpoint() { s.ckpt.wanted = true }
 
-// Stop ends compaction and asks for a last checkpoint, so that a restart has nothing to replay. No request may be
-// submitted afterwards. If the device fails, the store retries the checkpoint until the driver gives up. Giving up
-// loses nothing: the next start replays the key log.
-func (s *Store) Stop() { s.stopping = true }
+// Stop ends the scrub and asks for a last checkpoint, so that a restart has nothing to replay. No request may be
+// submitted afterwards. Those in progress are answered as ever; compaction goes on while there are any, for they may
+// wait for the room that it makes. If the device fails, the store retries the checkpoint until the driver gives up.
+// Giving up loses nothing: the next start replays the key log.
+func (s *Store) Stop() {
+	if !s.stopping {
+		s.stopping, s.ckpt.beforeStop = true, s.stats.CheckpointBytes
+	}
+}
 
 // Stopped reports that the last checkpoint is durable.
 func (s *Store) Stopped() bool { return s.stopped && s.Idle() }
 
+// ending reports that the store is to stop and that no writing request is left, so that nobody needs compaction.
+func (s *Store) ending() bool { return s.stopping && s.freeOps.N == s.cfg.Requests }
+
 // logsIdle reports that nothing will be written to the logs.
 func (s *Store) logsIdle() bool {
 	return s.freeOps.N == s.cfg.Requests && s.reads.Busy() == 0 && s.freeInt.N == maxMoves && s.slotsIdle() &&
-		s.dirty.N == 0 && s.logs[keyLog].inflight == 0 && s.split.idle()
+		s.dirty.N == 0 && s.logs[keyLog].inflight == 0 && s.restoring == 0 && s.split.idle()
 }
 
 // LiveBytes is Stats.LiveBytes.
@@ -317,7 +358,7 @@ func (s *Store) LiveBytes() int64 { return s.pool.Live }
 func (s *Store) Stats() Stats {
 	st := s.stats
 	st.Objects, st.Segments, st.LiveBytes = s.objects, int64(s.tbl.Len()), s.pool.Live
-	st.Chunks, st.FreeChunks = int64(len(s.pool.Chunks)), int64(s.pool.Free)
+	st.Chunks, st.FreeChunks, st.BadChunks = int64(len(s.pool.Chunks)), int64(s.pool.Free), int64(s.pool.Bad)
 	st.ChunkBytes = s.cfg.ChunkBytes
 	return st
 }
@@ -344,7 +385,7 @@ func (s *Store) Submit(r *Request) bool {
 	}
 	if r.Op == Put {
 		// What the value and its part of a segment will take, at most.
-		need := int64(format.ValueBytes(len(r.Value)) + format.ItemHeaderBytes + len(r.Key))
+		need := int64(s.extentBytes(len(r.Value)) + s.pieces(len(r.Value))*format.ItemHeaderBytes + len(r.Key))
 		for l := range s.logs {
 			need += s.logs[l].pending
 		}
@@ -352,7 +393,7 @@ func (s *Store) Submit(r *Request) bool {
 			s.answer(r.Tag, CapacityExceeded, 0)
 			return true
 		}
-		if len(r.Value) > 0 && !s.room(userLog) {
+		if len(r.Value) > 0 && !s.roomFor(userLog, len(r.Value)) {
 			return false
 		}
 	}
@@ -361,7 +402,7 @@ func (s *Store) Submit(r *Request) bool {
 	*o = op{
 		kind: r.Op, cond: r.Condition, tag: r.Tag, tenant: r.Tenant, keyLen: uint8(len(r.Key)),
 		hash:  format.HashKey(s.hashSeed, r.Key),
-		group: none, chunk: none,
+		parts: [2]part{noPart, noPart},
 	}
 	copy(o.key[:], r.Key)
 	switch {
@@ -385,6 +426,9 @@ func (s *Store) Complete(tag uint32, err error) {
 	s.ios[tag] = ioRef{}
 	s.freeIO = append(s.freeIO, tag)
 	ok := err == nil
+	if !ok && r.reads != none {
+		s.pool.NoteUnreadable(r.reads)
+	}
 	switch r.kind {
 	case ioLookup:
 		s.reads.Read(r.who, ok)
@@ -392,6 +436,8 @@ func (s *Store) Complete(tag uint32, err error) {
 		s.segmentRead(r.who, ok)
 	case ioGroup:
 		s.groupWritten(r.who, ok)
+	case ioRestore:
+		s.restoreEnded(r.who, ok)
 	case ioHeader:
 		s.headerWritten(int(r.who), ok)
 	case ioCompact:
@@ -417,6 +463,7 @@ func (s *Store) Turn(nowNS int64, out *Actions) {
 	own := s.out
 	s.out = out
 	out.WakeNS = 0
+	s.ckpt.swept, s.scrub.resting = false, false
 	if s.phase == unopened {
 		s.open()
 	}
@@ -427,6 +474,9 @@ func (s *Store) Turn(nowNS int64, out *Actions) {
 		for n := s.unloaded.N; n > 0; n-- {
 			s.failSegment(s.segLinks.Pop(&s.unloaded), NoMemory)
 		}
+		if s.reads.Continue() {
+			s.wake(s.now + 1)
+		}
 		for again := true; again; {
 			before := s.progress + s.pool.Changes
 			s.grow()
@@ -434,7 +484,9 @@ func (s *Store) Turn(nowNS int64, out *Actions) {
 			s.checkpointStep()
 			s.compactStep()
 			s.scrubStep()
+			s.auditStep()
 			s.writeSegments()
+			s.restoreStep()
 			for l := range s.logs {
 				s.pump(l)
 			}

@@ -113,8 +113,8 @@ func (x *transcript) turn() {
 	headers := 0
 	for i, q := range x.act.IOs {
 		x.ios[x.next] = q
-		// Recovery reads the headers of all chunks, which are summarised in one line.
-		if q.Op == pipeline.Read && len(q.Buf) == x.cfg.BlockSize && q.Offset >= format.AreaStart &&
+		// Recovery reads the headers of all chunks and a block behind each, which are summarised in one line.
+		if q.Op == pipeline.Read && len(q.Buf) == 2*x.cfg.BlockSize && q.Offset >= format.AreaStart &&
 			(int64(q.Offset)-format.AreaStart)%x.cfg.ChunkBytes == 0 {
 			headers++
 			if x.next++; i == len(x.act.IOs)-1 {

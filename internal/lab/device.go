@@ -1,34 +1,39 @@
 package lab
 
 import (
-	"errors"
 	"time"
 
 	"jbofd/internal/ssd"
 )
 
-// Fault model of Device: that of its Drive. The queue takes at most as many requests as it was opened for and may take
+// Fault model of Device: that of its Drive. A queue takes at most as many requests as it was opened for and may take
 // fewer of a batch; completions come one by one, at their time. Some requests complete within Submit (AtOnceOneIn), and
 // then the queue's user is notified while it still submits, as by another processor that was faster. The process that
 // has opened the device may die (Kill): then nothing completes any more, and the drive may still do what was under way.
 
-// Device is a Drive as an ssd.Device in a Sim's time. Its queue never blocks: it is an ssd.Notifier.
+// Device is a Drive as an ssd.Device in a Sim's time. Its queues never block: each is an ssd.Notifier.
 type Device struct {
 	sim   *Sim
 	drive *Drive
 	info  ssd.Info
-	queue *queue
+	// queues are those that were opened. timer runs ended when the next request of any of them ends.
+	queues []*queue
+	timer  *Timer
 	// AtOnceOneIn is one request in how many that completes within Submit, unless the drive holds it; 0: none.
 	AtOnceOneIn int
+	// Deliver runs what tells the process of completions; nil: it runs at once.
+	Deliver func(f func())
 }
 
 // NewDevice opens the drive for one process.
 func NewDevice(sim *Sim, name string, d *Drive) *Device {
-	return &Device{sim: sim, drive: d, info: ssd.Info{
+	dev := &Device{sim: sim, drive: d, info: ssd.Info{
 		Name: name, Backend: "lab", Model: "simulated drive", SizeBytes: int64(len(d.Visible)), BlockSize: d.block,
 		OptimalIOBytes: max(4096, d.block), AtomicWriteBytes: d.block, VolatileCache: d.Volatile, Deallocates: true,
 		Engine: "lab",
 	}}
+	dev.timer = &Timer{sim: sim, f: dev.ended, index: -1}
+	return dev
 }
 
 var (
@@ -50,14 +55,11 @@ func (d *Device) Healthy() error {
 // Drive is the simulated drive under the device.
 func (d *Device) Drive() *Drive { return d.drive }
 
-// OpenQueue implements ssd.Device; there is one queue.
+// OpenQueue implements ssd.Device.
 func (d *Device) OpenQueue(depth int) (ssd.Queue, error) {
-	if d.queue != nil {
-		return nil, errors.New("a simulated device has one queue")
-	}
-	d.queue = &queue{d: d, depth: depth}
-	d.queue.timer = &Timer{sim: d.sim, f: d.queue.ended, index: -1}
-	return d.queue, nil
+	q := &queue{d: d, depth: depth, began: map[uint64]int64{}}
+	d.queues = append(d.queues, q)
+	return q, nil
 }
 
 // Close implements ssd.Device.
@@ -65,9 +67,9 @@ func (d *Device) Close() error { return nil }
 
 // Kill is the end of the process; with power, the drive loses its power, too.
 func (d *Device) Kill(power bool) {
-	if d.queue != nil {
-		d.queue.timer.Stop()
-		d.queue.notify, d.queue.dead = nil, true
+	d.timer.Stop()
+	for _, q := range d.queues {
+		q.notify, q.dead = nil, true
 	}
 	if power {
 		d.drive.PowerLoss()
@@ -76,11 +78,10 @@ func (d *Device) Kill(power bool) {
 	}
 }
 
-// queue is a Device's only queue.
+// queue is a Device's queue.
 type queue struct {
 	d      *Device
 	depth  int
-	timer  *Timer
 	done   []ssd.Completion
 	began  map[uint64]int64 // by tag, when it was submitted
 	notify func()
@@ -89,10 +90,7 @@ type queue struct {
 
 // Submit implements ssd.Queue.
 func (q *queue) Submit(reqs []ssd.Request) (n int) {
-	if q.began == nil {
-		q.began = map[uint64]int64{}
-	}
-	for n < len(reqs) && len(q.d.drive.Flights)+len(q.done) < q.depth {
+	for n < len(reqs) && len(q.began)+len(q.done) < q.depth {
 		r := reqs[n]
 		if q.d.sim.Tracing() {
 			q.d.sim.Tracef("%s: %v %d bytes at %d, tag %d", q.d.info.Name, r.Op, r.Len, r.Offset, r.Tag)
@@ -100,12 +98,14 @@ func (q *queue) Submit(reqs []ssd.Request) (n int) {
 		q.began[r.Tag] = q.d.sim.nowNS
 		q.d.drive.Submit(q.d.sim.nowNS, r)
 		n++
-		if f := &q.d.drive.Flights[len(q.d.drive.Flights)-1]; q.d.AtOnceOneIn > 0 && f.DueNS < q.d.sim.nowNS+atOnceNS &&
+		f := &q.d.drive.Flights[len(q.d.drive.Flights)-1]
+		f.queue = q
+		if q.d.AtOnceOneIn > 0 && f.DueNS < q.d.sim.nowNS+atOnceNS &&
 			q.d.drive.rng.IntN(q.d.AtOnceOneIn) == 0 {
-			q.end(len(q.d.drive.Flights) - 1)
+			q.d.end(len(q.d.drive.Flights) - 1)
 		}
 	}
-	q.arm()
+	q.d.arm()
 	return n
 }
 
@@ -113,33 +113,38 @@ func (q *queue) Submit(reqs []ssd.Request) (n int) {
 const atOnceNS = 100_000
 
 // arm sets the timer to the next end of a request.
-func (q *queue) arm() {
-	if i := q.d.drive.Next(); i >= 0 && !q.dead {
-		q.timer.Reset(q.d.drive.Flights[i].DueNS - q.d.sim.nowNS)
+func (d *Device) arm() {
+	if i := d.drive.Next(); i >= 0 {
+		d.timer.Reset(d.drive.Flights[i].DueNS - d.sim.nowNS)
 	}
 }
 
 // ended ends the request that is due.
-func (q *queue) ended() {
-	i := q.d.drive.Next()
-	if i < 0 || q.dead {
+func (d *Device) ended() {
+	i := d.drive.Next()
+	if i < 0 {
 		return
 	}
-	if q.d.drive.Flights[i].DueNS > q.d.sim.nowNS {
-		q.arm()
+	if d.drive.Flights[i].DueNS > d.sim.nowNS {
+		d.arm()
 		return
 	}
-	q.end(i)
+	d.end(i)
 }
 
 // end ends the flight of that index.
-func (q *queue) end(i int) {
-	r, err := q.d.drive.End(i)
-	q.d.sim.Tracef("%s: %v at %d ends, tag %d: %v", q.d.info.Name, r.Op, r.Offset, r.Tag, err)
-	q.done = append(q.done, ssd.Completion{Tag: r.Tag, Err: err, LatencyNS: q.d.sim.nowNS - q.began[r.Tag]})
+func (d *Device) end(i int) {
+	q := d.drive.Flights[i].queue
+	r, err := d.drive.End(i)
+	d.sim.Tracef("%s: %v at %d ends, tag %d: %v", d.info.Name, r.Op, r.Offset, r.Tag, err)
+	q.done = append(q.done, ssd.Completion{Tag: r.Tag, Err: err, LatencyNS: d.sim.nowNS - q.began[r.Tag]})
 	delete(q.began, r.Tag)
-	q.arm()
-	if q.notify != nil {
+	d.arm()
+	switch {
+	case q.notify == nil:
+	case d.Deliver != nil:
+		d.Deliver(q.notify)
+	default:
 		q.notify()
 	}
 }
@@ -160,10 +165,11 @@ func (q *queue) Wake() {}
 // Synchronous implements ssd.Queue.
 func (q *queue) Synchronous() bool { return false }
 
-// Close implements ssd.Queue. Requests under way end as in Kill.
+// Close implements ssd.Queue. If requests are under way, all of the device's end as in Kill.
 func (q *queue) Close() error {
-	if !q.dead {
+	if !q.dead && len(q.began) > 0 {
 		q.d.Kill(false)
 	}
+	q.notify, q.dead = nil, true
 	return nil
 }

@@ -55,6 +55,8 @@ type Flight struct {
 	DueNS int64
 	// submitted is the number of writes that were complete at the submission: a flush makes these durable.
 	submitted int
+	// queue is the Device's queue that has submitted it, if one has.
+	queue *queue
 	// seen is the data of a write. Of a read it is the data to return if that was taken at the submission, else nil.
 	seen []byte
 }
@@ -293,7 +295,9 @@ func (d *Drive) scribble(b []byte) {
 	}
 }
 
-// put writes whole blocks: durably, or to the volatile cache.
+// put writes whole blocks, so that reads find them, and makes unreadable blocks readable again. With durable they
+// survive a loss of power. Otherwise the volatile cache keeps the latest maxVersions of each block, from which a loss
+// of power chooses.
 func (d *Drive) put(offset int64, data []byte, durable bool) {
 	copy(d.Visible[offset:], data)
 	for n := 0; n < len(data); n += d.block {
@@ -385,6 +389,9 @@ func (d *Drive) Unreadable(offset, length int64) {
 		d.unreadable[at] = true
 	}
 }
+
+// UnreadableBlocks returns the offsets of the blocks that cannot be read.
+func (d *Drive) UnreadableBlocks() []int64 { return slices.Sorted(maps.Keys(d.unreadable)) }
 
 func (d *Drive) anyUnreadable(offset, length int64) bool {
 	if len(d.unreadable) == 0 {

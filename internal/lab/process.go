@@ -6,7 +6,9 @@ import (
 	"jbofd/internal/turn"
 )
 
-// Fault model of Process: it dies at any instant between two tasks. Nothing of it runs after that.
+// Fault model of Process: it dies at any instant between two tasks. Nothing of it runs after that. It may also be
+// stopped, as by SIGSTOP: then nothing of it runs until it continues, while its clock, the network and its drives go
+// on. What was due meanwhile then runs in any order.
 
 // Process is the environment of one life of a node: a turn.Env whose tasks end with it, and whose time is the node's
 // clock.
@@ -14,6 +16,9 @@ type Process struct {
 	sim   *Sim
 	clock *Clock
 	dead  bool
+	// stopped: the tasks that are ready are held.
+	stopped bool
+	held    []func()
 }
 
 var _ turn.Env = (*Process)(nil)
@@ -33,10 +38,32 @@ func (p *Process) Now() int64 { return p.clock.Now() }
 // Go implements turn.Env.
 func (p *Process) Go(f func()) { p.sim.Go(p.alive(f)) }
 
-// alive is f as long as the process lives.
+// Stop stops the process, which runs. Continue follows, or Kill.
+func (p *Process) Stop() { p.stopped = true }
+
+// Continue lets a process go on that was stopped.
+func (p *Process) Continue() {
+	held := p.held
+	p.stopped, p.held = false, nil
+	for _, f := range held {
+		p.Go(f)
+	}
+}
+
+// Stopped reports that Stop was called, and not Continue.
+func (p *Process) Stopped() bool { return p.stopped }
+
+// Deliver runs f, which is something that the process is told from outside: at once, or when the process continues.
+func (p *Process) Deliver(f func()) { p.alive(f)() }
+
+// alive is f as long as the process lives, later if it is stopped.
 func (p *Process) alive(f func()) func() {
 	return func() {
-		if !p.dead {
+		switch {
+		case p.dead:
+		case p.stopped:
+			p.held = append(p.held, f)
+		default:
 			f()
 		}
 	}
@@ -44,7 +71,13 @@ func (p *Process) alive(f func()) func() {
 
 // NewTimer implements turn.Env.
 func (p *Process) NewTimer(_ turn.Precision, f func()) (turn.Timer, error) {
-	return &processTimer{p, &Timer{sim: p.sim, f: p.alive(f), index: -1}}, nil
+	t := &processTimer{p, &Timer{sim: p.sim, index: -1}}
+	t.f = p.alive(func() {
+		if !t.closed { // since it was held
+			f()
+		}
+	})
+	return t, nil
 }
 
 // Wait implements turn.Env.

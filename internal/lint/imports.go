@@ -165,8 +165,9 @@ func matches(to, pattern string) bool {
 
 func inPeerModule(dir string) bool { return under(dir, peerModule) }
 
-// checkDependency reports imports of modules outside the dependencies listed in table.go. Test dependencies may be
-// imported by tests only, peers only in their own module.
+// checkDependency reports imports of modules outside the dependencies listed in table.go, and requirements of the root
+// go.mod outside them. Test dependencies may be imported by tests only, peers only in their own module, which is not
+// checked otherwise. Indirect requirements are free, except for peers.
 func checkDependency(t *Tree, report Reporter) {
 	in := func(p string, list []string) bool {
 		return slices.ContainsFunc(list, func(m string) bool { return under(p, m) })
@@ -175,8 +176,7 @@ func checkDependency(t *Tree, report Reporter) {
 		if inPeerModule(p.Dir) {
 			return
 		}
-		tests := f.Test || under(p.Dir, "internal/testutil") || under(p.Dir, "test") ||
-			under(p.Dir, "internal/ssd/ssdtest")
+		tests := f.Test || slices.ContainsFunc(testTools, func(dir string) bool { return under(p.Dir, dir) })
 		for _, i := range f.AST.Imports {
 			ip := importPath(i)
 			first, _, _ := strings.Cut(ip, "/")

@@ -58,7 +58,11 @@ type Finding struct {
 
 func (f Finding) String() string { return fmt.Sprintf("%s: [%s] %s", f.Where, f.Rule, f.What) }
 
-// Load parses the module at the root of fsys. It skips hidden folders, testdata and build output.
+// Load parses the Go files of the module at the root of fsys, and of the modules below it, and reads their go.mod
+// files. It skips hidden folders, testdata, bin and data. A file that does not parse is no error: it is listed in
+// Tree.Broken, so that the rules are applied to the others.
+//
+// Errors: a file or folder cannot be read.
 func Load(fsys fs.FS) (*Tree, error) {
 	t := &Tree{Fset: token.NewFileSet(), Modules: map[string][]byte{}}
 	byDir := map[string]*Package{}
@@ -126,6 +130,7 @@ var Rules = []Rule{
 	{"width", checkWidth},
 	{"package-comment", checkPackageComment},
 	{"doc", checkDoc},
+	{"doc-name", checkDocName},
 	{"mark", checkMark},
 }
 

@@ -75,6 +75,23 @@ func (hidden) Exported() {}
 `,
 	"internal/invariants/invariants.go": "// Package invariants checks.\npackage invariants\n\n// T is one.\ntype T " +
 		"struct{}\n\nfunc (T) String() string { return \"\" }\n",
+	"internal/nvme/names.go": `package nvme
+
+// a, b are a pair.
+var a, b = 1, 2
+
+// c's value. A comment may begin with the name, its genitive, or a word.
+func c() {}
+
+// NVMe/TCP has digests.
+func d() {}
+
+// NVMe has queues.
+func e() {}
+
+// hot: 0 allocs
+func g() {}
+`,
 	"internal/nvme/wide.go": "package nvme\n\n// " + strings.Repeat("é", maxLineColumns-3) + "\n\nconst text = `\n" +
 		strings.Repeat("x", 2*maxLineColumns) + "`\n",
 	"internal/bufpool/addr_unsafe.go": "// Package bufpool pools.\npackage bufpool\n\nimport _ \"unsafe\"\n",
@@ -156,6 +173,14 @@ func TestEachRuleFindsItsPlantedFault(t *testing.T) {
 		{"doc", "internal/bufpool/x.go", "package bufpool\n\nconst (\n\tMax = 1\n)\n", "exported Max"},
 		{"doc", "internal/nvme/x.go", "package nvme\n\nfunc (s *SQE) Long() {\n\ts[0]++\n\ts[1]++\n}\n",
 			"exported Long"},
+		{"doc-name", "internal/bufpool/x.go", "package bufpool\n\n// openFile opens.\nfunc openDir() {}\n",
+			"comment of openDir begins with openFile"},
+		{"doc-name", "internal/bufpool/x.go", "package bufpool\n\n// open's result.\ntype opened struct{}\n",
+			"begins with open:"},
+		{"doc-name", "internal/bufpool/x_test.go", "package bufpool\n\n// SmallPool is.\nvar LargePool int\n",
+			"comment of LargePool"},
+		{"doc-name", "internal/bufpool/x.go", "package bufpool\n\nvar (\n\t// one, the first.\n\ttwo, three int\n)\n",
+			"comment of two, three"},
 		{"mark", "internal/bufpool/x.go", "package bufpool\n\n// " + "TO" + "DO: later.\n", "open an issue"},
 		{"mark", "internal/bufpool/x_test.go", "package bufpool\n\n/* " + "FIX" + "ME */\n", "open an issue"},
 	}

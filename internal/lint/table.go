@@ -105,6 +105,7 @@ var directions = []row{
 	{"internal/units", nil, toFormat},
 	{"internal/uuid", nil, toFormat},
 	{"internal/testutil", []string{"internal/buildtags", "internal/nvme"}, "test tools import formats only"},
+	{"internal/testutil/ioload", []string{"client"}, "a load is a host: it knows the target by its address only"},
 	{"internal/lint", nil, toFormat},
 
 	{"internal/nvme", nil, toFormat},
@@ -169,9 +170,15 @@ var directions = []row{
 	{"internal/nvmeof/target", []string{"internal/bufpool", "internal/credit", "internal/nvme/...", "internal/nvmeof",
 		"internal/nvmeof/executor/...", "internal/drive", "internal/kvstore", "internal/partition", "internal/pipeline",
 		"internal/ssd", "internal/telemetry", "internal/turn"}, toDriver},
+	{"internal/nvmeof/target/targettest", []string{"internal/bufpool", "internal/drive", "internal/nvme",
+		"internal/nvmeof", "internal/nvmeof/executor/kv", "internal/nvmeof/target", "internal/nvmeof/target/kvtest",
+		"internal/pipeline", "internal/ssd", "internal/ssd/mem", "internal/telemetry"},
+		"a test tool for all transports imports none of them"},
 	{"internal/nvmeof/target/connection", []string{"internal/bufpool", "internal/credit", "internal/nvme/...",
 		"internal/nvmeof", "internal/nvmeof/target", "internal/nvmeof/executor", "internal/nvmeof/qpair",
 		"internal/telemetry", "internal/turn"}, toDriver},
+	{"internal/nvmeof/qpair/qpairtest", []string{"internal/nvme", "internal/nvmeof", "internal/nvmeof/qpair"},
+		"a test tool for all transports imports none of them"},
 	{"internal/nvmeof/executor", []string{"internal/bufpool", "internal/nvme", "internal/nvmeof", "internal/fence"},
 		"executors import the interface; the interface imports none of them"},
 	{"internal/nvmeof/executor/block", []string{"internal/fence", "internal/drive", "internal/nvme", "internal/nvmeof",
@@ -242,6 +249,9 @@ var testDependencies = []string{
 	"github.com/prometheus/common",
 	"pgregory.net/rapid",
 }
+
+// testTools lists the folders whose packages count as tests, because only tests import them.
+var testTools = []string{"client/internal/host/hosttest", "internal/ssd/ssdtest", "internal/testutil", "test"}
 
 // testEnvironment may be imported by tests only.
 const testEnvironment = "internal/lab"

@@ -151,8 +151,8 @@ func (c *Controller) QueueConn(qid uint16) (ConnID, bool) {
 // ready reports whether the controller takes commands.
 func (c *Controller) ready() bool { return c.cc.EN() && c.csts.RDY() && c.end.shutdown == shutdownNone }
 
-// expiry is when the association ends if the host stays silent; 0: never.
-func (c *Controller) expiry() int64 {
+// ExpiryNS is when the association ends if the host stays silent; 0: never.
+func (c *Controller) ExpiryNS() int64 {
 	ms := c.katoMS
 	if !c.Discovery && !c.ready() && (c.wasEnabled || ms == 0) {
 		return c.seenNS + disabledIdleNS

@@ -132,7 +132,7 @@ func (d *driver) step() {
 	case k < 18:
 		d.apply()
 	default:
-		d.now += d.rng.Int64N(3000) * ms
+		d.pass(d.rng.Int64N(3000) * ms)
 	}
 	d.reap(d.rng.IntN(3) == 0)
 }
@@ -288,14 +288,27 @@ func (d *driver) settle() {
 			d.target.Flushed(c, n, d.rng.IntN(4) > 0)
 		}
 	}
-	for at, ok := d.target.NextExpiry(); ok && at <= d.now; at, ok = d.target.NextExpiry() {
-		d.target.Expire(d.now, func(*nvmeof.Controller) int64 { return 0 })
-		d.carryOut()
-	}
+	d.pass(0)
 	for _, c := range d.conns {
 		if c.heldNS != 0 && d.now-c.heldNS > 2*6000*ms {
 			d.t.Errorf("the Connect of connection %d is held for %d ms", c.id, (d.now-c.heldNS)/ms)
 		}
+	}
+}
+
+// pass lets time pass, and calls Expire whenever NextExpiry says so, as the target service does. At other times Expire
+// must have nothing to do.
+func (d *driver) pass(ns int64) {
+	end := d.now + ns
+	for at, ok := d.target.NextExpiry(); ok && at <= end; at, ok = d.target.NextExpiry() {
+		d.now = max(d.now, at)
+		d.target.Expire(d.now, func(*nvmeof.Controller) int64 { return 0 })
+		d.carryOut()
+	}
+	d.now = end
+	d.target.Expire(d.now, func(*nvmeof.Controller) int64 { return 0 })
+	if a := d.target.TakeActions(); len(a) > 0 {
+		d.t.Errorf("Expire has something to do that NextExpiry did not tell of: %+v", a[0])
 	}
 }
 

@@ -38,7 +38,7 @@ func TestAHostNQNThatIsNotUTF8IsAcceptedWhereEveryHostIs(t *testing.T) {
 	}
 }
 
-// nvmet and SPDK do not compare the host identifier of an I/O queue with that of its admin queue.
+// The targets nvmet and SPDK do not compare the host identifier of an I/O queue with that of its admin queue.
 func TestAnIOQueueWithAnotherHostIdentifierIsAcceptedAndTheAdminQueuesCounts(t *testing.T) {
 	r := newRig(t)
 	c := r.connect(hostA, open)

@@ -279,7 +279,7 @@ func (t *Target) Disconnected(now int64, c *Controller, qid uint16, conn ConnID)
 // NextExpiry returns when Expire has something to do: when the earliest keep alive timer runs out or bound passes.
 func (t *Target) NextExpiry() (at int64, ok bool) {
 	for _, c := range t.ctrls {
-		if e := c.expiry(); e != 0 && (!ok || e < at) {
+		if e := c.ExpiryNS(); e != 0 && (!ok || e < at) {
 			at, ok = e, true
 		}
 	}
@@ -297,17 +297,23 @@ func (t *Target) NextExpiry() (at int64, ok bool) {
 func (t *Target) Expire(now int64, seen func(*Controller) int64) {
 	t.passBounds(now)
 	for _, c := range t.Controllers() {
-		e := c.expiry()
-		if e == 0 || e > now {
-			continue
-		}
-		c.seenNS = max(c.seenNS, seen(c))
-		if c.expiry() > now {
-			continue
-		}
-		t.act(Action{Kind: ActionExpired, Controller: c, IdleNS: now - c.seenNS})
-		t.drop(c, "keep alive timeout")
+		t.ExpireOne(now, c, seen)
 	}
+}
+
+// ExpireOne ends c's association if its host has not been heard of for the keep alive timeout. The driver calls it
+// before it lets the host do anything after that time: Expire may be late, since a process that was stopped may get to
+// the host's commands before it gets to its timers.
+func (t *Target) ExpireOne(now int64, c *Controller, seen func(*Controller) int64) {
+	if e := c.ExpiryNS(); e == 0 || e > now || c.gone {
+		return
+	}
+	c.seenNS = max(c.seenNS, seen(c))
+	if c.ExpiryNS() > now {
+		return
+	}
+	t.act(Action{Kind: ActionExpired, Controller: c, IdleNS: now - c.seenNS})
+	t.drop(c, "keep alive timeout")
 }
 
 // Controllers returns every controller, by CNTLID.

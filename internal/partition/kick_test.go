@@ -13,10 +13,10 @@ type turnObserver struct {
 	observed int
 }
 
-func (l *turnObserver) Kick() {
-	l.p.Stats() // waits for ownership
-	l.observed++
-	l.host.Kick()
+func (o *turnObserver) Kick() {
+	o.p.Stats() // waits for ownership
+	o.observed++
+	o.host.Kick()
 }
 
 // TestSinksAreKickedAfterOwnershipEnds: a Kick may use the partition.

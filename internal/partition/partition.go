@@ -21,7 +21,6 @@ import (
 	"jbofd/internal/fence"
 	"jbofd/internal/kvstore"
 	"jbofd/internal/kvstore/swap"
-	"jbofd/internal/ssd"
 	"jbofd/internal/tenant"
 	"jbofd/internal/turn"
 	"jbofd/internal/units"
@@ -45,6 +44,9 @@ type Config struct {
 	// Opening, if set, is called every few seconds during Open: what is being read, how much of it was, and how much
 	// there is.
 	Opening func(what string, read, of int)
+	// Closing, if set, is called every few seconds while the store writes its last checkpoint: how many bytes of it are
+	// written, and how many there are.
+	Closing func(written, of int64)
 }
 
 // Partition is an open store. Its methods may be called from any goroutine.
@@ -184,95 +186,6 @@ func (p *Partition) awaitOpened() {
 	}
 }
 
-// Close moves values back from swap areas, stops the store with a last checkpoint, so that the next Open has no log to
-// replay, and returns the memory. The submitters must have stopped. Idempotent.
-//
-// All of that may take patience at most. Nothing acknowledged is lost if it takes longer, or if the drive has vanished,
-// but Close then gives up: it ends the Requests that the store still has with kvstore.DeviceError, so that their
-// outcome is indeterminate, and does not return the memory if a device may still use it. No new I/O starts, but those
-// at the device may still change the partition. Before it is opened again, or its extent is used for something else,
-// the caller must wait for them with drive.Drive.Quiesce.
-//
-// Errors: one that says that the last checkpoint was not done in time; ssd.ErrGone; ErrKeysSwapped if the checkpoint
-// was done, but values are left in swap areas.
-func (p *Partition) Close(patience time.Duration) error { return p.CloseBefore(patience, nil) }
-
-// CloseBefore is Close that, once stop is closed, leaves only checkpointTimeout to the last checkpoint.
-//
-// Errors: those of Close.
-func (p *Partition) CloseBefore(patience time.Duration, stop <-chan struct{}) error {
-	began := p.driver.Env().Now()
-	p.driver.Lock()
-	if p.phase != serving {
-		p.driver.Unlock()
-		return nil
-	}
-	p.phase = closing
-	if p.swapping != nil {
-		p.swapping.source.Drain()
-	} else {
-		p.store.Stop()
-	}
-	p.turn()
-	p.driver.Unlock()
-	last := min(checkpointTimeout, patience/2)
-	stopped := p.awaitStopped(patience-last, stop)
-	if !stopped {
-		if p.swapping != nil {
-			p.swapping.stopDraining()
-		}
-		stopped = p.awaitStopped(last, nil)
-	}
-	p.driver.Lock()
-	lost := p.lost
-	p.driver.Unlock()
-	switch {
-	case lost:
-		p.giveUp(patience)
-		return fmt.Errorf("the last checkpoint could not be written: %w; the next start replays the log", ssd.ErrGone)
-	case !stopped:
-		p.giveUp(takeOutTimeout)
-		took := time.Duration(p.driver.Env().Now() - began)
-		return fmt.Errorf("the last checkpoint took longer than %v; the next start replays the log",
-			took.Round(time.Millisecond))
-	}
-	p.release()
-	if p.swapping != nil {
-		return p.swapping.keysLeft()
-	}
-	return nil
-}
-
-const (
-	// checkpointTimeout is how much of its patience Close keeps for the last checkpoint while values are moved back.
-	checkpointTimeout = 500 * time.Millisecond
-	// takeOutTimeout is how long Close waits for I/Os of a store that was given up. Those that the device does not have
-	// come back at once.
-	takeOutTimeout = 10 * time.Millisecond
-	// stopEvery is how long CloseBefore may take to see that it is to stop.
-	stopEvery = 10 * time.Millisecond
-)
-
-// awaitStopped waits until the store has stopped or was found lost, and reports that; false: the time is over, or stop
-// is closed.
-func (p *Partition) awaitStopped(patience time.Duration, stop <-chan struct{}) bool {
-	env := p.driver.Env()
-	if stop == nil {
-		return env.Wait(p.stopped, patience)
-	}
-	for late := env.Now() + int64(patience); !env.Wait(p.stopped, stopEvery); {
-		select {
-		case <-stop:
-			return false
-		default:
-		}
-		if env.Now() >= late {
-			return false
-		}
-	}
-	return true
-}
-
 // giveUp ends a store that cannot have its last checkpoint. Its memory is given back if the drives end its I/Os within
 // patience. Otherwise a device may still be reading and writing it.
 func (p *Partition) giveUp(patience time.Duration) {
@@ -347,6 +260,9 @@ func (p *Partition) Drive() *drive.Drive { return p.drive }
 // MaxValueBytes is the longest value that the partition takes.
 func (p *Partition) MaxValueBytes() int { return p.store.MaxValueBytes() }
 
+// Lost returns what was lost when the partition was opened with kvstore.Config.AcceptLoss, or nil.
+func (p *Partition) Lost() *kvstore.Loss { return p.store.Lost() }
+
 // UsedBytes is how much of the partition keys and values take, after the last turn. It takes no lock.
 func (p *Partition) UsedBytes() int64 { return p.used.Load() }
 
@@ -391,6 +307,27 @@ func (p *Partition) Idle() bool {
 	p.driver.Lock()
 	defer p.driver.Unlock()
 	return p.phase == serving && !(*machine)(p).Pending() && p.waiting.n == 0 && p.store.Idle()
+}
+
+// Audit asks the store for an audit; see kvstore.Store.Audit.
+func (p *Partition) Audit(repair bool) bool {
+	p.driver.Lock()
+	defer p.driver.Unlock()
+	if p.phase != serving || !p.store.Audit(repair) {
+		return false
+	}
+	p.turn()
+	return true
+}
+
+// AuditState returns how far the store's audit is, or what the last one has found.
+func (p *Partition) AuditState() kvstore.AuditState {
+	p.driver.Lock()
+	defer p.driver.Unlock()
+	if p.phase == gone {
+		return kvstore.AuditState{}
+	}
+	return p.store.AuditState()
 }
 
 // Checkpoint asks the store for a checkpoint now.

@@ -3,6 +3,7 @@ package partition
 import (
 	"errors"
 	"math/rand/v2"
+	"runtime"
 	"sync"
 	"testing"
 
@@ -144,6 +145,45 @@ func TestCloseIsBounded(t *testing.T) {
 		t.Errorf("status %d, %d bytes", q.Status, q.ValueLen)
 	}
 	r.close(p)
+}
+
+// TestAStopWhileTheScrubReadsEndsInOrder: the scrub is always reading, and the drive takes its time.
+func TestAStopWhileTheScrubReadsEndsInOrder(t *testing.T) {
+	r := newRig(t, partitionBytes, nil, failing(partitionBytes, fault.Config{Seed: 1}))
+	p := r.mustOpen(true)
+	h := newHost(p, 1, 1, 4000)
+	for key := range uint64(300) {
+		h.do(kvstore.Put, key, 4000)
+	}
+	r.close(p)
+	// Now nothing is written, so that no timer is set that might help the stop along.
+	p, err := Open(Config{Drive: r.o, OffsetBytes: offset, Background: 9, Store: kvstore.Config{PartitionBytes: r.size,
+		ScrubBytesPerSec: 1 << 40}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	dev := r.dev.(*fault.Device)
+	dev.SetRules(fault.Rule{Ops: []ssd.Op{ssd.Read}, Hold: true})
+	if err := dev.AwaitHeld(t.Context(), 1); err != nil {
+		t.Fatal(err)
+	}
+	closed := make(chan error)
+	go func() { closed <- p.Close(testTimeout) }()
+	for p.serving() {
+		runtime.Gosched()
+	}
+	dev.SetRules()
+	dev.Release()
+	if err := <-closed; err != nil {
+		t.Error(err)
+	}
+}
+
+// serving reports that the partition is open and Close was not called.
+func (p *Partition) serving() bool {
+	p.driver.Lock()
+	defer p.driver.Unlock()
+	return p.phase == serving
 }
 
 // TestTenantsHaveEqualNumbersOfRequestsInTheStore: a tenant with many requests does not keep another one out.

@@ -44,9 +44,9 @@ func OpenStandalone(dev ssd.Device, cfg kvstore.Config) (*Standalone, error) {
 //
 // Errors: those of Partition.Close. The drive is not closed then, because requests may still be in flight at the
 // device.
-func (a *Standalone) Close(patience time.Duration) error {
-	if err := a.Partition.Close(patience); err != nil {
+func (s *Standalone) Close(patience time.Duration) error {
+	if err := s.Partition.Close(patience); err != nil {
 		return err
 	}
-	return errors.Join(a.drive.Close(), a.pool.Close())
+	return errors.Join(s.drive.Close(), s.pool.Close())
 }

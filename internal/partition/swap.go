@@ -64,16 +64,16 @@ type swapIO struct {
 }
 
 // Done implements drive.Sink.
-func (d *swapIO) Done(*drive.IO) (kick bool) { return d.l.done.Push(&d.node) }
+func (s *swapIO) Done(*drive.IO) (kick bool) { return s.l.done.Push(&s.node) }
 
 // Admitted implements drive.Sink; nothing is fetched.
-func (d *swapIO) Admitted(*drive.IO) (kick bool) { panic("partition: nothing to fetch") }
+func (s *swapIO) Admitted(*drive.IO) (kick bool) { panic("partition: nothing to fetch") }
 
 // Kick implements drive.Sink.
-func (d *swapIO) Kick() { d.l.p.driver.Run() }
+func (s *swapIO) Kick() { s.l.p.driver.Run() }
 
 // Kick implements turn.Kicker: an area has put something into outcomes.
-func (l *swapper) Kick() { l.p.driver.Run() }
+func (s *swapper) Kick() { s.p.driver.Run() }
 
 // ReadManifest reads the manifest of a partition that is not open, at an offset of a device.
 //
@@ -172,65 +172,65 @@ func (p *Partition) openSwapper() error {
 }
 
 // stopDraining ends the moving of values back to the store, because the time for closing is over.
-func (l *swapper) stopDraining() {
-	l.p.driver.Lock()
-	l.source.AbandonDrain()
-	l.p.turn()
-	l.p.driver.Unlock()
+func (s *swapper) stopDraining() {
+	s.p.driver.Lock()
+	s.source.AbandonDrain()
+	s.p.turn()
+	s.p.driver.Unlock()
 }
 
 // ErrKeysSwapped: Close had no time to move all values back from swap areas, or could not. Nothing is lost.
 var ErrKeysSwapped = errors.New("keys are still in swap areas; the next start finds them there")
 
 // keysLeft returns ErrKeysSwapped if keys are in swap areas. The partition is closed.
-func (l *swapper) keysLeft() error {
-	l.p.driver.Lock()
-	defer l.p.driver.Unlock()
-	if n := l.source.Stats().Keys; n > 0 {
+func (s *swapper) keysLeft() error {
+	s.p.driver.Lock()
+	defer s.p.driver.Unlock()
+	if n := s.source.Stats().Keys; n > 0 {
 		return fmt.Errorf("%d %w", n, ErrKeysSwapped)
 	}
 	return nil
 }
 
 // pending reports whether a turn has something to do.
-func (l *swapper) pending() bool { return l.outcomes.Pending() || l.done.Pending() }
+func (s *swapper) pending() bool { return s.outcomes.Pending() || s.done.Pending() }
 
 // discard discards what comes after the end of the partition.
-func (l *swapper) discard() {
-	for n := l.done.Take(); n != nil; n = n.Detach() {
-		l.atDrive--
+func (s *swapper) discard() {
+	for n := s.done.Take(); n != nil; n = n.Detach() {
+		s.atDrive--
 	}
-	l.taken = l.outcomes.Take(l.taken)[:0]
+	s.taken = s.outcomes.Take(s.taken)[:0]
 }
 
 // begin tells the Source what has ended, and how loaded the drives are.
-func (l *swapper) begin(now int64) {
-	for n := l.done.Take(); n != nil; {
+func (s *swapper) begin(now int64) {
+	for n := s.done.Take(); n != nil; {
 		d := n.Item
 		n = n.Detach()
-		l.atDrive--
+		s.atDrive--
 		d.Buf.B = nil
-		l.source.Complete(d.tag, d.Err)
+		s.source.Complete(d.tag, d.Err)
 	}
-	l.taken = l.outcomes.Take(l.taken)
-	for i := range l.taken {
-		l.source.Outcome(&l.taken[i].Outcome)
+	s.taken = s.outcomes.Take(s.taken)
+	for i := range s.taken {
+		s.source.Outcome(&s.taken[i].Outcome)
 	}
-	clear(l.taken)
-	l.taken = l.taken[:0]
-	waiting, held := driveLoad(l.p.drive)
+	clear(s.taken)
+	s.taken = s.taken[:0]
+	waiting, held := driveLoad(s.p.drive)
 	if held == 0 { // otherwise the Requests may wait for nothing but a cap
-		waiting += l.p.waiting.n
+		waiting += s.p.waiting.n
 	}
-	if l.source.Empty() && waiting < lowLoad {
+	if s.source.Empty() && waiting < lowLoad {
 		return
 	}
-	for i, a := range l.areas {
-		l.loads[i] = a.load()
+	for i, a := range s.areas {
+		s.loads[i] = a.load()
 	}
-	st := l.p.store.Stats()
+	st := s.p.store.Stats()
 	// Swapped values need room in the store when they are moved back. A tenth is left to its reserve.
-	l.source.Observe(now, waiting, st.Chunks*st.ChunkBytes/10*9-st.LiveBytes, l.loads)
+	s.source.Observe(now, waiting, st.Chunks*st.ChunkBytes/10*9-st.LiveBytes, s.loads)
 }
 
 // driveLoad returns how many IOs a drive has, and how many others are held by caps, which says nothing of the drive's
@@ -245,14 +245,14 @@ func driveLoad(o *drive.Drive) (waiting, held int) {
 const lowLoad = 8
 
 // feed gives the Source's requests to the store, and reports whether the store has taken one.
-func (l *swapper) feed() (any bool) {
+func (s *swapper) feed() (any bool) {
 	var r kvstore.Request
-	for !l.stopping && l.source.NextForStore(&r) {
+	for !s.stopping && s.source.NextForStore(&r) {
 		r.Tag |= sourceTag
-		if !l.p.store.Submit(&r) {
+		if !s.p.store.Submit(&r) {
 			break
 		}
-		l.source.TakenByStore()
+		s.source.TakenByStore()
 		any = true
 	}
 	return any
@@ -262,58 +262,58 @@ func (l *swapper) feed() (any bool) {
 const sourceTag = 1 << 32
 
 // turn runs the Source.
-func (l *swapper) turn(now int64) {
-	l.source.Turn(now, &l.acts)
-	l.wakeNS = l.acts.WakeNS
-	for i := range l.acts.Replies {
-		l.p.reply(&l.acts.Replies[i])
+func (s *swapper) turn(now int64) {
+	s.source.Turn(now, &s.acts)
+	s.wakeNS = s.acts.WakeNS
+	for i := range s.acts.Replies {
+		s.p.reply(&s.acts.Replies[i])
 	}
-	for i := range l.acts.Releases {
-		q := &l.acts.Releases[i]
-		l.send(q.Area, areaMessage{release: true, place: q.Place, append: swap.Append{Source: q.Source}})
+	for i := range s.acts.Releases {
+		q := &s.acts.Releases[i]
+		s.send(q.Area, areaMessage{release: true, place: q.Place, append: swap.Append{Source: q.Source}})
 	}
-	for i := range l.acts.Appends {
-		q := &l.acts.Appends[i]
-		l.send(q.Area, areaMessage{append: q.Append})
+	for i := range s.acts.Appends {
+		q := &s.acts.Appends[i]
+		s.send(q.Area, areaMessage{append: q.Append})
 	}
-	for i := range l.acts.IOs {
-		q := &l.acts.IOs[i]
-		d := l.ios[q.Tag]
-		base, batch := l.p.cfg.OffsetBytes, &l.p.batch
+	for i := range s.acts.IOs {
+		q := &s.acts.IOs[i]
+		d := s.ios[q.Tag]
+		base, batch := s.p.cfg.OffsetBytes, &s.p.batch
 		if q.Area >= 0 {
-			base, batch = l.areas[q.Area].cfg.OffsetBytes, &l.batches[q.Area]
+			base, batch = s.areas[q.Area].cfg.OffsetBytes, &s.batches[q.Area]
 		}
 		d.Op, d.Offset, d.Len, d.Buf.B, d.Flags = q.Op, q.Offset.On(base), units.Bytes(len(q.Buf)), q.Buf, 0
 		if q.FUA {
 			d.Flags = ssd.FUA
 		}
-		d.Tenant, d.Credited, d.Extent = q.Tenant, false, l.p.pass
+		d.Tenant, d.Credited, d.Extent = q.Tenant, false, s.p.pass
 		batch.Add(&d.IO)
 	}
-	l.atDrive += len(l.acts.IOs)
-	l.acts.Replies, l.acts.Releases, l.acts.IOs = l.acts.Replies[:0], l.acts.Releases[:0], l.acts.IOs[:0]
-	clear(l.acts.Appends)
-	l.acts.Appends = l.acts.Appends[:0]
+	s.atDrive += len(s.acts.IOs)
+	s.acts.Replies, s.acts.Releases, s.acts.IOs = s.acts.Replies[:0], s.acts.Releases[:0], s.acts.IOs[:0]
+	clear(s.acts.Appends)
+	s.acts.Appends = s.acts.Appends[:0]
 }
 
 // submit hands the Source's I/Os in swap areas to their drives.
-func (l *swapper) submit() {
-	for i, a := range l.areas {
-		a.cfg.Drive.Submit(&l.batches[i])
+func (s *swapper) submit() {
+	for i, a := range s.areas {
+		a.cfg.Drive.Submit(&s.batches[i])
 	}
 }
 
 // send puts a message into an area's inbox. The area runs after this turn.
-func (l *swapper) send(area int, m areaMessage) {
-	if a := l.areas[area]; a.inbox.Put(m) {
-		l.p.driver.Kick(a)
+func (s *swapper) send(area int, m areaMessage) {
+	if a := s.areas[area]; a.inbox.Put(m) {
+		s.p.driver.Kick(a)
 	}
 }
 
 // stop tells the store to stop once every key has been moved back, or none can be, and reads from areas are answered.
-func (l *swapper) stop() {
-	if !l.stopping && l.source.NoRequests() && (l.source.Drained() || l.source.ReturnBlocked()) {
-		l.stopping = true
-		l.p.store.Stop()
+func (s *swapper) stop() {
+	if !s.stopping && s.source.NoRequests() && (s.source.Drained() || s.source.ReturnBlocked()) {
+		s.stopping = true
+		s.p.store.Stop()
 	}
 }

@@ -80,13 +80,13 @@ type areaIO struct {
 }
 
 // Done implements drive.Sink.
-func (d *areaIO) Done(*drive.IO) (kick bool) { return d.a.done.Push(&d.node) }
+func (a *areaIO) Done(*drive.IO) (kick bool) { return a.a.done.Push(&a.node) }
 
 // Admitted implements drive.Sink; nothing is fetched.
-func (d *areaIO) Admitted(*drive.IO) (kick bool) { panic("partition: nothing to fetch") }
+func (a *areaIO) Admitted(*drive.IO) (kick bool) { panic("partition: nothing to fetch") }
 
 // Kick implements drive.Sink.
-func (d *areaIO) Kick() { d.a.driver.Run() }
+func (a *areaIO) Kick() { a.a.driver.Run() }
 
 // Kick implements turn.Kicker: a partition has put something into the inbox.
 func (a *Area) Kick() { a.driver.Run() }

@@ -49,8 +49,8 @@ func (p *Partition) turn() {
 			l.stop()
 		}
 	}
-	p.startRequests()
-	for again := true; again; again = p.startRequests() { // replies make room
+	p.startRequests(now)
+	for again := true; again; again = p.startRequests(now) { // replies make room
 		p.store.Turn(now, &p.acts)
 		p.takeReplies()
 		if l != nil {
@@ -165,7 +165,7 @@ func (p *Partition) tenant(t tenant.ID) *tenantState {
 }
 
 // startRequests gives waiting Requests to the store until the store refuses one, and reports whether it took any.
-func (p *Partition) startRequests() (any bool) {
+func (p *Partition) startRequests(now int64) (any bool) {
 	if p.phase == closing {
 		p.refuse()
 	}
@@ -182,7 +182,7 @@ func (p *Partition) startRequests() (any bool) {
 			p.endAborted(p.waiting.popAny())
 			continue
 		}
-		if r.Pass.Stale() || r.Extent.Stale() {
+		if r.Pass.StaleAt(now) || r.Extent.Stale() {
 			p.waiting.pop()
 			p.waiting.requestDone(r)
 			r.Status, r.ValueLen = kvstore.Aborted, 0

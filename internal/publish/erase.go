@@ -15,13 +15,16 @@ const eraseStep = 32 << 20
 // not see what it held. It first waits, for 10 s at most, until the commands that the drive had before have ended:
 // otherwise a slow write could still overwrite the zeroes. When it returns without an error, the zeroes are durable;
 // after an error some of the range may be zeroed, and the caller may try again. It ends early when stop is closed.
+// Unless nil, progress is told how many bytes are zeroed, after each step.
 //
 // Errors: target.ErrInFlight, commands have not ended in time; target.ErrStopped; the drive's.
-func (p *Publisher) Erase(d *drive.Drive, offset units.DriveOffset, length units.Bytes, stop <-chan struct{}) error {
+func (p *Publisher) Erase(d *drive.Drive, offset units.DriveOffset, length units.Bytes, progress func(done units.Bytes),
+	stop <-chan struct{}) error {
 	if err := p.drain(d, stop); err != nil {
 		return err
 	}
-	for end := offset.Add(length); offset < end; offset = offset.Add(eraseStep) {
+	begin, end := offset, offset.Add(length)
+	for ; offset < end; offset = offset.Add(eraseStep) {
 		select {
 		case <-stop:
 			return target.ErrStopped
@@ -31,6 +34,9 @@ func (p *Publisher) Erase(d *drive.Drive, offset units.DriveOffset, length units
 			Len: min(eraseStep, end.Sub(offset))}
 		if err := do(d, io); err != nil {
 			return err
+		}
+		if progress != nil {
+			progress(offset.Add(io.Len).Sub(begin))
 		}
 	}
 	return Flush(d)

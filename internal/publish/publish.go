@@ -13,6 +13,7 @@ import (
 	"maps"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"jbofd/internal/drive"
@@ -45,7 +46,7 @@ func NewStore(p *partition.Partition, id uuid.UUID, nqn string, nsid uint32) *St
 // Config describes a Publisher.
 type Config struct {
 	Service *target.Service
-	// Closed is told how a store was closed; see partition.Partition.Close.
+	// Closed is told how a store was closed; see partition.Partition.Close. CloseAll calls it from several goroutines.
 	Closed func(s *Store, err error)
 	// Stopping is closed when the node is to stop; see Publisher.Close. Nil: it never is.
 	Stopping <-chan struct{}
@@ -136,7 +137,7 @@ func (p *Publisher) retire(used map[*nvmeof.Namespace]*Store) {
 // Close closes a store that hosts do not use, and tells Config.Closed. It is for stores that were opened and are not
 // published. If the node is to stop, it waits only for a last checkpoint, for half a second.
 func (p *Publisher) Close(s *Store, patience time.Duration) {
-	p.closed(s, s.CloseBefore(patience, p.cfg.Stopping))
+	p.closed(s, s.CloseWith(partition.CloseOptions{Patience: patience, Stop: p.cfg.Stopping}))
 }
 
 // closed notes how a store was closed.
@@ -176,17 +177,42 @@ func (p *Publisher) drain(d *drive.Drive, stop <-chan struct{}) error {
 	return nil
 }
 
-// CloseAll closes all stores. There are no requests to them any more.
+// CloseAll closes all stores. There are no requests to them any more. Beyond the patience, which each store has, it
+// takes CheckpointTime at most.
 func (p *Publisher) CloseAll(patience time.Duration) {
 	p.mu.Lock()
 	open := p.open
 	p.open = map[uuid.UUID]*Store{}
 	p.mu.Unlock()
-	var all sync.WaitGroup
+	sharing := map[*drive.Drive]int{}
 	for _, s := range open {
-		all.Go(func() { p.closed(s, s.Partition.Close(patience)) })
+		sharing[s.Drive()]++
 	}
-	all.Wait()
+	env, left, done := p.cfg.Service.Env(), atomic.Int64{}, make(chan struct{})
+	if left.Store(int64(len(open))); len(open) == 0 {
+		return
+	}
+	for _, s := range slices.SortedFunc(maps.Values(open), func(a, b *Store) int { return a.number - b.number }) {
+		env.Go(func() {
+			p.closed(s, s.CloseWith(partition.CloseOptions{Patience: patience, Sharing: sharing[s.Drive()]}))
+			if left.Add(-1) == 0 {
+				close(done)
+			}
+		})
+	}
+	env.Wait(done, -1)
+}
+
+// CheckpointTime is how long the last checkpoints of all open stores take, if they are written as slowly as they may
+// be.
+func (p *Publisher) CheckpointTime() time.Duration {
+	byDrive := map[*drive.Drive]int64{}
+	longest := int64(0)
+	for _, s := range p.Stores() {
+		byDrive[s.Drive()] += s.LastCheckpointBytes()
+		longest = max(longest, byDrive[s.Drive()])
+	}
+	return time.Duration(longest * int64(time.Second) / partition.MinCheckpointRate)
 }
 
 // Store returns the store on the extent with that UUID; nil if it is not open.

@@ -16,6 +16,7 @@ import (
 	"jbofd/internal/partition"
 	"jbofd/internal/pipeline"
 	"jbofd/internal/ssd"
+	"jbofd/internal/units"
 	"jbofd/internal/uuid"
 )
 
@@ -35,7 +36,7 @@ const storeBytes = 25 * 128 << 10
 
 func newRig(t *testing.T) *rig {
 	r := &rig{t: t, sim: lab.NewSim(1), stopping: make(chan struct{})}
-	r.disk = lab.NewDrive(lab.DriveConfig{SizeBytes: storeBytes, BlockSize: 512, Rand: rand.New(rand.NewPCG(1, 1)),
+	r.disk = lab.NewDrive(lab.DriveConfig{SizeBytes: 2 * storeBytes, BlockSize: 512, Rand: rand.New(rand.NewPCG(1, 1)),
 		Misuse: func(what string) { t.Error(what) }})
 	pool, err := bufpool.New(bufpool.Config{TotalBytes: 16 << 20})
 	if err != nil {
@@ -53,16 +54,55 @@ func newRig(t *testing.T) *rig {
 	return r
 }
 
-func (r *rig) open(format bool) (*Store, error) {
+func (r *rig) open(format bool) (*Store, error) { return r.openAt(0, uuid.UUID{7}, format) }
+
+func (r *rig) openAt(offset units.DriveOffset, id uuid.UUID, format bool) (*Store, error) {
 	if err := r.publisher.Vacate(r.drive, nil); err != nil {
 		return nil, err
 	}
-	p, err := partition.Open(partition.Config{Drive: r.drive, Background: target.Background,
-		Store: kvstore.Config{PartitionBytes: storeBytes, ChunkBytes: 128 << 10, Format: format, UUID: uuid.UUID{7}}})
+	p, err := partition.Open(partition.Config{Drive: r.drive, OffsetBytes: offset, Background: target.Background,
+		Store: kvstore.Config{PartitionBytes: storeBytes, ChunkBytes: 128 << 10, Format: format, UUID: id}})
 	if err != nil {
 		return nil, err
 	}
-	return NewStore(p, uuid.UUID{7}, "nqn.2026-11.example:publish", 1), nil
+	return NewStore(p, id, "nqn.2026-11.example:publish", 1), nil
+}
+
+// TestStoresThatAreClosedTogetherShareTheRateOfTheirDrive: a checkpoint may take twice as long if two are written at
+// the same time. CheckpointTime is that of both.
+func TestStoresThatAreClosedTogetherShareTheRateOfTheirDrive(t *testing.T) {
+	for _, stores := range []int{1, 2} {
+		r := newRig(t)
+		bytes := int64(0)
+		for i := range stores {
+			id := uuid.UUID{7, byte(i)}
+			s, err := r.openAt(units.DriveOffset(i*storeBytes), id, true)
+			if err != nil {
+				t.Fatal(err)
+			}
+			r.publisher.open[id] = s
+			bytes = s.LastCheckpointBytes()
+		}
+		alone := time.Duration(bytes * int64(time.Second) / partition.MinCheckpointRate)
+		got, want := r.publisher.CheckpointTime(), time.Duration(stores)*alone
+		if got < want || got > want+time.Microsecond {
+			t.Errorf("%d stores: CheckpointTime is %v, want %v", stores, got, want)
+		}
+		// The pages of one store's checkpoint take longer than a store that is alone may take for them.
+		patience := 2 * alone
+		r.disk.Hold = func(q *ssd.Request) int64 {
+			if q.Op == ssd.Write && q.Len > 4096 {
+				return int64(patience+alone*3/2) * q.Len / bytes
+			}
+			return 0
+		}
+		r.publisher.CloseAll(patience)
+		if closed := r.closed == nil; closed != (stores > 1) {
+			t.Errorf("%d stores: closed in time %v: %v", stores, closed, r.closed)
+		}
+		r.disk.Hold = nil
+		r.sim.Run(r.sim.Now()+int64(time.Minute), func() bool { return len(r.disk.Flights) == 0 })
+	}
 }
 
 // TestAStoreIsNotReadWhileItsFormerSelfWrites: a store whose drive is slow is given up when its namespace is removed.
@@ -164,7 +204,7 @@ func TestADriveIsDrainedOnceForAStoreThatWasGivenUp(t *testing.T) {
 	r.disk.Hold = func(*ssd.Request) int64 { return int64(5 * time.Second) }
 	r.publisher.Close(s, time.Second)
 	r.disk.Hold = nil
-	if err := r.publisher.Erase(r.drive, 0, storeBytes, nil); r.closed == nil || err != nil {
+	if err := r.publisher.Erase(r.drive, 0, storeBytes, nil, nil); r.closed == nil || err != nil {
 		t.Fatalf("the close ends with %v, the erasure with %v", r.closed, err)
 	}
 	r.disk.Hold = func(*ssd.Request) int64 { return int64(30 * time.Second) }
@@ -184,8 +224,13 @@ func TestADriveIsDrainedOnceForAStoreThatWasGivenUp(t *testing.T) {
 func TestErasedIsZeroAndDrained(t *testing.T) {
 	r := newRig(t)
 	r.disk.Store(4096, []byte("what a host has written"))
-	if err := r.publisher.Erase(r.drive, 4096, 8192, nil); err != nil {
+	var told []units.Bytes
+	progress := func(done units.Bytes) { told = append(told, done) }
+	if err := r.publisher.Erase(r.drive, 4096, 8192, progress, nil); err != nil {
 		t.Fatal(err)
+	}
+	if !slices.Equal(told, []units.Bytes{8192}) {
+		t.Errorf("told of %d bytes, want 8192", told)
 	}
 	for i, b := range r.disk.Durable[4096:][:8192] {
 		if b != 0 {
@@ -194,7 +239,7 @@ func TestErasedIsZeroAndDrained(t *testing.T) {
 	}
 	stop := make(chan struct{})
 	close(stop)
-	if err := r.publisher.Erase(r.drive, 4096, 8192, stop); !errors.Is(err, target.ErrStopped) {
+	if err := r.publisher.Erase(r.drive, 4096, 8192, nil, stop); !errors.Is(err, target.ErrStopped) {
 		t.Errorf("after the stop: %v, want %v", err, target.ErrStopped)
 	}
 }

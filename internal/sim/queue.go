@@ -7,24 +7,24 @@ type ring[T any] struct {
 	n     int
 }
 
-func (q *ring[T]) push(v T) {
-	if q.n == len(q.items) {
-		grown := make([]T, max(16, 2*q.n))
-		for i := range q.n {
-			grown[i] = q.items[(q.first+i)&(len(q.items)-1)]
+func (r *ring[T]) push(v T) {
+	if r.n == len(r.items) {
+		grown := make([]T, max(16, 2*r.n))
+		for i := range r.n {
+			grown[i] = r.items[(r.first+i)&(len(r.items)-1)]
 		}
-		q.items, q.first = grown, 0
+		r.items, r.first = grown, 0
 	}
-	q.items[(q.first+q.n)&(len(q.items)-1)] = v
-	q.n++
+	r.items[(r.first+r.n)&(len(r.items)-1)] = v
+	r.n++
 }
 
-func (q *ring[T]) peek() *T { return &q.items[q.first] }
+func (r *ring[T]) peek() *T { return &r.items[r.first] }
 
-func (q *ring[T]) pop() T {
-	v := q.items[q.first]
-	q.first = (q.first + 1) & (len(q.items) - 1)
-	q.n--
+func (r *ring[T]) pop() T {
+	v := r.items[r.first]
+	r.first = (r.first + 1) & (len(r.items) - 1)
+	r.n--
 	return v
 }
 

@@ -55,6 +55,8 @@ var (
 		"reason: a limit of the configuration, or resources.", "reason")
 	keepAlive = counter("jbof_keepalive_timeouts_total", "Associations ended because their keep alive timeout "+
 		"passed.")
+	unreported = counter("jbof_unreported_write_failures_total", "Writes that a drive or store has failed after their "+
+		"connection had ended, so that no host was told.")
 	protocolErrors = counter("jbof_protocol_errors_total", "Connections ended because the peer broke the protocol.",
 		"reason")
 
@@ -131,7 +133,7 @@ func perSSD(name, help string) *metric {
 func metrics() []metric {
 	all := []metric{
 		buildInfo, nodeInfo, ready, ioCompleted, ioBytes, ioDuration, ioErrors,
-		connections, established, connectFailed, connRefused, keepAlive, protocolErrors,
+		connections, established, connectFailed, connRefused, keepAlive, unreported, protocolErrors,
 		ssdInfo, ssdUp, ssdFallback, ssdCapacity, ssdNow, ssdQueued, ssdErrors, ssdNoSpace, ssdBufferWaits, ssdAborted,
 	}
 	for _, d := range deviceMetrics {
@@ -181,6 +183,7 @@ func (c collector) Collect(ch chan<- prometheus.Metric) {
 	put(configOK, boolValue(!t.reloadFailed.Load()))
 	put(configTime, float64(t.loadedAtNS.Load())/1e9)
 	put(keepAlive, float64(t.keepAliveTimeouts.Load()))
+	put(unreported, float64(t.unreported.Load()))
 	put(logDropped, float64(t.logDropped.Load()))
 	put(tenantsDropped, float64(t.tenantsOther.Load()))
 

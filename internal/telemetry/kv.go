@@ -21,6 +21,9 @@ type KVStats struct {
 	// ScrubbedBytes counts bytes read in search of damage. DamagedRecords counts damaged records that scrubbing or
 	// requests have found.
 	ScrubbedBytes, DamagedRecords int64
+	// LostHeaders is the number of chunk headers that could not be read when the namespace was opened, BadChunks that
+	// of the chunks that are not used because they cannot be read.
+	LostHeaders, BadChunks int64
 	// Waiting is the number of requests that have not begun.
 	Waiting int
 	// SwapKeys is the number of keys that are in swap areas now. SwapPuts counts writes to swap areas, including those
@@ -72,6 +75,10 @@ var (
 		"subsystem", "nsid")
 	kvDamaged = counter("jbof_kv_damaged_records_total", "Records that were found damaged: not what had been written.",
 		"subsystem", "nsid")
+	kvLostHeaders = gauge("jbof_kv_lost_headers", "Chunk headers that could not be read, or were damaged, when the "+
+		"namespace was opened; nothing is lost with them.", "subsystem", "nsid")
+	kvBadChunks = gauge("jbof_kv_bad_chunks", "Chunks that are not used because they cannot be read.", "subsystem",
+		"nsid")
 
 	kvSwapKeys = gauge("jbof_kv_swap_keys", "Keys whose newest values are in swap areas of other drives.",
 		"subsystem", "nsid")
@@ -102,7 +109,7 @@ var (
 // kvMetrics returns the metric families of this file.
 func kvMetrics() []metric {
 	return []metric{kvObjects, kvSegments, kvMemory, kvLive, kvFree, kvWaiting, kvUser, kvWritten, kvCompactions,
-		kvCheckpoints, kvScrubbed, kvDamaged,
+		kvCheckpoints, kvScrubbed, kvDamaged, kvLostHeaders, kvBadChunks,
 		kvSwapKeys, kvSwapPuts, kvSwapReads, kvSwapReturned, kvSwapMoved, kvSwapRefused, kvSwapFailures,
 		swapUp, swapCapacity, swapUsed, swapWritten, swapRecords, swapRefusals, swapFailures}
 }
@@ -118,7 +125,8 @@ func collectKV(all []KVStats, put func(m metric, v float64, labels ...string)) {
 			{kvFree, s.FreeBytes},
 			{kvWaiting, int64(s.Waiting)}, {kvUser, s.UserBytes}, {kvCompactions, s.Compactions},
 			{kvCheckpoints, s.Checkpoints},
-			{kvScrubbed, s.ScrubbedBytes}, {kvDamaged, s.DamagedRecords},
+			{kvScrubbed, s.ScrubbedBytes}, {kvDamaged, s.DamagedRecords}, {kvLostHeaders, s.LostHeaders},
+			{kvBadChunks, s.BadChunks},
 			{kvSwapKeys, s.SwapKeys}, {kvSwapPuts, s.SwapPuts}, {kvSwapReads, s.SwapReads},
 			{kvSwapReturned, s.SwapReturned},
 			{kvSwapMoved, s.SwapMoved}, {kvSwapRefused, s.SwapRefused}, {kvSwapFailures, s.SwapFailures},

@@ -51,7 +51,7 @@ type Server struct {
 func (t *Telemetry) Serve(o ServerOptions) (*Server, error) {
 	l, err := net.Listen("tcp", o.Address)
 	if err != nil {
-		return nil, fmt.Errorf("metrics address %q: %w", o.Address, err)
+		return nil, fmt.Errorf("metrics.address: listen on %s: %w", o.Address, err)
 	}
 	log := o.Log
 	if log == nil {

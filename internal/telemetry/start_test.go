@@ -41,16 +41,18 @@ func TestCountersAreThereBeforeTheirFirstEvent(t *testing.T) {
 		label  string
 		values []string
 	}{
-		"jbof_connect_failures_total":       {"reason", connectReasons},
-		"jbof_connections_refused_total":    {"reason", refusedReasons},
-		"jbof_protocol_errors_total":        {"reason", protocolReasons},
-		"jbof_config_reloads_total":         {"result", []string{"failure", "success"}},
-		"jbof_keepalive_timeouts_total":     {},
-		"jbof_log_messages_dropped_total":   {},
-		"jbof_tenants_dropped_total":        {},
-		"jbof_io_errors_total":              {"sc", []string{"0x80", "0x81"}},
-		"jbof_io_completed_total":           {"op", []string{"read"}},
-		"jbof_connection_established_total": {"transport", []string{"tcp"}},
+		"jbof_connect_failures_total":    {"reason", connectReasons},
+		"jbof_connections_refused_total": {"reason", refusedReasons},
+		"jbof_protocol_errors_total":     {"reason", protocolReasons},
+		"jbof_config_reloads_total":      {"result", []string{"failure", "success"}},
+		"jbof_keepalive_timeouts_total":  {},
+
+		"jbof_unreported_write_failures_total": {},
+		"jbof_log_messages_dropped_total":      {},
+		"jbof_tenants_dropped_total":           {},
+		"jbof_io_errors_total":                 {"sc", []string{"0x80", "0x81"}},
+		"jbof_io_completed_total":              {"op", []string{"read"}},
+		"jbof_connection_established_total":    {"transport", []string{"tcp"}},
 	} {
 		got := labels(name, want.label)
 		for _, v := range want.values {

@@ -57,6 +57,7 @@ type Telemetry struct {
 	connectFailures, refused, protocolErrors    reasons
 	reloads                                     reasons
 	keepAliveTimeouts, logDropped, tenantsOther atomic.Uint64
+	unreported                                  atomic.Uint64
 	// reloadFailed: the last reload was refused. loadedAtNS is the time at which the current configuration was loaded,
 	// in Unix time.
 	reloadFailed atomic.Bool
@@ -133,6 +134,12 @@ func (t *Telemetry) ConnectionRefused(reason string) { t.refused.add(reason, 1) 
 
 // ProtocolError counts a connection that was ended because the peer violated the protocol.
 func (t *Telemetry) ProtocolError(reason string) { t.protocolErrors.add(reason, 1) }
+
+// UnreportedWriteFailures counts writes that have failed after their connection had ended.
+func (t *Telemetry) UnreportedWriteFailures(n uint64) { t.unreported.Add(n) }
+
+// UnreportedWrites is how many UnreportedWriteFailures has counted.
+func (t *Telemetry) UnreportedWrites() uint64 { return t.unreported.Load() }
 
 // KeepAliveTimeout counts an association that was ended because its keep-alive timer expired.
 func (t *Telemetry) KeepAliveTimeout() { t.keepAliveTimeouts.Add(1) }

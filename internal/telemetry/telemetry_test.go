@@ -35,6 +35,7 @@ func full() *Telemetry {
 	t.ConnectionRefused("connections")
 	t.ProtocolError("header_digest")
 	t.KeepAliveTimeout()
+	t.UnreportedWriteFailures(2)
 	t.LogDropped(3)
 	t.Reloaded(true)
 	t.SetSSD(SSD{

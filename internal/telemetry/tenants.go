@@ -131,26 +131,26 @@ func (t *Telemetry) reportedName(tenant string) string {
 
 // IO returns the series of the tenant's operations of one kind on one SSD. The same arguments always return the same
 // series. A connection requests it once and keeps it until Close.
-func (x *Tenant) IO(ssd, op string) *IOSeries {
-	x.t.mu.Lock()
-	defer x.t.mu.Unlock()
+func (t *Tenant) IO(ssd, op string) *IOSeries {
+	t.t.mu.Lock()
+	defer t.t.mu.Unlock()
 	k := ioKey{ssd, op}
-	s := x.io[k]
+	s := t.io[k]
 	if s == nil {
 		s = &IOSeries{}
-		x.io[k] = s
+		t.io[k] = s
 	}
 	return s
 }
 
 // Errors returns the series of the tenant's failed commands. It may be used until Close.
-func (x *Tenant) Errors() *ErrorSeries { return &x.errors }
+func (t *Tenant) Errors() *ErrorSeries { return &t.errors }
 
 // Close tells that one user of the series has stopped using them.
-func (x *Tenant) Close() {
-	x.t.mu.Lock()
-	defer x.t.mu.Unlock()
-	if x.refs--; x.refs == 0 {
-		x.unused = time.Now()
+func (t *Tenant) Close() {
+	t.t.mu.Lock()
+	defer t.t.mu.Unlock()
+	if t.refs--; t.refs == 0 {
+		t.unused = time.Now()
 	}
 }

@@ -51,7 +51,8 @@ func (d *Dual) SetRate(bytesPerSec int64) { d.rate = max(bytesPerSec, 1) }
 // SetWriteCost sets the split that the next refill uses; at least CostOne.
 func (d *Dual) SetWriteCost(cost int64) { d.cost = max(cost, CostOne) }
 
-// Refill adds the tokens for the time since the last refill.
+// Refill adds the tokens for the time since the last refill, split by the write cost. What one bucket cannot hold goes
+// to the other. If the time is too short for a byte of writes, it adds nothing and leaves the time to the next refill.
 //
 // hot: 0 allocs
 func (d *Dual) Refill(now int64) {

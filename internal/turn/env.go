@@ -93,21 +93,21 @@ type coarse struct {
 	closed bool
 }
 
-func (t *coarse) fire() {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	if !t.closed {
-		t.f()
+func (c *coarse) fire() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if !c.closed {
+		c.f()
 	}
 }
 
 // Reset implements Timer.
-func (t *coarse) Reset(afterNS int64) { t.timer.Reset(time.Duration(afterNS)) }
+func (c *coarse) Reset(afterNS int64) { c.timer.Reset(time.Duration(afterNS)) }
 
 // Close implements Timer.
-func (t *coarse) Close() {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	t.closed = true
-	t.timer.Stop()
+func (c *coarse) Close() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.closed = true
+	c.timer.Stop()
 }

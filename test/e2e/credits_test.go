@@ -9,6 +9,7 @@ import (
 	"jbofd/client"
 	"jbofd/internal/nvme"
 	"jbofd/internal/nvmeof/tcp/pdu"
+	"jbofd/internal/testutil/loopback"
 )
 
 // twoPolicies has namespace 1 on a drive whose policy grants credits and namespace 2 on a drive whose policy grants
@@ -41,10 +42,7 @@ type tap struct {
 
 // newTap starts a relay to the daemon that ends with the test.
 func newTap(t *testing.T, d *daemon) *tap {
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	l := loopback.Listen(t)
 	p := &tap{t: t, addr: l.Addr().String(), units: map[[2]int]int{}}
 	t.Cleanup(func() {
 		_ = l.Close()
@@ -70,7 +68,7 @@ func newTap(t *testing.T, d *daemon) *tap {
 }
 
 // relay forwards PDUs until one side closes. It inspects each PDU before it forwards it.
-func (p *tap) relay(to, from net.Conn, queue int, look func(queue int, b []byte)) {
+func (t *tap) relay(to, from net.Conn, queue int, look func(queue int, b []byte)) {
 	defer to.Close()
 	defer from.Close()
 	b := make([]byte, 2<<20)
@@ -89,7 +87,7 @@ func (p *tap) relay(to, from net.Conn, queue int, look func(queue int, b []byte)
 	}
 }
 
-func (p *tap) fromHost(queue int, b []byte) {
+func (t *tap) fromHost(queue int, b []byte) {
 	if (*pdu.Common)(b).Type() != pdu.TypeCapsuleCmd {
 		return
 	}
@@ -97,32 +95,32 @@ func (p *tap) fromHost(queue int, b []byte) {
 	if queue == 0 || e.Opcode() == nvme.OpFabrics || e.NSID() != 1 {
 		return
 	}
-	p.mu.Lock()
-	defer p.mu.Unlock()
+	t.mu.Lock()
+	defer t.mu.Unlock()
 	u := max((int(e.SGL().Length())+4095)/4096, 1)
-	p.units[[2]int{queue, int(e.CID())}] = u
-	p.sum += u
-	p.commands++
-	p.most = max(p.most, p.sum)
-	if p.sum > p.credit && p.commands > 1 {
-		p.over++
+	t.units[[2]int{queue, int(e.CID())}] = u
+	t.sum += u
+	t.commands++
+	t.most = max(t.most, t.sum)
+	if t.sum > t.credit && t.commands > 1 {
+		t.over++
 	}
 }
 
-func (p *tap) fromTarget(queue int, b []byte) {
+func (t *tap) fromTarget(queue int, b []byte) {
 	if (*pdu.Common)(b).Type() != pdu.TypeCapsuleResp {
 		return
 	}
 	e := (*pdu.CapsuleResp)(b).CQE()
-	p.mu.Lock()
-	defer p.mu.Unlock()
+	t.mu.Lock()
+	defer t.mu.Unlock()
 	if c := nvme.Credit(e.DW1()); c.SSD() == 0 {
-		p.credit = max(p.credit, c.Units())
+		t.credit = max(t.credit, c.Units())
 	}
-	if u, ok := p.units[[2]int{queue, int(e.CID())}]; ok && queue > 0 {
-		delete(p.units, [2]int{queue, int(e.CID())})
-		p.sum -= u
-		p.commands--
+	if u, ok := t.units[[2]int{queue, int(e.CID())}]; ok && queue > 0 {
+		delete(t.units, [2]int{queue, int(e.CID())})
+		t.sum -= u
+		t.commands--
 	}
 }
 

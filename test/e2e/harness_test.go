@@ -18,6 +18,7 @@ import (
 
 	"jbofd/client"
 	"jbofd/internal/buildtags"
+	"jbofd/internal/testutil/loopback"
 )
 
 var (
@@ -163,7 +164,7 @@ func newDaemon(t testing.TB, s setup) *daemon {
 		t.Fatal(err)
 	}
 	d := &daemon{t: t, dir: dir, file: filepath.Join(dir, "jbofd.yaml"), conf: s,
-		listen: [3]string{"127.0.0.1:0", "127.0.0.1:0", "127.0.0.1:0"}, log: &logBuffer{}}
+		listen: [3]string{loopback.Address(), loopback.Address(), loopback.Address()}, log: &logBuffer{}}
 	if *rdmaIP != "" {
 		d.listen[0] = net.JoinHostPort(*rdmaIP, "0")
 	}

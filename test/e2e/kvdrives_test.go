@@ -100,6 +100,32 @@ func TestKVOnAFullFileSystem(t *testing.T) {
 	}
 }
 
+// TestADaemonStopsInOrderWhileTheScrubReads, all the time and as fast as it can: its stores write their last
+// checkpoints, also if nothing was written before.
+func TestADaemonStopsInOrderWhileTheScrubReads(t *testing.T) {
+	plainOnly(t)
+	t.Parallel()
+	s := kvSetup(fileSSD)
+	s.subsystems = strings.Replace(s.subsystems, "type: kv}", "type: kv, kv: {scrub_rate: 1TiB}}", 1)
+	d := start(t, s)
+	d.workers = 8
+	n := openKV(t, d.connect(d.options(hostA, nqnA)), 2)
+	for i := range 600 { // only full chunks are scrubbed
+		if err := n.Put(ctx(t), fmt.Appendf(nil, "%d", i), make([]byte, 10_000)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for range 4 {
+		eventually(t, "the scrub reads",
+			func() bool { return d.metric("jbof_kv_scrubbed_bytes_total", "nsid", "2") > 0 })
+		d.term()
+		if lines := d.log.find("key-value store not closed cleanly"); len(lines) > 0 {
+			t.Fatal(lines)
+		}
+		d.launch()
+	}
+}
+
 // TestTheScrubFindsDamage: a value is modified on the drive while the daemon runs. The scrub counts and logs the
 // damage, Retrieve of that value fails, and no other command does.
 func TestTheScrubFindsDamage(t *testing.T) {
@@ -147,10 +173,10 @@ func TestTheScrubFindsDamage(t *testing.T) {
 	if d.metric("jbof_kv_scrubbed_bytes_total", "nsid", "2") == 0 {
 		t.Error("no bytes are scrubbed")
 	}
-	if lines := d.log.find("damaged record: it is not what was written", "level=ERROR", "nsid=2",
-		fmt.Sprintf("Offset:%d", at-24-label.AlignBytes-16<<20)); len(lines) == 0 {
+	if lines := d.log.find("damaged value: it is not what was written", "level=ERROR", "nsid=2",
+		fmt.Sprintf("offset=%d", at-24-label.AlignBytes-16<<20)); len(lines) == 0 {
 		t.Errorf("the log does not say where; it is at %d of the drive: %s", at,
-			d.log.find("damaged record: it is not what was written"))
+			d.log.find("damaged value: it is not what was written"))
 	}
 	for i := range keys {
 		got, err := n.Value(ctx(t), fmt.Appendf(nil, "%d", i))

@@ -213,7 +213,7 @@ func (h *rawHost) do(e nvme.SQE) nvme.CQE {
 	return h.response()
 }
 
-// property makes a Property Set.
+// propertySet makes a Property Set.
 func propertySet(off uint32, v uint64, cid uint16) nvme.SQE {
 	var e nvme.SQE
 	e.Property().Init(nvme.FabricsPropertySet, off)

@@ -372,41 +372,41 @@ func newSteady(t *testing.T, d *daemon, g group, nqn string, seed uint64) *stead
 }
 
 // start lets the host work until rest.
-func (h *steady) start() {
-	h.resting.Store(false)
-	h.wg.Go(func() {
-		if err := h.work(); err != nil && !h.t.Failed() {
-			h.t.Errorf("%s: %v", h.g.name, err)
+func (s *steady) start() {
+	s.resting.Store(false)
+	s.wg.Go(func() {
+		if err := s.work(); err != nil && !s.t.Failed() {
+			s.t.Errorf("%s: %v", s.g.name, err)
 		}
 	})
 }
 
 // rest stops the host and waits until all its commands have completed.
-func (h *steady) rest() {
-	h.resting.Store(true)
-	h.wg.Wait()
+func (s *steady) rest() {
+	s.resting.Store(true)
+	s.wg.Wait()
 }
 
-func (h *steady) work() error {
+func (s *steady) work() error {
 	opcode := uint8(nvme.CmdRead)
-	if h.g.op == pipeline.Write {
+	if s.g.op == pipeline.Write {
 		opcode = nvme.CmdWrite
 	}
 	const block = 4096
-	buffers := make([][]byte, h.g.depth)
-	cmds := make([]client.Command, 0, h.g.depth)
-	comps := make([]client.Completion, h.g.depth)
+	buffers := make([][]byte, s.g.depth)
+	cmds := make([]client.Command, 0, s.g.depth)
+	comps := make([]client.Completion, s.g.depth)
 	ask := func(tag uint64) {
-		at := h.from + h.rng.Int64N(h.span/h.g.size)*h.g.size
+		at := s.from + s.rng.Int64N(s.span/s.g.size)*s.g.size
 		cmds = append(cmds, client.Command{Data: buffers[tag], Tag: tag})
-		client.SetRW(&cmds[len(cmds)-1], opcode, 1, uint64(at/block), uint32(h.g.size/block))
+		client.SetRW(&cmds[len(cmds)-1], opcode, 1, uint64(at/block), uint32(s.g.size/block))
 	}
 	for i := range buffers {
-		buffers[i] = make([]byte, h.g.size)
+		buffers[i] = make([]byte, s.g.size)
 		ask(uint64(i))
 	}
 	for outstanding := 0; ; {
-		n, err := h.q.Submit(cmds)
+		n, err := s.q.Submit(cmds)
 		if err != nil {
 			return err
 		}
@@ -418,12 +418,12 @@ func (h *steady) work() error {
 			return nil
 		}
 		cmds = cmds[:0]
-		if n, err = h.q.Poll(comps, -1); err != nil {
+		if n, err = s.q.Poll(comps, -1); err != nil {
 			return err
 		}
 		outstanding -= n
-		h.ops.Add(int64(n))
-		resting := h.resting.Load()
+		s.ops.Add(int64(n))
+		resting := s.resting.Load()
 		for _, c := range comps[:n] {
 			if !c.Status.OK() {
 				return fmt.Errorf("status %v", c.Status)

@@ -75,64 +75,64 @@ func newConn(c net.Conn, o hosttcp.Options) (*TCPConn, error) {
 // Errors: io.EOF, wrapped; those of the system call and of the machine.
 //
 // Cost: one system call, 0 allocs.
-func (w *TCPConn) Recv() (n int, err error) { // hot: 0 allocs
-	if err := w.rc.Control(w.tryRecv); err != nil {
+func (c *TCPConn) Recv() (n int, err error) { // hot: 0 allocs
+	if err := c.rc.Control(c.tryRecv); err != nil {
 		return 0, err
 	}
-	return w.recvN, w.recvErr
+	return c.recvN, c.recvErr
 }
 
 // RecvWait implements Conn. It waits on the network poller.
-func (w *TCPConn) RecvWait() (n int, err error) { // hot: 0 allocs
-	w.recvN, w.recvErr = 0, nil
-	if err := w.rc.Read(w.waitRecv); err != nil {
+func (c *TCPConn) RecvWait() (n int, err error) { // hot: 0 allocs
+	c.recvN, c.recvErr = 0, nil
+	if err := c.rc.Read(c.waitRecv); err != nil {
 		return 0, err
 	}
-	return w.recvN, w.recvErr
+	return c.recvN, c.recvErr
 }
 
-func (w *TCPConn) recvFD(fd uintptr) { // hot: 0 allocs
-	direct, rx := w.m.RecvBufs()
-	v := w.iov[:0]
+func (c *TCPConn) recvFD(fd uintptr) { // hot: 0 allocs
+	direct, rx := c.m.RecvBufs()
+	v := c.iov[:0]
 	if len(direct) != 0 {
 		v = appendIovec(v, direct)
 	}
 	v = appendIovec(v, rx)
 	n, errno := vectorIO(unix.SYS_READV, fd, v)
 	clear(v)
-	w.recvN, w.recvErr = 0, nil
+	c.recvN, c.recvErr = 0, nil
 	switch {
 	case errno == unix.EAGAIN:
 	case errno != 0:
-		w.recvErr = fmt.Errorf("read: %w", errno)
+		c.recvErr = fmt.Errorf("read: %w", errno)
 	case n == 0:
-		w.recvErr = fmt.Errorf("the target closed the connection: %w", io.EOF)
+		c.recvErr = fmt.Errorf("the target closed the connection: %w", io.EOF)
 	default:
-		w.recvN = n
-		w.recvErr = w.m.Received(n)
+		c.recvN = n
+		c.recvErr = c.m.Received(n)
 	}
 }
 
 // Send implements Conn.
 //
 // Cost: one system call per batch, 0 allocs.
-func (w *TCPConn) Send() (blocked bool, err error) { // hot: 0 allocs
+func (c *TCPConn) Send() (blocked bool, err error) { // hot: 0 allocs
 	for {
-		if len(w.m.SendBufs()) == 0 {
+		if len(c.m.SendBufs()) == 0 {
 			return false, nil
 		}
-		if err := w.rc.Control(w.trySend); err != nil {
+		if err := c.rc.Control(c.trySend); err != nil {
 			return false, err
 		}
-		if w.sendErr != nil || w.blocked {
-			return w.blocked, w.sendErr
+		if c.sendErr != nil || c.blocked {
+			return c.blocked, c.sendErr
 		}
 	}
 }
 
-func (w *TCPConn) sendFD(fd uintptr) { // hot: 0 allocs
-	segs := w.m.SendBufs()
-	v := w.iov[:0]
+func (c *TCPConn) sendFD(fd uintptr) { // hot: 0 allocs
+	segs := c.m.SendBufs()
+	v := c.iov[:0]
 	want := 0
 	for _, s := range segs[:min(len(segs), maxVector)] {
 		v = appendIovec(v, s)
@@ -140,15 +140,15 @@ func (w *TCPConn) sendFD(fd uintptr) { // hot: 0 allocs
 	}
 	n, errno := vectorIO(unix.SYS_WRITEV, fd, v)
 	clear(v)
-	w.blocked, w.sendErr = false, nil
+	c.blocked, c.sendErr = false, nil
 	switch {
 	case errno == unix.EAGAIN:
-		w.blocked = true
+		c.blocked = true
 	case errno != 0:
-		w.sendErr = fmt.Errorf("write: %w", errno)
+		c.sendErr = fmt.Errorf("write: %w", errno)
 	default:
-		w.m.Sent(n)
-		w.blocked = n < want
+		c.m.Sent(n)
+		c.blocked = n < want
 	}
 }
 
@@ -160,9 +160,9 @@ func appendIovec(v []unix.Iovec, b []byte) []unix.Iovec {
 
 // PollBoth implements Conn. It blocks the thread, which is acceptable in the rare case that both directions are full:
 // the network poller can wait for one direction only.
-func (w *TCPConn) PollBoth(timeout time.Duration) error {
+func (c *TCPConn) PollBoth(timeout time.Duration) error {
 	var perr error
-	err := w.rc.Control(func(fd uintptr) {
+	err := c.rc.Control(func(fd uintptr) {
 		p := [1]unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN | unix.POLLOUT}}
 		if _, e := unix.Poll(p[:], int(max(timeout.Milliseconds(), 1))); e != nil && e != unix.EINTR {
 			perr = e
@@ -172,49 +172,56 @@ func (w *TCPConn) PollBoth(timeout time.Duration) error {
 }
 
 // Shutdown implements Conn.
-func (w *TCPConn) Shutdown() {
+func (c *TCPConn) Shutdown() {
 	// An error means that the connection is closed already.
-	_ = w.rc.Control(func(fd uintptr) { _ = unix.Shutdown(int(fd), unix.SHUT_RDWR) })
+	_ = c.rc.Control(func(fd uintptr) { _ = unix.Shutdown(int(fd), unix.SHUT_RDWR) })
 }
 
 // Close closes the connection.
-func (w *TCPConn) Close() error { return w.conn.Close() }
+func (c *TCPConn) Close() error { return c.conn.Close() }
 
 // Machine implements Conn.
-func (w *TCPConn) Machine() host.Machine { return w.m }
+func (c *TCPConn) Machine() host.Machine { return c.m }
 
 // Unsent implements Conn.
-func (w *TCPConn) Unsent() bool { return len(w.m.SendBufs()) != 0 }
+func (c *TCPConn) Unsent() bool { return len(c.m.SendBufs()) != 0 }
 
 // AwaitRecv implements Conn.
-func (w *TCPConn) AwaitRecv(step func() bool) error {
-	w.recvStep = step
-	return w.rc.Read(w.awaitRecv)
+func (c *TCPConn) AwaitRecv(step func() bool) error {
+	c.recvStep = step
+	return c.rc.Read(c.awaitRecv)
 }
 
 // AwaitSend implements Conn.
-func (w *TCPConn) AwaitSend(step func() bool) error {
-	w.sendStep = step
-	return w.rc.Write(w.awaitSend)
+func (c *TCPConn) AwaitSend(step func() bool) error {
+	c.sendStep = step
+	return c.rc.Write(c.awaitSend)
 }
 
 // SetReadDeadline implements Conn.
-func (w *TCPConn) SetReadDeadline(t time.Time) error { return w.conn.SetReadDeadline(t) }
+func (c *TCPConn) SetReadDeadline(t time.Time) error { return c.conn.SetReadDeadline(t) }
 
-// Handshake exchanges ICReq and ICResp. If ctx ends, it shuts the connection down.
-func (w *TCPConn) Handshake(ctx context.Context) error {
-	stop := context.AfterFunc(ctx, w.Shutdown)
-	defer stop()
-	if _, err := w.Send(); err != nil {
-		return errors.Join(ctx.Err(), err)
+// Handshake exchanges ICReq and ICResp. If ctx ends before it returns, it shuts the connection down and fails.
+func (c *TCPConn) Handshake(ctx context.Context) error {
+	stop := context.AfterFunc(ctx, c.Shutdown)
+	err := c.handshake()
+	if !stop() {
+		err = ctx.Err() // which is also why the connection failed, if it did
 	}
-	for !w.m.Ready() {
-		if _, err := w.RecvWait(); err != nil {
-			_, _ = w.Send() // a TermReq, if there is one; err is what counts
-			if ctx.Err() != nil {
-				err = ctx.Err()
-			}
-			return fmt.Errorf("NVMe/TCP handshake: %w", err)
+	if err != nil {
+		return fmt.Errorf("NVMe/TCP handshake: %w", err)
+	}
+	return nil
+}
+
+func (c *TCPConn) handshake() error {
+	if _, err := c.Send(); err != nil {
+		return err
+	}
+	for !c.m.Ready() {
+		if _, err := c.RecvWait(); err != nil {
+			_, _ = c.Send() // a TermReq, if there is one; err is what counts
+			return err
 		}
 	}
 	return nil

@@ -8,45 +8,10 @@ import (
 	"testing"
 
 	"jbofd/client/internal/host"
+	"jbofd/client/internal/host/hosttest"
 	"jbofd/internal/nvme"
 	"jbofd/internal/nvmeof/rdma/wr"
 )
-
-// tape reads values from a fuzzer's input.
-type tape struct{ b []byte }
-
-func (t *tape) u8() uint8 {
-	if len(t.b) == 0 {
-		return 0
-	}
-	v := t.b[0]
-	t.b = t.b[1:]
-	return v
-}
-
-func (t *tape) u16() uint16 { return uint16(t.u8()) | uint16(t.u8())<<8 }
-
-// guarded is a command's buffer between two guard areas.
-type guarded struct {
-	all, buf []byte
-	write    bool
-	want     []byte // of a write
-	out      bool   // the queue has it
-	detached bool
-	copy     []byte // its content when it was given back
-}
-
-const fence = 64
-
-func newGuarded(n int) *guarded {
-	all := bytes.Repeat([]byte{0xA5}, n+2*fence)
-	return &guarded{all: all, buf: all[fence : fence+n : fence+n]}
-}
-
-func (g *guarded) intact() bool {
-	f := bytes.Repeat([]byte{0xA5}, fence)
-	return bytes.Equal(g.all[:fence], f) && bytes.Equal(g.all[len(g.all)-fence:], f)
-}
 
 // FuzzHostileTarget runs a host that submits, posts, collects and detaches against an arbitrary target and device. For
 // any input: no panic; no byte outside the buffers of outstanding commands changes; each command completes at most
@@ -60,21 +25,15 @@ func FuzzHostileTarget(f *testing.F) {
 	f.Add(uint8(0x02), append(cid([]byte{0, 0, 4, 0, 4, 4, 0, 5, 4, 1, 0, 2, 3}, 0x400), 0, 1, 0, 3, 1, 4, 0, 4, 8, 7,
 		1))
 	f.Fuzz(func(t *testing.T, mode uint8, script []byte) {
-		tp := &tape{script}
+		tp := hosttest.NewTape(script)
 		o := Options{Depth: 1 + int(mode>>4&7), InlineBytes: int(mode&1) * 64, InCapsuleBytes: int(mode>>1&1) * 4096}
 		p := newPeer(o, 2+int(mode>>2&3))
-		var bufs []*guarded
+		var bufs []*hosttest.Guarded
+		var writes [][]byte             // what each command writes, nil if it does not
 		inFlight := map[uint64][]byte{} // capsules by the ID of their SEND
 		sent := map[uint16]bool{}
 		check := func() {
-			for i, g := range bufs {
-				if !g.intact() {
-					t.Fatalf("command %d: a byte next to its buffer has changed", i)
-				}
-				if (g.detached || !g.out) && !bytes.Equal(g.buf, g.copy) {
-					t.Fatalf("command %d: its buffer has changed after it was given back", i)
-				}
-			}
+			hosttest.CheckAll(t, bufs)
 			for _, w := range p.posted {
 				if !bytes.Equal(p.capsule(&w), inFlight[w.ID]) {
 					t.Fatalf("the capsule of %#x changes while its SEND is in flight", w.ID)
@@ -101,46 +60,48 @@ func FuzzHostileTarget(f *testing.F) {
 			}
 			p.postRecvs()
 		}
-		for steps := 0; len(tp.b) > 0 && steps < 300; steps++ {
-			switch op := tp.u8(); op % 9 {
+		for steps := 0; tp.Len() > 0 && steps < 300; steps++ {
+			switch op := tp.U8(); op % 9 {
 			case 0: // submit
-				kind := tp.u8()
-				n := int(tp.u8()) * 512
+				kind := tp.U8()
+				n := int(tp.U8()) * 512
 				c := host.Command{Tag: uint64(len(bufs))}
 				c.SQE.SetOpcode([]uint8{nvme.CmdRead, nvme.CmdWrite, nvme.CmdFlush, nvme.CmdCompare}[kind%4])
 				c.SQE.SetFuse(nvme.Fuse(kind >> 6 % 3))
 				if kind%4 == 2 {
 					n = 0
 				}
-				g := newGuarded(n)
-				if g.write = kind&1 != 0; g.write {
-					copy(g.buf, pattern(c.Tag, n))
-					g.want = bytes.Clone(g.buf)
+				g := hosttest.NewGuarded(n)
+				var written []byte
+				if kind&1 != 0 {
+					copy(g.Buf, hosttest.Pattern(c.Tag, n))
+					written = bytes.Clone(g.Buf)
 				}
-				c.Data = g.buf
+				c.Data = g.Buf
 				if _, err := p.q.Submit(&c); err == nil {
-					g.out = true
-					bufs = append(bufs, g)
+					g.Submitted()
+					bufs, writes = append(bufs, g), append(writes, written)
 				} else if err == host.ErrQueueFull && p.q.Free() != 0 || err == host.ErrDataDirection ||
 					err == host.ErrDataLength {
 					t.Fatal(err)
 				}
 			case 1: // post
-				for _, w := range p.post(int(tp.u8())) {
+				for _, w := range p.post(int(tp.U8())) {
 					b := p.capsule(&w)
 					inFlight[w.ID] = bytes.Clone(b)
 					e := (*nvme.SQE)(b)
 					i := host.SlotOf(e.CID())
-					g := bufs[p.q.slots[i].tag]
+					tag := p.q.slots[i].tag
+					n := len(bufs[tag].Buf)
 					delete(sent, e.CID())
 					data := b[nvme.SQESize:]
 					if e.SGL().Type() == nvme.SGLTypeKeyedDataBlock {
 						data = p.mem.has[uint16(i)]
-						if int(e.SGL().KeyedLength()) != len(g.buf) || len(data) != len(g.buf) {
-							t.Fatalf("a command of %d bytes tells of %d", len(g.buf), e.SGL().KeyedLength())
+						if int(e.SGL().KeyedLength()) != n || len(data) != n {
+							t.Fatalf("a command of %d bytes tells of %d", n, e.SGL().KeyedLength())
 						}
 					}
-					if g.write && !bytes.Equal(data, g.want) {
+					if w := writes[tag]; w != nil && !bytes.Equal(data, w) {
 						t.Fatal("a write carries other data than it was given")
 					}
 				}
@@ -158,43 +119,33 @@ func FuzzHostileTarget(f *testing.F) {
 				}
 			case 3: // a response
 				if len(p.recvs) > 0 {
-					c := p.response(tp.u16(), nvme.Status(tp.u8()), 1)
+					c := p.response(tp.U16(), nvme.Status(tp.U8()), 1)
 					if op > 240 {
-						c.Len = uint32(tp.u8())
+						c.Len = uint32(tp.U8())
 					}
 					completed(c)
 				}
 			case 4: // the right response for a slot
-				i := int(tp.u8()) % p.q.Depth()
+				i := int(tp.U8()) % p.q.Depth()
 				if s := &p.q.slots[i]; s.busy && len(p.recvs) > 0 {
 					if s.toHost {
 						for k := range p.mem.has[uint16(i)] {
 							p.mem.has[uint16(i)][k] = byte(k)
 						}
 					}
-					completed(p.response(host.CID(uint16(i), s.gen), nvme.Status(tp.u8()%2), 0))
+					completed(p.response(host.CID(uint16(i), s.gen), nvme.Status(tp.U8()%2), 0))
 				}
 			case 5: // collect
-				comps := make([]host.Completion, 1+int(tp.u8()%8))
+				comps := make([]host.Completion, 1+int(tp.U8()%8))
 				for _, c := range comps[:p.q.Completions(comps)] {
-					g := bufs[c.Tag]
-					if !g.out {
-						t.Fatalf("command %d completed twice", c.Tag)
-					}
+					bufs[c.Tag].Complete(t, &c)
 					if !sent[c.CID] {
 						t.Fatalf("command %d completed before its SEND", c.Tag)
 					}
-					if int(c.Received) > len(g.buf) {
-						t.Fatalf("command %d received %d bytes of %d", c.Tag, c.Received, len(g.buf))
-					}
-					g.out = false
-					if !g.detached {
-						g.copy = bytes.Clone(g.buf)
-					}
 				}
 			case 6: // the device says what it likes
-				c := wr.Completion{ID: uint64(tp.u8()&1)<<63 | uint64(tp.u16())<<16 | uint64(tp.u16()),
-					Status: wr.Status(tp.u8() % 8), Len: 16}
+				c := wr.Completion{ID: uint64(tp.U8()&1)<<63 | uint64(tp.U16())<<16 | uint64(tp.U16()),
+					Status: wr.Status(tp.U8() % 8), Len: 16}
 				if k := slices.IndexFunc(p.posted, func(w wr.Send) bool { return w.ID == c.ID }); k >= 0 &&
 					c.Status == wr.StatusOK {
 					// The SEND may have been posted, although it did not request a completion.
@@ -205,20 +156,14 @@ func FuzzHostileTarget(f *testing.F) {
 				}
 				completed(c)
 			case 7: // detach
-				i := int(tp.u8()) % p.q.Depth()
+				i := int(tp.U8()) % p.q.Depth()
 				s := &p.q.slots[i]
 				c := host.CID(uint16(i), s.gen)
 				if p.q.Detach(c) != s.busy {
 					t.Fatalf("Detach(%#x) is wrong about the command being outstanding", c)
 				}
-				if g := bufs; s.busy && !g[s.tag].detached {
-					g := g[s.tag]
-					g.detached = true
-					// The caller may change the buffer now.
-					for k := range g.buf {
-						g.buf[k] ^= 0xFF
-					}
-					g.copy = bytes.Clone(g.buf)
+				if s.busy {
+					bufs[s.tag].Detach()
 				}
 			case 8:
 				p.q.Tick(op > 128)

@@ -160,12 +160,3 @@ func (p *peer) receive(b []byte) wr.Completion {
 	copy(p.q.opts.Region[r.Addr-regionAddr:][:r.Len], b)
 	return wr.Completion{ID: r.ID, Op: wr.OpRecv, Len: uint32(len(b))}
 }
-
-// pattern returns the data of command tag.
-func pattern(tag uint64, n int) []byte {
-	b := make([]byte, n)
-	for i := range b {
-		b[i] = byte(uint64(i)*7 + uint64(i)>>8 + tag)
-	}
-	return b
-}

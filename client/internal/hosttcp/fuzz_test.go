@@ -6,50 +6,10 @@ import (
 	"testing"
 
 	"jbofd/client/internal/host"
+	"jbofd/client/internal/host/hosttest"
 	"jbofd/internal/nvme"
 	"jbofd/internal/nvmeof/tcp/pdu"
 )
-
-// tape reads values from a fuzzer's input.
-type tape struct{ b []byte }
-
-func (t *tape) u8() uint8 {
-	if len(t.b) == 0 {
-		return 0
-	}
-	v := t.b[0]
-	t.b = t.b[1:]
-	return v
-}
-
-func (t *tape) u16() uint16 { return uint16(t.u8()) | uint16(t.u8())<<8 }
-
-func (t *tape) take(n int) []byte {
-	n = min(n, len(t.b))
-	v := t.b[:n]
-	t.b = t.b[n:]
-	return v
-}
-
-// guarded is a command's buffer between two guard areas.
-type guarded struct {
-	all, buf []byte
-	out      bool // the queue has it
-	detached bool
-	copy     []byte // its content when it was detached
-}
-
-const fence = 64
-
-func newGuarded(n int) *guarded {
-	all := bytes.Repeat([]byte{0xA5}, n+2*fence)
-	return &guarded{all: all, buf: all[fence : fence+n : fence+n]}
-}
-
-func (g *guarded) intact() bool {
-	f := bytes.Repeat([]byte{0xA5}, fence)
-	return bytes.Equal(g.all[:fence], f) && bytes.Equal(g.all[len(g.all)-fence:], f)
-}
 
 // FuzzHostileTarget runs a host that submits, sends, collects and detaches against a target that sends anything, from
 // well-formed PDUs with arbitrary fields to arbitrary bytes. For any input: no panic; no byte outside the buffers of
@@ -64,7 +24,7 @@ func FuzzHostileTarget(f *testing.F) {
 	f.Add(uint8(0), append(cid([]byte{0, 1, 200, 1, 255, 3}, 0x400), 0, 0, 200, 1, 255, 1, 255, 4, 0, 4))
 	f.Add(uint8(4), []byte{0, 1, 1, 1, 255, 5, 0, 4, 1, 7, 4, 1, 1, 6, 40, 5, 0, 24, 0, 24, 0, 0, 0, 1, 2, 3})
 	f.Fuzz(func(t *testing.T, mode uint8, script []byte) {
-		tp := &tape{script}
+		tp := hosttest.NewTape(script)
 		o := Options{Depth: 1 + int(mode>>4&3), HeaderDigest: mode&1 != 0, DataDigest: mode&2 != 0,
 			MaxR2T:    1 + int(mode>>6),
 			RecvBytes: 4096}
@@ -81,18 +41,8 @@ func FuzzHostileTarget(f *testing.F) {
 			p.tx = p.rx
 			p.tx.AlignBytes = (int(mode&1)*3 + 1) * 4
 		}
-		var bufs []*guarded
+		var bufs []*hosttest.Guarded
 		var sent []byte
-		check := func() {
-			for i, g := range bufs {
-				if !g.intact() {
-					t.Fatalf("command %d: a byte next to its buffer has changed", i)
-				}
-				if (g.detached || !g.out) && !bytes.Equal(g.buf, g.copy) {
-					t.Fatalf("command %d: its buffer has changed after it was given back", i)
-				}
-			}
-		}
 		feed := func(b []byte) {
 			dead := p.q.Err() != nil
 			err := p.feed(b)
@@ -104,29 +54,29 @@ func FuzzHostileTarget(f *testing.F) {
 			}
 		}
 		header := func(dataLen int) []byte {
-			c, tt := tp.u16(), tp.u16()
-			return dataHeader(c, tt, uint32(tp.u8())*64, uint32(dataLen))
+			c, tt := tp.U16(), tp.U16()
+			return dataHeader(c, tt, uint32(tp.U8())*64, uint32(dataLen))
 		}
-		for steps := 0; len(tp.b) > 0 && steps < 200; steps++ {
-			switch op := tp.u8(); op % 9 {
+		for steps := 0; tp.Len() > 0 && steps < 200; steps++ {
+			switch op := tp.U8(); op % 9 {
 			case 0: // submit
-				kind := tp.u8()
-				n := int(tp.u8()) * 512
+				kind := tp.U8()
+				n := int(tp.U8()) * 512
 				c := host.Command{Tag: uint64(len(bufs))}
 				c.SQE.SetOpcode([]uint8{nvme.CmdRead, nvme.CmdWrite, nvme.CmdFlush, nvme.CmdCompare}[kind%4])
 				if kind%4 == 2 {
 					n = 0
 				}
-				g := newGuarded(n)
-				c.Data = g.buf
+				g := hosttest.NewGuarded(n)
+				c.Data = g.Buf
 				if _, err := p.q.Submit(&c); err == nil {
-					g.out = true
+					g.Submitted()
 					bufs = append(bufs, g)
 				} else if err == host.ErrQueueFull && p.q.Free() != 0 || err == host.ErrDataDirection {
 					t.Fatal(err)
 				}
 			case 1: // send
-				limit := int(tp.u8())
+				limit := int(tp.U8())
 				for taken := 0; limit == 255 || taken < limit*16; {
 					segs := p.q.SendBufs()
 					if len(segs) == 0 {
@@ -148,34 +98,24 @@ func FuzzHostileTarget(f *testing.F) {
 					sent = sent[n:]
 				}
 			case 2: // C2HData
-				flags := tp.u8() & (pdu.FlagLast | pdu.FlagSuccess)
-				n := int(tp.u8()) * 64
+				flags := tp.U8() & (pdu.FlagLast | pdu.FlagSuccess)
+				n := int(tp.U8()) * 64
 				feed(p.pdu(pdu.TypeC2HData, flags, header(n), make([]byte, n), op > 240, op > 200))
 			case 3: // R2T
 				h := header(0)
-				le.PutUint32(h[8:], uint32(tp.u16())*64)
+				le.PutUint32(h[8:], uint32(tp.U16())*64)
 				feed(p.pdu(pdu.TypeR2T, 0, h, nil, op > 240, false))
 			case 4: // CapsuleResp
-				feed(p.resp(tp.u16(), nvme.Status(tp.u8()), 0))
+				feed(p.resp(tp.U16(), nvme.Status(tp.U8()), 0))
 			case 5: // collect
-				comps := make([]host.Completion, 1+int(tp.u8()%8))
+				comps := make([]host.Completion, 1+int(tp.U8()%8))
 				for _, c := range comps[:p.q.Completions(comps)] {
-					g := bufs[c.Tag]
-					if !g.out {
-						t.Fatalf("command %d completed twice", c.Tag)
-					}
-					if int(c.Received) > len(g.buf) {
-						t.Fatalf("command %d received %d bytes of %d", c.Tag, c.Received, len(g.buf))
-					}
-					g.out = false
-					if !g.detached {
-						g.copy = bytes.Clone(g.buf)
-					}
+					bufs[c.Tag].Complete(t, &c)
 				}
 			case 6: // bytes
-				feed(tp.take(int(tp.u8())))
+				feed(tp.Bytes(int(tp.U8())))
 			case 7: // detach
-				c := tp.u16()
+				c := tp.U16()
 				tag := -1
 				for i := range p.q.slots {
 					s := &p.q.slots[i]
@@ -186,20 +126,14 @@ func FuzzHostileTarget(f *testing.F) {
 				if p.q.Detach(c) != (tag >= 0) {
 					t.Fatalf("Detach(%#x) is wrong about the command being outstanding", c)
 				}
-				if tag >= 0 && !bufs[tag].detached {
-					g := bufs[tag]
-					g.detached = true
-					// The caller may change the buffer now.
-					for k := range g.buf {
-						g.buf[k] ^= 0xFF
-					}
-					g.copy = bytes.Clone(g.buf)
+				if tag >= 0 {
+					bufs[tag].Detach()
 				}
 			case 8:
 				p.q.Tick(op > 128)
-				p.chunk = int(tp.u8())
+				p.chunk = int(tp.U8())
 			}
-			check()
+			hosttest.CheckAll(t, bufs)
 			if n := p.q.Free() + p.q.Outstanding(); n != p.q.Depth() {
 				t.Fatalf("%d slots of %d", n, p.q.Depth())
 			}

@@ -8,7 +8,7 @@ import (
 
 	"github.com/cockroachdb/datadriven"
 
-	"jbofd/client/internal/host"
+	"jbofd/client/internal/host/hosttest"
 	"jbofd/internal/nvme"
 	"jbofd/internal/nvmeof/tcp/pdu"
 )
@@ -179,38 +179,15 @@ func (p *peer) describe(b []byte) string {
 	return c.Type().String() + "\n"
 }
 
-// pattern returns the data of command tag.
-func pattern(tag uint64, n int) []byte {
-	b := make([]byte, n)
-	for i := range b {
-		b[i] = byte(uint64(i)*7 + uint64(i)>>8 + tag)
-	}
-	return b
-}
-
 // TestTranscripts plays conversations. Run with -rewrite to update them; then read the diff.
 func TestTranscripts(t *testing.T) {
 	datadriven.Walk(t, "testdata/transcripts", func(t *testing.T, path string) {
 		var p *peer
-		bufs := map[uint64][]byte{}
+		var script hosttest.Script
 		datadriven.RunTest(t, path, func(t *testing.T, d *datadriven.TestData) string {
-			num := func(key string, def uint64) uint64 {
-				if d.HasArg(key) {
-					d.ScanArgs(t, key, &def)
-				}
-				return def
-			}
-			hexArg := func(key string) uint16 {
-				var s string
-				d.ScanArgs(t, key, &s)
-				var v uint16
-				if _, err := fmt.Sscanf(s, "0x%x", &v); err != nil {
-					d.Fatalf(t, "%s=%s: %v", key, s, err)
-				}
-				return v
-			}
+			a := hosttest.Args{T: t, TestData: d}
 			feed := func(b []byte) string {
-				p.chunk = int(num("chunk", 0))
+				p.chunk = int(a.Num("chunk", 0))
 				if err := p.feed(b); err != nil {
 					return "error: " + err.Error() + "\n" + p.drain(0)
 				}
@@ -218,11 +195,11 @@ func TestTranscripts(t *testing.T) {
 			}
 			switch d.Cmd {
 			case "new":
-				o := Options{Depth: int(num("depth", 4)), MaxR2T: int(num("maxr2t", 1)),
-					InCapsuleBytes: int(num("incapsule", 0)),
+				o := Options{Depth: int(a.Num("depth", 4)), MaxR2T: int(a.Num("maxr2t", 1)),
+					InCapsuleBytes: int(a.Num("incapsule", 0)),
 					HeaderDigest:   d.HasArg("hdgst"), DataDigest: d.HasArg("ddgst")}
 				p = &peer{q: New(o)}
-				clear(bufs)
+				script.Reset()
 				s := p.drain(0)
 				if d.HasArg("connected") {
 					dgst := uint8(0)
@@ -232,8 +209,8 @@ func TestTranscripts(t *testing.T) {
 					if o.DataDigest {
 						dgst |= 2
 					}
-					cpda := uint8(num("cpda", 0))
-					if err := p.feed(p.icResp(cpda, dgst, uint32(num("maxh2c", 8192)))); err != nil {
+					cpda := uint8(a.Num("cpda", 0))
+					if err := p.feed(p.icResp(cpda, dgst, uint32(a.Num("maxh2c", 8192)))); err != nil {
 						d.Fatalf(t, "%v", err)
 					}
 					p.rx = pdu.Format{HeaderDigest: o.HeaderDigest, DataDigest: o.DataDigest}
@@ -242,31 +219,13 @@ func TestTranscripts(t *testing.T) {
 				}
 				return s
 			case "icresp":
-				return feed(p.icResp(uint8(num("cpda", 0)), uint8(num("dgst", 0)), uint32(num("maxh2c", 8192))))
+				return feed(p.icResp(uint8(a.Num("cpda", 0)), uint8(a.Num("dgst", 0)), uint32(a.Num("maxh2c", 8192))))
 			case "submit":
-				var op string
-				d.ScanArgs(t, "op", &op)
-				c := host.Command{Tag: num("tag", 0)}
-				ops := map[string]uint8{"read": nvme.CmdRead, "write": nvme.CmdWrite, "flush": nvme.CmdFlush,
-					"aer": nvme.AdminAsyncEvent, "both": 0x83}
-				c.SQE.SetOpcode(ops[op])
-				n := int(num("len", 0))
-				switch op {
-				case "write":
-					c.Data = pattern(c.Tag, n)
-				default:
-					c.Data = make([]byte, n)
-				}
-				bufs[c.Tag] = c.Data
-				cid, err := p.q.Submit(&c)
-				if err != nil {
-					return "error: " + err.Error() + "\n"
-				}
-				return fmt.Sprintf("cid=%#x\n", cid)
+				return script.Submit(p.q, a, make([]byte, a.Num("len", 0)))
 			case "send":
-				return p.drain(int(num("bytes", 0)))
+				return p.drain(int(a.Num("bytes", 0)))
 			case "c2hdata":
-				off, n := uint32(num("off", 0)), uint32(num("len", 0))
+				off, n := uint32(a.Num("off", 0)), uint32(a.Num("len", 0))
 				flags := uint8(0)
 				if d.HasArg("last") {
 					flags |= pdu.FlagLast
@@ -274,19 +233,19 @@ func TestTranscripts(t *testing.T) {
 				if d.HasArg("success") {
 					flags |= pdu.FlagSuccess
 				}
-				data := pattern(num("tag", 0), int(off+n))[off:]
+				data := hosttest.Pattern(a.Num("tag", 0), int(off+n))[off:]
 				return feed(p.pdu(pdu.TypeC2HData, flags,
-					dataHeader(hexArg("cid"), 0, off, uint32(num("datal", uint64(n)))), data,
+					dataHeader(a.CID(), 0, off, uint32(a.Num("datal", uint64(n)))), data,
 					d.HasArg("badheader"), d.HasArg("baddata")))
 			case "resp":
-				return feed(p.resp(hexArg("cid"), nvme.Status(num("status", 0)), num("result", 0)))
+				return feed(p.resp(a.CID(), nvme.Status(a.Num("status", 0)), a.Num("result", 0)))
 			case "r2t":
-				return feed(p.pdu(pdu.TypeR2T, 0, dataHeader(hexArg("cid"), hexArg("ttag"), uint32(num("off", 0)),
-					uint32(num("len", 0))), nil, d.HasArg("badheader"), false))
+				return feed(p.pdu(pdu.TypeR2T, 0, dataHeader(a.CID(), uint16(a.Hex("ttag")), uint32(a.Num("off", 0)),
+					uint32(a.Num("len", 0))), nil, d.HasArg("badheader"), false))
 			case "term":
 				b := pdu.AppendTerm(nil, pdu.TypeC2HTermReq,
-					&pdu.FatalError{FES: pdu.FES(num("fes", 1)), FEI: uint32(num("fei",
-						0))}, make([]byte, num("quote", 0)))
+					&pdu.FatalError{FES: pdu.FES(a.Num("fes", 1)), FEI: uint32(a.Num("fei",
+						0))}, make([]byte, a.Num("quote", 0)))
 				return feed(b)
 			case "bytes":
 				b, err := hex.DecodeString(strings.Join(strings.Fields(d.Input), ""))
@@ -294,29 +253,11 @@ func TestTranscripts(t *testing.T) {
 					d.Fatalf(t, "%v", err)
 				}
 				return feed(b)
-			case "detach":
-				return fmt.Sprintf("%t\n", p.q.Detach(hexArg("cid")))
-			case "scribble": // what a caller may do to a buffer that is his again
-				b := bufs[num("tag", 0)]
-				for i := range b {
-					b[i] = 0xEE
-				}
-				return ""
-			case "tick":
-				return fmt.Sprintf("oldest %d\n", p.q.Tick(d.HasArg("admin")))
 			case "done":
-				var s strings.Builder
-				comps := make([]host.Completion, 8)
-				for _, c := range comps[:p.q.Completions(comps)] {
-					right := ""
-					if c.Received > 0 {
-						right = fmt.Sprintf(" data right: %t", string(bufs[c.Tag][:c.Received]) == string(pattern(c.Tag,
-							int(c.Received))))
-					}
-					fmt.Fprintf(&s, "tag=%d %s result=%d received=%d%s\n", c.Tag, c.Status, c.Result, c.Received, right)
-				}
-				fmt.Fprintf(&s, "free %d of %d\n", p.q.Free(), p.q.Depth())
-				return s.String()
+				return script.Done(p.q) + "\n"
+			}
+			if out, ok := script.Play(p.q, a); ok {
+				return out
 			}
 			d.Fatalf(t, "unknown command %q", d.Cmd)
 			return ""

@@ -77,8 +77,8 @@ func OpenEmbedded(c EmbeddedConfig) (*Embedded, error) {
 	return d, nil
 }
 
-func (d *Embedded) open(c EmbeddedConfig) (err error) {
-	if d.pool, err = bufpool.New(bufpool.Config{TotalBytes: embeddedPoolBytes}); err != nil {
+func (e *Embedded) open(c EmbeddedConfig) (err error) {
+	if e.pool, err = bufpool.New(bufpool.Config{TotalBytes: embeddedPoolBytes}); err != nil {
 		return err
 	}
 	if s, ok := strings.CutPrefix(c.Path, "mem:"); ok {
@@ -92,7 +92,7 @@ func (d *Embedded) open(c EmbeddedConfig) (err error) {
 		c.Format = true
 		var dev *mem.Device
 		if dev, err = mem.Open(mem.Config{Name: "embedded", SizeBytes: n, BlockSize: c.BlockSize}); err == nil {
-			d.dev = dev
+			e.dev = dev
 		}
 	} else {
 		if _, serr := os.Stat(c.Path); errors.Is(serr, os.ErrNotExist) {
@@ -108,8 +108,8 @@ func (d *Embedded) open(c EmbeddedConfig) (err error) {
 		}
 		var dev *file.Device
 		if dev, err = file.Open(file.Config{Name: "embedded", Path: c.Path, Create: c.SizeBytes > 0,
-			SizeBytes: c.SizeBytes, Engine: c.Engine, Pool: d.pool}); err == nil {
-			d.dev = dev
+			SizeBytes: c.SizeBytes, Engine: c.Engine, Pool: e.pool}); err == nil {
+			e.dev = dev
 		}
 	}
 	if errors.Is(err, mem.ErrConfig) || errors.Is(err, file.ErrConfig) {
@@ -118,26 +118,26 @@ func (d *Embedded) open(c EmbeddedConfig) (err error) {
 	if err != nil {
 		return err
 	}
-	if d.drive, err = drive.New(drive.Config{Device: d.dev, Pool: d.pool}); err != nil {
+	if e.drive, err = drive.New(drive.Config{Device: e.dev, Pool: e.pool}); err != nil {
 		return err
 	}
 	for _, t := range []tenant.ID{foreground, background} {
-		d.drive.SetTenant(t, pipeline.Settings{Weight: 1})
+		e.drive.SetTenant(t, pipeline.Settings{Weight: 1})
 	}
 	// A partition of a new store has a name and a seed of its own.
 	var id [24]byte
 	if _, err = rand.Read(id[:]); err != nil {
 		return err
 	}
-	info, begun := d.dev.Info(), time.Now()
-	d.part, err = partition.Open(partition.Config{Drive: d.drive, Background: background, Volatile: c.Volatile,
+	info, begun := e.dev.Info(), time.Now()
+	e.part, err = partition.Open(partition.Config{Drive: e.drive, Background: background, Volatile: c.Volatile,
 		Store: kvstore.Config{
 			PartitionBytes: info.SizeBytes, KeysPerSegment: c.KeysPerSegment, Requests: c.Requests,
 			GroupBytes: c.GroupBytes, GroupDelayNS: c.GroupDelayNS,
 			Format: c.Format, UUID: uuid.UUID(id[:16]), HashSeed: binary.LittleEndian.Uint64(id[16:]),
 		}})
-	o := d.drive.Stats()
-	d.opening = [3]int64{time.Since(begun).Microseconds(), o.Requests[ssd.Read].Load(), o.Bytes[ssd.Read].Load()}
+	o := e.drive.Stats()
+	e.opening = [3]int64{time.Since(begun).Microseconds(), o.Requests[ssd.Read].Load(), o.Bytes[ssd.Read].Load()}
 	if errors.Is(err, kvstore.ErrConfig) {
 		err = fmt.Errorf("%w: %w", ErrConfig, err)
 	}
@@ -153,37 +153,37 @@ func ignoreNotExist(err error) error {
 }
 
 // Name implements DB.
-func (d *Embedded) Name() string { return d.name }
+func (e *Embedded) Name() string { return e.name }
 
 // MaxValueBytes implements DB.
-func (d *Embedded) MaxValueBytes() int { return d.part.MaxValueBytes() }
+func (e *Embedded) MaxValueBytes() int { return e.part.MaxValueBytes() }
 
 // Buffer implements DB.
-func (d *Embedded) Buffer(size int) ([]byte, func() error, error) {
+func (e *Embedded) Buffer(size int) ([]byte, func() error, error) {
 	return make([]byte, size), func() error { return nil }, nil
 }
 
 // Close implements DB.
-func (d *Embedded) Close() error {
+func (e *Embedded) Close() error {
 	var errs []error
-	if d.part != nil {
-		errs = append(errs, d.part.Close(closeTimeout))
+	if e.part != nil {
+		errs = append(errs, e.part.Close(closeTimeout))
 	}
-	if d.drive != nil {
-		errs = append(errs, d.drive.Close())
+	if e.drive != nil {
+		errs = append(errs, e.drive.Close())
 	}
-	if d.dev != nil {
-		errs = append(errs, d.dev.Close())
+	if e.dev != nil {
+		errs = append(errs, e.dev.Close())
 	}
-	if d.pool != nil {
-		errs = append(errs, d.pool.Close())
+	if e.pool != nil {
+		errs = append(errs, e.pool.Close())
 	}
 	return errors.Join(errs...)
 }
 
 // Counters implements Counting.
-func (d *Embedded) Counters() []Counter {
-	s, o := d.part.Stats(), d.drive.Stats()
+func (e *Embedded) Counters() []Counter {
+	s, o := e.part.Stats(), e.drive.Stats()
 	return []Counter{
 		{"DeviceReads", o.Requests[ssd.Read].Load(), false},
 		{"DeviceWrites", o.Requests[ssd.Write].Load(), false},
@@ -196,16 +196,16 @@ func (d *Embedded) Counters() []Counter {
 		{"Segments", s.Segments, true},
 		{"LiveBytes", s.LiveBytes, true},
 		{"BufferBytes", s.MemoryBytes, true},
-		{"PartitionBytes", d.dev.Info().SizeBytes, true},
-		{"OpeningUS", d.opening[0], true},
-		{"OpeningReads", d.opening[1], true},
-		{"OpeningReadBytes", d.opening[2], true},
+		{"PartitionBytes", e.dev.Info().SizeBytes, true},
+		{"OpeningUS", e.opening[0], true},
+		{"OpeningReads", e.opening[1], true},
+		{"OpeningReadBytes", e.opening[2], true},
 	}
 }
 
 // OpenQueue implements DB.
-func (d *Embedded) OpenQueue(_ context.Context, depth int) (Queue, error) {
-	q := &embeddedQueue{part: d.part, reqs: make([]partition.Request, depth),
+func (e *Embedded) OpenQueue(_ context.Context, depth int) (Queue, error) {
+	q := &embeddedQueue{part: e.part, reqs: make([]partition.Request, depth),
 		done: make([]*partition.Request, 0, depth),
 		kick: make(chan struct{}, 1), interrupted: make(chan struct{}), timer: time.NewTimer(time.Hour)}
 	q.timer.Stop()

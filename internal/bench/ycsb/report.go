@@ -143,11 +143,11 @@ func (p *Progress) StatusLine(now time.Time) string {
 }
 
 // latency returns what people look at: the corrected one if there is one.
-func (e *Series) latency() *bench.LatencyNS {
-	if e.IntendedLatencyNS != nil {
-		return e.IntendedLatencyNS
+func (s *Series) latency() *bench.LatencyNS {
+	if s.IntendedLatencyNS != nil {
+		return s.IntendedLatencyNS
 	}
-	return e.LatencyNS
+	return s.LatencyNS
 }
 
 // NewReport begins the report of a Bench; the caller adds the phases.
@@ -262,8 +262,8 @@ func (p *Phase) write(b *strings.Builder, name string) {
 }
 
 // write writes one series. Times are in microseconds. As in YCSB, operations that are not OK count as others.
-func (e *Series) write(b *strings.Builder, name string, l *bench.LatencyNS) {
-	fmt.Fprintf(b, "[%s], Operations, %d\n", name, e.Results[OK.String()])
+func (s *Series) write(b *strings.Builder, name string, l *bench.LatencyNS) {
+	fmt.Fprintf(b, "[%s], Operations, %d\n", name, s.Results[OK.String()])
 	if l != nil {
 		fmt.Fprintf(b, "[%s], AverageLatency(us), %.3f\n", name, l.Mean/1e3)
 		for _, v := range []struct {
@@ -277,12 +277,12 @@ func (e *Series) write(b *strings.Builder, name string, l *bench.LatencyNS) {
 	}
 	failed := uint64(0)
 	for r := OK; r <= Failed; r++ {
-		if k := e.Results[r.String()]; k > 0 {
+		if k := s.Results[r.String()]; k > 0 {
 			fmt.Fprintf(b, "[%s], Return=%s, %d\n", name, r, k)
 			failed += k
 		}
 	}
-	if failed -= e.Results[OK.String()]; failed > 0 {
+	if failed -= s.Results[OK.String()]; failed > 0 {
 		fmt.Fprintf(b, "[%s-FAILED], Operations, %d\n", name, failed)
 	}
 }

@@ -32,23 +32,23 @@ func NewWire(ctx context.Context, c *client.Controller, nsid uint32) (*Wire, err
 }
 
 // Name implements DB.
-func (d *Wire) Name() string {
-	o := d.c.Options()
-	return fmt.Sprintf("%s %s nsid %d", o.URL(), o.SubNQN, d.ns.NSID())
+func (w *Wire) Name() string {
+	o := w.c.Options()
+	return fmt.Sprintf("%s %s nsid %d", o.URL(), o.SubNQN, w.ns.NSID())
 }
 
 // MaxValueBytes implements DB.
-func (d *Wire) MaxValueBytes() int { return d.ns.Info().MaxValue }
+func (w *Wire) MaxValueBytes() int { return w.ns.Info().MaxValue }
 
 // Buffer implements DB.
-func (d *Wire) Buffer(size int) ([]byte, func() error, error) { return d.c.AllocBuffer(size) }
+func (w *Wire) Buffer(size int) ([]byte, func() error, error) { return w.c.AllocBuffer(size) }
 
 // Close implements DB.
-func (d *Wire) Close() error { return d.c.Close() }
+func (w *Wire) Close() error { return w.c.Close() }
 
 // OpenQueue implements DB.
-func (d *Wire) OpenQueue(ctx context.Context, depth int) (Queue, error) {
-	q, err := d.ns.OpenQueue(ctx)
+func (w *Wire) OpenQueue(ctx context.Context, depth int) (Queue, error) {
+	q, err := w.ns.OpenQueue(ctx)
 	if err != nil {
 		return nil, err
 	}

@@ -17,16 +17,18 @@ import (
 //	uvarint  chunk of the previous record, if there was one
 //	for each Change:
 //	u8       0x80, and flags: 0x01 a value was added, 0x02 a value died, 0x04 both have the same length,
-//	         0x08 a key was added, 0x10 a key was removed
+//	         0x08 a key was added, 0x10 a key was removed, 0x20 the added value has several pieces
 //	uvarint  number of the item of the added value, if 0x01
+//	uvarint  number of its pieces besides the first, if 0x20
 //	uvarint  chunk of the value that died, if 0x02
 //	uvarint  length of its record in units of ValueUnit, if 0x02 without 0x04
 //	u8       0, if the segment does not end here
 type Change struct {
-	// Item is the number of the item whose value was added; -1: none.
-	Item int
-	// Died is the length of the record of the value that was replaced or removed, 0 if there was none. Chunk is where
-	// it was.
+	// Item is the number of the item whose value was added; -1: none. More is how many of the items behind it have
+	// further pieces of that value.
+	Item, More int
+	// Died is the length of the records of the value that was replaced or removed, 0 if there were none. Chunk is where
+	// they were.
 	Died  int
 	Chunk ChunkNumber
 	// Keys is the change of the number of keys: -1, 0 or 1.
@@ -40,6 +42,7 @@ const (
 	changeSame    = 0x04
 	changeKeyMore = 0x08
 	changeKeyLess = 0x10
+	changeMore    = 0x20
 )
 
 // MaxChangesBytes is the longest that the changes of a segment can be: the size of all extra units.
@@ -64,7 +67,10 @@ func (b Segment) AppendChange(dst []byte, c Change) []byte {
 	head, born := byte(changeAny), 0
 	if c.Item >= 0 {
 		head |= changeBorn
-		born = b.bornBytes(c.Item)
+		born = b.bornBytes(c)
+		if c.More > 0 {
+			head |= changeMore
+		}
 	}
 	if c.Died > 0 {
 		head |= changeDied
@@ -84,6 +90,9 @@ func (b Segment) AppendChange(dst []byte, c Change) []byte {
 	dst = append(dst, head)
 	if c.Item >= 0 {
 		dst = binary.AppendUvarint(dst, uint64(c.Item))
+		if c.More > 0 {
+			dst = binary.AppendUvarint(dst, uint64(c.More))
+		}
 	}
 	if c.Died > 0 {
 		dst = binary.AppendUvarint(dst, uint64(c.Chunk))
@@ -129,12 +138,16 @@ func (b Segment) Changes(dst []Change) (changes []Change, known bool) {
 		said = said[1:]
 		c, born := Change{Item: -1}, 0
 		if head&changeBorn != 0 {
-			n := next()
-			if known = known && n < uint64(b.Items()); !known {
+			n, more := next(), uint64(0)
+			if head&changeMore != 0 {
+				more = next()
+			}
+			items := uint64(b.Items())
+			if known = known && n < items && more < items-n; !known {
 				break
 			}
-			c.Item = int(n)
-			born = b.bornBytes(c.Item)
+			c.Item, c.More = int(n), int(more)
+			born = b.bornBytes(c)
 		}
 		if head&changeDied != 0 {
 			if c.Chunk, c.Died = ChunkNumber(next()), born; head&changeSame == 0 {
@@ -161,8 +174,14 @@ func (b Segment) NumberedItem(number int) Item {
 	return b.Item(off)
 }
 
-// bornBytes is the length of the record of an item's value.
-func (b Segment) bornBytes(number int) int { return ValueBytes(b.NumberedItem(number).ValueLen()) }
+// bornBytes is the length of the records of the value that was added.
+func (b Segment) bornBytes(c Change) int {
+	n := 0
+	for i := range c.More + 1 {
+		n += ValueBytes(b.NumberedItem(c.Item + i).ValueLen())
+	}
+	return n
+}
 
 // NumberOf returns the number of the item whose value is at an offset of the partition, or -1.
 //

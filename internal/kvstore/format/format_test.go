@@ -4,9 +4,12 @@ import (
 	"bytes"
 	"encoding/hex"
 	"errors"
+	"fmt"
 	"slices"
 	"strings"
 	"testing"
+
+	"jbofd/internal/units"
 )
 
 // The structures as they are on the SSD, all but their zeroes at the end.
@@ -32,6 +35,18 @@ var golden = []struct {
 		"92" + "808040" + "808008" + // a key less, died in chunk 2^20, 2^17 units
 		"8b" + "01" + "808040" + "808008" + // a key more, born: item 1, died the same
 		strings.Repeat("00", 28)},
+	{"segment with a value in pieces", pieces, func(b []byte) error { return Segment(b).Check(77) }, "" +
+		"________" + // CRC32C
+		"53" + "0000000000" + // magic, durable: none
+		"070000000000" + // version
+		"2a000000" + "3f00" + "0420" + // number, length, items and an extra unit
+		"01" + "008000" + "0100000000" + "61" + // key of 1, the first 32 KiB of its value at 8
+		"00" + "008000" + "0410000000" + // the next 32 KiB
+		"00" + "010000" + "0110000000" + // the last byte
+		"02" + "000000" + "0000000000" + "6262" + // key of 2, value of 0
+		"01" + // there was no record before
+		"a3" + "00" + "02" + "02" + "8640" + // born: item 0 and 2 more; died in chunk 2, 8198 units
+		strings.Repeat("00", 26)},
 	{"value", valueRecord, func(b []byte) error { return Value(b).Check(77) }, "" +
 		"________" + "56" + "050000" + // CRC32C, magic, length
 		"efcdab8967452301" + // hash
@@ -89,6 +104,24 @@ func segment() []byte {
 	it.SetKeyLen(1)
 	copy(it.Key(), "b")
 	copy(b[b.LengthBytes():], b.SetChanges(segmentChanges(b)))
+	b.Seal(77)
+	return b
+}
+
+func pieces() []byte {
+	b := make(Segment, 3*KeyUnit)
+	b.Clear(42)
+	b.SetVersion(7)
+	at := b.Insert([]byte("a"))
+	b.Insert([]byte("bb"))
+	b.Extend(at, 2)
+	for i, place := range []units.ExtentOffset{8, 0x8020, 0x8008} {
+		it := b.NumberedItem(i)
+		it.SetValueLen([]int{32 << 10, 32 << 10, 1}[i])
+		it.SetValueOffset(place)
+	}
+	c := b.AppendChange(BeginChanges(nil, 0, 0), Change{Item: 0, More: 2, Chunk: 2, Died: 2 * ValueBytes(32<<10)})
+	copy(b[b.LengthBytes():], b.SetChanges(c))
 	b.Seal(77)
 	return b
 }
@@ -167,6 +200,63 @@ func TestChangesAreReadAsWritten(t *testing.T) {
 	}
 }
 
+func TestValuesInPieces(t *testing.T) {
+	content := func(b Segment) (s string) {
+		for at := SegmentHeaderBytes; at < b.LengthBytes(); {
+			it := b.Item(at)
+			at += it.LengthBytes()
+			s += fmt.Sprintf("%s%d ", it.Key(), it.ValueLen())
+		}
+		if !strings.HasSuffix(s, " ") || strings.Count(s, " ") != b.Items() {
+			t.Errorf("%d items: %q", b.Items(), s)
+		}
+		return s
+	}
+	// Any keys with values in any number of pieces, before and behind the one that is edited.
+	for n := range 27 {
+		b := make(Segment, 1024)
+		b.Clear(42)
+		want := [3]string{}
+		for i := range want {
+			at, length := b.Insert([]byte{'a' + byte(i)}), 0
+			b.Extend(at, []int{n % 3, n / 3 % 3, n / 9}[i])
+			for more, next := true, at; more; {
+				length++
+				it := b.Item(next)
+				it.SetValueLen(10*i + length)
+				want[i] += fmt.Sprintf("%s%d ", it.Key(), it.ValueLen())
+				next += it.LengthBytes()
+				more = next < b.LengthBytes() && b.Item(next).Continues()
+			}
+			if got, sum := b.Pieces(at); got != length || sum != 10*i*length+length*(length+1)/2 {
+				t.Fatalf("%d pieces, %d bytes, want %d", got, sum, length)
+			}
+		}
+		if got := content(b); got != want[0]+want[1]+want[2] {
+			t.Fatalf("%q, want %q", got, want)
+		}
+		c := slices.Clone(b)
+		c.Filter(func(key []byte) bool { return key[0] != 'b' })
+		if got := content(c); got != want[0]+want[2] {
+			t.Errorf("without b: %q, want %q", got, want)
+		}
+		c = slices.Clone(b)
+		c.Remove(c.Find([]byte("b")))
+		if got := content(c); got != want[0]+want[2] {
+			t.Errorf("b removed: %q, want %q", got, want)
+		}
+		c = slices.Clone(b)
+		c.Truncate(c.Find([]byte("b")))
+		if got := content(c); got != want[0]+"b11 "+want[2] {
+			t.Errorf("b truncated: %q, want %q", got, want)
+		}
+		b.Seal(77)
+		if err := b.Check(77); err != nil {
+			t.Error(err)
+		}
+	}
+}
+
 func TestAFlippedBitAnywhereIsAnError(t *testing.T) {
 	for _, g := range golden {
 		b := g.make()
@@ -212,7 +302,7 @@ func TestChecksNameTheField(t *testing.T) {
 			b := superblock()
 			seal(b, superMagic, Version+1)
 			return Superblock(b).Check(1 << 30)
-		}, ErrVersion, "has 3, this program knows 2"},
+		}, ErrVersion, "has 4, this program knows 2 to 3"},
 		{"length", func() error { return Superblock(superblock()).Check(1 << 31) }, ErrCorrupt,
 			"partition length is 1073741824, want 2147483648"},
 		{"chunk length", func() error {
@@ -226,6 +316,24 @@ func TestChecksNameTheField(t *testing.T) {
 		{"page", func() error { return Page(page()).Check(9, 4) }, ErrCorrupt, "index is 3, want 4"},
 		{"items", func() error { b := Segment(segment()); b.SetItems(3); b.Seal(77); return b.Check(77) }, ErrCorrupt,
 			"number of items is 3, want 2"},
+		{"a piece of no value", func() error {
+			b := Segment(pieces())
+			b.Item(SegmentHeaderBytes).SetValueLen(0)
+			b.Seal(77)
+			return b.Check(77)
+		}, ErrCorrupt, "key length of item 1 is 0"},
+		{"a piece of nothing", func() error {
+			b := Segment(pieces())
+			b.NumberedItem(2).SetValueLen(0)
+			b.Seal(77)
+			return b.Check(77)
+		}, ErrCorrupt, "key length of item 2 is 0"},
+		{"long pieces", func() error {
+			b := Segment(pieces())
+			b.NumberedItem(1).SetValueLen(MaxValue - 32<<10)
+			b.Seal(77)
+			return b.Check(77)
+		}, ErrCorrupt, "value length of item 2 is 1048577"},
 		{"key", func() error { b := Segment(segment()); b[SegmentHeaderBytes] = 0; b.Seal(77); return b.Check(77) },
 			ErrCorrupt, "key length of item 0"},
 	} {
@@ -277,6 +385,9 @@ func readSegment(b Segment) {
 	for i := range b.Items() {
 		it := b.Item(at)
 		_, _ = it.Key(), it.ValueOffset()
+		if n, length := b.Pieces(at); n < 1 || length > MaxValue {
+			panic("a value that is too long")
+		}
 		_ = b.NumberedItem(i)
 		at += it.LengthBytes()
 	}

@@ -62,10 +62,11 @@ func seal(b []byte, magic string, version uint32) {
 	le.PutUint32(b[preludeCRC:], preludeCRCOf(b))
 }
 
-// check verifies the prelude of b, which has exactly the length of the structure. The name what is used in errors.
+// check verifies the prelude of b, which has exactly the length of the structure, and whose version must be one from
+// oldest to newest. The name what is used in errors.
 //
-// Errors: ErrBlank, ErrVersion naming both versions, ErrCorrupt naming the field.
-func check(b []byte, what, magic string, version uint32) error {
+// Errors: ErrBlank, ErrVersion naming the versions, ErrCorrupt naming the field.
+func check(b []byte, what, magic string, oldest, newest uint32) error {
 	if got := string(b[:8]); got != magic {
 		if zero(b) {
 			return fmt.Errorf("%s: %w", what, ErrBlank)
@@ -78,8 +79,12 @@ func check(b []byte, what, magic string, version uint32) error {
 	if got, want := le.Uint32(b[preludeCRC:]), preludeCRCOf(b); got != want {
 		return bad(what, "CRC32C", fmt.Sprintf("%#08x", got), fmt.Sprintf("%#08x", want))
 	}
-	if v := le.Uint32(b[preludeVersion:]); v != version {
-		return fmt.Errorf("%s: %w: it has %d, this program knows %d", what, ErrVersion, v, version)
+	if v := le.Uint32(b[preludeVersion:]); v < oldest || v > newest {
+		known := fmt.Sprint(newest)
+		if oldest < newest {
+			known = fmt.Sprintf("%d to %d", oldest, newest)
+		}
+		return fmt.Errorf("%s: %w: it has %d, this program knows %s", what, ErrVersion, v, known)
 	}
 	return nil
 }

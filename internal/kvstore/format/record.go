@@ -11,7 +11,7 @@ import (
 // written as a whole at every change. The view may be longer than the record.
 //
 //	0  u32  CRC32C of the rest, from Seed       16 u32  segment number
-//	4  u8   magic 'S'                           20 u16  length in bytes, of header and items
+//	4  u8   magic 'S' or 'L'                    20 u16  length in bytes, of header and items
 //	5  u40  durable versions                    22 u13  number of items
 //	10 u48  version                                u3   extra units
 //	                                            24 …    items, changes, zeroes
@@ -25,9 +25,16 @@ import (
 //
 // An item is 9 bytes and the key:
 //
-//	0  u8   length of the key, 1 to 16          4  u40  place of the value in units of 8 bytes,
-//	1  u24  length of the value                         0 for a value of length 0
+//	0  u8   length of the key, 1 to 16, or 0    4  u40  place of the value in units of 8 bytes,
+//	1  u24  length of the value                         0 for a value of length 0,
+//	                                                    1 for a key that does not exist (Item.Gone)
 //	                                            9  …    key
+//
+// The value of a key may be in several pieces, each with a record of its own. The item of the key has the first piece.
+// Items without a key, right behind it, have the others in order (Item.Continues).
+//
+// A segment with the magic 'L' is lossy: an earlier record of it was damaged, and it has only what was written since.
+// Of a key without an item it is not known whether it exists. That is why a deleted key has an item there.
 type Segment []byte
 
 const (
@@ -39,6 +46,7 @@ const (
 	MaxSegmentBytes = 1<<16 - KeyUnit
 
 	segmentMagic = 'S'
+	lossyMagic   = 'L'
 	segMagic     = 4
 	segDurable   = 5
 	segVersion   = 10
@@ -57,6 +65,16 @@ func (b Segment) Items() int           { return int(le.Uint16(b[segItems:]) & ma
 
 // SetItems sets the number of items, and the number of extra units to 0.
 func (b Segment) SetItems(v int) { le.PutUint16(b[segItems:], uint16(v)) }
+
+// Lossy reports whether the segment lacks keys that were lost.
+func (b Segment) Lossy() bool { return b[segMagic] == lossyMagic }
+
+// SetLossy makes the segment lossy or complete.
+func (b Segment) SetLossy(lossy bool) {
+	if b[segMagic] = segmentMagic; lossy {
+		b[segMagic] = lossyMagic
+	}
+}
 
 // maxItems is what the field for the number of items can hold. The longest segment has fewer.
 const maxItems = 1<<13 - 1
@@ -93,11 +111,13 @@ func (b Segment) Item(off int) Item { return Item(b[off:]) }
 
 // Seal computes the checksum of a segment whose seed is given.
 func (b Segment) Seal(seed uint32) {
-	b[segMagic] = segmentMagic
+	b.SetLossy(b.Lossy())
 	le.PutUint32(b, crc32.Update(seed, castagnoli, b[4:b.ExtentBytes()]))
 }
 
-// Check verifies a segment. After it all views of items are within bounds.
+// Check verifies the checksum, which Seal computed from the same seed, and that the items fill the length exactly.
+// After it all views of items are within bounds. It does not check the segment number, which the caller compares with
+// the one that it expects, nor whether a key occurs twice.
 //
 // Errors: ErrCorrupt naming the field.
 //
@@ -107,7 +127,7 @@ func (b Segment) Check(seed uint32) error {
 	switch {
 	case len(b) < SegmentHeaderBytes:
 		return bad(what, "length", len(b), "at least 24")
-	case b[segMagic] != segmentMagic:
+	case !b.Begins():
 		return bad(what, "magic", b[segMagic], segmentMagic)
 	case b.LengthBytes() < SegmentHeaderBytes || b.LengthBytes() > min(len(b), MaxSegmentBytes):
 		return bad(what, "length", b.LengthBytes(), fmt.Sprintf("24 to %d", min(len(b), MaxSegmentBytes)))
@@ -118,17 +138,22 @@ func (b Segment) Check(seed uint32) error {
 		return bad(what, "CRC32C", fmt.Sprintf("%#08x", got), fmt.Sprintf("%#08x", want))
 	}
 	off := SegmentHeaderBytes
+	whole := 0 // the length of the value of the last key so far
 	for i := range b.Items() {
 		if off+ItemHeaderBytes > b.LengthBytes() {
 			return bad(what, "number of items", b.Items(), i)
 		}
 		it := b.Item(off)
-		switch {
-		case it.KeyLen() < 1 || it.KeyLen() > MaxKey:
-			return bad(what, fmt.Sprintf("key length of item %d", i), it.KeyLen(), "1 to 16")
-		case it.ValueLen() > MaxValue:
-			return bad(what, fmt.Sprintf("value length of item %d", i), it.ValueLen(), "at most 1 MiB")
+		if !it.Continues() {
+			whole = 0
 		}
+		switch {
+		case it.Continues() && (whole == 0 || it.ValueLen() == 0) || it.KeyLen() > MaxKey:
+			return bad(what, fmt.Sprintf("key length of item %d", i), it.KeyLen(), "1 to 16")
+		case whole+it.ValueLen() > MaxValue:
+			return bad(what, fmt.Sprintf("value length of item %d", i), whole+it.ValueLen(), "at most 1 MiB")
+		}
+		whole += it.ValueLen()
 		off += it.LengthBytes()
 	}
 	if off != b.LengthBytes() {
@@ -140,16 +165,33 @@ func (b Segment) Check(seed uint32) error {
 // Item is a view of an item of a segment.
 type Item []byte
 
-func (b Item) KeyLen() int       { return int(b[0]) }
-func (b Item) SetKeyLen(v int)   { b[0] = byte(v) }
+// Continues reports whether the item has no key but a piece of the value of the key before it.
+func (b Item) Continues() bool { return b[0] == 0 }
+
+func (b Item) KeyLen() int     { return int(b[0]) }
+func (b Item) SetKeyLen(v int) { b[0] = byte(v) }
+
+// ValueLen is the length of the value, or of the item's piece of it.
 func (b Item) ValueLen() int     { return int(uint24(b[1:])) }
 func (b Item) SetValueLen(v int) { putUint24(b[1:], uint32(v)) }
 func (b Item) Key() []byte       { return b[ItemHeaderBytes : ItemHeaderBytes+b.KeyLen()] }
 func (b Item) LengthBytes() int  { return ItemHeaderBytes + b.KeyLen() }
 
-// ValueOffset is the offset of the value in the partition.
+// ValueOffset is the offset of the value, or of the item's piece of it, in the partition.
 func (b Item) ValueOffset() units.ExtentOffset     { return units.ExtentOffset(uint40(b[4:])) * ValueUnit }
 func (b Item) SetValueOffset(v units.ExtentOffset) { putUint40(b[4:], uint64(v)/ValueUnit) }
+
+// gonePlace is the place, in units of ValueUnit, of a key that does not exist. No value is there.
+const gonePlace = 1
+
+// Gone reports whether the item says that its key does not exist. Only lossy segments have such items.
+func (b Item) Gone() bool { return b.ValueLen() == 0 && uint40(b[4:]) == gonePlace }
+
+// SetGone makes the item say that its key does not exist.
+func (b Item) SetGone() {
+	b.SetValueLen(0)
+	putUint40(b[4:], gonePlace)
+}
 
 // Value is a view of a value in the value log. It may be longer than the record.
 //
@@ -214,7 +256,9 @@ func (b Value) Check(seed uint32) error {
 }
 
 // Begins reports whether b has the magic of a segment, valid or not.
-func (b Segment) Begins() bool { return len(b) >= SegmentHeaderBytes && b[segMagic] == segmentMagic }
+func (b Segment) Begins() bool {
+	return len(b) >= SegmentHeaderBytes && (b[segMagic] == segmentMagic || b[segMagic] == lossyMagic)
+}
 
 // Begins reports whether b has the magic of a value, valid or not.
 func (b Value) Begins() bool { return len(b) >= ValueHeaderBytes && b[valMagic] == valueMagic }

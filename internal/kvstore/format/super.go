@@ -31,6 +31,9 @@ const (
 	superReserved   = 88
 )
 
+// Version is the version of the format that the superblock was sealed with; 0: it was not sealed.
+func (b Superblock) Version() uint32 { return le.Uint32(b[preludeVersion:]) }
+
 func (b Superblock) BlockSize() int            { return int(le.Uint32(b[superBlockSize:])) }
 func (b Superblock) SetBlockSize(v int)        { le.PutUint32(b[superBlockSize:], uint32(v)) }
 func (b Superblock) Generation() uint64        { return le.Uint64(b[superGeneration:]) }
@@ -88,7 +91,7 @@ func (b Superblock) Check(partitionBytes int64) error {
 	if len(b) != SuperblockBytes {
 		return bad(what, "length", len(b), SuperblockBytes)
 	}
-	if err := check(b, what, superMagic, Version); err != nil {
+	if err := check(b, what, superMagic, OldestVersion, Version); err != nil {
 		return err
 	}
 	pow2 := func(v, low, high int64) bool { return v >= low && v <= high && v&(v-1) == 0 }
@@ -117,6 +120,8 @@ const (
 	KeyLog Kind = 1 + iota
 	ValueLog
 	Checkpoint
+	// Bad is the kind of no header, but of the ChunkEntry of a chunk that is not used because it cannot be read.
+	Bad
 )
 
 // ChunkHeader is a view of the header of a chunk, its first ChunkHeaderBytes. The rest of the block is zero. The header
@@ -171,7 +176,7 @@ func (b ChunkHeader) Check() error {
 	if len(b) != ChunkHeaderBytes {
 		return bad(what, "length", len(b), ChunkHeaderBytes)
 	}
-	if err := check(b, what, chunkMagic, Version); err != nil {
+	if err := check(b, what, chunkMagic, OldestVersion, Version); err != nil {
 		return err
 	}
 	switch {
@@ -210,6 +215,9 @@ func (b Page) Checkpoint() uint64     { return le.Uint64(b[pageCheckpoint:]) }
 func (b Page) SetCheckpoint(v uint64) { le.PutUint64(b[pageCheckpoint:], v) }
 func (b Page) Payload() []byte        { return b[pagePayload:PageBytes] }
 
+// Begins reports whether b has the magic of a page, valid or not.
+func (b Page) Begins() bool { return string(b[:len(pageMagic)]) == pageMagic }
+
 // Seal completes the page.
 func (b Page) Seal() { seal(b[:PageBytes], pageMagic, Version) }
 
@@ -221,7 +229,7 @@ func (b Page) Check(checkpoint uint64, index uint32) error {
 	if len(b) != PageBytes {
 		return bad(what, "length", len(b), PageBytes)
 	}
-	if err := check(b, what, pageMagic, Version); err != nil {
+	if err := check(b, what, pageMagic, OldestVersion, Version); err != nil {
 		return err
 	}
 	switch {
@@ -279,8 +287,8 @@ func (b Summary) KeyEpoch() uint32 {
 	return b.LastEpoch() + 1
 }
 
-// ChunkEntry is a view of the state of a chunk in a checkpoint: u32 epoch, u32 live bytes, u8 kind (0: free), 3 B
-// reserved.
+// ChunkEntry is a view of the state of a chunk in a checkpoint: u32 epoch, u32 live bytes, u8 kind (0: free, 4:
+// not used because it cannot be read), 3 B reserved.
 type ChunkEntry []byte
 
 func (b ChunkEntry) Epoch() uint32     { return le.Uint32(b) }

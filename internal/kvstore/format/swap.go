@@ -95,7 +95,7 @@ func (b AreaSuperblock) Check(areaBytes int64) error {
 	if len(b) != SuperblockBytes {
 		return bad(what, "length", len(b), SuperblockBytes)
 	}
-	if err := check(b, what, areaMagic, SwapVersion); err != nil {
+	if err := check(b, what, areaMagic, SwapVersion, SwapVersion); err != nil {
 		return err
 	}
 	switch n := b.BlockSize(); {
@@ -383,7 +383,7 @@ func (b SwapManifest) Check() error {
 	if len(b) != SwapManifestBytes {
 		return bad(what, "length", len(b), SwapManifestBytes)
 	}
-	if err := check(b, what, manifestMagic, SwapVersion); err != nil {
+	if err := check(b, what, manifestMagic, SwapVersion, SwapVersion); err != nil {
 		return err
 	}
 	switch {

@@ -53,7 +53,7 @@ func (m *Machine) makeBuffers() error {
 	for i := range int32(mediumBuffers + longestBuffers) {
 		c, n := classOf(i), mediumRecord
 		if c == longestClass {
-			n = format.ValueBytes(max(m.MaxValueBytes, format.MaxSegmentBytes))
+			n = max(m.MaxExtentBytes, format.MaxSegmentBytes)
 		}
 		b.all = append(b.all, mem.Take("reads of long records", m.roomFor(n)))
 		b.free[c] = append(b.free[c], i)
@@ -85,7 +85,8 @@ func (m *Machine) memory(i int32, n int) []byte {
 	return b.all[o.big]
 }
 
-// returnBuffer returns the larger buffer of an op, if it has one, and continues an op that waits for it.
+// returnBuffer returns the larger buffer of an op, if it has one, and continues ops that wait for one of its class,
+// until one of them takes it: what an op waited for may be shorter now, or gone.
 func (m *Machine) returnBuffer(i int32) {
 	o, b := &m.ops[i], &m.borrowed
 	if o.big == none {
@@ -94,16 +95,15 @@ func (m *Machine) returnBuffer(i int32) {
 	c := classOf(o.big)
 	b.free[c] = append(b.free[c], o.big)
 	o.big = none
-	if b.waiting[c].N == 0 {
-		return
-	}
-	switch w := m.links.Pop(&b.waiting[c]); {
-	case m.ops[w].kind == List:
-		m.list(w)
-	case m.ops[w].place == 0:
-		m.lookup(w)
-	default:
-		m.readValue(w)
+	for b.waiting[c].N > 0 && len(b.free[c]) > 0 {
+		switch w := m.links.Pop(&b.waiting[c]); {
+		case m.ops[w].kind == List:
+			m.list(w)
+		case len(m.ops[w].pieces) == 0:
+			m.lookup(w)
+		default:
+			m.readValue(w)
+		}
 	}
 }
 

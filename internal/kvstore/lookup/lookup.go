@@ -3,11 +3,15 @@
 //
 //	Begin ──> entry in the SegTbl ──> read segment ──> find the key ──> read value ──> Done
 //
+// Pieces of a value that lie one behind the other are read at once.
+//
 // The machine changes nothing. While it reads, a segment or value may be moved and its place be written again.
 // Therefore every record is checked, and if one is not valid the lookup starts again in case the SegTbl has changed.
 package lookup
 
 import (
+	"math/bits"
+
 	"jbofd/internal/kvstore/format"
 	"jbofd/internal/kvstore/space"
 	"jbofd/internal/list"
@@ -61,8 +65,9 @@ type Host interface {
 	ReadFor(slot int32, tenant tenant.ID, offset units.ExtentOffset, buf []byte)
 	// Done ends a Request. The length is that of the whole value, or of the list.
 	Done(tag uint64, r Result, length int)
-	// Damaged reports a live record that is damaged: a segment, or a value if hash is the hash of its key.
-	Damaged(offset units.ExtentOffset, segment uint32, hash uint64)
+	// Damaged reports a live record of at most n bytes that is damaged: a segment, or a value if hash is the hash of its
+	// key. It returns Corrupt, or DeviceError if the record may be read later.
+	Damaged(offset units.ExtentOffset, n int, segment uint32, hash uint64) Result
 }
 
 // Config describes a Machine. Table and Pool belong to the store.
@@ -72,8 +77,8 @@ type Config struct {
 	Pool      *space.Pool
 	HashSeed  uint64
 	BlockSize int
-	// Requests is how many may be in progress. MaxValueBytes is the length of the longest value.
-	Requests, MaxValueBytes int
+	// Requests is how many may be in progress. MaxExtentBytes is the length of the records of the longest value.
+	Requests, MaxExtentBytes int
 	// Alloc returns memory for I/O.
 	Alloc space.Alloc
 }
@@ -82,9 +87,12 @@ type Config struct {
 type Machine struct {
 	Config
 	ops []op
-	// links are those of free and of the lists of ops that wait for memory.
+	// links are those of free, skipping and the lists of ops that wait for memory.
 	links list.Links
 	free  list.List
+	// skipping are Lists that are to skip more empty segments. skips counts those that were skipped since Continue.
+	skipping list.List
+	skips    int
 	// listed is where a List sorts the keys of a segment.
 	listed   []listed
 	borrowed borrowed
@@ -103,18 +111,36 @@ type op struct {
 	value  []byte
 	room   func(length int) []byte
 	length uint32
-	// entry is the SegTbl's entry of segment when its read was started, life the epoch of its chunk at that time, and
-	// epoch that of the value's chunk. lead is the offset of the record in the buffer.
+	// entry is the SegTbl's entry of segment when its read was started, and life the epoch of its chunk at that time.
+	// lead is the offset of the record in the buffer.
 	entry   Entry
 	segment uint32
 	life    uint32
-	epoch   uint32
 	lead    uint32
-	place   units.ExtentOffset // offset of the value in the partition; 0: the segment is being read
+	// want is how many bytes of the segment are being read, if a read of as many as it may have has failed; else 0.
+	want int
+	// again: a damaged record has been read again.
+	again bool
+	// pieces are those of the value, from the first one that has not been read; empty: the segment is being read. run
+	// of them are being read. at is where in the value they begin.
+	pieces []piece
+	run    int
+	at     uint32
 	// position is how far a List has come.
 	position uint64
 	buf      []byte
 	big      int32 // the larger buffer that the op has taken, or none
+}
+
+// piece is a piece of a value, or all of it. epoch is that of its chunk when the segment was read.
+type piece struct {
+	place  units.ExtentOffset
+	length uint32
+	epoch  uint32
+}
+
+func (p *piece) end() units.ExtentOffset {
+	return p.place + units.ExtentOffset(format.ValueBytes(int(p.length)))
 }
 
 // New makes a Machine.
@@ -122,9 +148,10 @@ type op struct {
 // Errors: space.ErrNoMemory.
 func New(cfg Config) (*Machine, error) {
 	m := &Machine{Config: cfg, ops: make([]op, cfg.Requests), links: make(list.Links, cfg.Requests), free: list.None,
-		listed: make([]listed, 0, 256)}
+		skipping: list.None, listed: make([]listed, 0, 256)}
 	for i := range m.ops {
 		m.ops[i].big = none
+		m.ops[i].pieces = make([]piece, 0, 1)
 		m.links.Push(&m.free, int32(i))
 	}
 	return m, m.makeBuffers()
@@ -144,7 +171,7 @@ func (m *Machine) Begin(r *Request) bool {
 	o := &m.ops[i]
 	*o = op{
 		kind: r.Op, tag: r.Tag, tenant: r.Tenant, keyLen: uint8(len(r.Key)), hash: format.HashKey(m.HashSeed, r.Key),
-		value: r.Value, room: r.Room, buf: o.buf, big: none,
+		value: r.Value, room: r.Room, buf: o.buf, big: none, pieces: o.pieces[:0],
 	}
 	copy(o.key[:], r.Key)
 	if o.kind == List {
@@ -160,11 +187,14 @@ func (m *Machine) Begin(r *Request) bool {
 // hot: 0 allocs
 func (m *Machine) Read(slot int32, ok bool) {
 	switch o := &m.ops[slot]; {
-	case !ok:
+	case !ok && m.moved(o):
+		m.restart(slot)
+	case !ok && (len(o.pieces) > 0 || !m.readShorter(slot)):
 		m.finish(slot, DeviceError)
+	case !ok:
 	case o.kind == List:
 		m.listRead(slot)
-	case o.place == 0:
+	case len(o.pieces) == 0:
 		m.lookupRead(slot)
 	default:
 		m.valueRead(slot)
@@ -174,6 +204,8 @@ func (m *Machine) Read(slot int32, ok bool) {
 // lookup starts a Get or Exist, or starts it again.
 func (m *Machine) lookup(i int32) {
 	o := &m.ops[i]
+	clear(o.value[:min(int(o.at), len(o.value))]) // pieces of an older value may be there
+	o.at = 0
 	o.segment = m.Table.Segment(o.hash)
 	if o.entry = m.Table.Get(o.segment); o.entry == 0 {
 		m.finish(i, NotFound)
@@ -185,9 +217,26 @@ func (m *Machine) lookup(i int32) {
 // readSegment reads the segment at the op's entry.
 func (m *Machine) readSegment(i int32) {
 	o := &m.ops[i]
-	o.place = 0
-	o.life = m.lifeOf(o.entry)
+	o.pieces = o.pieces[:0]
+	o.life, o.want = m.lifeOf(o.entry), 0
 	m.read(i, o.entry.Offset(), o.entry.MaxBytes())
+}
+
+// readShorter reads a segment again without the last block that could not be read with it, and reports whether there is
+// one. The segment may end before that block.
+func (m *Machine) readShorter(i int32) bool {
+	o := &m.ops[i]
+	n := o.want
+	if n == 0 {
+		n = o.entry.MaxBytes()
+	}
+	start, length := m.Pool.Around(o.entry.Offset(), n, m.BlockSize)
+	if length <= m.BlockSize {
+		return false
+	}
+	o.want = length - m.BlockSize - int(o.entry.Offset()-start)
+	m.read(i, o.entry.Offset(), o.want)
+	return true
 }
 
 // read reads the blocks that contain n bytes, as soon as there is a buffer for them.
@@ -210,23 +259,55 @@ func (m *Machine) elsewhere(o *op) bool {
 	return e != o.entry || m.lifeOf(e) != o.life
 }
 
-// check returns the segment that was read. If it is damaged check ends the op and returns nil.
+// moved reports that what was read, or was not, says nothing about the key that the op looks for: its segment has moved
+// since the read was started, or the key belongs to another segment now.
+func (m *Machine) moved(o *op) bool {
+	hash := o.hash
+	if o.kind == List {
+		hash = bits.Reverse64(o.position)
+	}
+	return m.Table.Segment(hash) != o.segment || m.elsewhere(o)
+}
+
+// restart looks for the segment of an op again.
+func (m *Machine) restart(i int32) {
+	if m.ops[i].kind == List {
+		m.list(i)
+	} else {
+		m.lookup(i)
+	}
+}
+
+// check returns the segment that was read. If it is damaged check reads it again, once, or ends the op, and returns
+// nil. What was read may be what a failed write has left, which was put right since.
 func (m *Machine) check(i int32) format.Segment {
 	o := &m.ops[i]
 	seg := format.Segment(m.bytesOf(o))
-	if seg.Check(m.Pool.Seed(o.entry.Offset())) != nil || seg.Number() != o.segment {
-		m.Host.Damaged(o.entry.Offset(), o.segment, 0)
-		m.finish(i, Corrupt)
-		return nil
+	switch {
+	case seg.Check(m.Pool.Seed(o.entry.Offset())) == nil && seg.Number() == o.segment:
+		return seg
+	case o.want > 0:
+		m.finish(i, DeviceError) // the rest of it cannot be read
+	case !o.again:
+		o.again = true
+		m.readSegment(i)
+	default:
+		m.lost(i)
 	}
-	return seg
+	return nil
+}
+
+// lost ends an op that needs keys which the segment has lost.
+func (m *Machine) lost(i int32) {
+	o := &m.ops[i]
+	m.finish(i, m.Host.Damaged(o.entry.Offset(), o.entry.MaxBytes(), o.segment, 0))
 }
 
 // lookupRead handles the end of the read of a segment. If the segment has moved the bytes may be anything.
 func (m *Machine) lookupRead(i int32) {
 	o := &m.ops[i]
-	if m.Table.Segment(o.hash) != o.segment || m.elsewhere(o) {
-		m.lookup(i)
+	if m.moved(o) {
+		m.restart(i)
 		return
 	}
 	seg := m.check(i)
@@ -234,12 +315,16 @@ func (m *Machine) lookupRead(i int32) {
 		return
 	}
 	at := seg.Find(o.key[:o.keyLen])
-	if at == 0 {
+	switch {
+	case at == 0 && seg.Lossy():
+		m.lost(i)
+		return
+	case at == 0 || seg.Item(at).Gone():
 		m.finish(i, NotFound)
 		return
 	}
-	it := seg.Item(at)
-	o.length = uint32(it.ValueLen())
+	pieces, length := seg.Pieces(at)
+	o.length = uint32(length)
 	if o.kind == Exist || o.length == 0 {
 		m.finish(i, Found)
 		return
@@ -250,34 +335,68 @@ func (m *Machine) lookupRead(i int32) {
 			return
 		}
 	}
-	o.place = it.ValueOffset()
-	if !m.Pool.Contains(o.place) {
-		m.Host.Damaged(o.entry.Offset(), o.segment, 0)
-		m.finish(i, Corrupt)
-		return
+	for range pieces {
+		it := seg.Item(at)
+		at += it.LengthBytes()
+		place := it.ValueOffset()
+		if !m.Pool.Contains(place) {
+			m.lost(i)
+			return
+		}
+		o.pieces = append(o.pieces, piece{place: place, length: uint32(it.ValueLen()),
+			epoch: m.Pool.Chunks[m.Pool.Of(place)].Epoch})
 	}
-	o.epoch = m.Pool.Chunks[m.Pool.Of(o.place)].Epoch
 	m.readValue(i)
 }
 
+// readValue reads the next piece of a value, and those that lie behind it in the partition.
 func (m *Machine) readValue(i int32) {
-	m.read(i, m.ops[i].place, format.ValueBytes(int(m.ops[i].length)))
+	o := &m.ops[i]
+	first, last := &o.pieces[0], &o.pieces[0]
+	for o.run = 1; o.run < len(o.pieces); o.run++ {
+		p := &o.pieces[o.run]
+		if p.place != last.end() || int(p.end()-first.place) > m.MaxExtentBytes {
+			break
+		}
+		last = p
+	}
+	m.read(i, first.place, int(last.end()-first.place))
 }
 
+// valueRead handles the end of the read of one piece of a value or more.
 func (m *Machine) valueRead(i int32) {
 	o := &m.ops[i]
-	v := format.Value(m.bytesOf(o))
-	switch {
-	case v.Check(m.Pool.SeedOf(o.epoch, o.place)) == nil && v.Hash() == o.hash && v.ValueLen() == int(o.length):
-		copy(o.value, v.Data())
-		m.finish(i, Found)
-	case m.Table.Segment(o.hash) != o.segment || m.elsewhere(o):
-		// The value was moved or replaced, and its chunk has been written again.
-		m.lookup(i)
-	default:
-		m.Host.Damaged(o.place, o.segment, o.hash)
-		m.finish(i, Corrupt)
+	records := m.bytesOf(o)
+	for j := range o.pieces[:o.run] {
+		p, v := &o.pieces[j], format.Value(records)
+		if v.Check(m.Pool.SeedOf(p.epoch, p.place)) != nil || v.Hash() != o.hash || v.ValueLen() != int(p.length) {
+			m.valueDamaged(i, p)
+			return
+		}
+		if int(o.at) < len(o.value) {
+			copy(o.value[o.at:], v.Data())
+		}
+		o.at += p.length
+		records = records[format.ValueBytes(int(p.length)):]
 	}
+	if o.run == len(o.pieces) {
+		m.finish(i, Found)
+		return
+	}
+	o.pieces = o.pieces[:copy(o.pieces, o.pieces[o.run:])]
+	m.readValue(i)
+}
+
+// valueDamaged handles a record of a value that is not what it should be.
+func (m *Machine) valueDamaged(i int32, p *piece) {
+	o := &m.ops[i]
+	if m.moved(o) || !o.again {
+		// The value was moved or replaced, and its chunk has been written again. Or a second read does better.
+		o.again = true
+		m.lookup(i)
+		return
+	}
+	m.finish(i, m.Host.Damaged(p.place, format.ValueBytes(int(p.length)), o.segment, o.hash))
 }
 
 // finish ends an op.

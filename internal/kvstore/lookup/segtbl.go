@@ -2,6 +2,7 @@ package lookup
 
 import (
 	"encoding/binary"
+	"math/bits"
 
 	"jbofd/internal/units"
 )
@@ -48,17 +49,34 @@ type SegTbl struct {
 	n   uint32
 	// mask is 2^(k+1) - 1.
 	mask uint32
+	// used counts the segments that are not empty by class: the low classBits bits of their numbers. So a List passes
+	// the empty segments of a table that was once full of keys quickly. Their length is a power of two.
+	used      []uint32
+	classBits int
 }
 
-// NewSegTbl returns an empty table in mem, which is not touched before it is needed.
-func NewSegTbl(mem []byte) SegTbl { return SegTbl{mem: mem[:len(mem)/EntryBytes*EntryBytes]} }
+// classSegments is how many segments a class has in a table of the greatest length, at most.
+const classSegments = 4096
+
+// NewSegTbl returns an empty table in mem, which is not touched before it is needed. Besides it has 4 bytes for every
+// 2048 to 4096 segments.
+func NewSegTbl(mem []byte) SegTbl {
+	t := SegTbl{mem: mem[:len(mem)/EntryBytes*EntryBytes]}
+	t.classBits = max(1, bits.Len(uint((t.Max()-1)/classSegments)))
+	t.used = make([]uint32, 1<<t.classBits)
+	return t
+}
 
 // Grow extends the table to n segments, at most Max. The new ones are empty.
 func (t *SegTbl) Grow(n uint32) {
 	clear(t.mem[int(t.n)*EntryBytes : int(n)*EntryBytes])
+	t.Extend(n)
+}
+
+// Extend extends the table to n segments, at most Max, whose entries Load gives.
+func (t *SegTbl) Extend(n uint32) {
 	t.n = n
-	for t.mask = 1; t.mask < n; t.mask = t.mask<<1 | 1 {
-	}
+	t.mask = max(1, uint32(1)<<bits.Len32(n)-1)
 }
 
 // Len is the number of segments.
@@ -80,16 +98,28 @@ func (t *SegTbl) Segment(hash uint64) uint32 { // hot: 0 allocs
 }
 
 // Bits is the number of low bits of a hash that decide whether it belongs to segment i.
-func (t *SegTbl) Bits(i uint32) (bits int) {
-	for 1<<bits <= t.mask {
-		bits++
-	}
+func (t *SegTbl) Bits(i uint32) int {
+	n := bits.Len32(t.mask)
 	// A segment below half of the mask is decided by one bit less as long as it has not been split.
 	if half := t.mask>>1 + 1; i < half && i+half >= t.n {
-		bits--
+		n--
 	}
-	return bits
+	return n
 }
+
+// Empty is the number of low bits of a hash that belongs to segment i, such that the segments of all hashes with these
+// bits are empty: those of i itself, or fewer if many segments around it are empty; 0 if i is not empty.
+func (t *SegTbl) Empty(i uint32) int {
+	if t.Get(i) != 0 {
+		return 0
+	}
+	if n := t.Bits(i); n <= t.classBits || t.used[t.class(i)] > 0 {
+		return n
+	}
+	return t.classBits
+}
+
+func (t *SegTbl) class(i uint32) uint32 { return i & uint32(len(t.used)-1) }
 
 // Room is the number of segments that can be added whose sources are in the table already.
 func (t *SegTbl) Room() int { return min(int(t.mask)+1, t.Max()) - int(t.n) }
@@ -109,6 +139,24 @@ func (t *SegTbl) Get(i uint32) Entry { // hot: 0 allocs
 // Set changes the entry of a segment.
 func (t *SegTbl) Set(i uint32, e Entry) { // hot: 0 allocs
 	b := t.mem[int(i)*EntryBytes:][:EntryBytes]
+	if was := t.Get(i); (was == 0) != (e == 0) {
+		if e == 0 {
+			t.used[t.class(i)]--
+		} else {
+			t.used[t.class(i)]++
+		}
+	}
 	binary.LittleEndian.PutUint32(b, uint32(e))
 	b[4] = byte(e >> 32)
+}
+
+// Load changes the bytes of the entries from offset on. The table must be loaded from its beginning to its end, and
+// nothing else may change it meanwhile.
+func (t *SegTbl) Load(offset int64, data []byte) {
+	n := copy(t.Bytes()[offset:], data)
+	for i := offset / EntryBytes; (i+1)*EntryBytes <= offset+int64(n); i++ {
+		if t.Get(uint32(i)) != 0 {
+			t.used[t.class(uint32(i))]++
+		}
+	}
 }

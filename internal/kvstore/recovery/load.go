@@ -17,8 +17,10 @@ func (m *Machine) chooseSuper() {
 	best := none
 	for i := range m.sbs {
 		sb := format.Superblock(m.sbs[i])
-		if errs[i] = sb.Check(m.cfg.PartitionBytes); errs[i] == nil &&
-			(best == none || sb.Generation() > format.Superblock(m.sbs[best]).Generation()) {
+		if errs[i] = m.sbErrs[i]; errs[i] == nil {
+			errs[i] = sb.Check(m.cfg.PartitionBytes)
+		}
+		if errs[i] == nil && (best == none || sb.Generation() > format.Superblock(m.sbs[best]).Generation()) {
 			best = i
 		}
 	}
@@ -46,72 +48,22 @@ func (m *Machine) chooseSuper() {
 		m.err = mem.Err
 		return
 	}
-	m.found = make([]found, len(m.image.Pool.Chunks))
-	m.stage = readHeaders
-	for i := range min(headerReads, len(m.found), len(m.image.Buf)/m.cfg.BlockSize) {
-		m.readHeader(int32(i))
-	}
-	if len(m.found) == 0 {
-		m.err = fmt.Errorf("superblock: %w: a partition of %d bytes has no chunk of %d", format.ErrCorrupt,
-			m.cfg.PartitionBytes, m.image.Super.ChunkBytes())
-	}
-}
-
-func (m *Machine) readHeader(slot int32) {
-	m.of[slot] = m.next
-	m.read(slot, m.image.Pool.At(m.next, 0), m.headerBuf(slot))
-	m.next++
-}
-
-func (m *Machine) headerBuf(slot int32) []byte {
-	return m.image.Buf[int(slot)*m.cfg.BlockSize:][:m.cfg.BlockSize]
-}
-
-// headerRead takes a chunk's header. If nothing in it looks like ours, nothing in the chunk counts. A block is written
-// whole or not at all, so what is ours and not sound is damaged.
-func (m *Machine) headerRead(slot int32) {
-	i, sb := m.of[slot], m.image.Super
-	h := format.ChunkHeader(m.headerBuf(slot)[:format.ChunkHeaderBytes])
-	err := h.Check()
-	if errors.Is(err, format.ErrCorrupt) && (h.Begins() || h.UUID() == sb.UUID()) {
-		m.found[i] = found{epoch: h.Epoch(), damaged: err}
-	}
-	if err == nil && h.UUID() == sb.UUID() {
-		m.found[i] = found{epoch: h.Epoch(), kind: h.Kind()}
-		m.noteEpoch(h.Epoch())
-		if n := int(h.Index()); h.Kind() == format.Checkpoint && h.Checkpoint() == sb.Checkpoint() && n < len(m.found) {
-			for len(m.image.Checkpoint) <= n {
-				m.image.Checkpoint = append(m.image.Checkpoint, none)
-			}
-			// One that was not finished before a crash may have had the same id.
-			if other := m.image.Checkpoint[n]; other == none || m.found[other].epoch < h.Epoch() {
-				m.image.Checkpoint[n] = i
-			}
-		}
-	}
-	if int(m.next) < len(m.found) {
-		m.readHeader(slot)
-		return
-	}
-	if m.pending > 0 {
-		return
-	}
-	if sb.Checkpoint() == 0 {
-		m.image.Checkpoint = nil
-		m.classify()
-		return
-	}
-	if want := sb.CheckpointChunks(); len(m.image.Checkpoint) != want || slices.Contains(m.image.Checkpoint, none) {
-		m.err = fmt.Errorf("checkpoint %d: %w: chunks are %v, want %d", sb.Checkpoint(), format.ErrCorrupt,
-			m.image.Checkpoint, want)
-		return
-	}
-	m.stage = readPages
-	m.readPages()
+	m.beginHeaders()
 }
 
 func (m *Machine) noteEpoch(epoch uint32) {
 	m.image.Pool.LastEpoch = max(m.image.Pool.LastEpoch, epoch)
+}
+
+// beginPages begins to read the checkpoint.
+func (m *Machine) beginPages() {
+	m.stage, m.step, m.badPages = readPages, 0, 0
+	if !m.complete() {
+		m.badPages = int(m.image.Super.Pages())
+		m.pagesEnded()
+		return
+	}
+	m.readPages()
 }
 
 // readPages reads the pages in the next chunk of the checkpoint.
@@ -140,12 +92,13 @@ func (m *Machine) pagesRead() {
 		m.readPages()
 		return
 	}
-	m.classify()
+	m.pagesEnded()
 }
 
-// takePage handles a page of the checkpoint.
+// takePage handles a page of the checkpoint. One that is not sound is counted.
 func (m *Machine) takePage(p format.Page) {
-	if m.err = p.Check(m.image.Super.Checkpoint(), uint32(m.step)); m.err != nil {
+	if p.Check(m.image.Super.Checkpoint(), uint32(m.step)) != nil {
+		m.badPages++
 		return
 	}
 	data := p.Payload()
@@ -158,9 +111,10 @@ func (m *Machine) takePage(p format.Page) {
 				len(m.found))
 			return
 		}
-		if !m.growTable(sum.Segments()) {
+		if !m.fitsTable(sum.Segments()) {
 			return
 		}
+		m.image.Table.Extend(sum.Segments())
 		m.image.Objects, m.image.Version = sum.Objects(), sum.NextVersion()
 		m.noteEpoch(sum.LastEpoch())
 		data, offset = data[format.SummaryBytes:], format.SummaryBytes
@@ -178,21 +132,28 @@ func (m *Machine) takePage(p format.Page) {
 		}
 	}
 	if offset >= tableStart {
-		if at, table := offset-tableStart, m.image.Table.Bytes(); at < int64(len(table)) {
-			copy(table[at:], data)
+		if at := offset - tableStart; at < int64(len(m.image.Table.Bytes())) {
+			m.image.Table.Load(at, data)
 		}
 	}
 }
 
 // growTable extends the table to n segments, or refuses the partition.
 func (m *Machine) growTable(n uint32) bool {
-	t := &m.image.Table
-	if int64(n) > int64(t.Max()) {
-		m.err = fmt.Errorf("SegTbl has room for %d segments, the partition has %d", t.Max(), n)
+	if !m.fitsTable(n) {
 		return false
 	}
-	if n > t.Len() {
-		t.Grow(n)
+	if n > m.image.Table.Len() {
+		m.image.Table.Grow(n)
+	}
+	return true
+}
+
+// fitsTable refuses the partition if the table has no room for n segments.
+func (m *Machine) fitsTable(n uint32) bool {
+	if t := &m.image.Table; int64(n) > int64(t.Max()) {
+		m.err = fmt.Errorf("SegTbl has room for %d segments, the partition has %d", t.Max(), n)
+		return false
 	}
 	return true
 }
@@ -227,11 +188,6 @@ func (m *Machine) classify() {
 			c.Live = 0
 		}
 		switch {
-		case f.damaged != nil && (c.Kind == 0 || f.epoch != c.Epoch):
-			m.err = fmt.Errorf("chunk %d: %w", i, f.damaged)
-			return
-		case f.damaged != nil:
-			// The checkpoint says what the chunk is.
 		case f.epoch > sum.LastEpoch():
 			*c = space.Chunk{Epoch: f.epoch, Kind: f.kind}
 		case m.image.Checkpoint == nil:
@@ -243,6 +199,19 @@ func (m *Machine) classify() {
 		}
 		if c.Kind == 0 || c.Kind == format.Checkpoint {
 			*c = space.Chunk{Epoch: c.Epoch, State: space.Free}
+		}
+		if c.Kind == format.Bad {
+			// It was not taken as long as this checkpoint says so. If it can be read again, the next one frees it.
+			*c = space.Chunk{Epoch: c.Epoch, State: space.Obsolete}
+			m.doubtful = slices.DeleteFunc(m.doubtful, func(d format.ChunkNumber) bool {
+				if d == format.ChunkNumber(i) {
+					*c = space.Chunk{Epoch: c.Epoch, Kind: format.Bad, State: space.Bad}
+				}
+				return d == format.ChunkNumber(i)
+			})
+		}
+		if f.lost {
+			pool.Doubtful = append(pool.Doubtful, format.ChunkNumber(i))
 		}
 	}
 	for _, i := range m.image.Checkpoint {

@@ -44,6 +44,8 @@ type Config struct {
 	SegTbl []byte
 	// Alloc returns memory for I/O.
 	Alloc space.Alloc
+	// AcceptLoss is the Token of the Loss with which the partition may be opened; "": with none.
+	AcceptLoss string
 }
 
 // Image is what a partition contains.
@@ -65,6 +67,10 @@ type Image struct {
 	Tails [NumLogs]Tail
 	// Buf is memory of the size of a chunk that the caller may use.
 	Buf []byte
+	// LostHeaders is the number of chunks whose headers could not be read, or were damaged.
+	LostHeaders int
+	// Loss is what was missing, and accepted; nil: nothing.
+	Loss *Loss
 }
 
 // Tail is the end of a log: a chunk, -1 if a new one is needed, and where in the chunk it is, in whole blocks.
@@ -79,7 +85,9 @@ const (
 	begin stage = iota
 	readSupers
 	readHeaders
+	findPages
 	readPages
+	probe
 	replay
 	verify
 	count
@@ -108,15 +116,28 @@ type Machine struct {
 	// step is how far the stage is: the next page of the checkpoint, chunk of the key log, or log whose end is read.
 	step int
 	sbs  [2][]byte
+	// sbErrs are the errors of reading them.
+	sbErrs [2]error
 	// at is where in its chunk the bytes in image.Buf begin, have their number.
 	at   format.ChunkOffset
 	have int
+	// pieces are the reads of image.Buf, by slot. unread are the offsets in image.Buf of the blocks that cannot be
+	// read, in order. failures counts all such blocks.
+	pieces   []piece
+	unread   []int
+	failures int
 	// next is the chunk whose header is read next; of are the chunks whose headers are being read, by slot.
 	next format.ChunkNumber
 	of   [headerReads]format.ChunkNumber
 	// found is what the headers say, by chunk.
-	found   []found
-	summary [format.SummaryBytes]byte
+	found []found
+	// lost are the chunks whose headers are lost, or may be. searched: it is known what these chunks are, except for
+	// the doubtful ones. Those are among the unsafe ones, which cannot be read where they might have records that were
+	// written since the checkpoint.
+	lost             []lostHeader
+	searched         bool
+	doubtful, unsafe []format.ChunkNumber
+	summary          [format.SummaryBytes]byte
 	// partial collects a chunk's entry that lies in two pages.
 	partial []byte
 	// keys are the chunks of the key log that are replayed or counted, in order.
@@ -124,6 +145,17 @@ type Machine struct {
 	// gaps are the ranges of versions that were not found. A later segment may say that they were durable, and so are
 	// damaged.
 	gaps []gap
+	// skipped is how many bytes could not be read behind the last segment that was found.
+	skipped int64
+	// badPages is the number of pages of the checkpoint that cannot be used. rebuild: the checkpoint is not used
+	// therefore, and all of the key log is replayed. Then hasLength says that the length of the table is known.
+	badPages           int
+	rebuild, hasLength bool
+	// keyEnd is where the last segment ends in the last chunk of the key log.
+	keyEnd format.ChunkOffset
+	// loss is what is missing. lossy: it was accepted.
+	loss  Loss
+	lossy bool
 	// uncounted: a segment did not record what it has changed.
 	uncounted bool
 	changes   []format.Change
@@ -145,13 +177,19 @@ type value struct {
 	place         units.ExtentOffset
 	length        int
 	buf           []byte
+	// from and to are where buf is in image.Buf, in whole blocks.
+	from, to int
 }
 
 type found struct {
 	epoch uint32
 	kind  format.Kind
-	// damaged is what is wrong with a header that must have been valid.
-	damaged error
+	// lost: the header is lost, and nothing was found in the chunk that was written since the checkpoint.
+	lost bool
+	// used: a segment written since the checkpoint refers to a value in the chunk. It is kept for doubtful chunks.
+	used bool
+	// vacant: the chunk belongs to the key log, was opened since the checkpoint, and has no segment.
+	vacant bool
 	// reopened: the chunk was opened since the checkpoint, and nothing was found that was committed to it since then.
 	// Bytes that die in it belong to its earlier use.
 	reopened bool
@@ -189,8 +227,7 @@ func (m *Machine) Done(slot int32, err error) {
 	if m.err != nil {
 		return
 	}
-	if err != nil {
-		m.err = err
+	if err != nil && !m.failed(slot, err) {
 		return
 	}
 	switch {
@@ -199,10 +236,14 @@ func (m *Machine) Done(slot int32, err error) {
 			m.chooseSuper()
 		}
 	case m.stage == readHeaders:
-		m.headerRead(slot)
+		m.headerRead(slot, err == nil)
 	case m.pending > 0:
+	case m.stage == findPages:
+		m.pageFound()
 	case m.stage == readPages:
 		m.pagesRead()
+	case m.stage == probe:
+		m.probed()
 	case m.stage == readTails:
 		m.tailRead()
 	case m.stage == verify:
@@ -222,7 +263,8 @@ func (m *Machine) Image() *Image {
 
 // Err says why the partition cannot be opened, once no read is under way any more.
 //
-// Errors: those of the device; ErrBlank, ErrVersion and ErrCorrupt of package format; space.ErrNoMemory.
+// Errors: those of the device; ErrBlank, ErrVersion and ErrCorrupt of package format; a LossError, which wraps
+// ErrCorrupt; space.ErrNoMemory.
 func (m *Machine) Err() error {
 	if m.pending > 0 {
 		return nil
@@ -237,6 +279,8 @@ func (m *Machine) Progress() (what string, read, of int) {
 		return "superblocks", 0, 2
 	case readHeaders:
 		return "chunk headers", int(m.next), len(m.found)
+	case findPages, probe:
+		return "chunks without a header", m.step, len(m.lost)
 	case readPages:
 		return "pages of the checkpoint", m.step, int(m.image.Super.Pages())
 	case replay, verify:
@@ -252,11 +296,12 @@ func (m *Machine) read(slot int32, offset units.ExtentOffset, buf []byte) {
 	m.reads = append(m.reads, Read{Slot: slot, Offset: offset, Buf: buf})
 }
 
-// load reads a part of chunk i, in whole blocks, into image.Buf.
+// load reads a part of chunk i, in whole blocks, into image.Buf. Blocks that cannot be read are zeroed.
 func (m *Machine) load(i format.ChunkNumber, from, to format.ChunkOffset) {
 	m.at, m.have = from, int(to-from)
+	m.beginPieces()
 	for n := 0; n < m.have; n += pieceBytes {
-		m.read(0, m.image.Pool.At(i, from.Add(n)), m.image.Buf[n:min(n+pieceBytes, m.have)])
+		m.readPiece(piece{m.image.Pool.At(i, from.Add(n)), n, min(n+pieceBytes, m.have)})
 	}
 }
 

@@ -1,9 +1,6 @@
 package recovery
 
 import (
-	"fmt"
-	"slices"
-
 	"jbofd/internal/kvstore/format"
 	"jbofd/internal/kvstore/lookup"
 	"jbofd/internal/kvstore/space"
@@ -22,6 +19,7 @@ func (m *Machine) readKeys() {
 		if m.load(i, from, m.image.Pool.End()); m.pending == 0 {
 			m.play() // nothing was written to the chunk since the checkpoint
 		}
+	case m.stage == replay && !m.acceptLoss():
 	case m.stage == replay && m.uncounted:
 		m.beginCount()
 	default:
@@ -46,7 +44,14 @@ func (m *Machine) beginCount() {
 // KeyUnit, because a group may have been torn.
 func (m *Machine) play() {
 	i, pool, buf := m.keys[m.step], m.image.Pool, m.loaded()
+	unread, end := m.unread, 0
 	for at := 0; at < len(buf); {
+		if len(unread) > 0 && unread[0] == at {
+			unread = unread[1:]
+			if m.stage == replay && at-end <= maxInFlight {
+				m.skipped += int64(m.cfg.BlockSize)
+			}
+		}
 		offset := pool.At(i, m.at.Add(at))
 		seg := format.Segment(buf[at:])
 		if !seg.Begins() || seg.Check(pool.Seed(offset)) != nil {
@@ -59,11 +64,14 @@ func (m *Machine) play() {
 			return
 		}
 		at += seg.ExtentBytes()
+		end = at
 	}
 	m.step++
 	if m.stage == count {
 		m.readKeys()
 	} else {
+		m.keyEnd = m.at.Add(end)
+		m.found[i].vacant = end == 0 && len(m.unread) == 0 && pool.Chunks[i].Epoch > format.Summary(m.summary[:]).LastEpoch()
 		m.verify()
 	}
 }
@@ -75,26 +83,19 @@ func (m *Machine) replay(seg format.Segment, offset units.ExtentOffset) bool {
 		return true
 	}
 	if m.image.Version < v {
-		m.gaps = append(m.gaps, gap{m.image.Version, v - 1})
+		m.missing(m.image.Version, v-1, m.skipped)
 	}
-	first, last := seg.Durable()
-	for _, g := range m.gaps {
-		if first <= g.last && g.first <= last {
-			if from, lost := m.image.Super.VolatileFrom(), max(first, g.first); from > 0 && lost >= from {
-				m.restartUpTo(lost)
-				return false
-			}
-			m.err = fmt.Errorf("key log: %w: of versions %d to %d there are no segments, and they were written before "+
-				"that at %d", format.ErrCorrupt, max(first, g.first), min(last, g.last), offset)
-			return false
-		}
+	m.skipped = 0
+	if first, last := seg.Durable(); !m.wereDurable(first, last) {
+		return false
 	}
-	m.gaps = slices.DeleteFunc(m.gaps, func(g gap) bool { return g.last < first && first <= last })
 	m.image.Version = v + 1
+	m.noteUse(seg)
 	n := seg.Number()
-	if n > m.image.Table.Len() {
+	if n > m.image.Table.Len() && !m.mayMiss(v) {
 		// A segment that a split has added, but not all that were added before it: the split was not done, so that none
-		// of its sources has changed and this segment counts for nothing.
+		// of its sources has changed and this segment counts for nothing. Unless those before it are missing: then the
+		// sources may have changed.
 		return true
 	}
 	fresh := n == m.image.Table.Len()
@@ -102,7 +103,7 @@ func (m *Machine) replay(seg format.Segment, offset units.ExtentOffset) bool {
 		return false
 	}
 	e := lookup.NewEntry(offset, seg.ExtentBytes())
-	if seg.Items() == 0 {
+	if seg.Vacant() {
 		e = 0
 	}
 	m.image.Table.Set(n, e)
@@ -119,7 +120,7 @@ func (m *Machine) applyChanges(seg format.Segment, offset units.ExtentOffset, fr
 	if m.uncounted = m.uncounted || !known; m.uncounted {
 		return
 	}
-	if seg.Items() > 0 {
+	if !seg.Vacant() {
 		m.addLive(m.image.Pool.Of(offset), seg.ExtentBytes())
 	}
 	for i, c := range changes {
@@ -128,7 +129,9 @@ func (m *Machine) applyChanges(seg format.Segment, offset units.ExtentOffset, fr
 			m.subLive(c.Chunk, c.Died)
 		}
 		if c.Item >= 0 {
-			m.addLiveValue(seg.NumberedItem(c.Item))
+			for n := range c.More + 1 {
+				m.addLiveValue(seg.NumberedItem(c.Item + n))
+			}
 		}
 	}
 }
@@ -164,9 +167,22 @@ func (m *Machine) addLiveValue(it format.Item) {
 // markHeadlessDamaged makes chunks damaged whose header is lost although values in them are live. Their values cannot
 // be read, but the chunks are not used again.
 func (m *Machine) markHeadlessDamaged() {
+	if m.rebuild {
+		m.giveUpCheckpoint()
+	}
 	for i := range m.image.Pool.Chunks {
 		if c := &m.image.Pool.Chunks[i]; c.State == space.Free && c.Live > 0 {
 			*c = space.Chunk{Epoch: c.Epoch, Live: c.Live, Kind: format.ValueLog, State: space.Damaged}
+		}
+	}
+}
+
+// freeVacant frees the chunks that the key log has opened in vain. A drive that fails may have written the header of one
+// free chunk after the other, and without any that is free there is no checkpoint.
+func (m *Machine) freeVacant() {
+	for i := range m.found {
+		if c := &m.image.Pool.Chunks[i]; m.found[i].vacant && c.Live == 0 {
+			*c = space.Chunk{Epoch: c.Epoch, State: space.Free}
 		}
 	}
 }
@@ -178,11 +194,17 @@ func (m *Machine) count(seg format.Segment, offset units.ExtentOffset) {
 		return
 	}
 	m.addLive(m.image.Pool.Of(offset), seg.ExtentBytes())
+	here := false // the last key belongs to the segment and exists
 	for at := format.SegmentHeaderBytes; at < seg.LengthBytes(); {
 		it := seg.Item(at)
 		at += it.LengthBytes()
-		if table.Segment(format.HashKey(m.image.Super.HashSeed(), it.Key())) == n {
-			m.image.Objects++
+		if !it.Continues() {
+			here = table.Segment(format.HashKey(m.image.Super.HashSeed(), it.Key())) == n && !it.Gone()
+			if here {
+				m.image.Objects++
+			}
+		}
+		if here {
 			m.addLiveValue(it)
 		}
 	}

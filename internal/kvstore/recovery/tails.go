@@ -10,7 +10,9 @@ import (
 // to continue at.
 func (m *Machine) findTails() {
 	m.markHeadlessDamaged()
-	if m.image.Super.VolatileFrom() > 0 {
+	m.markBad()
+	m.freeVacant()
+	if m.image.Super.VolatileFrom() > 0 || m.lossy {
 		m.skipTails()
 		return
 	}
@@ -34,8 +36,8 @@ func (m *Machine) findTails() {
 	m.readTail()
 }
 
-// skipTails starts new chunks for all logs. After a loss of power there may be more behind the ends than was found.
-// What is written from now on has versions and epochs that none of it can have.
+// skipTails starts new chunks for all logs. After a loss of power, or where something could not be read, there may be
+// more behind the ends than was found. What is written from now on has versions and epochs that none of it can have.
 func (m *Machine) skipTails() {
 	for l := range m.image.Tails {
 		m.image.Tails[l].Chunk = none
@@ -43,6 +45,9 @@ func (m *Machine) skipTails() {
 	pool := m.image.Pool
 	pool.LastEpoch += uint32(len(pool.Chunks))
 	m.image.Version = max(m.image.Version, m.last+1)
+	if m.lossy {
+		m.image.Version += 1 << 24 // there may be others in what cannot be read
+	}
 	pool.Hold = true // another opening might replay all of it
 	pool.Recovered()
 	m.stage = done
@@ -65,7 +70,7 @@ func (m *Machine) readTail() {
 
 // tailRead finds the last valid record in the chunk that readTail has read, and opens the chunk again, so that its log
 // continues at the first block behind that record. No valid record begins there, but a torn group may have left a part
-// of one, which is overwritten. If no block is left, the log begins with a new chunk.
+// of one, which is overwritten. If no block is left, or one cannot be read, the log begins with a new chunk.
 func (m *Machine) tailRead() {
 	t, pool, buf := &m.image.Tails[m.step], m.image.Pool, m.loaded()
 	end := 0
@@ -81,7 +86,7 @@ func (m *Machine) tailRead() {
 			at += format.ValueUnit
 		}
 	}
-	if t.End = m.at.Add(format.RoundUp(end, m.cfg.BlockSize)); t.End < pool.End() {
+	if t.End = m.at.Add(format.RoundUp(end, m.cfg.BlockSize)); t.End < pool.End() && len(m.unread) == 0 {
 		pool.Chunks[t.Chunk].State = space.Open
 	} else {
 		t.Chunk = none

@@ -1,6 +1,8 @@
 package recovery
 
 import (
+	"slices"
+
 	"jbofd/internal/kvstore/format"
 	"jbofd/internal/kvstore/lookup"
 )
@@ -11,24 +13,26 @@ func (m *Machine) noteUnverified(seg format.Segment, known bool) {
 	if from == 0 || seg.Version() < from {
 		return
 	}
-	note := func(it format.Item) {
-		if it.ValueLen() > 0 && m.image.Pool.Contains(it.ValueOffset()) {
-			m.values = append(m.values, value{version: seg.Version(), hash: format.HashKey(m.image.Super.HashSeed(),
-				it.Key()), place: it.ValueOffset(), length: it.ValueLen()})
-		}
-	}
-	for _, c := range m.changes {
-		if known && c.Item >= 0 {
-			note(seg.NumberedItem(c.Item))
-		}
-	}
-	for at, n := format.SegmentHeaderBytes, seg.Items(); n > 0 && !known; n-- {
+	pool, hash := m.image.Pool, uint64(0) // of the last key
+	for at, i := format.SegmentHeaderBytes, 0; i < seg.Items(); i++ {
 		it := seg.Item(at)
 		at += it.LengthBytes()
-		place, pool := it.ValueOffset(), m.image.Pool
+		if !it.Continues() {
+			hash = format.HashKey(m.image.Super.HashSeed(), it.Key())
+		}
+		place := it.ValueOffset()
 		// The place of a value of length 0 is in no chunk.
-		if pool.Contains(place) && pool.Within(place) >= m.afterCheckpoint(pool.Of(place)) {
-			note(it)
+		if it.ValueLen() == 0 || !pool.Contains(place) {
+			continue
+		}
+		isNew := pool.Within(place) >= m.afterCheckpoint(pool.Of(place))
+		if known {
+			isNew = slices.ContainsFunc(m.changes, func(c format.Change) bool {
+				return c.Item >= 0 && c.Item <= i && i <= c.Item+c.More
+			})
+		}
+		if isNew {
+			m.values = append(m.values, value{version: seg.Version(), hash: hash, place: place, length: it.ValueLen()})
 		}
 	}
 }
@@ -36,14 +40,15 @@ func (m *Machine) noteUnverified(seg format.Segment, known bool) {
 // verify reads the noted values of a chunk, as many at once as there is memory for.
 func (m *Machine) verify() {
 	m.looked = 0
+	m.beginPieces()
 	for used := 0; m.looked < len(m.values) && m.looked < headerReads; m.looked++ {
 		v := &m.values[m.looked]
 		start, n := m.image.Pool.Around(v.place, format.ValueBytes(v.length), m.cfg.BlockSize)
 		if used+n > len(m.image.Buf) {
 			break
 		}
-		m.read(0, start, m.image.Buf[used:used+n])
-		v.buf = m.image.Buf[used+int(v.place-start) : used+n]
+		m.readPiece(piece{start, used, used + n})
+		v.buf, v.from, v.to = m.image.Buf[used+int(v.place-start):used+n], used, used+n
 		used += n
 	}
 	if m.stage = verify; m.looked == 0 {
@@ -53,9 +58,12 @@ func (m *Machine) verify() {
 }
 
 // verified checks the values that were read. The first segment whose value is missing does not count, and neither do
-// those after it.
+// those after it. A value that cannot be read was not lost with the power.
 func (m *Machine) verified() {
 	for _, v := range m.values[:m.looked] {
+		if i, _ := slices.BinarySearch(m.unread, v.from); i < len(m.unread) && m.unread[i] < v.to {
+			continue
+		}
 		if rec := format.Value(v.buf); rec.Check(m.image.Pool.Seed(v.place)) != nil || rec.Hash() != v.hash ||
 			rec.ValueLen() != v.length {
 			m.restartUpTo(v.version)
@@ -68,9 +76,22 @@ func (m *Machine) verified() {
 
 // restartUpTo starts again from the checkpoint, to replay the key log only up to that version.
 func (m *Machine) restartUpTo(version uint64) {
-	m.cut = version
-	m.keys, m.gaps, m.values, m.uncounted, m.partial, m.changes = nil, nil, nil, false, nil, nil
+	if m.cut = version; !m.lossy {
+		m.loss = Loss{}
+	}
+	m.restart()
+}
+
+// restart starts again from the checkpoint.
+func (m *Machine) restart() {
+	m.keys, m.gaps, m.values, m.partial, m.changes = nil, nil, nil, nil, nil
+	m.uncounted, m.skipped, m.failures = m.lossy, 0, 0
 	m.image.Table = lookup.NewSegTbl(m.cfg.SegTbl)
-	m.stage, m.step = readPages, 0
-	m.readPages()
+	m.image.Pool.Doubtful = nil
+	if m.image.Super.Checkpoint() == 0 {
+		m.image.Version, m.image.Objects = 1, 0
+		m.classify()
+		return
+	}
+	m.beginPages()
 }

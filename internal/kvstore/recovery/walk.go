@@ -9,8 +9,27 @@ import (
 // walkPieceBytes is the length of one read of a Walk.
 const walkPieceBytes = 128 << 10
 
+// maxSearchBytes bounds what a Walk checksums in one go in search of the next record. A value that a host has chosen
+// may look like the beginning of a record at every multiple of ValueUnit.
+const maxSearchBytes = 128 << 10
+
+// MaxUnreadable is how many blocks of a chunk may be unreadable before a walk fails: it may then be the drive that does
+// not answer.
+const MaxUnreadable = 32
+
+// searchStepBytes is how many bytes are checksummed in the time that it takes to see that a place is no record.
+const searchStepBytes = 32
+
 // Walk goes through the records of a chunk, which it reads piece by piece, ahead of the records that are being handled.
 // Make one with NewWalk and start it with Begin, any number of times.
+//
+// What cannot be read is read again in smaller and smaller parts. Blocks that cannot be read by themselves count as
+// zeroes.
+//
+// A walk finds every sound record, whatever is damaged before it: behind bytes that are no record it looks for the next
+// one wherever a record may begin. Damage cannot always be told from what no write has filled, such as the rest of the
+// chunk behind the last group, or a group that a crash has torn: both begin at a block. Whoever has to know whether the
+// walk has found all that is live compares it with the chunk's Live.
 type Walk struct {
 	pool  *space.Pool
 	block int
@@ -18,21 +37,26 @@ type Walk struct {
 	Chunk format.ChunkNumber
 	// Key: the chunk belongs to the key log, so that its records are segments.
 	Key bool
-	// Searching: behind a damaged record the walk continues at the next record, if that is valid. Otherwise, and always
-	// in chunks of values, it continues at the next block.
-	Searching bool
-	// Reading: a read is under way. Failed: a read has failed.
+	// Reading: a read is under way. Failed: more than MaxUnreadable blocks cannot be read.
 	Reading, Failed bool
-	// Damaged is the number of damaged records.
-	Damaged int
+	// Searching: Next has stopped in the middle of a long search and is to be called again.
+	Searching bool
+	// Damaged is the number of damaged records. Sound is the length in bytes of all others, live or not. Holes is the
+	// number of places where bytes that are no record lie between records. Unreadable is the number of blocks.
+	Damaged, Holes, Unreadable int
+	Sound                      int64
 	// buf holds have bytes of the chunk, starting at base. Those before index cursor of buf have been handled.
 	buf          []byte
 	base         format.ChunkOffset
 	have, cursor int
+	// most is how much is read at once. It is halved when a read fails, and doubled when one succeeds.
+	most int
 	// lost: the bytes at cursor follow bytes that are no valid record.
 	lost bool
 	// needsMore: the record at cursor has not been read completely.
 	needsMore bool
+	// searched is how many bytes have been checksummed in vain in this call of Next, or the time for it.
+	searched int
 }
 
 // WalkBytes is the length of the memory for a walk in chunks of that size with values of at most that length: the
@@ -45,9 +69,9 @@ func NewWalk(pool *space.Pool, blockSize int, buf []byte) Walk {
 }
 
 // Begin starts at the beginning of a chunk.
-func (w *Walk) Begin(chunk format.ChunkNumber, searching bool) {
+func (w *Walk) Begin(chunk format.ChunkNumber) {
 	key := w.pool.Chunks[chunk].Kind == format.KeyLog
-	*w = Walk{pool: w.pool, block: w.block, buf: w.buf, Chunk: chunk, Key: key, Searching: searching, cursor: w.block}
+	*w = Walk{pool: w.pool, block: w.block, buf: w.buf, Chunk: chunk, Key: key, cursor: w.block, most: walkPieceBytes}
 }
 
 // Passed is how far the walk has come: what lies before that offset has been handled.
@@ -58,49 +82,71 @@ func (w *Walk) Ended() bool { return w.Passed() >= w.pool.End() }
 
 // Next returns the next record and its offset in the partition, or nil if there is none, at the moment or any more. The
 // record is a view of the walk's memory and may be used until Piece is called with idle. A damaged record is returned
-// with all bytes behind it.
+// with all bytes behind it; not even its header can be believed.
 //
 // hot: 0 allocs (for valid records)
 func (w *Walk) Next() (rec []byte, offset units.ExtentOffset, sound bool) {
-	w.needsMore = false
+	w.needsMore, w.Searching, w.searched = false, false, 0
 	all := w.base.Add(w.have) == w.pool.End()
 	for w.cursor < w.have {
 		rec = w.buf[w.cursor:w.have]
 		offset = w.pool.At(w.Chunk, w.Passed())
 		begins, n := w.extent(rec)
-		switch {
-		case !all && (len(rec) < format.SegmentHeaderBytes || begins && n > len(rec)):
+		if !all && (len(rec) < format.SegmentHeaderBytes || begins && n > len(rec)) {
 			w.needsMore = true
 			return nil, 0, false
-		case begins && w.sound(rec, offset):
-			w.cursor, w.lost = w.cursor+n, false
+		}
+		if begins && w.sound(rec, offset) {
+			if w.lost {
+				w.Holes++
+			}
+			w.cursor, w.lost, w.Sound = w.cursor+n, false, w.Sound+int64(n)
 			return rec[:n], offset, true
-		case !begins || w.lost && w.cursor%w.block != 0:
-			w.pass()
-			continue
 		}
-		w.Damaged++
-		next := rec[min(n, len(rec)):]
-		if begins, _ := w.extent(next); w.Searching && begins && w.sound(next, offset.Add(units.Bytes(n))) {
-			w.cursor += n
-		} else {
+		switch inBlock := w.cursor % w.block; {
+		case w.lost:
 			w.pass()
+			if w.searched += searchStepBytes; begins {
+				w.searched += n
+			}
+			if w.searched > maxSearchBytes {
+				w.Searching = true
+				return nil, 0, false
+			}
+		case inBlock != 0 && zero(rec[:min(w.block-inBlock, len(rec))]):
+			// A group ends here.
+			w.cursor += w.block - inBlock
+		case !begins && inBlock == 0:
+			w.pass()
+		default:
+			// A group goes on here, with a record that is damaged. The length that it gives is not used: it might lead
+			// past sound records.
+			w.Damaged++
+			w.pass()
+			return rec, offset, false
 		}
-		return rec, offset, false
 	}
 	w.needsMore = !all
 	return nil, 0, false
 }
 
-// pass continues behind bytes that are no valid record. If a group of segments was torn, its middle may be intact:
-// recovery looks for segments at every multiple of KeyUnit, and those that it has found may be live. Values in torn
-// groups never are.
+// zero reports whether b contains only zeroes.
+func zero(b []byte) bool {
+	for _, v := range b {
+		if v != 0 {
+			return false
+		}
+	}
+	return true
+}
+
+// pass continues where the next record may begin, behind bytes that are no valid record.
 func (w *Walk) pass() {
 	w.lost = true
 	if w.Key {
 		w.cursor += format.KeyUnit
 	} else {
-		w.cursor = format.RoundUp(w.cursor+1, w.block)
+		w.cursor += format.ValueUnit
 	}
 }
 
@@ -145,14 +191,23 @@ func (w *Walk) Piece(idle bool) (offset units.ExtentOffset, buf []byte) {
 	return w.pool.At(w.Chunk, w.base.Add(w.have)), w.buf[w.have : w.have+n]
 }
 
-func (w *Walk) piece() int { return min(walkPieceBytes, int(w.pool.End()-w.base)-w.have) }
+func (w *Walk) piece() int { return min(w.most, int(w.pool.End()-w.base)-w.have) }
 
 // Read ends the read of a Piece.
 func (w *Walk) Read(ok bool) {
 	w.Reading, w.needsMore = false, false // the record may be complete now
-	if ok {
-		w.have += w.piece()
-	} else {
+	n := w.piece()
+	switch {
+	case ok:
+		w.have += n
+		w.most = min(2*w.most, walkPieceBytes)
+	case w.most > w.block:
+		w.most = max(w.most/2, w.block)
+	case w.Unreadable == MaxUnreadable:
 		w.Failed = true
+	default:
+		clear(w.buf[w.have : w.have+n])
+		w.have += n
+		w.Unreadable++
 	}
 }

@@ -23,6 +23,8 @@ type Budget struct {
 	// CheckpointChunks is how many free chunks a checkpoint takes, and one more because the SegTbl may grow before the
 	// next checkpoint.
 	CheckpointChunks int
+	// CheckpointBytes is the length of the pages of a checkpoint.
+	CheckpointBytes int64
 	// MaxLive bounds the live bytes. Puts beyond it are refused.
 	MaxLive int64
 
@@ -47,12 +49,13 @@ func NewBudget(pool *Pool, groupBytes, blockSize int) Budget {
 	return Budget{pool: pool, pages: room / format.PageBytes, Fill: room * group / (group + padding)}
 }
 
-// SetTable computes CheckpointChunks and MaxLive for a SegTbl of tableBytes.
+// SetTable computes CheckpointChunks, CheckpointBytes and MaxLive for a SegTbl of tableBytes.
 func (b *Budget) SetTable(tableBytes int) {
 	stream := int64(format.SummaryBytes + len(b.pool.Chunks)*format.ChunkEntryBytes + tableBytes)
 	pages := (stream + format.PagePayloadBytes - 1) / format.PagePayloadBytes
+	b.CheckpointBytes = pages * format.PageBytes
 	b.CheckpointChunks = int((pages+b.pages-1)/b.pages) + 1
-	b.MaxLive = int64(len(b.pool.Chunks)-b.Reserve()) * b.Fill / 1000 * 965
+	b.MaxLive = int64(len(b.pool.Chunks)-b.pool.Bad-b.Reserve()) * b.Fill / 1000 * 965
 }
 
 // Reserve is the number of chunks that Puts cannot take.
@@ -77,8 +80,15 @@ func (b *Budget) Crowded() bool {
 // KeyChunks is how many chunks the key log may take.
 func (b *Budget) KeyChunks() int { return max(0, b.pool.Free-b.CheckpointChunks) }
 
-// MovedChunks is how many chunks may be taken for values that compaction moves. Their victims give back more.
-func (b *Budget) MovedChunks() int { return max(0, b.pool.Free-b.CheckpointChunks-2) }
+// MovedChunks is how many chunks may be taken for values that compaction moves. Their victims give back more. As a last
+// resort it is one more, of the two that the key log needs to be emptied.
+func (b *Budget) MovedChunks(lastResort bool) int {
+	keys := 2
+	if lastResort {
+		keys = 1
+	}
+	return max(0, b.pool.Free-b.CheckpointChunks-keys)
+}
 
 // Watermarks returns two amounts of headroom, in bytes. Below high there is compaction, with the more victims the less
 // headroom there is. At low, Puts are stalled. Both lie above the reserve by a few chunks, but by no more than a part

@@ -11,6 +11,8 @@
 package space
 
 import (
+	"slices"
+
 	"jbofd/internal/invariants"
 	"jbofd/internal/kvstore/format"
 	"jbofd/internal/units"
@@ -33,8 +35,12 @@ const (
 	Obsolete
 	// PendingFree: the chunk was Obsolete when the checkpoint began that is being written. It becomes Free with it.
 	PendingFree
-	// Damaged: a live record in the chunk is damaged. The chunk is never used again.
+	// Damaged: the chunk was walked through, and not all that is live in it was found. Nothing is written to the chunk
+	// until all of it has died.
 	Damaged
+	// Bad: the chunk could not be read when the partition was opened, and was not in use. It is not used before it can
+	// be read at another opening.
+	Bad
 )
 
 // Chunk is the state of a chunk. There is one for every chunk of the partition, so that its size counts: 16 bytes.
@@ -62,8 +68,8 @@ const NotCounted = 1<<32 - 1
 type Pool struct {
 	// Chunks are indexed by chunk number.
 	Chunks []Chunk
-	// Free and Obsolete count the chunks in these states.
-	Free, Obsolete int
+	// Free, Obsolete and Bad count the chunks in these states.
+	Free, Obsolete, Bad int
 	// Live is the sum of Live of all chunks, KeyLive of those of the key log. KeyChunks is the number of those.
 	Live, KeyLive int64
 	KeyChunks     int
@@ -75,23 +81,55 @@ type Pool struct {
 	Hold bool
 	// Changes increases whenever there may be more space for those who wait for it.
 	Changes uint64
+	// Doubtful are chunks whose headers could not be read, in order, for Recovered: those that are free are taken last.
+	Doubtful []format.ChunkNumber
+	// Sweep is how many chunks one call of NoteLive or EndCheckpoint goes through, which takes 10 to 50 µs.
+	Sweep int
+	// Wrong counts what was to be subtracted from a chunk that had less: it takes damage that no checksum has found.
+	Wrong int64
 
 	salt     uint32
 	shift    uint               // log2 of the size of chunks
-	freeList format.ChunkNumber // a stack
+	freeList format.ChunkNumber // a list of the free chunks; the one that was freed last is taken first
+	freeEnd  format.ChunkNumber // its last one, if there is one
 	look     int                // the chunk at which the last Choose stopped
+	// gains increases with everything that makes more of a chunk worth emptying. fruitless are the searches since, for
+	// each Kinds: a partition that is full must not be searched in each turn.
+	gains     uint64
+	fruitless [4]search
+	// sweep is how far BeginCheckpoint or EndCheckpoint has come.
+	sweep format.ChunkNumber
+	// noting: a checkpoint begins, and what is live at this time is still to be noted in the chunks from sweep on. Of
+	// these noted has a bit for each one in which something was changed since, so that it was noted before.
+	noting bool
+	noted  []uint64
+	// unread has a bit for each chunk in which something could not be read since the partition was opened.
+	unread []uint64
 }
 
 const none = -1
 
+// noNext is Chunk.Live of the last free chunk: none as a ChunkNumber.
+const noNext = 1<<32 - 1
+
+// search is a search of Choose that has found nothing: how many chunks, up to that at look, were compared, when gains
+// and Kinds.MostLive had these values.
+type search struct {
+	gains    uint64
+	most     int64
+	compared int
+	look     int
+}
+
 // New returns a pool in which all chunks of the partition with that superblock are free.
 func New(sb format.Superblock) *Pool {
-	p := &Pool{salt: sb.Salt(), freeList: none}
+	p := &Pool{salt: sb.Salt(), Sweep: 8192, freeList: none}
 	for int64(1)<<p.shift < sb.ChunkBytes() {
 		p.shift++
 	}
 	n := (sb.PartitionBytes() - format.AreaStart - format.SuperblockBytes) >> p.shift
-	p.Chunks = make([]Chunk, max(n, 0))
+	words := (max(n, 0) + 63) / 64
+	p.Chunks, p.noted, p.unread = make([]Chunk, max(n, 0)), make([]uint64, words), make([]uint64, words)
 	for i := len(p.Chunks) - 1; i >= 0; i-- {
 		p.free(format.ChunkNumber(i))
 	}
@@ -142,11 +180,40 @@ func (p *Pool) SeedOf(epoch uint32, offset units.ExtentOffset) uint32 {
 	return format.Seed(p.salt, epoch, offset)
 }
 
-// Take opens a free chunk, which must exist, for a log or a checkpoint.
+// NoteUnreadable notes that something in chunk i could not be read.
+func (p *Pool) NoteUnreadable(i format.ChunkNumber) { p.unread[i>>6] |= 1 << (i & 63) }
+
+// Unreadable reports whether something in chunk i could not be read since the partition was opened.
+func (p *Pool) Unreadable(i format.ChunkNumber) bool { return p.unread[i>>6]>>(i&63)&1 != 0 }
+
+// maxPassed bounds how many free chunks Take passes over.
+const maxPassed = 64
+
+// Take opens a free chunk, which must exist, for a log or a checkpoint. The key log gets a chunk in which nothing was
+// unreadable, if there is one nearby: if its end lay before a block that cannot be read, the next opening would have to
+// take that block for the newest segments. The other logs write over such blocks, which often heals them.
 func (p *Pool) Take(kind format.Kind) format.ChunkNumber {
-	i := p.freeList
+	before, i := format.ChunkNumber(none), p.freeList
 	invariants.Check(i != none, "chunks: none is free")
-	p.freeList = format.ChunkNumber(p.Chunks[i].Live)
+	if kind == format.KeyLog {
+		for n := 0; p.Unreadable(i); n++ {
+			next := p.nextFree(i)
+			if next == none || n == maxPassed {
+				before, i = none, p.freeList
+				break
+			}
+			before, i = i, next
+		}
+	}
+	p.noteFirst(i)
+	if before == none {
+		p.freeList = p.nextFree(i)
+	} else {
+		p.Chunks[before].Live = p.Chunks[i].Live
+		if i == p.freeEnd {
+			p.freeEnd = before
+		}
+	}
 	p.Free--
 	p.LastEpoch++
 	p.Chunks[i] = Chunk{Epoch: p.LastEpoch, State: Open, Kind: kind, AtCheckpoint: p.Chunks[i].AtCheckpoint}
@@ -156,26 +223,58 @@ func (p *Pool) Take(kind format.Kind) format.ChunkNumber {
 	return i
 }
 
+// nextFree is the free chunk behind one on the list, or none.
+func (p *Pool) nextFree(i format.ChunkNumber) format.ChunkNumber {
+	return format.ChunkNumber(p.Chunks[i].Live)
+}
+
 // Seal closes an open chunk, and releases it if nothing in it is live.
 func (p *Pool) Seal(i format.ChunkNumber) {
-	p.Chunks[i].State = Sealed
+	p.Reseal(i)
 	p.releaseIfEmpty(i)
+}
+
+// Reseal makes a chunk that was a victim, or damaged, one that may be chosen again.
+func (p *Pool) Reseal(i format.ChunkNumber) {
+	p.Chunks[i].State = Sealed
+	p.gains++
 }
 
 // AddLive adds n bytes to those that are live in chunk i.
 func (p *Pool) AddLive(i format.ChunkNumber, n int) {
+	p.noteFirst(i)
 	p.Chunks[i].Live += uint32(n)
 	p.count(i, int64(n))
 }
 
-// SubLive subtracts n bytes from those that are live in the chunk at an offset, and releases the chunk if it is sealed
-// and nothing is left.
+// SubLive subtracts n bytes from those that are live in the chunk at an offset, and releases the chunk if nothing is
+// left and nothing is being written to it. The offset and n may come from the drive, so that they are not relied on.
 func (p *Pool) SubLive(offset units.ExtentOffset, n int) {
 	i := p.Of(offset)
 	c := &p.Chunks[i]
-	invariants.Check(c.State != Free && c.Live >= uint32(n), "chunks: more bytes die in a chunk than live in it")
+	if c.State == Free {
+		p.Wrong++
+		return
+	}
+	p.noteFirst(i)
+	if c.Live < uint32(n) {
+		p.Wrong++
+		n = int(c.Live)
+	}
 	c.Live -= uint32(n)
+	p.gains++
 	p.count(i, -int64(n))
+	p.releaseIfEmpty(i)
+}
+
+// SetLive corrects the number of bytes that are live in a sealed or damaged chunk, and releases it if nothing is.
+func (p *Pool) SetLive(i format.ChunkNumber, n int64) {
+	p.noteFirst(i)
+	c := &p.Chunks[i]
+	n = max(0, min(n, p.Bytes()))
+	p.count(i, n-int64(c.Live))
+	c.Live = uint32(n)
+	p.gains++
 	p.releaseIfEmpty(i)
 }
 
@@ -186,19 +285,22 @@ func (p *Pool) Pin(i format.ChunkNumber) { p.Chunks[i].Pins++ }
 func (p *Pool) Unpin(i format.ChunkNumber) {
 	c := &p.Chunks[i]
 	invariants.Check(c.Pins > 0, "chunks: one is not pinned")
-	c.Pins--
+	if c.Pins--; c.Pins == 0 {
+		p.gains++
+	}
 	p.releaseIfEmpty(i)
 }
 
-// releaseIfEmpty releases a chunk that is sealed, not pinned, and has nothing live.
+// releaseIfEmpty releases a chunk that is sealed or damaged, not pinned, and has nothing live.
 func (p *Pool) releaseIfEmpty(i format.ChunkNumber) {
-	if c := &p.Chunks[i]; c.State == Sealed && c.Live == 0 && c.Pins == 0 {
+	if c := &p.Chunks[i]; (c.State == Sealed || c.State == Damaged) && c.Live == 0 && c.Pins == 0 {
 		p.Release(i)
 	}
 }
 
 // Release frees a chunk in which nothing is live, or makes it obsolete if recovery might still read it.
 func (p *Pool) Release(i format.ChunkNumber) {
+	p.noteFirst(i)
 	c := &p.Chunks[i]
 	// After a crash or a failed write the count may include bytes of values that no segment refers to. The chunk was
 	// walked through and nothing in it is live, so that the rest of the count is theirs.
@@ -213,11 +315,25 @@ func (p *Pool) Release(i format.ChunkNumber) {
 	p.free(i)
 }
 
-// Return frees a chunk at once. It must hold nothing that recovery reads: a checkpoint that is not the last, or a chunk
-// whose header could not be written.
+// Return frees a chunk of a checkpoint that is not the last, at once.
 func (p *Pool) Return(i format.ChunkNumber) {
+	p.noteFirst(i)
 	p.count(i, -int64(p.Chunks[i].Live))
 	p.free(i)
+}
+
+// ReturnBad frees a chunk that could not be written, at once. Recovery must not need it. It is taken again only when
+// there is no other: a write often heals a block, but if it does not, the chunk must not be in the way of all writes.
+func (p *Pool) ReturnBad(i format.ChunkNumber) {
+	p.Return(i)
+	if p.Free == 1 {
+		return
+	}
+	c := &p.Chunks[i]
+	p.freeList = p.nextFree(i)
+	c.Live = noNext
+	p.Chunks[p.freeEnd].Live = uint32(i)
+	p.freeEnd = i
 }
 
 // count adds n to the sums of live bytes, to which chunk i contributes.
@@ -236,45 +352,84 @@ func (p *Pool) free(i format.ChunkNumber) {
 	}
 	// AtCheckpoint stays: a checkpoint that is being written describes the chunk as it was when the checkpoint began.
 	*c = Chunk{Epoch: c.Epoch, State: Free, Kind: c.Kind, Live: uint32(p.freeList), AtCheckpoint: c.AtCheckpoint}
+	if p.freeList == none {
+		p.freeEnd = i
+	}
 	p.freeList = i
 	p.Free++
 	p.Changes++
 }
 
-// BeginCheckpoint notes in each chunk what is live. Obsolete chunks become pending free.
+// BeginCheckpoint fixes what a checkpoint says of the chunks: what is live in each now, and that Obsolete chunks are
+// pending free. That is noted by calls of NoteLive, or before something is changed in a chunk.
 func (p *Pool) BeginCheckpoint() {
-	for i := range p.Chunks {
-		c := &p.Chunks[i]
-		if c.State == Obsolete {
-			c.State = PendingFree
-		}
-		if c.AtCheckpoint = c.Live; c.State == Free || c.State == PendingFree || c.Kind == format.Checkpoint {
-			c.AtCheckpoint = NotCounted
-		}
-	}
+	p.sweep, p.noting = 0, true
+	clear(p.noted)
 	p.Obsolete = 0
+}
+
+// NoteLive notes what is live in some more chunks, and reports whether all are done. AtCheckpoint is valid then.
+func (p *Pool) NoteLive() (done bool) {
+	end := min(p.sweep+format.ChunkNumber(p.Sweep), format.ChunkNumber(len(p.Chunks)))
+	for i := p.sweep; i < end; i++ {
+		p.noteFirst(i)
+	}
+	p.sweep = end
+	p.noting = int(end) < len(p.Chunks)
+	return !p.noting
+}
+
+// noteFirst notes what is live in a chunk, before something is changed in it, if a checkpoint begins that has not come
+// to the chunk yet.
+func (p *Pool) noteFirst(i format.ChunkNumber) {
+	if p.noting && i >= p.sweep {
+		p.note(i)
+	}
+}
+
+func (p *Pool) note(i format.ChunkNumber) {
+	w, bit := &p.noted[i>>6], uint64(1)<<(i&63)
+	if *w&bit != 0 {
+		return
+	}
+	*w |= bit
+	c := &p.Chunks[i]
+	if c.State == Obsolete {
+		c.State = PendingFree
+	}
+	if c.AtCheckpoint = c.Live; c.State == Free || c.State == PendingFree || c.Kind == format.Checkpoint {
+		c.AtCheckpoint = NotCounted
+	}
 }
 
 // Exclude subtracts n bytes, which are live but not committed, from the AtCheckpoint of the chunk at an offset. It is
 // called when a checkpoint has just begun.
 func (p *Pool) Exclude(offset units.ExtentOffset, n int) {
+	p.noteFirst(p.Of(offset))
 	p.Chunks[p.Of(offset)].AtCheckpoint -= uint32(n)
 }
 
-// EndCheckpoint ends what BeginCheckpoint began. If the checkpoint is durable, as done says, the chunks that are
-// pending free are freed; otherwise they are obsolete again.
-func (p *Pool) EndCheckpoint(done bool) {
-	for i := range p.Chunks {
+// EndCheckpoint ends what BeginCheckpoint began, in several calls, the last of which returns true. If the checkpoint is
+// durable, as done says, the chunks that are pending free are freed; otherwise they are obsolete again. No other
+// checkpoint may begin meanwhile.
+func (p *Pool) EndCheckpoint(done bool) (ended bool) {
+	if int(p.sweep) == len(p.Chunks) {
+		p.sweep = 0
+	}
+	end := min(p.sweep+format.ChunkNumber(p.Sweep), format.ChunkNumber(len(p.Chunks)))
+	for i := p.sweep; i < end; i++ {
 		switch {
 		case p.Chunks[i].State != PendingFree:
 		case done:
-			p.free(format.ChunkNumber(i))
+			p.free(i)
 		default:
 			p.Chunks[i].State = Obsolete
 			p.Obsolete++
 		}
 	}
+	p.sweep = end
 	p.Changes++
+	return int(end) == len(p.Chunks)
 }
 
 // Recovered completes a pool in which recovery has set Epoch, Live, Kind and State (Free, Open or Sealed) of every
@@ -282,19 +437,31 @@ func (p *Pool) EndCheckpoint(done bool) {
 // which nothing is live.
 func (p *Pool) Recovered() {
 	p.Free, p.Live, p.KeyLive, p.KeyChunks, p.freeList = 0, 0, 0, 0, none
+	for _, i := range p.Doubtful {
+		if p.Chunks[i].State == Free {
+			p.free(i)
+		}
+	}
 	for i := len(p.Chunks) - 1; i >= 0; i-- {
 		if p.Chunks[i].Kind == format.KeyLog {
 			p.KeyChunks++
 		}
-		if p.Chunks[i].State == Free {
-			p.free(format.ChunkNumber(i))
-		} else {
+		switch p.Chunks[i].State {
+		case Obsolete:
+			p.Obsolete++
+		case Bad:
+			p.Bad++
+		}
+		if p.Chunks[i].State != Free {
 			p.count(format.ChunkNumber(i), int64(p.Chunks[i].Live))
+		} else if _, doubtful := slices.BinarySearch(p.Doubtful, format.ChunkNumber(i)); !doubtful {
+			p.free(format.ChunkNumber(i))
 		}
 	}
 	for i := range p.Chunks {
 		p.releaseIfEmpty(format.ChunkNumber(i))
 	}
+	p.Doubtful = nil
 }
 
 // minGainPart: emptying a chunk must win at least this part of it. Less is lost again to padding when its records are
@@ -309,15 +476,24 @@ const maxCompared = 8192
 // chunk. That is less than the chunk's size, because groups end with padding.
 type Weights struct{ Key, Value, Fill int64 }
 
-// Kinds are the logs whose chunks may be chosen.
-type Kinds struct{ Keys, Values bool }
+// Kinds are the logs whose chunks may be chosen. MostLive bounds how much is live in a chunk of values, if it is not 0.
+type Kinds struct {
+	Keys, Values bool
+	MostLive     int64
+}
 
 // Choose makes the sealed chunk that costs least for each byte won a victim and returns it, or -1 if there is nothing
-// to win. It goes on where the last call stopped.
+// to win. It goes on where the last call stopped. If all chunks were compared in vain and nothing was gained since, it
+// compares none.
 func (p *Pool) Choose(w Weights, of Kinds) format.ChunkNumber {
+	f := p.search(of)
+	if f.compared >= len(p.Chunks) {
+		return none
+	}
 	best, least := format.ChunkNumber(none), 0.0
 	i := p.look
-	for range min(maxCompared, len(p.Chunks)) {
+	compare := min(maxCompared, len(p.Chunks))
+	for range compare {
 		if i++; i >= len(p.Chunks) {
 			i = 0
 		}
@@ -325,6 +501,8 @@ func (p *Pool) Choose(w Weights, of Kinds) format.ChunkNumber {
 		cost, may := w.Value*int64(c.Live), of.Values
 		if c.Kind == format.KeyLog {
 			cost, may = w.Key*int64(c.Live), of.Keys
+		} else if of.MostLive > 0 && int64(c.Live) > of.MostLive {
+			may = false
 		}
 		won := w.Fill - int64(c.Live)
 		if c.State != Sealed || c.Pins > 0 || won < p.Bytes()/minGainPart || !may {
@@ -335,8 +513,36 @@ func (p *Pool) Choose(w Weights, of Kinds) format.ChunkNumber {
 		}
 	}
 	p.look = i
-	if best != none {
+	if f.compared, f.look = f.compared+compare, i; best != none {
+		f.compared = 0
 		p.Chunks[best].State = Victim
 	}
 	return best
+}
+
+// search returns how far the search for a victim of these kinds is that has found nothing so far.
+func (p *Pool) search(of Kinds) *search {
+	i := 0
+	if of.Keys {
+		i++
+	}
+	if of.Values {
+		i += 2
+	}
+	f := &p.fruitless[i]
+	// Other searches may have gone on in between. It does not matter if this one has seen everything.
+	if f.gains != p.gains || f.most != of.MostLive || f.look != p.look && f.compared < len(p.Chunks) {
+		*f = search{gains: p.gains, most: of.MostLive}
+	}
+	return f
+}
+
+// ChooseThis makes a chunk a victim, if it is sealed and not pinned.
+func (p *Pool) ChooseThis(i format.ChunkNumber) bool {
+	c := &p.Chunks[i]
+	if c.State != Sealed || c.Pins > 0 {
+		return false
+	}
+	c.State = Victim
+	return true
 }

@@ -302,7 +302,7 @@ func (s *testStore) submit(r *kvstore.Request, own bool) bool {
 	return true
 }
 
-// end ends a request of the store.
+// endStore ends a request of the store.
 func (w *world) endStore(h *testSource, i int) {
 	s := &h.store
 	q := s.queue[i]

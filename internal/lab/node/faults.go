@@ -11,6 +11,7 @@ import (
 // Fault model of a node's drives: that of lab.Drive, as far as the run's traits go.
 //
 //   - Requests fail, some writes take seconds, a drive is slow as a whole.
+//   - A drive keeps some writes for up to 20 s, and does the others as ever.
 //   - Of a rotten drive, bits flip, blocks become unreadable, and writes are lost or misdirected. Keys and values have
 //     checksums, so they may be lost, but no Retrieve returns what was never stored. Blocks have none: a block that was
 //     hit may hold anything until it is written again.
@@ -26,6 +27,12 @@ type traits struct {
 	swaps bool
 	// capped: tenants have caps.
 	capped bool
+	// scarce: other users take the memory of the pool.
+	scarce bool
+	// hangs: drives keep some writes for so long that their stores and namespaces are given up.
+	hangs bool
+	// calibrates: drives are calibrated when the node starts.
+	calibrates bool
 	// policies are those of the drives, by name.
 	policies [drives]string
 }
@@ -36,6 +43,9 @@ func (l *Lab) drawTraits() (t traits) {
 	t.fickle = !t.sane && l.rng.IntN(4) == 0
 	t.swaps = l.rng.IntN(3) == 0
 	t.capped = l.rng.IntN(4) == 0
+	t.scarce = l.rng.IntN(4) == 0
+	t.hangs = !t.sane && l.rng.IntN(4) == 0
+	t.calibrates = l.rng.IntN(16) == 0
 	names := []string{"fifo", "fifo", "fifo", "jbof", "jbof", "gimbal"}
 	for i := range t.policies {
 		t.policies[i] = names[l.rng.IntN(len(names))]
@@ -44,13 +54,33 @@ func (l *Lab) drawTraits() (t traits) {
 }
 
 // policy makes the policy of a drive.
-func (l *Lab) policy(disk, depth int) (pipeline.Policy, error) {
+func (l *Lab) policy(disk, depth int, calibrated jbof.Profile) (pipeline.Policy, error) {
 	cfg := policies.Config{Depth: depth}
-	if l.rng.IntN(2) == 0 { // what a calibration may have found; otherwise the policy assumes a typical drive
+	if calibrated != (jbof.Profile{}) {
+		cfg.Profile = calibrated
+	} else if l.rng.IntN(2) == 0 { // what a calibration may have found; otherwise the policy assumes a typical drive
 		cfg.Profile = jbof.Profile{ReadNS: 100 + l.rng.Float64()*20e3, ReadByteNS: 0.01 + l.rng.Float64()*3,
 			LatencyNS: 5e3 + l.rng.Int64N(100e3), Depth: 1 + l.rng.IntN(32), LargeDepth: 1 + l.rng.IntN(8)}
 	}
 	return policies.New(l.traits.policies[disk], cfg)
+}
+
+// sick says that a drive is not healthy at that time.
+func (l *Lab) sick(atNS int64) { l.sickNS = max(l.sickNS, atNS) }
+
+// hang makes a drive keep some of the next writes of a range until all have been given up that wait for them.
+func (l *Lab) hang(i int, offset, length int64) {
+	until, left := l.Sim.Now()+int64(11e9)+l.rng.Int64N(9e9), 1+l.rng.IntN(4)
+	l.Sim.Tracef("drive %d keeps %d writes from %d to %d until %.3f", i, left, offset, offset+length,
+		float64(until)/1e3)
+	l.Disks[i].Hold = func(r *ssd.Request) int64 {
+		if left == 0 || r.Op != ssd.Write || r.Offset < offset || r.Offset >= offset+length || l.Sim.Now() >= until {
+			return 0
+		}
+		left--
+		l.sick(until)
+		return until - l.Sim.Now()
+	}
 }
 
 // breakDrive does something bad to a drive.
@@ -63,8 +93,12 @@ func (l *Lab) breakDrive() {
 	if d.Gone() {
 		return
 	}
-	l.sickNS = l.Sim.Now()
+	l.sick(l.Sim.Now())
 	kinds := 3
+	if l.traits.hangs && l.rng.IntN(4) == 0 {
+		l.hang(i, 0, diskBytes)
+		return
+	}
 	if l.traits.rotten || l.traits.fickle {
 		kinds = 5
 	}
@@ -203,7 +237,7 @@ func (l *Lab) heal() {
 	l.faulty = false
 	for _, d := range l.Disks {
 		if d.Fault != nil || d.Hold != nil {
-			l.sickNS = l.Sim.Now()
+			l.sick(l.Sim.Now())
 		}
 		d.Fault, d.Hold = nil, nil
 	}
@@ -241,7 +275,7 @@ func (l *Lab) plugIn() {
 		if d.Gone() && !l.lost[i] {
 			l.Sim.Tracef("drive %d is back", i)
 			d.Return()
-			l.sickNS = l.Sim.Now()
+			l.sick(l.Sim.Now())
 		}
 	}
 }

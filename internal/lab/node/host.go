@@ -70,6 +70,8 @@ type association struct {
 	ready, over bool
 	digests     bool
 	noInCapsule bool
+	// cutNS is when the network silently lost all its connections for good; 0: it has not.
+	cutNS int64
 }
 
 func newHost(l *Lab, name string) *Host {
@@ -110,9 +112,13 @@ func (h *Host) watch() {
 		}
 		for cid, c := range q.commands {
 			event := q.qid == 0 && c.sqe.Opcode() == nvme.AdminAsyncEvent
-			if h.lab.Sim.Now()-c.startNS > answerNS && !event {
+			patience := int64(answerNS)
+			if h.lab.healthy() && !h.lab.traits.capped {
+				patience = overdueNS
+			}
+			if h.lab.Sim.Now()-max(c.startNS, h.lab.frozenNS) > patience && !event {
 				h.lab.Violation("%s, qid %d: no answer to opcode %#x, CID %#x, within %v s", h.name, q.qid,
-					c.sqe.Opcode(), cid, answerNS/1e9)
+					c.sqe.Opcode(), cid, patience/1e9)
 			}
 		}
 	}

@@ -30,6 +30,7 @@ type Lab struct {
 	rng        *rand.Rand
 	tel        *telemetry.Telemetry
 	log        *slog.Logger
+	memory     *rand.Rand // of other users of memory
 	lastStamp  uint64
 	writers    map[uint64]*association // of blocks, by stamp
 	choices    uint64
@@ -48,11 +49,19 @@ type Lab struct {
 	areaLives   int
 	areaDamaged bool
 	violation   string
+	// calibrating is the number of the drive that is being calibrated, from 1.
+	calibrating int
+	// contended: hosts do nothing but write the same few blocks, so that writes wait for each other.
+	contended bool
 	// crashes and stops count lives of the node that have ended so, cut those stops that did not wait for a drive.
 	// stopNS is when the last stop began, 0: none has.
 	crashes, stops, cut int
 	stopNS              int64
 	swapped             int64 // values that stores that are closed have swapped
+	// freezes counts how often the node's process was stopped, strays the associations that were cut off meanwhile.
+	// frozenNS is when the process last continued, 0: it was never stopped.
+	freezes, strays int
+	frozenNS        int64
 }
 
 // drives is how many drives a node has.
@@ -89,6 +98,9 @@ func New(o Options) *Lab {
 			Misuse: func(what string) { l.Violation("drive %d: %s", i, what) }})
 		d.SlowOneIn = 40
 		d.Observe = func(r *ssd.Request) {
+			if l.calibrating == i+1 && r.Op != ssd.Read {
+				l.Violation("drive %d: %v by a calibration", i, r.Op)
+			}
 			l.notRemoved(i, r)
 			l.notEnded(r)
 			l.remember(i, r)
@@ -138,7 +150,11 @@ func (l *Lab) mayFail(ns *namespace, s nvme.Status) bool {
 	case nvme.AbortRequested, nvme.AbortedSQDeletion, nvme.TransientTransportError:
 		return true
 	case nvme.WriteFault, nvme.UnrecoveredReadError, nvme.InternalError:
-		return l.broken() || ns.damaged || l.anyGone()
+		return l.broken() || ns.damaged || l.anyGone() ||
+			// Its store was given up. Where drives are healthy, that is a violation itself: see storeClosed.
+			ns.kv && (!ns.there || now-ns.goneNS < answerNS)
+	case nvme.CommandInterrupted: // half of a fused pair, which must not keep the buffer beyond the pool's bound
+		return l.traits.scarce
 	case nvme.CapacityExceeded: // a chunk with a damaged record is not used again
 		return ns.damaged
 	case nvme.InvalidNamespaceOrFormat, nvme.NamespaceNotReady:
@@ -152,7 +168,10 @@ func (l *Lab) mayFail(ns *namespace, s nvme.Status) bool {
 }
 
 // mayRefuse reports whether there is a reason for a failed Connect.
-func (l *Lab) mayRefuse(nvme.Status) bool { return false }
+func (l *Lab) mayRefuse(s nvme.Status) bool {
+	// The association of an I/O queue may have ended because the node was stopped for too long.
+	return s.Code() == nvme.ConnectInvalidParameters && l.frozenNS != 0 && l.Sim.Now()-l.frozenNS < answerNS
+}
 
 // shutdownComplete says that the target has reported a shutdown as complete that began at that time: it has flushed the
 // drives of the namespaces that the host saw.
@@ -181,6 +200,9 @@ func (l *Lab) Run() string {
 		h.start(workers)
 	}
 	l.watch()
+	if l.traits.scarce {
+		l.squeeze()
+	}
 	for range 6 + l.rng.IntN(5) {
 		if !l.advance(int64(50e6) + l.rng.Int64N(2e9)) {
 			return l.violation
@@ -211,6 +233,8 @@ func (l *Lab) watch() {
 	for _, h := range l.Hosts {
 		h.watch()
 	}
+	l.Node.nobodyWaits()
+	l.Node.nobodyLingers()
 	l.Sim.After(1e9, l.watch)
 }
 
@@ -254,7 +278,7 @@ func (l *Lab) act() {
 		l.crash(l.rng.IntN(2) == 0)
 		return
 	}
-	switch l.rng.IntN(8) {
+	switch l.rng.IntN(9) {
 	case 0, 1:
 		l.breakDrive()
 	case 2:
@@ -275,6 +299,8 @@ func (l *Lab) act() {
 		if l.rng.IntN(2) == 0 {
 			l.restart(l.rng.IntN(2) == 0)
 		}
+	case 8:
+		l.freeze()
 	}
 }
 
@@ -298,9 +324,21 @@ func (l *Lab) notEnded(r *ssd.Request) {
 		return
 	}
 	stamp, _ := stampOf(r.Buf[:blockBytes])
-	if a := l.writers[stamp]; a != nil && a.admin.end.Peer().OverFor() > fencePromptNS {
-		l.Violation("%#x of %s begins at a drive %d µs after its association has ended", stamp, a.h.name,
-			a.admin.end.Peer().OverFor()/1000)
+	a := l.writers[stamp]
+	if a == nil {
+		return
+	}
+	if l.Node.stoppedNS != 0 {
+		l.Violation("%#x of %s begins at a drive %d µs after a stop of the node has ended all associations", stamp,
+			a.h.name, (l.Sim.Now()-l.Node.stoppedNS)/1000)
+	}
+	// A node that was frozen sees the end only afterwards, and in any case before it answers the host's next Connect.
+	if over := min(a.admin.end.Peer().OverFor(), l.Sim.Now()-l.frozenNS); over > fencePromptNS {
+		l.Violation("%#x of %s begins at a drive %d µs after its association has ended", stamp, a.h.name, over/1000)
+	}
+	if a.cutNS != 0 && l.Sim.Now()-a.cutNS > strayNS {
+		l.Violation("%#x of %s begins at a drive %d s after the network has lost its association", stamp, a.h.name,
+			(l.Sim.Now()-a.cutNS)/1e9)
 	}
 }
 

@@ -30,6 +30,7 @@ type counts struct {
 	Host
 	mu                  sync.Mutex
 	crashes, stops, cut int
+	freezes, strays     int
 	swapped             int64
 	steps               uint64
 }
@@ -50,6 +51,8 @@ func (c *counts) add(l *Lab) {
 	c.crashes += l.crashes
 	c.stops += l.stops
 	c.cut += l.cut
+	c.freezes += l.freezes
+	c.strays += l.strays
 	c.swapped += l.swapped
 	c.steps += l.Sim.Steps()
 }
@@ -57,9 +60,9 @@ func (c *counts) add(l *Lab) {
 func (c *counts) String() string {
 	return fmt.Sprintf("%d steps, %d commands of which %d lost their connection, %d associations, %d resets, %d "+
 		"shutdowns, %d cuts, %d aborts of which %d took effect, %d values swapped, %d crashes, %d stops of which %d "+
-		"did not wait for a drive",
+		"did not wait for a drive, %d freezes in which %d associations were cut off",
 		c.steps, c.commands, c.lostCommands, c.connects, c.resets, c.shutdowns, c.cuts, c.aborts, c.aborted, c.swapped,
-		c.crashes, c.stops, c.cut)
+		c.crashes, c.stops, c.cut, c.freezes, c.strays)
 }
 
 // run runs the seeds from first on, and ends when -lab.failures of them have failed.

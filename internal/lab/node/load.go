@@ -28,9 +28,12 @@ func (h *Host) work(p *lab.Proc) {
 		if h.lab.traits.swaps && h.rng.IntN(2) == 0 {
 			ns = h.lab.namespaces[len(h.lab.namespaces)-1] // the keys: only a drive with much to do swaps
 		}
-		if ns.kv {
+		switch {
+		case h.lab.contended:
+			h.contend(p, q)
+		case ns.kv:
 			h.key(p, q, ns)
-		} else {
+		default:
 			h.block(p, q, ns)
 		}
 		h.busy--
@@ -69,7 +72,7 @@ func (h *Host) io(p *lab.Proc, q *hostQueue, sqe nvme.SQE, data []byte, toHost b
 	p.Wait(func(wake func()) {
 		c := q.submit(sqe, data, toHost, func(got outcome) {
 			if o = got; o.ok() {
-				h.holdToCaps(&sqe, len(data), start)
+				h.holdToCaps(&sqe, o, len(data), start)
 			}
 			wake()
 		})
@@ -125,6 +128,26 @@ func stampOf(block []byte) (stamp uint64, ok bool) {
 	return stamp, true
 }
 
+// contend writes the first blocks of one of the namespaces of blocks.
+func (h *Host) contend(p *lab.Proc, q *hostQueue) {
+	ns := h.lab.namespaces[h.rng.IntN(drives)]
+	regs := ns.registers[:1+h.rng.IntN(4)]
+	var sqe nvme.SQE
+	sqe.SetNSID(ns.nsid)
+	sqe.SetNLB(units.Blocks(len(regs)))
+	sqe.SetOpcode(nvme.CmdWrite)
+	h.writeStamp(p, q, sqe, ns, regs, !ns.volatile)
+}
+
+// writeStamp writes a new stamp to blocks.
+func (h *Host) writeStamp(p *lab.Proc, q *hostQueue, sqe nvme.SQE, ns *namespace, regs []*register, durable bool) {
+	stamp := h.lab.stamp()
+	h.lab.writers[stamp] = q.a
+	data := make([]byte, blockBytes*len(regs))
+	fillBlocks(data, stamp)
+	h.writeBlocks(p, q, sqe, ns, regs, data, stamp, durable)
+}
+
 // block does something to a few blocks.
 func (h *Host) block(p *lab.Proc, q *hostQueue, ns *namespace) {
 	n := 1 + h.rng.IntN(min(4, len(ns.registers)))
@@ -147,11 +170,7 @@ func (h *Host) block(p *lab.Proc, q *hostQueue, ns *namespace) {
 			fua = true
 		}
 		sqe.SetOpcode(nvme.CmdWrite)
-		stamp := h.lab.stamp()
-		h.lab.writers[stamp] = q.a
-		data := make([]byte, blockBytes*n)
-		fillBlocks(data, stamp)
-		h.writeBlocks(p, q, sqe, ns, regs, data, stamp, fua)
+		h.writeStamp(p, q, sqe, ns, regs, fua)
 	case k < 16:
 		sqe.SetOpcode(nvme.CmdWriteZeroes)
 		h.writeBlocks(p, q, sqe, ns, regs, nil, 0, !ns.volatile)

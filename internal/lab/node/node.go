@@ -15,11 +15,13 @@ import (
 	"jbofd/internal/partition"
 	"jbofd/internal/pipeline"
 	"jbofd/internal/publish"
+	"jbofd/internal/tenant"
 	"jbofd/internal/units"
 )
 
 // Fault model of Node: its process dies at any instant, alone or with the power of its drives, or is stopped in order,
-// and is started again. Its clock is wrong within the bounds of lab.Clock.
+// and is started again. It may be frozen for a while (lab.Process.Stop). Its clock is wrong within the bounds of
+// lab.Clock.
 
 // Names and sizes of the simulated node.
 const (
@@ -49,6 +51,17 @@ type Node struct {
 	publisher *publish.Publisher
 	area      *partition.Area // nil without swapping, or if its drive is away
 	conns     map[*conn]bool
+	startedNS int64
+	// payers count the I/Os of drives. caps are those of tenants that are configured. paidRead and paidWritten are the
+	// bytes that hosts were charged for and that were not answered.
+	payers                [drives]payers
+	caps                  map[tenant.ID]pipeline.Caps
+	paidRead, paidWritten int64
+	// taken is memory that other users have. ending: the node ends in order, and they have given it back.
+	taken  []taken
+	ending bool
+	// stoppedNS is when all associations were ended for a stop, 0: they were not.
+	stoppedNS int64
 	// flushedNS is when stop began to flush the drives, flushed says which have done so.
 	flushedNS int64
 	flushed   [drives]bool
@@ -67,13 +80,16 @@ func (l *Lab) startNode() (*Node, error) {
 			continue
 		}
 		dev := lab.NewDevice(l.Sim, fmt.Sprintf("ssd%d", i), disk)
+		dev.Deliver = n.process.Deliver
 		dev.AtOnceOneIn = []int{0, 2, 20}[l.rng.IntN(3)]
 		depth := 1 + l.rng.IntN(12)
-		policy, err := l.policy(i, depth)
+		policy, err := l.policy(i, depth, n.calibrate(i, dev))
 		if err != nil {
 			return nil, err
 		}
-		d, err := drive.New(drive.Config{Device: dev, Pool: n.pool, Depth: depth, Policy: policy, Env: n.process})
+		n.payers[i] = payers{Policy: policy, n: n, disk: i, windows: map[tenant.ID]*capWindow{}}
+		d, err := drive.New(drive.Config{Device: dev, Pool: n.pool, Depth: depth, Policy: &n.payers[i],
+			Env: n.process})
 		if err != nil {
 			return nil, err
 		}
@@ -99,6 +115,7 @@ func (l *Lab) startNode() (*Node, error) {
 		return nil, err
 	}
 	n.publish()
+	n.startedNS = l.Sim.Now()
 	l.Net.Listen(Address, n.accept)
 	return n, nil
 }
@@ -109,6 +126,7 @@ func (n *Node) task(f func()) { n.process.Go(f) }
 // publish publishes the namespaces that are there, and the tenants.
 func (n *Node) publish() {
 	n.lab.restartCapWindows()
+	n.caps = nil // during the change it is not known which apply
 	st := nvmeof.SubsystemState{NQN: SubNQN, Serial: "lab", Model: "lab", AllowAnyHost: true}
 	stores := map[*nvmeof.Namespace]*publish.Store{}
 	for _, ns := range n.lab.namespaces {
@@ -131,6 +149,7 @@ func (n *Node) publish() {
 				Service: "4420"}}},
 		Tenants: n.lab.tenants, Stores: stores,
 	})
+	n.noteCaps()
 }
 
 // countSwaps adds up what the open stores have swapped, before they end.
@@ -177,6 +196,7 @@ func (n *Node) drain(drainNS int64) bool {
 	n.lab.Net.Listen(Address, nil)
 	n.lab.Sim.Run(drainNS, func() bool { return n.lab.violation != "" || n.inFlight() == 0 })
 	n.service.Stop("the target is shutting down")
+	n.stoppedNS = n.lab.Sim.Now()
 	for _, c := range n.connsInOrder() {
 		c.shut("the target is shutting down")
 	}
@@ -185,6 +205,7 @@ func (n *Node) drain(drainNS int64) bool {
 
 // stop ends a node whose hosts are gone, and holds it to having given everything back.
 func (n *Node) stop() {
+	n.endSqueeze()
 	n.lab.Net.Listen(Address, nil)
 	if !n.lab.Sim.Run(answerNS, func() bool { return len(n.conns) == 0 }) {
 		n.lab.Violation("%d connections do not end, of them %d with commands in flight", len(n.conns), n.inFlight())
@@ -212,6 +233,9 @@ func (n *Node) stop() {
 			n.lab.Violation("a drive does not close: %v", err)
 		}
 	}
+	n.nobodyWaits()
+	l := n.lab // a calibration that a drive has kept a read of gives its buffer back with that
+	l.Sim.Run(answerNS, func() bool { return n.pool.Leaks() == nil })
 	if err := n.pool.Close(); err != nil {
 		n.lab.Violation("%v", err)
 	}

@@ -6,6 +6,7 @@ import (
 
 	"jbofd/internal/nvmeof/target"
 	"jbofd/internal/pipeline"
+	"jbofd/internal/ssd"
 	"jbofd/internal/units"
 	"jbofd/internal/uuid"
 )
@@ -78,6 +79,10 @@ func (l *Lab) removeNamespace() {
 	if !ns.there || l.Disks[ns.disk].Gone() {
 		return
 	}
+	if ns.kv && l.traits.hangs && l.rng.IntN(2) == 0 {
+		l.hang(ns.disk, ns.offset, ns.bytes)
+		l.advance(l.rng.Int64N(300e6))
+	}
 	l.Sim.Tracef("%s is removed", ns.name)
 	ns.there = false
 	l.Node.publish()
@@ -115,7 +120,7 @@ func (l *Lab) deleteNamespace(ns *namespace) {
 	for {
 		healthy := l.healthy()
 		err := l.Node.publisher.Erase(l.Node.drives[ns.disk], units.DriveOffset(ns.offset),
-			units.Bytes(ns.bytes), nil)
+			units.Bytes(ns.bytes), nil, nil)
 		l.Sim.Tracef("%s is erased: %v", ns.name, err)
 		if err == nil {
 			break
@@ -157,6 +162,15 @@ func (l *Lab) restart(power bool) {
 	l.stops++
 	l.stopNS = l.Sim.Now()
 	l.Sim.Tracef("the node stops, power loss %v", power)
+	if !l.traits.sane && l.rng.IntN(2) == 0 { // so that much is under way when the associations end
+		slow := int64(100e6) + l.rng.Int64N(2e9)
+		l.sick(l.Sim.Now())
+		for _, d := range l.Disks {
+			d.Hold = func(*ssd.Request) int64 { return l.rng.Int64N(slow) }
+		}
+		l.contended = true
+		l.advance(l.rng.Int64N(500e6))
+	}
 	if n := l.Node; !n.drain(l.rng.Int64N(1 + l.rng.Int64N(6e9))) {
 		l.cut++
 		l.Sim.Tracef("the node's process ends although a drive has not answered")
@@ -170,6 +184,7 @@ func (l *Lab) restart(power bool) {
 			}
 		}
 	}
+	l.contended = false
 	if l.violation == "" {
 		l.startAgain(power)
 	}

@@ -10,6 +10,7 @@ import (
 	"jbofd/internal/nvmeof/target"
 	"jbofd/internal/partition"
 	"jbofd/internal/publish"
+	"jbofd/internal/ssd"
 	"jbofd/internal/units"
 	"jbofd/internal/uuid"
 )
@@ -145,6 +146,11 @@ func (n *Node) openStore(ns *namespace) error {
 	}
 	if err := n.publisher.Vacate(cfg.Drive, nil); err != nil {
 		return err
+	}
+	for _, f := range n.lab.Disks[ns.disk].Flights {
+		if f.Op == ssd.Write && f.Offset < ns.offset+ns.bytes && ns.offset < f.Offset+f.Len {
+			n.lab.Violation("%s is opened while a write at %d of its last life is under way", ns.name, f.Offset)
+		}
 	}
 	opened, err := partition.Open(cfg)
 	if err != nil {

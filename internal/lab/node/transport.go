@@ -33,12 +33,17 @@ type conn struct {
 	pending []bufpool.Buf // lent to the machine's Out
 	out     tcp.Out
 	rx      []byte
+	// arrivedNS is when the latest bytes have come, as the kernel notes it; reading: process will run.
+	arrivedNS int64
+	reading   bool
 	// woken and resumed are tasks that are ready: wake and process.
 	woken, resumed bool
-	dead           bool
-	reason         string
-	released       bool
-	resume         chan struct{}
+	// dead: it is over, since deadNS.
+	dead     bool
+	deadNS   int64
+	reason   string
+	released bool
+	resume   chan struct{}
 }
 
 // transport is what connection.Conn sees of a conn.
@@ -49,12 +54,14 @@ var _ connection.Transport = transport{}
 // accept begins to serve a connection.
 func (n *Node) accept(end *lab.End) {
 	c := &conn{n: n, end: end, batches: connection.NewBatches(n.service), resume: make(chan struct{}, 1)}
-	end.Received, end.Closed = c.received, func(err error) { c.shut(err.Error()) }
+	end.Received = c.received
+	end.Closed = func(err error) { n.process.Deliver(func() { c.shut(err.Error()) }) }
 	end.Drained = func() {
 		if !c.dead {
 			transport{c}.Resume()
 		}
 	}
+	c.arrivedNS = n.service.Clock()
 	from := netip.AddrFrom4([4]byte{10, 0, 0, 1})
 	c.ticket = n.admission.Enter(from, c.shut)
 	c.m = tcp.New(tcp.Config{InCapsuleBytes: inCapsuleBytes, MaxH2CDataBytes: 64 << 10, Limits: limits}, &c.Conn)
@@ -115,8 +122,8 @@ func (t transport) Lost() bool { return t.dead || t.end.Over() }
 // Linger implements connection.Transport.
 func (t transport) Linger() { t.flush() }
 
-// ArrivedNS implements connection.Transport. What arrives is taken in at once.
-func (t transport) ArrivedNS(int64) int64 { return 0 }
+// ArrivedNS implements connection.Transport.
+func (t transport) ArrivedNS(int64) int64 { return t.arrivedNS }
 
 // LocalAddress implements connection.Transport.
 func (t transport) LocalAddress() string { return "10.0.0.2" }
@@ -127,7 +134,14 @@ func (c *conn) received(b []byte) {
 		return
 	}
 	c.rx = append(c.rx, b...)
-	c.process()
+	c.arrivedNS = c.n.service.Clock()
+	if !c.reading {
+		c.reading = true
+		c.n.process.Deliver(func() {
+			c.reading = false
+			c.process()
+		})
+	}
 }
 
 // process uses what was received and executes what it amounts to.
@@ -185,7 +199,7 @@ func (c *conn) shut(reason string) {
 	if c.dead {
 		return
 	}
-	c.dead, c.reason = true, reason
+	c.dead, c.deadNS, c.reason = true, c.n.lab.Sim.Now(), reason
 	c.n.lab.Sim.Tracef("target: connection %d over: %s", c.end.ID, reason)
 	c.end.Close()
 	c.n.task(c.drain)

@@ -63,7 +63,8 @@ type Batch interface {
 	Begin(c *Command)
 	// DataReady returns a command for which the executor has called Port.NeedData: the host's data is in Buf.B. If
 	// Status is not Success the data will not come, or the command's namespace has changed: then the command must
-	// end with that Status. The Payer is the present one; it may have changed since Begin.
+	// end with that Status. The Payer is that of Begin, even if the host belongs to another
+	// tenant now.
 	//
 	// hot: 0 allocs
 	DataReady(c *Command)

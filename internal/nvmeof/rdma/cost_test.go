@@ -6,6 +6,7 @@ import (
 
 	"jbofd/internal/nvme"
 	"jbofd/internal/nvmeof/qpair"
+	"jbofd/internal/nvmeof/qpair/qpairtest"
 	"jbofd/internal/nvmeof/rdma"
 	"jbofd/internal/nvmeof/rdma/wr"
 )
@@ -43,7 +44,7 @@ func (q *quiet) Paired(int, int)         {}
 func (q *quiet) Paused() bool            { return false }
 func (q *quiet) Admin(slot int) {
 	if !q.c.Connected() {
-		q.c.Attach(ioQueue(config.Entries, false))
+		q.c.Attach(qpairtest.IOQueue(config.Entries, false))
 	}
 	q.c.Respond(slot, nvme.Success, 0)
 }

@@ -10,6 +10,7 @@ import (
 
 	"jbofd/internal/nvme"
 	"jbofd/internal/nvmeof"
+	"jbofd/internal/nvmeof/qpair/qpairtest"
 	"jbofd/internal/nvmeof/rdma/wr"
 )
 
@@ -65,111 +66,111 @@ type fuzzed struct {
 }
 
 // pick chooses a command that the driver has; of a pair, the one that represents both.
-func (d *fuzzed) pick(which byte) (slot int, ok bool) {
-	if len(d.given) == 0 {
+func (f *fuzzed) pick(which byte) (slot int, ok bool) {
+	if len(f.Given) == 0 {
 		return 0, false
 	}
-	slot = d.given[int(which)%len(d.given)]
-	p := d.c.Pair(slot)
-	if p >= 0 && d.c.Slot(slot).SQE.Fuse() == nvme.FuseFirst {
+	slot = f.Given[int(which)%len(f.Given)]
+	p := f.c.Pair(slot)
+	if p >= 0 && f.c.Slot(slot).SQE.Fuse() == nvme.FuseFirst {
 		slot, p = p, slot
 	}
-	if d.c.Slot(slot).Fetching() || p >= 0 && d.c.Slot(p).Fetching() {
+	if f.c.Slot(slot).Fetching() || p >= 0 && f.c.Slot(p).Fetching() {
 		return 0, false
 	}
 	return slot, true
 }
 
 // gone removes a command that the driver has answered.
-func (d *fuzzed) gone(slot int) {
+func (f *fuzzed) gone(slot int) {
 	is := func(s int) bool { return s == slot }
-	d.given, d.aborted = slices.DeleteFunc(d.given, is), slices.DeleteFunc(d.aborted, is)
-	delete(d.bufs, slot)
+	f.Given, f.aborted = slices.DeleteFunc(f.Given, is), slices.DeleteFunc(f.aborted, is)
+	delete(f.Bufs, slot)
 }
 
-func (d *fuzzed) answer(slot int, status nvme.Status) {
-	s := d.c.Slot(slot)
-	first := d.c.Pair(slot)
+func (f *fuzzed) answer(slot int, status nvme.Status) {
+	s := f.c.Slot(slot)
+	first := f.c.Pair(slot)
 	switch {
-	case !d.c.Connected() && status.OK():
-		d.gone(slot)
-		d.c.Attach(ioQueue(6, false))
-		d.c.Respond(slot, nvme.Success, 1)
+	case !f.c.Connected() && status.OK():
+		f.gone(slot)
+		f.c.Attach(qpairtest.IOQueue(6, false))
+		f.c.Respond(slot, nvme.Success, 1)
 		return
-	case status.OK() && first < 0 && s.Data == nil && d.bufs[slot] != nil: // admin data to the host
-		b := d.bufs[slot]
-		d.gone(slot)
-		d.c.RespondData(slot, b, 3)
+	case status.OK() && first < 0 && s.Data == nil && f.Bufs[slot] != nil: // admin data to the host
+		b := f.Bufs[slot]
+		f.gone(slot)
+		f.c.RespondData(slot, b, 3)
 		return
 	// less than there is room for
 	case status.OK() && first < 0 && s.Plan.Kind == nvmeof.KindKV && s.Plan.AnswerBytes > 1:
-		d.gone(slot)
-		d.c.RespondData(slot, d.data.take(int(s.Plan.AnswerBytes/2)), 3)
+		f.gone(slot)
+		f.c.RespondData(slot, f.data.take(int(s.Plan.AnswerBytes/2)), 3)
 		return
 	case status.OK() && first < 0 && s.Plan.ToHost > 0 && s.Plan.Kind != nvmeof.KindKV:
-		d.gone(slot)
-		d.c.RespondData(slot, d.data.take(int(s.Plan.ToHost)), 3)
+		f.gone(slot)
+		f.c.RespondData(slot, f.data.take(int(s.Plan.ToHost)), 3)
 		return
 	case first >= 0:
-		d.gone(first)
-		d.c.Respond(first, status, 0)
+		f.gone(first)
+		f.c.Respond(first, status, 0)
 	}
-	d.gone(slot)
-	d.c.Respond(slot, status, 0)
+	f.gone(slot)
+	f.c.Respond(slot, status, 0)
 }
 
 // do executes one instruction.
-func (d *fuzzed) do(p *program) {
+func (f *fuzzed) do(p *program) {
 	switch p.byte() % instructions {
 	case doCapsule:
-		if n := int(p.uint16()); len(d.held) < 8 {
-			d.receive(p.bytes(n))
+		if n := int(p.uint16()); len(f.held) < 8 {
+			f.receive(p.bytes(n))
 		}
 	case doComplete:
-		d.complete(wr.StatusOK)
-		d.offer()
+		f.complete(wr.StatusOK)
+		f.offer()
 	case doFail:
-		d.complete(wr.Status(p.byte()%21 + 1))
+		f.complete(wr.Status(p.byte()%21 + 1))
 	case doCompletion:
-		d.forged = true
+		f.forged = true
 		id := uint64(p.byte())<<32 | uint64(p.uint16())<<16 | uint64(p.uint16())
-		d.c.Completed(&wr.Completion{ID: id, Status: wr.Status(p.byte() % 22)})
+		f.c.Completed(&wr.Completion{ID: id, Status: wr.Status(p.byte() % 22)})
 	case doAnswer:
-		if slot, ok := d.pick(p.byte()); ok {
-			d.answer(slot, nvme.Success)
+		if slot, ok := f.pick(p.byte()); ok {
+			f.answer(slot, nvme.Success)
 		}
 	case doError:
-		if slot, ok := d.pick(p.byte()); ok {
-			d.answer(slot, nvme.InternalError)
+		if slot, ok := f.pick(p.byte()); ok {
+			f.answer(slot, nvme.InternalError)
 		}
 	case doFetch:
 		// The data of a command is requested once, when it has no buffer.
-		if slot, ok := d.pick(p.byte()); ok && !slices.Contains(d.aborted, slot) && d.c.Connected() && d.c.QID() != 0 &&
-			d.c.NeedsFetch(slot) && d.c.Slot(slot).Data == nil {
-			if pair := d.c.Pair(slot); pair < 0 || d.c.Slot(pair).Data == nil || d.c.Slot(pair).Inline() {
-				d.fetch(slot)
+		if slot, ok := f.pick(p.byte()); ok && !slices.Contains(f.aborted, slot) && f.c.Connected() && f.c.QID() != 0 &&
+			f.c.NeedsFetch(slot) && f.c.Slot(slot).Data == nil {
+			if pair := f.c.Pair(slot); pair < 0 || f.c.Slot(pair).Data == nil || f.c.Slot(pair).Inline() {
+				f.Fetch(slot)
 			}
 		}
 	case doAbort:
-		if slot, ok := d.pick(p.byte()); ok && d.c.Pair(slot) < 0 {
-			if found, ok := d.c.Find(d.c.Slot(slot).SQE.CID()); ok && found == slot {
-				d.c.Abort(slot, nvme.AbortRequested)
-				d.aborted = append(d.aborted, slot)
+		if slot, ok := f.pick(p.byte()); ok && f.c.Pair(slot) < 0 {
+			if found, ok := f.c.Find(f.c.Slot(slot).SQE.CID()); ok && found == slot {
+				f.c.Abort(slot, nvme.AbortRequested)
+				f.aborted = append(f.aborted, slot)
 			}
 		}
 	case doMemory:
-		d.refuse = !d.refuse
-		d.offer()
+		f.Refuse = !f.Refuse
+		f.offer()
 	case doLocate:
-		d.lost = !d.lost
+		f.lost = !f.lost
 	case doPause:
-		d.paused = !d.paused
-		d.offer()
+		f.Pause = !f.Pause
+		f.offer()
 	case doTable:
-		d.c.SetTable(nvmeof.NewNamespaceTable([]*nvmeof.Namespace{{NSID: 1, OffsetBytes: 8 << 20, SizeBytes: 1 << 20,
-			BlockShift: 12, ANAState: nvme.ANAStateOptimized}}, hostNQN))
+		f.c.SetTable(nvmeof.NewNamespaceTable([]*nvmeof.Namespace{{NSID: 1, OffsetBytes: 8 << 20, SizeBytes: 1 << 20,
+			BlockShift: 12, ANAState: nvme.ANAStateOptimized}}, qpairtest.HostNQN))
 	case doClose:
-		d.c.Close()
+		f.c.Close()
 	}
 }
 
@@ -184,19 +185,21 @@ func FuzzConn(f *testing.F) {
 		}
 		return p
 	}
-	write := request{op: nvme.CmdWrite, cid: 1, nsid: 1, nlb: 1, inline: true, transfer: 512, data: pattern(1, 512)}
+	write := request{op: nvme.CmdWrite, cid: 1, nsid: 1, nlb: 1, inline: true, transfer: 512,
+		data: qpairtest.Pattern(1, 512)}
 	keyed := request{op: nvme.CmdWrite, cid: 2, nsid: 1, nlb: 1, transfer: 512, key: 2, address: 0xA000}
 	read := request{op: nvme.CmdRead, cid: 3, nsid: 2, nlb: 1, transfer: 4096, key: 3, address: 0xB000,
 		invalidate: true}
 	first := request{op: nvme.CmdCompare, cid: 4, nsid: 1, nlb: 1, transfer: 512, key: 4, fuse: nvme.FuseFirst}
-	second := request{op: nvme.CmdWrite, cid: 5, nsid: 1, nlb: 1, inline: true, transfer: 512, data: pattern(5, 512),
-		fuse: nvme.FuseSecond}
+	second := request{op: nvme.CmdWrite, cid: 5, nsid: 1, nlb: 1, inline: true, transfer: 512,
+		data: qpairtest.Pattern(5, 512), fuse: nvme.FuseSecond}
 	keyedSecond := first
 	keyedSecond.op, keyedSecond.cid, keyedSecond.fuse = nvme.CmdWrite, 6, nvme.FuseSecond
 	dsm := request{op: nvme.CmdDSM, cid: 7, nsid: 1, inline: true, transfer: 16, data: make([]byte, 16)}
 	store, keyedStore, retrieve := kvRequest(nvme.CmdKVStore, 10, 300), kvRequest(nvme.CmdKVStore, 11, 5000),
 		kvRequest(nvme.CmdKVRetrieve, 12, 1000)
-	store.inline, store.data, keyedStore.key, retrieve.key, retrieve.invalidate = true, pattern(7, 300), 11, 12, true
+	store.inline, store.data = true, qpairtest.Pattern(7, 300)
+	keyedStore.key, retrieve.key, retrieve.invalidate = 11, 12, true
 	identify := request{op: nvme.AdminIdentify, cid: 8, transfer: 4096, key: 8}
 	timestamp := request{op: nvme.AdminSetFeatures, cid: 9, transfer: 8, key: 9,
 		change: func(e *nvme.SQE) { e.Features().SetFID(nvme.FIDTimestamp) }}
@@ -243,7 +246,7 @@ func play(t interface {
 	d := &fuzzed{driver: newDriver(cfg)}
 	d.data = newArena(128<<10, dataAddr, dataKey)
 	d.data.reuse = true
-	queue := ioQueue(6, flags&4 != 0)
+	queue := qpairtest.IOQueue(6, flags&4 != 0)
 	if flags&1 != 0 {
 		queue.QID, queue.Table = 0, nil
 	}
@@ -275,7 +278,7 @@ func play(t interface {
 		if d.c.Fatal() != nil && !d.c.Closed() {
 			t.Fatal("a reason without being closed")
 		}
-		d.log.Reset()
+		d.Log.Reset()
 	}
 	// Every slot is conserved: when all that the driver has and all that waits for data is
 	// answered, at most the first of a fused pair is left.
@@ -285,15 +288,15 @@ func play(t interface {
 	}
 	d.c.Fetching(func(slot int) {
 		for _, i := range []int{slot, d.c.Pair(slot)} {
-			if i >= 0 && !slices.Contains(d.given, i) {
-				d.given = append(d.given, i)
+			if i >= 0 && !slices.Contains(d.Given, i) {
+				d.Given = append(d.Given, i)
 			}
 		}
 	})
-	for len(d.given) > 0 {
+	for len(d.Given) > 0 {
 		slot, ok := d.pick(0)
 		if !ok {
-			t.Fatalf("slot %d is with the machine still", d.given[0])
+			t.Fatalf("slot %d is with the machine still", d.Given[0])
 		}
 		d.answer(slot, nvme.TransientTransportError)
 	}
@@ -380,7 +383,7 @@ func hostile(t *rapid.T) []byte {
 		r.transfer += 3
 	}
 	if r.inline && r.transfer <= uint32(config.InCapsuleBytes) {
-		r.data = pattern(int(r.cid), int(r.transfer))
+		r.data = qpairtest.Pattern(int(r.cid), int(r.transfer))
 	}
 	b := r.capsule()
 	if rare.Draw(t, "cut") == 1 {
@@ -420,7 +423,7 @@ func hostileKV(t *rapid.T) []byte {
 		r.transfer += 3
 	}
 	if r.inline && r.transfer <= uint32(config.InCapsuleBytes) {
-		r.data = pattern(int(r.cid), int(r.transfer))
+		r.data = qpairtest.Pattern(int(r.cid), int(r.transfer))
 	}
 	set := r.change
 	r.change = func(e *nvme.SQE) {

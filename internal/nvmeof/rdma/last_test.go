@@ -4,7 +4,7 @@ import (
 	"testing"
 
 	"jbofd/internal/nvme"
-	"jbofd/internal/nvmeof/rdma"
+	"jbofd/internal/nvmeof/qpair/qpairtest"
 	"jbofd/internal/nvmeof/rdma/wr"
 )
 
@@ -40,8 +40,8 @@ func TestLastIsTheResponseJustMade(t *testing.T) {
 	cfg.Reads = 1
 	cfg.Responses, cfg.Addr, cfg.LKey = d.responses.b, d.responses.addr, d.responses.lkey
 	e := &eager{driver: d, lent: -1}
-	d.c = rdma.New(cfg, e, e, &d.out)
-	d.attach(ioQueue(8, false))
+	d.start(cfg, e, e)
+	d.attach(qpairtest.IOQueue(8, false))
 	d.data.used = 4096
 	write := request{op: nvme.CmdWrite, nsid: 1, nlb: 1, transfer: 512}
 	for cid := range uint16(3) {

@@ -9,6 +9,7 @@ import (
 
 	"jbofd/internal/nvme"
 	"jbofd/internal/nvmeof/qpair"
+	"jbofd/internal/nvmeof/qpair/qpairtest"
 	"jbofd/internal/nvmeof/rdma"
 	"jbofd/internal/nvmeof/rdma/wr"
 )
@@ -172,7 +173,7 @@ func (w *world) Buffer(slot, n int) []byte {
 func (w *world) Admin(slot int) {
 	w.put(w.bufs[slot])
 	delete(w.bufs, slot)
-	w.c.Attach(ioQueue(w.cfg.Entries, false))
+	w.c.Attach(qpairtest.IOQueue(w.cfg.Entries, false))
 	w.c.Respond(slot, nvme.Success, 0)
 }
 
@@ -315,7 +316,7 @@ func (w *world) submit() {
 	slba := uint64(unit * unitBlocks)
 	n := blocks * 512
 	off := unit * unitBytes
-	random := func() []byte { return pattern(rapid.IntRange(0, 255).Draw(t, "data"), n) }
+	random := func() []byte { return qpairtest.Pattern(rapid.IntRange(0, 255).Draw(t, "data"), n) }
 	cmd := &command{unit: unit}
 	cmd.slba, cmd.nlb, cmd.nsid, cmd.transfer = slba, uint32(blocks), 1, uint32(n)
 	switch kind {
@@ -332,7 +333,7 @@ func (w *world) submit() {
 		cmd.op, cmd.slba, cmd.fails = nvme.CmdWrite, 1<<20, nvme.LBAOutOfRange|nvme.DNR
 		w.send(cmd, random(), true)
 	case "pair":
-		if n > int(limits.FusedBytes) {
+		if n > int(qpairtest.Limits.FusedBytes) {
 			n = 512
 			cmd.nlb, cmd.transfer = 1, 512
 		}

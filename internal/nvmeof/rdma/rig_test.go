@@ -2,32 +2,15 @@ package rdma_test
 
 import (
 	"fmt"
-	"hash/crc32"
 	"strings"
 
 	"jbofd/internal/nvme"
-	"jbofd/internal/nvmeof"
 	"jbofd/internal/nvmeof/qpair"
+	"jbofd/internal/nvmeof/qpair/qpairtest"
 	"jbofd/internal/nvmeof/rdma"
 	"jbofd/internal/nvmeof/rdma/wr"
 	"jbofd/internal/units"
 )
-
-const hostNQN = "nqn.2014-08.org.nvmexpress:uuid:aaaaaaaa-0000-0000-0000-000000000001"
-
-// limits are small, so that transcripts can reach them.
-var limits = nvmeof.Limits{MDTSBytes: 64 << 10, FusedBytes: 4096}
-
-// table has namespaces 1 (512 bytes) and 2 (4096), and 4 of keys and values of up to 16 KiB.
-func table() *nvmeof.NamespaceTable {
-	ns := func(nsid uint32, shift uint8) *nvmeof.Namespace {
-		return &nvmeof.Namespace{NSID: nsid, OffsetBytes: units.DriveOffset(nsid) << 20, SizeBytes: 1 << 20,
-			BlockShift: shift, ANAGroup: 1, ANAState: nvme.ANAStateOptimized}
-	}
-	kv := ns(4, 0)
-	kv.CSI, kv.MaxValueBytes = nvme.CSIKV, 16<<10
-	return nvmeof.NewNamespaceTable([]*nvmeof.Namespace{ns(1, 9), ns(2, 12), kv}, hostNQN)
-}
 
 // arena is memory that a device can access by address. Pieces of it keep the capacity up to its end, from which their
 // addresses are computed.
@@ -73,28 +56,24 @@ func (a *arena) at(addr uint64, n uint32, lkey uint32) []byte {
 	return a.b[addr-a.addr:][:n]
 }
 
-// driver is a Handler and a Sink that records its calls, and the device and the host at the other end.
+// driver is the Handler and a Sink that records its calls, and the device and the host at the other end.
 type driver struct {
+	*qpairtest.Recorder
 	c   *rdma.Conn
 	out rdma.Out
-	log strings.Builder
 
 	data      *arena // buffers
 	responses *arena // completion queue entries
-	// refuse: Buffer finds no memory. paused: Paused returns true. lost: Locate finds nothing.
-	refuse, paused, lost bool
-	bufs                 map[int][]byte
-	// auto answers commands at once, as a target with a very fast drive does.
-	auto bool
-	// given are the slots that the machine has given to the driver, unless auto.
-	given []int
+	// lost: Locate finds nothing.
+	lost bool
 	// held are capsules that the machine has not taken, in order.
 	held [][]byte
 	// posted are work requests that the device has not completed, in order.
 	posted []wr.Send
 }
 
-var config = rdma.Config{Limits: limits, InCapsuleBytes: 4096, Entries: 8, QP: 0x51, Sends: 40, Reads: 4, Inline: true}
+var config = rdma.Config{Limits: qpairtest.Limits, InCapsuleBytes: 4096, Entries: 8, QP: 0x51, Sends: 40, Reads: 4,
+	Inline: true}
 
 const (
 	responsesAddr = 0x5000_0000
@@ -104,14 +83,19 @@ const (
 )
 
 func newDriver(cfg rdma.Config) *driver {
-	d := &driver{bufs: map[int][]byte{}, data: newArena(1<<20, dataAddr, dataKey)}
+	d := &driver{data: newArena(1<<20, dataAddr, dataKey)}
+	d.Recorder = qpairtest.NewRecorder(func(n int) []byte { return d.data.take(n) })
 	d.responses = newArena(rdma.ResponseBytes(cfg.Entries), responsesAddr, responsesKey)
 	cfg.Responses, cfg.Addr, cfg.LKey = d.responses.b, d.responses.addr, d.responses.lkey
-	d.c = rdma.New(cfg, d, d, &d.out)
+	d.start(cfg, d, d)
 	return d
 }
 
-func (d *driver) say(format string, args ...any) { fmt.Fprintf(&d.log, format+"\n", args...) }
+// start makes the machine, whose handler and sink are the driver, or one with the driver in it.
+func (d *driver) start(cfg rdma.Config, h qpair.Handler, s rdma.Sink) {
+	d.c = rdma.New(cfg, h, s, &d.out)
+	d.Machine = d.c
+}
 
 // Locate implements rdma.Sink.
 func (d *driver) Locate(b []byte) (addr uint64, lkey uint32, ok bool) {
@@ -126,139 +110,7 @@ func (d *driver) Locate(b []byte) (addr uint64, lkey uint32, ok bool) {
 }
 
 // Sent implements rdma.Sink.
-func (d *driver) Sent(number int) { d.say("sent %d", number) }
-
-// Buffer implements qpair.Handler.
-func (d *driver) Buffer(slot, n int) []byte {
-	if d.refuse {
-		return nil
-	}
-	if d.bufs[slot] != nil {
-		panic(fmt.Sprintf("slot %d has a buffer already", slot))
-	}
-	d.bufs[slot] = d.data.take(n)
-	return d.bufs[slot]
-}
-
-// Execute implements qpair.Handler.
-func (d *driver) Execute(slot int) {
-	s := d.c.Slot(slot)
-	p := &s.Plan
-	data := ""
-	if b := d.bufs[slot]; b != nil && s.Inline() {
-		data = " data " + sum(b)
-	}
-	d.say("execute slot %d cid %#x: %v offset %d len %d fetch %t%s", slot, s.SQE.CID(), p.Op, p.Offset, p.Len,
-		d.c.NeedsFetch(slot), data)
-	if !d.auto {
-		d.given = append(d.given, slot)
-		return
-	}
-	if d.c.NeedsFetch(slot) {
-		d.fetch(slot)
-		return
-	}
-	d.finish(slot)
-}
-
-// fetch asks for a command's data.
-func (d *driver) fetch(slot int) {
-	n := int(d.c.Slot(slot).Plan.ToController)
-	if d.c.Pair(slot) >= 0 {
-		if d.bufs[slot] == nil {
-			d.bufs[slot] = d.data.take(2 * n)
-		}
-		d.c.FetchPair(slot, d.bufs[slot])
-		return
-	}
-	d.bufs[slot] = d.data.take(n)
-	d.c.RequestData(slot, d.bufs[slot])
-}
-
-// finish answers a command with success.
-func (d *driver) finish(slot int) {
-	s := d.c.Slot(slot)
-	delete(d.bufs, slot)
-	if n := s.Plan.ToHost; n > 0 {
-		b := d.data.take(int(n))
-		copy(b, pattern(int(s.SQE.CID()), int(n)))
-		d.c.RespondData(slot, b, 0)
-		return
-	}
-	if first := d.c.Pair(slot); first >= 0 {
-		d.c.Respond(first, nvme.Success, 0)
-	}
-	d.c.Respond(slot, nvme.Success, 0)
-}
-
-// Admin implements qpair.Handler.
-func (d *driver) Admin(slot int) {
-	s := d.c.Slot(slot)
-	data := ""
-	if len(s.Data) > 0 {
-		data = " data " + sum(d.bufs[slot])
-	}
-	d.say("admin slot %d cid %#x: opcode %#x fctype %d%s", slot, s.SQE.CID(), s.SQE.Opcode(), s.SQE.FCTYPE(), data)
-	if d.auto {
-		delete(d.bufs, slot)
-		d.c.Respond(slot, nvme.Success, 7)
-	} else {
-		d.given = append(d.given, slot)
-	}
-}
-
-// Fetched implements qpair.Handler.
-func (d *driver) Fetched(slot int, ok bool) {
-	more := ""
-	exec := slot
-	complete := true
-	if d.c.Pair(slot) >= 0 {
-		exec, complete = d.c.PairFetched(slot)
-		more = fmt.Sprintf(", pair of slot %d complete %t", exec, complete)
-	}
-	d.say("fetched slot %d ok %t%s data %s", slot, ok, more, sum(d.bufs[exec]))
-	if s := d.c.Slot(slot); s.SQE.Opcode() == nvme.OpFabrics || d.c.QID() == 0 {
-		switch {
-		case ok:
-			d.Admin(slot)
-		case d.auto:
-			delete(d.bufs, slot)
-			d.c.Respond(slot, nvme.TransientTransportError, 0)
-		default:
-			d.given = append(d.given, slot)
-		}
-		return
-	}
-	if d.auto && complete {
-		d.finish(exec)
-	}
-}
-
-// Unused implements qpair.Handler.
-func (d *driver) Unused(slot int) {
-	if d.bufs[slot] != nil {
-		d.say("unused buffer of slot %d", slot)
-	}
-	delete(d.bufs, slot)
-}
-
-// Failed implements qpair.Handler.
-func (d *driver) Failed(slot int, status nvme.Status) { d.say("failed slot %d: %v", slot, status) }
-
-// Paired implements qpair.Handler.
-func (d *driver) Paired(first, second int) {
-	d.say("paired slots %d and %d", first, second)
-	if !d.auto {
-		d.given = append(d.given, first)
-	}
-	if b := d.bufs[first]; b != nil {
-		d.bufs[second] = b
-		delete(d.bufs, first)
-	}
-}
-
-// Paused implements qpair.Handler.
-func (d *driver) Paused() bool { return d.paused }
+func (d *driver) Sent(number int) { d.Say("sent %d", number) }
 
 // receive passes a capsule to the machine, or queues it behind others that the machine has not taken.
 func (d *driver) receive(b []byte) {
@@ -286,7 +138,7 @@ func (d *driver) complete(status wr.Status) bool {
 		d.posted = d.posted[1:]
 		if status == wr.StatusOK && w.Op == wr.OpRead {
 			// The key determines what the host has at an address.
-			copy(d.data.at(w.Addr, w.Len, w.LKey), pattern(int(w.RKey), int(w.Len)))
+			copy(d.data.at(w.Addr, w.Len, w.LKey), qpairtest.Pattern(int(w.RKey), int(w.Len)))
 		}
 		if status != wr.StatusOK || w.Flags&wr.FlagSignaled != 0 {
 			d.c.Completed(&wr.Completion{ID: w.ID, Status: status, Op: w.Op})
@@ -326,7 +178,8 @@ func (d *driver) describe(w *wr.Send) string {
 		if w.Op == wr.OpRead {
 			return fmt.Sprintf("<- READ%s id %#x %d bytes from %#x key %#x", flags, w.ID, w.Len, w.RemoteAddr, w.RKey)
 		}
-		return fmt.Sprintf("<- WRITE%s id %#x to %#x key %#x data %s", flags, w.ID, w.RemoteAddr, w.RKey, sum(b))
+		return fmt.Sprintf("<- WRITE%s id %#x to %#x key %#x data %s", flags, w.ID, w.RemoteAddr, w.RKey,
+			qpairtest.Sum(b))
 	}
 	name := "SEND"
 	if w.Op == wr.OpSendInvalidate {
@@ -339,20 +192,6 @@ func (d *driver) describe(w *wr.Send) string {
 	e := (*nvme.CQE)(b)
 	return fmt.Sprintf("<- %s%s id %#x cid %#x sqhd %d result %#x %v", name, flags, w.ID, e.CID(), e.SQHD(),
 		e.Result64(), e.Status())
-}
-
-// sum returns a short checksum of bytes, for transcripts.
-func sum(b []byte) string {
-	return fmt.Sprintf("%d:%08x", len(b), crc32.Checksum(b, crc32.MakeTable(crc32.Castagnoli)))
-}
-
-// pattern returns test data for a seed.
-func pattern(seed, n int) []byte {
-	b := make([]byte, n)
-	for i := range b {
-		b[i] = byte(i*7 + i>>8 + seed)
-	}
-	return b
 }
 
 // request describes a command of the host.
@@ -407,9 +246,7 @@ func (r *request) setSGL(e *nvme.SQE) {
 
 // connectRequest is a Connect, with its data in the capsule or at the host.
 func connectRequest(cid uint16, inline bool) request {
-	var data nvme.ConnectData
-	data.SetHostNQN(hostNQN)
-	data.SetSubNQN("nqn.2026-11.example.jbofd:t")
+	data := qpairtest.ConnectData()
 	r := request{cid: cid, inline: inline, transfer: nvme.ConnectDataSize, key: uint32(cid)}
 	if inline {
 		r.data = data[:]
@@ -427,25 +264,17 @@ func connectRequest(cid uint16, inline bool) request {
 
 // attach connects the queue of a new machine.
 func (d *driver) attach(a qpair.Attachment) {
-	auto := d.auto
-	d.auto = false
+	auto := d.Auto
+	d.Auto = false
 	d.receive(connectRequest(0, true).capsule())
-	delete(d.bufs, 0)
+	delete(d.Bufs, 0)
 	d.c.Attach(a)
 	d.c.Respond(0, nvme.Success, 1)
 	for d.post(); d.complete(wr.StatusOK); d.post() {
 	}
-	d.auto = auto
-	d.given = nil
-	d.log.Reset()
+	d.Auto = auto
+	d.Given = nil
+	d.Log.Reset()
 }
 
-// ioQueue is an attachment as an I/O queue.
-func ioQueue(entries int, noFlow bool) qpair.Attachment {
-	return qpair.Attachment{QID: 1, Entries: entries, NoSQFlow: noFlow, Table: table()}
-}
-
-var (
-	_ qpair.Handler = (*driver)(nil)
-	_ rdma.Sink     = (*driver)(nil)
-)
+var _ rdma.Sink = (*driver)(nil)

@@ -8,18 +8,9 @@ import (
 
 	"jbofd/internal/nvme"
 	"jbofd/internal/nvmeof/qpair"
+	"jbofd/internal/nvmeof/qpair/qpairtest"
 	"jbofd/internal/nvmeof/rdma/wr"
 )
-
-var opcodes = map[string]uint8{"read": nvme.CmdRead, "write": nvme.CmdWrite, "compare": nvme.CmdCompare,
-	"flush":  nvme.CmdFlush,
-	"zeroes": nvme.CmdWriteZeroes, "dsm": nvme.CmdDSM, "verify": nvme.CmdVerify, "uncorrectable": nvme.CmdWriteUncorr,
-	"identify": nvme.AdminIdentify, "log": nvme.AdminGetLogPage, "keepalive": nvme.AdminKeepAlive,
-	"aer": nvme.AdminAsyncEvent, "timestamp": nvme.AdminSetFeatures}
-
-var statuses = map[string]nvme.Status{"success": nvme.Success, "internal": nvme.InternalError | nvme.DNR,
-	"media":   nvme.UnrecoveredReadError | nvme.DNR,
-	"aborted": nvme.AbortRequested, "transport": nvme.TransientTransportError}
 
 var outcomes = map[string]wr.Status{"": wr.StatusOK, "flushed": wr.StatusFlushed,
 	"remote-access": wr.StatusRemoteAccess, "remote-invalid": wr.StatusRemoteInvalid,
@@ -63,8 +54,8 @@ func (a args) word(key string) (s string) {
 func (a args) request() request {
 	op := a.word("op")
 	cid := a.num("cid", 0)
-	r := request{op: opcodes[op], cid: uint16(cid), nsid: uint32(a.num("nsid", 1)), slba: uint64(a.num("slba", 0)),
-		nlb:  uint32(a.num("nlb", 1)),
+	r := request{op: qpairtest.Opcodes[op], cid: uint16(cid), nsid: uint32(a.num("nsid", 1)),
+		slba: uint64(a.num("slba", 0)), nlb: uint32(a.num("nlb", 1)),
 		fuse: nvme.Fuse(a.num("fuse", 0)), inline: a.td.HasArg("inline"), invalidate: a.td.HasArg("invalidate"),
 		key: uint32(a.num("key", cid))}
 	if !r.inline {
@@ -89,7 +80,7 @@ func (a args) request() request {
 	if r.inline {
 		held = int(r.transfer)
 	}
-	r.data = pattern(cid, a.num("data", held))
+	r.data = qpairtest.Pattern(cid, a.num("data", held))
 	r.change = func(e *nvme.SQE) {
 		switch op {
 		case "timestamp":
@@ -128,7 +119,7 @@ func step(t *testing.T, dp **driver, td *datadriven.TestData) string {
 		*dp = d
 		switch td.Cmd {
 		case "queue":
-			d.attach(ioQueue(cfg.Entries, td.HasArg("noflow")))
+			d.attach(qpairtest.IOQueue(cfg.Entries, td.HasArg("noflow")))
 		case "admin-queue":
 			d.attach(qpair.Attachment{Entries: cfg.Entries})
 		}
@@ -136,9 +127,9 @@ func step(t *testing.T, dp **driver, td *datadriven.TestData) string {
 	case "connect":
 		d.receive(connectRequest(uint16(a.num("cid", 0)), td.HasArg("inline")).capsule())
 	case "attach":
-		n := d.c.Attach(ioQueue(a.num("entries", config.Entries), td.HasArg("noflow")))
-		d.say("%d slots", n)
-		delete(d.bufs, 0)
+		n := d.c.Attach(qpairtest.IOQueue(a.num("entries", config.Entries), td.HasArg("noflow")))
+		d.Say("%d slots", n)
+		delete(d.Bufs, 0)
 		d.c.Respond(0, nvme.Success, 1)
 	case "command":
 		r := a.request()
@@ -152,39 +143,39 @@ func step(t *testing.T, dp **driver, td *datadriven.TestData) string {
 	case "bytes": // n= of them, all 0
 		d.receive(make([]byte, a.num("n", 0)))
 	case "fetch":
-		d.fetch(a.num("slot", 0))
+		d.Fetch(a.num("slot", 0))
 	case "respond": // slot= [status result]
 		slot := a.num("slot", 0)
 		if td.HasArg("status") {
-			delete(d.bufs, slot)
-			d.c.Respond(slot, statuses[a.word("status")], uint64(a.num("result", 0)))
+			delete(d.Bufs, slot)
+			d.c.Respond(slot, qpairtest.Statuses[a.word("status")], uint64(a.num("result", 0)))
 			break
 		}
-		d.finish(slot)
+		d.Finish(slot)
 	case "data": // slot= [result len]
 		slot := a.num("slot", 0)
 		s := d.c.Slot(slot)
-		b := d.bufs[slot] // of an admin command
+		b := d.Bufs[slot] // of an admin command
 		if b == nil {
 			b = d.data.take(int(s.Plan.ToHost))
 		}
 		b = b[:a.num("len", len(b))]
-		copy(b, pattern(int(s.SQE.CID()), len(b)))
-		delete(d.bufs, slot)
+		copy(b, qpairtest.Pattern(int(s.SQE.CID()), len(b)))
+		delete(d.Bufs, slot)
 		if !d.c.RespondData(slot, b, uint64(a.num("result", 0))) {
-			d.say("data not sent")
+			d.Say("data not sent")
 			break
 		}
-		d.say("data lent to %d", d.c.Last())
+		d.Say("data lent to %d", d.c.Last())
 	case "complete": // [times status]: what was posted, in order
 		s, ok := outcomes[a.word("status")]
 		if !ok {
 			td.Fatalf(t, "no such status")
 		}
 		for range a.num("times", 1) {
-			d.log.WriteString(d.put())
+			d.Log.WriteString(d.put())
 			if !d.complete(s) {
-				d.say("nothing to complete")
+				d.Say("nothing to complete")
 			}
 		}
 	case "completion": // id= [status], as it comes
@@ -194,23 +185,23 @@ func step(t *testing.T, dp **driver, td *datadriven.TestData) string {
 	case "abort":
 		slot, ok := d.c.Find(uint16(a.num("cid", 0)))
 		if !ok {
-			d.say("not found")
+			d.Say("not found")
 			break
 		}
 		d.c.Abort(slot, nvme.AbortRequested)
-		d.say("slot %d aborted", slot)
+		d.Say("slot %d aborted", slot)
 	case "close":
 		d.c.Close()
 	case "lost":
-		d.c.Fetching(func(slot int) { d.say("slot %d is with the driver again", slot) })
+		d.c.Fetching(func(slot int) { d.Say("slot %d is with the driver again", slot) })
 	case "memory":
-		d.refuse = td.HasArg("none")
+		d.Refuse = td.HasArg("none")
 	case "unlocatable":
 		d.lost = !td.HasArg("off")
 	case "pause":
-		d.paused = true
+		d.Pause = true
 	case "resume":
-		d.paused = false
+		d.Pause = false
 	case "again":
 	default:
 		td.Fatalf(t, "unknown command %q", td.Cmd)
@@ -219,8 +210,8 @@ func step(t *testing.T, dp **driver, td *datadriven.TestData) string {
 	case "again", "memory", "resume", "complete":
 		d.offer()
 	}
-	s := d.log.String() + d.put()
-	d.log.Reset()
+	s := d.Log.String() + d.put()
+	d.Log.Reset()
 	if len(d.held) > 0 {
 		s += fmt.Sprintf("%d capsules wait\n", len(d.held))
 	}

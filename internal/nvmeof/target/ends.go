@@ -3,6 +3,7 @@ package target
 import (
 	"errors"
 	"maps"
+	"math"
 	"slices"
 	"sync"
 	"time"
@@ -21,11 +22,14 @@ import (
 //
 //	ActionFence ──> Holder.Raise ──> [shares reach zero] ──> Target.Drained
 //	ActionFlush ──> the flusher of each drive ──> [all done] ──> Target.Flushed
+//	a user finds the lease over ──> Service.renew ──> Target.ExpireOne ──> SetLease or ActionFence
 type ends struct {
-	// holders are those of controllers that have or had I/O queues, raised those whose drain is awaited, oldest first.
+	// holders are those of controllers, but for those of discovery, raised those whose drain is awaited, oldest first.
 	// Both are guarded by Service.mu.
 	holders map[*nvmeof.Controller]*fence.Holder
 	raised  []raisedFence
+	// later are actions that renew could not carry out, because its caller held locks. Guarded by Service.mu.
+	later []nvmeof.Action
 	// extents are the holders of the extents that namespaces are published on. Guarded by Service.mu.
 	extents map[extent]*fence.Holder
 	// timer runs Service.checkDrains. Any goroutine may set it, with any locks held.
@@ -50,163 +54,207 @@ type raisedFence struct {
 	epoch uint64
 }
 
-func (f *Service) initEnds() {
-	f.ends.holders = map[*nvmeof.Controller]*fence.Holder{}
-	f.ends.flushers = newFlushers(f)
+func (s *Service) initEnds() {
+	s.ends.holders = map[*nvmeof.Controller]*fence.Holder{}
+	s.ends.flushers = newFlushers(s)
 	var err error
-	f.ends.timer, err = f.cfg.Env.NewTimer(turn.Coarse, f.checkDrains)
+	s.ends.timer, err = s.cfg.Env.NewTimer(turn.Coarse, s.checkDrains)
 	invariants.Check(err == nil, "target: a coarse timer needs nothing of the system")
 }
 
 // scheduleCheck lets look run. From any goroutine, with any locks held.
-func (f *Service) scheduleCheck() { f.ends.timer.Reset(1) }
+func (s *Service) scheduleCheck() { s.ends.timer.Reset(1) }
 
 // checkDrains tells the machine what has drained and what was flushed.
-func (f *Service) checkDrains() {
-	f.ends.mu.Lock()
-	flushed := f.ends.flushed
-	f.ends.flushed = nil
-	f.ends.mu.Unlock()
-	f.mu.Lock()
+func (s *Service) checkDrains() {
+	s.ends.mu.Lock()
+	flushed := s.ends.flushed
+	s.ends.flushed = nil
+	s.ends.mu.Unlock()
+	s.mu.Lock()
 	for _, u := range flushed {
 		u.finished()
 	}
-	f.release()
+	s.release()
 	for _, u := range flushed {
 		u.start()
 	}
 }
 
+// hold makes the holder of a new controller. mu is held.
+func (s *Service) hold(c *nvmeof.Controller) {
+	h := fence.NewHolder(s.scheduleCheck)
+	h.Lease(func() { s.renew(c) })
+	s.ends.holders[c] = h
+	s.setLease(c)
+}
+
 // join makes share one of an I/O queue's controller. mu is held.
-func (f *Service) join(c *nvmeof.Controller, share *fence.Share) {
-	h := f.ends.holders[c]
-	if h == nil {
-		h = fence.NewHolder(f.scheduleCheck)
-		for h.Epoch() < c.Epoch() { // the queues of earlier epochs are gone, and their holder with them
-			h.Raise()
-		}
-		f.ends.holders[c] = h
-	}
+func (s *Service) join(c *nvmeof.Controller, share *fence.Share) {
+	h := s.ends.holders[c]
 	invariants.Check(h.Epoch() == c.Epoch(), "target: a queue joins an epoch that is not the controller's")
 	h.Join(share)
 }
 
+// Holder returns what stands for a controller's right to make requests; nil for discovery, which makes none, and after
+// the end of the association.
+func (s *Service) Holder(c *nvmeof.Controller) *fence.Holder {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.ends.holders[c]
+}
+
+// setLease makes the lease of c's holder what c's keep alive timer says. mu is held.
+func (s *Service) setLease(c *nvmeof.Controller) {
+	h := s.ends.holders[c]
+	if h == nil {
+		return
+	}
+	until := c.ExpiryNS()
+	if _, alive := c.QueueConn(0); until == 0 || !alive {
+		until = math.MaxInt64
+	}
+	h.SetLease(until)
+}
+
+// renew renews or ends an association past its lease: its host may be alive, for the machine hears of I/O commands only
+// now. Connections and drives call it with their locks held, so of the actions it carries out the fence only.
+func (s *Service) renew(c *nvmeof.Controller) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.target.ExpireOne(s.cfg.Clock(), c, s.seen)
+	s.ends.later = s.carryOutLocked()
+	s.setLease(c)
+	if len(s.ends.later) > 0 {
+		s.scheduleCheck()
+	}
+}
+
 // carryOutLocked carries out those of the machine's actions that must be carried out under the lock, tells the machine
 // of drains, and returns the other actions. mu is held.
-func (f *Service) carryOutLocked() (rest []nvmeof.Action) {
+func (s *Service) carryOutLocked() (rest []nvmeof.Action) {
+	rest, s.ends.later = s.ends.later, nil
 	for {
-		actions := f.target.TakeActions()
+		actions := s.target.TakeActions()
 		for i := range actions {
 			switch a := &actions[i]; a.Kind {
 			case nvmeof.ActionFence:
-				epoch := f.ends.holders[a.Controller].Raise()
+				epoch := s.ends.holders[a.Controller].Raise()
 				invariants.Check(epoch == a.Epoch, "target: the machine's epoch and the fence's differ")
-				f.ends.raised = append(f.ends.raised, raisedFence{a.Controller, epoch})
+				s.ends.raised = append(s.ends.raised, raisedFence{a.Controller, epoch})
+			case nvmeof.ActionConnected:
+				if a.Connect.Status.OK() {
+					s.hold(a.Connect.Controller)
+				}
 			case nvmeof.ActionFlush:
-				f.wantFlush(a) // in the machine's order: of a controller's flushes the latest counts
+				s.wantFlush(a) // in the machine's order: of a controller's flushes the latest counts
 			}
 		}
 		rest = append(rest, actions...)
-		if !f.takeDrained() && len(actions) == 0 {
+		if !s.takeDrained() && len(actions) == 0 {
 			return rest
 		}
 	}
 }
 
 // takeDrained tells the machine of what has drained, and reports whether anything has. mu is held.
-func (f *Service) takeDrained() bool {
-	keep := f.ends.raised[:0]
+func (s *Service) takeDrained() bool {
+	keep := s.ends.raised[:0]
 	var drained []raisedFence
-	for _, r := range f.ends.raised {
-		if f.ends.holders[r.ctrl].Drained(r.epoch) {
+	for _, r := range s.ends.raised {
+		if s.ends.holders[r.ctrl].Drained(r.epoch) {
 			drained = append(drained, r)
 		} else {
 			keep = append(keep, r)
 		}
 	}
-	clear(f.ends.raised[len(keep):])
-	f.ends.raised = keep
+	clear(s.ends.raised[len(keep):])
+	s.ends.raised = keep
 	for _, r := range drained {
 		if _, alive := r.ctrl.QueueConn(0); !alive {
-			delete(f.ends.holders, r.ctrl)
+			delete(s.ends.holders, r.ctrl)
 		}
-		f.target.Drained(f.cfg.Clock(), r.ctrl, r.epoch)
+		s.target.Drained(s.cfg.Clock(), r.ctrl, r.epoch)
 	}
 	return len(drained) > 0
 }
 
 // dropHolder drops the holder of a controller whose admin queue is gone, unless its drain is awaited. mu is held.
-func (f *Service) dropHolder(c *nvmeof.Controller) {
-	for _, r := range f.ends.raised {
+func (s *Service) dropHolder(c *nvmeof.Controller) {
+	for _, r := range s.ends.raised {
 		if r.ctrl == c {
 			return
 		}
 	}
-	delete(f.ends.holders, c)
+	delete(s.ends.holders, c)
 }
 
 // inFlight counts the commands that an end of c waits for.
-func (f *Service) inFlight(c *nvmeof.Controller) int {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	if h := f.ends.holders[c]; h != nil {
+func (s *Service) inFlight(c *nvmeof.Controller) int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if h := s.ends.holders[c]; h != nil {
 		return h.InFlight(c.Epoch())
 	}
 	return 0
 }
 
 // lost implements nvmeof.ConnectArgs.Lost. mu is held.
-func (f *Service) lost(id nvmeof.ConnID) bool {
-	c := f.conns[id]
+func (s *Service) lost(id nvmeof.ConnID) bool {
+	c := s.conns[id]
 	return c != nil && c.Lost()
 }
 
 // connected hands the outcome of a Connect that was held to its connection.
-func (f *Service) connected(c Conn, id nvmeof.ConnID, r *nvmeof.ConnectReply) {
+func (s *Service) connected(c Conn, id nvmeof.ConnID, r *nvmeof.ConnectReply) {
 	if c != nil && c.Connected(*r) {
 		return
 	}
 	if r.Controller != nil {
-		f.Disconnected(r.Controller, r.QID, id)
+		s.Disconnected(r.Controller, r.QID, id)
 	}
 }
 
 // Disconnected says that a connection serves its queue no more, so that the host may connect the queue's number again.
 // The connection itself may live on for a while; nothing of it may be in flight if it is an I/O queue.
-func (f *Service) Disconnected(c *nvmeof.Controller, qid uint16, id nvmeof.ConnID) {
-	f.mu.Lock()
-	f.target.Disconnected(f.cfg.Clock(), c, qid, id)
-	f.setTimer()
-	f.release()
+func (s *Service) Disconnected(c *nvmeof.Controller, qid uint16, id nvmeof.ConnID) {
+	s.mu.Lock()
+	s.target.Disconnected(s.cfg.Clock(), c, qid, id)
+	s.setTimer()
+	rest := s.carryOutLocked()
+	if qid == 0 {
+		s.dropHolder(c)
+	}
+	s.unlockAndCarryOut(rest)
 }
 
 // Stop ends all associations and lets no host in any more. Commands that drives have take their course; the transports
 // wait for them when they close the connections.
-func (f *Service) Stop(reason string) {
-	f.mu.Lock()
-	f.target.Stop(reason)
-	f.release()
+func (s *Service) Stop(reason string) {
+	s.mu.Lock()
+	s.target.Stop(reason)
+	s.release()
 }
 
 // Quiesce bounds how long an end waits for commands that the drives have.
-func (f *Service) Quiesce() time.Duration { return f.target.Quiesce() }
+func (s *Service) Quiesce() time.Duration { return s.target.Quiesce() }
 
-// grantExtents lets the namespaces of s hold their extents, and returns the holders of those that are not used any
-// more. Namespaces are immutable once published, so s gets copies. mu is held.
-func (f *Service) grantExtents(s *nvmeof.State) (gone map[extent]*fence.Holder) {
-	gone, f.ends.extents = f.ends.extents, map[extent]*fence.Holder{}
-	s.Subsystems = slices.Clone(s.Subsystems)
-	for i := range s.Subsystems {
-		sub := &s.Subsystems[i]
+// grantExtents lets the namespaces of st hold their extents, and returns the holders of those that are not used any
+// more. Namespaces are immutable once published, so st gets copies. mu is held.
+func (s *Service) grantExtents(st *nvmeof.State) (gone map[extent]*fence.Holder) {
+	gone, s.ends.extents = s.ends.extents, map[extent]*fence.Holder{}
+	st.Subsystems = slices.Clone(st.Subsystems)
+	for i := range st.Subsystems {
+		sub := &st.Subsystems[i]
 		sub.Namespaces = slices.Clone(sub.Namespaces)
 		for k, ns := range sub.Namespaces {
 			e := extent{ns.SSD, ns.OffsetBytes, ns.UUID}
-			h := f.ends.extents[e]
+			h := s.ends.extents[e]
 			if h == nil {
 				if h = gone[e]; h == nil {
 					h = fence.NewHolder(func() {})
 				}
-				f.ends.extents[e] = h
+				s.ends.extents[e] = h
 				delete(gone, e)
 			}
 			granted := *ns
@@ -219,11 +267,11 @@ func (f *Service) grantExtents(s *nvmeof.State) (gone map[extent]*fence.Holder) 
 
 // revokeExtents ends the right to use extents. It takes out the commands that wait, so that DrainDrive does not have to
 // wait for a tenant's cap.
-func (f *Service) revokeExtents(gone map[extent]*fence.Holder) {
+func (s *Service) revokeExtents(gone map[extent]*fence.Holder) {
 	for _, h := range gone {
 		h.Raise()
 	}
-	for i, d := range f.cfg.SSDs {
+	for i, d := range s.cfg.SSDs {
 		if d != nil && slices.ContainsFunc(slices.Collect(maps.Keys(gone)), func(e extent) bool { return e.ssd == i }) {
 			d.AbortStale()
 		}
@@ -249,15 +297,15 @@ const (
 // until stop is closed. Only after that may an extent that Apply has revoked be used for something else.
 //
 // Errors: ErrInFlight, ErrStopped.
-func (f *Service) DrainDrive(d *drive.Drive, stop <-chan struct{}) error {
-	quiet, late := d.Quiesce(), f.cfg.Clock()+int64(drainDriveFor)
-	for !f.cfg.Env.Wait(quiet, stopEvery) {
+func (s *Service) DrainDrive(d *drive.Drive, stop <-chan struct{}) error {
+	quiet, late := d.Quiesce(), s.cfg.Clock()+int64(drainDriveFor)
+	for !s.cfg.Env.Wait(quiet, stopEvery) {
 		select {
 		case <-stop:
 			return ErrStopped
 		default:
 		}
-		if f.cfg.Clock() >= late {
+		if s.cfg.Clock() >= late {
 			return ErrInFlight
 		}
 	}

@@ -22,23 +22,23 @@ func newExecutors(cfg *Config) (e executors) {
 }
 
 // Register gives the commands of one more kind their executor. It is called before the first connection.
-func (f *Service) Register(k nvmeof.Kind, e executor.Executor) {
-	invariants.Check(f.executors.byKind[k] == nil, "target: two executors of one kind")
+func (s *Service) Register(k nvmeof.Kind, e executor.Executor) {
+	invariants.Check(s.executors.byKind[k] == nil, "target: two executors of one kind")
 	invariants.Check(len(e.Ops()) <= executor.MaxOps, "target: an executor with too many operations")
-	f.executors.byKind[k] = e
+	s.executors.byKind[k] = e
 }
 
 // Executor returns the executor of the kind; nil if there is none.
 //
 // hot: 0 allocs
-func (f *Service) Executor(k nvmeof.Kind) executor.Executor { return f.executors.byKind[k] }
+func (s *Service) Executor(k nvmeof.Kind) executor.Executor { return s.executors.byKind[k] }
 
 // AddPartition numbers a partition for nvmeof.Namespace.Partition.
-func (f *Service) AddPartition(p kv.Partition) (number int) { return f.executors.partitions.Add(p) }
+func (s *Service) AddPartition(p kv.Partition) (number int) { return s.executors.partitions.Add(p) }
 
 // RemovePartition forgets a partition whose namespaces are gone: after the Apply that has removed them, it gets no more
 // Requests, and only those that it has are to be waited for.
-func (f *Service) RemovePartition(number int) { f.executors.partitions.Remove(number) }
+func (s *Service) RemovePartition(number int) { s.executors.partitions.Remove(number) }
 
 // SSDName returns the name of a drive.
-func (f *Service) SSDName(i int) string { return f.cfg.SSDs[i].Device().Info().Name }
+func (s *Service) SSDName(i int) string { return s.cfg.SSDs[i].Device().Info().Name }

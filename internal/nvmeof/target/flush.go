@@ -49,10 +49,10 @@ func newFlushers(f *Service) []*flusher {
 
 // wantFlush lets the drives' next flushes serve an ActionFlush; start must follow. What waits for an earlier shutdown
 // of the controller, or for a controller whose association has ended, is of no use any more. mu is held.
-func (f *Service) wantFlush(a *nvmeof.Action) {
+func (s *Service) wantFlush(a *nvmeof.Action) {
 	j := &flush{ctrl: a.Controller, number: a.Flush, left: len(a.SSDs)}
 	for _, n := range a.SSDs {
-		u := f.ends.flushers[n]
+		u := s.ends.flushers[n]
 		u.waiting = slices.DeleteFunc(u.waiting, func(w *flush) bool {
 			_, alive := w.ctrl.QueueConn(0)
 			return w.ctrl == j.ctrl || !alive
@@ -62,43 +62,43 @@ func (f *Service) wantFlush(a *nvmeof.Action) {
 }
 
 // start begins a flush if one is wanted and none is under way. Without locks, and not during a turn of the drive.
-func (u *flusher) start() {
-	u.f.mu.Lock()
-	begin := !u.underWay && len(u.waiting) > 0
+func (f *flusher) start() {
+	f.f.mu.Lock()
+	begin := !f.underWay && len(f.waiting) > 0
 	if begin {
-		u.underWay, u.served, u.waiting = true, u.waiting, nil
+		f.underWay, f.served, f.waiting = true, f.waiting, nil
 	}
-	u.f.mu.Unlock()
+	f.f.mu.Unlock()
 	if begin {
 		var b drive.Batch
-		b.Add(&u.io)
-		u.drive.Submit(&b)
+		b.Add(&f.io)
+		f.drive.Submit(&b)
 	}
 }
 
 // finished tells the machine of the flush that is done. mu is held.
-func (u *flusher) finished() {
-	for _, j := range u.served {
-		j.failed = j.failed || u.io.Err != nil
+func (f *flusher) finished() {
+	for _, j := range f.served {
+		j.failed = j.failed || f.io.Err != nil
 		if j.left--; j.left == 0 {
-			u.f.target.Flushed(j.ctrl, j.number, !j.failed)
+			f.f.target.Flushed(j.ctrl, j.number, !j.failed)
 		}
 	}
-	u.underWay, u.served = false, nil
+	f.underWay, f.served = false, nil
 }
 
 // Admitted implements drive.Sink; nothing is fetched.
-func (u *flusher) Admitted(*drive.IO) bool { return false }
+func (f *flusher) Admitted(*drive.IO) bool { return false }
 
 // Done implements drive.Sink.
-func (u *flusher) Done(*drive.IO) bool {
-	e := &u.f.ends
+func (f *flusher) Done(*drive.IO) bool {
+	e := &f.f.ends
 	e.mu.Lock()
-	e.flushed = append(e.flushed, u)
+	e.flushed = append(e.flushed, f)
 	e.mu.Unlock()
-	u.f.scheduleCheck()
+	f.f.scheduleCheck()
 	return false
 }
 
 // Kick implements drive.Sink.
-func (u *flusher) Kick() {}
+func (f *flusher) Kick() {}

@@ -19,8 +19,8 @@ import (
 )
 
 // Conn is a connection as the service sees it. The service calls its methods from any goroutine. It calls SeenNS,
-// Share, Lost and Usage with its own lock held, so these take no lock and do not call the service; it calls the others
-// without the lock.
+// ArrivedNS, Share, Lost and Usage with its own lock held, so these take no lock and do not call the service; it calls
+// the others without the lock.
 type Conn interface {
 	// Complete answers an outstanding event request.
 	Complete(slot int, status nvme.Status, result uint64)
@@ -30,7 +30,7 @@ type Conn interface {
 	// SetCredits says whether completions carry credits. A state older than that in force is ignored.
 	SetCredits(s nvmeof.CreditState)
 	// SetTenant says which tenant pays for new I/O commands. When it returns, executors have every command that another
-	// tenant pays for.
+	// tenant pays for, or get it back from waiting for the host's data.
 	SetTenant(t Tenant)
 	// Abort takes out the command with that identifier if it has not started, and reports whether it did.
 	Abort(cid uint16) bool
@@ -86,7 +86,8 @@ type Config struct {
 	Pool *bufpool.Pool
 	// Env is where the service runs; nil: turn.Real.
 	Env turn.Env
-	// Clock returns monotonic nanoseconds; nil: Env's.
+	// Clock returns monotonic nanoseconds; nil: Env's. If it is another clock than that of the drives' Env, drives ask
+	// the service more often than they need to whether an association lives.
 	Clock  func() int64
 	Log    *slog.Logger
 	Events Events
@@ -139,83 +140,83 @@ func New(cfg Config) *Service {
 }
 
 // SSD returns the drive.
-func (f *Service) SSD(i int) *drive.Drive { return f.cfg.SSDs[i] }
+func (s *Service) SSD(i int) *drive.Drive { return s.cfg.SSDs[i] }
 
 // SSDs returns the drives.
-func (f *Service) SSDs() []*drive.Drive { return f.cfg.SSDs }
+func (s *Service) SSDs() []*drive.Drive { return s.cfg.SSDs }
 
 // Pool returns the data buffers.
-func (f *Service) Pool() *bufpool.Pool { return f.cfg.Pool }
+func (s *Service) Pool() *bufpool.Pool { return s.cfg.Pool }
 
 // Env is where the service runs.
-func (f *Service) Env() turn.Env { return f.cfg.Env }
+func (s *Service) Env() turn.Env { return s.cfg.Env }
 
 // Clock returns monotonic nanoseconds.
-func (f *Service) Clock() int64 { return f.cfg.Clock() }
+func (s *Service) Clock() int64 { return s.cfg.Clock() }
 
 // Add registers a new connection and numbers it.
-func (f *Service) Add(c Conn) nvmeof.ConnID {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	f.lastID++
-	f.conns[f.lastID] = c
-	return f.lastID
+func (s *Service) Add(c Conn) nvmeof.ConnID {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.lastID++
+	s.conns[s.lastID] = c
+	return s.lastID
 }
 
 // Remove forgets a connection that has ended and has nothing in flight. It was queue qid of c, and usage is what its
 // host did there; c is nil if its Connect had not succeeded.
-func (f *Service) Remove(id nvmeof.ConnID, c *nvmeof.Controller, qid uint16, usage nvmeof.Usage) {
-	f.mu.Lock()
-	delete(f.conns, id)
+func (s *Service) Remove(id nvmeof.ConnID, c *nvmeof.Controller, qid uint16, usage nvmeof.Usage) {
+	s.mu.Lock()
+	delete(s.conns, id)
 	if c != nil {
 		if qid == 0 {
-			delete(f.retired, c)
+			delete(s.retired, c)
 		} else if _, alive := c.QueueConn(0); alive {
-			u := f.retired[c]
-			f.retired[c] = sum(u, usage)
+			u := s.retired[c]
+			s.retired[c] = sum(u, usage)
 		}
-		f.target.Disconnected(f.cfg.Clock(), c, qid, id)
+		s.target.Disconnected(s.cfg.Clock(), c, qid, id)
 	} else {
-		f.target.CancelConnect(id)
+		s.target.CancelConnect(id)
 	}
-	rest := f.carryOutLocked()
+	rest := s.carryOutLocked()
 	if c != nil && qid == 0 {
-		f.dropHolder(c)
-		f.setTimer() // the bound of its drain may begin without an action
+		s.dropHolder(c)
+		s.setTimer() // the bound of its drain may begin without an action
 	}
-	f.unlockAndCarryOut(rest)
+	s.unlockAndCarryOut(rest)
 }
 
 // release unlocks mu and carries out the actions that the machine has since the last call.
-func (f *Service) release() { f.unlockAndCarryOut(f.carryOutLocked()) }
+func (s *Service) release() { s.unlockAndCarryOut(s.carryOutLocked()) }
 
 // unlockAndCarryOut unlocks mu and carries out actions, in order: most of them call connections, which is not allowed
 // with mu held.
-func (f *Service) unlockAndCarryOut(actions []nvmeof.Action) {
+func (s *Service) unlockAndCarryOut(actions []nvmeof.Action) {
 	if len(actions) > 0 {
-		f.setTimer() // there may be a bound, or an earlier one
+		s.setTimer() // there may be a bound, or an earlier one
 	}
 	conns := make([]Conn, len(actions))
 	for i := range actions {
-		conns[i] = f.conns[actions[i].Conn]
+		conns[i] = s.conns[actions[i].Conn]
 	}
-	f.mu.Unlock()
+	s.mu.Unlock()
 	for i := range actions {
 		a, c := &actions[i], conns[i]
 		switch a.Kind {
 		case nvmeof.ActionExpired:
-			f.cfg.Events.KeepAliveExpired(a.Controller, time.Duration(a.IdleNS))
+			s.cfg.Events.KeepAliveExpired(a.Controller, time.Duration(a.IdleNS))
 			continue
 		case nvmeof.ActionOverdue:
-			f.cfg.Events.Overdue(a.Controller, a.Reason, f.inFlight(a.Controller))
+			s.cfg.Events.Overdue(a.Controller, a.Reason, s.inFlight(a.Controller))
 			continue
 		case nvmeof.ActionFlush:
 			for _, n := range a.SSDs {
-				f.ends.flushers[n].start()
+				s.ends.flushers[n].start()
 			}
 			continue
 		case nvmeof.ActionConnected:
-			f.connected(c, a.Conn, a.Connect)
+			s.connected(c, a.Conn, a.Connect)
 			continue
 		}
 		if c == nil {
@@ -239,32 +240,35 @@ func (f *Service) unlockAndCarryOut(actions []nvmeof.Action) {
 // Apply changes the target's state. When it returns, no command of a namespace that was removed starts any more:
 // connections judge new ones by the new namespaces, and those that wait are taken out. DrainDrive waits for those that
 // a drive has.
-func (f *Service) Apply(s nvmeof.State) {
-	f.mu.Lock()
-	gone := f.grantExtents(&s)
-	f.target.Apply(s)
-	f.release()
-	f.revokeExtents(gone)
+func (s *Service) Apply(st nvmeof.State) {
+	s.mu.Lock()
+	gone := s.grantExtents(&st)
+	s.target.Apply(st)
+	s.release()
+	s.revokeExtents(gone)
 }
 
 // Named reports whether the configuration names a host, and whether it names nobody.
-func (f *Service) Named(hostNQN string) (named, nobody bool) {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	return f.target.Named(hostNQN)
+func (s *Service) Named(hostNQN string) (named, nobody bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.target.Named(hostNQN)
 }
 
 // Connect executes a Connect command. If the reply says that it is held, Conn.Connected is called later.
-func (f *Service) Connect(a nvmeof.ConnectArgs) nvmeof.ConnectReply {
-	a.Lost = f.lost
-	f.mu.Lock()
-	r := f.target.Connect(f.cfg.Clock(), a)
+func (s *Service) Connect(a nvmeof.ConnectArgs) nvmeof.ConnectReply {
+	a.Lost = s.lost
+	s.mu.Lock()
+	r := s.target.Connect(s.cfg.Clock(), a)
 	if r.Status.OK() && !r.Held && r.QID != 0 {
-		f.join(r.Controller, f.conns[a.Conn].Share())
+		s.join(r.Controller, s.conns[a.Conn].Share())
 	}
-	f.release()
+	if r.Status.OK() && !r.Held && r.QID == 0 && !r.Controller.Discovery {
+		s.hold(r.Controller)
+	}
+	s.release()
 	if r.Held || r.Status.OK() && r.QID == 0 {
-		f.rearm()
+		s.rearm()
 	}
 	return r
 }
@@ -272,20 +276,23 @@ func (f *Service) Connect(a nvmeof.ConnectArgs) nvmeof.ConnectReply {
 // Admin executes an admin or fabrics command other than Connect. The target machine decides the reply. The service adds
 // what the machine cannot do by itself: it takes the command that an Abort names out of its connection, and fills in
 // how much of a key-value namespace is used. The caller executes the commands of one admin queue one after the other.
-func (f *Service) Admin(a nvmeof.AdminArgs) nvmeof.Reply {
-	a.Usage, a.Lost = f.usage, f.lost
-	f.mu.Lock()
-	r := f.target.Admin(f.cfg.Clock(), a)
+func (s *Service) Admin(a nvmeof.AdminArgs) nvmeof.Reply {
+	a.Usage, a.Lost = s.usage, s.lost
+	s.mu.Lock()
+	now := s.cfg.Clock()
+	s.target.ExpireOne(now, a.Controller, s.seen) // otherwise a command of long ago would be a sign of life
+	r := s.target.Admin(now, a)
+	s.setLease(a.Controller) // the keep alive timeout may be shorter now
 	var victim Conn
 	if r.Abort {
 		if id, ok := a.Controller.QueueConn(r.AbortSQID); ok {
-			victim = f.conns[id]
+			victim = s.conns[id]
 		}
 	}
-	f.release()
+	s.release()
 	if r.Abort {
 		r.Result = nvme.AbortNotDone
-		if victim != nil && f.abort(a.Controller, victim, r.AbortSQID, r.AbortCID) {
+		if victim != nil && s.abort(a.Controller, victim, r.AbortSQID, r.AbortCID) {
 			r.Result = 0
 		}
 	}
@@ -293,14 +300,14 @@ func (f *Service) Admin(a nvmeof.AdminArgs) nvmeof.Reply {
 		(*nvme.IdentifyNamespaceKV)(a.Data).SetNUSE(uint64(r.Used()))
 	}
 	if op := a.SQE.Opcode(); op == nvme.AdminSetFeatures || op == nvme.OpFabrics {
-		f.rearm() // the keep alive timeout may be another, or run again since the controller is enabled
+		s.rearm() // the keep alive timeout may be another, or run again since the controller is enabled
 	}
 	return r
 }
 
 // abort takes out the command that an Abort names, and reports whether it could: an I/O command that has not started,
 // or a pending Asynchronous Event Request. victim is the connection of queue qid of c.
-func (f *Service) abort(c *nvmeof.Controller, victim Conn, qid, cid uint16) bool {
+func (s *Service) abort(c *nvmeof.Controller, victim Conn, qid, cid uint16) bool {
 	if qid != 0 {
 		return victim.Abort(cid)
 	}
@@ -311,24 +318,24 @@ func (f *Service) abort(c *nvmeof.Controller, victim Conn, qid, cid uint16) bool
 	if !ok {
 		return false
 	}
-	f.mu.Lock()
-	done := f.target.AbortEvent(c, slot)
-	f.release()
+	s.mu.Lock()
+	done := s.target.AbortEvent(c, slot)
+	s.release()
 	return done
 }
 
 // RecordErrors adds failed commands to a controller's Error Information log.
-func (f *Service) RecordErrors(c *nvmeof.Controller, failed []nvmeof.Failed) {
-	f.mu.Lock()
+func (s *Service) RecordErrors(c *nvmeof.Controller, failed []nvmeof.Failed) {
+	s.mu.Lock()
 	c.RecordErrors(failed)
-	f.mu.Unlock()
+	s.mu.Unlock()
 }
 
 // usage sums what a controller's host did. mu is held.
-func (f *Service) usage(c *nvmeof.Controller) nvmeof.Usage {
-	u := f.retired[c]
+func (s *Service) usage(c *nvmeof.Controller) nvmeof.Usage {
+	u := s.retired[c]
 	for _, id := range c.Queues() {
-		if conn := f.conns[id]; conn != nil {
+		if conn := s.conns[id]; conn != nil {
 			u = sum(u, conn.Usage())
 		}
 	}
@@ -341,73 +348,71 @@ func sum(a, b nvmeof.Usage) nvmeof.Usage {
 }
 
 // Conns returns every connection.
-func (f *Service) Conns() []Conn {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	all := make([]Conn, 0, len(f.conns))
-	for _, c := range f.conns {
+func (s *Service) Conns() []Conn {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	all := make([]Conn, 0, len(s.conns))
+	for _, c := range s.conns {
 		all = append(all, c)
 	}
 	return all
 }
 
 // Counts are the numbers of connections, controllers and hosts.
-func (f *Service) Counts() (conns, controllers, hosts int) {
-	f.mu.Lock()
-	defer f.mu.Unlock()
+func (s *Service) Counts() (conns, controllers, hosts int) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
 	seen := map[string]bool{}
-	all := f.target.Controllers()
+	all := s.target.Controllers()
 	for _, c := range all {
 		seen[c.HostNQN] = true
 	}
-	return len(f.conns), len(all), len(seen)
+	return len(s.conns), len(all), len(seen)
 }
 
 // rearm sets the timer after a command that may have changed when the next keep alive timer runs out.
-func (f *Service) rearm() {
-	f.mu.Lock()
-	f.setTimer()
-	f.mu.Unlock()
+func (s *Service) rearm() {
+	s.mu.Lock()
+	s.setTimer()
+	s.mu.Unlock()
 }
 
 // setTimer sets the timer to when the next keep alive timer may run out or bound may pass. mu is held.
-func (f *Service) setTimer() {
-	if at, ok := f.target.NextExpiry(); ok {
-		f.timer.Reset(max(at-f.cfg.Clock(), int64(time.Millisecond)))
+func (s *Service) setTimer() {
+	if at, ok := s.target.NextExpiry(); ok {
+		s.timer.Reset(max(at-s.cfg.Clock(), int64(time.Millisecond)))
 	}
 }
 
 // expire ends associations whose keep alive timers have run out.
-func (f *Service) expire() {
-	f.mu.Lock()
-	f.target.Expire(f.cfg.Clock(), f.seen)
-	f.setTimer()
-	f.release()
+func (s *Service) expire() {
+	s.mu.Lock()
+	s.target.Expire(s.cfg.Clock(), s.seen)
+	s.setTimer()
+	s.release()
 }
 
-// seen is when the host last sent a command to any of the controller's queues. mu is held.
-func (f *Service) seen(c *nvmeof.Controller) (ns int64) {
+// seen is when the host last sent something to any of the controller's queues. mu is held.
+func (s *Service) seen(c *nvmeof.Controller) (ns int64) {
+	now := s.cfg.Clock()
 	for _, id := range c.Queues() {
-		if conn := f.conns[id]; conn != nil {
-			ns = max(ns, conn.SeenNS())
+		conn := s.conns[id]
+		if conn == nil {
+			continue
 		}
-	}
-	now := f.cfg.Clock()
-	if now-ns <= int64(c.KATOMS())*1e6 {
-		return ns
-	}
-	// The host is silent, or this process was stopped: then its timers run out before it reads the Keep Alives that
-	// have come meanwhile.
-	for _, id := range c.Queues() {
-		if conn := f.conns[id]; conn != nil {
-			ns = max(ns, conn.ArrivedNS(now))
+		// If this process was stopped, its timers may run out before it reads the Keep Alives that have come meanwhile,
+		// and it may read commands long after they have come.
+		at := conn.ArrivedNS(now)
+		if at == 0 {
+			at = conn.SeenNS()
 		}
+		ns = max(ns, at)
 	}
 	return ns
 }
 
 // Close ends the timers. There must be no connections any more. Idempotent.
-func (f *Service) Close() {
-	f.timer.Close()
-	f.ends.timer.Close()
+func (s *Service) Close() {
+	s.timer.Close()
+	s.ends.timer.Close()
 }

@@ -52,7 +52,8 @@ type TenantInfo struct {
 // tenant of its own while the host is connected.
 type tenants struct {
 	// mu guards the fields below. It is held while drives and connections are told of a change, so that all of them
-	// hear of changes in the same order. It is never held together with Service.mu.
+	// hear of changes in the same order. Service.mu may be taken with mu held, since drives do that in their turns, but
+	// not the other way round.
 	mu         sync.Mutex
 	configured map[string]*tenantState
 	// member maps a host NQN to the host's configured tenant, alone a connected host without one to its own tenant.
@@ -96,8 +97,8 @@ func newTenants() tenants {
 }
 
 // announceTenant tells every drive the tenant's settings.
-func (f *Service) announceTenant(t *tenantState) {
-	for _, o := range f.cfg.SSDs {
+func (s *Service) announceTenant(t *tenantState) {
+	for _, o := range s.cfg.SSDs {
 		if o != nil {
 			o.SetTenant(t.Number, t.Settings)
 		}
@@ -106,9 +107,9 @@ func (f *Service) announceTenant(t *tenantState) {
 
 // forgetOnDrives asks every drive to forget a tenant's number, and reports whether all have: a drive that still has I/O
 // of the tenant forgets it later.
-func (f *Service) forgetOnDrives(n tenant.ID) bool {
+func (s *Service) forgetOnDrives(n tenant.ID) bool {
 	all := true
-	for _, o := range f.cfg.SSDs {
+	for _, o := range s.cfg.SSDs {
 		if o != nil && !o.RemoveTenant(n) {
 			all = false
 		}
@@ -117,32 +118,32 @@ func (f *Service) forgetOnDrives(n tenant.ID) bool {
 }
 
 // newTenant gives t a number, announces it to the drives, and returns t. tenants.mu is held.
-func (f *Service) newTenant(t *tenantState) *tenantState {
-	ts := &f.tenants
-	f.freeNumbers()
+func (s *Service) newTenant(t *tenantState) *tenantState {
+	ts := &s.tenants
+	s.freeNumbers()
 	if n := len(ts.free); n > 0 {
 		t.Number, ts.free = ts.free[n-1], ts.free[:n-1]
 	} else {
 		ts.last++
 		t.Number = ts.last
 	}
-	f.announceTenant(t)
+	s.announceTenant(t)
 	return t
 }
 
 // dropTenant makes the drives forget a tenant. tenants.mu is held.
-func (f *Service) dropTenant(t *tenantState) {
-	f.forgetOnDrives(t.Number)
-	f.tenants.leaving = append(f.tenants.leaving, t.Number)
-	f.freeNumbers()
+func (s *Service) dropTenant(t *tenantState) {
+	s.forgetOnDrives(t.Number)
+	s.tenants.leaving = append(s.tenants.leaving, t.Number)
+	s.freeNumbers()
 }
 
 // freeNumbers frees the numbers of former tenants to which nothing is charged any more: no drive has I/O of them, and
 // the connections are closed whose commands may wait for a partition. tenants.mu is held.
-func (f *Service) freeNumbers() {
-	ts := &f.tenants
+func (s *Service) freeNumbers() {
+	ts := &s.tenants
 	ts.leaving = slices.DeleteFunc(ts.leaving, func(n tenant.ID) bool {
-		gone := ts.holders[n] == 0 && f.forgetOnDrives(n)
+		gone := ts.holders[n] == 0 && s.forgetOnDrives(n)
 		if gone {
 			ts.free = append(ts.free, n)
 		}
@@ -167,15 +168,15 @@ func hostName(hostNQN string) string {
 
 // tenantOf returns the tenant that a host belongs to. A host in no configured tenant gets a tenant of its own.
 // tenants.mu is held.
-func (f *Service) tenantOf(host string) *tenantState {
-	if t := f.tenants.member[host]; t != nil {
+func (s *Service) tenantOf(host string) *tenantState {
+	if t := s.tenants.member[host]; t != nil {
 		return t
 	}
-	t := f.tenants.alone[host]
+	t := s.tenants.alone[host]
 	if t == nil {
-		t = f.newTenant(&tenantState{TenantInfo: TenantInfo{Name: hostName(host),
+		t = s.newTenant(&tenantState{TenantInfo: TenantInfo{Name: hostName(host),
 			Settings: pipeline.Settings{Weight: 1}}, account: "host " + host})
-		f.tenants.alone[host] = t
+		s.tenants.alone[host] = t
 	}
 	return t
 }
@@ -183,13 +184,13 @@ func (f *Service) tenantOf(host string) *tenantState {
 // assign charges a connection to t from now on, and tells it. I/O in flight and the buffers that the connection holds
 // stay charged to the former tenant, which is dropped if it was a host's own and this was its last connection.
 // tenants.mu is held.
-func (f *Service) assign(c *openConn, t *tenantState) {
+func (s *Service) assign(c *openConn, t *tenantState) {
 	before, account := c.tenant, c.account
 	c.tenant = t
 	t.Connections++
 	if !slices.Contains(c.numbers, t.Number) {
 		c.numbers = append(c.numbers, t.Number)
-		f.tenants.holders[t.Number]++
+		s.tenants.holders[t.Number]++
 	}
 	name, from := t.account, ""
 	if !t.Configured {
@@ -198,66 +199,66 @@ func (f *Service) assign(c *openConn, t *tenantState) {
 	if c.admin {
 		name, from = "admin of "+c.host, c.from
 	}
-	c.account = f.cfg.Pool.AccountFrom(name, from)
+	c.account = s.cfg.Pool.AccountFrom(name, from)
 	c.conn.SetTenant(Tenant{Name: t.Name, Number: t.Number, Account: c.account, Windows: &t.windows})
 	if before != nil {
 		account.Close()
-		f.abandonTenant(before, c.host)
+		s.abandonTenant(before, c.host)
 	}
 }
 
 // abandonTenant uncounts a connection of host from t, and drops t if it was the host's own and has no connection left.
 // tenants.mu is held.
-func (f *Service) abandonTenant(t *tenantState, host string) {
+func (s *Service) abandonTenant(t *tenantState, host string) {
 	if t.Connections--; t.Connections == 0 && !t.Configured {
-		delete(f.tenants.alone, host)
-		f.dropTenant(t)
+		delete(s.tenants.alone, host)
+		s.dropTenant(t)
 	}
 }
 
 // OpenTenant finds the tenant of a host's new connection and tells the connection, also when the tenant changes, until
 // CloseTenant. peer is the address that the host connects from.
-func (f *Service) OpenTenant(id nvmeof.ConnID, c Conn, hostNQN string, peer netip.Addr, admin bool) {
-	f.tenants.mu.Lock()
-	defer f.tenants.mu.Unlock()
+func (s *Service) OpenTenant(id nvmeof.ConnID, c Conn, hostNQN string, peer netip.Addr, admin bool) {
+	s.tenants.mu.Lock()
+	defer s.tenants.mu.Unlock()
 	o := &openConn{conn: c, host: hostNQN, from: peer.String(), admin: admin}
-	f.tenants.open[id] = o
-	f.assign(o, f.tenantOf(hostNQN))
+	s.tenants.open[id] = o
+	s.assign(o, s.tenantOf(hostNQN))
 }
 
 // OpenDiscovery is OpenTenant for a connection to the discovery subsystem. Discovery has no I/O, so it has no tenant:
 // anybody may use it under any name, and names take numbers at the drives and series in metrics. Buffers are charged to
 // the address that it comes from.
-func (f *Service) OpenDiscovery(id nvmeof.ConnID, c Conn, peer netip.Addr) {
-	f.tenants.mu.Lock()
-	defer f.tenants.mu.Unlock()
-	o := &openConn{conn: c, account: f.cfg.Pool.AccountFrom("discovery from "+peer.String(), peer.String())}
-	f.tenants.open[id] = o
+func (s *Service) OpenDiscovery(id nvmeof.ConnID, c Conn, peer netip.Addr) {
+	s.tenants.mu.Lock()
+	defer s.tenants.mu.Unlock()
+	o := &openConn{conn: c, account: s.cfg.Pool.AccountFrom("discovery from "+peer.String(), peer.String())}
+	s.tenants.open[id] = o
 	c.SetTenant(Tenant{Account: o.account, Windows: &Windows{}})
 }
 
 // CloseTenant ends what OpenTenant or OpenDiscovery began. The connection has no I/O under way.
-func (f *Service) CloseTenant(id nvmeof.ConnID) {
-	f.tenants.mu.Lock()
-	defer f.tenants.mu.Unlock()
-	o := f.tenants.open[id]
-	delete(f.tenants.open, id)
+func (s *Service) CloseTenant(id nvmeof.ConnID) {
+	s.tenants.mu.Lock()
+	defer s.tenants.mu.Unlock()
+	o := s.tenants.open[id]
+	delete(s.tenants.open, id)
 	o.account.Close()
 	for _, n := range o.numbers {
-		if f.tenants.holders[n]--; f.tenants.holders[n] == 0 {
-			delete(f.tenants.holders, n)
+		if s.tenants.holders[n]--; s.tenants.holders[n] == 0 {
+			delete(s.tenants.holders, n)
 		}
 	}
-	f.freeNumbers()
+	s.freeNumbers()
 	if o.tenant != nil {
-		f.abandonTenant(o.tenant, o.host)
+		s.abandonTenant(o.tenant, o.host)
 	}
 }
 
 // SetTenants replaces the configured tenants: weights, caps and members change for I/O
 // that comes from now on, caps also for what waits for them. No connection is closed.
-func (f *Service) SetTenants(all []TenantConfig) {
-	ts := &f.tenants
+func (s *Service) SetTenants(all []TenantConfig) {
+	ts := &s.tenants
 	ts.mu.Lock()
 	defer ts.mu.Unlock()
 	before := maps.Clone(ts.configured)
@@ -267,12 +268,12 @@ func (f *Service) SetTenants(all []TenantConfig) {
 		delete(before, c.Name)
 		switch {
 		case t == nil:
-			t = f.newTenant(&tenantState{TenantInfo: TenantInfo{Name: c.Name, Configured: true, Settings: c.Settings},
+			t = s.newTenant(&tenantState{TenantInfo: TenantInfo{Name: c.Name, Configured: true, Settings: c.Settings},
 				account: "tenant " + c.Name})
 			ts.configured[c.Name] = t
 		case t.Settings != c.Settings:
 			t.Settings = c.Settings
-			f.announceTenant(t)
+			s.announceTenant(t)
 		}
 		for _, h := range c.Hosts {
 			ts.member[h] = t
@@ -282,25 +283,25 @@ func (f *Service) SetTenants(all []TenantConfig) {
 		if o.tenant == nil {
 			continue
 		}
-		if t := f.tenantOf(o.host); t != o.tenant {
-			f.assign(o, t)
+		if t := s.tenantOf(o.host); t != o.tenant {
+			s.assign(o, t)
 		}
 	}
 	for name, t := range before {
 		delete(ts.configured, name)
-		f.dropTenant(t)
+		s.dropTenant(t)
 	}
 }
 
 // Tenants returns all tenants that the drives know, in the order of their names.
-func (f *Service) Tenants() []TenantInfo {
-	f.tenants.mu.Lock()
-	defer f.tenants.mu.Unlock()
-	all := make([]TenantInfo, 0, len(f.tenants.configured)+len(f.tenants.alone))
-	for _, t := range f.tenants.configured {
+func (s *Service) Tenants() []TenantInfo {
+	s.tenants.mu.Lock()
+	defer s.tenants.mu.Unlock()
+	all := make([]TenantInfo, 0, len(s.tenants.configured)+len(s.tenants.alone))
+	for _, t := range s.tenants.configured {
 		all = append(all, t.TenantInfo)
 	}
-	for _, t := range f.tenants.alone {
+	for _, t := range s.tenants.alone {
 		all = append(all, t.TenantInfo)
 	}
 	slices.SortFunc(all, func(a, b TenantInfo) int { return cmp.Compare(a.Name, b.Name) })

@@ -8,7 +8,7 @@ import (
 	"jbofd/internal/nvme"
 	"jbofd/internal/nvmeof"
 	"jbofd/internal/nvmeof/qpair"
-	"jbofd/internal/nvmeof/tcp"
+	"jbofd/internal/nvmeof/qpair/qpairtest"
 )
 
 // kvRequest is a command to the namespace of keys and values; n is the length of the value or the buffer.
@@ -67,9 +67,9 @@ func TestAnswersShorterThanTheHostsBuffer(t *testing.T) {
 		{"a list with a credit", nvme.CmdKVList, 1000, 1 << 32, 24, true,
 			"C2HData LAST length 24 ; CapsuleResp result 0x100000000"},
 	} {
-		d := &answering{driver: &driver{bufs: map[int][]byte{}}, result: x.result, data: pattern(1, x.data)}
-		d.c = tcp.New(config, d)
-		d.attach(ioQueue(8, x.noFlow), 0, 0)
+		d := &answering{driver: &driver{}, result: x.result, data: qpairtest.Pattern(1, x.data)}
+		d.start(config, d)
+		d.attach(qpairtest.IOQueue(8, x.noFlow), 0, 0)
 		d.receive(d.capsule(kvRequest(x.op, 5, x.room), flaw{}))
 		var got []string
 		for line := range strings.Lines(d.sent()) {
@@ -109,20 +109,20 @@ func TestAStoreIsValidatedAgainWhenItsDataArrives(t *testing.T) {
 		{"values are shorter", func(n *nvmeof.Namespace) { n.MaxValueBytes = 299 }, "sct 0x0, sc 0x85"},
 	} {
 		d := newDriver(config)
-		d.attach(ioQueue(8, false), 0, 0)
+		d.attach(qpairtest.IOQueue(8, false), 0, 0)
 		r := kvRequest(nvme.CmdKVStore, 5, 300)
-		r.inline, r.data = true, pattern(1, 300)
+		r.inline, r.data = true, qpairtest.Pattern(1, 300)
 		b := d.capsule(r, flaw{})
 		d.receive(b[:len(b)-1])
-		now := *table().Get(4)
+		now := *qpairtest.Table().Get(4)
 		x.change(&now)
-		d.c.SetTable(nvmeof.NewNamespaceTable([]*nvmeof.Namespace{&now}, hostNQN))
+		d.c.SetTable(nvmeof.NewNamespaceTable([]*nvmeof.Namespace{&now}, qpairtest.HostNQN))
 		d.receive(b[len(b)-1:])
-		sent, executed := d.sent(), strings.Contains(d.log.String(), "execute")
+		sent, executed := d.sent(), strings.Contains(d.Log.String(), "execute")
 		if executed != (x.refused == "") || !strings.Contains(sent, x.refused) {
 			t.Errorf("%s: executed %t, answer %q, want %q", x.name, executed, sent, x.refused)
 		}
-		if !executed && len(d.bufs) != 0 {
+		if !executed && len(d.Bufs) != 0 {
 			t.Errorf("%s: its buffer is still out", x.name)
 		}
 	}
@@ -131,7 +131,7 @@ func TestAStoreIsValidatedAgainWhenItsDataArrives(t *testing.T) {
 // TestCommandsForAPartitionMayNotBeFused, neither with each other nor with block commands.
 func TestCommandsForAPartitionMayNotBeFused(t *testing.T) {
 	d := newDriver(config)
-	d.attach(ioQueue(8, false), 0, 0)
+	d.attach(qpairtest.IOQueue(8, false), 0, 0)
 	fused := func(op uint8, cid uint16, f nvme.Fuse) request {
 		r := kvRequest(op, cid, 8)
 		set := r.change
@@ -152,10 +152,10 @@ func TestCommandsForAPartitionMayNotBeFused(t *testing.T) {
 	for cid := range 7 {
 		ok := strings.Contains(sent, fmt.Sprintf("cid %#x", cid+1))
 		if cid+1 == 7 {
-			ok = !ok && strings.Contains(d.log.String(), "execute") // the one that is not fused
+			ok = !ok && strings.Contains(d.Log.String(), "execute") // the one that is not fused
 		}
 		if !ok {
-			t.Errorf("command %d: %s%s", cid+1, d.log.String(), sent)
+			t.Errorf("command %d: %s%s", cid+1, d.Log.String(), sent)
 		}
 	}
 	if strings.Contains(sent, "Success") || d.c.Outstanding() != 1 {

@@ -6,6 +6,7 @@ import (
 
 	"jbofd/internal/nvme"
 	"jbofd/internal/nvmeof"
+	"jbofd/internal/nvmeof/qpair/qpairtest"
 )
 
 // TestACommandIsValidatedAgainWhenItsDataArrives: its namespace may have been removed since the capsule began, and its
@@ -32,9 +33,10 @@ func TestACommandIsValidatedAgainWhenItsDataArrives(t *testing.T) {
 	} {
 		for _, op := range []uint8{nvme.CmdWrite, nvme.CmdDSM} {
 			d := newDriver(config)
-			d.attach(ioQueue(8, false), 0, 0)
-			d.log.Reset()
-			r := request{op: op, cid: 1, nsid: 1, slba: 5, nlb: 1, inline: true, transfer: 512, data: pattern(1, 512)}
+			d.attach(qpairtest.IOQueue(8, false), 0, 0)
+			d.Log.Reset()
+			r := request{op: op, cid: 1, nsid: 1, slba: 5, nlb: 1, inline: true, transfer: 512,
+				data: qpairtest.Pattern(1, 512)}
 			refused := tc.refused
 			if op == nvme.CmdDSM {
 				r.transfer, r.data = 16, make([]byte, 16) // its addresses are data
@@ -45,13 +47,13 @@ func TestACommandIsValidatedAgainWhenItsDataArrives(t *testing.T) {
 			}
 			b := d.capsule(r, flaw{})
 			d.receive(b[:len(b)-1])
-			d.c.SetTable(nvmeof.NewNamespaceTable(tc.now, hostNQN))
+			d.c.SetTable(nvmeof.NewNamespaceTable(tc.now, qpairtest.HostNQN))
 			d.receive(b[len(b)-1:])
-			sent, executed := d.sent(), strings.Contains(d.log.String(), "execute")
+			sent, executed := d.sent(), strings.Contains(d.Log.String(), "execute")
 			if executed != (refused == "") || !strings.Contains(sent, refused) {
 				t.Errorf("%s, opcode %#x: executed %t, answer %q, want %q", tc.name, op, executed, sent, refused)
 			}
-			if !executed && len(d.bufs) != 0 {
+			if !executed && len(d.Bufs) != 0 {
 				t.Errorf("%s: its buffer is still out", tc.name)
 			}
 		}
@@ -61,25 +63,25 @@ func TestACommandIsValidatedAgainWhenItsDataArrives(t *testing.T) {
 // TestAFusedPairWhoseDataArrivesLateFailsAsAWhole, as a single command does.
 func TestAFusedPairWhoseDataArrivesLateFailsAsAWhole(t *testing.T) {
 	d := newDriver(config)
-	d.attach(ioQueue(8, false), 0, 0)
-	d.log.Reset()
+	d.attach(qpairtest.IOQueue(8, false), 0, 0)
+	d.Log.Reset()
 	half := func(op uint8, cid uint16, fuse nvme.Fuse) []byte {
 		return d.capsule(request{op: op, cid: cid, nsid: 1, slba: 5, nlb: 1, fuse: fuse, inline: true, transfer: 512,
-			data: pattern(1, 512)}, flaw{})
+			data: qpairtest.Pattern(1, 512)}, flaw{})
 	}
 	d.receive(half(nvme.CmdCompare, 1, nvme.FuseFirst))
 	b := half(nvme.CmdWrite, 2, nvme.FuseSecond)
 	d.receive(b[:len(b)-1])
-	d.c.SetTable(nvmeof.NewNamespaceTable(nil, hostNQN))
+	d.c.SetTable(nvmeof.NewNamespaceTable(nil, qpairtest.HostNQN))
 	d.receive(b[len(b)-1:])
-	if log := d.log.String(); strings.Contains(log, "execute") {
+	if log := d.Log.String(); strings.Contains(log, "execute") {
 		t.Error(log)
 	}
 	if sent := d.sent(); !strings.Contains(sent, "cid 0x1") || !strings.Contains(sent, "cid 0x2") ||
 		strings.Contains(sent, "Success") {
 		t.Error(sent)
 	}
-	if n := d.c.Outstanding(); n != 0 || len(d.bufs) != 0 {
-		t.Errorf("%d commands outstanding, %d buffers out", n, len(d.bufs))
+	if n := d.c.Outstanding(); n != 0 || len(d.Bufs) != 0 {
+		t.Errorf("%d commands outstanding, %d buffers out", n, len(d.Bufs))
 	}
 }

@@ -6,42 +6,17 @@ import (
 	"strings"
 
 	"jbofd/internal/nvme"
-	"jbofd/internal/nvmeof"
 	"jbofd/internal/nvmeof/qpair"
+	"jbofd/internal/nvmeof/qpair/qpairtest"
 	"jbofd/internal/nvmeof/tcp"
 	"jbofd/internal/nvmeof/tcp/pdu"
 	"jbofd/internal/units"
 )
 
-const hostNQN = "nqn.2014-08.org.nvmexpress:uuid:aaaaaaaa-0000-0000-0000-000000000001"
-
-// limits are small, so that transcripts can reach them.
-var limits = nvmeof.Limits{MDTSBytes: 64 << 10, FusedBytes: 4096}
-
-// table has namespaces 1 (512 bytes) and 2 (4096), and 4 of keys and values of up to 16 KiB.
-func table() *nvmeof.NamespaceTable {
-	ns := func(nsid uint32, shift uint8) *nvmeof.Namespace {
-		return &nvmeof.Namespace{NSID: nsid, OffsetBytes: units.DriveOffset(nsid) << 20, SizeBytes: 1 << 20,
-			BlockShift: shift, ANAGroup: 1, ANAState: nvme.ANAStateOptimized}
-	}
-	kv := ns(4, 0)
-	kv.CSI, kv.MaxValueBytes = nvme.CSIKV, 16<<10
-	return nvmeof.NewNamespaceTable([]*nvmeof.Namespace{ns(1, 9), ns(2, 12), kv}, hostNQN)
-}
-
-// driver is a Handler that records its calls, and the host at the other end: it makes PDUs from commands and reads what
-// the machine sends.
+// driver is the Handler, and the host at the other end: it makes PDUs from commands and reads what the machine sends.
 type driver struct {
-	c   *tcp.Conn
-	log strings.Builder
-
-	// refuse: Buffer finds no memory. paused: Paused returns true.
-	refuse, paused bool
-	bufs           map[int][]byte
-	// auto answers commands at once, as a target with a very fast drive does.
-	auto bool
-	// given are the slots that the machine has given to the driver, unless auto.
-	given []int
+	*qpairtest.Recorder
+	c *tcp.Conn
 
 	in, out  pdu.Format // as negotiated
 	unparsed []byte     // sent by the machine, not yet described
@@ -51,142 +26,19 @@ type driver struct {
 }
 
 func newDriver(cfg tcp.Config) *driver {
-	d := &driver{bufs: map[int][]byte{}}
-	d.c = tcp.New(cfg, d)
+	d := &driver{}
+	d.start(cfg, d)
 	return d
 }
 
-var config = tcp.Config{InCapsuleBytes: 4096, MaxH2CDataBytes: 8192, Limits: limits}
-
-func (d *driver) say(format string, args ...any) { fmt.Fprintf(&d.log, format+"\n", args...) }
-
-// Buffer implements qpair.Handler.
-func (d *driver) Buffer(slot, n int) []byte {
-	if d.refuse {
-		return nil
-	}
-	if d.bufs[slot] != nil {
-		panic(fmt.Sprintf("slot %d has a buffer already", slot))
-	}
-	d.bufs[slot] = make([]byte, n)
-	return d.bufs[slot]
+// start makes the machine, whose handler is h: the driver, or one with the driver in it.
+func (d *driver) start(cfg tcp.Config, h qpair.Handler) {
+	d.Recorder = qpairtest.NewRecorder(func(n int) []byte { return make([]byte, n) })
+	d.c = tcp.New(cfg, h)
+	d.Machine = d.c
 }
 
-// Execute implements qpair.Handler.
-func (d *driver) Execute(slot int) {
-	s := d.c.Slot(slot)
-	p := &s.Plan
-	data := ""
-	if b := d.bufs[slot]; b != nil && s.Inline() {
-		data = " data " + sum(b)
-	}
-	d.say("execute slot %d cid %#x: %v offset %d len %d fetch %t%s", slot, s.SQE.CID(), p.Op, p.Offset, p.Len,
-		d.c.NeedsFetch(slot), data)
-	if !d.auto {
-		d.given = append(d.given, slot)
-		return
-	}
-	if d.c.NeedsFetch(slot) {
-		d.fetch(slot)
-		return
-	}
-	d.finish(slot)
-}
-
-// fetch asks for a command's data.
-func (d *driver) fetch(slot int) {
-	n := int(d.c.Slot(slot).Plan.ToController)
-	if d.c.Pair(slot) >= 0 {
-		if d.bufs[slot] == nil {
-			d.bufs[slot] = make([]byte, 2*n)
-		}
-		d.c.FetchPair(slot, d.bufs[slot])
-		return
-	}
-	d.bufs[slot] = make([]byte, n)
-	d.c.RequestData(slot, d.bufs[slot])
-}
-
-// finish answers a command with success.
-func (d *driver) finish(slot int) {
-	s := d.c.Slot(slot)
-	delete(d.bufs, slot)
-	if p := s.Plan; p.Kind == nvmeof.KindKV && p.AnswerBytes > 1 { // half of the room
-		d.c.RespondData(slot, pattern(int(s.SQE.CID()), int(p.AnswerBytes/2)), uint64(p.AnswerBytes))
-		return
-	} else if n := p.ToHost; n > 0 && p.Kind != nvmeof.KindKV {
-		d.c.RespondData(slot, pattern(int(s.SQE.CID()), int(n)), 0)
-		return
-	}
-	if first := d.c.Pair(slot); first >= 0 {
-		d.c.Respond(first, nvme.Success, 0)
-	}
-	d.c.Respond(slot, nvme.Success, 0)
-}
-
-// Admin implements qpair.Handler.
-func (d *driver) Admin(slot int) {
-	s := d.c.Slot(slot)
-	data := ""
-	if s.Plan.ToController > 0 {
-		data = " data " + sum(d.bufs[slot])
-	}
-	d.say("admin slot %d cid %#x: opcode %#x fctype %d%s", slot, s.SQE.CID(), s.SQE.Opcode(), s.SQE.FCTYPE(), data)
-	if d.auto {
-		delete(d.bufs, slot)
-		d.c.Respond(slot, nvme.Success, 7)
-	} else {
-		d.given = append(d.given, slot)
-	}
-}
-
-// Fetched implements qpair.Handler.
-func (d *driver) Fetched(slot int, ok bool) {
-	more := ""
-	exec := slot
-	complete := true
-	if d.c.Pair(slot) >= 0 {
-		exec, complete = d.c.PairFetched(slot)
-		more = fmt.Sprintf(", pair of slot %d complete %t", exec, complete)
-	}
-	d.say("fetched slot %d ok %t%s data %s", slot, ok, more, sum(d.bufs[exec]))
-	if !d.auto {
-		return
-	}
-	if s := d.c.Slot(slot); s.SQE.Opcode() == nvme.OpFabrics || d.c.QID() == 0 {
-		d.Admin(slot)
-		return
-	}
-	if complete {
-		d.finish(exec)
-	}
-}
-
-// Unused implements qpair.Handler.
-func (d *driver) Unused(slot int) {
-	if d.bufs[slot] != nil {
-		d.say("unused buffer of slot %d", slot)
-	}
-	delete(d.bufs, slot)
-}
-
-// Failed implements qpair.Handler; the response has the status, too.
-func (d *driver) Failed(int, nvme.Status) {}
-
-// Paired implements qpair.Handler.
-func (d *driver) Paired(first, second int) {
-	d.say("paired slots %d and %d", first, second)
-	if !d.auto {
-		d.given = append(d.given, first)
-	}
-	if b := d.bufs[first]; b != nil {
-		d.bufs[second] = b
-		delete(d.bufs, first)
-	}
-}
-
-// Paused implements qpair.Handler.
-func (d *driver) Paused() bool { return d.paused }
+var config = tcp.Config{InCapsuleBytes: 4096, MaxH2CDataBytes: 8192, Limits: qpairtest.Limits}
 
 // receive passes bytes to the machine, after those that it has not used yet.
 func (d *driver) receive(b []byte) {
@@ -251,7 +103,7 @@ func describe(b []byte, f pdu.Format) (text string, n int) {
 	data := ""
 	if l := pdu.DataLength(b, f); l > 0 {
 		body := b[ch.PDO():][:l]
-		data = fmt.Sprintf(" pdo %d data %s", ch.PDO(), sum(body))
+		data = fmt.Sprintf(" pdo %d data %s", ch.PDO(), qpairtest.Sum(body))
 		if f.DataDigest && pdu.GetDigest(b[int(ch.PDO())+l:]) != pdu.Digest(body) {
 			return "BROKEN: data digest of a " + ch.Type().String(), 0
 		}
@@ -282,18 +134,6 @@ func describe(b []byte, f pdu.Format) (text string, n int) {
 		text += fmt.Sprintf(" cid %#x ttag %#x offset %d length %d", p.CCCID(), p.TTAG(), p.Offset(), p.Length())
 	}
 	return text + data, n
-}
-
-// sum returns a short checksum of bytes, for transcripts.
-func sum(b []byte) string { return fmt.Sprintf("%d:%08x", len(b), pdu.Digest(b)) }
-
-// pattern returns test data for a seed.
-func pattern(seed, n int) []byte {
-	b := make([]byte, n)
-	for i := range b {
-		b[i] = byte(i*7 + i>>8 + seed)
-	}
-	return b
 }
 
 // flaw says what is wrong with a PDU.
@@ -404,9 +244,7 @@ func (d *driver) capsule(r request, wrong flaw) []byte {
 
 // connectRequest is a Connect with its data in the capsule.
 func connectRequest(cid uint16) request {
-	var data nvme.ConnectData
-	data.SetHostNQN(hostNQN)
-	data.SetSubNQN("nqn.2026-11.example.jbofd:t")
+	data := qpairtest.ConnectData()
 	return request{cid: cid, inline: true, transfer: nvme.ConnectDataSize, data: data[:], change: func(e *nvme.SQE) {
 		sgl := *e.SGL()
 		e.Connect().Init()
@@ -419,27 +257,20 @@ func connectRequest(cid uint16) request {
 func (d *driver) attach(a qpair.Attachment, hpda, dgst uint8) {
 	d.receive(icReq(0, hpda, dgst, 0))
 	d.in, d.out = formats(hpda, dgst)
-	auto := d.auto
-	d.auto = false
+	auto := d.Auto
+	d.Auto = false
 	d.receive(d.capsule(connectRequest(0), flaw{}))
-	delete(d.bufs, 0)
+	delete(d.Bufs, 0)
 	d.c.Attach(a)
 	d.c.Respond(0, nvme.Success, 1)
-	d.auto = auto
+	d.Auto = auto
 	d.take()
-	d.unparsed, d.given = nil, nil
-	d.log.Reset()
+	d.unparsed, d.Given = nil, nil
+	d.Log.Reset()
 }
-
-// ioQueue is an attachment as an I/O queue.
-func ioQueue(entries int, noFlow bool) qpair.Attachment {
-	return qpair.Attachment{QID: 1, Entries: entries, NoSQFlow: noFlow, Table: table()}
-}
-
-var _ qpair.Handler = (*driver)(nil)
 
 // equal reports whether two drivers have recorded and sent the same.
 func equal(a, b *driver) bool {
-	return a.log.String() == b.log.String() && bytes.Equal(a.unparsed, b.unparsed) && a.c.Closed() == b.c.Closed() &&
+	return a.Log.String() == b.Log.String() && bytes.Equal(a.unparsed, b.unparsed) && a.c.Closed() == b.c.Closed() &&
 		a.c.Outstanding() == b.c.Outstanding()
 }

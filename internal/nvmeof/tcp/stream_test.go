@@ -8,6 +8,7 @@ import (
 	"pgregory.net/rapid"
 
 	"jbofd/internal/nvme"
+	"jbofd/internal/nvmeof/qpair/qpairtest"
 	"jbofd/internal/nvmeof/tcp"
 	"jbofd/internal/nvmeof/tcp/pdu"
 )
@@ -53,7 +54,7 @@ func conversation(t *rapid.T, d *driver) (stream []byte) {
 				flags = pdu.FlagLast
 			}
 			say(encode(d.in, pdu.TypeH2CData, flags, dataHeader(p.cid, p.ttag, off, n),
-				pattern(int(p.cid), int(off+n))[off:], wrong))
+				qpairtest.Pattern(int(p.cid), int(off+n))[off:], wrong))
 			p.off += n
 			if p.left -= n; p.left == 0 {
 				r2ts = append(r2ts[:i], r2ts[i+1:]...)
@@ -71,7 +72,7 @@ func conversation(t *rapid.T, d *driver) (stream []byte) {
 		}
 		r.inline = r.op != nvme.CmdRead && r.transfer <= 4096 && rapid.Bool().Draw(t, "inline")
 		if r.inline || rare.Draw(t, "unwanted data") == 1 {
-			r.data = pattern(int(cid), int(min(r.transfer, 4096)))
+			r.data = qpairtest.Pattern(int(cid), int(min(r.transfer, 4096)))
 		}
 		say(d.capsule(r, wrong))
 		if r.op == nvme.CmdCompare && rapid.Bool().Draw(t, "fused") {
@@ -91,10 +92,10 @@ func conversation(t *rapid.T, d *driver) (stream []byte) {
 func TestSplittingTheStreamChangesNothing(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		dgst, hpda := rapid.Uint8Range(0, 3).Draw(t, "dgst"), rapid.Uint8Range(0, 31).Draw(t, "hpda")
-		queue := ioQueue(rapid.IntRange(3, 20).Draw(t, "entries"), rapid.Bool().Draw(t, "noflow"))
+		queue := qpairtest.IOQueue(rapid.IntRange(3, 20).Draw(t, "entries"), rapid.Bool().Draw(t, "noflow"))
 		fresh := func() *driver {
 			d := newDriver(config)
-			d.auto = true
+			d.Auto = true
 			d.attach(queue, hpda, dgst)
 			return d
 		}
@@ -116,16 +117,16 @@ func TestSplittingTheStreamChangesNothing(t *testing.T) {
 					piece = piece[k:]
 				}
 			}
-			cut.refuse = scarce && rapid.Bool().Draw(t, "refuse")
+			cut.Refuse = scarce && rapid.Bool().Draw(t, "refuse")
 			cut.receive(piece)
 			if cut.c.Stalled() {
-				cut.refuse = false
+				cut.Refuse = false
 				cut.receive(nil)
 			}
 			cut.take()
 		}
 		if !equal(whole, cut) {
-			t.Fatalf("whole:\n%s%v\ncut:\n%s%v", whole.log.String(), whole.sent(), cut.log.String(), cut.sent())
+			t.Fatalf("whole:\n%s%v\ncut:\n%s%v", whole.Log.String(), whole.sent(), cut.Log.String(), cut.sent())
 		}
 		if text := cut.sent(); len(cut.unparsed) > 0 {
 			t.Fatalf("what was sent does not parse:\n%s", text)
@@ -145,14 +146,15 @@ func FuzzReceive(f *testing.F) {
 		}
 		return b
 	}
-	write := request{op: nvme.CmdWrite, cid: 1, nsid: 1, nlb: 1, inline: true, transfer: 512, data: pattern(1, 512)}
+	write := request{op: nvme.CmdWrite, cid: 1, nsid: 1, nlb: 1, inline: true, transfer: 512,
+		data: qpairtest.Pattern(1, 512)}
 	fetched := request{op: nvme.CmdWrite, cid: 2, nsid: 1, nlb: 1, transfer: 512}
 	read := request{op: nvme.CmdRead, cid: 3, nsid: 2, nlb: 1, transfer: 4096}
 	first := request{op: nvme.CmdCompare, cid: 4, nsid: 1, nlb: 1, transfer: 512, fuse: nvme.FuseFirst}
-	second := request{op: nvme.CmdWrite, cid: 5, nsid: 1, nlb: 1, inline: true, transfer: 512, data: pattern(5, 512),
-		fuse: nvme.FuseSecond}
+	second := request{op: nvme.CmdWrite, cid: 5, nsid: 1, nlb: 1, inline: true, transfer: 512,
+		data: qpairtest.Pattern(5, 512), fuse: nvme.FuseSecond}
 	dsm := request{op: nvme.CmdDSM, cid: 6, nsid: 1, inline: true, transfer: 16, data: make([]byte, 16)}
-	h2c := encode(in, pdu.TypeH2CData, pdu.FlagLast, dataHeader(2, 1<<11|1, 0, 512), pattern(2, 512), flaw{})
+	h2c := encode(in, pdu.TypeH2CData, pdu.FlagLast, dataHeader(2, 1<<11|1, 0, 512), qpairtest.Pattern(2, 512), flaw{})
 	f.Add(uint8(0), uint16(0), capsules(write, read, dsm))
 	f.Add(uint8(0), uint16(1), append(capsules(write, fetched), h2c...))
 	f.Add(uint8(4), uint16(100), append(capsules(write, fetched), h2c...))
@@ -160,7 +162,7 @@ func FuzzReceive(f *testing.F) {
 	f.Add(uint8(0), uint16(0), pdu.AppendTerm(nil, pdu.TypeH2CTermReq, &pdu.FatalError{FES: 1}, nil))
 	f.Add(uint8(8), uint16(0), capsules(connectRequest(9), read))
 	store := kvRequest(nvme.CmdKVStore, 7, 300)
-	store.inline, store.data = true, pattern(7, 300)
+	store.inline, store.data = true, qpairtest.Pattern(7, 300)
 	f.Add(uint8(0), uint16(77), capsules(store, kvRequest(nvme.CmdKVRetrieve, 8, 1000),
 		kvRequest(nvme.CmdKVList, 9, 64), kvRequest(nvme.CmdKVDelete, 10, 0), kvRequest(nvme.CmdKVStore, 11, 5000)))
 	for dgst := uint8(1); dgst < 4; dgst++ {
@@ -170,8 +172,8 @@ func FuzzReceive(f *testing.F) {
 	}
 	f.Fuzz(func(t *testing.T, flags uint8, cut uint16, stream []byte) {
 		d := newDriver(config)
-		d.auto = flags&16 == 0
-		queue := ioQueue(6, flags&4 != 0)
+		d.Auto = flags&16 == 0
+		queue := qpairtest.IOQueue(6, flags&4 != 0)
 		if flags&8 != 0 {
 			queue.QID, queue.Table = 0, nil
 		}
@@ -190,8 +192,8 @@ func FuzzReceive(f *testing.F) {
 				d.receive(stream[:n])
 			}
 			stream = stream[n:]
-			if n := d.c.Outstanding(); n < len(d.given) || n > 6 {
-				t.Fatalf("%d commands outstanding, of which the driver has %d", n, len(d.given))
+			if n := d.c.Outstanding(); n < len(d.Given) || n > 6 {
+				t.Fatalf("%d commands outstanding, of which the driver has %d", n, len(d.Given))
 			}
 		}
 		if text := d.sent(); len(d.unparsed) > 0 {
@@ -204,12 +206,12 @@ func FuzzReceive(f *testing.F) {
 		// the other halves of their pairs, at most the first of a fused pair is left.
 		d.c.Fetching(func(slot int) {
 			for _, i := range []int{slot, d.c.Pair(slot)} {
-				if i >= 0 && !slices.Contains(d.given, i) {
-					d.given = append(d.given, i)
+				if i >= 0 && !slices.Contains(d.Given, i) {
+					d.Given = append(d.Given, i)
 				}
 			}
 		})
-		for _, slot := range d.given {
+		for _, slot := range d.Given {
 			d.c.Respond(slot, nvme.TransientTransportError, 0)
 		}
 		if n := d.c.Outstanding(); n > 1 {
@@ -238,7 +240,7 @@ func (q *quiet) Execute(slot int) {
 }
 func (q *quiet) Admin(slot int) {
 	if !q.c.Connected() {
-		q.c.Attach(ioQueue(16, true))
+		q.c.Attach(qpairtest.IOQueue(16, true))
 	}
 	q.c.Respond(slot, nvme.Success, 0)
 }

@@ -11,18 +11,9 @@ import (
 	"jbofd/internal/nvme"
 	"jbofd/internal/nvmeof"
 	"jbofd/internal/nvmeof/qpair"
+	"jbofd/internal/nvmeof/qpair/qpairtest"
 	"jbofd/internal/nvmeof/tcp/pdu"
 )
-
-var opcodes = map[string]uint8{"read": nvme.CmdRead, "write": nvme.CmdWrite, "compare": nvme.CmdCompare,
-	"flush":  nvme.CmdFlush,
-	"zeroes": nvme.CmdWriteZeroes, "dsm": nvme.CmdDSM, "verify": nvme.CmdVerify, "uncorrectable": nvme.CmdWriteUncorr,
-	"identify": nvme.AdminIdentify, "keepalive": nvme.AdminKeepAlive, "aer": nvme.AdminAsyncEvent,
-	"security-send": 0x81, "timestamp": nvme.AdminSetFeatures}
-
-var statuses = map[string]nvme.Status{"success": nvme.Success, "internal": nvme.InternalError | nvme.DNR,
-	"media":   nvme.UnrecoveredReadError | nvme.DNR,
-	"aborted": nvme.AbortRequested, "transport": nvme.TransientTransportError}
 
 // TestTranscripts plays conversations between a host and the machine. Lines with <- are PDUs to the host; the others
 // are calls of the driver. Run with
@@ -74,7 +65,8 @@ func step(t *testing.T, dp **driver, td *datadriven.TestData) string {
 		*dp = d
 		switch td.Cmd {
 		case "queue":
-			d.attach(ioQueue(num("entries", 8), td.HasArg("noflow")), uint8(num("hpda", 0)), uint8(num("dgst", 0)))
+			d.attach(qpairtest.IOQueue(num("entries", 8), td.HasArg("noflow")), uint8(num("hpda", 0)),
+				uint8(num("dgst", 0)))
 		case "admin-queue":
 			d.attach(qpair.Attachment{Entries: num("entries", 8)}, uint8(num("hpda", 0)), uint8(num("dgst", 0)))
 		}
@@ -88,12 +80,12 @@ func step(t *testing.T, dp **driver, td *datadriven.TestData) string {
 		}
 		send(d.capsule(r, wrong))
 	case "attach":
-		n := d.c.Attach(ioQueue(num("entries", 8), td.HasArg("noflow")))
-		d.say("%d slots", n)
-		delete(d.bufs, 0)
+		n := d.c.Attach(qpairtest.IOQueue(num("entries", 8), td.HasArg("noflow")))
+		d.Say("%d slots", n)
+		delete(d.Bufs, 0)
 		d.c.Respond(0, nvme.Success, 1)
 	case "command": // op= cid= [nsid slba nlb fuse inline|data transfer]
-		r := request{op: opcodes[word("op")], cid: uint16(num("cid", 0)), nsid: uint32(num("nsid", 1)),
+		r := request{op: qpairtest.Opcodes[word("op")], cid: uint16(num("cid", 0)), nsid: uint32(num("nsid", 1)),
 			slba: uint64(num("slba", 0)), nlb: uint32(num("nlb", 1)),
 			fuse: nvme.Fuse(num("fuse", 0)), inline: td.HasArg("inline")}
 		size := r.nlb * map[uint32]uint32{1: 512, 2: 4096}[r.nsid]
@@ -112,7 +104,7 @@ func step(t *testing.T, dp **driver, td *datadriven.TestData) string {
 		if r.inline {
 			held = int(r.transfer)
 		}
-		r.data = pattern(num("seed", int(r.cid)), num("data", held))
+		r.data = qpairtest.Pattern(num("seed", int(r.cid)), num("data", held))
 		r.change = func(e *nvme.SQE) {
 			if word("op") == "timestamp" {
 				e.Features().SetFID(nvme.FIDTimestamp)
@@ -142,7 +134,8 @@ func step(t *testing.T, dp **driver, td *datadriven.TestData) string {
 		}
 		n, off := num("len", 0), num("off", 0)
 		header := dataHeader(uint16(num("cid", 0)), uint16(num("ttag", 0)), uint32(off), uint32(num("datal", n)))
-		send(encode(d.in, pdu.TypeH2CData, flags, header, pattern(num("seed", num("cid", 0)), off+n)[off:], wrong))
+		data := qpairtest.Pattern(num("seed", num("cid", 0)), off+n)[off:]
+		send(encode(d.in, pdu.TypeH2CData, flags, header, data, wrong))
 	case "term":
 		send(pdu.AppendTerm(nil, pdu.TypeH2CTermReq,
 			&pdu.FatalError{FES: pdu.FES(num("fes", 1)), FEI: uint32(num("fei", 0))}, make([]byte, num("quote", 0))))
@@ -158,54 +151,54 @@ func step(t *testing.T, dp **driver, td *datadriven.TestData) string {
 			uint8(num("pdo", 0)), uint32(num("plen", 8)))
 		send(b)
 	case "fetch":
-		d.fetch(num("slot", 0))
+		d.Fetch(num("slot", 0))
 	case "respond":
 		if slot := num("slot", 0); word("status") == "" {
-			d.finish(slot)
+			d.Finish(slot)
 		} else {
-			delete(d.bufs, slot)
-			d.c.Respond(slot, statuses[word("status")], uint64(num("result", 0)))
+			delete(d.Bufs, slot)
+			d.c.Respond(slot, qpairtest.Statuses[word("status")], uint64(num("result", 0)))
 		}
 	case "data":
 		s := d.c.Slot(num("slot", 0))
 		n := int(s.Plan.ToHost)
 		if n == 0 {
-			n = len(d.bufs[num("slot", 0)])
+			n = len(d.Bufs[num("slot", 0)])
 		}
-		if !d.c.RespondData(num("slot", 0), pattern(int(s.SQE.CID()), n), uint64(num("result", 0))) {
-			d.say("data not sent")
+		if !d.c.RespondData(num("slot", 0), qpairtest.Pattern(int(s.SQE.CID()), n), uint64(num("result", 0))) {
+			d.Say("data not sent")
 		}
-		delete(d.bufs, num("slot", 0))
+		delete(d.Bufs, num("slot", 0))
 	case "credits":
 		d.c.SetCredits(!td.HasArg("off"))
 	case "abort":
 		slot, ok := d.c.Find(uint16(num("cid", 0)))
 		if !ok {
-			d.say("not found")
+			d.Say("not found")
 			break
 		}
 		d.c.Abort(slot, nvme.AbortRequested)
-		d.say("slot %d aborted", slot)
+		d.Say("slot %d aborted", slot)
 	case "lost":
-		d.c.Fetching(func(slot int) { d.say("slot %d is with the driver again", slot) })
+		d.c.Fetching(func(slot int) { d.Say("slot %d is with the driver again", slot) })
 	case "memory":
-		d.refuse = td.HasArg("none")
+		d.Refuse = td.HasArg("none")
 	case "pause":
-		d.paused = true
+		d.Pause = true
 	case "resume":
-		d.paused = false
+		d.Pause = false
 	case "again":
 	case "namespaces": // another view: namespace 1 with blocks of 4096 bytes
 		d.c.SetTable(nvmeof.NewNamespaceTable([]*nvmeof.Namespace{{NSID: 1, OffsetBytes: 8 << 20, SizeBytes: 1 << 20,
-			BlockShift: 12, ANAState: nvme.ANAStateOptimized}}, hostNQN))
+			BlockShift: 12, ANAState: nvme.ANAStateOptimized}}, qpairtest.HostNQN))
 	default:
 		td.Fatalf(t, "unknown command %q", td.Cmd)
 	}
 	if td.Cmd == "again" || td.Cmd == "memory" || td.Cmd == "resume" {
 		d.receive(nil)
 	}
-	s := d.log.String() + d.sent()
-	d.log.Reset()
+	s := d.Log.String() + d.sent()
+	d.Log.Reset()
 	if d.c.Stalled() {
 		s += fmt.Sprintf("stalled with %d bytes waiting\n", len(d.unused))
 	} else if len(d.unused) > 0 && !d.c.Closed() {

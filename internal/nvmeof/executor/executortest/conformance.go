@@ -56,6 +56,7 @@ func Conformance(t *testing.T, subject func(t testing.TB) *Subject) {
 		{"what is written is read", writtenAndRead},
 		{"a batch is done once each", batches},
 		{"abort of what waits for memory", abortWithoutMemory},
+		{"reads wait for memory", readsWithoutMemory},
 		{"abort of what waits for its turn", abortQueued},
 		{"abort of what has started", abortStarted},
 		{"abort of what awaits data", abortFetching},
@@ -187,6 +188,31 @@ func abortWithoutMemory(t *testing.T, s *Subject, p *port) {
 	if p.abort(c) {
 		t.Error("a command is aborted after its end")
 	}
+}
+
+// readsWithoutMemory: an executor may ask for the memory of a read at another time than for that of a write. One read
+// that waits is taken out, and one is carried out when there is memory.
+func readsWithoutMemory(t *testing.T, s *Subject, p *port) {
+	out, stays := p.slots[0], p.slots[1]
+	p.begin(true, out, stays)
+	p.finish(nvme.Success, out, stays)
+	giveBack := takeMemory(p)
+	waits := s.Pool.Stats().Waits
+	p.begin(false, out, stays)
+	for deadline := time.Now().Add(eventTimeout); s.Pool.Stats().Waits < waits+2; {
+		if time.Now().After(deadline) {
+			t.Fatal("reads do not wait for memory")
+		}
+		time.Sleep(time.Millisecond)
+	}
+	if !p.abort(out) {
+		t.Error("a read that waits for memory is not taken out")
+	}
+	p.await(done, out)
+	want(t, out, nvme.AbortRequested)
+	giveBack()
+	p.finish(nvme.Success, stays)
+	want(t, stays, nvme.Success)
 }
 
 func abortQueued(t *testing.T, s *Subject, p *port) {

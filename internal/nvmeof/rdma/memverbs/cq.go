@@ -96,11 +96,11 @@ func (q *cq) Poll(dst []verbs.WC) (int, error) { // hot: 0 allocs
 }
 
 // free frees the queue places that the completion covers.
-func (c *entry) free() {
-	if c.recvs != nil {
-		c.recvs.used--
+func (e *entry) free() {
+	if e.recvs != nil {
+		e.recvs.used--
 	} else {
-		c.e.freed = max(c.e.freed, c.sent)
+		e.e.freed = max(e.e.freed, e.sent)
 	}
 }
 
@@ -196,6 +196,9 @@ func (q *cq) expire() {
 	q.noticed.Broadcast()
 }
 
+// Close destroys the queue and wakes its waiters. Idempotent.
+//
+// Errors: queue pairs still use it.
 func (q *cq) Close() error {
 	n := q.domain.net
 	n.mu.Lock()

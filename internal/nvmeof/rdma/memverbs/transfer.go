@@ -106,28 +106,28 @@ func (e *Endpoint) message(s *sendRequest) (verbs.WCStatus, bool) { // hot: 0 al
 }
 
 // receive fills a receive of the endpoint and its completion. It returns the sender's status.
-func (p *Endpoint) receive(sent *verbs.SendWR, wr *verbs.RecvWR, src []byte, wc *verbs.WC) verbs.WCStatus {
+func (e *Endpoint) receive(sent *verbs.SendWR, wr *verbs.RecvWR, src []byte, wc *verbs.WC) verbs.WCStatus {
 	if sent.Len > wr.Len {
 		wc.Status = verbs.StatusLocalLength
 		return verbs.StatusRemoteInvalid
 	}
-	dst, ok := p.domain.local(wr.LKey, wr.Addr, wr.Len, verbs.LocalWrite)
+	dst, ok := e.domain.local(wr.LKey, wr.Addr, wr.Len, verbs.LocalWrite)
 	if !ok {
 		wc.Status = verbs.StatusLocalProt
 		return verbs.StatusRemoteOp
 	}
 	if sent.Op == verbs.OpSendInvalidate {
-		r := p.domain.net.rkeys[sent.RKey]
-		if r == nil || r.domain != p.domain {
+		r := e.domain.net.rkeys[sent.RKey]
+		if r == nil || r.domain != e.domain {
 			wc.Status = verbs.StatusRemoteInvalid
 			return verbs.StatusRemoteInvalid
 		}
-		delete(p.domain.net.rkeys, sent.RKey)
+		delete(e.domain.net.rkeys, sent.RKey)
 		wc.Invalidated, wc.RKey = true, sent.RKey
 	}
 	copy(dst, src)
 	wc.Op, wc.Len = verbs.OpRecv, sent.Len
-	p.stats.Recvs++
-	p.dev.provider.stats.Recvs++
+	e.stats.Recvs++
+	e.dev.provider.stats.Recvs++
 	return verbs.StatusOK
 }

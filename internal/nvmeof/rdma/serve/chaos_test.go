@@ -121,7 +121,7 @@ func newChaos(t *testing.T, seed uint64) *chaos {
 		s.wrap = c.tap.wrap
 	})
 	c.store = kvtest.NewStore()
-	c.addKV(c.store)
+	c.AddKV(kvNSID, c.store)
 	c.strangers = c.net.NewProvider(memverbs.DeviceConfig{Addr: netip.MustParseAddr("10.0.0.3")})
 	for i := range 3 {
 		o := c.options()
@@ -208,8 +208,8 @@ func (c *chaos) fault() {
 		c.store.Release()
 	case n < 98:
 		what = "table"
-		c.state.Subsystems[0].Model = fmt.Sprint("test", n)
-		c.service.Apply(c.state)
+		c.State.Subsystems[0].Model = fmt.Sprint("test", n)
+		c.Service.Apply(c.State)
 	default:
 		what = "removal"
 		c.removed = true
@@ -255,7 +255,7 @@ func (c *chaos) checkHosts() {
 	wg.Wait()
 	// Commands of a connection that the host has given up may be executed until the target has ended it, too.
 	eventually(c.t, "the end of all other connections",
-		func() bool { return len(c.service.Conns()) == want && c.server.Stats().Held == 0 })
+		func() bool { return len(c.Service.Conns()) == want && c.server.Stats().Held == 0 })
 	for _, w := range c.workers {
 		wg.Go(func() { w.check() })
 	}
@@ -297,7 +297,7 @@ func (c *chaos) end() {
 	} else {
 		closeHosts()
 		eventually(t, "the end of all connections",
-			func() bool { return len(c.service.Conns()) == 0 && c.target.Counts().QPs == 0 })
+			func() bool { return len(c.Service.Conns()) == 0 && c.target.Counts().QPs == 0 })
 		ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
 		defer cancel()
 		c.server.Drain(ctx)

@@ -73,7 +73,7 @@ func TestVerbsPerCommandAreMinimal(t *testing.T) {
 			l := newLoad(t, r.connect(t, o), tc.opcode, tc.bytes, 8)
 			const n = 400
 			got := r.verbsOf(t, n, func() {
-				if err := l.run(n); err != nil {
+				if err := l.Run(n); err != nil {
 					t.Fatal(err)
 				}
 			})
@@ -125,7 +125,7 @@ func TestRegisteredMemoryIsThePoolOnceAndAChunkOfEachKind(t *testing.T) {
 	o := r.options()
 	o.QPairs, o.QueueDepth = 1, 8
 	l := newLoad(t, r.connect(t, o), client.OpRead, 4096, 8)
-	if err := l.run(100); err != nil {
+	if err := l.Run(100); err != nil {
 		t.Fatal(err)
 	}
 	const (
@@ -161,7 +161,7 @@ func TestAnIdleTargetDoesNotPoll(t *testing.T) {
 	o := r.options()
 	o.QPairs, o.QueueDepth, o.KATO = 1, 1, -1
 	l := newLoad(t, r.connect(t, o), client.OpRead, 4096, 1)
-	if err := l.run(100); err != nil {
+	if err := l.Run(100); err != nil {
 		t.Fatal(err)
 	}
 	r.settle(t)

@@ -43,12 +43,15 @@ func awaitHeld(t *testing.T, dev *fault.Device) {
 	}
 }
 
-// adminOnly connects a host without I/O queues, which are left to raw ones, and without a keep alive timer.
-func (r *rig) adminOnly(t *testing.T) *client.Controller {
+// adminOptions are those of a host without I/O queues, which are left to raw ones, and without a keep alive timer.
+func (r *rig) adminOptions() client.Options {
 	o := r.options()
 	o.Queues, o.QPairs, o.QueueDepth, o.KATO = 0, 2, 8, -1
-	return r.connect(t, o)
+	return o
 }
+
+// adminOnly connects a host with adminOptions.
+func (r *rig) adminOnly(t *testing.T) *client.Controller { return r.connect(t, r.adminOptions()) }
 
 func csts(t *testing.T, c *client.Controller) nvme.CSTS {
 	t.Helper()
@@ -78,6 +81,18 @@ func write(t *testing.T, h *rawhost.Host, fill byte) {
 	if err := h.Send(e[:]); err != nil {
 		t.Fatal(err)
 	}
+}
+
+// heldWrite is a heldRig, whose drive has a write of block 0, filled with a byte, from queue h of association c.
+func heldWrite(t *testing.T, fill byte) (r *rig, dev *fault.Device, c *client.Controller, h *rawhost.Host) {
+	t.Helper()
+	r, dev = heldRig(t)
+	c = r.adminOnly(t)
+	h = r.resolve(t)
+	h.Join(association(t, c), 2)
+	write(t, h, fill)
+	awaitHeld(t, dev)
+	return r, dev, c, h
 }
 
 // first reads the first byte of block 0 through a host of its own.
@@ -112,12 +127,7 @@ func (r *rig) newWriteStays(t *testing.T, c *client.Controller) {
 
 func TestOldWritesNeverLandAfterAReset(t *testing.T) {
 	t.Parallel()
-	r, dev := heldRig(t)
-	c := r.adminOnly(t)
-	h := r.resolve(t)
-	h.Join(association(t, c), 2)
-	write(t, h, 'o')
-	awaitHeld(t, dev)
+	r, dev, c, _ := heldWrite(t, 'o')
 	setCC(t, c, 0)
 	if s := csts(t, c); !s.RDY() || s.CFS() {
 		t.Errorf("CSTS %#x while a write is at the drive, want RDY", uint32(s))
@@ -130,28 +140,21 @@ func TestOldWritesNeverLandAfterAReset(t *testing.T) {
 
 func TestOldWritesNeverLandAfterALostConnection(t *testing.T) {
 	t.Parallel()
-	r, dev := heldRig(t)
-	o := r.options()
-	o.Queues, o.QPairs, o.QueueDepth, o.KATO = 0, 2, 8, -1
-	c := r.connect(t, o)
-	h := r.resolve(t)
-	h.Join(association(t, c), 2)
-	write(t, h, 'o')
-	awaitHeld(t, dev)
+	r, dev, c, _ := heldWrite(t, 'o')
 	_ = c.Close()
 	eventually(t, "the end of the association",
-		func() bool { _, controllers, _ := r.service.Counts(); return controllers == 0 })
+		func() bool { _, controllers, _ := r.Service.Counts(); return controllers == 0 })
 
 	connected := make(chan *client.Controller)
 	go func() {
-		c, err := client.Connect(context.WithoutCancel(t.Context()), o)
+		c, err := client.Connect(context.WithoutCancel(t.Context()), r.adminOptions())
 		if err != nil {
 			t.Errorf("Connect: %v", err)
 		}
 		connected <- c
 	}()
-	eventually(t, "a Connect that waits", func() bool { conns, _, _ := r.service.Counts(); return conns == 2 })
-	if _, controllers, _ := r.service.Counts(); controllers != 0 {
+	eventually(t, "a Connect that waits", func() bool { conns, _, _ := r.Service.Counts(); return conns == 2 })
+	if _, controllers, _ := r.Service.Counts(); controllers != 0 {
 		t.Error("the host is let in while a write of its old association is at the drive")
 	}
 	dev.Release()
@@ -166,12 +169,7 @@ func TestOldWritesNeverLandAfterALostConnection(t *testing.T) {
 // TestAConnectBeforeTheLossIsReportedWaits: the host has lost its admin queue, but the provider has not reported that
 // to the target yet when the host connects again.
 func TestAConnectBeforeTheLossIsReportedWaits(t *testing.T) {
-	r, dev := heldRig(t)
-	c := r.adminOnly(t)
-	h := r.resolve(t)
-	h.Join(association(t, c), 2)
-	write(t, h, 'o')
-	awaitHeld(t, dev)
+	r, dev, c, _ := heldWrite(t, 'o')
 	var hosts, targets []*memverbs.Endpoint
 	for _, e := range r.net.Endpoints() {
 		if e.Passive() {
@@ -182,7 +180,7 @@ func TestAConnectBeforeTheLossIsReportedWaits(t *testing.T) {
 		}
 	}
 	controllers := func() int {
-		_, n, _ := r.service.Counts()
+		_, n, _ := r.Service.Counts()
 		return n
 	}
 	if err := hosts[0].Disconnect(); err != nil { // the admin queue's; the host connects again by itself
@@ -205,12 +203,7 @@ func TestAConnectBeforeTheLossIsReportedWaits(t *testing.T) {
 
 func TestShutdownDrainsAndFlushes(t *testing.T) {
 	t.Parallel()
-	r, dev := heldRig(t)
-	c := r.adminOnly(t)
-	h := r.resolve(t)
-	h.Join(association(t, c), 2)
-	write(t, h, 'a')
-	awaitHeld(t, dev)
+	r, dev, c, h := heldWrite(t, 'a')
 	setCC(t, c, enabled.WithSHN(nvme.SHNNormal))
 	if s := csts(t, c); s.SHST() != 1 {
 		t.Errorf("SHST %d while a write is at the drive, want 1", s.SHST())
@@ -231,12 +224,7 @@ func TestShutdownDrainsAndFlushes(t *testing.T) {
 
 func TestDisconnectIsAnsweredAfterTheDrain(t *testing.T) {
 	t.Parallel()
-	r, dev := heldRig(t)
-	c := r.adminOnly(t)
-	h := r.resolve(t)
-	h.Join(association(t, c), 2)
-	write(t, h, 'a')
-	awaitHeld(t, dev)
+	r, dev, c, h := heldWrite(t, 'a')
 	var e nvme.SQE
 	e.InitDisconnect()
 	e.SetCID(99)

@@ -92,7 +92,7 @@ func TestReceivesThatCannotBePostedAreNotLost(t *testing.T) {
 	o := r.options()
 	o.QPairs, o.QueueDepth, o.KATO = 1, 128, -1
 	l := newLoad(t, r.connect(t, o), client.OpWrite, 4096, 128)
-	if err := l.run(2000); err != nil {
+	if err := l.Run(2000); err != nil {
 		t.Fatal(err)
 	}
 	check(200)

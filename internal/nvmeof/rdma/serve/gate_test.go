@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"jbofd/internal/nvmeof/rdma/verbs"
+	"jbofd/internal/testutil/ioload"
 )
 
 // gated is a provider whose completion queues hold completions back until a whole batch is there, and
@@ -142,25 +143,25 @@ func (r *rig) cost(g *gated) cost {
 		r.server.Stats().Doorbells}
 }
 
-func (a cost) minus(b cost) cost {
-	return cost{a.polls - b.polls, a.completions - b.completions, a.sends - b.sends, a.sendWRs - b.sendWRs,
-		a.recvs - b.recvs, a.recvWRs - b.recvWRs, a.doorbells - b.doorbells}
+func (c cost) minus(b cost) cost {
+	return cost{c.polls - b.polls, c.completions - b.completions, c.sends - b.sends, c.sendWRs - b.sendWRs,
+		c.recvs - b.recvs, c.recvWRs - b.recvWRs, c.doorbells - b.doorbells}
 }
 
 // runBatch runs one batch of commands, whose completions come to the target in batches of their
 // number, and returns what the target has done for it.
-func (r *rig) runBatch(t *testing.T, g *gated, l *load, rounds int64) cost {
+func (r *rig) runBatch(t *testing.T, g *gated, l *ioload.Blocks, rounds int64) cost {
 	t.Helper()
-	if err := l.run(len(l.bufs)); err != nil { // what happens once: registration, metrics
+	if err := l.Run(len(l.Bufs)); err != nil { // what happens once: registration, metrics
 		t.Fatal(err)
 	}
 	r.settle(t)
 	before := r.cost(g)
-	g.batch.Store(int32(len(l.bufs)))
-	if err := l.run(len(l.bufs)); err != nil {
+	g.batch.Store(int32(len(l.Bufs)))
+	if err := l.Run(len(l.Bufs)); err != nil {
 		t.Fatal(err)
 	}
-	want := rounds * int64(len(l.bufs))
+	want := rounds * int64(len(l.Bufs))
 	eventually(t, "the completions of the batch", func() bool { return r.cost(g).minus(before).completions == want })
 	g.batch.Store(0)
 	return r.cost(g).minus(before)

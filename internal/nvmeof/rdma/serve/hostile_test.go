@@ -182,7 +182,7 @@ func TestReceiveQueueExhausted(t *testing.T) {
 		o.QPairs, o.QueueDepth = 1, 64
 		l := newLoad(t, r.connect(t, o), client.OpWrite, 4096, 64)
 		wg.Go(func() {
-			if err := l.run(2000); err != nil {
+			if err := l.Run(2000); err != nil {
 				t.Error(err)
 			}
 		})
@@ -314,7 +314,7 @@ func TestCloseUnderLoadLeavesNothing(t *testing.T) {
 			o.QPairs, o.QueueDepth, o.CtrlLossTimeout = 1, 16, -1
 			l := newLoad(t, r.connect(t, o), client.OpWrite, 16384, 16)
 			wg.Go(func() {
-				if err := l.run(1 << 30); err == nil {
+				if err := l.Run(1 << 30); err == nil {
 					t.Error("the load has ended by itself")
 				}
 			})

@@ -9,10 +9,10 @@ import (
 
 	"jbofd/client"
 	"jbofd/internal/nvme"
-	"jbofd/internal/nvmeof"
 	"jbofd/internal/nvmeof/rdma/verbs"
 	"jbofd/internal/nvmeof/target/kvtest"
 	"jbofd/internal/testutil/allocs"
+	"jbofd/internal/testutil/ioload"
 )
 
 // kvNSID is the namespace of keys and values beside the blocks of namespace 1.
@@ -22,16 +22,8 @@ const kvNSID = 9
 func kvRig(t testing.TB, change func(*setup)) (*rig, *kvtest.Store) {
 	t.Helper()
 	r, s := newRig(t, change), kvtest.NewStore()
-	r.addKV(s)
+	r.AddKV(kvNSID, s)
 	return r, s
-}
-
-func (r *rig) addKV(s *kvtest.Store) {
-	r.state.Subsystems[0].Namespaces = append(r.state.Subsystems[0].Namespaces,
-		&nvmeof.Namespace{NSID: kvNSID, CSI: nvme.CSIKV, SizeBytes: testBytes,
-			OffsetBytes: testBytes, Partition: r.service.AddPartition(s), MaxValueBytes: kvtest.MaxValue, ANAGroup: 1,
-			ANAState: nvme.ANAStateOptimized})
-	r.service.Apply(r.state)
 }
 
 func TestKeysAndValuesOverRDMA(t *testing.T) {
@@ -42,82 +34,20 @@ func TestKeysAndValuesOverRDMA(t *testing.T) {
 		}
 		o := r.options()
 		o.QPairs, o.Credits = 1, mode
-		l := newKVLoad(t, r.connect(t, o), kvtest.MaxValue, 1)
+		q, bufs := openLoaded(t, r.connect(t, o), kvtest.MaxValue, 1)
+		comps := make([]client.Completion, 1)
 		kvtest.Conformance(t, s, kvNSID, func(e nvme.SQE, data []byte) (uint64, nvme.Status) {
-			b := l.bufs[0][:copy(l.bufs[0], data)]
-			if n, err := l.q.Submit([]client.Command{{SQE: e, Data: b}}); n != 1 {
+			b := bufs[0][:copy(bufs[0], data)]
+			if n, err := q.Submit([]client.Command{{SQE: e, Data: b}}); n != 1 {
 				t.Fatal(err)
 			}
-			if n, err := l.q.Poll(l.comps, 20*time.Second); n != 1 {
+			if n, err := q.Poll(comps, 20*time.Second); n != 1 {
 				t.Fatal(err)
 			}
 			copy(data, b)
-			return l.comps[0].Result, l.comps[0].Status
+			return comps[0].Result, comps[0].Status
 		})
 	}
-}
-
-// kvLoad keeps commands outstanding.
-type kvLoad struct {
-	q     *client.QPair
-	bufs  [][]byte
-	cmds  []client.Command
-	comps []client.Completion
-}
-
-// newKVLoad opens a queue pair with buffers that need no copy.
-func newKVLoad(t testing.TB, c *client.Controller, bytes, depth int) *kvLoad {
-	t.Helper()
-	q, err := c.OpenQPair(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
-	l := &kvLoad{q: q, cmds: make([]client.Command, 0, depth), comps: make([]client.Completion, depth)}
-	for range depth {
-		b, free, err := c.AllocBuffer(max(bytes, 4096))
-		if err != nil {
-			t.Fatal(err)
-		}
-		t.Cleanup(func() { _ = free() })
-		l.bufs = append(l.bufs, b[:bytes])
-	}
-	t.Cleanup(func() { _ = q.Close() })
-	return l
-}
-
-// run executes n commands, of which set makes the i-th with buffer b.
-func (l *kvLoad) run(n int, set func(c *client.Command, i int, b []byte)) error {
-	issued, done := 0, 0
-	add := func(tag uint64) {
-		l.cmds = append(l.cmds, client.Command{Tag: tag})
-		set(&l.cmds[len(l.cmds)-1], issued, l.bufs[tag])
-		issued++
-	}
-	for tag := range min(len(l.bufs), n) {
-		add(uint64(tag))
-	}
-	for done < n {
-		if len(l.cmds) > 0 {
-			if _, err := l.q.Submit(l.cmds); err != nil {
-				return err
-			}
-			l.cmds = l.cmds[:0]
-		}
-		k, err := l.q.Poll(l.comps, 20*time.Second)
-		if err != nil || k == 0 {
-			return fmt.Errorf("%d of %d are done: %w", done, n, err)
-		}
-		for _, c := range l.comps[:k] {
-			if !c.Status.OK() {
-				return fmt.Errorf("command %d: %v", c.Tag, c.Status)
-			}
-			done++
-			if issued < n {
-				add(c.Tag)
-			}
-		}
-	}
-	return nil
 }
 
 func TestCommandsForAPartitionAllocateNothing(t *testing.T) {
@@ -134,10 +64,11 @@ func TestCommandsForAPartitionAllocateNothing(t *testing.T) {
 			s.Set("key", make([]byte, max(x.bytes, 1000)))
 			o := r.options()
 			o.QPairs, o.QueueDepth = 1, x.depth
-			l := newKVLoad(t, r.connect(t, o), x.bytes, x.depth)
+			q, bufs := openLoaded(t, r.connect(t, o), x.bytes, x.depth)
+			l := ioload.New(q, x.depth)
 			e := kvtest.Command(x.opcode, kvNSID, "key", x.bytes)
-			set := func(c *client.Command, _ int, b []byte) { c.SQE, c.Data = e, b }
-			allocs.None(t, func(n int) error { return l.run(n, set) })
+			set := func(c *client.Command, _ int) { c.SQE, c.Data = e, bufs[c.Tag] }
+			allocs.None(t, func(n int) error { return l.Run(n, set) })
 		})
 	}
 }
@@ -151,9 +82,10 @@ func TestLargeValuesWaitForMemory(t *testing.T) {
 	for w := range 3 {
 		o := r.options()
 		o.QPairs, o.QueueDepth = 1, 16
-		l := newKVLoad(t, r.connect(t, o), kvtest.MaxValue, 16)
+		q, bufs := openLoaded(t, r.connect(t, o), kvtest.MaxValue, 16)
 		wg.Go(func() {
-			err := l.run(200, func(c *client.Command, i int, b []byte) {
+			err := ioload.New(q, 16).Run(200, func(c *client.Command, i int) {
+				b := bufs[c.Tag]
 				switch (i + w) % 4 {
 				case 0:
 					c.SQE, c.Data = kvtest.Command(nvme.CmdKVStore, kvNSID, fmt.Sprint("key", w), len(b)), b
@@ -187,19 +119,20 @@ func TestBuffersStayWithThePartitionWhenTheHostIsGone(t *testing.T) {
 			o := r.options()
 			o.QPairs, o.QueueDepth, o.CtrlLossTimeout = 1, 32, -1
 			c := r.connect(t, o)
-			l := newKVLoad(t, c, bytes, 32)
+			q, bufs := openLoaded(t, c, bytes, 32)
+			var cmds []client.Command
 			for i := range 32 {
-				l.cmds = append(l.cmds,
+				cmds = append(cmds,
 					client.Command{SQE: kvtest.Command([]uint8{nvme.CmdKVStore, nvme.CmdKVList}[i%2], kvNSID, "key",
-						bytes), Data: l.bufs[i]})
+						bytes), Data: bufs[i]})
 			}
-			if n, err := l.q.Submit(l.cmds); n != len(l.cmds) {
+			if n, err := q.Submit(cmds); n != len(cmds) {
 				t.Fatalf("submitted %d: %v", n, err)
 			}
 			with := 0
 			eventually(t, "all are with the partition or wait", func() bool {
 				with = s.Waiting()
-				return with+int(r.pool.Stats().Waits) == len(l.cmds) // none of those that wait gets any
+				return with+int(r.Pool.Stats().Waits) == len(cmds) // none of those that wait gets any
 			})
 			if err := c.Close(); err != nil {
 				t.Log(err)
@@ -211,8 +144,8 @@ func TestBuffersStayWithThePartitionWhenTheHostIsGone(t *testing.T) {
 				closed.Store(true)
 				close(done)
 			}()
-			eventually(t, "others are closed", func() bool { n, _, _ := r.service.Counts(); return n <= 1 })
-			if got := r.pool.Stats().InUseBytes; closed.Load() || got < int64(with*bytes) {
+			eventually(t, "others are closed", func() bool { n, _, _ := r.Service.Counts(); return n <= 1 })
+			if got := r.Pool.Stats().InUseBytes; closed.Load() || got < int64(with*bytes) {
 				t.Errorf("closed %t, %d bytes are in use while the partition works with %d", closed.Load(), got,
 					with*bytes)
 			}

@@ -79,7 +79,7 @@ func (r *rig) logged(t *testing.T, words ...string) string {
 // metric returns a counter or gauge with these labels' values.
 func (r *rig) metric(t *testing.T, name string, labels ...string) float64 {
 	t.Helper()
-	families, err := r.tel.Gatherer().Gather()
+	families, err := r.Telemetry.Gatherer().Gather()
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -5,34 +5,27 @@ import (
 	"context"
 	"errors"
 	"flag"
-	"fmt"
 	"log/slog"
 	"net/netip"
 	"testing"
 	"time"
 
 	"jbofd/client"
-	"jbofd/internal/bufpool"
-	"jbofd/internal/drive"
-	"jbofd/internal/nvme"
-	"jbofd/internal/nvmeof"
 	"jbofd/internal/nvmeof/rdma/memverbs"
 	"jbofd/internal/nvmeof/rdma/serve"
 	"jbofd/internal/nvmeof/rdma/verbs"
-	"jbofd/internal/nvmeof/target"
 	"jbofd/internal/nvmeof/target/connection"
+	"jbofd/internal/nvmeof/target/targettest"
 	"jbofd/internal/ssd"
-	"jbofd/internal/ssd/mem"
-	"jbofd/internal/telemetry"
 	"jbofd/internal/testutil/allocs"
+	"jbofd/internal/testutil/ioload"
 )
 
 const (
-	testNQN    = "nqn.2026-11.example.jbofd:test"
-	testBytes  = 64 << 20
-	blockBytes = 4096
-	// quiesceMS is how long the target waits for commands that a drive has.
-	quiesceMS = 3000
+	testNQN    = targettest.NQN
+	testBytes  = targettest.NamespaceBytes
+	blockBytes = targettest.BlockBytes
+	quiesceMS  = targettest.QuiesceMS
 )
 
 var seed = flag.Uint64("seed", 1, "of the network between host and target")
@@ -51,13 +44,10 @@ type rig struct {
 	host   *memverbs.Provider
 	// address is what hosts connect to, with rdma://.
 	address string
-	pool    *bufpool.Pool
-	server  *serve.Server
-	service *target.Service
-	tel     *telemetry.Telemetry
-	state   nvmeof.State
-	log     *logBook
-	device  memverbs.DeviceConfig // the target's
+	*targettest.Target
+	server *serve.Server
+	log    *logBook
+	device memverbs.DeviceConfig // the target's
 }
 
 // setup is what a test changes before the rig is built.
@@ -95,81 +85,42 @@ func (l *logBook) Handle(_ context.Context, r slog.Record) error {
 
 func newRig(t testing.TB, change func(*setup)) *rig {
 	t.Helper()
-	limits := nvmeof.Limits{MDTSBytes: 1 << 20, FusedBytes: 64 << 10}
 	s := setup{
 		network: memverbs.Config{Seed: *seed, Live: true},
 		listen:  netip.AddrPortFrom(targetAddr, 4420), buffers: 64 << 20, perHost: 512,
-		serve: serve.Config{Limits: limits, InCapsuleBytes: 8192, MaxEntries: 129, MaxIOQueues: 64, Receives: 1024,
-			Pollers:          2,
-			HandshakeTimeout: 10 * time.Second, StallTimeout: 10 * time.Second, SpinFor: 20 * time.Microsecond},
+		serve: serve.Config{Limits: targettest.Limits, InCapsuleBytes: 8192, MaxEntries: 129, MaxIOQueues: 64,
+			Receives: 1024, Pollers: 2, HandshakeTimeout: 10 * time.Second, StallTimeout: 10 * time.Second,
+			SpinFor: 20 * time.Microsecond},
 	}
 	if change != nil {
 		change(&s)
 	}
-	pool, err := bufpool.New(bufpool.Config{TotalBytes: s.buffers})
-	if err != nil {
-		t.Fatal(err)
-	}
-	if s.devices == nil {
-		dev, err := mem.Open(mem.Config{Name: "m0", SizeBytes: testBytes})
-		if err != nil {
-			t.Fatal(err)
-		}
-		s.devices = []ssd.Device{dev}
-	}
-	var owners []*drive.Drive
-	var namespaces []*nvmeof.Namespace
-	for i, dev := range s.devices {
-		own, err := drive.New(drive.Config{Device: dev, Pool: pool})
-		if err != nil {
-			t.Fatal(err)
-		}
-		owners = append(owners, own)
-		namespaces = append(namespaces, &nvmeof.Namespace{NSID: uint32(i + 1), SSD: i, SizeBytes: testBytes,
-			BlockShift: 12, ANAGroup: 1, ANAState: nvme.ANAStateOptimized})
-	}
-	machine := nvmeof.New(nvmeof.Config{Firmware: "test", Limits: limits, InCapsuleBytes: s.serve.InCapsuleBytes,
-		MaxEntries: s.serve.MaxEntries, MaxIOQueues: 64,
-		MaxControllers: 1024, MaxHosts: 1024, MaxDiscovery: 500, MaxDiscoveryPerPeer: 500, MaxDiscoveryKATOMS: 300_000,
-		MinKATOMS: 1000, QuiesceMS: quiesceMS, DiscoveryIdleMS: 120000})
-	start := time.Now()
-	service := target.New(target.Config{Target: machine, SSDs: owners, Pool: pool, Log: slog.New(slog.DiscardHandler),
-		Clock:  func() int64 { return int64(time.Since(start)) },
-		Events: target.Events{KeepAliveExpired: func(*nvmeof.Controller, time.Duration) {}}})
-	tel := telemetry.New(telemetry.Options{Version: "test", Node: "test"})
+	tt := targettest.New(t, targettest.Config{Devices: s.devices, PoolBytes: s.buffers,
+		InCapsuleBytes: s.serve.InCapsuleBytes, MaxEntries: s.serve.MaxEntries})
 	s.serve.Admission = connection.NewAdmission(connection.AdmissionLimits{Connections: 1024, PerHost: s.perHost,
-		Pending: 1024, PendingPerAddress: 1024}, tel)
+		Pending: 1024, PendingPerAddress: 1024}, tt.Telemetry)
 	n := memverbs.New(s.network)
 	s.attr.Name = "mem0"
 	device := memverbs.DeviceConfig{Addr: targetAddr, Attr: s.attr}
-	r := &rig{net: n, device: device, pool: pool, service: service, tel: tel,
+	r := &rig{Target: tt, net: n, device: device,
 		log:    &logBook{lines: make(chan string, 4096)},
 		target: n.NewProvider(device), host: n.NewProvider(memverbs.DeviceConfig{Addr: hostAddr, Attr: s.hostAttr})}
 	var provider verbs.Provider = r.target
 	if s.wrap != nil {
 		provider = s.wrap(provider)
 	}
-	r.server = serve.New(s.serve, provider, service, tel, slog.New(r.log))
+	r.server = serve.New(s.serve, provider, tt.Service, tt.Telemetry, slog.New(r.log))
 	l, err := r.server.Listen(s.listen)
 	if err != nil {
 		t.Fatal(err)
 	}
 	port := serve.PortFor(1, l.Addr())
 	r.address = "rdma://" + netip.AddrPortFrom(targetAddr, l.Addr().Port()).String()
-	r.state = nvmeof.State{Ports: []nvmeof.Port{port},
-		Subsystems: []nvmeof.SubsystemState{{NQN: testNQN, Serial: "1", Model: "test", AllowAnyHost: true,
-			Namespaces: namespaces}}}
-	service.Apply(r.state)
+	tt.Apply(port)
 	r.server.Serve(l, port)
 	t.Cleanup(func() {
 		r.server.Close()
-		service.Close()
-		for i, own := range owners {
-			if err := errors.Join(own.Close(), s.devices[i].Close()); err != nil {
-				t.Error(err)
-			}
-		}
-		pool.CloseTest(t)
+		tt.Close(t)
 		// Nothing is left over: no queue pair, memory region or connection identifier.
 		if got := r.target.Counts(); got != (verbs.Counts{}) {
 			t.Errorf("the target leaves %+v", got)
@@ -203,78 +154,32 @@ func (r *rig) connect(t testing.TB, o client.Options) *client.Controller {
 	return c
 }
 
-// load keeps depth commands outstanding until n have completed.
-type load struct {
-	q      *client.QPair
-	opcode uint8
-	bytes  int
-	bufs   [][]byte
-	cmds   []client.Command
-	comps  []client.Completion
-	lba    uint64
-}
-
-// newLoad opens a queue pair with buffers that need no copy.
-func newLoad(t testing.TB, c *client.Controller, opcode uint8, bytes, depth int) *load {
+// openLoaded opens a queue pair, and allocates a buffer that needs no copy for each command that may be outstanding.
+func openLoaded(t testing.TB, c *client.Controller, bytes, depth int) (*client.QPair, [][]byte) {
 	t.Helper()
 	q, err := c.OpenQPair(context.Background())
 	if err != nil {
 		t.Fatal(err)
 	}
-	l := &load{q: q, opcode: opcode, bytes: bytes, cmds: make([]client.Command, 0, depth),
-		comps: make([]client.Completion, depth)}
+	var bufs [][]byte
 	for range depth {
-		b, free, err := c.AllocBuffer(bytes)
+		b, free, err := c.AllocBuffer(max(bytes, blockBytes))
 		if err != nil {
 			t.Fatal(err)
 		}
 		t.Cleanup(func() { _ = free() })
-		l.bufs = append(l.bufs, b)
+		bufs = append(bufs, b[:bytes])
 	}
 	t.Cleanup(func() { _ = q.Close() })
-	return l
+	return q, bufs
 }
 
-func (l *load) add(tag int) {
-	l.cmds = l.cmds[:len(l.cmds)+1]
-	c := &l.cmds[len(l.cmds)-1]
-	*c = client.Command{Data: l.bufs[tag], Tag: uint64(tag)}
-	nlb := uint64(l.bytes / blockBytes)
-	client.SetRW(c, l.opcode, 1, l.lba*nlb, uint32(nlb))
-	l.lba = (l.lba + 1) % (testBytes / uint64(l.bytes))
-}
-
-func (l *load) run(n int) error {
-	issued, done := 0, 0
-	for tag := range l.bufs {
-		if issued < n {
-			l.add(tag)
-			issued++
-		}
-	}
-	for done < n {
-		if len(l.cmds) > 0 {
-			if _, err := l.q.Submit(l.cmds); err != nil {
-				return err
-			}
-			l.cmds = l.cmds[:0]
-		}
-		k, err := l.q.Poll(l.comps, -1)
-		if err != nil {
-			return err
-		}
-		for _, c := range l.comps[:k] {
-			if !c.Status.OK() {
-				return fmt.Errorf("I/O failed: %v", c.Status)
-			}
-			done++
-			if issued < n {
-				l.add(int(c.Tag))
-				issued++
-			}
-		}
-	}
-	return nil
+// newLoad makes a load of namespace 1.
+func newLoad(t testing.TB, c *client.Controller, opcode uint8, bytes, depth int) *ioload.Blocks {
+	t.Helper()
+	q, bufs := openLoaded(t, c, bytes, depth)
+	cfg := ioload.BlocksConfig{Opcode: opcode, BlockBytes: blockBytes, SizeBytes: testBytes}
+	return ioload.NewBlocks(q, cfg, bufs)
 }
 
 func TestReadsReturnWhatWasWritten(t *testing.T) {
@@ -319,7 +224,7 @@ func TestSteadyStateAllocatesNothing(t *testing.T) {
 			o := r.options()
 			o.QPairs, o.QueueDepth = 1, tc.depth
 			l := newLoad(t, r.connect(t, o), tc.opcode, tc.bytes, tc.depth)
-			allocs.None(t, l.run)
+			allocs.None(t, l.Run)
 		})
 	}
 }

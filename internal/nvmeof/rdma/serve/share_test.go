@@ -61,7 +61,7 @@ func TestOneTenantCannotHoldAllReceives(t *testing.T) {
 			}
 		}
 	}
-	eventually(t, "reads that wait for memory", func() bool { return r.pool.Stats().Waits > 0 })
+	eventually(t, "reads that wait for memory", func() bool { return r.Pool.Stats().Waits > 0 })
 	// In-capsule data stays in its receive until there is memory. A connection gets memory for one such command at a
 	// time beyond its share; the drive does not finish that one.
 	for cid := uint16(reads); cid < rawhost.Entries-1; cid++ {

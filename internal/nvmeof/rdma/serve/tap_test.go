@@ -23,16 +23,16 @@ type tap struct {
 var errTap = errors.New("the test wants it so")
 
 // breakQueues makes the existing completion queues fail when they are armed or waited for.
-func (p *tap) breakQueues() {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	for _, q := range p.queues {
+func (t *tap) breakQueues() {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	for _, q := range t.queues {
 		q.broken.Store(true)
 	}
-	p.queues = nil
+	t.queues = nil
 }
 
-func (p *tap) wrap(v verbs.Provider) verbs.Provider { return tappedProvider{v, p} }
+func (t *tap) wrap(v verbs.Provider) verbs.Provider { return tappedProvider{v, t} }
 
 type tappedProvider struct {
 	verbs.Provider

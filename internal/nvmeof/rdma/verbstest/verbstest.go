@@ -153,17 +153,17 @@ type size struct {
 	bytes, sends, recvs, shared, inline int
 }
 
-func (z size) orUsual() size {
+func (s size) orUsual() size {
 	def := func(v *int, d int) {
 		if *v == 0 {
 			*v = d
 		}
 	}
-	def(&z.bytes, 64<<10)
-	def(&z.sends, 16)
-	def(&z.recvs, 16)
-	def(&z.inline, 32)
-	return z
+	def(&s.bytes, 64<<10)
+	def(&s.sends, 16)
+	def(&s.recvs, 16)
+	def(&s.inline, 32)
+	return s
 }
 
 // cqEntries is more than any test has outstanding.
@@ -217,11 +217,11 @@ func (s *suite) pool(p verbs.Provider, d verbs.Device, z size) *pool {
 	return q
 }
 
-func (q *pool) register(b []byte, a verbs.Access) verbs.MR {
-	q.Helper()
-	mr, err := q.domain.Register(b, a)
-	q.need("register memory", err)
-	q.closes("memory region", mr)
+func (p *pool) register(b []byte, a verbs.Access) verbs.MR {
+	p.Helper()
+	mr, err := p.domain.Register(b, a)
+	p.need("register memory", err)
+	p.closes("memory region", mr)
 	return mr
 }
 
@@ -233,19 +233,19 @@ type end struct {
 	events chan verbs.Event
 }
 
-func (q *pool) end(ep verbs.Endpoint) *end {
-	q.Helper()
+func (p *pool) end(ep verbs.Endpoint) *end {
+	p.Helper()
 	// The buffer holds more events than there are kinds, because OnEvent's function must not block.
-	e := &end{pool: q, ep: ep, events: make(chan verbs.Event, 16)}
-	c := verbs.QPConfig{Domain: q.domain, SendCQ: q.cq, RecvCQ: q.cq, Sends: q.size.sends, Recvs: q.size.recvs,
-		InlineBytes: q.size.inline}
-	if q.srq != nil {
-		c.SRQ, c.Recvs = q.srq, 0
+	e := &end{pool: p, ep: ep, events: make(chan verbs.Event, 16)}
+	c := verbs.QPConfig{Domain: p.domain, SendCQ: p.cq, RecvCQ: p.cq, Sends: p.size.sends, Recvs: p.size.recvs,
+		InlineBytes: p.size.inline}
+	if p.srq != nil {
+		c.SRQ, c.Recvs = p.srq, 0
 	}
-	q.closes("endpoint", ep)
+	p.closes("endpoint", ep)
 	var err error
 	e.qp, err = ep.CreateQP(c)
-	q.need("create a queue pair", err)
+	p.need("create a queue pair", err)
 	ep.OnEvent(func(v verbs.Event) { e.events <- v })
 	return e
 }
@@ -300,37 +300,37 @@ func (e *end) event() verbs.Event {
 }
 
 // soon returns the time at which a wait that begins now gives up.
-func (q *pool) soon() time.Time { return time.Now().Add(q.cfg.Timeout) }
+func (p *pool) soon() time.Time { return time.Now().Add(p.cfg.Timeout) }
 
 // completions waits for n completions and returns them.
-func (q *pool) completions(n int) []verbs.WC {
-	q.Helper()
-	q.need("set a deadline", q.cq.SetDeadline(q.soon()))
-	for len(q.got) < n {
-		if q.poll() > 0 {
+func (p *pool) completions(n int) []verbs.WC {
+	p.Helper()
+	p.need("set a deadline", p.cq.SetDeadline(p.soon()))
+	for len(p.got) < n {
+		if p.poll() > 0 {
 			continue
 		}
-		q.need("arm", q.cq.Arm())
-		if q.poll() > 0 {
+		p.need("arm", p.cq.Arm())
+		if p.poll() > 0 {
 			continue
 		}
-		if err := q.cq.Wait(); errors.Is(err, os.ErrDeadlineExceeded) {
-			q.fatal("%d completions, want %d: %+v", len(q.got), n, q.got)
+		if err := p.cq.Wait(); errors.Is(err, os.ErrDeadlineExceeded) {
+			p.fatal("%d completions, want %d: %+v", len(p.got), n, p.got)
 		} else {
-			q.need("wait", err)
+			p.need("wait", err)
 		}
 	}
-	got := q.got[:n:n]
-	q.got = q.got[n:]
+	got := p.got[:n:n]
+	p.got = p.got[n:]
 	return got
 }
 
-func (q *pool) poll() int {
-	q.Helper()
+func (p *pool) poll() int {
+	p.Helper()
 	var wcs [16]verbs.WC
-	n, err := q.cq.Poll(wcs[:])
-	q.need("poll", err)
-	q.got = append(q.got, wcs[:n]...)
+	n, err := p.cq.Poll(wcs[:])
+	p.need("poll", err)
+	p.got = append(p.got, wcs[:n]...)
 	return n
 }
 
@@ -346,8 +346,8 @@ func to(wr verbs.SendWR, peer *end, off int) verbs.SendWR {
 	return wr
 }
 
-func (q *pool) recv(id uint64, off, n int) verbs.RecvWR {
-	return verbs.RecvWR{ID: id, Addr: q.mr.Addr() + uint64(off), Len: uint32(n), LKey: q.mr.LKey()}
+func (p *pool) recv(id uint64, off, n int) verbs.RecvWR {
+	return verbs.RecvWR{ID: id, Addr: p.mr.Addr() + uint64(off), Len: uint32(n), LKey: p.mr.LKey()}
 }
 
 func (e *end) post(wrs ...verbs.SendWR) {

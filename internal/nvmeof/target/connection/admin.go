@@ -129,6 +129,7 @@ func (c *Conn) connected(i int, r nvmeof.ConnectReply) {
 		return
 	}
 	c.cfg.Ticket.accepted()
+	c.holder.Store(c.service.Holder(r.Controller))
 	if r.Controller.Discovery {
 		c.service.OpenDiscovery(c.id, c, PeerOf(c.cfg.Peer)) // calls SetTenant
 	} else {

@@ -36,7 +36,7 @@ func (c *Conn) Execute(i int) {
 		return
 	}
 	cmd.Pass = c.share.Pass()
-	c.setPayer(cmd)
+	cmd.Payer = executor.Payer{Account: c.tenant.Account, Tenant: c.tenant.Number, Credited: c.credits.On}
 	s.startNS = c.seen.Load()
 	c.cfg.Batches.of(p.Kind).Begin(cmd)
 }
@@ -58,13 +58,6 @@ func (c *Conn) context(k nvmeof.Kind, cmd *executor.Command) any {
 		}
 	}
 	return c.contexts[k][cmd.Slot]
-}
-
-// setPayer charges a command to the connection's current tenant. It is called again each time the command goes back to
-// its executor: a reload may have changed the tenant while the command waited for memory or data, and the former
-// tenant's number may be in use for another one.
-func (c *Conn) setPayer(cmd *executor.Command) {
-	cmd.Payer = executor.Payer{Account: c.tenant.Account, Tenant: c.tenant.Number, Credited: c.credits.On}
 }
 
 // refuse answers a command that is not handed to an executor. If it is the second of a fused pair, the first is
@@ -128,7 +121,8 @@ func (c *Conn) returnToExecutor(s *Slot) {
 }
 
 // dataReady returns a command to its executor with the host's data, or with the reason why there is none. The command
-// is validated again, because its namespace may have gone while it waited for memory and data. mu and Handing are held.
+// is validated again, because its namespace may have gone while it waited for memory and data. It stays charged to the
+// tenant at which it began, whose number is not used again before the connection is closed. mu and Handing are held.
 //
 // hot: 0 allocs
 func (c *Conn) dataReady(i int, status nvme.Status) {
@@ -137,7 +131,6 @@ func (c *Conn) dataReady(i int, status nvme.Status) {
 		status = c.m.Recheck(i)
 	}
 	cmd.Status = status
-	c.setPayer(cmd)
 	c.cfg.Batches.of(cmd.Plan.Kind).DataReady(cmd)
 }
 
@@ -209,6 +202,9 @@ func (c *Conn) finish(i int, now int64) {
 	cmd := &s.cmd
 	c.end(s)
 	c.count(cmd, now-s.startNS)
+	if cmd.Status.Code() == nvme.WriteFault && (c.closing || c.t.Lost()) {
+		c.noteUnreported(i)
+	}
 	s.startNS = 0
 	if c.m.Full() {
 		c.t.Resume()

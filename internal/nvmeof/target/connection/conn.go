@@ -95,6 +95,8 @@ type Conn struct {
 	seen  atomic.Int64 // when the last command arrived
 	usage usage
 	share fence.Share // of its association; counts commands begun and not finished, with mu held
+	// holder is the association's; nil before Connect and of discovery.
+	holder atomic.Pointer[fence.Holder]
 	// detached counts those that a shutdown does not wait for: they have not come back, but can reach no device.
 	detached atomic.Int32
 
@@ -117,15 +119,18 @@ type Conn struct {
 	tenant   target.Tenant
 	// credits says whether completions carry credits. The admin queue stands for its
 	// controller among tenant.Windows.
-	credits  nvmeof.CreditState
-	series   [nvmeof.Kinds][]*telemetry.IOSeries // by SSD and operation, executor.MaxOps for each SSD
-	counts   *telemetry.Tenant                   // to which the series belong; nil before Connect and of discovery
-	errors   *telemetry.ErrorSeries
-	closing  bool // Close was called
-	extra    bool // a command has a buffer beyond the pool's bound; see extraBuffer
-	stall    stall
-	teardown teardown
-	connBuf  []byte // data of the Connect command
+	credits nvmeof.CreditState
+	series  [nvmeof.Kinds][]*telemetry.IOSeries // by SSD and operation, executor.MaxOps for each SSD
+	counts  *telemetry.Tenant                   // to which the series belong; nil before Connect and of discovery
+	errors  *telemetry.ErrorSeries
+	// unreported counts writes that have failed when no host could be told any more; firstUnreported is one of them.
+	unreported      uint64
+	firstUnreported nvmeof.Failed
+	closing         bool // Close was called
+	extra           bool // a command has a buffer beyond the pool's bound; see extraBuffer
+	stall           stall
+	teardown        teardown
+	connBuf         []byte // data of the Connect command
 }
 
 // Slot is the connection's part of a command.
@@ -188,8 +193,15 @@ func (c *Conn) ID() nvmeof.ConnID { return c.id }
 // Transport is the transport's connection around the Conn.
 func (c *Conn) Transport() Transport { return c.t }
 
-// NoteActivity says that the host has sent something.
-func (c *Conn) NoteActivity(now int64) { c.seen.Store(now) }
+// NoteActivity says that something which the host has sent is taken in. If the host was silent for longer than its keep
+// alive timeout before, as far as the connection knows, the service first ends or renews the association: this process
+// may have been stopped, and what is taken in may have come long ago.
+func (c *Conn) NoteActivity(now int64) {
+	if h := c.holder.Load(); h != nil {
+		h.Renew(now)
+	}
+	c.seen.Store(now)
+}
 
 // InFlight is how many commands have begun and are not finished.
 func (c *Conn) InFlight() int { return c.share.InFlight() + int(c.detached.Load()) }
@@ -235,6 +247,7 @@ func (c *Conn) Release(resume <-chan struct{}) {
 		c.put(&c.waiter.Buf)
 		c.mu.Unlock()
 	}
+	c.reportUnreported()
 	c.share.Leave()
 	c.service.Remove(c.id, ctrl, qid, c.Usage())
 	if ctrl != nil {

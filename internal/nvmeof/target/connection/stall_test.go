@@ -14,17 +14,17 @@ type transfers struct {
 }
 
 // cutOff returns after how many seconds, of at most limit, the host counts as too slow; -1: never.
-func (x transfers) cutOff(l StallLimits, limit int) int {
+func (t transfers) cutOff(l StallLimits, limit int) int {
 	var s stall
-	left := make([]int, x.n)
+	left := make([]int, t.n)
 	for i := range left {
 		left[i] = 1 << 20
 	}
-	came, owedBytes := 0, x.n<<20
+	came, owedBytes := 0, t.n<<20
 	for second := range limit {
 		if owedBytes > 0 {
-			i := x.pick(second, left)
-			n := min(x.perSecond, left[i])
+			i := t.pick(second, left)
+			n := min(t.perSecond, left[i])
 			left[i] -= n
 			came += n
 			owedBytes -= n

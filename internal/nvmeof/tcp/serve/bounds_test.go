@@ -127,7 +127,7 @@ func TestMisbehavioursLeaveNothing(t *testing.T) {
 					last.lose()
 				})
 				await(t, "the end of all connections", func() bool {
-					conns, _, _ := r.service.Counts()
+					conns, _, _ := r.Service.Counts()
 					return conns == 0
 				})
 			}

@@ -113,7 +113,7 @@ func TestAHostNeverExceedsItsCredit(t *testing.T) {
 		}
 		wg.Go(func() {
 			l := newLoad(q, []uint8{client.OpRead, client.OpWrite}[i], []int{8192, 64 << 10}[i], 32)
-			if err := errors.Join(l.run(1000), q.Close()); err != nil {
+			if err := errors.Join(l.Run(1000), q.Close()); err != nil {
 				t.Error(err)
 			}
 		})
@@ -142,7 +142,7 @@ func TestAHostNeverExceedsItsCredit(t *testing.T) {
 	if err := c.Close(); err != nil {
 		t.Error(err)
 	}
-	r.service.SSD(0).Credit(0) // orders the drive's writes before this
+	r.Service.SSD(0).Credit(0) // orders the drive's writes before this
 	// A host overdraws its credit on purpose when nothing has completed for 100 ms, as on a machine that is very busy.
 	overdrawn := int64(got.Overdrawn)
 	if g.exceeded > 0 && overdrawn == 0 || g.most < units/2 || g.most > 48+overdrawn {

@@ -265,11 +265,11 @@ func TestAHeldConnectEndsWithItsConnection(t *testing.T) {
 		_ = q.c.Close()
 	}
 	await(t, "the end of those that have given up",
-		func() bool { conns, _, _ := r.service.Counts(); return conns == 1 })
+		func() bool { conns, _, _ := r.Service.Counts(); return conns == 1 })
 	last := h.dial()
 	cid := h.sendConnect(last, 0, 0)
 	await(t, "one connection that waits, and the one that drains", func() bool {
-		conns, controllers, _ := r.service.Counts()
+		conns, controllers, _ := r.Service.Counts()
 		return conns == 2 && controllers == 0
 	})
 	dev.SetRules()
@@ -278,7 +278,7 @@ func TestAHeldConnectEndsWithItsConnection(t *testing.T) {
 		t.Errorf("the Connect that was held: %v", e.Status())
 	}
 	await(t, "one connection", func() bool {
-		conns, controllers, _ := r.service.Counts()
+		conns, controllers, _ := r.Service.Counts()
 		return conns == 1 && controllers == 1
 	})
 }
@@ -395,7 +395,7 @@ func TestADisconnectThatCannotEndIsAnsweredAfterTheBound(t *testing.T) {
 	q.ended()
 	dev.SetRules()
 	dev.Release()
-	await(t, "the queue's end", func() bool { conns, _, _ := r.service.Counts(); return conns == 1 })
+	await(t, "the queue's end", func() bool { conns, _, _ := r.Service.Counts(); return conns == 1 })
 	h.queue(1)
 }
 
@@ -409,15 +409,15 @@ func TestRemovalAbortsWaitingCommands(t *testing.T) {
 	q := h.queue(1)
 	first := q.writeBlock(0, 'o')
 	awaitHeld(t, dev, 1)
-	r.service.SetTenants([]target.TenantConfig{{Name: "capped", Hosts: []string{rawNQN},
+	r.Service.SetTenants([]target.TenantConfig{{Name: "capped", Hosts: []string{rawNQN},
 		Settings: pipeline.Settings{Weight: 1, Caps: pipeline.Caps{RWIOsPerSec: 1}}}})
 	var waiting []uint16
 	for i := range units.LBA(8) {
 		waiting = append(waiting, q.writeBlock(1+i, 'x'))
 	}
-	await(t, "writes that wait", func() bool { return r.service.SSD(0).Stats().Queued.Load() >= 4 })
-	r.state.Subsystems[0].Namespaces = nil
-	r.service.Apply(r.state)
+	await(t, "writes that wait", func() bool { return r.Service.SSD(0).Stats().Queued.Load() >= 4 })
+	r.State.Subsystems[0].Namespaces = nil
+	r.Service.Apply(r.State)
 	for _, cid := range waiting {
 		if e := q.wait(cid); !e.Status().OK() && e.Status() != nvme.InvalidNamespaceOrFormat|nvme.DNR {
 			t.Errorf("a write that waited: %v", e.Status())
@@ -425,12 +425,12 @@ func TestRemovalAbortsWaitingCommands(t *testing.T) {
 	}
 	stop := make(chan struct{})
 	close(stop)
-	if err := r.service.DrainDrive(r.service.SSD(0), stop); err != target.ErrStopped {
+	if err := r.Service.DrainDrive(r.Service.SSD(0), stop); err != target.ErrStopped {
 		t.Errorf("drained with a write at the drive: %v", err)
 	}
 	dev.SetRules()
 	dev.Release()
-	if err := r.service.DrainDrive(r.service.SSD(0), nil); err != nil {
+	if err := r.Service.DrainDrive(r.Service.SSD(0), nil); err != nil {
 		t.Error(err)
 	}
 	if e := q.wait(first); !e.Status().OK() {
@@ -471,7 +471,7 @@ func TestAReconnectWaitsForTheStoresInFlight(t *testing.T) {
 	again := h.dial()
 	cid := h.sendConnect(again, 0, 0)
 	await(t, "the end of the association",
-		func() bool { _, controllers, _ := r.service.Counts(); return controllers == 0 })
+		func() bool { _, controllers, _ := r.Service.Counts(); return controllers == 0 })
 	if again.answeredByNow(cid) {
 		t.Error("the host is let in while its Store is under way")
 	}
@@ -533,5 +533,36 @@ func TestAShutdownDoesNotWaitForDataOfTheHost(t *testing.T) {
 	}
 	if got := r.blocks(t, 1); got[0] != 0 {
 		t.Errorf("the block reads %q", got)
+	}
+}
+
+// TestWritesThatFailAfterAnEndAreCounted: a drive fails writes after a reset or the loss of the connections that they
+// came over. No host can be told of them. Those that succeed are not counted.
+func TestWritesThatFailAfterAnEndAreCounted(t *testing.T) {
+	t.Parallel()
+	for _, lost := range []bool{false, true} {
+		rules := everyOther(oldBlocks)
+		for i := range rules[:len(rules)/2] {
+			rules[i].Err = ssd.ErrMedia
+		}
+		r, dev := heldRig(t, rules...)
+		h := r.raw(t)
+		io := h.queue(1)
+		writeAll(io, 'o')
+		awaitHeld(t, dev, oldBlocks/2)
+		left := 0
+		if lost {
+			h.lose(io)
+		} else {
+			h.setCC(rawEnable.WithEN(false))
+			io.ended()
+			left = 1
+		}
+		dev.SetRules()
+		dev.Release()
+		await(t, "the end of the connections", func() bool { return len(r.Service.Conns()) == left })
+		if n := r.Telemetry.UnreportedWrites(); n != oldBlocks/4 {
+			t.Errorf("connections lost %v: %d writes have failed and no host was told, want %d", lost, n, oldBlocks/4)
+		}
 	}
 }

@@ -23,12 +23,12 @@ func delayRig(t *testing.T) (*rig, *executortest.Delay) {
 	t.Helper()
 	const size = 1 << 20
 	r := newRig(t, nil)
-	d := executortest.NewDelay(r.pool, size)
-	r.service.Register(executortest.KindDelay, d)
-	r.state.Subsystems[0].Namespaces = append(r.state.Subsystems[0].Namespaces,
+	d := executortest.NewDelay(r.Pool, size)
+	r.Service.Register(executortest.KindDelay, d)
+	r.State.Subsystems[0].Namespaces = append(r.State.Subsystems[0].Namespaces,
 		&nvmeof.Namespace{NSID: delayNSID, Executor: executortest.KindDelay,
 			SizeBytes: size, BlockShift: 12, ANAGroup: 1, ANAState: nvme.ANAStateOptimized})
-	r.service.Apply(r.state)
+	r.Service.Apply(r.State)
 	return r, d
 }
 
@@ -160,7 +160,7 @@ func TestAConnectionWaitsForAThirdExecutor(t *testing.T) {
 		close(closed)
 	}()
 	await(t, "what has not started has given its memory back",
-		func() bool { return inUse(r.pool) <= 4*blockBytes+128<<10 })
+		func() bool { return inUse(r.Pool) <= 4*blockBytes+128<<10 })
 	select {
 	case <-closed:
 		t.Error("the server is closed while the executor has commands")
@@ -173,10 +173,10 @@ func TestAConnectionWaitsForAThirdExecutor(t *testing.T) {
 // TestAKindWithoutItsExecutor: its commands fail.
 func TestAKindWithoutItsExecutor(t *testing.T) {
 	r := newRig(t, nil)
-	r.state.Subsystems[0].Namespaces = append(r.state.Subsystems[0].Namespaces,
+	r.State.Subsystems[0].Namespaces = append(r.State.Subsystems[0].Namespaces,
 		&nvmeof.Namespace{NSID: delayNSID, Executor: executortest.KindDelay,
 			SizeBytes: 1 << 20, BlockShift: 12, ANAGroup: 1, ANAState: nvme.ANAStateOptimized})
-	r.service.Apply(r.state)
+	r.Service.Apply(r.State)
 	host := kvHost(t, connect(t, client.Options{Address: r.address, MaxRetries: -1}))
 	for _, blocks := range []uint32{1, 64} {
 		if _, st := host(delayCommand(nvme.CmdWrite, 0, blocks, 0),
@@ -198,15 +198,15 @@ func TestAWriteIsValidatedAgainWhenItsDataArrives(t *testing.T) {
 	if err := q.receive(); err != nil || len(q.r2ts) != 1 {
 		t.Fatalf("%d R2Ts, %v", len(q.r2ts), err)
 	}
-	all := r.state.Subsystems[0].Namespaces
-	r.state.Subsystems[0].Namespaces = nil
-	r.service.Apply(r.state)
+	all := r.State.Subsystems[0].Namespaces
+	r.State.Subsystems[0].Namespaces = nil
+	r.Service.Apply(r.State)
 	q.answer(9)
 	if e := q.wait(cid); e.Status().Code() != nvme.InvalidNamespaceOrFormat {
 		t.Errorf("a write to a namespace that is gone: %v", e.Status())
 	}
-	r.state.Subsystems[0].Namespaces = all
-	r.service.Apply(r.state)
+	r.State.Subsystems[0].Namespaces = all
+	r.Service.Apply(r.State)
 	if got := r.blocks(t, 1); got[0] != 0 {
 		t.Errorf("the block is %d", got[0])
 	}
@@ -250,14 +250,14 @@ func (c *corked) Write(b []byte) (int, error) {
 func TestAShutdownAbortsCommandsBeingHandedOver(t *testing.T) {
 	const size = 1 << 20
 	r := newRig(t, nil)
-	s := &slowToSubmit{Delay: executortest.NewDelay(r.pool, size), entered: make(chan struct{}),
+	s := &slowToSubmit{Delay: executortest.NewDelay(r.Pool, size), entered: make(chan struct{}),
 		goOn: make(chan struct{})}
-	r.service.Register(executortest.KindDelay, s)
-	r.state.Subsystems[0].Namespaces = append(r.state.Subsystems[0].Namespaces,
+	r.Service.Register(executortest.KindDelay, s)
+	r.State.Subsystems[0].Namespaces = append(r.State.Subsystems[0].Namespaces,
 		&nvmeof.Namespace{NSID: delayNSID, Executor: executortest.KindDelay,
 			SizeBytes: size, BlockShift: 12, ANAGroup: 1, ANAState: nvme.ANAStateOptimized})
-	r.service.Apply(r.state)
-	r.service.SetTenants([]target.TenantConfig{{Name: "capped", Hosts: []string{rawNQN},
+	r.Service.Apply(r.State)
+	r.Service.SetTenants([]target.TenantConfig{{Name: "capped", Hosts: []string{rawNQN},
 		Settings: pipeline.Settings{Weight: 1, Caps: pipeline.Caps{RWIOsPerSec: 1}}}})
 	h := r.raw(t)
 	q := h.queue(1)

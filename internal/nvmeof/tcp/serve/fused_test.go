@@ -87,11 +87,11 @@ func TestAPairThatStallsIsCutOff(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			r := newRig(t, func(c *serve.Config) { c.StallTimeout = 100 * time.Millisecond })
-			before := inUse(r.pool)
+			before := inUse(r.Pool)
 			q := r.raw(t).queue(1)
 			c.send(q)
 			q.ended()
-			await(t, "its memory is free", func() bool { return inUse(r.pool) <= before })
+			await(t, "its memory is free", func() bool { return inUse(r.Pool) <= before })
 		})
 	}
 }
@@ -114,7 +114,7 @@ func TestAMixedPairNeverStopsAConnection(t *testing.T) {
 		for range count {
 			cids[q.sendToFetch(write, large)] = true
 		}
-		await(t, "the host has all memory that it may have", func() bool { return r.pool.Stats().Waits > 0 })
+		await(t, "the host has all memory that it may have", func() bool { return r.Pool.Stats().Waits > 0 })
 		first := q.sendHalf(nvme.FuseFirst, 0, 0, firstInCapsule)
 		second := q.sendHalf(nvme.FuseSecond, 0, 1, !firstInCapsule)
 		small := q.writeBlock(1, 7)

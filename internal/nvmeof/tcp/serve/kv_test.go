@@ -13,7 +13,6 @@ import (
 	"jbofd/internal/kvstore"
 	"jbofd/internal/nvme"
 	"jbofd/internal/nvmeof"
-	"jbofd/internal/nvmeof/executor/kv"
 	"jbofd/internal/nvmeof/target"
 	"jbofd/internal/nvmeof/target/kvtest"
 	"jbofd/internal/nvmeof/tcp/serve"
@@ -28,17 +27,8 @@ const kvNSID = 9
 func kvRig(t testing.TB, change func(*serve.Config)) (*rig, *kvtest.Store) {
 	t.Helper()
 	r, s := newRig(t, change), kvtest.NewStore()
-	r.addKV(s)
+	r.AddKV(kvNSID, s)
 	return r, s
-}
-
-func (r *rig) addKV(s kv.Partition) {
-	r.state.Subsystems[0].Namespaces = append(r.state.Subsystems[0].Namespaces,
-		&nvmeof.Namespace{NSID: kvNSID, CSI: nvme.CSIKV, SizeBytes: testBytes,
-			OffsetBytes: testBytes, Partition: r.service.AddPartition(s), MaxValueBytes: kvtest.MaxValue, ANAGroup: 1,
-			ANAState:  nvme.ANAStateOptimized,
-			UsedBytes: func() int64 { return 12345 }})
-	r.service.Apply(r.state)
 }
 
 // kvHost makes a host of a controller.
@@ -156,14 +146,14 @@ func TestDeleteOfAMissingKeyFailsIfEnabled(t *testing.T) {
 // Commands of a namespace whose partition does not exist yet fail, and may be repeated.
 func TestANamespaceWithoutItsPartitionIsNotReady(t *testing.T) {
 	r, s := kvRig(t, nil)
-	r.service.RemovePartition(r.state.Subsystems[0].Namespaces[1].Partition)
+	r.Service.RemovePartition(r.State.Subsystems[0].Namespaces[1].Partition)
 	host := kvHost(t, connect(t, client.Options{Address: r.address, MaxRetries: -1}))
 	for op, n := range map[uint8]int{nvme.CmdKVStore: 20000, nvme.CmdKVRetrieve: 10, nvme.CmdKVExist: 0} {
 		if _, st := host(kvtest.Command(op, kvNSID, "key", n), make([]byte, n)); st != nvme.NamespaceNotReady {
 			t.Errorf("opcode %#x: %v", op, st)
 		}
 	}
-	r.service.AddPartition(s)
+	r.Service.AddPartition(s)
 	if _, st := host(kvtest.Command(nvme.CmdKVStore, kvNSID, "key", 1), []byte{1}); !st.OK() {
 		t.Errorf("with the partition: %v", st)
 	}
@@ -220,7 +210,7 @@ func TestTheErrorLogListsFailedKVCommands(t *testing.T) {
 // realKV adds a key-value namespace on a partition of the rig's drive.
 func (r *rig) realKV(t testing.TB) {
 	t.Helper()
-	p, err := partition.Open(partition.Config{Drive: r.service.SSD(0), Background: target.Background,
+	p, err := partition.Open(partition.Config{Drive: r.Service.SSD(0), Background: target.Background,
 		Store: kvstore.Config{PartitionBytes: testBytes, Format: true, HashSeed: 1}})
 	if err != nil {
 		t.Fatal(err)
@@ -231,11 +221,11 @@ func (r *rig) realKV(t testing.TB) {
 			t.Error(err)
 		}
 	})
-	r.state.Subsystems[0].Namespaces = append(r.state.Subsystems[0].Namespaces[:0],
+	r.State.Subsystems[0].Namespaces = append(r.State.Subsystems[0].Namespaces[:0],
 		&nvmeof.Namespace{NSID: kvNSID, CSI: nvme.CSIKV, SizeBytes: testBytes,
-			Partition: r.service.AddPartition(p), MaxValueBytes: p.MaxValueBytes(), ANAGroup: 1,
+			Partition: r.Service.AddPartition(p), MaxValueBytes: p.MaxValueBytes(), ANAGroup: 1,
 			ANAState: nvme.ANAStateOptimized})
-	r.service.Apply(r.state)
+	r.Service.Apply(r.State)
 }
 
 // TestKeysAndValuesOnADrive runs random operations on a few keys and compares them with a map, on drives with 512-byte

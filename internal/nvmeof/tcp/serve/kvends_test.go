@@ -19,7 +19,7 @@ import (
 func TestAnOldPutNeverReplacesANewerOne(t *testing.T) {
 	ends := map[string]func(t *testing.T, r *rig, c *client.Controller){
 		"cut": func(_ *testing.T, r *rig, _ *client.Controller) {
-			for _, conn := range r.service.Conns() {
+			for _, conn := range r.Service.Conns() {
 				conn.Shut("cut by the test")
 			}
 		},

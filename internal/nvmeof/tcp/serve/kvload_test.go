@@ -3,63 +3,23 @@ package serve_test
 import (
 	"fmt"
 	"testing"
-	"time"
 
 	"jbofd/client"
 	"jbofd/internal/nvme"
 	"jbofd/internal/nvmeof/target/kvtest"
 	"jbofd/internal/testutil/allocs"
+	"jbofd/internal/testutil/ioload"
 )
 
-// kvLoad keeps a command outstanding for each of its buffers.
-type kvLoad struct {
-	q     *client.QPair
-	cmds  []client.Command
-	comps []client.Completion
-}
-
-func (l *kvLoad) run(n, depth int, set func(c *client.Command, i int)) error {
-	issued, done := 0, 0
-	add := func(tag uint64) {
-		l.cmds = append(l.cmds, client.Command{Tag: tag})
-		set(&l.cmds[len(l.cmds)-1], issued)
-		issued++
-	}
-	for tag := range min(depth, n) {
-		add(uint64(tag))
-	}
-	for done < n {
-		if len(l.cmds) > 0 {
-			if _, err := l.q.Submit(l.cmds); err != nil {
-				return err
-			}
-			l.cmds = l.cmds[:0]
-		}
-		k, err := l.q.Poll(l.comps, 10*time.Second)
-		if err != nil || k == 0 {
-			return fmt.Errorf("%d of %d are done: %w", done, n, err)
-		}
-		for _, c := range l.comps[:k] {
-			if !c.Status.OK() {
-				return fmt.Errorf("command %d: %v", c.Tag, c.Status)
-			}
-			done++
-			if issued < n {
-				add(c.Tag)
-			}
-		}
-	}
-	return nil
-}
-
-func newKVLoad(t testing.TB, r *rig, depth int) *kvLoad {
+// newKVLoad makes a load on a new association.
+func newKVLoad(t testing.TB, r *rig, depth int) *ioload.Load {
 	t.Helper()
 	c, q, err := open(r.address, depth)
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = c.Close() })
-	return &kvLoad{q: q, cmds: make([]client.Command, 0, depth), comps: make([]client.Completion, depth)}
+	return ioload.New(q, depth)
 }
 
 func TestCommandsForAPartitionAllocateNothing(t *testing.T) {
@@ -79,7 +39,7 @@ func TestCommandsForAPartitionAllocateNothing(t *testing.T) {
 			data := make([]byte, x.bytes)
 			e := kvtest.Command(x.opcode, kvNSID, "key", x.bytes)
 			set := func(c *client.Command, _ int) { c.SQE, c.Data = e, data }
-			allocs.None(t, func(n int) error { return l.run(n, x.depth, set) })
+			allocs.None(t, func(n int) error { return l.Run(n, set) })
 		})
 	}
 }
@@ -91,7 +51,7 @@ func TestABatchGoesToThePartitionAtOnce(t *testing.T) {
 	l := newKVLoad(t, r, 32)
 	data := make([]byte, 32*8)
 	for range 100 {
-		err := l.run(32, 32, func(c *client.Command, i int) {
+		err := l.Run(32, func(c *client.Command, i int) {
 			c.SQE, c.Data = kvtest.Command(nvme.CmdKVRetrieve, kvNSID, "key", 8), data[8*i:][:8]
 		})
 		if err != nil {
@@ -117,7 +77,7 @@ func BenchmarkKV(b *testing.B) {
 			if x.real {
 				r.realKV(b)
 			} else {
-				r.addKV(kvtest.NewStore())
+				r.AddKV(kvNSID, kvtest.NewStore())
 			}
 			l := newKVLoad(b, r, x.depth)
 			data := make([]byte, 256)
@@ -127,7 +87,7 @@ func BenchmarkKV(b *testing.B) {
 				cmds[i] = kvtest.Command(x.opcode, kvNSID, fmt.Sprint("key", i), len(data))
 				stores[i] = kvtest.Command(nvme.CmdKVStore, kvNSID, fmt.Sprint("key", i), len(data))
 			}
-			if err := l.run(keys, x.depth, func(c *client.Command, i int) {
+			if err := l.Run(keys, func(c *client.Command, i int) {
 				c.SQE, c.Data = stores[i],
 					data
 			}); err != nil {
@@ -135,7 +95,7 @@ func BenchmarkKV(b *testing.B) {
 			}
 			b.ReportAllocs()
 			b.ResetTimer()
-			if err := l.run(b.N, x.depth, func(c *client.Command, i int) {
+			if err := l.Run(b.N, func(c *client.Command, i int) {
 				c.SQE, c.Data = cmds[i*7919%keys],
 					data
 			}); err != nil {

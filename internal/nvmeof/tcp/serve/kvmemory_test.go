@@ -7,6 +7,7 @@ import (
 	"io"
 	"net"
 	"runtime"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -21,6 +22,7 @@ import (
 	"jbofd/internal/partition"
 	"jbofd/internal/pipeline"
 	"jbofd/internal/tenant"
+	"jbofd/internal/testutil/loopback"
 )
 
 // Large values of many hosts need several times the memory of the pool.
@@ -33,7 +35,7 @@ func TestLargeValuesWaitForMemory(t *testing.T) {
 		l := newKVLoad(t, r, 64)
 		wg.Go(func() {
 			large, small := make([]byte, kvtest.MaxValue), make([]byte, 4096)
-			err := l.run(400, 64, func(c *client.Command, i int) {
+			err := l.Run(400, func(c *client.Command, i int) {
 				switch (i + w) % 4 {
 				case 0:
 					c.SQE, c.Data = kvtest.Command(nvme.CmdKVStore, kvNSID, fmt.Sprint("key", w), len(large)), large
@@ -60,14 +62,14 @@ func TestRetrievesTakeMemoryForTheirValues(t *testing.T) {
 	r, s := kvRig(t, nil)
 	value := bytes.Repeat([]byte{7}, 100)
 	s.Set("key", value)
-	before := r.pool.Stats().PeakBytes
+	before := r.Pool.Stats().PeakBytes
 	s.Hold()
 	const hosts, depth = 4, 128
 	var wg sync.WaitGroup
 	for range hosts {
 		l, buf := newKVLoad(t, r, depth), make([]byte, kvtest.MaxValue)
 		wg.Go(func() {
-			err := l.run(depth, depth, func(c *client.Command, _ int) {
+			err := l.Run(depth, func(c *client.Command, _ int) {
 				c.SQE, c.Data = kvtest.Command(nvme.CmdKVRetrieve, kvNSID, "key", len(buf)), buf
 			})
 			if err != nil || !bytes.Equal(buf[:len(value)], value) || buf[len(value)] != 0 {
@@ -79,7 +81,7 @@ func TestRetrievesTakeMemoryForTheirValues(t *testing.T) {
 	s.Release()
 	wg.Wait()
 	const most = hosts * depth * bufpool.DefaultMinBytes
-	if took := r.pool.Stats().PeakBytes - before; took > most {
+	if took := r.Pool.Stats().PeakBytes - before; took > most {
 		t.Errorf("%d Retrieves of a value of %d bytes had %d bytes of memory, the most is %d", hosts*depth, len(value),
 			took, most)
 	}
@@ -109,7 +111,7 @@ func (s *stingy) Submit(b *partition.Batch) {
 func TestAValueGrowsWhileItWaitsForMemory(t *testing.T) {
 	for _, c := range []struct{ buffer, want int }{{20_000, 5000}, {3500, 3500}} {
 		r := newRig(t, nil)
-		r.addKV(&stingy{lengths: []int{100, 3000, 4000, 5000}})
+		r.AddKV(kvNSID, &stingy{lengths: []int{100, 3000, 4000, 5000}})
 		buf := make([]byte, c.buffer)
 		result, st := kvHost(t, connect(t, client.Options{Address: r.address}))(kvtest.Command(nvme.CmdKVRetrieve,
 			kvNSID, "key", len(buf)), buf)
@@ -173,13 +175,13 @@ func TestBuffersStayWithThePartitionWhenTheHostIsGone(t *testing.T) {
 	await(t, "all are with the partition", func() bool { return s.Waiting() == len(cmds) })
 	close(stop)
 	polling.Wait()
-	for _, conn := range r.service.Conns() {
+	for _, conn := range r.Service.Conns() {
 		conn.Shut("cut") // without a shutdown, for which Close would wait
 	}
 	if err := c.Close(); err != nil {
 		t.Log(err)
 	}
-	if got := inUse(r.pool); got < 16*64<<10 { // buffers of Stores; Retrieves have none yet
+	if got := inUse(r.Pool); got < 16*64<<10 { // buffers of Stores; Retrieves have none yet
 		t.Errorf("%d bytes are in use while the partition works with %d", got, 16*64<<10)
 	}
 	var closed atomic.Bool
@@ -189,7 +191,7 @@ func TestBuffersStayWithThePartitionWhenTheHostIsGone(t *testing.T) {
 		closed.Store(true)
 		close(done)
 	}()
-	await(t, "the connections are shut", func() bool { n, _, _ := r.service.Counts(); return n <= 1 })
+	await(t, "the connections are shut", func() bool { n, _, _ := r.Service.Counts(); return n <= 1 })
 	if closed.Load() {
 		t.Error("the server is closed while a partition has its memory")
 	}
@@ -218,11 +220,11 @@ func TestNoCommandReachesTheStoreOfARemovedNamespace(t *testing.T) {
 	if n, err := q.Submit(cmds); n != len(cmds) {
 		t.Fatalf("submitted %d: %v", n, err)
 	}
-	await(t, "some wait for memory", func() bool { return r.pool.Stats().Waits > 90 })
-	ns := r.state.Subsystems[0].Namespaces
-	r.state.Subsystems[0].Namespaces = ns[:1]
-	r.service.Apply(r.state)
-	r.service.RemovePartition(ns[1].Partition)
+	await(t, "some wait for memory", func() bool { return r.Pool.Stats().Waits > 90 })
+	ns := r.State.Subsystems[0].Namespaces
+	r.State.Subsystems[0].Namespaces = ns[:1]
+	r.Service.Apply(r.State)
+	r.Service.RemovePartition(ns[1].Partition)
 	_, before := s.Counts()
 	s.Release()
 	comps := make([]client.Completion, len(cmds))
@@ -249,9 +251,53 @@ func TestNoCommandReachesTheStoreOfARemovedNamespace(t *testing.T) {
 	}
 }
 
-// A command that waits for memory while its host moves to another tenant counts for the new tenant, because the number
-// of the former one may be reused before the command gets memory.
-func TestCommandsThatWaitForMemoryChangeTheirTenant(t *testing.T) {
+// TestAWriteThatWaitsForItsDataKeepsItsTenant: the host moves to another tenant after the target has asked for the data
+// of a Store. The Store is charged to the tenant that the host belonged to when it was sent; the next one is not.
+func TestAWriteThatWaitsForItsDataKeepsItsTenant(t *testing.T) {
+	r, s := kvRig(t, nil)
+	h := r.rawIdle(t)
+	if s := h.connectAdmin(0); !s.OK() {
+		t.Fatal(s)
+	}
+	h.setCC(rawEnable.WithCSS(nvme.CCCSSIOCS))
+	q := h.queue(1)
+	const size = kvtest.MaxValue
+	store := func() (cid uint16) {
+		cid = q.sendToFetch(kvtest.Command(nvme.CmdKVStore, kvNSID, "key", size), size)
+		for len(q.r2ts) == 0 {
+			if err := q.receive(); err != nil {
+				t.Fatal(err)
+			}
+		}
+		return cid
+	}
+	var seen []tenant.ID
+	s.Fail(func(r *partition.Request) kvstore.Status {
+		seen = append(seen, r.Tenant)
+		return kvstore.OK
+	})
+	first := store()
+	before := r.Service.Tenants()[0].Number
+	r.Service.SetTenants([]target.TenantConfig{{Name: "gold", Hosts: []string{rawNQN},
+		Settings: pipeline.Settings{Weight: 2}}})
+	gold := r.Service.Tenants()[0].Number
+	q.answer('a')
+	if c := q.wait(first); !c.Status().OK() {
+		t.Fatal(c.Status())
+	}
+	second := store()
+	q.answer('b')
+	q.wait(second)
+	s.Fail(nil) // and seen is this goroutine's
+	if !slices.Equal(seen, []tenant.ID{before, gold}) || before == gold {
+		t.Errorf("Stores were charged to tenants %d; the tenants are %d and %d", seen, before, gold)
+	}
+	r.Service.SetTenants(nil)
+}
+
+// TestCommandsThatWaitForMemoryKeepTheirTenant while their host moves to another one. The former one's number is not
+// used again before their connection is closed.
+func TestCommandsThatWaitForMemoryKeepTheirTenant(t *testing.T) {
 	r, s := kvRig(t, nil)
 	s.Hold()
 	l := newKVLoad(t, r, 64)
@@ -260,41 +306,40 @@ func TestCommandsThatWaitForMemoryChangeTheirTenant(t *testing.T) {
 		cmds = append(cmds, client.Command{SQE: kvtest.Command(nvme.CmdKVList, kvNSID, "key", kvtest.MaxValue),
 			Data: make([]byte, kvtest.MaxValue), Tag: uint64(i)})
 	}
-	if n, err := l.q.Submit(cmds); n != len(cmds) {
+	if n, err := l.QPair.Submit(cmds); n != len(cmds) {
 		t.Fatalf("submitted %d: %v", n, err)
 	}
 	await(t, "some wait for memory", func() bool {
-		return r.pool.Stats().Waits > 0 &&
-			s.Waiting()+int(r.pool.Stats().Waits) == len(cmds)
+		return r.Pool.Stats().Waits > 0 &&
+			s.Waiting()+int(r.Pool.Stats().Waits) == len(cmds)
 	})
-	with := s.Waiting()
 	var host string
-	for _, c := range r.service.Conns() {
+	for _, c := range r.Service.Conns() {
 		host = c.Describe().HostNQN
 	}
-	before := r.service.Tenants()[0].Number
-	r.service.SetTenants([]target.TenantConfig{{Name: "gold", Hosts: []string{host},
+	before := r.Service.Tenants()[0].Number
+	r.Service.SetTenants([]target.TenantConfig{{Name: "gold", Hosts: []string{host},
 		Settings: pipeline.Settings{Weight: 2}}})
-	gold := r.service.Tenants()[0].Number
+	gold := r.Service.Tenants()[0].Number
 	seen := map[tenant.ID]int{}
 	s.Fail(func(r *partition.Request) kvstore.Status {
 		seen[r.Tenant]++
 		return kvstore.OK
 	})
 	s.Release()
+	comps := make([]client.Completion, len(cmds))
 	for done := 0; done < len(cmds); {
-		n, err := l.q.Poll(l.comps, 10*time.Second)
+		n, err := l.QPair.Poll(comps, 10*time.Second)
 		if err != nil || n == 0 {
 			t.Fatalf("%d of %d are done: %v", done, len(cmds), err)
 		}
 		done += n
 	}
 	s.Fail(nil) // and seen is this goroutine's
-	if seen[before] != with || seen[gold] != len(cmds)-with || before == gold {
-		t.Errorf("requests by tenant: %v; %d were with the partition; the tenants are %d and %d", seen, with, before,
-			gold)
+	if seen[before] != len(cmds) || before == gold {
+		t.Errorf("requests by tenant: %v; the tenants are %d and %d", seen, before, gold)
 	}
-	r.service.SetTenants(nil)
+	r.Service.SetTenants(nil)
 }
 
 // An Abort ends a command that waits for memory. A command that the partition has completes.
@@ -315,8 +360,8 @@ func TestAbortOfACommandForAPartition(t *testing.T) {
 		t.Fatalf("submitted %d: %v", n, err)
 	}
 	await(t, "some wait for memory", func() bool {
-		return r.pool.Stats().Waits > 0 &&
-			s.Waiting()+int(r.pool.Stats().Waits) == len(cmds)
+		return r.Pool.Stats().Waits > 0 &&
+			s.Waiting()+int(r.Pool.Stats().Waits) == len(cmds)
 	})
 	waiting := len(cmds) - s.Waiting()
 	aborted := 0
@@ -389,10 +434,7 @@ func TestHostsVanishAmongCommandsForAPartition(t *testing.T) {
 
 // cable passes connections on to a target; cut ends all of them at once.
 func cable(t *testing.T, to string) (address string, cut func()) {
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	l := loopback.Listen(t)
 	var mu sync.Mutex
 	ends := []io.Closer{l}
 	var wg sync.WaitGroup

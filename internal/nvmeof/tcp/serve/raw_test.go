@@ -343,7 +343,7 @@ func (q *rawQueue) ended() {
 	}
 }
 
-// write sends a Write of one block filled with a byte.
+// writeBlock sends a Write of one block filled with a byte.
 func (q *rawQueue) writeBlock(lba units.LBA, fill byte) (cid uint16) {
 	q.t.Helper()
 	var e nvme.SQE

@@ -51,9 +51,9 @@ func (q *gateQueue) Submit(reqs []ssd.Request) int {
 func TestNoCommandReachesTheExtentOfARemovedNamespace(t *testing.T) {
 	for name, change := range map[string]func(r *rig){
 		"namespace removed": func(r *rig) {
-			r.state.Subsystems[0].Namespaces = r.state.Subsystems[0].Namespaces[:1]
+			r.State.Subsystems[0].Namespaces = r.State.Subsystems[0].Namespaces[:1]
 		},
-		"subsystem removed": func(r *rig) { r.state.Subsystems = nil },
+		"subsystem removed": func(r *rig) { r.State.Subsystems = nil },
 	} {
 		t.Run(name, func(t *testing.T) {
 			slow, fast := newGate(t, "slow"), newGate(t, "fast")
@@ -78,8 +78,8 @@ func TestNoCommandReachesTheExtentOfARemovedNamespace(t *testing.T) {
 			go func() {
 				defer close(applied)
 				change(r)
-				r.service.Apply(r.state)
-				<-r.service.SSD(1).Quiesce()
+				r.Service.Apply(r.State)
+				<-r.Service.SSD(1).Quiesce()
 				before = fast.requests.Load()
 			}()
 			select {

@@ -27,7 +27,7 @@ func TestShutdownsShareFlushes(t *testing.T) {
 	}
 	awaitHeld(t, dev, 1)
 	other.setCC(rawEnable.WithSHN(nvme.SHNNormal))
-	if n := r.service.SSD(0).Stats().Inflight.Load() + r.service.SSD(0).Stats().Queued.Load(); n > 1 {
+	if n := r.Service.SSD(0).Stats().Inflight.Load() + r.Service.SSD(0).Stats().Queued.Load(); n > 1 {
 		t.Errorf("%d flushes are at the drive after %d shutdowns", n, rounds)
 	}
 	h.setCC(rawEnable.WithSHN(nvme.SHNNormal))
@@ -57,7 +57,7 @@ func TestAConnectionWhoseHeldConnectFailedTakesNoOther(t *testing.T) {
 	}
 	dev.SetRules()
 	dev.Release()
-	await(t, "the drain", func() bool { conns, _, _ := r.service.Counts(); return conns == 1 })
+	await(t, "the drain", func() bool { conns, _, _ := r.Service.Counts(); return conns == 1 })
 	if e := q.wait(h.sendConnect(q, 0, 0)); e.Status().OK() {
 		h.admin = q
 		h.setCC(rawEnable)
@@ -91,7 +91,7 @@ func TestAHostWhoseQueuesAreLostOneByOne(t *testing.T) {
 			_ = admin.c.Close()
 		}
 	}
-	await(t, "the end of the association", func() bool { _, n, _ := r.service.Counts(); return n == 0 })
+	await(t, "the end of the association", func() bool { _, n, _ := r.Service.Counts(); return n == 0 })
 	if again.answeredByNow(cid) {
 		t.Error("the host is let in while its writes are at the drive")
 	}
@@ -122,11 +122,11 @@ func TestANamespaceComesAndGoesWhileAConnectIsHeld(t *testing.T) {
 	h.lose(io)
 	q := h.dial()
 	cid := h.sendConnect(q, 0, 0)
-	await(t, "the end of the association", func() bool { _, n, _ := r.service.Counts(); return n == 0 })
-	all := r.state.Subsystems[0].Namespaces
+	await(t, "the end of the association", func() bool { _, n, _ := r.Service.Counts(); return n == 0 })
+	all := r.State.Subsystems[0].Namespaces
 	for _, namespaces := range [][]*nvmeof.Namespace{nil, all, nil, all} {
-		r.state.Subsystems[0].Namespaces = namespaces
-		r.service.Apply(r.state)
+		r.State.Subsystems[0].Namespaces = namespaces
+		r.Service.Apply(r.State)
 	}
 	dev.SetRules()
 	dev.Release()
@@ -149,7 +149,7 @@ func TestANamespaceComesAndGoesWhileAConnectIsHeld(t *testing.T) {
 // nothing has. Nothing of the pair is executed, and its memory comes back.
 func TestAResetWhileAPairIsHalfReceived(t *testing.T) {
 	r, _ := heldRig(t)
-	before := inUse(r.pool)
+	before := inUse(r.Pool)
 	for _, second := range []bool{false, true} {
 		h := r.raw(t)
 		q := h.queue(1)
@@ -182,5 +182,5 @@ func TestAResetWhileAPairIsHalfReceived(t *testing.T) {
 	if got := r.blocks(t, 2); got[0] != 0 || got[1] != 'n' {
 		t.Errorf("blocks read %q", got)
 	}
-	await(t, "the memory to be back", func() bool { return inUse(r.pool) <= before })
+	await(t, "the memory to be back", func() bool { return inUse(r.Pool) <= before })
 }

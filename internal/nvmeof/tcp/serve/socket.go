@@ -300,9 +300,9 @@ func (c *conn) advance(n int) {
 // lingerFor is how long a host may take to read what is sent before the connection is closed.
 const lingerFor = time.Second
 
-// finishSending lets what is to be sent reach the host before the connection is
-// closed: it waits until all is sent, says that no more will come, and reads
-// until the host has closed too.
+// finishSending gives the host lingerFor to receive the last PDUs before the connection is closed. It waits until the
+// socket has taken them, sends a FIN, and discards what the host still sends until the host has closed too: closing a
+// socket with unread data would send a RST, at which the host would lose PDUs that it has not read.
 //
 // Source: NVMe/TCP Transport 1.0, section 3.5.
 func (c *conn) finishSending() {

@@ -42,7 +42,7 @@ func TestStormOfEnds(t *testing.T) {
 	}
 	hosts.Wait()
 	await(t, "the end of all connections", func() bool {
-		conns, controllers, _ := r.service.Counts()
+		conns, controllers, _ := r.Service.Counts()
 		return conns == 0 && controllers == 0
 	})
 }

@@ -43,8 +43,8 @@ type due struct {
 	req int32
 }
 
-func (a due) before(b due) bool {
-	return a.at < b.at || a.at == b.at && int32(a.seq-b.seq) < 0
+func (d due) before(b due) bool {
+	return d.at < b.at || d.at == b.at && int32(d.seq-b.seq) < 0
 }
 
 // dueHeap is a binary heap of completions, ordered by time.

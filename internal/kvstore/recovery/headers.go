@@ -1,0 +1,265 @@
+package recovery
+
+import (
+	"fmt"
+	"slices"
+
+	"jbofd/internal/kvstore/format"
+)
+
+// A chunk's header says what the chunk was opened for, and when. Recovery needs that for two things: to find the chunks
+// of the checkpoint, and the chunks that were opened since. It does without the header of any chunk:
+//
+//   - The pages of the checkpoint say that they are pages, of which checkpoint, and which ones.
+//   - A chunk that was opened since the checkpoint has records with a version that the checkpoint does not have yet.
+//     The chunk's epoch is the one with which their checksums are right. Without such a record, the chunk is what the
+//     checkpoint says.
+
+// lostHeader is a chunk whose header cannot be read, is damaged, or may have been overwritten.
+type lostHeader struct {
+	chunk format.ChunkNumber
+	// bytes is how much of the chunk is searched for records. It is the whole chunk, or no more than the first record
+	// if there is something that looks like one behind a block that is no header at all.
+	bytes int
+	// version is that of the first record in the latter case.
+	version uint64
+}
+
+const (
+	// spareEpochs is how many epochs there may have been after the last one that a header names.
+	spareEpochs = 1024
+	// maxAhead bounds by how much the version of a record can be ahead of the checkpoint's. It tells versions from
+	// other bytes.
+	maxAhead = 1 << 32
+	// maxGuesses bounds how many records of a chunk are tried with all epochs.
+	maxGuesses = 16
+)
+
+// beginHeaders reads the headers of all chunks, with the block behind each.
+func (m *Machine) beginHeaders() {
+	m.found = make([]found, len(m.image.Pool.Chunks))
+	m.stage = readHeaders
+	for i := range min(headerReads, len(m.found), len(m.image.Buf)/m.headerBytes()) {
+		m.readHeader(int32(i))
+	}
+	if len(m.found) == 0 {
+		m.err = fmt.Errorf("superblock: %w: a partition of %d bytes has no chunk of %d", format.ErrCorrupt,
+			m.cfg.PartitionBytes, m.image.Super.ChunkBytes())
+	}
+}
+
+// headerBytes is the length of a header and the block behind it.
+func (m *Machine) headerBytes() int { return 2 * m.cfg.BlockSize }
+
+func (m *Machine) readHeader(slot int32) {
+	m.of[slot] = m.next
+	m.read(slot, m.image.Pool.At(m.next, 0), m.headerBuf(slot))
+	m.next++
+}
+
+func (m *Machine) headerBuf(slot int32) []byte {
+	return m.image.Buf[int(slot)*m.headerBytes():][:m.headerBytes()]
+}
+
+// headerRead takes a chunk's header, if it could be read.
+func (m *Machine) headerRead(slot int32, ok bool) {
+	i, buf := m.of[slot], m.headerBuf(slot)
+	h := format.ChunkHeader(buf[:format.ChunkHeaderBytes])
+	switch err := h.Check(); {
+	case ok && err == nil:
+		m.takeHeader(i, h)
+	case !ok || h.Begins() || h.UUID() == m.image.Super.UUID():
+		m.lost = append(m.lost, lostHeader{chunk: i, bytes: int(m.image.Pool.Bytes())})
+	default:
+		// The chunk was never used, or the header was overwritten.
+		if l := m.looksUsed(i, buf[m.cfg.BlockSize:]); l.bytes > 0 {
+			m.lost = append(m.lost, l)
+		}
+	}
+	if int(m.next) < len(m.found) {
+		m.readHeader(slot)
+	} else if m.pending == 0 {
+		m.headersRead()
+	}
+}
+
+// looksUsed reports whether the first block of chunk i behind its header begins with something that looks like a record
+// or like a page of the checkpoint, by how much of the chunk has to be read to know. It is 0 if not.
+func (m *Machine) looksUsed(i format.ChunkNumber, b []byte) (l lostHeader) {
+	l.chunk = i
+	seg, v, p := format.Segment(b), format.Value(b), format.Page(b)
+	switch {
+	case p.Begins() && p.Checkpoint() == m.image.Super.Checkpoint():
+		l.bytes, l.version = m.cfg.BlockSize+format.PageBytes, 0
+	case seg.Begins():
+		l.bytes, l.version = m.cfg.BlockSize+format.RoundUp(seg.ExtentBytes(), m.cfg.BlockSize), seg.Version()
+	case v.Begins() && v.ValueLen() <= format.MaxValue:
+		l.bytes = m.cfg.BlockSize + format.RoundUp(format.ValueBytes(v.ValueLen()), m.cfg.BlockSize)
+		l.version = v.Version()
+	}
+	l.bytes = min(l.bytes, int(m.image.Pool.Bytes()))
+	return l
+}
+
+// takeHeader takes a valid header. If it belongs to another store, nothing in the chunk counts.
+func (m *Machine) takeHeader(i format.ChunkNumber, h format.ChunkHeader) {
+	if h.UUID() != m.image.Super.UUID() {
+		return
+	}
+	m.found[i] = found{epoch: h.Epoch(), kind: h.Kind()}
+	m.noteEpoch(h.Epoch())
+	if h.Kind() == format.Checkpoint && h.Checkpoint() == m.image.Super.Checkpoint() {
+		m.takeCheckpointChunk(i, int(h.Index()))
+	}
+}
+
+// takeCheckpointChunk notes that chunk i is number n of the checkpoint. One that was not finished before a crash may
+// have had the same id.
+func (m *Machine) takeCheckpointChunk(i format.ChunkNumber, n int) {
+	if n >= m.image.Super.CheckpointChunks() {
+		return
+	}
+	for len(m.image.Checkpoint) <= n {
+		m.image.Checkpoint = append(m.image.Checkpoint, none)
+	}
+	if other := m.image.Checkpoint[n]; other == none || m.found[other].epoch < m.found[i].epoch {
+		m.image.Checkpoint[n] = i
+	}
+}
+
+// headersRead begins to read the checkpoint, or looks for its chunks first.
+func (m *Machine) headersRead() {
+	if m.image.Super.Checkpoint() == 0 {
+		m.beginProbe()
+		return
+	}
+	if len(m.lost) > 0 {
+		m.stage, m.step = findPages, 0
+		m.findPages()
+		return
+	}
+	m.beginPages()
+}
+
+// complete reports whether all chunks of the checkpoint were found.
+func (m *Machine) complete() bool {
+	return len(m.image.Checkpoint) == m.image.Super.CheckpointChunks() && !slices.Contains(m.image.Checkpoint, none)
+}
+
+// findPages reads the first page of the next chunk whose header is lost.
+func (m *Machine) findPages() {
+	for m.step < len(m.lost) && !m.complete() {
+		l := m.lost[m.step]
+		if _, at := m.image.Super.PagePlace(0); l.bytes >= int(at)+format.PageBytes {
+			m.load(l.chunk, at, at+format.PageBytes)
+			return
+		}
+		m.step++
+	}
+	m.beginPages()
+}
+
+// pageFound takes the page that findPages has read.
+func (m *Machine) pageFound() {
+	sb, l := m.image.Super, m.lost[m.step]
+	p := format.Page(m.loaded())
+	if n := p.Index(); p.Check(sb.Checkpoint(), n) == nil && n < sb.Pages() {
+		if c, at := sb.PagePlace(n); at == m.at {
+			m.image.LostHeaders++
+			m.takeCheckpointChunk(l.chunk, c)
+		}
+	}
+	m.step++
+	m.findPages()
+}
+
+// beginProbe begins to look for records that were written since the checkpoint in the chunks whose headers are lost.
+func (m *Machine) beginProbe() {
+	if m.searched { // the replay starts again
+		m.classify()
+		return
+	}
+	m.searched = true
+	sum := format.Summary(m.summary[:])
+	m.lost = slices.DeleteFunc(m.lost, func(l lostHeader) bool {
+		return slices.Contains(m.image.Checkpoint, l.chunk) ||
+			l.bytes < int(m.image.Pool.Bytes()) && !isNew(l.version, sum)
+	})
+	m.stage, m.step = probe, 0
+	m.probe()
+}
+
+// isNew reports whether a version may be that of a record that was written since the checkpoint.
+func isNew(version uint64, sum format.Summary) bool {
+	return version >= sum.NextVersion() && version-sum.NextVersion() < maxAhead
+}
+
+// probe reads the next chunk whose header is lost.
+func (m *Machine) probe() {
+	if m.step == len(m.lost) {
+		if m.image.LostHeaders > 0 {
+			// The epochs of those chunks must not be used again.
+			m.image.Pool.LastEpoch += spareEpochs
+		}
+		m.classify()
+		return
+	}
+	l := m.lost[m.step]
+	m.load(l.chunk, 0, format.ChunkOffset(l.bytes))
+}
+
+// probed takes the chunk that probe has read.
+func (m *Machine) probed() {
+	l, buf := m.lost[m.step], m.loaded()
+	h := format.ChunkHeader(buf[:format.ChunkHeaderBytes])
+	whole := l.bytes == int(m.image.Pool.Bytes())
+	// A block that cannot be read far behind the beginning of the chunk has nothing that matters.
+	i, _ := slices.BinarySearch(m.unread, m.cfg.BlockSize)
+	unsafe := i < len(m.unread) && m.unread[i] <= maxInFlight
+	switch {
+	case h.Check() == nil && h.UUID() == m.image.Super.UUID(): // it can be read after all
+		m.found[l.chunk] = found{epoch: h.Epoch(), kind: h.Kind()}
+		m.noteEpoch(h.Epoch())
+	case m.guess(l.chunk, buf):
+		m.image.LostHeaders++
+	case whole:
+		m.image.LostHeaders++
+		m.found[l.chunk].lost = true
+		if unsafe {
+			m.doubtful = append(m.doubtful, l.chunk)
+		}
+	}
+	if unsafe {
+		m.unsafe = append(m.unsafe, l.chunk)
+	}
+	m.step++
+	m.probe()
+}
+
+// guess looks for a record in chunk i that was written since the checkpoint, and for the epoch that makes its checksum
+// right. If there is one, it says what the header has said.
+func (m *Machine) guess(i format.ChunkNumber, buf []byte) bool {
+	sum, pool := format.Summary(m.summary[:]), m.image.Pool
+	guesses := 0
+	for at := m.cfg.BlockSize; at < len(buf) && guesses < maxGuesses; at += format.ValueUnit {
+		seg, v := format.Segment(buf[at:]), format.Value(buf[at:])
+		isSeg := at%format.KeyUnit == 0 && seg.Begins() && isNew(seg.Version(), sum)
+		isValue := v.Begins() && isNew(v.Version(), sum)
+		if !isSeg && !isValue {
+			continue
+		}
+		guesses++
+		for epoch := sum.LastEpoch() + 1; epoch <= pool.LastEpoch+spareEpochs; epoch++ {
+			seed, kind := pool.SeedOf(epoch, pool.At(i, format.ChunkOffset(at))), format.KeyLog
+			if isValue {
+				kind = format.ValueLog
+			}
+			if isSeg && seg.Check(seed) == nil || isValue && v.Check(seed) == nil {
+				m.found[i] = found{epoch: epoch, kind: kind}
+				m.noteEpoch(epoch)
+				return true
+			}
+		}
+	}
+	return false
+}
