@@ -20,8 +20,8 @@ import (
 // An audit that an operator has asked for counts all sealed chunks, too.
 //
 // As long as something is lost, chunks stay damaged for the values of lost keys: their segment may be readable again.
-// But when writes are stalled, the room is worth more. Such an audit replaces the records of lost segments, as any write
-// of one of their keys does, and nothing is left that could refer to those values.
+// But when writes are stalled, the room is worth more. Such an audit replaces the records of lost segments, as any
+// write of one of their keys does, and nothing is left that could refer to those values.
 
 const (
 	// auditWindow is how many segments an audit looks at at once.

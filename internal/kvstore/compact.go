@@ -59,9 +59,11 @@ type compactState struct {
 	// the beginning of the pause. As long as nothing dies, there is nothing to win, however long it takes.
 	futile       int
 	most, killed int64
-	// retryNS is when victims are chosen again after several could not be emptied. failed counts those in a row.
-	retryNS int64
-	failed  int
+	// retryNS is when victims are chosen again after several could not be emptied. failed counts those in a row, and
+	// the last was at failedNS.
+	retryNS  int64
+	failed   int
+	failedNS int64
 	// avoided are chunks that could not be emptied.
 	avoided [16]avoided
 	// lastResort: there was no room to empty any chunk of values, so that a chunk of the key log's is used for that.
@@ -133,8 +135,9 @@ func (s *Store) forgive() {
 	}
 }
 
-// retryAvoided lets compaction choose the avoided chunk that is due first, a little later, although it is not due.
-func (s *Store) retryAvoided() {
+// retryAvoided lets compaction choose the avoided chunk that is due first although it is not due, lastChoiceNS after
+// the last failure, and reports whether it does.
+func (s *Store) retryAvoided() bool {
 	c := &s.compact
 	var first *avoided
 	for i := range c.avoided {
@@ -142,13 +145,16 @@ func (s *Store) retryAvoided() {
 			first = a
 		}
 	}
-	if first == nil || first.dueNS <= s.now+lastChoiceNS {
-		return
+	switch due := c.failedNS + lastChoiceNS; {
+	case first == nil:
+		return false
+	case s.now < due:
+		s.wake(due)
+		return false
 	}
 	first.pinned = false
 	s.pool.Unpin(first.chunk)
-	c.retryNS = s.now + lastChoiceNS
-	s.wake(c.retryNS)
+	return true
 }
 
 // headroom is how many bytes may be written to the logs: in free and obsolete chunks, in the rest of open ones, and in
@@ -246,10 +252,12 @@ func (s *Store) startVictims(want int) {
 		}
 		v := s.chooseVictim()
 		if v == none {
-			if c.keys+c.values == 0 {
-				s.retryAvoided()
+			if c.keys+c.values > 0 || !s.retryAvoided() {
+				break
 			}
-			break
+			if v = s.chooseVictim(); v == none {
+				break
+			}
 		}
 		sl.busy = true
 		sl.Begin(v)
@@ -262,10 +270,10 @@ func (s *Store) startVictims(want int) {
 	c.nothing = c.keys+c.values == 0 && !s.retrying() && !s.makesRoom()
 }
 
-// chooseVictim returns the next chunk to empty, or none. When the last chunk for moved values is in use, only chunks are
-// chosen that fit into the rest of it: a victim that cannot be read to its end has used room without winning any, but
-// what is left of it still fits. If room is lost otherwise and nothing fits, the key log lends a chunk, after its own
-// open chunk was emptied if that is what takes its room.
+// chooseVictim returns the next chunk to empty, or none. When the last chunk for moved values is in use, only chunks
+// are chosen that fit into the rest of it: a victim that cannot be read to its end has used room without winning any,
+// but what is left of it still fits. If room is lost otherwise and nothing fits, the key log lends a chunk, after its
+// own open chunk was emptied if that is what takes its room.
 func (s *Store) chooseVictim() format.ChunkNumber {
 	c := &s.compact
 	if c.lastResort && s.budget.MovedChunks(false) > 0 {
@@ -409,6 +417,7 @@ func (s *Store) victimDone(sl *slot) {
 	case sl.Failed:
 		s.pool.Reseal(sl.Chunk)
 		c.failed++
+		c.failedNS = s.now
 		s.avoid(sl.Chunk)
 		return
 	case !sl.Ended():

@@ -46,8 +46,11 @@ func TestAnyIOMayFailAtAnyTime(t *testing.T) {
 			m.crashIn = 0
 			m.finish()
 			failed += m.failed
-			for until := r.now + 5e9; r.now < until && r.step(); { // a chunk that could not be read is tried again
+			// A chunk that could not be read is tried again.
+			until := r.now + 5e9
+			for r.now < until && r.step() {
 			}
+			r.now = max(r.now, until)
 			before := m.failed
 			m.random(600, 32)
 			m.settle()

@@ -136,8 +136,8 @@ type Store struct {
 	changesBuf []byte
 	groups     []group
 	groupLinks list.Links
-	// restoring is the number of groups whose write has failed and whose first block is being written again, shared that
-	// of groups with group.shares.
+	// restoring is the number of groups whose write has failed and whose first block is being written again, shared
+	// that of groups with group.shares.
 	restoring, shared int
 	// restored are the blocks that were restored last.
 	restored []restoredBlock

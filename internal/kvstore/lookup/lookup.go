@@ -65,8 +65,8 @@ type Host interface {
 	ReadFor(slot int32, tenant tenant.ID, offset units.ExtentOffset, buf []byte)
 	// Done ends a Request. The length is that of the whole value, or of the list.
 	Done(tag uint64, r Result, length int)
-	// Damaged reports a live record of at most n bytes that is damaged: a segment, or a value if hash is the hash of its
-	// key. It returns Corrupt, or DeviceError if the record may be read later.
+	// Damaged reports a live record of at most n bytes that is damaged: a segment, or a value if hash is the hash of
+	// its key. It returns Corrupt, or DeviceError if the record may be read later.
 	Damaged(offset units.ExtentOffset, n int, segment uint32, hash uint64) Result
 }
 

@@ -71,7 +71,8 @@ func (m *Machine) play() {
 		m.readKeys()
 	} else {
 		m.keyEnd = m.at.Add(end)
-		m.found[i].vacant = end == 0 && len(m.unread) == 0 && pool.Chunks[i].Epoch > format.Summary(m.summary[:]).LastEpoch()
+		newer := pool.Chunks[i].Epoch > format.Summary(m.summary[:]).LastEpoch()
+		m.found[i].vacant = newer && end == 0 && len(m.unread) == 0
 		m.verify()
 	}
 }
@@ -177,8 +178,8 @@ func (m *Machine) markHeadlessDamaged() {
 	}
 }
 
-// freeVacant frees the chunks that the key log has opened in vain. A drive that fails may have written the header of one
-// free chunk after the other, and without any that is free there is no checkpoint.
+// freeVacant frees the chunks that the key log has opened in vain. A drive that fails may have written the header of
+// one free chunk after the other, and without any that is free there is no checkpoint.
 func (m *Machine) freeVacant() {
 	for i := range m.found {
 		if c := &m.image.Pool.Chunks[i]; m.found[i].vacant && c.Live == 0 {
