@@ -142,7 +142,7 @@ func (c *Client) do(ctx context.Context, method, path string, send, into any) er
 	case errors.Is(err, os.ErrNotExist), errors.Is(err, syscall.ECONNREFUSED):
 		return fmt.Errorf("%w at %s: is it running, and is this its admin.socket?", ErrNoDaemon, c.socket)
 	case errors.Is(err, os.ErrPermission):
-		return fmt.Errorf("admin socket %s: %w: only the user that jbofd runs as may use it", c.socket,
+		return fmt.Errorf("admin socket %s: %w: only root and the user that jbofd runs as may use it", c.socket,
 			os.ErrPermission)
 	case err != nil:
 		return fmt.Errorf("admin socket %s: %w", c.socket, err)

@@ -273,7 +273,7 @@ func (s *Store) startVictims(want int) {
 // chooseVictim returns the next chunk to empty, or none. When the last chunk for moved values is in use, only chunks
 // are chosen that fit into the rest of it: a victim that cannot be read to its end has used room without winning any,
 // but what is left of it still fits. If room is lost otherwise and nothing fits, the key log lends a chunk, after its
-// own open chunk was emptied if that is what takes its room.
+// own open chunk was emptied if that is what takes its room, and if it may take another one for that (mayTakeChunk).
 func (s *Store) chooseVictim() format.ChunkNumber {
 	c := &s.compact
 	if c.lastResort && s.budget.MovedChunks(false) > 0 {
@@ -287,7 +287,7 @@ func (s *Store) chooseVictim() format.ChunkNumber {
 	switch lends := c.values == 0 && !c.lastResort; {
 	case lends && s.budget.MovedChunks(true) > 0 && place > s.budget.Fill:
 		c.lastResort = true
-	case (lends || place <= 0) && log.chunk != none && !log.opening &&
+	case (lends || place <= 0) && log.chunk != none && !log.opening && s.pool.Free >= s.budget.CheckpointChunks &&
 		int(s.pool.Chunks[log.chunk].Live) < int(log.tail)/2:
 		s.closeChunk(keyLog)
 	default:

@@ -153,3 +153,43 @@ func TestAChunkThatCannotBeWrittenIsNotInTheWay(t *testing.T) {
 		}
 	}
 }
+
+// TestChunksOpenedInVainAreFreeAfterARestart: writes fail that have been done, so that every free chunk gets the header
+// of an open chunk of the key log. After a crash they are free again: without free chunks there is no checkpoint, and
+// the partition would take no write for ever.
+func TestChunksOpenedInVainAreFreeAfterARestart(t *testing.T) {
+	kvstore.PlainOnly(t)
+	for seed := range kvstore.Seeds(t, times(2)) {
+		r := newRig(t, seed, variant(seed, 34))
+		m := newModel(r, 60, sizes(r.rng, 4000))
+		m.random(300, 24)
+		m.settle()
+		opened := map[int64]bool{}
+		r.dev.Fault = func(q *ssd.Request) lab.Outcome {
+			switch h := format.ChunkHeader(q.Buf); {
+			case q.Op != ssd.Write || !h.Begins() || h.Kind() == format.ValueLog:
+				return lab.Good
+			case h.Kind() == format.Checkpoint:
+				return lab.FailUndone
+			}
+			opened[q.Offset] = true
+			return lab.FailDone
+		}
+		free := func() int { return int(m.s.Stats().FreeChunks) }
+		for n := 0; len(opened) < free(); n++ {
+			if m.random(100, 24); n > 1000 {
+				t.Fatalf("only %d of %d free chunks were opened", len(opened), free())
+			}
+		}
+		m.crash()
+		r.dev.Fault = nil
+		m.reopen()
+		m.finish()
+		if n := free(); n < len(opened)/2 {
+			t.Errorf("%d chunks are free, %d were: %s", n, len(opened), m.s.State())
+		}
+		m.random(2000, 24)
+		m.settle()
+		m.compare(false)
+	}
+}

@@ -5,10 +5,12 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"log/slog"
 	"net"
 	"net/http"
 	"net/http/pprof"
+	"strings"
 	"sync"
 	"time"
 
@@ -37,7 +39,7 @@ type ServerOptions struct {
 	Log *slog.Logger
 }
 
-// Server is the HTTP server: /metrics, /healthz, /readyz.
+// Server is the HTTP server: /metrics, /healthz, /readyz, and a page with links to them.
 type Server struct {
 	listener net.Listener
 	http     *http.Server
@@ -112,13 +114,24 @@ func (t *Telemetry) Handler(withPprof bool) http.Handler {
 		}
 		reply(w, code, map[string]any{"ready": len(reasons) == 0, "reasons": reasons})
 	})
+	pages := []string{"/metrics", "/healthz", "/readyz"}
 	if withPprof {
+		pages = append(pages, "/debug/pprof/")
 		mux.HandleFunc("GET /debug/pprof/", pprof.Index)
 		mux.HandleFunc("GET /debug/pprof/cmdline", pprof.Cmdline)
 		mux.HandleFunc("GET /debug/pprof/profile", pprof.Profile)
 		mux.HandleFunc("GET /debug/pprof/symbol", pprof.Symbol)
 		mux.HandleFunc("GET /debug/pprof/trace", pprof.Trace)
 	}
+	var index strings.Builder
+	index.WriteString("<!DOCTYPE html><title>jbofd</title><h1>jbofd</h1>")
+	for _, p := range pages {
+		fmt.Fprintf(&index, "<p><a href=%q>%s</a>", p, p)
+	}
+	mux.HandleFunc("GET /{$}", func(w http.ResponseWriter, _ *http.Request) {
+		w.Header().Set("Content-Type", "text/html; charset=utf-8")
+		_, _ = io.WriteString(w, index.String()) // fails only if the peer has gone
+	})
 	return mux
 }
 

@@ -371,12 +371,22 @@ func TestTheServerAnswersScrapesAndProbes(t *testing.T) {
 	if code, _ := get(t, s, "/debug/pprof/"); code != 404 {
 		t.Errorf("/debug/pprof/ without being asked for: %d", code)
 	}
+	if code, body := get(t, s, "/"); code != 200 || !strings.Contains(body, `href="/metrics"`) ||
+		strings.Contains(body, "pprof") {
+		t.Errorf("/: %d\n%s", code, body)
+	}
+	if code, _ := get(t, s, "/nothing"); code != 404 {
+		t.Errorf("/nothing: %d", code)
+	}
 }
 
 func TestPprofIsServedWhenAskedFor(t *testing.T) {
 	s := serve(t, New(Options{}), ServerOptions{Pprof: true})
 	if code, _ := get(t, s, "/debug/pprof/goroutine?debug=1"); code != 200 {
 		t.Errorf("%d", code)
+	}
+	if _, body := get(t, s, "/"); !strings.Contains(body, `href="/debug/pprof/"`) {
+		t.Errorf("/ has no link to it:\n%s", body)
 	}
 }
 
