@@ -190,6 +190,17 @@ func TestASegmentIsReadAgainBeforeItCountsAsLost(t *testing.T) {
 	}
 }
 
+// audit returns what an audit says.
+func (d *lossyRig) audit(t *testing.T, repair bool) AuditState {
+	t.Helper()
+	if !d.s.Audit(repair) {
+		t.Fatal("no audit begins")
+	}
+	d.run()
+	d.wait(t, "the end of the audit", func() bool { return !d.s.AuditState().Running })
+	return d.s.AuditState()
+}
+
 // TestAnAuditGivesBackWhatDamageHolds: it says what is lost; with repair what is lost is given up, and afterwards every
 // count is exact and no chunk is kept for nothing.
 func TestAnAuditGivesBackWhatDamageHolds(t *testing.T) {
@@ -197,20 +208,11 @@ func TestAnAuditGivesBackWhatDamageHolds(t *testing.T) {
 	keys := int64(len(d.keys))
 	d.one(t, Request{Op: Put, Key: d.keys[1], Value: make([]byte, 100)}, OK)
 	d.one(t, Request{Op: Delete, Key: d.keys[2]}, OK)
-	audit := func(repair bool) AuditState {
-		t.Helper()
-		if !d.s.Audit(repair) {
-			t.Fatal("no audit begins")
-		}
-		d.run()
-		d.wait(t, "the end of the audit", func() bool { return !d.s.AuditState().Running })
-		return d.s.AuditState()
-	}
-	if got := audit(false); got.Lossy != 1 || got.Known != 1 || got.Lost != 0 || got.Looked != d.s.tbl.Len() {
+	if got := d.audit(t, false); got.Lossy != 1 || got.Known != 1 || got.Lost != 0 || got.Looked != d.s.tbl.Len() {
 		t.Errorf("an audit says %+v", got)
 	}
 	d.get(t, d.keys[3], Corrupt)
-	if got := audit(true); got.Lossy != 0 || got.Repaired != 1 || got.Known != 1 || got.Lost != keys {
+	if got := d.audit(t, true); got.Lossy != 0 || got.Repaired != 1 || got.Known != 1 || got.Lost != keys {
 		t.Errorf("a repair of a segment that had %d keys says %+v", keys, got) // one was put again, and counted twice
 	}
 	for restart := range 2 {
@@ -224,6 +226,63 @@ func TestAnAuditGivesBackWhatDamageHolds(t *testing.T) {
 		if restart == 0 {
 			d.reopen(t, true)
 		}
+	}
+}
+
+// TestARepairKeepsWhatCannotBeReadForAMoment: an operator may repair a namespace while its drive is away.
+func TestARepairKeepsWhatCannotBeReadForAMoment(t *testing.T) {
+	d := newLossyRig(t, 1000)
+	d.flip()
+	d.fail = failReads
+	for range 2 * maxTries {
+		if got := d.audit(t, true); got.Repaired != 0 || got.Lossy != 0 || got.Unreadable == 0 {
+			t.Fatalf("a repair without the drive says %+v", got)
+		}
+		d.now += unreadableNS
+	}
+	d.fail = nil
+	for i := range 1000 {
+		d.get(t, numberedKey(i), OK)
+	}
+	if err := d.s.Recount(d.disk, true); err != nil {
+		t.Error(err)
+	}
+}
+
+// TestARepairThatIsRepeatedGivesUpWhatStaysUnreadable, and nothing else.
+func TestARepairThatIsRepeatedGivesUpWhatStaysUnreadable(t *testing.T) {
+	d := newLossyRig(t, 4000)
+	d.flip()
+	at := d.s.tbl.Get(d.segment).Offset()
+	block := at &^ 511
+	d.unreadable(at, block+512)
+	lost := 0
+	for i := range 4000 {
+		e := d.s.tbl.Get(d.s.tbl.Segment(format.HashKey(d.s.hashSeed, numberedKey(i))))
+		if o := e.Offset(); o < block+512 && o+units.ExtentOffset(e.MaxBytes()) > block {
+			lost++
+		}
+	}
+	for try := 1; ; try++ {
+		got := d.audit(t, true)
+		if got.Unreadable == 0 {
+			break
+		}
+		if got.Repaired > 0 || try > maxTries {
+			t.Fatalf("repair %d says %+v", try, got)
+		}
+		d.now += unreadableNS
+	}
+	missing := 0
+	for i := range 4000 {
+		d.s.Submit(&Request{Op: Get, Key: numberedKey(i), Value: make([]byte, 100)})
+		d.run()
+		if d.last.Status == NotFound {
+			missing++
+		}
+	}
+	if missing < len(d.keys) || missing > lost {
+		t.Errorf("%d keys are given up, of %d in the segment and %d in its block", missing, len(d.keys), lost)
 	}
 }
 

@@ -157,7 +157,7 @@ func (s *Store) segmentRead(i int32, ok bool) {
 		s.unreadable.read(a)
 	}
 	switch {
-	case !ok && !s.repairs(a) && !s.unreadable.isLost(a, s.now):
+	case !ok && !s.unreadable.isLost(a, s.now):
 		s.failSegment(i, DeviceError)
 		return
 	case sound:
@@ -229,11 +229,6 @@ func (u *unreadables) read(a *activeSeg) {
 			u.any = slices.ContainsFunc(u.last[:], func(e unreadable) bool { return e.tries > 0 })
 		}
 	}
-}
-
-// repairs reports whether an audit that gives up what is lost waits for a segment.
-func (s *Store) repairs(a *activeSeg) bool {
-	return s.audit.Running && s.audit.Repairing && slices.Contains(s.audit.pending, a.number)
 }
 
 // maxTries is how often a segment is read before it counts as lost.
