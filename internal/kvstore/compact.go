@@ -550,6 +550,7 @@ func (s *Store) failOutOfSpace(before uint64) {
 
 // searching reports whether the walk through a victim, or through empty segments, goes on in the next turn.
 func (s *Store) searching() bool {
-	return s.audit.Running && s.audit.skipping ||
-		slices.ContainsFunc(s.compact.slots, func(sl slot) bool { return sl.busy && !sl.scrub && sl.Searching })
+	return s.audit.Running && s.audit.skipping || slices.ContainsFunc(s.compact.slots, func(sl slot) bool {
+		return sl.busy && !sl.scrub && sl.Searching && !sl.Failed // one that has failed is not searched
+	})
 }

@@ -8,6 +8,7 @@ import (
 
 	"jbofd/internal/kvstore"
 	"jbofd/internal/kvstore/format"
+	"jbofd/internal/lab"
 	"jbofd/internal/ssd"
 )
 
@@ -301,4 +302,29 @@ func TestABadFreeChunkIsNotUsed(t *testing.T) {
 	m.random(300, 8)
 	m.settle()
 	m.compare(false)
+}
+
+// TestAReadThatFailsOnceLosesNothing: while the partition opens, each range is read in vain the first time. No loss is
+// stated, because an operator might accept it.
+func TestAReadThatFailsOnceLosesNothing(t *testing.T) {
+	for seed := range kvstore.Seeds(t, times(6)) {
+		m := prepared(t, seed)
+		end, failed := int64(m.s.Stats().Chunks)*m.cfg.ChunkBytes, map[[2]int64]bool{}
+		m.dev.Fault = func(q *ssd.Request) lab.Outcome {
+			at := q.Offset - format.AreaStart
+			header := at < 0 || at >= end || at%m.cfg.ChunkBytes == 0
+			if what := [2]int64{q.Offset, int64(q.Len)}; q.Op == ssd.Read && !header && !failed[what] {
+				failed[what] = true
+				return lab.FailUndone
+			}
+			return lab.Good
+		}
+		clear(m.reqs)
+		if err := m.open(); err != nil || len(failed) == 0 {
+			t.Fatalf("the partition does not open, or no read has failed: %v", err)
+		}
+		m.dev.Fault = nil
+		m.recount()
+		m.compare(true)
+	}
 }

@@ -20,6 +20,7 @@ const (
 	segLoading segState = iota
 	segLoaded           // the content is what is committed
 	segWriting          // the content is in a group of the key log
+	segUnread           // reading it has failed, and is tried again when one of its writers is ready
 )
 
 // activeSeg is a segment that has writers. Its content is kept in memory, so that a writer that follows another one
@@ -272,11 +273,9 @@ func (s *Store) failSegment(i int32, st Status) {
 	switch {
 	case a.held:
 		s.abandonSplits(i)
-	case a.waiting.N > 0:
-		s.load(i)
-		s.schedule(i)
 	default:
-		s.deactivate(i)
+		a.state = segUnread
+		s.schedule(i)
 	}
 }
 
@@ -320,9 +319,18 @@ func (s *Store) deactivate(i int32) {
 }
 
 // schedule puts a segment on the list of those to be written if one of its writers is ready, and deactivates it if it
-// has no writers.
+// has no writers. If it could not be read, it is read again first.
 func (s *Store) schedule(i int32) {
 	a := &s.segs[i]
+	if a.state == segUnread && !a.held {
+		switch {
+		case a.waiting.N == 0:
+			s.deactivate(i)
+			return
+		case s.begins(a):
+			s.load(i)
+		}
+	}
 	if a.state != segLoaded || a.dirty || a.held {
 		return
 	}
@@ -342,6 +350,16 @@ func (s *Store) schedule(i int32) {
 	if want {
 		s.setDirty(i)
 	}
+}
+
+// begins reports whether a writer of a segment has use for its content now.
+func (s *Store) begins(a *activeSeg) bool {
+	for o := a.waiting.First; o != none; o = s.opLinks.Next(o) {
+		if r := &s.ops[o]; r.ready || r.kind == opMove && !r.grouped() {
+			return true
+		}
+	}
+	return false
 }
 
 // writeSegments writes the dirty segments: it applies the changes of their ready writers and appends each segment to a

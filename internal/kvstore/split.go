@@ -78,7 +78,7 @@ func (s *Store) beginSplits() bool {
 		i, fresh := s.activate(s.tbl.Source(s.tbl.Len()+uint32(j)), payer{background: true})
 		sp.src[j], sp.dst[j] = i, none
 		s.segs[i].held = true
-		if fresh {
+		if fresh || s.segs[i].state == segUnread {
 			s.load(i)
 		}
 	}
@@ -197,14 +197,9 @@ func (s *Store) abandonSplits(i int32) {
 	s.split = splitState{retryNS: s.now + retryNS}
 	for _, k := range was.src[:was.n] {
 		s.segs[k].held = false
-		switch {
-		case k != i:
-			s.schedule(k)
-		case s.segs[k].waiting.N > 0:
-			s.load(k)
-			s.schedule(k)
-		default:
-			s.deactivate(k)
+		if k == i {
+			s.segs[k].state = segUnread
 		}
+		s.schedule(k)
 	}
 }

@@ -91,10 +91,11 @@ const maxInFlight = 4 * (64<<10 + 64<<10)
 // maxUnread bounds how many blocks are found unreadable before the drive as a whole is given up.
 const maxUnread = 8192
 
-// piece is a part of image.Buf that is being read.
+// piece is a part of image.Buf that is being read. again: it is a block whose read has failed, and is being read again.
 type piece struct {
 	offset   units.ExtentOffset
 	from, to int
+	again    bool
 }
 
 // beginPieces begins to read something else into image.Buf.
@@ -106,14 +107,19 @@ func (m *Machine) readPiece(p piece) {
 	m.read(int32(len(m.pieces)-1), p.offset, m.image.Buf[p.from:p.to])
 }
 
-// pieceFailed reads a piece that could not be read again, in halves, until the blocks are found that cannot be read.
-// They are zeroed.
+// pieceFailed reads a piece that could not be read again, in halves, until the blocks are found that cannot be read
+// twice by themselves. They are zeroed.
 func (m *Machine) pieceFailed(slot int32) {
 	p, block := m.pieces[slot], m.cfg.BlockSize
-	if n := p.to - p.from; n > block {
+	switch n := p.to - p.from; {
+	case n > block:
 		half := format.RoundUp(n/2, block)
-		m.readPiece(piece{p.offset, p.from, p.from + half})
-		m.readPiece(piece{p.offset + units.ExtentOffset(half), p.from + half, p.to})
+		m.readPiece(piece{offset: p.offset, from: p.from, to: p.from + half})
+		m.readPiece(piece{offset: p.offset + units.ExtentOffset(half), from: p.from + half, to: p.to})
+		return
+	case !p.again:
+		p.again = true
+		m.readPiece(p)
 		return
 	}
 	clear(m.image.Buf[p.from:p.to])

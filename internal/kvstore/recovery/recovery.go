@@ -301,7 +301,7 @@ func (m *Machine) load(i format.ChunkNumber, from, to format.ChunkOffset) {
 	m.at, m.have = from, int(to-from)
 	m.beginPieces()
 	for n := 0; n < m.have; n += pieceBytes {
-		m.readPiece(piece{m.image.Pool.At(i, from.Add(n)), n, min(n+pieceBytes, m.have)})
+		m.readPiece(piece{offset: m.image.Pool.At(i, from.Add(n)), from: n, to: min(n+pieceBytes, m.have)})
 	}
 }
 

@@ -47,7 +47,7 @@ func (m *Machine) verify() {
 		if used+n > len(m.image.Buf) {
 			break
 		}
-		m.readPiece(piece{start, used, used + n})
+		m.readPiece(piece{offset: start, from: used, to: used + n})
 		v.buf, v.from, v.to = m.image.Buf[used+int(v.place-start):used+n], used, used+n
 		used += n
 	}
