@@ -20,11 +20,11 @@ const (
 	avoidNS = 100e6
 	// maxAvoided is how many chunks are avoided before compaction pauses after each further one.
 	maxAvoided = 4
-	// maxFailed is how many victims in a row may fail while Puts wait for space: some three seconds if there is only
-	// one victim, and a second if the whole drive does not answer.
-	maxFailed = 5
-	// lastChoiceNS is the time between two tries when so many have failed, or when all chunks that are worth emptying
-	// are avoided. So long Puts may still be refused after the drive is back.
+	// Puts that wait for space are refused once more than maxFailed victims in a row have failed, for patienceNS.
+	maxFailed  = 5
+	patienceNS = 3e9
+	// lastChoiceNS is the time between two tries from then on, and when all chunks that are worth emptying are avoided.
+	// So long Puts may still be refused after the drive is back.
 	lastChoiceNS = 1e9
 )
 
@@ -59,11 +59,11 @@ type compactState struct {
 	// the beginning of the pause. As long as nothing dies, there is nothing to win, however long it takes.
 	futile       int
 	most, killed int64
-	// retryNS is when victims are chosen again after several could not be emptied. failed counts those in a row, and
-	// the last was at failedNS.
-	retryNS  int64
-	failed   int
-	failedNS int64
+	// retryNS is when victims are chosen again after several could not be emptied. failed counts those in a row, from
+	// sinceNS to failedNS.
+	retryNS           int64
+	failed            int
+	sinceNS, failedNS int64
 	// avoided are chunks that could not be emptied.
 	avoided [16]avoided
 	// lastResort: there was no room to empty any chunk of values, so that a chunk of the key log's is used for that.
@@ -113,7 +113,7 @@ func (s *Store) avoid(chunk format.ChunkNumber) {
 	}
 	if pinned >= maxAvoided { // it may be the whole drive
 		wait := int64(retryNS)
-		if s.compact.failed > maxFailed {
+		if s.givesUp() {
 			wait = lastChoiceNS // each try may use up room
 		}
 		s.compact.retryNS = s.now + wait
@@ -416,7 +416,9 @@ func (s *Store) victimDone(sl *slot) {
 	switch {
 	case sl.Failed:
 		s.pool.Reseal(sl.Chunk)
-		c.failed++
+		if c.failed++; c.failed == 1 {
+			c.sinceNS = s.now
+		}
 		c.failedNS = s.now
 		s.avoid(sl.Chunk)
 		return
@@ -505,26 +507,31 @@ func (s *Store) examine(seg format.Segment, i int32) {
 	}
 }
 
+// givesUp reports that one victim after the other has failed for so long that Puts no longer wait for the next.
+func (s *Store) givesUp() bool {
+	return s.compact.failed > maxFailed && s.now-s.compact.sinceNS >= patienceNS
+}
+
 // retrying reports that victims which could not be emptied will be tried again soon.
 func (s *Store) retrying() bool {
 	c := &s.compact
-	return c.failed <= maxFailed &&
+	return !s.givesUp() &&
 		(s.now < c.retryNS || slices.ContainsFunc(c.avoided[:], func(a avoided) bool { return a.pinned }))
 }
 
 // failOutOfSpace ends writes that wait for space if no space can be won: with CapacityExceeded, or with DeviceError if
 // that is because one victim after the other could not be read. Writes of hosts (userLog) end as soon as compaction
-// empties nothing: no chunk is worth it, or it pauses. Everything else that waits, moves of compaction and changes of
-// segments included, ends only if nothing is left that could free a chunk: no I/O in flight, no chunk obsolete, no
-// checkpoint running, no retry due after a failed read of a victim unless too many have failed, no search for the next
-// record of one, and no progress in this round of steps. before is the count of progress and of the pool's changes at
-// the beginning of the round.
+// empties nothing, because no chunk is worth it or it pauses, and no checkpoint runs, which may win space. Everything
+// else that waits, moves of compaction and changes of segments included, ends only if nothing is left that could free a
+// chunk: no I/O in flight, no chunk obsolete, no checkpoint running, no retry due after a failed read of a victim
+// unless compaction gives up, no search for the next record of one, and no progress in this round of steps. before is
+// the count of progress and of the pool's changes at the beginning of the round.
 func (s *Store) failOutOfSpace(before uint64) {
 	st := CapacityExceeded
-	if s.compact.failed > maxFailed {
+	if s.givesUp() {
 		st = DeviceError
 	}
-	if s.compact.nothing && s.logs[userLog].starved {
+	if s.compact.nothing && s.logs[userLog].starved && s.ckpt.stage == ckptIdle {
 		s.failSealed(userLog, st)
 	}
 	if s.retrying() {
