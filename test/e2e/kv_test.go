@@ -16,10 +16,10 @@ import (
 	"testing"
 	"time"
 
-	"jbofd/internal/buildtags"
 	"jbofd/client"
 	"jbofd/client/kv"
 	"jbofd/internal/bench/ycsb"
+	"jbofd/internal/buildtags"
 	"jbofd/internal/nvme"
 	"jbofd/internal/ssd/label"
 )
