@@ -1,0 +1,247 @@
+// Package view is the map of a cluster: which partitions hold which range of the hash space, at one epoch. It is pure:
+// the manager computes the next view from the last one and from what the nodes report, and etcd keeps it as one record
+// that is changed by compare-and-swap.
+//
+//	position of a key     0        1/n       2/n                        1
+//	                      ├─────────┼─────────┼─────────┼── ··· ──┼─────┤     n ranges of equal length, the ring
+//	                           │
+//	                           └─> Chain: ChainHead ──> … ──> ChainTail ──> Filling      Waiting
+//	                                      Partition of Node                                     (place.go, chain.go)
+//
+// The position of a key is its bit-reversed hash, as in package kvstore, so that a range is a contiguous part of what a
+// partition lists, copies and digests.
+package view
+
+import (
+	"errors"
+	"fmt"
+	"math/bits"
+	"slices"
+
+	"jbofd/internal/uuid"
+)
+
+// Epoch is the number of a view. It grows by one with each change, and every message between nodes carries it.
+type Epoch uint64
+
+// PartitionID is the index of a partition in View.Partitions. It stays the same as long as the partition is a member of
+// the cluster, and is used again afterwards.
+type PartitionID uint16
+
+// Limits.
+const (
+	// MaxReplicas is the largest number of replicas.
+	MaxReplicas = 5
+	// MinRanges and MaxRanges bound the number of ranges, a power of two. There should be eight for each partition or
+	// more.
+	MinRanges, MaxRanges = 16, 1 << 16
+	// MaxNodes and MaxPartitions bound the members.
+	MaxNodes, MaxPartitions = 4096, 1 << 16
+	// MaxName is the length of the longest name of a node or a failure domain.
+	MaxName = 223
+)
+
+// Node is a node of the cluster.
+type Node struct {
+	// Name is unique in the cluster.
+	Name string
+	// Domain is the failure domain: nodes of one domain may fail together. Empty: the node is a domain of its own.
+	Domain string
+	// Out: the node is to have no ranges, because it is drained or has been away for too long.
+	Out bool
+}
+
+// Partition is a key-value store on a slice of a drive of a node.
+type Partition struct {
+	// ID identifies the partition for good. A zero ID is an entry that is not used.
+	ID uuid.UUID
+	// Node is the index of the partition's node in View.Nodes.
+	Node uint16
+	// Weight is how much the partition is to hold, in proportion to the others: its capacity in GiB.
+	Weight uint32
+	// Out: the partition is to have no ranges.
+	Out bool
+}
+
+// View is the map of a cluster at one epoch.
+type View struct {
+	// Cluster identifies the cluster.
+	Cluster uuid.UUID
+	Epoch   Epoch
+	// Replicas is how many replicas a range is to have, 1 to MaxReplicas.
+	Replicas int
+	// HashSeed is that of all partitions, so that a key has the same position everywhere.
+	HashSeed   uint64
+	Nodes      []Node
+	Partitions []Partition
+	// Chains has the chain of each range. Their number is a power of two.
+	Chains []Chain
+}
+
+// ErrInvalid is wrapped by the errors of Check and Decode.
+var ErrInvalid = errors.New("cluster view")
+
+// RangeOf returns the number of the range that a position belongs to.
+//
+// hot: 0 allocs
+func (v *View) RangeOf(position uint64) int {
+	return int(position >> (64 - v.rangeBits()))
+}
+
+// Range returns the first and the last position of a range.
+func (v *View) Range(r int) (first, last uint64) {
+	shift := 64 - v.rangeBits()
+	first = uint64(r) << shift
+	return first, first + (1<<shift - 1)
+}
+
+func (v *View) rangeBits() int { return bits.TrailingZeros(uint(len(v.Chains))) }
+
+// Reports is what the manager knows of the nodes when it computes a view.
+type Reports interface {
+	// Alive reports whether a node holds its lease.
+	Alive(node uint16) bool
+	// Range returns what a node that is alive has reported of a range in one of its partitions.
+	Range(p PartitionID, r int) Report
+	// Usable reports whether a partition can be used at all. One of a node that is not alive counts as it did before.
+	Usable(p PartitionID) bool
+}
+
+// Next returns the view that follows v, and whether it differs from v. Its epoch is then one more.
+func (v *View) Next(reports Reports) (*View, bool) {
+	next := *v
+	next.Epoch++
+	next.Chains = make([]Chain, len(v.Chains))
+	wanted := v.wanted(reports)
+	changed := false
+	for r, c := range v.Chains {
+		report := func(p PartitionID) Report {
+			switch {
+			case !reports.Alive(v.Partitions[p].Node):
+				return Report{}
+			case !reports.Usable(p):
+				return Report{Local: Damaged}
+			}
+			return reports.Range(p, r)
+		}
+		next.Chains[r] = Next(c, wanted[r], report, next.Epoch)
+		changed = changed || !slices.Equal(c, next.Chains[r])
+	}
+	if !changed {
+		return v, false
+	}
+	return &next, true
+}
+
+// wanted returns which partitions each range is to have.
+func (v *View) wanted(reports Reports) [][]PartitionID {
+	usable := make([]bool, len(v.Partitions))
+	for i := range v.Partitions {
+		p := &v.Partitions[i]
+		usable[i] = !p.ID.IsZero() && !p.Out && p.Weight > 0 && !v.Nodes[p.Node].Out &&
+			(!reports.Alive(p.Node) || reports.Usable(PartitionID(i)))
+	}
+	current := make([][]PartitionID, len(v.Chains))
+	members := make([]PartitionID, 0, len(v.Chains)*(v.Replicas+1))
+	for r, c := range v.Chains {
+		begin := len(members)
+		for _, m := range c {
+			if m.State != Leaving {
+				members = append(members, m.Partition)
+			}
+		}
+		current[r] = members[begin:len(members):len(members)]
+	}
+	return place(v.Nodes, v.Partitions, usable, v.Replicas, current)
+}
+
+// Check verifies that the view can be used.
+//
+// Errors: ErrInvalid naming the field, the value and what is allowed.
+func (v *View) Check() error {
+	n := len(v.Chains)
+	for _, f := range []struct {
+		ok    bool
+		field string
+		got   any
+		want  string
+	}{
+		{!v.Cluster.IsZero(), "cluster", v.Cluster, "a UUID that is not zero"},
+		{v.Epoch > 0, "epoch", v.Epoch, "at least 1"},
+		{v.Replicas >= 1 && v.Replicas <= MaxReplicas, "replicas", v.Replicas, "1 to 5"},
+		{n >= MinRanges && n <= MaxRanges && n&(n-1) == 0, "number of ranges", n, "a power of two from 16 to 65536"},
+		{len(v.Nodes) <= MaxNodes, "number of nodes", len(v.Nodes), "at most 4096"},
+		{len(v.Partitions) <= MaxPartitions, "number of partitions", len(v.Partitions), "at most 65536"},
+	} {
+		if !f.ok {
+			return fmt.Errorf("%w: %s is %v, want %s", ErrInvalid, f.field, f.got, f.want)
+		}
+	}
+	if err := v.checkMembers(); err != nil {
+		return err
+	}
+	for r, c := range v.Chains {
+		if err := v.checkChain(c); err != nil {
+			return fmt.Errorf("%w: range %d: %w", ErrInvalid, r, err)
+		}
+	}
+	return nil
+}
+
+func (v *View) checkMembers() error {
+	names := make(map[string]bool, len(v.Nodes))
+	for i := range v.Nodes {
+		n := &v.Nodes[i]
+		switch {
+		case n.Name == "" || len(n.Name) > MaxName:
+			return fmt.Errorf("%w: name of node %d is %q, want 1 to 223 bytes", ErrInvalid, i, n.Name)
+		case len(n.Domain) > MaxName:
+			return fmt.Errorf("%w: domain of node %s has %d bytes, want at most 223", ErrInvalid, n.Name, len(n.Domain))
+		case names[n.Name]:
+			return fmt.Errorf("%w: two nodes have the name %s", ErrInvalid, n.Name)
+		}
+		names[n.Name] = true
+	}
+	ids := make(map[uuid.UUID]bool, len(v.Partitions))
+	for i := range v.Partitions {
+		p := &v.Partitions[i]
+		switch {
+		case p.ID.IsZero():
+			continue
+		case int(p.Node) >= len(v.Nodes):
+			return fmt.Errorf("%w: partition %s: node is %d, want less than %d", ErrInvalid, p.ID, p.Node, len(v.Nodes))
+		case ids[p.ID]:
+			return fmt.Errorf("%w: partition %s occurs twice", ErrInvalid, p.ID)
+		}
+		ids[p.ID] = true
+	}
+	return nil
+}
+
+func (v *View) checkChain(c Chain) error {
+	count := [numStates]int{}
+	for i, m := range c {
+		switch {
+		case m.State >= numStates:
+			return fmt.Errorf("state of member %d is %d, want less than %d", i, m.State, numStates)
+		case int(m.Partition) >= len(v.Partitions) || v.Partitions[m.Partition].ID.IsZero():
+			return fmt.Errorf("member %d is partition %d, which does not exist", i, m.Partition)
+		case c.find(m.Partition) < i:
+			return fmt.Errorf("partition %d is a member twice", m.Partition)
+		case m.Since > v.Epoch:
+			return fmt.Errorf("member %d is one since epoch %d, want at most %d", i, m.Since, v.Epoch)
+		case i > 0 && m.State < c[i-1].State && (m.State > Leaving || c[i-1].State > Leaving):
+			return fmt.Errorf("member %d is %s behind one that is %s", i, m.State, c[i-1].State)
+		}
+		count[m.State]++
+	}
+	switch {
+	case count[Filling] > 1:
+		return fmt.Errorf("%d members are filling, want at most 1", count[Filling])
+	case count[LastCopy] > 0 && count[Serving]+count[Leaving]+count[Filling] > 0:
+		return errors.New("a last copy beside members that serve or are filling")
+	case len(c) > 0 && count[Serving]+count[Leaving]+count[LastCopy] == 0:
+		return errors.New("no member holds the data")
+	}
+	return nil
+}
