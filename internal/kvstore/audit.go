@@ -260,17 +260,17 @@ func (s *Store) audited(o *op, st Status) {
 // countSegment adds the keys and values of a segment to the counts, or subtracts them if sign is -1, and returns the
 // number of keys.
 func (s *Store) countSegment(seg format.Segment, sign int64) (keys int64) {
-	for at := format.SegmentHeaderBytes; at < seg.LengthBytes(); {
+	for at := seg.First(); at < seg.LengthBytes(); {
 		it := seg.Item(at)
 		at += it.LengthBytes()
 		if it.Gone() {
 			continue
 		}
-		if !it.Continues() {
+		if it.HasKey() {
 			keys++
 		}
 		if it.ValueLen() > 0 && s.pool.Contains(it.ValueOffset()) {
-			s.audit.count(s.pool.Of(it.ValueOffset()), sign*int64(format.ValueBytes(it.ValueLen())))
+			s.audit.count(s.pool.Of(it.ValueOffset()), sign*int64(it.RecordBytes()))
 		}
 	}
 	s.audit.objects += sign * keys

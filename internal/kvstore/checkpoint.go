@@ -218,6 +218,8 @@ func (s *Store) beginCheckpoint() {
 	sum.SetSegments(s.tbl.Len())
 	sum.SetChunks(len(s.pool.Chunks))
 	sum.SetLastEpoch(s.pool.LastEpoch)
+	sum.SetClock(s.clock)
+	sum.SetFirstExpiry(s.expiry.first)
 	for l := range s.logs {
 		if log := &s.logs[l]; log.chunk != none {
 			s.pad(log)

@@ -375,7 +375,7 @@ func (s *Store) walkVictim(sl *slot, most int) {
 			continue
 		default:
 			v := format.Value(rec)
-			s.startMove(sl, op{kind: opMove, hash: v.Hash(), old: offset, valueLen: uint32(v.ValueLen()),
+			s.startMove(sl, op{kind: opMove, hash: uint64(v.Hash()), old: offset, valueLen: uint32(v.ValueLen()),
 				value: v.Data()})
 			continue
 		}
@@ -469,7 +469,7 @@ func (s *Store) startRewrite(sl *slot, seg format.Segment, offset units.ExtentOf
 	if fresh {
 		a := &s.segs[i]
 		a.entry = s.tbl.Get(number)
-		if !s.makeLen(&a.buf, len(seg)) {
+		if !s.makeLen(&a.buf, len(seg)+format.UpgradeBytes) {
 			s.deactivate(i)
 			sl.Failed = true
 			return
@@ -494,8 +494,8 @@ func (s *Store) moved(slot uint8, st Status) {
 // examine copies a value that compaction has found to the moved values, if the committed segment refers to it.
 func (s *Store) examine(seg format.Segment, i int32) {
 	o := &s.ops[i]
-	switch {
-	case seg.FindValue(o.old) == 0:
+	switch at := seg.FindValue(o.old); {
+	case at == 0 || s.expires(seg, at):
 		o.ready = true
 	case s.room(movedLog):
 		s.appendValue(movedLog, i, o.value)
@@ -557,7 +557,8 @@ func (s *Store) failOutOfSpace(before uint64) {
 
 // searching reports whether the walk through a victim, or through empty segments, goes on in the next turn.
 func (s *Store) searching() bool {
-	return s.audit.Running && s.audit.skipping || slices.ContainsFunc(s.compact.slots, func(sl slot) bool {
+	skips := s.audit.Running && s.audit.skipping || s.expiry.running && s.expiry.skipping
+	return skips || slices.ContainsFunc(s.compact.slots, func(sl slot) bool {
 		return sl.busy && !sl.scrub && sl.Searching && !sl.Failed // one that has failed is not searched
 	})
 }

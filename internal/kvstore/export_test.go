@@ -78,18 +78,18 @@ func (s *Store) Recount(disk []byte, exact bool) error {
 		}
 		live[s.pool.Of(e.Offset())] += int64(seg.ExtentBytes())
 		here := false
-		for at := format.SegmentHeaderBytes; at < seg.LengthBytes(); {
+		for at := seg.First(); at < seg.LengthBytes(); {
 			it := seg.Item(at)
 			at += it.LengthBytes()
-			if !it.Continues() {
-				if here = s.tbl.Segment(format.HashKey(s.hashSeed, it.Key())) == n; here {
+			if it.HasKey() {
+				if here = s.tbl.Segment(format.HashKey(s.hashSeed, it.Key())) == n && !it.Gone(); here {
 					objects++
 				}
 			}
 			if !here || it.ValueLen() == 0 {
 				continue
 			}
-			live[s.pool.Of(it.ValueOffset())] += int64(format.ValueBytes(it.ValueLen()))
+			live[s.pool.Of(it.ValueOffset())] += int64(it.RecordBytes())
 		}
 	}
 	total, free := int64(0), 0
@@ -136,7 +136,7 @@ func (s *Store) Hurts(disk []byte, at, n int64, key []byte) bool {
 	}
 	for n, _ := seg.Pieces(i); n > 0; n-- {
 		it := seg.Item(i)
-		if it.ValueLen() > 0 && within(it.ValueOffset(), format.ValueBytes(it.ValueLen())) {
+		if it.ValueLen() > 0 && within(it.ValueOffset(), it.RecordBytes()) {
 			return true
 		}
 		i += it.LengthBytes()

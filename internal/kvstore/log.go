@@ -231,10 +231,13 @@ func (s *Store) changes(a *activeSeg) []byte {
 			c.More = s.pieces(int(o.valueLen)) - 1
 		}
 		// A value that one of the writers has put and a later one replaced is counted for neither.
-		if o.oldLen > 0 && !s.isPutByWriter(a, o.oldOffset) {
-			c.Chunk, c.Died = s.pool.Of(o.oldOffset), format.ValueBytes(int(o.oldLen))
+		if o.oldBytes > 0 && !s.isPutByWriter(a, o.oldOffset) {
+			c.Chunk, c.Died = s.pool.Of(o.oldOffset), int(o.oldBytes)
 		}
 		said = seg.AppendChange(said, c)
+	}
+	for range a.dropped {
+		said = seg.AppendChange(said, format.Change{Item: -1, Keys: -1})
 	}
 	return s.deaths(said, a)
 }
@@ -352,7 +355,7 @@ func (s *Store) place(gi int32, g *group, log *logState) {
 				v := format.Value(rest)
 				v.SetVersion(s.version)
 				v.Seal(s.pool.Seed(at))
-				n := format.ValueBytes(v.ValueLen())
+				n := v.RecordBytes()
 				at, rest = at+units.ExtentOffset(n), rest[n:]
 			}
 		}

@@ -28,14 +28,14 @@ func (d *instant) liveValues() (all []liveValue) {
 		}
 		seg := format.Segment(d.disk[e.Offset():])
 		var key []byte
-		for at := format.SegmentHeaderBytes; at < seg.LengthBytes(); at += seg.Item(at).LengthBytes() {
+		for at := seg.First(); at < seg.LengthBytes(); at += seg.Item(at).LengthBytes() {
 			it := seg.Item(at)
 			if !it.Continues() {
 				key = slices.Clone(it.Key())
 			}
 			if s.tbl.Segment(format.HashKey(s.hashSeed, key)) == n &&
 				s.pool.Chunks[s.pool.Of(it.ValueOffset())].State == space.Sealed {
-				all = append(all, liveValue{it.ValueOffset(), format.ValueBytes(it.ValueLen()), key})
+				all = append(all, liveValue{it.ValueOffset(), it.RecordBytes(), key})
 			}
 		}
 	}
@@ -106,7 +106,7 @@ func TestASearchGoesOnByItself(t *testing.T) {
 	val := make([]byte, 700<<10)
 	for at := 0; at+8 <= len(val); at += 8 {
 		format.Value(val[at:]).SetValueLen(64 << 10)
-		val[at+4] = 'V'
+		val[at+4] = 'v'
 	}
 	key := make([]byte, 16)
 	binary.LittleEndian.PutUint64(key, 1<<40)

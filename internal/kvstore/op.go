@@ -36,9 +36,16 @@ type op struct {
 	// What the op has changed in its segment. It is counted when the segment is durable. If the old value is in several
 	// pieces, activeSeg.dead has them.
 	oldOffset units.ExtentOffset
-	oldLen    uint32
+	oldBytes  uint32
 	objects   int8
 	used      bool // the segment refers to the value
+
+	// id, tombstone and expires are those of the request, want its version. version is that of the reply, if the op
+	// ends with status.
+	id            Identity
+	tombstone     bool
+	expires       uint32
+	want, version uint64
 }
 
 // pays says who pays for the op's I/Os.
@@ -67,13 +74,23 @@ func (s *Store) finish(i int32, st Status) {
 		s.opLinks.Push(&s.freeInt, i)
 		return
 	}
+	if o.kind == opExpire {
+		o.ready = true
+		s.lookedForExpired(st)
+		s.opLinks.Push(&s.freeInt, i)
+		return
+	}
 	if o.kind >= opMove {
 		o.ready = true
 		s.moved(o.slot, st)
 		s.opLinks.Push(&s.freeInt, i)
 		return
 	}
-	s.answer(o.tag, st, int(o.valueLen))
+	r := Reply{Tag: o.tag, Status: st, ValueLen: int(o.valueLen)}
+	if st == o.status {
+		r.Version = o.version
+	}
+	s.answer(r)
 	s.opLinks.Push(&s.freeOps, i)
 }
 
@@ -81,9 +98,9 @@ func (s *Store) finish(i int32, st Status) {
 // segment's previous record.
 func (s *Store) countDead(a *activeSeg, before int) {
 	for i := a.writing.First; i != none; i = s.opLinks.Next(i) {
-		o, old := &s.ops[i], 0
-		if o.oldLen > 0 {
-			old = format.ValueBytes(int(o.oldLen))
+		o := &s.ops[i]
+		old := int(o.oldBytes)
+		if old > 0 {
 			s.died(a.number, o.oldOffset, old)
 		}
 		if o.kind < opMove {
@@ -99,7 +116,12 @@ func (s *Store) countDead(a *activeSeg, before int) {
 		s.died(a.number, d.place, int(d.bytes))
 		s.killed += int64(d.bytes)
 	}
-	a.dead = a.dead[:0]
+	s.objects -= int64(a.dropped)
+	s.stats.Expired += int64(a.dropped)
+	if s.audit.counted(a.number) {
+		s.audit.objects -= int64(a.dropped)
+	}
+	a.dead, a.dropped = a.dead[:0], 0
 }
 
 // reader is the Store as the lookup.Host of its reading side.
@@ -111,9 +133,10 @@ func (s reader) ReadFor(slot int32, tenant tenant.ID, offset units.ExtentOffset,
 }
 
 // Done implements lookup.Host.
-func (s reader) Done(tag uint64, r lookup.Result, length int) {
-	s.answer(tag, [...]Status{lookup.Found: OK, lookup.NotFound: NotFound, lookup.DeviceError: DeviceError,
-		lookup.Corrupt: Corrupt}[r], length)
+func (s reader) Done(tag uint64, r lookup.Result, o lookup.Object) {
+	st := [...]Status{lookup.Found: OK, lookup.NotFound: NotFound, lookup.DeviceError: DeviceError,
+		lookup.Corrupt: Corrupt}[r]
+	s.answer(Reply{Tag: tag, Status: st, ValueLen: o.Length, Version: o.Version, Expires: o.Expires})
 }
 
 // Damaged implements lookup.Host.

@@ -88,16 +88,23 @@ type deadPiece struct {
 // place may lie in no chunk; then no live bytes are counted for it.
 func (s *Store) replaces(a *activeSeg, o *op, at int) {
 	seg := format.Segment(a.buf)
+	it := seg.Item(at)
+	if pieces, _ := seg.Pieces(at); pieces > 1 {
+		s.kill(a, at)
+	} else if s.pool.Contains(it.ValueOffset()) {
+		o.oldOffset, o.oldBytes = it.ValueOffset(), uint32(it.RecordBytes())
+	}
+}
+
+// kill notes that all pieces of the value of the item at an offset die with what is being written of a segment.
+func (s *Store) kill(a *activeSeg, at int) {
+	seg := format.Segment(a.buf)
 	pieces, _ := seg.Pieces(at)
 	for range pieces {
 		it := seg.Item(at)
 		at += it.LengthBytes()
-		switch {
-		case !s.pool.Contains(it.ValueOffset()):
-		case pieces == 1:
-			o.oldOffset, o.oldLen = it.ValueOffset(), uint32(it.ValueLen())
-		default:
-			a.dead = append(a.dead, deadPiece{it.ValueOffset(), uint32(format.ValueBytes(it.ValueLen()))})
+		if it.ValueLen() > 0 && s.pool.Contains(it.ValueOffset()) {
+			a.dead = append(a.dead, deadPiece{it.ValueOffset(), uint32(it.RecordBytes())})
 		}
 	}
 }

@@ -28,9 +28,10 @@ const (
 	opRewrite // write a live segment again, for the same reason
 	opVerify  // report a damaged value if it is live
 	opAudit   // look at a segment for an audit
+	opExpire  // drop what has expired in a segment
 )
 
-// Condition restricts a Put.
+// Condition restricts a Put or a Delete.
 type Condition uint8
 
 // Conditions.
@@ -39,9 +40,20 @@ const (
 	Always Condition = iota
 	// IfAbsent: the key must not exist.
 	IfAbsent
-	// IfPresent: the key must exist.
+	// IfPresent: the key must exist. A Delete has this condition anyway.
 	IfPresent
+	// IfVersion: the object must have Request.Version, or not exist if that is 0. Otherwise the outcome is
+	// VersionMismatch.
+	IfVersion
+	// IfNewer: Request.Version, 1 to MaxVersion, is the version that the object is to have, and it must be newer than
+	// that which the object has, or its tombstone. Otherwise the outcome is Superseded. With this condition copies of a
+	// store take the changes that it has made, in any order and any number of times. A Delete with a Tombstone leaves
+	// that also if the key does not exist.
+	IfNewer
 )
+
+// MaxVersion is the greatest version that a request may give to an object.
+const MaxVersion = 1<<63 - 1
 
 // Status is the outcome of a request.
 type Status uint8
@@ -71,7 +83,28 @@ const (
 	// NoMemory: a segment has grown beyond its buffer and there is no memory for a longer one. Nothing has changed, and
 	// the request may be tried again.
 	NoMemory
+	// VersionMismatch: the object does not have the version that a request IfVersion has named. Reply.Version is the
+	// one that it has, 0 if the key does not exist. Nothing has changed.
+	VersionMismatch
+	// Superseded: a request IfNewer was not newer than the object or its tombstone, whose version Reply.Version is.
+	// Nothing has changed.
+	Superseded
+	// Indeterminate: a request is a Retry, and its identity was not found but may have been dropped. So it is not known
+	// whether the first try has changed the object. Nothing has changed now.
+	Indeterminate
 )
+
+// Identity names a Put or Delete, so that the store recognizes a repetition of it, also after a crash.
+type Identity struct {
+	// Client and Seq are chosen by the client: no two requests have both in common. Client 0: the request has no
+	// identity.
+	Client, Seq uint64
+	// KeepUntil is how long the store remembers the request, in unix seconds; 0: until newer ones take its place. It
+	// remembers the last 8 that have changed a key.
+	KeepUntil uint32
+	// Retry: the request may have been made before.
+	Retry bool
+}
 
 // Request is one command. Submit copies it.
 type Request struct {
@@ -88,6 +121,16 @@ type Request struct {
 	Room func(length int) []byte
 	// Tenant pays for the I/Os.
 	Tenant tenant.ID
+	// Version belongs to the Condition.
+	Version uint64
+	// Expires is when the object that a Put stores does not exist any more, in unix seconds; 0: never. For a Delete
+	// with a Tombstone it is when that may be dropped; 0: never.
+	Expires uint32
+	// Tombstone: the Delete leaves a tombstone with its version.
+	Tombstone bool
+	// ID is the identity of a Put or Delete. If the store remembers a request with this identity that has changed the
+	// key, it changes nothing and replies as it did then.
+	ID Identity
 }
 
 // Reply is the answer to a Request. What the Request has written is durable when the Reply is given, so that the driver
@@ -96,6 +139,13 @@ type Reply struct {
 	Tag      uint64
 	Status   Status
 	ValueLen int
+	// Version is the version of the object that a Get or Exist has found or a Put has stored, or of the Delete; with
+	// Exists, VersionMismatch and Superseded that of the object that is there. It is 0 if there is none. Versions are
+	// given by one counter for the whole store: no version is ever given twice, and those of a key ascend, also when
+	// it is deleted and stored again. What was stored with an older format of the partition has version 1.
+	Version uint64
+	// Expires is when the object that a Get or Exist has found expires, in unix seconds; 0: never.
+	Expires uint32
 }
 
 // IO is a request to the device. Offset is in the partition. Offset and length are whole blocks.

@@ -102,7 +102,7 @@ func BenchmarkAt4TiB(b *testing.B) {
 type noHost struct{ reads int }
 
 func (h *noHost) ReadFor(int32, tenant.ID, units.ExtentOffset, []byte) { h.reads++ }
-func (h *noHost) Done(uint64, lookup.Result, int)                      {}
+func (h *noHost) Done(uint64, lookup.Result, lookup.Object)            {}
 func (h *noHost) Damaged(units.ExtentOffset, int, uint32, uint64) lookup.Result {
 	return lookup.Corrupt
 }

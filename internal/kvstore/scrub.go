@@ -12,7 +12,7 @@ type Damage struct {
 	Offset units.ExtentOffset
 	// Segment is the number of the segment, or of the segment that the value's key belongs to.
 	Segment uint32
-	// Hash is the hash of the value's key, 0 for a segment.
+	// Hash is the hash of the value's key, or its low 32 bits; 0 for a segment.
 	Hash uint64
 	// LostBytes, if not 0, says that this is not a record but a chunk: so many of its live bytes belong to records that
 	// are not there. The keys are known when they are read.
@@ -144,9 +144,9 @@ func (s *Store) checkRecords(sl *slot) {
 // only to find the segment that knows whether it is live.
 func (s *Store) checkLive(sl *slot, rec []byte, offset units.ExtentOffset) {
 	switch {
-	case len(rec) < format.SegmentHeaderBytes:
+	case len(rec) < format.MinSegmentBytes:
 	case !sl.Key:
-		s.startMove(sl, op{kind: opVerify, ready: true, hash: format.Value(rec).Hash(), old: offset})
+		s.startMove(sl, op{kind: opVerify, ready: true, hash: uint64(format.Value(rec).Hash()), old: offset})
 	default:
 		if n := format.Segment(rec).Number(); n < s.tbl.Len() && s.tbl.Get(n).Offset() == offset {
 			s.damage(Damage{Offset: offset, Segment: n})

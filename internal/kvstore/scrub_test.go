@@ -25,7 +25,7 @@ func TestScrubFindsLiveDamageAndNothingElse(t *testing.T) {
 			continue
 		}
 		seg := format.Segment(d.disk[e.Offset():])
-		for at := format.SegmentHeaderBytes; at < seg.LengthBytes(); at += seg.Item(at).LengthBytes() {
+		for at := seg.First(); at < seg.LengthBytes(); at += seg.Item(at).LengthBytes() {
 			it := seg.Item(at)
 			if s.tbl.Segment(format.HashKey(s.hashSeed, it.Key())) != n ||
 				s.pool.Chunks[s.pool.Of(it.ValueOffset())].State != space.Sealed {

@@ -57,8 +57,10 @@ type activeSeg struct {
 	length   int
 	// waiting are writers that have not changed the segment yet. writing are those whose changes are being written.
 	waiting, writing list.List
-	// dead are the pieces of values that die when what is being written is durable, of values in several pieces.
-	dead []deadPiece
+	// dead are the pieces of values that die when what is being written is durable: of values in several pieces, and of
+	// the objects that have expired, of which there are dropped.
+	dead    []deadPiece
+	dropped int
 }
 
 // activate returns the active segment of that number. If it was not active yet, fresh is true and it has no content.
@@ -134,7 +136,7 @@ func (s *Store) makeLen(buf *[]byte, n int) bool {
 func (s *Store) dispatch(i int32) {
 	o := &s.ops[i]
 	number := o.segment
-	if o.kind != opRewrite && o.kind != opAudit {
+	if o.kind != opRewrite && o.kind != opAudit && o.kind != opExpire {
 		number = s.tbl.Segment(o.hash)
 	}
 	at, fresh := s.activate(number, o.pays())
@@ -244,10 +246,12 @@ func (s *Store) lose(i int32) {
 }
 
 // loaded makes the committed record, which the buffer of an active segment now contains, the content of the segment.
+// The buffer has room for format.UpgradeBytes more.
 func (s *Store) loaded(i int32) {
 	a := &s.segs[i]
 	a.bytes = format.Segment(a.buf).ExtentBytes()
 	a.state = segLoaded
+	format.Segment(a.buf).Upgrade()
 	// Keys that a split has moved to another segment stay in the record until the next write.
 	s.dropMovedKeys(i)
 }
@@ -389,9 +393,10 @@ func (s *Store) writeSegments() {
 
 // maxLenAfter returns an upper bound of the length of a segment after its writers have changed it.
 func (s *Store) maxLenAfter(a *activeSeg) int64 {
-	n := format.Segment(a.buf).LengthBytes() + format.MaxChangesBytes
+	seg := format.Segment(a.buf)
+	n := seg.LengthBytes() + format.MaxChangesBytes + seg.Items()*(maxWidth-seg.Width())
 	for o := a.waiting.First; o != none; o = s.opLinks.Next(o) {
-		n += s.pieces(int(s.ops[o].valueLen))*format.ItemHeaderBytes + format.MaxKey
+		n += s.pieces(int(s.ops[o].valueLen))*format.ItemHeaderBytes + maxItemBytes + format.IdentityBytes
 	}
 	return int64(n)
 }
@@ -420,6 +425,9 @@ func (s *Store) change(i int32) {
 	// even a writer that changes nothing is answered only after a newer version of the segment is durable.
 	changed := a.force || s.failures != s.ckpt.covered
 	a.force = false
+	if !a.added && s.dropExpired(a) {
+		changed = true
+	}
 	for n := a.waiting.N; n > 0; n-- {
 		o := s.opLinks.Pop(&a.waiting)
 		r := &s.ops[o]
@@ -447,123 +455,12 @@ func (s *Store) change(i int32) {
 	s.appendSegment(i)
 }
 
-// apply applies writer oi to the content of segment i and reports whether the segment must be written. It sets the
-// writer's status.
-func (s *Store) apply(i, oi int32) bool {
-	a, o := &s.segs[i], &s.ops[oi]
-	o.status = OK
-	seg := format.Segment(a.buf)
-	switch o.kind {
-	case opRewrite:
-		if seg.Lossy() && a.bytes == 0 {
-			// Compaction has read the record that could not be read before. It is tried again from there.
-			o.status = Corrupt
-			return false
-		}
-		return a.entry.Offset() == o.old && a.entry != 0
-	case opVerify:
-		if at := seg.FindValue(o.old); at != 0 && !s.unsettled(o.old, format.ValueBytes(seg.Item(at).ValueLen())) {
-			s.damage(Damage{Offset: o.old, Segment: a.number, Hash: o.hash})
-		}
-		return false
-	case opAudit:
-		if !seg.Lossy() || !s.audit.Repairing {
-			return seg.Lossy() && a.bytes == 0 && s.audit.forRoom
-		}
-		seg.Complete()
-		o.used = true
-		return true
-	case opMove:
-		at := seg.FindValue(o.old)
-		if at == 0 {
-			return false
-		}
-		// A value that was written with version 2 of the format may be longer than a piece.
-		pieces := s.pieces(int(o.valueLen))
-		if o.status = s.makeRoom(a, (pieces-1)*format.ItemHeaderBytes); o.status != OK {
-			return false
-		}
-		seg = format.Segment(a.buf)
-		seg.Extend(at, pieces-1)
-		s.setValue(seg, at, o)
-		o.oldOffset, o.oldLen, o.used = o.old, o.valueLen, true
-		return true
-	}
-	at := seg.Find(o.key[:o.keyLen])
-	exists := at != 0 && !seg.Item(at).Gone()
-	switch unknown := at == 0 && seg.Lossy(); {
-	case unknown && o.cond != Always:
-		s.damage(Damage{Offset: a.entry.Offset(), Segment: a.number})
-		o.status = Corrupt
-		return false
-	case !exists && (o.kind == Delete && !unknown || o.cond == IfPresent):
-		o.status = NotFound
-		return false
-	case exists && o.cond == IfAbsent:
-		o.status = Exists
-		return false
-	}
-	more := (s.pieces(int(o.valueLen)) - 1) * format.ItemHeaderBytes
-	if at == 0 {
-		more += format.ItemHeaderBytes + int(o.keyLen)
-	} else {
-		n, _ := seg.Pieces(at)
-		more -= (n - 1) * format.ItemHeaderBytes
-	}
-	if o.status = s.makeRoom(a, more); o.status != OK {
-		return false
-	}
-	seg = format.Segment(a.buf)
-	if exists {
-		s.replaces(a, o, at)
-		seg.Truncate(at)
-	} else if at == 0 {
-		at = seg.Insert(o.key[:o.keyLen])
-	}
-	if o.kind == Delete {
-		if exists {
-			o.objects = -1
-		}
-		if seg.Lossy() {
-			seg.Item(at).SetGone()
-		} else {
-			seg.Remove(at)
-		}
-		return true
-	}
-	if !exists {
-		o.objects = 1
-	}
-	if o.used = o.valueLen > 0; !o.used {
-		seg.Item(at).SetValueLen(0)
-		seg.Item(at).SetValueOffset(0)
-		return true
-	}
-	seg.Extend(at, s.pieces(int(o.valueLen))-1)
-	s.setValue(seg, at, o)
-	return true
-}
-
-// makeRoom makes room for more bytes of items in an active segment. It returns CapacityExceeded if the segment would
-// become too long, or NoMemory.
-func (s *Store) makeRoom(a *activeSeg, more int) Status {
-	n := format.Segment(a.buf).LengthBytes() + more
-	switch {
-	case more <= 0:
-	case n > format.MaxSegmentBytes:
-		return CapacityExceeded
-	case !s.makeLen(&a.buf, n):
-		return NoMemory
-	}
-	return OK
-}
-
 // segmentWritten ends the write of a segment. placed says that the segment's group had a place in the log, so that it
 // may have reached the device: after an error the outcome is then indeterminate. Without a place nothing was written.
 func (s *Store) segmentWritten(i int32, placed bool, st Status) {
 	a := &s.segs[i]
 	if st != OK {
-		a.dead = a.dead[:0]
+		a.dead, a.dropped = a.dead[:0], 0
 		if placed {
 			s.pool.SubLive(a.offset, a.length)
 		}

@@ -101,9 +101,7 @@ func (s *Store) fillAdded() bool {
 			return false
 		}
 		s.blank(sp.dst[j])
-		copy(d.buf[format.SegmentHeaderBytes:seg.LengthBytes()], seg[format.SegmentHeaderBytes:])
-		format.Segment(d.buf).SetLengthBytes(seg.LengthBytes())
-		format.Segment(d.buf).SetLossy(seg.Lossy())
+		format.Segment(d.buf).CopyItems(seg)
 		format.Segment(d.buf).Filter(func(key []byte) bool {
 			return s.tbl.Moves(format.HashKey(s.hashSeed, key),
 				number)

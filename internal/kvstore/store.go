@@ -70,6 +70,8 @@ type Stats struct {
 	Reads, Writes int64
 	// Compactions are chunks that were emptied, Checkpoints those that became durable, Splits segments that were added.
 	Compactions, Checkpoints, Splits int64
+	// Expired counts objects that have expired and were dropped.
+	Expired int64
 	// Damaged counts reports of damaged records. Scrubbed is the number of bytes that the scrub has read.
 	Damaged, Scrubbed int64
 	// LostHeaders is how many chunk headers could not be read, or were damaged, when the partition was opened. Nothing
@@ -104,6 +106,11 @@ type Store struct {
 	// version is the version of the next segment. Versions ascend by one in the key log. A value has the version that
 	// the next segment had when the value was written.
 	version uint64
+	// clock is the greatest object version that was given. Versions of objects ascend by one in the order in which
+	// segments are changed, except those that requests choose.
+	clock uint64
+	// wall is the time in unix seconds, as far as the driver has told.
+	wall uint32
 	// gapless is the version since which no write of the key log has failed or was cut off.
 	gapless uint64
 	stats   Stats
@@ -149,6 +156,7 @@ type Store struct {
 	ckpt    ckptState
 	scrub   scrubState
 	audit   auditState
+	expiry  expiryState
 	// unreadable are segments that could not be read.
 	unreadable unreadables
 	opening    *openState
@@ -234,6 +242,7 @@ func (s *Store) adopt(image *recovery.Image) error {
 	s.hashSeed = sb.HashSeed()
 	s.tbl, s.pool, s.objects, s.version, s.gapless = image.Table, image.Pool, image.Objects, image.Version,
 		image.Version
+	s.clock, s.expiry.first = image.Clock, image.FirstExpiry
 	s.ckpt.chunks = image.Checkpoint
 	c.GroupBytes = min(c.GroupBytes, int(c.ChunkBytes/4))
 	s.budget = space.NewBudget(s.pool, c.GroupBytes, c.BlockSize)
@@ -276,6 +285,7 @@ func (s *Store) adopt(image *recovery.Image) error {
 		Host: reader{s}, Table: &s.tbl, Pool: s.pool, HashSeed: s.hashSeed, BlockSize: c.BlockSize,
 		Requests: c.Requests, MaxExtentBytes: longest, Alloc: c.Alloc,
 	})
+	s.SetWall(s.wall)
 	if mem.Err == nil {
 		mem.Err = err
 	}
@@ -371,10 +381,11 @@ func (s *Store) Submit(r *Request) bool {
 	invariants.Check(s.phase == ready && !s.stopping, "kvstore: a request to a store that is not ready")
 	switch {
 	case len(r.Key) < 1 && r.Op != List || len(r.Key) > format.MaxKey:
-		s.answer(r.Tag, InvalidKey, 0)
+		s.answer(Reply{Tag: r.Tag, Status: InvalidKey})
 		return true
-	case r.Op == Put && len(r.Value) > s.MaxValueBytes() || r.Op == List && len(r.Value) < 4:
-		s.answer(r.Tag, InvalidValue, 0)
+	case r.Op == Put && len(r.Value) > s.MaxValueBytes() || r.Op == List && len(r.Value) < 4,
+		r.Condition == IfNewer && (r.Version == 0 || r.Version > MaxVersion):
+		s.answer(Reply{Tag: r.Tag, Status: InvalidValue})
 		return true
 	case r.Op != Put && r.Op != Delete:
 		op := [...]lookup.Op{Get: lookup.Get, Exist: lookup.Exist, List: lookup.List}[r.Op]
@@ -385,12 +396,12 @@ func (s *Store) Submit(r *Request) bool {
 	}
 	if r.Op == Put {
 		// What the value and its part of a segment will take, at most.
-		need := int64(s.extentBytes(len(r.Value)) + s.pieces(len(r.Value))*format.ItemHeaderBytes + len(r.Key))
+		need := int64(s.extentBytes(len(r.Value)) + s.pieces(len(r.Value))*format.ItemHeaderBytes + maxItemBytes)
 		for l := range s.logs {
 			need += s.logs[l].pending
 		}
 		if s.pool.Live+need+space.Spare(s.objects, int64(s.tbl.Len())) > s.budget.MaxLive {
-			s.answer(r.Tag, CapacityExceeded, 0)
+			s.answer(Reply{Tag: r.Tag, Status: CapacityExceeded})
 			return true
 		}
 		if len(r.Value) > 0 && !s.roomFor(userLog, len(r.Value)) {
@@ -403,6 +414,7 @@ func (s *Store) Submit(r *Request) bool {
 		kind: r.Op, cond: r.Condition, tag: r.Tag, tenant: r.Tenant, keyLen: uint8(len(r.Key)),
 		hash:  format.HashKey(s.hashSeed, r.Key),
 		parts: [2]part{noPart, noPart},
+		id:    r.ID, tombstone: r.Tombstone && r.Op == Delete, expires: r.Expires, want: r.Version,
 	}
 	copy(o.key[:], r.Key)
 	switch {
@@ -485,6 +497,7 @@ func (s *Store) Turn(nowNS int64, out *Actions) {
 			s.compactStep()
 			s.scrubStep()
 			s.auditStep()
+			s.expiryStep()
 			s.writeSegments()
 			s.restoreStep()
 			for l := range s.logs {
@@ -505,6 +518,4 @@ func (s *Store) wake(atNS int64) {
 	}
 }
 
-func (s *Store) answer(tag uint64, st Status, valueLen int) {
-	s.out.Replies = append(s.out.Replies, Reply{Tag: tag, Status: st, ValueLen: valueLen})
-}
+func (s *Store) answer(r Reply) { s.out.Replies = append(s.out.Replies, r) }

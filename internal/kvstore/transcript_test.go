@@ -83,7 +83,7 @@ func (x *transcript) describe(q *IO) string {
 			note(offset, seg[:n], fmt.Sprintf("segment %d version %d, keys: %d", seg.Number(), seg.Version(),
 				seg.Items()))
 		case val.Begins() && val.Check(pool.Seed(offset)) == nil:
-			n = format.ValueBytes(val.ValueLen())
+			n = val.RecordBytes()
 			note(offset, val[:n], fmt.Sprintf("value of %d bytes", val.ValueLen()))
 		}
 		at += n

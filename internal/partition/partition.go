@@ -41,6 +41,8 @@ type Config struct {
 	Swap SwapConfig
 	// Damaged, if set, is told of each record that the store has found damaged. It must not block.
 	Damaged func(kvstore.Damage)
+	// Wall returns the time of day, by which objects expire; nil: time.Now.
+	Wall func() time.Time
 	// Opening, if set, is called every few seconds during Open: what is being read, how much of it was, and how much
 	// there is.
 	Opening func(what string, read, of int)
@@ -89,6 +91,8 @@ type Partition struct {
 	acts     kvstore.Actions
 	batch    drive.Batch
 	tenants  []tenantState
+	// wallDueNS is when the store is told the time of day again.
+	wallDueNS int64
 }
 
 type phase uint8
@@ -149,6 +153,9 @@ func Open(cfg Config) (*Partition, error) {
 		opened: make(chan struct{}), stopped: make(chan struct{}), right: fence.NewHolder(func() {}),
 	}
 	p.pass = p.right.Pass()
+	if p.cfg.Wall == nil {
+		p.cfg.Wall = time.Now
+	}
 	if err := p.driver.Init(turn.Config{Env: cfg.Drive.Env(), Machine: (*machine)(p), MaxTurns: maxTurns}); err != nil {
 		m.free()
 		return nil, err

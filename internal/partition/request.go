@@ -35,6 +35,11 @@ type Request struct {
 	// makes Value as long as is wanted of it and returns it; with nil the Get ends, OK and without the value. It is
 	// called as a Sink is, and may not use the partition.
 	Room func(length int) []byte
+	// Version, Expires, Tombstone and ID are those of the kvstore.Request.
+	Version   uint64
+	Expires   uint32
+	Tombstone bool
+	ID        kvstore.Identity
 	// Tenant is the pipeline's number for who pays.
 	Tenant tenant.ID
 	// Credited: the host keeps to the tenant's credit, for which the Request counts as Units of 4 KiB.
@@ -57,6 +62,9 @@ type Request struct {
 	// ValueLen is, after a Get that is OK, the whole length of the value, which may be more than
 	// len(Value); after a List how many bytes of Value are of use.
 	ValueLen int
+	// ObjectVersion and ObjectExpires are Version and Expires of the kvstore.Reply.
+	ObjectVersion uint64
+	ObjectExpires uint32
 	// CreditUnits is, when done, what the tenant should have outstanding at this SSD at most, as Units are
 	// counted; 0: the policy does not say.
 	CreditUnits int

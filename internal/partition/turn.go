@@ -36,6 +36,7 @@ func (p *Partition) turn() {
 		return
 	}
 	now := p.driver.Now()
+	p.tellWall(now)
 	l := p.swapping
 	p.takeDone()
 	aborted := p.aborting.Load() && p.aborting.Swap(false) // before takeInbox, which may set it again
@@ -76,6 +77,17 @@ func (p *Partition) turn() {
 	case p.phase == closing && (p.store.Stopped() || p.lost):
 		p.phase = gone
 		close(p.stopped)
+	}
+}
+
+// wallEveryNS is how often the time of day is looked up.
+const wallEveryNS = 100e6
+
+// tellWall tells the store the time of day.
+func (p *Partition) tellWall(now int64) {
+	if now >= p.wallDueNS {
+		p.wallDueNS = now + wallEveryNS
+		p.store.SetWall(uint32(p.cfg.Wall().Unix()))
 	}
 }
 
@@ -197,6 +209,7 @@ func (p *Partition) startRequests(now int64) (any bool) {
 		q := kvstore.Request{
 			Op: r.Op, Condition: r.Condition, Tag: uint64(tag), Tenant: r.Tenant,
 			Key: r.Key[:min(int(r.KeyLen), len(r.Key))], Value: r.Value, Room: r.Room,
+			Version: r.Version, Expires: r.Expires, Tombstone: r.Tombstone, ID: r.ID,
 		}
 		verdict := swap.ToStore
 		if l != nil {
@@ -244,7 +257,7 @@ func (p *Partition) reply(a *kvstore.Reply) {
 	r := p.reqs[a.Tag]
 	p.reqs[a.Tag] = nil
 	p.freeReq = append(p.freeReq, uint32(a.Tag))
-	r.Status, r.ValueLen = a.Status, a.ValueLen
+	r.Status, r.ValueLen, r.ObjectVersion, r.ObjectExpires = a.Status, a.ValueLen, a.Version, a.Expires
 	p.waiting.requestDone(r)
 	p.complete(r)
 }

@@ -167,7 +167,7 @@ func (b Segment) Changes(dst []Change) (changes []Change, known bool) {
 
 // NumberedItem returns item number, which must be below Items.
 func (b Segment) NumberedItem(number int) Item {
-	off := SegmentHeaderBytes
+	off := b.First()
 	for range number {
 		off += b.Item(off).LengthBytes()
 	}
@@ -178,7 +178,7 @@ func (b Segment) NumberedItem(number int) Item {
 func (b Segment) bornBytes(c Change) int {
 	n := 0
 	for i := range c.More + 1 {
-		n += ValueBytes(b.NumberedItem(c.Item + i).ValueLen())
+		n += b.NumberedItem(c.Item + i).RecordBytes()
 	}
 	return n
 }
@@ -187,7 +187,7 @@ func (b Segment) bornBytes(c Change) int {
 //
 // hot: 0 allocs
 func (b Segment) NumberOf(place units.ExtentOffset) int {
-	off := SegmentHeaderBytes
+	off := b.First()
 	for i := range b.Items() {
 		it := b.Item(off)
 		if it.ValueOffset() == place {

@@ -11,8 +11,9 @@ import (
 //
 // hot: 0 allocs
 func (b Segment) Find(key []byte) int {
-	for off := SegmentHeaderBytes; off < b.LengthBytes(); {
-		it := b.Item(off)
+	end, it := b.LengthBytes(), b.Item(b.First())
+	for off := b.First(); off < end; {
+		it.b = b[off:]
 		if bytes.Equal(it.Key(), key) {
 			return off
 		}
@@ -26,7 +27,7 @@ func (b Segment) Find(key []byte) int {
 //
 // hot: 0 allocs
 func (b Segment) FindValue(valueOffset units.ExtentOffset) int {
-	for off := SegmentHeaderBytes; off < b.LengthBytes(); {
+	for off := b.First(); off < b.LengthBytes(); {
 		it := b.Item(off)
 		if it.ValueOffset() == valueOffset {
 			return off
@@ -36,11 +37,132 @@ func (b Segment) FindValue(valueOffset units.ExtentOffset) int {
 	return 0
 }
 
+// KeyOf returns the offset in b of the item of the key that the item at offset at belongs to.
+func (b Segment) KeyOf(at int) (key int) {
+	for off := b.First(); off <= at; {
+		it := b.Item(off)
+		if it.HasKey() {
+			key = off
+		}
+		off += it.LengthBytes()
+	}
+	return key
+}
+
+// Keys is the number of items with a key.
+func (b Segment) Keys() (n int) {
+	for off := b.First(); off < b.LengthBytes(); {
+		it := b.Item(off)
+		if it.HasKey() {
+			n++
+		}
+		off += it.LengthBytes()
+	}
+	return n
+}
+
+// WidthFor is the version width that the segment needs with that clock, its present items, and one with that version.
+//
+// hot: 0 allocs
+func (b Segment) WidthFor(clock, version uint64) int {
+	oldest := version
+	for off := b.First(); off < b.LengthBytes(); {
+		it := b.Item(off)
+		if it.HasKey() {
+			oldest = min(oldest, it.Version())
+		}
+		off += it.LengthBytes()
+	}
+	return versionWidth(clock, oldest)
+}
+
+// versionWidth is the version width of a segment with that clock whose lowest version is oldest.
+func versionWidth(clock, oldest uint64) int {
+	switch span := clock - oldest; {
+	case span == 0:
+		return 0
+	case span < 1<<16:
+		return 2
+	default:
+		n := 3
+		for n < 8 && span>>(8*n) > 0 {
+			n++
+		}
+		return n
+	}
+}
+
 // Clear makes b an empty segment with the given number, and complete.
 func (b Segment) Clear(number uint32) {
 	clear(b[:SegmentHeaderBytes])
+	b.SetLossy(false)
 	b.SetNumber(number)
 	b.SetLengthBytes(SegmentHeaderBytes)
+}
+
+// Upgrade makes a segment of an old version one of the present version. The view must have room for UpgradeBytes more.
+func (b Segment) Upgrade() {
+	if !b.Old() {
+		return
+	}
+	lossy, n := b.Lossy(), b.LengthBytes()
+	copy(b[SegmentHeaderBytes:], b[oldSegmentBytes:n])
+	b.SetLossy(lossy)
+	b.SetLengthBytes(n + UpgradeBytes)
+	b.SetItems(b.Items())
+	le.PutUint64(b[segClock:], 1)
+	b[segWidth] = 0
+	for off := b.First(); off < b.LengthBytes(); {
+		it := b.Item(off)
+		if it.ValueLen() > 0 {
+			it.b[0] |= flagLong
+		}
+		off += it.LengthBytes()
+	}
+}
+
+// CopyItems makes the items, the clock and the completeness of b, which was cleared, those of another segment, which
+// must not be an old one. The view must have room for them.
+func (b Segment) CopyItems(from Segment) {
+	copy(b[segClock:from.LengthBytes()], from[segClock:])
+	b.SetLossy(from.Lossy())
+	b.SetLengthBytes(from.LengthBytes())
+	b.SetItems(from.Items())
+}
+
+// Recode sets the clock and the version width, which must be enough for all items. The view must have room for what the
+// items become longer.
+//
+// hot: 0 allocs
+func (b Segment) Recode(clock uint64, width int) {
+	was, to := b.Width(), b.First()
+	if was != width {
+		more := b.Keys() * (width - was)
+		it, from, end := b.Item(to), to, b.LengthBytes()
+		if more > 0 {
+			// What is read stays behind what is written.
+			from += more
+			copy(b[from:], b[to:end])
+			end += more
+		}
+		for from < end {
+			it.b = b[from:]
+			n := it.LengthBytes()
+			if !it.HasKey() {
+				copy(b[to:], b[from:from+n])
+				to, from = to+n, from+n
+				continue
+			}
+			v := it.Version()
+			copy(b[to:to+ItemHeaderBytes], b[from:])
+			rest := copy(b[to+ItemHeaderBytes+width:], b[from+ItemHeaderBytes+was:from+n])
+			Item{b: b[to:], width: uint8(width)}.SetVersion(v)
+			to, from = to+ItemHeaderBytes+width+rest, from+n
+		}
+		b.SetLengthBytes(to)
+		b[segWidth] = byte(width)
+	}
+	le.PutUint64(b[segClock:], clock)
 }
 
 // Vacant reports whether the segment says only that it has no keys. Such a segment needs no record.
@@ -49,31 +171,38 @@ func (b Segment) Vacant() bool { return b.Items() == 0 && !b.Lossy() }
 // Complete makes a lossy segment complete: keys without an item do not exist.
 func (b Segment) Complete() {
 	b.SetLossy(false)
-	out, items := SegmentHeaderBytes, 0
-	for off := out; off < b.LengthBytes(); {
-		it := b.Item(off)
-		n := it.LengthBytes()
-		if !it.Gone() {
-			copy(b[out:], b[off:off+n])
-			out += n
-			items++
+	for off := b.First(); off < b.LengthBytes(); {
+		if !b.Settle(off) {
+			off += b.Item(off).LengthBytes()
 		}
-		off += n
 	}
-	b.SetLengthBytes(out)
-	b.SetItems(items)
 }
 
-// Insert appends an item for a key and returns its offset. The view must have room for it, and the segment must not
-// become longer than MaxSegmentBytes.
+// Settle removes the item of a key at offset at if nothing needs it, and reports whether it did: the key does not
+// exist, has no tombstone and no identities, and the segment is complete.
+//
+// hot: 0 allocs
+func (b Segment) Settle(at int) bool {
+	it := b.Item(at)
+	gone := it.Gone() && !it.HasExpiry() && !b.Lossy() && b.Identities(at) == 0
+	if gone {
+		b.Remove(at)
+	}
+	return gone
+}
+
+// Insert appends an item for a key, with the version of the clock, and returns its offset. The view must have room for
+// it, and the segment must not become longer than there may be.
 //
 // hot: 0 allocs
 func (b Segment) Insert(key []byte) int {
-	at := b.LengthBytes()
-	b.SetLengthBytes(at + ItemHeaderBytes + len(key))
+	at, w := b.LengthBytes(), b.Width()
+	clear(b[at : at+ItemHeaderBytes+w])
+	b[at] = byte(len(key))
+	copy(b[at+ItemHeaderBytes+w:], key)
+	b.SetLengthBytes(at + ItemHeaderBytes + w + len(key))
 	b.SetItems(b.Items() + 1)
-	b.Item(at).SetKeyLen(len(key))
-	copy(b.Item(at).Key(), key)
+	b.Item(at).SetVersion(b.Clock())
 	return at
 }
 
@@ -97,11 +226,21 @@ func (b Segment) Pieces(at int) (n, valueLen int) {
 //
 // hot: 0 allocs
 func (b Segment) Extend(at, n int) {
-	from, length := at+b.Item(at).LengthBytes(), n*ItemHeaderBytes
-	copy(b[from+length:], b[from:b.LengthBytes()])
-	clear(b[from : from+length])
-	b.SetLengthBytes(b.LengthBytes() + length)
+	b.open(at+b.Item(at).LengthBytes(), n*ItemHeaderBytes)
 	b.SetItems(b.Items() + n)
+}
+
+// open makes room for n bytes, zeroes, at an offset.
+func (b Segment) open(at, n int) {
+	copy(b[at+n:], b[at:b.LengthBytes()])
+	clear(b[at : at+n])
+	b.SetLengthBytes(b.LengthBytes() + n)
+}
+
+// cut removes n bytes at an offset.
+func (b Segment) cut(at, n int) {
+	copy(b[at:], b[at+n:b.LengthBytes()])
+	b.SetLengthBytes(b.LengthBytes() - n)
 }
 
 // Truncate removes all pieces but the first of the value of a key, whose item is at offset at.
@@ -109,32 +248,123 @@ func (b Segment) Extend(at, n int) {
 // hot: 0 allocs
 func (b Segment) Truncate(at int) {
 	n, _ := b.Pieces(at)
-	from, length := at+b.Item(at).LengthBytes(), (n-1)*ItemHeaderBytes
-	copy(b[from:], b[from+length:b.LengthBytes()])
-	b.SetLengthBytes(b.LengthBytes() - length)
+	b.cut(at+b.Item(at).LengthBytes(), (n-1)*ItemHeaderBytes)
 	b.SetItems(b.Items() - (n - 1))
 }
 
-// Remove removes the item of a key at offset at, which Find has returned, with all pieces of its value.
+// Remove removes the item of a key at offset at, which Find has returned, with all pieces of its value and all
+// identities.
 //
 // hot: 0 allocs
 func (b Segment) Remove(at int) {
 	b.Truncate(at)
-	n := b.Item(at).LengthBytes()
-	copy(b[at:], b[at+n:b.LengthBytes()])
-	b.SetLengthBytes(b.LengthBytes() - n)
-	b.SetItems(b.Items() - 1)
+	n, identities := b.Item(at).LengthBytes(), b.Identities(at)
+	b.cut(at, n+identities*IdentityBytes)
+	b.SetItems(b.Items() - 1 - identities)
+}
+
+// SetExpiry gives the item of a key at offset at an expiry, or takes it away. With one that it had not before the
+// segment becomes longer by ExpiryBytes, for which the view must have room.
+//
+// hot: 0 allocs
+func (b Segment) SetExpiry(at int, has bool, unix uint32) {
+	it, field := b.Item(at), at+ItemHeaderBytes+b.Width()
+	switch had := it.HasExpiry(); {
+	case had && !has:
+		b.cut(field, ExpiryBytes)
+		b[at] &^= flagExpires
+	case has && !had:
+		b.open(field, ExpiryBytes)
+		b[at] |= flagExpires
+	}
+	if has {
+		le.PutUint32(b[field:], unix)
+	}
+}
+
+// identitiesAt is the offset of the first identity of the key whose item is at offset at, if it has one.
+func (b Segment) identitiesAt(at int) int {
+	n, _ := b.Pieces(at)
+	return at + b.Item(at).LengthBytes() + (n-1)*ItemHeaderBytes
+}
+
+// Identities is the number of identities of the key whose item is at offset at.
+//
+// hot: 0 allocs
+func (b Segment) Identities(at int) (n int) {
+	for off := b.identitiesAt(at); off < b.LengthBytes() && b.Item(off).IsIdentity(); off += IdentityBytes {
+		n++
+	}
+	return n
+}
+
+// FindIdentity returns an identity of the key whose item is at offset at.
+//
+// hot: 0 allocs
+func (b Segment) FindIdentity(at int, client, seq uint64) (id Identity, ok bool) {
+	for off := b.identitiesAt(at); off < b.LengthBytes() && b.Item(off).IsIdentity(); off += IdentityBytes {
+		if id = b.Item(off).Identity(); id.Client == client && id.Seq == seq {
+			return id, true
+		}
+	}
+	return Identity{}, false
+}
+
+// AddIdentity adds an identity to the key whose item is at offset at. The view must have room for IdentityBytes. If the
+// key has MaxIdentities, the oldest one is evicted, and the next one is kept for as long as that should have been: as
+// long as the key has identities it is known that some were evicted.
+//
+// hot: 0 allocs
+func (b Segment) AddIdentity(at int, id *Identity) {
+	first, n := b.identitiesAt(at), b.Identities(at)
+	if n == MaxIdentities {
+		until := b.Item(first).Identity().KeepUntil
+		b.cut(first, IdentityBytes)
+		b.SetItems(b.Items() - 1)
+		n--
+		next := b.Item(first).Identity()
+		if until == 0 || next.KeepUntil != 0 && next.KeepUntil < until {
+			next.KeepUntil = until
+			b.Item(first).setIdentity(&next)
+		}
+		b.Item(at).SetEvicted(true)
+	}
+	off := first + n*IdentityBytes
+	b.open(off, IdentityBytes)
+	b.SetItems(b.Items() + 1)
+	b.Item(off).setIdentity(id)
+}
+
+// DropIdentities removes those identities of the key whose item is at offset at that may be dropped at a time in unix
+// seconds, and reports whether there were any.
+//
+// hot: 0 allocs
+func (b Segment) DropIdentities(at int, unix uint32) (dropped bool) {
+	first := b.identitiesAt(at)
+	for off := first; off < b.LengthBytes() && b.Item(off).IsIdentity(); {
+		if !b.Item(off).mayGo(unix) {
+			off += IdentityBytes
+			continue
+		}
+		b.cut(off, IdentityBytes)
+		b.SetItems(b.Items() - 1)
+		dropped = true
+	}
+	if dropped && b.Identities(at) == 0 {
+		b.Item(at).SetEvicted(false)
+	}
+	return dropped
 }
 
 // Filter removes the keys for which keep returns false.
 //
 // hot: 0 allocs
 func (b Segment) Filter(keep func(key []byte) bool) {
-	out, items, kept := SegmentHeaderBytes, 0, false
+	out, items, kept := b.First(), 0, false
 	for off := out; off < b.LengthBytes(); {
 		it := b.Item(off)
 		n := it.LengthBytes()
-		if !it.Continues() {
+		if it.HasKey() {
 			kept = keep(it.Key())
 		}
 		if kept {
@@ -148,4 +378,23 @@ func (b Segment) Filter(keep func(key []byte) bool) {
 	}
 	b.SetLengthBytes(out)
 	b.SetItems(items)
+}
+
+// FirstExpiry is the first time, in unix seconds, at which an object, a tombstone or an identity of the segment may be
+// dropped; 0: never.
+//
+// hot: 0 allocs
+func (b Segment) FirstExpiry() (first uint32) {
+	for off := b.First(); off < b.LengthBytes(); {
+		it := b.Item(off)
+		e := it.Expiry()
+		if it.IsIdentity() {
+			e = it.Identity().KeepUntil
+		}
+		if e != 0 && (first == 0 || e < first) {
+			first = e
+		}
+		off += it.LengthBytes()
+	}
+	return first
 }

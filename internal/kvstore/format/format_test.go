@@ -5,6 +5,7 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
+	"hash/crc32"
 	"slices"
 	"strings"
 	"testing"
@@ -24,30 +25,60 @@ var golden = []struct {
 	{"page", page, func(b []byte) error { return Page(b).Check(9, 3) }, ""},
 	{"segment", segment, func(b []byte) error { return Segment(b).Check(77) }, "" +
 		"________" + // CRC32C
-		"53" + "0200500000" + // magic, durable: from 5 to 2 back
+		"73" + "0200500000" + // magic, durable: from 5 to 2 back
 		"070000000000" + // version
-		"2a000000" + "2c00" + "0220" + // number, length, items and an extra unit
-		"01" + "000010" + "0100000000" + "61" + // key of 1, value of 1 MiB at 8
-		"01" + "000000" + "0000000000" + "62" + // key of 1, value of 0
+		"2a000000" + "3d00" + "0220" + // number, length, items and an extra unit
+		"0202010000000000" + "02" + // clock of 0x10202, version width
+		"01" + "000010" + "0100000000" + "0202" + "61" + // key of 1, value of 1 MiB at 8, version 0x10202
+		"21" + "000000" + "0000000000" + "0302" + "80ee3668" + "62" + // key of 1, no value, version 0x203, expiry
 		"03" + "ac02" + // 2 units before, in chunk 300
 		"87" + "00" + "01" + // born: item 0; died: as long, in chunk 1
 		"82" + "02" + "03" + // died in chunk 2, 3 units
 		"92" + "808040" + "808008" + // a key less, died in chunk 2^20, 2^17 units
 		"8b" + "01" + "808040" + "808008" + // a key more, born: item 1, died the same
-		strings.Repeat("00", 28)},
+		strings.Repeat("00", 11)},
 	{"segment with a value in pieces", pieces, func(b []byte) error { return Segment(b).Check(77) }, "" +
 		"________" + // CRC32C
-		"53" + "0000000000" + // magic, durable: none
+		"73" + "0000000000" + // magic, durable: none
 		"070000000000" + // version
-		"2a000000" + "3f00" + "0420" + // number, length, items and an extra unit
+		"2a000000" + "4800" + "0400" + // number, length, items
+		"0900000000000000" + "00" + // clock, version width 0: all versions are 9
 		"01" + "008000" + "0100000000" + "61" + // key of 1, the first 32 KiB of its value at 8
 		"00" + "008000" + "0410000000" + // the next 32 KiB
 		"00" + "010000" + "0110000000" + // the last byte
 		"02" + "000000" + "0000000000" + "6262" + // key of 2, value of 0
 		"01" + // there was no record before
-		"a3" + "00" + "02" + "02" + "8640" + // born: item 0 and 2 more; died in chunk 2, 8198 units
-		strings.Repeat("00", 26)},
+		"a3" + "00" + "02" + "02" + "8440" + // born: item 0 and 2 more; died in chunk 2, 8196 units
+		strings.Repeat("00", 17)},
+	{"lossy segment with a tombstone and identities", identities, func(b []byte) error { return Segment(b).Check(77) },
+		"" +
+			"________" + // CRC32C
+			"6c" + "0000000000" + // magic, durable: none
+			"080000000000" + // version
+			"2a000000" + "6d00" + "0300" + // number, length, items
+			"0300000000000000" + "02" + // clock, version width
+			"a1" + "000000" + "0100000000" + // key of 1, identities evicted, does not exist
+			"0300" + "00000000" + "61" + // version 3, a tombstone for ever
+			"1f" + "0100000000000000" + "0200000000000000" + "00" + "0200000000000000" + "00000000" + // client 1
+			"1f" + "ff00000000000000" + "0300000000000000" + "00" + "0300000000000000" + "80ee3668" + // client 255
+			"01" + // there was no record before
+			strings.Repeat("00", 18)},
+	{"segment of version 3", oldSegment, func(b []byte) error { return Segment(b).Check(77) }, "" +
+		"________" + // CRC32C
+		"53" + "0200500000" + // magic, durable: from 5 to 2 back
+		"070000000000" + // version
+		"2a000000" + "3500" + "0300" + // number, length, items
+		"01" + "008000" + "0100000000" + "61" + // key of 1, the first 32 KiB of its value at 8
+		"00" + "010000" + "0410000000" + // the last byte
+		"01" + "000000" + "0000000000" + "62" + // key of 1, value of 0
+		"01" + // there was no record before
+		strings.Repeat("00", 10)},
 	{"value", valueRecord, func(b []byte) error { return Value(b).Check(77) }, "" +
+		"________" + "76" + "050000" + // CRC32C, magic, length
+		"efcdab89" + // hash
+		"08000000" + // version
+		"68656c6c6f"},
+	{"value of version 3", oldValue, func(b []byte) error { return Value(b).Check(77) }, "" +
 		"________" + "56" + "050000" + // CRC32C, magic, length
 		"efcdab8967452301" + // hash
 		"080000000000" + "0000" + // version, reserved
@@ -90,19 +121,17 @@ func page() []byte {
 
 func segment() []byte {
 	b := make(Segment, 3*KeyUnit)
+	b.Clear(42)
 	b.SetVersion(7)
 	b.SetDurable(2, 5)
-	b.SetNumber(42)
-	b.SetLengthBytes(SegmentHeaderBytes + 2*(ItemHeaderBytes+1))
-	b.SetItems(2)
-	it := b.Item(SegmentHeaderBytes)
-	it.SetKeyLen(1)
+	b.Recode(0x203, 0)
+	b.Insert([]byte("a"))
+	b.SetExpiry(b.Insert([]byte("b")), true, 1748430464)
+	b.Recode(0x10202, b.WidthFor(0x10202, 0x10202))
+	it := b.Item(b.First())
+	it.SetVersion(0x10202)
 	it.SetValueLen(MaxValue)
 	it.SetValueOffset(8)
-	copy(it.Key(), "a")
-	it = b.Item(SegmentHeaderBytes + it.LengthBytes())
-	it.SetKeyLen(1)
-	copy(it.Key(), "b")
 	copy(b[b.LengthBytes():], b.SetChanges(segmentChanges(b)))
 	b.Seal(77)
 	return b
@@ -111,6 +140,7 @@ func segment() []byte {
 func pieces() []byte {
 	b := make(Segment, 3*KeyUnit)
 	b.Clear(42)
+	b.Recode(9, 0)
 	b.SetVersion(7)
 	at := b.Insert([]byte("a"))
 	b.Insert([]byte("bb"))
@@ -122,6 +152,38 @@ func pieces() []byte {
 	}
 	c := b.AppendChange(BeginChanges(nil, 0, 0), Change{Item: 0, More: 2, Chunk: 2, Died: 2 * ValueBytes(32<<10)})
 	copy(b[b.LengthBytes():], b.SetChanges(c))
+	b.Seal(77)
+	return b
+}
+
+func identities() []byte {
+	b := make(Segment, 4*KeyUnit)
+	b.Clear(42)
+	b.SetLossy(true)
+	b.SetVersion(8)
+	b.Recode(3, 2)
+	at := b.Insert([]byte("a"))
+	b.Item(at).SetGone()
+	b.Item(at).SetEvicted(true)
+	b.SetExpiry(at, true, 0)
+	b.AddIdentity(at, &Identity{Client: 1, Seq: 2, Version: 2})
+	b.AddIdentity(at, &Identity{Client: 255, Seq: 3, Version: 3, KeepUntil: 1748430464})
+	copy(b[b.LengthBytes():], b.SetChanges(BeginChanges(nil, 0, 0)))
+	b.Seal(77)
+	return b
+}
+
+// oldSegment is a segment of version 3 of the format, as its program has written it.
+func oldSegment() []byte {
+	b := make(Segment, 2*KeyUnit)
+	b[segMagic] = 'S'
+	b.SetVersion(7)
+	b.SetDurable(2, 5)
+	b.SetNumber(42)
+	copy(b[24:], "\x01\x00\x80\x00\x01\x00\x00\x00\x00a"+"\x00\x01\x00\x00\x04\x10\x00\x00\x00"+
+		"\x01\x00\x00\x00\x00\x00\x00\x00\x00b"+"\x01")
+	b.SetLengthBytes(24 + 10 + 9 + 10)
+	b.SetItems(3)
 	b.Seal(77)
 	return b
 }
@@ -143,8 +205,19 @@ func valueRecord() []byte {
 	b.SetValueLen(5)
 	b.SetHash(0x0123456789abcdef)
 	b.SetVersion(8)
+	b[valMagic] = 'v'
 	copy(b.Data(), "hello")
 	b.Seal(77)
+	return b
+}
+
+func oldValue() []byte {
+	b := make(Value, 29)
+	b.SetValueLen(5)
+	b[valMagic] = 'V'
+	copy(b[8:], "\xef\xcd\xab\x89\x67\x45\x23\x01\x08")
+	copy(b[24:], "hello")
+	le.PutUint32(b, crc32.Update(77, castagnoli, b[4:]))
 	return b
 }
 
@@ -202,7 +275,7 @@ func TestChangesAreReadAsWritten(t *testing.T) {
 
 func TestValuesInPieces(t *testing.T) {
 	content := func(b Segment) (s string) {
-		for at := SegmentHeaderBytes; at < b.LengthBytes(); {
+		for at := b.First(); at < b.LengthBytes(); {
 			it := b.Item(at)
 			at += it.LengthBytes()
 			s += fmt.Sprintf("%s%d ", it.Key(), it.ValueLen())
@@ -216,6 +289,7 @@ func TestValuesInPieces(t *testing.T) {
 	for n := range 27 {
 		b := make(Segment, 1024)
 		b.Clear(42)
+		b.Recode(1, 0)
 		want := [3]string{}
 		for i := range want {
 			at, length := b.Insert([]byte{'a' + byte(i)}), 0
@@ -302,7 +376,7 @@ func TestChecksNameTheField(t *testing.T) {
 			b := superblock()
 			seal(b, superMagic, Version+1)
 			return Superblock(b).Check(1 << 30)
-		}, ErrVersion, "has 4, this program knows 2 to 3"},
+		}, ErrVersion, "has 5, this program knows 2 to 4"},
 		{"length", func() error { return Superblock(superblock()).Check(1 << 31) }, ErrCorrupt,
 			"partition length is 1073741824, want 2147483648"},
 		{"chunk length", func() error {
@@ -318,7 +392,7 @@ func TestChecksNameTheField(t *testing.T) {
 			"number of items is 3, want 2"},
 		{"a piece of no value", func() error {
 			b := Segment(pieces())
-			b.Item(SegmentHeaderBytes).SetValueLen(0)
+			b.Item(b.First()).SetValueLen(0)
 			b.Seal(77)
 			return b.Check(77)
 		}, ErrCorrupt, "key length of item 1 is 0"},
@@ -365,11 +439,13 @@ func FuzzSegment(f *testing.F) {
 
 // FuzzSealedSegment computes a valid checksum for any input, so that the other checks of Check are tested.
 func FuzzSealedSegment(f *testing.F) {
-	f.Add([]byte(segment()))
+	for _, b := range [][]byte{segment(), pieces(), identities(), oldSegment()} {
+		f.Add(b)
+	}
 	f.Fuzz(func(t *testing.T, b []byte) {
 		b = slices.Clone(b)
-		if len(b) < SegmentHeaderBytes || Segment(b).ExtentBytes() > len(b) ||
-			Segment(b).LengthBytes() < SegmentHeaderBytes {
+		if len(b) < oldSegmentBytes || Segment(b).ExtentBytes() > len(b) ||
+			Segment(b).LengthBytes() < oldSegmentBytes {
 			return
 		}
 		Segment(b).Seal(77)
@@ -381,10 +457,13 @@ func FuzzSealedSegment(f *testing.F) {
 
 // readSegment reads everything in a segment that has passed its check.
 func readSegment(b Segment) {
-	at := SegmentHeaderBytes
+	at := b.First()
 	for i := range b.Items() {
 		it := b.Item(at)
-		_, _ = it.Key(), it.ValueOffset()
+		_, _, _, _ = it.Key(), it.ValueOffset(), it.Version(), it.Expiry()
+		if it.HasKey() {
+			_ = b.Identities(at)
+		}
 		if n, length := b.Pieces(at); n < 1 || length > MaxValue {
 			panic("a value that is too long")
 		}

@@ -14,7 +14,8 @@ import (
 //	32 16B  partition UUID                  72  u32  chunk length in bytes
 //	                                        76  u32  number of checkpoint pages
 //	80 u64  volatile from: a loss of power may have lost writes of this version and later ones; 0: of none
-//	88 … 4095 reserved
+//	88 u32  salt, 0: of the hash seed only, as in partitions made with version 2 or 3 of the format
+//	92 … 4095 reserved
 type Superblock []byte
 
 const (
@@ -28,7 +29,8 @@ const (
 	superChunk      = 72
 	superPages      = 76
 	superVolatile   = 80
-	superReserved   = 88
+	superSalt       = 88
+	superReserved   = 92
 )
 
 // Version is the version of the format that the superblock was sealed with; 0: it was not sealed.
@@ -78,7 +80,21 @@ func (b Superblock) PagePlace(page uint32) (chunk int, offset ChunkOffset) {
 }
 
 // Salt is the part of the seeds of checksums that is the same in the whole partition.
-func (b Superblock) Salt() uint32 { return uint32(mix(b.HashSeed() ^ 0x6A626F66)) }
+func (b Superblock) Salt() uint32 {
+	if v := le.Uint32(b[superSalt:]); v != 0 {
+		return v
+	}
+	return uint32(mix(b.HashSeed() ^ 0x6A626F66))
+}
+
+// SetSalt derives the salt of a new partition from its UUID and hash seed, which must be set before. Partitions that
+// are replicas of each other have the same hash seed. Without the UUID, records that another partition has left on the
+// drive would count as this one's.
+func (b Superblock) SetSalt() {
+	id := b.UUID()
+	v := uint32(mix(b.HashSeed() ^ 0x6A626F66 ^ mix(le.Uint64(id[:])^mix(le.Uint64(id[8:])))))
+	le.PutUint32(b[superSalt:], max(1, v))
+}
 
 // Seal completes the superblock by writing its prelude. It must be called last.
 func (b Superblock) Seal() { seal(b[:SuperblockBytes], superMagic, Version) }
@@ -249,9 +265,11 @@ func (b Page) Check(checkpoint uint64, index uint32) error {
 //	0  u64 next version          32 3 times {u32 epoch, u32 end in the chunk} of
 //	8  u64 objects                  the open chunks: key log, value log, moved values;
 //	16 u32 number of segments       epoch 0: none
-//	20 u32 number of chunks      56 8 B reserved
-//	24 u32 last epoch
-//	28 4 B reserved
+//	20 u32 number of chunks
+//	24 u32 last epoch                56 u64 object versions: the greatest that was given
+//	28 u32 first expiry: nothing in the store expires before it, in unix seconds; 0: nothing expires
+//
+// The last two are 0 in checkpoints of old versions.
 type Summary []byte
 
 // SummaryBytes and ChunkEntryBytes are the lengths of a Summary and a ChunkEntry.
@@ -267,6 +285,11 @@ func (b Summary) Chunks() int             { return int(le.Uint32(b[20:])) }
 func (b Summary) SetChunks(v int)         { le.PutUint32(b[20:], uint32(v)) }
 func (b Summary) LastEpoch() uint32       { return le.Uint32(b[24:]) }
 func (b Summary) SetLastEpoch(v uint32)   { le.PutUint32(b[24:], v) }
+
+func (b Summary) Clock() uint64           { return le.Uint64(b[56:]) }
+func (b Summary) SetClock(v uint64)       { le.PutUint64(b[56:], v) }
+func (b Summary) FirstExpiry() uint32     { return le.Uint32(b[28:]) }
+func (b Summary) SetFirstExpiry(v uint32) { le.PutUint32(b[28:], v) }
 
 // Open returns epoch and end of the open chunk of log i, 0 to 2; epoch 0: the log had none.
 func (b Summary) Open(i int) (epoch uint32, end ChunkOffset) {

@@ -94,12 +94,12 @@ func (m *Machine) listRead(i int32) {
 // listSegment appends the keys of a segment, starting at the position, and reports whether all of them fit.
 func (m *Machine) listSegment(o *op, seg format.Segment) bool {
 	found := m.listed[:0]
-	for off := format.SegmentHeaderBytes; off < seg.LengthBytes(); {
+	for off := seg.First(); off < seg.LengthBytes(); {
 		it := seg.Item(off)
 		hash := format.HashKey(m.HashSeed, it.Key())
 		position := bits.Reverse64(hash)
 		// Keys that a split has moved to another segment are still in the record, but do not belong to it.
-		if !it.Continues() && m.Table.Segment(hash) == o.segment &&
+		if it.Exists(m.Wall) && m.Table.Segment(hash) == o.segment &&
 			(position > o.position || position == o.position && bytes.Compare(it.Key(), o.key[:o.keyLen]) >= 0) {
 			found = append(found, listed{position: position, item: off})
 		}

@@ -80,7 +80,7 @@ type quiet struct {
 func (h *quiet) ReadFor(slot int32, _ tenant.ID, _ units.ExtentOffset, _ []byte) {
 	h.reads = append(h.reads, slot)
 }
-func (h *quiet) Done(uint64, Result, int)                               { h.done++ }
+func (h *quiet) Done(uint64, Result, Object)                            { h.done++ }
 func (h *quiet) Damaged(units.ExtentOffset, int, uint32, uint64) Result { return Corrupt }
 
 // TestListsSkipFewSegmentsInATurn: a table of many segments is empty but for one of every so many. Several Lists

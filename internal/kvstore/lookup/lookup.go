@@ -59,12 +59,21 @@ type Request struct {
 	Room func(length int) []byte
 }
 
+// Object describes an object that was found.
+type Object struct {
+	// Length is that of the whole value, or of the list that a List has made.
+	Length int
+	// Version is the object's version. Expires is when it does not exist any more, in unix seconds; 0: never.
+	Version uint64
+	Expires uint32
+}
+
 // Host is what a Machine needs of the store.
 type Host interface {
 	// ReadFor starts a read in the name of a tenant. Machine.Read must be called with the slot when it has ended.
 	ReadFor(slot int32, tenant tenant.ID, offset units.ExtentOffset, buf []byte)
-	// Done ends a Request. The length is that of the whole value, or of the list.
-	Done(tag uint64, r Result, length int)
+	// Done ends a Request. The Object is what a Get or an Exist has found.
+	Done(tag uint64, r Result, o Object)
 	// Damaged reports a live record of at most n bytes that is damaged: a segment, or a value if hash is the hash of
 	// its key. It returns Corrupt, or DeviceError if the record may be read later.
 	Damaged(offset units.ExtentOffset, n int, segment uint32, hash uint64) Result
@@ -86,7 +95,9 @@ type Config struct {
 // Machine finds values and lists keys.
 type Machine struct {
 	Config
-	ops []op
+	// Wall is the time in unix seconds. Objects that have expired by then are not found.
+	Wall uint32
+	ops  []op
 	// links are those of free, skipping and the lists of ops that wait for memory.
 	links list.Links
 	free  list.List
@@ -111,6 +122,9 @@ type op struct {
 	value  []byte
 	room   func(length int) []byte
 	length uint32
+	// version and expires are those of the object that was found.
+	version uint64
+	expires uint32
 	// entry is the SegTbl's entry of segment when its read was started, and life the epoch of its chunk at that time.
 	// lead is the offset of the record in the buffer.
 	entry   Entry
@@ -136,11 +150,13 @@ type op struct {
 type piece struct {
 	place  units.ExtentOffset
 	length uint32
+	// record is the length of its record.
+	record uint32
 	epoch  uint32
 }
 
 func (p *piece) end() units.ExtentOffset {
-	return p.place + units.ExtentOffset(format.ValueBytes(int(p.length)))
+	return p.place + units.ExtentOffset(p.record)
 }
 
 // New makes a Machine.
@@ -205,7 +221,7 @@ func (m *Machine) Read(slot int32, ok bool) {
 func (m *Machine) lookup(i int32) {
 	o := &m.ops[i]
 	clear(o.value[:min(int(o.at), len(o.value))]) // pieces of an older value may be there
-	o.at = 0
+	o.at, o.version, o.expires = 0, 0, 0
 	o.segment = m.Table.Segment(o.hash)
 	if o.entry = m.Table.Get(o.segment); o.entry == 0 {
 		m.finish(i, NotFound)
@@ -319,10 +335,11 @@ func (m *Machine) lookupRead(i int32) {
 	case at == 0 && seg.Lossy():
 		m.lost(i)
 		return
-	case at == 0 || seg.Item(at).Gone():
+	case at == 0 || !seg.Item(at).Exists(m.Wall):
 		m.finish(i, NotFound)
 		return
 	}
+	o.version, o.expires = seg.Item(at).Version(), seg.Item(at).Expiry()
 	pieces, length := seg.Pieces(at)
 	o.length = uint32(length)
 	if o.kind == Exist || o.length == 0 {
@@ -343,7 +360,7 @@ func (m *Machine) lookupRead(i int32) {
 			m.lost(i)
 			return
 		}
-		o.pieces = append(o.pieces, piece{place: place, length: uint32(it.ValueLen()),
+		o.pieces = append(o.pieces, piece{place: place, length: uint32(it.ValueLen()), record: uint32(it.RecordBytes()),
 			epoch: m.Pool.Chunks[m.Pool.Of(place)].Epoch})
 	}
 	m.readValue(i)
@@ -369,7 +386,7 @@ func (m *Machine) valueRead(i int32) {
 	records := m.bytesOf(o)
 	for j := range o.pieces[:o.run] {
 		p, v := &o.pieces[j], format.Value(records)
-		if v.Check(m.Pool.SeedOf(p.epoch, p.place)) != nil || v.Hash() != o.hash || v.ValueLen() != int(p.length) {
+		if v.Check(m.Pool.SeedOf(p.epoch, p.place)) != nil || !v.HasHash(o.hash) || v.ValueLen() != int(p.length) {
 			m.valueDamaged(i, p)
 			return
 		}
@@ -377,7 +394,7 @@ func (m *Machine) valueRead(i int32) {
 			copy(o.value[o.at:], v.Data())
 		}
 		o.at += p.length
-		records = records[format.ValueBytes(int(p.length)):]
+		records = records[p.record:]
 	}
 	if o.run == len(o.pieces) {
 		m.finish(i, Found)
@@ -396,7 +413,7 @@ func (m *Machine) valueDamaged(i int32, p *piece) {
 		m.lookup(i)
 		return
 	}
-	m.finish(i, m.Host.Damaged(p.place, format.ValueBytes(int(p.length)), o.segment, o.hash))
+	m.finish(i, m.Host.Damaged(p.place, int(p.record), o.segment, o.hash))
 }
 
 // finish ends an op.
@@ -404,6 +421,6 @@ func (m *Machine) finish(i int32, r Result) {
 	o := &m.ops[i]
 	o.value, o.room = nil, nil
 	m.returnBuffer(i)
-	m.Host.Done(o.tag, r, int(o.length))
+	m.Host.Done(o.tag, r, Object{Length: int(o.length), Version: o.version, Expires: o.expires})
 	m.links.PushFront(&m.free, i) // the op that was used last is used next: its buffer is in the CPU's cache
 }

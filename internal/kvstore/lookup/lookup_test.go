@@ -25,7 +25,9 @@ type failing struct {
 func (h *failing) ReadFor(slot int32, _ tenant.ID, offset units.ExtentOffset, buf []byte) {
 	h.slot, h.place, h.buf, h.reads = slot, offset, buf, h.reads+1
 }
-func (h *failing) Done(_ uint64, r Result, n int)                         { h.done, h.with, h.bytes = true, r, n }
+func (h *failing) Done(_ uint64, r Result, o Object) {
+	h.done, h.with, h.bytes = true, r, o.Length
+}
 func (h *failing) Damaged(units.ExtentOffset, int, uint32, uint64) Result { return Corrupt }
 
 // newFailing returns a machine whose table is empty, and its Host.
@@ -55,6 +57,7 @@ func TestWhatWasReadOfAnOlderValueIsErased(t *testing.T) {
 	segmentWith := func(pieces int, at units.ExtentOffset) format.Segment {
 		seg := format.Segment(make([]byte, 512))
 		seg.Clear(number)
+		seg.Recode(1, 0)
 		item := seg.Insert(key)
 		seg.Extend(item, max(0, pieces-1))
 		for n := range pieces {

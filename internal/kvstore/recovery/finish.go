@@ -26,7 +26,8 @@ func Fresh(super format.Superblock, cfg *FormatConfig) *Image {
 	super.SetPartitionBytes(cfg.PartitionBytes)
 	super.SetHashSeed(cfg.HashSeed)
 	super.SetChunkBytes(cfg.ChunkBytes)
-	image := &Image{Super: super, Pool: space.New(super), Table: lookup.NewSegTbl(cfg.SegTbl), Version: 1}
+	super.SetSalt()
+	image := &Image{Super: super, Pool: space.New(super), Table: lookup.NewSegTbl(cfg.SegTbl), Version: 1, Clock: 1}
 	image.Table.Grow(lookup.FirstSegments)
 	for l := range image.Tails {
 		image.Tails[l].Chunk = none

@@ -21,8 +21,9 @@ type lostHeader struct {
 	// bytes is how much of the chunk is searched for records. It is the whole chunk, or no more than the first record
 	// if there is something that looks like one behind a block that is no header at all.
 	bytes int
-	// version is that of the first record in the latter case.
-	version uint64
+	// version is that of the first record in the latter case, its low versionBits bits.
+	version     uint64
+	versionBits int
 }
 
 const (
@@ -93,9 +94,10 @@ func (m *Machine) looksUsed(i format.ChunkNumber, b []byte) (l lostHeader) {
 		l.bytes, l.version = m.cfg.BlockSize+format.PageBytes, 0
 	case seg.Begins():
 		l.bytes, l.version = m.cfg.BlockSize+format.RoundUp(seg.ExtentBytes(), m.cfg.BlockSize), seg.Version()
+		l.versionBits = segmentVersionBits
 	case v.Begins() && v.ValueLen() <= format.MaxValue:
-		l.bytes = m.cfg.BlockSize + format.RoundUp(format.ValueBytes(v.ValueLen()), m.cfg.BlockSize)
-		l.version = v.Version()
+		l.bytes = m.cfg.BlockSize + format.RoundUp(v.RecordBytes(), m.cfg.BlockSize)
+		l.version, l.versionBits = v.Version()
 	}
 	l.bytes = min(l.bytes, int(m.image.Pool.Bytes()))
 	return l
@@ -183,15 +185,20 @@ func (m *Machine) beginProbe() {
 	sum := format.Summary(m.summary[:])
 	m.lost = slices.DeleteFunc(m.lost, func(l lostHeader) bool {
 		return slices.Contains(m.image.Checkpoint, l.chunk) ||
-			l.bytes < int(m.image.Pool.Bytes()) && !isNew(l.version, sum)
+			l.bytes < int(m.image.Pool.Bytes()) && !isNew(l.version, l.versionBits, sum)
 	})
 	m.stage, m.step = probe, 0
 	m.probe()
 }
 
-// isNew reports whether a version may be that of a record that was written since the checkpoint.
-func isNew(version uint64, sum format.Summary) bool {
-	return version >= sum.NextVersion() && version-sum.NextVersion() < maxAhead
+// segmentVersionBits is how many bits of its version a segment has.
+const segmentVersionBits = 48
+
+// isNew reports whether a version, of which only the low bits are known, may be that of a record that was written since
+// the checkpoint.
+func isNew(version uint64, bits int, sum format.Summary) bool {
+	ahead := (version - sum.NextVersion()) & (1<<bits - 1)
+	return ahead < min(maxAhead, uint64(1)<<(bits-1))
 }
 
 // probe reads the next chunk whose header is lost.
@@ -243,8 +250,12 @@ func (m *Machine) guess(i format.ChunkNumber, buf []byte) bool {
 	guesses := 0
 	for at := m.cfg.BlockSize; at < len(buf) && guesses < maxGuesses; at += format.ValueUnit {
 		seg, v := format.Segment(buf[at:]), format.Value(buf[at:])
-		isSeg := at%format.KeyUnit == 0 && seg.Begins() && isNew(seg.Version(), sum)
-		isValue := v.Begins() && isNew(v.Version(), sum)
+		isSeg := at%format.KeyUnit == 0 && seg.Begins() && isNew(seg.Version(), segmentVersionBits, sum)
+		isValue := false
+		if v.Begins() {
+			version, bits := v.Version()
+			isValue = isNew(version, bits, sum)
+		}
 		if !isSeg && !isValue {
 			continue
 		}

@@ -116,6 +116,10 @@ func (m *Machine) takePage(p format.Page) {
 		}
 		m.image.Table.Extend(sum.Segments())
 		m.image.Objects, m.image.Version = sum.Objects(), sum.NextVersion()
+		m.image.Clock = max(m.image.Clock, sum.Clock())
+		if e := sum.FirstExpiry(); e != 0 && (m.image.FirstExpiry == 0 || e < m.image.FirstExpiry) {
+			m.image.FirstExpiry = e
+		}
 		m.noteEpoch(sum.LastEpoch())
 		data, offset = data[format.SummaryBytes:], format.SummaryBytes
 	}

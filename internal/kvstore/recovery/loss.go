@@ -151,7 +151,7 @@ func (m *Machine) noteUse(seg format.Segment) {
 	if len(m.doubtful) == 0 {
 		return
 	}
-	for at, n := format.SegmentHeaderBytes, seg.Items(); n > 0; n-- {
+	for at, n := seg.First(), seg.Items(); n > 0; n-- {
 		it := seg.Item(at)
 		at += it.LengthBytes()
 		if place := it.ValueOffset(); it.ValueLen() > 0 && m.image.Pool.Contains(place) {

@@ -61,6 +61,10 @@ type Image struct {
 	Objects int64
 	// Version is the version of the next segment.
 	Version uint64
+	// Clock is the greatest object version that was given, or more. FirstExpiry is a time before which nothing expires,
+	// in unix seconds; 0: nothing expires.
+	Clock       uint64
+	FirstExpiry uint32
 	// Checkpoint are the chunks of the checkpoint, in order.
 	Checkpoint []format.ChunkNumber
 	// Tails say where the logs continue.
@@ -176,6 +180,7 @@ type value struct {
 	version, hash uint64
 	place         units.ExtentOffset
 	length        int
+	bytes         int // of the record
 	buf           []byte
 	// from and to are where buf is in image.Buf, in whole blocks.
 	from, to int
@@ -197,7 +202,8 @@ type found struct {
 
 // New returns a Machine that reads a partition.
 func New(cfg Config) *Machine {
-	return &Machine{cfg: cfg, cut: 1 << 63, image: Image{Table: lookup.NewSegTbl(cfg.SegTbl), Version: 1}}
+	return &Machine{cfg: cfg, cut: 1 << 63, image: Image{Table: lookup.NewSegTbl(cfg.SegTbl), Version: 1,
+		Clock: 1}}
 }
 
 // Next appends the reads that the Machine asks for to dst.

@@ -80,6 +80,7 @@ func (m *Machine) play() {
 // replay makes a segment the newest of its number. It returns false if the replay has ended or starts again.
 func (m *Machine) replay(seg format.Segment, offset units.ExtentOffset) bool {
 	v := seg.Version()
+	m.noteObjects(seg)
 	if m.last = max(m.last, v); v < m.image.Version || v >= m.cut {
 		return true
 	}
@@ -110,6 +111,15 @@ func (m *Machine) replay(seg format.Segment, offset units.ExtentOffset) bool {
 	m.image.Table.Set(n, e)
 	m.applyChanges(seg, offset, fresh)
 	return true
+}
+
+// noteObjects notes the greatest object version that was given, and the first expiry. Segments that do not count are
+// noted as well: their versions were given, too.
+func (m *Machine) noteObjects(seg format.Segment) {
+	m.image.Clock = max(m.image.Clock, seg.Clock())
+	if e := seg.FirstExpiry(); e != 0 && (m.image.FirstExpiry == 0 || e < m.image.FirstExpiry) {
+		m.image.FirstExpiry = e
+	}
 }
 
 // applyChanges counts what a segment says it has changed. A fresh segment, which a split has added, may have a previous
@@ -162,7 +172,7 @@ func (m *Machine) addLiveValue(it format.Item) {
 	if it.ValueLen() == 0 || !m.image.Pool.Contains(place) {
 		return
 	}
-	m.addLive(m.image.Pool.Of(place), format.ValueBytes(it.ValueLen()))
+	m.addLive(m.image.Pool.Of(place), it.RecordBytes())
 }
 
 // markHeadlessDamaged makes chunks damaged whose header is lost although values in them are live. Their values cannot
@@ -196,10 +206,10 @@ func (m *Machine) count(seg format.Segment, offset units.ExtentOffset) {
 	}
 	m.addLive(m.image.Pool.Of(offset), seg.ExtentBytes())
 	here := false // the last key belongs to the segment and exists
-	for at := format.SegmentHeaderBytes; at < seg.LengthBytes(); {
+	for at := seg.First(); at < seg.LengthBytes(); {
 		it := seg.Item(at)
 		at += it.LengthBytes()
-		if !it.Continues() {
+		if it.HasKey() {
 			here = table.Segment(format.HashKey(m.image.Super.HashSeed(), it.Key())) == n && !it.Gone()
 			if here {
 				m.image.Objects++

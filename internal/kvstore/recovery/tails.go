@@ -36,6 +36,9 @@ func (m *Machine) findTails() {
 	m.readTail()
 }
 
+// lostVersions is more than the number of object versions that may have been given since a checkpoint.
+const lostVersions = 1 << 32
+
 // skipTails starts new chunks for all logs. After a loss of power, or where something could not be read, there may be
 // more behind the ends than was found. What is written from now on has versions and epochs that none of it can have.
 func (m *Machine) skipTails() {
@@ -45,6 +48,7 @@ func (m *Machine) skipTails() {
 	pool := m.image.Pool
 	pool.LastEpoch += uint32(len(pool.Chunks))
 	m.image.Version = max(m.image.Version, m.last+1)
+	m.image.Clock += lostVersions
 	if m.lossy {
 		m.image.Version += 1 << 24 // there may be others in what cannot be read
 	}
@@ -80,7 +84,7 @@ func (m *Machine) tailRead() {
 			at += seg.ExtentBytes()
 			end = at
 		} else if v := format.Value(buf[at:]); m.step != KeyLog && v.Begins() && v.Check(seed) == nil {
-			at += format.ValueBytes(v.ValueLen())
+			at += v.RecordBytes()
 			end = at
 		} else {
 			at += format.ValueUnit

@@ -14,10 +14,10 @@ func (m *Machine) noteUnverified(seg format.Segment, known bool) {
 		return
 	}
 	pool, hash := m.image.Pool, uint64(0) // of the last key
-	for at, i := format.SegmentHeaderBytes, 0; i < seg.Items(); i++ {
+	for at, i := seg.First(), 0; i < seg.Items(); i++ {
 		it := seg.Item(at)
 		at += it.LengthBytes()
-		if !it.Continues() {
+		if it.HasKey() {
 			hash = format.HashKey(m.image.Super.HashSeed(), it.Key())
 		}
 		place := it.ValueOffset()
@@ -32,7 +32,8 @@ func (m *Machine) noteUnverified(seg format.Segment, known bool) {
 			})
 		}
 		if isNew {
-			m.values = append(m.values, value{version: seg.Version(), hash: hash, place: place, length: it.ValueLen()})
+			m.values = append(m.values, value{version: seg.Version(), hash: hash, place: place, length: it.ValueLen(),
+				bytes: it.RecordBytes()})
 		}
 	}
 }
@@ -43,7 +44,7 @@ func (m *Machine) verify() {
 	m.beginPieces()
 	for used := 0; m.looked < len(m.values) && m.looked < headerReads; m.looked++ {
 		v := &m.values[m.looked]
-		start, n := m.image.Pool.Around(v.place, format.ValueBytes(v.length), m.cfg.BlockSize)
+		start, n := m.image.Pool.Around(v.place, v.bytes, m.cfg.BlockSize)
 		if used+n > len(m.image.Buf) {
 			break
 		}
@@ -64,7 +65,7 @@ func (m *Machine) verified() {
 		if i, _ := slices.BinarySearch(m.unread, v.from); i < len(m.unread) && m.unread[i] < v.to {
 			continue
 		}
-		if rec := format.Value(v.buf); rec.Check(m.image.Pool.Seed(v.place)) != nil || rec.Hash() != v.hash ||
+		if rec := format.Value(v.buf); rec.Check(m.image.Pool.Seed(v.place)) != nil || !rec.HasHash(v.hash) ||
 			rec.ValueLen() != v.length {
 			m.restartUpTo(v.version)
 			return

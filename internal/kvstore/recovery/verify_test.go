@@ -31,12 +31,13 @@ func TestALossOfPowerSparesKeysWithoutValues(t *testing.T) {
 	seg := format.Segment(disk[at:])
 	const number = 3
 	seg.Clear(number)
+	seg.Recode(1, 0)
 	for k := byte(0); seg.Items() < 2; k++ {
 		if format.HashKey(sb.HashSeed(), []byte{k})%lookup.FirstSegments == number {
 			seg.Insert([]byte{k})
 		}
 	}
-	far := seg.Item(format.SegmentHeaderBytes)
+	far := seg.Item(seg.First())
 	far.SetValueLen(100)
 	far.SetValueOffset(size)
 	seg.SetVersion(1)

@@ -164,7 +164,7 @@ func (w *Walk) extent(rec []byte) (begins bool, n int) {
 		return true, max(format.KeyUnit, seg.ExtentBytes())
 	}
 	if v := format.Value(rec); !w.Key && v.Begins() {
-		return true, format.ValueBytes(min(v.ValueLen(), format.MaxValue))
+		return true, min(v.RecordBytes(), format.MaxValueBytes(format.MaxValue))
 	}
 	return false, 0
 }

@@ -138,7 +138,10 @@ func TestAWalkFindsEveryValuePastDamage(t *testing.T) {
 			if want := slices.Delete(slices.Clone(places), i, i+1); !slices.Equal(found, want) {
 				t.Fatalf("%s of value %d is damaged: found at %v, want %v", harm.name, i, found, want)
 			}
-			if last := i == len(places)-1; w.Holes == 0 && !last {
+			// A group may have ended before a record that ends a block.
+			end := places[i]%valueBlock + format.ValueBytes((i+1)*7)
+			hidden := harm.name == "all of it" && (end == valueBlock || (i+1)%9 == 0 && end < valueBlock)
+			if last := i == len(places)-1; w.Holes == 0 && !last && !hidden {
 				t.Errorf("%s of value %d is damaged, and no hole is noticed", harm.name, i)
 			}
 		}
@@ -154,9 +157,9 @@ func TestASearchIsBounded(t *testing.T) {
 	c := newValueChunk(2 << 20)
 	const long = 600 << 10
 	end := c.add(valueBlock, long, 0)
-	for at := valueBlock + 24; at < end-32; at += 8 {
+	for at := valueBlock + format.ValueHeaderBytes; at < end-32; at += 8 {
 		v := format.Value(c.bytes[at:])
-		c.bytes[at+4] = 'V'
+		c.bytes[at+4] = 'v'
 		v.SetValueLen(min(100<<10, end-at-24))
 	}
 	last := c.add(format.RoundUp(end, valueBlock), 100, 3)
@@ -184,6 +187,7 @@ func TestAWalkFindsSegmentsPastDamage(t *testing.T) {
 	for n, at := range places {
 		seg := format.Segment(chunk[at:])
 		seg.Clear(uint32(n))
+		seg.Recode(1, 0)
 		seg.Insert([]byte("a key"))
 		seg.Seal(pool.Seed(pool.At(i, format.ChunkOffset(at))))
 	}

@@ -61,10 +61,13 @@ func (b *Budget) SetTable(tableBytes int) {
 // Reserve is the number of chunks that Puts cannot take.
 func (b *Budget) Reserve() int { return b.CheckpointChunks + reservedChunks }
 
+// versionBytes is how many bytes of its version an object has, as a rule.
+const versionBytes = 3
+
 // Spare is the free space that the key log needs to be emptied well: 2/5 of what is live in it, with that many objects
 // and segments.
 func Spare(objects, segments int64) int64 {
-	return (objects*(format.ItemHeaderBytes+format.MaxKey) + segments*format.SegmentHeaderBytes) * 2 / 5
+	return (objects*(format.ItemHeaderBytes+format.MaxKey+versionBytes) + segments*format.SegmentHeaderBytes) * 2 / 5
 }
 
 // Scarce reports that hardly more chunks are free than emptying the key log takes.

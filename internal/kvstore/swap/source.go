@@ -262,7 +262,12 @@ type op struct {
 	// value is the request's, or the value that was read for an opReturning. room is the request's.
 	value []byte
 	room  func(length int) []byte
-	entry int32
+	// version, expires, tombstone and id are those of the request.
+	version   uint64
+	expires   uint32
+	tombstone bool
+	id        kvstore.Identity
+	entry     int32
 	// awaitsReturn: the op cannot go on before its key has returned. answered: the request was answered with
 	// DeviceError, while the outcome of its record is indeterminate.
 	awaitsReturn, answered bool

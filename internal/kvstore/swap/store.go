@@ -41,7 +41,7 @@ func (src *Source) NextForStore(r *kvstore.Request) bool {
 	oi := src.toStore.First
 	o := &src.ops[oi]
 	*r = kvstore.Request{Op: o.do, Condition: o.cond, Tag: uint64(oi), Tenant: o.tenant, Key: o.key[:o.keyLen],
-		Value: o.value, Room: o.room}
+		Value: o.value, Room: o.room, Version: o.version, Expires: o.expires, Tombstone: o.tombstone, ID: o.id}
 	return true
 }
 

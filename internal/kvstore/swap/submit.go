@@ -18,7 +18,8 @@ func (src *Source) Submit(r *kvstore.Request) Verdict {
 	}
 	hash := uint32(src.hash(r.Key))
 	ei := src.find(hash, r.Key)
-	if ei == none && (r.Op != kvstore.Put || r.Condition != kvstore.Always || !src.maySwap(len(r.Value))) {
+	onlyStore := isOnlyForStore(r)
+	if ei == none && (r.Op != kvstore.Put || r.Condition != kvstore.Always || onlyStore || !src.maySwap(len(r.Value))) {
 		return ToStore
 	}
 	read := r.Op == kvstore.Get || r.Op == kvstore.Exist
@@ -35,6 +36,8 @@ func (src *Source) Submit(r *kvstore.Request) Verdict {
 	o := &src.ops[oi]
 	o.kind, o.do, o.cond, o.tag, o.tenant, o.hash = opWrite, r.Op, r.Condition, r.Tag, r.Tenant, hash
 	o.keyLen, o.value, o.room = uint8(len(r.Key)), r.Value, r.Room
+	o.version, o.expires, o.tombstone, o.id = r.Version, r.Expires, r.Tombstone, r.ID
+	o.awaitsReturn = onlyStore && !read
 	copy(o.key[:], r.Key)
 	if read {
 		o.kind = opRead
@@ -46,6 +49,12 @@ func (src *Source) Submit(r *kvstore.Request) Verdict {
 	}
 	src.write(oi, ei)
 	return Taken
+}
+
+// isOnlyForStore reports whether a write wants what only the store knows how to do.
+func isOnlyForStore(r *kvstore.Request) bool {
+	return r.Condition == kvstore.IfVersion || r.Condition == kvstore.IfNewer || r.Expires != 0 || r.Tombstone ||
+		r.ID.Client != 0
 }
 
 // takeList lets a List wait until all keys have returned.
@@ -81,7 +90,7 @@ func (src *Source) write(oi, ei int32) {
 func (src *Source) begin(oi int32) bool {
 	o := &src.ops[oi]
 	e := &src.entries[o.entry]
-	if o.do == kvstore.Delete || o.cond != kvstore.Always {
+	if !o.awaitsReturn && (o.do == kvstore.Delete || o.cond != kvstore.Always) {
 		if e.appends > 0 {
 			return false
 		}

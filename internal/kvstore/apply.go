@@ -1,0 +1,233 @@
+package kvstore
+
+import (
+	"jbofd/internal/kvstore/format"
+)
+
+const (
+	maxWidth = 8
+	// maxItemBytes is the longest that the item of a key can be.
+	maxItemBytes = format.ItemHeaderBytes + maxWidth + format.ExpiryBytes + format.MaxKey
+)
+
+// apply applies writer oi to the content of segment i and reports whether the segment must be written. It sets the
+// writer's status.
+func (s *Store) apply(i, oi int32) bool {
+	a, o := &s.segs[i], &s.ops[oi]
+	o.status = OK
+	seg := format.Segment(a.buf)
+	switch o.kind {
+	case opRewrite:
+		if seg.Lossy() && a.bytes == 0 {
+			// Compaction has read the record that could not be read before. It is tried again from there.
+			o.status = Corrupt
+			return false
+		}
+		return a.entry.Offset() == o.old && a.entry != 0
+	case opVerify:
+		if at := seg.FindValue(o.old); at != 0 && !s.unsettled(o.old, seg.Item(at).RecordBytes()) {
+			s.damage(Damage{Offset: o.old, Segment: a.number, Hash: o.hash})
+		}
+		return false
+	case opAudit:
+		if !seg.Lossy() || !s.audit.Repairing {
+			return seg.Lossy() && a.bytes == 0 && s.audit.forRoom
+		}
+		seg.Complete()
+		o.used = true
+		return true
+	case opMove:
+		return s.applyMove(a, o)
+	}
+	at := seg.Find(o.key[:o.keyLen])
+	if s.isRepetition(seg, at, o) || s.isRefused(a, at, o) {
+		return false
+	}
+	return s.applyWrite(a, at, o)
+}
+
+// applyMove makes a segment refer to the copy of a value, if it has referred to the original.
+func (s *Store) applyMove(a *activeSeg, o *op) bool {
+	seg := format.Segment(a.buf)
+	at := seg.FindValue(o.old)
+	if at == 0 {
+		return false
+	}
+	// A value that was written with version 2 of the format may be longer than a piece.
+	more := (s.pieces(int(o.valueLen)) - 1) * format.ItemHeaderBytes
+	if o.status = s.makeRoom(a, seg.LengthBytes()+more, format.MaxSegmentBytes); o.status != OK {
+		return false
+	}
+	seg = format.Segment(a.buf)
+	o.oldOffset, o.oldBytes, o.used = o.old, uint32(seg.Item(at).RecordBytes()), true
+	seg.Extend(at, more/format.ItemHeaderBytes)
+	s.setValue(seg, at, o)
+	return true
+}
+
+// isRepetition reports whether a request was done before, or may have been. Its status is what it was then, or
+// Indeterminate. The identity of a first try is looked for as well: a retry may have overtaken it.
+func (s *Store) isRepetition(seg format.Segment, at int, o *op) bool {
+	if o.id.Client == 0 {
+		return false
+	}
+	if at != 0 {
+		if id, ok := seg.FindIdentity(at, o.id.Client, o.id.Seq); ok {
+			o.status, o.version = Status(id.Outcome), id.Version
+			return true
+		}
+	}
+	dropped := seg.Lossy() || at != 0 && seg.Item(at).Evicted() || o.id.KeepUntil != 0 && o.id.KeepUntil <= s.wall
+	if o.id.Retry && dropped {
+		o.status = Indeterminate
+		return true
+	}
+	return false
+}
+
+// isRefused reports whether the condition of a writer forbids what it wants to do with the key, whose item is at offset
+// at, or 0 if there is none.
+func (s *Store) isRefused(a *activeSeg, at int, o *op) bool {
+	seg := format.Segment(a.buf)
+	exists, known := false, uint64(0)
+	if at != 0 {
+		exists, known = !seg.Item(at).Gone(), seg.Item(at).Version()
+	}
+	o.version = 0
+	if exists {
+		o.version = known
+	}
+	switch unknown := at == 0 && seg.Lossy(); {
+	case unknown && o.cond != Always:
+		s.damage(Damage{Offset: a.entry.Offset(), Segment: a.number})
+		o.status = Corrupt
+	case o.cond == IfVersion && o.version != o.want:
+		o.status = VersionMismatch
+	case o.cond == IfNewer && known >= o.want:
+		o.status, o.version = Superseded, known
+	case !exists && (o.kind == Delete && o.cond != IfNewer && !unknown || o.cond == IfPresent):
+		o.status = NotFound
+	case exists && o.cond == IfAbsent:
+		o.status = Exists
+	}
+	return o.status != OK
+}
+
+// applyWrite does what a Put or Delete wants, if there is room for that. The key's item is at offset at, or there is
+// none if that is 0.
+func (s *Store) applyWrite(a *activeSeg, at int, o *op) bool {
+	seg := format.Segment(a.buf)
+	exists := at != 0 && !seg.Item(at).Gone()
+	// A key that does not exist has an item if something has to be known about it.
+	keeps := o.kind == Put || o.tombstone || o.id.Client != 0 && exists || seg.Lossy() ||
+		at != 0 && seg.Identities(at) > 0
+	version := s.clock + 1
+	if o.cond == IfNewer {
+		version = o.want
+	}
+	clock := max(seg.Clock(), version)
+	width := seg.WidthFor(clock, version)
+	if w := seg.Width(); width < w && width+2 > w {
+		width = w
+	}
+	length, full := s.lengthAfter(seg, at, o, keeps, width)
+	most := format.LongestSegment
+	if o.kind == Put {
+		// So that versions can always be made wider.
+		length, most = length+full, format.MaxSegmentBytes
+	}
+	if length <= seg.LengthBytes() {
+		most = length
+	}
+	if o.status = s.makeRoom(a, length, most); o.status != OK {
+		o.version = 0
+		return false
+	}
+	seg = format.Segment(a.buf)
+	// It becomes shorter before it becomes longer, so that it is never longer than before or afterwards.
+	if exists {
+		s.replaces(a, o, at)
+		seg.Truncate(at)
+	}
+	if at != 0 && !keeps {
+		seg.Remove(at)
+	}
+	seg.Recode(clock, width)
+	s.clock = max(s.clock, version)
+	o.version = version
+	s.countKey(o, exists)
+	if !keeps {
+		if !exists { // the segment is written because of its clock
+			o.status = NotFound
+		}
+		return true
+	}
+	if at = seg.Find(o.key[:o.keyLen]); at == 0 {
+		at = seg.Insert(o.key[:o.keyLen])
+	}
+	seg.Item(at).SetVersion(version)
+	seg.SetExpiry(at, o.tombstone || o.kind == Put && o.expires != 0, o.expires)
+	s.noteExpiry(o.expires)
+	it := seg.Item(at)
+	switch o.used = o.valueLen > 0; {
+	case o.kind == Delete:
+		it.SetGone()
+	case o.used:
+		seg.Extend(at, s.pieces(int(o.valueLen))-1)
+		s.setValue(seg, at, o)
+	default:
+		it.SetValueLen(0)
+		it.SetValueOffset(0)
+	}
+	if o.id.Client != 0 {
+		seg.AddIdentity(at, &format.Identity{Client: o.id.Client, Seq: o.id.Seq, Outcome: uint8(o.status),
+			Version: version, KeepUntil: o.id.KeepUntil})
+		s.noteExpiry(o.id.KeepUntil)
+	}
+	return true
+}
+
+// countKey notes whether a Put or Delete changes the number of keys.
+func (s *Store) countKey(o *op, exists bool) {
+	switch {
+	case o.kind == Delete && exists:
+		o.objects = -1
+	case o.kind == Put && !exists:
+		o.objects = 1
+	}
+}
+
+// lengthAfter is the length of a segment after applyWrite, and how much longer it is if its versions are as wide as
+// possible.
+func (s *Store) lengthAfter(seg format.Segment, at int, o *op, keeps bool, width int) (length, wider int) {
+	length = seg.LengthBytes()
+	keys := seg.Keys()
+	if at != 0 {
+		n, _ := seg.Pieces(at)
+		length -= seg.Item(at).LengthBytes() + (n-1)*format.ItemHeaderBytes
+		keys--
+	}
+	if keeps {
+		length += s.pieces(int(o.valueLen))*format.ItemHeaderBytes + int(o.keyLen) + seg.Width()
+		keys++
+		if o.tombstone || o.kind == Put && o.expires != 0 {
+			length += format.ExpiryBytes
+		}
+		if o.id.Client != 0 && (at == 0 || seg.Identities(at) < format.MaxIdentities) {
+			length += format.IdentityBytes
+		}
+	}
+	return length + keys*(width-seg.Width()), keys * (maxWidth - width)
+}
+
+// makeRoom makes room for n bytes in the buffer of an active segment. It returns CapacityExceeded if that is more than
+// most, or NoMemory.
+func (s *Store) makeRoom(a *activeSeg, n, most int) Status {
+	switch {
+	case n > most:
+		return CapacityExceeded
+	case !s.makeLen(&a.buf, n):
+		return NoMemory
+	}
+	return OK
+}

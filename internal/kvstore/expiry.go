@@ -1,0 +1,163 @@
+package kvstore
+
+import (
+	"jbofd/internal/kvstore/format"
+	"jbofd/internal/kvstore/space"
+)
+
+// What has expired is dropped whenever its segment is written, and compaction does not move its value. What is left, in
+// segments that nobody writes, is found in rounds: a round looks at every segment once, in the order of their numbers,
+// as slowly as an audit. There is no round before something can have expired, and none at all in a store in which
+// nothing expires. If room is short a round is as fast as it can be.
+
+const (
+	// expiryWindow is how many segments a round looks at at once, expirySkips how many empty ones it passes in a turn.
+	expiryWindow = 16
+	expirySkips  = 4096
+	// expiryBytesPerSec is how fast a round reads.
+	expiryBytesPerSec = 4 << 20
+	// expiryPauseNS is the time between two rounds, expiryShortNS if room is short.
+	expiryPauseNS = 10e9
+	expiryShortNS = 1e9
+	// expiryRetry is after how many seconds a round looks again for what is in a segment that it could not read.
+	expiryRetry = 600
+)
+
+// expiryState is the state of the round that is running, or of the last one.
+type expiryState struct {
+	// first is a time, in unix seconds, before which nothing expires; 0: nothing expires at all. next is the same for
+	// what the round has left so far.
+	first, next uint32
+	// running: looked segments are done or among those that pending ops look at.
+	running bool
+	looked  uint32
+	pending int
+	// skipping: the round passes empty segments, and goes on in the next turn.
+	skipping bool
+	// dueNS is when the next segment may be read, endNS when the last round has ended.
+	dueNS, endNS int64
+}
+
+// SetWall tells the store the time in unix seconds, for each Turn, and for Submit if that comes first. The store takes
+// no time that is earlier than the last one, so that nothing exists again that has expired.
+func (s *Store) SetWall(unix uint32) {
+	if s.wall = max(s.wall, unix); s.reads != nil {
+		s.reads.Wall = s.wall
+	}
+}
+
+// noteExpiry notes that something expires at a time; 0: never.
+func (s *Store) noteExpiry(unix uint32) {
+	for _, t := range []*uint32{&s.expiry.first, &s.expiry.next} {
+		if unix != 0 && (*t == 0 || unix < *t) {
+			*t = unix
+		}
+	}
+}
+
+// dropExpired drops from an active segment what has expired, and reports whether there was anything.
+func (s *Store) dropExpired(a *activeSeg) (dropped bool) {
+	seg := format.Segment(a.buf)
+	for at := seg.First(); at < seg.LengthBytes(); {
+		it := seg.Item(at)
+		if !it.HasKey() {
+			at += it.LengthBytes()
+			continue
+		}
+		if it.Expired(s.wall) {
+			if !it.Gone() {
+				s.kill(a, at)
+				seg.Truncate(at)
+				a.dropped++
+			}
+			seg.SetExpiry(at, false, 0)
+			seg.Item(at).SetGone()
+			dropped = true
+		}
+		if seg.DropIdentities(at, s.wall) {
+			dropped = true
+		}
+		if seg.Settle(at) {
+			dropped = true
+			continue
+		}
+		at += seg.Item(at).LengthBytes()
+	}
+	return dropped
+}
+
+// expires reports whether the item at an offset in a segment, or the key whose value it is a part of, has expired.
+func (s *Store) expires(seg format.Segment, at int) bool {
+	return s.expiry.first != 0 && seg.Item(seg.KeyOf(at)).Expired(s.wall)
+}
+
+// isShort reports that room is short, so that what has expired should give way at once.
+func (s *Store) isShort() bool {
+	live := s.pool.Live + space.Spare(s.objects, int64(s.tbl.Len()))
+	return live > s.budget.MaxLive/8*7 || s.stalled()
+}
+
+// expiryStep begins a round if something may have expired, or continues it.
+func (s *Store) expiryStep() {
+	e := &s.expiry
+	if s.stopping || !e.running && e.first == 0 {
+		return
+	}
+	if !e.running && s.wall < e.first {
+		s.wake(s.now + min(int64(e.first-s.wall), 3600)*1e9)
+		return
+	}
+	short := s.isShort()
+	due := e.dueNS
+	switch {
+	case !e.running && short:
+		due = e.endNS + expiryShortNS
+	case !e.running:
+		due = e.endNS + expiryPauseNS
+	case short:
+		due = 0
+	}
+	if s.now < due && e.endNS > 0 {
+		s.wake(due)
+		return
+	}
+	if !e.running {
+		*e = expiryState{first: e.first, running: true, dueNS: s.now, endNS: e.endNS}
+	}
+	e.skipping = false
+	for skipped := 0; e.looked < s.tbl.Len() && e.pending < expiryWindow && s.freeInt.N > maxMoves/4; {
+		n := e.looked
+		e.looked++
+		if s.tbl.Get(n) == 0 {
+			if skipped++; skipped == expirySkips {
+				e.skipping = true
+				s.wake(s.now + 1)
+				return
+			}
+			continue
+		}
+		e.pending++
+		i := s.opLinks.Pop(&s.freeInt)
+		s.ops[i] = op{kind: opExpire, ready: true, segment: n, parts: [2]part{noPart, noPart}}
+		rate := max(s.cfg.ScrubBytesPerSec, expiryBytesPerSec)
+		e.dueNS = max(e.dueNS, s.now-1e9) + int64(s.tbl.Get(n).MaxBytes())*1e9/rate
+		s.dispatch(i)
+		if s.now < e.dueNS && !short {
+			s.wake(e.dueNS)
+			break
+		}
+	}
+	if e.looked == s.tbl.Len() && e.pending == 0 {
+		e.running, e.first, e.endNS = false, e.next, s.now
+		s.progress++
+	}
+}
+
+// lookedForExpired ends the look of a round at a segment.
+func (s *Store) lookedForExpired(st Status) {
+	s.expiry.pending--
+	s.progress++
+	if st != OK {
+		s.noteExpiry(s.wall + expiryRetry)
+	}
+}

@@ -1,0 +1,244 @@
+package format
+
+import "jbofd/internal/units"
+
+// Item is a view of an item of a segment. There are three kinds. The item of a key is
+//
+//	0  u5   length of the key, 1 to 16          9    …    low bytes of the version, Segment.Width of them
+//	   u3   flags                               9+w  u32  expiry, if flagged: unix seconds, 0: never
+//	1  u24  length of the value                      …    key
+//	4  u40  place of the value in units of 8 bytes,
+//	        0 for a value of length 0,
+//	        1 for a key that does not exist (Gone)
+//
+// The flags are 0x20: the item has an expiry, 0x40: the value has a record of an old version (Value), 0x80: identities
+// of the key were evicted.
+//
+// The value of a key may be in several pieces, each with a record of its own. The item of the key has the first piece.
+// Items without a key, right behind it, have the others in order (Continues): 9 bytes, without version and expiry.
+//
+// An item of a key that does not exist is the tombstone of a Delete if it has an expiry: when the tombstone may be
+// dropped. Otherwise it stands for what a lossy segment knows, or is there for its identities.
+//
+// Behind the item of a key, and all pieces, are the identities of the last requests that have changed the key, oldest
+// first:
+//
+//	0  u5   31                                  17 u8   outcome of the request
+//	   u3   0                                   18 u64  version that it has given
+//	1  u64  client                              26 u32  unix seconds when the item may be dropped, 0: never
+//	9  u64  sequence number
+//
+// The key of version 500 of a clock of 0x10101, with a width of 2, has the low bytes F4 01: 0x101F4 would be more than
+// the clock. (The version is 0x001F4.) A clock of 0x10200 would make it 0x101F4, so that the width has to be 3 then.
+type Item struct {
+	b     []byte
+	clock uint64
+	width uint8
+	old   bool
+}
+
+const (
+	// ItemHeaderBytes is the length of an item without its key, version and expiry.
+	ItemHeaderBytes = 9
+	// ExpiryBytes is the length of an expiry.
+	ExpiryBytes = 4
+	// IdentityBytes is the length of the item of an identity.
+	IdentityBytes = 30
+	// MaxIdentities is how many identities a key has, at most.
+	MaxIdentities = 8
+
+	itemKeyLen  = 0x1f
+	identityKey = 0x1f
+	flagExpires = 0x20
+	flagLong    = 0x40
+	flagEvicted = 0x80
+)
+
+func (b Item) flags() byte { return b.b[0] &^ itemKeyLen }
+
+// Continues reports whether the item has no key but a piece of the value of the key before it.
+func (b Item) Continues() bool { return b.b[0]&itemKeyLen == 0 }
+
+// IsIdentity reports whether the item is an identity.
+func (b Item) IsIdentity() bool { return b.b[0]&itemKeyLen == identityKey }
+
+// HasKey reports whether the item is that of a key.
+func (b Item) HasKey() bool { return !b.Continues() && !b.IsIdentity() }
+
+// KeyLen is the length of the key, 0 if the item has none.
+func (b Item) KeyLen() int {
+	if b.IsIdentity() {
+		return 0
+	}
+	return int(b.b[0] & itemKeyLen)
+}
+
+// ValueLen is the length of the value, or of the item's piece of it. It is 0 for an identity.
+func (b Item) ValueLen() int {
+	if b.IsIdentity() {
+		return 0
+	}
+	return int(uint24(b.b[1:]))
+}
+
+// SetValueLen sets the length of the value.
+func (b Item) SetValueLen(v int) { putUint24(b.b[1:], uint32(v)) }
+
+// keyAt is the offset of the key in the item of a key.
+func (b Item) keyAt() int {
+	n := ItemHeaderBytes + int(b.width)
+	if b.HasExpiry() {
+		n += ExpiryBytes
+	}
+	return n
+}
+
+// Key is empty if the item has none.
+func (b Item) Key() []byte {
+	if !b.HasKey() {
+		return nil
+	}
+	at := b.keyAt()
+	return b.b[at : at+b.KeyLen()]
+}
+
+// LengthBytes is the length of the item.
+func (b Item) LengthBytes() int {
+	switch {
+	case b.Continues():
+		return ItemHeaderBytes
+	case b.IsIdentity():
+		return IdentityBytes
+	}
+	return b.keyAt() + b.KeyLen()
+}
+
+// ValueOffset is the offset of the value, or of the item's piece of it, in the partition. It is 0 for an identity.
+func (b Item) ValueOffset() units.ExtentOffset {
+	if b.IsIdentity() {
+		return 0
+	}
+	return units.ExtentOffset(uint40(b.b[4:])) * ValueUnit
+}
+
+// SetValueOffset sets the offset of a value with a record of this version of the format, or 0.
+func (b Item) SetValueOffset(v units.ExtentOffset) {
+	b.b[0] &^= flagLong
+	putUint40(b.b[4:], uint64(v)/ValueUnit)
+}
+
+// RecordBytes is the length of the record of the value, or of the item's piece of it; 0 if there is none.
+func (b Item) RecordBytes() int {
+	switch n := b.ValueLen(); {
+	case n == 0:
+		return 0
+	case b.old || b.b[0]&flagLong != 0:
+		return RoundUp(oldValueBytes+n, ValueUnit)
+	default:
+		return ValueBytes(n)
+	}
+}
+
+// Version is the version of the object, or of the Delete of a key that does not exist; 0 if the item has no key.
+func (b Item) Version() uint64 {
+	if !b.HasKey() {
+		return 0
+	}
+	v := uint64(0)
+	for i := int(b.width) - 1; i >= 0; i-- {
+		v = v<<8 | uint64(b.b[ItemHeaderBytes+i])
+	}
+	if b.width == 8 {
+		return v
+	}
+	unit := uint64(1) << (8 * b.width)
+	if v |= b.clock &^ (unit - 1); v > b.clock {
+		v -= unit
+	}
+	return v
+}
+
+// SetVersion sets the version of the item of a key. The clock must be at least v, and less than v + 2^(8 width).
+func (b Item) SetVersion(v uint64) {
+	for i := range int(b.width) {
+		b.b[ItemHeaderBytes+i] = byte(v >> (8 * i))
+	}
+}
+
+// HasExpiry reports whether the item has an expiry. Segment.SetExpiry adds and removes it.
+func (b Item) HasExpiry() bool { return b.b[0]&flagExpires != 0 && b.HasKey() }
+
+// Expiry is when the object does not exist any more, or when the tombstone may be dropped, in unix seconds; 0: never.
+func (b Item) Expiry() uint32 {
+	if !b.HasExpiry() {
+		return 0
+	}
+	return le.Uint32(b.b[ItemHeaderBytes+int(b.width):])
+}
+
+// Expired reports whether the item has an expiry that is not later than a time in unix seconds.
+func (b Item) Expired(unix uint32) bool {
+	e := b.Expiry()
+	return e != 0 && e <= unix
+}
+
+// Exists reports whether the item says that its key exists at a time in unix seconds.
+func (b Item) Exists(unix uint32) bool { return b.HasKey() && !b.Gone() && !b.Expired(unix) }
+
+// gonePlace is the place, in units of ValueUnit, of a key that does not exist. No value is there.
+const gonePlace = 1
+
+// Gone reports whether the item says that its key does not exist.
+func (b Item) Gone() bool { return b.HasKey() && b.ValueLen() == 0 && uint40(b.b[4:]) == gonePlace }
+
+// Tombstone reports whether the item is the tombstone of a Delete.
+func (b Item) Tombstone() bool { return b.HasExpiry() && b.Gone() }
+
+// SetGone makes the item say that its key does not exist.
+func (b Item) SetGone() {
+	b.b[0] &^= flagLong
+	b.SetValueLen(0)
+	putUint40(b.b[4:], gonePlace)
+}
+
+// Evicted reports whether identities of the key were dropped before their time.
+func (b Item) Evicted() bool { return b.HasKey() && b.b[0]&flagEvicted != 0 }
+
+// SetEvicted says whether identities of the key were dropped before their time.
+func (b Item) SetEvicted(evicted bool) {
+	if b.b[0] &^= flagEvicted; evicted {
+		b.b[0] |= flagEvicted
+	}
+}
+
+// Identity names a request, so that a repetition of it is recognized, and says what its outcome was.
+type Identity struct {
+	// Client and Seq are chosen by the client: no two requests have both in common.
+	Client, Seq uint64
+	// Outcome is a status of the store's, Version the version that the request has given to the object.
+	Outcome uint8
+	Version uint64
+	// KeepUntil is when the identity may be dropped, in unix seconds; 0: never.
+	KeepUntil uint32
+}
+
+// Identity returns the content of an item that is an identity.
+func (b Item) Identity() Identity {
+	return Identity{Client: le.Uint64(b.b[1:]), Seq: le.Uint64(b.b[9:]), Outcome: b.b[17], Version: le.Uint64(b.b[18:]),
+		KeepUntil: le.Uint32(b.b[26:])}
+}
+
+func (b Item) setIdentity(id *Identity) {
+	b.b[0] = identityKey
+	le.PutUint64(b.b[1:], id.Client)
+	le.PutUint64(b.b[9:], id.Seq)
+	b.b[17] = id.Outcome
+	le.PutUint64(b.b[18:], id.Version)
+	le.PutUint32(b.b[26:], id.KeepUntil)
+}
+
+// mayGo reports whether an item that is an identity may be dropped at a time in unix seconds.
+func (b Item) mayGo(unix uint32) bool {
+	t := le.Uint32(b.b[26:])
+	return t != 0 && t <= unix
+}
