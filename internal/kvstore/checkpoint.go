@@ -4,7 +4,6 @@ import (
 	"fmt"
 
 	"jbofd/internal/kvstore/format"
-	"jbofd/internal/kvstore/lookup"
 	"jbofd/internal/kvstore/recovery"
 	"jbofd/internal/pipeline"
 )
@@ -32,21 +31,35 @@ const (
 	idleBytesPerSec = 1 << 20
 	// cheapPart is which part a checkpoint may be of the key log since the last one.
 	cheapPart = 8
+	// headParts is how much key log is written between checkpoints, in lengths of the part of an increment that does
+	// not depend on what has changed. So opening reads a few hundred megabytes of the key log at 4 TiB.
+	headParts = 64
 )
 
 // ckptState is the state of the checkpoint. A checkpoint is a copy of the chunk table and the SegTbl that is made while
 // they change. Changes since its beginning are in the key log behind the end that the summary names. Replaying them
 // over a newer entry of the SegTbl has the same result.
+//
+// A checkpoint is written in full, or as an increment: a copy of the chunk table, and of what has changed in the SegTbl
+// since the stream of pages before, behind which it is written. When the increments are longer than the full checkpoint
+// the next one is a full one, and the chunks of the one before are free.
 type ckptState struct {
 	stage  ckptStage
 	wanted bool
 	// busy: the I/O of the stage is under way. durable: the checkpoint has ended well. swept: this turn has gone
 	// through as many chunks as it has time for.
 	busy, durable, swept bool
-	// chunks are those of the last checkpoint, next those of the one that is being written.
+	// chunks are those of the last checkpoint, next those of the one that is being written; an increment is in both.
 	chunks, next []format.ChunkNumber
-	id           uint64
-	pages, page  uint32
+	// increment: an increment is being written, or would be. full: the next one must be a full one, because marks of
+	// changed units of the SegTbl were lost, or because there is none before, or none that can have increments.
+	increment, full bool
+	// id is the id of the checkpoint, streamID that of its stream that is being written. stream is that stream.
+	id, streamID uint64
+	stream       recovery.CheckpointStream
+	// page is the next page to be written, first the first one of the stream, and pages how many there will be, as far
+	// as is known.
+	pages, page, first uint32
 	// copies is how many superblocks durably name the checkpoint, tried how many writes of one were started. Nothing of
 	// the last checkpoint is given up before both name the new one: otherwise the copy that does not would count if the
 	// other one became damaged.
@@ -55,8 +68,10 @@ type ckptState struct {
 	// of the key log may be under way (draining), so that no version before the flush can be lost.
 	flushed, flushing, draining bool
 	buf                         []byte // a page
-	header                      []byte
-	summary                     [format.SummaryBytes]byte
+	// filling: buf is filled in part.
+	filling bool
+	header  []byte
+	summary [format.SummaryBytes]byte
 	// keyBytes is how much key log was written since the last checkpoint began, writtenNS when the last of it was.
 	keyBytes, writtenNS int64
 	// covered is the number of failures before the last durable checkpoint began, covering the number before this one
@@ -88,10 +103,31 @@ func (s *Store) checkpointDue() bool {
 	}
 	interval := s.cfg.CheckpointBytes
 	if interval == 0 {
-		interval = max(16*lookup.EntryBytes*int64(s.tbl.Len()), 8*s.cfg.ChunkBytes)
+		head := int64(format.SummaryBytes + len(s.pool.Chunks)*format.ChunkEntryBytes)
+		interval = max(headParts*head, 8*s.cfg.ChunkBytes)
 	}
 	return c.wanted || c.keyBytes >= interval || s.failures != c.covered ||
 		short && s.pool.Obsolete >= 2*s.budget.CheckpointChunks
+}
+
+// chooseCheckpoint decides whether the next checkpoint is an increment, and how long it will be.
+func (s *Store) chooseCheckpoint() {
+	c, sb := &s.ckpt, format.Superblock(s.super)
+	s.sizeCheckpoint()
+	c.increment = false
+	if c.full {
+		return
+	}
+	next := recovery.CheckpointStream{Pool: s.pool, Table: &s.tbl, Increment: true}
+	pages, perChunk := next.Pages(), sb.PagesPerChunk()
+	// The last chunk is filled, because another one would be taken as a whole.
+	most := (2*sb.FullPages() + perChunk - 1) / perChunk * perChunk
+	if most = min(most, format.MaxCheckpointChunks*perChunk); sb.Pages()+pages > most {
+		return
+	}
+	if bytes := int64(pages) * format.PageBytes; bytes <= s.budget.CheckpointBytes {
+		c.increment, s.budget.CheckpointBytes = true, bytes
+	}
 }
 
 // idleFor is how long after the last write of the key log a checkpoint is due.
@@ -146,7 +182,7 @@ func (s *Store) checkpointStep() {
 	}
 	switch c.stage {
 	case ckptIdle:
-		s.sizeCheckpoint()
+		s.chooseCheckpoint()
 		if !s.checkpointDue() || s.pool.Free < s.budget.CheckpointChunks-1 {
 			return
 		}
@@ -207,9 +243,18 @@ func (s *Store) beginCheckpoint() {
 	c := &s.ckpt
 	s.split.again = s.split.writing && s.split.ended > 0
 	c.wanted, c.keyBytes, c.covering = false, 0, s.failures
-	// The id is made of an epoch, which is never used again, even after a crash. There may be pages of a checkpoint
-	// that was not finished.
-	c.id, c.page, c.next, c.copies, c.tried, c.flushed = uint64(s.pool.LastEpoch)+1, 0, c.next[:0], 0, 0, false
+	c.next, c.copies, c.tried, c.flushed = c.next[:0], 0, 0, false
+	sb := format.Superblock(s.super)
+	if c.increment {
+		c.streamID = format.NextStream(sb.LastStream(), s.version, sb.Generation())
+		c.first = sb.Pages()
+	} else {
+		// The id is made of an epoch, which is never used again, even after a crash. There may be pages of a checkpoint
+		// that was not finished.
+		c.id = uint64(s.pool.LastEpoch) + 1
+		c.streamID, c.first = c.id, 0
+	}
+	c.page = c.first
 	format.Superblock(s.super).SetVolatileFrom(0) // writeSuper sets it at the first flush of a volatile device
 	sum := format.Summary(c.summary[:])
 	clear(sum)
@@ -226,7 +271,8 @@ func (s *Store) beginCheckpoint() {
 			sum.SetOpen(l, s.pool.Chunks[log.chunk].Epoch, log.tail)
 		}
 	}
-	c.pages = s.checkpointStream().Pages()
+	c.stream = recovery.CheckpointStream{Summary: sum, Pool: s.pool, Table: &s.tbl, Increment: c.increment}
+	c.pages = c.first + c.stream.Pages()
 	s.pool.BeginCheckpoint()
 	s.excludeUncommitted()
 	c.stage = ckptNote
@@ -235,7 +281,13 @@ func (s *Store) beginCheckpoint() {
 // nextPage writes the next page, or the header of the chunk for it.
 func (s *Store) nextPage() {
 	c := &s.ckpt
-	if index, _ := format.Superblock(s.super).PagePlace(c.page); c.page < c.pages && index == len(c.next) {
+	if c.stream.Ended() && !c.filling {
+		c.pages, c.stage = c.page, ckptSuper
+		s.writeSuper()
+		return
+	}
+	index, offset := format.Superblock(s.super).PagePlace(c.page)
+	if index == s.checkpointChunks() {
 		if s.pool.Free == 0 {
 			s.abandonCheckpoint()
 			return
@@ -246,25 +298,38 @@ func (s *Store) nextPage() {
 		s.io(ioCheckpoint, 0, pipeline.Write, s.pool.At(i, 0), c.header)
 		return
 	}
-	if c.page == c.pages {
-		c.stage = ckptSuper
-		s.writeSuper()
+	p := format.Page(c.buf)
+	c.filling = true
+	if !s.sweep(func() bool { return c.stream.Fill(p.Payload()) }) {
 		return
 	}
-	p := format.Page(c.buf)
+	c.filling = false
 	p.SetIndex(c.page)
-	p.SetCheckpoint(c.id)
-	s.checkpointStream().Copy(p.Payload(), int64(c.page)*format.PagePayloadBytes)
+	p.SetStream(c.streamID)
 	p.Seal()
 	c.stage, c.busy = ckptPage, true
 	s.stats.CheckpointBytes += format.PageBytes
-	chunk, offset := format.Superblock(s.super).PagePlace(c.page)
-	s.io(ioCheckpoint, 0, pipeline.Write, s.pool.At(c.next[chunk], offset), p)
+	s.io(ioCheckpoint, 0, pipeline.Write, s.pool.At(s.checkpointChunk(index), offset), p)
 }
 
-// checkpointStream is the stream of the checkpoint that is being written.
-func (s *Store) checkpointStream() *recovery.CheckpointStream {
-	return &recovery.CheckpointStream{Summary: s.ckpt.summary[:], Pool: s.pool, Table: &s.tbl}
+// checkpointChunks is the number of chunks that the checkpoint that is being written has so far.
+func (s *Store) checkpointChunks() int {
+	if s.ckpt.increment {
+		return len(s.ckpt.chunks) + len(s.ckpt.next)
+	}
+	return len(s.ckpt.next)
+}
+
+// checkpointChunk is chunk number i of the checkpoint that is being written.
+func (s *Store) checkpointChunk(i int) format.ChunkNumber {
+	c := &s.ckpt
+	switch {
+	case !c.increment:
+		return c.next[i]
+	case i < len(c.chunks):
+		return c.chunks[i]
+	}
+	return c.next[i-len(c.chunks)]
 }
 
 // excludeUncommitted excludes live bytes that are not committed from the counts of the checkpoint: values whose
@@ -307,13 +372,29 @@ func (s *Store) writeSuper() {
 	if c.tried == c.copies {
 		c.tried++
 		sb.SetGeneration(sb.Generation() + 1)
-		sb.SetCheckpoint(c.id)
-		sb.SetPages(c.pages)
+		s.nameCheckpoint()
 		sb.Seal()
 	}
 	c.busy = true
 	s.stats.CheckpointBytes += format.SuperblockBytes
 	s.io(ioCheckpoint, 0, pipeline.Write, format.SuperblockOffset(sb.Generation(), s.cfg.PartitionBytes), sb)
+}
+
+// nameCheckpoint writes to the superblock where the checkpoint is.
+func (s *Store) nameCheckpoint() {
+	c, sb := &s.ckpt, format.Superblock(s.super)
+	sb.SetCheckpoint(c.id)
+	sb.SetPages(c.pages)
+	sb.SetLastPages(c.pages - c.first)
+	sb.SetLastStream(c.streamID)
+	if c.increment {
+		sb.SetChunks(c.chunks, c.next)
+		return
+	}
+	sb.SetFullPages(0) // no increments
+	if sb.SetChunks(c.next) {
+		sb.SetFullPages(c.pages)
+	}
 }
 
 // checkpointWritten ends an I/O of the checkpoint.
@@ -331,9 +412,11 @@ func (s *Store) checkpointWritten(ok bool) {
 		// again.
 		c.retryNS = s.now + retryNS
 	case !ok:
-		bad := c.next[len(c.next)-1]
-		c.next = c.next[:len(c.next)-1]
-		s.pool.ReturnBad(bad)
+		if n := len(c.next); n > 0 {
+			bad := c.next[n-1]
+			c.next = c.next[:n-1]
+			s.pool.ReturnBad(bad)
+		}
 		s.abandonCheckpoint()
 	case c.stage == ckptPage:
 		c.page++
@@ -356,7 +439,7 @@ func (s *Store) abandonCheckpoint() {
 		s.pool.Return(i)
 	}
 	c.next = c.next[:0]
-	c.stage, c.wanted, c.durable = ckptEnd, true, false
+	c.stage, c.wanted, c.durable, c.full, c.filling = ckptEnd, true, false, true, false
 	s.sweep(s.freePending)
 	c.retryNS = s.now + retryNS
 	s.progress++
@@ -365,11 +448,15 @@ func (s *Store) abandonCheckpoint() {
 // endCheckpoint ends a checkpoint that both superblocks durably name: it frees what only the one before needed.
 func (s *Store) endCheckpoint() {
 	c := &s.ckpt
-	for _, i := range c.chunks {
-		s.pool.Return(i)
+	if c.increment {
+		c.chunks, c.next = append(c.chunks, c.next...), c.next[:0]
+	} else {
+		for _, i := range c.chunks {
+			s.pool.Return(i)
+		}
+		c.chunks, c.next = c.next, c.chunks[:0]
 	}
-	c.chunks, c.next = c.next, c.chunks[:0]
-	c.stage, c.durable = ckptEnd, true
+	c.stage, c.durable, c.full = ckptEnd, true, format.Superblock(s.super).FullPages() == 0
 	s.sweep(s.freePending)
 	s.pool.KeyEpoch = format.Summary(c.summary[:]).KeyEpoch()
 	c.covered = c.covering

@@ -33,7 +33,7 @@ type Config struct {
 	// Volatile: the device has a volatile cache and FUA is not set, so that a loss of power takes what was written
 	// since the last checkpoint. Checkpoints are flushed.
 	Volatile bool
-	// CheckpointBytes is how much key log is written between checkpoints; 0: 16 times the SegTbl in use, at least 8
+	// CheckpointBytes is how much key log is written between checkpoints; 0: 768 bytes for each chunk, at least 8
 	// chunks.
 	CheckpointBytes int64
 	// Compactions is how many chunks may be emptied at once, 2 to 16; 0: 3. Each takes a buffer of 1.25 MiB. LEED calls

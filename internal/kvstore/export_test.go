@@ -290,3 +290,9 @@ func (s *Store) CheckpointPages() (pages []int64) {
 	}
 	return pages
 }
+
+// Table returns the entries of the SegTbl, and whether the last checkpoint is an increment.
+func (s *Store) Table() (entries []byte, increment bool) {
+	sb := format.Superblock(s.super)
+	return s.tbl.Bytes(), sb.Pages() > sb.FullPages() && sb.FullPages() > 0
+}

@@ -37,7 +37,7 @@ const bigSegments = 400 << 20
 // without a bound. docs/decisions/0007 has the figures.
 func BenchmarkAt4TiB(b *testing.B) {
 	p := bigPool()
-	mem := make([]byte, lookup.EntryBytes*bigSegments)
+	mem := make([]byte, lookup.TableBytes(bigSegments))
 	for i := 0; i < len(mem); i += 4096 { // otherwise all pages are the same one
 		mem[i] = 1
 	}
@@ -60,18 +60,49 @@ func BenchmarkAt4TiB(b *testing.B) {
 	run("8192 chunks when it ends", func() { p.EndCheckpoint(true) })
 	sum := make(format.Summary, format.SummaryBytes)
 	sum.SetSegments(bigSegments)
-	stream := &recovery.CheckpointStream{Summary: sum, Pool: p, Table: &tbl}
 	page, n := make(format.Page, format.PageBytes), int64(0)
+	begin := func() *recovery.CheckpointStream {
+		return &recovery.CheckpointStream{Summary: sum, Pool: p, Table: &tbl}
+	}
+	stream := begin()
 	run("a page of chunks", func() {
-		n = (n + 1) % 300
-		stream.Copy(page.Payload(), n*format.PagePayloadBytes)
+		if n++; n%300 == 0 {
+			stream = begin()
+		}
+		stream.Fill(page.Payload())
 		page.Seal()
 	})
+	stream = begin()
+	for range 1 + len(p.Chunks)*format.ChunkEntryBytes/format.PagePayloadBytes {
+		stream.Fill(page.Payload())
+	}
 	run("a page of segments", func() {
-		n = (n + 1) % 60000
-		stream.Copy(page.Payload(), (400+n)*format.PagePayloadBytes)
+		stream.Fill(page.Payload())
 		page.Seal()
 	})
+	change := func(every uint32) {
+		for i := uint32(0); i < tbl.Len(); i += every {
+			tbl.Set(i, lookup.NewEntry(format.AreaStart, 100))
+		}
+		stream = begin()
+		stream.Increment = true
+	}
+	for _, every := range []uint32{4, 1000, 1 << 20} {
+		b.Run(fmt.Sprintf("a step to a page of an increment, 1 in %d changed", every), func(b *testing.B) {
+			change(every)
+			b.ResetTimer()
+			for b.Loop() {
+				if stream.Fill(page.Payload()) {
+					page.Seal()
+				}
+				if stream.Ended() {
+					b.StopTimer()
+					change(every)
+					b.StartTimer()
+				}
+			}
+		})
+	}
 	taken := make([]format.ChunkNumber, 400)
 	run("400 chunks of a checkpoint are taken and freed", func() {
 		for i := range taken {

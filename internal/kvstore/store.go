@@ -243,7 +243,8 @@ func (s *Store) adopt(image *recovery.Image) error {
 	s.tbl, s.pool, s.objects, s.version, s.gapless = image.Table, image.Pool, image.Objects, image.Version,
 		image.Version
 	s.clock, s.expiry.first = image.Clock, image.FirstExpiry
-	s.ckpt.chunks = image.Checkpoint
+	s.ckpt.chunks, s.ckpt.id = image.Checkpoint, sb.Checkpoint()
+	s.ckpt.full = len(sb.Chunks(nil)) == 0 || image.Loss != nil || image.LostHeaders > 0
 	c.GroupBytes = min(c.GroupBytes, int(c.ChunkBytes/4))
 	s.budget = space.NewBudget(s.pool, c.GroupBytes, c.BlockSize)
 	s.pieceBytes = int(c.ChunkBytes / chunkPieces)

@@ -61,7 +61,11 @@ func (x *transcript) describe(q *IO) string {
 		return fmt.Sprintf("header of a %s chunk, epoch %d", [...]string{format.KeyLog: "key log",
 			format.ValueLog: "value log", format.Checkpoint: "checkpoint"}[h.Kind()], h.Epoch())
 	case string(q.Buf[:8]) == "JBOFDKVP":
-		return fmt.Sprintf("page %d of checkpoint %d", format.Page(q.Buf).Index(), format.Page(q.Buf).Checkpoint())
+		c, what := &x.s.ckpt, ""
+		if c.increment {
+			what = ", of an increment"
+		}
+		return fmt.Sprintf("page %d of checkpoint %d%s", format.Page(q.Buf).Index(), c.id, what)
 	}
 	var all []string
 	again := 0

@@ -6,15 +6,15 @@ import (
 	"golang.org/x/sys/unix"
 
 	"jbofd/internal/bufpool"
+	"jbofd/internal/kvstore/lookup"
 )
 
 const (
 	pageBytes = 4096
-	// segmentEntryBytes and minObjectBytes bound the SegTbl: the table never needs more segments than there are
+	// minObjectBytes bounds the SegTbl: the table never needs more segments than there are
 	// objects of the least length in the partition, divided by KeysPerSegment.
-	segmentEntryBytes = 5
-	minObjectBytes    = 32
-	keysPerSegment    = 13
+	minObjectBytes = 32
+	keysPerSegment = 13
 )
 
 // memory is what a store has outside of the Go heap: an arena of the buffer pool for I/O, and its SegTbl, which no
@@ -32,7 +32,7 @@ func segTblBytes(partitionBytes int64, keys int) int64 {
 	if keys <= 0 {
 		keys = keysPerSegment
 	}
-	n := partitionBytes/minObjectBytes/int64(keys)*segmentEntryBytes + 1<<16
+	n := lookup.TableBytes(partitionBytes/minObjectBytes/int64(keys)) + 1<<16
 	return (n + pageBytes - 1) &^ (pageBytes - 1)
 }
 

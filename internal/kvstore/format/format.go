@@ -29,7 +29,8 @@ package format
 import "jbofd/internal/units"
 
 // Version is the version of the partition format that this package writes. It also reads those since OldestVersion: 2
-// has no values in pieces, 2 and 3 have no versions of objects, expiry or identities, and longer records of values.
+// has no values in pieces, 2 and 3 have no versions of objects, expiry or identities, longer records of values, and no
+// increments of checkpoints.
 const OldestVersion, Version = 2, 4
 
 // Sizes in bytes.

@@ -95,6 +95,10 @@ func superblock() []byte {
 	b.SetCheckpoint(9)
 	b.SetChunkBytes(2 << 20)
 	b.SetPages(5)
+	b.SetFullPages(3)
+	b.SetLastPages(1)
+	b.SetLastStream(0x1122334455667788)
+	b.SetChunks([]ChunkNumber{7, 1<<24 - 1}, []ChunkNumber{0})
 	b.Seal()
 	return b
 }
@@ -113,7 +117,7 @@ func chunkHeader() []byte {
 func page() []byte {
 	b := make(Page, PageBytes)
 	b.SetIndex(3)
-	b.SetCheckpoint(9)
+	b.SetStream(9)
 	copy(b.Payload(), "payload")
 	b.Seal()
 	return b

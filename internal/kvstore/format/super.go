@@ -15,7 +15,15 @@ import (
 //	                                        76  u32  number of checkpoint pages
 //	80 u64  volatile from: a loss of power may have lost writes of this version and later ones; 0: of none
 //	88 u32  salt, 0: of the hash seed only, as in partitions made with version 2 or 3 of the format
-//	92 … 4095 reserved
+//	92 u32  pages of the full checkpoint    96  u64  id of the last stream of pages
+//	                                        104 u32  pages of the last stream
+//	108 … 255 reserved
+//	256 u24 each: the chunks of the checkpoint, in order, at most MaxCheckpointChunks
+//	2560 … 4095 reserved
+//
+// A checkpoint is a full one, and increments of it, which say what has changed since the stream before. Each is a
+// stream of bytes that begins with a page of its own. Until version 3 there were only full checkpoints, and the fields
+// from 92 on were zero; their chunks are found by their headers.
 type Superblock []byte
 
 const (
@@ -30,8 +38,17 @@ const (
 	superPages      = 76
 	superVolatile   = 80
 	superSalt       = 88
-	superReserved   = 92
+	superFullPages  = 92
+	superLastStream = 96
+	superLastPages  = 104
+	superReserved0  = 108
+	superChunks     = 256
+	superReserved1  = 2560
 )
+
+// MaxCheckpointChunks is how many chunks of a checkpoint a superblock can name. A checkpoint that takes more has no
+// increments, and its chunks are found by their headers.
+const MaxCheckpointChunks = (superReserved1 - superChunks) / 3
 
 // Version is the version of the format that the superblock was sealed with; 0: it was not sealed.
 func (b Superblock) Version() uint32 { return le.Uint32(b[preludeVersion:]) }
@@ -57,6 +74,55 @@ func (b Superblock) SetPages(v uint32)         { le.PutUint32(b[superPages:], v)
 func (b Superblock) VolatileFrom() uint64     { return le.Uint64(b[superVolatile:]) }
 func (b Superblock) SetVolatileFrom(v uint64) { le.PutUint64(b[superVolatile:], v) }
 
+// FullPages is how many of the Pages belong to the full checkpoint, or 0 if the version has no increments. LastPages is
+// how many belong to the last stream.
+func (b Superblock) FullPages() uint32     { return le.Uint32(b[superFullPages:]) }
+func (b Superblock) SetFullPages(v uint32) { le.PutUint32(b[superFullPages:], v) }
+func (b Superblock) LastPages() uint32     { return le.Uint32(b[superLastPages:]) }
+func (b Superblock) SetLastPages(v uint32) { le.PutUint32(b[superLastPages:], v) }
+
+// LastStream is the id of the last stream. That of a full checkpoint is the checkpoint's id.
+func (b Superblock) LastStream() uint64     { return le.Uint64(b[superLastStream:]) }
+func (b Superblock) SetLastStream(v uint64) { le.PutUint64(b[superLastStream:], v) }
+
+// NextStream is the id of an increment that is written when the next record has that version and the superblock that
+// generation. It is also made of the id of the stream before, so that it is known if that one is missing.
+func NextStream(before, version, generation uint64) uint64 {
+	return mix(before)&^(1<<32-1) | mix(generation<<48^version)>>32
+}
+
+// IsNextStream reports whether the stream with an id is an increment of the one before.
+func IsNextStream(id, before uint64) bool { return id>>32 == mix(before)>>32 }
+
+// Chunks appends the chunks of the checkpoint to dst. There are none if the superblock does not name them.
+func (b Superblock) Chunks(dst []ChunkNumber) []ChunkNumber {
+	if b.FullPages() == 0 || b.CheckpointChunks() > MaxCheckpointChunks {
+		return dst
+	}
+	for i := range b.CheckpointChunks() {
+		dst = append(dst, ChunkNumber(uint24(b[superChunks+3*i:])))
+	}
+	return dst
+}
+
+// SetChunks names the chunks of the checkpoint, and reports whether they can be named.
+func (b Superblock) SetChunks(chunks ...[]ChunkNumber) bool {
+	list := b[superChunks:superReserved1]
+	clear(list)
+	i := 0
+	for _, some := range chunks {
+		for _, c := range some {
+			if i == MaxCheckpointChunks || c >= 1<<24 {
+				clear(list)
+				return false
+			}
+			putUint24(list[3*i:], uint32(c))
+			i++
+		}
+	}
+	return true
+}
+
 // SuperblockOffset returns the offset in the partition of the superblock of a generation.
 func SuperblockOffset(generation uint64, partitionBytes int64) units.ExtentOffset {
 	if generation&1 == 1 {
@@ -65,18 +131,19 @@ func SuperblockOffset(generation uint64, partitionBytes int64) units.ExtentOffse
 	return units.ExtentOffset(partitionBytes - SuperblockBytes)
 }
 
-func (b Superblock) pagesPerChunk() uint32 {
+// PagesPerChunk is how many pages of a checkpoint fit into a chunk.
+func (b Superblock) PagesPerChunk() uint32 {
 	return uint32((b.ChunkBytes() - int64(b.BlockSize())) / PageBytes)
 }
 
 // CheckpointChunks is the number of chunks that a checkpoint of Pages pages takes.
 func (b Superblock) CheckpointChunks() int {
-	return int((b.Pages() + b.pagesPerChunk() - 1) / b.pagesPerChunk())
+	return int((b.Pages() + b.PagesPerChunk() - 1) / b.PagesPerChunk())
 }
 
 // PagePlace returns which chunk of the checkpoint contains a page, and its offset in that chunk.
 func (b Superblock) PagePlace(page uint32) (chunk int, offset ChunkOffset) {
-	return int(page / b.pagesPerChunk()), ChunkOffset(b.BlockSize()) + ChunkOffset(page%b.pagesPerChunk())*PageBytes
+	return int(page / b.PagesPerChunk()), ChunkOffset(b.BlockSize()) + ChunkOffset(page%b.PagesPerChunk())*PageBytes
 }
 
 // Salt is the part of the seeds of checksums that is the same in the whole partition.
@@ -122,7 +189,9 @@ func (b Superblock) Check(partitionBytes int64) error {
 		return bad(what, "chunk length", b.ChunkBytes(), "a power of two from 128 KiB to 64 MiB")
 	case (b.Checkpoint() == 0) != (b.Pages() == 0):
 		return bad(what, "number of checkpoint pages", b.Pages(), "0 if and only if there is no checkpoint")
-	case !zero(b[superReserved:]):
+	case b.FullPages() > b.Pages() || b.LastPages() > b.Pages():
+		return bad(what, "number of pages of a stream", max(b.FullPages(), b.LastPages()), "no more than all")
+	case !zero(b[superReserved0:superChunks]) || !zero(b[superReserved1:]):
 		return bad(what, "a reserved byte", "set", "zero")
 	}
 	return nil
@@ -208,28 +277,29 @@ func (b ChunkHeader) Check() error {
 	return nil
 }
 
-// Page is a view of a page of a checkpoint. A checkpoint is a stream of bytes that is cut into pages of PageBytes.
+// Page is a view of a page of a checkpoint. A checkpoint is one or more streams of bytes that are cut into pages of
+// PageBytes.
 //
 //	0  20 B prelude, magic "JBOFDKVP"
-//	20 u32  index of the page
-//	24 u64  checkpoint's id
+//	20 u32  index of the page in the checkpoint
+//	24 u64  stream's id
 //	32 …    payload
 type Page []byte
 
 const (
-	pageMagic      = "JBOFDKVP"
-	pageIndex      = 20
-	pageCheckpoint = 24
-	pagePayload    = 32
+	pageMagic   = "JBOFDKVP"
+	pageIndex   = 20
+	pageStream  = 24
+	pagePayload = 32
 	// PagePayloadBytes is how much of the stream a page holds.
 	PagePayloadBytes = PageBytes - pagePayload
 )
 
-func (b Page) Index() uint32          { return le.Uint32(b[pageIndex:]) }
-func (b Page) SetIndex(v uint32)      { le.PutUint32(b[pageIndex:], v) }
-func (b Page) Checkpoint() uint64     { return le.Uint64(b[pageCheckpoint:]) }
-func (b Page) SetCheckpoint(v uint64) { le.PutUint64(b[pageCheckpoint:], v) }
-func (b Page) Payload() []byte        { return b[pagePayload:PageBytes] }
+func (b Page) Index() uint32      { return le.Uint32(b[pageIndex:]) }
+func (b Page) SetIndex(v uint32)  { le.PutUint32(b[pageIndex:], v) }
+func (b Page) Stream() uint64     { return le.Uint64(b[pageStream:]) }
+func (b Page) SetStream(v uint64) { le.PutUint64(b[pageStream:], v) }
+func (b Page) Payload() []byte    { return b[pagePayload:PageBytes] }
 
 // Begins reports whether b has the magic of a page, valid or not.
 func (b Page) Begins() bool { return string(b[:len(pageMagic)]) == pageMagic }
@@ -237,10 +307,10 @@ func (b Page) Begins() bool { return string(b[:len(pageMagic)]) == pageMagic }
 // Seal completes the page.
 func (b Page) Seal() { seal(b[:PageBytes], pageMagic, Version) }
 
-// Check verifies a page that should be page index of a checkpoint.
+// Check verifies a page that should have that index, and belong to that stream.
 //
 // Errors: ErrBlank, ErrVersion, ErrCorrupt naming the field.
-func (b Page) Check(checkpoint uint64, index uint32) error {
+func (b Page) Check(stream uint64, index uint32) error {
 	const what = "checkpoint page"
 	if len(b) != PageBytes {
 		return bad(what, "length", len(b), PageBytes)
@@ -249,18 +319,19 @@ func (b Page) Check(checkpoint uint64, index uint32) error {
 		return err
 	}
 	switch {
-	case b.Checkpoint() != checkpoint:
-		return bad(what, "checkpoint's id", b.Checkpoint(), checkpoint)
+	case b.Stream() != stream:
+		return bad(what, "stream's id", b.Stream(), stream)
 	case b.Index() != index:
 		return bad(what, "index", b.Index(), index)
 	}
 	return nil
 }
 
-// Summary is a view of the first SummaryBytes of a checkpoint's stream, which describe the store at the time when the
-// checkpoint began. Behind it are a ChunkEntry for each chunk, and the SegTbl. Summary and entries are the manifest of
-// the store: they say which chunk belongs to which log and where each log ended. Later writes are found behind those
-// ends.
+// Summary is a view of the first SummaryBytes of a stream, which describe the store at the time when it began. Behind
+// it are a ChunkEntry for each chunk, and the SegTbl. Summary and entries are the manifest of the store: they say which
+// chunk belongs to which log and where each log ended. Later writes are found behind those ends. An increment has, in
+// place of the SegTbl, only those units of its entries that have changed: each is u32 number and the entries. A number
+// of EndOfUnits ends it.
 //
 //	0  u64 next version          32 3 times {u32 epoch, u32 end in the chunk} of
 //	8  u64 objects                  the open chunks: key log, value log, moved values;
@@ -271,6 +342,9 @@ func (b Page) Check(checkpoint uint64, index uint32) error {
 //
 // The last two are 0 in checkpoints of old versions.
 type Summary []byte
+
+// EndOfUnits is behind the last unit of an increment.
+const EndOfUnits = 1<<32 - 1
 
 // SummaryBytes and ChunkEntryBytes are the lengths of a Summary and a ChunkEntry.
 const SummaryBytes, ChunkEntryBytes = 64, 12

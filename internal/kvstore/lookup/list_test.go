@@ -100,7 +100,7 @@ func TestListsSkipFewSegmentsInATurn(t *testing.T) {
 		{"one of each class", classSegments + 1, lists * segments / 2 / maxSkips, 1 + lists*segments/maxSkips},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			tbl := NewSegTbl(make([]byte, segments*EntryBytes))
+			tbl := NewSegTbl(make([]byte, TableBytes(segments)))
 			tbl.Grow(segments)
 			for i := 0; c.used > 0 && i < segments; i += c.used {
 				// The last segment in the order of Lists.

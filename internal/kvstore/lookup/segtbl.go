@@ -53,28 +53,65 @@ type SegTbl struct {
 	// the empty segments of a table that was once full of keys quickly. Their length is a power of two.
 	used      []uint32
 	classBits int
+	// changed has a bit for each unit of entries that has changed since it was written to a checkpoint. units counts
+	// them.
+	changed []byte
+	units   int
 }
+
+// A unit is so many entries, which share a bit of SegTbl.changed.
+const (
+	UnitSegments = 4
+	UnitBytes    = UnitSegments * EntryBytes
+)
+
+// inMem is the least memory of a table that has its bits of changed units there, behind the entries.
+const inMem = 1 << 20
 
 // classSegments is how many segments a class has in a table of the greatest length, at most.
 const classSegments = 4096
 
+// TableBytes is the length of the memory of a table of so many segments.
+func TableBytes(segments int64) int64 {
+	return segments*EntryBytes + segments/(8*UnitSegments) + 8*UnitBytes + 1
+}
+
 // NewSegTbl returns an empty table in mem, which is not touched before it is needed. Besides it has 4 bytes for every
 // 2048 to 4096 segments.
 func NewSegTbl(mem []byte) SegTbl {
-	t := SegTbl{mem: mem[:len(mem)/EntryBytes*EntryBytes]}
+	var t SegTbl
+	if n := len(mem) / (8*UnitBytes + 1); len(mem) >= inMem {
+		t.mem, t.changed = mem[:n*8*UnitBytes], mem[n*8*UnitBytes:][:n]
+	} else {
+		t.mem = mem[:len(mem)/EntryBytes*EntryBytes]
+		t.changed = make([]byte, len(t.mem)/(8*UnitBytes)+1)
+	}
 	t.classBits = max(1, bits.Len(uint((t.Max()-1)/classSegments)))
 	t.used = make([]uint32, 1<<t.classBits)
 	return t
 }
 
-// Grow extends the table to n segments, at most Max. The new ones are empty.
+// Grow extends the table to n segments, at most Max. The new ones are empty, and count as changed.
 func (t *SegTbl) Grow(n uint32) {
-	clear(t.mem[int(t.n)*EntryBytes : int(n)*EntryBytes])
+	first := t.n
+	clear(t.mem[int(first)*EntryBytes : int(n)*EntryBytes])
 	t.Extend(n)
+	for i := first; i < n; i += UnitSegments - i%UnitSegments {
+		t.change(i)
+	}
 }
 
 // Extend extends the table to n segments, at most Max, whose entries Load gives.
 func (t *SegTbl) Extend(n uint32) {
+	for i := (t.n + UnitSegments - 1) / UnitSegments; i*UnitSegments < n; {
+		if i%8 == 0 && (i+8)*UnitSegments <= n {
+			t.changed[i/8] = 0
+			i += 8
+			continue
+		}
+		t.changed[i/8] &^= 1 << (i % 8)
+		i++
+	}
 	t.n = n
 	t.mask = max(1, uint32(1)<<bits.Len32(n)-1)
 }
@@ -138,6 +175,11 @@ func (t *SegTbl) Get(i uint32) Entry { // hot: 0 allocs
 
 // Set changes the entry of a segment.
 func (t *SegTbl) Set(i uint32, e Entry) { // hot: 0 allocs
+	t.change(i)
+	t.set(i, e)
+}
+
+func (t *SegTbl) set(i uint32, e Entry) {
 	b := t.mem[int(i)*EntryBytes:][:EntryBytes]
 	if was := t.Get(i); (was == 0) != (e == 0) {
 		if e == 0 {
@@ -157,6 +199,72 @@ func (t *SegTbl) Load(offset int64, data []byte) {
 	for i := offset / EntryBytes; (i+1)*EntryBytes <= offset+int64(n); i++ {
 		if t.Get(uint32(i)) != 0 {
 			t.used[t.class(uint32(i))]++
+		}
+	}
+}
+
+// change marks the unit of segment i.
+func (t *SegTbl) change(i uint32) {
+	b, bit := &t.changed[i/(8*UnitSegments)], byte(1)<<(i/UnitSegments%8)
+	if *b&bit == 0 {
+		*b |= bit
+		t.units++
+	}
+}
+
+// Changed is the number of units that have changed since they were written to a checkpoint.
+func (t *SegTbl) Changed() int { return t.units }
+
+// maxPassed bounds how many units TakeChanged passes: for 20 µs.
+const maxPassed = 8 * 8192
+
+// TakeChanged returns the first changed unit from number from on, as if it had not changed any more, and the number
+// from which to continue. Without one, unit is nil, and more says whether there may be one further on. A unit in which
+// the table ends, at n segments, keeps its mark.
+func (t *SegTbl) TakeChanged(from, n uint32) (unit []byte, number, next uint32, more bool) { // hot: 0 allocs
+	units := (n + UnitSegments - 1) / UnitSegments
+	end := min(units, from+maxPassed)
+	for i := from; i < end; {
+		b := &t.changed[i/8]
+		if i%8 == 0 && *b == 0 {
+			i += 8
+			continue
+		}
+		if *b>>(i%8)&1 == 0 {
+			i++
+			continue
+		}
+		if t.keepsMark(i, n) {
+			return t.mem[int(i)*UnitBytes : int(n)*EntryBytes], i, i + 1, true
+		}
+		*b &^= 1 << (i % 8)
+		t.units--
+		return t.mem[int(i)*UnitBytes:][:UnitBytes], i, i + 1, true
+	}
+	return nil, 0, end, end < units
+}
+
+// keepsMark reports whether a table of n segments ends in unit i, so that another one may be written to it later.
+func (t *SegTbl) keepsMark(i, n uint32) bool { return (i+1)*UnitSegments > n }
+
+// Unmark takes the marks of the units that begin from offset from to offset to of the entries, which were written to a
+// checkpoint of n segments. A unit that has been written in part, and changes before the rest is, keeps its mark.
+func (t *SegTbl) Unmark(from, to int64, n uint32) {
+	for i := uint32((from + UnitBytes - 1) / UnitBytes); int64(i)*UnitBytes < to && !t.keepsMark(i, n); i++ {
+		if b, bit := &t.changed[i/8], byte(1)<<(i%8); *b&bit != 0 {
+			*b &^= bit
+			t.units--
+		}
+	}
+}
+
+// LoadUnit changes the entries of a unit to those in a checkpoint, without a mark. Entries behind the end of the table
+// do not count.
+func (t *SegTbl) LoadUnit(number uint32, data []byte) {
+	for i := range uint32(UnitSegments) {
+		if n := number*UnitSegments + i; number <= t.n/UnitSegments && n < t.n {
+			b := data[i*EntryBytes:]
+			t.set(n, Entry(binary.LittleEndian.Uint32(b))|Entry(b[4])<<32)
 		}
 	}
 }

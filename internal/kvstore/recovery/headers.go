@@ -90,7 +90,7 @@ func (m *Machine) looksUsed(i format.ChunkNumber, b []byte) (l lostHeader) {
 	l.chunk = i
 	seg, v, p := format.Segment(b), format.Value(b), format.Page(b)
 	switch {
-	case p.Begins() && p.Checkpoint() == m.image.Super.Checkpoint():
+	case p.Begins() && p.Stream() == m.image.Super.Checkpoint():
 		l.bytes, l.version = m.cfg.BlockSize+format.PageBytes, 0
 	case seg.Begins():
 		l.bytes, l.version = m.cfg.BlockSize+format.RoundUp(seg.ExtentBytes(), m.cfg.BlockSize), seg.Version()
@@ -101,6 +101,21 @@ func (m *Machine) looksUsed(i format.ChunkNumber, b []byte) (l lostHeader) {
 	}
 	l.bytes = min(l.bytes, int(m.image.Pool.Bytes()))
 	return l
+}
+
+// takeCheckpoint takes the chunks that the superblock says the checkpoint is in, and reports whether it says so.
+func (m *Machine) takeCheckpoint() bool {
+	chunks := m.image.Super.Chunks(m.image.Checkpoint[:0])
+	if len(chunks) == 0 || int(slices.Max(chunks)) >= len(m.found) {
+		return false
+	}
+	m.image.Checkpoint = chunks
+	for _, l := range m.lost {
+		if slices.Contains(chunks, l.chunk) {
+			m.image.LostHeaders++
+		}
+	}
+	return true
 }
 
 // takeHeader takes a valid header. If it belongs to another store, nothing in the chunk counts.
@@ -133,6 +148,10 @@ func (m *Machine) takeCheckpointChunk(i format.ChunkNumber, n int) {
 func (m *Machine) headersRead() {
 	if m.image.Super.Checkpoint() == 0 {
 		m.beginProbe()
+		return
+	}
+	if m.takeCheckpoint() {
+		m.beginPages()
 		return
 	}
 	if len(m.lost) > 0 {
@@ -184,7 +203,7 @@ func (m *Machine) beginProbe() {
 	m.searched = true
 	sum := format.Summary(m.summary[:])
 	m.lost = slices.DeleteFunc(m.lost, func(l lostHeader) bool {
-		return slices.Contains(m.image.Checkpoint, l.chunk) ||
+		return !m.rebuild && slices.Contains(m.image.Checkpoint, l.chunk) ||
 			l.bytes < int(m.image.Pool.Bytes()) && !isNew(l.version, l.versionBits, sum)
 	})
 	m.stage, m.step = probe, 0

@@ -2,6 +2,7 @@ package recovery
 
 import (
 	"cmp"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"slices"
@@ -36,7 +37,9 @@ func (m *Machine) chooseSuper() {
 		return
 	}
 	m.image.Super = m.sbs[best]
-	m.image.OneCopy = errs[1-best] != nil || format.Superblock(m.sbs[1-best]).Checkpoint() != m.image.Super.Checkpoint()
+	other := format.Superblock(m.sbs[1-best])
+	m.image.OneCopy = errs[1-best] != nil || other.Checkpoint() != m.image.Super.Checkpoint() ||
+		other.Pages() != m.image.Super.Pages() || other.LastStream() != m.image.Super.LastStream()
 	if got := m.image.Super.BlockSize(); got < m.cfg.BlockSize {
 		m.err = fmt.Errorf("made for blocks of %d bytes, the device has blocks of %d", got, m.cfg.BlockSize)
 		return
@@ -57,7 +60,7 @@ func (m *Machine) noteEpoch(epoch uint32) {
 
 // beginPages begins to read the checkpoint.
 func (m *Machine) beginPages() {
-	m.stage, m.step, m.badPages = readPages, 0, 0
+	m.stage, m.step, m.badPages, m.stream, m.segments = readPages, 0, 0, streamState{}, 0
 	if !m.complete() {
 		m.badPages = int(m.image.Super.Pages())
 		m.pagesEnded()
@@ -95,49 +98,116 @@ func (m *Machine) pagesRead() {
 	m.pagesEnded()
 }
 
-// takePage handles a page of the checkpoint. One that is not sound is counted.
+// takePage handles the next page of the checkpoint. One that is not sound is counted, and what is behind it is only
+// checked: it may be part of any stream.
 func (m *Machine) takePage(p format.Page) {
-	if p.Check(m.image.Super.Checkpoint(), uint32(m.step)) != nil {
+	sb, page := m.image.Super, uint32(m.step)
+	last := uint32(0) // where the last stream begins
+	if sb.LastPages() > 0 {
+		last = sb.Pages() - sb.LastPages()
+	}
+	first, id := page == 0 || m.stream.ended, m.stream.id
+	switch {
+	case page == 0:
+		id = sb.Checkpoint()
+	case page >= last && last > 0:
+		id = sb.LastStream()
+	case first:
+		id = p.Stream()
+	}
+	if p.Check(id, page) != nil {
 		m.badPages++
 		return
 	}
 	data := p.Payload()
-	offset := int64(m.step) * format.PagePayloadBytes
-	if m.step == 0 {
+	if page == last {
+		m.segments = format.Summary(data).Segments()
+	}
+	before := m.stream.id
+	switch {
+	case m.badPages > 0:
+		return
+	case first:
+		m.stream = streamState{id: id, increment: page > 0}
 		copy(m.summary[:], data)
-		sum := format.Summary(m.summary[:])
-		if sum.Chunks() != len(m.found) {
-			m.err = fmt.Errorf("checkpoint: %w: number of chunks is %d, want %d", format.ErrCorrupt, sum.Chunks(),
-				len(m.found))
+	}
+	if first && page > 0 && !format.IsNextStream(id, before) || !first && (id != before || page == last) {
+		m.badPages++
+		return
+	}
+	if first {
+		if !m.beginStream() {
 			return
 		}
-		if !m.fitsTable(sum.Segments()) {
-			return
-		}
-		m.image.Table.Extend(sum.Segments())
-		m.image.Objects, m.image.Version = sum.Objects(), sum.NextVersion()
-		m.image.Clock = max(m.image.Clock, sum.Clock())
-		if e := sum.FirstExpiry(); e != 0 && (m.image.FirstExpiry == 0 || e < m.image.FirstExpiry) {
-			m.image.FirstExpiry = e
-		}
-		m.noteEpoch(sum.LastEpoch())
-		data, offset = data[format.SummaryBytes:], format.SummaryBytes
+		data, m.stream.offset = data[format.SummaryBytes:], format.SummaryBytes
 	}
 	tableStart := format.SummaryBytes + int64(len(m.found))*format.ChunkEntryBytes
-	for ; offset < tableStart && len(data) > 0; offset++ {
+	for ; m.stream.offset < tableStart && len(data) > 0; m.stream.offset++ {
 		m.partial = append(m.partial, data[0])
 		data = data[1:]
 		if len(m.partial) == format.ChunkEntryBytes {
 			e := format.ChunkEntry(m.partial)
 			m.noteEpoch(e.Epoch())
-			m.image.Pool.Chunks[(offset-format.SummaryBytes)/format.ChunkEntryBytes] = space.Chunk{Epoch: e.Epoch(),
-				Live: e.Live(), Kind: e.Kind()}
+			m.image.Pool.Chunks[(m.stream.offset-format.SummaryBytes)/format.ChunkEntryBytes] = space.Chunk{
+				Epoch: e.Epoch(), Live: e.Live(), Kind: e.Kind()}
 			m.partial = m.partial[:0]
 		}
 	}
-	if offset >= tableStart {
-		if at := offset - tableStart; at < int64(len(m.image.Table.Bytes())) {
-			m.image.Table.Load(at, data)
+	if m.stream.increment {
+		m.takeUnits(data)
+		return
+	}
+	if at := m.stream.offset - tableStart; len(data) > 0 && at < int64(len(m.image.Table.Bytes())) {
+		m.image.Table.Load(at, data)
+	}
+	m.stream.offset += int64(len(data))
+	m.stream.ended = page+1 == sb.FullPages()
+}
+
+// beginStream takes the summary of a stream.
+func (m *Machine) beginStream() bool {
+	sum, table := format.Summary(m.summary[:]), &m.image.Table
+	if sum.Chunks() != len(m.found) {
+		m.err = fmt.Errorf("checkpoint: %w: number of chunks is %d, want %d", format.ErrCorrupt, sum.Chunks(),
+			len(m.found))
+		return false
+	}
+	if !m.fitsTable(sum.Segments()) {
+		return false
+	}
+	switch n := table.Len(); {
+	case !m.stream.increment:
+		table.Extend(sum.Segments())
+	case n < sum.Segments():
+		table.Grow(sum.Segments())
+		table.Unmark(int64(n)*lookup.EntryBytes, int64(sum.Segments())*lookup.EntryBytes, sum.Segments())
+	}
+	m.image.Objects, m.image.Version = sum.Objects(), sum.NextVersion()
+	m.image.Clock = max(m.image.Clock, sum.Clock())
+	if e := sum.FirstExpiry(); e != 0 && (m.image.FirstExpiry == 0 || e < m.image.FirstExpiry) {
+		m.image.FirstExpiry = e
+	}
+	m.noteEpoch(sum.LastEpoch())
+	return true
+}
+
+// takeUnits takes a part of an increment that has units of the SegTbl.
+func (m *Machine) takeUnits(data []byte) {
+	for len(data) > 0 && !m.stream.ended {
+		n := min(unitBytes-len(m.partial), len(data))
+		if len(m.partial) < 4 {
+			n = min(4-len(m.partial), len(data))
+		}
+		m.partial, data = append(m.partial, data[:n]...), data[n:]
+		if len(m.partial) < 4 {
+			continue
+		}
+		number := binary.LittleEndian.Uint32(m.partial)
+		if m.stream.ended = number == format.EndOfUnits; m.stream.ended || len(m.partial) == unitBytes {
+			if !m.stream.ended {
+				m.image.Table.LoadUnit(number, m.partial[4:])
+			}
+			m.partial = m.partial[:0]
 		}
 	}
 }

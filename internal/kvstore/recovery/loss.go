@@ -227,6 +227,9 @@ func (m *Machine) mayMiss(v uint64) bool {
 // log is replayed. Chunks that were free have records, too, but older ones: they only count for a segment of which the
 // newest record is lost or had nothing in it.
 func (m *Machine) pagesEnded() {
+	if m.badPages == 0 && m.image.Super.FullPages() > 0 && !m.stream.ended {
+		m.badPages++ // they end within a stream
+	}
 	if m.badPages == 0 {
 		m.beginProbe()
 		return
@@ -243,10 +246,9 @@ func (m *Machine) pagesEnded() {
 	clear(m.image.Pool.Chunks)
 	m.image.Checkpoint = slices.DeleteFunc(m.image.Checkpoint, func(i format.ChunkNumber) bool { return i == none })
 	m.image.Version, m.image.Objects, m.image.Table = 1, 0, lookup.NewSegTbl(m.cfg.SegTbl)
-	segments := format.Summary(m.summary[:]).Segments()
-	m.hasLength = segments > 0
+	m.hasLength = m.segments > 0
 	clear(m.summary[:])
-	if m.hasLength && !m.growTable(segments) {
+	if m.hasLength && !m.growTable(m.segments) {
 		return
 	}
 	m.beginProbe()

@@ -142,8 +142,12 @@ type Machine struct {
 	searched         bool
 	doubtful, unsafe []format.ChunkNumber
 	summary          [format.SummaryBytes]byte
-	// partial collects a chunk's entry that lies in two pages.
+	// stream is the stream of the checkpoint that is being read. partial collects what lies in two of its pages: a
+	// chunk's entry, or a unit of the SegTbl.
+	stream  streamState
 	partial []byte
+	// segments is the length of the table that the last stream gives; 0: that is not known.
+	segments uint32
 	// keys are the chunks of the key log that are replayed or counted, in order.
 	keys []format.ChunkNumber
 	// gaps are the ranges of versions that were not found. A later segment may say that they were durable, and so are
@@ -171,6 +175,14 @@ type Machine struct {
 	// them are being read.
 	values []value
 	looked int
+}
+
+// streamState is how far a stream has been read.
+type streamState struct {
+	id     uint64
+	offset int64
+	// increment: it is not a full checkpoint. ended: its last byte was read.
+	increment, ended bool
 }
 
 type gap struct{ first, last uint64 }
