@@ -370,14 +370,13 @@ func (s *Store) writeSuper() {
 		return
 	}
 	if c.tried == c.copies {
-		c.tried++
-		sb.SetGeneration(sb.Generation() + 1)
-		s.nameCheckpoint()
-		sb.Seal()
+		if c.tried++; c.copies < 2 {
+			s.sealSuper()
+		}
 	}
 	c.busy = true
 	s.stats.CheckpointBytes += format.SuperblockBytes
-	s.io(ioCheckpoint, 0, pipeline.Write, format.SuperblockOffset(sb.Generation(), s.cfg.PartitionBytes), sb)
+	s.io(ioCheckpoint, 0, pipeline.Write, s.superPlace(), sb)
 }
 
 // nameCheckpoint writes to the superblock where the checkpoint is.
@@ -421,12 +420,12 @@ func (s *Store) checkpointWritten(ok bool) {
 	case c.stage == ckptPage:
 		c.page++
 	case flushed:
-		if c.flushed = true; c.copies == 2 {
+		if c.flushed = true; c.copies == s.superblocks() {
 			s.endCheckpoint()
 		}
 	case c.stage == ckptSuper:
 		c.flushed = false
-		if c.copies++; c.copies == 2 && !s.cfg.Volatile {
+		if c.copies++; c.copies == s.superblocks() && !s.cfg.Volatile {
 			s.endCheckpoint()
 		}
 	}
@@ -461,7 +460,7 @@ func (s *Store) endCheckpoint() {
 	s.pool.KeyEpoch = format.Summary(c.summary[:]).KeyEpoch()
 	c.covered = c.covering
 	s.pool.Hold = s.failures != c.covered || s.cfg.Volatile
-	s.settling = false
+	s.settling, s.resize.noteAfter = false, false
 	s.stopped = s.stopping && s.logsIdle() && c.keyBytes == 0
 	s.stats.Checkpoints++
 }

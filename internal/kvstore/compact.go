@@ -50,6 +50,8 @@ type compactState struct {
 	noRoom bool
 	// blocked: a segment waits for space in the key log.
 	blocked bool
+	// short: there is little headroom, or something waits for space.
+	short bool
 	// nothing: no chunk is being emptied, because none is worth it, compaction has given up for a while, or too many
 	// victims have failed.
 	nothing bool
@@ -105,6 +107,7 @@ func (s *Store) avoid(chunk format.ChunkNumber) {
 	a.tries++
 	a.pinned = true
 	s.pool.Pin(chunk)
+	s.notEmptied(chunk, a.tries)
 	pinned := 0
 	for k := range all {
 		if all[k].pinned {
@@ -161,12 +164,12 @@ func (s *Store) retryAvoided() bool {
 // the parts of victims that have been walked through. The last one makes it change smoothly, so that what it paces does
 // as well.
 func (s *Store) headroom() int64 {
-	n := int64(s.pool.Free+s.pool.Obsolete) * s.cfg.ChunkBytes
+	n := int64(s.pool.Below()+s.pool.Obsolete) * s.cfg.ChunkBytes
 	for l := range s.logs {
 		n += s.freeInOpenChunk(l)
 	}
 	for i := range s.compact.slots {
-		if sl := &s.compact.slots[i]; sl.busy && !sl.scrub {
+		if sl := &s.compact.slots[i]; sl.busy && !sl.scrub && int(sl.Chunk) < s.pool.Limit() {
 			n += int64(sl.Passed())
 		}
 	}
@@ -176,7 +179,8 @@ func (s *Store) headroom() int64 {
 // stalled reports a write stall: Puts wait for compaction.
 func (s *Store) stalled() bool {
 	low, _ := s.budget.Watermarks()
-	return s.headroom() <= low
+	kept := int64(s.pool.Free-s.pool.Below()) * s.cfg.ChunkBytes
+	return s.headroom()+kept <= low
 }
 
 // compactStep starts compaction or continues it.
@@ -201,7 +205,8 @@ func (s *Store) compactStep() {
 		// for ever if that ended the count.
 		s.resetFutile()
 	}
-	if c.suspect != none && !s.stopping {
+	c.short = slots > 0
+	if (c.suspect != none || s.resize.emptying()) && !s.stopping {
 		most, slots = maxMoves, max(slots, 1)
 	}
 	s.startVictims(min(slots, len(c.slots)))
@@ -241,7 +246,7 @@ func (s *Store) startVictims(want int) {
 	}
 	for i := range c.slots {
 		sl := &c.slots[i]
-		if c.keys+c.values >= want || c.futile > maxFutile {
+		if c.keys+c.values >= want || c.futile > maxFutile && !s.resize.emptying() {
 			break
 		}
 		if sl.scrub {
@@ -250,12 +255,12 @@ func (s *Store) startVictims(want int) {
 		if sl.busy {
 			continue
 		}
-		v := s.chooseVictim()
+		v := s.nextVictim()
 		if v == none {
 			if c.keys+c.values > 0 || !s.retryAvoided() {
 				break
 			}
-			if v = s.chooseVictim(); v == none {
+			if v = s.nextVictim(); v == none {
 				break
 			}
 		}
@@ -268,6 +273,18 @@ func (s *Store) startVictims(want int) {
 		}
 	}
 	c.nothing = c.keys+c.values == 0 && !s.retrying() && !s.makesRoom()
+}
+
+// nextVictim returns the next chunk to empty, or none: one that is worth it if there is little headroom, else one that
+// a resize takes away.
+func (s *Store) nextVictim() format.ChunkNumber {
+	c := &s.compact
+	if c.futile <= maxFutile && (c.short || c.suspect != none || !s.resize.emptying()) {
+		if v := s.chooseVictim(); v != none {
+			return v
+		}
+	}
+	return s.resizeVictim()
 }
 
 // chooseVictim returns the next chunk to empty, or none. When the last chunk for moved values is in use, only chunks
@@ -437,6 +454,7 @@ func (s *Store) victimDone(sl *slot) {
 	c.failed = 0
 	s.pool.Release(sl.Chunk)
 	switch now := s.headroom(); {
+	case int(sl.Chunk) >= s.pool.Limit(): // it was not emptied for its space
 	case now > c.most:
 		s.resetFutile()
 		c.most = now

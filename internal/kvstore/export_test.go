@@ -95,8 +95,10 @@ func (s *Store) Recount(disk []byte, exact bool) error {
 	total, free := int64(0), 0
 	for i := range s.pool.Chunks {
 		c := s.pool.Chunks[i]
-		if c.State == space.Free {
+		if c.State == space.Free && i < s.pool.Limit() {
 			free++
+		}
+		if c.State == space.Free || c.State == space.Withdrawn {
 			c.Live = 0
 		}
 		total += int64(c.Live)
@@ -105,7 +107,7 @@ func (s *Store) Recount(disk []byte, exact bool) error {
 				live[i])
 		}
 	}
-	if total != s.pool.Live || free != s.pool.Free {
+	if total != s.pool.Live || free != s.pool.Below() {
 		return fmt.Errorf("%d bytes live in %d free chunks, want %d in %d", s.pool.Live, s.pool.Free, total, free)
 	}
 	if s.pool.Wrong != 0 {

@@ -66,4 +66,5 @@ const (
 	ioCompact
 	ioCheckpoint
 	ioRecover
+	ioNote
 )

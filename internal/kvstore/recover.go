@@ -58,7 +58,7 @@ func (s *Store) open() {
 			s.failOpening(err)
 			return
 		}
-		s.finishOpening(recovery.NewFinish(s.super, s.cfg.PartitionBytes, image.OneCopy))
+		s.finishOpening(recovery.NewFinish(image, s.super))
 	}
 }
 

@@ -157,6 +157,7 @@ type Store struct {
 	scrub   scrubState
 	audit   auditState
 	expiry  expiryState
+	resize  resizeState
 	// unreadable are segments that could not be read.
 	unreadable unreadables
 	opening    *openState
@@ -237,7 +238,8 @@ func New(cfg Config) (*Store, error) {
 // Errors: ErrPartition if the partition has too few chunks; ErrNoMemory.
 func (s *Store) adopt(image *recovery.Image) error {
 	c, sb := &s.cfg, image.Super
-	c.BlockSize, c.ChunkBytes, c.UUID = sb.BlockSize(), sb.ChunkBytes(), sb.UUID()
+	c.BlockSize, c.ChunkBytes, c.UUID, c.PartitionBytes = sb.BlockSize(), sb.ChunkBytes(), sb.UUID(),
+		sb.PartitionBytes()
 	copy(s.super, sb)
 	s.hashSeed = sb.HashSeed()
 	s.tbl, s.pool, s.objects, s.version, s.gapless = image.Table, image.Pool, image.Objects, image.Version,
@@ -328,7 +330,7 @@ func (s *Store) Lost() *Loss { return s.loss }
 // Idle reports that no request is in progress and nothing is under way in the background.
 func (s *Store) Idle() bool {
 	return len(s.ios) == len(s.freeIO) && s.freeOps.N == s.cfg.Requests && s.reads.Busy() == 0 &&
-		s.freeInt.N == maxMoves && s.ckpt.stage == ckptIdle && s.restoring == 0
+		s.freeInt.N == maxMoves && s.ckpt.stage == ckptIdle && s.restoring == 0 && s.resize.stage == resizeNone
 }
 
 // slotsIdle reports whether no chunk is being compacted or scrubbed. A slot that waits between two steps counts as
@@ -457,6 +459,8 @@ func (s *Store) Complete(tag uint32, err error) {
 		s.compact.slots[r.who].Read(ok)
 	case ioCheckpoint:
 		s.checkpointWritten(ok)
+	case ioNote:
+		s.noteWritten(ok)
 	case ioRecover:
 		s.recovered(r.who, err)
 	}
@@ -493,6 +497,7 @@ func (s *Store) Turn(nowNS int64, out *Actions) {
 		for again := true; again; {
 			before := s.progress + s.pool.Changes
 			s.grow()
+			s.resizeStep()
 			last := s.lastCheckpointDue()
 			s.checkpointStep()
 			s.compactStep()

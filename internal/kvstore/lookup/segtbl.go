@@ -57,6 +57,8 @@ type SegTbl struct {
 	// them.
 	changed []byte
 	units   int
+	// whole is the memory of mem and changed.
+	whole []byte
 }
 
 // A unit is so many entries, which share a bit of SegTbl.changed.
@@ -79,13 +81,8 @@ func TableBytes(segments int64) int64 {
 // NewSegTbl returns an empty table in mem, which is not touched before it is needed. Besides it has 4 bytes for every
 // 2048 to 4096 segments.
 func NewSegTbl(mem []byte) SegTbl {
-	var t SegTbl
-	if n := len(mem) / (8*UnitBytes + 1); len(mem) >= inMem {
-		t.mem, t.changed = mem[:n*8*UnitBytes], mem[n*8*UnitBytes:][:n]
-	} else {
-		t.mem = mem[:len(mem)/EntryBytes*EntryBytes]
-		t.changed = make([]byte, len(t.mem)/(8*UnitBytes)+1)
-	}
+	t := SegTbl{}
+	t.lay(mem)
 	t.classBits = max(1, bits.Len(uint((t.Max()-1)/classSegments)))
 	t.used = make([]uint32, 1<<t.classBits)
 	return t
@@ -114,6 +111,42 @@ func (t *SegTbl) Extend(n uint32) {
 	}
 	t.n = n
 	t.mask = max(1, uint32(1)<<bits.Len32(n)-1)
+}
+
+// lay divides the memory of the table.
+func (t *SegTbl) lay(mem []byte) {
+	t.whole = mem
+	n := len(mem) / (8*UnitBytes + 1)
+	if len(mem) >= inMem {
+		t.mem, t.changed = mem[:n*8*UnitBytes], mem[n*8*UnitBytes:][:n]
+		return
+	}
+	t.mem = mem[:len(mem)/EntryBytes*EntryBytes]
+	t.changed = make([]byte, len(t.mem)/(8*UnitBytes)+1)
+}
+
+// Capacity is how many segments a table in so many bytes of memory may have.
+func Capacity(memBytes int) int {
+	if memBytes >= inMem {
+		return memBytes / (8*UnitBytes + 1) * 8 * UnitSegments
+	}
+	return memBytes / EntryBytes
+}
+
+// Memory is the memory of the table.
+func (t *SegTbl) Memory() []byte { return t.whole }
+
+// SetMemory gives the table other memory, which has room for the segments that there are. It begins with the content of
+// the memory before, as far as it is not shorter than that; the memory before may be gone. Or it is a part of the same
+// memory.
+func (t *SegTbl) SetMemory(mem []byte) {
+	n := (int(t.n)+UnitSegments-1)/UnitSegments/8 + 1
+	marks := t.changed[:min(n, len(t.changed))]
+	if len(t.whole) >= inMem && len(mem) >= len(t.whole) {
+		marks = mem[len(t.mem):][:len(marks)]
+	}
+	t.lay(mem)
+	copy(t.changed, marks)
 }
 
 // Len is the number of segments.

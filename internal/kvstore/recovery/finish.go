@@ -51,13 +51,17 @@ type Finish struct {
 	repairing bool
 }
 
-// NewFinish returns the Finish of a partition that was read. If only one superblock is valid and names the checkpoint,
-// the other one is written first, because nothing of an older checkpoint may be given up as long as its superblock
-// might count.
-func NewFinish(super format.Superblock, partitionBytes int64, oneCopy bool) *Finish {
-	f := &Finish{super: super, partitionBytes: partitionBytes, repairing: oneCopy}
-	if oneCopy {
+// NewFinish returns the Finish of a partition that was read, whose superblock is in super. If only one superblock is
+// valid and names the checkpoint, the other one is written first, because nothing of an older checkpoint may be given
+// up as long as its superblock might count. For the same reason a note is written if the partition does not end where
+// its extent does.
+func NewFinish(image *Image, super format.Superblock) *Finish {
+	f := &Finish{super: super, partitionBytes: super.PartitionBytes(), repairing: image.OneCopy}
+	if image.OneCopy {
 		f.writes = append(f.writes, func() Write { return f.write(super.Generation() + 1) })
+	}
+	if image.NoteAt != 0 {
+		f.writes = append(f.writes, func() Write { return Write{Offset: image.NoteAt, Buf: super} })
 	}
 	return f.thenFlush()
 }

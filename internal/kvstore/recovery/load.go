@@ -3,7 +3,6 @@ package recovery
 import (
 	"cmp"
 	"encoding/binary"
-	"errors"
 	"fmt"
 	"slices"
 
@@ -11,48 +10,6 @@ import (
 	"jbofd/internal/kvstore/lookup"
 	"jbofd/internal/kvstore/space"
 )
-
-// chooseSuper chooses the valid superblock with the higher generation.
-func (m *Machine) chooseSuper() {
-	var errs [2]error
-	best := none
-	for i := range m.sbs {
-		sb := format.Superblock(m.sbs[i])
-		if errs[i] = m.sbErrs[i]; errs[i] == nil {
-			errs[i] = sb.Check(m.cfg.PartitionBytes)
-		}
-		if errs[i] == nil && (best == none || sb.Generation() > format.Superblock(m.sbs[best]).Generation()) {
-			best = i
-		}
-	}
-	// With a newer version in one copy and a known one in the other, a newer program was the last to write.
-	for _, err := range errs {
-		if errors.Is(err, format.ErrVersion) {
-			m.err = err
-			return
-		}
-	}
-	if best == none {
-		m.err = fmt.Errorf("first copy: %w; second copy: %w", errs[0], errs[1])
-		return
-	}
-	m.image.Super = m.sbs[best]
-	other := format.Superblock(m.sbs[1-best])
-	m.image.OneCopy = errs[1-best] != nil || other.Checkpoint() != m.image.Super.Checkpoint() ||
-		other.Pages() != m.image.Super.Pages() || other.LastStream() != m.image.Super.LastStream()
-	if got := m.image.Super.BlockSize(); got < m.cfg.BlockSize {
-		m.err = fmt.Errorf("made for blocks of %d bytes, the device has blocks of %d", got, m.cfg.BlockSize)
-		return
-	}
-	m.cfg.BlockSize = m.image.Super.BlockSize()
-	m.image.Pool = space.New(m.image.Super)
-	mem := space.Buffers{Alloc: m.cfg.Alloc}
-	if m.image.Buf = mem.Take("a chunk that is read", int(m.image.Pool.Bytes())); mem.Err != nil {
-		m.err = mem.Err
-		return
-	}
-	m.beginHeaders()
-}
 
 func (m *Machine) noteEpoch(epoch uint32) {
 	m.image.Pool.LastEpoch = max(m.image.Pool.LastEpoch, epoch)

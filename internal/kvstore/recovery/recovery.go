@@ -37,7 +37,7 @@ type Read struct {
 
 // Config describes a Machine.
 type Config struct {
-	// PartitionBytes is the length of the partition. BlockSize is the device's.
+	// PartitionBytes is the length of the partition, or more: that of its extent. BlockSize is the device's.
 	PartitionBytes int64
 	BlockSize      int
 	// SegTbl is the memory for the table.
@@ -53,6 +53,8 @@ type Image struct {
 	// Super is the superblock that counts. OneCopy: the other copy does not name the same checkpoint.
 	Super   format.Superblock
 	OneCopy bool
+	// NoteAt is where a note is missing that says where the partition ends, at the end of its extent; 0: none is.
+	NoteAt units.ExtentOffset
 	// Pool has all chunks: Free, Sealed, or Open if a log continues in it or it belongs to the checkpoint.
 	Pool *space.Pool
 	// Table is the SegTbl.
@@ -119,9 +121,11 @@ type Machine struct {
 	pending int // reads under way
 	// step is how far the stage is: the next page of the checkpoint, chunk of the key log, or log whose end is read.
 	step int
-	sbs  [2][]byte
-	// sbErrs are the errors of reading them.
-	sbErrs [2]error
+	// sbs are the superblocks at the beginning, at the end of the extent, and at another end of the partition of which
+	// one of those knows, if there is one: follows. sbErrs are the errors of reading them.
+	sbs     [3][]byte
+	sbErrs  [3]error
+	follows bool
 	// at is where in its chunk the bytes in image.Buf begin, have their number.
 	at   format.ChunkOffset
 	have int
@@ -230,7 +234,7 @@ func (m *Machine) Next(dst []Read) []Read {
 			m.err = mem.Err
 			return dst
 		}
-		for i := range m.sbs {
+		for i := range 2 {
 			m.read(int32(i), format.SuperblockOffset(uint64(i+1), m.cfg.PartitionBytes), m.sbs[i])
 		}
 	}
@@ -250,7 +254,7 @@ func (m *Machine) Done(slot int32, err error) {
 	}
 	switch {
 	case m.stage == readSupers:
-		if m.pending == 0 {
+		if m.pending == 0 && !m.followEnd() {
 			m.chooseSuper()
 		}
 	case m.stage == readHeaders:

@@ -51,11 +51,16 @@ func NewBudget(pool *Pool, groupBytes, blockSize int) Budget {
 
 // SetTable computes CheckpointChunks, CheckpointBytes and MaxLive for a SegTbl of tableBytes.
 func (b *Budget) SetTable(tableBytes int) {
-	stream := int64(format.SummaryBytes + len(b.pool.Chunks)*format.ChunkEntryBytes + tableBytes)
+	b.setTable(len(b.pool.Chunks), b.pool.Usable(), tableBytes)
+}
+
+// setTable is SetTable for so many chunks, of which usable are used.
+func (b *Budget) setTable(chunks, usable, tableBytes int) {
+	stream := int64(format.SummaryBytes + chunks*format.ChunkEntryBytes + tableBytes)
 	pages := (stream + format.PagePayloadBytes - 1) / format.PagePayloadBytes
 	b.CheckpointBytes = pages * format.PageBytes
 	b.CheckpointChunks = int((pages+b.pages-1)/b.pages) + 1
-	b.MaxLive = int64(len(b.pool.Chunks)-b.pool.Bad-b.Reserve()) * b.Fill / 1000 * 965
+	b.MaxLive = int64(usable-b.Reserve()) * b.Fill / 1000 * 965
 }
 
 // Reserve is the number of chunks that Puts cannot take.
@@ -97,7 +102,7 @@ func (b *Budget) MovedChunks(lastResort bool) int {
 // headroom there is. At low, Puts are stalled. Both lie above the reserve by a few chunks, but by no more than a part
 // of the space that could be won.
 func (b *Budget) Watermarks() (low, high int64) {
-	chunk, n := b.pool.Bytes(), int64(len(b.pool.Chunks))
+	chunk, n := b.pool.Bytes(), int64(b.pool.Limit())
 	reserve := int64(b.CheckpointChunks+5) * chunk
 	band := max(0, min(max(3, n/200)*chunk, (n*chunk-reserve-b.pool.Live)/4))
 	return reserve + band/3, reserve + band

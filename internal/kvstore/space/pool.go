@@ -41,6 +41,8 @@ const (
 	// Bad: the chunk could not be read when the partition was opened, and was not in use. It is not used before it can
 	// be read at another opening.
 	Bad
+	// Withdrawn: the chunk is free, and lies from the limit of the pool on, so that it is not used.
+	Withdrawn
 )
 
 // Chunk is the state of a chunk. There is one for every chunk of the partition, so that its size counts: 16 bytes.
@@ -93,6 +95,16 @@ type Pool struct {
 	freeList format.ChunkNumber // a list of the free chunks; the one that was freed last is taken first
 	freeEnd  format.ChunkNumber // its last one, if there is one
 	look     int                // the chunk at which the last Choose stopped
+	// limit is the number of the first chunk that is not used, because a resize takes it away or has not added it yet.
+	// beyond counts what there is from there on. unsorted are the free chunks at the front of the list among which some
+	// may be that are not to be taken.
+	limit    format.ChunkNumber
+	beyond   beyond
+	unsorted int
+	// below is how many free chunks lie below the limit. Up to keep, chunks from the limit on count as Free, too; those
+	// are on the list withdrawn.
+	below, keep int
+	withdrawn   format.ChunkNumber
 	// gains increases with everything that makes more of a chunk worth emptying. fruitless are the searches since, for
 	// each Kinds: a partition that is full must not be searched in each turn.
 	gains     uint64
@@ -123,13 +135,14 @@ type search struct {
 
 // New returns a pool in which all chunks of the partition with that superblock are free.
 func New(sb format.Superblock) *Pool {
-	p := &Pool{salt: sb.Salt(), Sweep: 8192, freeList: none}
+	p := &Pool{salt: sb.Salt(), Sweep: 8192, freeList: none, withdrawn: none}
 	for int64(1)<<p.shift < sb.ChunkBytes() {
 		p.shift++
 	}
 	n := (sb.PartitionBytes() - format.AreaStart - format.SuperblockBytes) >> p.shift
 	words := (max(n, 0) + 63) / 64
 	p.Chunks, p.noted, p.unread = make([]Chunk, max(n, 0)), make([]uint64, words), make([]uint64, words)
+	p.limit = format.ChunkNumber(len(p.Chunks))
 	for i := len(p.Chunks) - 1; i >= 0; i-- {
 		p.free(format.ChunkNumber(i))
 	}
@@ -181,7 +194,11 @@ func (p *Pool) SeedOf(epoch uint32, offset units.ExtentOffset) uint32 {
 }
 
 // NoteUnreadable notes that something in chunk i could not be read.
-func (p *Pool) NoteUnreadable(i format.ChunkNumber) { p.unread[i>>6] |= 1 << (i & 63) }
+func (p *Pool) NoteUnreadable(i format.ChunkNumber) {
+	if int(i) < len(p.Chunks) { // a resize may have taken it away since
+		p.unread[i>>6] |= 1 << (i & 63)
+	}
+}
 
 // Unreadable reports whether something in chunk i could not be read since the partition was opened.
 func (p *Pool) Unreadable(i format.ChunkNumber) bool { return p.unread[i>>6]>>(i&63)&1 != 0 }
@@ -193,32 +210,44 @@ const maxPassed = 64
 // unreadable, if there is one nearby: if its end lay before a block that cannot be read, the next opening would have to
 // take that block for the newest segments. The other logs write over such blocks, which often heals them.
 func (p *Pool) Take(kind format.Kind) format.ChunkNumber {
-	before, i := format.ChunkNumber(none), p.freeList
-	invariants.Check(i != none, "chunks: none is free")
-	if kind == format.KeyLog {
-		for n := 0; p.Unreadable(i); n++ {
-			next := p.nextFree(i)
-			if next == none || n == maxPassed {
-				before, i = none, p.freeList
-				break
-			}
-			before, i = i, next
-		}
-	}
+	invariants.Check(p.Free > 0, "chunks: none is free")
+	i := p.takeFree(kind)
 	p.noteFirst(i)
-	if before == none {
-		p.freeList = p.nextFree(i)
-	} else {
-		p.Chunks[before].Live = p.Chunks[i].Live
-		if i == p.freeEnd {
-			p.freeEnd = before
-		}
-	}
-	p.Free--
+	p.countFree()
 	p.LastEpoch++
 	p.Chunks[i] = Chunk{Epoch: p.LastEpoch, State: Open, Kind: kind, AtCheckpoint: p.Chunks[i].AtCheckpoint}
 	if kind == format.KeyLog {
 		p.KeyChunks++
+	}
+	return i
+}
+
+// takeFree takes a chunk off the list of free chunks, or one from the limit on.
+func (p *Pool) takeFree(kind format.Kind) format.ChunkNumber {
+	if p.below == 0 {
+		return p.takeKept()
+	}
+	for p.freeList >= p.limit {
+		p.beyond.listed--
+		p.withdraw(p.pop())
+	}
+	p.below--
+	before, i := format.ChunkNumber(none), p.freeList
+	if kind == format.KeyLog {
+		for n := 0; p.Unreadable(i) || i >= p.limit; n++ {
+			next := p.nextFree(i)
+			if next == none || n == maxPassed {
+				return p.pop()
+			}
+			before, i = i, next
+		}
+	}
+	if before == none {
+		return p.pop()
+	}
+	p.Chunks[before].Live = p.Chunks[i].Live
+	if i == p.freeEnd {
+		p.freeEnd = before
 	}
 	return i
 }
@@ -252,7 +281,7 @@ func (p *Pool) AddLive(i format.ChunkNumber, n int) {
 func (p *Pool) SubLive(offset units.ExtentOffset, n int) {
 	i := p.Of(offset)
 	c := &p.Chunks[i]
-	if c.State == Free {
+	if c.State == Free || c.State == Withdrawn {
 		p.Wrong++
 		return
 	}
@@ -308,11 +337,20 @@ func (p *Pool) Release(i format.ChunkNumber) {
 	c.Live = 0
 	if c.Kind == format.KeyLog && c.Epoch >= p.KeyEpoch || p.Hold {
 		c.State = Obsolete
-		p.Obsolete++
+		p.countObsolete(i)
 		p.Changes++
 		return
 	}
 	p.free(i)
+}
+
+// countObsolete counts a chunk that has become obsolete.
+func (p *Pool) countObsolete(i format.ChunkNumber) {
+	if i < p.limit {
+		p.Obsolete++
+	} else {
+		p.beyond.obsolete++
+	}
 }
 
 // Return frees a chunk of a checkpoint that is not the last, at once.
@@ -326,14 +364,10 @@ func (p *Pool) Return(i format.ChunkNumber) {
 // there is no other: a write often heals a block, but if it does not, the chunk must not be in the way of all writes.
 func (p *Pool) ReturnBad(i format.ChunkNumber) {
 	p.Return(i)
-	if p.Free == 1 {
-		return
+	if p.freeList == i && p.freeEnd != i {
+		p.freeList = p.nextFree(i)
+		p.pushBack(i)
 	}
-	c := &p.Chunks[i]
-	p.freeList = p.nextFree(i)
-	c.Live = noNext
-	p.Chunks[p.freeEnd].Live = uint32(i)
-	p.freeEnd = i
 }
 
 // count adds n to the sums of live bytes, to which chunk i contributes.
@@ -352,12 +386,22 @@ func (p *Pool) free(i format.ChunkNumber) {
 	}
 	// AtCheckpoint stays: a checkpoint that is being written describes the chunk as it was when the checkpoint began.
 	*c = Chunk{Epoch: c.Epoch, State: Free, Kind: c.Kind, Live: uint32(p.freeList), AtCheckpoint: c.AtCheckpoint}
-	if p.freeList == none {
-		p.freeEnd = i
-	}
-	p.freeList = i
-	p.Free++
 	p.Changes++
+	switch {
+	case i >= p.limit:
+		p.withdraw(i)
+		p.beyond.free++
+	case p.unsorted > 0:
+		p.pushBack(i)
+		p.below++
+	default:
+		if p.freeList == none {
+			p.freeEnd = i
+		}
+		p.freeList = i
+		p.below++
+	}
+	p.countFree()
 }
 
 // BeginCheckpoint fixes what a checkpoint says of the chunks: what is live in each now, and that Obsolete chunks are
@@ -365,7 +409,7 @@ func (p *Pool) free(i format.ChunkNumber) {
 func (p *Pool) BeginCheckpoint() {
 	p.sweep, p.noting = 0, true
 	clear(p.noted)
-	p.Obsolete = 0
+	p.Obsolete, p.beyond.obsolete = 0, 0
 }
 
 // NoteLive notes what is live in some more chunks, and reports whether all are done. AtCheckpoint is valid then.
@@ -397,7 +441,8 @@ func (p *Pool) note(i format.ChunkNumber) {
 	if c.State == Obsolete {
 		c.State = PendingFree
 	}
-	if c.AtCheckpoint = c.Live; c.State == Free || c.State == PendingFree || c.Kind == format.Checkpoint {
+	if c.AtCheckpoint = c.Live; c.State == Free || c.State == Withdrawn || c.State == PendingFree ||
+		c.Kind == format.Checkpoint {
 		c.AtCheckpoint = NotCounted
 	}
 }
@@ -424,7 +469,7 @@ func (p *Pool) EndCheckpoint(done bool) (ended bool) {
 			p.free(i)
 		default:
 			p.Chunks[i].State = Obsolete
-			p.Obsolete++
+			p.countObsolete(i)
 		}
 	}
 	p.sweep = end
@@ -436,7 +481,7 @@ func (p *Pool) EndCheckpoint(done bool) (ended bool) {
 // chunk, and KeyEpoch and Hold: it computes the sums and the list of free chunks, and releases the sealed chunks in
 // which nothing is live.
 func (p *Pool) Recovered() {
-	p.Free, p.Live, p.KeyLive, p.KeyChunks, p.freeList = 0, 0, 0, 0, none
+	p.Free, p.below, p.Live, p.KeyLive, p.KeyChunks, p.freeList = 0, 0, 0, 0, 0, none
 	for _, i := range p.Doubtful {
 		if p.Chunks[i].State == Free {
 			p.free(i)
@@ -505,7 +550,7 @@ func (p *Pool) Choose(w Weights, of Kinds) format.ChunkNumber {
 			may = false
 		}
 		won := w.Fill - int64(c.Live)
-		if c.State != Sealed || c.Pins > 0 || won < p.Bytes()/minGainPart || !may {
+		if c.State != Sealed || c.Pins > 0 || won < p.Bytes()/minGainPart || !may || i >= int(p.limit) {
 			continue
 		}
 		if each := float64(cost) / float64(won); best == none || each < least {
@@ -540,7 +585,7 @@ func (p *Pool) search(of Kinds) *search {
 // ChooseThis makes a chunk a victim, if it is sealed and not pinned.
 func (p *Pool) ChooseThis(i format.ChunkNumber) bool {
 	c := &p.Chunks[i]
-	if c.State != Sealed || c.Pins > 0 {
+	if c.State != Sealed || c.Pins > 0 || i >= p.limit {
 		return false
 	}
 	c.State = Victim
