@@ -38,6 +38,9 @@ func (s *Store) apply(i, oi int32) bool {
 		return true
 	case opMove:
 		return s.applyMove(a, o)
+	case opExpire:
+		s.noteExpiry(seg.FirstExpiry()) // what has expired was dropped
+		return false
 	}
 	at := seg.Find(o.key[:o.keyLen])
 	if s.isRepetition(seg, at, o) || s.isRefused(a, at, o) {

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"encoding/binary"
 	"fmt"
+	"maps"
 	"math/rand/v2"
 	"slices"
 
@@ -17,6 +18,8 @@ type event struct {
 	size       int32 // absent: -1
 	start, end int
 	state      eventState
+	// given is the version that the store has given to the object, as far as a reply has told; 0: not known, or absent.
+	given uint64
 }
 
 type eventState uint8
@@ -68,9 +71,12 @@ func (h *history) ended(start, now int) {
 	}
 }
 
-// is reports whether a key's content is what an event wrote. got is the part of the value that fitted the buffer.
-func (e *event) is(key int, got []byte, n int) bool {
-	return int(e.size) == n && bytes.Equal(value(key, e.version, n)[:min(n, len(got))], got[:min(n, len(got))])
+// is reports whether a key's content is what an event wrote. got is the part of the value that fitted the buffer, given
+// the version in the reply.
+func (e *event) is(key int, got []byte, n int, given uint64) bool {
+	got = got[:min(n, len(got))]
+	return int(e.size) == n && (e.given == 0 || e.given == given) &&
+		bytes.Equal(value(key, e.version, n)[:len(got)], got)
 }
 
 // value returns the content of a version of a key.
@@ -93,6 +99,8 @@ type request struct {
 	version uint32
 	size    int
 	buf     []byte
+	// expected is the version that an IfVersion names.
+	expected uint64
 }
 
 // model knows what each key may contain, and checks the replies of the store.
@@ -103,6 +111,8 @@ type model struct {
 	tag  uint64
 	// clock numbers submissions and replies in order.
 	clock int
+	// given are all versions that the store has given to objects and Deletes.
+	given map[uint64]bool
 	size  func() int
 	// ops are the operations that random draws from.
 	ops []kvstore.Op
@@ -123,7 +133,8 @@ var (
 )
 
 func newModel(r *rig, keys int, size func() int) *model {
-	m := &model{rig: r, keys: make([]history, keys), reqs: map[uint64]*request{}, size: size, ops: mixed}
+	m := &model{rig: r, keys: make([]history, keys), reqs: map[uint64]*request{}, size: size, ops: mixed,
+		given: map[uint64]bool{}}
 	for i := range m.keys {
 		name := fmt.Appendf(nil, "%x", i*7919)
 		m.keys[i] = history{name: append(name, make([]byte, i%(format.MaxKey+1-len(name)))...),
@@ -136,7 +147,7 @@ func newModel(r *rig, keys int, size func() int) *model {
 // on returns a copy of the model for another rig.
 func (m *model) on(r *rig) *model {
 	c := &model{rig: r, keys: slices.Clone(m.keys), reqs: map[uint64]*request{}, clock: m.clock, tag: m.tag,
-		size: m.size, ops: m.ops, added: m.added}
+		size: m.size, ops: m.ops, added: m.added, given: maps.Clone(m.given)}
 	for i := range c.keys {
 		c.keys[i].events = slices.Clone(c.keys[i].events)
 	}
@@ -149,7 +160,13 @@ func (m *model) submit(op kvstore.Op, cond kvstore.Condition, key, size int) boo
 	h := &m.keys[key]
 	m.clock++
 	q := &request{op: op, cond: cond, key: key, start: m.clock, version: h.version + 1, size: size}
-	r := kvstore.Request{Op: op, Condition: cond, Key: slices.Clone(h.name), Tag: m.tag}
+	if cond == kvstore.IfVersion && m.rng.IntN(4) > 0 {
+		q.expected = h.events[m.rng.IntN(len(h.events))].given
+		if m.rng.IntN(8) == 0 {
+			q.expected++
+		}
+	}
+	r := kvstore.Request{Op: op, Condition: cond, Key: slices.Clone(h.name), Tag: m.tag, Version: q.expected}
 	switch op {
 	case kvstore.Get:
 		n := m.s.MaxValueBytes()
@@ -251,6 +268,7 @@ func (m *model) check(p kvstore.Reply) {
 		m.t.Fatalf("op %d condition %d of key %d (%x): status %d, length %d: %s, want one of %v; all: %v", q.op, q.cond,
 			q.key, h.name, p.Status, p.ValueLen, fmt.Sprintf(format, args...), may, h.events)
 	}
+	m.checkVersion(q, p, may, fail)
 	there := slices.ContainsFunc(may, func(e event) bool { return e.size != absent && (e.start != q.start) })
 	missing := slices.ContainsFunc(may, func(e event) bool { return e.size == absent && (e.start != q.start) })
 	switch p.Status {
@@ -273,7 +291,7 @@ func (m *model) check(p kvstore.Reply) {
 		case p.Status == kvstore.NotFound && !missing, p.Status == kvstore.OK && !there:
 			fail("wrong")
 		case p.Status == kvstore.OK && q.op == kvstore.Get &&
-			!slices.ContainsFunc(may, func(e event) bool { return e.is(q.key, q.buf, p.ValueLen) }):
+			!slices.ContainsFunc(may, func(e event) bool { return e.is(q.key, q.buf, p.ValueLen, p.Version) }):
 			fail("wrong value")
 		case p.Status != kvstore.OK && p.Status != kvstore.NotFound:
 			fail("wrong status")
@@ -292,17 +310,23 @@ func (m *model) check(p kvstore.Reply) {
 	e.state, e.end = done, m.clock
 	switch p.Status {
 	case kvstore.OK:
+		e.given = p.Version
 		// It is not known of a key that was lost whether it exists, so that its Delete succeeds in any case.
 		if !there && (q.op == kvstore.Delete && !m.mayBeDamaged(q.key) || q.cond == kvstore.IfPresent) ||
 			!missing && q.cond == kvstore.IfAbsent {
 			fail("wrong")
 		}
 	case kvstore.NotFound:
-		if !missing || q.op == kvstore.Put && q.cond != kvstore.IfPresent {
+		if !missing || q.op == kvstore.Put && q.cond != kvstore.IfPresent || q.expected != 0 {
 			fail("wrong")
 		}
 		// The key does not exist, as if it had been deleted, and it must stay so.
 		e.size = absent
+	case kvstore.VersionMismatch:
+		if q.cond != kvstore.IfVersion {
+			fail("wrong")
+		}
+		h.events = slices.Delete(h.events, at, at+1)
 	case kvstore.Exists:
 		if !there || q.cond != kvstore.IfAbsent {
 			fail("wrong")
@@ -354,7 +378,9 @@ func (m *model) random(n, depth int) {
 			op := m.ops[m.rng.IntN(len(m.ops))]
 			cond := kvstore.Always
 			if op == kvstore.Put && m.rng.IntN(4) == 0 {
-				cond = []kvstore.Condition{kvstore.IfAbsent, kvstore.IfPresent}[m.rng.IntN(2)]
+				cond = []kvstore.Condition{kvstore.IfAbsent, kvstore.IfPresent, kvstore.IfVersion}[m.rng.IntN(3)]
+			} else if op == kvstore.Delete && m.rng.IntN(4) == 0 {
+				cond = kvstore.IfVersion
 			}
 			key := m.rng.IntN(len(m.keys))
 			if m.rng.IntN(5) == 0 {
@@ -444,7 +470,7 @@ func (m *model) compare(restarted bool) {
 		p := m.do(kvstore.Request{Op: kvstore.Get, Key: h.name, Value: buf})
 		at := slices.IndexFunc(may, func(e event) bool {
 			return p.Status == kvstore.NotFound && e.size == absent || p.Status == kvstore.OK &&
-				e.is(i, buf, p.ValueLen)
+				e.is(i, buf, p.ValueLen, p.Version)
 		})
 		// It is a DeviceError as long as the block of a record may be put right by a write of it that is under way.
 		if at < 0 && m.mayBeDamaged(i) && (p.Status == kvstore.Corrupt || p.Status == kvstore.DeviceError) {
@@ -461,7 +487,8 @@ func (m *model) compare(restarted bool) {
 				may, h.events)
 		}
 		h.open = nil
-		h.events = []event{{version: may[at].version, size: may[at].size, state: done, start: m.clock, end: m.clock}}
+		h.events = []event{{version: may[at].version, size: may[at].size, state: done, start: m.clock, end: m.clock,
+			given: p.Version}}
 		if may[at].size != absent {
 			objects++
 		}

@@ -136,7 +136,11 @@ func (s reader) ReadFor(slot int32, tenant tenant.ID, offset units.ExtentOffset,
 func (s reader) Done(tag uint64, r lookup.Result, o lookup.Object) {
 	st := [...]Status{lookup.Found: OK, lookup.NotFound: NotFound, lookup.DeviceError: DeviceError,
 		lookup.Corrupt: Corrupt}[r]
-	s.answer(Reply{Tag: tag, Status: st, ValueLen: o.Length, Version: o.Version, Expires: o.Expires})
+	a := Reply{Tag: tag, Status: st, ValueLen: o.Length}
+	if st == OK {
+		a.Version, a.Expires = o.Version, o.Expires
+	}
+	s.answer(a)
 }
 
 // Damaged implements lookup.Host.

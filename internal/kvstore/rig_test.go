@@ -110,11 +110,15 @@ func (r *rig) open() error {
 	return nil
 }
 
+// wall is the time of day, in unix seconds.
+func (r *rig) wall() uint32 { return 1e9 + uint32(r.now/1e9) }
+
 // turn lets the store act, once.
 func (r *rig) turn() {
 	if r.sweep > 0 {
 		r.s.Sweep(r.sweep)
 	}
+	r.s.SetWall(r.wall())
 	r.s.Turn(r.now, &r.act)
 	for _, q := range r.act.IOs {
 		r.ios[uint64(q.Tag)] = q

@@ -1,0 +1,190 @@
+package kvstore_test
+
+import (
+	"bytes"
+	"fmt"
+	"slices"
+	"testing"
+
+	"jbofd/internal/kvstore"
+	"jbofd/internal/kvstore/format"
+)
+
+// write is a request with an identity, and what is known about it.
+type write struct {
+	q        kvstore.Request
+	answered bool
+	reply    kvstore.Reply
+}
+
+// TestARepeatedWriteIsDoneOnce: a history of identified writes is cut off by a crash at every write to the drive. All
+// of its requests are repeated, those without an answer first, and then again and again, with splits, compaction and
+// restarts between: each has changed its key once.
+func TestARepeatedWriteIsDoneOnce(t *testing.T) {
+	for seed := range kvstore.Seeds(t, 2) {
+		for at, ends := 1, false; !ends; at += every(3) {
+			r := newRig(t, seed, small(28))
+			m := newModel(r, 1, func() int { return 0 })
+			var all []*write
+			r.reply = func(p kvstore.Reply) {
+				w := all[p.Tag]
+				if w.answered && (p.Status != w.reply.Status || p.Version != w.reply.Version) {
+					t.Fatalf("at write %d: request %d is answered with %+v, it was %+v", at, p.Tag, p, w.reply)
+				}
+				w.reply, w.answered = p, true
+			}
+			key := func(i int) []byte { return fmt.Appendf(nil, "key%d", i%6) }
+			for i := range 40 {
+				w := &write{q: kvstore.Request{Op: kvstore.Put, Tag: uint64(i), Key: key(i),
+					Value: value(i, 1, 700*(i%5)),
+					ID:    kvstore.Identity{Client: uint64(1 + i%3), Seq: uint64(i), KeepUntil: r.wall() + 100_000}}}
+				if i%7 == 6 {
+					w.q.Op, w.q.Value = kvstore.Delete, nil
+				}
+				all = append(all, w)
+			}
+			r.crashIn, r.power = at, at%2 == 0
+			for i := 0; i < len(all) && !r.crashed; {
+				if m.s.Submit(&all[i].q) {
+					i++
+				}
+				for range r.rng.IntN(4) {
+					r.step()
+				}
+			}
+			for !r.crashed && !m.s.Idle() {
+				r.step()
+			}
+			if ends = !r.crashed; ends {
+				r.crashIn, r.crashed = 0, false
+				r.crash()
+			}
+			for round := range 4 {
+				if err := m.open(); err != nil {
+					t.Fatal(err)
+				}
+				order := r.rng.Perm(len(all))
+				slices.SortStableFunc(order, func(a, b int) int {
+					if all[a].answered == all[b].answered {
+						return 0
+					} else if all[b].answered {
+						return -1
+					}
+					return 1
+				})
+				for _, i := range order {
+					if all[i].answered && all[i].reply.Status == kvstore.NotFound {
+						continue // it has changed nothing, which need not be remembered
+					}
+					all[i].q.ID.Retry = true
+					for !m.s.Submit(&all[i].q) {
+						r.step()
+					}
+				}
+				r.settle()
+				r.turn()
+				m.recount()
+				checkDoneOnce(t, m, all, fmt.Sprintf("at write %d, round %d", at, round))
+				for i := range 40 { // the table grows
+					m.do(kvstore.Request{Op: kvstore.Put, Key: fmt.Appendf(nil, "more%d", 40*round+i),
+						Value: make([]byte, 2000)})
+				}
+				r.settle()
+				r.crash()
+			}
+		}
+	}
+}
+
+// checkDoneOnce checks that each key has the content of that request of its own that was given the greatest version.
+func checkDoneOnce(t *testing.T, m *model, all []*write, when string) {
+	t.Helper()
+	before := m.reply
+	defer func() { m.reply = before }()
+	for k := range 6 {
+		var last *write
+		for i, w := range all {
+			if !w.answered {
+				t.Fatalf("%s: request %d has no answer", when, i)
+			}
+			if i%6 == k && w.reply.Status == kvstore.OK && (last == nil || w.reply.Version > last.reply.Version) {
+				last = w
+			}
+		}
+		buf := make([]byte, 4000)
+		p := m.do(kvstore.Request{Op: kvstore.Get, Key: fmt.Appendf(nil, "key%d", k), Value: buf})
+		if last.q.Op == kvstore.Delete && p.Status == kvstore.NotFound {
+			continue
+		}
+		if last.q.Op == kvstore.Delete || p.Status != kvstore.OK || p.Version != last.reply.Version ||
+			!bytes.Equal(buf[:p.ValueLen], last.q.Value) {
+			t.Fatalf("%s: key %d: %+v, want version %d of request %d", when, k, p, last.reply.Version, last.q.Tag)
+		}
+	}
+}
+
+// TestARetryWhoseIdentityMayBeGoneIsNotDone: of the requests that have changed a key the last 8 are remembered, for as
+// long as they have asked for.
+func TestARetryWhoseIdentityMayBeGoneIsNotDone(t *testing.T) {
+	r := newRig(t, seeds(t), small(28))
+	m := newModel(r, 1, func() int { return 0 })
+	put := func(seq uint64, retry bool) kvstore.Reply {
+		return m.do(kvstore.Request{Op: kvstore.Put, Key: []byte("key"), Value: []byte{byte(seq)},
+			ID: kvstore.Identity{Client: 1, Seq: seq, KeepUntil: 1e9 + 1e6 + uint32(seq),
+				Retry: retry}})
+	}
+	want := func(p kvstore.Reply, st kvstore.Status, version uint64) {
+		t.Helper()
+		if p.Status != st || p.Version != version {
+			t.Fatalf("status %d, version %d, want %d, %d", p.Status, p.Version, st, version)
+		}
+	}
+	want(put(1, true), kvstore.OK, 2) // nothing can have been dropped
+	for seq := uint64(2); seq <= 8; seq++ {
+		want(put(seq, false), kvstore.OK, seq+1)
+	}
+	for seq := uint64(1); seq <= 8; seq++ {
+		want(put(seq, true), kvstore.OK, seq+1)
+		want(put(seq, false), kvstore.OK, seq+1) // a first try that a retry has overtaken
+	}
+	want(put(9, false), kvstore.OK, 10)
+	want(put(1, true), kvstore.Indeterminate, 0)
+	want(put(99, true), kvstore.Indeterminate, 0)
+	want(put(2, true), kvstore.OK, 3)
+	want(m.do(kvstore.Request{Op: kvstore.Delete, Key: []byte("key")}), kvstore.OK, 11)
+	want(put(9, true), kvstore.OK, 10)
+	want(put(1, true), kvstore.Indeterminate, 0)
+	want(m.do(kvstore.Request{Op: kvstore.Exist, Key: []byte("key")}), kvstore.NotFound, 0)
+	// When all of them may be dropped, a retry that asks for more time is a request like any other.
+	r.now = (1e6 + 9) * 1e9
+	want(put(9, true), kvstore.Indeterminate, 0)
+	want(put(200, true), kvstore.OK, 12)
+}
+
+// TestADamagedSegmentMakesRetriesIndeterminate: their identities may have been in it.
+func TestADamagedSegmentMakesRetriesIndeterminate(t *testing.T) {
+	r := newRig(t, seeds(t), small(28))
+	m := newModel(r, 1, func() int { return 0 })
+	q := kvstore.Request{Op: kvstore.Put, Key: []byte("key"), Value: []byte("a"),
+		ID: kvstore.Identity{Client: 1, Seq: 1}}
+	if p := m.do(q); p.Status != kvstore.OK {
+		t.Fatal(p)
+	}
+	m.settle()
+	at, _ := m.s.Place([]byte("key"))
+	r.dev.Visible[at+format.SegmentHeaderBytes] ^= 1
+	r.dev.Durable[at+format.SegmentHeaderBytes] ^= 1
+	q.ID.Retry = true
+	if p := m.do(q); p.Status != kvstore.Indeterminate {
+		t.Errorf("%+v, want Indeterminate", p)
+	}
+	q.ID.Retry, q.ID.Seq = false, 2
+	first := m.do(q)
+	if first.Status != kvstore.OK {
+		t.Fatalf("%+v", first)
+	}
+	q.ID.Retry = true
+	if p := m.do(q); p.Status != kvstore.OK || p.Version != first.Version {
+		t.Errorf("%+v, want %+v", p, first)
+	}
+}
