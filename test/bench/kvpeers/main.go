@@ -130,31 +130,54 @@ func parse(args []string, stderr io.Writer) (cfg Config, names []string, asJSON 
 	return cfg, names, asJSON, nil
 }
 
-// runChild measures one engine in a process of its own, on a folder of its own.
+// runChild measures one engine in processes of its own, on a folder of its own.
 func runChild(ctx context.Context, cfg Config, name string, stderr io.Writer) (r Result, err error) {
-	self, err := os.Executable()
-	if err != nil {
-		return r, err
-	}
 	dir, err := os.MkdirTemp(cfg.Dir, "kvpeers-"+name+"-")
 	if err != nil {
 		return r, err
 	}
 	defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
-	cfg.Engine, cfg.Dir = name, dir
+	cfg.Engine, cfg.Dir, cfg.Kill = name, dir, true
+	if err := spawn(ctx, cfg, &r, stderr); err != nil {
+		return r, err
+	}
+	for n := range kills {
+		cfg.Recover, cfg.Kill = true, n+1 < kills
+		var once Recovery
+		if err := spawn(ctx, cfg, &once, stderr); err != nil {
+			return r, fmt.Errorf("after kill %d: %w", n+1, err)
+		}
+		r.Recoveries = append(r.Recoveries, once)
+	}
+	return r, nil
+}
+
+// spawn runs a child and decodes its report. A child that is to be killed must have been.
+func spawn(ctx context.Context, cfg Config, report any, stderr io.Writer) error {
+	self, err := os.Executable()
+	if err != nil {
+		return err
+	}
 	in, err := json.Marshal(cfg)
 	if err != nil {
-		return r, err
+		return err
 	}
 	cmd := exec.CommandContext(ctx, self, childFlag)
 	cmd.Stdin = strings.NewReader(string(in))
 	cmd.Stderr = stderr
 	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 	out, err := cmd.Output()
-	if err != nil {
-		return r, err
+	if ctx.Err() != nil {
+		return ctx.Err()
 	}
-	return r, json.Unmarshal(out, &r)
+	if cfg.Kill {
+		if status, ok := cmd.ProcessState.Sys().(syscall.WaitStatus); !ok || status.Signal() != syscall.SIGKILL {
+			return errors.Join(err, fmt.Errorf("the child was not killed: %v", cmd.ProcessState))
+		}
+	} else if err != nil {
+		return err
+	}
+	return json.Unmarshal(out, report)
 }
 
 // child measures the engine that in asks for.
@@ -163,9 +186,9 @@ func child(ctx context.Context, in io.Reader, out io.Writer) error {
 	if err := json.NewDecoder(in).Decode(&cfg); err != nil {
 		return err
 	}
-	r, err := run(ctx, cfg)
-	if err != nil {
-		return err
+	report := func(r any) error { return json.NewEncoder(out).Encode(r) }
+	if cfg.Recover {
+		return recovered(ctx, cfg, report)
 	}
-	return json.NewEncoder(out).Encode(r)
+	return run(ctx, cfg, report)
 }

@@ -144,6 +144,14 @@ func TestParentMeasuresEveryEngine(t *testing.T) {
 			r.Checked < r.Get.Operations {
 			t.Errorf("%s: implausible: %+v", r.Engine, r)
 		}
+		if len(r.Recoveries) != kills {
+			t.Errorf("%s: recovered %d times, want %d", r.Engine, len(r.Recoveries), kills)
+		}
+		for _, n := range r.Recoveries {
+			if n.OpenMS <= 0 || n.Checked == 0 {
+				t.Errorf("%s: implausible: %+v", r.Engine, n)
+			}
+		}
 		if r.RSSPeakBytes == 0 || r.DiskBytes < 3000*272 {
 			t.Errorf("%s: RSS %d, disk %d", r.Engine, r.RSSPeakBytes, r.DiskBytes)
 		}

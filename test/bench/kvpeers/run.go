@@ -31,6 +31,9 @@ type Config struct {
 	Seed uint64
 	// Profile is a directory for CPU profiles, or empty.
 	Profile string
+	// Recover makes a child open the store that a killed one has left; Kill lets it be killed in the end, in the
+	// middle of PUTs.
+	Recover, Kill bool
 }
 
 func (c *Config) dataBytes() int64 { return c.Objects * int64(keyBytes+c.ValueBytes) }
@@ -54,6 +57,8 @@ type Result struct {
 	Written float64
 	// Checked is how many values were read and found right.
 	Checked int64
+	// Recoveries are how the store was opened after the process had been killed in the middle of PUTs, several times.
+	Recoveries []Recovery
 }
 
 // Phase is the same operation for a while.
@@ -330,8 +335,9 @@ func (c *Config) settle(ctx context.Context, e engine) bool {
 	}
 }
 
-// run measures the engine in this process.
-func run(ctx context.Context, cfg Config) (r Result, err error) {
+// run measures the engine in this process. With Kill it does not return, unless it fails: report gets the result.
+func run(ctx context.Context, cfg Config, report func(any) error) (err error) {
+	var r Result
 	r.Engine = cfg.Engine
 	runtime.GC()
 	watch := startWatch(&cfg)
@@ -339,7 +345,7 @@ func run(ctx context.Context, cfg Config) (r Result, err error) {
 	open := engines[cfg.Engine]
 	e, err := open(&cfg, false)
 	if err != nil {
-		return r, err
+		return err
 	}
 	defer func() {
 		if e != nil {
@@ -348,15 +354,15 @@ func run(ctx context.Context, cfg Config) (r Result, err error) {
 	}()
 	load := &crowd{cfg: &cfg, put: true, loading: true}
 	if r.Load, err = load.work(ctx, e); err != nil {
-		return r, fmt.Errorf("load: %w", err)
+		return fmt.Errorf("load: %w", err)
 	}
 	err, e = e.close(), nil
 	if err != nil {
-		return r, err
+		return err
 	}
 	begin := time.Now()
 	if e, err = open(&cfg, true); err != nil {
-		return r, fmt.Errorf("reopen: %w", err)
+		return fmt.Errorf("reopen: %w", err)
 	}
 	r.OpenMS = float64(time.Since(begin).Microseconds()) / 1e3
 	r.Settled[0] = cfg.settle(ctx, e)
@@ -366,7 +372,7 @@ func run(ctx context.Context, cfg Config) (r Result, err error) {
 	watch.cachePeak.Store(0)
 	err = cfg.profiled("get", func() error { r.Get, err = get.work(ctx, e); return err })
 	if err != nil {
-		return r, fmt.Errorf("GET: %w", err)
+		return fmt.Errorf("GET: %w", err)
 	}
 	watch.note(watch.pageCache())
 	r.PageCachePeakBytes = watch.cachePeak.Load()
@@ -374,7 +380,7 @@ func run(ctx context.Context, cfg Config) (r Result, err error) {
 	before := takeUsage()
 	err = cfg.profiled("put", func() error { r.Put, err = put.work(ctx, e); return err })
 	if err != nil {
-		return r, fmt.Errorf("PUT: %w", err)
+		return fmt.Errorf("PUT: %w", err)
 	}
 	r.Settled[1] = cfg.settle(ctx, e)
 	if user := r.Put.Operations * int64(keyBytes+cfg.ValueBytes); user > 0 && !watch.inMemory {
@@ -386,13 +392,15 @@ func run(ctx context.Context, cfg Config) (r Result, err error) {
 	short.PhaseTime = min(cfg.PhaseTime, 2*time.Second)
 	check := &crowd{cfg: &short}
 	if _, err := check.work(ctx, e); err != nil {
-		return r, fmt.Errorf("check: %w", err)
+		return fmt.Errorf("check: %w", err)
 	}
 	r.Checked = get.checked.Load() + check.checked.Load()
 	r.DiskBytes = diskBytes(cfg.Dir)
 	watch.close()
 	r.AnonPeakBytes = watch.anonPeak
 	r.RSSPeakBytes = statusBytes("VmHWM")
-	err, e = e.close(), nil
-	return r, err
+	if err := report(r); err != nil || !cfg.Kill {
+		return err
+	}
+	return cfg.crash(ctx, e)
 }

@@ -20,7 +20,7 @@ func table(out io.Writer, cfg Config, results []Result) error {
 		limit)
 	speed := [][]string{{"", "load/s", "GET/s", "p50 µs", "p99", "p99.9", "CPU µs", "B read", "PUT/s", "p50 µs", "p99",
 		"p99.9", "CPU µs"}}
-	cost := [][]string{{"", "heap and buffers", "RSS peak", "page cache", "disk", "written/user", "open ms", "settled"}}
+	cost := [][]string{{"", "heap and buffers", "RSS peak", "page cache", "disk", "written/user", "open ms", "after kill -9", "settled"}}
 	for _, r := range results {
 		row := []string{r.Engine, fmt.Sprintf("%.0f", r.Load.PerSec)}
 		for _, p := range []Phase{r.Get, r.Put} {
@@ -40,7 +40,7 @@ func table(out io.Writer, cfg Config, results []Result) error {
 		}
 		cost = append(cost, []string{r.Engine, mib(r.AnonPeakBytes), mib(r.RSSPeakBytes), mib(r.PageCachePeakBytes),
 			mib(r.DiskBytes), written,
-			fmt.Sprintf("%.0f", r.OpenMS), fmt.Sprintf("%v, %v", r.Settled[0], r.Settled[1])})
+			fmt.Sprintf("%.0f", r.OpenMS), recoveries(r.Recoveries), fmt.Sprintf("%v, %v", r.Settled[0], r.Settled[1])})
 	}
 	for _, rows := range [][][]string{speed, cost} {
 		t := tabwriter.NewWriter(out, 0, 0, 2, ' ', tabwriter.AlignRight)
@@ -53,4 +53,13 @@ func table(out io.Writer, cfg Config, results []Result) error {
 		fmt.Fprintln(out)
 	}
 	return nil
+}
+
+// recoveries lists how long the openings took.
+func recoveries(all []Recovery) string {
+	var ms []string
+	for _, r := range all {
+		ms = append(ms, fmt.Sprintf("%.0f", r.OpenMS))
+	}
+	return strings.Join(ms, ", ")
 }
