@@ -39,11 +39,19 @@ type queue interface {
 	wait() []*op
 }
 
+// outside is an engine in a process of its own, Config.process, which runs the load of whole phases itself.
+type outside interface {
+	engine
+	phase(c *crowd) error
+}
+
 // engines open or create a store in cfg.Dir. Without durable, PUTs need not be durable before close: that is
 // for loading.
 var engines = map[string]func(cfg *Config, durable bool) (engine, error){
-	"jbofd":         openJBOFD,
-	"jbofd-batched": openJBOFD,
-	"pebble":        openPebble,
-	"badger":        openBadger,
+	"jbofd":            openJBOFD,
+	"jbofd-batched":    openJBOFD,
+	"pebble":           openPebble,
+	"badger":           openBadger,
+	"rocksdb":          openRocksDB,
+	"rocksdb-buffered": openRocksDB,
 }

@@ -1,9 +1,13 @@
-// Command kvpeers measures jbofd's key-value store against Pebble and Badger: the same load from as many goroutines, on
-// the same file system, one engine after the other, each in a process of its own.
+// Command kvpeers measures jbofd's key-value store against Pebble, Badger and RocksDB: the same load from as many
+// goroutines, on the same file system, one engine after the other, each in a process of its own.
 //
 //	kvpeers ──> child: jbofd   ──> load ─> reopen ─> settle ─> GET ─> PUT ─> settle ─> check ──> JSON ──┐
 //	        ──> child: pebble  ──> …                                                                     ├──> table
-//	        ──> child: badger  ──> …                                                                   ──┘
+//	        ──> child: badger  ──> …                                                                     │
+//	        ──> child          ──> …                                                                   ──┘
+//	              └─> rocksdb, which contains a port of the load
+//
+// After the check, the PUTs go on until the process is killed, and another child measures how the store is opened then.
 //
 // It is a module of its own, so that what is measured against stays out of jbofd's go.mod.
 package main
@@ -19,6 +23,7 @@ import (
 	"os/exec"
 	"os/signal"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 	"time"
@@ -46,10 +51,16 @@ func main() {
 }
 
 // parent runs one child for each engine and prints what they found.
-func parent(ctx context.Context, args []string, stdout, stderr io.Writer) error {
+func parent(ctx context.Context, args []string, stdout, stderr io.Writer) (err error) {
 	cfg, names, asJSON, err := parse(args, stderr)
 	if err != nil {
 		return err
+	}
+	if names, err = cfg.build(ctx, names, stderr); err != nil {
+		return err
+	}
+	if cfg.Program != "" {
+		defer func() { err = errors.Join(err, os.RemoveAll(filepath.Dir(cfg.Program))) }()
 	}
 	var results []Result
 	var failed error
@@ -76,11 +87,38 @@ func parent(ctx context.Context, args []string, stdout, stderr io.Writer) error 
 	return errors.Join(failed, table(stdout, cfg, results))
 }
 
-// parse reads the command line.
+// engineNames are all engines, in the order of the table.
+const engineNames = "jbofd,jbofd-batched,pebble,badger,rocksdb,rocksdb-buffered"
+
+// build builds RocksDB's program if it is wanted, and returns the engines to measure. Without names they are all that
+// can be built.
+func (c *Config) build(ctx context.Context, names []string, stderr io.Writer) ([]string, error) {
+	all := len(names) == 0
+	if all {
+		names = strings.Split(engineNames, ",")
+	}
+	if !slices.ContainsFunc(names, isRocksDB) {
+		return names, nil
+	}
+	dir, err := os.MkdirTemp("", "kvpeers-program-")
+	if err != nil {
+		return nil, err
+	}
+	if c.Program, err = buildRocksDB(ctx, dir); err == nil {
+		return names, nil
+	}
+	if all && errors.Is(err, errNoRocksDB) {
+		fmt.Fprintf(stderr, "kvpeers: without rocksdb: %v\n", err)
+		names, err = slices.DeleteFunc(names, isRocksDB), nil
+	}
+	return names, errors.Join(err, os.RemoveAll(dir))
+}
+
+// parse reads the command line. No names: those that can be built.
 func parse(args []string, stderr io.Writer) (cfg Config, names []string, asJSON bool, err error) {
 	f := flag.NewFlagSet("kvpeers", flag.ContinueOnError)
 	f.SetOutput(stderr)
-	list := f.String("engines", "jbofd,jbofd-batched,pebble,badger", "which ones, in this order")
+	list := f.String("engines", "", "which ones of "+engineNames+", in this order; all that can be built by default")
 	f.StringVar(&cfg.Dir, "dir", ".", "a directory of the file system to measure on; a folder is made in it for each "+
 		"engine, and removed")
 	f.Int64Var(&cfg.Objects, "objects", 3_000_000, "how many objects to load")
@@ -95,16 +133,18 @@ func parse(args []string, stderr io.Writer) (cfg Config, names []string, asJSON 
 		"data, so that with its own memory it is a twentieth; -1: no limit")
 	f.Float64Var(&cfg.Fill, "fill", 0.6, "user bytes by the size of jbofd's partition")
 	f.Uint64Var(&cfg.Seed, "seed", 1, "of the choice of keys")
-	f.StringVar(&cfg.Profile, "profile", "", "write CPU profiles of the GETs and the PUTs to this directory")
+	f.StringVar(&cfg.Profile, "profile", "", "write CPU profiles of the GETs and the PUTs to this directory; "+
+		"not of rocksdb")
 	f.BoolVar(&asJSON, "json", false, "print JSON and not a table")
 	if err := f.Parse(args); err != nil {
 		return cfg, nil, false, err
 	}
-	names = strings.Split(*list, ",")
+	if *list != "" {
+		names = strings.Split(*list, ",")
+	}
 	for _, n := range names {
 		if _, ok := engines[n]; !ok {
-			return cfg, nil, false, fmt.Errorf("--engines: there is no %q, want some of jbofd, jbofd-batched, "+
-				"pebble, badger", n)
+			return cfg, nil, false, fmt.Errorf("--engines: there is no %q, want some of %s", n, engineNames)
 		}
 	}
 	if f.NArg() > 0 || cfg.Objects < 1 || cfg.ValueBytes < minValueBytes || cfg.ValueBytes > 1<<20 || cfg.Workers < 1 ||
@@ -181,12 +221,20 @@ func spawn(ctx context.Context, cfg Config, report any, stderr io.Writer) error 
 }
 
 // child measures the engine that in asks for.
-func child(ctx context.Context, in io.Reader, out io.Writer) error {
+func child(ctx context.Context, in io.Reader, out io.Writer) (err error) {
 	var cfg Config
 	if err := json.NewDecoder(in).Decode(&cfg); err != nil {
 		return err
 	}
 	report := func(r any) error { return json.NewEncoder(out).Encode(r) }
+	if isRocksDB(cfg.Engine) {
+		p, err := startRocksDB(ctx, &cfg)
+		if err != nil {
+			return err
+		}
+		cfg.process = p
+		defer func() { err = errors.Join(err, p.stop()) }()
+	}
 	if cfg.Recover {
 		return recovered(ctx, cfg, report)
 	}

@@ -27,8 +27,16 @@ func (c *Config) crash(ctx context.Context, e engine) error {
 	forever := *c
 	forever.PhaseTime = time.Hour
 	put := &crowd{cfg: &forever, put: true}
-	time.AfterFunc(c.PhaseTime/2, func() { _ = unix.Kill(os.Getpid(), unix.SIGKILL) }) // a failure is found below
+	kill := time.AfterFunc(c.PhaseTime/2, func() {
+		if c.process != nil {
+			c.process.kill() // first, so that it is gone when the next one opens the store
+		}
+		_ = unix.Kill(os.Getpid(), unix.SIGKILL) // the parent finds out if that failed
+	})
 	_, err := put.work(ctx, e)
+	if !kill.Stop() {
+		<-ctx.Done() // the kill of this process comes after that of the engine's
+	}
 	return errors.Join(errors.New("the PUTs ended before the kill"), err)
 }
 

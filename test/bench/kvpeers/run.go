@@ -34,6 +34,17 @@ type Config struct {
 	// Recover makes a child open the store that a killed one has left; Kill lets it be killed in the end, in the
 	// middle of PUTs.
 	Recover, Kill bool
+	// Program is what an engine in a process of its own runs, process that process; nil: the engine is in this one.
+	Program string
+	process *rocksdbProcess
+}
+
+// pid is the process of the engine.
+func (c *Config) pid() int {
+	if c.process != nil {
+		return c.process.cmd.Process.Pid
+	}
+	return os.Getpid()
 }
 
 func (c *Config) dataBytes() int64 { return c.Objects * int64(keyBytes+c.ValueBytes) }
@@ -265,8 +276,11 @@ const queues = 2
 func (c *crowd) work(ctx context.Context, e engine) (Phase, error) {
 	c.hist = hdrhistogram.New(1000, maxLatencyNS, 2)
 	var all sync.WaitGroup
-	before := takeUsage()
-	if c.cfg.Engine == "jbofd-batched" {
+	before := takeUsage(c.cfg.pid())
+	var err error
+	if o, ok := e.(outside); ok {
+		err = o.phase(c)
+	} else if c.cfg.Engine == "jbofd-batched" {
 		for i := range queues {
 			depth := (c.cfg.Workers + i) / queues
 			q := e.(*jbofdStore).queue(depth)
@@ -286,7 +300,7 @@ func (c *crowd) work(ctx context.Context, e engine) (Phase, error) {
 		defer t.Stop()
 	}
 	all.Wait()
-	after := takeUsage()
+	after := takeUsage(c.cfg.pid())
 	n := c.hist.TotalCount()
 	seconds := after.at.Sub(before.at).Seconds()
 	us := func(q float64) float64 { return float64(c.hist.ValueAtQuantile(q)) / 1e3 }
@@ -294,7 +308,7 @@ func (c *crowd) work(ctx context.Context, e engine) (Phase, error) {
 		Operations: n, Seconds: seconds, PerSec: float64(n) / seconds, P50US: us(50), P99US: us(99), P999US: us(99.9),
 		CPUSeconds: (after.cpu - before.cpu).Seconds(), ReadBytes: after.read - before.read,
 		WrittenBytes: after.written - before.written,
-	}, errors.Join(c.err, ctx.Err())
+	}, errors.Join(err, c.err, ctx.Err())
 }
 
 // profiled writes a CPU profile of f, if one is wanted.
@@ -377,14 +391,14 @@ func run(ctx context.Context, cfg Config, report func(any) error) (err error) {
 	watch.note(watch.pageCache())
 	r.PageCachePeakBytes = watch.cachePeak.Load()
 	put := &crowd{cfg: &cfg, put: true}
-	before := takeUsage()
+	before := takeUsage(cfg.pid())
 	err = cfg.profiled("put", func() error { r.Put, err = put.work(ctx, e); return err })
 	if err != nil {
 		return fmt.Errorf("PUT: %w", err)
 	}
 	r.Settled[1] = cfg.settle(ctx, e)
 	if user := r.Put.Operations * int64(keyBytes+cfg.ValueBytes); user > 0 && !watch.inMemory {
-		r.Written = float64(takeUsage().written-before.written) / float64(user)
+		r.Written = float64(takeUsage(cfg.pid()).written-before.written) / float64(user)
 	}
 
 	// What was put is there.
@@ -398,7 +412,7 @@ func run(ctx context.Context, cfg Config, report func(any) error) (err error) {
 	r.DiskBytes = diskBytes(cfg.Dir)
 	watch.close()
 	r.AnonPeakBytes = watch.anonPeak
-	r.RSSPeakBytes = statusBytes("VmHWM")
+	r.RSSPeakBytes = statusBytes(cfg.pid(), "VmHWM")
 	if err := report(r); err != nil || !cfg.Kill {
 		return err
 	}

@@ -20,7 +20,8 @@ func table(out io.Writer, cfg Config, results []Result) error {
 		limit)
 	speed := [][]string{{"", "load/s", "GET/s", "p50 µs", "p99", "p99.9", "CPU µs", "B read", "PUT/s", "p50 µs", "p99",
 		"p99.9", "CPU µs"}}
-	cost := [][]string{{"", "heap and buffers", "RSS peak", "page cache", "disk", "written/user", "open ms", "after kill -9", "settled"}}
+	cost := [][]string{{"", "heap and buffers", "RSS peak", "page cache", "disk", "written/user", "open ms",
+		"after kill -9", "settled"}}
 	for _, r := range results {
 		row := []string{r.Engine, fmt.Sprintf("%.0f", r.Load.PerSec)}
 		for _, p := range []Phase{r.Get, r.Put} {

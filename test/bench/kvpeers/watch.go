@@ -15,8 +15,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// watch looks at the process while it is measured: at its memory, and at the page cache that its files have, which it
-// empties when it is more than may be.
+// watch looks at the engine's process while it is measured: at its memory, and at the page cache that its files have,
+// which it empties when it is more than may be.
 //
 // A memory cgroup would be finer, but needs the machine's permission, and counts the page cache of one engine and the
 // buffers of another as the same. With uniform keys and a page cache of a fortieth of the data it makes no difference
@@ -41,7 +41,8 @@ const (
 )
 
 func startWatch(cfg *Config) *watch {
-	w := &watch{cfg: cfg, anonBefore: statusBytes("RssAnon"), stop: make(chan struct{}), stopped: make(chan struct{})}
+	w := &watch{cfg: cfg, anonBefore: statusBytes(cfg.pid(), "RssAnon"), stop: make(chan struct{}),
+		stopped: make(chan struct{})}
 	var st unix.Statfs_t
 	w.inMemory = unix.Statfs(cfg.Dir, &st) == nil && (st.Type == unix.TMPFS_MAGIC || st.Type == unix.RAMFS_MAGIC)
 	go w.run()
@@ -63,9 +64,9 @@ func (w *watch) run() {
 	var moved, held int64 // when the page cache was last looked at
 	for n := 0; ; n++ {
 		if n%memoryPeriods == 0 {
-			w.anonPeak = max(w.anonPeak, statusBytes("RssAnon")-w.anonBefore)
+			w.anonPeak = max(w.anonPeak, statusBytes(w.cfg.pid(), "RssAnon")-w.anonBefore)
 		}
-		if u := takeUsage(); !w.inMemory && w.cfg.PageCacheBytes >= 0 &&
+		if u := takeUsage(w.cfg.pid()); !w.inMemory && w.cfg.PageCacheBytes >= 0 &&
 			held+u.read+u.written-moved > w.cfg.PageCacheBytes {
 			moved, held = u.read+u.written, w.pageCache()
 			w.note(held)
@@ -165,7 +166,7 @@ func diskBytes(dir string) (total int64) {
 	return total
 }
 
-// usage is what the process has used up at a moment.
+// usage is what a process has used up at a moment.
 type usage struct {
 	at  time.Time
 	cpu time.Duration
@@ -173,21 +174,22 @@ type usage struct {
 	read, written int64
 }
 
-func takeUsage() usage {
+func takeUsage(pid int) usage {
 	u := usage{at: time.Now()}
-	var ru unix.Rusage
-	if unix.Getrusage(unix.RUSAGE_SELF, &ru) == nil {
-		u.cpu = time.Duration(ru.Utime.Nano() + ru.Stime.Nano())
+	// The clock of a process's CPU time: clock_getcpuclockid(3).
+	var cpu unix.Timespec
+	if unix.ClockGettime(int32(^pid<<3|2), &cpu) == nil {
+		u.cpu = time.Duration(cpu.Nano())
 	}
-	if b, err := os.ReadFile("/proc/self/io"); err == nil {
+	if b, err := os.ReadFile(fmt.Sprintf("/proc/%d/io", pid)); err == nil {
 		u.read, u.written = field(b, "read_bytes"), field(b, "write_bytes")-field(b, "cancelled_write_bytes")
 	}
 	return u
 }
 
-// statusBytes is a field of /proc/self/status that is in kB.
-func statusBytes(name string) int64 {
-	b, err := os.ReadFile("/proc/self/status")
+// statusBytes is a field of the process's status that is in kB.
+func statusBytes(pid int, name string) int64 {
+	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
 	if err != nil {
 		return 0
 	}
