@@ -3,6 +3,7 @@ package view
 import (
 	"flag"
 	"math/rand/v2"
+	"slices"
 	"testing"
 )
 
@@ -56,6 +57,12 @@ func history(t *testing.T, rng *rand.Rand) {
 		calm := step > 300 // in the end all nodes are alive
 		w.disturb(calm)
 		next, _ := w.v.Next(w)
+		for r := range next.Chains {
+			if same := slices.Equal(next.Chains[r], w.v.Chains[r]); same != (next.Versions[r] == w.v.Versions[r]) {
+				t.Fatalf("range %d has version %d after %d: %v, %v", r, next.Versions[r], w.v.Versions[r],
+					w.v.Chains[r], next.Chains[r])
+			}
+		}
 		if err := next.Check(); err != nil {
 			t.Fatal(err)
 		}

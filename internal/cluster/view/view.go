@@ -76,6 +76,9 @@ type View struct {
 	Partitions []Partition
 	// Chains has the chain of each range. Their number is a power of two.
 	Chains []Chain
+	// Versions counts the changes of each chain. It is the epoch of messages between its replicas, so that a change of
+	// one chain does not concern the others.
+	Versions []uint32
 }
 
 // ErrInvalid is wrapped by the errors of Check and Decode.
@@ -111,7 +114,7 @@ type Reports interface {
 func (v *View) Next(reports Reports) (*View, bool) {
 	next := *v
 	next.Epoch++
-	next.Chains = make([]Chain, len(v.Chains))
+	next.Chains, next.Versions = make([]Chain, len(v.Chains)), slices.Clone(v.Versions)
 	wanted := v.wanted(reports)
 	changed := false
 	for r, c := range v.Chains {
@@ -125,7 +128,10 @@ func (v *View) Next(reports Reports) (*View, bool) {
 			return reports.Range(p, r)
 		}
 		next.Chains[r] = Next(c, wanted[r], report, next.Epoch)
-		changed = changed || !slices.Equal(c, next.Chains[r])
+		if !slices.Equal(c, next.Chains[r]) {
+			next.Versions[r]++
+			changed = true
+		}
 	}
 	if !changed {
 		return v, false
@@ -170,6 +176,7 @@ func (v *View) Check() error {
 		{v.Epoch > 0, "epoch", v.Epoch, "at least 1"},
 		{v.Replicas >= 1 && v.Replicas <= MaxReplicas, "replicas", v.Replicas, "1 to 5"},
 		{n >= MinRanges && n <= MaxRanges && n&(n-1) == 0, "number of ranges", n, "a power of two from 16 to 65536"},
+		{len(v.Versions) == n, "number of chains' versions", len(v.Versions), fmt.Sprint(n)},
 		{len(v.Nodes) <= MaxNodes, "number of nodes", len(v.Nodes), "at most 4096"},
 		{len(v.Partitions) <= MaxPartitions, "number of partitions", len(v.Partitions), "at most 65536"},
 	} {

@@ -1,0 +1,236 @@
+// Package crrs is chain replication with request shipping (CRRS): the replica of a range of keys in one partition, as a
+// state machine. It has no I/O: it asks for operations of its store, sends messages to the other replicas of its chain,
+// and answers clients.
+//
+//	client ─ Write ─> ChainHead ─ Forward ─> replica ─ Forward ─> ChainTail        Forward: data and the durable mark
+//	                  │ Store                │ Store              │ Store          Ack: the committed mark
+//	client <─ reply ─ ChainHead <──── Ack ── replica <──── Ack ── ChainTail
+//
+//	client ─ Read ──> any replica: key clean: its store answers
+//	                               key dirty: Ship ─> ChainTail ─ Answer ─> replica ─> client
+//
+// A write gets its version and its place in the order (seq) at the ChainHead. Every replica stores it and passes it on
+// at once. So the stores work in parallel, and many writes are under way, also of one key; there is no lock across the
+// chain. The key is dirty from then on.
+//
+// The ChainTail commits a write when it is durable at every replica, in the order of seq. It knows that from the
+// durable mark that comes down the chain: all writes up to it are durable at the sender and before it. The mark is part
+// of each Forward; it goes alone only if there is nothing to forward. Acks go up the chain with the committed mark,
+// clear the dirty marks, and let the ChainHead answer.
+//
+// Everything depends on the epoch, the number of changes of the chain. Messages of another epoch count for nothing.
+// When the epoch changes, every write that is not committed is forwarded again under the new one. The replica before
+// holds all that the one behind it holds, so that nothing is lost but what no client was told of.
+//
+// A replica answers reads only while it has authority: until a time that the manager's word extends, and that ends
+// before the manager can make a view without the replica. The time is looked at after the value was fetched.
+//
+// Source: LEED (SIGCOMM'23), section 3.7. Deviations: writes are not held up by the store of the replica before (3.7
+// and its code store and forward); the commit needs all replicas to be durable, so that any of them can be the last
+// copy (a ChainTail that commits alone shows readers what a crash of all may take back); dirty marks are kept until the
+// outcome is known, also across views.
+package crrs
+
+// Peer names another replica of the chain, as its driver knows it.
+type Peer int32
+
+// NoPeer is no replica.
+const NoPeer Peer = -1
+
+// Role is the place of the replica in its chain, by the view of an epoch.
+type Role struct {
+	// Epoch counts the changes of the chain, from 1 on.
+	Epoch uint64
+	// Member: the replica serves. Otherwise the rest says nothing.
+	Member bool
+	// Predecessor and Successor are the replicas before and behind it, NoPeer at the ChainHead and the ChainTail.
+	Predecessor, Successor Peer
+	// ChainTail answers reads of dirty keys; NoPeer: the replica itself.
+	ChainTail Peer
+}
+
+func (r *Role) head() bool { return r.Predecessor == NoPeer }
+func (r *Role) tail() bool { return r.Successor == NoPeer }
+
+// Op is what a Write does, or what the store is asked for.
+type Op uint8
+
+// Operations.
+const (
+	Get Op = iota
+	Put
+	Delete
+)
+
+// Status is the outcome of a request.
+type Status uint8
+
+// Statuses.
+const (
+	// OK: the write is committed, or Value is the value.
+	OK Status = iota
+	// NotFound: the key does not exist.
+	NotFound
+	// Refused: the store has refused the write, for its condition or for lack of room; nothing has changed.
+	Refused
+	// WrongView: the replica does not serve the range, or another one is its ChainHead. Nothing was done.
+	WrongView
+	// Unavailable: the replica cannot serve now: it has no authority, or too many requests. Nothing was done.
+	Unavailable
+	// Unknown: it is not known whether the write was, or will be, done.
+	Unknown
+)
+
+// Identity names a write, so that it is done once although it is sent twice. A zero Client is no identity.
+type Identity struct{ Client, Seq uint64 }
+
+// Key is a key of at most 16 bytes.
+type Key struct {
+	Bytes [16]byte
+	Len   uint8
+}
+
+// Write is a client's write, at the ChainHead.
+type Write struct {
+	Op  Op
+	Key Key
+	// Value belongs to the replica until the Reply.
+	Value []byte
+	ID    Identity
+	// Retry: the client has sent the write before. The store looks whether it has done it.
+	Retry bool
+	// Conditional: the store decides whether the write is done. It is passed on when that is known.
+	Conditional bool
+	// Tag is repeated in the Reply.
+	Tag uint64
+}
+
+// Read is a client's read.
+type Read struct {
+	Key Key
+	// Value is memory for the value. It belongs to the replica until the Reply.
+	Value []byte
+	Tag   uint64
+}
+
+// Reply answers a Write or a Read.
+type Reply struct {
+	Tag     uint64
+	Status  Status
+	Version uint64
+	// ValueLen is the length of the value that a Read has found. Value has as much of it as there is memory.
+	ValueLen int
+}
+
+// StoreOp is an operation of the partition's store. The driver calls Stored with its outcome.
+type StoreOp struct {
+	// Slot is for Stored. read tells Gets from writes.
+	Slot int32
+	Op   Op
+	Key  Key
+	// Value is the value of a Put, or memory for that of a Get.
+	Value []byte
+	// Version is that of a Put or Delete. It is done only if the key has no newer one.
+	Version uint64
+	ID      Identity
+	// Retry and Conditional are those of the Write.
+	Retry, Conditional bool
+}
+
+// StoreStatus is the outcome of a StoreOp.
+type StoreStatus uint8
+
+// Outcomes.
+const (
+	// Done: the write is durable, or the Get has found the key.
+	Done StoreStatus = iota
+	// Absent: a Get has not found the key. A version is returned if it is known when the key was deleted.
+	Absent
+	// Superseded: the store has a newer version of the key, which is durable.
+	Superseded
+	// Repeated: a Retry that was done before, with the version that is returned.
+	Repeated
+	// Declined: the store has refused the write; nothing has changed.
+	Declined
+	// Failed: the store has failed. The replica serves no longer (Actions.Damaged).
+	Failed
+)
+
+// MessageKind is the kind of a Message.
+type MessageKind uint8
+
+// Kinds of messages. Between nodes, a Forward and a Ship are NVMe commands.
+const (
+	// Forward passes a write on to the Successor.
+	Forward MessageKind = iota
+	// Durable tells the Successor the durable mark.
+	Durable
+	// Ack tells the Predecessor the committed mark.
+	Ack
+	// Sync tells the Predecessor that the replica has adopted the epoch, or has lost messages, and wants all writes
+	// that are not committed.
+	Sync
+	// Ship asks the ChainTail for a value.
+	Ship
+	// Answer answers a Ship.
+	Answer
+)
+
+// Message is a message between two replicas of a chain. What a Replica sends refers to memory of its own, which does
+// not change before the turn that returned it is carried out. The Value of a Forward that is received belongs to the
+// Replica until it is among Actions.Released.
+type Message struct {
+	Kind  MessageKind
+	Epoch uint64
+	// Seq is the place of a Forward in the order of the epoch's writes, from 1 on; of a Durable the durable mark, of an
+	// Ack the committed mark.
+	Seq uint64
+	// Mark is the durable mark of a Forward's sender. Newest is the greatest version that the sender of a Forward or a
+	// Durable knows.
+	Mark, Newest uint64
+	Op           Op
+	Key          Key
+	Value        []byte
+	Version      uint64
+	ID           Identity
+	// Tag, Len and Status are those of a Ship and its Answer.
+	Tag    uint64
+	Len    int
+	Status Status
+}
+
+// Send is a message to a replica.
+type Send struct {
+	To Peer
+	Message
+}
+
+// Actions are what is to be done after a call. The driver empties the slices.
+type Actions struct {
+	// Stores may be submitted in any order, and each must be answered by Stored exactly once.
+	Stores []StoreOp
+	// Sends may be lost and come in another order. When a connection is made again, the driver calls Reconnected.
+	Sends []Send
+	// Replies may be passed on at once.
+	Replies []Reply
+	// Released are values of Forwards that are not needed any more.
+	Released [][]byte
+	// Damaged: the store has failed. The node must report that the range is incomplete, and the replica does nothing
+	// more.
+	Damaged bool
+}
+
+// Config describes a Replica.
+type Config struct {
+	// Window is how many writes may be under way, a power of two.
+	Window int
+	// Reads is how many reads may be under way.
+	Reads int
+	// Version is the greatest version that the store has given or taken.
+	Version uint64
+}
+
+// versionGap is how far the versions of a new ChainHead are from those that it has seen, for each change of the chain
+// since it has seen them. Each ChainHead in between may have given versions to writes that no other replica has seen,
+// as many as were under way, and there were at most as many of them as there are replicas.
+const versionGap = 1 << 16

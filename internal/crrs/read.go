@@ -1,0 +1,212 @@
+package crrs
+
+import "jbofd/internal/list"
+
+type readState uint8
+
+const (
+	readIdle readState = iota
+	readFetching
+	readShipped
+	readHeld // the value is there, and its write is not committed
+)
+
+// read is a read of a client, or one that another replica has shipped.
+type read struct {
+	Read
+	state readState
+	// from is who has shipped it, or NoPeer for a client. shipTag is its tag there.
+	from    Peer
+	shipTag uint64
+	// stale: the view has changed since it was begun, and it was answered.
+	stale   bool
+	found   bool
+	version uint64
+	length  int
+	// shipped counts the times that the slot was shipped, so that a late Answer is known.
+	shipped uint32
+}
+
+// Read takes a client's read.
+func (r *Replica) Read(q Read, out *Actions) {
+	switch {
+	case !r.role.Member || r.damaged:
+		out.Replies = append(out.Replies, Reply{Tag: q.Tag, Status: WrongView})
+	case !r.authority() || r.freeReads.N == 0:
+		out.Replies = append(out.Replies, Reply{Tag: q.Tag, Status: Unavailable})
+	default:
+		i := r.takeRead(q, NoPeer, 0)
+		if !r.role.tail() && r.isDirty(q.Key) {
+			r.ship(i, out)
+		} else {
+			r.fetch(i, out)
+		}
+	}
+}
+
+func (r *Replica) takeRead(q Read, from Peer, tag uint64) int32 {
+	i := r.readLinks.Pop(&r.freeReads)
+	r.reads[i] = read{Read: q, from: from, shipTag: tag, shipped: r.reads[i].shipped}
+	return i
+}
+
+func (r *Replica) fetch(i int32, out *Actions) {
+	q := &r.reads[i]
+	q.state = readFetching
+	out.Stores = append(out.Stores, StoreOp{Slot: i, Op: Get, Key: q.Key, Value: q.Value})
+}
+
+// ship asks the ChainTail.
+func (r *Replica) ship(i int32, out *Actions) {
+	q := &r.reads[i]
+	q.state = readShipped
+	q.shipped++
+	r.send(r.role.ChainTail, Message{Kind: Ship, Key: q.Key, Len: len(q.Value), Tag: r.shipTag(i)}, out)
+}
+
+func (r *Replica) shipTag(i int32) uint64 { return uint64(r.reads[i].shipped)<<32 | uint64(uint32(i)) }
+
+// receiveShip takes a read that another replica has shipped.
+func (r *Replica) receiveShip(from Peer, m *Message, out *Actions) {
+	st := WrongView
+	switch {
+	case !r.role.tail():
+	case !r.authority() || r.freeReads.N == 0:
+		st = Unavailable
+	default:
+		r.fetch(r.takeRead(Read{Key: m.Key, Value: make([]byte, m.Len)}, from, m.Tag), out)
+		return
+	}
+	r.send(from, Message{Kind: Answer, Tag: m.Tag, Status: st}, out)
+}
+
+// receiveAnswer takes the answer to a read that was shipped.
+func (r *Replica) receiveAnswer(m *Message, out *Actions) {
+	i := int32(uint32(m.Tag))
+	if i < 0 || int(i) >= len(r.reads) || r.reads[i].state != readShipped || r.shipTag(i) != m.Tag {
+		return
+	}
+	q := &r.reads[i]
+	copy(q.Value, m.Value)
+	out.Replies = append(out.Replies, Reply{Tag: q.Tag, Status: m.Status, Version: m.Version, ValueLen: m.Len})
+	r.freeRead(i)
+}
+
+// Fetched takes the outcome of a Get of the store: the version and the length of the value that was found.
+func (r *Replica) Fetched(slot int32, st StoreStatus, version uint64, length int, out *Actions) {
+	q := &r.reads[slot]
+	if q.stale {
+		r.freeRead(slot)
+		return
+	}
+	q.found, q.version, q.length = st == Done, version, length
+	switch {
+	case st == Failed:
+		q.state = readIdle
+		r.refuse(slot, Unavailable, out)
+		r.freeRead(slot)
+		r.fail(out)
+	case r.role.tail():
+		// The store may have a value that is not committed yet. It is the answer as soon as it is.
+		if i := r.uncommitted(q.Key, version); i != none {
+			q.state = readHeld
+			r.readLinks.Push(&r.writes[i].held, slot)
+			return
+		}
+		r.answer(slot, true, out)
+	case r.isDirty(q.Key):
+		r.ship(slot, out)
+	default:
+		r.answer(slot, true, out)
+	}
+}
+
+// uncommitted returns the write that a value of the ChainTail's store comes from, if it is not committed, or none. A
+// store that has deleted a key may not know the version: then it is the newest Delete under way.
+func (r *Replica) uncommitted(k Key, version uint64) int32 {
+	found := int32(none)
+	for i := r.dirty[r.bucket(k)]; i != none; i = r.writes[i].next {
+		w := &r.writes[i]
+		if w.Key != k {
+			continue
+		}
+		if version != 0 && w.version == version {
+			return i
+		}
+		if version == 0 && w.Op == Delete && (found == none || w.version > r.writes[found].version) {
+			found = i
+		}
+	}
+	return found
+}
+
+// answer answers a read with the value that was fetched, if the replica still has the authority for that. committed
+// says that the value is; otherwise the write that it comes from has come to nothing here.
+func (r *Replica) answer(i int32, committed bool, out *Actions) {
+	q := &r.reads[i]
+	switch {
+	case !committed:
+		r.refuse(i, WrongView, out)
+	case !r.authority():
+		r.refuse(i, Unavailable, out)
+	case q.from != NoPeer:
+		r.send(q.from, Message{Kind: Answer, Tag: q.shipTag, Status: q.status(), Version: q.version,
+			Value: q.Value[:min(q.length, len(q.Value))], Len: q.length}, out)
+	default:
+		out.Replies = append(out.Replies, Reply{Tag: q.Tag, Status: q.status(), Version: q.version, ValueLen: q.length})
+	}
+	r.freeRead(i)
+}
+
+func (q *read) status() Status {
+	if q.found {
+		return OK
+	}
+	return NotFound
+}
+
+// refuse answers a read without a value.
+func (r *Replica) refuse(i int32, st Status, out *Actions) {
+	if q := &r.reads[i]; q.from != NoPeer {
+		r.send(q.from, Message{Kind: Answer, Tag: q.shipTag, Status: st}, out)
+	} else {
+		out.Replies = append(out.Replies, Reply{Tag: q.Tag, Status: st})
+	}
+}
+
+func (r *Replica) freeRead(i int32) {
+	r.reads[i] = read{shipped: r.reads[i].shipped}
+	r.readLinks.Push(&r.freeReads, i)
+}
+
+// abandonReads ends all reads, because the view changes. Those that the store has keep their slots until it is done.
+func (r *Replica) abandonReads(out *Actions) {
+	for i := range r.writes {
+		r.writes[i].held = list.None
+	}
+	for i := range r.reads {
+		q := &r.reads[i]
+		if q.state == readIdle || q.stale {
+			continue
+		}
+		r.refuse(int32(i), WrongView, out)
+		if q.state == readFetching {
+			q.stale = true
+		} else {
+			r.freeRead(int32(i))
+		}
+	}
+}
+
+// abandonShips ends the reads that were shipped to a replica whose connection was lost.
+func (r *Replica) abandonShips(p Peer, out *Actions) {
+	if p != r.role.ChainTail {
+		return
+	}
+	for i := range r.reads {
+		if r.reads[i].state == readShipped {
+			r.refuse(int32(i), Unavailable, out)
+			r.freeRead(int32(i))
+		}
+	}
+}

@@ -1,0 +1,318 @@
+package crrs
+
+import (
+	"fmt"
+
+	"jbofd/internal/list"
+)
+
+// Replica is the replica of a range in one partition: see the package comment. Only one goroutine at a time may use it.
+type Replica struct {
+	role Role
+	now  int64
+	// until is when the authority of the replica ends.
+	until int64
+	// damaged: the store has failed; the replica does nothing more.
+	damaged bool
+
+	// version is the greatest version that is known, seen the epoch in which it was.
+	version, seen uint64
+	// seq is the place of the last write of the epoch, at the ChainHead. All writes up to applied are durable here,
+	// those up to above at every replica before this one, those up to committed are committed.
+	//
+	// Invariant: committed <= min(applied, above).
+	seq, applied, above, committed uint64
+	// toldDurable and toldCommitted are the marks that the successor and the predecessor have been told.
+	toldDurable, toldCommitted uint64
+	// deciding is how many writes there are of which the store decides.
+	deciding uint64
+	// missed: there was no slot for a Forward.
+	missed bool
+
+	writes []write
+	links  list.Links
+	free   list.List
+	// ring has the writes of the epoch that are not committed, by seq. unordered are those without a place in it: the
+	// predecessor has not forwarded them yet in this epoch, or the store decides of them. queued have not begun.
+	ring              []int32
+	unordered, queued list.List
+	// dirty has the heads of chains of writes that are not committed, by hash of the key.
+	dirty []int32
+
+	reads     []read
+	readLinks list.Links
+	freeReads list.List
+}
+
+// write is a write that is not committed.
+type write struct {
+	Write
+	version, seq uint64
+	// storing: the store has it. durable: it is done there.
+	storing, durable bool
+	// deciding: the store decides whether it is done; it has no seq yet.
+	deciding bool
+	// waited: a client waits for it.
+	waited bool
+	// forwarded: the value came with a Forward.
+	forwarded bool
+	// held are reads that wait for the write to be committed, because they have its value.
+	held list.List
+	// next is the next write in a chain of dirty.
+	next int32
+}
+
+const none = list.NoRecord
+
+// New returns a replica that is no member of its chain yet.
+func New(cfg Config) *Replica {
+	if cfg.Window < 1 || cfg.Window&(cfg.Window-1) != 0 || cfg.Reads < 1 {
+		panic(fmt.Sprintf("crrs: a window of %d writes and %d reads", cfg.Window, cfg.Reads))
+	}
+	r := &Replica{
+		version: cfg.Version,
+		writes:  make([]write, 2*cfg.Window), links: make(list.Links, 2*cfg.Window),
+		ring: make([]int32, cfg.Window), dirty: make([]int32, 4*cfg.Window),
+		reads: make([]read, cfg.Reads), readLinks: make(list.Links, cfg.Reads),
+		free: list.None, unordered: list.None, queued: list.None, freeReads: list.None,
+	}
+	for i := range r.writes {
+		r.links.Push(&r.free, int32(i))
+	}
+	for i := range r.reads {
+		r.readLinks.Push(&r.freeReads, int32(i))
+	}
+	fill(r.ring)
+	fill(r.dirty)
+	return r
+}
+
+func fill(s []int32) {
+	for i := range s {
+		s[i] = none
+	}
+}
+
+// Advance sets the time. It never goes back.
+func (r *Replica) Advance(now int64) { r.now = max(r.now, now) }
+
+// Extend sets the time until which the replica has authority.
+func (r *Replica) Extend(until int64) { r.until = max(r.until, until) }
+
+func (r *Replica) authority() bool { return r.role.Member && !r.damaged && r.now < r.until }
+
+// Role returns the place of the replica in its chain.
+func (r *Replica) Role() Role { return r.role }
+
+// Version returns the greatest version that the replica knows.
+func (r *Replica) Version() uint64 { return r.version }
+
+// Dirty returns the number of writes that are not committed.
+func (r *Replica) Dirty() int { return len(r.writes) - r.free.N }
+
+// SetRole adopts a view. One of an older epoch, or of the same, is ignored.
+func (r *Replica) SetRole(role Role, out *Actions) {
+	if role.Epoch <= r.role.Epoch || r.damaged {
+		return
+	}
+	r.abandonReads(out)
+	if led := r.role.Member && r.role.head(); led && role.Member && !role.head() && r.Dirty() > 0 {
+		// No rule of the view makes a ChainHead another member. Its writes would be unknown to the new one.
+		r.fail(out)
+		return
+	}
+	pending := r.takePending()
+	led := r.role.Member && r.role.head()
+	r.role = role
+	r.seq, r.applied, r.above, r.committed, r.toldDurable, r.toldCommitted = 0, 0, 0, 0, 0, 0
+	if !role.Member {
+		for pending.N > 0 {
+			r.end(r.links.Pop(&pending), Unknown, out)
+		}
+		r.deciding = 0
+		for r.queued.N > 0 {
+			r.end(r.links.Pop(&r.queued), WrongView, out)
+		}
+		return
+	}
+	r.unordered = pending
+	if !role.head() {
+		r.send(role.Predecessor, Message{Kind: Sync}, out)
+		return
+	}
+	if !led {
+		r.version += (role.Epoch - r.seen) * versionGap
+	}
+	r.seen = role.Epoch
+	for n := r.unordered.N; n > 0; n-- {
+		switch i := r.links.Pop(&r.unordered); {
+		case r.writes[i].deciding:
+			r.links.Push(&r.unordered, i)
+		case !r.mayOrder():
+			r.fail(out) // more writes than a ChainHead before could have had under way
+			return
+		default:
+			r.order(i)
+		}
+	}
+	for s := uint64(1); s <= r.seq; s++ {
+		r.forward(r.at(s), out)
+	}
+	r.progress(out)
+}
+
+// takePending takes all writes that are not committed out of the order of the epoch, and returns them in the order of
+// their versions.
+func (r *Replica) takePending() list.List {
+	pending := list.None
+	for s := r.committed + 1; s <= r.committed+uint64(len(r.ring)); s++ {
+		if i := r.at(s); i != none && r.writes[i].seq == s {
+			r.writes[i].seq = 0
+			r.links.Push(&pending, i)
+		}
+	}
+	fill(r.ring)
+	for r.unordered.N > 0 {
+		r.links.Push(&pending, r.links.Pop(&r.unordered))
+	}
+	return r.sorted(pending)
+}
+
+// sorted sorts a list of writes by version. It is nearly sorted, and short.
+func (r *Replica) sorted(l list.List) list.List {
+	out := list.None
+	for l.N > 0 {
+		i := r.links.Pop(&l)
+		after := list.None
+		for out.N > 0 {
+			// Those with a greater version come behind it.
+			j := r.links.Pop(&out)
+			if r.writes[j].version <= r.writes[i].version {
+				r.links.Push(&after, j)
+				continue
+			}
+			r.links.PushFront(&out, j)
+			break
+		}
+		r.links.Push(&after, i)
+		for out.N > 0 {
+			r.links.Push(&after, r.links.Pop(&out))
+		}
+		out = after
+	}
+	return out
+}
+
+// Reconnected says that messages to a replica, or from it, may have been lost.
+func (r *Replica) Reconnected(p Peer, out *Actions) {
+	if !r.role.Member || r.damaged {
+		return
+	}
+	r.abandonShips(p, out)
+	if p == r.role.Successor {
+		r.resend(out)
+	}
+	if p == r.role.Predecessor {
+		r.toldCommitted = 0
+		r.send(p, Message{Kind: Sync}, out)
+	}
+}
+
+// resend forwards all writes that are not committed.
+func (r *Replica) resend(out *Actions) {
+	for s := r.committed + 1; s <= r.committed+uint64(len(r.ring)); s++ {
+		if i := r.at(s); i != none {
+			r.forward(i, out)
+		}
+	}
+	r.tellDurable(out)
+}
+
+// tellDurable tells the successor the durable mark.
+func (r *Replica) tellDurable(out *Actions) {
+	r.toldDurable = r.durable()
+	r.send(r.role.Successor, Message{Kind: Durable, Seq: r.toldDurable, Newest: r.version}, out)
+}
+
+// see notes the greatest version that the predecessor knows.
+func (r *Replica) see(m *Message) { r.version, r.seen = max(r.version, m.Newest), r.role.Epoch }
+
+// at returns the write with a place in the order, or none.
+func (r *Replica) at(seq uint64) int32 { return r.ring[seq&uint64(len(r.ring)-1)] }
+
+// send sends a message of this epoch.
+func (r *Replica) send(to Peer, m Message, out *Actions) {
+	m.Epoch = r.role.Epoch
+	out.Sends = append(out.Sends, Send{To: to, Message: m})
+}
+
+// Flush tells the neighbours the marks that have moved. The driver calls it at the end of each turn, so that the marks
+// of many writes go in one message.
+func (r *Replica) Flush(out *Actions) {
+	if !r.role.Member || r.damaged {
+		return
+	}
+	if !r.role.tail() && r.durable() > r.toldDurable {
+		r.tellDurable(out)
+	}
+	if c := r.committed; !r.role.head() && c > r.toldCommitted {
+		r.toldCommitted = c
+		r.send(r.role.Predecessor, Message{Kind: Ack, Seq: c}, out)
+	}
+	if r.missed && r.free.N >= len(r.writes)/2 {
+		r.missed = false
+		r.send(r.role.Predecessor, Message{Kind: Sync}, out)
+	}
+}
+
+// Receive takes a message. One of another epoch counts for nothing: whoever is behind adopts the view in time, and then
+// asks for what it has missed.
+func (r *Replica) Receive(from Peer, m *Message, out *Actions) {
+	if r.damaged || !r.role.Member || m.Epoch != r.role.Epoch {
+		r.releaseValue(m, out)
+		if m.Kind == Ship {
+			out.Sends = append(out.Sends, Send{To: from, Message: Message{Kind: Answer, Epoch: m.Epoch, Tag: m.Tag,
+				Status: WrongView}})
+		}
+		return
+	}
+	switch {
+	case m.Kind == Forward && from == r.role.Predecessor:
+		r.receiveForward(m, out)
+	case m.Kind == Forward:
+		r.releaseValue(m, out)
+	case m.Kind == Durable && from == r.role.Predecessor:
+		r.see(m)
+		r.above = max(r.above, m.Seq)
+		r.progress(out)
+	case m.Kind == Ack && from == r.role.Successor:
+		r.commit(m.Seq, out)
+	case m.Kind == Sync && from == r.role.Successor:
+		r.resend(out)
+	case m.Kind == Ship:
+		r.receiveShip(from, m, out)
+	case m.Kind == Answer:
+		r.receiveAnswer(m, out)
+	}
+}
+
+func (r *Replica) releaseValue(m *Message, out *Actions) {
+	if m.Kind == Forward && m.Value != nil {
+		out.Released = append(out.Released, m.Value)
+	}
+}
+
+// fail makes the replica useless, because its store has failed.
+func (r *Replica) fail(out *Actions) {
+	if r.damaged {
+		return
+	}
+	r.abandonReads(out)
+	r.damaged, out.Damaged = true, true
+	for i := range r.writes {
+		if w := &r.writes[i]; w.waited {
+			w.waited = false
+			out.Replies = append(out.Replies, Reply{Tag: w.Tag, Status: Unknown})
+		}
+	}
+}

@@ -1,0 +1,522 @@
+package crrs
+
+import (
+	"container/heap"
+	"encoding/binary"
+	"flag"
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"testing"
+)
+
+var (
+	seedFlag = flag.Uint64("seed", 0, "seed of the random histories; 0: a new one")
+	runsFlag = flag.Uint64("runs", 150, "number of random histories")
+	traceSim = flag.Bool("trace", false, "print what happens")
+)
+
+// The simulated chain: replicas with stores, a manager, and clients, in virtual time.
+//
+// Fault model. Nodes die for good, and with them what their stores have not made durable; they are paused for any time
+// and go on; stores take any time and work in any order; messages take any time and overtake each other; links are cut
+// in one direction or both, which loses what is under way, and mended; nodes adopt views late; all processes end at
+// once, and one of the stores goes on alone. Clocks of nodes run at rates that differ by up to a tenth. A store fails
+// now and then. At least one member survives. There is no member that is filled.
+const (
+	ms        = int64(1e6)
+	lease     = 1000 * ms
+	authority = lease / 2
+	keys      = 3
+)
+
+var nthFlag = flag.Uint64("nth", 0, "number of the first history")
+
+type event struct {
+	at  int64
+	nth int
+	do  func()
+}
+
+type events []event
+
+func (e events) Len() int { return len(e) }
+func (e events) Less(i, j int) bool {
+	return e[i].at < e[j].at || e[i].at == e[j].at && e[i].nth < e[j].nth
+}
+func (e events) Swap(i, j int) { e[i], e[j] = e[j], e[i] }
+func (e *events) Push(x any)   { *e = append(*e, x.(event)) }
+func (e *events) Pop() any {
+	last := (*e)[len(*e)-1]
+	*e = (*e)[:len(*e)-1]
+	return last
+}
+
+// object is what a store has of a key: the version, and the number of the write that it comes from.
+type object struct {
+	version, value uint64
+	deleted        bool
+}
+
+type node struct {
+	id      int
+	r       *Replica
+	rate    float64 // of its clock
+	dead    bool
+	paused  bool
+	backlog []func()
+	store   [keys]object
+	done    map[Identity]uint64
+	slow    bool // its store takes long
+	life    int  // counts the processes that it has been
+	late    bool // the process was paused after it had looked at the clock
+	failed  bool // its store has failed
+	heard   int64
+}
+
+type pair struct{ from, to int }
+
+type sim struct {
+	t     *testing.T
+	rng   *rand.Rand
+	now   int64
+	nth   int
+	queue events
+	nodes []*node
+	cut   map[pair]bool
+	// chain and epoch are the manager's view, leaving those that it has given up and whose authority may last.
+	chain   []int
+	epoch   uint64
+	leaving map[int]bool
+	calm    bool
+	// ops are what clients have seen, of each key. byVersion is which write gave a key a version.
+	ops [keys][]operation
+	// seen is what some client has read or written last.
+	seen      [keys]uint64
+	byVersion [keys]map[uint64]uint64
+	values    uint64
+	pending   map[uint64]func(Reply)
+	replied   map[uint64]bool
+	// expected is the value that a conditional write replaces, by the number of the write.
+	expected map[uint64]uint64
+	tags     uint64
+	open     int
+	acked    int
+}
+
+func (s *sim) trace(format string, args ...any) {
+	if *traceSim {
+		fmt.Printf("%9.3f ms  %s\n", float64(s.now)/1e6, fmt.Sprintf(format, args...))
+	}
+}
+
+func (s *sim) after(d int64, do func()) {
+	s.nth++
+	heap.Push(&s.queue, event{s.now + max(d, 1), s.nth, do})
+}
+
+// later runs do on a node after some time, if its process still lives.
+func (s *sim) later(n *node, d int64, do func()) {
+	life := n.life
+	s.after(d, func() {
+		if n.life == life {
+			s.on(n, do)
+		}
+	})
+}
+
+// upTo is a random time of at most that.
+func (s *sim) upTo(most int64) int64 { return 1 + s.rng.Int64N(most) }
+
+// on runs do on a node, when it is not paused.
+func (s *sim) on(n *node, do func()) {
+	switch {
+	case n.dead:
+	case n.paused:
+		n.backlog = append(n.backlog, do)
+	default:
+		do()
+	}
+}
+
+// turn runs one call of a node's replica and carries out its actions.
+func (s *sim) turn(n *node, call func(out *Actions)) {
+	s.on(n, func() {
+		var out Actions
+		if !n.late {
+			n.r.Advance(n.clock(s.now))
+		}
+		call(&out)
+		if s.rng.IntN(3) > 0 {
+			n.r.Flush(&out)
+		} else {
+			s.later(n, s.upTo(ms), func() { s.turn(n, n.r.Flush) })
+		}
+		s.carryOut(n, &out)
+	})
+}
+
+func (n *node) clock(now int64) int64 { return int64(float64(now) * n.rate) }
+
+func (s *sim) carryOut(n *node, out *Actions) {
+	for _, op := range out.Stores {
+		d := s.upTo(2 * ms)
+		if n.slow && s.rng.IntN(4) == 0 {
+			d = s.upTo(300 * ms)
+		}
+		s.later(n, d, func() { s.runStore(n, op) })
+	}
+	for _, m := range out.Sends {
+		m.Value = append([]byte(nil), m.Value...)
+		s.deliver(n, m)
+	}
+	for _, r := range out.Replies {
+		if s.replied[r.Tag] {
+			s.t.Fatalf("request %d was answered twice", r.Tag)
+		}
+		s.replied[r.Tag] = true
+		if f := s.pending[r.Tag]; f != nil {
+			delete(s.pending, r.Tag)
+			s.after(s.upTo(ms), func() { f(r) })
+		}
+	}
+	if out.Damaged {
+		s.trace("node %d is damaged", n.id)
+	}
+}
+
+// deliver carries a message, if the connection is there when it is sent and when it arrives.
+func (s *sim) deliver(n *node, m Send) {
+	to := s.nodes[m.To]
+	link := pair{n.id, to.id}
+	s.trace("%d -> %d %+v cut %v", n.id, to.id, m.Message, s.cut[link])
+	if s.cut[link] {
+		return
+	}
+	s.later(to, s.upTo(ms), func() {
+		if !s.cut[link] {
+			s.turn(to, func(out *Actions) { to.r.Receive(Peer(n.id), &m.Message, out) })
+		}
+	})
+}
+
+// runStore does an operation of a node's store.
+func (s *sim) runStore(n *node, op StoreOp) {
+	k := op.Key.Bytes[0]
+	o := &n.store[k]
+	if op.Op == Get {
+		st, version := Done, o.version
+		if o.deleted || version == 0 {
+			st = Absent
+		}
+		binary.LittleEndian.PutUint64(op.Value, o.value)
+		s.later(n, s.upTo(ms), func() {
+			s.turn(n, func(out *Actions) { n.r.Fetched(op.Slot, st, version, len(op.Value), out) })
+		})
+		return
+	}
+	st, version := Done, op.Version
+	switch v, known := n.done[op.ID]; {
+	case !s.calm && s.rng.IntN(4000) == 0 && s.others(n.id):
+		st, n.failed = Failed, true
+	case op.Retry && known:
+		st, version = Repeated, v
+	case op.Conditional && s.expected[op.ID.Seq] != o.value:
+		st = Declined
+	case op.Version < o.version:
+		st = Superseded
+		n.done[op.ID] = op.Version
+	default:
+		*o = object{version: op.Version, value: op.ID.Seq, deleted: op.Op == Delete}
+		n.done[op.ID] = op.Version
+	}
+	if st == Done || st == Superseded {
+		if was, known := s.byVersion[k][op.Version]; known && was != op.ID.Seq {
+			s.t.Fatalf("version %d of key %d was given to writes %d and %d", op.Version, k, was, op.ID.Seq)
+		}
+		s.byVersion[k][op.Version] = op.ID.Seq
+	}
+	s.later(n, s.upTo(ms), func() { s.turn(n, func(out *Actions) { n.r.Stored(op.Slot, st, version, out) }) })
+}
+
+// The manager.
+
+// heartbeat keeps a node's authority up, as long as manager and node hear each other.
+func (s *sim) heartbeat(n *node) {
+	if n.dead {
+		return
+	}
+	s.after(lease/8, func() { s.heartbeat(n) })
+	s.on(n, func() {
+		sent := n.clock(s.now)
+		if s.cut[pair{n.id, manager}] {
+			return
+		}
+		s.after(s.upTo(ms), func() {
+			if s.leaving[n.id] {
+				return
+			}
+			n.heard = s.now
+			s.sendView(n)
+			if !s.cut[pair{manager, n.id}] {
+				s.later(n, s.upTo(ms), func() { n.r.Extend(sent + authority) })
+			}
+		})
+	})
+}
+
+// watch gives up members that are not heard of. A new view comes only when their authority has ended.
+func (s *sim) watch() {
+	s.after(lease/10, s.watch)
+	for _, id := range s.chain {
+		if n := s.nodes[id]; (s.now-n.heard > lease || n.failed) && s.others(id) {
+			s.remove(id)
+			return
+		}
+	}
+}
+
+func (s *sim) remove(id int) {
+	if s.leaving[id] || !slices.Contains(s.chain, id) {
+		return
+	}
+	s.leaving[id] = true
+	// Nothing has been granted since it was last heard of, but for what was under way; clocks differ by a tenth.
+	s.after(s.nodes[id].heard+lease-s.now, func() {
+		if !s.others(id) {
+			delete(s.leaving, id) // the others may be gone for good
+			return
+		}
+		s.chain = slices.DeleteFunc(slices.Clone(s.chain), func(i int) bool { return i == id })
+		s.epoch++
+		s.trace("epoch %d: %v", s.epoch, s.chain)
+		for _, n := range s.nodes {
+			s.sendView(n)
+		}
+	})
+}
+
+// others reports whether members besides one are alive, serve, and are heard of.
+func (s *sim) others(id int) bool {
+	return slices.ContainsFunc(s.chain, func(i int) bool {
+		n := s.nodes[i]
+		return i != id && !n.dead && !n.failed && !s.leaving[i] && s.now-n.heard <= lease
+	})
+}
+
+// sendView tells a node its role.
+func (s *sim) sendView(n *node) {
+	role := Role{Epoch: s.epoch, Predecessor: NoPeer, Successor: NoPeer, ChainTail: NoPeer}
+	if i := slices.Index(s.chain, n.id); i >= 0 {
+		role.Member = true
+		if i > 0 {
+			role.Predecessor = Peer(s.chain[i-1])
+		}
+		if i < len(s.chain)-1 {
+			role.Successor, role.ChainTail = Peer(s.chain[i+1]), Peer(s.chain[len(s.chain)-1])
+		}
+	}
+	if s.cut[pair{manager, n.id}] {
+		return
+	}
+	s.later(n, s.upTo(20*ms), func() { s.turn(n, func(out *Actions) { n.r.SetRole(role, out) }) })
+}
+
+const manager = -1
+
+// disturb does something bad, and ends it later.
+func (s *sim) disturb() {
+	if s.calm {
+		return
+	}
+	s.after(s.upTo(400*ms), s.disturb)
+	n := s.nodes[s.rng.IntN(len(s.nodes))]
+	other := s.rng.IntN(len(s.nodes)+1) - 1
+	switch s.rng.IntN(9) {
+	case 8:
+		s.outage()
+	case 0:
+		if s.others(n.id) && !n.dead && s.rng.IntN(2) == 0 {
+			s.trace("node %d dies", n.id)
+			n.dead = true
+			s.disconnected(n.id)
+		}
+	case 1, 2:
+		s.trace("node %d is paused", n.id)
+		n.paused = true
+		s.after(s.duration(), func() { s.resume(n) })
+	case 3:
+		n.slow = !n.slow
+	default:
+		if other == n.id {
+			return
+		}
+		links := []pair{{n.id, other}, {other, n.id}}
+		if s.rng.IntN(2) == 0 {
+			links = links[:1]
+		}
+		for _, l := range links {
+			s.cut[l] = true
+		}
+		s.trace("cut %v", links)
+		s.after(s.duration(), func() { s.mend(n.id, other, links) })
+	}
+}
+
+// outage ends the processes of all members. What their stores have made durable is there afterwards, and one of them
+// goes on as the last copy.
+func (s *sim) outage() {
+	var back []*node
+	for _, id := range s.chain {
+		n := s.nodes[id]
+		n.life++
+		n.paused, n.backlog = false, nil
+		newest := uint64(0)
+		for _, o := range n.store {
+			newest = max(newest, o.version)
+		}
+		n.r = New(Config{Window: 8, Reads: 8, Version: newest})
+		if !n.dead && !n.failed && !s.leaving[id] {
+			back = append(back, n)
+		}
+	}
+	if len(back) == 0 {
+		return
+	}
+	n := back[s.rng.IntN(len(back))]
+	n.heard = s.now
+	s.chain, s.epoch = []int{n.id}, s.epoch+1
+	s.trace("outage; epoch %d: %v", s.epoch, s.chain)
+	s.sendView(n)
+}
+
+// duration is short, or longer than every lease.
+func (s *sim) duration() int64 {
+	if s.rng.IntN(2) == 0 {
+		return s.upTo(100 * ms)
+	}
+	return s.upTo(3 * lease)
+}
+
+func (s *sim) resume(n *node) {
+	s.trace("node %d goes on", n.id)
+	n.paused, n.late = false, s.rng.IntN(2) == 0
+	defer func() { n.late = false }()
+	for len(n.backlog) > 0 && !n.paused {
+		do := n.backlog[0]
+		n.backlog = n.backlog[1:]
+		do()
+	}
+}
+
+func (s *sim) mend(a, b int, links []pair) {
+	for _, l := range links {
+		delete(s.cut, l)
+	}
+	s.trace("mended %v", links)
+	if a == manager || b == manager {
+		return
+	}
+	// What was under way is lost, also in the direction that worked.
+	for _, p := range []pair{{a, b}, {b, a}} {
+		n := s.nodes[p.from]
+		s.turn(n, func(out *Actions) { n.r.Reconnected(Peer(p.to), out) })
+	}
+}
+
+// disconnected tells the others that a node is gone.
+func (s *sim) disconnected(id int) {
+	for _, n := range s.nodes {
+		if n.id != id {
+			s.after(s.upTo(50*ms), func() {
+				s.turn(n, func(out *Actions) { n.r.Reconnected(Peer(id), out) })
+			})
+		}
+	}
+}
+
+// run runs one history and checks it.
+func run(t *testing.T, seed, nth uint64) {
+	s := &sim{t: t, rng: rand.New(rand.NewPCG(seed, nth)), cut: map[pair]bool{}, leaving: map[int]bool{}, epoch: 1,
+		pending: map[uint64]func(Reply){}, replied: map[uint64]bool{}, expected: map[uint64]uint64{}}
+	for k := range s.byVersion {
+		s.byVersion[k] = map[uint64]uint64{}
+	}
+	for i := range 1 + s.rng.IntN(5) {
+		n := &node{id: i, r: New(Config{Window: 8, Reads: 8}), rate: 0.95 + s.rng.Float64()/10,
+			done: map[Identity]uint64{}}
+		s.nodes, s.chain = append(s.nodes, n), append(s.chain, i)
+	}
+	for _, n := range s.nodes {
+		s.sendView(n)
+		s.heartbeat(n)
+	}
+	s.watch()
+	s.after(s.upTo(lease), s.disturb)
+	for range 1 + s.rng.IntN(12) {
+		s.after(s.upTo(ms), s.client)
+	}
+	end := int64(4 + s.rng.IntN(6))
+	s.until(end * lease)
+	// In the end everything works, and every operation ends.
+	s.calm = true
+	s.acked = 0
+	for _, n := range s.nodes {
+		n.slow = false
+		s.resume(n)
+	}
+	clear(s.cut)
+	for _, a := range s.nodes {
+		for _, b := range s.nodes {
+			if a != b {
+				s.turn(a, func(out *Actions) { a.r.Reconnected(Peer(b.id), out) })
+			}
+		}
+	}
+	s.until((end + 40) * lease)
+	if s.open > 0 || s.acked < 50 {
+		t.Errorf("%d operations have not ended, %d were done at the end; chain %v", s.open, s.acked, s.chain)
+	}
+	for _, id := range s.chain {
+		if d := s.nodes[id].r.Dirty(); d > 0 && !s.nodes[id].dead {
+			t.Errorf("node %d has %d writes that are not committed", id, d)
+			r := s.nodes[id].r
+			for i := range r.writes {
+				if w := r.writes[i]; w.version != 0 || w.waited || w.storing || w.Key.Len > 0 {
+					t.Logf("slot %d: %+v", i, w)
+				}
+			}
+			t.Logf("%+v applied %d above %d committed %d seq %d queued %d unordered %d", r.role, r.applied, r.above,
+				r.committed, r.seq, r.queued.N, r.unordered.N)
+		}
+	}
+	for k, ops := range s.ops {
+		if err := linearizable(ops); err != nil {
+			t.Errorf("key %d: %v", k, err)
+		}
+	}
+	if t.Failed() {
+		t.Fatalf("repeat with -seed %d -nth %d -runs 1", seed, nth)
+	}
+}
+
+func (s *sim) until(end int64) {
+	for len(s.queue) > 0 && s.queue[0].at <= end && !s.t.Failed() {
+		e := heap.Pop(&s.queue).(event)
+		s.now = e.at
+		e.do()
+	}
+	s.now = end
+}
+
+// TestHistoriesAreLinearizable runs chains under faults and looks at what clients have seen.
+func TestHistoriesAreLinearizable(t *testing.T) {
+	seed := *seedFlag
+	if seed == 0 {
+		seed = rand.Uint64()
+	}
+	t.Logf("-seed %d", seed)
+	for i := range *runsFlag {
+		run(t, seed, *nthFlag+i)
+	}
+}

@@ -1,0 +1,130 @@
+package crrs
+
+import (
+	"encoding/binary"
+	"math"
+)
+
+// The clients.
+
+// client does operations one after the other.
+func (s *sim) client() {
+	if s.calm && s.acked > 50 {
+		return
+	}
+	if s.rng.IntN(2) == 0 {
+		s.write()
+	} else {
+		s.read()
+	}
+}
+
+// ask sends a request to a node, and calls done with its reply, or with Unknown after some time.
+func (s *sim) ask(n *node, send func(tag uint64, out *Actions), done func(Reply)) {
+	s.tags++
+	tag := s.tags
+	s.pending[tag] = done
+	s.after(s.upTo(ms), func() { s.turn(n, func(out *Actions) { send(tag, out) }) })
+	patience := 700 * ms
+	if s.rng.IntN(3) == 0 {
+		patience = 5 * lease
+	}
+	s.after(patience, func() {
+		if s.pending[tag] != nil {
+			delete(s.pending, tag)
+			done(Reply{Status: Unknown})
+		}
+	})
+}
+
+func (s *sim) anyKey() (k Key) {
+	k.Bytes[0], k.Len = byte(s.rng.IntN(keys)), 1
+	return k
+}
+
+func (s *sim) write() {
+	s.values++
+	w := Write{Op: Put, Key: s.anyKey(), ID: Identity{1, s.values}, Conditional: s.rng.IntN(5) == 0,
+		Value: binary.LittleEndian.AppendUint64(nil, s.values)}
+	if s.rng.IntN(5) == 0 {
+		w.Op = Delete
+	}
+	if w.Conditional {
+		s.expected[s.values] = s.seen[w.Key.Bytes[0]]
+	}
+	o := operation{write: true, value: s.values, begin: s.now, end: math.MaxInt64}
+	s.open++
+	s.try(w, o, 0)
+}
+
+// try sends a write to the head of the chain, as far as the client knows, until it knows its outcome or gives up.
+func (s *sim) try(w Write, o operation, tries int) {
+	n := s.nodes[s.chain[0]]
+	if s.rng.IntN(10) == 0 && !s.calm {
+		n = s.nodes[s.rng.IntN(len(s.nodes))]
+	}
+	s.ask(n, func(tag uint64, out *Actions) {
+		w.Tag = tag
+		n.r.Write(w, out)
+	}, func(r Reply) {
+		s.trace("write %d of key %d: %+v", w.ID.Seq, w.Key.Bytes[0], r)
+		switch again := tries < 20 || s.calm; {
+		case r.Status == OK:
+			o.end = s.now
+			s.acked++
+			s.seen[w.Key.Bytes[0]] = o.value
+			o.swap, o.replaced = w.Conditional, s.expected[w.ID.Seq]
+		case r.Status == Refused && !w.Retry:
+			s.end(nil, 0) // it never happened
+			return
+		case r.Status == Unknown && again && s.rng.IntN(4) > 0:
+			w.Retry = true
+			s.after(s.upTo(50*ms), func() { s.try(w, o, tries+1) })
+			return
+		case (r.Status == WrongView || r.Status == Unavailable) && again:
+			s.after(s.upTo(50*ms), func() { s.try(w, o, tries+1) })
+			return
+		}
+		s.end(&o, w.Key.Bytes[0])
+	})
+}
+
+func (s *sim) read() {
+	k := s.anyKey()
+	s.open++
+	s.tryRead(k, s.now)
+}
+
+func (s *sim) tryRead(k Key, begin int64) {
+	n := s.nodes[s.rng.IntN(len(s.nodes))]
+	if s.calm {
+		n = s.nodes[s.chain[s.rng.IntN(len(s.chain))]]
+	}
+	value := make([]byte, 8)
+	s.ask(n, func(tag uint64, out *Actions) {
+		n.r.Read(Read{Key: k, Value: value, Tag: tag}, out)
+	}, func(r Reply) {
+		s.trace("read of key %d at %d: %+v %v", k.Bytes[0], n.id, r, value)
+		o := operation{begin: begin, end: s.now}
+		switch r.Status {
+		case OK:
+			o.value = binary.LittleEndian.Uint64(value)
+		case NotFound:
+			o.value = s.byVersion[k.Bytes[0]][r.Version]
+		default:
+			s.after(s.upTo(20*ms), func() { s.tryRead(k, begin) })
+			return
+		}
+		s.acked++
+		s.seen[k.Bytes[0]] = o.value
+		s.end(&o, k.Bytes[0])
+	})
+}
+
+func (s *sim) end(o *operation, key byte) {
+	if o != nil {
+		s.ops[key] = append(s.ops[key], *o)
+	}
+	s.open--
+	s.after(s.upTo(5*ms), s.client)
+}

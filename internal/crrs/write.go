@@ -1,0 +1,321 @@
+package crrs
+
+import "jbofd/internal/list"
+
+// Write takes a client's write. Its Reply comes when it is committed.
+func (r *Replica) Write(w Write, out *Actions) {
+	switch {
+	case !r.role.Member || !r.role.head() || r.damaged:
+		out.Replies = append(out.Replies, Reply{Tag: w.Tag, Status: WrongView})
+		return
+	case !r.authority() || r.free.N == 0:
+		out.Replies = append(out.Replies, Reply{Tag: w.Tag, Status: Unavailable})
+		return
+	}
+	i := r.take(w)
+	r.writes[i].waited = true
+	r.links.Push(&r.queued, i)
+	r.startQueued(out)
+}
+
+// take takes a slot for a write.
+func (r *Replica) take(w Write) int32 {
+	i := r.links.Pop(&r.free)
+	r.writes[i] = write{Write: w, held: list.None, next: none}
+	return i
+}
+
+// mayOrder reports whether there is a place in the order for one more write, besides those of which the store decides.
+func (r *Replica) mayOrder() bool { return r.seq-r.committed+r.deciding < uint64(len(r.ring)) }
+
+// startQueued starts the queued writes that may start. A write whose outcome the store decides waits until the writes
+// of its key before it are in the store, and those behind it wait until it is decided: otherwise its condition would be
+// judged by another value than the one before it in the order of versions.
+func (r *Replica) startQueued(out *Actions) {
+	for n := r.queued.N; n > 0 && r.mayOrder(); n-- {
+		i := r.links.Pop(&r.queued)
+		w := &r.writes[i]
+		if r.isQueued(w.Key, n-1) || r.blocked(w) {
+			r.links.Push(&r.queued, i)
+			continue
+		}
+		r.version++
+		w.version = r.version
+		r.mark(i)
+		if w.deciding = w.Retry || w.Conditional; !w.deciding {
+			r.order(i)
+			r.forward(i, out)
+		} else {
+			r.deciding++
+			r.links.Push(&r.unordered, i)
+		}
+		r.store(i, out)
+	}
+}
+
+// isQueued reports whether a write of a key that came earlier is queued. The last n of the queue came later.
+func (r *Replica) isQueued(k Key, later int) bool {
+	i := r.queued.First
+	for skip := later; skip > 0; skip-- {
+		i = r.links.Next(i)
+	}
+	for ; i != none; i = r.links.Next(i) {
+		if r.writes[i].Key == k {
+			return true
+		}
+	}
+	return false
+}
+
+// blocked reports whether a write has to wait for another one of its key.
+func (r *Replica) blocked(w *write) bool {
+	for i := r.dirty[r.bucket(w.Key)]; i != none; i = r.writes[i].next {
+		if o := &r.writes[i]; o.Key == w.Key && (o.deciding || (w.Retry || w.Conditional) && !o.durable) {
+			return true
+		}
+	}
+	return false
+}
+
+// order gives a write the next place in the order.
+func (r *Replica) order(i int32) {
+	r.seq++
+	r.place(i, r.seq)
+}
+
+func (r *Replica) place(i int32, seq uint64) {
+	r.writes[i].seq = seq
+	r.ring[seq&uint64(len(r.ring)-1)] = i
+}
+
+// forward passes a write on to the successor.
+func (r *Replica) forward(i int32, out *Actions) {
+	if r.role.tail() {
+		return
+	}
+	w := &r.writes[i]
+	mark := r.durable()
+	r.toldDurable = mark
+	r.send(r.role.Successor, Message{Kind: Forward, Seq: w.seq, Mark: mark, Op: w.Op, Key: w.Key, Value: w.Value,
+		Version: w.version, Newest: r.version, ID: w.ID}, out)
+}
+
+// store asks the store to do a write.
+func (r *Replica) store(i int32, out *Actions) {
+	w := &r.writes[i]
+	w.storing = true
+	out.Stores = append(out.Stores, StoreOp{Slot: i, Op: w.Op, Key: w.Key, Value: w.Value, Version: w.version, ID: w.ID,
+		Retry: w.Retry && w.deciding, Conditional: w.Conditional && w.deciding})
+}
+
+// receiveForward takes a write from the predecessor.
+func (r *Replica) receiveForward(m *Message, out *Actions) {
+	r.above = max(r.above, m.Mark)
+	r.see(m)
+	switch {
+	case m.Seq <= r.committed:
+		// It was committed, and the predecessor does not know.
+		r.toldCommitted = 0
+		r.releaseValue(m, out)
+	case m.Seq > r.committed+uint64(len(r.ring)) || r.at(m.Seq) != none:
+		// Known already; or from a predecessor that does not keep to the window.
+		r.releaseValue(m, out)
+	default:
+		r.accept(m, out)
+	}
+	r.progress(out)
+}
+
+// accept gives a write that was forwarded its place. It may be known from an earlier epoch.
+func (r *Replica) accept(m *Message, out *Actions) {
+	i := r.known(m.Version, m.Key)
+	switch {
+	case i != none:
+		r.releaseValue(m, out)
+	case r.free.N == 0:
+		r.missed = true
+		r.releaseValue(m, out)
+		return
+	default:
+		i = r.take(Write{Op: m.Op, Key: m.Key, Value: m.Value, ID: m.ID})
+		r.writes[i].version, r.writes[i].forwarded = m.Version, true
+		r.mark(i)
+		r.store(i, out)
+	}
+	r.place(i, m.Seq)
+	r.forward(i, out)
+}
+
+// known takes the write with a version out of those that have no place in this epoch yet.
+func (r *Replica) known(version uint64, k Key) (found int32) {
+	found = none
+	for n := r.unordered.N; n > 0; n-- {
+		i := r.links.Pop(&r.unordered)
+		if w := &r.writes[i]; found == none && w.version == version && w.Key == k {
+			found = i
+			continue
+		}
+		r.links.Push(&r.unordered, i)
+	}
+	return found
+}
+
+// Stored takes the outcome of a StoreOp of a write: its slot, and the version that the store has, if it says Repeated.
+func (r *Replica) Stored(slot int32, st StoreStatus, version uint64, out *Actions) {
+	w := &r.writes[slot]
+	w.storing = false
+	switch {
+	case r.damaged || st == Failed:
+		r.fail(out)
+		return
+	case w.gone():
+		r.release(slot, out)
+		return
+	case w.deciding:
+		r.decided(slot, st, version, out)
+	default:
+		w.durable = true
+	}
+	r.progress(out)
+	r.startQueued(out)
+}
+
+// decided goes on with a write of which the store has decided.
+func (r *Replica) decided(i int32, st StoreStatus, version uint64, out *Actions) {
+	w := &r.writes[i]
+	w.deciding = false
+	r.deciding--
+	r.remove(&r.unordered, i)
+	switch st {
+	case Declined:
+		r.end(i, Refused, out)
+	case Repeated:
+		// It was done before. If it is not committed yet, the answer waits for that. Whoever has sent it before has
+		// given up waiting.
+		if o := r.withVersion(version, w.Key); o != none {
+			first := &r.writes[o]
+			if first.waited {
+				out.Replies = append(out.Replies, Reply{Tag: first.Tag, Status: Unknown})
+			}
+			first.waited, first.Tag, w.waited = true, w.Tag, false
+		}
+		w.version = version
+		r.end(i, OK, out)
+	default:
+		w.durable = true
+		r.order(i)
+		r.forward(i, out)
+	}
+}
+
+// withVersion returns the write of a key with a version that is not committed, or none.
+func (r *Replica) withVersion(version uint64, k Key) int32 {
+	for i := r.dirty[r.bucket(k)]; i != none; i = r.writes[i].next {
+		if w := &r.writes[i]; w.Key == k && w.version == version && !w.deciding && w.seq != 0 {
+			return i
+		}
+	}
+	return none
+}
+
+// durable is the durable mark: all writes up to it are durable here and at every replica before.
+func (r *Replica) durable() uint64 {
+	if r.role.head() {
+		return r.applied
+	}
+	return min(r.applied, r.above)
+}
+
+// progress moves the marks as far as they go.
+func (r *Replica) progress(out *Actions) {
+	for {
+		i := r.at(r.applied + 1)
+		if i == none || r.writes[i].seq != r.applied+1 || !r.writes[i].durable {
+			break
+		}
+		r.applied++
+	}
+	if r.role.Member && r.role.tail() {
+		r.commit(r.durable(), out)
+	}
+}
+
+// commit ends all writes up to a mark: they are committed.
+func (r *Replica) commit(mark uint64, out *Actions) {
+	for r.committed < mark && r.committed < r.applied {
+		r.committed++
+		i := r.at(r.committed)
+		r.ring[r.committed&uint64(len(r.ring)-1)] = none
+		r.end(i, OK, out)
+	}
+	r.startQueued(out)
+}
+
+// end ends a write: it answers its client and those who read its value, and frees its slot.
+func (r *Replica) end(i int32, st Status, out *Actions) {
+	w := &r.writes[i]
+	if w.waited {
+		out.Replies = append(out.Replies, Reply{Tag: w.Tag, Status: st, Version: w.version})
+	}
+	for w.held.N > 0 {
+		r.answer(r.readLinks.Pop(&w.held), st == OK, out)
+	}
+	r.unmark(i)
+	w.seq, w.waited, w.version = 0, false, 0
+	if !w.storing {
+		r.release(i, out)
+	}
+}
+
+// gone reports that the write has ended, and only the store still had it.
+func (w *write) gone() bool { return w.version == 0 }
+
+func (r *Replica) release(i int32, out *Actions) {
+	if w := &r.writes[i]; w.forwarded && w.Value != nil {
+		out.Released = append(out.Released, w.Value)
+	}
+	r.writes[i] = write{}
+	r.links.Push(&r.free, i)
+}
+
+// remove takes a write out of a list.
+func (r *Replica) remove(l *list.List, i int32) {
+	for n := l.N; n > 0; n-- {
+		if j := r.links.Pop(l); j != i {
+			r.links.Push(l, j)
+		}
+	}
+}
+
+// mark makes the key of a write dirty, unmark ends that.
+func (r *Replica) mark(i int32) {
+	b := r.bucket(r.writes[i].Key)
+	r.writes[i].next = r.dirty[b]
+	r.dirty[b] = i
+}
+
+func (r *Replica) unmark(i int32) {
+	for at := &r.dirty[r.bucket(r.writes[i].Key)]; *at != none; at = &r.writes[*at].next {
+		if *at == i {
+			*at = r.writes[i].next
+			return
+		}
+	}
+}
+
+func (r *Replica) isDirty(k Key) bool {
+	for i := r.dirty[r.bucket(k)]; i != none; i = r.writes[i].next {
+		if r.writes[i].Key == k {
+			return true
+		}
+	}
+	return false
+}
+
+func (r *Replica) bucket(k Key) int {
+	h := uint64(k.Len)
+	for _, b := range k.Bytes {
+		h = (h ^ uint64(b)) * 0x100000001B3
+	}
+	return int((h ^ h>>32) & uint64(len(r.dirty)-1))
+}
