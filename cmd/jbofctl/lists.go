@@ -328,6 +328,9 @@ func (x *cli) reload(c *cobra.Command, dryRun bool) error {
 	if dryRun {
 		what = (*admin.Client).DryReload
 	}
+	if !c.Flags().Changed("timeout") {
+		x.timeout = 0 // a namespace that shrinks takes as long as it takes
+	}
 	r, err := askChange(x, c, what)
 	if err != nil {
 		return err

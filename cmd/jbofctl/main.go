@@ -138,7 +138,7 @@ lost (kv check).`,
 		", else "+defaultSocket+
 		", else that of a demonstration in this directory, "+demoSocket)
 	fl.DurationVar(&x.timeout, "timeout", 30*time.Second, "how long to wait for the daemon; 0: without limit, the "+
-		"default of deletions")
+		"default of reloads and deletions")
 
 	leaf := func(use, short string, args cobra.PositionalArgs,
 		run func(*cobra.Command, []string) error) *cobra.Command {

@@ -113,9 +113,10 @@ type RunningChange struct {
 	What string `json:"what"`
 	// RunningMS is for how long it has been running, in milliseconds.
 	RunningMS int64 `json:"runningMS"`
-	// DoneBytes of TotalBytes are erased, if it erases something.
-	DoneBytes  int64 `json:"doneBytes,omitempty"`
-	TotalBytes int64 `json:"totalBytes,omitempty"`
+	// DoneBytes of TotalBytes are erased or emptied, as Doing says, if it does one of that.
+	Doing      string `json:"doing,omitempty"`
+	DoneBytes  int64  `json:"doneBytes,omitempty"`
+	TotalBytes int64  `json:"totalBytes,omitempty"`
 }
 
 // String says what the change is and how far.
@@ -123,8 +124,8 @@ func (c *RunningChange) String() string {
 	s := fmt.Sprintf("%s, for %v", c.What, (time.Duration(c.RunningMS) * time.Millisecond).Round(time.Second))
 	if c.TotalBytes > 0 {
 		const mib = 1 << 20
-		s += fmt.Sprintf(", %d of %d MiB (%d %%) erased", c.DoneBytes/mib, c.TotalBytes/mib,
-			c.DoneBytes*100/c.TotalBytes)
+		s += fmt.Sprintf(", %d of %d MiB (%d %%) %s", c.DoneBytes/mib, c.TotalBytes/mib,
+			c.DoneBytes*100/c.TotalBytes, c.Doing)
 	}
 	return s
 }

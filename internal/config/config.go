@@ -200,8 +200,8 @@ type Namespace struct {
 	NSID uint32 `yaml:"nsid" required:"true" min:"1" max:"1024" reload:"live"`
 	// SSD is the name of the drive that holds it.
 	SSD string `yaml:"ssd" required:"true"`
-	// Size is its capacity, a multiple of 1MiB, of type kv at least 64MiB. A reload can make a block namespace larger,
-	// as far as the space behind it is free.
+	// Size is its capacity, a multiple of 1MiB, of type kv at least 64MiB. A reload can make a namespace larger, as far
+	// as the space behind it is free, and one of type kv smaller, as far as its keys and values have room.
 	// Where on the drive it lies is found once and remembered in the drive's label.
 	Size Bytes `yaml:"size" required:"true" min:"1MiB" reload:"live"`
 	// BlockSize is the logical block in bytes (type block).

@@ -33,8 +33,8 @@ type Changes struct {
 	HostsChanged []Subsystem
 	// NamespacesAdded, NamespacesRemoved: of subsystems that stay.
 	NamespacesAdded, NamespacesRemoved []SubsystemNamespace
-	// NamespacesGrown are those that became larger.
-	NamespacesGrown []SubsystemNamespace
+	// NamespacesGrown are those that became larger, NamespacesShrunk those that became smaller, all of keys and values.
+	NamespacesGrown, NamespacesShrunk []SubsystemNamespace
 	// NamespaceHostsChanged are those that other hosts may see.
 	NamespaceHostsChanged []SubsystemNamespace
 }
@@ -94,6 +94,7 @@ func (c Changes) List() (all []Change) {
 	namespaces("namespace added", c.NamespacesAdded)
 	namespaces("namespace removed", c.NamespacesRemoved)
 	namespaces("namespace grown", c.NamespacesGrown)
+	namespaces("namespace shrunk", c.NamespacesShrunk)
 	namespaces("namespace hosts changed", c.NamespaceHostsChanged)
 	tenants("tenant added", c.TenantsAdded)
 	tenants("tenant removed", c.TenantsRemoved)
@@ -240,11 +241,10 @@ func (d *differ) namespaces(path, nqn string, from, to []Namespace) {
 		d.requireEqual(p, reflect.ValueOf(a), reflect.ValueOf(b),
 			another+", erase it with jbofctl namespace delete, and add it by the next reload")
 		switch {
-		case b.Size != a.Size && b.Type == "kv":
-			d.problem(join(p, "size"), "%s, but a kv namespace keeps the size that it was made with; allowed: %s",
-				b.Size, a.Size)
 		case b.Size > a.Size:
 			d.NamespacesGrown = append(d.NamespacesGrown, ns)
+		case b.Size < a.Size && b.Type == "kv":
+			d.NamespacesShrunk = append(d.NamespacesShrunk, ns)
 		case b.Size < a.Size:
 			d.problem(join(p, "size"), "%s is less than the present %s; allowed: the same or more", b.Size, a.Size)
 		}

@@ -144,17 +144,21 @@ func TestAUUIDMayBeWrittenDownLater(t *testing.T) {
 	}
 }
 
-func TestAKVNamespaceKeepsItsSizeAndOptions(t *testing.T) {
-	kv := strings.NewReplacer("nsid: 1, ssd: s, size: 64MiB", "nsid: 1, ssd: s, size: 64MiB, type: kv").Replace(running)
-	to := strings.NewReplacer("size: 64MiB, type: kv", "size: 65MiB, type: kv, kv: {requests: 2}").Replace(kv)
-	_, err := Diff(mustParse(t, kv), mustParse(t, to))
-	want := []string{
-		`test.yaml:11:33: subsystems[0].namespaces[0].size: 65MiB, but a kv namespace keeps the size ` +
-			`that it was made with; allowed: 64MiB`,
-		`test.yaml:11:65: subsystems[0].namespaces[0].kv.requests: 256 became 2, which needs a restart`,
+func TestAKVNamespaceChangesItsSizeAndKeepsItsOptions(t *testing.T) {
+	kv := strings.NewReplacer("nsid: 1, ssd: s, size: 64MiB", "nsid: 1, ssd: s, size: 66MiB, type: kv").Replace(running)
+	for size, want := range map[string]string{
+		"64MiB": "namespace shrunk: nqn.2026-11.example.jbofd:a nsid 1 (64MiB)",
+		"67MiB": "namespace grown: nqn.2026-11.example.jbofd:a nsid 1 (67MiB)",
+	} {
+		to := strings.NewReplacer("size: 66MiB, type: kv", "size: "+size+", type: kv").Replace(kv)
+		if got, err := Diff(mustParse(t, kv), mustParse(t, to)); err != nil || got.String() != want {
+			t.Errorf("to %s: %v, %v, want %s", size, got, err, want)
+		}
 	}
-	if err == nil || err.Error() != strings.Join(want, "\n") {
-		t.Errorf("got:\n%v\nwant:\n%s", err, strings.Join(want, "\n"))
+	to := strings.NewReplacer("size: 66MiB, type: kv", "size: 66MiB, type: kv, kv: {requests: 2}").Replace(kv)
+	want := `test.yaml:11:65: subsystems[0].namespaces[0].kv.requests: 256 became 2, which needs a restart`
+	if _, err := Diff(mustParse(t, kv), mustParse(t, to)); err == nil || err.Error() != want {
+		t.Errorf("got:\n%v\nwant:\n%s", err, want)
 	}
 }
 

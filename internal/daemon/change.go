@@ -14,8 +14,8 @@ import (
 // others wait, and say for what.
 type change struct {
 	mu sync.Mutex
-	// what is empty if there is none. done of bytes are erased, if it erases something.
-	what        string
+	// what is empty if there is none. done of bytes are erased, or emptied, as doing says, if there is something.
+	what, doing string
 	began       time.Time
 	done, bytes units.Bytes
 }
@@ -52,15 +52,18 @@ func (n *Node) setChange(what string) {
 	c := &n.change
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.what, c.began, c.done, c.bytes = what, time.Now(), 0, 0
+	c.what, c.doing, c.began, c.done, c.bytes = what, "", time.Now(), 0, 0
 }
 
 // erasing notes how far the change is that erases so many bytes.
-func (n *Node) erasing(done, bytes units.Bytes) {
+func (n *Node) erasing(done, bytes units.Bytes) { n.changing("erased", done, bytes) }
+
+// changing notes how far the change is.
+func (n *Node) changing(doing string, done, bytes units.Bytes) {
 	c := &n.change
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.done, c.bytes = done, bytes
+	c.doing, c.done, c.bytes = doing, done, bytes
 }
 
 // runningChange describes what holds n.reload, or returns nil.
@@ -72,7 +75,7 @@ func (n *Node) runningChange() *admin.RunningChange {
 		return nil
 	}
 	return &admin.RunningChange{What: c.what, RunningMS: time.Since(c.began).Milliseconds(), DoneBytes: int64(c.done),
-		TotalBytes: int64(c.bytes)}
+		TotalBytes: int64(c.bytes), Doing: c.doing}
 }
 
 // deletionOf names the deletion of a namespace.

@@ -258,6 +258,11 @@ func start(opts Options) (_ *Node, err error) {
 	n.reload.Lock()
 	n.setChange("the freeing of swap areas that are not configured any more")
 	n.freeAreas()
+	if all := n.resizes(cfg); len(all) > 0 {
+		n.setChange(all[0].what() + " (start)")
+		go n.resizeAtStart(cfg)
+		return n, nil
+	}
 	n.endChange()
 	return n, nil
 }

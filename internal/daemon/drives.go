@@ -217,6 +217,13 @@ const (
 // All changes are made to copies of the labels first, so that a configuration that does not fit changes nothing. Labels
 // change before the target does, and each changes atomically.
 func (n *Node) apply(cfg *config.Config, mode applyMode) error {
+	if mode != lenient {
+		// A dry run ends here if there is something to resize: it must not format a new store in what is freed only
+		// then.
+		if pending, err := n.resize(cfg, mode); err != nil || pending && mode == trying {
+			return err
+		}
+	}
 	state := nvmeof.State{Ports: n.ports}
 	plan := labelPlan{}
 	var kv []*kvPlan
@@ -289,6 +296,9 @@ func (n *Node) apply(cfg *config.Config, mode applyMode) error {
 	n.tel.SetSubsystems(tel)
 	n.publisher.Publish(publish.Publication{State: state, Tenants: tenantConfigs(cfg), Stores: stores})
 	n.clearRemovedLeftOut(kv)
+	if mode == strict {
+		n.tel.Health().Clear(sizesComponent)
+	}
 	return nil
 }
 
@@ -378,7 +388,7 @@ func (n *Node) namespace(plan labelPlan, nqn string, nc config.Namespace, mode a
 		return nil, nil, fmt.Errorf("block_size %d: ssd %s has blocks of %d bytes", nc.BlockSize, nc.SSD,
 			info.BlockSize)
 	}
-	e, fresh, err := plan.of(d).extent(nqn, nc)
+	e, fresh, err := plan.of(d).extent(nqn, nc, mode == lenient)
 	if errors.Is(err, label.ErrNoRoom) {
 		err = fmt.Errorf("%w; a namespace that was removed keeps its space until jbofctl namespace delete frees it",
 			err)
@@ -409,7 +419,7 @@ func (n *Node) namespace(plan labelPlan, nqn string, nc config.Namespace, mode a
 }
 
 // extent returns the namespace's extent, which it makes or grows if necessary. fresh reports that the extent is new.
-func (p *plannedLabel) extent(nqn string, nc config.Namespace) (e label.Extent, fresh bool, err error) {
+func (p *plannedLabel) extent(nqn string, nc config.Namespace, lenient bool) (e label.Extent, fresh bool, err error) {
 	use, shift := label.Block, uint8(bits.TrailingZeros(uint(nc.BlockSize)))
 	if nc.Type == "kv" {
 		use, shift = label.KV, 0
@@ -424,9 +434,8 @@ func (p *plannedLabel) extent(nqn string, nc config.Namespace) (e label.Extent, 
 			return e, false, fmt.Errorf("block_size %d: the namespace was made with %d", nc.BlockSize, 1<<e.BlockShift)
 		case nc.UUID != "" && nc.UUID != e.UUID.String():
 			return e, false, fmt.Errorf("uuid %s: the namespace was made with %s", nc.UUID, e.UUID)
-		case use == label.KV && int64(nc.Size) != e.LengthBytes:
-			return e, false, fmt.Errorf("size %s: the namespace has %s, and the size of a namespace with keys and "+
-				"values cannot change", nc.Size, config.Bytes(e.LengthBytes))
+		case use == label.KV && (int64(nc.Size) < e.LengthBytes || lenient):
+			return e, false, nil // it keeps its extent until resize changes that
 		case int64(nc.Size) < e.LengthBytes:
 			return e, false, fmt.Errorf("size %s: the namespace has %s and cannot shrink", nc.Size,
 				config.Bytes(e.LengthBytes))
@@ -435,6 +444,11 @@ func (p *plannedLabel) extent(nqn string, nc config.Namespace) (e label.Extent, 
 		}
 		p.changed = true
 		err := l.Grow(e.UUID, int64(nc.Size))
+		if err != nil && i+1 < len(l.Extents) {
+			behind := &l.Extents[i+1]
+			err = fmt.Errorf("%w; behind it lies %s of %s, nsid %d (uuid %s)", err, behind.Use, behind.NQN, behind.NSID,
+				behind.UUID)
+		}
 		e.LengthBytes = int64(nc.Size)
 		return e, false, err
 	}

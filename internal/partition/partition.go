@@ -82,6 +82,8 @@ type Partition struct {
 	lost    bool
 	// quiet is set when the store was given up, and closed when no drive has an I/O of the partition any more.
 	quiet chan struct{}
+	// resized is closed when the resize that is under way has ended.
+	resized chan struct{}
 	// swapping is nil until the store is open, and without swapping.
 	swapping *swapper
 	waiting  waiting

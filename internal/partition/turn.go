@@ -33,6 +33,7 @@ func (p *Partition) turn() {
 		p.aborting.Store(false)
 		p.takeInbox()
 		p.refuse()
+		p.endResize()
 		return
 	}
 	now := p.driver.Now()
@@ -70,6 +71,7 @@ func (p *Partition) turn() {
 	if l != nil {
 		l.submit()
 	}
+	p.endResize()
 	switch {
 	case p.phase == opening && (p.store.Ready() || p.store.Err() != nil):
 		p.phase = serving

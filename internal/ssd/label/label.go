@@ -517,6 +517,24 @@ func (l *Label) Grow(u uuid.UUID, lengthBytes int64) error {
 	return nil
 }
 
+// Shrink shortens an extent in place. A length it has already changes nothing. What is behind its new end is free, and
+// not touched.
+//
+// Errors: ErrNotFound; ErrInvalid (not in MiB, or longer than now).
+func (l *Label) Shrink(u uuid.UUID, lengthBytes int64) error {
+	i := l.Find(u)
+	if i < 0 {
+		return fmt.Errorf("%w: %v", ErrNotFound, u)
+	}
+	e := &l.Extents[i]
+	if lengthBytes%AlignBytes != 0 || lengthBytes <= 0 || lengthBytes > e.LengthBytes {
+		return fmt.Errorf("%w: length is %d, want a multiple of 1 MiB, at most the present %d", ErrInvalid, lengthBytes,
+			e.LengthBytes)
+	}
+	e.LengthBytes = lengthBytes
+	return nil
+}
+
 // Free removes an extent from the table. Its content is not touched.
 //
 // Errors: ErrNotFound.

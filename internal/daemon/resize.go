@@ -1,0 +1,202 @@
+package daemon
+
+import (
+	"errors"
+	"fmt"
+	"log/slog"
+
+	"jbofd/internal/config"
+	"jbofd/internal/partition"
+	"jbofd/internal/publish"
+	"jbofd/internal/ssd/label"
+	"jbofd/internal/units"
+)
+
+// A key-value namespace that has another size in the configuration than on the drive is resized while it serves.
+//
+//	grow     the extent in the label ──> the store
+//	shrink   the store ──> the freed end is erased ──> the extent in the label
+//
+// So the extent is never shorter than the partition, which says itself where it ends. A namespace whose sizes differ,
+// because the daemon died in between, is served with the size of its store, and the next reload or start goes on.
+
+// kvResize is a namespace that is to be resized.
+type kvResize struct {
+	// sub and ns are its places in the configuration.
+	sub, ns int
+	nqn     string
+	cfg     config.Namespace
+	ssd     *openSSD
+	extent  label.Extent
+	store   *publish.Store
+}
+
+func (r *kvResize) bytes() int64 { return int64(r.cfg.Size) }
+
+func (r *kvResize) shrinks() bool { return r.bytes() < r.extent.LengthBytes }
+
+// what names the change.
+func (r *kvResize) what() string {
+	return fmt.Sprintf("the resize of namespace %d of %s to %s", r.cfg.NSID, r.nqn, r.cfg.Size)
+}
+
+// resizes returns the namespaces that are to be resized: those whose extents have other sizes, or whose stores have.
+func (n *Node) resizes(cfg *config.Config) (all []*kvResize) {
+	for i, sc := range cfg.Subsystems {
+		for j, nc := range sc.Namespaces {
+			if nc.Type != "kv" {
+				continue
+			}
+			for _, d := range n.ssds {
+				if d.name != nc.SSD || d.label == nil {
+					continue
+				}
+				l := d.label.Label()
+				k := l.FindNamespace(sc.NQN, nc.NSID)
+				if k < 0 || l.Extents[k].Use != label.KV {
+					continue
+				}
+				r := &kvResize{sub: i, ns: j, nqn: sc.NQN, cfg: nc, ssd: d, extent: l.Extents[k],
+					store: n.publisher.Store(l.Extents[k].UUID)}
+				if r.bytes() != r.extent.LengthBytes || r.store != nil && r.store.SizeBytes() != r.bytes() {
+					all = append(all, r)
+				}
+			}
+		}
+	}
+	return all
+}
+
+// resize gives key-value namespaces the sizes that cfg says, one after the other, those that shrink first. It finds out
+// before whether all of them can have it, and whether everything else that cfg says about extents is possible then.
+// With mode trying that is all. pending says whether there was anything to resize.
+//
+// Errors: what is in the way; errStopping. If something fails after that, the namespaces before keep their new sizes.
+func (n *Node) resize(cfg *config.Config, mode applyMode) (pending bool, err error) {
+	all := n.resizes(cfg)
+	if len(all) == 0 {
+		return false, nil
+	}
+	if err := n.checkResizes(cfg, all, mode); err != nil || mode == trying {
+		return true, err
+	}
+	for _, shrink := range []bool{true, false} {
+		for _, r := range all {
+			if r.shrinks() != shrink {
+				continue
+			}
+			if err := n.resizeOne(r); err != nil {
+				return true, cfg.NamespaceProblem(r.sub, r.ns, fmt.Errorf("subsystem %s, namespace %d: size %s: %w",
+					r.nqn, r.cfg.NSID, r.cfg.Size, err))
+			}
+		}
+	}
+	return true, nil
+}
+
+// checkResizes reports whether all resizes are possible.
+func (n *Node) checkResizes(cfg *config.Config, all []*kvResize, mode applyMode) error {
+	plan := labelPlan{}
+	problem := func(i, j int, err error) error {
+		sc := cfg.Subsystems[i]
+		return cfg.NamespaceProblem(i, j, fmt.Errorf("subsystem %s, namespace %d: %w", sc.NQN,
+			sc.Namespaces[j].NSID, err))
+	}
+	for _, r := range all {
+		err := r.check()
+		if err == nil && r.shrinks() {
+			err = plan.of(r.ssd).label.Shrink(r.extent.UUID, r.bytes())
+		}
+		if err != nil {
+			return problem(r.sub, r.ns, fmt.Errorf("size %s: %w", r.cfg.Size, err))
+		}
+	}
+	for i, sc := range cfg.Subsystems {
+		for j, nc := range sc.Namespaces {
+			if _, _, err := n.namespace(plan, sc.NQN, nc, mode); err != nil {
+				return problem(i, j, err)
+			}
+		}
+	}
+	return nil
+}
+
+// check reports whether the store can have the new size.
+func (r *kvResize) check() error {
+	if r.store == nil {
+		return fmt.Errorf("the namespace has %s, and it is not open: its size can change only while it is served; "+
+			"allowed: %s", config.Bytes(r.extent.LengthBytes), config.Bytes(r.extent.LengthBytes))
+	}
+	if r.store.SizeBytes() == r.bytes() {
+		return nil
+	}
+	return r.store.CheckResize(r.bytes())
+}
+
+// resizeOne resizes a namespace.
+func (n *Node) resizeOne(r *kvResize) error {
+	log := n.log.With("subsystem", r.nqn, "nsid", r.cfg.NSID, "ssd", r.cfg.SSD, "size", r.cfg.Size.String())
+	log.Info("key-value namespace is being resized", "from", config.Bytes(r.store.SizeBytes()).String())
+	within := r.extent.LengthBytes
+	if r.bytes() > within {
+		within = r.bytes()
+		if err := r.ssd.label.Update(func(l *label.Label) error { return l.Grow(r.extent.UUID, within) }); err != nil {
+			return fmt.Errorf("ssd %s: %w", r.ssd.name, err)
+		}
+	}
+	if r.store.SizeBytes() != r.bytes() {
+		err := r.store.Resize(partition.ResizeOptions{PartitionBytes: r.bytes(), ExtentBytes: within,
+			Progress: n.resizing(log), Stop: n.stopping})
+		switch {
+		case errors.Is(err, partition.ErrStopped):
+			return errStopping
+		case err != nil:
+			return err
+		}
+	}
+	if r.shrinks() {
+		if err := n.cutOff(r); err != nil {
+			return fmt.Errorf("ssd %s: %w", r.ssd.name, err)
+		}
+	}
+	log.Info("key-value namespace resized")
+	return nil
+}
+
+// resizing returns what is told how far the shrinking of a namespace is.
+func (n *Node) resizing(log *slog.Logger) func(done, of int64) {
+	return func(done, of int64) {
+		n.changing("emptied", units.Bytes(done), units.Bytes(of))
+		extendTimeout(openingExtension)
+		log.Info("key-value namespace is being resized", "emptied_bytes", done, "of_bytes", of)
+	}
+}
+
+// cutOff erases the end of an extent that the store does not use any more, and frees it. The last block, which says
+// where the partition ends, is erased when the label says so.
+func (n *Node) cutOff(r *kvResize) error {
+	const note = 4096
+	e, d := r.extent, r.ssd
+	e.StartBytes, e.LengthBytes = e.StartBytes.Add(units.Bytes(r.bytes())), e.LengthBytes-r.bytes()-note
+	if err := n.erase(d, e); err != nil {
+		return fmt.Errorf("erase the end of namespace %d: %w", r.cfg.NSID, err)
+	}
+	if err := d.label.Update(func(l *label.Label) error { return l.Shrink(r.extent.UUID, r.bytes()) }); err != nil {
+		return err
+	}
+	e.StartBytes, e.LengthBytes = e.EndBytes(), note
+	return n.erase(d, e)
+}
+
+// sizesComponent is not ready if namespaces do not have the sizes that the configuration says.
+const sizesComponent = "sizes of namespaces"
+
+// resizeAtStart resizes the namespaces that the configuration has with another size than the drives, while hosts are
+// served. The caller holds n.reload, which is returned at the end; a stop waits for that.
+func (n *Node) resizeAtStart(cfg *config.Config) {
+	defer n.endChange()
+	if err := n.apply(cfg, strict); err != nil && !errors.Is(err, errStopping) {
+		n.log.Error("a namespace does not have the size that is configured", "error", err)
+		n.tel.Health().Block(sizesComponent, err.Error())
+	}
+}

@@ -1,0 +1,155 @@
+package partition
+
+import (
+	"errors"
+	"fmt"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"jbofd/internal/invariants"
+	"jbofd/internal/kvstore"
+)
+
+// ErrStopped is wrapped by the error of a Resize that has been told to stop. The partition has its old size.
+var ErrStopped = errors.New("the change of the size was stopped")
+
+// ResizeOptions describe what a partition is to become.
+type ResizeOptions struct {
+	// PartitionBytes is the new length. ExtentBytes is how much the drive has for the partition, at least as much as it
+	// has now and as it will have.
+	PartitionBytes, ExtentBytes int64
+	// Progress, if set, is called every few seconds while a partition shrinks: how much of what is taken away is empty.
+	Progress func(done, of int64)
+	// Stop, once it is closed, ends a shrink that has not come to the end; nil: nothing does.
+	Stop <-chan struct{}
+}
+
+// SizeBytes is the length of the partition.
+func (p *Partition) SizeBytes() int64 {
+	p.driver.Lock()
+	defer p.driver.Unlock()
+	return p.store.PartitionBytes()
+}
+
+// CheckResize reports whether the partition can have that length, as far as is known now.
+//
+// Errors: kvstore.ErrResize, saying what is in the way.
+func (p *Partition) CheckResize(bytes int64) error {
+	p.driver.Lock()
+	defer p.driver.Unlock()
+	return p.checkResize(bytes)
+}
+
+func (p *Partition) checkResize(bytes int64) error {
+	if p.phase != serving {
+		return fmt.Errorf("%w to %d bytes: it is being closed", kvstore.ErrResize, bytes)
+	}
+	return p.store.CheckResize(bytes, int(segTblBytes(bytes, p.cfg.Store.KeysPerSegment)))
+}
+
+// Resize changes the length of the partition, while it serves, and returns when that is durable. A shrink takes as long
+// as moving what lies behind the new end, at the weight of the background; then the end of the extent, from
+// PartitionBytes on, may be taken away. If the daemon dies before, the partition opens with either length.
+//
+// Errors: kvstore.ErrResize; ErrStopped; there is no address space for the SegTbl. The partition has its old length
+// then.
+func (p *Partition) Resize(o ResizeOptions) error {
+	p.driver.Lock()
+	ended, err := p.beginResize(o)
+	p.driver.Unlock()
+	if err != nil {
+		return err
+	}
+	env := p.driver.Env()
+	stopped := false
+	for told := env.Now(); !env.Wait(ended, lookEvery); {
+		select {
+		case <-o.Stop:
+			stopped = true
+			p.cancelResize()
+		default:
+		}
+		if o.Progress != nil && env.Now()-told >= int64(resizingEvery) {
+			told = env.Now()
+			if st := p.ResizeState(); st.TotalBytes > 0 {
+				o.Progress(st.DoneBytes, st.TotalBytes)
+			}
+		}
+	}
+	p.driver.Lock()
+	defer p.driver.Unlock()
+	switch st := p.store.ResizeState(); {
+	case st.Err != nil && stopped:
+		return fmt.Errorf("%w: %w", ErrStopped, st.Err)
+	case st.Err != nil:
+		return st.Err
+	case st.Running:
+		return fmt.Errorf("%w to %d bytes: it was closed", kvstore.ErrResize, o.PartitionBytes)
+	}
+	return nil
+}
+
+// resizingEvery is how often ResizeOptions.Progress is told.
+var resizingEvery = 3 * time.Second
+
+// beginResize begins a resize. The channel is closed when it has ended. Needs ownership.
+func (p *Partition) beginResize(o ResizeOptions) (ended <-chan struct{}, err error) {
+	if err := p.checkResize(o.PartitionBytes); err != nil {
+		return nil, err
+	}
+	if most := max(o.PartitionBytes, p.store.PartitionBytes()); o.ExtentBytes < most {
+		return nil, fmt.Errorf("%w to %d bytes: the extent has %d, want at least %d", kvstore.ErrResize,
+			o.PartitionBytes, o.ExtentBytes, most)
+	}
+	n := segTblBytes(o.PartitionBytes, p.cfg.Store.KeysPerSegment)
+	table := p.memory.segTbl
+	if grows := n > int64(len(table)); grows {
+		if table, err = p.memory.moveSegTbl(n); err != nil {
+			return nil, err
+		}
+	}
+	err = p.store.Resize(kvstore.ResizeOptions{PartitionBytes: o.PartitionBytes, ExtentBytes: o.ExtentBytes,
+		SegTbl: table[:n]})
+	// The memory that the store had may be gone.
+	invariants.Check(err == nil, "partition: a resize was refused that had been checked")
+	done := make(chan struct{})
+	p.resized = done
+	p.turn()
+	return done, nil
+}
+
+// cancelResize ends a shrink that has not come to the end.
+func (p *Partition) cancelResize() {
+	p.driver.Lock()
+	defer p.driver.Unlock()
+	if p.phase == serving {
+		p.store.CancelResize()
+		p.turn()
+	}
+}
+
+// ResizeState returns how far a resize is.
+func (p *Partition) ResizeState() kvstore.ResizeState {
+	p.driver.Lock()
+	defer p.driver.Unlock()
+	return p.store.ResizeState()
+}
+
+// endResize tells Resize when the store has ended a resize, or will not. Needs ownership.
+func (p *Partition) endResize() {
+	if p.resized != nil && (p.phase == gone || !p.store.ResizeState().Running) {
+		close(p.resized)
+		p.resized = nil
+	}
+}
+
+// moveSegTbl reserves more address space for the SegTbl, which has its content then.
+func (m *memory) moveSegTbl(n int64) ([]byte, error) {
+	b, err := unix.Mremap(m.segTbl, int(n), unix.MREMAP_MAYMOVE)
+	if err != nil {
+		return nil, fmt.Errorf("address space of %d bytes for the SegTbl: %w", n, err)
+	}
+	m.segTbl = b
+	return b, nil
+}
