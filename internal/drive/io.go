@@ -35,11 +35,11 @@ type Sink interface {
 
 // States of an IO. Abort changes stateQueued and stateRunning to stateAborted; all other changes are the Drive's.
 const (
-	stateIdle     = iota
+	stateNew      = iota
 	stateQueued   // waits for the pipeline, for memory, a scratch buffer or a claim: Abort takes it out
 	stateRunning  // a composed operation with a request at the device, or about to be: Abort ends it after that request
 	stateAborted  // Done with ErrAborted will follow
-	stateAdmitted // takes its course: data moves, or the device works
+	stateAdmitted // takes its course: data moves, or the device works; also when it is Done
 )
 
 // IO is one request to an SSD. Its submitter allocates it once (see Init) and

@@ -161,10 +161,10 @@ func (d *Drive) refuse(stale *list) {
 func (d *Drive) complete(comps []ssd.Completion) (now int64) {
 	d.atDevice -= len(comps)
 	now = d.driver.Now() // once a batch: the clock costs as much as all else here
+	d.countAll(comps)    // before any Done: a host that has its answer finds its IO in the counters
 	for i := range comps {
 		c := &comps[i]
 		io := d.slab[c.Tag]
-		d.count(io, c)
 		if io.composed != nil {
 			d.requestDone(io, c, now)
 			continue
@@ -212,7 +212,8 @@ func (d *Drive) end(io *IO, err error, now int64) {
 		d.unclaim(io, now)
 	}
 	d.quiescer.End(io.epoch)
+	// The state is left as it is. Abort does nothing in it until the IO is submitted again.
+	invariants.Check(io.state.Load() >= stateAborted, "drive: an IO ends that Abort would still take out")
 	io.Err = err
-	io.state.Store(stateIdle)
 	d.noteSink(io.sink, io.sink.Done(io))
 }

@@ -244,7 +244,9 @@ func (b *batch) Begin(c *executor.Command) {
 	k.Op, k.Condition = operation(c.SQE.Opcode(), sqe.Options())
 	k.KeyLen = uint8(len(sqe.Key(&k.Key)))
 	k.Value, k.Room, k.Pass, k.Extent = nil, nil, c.Pass, c.Plan.Namespace.Extent
-	k.stop.Store(false)
+	if k.stop.Load() { // a load costs a fraction of an atomic store
+		k.stop.Store(false)
+	}
 	c.Op = uint8(k.Op)
 	switch n := needs(p); {
 	case n == 0:
