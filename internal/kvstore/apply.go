@@ -101,7 +101,7 @@ func (s *Store) isRefused(a *activeSeg, at int, o *op) bool {
 		o.version = known
 	}
 	switch unknown := at == 0 && seg.Lossy(); {
-	case unknown && o.cond != Always:
+	case unknown && o.cond != Always && o.cond != IfNewer:
 		s.damage(Damage{Offset: a.entry.Offset(), Segment: a.number})
 		o.status = Corrupt
 	case o.cond == IfVersion && o.version != o.want:

@@ -38,6 +38,15 @@ type expiryState struct {
 	dueNS, endNS int64
 }
 
+// NextVersion gives a version to an object that is not in the store for now.
+func (s *Store) NextVersion() uint64 {
+	s.clock++
+	return s.clock
+}
+
+// NoteVersion says that a version was given, so that it is not given again.
+func (s *Store) NoteVersion(version uint64) { s.clock = max(s.clock, version) }
+
 // SetWall tells the store the time in unix seconds, for each Turn, and for Submit if that comes first. The store takes
 // no time that is earlier than the last one, so that nothing exists again that has expired.
 func (s *Store) SetWall(unix uint32) {

@@ -48,7 +48,8 @@ const (
 	// IfNewer: Request.Version, 1 to MaxVersion, is the version that the object is to have, and it must be newer than
 	// that which the object has, or its tombstone. Otherwise the outcome is Superseded. With this condition copies of a
 	// store take the changes that it has made, in any order and any number of times. A Delete with a Tombstone leaves
-	// that also if the key does not exist.
+	// that also if the key does not exist. Where it was lost what the key has, the request counts as newer: copies are
+	// how that comes back.
 	IfNewer
 )
 

@@ -20,7 +20,7 @@ type SwapConfig struct {
 	// Areas are the swap areas of the node's other drives. A partition does not open without an area that may hold some
 	// of its newest values.
 	Areas []*Area
-	// Keys is how many keys may be in swap areas at once; 0: 16384, which take 1.3 MiB of memory.
+	// Keys is how many keys may be in swap areas at once; 0: 16384, which take 1.4 MiB of memory.
 	Keys int
 	// Policy says when to swap; zero fields have their defaults.
 	Policy swap.Policy
@@ -141,7 +141,7 @@ func (p *Partition) openSwapper() error {
 		Manifest: manifest, UUID: p.store.UUID(), BlockSize: info.BlockSize, FUA: info.VolatileCache && !p.cfg.Volatile,
 		Keys: p.cfg.Swap.Keys, Policy: p.cfg.Swap.Policy,
 		MaxValueBytes: min(swap.MaxValueBytes, p.store.MaxValueBytes()), Background: p.cfg.Background,
-		Alloc: l.memory.Alloc,
+		Versions: p.store, Alloc: l.memory.Alloc,
 	}
 	for _, a := range p.cfg.Swap.Areas {
 		if a.cfg.Drive == p.drive {

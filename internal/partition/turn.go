@@ -238,7 +238,7 @@ func (p *Partition) takeReplies() {
 		a := &p.acts.Replies[i]
 		switch l := p.swapping; {
 		case a.Tag >= sourceTag:
-			l.source.Stored(a.Tag&^sourceTag, a.Status, a.ValueLen)
+			l.source.Stored(a.Tag&^sourceTag, *a)
 			continue
 		case l != nil:
 			l.source.RequestEnded(uint32(a.Tag))

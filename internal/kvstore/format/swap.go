@@ -8,8 +8,9 @@ import (
 	"jbofd/internal/uuid"
 )
 
-// SwapVersion is the version of the formats of swapping that this package writes, and the only one it reads.
-const SwapVersion = 1
+// AreaVersion is the version of the format of swap areas that this package writes. It also reads version 1, whose
+// records have no version of the object. ManifestVersion is that of swap manifests.
+const OldestAreaVersion, AreaVersion, ManifestVersion = 1, 2, 1
 
 // Sizes in bytes.
 const (
@@ -17,7 +18,8 @@ const (
 	SwapLogStart = 2 * SuperblockBytes
 	// SwapGroupHeaderBytes is the length of a group's header, SwapRecordHeaderBytes the length of a record without its
 	// value.
-	SwapGroupHeaderBytes, SwapRecordHeaderBytes = 32, 56
+	SwapGroupHeaderBytes, SwapRecordHeaderBytes = 32, 64
+	oldSwapRecordBytes                          = 56
 	// SwapRecordUnit is the alignment of records.
 	SwapRecordUnit = 8
 	// MaxSwapGroupBytes is the length of the longest group.
@@ -71,6 +73,9 @@ const (
 	areaReserved   = 72
 )
 
+// Version is the version of the format that the superblock was sealed with.
+func (b AreaSuperblock) Version() uint32 { return le.Uint32(b[preludeVersion:]) }
+
 func (b AreaSuperblock) BlockSize() int         { return int(le.Uint32(b[areaBlockSize:])) }
 func (b AreaSuperblock) SetBlockSize(v int)     { le.PutUint32(b[areaBlockSize:], uint32(v)) }
 func (b AreaSuperblock) Generation() uint64     { return le.Uint64(b[areaGeneration:]) }
@@ -85,7 +90,7 @@ func (b AreaSuperblock) LogHead() LogOffset     { return LogOffset(le.Uint64(b[a
 func (b AreaSuperblock) SetLogHead(v LogOffset) { le.PutUint64(b[areaLogHead:], uint64(v)) }
 
 // Seal completes the superblock by writing its prelude. It must be called last.
-func (b AreaSuperblock) Seal() { seal(b[:SuperblockBytes], areaMagic, SwapVersion) }
+func (b AreaSuperblock) Seal() { seal(b[:SuperblockBytes], areaMagic, AreaVersion) }
 
 // Check verifies the superblock of an area of that length.
 //
@@ -95,7 +100,7 @@ func (b AreaSuperblock) Check(areaBytes int64) error {
 	if len(b) != SuperblockBytes {
 		return bad(what, "length", len(b), SuperblockBytes)
 	}
-	if err := check(b, what, areaMagic, SwapVersion, SwapVersion); err != nil {
+	if err := check(b, what, areaMagic, OldestAreaVersion, AreaVersion); err != nil {
 		return err
 	}
 	switch n := b.BlockSize(); {
@@ -212,7 +217,7 @@ func (b SwapGroup) CheckHeader(seed uint32, blockSize int) error {
 	switch n := b.LengthBytes(); {
 	case n < blockSize || n > MaxSwapGroupBytes || n%blockSize != 0:
 		return bad(what, "length", n, "whole blocks, at most 256 KiB")
-	case b.Records() < 1 || b.Records() > n/SwapRecordHeaderBytes:
+	case b.Records() < 1 || b.Records() > n/oldSwapRecordBytes:
 		return bad(what, "number of records", b.Records(), "at least 1, as many as fit")
 	case !zero(b[grpReserved0:grpPlace]) || !zero(b[grpReserved1:groupHeaderEnd]):
 		return bad(what, "a reserved byte", "set", "zero")
@@ -245,24 +250,27 @@ const (
 // SwapRecord is a view of a record. It may be longer than the record.
 //
 //	0  u32  CRC32C of the rest, from Seed    16 16B  UUID of the source partition
-//	4  u8   magic 'R'                        32 16B  key, filled up with zeroes
+//	4  u8   magic 'r'                        32 16B  key, filled up with zeroes
 //	5  u8   kind: 1 SwapPut, 2 SwapDelete            48 u32  length of the value
 //	6  u8   length of the key, 1 to 16       52 u32  offset in its group
-//	7  u8   reserved                         56 …    value
-//	8  u64  place
+//	7  u8   reserved                         56 u64  version of the object, or of the Delete
+//	8  u64  place                            64 …    value
+//
+// Records of version 1 of the format have the magic 'R' and the value at byte 56.
 type SwapRecord []byte
 
 const (
-	recordMagic = 'R'
-	recMagic    = 4
-	recKind     = 5
-	recKeyLen   = 6
-	recReserved = 7
-	recPlace    = 8
-	recSource   = 16
-	recKey      = 32
-	recValueLen = 48
-	recAt       = 52
+	recordMagic, oldRecordMagic = 'r', 'R'
+	recMagic                    = 4
+	recKind                     = 5
+	recKeyLen                   = 6
+	recReserved                 = 7
+	recPlace                    = 8
+	recSource                   = 16
+	recKey                      = 32
+	recValueLen                 = 48
+	recAt                       = 52
+	recVersion                  = 56
 )
 
 // SwapRecordBytes is the length of a record with a value of that length.
@@ -282,9 +290,26 @@ func (b SwapRecord) ValueLen() int         { return int(le.Uint32(b[recValueLen:
 func (b SwapRecord) SetValueLen(v int)     { le.PutUint32(b[recValueLen:], uint32(v)) }
 func (b SwapRecord) At() uint32            { return le.Uint32(b[recAt:]) }
 func (b SwapRecord) SetAt(v uint32)        { le.PutUint32(b[recAt:], v) }
-func (b SwapRecord) Value() []byte {
-	return b[SwapRecordHeaderBytes : SwapRecordHeaderBytes+b.ValueLen()]
+func (b SwapRecord) Value() []byte         { return b[b.header() : b.header()+b.ValueLen()] }
+
+// LengthBytes is the length of the record.
+func (b SwapRecord) LengthBytes() int { return RoundUp(b.header()+b.ValueLen(), SwapRecordUnit) }
+
+func (b SwapRecord) header() int {
+	if b[recMagic] == oldRecordMagic {
+		return oldSwapRecordBytes
+	}
+	return SwapRecordHeaderBytes
 }
+
+// Version is the version of the object, or of the Delete; 0 in a record of version 1 of the format.
+func (b SwapRecord) Version() uint64 {
+	if b[recMagic] == oldRecordMagic {
+		return 0
+	}
+	return le.Uint64(b[recVersion:])
+}
+func (b SwapRecord) SetVersion(v uint64) { le.PutUint64(b[recVersion:], v) }
 
 // SetKey sets the key, which has at most 16 bytes, and its length.
 func (b SwapRecord) SetKey(key []byte) {
@@ -309,14 +334,14 @@ func (b SwapRecord) Seal(seed uint32) {
 func (b SwapRecord) Check(seed uint32) error {
 	const what = "record"
 	switch {
-	case len(b) < SwapRecordHeaderBytes:
+	case len(b) < oldSwapRecordBytes:
 		return bad(what, "length", len(b), "at least 56")
-	case b[recMagic] != recordMagic:
+	case b[recMagic] != recordMagic && b[recMagic] != oldRecordMagic:
 		return bad(what, "magic", b[recMagic], recordMagic)
-	case b.ValueLen() < 0 || b.ValueLen() > len(b)-SwapRecordHeaderBytes:
-		return bad(what, "length of the value", b.ValueLen(), len(b)-SwapRecordHeaderBytes)
+	case b.ValueLen() < 0 || b.ValueLen() > len(b)-b.header():
+		return bad(what, "length of the value", b.ValueLen(), len(b)-b.header())
 	}
-	if got, want := le.Uint32(b), crc32.Update(seed, castagnoli, b[4:SwapRecordHeaderBytes+b.ValueLen()]); got != want {
+	if got, want := le.Uint32(b), crc32.Update(seed, castagnoli, b[4:b.header()+b.ValueLen()]); got != want {
 		return bad(what, "CRC32C", fmt.Sprintf("%#08x", got), fmt.Sprintf("%#08x", want))
 	}
 	switch {
@@ -373,7 +398,7 @@ func (b SwapManifest) AddArea(area uuid.UUID, floor LogOffset) {
 }
 
 // Seal completes the manifest by writing its prelude. It must be called last.
-func (b SwapManifest) Seal() { seal(b[:SwapManifestBytes], manifestMagic, SwapVersion) }
+func (b SwapManifest) Seal() { seal(b[:SwapManifestBytes], manifestMagic, ManifestVersion) }
 
 // Check verifies a copy of the manifest.
 //
@@ -383,7 +408,7 @@ func (b SwapManifest) Check() error {
 	if len(b) != SwapManifestBytes {
 		return bad(what, "length", len(b), SwapManifestBytes)
 	}
-	if err := check(b, what, manifestMagic, SwapVersion, SwapVersion); err != nil {
+	if err := check(b, what, manifestMagic, ManifestVersion, ManifestVersion); err != nil {
 		return err
 	}
 	switch {

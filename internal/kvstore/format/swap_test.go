@@ -3,6 +3,7 @@ package format
 import (
 	"encoding/hex"
 	"errors"
+	"hash/crc32"
 	"strings"
 	"testing"
 )
@@ -40,6 +41,7 @@ func swapGroup() []byte {
 
 func swapRecord() []byte {
 	b := make(SwapRecord, SwapRecordHeaderBytes+5)
+	b.SetVersion(9)
 	b.SetKind(SwapPut)
 	b.SetKey([]byte("key"))
 	b.SetSource([16]byte{7})
@@ -51,6 +53,15 @@ func swapRecord() []byte {
 	return b
 }
 
+// oldSwapRecord is a record of version 1 of the format.
+func oldSwapRecord() []byte {
+	b := SwapRecord(swapRecord())
+	b = append(b[:oldSwapRecordBytes], "hello"...)
+	b[recMagic] = oldRecordMagic
+	le.PutUint32(b, crc32.Update(77, castagnoli, b[4:]))
+	return b
+}
+
 // The structures as they are on the SSD; only the beginning of the long ones.
 var swapGolden = []struct {
 	name  string
@@ -59,7 +70,7 @@ var swapGolden = []struct {
 	dump  string
 }{
 	{"superblock", areaSuperblock, func(b []byte) error { return AreaSuperblock(b).Check(1 << 20) }, "" +
-		"4a424f46444b5647" + "01000000" + "________" + "00100000" + // magic, version, CRC32C, length
+		"4a424f46444b5647" + "02000000" + "________" + "00100000" + // magic, version, CRC32C, length
 		"00020000" + "0300000000000000" + "01020000000000000000000000000000" + // block size, generation, UUID
 		"0000100000000000" + "0400000000000000" + "0004000000000000"}, // length of the area, salt, LogHead
 	{"manifest", swapManifest, func(b []byte) error { return SwapManifest(b).Check() }, "" +
@@ -77,6 +88,11 @@ var swapGolden = []struct {
 		"________" + "47" + "000000" + "0010000000000000" + "00020000" + "02000000" +
 		"951fa54f" + "00000000" + "7265636f726473"}, // CRC32C of the records, records
 	{"record", swapRecord, func(b []byte) error { return SwapRecord(b).Check(77) }, "" +
+		"________" + "72" + "01" + "03" + "00" + "2010000000000000" + // CRC32C, magic, kind, length of the key, place
+		"07000000000000000000000000000000" + "6b657900000000000000000000000000" + // source, key
+		"05000000" + "20000000" + "0900000000000000" + // length of the value, place in the group, version
+		"68656c6c6f"}, // value
+	{"record of version 1", oldSwapRecord, func(b []byte) error { return SwapRecord(b).Check(77) }, "" +
 		"________" + "52" + "01" + "03" + "00" + "2010000000000000" + // CRC32C, magic, kind, length of the key, place
 		"07000000000000000000000000000000" + "6b657900000000000000000000000000" + // source, key
 		"05000000" + "20000000" + "68656c6c6f"}, // length of the value, place in the group, value
@@ -130,9 +146,9 @@ func TestARecordIsValidInItsLapOnly(t *testing.T) {
 
 func TestAnotherSwapVersionIsRefusedWithBothNamed(t *testing.T) {
 	b := areaSuperblock()
-	seal(b, areaMagic, 2)
+	seal(b, areaMagic, 3)
 	if err := AreaSuperblock(b).Check(1 << 20); !errors.Is(err, ErrVersion) ||
-		!strings.Contains(err.Error(), "has 2, this program knows 1") {
+		!strings.Contains(err.Error(), "has 3, this program knows 1 to 2") {
 		t.Error(err)
 	}
 	if err := SwapManifest(make([]byte, SwapManifestBytes)).Check(); !errors.Is(err, ErrBlank) {
@@ -142,9 +158,10 @@ func TestAnotherSwapVersionIsRefusedWithBothNamed(t *testing.T) {
 
 func FuzzSwapRecord(f *testing.F) {
 	f.Add(swapRecord())
+	f.Add(oldSwapRecord())
 	f.Fuzz(func(t *testing.T, b []byte) {
 		if SwapRecord(b).Check(77) == nil {
-			_, _ = SwapRecord(b).Key(), SwapRecord(b).Value()
+			_, _, _ = SwapRecord(b).Key(), SwapRecord(b).Value(), SwapRecord(b).Version()
 		}
 	})
 }

@@ -17,6 +17,8 @@ type Append struct {
 	Key    []byte
 	// Value is copied when the Area takes the Append.
 	Value []byte
+	// Version is that of the object, or of the Delete.
+	Version uint64
 	// Tag comes back in the Outcomes; Tenant in the I/O.
 	Tag    uint32
 	Tenant tenant.ID
@@ -119,7 +121,11 @@ type Area struct {
 	newHead      format.LogOffset
 	short        bool
 	superRetryNS int64
-	stats        AreaStats
+	// superFailed: the last write of a superblock has failed. upgrades is how many superblocks are still to be written
+	// because the area was of an older version.
+	superFailed bool
+	upgrades    int
+	stats       AreaStats
 }
 
 // AreaStats are counters since the opening, except LiveBytes and LogBytes, which are current values.
@@ -233,7 +239,7 @@ func (a *Area) Submit(p *Append) bool {
 	n := format.SwapRecordBytes(len(p.Value))
 	g := &a.open
 	switch {
-	case a.Failing():
+	case a.Failing() || a.upgrades > 0:
 		a.refuse(p)
 		return true
 	case g.used+n > len(g.buf) || g.used >= a.cfg.GroupBytes:
@@ -251,6 +257,7 @@ func (a *Area) Submit(p *Append) bool {
 	clear(r[:format.SwapRecordHeaderBytes])
 	clear(r[n-format.SwapRecordUnit:])
 	r.SetKind(p.Kind)
+	r.SetVersion(p.Version)
 	r.SetKey(p.Key)
 	r.SetSource(a.sources[p.Source].id)
 	r.SetValueLen(len(p.Value))
@@ -292,11 +299,12 @@ func (a *Area) placeFor(size int) format.LogOffset {
 func (a *Area) Complete(tag uint32, err error) {
 	if tag == superTag {
 		a.superWriting = false
-		if err != nil {
+		if a.superFailed = err != nil; err != nil {
 			a.superRetryNS = a.now + retryNS
 			return
 		}
 		a.head = a.newHead
+		a.upgrades = max(0, a.upgrades-1)
 		return
 	}
 	invariants.Check(a.atDevice, "swap: a completion of no group")
@@ -406,7 +414,8 @@ func (a *Area) writeSuper(out *AreaActions) {
 		return
 	}
 	at := a.oldest()
-	if free := at.Sub(a.head); free == 0 || free < a.log.LenBytes/headWriteParts && !a.short {
+	free := at.Sub(a.head)
+	if a.upgrades == 0 && (free == 0 || free < a.log.LenBytes/headWriteParts && !a.short) {
 		return
 	}
 	if a.now < a.superRetryNS {
@@ -416,7 +425,7 @@ func (a *Area) writeSuper(out *AreaActions) {
 		return
 	}
 	// After a failure the same copy is written again, so that the other one stays valid.
-	if a.super.LogHead() == a.head {
+	if !a.superFailed {
 		a.super.SetGeneration(a.super.Generation() + 1)
 	}
 	a.super.SetLogHead(at)

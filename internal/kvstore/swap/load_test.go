@@ -117,6 +117,12 @@ func (w *world) reply(h *testSource, p kvstore.Reply) {
 	case q.r.Op == kvstore.Exist:
 		met = 1
 	}
+	if p.Status == kvstore.OK && q.r.Op == kvstore.Get {
+		if v := h.given[[2]int32{int32(q.key), met}]; p.Version == 0 || v != 0 && v != p.Version {
+			w.t.Fatalf("key %d: the value has version %d, it was %d", q.key, p.Version, v)
+		}
+		h.given[[2]int32{int32(q.key), met}] = p.Version
+	}
 	before := l.values()
 	if !l.respond(q.slot, met) {
 		w.t.Fatalf("key %d: op %d (condition %d) has met %d, nothing explains that; before it was one of %v", q.key,

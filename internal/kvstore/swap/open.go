@@ -61,6 +61,8 @@ type FoundRecord struct {
 	ValueLen uint32
 	Place    format.LogOffset
 	At       uint32
+	// Version is that of the object; 0 in a record of version 1 of the format.
+	Version uint64
 }
 
 type recordKey struct {
@@ -137,7 +139,9 @@ func FormatArea(cfg AreaConfig, id uuid.UUID, salt uint64, write Write) error {
 	return nil
 }
 
-// OpenArea reads an area and finds the records of sources in it. It writes nothing.
+// OpenArea reads an area and finds the records of sources in it. It writes nothing. An area of an older version takes
+// no records before both superblocks have the present one, because older programs would take those for the end of the
+// log.
 //
 // Errors: ErrConfig; ErrArea, wrapping the error of the format's check, of read, or space.ErrNoMemory.
 func OpenArea(cfg AreaConfig, read Read) (*Area, error) {
@@ -152,6 +156,9 @@ func OpenArea(cfg AreaConfig, read Read) (*Area, error) {
 	a := &Area{cfg: cfg, log: format.NewSwapLog(super), super: super}
 	a.cfg.BlockSize = super.BlockSize()
 	a.head = super.LogHead()
+	if super.Version() < format.AreaVersion {
+		a.upgrades = 2
+	}
 	a.tail = a.head
 	for _, g := range []*group{&a.open, &a.flight} {
 		g.buf = mem.Take("a group of swapped records", cfg.groupBuf())
@@ -275,12 +282,12 @@ func (s *scan) group(place format.LogOffset) (int, error) {
 		if r.Check(a.log.Seed(place.Add(at))) != nil || r.Place() != place.Add(at) || int(r.At()) != at {
 			return 0, nil
 		}
-		at += format.SwapRecordBytes(r.ValueLen())
+		at += r.LengthBytes()
 	}
 	for at, i := format.SwapGroupHeaderBytes, 0; i < g.Records(); i++ {
 		r := format.SwapRecord(g[at:])
 		s.found(r, place)
-		at += format.SwapRecordBytes(r.ValueLen())
+		at += r.LengthBytes()
 	}
 	return g.LengthBytes(), nil
 }
@@ -296,7 +303,7 @@ func (s *scan) found(r format.SwapRecord, group format.LogOffset) {
 	k := recordKey{len: uint8(r.KeyLen())}
 	copy(k.key[:], r.Key())
 	st.records[k] = FoundRecord{Key: k.key, KeyLen: k.len, Deleted: r.Kind() == format.SwapDelete,
-		ValueLen: uint32(r.ValueLen()), Place: r.Place(), At: r.At()}
+		ValueLen: uint32(r.ValueLen()), Place: r.Place(), At: r.At(), Version: r.Version()}
 }
 
 // checkPastEnd looks behind the end of the log for a group that was written later. If there is one, the end is damage,

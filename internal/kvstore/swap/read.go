@@ -11,6 +11,7 @@ import (
 // read answers a Get or Exist of a key that is swapped out.
 func (src *Source) read(oi, ei int32) {
 	o, e := &src.ops[oi], &src.entries[ei]
+	o.version = e.version
 	switch {
 	case e.indeterminate > 0:
 		src.finish(oi, kvstore.DeviceError, 0)
@@ -52,7 +53,7 @@ func (src *Source) startRead(oi int32) {
 	block := format.LogOffset(a.BlockSize)
 	start := o.place &^ (block - 1)
 	end := (o.place.Add(format.SwapRecordHeaderBytes+int(o.valueLen)) + block - 1) &^ (block - 1)
-	n := int(end.Sub(start))
+	n := int(min(end.Sub(start), a.Log.Rest(start))) // a record of an old version is shorter
 	buf := o.buf
 	switch {
 	case o.big != none:

@@ -119,8 +119,10 @@ func (src *Source) startMember(i int) {
 	o.kind, o.do, o.cond, o.tenant, o.hash, o.key, o.keyLen = opReturning, kvstore.Put, kvstore.Always,
 		src.cfg.Background, e.hash, e.key, e.keyLen
 	o.entry, o.member = m.entry, uint8(i)
-	if src.batch.moving {
+	if o.version = e.version; src.batch.moving {
 		o.kind = opMoving
+	} else if e.version > 0 {
+		o.cond = kvstore.IfNewer
 	}
 	if e.deleted {
 		o.do = kvstore.Delete
@@ -144,7 +146,7 @@ func (src *Source) writeMember(oi int32) {
 // returnEnded ends a member when the store has answered, or the read has failed.
 func (src *Source) returnEnded(oi int32, st kvstore.Status) {
 	o := &src.ops[oi]
-	if o.do == kvstore.Delete && st == kvstore.NotFound {
+	if o.do == kvstore.Delete && st == kvstore.NotFound || st == kvstore.Superseded {
 		st = kvstore.OK
 	}
 	i := int(o.member)

@@ -78,6 +78,8 @@ type testSource struct {
 	tag      uint64
 	keys     []*linear
 	next     []int32 // versions
+	// given has the store's version of each value: by key, and the test's version.
+	given map[[2]int32]uint64
 }
 
 type testReq struct {
@@ -91,9 +93,12 @@ type testReq struct {
 // testStore is a store that loses nothing: its writes are durable at once, but complete in any order.
 type testStore struct {
 	values map[string]string
-	queue  []*storeReq
-	ghosts []*storeReq // writes that have failed and may be found after a restart
-	full   bool
+	// versions are those of the keys, clock is the greatest that was given. A restart knows only what was stored.
+	versions map[string]uint64
+	clock    uint64
+	queue    []*storeReq
+	ghosts   []*storeReq // writes that have failed and may be found after a restart
+	full     bool
 }
 
 type storeReq struct {
@@ -101,7 +106,18 @@ type storeReq struct {
 	key   string
 	value string
 	own   bool // of the Home
+	// version is the one that the write was given when it failed.
+	version uint64
 }
+
+// NextVersion implements Versions.
+func (s *testStore) NextVersion() uint64 {
+	s.clock++
+	return s.clock
+}
+
+// NoteVersion implements Versions.
+func (s *testStore) NoteVersion(v uint64) { s.clock = max(s.clock, v) }
 
 func newWorld(t testing.TB, seed uint64, sources, areas, keys int) *world {
 	w := &world{t: t, rng: rand.New(rand.NewPCG(seed, 11)), keys: keys,
@@ -124,7 +140,9 @@ func newWorld(t testing.TB, seed uint64, sources, areas, keys int) *world {
 		w.areas = append(w.areas, a)
 	}
 	for i := range sources {
-		h := &testSource{disk: w.newDisk(sourceBytes), store: testStore{values: map[string]string{}}}
+		h := &testSource{disk: w.newDisk(sourceBytes),
+			store: testStore{values: map[string]string{}, versions: map[string]uint64{}},
+			given: map[[2]int32]uint64{}}
 		if err := FormatManifest([16]byte{0xB0, byte(i)}, func(offset units.ExtentOffset, b []byte) error {
 			h.disk.Store(int64(offset), b)
 			return nil
@@ -163,7 +181,7 @@ func (w *world) openSource(i int) (*Source, error) {
 		return nil, err
 	}
 	cfg := SourceConfig{Manifest: manifest, UUID: [16]byte{0xB0, byte(i)}, BlockSize: testBlock, FUA: true,
-		Keys: w.entries, Requests: 16, MaxValueBytes: testValue, Policy: w.policy}
+		Keys: w.entries, Requests: 16, MaxValueBytes: testValue, Policy: w.policy, Versions: &h.store}
 	for _, a := range w.areas {
 		at, err := a.m.Attach(cfg.UUID)
 		if err != nil {
@@ -223,7 +241,10 @@ func (w *world) crash() {
 				h.store.apply(s)
 			}
 		}
-		h.store.queue, h.store.ghosts = nil, nil
+		h.store.queue, h.store.ghosts, h.store.clock = nil, nil, 0
+		for _, v := range h.store.versions {
+			h.store.NoteVersion(v)
+		}
 		w.count(h)
 		for _, k := range h.keys {
 			k.crash()
@@ -267,6 +288,16 @@ func tear(disk *lab.Drive, q IO) {
 
 func (s *testStore) apply(q *storeReq) (kvstore.Status, string) {
 	v, exists := s.values[q.key]
+	version := q.version
+	switch {
+	case q.r.Op != kvstore.Put && q.r.Op != kvstore.Delete:
+	case q.r.Condition == kvstore.IfNewer && q.r.Version <= s.versions[q.key]:
+		return kvstore.Superseded, ""
+	case q.r.Condition == kvstore.IfNewer:
+		version = q.r.Version
+	case version == 0:
+		version = s.NextVersion()
+	}
 	switch q.r.Op {
 	case kvstore.Get, kvstore.Exist:
 		if !exists {
@@ -278,6 +309,7 @@ func (s *testStore) apply(q *storeReq) (kvstore.Status, string) {
 			return kvstore.NotFound, ""
 		}
 		delete(s.values, q.key)
+		q.version, s.versions[q.key] = version, version
 	case kvstore.Put:
 		switch {
 		case exists && q.r.Condition == kvstore.IfAbsent:
@@ -286,6 +318,7 @@ func (s *testStore) apply(q *storeReq) (kvstore.Status, string) {
 			return kvstore.NotFound, ""
 		}
 		s.values[q.key] = q.value
+		q.version, s.versions[q.key] = version, version
 	}
 	return kvstore.OK, ""
 }
@@ -313,6 +346,7 @@ func (w *world) endStore(h *testSource, i int) {
 	case w.fail > 0 && w.rng.Float64() < w.fail:
 		st = kvstore.DeviceError
 		if write {
+			q.version = s.NextVersion()
 			s.ghosts = append(s.ghosts, q)
 		}
 	case q.r.Op == kvstore.Put && s.full:
@@ -332,13 +366,25 @@ func (w *world) endStore(h *testSource, i int) {
 		}
 	}
 	if q.own {
-		h.m.Stored(q.r.Tag, st, len(v))
+		h.m.Stored(q.r.Tag, s.replyTo(q, st, v))
 		return
 	}
 	if write {
 		h.m.RequestEnded(uint32(q.r.Tag))
 	}
-	w.reply(h, kvstore.Reply{Tag: q.r.Tag, Status: st, ValueLen: len(v)})
+	w.reply(h, s.replyTo(q, st, v))
+}
+
+func (s *testStore) replyTo(q *storeReq, st kvstore.Status, v string) kvstore.Reply {
+	r := kvstore.Reply{Tag: q.r.Tag, Status: st, ValueLen: len(v)}
+	switch {
+	case st != kvstore.OK:
+	case q.r.Op == kvstore.Get || q.r.Op == kvstore.Exist:
+		r.Version = s.versions[q.key]
+	default:
+		r.Version = q.version
+	}
+	return r
 }
 
 // turn lets a source act.

@@ -63,13 +63,15 @@ type SourceConfig struct {
 	FUA       bool
 	// Areas are the areas on the other drives of the node.
 	Areas []AreaRef
-	// Keys is the maximum number of swapped keys; 0: 16384. An entry takes 80 bytes.
+	// Keys is the maximum number of swapped keys; 0: 16384. An entry takes 88 bytes.
 	Keys int
 	// Requests is the maximum number of requests in progress in the Source, without those that the store has; 0: 256.
 	Requests int
 	// MaxValueBytes is the length of the longest value that is swapped; 0: the constant MaxValueBytes. It must be that
 	// of the areas and at most that of the store.
 	MaxValueBytes int
+	// Versions gives versions to what is swapped; nil: there are none.
+	Versions Versions
 	// Background is the tenant that pays for the return of keys.
 	Background tenant.ID
 	// Policy says when PUTs are swapped. Zero fields have their defaults.
@@ -84,6 +86,14 @@ type AreaRef struct {
 	Log       format.SwapLog
 	BlockSize int
 	Attachment
+}
+
+// Versions gives versions to objects: the source's store.
+type Versions interface {
+	// NextVersion returns a version that no object has had.
+	NextVersion() uint64
+	// NoteVersion says that a version was given, so that it is not given again.
+	NoteVersion(version uint64)
 }
 
 // Verdict says who handles a request.
@@ -185,11 +195,12 @@ type Stats struct {
 // index.
 type entry struct {
 	key [format.MaxKey]byte
-	// place is the position of the newest durable record in the swap log, at its offset within its group, and valueLen
-	// the length of its value.
+	// place is the position of the newest durable record in the swap log, at its offset within its group, valueLen the
+	// length of its value, and version that of the object.
 	place    format.LogOffset
 	at       uint32
 	valueLen uint32
+	version  uint64
 	hash     uint32
 	// chain links the entries of one slot of the hash table, and the free entries. prev and next link the durable
 	// entries of an area, ordered by place.
@@ -262,7 +273,8 @@ type op struct {
 	// value is the request's, or the value that was read for an opReturning. room is the request's.
 	value []byte
 	room  func(length int) []byte
-	// version, expires, tombstone and id are those of the request.
+	// version, expires, tombstone and id are those of the request. Of a write that was swapped, version is the one that
+	// it was given, and of a read that of the object.
 	version   uint64
 	expires   uint32
 	tombstone bool
@@ -356,12 +368,25 @@ func (src *Source) takeRecords() {
 			ei := src.addEntry(i, g.Key, g.KeyLen)
 			e := &src.entries[ei]
 			e.durable, e.deleted, e.valueLen, e.place, e.at = true, g.Deleted, g.ValueLen, g.Place, g.At
+			e.version = src.versionOf(&g)
 			src.outBytes += int64(e.valueLen)
 			src.append(ei)
 		}
 		a.Records = nil
 		src.release(i)
 	}
+}
+
+// versionOf returns the version of the object of a record that was found.
+func (src *Source) versionOf(g *FoundRecord) uint64 {
+	switch v := src.cfg.Versions; {
+	case v == nil:
+	case g.Version > 0:
+		v.NoteVersion(g.Version)
+	default:
+		return v.NextVersion()
+	}
+	return g.Version
 }
 
 // Empty reports whether no key is swapped, no PUT will be swapped before the next Observe, and no List waits for keys
@@ -422,7 +447,11 @@ func (src *Source) Complete(tag uint32, err error) {
 func (src *Source) Tags() int { return len(src.ops) + 1 }
 
 func (src *Source) answer(o *op, st kvstore.Status, valueLen int) {
-	src.out.Replies = append(src.out.Replies, kvstore.Reply{Tag: o.tag, Status: st, ValueLen: valueLen})
+	r := kvstore.Reply{Tag: o.tag, Status: st, ValueLen: valueLen}
+	if st == kvstore.OK || st == kvstore.Exists {
+		r.Version = o.version
+	}
+	src.out.Replies = append(src.out.Replies, r)
 }
 
 // finish answers an op and frees it.

@@ -52,14 +52,16 @@ func (src *Source) TakenByStore() {
 }
 
 // Stored takes the store's answer to a request of NextForStore.
-func (src *Source) Stored(tag uint64, st kvstore.Status, valueLen int) {
+func (src *Source) Stored(tag uint64, r kvstore.Reply) {
 	oi := int32(tag)
 	src.atStore--
 	if src.ops[oi].kind == opReturning {
-		src.returnEnded(oi, st)
+		src.returnEnded(oi, r.Status)
 		return
 	}
-	src.finish(oi, st, valueLen)
+	r.Tag = src.ops[oi].tag
+	src.out.Replies = append(src.out.Replies, r)
+	src.freeOpNow(oi)
 }
 
 // writing reports whether a write of a key with that hash is in the source's store, or waits to be taken by it.

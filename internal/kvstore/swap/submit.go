@@ -19,7 +19,9 @@ func (src *Source) Submit(r *kvstore.Request) Verdict {
 	hash := uint32(src.hash(r.Key))
 	ei := src.find(hash, r.Key)
 	onlyStore := isOnlyForStore(r)
-	if ei == none && (r.Op != kvstore.Put || r.Condition != kvstore.Always || onlyStore || !src.maySwap(len(r.Value))) {
+	if ei == none && (r.Op != kvstore.Put || r.Condition != kvstore.Always || onlyStore || !src.maySwap(len(r.Value)) ||
+		src.writing(hash)) {
+		// Versions ascend: a write that the store has begun might get a greater one than a later one here.
 		return ToStore
 	}
 	read := r.Op == kvstore.Get || r.Op == kvstore.Exist
@@ -99,6 +101,7 @@ func (src *Source) begin(oi int32) bool {
 			src.finish(oi, kvstore.NotFound, 0)
 			return true
 		case o.cond == kvstore.IfAbsent && !e.deleted:
+			o.version = e.version
 			src.finish(oi, kvstore.Exists, 0)
 			return true
 		}
@@ -125,11 +128,15 @@ func (src *Source) send(oi int32) {
 	}
 	a := &src.areas[e.area]
 	o.valueLen = uint32(len(value))
+	if src.cfg.Versions != nil && o.kind != opMoving {
+		o.version = src.cfg.Versions.NextVersion()
+	}
 	e.appends++
 	a.appends++
 	a.lastNS = src.now
 	src.out.Appends = append(src.out.Appends, AreaAppend{Area: int(e.area), Append: Append{
-		Source: a.Source, Kind: kind, Key: o.key[:o.keyLen], Value: value, Tag: uint32(oi), Tenant: o.tenant,
+		Source: a.Source, Kind: kind, Key: o.key[:o.keyLen], Value: value, Version: o.version, Tag: uint32(oi),
+		Tenant: o.tenant,
 	}})
 }
 
@@ -216,7 +223,7 @@ func (src *Source) Outcome(r *Outcome) {
 		return
 	}
 	src.outBytes -= int64(e.valueLen)
-	e.durable, e.deleted, e.valueLen = true, o.do == kvstore.Delete, o.valueLen
+	e.durable, e.deleted, e.valueLen, e.version = true, o.do == kvstore.Delete, o.valueLen, o.version
 	src.outBytes += int64(e.valueLen)
 	src.unlink(ei)
 	e.place, e.at = r.Place, r.At

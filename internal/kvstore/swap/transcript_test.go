@@ -254,7 +254,7 @@ func (x *transcript) command(d *datadriven.TestData) string {
 		all := x.stored
 		x.stored = nil
 		for _, r := range all {
-			x.src.Stored(r.Tag, st, len(r.Value))
+			x.src.Stored(r.Tag, kvstore.Reply{Status: st, ValueLen: len(r.Value)})
 		}
 		x.turn()
 	case "turn": // turn us=N: time passes

@@ -36,7 +36,7 @@ func (w *world) quick(before func()) (replies []kvstore.Reply) {
 		var r kvstore.Request
 		for h.m.NextForStore(&r) {
 			h.m.TakenByStore()
-			h.m.Stored(r.Tag, kvstore.OK, 0)
+			h.m.Stored(r.Tag, kvstore.Reply{})
 		}
 		before()
 		h.m.Turn(w.now, &h.act)
