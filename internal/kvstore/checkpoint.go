@@ -87,8 +87,8 @@ type ckptState struct {
 func (s *Store) checkpointDue() bool {
 	c := &s.ckpt
 	short := s.pool.Free < s.budget.Reserve()+3
-	if s.pool.Obsolete > 0 && (s.dirty.N > 0 || s.logs[keyLog].starved || s.logs[movedLog].starved ||
-		s.logs[userLog].starved || short && s.compact.nothing) {
+	if s.pool.Obsolete > 0 && (s.compact.blocked && s.dirty.N > 0 || s.logs[keyLog].starved ||
+		s.logs[movedLog].starved || s.logs[userLog].starved || short && s.compact.nothing) {
 		return true
 	}
 	if s.stopping {
@@ -106,7 +106,7 @@ func (s *Store) checkpointDue() bool {
 		head := int64(format.SummaryBytes + len(s.pool.Chunks)*format.ChunkEntryBytes)
 		interval = max(headParts*head, 8*s.cfg.ChunkBytes)
 	}
-	return c.wanted || c.keyBytes >= interval || s.failures != c.covered ||
+	return c.wanted || c.keyBytes >= interval || s.openingsCrowded() || s.failures != c.covered ||
 		short && s.pool.Obsolete >= 2*s.budget.CheckpointChunks
 }
 
@@ -255,6 +255,7 @@ func (s *Store) beginCheckpoint() {
 		c.streamID, c.first = c.id, 0
 	}
 	c.page = c.first
+	s.beginOpenings()
 	format.Superblock(s.super).SetVolatileFrom(0) // writeSuper sets it at the first flush of a volatile device
 	sum := format.Summary(c.summary[:])
 	clear(sum)
@@ -295,7 +296,7 @@ func (s *Store) nextPage() {
 		i := s.takeChunk(format.Checkpoint, c.header, c.id, uint32(index))
 		c.next = append(c.next, i)
 		c.stage, c.busy = ckptHeader, true
-		s.io(ioCheckpoint, 0, pipeline.Write, s.pool.At(i, 0), c.header)
+		s.writeHeader(ioCheckpoint, 0, i, c.header)
 		return
 	}
 	p := format.Page(c.buf)
@@ -386,6 +387,10 @@ func (s *Store) nameCheckpoint() {
 	sb.SetPages(c.pages)
 	sb.SetLastPages(c.pages - c.first)
 	sb.SetLastStream(c.streamID)
+	sb.SetOpenings(0)
+	if s.openings.on {
+		sb.SetOpenings(s.openings.next)
+	}
 	if c.increment {
 		sb.SetChunks(c.chunks, c.next)
 		return
@@ -455,6 +460,7 @@ func (s *Store) endCheckpoint() {
 		}
 		c.chunks, c.next = c.next, c.chunks[:0]
 	}
+	s.endOpenings()
 	c.stage, c.durable, c.full = ckptEnd, true, format.Superblock(s.super).FullPages() == 0
 	s.sweep(s.freePending)
 	s.pool.KeyEpoch = format.Summary(c.summary[:]).KeyEpoch()

@@ -57,6 +57,9 @@ type Config struct {
 	HashSeed uint64
 	// ChunkBytes is the size of a chunk; 0: 2 MiB, or 4 MiB for partitions of more than 4 GiB.
 	ChunkBytes int64
+
+	// many is from how many chunks on those that are opened are listed; 0: manyChunks.
+	many int
 }
 
 // ErrConfig is wrapped by New for a Config that is out of bounds.
@@ -71,6 +74,7 @@ func (c *Config) complete() error {
 	setDefault(&c.Compactions, 3)
 	setDefault(&c.GroupBytes, 64<<10)
 	setDefault(&c.GroupDelayNS, 50e3)
+	setDefault(&c.many, manyChunks)
 	if c.Alloc == nil {
 		c.Alloc = space.HeapAlloc
 	}

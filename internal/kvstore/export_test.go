@@ -293,6 +293,22 @@ func (s *Store) CheckpointPages() (pages []int64) {
 	return pages
 }
 
+// ListChunks lets a store list the chunks that it opens, however few it has.
+func (c *Config) ListChunks() { c.many = 1 }
+
+// ListFew lets a block list so many chunks at most.
+func (s *Store) ListFew(chunks int) { s.openings.room = chunks }
+
+// Openings returns where the blocks are that list the chunks opened since the last checkpoint, and whether the last one
+// says that it may be any chunk.
+func (s *Store) Openings() (offsets []int64, any bool) {
+	for n := s.openings.first; n <= s.openings.buf.Sequence(); n++ {
+		at, _ := format.OpeningsOffset(n, s.cfg.BlockSize)
+		offsets = append(offsets, int64(at))
+	}
+	return offsets, s.openings.any
+}
+
 // Table returns the entries of the SegTbl, and whether the last checkpoint is an increment.
 func (s *Store) Table() (entries []byte, increment bool) {
 	sb := format.Superblock(s.super)

@@ -65,8 +65,10 @@ func TestIncrementsLeaveNothingOut(t *testing.T) {
 			m.crash()
 			clear(m.reqs)
 			m.reopen0()
-			if got, _ := m.s.Table(); !bytes.Equal(got, table) {
-				t.Fatalf("round %d: after a crash the table differs", round)
+			// Segments of a split that was not done may be there.
+			if got, _ := m.s.Table(); !bytes.HasPrefix(got, table) {
+				t.Fatalf("round %d: after a crash the table of %d bytes differs and has %d", round, len(table),
+					len(got))
 			}
 			if err := m.s.Recount(m.dev.Visible, true); err != nil {
 				t.Fatalf("round %d: %v", round, err)

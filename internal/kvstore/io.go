@@ -63,6 +63,7 @@ const (
 	ioGroup
 	ioRestore
 	ioHeader
+	ioOpenings
 	ioCompact
 	ioCheckpoint
 	ioRecover

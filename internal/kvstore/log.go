@@ -510,7 +510,7 @@ func (s *Store) openChunk(l int) {
 	}
 	log.chunk = s.takeChunk(kind, log.header, 0, 0)
 	log.tail, log.opening = format.ChunkOffset(s.cfg.BlockSize), true
-	s.io(ioHeader, int32(l), pipeline.Write, s.pool.At(log.chunk, 0), log.header)
+	s.writeHeader(ioHeader, int32(l), log.chunk, log.header)
 }
 
 // closeChunk seals the open chunk of log l.

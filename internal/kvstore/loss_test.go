@@ -262,7 +262,7 @@ func TestABadFreeChunkIsNotUsed(t *testing.T) {
 	kvstore.PlainOnly(t)
 	cfg := small(0)
 	cfg.ChunkBytes, cfg.PartitionBytes, cfg.CheckpointBytes = 2<<20, 25*2<<20+128<<10, 1<<30
-	m := newModel(newRig(t, seeds(t), cfg), 300, func() int { return 1000 })
+	m := newModel(newRig(t, 3*seeds(t)+1, cfg), 300, func() int { return 1000 })
 	m.random(600, 8)
 	m.s.Checkpoint()
 	m.settle()

@@ -40,7 +40,7 @@ func (s *Store) open() {
 			s.failOpening(mem.Err)
 			return
 		}
-		s.finishOpening(recovery.NewFormat(s.super, s.cfg.PartitionBytes, blank))
+		s.finishOpening(recovery.NewFormat(s.super, s.cfg.PartitionBytes, blank, s.openings.on))
 		return
 	case o.machine == nil:
 		o.machine = recovery.New(recovery.Config{PartitionBytes: s.cfg.PartitionBytes, BlockSize: s.cfg.BlockSize,

@@ -79,6 +79,9 @@ func newRig(t testing.TB, seed uint64, cfg kvstore.Config) *rig {
 		r.dev.Durable[i] = byte(rng.Uint32() >> 3)
 	}
 	copy(r.dev.Visible, r.dev.Durable)
+	if seed%3 == 0 {
+		r.cfg.ListChunks()
+	}
 	if cfg.SegTbl == nil {
 		r.cfg.SegTbl = make([]byte, 5*20000)
 	}

@@ -374,6 +374,7 @@ func (s *Store) begins(a *activeSeg) bool {
 // half that placeForKeys keeps back besides; if that does not suffice, failOutOfSpace ends the split's round with an
 // error.
 func (s *Store) writeSegments() {
+	was := s.compact.blocked
 	s.compact.blocked = false
 	for n := s.dirty.N; n > 0 && s.room(keyLog); n-- {
 		i := s.segLinks.Pop(&s.dirty)
@@ -388,6 +389,9 @@ func (s *Store) writeSegments() {
 			s.compact.blocked = true
 			s.setDirty(i)
 		}
+	}
+	if s.compact.blocked && !was {
+		s.progress++ // a checkpoint may be due
 	}
 }
 

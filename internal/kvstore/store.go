@@ -150,14 +150,15 @@ type Store struct {
 	restored []restoredBlock
 
 	// super is the superblock as it was last written or read.
-	super   []byte
-	split   splitState
-	compact compactState
-	ckpt    ckptState
-	scrub   scrubState
-	audit   auditState
-	expiry  expiryState
-	resize  resizeState
+	super    []byte
+	openings openings
+	split    splitState
+	compact  compactState
+	ckpt     ckptState
+	scrub    scrubState
+	audit    auditState
+	expiry   expiryState
+	resize   resizeState
 	// unreadable are segments that could not be read.
 	unreadable unreadables
 	opening    *openState
@@ -305,6 +306,15 @@ func (s *Store) adopt(image *recovery.Image) error {
 		image.Buf = image.Buf[size:]
 	}
 	s.ckpt.header = mem.Take("a chunk header", c.BlockSize)
+	s.openings = openings{buf: mem.Take("a list of chunks", c.BlockSize), first: sb.Openings(),
+		pending: make([]opening, 0, numLogs+1), on: n > c.many && !c.Volatile}
+	if mem.Err == nil {
+		s.openings.buf.Begin(image.NextOpenings, c.UUID)
+		s.openings.room = s.openings.buf.Room()
+	}
+	if s.openings.first == 0 {
+		s.openings.first = image.NextOpenings
+	}
 	return mem.Err
 }
 
@@ -454,11 +464,17 @@ func (s *Store) Complete(tag uint32, err error) {
 	case ioRestore:
 		s.restoreEnded(r.who, ok)
 	case ioHeader:
-		s.headerWritten(int(r.who), ok)
+		s.headerEnded(ioHeader, r.who, ok)
+	case ioOpenings:
+		s.listed(ok)
 	case ioCompact:
 		s.compact.slots[r.who].Read(ok)
 	case ioCheckpoint:
-		s.checkpointWritten(ok)
+		if s.ckpt.stage == ckptHeader {
+			s.headerEnded(ioCheckpoint, r.who, ok)
+		} else {
+			s.checkpointWritten(ok)
+		}
 	case ioNote:
 		s.noteWritten(ok)
 	case ioRecover:

@@ -9,6 +9,8 @@
 //	│ A          │ key log   │ value log │ free      │         │ checkpoint│ B           │
 //	└────────────┴───────────┴───────────┴───────────┴─ ─ ─ ─ ─┴───────────┴─────────────┘
 //
+// Between superblock A and chunk 0 is the ring of Openings.
+//
 // The logs consist of chunks, all of the same power-of-two size. The first block of a chunk is its ChunkHeader. Groups
 // of records follow. Within a group the records are packed: segments at multiples of KeyUnit, values at multiples of
 // ValueUnit.

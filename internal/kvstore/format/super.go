@@ -16,8 +16,9 @@ import (
 //	80 u64  volatile from: a loss of power may have lost writes of this version and later ones; 0: of none
 //	88 u32  salt, 0: of the hash seed only, as in partitions made with version 2 or 3 of the format
 //	92 u32  pages of the full checkpoint    96  u64  id of the last stream of pages
-//	                                        104 u32  pages of the last stream
-//	108 … 255 reserved
+//	112 u64  sequence number of the first     104 u32  pages of the last stream
+//	         Openings that count, 0: none     108 4 B  reserved
+//	120 … 255 reserved
 //	256 u24 each: the chunks of the checkpoint, in order, at most MaxCheckpointChunks
 //	2560 … 4095 reserved
 //
@@ -42,6 +43,8 @@ const (
 	superLastStream = 96
 	superLastPages  = 104
 	superReserved0  = 108
+	superOpenings   = 112
+	superReserved2  = 120
 	superChunks     = 256
 	superReserved1  = 2560
 )
@@ -84,6 +87,11 @@ func (b Superblock) SetLastPages(v uint32) { le.PutUint32(b[superLastPages:], v)
 // LastStream is the id of the last stream. That of a full checkpoint is the checkpoint's id.
 func (b Superblock) LastStream() uint64     { return le.Uint64(b[superLastStream:]) }
 func (b Superblock) SetLastStream(v uint64) { le.PutUint64(b[superLastStream:], v) }
+
+// Openings is the sequence number of the first block of Openings that may list chunks which were opened since the
+// checkpoint; 0: any chunk may have been.
+func (b Superblock) Openings() uint64     { return le.Uint64(b[superOpenings:]) }
+func (b Superblock) SetOpenings(v uint64) { le.PutUint64(b[superOpenings:], v) }
 
 // NextStream is the id of an increment that is written when the next record has that version and the superblock that
 // generation. It is also made of the id of the stream before, so that it is known if that one is missing.
@@ -191,7 +199,7 @@ func (b Superblock) Check(partitionBytes int64) error {
 		return bad(what, "number of checkpoint pages", b.Pages(), "0 if and only if there is no checkpoint")
 	case b.FullPages() > b.Pages() || b.LastPages() > b.Pages():
 		return bad(what, "number of pages of a stream", max(b.FullPages(), b.LastPages()), "no more than all")
-	case !zero(b[superReserved0:superChunks]) || !zero(b[superReserved1:]):
+	case !zero(b[superReserved0:superOpenings]) || !zero(b[superReserved2:superChunks]) || !zero(b[superReserved1:]):
 		return bad(what, "a reserved byte", "set", "zero")
 	}
 	return nil

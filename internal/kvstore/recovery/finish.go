@@ -28,6 +28,7 @@ func Fresh(super format.Superblock, cfg *FormatConfig) *Image {
 	super.SetChunkBytes(cfg.ChunkBytes)
 	super.SetSalt()
 	image := &Image{Super: super, Pool: space.New(super), Table: lookup.NewSegTbl(cfg.SegTbl), Version: 1, Clock: 1}
+	image.NextOpenings = 1
 	image.Table.Grow(lookup.FirstSegments)
 	for l := range image.Tails {
 		image.Tails[l].Chunk = none
@@ -67,13 +68,16 @@ func NewFinish(image *Image, super format.Superblock) *Finish {
 }
 
 // NewFormat returns the Finish of a new store. First the superblock that is written last is erased with blank, so that
-// no older store is found in place of this one.
-func NewFormat(super format.Superblock, partitionBytes int64, blank []byte) *Finish {
+// no older store is found in place of this one. lists: the blocks that list chunks are erased, too.
+func NewFormat(super format.Superblock, partitionBytes int64, blank []byte, lists bool) *Finish {
 	f := &Finish{super: super, partitionBytes: partitionBytes}
 	f.writes = append(f.writes, func() Write {
 		return Write{Offset: format.SuperblockOffset(2, partitionBytes),
 			Buf: blank}
 	})
+	for at := format.SuperblockBytes; lists && at < format.AreaStart; at += format.SuperblockBytes {
+		f.writes = append(f.writes, func() Write { return Write{Offset: units.ExtentOffset(at), Buf: blank} })
+	}
 	for generation := range uint64(2) {
 		f.writes = append(f.writes, func() Write { return f.write(generation + 1) })
 	}

@@ -36,25 +36,43 @@ const (
 	maxGuesses = 16
 )
 
-// beginHeaders reads the headers of all chunks, with the block behind each.
+// beginHeaders reads the headers of the chunks that may have been opened since the checkpoint, with the block behind
+// each.
 func (m *Machine) beginHeaders() {
 	m.found = make([]found, len(m.image.Pool.Chunks))
-	m.stage = readHeaders
-	for i := range min(headerReads, len(m.found), len(m.image.Buf)/m.headerBytes()) {
+	m.stage, m.next = readHeaders, 0
+	for i := range min(headerReads, m.headers(), len(m.image.Buf)/m.headerBytes()) {
 		m.readHeader(int32(i))
 	}
-	if len(m.found) == 0 {
+	switch {
+	case len(m.found) > 0:
+		if m.pending == 0 {
+			m.headersRead()
+		}
+	default:
 		m.err = fmt.Errorf("superblock: %w: a partition of %d bytes has no chunk of %d", format.ErrCorrupt,
 			m.cfg.PartitionBytes, m.image.Super.ChunkBytes())
 	}
+}
+
+// headers is how many headers are read.
+func (m *Machine) headers() int {
+	if m.listed {
+		return len(m.toRead)
+	}
+	return len(m.found)
 }
 
 // headerBytes is the length of a header and the block behind it.
 func (m *Machine) headerBytes() int { return 2 * m.cfg.BlockSize }
 
 func (m *Machine) readHeader(slot int32) {
-	m.of[slot] = m.next
-	m.read(slot, m.image.Pool.At(m.next, 0), m.headerBuf(slot))
+	i := format.ChunkNumber(m.next)
+	if m.listed {
+		i = m.toRead[m.next]
+	}
+	m.of[slot] = i
+	m.read(slot, m.image.Pool.At(i, 0), m.headerBuf(slot))
 	m.next++
 }
 
@@ -65,6 +83,7 @@ func (m *Machine) headerBuf(slot int32) []byte {
 // headerRead takes a chunk's header, if it could be read.
 func (m *Machine) headerRead(slot int32, ok bool) {
 	i, buf := m.of[slot], m.headerBuf(slot)
+	m.found[i].read = true
 	h := format.ChunkHeader(buf[:format.ChunkHeaderBytes])
 	switch err := h.Check(); {
 	case ok && err == nil:
@@ -77,7 +96,7 @@ func (m *Machine) headerRead(slot int32, ok bool) {
 			m.lost = append(m.lost, l)
 		}
 	}
-	if int(m.next) < len(m.found) {
+	if m.next < m.headers() {
 		m.readHeader(slot)
 	} else if m.pending == 0 {
 		m.headersRead()
@@ -123,7 +142,7 @@ func (m *Machine) takeHeader(i format.ChunkNumber, h format.ChunkHeader) {
 	if h.UUID() != m.image.Super.UUID() {
 		return
 	}
-	m.found[i] = found{epoch: h.Epoch(), kind: h.Kind()}
+	m.found[i] = found{epoch: h.Epoch(), kind: h.Kind(), read: true}
 	m.noteEpoch(h.Epoch())
 	if h.Kind() == format.Checkpoint && h.Checkpoint() == m.image.Super.Checkpoint() {
 		m.takeCheckpointChunk(i, int(h.Index()))
@@ -244,7 +263,7 @@ func (m *Machine) probed() {
 	unsafe := i < len(m.unread) && m.unread[i] <= maxInFlight
 	switch {
 	case h.Check() == nil && h.UUID() == m.image.Super.UUID(): // it can be read after all
-		m.found[l.chunk] = found{epoch: h.Epoch(), kind: h.Kind()}
+		m.found[l.chunk] = found{epoch: h.Epoch(), kind: h.Kind(), read: true}
 		m.noteEpoch(h.Epoch())
 	case m.guess(l.chunk, buf):
 		m.image.LostHeaders++
@@ -285,7 +304,7 @@ func (m *Machine) guess(i format.ChunkNumber, buf []byte) bool {
 				kind = format.ValueLog
 			}
 			if isSeg && seg.Check(seed) == nil || isValue && v.Check(seed) == nil {
-				m.found[i] = found{epoch: epoch, kind: kind}
+				m.found[i] = found{epoch: epoch, kind: kind, read: true}
 				m.noteEpoch(epoch)
 				return true
 			}

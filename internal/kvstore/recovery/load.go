@@ -204,6 +204,10 @@ func (m *Machine) afterCheckpoint(i format.ChunkNumber) format.ChunkOffset {
 	return m.image.Pool.End()
 }
 
+// numUnlisted is more than the chunks that were being opened at the end, so that no block lists them yet. They have
+// nothing but, perhaps, a header; its epoch is not used again.
+const numUnlisted = 16
+
 // classify decides what every chunk is. For chunks that were opened since the checkpoint their headers say it, for all
 // others the checkpoint.
 func (m *Machine) classify() {
@@ -213,8 +217,14 @@ func (m *Machine) classify() {
 	if m.image.Table.Len() == 0 && !m.growTable(lookup.FirstSegments) {
 		return
 	}
+	if m.listed {
+		pool.LastEpoch += numUnlisted
+	}
 	for i := range pool.Chunks {
 		c, f := &pool.Chunks[i], &m.found[i]
+		if m.listed && !f.read {
+			f.epoch, f.kind = c.Epoch, c.Kind // nothing has happened to it
+		}
 		if f.reopened = max(f.epoch, c.Epoch) > sum.LastEpoch(); f.reopened {
 			c.Live = 0
 		}
@@ -231,7 +241,10 @@ func (m *Machine) classify() {
 		if c.Kind == 0 || c.Kind == format.Checkpoint {
 			*c = space.Chunk{Epoch: c.Epoch, State: space.Free}
 		}
-		if c.Kind == format.Bad {
+		if c.Kind == format.Bad && m.listed && !f.read {
+			*c = space.Chunk{Epoch: c.Epoch, Kind: format.Bad, State: space.Bad}
+		}
+		if c.Kind == format.Bad && c.State != space.Bad {
 			// It was not taken as long as this checkpoint says so. If it can be read again, the next one frees it.
 			*c = space.Chunk{Epoch: c.Epoch, State: space.Obsolete}
 			m.doubtful = slices.DeleteFunc(m.doubtful, func(d format.ChunkNumber) bool {

@@ -136,6 +136,8 @@ func (m *Machine) failed(slot int32, err error) bool {
 		m.sbErrs[slot] = err
 	case readHeaders:
 		m.failures++
+	case readOpenings:
+		m.badOpenings[slot] = true
 	default:
 		m.pieceFailed(slot)
 	}
@@ -232,6 +234,10 @@ func (m *Machine) pagesEnded() {
 	}
 	if m.badPages == 0 {
 		m.beginProbe()
+		return
+	}
+	if m.listed {
+		m.readAllHeaders()
 		return
 	}
 	if !m.lossy {

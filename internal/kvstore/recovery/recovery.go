@@ -73,6 +73,8 @@ type Image struct {
 	Tails [NumLogs]Tail
 	// Buf is memory of the size of a chunk that the caller may use.
 	Buf []byte
+	// NextOpenings is the sequence number of the next block that lists chunks.
+	NextOpenings uint64
 	// LostHeaders is the number of chunks whose headers could not be read, or were damaged.
 	LostHeaders int
 	// Loss is what was missing, and accepted; nil: nothing.
@@ -90,6 +92,7 @@ type stage uint8
 const (
 	begin stage = iota
 	readSupers
+	readOpenings
 	readHeaders
 	findPages
 	readPages
@@ -134,8 +137,13 @@ type Machine struct {
 	pieces   []piece
 	unread   []int
 	failures int
-	// next is the chunk whose header is read next; of are the chunks whose headers are being read, by slot.
-	next format.ChunkNumber
+	// listed: only the headers of the chunks in toRead are read. badOpenings are the blocks of the lists that cannot be
+	// read.
+	listed      bool
+	toRead      []format.ChunkNumber
+	badOpenings []bool
+	// next is which header is read next; of are the chunks whose headers are being read, by slot.
+	next int
 	of   [headerReads]format.ChunkNumber
 	// found is what the headers say, by chunk.
 	found []found
@@ -211,6 +219,8 @@ type found struct {
 	used bool
 	// vacant: the chunk belongs to the key log, was opened since the checkpoint, and has no segment.
 	vacant bool
+	// read: the header was read, and may have been lost.
+	read bool
 	// reopened: the chunk was opened since the checkpoint, and nothing was found that was committed to it since then.
 	// Bytes that die in it belong to its earlier use.
 	reopened bool
@@ -257,6 +267,10 @@ func (m *Machine) Done(slot int32, err error) {
 		if m.pending == 0 && !m.followEnd() {
 			m.chooseSuper()
 		}
+	case m.stage == readOpenings:
+		if m.pending == 0 {
+			m.openingsRead()
+		}
 	case m.stage == readHeaders:
 		m.headerRead(slot, err == nil)
 	case m.pending > 0:
@@ -297,10 +311,10 @@ func (m *Machine) Err() error {
 // Progress says what is being read, and how many of how many have been.
 func (m *Machine) Progress() (what string, read, of int) {
 	switch m.stage {
-	case begin, readSupers:
+	case begin, readSupers, readOpenings:
 		return "superblocks", 0, 2
 	case readHeaders:
-		return "chunk headers", int(m.next), len(m.found)
+		return "chunk headers", m.next, m.headers()
 	case findPages, probe:
 		return "chunks without a header", m.step, len(m.lost)
 	case readPages:

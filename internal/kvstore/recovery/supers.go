@@ -112,7 +112,7 @@ func (m *Machine) chooseSuper() {
 		m.err = mem.Err
 		return
 	}
-	m.beginHeaders()
+	m.beginOpenings()
 }
 
 // errNoOtherEnd stands for the superblock at the end of a partition that ends where its extent does.

@@ -46,7 +46,11 @@ func (m *Machine) skipTails() {
 		m.image.Tails[l].Chunk = none
 	}
 	pool := m.image.Pool
-	pool.LastEpoch += uint32(len(pool.Chunks))
+	most := len(pool.Chunks)
+	if m.listed {
+		most = len(m.badOpenings)*format.Openings(m.image.Buf[:m.cfg.BlockSize]).Room() + numUnlisted
+	}
+	pool.LastEpoch += uint32(most)
 	m.image.Version = max(m.image.Version, m.last+1)
 	m.image.Clock += lostVersions
 	if m.lossy {

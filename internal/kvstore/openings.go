@@ -1,0 +1,144 @@
+package kvstore
+
+import (
+	"jbofd/internal/kvstore/format"
+	"jbofd/internal/pipeline"
+)
+
+// manyChunks is from how many chunks on the chunks that are opened are listed. With fewer an opening of the partition
+// reads the headers of all: 4096 take some 4 ms.
+const manyChunks = 4096
+
+// openings lists the chunks that are opened, in blocks of a ring (format.Openings). What is written to a chunk must be
+// found again, so that a chunk is used only when both its header and the block that lists it are durable. These two are
+// written at the same time.
+type openings struct {
+	// on: chunks are listed. Without it the headers of all chunks are read when the partition is opened. A device with
+	// a volatile cache might lose the list.
+	on bool
+	// room is how many chunks a block lists.
+	room int
+	buf  format.Openings
+	// first is the first block that the last checkpoint needs, next that which the checkpoint under way will need.
+	first, next uint64
+	// any: the ring is full, so that the last block says that any chunk may have been opened. It is used until a
+	// checkpoint has made room.
+	any bool
+	// writing: the block is being written.
+	writing bool
+	pending []opening
+}
+
+// opening is a chunk that is being opened. header: its header was written, or has failed; listed: so has the block.
+type opening struct {
+	kind           ioKind
+	who            int32
+	chunk          format.ChunkNumber
+	header, listed bool
+	// writing: the block that is being written lists it.
+	writing, failed bool
+}
+
+// writeHeader writes the header of a chunk. The I/O that ends is one of that kind.
+func (s *Store) writeHeader(kind ioKind, who int32, chunk format.ChunkNumber, header []byte) {
+	s.io(kind, who, pipeline.Write, s.pool.At(chunk, 0), header)
+	o := &s.openings
+	o.pending = append(o.pending, opening{kind: kind, who: who, chunk: chunk, listed: !o.on})
+	s.list()
+}
+
+// list writes the block of the chunks that are being opened, if it is not being written.
+func (s *Store) list() {
+	o := &s.openings
+	if !o.on || o.writing {
+		return
+	}
+	some := false
+	for i := range o.pending {
+		p := &o.pending[i]
+		if p.listed {
+			continue
+		}
+		p.writing, some = true, true
+		if _, blocks := format.OpeningsOffset(0, s.cfg.BlockSize); o.buf.Len() >= o.room && !o.any {
+			if o.buf.Sequence()-o.first+2 > uint64(blocks) {
+				o.any = true
+				o.buf.SetAny()
+			} else {
+				o.buf.Begin(o.buf.Sequence()+1, s.cfg.UUID)
+			}
+		}
+		if !o.any {
+			o.buf.Append(p.chunk)
+		}
+	}
+	if !some {
+		return
+	}
+	o.writing = true
+	o.buf.Seal()
+	s.stats.CheckpointBytes += int64(len(o.buf))
+	at, _ := format.OpeningsOffset(o.buf.Sequence(), s.cfg.BlockSize)
+	s.io(ioOpenings, 0, pipeline.Write, at, o.buf)
+}
+
+// listed ends the write of the block.
+func (s *Store) listed(ok bool) {
+	o := &s.openings
+	o.writing = false
+	for i := range o.pending {
+		if p := &o.pending[i]; p.writing {
+			p.writing, p.listed, p.failed = false, true, p.failed || !ok
+		}
+	}
+	s.chunksOpened()
+	s.list()
+}
+
+// headerEnded ends the write of a header.
+func (s *Store) headerEnded(kind ioKind, who int32, ok bool) {
+	for i := range s.openings.pending {
+		if p := &s.openings.pending[i]; p.kind == kind && p.who == who && !p.header {
+			p.header, p.failed = true, p.failed || !ok
+			break
+		}
+	}
+	s.chunksOpened()
+}
+
+// chunksOpened ends the openings of which both writes have ended.
+func (s *Store) chunksOpened() {
+	o := &s.openings
+	for i := 0; i < len(o.pending); {
+		p := o.pending[i]
+		if !p.header || !p.listed {
+			i++
+			continue
+		}
+		o.pending = append(o.pending[:i], o.pending[i+1:]...)
+		if p.kind == ioHeader {
+			s.headerWritten(int(p.who), !p.failed)
+		} else {
+			s.checkpointWritten(!p.failed)
+		}
+	}
+}
+
+// openingsCrowded reports that half of the ring is in use, so that a checkpoint is due.
+func (s *Store) openingsCrowded() bool {
+	_, blocks := format.OpeningsOffset(0, s.cfg.BlockSize)
+	return s.openings.on && s.openings.buf.Sequence()-s.openings.first >= uint64(blocks/2)
+}
+
+// beginOpenings notes which blocks the checkpoint that begins will need.
+func (s *Store) beginOpenings() { s.openings.next = s.openings.buf.Sequence() }
+
+// endOpenings gives up the blocks that only the checkpoint before needed.
+func (s *Store) endOpenings() {
+	o := &s.openings
+	o.first = o.next
+	if o.any && o.on && !o.writing {
+		o.any = false
+		o.buf.Begin(o.buf.Sequence()+1, s.cfg.UUID)
+	}
+}
