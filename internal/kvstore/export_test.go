@@ -309,6 +309,30 @@ func (s *Store) Openings() (offsets []int64, any bool) {
 	return offsets, s.openings.any
 }
 
+// States says how far the checkpoint and the split are.
+func (s *Store) States() (checkpoint, split string) {
+	checkpoint = [...]string{ckptIdle: "none", ckptBarrier: "waits for the key log", ckptNote: "notes what is live",
+		ckptHeader: "opens a chunk", ckptPage: "writes pages", ckptSuper: "writes superblocks",
+		ckptEnd: "frees chunks"}[s.ckpt.stage]
+	switch sp := &s.split; {
+	case sp.n == 0:
+		split = "none"
+	case sp.writing && sp.again:
+		split = "will be repeated"
+	case sp.writing && sp.ended > 0:
+		split = "written in part"
+	case sp.writing:
+		split = "is being written"
+	case sp.broken:
+		split = "broken"
+	case sp.made:
+		split = "waits to be repeated"
+	default:
+		split = "reads sources"
+	}
+	return checkpoint, split
+}
+
 // Table returns the entries of the SegTbl, and whether the last checkpoint is an increment.
 func (s *Store) Table() (entries []byte, increment bool) {
 	sb := format.Superblock(s.super)
