@@ -12,20 +12,6 @@ import (
 	"jbofd/internal/admin"
 )
 
-func (x *cli) kvCheckCommand() *cobra.Command {
-	c := &cobra.Command{
-		Use:   "check UUID",
-		Short: "Look at every key of a key-value namespace and say what is lost; nothing is changed",
-		Long: `Read all keys of the key-value namespace of that UUID, while it is served, and say what is lost. Values
-are not read; the scrub does that. Space that damage holds for nothing is freed.
-
-Exit status: 3 if something is lost.`,
-		Args: one("UUID"),
-	}
-	c.RunE = func(c *cobra.Command, args []string) error { return x.audit(c, args[0], false) }
-	return c
-}
-
 func (x *cli) kvRepairCommand() *cobra.Command {
 	var yes bool
 	c := &cobra.Command{

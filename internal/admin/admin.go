@@ -20,6 +20,7 @@
 package admin
 
 import (
+	"cmp"
 	"fmt"
 	"time"
 
@@ -113,7 +114,7 @@ type RunningChange struct {
 	What string `json:"what"`
 	// RunningMS is for how long it has been running, in milliseconds.
 	RunningMS int64 `json:"runningMS"`
-	// DoneBytes of TotalBytes are erased or emptied, as Doing says, if it does one of that.
+	// DoneBytes of TotalBytes are erased, or emptied, as Doing says, if it does such a thing.
 	Doing      string `json:"doing,omitempty"`
 	DoneBytes  int64  `json:"doneBytes,omitempty"`
 	TotalBytes int64  `json:"totalBytes,omitempty"`
@@ -125,7 +126,7 @@ func (c *RunningChange) String() string {
 	if c.TotalBytes > 0 {
 		const mib = 1 << 20
 		s += fmt.Sprintf(", %d of %d MiB (%d %%) %s", c.DoneBytes/mib, c.TotalBytes/mib,
-			c.DoneBytes*100/c.TotalBytes, c.Doing)
+			c.DoneBytes*100/c.TotalBytes, cmp.Or(c.Doing, "erased"))
 	}
 	return s
 }

@@ -32,6 +32,7 @@ var pure = []string{
 	"internal/nvmeof/rdma/wr",
 	"internal/list",
 	"internal/kvstore",
+	"internal/kvstore/check",
 	"internal/kvstore/format",
 	"internal/kvstore/lookup",
 	"internal/kvstore/recovery",
@@ -140,6 +141,8 @@ var directions = []row{
 		toMachine},
 	{"internal/kvstore/recovery", []string{"internal/kvstore/format", "internal/kvstore/lookup",
 		"internal/kvstore/space"}, toMachine},
+	{"internal/kvstore/check", []string{"internal/kvstore/format", "internal/kvstore/lookup",
+		"internal/kvstore/recovery", "internal/kvstore/space"}, toMachine},
 	{"internal/kvstore/swap", []string{"internal/kvstore", "internal/kvstore/format", "internal/kvstore/space",
 		"internal/pipeline"}, toMachine},
 	{"internal/partition", []string{"internal/bufpool", "internal/kvstore/...", "internal/drive", "internal/pipeline",
@@ -223,7 +226,8 @@ var directions = []row{
 	{"cmd", []string{"internal/daemon/...", "internal/config", "internal/admin"}, toCmd},
 	{"cmd/jbofbench", []string{"internal/sim/...", "internal/bench/...", "internal/config", "internal/demo", "client"},
 		toCmd},
-	{"cmd/jbofctl", []string{"internal/admin", "internal/config", "internal/ssd/...", "client"}, toCmd},
+	{"cmd/jbofctl", []string{"internal/admin", "internal/config", "internal/partition", "internal/ssd/...", "client"},
+		toCmd},
 	{"test", []string{"internal/...", "client/...", "test/..."}, toCmd},
 }
 

@@ -53,9 +53,14 @@ func (m *memory) abandon() { m.Abandon() }
 
 // free returns the memory to the pool and to the kernel. No I/O that uses it may be in flight.
 func (m *memory) free() {
+	m.unmap()
+	m.Free()
+}
+
+// unmap returns the memory of the SegTbl.
+func (m *memory) unmap() {
 	if m.segTbl != nil {
 		_ = unix.Munmap(m.segTbl) // cannot fail: reserveSegTbl has mapped exactly this range
 		m.segTbl = nil
 	}
-	m.Free()
 }

@@ -46,6 +46,8 @@ type Config struct {
 	Path string
 	// Create makes a regular file if there is none; it needs SizeBytes.
 	Create bool
+	// ReadOnly opens it for reading. Others that read only may have it open, too.
+	ReadOnly bool
 	// SizeBytes is the capacity, a multiple of the block size. 0: the present size. With Create
 	// a smaller regular file grows (sparse); without Create it is refused, because a file that
 	// is shorter than expected may be another file, or have lost data. A larger file is always
@@ -147,6 +149,9 @@ func kind(m os.FileMode) string {
 
 func (d *Device) open(cfg *Config) error {
 	flags := os.O_RDWR | unix.O_CLOEXEC | unix.O_DIRECT
+	if cfg.ReadOnly {
+		flags = os.O_RDONLY | unix.O_CLOEXEC | unix.O_DIRECT
+	}
 	st, err := os.Stat(cfg.Path)
 	created := false
 	switch {
@@ -182,7 +187,11 @@ func (d *Device) open(cfg *Config) error {
 		return fmt.Errorf("open device %q: %w", cfg.Name, err)
 	}
 	d.fd = int(d.file.Fd())
-	if err := d.lock(cfg.Path); err != nil {
+	how := unix.LOCK_EX
+	if cfg.ReadOnly {
+		how = unix.LOCK_SH
+	}
+	if err := d.lock(cfg.Path, how); err != nil {
 		return err
 	}
 	if d.block {
@@ -207,9 +216,9 @@ const lockPatience = 2 * time.Second
 // lock takes the file's lock.
 //
 // Errors: ErrInUse at once if a living process has it.
-func (d *Device) lock(path string) error {
+func (d *Device) lock(path string, how int) error {
 	for deadline := time.Now().Add(lockPatience); ; time.Sleep(5 * time.Millisecond) {
-		err := unix.Flock(d.fd, unix.LOCK_EX|unix.LOCK_NB)
+		err := unix.Flock(d.fd, how|unix.LOCK_NB)
 		if err == nil {
 			return nil
 		}

@@ -1,0 +1,113 @@
+package main
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"jbofd/internal/kvstore"
+	"jbofd/internal/partition"
+	"jbofd/internal/ssd/file"
+)
+
+// kvDrive makes a drive that is one partition, without a label, with some keys, and returns its path.
+func kvDrive(t *testing.T) string {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), "ssd0.img")
+	dev, err := file.Open(file.Config{Name: "ssd0", Path: path, Create: true, SizeBytes: 64 << 20})
+	if err != nil {
+		t.Fatal(err)
+	}
+	p, err := partition.OpenStandalone(dev, kvstore.Config{Format: true, UUID: [16]byte{5}, HashSeed: 3})
+	if err != nil {
+		t.Fatal(err)
+	}
+	done := make(sink, 100)
+	var b partition.Batch
+	for i := range cap(done) {
+		r := &partition.Request{Sink: done, Op: kvstore.Put, Value: bytes.Repeat(fmt.Appendf(nil, "value %d ", i), 50)}
+		r.KeyLen = uint8(copy(r.Key[:], fmt.Sprintf("key %d", i)))
+		b.Add(r)
+	}
+	p.Submit(&b)
+	for range cap(done) {
+		if r := <-done; r.Status != kvstore.OK {
+			t.Fatalf("status %d", r.Status)
+		}
+	}
+	if err := p.Close(20 * time.Second); err != nil {
+		t.Fatal(err)
+	}
+	if err := dev.Close(); err != nil {
+		t.Fatal(err)
+	}
+	return path
+}
+
+type sink chan *partition.Request
+
+func (s sink) KVDone(r *partition.Request) bool {
+	s <- r
+	return false
+}
+
+func (s sink) Kick() {}
+
+// TestKVCheckOfADrive: a sound one is sound, a damaged one names the key, and neither is changed. One that somebody has
+// open is refused.
+func TestKVCheckOfADrive(t *testing.T) {
+	path := kvDrive(t)
+	before, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if code, out, errs := run(t, "kv", "check", path); code != 0 || !strings.Contains(out, "sound") {
+		t.Errorf("a sound drive: %d, %s%s", code, out, errs)
+	}
+	at := bytes.Index(before, []byte("value 42 value 42 "))
+	before[at+7]++
+	if err := os.WriteFile(path, before, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	code, out, errs := run(t, "kv", "check", "-o", "json", path)
+	var a kvCheckAnswer
+	if err := json.Unmarshal([]byte(out), &a); err != nil || code != exitNotReady || len(a.Items) != 1 ||
+		a.Items[0].State != "damaged" || a.Items[0].DamagedValues != 1 || a.Items[0].Objects != 100 ||
+		len(a.Items[0].DamagedKeys) != 1 || a.Items[0].DamagedKeys[0] != "key 42" {
+		t.Errorf("a damaged drive: %d, %v, %s%s", code, err, out, errs)
+	}
+	if after, err := os.ReadFile(path); err != nil || !bytes.Equal(after, before) {
+		t.Errorf("the check has changed the drive: %v", err)
+	}
+	dev, err := openDrive(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if code, _, errs := run(t, "kv", "check", path); code != exitFailed || !strings.Contains(errs, "in use") ||
+		!strings.Contains(errs, "kv check UUID") {
+		t.Errorf("a drive that is open: %d, %s", code, errs)
+	}
+	if err := dev.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if code, _, errs := run(t, "kv", "check", path+".none"); code != exitUsage ||
+		!strings.Contains(errs, "nor a path") {
+		t.Errorf("no drive: %d, %s", code, errs)
+	}
+}
+
+// TestKVCheckOfALabelledDriveWithoutKeys says that there is none.
+func TestKVCheckOfALabelledDriveWithoutKeys(t *testing.T) {
+	path := drive(t, 0, "")
+	if code, _, errs := run(t, "ssd", "format", "--yes", path); code != 0 {
+		t.Fatal(errs)
+	}
+	if code, out, errs := run(t, "kv", "check", path); code != 0 || !strings.Contains(out, "no key-value namespace") {
+		t.Errorf("%d, %s%s", code, out, errs)
+	}
+}
