@@ -178,7 +178,8 @@ func (t *Target) readyTimeout() uint8 {
 	return uint8(min((t.cfg.QuiesceMS+readyGraceMS)/500, math.MaxUint8))
 }
 
-// property reads a property.
+// property returns the value of a property. It reports false if the controller has no such property, or has it in
+// another size than the command names.
 func (c *Controller) property(p *nvme.PropertySQE) (uint64, bool) {
 	if p.SizeBytes() != nvme.PropertySize(p.OFST()) {
 		return 0, false

@@ -93,8 +93,8 @@ func (p *Partition) tellWall(now int64) {
 	}
 }
 
-// refuse ends Requests that come after Close, or wait when it comes. None was begun, and the drive has not failed: with
-// DeviceError a host would take the removal of a namespace for a media error.
+// refuse ends the Requests that wait when Close is called, and those that come later. They end with Aborted, because
+// the store has begun none of them. DeviceError would make a host take the removal of its namespace for a media error.
 func (p *Partition) refuse() {
 	for r := p.waiting.popAny(); r != nil; r = p.waiting.popAny() {
 		if !r.start() {

@@ -65,7 +65,8 @@ func (s *Service) initEnds() {
 // scheduleCheck lets look run. From any goroutine, with any locks held.
 func (s *Service) scheduleCheck() { s.ends.timer.Reset(1) }
 
-// checkDrains tells the machine what has drained and what was flushed.
+// checkDrains tells the machine which flushes have ended and lets it look for controllers whose commands have drained.
+// Then it starts the next flush of each drive for the shutdowns that came meanwhile.
 func (s *Service) checkDrains() {
 	s.ends.mu.Lock()
 	flushed := s.ends.flushed

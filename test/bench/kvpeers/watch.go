@@ -155,7 +155,7 @@ func walk(dir string, f func(path string, size int64)) {
 	})
 }
 
-// diskBytes is what the files take.
+// diskBytes returns how much disk space the files of a directory occupy, without their holes.
 func diskBytes(dir string) (total int64) {
 	walk(dir, func(path string, _ int64) {
 		var st syscall.Stat_t
