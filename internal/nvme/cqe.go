@@ -25,6 +25,8 @@ func (c *CQE) SetResult64(v uint64) { binary.LittleEndian.PutUint64(c[0:], v) }
 func (c *CQE) SQHD() uint16     { return binary.LittleEndian.Uint16(c[8:]) }
 func (c *CQE) SetSQHD(v uint16) { binary.LittleEndian.PutUint16(c[8:], v) }
 
+// SQID is the submission queue identifier. Over fabrics it is reserved; completions for which KVVersioned holds have
+// the units of a Credit here.
 func (c *CQE) SQID() uint16     { return binary.LittleEndian.Uint16(c[10:]) }
 func (c *CQE) SetSQID(v uint16) { binary.LittleEndian.PutUint16(c[10:], v) }
 

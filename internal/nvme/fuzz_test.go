@@ -223,6 +223,35 @@ func FuzzKVSQE(f *testing.F) {
 	})
 }
 
+// FuzzKVWriteHeader: a header with a fault has it at the offset that Fault names, and only Check's error otherwise; one
+// without survives being rewritten.
+func FuzzKVWriteHeader(f *testing.F) {
+	seed(f, "kv-write-header", "kv-write-header-delete")
+	f.Fuzz(func(t *testing.T, b []byte) {
+		for _, opcode := range []uint8{CmdKVXStore, CmdKVXDelete} {
+			var h, again KVWriteHeader
+			copy(h[:], b)
+			at, ok := h.Fault(opcode)
+			if err := h.Check(opcode); ok != (err == nil) || at < 0 || at >= KVWriteHeaderSize {
+				t.Fatalf("fault at %d, %t, Check: %v", at, ok, err)
+			}
+			if !ok {
+				continue
+			}
+			again.SetVersion(h.Version())
+			again.SetClient(h.Client())
+			again.SetSequence(h.Sequence())
+			again.SetExpires(h.Expires())
+			again.SetKeep(h.Keep())
+			again.SetCondition(h.Condition())
+			again.SetFlags(h.Flags())
+			if again != h {
+				t.Fatalf("% x reads back as % x", h[:], again[:])
+			}
+		}
+	})
+}
+
 // FuzzText: names and identifiers.
 func FuzzText(f *testing.F) {
 	f.Add(hostNQN)

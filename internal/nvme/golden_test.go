@@ -41,6 +41,8 @@ var views = map[string]func() any{
 	"kv-sqe":                         func() any { return new(KVSQE) },
 	"identify-namespace-kv":          func() any { return new(IdentifyNamespaceKV) },
 	"kv-format":                      func() any { return new(KVFormat) },
+	"kv-write-header":                func() any { return new(KVWriteHeader) },
+	"kv-read-header":                 func() any { return new(KVReadHeader) },
 }
 
 const (
@@ -259,6 +261,44 @@ var examples = map[string]func() any{
 		}
 		return (*[4 + 4 + 12 + 12 + 20]byte)(l)
 	},
+	"kvx-store": func() any {
+		k := kvCommand(CmdKVXStore, "user4711:mail:77")
+		k.SetLenBytes(KVWriteHeaderSize + 256)
+		return k
+	},
+	"kv-write-header": func() any {
+		h := new(KVWriteHeader)
+		h.SetCondition(KVIfVersion)
+		h.SetVersion(4711)
+		h.SetExpires(3600)
+		h.SetFlags(KVRelative)
+		h.SetClient(0x1122334455667788)
+		h.SetSequence(5)
+		h.SetKeep(120)
+		return h
+	},
+	"kv-write-header-delete": func() any {
+		h := new(KVWriteHeader)
+		h.SetExpires(1796000000)
+		h.SetFlags(KVTombstone | KVRetry)
+		h.SetClient(0x1122334455667788)
+		h.SetSequence(6)
+		h.SetKeep(MaxKVKeep)
+		return h
+	},
+	"kv-read-header": func() any {
+		h := new(KVReadHeader)
+		h.SetVersion(4712)
+		h.SetExpires(1796000000)
+		return h
+	},
+	"kvx-store-completion": func() any {
+		c := new(CQE)
+		c.SetResult64(4712)
+		c.SetSQID(17)
+		c.SetCID(9)
+		return c
+	},
 	"identify-namespace-kv": func() any {
 		n := new(IdentifyNamespaceKV)
 		n.SetNSZE(4 << 30)
@@ -390,7 +430,7 @@ func TestSizes(t *testing.T) {
 		{IOCommandSets{}, 4096}, {SupportedLogPages{}, 1024}, {ErrorLogEntry{}, 64}, {SMARTLog{}, 512},
 		{FirmwareSlotLog{}, 512}, {EffectsLog{}, 4096}, {DiscoveryHeader{}, 1024}, {DiscoveryEntry{}, 1024},
 		{HostBehavior{}, 512}, {Timestamp{}, 8}, {DSMRange{}, 16}, {KVSQE{}, 64}, {IdentifyNamespaceKV{}, 4096},
-		{KVFormat{}, 16},
+		{KVFormat{}, 16}, {KVWriteHeader{}, 48}, {KVReadHeader{}, 16},
 	} {
 		if n := reflect.TypeOf(c.v).Len(); n != c.size {
 			t.Errorf("%T has %d bytes, want %d", c.v, n, c.size)
@@ -405,6 +445,10 @@ func TestExamplesPassTheirChecks(t *testing.T) {
 		switch v := v.(type) {
 		case interface{ Check() error }:
 			err = v.Check()
+		case *KVWriteHeader:
+			if err = v.Check(CmdKVXStore); v.Flags()&KVTombstone != 0 {
+				err = v.Check(CmdKVXDelete)
+			}
 		case *ConnectData:
 			if f := v.Check(); f != nil {
 				err = f

@@ -62,7 +62,7 @@ func TestOnlyListGoesWithoutAKey(t *testing.T) {
 func TestKVOpcodesNameTheirDirection(t *testing.T) {
 	for op, want := range map[uint8][2]bool{
 		CmdKVStore: {true, false}, CmdKVRetrieve: {false, true}, CmdKVList: {false, true}, CmdKVDelete: {},
-		CmdKVExist: {},
+		CmdKVExist: {}, CmdKVXStore: {true, false}, CmdKVXRetrieve: {false, true}, CmdKVXDelete: {true, false},
 	} {
 		toController, toHost := DataDirection(op)
 		if got := [2]bool{toController, toHost}; got != want {

@@ -352,6 +352,11 @@ func TestChecksNameTheWrongField(t *testing.T) {
 		return n.Check()
 	}
 	keys := func(edit func(KVList) KVList) error { return edit(wiredump.Bytes(examples["kv-list-data"]())).Check() }
+	write := func(opcode uint8, edit func(*KVWriteHeader)) error {
+		h := examples["kv-write-header"]().(*KVWriteHeader)
+		edit(h)
+		return h.Check(opcode)
+	}
 	desc := func(b ...byte) error { return NSDescriptors(b).Check() }
 	for say, err := range map[string]error{
 		"SQES":                   ctrl(func(c *IdentifyController) { c.SetSQES(0x55) }),
@@ -396,6 +401,32 @@ func TestChecksNameTheWrongField(t *testing.T) {
 		"KL is 0":                keys(func(l KVList) KVList { l[4] = 0; return l }),
 		"KL is 17":               keys(func(l KVList) KVList { l[4] = 17; return l }),
 		"KL is 16":               keys(func(l KVList) KVList { return l[:len(l)-3] }),
+		"Condition is 5":         write(CmdKVXStore, func(h *KVWriteHeader) { h.SetCondition(5) }),
+		"Condition is 1":         write(CmdKVXDelete, func(h *KVWriteHeader) { h.SetCondition(KVIfAbsent) }),
+		"Condition is 2":         write(CmdKVXDelete, func(h *KVWriteHeader) { h.SetCondition(KVIfPresent) }),
+		"Flags is 8":             write(CmdKVXStore, func(h *KVWriteHeader) { h.SetFlags(8) }),
+		"Flags is 1":             write(CmdKVXStore, func(h *KVWriteHeader) { h.SetFlags(KVTombstone) }),
+		"Flags is 2": write(CmdKVXStore, func(h *KVWriteHeader) {
+			h.SetFlags(KVRetry)
+			h.SetClient(0)
+		}),
+		"Flags is 4":     write(CmdKVXStore, func(h *KVWriteHeader) { h.SetExpires(0) }),
+		"Version is 471": write(CmdKVXStore, func(h *KVWriteHeader) { h.SetCondition(KVIfPresent) }),
+		"Version is 0": write(CmdKVXStore, func(h *KVWriteHeader) {
+			h.SetCondition(KVIfNewer)
+			h.SetVersion(0)
+		}),
+		"Version is 9223372036854775808": write(CmdKVXStore, func(h *KVWriteHeader) {
+			h.SetCondition(KVIfNewer)
+			h.SetVersion(MaxKVVersion + 1)
+		}),
+		"Sequence is 5":          write(CmdKVXStore, func(h *KVWriteHeader) { h.SetClient(0) }),
+		"Expires is 3600":        write(CmdKVXDelete, func(h *KVWriteHeader) { h.SetFlags(0) }),
+		"Keep is 0":              write(CmdKVXStore, func(h *KVWriteHeader) { h.SetKeep(0) }),
+		"Keep is 3601":           write(CmdKVXStore, func(h *KVWriteHeader) { h.SetKeep(3601) }),
+		"write header: reserved": write(CmdKVXStore, func(h *KVWriteHeader) { h[34] = 1 }),
+		"reserved byte is 7":     write(CmdKVXStore, func(h *KVWriteHeader) { h[47] = 7 }),
+		"read header: reserved":  (&KVReadHeader{12: 1}).Check(),
 		"namespace list":         (&NSList{2, 0, 0, 0, 1}).Check(),
 	} {
 		wantError(t, say, err, say)

@@ -108,6 +108,14 @@ const (
 	AuthenticationRequired       Status = 0x191
 )
 
+// Command specific status of extended key-value (docs/wire-extensions.md).
+const (
+	KVVersionMismatch Status = 0x1C0
+	KVSuperseded      Status = 0x1C1
+	KVIndeterminate   Status = 0x1C2
+	KVInvalidHeader   Status = 0x1C3
+)
+
 // Media and data integrity status.
 const (
 	WriteFault           Status = 0x280
@@ -193,4 +201,6 @@ var statusNames = map[Status]string{
 	KeyDoesNotExist:    "KV Key Does Not Exist",
 	UnrecoveredKVError: "Unrecovered Error", KeyExists: "KV Key Exists", InvalidQueueType: "Invalid Queue Type",
 	InvalidIOCommandSet: "Invalid I/O Command Set", IOCommandSetNotSupported: "I/O Command Set Not Supported",
+	KVVersionMismatch: "KV Version Mismatch", KVSuperseded: "KV Superseded", KVIndeterminate: "KV Indeterminate",
+	KVInvalidHeader: "KV Invalid Header",
 }
