@@ -28,6 +28,8 @@ type Identity struct {
 	// Extensions: the target is a jbofd and announces the extensions ExtensionBits: see docs/wire-extensions.md.
 	Extensions    bool
 	ExtensionBits uint32
+	// ExtendedKV: the target has granted extended key-value: see package kv.
+	ExtendedKV bool
 }
 
 // Identity returns the identity of the controller as it was when the current association was built.
@@ -54,6 +56,7 @@ func (c *Controller) Identity(ctx context.Context) (Identity, error) {
 		Discovery:          id.CNTRLTYPE() == nvme.CNTRLTYPEDiscovery,
 		Extensions:         extended,
 		ExtensionBits:      ext,
+		ExtendedKV:         a.granted&nvme.ExtKV != 0,
 	}, nil
 }
 
@@ -94,6 +97,16 @@ func (c *Controller) Do(ctx context.Context, name string, repeat bool, cmd *Comm
 	cmds := [1]Command{*cmd}
 	var comps [1]Completion
 	err := c.do(ctx, op{name: name, repeat: repeat}, cmds[:], comps[:])
+	return comps[0], err
+}
+
+// DoOnce is Do, with repeat, for a command that carries an identity. resend is called when the command was sent and not
+// answered and is about to be sent again: it marks the command as a retry. If resend returns an error, the command is
+// not sent again, and the error comes with ErrIndeterminate.
+func (c *Controller) DoOnce(ctx context.Context, name string, cmd *Command, resend func() error) (Completion, error) {
+	cmds := [1]Command{*cmd}
+	var comps [1]Completion
+	err := c.do(ctx, op{name: name, repeat: true, resend: resend}, cmds[:], comps[:])
 	return comps[0], err
 }
 

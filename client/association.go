@@ -37,6 +37,8 @@ type association struct {
 	// ioQueues is the number of I/O queues that the target grants.
 	ioQueues int
 
+	// granted are the extensions that the target has granted: nvme.Ext bits.
+	granted uint32
 	// gate keeps the host within its credits; nil if the target grants none.
 	gate *window.Gate
 
@@ -81,7 +83,7 @@ func connectAssociation(ctx context.Context, o Options, known *window.Gate) (a *
 	if o.discovery {
 		return a, a.configureEvents(ctx)
 	}
-	if err := a.askForCredits(ctx, known); err != nil {
+	if err := a.askForExtensions(ctx, known); err != nil {
 		return a, err
 	}
 	want := o.Queues + o.QPairs

@@ -332,6 +332,9 @@ type op struct {
 	// repeat: the operation may be carried out twice, so that it is repeated after a loss of the connection and after a
 	// status of a transient nature.
 	repeat bool
+	// resend, if set, is called when a command that was sent and not answered is about to be sent again. It may change
+	// the command's data. With an error the operation fails as one that is not repeated.
+	resend func() error
 }
 
 // do runs the commands of an operation (one, or a fused pair) and repeats them as o allows. A nil error means that all
@@ -353,6 +356,11 @@ func (c *Controller) do(ctx context.Context, o op, cmds []Command, comps []Compl
 		a, err := c.current(ctx)
 		if err != nil {
 			return fail(err)
+		}
+		if unanswered && o.resend != nil {
+			if err := o.resend(); err != nil {
+				return fail(err)
+			}
 		}
 		if err := c.try(ctx, a, o, cmds, comps); err != nil {
 			var sent *host.SentError
@@ -382,7 +390,8 @@ func modifies(o op, e *SQE) bool {
 		return op != nvme.AdminIdentify && op != nvme.AdminGetLogPage && op != nvme.AdminGetFeatures
 	}
 	switch op {
-	case nvme.CmdRead, nvme.CmdCompare, nvme.CmdVerify, nvme.CmdFlush, nvme.CmdKVList, nvme.CmdKVExist:
+	case nvme.CmdRead, nvme.CmdCompare, nvme.CmdVerify, nvme.CmdFlush, nvme.CmdKVList, nvme.CmdKVExist,
+		nvme.CmdKVXRetrieve:
 		return e.Fuse() != 0 // a fused Compare comes with a Write
 	}
 	return true // nvme.CmdKVRetrieve has the opcode of Read

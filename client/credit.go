@@ -24,34 +24,40 @@ const (
 	CreditsOff
 )
 
-// askForCredits enables credits if the target offers them and Options.Credits allows it; then a.gate is the
-// association's gate. known is the gate of the previous association, or nil for the first one. It knows the drives of
-// the namespaces that the host uses: the new association gets the first credit of each before commands are sent to them
-// again.
+// askForExtensions enables the extensions that the target offers and the options allow; a.granted is what it grants.
+// With credits a.gate is the association's gate. known is the gate of the previous association, or nil for the first
+// one. It knows the drives of the namespaces that the host uses: the new association gets the first credit of each
+// before commands are sent to them again.
 //
 // Errors: those of admin commands; ErrUnsupported if the options insist on credits and the target grants none.
-func (a *association) askForCredits(ctx context.Context, known *window.Gate) error {
+func (a *association) askForExtensions(ctx context.Context, known *window.Gate) error {
+	want := uint32(nvme.ExtCredits | nvme.ExtKV)
 	if a.opts.Credits == CreditsOff {
-		return nil
+		want &^= nvme.ExtCredits
 	}
-	var granted uint32
-	if _, bits, _ := a.id.Extension(); bits&nvme.ExtCredits != 0 {
+	if a.opts.NoExtendedKV {
+		want &^= nvme.ExtKV
+	}
+	_, offered, _ := a.id.Extension()
+	if want &= offered; want != 0 {
 		var e SQE
 		e.SetOpcode(nvme.AdminSetFeatures)
 		e.Features().SetFID(nvme.FIDExtensions)
-		e.Features().SetValue(nvme.ExtCredits)
+		e.Features().SetValue(want)
 		comp, err := a.adminCommand(ctx, "Set Features (extensions)", e, nil)
 		var st *StatusError
 		if err != nil && !errors.As(err, &st) {
 			return err
 		}
-		if err == nil && uint32(comp.Result)&nvme.ExtCredits != 0 {
-			granted = nvme.ExtCredits
+		if err == nil {
+			a.granted = uint32(comp.Result) & want
+		}
+		if a.granted&nvme.ExtCredits != 0 {
 			a.gate = window.New()
 			a.gate.Grant(nvme.Credit(comp.Result >> 32))
 		}
 	}
-	if granted == 0 {
+	if a.gate == nil {
 		if a.opts.Credits == CreditsOn {
 			return fmt.Errorf("%w: the target grants no credits", ErrUnsupported)
 		}

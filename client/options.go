@@ -47,6 +47,8 @@ type Options struct {
 
 	// Credits tells whether the host keeps within the target's credits: see CreditMode. Default CreditsAuto.
 	Credits CreditMode
+	// NoExtendedKV: the host does not use extended key-value, even if the target offers it: see package kv.
+	NoExtendedKV bool
 
 	// HeaderDigest and DataDigest protect PDU headers and data by CRC32C. TCP only.
 	HeaderDigest, DataDigest bool

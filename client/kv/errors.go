@@ -16,6 +16,10 @@ var (
 	ErrKeyExists = host.ErrKeyExists
 	// ErrCapacityExceeded: the namespace has no space for the value. Deleting keys frees space.
 	ErrCapacityExceeded = host.ErrCapacityExceeded
+	// ErrVersionMismatch: the key has another version than PutIfVersion or DeleteIfVersion expects: see VersionError.
+	ErrVersionMismatch = host.ErrVersionMismatch
+	// ErrSuperseded: the key has the same version as the one to store, or a newer one: see VersionError.
+	ErrSuperseded = host.ErrSuperseded
 	// ErrValueTooLarge: the value is larger than the namespace or one command allows.
 	ErrValueTooLarge = host.ErrValueTooLarge
 	// ErrKeyCollision: another key with the same hash exists; see Options.LongKeys.

@@ -2,8 +2,12 @@
 //
 //	client.Connect ───> Controller
 //	kv.Open ──────────>   ├── Namespace   Get, Put, PutIfAbsent, PutIfPresent, Delete, Exists, Keys
+//	                      │               GetVersion, PutIfVersion, PutWith, DeleteWith, Update
 //	                      │               for any number of goroutines, with contexts
 //	Namespace.OpenQueue ─>└── OpQueue     the same for one goroutine, many outstanding, without allocations
+//
+// A target that has extended key-value (docs/wire-extensions.md) gives every object a version, and applies a write once
+// although it was sent twice. The second line of methods needs it, and Put and Delete are better with it.
 //
 // Credits, buffers, transports and losses of the connection are as in package client.
 package kv
@@ -11,11 +15,14 @@ package kv
 import (
 	"bytes"
 	"context"
+	"crypto/rand"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"iter"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	"jbofd/client"
 	"jbofd/client/internal/host"
@@ -31,7 +38,15 @@ import (
 //
 // When the connection is lost, outstanding operations are treated as by client.Controller:
 //
-//   - Get, Exists and Keys are repeated.
+//   - Get, GetVersion, Exists and Keys are repeated.
+//   - Writes are repeated with the identity of their first copy, if the target has extended key-value. It carries out
+//     one of the two, and the result is that of this one. client.ErrIndeterminate remains for three cases: the target
+//     has dropped the identity because eight younger writes have changed the key; the host was not connected again
+//     within Options.KeepFor; the target has lost extended key-value meanwhile.
+//
+// Without extended key-value, with Options.AtLeastOnce, or if a value does not fit a command together with the header
+// of 48 bytes:
+//
 //   - Put and Delete are repeated, but only when the target can no longer carry out their first copy. They may be
 //     carried out twice: if another host or goroutine puts the same key meanwhile, the second copy replaces that value,
 //     or deletes it. Programs that need a decision between writers use one writer per key.
@@ -49,6 +64,12 @@ type Namespace struct {
 	hash func([]byte) [nvme.MaxKVKey]byte // of long keys; nil: keys are not hashed
 	geo  atomic.Pointer[geometry]
 	ops  sync.Pool // of *kvop.Op
+	// atLeastOnce and keepFor are from Options. identity names the writes of this Namespace and of its OpQueues; writes
+	// counts them.
+	atLeastOnce bool
+	keepFor     time.Duration
+	identity    uint64
+	writes      atomic.Uint64
 }
 
 // geometry is the part of Identify that operations need.
@@ -69,6 +90,13 @@ type Options struct {
 	// of another. All users of a namespace must agree on LongKeys: values that were stored without it are
 	// ErrForeignValue. A Put of an existing key takes three commands instead of one, PutIfPresent and Delete take two.
 	LongKeys bool
+	// AtLeastOnce lets Put and Delete go without an identity, so that they may be carried out twice when the connection
+	// is lost. An identity takes some 30 bytes of the drive for KeepFor, and a put with one is not swapped out to
+	// another drive. Other writes have one in any case.
+	AtLeastOnce bool
+	// KeepFor bounds for how long after it was first sent a write is repeated, 1 s to 59 min. Default 2 min. The target
+	// keeps identities for a minute longer, so that a step of its clock within that does no harm.
+	KeepFor time.Duration
 
 	hash func([]byte) [nvme.MaxKVKey]byte // set by tests
 }
@@ -92,14 +120,34 @@ type Info struct {
 	ReadOnly bool
 	// SSD is the number of the drive in a jbofd node; 0 for other targets.
 	SSD uint16
+	// Extended: the target has granted extended key-value. MaxVersionedValue is then the longest value of the
+	// operations that need it: MaxValue, or less if a command cannot move MaxValue and a header.
+	Extended          bool
+	MaxVersionedValue int
 }
+
+// Bounds of Options.KeepFor. keepMargin is how much longer than that the target keeps an identity.
+const (
+	minKeepFor     = time.Second
+	maxKeepFor     = nvme.MaxKVKeep*time.Second - keepMargin
+	defaultKeepFor = 2 * time.Minute
+	keepMargin     = time.Minute
+)
 
 // Open opens a key value namespace: it identifies it and learns its drive.
 //
 // Errors: client.ErrNamespaceGone if there is no namespace of this NSID; client.ErrUnsupported if it has another
-// command set; those of Namespace.
+// command set; client.ErrInvalid for bad Options; those of Namespace.
 func Open(ctx context.Context, c *client.Controller, nsid uint32, o Options) (*Namespace, error) {
-	n := &Namespace{c: c, nsid: nsid, ops: sync.Pool{New: func() any { return new(kvop.Op) }}}
+	if o.KeepFor == 0 {
+		o.KeepFor = defaultKeepFor
+	}
+	if o.KeepFor < minKeepFor || o.KeepFor > maxKeepFor {
+		return nil, fmt.Errorf("%w: KeepFor is %s, must be %s to %s", client.ErrInvalid, o.KeepFor, minKeepFor,
+			maxKeepFor)
+	}
+	n := &Namespace{c: c, nsid: nsid, ops: sync.Pool{New: func() any { return new(kvop.Op) }},
+		atLeastOnce: o.AtLeastOnce, keepFor: o.KeepFor, identity: newIdentity()}
 	if o.LongKeys {
 		n.hash = kvop.Hash
 		if o.hash != nil {
@@ -115,7 +163,16 @@ func Open(ctx context.Context, c *client.Controller, nsid uint32, o Options) (*N
 // maxValue bounds the limit for values that a target reports.
 const maxValue = 1 << 30
 
-// Refresh identifies the namespace again, after a client.EventNamespaces or to update Info.UsedBytes.
+// newIdentity returns a number that no other Namespace has.
+func newIdentity() uint64 {
+	var b [8]byte
+	// crypto/rand.Read never fails; it ends the program instead.
+	_, _ = rand.Read(b[:])
+	return max(binary.LittleEndian.Uint64(b[:]), 1) // 0 is none
+}
+
+// Refresh identifies the namespace again, after a client.EventNamespaces, to update Info.UsedBytes, or after the target
+// has gained or lost extended key-value.
 func (n *Namespace) Refresh(ctx context.Context) error {
 	who, err := n.c.Identity(ctx)
 	if err != nil {
@@ -148,7 +205,7 @@ func (n *Namespace) Refresh(ctx context.Context) error {
 	g := geometry{
 		space: kvop.Space{NSID: n.nsid, MaxKey: int(f.KVKML()), MaxValue: int(min(f.KVVML(), maxValue)),
 			MaxTransfer: who.MaxTransferBytes,
-			Hash:        n.hash, Counted: n.c.Options().Transport != client.RDMA},
+			Hash:        n.hash, Counted: n.c.Options().Transport != client.RDMA, Extended: who.ExtendedKV},
 		info: Info{NSID: n.nsid, SizeBytes: id.NSZE(), UsedBytes: id.NUSE(), MaxKeys: f.MNKS(), UUID: d.UUID,
 			NGUID: id.NGUID(), EUI64: id.EUI64(),
 			ANAGroup: id.ANAGRPID(), ReadOnly: id.NSATTR()&nvme.NSATTRWriteProtected != 0},
@@ -158,6 +215,9 @@ func (n *Namespace) Refresh(ctx context.Context) error {
 	}
 	g.info.MaxKey = g.space.MaxKeyLen()
 	g.info.MaxValue, _ = g.space.Limit()
+	if g.info.Extended = g.space.Extended; g.info.Extended {
+		g.info.MaxVersionedValue = min(g.info.MaxValue, g.space.MaxTransfer-nvme.KVWriteHeaderSize)
+	}
 	if who.Extensions {
 		g.info.SSD = id.SSD()
 		if err := n.c.Locate(ctx, n.nsid, id.SSD()); err != nil {
@@ -177,31 +237,71 @@ func (n *Namespace) NSID() uint32 { return n.nsid }
 // Controller returns the controller of the namespace.
 func (n *Namespace) Controller() *client.Controller { return n.c }
 
+// outcome is the outcome of an operation.
+type outcome struct {
+	size    int
+	version uint64
+	expires uint32
+}
+
+// identify gives a write its identity, if it is to have one.
+func (n *Namespace) identify(s *kvop.Space, a *kvop.Args) { // hot: 0 allocs
+	if !s.Extended || !a.Kind.IsWrite() || n.atLeastOnce && (a.Kind == Put || a.Kind == Delete) {
+		return
+	}
+	a.Client, a.Seq = n.identity, n.writes.Add(1)*kvop.SeqPerOp
+	a.KeepSeconds = uint32((n.keepFor + keepMargin) / time.Second)
+}
+
 // run runs an operation to its end.
-func (n *Namespace) run(ctx context.Context, kind kvop.Kind, key, value []byte) (size int, err error) {
+func (n *Namespace) run(ctx context.Context, a kvop.Args) (out outcome, err error) {
 	s := &n.geo.Load().space
+	n.identify(s, &a)
 	op := n.ops.Get().(*kvop.Op)
 	defer func() {
 		op.Forget()
 		n.ops.Put(op)
 	}()
-	if err := op.Start(s, kind, key, value); err != nil {
-		return 0, err
+	if err := op.Start(s, &a); err != nil {
+		return out, err
 	}
+	name := a.Kind.String()
 	for done := false; !done; {
-		comp, err := n.c.Do(ctx, kind.String(), op.MayRepeat(), &op.Cmd)
+		var comp client.Completion
+		if op.HasIdentity() {
+			sent := time.Now()
+			comp, err = n.c.DoOnce(ctx, name, &op.Cmd, func() error {
+				op.Lost()
+				return n.mayRetry(time.Since(sent))
+			})
+		} else {
+			comp, err = n.c.Do(ctx, name, op.MayRepeat(), &op.Cmd)
+		}
 		if err != nil {
-			return 0, err
+			return out, err
 		}
 		done = op.Step(s, &comp)
 	}
-	if err := host.CheckStatus(kind.String(), op.Status); err != nil {
-		return 0, err
+	out = outcome{op.Size, op.Version, op.Expires}
+	if err := host.CheckStatus(name, op.Status); err != nil {
+		if st := op.Status.Code(); st == nvme.KVVersionMismatch || st == nvme.KVSuperseded {
+			err = &VersionError{Current: op.Version, Err: err}
+		}
+		return out, err
 	}
 	if op.Err != nil {
-		return 0, fmt.Errorf("%s: %w", kind, op.Err)
+		return out, fmt.Errorf("%s: %w", a.Kind, op.Err)
 	}
-	return op.Size, nil
+	return out, nil
+}
+
+// mayRetry returns an error if a write that was first sent so long ago must not be sent again, because the target may
+// have forgotten its identity.
+func (n *Namespace) mayRetry(age time.Duration) error {
+	if age > n.keepFor {
+		return fmt.Errorf("not repeated after %s: Options.KeepFor is %s", age.Round(time.Millisecond), n.keepFor)
+	}
+	return nil
 }
 
 // Get copies the value of key to dst, as much as fits, and returns the size of the whole value, which may be greater
@@ -209,7 +309,8 @@ func (n *Namespace) run(ctx context.Context, kind kvop.Kind, key, value []byte) 
 //
 // Errors: ErrKeyNotFound; ErrValueTooLarge if one command cannot transfer as much of the value as fits.
 func (n *Namespace) Get(ctx context.Context, key, dst []byte) (size int, err error) {
-	return n.run(ctx, Get, key, dst)
+	out, err := n.run(ctx, kvop.Args{Kind: Get, Key: key, Value: dst})
+	return out.size, err
 }
 
 // firstGet is the size of the first buffer that Value uses.
@@ -239,37 +340,37 @@ func (n *Namespace) Value(ctx context.Context, key []byte) ([]byte, error) {
 //
 // Errors: ErrValueTooLarge, ErrCapacityExceeded; with long keys ErrKeyCollision.
 func (n *Namespace) Put(ctx context.Context, key, value []byte) error {
-	_, err := n.run(ctx, Put, key, value)
+	_, err := n.run(ctx, kvop.Args{Kind: Put, Key: key, Value: value})
 	return err
 }
 
-// PutIfAbsent stores value under key if the key does not exist. It is never repeated: after client.ErrIndeterminate it
-// may or may not have taken effect.
+// PutIfAbsent stores value under key if the key does not exist. Without extended key-value it is never repeated: after
+// client.ErrIndeterminate it may or may not have taken effect.
 //
 // Errors: ErrKeyExists; those of Put.
 func (n *Namespace) PutIfAbsent(ctx context.Context, key, value []byte) error {
-	_, err := n.run(ctx, PutIfAbsent, key, value)
+	_, err := n.run(ctx, kvop.Args{Kind: PutIfAbsent, Key: key, Value: value})
 	return err
 }
 
-// PutIfPresent stores value under key if the key exists. It is never repeated: after client.ErrIndeterminate it may or
-// may not have taken effect.
+// PutIfPresent stores value under key if the key exists. Without extended key-value it is never repeated: after
+// client.ErrIndeterminate it may or may not have taken effect.
 //
 // Errors: ErrKeyNotFound; those of Put.
 func (n *Namespace) PutIfPresent(ctx context.Context, key, value []byte) error {
-	_, err := n.run(ctx, PutIfPresent, key, value)
+	_, err := n.run(ctx, kvop.Args{Kind: PutIfPresent, Key: key, Value: value})
 	return err
 }
 
 // Delete deletes key and its value. It succeeds if the key does not exist.
 func (n *Namespace) Delete(ctx context.Context, key []byte) error {
-	_, err := n.run(ctx, Delete, key, nil)
+	_, err := n.run(ctx, kvop.Args{Kind: Delete, Key: key})
 	return err
 }
 
 // Exists reports whether key exists.
 func (n *Namespace) Exists(ctx context.Context, key []byte) (bool, error) {
-	_, err := n.run(ctx, Exists, key, nil)
+	_, err := n.run(ctx, kvop.Args{Kind: Exists, Key: key})
 	if errors.Is(err, ErrKeyNotFound) {
 		return false, nil
 	}

@@ -24,6 +24,12 @@ const (
 	PutIfPresent = kvop.PutIfPresent
 	Delete       = kvop.Delete
 	Exists       = kvop.Exists
+
+	GetVersion      = kvop.GetVersion
+	PutIfVersion    = kvop.PutIfVersion
+	PutIfNewer      = kvop.PutIfNewer
+	DeleteIfVersion = kvop.DeleteIfVersion
+	DeleteIfNewer   = kvop.DeleteIfNewer
 )
 
 // Op is one operation for an OpQueue.
@@ -36,14 +42,35 @@ type Op struct {
 	Value []byte
 	// Tag is copied to the Result.
 	Tag uint64
+
+	// What follows needs extended key-value. Version is the one that PutIfVersion and DeleteIfVersion expect, and that
+	// PutIfNewer and DeleteIfNewer give.
+	Version uint64
+	// Expires is when the value of a put, or the tombstone that a delete leaves, expires: in seconds since 1970, or
+	// from now on if ExpiresIn is set; 0: never.
+	Expires              uint32
+	ExpiresIn, Tombstone bool
+	// WantVersion: the Result must have the version that a Put, PutIfAbsent, PutIfPresent or Delete has given.
+	WantVersion bool
+}
+
+// args returns the operation without an identity.
+func (o *Op) args() kvop.Args { // hot: 0 allocs
+	return kvop.Args{Kind: o.Kind, Key: o.Key, Value: o.Value, Version: o.Version, Expires: o.Expires,
+		Relative: o.ExpiresIn, Tombstone: o.Tombstone, WantVersion: o.WantVersion}
 }
 
 // Result is the outcome of an Op.
 type Result struct {
 	Tag  uint64
 	Kind Kind
-	// Size is, after a Get, the size of the whole value. Op.Value has as much of it as fits.
+	// Size is, after a Get or GetVersion, the size of the whole value. Op.Value has as much of it as fits.
 	Size int
+	// Version is that of the value after a GetVersion, or the one that a write has given. With ErrVersionMismatch and
+	// ErrSuperseded it is the one that the key has. 0: the target has not reported one, or the key does not exist.
+	// Expires is when the value of a GetVersion expires, in seconds since 1970; 0: never.
+	Version uint64
+	Expires uint32
 	// Err is nil, or the error that the method of Namespace would return. Errors that follow from the status alone,
 	// such as ErrKeyNotFound, are not wrapped, in order not to allocate.
 	Err error
@@ -62,9 +89,9 @@ type Result struct {
 // one goroutine at a time.
 //
 // When the connection is lost, the queue opens another queue pair, which belongs to a new association, and repeats the
-// outstanding operations there. PutIfAbsent and PutIfPresent are not repeated: their result is client.ErrIndeterminate.
-// After a status of a transient nature an operation is repeated up to client.Options.MaxRetries times. Namespace
-// describes what repeating means.
+// outstanding operations there. With extended key-value all writes have identities for that; without, PutIfAbsent and
+// PutIfPresent are not repeated: their result is client.ErrIndeterminate. After a status of a transient nature an
+// operation is repeated up to client.Options.MaxRetries times. Namespace describes what repeating means.
 //
 // The queue fails when the controller has given up or was closed. Submit and Poll return an error then; whether
 // outstanding operations took effect is unknown, and their buffers are the caller's again.
@@ -105,10 +132,14 @@ type OpQueue struct {
 type slot struct {
 	op  kvop.Op
 	tag uint64
+	// first is when the command was first sent, since base.
+	first time.Duration
 	// busy: the slot holds an operation. sent: its command is outstanding. tries: how often the operation was repeated
 	// because of a status.
 	busy, sent bool
 	tries      uint8
+	// again: the command has been sent before.
+	again bool
 }
 
 type opened struct {
@@ -165,9 +196,11 @@ func (q *OpQueue) Submit(ops []Op) (n int, err error) { // hot: 0 allocs
 	for n < len(ops) && len(q.free) > 0 && err == nil {
 		i := q.free[len(q.free)-1]
 		s, o := &q.slots[i], &ops[n]
-		if err = s.op.Start(space, o.Kind, o.Key, o.Value); err == nil {
+		a := o.args()
+		q.n.identify(space, &a)
+		if err = s.op.Start(space, &a); err == nil {
 			q.free = q.free[:len(q.free)-1]
-			s.tag, s.busy, s.tries = o.Tag, true, 0
+			s.tag, s.busy, s.tries, s.again = o.Tag, true, 0, false
 			q.unsent = append(q.unsent, i)
 			n++
 		}
@@ -182,8 +215,13 @@ func (q *OpQueue) Submit(ops []Op) (n int, err error) { // hot: 0 allocs
 // flush sends the unsent commands, as many as the queue pair accepts.
 func (q *OpQueue) flush() { // hot: 0 allocs
 	for len(q.unsent) > 0 && q.qp != nil {
+		now := time.Since(q.base)
 		for k, i := range q.unsent {
-			q.cmds[k] = q.slots[i].op.Cmd
+			s := &q.slots[i]
+			if !s.again {
+				s.first, s.again = now, true
+			}
+			q.cmds[k] = s.op.Cmd
 			q.cmds[k].Tag = uint64(i)
 		}
 		n, err := q.qp.Submit(q.cmds[:len(q.unsent)])
@@ -304,10 +342,12 @@ func (q *OpQueue) complete(dst []Result, comps []client.Completion) (n int) { //
 			continue
 		}
 		if !s.op.Step(space, &comps[k]) {
+			s.again = false
 			q.unsent = append(q.unsent, i)
 			continue
 		}
-		dst[n] = Result{Tag: s.tag, Kind: s.op.Kind(), Size: s.op.Size, Err: s.op.Err}
+		dst[n] = Result{Tag: s.tag, Kind: s.op.Kind(), Size: s.op.Size, Version: s.op.Version, Expires: s.op.Expires,
+			Err: s.op.Err}
 		if !s.op.Status.OK() {
 			if dst[n].Err = host.OfStatus(s.op.Status); dst[n].Err == nil {
 				dst[n].Err = host.CheckStatus(s.op.Kind().String(), s.op.Status)
@@ -336,6 +376,7 @@ func (q *OpQueue) queuePairLost(err error) {
 		}
 		s.sent = false
 		if s.op.MayRepeat() {
+			s.op.Lost()
 			q.unsent = append(q.unsent, uint16(i))
 		} else {
 			q.finish(uint16(i), fmt.Errorf("%s: %w: %w", s.op.Kind(), client.ErrIndeterminate, err))
@@ -414,8 +455,26 @@ func (q *OpQueue) await(left time.Duration) bool {
 	if q.ctx.Err() != nil { // Interrupt was called before adopt
 		o.qp.Interrupt()
 	}
+	q.dropLateRetries()
 	q.flush()
 	return true
+}
+
+// dropLateRetries ends the operations that must not be repeated any more, because the target may have forgotten their
+// identities.
+func (q *OpQueue) dropLateRetries() {
+	now, keep := time.Since(q.base), q.unsent[:0]
+	for _, i := range q.unsent {
+		s := &q.slots[i]
+		if s.op.Retry() {
+			if err := q.n.mayRetry(now - s.first); err != nil {
+				q.finish(i, fmt.Errorf("%s: %w: %w", s.op.Kind(), client.ErrIndeterminate, err))
+				continue
+			}
+		}
+		keep = append(keep, i)
+	}
+	q.unsent = keep
 }
 
 // Interrupt makes Poll and Submit return client.ErrClosed and wakes a blocked Poll. Any goroutine may call it.

@@ -418,14 +418,20 @@ func answerQuietly(c net.Conn, value []byte) error {
 			n := int((*pdu.Common)(b).PLEN())
 			e := (*pdu.CapsuleCmd)(b).SQE()
 			var dw0 uint32
-			if e.Opcode() == nvme.CmdKVRetrieve {
+			if extended := e.Opcode() == nvme.CmdKVXRetrieve; extended || e.Opcode() == nvme.CmdKVRetrieve {
 				dw0 = uint32(len(value))
-				at := len(out)
-				out = append(out, make([]byte, 24)...)
+				at, head := len(out), 0
+				if extended {
+					head = nvme.KVReadHeaderSize
+				}
+				out = append(out, make([]byte, 24+head)...)
 				d := (*pdu.Data)(out[at:])
-				d.Common().Set(pdu.TypeC2HData, pdu.FlagLast, 24, 24, uint32(24+len(value)))
+				d.Common().Set(pdu.TypeC2HData, pdu.FlagLast, 24, 24, uint32(24+head+len(value)))
 				d.SetCCCID(e.CID())
-				d.SetLength(uint32(len(value)))
+				d.SetLength(uint32(head + len(value)))
+				if extended {
+					(*nvme.KVReadHeader)(out[at+24:]).SetVersion(4711)
+				}
 				out = append(out, value...)
 			}
 			at := len(out)
@@ -453,14 +459,15 @@ func answerQuietly(c net.Conn, value []byte) error {
 }
 
 // quietQueue is a queue whose connection, once it is set up, is served by answerQuietly.
-func quietQueue(t testing.TB, o Options, value []byte) *OpQueue {
+func quietQueue(t testing.TB, o Options, value []byte, extended bool) *OpQueue {
 	s := newTarget(t)
-	s.with(func() { s.quiet = value })
+	s.with(func() { s.quiet, s.extended = value, extended })
 	return openQueue(t, open(t, s, o))
 }
 
 func TestQueueDoesNotAllocate(t *testing.T) {
-	for _, long := range []bool{false, true} {
+	for i := range 4 {
+		long, extended := i%2 != 0, i/2 != 0
 		key := []byte("user6284781860667377211")
 		o := Options{LongKeys: long}
 		value := pattern(256, 1)
@@ -470,16 +477,21 @@ func TestQueueDoesNotAllocate(t *testing.T) {
 		} else {
 			key = key[:16]
 		}
-		q := quietQueue(t, o, stored)
+		q := quietQueue(t, o, stored, extended)
 		const depth = 64
 		ops, bufs, results := make([]Op, depth), make([][]byte, depth), make([]Result, depth)
 		for i := range ops {
 			bufs[i] = make([]byte, 256)
 			kind := Get
-			if i%4 == 0 {
+			switch {
+			case i%4 == 0:
 				kind = Put
+			case i%4 == 1 && extended:
+				kind = GetVersion
+			case i%4 == 2 && extended:
+				kind = []Kind{PutIfVersion, DeleteIfVersion}[i/4%2]
 			}
-			ops[i] = Op{Kind: kind, Key: key, Value: bufs[i], Tag: uint64(i)}
+			ops[i] = Op{Kind: kind, Key: key, Value: bufs[i], Tag: uint64(i), Version: uint64(i % 4)}
 		}
 		round := func() {
 			if n, err := q.Submit(ops); n != depth || err != nil {
@@ -491,7 +503,8 @@ func TestQueueDoesNotAllocate(t *testing.T) {
 					t.Fatal(err)
 				}
 				for _, r := range results[:n] {
-					if r.Err != nil || r.Kind == Get && r.Size != 256 {
+					if r.Err != nil || (r.Kind == Get || r.Kind == GetVersion) && r.Size != 256 ||
+						r.Kind == GetVersion && r.Version != 4711 {
 						t.Fatalf("%+v", r)
 					}
 				}
@@ -500,7 +513,7 @@ func TestQueueDoesNotAllocate(t *testing.T) {
 		}
 		round()
 		if n := testing.AllocsPerRun(50, round); n > 0 {
-			t.Errorf("long keys %t: %v allocs for %d operations", long, n, depth)
+			t.Errorf("long keys %t, extended %t: %v allocs for %d operations", long, extended, n, depth)
 		}
 		if !bytes.Equal(bufs[1], value) {
 			t.Errorf("long keys %t: another value came", long)
@@ -517,7 +530,7 @@ func BenchmarkQueue256B(b *testing.B) {
 				if long {
 					stored = append(append([]byte("JKVL\x01\x00\x00\x00\x10\x00\x00\x00"), key...), stored...)
 				}
-				q := quietQueue(b, Options{LongKeys: long}, stored)
+				q := quietQueue(b, Options{LongKeys: long}, stored, false)
 				ops, results := make([]Op, depth), make([]Result, depth)
 				for i := range ops {
 					ops[i] = Op{Kind: Get, Key: key, Value: make([]byte, 256), Tag: uint64(i)}

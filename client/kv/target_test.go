@@ -37,6 +37,8 @@ type target struct {
 	inCapsule     int
 	csi           nvme.CSI
 	credit        nvme.Credit
+	// extended: it grants extended key-value. forgetful: it keeps no identities, and says so of every retry.
+	extended, forgetful bool
 	// quiet, if not nil, has I/O queue 3, that of an OpQueue, served by answerQuietly.
 	quiet []byte
 
@@ -46,24 +48,37 @@ type target struct {
 	keys   []string // sorted
 	conns  []net.Conn
 	seen   map[uint8]int // I/O commands by opcode
+	// about are the versions of values, done the results of writes by their identity, retries counts retries that have
+	// found it, version is the last one given.
+	about   map[string]about
+	done    map[[2]uint64]uint64
+	retries int
+	version uint64
+	keep    uint32 // of the last identity
 	// before, if set, gets each I/O command first and may answer it, or drop it.
 	before func(e *nvme.SQE) (st nvme.Status, how verdict)
+}
+
+type about struct {
+	version uint64
+	expires uint32
 }
 
 type verdict uint8
 
 const (
-	carryOut verdict = iota
-	answer           // with the status
-	drop             // no answer
-	breakOff         // carry out the command, then cut the connection instead of responding
+	carryOut    verdict = iota
+	answer              // with the status
+	drop                // no answer
+	breakOff            // carry out the command, then cut the connection instead of responding
+	breakBefore         // cut the connection
 )
 
 func newTarget(t testing.TB) *target {
 	ln := loopback.Listen(t)
 	s := &target{t: t, address: ln.Addr().String(), mdts: 8, maxValue: 1 << 20, maxListed: 1 << 20, inCapsule: 8192,
 		csi:    nvme.CSIKV,
-		values: map[string][]byte{}, seen: map[uint8]int{}}
+		values: map[string][]byte{}, seen: map[uint8]int{}, about: map[string]about{}, done: map[[2]uint64]uint64{}}
 	s.stop = func() { ln.Close() }
 	s.wg.Add(1)
 	go func() {
@@ -138,6 +153,16 @@ func (t *target) store(key string, value []byte) {
 		t.keys = slices.Insert(t.keys, i, key)
 	}
 	t.values[key] = bytes.Clone(value)
+	t.version++
+	t.about[key] = about{version: t.version}
+}
+
+func (t *target) remove(key string) {
+	delete(t.values, key)
+	delete(t.about, key)
+	if i, found := slices.BinarySearch(t.keys, key); found {
+		t.keys = slices.Delete(t.keys, i, i+1)
+	}
 }
 
 // onIO sets before.
@@ -161,6 +186,7 @@ type conn struct {
 	qid     uint16
 	pending map[uint16]pending
 	broken  bool
+	wide    bool // the command has a completion with a result of 64 bits
 }
 
 func (c *conn) fill(n int) ([]byte, error) {
@@ -202,7 +228,9 @@ func (c *conn) reply(cid uint16, st nvme.Status, dw0 uint64) {
 	var e nvme.CQE
 	e.SetCID(cid)
 	e.SetStatus(st)
-	if c.qid != 0 {
+	if c.wide {
+		e.SetSQID(uint16(c.s.credit.Units()))
+	} else if c.qid != 0 {
 		dw0 |= uint64(c.s.credit) << 32
 	}
 	e.SetResult64(dw0)
@@ -310,7 +338,7 @@ func (c *conn) command(e *nvme.SQE, data []byte) {
 		if how == carryOut || how == breakOff {
 			c.io(e, data)
 		}
-		if how == breakOff {
+		if how == breakOff || how == breakBefore {
 			c.out, c.broken = c.out[:at], true
 		}
 	}
@@ -357,7 +385,7 @@ func (c *conn) admin(e *nvme.SQE) {
 	case nvme.AdminSetFeatures, nvme.AdminGetFeatures:
 		v := uint64(e.Features().Value())
 		if e.Features().FID() == nvme.FIDExtensions {
-			v = nvme.ExtCredits | uint64(c.s.credit)<<32
+			v = uint64(c.s.extensions()&e.Features().Value()) | uint64(c.s.credit)<<32
 		}
 		c.reply(e.CID(), 0, v)
 	default:
@@ -375,8 +403,8 @@ func (c *conn) identify(e *nvme.SQE) {
 		id.SetIOCCSZ(uint32(64+c.s.inCapsule) / 16)
 		id.SetIORCSZ(1)
 		id.SetMDTS(c.s.mdts)
-		if c.s.credit != 0 {
-			id.SetExtension(1, nvme.ExtCredits)
+		if x := c.s.extensions(); x != 0 {
+			id.SetExtension(1, x)
 		}
 	case i.CNS() == nvme.CNSNSDescriptors:
 		csi := nvme.CSINVM
@@ -402,6 +430,8 @@ func (c *conn) identify(e *nvme.SQE) {
 
 func (c *conn) io(e *nvme.SQE, data []byte) {
 	s, k, cid := c.s, e.KV(), e.CID()
+	c.wide = s.extended && nvme.KVVersioned(e.Opcode())
+	defer func() { c.wide = false }()
 	var buf [nvme.MaxKVKey]byte
 	key := string(k.Key(&buf))
 	old, exists := s.values[key]
@@ -412,6 +442,10 @@ func (c *conn) io(e *nvme.SQE, data []byte) {
 		c.reply(cid, nvme.InvalidKeySize|nvme.DNR, 0)
 	case k.LenBytes() != e.SGL().Length():
 		c.reply(cid, nvme.InvalidField|nvme.DNR, 0)
+	case nvme.KVExtended(e.Opcode()) && !s.extended:
+		c.reply(cid, nvme.InvalidOpcode|nvme.DNR, 0)
+	case nvme.KVVersioned(e.Opcode()):
+		c.write(e, key, data)
 	case e.Opcode() == nvme.CmdKVList:
 		list := nvme.NewKVList(make([]byte, k.LenBytes()))
 		at, _ := slices.BinarySearch(s.keys, key)
@@ -435,13 +469,16 @@ func (c *conn) io(e *nvme.SQE, data []byte) {
 		}
 	case e.Opcode() == nvme.CmdKVDelete && (exists || !s.errorOnDelete):
 		if exists {
-			delete(s.values, key)
-			i, _ := slices.BinarySearch(s.keys, key)
-			s.keys = slices.Delete(s.keys, i, i+1)
+			s.remove(key)
 		}
 		c.reply(cid, 0, 0)
 	case !exists:
 		c.reply(cid, nvme.KeyDoesNotExist|nvme.DNR, 0)
+	case e.Opcode() == nvme.CmdKVXRetrieve:
+		var h nvme.KVReadHeader
+		h.SetVersion(s.about[key].version)
+		h.SetExpires(s.about[key].expires)
+		c.data(cid, append(h[:], old[:min(len(old), int(k.LenBytes())-len(h))]...), uint64(len(old)))
 	case e.Opcode() == nvme.CmdKVRetrieve:
 		c.data(cid, old[:min(len(old), int(k.LenBytes()))], uint64(len(old)))
 	default: // Exist

@@ -41,6 +41,10 @@ var (
 	ErrForeignValue = errors.New("the value was not stored with a long key")
 	// ErrCapacityExceeded: there is no space for the value.
 	ErrCapacityExceeded = errors.New("capacity exceeded")
+	// ErrVersionMismatch: the key has another version.
+	ErrVersionMismatch = errors.New("version mismatch")
+	// ErrSuperseded: the key has the same version or a newer one.
+	ErrSuperseded = errors.New("superseded by a newer version")
 	// ErrValueTooLarge: the value is larger than the namespace or one command allows.
 	ErrValueTooLarge = errors.New("value too large")
 )
@@ -94,6 +98,12 @@ func OfStatus(s nvme.Status) error { // hot: 0 allocs
 		return ErrCapacityExceeded
 	case nvme.InvalidValueSize:
 		return ErrValueTooLarge
+	case nvme.KVVersionMismatch:
+		return ErrVersionMismatch
+	case nvme.KVSuperseded:
+		return ErrSuperseded
+	case nvme.KVIndeterminate:
+		return ErrIndeterminate
 	}
 	return nil
 }

@@ -75,6 +75,8 @@ type Completion struct {
 	Status nvme.Status
 	// CID is the command's identifier on the wire, for logs.
 	CID uint16
+	// SQID is that field of the CQE, which only commands of extended key-value use (nvme.KVVersioned).
+	SQID uint16
 }
 
 // Direction is the data direction of a command; a fabrics command's is in its FCTYPE.

@@ -8,7 +8,6 @@ import (
 
 	"jbofd/client/internal/host"
 	"jbofd/client/internal/window"
-	"jbofd/internal/nvme"
 )
 
 // SharedQPair is a queue pair for any number of goroutines. Each submits and sends under the mutex. Two goroutines of
@@ -271,7 +270,7 @@ func (q *SharedQPair) deliverLocked() {
 		for _, comp := range q.comps[:n] {
 			c := &q.calls[comp.Tag]
 			if q.gate != nil {
-				q.gate.Release(c.ticket, nvme.Credit(comp.Result>>32))
+				q.gate.Completed(c.ticket, &comp)
 			}
 			if c.abandoned {
 				c.abandoned = false

@@ -99,6 +99,7 @@ type slot struct {
 	length uint32 // of the data
 	tick   uint32 // clock of the queue at Submit
 	gen    uint16
+	sqid   uint16 // of the CQE
 	status nvme.Status
 
 	busy      bool
@@ -294,7 +295,7 @@ func (q *QPair) Completions(dst []host.Completion) int { // hot: 0 allocs
 	for k := range n {
 		i := q.done.pop()
 		s := &q.slots[i]
-		c := host.Completion{Tag: s.tag, Result: s.result, Status: s.status, CID: host.CID(i, s.gen)}
+		c := host.Completion{Tag: s.tag, Result: s.result, Status: s.status, CID: host.CID(i, s.gen), SQID: s.sqid}
 		if s.toHost && s.status.OK() {
 			c.Received = s.length
 		}

@@ -113,7 +113,7 @@ func (q *QPair) response(c *wr.Completion) error {
 	if s.answered {
 		return fmt.Errorf("%w: second response for CID %#x", host.ErrProtocol, cid)
 	}
-	s.answered, s.status, s.result = true, e.Status(), e.Result64()
+	s.answered, s.status, s.result, s.sqid = true, e.Status(), e.Result64(), e.SQID()
 	if s.toHost && s.borrowed && !s.orphan && s.status.OK() {
 		copy(q.bufs[i], q.borrowed[i][:s.length])
 	}

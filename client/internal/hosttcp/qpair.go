@@ -73,6 +73,7 @@ type slot struct {
 	// refs counts the PDUs on the send list or in the batch that refer to the slot or its data: the capsule, and one
 	// for each R2T. A slot is finished when it is answered and refs is 0. Invariant: refs <= 1+MaxR2T.
 	refs   uint16
+	sqid   uint16 // of the CQE
 	status nvme.Status
 
 	busy      bool
@@ -287,7 +288,7 @@ func (q *QPair) Completions(dst []host.Completion) int { // hot: 0 allocs
 			st = nvme.TransientTransportError
 		}
 		dst[k] = host.Completion{Tag: s.tag, Result: s.result, Received: s.received, Status: st,
-			CID: host.CID(i, s.gen)}
+			CID: host.CID(i, s.gen), SQID: s.sqid}
 		s.busy = false
 		q.bufs[i] = nil
 		q.free = append(q.free, i)
@@ -341,9 +342,9 @@ func (q *QPair) Tick(admin bool) (oldest uint32) {
 }
 
 // answer sets the final outcome of a slot.
-func (q *QPair) answer(i uint16, st nvme.Status, result uint64) {
+func (q *QPair) answer(i uint16, st nvme.Status, result uint64, sqid uint16) {
 	s := &q.slots[i]
-	s.answered, s.status, s.result = true, st, result
+	s.answered, s.status, s.result, s.sqid = true, st, result, sqid
 	if s.refs == 0 {
 		q.finish(i)
 	}

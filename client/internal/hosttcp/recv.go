@@ -83,7 +83,7 @@ func (q *QPair) placed(b []byte, k uint32) {
 func (q *QPair) endData() {
 	q.recv = recvHeader
 	if q.dataFlags&pdu.FlagSuccess != 0 {
-		q.answer(q.dataSlot, 0, 0)
+		q.answer(q.dataSlot, 0, 0, 0)
 	}
 }
 
@@ -267,7 +267,7 @@ func (q *QPair) capsuleResp(p *pdu.CapsuleResp) *pdu.FatalError {
 	if !s.toHost {
 		q.dataLen = 0 // no large data is expected: use the whole receive buffer
 	}
-	q.answer(i, e.Status(), e.Result64())
+	q.answer(i, e.Status(), e.Result64(), e.SQID())
 	return nil
 }
 

@@ -14,6 +14,10 @@
 //	PutIfPresent  Retrieve of the key; Store, must exist
 //	Delete        Retrieve of the key; Delete
 //
+// With extended key-value, a write that needs it, or that has an identity, is an extended Store or Delete in place of
+// the Store or Delete above. PutIfVersion and DeleteIfVersion are one command, also with long keys, because the version
+// names the object; PutIfNewer and DeleteIfNewer take a Retrieve of the key before.
+//
 // Between two commands another host may delete the key and put another key with the same hash. That takes two keys with
 // the same hash; the second command then applies to the other key.
 package kvop
@@ -37,6 +41,11 @@ const (
 	PutIfPresent
 	Delete
 	Exists
+	GetVersion
+	PutIfVersion
+	PutIfNewer
+	DeleteIfVersion
+	DeleteIfNewer
 	kinds
 )
 
@@ -45,8 +54,18 @@ func (k Kind) String() string {
 	if k >= kinds {
 		return fmt.Sprintf("Kind(%d)", uint8(k))
 	}
-	return [...]string{"Get", "Put", "PutIfAbsent", "PutIfPresent", "Delete", "Exists"}[k]
+	return [...]string{"Get", "Put", "PutIfAbsent", "PutIfPresent", "Delete", "Exists", "GetVersion", "PutIfVersion",
+		"PutIfNewer", "DeleteIfVersion", "DeleteIfNewer"}[k]
 }
+
+// isPut and isDelete report what a kind does.
+func (k Kind) isPut() bool {
+	return k == Put || k == PutIfAbsent || k == PutIfPresent || k == PutIfVersion || k == PutIfNewer
+}
+func (k Kind) isDelete() bool { return k == Delete || k == DeleteIfVersion || k == DeleteIfNewer }
+
+// IsWrite reports whether operations of the kind may have an identity.
+func (k Kind) IsWrite() bool { return k.isPut() || k.isDelete() }
 
 // Space describes the namespace of an operation.
 type Space struct {
@@ -58,6 +77,8 @@ type Space struct {
 	Hash func(key []byte) [nvme.MaxKVKey]byte
 	// Counted: Completion.Received is the number of bytes that were received, as over TCP and not over RDMA.
 	Counted bool
+	// Extended: the target has granted extended key-value.
+	Extended bool
 }
 
 // MaxKeyLen returns the length of the longest key of an operation.
@@ -85,6 +106,7 @@ const (
 	stepReplace              // Store, must exist
 	stepGet                  // Retrieve of key and value
 	stepDelete
+	stepNewer // Store or Delete, if newer
 )
 
 // maxRestarts bounds how often a Put finds that its key exists and then that it does not. Other hosts may cause that,
@@ -104,37 +126,52 @@ type Op struct {
 	Status nvme.Status
 	Err    error
 	Size   int
+	// Version is that of the value of a GetVersion, or the one that a write has given. If the key does not fulfil the
+	// condition of a write, it is that of the key, or 0. It is 0 if the target has not reported one. Expires is that of
+	// the value of a GetVersion.
+	Version uint64
+	Expires uint32
 
+	args     Args
 	kind     Kind
 	step     step
 	restarts uint8
-	dev      [nvme.MaxKVKey]byte // hash of a long key
-	own      int                 // header and key of a long key are buf[:own]
-	val      int                 // the value to store is buf[own:own+val]
-	dst      []byte              // the caller's buffer of a Get
-	buf      []byte
+	// extended: writes are extended commands. retry: Cmd is an extended write whose first copy was lost.
+	extended, retry bool
+	// head is the size of the header in front of the data of an extended write, which is buf[:head].
+	head int
+	dev  [nvme.MaxKVKey]byte // hash of a long key
+	own  int                 // header and key of a long key are buf[head:][:own]
+	val  int                 // the value to store follows them
+	dst  []byte              // the caller's buffer of a Get
+	buf  []byte
 }
 
 // Forget drops the references to the caller's buffers.
-func (o *Op) Forget() { o.Cmd.Data, o.dst = nil, nil }
+func (o *Op) Forget() { o.Cmd.Data, o.dst, o.args.Key, o.args.Value = nil, nil, nil, nil }
 
 // Kind returns the kind that was passed to Start.
 func (o *Op) Kind() Kind { return o.kind }
 
-// Start begins an operation; Cmd is its first command. value is the value to store, or the buffer of a Get. key is
-// copied, and so is the value to store if keys are long.
+// Start begins an operation; Cmd is its first command. The key is copied, and so is the value to store if keys are long
+// or the command is an extended one.
 //
-// Errors: host.ErrInvalid, ErrValueTooLarge.
+// Errors: host.ErrInvalid, ErrValueTooLarge; ErrUnsupported if the operation needs extended key-value and the target
+// has not granted it.
 //
-// Cost: 0 allocs, once buffers for long keys have grown.
-func (o *Op) Start(s *Space, kind Kind, key, value []byte) error { // hot: 0 allocs
-	o.kind, o.step, o.restarts, o.dst = kind, stepOnly, 0, nil
-	o.Status, o.Err, o.Size = 0, nil, 0
+// Cost: 0 allocs, once buffers for long keys and extended commands have grown.
+func (o *Op) Start(s *Space, a *Args) error { // hot: 0 allocs
+	kind, key, value := a.Kind, a.Key, a.Value
+	o.args, o.kind, o.step, o.restarts, o.dst, o.retry = *a, kind, stepOnly, 0, nil, false
+	o.Status, o.Err, o.Size, o.Version, o.Expires = 0, nil, 0, 0, 0
 	if n := len(key); n == 0 || n > s.MaxKeyLen() || kind >= kinds {
 		return fmt.Errorf("%w: %s with a key of %d bytes: must be 1 to %d", host.ErrInvalid, kind, n, s.MaxKeyLen())
 	}
+	if err := a.check(s); err != nil {
+		return err
+	}
 	total := 0 // bytes that one command must be able to transfer
-	if kind == Put || kind == PutIfAbsent || kind == PutIfPresent {
+	if kind.isPut() {
 		total = len(value)
 	}
 	if s.Hash != nil {
@@ -144,11 +181,33 @@ func (o *Op) Start(s *Space, kind Kind, key, value []byte) error { // hot: 0 all
 		return fmt.Errorf("%w: %s of %d bytes (%d of key and value): %s is %d", host.ErrValueTooLarge, kind, total,
 			len(key)+len(value), by, limit)
 	}
+	o.head, o.extended = 0, kind.IsWrite() && s.Extended && (a.Client != 0 || a.needsExtension())
+	if o.extended && total > s.MaxTransfer-nvme.KVWriteHeaderSize {
+		if a.needsExtension() {
+			return fmt.Errorf("%w: %s of %d bytes (%d of key and value): with its header, the transfer limit of a "+
+				"command (MDTS) is %d", host.ErrValueTooLarge, kind, total, len(key)+len(value),
+				s.MaxTransfer-nvme.KVWriteHeaderSize)
+		}
+		o.extended = false // without an identity then
+	}
+	if o.extended {
+		o.head = nvme.KVWriteHeaderSize
+	}
 	if s.Hash != nil {
 		o.startLong(s, kind, key, value)
 		return nil
 	}
+	if o.extended {
+		o.startExtended(s, key, value)
+		return nil
+	}
 	switch kind {
+	case GetVersion:
+		o.dst = value
+		o.buf = slices.Grow(o.buf[:0], min(nvme.KVReadHeaderSize+len(value), s.MaxTransfer))
+		o.buf = o.buf[:min(nvme.KVReadHeaderSize+len(value), s.MaxTransfer)]
+		o.step = stepGet
+		set(&o.Cmd, nvme.CmdKVXRetrieve, s.NSID, key, o.buf)
 	case Get:
 		o.dst = value
 		SetRetrieve(&o.Cmd, s.NSID, key, value[:min(len(value), s.MaxTransfer)])
@@ -168,30 +227,41 @@ func (o *Op) Start(s *Space, kind Kind, key, value []byte) error { // hot: 0 all
 
 // startLong lays out the buffer of an operation with a long key:
 //
-//	header and key | value to store, or header, key and value that a Get reads | header and key that a look reads
+//	write header, if the write is extended | header and key | value to store | header and key that a look reads
+//	header and key | read header of a GetVersion | header, key and value that a Get reads
 func (o *Op) startLong(s *Space, kind Kind, key, value []byte) { // hot: 0 allocs
 	o.dev = s.Hash(key)
 	o.own, o.val = LongBytes(len(key)), 0
-	need := 2 * o.own
-	switch kind {
-	case Get:
+	need := o.head + 2*o.own
+	switch {
+	case kind == Get, kind == GetVersion:
+		if kind == GetVersion {
+			need += nvme.KVReadHeaderSize
+		}
 		need = min(need+len(value), o.own+s.MaxTransfer)
 		o.dst = value
-	case Put, PutIfAbsent, PutIfPresent:
+	case kind.isPut():
 		o.val = len(value)
 		need += len(value)
 	}
-	o.buf = appendLong(slices.Grow(o.buf[:0], need), key)
+	o.buf = appendLong(slices.Grow(o.buf[:0], need)[:o.head], key)
 	if o.val > 0 {
 		o.buf = append(o.buf, value...)
 	}
 	o.buf = o.buf[:need]
-	switch kind {
-	case Get:
+	switch {
+	case kind == Get:
 		o.step = stepGet
 		SetRetrieve(&o.Cmd, s.NSID, o.dev[:], o.buf[o.own:])
-	case Put, PutIfAbsent:
+	case kind == GetVersion:
+		o.step = stepGet
+		set(&o.Cmd, nvme.CmdKVXRetrieve, s.NSID, o.dev[:], o.buf[o.own:])
+	case kind == Put, kind == PutIfAbsent, kind == PutIfVersion && o.args.Version == 0:
 		o.storeIfAbsent(s)
+	case kind == PutIfVersion:
+		o.store(s, nvme.KVIfVersion)
+	case kind == DeleteIfVersion:
+		o.remove(s)
 	default:
 		o.lookUp(s)
 	}
@@ -199,19 +269,33 @@ func (o *Op) startLong(s *Space, kind Kind, key, value []byte) { // hot: 0 alloc
 
 func (o *Op) storeIfAbsent(s *Space) { // hot: 0 allocs
 	o.step = stepIfAbsent
-	SetStore(&o.Cmd, s.NSID, o.dev[:], o.buf[:o.own+o.val], nvme.KVStoreMustNotExist)
+	o.store(s, nvme.KVIfAbsent)
 }
 
 func (o *Op) lookUp(s *Space) { // hot: 0 allocs
 	o.step = stepLookUp
-	SetRetrieve(&o.Cmd, s.NSID, o.dev[:], o.buf[o.own+o.val:])
+	SetRetrieve(&o.Cmd, s.NSID, o.dev[:], o.buf[o.head+o.own+o.val:])
 }
 
-// MayRepeat reports whether Cmd may be carried out twice without changing what the operation means. A conditional Store
-// may not: the second one would find what the first one has stored, or what another host has done since, and its
+// newer is the write of a PutIfNewer or DeleteIfNewer with a long key, after the look.
+func (o *Op) newer(s *Space) { // hot: 0 allocs
+	o.step = stepNewer
+	if o.kind == DeleteIfNewer {
+		o.remove(s)
+		return
+	}
+	o.store(s, nvme.KVIfNewer)
+}
+
+// MayRepeat reports whether Cmd may be sent again, after Lost, if its answer was lost. A conditional write without an
+// identity may not: the second one would find what the first one has done, or what another host has done since, and its
 // status would say nothing about the first.
 func (o *Op) MayRepeat() bool {
-	return o.kind != PutIfAbsent && o.kind != PutIfPresent || o.step == stepLookUp
+	switch o.kind {
+	case PutIfAbsent, PutIfPresent, PutIfVersion, PutIfNewer, DeleteIfVersion, DeleteIfNewer:
+		return o.step == stepLookUp || o.HasIdentity()
+	}
+	return true
 }
 
 // Step processes the outcome of Cmd. It returns true if the operation is done; otherwise Cmd is the next command.
@@ -222,6 +306,17 @@ func (o *Op) Step(s *Space, c *host.Completion) (done bool) { // hot: 0 allocs
 	o.Status = c.Status
 	if st == nvme.Success {
 		o.Status = nvme.Success // without the bits for More and the retry delay
+	}
+	if o.extended && nvme.KVVersioned(o.Cmd.SQE.Opcode()) {
+		switch st {
+		case nvme.Success, nvme.KeyExists, nvme.KVVersionMismatch, nvme.KVSuperseded:
+			o.Version = c.Result
+		case nvme.InvalidOpcode:
+			if o.retry {
+				o.Status, o.Err = nvme.Success, errWithdrawn
+				return true
+			}
+		}
 	}
 	switch o.step {
 	case stepOnly:
@@ -238,7 +333,12 @@ func (o *Op) Step(s *Space, c *host.Completion) (done bool) { // hot: 0 allocs
 		if st == nvme.Success {
 			return o.found(s, c)
 		}
-		if st == nvme.KeyDoesNotExist && (o.kind == Put || o.kind == PutIfAbsent) {
+		switch {
+		case st != nvme.KeyDoesNotExist:
+		case o.kind == PutIfNewer, o.kind == DeleteIfNewer:
+			o.newer(s)
+			return false
+		case o.kind == Put, o.kind == PutIfAbsent, o.kind == PutIfVersion:
 			return o.restart(s)
 		}
 	case stepReplace:
@@ -250,7 +350,7 @@ func (o *Op) Step(s *Space, c *host.Completion) (done bool) { // hot: 0 allocs
 			o.got(s, c)
 		}
 	}
-	if o.kind == Delete && st == nvme.KeyDoesNotExist {
+	if o.kind.isDelete() && st == nvme.KeyDoesNotExist {
 		o.Status = nvme.Success // as a target answers by default, unless KVErrorOnDelete is set
 	}
 	return true
@@ -273,11 +373,11 @@ func (o *Op) found(s *Space, c *host.Completion) (done bool) { // hot: 0 allocs
 		o.Err = err
 		return true
 	}
-	mine, foreign := valueOwner(o.Cmd.Data[:min(n, len(o.Cmd.Data))], o.buf[:o.own])
+	mine, foreign := valueOwner(o.Cmd.Data[:min(n, len(o.Cmd.Data))], o.buf[o.head:][:o.own])
 	switch {
 	case foreign:
 		o.Err = host.ErrForeignValue
-	case !mine && (o.kind == Put || o.kind == PutIfAbsent):
+	case !mine && (o.kind.isPut() && o.kind != PutIfPresent || o.kind == DeleteIfNewer):
 		o.Err = host.ErrKeyCollision
 	case !mine:
 		o.Status = nvme.KeyDoesNotExist
@@ -286,26 +386,43 @@ func (o *Op) found(s *Space, c *host.Completion) (done bool) { // hot: 0 allocs
 		}
 	case o.kind == PutIfAbsent:
 		o.Status = nvme.KeyExists
+	case o.kind == PutIfVersion:
+		o.Status = nvme.KVVersionMismatch
+	case o.kind == PutIfNewer, o.kind == DeleteIfNewer:
+		o.newer(s)
+		return false
 	case o.kind == Put, o.kind == PutIfPresent:
 		o.step = stepReplace
-		SetStore(&o.Cmd, s.NSID, o.dev[:], o.buf[:o.own+o.val], nvme.KVStoreMustExist)
+		o.store(s, nvme.KVIfPresent)
 		return false
 	case o.kind == Delete:
 		o.step = stepDelete
-		SetDelete(&o.Cmd, s.NSID, o.dev[:])
+		o.remove(s)
 		return false
 	}
 	return true
 }
 
-// got extracts the value from what a Get with a long key has read.
+// got extracts the value from what a Get with a long key, or a GetVersion, has read.
 func (o *Op) got(s *Space, c *host.Completion) { // hot: 0 allocs
-	n, err := size(s, c, len(o.Cmd.Data))
+	data := o.Cmd.Data
+	if o.kind == GetVersion {
+		if data = o.readHeader(s, c); data == nil {
+			return
+		}
+	}
+	n, err := size(s, c, len(data))
 	if err != nil {
 		o.Err = err
 		return
 	}
-	b := o.Cmd.Data[:min(n, len(o.Cmd.Data))]
+	b := data[:min(n, len(data))]
+	if s.Hash == nil {
+		o.Size = n
+		copy(o.dst, b)
+		o.checkRoom(len(data))
+		return
+	}
 	mine, foreign := valueOwner(b, o.buf[:o.own])
 	switch {
 	case foreign:
@@ -315,7 +432,7 @@ func (o *Op) got(s *Space, c *host.Completion) { // hot: 0 allocs
 	default:
 		o.Size = n - o.own
 		copy(o.dst, b[o.own:])
-		o.checkRoom(len(o.Cmd.Data) - o.own)
+		o.checkRoom(len(data) - o.own)
 	}
 }
 

@@ -282,6 +282,19 @@ func (g *Gate) done(now int64, t Ticket, c nvme.Credit) {
 type Ticket struct {
 	nsid, units uint32
 	window      uint16
+	// wide: the completion's result takes DW0 and DW1, and the units of the credit are in SQID.
+	wide bool
+}
+
+// credit returns the credit in the completion of the ticket's command. mu is held.
+func (g *Gate) credit(t Ticket, c *host.Completion) nvme.Credit {
+	switch {
+	case !t.wide:
+		return nvme.Credit(c.Result >> 32)
+	case t.window == unlimited: // it is not known which SSD the credit is for
+		return 0
+	}
+	return nvme.MakeCredit(g.windows[t.window].ssd, int(c.SQID))
 }
 
 func unitsOf(cmds []host.Command) (u [2]int) {
@@ -318,7 +331,7 @@ func (g *Gate) Acquire(ctx context.Context, dead <-chan struct{}, cmds []host.Co
 	nsid := cmds[0].SQE.NSID()
 	n := g.windowOf(nsid)
 	for i := range cmds {
-		tickets[i] = Ticket{nsid: nsid, units: uint32(u[i]), window: n}
+		tickets[i] = Ticket{nsid: nsid, units: uint32(u[i]), window: n, wide: nvme.KVVersioned(cmds[i].SQE.Opcode())}
 	}
 	sw := g.windows[n]
 	now := g.now()
@@ -390,6 +403,15 @@ func (sw *ssdWindow) undoSent(now int64, units [2]int) {
 		}
 	}
 	sw.pump(now)
+}
+
+// Completed returns the ticket of a command that has completed.
+//
+// Cost: 0 allocs.
+func (g *Gate) Completed(t Ticket, c *host.Completion) { // hot: 0 allocs
+	g.mu.Lock()
+	g.done(g.now(), t, g.credit(t, c))
+	g.mu.Unlock()
 }
 
 // Release returns the ticket of a command that has completed with credit c, or that was not sent (c is 0).

@@ -163,7 +163,7 @@ func (p *Pair) hold(n uint16, group []host.Command, u [2]int, now int64) {
 
 // send submits a command to the machine.
 func (p *Pair) send(c *host.Command, window uint16) {
-	t := Ticket{nsid: c.SQE.NSID(), units: uint32(unitsOf1(c)), window: window}
+	t := Ticket{nsid: c.SQE.NSID(), units: uint32(unitsOf1(c)), window: window, wide: nvme.KVVersioned(c.SQE.Opcode())}
 	cid, err := p.m.Submit(c)
 	if err != nil {
 		// Submit has checked the command and counted free slots: the queue has failed since.
@@ -186,7 +186,7 @@ func (p *Pair) Completed(comps []host.Completion) { // hot: 0 allocs
 		if t.units == 0 {
 			continue // a command that was sent before there was a gate
 		}
-		g.done(now, *t, nvme.Credit(comps[i].Result>>32))
+		g.done(now, *t, g.credit(*t, &comps[i]))
 		*t = Ticket{}
 	}
 	p.advance(now)
