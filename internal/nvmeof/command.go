@@ -44,6 +44,8 @@ type Plan struct {
 	AnswerBytes uint32
 	// MissingOK: a Delete of a key that does not exist succeeds.
 	MissingOK bool
+	// Wide: the result takes DW0 and DW1 of the completion, so that a credit is in the place of SQID.
+	Wide bool
 }
 
 // Limits bound a command.
@@ -78,7 +80,9 @@ func PlanIO(sqe *nvme.SQE, t *NamespaceTable, lim Limits, p *Plan) nvme.Status {
 	case nvme.CmdFlush, nvme.CmdWrite, nvme.CmdRead, nvme.CmdCompare, nvme.CmdWriteZeroes, nvme.CmdDSM, nvme.CmdVerify:
 	case nvme.CmdKVList, nvme.CmdKVDelete, nvme.CmdKVExist: // Store is Write, Retrieve is Read
 	default:
-		return nvme.InvalidOpcode | nvme.DNR
+		if !t.extendedKV || !nvme.KVExtended(sqe.Opcode()) {
+			return nvme.InvalidOpcode | nvme.DNR
+		}
 	}
 	if sqe.PSDT() == nvme.PSDTPRP || sqe.PSDT() == 3 {
 		return nvme.InvalidField | nvme.DNR // fabrics: SGLs only
@@ -98,8 +102,11 @@ func PlanIO(sqe *nvme.SQE, t *NamespaceTable, lim Limits, p *Plan) nvme.Status {
 		return p.planKV(sqe, t, lim)
 	}
 	switch sqe.Opcode() {
-	case nvme.CmdKVList, nvme.CmdKVDelete, nvme.CmdKVExist:
+	case nvme.CmdFlush, nvme.CmdWrite, nvme.CmdRead, nvme.CmdCompare, nvme.CmdWriteZeroes, nvme.CmdDSM, nvme.CmdVerify:
+	default: // of keys and values
 		return nvme.InvalidOpcode | nvme.DNR
+	}
+	switch sqe.Opcode() {
 	case nvme.CmdFlush:
 		p.Op = pipeline.Flush
 		return nvme.Success

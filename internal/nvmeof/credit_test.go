@@ -30,7 +30,7 @@ func TestCreditsAreAnnouncedByIOControllersOnly(t *testing.T) {
 		c := r.connect(hostA, x.sub)
 		_, data := r.must(c, identify(nvme.CNSController, 0), nil)
 		version, bits, ok := (*nvme.IdentifyController)(data).Extension()
-		if ok != x.ok || ok && (version != 1 || bits != nvme.ExtCredits) {
+		if ok != x.ok || ok && (version != 1 || bits != nvme.ExtCredits|nvme.ExtKV) {
 			t.Errorf("%s: version %d bits %#x, announced %v", x.sub, version, bits, ok)
 		}
 	}

@@ -183,7 +183,7 @@ func (c *Controller) setFeatures(now int64, a AdminArgs) Reply {
 }
 
 // extensions are the extensions that this target has.
-const extensions = nvme.ExtCredits
+const extensions = nvme.ExtCredits | nvme.ExtKV
 
 // setExtensions puts the granted extensions in force. With credits the reply carries the first one: the credit at the
 // lowest SSD that the host has a namespace on.
@@ -191,6 +191,11 @@ func (c *Controller) setExtensions(granted uint32) Reply {
 	was := c.CreditState()
 	c.features.extensions = granted
 	c.creditsChanged(was)
+	if c.table.extendedKV != (granted&nvme.ExtKV != 0) {
+		c.t.version++
+		c.table = c.view()
+		c.publishTable()
+	}
 	r := Reply{Result: uint64(granted)}
 	if c.CreditState().On {
 		r.CreditSSD, r.Credit = c.table.lowestSSD()

@@ -31,8 +31,8 @@ func TestFeaturesKeepWhatIsSetAndKnowTheirDefaults(t *testing.T) {
 		{"event configuration", nvme.FIDAsyncEvent, 0, nvme.AECNamespace, nvme.AECNamespace, 0, changeable},
 		{"keep alive", nvme.FIDKeepAlive, 0, 5001, 5100, 0, changeable},
 		{"command set profile", nvme.FIDIOCommandSetProfile, 0, 0, 0, 0, 0},
-		{"extensions, one of them known", nvme.FIDExtensions, 0, nvme.ExtCredits | nvme.ExtKV | 1<<31, nvme.ExtCredits,
-			0, changeable},
+		{"extensions, two of them known", nvme.FIDExtensions, 0,
+			nvme.ExtCredits | nvme.ExtPushdown | nvme.ExtKV | 1<<31, nvme.ExtCredits | nvme.ExtKV, 0, changeable},
 	}
 	for _, x := range cases {
 		sqe := setFeature(x.fid, x.set)

@@ -34,6 +34,10 @@ func (p *Plan) planKV(sqe *nvme.SQE, t *NamespaceTable, lim Limits) nvme.Status 
 	case nvme.CmdKVRetrieve:
 		known = nvme.KVRetrieveRaw
 	case nvme.CmdKVList, nvme.CmdKVDelete, nvme.CmdKVExist:
+	case nvme.CmdKVXStore, nvme.CmdKVXRetrieve, nvme.CmdKVXDelete:
+		if sqe.CDW(11)&^0xff != 0 || sqe.CDW(12) != 0 || sqe.CDW(13) != 0 { // reserved
+			return nvme.InvalidField | nvme.DNR
+		}
 	default:
 		return nvme.InvalidOpcode | nvme.DNR
 	}
@@ -63,6 +67,36 @@ func (p *Plan) planKV(sqe *nvme.SQE, t *NamespaceTable, lim Limits) nvme.Status 
 		p.ToHost, p.AnswerBytes = n, min(n, lim.MDTSBytes)
 	case nvme.CmdKVDelete:
 		p.MissingOK = t.errorOnDelete.get(sqe.NSID())&nvme.KVErrorOnDelete == 0
+	default:
+		return p.planExtendedKV(sqe, lim)
+	}
+	return nvme.Success
+}
+
+// planExtendedKV is the part of planKV for commands whose data begins with a header. The executor checks the header of
+// a Store or Delete when it has the data.
+func (p *Plan) planExtendedKV(sqe *nvme.SQE, lim Limits) nvme.Status {
+	n, longest := sqe.KV().LenBytes(), uint32(p.Namespace.MaxValueBytes)
+	p.Wide = nvme.KVVersioned(sqe.Opcode())
+	switch sqe.Opcode() {
+	case nvme.CmdKVXStore:
+		switch {
+		case n < nvme.KVWriteHeaderSize:
+			return nvme.InvalidField | nvme.DNR
+		case n > min(nvme.KVWriteHeaderSize+longest, lim.MDTSBytes):
+			return nvme.InvalidValueSize | nvme.DNR
+		}
+		p.ToController = n
+	case nvme.CmdKVXDelete:
+		if n != nvme.KVWriteHeaderSize {
+			return nvme.InvalidField | nvme.DNR
+		}
+		p.ToController, p.MissingOK = n, true
+	case nvme.CmdKVXRetrieve:
+		if n < nvme.KVReadHeaderSize {
+			return nvme.InvalidField | nvme.DNR
+		}
+		p.ToHost, p.AnswerBytes = n, min(n, nvme.KVReadHeaderSize+longest, lim.MDTSBytes)
 	}
 	return nvme.Success
 }
@@ -103,6 +137,7 @@ func (c *Controller) view() *NamespaceTable {
 	}
 	t := NewNamespaceTable(seen, c.HostNQN)
 	t.errorOnDelete = c.features.errorOnDelete.clone()
+	t.extendedKV = c.features.extensions&nvme.ExtKV != 0
 	return t
 }
 

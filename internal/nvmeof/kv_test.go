@@ -184,13 +184,13 @@ func TestPlanningOfKeysAndValuesAllocatesNothing(t *testing.T) {
 // limits, or has an error status.
 func FuzzPlanIO(f *testing.F) {
 	for _, op := range []uint8{nvme.CmdFlush, nvme.CmdKVStore, nvme.CmdKVRetrieve, nvme.CmdKVList, nvme.CmdKVDelete,
-		nvme.CmdKVExist, nvme.CmdCompare, nvme.CmdDSM} {
+		nvme.CmdKVExist, nvme.CmdCompare, nvme.CmdDSM, nvme.CmdKVXStore, nvme.CmdKVXRetrieve, nvme.CmdKVXDelete} {
 		for _, nsid := range []uint32{1, 2, 3} {
 			f.Add(kvCommand(op, nsid, "key", 4096)[:])
 			f.Add(kvCommand(op, nsid, "0123456789abcdef", 1<<31, options(3))[:])
 		}
 	}
-	table := kvTable()
+	table := kvTable().WithExtendedKV()
 	f.Fuzz(func(t *testing.T, b []byte) {
 		var sqe nvme.SQE
 		copy(sqe[:], b)
@@ -227,6 +227,11 @@ func FuzzPlanIO(f *testing.F) {
 			t.Fatalf("%d bytes at %d are not in the namespace", p.Len, p.Offset)
 		case p.Kind == nvmeof.KindKV && !k.ValidKey(), p.Kind == nvmeof.KindKV && sqe.Fuse() != nvme.FuseNone:
 			t.Fatalf("a key of %d, fuse %d", k.KeyLen(), sqe.Fuse())
+		case p.Kind == nvmeof.KindKV && nvme.KVExtended(sqe.Opcode()):
+			if p.ToController > nvme.KVWriteHeaderSize+kvMax || p.AnswerBytes > nvme.KVReadHeaderSize+kvMax ||
+				p.ToController < nvme.KVWriteHeaderSize && p.AnswerBytes < nvme.KVReadHeaderSize {
+				t.Fatalf("data of %d", max(p.ToController, p.AnswerBytes))
+			}
 		case p.Kind == nvmeof.KindKV && p.ToController > kvMax, p.Kind == nvmeof.KindKV &&
 			sqe.Opcode() == nvme.CmdKVRetrieve && p.AnswerBytes > kvMax:
 			t.Fatalf("a value of %d", max(p.ToController, p.AnswerBytes))

@@ -46,7 +46,7 @@ func (c *Controller) getLogPage(now int64, a AdminArgs) Reply {
 		if !c.mayUseCommandSet(g.CSI()) {
 			return fail(nvme.InvalidField)
 		}
-		log = effectsLog(g.CSI())
+		log = effectsLog(g.CSI(), c.table.extendedKV)
 	case lid == nvme.LIDANA:
 		// Hosts read up to the size that Identify Controller lets them expect.
 		log, clears = c.anaLog(g.LSP()&nvme.LSPANAGroupsOnly != 0), eventANA
@@ -131,8 +131,9 @@ func (c *Controller) changedLog() []byte {
 	return l[:]
 }
 
-// effectsLog is the Commands Supported and Effects log for a command set.
-func effectsLog(csi nvme.CSI) []byte {
+// effectsLog is the Commands Supported and Effects log for a command set. extendedKV: with the commands of extended
+// key-value.
+func effectsLog(csi nvme.CSI, extendedKV bool) []byte {
 	var l nvme.EffectsLog
 	for _, op := range []uint8{nvme.AdminGetLogPage, nvme.AdminIdentify, nvme.AdminAbort, nvme.AdminSetFeatures,
 		nvme.AdminGetFeatures, nvme.AdminAsyncEvent, nvme.AdminKeepAlive} {
@@ -143,6 +144,9 @@ func effectsLog(csi nvme.CSI) []byte {
 	if csi == nvme.CSIKV {
 		reads, writes = []uint8{nvme.CmdFlush, nvme.CmdKVRetrieve, nvme.CmdKVList, nvme.CmdKVExist},
 			[]uint8{nvme.CmdKVStore, nvme.CmdKVDelete}
+		if extendedKV {
+			reads, writes = append(reads, nvme.CmdKVXRetrieve), append(writes, nvme.CmdKVXStore, nvme.CmdKVXDelete)
+		}
 	}
 	for _, op := range reads {
 		l.SetIO(op, nvme.EffectSupported)

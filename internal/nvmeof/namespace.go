@@ -90,7 +90,9 @@ type NamespaceTable struct {
 	count  int
 	// errorOnDelete says for which a Delete of a key that does not exist fails.
 	errorOnDelete perNamespace
-	ended         bool // see EndedTable
+	// extendedKV: the host was granted extended key-value.
+	extendedKV bool
+	ended      bool // see EndedTable
 }
 
 // EndedTable is the table of a queue whose connection is being closed. It has no namespaces, and commands that have

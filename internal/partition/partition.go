@@ -93,7 +93,8 @@ type Partition struct {
 	acts     kvstore.Actions
 	batch    drive.Batch
 	tenants  []tenantState
-	// wallDueNS is when the store is told the time of day again.
+	// wall is the time of day in seconds since 1970 that the store was told, wallDueNS is when it is told again.
+	wall      uint32
 	wallDueNS int64
 }
 

@@ -40,6 +40,10 @@ type Request struct {
 	Expires   uint32
 	Tombstone bool
 	ID        kvstore.Identity
+	// ExpiresIn: Expires is in seconds from when the store gets the Request. KeepSeconds is for how long the store then
+	// keeps the identity, in place of ID.KeepUntil; 0: ID.KeepUntil counts.
+	ExpiresIn   bool
+	KeepSeconds uint32
 	// Tenant is the pipeline's number for who pays.
 	Tenant tenant.ID
 	// Credited: the host keeps to the tenant's credit, for which the Request counts as Units of 4 KiB.

@@ -2,6 +2,7 @@ package partition
 
 import (
 	"errors"
+	"math"
 
 	"jbofd/internal/kvstore"
 	"jbofd/internal/kvstore/swap"
@@ -89,8 +90,14 @@ const wallEveryNS = 100e6
 func (p *Partition) tellWall(now int64) {
 	if now >= p.wallDueNS {
 		p.wallDueNS = now + wallEveryNS
-		p.store.SetWall(uint32(p.cfg.Wall().Unix()))
+		p.wall = uint32(p.cfg.Wall().Unix())
+		p.store.SetWall(p.wall)
 	}
+}
+
+// later returns the time that is so many seconds from now, as an unsigned number of 32 bits that is never 0.
+func (p *Partition) later(seconds uint32) uint32 {
+	return uint32(min(uint64(p.wall)+uint64(seconds), math.MaxUint32))
 }
 
 // refuse ends the Requests that wait when Close is called, and those that come later. They end with Aborted, because
@@ -212,6 +219,12 @@ func (p *Partition) startRequests(now int64) (any bool) {
 			Op: r.Op, Condition: r.Condition, Tag: uint64(tag), Tenant: r.Tenant,
 			Key: r.Key[:min(int(r.KeyLen), len(r.Key))], Value: r.Value, Room: r.Room,
 			Version: r.Version, Expires: r.Expires, Tombstone: r.Tombstone, ID: r.ID,
+		}
+		if r.ExpiresIn {
+			q.Expires = p.later(r.Expires)
+		}
+		if r.KeepSeconds > 0 {
+			q.ID.KeepUntil = p.later(r.KeepSeconds)
 		}
 		verdict := swap.ToStore
 		if l != nil {

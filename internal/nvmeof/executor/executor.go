@@ -143,8 +143,8 @@ type Command struct {
 	Bytes  int64
 	// AnswerBytes of Buf.B go to the host, if Status is Success.
 	AnswerBytes int
-	// Result is DW0 of the completion.
-	Result uint32
+	// Result is DW0 of the completion, or DW0 and DW1 if Plan.Wide is set.
+	Result uint64
 	// CreditUnits is what the tenant should have outstanding at this SSD at most, in units of 4 KiB; 0: the policy
 	// does not say.
 	CreditUnits int

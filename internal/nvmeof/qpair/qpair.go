@@ -91,6 +91,7 @@ type Slot struct {
 	inline bool
 	// pair is the other slot of a fused pair, or -1.
 	pair  int16
+	sqid  uint16                 // of the completion
 	table *nvmeof.NamespaceTable // that the Plan was made by
 }
 

@@ -13,10 +13,16 @@ func (q *QPair) cqe(s *Slot, status nvme.Status, result uint64) (e nvme.CQE) {
 	} else {
 		e.SetSQHD(0xFFFF)
 	}
+	e.SetSQID(s.sqid)
 	e.SetCID(s.SQE.CID())
 	e.SetStatus(status)
 	return e
 }
+
+// SetSQID sets the field SQID of the completion of slot's command. It is 0 otherwise.
+//
+// hot: 0 allocs
+func (q *QPair) SetSQID(slot int, v uint16) { q.slots[slot].sqid = v }
 
 // Respond ends slot's command without data. result goes into DW0 and DW1.
 //
@@ -116,6 +122,6 @@ func (q *QPair) release(slot int) {
 	if s.state == slotZombie {
 		q.zombies--
 	}
-	s.state, s.pair, s.Data = slotFree, -1, nil
+	s.state, s.pair, s.sqid, s.Data = slotFree, -1, 0, nil
 	q.free = append(q.free, uint16(slot))
 }

@@ -7,6 +7,9 @@
 // A Store that does not come in its capsule, and a List, get a buffer before they go to their partition. A Retrieve
 // gets its buffer when the store knows how long the value is, for hosts have buffers for the longest value: if there is
 // no memory then, the Retrieve waits for it and asks the store again.
+//
+// The data of a command of extended key-value begins with a header (docs/wire-extensions.md), which is read before the
+// Request is made, and written when it is done.
 package kv
 
 import (
@@ -47,8 +50,10 @@ type command struct {
 	e      *Executor
 	c      *executor.Command
 	waiter bufpool.Waiter
-	// wanted is how much of the value a Retrieve is to return at most.
-	wanted int
+	// wanted is how much of the value a Retrieve is to return at most, head is the size of the header in front of it.
+	wanted, head int
+	// extended: the Request has fields that come from a header.
+	extended bool
 	// room is makeRoom, for Request.Room.
 	room func(length int) []byte
 	// stop: Abort could not take the command out; it begins no further step.
@@ -113,11 +118,16 @@ func (k *command) makeRoom(length int) []byte {
 		return k.Value
 	}
 	k.dropBuffer() // the value has become longer
-	var ok bool
-	if k.c.Buf, ok = k.e.pool.Get(k.c.Account, n); ok {
-		k.Value = k.c.Buf.B[:n]
-	}
+	k.getBuffer(n)
 	return k.Value
+}
+
+// getBuffer takes memory for n bytes of the value and the header, and reports false if there is none.
+func (k *command) getBuffer(n int) (ok bool) {
+	if k.c.Buf, ok = k.e.pool.Get(k.c.Account, k.head+n); ok {
+		k.Value = k.c.Buf.B[k.head : k.head+n]
+	}
+	return ok
 }
 
 func (k *command) dropBuffer() {
@@ -132,9 +142,9 @@ func (k *command) dropBuffer() {
 // hot: 0 allocs
 func (k *command) KVDone(*partition.Request) (kick bool) {
 	c := k.c
-	if n := min(k.ValueLen, k.wanted); k.Room != nil && k.Status == kvstore.OK && len(k.Value) < n {
+	if n := min(k.ValueLen, k.wanted); k.Room != nil && k.Status == kvstore.OK && !k.fits(n) {
 		k.dropBuffer()
-		switch ok, stopped := k.await(n); {
+		switch ok, stopped := k.await(k.head + n); {
 		case ok:
 			return c.Port.NeedData(c) // to be judged again, and to ask the store again
 		case !stopped:
@@ -149,16 +159,82 @@ func (k *command) KVDone(*partition.Request) (kick bool) {
 		case kvstore.Put:
 			c.Access, c.Bytes = executor.AccessWrite, int64(len(k.Value))
 		case kvstore.Get:
-			c.Result = uint32(k.ValueLen) // the whole value's length
+			c.Result = uint64(k.ValueLen) // the whole value's length
+			k.putHeader()
 			fallthrough
 		case kvstore.List:
-			c.AnswerBytes = min(k.ValueLen, len(k.Value))
+			c.AnswerBytes = k.head + min(k.ValueLen, len(k.Value))
 			c.Access, c.Bytes = executor.AccessRead, int64(c.AnswerBytes)
 		}
+	}
+	if c.Plan.Wide {
+		c.Result = k.versionResult()
 	}
 	k.Value = nil
 	return c.Port.Done(c)
 }
+
+// fits reports whether there is memory for n bytes of the value, and for the header. If only the header lacks memory,
+// because the value is empty, it takes some.
+func (k *command) fits(n int) bool {
+	if k.head > 0 && n == 0 && k.c.Buf.IsZero() {
+		return k.getBuffer(0)
+	}
+	return len(k.Value) >= n
+}
+
+// putHeader writes the header in front of the value that a Retrieve returns, if there is to be one.
+//
+// hot: 0 allocs
+func (k *command) putHeader() {
+	if k.head == 0 {
+		return
+	}
+	h := (*nvme.KVReadHeader)(k.c.Buf.B)
+	*h = nvme.KVReadHeader{}
+	h.SetVersion(k.ObjectVersion)
+	h.SetExpires(k.ObjectExpires)
+}
+
+// versionResult is the result of an extended Store or Delete.
+func (k *command) versionResult() uint64 {
+	switch k.Status {
+	case kvstore.OK, kvstore.Exists, kvstore.VersionMismatch, kvstore.Superseded:
+		return k.ObjectVersion
+	}
+	return 0
+}
+
+// takeHeader reads the header of an extended Store or Delete and leaves the value in Value. It returns false if the
+// header is wrong; then the command has failed.
+//
+// hot: 0 allocs
+func (k *command) takeHeader() bool {
+	c := k.c
+	h := (*nvme.KVWriteHeader)(k.Value)
+	if at, ok := h.Fault(c.SQE.Opcode()); !ok {
+		c.Fail(nvme.KVInvalidHeader | nvme.DNR)
+		c.Result = uint64(at)
+		k.Value = nil
+		return false
+	}
+	k.Value, k.extended = k.Value[nvme.KVWriteHeaderSize:], true
+	k.Condition, k.Version, k.Expires = conditions[h.Condition()], h.Version(), h.Expires()
+	f := h.Flags()
+	k.Tombstone, k.ExpiresIn, k.KeepSeconds = f&nvme.KVTombstone != 0, f&nvme.KVRelative != 0, h.Keep()
+	k.ID = kvstore.Identity{Client: h.Client(), Seq: h.Sequence(), Retry: f&nvme.KVRetry != 0}
+	return true
+}
+
+// forgetHeader resets what comes from the header of a command.
+func (k *command) forgetHeader() {
+	k.extended, k.head = false, 0
+	k.Version, k.Expires, k.ExpiresIn, k.Tombstone, k.KeepSeconds, k.ID = 0, 0, false, false, 0, kvstore.Identity{}
+}
+
+// conditions translates nvme.KVCondition.
+var conditions = [...]kvstore.Condition{nvme.KVAlways: kvstore.Always, nvme.KVIfAbsent: kvstore.IfAbsent,
+	nvme.KVIfPresent: kvstore.IfPresent, nvme.KVIfVersion: kvstore.IfVersion, nvme.KVIfNewer: kvstore.IfNewer}
 
 // Kick implements partition.Sink.
 func (k *command) Kick() { k.c.Port.Kick() }
@@ -177,6 +253,12 @@ func (k *command) status() nvme.Status {
 		return nvme.KeyDoesNotExist | nvme.DNR
 	case kvstore.Exists:
 		return nvme.KeyExists | nvme.DNR
+	case kvstore.VersionMismatch:
+		return nvme.KVVersionMismatch | nvme.DNR
+	case kvstore.Superseded:
+		return nvme.KVSuperseded | nvme.DNR
+	case kvstore.Indeterminate:
+		return nvme.KVIndeterminate | nvme.DNR
 	case kvstore.CapacityExceeded:
 		return nvme.CapacityExceeded | nvme.DNR
 	case kvstore.InvalidKey:
@@ -215,7 +297,9 @@ func operation(opcode, options uint8) (kvstore.Op, kvstore.Condition) {
 			return kvstore.Put, kvstore.IfAbsent
 		}
 		return kvstore.Put, kvstore.Always
-	case nvme.CmdKVDelete:
+	case nvme.CmdKVXStore: // its header has the condition
+		return kvstore.Put, kvstore.Always
+	case nvme.CmdKVDelete, nvme.CmdKVXDelete:
 		return kvstore.Delete, kvstore.Always
 	case nvme.CmdKVExist:
 		return kvstore.Exist, kvstore.Always
@@ -247,16 +331,21 @@ func (b *batch) Begin(c *executor.Command) {
 	if k.stop.Load() { // a load costs a fraction of an atomic store
 		k.stop.Store(false)
 	}
+	if k.extended { // the slot's command before was
+		k.forgetHeader()
+	}
 	c.Op = uint8(k.Op)
 	switch n := needs(p); {
 	case n == 0:
 		b.add(k)
 	case k.Op == kvstore.Get:
-		k.wanted, k.Room = n, k.room
+		if c.SQE.Opcode() == nvme.CmdKVXRetrieve {
+			k.head, k.extended = nvme.KVReadHeaderSize, true
+		}
+		k.wanted, k.Room = n-k.head, k.room
 		b.add(k)
 	case p.ToController > 0 && !c.Fetch:
-		k.Value = c.Buf.B[:n]
-		b.add(k)
+		b.begin(k, n)
 	default:
 		ok, stopped := k.await(n)
 		switch {
@@ -266,10 +355,21 @@ func (b *batch) Begin(c *executor.Command) {
 		case ok && c.Fetch:
 			b.notices.NeedData(c)
 		case ok:
-			k.Value = c.Buf.B[:n]
-			b.add(k)
+			b.begin(k, n)
 		}
 	}
+}
+
+// begin adds a command that has memory for n bytes, with its data if the host brings any.
+//
+// hot: 0 allocs
+func (b *batch) begin(k *command, n int) {
+	k.Value = k.c.Buf.B[k.head:n]
+	if k.c.Plan.Wide && !k.takeHeader() {
+		b.notices.Done(k.c)
+		return
+	}
+	b.add(k)
 }
 
 // needs is how long a buffer a command needs, or a Retrieve may need.
@@ -280,8 +380,7 @@ func needs(p *nvmeof.Plan) int { return int(max(p.ToController, p.AnswerBytes)) 
 // hot: 0 allocs
 func (b *batch) DataReady(c *executor.Command) {
 	if k := c.Context.(*command); c.Status.OK() {
-		k.Value = c.Buf.B[:k.waiter.Size]
-		b.add(k)
+		b.begin(k, k.waiter.Size)
 		return
 	}
 	c.Fail(c.Status)

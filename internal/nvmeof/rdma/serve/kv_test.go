@@ -59,7 +59,9 @@ func TestCommandsForAPartitionAllocateNothing(t *testing.T) {
 		depth  int
 	}{{"store in-capsule", nvme.CmdKVStore, 1000, 32}, {"store by RDMA READ", nvme.CmdKVStore, 64 << 10, 8},
 		{"retrieve", nvme.CmdKVRetrieve, 1000, 32},
-		{"retrieve of a part", nvme.CmdKVRetrieve, 100, 32}, {"exist", nvme.CmdKVExist, 0, 32}} {
+		{"retrieve of a part", nvme.CmdKVRetrieve, 100, 32}, {"exist", nvme.CmdKVExist, 0, 32},
+		{"extended store", nvme.CmdKVXStore, 1000, 32}, {"extended store by RDMA READ", nvme.CmdKVXStore, 64 << 10, 8},
+		{"extended retrieve", nvme.CmdKVXRetrieve, 1000, 32}} {
 		t.Run(x.name, func(t *testing.T) {
 			s.Set("key", make([]byte, max(x.bytes, 1000)))
 			o := r.options()
@@ -70,6 +72,30 @@ func TestCommandsForAPartitionAllocateNothing(t *testing.T) {
 			set := func(c *client.Command, _ int) { c.SQE, c.Data = e, bufs[c.Tag] }
 			allocs.None(t, func(n int) error { return l.Run(n, set) })
 		})
+	}
+}
+
+// The credit of a command whose result has 64 bits is in SQID.
+func TestWideCompletionsOverRDMACarryCredits(t *testing.T) {
+	r, s := kvRig(t, nil)
+	s.GiveCredit(321)
+	o := r.options()
+	o.QPairs, o.Credits = 1, client.CreditsOn
+	q, bufs := openLoaded(t, r.connect(t, o), 100, 1)
+	for i, op := range []uint8{nvme.CmdKVXStore, nvme.CmdKVXDelete} {
+		n := nvme.KVWriteHeaderSize
+		clear(bufs[0])
+		cmds := []client.Command{{SQE: kvtest.Command(op, kvNSID, "key", n), Data: bufs[0][:n]}}
+		if _, err := q.Submit(cmds); err != nil {
+			t.Fatal(err)
+		}
+		var comps [1]client.Completion
+		if k, err := q.Poll(comps[:], 20*time.Second); k != 1 {
+			t.Fatal(err)
+		}
+		if c := comps[0]; !c.Status.OK() || c.Result != uint64(i+1) || c.SQID != 321 {
+			t.Errorf("opcode %#x: %v, version %d, SQID %d", op, c.Status, c.Result, c.SQID)
+		}
 	}
 }
 

@@ -209,9 +209,14 @@ func (c *Conn) finish(i int, now int64) {
 	if c.m.Full() {
 		c.t.Resume()
 	}
-	result := uint64(cmd.Result)
+	result := cmd.Result
 	if c.credits.On {
-		result |= uint64(c.tenant.Windows.Credit(cmd.Plan.Namespace.SSD, cmd.CreditUnits)) << 32
+		credit := c.tenant.Windows.Credit(cmd.Plan.Namespace.SSD, cmd.CreditUnits)
+		if cmd.Plan.Wide {
+			c.m.SetSQID(i, uint16(credit.Units()))
+		} else {
+			result |= uint64(credit) << 32
+		}
 	}
 	if cmd.Status.OK() && cmd.AnswerBytes > 0 && !c.closing {
 		if c.m.RespondData(i, cmd.Buf.B[:cmd.AnswerBytes], result) {

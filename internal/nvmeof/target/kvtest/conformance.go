@@ -62,6 +62,8 @@ func Conformance(t *testing.T, s *Store, nsid uint32, host Host) {
 	}
 	conditions(t, nsid, host)
 	lists(t, nsid, host)
+	versions(t, s, nsid, host)
+	headers(t, s, nsid, host)
 	statuses(t, s, nsid, host)
 	malformed(t, s, nsid, host)
 }

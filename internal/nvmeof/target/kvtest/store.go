@@ -16,6 +16,12 @@ import (
 type Store struct {
 	mu     sync.Mutex
 	values map[string][]byte
+	// about are what is known of values besides, gone are tombstones, and done are the identities of Requests that have
+	// succeeded. version is the latest that was given.
+	about   map[string]*object
+	gone    map[string]object
+	done    map[kvstore.Identity]uint64
+	version uint64
 	// held: Requests wait in waiting for Release.
 	held     bool
 	waiting  []*partition.Request
@@ -26,7 +32,19 @@ type Store struct {
 }
 
 // NewStore makes an empty one.
-func NewStore() *Store { return &Store{values: map[string][]byte{}} }
+func NewStore() *Store {
+	return &Store{values: map[string][]byte{}, about: map[string]*object{}, gone: map[string]object{},
+		done: map[kvstore.Identity]uint64{}}
+}
+
+// object is the version of an object or tombstone and when it expires.
+type object struct {
+	version uint64
+	expires uint32
+}
+
+// Now is the time of a Store in seconds since 1970. It does not pass, so that nothing expires.
+const Now = 1_800_000_000
 
 // Submit implements kv.Partition. Nothing can be aborted: a Store has started everything that it has.
 func (s *Store) Submit(b *partition.Batch) {
@@ -81,22 +99,15 @@ func (s *Store) do(r *partition.Request) kvstore.Status {
 	case kvstore.List:
 		r.ValueLen = s.list(r)
 		return kvstore.OK
-	case kvstore.Put:
-		switch {
-		case r.Condition == kvstore.IfAbsent && there:
-			return kvstore.Exists
-		case r.Condition == kvstore.IfPresent && !there:
-			return kvstore.NotFound
-		case there && len(old) == len(r.Value):
-			copy(old, r.Value)
-		default:
-			s.values[string(r.Key[:r.KeyLen])] = bytes.Clone(r.Value)
-		}
-		return kvstore.OK
+	case kvstore.Put, kvstore.Delete:
+		return s.change(r)
 	}
 	if !there {
+		r.ObjectVersion, r.ObjectExpires = 0, 0
 		return kvstore.NotFound
 	}
+	o := s.objectOf(r)
+	r.ObjectVersion, r.ObjectExpires = o.version, o.expires
 	switch r.Op {
 	case kvstore.Get:
 		r.ValueLen = len(old)
@@ -104,8 +115,74 @@ func (s *Store) do(r *partition.Request) kvstore.Status {
 			r.Room(len(old))
 		}
 		copy(r.Value, old)
-	case kvstore.Delete:
+	}
+	return kvstore.OK
+}
+
+// change does a Put or Delete.
+func (s *Store) change(r *partition.Request) kvstore.Status {
+	id := kvstore.Identity{Client: r.ID.Client, Seq: r.ID.Seq}
+	if v, ok := s.done[id]; ok && r.ID.Retry {
+		r.ObjectVersion = v
+		return kvstore.OK
+	}
+	old, there := s.values[string(r.Key[:r.KeyLen])]
+	o := s.objectOf(r)
+	if st := s.mayChange(r, there, o); st != kvstore.OK {
+		r.ObjectVersion = o.version
+		return st
+	}
+	s.version++
+	o = object{s.version, r.Expires}
+	if r.Condition == kvstore.IfNewer {
+		o.version, s.version = r.Version, max(s.version-1, r.Version)
+	}
+	if r.ExpiresIn {
+		o.expires += Now
+	}
+	r.ObjectVersion = o.version
+	switch {
+	case r.Op == kvstore.Delete:
 		delete(s.values, string(r.Key[:r.KeyLen]))
+		delete(s.about, string(r.Key[:r.KeyLen]))
+		if r.Tombstone {
+			s.gone[string(r.Key[:r.KeyLen])] = o
+		}
+	case there && len(old) == len(r.Value):
+		copy(old, r.Value)
+		*s.about[string(r.Key[:r.KeyLen])] = o
+	default:
+		key := string(r.Key[:r.KeyLen])
+		about := o // only this one is on the heap
+		s.values[key], s.about[key] = bytes.Clone(r.Value), &about
+		delete(s.gone, key)
+	}
+	if id.Client != 0 {
+		s.done[id] = o.version
+	}
+	return kvstore.OK
+}
+
+// objectOf returns what is known of the Request's key; zero if it does not exist.
+func (s *Store) objectOf(r *partition.Request) object {
+	if o := s.about[string(r.Key[:r.KeyLen])]; o != nil {
+		return *o
+	}
+	return object{}
+}
+
+// mayChange judges the condition of a Put or Delete.
+func (s *Store) mayChange(r *partition.Request, there bool, o object) kvstore.Status {
+	switch {
+	case r.Condition == kvstore.IfVersion && r.Version != o.version:
+		return kvstore.VersionMismatch
+	case r.Condition == kvstore.IfNewer && r.Version <= max(o.version, s.gone[string(r.Key[:r.KeyLen])].version):
+		return kvstore.Superseded
+	case r.Condition == kvstore.IfAbsent && there:
+		return kvstore.Exists
+	case r.Condition == kvstore.IfPresent && !there, r.Op == kvstore.Delete && !there &&
+		(r.Condition != kvstore.IfNewer || !r.Tombstone):
+		return kvstore.NotFound
 	}
 	return kvstore.OK
 }
@@ -192,6 +269,15 @@ func (s *Store) Value(key string) (value []byte, ok bool) {
 // Set stores a value.
 func (s *Store) Set(key string, value []byte) {
 	s.mu.Lock()
-	s.values[key] = bytes.Clone(value)
+	s.version++
+	s.values[key], s.about[key] = bytes.Clone(value), &object{version: s.version}
 	s.mu.Unlock()
+}
+
+// Tombstone returns the version of a key's tombstone and when it expires; ok is false if there is none.
+func (s *Store) Tombstone(key string) (version uint64, expires uint32, ok bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	o, ok := s.gone[key]
+	return o.version, o.expires, ok
 }

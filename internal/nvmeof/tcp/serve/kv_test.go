@@ -183,6 +183,51 @@ func TestCompletionsOfKeysAndValuesCarryCredits(t *testing.T) {
 	}
 }
 
+// TestWideCompletionsCarryCredits: the result of an extended Store or Delete takes DW0 and DW1, and the credit is in
+// SQID, also if the command fails at the partition. It is 0 if the command is refused before, or without credits.
+func TestWideCompletionsCarryCredits(t *testing.T) {
+	r, s := kvRig(t, nil)
+	s.GiveCredit(321)
+	version := uint64(0)
+	for _, mode := range []client.CreditMode{client.CreditsOff, client.CreditsOn} {
+		c := connect(t, client.Options{Address: r.address, Credits: mode})
+		want := uint16(0)
+		if mode == client.CreditsOn {
+			want = 321
+		}
+		run := func(what string, op uint8, condition nvme.KVCondition, wantStatus nvme.Status, result uint64,
+			credit uint16) {
+			t.Helper()
+			data := make([]byte, nvme.KVWriteHeaderSize)
+			(*nvme.KVWriteHeader)(data).SetCondition(condition)
+			comp, _ := c.IOPassthru(t.Context(), kvtest.Command(op, kvNSID, "key", len(data)), data)
+			if comp.Status.Code() != wantStatus || comp.Result != result || comp.SQID != credit {
+				t.Errorf("mode %d, %s: %v, result %#x, want %#x, SQID %d, want %d", mode, what, comp.Status,
+					comp.Result, result, comp.SQID, credit)
+			}
+		}
+		version++
+		run("store", nvme.CmdKVXStore, nvme.KVAlways, nvme.Success, version, want)
+		run("store that must not exist", nvme.CmdKVXStore, nvme.KVIfAbsent, nvme.KeyExists, version, want)
+		run("wrong header", nvme.CmdKVXStore, 99, nvme.KVInvalidHeader, 32, 0)
+		version++
+		run("delete", nvme.CmdKVXDelete, nvme.KVAlways, nvme.Success, version, want)
+		run("delete of nothing", nvme.CmdKVXDelete, nvme.KVAlways, nvme.Success, 0, want)
+	}
+}
+
+// TestAHostWithoutTheExtensionHasNoExtendedCommands: to it, they are unknown opcodes.
+func TestAHostWithoutTheExtensionHasNoExtendedCommands(t *testing.T) {
+	r, s := kvRig(t, nil)
+	s.Set("key", []byte("value"))
+	host := kvHost(t, connect(t, client.Options{Address: r.address, NoExtendedKV: true}))
+	for _, op := range []uint8{nvme.CmdKVXStore, nvme.CmdKVXRetrieve, nvme.CmdKVXDelete} {
+		if _, st := host(kvtest.Command(op, kvNSID, "key", 48), make([]byte, 48)); st != nvme.InvalidOpcode|nvme.DNR {
+			t.Errorf("opcode %#x: %v", op, st)
+		}
+	}
+}
+
 // A missing key is not in the error log; a device error is.
 func TestTheErrorLogListsFailedKVCommands(t *testing.T) {
 	r, s := kvRig(t, nil)

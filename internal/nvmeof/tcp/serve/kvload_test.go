@@ -32,7 +32,9 @@ func TestCommandsForAPartitionAllocateNothing(t *testing.T) {
 	}{{"store in-capsule", nvme.CmdKVStore, 1000, 32}, {"store by R2T", nvme.CmdKVStore, 64 << 10, 8},
 		{"retrieve", nvme.CmdKVRetrieve, 1000, 32},
 		{"retrieve of a part", nvme.CmdKVRetrieve, 100, 32}, {"exist", nvme.CmdKVExist, 0, 32},
-		{"one at a time", nvme.CmdKVRetrieve, 1000, 1}} {
+		{"one at a time", nvme.CmdKVRetrieve, 1000, 1}, {"extended store in-capsule", nvme.CmdKVXStore, 1000, 32},
+		{"extended store by R2T", nvme.CmdKVXStore, 64 << 10, 8},
+		{"extended retrieve", nvme.CmdKVXRetrieve, 1000, 32}} {
 		t.Run(x.name, func(t *testing.T) {
 			s.Set("key", make([]byte, max(x.bytes, 1000)))
 			l := newKVLoad(t, r, x.depth)

@@ -1,0 +1,7 @@
+package nvmeof
+
+// WithExtendedKV makes t the table of a host that was granted extended key-value.
+func (t *NamespaceTable) WithExtendedKV() *NamespaceTable {
+	t.extendedKV = true
+	return t
+}
