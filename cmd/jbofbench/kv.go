@@ -33,6 +33,7 @@ type kvFlags struct {
 	blockSize   sizeFlag
 	durability  string
 	credits     string
+	exactlyOnce bool
 	spin        time.Duration
 	ctrlLoss    secondsFlag
 	status      bool
@@ -140,6 +141,8 @@ func newKVCommand(use, short string, phases ...string) *cobra.Command {
 	fl.StringVar(&f.cfg.StatePath, "state", "", "file that keeps the versions of the records")
 	fl.Uint64Var(&f.cfg.Seed, "randseed", 1, "seed of the choice of operations and records")
 	fl.BoolVar(&f.cfg.ContinueOnError, "continue_on_error", false, "go on after failed operations")
+	fl.BoolVar(&f.exactlyOnce, "exactly_once", false, "give PUTs identities, so that none is carried out twice when "+
+		"the connection is lost; each takes space on the drive")
 	fl.StringVar(&f.credits, "credits", "auto", "keep within what the target lets this host have outstanding: on, "+
 		"off, or auto (if it offers that)")
 	fl.DurationVar(&f.spin, "spin", client.DefaultSpin, "how long to look for completions before blocking, at low "+
@@ -315,7 +318,7 @@ func (f *kvFlags) report(c *cobra.Command, rep *ycsb.Report) (err error) {
 // onlyWith says which flags mean something with only one of --target and --embedded.
 var onlyWith = map[string][]string{
 	"--target": {"nqn", "nsid", "hostnqn", "hostid", "hdr_digest", "data_digest", "keep_alive_tmo", "credits", "spin",
-		"ctrl_loss_tmo"},
+		"exactly_once", "ctrl_loss_tmo"},
 	"--embedded": {"size", "format", "embedded_engine", "embedded_block", "keys_per_segment", "requests", "durability"},
 }
 
@@ -378,7 +381,7 @@ func (f *kvFlags) open(c *cobra.Command, threads int) (ycsb.DB, error) {
 		}
 		return nil, err
 	}
-	db, err := ycsb.NewWire(c.Context(), controller, f.nsid)
+	db, err := ycsb.NewWire(c.Context(), controller, f.nsid, f.exactlyOnce)
 	if errors.Is(err, client.ErrUnsupported) {
 		err = fmt.Errorf("%w; if it holds blocks, jbofbench block --nsid %d is for it", err, f.nsid)
 	}

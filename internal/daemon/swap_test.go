@@ -52,7 +52,7 @@ func (n *node) keys() *kv.Namespace {
 			n.w.t.Error(err)
 		}
 	})
-	ns, err := kv.Open(n.w.t.Context(), c, 1, kv.Options{})
+	ns, err := kv.Open(n.w.t.Context(), c, 1, kv.Options{AtLeastOnce: true}) // to be swapped out
 	if err != nil {
 		n.w.t.Fatal(err)
 	}

@@ -420,7 +420,7 @@ func openYCSB(t *testing.T, d *daemon, properties string, seconds, depth int, se
 	}
 	o := d.options(hostA, nqnA)
 	o.QPairs, o.QueueDepth = w.Threads, depth
-	db, err := ycsb.NewWire(ctx(t), d.connect(o), 2)
+	db, err := ycsb.NewWire(ctx(t), d.connect(o), 2, false)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -16,13 +16,19 @@ type Wire struct {
 	ns *kv.Namespace
 }
 
-// NewWire takes over c, which must have been connected with Options.QPairs for every thread.
+// NewWire takes over c, which must have been connected with Options.QPairs for every thread. exactlyOnce gives PUTs
+// identities: see kv.Options.AtLeastOnce.
 //
-// Errors: those of kv.Open; ErrConfig for keys that are too short. c is still the caller's then.
-func NewWire(ctx context.Context, c *client.Controller, nsid uint32) (*Wire, error) {
-	ns, err := kv.Open(ctx, c, nsid, kv.Options{})
+// Errors: those of kv.Open; ErrConfig for keys that are too short, and for exactlyOnce with a target that has no
+// extended key-value. c is still the caller's then.
+func NewWire(ctx context.Context, c *client.Controller, nsid uint32, exactlyOnce bool) (*Wire, error) {
+	ns, err := kv.Open(ctx, c, nsid, kv.Options{AtLeastOnce: !exactlyOnce})
 	if err != nil {
 		return nil, err
+	}
+	if exactlyOnce && !ns.Info().Extended {
+		return nil, fmt.Errorf("%w: PUTs are to be carried out exactly once, and the target has no extended key-value",
+			ErrConfig)
 	}
 	if n := ns.Info().MaxKey; n < KeyBytes {
 		return nil, fmt.Errorf("%w: keys of namespace %d have at most %d bytes, YCSB's have %d", ErrConfig, nsid, n,
