@@ -23,7 +23,7 @@ func TestIncrementsLeaveNothingOut(t *testing.T) {
 		checkpoints, increments := 0, 0
 		for round := range 60 {
 			if round < 30 { // keys that are new, so that segments are added
-				for k := round * 200; k < round*200+200; k++ {
+				for k := round * 200; k < round*200+150; k++ {
 					m.push(kvstore.Put, k, m.size())
 				}
 			}
@@ -44,8 +44,11 @@ func TestIncrementsLeaveNothingOut(t *testing.T) {
 			before := m.s.Stats().Checkpoints
 			m.s.Checkpoint()
 			for n := 0; m.s.Stats().Checkpoints == before; n++ {
-				if n < 100 && m.rng.IntN(2) == 0 {
-					m.submit(kvstore.Put, kvstore.Always, m.rng.IntN(len(m.keys)), m.size())
+				if k := m.rng.IntN(len(m.keys)); n < 200 {
+					if round < 30 && n < 50 { // new keys during the checkpoint
+						k = round*200 + 150 + n
+					}
+					m.submit(kvstore.Put, kvstore.Always, k, m.size())
 				}
 				if m.step(); n > 1e5 {
 					t.Fatalf("no checkpoint is written: %s", m.s.State())
