@@ -167,6 +167,83 @@ func TestACrashAtEveryWriteOfAResize(t *testing.T) {
 	}
 }
 
+// TestAResizedPartitionIsFoundWithoutItsFirstSuperblock: long after a resize, or after a crash in the middle of one, the
+// first superblock is damaged while the extent still has another length. What is opened is not what the partition was
+// before the resize.
+func TestAResizedPartitionIsFoundWithoutItsFirstSuperblock(t *testing.T) {
+	kvstore.PlainOnly(t)
+	for seed := range kvstore.Seeds(t, times(2)) {
+		base := newResizer(t, seed, variant(seed, 60), 300, 4000)
+		base.random(1500, 16)
+		base.resize(30, 8)
+		base.stop()
+		for _, to := range []int64{26, 44} {
+			again := func() *resizer {
+				m := &resizer{model: base.again(seed), extent: base.extent}
+				m.reopen()
+				if err := m.begin(to); err != nil {
+					t.Fatal(err)
+				}
+				return m
+			}
+			whole := again()
+			at := whole.dev.Writes
+			whole.finishResize(0)
+			n := whole.dev.Writes - at
+			// The last writes are superblocks and the note. With 0 there is no crash.
+			for _, left := range []int{0, 1, 2, 3, 4} {
+				m := again()
+				if left > 0 {
+					m.crashIn = max(1, n-left+2)
+				}
+				if m.finishResize(0); m.crashed {
+					m.reopen()
+				}
+				m.crashIn = 0
+				for range 4 { // everything that the partition had before is written over
+					m.random(800, 16)
+					m.s.Checkpoint()
+					m.settle()
+				}
+				m.crash()
+				m.damageSuper(0)
+				m.reopen()
+			}
+		}
+	}
+}
+
+// TestNoNewChunkIsUsedBeforeTheNewSizeCounts: a partition without room grows while Puts wait, and dies at each of its
+// next writes.
+func TestNoNewChunkIsUsedBeforeTheNewSizeCounts(t *testing.T) {
+	kvstore.PlainOnly(t)
+	for seed := range kvstore.Seeds(t, times(2)) {
+		base := newResizer(t, seed, variant(seed, 60), 3000, 2000)
+		base.resize(28, 0)
+		for i := 0; base.full == 0; i++ {
+			base.push(kvstore.Put, i, 1500)
+			base.turn()
+		}
+		base.finish()
+		base.stop()
+		for at := 1; at <= 60; at += every(3) {
+			m := &resizer{model: base.again(seed), extent: base.extent}
+			m.reopen()
+			if err := m.begin(58); err != nil {
+				t.Fatal(err)
+			}
+			m.ops = updates
+			m.crashIn = at
+			m.random(1000, 40)
+			if !m.crashed {
+				m.crash()
+			}
+			m.crashIn = 0
+			m.reopen()
+		}
+	}
+}
+
 // damageSuper overwrites what is at an offset, as a drive might that has failed.
 func (m *resizer) damageSuper(at int64) {
 	b := make([]byte, format.SuperblockBytes)
