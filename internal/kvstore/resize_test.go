@@ -7,6 +7,7 @@ import (
 
 	"jbofd/internal/kvstore"
 	"jbofd/internal/kvstore/format"
+	"jbofd/internal/ssd"
 )
 
 // resizer is a model of a partition in an extent, which is the whole drive.
@@ -213,8 +214,8 @@ func TestAResizedPartitionIsFoundWithoutItsFirstSuperblock(t *testing.T) {
 	}
 }
 
-// TestNoNewChunkIsUsedBeforeTheNewSizeCounts: a partition without room grows while Puts wait, and dies at each of its
-// next writes.
+// TestNoNewChunkIsUsedBeforeTheNewSizeCounts: a partition without room grows while a host stores, and dies before or
+// after the drive has written the superblocks of the new size.
 func TestNoNewChunkIsUsedBeforeTheNewSizeCounts(t *testing.T) {
 	kvstore.PlainOnly(t)
 	for seed := range kvstore.Seeds(t, times(2)) {
@@ -226,15 +227,23 @@ func TestNoNewChunkIsUsedBeforeTheNewSizeCounts(t *testing.T) {
 		}
 		base.finish()
 		base.stop()
-		for at := 1; at <= 60; at += every(3) {
+		for at := 1; at <= 700; at += every(50) {
 			m := &resizer{model: base.again(seed), extent: base.extent}
 			m.reopen()
 			if err := m.begin(58); err != nil {
 				t.Fatal(err)
 			}
+			m.dev.Hold = func(q *ssd.Request) int64 { // the superblocks of the new size take long
+				if q.Op == ssd.Write && q.Len == format.SuperblockBytes && (q.Offset == 0 ||
+					q.Offset+q.Len == small(58).PartitionBytes) {
+					return 1e9
+				}
+				return 0
+			}
 			m.ops = updates
 			m.crashIn = at
-			m.random(1000, 40)
+			m.random(3000, 40)
+			m.dev.Hold = nil
 			if !m.crashed {
 				m.crash()
 			}
