@@ -168,9 +168,9 @@ func TestACrashAtEveryWriteOfAResize(t *testing.T) {
 	}
 }
 
-// TestAResizedPartitionIsFoundWithoutItsFirstSuperblock: long after a resize, or after a crash in the middle of one, the
-// first superblock is damaged while the extent still has another length. What is opened is not what the partition was
-// before the resize.
+// TestAResizedPartitionIsFoundWithoutItsFirstSuperblock: long after a resize, or after a crash in the middle of one,
+// the first superblock is damaged while the extent still has another length. What is opened is not what the partition
+// was before the resize.
 func TestAResizedPartitionIsFoundWithoutItsFirstSuperblock(t *testing.T) {
 	kvstore.PlainOnly(t)
 	for seed := range kvstore.Seeds(t, times(2)) {
