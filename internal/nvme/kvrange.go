@@ -1,0 +1,425 @@
+package nvme
+
+import (
+	"bytes"
+	"cmp"
+	"fmt"
+	"hash/crc32"
+	"iter"
+)
+
+// KVCursor is a place in the order of a store's keys: the order of their positions, and for the same position that of
+// their bytes. The position of a key is its hash with the order of the bits reversed. A cursor without a key comes
+// before all keys of its position.
+type KVCursor struct {
+	Position uint64
+	KeyLen   uint8
+	Key      [MaxKVKey]byte
+}
+
+// KVCursorAt returns the cursor of a key, or with no key that of a position.
+func KVCursorAt(position uint64, key []byte) KVCursor {
+	c := KVCursor{Position: position, KeyLen: uint8(min(len(key), MaxKVKey))}
+	copy(c.Key[:c.KeyLen], key)
+	return c
+}
+
+// KVLastOf returns the cursor behind which no key of a position comes.
+func KVLastOf(position uint64) KVCursor {
+	c := KVCursor{Position: position, KeyLen: MaxKVKey}
+	for i := range c.Key {
+		c.Key[i] = 0xFF
+	}
+	return c
+}
+
+// Compare orders cursors.
+func (c *KVCursor) Compare(o *KVCursor) int {
+	if c.Position != o.Position {
+		return cmp.Compare(c.Position, o.Position)
+	}
+	return bytes.Compare(c.Key[:min(c.KeyLen, MaxKVKey)], o.Key[:min(o.KeyLen, MaxKVKey)])
+}
+
+// KVRangeKind says what a KVRange has.
+type KVRangeKind uint8
+
+// Kinds of a KVRange.
+const (
+	// KVScan: a KVEntry for each key, without its value.
+	KVScan KVRangeKind = 1 + iota
+	// KVCopy: a KVEntry for each key, with its value.
+	KVCopy
+	// KVCount: a KVTotals.
+	KVCount
+	// KVDigest: a KVSum for each sub-range.
+	KVDigest
+)
+
+// Flags of a KVRange.
+const (
+	// KVComplete: nothing of the range comes behind To.
+	KVComplete = 1 << 0
+	// KVLost: objects between From and To may be missing, because the records of some are damaged or cannot be read.
+	KVLost = 1 << 1
+)
+
+// KVRange is what an operation on a range of positions returns: a part of what there is to say about the range, about
+// all keys behind the cursor From up to the cursor To and including it. To is where to continue. A KVRange is complete
+// in itself, so that it may be kept in a file. Further bytes may follow it.
+//
+//	 0 u32  CRC32C of the rest                    40 u64  To: position
+//	 4 3 B  magic "KVR"                           48 16B      key
+//	 7 u8   version of this encoding, 1           64 u64  First and
+//	 8 u8   kind                                  72 u64  Last position of the range
+//	 9 u8   flags                                 80 u32  number of entries or sub-ranges
+//	10 u8   length of the key of From             84 u8   shift: sub-range i of a digest begins at First + i<<shift
+//	11 u8   length of the key of To               85 3 B  reserved
+//	12 u32  length of the whole in bytes          88 u32  time in unix seconds: what expires until then is left out
+//	16 u64  From: position                        92 4 B  reserved
+//	24 16B        key                             96 …    entries, totals or sums
+//
+// The entries are in the order of their cursors. An example: the key "ab" of version 7, position 5 and no expiry,
+// whose value is "xyz".
+//
+//	0500000000000000 0700000000000000 00000000 030000 02 6162 78797a 000000
+//	position         version          expires  length    key  value  zeroes to a multiple of 8
+type KVRange []byte
+
+// Lengths in bytes.
+const (
+	KVRangeHeaderBytes = 96
+	KVEntryHeaderBytes = 24
+	KVTotalsBytes      = 32
+	KVSumBytes         = 16
+	// KVMaxSums is the greatest number of sub-ranges of a digest.
+	KVMaxSums = 1 << 16
+)
+
+const (
+	kvRangeMagic   = "KVR"
+	kvRangeVersion = 1
+
+	krMagic   = 4
+	krVersion = 7
+	krKind    = 8
+	krFlags   = 9
+	krFromLen = 10
+	krToLen   = 11
+	krLength  = 12
+	krFrom    = 16
+	krTo      = 40
+	krFirst   = 64
+	krLast    = 72
+	krItems   = 80
+	krShift   = 84
+	krTime    = 88
+)
+
+var castagnoli = crc32.MakeTable(crc32.Castagnoli)
+
+func (b KVRange) Kind() KVRangeKind { return KVRangeKind(b[krKind]) }
+func (b KVRange) Flags() uint8      { return b[krFlags] }
+func (b KVRange) SetFlags(v uint8)  { b[krFlags] = v }
+func (b KVRange) LenBytes() int     { return int(le.Uint32(b[krLength:])) }
+func (b KVRange) First() uint64     { return le.Uint64(b[krFirst:]) }
+func (b KVRange) Last() uint64      { return le.Uint64(b[krLast:]) }
+func (b KVRange) Items() int        { return int(le.Uint32(b[krItems:])) }
+func (b KVRange) SetItems(v int)    { le.PutUint32(b[krItems:], uint32(v)) }
+func (b KVRange) Shift() uint8      { return b[krShift] }
+func (b KVRange) SetShift(v uint8)  { b[krShift] = v }
+func (b KVRange) Time() uint32      { return le.Uint32(b[krTime:]) }
+func (b KVRange) SetTime(v uint32)  { le.PutUint32(b[krTime:], v) }
+
+func (b KVRange) From() KVCursor     { return b.cursor(krFrom, krFromLen) }
+func (b KVRange) SetFrom(c KVCursor) { b.setCursor(krFrom, krFromLen, &c) }
+func (b KVRange) To() KVCursor       { return b.cursor(krTo, krToLen) }
+func (b KVRange) SetTo(c KVCursor)   { b.setCursor(krTo, krToLen, &c) }
+
+// Complete reports whether nothing of the range comes behind To.
+func (b KVRange) Complete() bool { return b.Flags()&KVComplete != 0 }
+
+// Lost reports whether objects may be missing.
+func (b KVRange) Lost() bool { return b.Flags()&KVLost != 0 }
+
+func (b KVRange) cursor(at, length int) KVCursor {
+	return KVCursor{Position: le.Uint64(b[at:]), KeyLen: b[length], Key: [MaxKVKey]byte(b[at+8:])}
+}
+
+func (b KVRange) setCursor(at, length int, c *KVCursor) {
+	le.PutUint64(b[at:], c.Position)
+	b[length] = c.KeyLen
+	copy(b[at+8:at+8+MaxKVKey], c.Key[:])
+}
+
+// NewKVRange starts a KVRange in buf, which has room for the header. It may use the whole buffer.
+//
+// Cost: 0 allocs.
+func NewKVRange(buf []byte, kind KVRangeKind, first, last uint64, from KVCursor) KVRange { // hot: 0 allocs
+	clear(buf[:KVRangeHeaderBytes])
+	b := KVRange(buf[:KVRangeHeaderBytes:len(buf)])
+	b[krKind] = uint8(kind)
+	le.PutUint64(b[krFirst:], first)
+	le.PutUint64(b[krLast:], last)
+	b.SetFrom(from)
+	return b
+}
+
+// KVEntryBytes is the length of an entry.
+func KVEntryBytes(kind KVRangeKind, keyLen, valueLen int) int {
+	if kind != KVCopy {
+		valueLen = 0
+	}
+	return (KVEntryHeaderBytes + keyLen + valueLen + 7) &^ 7
+}
+
+// Append adds an entry, which has the key and the length of its value and is zero otherwise. It returns false and
+// leaves b unchanged if the buffer has no room for the entry.
+//
+// Cost: 0 allocs.
+func (b KVRange) Append(key []byte, valueLen int) (KVEntry, KVRange, bool) { // hot: 0 allocs
+	at, n := len(b), KVEntryBytes(b.Kind(), len(key), valueLen)
+	if n > cap(b)-at {
+		return nil, b, false
+	}
+	b = b[:at+n]
+	e := KVEntry(b[at:])
+	clear(e[:KVEntryHeaderBytes])
+	clear(e[n-8:]) // the value, if there is one, is copied by the caller
+	e[keKeyLen] = uint8(len(key))
+	putUint24(e[keValueLen:], uint32(valueLen))
+	copy(e[KVEntryHeaderBytes:], key)
+	b.SetItems(b.Items() + 1)
+	return e, b, true
+}
+
+// Seal completes the KVRange. It must be called last.
+func (b KVRange) Seal() {
+	copy(b[krMagic:], kvRangeMagic)
+	b[krVersion] = kvRangeVersion
+	le.PutUint32(b[krLength:], uint32(len(b)))
+	le.PutUint32(b, crc32.Checksum(b[4:], castagnoli))
+}
+
+// Check validates a KVRange, which may be followed by other bytes. After it all views of it are within bounds.
+//
+// Cost: 0 allocs (if nothing is wrong).
+func (b KVRange) Check() error {
+	const what = "KV range"
+	switch {
+	case len(b) < KVRangeHeaderBytes:
+		return fieldError(what, "length", len(b), "at least 96")
+	case string(b[krMagic:krVersion]) != kvRangeMagic:
+		return fieldError(what, "magic", b[krMagic:krVersion], "\"KVR\"")
+	case b[krVersion] != kvRangeVersion:
+		return fieldError(what, "version", b[krVersion], "1")
+	case b.LenBytes() < KVRangeHeaderBytes || b.LenBytes() > len(b):
+		return fieldError(what, "length", b.LenBytes(), "96 to the number of bytes there are")
+	}
+	b = b[:b.LenBytes()]
+	if got, want := le.Uint32(b), crc32.Checksum(b[4:], castagnoli); got != want {
+		return fieldError(what, "CRC32C", got, fmt.Sprint(want))
+	}
+	from, to := b.From(), b.To()
+	switch {
+	case b.First() > b.Last():
+		return fieldError(what, "First", b.First(), "at most Last")
+	case b.Flags()&^(KVComplete|KVLost) != 0:
+		return fieldError(what, "flags", b.Flags(), "0 to 3")
+	case !from.valid() || !to.valid():
+		return fieldError(what, "key of a cursor", "invalid", "at most 16 bytes, and zeroes")
+	case from.Position < b.First() || to.Position > b.Last():
+		return fieldError(what, "cursor", "outside", "within the range")
+	case from.Compare(&to) > 0:
+		return fieldError(what, "To", to.Position, "at least From")
+	case b[krShift] > 64 || b[krShift] != 0 && b.Kind() != KVDigest:
+		return fieldError(what, "shift", b[krShift], "0 to 64 of a digest")
+	case !zeroes(b[krShift+1:krTime]) || !zeroes(b[krTime+4:KVRangeHeaderBytes]):
+		return fieldError(what, "a reserved byte", "set", "zero")
+	}
+	body := len(b) - KVRangeHeaderBytes
+	switch b.Kind() {
+	case KVScan, KVCopy:
+		return b.checkEntries(from, to)
+	case KVCount:
+		if body != KVTotalsBytes || b.Items() != 1 {
+			return fieldError(what, "length", len(b), "128, with 1 item")
+		}
+		return nil
+	case KVDigest:
+		if n := b.Items(); n < 1 || n > KVMaxSums || body != n*KVSumBytes {
+			return fieldError(what, "number of sub-ranges", n, "1 to 65536, as many as follow")
+		}
+		return nil
+	}
+	return fieldError(what, "kind", b.Kind(), "1 to 4")
+}
+
+func (b KVRange) checkEntries(from, to KVCursor) error {
+	const what = "KV range entry"
+	at, before := KVRangeHeaderBytes, from
+	for range b.Items() {
+		if at+KVEntryHeaderBytes > len(b) {
+			return fieldError(what, "offset", at, "within the range")
+		}
+		e := KVEntry(b[at:])
+		n := KVEntryBytes(b.Kind(), e.KeyLen(), e.ValueLen())
+		switch {
+		case e.KeyLen() < 1 || e.KeyLen() > MaxKVKey || e[keKeyLen]&keReserved != 0:
+			return fieldError(what, "key length", e[keKeyLen], "1 to 16")
+		case n > len(b)-at:
+			return fieldError(what, "length", n, "within the range")
+		case e.Tombstone() && e.ValueLen() > 0:
+			return fieldError(what, "length of the value of a tombstone", e.ValueLen(), "0")
+		case e.Version() == 0:
+			return fieldError(what, "version", 0, "at least 1")
+		}
+		end := KVEntryHeaderBytes + e.KeyLen()
+		if b.Kind() == KVCopy {
+			end += e.ValueLen()
+		}
+		if !zeroes(e[end:n]) {
+			return fieldError(what, "a byte behind the value", "set", "zero")
+		}
+		c := e.Cursor()
+		if c.Compare(&before) <= 0 {
+			return fieldError(what, "cursor", c.Position, "behind the one before")
+		}
+		before = c
+		at += n
+	}
+	switch {
+	case at != len(b):
+		return fieldError(what, "number of entries", b.Items(), "that which fills the length")
+	case before.Compare(&to) > 0:
+		return fieldError(what, "cursor", before.Position, "at most To")
+	}
+	return nil
+}
+
+// valid reports whether the key of a cursor is valid and the bytes behind it are zero.
+func (c *KVCursor) valid() bool { return c.KeyLen <= MaxKVKey && zeroes(c.Key[c.KeyLen:]) }
+
+func zeroes(b []byte) bool {
+	for _, v := range b {
+		if v != 0 {
+			return false
+		}
+	}
+	return true
+}
+
+// Entries iterates over the entries of a KVRange that has passed Check, of kind KVScan or KVCopy. They are views of b.
+func (b KVRange) Entries() iter.Seq[KVEntry] {
+	return func(yield func(KVEntry) bool) {
+		at := KVRangeHeaderBytes
+		for range b.Items() {
+			e, next := b.EntryAt(at)
+			if !yield(e) {
+				return
+			}
+			at = next
+		}
+	}
+}
+
+// EntryAt returns the entry at an offset in b, and the offset of the next one. The first one is at KVRangeHeaderBytes.
+//
+// Cost: 0 allocs.
+func (b KVRange) EntryAt(at int) (e KVEntry, next int) { // hot: 0 allocs
+	e = KVEntry(b[at:])
+	n := KVEntryBytes(b.Kind(), e.KeyLen(), e.ValueLen())
+	return e[:n:n], at + n
+}
+
+// Totals are those of a KVRange of kind KVCount.
+func (b KVRange) Totals() KVTotals { return KVTotals(b[KVRangeHeaderBytes:][:KVTotalsBytes]) }
+
+// Sum is the one of sub-range i of a KVRange of kind KVDigest. It has the keys from SubRange(i) on.
+func (b KVRange) Sum(i int) KVSum { return KVSum(b[KVRangeHeaderBytes+i*KVSumBytes:][:KVSumBytes]) }
+
+// SubRange returns the first and the last position of sub-range i of a digest.
+func (b KVRange) SubRange(i int) (first, last uint64) {
+	first = b.First() + uint64(i)<<b.Shift()
+	return first, first + min(uint64(1)<<b.Shift()-1, b.Last()-first)
+}
+
+// KVSubRanges returns the number of sub-ranges of a digest of a range, at most `most` of them, and their shift. There
+// may be fewer: each has the same power of two of positions, and the last one what is left.
+func KVSubRanges(first, last uint64, most int) (n int, shift uint8) {
+	width := last - first // one less than the number of positions
+	for width>>shift >= uint64(most) {
+		shift++
+	}
+	return int(width>>shift) + 1, shift
+}
+
+// KVEntry is a view of an entry of a KVRange: a key that exists, or a tombstone.
+//
+//	0  u64  position of the key              20 u24  length of the value
+//	8  u64  version of the object            23 u5   length of the key; bit 7: it is a tombstone
+//	16 u32  expiry in unix seconds, 0: never 24 …    key, value (of a KVCopy), zeroes to a multiple of 8
+type KVEntry []byte
+
+const (
+	keVersion  = 8
+	keExpires  = 16
+	keValueLen = 20
+	keKeyLen   = 23
+
+	keTombstone = 0x80
+	keReserved  = 0x60
+)
+
+func (e KVEntry) Position() uint64     { return le.Uint64(e) }
+func (e KVEntry) SetPosition(v uint64) { le.PutUint64(e, v) }
+func (e KVEntry) Version() uint64      { return le.Uint64(e[keVersion:]) }
+func (e KVEntry) SetVersion(v uint64)  { le.PutUint64(e[keVersion:], v) }
+func (e KVEntry) Expires() uint32      { return le.Uint32(e[keExpires:]) }
+func (e KVEntry) SetExpires(v uint32)  { le.PutUint32(e[keExpires:], v) }
+func (e KVEntry) ValueLen() int        { return int(uint24(e[keValueLen:])) }
+func (e KVEntry) KeyLen() int          { return int(e[keKeyLen] & 0x1F) }
+func (e KVEntry) Key() []byte          { return e[KVEntryHeaderBytes:][:e.KeyLen():e.KeyLen()] }
+func (e KVEntry) Tombstone() bool      { return e[keKeyLen]&keTombstone != 0 }
+func (e KVEntry) SetTombstone()        { e[keKeyLen] |= keTombstone }
+
+func uint24(b []byte) uint32 { return uint32(le.Uint16(b)) | uint32(b[2])<<16 }
+func putUint24(b []byte, v uint32) {
+	le.PutUint16(b, uint16(v))
+	b[2] = byte(v >> 16)
+}
+
+// Value is the value of an entry of a KVCopy.
+func (e KVEntry) Value() []byte { return e[KVEntryHeaderBytes+e.KeyLen():][:e.ValueLen():e.ValueLen()] }
+
+// Cursor is the place of the entry.
+func (e KVEntry) Cursor() KVCursor { return KVCursorAt(e.Position(), e.Key()) }
+
+// KVTotals is a view of the sums of a KVCount: u64 objects, u64 tombstones, u64 bytes of the objects' keys and values,
+// 8 B reserved. Those of adjoining ranges can be added.
+type KVTotals []byte
+
+func (b KVTotals) Objects() uint64    { return le.Uint64(b) }
+func (b KVTotals) Tombstones() uint64 { return le.Uint64(b[8:]) }
+func (b KVTotals) Bytes() uint64      { return le.Uint64(b[16:]) }
+
+// Add counts objects, tombstones, and bytes.
+func (b KVTotals) Add(objects, tombstones, n uint64) {
+	le.PutUint64(b, b.Objects()+objects)
+	le.PutUint64(b[8:], b.Tombstones()+tombstones)
+	le.PutUint64(b[16:], b.Bytes()+n)
+}
+
+// KVSum is a view of what a digest says about a sub-range: u64 number of objects and tombstones, u64 sum modulo 2^64 of
+// a hash of (key, version, tombstone) of each. Sub-ranges of two stores with the same hash seed have the same objects
+// if their sums are the same, but for a chance of 2^-64. Those of parts can be added.
+type KVSum []byte
+
+func (b KVSum) Count() uint64 { return le.Uint64(b) }
+func (b KVSum) Sum() uint64   { return le.Uint64(b[8:]) }
+
+// Add counts objects whose hashes have a sum.
+func (b KVSum) Add(count, sum uint64) {
+	le.PutUint64(b, b.Count()+count)
+	le.PutUint64(b[8:], b.Sum()+sum)
+}

@@ -1,0 +1,201 @@
+package nvme
+
+import (
+	"bytes"
+	"encoding/hex"
+	"math"
+	"math/rand/v2"
+	"slices"
+	"strings"
+	"testing"
+)
+
+// kvCopy is a KVRange with an object and a tombstone.
+func kvCopy() KVRange {
+	b := NewKVRange(make([]byte, 256), KVCopy, 4, 0xFF, KVCursorAt(4, nil))
+	e, b, _ := b.Append([]byte("ab"), 3)
+	e.SetPosition(5)
+	e.SetVersion(7)
+	copy(e.Value(), "xyz")
+	e, b, _ = b.Append([]byte("c"), 0)
+	e.SetPosition(5)
+	e.SetVersion(0x102)
+	e.SetExpires(99)
+	e.SetTombstone()
+	b.SetTo(KVCursorAt(5, []byte("c")))
+	b.SetFlags(KVLost)
+	b.SetTime(50)
+	b.Seal()
+	return b
+}
+
+func TestKVRangeGolden(t *testing.T) {
+	digest := NewKVRange(make([]byte, 256), KVDigest, 0, math.MaxUint64, KVCursorAt(0, nil))
+	n, shift := KVSubRanges(0, math.MaxUint64, 2)
+	digest.SetShift(shift)
+	digest.SetItems(n)
+	digest = digest[:KVRangeHeaderBytes+n*KVSumBytes]
+	digest.Sum(0).Add(2, 0x10)
+	digest.Sum(1).Add(1, 0xFFFFFFFFFFFFFFFF)
+	digest.Sum(1).Add(1, 3)
+	digest.SetTo(KVLastOf(math.MaxUint64))
+	digest.SetFlags(KVComplete)
+	digest.Seal()
+	count := NewKVRange(make([]byte, 256), KVCount, 1, 2, KVCursorAt(1, []byte("k")))
+	count = count[:KVRangeHeaderBytes+KVTotalsBytes]
+	count.Totals().Add(3, 4, 5)
+	count.SetItems(1)
+	count.SetTo(KVCursorAt(2, nil))
+	count.Seal()
+	ff := strings.Repeat("ff", 8)
+	for _, c := range []struct {
+		name string
+		b    KVRange
+		want string
+	}{
+		{"copy", kvCopy(), "________" + "4b5652" + "01" + // CRC32C, magic, version
+			"02" + "02" + "00" + "01" + "a0000000" + // kind, flags, lengths of keys, length
+			"0400000000000000" + strings.Repeat("00", 16) + // From
+			"0500000000000000" + "63" + strings.Repeat("00", 15) + // To
+			"0400000000000000" + "ff00000000000000" + // First, Last
+			"02000000" + "00" + "000000" + "32000000" + "00000000" + // entries, shift, time
+			"0500000000000000" + "0700000000000000" + "00000000" + "030000" + "02" + "6162" + "78797a" + "000000" +
+			"0500000000000000" + "0201000000000000" + "63000000" + "000000" + "81" + "63" + "00000000000000"},
+		{"digest", digest, "________" + "4b5652" + "01" + "04" + "01" + "00" + "10" + "80000000" +
+			strings.Repeat("00", 24) + strings.Repeat(ff, 3) + strings.Repeat("00", 8) + ff +
+			"02000000" + "3f" + "000000" + "00000000" + "00000000" +
+			"0200000000000000" + "1000000000000000" + "0200000000000000" + "0200000000000000"},
+		{"count", count, "________" + "4b5652" + "01" + "03" + "00" + "01" + "00" + "80000000" +
+			"0100000000000000" + "6b" + strings.Repeat("00", 15) + "0200000000000000" + strings.Repeat("00", 16) +
+			"0100000000000000" + "0200000000000000" + "01000000" + "00" + "000000" + "00000000" + "00000000" +
+			"0300000000000000" + "0400000000000000" + "0500000000000000" + "0000000000000000"},
+	} {
+		if err := c.b.Check(); err != nil {
+			t.Errorf("%s: %v", c.name, err)
+		}
+		if got := "________" + hex.EncodeToString(c.b)[8:]; got != c.want {
+			t.Errorf("%s:\n%s, want\n%s", c.name, got, c.want)
+		}
+	}
+}
+
+func TestKVRangeChecksEveryField(t *testing.T) {
+	entry := KVRangeHeaderBytes
+	second := entry + KVEntryBytes(KVCopy, 2, 3)
+	for _, c := range []struct {
+		at    int
+		value byte
+		say   string
+	}{
+		{krMagic, 'x', "magic"}, {krVersion, 2, "version"}, {krKind, 9, "kind"}, {krKind, 3, "length"},
+		{krKind, 1, "behind the value"}, {krFlags, 4, "flags"}, {krFromLen, 17, "cursor"}, {krFrom, 3, "cursor"},
+		{krFrom + 9, 1, "cursor"}, {krFrom, 6, "To"}, {krTo, 3, "To"}, {krToLen, 0, "cursor"},
+		{krTo + 8, 'b', "at most To"}, {krFirst, 0xF0, "cursor"}, {krLast, 3, "First"}, {krItems, 1, "fills"},
+		{krItems, 3, "offset"}, {krShift, 1, "shift"}, {krShift + 1, 1, "reserved"}, {krTime + 4, 1, "reserved"},
+		{entry + keKeyLen, 0, "key length"}, {entry + keKeyLen, 0x22, "key length"},
+		{entry + keKeyLen, 0x82, "tombstone"}, {entry + keVersion, 0, "version"},
+		{entry + keValueLen + 2, 1, "length"}, {second - 1, 1, "behind the value"},
+		{second, 4, "behind the one before"}, {second + KVEntryHeaderBytes, 'a', "behind the one before"},
+	} {
+		b := kvCopy()
+		b[c.at] = c.value
+		seal := b.LenBytes()
+		if c.at != krMagic && c.at != krVersion {
+			b[:seal].Seal()
+		}
+		err := b.Check()
+		if err == nil || !strings.Contains(err.Error(), c.say) {
+			t.Errorf("byte %d is %d: %v, want an error that says %q", c.at, c.value, err, c.say)
+		}
+	}
+	b := kvCopy()
+	for n := range b {
+		if KVRange(b[:n]).Check() == nil {
+			t.Fatalf("the first %d bytes are valid", n)
+		}
+		c := kvCopy()
+		c[n] ^= 4
+		if c.Check() == nil {
+			t.Fatalf("with another byte %d it is valid", n)
+		}
+	}
+}
+
+func TestKVSubRangesDivideARange(t *testing.T) {
+	for range 2000 {
+		first := rand.Uint64() >> rand.IntN(64)
+		last := first + min(rand.Uint64()>>rand.IntN(64), math.MaxUint64-first)
+		most := 1 << rand.IntN(17)
+		n, shift := KVSubRanges(first, last, most)
+		if n < 1 || n > most || n <= most/2 && last-first >= uint64(most) {
+			t.Fatalf("%#x to %#x: %d sub-ranges, at most %d wanted", first, last, n, most)
+		}
+		b := NewKVRange(make([]byte, KVRangeHeaderBytes), KVDigest, first, last, KVCursor{})
+		b.SetShift(shift)
+		next := first
+		for i := range n {
+			from, to := b.SubRange(i)
+			if from != next || to < from || (to-first)>>shift != uint64(i) {
+				t.Fatalf("%#x to %#x: sub-range %d is %#x to %#x, want it to begin with %#x", first, last, i, from, to,
+					next)
+			}
+			next = to + 1
+		}
+		if next != last+1 {
+			t.Fatalf("%#x to %#x: %d sub-ranges end before %#x", first, last, n, next)
+		}
+	}
+}
+
+func TestKVCursorsOrderKeys(t *testing.T) {
+	last := KVLastOf(7)
+	cursors := []KVCursor{KVCursorAt(6, []byte("z")), KVCursorAt(7, nil), KVCursorAt(7, []byte{0}),
+		KVCursorAt(7, []byte{0, 0}), KVCursorAt(7, []byte("a")), KVCursorAt(7, []byte("a\x00")),
+		KVCursorAt(7, []byte("b")), last, KVCursorAt(8, nil)}
+	if !slices.IsSortedFunc(cursors, func(a, b KVCursor) int { return a.Compare(&b) }) {
+		t.Error("not in order")
+	}
+}
+
+// FuzzKVRange: a KVRange that passes Check can be copied entry by entry; no getter panics.
+func FuzzKVRange(f *testing.F) {
+	f.Add([]byte(kvCopy()), true)
+	f.Add(bytes.Repeat([]byte{0xff}, 200), true)
+	f.Fuzz(func(t *testing.T, in []byte, seal bool) {
+		b := KVRange(slices.Clone(in))
+		if seal && len(b) >= KVRangeHeaderBytes {
+			b.Seal()
+		}
+		if b.Check() != nil {
+			return
+		}
+		b = b[:b.LenBytes()]
+		if b.Kind() != KVScan && b.Kind() != KVCopy {
+			return
+		}
+		out := NewKVRange(make([]byte, len(b)), b.Kind(), b.First(), b.Last(), b.From())
+		out.SetTo(b.To())
+		out.SetFlags(b.Flags())
+		out.SetTime(b.Time())
+		for e := range b.Entries() {
+			c, next, ok := out.Append(e.Key(), e.ValueLen())
+			if !ok {
+				t.Fatal("no room")
+			}
+			out = next
+			c.SetPosition(e.Position())
+			c.SetVersion(e.Version())
+			c.SetExpires(e.Expires())
+			if e.Tombstone() {
+				c.SetTombstone()
+			}
+			if b.Kind() == KVCopy {
+				copy(c.Value(), e.Value())
+			}
+		}
+		out.Seal()
+		if !bytes.Equal(out, b) {
+			t.Fatalf("%x is copied as %x", b, out)
+		}
+	})
+}
