@@ -1,6 +1,8 @@
 package kvstore
 
 import (
+	"math/bits"
+
 	"jbofd/internal/kvstore/format"
 )
 
@@ -40,6 +42,11 @@ func (s *Store) apply(i, oi int32) bool {
 		return s.applyMove(a, o)
 	case opExpire:
 		s.noteExpiry(seg.FirstExpiry()) // what has expired was dropped
+		return false
+	case opSweep:
+		if seg.Lossy() && a.bytes == 0 {
+			o.status = Corrupt // the record that could not be read has what is to be dropped
+		}
 		return false
 	}
 	at := seg.Find(o.key[:o.keyLen])
@@ -106,7 +113,7 @@ func (s *Store) isRefused(a *activeSeg, at int, o *op) bool {
 		o.status = Corrupt
 	case o.cond == IfVersion && o.version != o.want:
 		o.status = VersionMismatch
-	case o.cond == IfNewer && known >= o.want:
+	case o.cond == IfNewer && (known >= o.want || s.drops.list.Covers(bits.Reverse64(o.hash), o.want)):
 		o.status, o.version = Superseded, known
 	case !exists && (o.kind == Delete && o.cond != IfNewer && !unknown || o.cond == IfPresent):
 		o.status = NotFound

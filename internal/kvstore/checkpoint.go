@@ -256,7 +256,7 @@ func (s *Store) beginCheckpoint() {
 	}
 	c.page = c.first
 	s.beginOpenings()
-	format.Superblock(s.super).SetVolatileFrom(0) // writeSuper sets it at the first flush of a volatile device
+	s.beginLeaving()
 	sum := format.Summary(c.summary[:])
 	clear(sum)
 	sum.SetNextVersion(s.version)
@@ -283,6 +283,9 @@ func (s *Store) beginCheckpoint() {
 func (s *Store) nextPage() {
 	c := &s.ckpt
 	if c.stream.Ended() && !c.filling {
+		if s.drops.writing {
+			return // the superblock has one writer at a time
+		}
 		c.pages, c.stage = c.page, ckptSuper
 		s.writeSuper()
 		return
@@ -372,6 +375,10 @@ func (s *Store) writeSuper() {
 	}
 	if c.tried == c.copies {
 		if c.tried++; c.copies < 2 {
+			if !s.cfg.Volatile {
+				sb.SetVolatileFrom(0)
+			}
+			sb.SetDrops(s.remaining())
 			s.sealSuper()
 		}
 	}
@@ -465,6 +472,7 @@ func (s *Store) endCheckpoint() {
 	s.sweep(s.freePending)
 	s.pool.KeyEpoch = format.Summary(c.summary[:]).KeyEpoch()
 	c.covered = c.covering
+	s.endLeaving()
 	s.pool.Hold = s.failures != c.covered || s.cfg.Volatile
 	s.settling, s.resize.noteAfter = false, false
 	s.stopped = s.stopping && s.logsIdle() && c.keyBytes == 0

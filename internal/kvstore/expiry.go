@@ -73,7 +73,7 @@ func (s *Store) dropExpired(a *activeSeg) (dropped bool) {
 			at += it.LengthBytes()
 			continue
 		}
-		if it.Expired(s.wall) {
+		if it.Expired(s.wall) || s.isDropped(it) {
 			if !it.Gone() {
 				s.kill(a, at)
 				seg.Truncate(at)

@@ -4,6 +4,7 @@ import (
 	"flag"
 	"fmt"
 	"iter"
+	"math/bits"
 	"math/rand/v2"
 	"testing"
 
@@ -338,3 +339,9 @@ func (s *Store) Table() (entries []byte, increment bool) {
 	sb := format.Superblock(s.super)
 	return s.tbl.Bytes(), sb.Pages() > sb.FullPages() && sb.FullPages() > 0
 }
+
+// Position is the position of a key.
+func (s *Store) Position(key []byte) uint64 { return bits.Reverse64(format.HashKey(s.hashSeed, key)) }
+
+// DropsLeft is how many Drops are on the list.
+func (s *Store) DropsLeft() int { return len(s.drops.list) }

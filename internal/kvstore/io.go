@@ -68,4 +68,5 @@ const (
 	ioCheckpoint
 	ioRecover
 	ioNote
+	ioDrop
 )

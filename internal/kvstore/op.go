@@ -21,8 +21,12 @@ type op struct {
 	key    [format.MaxKey]byte
 	tag    uint64
 	tenant tenant.ID
-	slot   uint8 // of the victim that compaction is emptying
-	hash   uint64
+	// background: the store's background work pays. copyIn is 1 more than the index of the CopyIn that the op belongs
+	// to, or 0.
+	background bool
+	copyIn     uint8
+	slot       uint8 // of the victim that compaction is emptying, or lane of a sweep
+	hash       uint64
 	// value is the value that is moved, in the memory of compaction.
 	value    []byte
 	valueLen uint32
@@ -49,7 +53,7 @@ type op struct {
 }
 
 // pays says who pays for the op's I/Os.
-func (o *op) pays() payer { return payer{tenant: o.tenant, background: o.kind >= opMove} }
+func (o *op) pays() payer { return payerOf(o.tenant, o.background || o.kind >= opMove) }
 
 // finish ends an op.
 func (s *Store) finish(i int32, st Status) {
@@ -78,6 +82,16 @@ func (s *Store) finish(i int32, st Status) {
 		o.ready = true
 		s.lookedForExpired(st)
 		s.opLinks.Push(&s.freeInt, i)
+		return
+	}
+	if o.kind == opSweep {
+		o.ready = true
+		s.sweptSegment(o, st)
+		s.opLinks.Push(&s.freeInt, i)
+		return
+	}
+	if o.copyIn > 0 {
+		s.entryDone(i, st)
 		return
 	}
 	if o.kind >= opMove {
@@ -128,14 +142,14 @@ func (s *Store) countDead(a *activeSeg, before int) {
 type reader struct{ *Store }
 
 // ReadFor implements lookup.Host.
-func (s reader) ReadFor(slot int32, tenant tenant.ID, offset units.ExtentOffset, buf []byte) {
-	s.ioFor(ioLookup, slot, payer{tenant: tenant}, pipeline.Read, offset, buf)
+func (s reader) ReadFor(slot int32, tenant tenant.ID, background bool, offset units.ExtentOffset, buf []byte) {
+	s.ioFor(ioLookup, slot, payerOf(tenant, background), pipeline.Read, offset, buf)
 }
 
 // Done implements lookup.Host.
 func (s reader) Done(tag uint64, r lookup.Result, o lookup.Object) {
 	st := [...]Status{lookup.Found: OK, lookup.NotFound: NotFound, lookup.DeviceError: DeviceError,
-		lookup.Corrupt: Corrupt}[r]
+		lookup.Corrupt: Corrupt, lookup.TooShort: InvalidValue}[r]
 	a := Reply{Tag: tag, Status: st, ValueLen: o.Length}
 	if st == OK {
 		a.Version, a.Expires = o.Version, o.Expires

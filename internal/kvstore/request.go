@@ -23,12 +23,42 @@ const (
 	// as many as fit. Reply.ValueLen is its length. Without a key it starts with the first one. The order is the
 	// store's own. A key that exists all the time is listed exactly once.
 	List
+	// Scan, CopyOut, Count and Digest write what there is to say about Request.Range to Request.Value, as an
+	// nvme.KVRange, which says how far it has come: at the end of the range it is nvme.KVRange.Complete. Until then a
+	// request whose Range.From and Key are its cursor To continues. Reply.ValueLen is its length. Objects that have
+	// expired or were dropped, and keys that do not exist, are left out, but for tombstones.
+	//
+	// Where objects are lost, what comes before the loss is returned first. Then the status is Corrupt, or DeviceError
+	// if they may be readable later, and the result has nvme.KVLost and a cursor To behind the loss. With these two
+	// statuses the result is valid as well.
+	//
+	// Scan returns all objects and tombstones in order, without values. An object that exists all the time is returned
+	// exactly once.
+	Scan
+	// CopyOut returns them with their values. If there is no room for the first one, the status is InvalidValue, and
+	// Reply.ValueLen how much memory it needs.
+	CopyOut
+	// Count returns the number of objects and tombstones.
+	Count
+	// Digest returns sums over as many sub-ranges as there is room for in the Value, so that the differences between
+	// two stores with the same Config.HashSeed can be found: see nvme.KVSum.
+	Digest
+	// CopyIn stores the objects and tombstones of Request.Value, a result of CopyOut, each IfNewer. Value belongs to
+	// the Store until the Reply. Reply.ValueLen is how many of them have changed something. If the status is not OK
+	// some of them may not be stored. It may be repeated.
+	CopyIn
+	// Drop makes everything in Request.Range cease to exist that has a version of at most Request.Version; 0: of at
+	// most the greatest that the store has given, which Reply.Version is. It is durable, also with Config.Volatile, and
+	// takes no longer if the range has more. Space is reclaimed in the background. The status is NoMemory if the store
+	// has too many Drops at the moment.
+	Drop
 
 	opMove    // copy a live value out of a chunk that is compacted
 	opRewrite // write a live segment again, for the same reason
 	opVerify  // report a damaged value if it is live
 	opAudit   // look at a segment for an audit
 	opExpire  // drop what has expired in a segment
+	opSweep   // drop what a Drop has covered in a segment
 )
 
 // Condition restricts a Put or a Delete.
@@ -120,8 +150,12 @@ type Request struct {
 	// Room, if set, is called when a Get has found that its value is longer than Value. It returns memory for as much
 	// of the value as is wanted. If it returns nil the Request ends with OK and without the value.
 	Room func(length int) []byte
-	// Tenant pays for the I/Os.
-	Tenant tenant.ID
+	// Tenant pays for the I/Os. Background: those of a request for a range are paid for by the store's background work.
+	Tenant     tenant.ID
+	Background bool
+	// Range is that of a Scan, CopyOut, Count, Digest or Drop. Key is then the key behind which to begin at the
+	// position Range.From, or empty.
+	Range Range
 	// Version belongs to the Condition.
 	Version uint64
 	// Expires is when the object that a Put stores does not exist any more, in unix seconds; 0: never. For a Delete

@@ -433,7 +433,7 @@ func (r *resizeState) end() units.ExtentOffset { return format.SuperblockOffset(
 // checkpoint begins meanwhile.
 func (s *Store) writeNote() {
 	switch r, c := &s.resize, &s.ckpt; {
-	case c.stage != ckptIdle || c.busy:
+	case c.stage != ckptIdle || c.busy || s.drops.writing:
 	case s.now < r.retryNS:
 		s.wake(r.retryNS)
 	default:

@@ -132,8 +132,8 @@ func BenchmarkAt4TiB(b *testing.B) {
 // noHost is a lookup.Host whose reads are counted only.
 type noHost struct{ reads int }
 
-func (h *noHost) ReadFor(int32, tenant.ID, units.ExtentOffset, []byte) { h.reads++ }
-func (h *noHost) Done(uint64, lookup.Result, lookup.Object)            {}
+func (h *noHost) ReadFor(int32, tenant.ID, bool, units.ExtentOffset, []byte) { h.reads++ }
+func (h *noHost) Done(uint64, lookup.Result, lookup.Object)                  {}
 func (h *noHost) Damaged(units.ExtentOffset, int, uint32, uint64) lookup.Result {
 	return lookup.Corrupt
 }

@@ -136,7 +136,7 @@ func (s *Store) makeLen(buf *[]byte, n int) bool {
 func (s *Store) dispatch(i int32) {
 	o := &s.ops[i]
 	number := o.segment
-	if o.kind != opRewrite && o.kind != opAudit && o.kind != opExpire {
+	if o.kind != opRewrite && o.kind != opAudit && o.kind != opExpire { // an opSweep goes by its position
 		number = s.tbl.Segment(o.hash)
 	}
 	at, fresh := s.activate(number, o.pays())

@@ -119,8 +119,12 @@ type Store struct {
 	opLinks list.Links
 	freeOps list.List // for requests
 	freeInt list.List // for compaction
-	segs    []activeSeg
-	freeSeg int32
+	// freeCopy are those for entries of CopyIns, of which there are copying.
+	freeCopy list.List
+	copyIns  [MaxCopyIns]copyIn
+	copying  int
+	segs     []activeSeg
+	freeSeg  int32
 	// table is a hash table of the active segments, by segment number. Its entries are the heads of chains.
 	table []int32
 	// dirty are active segments that have to be written.
@@ -159,6 +163,7 @@ type Store struct {
 	audit    auditState
 	expiry   expiryState
 	resize   resizeState
+	drops    dropState
 	// unreadable are segments that could not be read.
 	unreadable unreadables
 	opening    *openState
@@ -190,15 +195,19 @@ func New(cfg Config) (*Store, error) {
 	}
 	s := &Store{cfg: cfg, out: &Actions{}, opening: &openState{}}
 	s.compact.suspect = none
-	total := cfg.Requests + maxMoves
+	total := cfg.Requests + maxMoves + copyWrites
 	s.ops, s.opLinks = make([]op, total), make(list.Links, total)
-	s.freeOps, s.freeInt, s.dirty, s.unloaded = list.None, list.None, list.None, list.None
+	s.freeOps, s.freeInt, s.freeCopy = list.None, list.None, list.None
+	s.dirty, s.unloaded = list.None, list.None
 	for i := range s.ops {
 		s.ops[i].parts = [2]part{noPart, noPart}
-		if i < cfg.Requests {
+		switch {
+		case i < cfg.Requests:
 			s.opLinks.Push(&s.freeOps, int32(i))
-		} else {
+		case i < cfg.Requests+maxMoves:
 			s.opLinks.Push(&s.freeInt, int32(i))
+		default:
+			s.opLinks.Push(&s.freeCopy, int32(i))
 		}
 	}
 	s.segs = make([]activeSeg, total+2*maxSplits)
@@ -290,6 +299,7 @@ func (s *Store) adopt(image *recovery.Image) error {
 		Requests: c.Requests, MaxExtentBytes: longest, Alloc: c.Alloc,
 	})
 	s.SetWall(s.wall)
+	s.loadDrops(sb)
 	if mem.Err == nil {
 		mem.Err = err
 	}
@@ -339,8 +349,8 @@ func (s *Store) Lost() *Loss { return s.loss }
 
 // Idle reports that no request is in progress and nothing is under way in the background.
 func (s *Store) Idle() bool {
-	return len(s.ios) == len(s.freeIO) && s.freeOps.N == s.cfg.Requests && s.reads.Busy() == 0 &&
-		s.freeInt.N == maxMoves && s.ckpt.stage == ckptIdle && s.restoring == 0 && s.resize.stage == resizeNone
+	return len(s.ios) == len(s.freeIO) && s.noRequests() && s.freeInt.N == maxMoves && s.dropsIdle() &&
+		s.ckpt.stage == ckptIdle && s.restoring == 0 && s.resize.stage == resizeNone
 }
 
 // slotsIdle reports whether no chunk is being compacted or scrubbed. A slot that waits between two steps counts as
@@ -348,6 +358,12 @@ func (s *Store) Idle() bool {
 func (s *Store) slotsIdle() bool {
 	return !slices.ContainsFunc(s.compact.slots, func(sl slot) bool { return sl.busy })
 }
+
+// noRequests reports that no request is in progress, but for Drops.
+func (s *Store) noRequests() bool { return s.noWrites() && s.reads.Busy() == 0 }
+
+// noWrites reports that no Put, Delete or CopyIn is in progress.
+func (s *Store) noWrites() bool { return s.freeOps.N == s.cfg.Requests && s.copying == 0 }
 
 // Checkpoint asks for a checkpoint.
 func (s *Store) Checkpoint() { s.ckpt.wanted = true }
@@ -359,6 +375,7 @@ func (s *Store) Checkpoint() { s.ckpt.wanted = true }
 func (s *Store) Stop() {
 	if !s.stopping {
 		s.stopping, s.ckpt.beforeStop = true, s.stats.CheckpointBytes
+		s.reads.Stopping = true
 	}
 }
 
@@ -366,11 +383,11 @@ func (s *Store) Stop() {
 func (s *Store) Stopped() bool { return s.stopped && s.Idle() }
 
 // ending reports that the store is to stop and that no writing request is left, so that nobody needs compaction.
-func (s *Store) ending() bool { return s.stopping && s.freeOps.N == s.cfg.Requests }
+func (s *Store) ending() bool { return s.stopping && s.noWrites() }
 
 // logsIdle reports that nothing will be written to the logs.
 func (s *Store) logsIdle() bool {
-	return s.freeOps.N == s.cfg.Requests && s.reads.Busy() == 0 && s.freeInt.N == maxMoves && s.slotsIdle() &&
+	return s.noRequests() && s.freeInt.N == maxMoves && s.slotsIdle() &&
 		s.dirty.N == 0 && s.logs[keyLog].inflight == 0 && s.restoring == 0 && s.split.idle()
 }
 
@@ -393,13 +410,15 @@ func (s *Store) Stats() Stats {
 func (s *Store) Submit(r *Request) bool {
 	invariants.Check(s.phase == ready && !s.stopping, "kvstore: a request to a store that is not ready")
 	switch {
-	case len(r.Key) < 1 && r.Op != List || len(r.Key) > format.MaxKey:
+	case len(r.Key) < 1 && r.Op != List && !r.Op.IsRange() || len(r.Key) > format.MaxKey:
 		s.answer(Reply{Tag: r.Tag, Status: InvalidKey})
 		return true
 	case r.Op == Put && len(r.Value) > s.MaxValueBytes() || r.Op == List && len(r.Value) < 4,
 		r.Condition == IfNewer && (r.Version == 0 || r.Version > MaxVersion):
 		s.answer(Reply{Tag: r.Tag, Status: InvalidValue})
 		return true
+	case r.Op.IsRange():
+		return s.submitRange(r)
 	case r.Op != Put && r.Op != Delete:
 		op := [...]lookup.Op{Get: lookup.Get, Exist: lookup.Exist, List: lookup.List}[r.Op]
 		return s.reads.Begin(&lookup.Request{Op: op, Tag: r.Tag, Tenant: r.Tenant, Key: r.Key, Value: r.Value,
@@ -408,13 +427,8 @@ func (s *Store) Submit(r *Request) bool {
 		return false
 	}
 	if r.Op == Put {
-		// What the value and its part of a segment will take, at most.
-		need := int64(s.extentBytes(len(r.Value)) + s.pieces(len(r.Value))*format.ItemHeaderBytes + maxItemBytes)
-		for l := range s.logs {
-			need += s.logs[l].pending
-		}
-		if s.pool.Live+need+space.Spare(s.objects, int64(s.tbl.Len())) > s.budget.MaxLive {
-			s.answer(Reply{Tag: r.Tag, Status: CapacityExceeded})
+		if st := s.admit(r); st != OK {
+			s.answer(Reply{Tag: r.Tag, Status: st})
 			return true
 		}
 		if len(r.Value) > 0 && !s.roomFor(userLog, len(r.Value)) {
@@ -422,12 +436,31 @@ func (s *Store) Submit(r *Request) bool {
 		}
 	}
 	i := s.opLinks.Pop(&s.freeOps)
+	s.ops[i] = op{tag: r.Tag}
+	s.beginWrite(i, r)
+	return true
+}
+
+// admit reports whether there is room for a Put.
+func (s *Store) admit(r *Request) Status {
+	// What the value and its part of a segment will take, at most.
+	need := int64(s.extentBytes(len(r.Value)) + s.pieces(len(r.Value))*format.ItemHeaderBytes + maxItemBytes)
+	for l := range s.logs {
+		need += s.logs[l].pending
+	}
+	if s.pool.Live+need+space.Spare(s.objects, int64(s.tbl.Len())) > s.budget.MaxLive {
+		return CapacityExceeded
+	}
+	return OK
+}
+
+// beginWrite begins a Put or Delete with an op.
+func (s *Store) beginWrite(i int32, r *Request) {
 	o := &s.ops[i]
 	*o = op{
-		kind: r.Op, cond: r.Condition, tag: r.Tag, tenant: r.Tenant, keyLen: uint8(len(r.Key)),
-		hash:  format.HashKey(s.hashSeed, r.Key),
-		parts: [2]part{noPart, noPart},
-		id:    r.ID, tombstone: r.Tombstone && r.Op == Delete, expires: r.Expires, want: r.Version,
+		kind: r.Op, cond: r.Condition, tag: o.tag, tenant: r.Tenant, background: r.Background, copyIn: o.copyIn,
+		keyLen: uint8(len(r.Key)), hash: format.HashKey(s.hashSeed, r.Key), parts: [2]part{noPart, noPart},
+		id: r.ID, tombstone: r.Tombstone && r.Op == Delete, expires: r.Expires, want: r.Version,
 	}
 	copy(o.key[:], r.Key)
 	switch {
@@ -439,7 +472,6 @@ func (s *Store) Submit(r *Request) bool {
 		o.ready = true
 	}
 	s.dispatch(i)
-	return true
 }
 
 // Complete ends an I/O.
@@ -479,6 +511,8 @@ func (s *Store) Complete(tag uint32, err error) {
 		s.noteWritten(ok)
 	case ioRecover:
 		s.recovered(r.who, err)
+	case ioDrop:
+		s.dropsWritten(ok)
 	}
 }
 
@@ -520,6 +554,8 @@ func (s *Store) Turn(nowNS int64, out *Actions) {
 			s.scrubStep()
 			s.auditStep()
 			s.expiryStep()
+			s.copyInStep()
+			s.dropStep()
 			s.writeSegments()
 			s.restoreStep()
 			for l := range s.logs {

@@ -114,3 +114,20 @@ func putUint48(b []byte, v uint64) {
 	le.PutUint32(b, uint32(v))
 	le.PutUint16(b[4:], uint16(v>>32))
 }
+
+// HashVersion hashes a key with the version of its object, or of its tombstone, for sums that tell whether two stores
+// have the same. No two keys have the same hash for all seeds, as they may with HashKey.
+//
+// hot: 0 allocs
+func HashVersion(seed uint64, key []byte, version uint64, tombstone bool) uint64 {
+	var k [MaxKey]byte
+	copy(k[:], key)
+	n := uint64(len(key)) << 1
+	if tombstone {
+		n |= 1
+	}
+	h := mix(seed ^ 0x9E3779B97F4A7C15 ^ le.Uint64(k[:]))
+	h = mix(h ^ le.Uint64(k[8:]))
+	h = mix(h ^ n)
+	return mix(h ^ version)
+}

@@ -20,7 +20,7 @@ import (
 //	         Openings that count, 0: none     108 4 B  reserved
 //	120 … 255 reserved
 //	256 u24 each: the chunks of the checkpoint, in order, at most MaxCheckpointChunks
-//	2560 … 4095 reserved
+//	2560 24 B each: the Drops, at most MaxDrops
 //
 // A checkpoint is a full one, and increments of it, which say what has changed since the stream before. Each is a
 // stream of bytes that begins with a page of its own. Until version 3 there were only full checkpoints, and the fields
@@ -46,12 +46,12 @@ const (
 	superOpenings   = 112
 	superReserved2  = 120
 	superChunks     = 256
-	superReserved1  = 2560
+	superDrops      = 2560
 )
 
 // MaxCheckpointChunks is how many chunks of a checkpoint a superblock can name. A checkpoint that takes more has no
 // increments, and its chunks are found by their headers.
-const MaxCheckpointChunks = (superReserved1 - superChunks) / 3
+const MaxCheckpointChunks = (superDrops - superChunks) / 3
 
 // Version is the version of the format that the superblock was sealed with; 0: it was not sealed.
 func (b Superblock) Version() uint32 { return le.Uint32(b[preludeVersion:]) }
@@ -115,7 +115,7 @@ func (b Superblock) Chunks(dst []ChunkNumber) []ChunkNumber {
 
 // SetChunks names the chunks of the checkpoint, and reports whether they can be named.
 func (b Superblock) SetChunks(chunks ...[]ChunkNumber) bool {
-	list := b[superChunks:superReserved1]
+	list := b[superChunks:superDrops]
 	clear(list)
 	i := 0
 	for _, some := range chunks {
@@ -199,10 +199,10 @@ func (b Superblock) Check(partitionBytes int64) error {
 		return bad(what, "number of checkpoint pages", b.Pages(), "0 if and only if there is no checkpoint")
 	case b.FullPages() > b.Pages() || b.LastPages() > b.Pages():
 		return bad(what, "number of pages of a stream", max(b.FullPages(), b.LastPages()), "no more than all")
-	case !zero(b[superReserved0:superOpenings]) || !zero(b[superReserved2:superChunks]) || !zero(b[superReserved1:]):
+	case !zero(b[superReserved0:superOpenings]) || !zero(b[superReserved2:superChunks]):
 		return bad(what, "a reserved byte", "set", "zero")
 	}
-	return nil
+	return b.checkDrops()
 }
 
 // Kind says what a chunk is used for.

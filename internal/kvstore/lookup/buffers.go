@@ -97,7 +97,7 @@ func (m *Machine) returnBuffer(i int32) {
 	o.big = none
 	for b.waiting[c].N > 0 && len(b.free[c]) > 0 {
 		switch w := m.links.Pop(&b.waiting[c]); {
-		case m.ops[w].kind == List:
+		case m.ops[w].lists():
 			m.list(w)
 		case len(m.ops[w].pieces) == 0:
 			m.lookup(w)

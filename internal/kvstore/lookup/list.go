@@ -1,10 +1,7 @@
 package lookup
 
 import (
-	"bytes"
-	"cmp"
 	"math/bits"
-	"slices"
 
 	"jbofd/internal/kvstore/format"
 	"jbofd/internal/nvme"
@@ -46,8 +43,11 @@ func (m *Machine) list(i int32) {
 			m.readSegment(i)
 			return
 		}
-		if !o.pass(empty) {
-			m.finish(i, Found)
+		if !m.pass(i, empty) {
+			m.endList(i)
+			return
+		}
+		if o.isRange() && m.stops(i) {
 			return
 		}
 	}
@@ -61,6 +61,7 @@ func (m *Machine) Continue() (again bool) {
 	for n := m.skipping.N; n > 0; n-- {
 		m.list(m.links.Pop(&m.skipping))
 	}
+	m.unpark()
 	return m.skipping.N > 0
 }
 
@@ -93,27 +94,12 @@ func (m *Machine) listRead(i int32) {
 
 // listSegment appends the keys of a segment, starting at the position, and reports whether all of them fit.
 func (m *Machine) listSegment(o *op, seg format.Segment) bool {
-	found := m.listed[:0]
-	for off := seg.First(); off < seg.LengthBytes(); {
-		it := seg.Item(off)
-		hash := format.HashKey(m.HashSeed, it.Key())
-		position := bits.Reverse64(hash)
-		// Keys that a split has moved to another segment are still in the record, but do not belong to it.
-		if it.Exists(m.Wall) && m.Table.Segment(hash) == o.segment &&
-			(position > o.position || position == o.position && bytes.Compare(it.Key(), o.key[:o.keyLen]) >= 0) {
-			found = append(found, listed{position: position, item: off})
-		}
-		off += it.LengthBytes()
-	}
-	m.listed = found
-	slices.SortFunc(found, func(a, b listed) int {
-		if a.position != b.position {
-			return cmp.Compare(a.position, b.position)
-		}
-		return bytes.Compare(seg.Item(a.item).Key(), seg.Item(b.item).Key())
-	})
+	from := nvme.KVCursorAt(o.position, o.key[:o.keyLen])
 	out := nvme.KVList(o.value[:o.length:len(o.value)])
-	for _, k := range found {
+	for _, k := range m.sorted(seg, o.segment, &from, true) {
+		if !m.exists(seg.Item(k.item), bits.Reverse64(k.position)) {
+			continue
+		}
 		next, ok := out.Append(seg.Item(k.item).Key())
 		if !ok {
 			return false

@@ -77,7 +77,7 @@ type quiet struct {
 	done  int
 }
 
-func (h *quiet) ReadFor(slot int32, _ tenant.ID, _ units.ExtentOffset, _ []byte) {
+func (h *quiet) ReadFor(slot int32, _ tenant.ID, _ bool, _ units.ExtentOffset, _ []byte) {
 	h.reads = append(h.reads, slot)
 }
 func (h *quiet) Done(uint64, Result, Object)                            { h.done++ }

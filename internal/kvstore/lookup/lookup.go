@@ -1,5 +1,5 @@
 // Package lookup is the reading side of a key-value store: the table of segments (SegTbl), and a machine that finds
-// values and lists keys.
+// values, lists keys, and returns or sums up what a range of positions has.
 //
 //	Begin ──> entry in the SegTbl ──> read segment ──> find the key ──> read value ──> Done
 //
@@ -30,6 +30,11 @@ const (
 	Exist
 	// List fills Request.Value with keys.
 	List
+	// Scan, CopyOut, Count and Digest fill Request.Value with an nvme.KVRange of Request.Range.
+	Scan
+	CopyOut
+	Count
+	Digest
 )
 
 // Result is the outcome of a Request.
@@ -45,6 +50,10 @@ const (
 	DeviceError
 	// Corrupt: a record is damaged.
 	Corrupt
+	// TooShort: the memory of a Scan or CopyOut has no room for the first entry. Object.Length is how much it needs.
+	TooShort
+
+	results
 )
 
 // Request is copied by Begin, but the memory of Value belongs to the Machine until Done.
@@ -57,6 +66,10 @@ type Request struct {
 	// Room, if set, is called when a Get has found that its value is longer than Value, before the value is read. It
 	// returns memory for it. If it returns nil, the Request ends as Found and nothing is copied.
 	Room func(length int) []byte
+	// Range is for Scan, CopyOut, Count and Digest.
+	Range Range
+	// Background: the store's background work pays, not the tenant.
+	Background bool
 }
 
 // Object describes an object that was found.
@@ -70,8 +83,9 @@ type Object struct {
 
 // Host is what a Machine needs of the store.
 type Host interface {
-	// ReadFor starts a read in the name of a tenant. Machine.Read must be called with the slot when it has ended.
-	ReadFor(slot int32, tenant tenant.ID, offset units.ExtentOffset, buf []byte)
+	// ReadFor starts a read in the name of a tenant, or of the store's background work. Machine.Read must be called
+	// with the slot when it has ended.
+	ReadFor(slot int32, tenant tenant.ID, background bool, offset units.ExtentOffset, buf []byte)
 	// Done ends a Request. The Object is what a Get or an Exist has found.
 	Done(tag uint64, r Result, o Object)
 	// Damaged reports a live record of at most n bytes that is damaged: a segment, or a value if hash is the hash of
@@ -97,16 +111,27 @@ type Machine struct {
 	Config
 	// Wall is the time in unix seconds. Objects that have expired by then are not found.
 	Wall uint32
-	ops  []op
+	// Drops are the ranges that were dropped. They belong to the store.
+	Drops Drops
+	// Stopping: range ops end as soon as they can.
+	Stopping bool
+
+	ops []op
 	// links are those of free, skipping and the lists of ops that wait for memory.
 	links list.Links
 	free  list.List
 	// skipping are Lists that are to skip more empty segments. skips counts those that were skipped since Continue.
 	skipping list.List
 	skips    int
-	// listed is where a List sorts the keys of a segment.
+	// listed is where the keys of a segment are sorted.
 	listed   []listed
 	borrowed borrowed
+	// ranges are the range ops, freeRange the first that is free. parked are CopyOuts that wait to read values, of
+	// which copies are being read, longCopies of them long ones.
+	ranges             []rangeOp
+	freeRange          int32
+	parked             list.List
+	copies, longCopies int
 }
 
 const none = list.NoRecord
@@ -117,7 +142,9 @@ type op struct {
 	key    [format.MaxKey]byte
 	tag    uint64
 	tenant tenant.ID
-	hash   uint64
+	// background: the store's background work pays.
+	background bool
+	hash       uint64
 	// value is the request's memory, length the length of the whole value.
 	value  []byte
 	room   func(length int) []byte
@@ -140,10 +167,14 @@ type op struct {
 	pieces []piece
 	run    int
 	at     uint32
-	// position is how far a List has come.
+	// position is how far a List or range op has come. ranged is the rangeOp.
 	position uint64
-	buf      []byte
-	big      int32 // the larger buffer that the op has taken, or none
+	ranged   int32
+	// parent is the CopyOut that a copyValue belongs to, target the offset of its entry in the result.
+	parent int32
+	target uint32
+	buf    []byte
+	big    int32 // the larger buffer that the op has taken, or none
 }
 
 // piece is a piece of a value, or all of it. epoch is that of its chunk when the segment was read.
@@ -163,8 +194,10 @@ func (p *piece) end() units.ExtentOffset {
 //
 // Errors: space.ErrNoMemory.
 func New(cfg Config) (*Machine, error) {
-	m := &Machine{Config: cfg, ops: make([]op, cfg.Requests), links: make(list.Links, cfg.Requests), free: list.None,
-		skipping: list.None, listed: make([]listed, 0, 256)}
+	n := cfg.Requests + maxCopies
+	m := &Machine{Config: cfg, ops: make([]op, n), links: make(list.Links, n), free: list.None, skipping: list.None,
+		parked: list.None, listed: make([]listed, 0, 256)}
+	m.makeRanges()
 	for i := range m.ops {
 		m.ops[i].big = none
 		m.ops[i].pieces = make([]piece, 0, 1)
@@ -180,19 +213,22 @@ func (m *Machine) Busy() int { return len(m.ops) - m.free.N }
 //
 // hot: 0 allocs
 func (m *Machine) Begin(r *Request) bool {
-	if m.free.N == 0 {
+	if m.free.N <= maxCopies-m.copies || r.Op > List && m.freeRange == none {
 		return false
 	}
 	i := m.links.Pop(&m.free)
 	o := &m.ops[i]
 	*o = op{
 		kind: r.Op, tag: r.Tag, tenant: r.Tenant, keyLen: uint8(len(r.Key)), hash: format.HashKey(m.HashSeed, r.Key),
-		value: r.Value, room: r.Room, buf: o.buf, big: none, pieces: o.pieces[:0],
+		value: r.Value, room: r.Room, buf: o.buf, big: none, pieces: o.pieces[:0], background: r.Background,
 	}
 	copy(o.key[:], r.Key)
-	if o.kind == List {
+	switch {
+	case o.kind == List:
 		m.beginList(i)
-	} else {
+	case o.isRange():
+		m.beginRange(i, &r.Range)
+	default:
 		m.lookup(i)
 	}
 	return true
@@ -206,15 +242,18 @@ func (m *Machine) Read(slot int32, ok bool) {
 	case !ok && m.moved(o):
 		m.restart(slot)
 	case !ok && (len(o.pieces) > 0 || !m.readShorter(slot)):
-		m.finish(slot, DeviceError)
+		m.fail(slot, DeviceError)
 	case !ok:
 	case o.kind == List:
 		m.listRead(slot)
+	case o.isRange():
+		m.rangeRead(slot)
 	case len(o.pieces) == 0:
 		m.lookupRead(slot)
 	default:
 		m.valueRead(slot)
 	}
+	m.unpark()
 }
 
 // lookup starts a Get or Exist, or starts it again.
@@ -261,7 +300,7 @@ func (m *Machine) read(i int32, offset units.ExtentOffset, n int) {
 		o := &m.ops[i]
 		start, length := m.Pool.Around(offset, n, m.BlockSize)
 		o.lead = uint32(offset - start)
-		m.Host.ReadFor(i, o.tenant, start, buf[:length])
+		m.Host.ReadFor(i, o.tenant, o.background, start, buf[:length])
 	}
 }
 
@@ -279,7 +318,7 @@ func (m *Machine) elsewhere(o *op) bool {
 // since the read was started, or the key belongs to another segment now.
 func (m *Machine) moved(o *op) bool {
 	hash := o.hash
-	if o.kind == List {
+	if o.lists() {
 		hash = bits.Reverse64(o.position)
 	}
 	return m.Table.Segment(hash) != o.segment || m.elsewhere(o)
@@ -287,7 +326,7 @@ func (m *Machine) moved(o *op) bool {
 
 // restart looks for the segment of an op again.
 func (m *Machine) restart(i int32) {
-	if m.ops[i].kind == List {
+	if m.ops[i].lists() {
 		m.list(i)
 	} else {
 		m.lookup(i)
@@ -303,7 +342,7 @@ func (m *Machine) check(i int32) format.Segment {
 	case seg.Check(m.Pool.Seed(o.entry.Offset())) == nil && seg.Number() == o.segment:
 		return seg
 	case o.want > 0:
-		m.finish(i, DeviceError) // the rest of it cannot be read
+		m.fail(i, DeviceError) // the rest of it cannot be read
 	case !o.again:
 		o.again = true
 		m.readSegment(i)
@@ -315,8 +354,12 @@ func (m *Machine) check(i int32) format.Segment {
 
 // lost ends an op that needs keys which the segment has lost.
 func (m *Machine) lost(i int32) {
-	o := &m.ops[i]
-	m.finish(i, m.Host.Damaged(o.entry.Offset(), o.entry.MaxBytes(), o.segment, 0))
+	m.fail(i, m.lossOf(&m.ops[i]))
+}
+
+// lossOf reports that an op needs keys which its segment has lost, and returns the result that says so.
+func (m *Machine) lossOf(o *op) Result {
+	return m.Host.Damaged(o.entry.Offset(), o.entry.MaxBytes(), o.segment, 0)
 }
 
 // lookupRead handles the end of the read of a segment. If the segment has moved the bytes may be anything.
@@ -335,12 +378,16 @@ func (m *Machine) lookupRead(i int32) {
 	case at == 0 && seg.Lossy():
 		m.lost(i)
 		return
-	case at == 0 || !seg.Item(at).Exists(m.Wall):
+	case at == 0 || !m.exists(seg.Item(at), o.hash):
 		m.finish(i, NotFound)
 		return
 	}
 	o.version, o.expires = seg.Item(at).Version(), seg.Item(at).Expiry()
-	pieces, length := seg.Pieces(at)
+	_, length := seg.Pieces(at)
+	if o.kind == copyValue && !m.refreshes(o, seg.Item(at), length) {
+		m.finish(i, NotFound)
+		return
+	}
 	o.length = uint32(length)
 	if o.kind == Exist || o.length == 0 {
 		m.finish(i, Found)
@@ -352,6 +399,18 @@ func (m *Machine) lookupRead(i int32) {
 			return
 		}
 	}
+	m.readPieces(i, seg, at)
+}
+
+// exists reports whether an item is that of an object that exists. The hash is that of its key.
+func (m *Machine) exists(it format.Item, hash uint64) bool {
+	return it.Exists(m.Wall) && (len(m.Drops) == 0 || !m.Drops.Covers(bits.Reverse64(hash), it.Version()))
+}
+
+// readPieces starts to read the value of the key whose item is at an offset of a segment.
+func (m *Machine) readPieces(i int32, seg format.Segment, at int) {
+	o := &m.ops[i]
+	pieces, _ := seg.Pieces(at)
 	for range pieces {
 		it := seg.Item(at)
 		at += it.LengthBytes()
@@ -413,12 +472,25 @@ func (m *Machine) valueDamaged(i int32, p *piece) {
 		m.lookup(i)
 		return
 	}
-	m.finish(i, m.Host.Damaged(p.place, int(p.record), o.segment, o.hash))
+	m.fail(i, m.Host.Damaged(p.place, int(p.record), o.segment, o.hash))
+}
+
+// fail ends an op that has not found what it needs to know. A range op may still have a result.
+func (m *Machine) fail(i int32, r Result) {
+	if m.ops[i].isRange() {
+		m.rangeFails(i, r)
+		return
+	}
+	m.finish(i, r)
 }
 
 // finish ends an op.
 func (m *Machine) finish(i int32, r Result) {
 	o := &m.ops[i]
+	if o.kind == copyValue {
+		m.copied(i, r)
+		return
+	}
 	o.value, o.room = nil, nil
 	m.returnBuffer(i)
 	m.Host.Done(o.tag, r, Object{Length: int(o.length), Version: o.version, Expires: o.expires})

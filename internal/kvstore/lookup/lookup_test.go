@@ -22,7 +22,7 @@ type failing struct {
 	bytes int
 }
 
-func (h *failing) ReadFor(slot int32, _ tenant.ID, offset units.ExtentOffset, buf []byte) {
+func (h *failing) ReadFor(slot int32, _ tenant.ID, _ bool, offset units.ExtentOffset, buf []byte) {
 	h.slot, h.place, h.buf, h.reads = slot, offset, buf, h.reads+1
 }
 func (h *failing) Done(_ uint64, r Result, o Object) {

@@ -95,7 +95,7 @@ func (m *Machine) chooseSuper() {
 	}
 	m.image.OneCopy = errs[other] != nil || all[other].Checkpoint() != m.image.Super.Checkpoint() ||
 		all[other].Pages() != m.image.Super.Pages() || all[other].LastStream() != m.image.Super.LastStream() ||
-		all[other].PartitionBytes() != bytes
+		all[other].PartitionBytes() != bytes || !all[other].SameDrops(m.image.Super)
 	if note := all[extentSuper]; bytes != m.cfg.PartitionBytes &&
 		(errs[extentSuper] != nil || note.PartitionBytes() != bytes) {
 		m.image.NoteAt = format.SuperblockOffset(2, m.cfg.PartitionBytes)

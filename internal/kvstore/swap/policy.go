@@ -119,7 +119,8 @@ func (src *Source) driveIdle() bool {
 // maySwap reports whether a PUT of a key that has no entry in the index may be swapped.
 func (src *Source) maySwap(valueLen int) bool {
 	l := &src.load
-	if l.to == none || src.draining || src.lists.N > 0 || valueLen > src.cfg.MaxValueBytes || src.freeEntry == none {
+	if l.to == none || src.draining || src.held || src.lists.N > 0 || valueLen > src.cfg.MaxValueBytes ||
+		src.freeEntry == none {
 		return false
 	}
 	a := &src.areas[l.to]

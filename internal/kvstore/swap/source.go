@@ -164,7 +164,7 @@ type Source struct {
 	// toStore are the ops that the source's store has to take, atStore how many it has taken.
 	toStore list.List
 	atStore int
-	lists   list.List // Lists that wait until all keys have returned
+	lists   list.List // Lists, and requests for ranges, that wait until all keys have returned
 	big     [][]byte
 	bigFree []int32
 	bigWait list.List
@@ -175,6 +175,7 @@ type Source struct {
 	batch     returnState
 	manifest  manifestState
 	draining  bool
+	held      bool // no more keys are swapped out
 	abandoned bool // no more keys are returned
 	stats     Stats
 }
@@ -279,7 +280,10 @@ type op struct {
 	expires   uint32
 	tombstone bool
 	id        kvstore.Identity
-	entry     int32
+	// ranged and background are those of a request for a range.
+	ranged     kvstore.Range
+	background bool
+	entry      int32
 	// awaitsReturn: the op cannot go on before its key has returned. answered: the request was answered with
 	// DeviceError, while the outcome of its record is indeterminate.
 	awaitsReturn, answered bool
@@ -388,6 +392,9 @@ func (src *Source) versionOf(g *FoundRecord) uint64 {
 	}
 	return g.Version
 }
+
+// Hold says whether no more keys may be swapped out.
+func (src *Source) Hold(held bool) { src.held = held }
 
 // Empty reports whether no key is swapped, no PUT will be swapped before the next Observe, and no List waits for keys
 // to return.

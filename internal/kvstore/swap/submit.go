@@ -10,10 +10,10 @@ import (
 //
 // hot: 0 allocs
 func (src *Source) Submit(r *kvstore.Request) Verdict {
-	if src.Empty() || len(r.Key) > format.MaxKey || len(r.Key) == 0 && r.Op != kvstore.List {
+	if src.Empty() || len(r.Key) > format.MaxKey || len(r.Key) == 0 && r.Op != kvstore.List && !r.Op.IsRange() {
 		return ToStore
 	}
-	if r.Op == kvstore.List {
+	if r.Op == kvstore.List || r.Op.IsRange() {
 		return src.takeList(r)
 	}
 	hash := uint32(src.hash(r.Key))
@@ -59,7 +59,7 @@ func isOnlyForStore(r *kvstore.Request) bool {
 		r.ID.Client != 0
 }
 
-// takeList lets a List wait until all keys have returned.
+// takeList lets a List, or a request for a range, wait until all keys have returned.
 func (src *Source) takeList(r *kvstore.Request) Verdict {
 	if src.used == 0 {
 		return ToStore
@@ -70,6 +70,7 @@ func (src *Source) takeList(r *kvstore.Request) Verdict {
 	}
 	o := &src.ops[oi]
 	o.kind, o.do, o.tag, o.tenant, o.keyLen, o.value = opList, r.Op, r.Tag, r.Tenant, uint8(len(r.Key)), r.Value
+	o.ranged, o.background, o.version = r.Range, r.Background, r.Version
 	copy(o.key[:], r.Key)
 	src.links.Push(&src.lists, oi)
 	return Taken

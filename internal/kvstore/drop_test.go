@@ -1,0 +1,135 @@
+package kvstore
+
+import (
+	"fmt"
+	"math"
+	"testing"
+
+	"jbofd/internal/kvstore/format"
+)
+
+// drop drops a range in a store and in its model. The clock is 0 or one that the Drop names.
+func (r *ranged) drop(first, last, clock uint64) {
+	r.tb.Helper()
+	p := r.do(Request{Op: Drop, Range: Range{First: first, Last: last}, Version: clock})
+	if p.Status != OK || clock != 0 && p.Version != clock {
+		r.tb.Fatalf("a Drop: %+v", p)
+	}
+	for key, o := range r.has {
+		if at := r.position(o.key); at >= first && at <= last && o.version <= p.Version {
+			delete(r.has, key)
+		}
+	}
+}
+
+// checkpoint writes one.
+func (r *ranged) checkpoint() {
+	r.s.Checkpoint()
+	r.run()
+}
+
+// TestDropsAgainstAModel: overlapping Drops, some with older clocks, with writes before and after them.
+func TestDropsAgainstAModel(t *testing.T) {
+	for seed := range Seeds(t, 3) {
+		r := newRanged(t, seed, rangedConfigs[seed%2])
+		for round := range 8 {
+			for range 300 {
+				r.change(600, 1000)
+			}
+			for range 1 + r.rng.IntN(4) {
+				first, last := r.anyRange()
+				clock := uint64(0)
+				if r.rng.IntN(3) == 0 {
+					clock = 1 + r.rng.Uint64N(r.s.clock)
+				}
+				r.drop(first, last, clock)
+				r.check(r.anyRange())
+			}
+			if round%3 == 2 {
+				r.checkpoint()
+				r.run()
+			}
+		}
+		r.check(0, math.MaxUint64)
+		r.checkpoint()
+		if len(r.s.drops.list) > 0 {
+			t.Errorf("%d Drops are left after a checkpoint, %d of them swept", len(r.s.drops.list),
+				len(r.s.drops.swept))
+		}
+		r.check(0, math.MaxUint64)
+		if err := r.s.Recount(r.disk, true); err != nil {
+			t.Error(err)
+		}
+		r.drop(0, math.MaxUint64, 0)
+		if st := r.s.Stats(); st.Objects != 0 || st.LiveBytes != 0 {
+			t.Errorf("everything was dropped, and there are %d objects and %d bytes", st.Objects, st.LiveBytes)
+		}
+		r.change(1, 100)
+		r.check(0, math.MaxUint64)
+	}
+}
+
+// TestADropMakesRoomInAFullPartition: more than once.
+func TestADropMakesRoomInAFullPartition(t *testing.T) {
+	r := newRanged(t, FixedSeed(t), rangedConfigs[0])
+	val := make([]byte, 5000)
+	var most int
+	for round := range 3 {
+		n := 0
+		for ; n < 5000; n++ {
+			if p := r.do(Request{Op: Put, Key: fmt.Appendf(nil, "%d.%d", round, n), Value: val}); p.Status != OK {
+				break
+			}
+		}
+		if most = max(most, n); n < most*9/10 || n == 5000 {
+			t.Errorf("round %d: %d values fit, %d before", round, n, most)
+		}
+		r.do(Request{Op: Drop, Range: Range{Last: math.MaxUint64}})
+		r.run()
+	}
+}
+
+// TestAListOfDropsHasAnEnd: while nothing can be swept 64 fit, and the others are refused, and do nothing. Drops that
+// have the range of others replace them.
+func TestAListOfDropsHasAnEnd(t *testing.T) {
+	r := newRanged(t, FixedSeed(t), rangedConfigs[0])
+	for range 300 {
+		r.change(600, 100)
+	}
+	r.s.drops.sweep.againNS = math.MaxInt64 // as if a segment could not be read
+	for i := range uint64(format.MaxDrops) {
+		r.drop(2*i<<50, 2*i<<50+1<<50, 0)
+	}
+	if n := len(r.s.drops.list); n != format.MaxDrops {
+		t.Fatalf("%d Drops are on the list", n)
+	}
+	if p := r.do(Request{Op: Drop, Range: Range{First: 1 << 63, Last: 1<<63 + 1}}); p.Status != NoMemory {
+		t.Errorf("status %d, want NoMemory", p.Status)
+	}
+	r.check(0, math.MaxUint64)
+	r.drop(0, 1<<60, 0)
+	if n := len(r.s.drops.list); n != 1 {
+		t.Errorf("%d Drops are on the list, want the one that has the others' ranges", n)
+	}
+	r.check(0, math.MaxUint64)
+	p := r.do(Request{Op: Put, Condition: IfNewer, Version: 1, Key: r.keyIn(0, 1<<60)})
+	if p.Status != Superseded {
+		t.Errorf("a Put IfNewer with a version that was dropped: status %d", p.Status)
+	}
+	r.s.drops.sweep.againNS = 0
+	r.checkpoint()
+	r.checkpoint()
+	if n := len(r.s.drops.list); n != 0 {
+		t.Errorf("%d Drops are left", n)
+	}
+}
+
+// keyIn returns a key in a range of positions that the store does not have.
+func (r *ranged) keyIn(first, last uint64) []byte {
+	for i := 0; ; i++ {
+		key := fmt.Appendf(nil, "new %d", i)
+		if p := r.position(key); p >= first && p <= last {
+			return key
+		}
+	}
+}

@@ -1,0 +1,126 @@
+package lookup
+
+import (
+	"jbofd/internal/kvstore/format"
+	"jbofd/internal/nvme"
+)
+
+// A CopyOut reads the values of several objects at once. Each is read by an op of its own, which is a Get whose segment
+// was read already, and which writes to its place in the result.
+
+// copyValue is the kind of such an op.
+const copyValue = Digest + 1
+
+// Limits of the values that are read at once: by all CopyOuts, by one, and of those longer than mediumRecord by all. So
+// many ops are kept for them, so that they take none of others; and most buffers are left to others.
+const (
+	maxCopies     = 16
+	maxCopiesEach = 8
+	maxLongCopies = 1
+)
+
+// mayCopy reports whether the read of a value of n bytes may begin.
+func (m *Machine) mayCopy(ro *rangeOp, n int) bool {
+	return m.copies < maxCopies && ro.copies < maxCopiesEach &&
+		(n <= mediumRecord || m.longCopies < maxLongCopies)
+}
+
+// beginCopy starts to read the value of the key at an offset of a segment, for the entry at an offset of the result.
+func (m *Machine) beginCopy(parent int32, seg format.Segment, item, entry int) {
+	o := &m.ops[parent]
+	ro := &m.ranges[o.ranged]
+	e, _ := ro.out.EntryAt(entry)
+	i := m.links.Pop(&m.free)
+	c := &m.ops[i]
+	*c = op{
+		kind: copyValue, tenant: o.tenant, background: o.background, keyLen: uint8(e.KeyLen()),
+		hash: format.HashKey(m.HashSeed, e.Key()), value: e.Value(), length: uint32(e.ValueLen()), parent: parent,
+		target: uint32(entry), segment: o.segment, entry: o.entry, life: o.life, buf: c.buf, big: none,
+		pieces: c.pieces[:0],
+	}
+	copy(c.key[:], e.Key())
+	ro.copies++
+	m.copies++
+	if c.length > mediumRecord {
+		m.longCopies++
+	}
+	m.readPieces(i, seg, item)
+}
+
+// refreshes reports whether a copyValue can go on with what its key has now, and says so in the entry.
+func (m *Machine) refreshes(o *op, it format.Item, valueLen int) bool {
+	ro := &m.ranges[m.ops[o.parent].ranged]
+	e, _ := ro.out.EntryAt(int(o.target))
+	if valueLen != e.ValueLen() || it.Expired(ro.unix) {
+		return false
+	}
+	e.SetVersion(it.Version())
+	e.SetExpires(it.Expiry())
+	return true
+}
+
+// copied ends a copyValue.
+func (m *Machine) copied(i int32, r Result) {
+	c := &m.ops[i]
+	parent, entry := c.parent, int(c.target)
+	o := &m.ops[parent]
+	ro := &m.ranges[o.ranged]
+	c.value = nil
+	if c.length > mediumRecord {
+		m.longCopies--
+	}
+	ro.copies--
+	m.copies--
+	m.returnBuffer(i)
+	m.links.PushFront(&m.free, i)
+	if r != Found && (ro.cut == 0 || entry < ro.cut) {
+		ro.cut, ro.why = entry, r
+	}
+	if ro.ended && ro.copies == 0 {
+		m.sealRange(parent)
+	}
+}
+
+// unpark continues CopyOuts that wait to read values.
+func (m *Machine) unpark() {
+	for n := m.parked.N; n > 0 && m.parked.N > 0 && m.copies < maxCopies; n-- {
+		i := m.links.Pop(&m.parked)
+		o := &m.ops[i]
+		switch ro := &m.ranges[o.ranged]; {
+		case !m.mayCopy(ro, ro.wants):
+			m.links.Push(&m.parked, i)
+		case ro.cut > 0 || m.Stopping && ro.out.Items() > 0:
+			m.endRange(i, Found, 0)
+		case m.moved(o):
+			o.position = ro.cursor.Position
+			m.list(i)
+		default:
+			m.rangeSegment(i, format.Segment(m.bytesOf(o)))
+		}
+	}
+}
+
+// cutRange leaves out the entries from the first one on whose value could not be read. If that is the first, and it is
+// lost, it is passed.
+func (m *Machine) cutRange(ro *rangeOp) {
+	if ro.cut == 0 {
+		return
+	}
+	last, at, n := ro.from, nvme.KVRangeHeaderBytes, 0
+	for ; at < ro.cut; n++ {
+		e, next := ro.out.EntryAt(at)
+		last, at = e.Cursor(), next
+	}
+	flags := ro.out.Flags() &^ nvme.KVComplete
+	switch {
+	case n > 0:
+	case ro.why == NotFound:
+		ro.result, flags = Found, 0
+	default:
+		e, _ := ro.out.EntryAt(at)
+		last, ro.result, flags = e.Cursor(), ro.why, flags|nvme.KVLost
+	}
+	ro.out, ro.cursor = ro.out[:ro.cut], last
+	ro.out.SetItems(n)
+	ro.out.SetFlags(flags)
+}

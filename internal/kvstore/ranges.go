@@ -1,0 +1,160 @@
+package kvstore
+
+import (
+	"jbofd/internal/kvstore/lookup"
+	"jbofd/internal/nvme"
+	"jbofd/internal/tenant"
+)
+
+// Range is a range of positions, and where to begin in it. The position of a key is its hash with the order of the bits
+// reversed, so that stores with the same Config.HashSeed have the same keys at the same positions.
+type Range = lookup.Range
+
+// MaxRanges is how many requests for ranges may be in progress: Scan, CopyOut, Count and Digest together. MaxCopyIns is
+// the same for CopyIn.
+const (
+	MaxRanges  = lookup.MaxRanges
+	MaxCopyIns = 4
+)
+
+// MaxRangeBytes is how much of its memory a request for a range uses, at most, and the longest CopyIn.
+const MaxRangeBytes = lookup.MaxRangeBytes
+
+// copyWrites is how many entries of CopyIns are written at once, by ops that are kept for that. Entries of the same
+// segment are next to each other, and so are written together.
+const copyWrites = 48
+
+// IsRange reports whether an Op is about a range of positions.
+func (o Op) IsRange() bool { return o >= Scan && o <= Drop }
+
+// readsRange reports whether an Op returns an nvme.KVRange.
+func (o Op) readsRange() bool { return o >= Scan && o <= Digest }
+
+// submitRange takes a request for a range.
+func (s *Store) submitRange(r *Request) bool {
+	switch {
+	case r.Op == Drop:
+		return s.submitDrop(r)
+	case r.Op == CopyIn:
+		return s.submitCopyIn(r)
+	}
+	op := [...]lookup.Op{Scan: lookup.Scan, CopyOut: lookup.CopyOut, Count: lookup.Count, Digest: lookup.Digest}[r.Op]
+	if r.Range.First > r.Range.Last || r.Range.From > r.Range.Last || len(r.Value) < lookup.MinRangeBytes(op) {
+		s.answer(Reply{Tag: r.Tag, Status: InvalidValue})
+		return true
+	}
+	return s.reads.Begin(&lookup.Request{Op: op, Tag: r.Tag, Tenant: r.Tenant, Key: r.Key, Value: r.Value,
+		Range: r.Range, Background: r.Background})
+}
+
+// copyIn is a CopyIn in progress: next is the offset of its next entry, left are not begun, running are in progress.
+type copyIn struct {
+	b             nvme.KVRange // nil: it is free
+	tag           uint64
+	pays          payer
+	next          int
+	left, running int
+	// applied counts the entries that have changed something. status is the first that was not as it should be.
+	applied int
+	status  Status
+}
+
+// payerOf is who pays for what a request does.
+func payerOf(t tenant.ID, background bool) payer { return payer{tenant: t, background: background} }
+
+// submitCopyIn takes a CopyIn.
+func (s *Store) submitCopyIn(r *Request) bool {
+	b := nvme.KVRange(r.Value)
+	if len(b) > MaxRangeBytes || b.Check() != nil || b.Kind() != nvme.KVCopy {
+		s.answer(Reply{Tag: r.Tag, Status: InvalidValue})
+		return true
+	}
+	for e := range b.Entries() {
+		if e.Version() > MaxVersion || e.ValueLen() > s.MaxValueBytes() {
+			s.answer(Reply{Tag: r.Tag, Status: InvalidValue})
+			return true
+		}
+	}
+	for i := range s.copyIns {
+		if c := &s.copyIns[i]; c.b == nil {
+			*c = copyIn{b: b, tag: r.Tag, pays: payerOf(r.Tenant, r.Background), next: nvme.KVRangeHeaderBytes,
+				left: b.Items()}
+			s.copying++
+			return true
+		}
+	}
+	return false
+}
+
+// copyInStep begins to write more entries of CopyIns, in turn, and ends those that are done.
+func (s *Store) copyInStep() {
+	for n := s.copying; n > 0; {
+		n = 0
+		for i := range s.copyIns {
+			c := &s.copyIns[i]
+			switch {
+			case c.b == nil:
+			case c.left > 0 && s.freeCopy.N > 0 && s.beginEntry(int32(i)):
+				n++
+			case c.left == 0 && c.running == 0:
+				s.copying--
+				s.answer(Reply{Tag: c.tag, Status: c.status, ValueLen: c.applied})
+				*c = copyIn{}
+				s.progress++
+			}
+		}
+	}
+}
+
+// beginEntry begins to write the next entry of a CopyIn, and reports whether there was room for that.
+func (s *Store) beginEntry(i int32) bool {
+	c := &s.copyIns[i]
+	e, next := c.b.EntryAt(c.next)
+	r := Request{Op: Put, Condition: IfNewer, Tenant: c.pays.tenant, Key: e.Key(), Value: e.Value(),
+		Version: e.Version(), Expires: e.Expires()}
+	if e.Tombstone() {
+		r.Op, r.Tombstone = Delete, true
+	}
+	st := OK
+	if r.Op == Put {
+		st = s.admit(&r)
+	}
+	switch {
+	case st != OK:
+		s.entryEnded(c, st)
+		return true
+	case r.Op == Put && len(r.Value) > 0 && !s.roomFor(userLog, len(r.Value)):
+		return false
+	}
+	c.next = next
+	c.left--
+	c.running++
+	k := s.opLinks.Pop(&s.freeCopy)
+	s.ops[k] = op{copyIn: uint8(i) + 1}
+	r.Background = c.pays.background
+	s.beginWrite(k, &r)
+	return true
+}
+
+// entryDone ends the op of an entry.
+func (s *Store) entryDone(i int32, st Status) {
+	c := &s.copyIns[s.ops[i].copyIn-1]
+	c.running--
+	s.entryEnded(c, st)
+	s.opLinks.Push(&s.freeCopy, i)
+	s.progress++
+}
+
+// entryEnded notes the outcome of an entry. After one that has failed no more are begun.
+func (s *Store) entryEnded(c *copyIn, st Status) {
+	switch st {
+	case OK:
+		c.applied++
+	case Superseded:
+	default:
+		if c.status == OK {
+			c.status = st
+		}
+		c.left = 0
+	}
+}
