@@ -29,11 +29,13 @@ func (r *Request) start() bool { return r.state.CompareAndSwap(requestQueued, re
 
 // takeAborted ends the Requests that were aborted before the store had them.
 func (p *Partition) takeAborted() {
-	for r := p.waiting.takeAborted(); r != nil; {
-		next := r.next
-		r.next = nil
-		p.endAborted(r)
-		r = next
+	for _, w := range []*waiting{&p.waiting, &p.ranges} {
+		for r := w.takeAborted(); r != nil; {
+			next := r.next
+			r.next = nil
+			p.endAborted(r)
+			r = next
+		}
 	}
 }
 

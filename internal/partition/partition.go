@@ -87,12 +87,16 @@ type Partition struct {
 	// swapping is nil until the store is open, and without swapping.
 	swapping *swapper
 	waiting  waiting
-	reqs     []*Request // in the store, by tag
-	freeReq  []uint32
-	ios      []*deviceIO // by the store's tag
-	acts     kvstore.Actions
-	batch    drive.Batch
-	tenants  []tenantState
+	// ranges are Requests for ranges, which the store takes only a few of at a time. copying is the number of CopyIns
+	// that the store has, or the Source for it.
+	ranges  waiting
+	copying int
+	reqs    []*Request // in the store, by tag
+	freeReq []uint32
+	ios     []*deviceIO // by the store's tag
+	acts    kvstore.Actions
+	batch   drive.Batch
+	tenants []tenantState
 	// wall is the time of day in seconds since 1970 that the store was told, wallDueNS is when it is told again.
 	wall      uint32
 	wallDueNS int64
@@ -293,7 +297,7 @@ func (p *Partition) Stats() Stats {
 	if p.phase == gone {
 		return Stats{}
 	}
-	st := Stats{Stats: p.store.Stats(), MemoryBytes: p.memory.Bytes(), Waiting: p.waiting.n}
+	st := Stats{Stats: p.store.Stats(), MemoryBytes: p.memory.Bytes(), Waiting: p.waiting.n + p.ranges.n}
 	if p.swapping != nil {
 		st.Swap = p.swapping.source.Stats()
 		st.MemoryBytes += p.swapping.memory.Bytes()
@@ -316,7 +320,7 @@ type Stats struct {
 func (p *Partition) Idle() bool {
 	p.driver.Lock()
 	defer p.driver.Unlock()
-	return p.phase == serving && !(*machine)(p).Pending() && p.waiting.n == 0 && p.store.Idle()
+	return p.phase == serving && !(*machine)(p).Pending() && p.waiting.n+p.ranges.n == 0 && p.store.Idle()
 }
 
 // Audit asks the store for an audit; see kvstore.Store.Audit.

@@ -44,6 +44,10 @@ type Request struct {
 	// keeps the identity, in place of ID.KeepUntil; 0: ID.KeepUntil counts.
 	ExpiresIn   bool
 	KeepSeconds uint32
+	// Range is that of a Scan, CopyOut, Count, Digest or Drop. Background: what it, or a CopyIn, does to the drive is
+	// paid for as compaction is, and not by the tenant.
+	Range      kvstore.Range
+	Background bool
 	// Tenant is the pipeline's number for who pays.
 	Tenant tenant.ID
 	// Credited: the host keeps to the tenant's credit, for which the Request counts as Units of 4 KiB.

@@ -103,13 +103,15 @@ func (p *Partition) later(seconds uint32) uint32 {
 // refuse ends the Requests that wait when Close is called, and those that come later. They end with Aborted, because
 // the store has begun none of them. DeviceError would make a host take the removal of its namespace for a media error.
 func (p *Partition) refuse() {
-	for r := p.waiting.popAny(); r != nil; r = p.waiting.popAny() {
-		if !r.start() {
-			p.endAborted(r)
-			continue
+	for _, w := range []*waiting{&p.waiting, &p.ranges} {
+		for r := w.popAny(); r != nil; r = w.popAny() {
+			if !r.start() {
+				p.endAborted(r)
+				continue
+			}
+			r.Status, r.ValueLen = kvstore.Aborted, 0
+			p.complete(r)
 		}
-		r.Status, r.ValueLen = kvstore.Aborted, 0
-		p.complete(r)
 	}
 }
 
@@ -170,7 +172,7 @@ func (p *Partition) takeInbox() {
 		r := n.Item
 		n = n.Detach()
 		p.tenant(r.Tenant).countRequest(r)
-		p.waiting.push(r)
+		p.queueOf(r).push(r)
 		if r.state.Load() == requestAborted {
 			p.aborting.Store(true) // the turn that Abort has asked for may be over
 		}
@@ -194,18 +196,25 @@ func (p *Partition) startRequests(now int64) (any bool) {
 	if l != nil {
 		any = l.feed()
 	}
-	for p.phase == serving {
-		r := p.waiting.peek()
-		if r == nil {
-			break
-		}
+	if p.phase == serving {
+		any = p.startAll(&p.waiting, now) || any
+		any = p.startAll(&p.ranges, now) || any
+	}
+	return any
+}
+
+// startAll gives the waiting Requests of a queue to the store until the store refuses one, and reports whether it took
+// any.
+func (p *Partition) startAll(w *waiting, now int64) (any bool) {
+	l := p.swapping
+	for r := w.peek(); r != nil; r = w.peek() {
 		if !r.start() {
-			p.endAborted(p.waiting.popAny())
+			p.endAborted(w.popAny())
 			continue
 		}
 		if r.Pass.StaleAt(now) || r.Extent.Stale() {
-			p.waiting.pop()
-			p.waiting.requestDone(r)
+			w.pop()
+			w.requestDone(r)
 			r.Status, r.ValueLen = kvstore.Aborted, 0
 			p.complete(r)
 			continue
@@ -219,6 +228,7 @@ func (p *Partition) startRequests(now int64) (any bool) {
 			Op: r.Op, Condition: r.Condition, Tag: uint64(tag), Tenant: r.Tenant,
 			Key: r.Key[:min(int(r.KeyLen), len(r.Key))], Value: r.Value, Room: r.Room,
 			Version: r.Version, Expires: r.Expires, Tombstone: r.Tombstone, ID: r.ID,
+			Range: r.Range, Background: r.Background,
 		}
 		if r.ExpiresIn {
 			q.Expires = p.later(r.Expires)
@@ -239,7 +249,8 @@ func (p *Partition) startRequests(now int64) (any bool) {
 		}
 		p.freeReq = p.freeReq[:len(p.freeReq)-1]
 		p.reqs[tag] = r
-		p.waiting.pop()
+		p.rangeBegan(r)
+		w.pop()
 		any = true
 	}
 	return any
@@ -273,7 +284,8 @@ func (p *Partition) reply(a *kvstore.Reply) {
 	p.reqs[a.Tag] = nil
 	p.freeReq = append(p.freeReq, uint32(a.Tag))
 	r.Status, r.ValueLen, r.ObjectVersion, r.ObjectExpires = a.Status, a.ValueLen, a.Version, a.Expires
-	p.waiting.requestDone(r)
+	p.rangeEnded(r)
+	p.queueOf(r).requestDone(r)
 	p.complete(r)
 }
 

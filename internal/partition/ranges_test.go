@@ -1,0 +1,145 @@
+package partition
+
+import (
+	"math"
+	"math/rand/v2"
+	"testing"
+
+	"jbofd/internal/kvstore"
+	"jbofd/internal/nvme"
+)
+
+// ranged fills in a request for all positions, from a cursor on.
+func (h *host) ranged(op kvstore.Op, from nvme.KVCursor, n int) *Request {
+	r := h.add(op, 0, n)
+	r.Range = kvstore.Range{Last: math.MaxUint64, From: from.Position}
+	r.Key, r.KeyLen, r.Background, r.Version = from.Key, from.KeyLen, true, 0
+	return r
+}
+
+// all goes through all keys with an operation.
+func (h *host) walk(t *testing.T, op kvstore.Op, n int, yield func(nvme.KVRange)) {
+	t.Helper()
+	for from, complete := (nvme.KVCursor{}), false; !complete; {
+		h.ranged(op, from, n)
+		h.p.Submit(&h.batch)
+		r := h.wait()[0]
+		if r.Status != kvstore.OK {
+			t.Fatalf("op %d: status %d", op, r.Status)
+		}
+		b := nvme.KVRange(r.Value[:r.ValueLen])
+		if err := b.Check(); err != nil {
+			t.Fatal(err)
+		}
+		yield(b)
+		from, complete = b.To(), b.Complete()
+	}
+}
+
+// TestManyRangesKeepNoGetWaiting: the store takes only a few requests for ranges; the others wait, are served, and can
+// be taken out.
+func TestManyRangesKeepNoGetWaiting(t *testing.T) {
+	r := newRig(t, partitionBytes, nil, inMemory(partitionBytes))
+	p := r.mustOpen(true)
+	h := newHost(p, 1, 300, 4096)
+	for key := range uint64(250) {
+		fill(h.add(kvstore.Put, key, 1000).Value, key, 1)
+	}
+	p.Submit(&h.batch)
+	for n := 0; n < 250; n += len(h.wait()) {
+	}
+	p.driver.Lock() // nobody runs the store meanwhile
+	var aborted *Request
+	for i := range 200 {
+		q := h.ranged([]kvstore.Op{kvstore.Scan, kvstore.CopyOut, kvstore.Digest}[i%3], nvme.KVCursor{}, 4096)
+		if i == 150 {
+			aborted = q
+		}
+	}
+	get := h.add(kvstore.Get, 7, 1000)
+	p.Submit(&h.batch)
+	if !aborted.Abort() {
+		t.Error("a request that waits cannot be aborted")
+	}
+	p.driver.Unlock()
+	p.driver.Run()
+	at, done := -1, 0
+	for done < 201 {
+		for _, q := range h.wait() {
+			switch {
+			case q == get:
+				at = done
+			case q == aborted && q.Status != kvstore.Aborted, q != aborted && q.Status != kvstore.OK:
+				t.Fatalf("op %d: status %d", q.Op, q.Status)
+			}
+			done++
+		}
+	}
+	if at < 0 || at > 100 {
+		t.Errorf("a Get ends as number %d of %d", at, done)
+	}
+	r.close(p)
+}
+
+// TestRangesAndSwappedKeys: keys that are in a swap area are copied and dropped like others, and a CopyIn wins over an
+// older value that was swapped out.
+func TestRangesAndSwappedKeys(t *testing.T) {
+	t.Logf("-seed=%d", *seed)
+	b := newBox(t, eager, inMemory(partitionBytes), inMemory(areaBytes))
+	m := map[uint64][2]uint64{}
+	rnd := rand.New(rand.NewPCG(*seed, 8))
+	swapped := int64(0)
+	for round := range 4 {
+		h := newHost(b.p, 1, 24, 4000)
+		for range 10 {
+			if err := h.history(rnd, m, 0, 300, 200, 2000); err != nil {
+				t.Fatalf("round %d: %v", round, err)
+			}
+		}
+		st := b.p.Stats().Swap
+		swapped += st.Swapped
+		c, objects := newHost(b.p, 2, 1, 1<<20), 0
+		var batches [][]byte
+		c.walk(t, kvstore.CopyOut, 60000, func(r nvme.KVRange) {
+			objects += r.Items()
+			batches = append(batches, append([]byte(nil), r...))
+		})
+		if objects != len(m) {
+			t.Fatalf("round %d: %d objects are copied, want %d", round, objects, len(m))
+		}
+		switch round % 2 {
+		case 0:
+			c.ranged(kvstore.Drop, nvme.KVCursor{}, 0)
+			c.p.Submit(&c.batch)
+			if r := c.wait()[0]; r.Status != kvstore.OK {
+				t.Fatalf("a Drop: status %d", r.Status)
+			}
+			clear(m)
+			b.all(m, 300)
+		case 1:
+			for _, batch := range batches {
+				q := nvme.KVRange(batch)
+				for at := nvme.KVRangeHeaderBytes; at < len(q); {
+					e, next := q.EntryAt(at)
+					e.SetVersion(e.Version() + 1e6)
+					at = next
+				}
+				q.Seal()
+				r := c.ranged(kvstore.CopyIn, nvme.KVCursor{}, len(batch))
+				copy(r.Value, batch)
+				c.p.Submit(&c.batch)
+				if r = c.wait()[0]; r.Status != kvstore.OK || r.ValueLen != q.Items() {
+					t.Fatalf("a CopyIn: status %d, %d of %d", r.Status, r.ValueLen, q.Items())
+				}
+			}
+			b.all(m, 300)
+		}
+		b.close()
+		b.open(false)
+		b.all(m, 300)
+	}
+	if swapped == 0 {
+		t.Error("nothing was swapped")
+	}
+	b.close()
+}
