@@ -252,6 +252,44 @@ func TestAFullPartitionStopsACopyIn(t *testing.T) {
 	}
 }
 
+// TestRequestsForRangesAreTakenBesideAnyNumberOfOthers: who has too much for the store leaves no room, but ranges have
+// some of their own.
+func TestRequestsForRangesAreTakenBesideAnyNumberOfOthers(t *testing.T) {
+	r := newRanged(t, FixedSeed(t), rangedConfigs[0])
+	for range 200 {
+		r.change(100, 100)
+	}
+	var out []byte
+	r.walk(CopyOut, 0, math.MaxUint64, 50000, func(b nvme.KVRange, _ Status) { out = slices.Clone(b) })
+	buf := make([]byte, 100)
+	for _, q := range []Request{{Op: Get, Value: buf}, {Op: Put, Value: buf[:20]}} {
+		for i := 0; ; i++ {
+			q.Key = fmt.Appendf(nil, "%d", i)
+			if !r.s.Submit(&q) {
+				break
+			}
+		}
+	}
+	for i := range MaxRanges {
+		q := Request{Op: Scan, Range: Range{Last: math.MaxUint64}, Value: make([]byte, 1000)}
+		if !r.s.Submit(&q) {
+			t.Errorf("Scan %d is not taken", i)
+		}
+	}
+	if !r.s.Submit(&Request{Op: CopyIn, Value: out}) ||
+		!r.s.Submit(&Request{Op: Drop, Range: Range{Last: math.MaxUint64}}) {
+		t.Error("a CopyIn or a Drop is not taken")
+	}
+	if r.s.Submit(&Request{Op: Scan, Range: Range{Last: math.MaxUint64}, Value: make([]byte, 1000)}) {
+		t.Error("more Scans are taken than may be in progress")
+	}
+	r.run()
+	r.run()
+	if !r.s.Idle() {
+		t.Error(r.s.State())
+	}
+}
+
 // TestRangesAllocateNothing once their tables have grown.
 func TestRangesAllocateNothing(t *testing.T) {
 	r := newRanged(t, FixedSeed(t), rangedConfigs[0])

@@ -87,8 +87,8 @@ func TestCopiesLeaveOthersTheirLatency(t *testing.T) {
 		}
 		slices.Sort(took)
 		p50[with], p999[with] = took[len(took)/2], took[len(took)*999/1000]
-		t.Logf("copies %d: p50 %d µs, p99.9 %d µs, at most %d µs; %.0f objects/s copied", with*copies, p50[with]/1000,
-			p999[with]/1000, took[len(took)-1]/1000, float64(copied)/float64(d.now-begin)*1e9)
+		t.Logf("%d copies: p50 %d µs, p99.9 %d µs, at most %d µs; %.0f objects/s copied", with*copies,
+			p50[with]/1000, p999[with]/1000, took[len(took)-1]/1000, float64(copied)/float64(d.now-begin)*1e9)
 	}
 	if copied < 1000 || p50[1] > 3*p50[0] || p999[1] > 3*p999[0] {
 		t.Errorf("with copies p50 is %d and p99.9 %d ns, without %d and %d; %d objects are copied", p50[1], p999[1],

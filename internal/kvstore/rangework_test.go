@@ -10,8 +10,8 @@ import (
 	"jbofd/internal/nvme"
 )
 
-// TestRangesWhileEverythingMoves: objects that nobody changes are returned exactly once, with their values, while others
-// are written, segments are split, chunks are compacted and reused, and reads overtake each other.
+// TestRangesWhileEverythingMoves: objects that nobody changes are returned exactly once, with their values, while
+// others are written, segments are split, chunks are compacted and reused, and reads overtake each other.
 func TestRangesWhileEverythingMoves(t *testing.T) {
 	const rangeTag, stable = 1 << 61, 150
 	for seed := range kvstore.Seeds(t, times(3)) {

@@ -70,7 +70,7 @@ type Stats struct {
 	Reads, Writes int64
 	// Compactions are chunks that were emptied, Checkpoints those that became durable, Splits segments that were added.
 	Compactions, Checkpoints, Splits int64
-	// Expired counts objects that have expired and were dropped.
+	// Expired counts objects that have expired, or that a Drop has covered, and were left out for that reason.
 	Expired int64
 	// Damaged counts reports of damaged records. Scrubbed is the number of bytes that the scrub has read.
 	Damaged, Scrubbed int64

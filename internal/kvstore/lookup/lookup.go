@@ -126,9 +126,10 @@ type Machine struct {
 	// listed is where the keys of a segment are sorted.
 	listed   []listed
 	borrowed borrowed
-	// ranges are the range ops, freeRange the first that is free. parked are CopyOuts that wait to read values, of
-	// which copies are being read, longCopies of them long ones.
+	// ranges are the range ops, of which busyRanges are in use, freeRange the first that is free. parked are CopyOuts
+	// that wait to read values, of which copies are being read, longCopies of them long ones.
 	ranges             []rangeOp
+	busyRanges         int
 	freeRange          int32
 	parked             list.List
 	copies, longCopies int
@@ -194,7 +195,7 @@ func (p *piece) end() units.ExtentOffset {
 //
 // Errors: space.ErrNoMemory.
 func New(cfg Config) (*Machine, error) {
-	n := cfg.Requests + maxCopies
+	n := cfg.Requests + MaxRanges + maxCopies
 	m := &Machine{Config: cfg, ops: make([]op, n), links: make(list.Links, n), free: list.None, skipping: list.None,
 		parked: list.None, listed: make([]listed, 0, 256)}
 	m.makeRanges()
@@ -213,7 +214,7 @@ func (m *Machine) Busy() int { return len(m.ops) - m.free.N }
 //
 // hot: 0 allocs
 func (m *Machine) Begin(r *Request) bool {
-	if m.free.N <= maxCopies-m.copies || r.Op > List && m.freeRange == none {
+	if r.Op > List && m.freeRange == none || r.Op <= List && m.free.N <= maxCopies-m.copies+MaxRanges-m.busyRanges {
 		return false
 	}
 	i := m.links.Pop(&m.free)

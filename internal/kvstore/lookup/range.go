@@ -19,7 +19,8 @@ import (
 // Corrupt or DeviceError. So the caller can continue behind the loss.
 
 const (
-	// MaxRanges is how many range ops may be in progress.
+	// MaxRanges is how many range ops may be in progress. So many ops are kept for them: others may take all that they
+	// can get at any time.
 	MaxRanges = 16
 	// maxLooked is how many segments a range op reads.
 	maxLooked = 1 << 14
@@ -95,6 +96,7 @@ func (m *Machine) beginRange(i int32, r *Range) {
 	o.ranged = m.freeRange
 	ro := &m.ranges[o.ranged]
 	m.freeRange = ro.next
+	m.busyRanges++
 	from := nvme.KVCursorAt(r.From, o.key[:o.keyLen])
 	if r.From < r.First {
 		from = nvme.KVCursorAt(r.First, nil)
@@ -176,6 +178,7 @@ func (m *Machine) sealRange(i int32) {
 	r := ro.result
 	*ro = rangeOp{next: m.freeRange}
 	m.freeRange = o.ranged
+	m.busyRanges--
 	m.finish(i, r)
 }
 
