@@ -86,13 +86,15 @@ func (m *Machine) unpark() {
 	for n := m.parked.N; n > 0 && m.parked.N > 0 && m.copies < maxCopies; n-- {
 		i := m.links.Pop(&m.parked)
 		o := &m.ops[i]
-		switch ro := &m.ranges[o.ranged]; {
+		ro := &m.ranges[o.ranged]
+		// A split may have moved the keys behind the cursor to another segment, though not those before it.
+		o.position = ro.cursor.Position
+		switch {
 		case !m.mayCopy(ro, ro.wants):
 			m.links.Push(&m.parked, i)
 		case ro.cut > 0 || m.Stopping && ro.out.Items() > 0:
 			m.endRange(i, Found, 0)
 		case m.moved(o):
-			o.position = ro.cursor.Position
 			m.list(i)
 		default:
 			m.rangeSegment(i, format.Segment(m.bytesOf(o)))
