@@ -17,7 +17,7 @@ func (h *host) ranged(op kvstore.Op, from nvme.KVCursor, n int) *Request {
 	return r
 }
 
-// all goes through all keys with an operation.
+// walk goes through all keys with an operation.
 func (h *host) walk(t *testing.T, op kvstore.Op, n int, yield func(nvme.KVRange)) {
 	t.Helper()
 	for from, complete := (nvme.KVCursor{}), false; !complete; {
