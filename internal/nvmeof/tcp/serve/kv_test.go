@@ -213,6 +213,11 @@ func TestWideCompletionsCarryCredits(t *testing.T) {
 		version++
 		run("delete", nvme.CmdKVXDelete, nvme.KVAlways, nvme.Success, version, want)
 		run("delete of nothing", nvme.CmdKVXDelete, nvme.KVAlways, nvme.Success, 0, want)
+		// A slot that is used again for another command has no SQID left.
+		comp, _ := c.IOPassthru(t.Context(), kvtest.Command(nvme.CmdKVExist, kvNSID, "key", 0), nil)
+		if comp.Status.Code() != nvme.KeyDoesNotExist || comp.SQID != 0 {
+			t.Errorf("mode %d, an Exist after them: %v, SQID %d", mode, comp.Status, comp.SQID)
+		}
 	}
 }
 
