@@ -44,6 +44,8 @@ const (
 	PathKVAudits        = "/v1/kv/audits"
 	PathKVAudit         = "/v1/kv/audit"
 	PathKVOpen          = "/v1/kv/open"
+	PathKVExport        = "/v1/kv/export"
+	PathKVImport        = "/v1/kv/import"
 )
 
 // Answer is the answer to a request that changes something.

@@ -123,6 +123,25 @@ func (c *Client) OpenKV(ctx context.Context, uuid, accept string) (a Answer, err
 	return a, err
 }
 
+// send sends one request. The caller closes the body of the answer.
+func (c *Client) send(ctx context.Context, method, path string, body io.Reader) (*http.Response, error) {
+	req, err := http.NewRequestWithContext(ctx, method, "http://jbofd"+path, body)
+	if err != nil {
+		return nil, err
+	}
+	resp, err := c.http.Do(req)
+	switch {
+	case errors.Is(err, os.ErrNotExist), errors.Is(err, syscall.ECONNREFUSED):
+		return nil, fmt.Errorf("%w at %s: is it running, and is this its admin.socket?", ErrNoDaemon, c.socket)
+	case errors.Is(err, os.ErrPermission):
+		return nil, fmt.Errorf("admin socket %s: %w: only root and the user that jbofd runs as may use it", c.socket,
+			os.ErrPermission)
+	case err != nil:
+		return nil, fmt.Errorf("admin socket %s: %w", c.socket, err)
+	}
+	return resp, nil
+}
+
 // do sends one request. The argument send may be nil.
 func (c *Client) do(ctx context.Context, method, path string, send, into any) error {
 	var body io.Reader
@@ -133,19 +152,9 @@ func (c *Client) do(ctx context.Context, method, path string, send, into any) er
 		}
 		body = bytes.NewReader(b)
 	}
-	req, err := http.NewRequestWithContext(ctx, method, "http://jbofd"+path, body)
+	resp, err := c.send(ctx, method, path, body)
 	if err != nil {
 		return err
-	}
-	resp, err := c.http.Do(req)
-	switch {
-	case errors.Is(err, os.ErrNotExist), errors.Is(err, syscall.ECONNREFUSED):
-		return fmt.Errorf("%w at %s: is it running, and is this its admin.socket?", ErrNoDaemon, c.socket)
-	case errors.Is(err, os.ErrPermission):
-		return fmt.Errorf("admin socket %s: %w: only root and the user that jbofd runs as may use it", c.socket,
-			os.ErrPermission)
-	case err != nil:
-		return fmt.Errorf("admin socket %s: %w", c.socket, err)
 	}
 	defer resp.Body.Close()
 	data, err := io.ReadAll(io.LimitReader(resp.Body, maxAnswerBytes))
@@ -153,11 +162,7 @@ func (c *Client) do(ctx context.Context, method, path string, send, into any) er
 		return fmt.Errorf("admin socket %s: %w", c.socket, err)
 	}
 	if resp.StatusCode >= http.StatusBadRequest {
-		var a Answer
-		if json.Unmarshal(data, &a) != nil || a.Error == "" {
-			a.Error = resp.Status
-		}
-		return fmt.Errorf("%w: %s", ErrRefused, a.Error)
+		return refused(resp, data)
 	}
 	if err := json.Unmarshal(data, into); err != nil {
 		return fmt.Errorf("admin socket %s: %s answered no JSON that this program knows: %w", c.socket, path, err)

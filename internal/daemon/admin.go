@@ -196,6 +196,8 @@ func (n *Node) adminAPI() *http.ServeMux {
 		}
 		return n.OpenKV(what.UUID, what.AcceptLoss)
 	})
+	mux.HandleFunc("GET "+admin.PathKVExport, n.exportKV)
+	change(admin.PathKVImport, n.importKV)
 	change(admin.PathKVAudit, func(r *http.Request) (any, error) {
 		var what admin.AuditKV
 		if err := readJSON(r, &what); err != nil {

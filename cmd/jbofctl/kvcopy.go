@@ -1,0 +1,220 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"text/tabwriter"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"jbofd/internal/admin"
+)
+
+func (x *cli) kvExportCommand() *cobra.Command {
+	var resume string
+	c := &cobra.Command{
+		Use:   "export UUID > FILE",
+		Short: "Write all keys and values of a key-value namespace to standard output, while it is served",
+		Long: `Write all keys of the key-value namespace of that UUID to standard output, with values, versions and
+expiry, while the daemon serves it, at the weight of the tenant kv-background.
+
+An object that exists all the time is written exactly once, with a version that it had at some time during the export,
+and its whole value. Objects that are stored or deleted meanwhile may be there or not. For the state of one moment, keep
+hosts from writing until it has ended.
+
+The file consists of batches with checksums that follow each other without a gap; the last one is marked. What was
+written is checked. --continue FILE takes up an export that has ended early: it keeps the sound batches of FILE and
+appends the rest.
+
+Exit status: 3 if objects are missing because they are damaged.`,
+		Args: one("UUID"),
+	}
+	c.RunE = func(c *cobra.Command, args []string) error { return x.export(c, args[0], resume) }
+	c.Flags().StringVar(&resume, "continue", "", "append what is missing to the export in `FILE`")
+	return c
+}
+
+func (x *cli) kvImportCommand() *cobra.Command {
+	var verify bool
+	c := &cobra.Command{
+		Use:   "import UUID < FILE",
+		Short: "Store the keys and values of an export, from standard input, in a key-value namespace that is served",
+		Long: `Store what jbofctl kv export has written in the key-value namespace of that UUID, while the daemon
+serves it. Each object keeps its version, and is stored only if the namespace has no newer one. So an import that has
+ended early is just repeated, and to get exactly what was exported, import it into an empty namespace.
+
+--verify stores nothing: it only checks that the file is a complete and sound export, without a daemon.`,
+		Args: func(c *cobra.Command, args []string) error {
+			if verify {
+				return none(c, args)
+			}
+			return one("UUID")(c, args)
+		},
+	}
+	c.RunE = func(c *cobra.Command, args []string) error {
+		if verify {
+			return x.importAll(c, "")
+		}
+		if _, err := admin.ParseUUID(args[0]); err != nil {
+			return usagef("%v; jbofctl namespace list -o json shows the UUIDs", err)
+		}
+		return x.importAll(c, args[0])
+	}
+	c.Flags().BoolVar(&verify, "verify", false, "only check the file")
+	return c
+}
+
+// kvCopied is the answer of an export or import.
+type kvCopied struct {
+	APIVersion string `json:"apiVersion"`
+	admin.KVTotals
+	// Applied is how many objects and tombstones an import has stored, because they were newer.
+	Applied int64 `json:"applied,omitempty"`
+}
+
+func (a *kvCopied) rows(t *tabwriter.Writer) {
+	row(t, "keys", a.Objects)
+	row(t, "values", about(a.ValueBytes))
+	row(t, "batches", a.Batches)
+	if a.Tombstones > 0 {
+		row(t, "tombstones", a.Tombstones)
+	}
+	if a.LostBatches > 0 {
+		row(t, "batches with missing keys", a.LostBatches)
+	}
+}
+
+// export writes an export to standard output, or the rest of one to a file.
+func (x *cli) export(c *cobra.Command, uuid, resume string) (err error) {
+	if _, err := admin.ParseUUID(uuid); err != nil {
+		return usagef("%v; jbofctl namespace list -o json shows the UUIDs", err)
+	}
+	out := c.OutOrStdout()
+	before := &admin.KVCopy{}
+	switch {
+	case resume != "":
+		f, openErr := os.OpenFile(resume, os.O_RDWR, 0)
+		if openErr != nil {
+			return openErr
+		}
+		defer func() { err = errors.Join(err, f.Close()) }()
+		if before, err = soundPart(f); err != nil {
+			return err
+		}
+		out = f
+	case isTerminal(out):
+		return usagef("an export is not for a terminal: write it to a file, as in jbofctl kv export %s > FILE", uuid)
+	}
+	in, err := x.client().ExportKV(c.Context(), uuid, before.To())
+	if err != nil {
+		return err
+	}
+	defer in.Close()
+	copied := before.Follow(in)
+	show := copying(c)
+	for {
+		b, err := copied.Next()
+		if errors.Is(err, io.EOF) {
+			break
+		}
+		if err != nil {
+			show(nil)
+			return fmt.Errorf("the export ended early: %w; --continue FILE takes it up", err)
+		}
+		if _, err := out.Write(b); err != nil {
+			show(nil)
+			return err
+		}
+		show(&copied.KVTotals)
+	}
+	show(nil)
+	a := kvCopied{APIVersion: admin.Version, KVTotals: copied.KVTotals}
+	c.SetOut(c.ErrOrStderr())
+	if err := x.print(c, a, a.rows); err != nil {
+		return err
+	}
+	if a.LostBatches > 0 {
+		return errLoss
+	}
+	return nil
+}
+
+// soundPart reads the sound batches at the beginning of an export that has ended early, and cuts off what is behind
+// them.
+func soundPart(f *os.File) (*admin.KVCopy, error) {
+	before := admin.NewKVCopy(f)
+	for {
+		if _, err := before.Next(); err != nil {
+			break // it says where the sound part ends
+		}
+	}
+	if before.Complete {
+		return nil, fmt.Errorf("%s is complete already", f.Name())
+	}
+	_, err := f.Seek(before.Bytes, io.SeekStart)
+	return before, errors.Join(err, f.Truncate(before.Bytes))
+}
+
+// importAll reads an export from standard input and stores it, or only checks it if uuid is empty.
+func (x *cli) importAll(c *cobra.Command, uuid string) error {
+	if isTerminal(x.in) {
+		return usagef("an import comes from a file, as in jbofctl kv import UUID < FILE")
+	}
+	copied, show := admin.NewKVCopy(x.in), copying(c)
+	a := kvCopied{APIVersion: admin.Version}
+	for {
+		b, err := copied.Next()
+		if errors.Is(err, io.EOF) {
+			break
+		}
+		if err == nil && uuid != "" {
+			var done admin.KVImported
+			done, err = x.client().ImportKV(c.Context(), uuid, b)
+			a.Applied += int64(done.Applied)
+		}
+		if err != nil {
+			show(nil)
+			return err
+		}
+		show(&copied.KVTotals)
+	}
+	show(nil)
+	a.KVTotals = copied.KVTotals
+	if err := x.print(c, a, func(t *tabwriter.Writer) {
+		a.rows(t)
+		if uuid != "" {
+			row(t, "stored", a.Applied)
+		} else {
+			row(t, "state", "complete and sound")
+		}
+	}); err != nil {
+		return err
+	}
+	if a.LostBatches > 0 {
+		return errLoss
+	}
+	return nil
+}
+
+// copying returns what shows on a terminal how far an export or import is; nil ends it. Positions are hashes, so that
+// the one that was reached says which part of the keys is done.
+func copying(c *cobra.Command) func(*admin.KVTotals) {
+	began, shown := time.Now(), time.Time{}
+	return func(t *admin.KVTotals) {
+		switch {
+		case !isTerminal(c.ErrOrStderr()):
+		case t == nil:
+			fmt.Fprint(c.ErrOrStderr(), "\r\x1b[K")
+		case time.Since(shown) >= showEvery/4:
+			shown = time.Now()
+			rate := float64(t.Bytes) / (1 << 20) / max(time.Since(began).Seconds(), 0.001)
+			const width = 30
+			n := int(t.Done * width)
+			fmt.Fprintf(c.ErrOrStderr(), "\r[%-*s] %3.0f %%, %d keys, %d MiB, %.0f MiB/s \x1b[K", width,
+				"=============================="[:n], t.Done*100, t.Objects, t.Bytes>>20, rate)
+		}
+	}
+}

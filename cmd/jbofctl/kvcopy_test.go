@@ -1,0 +1,125 @@
+package main
+
+import (
+	"bytes"
+	"fmt"
+	"io"
+	"math"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"testing"
+
+	"jbofd/internal/admin"
+	"jbofd/internal/nvme"
+)
+
+// exported is an export of 40 keys in 4 batches.
+func exported() (batches [][]byte) {
+	from := nvme.KVCursor{}
+	for i := range 4 {
+		b := nvme.NewKVRange(make([]byte, 1<<16), nvme.KVCopy, 0, math.MaxUint64, from)
+		for k := range 10 {
+			position := uint64(i*10+k+1) << 56
+			key := fmt.Appendf(nil, "key %d %d", i, k)
+			e, longer, _ := b.Append(key, 5)
+			e.SetPosition(position)
+			e.SetVersion(1)
+			copy(e.Value(), "value")
+			b, from = longer, nvme.KVCursorAt(position, key)
+		}
+		b.SetTo(from)
+		if i == 3 {
+			b.SetTo(nvme.KVLastOf(math.MaxUint64))
+			b.SetFlags(nvme.KVComplete)
+		}
+		b.Seal()
+		batches = append(batches, b)
+	}
+	return batches
+}
+
+// exporter is a daemon that exports these batches from the one on that follows the cursor. It cuts the connection
+// after most of them, and notes what is imported.
+func exporter(t *testing.T, batches [][]byte, most int, imported *[]byte) string {
+	return serve(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.Method == http.MethodPost {
+			b, err := io.ReadAll(r.Body)
+			if err != nil {
+				t.Error(err)
+			}
+			*imported = append(*imported, b...)
+			fmt.Fprintf(w, `{"apiVersion": %q, "applied": 10}`, admin.Version)
+			return
+		}
+		at, err := strconv.ParseUint(r.URL.Query().Get(admin.ParamPosition), 10, 64)
+		if err != nil {
+			t.Error(err)
+		}
+		for n, b := range batches {
+			if nvme.KVRange(b).From().Position < at {
+				continue
+			}
+			if n == most {
+				_, _ = w.Write(b[:50])
+				_ = http.NewResponseController(w).Flush()
+				panic(http.ErrAbortHandler)
+			}
+			_, _ = w.Write(b)
+		}
+	}))
+}
+
+// TestAnExportIsWrittenTakenUpAndImported, as commands do it.
+func TestAnExportIsWrittenTakenUpAndImported(t *testing.T) {
+	batches := exported()
+	all := bytes.Join(batches, nil)
+	var imported []byte
+	s := exporter(t, batches, 4, &imported)
+	code, out, errs := run(t, "kv", "export", uuid, "--socket", s)
+	if code != 0 || out != string(all) || !strings.Contains(errs, "40") {
+		t.Fatalf("%d, %d bytes, want %d; %s", code, len(out), len(all), errs)
+	}
+	path := filepath.Join(t.TempDir(), "export")
+	cut := exporter(t, batches, 2, nil)
+	code, out, errs = run(t, "kv", "export", uuid, "--socket", cut)
+	if code != exitFailed || out != string(all[:len(batches[0])+len(batches[1])]) ||
+		!strings.Contains(errs, "--continue") {
+		t.Fatalf("one that is cut off: %d, %d bytes; %s", code, len(out), errs)
+	}
+	if err := os.WriteFile(path, append([]byte(out), "some of a batch"...), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if code, _, errs := runIn(t, out, "kv", "import", "--verify"); code != exitFailed ||
+		!strings.Contains(errs, "the end is missing") {
+		t.Errorf("half of it is verified: %d, %s", code, errs)
+	}
+	if code, _, errs := run(t, "kv", "export", uuid, "--socket", s, "--continue", path); code != 0 {
+		t.Fatalf("%d, %s", code, errs)
+	}
+	if got, err := os.ReadFile(path); err != nil || !bytes.Equal(got, all) {
+		t.Errorf("taken up: %d bytes, %v, want %d", len(got), err, len(all))
+	}
+	if code, _, errs := run(t, "kv", "export", uuid, "--socket", s, "--continue", path); code != exitFailed ||
+		!strings.Contains(errs, "complete already") {
+		t.Errorf("a complete one: %d, %s", code, errs)
+	}
+	if code, out, errs := runIn(t, string(all), "kv", "import", "--verify"); code != 0 ||
+		!strings.Contains(out, "complete and sound") {
+		t.Errorf("verify: %d, %s%s", code, out, errs)
+	}
+	if code, out, errs := runIn(t, string(all), "kv", "import", uuid, "--socket", s, "-o", "json"); code != 0 ||
+		!strings.Contains(out, `"applied": 40`) || !bytes.Equal(imported, all) {
+		t.Errorf("import: %d, %s%s, %d bytes", code, out, errs, len(imported))
+	}
+}
+
+// runIn is run with a standard input.
+func runIn(t *testing.T, in string, args ...string) (code int, stdout, stderr string) {
+	t.Helper()
+	var out, err bytes.Buffer
+	code = execute(t.Context(), args, terminal{in: strings.NewReader(in), out: &out, err: &err})
+	return code, out.String(), err.String()
+}

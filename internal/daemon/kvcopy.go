@@ -1,0 +1,146 @@
+package daemon
+
+import (
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"io"
+	"math"
+	"net/http"
+	"strconv"
+	"time"
+
+	"jbofd/internal/admin"
+	"jbofd/internal/kvstore"
+	"jbofd/internal/nvme"
+	"jbofd/internal/nvmeof/target"
+	"jbofd/internal/partition"
+	"jbofd/internal/publish"
+	"jbofd/internal/uuid"
+)
+
+// copySink is the Sink of the one Request of an export or import.
+type copySink chan struct{}
+
+// KVDone implements partition.Sink.
+func (s copySink) KVDone(*partition.Request) bool {
+	s <- struct{}{}
+	return false
+}
+
+// Kick implements partition.Sink.
+func (s copySink) Kick() {}
+
+// storeOf returns the store of the namespace that a request of the admin API names.
+func (n *Node) storeOf(r *http.Request) (*publish.Store, error) {
+	name := r.URL.Query().Get(admin.ParamUUID)
+	u, err := uuid.Parse(name)
+	if err != nil {
+		return nil, fmt.Errorf("uuid %q: %w", name, err)
+	}
+	s := n.publisher.Store(u)
+	if s == nil {
+		return nil, fmt.Errorf("no key-value namespace %s is served", name)
+	}
+	return s, nil
+}
+
+// copyRequest runs a Request at the weight of the background.
+func copyRequest(s *publish.Store, q *partition.Request) {
+	done := make(copySink, 1)
+	q.Sink, q.Tenant, q.Background = done, target.Background, true
+	var b partition.Batch
+	b.Add(q)
+	s.Submit(&b)
+	<-done
+}
+
+// exportKV answers a request for an export with batches, one after the other, as they come from the store. If one
+// cannot be had, the connection is cut, and the caller may continue behind the last one that it has.
+func (n *Node) exportKV(w http.ResponseWriter, r *http.Request) {
+	s, err := n.storeOf(r)
+	q := &partition.Request{Op: kvstore.CopyOut, Range: kvstore.Range{Last: math.MaxUint64},
+		Value: make([]byte, kvstore.MaxRangeBytes)}
+	if err == nil {
+		err = cursorOf(r, q)
+	}
+	if err != nil {
+		writeJSON(w, http.StatusConflict, admin.Answer{APIVersion: admin.Version, Error: err.Error()})
+		return
+	}
+	log := n.log.With("subsystem", s.NQN, "nsid", s.NSID)
+	log.Info("export of a key-value namespace begins")
+	out := http.NewResponseController(w)
+	w.Header().Set("Content-Type", "application/octet-stream")
+	for bytes := int64(0); ; {
+		copyRequest(s, q)
+		b := nvme.KVRange(q.Value[:min(q.ValueLen, len(q.Value))])
+		// With Corrupt and DeviceError the result is valid, and says that something is missing.
+		valid := q.Status == kvstore.OK || q.Status == kvstore.Corrupt || q.Status == kvstore.DeviceError
+		if !valid || b.Check() != nil {
+			log.Warn("export of a key-value namespace ended early", "status", q.Status)
+			panic(http.ErrAbortHandler)
+		}
+		_ = out.SetWriteDeadline(time.Now().Add(copyPatience))
+		if _, err := w.Write(b); err != nil {
+			log.Warn("export of a key-value namespace ended early", "error", err)
+			return
+		}
+		if bytes += int64(len(b)); b.Complete() {
+			log.Info("export of a key-value namespace ended", "bytes", bytes)
+			return
+		}
+		select {
+		case <-n.stopping:
+			panic(http.ErrAbortHandler)
+		case <-r.Context().Done():
+			return
+		default:
+		}
+		to := b.To()
+		q.Range.From, q.Key, q.KeyLen = to.Position, to.Key, to.KeyLen
+	}
+}
+
+// copyPatience is how long a caller may take for a batch of an export.
+const copyPatience = 60 * time.Second
+
+// cursorOf reads where an export is to begin.
+func cursorOf(r *http.Request, q *partition.Request) (err error) {
+	if p := r.URL.Query().Get(admin.ParamPosition); p != "" {
+		if q.Range.From, err = strconv.ParseUint(p, 10, 64); err != nil {
+			return fmt.Errorf("%s: %w", admin.ParamPosition, err)
+		}
+	}
+	key, err := hex.DecodeString(r.URL.Query().Get(admin.ParamKey))
+	if err != nil || len(key) > len(q.Key) {
+		return fmt.Errorf("%s is %q, want up to 16 bytes in hexadecimal", admin.ParamKey,
+			r.URL.Query().Get(admin.ParamKey))
+	}
+	q.KeyLen = uint8(copy(q.Key[:], key))
+	return nil
+}
+
+// importKV stores a batch.
+func (n *Node) importKV(r *http.Request) (any, error) {
+	s, err := n.storeOf(r)
+	if err != nil {
+		return nil, err
+	}
+	b, err := io.ReadAll(http.MaxBytesReader(nil, r.Body, kvstore.MaxRangeBytes))
+	if err != nil {
+		return nil, fmt.Errorf("request body: %w", err)
+	}
+	if err := nvme.KVRange(b).Check(); err != nil {
+		return nil, err
+	}
+	q := &partition.Request{Op: kvstore.CopyIn, Value: b}
+	copyRequest(s, q)
+	switch q.Status {
+	case kvstore.OK:
+		return admin.KVImported{APIVersion: admin.Version, Applied: q.ValueLen}, nil
+	case kvstore.CapacityExceeded:
+		return nil, errors.New("the namespace is full; make it larger and repeat the import")
+	}
+	return nil, fmt.Errorf("a batch was not stored: status %d; the import may be repeated", q.Status)
+}

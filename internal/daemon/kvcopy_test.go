@@ -1,0 +1,127 @@
+package daemon
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"io"
+	"testing"
+
+	"jbofd/client"
+	"jbofd/client/kv"
+	"jbofd/internal/admin"
+	"jbofd/internal/nvme"
+)
+
+// copied reads an export to its end.
+func copied(t *testing.T, r io.Reader) (*admin.KVCopy, []nvme.KVRange, error) {
+	t.Helper()
+	c := admin.NewKVCopy(r)
+	for all := []nvme.KVRange(nil); ; {
+		b, err := c.Next()
+		if errors.Is(err, io.EOF) {
+			return c, all, nil
+		}
+		if err != nil {
+			return c, all, err
+		}
+		all = append(all, b)
+	}
+}
+
+// TestAnExportIsImported: into another namespace, twice; with what was cut off of it in between.
+func TestAnExportIsImported(t *testing.T) {
+	w := newWorld(t)
+	w.configure([]string{resizeSSD}, []string{"{nsid: 1, ssd: ssd0, size: 100MiB, type: kv}",
+		"{nsid: 2, ssd: ssd0, size: 100MiB, type: kv}"})
+	n := w.mustStart()
+	ns := n.keys()
+	putLarge(t, ns)
+	subs, err := n.admin.Subsystems(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	id := []string{subs.Items[0].Namespaces[0].UUID, subs.Items[0].Namespaces[1].UUID}
+	r, err := n.admin.ExportKV(t.Context(), id[0], nvme.KVCursor{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	file, err := io.ReadAll(r)
+	if err = errors.Join(err, r.Close()); err != nil {
+		t.Fatal(err)
+	}
+	c, all, err := copied(t, bytes.NewReader(file))
+	if err != nil || c.Objects != resizeKeys || !c.Complete || len(all) < 10 || c.Bytes != int64(len(file)) {
+		t.Fatalf("%+v, %d batches, %v", c.KVTotals, len(all), err)
+	}
+	// Of the first half, cut within a batch, the rest can be had.
+	half, _, err := copied(t, bytes.NewReader(file[:len(file)/2]))
+	if !errors.Is(err, admin.ErrKVCopy) || !errors.Is(err, io.ErrUnexpectedEOF) || half.Complete {
+		t.Fatalf("half of it: %+v, %v", half.KVTotals, err)
+	}
+	if r, err = n.admin.ExportKV(t.Context(), id[0], half.To()); err != nil {
+		t.Fatal(err)
+	}
+	defer r.Close()
+	rest := half.Follow(r)
+	for err = error(nil); err == nil; {
+		_, err = rest.Next()
+	}
+	if !errors.Is(err, io.EOF) || rest.Objects != resizeKeys || rest.ValueBytes != c.ValueBytes {
+		t.Errorf("the rest: %+v, %v", rest.KVTotals, err)
+	}
+	for round := range 2 {
+		applied := 0
+		for _, b := range all {
+			a, err := n.admin.ImportKV(t.Context(), id[1], b)
+			if err != nil {
+				t.Fatal(err)
+			}
+			applied += a.Applied
+		}
+		if want := resizeKeys * (1 - round); applied != want {
+			t.Errorf("import %d has stored %d objects, want %d", round, applied, want)
+		}
+	}
+	gotLarge(t, n.keysOf(2))
+	// Any flipped bit, and any batch that is left out, is found.
+	for at := 0; at < len(file); at += 1 + len(file)/300 {
+		file[at] ^= 4
+		if _, _, err := copied(t, bytes.NewReader(file)); !errors.Is(err, admin.ErrKVCopy) {
+			t.Fatalf("byte %d is damaged: %v", at, err)
+		}
+		file[at] ^= 4
+	}
+	less := append(bytes.Clone(file[:len(all[0])]), file[len(all[0])+len(all[1]):]...)
+	if _, _, err := copied(t, bytes.NewReader(less)); !errors.Is(err, admin.ErrKVCopy) {
+		t.Errorf("a batch is missing: %v", err)
+	}
+	if _, err := n.admin.ExportKV(t.Context(), "0425d6c3-77cf-4e62-873e-0484d7ac5274", nvme.KVCursor{}); err == nil {
+		t.Error("a namespace that there is not is exported")
+	}
+	damaged := bytes.Clone(all[0])
+	damaged[len(damaged)-1]++
+	if _, err := n.admin.ImportKV(t.Context(), id[1], damaged); err == nil {
+		t.Error("a damaged batch is imported")
+	}
+}
+
+// keysOf opens another namespace.
+func (n *node) keysOf(nsid uint32) *kv.Namespace {
+	n.w.t.Helper()
+	c, err := client.Connect(n.w.t.Context(), client.Options{Address: n.addrs.Listeners[0], SubNQN: nqn,
+		HostNQN: "nqn.2026-11.example.jbofd:host"})
+	if err != nil {
+		n.w.t.Fatal(err)
+	}
+	n.w.t.Cleanup(func() {
+		if err := c.Close(); err != nil {
+			n.w.t.Error(err)
+		}
+	})
+	ns, err := kv.Open(n.w.t.Context(), c, nsid, kv.Options{})
+	if err != nil {
+		n.w.t.Fatal(fmt.Errorf("namespace %d: %w", nsid, err))
+	}
+	return ns
+}
