@@ -5,10 +5,13 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"sync"
 	"text/tabwriter"
 	"time"
 
 	"github.com/spf13/cobra"
+	"github.com/vbauerster/mpb/v8"
+	"github.com/vbauerster/mpb/v8/decor"
 
 	"jbofd/internal/admin"
 )
@@ -202,19 +205,32 @@ func (x *cli) importAll(c *cobra.Command, uuid string) error {
 // copying returns what shows on a terminal how far an export or import is; nil ends it. Positions are hashes, so that
 // the one that was reached says which part of the keys is done.
 func copying(c *cobra.Command) func(*admin.KVTotals) {
-	began, shown := time.Now(), time.Time{}
+	if !isTerminal(c.ErrOrStderr()) {
+		return func(*admin.KVTotals) {}
+	}
+	var last admin.KVTotals
+	var mu sync.Mutex // guards last: the bar is drawn by a goroutine
+	began := time.Now()
+	all := mpb.New(mpb.WithOutput(c.ErrOrStderr()), mpb.WithWidth(40))
+	bar := all.AddBar(barSteps, mpb.BarRemoveOnComplete(), mpb.AppendDecorators(decor.Percentage(),
+		decor.Any(func(decor.Statistics) string {
+			mu.Lock()
+			defer mu.Unlock()
+			rate := float64(last.Bytes) / (1 << 20) / max(time.Since(began).Seconds(), 0.001)
+			return fmt.Sprintf("  %d keys, %d MiB, %.0f MiB/s", last.Objects, last.Bytes>>20, rate)
+		})))
 	return func(t *admin.KVTotals) {
-		switch {
-		case !isTerminal(c.ErrOrStderr()):
-		case t == nil:
-			fmt.Fprint(c.ErrOrStderr(), "\r\x1b[K")
-		case time.Since(shown) >= showEvery/4:
-			shown = time.Now()
-			rate := float64(t.Bytes) / (1 << 20) / max(time.Since(began).Seconds(), 0.001)
-			const width = 30
-			n := int(t.Done * width)
-			fmt.Fprintf(c.ErrOrStderr(), "\r[%-*s] %3.0f %%, %d keys, %d MiB, %.0f MiB/s \x1b[K", width,
-				"=============================="[:n], t.Done*100, t.Objects, t.Bytes>>20, rate)
+		if t == nil {
+			bar.Abort(true)
+			all.Wait()
+			return
 		}
+		mu.Lock()
+		last = *t
+		mu.Unlock()
+		bar.SetCurrent(int64(t.Done * (barSteps - 1)))
 	}
 }
+
+// barSteps is the length of a progress bar in its own units.
+const barSteps = 1000

@@ -116,6 +116,16 @@ func TestAnExportIsWrittenTakenUpAndImported(t *testing.T) {
 	}
 }
 
+// TestAnExportIsVerifiedOnATerminal: the bar that it shows there ends.
+func TestAnExportIsVerifiedOnATerminal(t *testing.T) {
+	var out bytes.Buffer
+	all := bytes.Join(exported(), nil)
+	if code := execute(t.Context(), []string{"kv", "import", "--verify"}, terminal{in: bytes.NewReader(all), out: &out,
+		err: typing(t, "")}); code != 0 || !strings.Contains(out.String(), "sound") {
+		t.Errorf("%d, %s", code, &out)
+	}
+}
+
 // runIn is run with a standard input.
 func runIn(t *testing.T, in string, args ...string) (code int, stdout, stderr string) {
 	t.Helper()
