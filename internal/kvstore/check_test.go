@@ -97,6 +97,30 @@ func TestACheckFindsExactlyWhatIsDamaged(t *testing.T) {
 	}
 }
 
+// TestACheckLeavesOutWhatWasDropped, although it is there until it is swept.
+func TestACheckLeavesOutWhatWasDropped(t *testing.T) {
+	m := newModel(newRig(t, seeds(t), small(40)), 300, func() int { return 300 })
+	for i := range m.keys {
+		m.push(kvstore.Put, i, 300)
+	}
+	m.settle()
+	if p := m.do(kvstore.Request{Op: kvstore.Drop, Range: kvstore.Range{Last: 1 << 63}}); p.Status != kvstore.OK {
+		t.Fatalf("status %d", p.Status)
+	}
+	m.crash()
+	got := m.checked()
+	m.reopen0()
+	want := int64(0)
+	for i := range m.keys {
+		if m.do(kvstore.Request{Op: kvstore.Exist, Key: m.keys[i].name}).Status == kvstore.OK {
+			want++
+		}
+	}
+	if !got.Sound() || got.Objects != want || want == 0 || want == 300 {
+		t.Errorf("%+v, want %d keys", got, want)
+	}
+}
+
 // TestACheckStatesALossAndGoesOn: it says what is missing of the key log, and what is left.
 func TestACheckStatesALossAndGoesOn(t *testing.T) {
 	cfg := small(40)

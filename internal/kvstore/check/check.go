@@ -10,6 +10,7 @@ package check
 import (
 	"errors"
 	"fmt"
+	"math/bits"
 	"slices"
 
 	"jbofd/internal/kvstore/format"
@@ -96,6 +97,8 @@ type checker struct {
 	read  int // chunks
 	// starts has for each chunk of a value log where its sound records begin, in order: 4 bytes a value.
 	starts map[format.ChunkNumber][]uint32
+	// drops are the ranges that were dropped and may not be swept yet.
+	drops lookup.Drops
 	// seen has a bit for each segment whose newest record was found.
 	seen []byte
 }
@@ -111,6 +114,7 @@ func Run(cfg Config) (Report, error) {
 	sb := c.image.Super
 	c.UUID, c.FormatVersion, c.SizeBytes = sb.UUID().String(), sb.Version(), sb.PartitionBytes()
 	c.OneSuperblock, c.LostHeaders = c.image.OneCopy, c.image.LostHeaders
+	c.drops = sb.Drops(nil)
 	c.countChunks()
 	mem := space.Buffers{Alloc: cfg.Alloc}
 	longest := int(min(format.MaxValueBytes(format.MaxValue), int(sb.ChunkBytes())))
@@ -244,8 +248,9 @@ func (c *checker) segment(rec []byte, at units.ExtentOffset) {
 		if it.HasKey() {
 			end()
 			key, length, sound = nil, 0, true
+			hash := format.HashKey(c.image.Super.HashSeed(), it.Key())
 			switch {
-			case table.Segment(format.HashKey(c.image.Super.HashSeed(), it.Key())) != n:
+			case table.Segment(hash) != n, c.drops.Covers(bits.Reverse64(hash), it.Version()):
 			case it.Gone():
 				c.Tombstones++
 			default:
