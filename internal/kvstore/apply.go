@@ -53,6 +53,10 @@ func (s *Store) apply(i, oi int32) bool {
 	if s.isRepetition(seg, at, o) || s.isRefused(a, at, o) {
 		return false
 	}
+	if o.full && o.kind == Put {
+		o.status, o.version = CapacityExceeded, 0
+		return false
+	}
 	return s.applyWrite(a, at, o)
 }
 
@@ -95,6 +99,14 @@ func (s *Store) isRepetition(seg format.Segment, at int, o *op) bool {
 	return false
 }
 
+// outcomeOfFailed is the outcome of a Put whose value could not be written: what it was if it is a repetition.
+func (s *Store) outcomeOfFailed(seg format.Segment, o *op) Status {
+	if at := seg.Find(o.key[:o.keyLen]); o.kind == Put && o.id.Retry && s.isRepetition(seg, at, o) {
+		return o.status
+	}
+	return o.failed
+}
+
 // isRefused reports whether the condition of a writer forbids what it wants to do with the key, whose item is at offset
 // at, or 0 if there is none.
 func (s *Store) isRefused(a *activeSeg, at int, o *op) bool {
@@ -128,6 +140,11 @@ func (s *Store) isRefused(a *activeSeg, at int, o *op) bool {
 func (s *Store) applyWrite(a *activeSeg, at int, o *op) bool {
 	seg := format.Segment(a.buf)
 	exists := at != 0 && !seg.Item(at).Gone()
+	// A Delete finds room in a full partition, but its identity does not. While Puts are refused, few keys that a
+	// repetition could delete come back.
+	if o.full && o.kind == Delete {
+		o.id = Identity{}
+	}
 	// A key that does not exist has an item if something has to be known about it.
 	keeps := o.kind == Put || o.tombstone || o.id.Client != 0 && exists || seg.Lossy() ||
 		at != 0 && seg.Identities(at) > 0

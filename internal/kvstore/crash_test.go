@@ -313,6 +313,7 @@ func TestACrashWhileFormatting(t *testing.T) {
 				for i := range old.keys {
 					old.keys[i].events = []event{{size: absent, state: done}}
 				}
+				old.given = map[uint64]bool{}
 			}
 			old.compare(true)
 			old.random(300, 8)

@@ -2,7 +2,6 @@ package kvstore
 
 import (
 	"jbofd/internal/kvstore/format"
-	"jbofd/internal/kvstore/space"
 )
 
 // What has expired is dropped whenever its segment is written, and compaction does not move its value. What is left, in
@@ -102,8 +101,7 @@ func (s *Store) expires(seg format.Segment, at int) bool {
 
 // isShort reports that room is short, so that what has expired should give way at once.
 func (s *Store) isShort() bool {
-	live := s.pool.Live + space.Spare(s.objects, int64(s.tbl.Len()))
-	return live > s.budget.MaxLive/8*7 || s.stalled()
+	return s.pool.Live+s.spare() > s.budget.MaxLive/8*7 || s.stalled()
 }
 
 // expiryStep begins a round if something may have expired, or continues it.

@@ -48,7 +48,7 @@ func TestARepeatedWriteIsDoneOnce(t *testing.T) {
 				if m.s.Submit(&all[i].q) {
 					i++
 				}
-				for range r.rng.IntN(4) {
+				for n := r.rng.IntN(4); n > 0 && !r.crashed; n-- {
 					r.step()
 				}
 			}
@@ -186,5 +186,94 @@ func TestADamagedSegmentMakesRetriesIndeterminate(t *testing.T) {
 	q.ID.Retry = true
 	if p := m.do(q); p.Status != kvstore.OK || p.Version != first.Version {
 		t.Errorf("%+v, want %+v", p, first)
+	}
+}
+
+// TestAFullPartitionOfIdentitiesStillServes: every key has as many identities as it may have, and none may go. Retries
+// are answered as before, overwrites and Deletes find room, and the Deletes give it back.
+func TestAFullPartitionOfIdentitiesStillServes(t *testing.T) {
+	r := newRig(t, seeds(t), small(28))
+	replies := map[uint64]kvstore.Reply{}
+	r.reply = func(p kvstore.Reply) { replies[p.Tag] = p }
+	tag := uint64(0)
+	submit := func(q kvstore.Request) uint64 {
+		tag++
+		q.Tag = tag
+		for n := 0; !r.s.Submit(&q); n++ {
+			if r.step(); n > 1e5 {
+				t.Fatalf("request %d is not taken: %+v\n%s", tag, r.s.Stats(), r.s.State())
+			}
+		}
+		return tag
+	}
+	settle := func() {
+		t.Helper()
+		r.settle()
+		if r.turn(); len(replies) != int(tag) {
+			t.Fatalf("%d replies to %d requests", len(replies), tag)
+		}
+	}
+	key := func(i int) []byte { return fmt.Appendf(nil, "k%d", i) }
+	put := func(i, seq int, retry bool) kvstore.Request {
+		return kvstore.Request{Op: kvstore.Put, Key: key(i), Value: make([]byte, 20),
+			ID: kvstore.Identity{Client: 1, Seq: uint64(i*100 + seq), Retry: retry}}
+	}
+	first := map[int]kvstore.Reply{}
+	keys := 0
+	for full := false; !full; keys++ {
+		tags := [format.MaxIdentities]uint64{}
+		for seq := range tags {
+			tags[seq] = submit(put(keys, seq, false))
+		}
+		settle()
+		for _, at := range tags {
+			full = full || replies[at].Status == kvstore.CapacityExceeded
+			if st := replies[at].Status; st != kvstore.OK && st != kvstore.CapacityExceeded {
+				t.Fatalf("status %d", st)
+			}
+		}
+		if first[keys] = replies[tags[0]]; keys > 20_000 {
+			t.Fatal("it does not become full")
+		}
+	}
+	r.recountRig()
+	for i := range keys - 1 {
+		at := submit(put(i, 0, true))
+		again := submit(put(i, 99, true)) // it was never made, and there is no room for it
+		settle()
+		if p := replies[at]; p.Status != kvstore.OK || p.Version != first[i].Version {
+			t.Fatalf("a retry of %+v: %+v", first[i], p)
+		}
+		if st := replies[again].Status; st != kvstore.CapacityExceeded && st != kvstore.OK {
+			t.Fatalf("a new request: status %d", st)
+		}
+	}
+	for round := range 3 {
+		for i := range keys {
+			submit(kvstore.Request{Op: kvstore.Put, Key: key(i), Value: make([]byte, 1+7*round)})
+			if i%20 == 0 {
+				settle()
+			}
+		}
+	}
+	settle()
+	for i := range keys {
+		at := submit(kvstore.Request{Op: kvstore.Delete, Key: key(i), ID: kvstore.Identity{Client: 2, Seq: uint64(i)}})
+		if settle(); replies[at].Status != kvstore.OK && i < keys-1 {
+			t.Fatalf("Delete of key %d: status %d: %+v", i, replies[at].Status, r.s.Stats())
+		}
+	}
+	r.recountRig()
+	if st := r.s.Stats(); st.Objects != 0 {
+		t.Errorf("%d objects are left", st.Objects)
+	}
+	t.Logf("%d keys, %+v", keys, r.s.Stats())
+}
+
+// recountRig compares the counters with the content of the SSD.
+func (r *rig) recountRig() {
+	r.t.Helper()
+	if err := r.s.Recount(r.dev.Visible, true); err != nil {
+		r.t.Fatal(err)
 	}
 }

@@ -48,6 +48,7 @@ type op struct {
 	// ends with status.
 	id            Identity
 	tombstone     bool
+	full          bool // there was no room for it
 	expires       uint32
 	want, version uint64
 }

@@ -116,8 +116,8 @@ func (s *Store) beginEntry(i int32) bool {
 		r.Op, r.Tombstone = Delete, true
 	}
 	st := OK
-	if r.Op == Put {
-		st = s.admit(&r)
+	if r.Op == Put && s.isFull(&r) {
+		st = CapacityExceeded
 	}
 	switch {
 	case st != OK:

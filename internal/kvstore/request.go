@@ -164,7 +164,7 @@ type Request struct {
 	// Tombstone: the Delete leaves a tombstone with its version.
 	Tombstone bool
 	// ID is the identity of a Put or Delete. If the store remembers a request with this identity that has changed the
-	// key, it changes nothing and replies as it did then.
+	// key, it changes nothing and replies as it did then. In a full partition that of a Delete is not remembered.
 	ID Identity
 }
 

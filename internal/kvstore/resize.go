@@ -136,9 +136,9 @@ func (s *Store) CheckResize(bytes int64, tableBytes int) error {
 	return nil
 }
 
-// spare is what is to be kept free beside the live bytes.
+// spare is what is to be kept free beside the live bytes. Identities and tombstones may be most of the key log.
 func (s *Store) spare() int64 {
-	n := space.Spare(s.objects, int64(s.tbl.Len()))
+	n := max(space.Spare(s.objects, int64(s.tbl.Len())), s.pool.KeyLive*3/10)
 	for l := range s.logs {
 		n += s.logs[l].pending
 	}

@@ -440,7 +440,7 @@ func (s *Store) change(i int32) {
 			continue
 		}
 		if r.failed != OK {
-			s.finish(o, r.failed)
+			s.finish(o, s.outcomeOfFailed(format.Segment(a.buf), r))
 			continue
 		}
 		did := s.apply(i, o)

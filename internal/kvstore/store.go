@@ -426,32 +426,20 @@ func (s *Store) Submit(r *Request) bool {
 	case s.freeOps.N == 0:
 		return false
 	}
+	full := s.isFull(r)
 	if r.Op == Put {
-		if st := s.admit(r); st != OK {
-			s.answer(Reply{Tag: r.Tag, Status: st})
+		if full && !r.ID.Retry {
+			s.answer(Reply{Tag: r.Tag, Status: CapacityExceeded})
 			return true
 		}
-		if len(r.Value) > 0 && !s.roomFor(userLog, len(r.Value)) {
+		if len(r.Value) > 0 && !full && !s.roomFor(userLog, len(r.Value)) {
 			return false
 		}
 	}
 	i := s.opLinks.Pop(&s.freeOps)
-	s.ops[i] = op{tag: r.Tag}
+	s.ops[i] = op{tag: r.Tag, full: full}
 	s.beginWrite(i, r)
 	return true
-}
-
-// admit reports whether there is room for a Put.
-func (s *Store) admit(r *Request) Status {
-	// What the value and its part of a segment will take, at most.
-	need := int64(s.extentBytes(len(r.Value)) + s.pieces(len(r.Value))*format.ItemHeaderBytes + maxItemBytes)
-	for l := range s.logs {
-		need += s.logs[l].pending
-	}
-	if s.pool.Live+need+space.Spare(s.objects, int64(s.tbl.Len())) > s.budget.MaxLive {
-		return CapacityExceeded
-	}
-	return OK
 }
 
 // beginWrite begins a Put or Delete with an op.
@@ -461,10 +449,11 @@ func (s *Store) beginWrite(i int32, r *Request) {
 		kind: r.Op, cond: r.Condition, tag: o.tag, tenant: r.Tenant, background: r.Background, copyIn: o.copyIn,
 		keyLen: uint8(len(r.Key)), hash: format.HashKey(s.hashSeed, r.Key), parts: [2]part{noPart, noPart},
 		id: r.ID, tombstone: r.Tombstone && r.Op == Delete, expires: r.Expires, want: r.Version,
+		full: o.full,
 	}
 	copy(o.key[:], r.Key)
 	switch {
-	case r.Op == Put && len(r.Value) > 0:
+	case r.Op == Put && len(r.Value) > 0 && !o.full:
 		o.valueLen = uint32(len(r.Value))
 		s.stats.UserBytes += int64(len(r.Value))
 		s.appendValue(userLog, i, r.Value)
@@ -472,6 +461,18 @@ func (s *Store) beginWrite(i int32, r *Request) {
 		o.ready = true
 	}
 	s.dispatch(i)
+}
+
+// isFull reports whether there is no room for what a request adds, at most.
+func (s *Store) isFull(r *Request) bool {
+	need := maxItemBytes
+	if r.Op == Put {
+		need += s.extentBytes(len(r.Value)) + s.pieces(len(r.Value))*format.ItemHeaderBytes
+	}
+	if r.ID.Client != 0 {
+		need += format.IdentityBytes
+	}
+	return s.pool.Live+int64(need)+s.spare() > s.budget.MaxLive
 }
 
 // Complete ends an I/O.

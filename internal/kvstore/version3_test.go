@@ -78,6 +78,7 @@ func TestAPartitionOfVersion3KeepsItsData(t *testing.T) {
 	buf := make([]byte, 64<<10)
 	compare := func(when string) {
 		t.Helper()
+		m.settle()
 		m.recount()
 		for i := range now {
 			p := do(i, kvstore.Request{Op: kvstore.Get, Value: buf})
