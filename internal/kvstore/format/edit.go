@@ -160,7 +160,7 @@ func (b Segment) Recode(clock uint64, width int) {
 			to, from = to+ItemHeaderBytes+width+rest, from+n
 		}
 		b.SetLengthBytes(to)
-		b[segWidth] = byte(width)
+		b.setWidth(width)
 	}
 	le.PutUint64(b[segClock:], clock)
 }

@@ -28,7 +28,7 @@ var golden = []struct {
 		"73" + "0200500000" + // magic, durable: from 5 to 2 back
 		"070000000000" + // version
 		"2a000000" + "3d00" + "0220" + // number, length, items and an extra unit
-		"0202010000000000" + "02" + // clock of 0x10202, version width
+		"0202010000000000" + "01" + // clock of 0x10202, version width 2, hash bits not known
 		"01" + "000010" + "0100000000" + "0202" + "61" + // key of 1, value of 1 MiB at 8, version 0x10202
 		"21" + "000000" + "0000000000" + "0302" + "80ee3668" + "62" + // key of 1, no value, version 0x203, expiry
 		"03" + "ac02" + // 2 units before, in chunk 300
@@ -56,7 +56,7 @@ var golden = []struct {
 			"6c" + "0000000000" + // magic, durable: none
 			"080000000000" + // version
 			"2a000000" + "6d00" + "0300" + // number, length, items
-			"0300000000000000" + "02" + // clock, version width
+			"0300000000000000" + "39" + // clock, version width 2, 7 hash bits
 			"a1" + "000000" + "0100000000" + // key of 1, identities evicted, does not exist
 			"0300" + "00000000" + "61" + // version 3, a tombstone for ever
 			"1f" + "0100000000000000" + "0200000000000000" + "00" + "0200000000000000" + "00000000" + // client 1
@@ -166,6 +166,7 @@ func identities() []byte {
 	b.SetLossy(true)
 	b.SetVersion(8)
 	b.Recode(3, 2)
+	b.SetDecidedBy(7)
 	at := b.Insert([]byte("a"))
 	b.Item(at).SetGone()
 	b.Item(at).SetEvicted(true)

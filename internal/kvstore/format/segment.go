@@ -13,7 +13,8 @@ import (
 //	5  u40  durable versions                    22 u13  number of items
 //	10 u48  version of the record                  u3   extra units
 //	                                            24 u64  clock
-//	                                            32 u8   version width: 0, or 2 to 8
+//	                                            32 u3   version width: 0, or 1 to 7 for 2 to 8
+//	                                               u5   hash bits
 //	                                            33 …    items, changes, zeroes
 //
 // The record is its length, rounded up to KeyUnit, and the extra units. The space behind the items holds the changes
@@ -26,6 +27,10 @@ import (
 // The clock is at least the version of each object that the segment has or had, so that recovery knows which versions
 // were given, also to Deletes. Items have only the low bytes of their versions, as many as the version width says: the
 // version is the greatest number up to the clock with these low bytes. See Item.
+//
+// The hash bits are how many low bits of a key's hash decided, when the segment was written, whether the key belongs to
+// it, modulo 32; 0: that is not known. If it is still as many, the segment was not split since, and all of its keys
+// belong to it.
 //
 // A segment with the magic 'l' is lossy: an earlier record of it was damaged, and it has only what was written since.
 // Of a key without an item it is not known whether it exists. That is why a deleted key has an item there.
@@ -58,6 +63,7 @@ const (
 	segItems                      = 22
 	segClock                      = 24
 	segWidth                      = 32
+	widthBits, widthMask          = 3, 1<<3 - 1
 )
 
 // Version is the version of the record, not that of an object.
@@ -96,8 +102,21 @@ func (b Segment) Width() int {
 	if b.Old() {
 		return 0
 	}
-	return int(b[segWidth])
+	if w := int(b[segWidth] & widthMask); w > 0 {
+		return w + 1
+	}
+	return 0
 }
+
+func (b Segment) setWidth(w int) { b[segWidth] = b[segWidth]&^widthMask | byte(max(0, w-1)) }
+
+// DecidedBy reports whether that number of low bits of a key's hash decided, when SetDecidedBy was called last, whether
+// the key belongs to the segment.
+func (b Segment) DecidedBy(bits int) bool {
+	return !b.Old() && b[segWidth]>>widthBits != 0 && b[segWidth]>>widthBits == byte(bits&31)
+}
+
+func (b Segment) SetDecidedBy(bits int) { b[segWidth] = b[segWidth]&widthMask | byte(bits&31)<<widthBits }
 
 // Lossy reports whether the segment lacks keys that were lost.
 func (b Segment) Lossy() bool { return b[segMagic] == lossyMagic || b[segMagic] == oldLossyMagic }
@@ -177,9 +196,6 @@ func (b Segment) Check(seed uint32) error {
 	}
 	if got, want := le.Uint32(b), crc32.Update(seed, castagnoli, b[4:b.ExtentBytes()]); got != want {
 		return bad(what, "CRC32C", fmt.Sprintf("%#08x", got), fmt.Sprintf("%#08x", want))
-	}
-	if w := b.Width(); w == 1 || w > 8 {
-		return bad(what, "version width", w, "0, or 2 to 8")
 	}
 	return b.checkItems()
 }
