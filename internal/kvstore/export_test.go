@@ -156,8 +156,11 @@ func (s *Store) SegmentAt(disk []byte, at int64) format.Segment {
 	return seg
 }
 
-// KindAt is the kind of the chunk at an offset in the partition, and whether it is in use.
+// KindAt is the kind of the chunk at an offset in the partition, and whether it is in use. What is in no chunk is not.
 func (s *Store) KindAt(at int64) (kind format.Kind, used bool) {
+	if !s.pool.Contains(units.ExtentOffset(at)) {
+		return 0, false
+	}
 	c := &s.pool.Chunks[s.pool.Of(units.ExtentOffset(at))]
 	return c.Kind, c.State != space.Free
 }

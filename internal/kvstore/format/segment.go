@@ -116,7 +116,9 @@ func (b Segment) DecidedBy(bits int) bool {
 	return !b.Old() && b[segWidth]>>widthBits != 0 && b[segWidth]>>widthBits == byte(bits&31)
 }
 
-func (b Segment) SetDecidedBy(bits int) { b[segWidth] = b[segWidth]&widthMask | byte(bits&31)<<widthBits }
+func (b Segment) SetDecidedBy(bits int) {
+	b[segWidth] = b[segWidth]&widthMask | byte(bits&31)<<widthBits
+}
 
 // Lossy reports whether the segment lacks keys that were lost.
 func (b Segment) Lossy() bool { return b[segMagic] == lossyMagic || b[segMagic] == oldLossyMagic }
