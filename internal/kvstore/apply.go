@@ -64,7 +64,7 @@ func (s *Store) apply(i, oi int32) bool {
 func (s *Store) applyMove(a *activeSeg, o *op) bool {
 	seg := format.Segment(a.buf)
 	at := seg.FindValue(o.old)
-	if at == 0 {
+	if at == 0 || !s.isFresh(o) {
 		return false
 	}
 	// A value that was written with version 2 of the format may be longer than a piece.

@@ -6,6 +6,7 @@ import (
 	"jbofd/internal/kvstore/format"
 	"jbofd/internal/kvstore/recovery"
 	"jbofd/internal/kvstore/space"
+	"jbofd/internal/list"
 	"jbofd/internal/pipeline"
 	"jbofd/internal/units"
 )
@@ -213,7 +214,7 @@ func (s *Store) compactStep() {
 	if c.noRoom && s.room(movedLog) {
 		c.noRoom = false
 		for i := s.cfg.Requests; i < len(s.ops); i++ {
-			if o := &s.ops[i]; o.kind == opMove && !o.ready && !o.grouped() {
+			if o := &s.ops[i]; o.unbegun() {
 				s.scheduleWriter(int32(i))
 			}
 		}
@@ -471,13 +472,18 @@ func (s *Store) resetFutile() { s.compact.futile, s.compact.most = 0, 0 }
 
 // startMove starts an op of compaction.
 func (s *Store) startMove(sl *slot, m op) {
-	i := s.opLinks.Pop(&s.freeInt)
+	s.dispatch(s.newMove(&s.freeInt, sl, m))
+}
+
+// newMove makes an op of compaction from a list of free ones, without handing it to its segment.
+func (s *Store) newMove(free *list.List, sl *slot, m op) int32 {
+	i := s.opLinks.Pop(free)
 	m.parts = [2]part{noPart, noPart}
 	m.slot = sl.index
 	s.ops[i] = m
 	sl.running++
 	s.compact.running++
-	s.dispatch(i)
+	return i
 }
 
 // startRewrite starts to move a live segment. The record in the victim is its content.
@@ -510,15 +516,18 @@ func (s *Store) moved(slot uint8, st Status) {
 }
 
 // examine copies a value that compaction has found to the moved values, if the committed segment refers to it.
-func (s *Store) examine(seg format.Segment, i int32) {
-	o := &s.ops[i]
+func (s *Store) examine(a *activeSeg, i int32) {
+	o, seg := &s.ops[i], format.Segment(a.buf)
 	switch at := seg.FindValue(o.old); {
-	case at == 0 || s.expires(seg, at):
+	case at == 0 || s.expires(seg, at) || !s.isFresh(o):
 		o.ready = true
 	case s.room(movedLog):
 		s.appendValue(movedLog, i, o.value)
 		if s.logs[movedLog].open != none {
 			s.compact.grouped++
+		}
+		if !o.early {
+			s.moveEarly(a, o.slot)
 		}
 	default:
 		s.compact.noRoom = true

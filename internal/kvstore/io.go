@@ -65,6 +65,7 @@ const (
 	ioHeader
 	ioOpenings
 	ioCompact
+	ioEarly
 	ioCheckpoint
 	ioRecover
 	ioNote

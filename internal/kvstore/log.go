@@ -261,7 +261,7 @@ func (s *Store) pump(l int) {
 	case log.open == none:
 	case l == movedLog:
 		// Nobody but compaction waits for moved values, so the group is written only when all running moves are in it.
-		if s.compact.grouped == s.compact.running {
+		if s.compact.grouped == s.compact.running || s.earlyAreGrouped() {
 			s.sealGroup(l)
 		}
 	default:
@@ -278,6 +278,9 @@ func (s *Store) pump(l int) {
 	s.placeSealed(l)
 	if log.starved && !was {
 		s.progress++ // compaction and checkpoints do more for a log that is starved
+		if l == movedLog {
+			s.releaseAwaiting()
+		}
 	}
 }
 
@@ -489,7 +492,7 @@ func (s *Store) mayTakeChunk(l int) bool {
 		return s.budget.MovedChunks(s.compact.lastResort) > 0
 	}
 	_, values := s.liveInVictims()
-	return s.budget.MovedChunks(false) > 1 && !s.budget.Crowded() && s.placeForMoved()-s.budget.Fill >= values
+	return s.budget.MovedChunks(false) > 1 && !s.budget.Crowded() && s.placeForMoved()-s.budget.Fill-s.early.bytes >= values
 }
 
 // openChunk takes a free chunk for log l and writes its header. The header must be durable before anything is written

@@ -26,6 +26,12 @@ type op struct {
 	background bool
 	copyIn     uint8
 	slot       uint8 // of the victim that compaction is emptying, or lane of a sweep
+	// early: this is an early move. Its record has earlyBytes, and is in a chunk that has had that epoch. fetching: the
+	// value is being read.
+	early      bool
+	fetching   bool
+	earlyBytes uint16
+	epoch      uint32
 	hash       uint64
 	// value is the value that is moved, in the memory of compaction.
 	value    []byte
@@ -97,6 +103,12 @@ func (s *Store) finish(i int32, st Status) {
 	}
 	if o.kind >= opMove {
 		o.ready = true
+		if o.early {
+			s.early.bytes -= int64(o.earlyBytes)
+			s.moved(o.slot, OK) // the victim does not depend on it
+			s.opLinks.Push(&s.early.free, i)
+			return
+		}
 		s.moved(o.slot, st)
 		s.opLinks.Push(&s.freeInt, i)
 		return

@@ -306,7 +306,7 @@ func (s *Store) failUnbegunMoves(i int32, st Status) {
 	a := &s.segs[i]
 	for n := a.waiting.N; n > 0; n-- {
 		o := s.opLinks.Pop(&a.waiting)
-		if r := &s.ops[o]; !r.ready && r.kind == opMove && !r.grouped() {
+		if r := &s.ops[o]; r.unbegun() {
 			s.finish(o, st)
 		} else {
 			s.opLinks.Push(&a.waiting, o)
@@ -346,13 +346,14 @@ func (s *Store) schedule(i int32) {
 		return
 	}
 	for o := a.waiting.First; o != none; o = s.opLinks.Next(o) {
-		if r := &s.ops[o]; r.kind == opMove && !r.ready && !r.grouped() {
-			s.examine(format.Segment(a.buf), o)
+		if s.ops[o].unbegun() {
+			s.examine(a, o)
 		}
 	}
-	want := a.force
+	want, early := a.force, s.awaitsEarly(a)
 	for o := a.waiting.First; o != none && !want; o = s.opLinks.Next(o) {
-		want = s.ops[o].ready
+		r := &s.ops[o]
+		want = r.ready && !(early && r.kind == opMove)
 	}
 	if want {
 		s.setDirty(i)
@@ -362,7 +363,7 @@ func (s *Store) schedule(i int32) {
 // begins reports whether a writer of a segment has use for its content now.
 func (s *Store) begins(a *activeSeg) bool {
 	for o := a.waiting.First; o != none; o = s.opLinks.Next(o) {
-		if r := &s.ops[o]; r.ready || r.kind == opMove && !r.grouped() {
+		if r := &s.ops[o]; r.ready || r.unbegun() {
 			return true
 		}
 	}

@@ -158,6 +158,7 @@ type Store struct {
 	openings openings
 	split    splitState
 	compact  compactState
+	early    earlyState
 	ckpt     ckptState
 	scrub    scrubState
 	audit    auditState
@@ -195,20 +196,23 @@ func New(cfg Config) (*Store, error) {
 	}
 	s := &Store{cfg: cfg, out: &Actions{}, opening: &openState{}}
 	s.compact.suspect = none
-	total := cfg.Requests + maxMoves + copyWrites
+	total := cfg.Requests + maxMoves + copyWrites + maxEarly
 	s.ops, s.opLinks = make([]op, total), make(list.Links, total)
-	s.freeOps, s.freeInt, s.freeCopy = list.None, list.None, list.None
+	s.freeOps, s.freeInt, s.freeCopy, s.early.free = list.None, list.None, list.None, list.None
 	s.dirty, s.unloaded = list.None, list.None
 	for i := range s.ops {
 		s.ops[i].parts = [2]part{noPart, noPart}
+		free := &s.early.free
 		switch {
 		case i < cfg.Requests:
-			s.opLinks.Push(&s.freeOps, int32(i))
+			free = &s.freeOps
 		case i < cfg.Requests+maxMoves:
-			s.opLinks.Push(&s.freeInt, int32(i))
-		default:
-			s.opLinks.Push(&s.freeCopy, int32(i))
+			free = &s.freeInt
+		case i < cfg.Requests+maxMoves+copyWrites:
+			free = &s.freeCopy
 		}
+		}
+		s.opLinks.Push(free, int32(i))
 	}
 	s.segs = make([]activeSeg, total+2*maxSplits)
 	s.segLinks = make(list.Links, len(s.segs))
@@ -314,6 +318,10 @@ func (s *Store) adopt(image *recovery.Image) error {
 		s.compact.slots = append(s.compact.slots,
 			slot{index: uint8(i), Walk: recovery.NewWalk(s.pool, c.BlockSize, image.Buf[:size:size])})
 		image.Buf = image.Buf[size:]
+	}
+	for range maxEarly {
+		s.early.bufs = append(s.early.bufs, mem.Take("moving values early",
+			format.RoundUp(maxEarlyBytes+2*c.BlockSize, format.SuperblockBytes)))
 	}
 	s.ckpt.header = mem.Take("a chunk header", c.BlockSize)
 	s.openings = openings{buf: mem.Take("a list of chunks", c.BlockSize), first: sb.Openings(),
@@ -502,6 +510,8 @@ func (s *Store) Complete(tag uint32, err error) {
 		s.listed(ok)
 	case ioCompact:
 		s.compact.slots[r.who].Read(ok)
+	case ioEarly:
+		s.earlyRead(r.who, ok)
 	case ioCheckpoint:
 		if s.ckpt.stage == ckptHeader {
 			s.headerEnded(ioCheckpoint, r.who, ok)

@@ -103,7 +103,7 @@ func (b *Budget) MovedChunks(lastResort bool) int {
 // of the space that could be won.
 func (b *Budget) Watermarks() (low, high int64) {
 	chunk, n := b.pool.Bytes(), int64(b.pool.Limit())
-	reserve := int64(b.CheckpointChunks+5) * chunk
+	reserve := int64(b.CheckpointChunks+4) * chunk
 	band := max(0, min(max(3, n/200)*chunk, (n*chunk-reserve-b.pool.Live)/4))
 	return reserve + band/3, reserve + band
 }

@@ -105,6 +105,8 @@ type Pool struct {
 	// are on the list withdrawn.
 	below, keep int
 	withdrawn   format.ChunkNumber
+	// soon is the rank up to which chunks of values are emptied soon.
+	soon float64
 	// gains increases with everything that makes more of a chunk worth emptying. fruitless are the searches since, for
 	// each Kinds: a partition that is full must not be searched in each turn.
 	gains     uint64
@@ -507,87 +509,4 @@ func (p *Pool) Recovered() {
 		p.releaseIfEmpty(format.ChunkNumber(i))
 	}
 	p.Doubtful = nil
-}
-
-// minGainPart: emptying a chunk must win at least this part of it. Less is lost again to padding when its records are
-// moved.
-const minGainPart = 40
-
-// maxCompared bounds how many chunks Choose compares. Among so many there is always one that is nearly as good as the
-// best.
-const maxCompared = 8192
-
-// Weights are what it costs to move a live byte of a log, in any unit, and the number of bytes of records that fill a
-// chunk. That is less than the chunk's size, because groups end with padding.
-type Weights struct{ Key, Value, Fill int64 }
-
-// Kinds are the logs whose chunks may be chosen. MostLive bounds how much is live in a chunk of values, if it is not 0.
-type Kinds struct {
-	Keys, Values bool
-	MostLive     int64
-}
-
-// Choose makes the sealed chunk that costs least for each byte won a victim and returns it, or -1 if there is nothing
-// to win. It goes on where the last call stopped. If all chunks were compared in vain and nothing was gained since, it
-// compares none.
-func (p *Pool) Choose(w Weights, of Kinds) format.ChunkNumber {
-	f := p.search(of)
-	if f.compared >= len(p.Chunks) {
-		return none
-	}
-	best, least := format.ChunkNumber(none), 0.0
-	i := p.look
-	compare := min(maxCompared, len(p.Chunks))
-	for range compare {
-		if i++; i >= len(p.Chunks) {
-			i = 0
-		}
-		c := &p.Chunks[i]
-		cost, may := w.Value*int64(c.Live), of.Values
-		if c.Kind == format.KeyLog {
-			cost, may = w.Key*int64(c.Live), of.Keys
-		} else if of.MostLive > 0 && int64(c.Live) > of.MostLive {
-			may = false
-		}
-		won := w.Fill - int64(c.Live)
-		if c.State != Sealed || c.Pins > 0 || won < p.Bytes()/minGainPart || !may || i >= int(p.limit) {
-			continue
-		}
-		if each := float64(cost) / float64(won); best == none || each < least {
-			best, least = format.ChunkNumber(i), each
-		}
-	}
-	p.look = i
-	if f.compared, f.look = f.compared+compare, i; best != none {
-		f.compared = 0
-		p.Chunks[best].State = Victim
-	}
-	return best
-}
-
-// search returns how far the search for a victim of these kinds is that has found nothing so far.
-func (p *Pool) search(of Kinds) *search {
-	i := 0
-	if of.Keys {
-		i++
-	}
-	if of.Values {
-		i += 2
-	}
-	f := &p.fruitless[i]
-	// Other searches may have gone on in between. It does not matter if this one has seen everything.
-	if f.gains != p.gains || f.most != of.MostLive || f.look != p.look && f.compared < len(p.Chunks) {
-		*f = search{gains: p.gains, most: of.MostLive}
-	}
-	return f
-}
-
-// ChooseThis makes a chunk a victim, if it is sealed and not pinned.
-func (p *Pool) ChooseThis(i format.ChunkNumber) bool {
-	c := &p.Chunks[i]
-	if c.State != Sealed || c.Pins > 0 || i >= p.limit {
-		return false
-	}
-	c.State = Victim
-	return true
 }

@@ -244,3 +244,28 @@ func TestTheKeyLogDoesNotGetChunksThatAreUnreadable(t *testing.T) {
 		t.Errorf("the key log has taken a sound chunk only %d times", passed)
 	}
 }
+
+// TestOldChunksOfValuesAreEmptiedBefore young ones that have somewhat less live: those will have even less soon.
+func TestOldChunksOfValuesAreEmptiedBefore(t *testing.T) {
+	sb := make(format.Superblock, format.SuperblockBytes)
+	sb.SetPartitionBytes(200 << 20)
+	sb.SetChunkBytes(1 << 20)
+	p := New(sb)
+	seal := func(live int) format.ChunkNumber {
+		i := p.Take(format.ValueLog)
+		p.AddLive(i, live)
+		p.Seal(i)
+		return i
+	}
+	old := seal(700 << 10)
+	for range 100 {
+		p.Return(p.Take(format.Checkpoint)) // time goes by
+	}
+	young, empty := seal(600<<10), seal(100<<10)
+	w := Weights{Key: 10, Value: 1, Fill: p.Bytes()}
+	for n, want := range []format.ChunkNumber{empty, old, young, none} {
+		if got := p.Choose(w, Kinds{Values: true}); got != want {
+			t.Errorf("victim %d is chunk %d, want %d", n, got, want)
+		}
+	}
+}
