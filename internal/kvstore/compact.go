@@ -534,9 +534,14 @@ func (s *Store) examine(a *activeSeg, i int32) {
 	}
 }
 
-// givesUp reports that one victim after the other has failed for so long that Puts no longer wait for the next.
+// givesUp reports that one victim after the other has failed for so long that Puts no longer wait for the next: not
+// that long if the store is to stop.
 func (s *Store) givesUp() bool {
-	return s.compact.failed > maxFailed && s.now-s.compact.sinceNS >= patienceNS
+	patience := int64(patienceNS)
+	if s.stopping {
+		patience /= 10
+	}
+	return s.compact.failed > maxFailed && s.now-s.compact.sinceNS >= patience
 }
 
 // retrying reports that victims which could not be emptied will be tried again soon.
