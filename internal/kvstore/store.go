@@ -211,7 +211,6 @@ func New(cfg Config) (*Store, error) {
 		case i < cfg.Requests+maxMoves+copyWrites:
 			free = &s.freeCopy
 		}
-		}
 		s.opLinks.Push(free, int32(i))
 	}
 	s.segs = make([]activeSeg, total+2*maxSplits)
