@@ -492,7 +492,8 @@ func (s *Store) mayTakeChunk(l int) bool {
 		return s.budget.MovedChunks(s.compact.lastResort) > 0
 	}
 	_, values := s.liveInVictims()
-	return s.budget.MovedChunks(false) > 1 && !s.budget.Crowded() && s.placeForMoved()-s.budget.Fill-s.early.bytes >= values
+	return s.budget.MovedChunks(false) > 1 && !s.budget.Crowded() &&
+		s.placeForMoved()-s.budget.Fill-s.early.bytes >= values
 }
 
 // openChunk takes a free chunk for log l and writes its header. The header must be durable before anything is written
