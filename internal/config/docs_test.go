@@ -68,13 +68,13 @@ section and names no such key is an error.
 
 **Reload.** On SIGHUP, or when ` + "`jbofctl reload`" + ` asks, the daemon reads the file again. Keys whose column *Change*
 says live change without a restart: the log level, referrals, tenants with their hosts, weights and limits, subsystems
-added and removed, allowed hosts, namespaces added, removed, resized, and shown to other hosts. If anything else differs,
-or the file has an error, nothing changes; the log says which field needs a restart, with its line.
+added and removed, allowed hosts, namespaces added, removed, resized, and shown to other hosts. If anything else
+differs, or the file has an error, nothing changes; the log says which field needs a restart, with its line.
 ` + "`jbofctl reload --dry-run`" + ` says beforehand what a reload would change or why it would be refused. A block
-namespace does not shrink, and no namespace moves to another drive under its nsid: a daemon that finds it on another drive at its start,
-because the drives' paths have been exchanged, does not start. Removing a namespace from the configuration keeps its
-data and its space on the drive; adding it again brings them back, and ` + "`jbofctl namespace delete`" + ` erases the data and
-frees the space.
+namespace does not shrink, and no namespace moves to another drive under its nsid: a daemon that finds it on another
+drive at its start, because the drives' paths have been exchanged, does not start. Removing a namespace from the
+configuration keeps its data and its space on the drive; adding it again brings them back, and
+` + "`jbofctl namespace delete`" + ` erases the data and frees the space.
 
 **Tenants.** A tenant's limits hold at each drive separately: a tenant with rw_ios_per_sec 1000 and namespaces on two
 drives gets 1000 at each. Their names and units are those of SPDK's bdev_set_qos_limit; a megabyte is 1024 × 1024 bytes
