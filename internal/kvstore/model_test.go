@@ -114,6 +114,8 @@ type model struct {
 	// given are all versions that the store has given to objects and Deletes.
 	given map[uint64]bool
 	size  func() int
+	// free are buffers for Gets, all zeroes.
+	free [][]byte
 	// ops are the operations that random draws from.
 	ops []kvstore.Op
 	// tolerant allows replies that report damage, of the keys in hurt if that is not nil.
@@ -155,6 +157,28 @@ func (m *model) on(r *rig) *model {
 	return c
 }
 
+// buffer returns one for the longest value, all zeroes.
+func (m *model) buffer() []byte {
+	if n := len(m.free); n > 0 {
+		b := m.free[n-1]
+		m.free = m.free[:n-1]
+		return b
+	}
+	return make([]byte, m.s.MaxValueBytes())
+}
+
+var zeroes [4096]byte
+
+func zero(b []byte) bool {
+	for len(b) > len(zeroes) {
+		if !bytes.Equal(b[:len(zeroes)], zeroes[:]) {
+			return false
+		}
+		b = b[len(zeroes):]
+	}
+	return bytes.Equal(b, zeroes[:len(b)])
+}
+
 // submit sends a request and reports whether the store took it.
 func (m *model) submit(op kvstore.Op, cond kvstore.Condition, key, size int) bool {
 	h := &m.keys[key]
@@ -173,7 +197,7 @@ func (m *model) submit(op kvstore.Op, cond kvstore.Condition, key, size int) boo
 		if m.rng.IntN(4) == 0 {
 			n = m.rng.IntN(2000)
 		}
-		q.buf = make([]byte, n)
+		q.buf = m.buffer()[:n]
 		r.Value = q.buf
 	case kvstore.Put:
 		r.Value = value(key, q.version, size)
@@ -190,6 +214,9 @@ func (m *model) submit(op kvstore.Op, cond kvstore.Condition, key, size int) boo
 	}
 	if !m.s.Submit(&r) {
 		delete(m.reqs, m.tag)
+		if op == kvstore.Get {
+			m.free = append(m.free, q.buf[:cap(q.buf)])
+		}
 		h.open = h.open[:len(h.open)-1]
 		if write {
 			h.events = h.events[:len(h.events)-1]
@@ -296,12 +323,16 @@ func (m *model) check(p kvstore.Reply) {
 		case p.Status != kvstore.OK && p.Status != kvstore.NotFound:
 			fail("wrong status")
 		}
-		if p.Status == kvstore.OK && q.op == kvstore.Get {
-			for _, b := range q.buf[min(p.ValueLen, len(q.buf)):] {
-				if b != 0 {
-					fail("something is written behind the value")
-				}
+		if q.op == kvstore.Get {
+			whole := q.buf[:cap(q.buf)]
+			if p.Status != kvstore.OK {
+				clear(whole)
+			} else if n := min(p.ValueLen, len(q.buf)); !zero(whole[n:]) {
+				fail("something is written behind the value")
+			} else {
+				clear(whole[:n])
 			}
+			m.free = append(m.free, whole)
 		}
 		return
 	}

@@ -14,7 +14,7 @@ func (b Segment) Find(key []byte) int {
 	end, it := b.LengthBytes(), b.Item(b.First())
 	for off := b.First(); off < end; {
 		it.b = b[off:]
-		if bytes.Equal(it.Key(), key) {
+		if int(b[off]&itemKeyLen) == len(key) && bytes.Equal(it.Key(), key) {
 			return off
 		}
 		off += it.LengthBytes()
@@ -51,12 +51,11 @@ func (b Segment) KeyOf(at int) (key int) {
 
 // Keys is the number of items with a key.
 func (b Segment) Keys() (n int) {
-	for off := b.First(); off < b.LengthBytes(); {
-		it := b.Item(off)
-		if it.HasKey() {
+	it, end := b.Item(b.First()), b.LengthBytes()
+	for off := b.First(); off < end; off += it.LengthBytes() {
+		if it.b = b[off:]; it.HasKey() {
 			n++
 		}
-		off += it.LengthBytes()
 	}
 	return n
 }
@@ -65,13 +64,11 @@ func (b Segment) Keys() (n int) {
 //
 // hot: 0 allocs
 func (b Segment) WidthFor(clock, version uint64) int {
-	oldest := version
-	for off := b.First(); off < b.LengthBytes(); {
-		it := b.Item(off)
-		if it.HasKey() {
+	oldest, it, end := version, b.Item(b.First()), b.LengthBytes()
+	for off := b.First(); off < end; off += it.LengthBytes() {
+		if it.b = b[off:]; it.HasKey() {
 			oldest = min(oldest, it.Version())
 		}
-		off += it.LengthBytes()
 	}
 	return versionWidth(clock, oldest)
 }
@@ -210,9 +207,9 @@ func (b Segment) Insert(key []byte) int {
 //
 // hot: 0 allocs
 func (b Segment) Pieces(at int) (n, valueLen int) {
-	for off := at; off < b.LengthBytes(); n++ {
-		it := b.Item(off)
-		if off > at && !it.Continues() {
+	it, end := b.Item(at), b.LengthBytes()
+	for off := at; off < end; n++ {
+		if it.b = b[off:]; off > at && !it.Continues() {
 			break
 		}
 		valueLen += it.ValueLen()
@@ -333,6 +330,29 @@ func (b Segment) AddIdentity(at int, id *Identity) {
 	b.open(off, IdentityBytes)
 	b.SetItems(b.Items() + 1)
 	b.Item(off).setIdentity(id)
+}
+
+// MayDrop reports whether something in the segment may be dropped at a time in unix seconds, or settled: what has
+// expired, identities, or the item of a key that does not exist.
+//
+// hot: 0 allocs
+func (b Segment) MayDrop(unix uint32) bool {
+	it, end := b.Item(b.First()), b.LengthBytes()
+	for off := b.First(); off < end; off += it.LengthBytes() {
+		switch it.b = b[off:]; {
+		case it.IsIdentity():
+			if it.mayGo(unix) {
+				return true
+			}
+		case it.HasExpiry():
+			if it.Expired(unix) {
+				return true
+			}
+		case it.Gone():
+			return true
+		}
+	}
+	return false
 }
 
 // DropIdentities removes those identities of the key whose item is at offset at that may be dropped at a time in unix

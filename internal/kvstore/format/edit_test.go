@@ -136,6 +136,15 @@ func TestEditsAgainstAModel(t *testing.T) {
 			if got := content(b); fmt.Sprint(got) != fmt.Sprint(model) {
 				t.Fatalf("the segment says\n%+v, want\n%+v", got, model)
 			}
+			now := rng.Uint32N(100)
+			due := func(unix uint32) bool { return unix != 0 && unix <= now }
+			may := slices.ContainsFunc(model, func(k modelKey) bool {
+				return k.gone && !k.expires || k.expires && due(k.expiry) ||
+					slices.ContainsFunc(k.identities, func(id Identity) bool { return due(id.KeepUntil) })
+			})
+			if b.MayDrop(now) != may {
+				t.Fatalf("something may be dropped at %d: %v, want %v: %+v", now, !may, may, model)
+			}
 			for _, k := range model {
 				at := b.Find([]byte(k.key))
 				if b.Identities(at) != len(k.identities) || b.KeyOf(at+b.Item(at).LengthBytes()-1) != at {

@@ -63,7 +63,7 @@ func (b Item) Continues() bool { return b.b[0]&itemKeyLen == 0 }
 func (b Item) IsIdentity() bool { return b.b[0]&itemKeyLen == identityKey }
 
 // HasKey reports whether the item is that of a key.
-func (b Item) HasKey() bool { return !b.Continues() && !b.IsIdentity() }
+func (b Item) HasKey() bool { return b.b[0]&itemKeyLen-1 < identityKey-1 }
 
 // KeyLen is the length of the key, 0 if the item has none.
 func (b Item) KeyLen() int {
@@ -104,13 +104,17 @@ func (b Item) Key() []byte {
 
 // LengthBytes is the length of the item.
 func (b Item) LengthBytes() int {
-	switch {
-	case b.Continues():
+	switch n := int(b.b[0] & itemKeyLen); n {
+	case 0:
 		return ItemHeaderBytes
-	case b.IsIdentity():
+	case identityKey:
 		return IdentityBytes
+	default:
+		if n += ItemHeaderBytes + int(b.width); b.b[0]&flagExpires != 0 {
+			n += ExpiryBytes
+		}
+		return n
 	}
-	return b.keyAt() + b.KeyLen()
 }
 
 // ValueOffset is the offset of the value, or of the item's piece of it, in the partition. It is 0 for an identity.

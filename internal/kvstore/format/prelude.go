@@ -34,10 +34,28 @@ var (
 	le         = binary.LittleEndian
 )
 
-// bad returns ErrCorrupt for a field that does not have the value it must have.
-func bad(what, field string, got, want any) error {
-	return fmt.Errorf("%s: %w: %s is %v, want %v", what, ErrCorrupt, field, got, want)
+// fieldError is an ErrCorrupt. Its text is made only if somebody reads it, because recovery looks for records where
+// there may be none, and then most checks fail.
+type fieldError struct {
+	what, field string
+	got, want   any
 }
+
+func (e *fieldError) Error() string {
+	return fmt.Sprintf("%s: %v: %s is %v, want %v", e.what, ErrCorrupt, e.field, e.got, e.want)
+}
+
+func (e *fieldError) Unwrap() error { return ErrCorrupt }
+
+// bad returns ErrCorrupt for a field that does not have the value it must have. got and want must not change later.
+func bad(what, field string, got, want any) error {
+	return &fieldError{what: what, field: field, got: got, want: want}
+}
+
+// checksum is printed in hexadecimal.
+type checksum uint32
+
+func (c checksum) String() string { return fmt.Sprintf("%#08x", uint32(c)) }
 
 // zero reports whether b contains only zeroes.
 func zero(b []byte) bool {
@@ -77,7 +95,7 @@ func check(b []byte, what, magic string, oldest, newest uint32) error {
 		return bad(what, "length", got, len(b))
 	}
 	if got, want := le.Uint32(b[preludeCRC:]), preludeCRCOf(b); got != want {
-		return bad(what, "CRC32C", fmt.Sprintf("%#08x", got), fmt.Sprintf("%#08x", want))
+		return bad(what, "CRC32C", checksum(got), checksum(want))
 	}
 	if v := le.Uint32(b[preludeVersion:]); v < oldest || v > newest {
 		known := fmt.Sprint(newest)

@@ -197,7 +197,7 @@ func (b Segment) Check(seed uint32) error {
 		return bad(what, "length with all units", b.ExtentBytes(), fmt.Sprintf("at most %d", len(b)))
 	}
 	if got, want := le.Uint32(b), crc32.Update(seed, castagnoli, b[4:b.ExtentBytes()]); got != want {
-		return bad(what, "CRC32C", fmt.Sprintf("%#08x", got), fmt.Sprintf("%#08x", want))
+		return bad(what, "CRC32C", checksum(got), checksum(want))
 	}
 	return b.checkItems()
 }
@@ -207,12 +207,14 @@ func (b Segment) checkItems() error {
 	const what = "segment"
 	off, key := b.First(), false
 	whole := 0 // the length of the value of the last key so far
+	it, end := Item{clock: b.Clock(), width: uint8(b.Width()), old: b.Old()}, b.LengthBytes()
 	for i := range b.Items() {
-		if off >= b.LengthBytes() {
+		if off >= end {
 			return bad(what, "number of items", b.Items(), i)
 		}
-		it := b.Item(off)
-		if off+it.LengthBytes() > b.LengthBytes() {
+		it.b = b[off:]
+		n := it.LengthBytes()
+		if off+n > end {
 			return bad(what, "number of items", b.Items(), i)
 		}
 		named := func(field string) string { return fmt.Sprintf("%s of item %d", field, i) }
@@ -230,7 +232,7 @@ func (b Segment) checkItems() error {
 			whole = 0
 		case it.KeyLen() > MaxKey:
 			return bad(what, named("key length"), it.KeyLen(), "1 to 16")
-		case it.Version() == 0 || it.Version() > b.Clock():
+		case it.Version()-1 >= it.clock: // 0, or greater than the clock
 			return bad(what, named("version"), it.Version(), fmt.Sprintf("1 to %d", b.Clock()))
 		default:
 			whole, key = 0, true
@@ -240,10 +242,10 @@ func (b Segment) checkItems() error {
 				return bad(what, named("value length"), whole, "at most 1 MiB")
 			}
 		}
-		off += it.LengthBytes()
+		off += n
 	}
-	if off != b.LengthBytes() {
-		return bad(what, "length", b.LengthBytes(), off)
+	if off != end {
+		return bad(what, "length", end, off)
 	}
 	return nil
 }

@@ -1,7 +1,6 @@
 package format
 
 import (
-	"fmt"
 	"hash/crc32"
 
 	"jbofd/internal/units"
@@ -212,7 +211,7 @@ func (b SwapGroup) CheckHeader(seed uint32, blockSize int) error {
 		return bad(what, "magic", b[grpMagic], groupMagic)
 	}
 	if got, want := le.Uint32(b), crc32.Update(seed, castagnoli, b[4:groupHeaderEnd]); got != want {
-		return bad(what, "CRC32C", fmt.Sprintf("%#08x", got), fmt.Sprintf("%#08x", want))
+		return bad(what, "CRC32C", checksum(got), checksum(want))
 	}
 	switch n := b.LengthBytes(); {
 	case n < blockSize || n > MaxSwapGroupBytes || n%blockSize != 0:
@@ -231,7 +230,7 @@ func (b SwapGroup) CheckHeader(seed uint32, blockSize int) error {
 func (b SwapGroup) CheckContent() error {
 	if got, want := le.Uint32(b[grpContent:]), crc32.Checksum(b[SwapGroupHeaderBytes:b.LengthBytes()],
 		castagnoli); got != want {
-		return bad("group", "CRC32C of the records", fmt.Sprintf("%#08x", got), fmt.Sprintf("%#08x", want))
+		return bad("group", "CRC32C of the records", checksum(got), checksum(want))
 	}
 	return nil
 }
@@ -342,7 +341,7 @@ func (b SwapRecord) Check(seed uint32) error {
 		return bad(what, "length of the value", b.ValueLen(), len(b)-b.header())
 	}
 	if got, want := le.Uint32(b), crc32.Update(seed, castagnoli, b[4:b.header()+b.ValueLen()]); got != want {
-		return bad(what, "CRC32C", fmt.Sprintf("%#08x", got), fmt.Sprintf("%#08x", want))
+		return bad(what, "CRC32C", checksum(got), checksum(want))
 	}
 	switch {
 	case b.KeyLen() < 1 || b.KeyLen() > MaxKey:

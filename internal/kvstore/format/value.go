@@ -110,7 +110,7 @@ func (b Value) Check(seed uint32) error {
 		return bad(what, "length", b.ValueLen(), fmt.Sprintf("1 to %d", most))
 	}
 	if got, want := le.Uint32(b), crc32.Update(seed, castagnoli, b[4:b.header()+b.ValueLen()]); got != want {
-		return bad(what, "CRC32C", fmt.Sprintf("%#08x", got), fmt.Sprintf("%#08x", want))
+		return bad(what, "CRC32C", checksum(got), checksum(want))
 	}
 	if b.old() && !zero(b[oldValReserved:oldValueBytes]) {
 		return bad(what, "a reserved byte", "set", "zero")
