@@ -17,7 +17,7 @@ func TestDamageOfAValueHurtsNothingElse(t *testing.T) {
 	lost := 0
 	for seed := range kvstore.Seeds(t, times(6)) {
 		cfg := variant(seed, 26)
-		cfg.ScrubBytesPerSec = 1 << 30 * int64(seed&1)
+		cfg.ScrubBytesPerSec = 1 << 27 * int64(seed&1)
 		r := newRig(t, seed, cfg)
 		m := newModel(r, 2500, sizes(r.rng, 20000))
 		m.random(8000, 24)

@@ -1,6 +1,7 @@
 package kvstore_test
 
 import (
+	"encoding/binary"
 	"flag"
 	"math/rand/v2"
 	"testing"
@@ -75,8 +76,8 @@ func newRig(t testing.TB, seed uint64, cfg kvstore.Config) *rig {
 	if seed%3 == 2 {
 		r.sweep = 1 + int(seed/3%8)
 	}
-	for i := range r.dev.Durable[:cfg.PartitionBytes/2] {
-		r.dev.Durable[i] = byte(rng.Uint32() >> 3)
+	for i := int64(0); i < cfg.PartitionBytes/2; i += 8 {
+		binary.LittleEndian.PutUint64(r.dev.Durable[i:], rng.Uint64())
 	}
 	copy(r.dev.Visible, r.dev.Durable)
 	if seed%3 == 0 {
