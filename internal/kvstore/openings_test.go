@@ -1,6 +1,8 @@
 package kvstore_test
 
 import (
+	"errors"
+	"slices"
 	"testing"
 
 	"jbofd/internal/kvstore"
@@ -37,6 +39,20 @@ func (m *model) reopenCounting() (headers int) {
 	return headers
 }
 
+// isDoubtful reports whether one of these blocks of the ring, or the one behind them, is damaged. If that was done in
+// an earlier turn of the ring, and the block was not written since, it might be a part of the list for all that is
+// known.
+func (m *model) isDoubtful(list []int64) bool {
+	size := int64(m.cfg.BlockSize)
+	_, blocks := format.OpeningsOffset(0, int(size))
+	last := list[len(list)-1]
+	behind := format.SuperblockBytes + (last-format.SuperblockBytes+size)%(int64(blocks)*size)
+	return slices.ContainsFunc(append(list, behind), func(at int64) bool {
+		err := format.Openings(m.dev.Visible[at:][:size]).Check()
+		return slices.Contains(m.dev.UnreadableBlocks(), at) || err != nil && !errors.Is(err, format.ErrBlank)
+	})
+}
+
 // TestAnOpeningReadsTheHeadersOfListedChunks: only chunks that were opened since the last checkpoint, or soon before,
 // have their headers read. Crashes at any time lose nothing. If a list is lost all headers are read.
 func TestAnOpeningReadsTheHeadersOfListedChunks(t *testing.T) {
@@ -69,8 +85,9 @@ func TestAnOpeningReadsTheHeadersOfListedChunks(t *testing.T) {
 			case 2:
 				m.dev.Flip(at+m.rng.Int64N(50), 1)
 			}
+			doubtful := m.isDoubtful(offsets)
 			got := m.reopenCounting()
-			if damage%3 == 0 && got > n+8 {
+			if damage%3 == 0 && got > n+8 && !doubtful {
 				t.Errorf("round %d: %d of %d headers were read, and %d chunks were opened since the checkpoint", round,
 					got, all, n)
 			}
