@@ -153,10 +153,7 @@ func (s *Store) applyWrite(a *activeSeg, at int, o *op) bool {
 		version = o.want
 	}
 	clock := max(seg.Clock(), version)
-	width := seg.WidthFor(clock, version)
-	if w := seg.Width(); width < w && width+2 > w {
-		width = w
-	}
+	width := widthFor(seg, clock, version)
 	length, full := s.lengthAfter(seg, at, o, keeps, width)
 	most := format.LongestSegment
 	if o.kind == Put {
@@ -179,6 +176,7 @@ func (s *Store) applyWrite(a *activeSeg, at int, o *op) bool {
 	if at != 0 && !keeps {
 		seg.Remove(at)
 	}
+	moves := width != seg.Width()
 	seg.Recode(clock, width)
 	s.clock = max(s.clock, version)
 	o.version = version
@@ -189,7 +187,10 @@ func (s *Store) applyWrite(a *activeSeg, at int, o *op) bool {
 		}
 		return true
 	}
-	if at = seg.Find(o.key[:o.keyLen]); at == 0 {
+	if at != 0 && moves {
+		at = seg.Find(o.key[:o.keyLen])
+	}
+	if at == 0 {
 		at = seg.Insert(o.key[:o.keyLen])
 	}
 	seg.Item(at).SetVersion(version)
@@ -214,6 +215,24 @@ func (s *Store) applyWrite(a *activeSeg, at int, o *op) bool {
 	return true
 }
 
+// widthFor is the version width that a segment gets with a clock, for what it has and another version. Below 2^32 it is
+// that of the clock, so that the versions of all items need not be looked at for each Put.
+func widthFor(seg format.Segment, clock, version uint64) int {
+	width := seg.Width()
+	switch {
+	case clock < 1<<16:
+		return max(2, width)
+	case clock < 1<<24:
+		return max(3, width)
+	case clock < 1<<32:
+		return max(4, width)
+	}
+	if w := seg.WidthFor(clock, version); w > width || w+2 <= width {
+		return w
+	}
+	return width
+}
+
 // countKey notes whether a Put or Delete changes the number of keys.
 func (s *Store) countKey(o *op, exists bool) {
 	switch {
@@ -228,7 +247,11 @@ func (s *Store) countKey(o *op, exists bool) {
 // possible.
 func (s *Store) lengthAfter(seg format.Segment, at int, o *op, keeps bool, width int) (length, wider int) {
 	length = seg.LengthBytes()
-	keys := seg.Keys()
+	// All items may be those of keys. It matters only if the width changes, or the segment is long.
+	keys := seg.Items()
+	if width != seg.Width() || length+keys*maxWidth > format.MaxSegmentBytes/2 {
+		keys = seg.Keys()
+	}
 	if at != 0 {
 		n, _ := seg.Pieces(at)
 		length -= seg.Item(at).LengthBytes() + (n-1)*format.ItemHeaderBytes

@@ -66,7 +66,7 @@ func (s *Store) noteExpiry(unix uint32) {
 // dropExpired drops from an active segment what has expired, and reports whether there was anything.
 func (s *Store) dropExpired(a *activeSeg) (dropped bool) {
 	seg := format.Segment(a.buf)
-	if len(s.drops.list) == 0 && !seg.MayDrop(s.wall) {
+	if len(s.drops.list) == 0 && (s.expiry.first == 0 || s.wall < s.expiry.first || !seg.MayDrop(s.wall)) {
 		return false
 	}
 	for at := seg.First(); at < seg.LengthBytes(); {

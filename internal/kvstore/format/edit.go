@@ -11,15 +11,27 @@ import (
 //
 // hot: 0 allocs
 func (b Segment) Find(key []byte) int {
-	end, it := b.LengthBytes(), b.Item(b.First())
+	end, width := b.LengthBytes(), b.Width()
 	for off := b.First(); off < end; {
-		it.b = b[off:]
-		if int(b[off]&itemKeyLen) == len(key) && bytes.Equal(it.Key(), key) {
+		n := itemBytes(b[off], width)
+		if int(b[off]&itemKeyLen) == len(key) && bytes.Equal(b[off+n-len(key):off+n], key) {
 			return off
 		}
-		off += it.LengthBytes()
+		off += n
 	}
 	return 0
+}
+
+// itemBytes is the length of an item with that first byte in a segment of a version width. The key is at its end.
+func itemBytes(first byte, width int) int {
+	switch n := int(first & itemKeyLen); n {
+	case 0:
+		return ItemHeaderBytes
+	case identityKey:
+		return IdentityBytes
+	default:
+		return ItemHeaderBytes + width + n + int(first&flagExpires)/flagExpires*ExpiryBytes
+	}
 }
 
 // FindValue returns the offset in b of the item whose value, or piece of one, begins at byte valueOffset of the

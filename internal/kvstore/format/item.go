@@ -104,17 +104,7 @@ func (b Item) Key() []byte {
 
 // LengthBytes is the length of the item.
 func (b Item) LengthBytes() int {
-	switch n := int(b.b[0] & itemKeyLen); n {
-	case 0:
-		return ItemHeaderBytes
-	case identityKey:
-		return IdentityBytes
-	default:
-		if n += ItemHeaderBytes + int(b.width); b.b[0]&flagExpires != 0 {
-			n += ExpiryBytes
-		}
-		return n
-	}
+	return itemBytes(b.b[0], int(b.width))
 }
 
 // ValueOffset is the offset of the value, or of the item's piece of it, in the partition. It is 0 for an identity.
@@ -148,14 +138,18 @@ func (b Item) Version() uint64 {
 	if !b.HasKey() {
 		return 0
 	}
+	unit := uint64(1) << (8 * b.width) // 0 if the width is 8
 	v := uint64(0)
-	for i := int(b.width) - 1; i >= 0; i-- {
-		v = v<<8 | uint64(b.b[ItemHeaderBytes+i])
+	if len(b.b) >= ItemHeaderBytes+8 {
+		v = le.Uint64(b.b[ItemHeaderBytes:]) & (unit - 1)
+	} else {
+		for i := int(b.width) - 1; i >= 0; i-- {
+			v = v<<8 | uint64(b.b[ItemHeaderBytes+i])
+		}
 	}
-	if b.width == 8 {
+	if unit == 0 {
 		return v
 	}
-	unit := uint64(1) << (8 * b.width)
 	if v |= b.clock &^ (unit - 1); v > b.clock {
 		v -= unit
 	}
