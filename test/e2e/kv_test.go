@@ -283,7 +283,8 @@ func TestADamagedStoreIsLeftOut(t *testing.T) {
 	d.launch()
 }
 
-// TestKVNamespacesComeAndGo: reloads add and remove key-value namespaces while others are used.
+// TestKVNamespacesComeAndGo: reloads add, remove and resize key-value namespaces while others are used. A size for
+// which the drive has no room is refused.
 func TestKVNamespacesComeAndGo(t *testing.T) {
 	t.Parallel()
 	two := kvSetup("  - {name: ssd0, backend: mem, size: 256MiB}\n")
@@ -313,10 +314,30 @@ func TestKVNamespacesComeAndGo(t *testing.T) {
 			t.Errorf("a namespace that is gone: %v", err)
 		}
 	}
-	grown := two
-	grown.subsystems = strings.Replace(two.subsystems, "96MiB", "97MiB", 1)
-	if !d.reload(two) || d.reload(grown) {
-		t.Error("a namespace of keys was made larger")
+	if !d.reload(two) {
+		t.Fatal("a namespace of keys cannot be added")
+	}
+	n := openKV(t, c, 2)
+	for _, mib := range []int{128, 64, 97} {
+		sized := two
+		sized.subsystems = strings.Replace(two.subsystems, "96MiB", fmt.Sprintf("%dMiB", mib), 1)
+		if !d.reload(sized) {
+			t.Errorf("a namespace of keys does not get %d MiB", mib)
+		}
+		if got := d.extentBytes(2); got != int64(mib)<<20 {
+			t.Errorf("a namespace of keys has %d bytes, want %d MiB", got, mib)
+		}
+	}
+	large := two
+	large.subsystems = strings.Replace(two.subsystems, "96MiB", "256MiB", 1) // as large as the drive
+	if d.reload(large) {
+		t.Error("a namespace of keys has room for 256 MiB beside another one on a drive of 256 MiB")
+	}
+	if v, err := n.Value(ctx(t), []byte("round")); err != nil || int(v[0]) != 2 {
+		t.Errorf("after all sizes: %v, %v", v, err)
+	}
+	if got := d.extentBytes(2); got != 97<<20 {
+		t.Errorf("after a reload that was refused the namespace has %d bytes, want 97 MiB", got)
 	}
 }
 
