@@ -47,7 +47,7 @@ func (s *Store) apply(i, oi int32) bool {
 		if seg.Lossy() && a.bytes == 0 {
 			o.status = Corrupt // the record that could not be read has what is to be dropped
 		}
-		return false
+		return seg.Vacant() && a.bytes > 0 // splits have taken all keys of the record, and nobody else may write it
 	}
 	at := seg.Find(o.key[:o.keyLen])
 	if s.isRepetition(seg, at, o) || s.isRefused(a, at, o) {

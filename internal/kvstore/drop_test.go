@@ -3,6 +3,7 @@ package kvstore
 import (
 	"fmt"
 	"math"
+	"slices"
 	"testing"
 
 	"jbofd/internal/kvstore/format"
@@ -66,6 +67,38 @@ func TestDropsAgainstAModel(t *testing.T) {
 		}
 		r.change(1, 100)
 		r.check(0, math.MaxUint64)
+	}
+}
+
+// TestADropLeavesNoRecordThatASplitHasEmptied: the record of a segment whose keys have all gone to new segments has
+// nothing to leave out, and goes nevertheless.
+func TestADropLeavesNoRecordThatASplitHasEmptied(t *testing.T) {
+	r := newRanged(t, FixedSeed(t), rangedConfigs[0])
+	emptied := func() bool {
+		for n := range r.s.tbl.Len() {
+			if e := r.s.tbl.Get(n); e != 0 {
+				seg := format.Segment(r.disk[e.Offset():])
+				seg = slices.Clone(seg[:seg.LengthBytes()])
+				seg.Filter(func(key []byte) bool { return r.s.SegmentOf(key) == n })
+				if seg.Vacant() {
+					return true
+				}
+			}
+		}
+		return false
+	}
+	for n := 0; !emptied(); n++ {
+		if n == 100_000 {
+			t.Fatal("no split takes all keys of a segment")
+		}
+		r.do(Request{Op: Put, Key: fmt.Appendf(nil, "%d", n)})
+	}
+	r.drop(0, math.MaxUint64, 0)
+	if st := r.s.Stats(); st.Objects != 0 || st.LiveBytes != 0 {
+		t.Errorf("everything was dropped, and there are %d objects and %d bytes", st.Objects, st.LiveBytes)
+	}
+	if err := r.s.Recount(r.disk, true); err != nil {
+		t.Error(err)
 	}
 }
 
