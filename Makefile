@@ -3,7 +3,8 @@ GO       ?= go
 VERSION  ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo dev)
 TAGS     ?=
 # A number of runs, not a time: Go reports a fuzzer that its time interrupts as failed now and then.
-FUZZTIME ?= 100000x
+FUZZTIME ?= 50000x
+FUZZ     ?= .
 CONFIG   ?=
 COMMANDS := jbofd jbofctl jbofbench
 
@@ -34,10 +35,11 @@ invariants: ## heavy tests of the store and some of the lab with all invariants 
 	$(GO) test -tags invariants ./internal/lab/node -args -lab.seeds 200
 
 SOAK ?= .
-soak: ## the long runs of the random tests, with new seeds: an hour or more (SOAK=regexp of the tests)
+soak: ## the long runs of the random tests, with new seeds: two hours or more (SOAK=regexp of the tests)
 	$(GO) test -count=1 -timeout 6h -v -run "$(SOAK)" ./internal/kvstore -args -long
 	$(GO) test -count=1 -timeout 6h -v -run "$(SOAK)" ./internal/nvmeof/rdma/serve -args -chaos-seeds 100 -chaos-faults 100
 	$(GO) test -count=1 -timeout 6h -v -run "$(SOAK)" ./internal/lab/node -args -lab.seeds 50000
+	test/fuzz.sh 1000000x '$(SOAK)'
 
 test-vm: build ## a Debian kernel in QEMU as the host
 	$(GO) test -tags vm -count=1 -timeout 30m -v ./test/vm
@@ -49,13 +51,8 @@ lint: ## gofmt, vet and the rules of the code
 	$(GO) vet -tags vm ./test/vm
 	$(GO) test -count=1 ./internal/lint
 
-fuzz: ## every native fuzzer, FUZZTIME (runs, or a time) each
-	@set -e; for package in $$($(GO) list ./...); do \
-	  for target in $$($(GO) test -list '^Fuzz' $$package | grep '^Fuzz' || true); do \
-	    echo "== $$package $$target"; \
-	    $(GO) test -run '^$$' -fuzz "^$$target\$$" -fuzztime $(FUZZTIME) -fuzzminimizetime 5x $$package; \
-	  done; \
-	done
+fuzz: ## every native fuzzer, FUZZTIME (runs, or a time) each (FUZZ=regexp of the fuzzers)
+	@test/fuzz.sh $(FUZZTIME) '$(FUZZ)'
 
 sim: build ## the evaluation of the policies in virtual time, into sim-out/ (ARGS='--row size')
 	bin/jbofbench sim gimbal --out sim-out $(ARGS)
