@@ -7,10 +7,13 @@ import (
 	"os"
 	"runtime"
 	"testing"
+	"time"
 
 	"jbofd/internal/nvme"
 	"jbofd/internal/nvmeof/tcp/pdu"
 	"jbofd/internal/nvmeof/tcp/serve"
+	"jbofd/internal/ssd/fault"
+	"jbofd/internal/ssd/mem"
 	"jbofd/internal/units"
 )
 
@@ -154,4 +157,34 @@ func openFiles(t testing.TB) int {
 		t.Fatal(err)
 	}
 	return len(all)
+}
+
+// TestTheDeadlineOfAWriteEndsWithIt: how long a host may take to read a response that the writer sends does not bound
+// when the reader may send the next one.
+func TestTheDeadlineOfAWriteEndsWithIt(t *testing.T) {
+	t.Parallel()
+	const stall = 100 * time.Millisecond
+	m, err := mem.Open(mem.Config{Name: "m0", SizeBytes: testBytes})
+	if err != nil {
+		t.Fatal(err)
+	}
+	dev, err := fault.New(m, fault.Config{DelayProbability: 1, Delay: time.Millisecond})
+	if err != nil {
+		t.Fatal(err)
+	}
+	r := newRigOf(t, func(c *serve.Config) { c.StallTimeout = stall }, dev)
+	q := r.raw(t).queue(1)
+	var unknown nvme.SQE // the reader answers it
+	unknown.SetOpcode(0x7F)
+	unknown.SetNSID(1)
+	for range 3 {
+		if e := q.wait(q.writeBlock(0, 'x')); !e.Status().OK() { // the writer answers it
+			t.Fatal(e.Status())
+		}
+		for until := time.Now().Add(2 * stall); time.Now().Before(until); {
+			if e := q.do(unknown); e.Status().OK() {
+				t.Fatal("a command of an unknown opcode succeeds")
+			}
+		}
+	}
 }

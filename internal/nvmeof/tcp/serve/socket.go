@@ -222,6 +222,12 @@ func (c *conn) send(wait bool) bool {
 		return false
 	}
 	err := c.raw.Write(c.writeFn)
+	for !wait && errors.Is(err, os.ErrDeadlineExceeded) && !c.isDead() {
+		// The deadline of an earlier send, which has waited for the host, has passed since. This one does not wait. It
+		// may be shut's that is cleared: only the goroutine that sends waits for the socket, which is this one.
+		_ = c.nc.SetWriteDeadline(time.Time{})
+		err = c.raw.Write(c.writeFn)
+	}
 	if err == nil {
 		err = c.writeErr
 	}
