@@ -6,6 +6,7 @@ import (
 	"iter"
 	"math/bits"
 	"math/rand/v2"
+	"slices"
 	"testing"
 
 	"jbofd/internal/buildtags"
@@ -311,6 +312,34 @@ func (s *Store) Openings() (offsets []int64, any bool) {
 		offsets = append(offsets, int64(at))
 	}
 	return offsets, s.openings.any
+}
+
+// Unlisted returns the chunks opened since the last checkpoint that may be used, and that no block on the disk lists
+// which the next opening would take for a part of the list. Before the first checkpoint it does not know them.
+func (s *Store) Unlisted(disk []byte) (unlisted []format.ChunkNumber) {
+	o := &s.openings
+	if s.ckpt.stage != ckptIdle || o.any || s.stats.Checkpoints == 0 {
+		return nil
+	}
+	listed := map[format.ChunkNumber]bool{}
+	for n := o.first; ; n++ {
+		at, _ := format.OpeningsOffset(n, s.cfg.BlockSize)
+		b := format.Openings(disk[at:][:s.cfg.BlockSize])
+		if b.Check() != nil || b.Sequence() != n {
+			break
+		}
+		for i := range b.Len() {
+			listed[b.Chunk(i)] = true
+		}
+	}
+	for i := range s.pool.Chunks {
+		c, n := &s.pool.Chunks[i], format.ChunkNumber(i)
+		opening := slices.ContainsFunc(o.pending, func(p opening) bool { return p.chunk == n })
+		if c.Epoch > format.Summary(s.ckpt.summary[:]).LastEpoch() && c.State != space.Free && !opening && !listed[n] {
+			unlisted = append(unlisted, n)
+		}
+	}
+	return unlisted
 }
 
 // States says how far the checkpoint and the split are.

@@ -3,6 +3,7 @@ package kvstore
 import (
 	"jbofd/internal/kvstore/format"
 	"jbofd/internal/pipeline"
+	"jbofd/internal/uuid"
 )
 
 // manyChunks is from how many chunks on the chunks that are opened are listed. With fewer an opening of the partition
@@ -24,9 +25,9 @@ type openings struct {
 	// any: the ring is full, so that the last block says that any chunk may have been opened. It is used until a
 	// checkpoint has made room.
 	any bool
-	// writing: the block is being written.
-	writing bool
-	pending []opening
+	// writing: the block is being written. durable: it was written, though perhaps not with all that it lists now.
+	writing, durable bool
+	pending          []opening
 }
 
 // opening is a chunk that is being opened. header: its header was written, or has failed; listed: so has the block.
@@ -59,15 +60,13 @@ func (s *Store) list() {
 		if p.listed {
 			continue
 		}
-		p.writing, some = true, true
-		if _, blocks := format.OpeningsOffset(0, s.cfg.BlockSize); o.buf.Len() >= o.room && !o.any {
-			if o.buf.Sequence()-o.first+2 > uint64(blocks) {
-				o.any = true
-				o.buf.SetAny()
-			} else {
-				o.buf.Begin(o.buf.Sequence()+1, s.cfg.UUID)
+		if o.buf.Len() >= o.room && !o.any {
+			if some {
+				break // the chunks that this block lists now must be durable before the next one begins
 			}
+			s.nextBlock()
 		}
+		p.writing, some = true, true
 		if !o.any {
 			o.buf.Append(p.chunk)
 		}
@@ -82,10 +81,31 @@ func (s *Store) list() {
 	s.io(ioOpenings, 0, pipeline.Write, at, o.buf)
 }
 
+// nextBlock begins another block, because the last one is full. If that is not durable, none of the chunks that it
+// lists is used, because all of its writes have failed. It begins again: an opening would not look behind it.
+func (s *Store) nextBlock() {
+	o := &s.openings
+	switch _, blocks := format.OpeningsOffset(0, s.cfg.BlockSize); {
+	case !o.durable:
+		o.begin(o.buf.Sequence(), s.cfg.UUID)
+	case o.buf.Sequence()-o.first+2 > uint64(blocks):
+		o.any = true
+		o.buf.SetAny()
+	default:
+		o.begin(o.buf.Sequence()+1, s.cfg.UUID)
+	}
+}
+
+// begin begins a block.
+func (o *openings) begin(sequence uint64, id uuid.UUID) {
+	o.buf.Begin(sequence, id)
+	o.durable = false
+}
+
 // listed ends the write of the block.
 func (s *Store) listed(ok bool) {
 	o := &s.openings
-	o.writing = false
+	o.writing, o.durable = false, o.durable || ok
 	for i := range o.pending {
 		if p := &o.pending[i]; p.writing {
 			p.writing, p.listed, p.failed = false, true, p.failed || !ok
@@ -139,6 +159,6 @@ func (s *Store) endOpenings() {
 	o.first = o.next
 	if o.any && o.on && !o.writing {
 		o.any = false
-		o.buf.Begin(o.buf.Sequence()+1, s.cfg.UUID)
+		o.begin(o.buf.Sequence()+1, s.cfg.UUID)
 	}
 }
