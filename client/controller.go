@@ -391,7 +391,7 @@ func modifies(o op, e *SQE) bool {
 	}
 	switch op {
 	case nvme.CmdRead, nvme.CmdCompare, nvme.CmdVerify, nvme.CmdFlush, nvme.CmdKVList, nvme.CmdKVExist,
-		nvme.CmdKVXRetrieve:
+		nvme.CmdKVXRetrieve, nvme.CmdKVScan, nvme.CmdKVCopyOut, nvme.CmdKVCount, nvme.CmdKVDigest:
 		return e.Fuse() != 0 // a fused Compare comes with a Write
 	}
 	return true // nvme.CmdKVRetrieve has the opcode of Read

@@ -39,12 +39,24 @@ func (s *Store) submitRange(r *Request) bool {
 		return s.submitCopyIn(r)
 	}
 	op := [...]lookup.Op{Scan: lookup.Scan, CopyOut: lookup.CopyOut, Count: lookup.Count, Digest: lookup.Digest}[r.Op]
-	if r.Range.First > r.Range.Last || r.Range.From > r.Range.Last || len(r.Value) < lookup.MinRangeBytes(op) {
+	in := r.Range.At(s.hashSeed, r.Key)
+	if !in.Valid(op, len(r.Value)) {
 		s.answer(Reply{Tag: r.Tag, Status: InvalidValue})
 		return true
 	}
 	return s.reads.Begin(&lookup.Request{Op: op, Tag: r.Tag, Tenant: r.Tenant, Key: r.Key, Value: r.Value,
-		Range: r.Range, Background: r.Background})
+		Range: in, Background: r.Background})
+}
+
+// EndEarly makes a request for a range end as soon as it can. A Scan, CopyOut, Count or Digest ends with what it has
+// found until then, and a CopyIn with Aborted, unless it is done; a Drop takes its course.
+func (s *Store) EndEarly(tag uint64) {
+	s.reads.EndEarly(tag)
+	for i := range s.copyIns {
+		if c := &s.copyIns[i]; c.b != nil && c.tag == tag && c.left > 0 {
+			s.entryEnded(c, Aborted)
+		}
+	}
 }
 
 // copyIn is a CopyIn in progress: next is the offset of its next entry, left are not begun, running are in progress.

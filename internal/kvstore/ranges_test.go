@@ -119,7 +119,11 @@ func (r *ranged) walk(op Op, first, last uint64, n int, yield func(nvme.KVRange,
 	q := Request{Op: op, Range: Range{First: first, Last: last, From: first}, Value: buf}
 	for {
 		r.requests++
-		p := r.do(q)
+		asked := q
+		if asked.Range.FromKey = len(q.Key) > 0 && op != Digest && r.rng.IntN(2) == 0; asked.Range.FromKey {
+			asked.Range.First, asked.Range.From = math.MaxUint64, math.MaxUint64 // the key says it
+		}
+		p := r.do(asked)
 		b := nvme.KVRange(buf[:p.ValueLen])
 		if err := b.Check(); err != nil {
 			r.tb.Fatalf("op %d: status %d: %v", op, p.Status, err)
@@ -230,8 +234,102 @@ func (r *ranged) checkSums(first, last uint64, want []object) {
 			nvme.KVSum(sums[i*nvme.KVSumBytes:]).Add(-b.Sum(i).Count(), -b.Sum(i).Sum())
 		}
 	})
+	r.checkAligned(first, last, want)
 	if i := slices.IndexFunc(sums, func(v byte) bool { return v != 0 }); i >= 0 {
 		r.tb.Fatalf("Digest of %#x to %#x: sub-range %d of %d is wrong", first, last, i/nvme.KVSumBytes, n)
+	}
+}
+
+// checkAligned compares a Digest whose sub-ranges begin at multiples of their length with what is expected. It reads
+// few segments a request.
+func (r *ranged) checkAligned(first, last uint64, want []object) {
+	r.tb.Helper()
+	shift := uint8(0)
+	for last>>shift-first>>shift >= 40 {
+		shift++
+	}
+	shift += uint8(r.rng.IntN(int(65 - shift)))
+	sums := map[uint64][2]uint64{} // by sub-range
+	for _, o := range want {
+		sum := sums[r.position(o.key)>>shift]
+		sum[0]++
+		sum[1] += format.HashVersion(r.s.hashSeed, o.key, o.version, o.tombstone)
+		sums[r.position(o.key)>>shift] = sum
+	}
+	buf := make([]byte, nvme.KVRangeHeaderBytes+40*nvme.KVSumBytes)
+	q := Request{Op: Digest, Value: buf, Range: Range{From: first, Last: last, Width: shift + 1, Looks: 3}}
+	for complete := false; !complete; {
+		q.Range.First = q.Range.From &^ (1<<shift - 1)
+		p := r.do(q)
+		b := nvme.KVRange(buf[:p.ValueLen])
+		if p.Status != OK || b.Check() != nil || b.Shift() != shift {
+			r.tb.Fatalf("Digest with shift %d: status %d, %v", shift, p.Status, b.Check())
+		}
+		for i := range b.Items() {
+			at, _ := b.SubRange(i)
+			sum := sums[at>>shift]
+			sums[at>>shift] = [2]uint64{sum[0] - b.Sum(i).Count(), sum[1] - b.Sum(i).Sum()}
+		}
+		complete, q.Range.From = b.Complete(), b.To().Position
+	}
+	for at, sum := range sums {
+		if sum != [2]uint64{} {
+			r.tb.Fatalf("Digest of %#x to %#x with shift %d: sub-range %d lacks %d", first, last, shift, at, sum)
+		}
+	}
+}
+
+// TestBadRangesAreRefused: with Width, the sub-ranges must begin at a multiple of their length, and fit.
+func TestBadRangesAreRefused(t *testing.T) {
+	r := newRanged(t, FixedSeed(t), rangedConfigs[0])
+	buf := make([]byte, nvme.KVRangeHeaderBytes+4*nvme.KVSumBytes)
+	for _, c := range []struct {
+		in Range
+		st Status
+	}{
+		{Range{Last: 63, Width: 5}, OK},
+		{Range{Last: 64, Width: 5}, InvalidValue},
+		{Range{First: 16, From: 20, Last: 79, Width: 5}, OK},
+		{Range{First: 8, From: 20, Last: 60, Width: 5}, InvalidValue},
+		{Range{Last: math.MaxUint64, Width: 65}, OK},
+		{Range{Last: math.MaxUint64, Width: 66}, InvalidValue},
+		{Range{Last: math.MaxUint64, Width: 62}, InvalidValue},
+	} {
+		if p := r.do(Request{Op: Digest, Value: buf, Range: c.in}); p.Status != c.st {
+			t.Errorf("%+v: status %d, want %d", c.in, p.Status, c.st)
+		}
+	}
+}
+
+// TestARangeRequestReadsFewSegmentsIfAsked, and ends early if asked, with what it has until then.
+func TestARangeRequestReadsFewSegmentsIfAsked(t *testing.T) {
+	r := newRanged(t, FixedSeed(t), rangedConfigs[0])
+	for range 3000 {
+		r.change(2000, 100)
+	}
+	q := Request{Op: Scan, Range: Range{Last: math.MaxUint64, Looks: 5}, Value: make([]byte, 1<<20)}
+	few := nvme.KVRange(q.Value[:r.do(q).ValueLen]).Items()
+	if few < 5 || few > 5*50 {
+		t.Errorf("a Scan of 5 segments has %d objects", few)
+	}
+	q.Range.Looks, q.Tag = 0, 77
+	r.s.Submit(&q)
+	r.s.EndEarly(78)
+	r.s.EndEarly(77)
+	r.run()
+	b := nvme.KVRange(q.Value[:r.last.ValueLen])
+	if r.last.Tag != 77 || r.last.Status != OK || b.Check() != nil || b.Complete() || b.Items() < 1 ||
+		b.Items() > few {
+		t.Errorf("a Scan that was ended early: %+v, %d objects, %v", r.last, b.Items(), b.Check())
+	}
+	q.Value, q.Range.Looks = make([]byte, 1<<20), 0
+	q.Op = CopyOut
+	in := q.Value[:r.do(q).ValueLen]
+	to := newRanged(t, FixedSeed(t), rangedConfigs[1])
+	to.s.Submit(&Request{Op: CopyIn, Value: in, Tag: 79})
+	to.s.EndEarly(79)
+	if to.run(); to.last.Status != Aborted {
+		t.Errorf("a CopyIn that was ended early: %+v", to.last)
 	}
 }
 

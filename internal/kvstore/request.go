@@ -108,8 +108,8 @@ const (
 	InvalidKey
 	// InvalidValue: the value is longer than Store.MaxValueBytes, or the memory of a List is shorter than 4 bytes.
 	InvalidValue
-	// Aborted: the request was not begun, because the right of its sender had ended. A store never answers so;
-	// a partition does in its place.
+	// Aborted: the request was not begun, because the right of its sender had ended; a partition answers so in place of
+	// the store. A CopyIn that was ended early has begun.
 	Aborted
 	// NoMemory: a segment has grown beyond its buffer and there is no memory for a longer one. Nothing has changed, and
 	// the request may be tried again.

@@ -220,6 +220,7 @@ func FuzzKVSQE(f *testing.F) {
 		if got := again.Key(&buf2); !bytes.Equal(got, key) {
 			t.Fatalf("key %x reads back as %x", key, got)
 		}
+		checkRangeSQE(t, SQE(k))
 	})
 }
 

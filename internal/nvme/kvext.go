@@ -193,9 +193,11 @@ func KVExtended(opcode uint8) bool {
 	case CmdKVXStore, CmdKVXRetrieve, CmdKVXDelete:
 		return true
 	}
-	return false
+	return KVRangeCommand(opcode)
 }
 
 // KVVersioned reports whether the completion of a command has the form of an extended Store's: DW0 and DW1 are one
 // number, and the units of the credit are in the place of SQID.
-func KVVersioned(opcode uint8) bool { return opcode == CmdKVXStore || opcode == CmdKVXDelete }
+func KVVersioned(opcode uint8) bool {
+	return opcode == CmdKVXStore || opcode == CmdKVXDelete || opcode == CmdKVDrop
+}

@@ -38,6 +38,8 @@ func (p *Plan) planKV(sqe *nvme.SQE, t *NamespaceTable, lim Limits) nvme.Status 
 		if sqe.CDW(11)&^0xff != 0 || sqe.CDW(12) != 0 || sqe.CDW(13) != 0 { // reserved
 			return nvme.InvalidField | nvme.DNR
 		}
+	case nvme.CmdKVScan, nvme.CmdKVCopyIn, nvme.CmdKVCopyOut, nvme.CmdKVCount, nvme.CmdKVDigest, nvme.CmdKVDrop:
+		return p.planRange(sqe, lim)
 	default:
 		return nvme.InvalidOpcode | nvme.DNR
 	}
@@ -98,6 +100,46 @@ func (p *Plan) planExtendedKV(sqe *nvme.SQE, lim Limits) nvme.Status {
 		}
 		p.ToHost, p.AnswerBytes = n, min(n, nvme.KVReadHeaderSize+longest, lim.MDTSBytes)
 	}
+	return nvme.Success
+}
+
+// maxEntryBytes is how much longer than the longest value a KVRange can be that has one entry.
+const maxEntryBytes = nvme.KVRangeHeaderBytes + nvme.KVEntryHeaderBytes + nvme.MaxKVKey
+
+// planRange is the part of planKV for commands for ranges. The executor checks the data of a CopyIn when it has it.
+func (p *Plan) planRange(sqe *nvme.SQE, lim Limits) nvme.Status {
+	k := sqe.KVRange()
+	if !k.Valid() {
+		return nvme.InvalidField | nvme.DNR
+	}
+	if p.Namespace.Executor == KindBlock {
+		p.Kind = KindKV
+	}
+	n, longest := k.LenBytes(), min(uint32(p.Namespace.MaxValueBytes+maxEntryBytes), lim.MDTSBytes)
+	least := uint32(nvme.KVRangeHeaderBytes)
+	switch sqe.Opcode() {
+	case nvme.CmdKVDrop:
+		p.Wide = true
+		return nvme.Success
+	case nvme.CmdKVCopyIn:
+		if n < least || n > longest {
+			return nvme.InvalidField | nvme.DNR
+		}
+		p.ToController = n
+		return nvme.Success
+	case nvme.CmdKVScan, nvme.CmdKVCopyOut:
+		least += uint32(nvme.KVEntryBytes(nvme.KVScan, nvme.MaxKVKey, 0))
+	case nvme.CmdKVCount:
+		least += nvme.KVTotalsBytes
+		longest = least
+	case nvme.CmdKVDigest:
+		least += uint32(k.SubRanges()+1) * nvme.KVSumBytes
+		longest = least
+	}
+	if n < least || least > lim.MDTSBytes {
+		return nvme.InvalidField | nvme.DNR
+	}
+	p.ToHost, p.AnswerBytes = n, min(n, longest)
 	return nvme.Success
 }
 

@@ -1,6 +1,7 @@
 package nvmeof_test
 
 import (
+	"slices"
 	"testing"
 
 	"jbofd/internal/nvme"
@@ -117,9 +118,10 @@ func TestExtendedKVIsOffUntilGranted(t *testing.T) {
 		for csi, want := range map[nvme.CSI]bool{nvme.CSINVM: false, nvme.CSIKV: planned} {
 			_, data := r.must(c, getLog(nvme.LIDEffects, 4096, func(g *nvme.GetLogSQE) { g.SetCSI(csi) }), nil)
 			l := (*nvme.EffectsLog)(data)
-			for _, op := range extended {
+			for _, op := range append(slices.Clone(extended), nvme.CmdKVScan, nvme.CmdKVCopyIn, nvme.CmdKVCopyOut,
+				nvme.CmdKVCount, nvme.CmdKVDigest, nvme.CmdKVDrop) {
 				effects := nvme.Effects(nvme.EffectSupported)
-				if op != nvme.CmdKVXRetrieve {
+				if _, reads := nvme.DataDirection(op); !reads {
 					effects |= nvme.EffectLBCC
 				}
 				if listed = l.IO(op) == effects; listed != want || !listed && l.IO(op) != 0 {

@@ -145,7 +145,9 @@ func effectsLog(csi nvme.CSI, extendedKV bool) []byte {
 		reads, writes = []uint8{nvme.CmdFlush, nvme.CmdKVRetrieve, nvme.CmdKVList, nvme.CmdKVExist},
 			[]uint8{nvme.CmdKVStore, nvme.CmdKVDelete}
 		if extendedKV {
-			reads, writes = append(reads, nvme.CmdKVXRetrieve), append(writes, nvme.CmdKVXStore, nvme.CmdKVXDelete)
+			reads = append(reads, nvme.CmdKVXRetrieve, nvme.CmdKVScan, nvme.CmdKVCopyOut, nvme.CmdKVCount,
+				nvme.CmdKVDigest)
+			writes = append(writes, nvme.CmdKVXStore, nvme.CmdKVXDelete, nvme.CmdKVCopyIn, nvme.CmdKVDrop)
 		}
 	}
 	for _, op := range reads {

@@ -8,27 +8,35 @@ const (
 	requestQueued  // submitted, and the store does not have it: Request.Abort takes it out
 	requestAborted // taken out; KVDone will follow
 	requestStarted // the store has it, or is about to
+	requestRanged  // the same for a Request for a range that the store has: it may be ended early
+	requestEnding  // the store has it, and is to end it early
 )
 
 // Abort takes r out of its partition if the store does not have it yet; then it ends with kvstore.Aborted, soon. It
-// reports whether that succeeded: otherwise the Request takes its course. From any goroutine, also with locks held that
-// Sinks take.
+// reports whether that succeeded: otherwise the Request takes its course, but for one for a range, which the store ends
+// as soon as it can (kvstore.Store.EndEarly). From any goroutine, also with locks held that Sinks take.
 func (r *Request) Abort() bool {
-	if !r.state.CompareAndSwap(requestQueued, requestAborted) {
+	aborted := r.state.CompareAndSwap(requestQueued, requestAborted)
+	if !aborted && !r.state.CompareAndSwap(requestRanged, requestEnding) {
 		return false
 	}
 	p := r.partition            // r is its until the turn that ends r
 	if !p.aborting.Swap(true) { // else a turn is coming that finds this one too
 		p.driver.RunLater()
 	}
-	return true
+	return aborted
 }
 
 // start reports whether the store may have r, and keeps Abort from it.
 func (r *Request) start() bool { return r.state.CompareAndSwap(requestQueued, requestStarted) }
 
-// takeAborted ends the Requests that were aborted before the store had them.
+// takeAborted ends the Requests that were aborted before the store had them, and those for ranges that the store has.
 func (p *Partition) takeAborted() {
+	for tag, r := range p.reqs {
+		if r != nil && r.state.CompareAndSwap(requestEnding, requestStarted) {
+			p.store.EndEarly(uint64(tag))
+		}
+	}
 	for _, w := range []*waiting{&p.waiting, &p.ranges} {
 		for r := w.takeAborted(); r != nil; {
 			next := r.next

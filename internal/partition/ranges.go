@@ -18,6 +18,10 @@ func (p *Partition) queueOf(r *Request) *waiting {
 // rangeBegan notes that the store has a Request, or the Source for it. While there is a CopyIn, no key is swapped out:
 // the newest value of a key could otherwise be in a swap area although the CopyIn has a newer one.
 func (p *Partition) rangeBegan(r *Request) {
+	if !r.Op.IsRange() {
+		return
+	}
+	r.state.Store(requestRanged)
 	if r.Op != kvstore.CopyIn {
 		return
 	}
@@ -28,6 +32,11 @@ func (p *Partition) rangeBegan(r *Request) {
 
 // rangeEnded notes that such a Request has ended.
 func (p *Partition) rangeEnded(r *Request) {
+	if !r.Op.IsRange() {
+		return
+	}
+	r.state.Store(requestStarted)
+	r.Aborted = r.Status == kvstore.Aborted // after Store.EndEarly
 	if r.Op != kvstore.CopyIn {
 		return
 	}

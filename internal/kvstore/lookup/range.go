@@ -49,6 +49,39 @@ type Range struct {
 	From uint64
 	// Unix: what expires until then, in unix seconds, is left out, even if that is later than now.
 	Unix uint32
+	// Looks is how many segments are read at most; 0: maxLooked.
+	Looks uint16
+	// Width is 1 more than the binary logarithm of the length of the sub-ranges of a Digest, which begin at multiples
+	// of their length, as First must; 0: they are as short as the memory allows, and the first one begins at First.
+	Width uint8
+	// FromKey: First and From are the position of Request.Key.
+	FromKey bool
+}
+
+// At returns the range with First and From filled in, if they are the position of a key.
+func (r Range) At(hashSeed uint64, key []byte) Range {
+	if r.FromKey {
+		r.From = bits.Reverse64(format.HashKey(hashSeed, key))
+		r.First = r.From
+	}
+	return r
+}
+
+// Valid reports whether a range op can begin with n bytes of memory.
+func (r *Range) Valid(kind Op, n int) bool {
+	if r.First > r.Last || r.From > r.Last || n < MinRangeBytes(kind) {
+		return false
+	}
+	if kind != Digest || r.Width == 0 {
+		return true
+	}
+	shift := r.Width - 1
+	return shift <= 64 && r.First&(1<<shift-1) == 0 && (r.Last-r.First)>>shift < uint64(maxSums(n))
+}
+
+// maxSums is how many sub-ranges a Digest has at most in n bytes of memory.
+func maxSums(n int) int {
+	return min((min(n, MaxRangeBytes)-nvme.KVRangeHeaderBytes)/nvme.KVSumBytes, nvme.KVMaxSums)
 }
 
 // rangeOp is the state of a range op besides that of its op.
@@ -58,8 +91,8 @@ type rangeOp struct {
 	unix uint32
 	// Everything up to cursor is in out.
 	from, cursor nvme.KVCursor
-	// looked is how many segments were read.
-	looked int
+	// looked is how many segments were read, looks how many are at most.
+	looked, looks int
 	// lossy: out has what is known of a lossy segment, and nothing else.
 	lossy bool
 	// ended: nothing is added to out any more, whose flags are set. result is the outcome, need the length of memory
@@ -105,15 +138,21 @@ func (m *Machine) beginRange(i int32, r *Range) {
 		Digest: nvme.KVDigest}[o.kind]
 	buf := o.value[:min(len(o.value), MaxRangeBytes)]
 	out := nvme.NewKVRange(buf, kind, r.First, r.Last, from)
-	*ro = rangeOp{out: out, last: r.Last, unix: max(r.Unix, m.Wall), from: from, cursor: from}
+	*ro = rangeOp{out: out, last: r.Last, unix: max(r.Unix, m.Wall), from: from, cursor: from, looks: maxLooked}
+	if r.Looks > 0 {
+		ro.looks = min(int(r.Looks), maxLooked)
+	}
 	out.SetTime(ro.unix)
 	switch o.kind {
 	case Count:
 		ro.out = out[:nvme.KVRangeHeaderBytes+nvme.KVTotalsBytes]
 		ro.out.SetItems(1)
 	case Digest:
-		most := min((len(buf)-nvme.KVRangeHeaderBytes)/nvme.KVSumBytes, nvme.KVMaxSums)
-		n, shift := nvme.KVSubRanges(r.First, r.Last, most)
+		n, shift := nvme.KVSubRanges(r.First, r.Last, maxSums(len(buf)))
+		if r.Width > 0 {
+			shift = r.Width - 1
+			n = int((r.Last-r.First)>>shift) + 1
+		}
 		ro.out = out[:nvme.KVRangeHeaderBytes+n*nvme.KVSumBytes]
 		ro.out.SetItems(n)
 		ro.out.SetShift(shift)
@@ -185,11 +224,20 @@ func (m *Machine) sealRange(i int32) {
 // stops reports whether a range op has done enough, and ends it then.
 func (m *Machine) stops(i int32) bool {
 	ro := &m.ranges[m.ops[i].ranged]
-	if ro.looked < maxLooked && !m.Stopping {
+	if ro.looked < ro.looks && !m.Stopping {
 		return false
 	}
 	m.endRange(i, Found, 0)
 	return true
+}
+
+// EndEarly makes a range op end as soon as it can, with what it has found until then.
+func (m *Machine) EndEarly(tag uint64) {
+	for i := range m.ops {
+		if o := &m.ops[i]; o.isRange() && o.value != nil && o.tag == tag {
+			m.ranges[o.ranged].looks = 0
+		}
+	}
 }
 
 // rangeFails handles a segment of which nothing is known: a range op ends before it, or passes it if it is the first.

@@ -39,7 +39,8 @@ func New(env turn.Env, pool *bufpool.Pool) *Executor { return &Executor{env: env
 
 // ops are the names of kvstore.Op.
 var ops = []string{kvstore.Get: "retrieve", kvstore.Put: "store", kvstore.Delete: "delete", kvstore.Exist: "exist",
-	kvstore.List: "list"}
+	kvstore.List: "list", kvstore.Scan: "scan", kvstore.CopyOut: "copy_out", kvstore.Count: "count",
+	kvstore.Digest: "digest", kvstore.CopyIn: "copy_in", kvstore.Drop: "drop"}
 
 // Ops implements executor.Executor.
 func (e *Executor) Ops() []string { return ops }
@@ -142,6 +143,9 @@ func (k *command) dropBuffer() {
 // hot: 0 allocs
 func (k *command) KVDone(*partition.Request) (kick bool) {
 	c := k.c
+	if k.Op.IsRange() {
+		return k.rangeDone()
+	}
 	if n := min(k.ValueLen, k.wanted); k.Room != nil && k.Status == kvstore.OK && !k.fits(n) {
 		k.dropBuffer()
 		switch ok, stopped := k.await(k.head + n); {
@@ -305,6 +309,8 @@ func operation(opcode, options uint8) (kvstore.Op, kvstore.Condition) {
 		return kvstore.Exist, kvstore.Always
 	case nvme.CmdKVList:
 		return kvstore.List, kvstore.Always
+	case nvme.CmdKVScan, nvme.CmdKVCopyOut, nvme.CmdKVCount, nvme.CmdKVDigest, nvme.CmdKVCopyIn, nvme.CmdKVDrop:
+		return rangeOperation(opcode), kvstore.Always
 	}
 	return kvstore.Get, kvstore.Always
 }
@@ -333,6 +339,9 @@ func (b *batch) Begin(c *executor.Command) {
 	}
 	if k.extended { // the slot's command before was
 		k.forgetHeader()
+	}
+	if k.Op.IsRange() {
+		k.takeRange()
 	}
 	c.Op = uint8(k.Op)
 	switch n := needs(p); {

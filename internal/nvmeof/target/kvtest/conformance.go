@@ -66,6 +66,7 @@ func Conformance(t *testing.T, s *Store, nsid uint32, host Host) {
 	headers(t, s, nsid, host)
 	statuses(t, s, nsid, host)
 	malformed(t, s, nsid, host)
+	ranges(t, s, nsid, host)
 }
 
 // conditions tests Store's options, Exist and Delete.

@@ -94,6 +94,9 @@ func (s *Store) do(r *partition.Request) kvstore.Status {
 			return st
 		}
 	}
+	if r.Op.IsRange() {
+		return s.doRange(r)
+	}
 	old, there := s.values[string(r.Key[:r.KeyLen])]
 	switch r.Op {
 	case kvstore.List:
