@@ -42,7 +42,8 @@ func simulated(t *testing.T, told func(written, of int64)) (*lab.Sim, *lab.Drive
 		pool.CloseTest(t)
 	})
 	p, err := Open(Config{Drive: o, OffsetBytes: offset, Background: 9, Closing: told, Store: kvstore.Config{
-		PartitionBytes: size, Format: true, UUID: [16]byte{7}, HashSeed: 99, ChunkBytes: 256 << 10, KeysPerSegment: 1}})
+		PartitionBytes: size, Format: true, UUID: [16]byte{7}, HashSeed: 99, ChunkBytes: 256 << 10, KeysPerSegment: 1,
+		CheckpointBytes: size}}) // none before the last one, which would then have only what has changed since
 	if err != nil {
 		t.Fatal(err)
 	}
