@@ -3,11 +3,12 @@
 //	client.Connect ───> Controller
 //	kv.Open ──────────>   ├── Namespace   Get, Put, PutIfAbsent, PutIfPresent, Delete, Exists, Keys
 //	                      │               GetVersion, PutIfVersion, PutWith, DeleteWith, Update
+//	                      │               Scan, Count, Digest, CopyOut, CopyIn, DropRange
 //	                      │               for any number of goroutines, with contexts
 //	Namespace.OpenQueue ─>└── OpQueue     the same for one goroutine, many outstanding, without allocations
 //
 // A target that has extended key-value (docs/wire-extensions.md) gives every object a version, and applies a write once
-// although it was sent twice. The second line of methods needs it, and Put and Delete are better with it.
+// although it was sent twice. The second and third line of methods need it, and Put and Delete are better with it.
 //
 // Credits, buffers, transports and losses of the connection are as in package client.
 package kv

@@ -77,7 +77,7 @@ func payerOf(t tenant.ID, background bool) payer { return payer{tenant: t, backg
 // submitCopyIn takes a CopyIn.
 func (s *Store) submitCopyIn(r *Request) bool {
 	b := nvme.KVRange(r.Value)
-	if len(b) > MaxRangeBytes || b.Check() != nil || b.Kind() != nvme.KVCopy {
+	if r.Version != 0 || len(b) > MaxRangeBytes || b.Check() != nil || b.Kind() != nvme.KVCopy {
 		s.answer(Reply{Tag: r.Tag, Status: InvalidValue})
 		return true
 	}
