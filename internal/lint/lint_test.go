@@ -3,6 +3,8 @@ package lint
 import (
 	"fmt"
 	"os"
+	"os/exec"
+	"slices"
 	"strings"
 	"testing"
 	"testing/fstest"
@@ -19,6 +21,26 @@ func TestThisModuleObeysTheRules(t *testing.T) {
 	}
 	for _, f := range Check(tree) {
 		t.Error(f)
+	}
+}
+
+// TestMakefileRacesAllPackagesButThePureOnes: PURE in the Makefile names the pure packages that exist.
+func TestMakefileRacesAllPackagesButThePureOnes(t *testing.T) {
+	out, err := exec.Command("make", "-s", "-C", "../..", "--eval", "pure:; @printf '%s\\n' $(PURE)", "pure").Output()
+	if err != nil {
+		t.Fatal(err)
+	}
+	var want []string
+	for _, dir := range pure {
+		if _, err := os.Stat("../../" + dir); err == nil {
+			want = append(want, "./"+dir)
+		}
+	}
+	got := strings.Fields(string(out))
+	slices.Sort(got)
+	slices.Sort(want)
+	if !slices.Equal(got, want) {
+		t.Errorf("the Makefile has\n%q, want\n%q", got, want)
 	}
 }
 
