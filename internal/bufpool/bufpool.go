@@ -330,11 +330,14 @@ func (p *Pool) checkOwned(b *Buf) {
 	invariants.Check(owned, "bufpool: buffer put twice")
 }
 
+// poison fills b. It copies, because the race detector records each store of a byte.
 func poison(b []byte) {
-	for i := range b {
-		b[i] = poisonByte
+	for n := copy(b, poisoned[:]); n > 0 && n < len(b); n *= 2 {
+		copy(b[n:], b[:n])
 	}
 }
+
+var poisoned = [...]byte{poisonByte, poisonByte, poisonByte, poisonByte, poisonByte, poisonByte, poisonByte, poisonByte}
 
 // withinShare reports whether the account's share allows a block of that many
 // bytes more.

@@ -407,20 +407,18 @@ func Decode(b []byte) (*Label, error) {
 	return l, nil
 }
 
+// zeroes is what zero compares with.
+var zeroes [4096]byte
+
 // zero reports whether b is all zeroes.
 func zero(b []byte) bool {
-	for len(b) >= 8 {
-		if binary.NativeEndian.Uint64(b) != 0 {
+	for len(b) > len(zeroes) {
+		if !bytes.Equal(b[:len(zeroes)], zeroes[:]) {
 			return false
 		}
-		b = b[8:]
+		b = b[len(zeroes):]
 	}
-	for _, v := range b {
-		if v != 0 {
-			return false
-		}
-	}
-	return true
+	return bytes.Equal(b, zeroes[:len(b)])
 }
 
 // Allocate places e, whose StartBytes is ignored, in the first free range that is
