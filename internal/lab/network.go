@@ -124,8 +124,8 @@ func (e *End) flush() {
 	if most := e.net.MaxPiece; most > 0 && n > 1 {
 		n = 1 + e.net.rng.IntN(min(n, most))
 	}
-	piece := append([]byte(nil), e.out[:n]...)
-	e.out = append(e.out[:0], e.out[n:]...)
+	piece := e.out[:n:n]
+	e.out = e.out[n:] // Send appends behind the piece, or in other memory
 	if !e.blackhole {
 		e.arrive(func() {
 			if p := e.peer; !p.over && !e.blackhole {

@@ -11,7 +11,6 @@
 package lab
 
 import (
-	"container/heap"
 	"fmt"
 	"hash/fnv"
 	"math/rand/v2"
@@ -134,7 +133,7 @@ func (t *Timer) Reset(afterNS int64) {
 	t.Stop()
 	t.sim.order++
 	t.atNS, t.order = t.sim.nowNS+max(afterNS, 0), t.sim.order
-	heap.Push(&t.sim.timers, t)
+	t.sim.timers.push(t)
 }
 
 // Stop forgets the setting and reports whether there was one.
@@ -142,7 +141,7 @@ func (t *Timer) Stop() bool {
 	if t.index < 0 {
 		return false
 	}
-	heap.Remove(&t.sim.timers, t.index)
+	t.sim.timers.remove(t.index)
 	return true
 }
 
@@ -156,7 +155,8 @@ func (s *Sim) Step() bool {
 		s.nowNS = max(s.nowNS, s.timers[0].atNS)
 	}
 	for len(s.timers) > 0 && s.timers[0].atNS <= s.nowNS {
-		s.ready = append(s.ready, heap.Pop(&s.timers).(*Timer).f)
+		s.ready = append(s.ready, s.timers[0].f)
+		s.timers.remove(0)
 	}
 	i := 0
 	if len(s.ready) > 1 {
@@ -186,32 +186,61 @@ func (s *Sim) Run(limitNS int64, done func() bool) bool {
 	return true
 }
 
-// timerHeap orders timers by their time and, of one time, by when they were set.
+// timerHeap orders timers by their time and, of one time, by when they were set. It is a heap of four children, because
+// a run spends more time here than anywhere else.
 type timerHeap []*Timer
 
-func (h timerHeap) Len() int { return len(h) }
-
-func (h timerHeap) Less(i, j int) bool {
-	return h[i].atNS < h[j].atNS || h[i].atNS == h[j].atNS && h[i].order < h[j].order
+func (t *Timer) before(o *Timer) bool {
+	return t.atNS < o.atNS || t.atNS == o.atNS && t.order < o.order
 }
 
-func (h timerHeap) Swap(i, j int) {
-	h[i], h[j] = h[j], h[i]
-	h[i].index, h[j].index = i, j
-}
-
-// Push implements heap.Interface.
-func (h *timerHeap) Push(x any) {
-	t := x.(*Timer)
-	t.index = len(*h)
+func (h *timerHeap) push(t *Timer) {
 	*h = append(*h, t)
+	h.up(len(*h)-1, t)
 }
 
-// Pop implements heap.Interface.
-func (h *timerHeap) Pop() any {
-	old := *h
-	t := old[len(old)-1]
-	t.index, old[len(old)-1] = -1, nil
-	*h = old[:len(old)-1]
-	return t
+func (h *timerHeap) remove(i int) {
+	last := len(*h) - 1
+	t := (*h)[last]
+	(*h)[i].index, (*h)[last] = -1, nil
+	*h = (*h)[:last]
+	if i < last {
+		h.up(h.down(i, t), t)
+	}
+}
+
+// up puts t at index i, or above as far as it comes before what is there.
+func (h timerHeap) up(i int, t *Timer) {
+	for i > 0 {
+		parent := (i - 1) / 4
+		if !t.before(h[parent]) {
+			break
+		}
+		h[i] = h[parent]
+		h[i].index = i
+		i = parent
+	}
+	h[i], t.index = t, i
+}
+
+// down moves what comes before t up into the hole at index i, and returns where the hole is then.
+func (h timerHeap) down(i int, t *Timer) int {
+	for {
+		first := 4*i + 1
+		if first >= len(h) {
+			return i
+		}
+		least := first
+		for c := first + 1; c < min(first+4, len(h)); c++ {
+			if h[c].before(h[least]) {
+				least = c
+			}
+		}
+		if !h[least].before(t) {
+			return i
+		}
+		h[i] = h[least]
+		h[i].index = i
+		i = least
+	}
 }
