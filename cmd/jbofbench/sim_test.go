@@ -6,6 +6,8 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"jbofd/internal/buildtags"
 )
 
 func TestSimBadFlagsExitWith2(t *testing.T) {
@@ -52,6 +54,9 @@ func TestSimSaysHowLongItTakesAndEndsWithAVerdict(t *testing.T) {
 
 // TestSimRepeatsItself runs a quick scenario twice, to the screen and to a folder.
 func TestSimRepeatsItself(t *testing.T) {
+	if buildtags.Race {
+		t.Skip("the arithmetic of one goroutine, of which TestSimSaysHowLongItTakesAndEndsWithAVerdict runs enough")
+	}
 	args := []string{"sim", "gimbal", "--row", "cpu/4K-read-320us", "--policy", "fifo", "--quiet"}
 	status, table, stderr := command(t, args...)
 	if status != 0 || !strings.Contains(table, "cpu/4K-read-320us") {
