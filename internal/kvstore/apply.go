@@ -101,7 +101,7 @@ func (s *Store) isRepetition(seg format.Segment, at int, o *op) bool {
 
 // outcomeOfFailed is the outcome of a Put whose value could not be written: what it was if it is a repetition.
 func (s *Store) outcomeOfFailed(seg format.Segment, o *op) Status {
-	if at := seg.Find(o.key[:o.keyLen]); o.kind == Put && o.id.Retry && s.isRepetition(seg, at, o) {
+	if o.kind == Put && o.id.Retry && s.isRepetition(seg, seg.Find(o.key[:o.keyLen]), o) {
 		return o.status
 	}
 	return o.failed
@@ -113,7 +113,8 @@ func (s *Store) isRefused(a *activeSeg, at int, o *op) bool {
 	seg := format.Segment(a.buf)
 	exists, known := false, uint64(0)
 	if at != 0 {
-		exists, known = !seg.Item(at).Gone(), seg.Item(at).Version()
+		it := seg.Item(at)
+		exists, known = !it.Gone(), it.Version()
 	}
 	o.version = 0
 	if exists {
@@ -193,10 +194,12 @@ func (s *Store) applyWrite(a *activeSeg, at int, o *op) bool {
 	if at == 0 {
 		at = seg.Insert(o.key[:o.keyLen])
 	}
-	seg.Item(at).SetVersion(version)
-	seg.SetExpiry(at, o.tombstone || o.kind == Put && o.expires != 0, o.expires)
-	s.noteExpiry(o.expires)
 	it := seg.Item(at)
+	it.SetVersion(version)
+	if expires := o.tombstone || o.kind == Put && o.expires != 0; expires || it.HasExpiry() {
+		seg.SetExpiry(at, expires, o.expires)
+		s.noteExpiry(o.expires)
+	}
 	switch o.used = o.valueLen > 0; {
 	case o.kind == Delete:
 		it.SetGone()

@@ -227,17 +227,18 @@ func (s *Store) changes(a *activeSeg) []byte {
 		o := &s.ops[i]
 		c := format.Change{Item: -1, Keys: int(o.objects)}
 		if o.used {
-			c.Item = seg.NumberOf(o.parts[0].offset)
-			c.More = s.pieces(int(o.valueLen)) - 1
+			if c.Item = seg.NumberOf(o.parts[0].offset); c.Item >= 0 { // otherwise a later writer has replaced it
+				c.More, c.Born = s.pieces(int(o.valueLen))-1, s.extentBytes(int(o.valueLen))
+			}
 		}
 		// A value that one of the writers has put and a later one replaced is counted for neither.
 		if o.oldBytes > 0 && !s.isPutByWriter(a, o.oldOffset) {
 			c.Chunk, c.Died = s.pool.Of(o.oldOffset), int(o.oldBytes)
 		}
-		said = seg.AppendChange(said, c)
+		said = format.AppendChange(said, c)
 	}
 	for range a.dropped {
-		said = seg.AppendChange(said, format.Change{Item: -1, Keys: -1})
+		said = format.AppendChange(said, format.Change{Item: -1, Keys: -1})
 	}
 	return s.deaths(said, a)
 }

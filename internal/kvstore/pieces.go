@@ -53,7 +53,12 @@ func (o *op) has(place units.ExtentOffset) bool {
 }
 
 // pieces is how many pieces a value of n bytes is written in.
-func (s *Store) pieces(n int) int { return max(1, (n+s.pieceBytes-1)/s.pieceBytes) }
+func (s *Store) pieces(n int) int {
+	if n <= s.pieceBytes { // a division would take 10 ns
+		return 1
+	}
+	return (n + s.pieceBytes - 1) / s.pieceBytes
+}
 
 // extentBytes is the length of the records of a value of n bytes.
 func (s *Store) extentBytes(n int) int {
@@ -117,7 +122,7 @@ func (s *Store) deaths(said []byte, a *activeSeg) []byte {
 			continue
 		}
 		if chunk := s.pool.Of(d.place); chunk != c.Chunk {
-			said = format.Segment(a.buf).AppendChange(said, c)
+			said = format.AppendChange(said, c)
 			c.Chunk, c.Died = chunk, 0
 		}
 		c.Died += int(d.bytes)
@@ -125,5 +130,5 @@ func (s *Store) deaths(said []byte, a *activeSeg) []byte {
 			return nil
 		}
 	}
-	return format.Segment(a.buf).AppendChange(said, c)
+	return format.AppendChange(said, c)
 }

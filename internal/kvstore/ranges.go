@@ -142,9 +142,8 @@ func (s *Store) beginEntry(i int32) bool {
 	c.left--
 	c.running++
 	k := s.opLinks.Pop(&s.freeCopy)
-	s.ops[k] = op{copyIn: uint8(i) + 1}
 	r.Background = c.pays.background
-	s.beginWrite(k, &r)
+	s.beginWrite(k, &r, uint8(i)+1, false)
 	return true
 }
 

@@ -75,8 +75,10 @@ func (s *Store) activate(number uint32, pays payer) (i int32, fresh bool) {
 	invariants.Check(i != none, "kvstore: more active segments than writers")
 	a := &s.segs[i]
 	s.freeSeg = a.chain
-	*a = activeSeg{number: number, pays: pays, chain: *head, next: none, buf: a.buf, waiting: list.None,
-		writing: list.None, dead: a.dead[:0]}
+	buf, dead := a.buf, a.dead[:0]
+	*a = activeSeg{} // in place, without a copy
+	a.number, a.pays, a.chain, a.next, a.buf, a.dead = number, pays, *head, none, buf, dead
+	a.waiting, a.writing = list.None, list.None
 	*head = i
 	return i, true
 }

@@ -444,19 +444,18 @@ func (s *Store) Submit(r *Request) bool {
 		}
 	}
 	i := s.opLinks.Pop(&s.freeOps)
-	s.ops[i] = op{tag: r.Tag, full: full}
-	s.beginWrite(i, r)
+	s.beginWrite(i, r, 0, full)
 	return true
 }
 
-// beginWrite begins a Put or Delete with an op.
-func (s *Store) beginWrite(i int32, r *Request) {
+// beginWrite begins a Put or Delete with an op: that of a CopyIn, or of a request whose tag it has. Full is op.full.
+func (s *Store) beginWrite(i int32, r *Request, copyIn uint8, full bool) {
 	o := &s.ops[i]
 	*o = op{
-		kind: r.Op, cond: r.Condition, tag: o.tag, tenant: r.Tenant, background: r.Background, copyIn: o.copyIn,
+		kind: r.Op, cond: r.Condition, tag: r.Tag, tenant: r.Tenant, background: r.Background, copyIn: copyIn,
 		keyLen: uint8(len(r.Key)), hash: format.HashKey(s.hashSeed, r.Key), parts: [2]part{noPart, noPart},
 		id: r.ID, tombstone: r.Tombstone && r.Op == Delete, expires: r.Expires, want: r.Version,
-		full: o.full,
+		full: full,
 	}
 	copy(o.key[:], r.Key)
 	switch {

@@ -1,10 +1,6 @@
 package format
 
-import (
-	"encoding/binary"
-
-	"jbofd/internal/units"
-)
+import "encoding/binary"
 
 // Change describes what one request did to a segment, as far as recovery needs it to count live bytes. With the changes
 // of the segments that were written since a checkpoint, recovery brings the checkpoint's counts up to date without
@@ -27,6 +23,8 @@ type Change struct {
 	// Item is the number of the item whose value was added; -1: none. More is how many of the items behind it have
 	// further pieces of that value.
 	Item, More int
+	// Born is the length of the records of the value that was added.
+	Born int
 	// Died is the length of the records of the value that was replaced or removed, 0 if there were none. Chunk is where
 	// they were.
 	Died  int
@@ -60,21 +58,20 @@ func BeginChanges(dst []byte, beforeBytes int, chunk ChunkNumber) []byte {
 	return dst
 }
 
-// AppendChange appends a Change of the segment to dst.
+// AppendChange appends a Change to dst.
 //
 // hot: 0 allocs (if dst has room)
-func (b Segment) AppendChange(dst []byte, c Change) []byte {
-	head, born := byte(changeAny), 0
+func AppendChange(dst []byte, c Change) []byte {
+	head := byte(changeAny)
 	if c.Item >= 0 {
 		head |= changeBorn
-		born = b.bornBytes(c)
 		if c.More > 0 {
 			head |= changeMore
 		}
 	}
 	if c.Died > 0 {
 		head |= changeDied
-		if c.Died == born {
+		if c.Died == c.Born {
 			head |= changeSame
 		}
 	}
@@ -96,7 +93,7 @@ func (b Segment) AppendChange(dst []byte, c Change) []byte {
 	}
 	if c.Died > 0 {
 		dst = binary.AppendUvarint(dst, uint64(c.Chunk))
-		if c.Died != born {
+		if c.Died != c.Born {
 			dst = binary.AppendUvarint(dst, uint64(c.Died/ValueUnit))
 		}
 	}
@@ -136,7 +133,7 @@ func (b Segment) Changes(dst []Change) (changes []Change, known bool) {
 	for known = known && extent > 0; known && len(said) > 0 && said[0] != 0; {
 		head := said[0]
 		said = said[1:]
-		c, born := Change{Item: -1}, 0
+		c := Change{Item: -1}
 		if head&changeBorn != 0 {
 			n, more := next(), uint64(0)
 			if head&changeMore != 0 {
@@ -147,10 +144,10 @@ func (b Segment) Changes(dst []Change) (changes []Change, known bool) {
 				break
 			}
 			c.Item, c.More = int(n), int(more)
-			born = b.bornBytes(c)
+			c.Born = b.bornBytes(c)
 		}
 		if head&changeDied != 0 {
-			if c.Chunk, c.Died = ChunkNumber(next()), born; head&changeSame == 0 {
+			if c.Chunk, c.Died = ChunkNumber(next()), c.Born; head&changeSame == 0 {
 				c.Died = int(next()) * ValueUnit
 			}
 		}
@@ -181,19 +178,4 @@ func (b Segment) bornBytes(c Change) int {
 		n += b.NumberedItem(c.Item + i).RecordBytes()
 	}
 	return n
-}
-
-// NumberOf returns the number of the item whose value is at an offset of the partition, or -1.
-//
-// hot: 0 allocs
-func (b Segment) NumberOf(place units.ExtentOffset) int {
-	off := b.First()
-	for i := range b.Items() {
-		it := b.Item(off)
-		if it.ValueOffset() == place {
-			return i
-		}
-		off += it.LengthBytes()
-	}
-	return -1
 }

@@ -136,7 +136,7 @@ func segment() []byte {
 	it.SetVersion(0x10202)
 	it.SetValueLen(MaxValue)
 	it.SetValueOffset(8)
-	copy(b[b.LengthBytes():], b.SetChanges(segmentChanges(b)))
+	copy(b[b.LengthBytes():], b.SetChanges(segmentChanges()))
 	b.Seal(77)
 	return b
 }
@@ -154,7 +154,8 @@ func pieces() []byte {
 		it.SetValueLen([]int{32 << 10, 32 << 10, 1}[i])
 		it.SetValueOffset(place)
 	}
-	c := b.AppendChange(BeginChanges(nil, 0, 0), Change{Item: 0, More: 2, Chunk: 2, Died: 2 * ValueBytes(32<<10)})
+	c := AppendChange(BeginChanges(nil, 0, 0), Change{Item: 0, More: 2,
+		Born: 2*ValueBytes(32<<10) + ValueBytes(1), Chunk: 2, Died: 2 * ValueBytes(32<<10)})
 	copy(b[b.LengthBytes():], b.SetChanges(c))
 	b.Seal(77)
 	return b
@@ -196,13 +197,13 @@ func oldSegment() []byte {
 // segmentChanges are the changes of a record that replaces one of 64 bytes in chunk 300: a value of 1 MiB replaces one
 // of the same length in chunk 1, a value of length 0 replaces one of 24 bytes in chunk 2, a key is removed and one is
 // added. So many changes take one more unit.
-func segmentChanges(b Segment) []byte {
+func segmentChanges() []byte {
 	c := BeginChanges(nil, 64, 300)
-	c = b.AppendChange(c, Change{Item: 0, Chunk: 1, Died: ValueBytes(MaxValue)})
-	c = b.AppendChange(c, Change{Item: -1, Chunk: 2, Died: 24})
-	c = b.AppendChange(c, Change{Item: -1})
-	c = b.AppendChange(c, Change{Item: -1, Chunk: 1 << 20, Died: 1 << 20, Keys: -1})
-	return b.AppendChange(c, Change{Item: 1, Chunk: 1 << 20, Died: 1 << 20, Keys: 1})
+	c = AppendChange(c, Change{Item: 0, Born: ValueBytes(MaxValue), Chunk: 1, Died: ValueBytes(MaxValue)})
+	c = AppendChange(c, Change{Item: -1, Chunk: 2, Died: 24})
+	c = AppendChange(c, Change{Item: -1})
+	c = AppendChange(c, Change{Item: -1, Chunk: 1 << 20, Died: 1 << 20, Keys: -1})
+	return AppendChange(c, Change{Item: 1, Chunk: 1 << 20, Died: 1 << 20, Keys: 1})
 }
 
 func valueRecord() []byte {
@@ -243,7 +244,8 @@ func TestGoldenFrames(t *testing.T) {
 }
 
 func TestChangesAreReadAsWritten(t *testing.T) {
-	want := []Change{{Item: -1, Chunk: 300, Died: 64}, {Item: 0, Chunk: 1, Died: ValueBytes(MaxValue)},
+	want := []Change{{Item: -1, Chunk: 300, Died: 64},
+		{Item: 0, Born: ValueBytes(MaxValue), Chunk: 1, Died: ValueBytes(MaxValue)},
 		{Item: -1, Chunk: 2, Died: 24}, {Item: -1, Chunk: 1 << 20, Died: 1 << 20, Keys: -1},
 		{Item: 1, Chunk: 1 << 20, Died: 1 << 20, Keys: 1}}
 	if got, known := Segment(segment()).Changes(nil); !known || !slices.Equal(got, want) {
@@ -251,7 +253,7 @@ func TestChangesAreReadAsWritten(t *testing.T) {
 	}
 	// Without changes, or with changes that are cut off anywhere, the changes count as unknown.
 	b := Segment(segment())
-	said := segmentChanges(b)
+	said := segmentChanges()
 	for n := range len(said) - 6 { // the last number may be longer
 		clear(b[b.LengthBytes():])
 		copy(b[b.LengthBytes():], b.SetChanges(said[:n]))

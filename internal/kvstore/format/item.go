@@ -47,6 +47,7 @@ const (
 	// MaxIdentities is how many identities a key has, at most.
 	MaxIdentities = 8
 
+	itemPlace   = 4
 	itemKeyLen  = 0x1f
 	identityKey = 0x1f
 	flagExpires = 0x20
@@ -112,13 +113,13 @@ func (b Item) ValueOffset() units.ExtentOffset {
 	if b.IsIdentity() {
 		return 0
 	}
-	return units.ExtentOffset(uint40(b.b[4:])) * ValueUnit
+	return units.ExtentOffset(uint40(b.b[itemPlace:])) * ValueUnit
 }
 
 // SetValueOffset sets the offset of a value with a record of this version of the format, or 0.
 func (b Item) SetValueOffset(v units.ExtentOffset) {
 	b.b[0] &^= flagLong
-	putUint40(b.b[4:], uint64(v)/ValueUnit)
+	putUint40(b.b[itemPlace:], uint64(v)/ValueUnit)
 }
 
 // RecordBytes is the length of the record of the value, or of the item's piece of it; 0 if there is none.
@@ -187,7 +188,9 @@ func (b Item) Exists(unix uint32) bool { return b.HasKey() && !b.Gone() && !b.Ex
 const gonePlace = 1
 
 // Gone reports whether the item says that its key does not exist.
-func (b Item) Gone() bool { return b.HasKey() && b.ValueLen() == 0 && uint40(b.b[4:]) == gonePlace }
+func (b Item) Gone() bool {
+	return b.HasKey() && b.ValueLen() == 0 && uint40(b.b[itemPlace:]) == gonePlace
+}
 
 // Tombstone reports whether the item is the tombstone of a Delete.
 func (b Item) Tombstone() bool { return b.HasExpiry() && b.Gone() }
@@ -196,7 +199,7 @@ func (b Item) Tombstone() bool { return b.HasExpiry() && b.Gone() }
 func (b Item) SetGone() {
 	b.b[0] &^= flagLong
 	b.SetValueLen(0)
-	putUint40(b.b[4:], gonePlace)
+	putUint40(b.b[itemPlace:], gonePlace)
 }
 
 // Evicted reports whether identities of the key were dropped before their time.

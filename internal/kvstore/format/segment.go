@@ -1,6 +1,7 @@
 package format
 
 import (
+	"bytes"
 	"fmt"
 	"hash/crc32"
 )
@@ -161,7 +162,14 @@ func (b Segment) SetDurable(first, last uint64) {
 
 // Item returns the item at an offset. The first one is at First, the next one behind the LengthBytes of the one before.
 func (b Segment) Item(off int) Item {
-	return Item{b: b[off:], clock: b.Clock(), width: uint8(b.Width()), old: b.Old()}
+	if b.Old() {
+		return Item{b: b[off:], clock: 1, old: true}
+	}
+	w := b[segWidth] & widthMask
+	if w > 0 {
+		w++
+	}
+	return Item{b: b[off:], clock: le.Uint64(b[segClock:]), width: w}
 }
 
 // Begins reports whether b has the magic of a segment, valid or not.
@@ -185,6 +193,21 @@ func (b Segment) Seal(seed uint32) {
 //
 // hot: 0 allocs (if nothing is wrong)
 func (b Segment) Check(seed uint32) error {
+	_, err := b.CheckFor(seed, nil)
+	return err
+}
+
+// CheckFor is Check and Find in one walk over the items.
+//
+// hot: 0 allocs (if nothing is wrong)
+func (b Segment) CheckFor(seed uint32, key []byte) (at int, err error) {
+	if err := b.checkHeader(seed); err != nil {
+		return 0, err
+	}
+	return b.checkItems(key)
+}
+
+func (b Segment) checkHeader(seed uint32) error {
 	const what = "segment"
 	switch {
 	case len(b) < oldSegmentBytes:
@@ -199,63 +222,99 @@ func (b Segment) Check(seed uint32) error {
 	if got, want := le.Uint32(b), crc32.Update(seed, castagnoli, b[4:b.ExtentBytes()]); got != want {
 		return bad(what, "CRC32C", checksum(got), checksum(want))
 	}
-	return b.checkItems()
+	return nil
 }
 
-// checkItems verifies the items of a segment whose header is right.
-func (b Segment) checkItems() error {
+// checkItems verifies the items of a segment whose header is right, and returns the offset of the item of a key, or 0
+// if there is none.
+func (b Segment) checkItems(want []byte) (at int, err error) {
 	const what = "segment"
-	off, key := b.First(), false
-	whole := 0 // the length of the value of the last key so far
-	it, end := Item{clock: b.Clock(), width: uint8(b.Width()), old: b.Old()}, b.LengthBytes()
-	low := uint64(1)<<(8*it.width) - 1 // the low bytes of versions
-	for i := range b.Items() {
-		if off >= end {
-			return bad(what, "number of items", b.Items(), i)
-		}
-		n := itemBytes(b[off], int(it.width))
-		if off+n > end {
-			return bad(what, "number of items", b.Items(), i)
-		}
-		if kl := b[off] & itemKeyLen; kl-1 < MaxKey && off+ItemHeaderBytes+8 <= len(b) && !it.old {
+	c := itemCheck{seg: b, clock: b.Clock(), width: b.Width(), old: b.Old()}
+	items, end, usual := b.Items(), b.LengthBytes(), len(b)-ItemHeaderBytes-8
+	if c.old {
+		usual = 0
+	}
+	low := uint64(1)<<(8*c.width) - 1 // the low bytes of versions
+	last := byte(0)                   // of the key
+	if len(want) > 0 {
+		last = want[len(want)-1]
+	}
+	anyVersion := c.clock > low
+	off := b.First()
+	for i := range items {
+		if off <= usual {
 			// The usual item, of a key whose version is below 2^(8 width), checked without its view.
-			v := le.Uint64(b[off+ItemHeaderBytes:]) & low
-			if whole = int(uint24(b[off+1:])); whole <= MaxValue && (v-1 < it.clock || it.clock > low) {
-				key = true
+			head := le.Uint64(b[off:])
+			kl, n := byte(head)&itemKeyLen, itemBytes(byte(head), c.width)
+			length, v := int(head>>8&0xffffff), le.Uint64(b[off+ItemHeaderBytes:])&low
+			if kl-1 < MaxKey && off+n <= end && length <= MaxValue && (anyVersion || v-1 < c.clock) {
+				c.whole, c.key = length, true
 				off += n
+				if b[off-1] == last && int(kl) == len(want) && at == 0 && bytes.Equal(b[off-len(want):off], want) {
+					at = off - n
+				}
 				continue
 			}
 		}
-		it.b = b[off:]
-		named := func(field string) string { return fmt.Sprintf("%s of item %d", field, i) }
-		switch {
-		case b.Old() && it.b[0] > MaxKey:
-			return bad(what, named("key length"), it.b[0], "1 to 16")
-		case it.Continues():
-			if whole == 0 || it.ValueLen() == 0 || it.flags()&^flagLong != 0 {
-				return bad(what, named("key length"), it.b[0], "1 to 16")
-			}
-		case it.IsIdentity():
-			if !key || it.flags() != 0 {
-				return bad(what, named("key length"), it.b[0], "1 to 16")
-			}
-			whole = 0
-		case it.KeyLen() > MaxKey:
-			return bad(what, named("key length"), it.KeyLen(), "1 to 16")
-		case it.Version()-1 >= it.clock: // 0, or greater than the clock
-			return bad(what, named("version"), it.Version(), fmt.Sprintf("1 to %d", b.Clock()))
-		default:
-			whole, key = 0, true
+		if off >= end {
+			return 0, bad(what, "number of items", items, i)
 		}
-		if !it.IsIdentity() {
-			if whole += it.ValueLen(); whole > MaxValue {
-				return bad(what, named("value length"), whole, "at most 1 MiB")
-			}
+		n := itemBytes(b[off], c.width)
+		if off+n > end {
+			return 0, bad(what, "number of items", items, i)
+		}
+		if err := c.check(i, off); err != nil {
+			return 0, err
+		}
+		if at == 0 && len(want) > 0 && bytes.Equal(b.Item(off).Key(), want) {
+			at = off
 		}
 		off += n
 	}
 	if off != end {
-		return bad(what, "length", end, off)
+		return 0, bad(what, "length", end, off)
+	}
+	return at, nil
+}
+
+// itemCheck verifies the items of a segment, one after the other.
+type itemCheck struct {
+	seg   Segment
+	clock uint64
+	width int
+	old   bool
+	// key: there was an item of a key. whole is the length of the value of the last one so far.
+	key   bool
+	whole int
+}
+
+// check verifies the item of that number and offset, which is within the segment.
+func (c *itemCheck) check(i, off int) error {
+	const what = "segment"
+	it := c.seg.Item(off)
+	named := func(field string) string { return fmt.Sprintf("%s of item %d", field, i) }
+	switch {
+	case c.old && it.b[0] > MaxKey:
+		return bad(what, named("key length"), it.b[0], "1 to 16")
+	case it.Continues():
+		if c.whole == 0 || it.ValueLen() == 0 || it.flags()&^flagLong != 0 {
+			return bad(what, named("key length"), it.b[0], "1 to 16")
+		}
+	case it.IsIdentity():
+		if !c.key || it.flags() != 0 {
+			return bad(what, named("key length"), it.b[0], "1 to 16")
+		}
+		c.whole = 0
+		return nil
+	case it.KeyLen() > MaxKey:
+		return bad(what, named("key length"), it.KeyLen(), "1 to 16")
+	case it.Version()-1 >= c.clock: // 0, or greater than the clock
+		return bad(what, named("version"), it.Version(), fmt.Sprintf("1 to %d", c.clock))
+	default:
+		c.whole, c.key = 0, true
+	}
+	if c.whole += it.ValueLen(); c.whole > MaxValue {
+		return bad(what, named("value length"), c.whole, "at most 1 MiB")
 	}
 	return nil
 }

@@ -80,7 +80,7 @@ func (m *Machine) listRead(i int32) {
 		m.restart(i)
 		return
 	}
-	seg := m.check(i)
+	seg, _ := m.check(i, nil)
 	switch {
 	case seg == nil:
 	case seg.Lossy():

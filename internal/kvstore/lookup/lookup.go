@@ -334,14 +334,16 @@ func (m *Machine) restart(i int32) {
 	}
 }
 
-// check returns the segment that was read. If it is damaged check reads it again, once, or ends the op, and returns
-// nil. What was read may be what a failed write has left, which was put right since.
-func (m *Machine) check(i int32) format.Segment {
+// check returns the segment that was read, and the offset of the item of a key, or 0 if it has none. If the segment is
+// damaged check reads it again, once, or ends the op, and returns nil. What was read may be what a failed write has
+// left, which was put right since.
+func (m *Machine) check(i int32, key []byte) (seg format.Segment, at int) {
 	o := &m.ops[i]
-	seg := format.Segment(m.bytesOf(o))
+	seg = format.Segment(m.bytesOf(o))
+	at, err := seg.CheckFor(m.Pool.Seed(o.entry.Offset()), key)
 	switch {
-	case seg.Check(m.Pool.Seed(o.entry.Offset())) == nil && seg.Number() == o.segment:
-		return seg
+	case err == nil && seg.Number() == o.segment:
+		return seg, at
 	case o.want > 0:
 		m.fail(i, DeviceError) // the rest of it cannot be read
 	case !o.again:
@@ -350,7 +352,7 @@ func (m *Machine) check(i int32) format.Segment {
 	default:
 		m.lost(i)
 	}
-	return nil
+	return nil, 0
 }
 
 // lost ends an op that needs keys which the segment has lost.
@@ -370,11 +372,10 @@ func (m *Machine) lookupRead(i int32) {
 		m.restart(i)
 		return
 	}
-	seg := m.check(i)
+	seg, at := m.check(i, o.key[:o.keyLen])
 	if seg == nil {
 		return
 	}
-	at := seg.Find(o.key[:o.keyLen])
 	switch {
 	case at == 0 && seg.Lossy():
 		m.lost(i)

@@ -262,7 +262,7 @@ func (m *Machine) rangeRead(i int32) {
 		m.restart(i)
 		return
 	}
-	if seg := m.check(i); seg != nil {
+	if seg, _ := m.check(i, nil); seg != nil {
 		m.ranges[o.ranged].looked++
 		m.rangeSegment(i, seg)
 	}
