@@ -43,6 +43,8 @@ func (s *Store) apply(i, oi int32) bool {
 	case opExpire:
 		s.noteExpiry(seg.FirstExpiry()) // what has expired was dropped
 		return false
+	case opClear:
+		return s.applyClear(a, o)
 	case opSweep:
 		if seg.Lossy() && a.bytes == 0 {
 			o.status = Corrupt // the record that could not be read has what is to be dropped

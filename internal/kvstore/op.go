@@ -60,7 +60,9 @@ type op struct {
 }
 
 // pays says who pays for the op's I/Os.
-func (o *op) pays() payer { return payerOf(o.tenant, o.background || o.kind >= opMove) }
+func (o *op) pays() payer {
+	return payerOf(o.tenant, o.background || o.kind >= opMove && o.kind != opClear)
+}
 
 // finish ends an op.
 func (s *Store) finish(i int32, st Status) {
@@ -98,6 +100,10 @@ func (s *Store) finish(i int32, st Status) {
 		return
 	}
 	if o.copyIn > 0 {
+		if o.kind == opClear {
+			s.cleared(i, st)
+			return
+		}
 		s.entryDone(i, st)
 		return
 	}

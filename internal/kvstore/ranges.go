@@ -53,7 +53,7 @@ func (s *Store) submitRange(r *Request) bool {
 func (s *Store) EndEarly(tag uint64) {
 	s.reads.EndEarly(tag)
 	for i := range s.copyIns {
-		if c := &s.copyIns[i]; c.b != nil && c.tag == tag && c.left > 0 {
+		if c := &s.copyIns[i]; c.b != nil && c.tag == tag && (c.left > 0 || c.clearing.left > 0) {
 			s.entryEnded(c, Aborted)
 		}
 	}
@@ -69,6 +69,8 @@ type copyIn struct {
 	// applied counts the entries that have changed something. status is the first that was not as it should be.
 	applied int
 	status  Status
+	// clearing is the first half of an exact one.
+	clearing clearing
 }
 
 // payerOf is who pays for what a request does.
@@ -77,7 +79,7 @@ func payerOf(t tenant.ID, background bool) payer { return payer{tenant: t, backg
 // submitCopyIn takes a CopyIn.
 func (s *Store) submitCopyIn(r *Request) bool {
 	b := nvme.KVRange(r.Value)
-	if r.Version != 0 || len(b) > MaxRangeBytes || b.Check() != nil || b.Kind() != nvme.KVCopy {
+	if len(b) > MaxRangeBytes || b.Check() != nil || b.Kind() != nvme.KVCopy {
 		s.answer(Reply{Tag: r.Tag, Status: InvalidValue})
 		return true
 	}
@@ -87,10 +89,20 @@ func (s *Store) submitCopyIn(r *Request) bool {
 			return true
 		}
 	}
+	b = b[:b.LenBytes()]
+	if r.Version != 0 {
+		if st := s.exactFault(b, r.Version); st != OK {
+			s.answer(Reply{Tag: r.Tag, Status: st})
+			return true
+		}
+	}
 	for i := range s.copyIns {
 		if c := &s.copyIns[i]; c.b == nil {
 			*c = copyIn{b: b, tag: r.Tag, pays: payerOf(r.Tenant, r.Background), next: nvme.KVRangeHeaderBytes,
 				left: b.Items()}
+			if r.Version != 0 {
+				c.clearing.begin(b, r.Version)
+			}
 			s.copying++
 			return true
 		}
@@ -106,6 +118,10 @@ func (s *Store) copyInStep() {
 			c := &s.copyIns[i]
 			switch {
 			case c.b == nil:
+			case c.status == OK && c.clearing.left > 0:
+				if s.clearStep(int32(i)) {
+					n++
+				}
 			case c.left > 0 && s.freeCopy.N > 0 && s.beginEntry(int32(i)):
 				n++
 			case c.left == 0 && c.running == 0:

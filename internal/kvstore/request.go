@@ -46,6 +46,12 @@ const (
 	// CopyIn stores the objects and tombstones of Request.Value, a result of CopyOut, each IfNewer. Value belongs to
 	// the Store until the Reply. Reply.ValueLen is how many of them have changed something. If the status is not OK
 	// some of them may not be stored. It may be repeated.
+	//
+	// With a Request.Version it is exact up to that clock: what is in the part of the range that the Value is about,
+	// and has a version of at most the clock, ceases to exist if the Value does not have it with this version. The
+	// Value must be of a store with the same Config.HashSeed, and lack nothing that is lost; else the status is
+	// InvalidValue. If a Drop covers one of its entries, it is Superseded, until the Drop is off the list. If
+	// something of the part was lost it is Corrupt, until the loss is accepted.
 	CopyIn
 	// Drop makes everything in Request.Range cease to exist that has a version of at most Request.Version; 0: of at
 	// most the greatest that the store has given, which Reply.Version is. It is durable, also with Config.Volatile, and
@@ -59,6 +65,7 @@ const (
 	opAudit   // look at a segment for an audit
 	opExpire  // drop what has expired in a segment
 	opSweep   // drop what a Drop has covered in a segment
+	opClear   // remove what an exact CopyIn does not have from a segment
 )
 
 // Condition restricts a Put or a Delete.

@@ -1,0 +1,201 @@
+package kvstore
+
+import (
+	"math/bits"
+
+	"jbofd/internal/kvstore/format"
+	"jbofd/internal/nvme"
+)
+
+// An exact CopyIn makes a part of a range, behind the cursor From of its KVRange up to the cursor To, what the KVRange
+// says: besides storing the entries, it removes what is there and has a version of at most the clock, unless the
+// KVRange has the key with that version. So what is older than the entry of its key goes, and what is newer but not
+// newer than the clock, too: the store has it from a history that did not become that of the source. Newer ones stay.
+//
+// First the segments of the part are cleared, several at once, each by an op that removes keys where the segment has
+// its writers applied in order. Then the entries are stored as by any CopyIn. A crash between leaves some of both done;
+// the same CopyIn does the rest. A segment that has lost something cannot be made exact before it is repaired.
+
+// clearLanes is how many parts of its range an exact CopyIn clears at once.
+const clearLanes = 8
+
+// clearing is the first half of an exact CopyIn.
+type clearing struct {
+	clock    uint64 // 0: the CopyIn is not exact
+	from, to nvme.KVCursor
+	lanes    [clearLanes]clearLane
+	// left are the lanes that are not done.
+	left int
+}
+
+// clearLane is a part of the positions: those before at were cleared, end is the last that the op in progress clears.
+type clearLane struct {
+	at, last, end uint64
+	busy, done    bool
+	// entry is the offset of the first entry that is not before at, or of the end.
+	entry int
+}
+
+// exactFault returns why a KVRange cannot be copied exactly, or OK: it must not lack what is lost, its positions must
+// be those of this store, and no Drop may cover an entry, because it would not exist then.
+func (s *Store) exactFault(b nvme.KVRange, clock uint64) Status {
+	if clock > MaxVersion || b.Lost() {
+		return InvalidValue
+	}
+	for e := range b.Entries() {
+		p := bits.Reverse64(format.HashKey(s.hashSeed, e.Key()))
+		switch {
+		case p != e.Position():
+			return InvalidValue
+		case s.drops.list.Covers(p, e.Version()):
+			s.ckpt.wanted = true // it takes the Drop off the list, when that is swept
+			return Superseded
+		}
+	}
+	return OK
+}
+
+// begin divides the positions into lanes.
+func (c *clearing) begin(b nvme.KVRange, clock uint64) {
+	*c = clearing{clock: clock, from: b.From(), to: b.To(), left: clearLanes}
+	first, last := c.from.Position, c.to.Position
+	width := (last - first) / clearLanes
+	entry := nvme.KVRangeHeaderBytes
+	for i := range c.lanes {
+		l := &c.lanes[i]
+		*l = clearLane{at: first, last: first + width, entry: entry}
+		if i == clearLanes-1 {
+			l.last = last
+		}
+		entry = skipEntries(b, entry, l.last)
+		// A range of few positions may not have enough for all lanes.
+		if l.done = first > last || first < c.from.Position; l.done {
+			c.left--
+		}
+		first = l.last + 1
+	}
+}
+
+// skipEntries returns the offset of the first entry from an offset on that is behind a position, or of the end.
+func skipEntries(b nvme.KVRange, at int, position uint64) int {
+	for at < len(b) {
+		e, next := b.EntryAt(at)
+		if e.Position() > position {
+			break
+		}
+		at = next
+	}
+	return at
+}
+
+// clearStep begins to clear more segments for a CopyIn, and reports whether it began any, or all are clear.
+func (s *Store) clearStep(i int32) (any bool) {
+	c := &s.copyIns[i].clearing
+	skips := 0
+	for n := range c.lanes {
+		l := &c.lanes[n]
+		for !l.busy && !l.done && s.freeCopy.N > 0 {
+			if skips == sweepSkips {
+				s.wake(s.now + 1)
+				return false
+			}
+			hash := bits.Reverse64(l.at)
+			number := s.tbl.Segment(hash)
+			if b := s.tbl.Empty(number); b > 0 {
+				skips++
+				c.pass(l, l.at|(uint64(1)<<(64-b)-1))
+				continue
+			}
+			l.busy, any = true, true
+			k := s.opLinks.Pop(&s.freeCopy)
+			pays := s.copyIns[i].pays
+			s.ops[k] = op{kind: opClear, ready: true, hash: hash, slot: uint8(n), copyIn: uint8(i) + 1,
+				tenant: pays.tenant, background: pays.background, parts: [2]part{noPart, noPart}}
+			s.copyIns[i].running++
+			s.dispatch(k)
+		}
+	}
+	return any || c.left == 0
+}
+
+// pass notes that a lane is clear up to a position.
+func (c *clearing) pass(l *clearLane, end uint64) {
+	if l.done = end >= l.last; l.done {
+		c.left--
+		return
+	}
+	l.at = end + 1
+}
+
+// applyClear removes from a segment what an exact CopyIn does not have, and reports whether there was anything. How
+// many keys that were is in op.want.
+func (s *Store) applyClear(a *activeSeg, o *op) bool {
+	in := &s.copyIns[o.copyIn-1]
+	c := &in.clearing
+	l := &c.lanes[o.slot]
+	l.end = l.at | (uint64(1)<<(64-s.tbl.Bits(a.number)) - 1)
+	if l.at > 0 {
+		l.entry = skipEntries(in.b, l.entry, l.at-1)
+	}
+	seg := format.Segment(a.buf)
+	if seg.Lossy() {
+		o.status = Corrupt // what it has lost, and its keys that were removed, would have to be told apart
+		return false
+	}
+	o.want = 0
+	for at := seg.First(); at < seg.LengthBytes(); {
+		it := seg.Item(at)
+		if !it.HasKey() || !s.clears(c, l, in.b, it) {
+			at += it.LengthBytes()
+			continue
+		}
+		if !it.Gone() {
+			s.kill(a, at)
+			a.dropped++
+		}
+		seg.Remove(at)
+		o.want++
+	}
+	return o.want > 0
+}
+
+// clears reports whether a CopyIn removes an item.
+func (s *Store) clears(c *clearing, l *clearLane, b nvme.KVRange, it format.Item) bool {
+	version := it.Version()
+	p := bits.Reverse64(format.HashKey(s.hashSeed, it.Key()))
+	if version > c.clock || p < l.at || p > min(l.end, l.last) {
+		return false
+	}
+	at := nvme.KVCursorAt(p, it.Key())
+	if at.Compare(&c.from) <= 0 || at.Compare(&c.to) > 0 {
+		return false
+	}
+	for off := l.entry; off < len(b); {
+		e, next := b.EntryAt(off)
+		if e.Position() > p {
+			break
+		}
+		if e.Position() == p && string(e.Key()) == string(it.Key()) {
+			return e.Version() != version || e.Tombstone() != it.Gone()
+		}
+		off = next
+	}
+	return true
+}
+
+// cleared ends the op that has cleared a segment.
+func (s *Store) cleared(i int32, st Status) {
+	o := &s.ops[i]
+	c := &s.copyIns[o.copyIn-1]
+	l := &c.clearing.lanes[o.slot]
+	l.busy = false
+	c.running--
+	if st == OK {
+		c.applied += int(o.want)
+		c.clearing.pass(l, l.end)
+	} else {
+		s.entryEnded(c, st)
+	}
+	s.opLinks.Push(&s.freeCopy, i)
+	s.progress++
+}
