@@ -16,7 +16,7 @@ const (
 // writer's status.
 func (s *Store) apply(i, oi int32) bool {
 	a, o := &s.segs[i], &s.ops[oi]
-	o.status = OK
+	o.status, o.item = OK, -1
 	seg := format.Segment(a.buf)
 	switch o.kind {
 	case opRewrite:
@@ -51,7 +51,8 @@ func (s *Store) apply(i, oi int32) bool {
 		}
 		return seg.Vacant() && a.bytes > 0 // splits have taken all keys of the record, and nobody else may write it
 	}
-	at := seg.Find(o.key[:o.keyLen])
+	at, number := seg.FindNumber(o.key[:o.keyLen])
+	o.item = int16(number)
 	if s.isRepetition(seg, at, o) || s.isRefused(a, at, o) {
 		return false
 	}
@@ -172,8 +173,7 @@ func (s *Store) applyWrite(a *activeSeg, at int, o *op) bool {
 	}
 	seg = format.Segment(a.buf)
 	// It becomes shorter before it becomes longer, so that it is never longer than before or afterwards.
-	if exists {
-		s.replaces(a, o, at)
+	if exists && s.replaces(a, o, at) > 1 {
 		seg.Truncate(at)
 	}
 	if at != 0 && !keeps {
@@ -194,6 +194,7 @@ func (s *Store) applyWrite(a *activeSeg, at int, o *op) bool {
 		at = seg.Find(o.key[:o.keyLen])
 	}
 	if at == 0 {
+		o.item = int16(seg.Items())
 		at = seg.Insert(o.key[:o.keyLen])
 	}
 	it := seg.Item(at)
@@ -206,7 +207,9 @@ func (s *Store) applyWrite(a *activeSeg, at int, o *op) bool {
 	case o.kind == Delete:
 		it.SetGone()
 	case o.used:
-		seg.Extend(at, s.pieces(int(o.valueLen))-1)
+		if more := s.pieces(int(o.valueLen)) - 1; more > 0 {
+			seg.Extend(at, more)
+		}
 		s.setValue(seg, at, o)
 	default:
 		it.SetValueLen(0)

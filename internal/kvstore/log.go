@@ -227,7 +227,11 @@ func (s *Store) changes(a *activeSeg) []byte {
 		o := &s.ops[i]
 		c := format.Change{Item: -1, Keys: int(o.objects)}
 		if o.used {
-			if c.Item = seg.NumberOf(o.parts[0].offset); c.Item >= 0 { // otherwise a later writer has replaced it
+			if c.Item = int(o.item); c.Item < 0 || a.writing.N > 1 {
+				c.Item = seg.NumberOf(o.parts[0].offset)
+			}
+			if c.Item >= 0 { // otherwise a later writer has replaced it
+				invariants.Check(seg.NumberOf(o.parts[0].offset) == c.Item, "kvstore: the number of another item")
 				c.More, c.Born = s.pieces(int(o.valueLen))-1, s.extentBytes(int(o.valueLen))
 			}
 		}

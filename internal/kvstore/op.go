@@ -49,6 +49,9 @@ type op struct {
 	oldBytes  uint32
 	objects   int8
 	used      bool // the segment refers to the value
+	// item is the number of the item that refers to the value, if no other writer has changed the segment since; -1: it
+	// is not known.
+	item int16
 
 	// id, tombstone and expires are those of the request, want its version. version is that of the reply, if the op
 	// ends with status.

@@ -89,16 +89,17 @@ type deadPiece struct {
 	bytes uint32
 }
 
-// replaces notes that the value of the item at an offset dies with a writer. What a damaged item names as a value's
-// place may lie in no chunk; then no live bytes are counted for it.
-func (s *Store) replaces(a *activeSeg, o *op, at int) {
+// replaces notes that the value of the item at an offset dies with a writer, and returns the number of its pieces. What
+// a damaged item names as a value's place may lie in no chunk; then no live bytes are counted for it.
+func (s *Store) replaces(a *activeSeg, o *op, at int) (pieces int) {
 	seg := format.Segment(a.buf)
 	it := seg.Item(at)
-	if pieces, _ := seg.Pieces(at); pieces > 1 {
+	if pieces, _ = seg.Pieces(at); pieces > 1 {
 		s.kill(a, at)
 	} else if s.pool.Contains(it.ValueOffset()) {
 		o.oldOffset, o.oldBytes = it.ValueOffset(), uint32(it.RecordBytes())
 	}
+	return pieces
 }
 
 // kill notes that all pieces of the value of the item at an offset die with what is being written of a segment.

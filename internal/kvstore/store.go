@@ -451,12 +451,11 @@ func (s *Store) Submit(r *Request) bool {
 // beginWrite begins a Put or Delete with an op: that of a CopyIn, or of a request whose tag it has. Full is op.full.
 func (s *Store) beginWrite(i int32, r *Request, copyIn uint8, full bool) {
 	o := &s.ops[i]
-	*o = op{
-		kind: r.Op, cond: r.Condition, tag: r.Tag, tenant: r.Tenant, background: r.Background, copyIn: copyIn,
-		keyLen: uint8(len(r.Key)), hash: format.HashKey(s.hashSeed, r.Key), parts: [2]part{noPart, noPart},
-		id: r.ID, tombstone: r.Tombstone && r.Op == Delete, expires: r.Expires, want: r.Version,
-		full: full,
-	}
+	*o = op{} // in place: a literal with fields would be made elsewhere and copied
+	o.kind, o.cond, o.tag, o.tenant, o.background = r.Op, r.Condition, r.Tag, r.Tenant, r.Background
+	o.copyIn, o.full, o.parts = copyIn, full, [2]part{noPart, noPart}
+	o.keyLen, o.hash = uint8(len(r.Key)), format.HashKey(s.hashSeed, r.Key)
+	o.id, o.tombstone, o.expires, o.want = r.ID, r.Tombstone && r.Op == Delete, r.Expires, r.Version
 	copy(o.key[:], r.Key)
 	switch {
 	case r.Op == Put && len(r.Value) > 0 && !o.full:

@@ -11,19 +11,28 @@ import (
 //
 // hot: 0 allocs
 func (b Segment) Find(key []byte) int {
+	at, _ := b.FindNumber(key)
+	return at
+}
+
+// FindNumber is Find, and returns the number of the item, too.
+//
+// hot: 0 allocs
+func (b Segment) FindNumber(key []byte) (at, number int) {
 	if len(key) == 0 {
-		return 0
+		return 0, -1
 	}
 	end, width, last := b.LengthBytes(), b.Width(), key[len(key)-1]
 	for off := b.First(); off < end; {
 		n := itemBytes(b[off], width)
 		// Keys that are alike often differ in their last byte.
 		if int(b[off]&itemKeyLen) == len(key) && b[off+n-1] == last && bytes.Equal(b[off+n-len(key):off+n], key) {
-			return off
+			return off, number
 		}
 		off += n
+		number++
 	}
-	return 0
+	return 0, -1
 }
 
 // itemBytes is the length of an item with that first byte in a segment of a version width. The key is at its end.
