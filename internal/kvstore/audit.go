@@ -229,6 +229,9 @@ func (s *Store) audited(o *op, st Status) {
 	a, number := &s.audit, o.segment
 	s.progress++
 	a.pending = slices.DeleteFunc(a.pending, func(n uint32) bool { return n == number })
+	if number >= s.tbl.Len() { // it was merged into another one
+		return
+	}
 	if st != OK {
 		a.Unreadable++
 		if e := s.tbl.Get(number); e != 0 {

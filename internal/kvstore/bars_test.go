@@ -361,3 +361,24 @@ func TestSplitsAllocateNothing(t *testing.T) {
 		t.Errorf("%v allocations for 96 Puts of which 32 are new keys, want 0", allocs)
 	}
 }
+
+func TestMergesAllocateNothing(t *testing.T) {
+	d := newInstant(t, Config{PartitionBytes: 14<<20 + 1<<20, BlockSize: 512, ChunkBytes: 256 << 10, KeysPerSegment: 1})
+	n := 12000
+	d.put(0, n, func(i int) uint64 { return uint64(i) }, make([]byte, 8), 32)
+	before := d.s.Stats().Merges
+	allocs := testing.AllocsPerRun(1000, func() {
+		for range 10 {
+			n--
+			binary.LittleEndian.PutUint64(d.k[:], uint64(n))
+			d.s.Submit(&Request{Op: Delete, Key: d.k[:]})
+		}
+		d.run()
+	})
+	if st := d.s.Stats(); st.Merges-before < 2000 || st.Objects > 2000 {
+		t.Errorf("too little has happened: %+v", st)
+	}
+	if allocs != 0 {
+		t.Errorf("%v allocations for 10 Deletes and the merges after them, want 0", allocs)
+	}
+}

@@ -120,6 +120,9 @@ func (s *Store) chooseCheckpoint() {
 	}
 	next := recovery.CheckpointStream{Pool: s.pool, Table: &s.tbl, Increment: true}
 	pages, perChunk := next.Pages(), sb.PagesPerChunk()
+	if int64(sb.FullPages())*format.PageBytes > 2*s.budget.CheckpointBytes {
+		return // the table has become shorter
+	}
 	// The last chunk is filled, because another one would be taken as a whole.
 	most := (2*sb.FullPages() + perChunk - 1) / perChunk * perChunk
 	if most = min(most, format.MaxCheckpointChunks*perChunk); sb.Pages()+pages > most {
@@ -141,6 +144,14 @@ func (s *Store) idleFor() int64 {
 
 // lastCheckpointDue reports that the store is to stop and that nothing will be written to the logs any more.
 func (s *Store) lastCheckpointDue() bool { return s.stopping && !s.stopped && s.logsIdle() }
+
+// segments is how many segments the checkpoint has that is being written; 0: none is.
+func (c *ckptState) segments() uint32 {
+	if c.stage == ckptIdle {
+		return 0
+	}
+	return format.Summary(c.summary[:]).Segments()
+}
 
 // LastCheckpoint returns how many bytes of checkpoints were written since Stop, and how many are left before the store
 // has stopped, as far as is known: the rest of the checkpoint under way and, unless that is the last, another one. An
@@ -263,6 +274,7 @@ func (s *Store) beginCheckpoint() {
 	sum.SetObjects(s.objects)
 	sum.SetSegments(s.tbl.Len())
 	sum.SetChunks(len(s.pool.Chunks))
+	sum.SetMerges()
 	sum.SetLastEpoch(s.pool.LastEpoch)
 	sum.SetClock(s.clock)
 	sum.SetFirstExpiry(s.expiry.first)
@@ -468,6 +480,7 @@ func (s *Store) endCheckpoint() {
 		c.chunks, c.next = c.next, c.chunks[:0]
 	}
 	s.endOpenings()
+	s.merge.allowed = true
 	c.stage, c.durable, c.full = ckptEnd, true, format.Superblock(s.super).FullPages() == 0
 	s.sweep(s.freePending)
 	s.pool.KeyEpoch = format.Summary(c.summary[:]).KeyEpoch()

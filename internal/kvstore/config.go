@@ -60,6 +60,8 @@ type Config struct {
 
 	// many is from how many chunks on those that are opened are listed; 0: manyChunks.
 	many int
+	// eager: the table becomes shorter as soon as it has two segments more than it needs.
+	eager bool
 }
 
 // ErrConfig is wrapped by New for a Config that is out of bounds.

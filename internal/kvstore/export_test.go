@@ -301,6 +301,15 @@ func (s *Store) CheckpointPages() (pages []int64) {
 // ListChunks lets a store list the chunks that it opens, however few it has.
 func (c *Config) ListChunks() { c.many = 1 }
 
+// Eager lets the table become shorter as soon as it has two segments more than it needs.
+func (c *Config) Eager() { c.eager = true }
+
+// MergeState says how far a merge is.
+func (s *Store) MergeState() string {
+	return [...]string{mergeNone: "none", mergeReads: "reads segments", mergeWrites: "is being written",
+		mergeBroken: "broken"}[s.merge.stage]
+}
+
 // ListFew lets a block list so many chunks at most.
 func (s *Store) ListFew(chunks int) { s.openings.room = chunks }
 

@@ -241,6 +241,12 @@ func (s *Store) changes(a *activeSeg) []byte {
 		}
 		said = format.AppendChange(said, c)
 	}
+	if a.merging {
+		if last := &s.segs[s.merge.last]; last.bytes > 0 {
+			said = format.AppendChange(said, format.Change{Item: -1, Merged: true, Died: last.bytes,
+				Chunk: s.pool.Of(last.entry.Offset())})
+		}
+	}
 	for range a.dropped {
 		said = format.AppendChange(said, format.Change{Item: -1, Keys: -1})
 	}

@@ -116,7 +116,7 @@ func (s *Store) CheckResize(bytes int64, tableBytes int) error {
 		return refuse("its size is being changed already, to %d", s.resize.o.PartitionBytes)
 	case bytes%format.SuperblockBytes != 0 || bytes > format.MaxPartitionBytes:
 		return refuse("want a multiple of 4096, at most 4 TiB")
-	case lookup.Capacity(tableBytes) < int(s.tbl.Len())+maxSplits:
+	case lookup.Capacity(tableBytes) < int(max(s.tbl.Len(), s.ckpt.segments()))+maxSplits:
 		return refuse("its table has %d segments, and a partition of that size has room for %d", s.tbl.Len(),
 			lookup.Capacity(tableBytes))
 	case bytes < s.cfg.PartitionBytes:

@@ -83,6 +83,9 @@ func newRig(t testing.TB, seed uint64, cfg kvstore.Config) *rig {
 	if seed%3 == 0 {
 		r.cfg.ListChunks()
 	}
+	if seed%5 < 3 {
+		r.cfg.Eager()
+	}
 	if cfg.SegTbl == nil {
 		r.cfg.SegTbl = make([]byte, 5*20000)
 	}

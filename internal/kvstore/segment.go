@@ -35,9 +35,12 @@ type activeSeg struct {
 	// chain links the segments of one place of the table, and the free activeSegs. next links the segments of a group.
 	chain, next int32
 	dirty       bool
-	// held: a split is moving keys out of the segment, so its writers wait. added: the segment is the new one of a
-	// split and is not in the SegTbl yet.
-	held, added bool
+	// held: a split or a merge is moving keys out of the segment or to it, so its writers wait. added: the segment is
+	// the new one of a split and is not in the SegTbl yet. merging: the segment is being written with the keys of
+	// another one.
+	held, added, merging bool
+	// stale: the committed record may have keys that a split has moved to another segment.
+	stale bool
 	// force: the segment is written even if no writer changes it.
 	force bool
 	// buf begins with the segment. While the segment is being read, buf holds the blocks around it, and it begins at
@@ -115,7 +118,7 @@ func (s *Store) blank(i int32) {
 	a := &s.segs[i]
 	format.Segment(a.buf).Clear(a.number)
 	format.Segment(a.buf).SetDecidedBy(s.tbl.Bits(a.number))
-	a.state, a.bytes = segLoaded, 0
+	a.state, a.bytes, a.stale = segLoaded, 0, false
 }
 
 // makeLen grows the buffer of a segment to at least n bytes, keeping its content, and reports whether there was memory
@@ -144,6 +147,9 @@ func (s *Store) dispatch(i int32) {
 	}
 	at, fresh := s.activate(number, o.pays())
 	s.opLinks.Push(&s.segs[at].waiting, i)
+	if s.merge.stage == mergeBroken && s.segs[at].held {
+		s.progress++ // the merge goes on for it
+	}
 	if fresh {
 		s.load(at)
 	}
@@ -266,6 +272,7 @@ func (s *Store) dropMovedKeys(i int32) {
 	if seg.DecidedBy(bits) {
 		return // it was not split since then; hashing all of its keys would take an eighth of what a Put does
 	}
+	a.stale = true
 	seg.Filter(func(key []byte) bool { return s.tbl.Segment(format.HashKey(s.hashSeed, key)) == a.number })
 	seg.SetDecidedBy(bits)
 }
@@ -280,6 +287,8 @@ func (s *Store) failSegment(i int32, st Status) {
 	s.failUnbegunMoves(i, st)
 	a.force = false
 	switch {
+	case s.merge.holds(i):
+		s.abandonMerge(i, retryNS)
 	case a.held:
 		s.abandonSplits(i)
 	default:
@@ -340,7 +349,11 @@ func (s *Store) schedule(i int32) {
 			s.load(i)
 		}
 	}
-	if a.state != segLoaded || a.dirty || a.held {
+	if a.state != segLoaded || a.dirty || a.held && !a.merging {
+		return
+	}
+	if a.merging {
+		s.setDirty(i)
 		return
 	}
 	if a.waiting.N == 0 && !a.force {
@@ -376,9 +389,9 @@ func (s *Store) begins(a *activeSeg) bool {
 // group of the key log. It stops when no group is free. A segment for which the key log has no space stays dirty until
 // compaction has freed some. Segments that compaction waits for skip that check, because a compaction that waited for
 // space could never free any. These are the segments of victims, for which placeForKeys keeps space back, and the new
-// ones of a split, whose sources compaction cannot move before the split ends. The new ones take from the chunk and a
-// half that placeForKeys keeps back besides; if that does not suffice, failOutOfSpace ends the split's round with an
-// error.
+// ones of a split, whose sources compaction cannot move before the split ends, and that of a merge. They take from the
+// chunk and a half that placeForKeys keeps back besides; if that does not suffice, failOutOfSpace ends the round of
+// splits, or the merge, with an error.
 func (s *Store) writeSegments() {
 	was := s.compact.blocked
 	s.compact.blocked = false
@@ -387,9 +400,9 @@ func (s *Store) writeSegments() {
 		a := &s.segs[i]
 		a.dirty = false
 		switch {
-		case a.held:
-			// A split has held the segment since it was put on the list. The split considers it again at its end.
-		case a.added || s.placeForKeys() >= s.maxLenAfter(a) || s.awaitedByRewrite(a):
+		case a.held && !a.merging:
+			// A split or merge has held the segment since it was put on the list, and considers it again at its end.
+		case a.added || a.merging || s.placeForKeys() >= s.maxLenAfter(a) || s.awaitedByRewrite(a):
 			s.change(i)
 		default:
 			s.compact.blocked = true
@@ -435,6 +448,11 @@ func (s *Store) change(i int32) {
 	// even a writer that changes nothing is answered only after a newer version of the segment is durable.
 	changed := a.force || s.failures != s.ckpt.covered
 	a.force = false
+	if a.merging {
+		a.state = segWriting
+		s.appendSegment(i)
+		return
+	}
 	if !a.added && s.dropExpired(a) {
 		changed = true
 	}
@@ -479,6 +497,10 @@ func (s *Store) segmentWritten(i int32, placed bool, st Status) {
 			s.addedWritten()
 			return
 		}
+		if a.merging {
+			s.mergeFailed(st)
+			return
+		}
 		s.failSegment(i, st)
 		return
 	}
@@ -492,13 +514,17 @@ func (s *Store) segmentWritten(i int32, placed bool, st Status) {
 		s.pool.SubLive(a.offset, a.bytes)
 		a.entry, a.bytes = 0, 0
 	}
-	a.state = segLoaded
+	a.state, a.stale = segLoaded, false
 	if a.added {
 		s.addedWritten()
 		return
 	}
 	s.tbl.Set(a.number, a.entry)
 	s.countDead(a, before)
+	if a.merging {
+		s.mergeDone()
+		return
+	}
 	for a.writing.N > 0 {
 		oi := s.opLinks.Pop(&a.writing)
 		s.finish(oi, s.ops[oi].status)

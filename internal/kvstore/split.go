@@ -69,8 +69,8 @@ func (s *Store) grow() {
 // beginSplits takes hold of as many sources as the table lacks segments, and reports whether there is one.
 func (s *Store) beginSplits() bool {
 	sp := &s.split
-	lacks := s.objects/int64(s.cfg.KeysPerSegment) - int64(s.tbl.Len())
-	if lacks <= 0 || s.stopping || s.now < sp.retryNS {
+	lacks := s.needs() - int64(s.tbl.Len())
+	if lacks <= 0 || s.stopping || s.now < sp.retryNS || s.merge.stage != mergeNone {
 		return false
 	}
 	*sp = splitState{n: int(min(lacks, maxSplits, int64(s.tbl.Room())))}
@@ -106,6 +106,7 @@ func (s *Store) fillAdded() bool {
 			return s.tbl.Moves(format.HashKey(s.hashSeed, key),
 				number)
 		})
+		format.Segment(d.buf).SetDecidedBy(s.tbl.Bits(number))
 	}
 	sp.made = true
 	return true

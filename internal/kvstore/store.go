@@ -68,8 +68,9 @@ type Stats struct {
 	UserBytes, KeyLogBytes, ValueLogBytes, MovedBytes, CheckpointBytes int64
 	// Reads and Writes are I/Os for requests. A group counts once.
 	Reads, Writes int64
-	// Compactions are chunks that were emptied, Checkpoints those that became durable, Splits segments that were added.
-	Compactions, Checkpoints, Splits int64
+	// Compactions are chunks that were emptied, Checkpoints those that became durable, Splits segments that were added,
+	// Merges those that were taken away because their keys went to others.
+	Compactions, Checkpoints, Splits, Merges int64
 	// Expired counts objects that have expired, or that a Drop has covered, and were left out for that reason.
 	Expired int64
 	// Damaged counts reports of damaged records. Scrubbed is the number of bytes that the scrub has read.
@@ -157,6 +158,7 @@ type Store struct {
 	super    []byte
 	openings openings
 	split    splitState
+	merge    mergeState
 	compact  compactState
 	early    earlyState
 	ckpt     ckptState
@@ -257,7 +259,7 @@ func (s *Store) adopt(image *recovery.Image) error {
 	s.hashSeed = sb.HashSeed()
 	s.tbl, s.pool, s.objects, s.version, s.gapless = image.Table, image.Pool, image.Objects, image.Version,
 		image.Version
-	s.clock, s.expiry.first = image.Clock, image.FirstExpiry
+	s.clock, s.expiry.first, s.merge.allowed = image.Clock, image.FirstExpiry, image.Merges
 	s.ckpt.chunks, s.ckpt.id = image.Checkpoint, sb.Checkpoint()
 	s.ckpt.full = len(sb.Chunks(nil)) == 0 || image.Loss != nil || image.LostHeaders > 0
 	c.GroupBytes = min(c.GroupBytes, int(c.ChunkBytes/4))
@@ -395,7 +397,7 @@ func (s *Store) ending() bool { return s.stopping && s.noWrites() }
 // logsIdle reports that nothing will be written to the logs.
 func (s *Store) logsIdle() bool {
 	return s.noRequests() && s.freeInt.N == maxMoves && s.slotsIdle() &&
-		s.dirty.N == 0 && s.logs[keyLog].inflight == 0 && s.restoring == 0 && s.split.idle()
+		s.dirty.N == 0 && s.logs[keyLog].inflight == 0 && s.restoring == 0 && s.split.idle() && s.merge.idle()
 }
 
 // LiveBytes is Stats.LiveBytes.
@@ -538,7 +540,7 @@ func (s *Store) Turn(nowNS int64, out *Actions) {
 	own := s.out
 	s.out = out
 	out.WakeNS = 0
-	s.ckpt.swept, s.scrub.resting = false, false
+	s.ckpt.swept, s.scrub.resting, s.merge.emptied = false, false, 0
 	if s.phase == unopened {
 		s.open()
 	}
@@ -555,6 +557,7 @@ func (s *Store) Turn(nowNS int64, out *Actions) {
 		for again := true; again; {
 			before := s.progress + s.pool.Changes
 			s.grow()
+			s.shrink()
 			s.resizeStep()
 			last := s.lastCheckpointDue()
 			s.checkpointStep()

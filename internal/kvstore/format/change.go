@@ -13,7 +13,8 @@ import "encoding/binary"
 //	uvarint  chunk of the previous record, if there was one
 //	for each Change:
 //	u8       0x80, and flags: 0x01 a value was added, 0x02 a value died, 0x04 both have the same length,
-//	         0x08 a key was added, 0x10 a key was removed, 0x20 the added value has several pieces
+//	         0x08 a key was added, 0x10 a key was removed, 0x20 the added value has several pieces,
+//	         0x40 what died is the record of another segment, the last of the table, which was merged into this one
 //	uvarint  number of the item of the added value, if 0x01
 //	uvarint  number of its pieces besides the first, if 0x20
 //	uvarint  chunk of the value that died, if 0x02
@@ -31,6 +32,8 @@ type Change struct {
 	Chunk ChunkNumber
 	// Keys is the change of the number of keys: -1, 0 or 1.
 	Keys int
+	// Merged: what died is the record of the segment that was merged into this one.
+	Merged bool
 }
 
 const (
@@ -41,6 +44,7 @@ const (
 	changeKeyMore = 0x08
 	changeKeyLess = 0x10
 	changeMore    = 0x20
+	changeMerged  = 0x40
 )
 
 // MaxChangesBytes is the longest that the changes of a segment can be: the size of all extra units.
@@ -80,6 +84,9 @@ func AppendChange(dst []byte, c Change) []byte {
 		head |= changeKeyMore
 	case -1:
 		head |= changeKeyLess
+	}
+	if c.Merged {
+		head |= changeMerged
 	}
 	if head == changeAny {
 		return dst
@@ -133,7 +140,7 @@ func (b Segment) Changes(dst []Change) (changes []Change, known bool) {
 	for known = known && extent > 0; known && len(said) > 0 && said[0] != 0; {
 		head := said[0]
 		said = said[1:]
-		c := Change{Item: -1}
+		c := Change{Item: -1, Merged: head&changeMerged != 0}
 		if head&changeBorn != 0 {
 			n, more := next(), uint64(0)
 			if head&changeMore != 0 {

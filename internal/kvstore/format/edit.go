@@ -176,6 +176,15 @@ func (b Segment) CopyItems(from Segment) {
 	b.SetItems(from.Items())
 }
 
+// AppendItems adds the items of another segment, which has the same clock and version width, and none of the keys. The
+// view must have room for them, and the segment must not become longer than MaxSegmentBytes.
+func (b Segment) AppendItems(from Segment) {
+	n := b.LengthBytes()
+	n += copy(b[n:], from[from.First():from.LengthBytes()])
+	b.SetLengthBytes(n)
+	b.SetItems(b.Items() + from.Items())
+}
+
 // Recode sets the clock and the version width, which must be enough for all items. The view must have room for what the
 // items become longer.
 //

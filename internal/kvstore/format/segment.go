@@ -31,7 +31,7 @@ import (
 //
 // The hash bits are how many low bits of a key's hash decided, when the segment was written, whether the key belongs to
 // it, modulo 32; 0: that is not known. If it is still as many, the segment was not split since, and all of its keys
-// belong to it.
+// belong to it. If it is n, there was no segment with a number greater by 2^n: see Summary.Merges.
 //
 // A segment with the magic 'l' is lossy: an earlier record of it was damaged, and it has only what was written since.
 // Of a key without an item it is not known whether it exists. That is why a deleted key has an item there.
@@ -119,6 +119,15 @@ func (b Segment) DecidedBy(bits int) bool {
 
 func (b Segment) SetDecidedBy(bits int) {
 	b[segWidth] = b[segWidth]&widthMask | byte(bits&31)<<widthBits
+}
+
+// Limit is how many segments there were at most when the segment was written: one more would have had a part of its
+// keys. 0: that is not known.
+func (b Segment) Limit() int64 {
+	if b.Old() || b[segWidth]>>widthBits == 0 {
+		return 0
+	}
+	return int64(b.Number()) + 1<<(b[segWidth]>>widthBits)
 }
 
 // Lossy reports whether the segment lacks keys that were lost.

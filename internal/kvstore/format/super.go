@@ -344,7 +344,8 @@ func (b Page) Check(stream uint64, index uint32) error {
 //	0  u64 next version          32 3 times {u32 epoch, u32 end in the chunk} of
 //	8  u64 objects                  the open chunks: key log, value log, moved values;
 //	16 u32 number of segments       epoch 0: none
-//	20 u32 number of chunks
+//	20 u31 number of chunks
+//	   u1  merges: see Merges
 //	24 u32 last epoch                56 u64 object versions: the greatest that was given
 //	28 u32 first expiry: nothing in the store expires before it, in unix seconds; 0: nothing expires
 //
@@ -357,16 +358,28 @@ const EndOfUnits = 1<<32 - 1
 // SummaryBytes and ChunkEntryBytes are the lengths of a Summary and a ChunkEntry.
 const SummaryBytes, ChunkEntryBytes = 64, 12
 
+const summaryMerges = 1 << 31
+
 func (b Summary) NextVersion() uint64     { return le.Uint64(b) }
 func (b Summary) SetNextVersion(v uint64) { le.PutUint64(b, v) }
 func (b Summary) Objects() int64          { return int64(le.Uint64(b[8:])) }
 func (b Summary) SetObjects(v int64)      { le.PutUint64(b[8:], uint64(v)) }
 func (b Summary) Segments() uint32        { return le.Uint32(b[16:]) }
 func (b Summary) SetSegments(v uint32)    { le.PutUint32(b[16:], v) }
-func (b Summary) Chunks() int             { return int(le.Uint32(b[20:])) }
-func (b Summary) SetChunks(v int)         { le.PutUint32(b[20:], uint32(v)) }
-func (b Summary) LastEpoch() uint32       { return le.Uint32(b[24:]) }
-func (b Summary) SetLastEpoch(v uint32)   { le.PutUint32(b[24:], v) }
+func (b Summary) Chunks() int             { return int(le.Uint32(b[20:]) &^ summaryMerges) }
+
+// SetChunks sets the number of chunks, and takes away the mark of SetMerges.
+func (b Summary) SetChunks(v int)       { le.PutUint32(b[20:], uint32(v)) }
+func (b Summary) LastEpoch() uint32     { return le.Uint32(b[24:]) }
+func (b Summary) SetLastEpoch(v uint32) { le.PutUint32(b[24:], v) }
+
+// Merges reports whether the SegTbl may have become shorter since the stream began. What is behind it in the key log
+// then says so (Segment.Limit). Without it, it was written by a program whose tables only grow, and whose segments may
+// have hash bits that are too few.
+func (b Summary) Merges() bool { return le.Uint32(b[20:])&summaryMerges != 0 }
+
+// SetMerges sets what Merges reports.
+func (b Summary) SetMerges() { b[23] |= summaryMerges >> 24 }
 
 func (b Summary) Clock() uint64           { return le.Uint64(b[56:]) }
 func (b Summary) SetClock(v uint64)       { le.PutUint64(b[56:], v) }

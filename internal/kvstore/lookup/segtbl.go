@@ -39,9 +39,10 @@ func (e Entry) Offset() units.ExtentOffset { return units.ExtentOffset(e>>3) * p
 // MaxBytes is an upper bound of the segment's length: what has to be read.
 func (e Entry) MaxBytes() int { return classBytes[e&7] }
 
-// SegTbl is the table of segments, the store's index: 5 bytes of DRAM for each segment. It grows by linear hashing.
-// With n segments, 2^k <= n < 2^(k+1), the segment of a hash is its low k+1 bits, or its low k bits if there is no such
-// segment yet. Therefore a new segment n takes keys from exactly one other, which is n without its highest bit.
+// SegTbl is the table of segments, the store's index: 5 bytes of DRAM for each segment. It grows and shrinks by linear
+// hashing. With n segments, 2^k <= n < 2^(k+1), the segment of a hash is its low k+1 bits, or its low k bits if there
+// is no such segment yet. Therefore a new segment n takes keys from exactly one other, which is n without its highest
+// bit. Its keys go back there when the table shrinks.
 //
 // Source: LEED (SIGCOMM'23), section 3.2; there the table does not grow.
 type SegTbl struct {
@@ -111,6 +112,29 @@ func (t *SegTbl) Extend(n uint32) {
 	}
 	t.n = n
 	t.mask = max(1, uint32(1)<<bits.Len32(n)-1)
+}
+
+// Shrink shortens the table to n segments, at least 1. The keys of those behind must have been merged into the others.
+// All memory behind the entries that are left may be zeroed.
+func (t *SegTbl) Shrink(n uint32) {
+	for i := n; i < t.n; i++ {
+		t.set(i, 0)
+	}
+	for u := (n + UnitSegments - 1) / UnitSegments; u*UnitSegments < t.n; u++ {
+		if b, bit := &t.changed[u/8], byte(1)<<(u%8); *b&bit != 0 {
+			*b &^= bit
+			t.units--
+		}
+	}
+	t.n = n
+	t.mask = max(1, uint32(1)<<bits.Len32(n)-1)
+}
+
+// Buddy is the segment that the keys of the table's last one belong to if the table is shortened by it, and the number
+// of low bits of their hashes that decide that. It is the Source of the last one.
+func Buddy(last uint32) (into uint32, decidedBy int) {
+	n := bits.Len32(last) - 1
+	return last &^ (1 << n), n
 }
 
 // lay divides the memory of the table.

@@ -18,6 +18,7 @@ func (m *Machine) noteEpoch(epoch uint32) {
 // beginPages begins to read the checkpoint.
 func (m *Machine) beginPages() {
 	m.stage, m.step, m.badPages, m.stream, m.segments = readPages, 0, 0, streamState{}, 0
+	m.merges, m.nextVersion = false, 0
 	if !m.complete() {
 		m.badPages = int(m.image.Super.Pages())
 		m.pagesEnded()
@@ -78,7 +79,8 @@ func (m *Machine) takePage(p format.Page) {
 	}
 	data := p.Payload()
 	if page == last {
-		m.segments = format.Summary(data).Segments()
+		sum := format.Summary(data)
+		m.segments, m.nextVersion, m.merges = sum.Segments(), sum.NextVersion(), sum.Merges()
 	}
 	before := m.stream.id
 	switch {
@@ -138,6 +140,8 @@ func (m *Machine) beginStream() bool {
 	case n < sum.Segments():
 		table.Grow(sum.Segments())
 		table.Unmark(int64(n)*lookup.EntryBytes, int64(sum.Segments())*lookup.EntryBytes, sum.Segments())
+	case n > sum.Segments():
+		table.Shrink(sum.Segments())
 	}
 	m.image.Objects, m.image.Version = sum.Objects(), sum.NextVersion()
 	m.image.Clock = max(m.image.Clock, sum.Clock())

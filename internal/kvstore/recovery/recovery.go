@@ -79,6 +79,8 @@ type Image struct {
 	LostHeaders int
 	// Loss is what was missing, and accepted; nil: nothing.
 	Loss *Loss
+	// Merges: what is written from now on may say that the table has become shorter.
+	Merges bool
 }
 
 // Tail is the end of a log: a chunk, -1 if a new one is needed, and where in the chunk it is, in whole blocks.
@@ -158,8 +160,11 @@ type Machine struct {
 	// chunk's entry, or a unit of the SegTbl.
 	stream  streamState
 	partial []byte
-	// segments is the length of the table that the last stream gives; 0: that is not known.
-	segments uint32
+	// segments is the length of the table that the last stream gives; 0: that is not known. nextVersion and merges are
+	// those of its summary.
+	segments    uint32
+	nextVersion uint64
+	merges      bool
 	// keys are the chunks of the key log that are replayed or counted, in order.
 	keys []format.ChunkNumber
 	// gaps are the ranges of versions that were not found. A later segment may say that they were durable, and so are

@@ -94,6 +94,9 @@ func (m *Machine) replay(seg format.Segment, offset units.ExtentOffset) bool {
 	m.image.Version = v + 1
 	m.noteUse(seg)
 	n := seg.Number()
+	if n >= m.image.Table.Len() && m.rebuild && m.hasLength && v < m.nextVersion {
+		return true // a segment that was merged into another one before the last checkpoint
+	}
 	if n > m.image.Table.Len() && !m.mayMiss(v) {
 		// A segment that a split has added, but not all that were added before it: the split was not done, so that none
 		// of its sources has changed and this segment counts for nothing. Unless those before it are missing: then the
@@ -104,12 +107,27 @@ func (m *Machine) replay(seg format.Segment, offset units.ExtentOffset) bool {
 	if !m.growTable(n + 1) {
 		return false
 	}
+	merged := m.shrinkTable(seg)
 	e := lookup.NewEntry(offset, seg.ExtentBytes())
 	if seg.Vacant() {
 		e = 0
 	}
 	m.image.Table.Set(n, e)
-	m.applyChanges(seg, offset, fresh)
+	m.applyChanges(seg, offset, fresh, merged)
+	return true
+}
+
+// shrinkTable shortens the table to the length that it had at most when a segment was written, and reports whether it
+// was longer. The segments behind that have been merged into others: only the last one at a time, so that the record of
+// the other one, if it is not this one, comes before this one in the key log; or they were empty, which leaves no
+// record. Without the checkpoint there are segments that were written when the table was still shorter.
+func (m *Machine) shrinkTable(seg format.Segment) bool {
+	t, limit := &m.image.Table, seg.Limit()
+	known := m.merges || m.rebuild && !m.hasLength
+	if !known || limit == 0 || limit >= int64(t.Len()) || m.rebuild && m.hasLength && seg.Version() < m.nextVersion {
+		return false
+	}
+	t.Shrink(uint32(limit))
 	return true
 }
 
@@ -123,8 +141,9 @@ func (m *Machine) noteObjects(seg format.Segment) {
 }
 
 // applyChanges counts what a segment says it has changed. A fresh segment, which a split has added, may have a previous
-// record from a round of writes that had not ended when the checkpoint began; that one was not counted.
-func (m *Machine) applyChanges(seg format.Segment, offset units.ExtentOffset, fresh bool) {
+// record from a round of writes that had not ended when the checkpoint began; that one was not counted. The record of
+// the segment that was merged into it has died if merged says that this has made the table shorter.
+func (m *Machine) applyChanges(seg format.Segment, offset units.ExtentOffset, fresh, merged bool) {
 	changes, known := seg.Changes(m.changes[:0])
 	m.changes = changes
 	m.noteUnverified(seg, known)
@@ -136,7 +155,7 @@ func (m *Machine) applyChanges(seg format.Segment, offset units.ExtentOffset, fr
 	}
 	for i, c := range changes {
 		m.image.Objects += int64(c.Keys)
-		if c.Died > 0 && !(fresh && i == 0) {
+		if c.Died > 0 && !(fresh && i == 0) && (merged || !c.Merged) {
 			m.subLive(c.Chunk, c.Died)
 		}
 		if c.Item >= 0 {

@@ -9,6 +9,7 @@ import (
 // that crashes again and again does not use up its reserve. A chunk that was full when the checkpoint began has no end
 // to continue at.
 func (m *Machine) findTails() {
+	m.image.Merges = m.merges && !m.rebuild
 	m.markHeadlessDamaged()
 	m.markBad()
 	m.freeVacant()
