@@ -51,6 +51,7 @@ func TestAWriteThatFailedIsNotAcknowledged(t *testing.T) {
 
 // B2: compaction preserves values of any length at any position in the pieces that it reads.
 func TestCompactionKeepsValuesOfAnyLength(t *testing.T) {
+	t.Parallel()
 	seed := seeds(t)
 	for i, n := range []int{272, 304, 528, 1008, 60000} {
 		r := newRig(t, seed+uint64(i), small(40))
@@ -72,6 +73,7 @@ func TestCompactionKeepsValuesOfAnyLength(t *testing.T) {
 
 // B3: a Get returns the right result while its segment grows or its last key is deleted.
 func TestAGetWhoseSegmentGrowsOrIsDeleted(t *testing.T) {
+	t.Parallel()
 	seed := seeds(t)
 	cfg := small(40)
 	cfg.SegTbl = make([]byte, 5*16) // the table cannot grow, so segments become long
@@ -141,11 +143,12 @@ func TestMoreWritersOfOneKeyThanThereIsRoomFor(t *testing.T) {
 // B6: a full partition answers CapacityExceeded, serves Gets and Deletes, and accepts Puts again when there is room.
 func TestAFullPartitionStillServes(t *testing.T) {
 	kvstore.PlainOnly(t)
+	t.Parallel()
 	for seed := range kvstore.Seeds(t, 4) {
 		size := []int{0, 1000, 100, 20000}[seed%4]
-		r := newRig(t, seed, variant(seed, []int64{30, 40, 24, 64}[seed%4]))
+		r := newRig(t, seed, variant(seed, []int64{24, 40, 24, 64}[seed%4]))
 		m := newModel(r, 1, func() int { return size })
-		keys := int(r.cfg.PartitionBytes) / (size + 34)
+		keys := int(r.cfg.PartitionBytes) * 3 / 4 / (size + 34)
 		m = newModel(r, keys, m.size)
 		for cycle := range 2 {
 			m.full = 0
@@ -198,6 +201,7 @@ func TestAFullPartitionStillServes(t *testing.T) {
 // B7: compaction may move what a Get reads, and its chunk may be reused, before the device completes the read.
 func TestADelayedGetReturnsTheCurrentValue(t *testing.T) {
 	kvstore.PlainOnly(t)
+	t.Parallel()
 	seed := seeds(t)
 	for round := range uint64(times(4)) {
 		r := newRig(t, seed+round, small(32))

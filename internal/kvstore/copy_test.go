@@ -122,6 +122,7 @@ func TestCopiesHaveTheSameDigests(t *testing.T) {
 // TestDigestsFindFewDifferencesWithFewRequests: with n objects of which d differ, they are found with at most
 // 2 (1 + d log n / log fan) requests.
 func TestDigestsFindFewDifferencesWithFewRequests(t *testing.T) {
+	t.Parallel()
 	a, b := twins(t, FixedSeed(t))
 	const n, fan = 20000, 16
 	for i := range n {

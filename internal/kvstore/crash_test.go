@@ -9,6 +9,7 @@ import (
 )
 
 func TestHistoriesAgainstAMap(t *testing.T) {
+	t.Parallel()
 	ops := 0
 	for s := range kvstore.Seeds(t, times(4)) {
 		r := newRig(t, s, variant(s, 28))
@@ -60,6 +61,7 @@ func (m *model) again(seed uint64) *model {
 // recovery or soon after.
 func TestACrashAtEveryWrite(t *testing.T) {
 	kvstore.PlainOnly(t)
+	t.Parallel()
 	for seed := range kvstore.Seeds(t, 2) {
 		crashAtEveryWrite(t, seed)
 	}
@@ -124,6 +126,7 @@ func (m *model) dieOpening() {
 // TestRecoveryAfterRecovery crashes repeatedly and checks that no space leaks.
 func TestRecoveryAfterRecovery(t *testing.T) {
 	kvstore.PlainOnly(t)
+	t.Parallel()
 	for s := range kvstore.Seeds(t, times(3)) {
 		r := newRig(t, s, variant(s, 40))
 		m := newModel(r, []int{60, 700, 1000}[s%3], sizes(r.rng, 20000))
@@ -190,6 +193,7 @@ func (m *model) atLeastRead() int64 {
 // TestRecoveryReadsTheCheckpointAndWhatWasWrittenSince, and not all of the key log, however large it is.
 func TestRecoveryReadsTheCheckpointAndWhatWasWrittenSince(t *testing.T) {
 	kvstore.PlainOnly(t)
+	t.Parallel()
 	seed := seeds(t)
 	cfg := small(150)
 	cfg.CheckpointBytes = 1 << 30 // no checkpoints except on request
@@ -286,6 +290,7 @@ func (m *model) reopen0() {
 }
 
 func TestACrashWhileFormatting(t *testing.T) {
+	t.Parallel()
 	seed := seeds(t)
 	for at := 1; at <= 3; at++ {
 		for k := range uint64(8) {
@@ -325,8 +330,9 @@ func TestACrashWhileFormatting(t *testing.T) {
 // before others were, recovery finds only a part of the round. The source segments must then keep the keys that have
 // moved. With groups of hardly more than a segment a round takes many writes, and checkpoints follow each other.
 func TestACheckpointDuringSplits(t *testing.T) {
+	t.Parallel()
 	crashes := 0
-	for seed := range kvstore.Seeds(t, times(6)) {
+	for seed := range kvstore.Seeds(t, times(4)) {
 		cfg := small(60)
 		cfg.GroupBytes, cfg.KeysPerSegment = 512, 2
 		m := newModel(newRig(t, seed, cfg), 3000, func() int { return 20 })

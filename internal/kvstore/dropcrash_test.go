@@ -78,6 +78,7 @@ func (d *dropped) verify() {
 // What was put behind it is there.
 func TestACrashAtEveryWriteOfADrop(t *testing.T) {
 	kvstore.PlainOnly(t)
+	t.Parallel()
 	for seed := range kvstore.Seeds(t, 3) {
 		cfg := variant(seed, 40)
 		cfg.Requests = 16

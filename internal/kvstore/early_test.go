@@ -56,6 +56,7 @@ func overwritten(t *testing.T, early func(d *instant, q *IO) error, flip ...*int
 // together. If such a value cannot be read, or what is read is not the value, it stays, and is moved with its chunk.
 func TestMovedValuesShareTheWriteOfTheirSegment(t *testing.T) {
 	PlainOnly(t)
+	t.Parallel()
 	reads, flipped := 0, int64(0)
 	_, _, shared := overwritten(t, func(*instant, *IO) error { reads++; return nil })
 	d, n, alone := overwritten(t, func(d *instant, q *IO) error {

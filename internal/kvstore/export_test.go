@@ -20,6 +20,9 @@ import (
 var seedFlag = flag.Uint64("seed", 0, "seed of the random tests; 0: fixed ones, and fresh ones beside them in the "+
 	"heavy tests")
 
+// LongFlag lets the heavy tests do all that they could.
+var LongFlag = flag.Bool("long", false, "crash at every write, flip every bit: minutes instead of seconds")
+
 // FixedSeed returns the seed given by -seed, or 1.
 func FixedSeed(t testing.TB) uint64 {
 	t.Helper()

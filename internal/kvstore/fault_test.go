@@ -16,6 +16,7 @@ import (
 // TestAnyIOMayFailAtAnyTime: failed I/Os fail requests and do no other harm. When the device works again, so does the
 // store.
 func TestAnyIOMayFailAtAnyTime(t *testing.T) {
+	t.Parallel()
 	failed, crashes := 0, 0
 	for s := range kvstore.Seeds(t, times(4)) {
 		r := newRig(t, s, variant(s, 32))
@@ -67,6 +68,7 @@ func TestAnyIOMayFailAtAnyTime(t *testing.T) {
 
 // TestOneIOFails repeats a history and lets one I/O fail, a different one each time.
 func TestOneIOFails(t *testing.T) {
+	t.Parallel()
 	for seed := range kvstore.Seeds(t, 2) {
 		oneIOFails(t, seed)
 	}
@@ -160,6 +162,7 @@ func TestFailedSuperblocksHoldTheCheckpointUp(t *testing.T) {
 // key has its value or is reported damaged, or the partition does not open.
 func TestAFlippedBitIsNeverAWrongValue(t *testing.T) {
 	kvstore.PlainOnly(t)
+	t.Parallel()
 	for seed := range kvstore.Seeds(t, 2) {
 		clean := seed%2 == 1
 		base := flipped(t, seed, clean)

@@ -13,6 +13,7 @@ import (
 // records that were acknowledged before. These are there again when the store has come to rest, and after a crash.
 func TestAFailedWriteThatLeavesGarbage(t *testing.T) {
 	kvstore.PlainOnly(t)
+	t.Parallel()
 	shared := 0
 	for seed := range kvstore.Seeds(t, times(4)) {
 		r := newRig(t, seed, variant(seed, 34))

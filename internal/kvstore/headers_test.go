@@ -58,12 +58,13 @@ func stopped(t *testing.T, seed uint64, clean bool) (m *model, uses []string) {
 // working, also after another crash.
 func TestNoChunkHeaderIsNeeded(t *testing.T) {
 	kvstore.PlainOnly(t)
+	t.Parallel()
 	for seed := range kvstore.Seeds(t, times(2)) {
 		for _, clean := range []bool{true, false} {
 			base, uses := stopped(t, seed, clean)
 			tested := map[string]int{}
 			for i, use := range uses {
-				if tested[use]++; tested[use] > every(3) && tested[use] > 3 {
+				if tested[use]++; tested[use] > 2 && !*longFlag {
 					continue
 				}
 				for _, damage := range headerDamage {
@@ -92,9 +93,10 @@ func (m *model) headerAt(chunk int) int64 { return format.AreaStart + int64(chun
 // TestAnyHeadersMayBeLostTogether: several headers are lost at once, of any use and in any way.
 func TestAnyHeadersMayBeLostTogether(t *testing.T) {
 	kvstore.PlainOnly(t)
+	t.Parallel()
 	for seed := range kvstore.Seeds(t, times(4)) {
 		base, uses := stopped(t, seed, seed%3 == 0)
-		for n := range 10 {
+		for n := range 6 {
 			m := base.again(seed + uint64(n))
 			lost := m.rng.Perm(len(uses))[:1+m.rng.IntN(len(uses))]
 			slices.Sort(lost)
@@ -118,6 +120,7 @@ func TestAnyHeadersMayBeLostTogether(t *testing.T) {
 // from some time on when the store uses them. No request fails, and checkpoints are written.
 func TestAChunkThatCannotBeWrittenIsNotInTheWay(t *testing.T) {
 	kvstore.PlainOnly(t)
+	t.Parallel()
 	for seed := range kvstore.Seeds(t, times(4)) {
 		r := newRig(t, seed, variant(seed, 34))
 		m := newModel(r, 450, sizes(r.rng, 4000))
@@ -164,6 +167,7 @@ func TestAChunkThatCannotBeWrittenIsNotInTheWay(t *testing.T) {
 // the partition would take no write for ever.
 func TestChunksOpenedInVainAreFreeAfterARestart(t *testing.T) {
 	kvstore.PlainOnly(t)
+	t.Parallel()
 	for seed := range kvstore.Seeds(t, times(2)) {
 		r := newRig(t, seed, variant(seed, 34))
 		m := newModel(r, 60, sizes(r.rng, 4000))

@@ -21,6 +21,7 @@ type write struct {
 // of its requests are repeated, those without an answer first, and then again and again, with splits, compaction and
 // restarts between: each has changed its key once.
 func TestARepeatedWriteIsDoneOnce(t *testing.T) {
+	t.Parallel()
 	for seed := range kvstore.Seeds(t, 2) {
 		for at, ends := 1, false; !ends; at += every(3) {
 			r := newRig(t, seed, small(28))
@@ -192,6 +193,7 @@ func TestADamagedSegmentMakesRetriesIndeterminate(t *testing.T) {
 // TestAFullPartitionOfIdentitiesStillServes: every key has as many identities as it may have, and none may go. Retries
 // are answered as before, overwrites and Deletes find room, and the Deletes give it back.
 func TestAFullPartitionOfIdentitiesStillServes(t *testing.T) {
+	t.Parallel()
 	r := newRig(t, seeds(t), small(28))
 	replies := map[uint64]kvstore.Reply{}
 	r.reply = func(p kvstore.Reply) { replies[p.Tag] = p }

@@ -15,6 +15,7 @@ import (
 // what it was, and so is every key at the end.
 func TestIncrementsLeaveNothingOut(t *testing.T) {
 	kvstore.PlainOnly(t)
+	t.Parallel()
 	for seed := range kvstore.Seeds(t, times(3)) {
 		cfg := variant(seed, 60)
 		cfg.KeysPerSegment, cfg.CheckpointBytes = 1, 1<<30

@@ -84,6 +84,7 @@ func (d *paced) step() {
 // TestPutLatencyIsSmooth: compaction keeps up in small steps, so that no Put waits for a whole chunk to be emptied.
 func TestPutLatencyIsSmooth(t *testing.T) {
 	PlainOnly(t)
+	t.Parallel()
 	const value = 1024
 	cfg := Config{PartitionBytes: 128 << 20, BlockSize: 512, ChunkBytes: 256 << 10}
 	fast := newInstant(t, cfg)

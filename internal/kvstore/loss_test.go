@@ -106,6 +106,7 @@ func longest(parts [][2]int64) [2]int64 {
 // value that it had at some time since the last checkpoint, or is damaged. The loss is settled once.
 func TestALossIsStatedAndAcceptedBeforeThePartitionOpens(t *testing.T) {
 	kvstore.PlainOnly(t)
+	t.Parallel()
 	for seed := range kvstore.Seeds(t, times(2)) {
 		base, parts := lossy(t, seed)
 		for _, kind := range lossKinds {
@@ -195,6 +196,7 @@ func (m *model) rewoundWithDamage() int {
 // have an older one.
 func TestADamagedCheckpointIsMadeAnewFromTheKeyLog(t *testing.T) {
 	kvstore.PlainOnly(t)
+	t.Parallel()
 	for seed := range kvstore.Seeds(t, times(2)) {
 		cfg := variant(seed, 60)
 		cfg.KeysPerSegment = 1
@@ -260,6 +262,7 @@ func TestADamagedCheckpointIsMadeAnewFromTheKeyLog(t *testing.T) {
 // until it can be read at another start.
 func TestABadFreeChunkIsNotUsed(t *testing.T) {
 	kvstore.PlainOnly(t)
+	t.Parallel()
 	cfg := small(0)
 	cfg.ChunkBytes, cfg.PartitionBytes, cfg.CheckpointBytes = 2<<20, 25*2<<20+128<<10, 1<<30
 	m := newModel(newRig(t, 3*seeds(t)+1, cfg), 300, func() int { return 1000 })
@@ -307,6 +310,7 @@ func TestABadFreeChunkIsNotUsed(t *testing.T) {
 // TestAReadThatFailsOnceLosesNothing: while the partition opens, each range is read in vain the first time. No loss is
 // stated, because an operator might accept it.
 func TestAReadThatFailsOnceLosesNothing(t *testing.T) {
+	t.Parallel()
 	for seed := range kvstore.Seeds(t, times(6)) {
 		m := prepared(t, seed)
 		end, failed := int64(m.s.Stats().Chunks)*m.cfg.ChunkBytes, map[[2]int64]bool{}

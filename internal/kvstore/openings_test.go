@@ -57,6 +57,7 @@ func (m *model) isDoubtful(list []int64) bool {
 // have their headers read. Crashes at any time lose nothing. If a list is lost all headers are read.
 func TestAnOpeningReadsTheHeadersOfListedChunks(t *testing.T) {
 	kvstore.PlainOnly(t)
+	t.Parallel()
 	for seed := range kvstore.Seeds(t, times(3)) {
 		m := listing(t, seed)
 		all := int(m.s.Stats().Chunks)

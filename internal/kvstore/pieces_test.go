@@ -54,6 +54,7 @@ func TestALongValueIsReadAtOnce(t *testing.T) {
 // TestAPartitionOfAnOlderVersionIsReadAndFillsUp: values of up to 1 MiB were written in one piece there. They are read,
 // an older program finds a newer version before anything else is written, and compaction moves them in pieces.
 func TestAPartitionOfAnOlderVersionIsReadAndFillsUp(t *testing.T) {
+	t.Parallel()
 	cfg := Config{PartitionBytes: 97 << 20, BlockSize: 512, ChunkBytes: 2 << 20}
 	d := newInstant(t, cfg)
 	d.s.pieceBytes = format.MaxValue

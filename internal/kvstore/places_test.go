@@ -56,6 +56,7 @@ func TestADelayedGetOfAReusedPlaceIsNotTakenForDamage(t *testing.T) {
 // TestASegmentThatOutgrowsItsBufferKeepsItsKeys: all writers arrive while the segment is in memory, so that it is never
 // read again.
 func TestASegmentThatOutgrowsItsBufferKeepsItsKeys(t *testing.T) {
+	t.Parallel()
 	const keys = 16000
 	d := newInstant(t, Config{PartitionBytes: 32 << 20, BlockSize: 512, ChunkBytes: 256 << 10, Requests: keys,
 		KeysPerSegment: 256})
@@ -82,6 +83,7 @@ func TestASegmentThatOutgrowsItsBufferKeepsItsKeys(t *testing.T) {
 // TestCompactionKeepsASegmentForWhichItHasNoMemory: the store opens with buffers for short segments only, and gets no
 // others. Compaction comes to a chunk with a long segment, cannot move it, and must not take it for obsolete.
 func TestCompactionKeepsASegmentForWhichItHasNoMemory(t *testing.T) {
+	t.Parallel()
 	cfg := Config{PartitionBytes: 4 << 20, BlockSize: 512, ChunkBytes: 128 << 10, KeysPerSegment: 256}
 	refuse, refused := false, 0
 	cfg.Alloc = func(n int) ([]byte, error) {

@@ -340,6 +340,7 @@ var rangedConfigs = []Config{
 }
 
 func TestRangesHaveWhatWasStored(t *testing.T) {
+	t.Parallel()
 	for seed := range Seeds(t, 4) {
 		r := newRanged(t, seed, rangedConfigs[seed%2])
 		r.check(0, math.MaxUint64)

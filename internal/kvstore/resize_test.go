@@ -64,6 +64,7 @@ func (m *resizer) resize(chunks int64, depth int) {
 // TestResizesUnderLoad: a partition that grows and shrinks while requests are served loses nothing, whether it is
 // stopped or dies in between, and whether its extent follows or not.
 func TestResizesUnderLoad(t *testing.T) {
+	t.Parallel()
 	refused := 0
 	for seed := range kvstore.Seeds(t, times(4)) {
 		m := newResizer(t, seed, variant(seed, 90), []int{60, 500, 900}[seed%3], 16<<10)
@@ -112,6 +113,7 @@ func TestResizesUnderLoad(t *testing.T) {
 // also if one of its superblocks is damaged thereafter.
 func TestACrashAtEveryWriteOfAResize(t *testing.T) {
 	kvstore.PlainOnly(t)
+	t.Parallel()
 	for seed := range kvstore.Seeds(t, times(4)) {
 		base := newResizer(t, seed, variant(seed, 60), 300, 4000)
 		base.random(2500, 16)
@@ -134,7 +136,7 @@ func TestACrashAtEveryWriteOfAResize(t *testing.T) {
 		whole.finishResize(8)
 		n := whole.dev.Writes - at + 3
 		olds, news := 0, 0
-		for at := 1; at <= n; at += every(1 + n/20) {
+		for at := 1; at <= n; at += every(1 + n/12) {
 			for _, damaged := range []int{-1, 0, 1} {
 				m := again()
 				m.crashIn, m.power = at, at%2 == 0
@@ -173,6 +175,7 @@ func TestACrashAtEveryWriteOfAResize(t *testing.T) {
 // was before the resize.
 func TestAResizedPartitionIsFoundWithoutItsFirstSuperblock(t *testing.T) {
 	kvstore.PlainOnly(t)
+	t.Parallel()
 	for seed := range kvstore.Seeds(t, times(2)) {
 		base := newResizer(t, seed, variant(seed, 60), 300, 4000)
 		base.random(1500, 16)
@@ -218,6 +221,7 @@ func TestAResizedPartitionIsFoundWithoutItsFirstSuperblock(t *testing.T) {
 // after the drive has written the superblocks of the new size.
 func TestNoNewChunkIsUsedBeforeTheNewSizeCounts(t *testing.T) {
 	kvstore.PlainOnly(t)
+	t.Parallel()
 	for seed := range kvstore.Seeds(t, times(2)) {
 		base := newResizer(t, seed, variant(seed, 60), 3000, 2000)
 		base.resize(28, 0)
@@ -227,7 +231,7 @@ func TestNoNewChunkIsUsedBeforeTheNewSizeCounts(t *testing.T) {
 		}
 		base.finish()
 		base.stop()
-		for at := 1; at <= 700; at += every(50) {
+		for at := 1; at <= 700; at += every(90) {
 			m := &resizer{model: base.again(seed), extent: base.extent}
 			m.reopen()
 			if err := m.begin(58); err != nil {
@@ -321,6 +325,7 @@ func TestACancelledShrinkLeavesThePartitionAsItWas(t *testing.T) {
 
 // TestAPartitionThatIsFullGrowsManyTimes: the checkpoint of the larger one has to find room in the small one.
 func TestAPartitionThatIsFullGrowsManyTimes(t *testing.T) {
+	t.Parallel()
 	chunks := int64(1000)
 	if *longFlag {
 		chunks = 9000 // a checkpoint takes a chunk more then, so that it grows in steps

@@ -2,7 +2,6 @@ package kvstore_test
 
 import (
 	"encoding/binary"
-	"flag"
 	"math/rand/v2"
 	"testing"
 
@@ -11,7 +10,7 @@ import (
 	"jbofd/internal/ssd"
 )
 
-var longFlag = flag.Bool("long", false, "crash at every write, flip every bit: minutes instead of seconds")
+var longFlag = kvstore.LongFlag
 
 // seeds returns the seed of a test that needs only one.
 func seeds(t *testing.T) uint64 {
@@ -62,16 +61,46 @@ type rig struct {
 	damage         []kvstore.Damage
 	// sweep is how many chunks a checkpoint goes through in one turn; 0: all that there are in a test.
 	sweep int
+	// memory is what the store gets, unless the configuration says otherwise.
+	memory *memory
+}
+
+// memory gives a store the memory of the one before it. It belongs to a rig and its copies, of which one at a time has
+// a store, for they share the SegTbl, too.
+type memory struct {
+	used [][]byte
+	free map[int][][]byte // by length
+}
+
+func (m *memory) alloc(n int) ([]byte, error) {
+	var b []byte
+	if all := m.free[n]; len(all) > 0 {
+		b, m.free[n] = all[len(all)-1], all[:len(all)-1]
+		clear(b)
+	} else {
+		b = make([]byte, n)
+	}
+	m.used = append(m.used, b)
+	return b, nil
+}
+
+// takeBack takes all memory back.
+func (m *memory) takeBack() {
+	for _, b := range m.used {
+		m.free[len(b)] = append(m.free[len(b)], b)
+	}
+	m.used = m.used[:0]
 }
 
 // newRig formats a partition.
 func newRig(t testing.TB, seed uint64, cfg kvstore.Config) *rig {
 	t.Helper()
 	rng := rand.New(rand.NewPCG(seed, 7))
-	r := &rig{t: t, rng: rng, cfg: cfg, ios: map[uint64]kvstore.IO{}, dev: lab.NewDrive(lab.DriveConfig{
+	r := &rig{t: t, rng: rng, cfg: cfg, ios: map[uint64]kvstore.IO{}, memory: &memory{free: map[int][][]byte{}}}
+	r.dev = lab.NewDrive(lab.DriveConfig{
 		SizeBytes: cfg.PartitionBytes, BlockSize: cfg.BlockSize, Volatile: cfg.FUA || cfg.Volatile, Rand: rng,
 		Misuse: func(what string) { t.Fatal(what) },
-	})}
+	})
 	r.dev.SlowOneIn = 40
 	if seed%3 == 2 {
 		r.sweep = 1 + int(seed/3%8)
@@ -100,7 +129,12 @@ func newRig(t testing.TB, seed uint64, cfg kvstore.Config) *rig {
 // open makes a Store and waits until it is open or has failed to open, or the process dies.
 func (r *rig) open() error {
 	r.t.Helper()
-	s, err := kvstore.New(r.cfg)
+	cfg := r.cfg
+	if cfg.Alloc == nil {
+		r.memory.takeBack()
+		cfg.Alloc = r.memory.alloc
+	}
+	s, err := kvstore.New(cfg)
 	if err != nil {
 		return err
 	}

@@ -83,6 +83,7 @@ func (m *model) reach(checkpoint, split string, first *int) bool {
 // TestFailuresInEachStateOfCheckpointsAndSplits: one test a cell of the table in docs/kvstore-states.md.
 func TestFailuresInEachStateOfCheckpointsAndSplits(t *testing.T) {
 	kvstore.PlainOnly(t)
+	t.Parallel()
 	fresh := false // a cell is tested once
 	for seed := range kvstore.Seeds(t, 2*times(1)) {
 		if fresh = !fresh; fresh && !*longFlag {

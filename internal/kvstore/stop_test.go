@@ -12,6 +12,7 @@ import (
 // TestAStoreStopsAfterItsLastRequest, whatever the request is and however it ends: the last checkpoint needs no further
 // event.
 func TestAStoreStopsAfterItsLastRequest(t *testing.T) {
+	t.Parallel()
 	seed := seeds(t)
 	for i := range uint64(times(100)) {
 		r := newRig(t, seed+i, variant(seed+i, 24))
@@ -68,7 +69,7 @@ var settings = []setting{
 		"segments are moved", "Puts wait for compaction", "Puts wait for a checkpoint"}},
 	{name: "compacted by pieces", cfg: func(c *kvstore.Config) {
 		c.ChunkBytes, c.PartitionBytes = 1<<20, 27<<20
-	}, keys: 14000, size: 900, ops: updates, states: []string{"a victim is read", "values are moved"}},
+	}, keys: 3500, size: 3600, ops: updates, states: []string{"a victim is read", "values are moved"}},
 	{name: "without checkpoints", keys: 1200, size: 900, ops: []kvstore.Op{kvstore.Put, kvstore.Delete},
 		fault: noPages, states: []string{"a checkpoint is tried again", "Puts wait for a checkpoint",
 			"segments wait for a checkpoint"}},
@@ -120,6 +121,7 @@ var whileStopping = []struct {
 // its last checkpoint soon, and reads nothing for itself that no request waits for. What a restart finds is right.
 func TestAStoreStopsInOrder(t *testing.T) {
 	kvstore.PlainOnly(t)
+	t.Parallel()
 	seed := seeds(t)
 	for _, set := range settings {
 		t.Run(set.name, func(t *testing.T) {

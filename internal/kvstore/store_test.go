@@ -7,11 +7,12 @@ import (
 	"jbofd/internal/kvstore/format"
 )
 
-// TestLongHistoriesAgainstAMap runs 700 thousand requests, in histories that reuse all chunks many times; with -long,
+// TestLongHistoriesAgainstAMap runs 300 thousand requests, in histories that reuse all chunks many times; with -long,
 // twenty times as many.
 func TestLongHistoriesAgainstAMap(t *testing.T) {
+	t.Parallel()
 	const most = format.MinChunkBytes / 2
-	for seed := range kvstore.Seeds(t, times(20)) {
+	for seed := range kvstore.Seeds(t, times(8)) {
 		r := newRig(t, seed, variant(seed, 40))
 		m := newModel(r, []int{50, 800, 1500}[seed%3], sizes(r.rng, most))
 		enough := func() bool { // of what 50 keys need little
@@ -37,6 +38,7 @@ func TestLongHistoriesAgainstAMap(t *testing.T) {
 
 // TestCrashesDuringRecovery: only a few writes separate two crashes.
 func TestCrashesDuringRecovery(t *testing.T) {
+	t.Parallel()
 	for seed := range kvstore.Seeds(t, 3) {
 		r := newRig(t, seed, small(40))
 		m := newModel(r, []int{60, 900, 1300}[seed%3], sizes(r.rng, 20000))
@@ -53,6 +55,7 @@ func TestCrashesDuringRecovery(t *testing.T) {
 }
 
 func TestLargestValue(t *testing.T) {
+	t.Parallel()
 	r := newRig(t, seeds(t), kvstore.Config{PartitionBytes: 64 << 20, BlockSize: 4096, FUA: true})
 	m := newModel(r, 20, func() int { return []int{1 << 20, 1<<20 - 1, 1000, 0}[r.rng.IntN(4)] })
 	m.random(300, 8)

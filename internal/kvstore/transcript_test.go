@@ -355,6 +355,7 @@ func (x *transcript) command(t *testing.T, d *datadriven.TestData) string {
 // TestTranscripts records the actions and replies of a store, event by event, in testdata/transcripts, which are meant
 // to be read.
 func TestTranscripts(t *testing.T) {
+	t.Parallel()
 	datadriven.Walk(t, "testdata/transcripts", func(t *testing.T, path string) {
 		x := &transcript{}
 		datadriven.RunTest(t, path, func(t *testing.T, d *datadriven.TestData) string { return x.command(t, d) })

@@ -56,6 +56,7 @@ func TestAnUnreadableBlockHurtsOnlyWhatIsInIt(t *testing.T) {
 
 // TestAnUnreadableChunkIsNotInTheWay of compaction, however attractive it is.
 func TestAnUnreadableChunkIsNotInTheWay(t *testing.T) {
+	t.Parallel()
 	d := newInstant(t, Config{PartitionBytes: 16 << 20, BlockSize: 512, ChunkBytes: 256 << 10})
 	const keys = 9000
 	val := make([]byte, 1000)

@@ -14,6 +14,7 @@ import (
 // that dies loses nothing.
 func TestALossOfPowerOnAVolatileDevice(t *testing.T) {
 	kvstore.PlainOnly(t)
+	t.Parallel()
 	lost, kept := 0, 0
 	for s := range kvstore.Seeds(t, times(6)) {
 		cfg := variant(s, 40)

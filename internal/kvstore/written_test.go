@@ -97,6 +97,7 @@ func reopenings(t *testing.T, d *instant) {
 // write few bytes of checkpoints.
 func TestCheckpointsWriteWhatHasChanged(t *testing.T) {
 	PlainOnly(t)
+	t.Parallel()
 	size, chunk, segments, puts := int64(8<<30), int64(1<<20), uint32(5<<20), 150_000 // 26 chunks of table
 	if *terabytes {
 		size, chunk, segments, puts = format.MaxPartitionBytes, 4<<20, 335<<20, 8_000_000 // 400 chunks

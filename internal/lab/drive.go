@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"fmt"
 	"maps"
+	"math/bits"
 	"math/rand/v2"
 	"slices"
 
@@ -107,6 +108,8 @@ type Drive struct {
 	cache      map[int64][]version
 	unreadable map[int64]bool
 	gone       bool
+	// spare are buffers for the data of requests, by the log2 of their length.
+	spare [32][][]byte
 }
 
 // DriveConfig describes a Drive.
@@ -133,7 +136,7 @@ func (d *Drive) BlockSize() int { return d.block }
 // Clone returns a copy of the drive, without the requests in flight. The copy draws its random choices from rng.
 func (d *Drive) Clone(rng *rand.Rand) *Drive {
 	c := *d
-	c.rng, c.Flights = rng, nil
+	c.rng, c.Flights, c.spare = rng, nil, [32][][]byte{}
 	c.Durable, c.Visible = slices.Clone(d.Durable), slices.Clone(d.Visible)
 	c.cache, c.unreadable = maps.Clone(d.cache), maps.Clone(d.unreadable)
 	for at, v := range c.cache {
@@ -161,18 +164,39 @@ func (d *Drive) Submit(nowNS int64, r ssd.Request) {
 	switch r.Op {
 	case ssd.Read:
 		if d.rng.IntN(2) == 0 {
-			f.seen = slices.Clone(d.Visible[r.Offset:][:r.Len])
+			f.seen = d.copied(d.Visible[r.Offset:][:r.Len])
 		}
 		for i := int64(0); i < r.Len; i += 64 { // so that use of the buffer before the completion is detected
 			r.Buf[i] ^= 0xA5
 		}
 	case ssd.Write:
-		f.seen = slices.Clone(r.Buf[:r.Len])
+		f.seen = d.copied(r.Buf[:r.Len])
 	case ssd.WriteZeroes:
 		f.seen = make([]byte, r.Len)
 	}
 	d.Flights = append(d.Flights, f)
 }
+
+// copied returns a copy of b, in a spare buffer if there is one.
+func (d *Drive) copied(b []byte) []byte {
+	class := classOf(b)
+	if n := len(d.spare[class]); n > 0 {
+		c := d.spare[class][n-1]
+		d.spare[class] = d.spare[class][:n-1]
+		return append(c, b...)
+	}
+	return append(make([]byte, 0, 1<<class), b...)
+}
+
+// release takes back what copied has returned, when nothing refers to it any more.
+func (d *Drive) release(b []byte) {
+	if class := classOf(b); cap(b) == 1<<class {
+		d.spare[class] = append(d.spare[class], b[:0])
+	}
+}
+
+// classOf is the log2 of the length of a spare buffer for b.
+func classOf(b []byte) int { return bits.Len(uint(max(len(b), 1) - 1)) }
 
 // Next returns the index in Flights of the request that completes next, or -1.
 func (d *Drive) Next() int {
@@ -217,6 +241,7 @@ func (d *Drive) End(i int) (ssd.Request, error) {
 		default:
 			copy(f.Buf[:f.Len], d.Visible[f.Offset:])
 		}
+		d.release(f.seen)
 	case ssd.Write, ssd.WriteZeroes:
 		d.Writes++
 		d.WriteBytes += f.Len
@@ -224,6 +249,9 @@ func (d *Drive) End(i int) (ssd.Request, error) {
 			d.Misuse(fmt.Sprintf("the buffer of a write at %d was changed while the drive had it", f.Offset))
 		}
 		d.endWrite(&f, what)
+		if !d.Volatile || f.Flags&ssd.FUA != 0 && what != FailTorn { // otherwise the cache may refer to it
+			d.release(f.seen)
+		}
 	case ssd.Deallocate: // each block reads as zeroes or as before from now on
 		for at := f.Offset; at < f.Offset+f.Len && what == Good; at += int64(d.block) {
 			if d.rng.IntN(2) == 0 {
@@ -379,8 +407,10 @@ func (d *Drive) PowerLoss() {
 			copy(d.Durable[at:], versions[len(versions)-1-i].data)
 		}
 	}
+	for at := range d.cache {
+		copy(d.Visible[at:][:d.block], d.Durable[at:])
+	}
 	clear(d.cache)
-	copy(d.Visible, d.Durable)
 }
 
 // Unreadable makes the blocks of a range fail reads until they are written.
