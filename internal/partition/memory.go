@@ -22,6 +22,8 @@ const (
 type memory struct {
 	*bufpool.Arena
 	segTbl []byte
+	// touched is how much of segTbl the entries of the table have taken since the rest was returned to the kernel.
+	touched int64
 }
 
 // newMemory opens an arena in the pool of a drive. The name appears in the pool's statistics.
@@ -33,7 +35,7 @@ func segTblBytes(partitionBytes int64, keys int) int64 {
 		keys = keysPerSegment
 	}
 	n := lookup.TableBytes(partitionBytes/minObjectBytes/int64(keys)) + 1<<16
-	return (n + pageBytes - 1) &^ (pageBytes - 1)
+	return roundUpPage(n)
 }
 
 // reserveSegTbl reserves n bytes of address space for the SegTbl. The kernel allocates its pages as the table grows.
@@ -46,6 +48,24 @@ func (m *memory) reserveSegTbl(n int64) ([]byte, error) {
 	m.segTbl = b
 	return b, nil
 }
+
+// returnBytes is the least that returnSegTbl returns: a call for less would cost more than it is worth.
+const returnBytes = 1 << 20
+
+// returnSegTbl returns the memory of the SegTbl to the kernel of which the entries, which take so many bytes, make no
+// use any more. What is returned is zero.
+func (m *memory) returnSegTbl(used int64) {
+	if m.touched = max(m.touched, used); m.touched-used < returnBytes {
+		return
+	}
+	from, to := roundUpPage(used), min(roundUpPage(m.touched), int64(len(m.segTbl)))
+	m.touched = used
+	if from < to {
+		_ = unix.Madvise(m.segTbl[from:to], unix.MADV_DONTNEED) // otherwise the memory stays where it is
+	}
+}
+
+func roundUpPage(n int64) int64 { return (n + pageBytes - 1) &^ (pageBytes - 1) }
 
 // abandon is used instead of free if the device may still be using the memory. The memory is never returned, because a
 // late DMA transfer could otherwise overwrite data of another user.

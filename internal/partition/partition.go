@@ -298,6 +298,7 @@ func (p *Partition) Stats() Stats {
 		return Stats{}
 	}
 	st := Stats{Stats: p.store.Stats(), MemoryBytes: p.memory.Bytes(), Waiting: p.waiting.n + p.ranges.n}
+	st.TableBytes = p.store.TableBytes()
 	if p.swapping != nil {
 		st.Swap = p.swapping.source.Stats()
 		st.MemoryBytes += p.swapping.memory.Bytes()
@@ -308,8 +309,8 @@ func (p *Partition) Stats() Stats {
 // Stats are the counters of a partition.
 type Stats struct {
 	kvstore.Stats
-	// MemoryBytes is the memory taken for buffers.
-	MemoryBytes int64
+	// MemoryBytes is the memory taken for buffers, TableBytes that of the tables of segments and chunks.
+	MemoryBytes, TableBytes int64
 	// Waiting is how many Requests the store has not taken yet.
 	Waiting int
 	// Swap counts values written to swap areas and moved back.

@@ -67,6 +67,7 @@ func (p *Partition) turn() {
 		if used := p.store.LiveBytes(); p.used.Load() != used { // a load costs a fraction of an atomic store
 			p.used.Store(used)
 		}
+		p.memory.returnSegTbl(p.store.SegTblBytes())
 	}
 	p.submit()
 	if l != nil {

@@ -59,8 +59,8 @@ var (
 		"areas only.", "subsystem", "nsid")
 	kvSegments = gauge("jbof_kv_segments", "Entries of the namespace's segment table, 5 bytes of memory each.",
 		"subsystem", "nsid")
-	kvMemory = gauge("jbof_kv_memory_bytes", "Memory of the namespace's segment table and buffers.", "subsystem",
-		"nsid")
+	kvMemory = gauge("jbof_kv_memory_bytes", "Memory of the namespace's tables and buffers, without that of the "+
+		"keys in swap areas.", "subsystem", "nsid")
 	kvLive = gauge("jbof_kv_live_bytes", "Space in use by keys and values.", "subsystem", "nsid")
 	kvFree = gauge("jbof_kv_free_bytes", "Space that can be written at once; compaction makes more of what is "+
 		"not in use.", "subsystem", "nsid")

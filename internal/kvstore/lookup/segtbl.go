@@ -84,9 +84,17 @@ func TableBytes(segments int64) int64 {
 func NewSegTbl(mem []byte) SegTbl {
 	t := SegTbl{}
 	t.lay(mem)
-	t.classBits = max(1, bits.Len(uint((t.Max()-1)/classSegments)))
+	t.classBits = classBitsFor(t.Max())
 	t.used = make([]uint32, 1<<t.classBits)
 	return t
+}
+
+func classBitsFor(most int) int { return max(1, bits.Len(uint((most-1)/classSegments))) }
+
+// MemoryBytes is the memory that a table of n segments, of most that there may be, takes: the entries, their marks, and
+// the counts of segments that are not empty.
+func MemoryBytes(n uint32, most int) int64 {
+	return int64(n)*EntryBytes + int64(n)/(8*UnitSegments) + 4<<classBitsFor(most)
 }
 
 // Grow extends the table to n segments, at most Max. The new ones are empty, and count as changed.

@@ -63,6 +63,9 @@ type Chunk struct {
 	Kind  format.Kind
 }
 
+// chunkBytes is the length of a Chunk.
+const chunkBytes = 16
+
 // NotCounted is the AtCheckpoint of a chunk that was free, obsolete or part of a checkpoint.
 const NotCounted = 1<<32 - 1
 
@@ -149,6 +152,11 @@ func New(sb format.Superblock) *Pool {
 		p.free(format.ChunkNumber(i))
 	}
 	return p
+}
+
+// MemoryBytes is the memory of the states of so many chunks.
+func MemoryBytes(chunks int) int64 {
+	return int64(chunks)*chunkBytes + 2*8*int64((chunks+63)/64)
 }
 
 // Bytes is the size of a chunk.
