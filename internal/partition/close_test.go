@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"jbofd/internal/bufpool"
+	"jbofd/internal/buildtags"
 	"jbofd/internal/drive"
 	"jbofd/internal/kvstore"
 	"jbofd/internal/lab"
@@ -22,6 +23,9 @@ func (h *simHost) Kick()                {}
 // simulated opens a store with a long checkpoint on a simulated drive: its table has a segment for each key.
 func simulated(t *testing.T, told func(written, of int64)) (*lab.Sim, *lab.Drive, *Partition) {
 	t.Helper()
+	if buildtags.Race {
+		t.Skip("one goroutine, and 50,000 keys; the builds without the race detector run it")
+	}
 	const size, keys = 24 << 20, 50_000
 	sim := lab.NewSim(*seed)
 	t.Logf("-seed %d", *seed)
