@@ -35,9 +35,14 @@ func (exactKey) valueOf(version uint64) []byte { return make([]byte, version%400
 // fill stores what there is before, and makes the batch: of the upper half of all positions, in which each key has a
 // version that is lower or higher than before, or the same, or is not there.
 func (d *exactCopy) fill() {
-	for i := range 260 {
+	for i := range 560 {
 		k := exactKey{name: fmt.Append(nil, "exact", i)}
 		k.inside = d.s.Position(k.name) > 1<<63
+		if i >= 260 { // live writes of new keys, by which segments are split while they are cleared
+			k.new = exactClock + 1 + uint64(i)
+			d.all = append(d.all, k)
+			continue
+		}
 		if d.rng.IntN(4) > 0 {
 			k.had = 1 + d.rng.Uint64N(exactClock)
 		}
