@@ -88,6 +88,9 @@ const (
 	simulations = 8
 	// keptUp is the fraction of the simulation's bandwidth below which the machine, not the drive, is the bottleneck.
 	keptUp = 0.93
+	// stolen is a delay of a goroutine that sleeps which hosts and daemon, with less than one of two processors, do not
+	// cause.
+	stolen = 30 * time.Millisecond
 	// maxBytes is the largest command, a power of two.
 	maxBytes = 128 << 10
 )
@@ -122,6 +125,9 @@ func (x *experiment) test(t *testing.T, luck *rand.Rand) {
 	}
 	for i, g := range x.groups {
 		if off := got.share[i]/want.share[i] - 1; math.Abs(off) > sharesWithin {
+			if got.bytesPerSec < keptUp*want.bytesPerSec && got.late > stolen {
+				t.Skipf("other work has taken the processors for up to %v at a time, twice", got.late)
+			}
 			t.Errorf("%s: %.1f %% of the bandwidth, in the simulation %.1f %%: %+.1f %%", g.name, 100*got.share[i],
 				100*want.share[i], 100*off)
 		}
