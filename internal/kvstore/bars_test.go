@@ -352,6 +352,7 @@ func TestSmallGroupsShareBlocks(t *testing.T) {
 // TestSplitsAllocateNothing: Puts of new keys, with the splits, compaction and checkpoints that they cause, allocate
 // nothing once the store's pools have reached their full size. Segments do not grow beyond their buffers.
 func TestSplitsAllocateNothing(t *testing.T) {
+	PlainOnly(t)
 	d := newInstant(t, Config{PartitionBytes: 14<<20 + 1<<20, BlockSize: 512, ChunkBytes: 256 << 10, Requests: 64})
 	val := make([]byte, 128)
 	id := func(i int) uint64 { return uint64(i) }

@@ -51,6 +51,7 @@ func TestAWriteThatFailedIsNotAcknowledged(t *testing.T) {
 
 // B2: compaction preserves values of any length at any position in the pieces that it reads.
 func TestCompactionKeepsValuesOfAnyLength(t *testing.T) {
+	kvstore.PlainOnly(t)
 	t.Parallel()
 	seed := seeds(t)
 	for i, n := range []int{272, 304, 528, 1008, 60000} {

@@ -193,6 +193,7 @@ func TestADamagedSegmentMakesRetriesIndeterminate(t *testing.T) {
 // TestAFullPartitionOfIdentitiesStillServes: every key has as many identities as it may have, and none may go. Retries
 // are answered as before, overwrites and Deletes find room, and the Deletes give it back.
 func TestAFullPartitionOfIdentitiesStillServes(t *testing.T) {
+	kvstore.PlainOnly(t)
 	t.Parallel()
 	r := newRig(t, seeds(t), small(28))
 	replies := map[uint64]kvstore.Reply{}

@@ -389,6 +389,7 @@ func TestASegmentThatIsReadNowAndThenIsNotLost(t *testing.T) {
 // TestDamagedChunksGiveWayToWrites loses a segment of a partition that is nearly full. The values of its keys lie in a
 // fifth of the chunks. If those were kept for them, there would soon be no room for Deletes.
 func TestDamagedChunksGiveWayToWrites(t *testing.T) {
+	PlainOnly(t)
 	t.Parallel()
 	const objects = 1200
 	d := newLossyRig(t, objects)

@@ -14,6 +14,7 @@ var errNoPages = errors.New("no pages")
 // TestOpeningWithoutMemorySaysWhatIsMissing denies each of the buffers in turn, for a new partition and for an existing
 // one. With memory the same partition opens.
 func TestOpeningWithoutMemorySaysWhatIsMissing(t *testing.T) {
+	kvstore.PlainOnly(t)
 	t.Parallel()
 	m := newModel(newRig(t, seeds(t), small(30)), 200, func() int { return 500 })
 	m.random(1000, 16)
@@ -60,6 +61,7 @@ func TestOpeningWithoutMemorySaysWhatIsMissing(t *testing.T) {
 // and few longer buffers are granted. Requests end with NoMemory, and neither they nor splits and compaction that lack
 // memory lose a key or get stuck.
 func TestRequestsThatLackMemoryChangeNothing(t *testing.T) {
+	kvstore.PlainOnly(t)
 	t.Parallel()
 	refused, compactions := 0, int64(0)
 	for seed := range kvstore.Seeds(t, times(2)) {

@@ -24,6 +24,7 @@ func (m *model) failVictims(n int) *int {
 // TestAFailedReadOfAVictimRefusesNoPut: while compaction pauses after a failed read, Puts wait for it. If all reads
 // fail they do not wait for ever.
 func TestAFailedReadOfAVictimRefusesNoPut(t *testing.T) {
+	kvstore.PlainOnly(t)
 	t.Parallel()
 	const keysUnreadable = 18 // compaction needs the key log then, and it cannot be read
 	for seed := range kvstore.Seeds(t, 3) {

@@ -12,6 +12,7 @@ import (
 // TestAStoreStopsAfterItsLastRequest, whatever the request is and however it ends: the last checkpoint needs no further
 // event.
 func TestAStoreStopsAfterItsLastRequest(t *testing.T) {
+	kvstore.PlainOnly(t)
 	t.Parallel()
 	seed := seeds(t)
 	for i := range uint64(times(100)) {
