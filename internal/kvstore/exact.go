@@ -196,6 +196,6 @@ func (s *Store) cleared(i int32, st Status) {
 	} else {
 		s.entryEnded(c, st)
 	}
-	s.opLinks.Push(&s.freeCopy, i)
+	s.opLinks.PushFront(&s.freeCopy, i)
 	s.progress++
 }

@@ -458,7 +458,7 @@ func (s *Store) freeGroup(gi int32) {
 	if g.chunk != none {
 		s.pool.Unpin(g.chunk)
 	}
-	s.groupLinks.Push(&s.logs[g.log].free, gi)
+	s.groupLinks.PushFront(&s.logs[g.log].free, gi) // its buffer is in the CPU's cache
 	s.progress++
 }
 

@@ -87,19 +87,19 @@ func (s *Store) finish(i int32, st Status) {
 	if o.kind == opAudit {
 		o.ready = true
 		s.audited(o, st)
-		s.opLinks.Push(&s.freeInt, i)
+		s.opLinks.PushFront(&s.freeInt, i)
 		return
 	}
 	if o.kind == opExpire {
 		o.ready = true
 		s.lookedForExpired(st)
-		s.opLinks.Push(&s.freeInt, i)
+		s.opLinks.PushFront(&s.freeInt, i)
 		return
 	}
 	if o.kind == opSweep {
 		o.ready = true
 		s.sweptSegment(o, st)
-		s.opLinks.Push(&s.freeInt, i)
+		s.opLinks.PushFront(&s.freeInt, i)
 		return
 	}
 	if o.copyIn > 0 {
@@ -115,11 +115,11 @@ func (s *Store) finish(i int32, st Status) {
 		if o.early {
 			s.early.bytes -= int64(o.earlyBytes)
 			s.moved(o.slot, OK) // the victim does not depend on it
-			s.opLinks.Push(&s.early.free, i)
+			s.opLinks.PushFront(&s.early.free, i)
 			return
 		}
 		s.moved(o.slot, st)
-		s.opLinks.Push(&s.freeInt, i)
+		s.opLinks.PushFront(&s.freeInt, i)
 		return
 	}
 	r := Reply{Tag: o.tag, Status: st, ValueLen: int(o.valueLen)}
@@ -127,7 +127,7 @@ func (s *Store) finish(i int32, st Status) {
 		r.Version = o.version
 	}
 	s.answer(r)
-	s.opLinks.Push(&s.freeOps, i)
+	s.opLinks.PushFront(&s.freeOps, i) // as in lookup: it is in the CPU's cache
 }
 
 // countDead counts what the writers of a segment, which is durable now, have made obsolete. before is the length of the

@@ -168,7 +168,7 @@ func (s *Store) entryDone(i int32, st Status) {
 	c := &s.copyIns[s.ops[i].copyIn-1]
 	c.running--
 	s.entryEnded(c, st)
-	s.opLinks.Push(&s.freeCopy, i)
+	s.opLinks.PushFront(&s.freeCopy, i)
 	s.progress++
 }
 
