@@ -174,7 +174,8 @@ func TestALossWhileTheCreditIsAskedForIsWaitedOut(t *testing.T) {
 			return true
 		}
 		c, n := connect(t, quick(s)) // opens the namespace
-		if got := n.Credit(); got.SSD != 3 || got.Units != 4 || c.Losses() != 1 {
+		// On a busy machine some of the credit may have been given back before anybody looks (credit.HalfLifeNS).
+		if got := n.Credit(); got.SSD != 3 || got.Units < 1 || got.Units > 4 || c.Losses() != 1 {
 			t.Errorf("after the loss: %+v, %d losses", got, c.Losses())
 		}
 		s.mu.Lock()
