@@ -124,26 +124,29 @@ func TestAPairHoldsBackWhatHasNoCredit(t *testing.T) {
 }
 
 func TestTheFirstCompletionTellsTheDriveOfANamespace(t *testing.T) {
-	g := newGate(4)
-	w := newWire(t, g, 16)
-	cmds := []host.Command{read(77, 8<<10), read(77, 8<<10), read(77, 8<<10)}
-	w.p.Submit(cmds)
-	if len(w.send()) != 3 {
-		t.Fatal("limited by nobody knows what")
-	}
-	w.answer(0, 0)
-	w.answer(0, nvme.MakeCredit(4, 3))
-	w.p.Submit(cmds)
-	if n := len(w.send()); n != 1 || g.State(77).SSD != 4 || g.State(1).Units != 3 {
-		t.Errorf("%d sent, %+v", n, g.State(77))
-	}
-	g.Map(1, 9) // a namespace that has moved
-	w.p.Submit([]host.Command{read(1, 4096)})
-	w.send()
-	w.answer(len(w.sent)-1, nvme.MakeCredit(9, 5))
-	if s := g.State(1); s.SSD != 9 || s.Units != 5 || s.Outstanding != 0 {
-		t.Errorf("%+v", s)
-	}
+	// In virtual time no credit is given back while the test stands still.
+	synctest.Test(t, func(t *testing.T) {
+		g := newGate(4)
+		w := newWire(t, g, 16)
+		cmds := []host.Command{read(77, 8<<10), read(77, 8<<10), read(77, 8<<10)}
+		w.p.Submit(cmds)
+		if len(w.send()) != 3 {
+			t.Fatal("limited by nobody knows what")
+		}
+		w.answer(0, 0)
+		w.answer(0, nvme.MakeCredit(4, 3))
+		w.p.Submit(cmds)
+		if n := len(w.send()); n != 1 || g.State(77).SSD != 4 || g.State(1).Units != 3 {
+			t.Errorf("%d sent, %+v", n, g.State(77))
+		}
+		g.Map(1, 9) // a namespace that has moved
+		w.p.Submit([]host.Command{read(1, 4096)})
+		w.send()
+		w.answer(len(w.sent)-1, nvme.MakeCredit(9, 5))
+		if s := g.State(1); s.SSD != 9 || s.Units != 5 || s.Outstanding != 0 {
+			t.Errorf("%+v", s)
+		}
+	})
 }
 
 // TestAStalledWindowReleasesOneCommand: a goroutine has filled the window through its queue pair, does not collect
