@@ -10,6 +10,7 @@ import (
 	"jbofd/internal/kvstore/format"
 	"jbofd/internal/lab"
 	"jbofd/internal/ssd"
+	"jbofd/internal/units"
 )
 
 // lossy returns a partition whose process has died after writes that its last checkpoint does not have, and where these
@@ -255,6 +256,86 @@ func TestADamagedCheckpointIsMadeAnewFromTheKeyLog(t *testing.T) {
 			m.reopen()
 		}
 	}
+}
+
+// TestEarlierUsesOfTheCheckpointsChunkDoNotCount: the chunk of a damaged checkpoint belonged to the key log before, and
+// its header is lost, or is still the one of then. The records of then are of no use, although those that have replaced
+// them are lost: the chunk will be used again.
+func TestEarlierUsesOfTheCheckpointsChunkDoNotCount(t *testing.T) {
+	kvstore.PlainOnly(t)
+	t.Parallel()
+	for seed := range kvstore.Seeds(t, times(2)) {
+		base, chunk, before := keysUnderCheckpoint(t, seed)
+		others := int64(0) // chunks that were never used, but look as if they had lost their headers
+		for lost := range int64(2) {
+			m := base.again(seed)
+			at := m.headerAt(chunk)
+			m.dev.Flip(at+int64(m.dev.BlockSize())+m.rng.Int64N(format.PageBytes), 3)
+			if m.dev.Store(at, before); lost == 1 {
+				m.dev.Unreadable(at, 2*int64(m.dev.BlockSize()))
+			}
+			for i := range m.s.Stats().Chunks {
+				other := m.headerAt(int(i))
+				if h := format.ChunkHeader(m.dev.Visible[other:]); other != at && h.Kind() == format.KeyLog {
+					m.dev.Store(other+int64(m.dev.BlockSize()), make([]byte, m.cfg.ChunkBytes-int64(m.dev.BlockSize())))
+				}
+			}
+			var loss *kvstore.LossError
+			if err := m.open(); !errors.As(err, &loss) || loss.BadPages == 0 {
+				t.Fatalf("opening fails with %v, want a LossError", err)
+			}
+			m.cfg.AcceptLoss = loss.Token()
+			clear(m.reqs)
+			if err := m.open(); err != nil {
+				t.Fatal(err)
+			}
+			m.recount()
+			st := m.s.Stats()
+			if lost == 0 {
+				others = st.LostHeaders
+			}
+			if st.LostHeaders -= others; st.Objects != 0 || st.LostHeaders != lost || st.BadChunks != lost {
+				t.Errorf("%d objects, %d headers lost, %d bad chunks, want 0, %d, %d", st.Objects, st.LostHeaders,
+					st.BadChunks, lost, lost)
+			}
+		}
+	}
+}
+
+// keysUnderCheckpoint returns a partition whose process has died when the checkpoint was in a chunk that has segments
+// behind the checkpoint's pages, and the header that the chunk had when it belonged to the key log.
+func keysUnderCheckpoint(t *testing.T, seed uint64) (m *model, chunk int, header []byte) {
+	cfg := variant(seed, 34)
+	if cfg.CheckpointBytes = 1 << 30; seed%2 == 0 {
+		cfg.ListChunks()
+	}
+	r := newRig(t, seed, cfg)
+	m = newModel(r, 450, sizes(r.rng, 4000))
+	super := format.Superblock(m.dev.Visible[format.SuperblockOffset(1, cfg.PartitionBytes):])
+	headers := map[int][]byte{}
+	for range 200 {
+		m.random(200, 16)
+		for i := range int(m.s.Stats().Chunks) {
+			at := m.headerAt(i)
+			if kind, used := m.s.KindAt(at); used && kind == format.KeyLog {
+				headers[i] = slices.Clone(m.dev.Visible[at:][:m.dev.BlockSize()])
+			}
+		}
+		m.s.Checkpoint()
+		m.settle()
+		pages := m.s.CheckpointPages()
+		chunk = int((pages[0] - format.AreaStart) / cfg.ChunkBytes)
+		for at := pages[len(pages)-1] + format.PageBytes; headers[chunk] != nil && at < m.headerAt(chunk+1); {
+			seed := format.Seed(super.Salt(), format.ChunkHeader(headers[chunk]).Epoch(), units.ExtentOffset(at))
+			if seg := format.Segment(m.dev.Visible[at:]); seg.Begins() && !seg.Vacant() && seg.Check(seed) == nil {
+				m.crash()
+				return m, chunk, headers[chunk]
+			}
+			at += format.KeyUnit
+		}
+	}
+	t.Fatal("no checkpoint is in a chunk that belonged to the key log")
+	return nil, 0, nil
 }
 
 // TestABadFreeChunkIsNotUsed: the first blocks of a free chunk cannot be read, as on a drive whose sectors are larger

@@ -265,6 +265,7 @@ func (m *Machine) probed() {
 	case h.Check() == nil && h.UUID() == m.image.Super.UUID(): // it can be read after all
 		m.found[l.chunk] = found{epoch: h.Epoch(), kind: h.Kind(), read: true}
 		m.noteEpoch(h.Epoch())
+	case slices.Contains(m.image.Checkpoint, l.chunk): // it is known what the chunk is, and counted
 	case m.guess(l.chunk, buf):
 		m.image.LostHeaders++
 	case whole:

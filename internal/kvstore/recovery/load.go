@@ -224,6 +224,11 @@ func (m *Machine) classify() {
 	if m.listed {
 		pool.LastEpoch += numUnlisted
 	}
+	for _, i := range m.image.Checkpoint {
+		// Its header may be one of an earlier use. Records of that are not replayed: the chunk is given up if the
+		// checkpoint is, and nothing may refer to it then.
+		m.found[i].kind = format.Checkpoint
+	}
 	for i := range pool.Chunks {
 		c, f := &pool.Chunks[i], &m.found[i]
 		if m.listed && !f.read {

@@ -69,5 +69,6 @@ func (m *Machine) openingsRead() {
 // readAllHeaders begins again, with the headers of all chunks, because the checkpoint does not say what they are.
 func (m *Machine) readAllHeaders() {
 	m.listed, m.lost, m.image.Checkpoint, m.searched = false, nil, nil, false
+	m.image.LostHeaders = 0
 	m.beginHeaders()
 }
