@@ -246,3 +246,18 @@ func TestAnOldSegmentIsUpgraded(t *testing.T) {
 		t.Errorf("%v, %d bytes", err, long.ExtentBytes())
 	}
 }
+
+// TestAnIdentityHasNoValue: what lies in an identity where other items have the length of their value is not one.
+func TestAnIdentityHasNoValue(t *testing.T) {
+	b := make(Segment, KeyUnit*4)
+	b.Clear(1)
+	at := b.Insert([]byte("a"))
+	b.AddIdentity(at, &Identity{Client: 1<<64 - 1, Seq: 1})
+	off := at + b.Item(at).LengthBytes()
+	if n, length := b.Pieces(off); !b.Item(off).IsIdentity() || n != 1 || length != 0 {
+		t.Errorf("%d pieces, %d bytes, want 1 and 0", n, length)
+	}
+	if at, number := b.FindValue(1<<43-8), b.NumberOf(1<<43-8); at != 0 || number != -1 {
+		t.Errorf("an identity counts as the value of item %d at %d", number, at)
+	}
+}
