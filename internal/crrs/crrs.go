@@ -38,19 +38,28 @@ type Peer int32
 const NoPeer Peer = -1
 
 // Role is the place of the replica in its chain, by the view of an epoch.
+//
+// A member that is filled is behind the ChainTail: it is its Successor, and has it as its Predecessor.
 type Role struct {
 	// Epoch counts the changes of the chain, from 1 on.
 	Epoch uint64
-	// Member: the replica serves. Otherwise the rest says nothing.
+	// Member: the replica serves or is filled. Otherwise the rest says nothing.
 	Member bool
+	// Filling: it is filled. It takes writes, and serves nothing.
+	Filling bool
+	// Since tells apart the memberships of the replica. It is another one each time that the replica is filled.
+	Since uint64
 	// Predecessor and Successor are the replicas before and behind it, NoPeer at the ChainHead and the ChainTail.
 	Predecessor, Successor Peer
-	// ChainTail answers reads of dirty keys; NoPeer: the replica itself.
+	// ChainTail answers reads of dirty keys; NoPeer: the replica itself, or it is filled.
 	ChainTail Peer
 }
 
 func (r *Role) head() bool { return r.Predecessor == NoPeer }
-func (r *Role) tail() bool { return r.Successor == NoPeer }
+
+// last: there is nobody to forward writes to, so that the replica knows first that they are committed.
+func (r *Role) last() bool { return r.Successor == NoPeer }
+func (r *Role) tail() bool { return r.ChainTail == NoPeer && !r.Filling }
 
 // Op is what a Write does, or what the store is asked for.
 type Op uint8
@@ -174,11 +183,16 @@ const (
 	Ship
 	// Answer answers a Ship.
 	Answer
+	// Compare asks the copier for digests, and Sums answers it; Fetch asks for a batch, and Batch answers it.
+	Compare
+	Sums
+	Fetch
+	Batch
 )
 
 // Message is a message between two replicas of a chain. What a Replica sends refers to memory of its own, which does
-// not change before the turn that returned it is carried out. The Value of a Forward that is received belongs to the
-// Replica until it is among Actions.Released.
+// not change before the turn that returned it is carried out. The Value of a Forward or a Batch that is received
+// belongs to the Replica until it is among Actions.Released, or the Data of a CopyIn that comes back.
 type Message struct {
 	Kind  MessageKind
 	Epoch uint64
@@ -188,15 +202,20 @@ type Message struct {
 	// Mark is the durable mark of a Forward's sender. Newest is the greatest version that the sender of a Forward or a
 	// Durable knows.
 	Mark, Newest uint64
-	Op           Op
-	Key          Key
-	Value        []byte
-	Version      uint64
-	ID           Identity
-	// Tag, Len and Status are those of a Ship and its Answer.
+	// Clock: all writes with a version up to it have ended, and no other one will get such a version. It is 0 if the
+	// sender of a Forward or a Durable does not know it.
+	Clock   uint64
+	Op      Op
+	Key     Key
+	Value   []byte
+	Version uint64
+	ID      Identity
+	// Tag, Len and Status are those of a Ship and its Answer. Tag is also that of the messages of a pass.
 	Tag    uint64
 	Len    int
 	Status Status
+	// Part is what the messages of a pass are about.
+	Part *Part
 }
 
 // Send is a message to a replica.
@@ -209,12 +228,16 @@ type Send struct {
 type Actions struct {
 	// Stores may be submitted in any order, and each must be answered by Stored exactly once.
 	Stores []StoreOp
+	// Ranges are operations on ranges, as background work. Each must be answered by Ranged exactly once.
+	Ranges []RangeOp
 	// Sends may be lost and come in another order. When a connection is made again, the driver calls Reconnected.
 	Sends []Send
 	// Replies may be passed on at once.
 	Replies []Reply
-	// Released are values of Forwards that are not needed any more.
+	// Released are values of Forwards and Batches that are not needed any more.
 	Released [][]byte
+	// Complete: the replica has been filled. The node must report that (Replica.Complete).
+	Complete bool
 	// Damaged: the store has failed. The node must report that the range is incomplete, and the replica does nothing
 	// more.
 	Damaged bool
@@ -228,6 +251,13 @@ type Config struct {
 	Reads int
 	// Version is the greatest version that the store has given or taken.
 	Version uint64
+	// First is the first position of the range, Bits the logarithm of their number.
+	First uint64
+	Bits  uint8
+	// Parts is how many parts of the range may be compared or copied at once while the replica is filled.
+	Parts int
+	// Leaf is how many objects a part has at most that is copied when it differs, and not compared further.
+	Leaf uint64
 }
 
 // versionGap is how far the versions of a new ChainHead are from those that it has seen, for each change of the chain

@@ -30,7 +30,7 @@ type read struct {
 // Read takes a client's read.
 func (r *Replica) Read(q Read, out *Actions) {
 	switch {
-	case !r.role.Member || r.damaged:
+	case !r.role.Member || r.role.Filling || r.damaged:
 		out.Replies = append(out.Replies, Reply{Tag: q.Tag, Status: WrongView})
 	case !r.authority() || r.freeReads.N == 0:
 		out.Replies = append(out.Replies, Reply{Tag: q.Tag, Status: Unavailable})

@@ -24,6 +24,9 @@ type Replica struct {
 	seq, applied, above, committed uint64
 	// toldDurable and toldCommitted are the marks that the successor and the predecessor have been told.
 	toldDurable, toldCommitted uint64
+	// base is the last version before those of the epoch, at the ChainHead. clock is base when all writes up to it have
+	// ended, at each replica that has heard of that. toldClock: the successor has been told.
+	base, clock, toldClock uint64
 	// deciding is how many writes there are of which the store decides.
 	deciding uint64
 	// missed: there was no slot for a Forward.
@@ -42,6 +45,11 @@ type Replica struct {
 	reads     []read
 	readLinks list.Links
 	freeReads list.List
+
+	first uint64
+	bits  uint8
+	leaf  uint64
+	pass  pass
 }
 
 // write is a write that is not committed.
@@ -66,8 +74,8 @@ const none = list.NoRecord
 
 // New returns a replica that is no member of its chain yet.
 func New(cfg Config) *Replica {
-	if cfg.Window < 1 || cfg.Window&(cfg.Window-1) != 0 || cfg.Reads < 1 {
-		panic(fmt.Sprintf("crrs: a window of %d writes and %d reads", cfg.Window, cfg.Reads))
+	if cfg.Window < 1 || cfg.Window&(cfg.Window-1) != 0 || cfg.Reads < 1 || cfg.Parts < 1 {
+		panic(fmt.Sprintf("crrs: a window of %d writes, %d reads and %d parts", cfg.Window, cfg.Reads, cfg.Parts))
 	}
 	r := &Replica{
 		version: cfg.Version,
@@ -75,6 +83,7 @@ func New(cfg Config) *Replica {
 		ring: make([]int32, cfg.Window), dirty: make([]int32, 4*cfg.Window),
 		reads: make([]read, cfg.Reads), readLinks: make(list.Links, cfg.Reads),
 		free: list.None, unordered: list.None, queued: list.None, freeReads: list.None,
+		first: cfg.First, bits: cfg.Bits, leaf: cfg.Leaf, pass: pass{parts: make([]part, cfg.Parts)},
 	}
 	for i := range r.writes {
 		r.links.Push(&r.free, int32(i))
@@ -99,7 +108,9 @@ func (r *Replica) Advance(now int64) { r.now = max(r.now, now) }
 // Extend sets the time until which the replica has authority.
 func (r *Replica) Extend(until int64) { r.until = max(r.until, until) }
 
-func (r *Replica) authority() bool { return r.role.Member && !r.damaged && r.now < r.until }
+func (r *Replica) authority() bool {
+	return r.role.Member && !r.role.Filling && !r.damaged && r.now < r.until
+}
 
 // Role returns the place of the replica in its chain.
 func (r *Replica) Role() Role { return r.role }
@@ -116,16 +127,23 @@ func (r *Replica) SetRole(role Role, out *Actions) {
 		return
 	}
 	r.abandonReads(out)
-	if led := r.role.Member && r.role.head(); led && role.Member && !role.head() && r.Dirty() > 0 {
-		// No rule of the view makes a ChainHead another member. Its writes would be unknown to the new one.
+	was := r.role
+	led := was.Member && was.head()
+	stayed := was.Member && role.Member && was.Since == role.Since && (was.Filling || !role.Filling)
+	switch {
+	case stayed && led && !role.head() && r.Dirty() > 0,
+		was.Member && role.Member && !role.Filling && !(stayed && r.Complete()):
+		// No rule of the view makes a ChainHead another member: its writes would be unknown to the new one. None lets a
+		// replica serve that is not complete.
 		r.fail(out)
 		return
 	}
 	pending := r.takePending()
-	led := r.role.Member && r.role.head()
 	r.role = role
 	r.seq, r.applied, r.above, r.committed, r.toldDurable, r.toldCommitted = 0, 0, 0, 0, 0, 0
-	if !role.Member {
+	r.base, r.clock, r.toldClock = 0, 0, 0
+	if !stayed {
+		r.resetPass()
 		for pending.N > 0 {
 			r.end(r.links.Pop(&pending), Unknown, out)
 		}
@@ -133,8 +151,11 @@ func (r *Replica) SetRole(role Role, out *Actions) {
 		for r.queued.N > 0 {
 			r.end(r.links.Pop(&r.queued), WrongView, out)
 		}
+	}
+	if !role.Member {
 		return
 	}
+	r.askAgain()
 	r.unordered = pending
 	if !role.head() {
 		r.send(role.Predecessor, Message{Kind: Sync}, out)
@@ -144,6 +165,8 @@ func (r *Replica) SetRole(role Role, out *Actions) {
 		r.version += (role.Epoch - r.seen) * versionGap
 	}
 	r.seen = role.Epoch
+	r.version = max(r.version, 1)
+	r.base = r.version
 	for n := r.unordered.N; n > 0; n-- {
 		switch i := r.links.Pop(&r.unordered); {
 		case r.writes[i].deciding:
@@ -215,6 +238,7 @@ func (r *Replica) Reconnected(p Peer, out *Actions) {
 	if p == r.role.Predecessor {
 		r.toldCommitted = 0
 		r.send(p, Message{Kind: Sync}, out)
+		r.askAgain()
 	}
 }
 
@@ -230,12 +254,28 @@ func (r *Replica) resend(out *Actions) {
 
 // tellDurable tells the successor the durable mark.
 func (r *Replica) tellDurable(out *Actions) {
-	r.toldDurable = r.durable()
-	r.send(r.role.Successor, Message{Kind: Durable, Seq: r.toldDurable, Newest: r.version}, out)
+	r.toldDurable, r.toldClock = r.durable(), r.clock
+	r.send(r.role.Successor, Message{Kind: Durable, Seq: r.toldDurable, Newest: r.version, Clock: r.clock}, out)
 }
 
-// see notes the greatest version that the predecessor knows.
-func (r *Replica) see(m *Message) { r.version, r.seen = max(r.version, m.Newest), r.role.Epoch }
+// see notes the greatest version, and the clock, that the predecessor knows.
+func (r *Replica) see(m *Message) {
+	r.version, r.seen = max(r.version, m.Newest), r.role.Epoch
+	r.clock = max(r.clock, m.Clock)
+}
+
+// setClock sets the clock at the ChainHead when all writes with a version up to base have ended.
+func (r *Replica) setClock() {
+	if !r.role.head() || r.clock != 0 {
+		return
+	}
+	for i := range r.writes {
+		if v := r.writes[i].version; v != 0 && v <= r.base {
+			return
+		}
+	}
+	r.clock = r.base
+}
 
 // at returns the write with a place in the order, or none.
 func (r *Replica) at(seq uint64) int32 { return r.ring[seq&uint64(len(r.ring)-1)] }
@@ -252,7 +292,8 @@ func (r *Replica) Flush(out *Actions) {
 	if !r.role.Member || r.damaged {
 		return
 	}
-	if !r.role.tail() && r.durable() > r.toldDurable {
+	r.setClock()
+	if !r.role.last() && (r.durable() > r.toldDurable || r.clock > r.toldClock) {
 		r.tellDurable(out)
 	}
 	if c := r.committed; !r.role.head() && c > r.toldCommitted {
@@ -263,6 +304,7 @@ func (r *Replica) Flush(out *Actions) {
 		r.missed = false
 		r.send(r.role.Predecessor, Message{Kind: Sync}, out)
 	}
+	r.continuePass(out)
 }
 
 // Receive takes a message. One of another epoch counts for nothing: whoever is behind adopts the view in time, and then
@@ -293,11 +335,13 @@ func (r *Replica) Receive(from Peer, m *Message, out *Actions) {
 		r.receiveShip(from, m, out)
 	case m.Kind == Answer:
 		r.receiveAnswer(m, out)
+	case m.Part != nil:
+		r.receiveFill(from, m, out)
 	}
 }
 
 func (r *Replica) releaseValue(m *Message, out *Actions) {
-	if m.Kind == Forward && m.Value != nil {
+	if (m.Kind == Forward || m.Kind == Batch) && m.Value != nil {
 		out.Released = append(out.Released, m.Value)
 	}
 }

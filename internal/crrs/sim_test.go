@@ -18,16 +18,17 @@ var (
 
 // The simulated chain: replicas with stores, a manager, and clients, in virtual time.
 //
-// Fault model. Nodes die for good, and with them what their stores have not made durable; they are paused for any time
+// Fault model. Nodes die, and with them what their stores have not made durable, and some come back, with their store or
+// with an empty one; they are paused for any time
 // and go on; stores take any time and work in any order; messages take any time and overtake each other; links are cut
 // in one direction or both, which loses what is under way, and mended; nodes adopt views late; all processes end at
 // once, and one of the stores goes on alone. Clocks of nodes run at rates that differ by up to a tenth. A store fails
-// now and then. At least one member survives. There is no member that is filled.
+// now and then. At least one member survives. Whoever has gone and is back is filled (simfill_test.go).
 const (
 	ms        = int64(1e6)
 	lease     = 1000 * ms
 	authority = lease / 2
-	keys      = 3
+	keys      = 6
 )
 
 var nthFlag = flag.Uint64("nth", 0, "number of the first history")
@@ -66,12 +67,13 @@ type node struct {
 	paused  bool
 	backlog []func()
 	store   [keys]object
-	done    map[Identity]uint64
+	done    [keys]map[Identity]uint64
 	slow    bool // its store takes long
 	life    int  // counts the processes that it has been
 	late    bool // the process was paused after it had looked at the clock
 	failed  bool // its store has failed
 	heard   int64
+	fresh   bool // the process is a new one, and was a member when it began
 }
 
 type pair struct{ from, to int }
@@ -88,6 +90,10 @@ type sim struct {
 	chain   []int
 	epoch   uint64
 	leaving map[int]bool
+	// filling is the member that is filled, or -1. since are the epochs in which the memberships began.
+	filling int
+	since   map[int]uint64
+	fills   int
 	calm    bool
 	// ops are what clients have seen, of each key. byVersion is which write gave a key a version.
 	ops [keys][]operation
@@ -166,6 +172,9 @@ func (s *sim) carryOut(n *node, out *Actions) {
 		}
 		s.later(n, d, func() { s.runStore(n, op) })
 	}
+	for _, op := range out.Ranges {
+		s.later(n, s.rangeTime(), func() { s.runRange(n, op) })
+	}
 	for _, m := range out.Sends {
 		m.Value = append([]byte(nil), m.Value...)
 		s.deliver(n, m)
@@ -216,7 +225,7 @@ func (s *sim) runStore(n *node, op StoreOp) {
 		return
 	}
 	st, version := Done, op.Version
-	switch v, known := n.done[op.ID]; {
+	switch v, known := n.done[k][op.ID]; {
 	case !s.calm && s.rng.IntN(4000) == 0 && s.others(n.id):
 		st, n.failed = Failed, true
 	case op.Retry && known:
@@ -225,10 +234,10 @@ func (s *sim) runStore(n *node, op StoreOp) {
 		st = Declined
 	case op.Version < o.version:
 		st = Superseded
-		n.done[op.ID] = op.Version
+		n.done[k][op.ID] = op.Version
 	default:
 		*o = object{version: op.Version, value: op.ID.Seq, deleted: op.Op == Delete}
-		n.done[op.ID] = op.Version
+		n.done[k][op.ID] = op.Version
 	}
 	if st == Done || st == Superseded {
 		if was, known := s.byVersion[k][op.Version]; known && was != op.ID.Seq {
@@ -243,22 +252,21 @@ func (s *sim) runStore(n *node, op StoreOp) {
 
 // heartbeat keeps a node's authority up, as long as manager and node hear each other.
 func (s *sim) heartbeat(n *node) {
-	if n.dead {
-		return
-	}
 	s.after(lease/8, func() { s.heartbeat(n) })
 	s.on(n, func() {
-		sent := n.clock(s.now)
-		if s.cut[pair{n.id, manager}] {
+		sent, epoch := n.clock(s.now), n.r.Role().Epoch
+		if s.cut[pair{n.id, manager}] || s.silent(n) {
 			return
 		}
+		s.report(n)
 		s.after(s.upTo(ms), func() {
 			if s.leaving[n.id] {
 				return
 			}
 			n.heard = s.now
 			s.sendView(n)
-			if !s.cut[pair{manager, n.id}] {
+			// Authority is for a membership that the node knows of: it may still believe in an earlier one.
+			if !s.cut[pair{manager, n.id}] && slices.Contains(s.chain, n.id) && epoch >= s.since[n.id] {
 				s.later(n, s.upTo(ms), func() { n.r.Extend(sent + authority) })
 			}
 		})
@@ -274,6 +282,7 @@ func (s *sim) watch() {
 			return
 		}
 	}
+	s.watchFilling()
 }
 
 func (s *sim) remove(id int) {
@@ -283,16 +292,12 @@ func (s *sim) remove(id int) {
 	s.leaving[id] = true
 	// Nothing has been granted since it was last heard of, but for what was under way; clocks differ by a tenth.
 	s.after(s.nodes[id].heard+lease-s.now, func() {
-		if !s.others(id) {
-			delete(s.leaving, id) // the others may be gone for good
-			return
+		delete(s.leaving, id)
+		if !s.others(id) || !slices.Contains(s.chain, id) {
+			return // the others may be gone for good
 		}
 		s.chain = slices.DeleteFunc(slices.Clone(s.chain), func(i int) bool { return i == id })
-		s.epoch++
-		s.trace("epoch %d: %v", s.epoch, s.chain)
-		for _, n := range s.nodes {
-			s.sendView(n)
-		}
+		s.newEpoch()
 	})
 }
 
@@ -300,26 +305,36 @@ func (s *sim) remove(id int) {
 func (s *sim) others(id int) bool {
 	return slices.ContainsFunc(s.chain, func(i int) bool {
 		n := s.nodes[i]
-		return i != id && !n.dead && !n.failed && !s.leaving[i] && s.now-n.heard <= lease
+		return i != id && !n.dead && !n.failed && !n.fresh && !s.leaving[i] && s.now-n.heard <= lease
 	})
 }
 
 // sendView tells a node its role.
 func (s *sim) sendView(n *node) {
-	role := Role{Epoch: s.epoch, Predecessor: NoPeer, Successor: NoPeer, ChainTail: NoPeer}
-	if i := slices.Index(s.chain, n.id); i >= 0 {
+	role := Role{Epoch: s.epoch, Predecessor: NoPeer, Successor: NoPeer, ChainTail: NoPeer, Since: s.since[n.id]}
+	last := s.chain[len(s.chain)-1]
+	switch i := slices.Index(s.chain, n.id); {
+	case n.id == s.filling:
+		role.Member, role.Filling, role.Predecessor = true, true, Peer(last)
+	case i >= 0:
 		role.Member = true
 		if i > 0 {
 			role.Predecessor = Peer(s.chain[i-1])
 		}
 		if i < len(s.chain)-1 {
-			role.Successor, role.ChainTail = Peer(s.chain[i+1]), Peer(s.chain[len(s.chain)-1])
+			role.Successor, role.ChainTail = Peer(s.chain[i+1]), Peer(last)
+		} else if s.filling >= 0 {
+			role.Successor = Peer(s.filling)
 		}
 	}
 	if s.cut[pair{manager, n.id}] {
 		return
 	}
-	s.later(n, s.upTo(20*ms), func() { s.turn(n, func(out *Actions) { n.r.SetRole(role, out) }) })
+	s.later(n, s.upTo(20*ms), func() {
+		if !n.fresh {
+			s.turn(n, func(out *Actions) { n.r.SetRole(role, out) })
+		}
+	})
 }
 
 const manager = -1
@@ -340,6 +355,10 @@ func (s *sim) disturb() {
 			s.trace("node %d dies", n.id)
 			n.dead = true
 			s.disconnected(n.id)
+			n.failed = n.failed || s.rng.IntN(6) == 0
+			if s.rng.IntN(4) > 0 {
+				s.after(s.duration(), func() { s.revive(n) })
+			}
 		}
 	case 1, 2:
 		s.trace("node %d is paused", n.id)
@@ -368,26 +387,24 @@ func (s *sim) disturb() {
 func (s *sim) outage() {
 	var back []*node
 	for _, id := range s.chain {
-		n := s.nodes[id]
-		n.life++
-		n.paused, n.backlog = false, nil
-		newest := uint64(0)
-		for _, o := range n.store {
-			newest = max(newest, o.version)
-		}
-		n.r = New(Config{Window: 8, Reads: 8, Version: newest})
-		if !n.dead && !n.failed && !s.leaving[id] {
+		if n := s.nodes[id]; !n.dead && !n.failed && !s.leaving[id] {
 			back = append(back, n)
 		}
 	}
 	if len(back) == 0 {
 		return
 	}
+	for _, id := range s.chain {
+		s.restart(s.nodes[id])
+	}
 	n := back[s.rng.IntN(len(back))]
 	n.heard = s.now
-	s.chain, s.epoch = []int{n.id}, s.epoch+1
-	s.trace("outage; epoch %d: %v", s.epoch, s.chain)
-	s.sendView(n)
+	if s.filling >= 0 && s.rng.IntN(2) == 0 {
+		s.restart(s.nodes[s.filling])
+	}
+	s.chain, s.filling = []int{n.id}, -1
+	s.trace("outage")
+	s.newEpoch()
 }
 
 // duration is short, or longer than every lease.
@@ -438,14 +455,19 @@ func (s *sim) disconnected(id int) {
 // run runs one history and checks it.
 func run(t *testing.T, seed, nth uint64) {
 	s := &sim{t: t, rng: rand.New(rand.NewPCG(seed, nth)), cut: map[pair]bool{}, leaving: map[int]bool{}, epoch: 1,
+		filling: -1, since: map[int]uint64{},
 		pending: map[uint64]func(Reply){}, replied: map[uint64]bool{}, expected: map[uint64]uint64{}}
 	for k := range s.byVersion {
 		s.byVersion[k] = map[uint64]uint64{}
 	}
 	for i := range 1 + s.rng.IntN(5) {
-		n := &node{id: i, r: New(Config{Window: 8, Reads: 8}), rate: 0.95 + s.rng.Float64()/10,
-			done: map[Identity]uint64{}}
-		s.nodes, s.chain = append(s.nodes, n), append(s.chain, i)
+		n := &node{id: i, rate: 0.95 + s.rng.Float64()/10}
+		s.wipe(n)
+		s.restart(n)
+		s.nodes = append(s.nodes, n)
+		if i == 0 || s.rng.IntN(5) > 0 {
+			s.chain, s.since[i] = append(s.chain, i), 1
+		}
 	}
 	for _, n := range s.nodes {
 		s.sendView(n)
@@ -464,6 +486,9 @@ func run(t *testing.T, seed, nth uint64) {
 	for _, n := range s.nodes {
 		n.slow = false
 		s.resume(n)
+		if n.dead {
+			s.revive(n)
+		}
 	}
 	clear(s.cut)
 	for _, a := range s.nodes {
@@ -490,6 +515,7 @@ func run(t *testing.T, seed, nth uint64) {
 				r.committed, r.seq, r.queued.N, r.unordered.N)
 		}
 	}
+	s.checkStores()
 	for k, ops := range s.ops {
 		if err := linearizable(ops); err != nil {
 			t.Errorf("key %d: %v", k, err)

@@ -90,14 +90,14 @@ func (r *Replica) place(i int32, seq uint64) {
 
 // forward passes a write on to the successor.
 func (r *Replica) forward(i int32, out *Actions) {
-	if r.role.tail() {
+	if r.role.last() {
 		return
 	}
 	w := &r.writes[i]
 	mark := r.durable()
-	r.toldDurable = mark
+	r.toldDurable, r.toldClock = mark, r.clock
 	r.send(r.role.Successor, Message{Kind: Forward, Seq: w.seq, Mark: mark, Op: w.Op, Key: w.Key, Value: w.Value,
-		Version: w.version, Newest: r.version, ID: w.ID}, out)
+		Version: w.version, Newest: r.version, Clock: r.clock, ID: w.ID}, out)
 }
 
 // store asks the store to do a write.
@@ -235,7 +235,7 @@ func (r *Replica) progress(out *Actions) {
 		}
 		r.applied++
 	}
-	if r.role.Member && r.role.tail() {
+	if r.role.Member && r.role.last() {
 		r.commit(r.durable(), out)
 	}
 }

@@ -1,0 +1,315 @@
+package crrs
+
+import "math/bits"
+
+// Filling.
+//
+// A member that is filled is the last of the chain: it takes every write of the epochs in which it is a member, and a
+// write is committed when it is durable there, too. What is older it gets from the ChainTail, the copier, in one pass:
+//
+//	filling ─ Compare ─> copier      digests of 64 parts of a range; each part that differs is compared again,
+//	filling <── Sums ─── copier      until it is cheaper to copy it
+//	filling ── Fetch ──> copier      a part, from a cursor on
+//	filling <── Batch ── copier      objects with versions, applied as an exact copy with the clock of the pass
+//
+// The clock comes from the ChainHead: it is the last version before those of its epoch, once all writes up to it are
+// committed. What the member has with a version up to the clock is replaced by what the copier has; what is above it is
+// a live write, and stays. So it may have anything from an earlier life.
+//
+// The pass belongs to the membership (Role.Since), not to the epoch: another copier has all that the one behind it has
+// sent. The member that is filled has all state of the pass, and asks for each part; a copier has none. So a request
+// or an answer that is lost is asked for again, and what was copied is not copied twice.
+
+// Cursor is a place in the order of the objects of a range: those up to Position and Key are before it. The zero Cursor
+// is before all.
+type Cursor struct {
+	Position uint64
+	Key      Key
+}
+
+// Sum is the digest of a part of a range: how many objects and tombstones it has, and the sum of their hashes.
+type Sum struct{ Count, Hash uint64 }
+
+// Part is a part of the range: 2^Bits positions from First on, and what a message or a RangeOp says of it.
+type Part struct {
+	First uint64
+	Bits  uint8
+	// From is the cursor behind which a copy begins, To the one up to which it goes; Last: that is the end of the part.
+	From, To Cursor
+	Last     bool
+	// Sums are the digests of 2^fanBits parts of equal length, or of each position if there are fewer.
+	Sums []Sum
+}
+
+// fanBits is the logarithm of the number of parts that are compared at once.
+const fanBits = 6
+
+// RangeKind is the kind of a RangeOp.
+type RangeKind uint8
+
+// Kinds of RangeOps.
+const (
+	// Digest sets Sums.
+	Digest RangeKind = iota
+	// CopyOut sets To, Last and Data: the objects behind From, as many as make a batch. What is lost makes it fail.
+	CopyOut
+	// CopyIn makes the store have, behind From and up to To, what is in Data and what has a version above Clock.
+	CopyIn
+)
+
+// RangeOp is an operation of the partition's store on a part of the range. It is background work. The driver sets the
+// results and calls Ranged.
+type RangeOp struct {
+	Kind RangeKind
+	Part
+	Clock uint64
+	// Data is a batch. That of a CopyIn came with a Batch, and is the driver's again when it calls Ranged. That of a
+	// CopyOut is memory of the driver's, and is sent in the turn of Ranged.
+	Data []byte
+	// asker is the member that has asked, or NoPeer for the replica itself; tag and epoch are those of its message.
+	asker      Peer
+	tag, epoch uint64
+}
+
+// Progress counts what has been done in the present pass.
+type Progress struct {
+	// Compared counts the digests that were compared, Batches and Bytes what was copied.
+	Compared, Batches, Bytes uint64
+}
+
+type partState uint8
+
+const (
+	partIdle     partState = iota
+	partWanted             // to be asked for
+	partAsked              // the copier has been asked
+	partDigested           // the copier has answered, the own store digests
+	partStored             // a batch is being stored
+	partDraining           // a batch of an earlier pass is being stored
+)
+
+// part is a part of the range that is compared or copied.
+type part struct {
+	Part
+	state partState
+	// copied: it is copied, not compared.
+	copied bool
+	// turn counts what was asked for, so that a late answer is known.
+	turn uint32
+}
+
+// fork has the parts of a part that have been found to differ: one bit each in differ, and in copied if it is to be
+// copied without comparing it further.
+type fork struct {
+	first          uint64
+	bits           uint8 // of each
+	differ, copied uint64
+}
+
+// pass is the state of a member that is filled.
+type pass struct {
+	// clock is 0 until the pass begins.
+	clock    uint64
+	forks    []fork
+	parts    []part
+	complete bool
+	progress Progress
+}
+
+// Complete reports whether the replica has all data of its range, as a member since Role.Since. The node reports it to
+// the manager with the epoch of its Role.
+func (r *Replica) Complete() bool {
+	return r.role.Member && !r.damaged && (!r.role.Filling || r.pass.complete)
+}
+
+// Progress returns what the present pass, or the last one, has done.
+func (r *Replica) Progress() Progress { return r.pass.progress }
+
+// resetPass forgets a pass: the membership is another one. Batches that are being stored are waited for.
+func (r *Replica) resetPass() {
+	p := &r.pass
+	for i := range p.parts {
+		t := &p.parts[i]
+		state := partIdle
+		if t.state == partStored || t.state == partDraining {
+			state = partDraining
+		}
+		*t = part{state: state, turn: t.turn + 1}
+	}
+	r.pass = pass{parts: p.parts, forks: p.forks[:0]}
+}
+
+// askAgain asks again for what the copier has not answered.
+func (r *Replica) askAgain() {
+	for i := range r.pass.parts {
+		if t := &r.pass.parts[i]; t.state == partAsked {
+			t.state = partWanted
+		}
+	}
+}
+
+// continuePass asks for as many parts as may be under way. It does so only when the clock has come in this epoch,
+// because the copier has adopted it then.
+func (r *Replica) continuePass(out *Actions) {
+	p := &r.pass
+	if !r.role.Filling || p.complete || r.clock == 0 || p.clock == 0 && !r.beginPass() {
+		return
+	}
+	idle := 0
+	for i := range p.parts {
+		t := &p.parts[i]
+		if t.state == partIdle && !p.take(t) {
+			idle++
+		}
+		if t.state != partWanted {
+			continue
+		}
+		kind := Fetch
+		if !t.copied {
+			kind = Compare
+		}
+		t.state = partAsked
+		t.turn++
+		r.send(r.role.Predecessor, Message{Kind: kind, Tag: t.tag(i),
+			Part: &Part{First: t.First, Bits: t.Bits, From: t.From}}, out)
+	}
+	if idle == len(p.parts) {
+		p.complete, out.Complete = true, true
+	}
+}
+
+// beginPass begins a pass, unless the store still has writes up to the clock, or batches of an earlier pass.
+func (r *Replica) beginPass() bool {
+	for i := range r.pass.parts {
+		if r.pass.parts[i].state != partIdle {
+			return false
+		}
+	}
+	for i := range r.writes {
+		if w := &r.writes[i]; w.storing && w.version <= r.clock {
+			return false
+		}
+	}
+	r.pass.clock = r.clock
+	r.pass.parts[0] = part{state: partWanted, Part: Part{First: r.first, Bits: r.bits}, turn: r.pass.parts[0].turn}
+	return true
+}
+
+// take takes the next part that differs.
+func (p *pass) take(t *part) bool {
+	for len(p.forks) > 0 {
+		f := &p.forks[len(p.forks)-1]
+		if f.differ == 0 {
+			p.forks = p.forks[:len(p.forks)-1]
+			continue
+		}
+		n := bits.TrailingZeros64(f.differ)
+		f.differ &^= 1 << n
+		*t = part{state: partWanted, copied: f.copied>>n&1 != 0, turn: t.turn,
+			Part: Part{First: f.first + uint64(n)<<f.bits, Bits: f.bits}}
+		return true
+	}
+	return false
+}
+
+func (t *part) tag(i int) uint64 { return uint64(t.turn)<<32 | uint64(i) }
+
+// partOf returns the part that an answer is about, or nil if it is late.
+func (p *pass) partOf(tag uint64, state partState) *part {
+	i := int(uint32(tag))
+	if i >= len(p.parts) || p.parts[i].state != state || p.parts[i].tag(i) != tag {
+		return nil
+	}
+	return &p.parts[i]
+}
+
+// receiveFill takes a message of a pass.
+func (r *Replica) receiveFill(from Peer, m *Message, out *Actions) {
+	asked := r.role.tail() && from == r.role.Successor
+	answered := r.role.Filling && from == r.role.Predecessor
+	op := RangeOp{Part: *m.Part, asker: NoPeer, tag: m.Tag, epoch: m.Epoch}
+	switch {
+	case m.Kind == Compare && asked:
+		op.Kind, op.asker = Digest, from
+	case m.Kind == Fetch && asked:
+		op.Kind, op.asker = CopyOut, from
+	case m.Kind == Sums && answered:
+		t := r.pass.partOf(m.Tag, partAsked)
+		if t == nil || t.copied || len(m.Part.Sums) != 1<<min(t.Bits, fanBits) {
+			return
+		}
+		t.state, t.Sums = partDigested, m.Part.Sums
+		op.Kind, op.Part = Digest, Part{First: t.First, Bits: t.Bits}
+	case m.Kind == Batch && answered:
+		t := r.pass.partOf(m.Tag, partAsked)
+		if t == nil || !t.copied {
+			r.releaseValue(m, out)
+			return
+		}
+		t.state = partStored
+		r.pass.progress.Batches++
+		r.pass.progress.Bytes += uint64(len(m.Value))
+		op.Kind, op.Clock, op.Data = CopyIn, r.pass.clock, m.Value
+	default:
+		r.releaseValue(m, out)
+		return
+	}
+	out.Ranges = append(out.Ranges, op)
+}
+
+// Ranged takes a RangeOp back, with its results.
+func (r *Replica) Ranged(op *RangeOp, st StoreStatus, out *Actions) {
+	switch {
+	case r.damaged:
+	case st != Done:
+		r.fail(out)
+	case op.asker != NoPeer:
+		// Another view may have come meanwhile: then the member asks again.
+		if op.epoch == r.role.Epoch && r.role.tail() && op.asker == r.role.Successor {
+			kind := Sums
+			if op.Kind == CopyOut {
+				kind = Batch
+			}
+			r.send(op.asker, Message{Kind: kind, Tag: op.tag, Value: op.Data, Part: &op.Part}, out)
+		}
+	case op.Kind == Digest:
+		if t := r.pass.partOf(op.tag, partDigested); t != nil {
+			r.compare(t, op.Sums)
+		}
+	default:
+		r.copiedIn(op)
+	}
+}
+
+// copiedIn goes on behind a batch that has been stored.
+func (r *Replica) copiedIn(op *RangeOp) {
+	t := r.pass.partOf(op.tag, partStored)
+	switch {
+	case t == nil:
+		r.pass.parts[uint32(op.tag)].state = partIdle // it was being drained
+	case op.Last:
+		t.state = partIdle
+	default:
+		t.state, t.From = partWanted, op.To
+	}
+}
+
+// compare finds the parts of a part in which the own digests differ from those of the copier.
+func (r *Replica) compare(t *part, own []Sum) {
+	r.pass.progress.Compared++
+	f := fork{first: t.First, bits: t.Bits - min(t.Bits, fanBits)}
+	for i, theirs := range t.Sums {
+		if own[i] == theirs {
+			continue
+		}
+		f.differ |= 1 << i
+		// Nothing is saved by comparing on where there is nothing yet, or where it would take more than copying.
+		if own[i].Count == 0 || theirs.Count <= r.leaf || f.bits == 0 {
+			f.copied |= 1 << i
+		}
+	}
+	t.state, t.Sums = partIdle, nil
+	if f.differ != 0 {
+		r.pass.forks = append(r.pass.forks, f)
+	}
+}

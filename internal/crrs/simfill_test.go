@@ -1,0 +1,230 @@
+package crrs
+
+import (
+	"cmp"
+	"encoding/binary"
+	"maps"
+	"slices"
+)
+
+// Members that are filled, in the simulated chain.
+
+// position is where a key is in the hash space: two groups of neighbours.
+func position(k int) uint64 { return uint64(k/3)<<63 | uint64(k%3)<<46 }
+
+// silent reports whether a node says nothing: its process is new, and the view has not seen the last one go.
+func (s *sim) silent(n *node) bool {
+	n.fresh = n.fresh && (slices.Contains(s.chain, n.id) || s.filling == n.id || s.leaving[n.id])
+	return n.fresh
+}
+
+// report tells the manager that a member that is filled is complete.
+func (s *sim) report(n *node) {
+	role := n.r.Role()
+	if !role.Filling || !n.r.Complete() || s.cut[pair{n.id, manager}] {
+		return
+	}
+	d := s.upTo(ms)
+	if s.rng.IntN(8) == 0 {
+		d = s.upTo(2 * lease)
+	}
+	s.after(d, func() {
+		if s.filling == n.id && role.Epoch >= s.since[n.id] {
+			s.chain, s.filling = append(slices.Clone(s.chain), n.id), -1
+			s.fills++
+			s.newEpoch()
+		}
+	})
+}
+
+// watchFilling gives up a member that is filled and not heard of, and begins to fill another one.
+func (s *sim) watchFilling() {
+	if id := s.filling; id >= 0 {
+		if n := s.nodes[id]; s.now-n.heard > lease || n.failed {
+			s.filling = -1
+			s.newEpoch()
+		}
+		return
+	}
+	for _, i := range s.rng.Perm(len(s.nodes)) {
+		n := s.nodes[i]
+		if slices.Contains(s.chain, i) || n.dead || s.leaving[i] {
+			continue
+		}
+		if n.failed {
+			s.trace("node %d is replaced", i)
+			s.wipe(n)
+			s.restart(n)
+			s.disconnected(i)
+			n.failed = false
+		} else if !n.fresh && s.now-n.heard < lease/2 {
+			s.filling, s.since[i] = i, s.epoch+1
+			s.newEpoch()
+			return
+		}
+	}
+}
+
+func (s *sim) newEpoch() {
+	s.epoch++
+	s.trace("epoch %d: %v filling %d", s.epoch, s.chain, s.filling)
+	for _, n := range s.nodes {
+		s.sendView(n)
+	}
+}
+
+// restart begins a new process, with what the store has made durable.
+func (s *sim) restart(n *node) {
+	n.life++
+	n.paused, n.backlog, n.fresh = false, nil, false
+	newest := uint64(0)
+	for _, o := range n.store {
+		newest = max(newest, o.version)
+	}
+	n.r = New(Config{Window: 8, Reads: 8, Version: newest, Bits: 64, Parts: 1 + s.rng.IntN(3),
+		Leaf: 1 + s.rng.Uint64N(4)})
+}
+
+// revive begins a new process of a node that has died.
+func (s *sim) revive(n *node) {
+	if !n.dead {
+		return
+	}
+	s.trace("node %d is back", n.id)
+	s.restart(n)
+	n.dead, n.fresh = false, true
+	s.disconnected(n.id)
+}
+
+// wipe makes the store of a node empty.
+func (s *sim) wipe(n *node) {
+	n.store = [keys]object{}
+	for k := range n.done {
+		n.done[k] = map[Identity]uint64{}
+	}
+}
+
+func (s *sim) rangeTime() int64 {
+	if s.rng.IntN(4) == 0 {
+		return s.upTo(200 * ms)
+	}
+	return s.upTo(5 * ms)
+}
+
+// runRange does an operation of a node's store on a range.
+func (s *sim) runRange(n *node, op RangeOp) {
+	st := Done
+	switch {
+	case !s.calm && s.rng.IntN(3000) == 0 && s.others(n.id):
+		st, n.failed = Failed, true
+	case op.Kind == Digest:
+		op.Sums = n.digest(op.Part)
+	case op.Kind == CopyOut:
+		op.Data = n.copyOut(&op.Part, 1+s.rng.IntN(2))
+	default:
+		n.copyIn(&op)
+	}
+	s.later(n, s.upTo(ms), func() { s.turn(n, func(out *Actions) { n.r.Ranged(&op, st, out) }) })
+}
+
+// within reports whether a key is in a part, behind its From.
+func (p *Part) within(k int) bool {
+	at := position(k)
+	return at >= p.First && at-p.First <= 1<<p.Bits-1 && (p.From == Cursor{} || at > p.From.Position)
+}
+
+func (n *node) digest(p Part) []Sum {
+	sums := make([]Sum, 1<<min(p.Bits, fanBits))
+	for k, o := range n.store {
+		if !p.within(k) || o.version == 0 && len(n.done[k]) == 0 {
+			continue
+		}
+		sum := &sums[(position(k)-p.First)>>(p.Bits-min(p.Bits, fanBits))]
+		sum.Count++
+		for _, e := range n.entry(k) {
+			sum.Hash = (sum.Hash + e) * 0x9E3779B97F4A7C15
+			sum.Hash ^= sum.Hash >> 29
+		}
+	}
+	return sums
+}
+
+// entry is what a store has of a key, its identities included.
+func (n *node) entry(k int) []uint64 {
+	o := n.store[k]
+	e := []uint64{uint64(k), o.version, o.value, 0, uint64(len(n.done[k]))}
+	if o.deleted {
+		e[3] = 1
+	}
+	for _, id := range slices.SortedFunc(maps.Keys(n.done[k]), func(a, b Identity) int {
+		return cmp.Compare(a.Seq, b.Seq)
+	}) {
+		e = append(e, id.Client, id.Seq, n.done[k][id])
+	}
+	return e
+}
+
+func (n *node) copyOut(p *Part, most int) (data []byte) {
+	p.Last = true
+	for k := range n.store {
+		if !p.within(k) || n.store[k].version == 0 {
+			continue
+		}
+		if most--; most < 0 {
+			p.Last = false
+			return data
+		}
+		for _, e := range n.entry(k) {
+			data = binary.LittleEndian.AppendUint64(data, e)
+		}
+		p.To.Position = position(k)
+	}
+	return data
+}
+
+// copyIn is exact: docs/ranges.md.
+func (n *node) copyIn(op *RangeOp) {
+	next := func() uint64 {
+		e := binary.LittleEndian.Uint64(op.Data)
+		op.Data = op.Data[8:]
+		return e
+	}
+	for k := range n.store {
+		if !op.within(k) || !op.Last && position(k) > op.To.Position {
+			continue
+		}
+		var copied object
+		o, done := &n.store[k], n.done[k]
+		maps.DeleteFunc(done, func(_ Identity, v uint64) bool { return v <= op.Clock })
+		if len(op.Data) > 0 && int(binary.LittleEndian.Uint64(op.Data)) == k {
+			next()
+			copied = object{version: next(), value: next(), deleted: next() == 1}
+			for ids := next(); ids > 0; ids-- {
+				id := Identity{next(), next()}
+				done[id] = next()
+			}
+		}
+		if o.version <= op.Clock && o.version != copied.version {
+			*o = object{}
+		}
+		if copied.version > o.version {
+			*o = copied
+		}
+	}
+}
+
+// checkStores compares the stores when all has been calm for long.
+func (s *sim) checkStores() {
+	if len(s.chain) < len(s.nodes) {
+		s.t.Errorf("of %d nodes %v serve, %d is filled", len(s.nodes), s.chain, s.filling)
+	}
+	first := s.nodes[s.chain[0]]
+	for _, id := range s.chain[1:] {
+		for k := range first.store {
+			if a, b := first.entry(k), s.nodes[id].entry(k); !slices.Equal(a, b) {
+				s.t.Errorf("node %d has %v, node %d has %v", first.id, a, id, b)
+			}
+		}
+	}
+}
+
