@@ -260,7 +260,11 @@ type Config struct {
 	Leaf uint64
 }
 
-// versionGap is how far the versions of a new ChainHead are from those that it has seen, for each change of the chain
-// since it has seen them. Each ChainHead in between may have given versions to writes that no other replica has seen,
-// as many as were under way, and there were at most as many of them as there are replicas.
-const versionGap = 1 << 16
+// The versions of a new ChainHead begin at a multiple of epochVersions, or at a distance of versionGap from those that
+// it has seen if that is more. ChainHeads before it may have given versions to writes that no other replica has seen,
+// and that one of their stores still has when it is filled: all of them must be lower. Only what is under way may be
+// unseen, so that the gap is enough where an epoch had more writes than versions.
+const (
+	epochVersions = 1 << 40
+	versionGap    = 1 << 20
+)

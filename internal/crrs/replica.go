@@ -15,8 +15,8 @@ type Replica struct {
 	// damaged: the store has failed; the replica does nothing more.
 	damaged bool
 
-	// version is the greatest version that is known, seen the epoch in which it was.
-	version, seen uint64
+	// version is the greatest version that is known.
+	version uint64
 	// seq is the place of the last write of the epoch, at the ChainHead. All writes up to applied are durable here,
 	// those up to above at every replica before this one, those up to committed are committed.
 	//
@@ -162,9 +162,8 @@ func (r *Replica) SetRole(role Role, out *Actions) {
 		return
 	}
 	if !led {
-		r.version += (role.Epoch - r.seen) * versionGap
+		r.version = max(r.version+versionGap, role.Epoch*epochVersions)
 	}
-	r.seen = role.Epoch
 	r.version = max(r.version, 1)
 	r.base = r.version
 	for n := r.unordered.N; n > 0; n-- {
@@ -260,7 +259,7 @@ func (r *Replica) tellDurable(out *Actions) {
 
 // see notes the greatest version, and the clock, that the predecessor knows.
 func (r *Replica) see(m *Message) {
-	r.version, r.seen = max(r.version, m.Newest), r.role.Epoch
+	r.version = max(r.version, m.Newest)
 	r.clock = max(r.clock, m.Clock)
 }
 

@@ -94,6 +94,8 @@ type sim struct {
 	filling int
 	since   map[int]uint64
 	fills   int
+	// expired is the Delete whose tombstone was removed last, of each key.
+	expired [keys]uint64
 	calm    bool
 	// ops are what clients have seen, of each key. byVersion is which write gave a key a version.
 	ops [keys][]operation
@@ -230,7 +232,7 @@ func (s *sim) runStore(n *node, op StoreOp) {
 		st, n.failed = Failed, true
 	case op.Retry && known:
 		st, version = Repeated, v
-	case op.Conditional && s.expected[op.ID.Seq] != o.value:
+	case op.Conditional && s.expected[op.ID.Seq] != s.valueOf(n, op.Key):
 		st = Declined
 	case op.Version < o.version:
 		st = Superseded
@@ -246,6 +248,14 @@ func (s *sim) runStore(n *node, op StoreOp) {
 		s.byVersion[k][op.Version] = op.ID.Seq
 	}
 	s.later(n, s.upTo(ms), func() { s.turn(n, func(out *Actions) { n.r.Stored(op.Slot, st, version, out) }) })
+}
+
+// valueOf is what a node's store has of a key.
+func (s *sim) valueOf(n *node, k Key) uint64 {
+	if o := n.store[k.Bytes[0]]; o.version > 0 {
+		return o.value
+	}
+	return s.expired[k.Bytes[0]]
 }
 
 // The manager.
@@ -351,14 +361,8 @@ func (s *sim) disturb() {
 	case 8:
 		s.outage()
 	case 0:
-		if s.others(n.id) && !n.dead && s.rng.IntN(2) == 0 {
-			s.trace("node %d dies", n.id)
-			n.dead = true
-			s.disconnected(n.id)
-			n.failed = n.failed || s.rng.IntN(6) == 0
-			if s.rng.IntN(4) > 0 {
-				s.after(s.duration(), func() { s.revive(n) })
-			}
+		if s.rng.IntN(2) == 0 {
+			s.kill(n)
 		}
 	case 1, 2:
 		s.trace("node %d is paused", n.id)
@@ -490,14 +494,14 @@ func run(t *testing.T, seed, nth uint64) {
 			s.revive(n)
 		}
 	}
-	clear(s.cut)
 	for _, a := range s.nodes {
 		for _, b := range s.nodes {
-			if a != b {
-				s.turn(a, func(out *Actions) { a.r.Reconnected(Peer(b.id), out) })
+			if s.cut[pair{a.id, b.id}] {
+				s.mend(a.id, b.id, []pair{{a.id, b.id}})
 			}
 		}
 	}
+	clear(s.cut)
 	s.until((end + 40) * lease)
 	if s.open > 0 || s.acked < 50 {
 		t.Errorf("%d operations have not ended, %d were done at the end; chain %v", s.open, s.acked, s.chain)

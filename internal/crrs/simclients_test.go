@@ -111,6 +111,9 @@ func (s *sim) tryRead(k Key, begin int64) {
 			o.value = binary.LittleEndian.Uint64(value)
 		case NotFound:
 			o.value = s.byVersion[k.Bytes[0]][r.Version]
+			if r.Version == 0 {
+				o.value = s.expired[k.Bytes[0]]
+			}
 		default:
 			s.after(s.upTo(20*ms), func() { s.tryRead(k, begin) })
 			return

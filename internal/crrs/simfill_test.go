@@ -58,9 +58,68 @@ func (s *sim) watchFilling() {
 			s.disconnected(i)
 			n.failed = false
 		} else if !n.fresh && s.now-n.heard < lease/2 {
+			if s.rng.IntN(2) == 0 {
+				s.expire()
+			}
 			s.filling, s.since[i] = i, s.epoch+1
 			s.newEpoch()
+			s.after(s.upTo(200*ms), s.disturbFilling)
 			return
+		}
+	}
+}
+
+// disturbFilling does something bad to the member that is filled or to its copier.
+func (s *sim) disturbFilling() {
+	if s.calm || s.filling < 0 {
+		return
+	}
+	id, copier := s.filling, s.chain[len(s.chain)-1]
+	switch s.rng.IntN(8) {
+	case 0, 1:
+		s.outage()
+	case 2:
+		s.kill(s.nodes[id])
+	case 3:
+		s.kill(s.nodes[copier])
+	case 4:
+		l := []pair{{id, copier}}
+		s.cut[l[0]] = true
+		s.after(s.upTo(20*ms), func() { s.mend(id, copier, l) })
+	}
+}
+
+// kill ends a node's process, if others serve. Some come back, and some of those have lost their data.
+func (s *sim) kill(n *node) {
+	if n.dead || !s.others(n.id) {
+		return
+	}
+	s.trace("node %d dies", n.id)
+	n.dead = true
+	s.disconnected(n.id)
+	n.failed = n.failed || s.rng.IntN(6) == 0
+	if s.rng.IntN(4) > 0 {
+		s.after(s.duration(), func() { s.revive(n) })
+	}
+}
+
+// expire removes tombstones that all members have. Whoever is filled later may still have what was deleted.
+func (s *sim) expire() {
+	for _, id := range s.chain {
+		if s.nodes[id].r.Dirty() > 0 {
+			return
+		}
+	}
+	for k, o := range s.nodes[s.chain[0]].store {
+		everywhere := o.deleted
+		for _, id := range s.chain {
+			everywhere = everywhere && s.nodes[id].store[k] == o
+		}
+		for _, id := range s.chain {
+			if everywhere {
+				s.nodes[id].store[k] = object{}
+				s.expired[k] = o.value
+			}
 		}
 	}
 }
@@ -167,7 +226,7 @@ func (n *node) entry(k int) []uint64 {
 func (n *node) copyOut(p *Part, most int) (data []byte) {
 	p.Last = true
 	for k := range n.store {
-		if !p.within(k) || n.store[k].version == 0 {
+		if !p.within(k) || n.store[k].version == 0 && len(n.done[k]) == 0 {
 			continue
 		}
 		if most--; most < 0 {
