@@ -16,7 +16,8 @@
 // The ChainTail commits a write when it is durable at every replica, in the order of seq. It knows that from the
 // durable mark that comes down the chain: all writes up to it are durable at the sender and before it. The mark is part
 // of each Forward; it goes alone only if there is nothing to forward. Acks go up the chain with the committed mark,
-// clear the dirty marks, and let the ChainHead answer.
+// clear the dirty marks, and let the ChainHead answer. A member that is filled is behind the ChainTail: then it is the
+// one that commits first (fill.go).
 //
 // Everything depends on the epoch, the number of changes of the chain. Messages of another epoch count for nothing.
 // When the epoch changes, every write that is not committed is forwarded again under the new one. The replica before

@@ -250,6 +250,7 @@ func (r *Replica) receiveFill(from Peer, m *Message, out *Actions) {
 		r.pass.progress.Batches++
 		r.pass.progress.Bytes += uint64(len(m.Value))
 		op.Kind, op.Clock, op.Data = CopyIn, r.pass.clock, m.Value
+		op.First, op.Bits, op.From = t.First, t.Bits, t.From
 	default:
 		r.releaseValue(m, out)
 		return
@@ -303,8 +304,8 @@ func (r *Replica) compare(t *part, own []Sum) {
 			continue
 		}
 		f.differ |= 1 << i
-		// Nothing is saved by comparing on where there is nothing yet, or where it would take more than copying.
-		if own[i].Count == 0 || theirs.Count <= r.leaf || f.bits == 0 {
+		// Comparing further saves nothing where one of them has nothing, or both have little.
+		if most := max(own[i].Count, theirs.Count); min(own[i].Count, theirs.Count) == 0 || most <= r.leaf || f.bits == 0 {
 			f.copied |= 1 << i
 		}
 	}
