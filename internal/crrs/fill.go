@@ -305,7 +305,8 @@ func (r *Replica) compare(t *part, own []Sum) {
 		}
 		f.differ |= 1 << i
 		// Comparing further saves nothing where one of them has nothing, or both have little.
-		if most := max(own[i].Count, theirs.Count); min(own[i].Count, theirs.Count) == 0 || most <= r.leaf || f.bits == 0 {
+		fewer, more := min(own[i].Count, theirs.Count), max(own[i].Count, theirs.Count)
+		if fewer == 0 || more <= r.leaf || f.bits == 0 {
 			f.copied |= 1 << i
 		}
 	}

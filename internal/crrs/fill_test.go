@@ -103,7 +103,7 @@ func fillOnce(t *testing.T, copier, filling *rangeStore, most int) Progress {
 				replicas[m.To].Receive(Peer(i), &m.Message, &outs[m.To])
 			}
 			if asked+len(out.Ranges) > most {
-				t.Fatalf("%d parts are asked for and %d digested or stored, want at most %d", asked, len(out.Ranges), most)
+				t.Fatalf("%d parts are asked for, %d digested or stored; want at most %d", asked, len(out.Ranges), most)
 			}
 			for _, op := range out.Ranges {
 				stores[i].do(&op)
@@ -187,7 +187,8 @@ func TestAPassWaitsForWhatTheStoreStillHas(t *testing.T) {
 	var out Actions
 	r := New(Config{Window: 8, Reads: 1, Bits: 64, Parts: 2, Leaf: 1})
 	join := func(epoch uint64) {
-		r.SetRole(Role{Epoch: epoch, Member: true, Filling: true, Since: epoch, Successor: NoPeer, ChainTail: NoPeer}, &out)
+		r.SetRole(Role{Epoch: epoch, Member: true, Filling: true, Since: epoch, Successor: NoPeer, ChainTail: NoPeer},
+			&out)
 		r.Receive(0, &Message{Kind: Durable, Epoch: epoch, Clock: epoch * 100}, &out)
 	}
 	// asked returns the Compare or the Fetch that is sent.
@@ -203,8 +204,8 @@ func TestAPassWaitsForWhatTheStoreStillHas(t *testing.T) {
 	}
 	join(1)
 	compare := asked()
-	r.Receive(0, &Message{Kind: Sums, Epoch: 1, Tag: compare.Tag, Part: &Part{Sums: append(make([]Sum, 63), Sum{1, 1})}},
-		&out)
+	sums := append(make([]Sum, 63), Sum{1, 1})
+	r.Receive(0, &Message{Kind: Sums, Epoch: 1, Tag: compare.Tag, Part: &Part{Sums: sums}}, &out)
 	digest := out.Ranges[0]
 	digest.Sums = make([]Sum, 64)
 	r.Ranged(&digest, Done, &out)

@@ -18,11 +18,11 @@ var (
 
 // The simulated chain: replicas with stores, a manager, and clients, in virtual time.
 //
-// Fault model. Nodes die, and with them what their stores have not made durable, and some come back, with their store or
-// with an empty one; they are paused for any time
-// and go on; stores take any time and work in any order; messages take any time and overtake each other; links are cut
-// in one direction or both, which loses what is under way, and mended; nodes adopt views late; all processes end at
-// once, and one of the stores goes on alone. Clocks of nodes run at rates that differ by up to a tenth. A store fails
+// Fault model. Nodes die, and with them what their stores have not made durable; some come back, with their store or
+// with an empty one. They are paused for any time and go on; stores take any time and work in any order; messages take
+// any time and overtake each other, and those of a pass come twice; links are cut in one direction or both, which loses
+// what is under way, and mended; nodes adopt views late; all processes end at once, and one of the stores goes on
+// alone. Clocks of nodes run at rates that differ by up to a tenth. A store fails
 // now and then. At least one member survives. Whoever has gone and is back is filled (simfill_test.go).
 const (
 	ms        = int64(1e6)
@@ -204,11 +204,15 @@ func (s *sim) deliver(n *node, m Send) {
 	if s.cut[link] {
 		return
 	}
-	s.later(to, s.upTo(ms), func() {
+	arrive := func() {
 		if !s.cut[link] {
 			s.turn(to, func(out *Actions) { to.r.Receive(Peer(n.id), &m.Message, out) })
 		}
-	})
+	}
+	s.later(to, s.upTo(ms), arrive)
+	if m.Part != nil && s.rng.IntN(8) == 0 {
+		s.later(to, s.upTo(20*ms), arrive)
+	}
 }
 
 // runStore does an operation of a node's store.
@@ -275,7 +279,7 @@ func (s *sim) heartbeat(n *node) {
 			}
 			n.heard = s.now
 			s.sendView(n)
-			// Only members that serve have authority. One that is back may still believe that it does, until it is filled.
+			// Only members that serve have authority. One that is back may believe that it does, until it is filled.
 			if !s.cut[pair{manager, n.id}] && slices.Contains(s.chain, n.id) {
 				s.later(n, s.upTo(ms), func() { n.r.Extend(sent + authority) })
 			}
@@ -321,7 +325,7 @@ func (s *sim) others(id int) bool {
 
 // sendView tells a node its role.
 func (s *sim) sendView(n *node) {
-	role := Role{Epoch: s.epoch, Predecessor: NoPeer, Successor: NoPeer, ChainTail: NoPeer, Since: s.since[n.id]}
+	role := Role{Epoch: s.epoch, Since: s.since[n.id], Predecessor: NoPeer, Successor: NoPeer, ChainTail: NoPeer}
 	last := s.chain[len(s.chain)-1]
 	switch i := slices.Index(s.chain, n.id); {
 	case n.id == s.filling:
