@@ -3,7 +3,7 @@ GO       ?= go
 VERSION  ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo dev)
 TAGS     ?=
 # A number of runs, not a time: Go reports a fuzzer that its time interrupts as failed now and then.
-FUZZTIME ?= 50000x
+FUZZTIME ?= 100000x
 FUZZ     ?= .
 CONFIG   ?=
 COMMANDS := jbofd jbofctl jbofbench
@@ -24,8 +24,8 @@ build: ## static binaries in bin/ (TAGS=rdma: dynamic ones, with NVMe/RDMA)
 # How many tests of a package that are marked as parallel run at once. Most of them wait for a timer or a daemon.
 PARALLEL ?= 6
 
-# The packages of algorithms and machines, whose rules exclude goroutines, locks and unsafe (internal/lint, which compares
-# its list with this one). The race detector finds nothing in their tests; how the others use them is raced there.
+# The packages of algorithms and machines, whose rules exclude goroutines, locks and unsafe (internal/lint, which
+# compares its list with this one). The race detector finds nothing in their tests; how others use them is raced there.
 PURE := $(addprefix ./internal/,nvme drr tokenbucket congestion credit pipeline pipeline/gimbal pipeline/jbof \
 	pipeline/baseline pipeline/policies ssd/model/flash sim nvmeof nvmeof/executor nvmeof/qpair nvmeof/tcp \
 	nvmeof/tcp/pdu nvmeof/rdma nvmeof/rdma/cm nvmeof/rdma/wr list tenant units uuid kvstore kvstore/check \

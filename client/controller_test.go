@@ -318,7 +318,9 @@ func TestCancellationStorm(t *testing.T) {
 		o := quick(s)
 		o.Queues, o.QueueDepth = 1, 4
 		_, n := connect(t, o)
-		ctx := testContext(t)
+		// A busy machine takes half a minute for it, with the race detector.
+		ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
+		defer cancel()
 		var wg sync.WaitGroup
 		for g := range 8 {
 			wg.Add(1)

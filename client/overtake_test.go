@@ -78,12 +78,12 @@ func waitFor(t testing.TB, what string, ok func() bool) {
 	t.Helper()
 	tick := time.NewTicker(time.Millisecond)
 	defer tick.Stop()
-	late := time.After(2 * time.Minute)
+	late := time.After(15 * time.Second)
 	for !ok() {
 		select {
 		case <-tick.C:
 		case <-late:
-			t.Fatalf("not within 2 minutes: %s", what)
+			t.Fatalf("not within 15 s: %s", what)
 		}
 	}
 }

@@ -147,9 +147,9 @@ func TestAFullPartitionStillServes(t *testing.T) {
 	t.Parallel()
 	for seed := range kvstore.Seeds(t, 4) {
 		size := []int{0, 1000, 100, 20000}[seed%4]
-		r := newRig(t, seed, variant(seed, []int64{24, 40, 24, 64}[seed%4]))
+		r := newRig(t, seed, variant(seed, []int64{30, 40, 24, 64}[seed%4]))
 		m := newModel(r, 1, func() int { return size })
-		keys := int(r.cfg.PartitionBytes) * 3 / 4 / (size + 34)
+		keys := int(r.cfg.PartitionBytes) / (size + 34)
 		m = newModel(r, keys, m.size)
 		for cycle := range 2 {
 			m.full = 0

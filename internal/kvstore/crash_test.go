@@ -332,7 +332,7 @@ func TestACrashWhileFormatting(t *testing.T) {
 func TestACheckpointDuringSplits(t *testing.T) {
 	t.Parallel()
 	crashes := 0
-	for seed := range kvstore.Seeds(t, times(4)) {
+	for seed := range kvstore.Seeds(t, times(6)) {
 		cfg := small(60)
 		cfg.GroupBytes, cfg.KeysPerSegment = 512, 2
 		m := newModel(newRig(t, seed, cfg), 3000, func() int { return 20 })

@@ -16,14 +16,14 @@ func TestDamageOfAValueHurtsNothingElse(t *testing.T) {
 	kvstore.PlainOnly(t)
 	t.Parallel()
 	lost := 0
-	for seed := range kvstore.Seeds(t, times(4)) {
+	for seed := range kvstore.Seeds(t, times(6)) {
 		cfg := variant(seed, 26)
 		cfg.ScrubBytesPerSec = 1 << 27 * int64(seed&1)
 		r := newRig(t, seed, cfg)
-		m := newModel(r, 2000, sizes(r.rng, 20000))
-		m.random(6000, 24)
+		m := newModel(r, 2500, sizes(r.rng, 20000))
+		m.random(8000, 24)
 		m.settle()
-		m.damage(seed%4 == 3, func(kind format.Kind) bool { return kind == format.ValueLog })
+		m.damage(seed%8 == 7, func(kind format.Kind) bool { return kind == format.ValueLog })
 		lost += len(m.hurt)
 		m.live()
 		// A damaged value does not keep its key from being deleted.
@@ -45,14 +45,14 @@ func TestDamageOfASegmentHurtsNothingElse(t *testing.T) {
 	kvstore.PlainOnly(t)
 	t.Parallel()
 	lost := 0
-	for seed := range kvstore.Seeds(t, times(4)) {
+	for seed := range kvstore.Seeds(t, times(6)) {
 		r := newRig(t, seed, variant(seed, 26))
 		m := newModel(r, 2000, sizes(r.rng, 20000))
-		m.random(6000, 24)
+		m.random(8000, 24)
 		m.settle()
 		m.s.Checkpoint()
 		m.settle()
-		m.damage(seed%4 == 3, func(kind format.Kind) bool { return kind == format.KeyLog })
+		m.damage(seed%8 == 7, func(kind format.Kind) bool { return kind == format.KeyLog })
 		lost += len(m.hurt)
 		m.live()
 		for key := range m.hurt {

@@ -64,7 +64,7 @@ func TestNoChunkHeaderIsNeeded(t *testing.T) {
 			base, uses := stopped(t, seed, clean)
 			tested := map[string]int{}
 			for i, use := range uses {
-				if tested[use]++; tested[use] > 2 && !*longFlag {
+				if tested[use]++; tested[use] > every(3) && tested[use] > 3 {
 					continue
 				}
 				for _, damage := range headerDamage {
@@ -96,7 +96,7 @@ func TestAnyHeadersMayBeLostTogether(t *testing.T) {
 	t.Parallel()
 	for seed := range kvstore.Seeds(t, times(4)) {
 		base, uses := stopped(t, seed, seed%3 == 0)
-		for n := range 6 {
+		for n := range 10 {
 			m := base.again(seed + uint64(n))
 			lost := m.rng.Perm(len(uses))[:1+m.rng.IntN(len(uses))]
 			slices.Sort(lost)

@@ -63,9 +63,11 @@ func (h *history) possible(start, end int, restarted bool) (out []event) {
 	return out
 }
 
-// passed reports whether each passes over the key: it was never written.
-func (h *history) passed(key int) bool {
-	return key%16 != 0 && h.version == 0 && len(h.events) == 1 && h.events[0].size == absent
+// passes reports whether each passes over the key: it was never written.
+func (m *model) passes(key int) bool {
+	h := &m.keys[key]
+	return !m.tolerant && m.damaged == 0 && key%16 != 0 && h.version == 0 && len(h.events) == 1 &&
+		h.events[0].size == absent
 }
 
 // ended removes a request, and the events that no other request can have observed.

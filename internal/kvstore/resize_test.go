@@ -136,7 +136,7 @@ func TestACrashAtEveryWriteOfAResize(t *testing.T) {
 		whole.finishResize(8)
 		n := whole.dev.Writes - at + 3
 		olds, news := 0, 0
-		for at := 1; at <= n; at += every(1 + n/12) {
+		for at := 1; at <= n; at += every(1 + n/20) {
 			for _, damaged := range []int{-1, 0, 1} {
 				m := again()
 				m.crashIn, m.power = at, at%2 == 0
@@ -231,7 +231,7 @@ func TestNoNewChunkIsUsedBeforeTheNewSizeCounts(t *testing.T) {
 		}
 		base.finish()
 		base.stop()
-		for at := 1; at <= 700; at += every(90) {
+		for at := 1; at <= 700; at += every(50) {
 			m := &resizer{model: base.again(seed), extent: base.extent}
 			m.reopen()
 			if err := m.begin(58); err != nil {

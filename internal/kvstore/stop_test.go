@@ -70,7 +70,7 @@ var settings = []setting{
 		"segments are moved", "Puts wait for compaction", "Puts wait for a checkpoint"}},
 	{name: "compacted by pieces", cfg: func(c *kvstore.Config) {
 		c.ChunkBytes, c.PartitionBytes = 1<<20, 27<<20
-	}, keys: 3500, size: 3600, ops: updates, states: []string{"a victim is read", "values are moved"}},
+	}, keys: 14000, size: 900, ops: updates, states: []string{"a victim is read", "values are moved"}},
 	{name: "without checkpoints", keys: 1200, size: 900, ops: []kvstore.Op{kvstore.Put, kvstore.Delete},
 		fault: noPages, states: []string{"a checkpoint is tried again", "Puts wait for a checkpoint",
 			"segments wait for a checkpoint"}},

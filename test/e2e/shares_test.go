@@ -88,9 +88,8 @@ const (
 	simulations = 8
 	// keptUp is the fraction of the simulation's bandwidth below which the machine, not the drive, is the bottleneck.
 	keptUp = 0.93
-	// stolen is a delay of a goroutine that sleeps which hosts and daemon, with less than one of two processors, do not
-	// cause.
-	stolen = 30 * time.Millisecond
+	// attempts is how often an experiment is made, at most, while other work keeps the drive from being busy.
+	attempts = 4
 	// maxBytes is the largest command, a power of two.
 	maxBytes = 128 << 10
 )
@@ -113,11 +112,11 @@ func TestTheDaemonSharesAsTheSimulation(t *testing.T) {
 func (x *experiment) test(t *testing.T, luck *rand.Rand) {
 	var got, want result
 	t.Run("first", func(t *testing.T) { got, want = x.attempt(t, luck) })
-	if !t.Failed() && got.bytesPerSec < keptUp*want.bytesPerSec {
+	again := *x
+	again.rounds = slices.Clone(x.rounds)
+	again.rounds[len(again.rounds)-1].to += 1500 * ms
+	for n := 1; n < attempts && !t.Failed() && got.bytesPerSec < keptUp*want.bytesPerSec; n++ {
 		t.Logf("the machine was too busy for the drive: once more, for longer")
-		again := *x
-		again.rounds = slices.Clone(x.rounds)
-		again.rounds[len(again.rounds)-1].to += 1500 * ms
 		t.Run("again", func(t *testing.T) { got, want = again.attempt(t, luck) })
 	}
 	if t.Failed() {
@@ -125,9 +124,6 @@ func (x *experiment) test(t *testing.T, luck *rand.Rand) {
 	}
 	for i, g := range x.groups {
 		if off := got.share[i]/want.share[i] - 1; math.Abs(off) > sharesWithin {
-			if got.bytesPerSec < keptUp*want.bytesPerSec && got.late > stolen {
-				t.Skipf("other work has taken the processors for up to %v at a time, twice", got.late)
-			}
 			t.Errorf("%s: %.1f %% of the bandwidth, in the simulation %.1f %%: %+.1f %%", g.name, 100*got.share[i],
 				100*want.share[i], 100*off)
 		}
