@@ -6,6 +6,8 @@ import (
 	"errors"
 	"math/rand/v2"
 	"testing"
+
+	"jbofd/internal/kvstore/format"
 )
 
 // overwritten is a partition that is three quarters full, in steady uniform overwrites of 1 KB. It returns how many
@@ -80,6 +82,27 @@ func TestMovedValuesShareTheWriteOfTheirSegment(t *testing.T) {
 		d.one(t, Request{Op: Get, Key: d.k[:], Value: buf}, OK)
 		if !bytes.Equal(buf, want) {
 			t.Fatalf("key %d has another value", i)
+		}
+	}
+}
+
+// TestAnEarlyMoveFromAnEarlierUseOfItsChunkDoesNotCount: the chunk was freed and used again after the value was read, and
+// the segment refers to another value at the same place.
+func TestAnEarlyMoveFromAnEarlierUseOfItsChunkDoesNotCount(t *testing.T) {
+	d := newInstant(t, Config{PartitionBytes: 4 << 20, BlockSize: 512, ChunkBytes: 128 << 10})
+	s := d.s
+	const chunk = 3
+	place := s.pool.At(chunk, 1024)
+	for before, want := range []bool{true, false} {
+		seg := make(format.Segment, smallSegment)
+		seg.Clear(0)
+		it := seg.Item(seg.Insert([]byte("key")))
+		it.SetValueLen(100)
+		it.SetValueOffset(place)
+		o := &op{kind: opMove, early: true, old: place, valueLen: 100, epoch: s.pool.Chunks[chunk].Epoch - uint32(before),
+			parts: [2]part{noPart, noPart}}
+		if got := s.applyMove(&activeSeg{buf: seg}, o); got != want {
+			t.Errorf("of %d uses before, the move counts: %v, want %v", before, got, want)
 		}
 	}
 }
