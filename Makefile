@@ -58,6 +58,7 @@ lint: ## gofmt, vet and the rules of the code
 	if [ -n "$$unformatted" ]; then echo "gofmt would change:"; echo "$$unformatted"; exit 1; fi
 	$(GO) vet ./...
 	$(GO) vet -tags vm ./test/vm
+	$(GO) vet -tags invariants ./internal/buildtags
 	$(GO) test -count=1 ./internal/lint
 
 fuzz: ## every native fuzzer, FUZZTIME (runs, or a time) each (FUZZ=regexp of the fuzzers)

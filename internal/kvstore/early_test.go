@@ -86,8 +86,8 @@ func TestMovedValuesShareTheWriteOfTheirSegment(t *testing.T) {
 	}
 }
 
-// TestAnEarlyMoveFromAnEarlierUseOfItsChunkDoesNotCount: the chunk was freed and used again after the value was read, and
-// the segment refers to another value at the same place.
+// TestAnEarlyMoveFromAnEarlierUseOfItsChunkDoesNotCount: the chunk was freed and used again after the value was read,
+// and the segment refers to another value at the same place.
 func TestAnEarlyMoveFromAnEarlierUseOfItsChunkDoesNotCount(t *testing.T) {
 	d := newInstant(t, Config{PartitionBytes: 4 << 20, BlockSize: 512, ChunkBytes: 128 << 10})
 	s := d.s
@@ -99,8 +99,8 @@ func TestAnEarlyMoveFromAnEarlierUseOfItsChunkDoesNotCount(t *testing.T) {
 		it := seg.Item(seg.Insert([]byte("key")))
 		it.SetValueLen(100)
 		it.SetValueOffset(place)
-		o := &op{kind: opMove, early: true, old: place, valueLen: 100, epoch: s.pool.Chunks[chunk].Epoch - uint32(before),
-			parts: [2]part{noPart, noPart}}
+		o := &op{kind: opMove, early: true, old: place, valueLen: 100, parts: [2]part{noPart, noPart},
+			epoch: s.pool.Chunks[chunk].Epoch - uint32(before)}
 		if got := s.applyMove(&activeSeg{buf: seg}, o); got != want {
 			t.Errorf("of %d uses before, the move counts: %v, want %v", before, got, want)
 		}
