@@ -275,6 +275,7 @@ func (l *Lab) plugIn() {
 		if d.Gone() && !l.lost[i] {
 			l.Sim.Tracef("drive %d is back", i)
 			d.Return()
+			l.returnedNS = l.Sim.Now()
 			l.sick(l.Sim.Now())
 		}
 	}

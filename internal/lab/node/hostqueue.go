@@ -42,6 +42,7 @@ type command struct {
 
 // outcome is how a command ended; lost: its connection did.
 type outcome struct {
+	sentNS int64 // when the command was sent
 	status nvme.Status
 	result uint64
 	lost   bool

@@ -37,6 +37,8 @@ type Lab struct {
 	// disturb: hosts reset, cut and shut down. faulty: drives fail requests; faultyNS is when they last did.
 	disturb, faulty bool
 	faultyNS        int64
+	// returnedNS is when a drive that had vanished came back last.
+	returnedNS int64
 	// sickNS is when a drive was last not healthy, 0: never.
 	sickNS int64
 	traits traits
@@ -143,14 +145,15 @@ func (l *Lab) Violation(format string, args ...any) {
 	}
 }
 
-// mayFail reports whether there is a reason for the status of a command for a namespace.
-func (l *Lab) mayFail(ns *namespace, s nvme.Status) bool {
+// mayFail reports whether there is a reason for the status of a command for a namespace that was sent at a time. Its
+// answer may have been on its way for long.
+func (l *Lab) mayFail(ns *namespace, s nvme.Status, sentNS int64) bool {
 	now := l.Sim.Now()
 	switch s.Code() {
 	case nvme.AbortRequested, nvme.AbortedSQDeletion, nvme.TransientTransportError:
 		return true
 	case nvme.WriteFault, nvme.UnrecoveredReadError, nvme.InternalError:
-		return l.broken() || ns.damaged || l.anyGone() ||
+		return l.broken() || ns.damaged || l.anyGone() || l.returnedNS > sentNS ||
 			// Its store was given up. Where drives are healthy, that is a violation itself: see storeClosed.
 			ns.kv && (!ns.there || now-ns.goneNS < answerNS)
 	case nvme.CommandInterrupted: // half of a fused pair, which must not keep the buffer beyond the pool's bound

@@ -78,6 +78,7 @@ func (h *Host) io(p *lab.Proc, q *hostQueue, sqe nvme.SQE, data []byte, toHost b
 		})
 		h.maybeAbort(q, c)
 	})
+	o.sentNS = start
 	switch {
 	case o.lost:
 		h.lostCommands++
@@ -104,7 +105,7 @@ func (h *Host) ended(q *hostQueue, o outcome, r *register, w *write, durable boo
 
 // expect judges a failure: without a reason for it, it is a violation.
 func (h *Host) expect(ns *namespace, o outcome, what string, args ...any) {
-	if o.lost || o.status.OK() || h.lab.mayFail(ns, o.status) {
+	if o.lost || o.status.OK() || h.lab.mayFail(ns, o.status, o.sentNS) {
 		return
 	}
 	h.lab.Violation("%s: %s: %v", h.name, fmt.Sprintf(what, args...), o.status)
@@ -284,6 +285,7 @@ func (h *Host) compareAndWrite(p *lab.Proc, q *hostQueue, sqe nvme.SQE, ns *name
 		r.drop(w)
 		return
 	}
+	second.sentNS = start
 	if !second.lost && second.status.Code() != nvme.AbortedFailedFused {
 		h.expect(ns, second, "compare-and-write of %s", r.name)
 	}
