@@ -41,7 +41,7 @@ race: ## the tests of all packages that have goroutines, under the race detector
 
 invariants: ## the tests of algorithms and machines, and some of the lab, with all invariants checked, no race detector
 	$(GO) test -tags invariants $(PURE) ./internal/partition
-	$(GO) test -tags invariants ./internal/lab/node -args -lab.seeds 400
+	$(GO) test -tags invariants ./internal/lab/node -args -lab.seeds 600
 
 SOAK ?= .
 soak: ## the long runs of the random tests, with new seeds: two hours or more (SOAK=regexp of the tests)

@@ -246,7 +246,7 @@ func TestPartitionCapacity(t *testing.T) {
 		// All Deletes succeed, and free the space for as many keys again.
 		full := st.Objects
 		var k [16]byte
-		for round := range 2 {
+		for round := range Sized(2, 1) {
 			d.last.Status = OK
 			// The last Puts succeeded in part.
 			for i := uint64(0); i < uint64(full)+1000; i++ {

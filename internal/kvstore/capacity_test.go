@@ -104,9 +104,10 @@ func TestThePartitionIsUsableAtAnySize(t *testing.T) {
 		sizes func(int) int
 	}
 	var rows []row
-	for _, n := range []int{1, 60, 400, 3000, 4 * kib, 4*kib + 1,
+	for _, n := range Sized([]int{1, 60, 400, 3000, 4 * kib, 4*kib + 1,
 		16*kib + 1, 32 * kib, 32*kib + 1, 50_000, 64*kib + 1, 100 * kib, 128*kib + 1, 200 * kib, 256*kib + 1, 300_000,
-		400 * kib, 512 * kib, 512*kib + 1, 600 * kib, 700 * kib, 800 * kib, mib - 24, mib - 1, mib} {
+		400 * kib, 512 * kib, 512*kib + 1, 600 * kib, 700 * kib, 800 * kib, mib - 24, mib - 1, mib},
+		[]int{1, 400, 4*kib + 1, 32 * kib, 64*kib + 1, 300_000, 512*kib + 1, mib}) {
 		rows = append(rows, row{fmt.Sprint(n, " B"), func(int) int { return n }})
 	}
 	rows = append(rows,
@@ -130,8 +131,8 @@ func TestThePartitionIsUsableAtAnySize(t *testing.T) {
 	}
 }
 
-// TestRefusedPutsWearNoDrive: while a full partition refuses Puts for an hour, compaction writes next to nothing,
-// because it cannot win anything.
+// TestRefusedPutsWearNoDrive: while a full partition refuses Puts for an hour (a quarter of one in `make test`),
+// compaction writes next to nothing, because it cannot win anything.
 func TestRefusedPutsWearNoDrive(t *testing.T) {
 	PlainOnly(t)
 	t.Parallel()
@@ -154,8 +155,9 @@ func TestRefusedPutsWearNoDrive(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			cfg := Config{PartitionBytes: 129 * mib, BlockSize: 512, ChunkBytes: 2 * mib}
 			f := fill(t, cfg, func(int) int { return c.size }, c.prepare)
+			seconds := Sized(3600, 900)
 			before, refused, objects := f.wbytes, f.refused, int(f.s.Stats().Objects)
-			for i := range 3600 {
+			for i := range seconds {
 				f.put(objects+1000+i, 8)
 				for end := f.now + 1e9; f.now < end; {
 					f.run()
@@ -166,13 +168,13 @@ func TestRefusedPutsWearNoDrive(t *testing.T) {
 					f.now = max(f.now, wake)
 				}
 				// A few requests find a place in a key log that was emptied.
-				if got := f.wbytes - before; got > 16*mib {
+				if got := f.wbytes - before; got > int64(seconds)*16*mib/3600 {
 					t.Fatalf("%.0f MiB were written while %d Puts were refused in %d s", float64(got)/mib,
 						f.refused-refused, i+1)
 				}
 			}
 			t.Logf("%d Puts were refused, %.1f MiB were written", f.refused-refused, float64(f.wbytes-before)/mib)
-			if f.refused-refused < 20_000 {
+			if f.refused-refused < seconds*20_000/3600 {
 				t.Errorf("%d Puts were refused, want more", f.refused-refused)
 			}
 		})

@@ -58,6 +58,15 @@ func Seeds(t testing.TB, n int) iter.Seq[uint64] {
 	}
 }
 
+// Sized returns full in builds that check invariants and in long runs, otherwise part: `make invariants` runs the heavy
+// tests at their full size, `make test` at a smaller one.
+func Sized[T any](full, part T) T {
+	if buildtags.Invariants || *LongFlag {
+		return full
+	}
+	return part
+}
+
 // PlainOnly skips a test under the race detector, which makes it ten times slower and finds nothing in a machine that
 // one goroutine uses. The build without it runs the test, with -tags invariants as well.
 func PlainOnly(t *testing.T) {

@@ -64,7 +64,7 @@ func TestNoChunkHeaderIsNeeded(t *testing.T) {
 			base, uses := stopped(t, seed, clean)
 			tested := map[string]int{}
 			for i, use := range uses {
-				if tested[use]++; tested[use] > every(3) && tested[use] > 3 {
+				if tested[use]++; tested[use] > kvstore.Sized(3, 2) && !*longFlag {
 					continue
 				}
 				for _, damage := range headerDamage {
@@ -96,7 +96,7 @@ func TestAnyHeadersMayBeLostTogether(t *testing.T) {
 	t.Parallel()
 	for seed := range kvstore.Seeds(t, times(4)) {
 		base, uses := stopped(t, seed, seed%3 == 0)
-		for n := range 10 {
+		for n := range kvstore.Sized(10, 6) {
 			m := base.again(seed + uint64(n))
 			lost := m.rng.Perm(len(uses))[:1+m.rng.IntN(len(uses))]
 			slices.Sort(lost)

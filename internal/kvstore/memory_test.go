@@ -64,7 +64,7 @@ func TestRequestsThatLackMemoryChangeNothing(t *testing.T) {
 	kvstore.PlainOnly(t)
 	t.Parallel()
 	refused, compactions := 0, int64(0)
-	for seed := range kvstore.Seeds(t, 4) {
+	for seed := range kvstore.Seeds(t, kvstore.Sized(4, 2)) {
 		cfg := small(30)
 		cfg.SegTbl = make([]byte, 5*24)
 		served := false

@@ -136,7 +136,7 @@ func TestACrashAtEveryWriteOfAResize(t *testing.T) {
 		whole.finishResize(8)
 		n := whole.dev.Writes - at + 3
 		olds, news := 0, 0
-		for at := 1; at <= n; at += every(1 + n/20) {
+		for at := 1; at <= n; at += every(1 + n/kvstore.Sized(20, 12)) {
 			for _, damaged := range []int{-1, 0, 1} {
 				m := again()
 				m.crashIn, m.power = at, at%2 == 0
@@ -231,7 +231,7 @@ func TestNoNewChunkIsUsedBeforeTheNewSizeCounts(t *testing.T) {
 		}
 		base.finish()
 		base.stop()
-		for at := 1; at <= 700; at += every(50) {
+		for at := 1; at <= 700; at += every(kvstore.Sized(50, 90)) {
 			m := &resizer{model: base.again(seed), extent: base.extent}
 			m.reopen()
 			if err := m.begin(58); err != nil {

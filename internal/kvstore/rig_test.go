@@ -5,7 +5,6 @@ import (
 	"math/rand/v2"
 	"testing"
 
-	"jbofd/internal/buildtags"
 	"jbofd/internal/kvstore"
 	"jbofd/internal/lab"
 	"jbofd/internal/ssd"
@@ -27,14 +26,10 @@ func every(n int) int {
 	return n
 }
 
-// times returns n, or a multiple of it in a long run (-long). Builds that do not check invariants run half as many:
-// both are run.
+// times returns n, or a multiple of it in a long run (-long).
 func times(n int) int {
-	switch {
-	case *longFlag:
+	if *longFlag {
 		return 20 * n
-	case !buildtags.Invariants:
-		return (n + 1) / 2
 	}
 	return n
 }

@@ -7,12 +7,12 @@ import (
 	"jbofd/internal/kvstore/format"
 )
 
-// TestLongHistoriesAgainstAMap runs 700 thousand requests, in histories that reuse all chunks many times; with -long,
-// twenty times as many.
+// TestLongHistoriesAgainstAMap runs 700 thousand requests (300 thousand in `make test`), in histories that reuse all
+// chunks many times; with -long, twenty times as many.
 func TestLongHistoriesAgainstAMap(t *testing.T) {
 	t.Parallel()
 	const most = format.MinChunkBytes / 2
-	for seed := range kvstore.Seeds(t, times(20)) {
+	for seed := range kvstore.Seeds(t, times(kvstore.Sized(20, 8))) {
 		r := newRig(t, seed, variant(seed, 40))
 		m := newModel(r, []int{50, 800, 1500}[seed%3], sizes(r.rng, most))
 		enough := func() bool { // of what 50 keys need little

@@ -190,6 +190,11 @@ func FuzzPlanIO(f *testing.F) {
 			f.Add(kvCommand(op, nsid, "0123456789abcdef", 1<<31, options(3))[:])
 		}
 	}
+	for _, op := range []uint8{nvme.CmdKVScan, nvme.CmdKVCopyIn, nvme.CmdKVCopyOut, nvme.CmdKVCount, nvme.CmdKVDigest,
+		nvme.CmdKVDrop} {
+		f.Add(rangeCommand(op, 4096)[:])
+		f.Add(rangeCommand(op, 0, fuse(nvme.FuseFirst))[:])
+	}
 	table := kvTable().WithExtendedKV()
 	f.Fuzz(func(t *testing.T, b []byte) {
 		var sqe nvme.SQE
@@ -225,8 +230,20 @@ func FuzzPlanIO(f *testing.F) {
 		case p.Kind != nvmeof.KindKV && p.Len > 0 &&
 			(p.Offset < ns.OffsetBytes || p.Offset.Add(p.Len) > ns.OffsetBytes.Add(ns.SizeBytes)):
 			t.Fatalf("%d bytes at %d are not in the namespace", p.Len, p.Offset)
-		case p.Kind == nvmeof.KindKV && !k.ValidKey(), p.Kind == nvmeof.KindKV && sqe.Fuse() != nvme.FuseNone:
-			t.Fatalf("a key of %d, fuse %d", k.KeyLen(), sqe.Fuse())
+		case p.Kind == nvmeof.KindKV && sqe.Fuse() != nvme.FuseNone:
+			t.Fatalf("fuse %d", sqe.Fuse())
+		case p.Kind == nvmeof.KindKV && nvme.KVRangeCommand(sqe.Opcode()):
+			const entry = nvme.KVRangeHeaderBytes + nvme.KVEntryHeaderBytes + nvme.MaxKVKey
+			if !sqe.KVRange().Valid() {
+				t.Fatalf("a range that is not valid: %x", sqe[:])
+			}
+			if sums := uint32(nvme.KVRangeHeaderBytes + nvme.KVMaxSums*nvme.KVSumBytes); p.ToController > kvMax+entry ||
+				p.AnswerBytes > max(kvMax+entry, sums) ||
+				sqe.Opcode() != nvme.CmdKVDrop && p.ToController+p.AnswerBytes < nvme.KVRangeHeaderBytes {
+				t.Fatalf("data of %d", max(p.ToController, p.AnswerBytes))
+			}
+		case p.Kind == nvmeof.KindKV && !k.ValidKey():
+			t.Fatalf("a key of %d", k.KeyLen())
 		case p.Kind == nvmeof.KindKV && nvme.KVExtended(sqe.Opcode()):
 			if p.ToController > nvme.KVWriteHeaderSize+kvMax || p.AnswerBytes > nvme.KVReadHeaderSize+kvMax ||
 				p.ToController < nvme.KVWriteHeaderSize && p.AnswerBytes < nvme.KVReadHeaderSize {

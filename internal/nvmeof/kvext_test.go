@@ -11,6 +11,20 @@ import (
 // extended are the opcodes of extended key-value.
 var extended = []uint8{nvme.CmdKVXStore, nvme.CmdKVXRetrieve, nvme.CmdKVXDelete}
 
+// wantExtendedPlan plans a command of extended key-value, and checks that it is refused without the extension.
+func wantExtendedPlan(t *testing.T, name string, sqe *nvme.SQE, want nvmeof.Plan) {
+	t.Helper()
+	got := nvmeof.Plan{Op: 99, FUA: true, MissingOK: true}
+	if s := nvmeof.PlanIO(sqe, kvTable().WithExtendedKV(), testLimits, &got); s != nvme.Success {
+		t.Errorf("%s: %v", name, s)
+	} else if got.Namespace = nil; got != want {
+		t.Errorf("%s: %+v, want %+v", name, got, want)
+	}
+	var p nvmeof.Plan
+	wantStatus(t, name+" without the extension", nvmeof.PlanIO(sqe, kvTable(), testLimits, &p),
+		nvme.InvalidOpcode|nvme.DNR)
+}
+
 func TestPlanOfExtendedKeysAndValues(t *testing.T) {
 	table := kvTable().WithExtendedKV()
 	const header = nvme.KVWriteHeaderSize
@@ -34,17 +48,7 @@ func TestPlanOfExtendedKeysAndValues(t *testing.T) {
 		{"retrieve into more than there can be", kvCommand(nvme.CmdKVXRetrieve, 3, "k", 1<<32-1),
 			kv(nvmeof.Plan{ToHost: 1<<32 - 1, AnswerBytes: 16 + kvMax})},
 	} {
-		got := nvmeof.Plan{Op: 99, FUA: true, MissingOK: true}
-		if s := nvmeof.PlanIO(x.sqe, table, testLimits, &got); s != nvme.Success {
-			t.Errorf("%s: %v", x.name, s)
-			continue
-		}
-		if got.Namespace = nil; got != x.want {
-			t.Errorf("%s: %+v, want %+v", x.name, got, x.want)
-		}
-		var p nvmeof.Plan
-		wantStatus(t, x.name+" without the extension", nvmeof.PlanIO(x.sqe, kvTable(), testLimits, &p),
-			nvme.InvalidOpcode|nvme.DNR)
+		wantExtendedPlan(t, x.name, x.sqe, x.want)
 	}
 	small := testLimits
 	small.MDTSBytes = 64 << 10

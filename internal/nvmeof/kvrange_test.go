@@ -39,17 +39,7 @@ func TestPlanOfRanges(t *testing.T) {
 		{"copy in", rangeCommand(nvme.CmdKVCopyIn, most), kv(nvmeof.Plan{ToController: most})},
 		{"drop", rangeCommand(nvme.CmdKVDrop, 0), kv(nvmeof.Plan{Wide: true})},
 	} {
-		got := nvmeof.Plan{Op: 99, FUA: true, MissingOK: true}
-		if s := nvmeof.PlanIO(x.sqe, table, testLimits, &got); s != nvme.Success {
-			t.Errorf("%s: %v", x.name, s)
-			continue
-		}
-		if got.Namespace = nil; got != x.want {
-			t.Errorf("%s: %+v, want %+v", x.name, got, x.want)
-		}
-		var p nvmeof.Plan
-		wantStatus(t, x.name+" without the extension", nvmeof.PlanIO(x.sqe, kvTable(), testLimits, &p),
-			nvme.InvalidOpcode|nvme.DNR)
+		wantExtendedPlan(t, x.name, x.sqe, x.want)
 	}
 	small := testLimits
 	small.MDTSBytes = 64 << 10
