@@ -67,6 +67,9 @@ func fill(tb testing.TB, cfg Config, sizes func(i int) int, prepare func(s *Stor
 	f := &fullStore{instant: newInstant(tb, cfg), sizes: sizes, zero: make([]byte, format.MaxValue)}
 	prepare(f.s)
 	for i := 0; f.put(i, 32); i += 32 {
+		if int64(i) > cfg.PartitionBytes { // each value has a byte
+			tb.Fatalf("%d Puts into %d bytes, and none was refused for lack of space", i, cfg.PartitionBytes)
+		}
 	}
 	return f
 }
@@ -102,22 +105,23 @@ func TestThePartitionIsUsableAtAnySize(t *testing.T) {
 	type row struct {
 		name  string
 		sizes func(int) int
+		small bool // a small part of a chunk
 	}
 	var rows []row
 	for _, n := range Sized([]int{1, 60, 400, 3000, 4 * kib, 4*kib + 1,
 		16*kib + 1, 32 * kib, 32*kib + 1, 50_000, 64*kib + 1, 100 * kib, 128*kib + 1, 200 * kib, 256*kib + 1, 300_000,
 		400 * kib, 512 * kib, 512*kib + 1, 600 * kib, 700 * kib, 800 * kib, mib - 24, mib - 1, mib},
 		[]int{1, 400, 4*kib + 1, 32 * kib, 64*kib + 1, 300_000, 512*kib + 1, mib}) {
-		rows = append(rows, row{fmt.Sprint(n, " B"), func(int) int { return n }})
+		rows = append(rows, row{fmt.Sprint(n, " B"), func(int) int { return n }, n <= 4*kib+1})
 	}
 	rows = append(rows,
-		row{"1 KiB and 1 MiB", func(i int) int { return []int{kib, mib}[i%2] }},
-		row{"1 B to 1 MiB", func(int) int { return 1 + rng.IntN(mib) }},
-		row{"100 B, 64 KiB + 1, 700 KiB", func(i int) int { return []int{100, 64*kib + 1, 700 * kib}[i%3] }})
-	for i, r := range rows {
+		row{"1 KiB and 1 MiB", func(i int) int { return []int{kib, mib}[i%2] }, false},
+		row{"1 B to 1 MiB", func(int) int { return 1 + rng.IntN(mib) }, false},
+		row{"100 B, 64 KiB + 1, 700 KiB", func(i int) int { return []int{100, 64*kib + 1, 700 * kib}[i%3] }, false})
+	for _, r := range rows {
 		// A chunk is 1/128 of the partition. Values that are a small part of a chunk are measured with small chunks.
 		cfg := Config{PartitionBytes: 257 * mib, BlockSize: 512, ChunkBytes: 2 * mib}
-		if i < 6 {
+		if r.small {
 			cfg = Config{PartitionBytes: 33 * mib, BlockSize: 512, ChunkBytes: 256 * kib, GroupBytes: 16 * kib}
 		}
 		f := fill(t, cfg, r.sizes, func(*Store) {})
