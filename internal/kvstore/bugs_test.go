@@ -145,7 +145,7 @@ func TestMoreWritersOfOneKeyThanThereIsRoomFor(t *testing.T) {
 func TestAFullPartitionStillServes(t *testing.T) {
 	kvstore.PlainOnly(t)
 	t.Parallel()
-	for seed := range kvstore.Seeds(t, 4) {
+	for seed := range kvstore.Seeds(t, kvstore.Sized(4, 2)) {
 		size := []int{0, 1000, 100, 20000}[seed%4]
 		r := newRig(t, seed, variant(seed, []int64{30, 40, 24, 64}[seed%4]))
 		m := newModel(r, 1, func() int { return size })

@@ -16,7 +16,7 @@ func TestDamageOfAValueHurtsNothingElse(t *testing.T) {
 	kvstore.PlainOnly(t)
 	t.Parallel()
 	lost := 0
-	for seed := range kvstore.Seeds(t, times(6)) {
+	for seed := range kvstore.Seeds(t, times(kvstore.Sized(6, 4))) {
 		cfg := variant(seed, 26)
 		cfg.ScrubBytesPerSec = 1 << 27 * int64(seed&1)
 		r := newRig(t, seed, cfg)
