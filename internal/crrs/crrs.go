@@ -200,11 +200,10 @@ type Message struct {
 	// Seq is the place of a Forward in the order of the epoch's writes, from 1 on; of a Durable the durable mark, of an
 	// Ack the committed mark.
 	Seq uint64
-	// Mark is the durable mark of a Forward's sender. Newest is the greatest version that the sender of a Forward or a
-	// Durable knows.
-	Mark, Newest uint64
+	// Mark is the durable mark of a Forward's sender.
+	Mark uint64
 	// Clock: all writes with a version up to it have ended, and no other one will get such a version. It is 0 if the
-	// sender of a Forward or a Durable does not know it.
+	// sender of a Durable does not know it.
 	Clock   uint64
 	Op      Op
 	Key     Key

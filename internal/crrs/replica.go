@@ -254,13 +254,7 @@ func (r *Replica) resend(out *Actions) {
 // tellDurable tells the successor the durable mark.
 func (r *Replica) tellDurable(out *Actions) {
 	r.toldDurable, r.toldClock = r.durable(), r.clock
-	r.send(r.role.Successor, Message{Kind: Durable, Seq: r.toldDurable, Newest: r.version, Clock: r.clock}, out)
-}
-
-// see notes the greatest version, and the clock, that the predecessor knows.
-func (r *Replica) see(m *Message) {
-	r.version = max(r.version, m.Newest)
-	r.clock = max(r.clock, m.Clock)
+	r.send(r.role.Successor, Message{Kind: Durable, Seq: r.toldDurable, Clock: r.clock}, out)
 }
 
 // setClock sets the clock at the ChainHead when all writes with a version up to base have ended.
@@ -323,7 +317,7 @@ func (r *Replica) Receive(from Peer, m *Message, out *Actions) {
 	case m.Kind == Forward:
 		r.releaseValue(m, out)
 	case m.Kind == Durable && from == r.role.Predecessor:
-		r.see(m)
+		r.version, r.clock = max(r.version, m.Clock), max(r.clock, m.Clock)
 		r.above = max(r.above, m.Seq)
 		r.progress(out)
 	case m.Kind == Ack && from == r.role.Successor:

@@ -95,9 +95,9 @@ func (r *Replica) forward(i int32, out *Actions) {
 	}
 	w := &r.writes[i]
 	mark := r.durable()
-	r.toldDurable, r.toldClock = mark, r.clock
+	r.toldDurable = mark
 	r.send(r.role.Successor, Message{Kind: Forward, Seq: w.seq, Mark: mark, Op: w.Op, Key: w.Key, Value: w.Value,
-		Version: w.version, Newest: r.version, Clock: r.clock, ID: w.ID}, out)
+		Version: w.version, ID: w.ID}, out)
 }
 
 // store asks the store to do a write.
@@ -110,8 +110,7 @@ func (r *Replica) store(i int32, out *Actions) {
 
 // receiveForward takes a write from the predecessor.
 func (r *Replica) receiveForward(m *Message, out *Actions) {
-	r.above = max(r.above, m.Mark)
-	r.see(m)
+	r.above, r.version = max(r.above, m.Mark), max(r.version, m.Version)
 	switch {
 	case m.Seq <= r.committed:
 		// It was committed, and the predecessor does not know.

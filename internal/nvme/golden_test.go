@@ -43,6 +43,7 @@ var views = map[string]func() any{
 	"kv-format":                      func() any { return new(KVFormat) },
 	"kv-write-header":                func() any { return new(KVWriteHeader) },
 	"kv-read-header":                 func() any { return new(KVReadHeader) },
+	"kv-forward-header":              func() any { return new(KVForwardHeader) },
 }
 
 const (
@@ -292,6 +293,15 @@ var examples = map[string]func() any{
 		h.SetExpires(1796000000)
 		return h
 	},
+	"kv-forward-header": func() any {
+		h := new(KVForwardHeader)
+		h.SetVersion(1<<40 + 5)
+		h.SetClient(0x1122334455667788)
+		h.SetSequence(9)
+		h.SetKeepUntil(1796000000)
+		h.SetKey([MaxKVKey]byte{'a', 'b', 'c'})
+		return h
+	},
 	"kvx-store-completion": func() any {
 		c := new(CQE)
 		c.SetResult64(4712)
@@ -430,7 +440,7 @@ func TestSizes(t *testing.T) {
 		{IOCommandSets{}, 4096}, {SupportedLogPages{}, 1024}, {ErrorLogEntry{}, 64}, {SMARTLog{}, 512},
 		{FirmwareSlotLog{}, 512}, {EffectsLog{}, 4096}, {DiscoveryHeader{}, 1024}, {DiscoveryEntry{}, 1024},
 		{HostBehavior{}, 512}, {Timestamp{}, 8}, {DSMRange{}, 16}, {KVSQE{}, 64}, {IdentifyNamespaceKV{}, 4096},
-		{KVFormat{}, 16}, {KVWriteHeader{}, 48}, {KVReadHeader{}, 16},
+		{KVFormat{}, 16}, {KVWriteHeader{}, 48}, {KVReadHeader{}, 16}, {KVForwardHeader{}, 48},
 	} {
 		if n := reflect.TypeOf(c.v).Len(); n != c.size {
 			t.Errorf("%T has %d bytes, want %d", c.v, n, c.size)
@@ -449,6 +459,8 @@ func TestExamplesPassTheirChecks(t *testing.T) {
 			if err = v.Check(CmdKVXStore); v.Flags()&KVTombstone != 0 {
 				err = v.Check(CmdKVXDelete)
 			}
+		case *KVForwardHeader:
+			err = v.Check(3)
 		case *ConnectData:
 			if f := v.Check(); f != nil {
 				err = f

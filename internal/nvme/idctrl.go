@@ -453,6 +453,7 @@ const (
 	ExtPushdown      = 1 << 2
 	ExtKV            = 1 << 3
 	ExtOffload       = 1 << 4
+	ExtReplication   = 1 << 5
 )
 
 // ExtVersion is the version of the extensions that this package implements.

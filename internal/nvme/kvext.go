@@ -199,5 +199,9 @@ func KVExtended(opcode uint8) bool {
 // KVVersioned reports whether the completion of a command has the form of an extended Store's: DW0 and DW1 are one
 // number, and the units of the credit are in the place of SQID.
 func KVVersioned(opcode uint8) bool {
-	return opcode == CmdKVXStore || opcode == CmdKVXDelete || opcode == CmdKVDrop
+	switch opcode {
+	case CmdKVXStore, CmdKVXDelete, CmdKVDrop, CmdKVForward, CmdKVDurable:
+		return true
+	}
+	return false
 }

@@ -116,6 +116,12 @@ const (
 	KVInvalidHeader   Status = 0x1C3
 )
 
+// Command specific status of replication and of namespaces that are replicated (docs/wire-extensions.md).
+const (
+	// KVWrongView: the node does not serve the range in this way in the view of its epoch, which is in DW0.
+	KVWrongView Status = 0x1C4
+)
+
 // Media and data integrity status.
 const (
 	WriteFault           Status = 0x280
@@ -202,5 +208,5 @@ var statusNames = map[Status]string{
 	UnrecoveredKVError: "Unrecovered Error", KeyExists: "KV Key Exists", InvalidQueueType: "Invalid Queue Type",
 	InvalidIOCommandSet: "Invalid I/O Command Set", IOCommandSetNotSupported: "I/O Command Set Not Supported",
 	KVVersionMismatch: "KV Version Mismatch", KVSuperseded: "KV Superseded", KVIndeterminate: "KV Indeterminate",
-	KVInvalidHeader: "KV Invalid Header",
+	KVInvalidHeader: "KV Invalid Header", KVWrongView: "KV Wrong View",
 }

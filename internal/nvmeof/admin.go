@@ -369,7 +369,7 @@ func (c *Controller) identifyController(d *nvme.IdentifyController) {
 	d.SetIORCSZ(nvme.CQESize / 16)
 	d.SetMSDBD(1)
 	d.SetOFCS(nvme.OFCSDisconnect)
-	d.SetExtension(nvme.ExtVersion, extensions)
+	d.SetExtension(nvme.ExtVersion, c.extensions())
 }
 
 // identifyNamespace fills Identify Namespace.

@@ -51,6 +51,7 @@ func (b *budgets) setNamed(s *State) {
 	add(s.Hosts)
 	for i := range s.Subsystems {
 		add(s.Subsystems[i].Hosts)
+		add(s.Subsystems[i].Nodes)
 		for _, ns := range s.Subsystems[i].Namespaces {
 			add(ns.Hosts)
 		}

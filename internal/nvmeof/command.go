@@ -15,6 +15,9 @@ const (
 	KindBlock Kind = iota
 	// KindKV is the partition's: commands for its keys and values.
 	KindKV
+	// KindReplica is that of the replicas of a cluster: commands for the keys and values of its partitions, and the
+	// messages of other nodes. It is the Executor of a namespace.
+	KindReplica
 	// Kinds bounds the kinds, with room for those that a namespace names.
 	Kinds = 8
 )
@@ -40,7 +43,7 @@ type Plan struct {
 	Ranges int
 	// NoOp: the command is valid and asks for nothing (a hint we do not use).
 	NoOp bool
-	// AnswerBytes is, for KindKV, how much of the host's buffer of ToHost bytes can be filled at most.
+	// AnswerBytes is, for keys and values, how much of the host's buffer of ToHost bytes can be filled at most.
 	AnswerBytes uint32
 	// MissingOK: a Delete of a key that does not exist succeeds.
 	MissingOK bool
@@ -80,7 +83,7 @@ func PlanIO(sqe *nvme.SQE, t *NamespaceTable, lim Limits, p *Plan) nvme.Status {
 	case nvme.CmdFlush, nvme.CmdWrite, nvme.CmdRead, nvme.CmdCompare, nvme.CmdWriteZeroes, nvme.CmdDSM, nvme.CmdVerify:
 	case nvme.CmdKVList, nvme.CmdKVDelete, nvme.CmdKVExist: // Store is Write, Retrieve is Read
 	default:
-		if !t.extendedKV || !nvme.KVExtended(sqe.Opcode()) {
+		if !(t.extendedKV && nvme.KVExtended(sqe.Opcode()) || t.replication && nvme.KVReplication(sqe.Opcode())) {
 			return nvme.InvalidOpcode | nvme.DNR
 		}
 	}

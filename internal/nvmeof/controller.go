@@ -62,8 +62,9 @@ type Controller struct {
 	localAddress string
 	peer         netip.Addr
 	discovery    *discoveryView // nil before the first read of the discovery log
-	// named: the configuration named the host when it connected.
+	// named: the configuration named the host when it connected. node: as another node of the cluster.
 	named     bool
+	node      bool
 	createdNS int64
 	gone      bool
 
@@ -110,7 +111,7 @@ func newController(t *Target, sub *subsystem, a ConnectArgs, now int64) *Control
 		t: t, sub: sub, port: a.Port, localAddress: a.LocalAddress, peer: a.Peer, createdNS: now, seenNS: now,
 		lastOpcode: nvme.OpFabrics,
 		queues:     map[uint16]ConnID{0: a.Conn}, ioQueues: t.cfg.MaxIOQueues, changed: map[uint32]bool{},
-		end: ending{epoch: 1},
+		end: ending{epoch: 1}, node: sub.isNode(a.Data.HostNQN()),
 	}
 	c.features.init()
 	c.table = c.view()

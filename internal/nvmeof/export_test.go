@@ -5,3 +5,9 @@ func (t *NamespaceTable) WithExtendedKV() *NamespaceTable {
 	t.extendedKV = true
 	return t
 }
+
+// WithReplication makes t the table of a node that was granted replication.
+func (t *NamespaceTable) WithReplication() *NamespaceTable {
+	t.replication = true
+	return t
+}

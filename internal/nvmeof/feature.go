@@ -177,13 +177,18 @@ func (c *Controller) setFeatures(now int64, a AdminArgs) Reply {
 	case nvme.FIDHostIdentifier: // came with Connect
 		return fail(nvme.CommandSequenceError)
 	case nvme.FIDExtensions:
-		return c.setExtensions(v & extensions)
+		return c.setExtensions(v & c.extensions())
 	}
 	return Reply{}
 }
 
-// extensions are the extensions that this target has.
-const extensions = nvme.ExtCredits | nvme.ExtKV
+// extensions are the extensions that the controller offers.
+func (c *Controller) extensions() uint32 {
+	if c.node {
+		return nvme.ExtCredits | nvme.ExtKV | nvme.ExtReplication
+	}
+	return nvme.ExtCredits | nvme.ExtKV
+}
 
 // setExtensions puts the granted extensions in force. With credits the reply carries the first one: the credit at the
 // lowest SSD that the host has a namespace on.
@@ -191,7 +196,7 @@ func (c *Controller) setExtensions(granted uint32) Reply {
 	was := c.CreditState()
 	c.features.extensions = granted
 	c.creditsChanged(was)
-	if c.table.extendedKV != (granted&nvme.ExtKV != 0) {
+	if c.table.extendedKV != (granted&nvme.ExtKV != 0) || c.table.replication != (granted&nvme.ExtReplication != 0) {
 		c.t.version++
 		c.table = c.view()
 		c.publishTable()

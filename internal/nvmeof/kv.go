@@ -40,6 +40,8 @@ func (p *Plan) planKV(sqe *nvme.SQE, t *NamespaceTable, lim Limits) nvme.Status 
 		}
 	case nvme.CmdKVScan, nvme.CmdKVCopyIn, nvme.CmdKVCopyOut, nvme.CmdKVCount, nvme.CmdKVDigest, nvme.CmdKVDrop:
 		return p.planRange(sqe, lim)
+	case nvme.CmdKVForward, nvme.CmdKVDurable, nvme.CmdKVSync, nvme.CmdKVShip, nvme.CmdKVCompare, nvme.CmdKVFetch:
+		return p.planReplica(sqe, lim)
 	default:
 		return nvme.InvalidOpcode | nvme.DNR
 	}
@@ -168,18 +170,13 @@ func (c *Controller) mayUseCommandSet(csi nvme.CSI) bool {
 
 // view makes the table of the namespaces that the host sees now.
 func (c *Controller) view() *NamespaceTable {
-	seen := c.sub.Namespaces
-	if !c.allCommandSets() {
-		seen = nil
-		for _, n := range c.sub.Namespaces {
-			if n.CSI == nvme.CSINVM {
-				seen = append(seen, n)
-			}
-		}
-	}
-	t := NewNamespaceTable(seen, c.HostNQN)
+	t := newNamespaceTable(c.sub.Namespaces, func(n *Namespace) bool {
+		return (n.CSI == nvme.CSINVM || c.allCommandSets()) &&
+			(n.VisibleTo(c.HostNQN) || c.node && n.Executor == KindReplica)
+	})
 	t.errorOnDelete = c.features.errorOnDelete.clone()
 	t.extendedKV = c.features.extensions&nvme.ExtKV != 0
+	t.replication = c.features.extensions&nvme.ExtReplication != 0
 	return t
 }
 

@@ -46,7 +46,7 @@ func (c *Controller) getLogPage(now int64, a AdminArgs) Reply {
 		if !c.mayUseCommandSet(g.CSI()) {
 			return fail(nvme.InvalidField)
 		}
-		log = effectsLog(g.CSI(), c.table.extendedKV)
+		log = effectsLog(g.CSI(), c.table)
 	case lid == nvme.LIDANA:
 		// Hosts read up to the size that Identify Controller lets them expect.
 		log, clears = c.anaLog(g.LSP()&nvme.LSPANAGroupsOnly != 0), eventANA
@@ -131,9 +131,9 @@ func (c *Controller) changedLog() []byte {
 	return l[:]
 }
 
-// effectsLog is the Commands Supported and Effects log for a command set. extendedKV: with the commands of extended
-// key-value.
-func effectsLog(csi nvme.CSI, extendedKV bool) []byte {
+// effectsLog is the Commands Supported and Effects log for a command set, with the commands of the extensions that were
+// granted to the host of a table.
+func effectsLog(csi nvme.CSI, t *NamespaceTable) []byte {
 	var l nvme.EffectsLog
 	for _, op := range []uint8{nvme.AdminGetLogPage, nvme.AdminIdentify, nvme.AdminAbort, nvme.AdminSetFeatures,
 		nvme.AdminGetFeatures, nvme.AdminAsyncEvent, nvme.AdminKeepAlive} {
@@ -144,10 +144,14 @@ func effectsLog(csi nvme.CSI, extendedKV bool) []byte {
 	if csi == nvme.CSIKV {
 		reads, writes = []uint8{nvme.CmdFlush, nvme.CmdKVRetrieve, nvme.CmdKVList, nvme.CmdKVExist},
 			[]uint8{nvme.CmdKVStore, nvme.CmdKVDelete}
-		if extendedKV {
+		if t.extendedKV {
 			reads = append(reads, nvme.CmdKVXRetrieve, nvme.CmdKVScan, nvme.CmdKVCopyOut, nvme.CmdKVCount,
 				nvme.CmdKVDigest)
 			writes = append(writes, nvme.CmdKVXStore, nvme.CmdKVXDelete, nvme.CmdKVCopyIn, nvme.CmdKVDrop)
+		}
+		if t.replication {
+			reads = append(reads, nvme.CmdKVDurable, nvme.CmdKVSync, nvme.CmdKVShip, nvme.CmdKVCompare, nvme.CmdKVFetch)
+			writes = append(writes, nvme.CmdKVForward)
 		}
 	}
 	for _, op := range reads {

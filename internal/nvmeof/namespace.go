@@ -90,9 +90,9 @@ type NamespaceTable struct {
 	count  int
 	// errorOnDelete says for which a Delete of a key that does not exist fails.
 	errorOnDelete perNamespace
-	// extendedKV: the host was granted extended key-value.
-	extendedKV bool
-	ended      bool // see EndedTable
+	// extendedKV, replication: the host was granted extended key-value, and replication.
+	extendedKV, replication bool
+	ended                   bool // see EndedTable
 }
 
 // EndedTable is the table of a queue whose connection is being closed. It has no namespaces, and commands that have
@@ -110,9 +110,14 @@ func (t *NamespaceTable) missing() nvme.Status {
 
 // NewNamespaceTable makes the table of those of all that host may see.
 func NewNamespaceTable(all []*Namespace, hostNQN string) *NamespaceTable {
+	return newNamespaceTable(all, func(n *Namespace) bool { return n.VisibleTo(hostNQN) })
+}
+
+// newNamespaceTable makes the table of those of all that are visible.
+func newNamespaceTable(all []*Namespace, visible func(*Namespace) bool) *NamespaceTable {
 	t := &NamespaceTable{}
 	for _, n := range all {
-		if !n.VisibleTo(hostNQN) {
+		if !visible(n) {
 			continue
 		}
 		for len(t.byNSID) < int(n.NSID) {

@@ -81,7 +81,11 @@ type SubsystemState struct {
 	Serial, Model string
 	AllowAnyHost  bool
 	Hosts         []string
-	Namespaces    []*Namespace
+	// Nodes are the NQNs under which the other nodes of a cluster connect as hosts. They may connect, see the
+	// namespaces that are replicated (KindReplica), and are offered replication. Whether a host is a node is decided
+	// when it connects.
+	Nodes      []string
+	Namespaces []*Namespace
 }
 
 // State is all that a configuration says of the target.
@@ -189,8 +193,11 @@ func (s *subsystem) accessChanged(version uint64) {
 }
 
 func (s *subsystem) allows(hostNQN string) bool {
-	return s.discovery || s.AllowAnyHost || slices.Contains(s.Hosts, hostNQN)
+	return s.discovery || s.AllowAnyHost || slices.Contains(s.Hosts, hostNQN) || s.isNode(hostNQN)
 }
+
+// isNode reports whether a host is another node of the cluster.
+func (s *subsystem) isNode(hostNQN string) bool { return slices.Contains(s.Nodes, hostNQN) }
 
 // New makes a target without subsystems.
 func New(cfg Config) *Target {
@@ -234,16 +241,19 @@ func (t *Target) Apply(state State) {
 		}
 		delete(old, st.NQN)
 		t.subs[st.NQN] = s
-		if s.AllowAnyHost != st.AllowAnyHost || !slices.Equal(s.Hosts, st.Hosts) {
+		if s.AllowAnyHost != st.AllowAnyHost || !slices.Equal(s.Hosts, st.Hosts) || !slices.Equal(s.Nodes, st.Nodes) {
 			discoveryChanged = true
 		}
 		s.SubsystemState = st
 		for _, c := range slices.Clone(s.ctrls) {
-			if !s.allows(c.HostNQN) {
+			switch {
+			case !s.allows(c.HostNQN):
 				t.drop(c, "host "+c.HostNQN+" is no longer allowed")
-				continue
+			case c.node && !s.isNode(c.HostNQN):
+				t.drop(c, "host "+c.HostNQN+" is no longer a node of the cluster")
+			default:
+				c.update()
 			}
-			c.update()
 		}
 	}
 	for _, nqn := range slices.Sorted(maps.Keys(old)) {
