@@ -84,7 +84,7 @@ func TestKVCheckOfADrive(t *testing.T) {
 	if after, err := os.ReadFile(path); err != nil || !bytes.Equal(after, before) {
 		t.Errorf("the check has changed the drive: %v", err)
 	}
-	dev, err := openDrive(path)
+	dev, err := openDrive(path, false)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -239,7 +239,7 @@ func drive(t *testing.T, at int64, begin string) string {
 // labelOf reads the label of a drive; "" if it has none.
 func labelOf(t *testing.T, path string) string {
 	t.Helper()
-	dev, err := openDrive(path)
+	dev, err := openDrive(path, true)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -349,6 +349,26 @@ func TestShowByPathChangesNothing(t *testing.T) {
 		}
 		if after, err := os.ReadFile(p); err != nil || !bytes.Equal(before, after) {
 			t.Errorf("%q: changed (%v)", begin, err)
+		}
+	}
+}
+
+// TestAFileThatIsNoDriveStaysAsItIs, to its last byte, also if only reading it is allowed.
+func TestAFileThatIsNoDriveStaysAsItIs(t *testing.T) {
+	for _, n := range []int{7066, 8<<20 + 300} {
+		path := filepath.Join(t.TempDir(), "README.md")
+		text := bytes.Repeat([]byte("text "), n/5+1)[:n]
+		if err := os.WriteFile(path, text, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		for _, line := range []string{"ssd show", "ssd format", "ssd format --yes", "kv check"} {
+			code, out, errs := run(t, append(strings.Fields(line), path, "--socket", "/nonexistent/socket")...)
+			if strings.Contains(line, "format") && code == 0 {
+				t.Errorf("%s of %d bytes: exit status %d\n%s%s", line, n, code, out, errs)
+			}
+			if got, err := os.ReadFile(path); err != nil || !bytes.Equal(got, text) {
+				t.Errorf("%s has changed a file of %d bytes (%v)", line, n, err)
+			}
 		}
 	}
 }

@@ -113,7 +113,7 @@ func (x *cli) findSSD(c *cobra.Command, what string) (ssdAnswer, error) {
 		return ssdAnswer{}, fmt.Errorf("the daemon has no drive %q (it has %s), and there is no such path", what,
 			strings.Join(names, ", "))
 	}
-	dev, err := openDrive(what)
+	dev, err := openDrive(what, true)
 	if err != nil {
 		return ssdAnswer{}, err
 	}
@@ -151,8 +151,9 @@ func samePath(a, b string) bool {
 }
 
 // openDrive opens and locks a drive that no daemon uses.
-func openDrive(path string) (ssd.Device, error) {
-	dev, err := file.Open(file.Config{Name: filepath.Base(path), Path: path, Engine: file.EngineThreads})
+func openDrive(path string, readOnly bool) (ssd.Device, error) {
+	dev, err := file.Open(file.Config{Name: filepath.Base(path), Path: path, Engine: file.EngineThreads,
+		ReadOnly: readOnly})
 	if errors.Is(err, file.ErrInUse) {
 		return nil, fmt.Errorf("%w: stop the daemon, or take the drive out of its configuration and restart it", err)
 	}
@@ -178,7 +179,7 @@ drive with --yes or --force, and any other only with --force.`,
 }
 
 func (x *cli) format(c *cobra.Command, path string, force, yes bool) (err error) {
-	dev, err := openDrive(path)
+	dev, err := openDrive(path, false)
 	if err != nil {
 		return err
 	}

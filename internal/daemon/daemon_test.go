@@ -354,6 +354,24 @@ func TestForeignDriveIsLeftOutAndFreeToBeFormatted(t *testing.T) {
 	}
 }
 
+// TestAForeignFileIsNotMadeLarger: with create, a file grows to the configured size only if it is blank or has a label.
+func TestAForeignFileIsNotMadeLarger(t *testing.T) {
+	for _, length := range []int{7066, 3<<20 + 300} {
+		w := newWorld(t)
+		foreign := bytes.Repeat([]byte("text "), length/5+1)[:length]
+		if err := os.WriteFile(w.path("README.md"), foreign, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		w.configure([]string{"{name: bad, backend: file, path: DIR/README.md, size: 64MiB, create: true}"}, nil)
+		if _, err := w.start(); !errors.Is(err, label.ErrForeign) || !strings.Contains(err.Error(), "README.md") {
+			t.Errorf("%d bytes: %v, want ErrForeign", length, err)
+		}
+		if got, err := os.ReadFile(w.path("README.md")); err != nil || !bytes.Equal(got, foreign) {
+			t.Errorf("%d bytes: the file has changed, %v", length, err)
+		}
+	}
+}
+
 func TestRefusedReloadChangesNothing(t *testing.T) {
 	w := newWorld(t)
 	drives := []string{memSSD, fileSSD}

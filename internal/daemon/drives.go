@@ -1,6 +1,7 @@
 package daemon
 
 import (
+	"bytes"
 	"crypto/sha256"
 	"encoding/hex"
 	"errors"
@@ -89,8 +90,10 @@ func (n *Node) openDrive(d *openSSD, sc config.SSD) (err error) {
 				return fmt.Errorf("directory %s does not exist; create makes the file only: %w", dir, err)
 			}
 		}
-		d.dev, err = file.Open(file.Config{Name: sc.Name, Path: sc.Path, Create: sc.Create, SizeBytes: int64(sc.Size),
-			Engine: engine, Pool: n.pool})
+		if err = mayGrow(sc); err == nil {
+			d.dev, err = file.Open(file.Config{Name: sc.Name, Path: sc.Path, Create: sc.Create,
+				SizeBytes: int64(sc.Size), Engine: engine, Pool: n.pool})
+		}
 	default:
 		err = fmt.Errorf("backend %q: must be mem, file or model", sc.Backend)
 	}
@@ -107,11 +110,7 @@ func (n *Node) openDrive(d *openSSD, sc config.SSD) (err error) {
 		}
 	}
 	if err != nil {
-		if errors.Is(err, label.ErrForeign) || errors.Is(err, label.ErrCorrupt) {
-			return fmt.Errorf("%w; to give it to jbofd and lose what it holds: jbofctl ssd format --force %s", err,
-				sc.Path)
-		}
-		return err
+		return refusedDrive(err, sc.Path)
 	}
 	n.closing(func() { _ = store.Close() })
 	if copies := store.Repaired(); len(copies) > 0 {
@@ -151,6 +150,45 @@ func (n *Node) openDrive(d *openSSD, sc config.SSD) (err error) {
 		Fallback: func() error { return fallbackReason(dev) },
 		Stats:    func(s *telemetry.SSDStats) { fill(s, o.Stats()) },
 	})
+	return nil
+}
+
+// refusedDrive adds to the error of a drive that holds something else how to give it to jbofd.
+func refusedDrive(err error, path string) error {
+	if errors.Is(err, label.ErrForeign) || errors.Is(err, label.ErrCorrupt) {
+		return fmt.Errorf("%w; to give it to jbofd and lose what it holds: jbofctl ssd format --force %s", err, path)
+	}
+	return err
+}
+
+// mayGrow refuses a file that file.Open would make larger if it holds something else than a drive of jbofd: even zeroes
+// at its end would change it.
+//
+// Errors: label.ErrForeign, label.ErrCorrupt, label.ErrVersion; and those of file.Open.
+func mayGrow(sc config.SSD) (err error) {
+	st, err := os.Stat(sc.Path)
+	if err != nil || !sc.Create || !st.Mode().IsRegular() || st.Size() == 0 || st.Size() >= int64(sc.Size) {
+		return nil // there is nothing to grow, or file.Open says what is wrong
+	}
+	if st.Size() < label.MinDeviceBytes {
+		data, err := os.ReadFile(sc.Path)
+		if err == nil && len(bytes.Trim(data, "\x00")) > 0 {
+			err = fmt.Errorf("%s: %w, which is too short for a drive", sc.Path, label.ErrForeign)
+		}
+		return err
+	}
+	dev, err := file.Open(file.Config{Name: sc.Name, Path: sc.Path, Engine: file.EngineThreads, ReadOnly: true})
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, dev.Close()) }()
+	_, err = label.Inspect(dev)
+	if errors.Is(err, label.ErrBlank) || errors.Is(err, label.ErrShrunk) {
+		return nil
+	}
+	if err != nil {
+		return refusedDrive(fmt.Errorf("%s: %w", sc.Path, err), sc.Path)
+	}
 	return nil
 }
 

@@ -180,6 +180,30 @@ func TestFilesGrowOnlyWithCreateAndNeverShrink(t *testing.T) {
 	}
 }
 
+// TestOpeningAFileChangesNothingInIt, also not what is behind its last whole block.
+func TestOpeningAFileChangesNothingInIt(t *testing.T) {
+	for _, n := range []int{7066, 4097, 8192, 1<<20 + 511} {
+		path := filepath.Join(t.TempDir(), "some.file")
+		want := bytes.Repeat([]byte("x"), n)
+		if err := os.WriteFile(path, want, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		for _, cfg := range []Config{{}, {ReadOnly: true}, {Create: true}} {
+			cfg.Path = path
+			d, err := Open(cfg)
+			if err == nil {
+				err = d.Close()
+			}
+			if err != nil {
+				t.Errorf("%d bytes, %+v: %v", n, cfg, err)
+			}
+			if got, err := os.ReadFile(path); err != nil || !bytes.Equal(got, want) {
+				t.Errorf("%d bytes, %+v: the file has changed, %v", n, cfg, err)
+			}
+		}
+	}
+}
+
 // TestDataIsWhatWasWritten: ranges that were only allocated, or deallocated, do not count as data.
 func TestDataIsWhatWasWritten(t *testing.T) {
 	d := open(t, Config{})

@@ -77,8 +77,10 @@ func (d *Device) measureFile(direct bool, size int64, grow bool) error {
 	i.OptimalIOBytes = max(i.BlockSize, int(st.Blksize))
 	i.AtomicWriteBytes = i.BlockSize
 	i.VolatileCache = true
-	// Beyond the end and with KEEP_SIZE this changes nothing but tells.
-	err := unix.Fallocate(d.fd, unix.FALLOC_FL_PUNCH_HOLE|unix.FALLOC_FL_KEEP_SIZE, size, pageBytes)
+	// Nothing is at a whole page beyond the end: this changes nothing but tells. The last page of the file may have
+	// data beyond SizeBytes, which is a multiple of the block size.
+	beyond := (max(have, size) + pageBytes - 1) &^ (pageBytes - 1)
+	err := unix.Fallocate(d.fd, unix.FALLOC_FL_PUNCH_HOLE|unix.FALLOC_FL_KEEP_SIZE, beyond, pageBytes)
 	i.Deallocates = err == nil
 	i.DeallocatedReadsZero = i.Deallocates
 	d.noPunch.Store(!i.Deallocates)
