@@ -408,13 +408,14 @@ func (n *Namespace) Keys(ctx context.Context) iter.Seq2[[]byte, error] {
 	}
 }
 
-// deviceKeys yields the keys of the target, which are hashes of long keys.
+// deviceKeys yields the keys of the target; with Options.LongKeys they are hashes. A List includes its start key, so
+// the loop ends at the first List that has no other one.
 func (n *Namespace) deviceKeys(ctx context.Context) iter.Seq2[[]byte, error] {
 	return func(yield func([]byte, error) bool) {
 		buf := make([]byte, min(listBytes, n.geo.Load().space.MaxTransfer))
 		var last, from []byte // the latest key, and the first key of the current List
-		for news := true; news; {
-			news = false
+		for progressed := true; progressed; {
+			progressed = false
 			from = append(from[:0], last...)
 			list, err := n.list(ctx, from, buf)
 			if err != nil {
@@ -425,7 +426,7 @@ func (n *Namespace) deviceKeys(ctx context.Context) iter.Seq2[[]byte, error] {
 				if bytes.Equal(key, from) {
 					continue
 				}
-				news = true
+				progressed = true
 				last = append(last[:0], key...)
 				if !yield(key, nil) {
 					return

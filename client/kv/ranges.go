@@ -22,7 +22,8 @@ import (
 type Range struct {
 	// First and Last are positions, inclusive.
 	First, Last uint64
-	// After, if set, is a key of the range behind which to begin. First does not count then.
+	// After, if set, is a key of the range behind which to begin. First does not count then. The position of the key
+	// must be at most Last, else the target refuses the command: a *client.StatusError with Invalid Field.
 	After []byte
 }
 
@@ -39,8 +40,9 @@ type Entry struct {
 }
 
 // LostError says that objects may be missing in a part of a range, because their records at the target are damaged or
-// cannot be read. It does not end a sequence. A replica may have the objects; a repetition may find them, if the drive
-// has failed for a while only.
+// cannot be read. It does not end a sequence: what comes behind To follows. A later sequence begins behind the part
+// with Range.First To+1, unless To is math.MaxUint64. A replica may have the objects; a repetition may find them, if
+// the drive has failed for a while only.
 type LostError struct {
 	// From and To are the positions of the part, inclusive.
 	From, To uint64
@@ -58,11 +60,34 @@ const (
 
 // from is where a Range begins.
 func (r *Range) from() (nvme.KVCursor, error) {
-	if len(r.After) > nvme.MaxKVKey || len(r.After) == 0 && r.First > r.Last {
-		return nvme.KVCursor{}, fmt.Errorf("%w: range %#x to %#x, after a key of %d bytes", client.ErrInvalid, r.First,
-			r.Last, len(r.After))
+	switch {
+	case len(r.After) > nvme.MaxKVKey:
+		return nvme.KVCursor{}, fmt.Errorf("%w: Range.After has %d bytes, must have at most %d", client.ErrInvalid,
+			len(r.After), nvme.MaxKVKey)
+	case len(r.After) == 0:
+		if err := r.checkOrder(); err != nil {
+			return nvme.KVCursor{}, err
+		}
 	}
 	return nvme.KVCursorAt(r.First, r.After), nil
+}
+
+// checkOrder returns an error if First is behind Last.
+func (r *Range) checkOrder() error {
+	if r.First > r.Last {
+		return fmt.Errorf("%w: Range.First is %#x, must be at most Last, which is %#x", client.ErrInvalid, r.First,
+			r.Last)
+	}
+	return nil
+}
+
+// withoutKey checks a range for a command that cannot begin behind a key.
+func (r *Range) withoutKey(command string) error {
+	if r.After != nil {
+		return fmt.Errorf("%w: %s: Range.After is a key of %d bytes, must be nil", client.ErrInvalid, command,
+			len(r.After))
+	}
+	return r.checkOrder()
 }
 
 // rangeCommand is a command that reads a range: what it is besides the range.
@@ -111,7 +136,9 @@ func (n *Namespace) readPart(ctx context.Context, from nvme.KVCursor, last uint6
 	q.SetLenBytes(uint32(len(buf)))
 	q.SetFrom(from)
 	q.SetLast(last)
-	if q.SetShift(rc.shift); from.KeyLen == 0 {
+	q.SetShift(rc.shift)
+	if from.KeyLen == 0 {
+		// The time is where the end of a key would be. Only a Digest has one, and it never continues behind a key.
 		q.SetTime(rc.time)
 	}
 	comp, err := n.c.Do(ctx, rc.name, true, &cmd)
@@ -205,13 +232,13 @@ type Totals struct {
 	Bytes uint64
 }
 
-// Count counts what is in a range. If something may be missing, the error is a *LostError, the first one, and the
-// totals are those of the rest.
+// Count counts what is in a range, which has no After. If something may be missing, the error is a *LostError, the
+// first one, and the totals are those of the rest.
 func (n *Namespace) Count(ctx context.Context, r Range) (t Totals, err error) {
 	rc := rangeCommand{opcode: nvme.CmdKVCount, name: "Count", kind: nvme.KVCount,
 		bytes: nvme.KVRangeHeaderBytes + nvme.KVTotalsBytes}
-	if r.After != nil {
-		return t, fmt.Errorf("%w: Count after a key", client.ErrInvalid)
+	if err := r.withoutKey(rc.name); err != nil {
+		return t, err
 	}
 	for b, e := range n.readRange(ctx, r, rc) {
 		if e != nil {
@@ -235,7 +262,8 @@ type Sum struct {
 	Count, Sum uint64
 }
 
-// Digest returns the sums of sub-ranges of a range, at most 65,536, as many as parts says or down to half of that. All
+// Digest returns the sums of sub-ranges of a range, which has no After. They are at most parts, which is 1 to 65,536,
+// and at least half of that, unless the range has fewer positions or a command cannot transfer so many sums (MDTS). All
 // have the same power of two of positions, but for the first and the last one, which end with the range. What expires
 // until the time at is left out, so that two namespaces whose clocks differ are compared by the same time; zero: what
 // has expired. If something may be missing, the error is a *LostError, the first one.
@@ -243,8 +271,11 @@ type Sum struct {
 // To find the differences between two namespaces, compare their digests of All, then those of each sub-range whose sums
 // differ, until they are so small that a Scan of both is cheaper.
 func (n *Namespace) Digest(ctx context.Context, r Range, parts int, at time.Time) (sums []Sum, err error) {
-	if parts < 1 || parts > nvme.KVMaxSums || r.After != nil || r.First > r.Last {
-		return nil, fmt.Errorf("%w: Digest of %#x to %#x in %d parts", client.ErrInvalid, r.First, r.Last, parts)
+	if parts < 1 || parts > nvme.KVMaxSums {
+		return nil, fmt.Errorf("%w: Digest: parts is %d, must be 1 to %d", client.ErrInvalid, parts, nvme.KVMaxSums)
+	}
+	if err := r.withoutKey("Digest"); err != nil {
+		return nil, err
 	}
 	most := (n.geo.Load().space.MaxTransfer - nvme.KVRangeHeaderBytes) / nvme.KVSumBytes
 	shift := uint8(0)
@@ -254,7 +285,8 @@ func (n *Namespace) Digest(ctx context.Context, r Range, parts int, at time.Time
 	rc := rangeCommand{opcode: nvme.CmdKVDigest, name: "Digest", kind: nvme.KVDigest, shift: shift}
 	if !at.IsZero() {
 		if rc.time = uint32(at.Unix()); at.Unix() != int64(rc.time) {
-			return nil, fmt.Errorf("%w: Digest at %s", client.ErrInvalid, at)
+			return nil, fmt.Errorf("%w: Digest: at is %s, must be %s to %s", client.ErrInvalid, at,
+				time.Unix(0, 0).UTC(), time.Unix(math.MaxUint32, 0).UTC())
 		}
 	}
 	sums = make([]Sum, int(r.Last>>shift-r.First>>shift)+1)
@@ -376,7 +408,7 @@ func (n *Namespace) CopyIn(ctx context.Context, b Batch, clock uint64) (changed 
 		return 0, fmt.Errorf("%w: CopyIn of %d bytes: one command transfers %d (MDTS)", ErrValueTooLarge, len(b),
 			s.MaxTransfer)
 	case clock > nvme.MaxKVVersion:
-		return 0, fmt.Errorf("%w: CopyIn with clock %d", client.ErrInvalid, clock)
+		return 0, badClock(name, clock)
 	}
 	cmd := client.Command{Data: b}
 	cmd.SQE.SetOpcode(nvme.CmdKVCopyIn)
@@ -393,16 +425,28 @@ func (n *Namespace) CopyIn(ctx context.Context, b Batch, clock uint64) (changed 
 	return int(uint32(comp.Result)), nil
 }
 
-// DropRange makes everything in a range cease to exist that has a version of at most a clock, at once, however much it
-// is, and returns the clock. Clock 0 is that of the target when the command comes. Then the command is not repeated
-// after a loss of the connection, because it would drop what was stored meanwhile: client.ErrIndeterminate.
+// badClock is the error for a clock that is too great.
+func badClock(command string, clock uint64) error {
+	return fmt.Errorf("%w: %s: clock is %d, must be at most %d", client.ErrInvalid, command, clock,
+		uint64(nvme.MaxKVVersion))
+}
+
+// DropRange makes everything in a range, which has no After, cease to exist that has a version of at most a clock, at
+// once, however much it is, and returns the clock. Clock 0 is that of the target when the command comes. Then the
+// command is not repeated after a loss of the connection, because it would drop what was stored meanwhile.
+//
+// Errors: a *client.StatusError with Internal Error, without DNR, if the namespace has 64 Drops whose space is still
+// being reclaimed: nothing has changed, and it may be repeated later; with Write Fault if the target could not write
+// it: it may take effect later. client.ErrIndeterminate, without a clock, after a loss of the connection.
 func (n *Namespace) DropRange(ctx context.Context, r Range, clock uint64) (uint64, error) {
 	const name = "DropRange"
-	switch {
+	switch err := r.withoutKey(name); {
 	case !n.geo.Load().space.Extended:
 		return 0, fmt.Errorf("%w: DropRange needs extended key-value", client.ErrUnsupported)
-	case r.First > r.Last || r.After != nil || clock > nvme.MaxKVVersion:
-		return 0, fmt.Errorf("%w: DropRange of %#x to %#x, clock %d", client.ErrInvalid, r.First, r.Last, clock)
+	case err != nil:
+		return 0, err
+	case clock > nvme.MaxKVVersion:
+		return 0, badClock(name, clock)
 	}
 	var cmd client.Command
 	cmd.SQE.SetOpcode(nvme.CmdKVDrop)

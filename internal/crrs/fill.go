@@ -16,9 +16,10 @@ import "math/bits"
 // committed. What the member has with a version up to the clock is replaced by what the copier has; what is above it is
 // a live write, and stays. So it may have anything from an earlier life.
 //
-// The pass belongs to the membership (Role.Since), not to the epoch: another copier has all that the one behind it has
-// sent. The member that is filled has all state of the pass, and asks for each part; a copier has none. So a request
-// or an answer that is lost is asked for again, and what was copied is not copied twice.
+// The pass belongs to the membership (Role.Since), not to the epoch: the predecessor of a copier that is lost takes its
+// place, and holds everything that the copier had. The member that is filled has all state of the pass, and asks for
+// each part; a copier has none. So what has no answer, because the request or the answer was lost, is asked for again,
+// and what was copied is not copied twice.
 
 // Cursor is a place in the order of the objects of a range: those up to Position and Key are before it. The zero Cursor
 // is before all.
@@ -73,34 +74,36 @@ type RangeOp struct {
 
 // Progress counts what has been done in the present pass.
 type Progress struct {
-	// Compared counts the digests that were compared, Batches and Bytes what was copied.
+	// Compared counts the parts that were compared, each by the digests of up to 64 sub-ranges in one answer. Batches
+	// and Bytes count what was copied.
 	Compared, Batches, Bytes uint64
 }
 
-type partState uint8
+type taskState uint8
 
 const (
-	partIdle     partState = iota
-	partWanted             // to be asked for
-	partAsked              // the copier has been asked
-	partDigested           // the copier has answered, the own store digests
-	partStored             // a batch is being stored
-	partDraining           // a batch of an earlier pass is being stored
+	taskIdle     taskState = iota
+	taskWanted             // to be asked for
+	taskAsked              // the copier has been asked
+	taskDigested           // the copier has answered, the own store digests
+	taskStored             // a batch is being stored
+	taskDraining           // a batch of an earlier pass is being stored
 )
 
-// part is a part of the range that is compared or copied.
-type part struct {
+// task is the comparison or the copy of a part. There are Config.Parts of them, which take one part after the other.
+type task struct {
 	Part
-	state partState
-	// copied: it is copied, not compared.
+	state taskState
+	// copied: the part is copied, not compared.
 	copied bool
-	// turn counts what was asked for, so that a late answer is known.
-	turn uint32
+	// attempt counts the requests to the copier. It is in their tags, so that an answer to an earlier one is
+	// recognized.
+	attempt uint32
 }
 
-// fork has the parts of a part that have been found to differ: one bit each in differ, and in copied if it is to be
-// copied without comparing it further.
-type fork struct {
+// differing are the sub-ranges of a part that were found to differ: one bit each in differ, and in copied if it is to
+// be copied without comparing it further.
+type differing struct {
 	first          uint64
 	bits           uint8 // of each
 	differ, copied uint64
@@ -109,11 +112,12 @@ type fork struct {
 // pass is the state of a member that is filled.
 type pass struct {
 	// clock is 0 until the pass begins.
-	clock    uint64
-	forks    []fork
-	parts    []part
-	complete bool
-	progress Progress
+	clock uint64
+	// differing are those that no task has taken yet, as a stack.
+	differing []differing
+	tasks     []task
+	complete  bool
+	progress  Progress
 }
 
 // Complete reports whether the replica has all data of its range, as a member since Role.Since. The node reports it to
@@ -128,60 +132,60 @@ func (r *Replica) Progress() Progress { return r.pass.progress }
 // resetPass forgets a pass: the membership is another one. Batches that are being stored are waited for.
 func (r *Replica) resetPass() {
 	p := &r.pass
-	for i := range p.parts {
-		t := &p.parts[i]
-		state := partIdle
-		if t.state == partStored || t.state == partDraining {
-			state = partDraining
+	for i := range p.tasks {
+		t := &p.tasks[i]
+		state := taskIdle
+		if t.state == taskStored || t.state == taskDraining {
+			state = taskDraining
 		}
-		*t = part{state: state, turn: t.turn + 1}
+		*t = task{state: state, attempt: t.attempt + 1}
 	}
-	r.pass = pass{parts: p.parts, forks: p.forks[:0]}
+	r.pass = pass{tasks: p.tasks, differing: p.differing[:0]}
 }
 
 // askAgain asks again for what the copier has not answered.
 func (r *Replica) askAgain() {
-	for i := range r.pass.parts {
-		if t := &r.pass.parts[i]; t.state == partAsked {
-			t.state = partWanted
+	for i := range r.pass.tasks {
+		if t := &r.pass.tasks[i]; t.state == taskAsked {
+			t.state = taskWanted
 		}
 	}
 }
 
-// continuePass asks for as many parts as may be under way. It does so only when the clock has come in this epoch,
-// because the copier has adopted it then.
+// continuePass asks for as many parts as may be under way. It does so only when the clock has come in this epoch: then
+// the copier has adopted the epoch.
 func (r *Replica) continuePass(out *Actions) {
 	p := &r.pass
 	if !r.role.Filling || p.complete || r.clock == 0 || p.clock == 0 && !r.beginPass() {
 		return
 	}
 	idle := 0
-	for i := range p.parts {
-		t := &p.parts[i]
-		if t.state == partIdle && !p.take(t) {
+	for i := range p.tasks {
+		t := &p.tasks[i]
+		if t.state == taskIdle && !p.take(t) {
 			idle++
 		}
-		if t.state != partWanted {
+		if t.state != taskWanted {
 			continue
 		}
 		kind := Fetch
 		if !t.copied {
 			kind = Compare
 		}
-		t.state = partAsked
-		t.turn++
+		t.state = taskAsked
+		t.attempt++
 		r.send(r.role.Predecessor, Message{Kind: kind, Tag: t.tag(i),
 			Part: &Part{First: t.First, Bits: t.Bits, From: t.From}}, out)
 	}
-	if idle == len(p.parts) {
+	if idle == len(p.tasks) {
 		p.complete, out.Complete = true, true
 	}
 }
 
 // beginPass begins a pass, unless the store still has writes up to the clock, or batches of an earlier pass.
 func (r *Replica) beginPass() bool {
-	for i := range r.pass.parts {
-		if r.pass.parts[i].state != partIdle {
+	for i := range r.pass.tasks {
+		if r.pass.tasks[i].state != taskIdle {
 			return false
 		}
 	}
@@ -191,36 +195,38 @@ func (r *Replica) beginPass() bool {
 		}
 	}
 	r.pass.clock = r.clock
-	r.pass.parts[0] = part{state: partWanted, Part: Part{First: r.first, Bits: r.bits}, turn: r.pass.parts[0].turn}
+	t := &r.pass.tasks[0]
+	*t = task{state: taskWanted, Part: Part{First: r.first, Bits: r.bits}, attempt: t.attempt}
 	return true
 }
 
-// take takes the next part that differs.
-func (p *pass) take(t *part) bool {
-	for len(p.forks) > 0 {
-		f := &p.forks[len(p.forks)-1]
-		if f.differ == 0 {
-			p.forks = p.forks[:len(p.forks)-1]
+// take gives a task the next part that differs, and reports whether there is one.
+func (p *pass) take(t *task) bool {
+	for len(p.differing) > 0 {
+		d := &p.differing[len(p.differing)-1]
+		if d.differ == 0 {
+			p.differing = p.differing[:len(p.differing)-1]
 			continue
 		}
-		n := bits.TrailingZeros64(f.differ)
-		f.differ &^= 1 << n
-		*t = part{state: partWanted, copied: f.copied>>n&1 != 0, turn: t.turn,
-			Part: Part{First: f.first + uint64(n)<<f.bits, Bits: f.bits}}
+		n := bits.TrailingZeros64(d.differ)
+		d.differ &^= 1 << n
+		*t = task{state: taskWanted, copied: d.copied>>n&1 != 0, attempt: t.attempt,
+			Part: Part{First: d.first + uint64(n)<<d.bits, Bits: d.bits}}
 		return true
 	}
 	return false
 }
 
-func (t *part) tag(i int) uint64 { return uint64(t.turn)<<32 | uint64(i) }
+// tag is the tag of the latest request of task i.
+func (t *task) tag(i int) uint64 { return uint64(t.attempt)<<32 | uint64(i) }
 
-// partOf returns the part that an answer is about, or nil if it is late.
-func (p *pass) partOf(tag uint64, state partState) *part {
+// taskOf returns the task that an answer is for, or nil if the answer is late.
+func (p *pass) taskOf(tag uint64, state taskState) *task {
 	i := int(uint32(tag))
-	if i >= len(p.parts) || p.parts[i].state != state || p.parts[i].tag(i) != tag {
+	if i >= len(p.tasks) || p.tasks[i].state != state || p.tasks[i].tag(i) != tag {
 		return nil
 	}
-	return &p.parts[i]
+	return &p.tasks[i]
 }
 
 // receiveFill takes a message of a pass.
@@ -234,19 +240,24 @@ func (r *Replica) receiveFill(from Peer, m *Message, out *Actions) {
 	case m.Kind == Fetch && asked:
 		op.Kind, op.asker = CopyOut, from
 	case m.Kind == Sums && answered:
-		t := r.pass.partOf(m.Tag, partAsked)
-		if t == nil || t.copied || len(m.Part.Sums) != 1<<min(t.Bits, fanBits) {
+		t := r.pass.taskOf(m.Tag, taskAsked)
+		switch {
+		case t == nil || t.copied:
+			return
+		case len(m.Part.Sums) != 1<<min(t.Bits, fanBits):
+			// They cannot be compared, and the copier would answer the same again. A copy needs no digests.
+			t.state, t.copied = taskWanted, true
 			return
 		}
-		t.state, t.Sums = partDigested, m.Part.Sums
+		t.state, t.Sums = taskDigested, m.Part.Sums
 		op.Kind, op.Part = Digest, Part{First: t.First, Bits: t.Bits}
 	case m.Kind == Batch && answered:
-		t := r.pass.partOf(m.Tag, partAsked)
+		t := r.pass.taskOf(m.Tag, taskAsked)
 		if t == nil || !t.copied {
 			r.releaseValue(m, out)
 			return
 		}
-		t.state = partStored
+		t.state = taskStored
 		r.pass.progress.Batches++
 		r.pass.progress.Bytes += uint64(len(m.Value))
 		op.Kind, op.Clock, op.Data = CopyIn, r.pass.clock, m.Value
@@ -274,7 +285,7 @@ func (r *Replica) Ranged(op *RangeOp, st StoreStatus, out *Actions) {
 			r.send(op.asker, Message{Kind: kind, Tag: op.tag, Value: op.Data, Part: &op.Part}, out)
 		}
 	case op.Kind == Digest:
-		if t := r.pass.partOf(op.tag, partDigested); t != nil {
+		if t := r.pass.taskOf(op.tag, taskDigested); t != nil {
 			r.compare(t, op.Sums)
 		}
 	default:
@@ -284,34 +295,34 @@ func (r *Replica) Ranged(op *RangeOp, st StoreStatus, out *Actions) {
 
 // copiedIn goes on behind a batch that has been stored.
 func (r *Replica) copiedIn(op *RangeOp) {
-	t := r.pass.partOf(op.tag, partStored)
+	t := r.pass.taskOf(op.tag, taskStored)
 	switch {
 	case t == nil:
-		r.pass.parts[uint32(op.tag)].state = partIdle // it was being drained
+		r.pass.tasks[uint32(op.tag)].state = taskIdle // it was being drained
 	case op.Last:
-		t.state = partIdle
+		t.state = taskIdle
 	default:
-		t.state, t.From = partWanted, op.To
+		t.state, t.From = taskWanted, op.To
 	}
 }
 
-// compare finds the parts of a part in which the own digests differ from those of the copier.
-func (r *Replica) compare(t *part, own []Sum) {
+// compare finds the sub-ranges of a part in which the own digests differ from those of the copier.
+func (r *Replica) compare(t *task, own []Sum) {
 	r.pass.progress.Compared++
-	f := fork{first: t.First, bits: t.Bits - min(t.Bits, fanBits)}
+	d := differing{first: t.First, bits: t.Bits - min(t.Bits, fanBits)}
 	for i, theirs := range t.Sums {
 		if own[i] == theirs {
 			continue
 		}
-		f.differ |= 1 << i
+		d.differ |= 1 << i
 		// Comparing further saves nothing where one of them has nothing, or both have little.
 		fewer, more := min(own[i].Count, theirs.Count), max(own[i].Count, theirs.Count)
-		if fewer == 0 || more <= r.leaf || f.bits == 0 {
-			f.copied |= 1 << i
+		if fewer == 0 || more <= r.leaf || d.bits == 0 {
+			d.copied |= 1 << i
 		}
 	}
-	t.state, t.Sums = partIdle, nil
-	if f.differ != 0 {
-		r.pass.forks = append(r.pass.forks, f)
+	t.state, t.Sums = taskIdle, nil
+	if d.differ != 0 {
+		r.pass.differing = append(r.pass.differing, d)
 	}
 }

@@ -162,7 +162,7 @@ func TestOnlyTheDifferenceIsShipped(t *testing.T) {
 			t.Errorf("%s: %d bytes were shipped, want at most %d", c.name, p.Bytes, most)
 		}
 		if most := uint64(1 + 3*differ); p.Compared > most {
-			t.Errorf("%s: %d digests were compared, want at most %d", c.name, p.Compared, most)
+			t.Errorf("%s: %d parts were compared, want at most %d", c.name, p.Compared, most)
 		}
 	}
 }
@@ -178,6 +178,36 @@ func TestAnEmptyMemberIsCopiedOnce(t *testing.T) {
 	p := fillOnce(t, copier, filling, 3)
 	if !slices.Equal(copier.positions, filling.positions) || p.Compared != 1 || p.Bytes != 5000*objectBytes {
 		t.Errorf("%d of 5000 objects, %+v", len(filling.positions), p)
+	}
+}
+
+// TestAPartWithoutUsableDigestsIsCopied: a copier that answers with too few digests, or too many, would do so again.
+func TestAPartWithoutUsableDigestsIsCopied(t *testing.T) {
+	for _, n := range []int{0, 63, 65} {
+		var out Actions
+		r := New(Config{Window: 8, Reads: 1, Bits: 64, Parts: 2, Leaf: 1})
+		r.SetRole(Role{Epoch: 1, Member: true, Filling: true, Since: 1, Successor: NoPeer, ChainTail: NoPeer}, &out)
+		r.Receive(0, &Message{Kind: Durable, Epoch: 1, Clock: 100}, &out)
+		asked := func(kind MessageKind) (m *Message) {
+			t.Helper()
+			r.Flush(&out)
+			if m = &out.Sends[len(out.Sends)-1].Message; m.Kind != kind || m.Part.Bits != 64 {
+				t.Fatalf("%d digests: %+v, want kind %d for everything", n, m, kind)
+			}
+			return m
+		}
+		sums := &Message{Kind: Sums, Epoch: 1, Tag: asked(Compare).Tag, Part: &Part{Sums: make([]Sum, n)}}
+		r.Receive(0, sums, &out)
+		fetch := asked(Fetch)
+		r.Receive(0, sums, &out) // the same again is late
+		r.Receive(0, &Message{Kind: Batch, Epoch: 1, Tag: fetch.Tag, Part: &Part{Last: true}}, &out)
+		if len(out.Ranges) != 1 || out.Ranges[0].Kind != CopyIn {
+			t.Fatalf("%d digests: %+v, want a CopyIn", n, out.Ranges)
+		}
+		r.Ranged(&out.Ranges[0], Done, &out)
+		if r.Flush(&out); !r.Complete() {
+			t.Errorf("%d digests: not complete after the copy", n)
+		}
 	}
 }
 

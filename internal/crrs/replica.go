@@ -83,7 +83,7 @@ func New(cfg Config) *Replica {
 		ring: make([]int32, cfg.Window), dirty: make([]int32, 4*cfg.Window),
 		reads: make([]read, cfg.Reads), readLinks: make(list.Links, cfg.Reads),
 		free: list.None, unordered: list.None, queued: list.None, freeReads: list.None,
-		first: cfg.First, bits: cfg.Bits, leaf: cfg.Leaf, pass: pass{parts: make([]part, cfg.Parts)},
+		first: cfg.First, bits: cfg.Bits, leaf: cfg.Leaf, pass: pass{tasks: make([]task, cfg.Parts)},
 	}
 	for i := range r.writes {
 		r.links.Push(&r.free, int32(i))

@@ -214,7 +214,7 @@ func (s *Store) compactStep() {
 	if c.noRoom && s.room(movedLog) {
 		c.noRoom = false
 		for i := s.cfg.Requests; i < len(s.ops); i++ {
-			if o := &s.ops[i]; o.unbegun() {
+			if o := &s.ops[i]; o.isUnstartedMove() {
 				s.scheduleWriter(int32(i))
 			}
 		}

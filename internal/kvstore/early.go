@@ -140,5 +140,7 @@ func (s *Store) releaseAwaiting() {
 	}
 }
 
-// unbegun reports that the op is a move whose value has been read and is not in a group yet.
-func (o *op) unbegun() bool { return o.kind == opMove && !o.ready && !o.fetching && !o.grouped() }
+// isUnstartedMove reports that the op is a move whose value has been read and is not in a group yet.
+func (o *op) isUnstartedMove() bool {
+	return o.kind == opMove && !o.ready && !o.fetching && !o.grouped()
+}

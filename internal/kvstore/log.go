@@ -211,9 +211,9 @@ func (s *Store) appendSegment(i int32) {
 	}
 }
 
-// changes encodes what the writers of a segment have changed, so that recovery can count live bytes. It returns nothing
-// while a restart might find a failed write of the key log, because then it is not known which record precedes this
-// one.
+// changes encodes what the writers of a segment have changed, so that recovery can count live bytes. It returns nil if
+// that is longer than format.MaxChangesBytes, and while a restart might find a failed write of the key log, because
+// then it is not known which record precedes this one. Recovery then counts everything.
 func (s *Store) changes(a *activeSeg) []byte {
 	if s.failures != s.ckpt.covered {
 		return nil
@@ -247,7 +247,7 @@ func (s *Store) changes(a *activeSeg) []byte {
 				Chunk: s.pool.Of(last.entry.Offset())})
 		}
 	}
-	for range a.dropped {
+	for range a.dropped { // each is a key that has expired, or that a Drop or an exact CopyIn has removed
 		said = format.AppendChange(said, format.Change{Item: -1, Keys: -1})
 	}
 	return s.deaths(said, a)

@@ -27,7 +27,7 @@ const (
 	shrinkAt, shrinkTo = 3, 2
 	// maxEmptied is how many empty segments are taken off the table in one turn without a read, for 20 µs.
 	maxEmptied = 1024
-	// refusedNS is when to look again at two segments that cannot be merged, because one of them has lost keys, or
+	// refusedNS is how long two segments are left alone that cannot be merged, because one of them has lost keys, or
 	// because they would become too long.
 	refusedNS = 600e9
 )
@@ -38,13 +38,14 @@ const (
 	mergeNone   mergeStage = iota
 	mergeReads             // the two segments are being read, or have writes under way
 	mergeWrites            // the record is being written
-	mergeBroken            // a write has failed, and is repeated when one of the segments has a writer
+	mergeBroken            // a write has failed; it is repeated when a segment has a writer, or the table must grow
 )
 
 // mergeState is the merge of the last segment of the table.
 type mergeState struct {
 	stage mergeStage
-	// allowed: the last checkpoint knows that the table may become shorter (format.Summary.Merges).
+	// allowed: the last checkpoint says that the table may become shorter (format.Summary.Merges). Only behind such a
+	// one does recovery make it shorter: behind one of an older program the records may have too few hash bits.
 	allowed bool
 	// shrinking: the table becomes shorter until it has shrinkTo times the segments that it needs.
 	shrinking bool
@@ -67,8 +68,8 @@ func (m *mergeState) holds(i int32) bool { return m.stage != mergeNone && (i == 
 // needs is how many segments the objects need.
 func (s *Store) needs() int64 { return s.objects / int64(s.cfg.KeysPerSegment) }
 
-// tooLong reports whether the table has too many segments.
-func (s *Store) tooLong() bool {
+// updateShrinking sets shrinking, and returns it: whether the table has too many segments.
+func (s *Store) updateShrinking() bool {
 	m, need := &s.merge, max(s.needs(), lookup.FirstSegments)
 	most := shrinkAt * need
 	switch {
@@ -92,7 +93,7 @@ func (s *Store) shrink() {
 	case last.state != segLoaded || into.state != segLoaded:
 		return
 	case m.stage == mergeBroken && last.waiting.N+into.waiting.N == 0 && s.needs() <= int64(s.tbl.Len()):
-		return
+		return // nobody waits for it: no writer of the two, and no split, which begins only without a merge
 	case m.made:
 	case last.entry == 0 && format.Segment(last.buf).Vacant() && !into.stale && !format.Segment(into.buf).Lossy():
 		s.mergeDone() // nothing has to be written
@@ -109,8 +110,10 @@ func (s *Store) shrink() {
 // it is merged into. It reports whether there are two to be merged.
 func (s *Store) beginMerge() bool {
 	m := &s.merge
-	// While the outcome of a write is indeterminate, a segment that is empty may have keys after a restart.
-	if !s.tooLong() || s.stopping || s.split.n > 0 || s.failures != s.ckpt.covered || s.placeForKeys() <= 0 {
+	// While the outcome of a write is indeterminate, a segment that is empty may have keys after a restart. The record
+	// of a merge takes from the space that placeForKeys keeps back (writeSegments), so none begins without some
+	// besides.
+	if !s.updateShrinking() || s.stopping || s.split.n > 0 || s.failures != s.ckpt.covered || s.placeForKeys() <= 0 {
 		return false
 	}
 	if s.now < m.retryNS {
@@ -121,7 +124,7 @@ func (s *Store) beginMerge() bool {
 		s.ckpt.wanted = s.ckpt.wanted || s.ckpt.stage == ckptIdle
 		return false
 	}
-	for ; s.tooLong(); m.emptied++ {
+	for ; s.updateShrinking(); m.emptied++ {
 		if m.emptied == maxEmptied {
 			s.wake(s.now + 1)
 			return false
@@ -201,7 +204,8 @@ func (s *Store) mergeDone() {
 	}
 	switch counted := s.audit.counted(last.number); {
 	case counted == s.audit.counted(into.number):
-	case counted: // they will be counted in the other one
+	case counted:
+		// The audit has counted the last segment, but has not reached into, where it will count its keys.
 		s.countSegment(content, -1)
 	default:
 		s.countSegment(content, 1)

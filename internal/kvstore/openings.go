@@ -22,12 +22,13 @@ type openings struct {
 	buf  format.Openings
 	// first is the first block that the last checkpoint needs, next that which the checkpoint under way will need.
 	first, next uint64
-	// any: the ring is full, so that the last block says that any chunk may have been opened. It is used until a
-	// checkpoint has made room.
+	// any: the ring is full, so that the last block says that any chunk may have been opened. While it does, no numbers
+	// are added: the block covers all chunks. A checkpoint makes room.
 	any bool
 	// writing: the block is being written. durable: it was written, though perhaps not with all that it lists now.
 	writing, durable bool
-	pending          []opening
+	// pending are the chunks that are being opened, in the order in which the ring lists them.
+	pending []opening
 }
 
 // opening is a chunk that is being opened. header: its header was written, or has failed; listed: so has the block.
@@ -45,11 +46,11 @@ func (s *Store) writeHeader(kind ioKind, who int32, chunk format.ChunkNumber, he
 	s.io(kind, who, pipeline.Write, s.pool.At(chunk, 0), header)
 	o := &s.openings
 	o.pending = append(o.pending, opening{kind: kind, who: who, chunk: chunk, listed: !o.on})
-	s.list()
+	s.writeOpenings()
 }
 
-// list writes the block of the chunks that are being opened, if it is not being written.
-func (s *Store) list() {
+// writeOpenings writes the block that lists the chunks which are being opened, if it is not being written.
+func (s *Store) writeOpenings() {
 	o := &s.openings
 	if !o.on || o.writing {
 		return
@@ -112,7 +113,7 @@ func (s *Store) listed(ok bool) {
 		}
 	}
 	s.chunksOpened()
-	s.list()
+	s.writeOpenings()
 }
 
 // headerEnded ends the write of a header.

@@ -140,8 +140,8 @@ func (s *Store) checkRecords(sl *slot) {
 	}
 }
 
-// checkLive reports a damaged record if it is live. The record itself is not believed: what its header says is used
-// only to find the segment that knows whether it is live.
+// checkLive reports a damaged record if it is live. Its header may be wrong, too. So what that says is used only to
+// find the segment that knows whether the record is live.
 func (s *Store) checkLive(sl *slot, rec []byte, offset units.ExtentOffset) {
 	switch {
 	case len(rec) < format.MinSegmentBytes:

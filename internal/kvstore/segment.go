@@ -61,7 +61,7 @@ type activeSeg struct {
 	// waiting are writers that have not changed the segment yet. writing are those whose changes are being written.
 	waiting, writing list.List
 	// dead are the pieces of values that die when what is being written is durable: of values in several pieces, and of
-	// the objects that have expired, of which there are dropped.
+	// objects that have expired, or that a Drop or an exact CopyIn has removed, of which there are dropped.
 	dead    []deadPiece
 	dropped int
 }
@@ -284,7 +284,7 @@ func (s *Store) failSegment(i int32, st Status) {
 		s.finish(s.opLinks.Pop(&a.writing), st)
 	}
 	s.failReady(i, st)
-	s.failUnbegunMoves(i, st)
+	s.failUnstartedMoves(i, st)
 	a.force = false
 	switch {
 	case s.merge.holds(i):
@@ -311,13 +311,13 @@ func (s *Store) failReady(i int32, st Status) {
 	}
 }
 
-// failUnbegunMoves ends the moves whose values compaction has not begun to copy. That happens only when the segment has
-// been read, which has failed or for which there is no memory.
-func (s *Store) failUnbegunMoves(i int32, st Status) {
+// failUnstartedMoves ends the moves whose values compaction has not begun to copy. That happens only when the segment
+// has been read, which has failed or for which there is no memory.
+func (s *Store) failUnstartedMoves(i int32, st Status) {
 	a := &s.segs[i]
 	for n := a.waiting.N; n > 0; n-- {
 		o := s.opLinks.Pop(&a.waiting)
-		if r := &s.ops[o]; r.unbegun() {
+		if r := &s.ops[o]; r.isUnstartedMove() {
 			s.finish(o, st)
 		} else {
 			s.opLinks.Push(&a.waiting, o)
@@ -336,8 +336,9 @@ func (s *Store) deactivate(i int32) {
 	s.freeSeg = i
 }
 
-// schedule puts a segment on the list of those to be written if one of its writers is ready, and deactivates it if it
-// has no writers. If it could not be read, it is read again first.
+// schedule decides what is next for an active segment. It becomes dirty, and so is written, if a writer is ready,
+// except that moves alone wait for the early moves of the segment (awaitsEarly). Without writers it is deactivated. If
+// it could not be read, it is read again first.
 func (s *Store) schedule(i int32) {
 	a := &s.segs[i]
 	if a.state == segUnread && !a.held {
@@ -345,7 +346,7 @@ func (s *Store) schedule(i int32) {
 		case a.waiting.N == 0:
 			s.deactivate(i)
 			return
-		case s.begins(a):
+		case s.needsContent(a):
 			s.load(i)
 		}
 	}
@@ -361,7 +362,7 @@ func (s *Store) schedule(i int32) {
 		return
 	}
 	for o := a.waiting.First; o != none; o = s.opLinks.Next(o) {
-		if s.ops[o].unbegun() {
+		if s.ops[o].isUnstartedMove() {
 			s.examine(a, o)
 		}
 	}
@@ -375,10 +376,10 @@ func (s *Store) schedule(i int32) {
 	}
 }
 
-// begins reports whether a writer of a segment has use for its content now.
-func (s *Store) begins(a *activeSeg) bool {
+// needsContent reports whether a writer of a segment has use for its content now.
+func (s *Store) needsContent(a *activeSeg) bool {
 	for o := a.waiting.First; o != none; o = s.opLinks.Next(o) {
-		if r := &s.ops[o]; r.ready || r.unbegun() {
+		if r := &s.ops[o]; r.ready || r.isUnstartedMove() {
 			return true
 		}
 	}

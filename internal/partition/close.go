@@ -110,12 +110,12 @@ type closer struct {
 }
 
 // await waits until the store has stopped or was found lost, and reports that; false: the time is over, or stop is
-// closed. The patience is extended by the time that the bytes take which the store writes meanwhile.
+// closed. Bytes of the last checkpoint that are written meanwhile extend the deadline (grant).
 func (c *closer) await(patience time.Duration, stop <-chan struct{}) bool {
 	env := c.p.driver.Env()
-	for late := env.Now() + int64(patience); ; {
-		late += c.grant()
-		rest := time.Duration(late - env.Now())
+	for deadline := env.Now() + int64(patience); ; {
+		deadline += c.grant()
+		rest := time.Duration(deadline - env.Now())
 		if env.Wait(c.p.stopped, max(0, min(rest, lookEvery))) {
 			return true
 		}

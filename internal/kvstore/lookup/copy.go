@@ -59,7 +59,7 @@ func (m *Machine) refreshes(o *op, it format.Item, valueLen int) bool {
 	return true
 }
 
-// copied ends a copyValue.
+// copied ends the read of one value. The result is cut at the first entry whose value could not be read.
 func (m *Machine) copied(i int32, r Result) {
 	c := &m.ops[i]
 	parent, entry := c.parent, int(c.target)

@@ -290,7 +290,7 @@ func (m *Machine) Done(slot int32, err error) {
 	case m.stage == verify:
 		m.verified()
 	default:
-		m.play()
+		m.scanSegments()
 	}
 }
 

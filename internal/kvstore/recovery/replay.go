@@ -17,7 +17,7 @@ func (m *Machine) readKeys() {
 			from = m.afterCheckpoint(i)
 		}
 		if m.load(i, from, m.image.Pool.End()); m.pending == 0 {
-			m.play() // nothing was written to the chunk since the checkpoint
+			m.scanSegments() // nothing was written to the chunk since the checkpoint
 		}
 	case m.stage == replay && !m.acceptLoss():
 	case m.stage == replay && m.uncounted:
@@ -40,9 +40,9 @@ func (m *Machine) beginCount() {
 	m.readKeys()
 }
 
-// play goes through the part of the key log that was read. Like a Walk it looks for segments at every multiple of
-// KeyUnit, because a group may have been torn.
-func (m *Machine) play() {
+// scanSegments goes through the part of the key log that was read, and replays each segment in it, or counts it in the
+// stage count. Like a Walk it looks for segments at every multiple of KeyUnit, because a group may have been torn.
+func (m *Machine) scanSegments() {
 	i, pool, buf := m.keys[m.step], m.image.Pool, m.loaded()
 	unread, end := m.unread, 0
 	for at := 0; at < len(buf); {
@@ -59,8 +59,8 @@ func (m *Machine) play() {
 			continue
 		}
 		if m.stage == count {
-			m.count(seg, offset)
-		} else if !m.replay(seg, offset) {
+			m.countSegment(seg, offset)
+		} else if !m.replaySegment(seg, offset) {
 			return
 		}
 		at += seg.ExtentBytes()
@@ -77,8 +77,8 @@ func (m *Machine) play() {
 	}
 }
 
-// replay makes a segment the newest of its number. It returns false if the replay has ended or starts again.
-func (m *Machine) replay(seg format.Segment, offset units.ExtentOffset) bool {
+// replaySegment makes a segment the newest of its number. It returns false if the replay has ended or starts again.
+func (m *Machine) replaySegment(seg format.Segment, offset units.ExtentOffset) bool {
 	v := seg.Version()
 	m.noteObjects(seg)
 	if m.last = max(m.last, v); v < m.image.Version || v >= m.cut {
@@ -217,8 +217,8 @@ func (m *Machine) freeVacant() {
 	}
 }
 
-// count counts a segment, if it is the newest of its number, and its values as live.
-func (m *Machine) count(seg format.Segment, offset units.ExtentOffset) {
+// countSegment counts a segment, if it is the newest of its number, and its values as live.
+func (m *Machine) countSegment(seg format.Segment, offset units.ExtentOffset) {
 	n, table := seg.Number(), &m.image.Table
 	if n >= table.Len() || table.Get(n) != lookup.NewEntry(offset, seg.ExtentBytes()) {
 		return

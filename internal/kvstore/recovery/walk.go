@@ -82,7 +82,7 @@ func (w *Walk) Ended() bool { return w.Passed() >= w.pool.End() }
 
 // Next returns the next record and its offset in the partition, or nil if there is none, at the moment or any more. The
 // record is a view of the walk's memory and may be used until Piece is called with idle. A damaged record is returned
-// with all bytes behind it; not even its header can be believed.
+// with all bytes behind it, because its header, which has its length, may be wrong, too.
 //
 // hot: 0 allocs (for valid records)
 func (w *Walk) Next() (rec []byte, offset units.ExtentOffset, sound bool) {

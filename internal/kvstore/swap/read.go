@@ -8,7 +8,8 @@ import (
 	"jbofd/internal/pipeline"
 )
 
-// read answers a Get or Exist of a key that is swapped out.
+// read answers a Get or Exist of a key that is swapped out. A Get whose Room returns nil ends with OK and only the
+// length.
 func (src *Source) read(oi, ei int32) {
 	o, e := &src.ops[oi], &src.entries[ei]
 	o.version = e.version
