@@ -29,8 +29,8 @@ and its whole value. Objects that are stored or deleted meanwhile may be there o
 hosts from writing until it has ended.
 
 The file consists of batches with checksums that follow each other without a gap; the last one is marked. What was
-written is checked. --continue FILE takes up an export that has ended early: it keeps the sound batches of FILE and
-appends the rest.
+written is checked. --continue FILE takes up an export of the same namespace that has ended early: it keeps the sound
+batches of FILE, cuts off an incomplete last one, and appends the rest. Any other file it refuses and leaves as it is.
 
 Exit status: 3 if objects are missing because they are damaged.`,
 		Args: one("UUID"),
@@ -97,13 +97,13 @@ func (x *cli) export(c *cobra.Command, uuid, resume string) (err error) {
 	}
 	out := c.OutOrStdout()
 	before := &admin.KVCopy{}
+	var f *os.File // if it is not nil, what is behind before is still to be cut off
 	switch {
 	case resume != "":
-		f, openErr := os.OpenFile(resume, os.O_RDWR, 0)
-		if openErr != nil {
-			return openErr
+		if f, err = os.OpenFile(resume, os.O_RDWR, 0); err != nil {
+			return err
 		}
-		defer func() { err = errors.Join(err, f.Close()) }()
+		defer func(f *os.File) { err = errors.Join(err, f.Close()) }(f)
 		if before, err = soundPart(f); err != nil {
 			return err
 		}
@@ -123,9 +123,21 @@ func (x *cli) export(c *cobra.Command, uuid, resume string) (err error) {
 		if errors.Is(err, io.EOF) {
 			break
 		}
+		if errors.Is(err, admin.ErrOtherNamespace) {
+			show(nil)
+			return fmt.Errorf("%s is an export of another namespace than %s, or of one that had its UUID before; "+
+				"nothing is changed", resume, uuid)
+		}
 		if err != nil {
 			show(nil)
 			return fmt.Errorf("the export ended early: %w; --continue FILE takes it up", err)
+		}
+		if f != nil {
+			if err := cutBehind(c, f, &before.KVTotals); err != nil {
+				show(nil)
+				return err
+			}
+			f = nil
 		}
 		if _, err := out.Write(b); err != nil {
 			show(nil)
@@ -145,20 +157,43 @@ func (x *cli) export(c *cobra.Command, uuid, resume string) (err error) {
 	return nil
 }
 
-// soundPart reads the sound batches at the beginning of an export that has ended early, and cuts off what is behind
-// them.
+// soundPart reads the sound batches at the beginning of an export that has ended early. Only an incomplete last batch
+// may be behind them: anything else there may be worth more than what an export would put in its place.
 func soundPart(f *os.File) (*admin.KVCopy, error) {
 	before := admin.NewKVCopy(f)
-	for {
-		if _, err := before.Next(); err != nil {
-			break // it says where the sound part ends
-		}
+	var err error
+	for err == nil {
+		_, err = before.Next()
 	}
-	if before.Complete {
+	st, statErr := f.Stat()
+	switch {
+	case statErr != nil:
+		return nil, statErr
+	case !errors.Is(err, io.EOF) && !errors.Is(err, admin.ErrKVCopy):
+		return nil, fmt.Errorf("%s cannot be read: %w", f.Name(), err)
+	case before.Batches == 0 && st.Mode().IsRegular() && st.Size() == 0:
+		return before, nil
+	case before.Batches == 0:
+		return nil, fmt.Errorf("%s is not an export that can be continued, and stays as it is: %w", f.Name(), err)
+	case before.Complete && errors.Is(err, io.EOF):
 		return nil, fmt.Errorf("%s is complete already", f.Name())
+	case !errors.Is(err, io.ErrUnexpectedEOF):
+		return nil, fmt.Errorf("%s stays as it is: %w; to give up what is there and behind it: truncate -s %d %s",
+			f.Name(), err, before.Bytes, f.Name())
 	}
-	_, err := f.Seek(before.Bytes, io.SeekStart)
-	return before, errors.Join(err, f.Truncate(before.Bytes))
+	return before, nil
+}
+
+// cutBehind cuts off what is behind the sound batches of an export, and says so.
+func cutBehind(c *cobra.Command, f *os.File, sound *admin.KVTotals) error {
+	end, err := f.Seek(0, io.SeekEnd)
+	if err != nil {
+		return err
+	}
+	fmt.Fprintf(c.ErrOrStderr(), "%s: %d keys in %d batches (%s) are kept, %d bytes of an incomplete batch are not\n",
+		f.Name(), sound.Objects, sound.Batches, about(sound.Bytes), end-sound.Bytes)
+	_, err = f.Seek(sound.Bytes, io.SeekStart)
+	return errors.Join(err, f.Truncate(sound.Bytes))
 }
 
 // importAll reads an export from standard input and stores it, or only checks it if uuid is empty.

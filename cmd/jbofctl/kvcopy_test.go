@@ -35,6 +35,7 @@ func exported() (batches [][]byte) {
 			b.SetTo(nvme.KVLastOf(math.MaxUint64))
 			b.SetFlags(nvme.KVComplete)
 		}
+		b.SetOrigin(7)
 		b.Seal()
 		batches = append(batches, b)
 	}
@@ -89,14 +90,15 @@ func TestAnExportIsWrittenTakenUpAndImported(t *testing.T) {
 		!strings.Contains(errs, "--continue") {
 		t.Fatalf("one that is cut off: %d, %d bytes; %s", code, len(out), errs)
 	}
-	if err := os.WriteFile(path, append([]byte(out), "some of a batch"...), 0o600); err != nil {
+	if err := os.WriteFile(path, append([]byte(out), batches[2][:300]...), 0o600); err != nil {
 		t.Fatal(err)
 	}
 	if code, _, errs := runIn(t, out, "kv", "import", "--verify"); code != exitFailed ||
 		!strings.Contains(errs, "the end is missing") {
 		t.Errorf("half of it is verified: %d, %s", code, errs)
 	}
-	if code, _, errs := run(t, "kv", "export", uuid, "--socket", s, "--continue", path); code != 0 {
+	if code, _, errs := run(t, "kv", "export", uuid, "--socket", s, "--continue", path); code != 0 ||
+		!strings.Contains(errs, "20 keys in 2 batches") || !strings.Contains(errs, "300 bytes") {
 		t.Fatalf("%d, %s", code, errs)
 	}
 	if got, err := os.ReadFile(path); err != nil || !bytes.Equal(got, all) {
@@ -113,6 +115,68 @@ func TestAnExportIsWrittenTakenUpAndImported(t *testing.T) {
 	if code, out, errs := runIn(t, string(all), "kv", "import", uuid, "--socket", s, "-o", "json"); code != 0 ||
 		!strings.Contains(out, `"applied": 40`) || !bytes.Equal(imported, all) {
 		t.Errorf("import: %d, %s%s, %d bytes", code, out, errs, len(imported))
+	}
+}
+
+// TestOnlyAnIncompleteLastBatchIsCutOff: --continue leaves every other file as it is.
+func TestOnlyAnIncompleteLastBatchIsCutOff(t *testing.T) {
+	batches := exported()
+	all := bytes.Join(batches, nil)
+	two := len(batches[0]) + len(batches[1])
+	flipped := bytes.Clone(all)
+	flipped[len(batches[0])+200] ^= 4
+	length := bytes.Clone(all[:two])
+	length[len(batches[0])+14]++ // the batch would reach beyond the end of the file
+	length[len(batches[0])+20]++ // and does not follow the first one
+	foreign := exported()
+	for _, b := range foreign {
+		nvme.KVRange(b).SetOrigin(8)
+		nvme.KVRange(b).Seal()
+	}
+	s := exporter(t, batches, 4, nil)
+	for _, c := range []struct {
+		name, socket string
+		file         []byte
+		says         string
+	}{
+		{"a text", s, []byte("# jbofd\n\nServes flash."), `begins with "# jbofd`},
+		{"a short text", s, []byte("# jbofd"), `begins with "# jbofd"`},
+		{"zeroes", s, make([]byte, 5000), "begins with"},
+		{"less than a batch", s, all[:300], "the end is missing"},
+		{"a flipped bit", s, flipped, fmt.Sprintf("byte %d", len(batches[0]))},
+		{"a wrong length", s, length, fmt.Sprintf("byte %d", len(batches[0]))},
+		{"a text behind two batches", s, append(all[:two:two], "something else"...), fmt.Sprintf("-s %d ", two)},
+		{"a text behind all batches", s, append(bytes.Clone(all), "something else"...), "behind the last batch"},
+		{"another namespace", s, bytes.Join(foreign[:2], nil), "another namespace"},
+		{"a batch of another namespace", s, append(all[:len(batches[0]):len(batches[0])], foreign[1]...),
+			"another namespace"},
+		{"no daemon", "/nonexistent/socket", all[:two+300], "no jbofd answers"},
+		{"nothing comes", exporter(t, batches, 2, nil), all[:two+300], "the end is missing"},
+	} {
+		path := filepath.Join(t.TempDir(), "export")
+		if err := os.WriteFile(path, c.file, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		code, _, errs := run(t, "kv", "export", uuid, "--socket", c.socket, "--continue", path)
+		if code != exitFailed || !strings.Contains(errs, c.says) {
+			t.Errorf("%s: %d, %s, want an error that says %q", c.name, code, errs, c.says)
+		}
+		if got, err := os.ReadFile(path); err != nil || !bytes.Equal(got, c.file) {
+			t.Errorf("%s: the file has changed, %v", c.name, err)
+		}
+	}
+	if code, _, errs := run(t, "kv", "export", uuid, "--socket", s, "--continue", t.TempDir()); code != exitFailed {
+		t.Errorf("a directory: %d, %s", code, errs)
+	}
+	path := filepath.Join(t.TempDir(), "empty")
+	if err := os.WriteFile(path, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if code, _, errs := run(t, "kv", "export", uuid, "--socket", s, "--continue", path); code != 0 {
+		t.Errorf("an empty file: %d, %s", code, errs)
+	}
+	if got, err := os.ReadFile(path); err != nil || !bytes.Equal(got, all) {
+		t.Errorf("an empty file has %d bytes afterwards, %v", len(got), err)
 	}
 }
 

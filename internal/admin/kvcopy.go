@@ -12,6 +12,7 @@ import (
 	"net/http"
 	"net/url"
 	"strconv"
+	"strings"
 
 	"jbofd/internal/nvme"
 )
@@ -51,12 +52,17 @@ type KVTotals struct {
 // ErrKVCopy is wrapped by the errors of KVCopy.Next that say that something is no export, or a damaged one.
 var ErrKVCopy = errors.New("not a sound export of a key-value namespace")
 
+// ErrOtherNamespace is wrapped by those of them that say that a batch is of another namespace than the ones before.
+var ErrOtherNamespace = errors.New("it is of another namespace than the ones before")
+
 // KVCopy reads an export: batches of objects with their values (nvme.KVRange), each with a checksum, which follow each
 // other without a gap up to one that is marked as the last.
 type KVCopy struct {
 	KVTotals
 	r  *bufio.Reader
 	to nvme.KVCursor
+	// origin is that of the batches so far.
+	origin uint32
 }
 
 // NewKVCopy returns a reader of an export.
@@ -65,7 +71,7 @@ func NewKVCopy(r io.Reader) *KVCopy { return &KVCopy{r: bufio.NewReaderSize(r, 1
 // Follow returns a reader of what follows, with the totals of both.
 func (c *KVCopy) Follow(r io.Reader) *KVCopy {
 	next := NewKVCopy(r)
-	next.KVTotals, next.to = c.KVTotals, c.to
+	next.KVTotals, next.to, next.origin = c.KVTotals, c.to, c.origin
 	return next
 }
 
@@ -75,35 +81,58 @@ func (c *KVCopy) To() nvme.KVCursor { return c.to }
 // Next returns the next batch, which is sound and follows the one before. At the end of a complete export the error is
 // io.EOF.
 //
-// Errors: ErrKVCopy, saying which batch and what is wrong; io.ErrUnexpectedEOF with it if the end is missing.
+// Errors: ErrKVCopy, saying which batch and what is wrong: with io.ErrUnexpectedEOF if the end is missing, with
+// ErrOtherNamespace if batches are of different namespaces. The reader's, without ErrKVCopy.
 func (c *KVCopy) Next() (nvme.KVRange, error) {
 	bad := func(format string, args ...any) (nvme.KVRange, error) {
 		return nil, fmt.Errorf("%w: batch %d, at byte %d: %w", ErrKVCopy, c.Batches+1, c.Bytes,
 			fmt.Errorf(format, args...))
 	}
+	failed := func(err error) (nvme.KVRange, error) {
+		return nil, fmt.Errorf("batch %d, at byte %d: %w", c.Batches+1, c.Bytes, err)
+	}
+	const noEnd = "%w: the end is missing"
+	ended := func(err error) bool { return errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) }
 	head, err := c.r.Peek(nvme.KVRangeHeaderBytes)
+	magic := head[min(len(head), kvMagicAt):min(len(head), kvMagicAt+len(kvMagic))]
 	switch {
+	case err != nil && !ended(err):
+		return failed(err)
 	case c.Complete && len(head) > 0:
 		return bad("there is something behind the last batch")
 	case c.Complete:
 		return nil, io.EOF
+	case !strings.HasPrefix(kvMagic, string(magic)):
+		return bad("it begins with %q, must have %q at byte %d", head[:min(len(head), 16)], kvMagic, kvMagicAt)
 	case err != nil:
-		return bad("%w: the end is missing", io.ErrUnexpectedEOF)
+		return bad(noEnd, io.ErrUnexpectedEOF)
 	}
 	n := int64(binary.LittleEndian.Uint32(head[12:]))
-	if string(head[4:7]) != "KVR" || n < nvme.KVRangeHeaderBytes || n > MaxKVBatch {
-		return bad("there is no batch")
+	if n < nvme.KVRangeHeaderBytes || n > MaxKVBatch {
+		return bad("its length is %d, must be %d to %d", n, nvme.KVRangeHeaderBytes, MaxKVBatch)
 	}
 	b := make(nvme.KVRange, n)
-	if _, err := io.ReadFull(c.r, b); err != nil {
-		return bad("%w: the end is missing", io.ErrUnexpectedEOF)
+	_, err = io.ReadFull(c.r, b)
+	from := b.From()
+	follows := b.Kind() == nvme.KVCopy && from.Compare(&c.to) == 0
+	switch {
+	case err != nil && !ended(err):
+		return failed(err)
+	case err != nil && follows:
+		return bad(noEnd, io.ErrUnexpectedEOF)
+	case err != nil:
+		return bad("it neither follows the one before nor has an end")
 	}
 	if err := b.Check(); err != nil {
 		return bad("%w", err)
 	}
-	if from := b.From(); b.Kind() != nvme.KVCopy || from.Compare(&c.to) != 0 {
+	if !follows {
 		return bad("it does not follow the one before: batches are missing")
 	}
+	if c.Batches > 0 && b.Origin() != c.origin {
+		return bad("%w", ErrOtherNamespace)
+	}
+	c.origin = b.Origin()
 	for e := range b.Entries() {
 		if e.Tombstone() {
 			c.Tombstones++
@@ -123,6 +152,12 @@ func (c *KVCopy) Next() (nvme.KVRange, error) {
 	c.Bytes += n
 	return b, nil
 }
+
+// Where each batch has its magic.
+const (
+	kvMagicAt = 4
+	kvMagic   = "KVR"
+)
 
 // ExportKV reads all objects of a key-value namespace behind a cursor, in the form of a KVCopy. The caller closes it.
 func (c *Client) ExportKV(ctx context.Context, uuid string, from nvme.KVCursor) (io.ReadCloser, error) {

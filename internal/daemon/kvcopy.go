@@ -81,6 +81,9 @@ func (n *Node) exportKV(w http.ResponseWriter, r *http.Request) {
 			log.Warn("export of a key-value namespace ended early", "status", q.Status)
 			panic(http.ErrAbortHandler)
 		}
+		b = b[:b.LenBytes()]
+		b.SetOrigin(s.Origin()) // so that an export is not taken up with the keys of another namespace
+		b.Seal()
 		_ = out.SetWriteDeadline(time.Now().Add(copyPatience))
 		if _, err := w.Write(b); err != nil {
 			log.Warn("export of a key-value namespace ended early", "error", err)

@@ -70,6 +70,14 @@ func TestAnExportIsImported(t *testing.T) {
 	if !errors.Is(err, io.EOF) || rest.Objects != resizeKeys || rest.ValueBytes != c.ValueBytes {
 		t.Errorf("the rest: %+v, %v", rest.KVTotals, err)
 	}
+	// Not with the other namespace.
+	if r, err = n.admin.ExportKV(t.Context(), id[1], half.To()); err != nil {
+		t.Fatal(err)
+	}
+	defer r.Close()
+	if _, err := half.Follow(r).Next(); !errors.Is(err, admin.ErrOtherNamespace) {
+		t.Errorf("half of it and half of another namespace: %v", err)
+	}
 	for round := range 2 {
 		applied := 0
 		for _, b := range all {

@@ -316,3 +316,17 @@ func TestRangesAllocateNothing(t *testing.T) {
 		t.Errorf("a CopyIn allocates %v times, status %d", n, r.last.Status)
 	}
 }
+
+// TestAStoreThatIsMadeAnewHasAnotherOrigin: its keys are at other positions, although it has the same UUID.
+func TestAStoreThatIsMadeAnewHasAnotherOrigin(t *testing.T) {
+	seen := make(map[uint32]bool)
+	for seed := range uint64(100) {
+		for id := range byte(10) {
+			s := &Store{hashSeed: seed, cfg: Config{UUID: [16]byte{id}}}
+			if o := s.Origin(); o == 0 || seen[o] || o != s.Origin() {
+				t.Fatalf("UUID %v, seed %d: %d", s.UUID(), seed, o)
+			}
+			seen[s.Origin()] = true
+		}
+	}
+}

@@ -76,7 +76,7 @@ const (
 //	10 u8   length of the key of From             84 u8   shift: sub-range i of a digest begins at First + i<<shift
 //	11 u8   length of the key of To               85 3 B  reserved
 //	12 u32  length of the whole in bytes          88 u32  time in unix seconds: what expires until then is left out
-//	16 u64  From: position                        92 4 B  reserved
+//	16 u64  From: position                        92 u32  origin: which namespace it is of, 0: unsaid
 //	24 16B        key                             96 …    entries, totals or sums
 //
 // The entries are in the order of their cursors. An example: the key "ab" of version 7, position 5 and no expiry,
@@ -114,6 +114,7 @@ const (
 	krItems   = 80
 	krShift   = 84
 	krTime    = 88
+	krOrigin  = 92
 )
 
 var castagnoli = crc32.MakeTable(crc32.Castagnoli)
@@ -130,6 +131,10 @@ func (b KVRange) Shift() uint8      { return b[krShift] }
 func (b KVRange) SetShift(v uint8)  { b[krShift] = v }
 func (b KVRange) Time() uint32      { return le.Uint32(b[krTime:]) }
 func (b KVRange) SetTime(v uint32)  { le.PutUint32(b[krTime:], v) }
+
+// Origin is the same in all parts of an export and different for other namespaces; 0: it is not said.
+func (b KVRange) Origin() uint32     { return le.Uint32(b[krOrigin:]) }
+func (b KVRange) SetOrigin(v uint32) { le.PutUint32(b[krOrigin:], v) }
 
 func (b KVRange) From() KVCursor     { return b.cursor(krFrom, krFromLen) }
 func (b KVRange) SetFrom(c KVCursor) { b.setCursor(krFrom, krFromLen, &c) }
@@ -234,7 +239,7 @@ func (b KVRange) Check() error {
 		return fieldError(what, "To", to.Position, "at least From")
 	case b[krShift] > 64 || b[krShift] != 0 && b.Kind() != KVDigest:
 		return fieldError(what, "shift", b[krShift], "0 to 64 of a digest")
-	case !zeroes(b[krShift+1:krTime]) || !zeroes(b[krTime+4:KVRangeHeaderBytes]):
+	case !zeroes(b[krShift+1 : krTime]):
 		return fieldError(what, "a reserved byte", "set", "zero")
 	}
 	body := len(b) - KVRangeHeaderBytes

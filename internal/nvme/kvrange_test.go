@@ -25,6 +25,7 @@ func kvCopy() KVRange {
 	b.SetTo(KVCursorAt(5, []byte("c")))
 	b.SetFlags(KVLost)
 	b.SetTime(50)
+	b.SetOrigin(0x2A)
 	b.Seal()
 	return b
 }
@@ -58,7 +59,7 @@ func TestKVRangeGolden(t *testing.T) {
 			"0400000000000000" + strings.Repeat("00", 16) + // From
 			"0500000000000000" + "63" + strings.Repeat("00", 15) + // To
 			"0400000000000000" + "ff00000000000000" + // First, Last
-			"02000000" + "00" + "000000" + "32000000" + "00000000" + // entries, shift, time
+			"02000000" + "00" + "000000" + "32000000" + "2a000000" + // entries, shift, time, origin
 			"0500000000000000" + "0700000000000000" + "00000000" + "030000" + "02" + "6162" + "78797a" + "000000" +
 			"0500000000000000" + "0201000000000000" + "63000000" + "000000" + "81" + "63" + "00000000000000"},
 		{"digest", digest, "________" + "4b5652" + "01" + "04" + "01" + "00" + "10" + "80000000" +
@@ -91,7 +92,7 @@ func TestKVRangeChecksEveryField(t *testing.T) {
 		{krKind, 1, "behind the value"}, {krFlags, 4, "flags"}, {krFromLen, 17, "cursor"}, {krFrom, 3, "cursor"},
 		{krFrom + 9, 1, "cursor"}, {krFrom, 6, "To"}, {krTo, 3, "To"}, {krToLen, 0, "cursor"},
 		{krTo + 8, 'b', "at most To"}, {krFirst, 0xF0, "cursor"}, {krLast, 3, "First"}, {krItems, 1, "fills"},
-		{krItems, 3, "offset"}, {krShift, 1, "shift"}, {krShift + 1, 1, "reserved"}, {krTime + 4, 1, "reserved"},
+		{krItems, 3, "offset"}, {krShift, 1, "shift"}, {krShift + 1, 1, "reserved"}, {krTime - 1, 1, "reserved"},
 		{entry + keKeyLen, 0, "key length"}, {entry + keKeyLen, 0x22, "key length"},
 		{entry + keKeyLen, 0x82, "tombstone"}, {entry + keVersion, 0, "version"},
 		{entry + keValueLen + 2, 1, "length"}, {second - 1, 1, "behind the value"},
@@ -177,6 +178,7 @@ func FuzzKVRange(f *testing.F) {
 		out.SetTo(b.To())
 		out.SetFlags(b.Flags())
 		out.SetTime(b.Time())
+		out.SetOrigin(b.Origin())
 		for e := range b.Entries() {
 			c, next, ok := out.Append(e.Key(), e.ValueLen())
 			if !ok {

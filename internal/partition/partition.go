@@ -274,6 +274,9 @@ func (p *Partition) Drive() *drive.Drive { return p.drive }
 // MaxValueBytes is the longest value that the partition takes.
 func (p *Partition) MaxValueBytes() int { return p.store.MaxValueBytes() }
 
+// Origin tells the partition from others: see kvstore.Store.Origin.
+func (p *Partition) Origin() uint32 { return p.store.Origin() }
+
 // Lost returns what was lost when the partition was opened with kvstore.Config.AcceptLoss, or nil.
 func (p *Partition) Lost() *kvstore.Loss { return p.store.Lost() }
 
