@@ -5,6 +5,8 @@ import (
 	"testing"
 
 	"jbofd/internal/kvstore"
+	"jbofd/internal/kvstore/format"
+	"jbofd/internal/ssd"
 )
 
 // dropped is a store in which a range is dropped, and some of what it has is put again.
@@ -128,4 +130,92 @@ func TestACrashAtEveryWriteOfADrop(t *testing.T) {
 			}
 		}
 	}
+}
+
+// TestADropThatIsAnsweredIsInBothSuperblocks: a crash right after the answer, and then either of them is lost.
+func TestADropThatIsAnsweredIsInBothSuperblocks(t *testing.T) {
+	cfg := small(32)
+	base := newModel(newRig(t, seeds(t), cfg), 60, func() int { return 100 })
+	for i := range base.keys {
+		base.push(kvstore.Put, i, 100)
+	}
+	base.finish()
+	base.settle()
+	for i, lost := range []int64{-1, 0, cfg.PartitionBytes - format.SuperblockBytes} {
+		for parity := range 2 { // of the generation, so that either copy is written first
+			d := &dropped{model: base.again(uint64(i)), first: 1 << 62, last: math.MaxUint64 - 1<<62, again: map[int]bool{}}
+			for range 1 + parity {
+				d.crash()
+				d.reopen0()
+				d.rig.reply = func(p kvstore.Reply) { d.done = d.done || p.Tag == dropTag && p.Status == kvstore.OK }
+				d.done = false
+				d.s.Submit(&kvstore.Request{Op: kvstore.Drop, Tag: dropTag,
+					Range: kvstore.Range{First: d.first, Last: d.last}})
+				for d.sent = true; !d.done; {
+					d.step()
+				}
+				d.last++ // the next Drop covers more
+			}
+			d.last--
+			if d.crash(); lost >= 0 {
+				d.dev.Unreadable(lost, format.SuperblockBytes)
+			}
+			d.reopen0()
+			d.verify()
+		}
+	}
+}
+
+// TestADropCoversWritesThatAreUnderWay: the segment of such a write was empty, so that the sweep must not have passed it
+// when the write ends, and the Drop must not have gone from the list.
+func TestADropCoversWritesThatAreUnderWay(t *testing.T) {
+	r := newRig(t, seeds(t), small(32))
+	m := newModel(r, 1, nil)
+	m.do(kvstore.Request{Op: kvstore.Put, Key: []byte("first")})
+	m.settle()
+	const late = 1e15
+	key, ended, swept := []byte("under way"), false, false
+	r.reply = func(p kvstore.Reply) {
+		ended, swept = ended || p.Tag == 1, swept || p.Tag == dropTag
+	}
+	r.dev.Hold = func(q *ssd.Request) int64 {
+		if q.Op == ssd.Write {
+			return late
+		}
+		return 0
+	}
+	if !m.s.Submit(&kvstore.Request{Op: kvstore.Put, Tag: 1, Key: key}) {
+		t.Fatal("a Put is not taken")
+	}
+	r.turn()
+	r.dev.Hold = nil
+	if !m.s.Submit(&kvstore.Request{Op: kvstore.Drop, Tag: dropTag, Range: kvstore.Range{Last: math.MaxUint64}}) {
+		t.Fatal("a Drop is not taken")
+	}
+	for n := 0; r.dev.Next() < 0 || r.dev.Flights[r.dev.Next()].DueNS < late || !swept; n++ {
+		if r.step(); n == 1000 {
+			t.Fatal("the Drop does not end")
+		}
+	}
+	if ended {
+		t.Fatal("the Put has ended, although its write was held")
+	}
+	for i := range r.dev.Flights {
+		r.dev.Flights[i].DueNS = r.now
+	}
+	for n := 0; n < 3 && m.s.DropsLeft() > 0 || n == 0; n++ {
+		m.settle()
+		m.s.Checkpoint()
+		m.settle()
+	}
+	if left := m.s.DropsLeft(); left > 0 || !ended {
+		t.Fatalf("%d Drops are left, the Put has ended: %v", left, ended)
+	}
+	if p := m.do(kvstore.Request{Op: kvstore.Get, Key: key, Value: make([]byte, 10)}); p.Status != kvstore.NotFound {
+		t.Errorf("a Get of what was dropped: %+v", p)
+	}
+	if n := m.s.Stats().Objects; n != 0 {
+		t.Errorf("there are %d objects", n)
+	}
+	m.recount()
 }

@@ -4,10 +4,13 @@ import (
 	"bytes"
 	"fmt"
 	"math"
+	"slices"
 	"testing"
 
 	"jbofd/internal/kvstore"
+	"jbofd/internal/lab"
 	"jbofd/internal/nvme"
+	"jbofd/internal/ssd"
 )
 
 // TestRangesWhileEverythingMoves: objects that nobody changes are returned exactly once, with their values, while
@@ -89,4 +92,95 @@ func rangesWhileEverythingMoves(t *testing.T, seed uint64) {
 	m.finish()
 	m.settle()
 	t.Logf("%d walks, %+v", walks, m.s.Stats())
+}
+
+// TestACopyOutReturnsOneChangeOfAnObject: its version, expiry and value belong together, also if the object is put again
+// while the value is read, and the read then fails. If the length has changed, the object comes with the next CopyOut.
+func TestACopyOutReturnsOneChangeOfAnObject(t *testing.T) {
+	for _, n := range []int{1000, 999, 1001, 0} {
+		r := newRig(t, seeds(t), small(32))
+		m := newModel(r, 1, nil)
+		key, old, next := []byte("key"), bytes.Repeat([]byte{1}, 1000), bytes.Repeat([]byte{2}, n)
+		type change struct {
+			version uint64
+			expires uint32
+			value   []byte
+		}
+		expires := r.wall() + 1000
+		changes := []change{{m.do(kvstore.Request{Op: kvstore.Put, Key: key, Value: old}).Version, 0, old}}
+		m.settle()
+		const rangeTag = 1 << 61
+		var got *kvstore.Reply
+		r.reply = func(p kvstore.Reply) {
+			switch p.Tag {
+			case rangeTag:
+				got = &p
+			case 1:
+				changes = append(changes, change{p.Version, expires, next})
+			}
+		}
+		reads, held := 0, uint64(0)
+		r.dev.Hold = func(q *ssd.Request) int64 {
+			if reads++; reads != 2 {
+				return 0 // that of the segment comes first
+			}
+			held = q.Tag
+			return 1e15
+		}
+		q := kvstore.Request{Op: kvstore.CopyOut, Tag: rangeTag, Range: kvstore.Range{Last: math.MaxUint64},
+			Value: make([]byte, 9000)}
+		for !m.s.Submit(&q) {
+			m.step()
+		}
+		for r.turn(); reads < 2; r.turn() {
+			m.step()
+		}
+		r.dev.Hold = nil
+		m.s.Submit(&kvstore.Request{Op: kvstore.Put, Tag: 1, Key: key, Value: next, Expires: expires})
+		for len(changes) < 2 {
+			m.step()
+		}
+		r.dev.Fault = func(f *ssd.Request) lab.Outcome {
+			if f.Op == ssd.Read && f.Tag == held {
+				held = math.MaxUint64
+				return lab.FailUndone
+			}
+			return lab.Good
+		}
+		for i := range r.dev.Flights {
+			r.dev.Flights[i].DueNS = r.now
+		}
+		if got != nil {
+			t.Fatal("the CopyOut has ended, although its read was held")
+		}
+		found := 0
+		for complete := false; !complete; {
+			for got == nil {
+				m.step()
+			}
+			b := nvme.KVRange(q.Value[:got.ValueLen])
+			if got.Status != kvstore.OK || b.Check() != nil || b.Lost() {
+				t.Fatalf("%d bytes: %+v, %v", n, got, b.Check())
+			}
+			for e := range b.Entries() {
+				found++
+				if !slices.ContainsFunc(changes, func(c change) bool {
+					return c.version == e.Version() && c.expires == e.Expires() && bytes.Equal(c.value, e.Value())
+				}) {
+					t.Errorf("%d bytes: version %d, expiry %d, a value of %d bytes that begins with %d", n, e.Version(),
+						e.Expires(), e.ValueLen(), append(e.Value(), 0)[0])
+				}
+			}
+			to := b.To()
+			if complete = b.Complete(); !complete {
+				q.Range.From, q.Key = to.Position, bytes.Clone(to.Key[:to.KeyLen])
+				for got = nil; !m.s.Submit(&q); {
+					m.step()
+				}
+			}
+		}
+		if found != 1 {
+			t.Errorf("%d bytes: the object is returned %d times", n, found)
+		}
+	}
 }

@@ -7,6 +7,8 @@ import (
 
 	"jbofd/internal/kvstore"
 	"jbofd/internal/nvme"
+	"jbofd/internal/ssd"
+	"jbofd/internal/ssd/fault"
 )
 
 // ranged fills in a request for all positions, from a cursor on.
@@ -141,5 +143,86 @@ func TestRangesAndSwappedKeys(t *testing.T) {
 	if swapped == 0 {
 		t.Error("nothing was swapped")
 	}
+	b.close()
+}
+
+// TestNoKeyIsSwappedOutDuringACopyIn: the partition's drive has stopped to read, so that Puts are swapped out. One that
+// comes while there is a CopyIn waits for that drive, because the CopyIn may have a newer value of its key.
+func TestNoKeyIsSwappedOutDuringACopyIn(t *testing.T) {
+	policy := eager
+	policy.UnlistNS = 1e15
+	b := newBox(t, policy, failing(partitionBytes, fault.Config{Seed: 1}), inMemory(areaBytes))
+	dev := b.source.dev.(*fault.Device)
+	h, c := newHost(b.p, 1, 110, 4096), newHost(b.p, 2, 1, 64<<10)
+	left := 0
+	drain := func() {
+		for left > 0 {
+			left -= len(h.wait())
+		}
+	}
+	for key := range uint64(50) {
+		fill(h.add(kvstore.Put, key, 100).Value, key, 1)
+		left++
+	}
+	b.p.Submit(&h.batch)
+	drain()
+	var copied nvme.KVRange
+	c.walk(t, kvstore.CopyOut, 64<<10, func(r nvme.KVRange) { copied = append(copied, r...) })
+	if copied.Check() != nil || copied.Items() != 50 {
+		t.Fatalf("%d objects are copied at once, want 50", copied.Items())
+	}
+	// swaps reports whether a Put goes to the swap area. No other one that does is in progress.
+	swaps := func(key uint64) bool {
+		fill(h.add(kvstore.Put, key, 3000).Value, key, 1)
+		left++
+		b.p.driver.Lock()
+		defer b.p.driver.Unlock()
+		b.p.Submit(&h.batch)
+		b.p.turn()
+		return !b.p.swapping.source.NoRequests()
+	}
+	stop := func() { // the drive has much to do, and does nothing
+		dev.SetRules(fault.Rule{Ops: []ssd.Op{ssd.Read}, Hold: true})
+		for key := range uint64(100) {
+			h.add(kvstore.Get, key%50, 4096)
+			left++
+		}
+		b.p.Submit(&h.batch)
+	}
+	for stop(); !swaps(1000); stop() { // the manifest must name the area first
+		dev.SetRules()
+		dev.Release()
+		drain()
+	}
+	dev.SetRules()
+	dev.Release()
+	drain()
+	for b.p.Stats().Swap.Keys > 0 { // a CopyIn waits until they have returned
+		h.do(kvstore.Get, 0, 4096)
+	}
+	stop()
+	r := c.ranged(kvstore.CopyIn, nvme.KVCursor{}, len(copied))
+	for e := range copied.Entries() {
+		e.SetVersion(e.Version() + 1e6)
+	}
+	copied.Seal()
+	copy(r.Value, copied)
+	b.p.driver.Lock()
+	c.p.Submit(&c.batch)
+	b.p.turn()
+	copying := b.p.copying
+	b.p.driver.Unlock()
+	if copying != 1 {
+		t.Fatalf("%d CopyIns are in progress, want one", copying)
+	}
+	if swaps(2000) {
+		t.Error("a Put is swapped out during a CopyIn")
+	}
+	dev.SetRules()
+	dev.Release()
+	if r := c.wait()[0]; r.Status != kvstore.OK || r.ValueLen != 50 {
+		t.Errorf("a CopyIn: status %d, %d objects, want 50", r.Status, r.ValueLen)
+	}
+	drain()
 	b.close()
 }
