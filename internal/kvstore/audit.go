@@ -77,7 +77,7 @@ type auditState struct {
 }
 
 type auditCount struct {
-	epoch uint32
+	epoch space.Epoch
 	live  int64
 }
 

@@ -241,7 +241,7 @@ func TestADelayedGetNoticesAReusedChunk(t *testing.T) {
 	type read struct {
 		key    int
 		offset int64
-		epoch  uint32
+		epoch  uint64
 	}
 	held, back := map[uint64]read{}, 0 // by tag of the I/O
 	for range times(6000) {

@@ -262,7 +262,7 @@ func (s *Store) beginCheckpoint() {
 	} else {
 		// The id is made of an epoch, which is never used again, even after a crash. There may be pages of a checkpoint
 		// that was not finished.
-		c.id = uint64(s.pool.LastEpoch) + 1
+		c.id = s.pool.LastEpoch + 1
 		c.streamID, c.first = c.id, 0
 	}
 	c.page = c.first
@@ -281,7 +281,7 @@ func (s *Store) beginCheckpoint() {
 	for l := range s.logs {
 		if log := &s.logs[l]; log.chunk != none {
 			s.pad(log)
-			sum.SetOpen(l, s.pool.Chunks[log.chunk].Epoch, log.tail)
+			sum.SetOpen(l, s.pool.Chunks[log.chunk].Epoch.N(), log.tail)
 		}
 	}
 	c.stream = recovery.CheckpointStream{Summary: sum, Pool: s.pool, Table: &s.tbl, Increment: c.increment}

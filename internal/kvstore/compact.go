@@ -80,7 +80,7 @@ type compactState struct {
 // read. It is pinned until dueNS, so that compaction chooses others, and for twice as long each time.
 type avoided struct {
 	chunk  format.ChunkNumber
-	epoch  uint32
+	epoch  space.Epoch
 	tries  int
 	dueNS  int64
 	pinned bool

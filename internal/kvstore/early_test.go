@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"jbofd/internal/kvstore/format"
+	"jbofd/internal/kvstore/space"
 )
 
 // overwritten is a partition that is three quarters full, in steady uniform overwrites of 1 KB. It returns how many
@@ -100,7 +101,7 @@ func TestAnEarlyMoveFromAnEarlierUseOfItsChunkDoesNotCount(t *testing.T) {
 		it.SetValueLen(100)
 		it.SetValueOffset(place)
 		o := &op{kind: opMove, early: true, old: place, valueLen: 100, parts: [2]part{noPart, noPart},
-			epoch: s.pool.Chunks[chunk].Epoch - uint32(before)}
+			epoch: space.NewEpoch(s.pool.Chunks[chunk].Epoch.N() - uint64(before))}
 		if got := s.applyMove(&activeSeg{buf: seg}, o); got != want {
 			t.Errorf("of %d uses before, the move counts: %v, want %v", before, got, want)
 		}

@@ -182,12 +182,12 @@ func (s *Store) KindAt(at int64) (kind format.Kind, used bool) {
 func (s *Store) SegmentOf(key []byte) uint32 { return s.tbl.Segment(format.HashKey(s.hashSeed, key)) }
 
 // Place is where the segment of a key begins, and the epoch of its chunk. Both are 0 if it has no record.
-func (s *Store) Place(key []byte) (offset int64, epoch uint32) {
+func (s *Store) Place(key []byte) (offset int64, epoch uint64) {
 	e := s.tbl.Get(s.tbl.Segment(format.HashKey(s.hashSeed, key)))
 	if e == 0 {
 		return 0, 0
 	}
-	return int64(e.Offset()), s.pool.Chunks[s.pool.Of(e.Offset())].Epoch
+	return int64(e.Offset()), s.pool.Chunks[s.pool.Of(e.Offset())].Epoch.N()
 }
 
 // Extent is the number of pieces that a value of n bytes has, and the length of their records.
@@ -238,15 +238,27 @@ func (s *Store) State() string {
 	return out
 }
 
+// NearEpoch says that n epochs are left of those that have 32 bits, or fewer.
+func (s *Store) NearEpoch(n uint64) { s.pool.LastEpoch = max(s.pool.LastEpoch, 1<<32-1-n) }
+
+// MaxChunks is the number of chunks of the largest partition, MaxEpoch the greatest epoch.
+const (
+	MaxChunks = format.MaxPartitionBytes / (4 << 20)
+	MaxEpoch  = space.MaxEpoch
+)
+
+// LastEpoch is the epoch of the chunk that was opened last.
+func (s *Store) LastEpoch() uint64 { return s.pool.LastEpoch }
+
 // UseOf says what a chunk is used for, seen from the last checkpoint.
 func (s *Store) UseOf(i format.ChunkNumber) string {
 	c := &s.pool.Chunks[i]
 	last := format.Summary(s.ckpt.summary[:]).LastEpoch()
 	kind := map[format.Kind]string{format.KeyLog: "keys", format.ValueLog: "values", format.Checkpoint: "checkpoint"}
 	switch {
-	case c.Epoch == 0:
+	case c.Epoch.N() == 0:
 		return "never used"
-	case c.State == space.Free && c.Epoch > last:
+	case c.State == space.Free && c.Epoch.N() > last:
 		return "freed since"
 	case c.State == space.Free:
 		return "free"
@@ -254,16 +266,16 @@ func (s *Store) UseOf(i format.ChunkNumber) string {
 		return "checkpoint"
 	case c.State == space.Obsolete:
 		return kind[c.Kind] + ", obsolete"
-	case c.Epoch > last:
+	case c.Epoch.N() > last:
 		return kind[c.Kind] + ", opened since"
-	case s.wasOpen(c.Epoch):
+	case s.wasOpen(c.Epoch.N()):
 		return kind[c.Kind] + ", open then"
 	}
 	return kind[c.Kind] + ", sealed"
 }
 
 // wasOpen reports whether the chunk of that epoch was open when the last checkpoint began.
-func (s *Store) wasOpen(epoch uint32) bool {
+func (s *Store) wasOpen(epoch uint64) bool {
 	for l := range numLogs {
 		if e, _ := format.Summary(s.ckpt.summary[:]).Open(l); e == epoch {
 			return true
@@ -283,7 +295,7 @@ func (s *Store) KeyLogSince() (parts [][2]int64) {
 	for epoch := first; epoch <= s.pool.LastEpoch; epoch++ {
 		for i := range s.pool.Chunks {
 			c := &s.pool.Chunks[i]
-			if c.Epoch != epoch || c.Kind != format.KeyLog || c.State == space.Free {
+			if c.Epoch.N() != epoch || c.Kind != format.KeyLog || c.State == space.Free {
 				continue
 			}
 			begin, end := format.ChunkOffset(s.cfg.BlockSize), s.pool.End()
@@ -356,7 +368,8 @@ func (s *Store) Unlisted(disk []byte) (unlisted []format.ChunkNumber) {
 	for i := range s.pool.Chunks {
 		c, n := &s.pool.Chunks[i], format.ChunkNumber(i)
 		opening := slices.ContainsFunc(o.pending, func(p opening) bool { return p.chunk == n })
-		if c.Epoch > format.Summary(s.ckpt.summary[:]).LastEpoch() && c.State != space.Free && !opening && !listed[n] {
+		last := format.Summary(s.ckpt.summary[:]).LastEpoch()
+		if c.Epoch.N() > last && c.State != space.Free && !opening && !listed[n] {
 			unlisted = append(unlisted, n)
 		}
 	}

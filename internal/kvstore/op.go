@@ -3,6 +3,7 @@ package kvstore
 import (
 	"jbofd/internal/kvstore/format"
 	"jbofd/internal/kvstore/lookup"
+	"jbofd/internal/kvstore/space"
 	"jbofd/internal/pipeline"
 	"jbofd/internal/tenant"
 	"jbofd/internal/units"
@@ -31,7 +32,7 @@ type op struct {
 	early      bool
 	fetching   bool
 	earlyBytes uint16
-	epoch      uint32
+	epoch      space.Epoch
 	hash       uint64
 	// value is the value that is moved, in the memory of compaction.
 	value    []byte

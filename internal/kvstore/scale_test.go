@@ -20,7 +20,8 @@ func bigPool() *space.Pool {
 	p := space.New(sb)
 	for i := range p.Chunks {
 		if i%16 > 0 {
-			p.Chunks[i] = space.Chunk{Epoch: uint32(i), Live: 3 << 20, State: space.Sealed, Kind: format.ValueLog}
+			p.Chunks[i] = space.Chunk{Epoch: space.NewEpoch(uint64(i)), Live: 3 << 20, State: space.Sealed,
+				Kind: format.ValueLog}
 			if i%64 == 1 {
 				p.Chunks[i].Kind = format.KeyLog
 			}

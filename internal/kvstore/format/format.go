@@ -70,12 +70,12 @@ func (o ChunkOffset) RoundUp(blockSize int) ChunkOffset {
 
 // Seed returns the initial value of the checksum of a record: a hash of the partition's salt, the epoch of the chunk,
 // and the record's offset in the partition.
-func Seed(salt, epoch uint32, offset units.ExtentOffset) uint32 {
+func Seed(salt uint32, epoch uint64, offset units.ExtentOffset) uint32 {
 	return seed(salt, epoch, uint64(offset))
 }
 
-func seed(salt, epoch uint32, place uint64) uint32 {
-	return uint32(mix(uint64(salt)<<32 | uint64(epoch) ^ place*0x9E3779B97F4A7C15))
+func seed(salt uint32, epoch, place uint64) uint32 {
+	return uint32(mix(uint64(salt)<<32 ^ epoch ^ place*0x9E3779B97F4A7C15))
 }
 
 func mix(x uint64) uint64 {

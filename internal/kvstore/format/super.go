@@ -222,7 +222,8 @@ const (
 //
 //	0  20 B prelude, magic "JBOFDKVC"
 //	20 u8   kind: 1 key log, 2 value log, 3 checkpoint
-//	21 3 B  reserved
+//	21 u8   bits 32 to 39 of the epoch
+//	22 2 B  reserved
 //	24 u32  epoch: chunks are numbered in the order in which they were opened
 //	28 u32  index of the chunk in its checkpoint, else 0
 //	32 16B  partition UUID
@@ -236,7 +237,8 @@ const ChunkHeaderBytes = 64
 const (
 	chunkMagic      = "JBOFDKVC"
 	chunkKind       = 20
-	chunkReserved0  = 21
+	chunkEpochHigh  = 21
+	chunkReserved0  = 22
 	chunkEpoch      = 24
 	chunkIndex      = 28
 	chunkUUID       = 32
@@ -246,8 +248,8 @@ const (
 
 func (b ChunkHeader) Kind() Kind             { return Kind(b[chunkKind]) }
 func (b ChunkHeader) SetKind(v Kind)         { b[chunkKind] = byte(v) }
-func (b ChunkHeader) Epoch() uint32          { return le.Uint32(b[chunkEpoch:]) }
-func (b ChunkHeader) SetEpoch(v uint32)      { le.PutUint32(b[chunkEpoch:], v) }
+func (b ChunkHeader) Epoch() uint64          { return epoch40(b[chunkEpoch:], b[chunkEpochHigh]) }
+func (b ChunkHeader) SetEpoch(v uint64)      { b[chunkEpochHigh] = putEpoch(b[chunkEpoch:], v) }
 func (b ChunkHeader) Index() uint32          { return le.Uint32(b[chunkIndex:]) }
 func (b ChunkHeader) SetIndex(v uint32)      { le.PutUint32(b[chunkIndex:], v) }
 func (b ChunkHeader) UUID() uuid.UUID        { return uuid.UUID(b[chunkUUID:]) }
@@ -341,15 +343,18 @@ func (b Page) Check(stream uint64, index uint32) error {
 // place of the SegTbl, only those units of its entries that have changed: each is u32 number and the entries. A number
 // of EndOfUnits ends it.
 //
-//	0  u64 next version          32 3 times {u32 epoch, u32 end in the chunk} of
-//	8  u64 objects                  the open chunks: key log, value log, moved values;
-//	16 u32 number of segments       epoch 0: none
-//	20 u31 number of chunks
+//	0  u64 next version          32 3 times {u32 epoch, u8 its bits 32 to 39, u24 end in the chunk / 256} of
+//	8  u56 objects                  the open chunks: key log, value log, moved values;
+//	   u8  bits 32 to 39 of 24      epoch 0: none
+//	16 u32 number of segments    56 u64 object versions: the greatest that was given
+//	20 u30 number of chunks
+//	   u1  wide: set from half of the epochs on that have 32 bits
 //	   u1  merges: see Merges
-//	24 u32 last epoch                56 u64 object versions: the greatest that was given
+//	24 u32 last epoch
 //	28 u32 first expiry: nothing in the store expires before it, in unix seconds; 0: nothing expires
 //
-// The last two are 0 in checkpoints of old versions.
+// The last two are 0 in checkpoints of old versions. Old programs, whose epochs had 32 bits, take the mark of wide ones
+// for chunks that there cannot be, and refuse the partition.
 type Summary []byte
 
 // EndOfUnits is behind the last unit of an increment.
@@ -358,20 +363,28 @@ const EndOfUnits = 1<<32 - 1
 // SummaryBytes and ChunkEntryBytes are the lengths of a Summary and a ChunkEntry.
 const SummaryBytes, ChunkEntryBytes = 64, 12
 
-const summaryMerges = 1 << 31
+const summaryMerges, summaryWide = 1 << 31, 1 << 30
 
 func (b Summary) NextVersion() uint64     { return le.Uint64(b) }
 func (b Summary) SetNextVersion(v uint64) { le.PutUint64(b, v) }
-func (b Summary) Objects() int64          { return int64(le.Uint64(b[8:])) }
-func (b Summary) SetObjects(v int64)      { le.PutUint64(b[8:], uint64(v)) }
+func (b Summary) Objects() int64          { return int64(le.Uint64(b[8:])<<8) >> 8 }
 func (b Summary) Segments() uint32        { return le.Uint32(b[16:]) }
 func (b Summary) SetSegments(v uint32)    { le.PutUint32(b[16:], v) }
-func (b Summary) Chunks() int             { return int(le.Uint32(b[20:]) &^ summaryMerges) }
+func (b Summary) Chunks() int             { return int(le.Uint32(b[20:]) &^ (summaryMerges | summaryWide)) }
 
-// SetChunks sets the number of chunks, and takes away the mark of SetMerges.
-func (b Summary) SetChunks(v int)       { le.PutUint32(b[20:], uint32(v)) }
-func (b Summary) LastEpoch() uint32     { return le.Uint32(b[24:]) }
-func (b Summary) SetLastEpoch(v uint32) { le.PutUint32(b[24:], v) }
+// SetObjects sets the number of objects.
+func (b Summary) SetObjects(v int64) { le.PutUint64(b[8:], uint64(v)&^(0xFF<<56)|uint64(b[15])<<56) }
+
+// SetChunks sets the number of chunks, and takes away the marks of SetMerges and SetLastEpoch.
+func (b Summary) SetChunks(v int)   { le.PutUint32(b[20:], uint32(v)) }
+func (b Summary) LastEpoch() uint64 { return epoch40(b[24:], b[15]) }
+
+// SetLastEpoch sets the last epoch, and marks wide ones. It is called after SetChunks.
+func (b Summary) SetLastEpoch(v uint64) {
+	if b[15] = putEpoch(b[24:], v); v >= 1<<31 {
+		b[23] |= summaryWide >> 24
+	}
+}
 
 // Merges reports whether the SegTbl may have become shorter since the stream began. What is behind it in the key log
 // then says so (Segment.Limit). Without it, it was written by a program whose tables only grow, and whose segments may
@@ -387,18 +400,20 @@ func (b Summary) FirstExpiry() uint32     { return le.Uint32(b[28:]) }
 func (b Summary) SetFirstExpiry(v uint32) { le.PutUint32(b[28:], v) }
 
 // Open returns epoch and end of the open chunk of log i, 0 to 2; epoch 0: the log had none.
-func (b Summary) Open(i int) (epoch uint32, end ChunkOffset) {
-	return le.Uint32(b[32+8*i:]), ChunkOffset(le.Uint32(b[36+8*i:]))
+func (b Summary) Open(i int) (epoch uint64, end ChunkOffset) {
+	b = b[32+8*i:]
+	return epoch40(b, b[4]), ChunkOffset(le.Uint32(b[4:]) &^ 0xFF)
 }
 
-// SetOpen sets the epoch and the end of the open chunk of log i.
-func (b Summary) SetOpen(i int, epoch uint32, end ChunkOffset) {
-	le.PutUint32(b[32+8*i:], epoch)
-	le.PutUint32(b[36+8*i:], uint32(end))
+// SetOpen sets the epoch and the end of the open chunk of log i. The end is that of a block.
+func (b Summary) SetOpen(i int, epoch uint64, end ChunkOffset) {
+	b = b[32+8*i:]
+	le.PutUint32(b[4:], uint32(end))
+	b[4] = putEpoch(b, epoch)
 }
 
 // KeyEpoch is the epoch of the first chunk of the key log that recovery reads besides the checkpoint.
-func (b Summary) KeyEpoch() uint32 {
+func (b Summary) KeyEpoch() uint64 {
 	if epoch, _ := b.Open(0); epoch != 0 {
 		return epoch
 	}
@@ -406,12 +421,21 @@ func (b Summary) KeyEpoch() uint32 {
 }
 
 // ChunkEntry is a view of the state of a chunk in a checkpoint: u32 epoch, u32 live bytes, u8 kind (0: free, 4:
-// not used because it cannot be read), 3 B reserved.
+// not used because it cannot be read), u8 bits 32 to 39 of the epoch, 2 B reserved.
 type ChunkEntry []byte
 
-func (b ChunkEntry) Epoch() uint32     { return le.Uint32(b) }
-func (b ChunkEntry) SetEpoch(v uint32) { le.PutUint32(b, v) }
+func (b ChunkEntry) Epoch() uint64     { return epoch40(b, b[9]) }
+func (b ChunkEntry) SetEpoch(v uint64) { b[9] = putEpoch(b, v) }
 func (b ChunkEntry) Live() uint32      { return le.Uint32(b[4:]) }
 func (b ChunkEntry) SetLive(v uint32)  { le.PutUint32(b[4:], v) }
 func (b ChunkEntry) Kind() Kind        { return Kind(b[8]) }
 func (b ChunkEntry) SetKind(v Kind)    { b[8] = byte(v) }
+
+// epoch40 is an epoch of 40 bits, of which low has the lower 32.
+func epoch40(low []byte, high byte) uint64 { return uint64(le.Uint32(low)) | uint64(high)<<32 }
+
+// putEpoch writes the lower 32 bits of an epoch to low and returns the others.
+func putEpoch(low []byte, v uint64) (high byte) {
+	le.PutUint32(low, uint32(v))
+	return byte(v >> 32)
+}

@@ -158,7 +158,7 @@ func (l SwapLog) LapEnd(head LogOffset) LogOffset { return head + LogOffset(l.Le
 func (l SwapLog) Rest(place LogOffset) uint64 { return l.LenBytes - uint64(place)%l.LenBytes }
 
 // Seed returns the initial value of the checksum of a group or record at place.
-func (l SwapLog) Seed(place LogOffset) uint32 { return seed(l.Salt, uint32(place>>40), uint64(place)) }
+func (l SwapLog) Seed(place LogOffset) uint32 { return seed(l.Salt, uint64(place>>40), uint64(place)) }
 
 // SwapGroup is a view of a group.
 //

@@ -157,7 +157,7 @@ type op struct {
 	// lead is the offset of the record in the buffer.
 	entry   Entry
 	segment uint32
-	life    uint32
+	life    space.Epoch
 	lead    uint32
 	// want is how many bytes of the segment are being read, if a read of as many as it may have has failed; else 0.
 	want int
@@ -184,7 +184,7 @@ type piece struct {
 	length uint32
 	// record is the length of its record.
 	record uint32
-	epoch  uint32
+	epoch  space.Epoch
 }
 
 func (p *piece) end() units.ExtentOffset {
@@ -306,7 +306,7 @@ func (m *Machine) read(i int32, offset units.ExtentOffset, n int) {
 }
 
 // lifeOf is the epoch of the chunk that contains a segment.
-func (m *Machine) lifeOf(e Entry) uint32 { return m.Pool.Chunks[m.Pool.Of(e.Offset())].Epoch }
+func (m *Machine) lifeOf(e Entry) space.Epoch { return m.Pool.Chunks[m.Pool.Of(e.Offset())].Epoch }
 
 // elsewhere reports that the segment has moved since its read was started: to another place, or back to the same place
 // of a chunk that has been used again since.

@@ -141,8 +141,8 @@ func (s *CheckpointStream) head(page []byte) {
 		var e [format.ChunkEntryBytes]byte
 		entry := format.ChunkEntry(e[:])
 		if c := &s.Pool.Chunks[i]; c.AtCheckpoint != space.NotCounted {
-			entry.SetEpoch(c.Epoch)
-			entry.SetLive(c.AtCheckpoint)
+			entry.SetEpoch(c.Epoch.N())
+			entry.SetLive(c.AtCheckpoint.Bytes())
 			entry.SetKind(c.Kind)
 		}
 		put(format.SummaryBytes+i*format.ChunkEntryBytes, e[:])

@@ -5,6 +5,7 @@ import (
 	"slices"
 
 	"jbofd/internal/kvstore/format"
+	"jbofd/internal/kvstore/space"
 )
 
 // A chunk's header says what the chunk was opened for, and when. Recovery needs that for two things: to find the chunks
@@ -300,7 +301,7 @@ func (m *Machine) guess(i format.ChunkNumber, buf []byte) bool {
 		}
 		guesses++
 		for epoch := sum.LastEpoch() + 1; epoch <= pool.LastEpoch+spareEpochs; epoch++ {
-			seed, kind := pool.SeedOf(epoch, pool.At(i, format.ChunkOffset(at))), format.KeyLog
+			seed, kind := pool.SeedOf(space.NewEpoch(epoch), pool.At(i, format.ChunkOffset(at))), format.KeyLog
 			if isValue {
 				kind = format.ValueLog
 			}

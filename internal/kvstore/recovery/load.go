@@ -11,7 +11,7 @@ import (
 	"jbofd/internal/kvstore/space"
 )
 
-func (m *Machine) noteEpoch(epoch uint32) {
+func (m *Machine) noteEpoch(epoch uint64) {
 	m.image.Pool.LastEpoch = max(m.image.Pool.LastEpoch, epoch)
 }
 
@@ -108,7 +108,7 @@ func (m *Machine) takePage(p format.Page) {
 			e := format.ChunkEntry(m.partial)
 			m.noteEpoch(e.Epoch())
 			m.image.Pool.Chunks[(m.stream.offset-format.SummaryBytes)/format.ChunkEntryBytes] = space.Chunk{
-				Epoch: e.Epoch(), Live: e.Live(), Kind: e.Kind()}
+				Epoch: space.NewEpoch(e.Epoch()), Live: e.Live(), Kind: e.Kind()}
 			m.partial = m.partial[:0]
 		}
 	}
@@ -196,7 +196,7 @@ func (m *Machine) fitsTable(n uint32) bool {
 // afterCheckpoint is the offset in chunk i of the first byte that was written after the checkpoint had begun. It is the
 // end of the chunk if nothing was.
 func (m *Machine) afterCheckpoint(i format.ChunkNumber) format.ChunkOffset {
-	sum, epoch := format.Summary(m.summary[:]), m.image.Pool.Chunks[i].Epoch
+	sum, epoch := format.Summary(m.summary[:]), m.image.Pool.Chunks[i].Epoch.N()
 	for l := range NumLogs {
 		if e, end := sum.Open(l); e != 0 && e == epoch {
 			return end
@@ -232,19 +232,19 @@ func (m *Machine) classify() {
 	for i := range pool.Chunks {
 		c, f := &pool.Chunks[i], &m.found[i]
 		if m.listed && !f.read {
-			f.epoch, f.kind = c.Epoch, c.Kind // nothing has happened to it
+			f.epoch, f.kind = c.Epoch.N(), c.Kind // nothing has happened to it
 		}
-		if f.reopened = max(f.epoch, c.Epoch) > sum.LastEpoch(); f.reopened {
+		if f.reopened = max(f.epoch, c.Epoch.N()) > sum.LastEpoch(); f.reopened {
 			c.Live = 0
 		}
 		switch {
 		case f.epoch > sum.LastEpoch():
-			*c = space.Chunk{Epoch: f.epoch, Kind: f.kind}
+			*c = space.Chunk{Epoch: space.NewEpoch(f.epoch), Kind: f.kind}
 		case m.image.Checkpoint == nil:
 			*c = space.Chunk{}
 		}
 		c.State = space.Sealed
-		if c.Kind == format.KeyLog && c.Epoch >= pool.KeyEpoch {
+		if c.Kind == format.KeyLog && c.Epoch.N() >= pool.KeyEpoch {
 			m.keys = append(m.keys, format.ChunkNumber(i))
 		}
 		if c.Kind == 0 || c.Kind == format.Checkpoint {
@@ -268,10 +268,11 @@ func (m *Machine) classify() {
 		}
 	}
 	for _, i := range m.image.Checkpoint {
-		pool.Chunks[i] = space.Chunk{Epoch: m.found[i].epoch, Kind: format.Checkpoint, State: space.Open}
+		pool.Chunks[i] = space.Chunk{Epoch: space.NewEpoch(m.found[i].epoch), Kind: format.Checkpoint,
+			State: space.Open}
 	}
 	slices.SortFunc(m.keys, func(a, b format.ChunkNumber) int {
-		return cmp.Compare(pool.Chunks[a].Epoch, pool.Chunks[b].Epoch)
+		return cmp.Compare(pool.Chunks[a].Epoch.N(), pool.Chunks[b].Epoch.N())
 	})
 	m.stage, m.step = replay, 0
 	m.readKeys()

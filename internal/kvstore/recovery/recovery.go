@@ -216,7 +216,7 @@ type value struct {
 }
 
 type found struct {
-	epoch uint32
+	epoch uint64
 	kind  format.Kind
 	// lost: the header is lost, and nothing was found in the chunk that was written since the checkpoint.
 	lost bool

@@ -71,7 +71,7 @@ func (m *Machine) scanSegments() {
 		m.readKeys()
 	} else {
 		m.keyEnd = m.at.Add(end)
-		newer := pool.Chunks[i].Epoch > format.Summary(m.summary[:]).LastEpoch()
+		newer := pool.Chunks[i].Epoch.N() > format.Summary(m.summary[:]).LastEpoch()
 		m.found[i].vacant = newer && end == 0 && len(m.unread) == 0
 		m.verify()
 	}

@@ -22,10 +22,10 @@ func (m *Machine) findTails() {
 	for l := range tails {
 		tails[l].Chunk = none
 	}
-	newer := func(i, j format.ChunkNumber) bool { return j == none || all[i].Epoch > all[j].Epoch }
+	newer := func(i, j format.ChunkNumber) bool { return j == none || all[i].Epoch.N() > all[j].Epoch.N() }
 	for i := range format.ChunkNumber(len(all)) {
 		switch c := &all[i]; {
-		case c.State != space.Sealed || m.found[i].epoch != c.Epoch || m.afterCheckpoint(i) >= m.image.Pool.End():
+		case c.State != space.Sealed || m.found[i].epoch != c.Epoch.N() || m.afterCheckpoint(i) >= m.image.Pool.End():
 		case c.Kind == format.KeyLog && newer(i, tails[KeyLog].Chunk):
 			tails[KeyLog].Chunk = i
 		case c.Kind == format.ValueLog && newer(i, tails[UserLog].Chunk):
@@ -51,7 +51,7 @@ func (m *Machine) skipTails() {
 	if m.listed {
 		most = len(m.badOpenings)*format.Openings(m.image.Buf[:m.cfg.BlockSize]).Room() + numUnlisted
 	}
-	pool.LastEpoch += uint32(most)
+	pool.LastEpoch += uint64(most) + spareEpochs
 	m.image.Version = max(m.image.Version, m.last+1)
 	m.image.Clock += lostVersions
 	if m.lossy {

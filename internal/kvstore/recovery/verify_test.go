@@ -25,7 +25,7 @@ func TestALossOfPowerSparesKeysWithoutValues(t *testing.T) {
 	i := pool.Take(format.KeyLog)
 	h := format.ChunkHeader(disk[pool.At(i, 0):][:format.ChunkHeaderBytes])
 	h.SetKind(format.KeyLog)
-	h.SetEpoch(pool.Chunks[i].Epoch)
+	h.SetEpoch(pool.Chunks[i].Epoch.N())
 	h.Seal()
 	at := pool.At(i, block)
 	seg := format.Segment(disk[at:])

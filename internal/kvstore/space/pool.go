@@ -47,27 +47,24 @@ const (
 
 // Chunk is the state of a chunk. There is one for every chunk of the partition, so that its size counts: 16 bytes.
 type Chunk struct {
-	Epoch uint32
 	// Live is the number of bytes of records in the chunk that are live or being written. In a free chunk it is the
 	// index of the next free one.
 	//
 	// Invariant: exact, except in chunks with damaged records.
 	Live uint32
-	// AtCheckpoint is the committed part of Live when the last checkpoint began, or NotCounted if the chunk held no log
-	// then.
-	AtCheckpoint uint32
 	// Pins counts what keeps the chunk from being released: values whose requests have not ended, and groups being
 	// written.
 	Pins  uint16
 	State State
 	Kind  format.Kind
+	Epoch Epoch
+	// AtCheckpoint is the committed part of Live when the last checkpoint began, or NotCounted if the chunk held no log
+	// then.
+	AtCheckpoint Noted
 }
 
 // chunkBytes is the length of a Chunk.
 const chunkBytes = 16
-
-// NotCounted is the AtCheckpoint of a chunk that was free, obsolete or part of a checkpoint.
-const NotCounted = 1<<32 - 1
 
 // Pool has the state of all chunks of a partition, the list of those that are free, and the sums over them.
 type Pool struct {
@@ -79,9 +76,9 @@ type Pool struct {
 	Live, KeyLive int64
 	KeyChunks     int
 	// LastEpoch is the epoch of the chunk that was taken last.
-	LastEpoch uint32
+	LastEpoch uint64
 	// KeyEpoch is the epoch from which on recovery reads chunks of the key log.
-	KeyEpoch uint32
+	KeyEpoch uint64
 	// Hold: recovery might need any chunk, so that none is used again before the next checkpoint.
 	Hold bool
 	// Changes increases whenever there may be more space for those who wait for it.
@@ -199,8 +196,8 @@ func (p *Pool) Seed(offset units.ExtentOffset) uint32 {
 }
 
 // SeedOf is Seed for the time when the chunk had the given epoch.
-func (p *Pool) SeedOf(epoch uint32, offset units.ExtentOffset) uint32 {
-	return format.Seed(p.salt, epoch, offset)
+func (p *Pool) SeedOf(epoch Epoch, offset units.ExtentOffset) uint32 {
+	return format.Seed(p.salt, epoch.N(), offset)
 }
 
 // NoteUnreadable notes that something in chunk i could not be read.
@@ -225,7 +222,8 @@ func (p *Pool) Take(kind format.Kind) format.ChunkNumber {
 	p.noteFirst(i)
 	p.countFree()
 	p.LastEpoch++
-	p.Chunks[i] = Chunk{Epoch: p.LastEpoch, State: Open, Kind: kind, AtCheckpoint: p.Chunks[i].AtCheckpoint}
+	invariants.Check(p.LastEpoch <= MaxEpoch, "chunks: there are no more epochs")
+	p.Chunks[i] = Chunk{Epoch: NewEpoch(p.LastEpoch), State: Open, Kind: kind, AtCheckpoint: p.Chunks[i].AtCheckpoint}
 	if kind == format.KeyLog {
 		p.KeyChunks++
 	}
@@ -345,7 +343,7 @@ func (p *Pool) Release(i format.ChunkNumber) {
 	// walked through and nothing in it is live, so that the rest of the count is theirs.
 	p.count(i, -int64(c.Live))
 	c.Live = 0
-	if c.Kind == format.KeyLog && c.Epoch >= p.KeyEpoch || p.Hold {
+	if c.Kind == format.KeyLog && c.Epoch.N() >= p.KeyEpoch || p.Hold {
 		c.State = Obsolete
 		p.countObsolete(i)
 		p.Changes++
@@ -451,7 +449,7 @@ func (p *Pool) note(i format.ChunkNumber) {
 	if c.State == Obsolete {
 		c.State = PendingFree
 	}
-	if c.AtCheckpoint = c.Live; c.State == Free || c.State == Withdrawn || c.State == PendingFree ||
+	if c.AtCheckpoint = noted(c.Live); c.State == Free || c.State == Withdrawn || c.State == PendingFree ||
 		c.Kind == format.Checkpoint {
 		c.AtCheckpoint = NotCounted
 	}
@@ -461,7 +459,8 @@ func (p *Pool) note(i format.ChunkNumber) {
 // called when a checkpoint has just begun.
 func (p *Pool) Exclude(offset units.ExtentOffset, n int) {
 	p.noteFirst(p.Of(offset))
-	p.Chunks[p.Of(offset)].AtCheckpoint -= uint32(n)
+	c := &p.Chunks[p.Of(offset)]
+	c.AtCheckpoint = noted(c.AtCheckpoint.Bytes() - uint32(n))
 }
 
 // EndCheckpoint ends what BeginCheckpoint began, in several calls, the last of which returns true. If the checkpoint is

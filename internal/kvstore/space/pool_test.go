@@ -35,30 +35,30 @@ func TestACheckpointSaysWhatWasLiveAtItsBeginning(t *testing.T) {
 			case c.Kind == format.Checkpoint:
 				p.Return(i)
 			case k < 3 && c.State == Open:
-				p.AddLive(i, 1+rng.IntN(1000))
+				p.AddLive(i, 8*(1+rng.IntN(125)))
 			case k == 3 && c.State == Open:
 				p.Seal(i)
 			case k == 4 && c.State == Sealed:
-				p.SetLive(i, int64(rng.IntN(1000)))
+				p.SetLive(i, int64(8*rng.IntN(125)))
 			case c.Live > 0:
-				p.SubLive(p.At(i, 0), 1+rng.IntN(int(c.Live)))
+				p.SubLive(p.At(i, 0), 8*(1+rng.IntN(int(c.Live/8))))
 			}
 		}
 	}
-	noted, freed := 0, 0
+	counted, freed := 0, 0
 	for range 40 {
 		for range rng.IntN(2000) {
 			change()
 		}
 		if p.Hold = rng.IntN(2) == 0; rng.IntN(2) == 0 {
-			p.KeyEpoch = rng.Uint32N(p.LastEpoch + 1)
+			p.KeyEpoch = rng.Uint64N(p.LastEpoch + 1)
 		}
 		before := slices.Clone(p.Chunks)
 		p.BeginCheckpoint()
 		for range 50 {
 			if i := rng.IntN(n); before[i].Live > 0 && before[i].State == Sealed {
-				p.Exclude(p.At(format.ChunkNumber(i), 0), 1)
-				before[i].Live--
+				p.Exclude(p.At(format.ChunkNumber(i), 0), 8)
+				before[i].Live -= 8
 			}
 		}
 		for calls := 1; !p.NoteLive(); calls++ {
@@ -70,14 +70,15 @@ func TestACheckpointSaysWhatWasLiveAtItsBeginning(t *testing.T) {
 			}
 		}
 		for i, b := range before {
-			want := b.Live
+			want := noted(b.Live)
 			if b.State == Free || b.State == Obsolete || b.Kind == format.Checkpoint {
 				want = NotCounted
 			} else {
-				noted++
+				counted++
 			}
 			if got := p.Chunks[i].AtCheckpoint; got != want {
-				t.Fatalf("chunk %d: %d bytes were live at the checkpoint, want %d (%+v)", i, got, want, b)
+				t.Fatalf("chunk %d: %d bytes were live at the checkpoint, want %d (%+v)", i, got.Bytes(), want.Bytes(),
+					b)
 			}
 		}
 		for range rng.IntN(500) {
@@ -106,8 +107,8 @@ func TestACheckpointSaysWhatWasLiveAtItsBeginning(t *testing.T) {
 			t.Fatalf("%d obsolete and %d free chunks, counted as %d and %d", obsolete, free, p.Obsolete, p.Free)
 		}
 	}
-	if noted < 1000 || freed < 100 {
-		t.Errorf("only %d chunks were live and %d freed", noted, freed)
+	if counted < 1000 || freed < 100 {
+		t.Errorf("only %d chunks were live and %d freed", counted, freed)
 	}
 }
 

@@ -79,7 +79,7 @@ func (p *Pool) Choose(w Weights, of Kinds) format.ChunkNumber {
 // difference, because the oldest chunks have the least live bytes. The square is computed, which orders as well.
 func (p *Pool) rank(c *Chunk, won int64) float64 {
 	each := float64(c.Live) / float64(won)
-	return each * each / float64(1+p.LastEpoch-c.Epoch)
+	return each * each / float64(1+p.LastEpoch-c.Epoch.N())
 }
 
 // soonPart is which part of the chunks of values counts as emptied soon.
