@@ -143,7 +143,8 @@ func TestADropThatIsAnsweredIsInBothSuperblocks(t *testing.T) {
 	base.settle()
 	for i, lost := range []int64{-1, 0, cfg.PartitionBytes - format.SuperblockBytes} {
 		for parity := range 2 { // of the generation, so that either copy is written first
-			d := &dropped{model: base.again(uint64(i)), first: 1 << 62, last: math.MaxUint64 - 1<<62, again: map[int]bool{}}
+			d := &dropped{model: base.again(uint64(i)), first: 1 << 62, last: math.MaxUint64 - 1<<62,
+				again: map[int]bool{}}
 			for range 1 + parity {
 				d.crash()
 				d.reopen0()
@@ -166,8 +167,8 @@ func TestADropThatIsAnsweredIsInBothSuperblocks(t *testing.T) {
 	}
 }
 
-// TestADropCoversWritesThatAreUnderWay: the segment of such a write was empty, so that the sweep must not have passed it
-// when the write ends, and the Drop must not have gone from the list.
+// TestADropCoversWritesThatAreUnderWay: the segment of such a write was empty, so that the sweep must not have passed
+// it when the write ends, and the Drop must not have gone from the list.
 func TestADropCoversWritesThatAreUnderWay(t *testing.T) {
 	r := newRig(t, seeds(t), small(32))
 	m := newModel(r, 1, nil)

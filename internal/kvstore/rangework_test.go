@@ -94,8 +94,9 @@ func rangesWhileEverythingMoves(t *testing.T, seed uint64) {
 	t.Logf("%d walks, %+v", walks, m.s.Stats())
 }
 
-// TestACopyOutReturnsOneChangeOfAnObject: its version, expiry and value belong together, also if the object is put again
-// while the value is read, and the read then fails. If the length has changed, the object comes with the next CopyOut.
+// TestACopyOutReturnsOneChangeOfAnObject: its version, expiry and value belong together, also if the object is put
+// again while the value is read, and the read then fails. If the length has changed, the object comes with the next
+// CopyOut.
 func TestACopyOutReturnsOneChangeOfAnObject(t *testing.T) {
 	for _, n := range []int{1000, 999, 1001, 0} {
 		r := newRig(t, seeds(t), small(32))
