@@ -106,9 +106,12 @@ func (s *Store) Recount(disk []byte, exact bool) error {
 			live[s.pool.Of(it.ValueOffset())] += int64(it.RecordBytes())
 		}
 	}
-	total, free := int64(0), 0
+	total, free, usable := int64(0), 0, 0
 	for i := range s.pool.Chunks {
 		c := s.pool.Chunks[i]
+		if c.State != space.Withdrawn && c.State != space.Bad && i < s.pool.Limit() {
+			usable++
+		}
 		if c.State == space.Free && i < s.pool.Limit() {
 			free++
 		}
@@ -123,6 +126,10 @@ func (s *Store) Recount(disk []byte, exact bool) error {
 	}
 	if total != s.pool.Live || free != s.pool.Below() {
 		return fmt.Errorf("%d bytes live in %d free chunks, want %d in %d", s.pool.Live, s.pool.Free, total, free)
+	}
+	if usable != s.pool.Usable() || s.resize.stage == resizeNone && usable != len(s.pool.Chunks)-s.pool.Bad {
+		return fmt.Errorf("%d of %d chunks can be used, %d are bad, want %d", usable, len(s.pool.Chunks), s.pool.Bad,
+			s.pool.Usable())
 	}
 	if s.pool.Wrong != 0 {
 		return fmt.Errorf("more bytes have died than lived in a chunk, %d times", s.pool.Wrong)

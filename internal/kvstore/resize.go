@@ -166,7 +166,7 @@ func (s *Store) damagedFrom(first format.ChunkNumber) (n int) {
 }
 
 // Resize begins to change the length of the partition. ResizeState says when that has ended. If the process dies
-// before, the partition has either length.
+// before, the partition has either length, or that of a step (nextBytes).
 //
 // Errors: those of CheckResize.
 func (s *Store) Resize(o ResizeOptions) error {
@@ -235,12 +235,10 @@ func (s *Store) resizeStep() {
 	case resizeNote:
 		s.writeNote()
 	case resizeWiden:
-		if s.pool.Widen() {
+		if s.sweep(s.pool.Widen) {
 			r.stage = resizeNone
 			s.progress++
-			return
 		}
-		s.wake(s.now + 1)
 	}
 	if r.stage == resizeCommit && s.ckpt.stage == ckptIdle {
 		s.commitStep()
@@ -357,22 +355,15 @@ func (s *Store) notEmptied(i format.ChunkNumber, tries int) {
 // commitStep makes the new size that of the next checkpoint, or ends the resize when that is durable.
 func (s *Store) commitStep() {
 	r := &s.resize
-	switch to := s.nextBytes(); {
+	switch {
 	case format.Superblock(s.super).PartitionBytes() != s.cfg.PartitionBytes:
 		s.ckpt.wanted = true // the checkpoint was abandoned
-	case s.cfg.PartitionBytes == r.o.PartitionBytes && len(s.pool.Chunks) == s.pool.Limit():
+	case !s.sweep(s.pool.Widen): // not all chunks that were added with that size can be used yet
+	case s.cfg.PartitionBytes == r.o.PartitionBytes:
 		r.stage = resizeNone
 		s.progress++
-	case s.cfg.PartitionBytes == r.o.PartitionBytes:
-		if s.pool.Widen() {
-			r.stage = resizeNone
-		}
-		s.wake(s.now + 1)
-		s.progress++
-	case len(s.pool.Chunks) > s.pool.Limit():
-		s.pool.Widen() // of a step before
-		s.wake(s.now + 1)
 	default:
+		to := s.nextBytes()
 		if n := int(s.chunksIn(to)); n > len(s.pool.Chunks) {
 			s.pool.Extend(n)
 		}

@@ -384,3 +384,46 @@ func TestAShrinkSaysHowFarItIs(t *testing.T) {
 	m.recount()
 	m.reopen()
 }
+
+// TestAllChunksOfAGrownPartitionAreUsed: a partition that grows by more chunks than a turn has time for gets all of
+// them, also if it dies before it has. It takes Puts until they are refused, and can be made small again.
+func TestAllChunksOfAGrownPartitionAreUsed(t *testing.T) {
+	t.Parallel()
+	for seed := range kvstore.Seeds(t, 2) {
+		m := newResizer(t, seed, small(160), 2000, 0)
+		m.sweep = 8
+		m.resize(40, 0)
+		if err := m.begin(160); err != nil {
+			t.Fatal(err)
+		}
+		freed := 0 // how often the test sees that some chunks are free that were added, but not all
+		for m.s.ResizeState().Running {
+			m.step()
+			if n := m.s.Stats().FreeChunks; n > 60 && n < 150 {
+				m.recount()
+				if freed++; freed == 6 && seed%2 == 1 {
+					m.reopen()
+					break
+				}
+			}
+		}
+		if freed < 6 {
+			t.Fatalf("the growth has freed all chunks within %d turns", freed)
+		}
+		for i := 0; m.full == 0; i++ {
+			m.push(kvstore.Put, i%len(m.keys), 9000)
+			m.turn()
+		}
+		if m.settle(); m.s.Stats().LiveBytes < m.extent/10*8 {
+			t.Errorf("a partition of %d bytes is full with %d", m.extent, m.s.Stats().LiveBytes)
+		}
+		for i := range m.keys {
+			m.push(kvstore.Delete, i, 0)
+		}
+		m.settle()
+		m.resize(40, 0)
+		m.settle()
+		m.recount()
+		m.reopen()
+	}
+}

@@ -20,8 +20,14 @@ import (
 // Limit is the number of chunks that may be used: all but those that a resize takes away, or has not added yet.
 func (p *Pool) Limit() int { return int(p.limit) }
 
-// Usable is the number of chunks below the limit that are not bad.
-func (p *Pool) Usable() int { return int(p.limit) - p.Bad + p.beyond.bad }
+// Usable is the number of chunks below the limit that are not bad, without those that Widen has not freed yet.
+func (p *Pool) Usable() int {
+	n := int(p.limit) - p.Bad + p.beyond.bad
+	if int(p.limit) == len(p.Chunks) {
+		n -= p.beyond.free
+	}
+	return n
+}
 
 // Beyond is the number of chunks from the limit on that hold nothing.
 func (p *Pool) Beyond() int { return p.beyond.free + p.beyond.bad }
