@@ -61,18 +61,21 @@ func (c *clearing) begin(b nvme.KVRange, clock uint64) {
 	first, last := c.from.Position, c.to.Position
 	width := (last - first) / clearLanes
 	entry := nvme.KVRangeHeaderBytes
+	over := false
 	for i := range c.lanes {
 		l := &c.lanes[i]
-		*l = clearLane{at: first, last: first + width, entry: entry}
-		if i == clearLanes-1 {
-			l.last = last
+		// A range of few positions does not have enough for all lanes.
+		end := last
+		if i < clearLanes-1 && last-first > width {
+			end = first + width
 		}
-		entry = skipEntries(b, entry, l.last)
-		// A range of few positions may not have enough for all lanes.
-		if l.done = first > last || first < c.from.Position; l.done {
+		*l = clearLane{at: first, last: end, entry: entry, done: over}
+		if over {
 			c.left--
+			continue
 		}
-		first = l.last + 1
+		entry = skipEntries(b, entry, end)
+		over, first = end == last, end+1
 	}
 }
 

@@ -102,6 +102,24 @@ func (m *Machine) unpark() {
 	}
 }
 
+// maxAgain is how often a CopyOut is begun again.
+const maxAgain = 8
+
+// beginsAgain reports whether a CopyOut is to be begun again, and resets it for that: its first object was deleted, or
+// has become longer or shorter, while its value was read. Its result would have nothing, and end where it begins.
+func (m *Machine) beginsAgain(o *op, ro *rangeOp) bool {
+	if ro.cut != nvme.KVRangeHeaderBytes || ro.why != NotFound || ro.again == maxAgain || m.Stopping ||
+		ro.looked >= ro.looks {
+		return false
+	}
+	ro.again++
+	ro.out, ro.cursor = ro.out[:ro.cut], ro.from
+	ro.out.SetItems(0)
+	ro.lossy, ro.ended, ro.cut = false, false, 0
+	o.position = ro.from.Position
+	return true
+}
+
 // cutRange leaves out the entries from the first one on whose value could not be read. If that is the first, and it is
 // lost, it is passed.
 func (m *Machine) cutRange(ro *rangeOp) {

@@ -105,6 +105,8 @@ type rangeOp struct {
 	copies, wants int
 	cut           int
 	why           Result
+	// again counts how often a CopyOut was begun again because its first object had changed.
+	again int
 	// next links those that are free.
 	next int32
 }
@@ -207,6 +209,10 @@ func (m *Machine) endRange(i int32, r Result, flags uint8) {
 func (m *Machine) sealRange(i int32) {
 	o := &m.ops[i]
 	ro := &m.ranges[o.ranged]
+	if m.beginsAgain(o, ro) {
+		m.list(i)
+		return
+	}
 	m.cutRange(ro)
 	ro.out.SetTo(ro.cursor)
 	ro.out.Seal()
