@@ -55,7 +55,7 @@ func (e *LostError) Error() string {
 // rangeBytes is the size of the buffer of a Scan, copyBytes at most that of a CopyOut: the longest value fits.
 const (
 	rangeBytes = 64 << 10
-	copyBytes  = 1<<20 + nvme.KVRangeHeaderBytes + nvme.KVEntryHeaderBytes + nvme.MaxKVKey
+	copyBytes  = 1<<20 + nvme.KVEntryOverhead
 )
 
 // from is where a Range begins.
@@ -254,11 +254,11 @@ func (n *Namespace) Count(ctx context.Context, r Range) (t Totals, err error) {
 	return t, err
 }
 
-// Sum is the digest of a sub-range. The same sub-ranges of two namespaces have the same objects, in the same versions,
-// if Count and Sum are the same.
+// Sum is the digest of a sub-range. The same sub-ranges of two namespaces have the same objects, in the same versions
+// and with the same identities of writes, if Count and Sum are the same.
 type Sum struct {
 	Range
-	// Count is the number of objects and tombstones.
+	// Count is the number of objects and tombstones, and of keys of which only identities are left.
 	Count, Sum uint64
 }
 
@@ -314,8 +314,8 @@ func (n *Namespace) Digest(ctx context.Context, r Range, parts int, at time.Time
 	return sums, err
 }
 
-// Batch is a part of a range with all values, as CopyOut returns it. It has a checksum and may be kept in a file. It
-// belongs to the caller.
+// Batch is a part of a range with all values and identities of writes, as CopyOut returns it. It has a checksum and may
+// be kept in a file. It belongs to the caller.
 type Batch []byte
 
 // Check returns an error if a Batch that was kept somewhere is damaged.
@@ -337,7 +337,7 @@ func (b Batch) Entries() iter.Seq[Entry] {
 			return
 		}
 		for e := range nvme.KVRange(b).Entries() {
-			if !yield(entryOf(e, true)) {
+			if !e.Gone() && !yield(entryOf(e, true)) {
 				return
 			}
 		}
@@ -388,7 +388,8 @@ func (n *Namespace) CopyOut(ctx context.Context, r Range) iter.Seq2[Batch, error
 
 // CopyIn stores the objects and tombstones of a Batch, each if its version is greater than that of what the key has, or
 // had when it was deleted with a tombstone. So batches may be repeated, come in any order, and be mixed with other
-// writes: the highest version wins. It returns how many have changed something.
+// writes: the highest version wins. Identities of writes are added to those of the key. It returns how many entries
+// have changed something.
 //
 // With a clock, the part of the range that the Batch is about becomes what the Batch says: what is there and has a
 // version of at most the clock ceases to exist if the Batch does not have it. Every write with a version of at most the

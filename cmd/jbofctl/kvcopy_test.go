@@ -24,7 +24,7 @@ func exported() (batches [][]byte) {
 		for k := range 10 {
 			position := uint64(i*10+k+1) << 56
 			key := fmt.Appendf(nil, "key %d %d", i, k)
-			e, longer, _ := b.Append(key, 5)
+			e, longer, _ := b.Append(key, 5, 0)
 			e.SetPosition(position)
 			e.SetVersion(1)
 			copy(e.Value(), "value")

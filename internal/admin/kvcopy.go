@@ -134,12 +134,13 @@ func (c *KVCopy) Next() (nvme.KVRange, error) {
 	}
 	c.origin = b.Origin()
 	for e := range b.Entries() {
-		if e.Tombstone() {
+		switch {
+		case e.Tombstone():
 			c.Tombstones++
-			continue
+		case e.Exists():
+			c.Objects++
+			c.ValueBytes += int64(e.ValueLen())
 		}
-		c.Objects++
-		c.ValueBytes += int64(e.ValueLen())
 	}
 	if b.Lost() {
 		c.LostBatches++

@@ -53,6 +53,9 @@ func (s *Store) apply(i, oi int32) bool {
 	}
 	at, number := seg.FindNumber(o.key[:o.keyLen])
 	o.item = int16(number)
+	if e := o.entry(); e != nil {
+		return s.applyIdentified(a, at, o, e)
+	}
 	if s.isRepetition(seg, at, o) || s.isRefused(a, at, o) {
 		return false
 	}
@@ -60,7 +63,7 @@ func (s *Store) apply(i, oi int32) bool {
 		o.status, o.version = CapacityExceeded, 0
 		return false
 	}
-	return s.applyWrite(a, at, o)
+	return s.applyWrite(a, at, o, nil)
 }
 
 // applyMove makes a segment refer to the copy of a value, if it has referred to the original.
@@ -140,8 +143,8 @@ func (s *Store) isRefused(a *activeSeg, at int, o *op) bool {
 }
 
 // applyWrite does what a Put or Delete wants, if there is room for that. The key's item is at offset at, or there is
-// none if that is 0.
-func (s *Store) applyWrite(a *activeSeg, at int, o *op) bool {
+// none if that is 0. With ids these will be the key's identities, and there is room for them.
+func (s *Store) applyWrite(a *activeSeg, at int, o *op, ids []format.Identity) bool {
 	seg := format.Segment(a.buf)
 	exists := at != 0 && !seg.Item(at).Gone()
 	// A Delete finds room in a full partition, but its identity does not. While Puts are refused, few keys that a
@@ -151,7 +154,7 @@ func (s *Store) applyWrite(a *activeSeg, at int, o *op) bool {
 	}
 	// A key that does not exist has an item if something has to be known about it.
 	keeps := o.kind == Put || o.tombstone || o.id.Client != 0 && exists || seg.Lossy() ||
-		at != 0 && seg.Identities(at) > 0
+		at != 0 && seg.Identities(at) > 0 || len(ids) > 0
 	version := s.clock + 1
 	if o.cond == IfNewer {
 		version = o.want
@@ -159,8 +162,9 @@ func (s *Store) applyWrite(a *activeSeg, at int, o *op) bool {
 	clock := max(seg.Clock(), version)
 	width := widthFor(seg, clock, version)
 	length, full := s.lengthAfter(seg, at, o, keeps, width)
+	length += moreIdentities(seg, at, ids)
 	most := format.LongestSegment
-	if o.kind == Put {
+	if o.kind == Put || len(ids) > 0 {
 		// So that versions can always be made wider.
 		length, most = length+full, format.MaxSegmentBytes
 	}

@@ -167,7 +167,7 @@ func TestDigestsFindFewDifferencesWithFewRequests(t *testing.T) {
 func TestCopyInRefusesWhatIsNotABatch(t *testing.T) {
 	r := newRanged(t, FixedSeed(t), rangedConfigs[0])
 	b := nvme.NewKVRange(make([]byte, 1000), nvme.KVCopy, 0, math.MaxUint64, nvme.KVCursor{})
-	e, b, _ := b.Append([]byte("key"), 5)
+	e, b, _ := b.Append([]byte("key"), 5, 0)
 	e.SetVersion(7)
 	e.SetPosition(3) // of a store with another hash seed
 	copy(e.Value(), "value")
@@ -294,8 +294,9 @@ func TestRequestsForRangesAreTakenBesideAnyNumberOfOthers(t *testing.T) {
 // TestRangesAllocateNothing once their tables have grown.
 func TestRangesAllocateNothing(t *testing.T) {
 	r := newRanged(t, FixedSeed(t), rangedConfigs[0])
-	for range 1000 {
+	for i := range 1000 {
 		r.change(500, 500)
+		r.do(Request{Op: Put, Key: fmt.Append(nil, "id", i%50), ID: Identity{Client: 1, Seq: uint64(i)}})
 	}
 	buf, batch := make([]byte, 100000), make([]byte, 100000)
 	for _, op := range []Op{CopyOut, Scan, Count, Digest} {

@@ -82,7 +82,7 @@ func TestACopyInThatWaitsCostsNothing(t *testing.T) {
 	r := newRanged(t, 1, rangedConfigs[0])
 	out := nvme.NewKVRange(make([]byte, MaxRangeBytes), nvme.KVCopy, 0, math.MaxUint64, nvme.KVCursorAt(0, nil))
 	for i := range uint64(20_000) {
-		e, next, ok := out.Append(fmt.Append(nil, i), 0)
+		e, next, ok := out.Append(fmt.Append(nil, i), 0, 0)
 		if !ok {
 			t.Fatal(i)
 		}

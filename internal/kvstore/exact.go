@@ -11,6 +11,7 @@ import (
 // says: besides storing the entries, it removes what is there and has a version of at most the clock, unless the
 // KVRange has the key with that version. So what is older than the entry of its key goes, and what is newer but not
 // newer than the clock, too: the store has it from a history that did not become that of the source. Newer ones stay.
+// So it is with the identities of each key, by the versions of their requests.
 //
 // First the segments of the part are cleared, several at once, each by an op that removes keys where the segment has
 // its writers applied in order. Then the entries are stored as by any CopyIn. A crash between leaves some of both done;
@@ -47,7 +48,7 @@ func (s *Store) exactFault(b nvme.KVRange, clock uint64) Status {
 		switch {
 		case p != e.Position():
 			return InvalidValue
-		case s.drops.list.Covers(p, e.Version()):
+		case !e.Gone() && s.drops.list.Covers(p, e.Version()):
 			s.ckpt.wanted = true // it takes the Drop off the list, when that is swept
 			return Superseded
 		}
@@ -148,30 +149,41 @@ func (s *Store) applyClear(a *activeSeg, o *op) bool {
 	o.want = 0
 	for at := seg.First(); at < seg.LengthBytes(); {
 		it := seg.Item(at)
-		if !it.HasKey() || !s.clears(c, l, in.b, it) {
+		if !it.HasKey() || it.Version() > c.clock && seg.Identities(at) == 0 {
 			at += it.LengthBytes()
 			continue
 		}
-		if !it.Gone() {
-			s.kill(a, at)
-			a.dropped++
+		e, inside := s.entryOf(c, l, in.b, it)
+		switch {
+		case !inside:
+		case it.Version() <= c.clock && !says(e, it):
+			if !it.Gone() {
+				s.kill(a, at)
+				a.dropped++
+			}
+			seg.Remove(at)
+			o.want++
+			continue
+		case clearIdentities(seg, at, e, c.clock):
+			if o.want++; seg.Settle(at) {
+				continue
+			}
 		}
-		seg.Remove(at)
-		o.want++
+		at += seg.Item(at).LengthBytes()
 	}
 	return o.want > 0
 }
 
-// clears reports whether a CopyIn removes an item.
-func (s *Store) clears(c *clearing, l *clearLane, b nvme.KVRange, it format.Item) bool {
-	version := it.Version()
+// entryOf reports whether an item is in the part of a lane that is being cleared, and returns the entry of its key, or
+// nil.
+func (s *Store) entryOf(c *clearing, l *clearLane, b nvme.KVRange, it format.Item) (e nvme.KVEntry, inside bool) {
 	p := bits.Reverse64(format.HashKey(s.hashSeed, it.Key()))
-	if version > c.clock || p < l.at || p > min(l.end, l.last) {
-		return false
+	if p < l.at || p > min(l.end, l.last) {
+		return nil, false
 	}
 	at := nvme.KVCursorAt(p, it.Key())
 	if at.Compare(&c.from) <= 0 || at.Compare(&c.to) > 0 {
-		return false
+		return nil, false
 	}
 	for off := l.entry; off < len(b); {
 		e, next := b.EntryAt(off)
@@ -179,11 +191,11 @@ func (s *Store) clears(c *clearing, l *clearLane, b nvme.KVRange, it format.Item
 			break
 		}
 		if e.Position() == p && string(e.Key()) == string(it.Key()) {
-			return e.Version() != version || e.Tombstone() != it.Gone()
+			return e, true
 		}
 		off = next
 	}
-	return true
+	return nil, true
 }
 
 // cleared ends the op that has cleared a segment.

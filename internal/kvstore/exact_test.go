@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"maps"
 	"math"
+	"math/bits"
 	"slices"
 	"testing"
 
@@ -160,6 +161,42 @@ func TestAnExactCopyOfNothingRemovesWhatIsOld(t *testing.T) {
 	}
 }
 
+// TestAnExactCopyReadsTheSegmentsOfItsPart and no others, each once, also if its part is so short, or so near to the
+// last position, that it is not enough for all lanes.
+func TestAnExactCopyReadsTheSegmentsOfItsPart(t *testing.T) {
+	r := newRanged(t, FixedSeed(t), rangedConfigs[0])
+	for i := range 3000 {
+		if p := r.do(Request{Op: Put, Key: fmt.Append(nil, "key", i), Value: []byte("value")}); p.Status != OK {
+			t.Fatalf("%+v", p)
+		}
+	}
+	const end = math.MaxUint64
+	for _, c := range []struct{ first, last uint64 }{
+		{end, end}, {end - 2, end}, {end - 7, end}, {end - 8, end}, {end - 1000, end}, {0, 0}, {0, 6}, {0, 7},
+		{1 << 63, 1 << 63}, {1<<63 - 1, 1 << 63}, {1 << 60, 1<<61 - 1}, {end - 1<<60, end}, {0, end},
+	} {
+		segments := int64(1)
+		for p := c.first; ; segments++ {
+			n := r.s.tbl.Bits(r.s.tbl.Segment(bits.Reverse64(p)))
+			if p |= 1<<(64-n) - 1; p >= c.last {
+				break
+			}
+			p++
+		}
+		b := nvme.NewKVRange(make([]byte, 100), nvme.KVCopy, 0, end, nvme.KVCursorAt(c.first, nil))
+		b.SetTo(nvme.KVLastOf(c.last))
+		b.Seal()
+		before := r.reads
+		if p := r.do(Request{Op: CopyIn, Value: b, Version: 1}); p.Status != OK || p.ValueLen != 0 {
+			t.Fatalf("%+v", p)
+		}
+		// A segment that several lanes share is read by each, but by those that wait for each other only once.
+		if reads := r.reads - before; reads > segments+clearLanes-1 || reads < segments/2 {
+			t.Errorf("%#x to %#x has %d segments, %d are read", c.first, c.last, segments, reads)
+		}
+	}
+}
+
 // TestAnExactCopyRefusesWhatItCannotMakeTrue: a batch of another hash seed, or that lacks what is lost, or whose
 // entries a Drop covers.
 func TestAnExactCopyRefusesWhatItCannotMakeTrue(t *testing.T) {
@@ -168,7 +205,7 @@ func TestAnExactCopyRefusesWhatItCannotMakeTrue(t *testing.T) {
 	before := maps.Clone(r.has)
 	batch := func(version uint64, edit func(nvme.KVRange, nvme.KVEntry)) []byte {
 		b := nvme.NewKVRange(make([]byte, 1000), nvme.KVCopy, 0, math.MaxUint64, nvme.KVCursor{})
-		e, b, _ := b.Append([]byte("key"), 0)
+		e, b, _ := b.Append([]byte("key"), 0, 0)
 		e.SetVersion(version)
 		e.SetPosition(r.position([]byte("key")))
 		b.SetTo(nvme.KVLastOf(math.MaxUint64))

@@ -29,6 +29,11 @@ type exactCopy struct {
 
 const exactTag, exactClock = 1 << 62, 1000
 
+// identityOf is the identity of the write that has given a version.
+func (exactKey) identityOf(version uint64) kvstore.Identity {
+	return kvstore.Identity{Client: 7, Seq: version}
+}
+
 // valueOf is the value of a version.
 func (exactKey) valueOf(version uint64) []byte { return make([]byte, version%400) }
 
@@ -56,7 +61,7 @@ func (d *exactCopy) fill() {
 		}
 		if k.had > 0 {
 			if p := d.do(kvstore.Request{Op: kvstore.Put, Condition: kvstore.IfNewer, Version: k.had, Key: k.name,
-				Value: k.valueOf(k.had)}); p.Status != kvstore.OK {
+				Value: k.valueOf(k.had), ID: k.identityOf(k.had)}); p.Status != kvstore.OK {
 				d.t.Fatalf("%+v", p)
 			}
 		}
@@ -71,9 +76,10 @@ func (d *exactCopy) fill() {
 	for _, k := range sorted {
 		if k.copied > 0 {
 			var e nvme.KVEntry
-			e, b, _ = b.Append(k.name, len(k.valueOf(k.copied)))
+			e, b, _ = b.Append(k.name, len(k.valueOf(k.copied)), 1)
 			e.SetPosition(d.s.Position(k.name))
 			e.SetVersion(k.copied)
+			e.SetIdentity(0, nvme.KVIdentity{Client: 7, Seq: k.copied, Version: k.copied})
 		}
 	}
 	b.SetTo(nvme.KVLastOf(math.MaxUint64))
@@ -107,7 +113,7 @@ func (d *exactCopy) run() {
 		}
 		if i < len(d.all) && d.s.Submit(&kvstore.Request{Op: kvstore.Put, Condition: kvstore.IfNewer,
 			Version: d.all[i].new, Key: d.all[i].name, Value: d.all[i].valueOf(d.all[i].new),
-			Tag: exactTag + 1 + uint64(i)}) {
+			Tag: exactTag + 1 + uint64(i), ID: d.all[i].identityOf(d.all[i].new)}) {
 			i++
 		}
 		d.step()
@@ -139,6 +145,32 @@ func (d *exactCopy) verify() {
 		}
 		if !slices.Contains(may, p.Version) {
 			d.t.Fatalf("%q has version %d, may have %v: %+v, copied %t", k.name, p.Version, may, *k, d.copied)
+		}
+		d.verifyIdentities(k, p.Version)
+	}
+}
+
+// verifyIdentities: a key has the identity of the write that has given its version. When the copy is done, it has that
+// of the write that was copied, and none that was not, besides that of a live write.
+func (d *exactCopy) verifyIdentities(k *exactKey, version uint64) {
+	d.t.Helper()
+	for _, v := range []uint64{k.had, k.copied, k.new} {
+		if v == 0 {
+			continue
+		}
+		id := k.identityOf(v)
+		id.Retry = true
+		p := d.do(kvstore.Request{Op: kvstore.Put, Key: k.name, ID: id, Condition: kvstore.IfVersion,
+			Version: kvstore.MaxVersion})
+		known := p.Status == kvstore.OK && p.Version == v
+		if !known && p.Status != kvstore.VersionMismatch {
+			d.t.Fatalf("%q: a retry of the write of version %d is answered %+v", k.name, v, p)
+		}
+		must := v == version || d.copied && k.inside && v == k.copied
+		mayNot := d.copied && k.inside && v != k.copied && v != version
+		if must && !known || mayNot && known {
+			d.t.Fatalf("%q has version %d, the write of version %d is known: %t; %+v, copied %t", k.name, version, v,
+				known, *k, d.copied)
 		}
 	}
 }

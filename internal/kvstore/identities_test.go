@@ -3,6 +3,7 @@ package kvstore_test
 import (
 	"bytes"
 	"fmt"
+	"math"
 	"slices"
 	"testing"
 
@@ -173,9 +174,22 @@ func TestADamagedSegmentMakesRetriesIndeterminate(t *testing.T) {
 	}
 	m.settle()
 	at, _ := m.s.Place([]byte("key"))
+	copied := make([]byte, 1000)
+	copied = copied[:m.do(kvstore.Request{Op: kvstore.CopyOut, Range: kvstore.Range{Last: math.MaxUint64},
+		Value: copied}).ValueLen]
 	r.dev.Visible[at+format.SegmentHeaderBytes] ^= 1
 	r.dev.Durable[at+format.SegmentHeaderBytes] ^= 1
 	q.ID.Retry = true
+	if p := m.do(q); p.Status != kvstore.Indeterminate {
+		t.Errorf("%+v, want Indeterminate", p)
+	}
+	if p := m.do(kvstore.Request{Op: kvstore.CopyIn, Value: copied}); p.Status != kvstore.OK || p.ValueLen != 1 {
+		t.Errorf("%+v, want 1 entry", p)
+	}
+	if p := m.do(q); p.Status != kvstore.OK {
+		t.Errorf("%+v when a copy has brought it back", p)
+	}
+	q.ID.Seq = 3
 	if p := m.do(q); p.Status != kvstore.Indeterminate {
 		t.Errorf("%+v, want Indeterminate", p)
 	}

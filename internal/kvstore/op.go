@@ -34,7 +34,7 @@ type op struct {
 	earlyBytes uint16
 	epoch      space.Epoch
 	hash       uint64
-	// value is the value that is moved, in the memory of compaction.
+	// value is the value that is moved, in the memory of compaction, or the entry of a CopyIn if that has identities.
 	value    []byte
 	valueLen uint32
 	// parts are those of the value, if there is one. writing is how many are in groups that have not ended.

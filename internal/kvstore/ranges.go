@@ -146,11 +146,11 @@ func (s *Store) beginEntry(i int32) bool {
 	e, next := c.b.EntryAt(c.next)
 	r := Request{Op: Put, Condition: IfNewer, Tenant: c.pays.tenant, Key: e.Key(), Value: e.Value(),
 		Version: e.Version(), Expires: e.Expires()}
-	if e.Tombstone() {
-		r.Op, r.Tombstone = Delete, true
+	if !e.Exists() {
+		r.Op, r.Tombstone = Delete, e.Tombstone()
 	}
 	st := OK
-	if r.Op == Put && s.isFull(&r) {
+	if (r.Op == Put || e.Identities() > 0) && s.isFull(&r, e.Identities()) {
 		st = CapacityExceeded
 	}
 	switch {
@@ -166,6 +166,9 @@ func (s *Store) beginEntry(i int32) bool {
 	k := s.opLinks.Pop(&s.freeCopy)
 	r.Background = c.pays.background
 	s.beginWrite(k, &r, uint8(i)+1, false)
+	if e.Identities() > 0 {
+		s.ops[k].value = e
+	}
 	return true
 }
 

@@ -27,6 +27,14 @@ func (o *object) String() string {
 		o.tombstone)
 }
 
+// state is what its digest says besides its version.
+func (o *object) state() format.KeyState {
+	if o.tombstone {
+		return format.KeyAbsent
+	}
+	return 0
+}
+
 // ranged is a store on an instant device, and a simple model of what it has.
 type ranged struct {
 	*instant
@@ -168,7 +176,7 @@ func (r *ranged) check(first, last uint64) {
 		longest = max(longest, len(o.value))
 	}
 	for _, op := range []Op{Scan, CopyOut} {
-		least := nvme.KVRangeHeaderBytes + nvme.KVEntryBytes(nvme.KVCopy, format.MaxKey, longest)
+		least := nvme.KVRangeHeaderBytes + nvme.KVEntryBytes(nvme.KVCopy, format.MaxKey, longest, 0)
 		var got []object
 		r.walk(op, first, last, least+r.rng.IntN(5000), func(b nvme.KVRange, st Status) {
 			if st != OK || b.Lost() {
@@ -209,7 +217,7 @@ func (r *ranged) checkSums(first, last uint64, want []object) {
 	n, shift := nvme.KVSubRanges(first, last, len(sums)/nvme.KVSumBytes)
 	for _, o := range want {
 		at := (r.position(o.key) - first) >> shift * nvme.KVSumBytes
-		nvme.KVSum(sums[at:]).Add(1, format.HashVersion(r.s.hashSeed, o.key, o.version, o.tombstone))
+		nvme.KVSum(sums[at:]).Add(1, format.HashVersion(r.s.hashSeed, o.key, o.version, o.state()))
 		if o.tombstone {
 			tombstones++
 			continue
@@ -253,7 +261,7 @@ func (r *ranged) checkAligned(first, last uint64, want []object) {
 	for _, o := range want {
 		sum := sums[r.position(o.key)>>shift]
 		sum[0]++
-		sum[1] += format.HashVersion(r.s.hashSeed, o.key, o.version, o.tombstone)
+		sum[1] += format.HashVersion(r.s.hashSeed, o.key, o.version, o.state())
 		sums[r.position(o.key)>>shift] = sum
 	}
 	buf := make([]byte, nvme.KVRangeHeaderBytes+40*nvme.KVSumBytes)

@@ -31,7 +31,8 @@ func rangesWhileEverythingMoves(t *testing.T, seed uint64) {
 	valueOf := func(name string) []byte { return bytes.Repeat([]byte(name), 1+len(name)*int(name[1])%900) }
 	for i := range stable {
 		name := fmt.Sprintf("s%d", i)
-		p := m.do(kvstore.Request{Op: kvstore.Put, Key: []byte(name), Value: valueOf(name)})
+		p := m.do(kvstore.Request{Op: kvstore.Put, Key: []byte(name), Value: valueOf(name),
+			ID: kvstore.Identity{Client: 5, Seq: uint64(i)}})
 		if p.Status != kvstore.OK {
 			t.Fatalf("%+v", p)
 		}
@@ -75,8 +76,10 @@ func rangesWhileEverythingMoves(t *testing.T, seed uint64) {
 					}
 					seen[name] = true
 					if v, ok := versions[name]; ok && (v != e.Version() ||
-						op == kvstore.CopyOut && !bytes.Equal(e.Value(), valueOf(name))) {
-						t.Fatalf("%q has version %d, %d bytes", name, e.Version(), e.ValueLen())
+						op == kvstore.CopyOut && (!bytes.Equal(e.Value(), valueOf(name)) || e.Identities() != 1 ||
+							e.Identity(0).Version != v)) {
+						t.Fatalf("%q has version %d, %d bytes, %d identities", name, e.Version(), e.ValueLen(),
+							e.Identities())
 					}
 				}
 			}

@@ -35,20 +35,21 @@ const (
 	// Scan returns all objects and tombstones in order, without values. An object that exists all the time is returned
 	// exactly once.
 	Scan
-	// CopyOut returns them with their values. If there is no room for the first one, the status is InvalidValue, and
-	// Reply.ValueLen how much memory it needs.
+	// CopyOut returns them with their values and identities, and keys that do not exist but have identities. If there
+	// is no room for the first one, the status is InvalidValue, and Reply.ValueLen how much memory it needs.
 	CopyOut
 	// Count returns the number of objects and tombstones.
 	Count
 	// Digest returns sums over as many sub-ranges as there is room for in the Value, so that the differences between
 	// two stores with the same Config.HashSeed can be found: see nvme.KVSum.
 	Digest
-	// CopyIn stores the objects and tombstones of Request.Value, a result of CopyOut, each IfNewer. Value belongs to
-	// the Store until the Reply. Reply.ValueLen is how many of them have changed something. If the status is not OK
-	// some of them may not be stored. It may be repeated.
+	// CopyIn stores the objects and tombstones of Request.Value, a result of CopyOut, each IfNewer, and adds the
+	// identities to those of their keys. Value belongs to the Store until the Reply. Reply.ValueLen is how many entries
+	// have changed something. If the status is not OK some of them may not be stored. It may be repeated.
 	//
 	// With a Request.Version it is exact up to that clock: what is in the part of the range that the Value is about,
-	// and has a version of at most the clock, ceases to exist if the Value does not have it with this version. The
+	// and has a version of at most the clock, ceases to exist if the Value does not have it with this version. So it is
+	// with the identities, by the versions that their requests have given. The
 	// Value must be of a store with the same Config.HashSeed, and lack nothing that is lost; else the status is
 	// InvalidValue. If a Drop covers one of its entries, it is Superseded, until the Drop is off the list. If
 	// something of the part was lost it is Corrupt, until the loss is accepted.

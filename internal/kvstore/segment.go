@@ -421,6 +421,9 @@ func (s *Store) maxLenAfter(a *activeSeg) int64 {
 	n := seg.LengthBytes() + format.MaxChangesBytes + seg.Items()*(maxWidth-seg.Width())
 	for o := a.waiting.First; o != none; o = s.opLinks.Next(o) {
 		n += s.pieces(int(s.ops[o].valueLen))*format.ItemHeaderBytes + maxItemBytes + format.IdentityBytes
+		if e := s.ops[o].entry(); e != nil {
+			n += e.Identities() * format.IdentityBytes
+		}
 	}
 	return int64(n)
 }

@@ -144,8 +144,9 @@ type Store struct {
 	pool   *space.Pool
 	budget space.Budget
 	logs   [numLogs]logState
-	// changesBuf is where the changes of a segment are encoded.
+	// changesBuf is where the changes of a segment are encoded, identities where those of a key are merged.
 	changesBuf []byte
+	identities []format.Identity
 	groups     []group
 	groupLinks list.Links
 	// restoring is the number of groups whose write has failed and whose first block is being written again, shared
@@ -229,6 +230,7 @@ func New(cfg Config) (*Store, error) {
 	mem := space.Buffers{Alloc: cfg.Alloc}
 	s.super = mem.Take("the superblock", format.SuperblockBytes)
 	s.changesBuf = make([]byte, 0, 2*format.MaxChangesBytes)
+	s.identities = make([]format.Identity, 0, format.MaxIdentities+1)
 	s.ckpt.buf = mem.Take("a checkpoint page", format.PageBytes)
 	if mem.Err != nil {
 		return nil, mem.Err
@@ -435,7 +437,11 @@ func (s *Store) Submit(r *Request) bool {
 	case s.freeOps.N == 0:
 		return false
 	}
-	full := s.isFull(r)
+	identities := 0
+	if r.ID.Client != 0 {
+		identities = 1
+	}
+	full := s.isFull(r, identities)
 	if r.Op == Put {
 		if full && !r.ID.Retry {
 			s.answer(Reply{Tag: r.Tag, Status: CapacityExceeded})
@@ -470,14 +476,11 @@ func (s *Store) beginWrite(i int32, r *Request, copyIn uint8, full bool) {
 	s.dispatch(i)
 }
 
-// isFull reports whether there is no room for what a request adds, at most.
-func (s *Store) isFull(r *Request) bool {
-	need := maxItemBytes
+// isFull reports whether there is no room for what a request adds, at most, with that number of identities.
+func (s *Store) isFull(r *Request, identities int) bool {
+	need := maxItemBytes + identities*format.IdentityBytes
 	if r.Op == Put {
 		need += s.extentBytes(len(r.Value)) + s.pieces(len(r.Value))*format.ItemHeaderBytes
-	}
-	if r.ID.Client != 0 {
-		need += format.IdentityBytes
 	}
 	return s.pool.Live+int64(need)+s.spare() > s.budget.MaxLive
 }

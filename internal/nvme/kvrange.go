@@ -48,7 +48,7 @@ type KVRangeKind uint8
 const (
 	// KVScan: a KVEntry for each key, without its value.
 	KVScan KVRangeKind = 1 + iota
-	// KVCopy: a KVEntry for each key, with its value.
+	// KVCopy: a KVEntry for each key, with its value and its identities.
 	KVCopy
 	// KVCount: a KVTotals.
 	KVCount
@@ -94,6 +94,13 @@ const (
 	KVSumBytes         = 16
 	// KVMaxSums is the greatest number of sub-ranges of a digest.
 	KVMaxSums = 1 << 16
+	// KVMaxIdentities is how many identities a key has, at most, KVIdentityBytes the length of one.
+	KVMaxIdentities        = 8
+	KVIdentityBytes        = 28
+	kvIdentitiesHeaderSize = 4
+	// KVEntryOverhead is how much longer than its value a KVRange with one entry can be, at most.
+	KVEntryOverhead = (KVRangeHeaderBytes + KVEntryHeaderBytes + kvIdentitiesHeaderSize +
+		KVMaxIdentities*KVIdentityBytes + MaxKVKey + 2*7) &^ 7
 )
 
 const (
@@ -170,30 +177,44 @@ func NewKVRange(buf []byte, kind KVRangeKind, first, last uint64, from KVCursor)
 	return b
 }
 
-// KVEntryBytes is the length of an entry.
-func KVEntryBytes(kind KVRangeKind, keyLen, valueLen int) int {
+// KVEntryBytes is the length of an entry with that number of identities. Only those of a KVCopy have values and
+// identities.
+func KVEntryBytes(kind KVRangeKind, keyLen, valueLen, identities int) int {
 	if kind != KVCopy {
-		valueLen = 0
+		valueLen, identities = 0, 0
 	}
-	return (KVEntryHeaderBytes + keyLen + valueLen + 7) &^ 7
+	return (KVEntryHeaderBytes + kvIdentitiesBytes(identities) + keyLen + valueLen + 7) &^ 7
 }
 
-// Append adds an entry, which has the key and the length of its value and is zero otherwise. It returns false and
-// leaves b unchanged if the buffer has no room for the entry.
+// kvIdentitiesBytes is the length of n identities.
+func kvIdentitiesBytes(n int) int {
+	if n == 0 {
+		return 0
+	}
+	return kvIdentitiesHeaderSize + n*KVIdentityBytes
+}
+
+// Append adds an entry, which has the key, the length of its value, and room for that number of identities, which only
+// a KVCopy may have, and is zero otherwise. It returns false and leaves b unchanged if the buffer has no room for the
+// entry.
 //
 // Cost: 0 allocs.
-func (b KVRange) Append(key []byte, valueLen int) (KVEntry, KVRange, bool) { // hot: 0 allocs
-	at, n := len(b), KVEntryBytes(b.Kind(), len(key), valueLen)
+func (b KVRange) Append(key []byte, valueLen, identities int) (KVEntry, KVRange, bool) { // hot: 0 allocs
+	at, n := len(b), KVEntryBytes(b.Kind(), len(key), valueLen, identities)
 	if n > cap(b)-at {
 		return nil, b, false
 	}
 	b = b[:at+n]
 	e := KVEntry(b[at:])
-	clear(e[:KVEntryHeaderBytes])
+	clear(e[:KVEntryHeaderBytes+kvIdentitiesBytes(identities)])
 	clear(e[n-8:]) // the value, if there is one, is copied by the caller
 	e[keKeyLen] = uint8(len(key))
+	if identities > 0 {
+		e[keKeyLen] |= keIdentities
+		e[keIdentityCount] = uint8(identities)
+	}
 	putUint24(e[keValueLen:], uint32(valueLen))
-	copy(e[KVEntryHeaderBytes:], key)
+	copy(e[e.keyAt():], key)
 	b.SetItems(b.Items() + 1)
 	return e, b, true
 }
@@ -268,18 +289,25 @@ func (b KVRange) checkEntries(from, to KVCursor) error {
 			return fieldError(what, "offset", at, "within the range")
 		}
 		e := KVEntry(b[at:])
-		n := KVEntryBytes(b.Kind(), e.KeyLen(), e.ValueLen())
+		if e[keKeyLen]&keIdentities != 0 {
+			if err := e.checkIdentities(b.Kind()); err != nil {
+				return err
+			}
+		}
+		n := KVEntryBytes(b.Kind(), e.KeyLen(), e.ValueLen(), e.Identities())
 		switch {
-		case e.KeyLen() < 1 || e.KeyLen() > MaxKVKey || e[keKeyLen]&keReserved != 0:
+		case e.KeyLen() < 1 || e.KeyLen() > MaxKVKey:
 			return fieldError(what, "key length", e[keKeyLen], "1 to 16")
 		case n > len(b)-at:
 			return fieldError(what, "length", n, "within the range")
-		case e.Tombstone() && e.ValueLen() > 0:
+		case !e.Exists() && e.ValueLen() > 0:
 			return fieldError(what, "length of the value of a tombstone", e.ValueLen(), "0")
+		case e.Gone() && (e.Tombstone() || e.Identities() == 0 || e.Expires() != 0):
+			return fieldError(what, "flags", e[keKeyLen], "without a tombstone and expiry, with identities")
 		case e.Version() == 0:
 			return fieldError(what, "version", 0, "at least 1")
 		}
-		end := KVEntryHeaderBytes + e.KeyLen()
+		end := e.keyAt() + e.KeyLen()
 		if b.Kind() == KVCopy {
 			end += e.ValueLen()
 		}
@@ -333,7 +361,7 @@ func (b KVRange) Entries() iter.Seq[KVEntry] {
 // Cost: 0 allocs.
 func (b KVRange) EntryAt(at int) (e KVEntry, next int) { // hot: 0 allocs
 	e = KVEntry(b[at:])
-	n := KVEntryBytes(b.Kind(), e.KeyLen(), e.ValueLen())
+	n := KVEntryBytes(b.Kind(), e.KeyLen(), e.ValueLen(), e.Identities())
 	return e[:n:n], at + n
 }
 
@@ -359,12 +387,38 @@ func KVSubRanges(first, last uint64, most int) (n int, shift uint8) {
 	return int(width>>shift) + 1, shift
 }
 
-// KVEntry is a view of an entry of a KVRange: a key that exists, or a tombstone.
+// KVEntry is a view of an entry of a KVRange: a key that exists, or a tombstone, or a key that is gone but has
+// identities.
 //
 //	0  u64  position of the key              20 u24  length of the value
-//	8  u64  version of the object            23 u5   length of the key; bit 7: it is a tombstone
-//	16 u32  expiry in unix seconds, 0: never 24 …    key, value (of a KVCopy), zeroes to a multiple of 8
+//	8  u64  version of the object            23 u5   length of the key
+//	16 u32  expiry in unix seconds, 0: never    u3   flags
+//	                                         24 …    identities, key, value (of a KVCopy), zeroes to a multiple of 8
+//
+// The flags are 0x20: the key does not exist, and the entry is there for its identities; 0x40: it has identities; 0x80:
+// it is a tombstone. Identities, which only a KVCopy has, are those of the last requests that have changed the key,
+// oldest first:
+//
+//	0  u8   number of identities, 1 to 8
+//	1  u8   1: others were dropped before their time
+//	2  2 B  reserved
+//	4  …    identities: u64 client, u64 sequence number, u64 version that the request has given, at most that of the
+//	        entry, u32 unix seconds when the identity may be dropped, 0: never
+//
+// An example: the key "ab" of version 7 with the identity (1, 2) of the request that has given that, which is kept
+// until 99. Its value is "xyz".
+//
+//	0500000000000000 0700000000000000 00000000 030000 42 01 00 0000
+//	position         version          expires  length    number
+//	0100000000000000 0200000000000000 0700000000000000 63000000 6162 78797a 000000
+//	client           sequence         version          keep     key  value  zeroes
 type KVEntry []byte
+
+// KVIdentity is the identity of a request that has changed a key: see KVEntry.
+type KVIdentity struct {
+	Client, Seq, Version uint64
+	KeepUntil            uint32
+}
 
 const (
 	keVersion  = 8
@@ -372,8 +426,15 @@ const (
 	keValueLen = 20
 	keKeyLen   = 23
 
-	keTombstone = 0x80
-	keReserved  = 0x60
+	keIdentityCount = 24
+	keIdentityFlags = 25
+	keIdentity      = KVEntryHeaderBytes + kvIdentitiesHeaderSize
+
+	keGone       = 0x20
+	keIdentities = 0x40
+	keTombstone  = 0x80
+
+	keEvicted = 1
 )
 
 func (e KVEntry) Position() uint64     { return le.Uint64(e) }
@@ -384,9 +445,78 @@ func (e KVEntry) Expires() uint32      { return le.Uint32(e[keExpires:]) }
 func (e KVEntry) SetExpires(v uint32)  { le.PutUint32(e[keExpires:], v) }
 func (e KVEntry) ValueLen() int        { return int(uint24(e[keValueLen:])) }
 func (e KVEntry) KeyLen() int          { return int(e[keKeyLen] & 0x1F) }
-func (e KVEntry) Key() []byte          { return e[KVEntryHeaderBytes:][:e.KeyLen():e.KeyLen()] }
+func (e KVEntry) Key() []byte          { return e[e.keyAt():][:e.KeyLen():e.KeyLen()] }
 func (e KVEntry) Tombstone() bool      { return e[keKeyLen]&keTombstone != 0 }
 func (e KVEntry) SetTombstone()        { e[keKeyLen] |= keTombstone }
+
+// Gone reports whether the key does not exist, has no tombstone, and is there for its identities. Version is that of
+// the request that has removed it.
+func (e KVEntry) Gone() bool { return e[keKeyLen]&keGone != 0 }
+func (e KVEntry) SetGone()   { e[keKeyLen] |= keGone }
+
+// Exists reports whether the entry is an object.
+func (e KVEntry) Exists() bool { return e[keKeyLen]&(keGone|keTombstone) == 0 }
+
+func (e KVEntry) keyAt() int { return KVEntryHeaderBytes + kvIdentitiesBytes(e.Identities()) }
+
+// Identities is the number of identities.
+func (e KVEntry) Identities() int {
+	if e[keKeyLen]&keIdentities == 0 {
+		return 0
+	}
+	return int(e[keIdentityCount])
+}
+
+// Identity returns identity i, of those in the order of their versions.
+func (e KVEntry) Identity(i int) KVIdentity {
+	b := e[keIdentity+i*KVIdentityBytes:][:KVIdentityBytes]
+	return KVIdentity{Client: le.Uint64(b), Seq: le.Uint64(b[8:]), Version: le.Uint64(b[16:]),
+		KeepUntil: le.Uint32(b[24:])}
+}
+
+// SetIdentity sets identity i, which the entry has room for.
+func (e KVEntry) SetIdentity(i int, id KVIdentity) {
+	b := e[keIdentity+i*KVIdentityBytes:][:KVIdentityBytes]
+	le.PutUint64(b, id.Client)
+	le.PutUint64(b[8:], id.Seq)
+	le.PutUint64(b[16:], id.Version)
+	le.PutUint32(b[24:], id.KeepUntil)
+}
+
+// Evicted reports whether identities of the key were dropped before their time.
+func (e KVEntry) Evicted() bool { return e.Identities() > 0 && e[keIdentityFlags]&keEvicted != 0 }
+
+// SetEvicted says so of an entry that has identities.
+func (e KVEntry) SetEvicted(evicted bool) {
+	if e[keIdentityFlags] = 0; evicted {
+		e[keIdentityFlags] = keEvicted
+	}
+}
+
+// checkIdentities validates the identities of an entry that is to have some. The entry may be longer than the view.
+func (e KVEntry) checkIdentities(kind KVRangeKind) error {
+	const what = "identities of a KV range entry"
+	switch {
+	case kind != KVCopy:
+		return fieldError(what, "kind", kind, "2")
+	case len(e) < keIdentity || e.Identities() < 1 || e.Identities() > KVMaxIdentities || len(e) < e.keyAt():
+		return fieldError(what, "number", len(e), "1 to 8, within the range")
+	case e[keIdentityFlags]&^keEvicted != 0 || !zeroes(e[keIdentityFlags+1:keIdentity]):
+		return fieldError(what, "a reserved byte", "set", "zero")
+	}
+	before := uint64(1)
+	for i := range e.Identities() {
+		id := e.Identity(i)
+		if id.Client == 0 {
+			return fieldError(what, "client", 0, "at least 1")
+		}
+		if id.Version < before || id.Version > e.Version() {
+			return fieldError(what, "version", id.Version, "ascending, from 1 to that of the entry")
+		}
+		before = id.Version
+	}
+	return nil
+}
 
 func uint24(b []byte) uint32 { return uint32(le.Uint16(b)) | uint32(b[2])<<16 }
 func putUint24(b []byte, v uint32) {
@@ -395,7 +525,7 @@ func putUint24(b []byte, v uint32) {
 }
 
 // Value is the value of an entry of a KVCopy.
-func (e KVEntry) Value() []byte { return e[KVEntryHeaderBytes+e.KeyLen():][:e.ValueLen():e.ValueLen()] }
+func (e KVEntry) Value() []byte { return e[e.keyAt()+e.KeyLen():][:e.ValueLen():e.ValueLen()] }
 
 // Cursor is the place of the entry.
 func (e KVEntry) Cursor() KVCursor { return KVCursorAt(e.Position(), e.Key()) }
@@ -415,9 +545,10 @@ func (b KVTotals) Add(objects, tombstones, n uint64) {
 	le.PutUint64(b[16:], b.Bytes()+n)
 }
 
-// KVSum is a view of what a digest says about a sub-range: u64 number of objects and tombstones, u64 sum modulo 2^64 of
-// a hash of (key, version, tombstone) of each. Sub-ranges of two stores with the same hash seed have the same objects
-// if their sums are the same, but for a chance of 2^-64. Those of parts can be added.
+// KVSum is a view of what a digest says about a sub-range: u64 number of entries that a KVCopy has, u64 sum modulo 2^64
+// of a hash of (key, version, whether it exists or is a tombstone) of each, and of a hash of (key, identity) of each
+// identity. Sub-ranges of two stores with the same hash seed have the same objects and identities if their sums are the
+// same, but for a chance of 2^-64. Those of parts can be added.
 type KVSum []byte
 
 func (b KVSum) Count() uint64 { return le.Uint64(b) }

@@ -13,11 +13,11 @@ import (
 // kvCopy is a KVRange with an object and a tombstone.
 func kvCopy() KVRange {
 	b := NewKVRange(make([]byte, 256), KVCopy, 4, 0xFF, KVCursorAt(4, nil))
-	e, b, _ := b.Append([]byte("ab"), 3)
+	e, b, _ := b.Append([]byte("ab"), 3, 0)
 	e.SetPosition(5)
 	e.SetVersion(7)
 	copy(e.Value(), "xyz")
-	e, b, _ = b.Append([]byte("c"), 0)
+	e, b, _ = b.Append([]byte("c"), 0, 0)
 	e.SetPosition(5)
 	e.SetVersion(0x102)
 	e.SetExpires(99)
@@ -26,6 +26,26 @@ func kvCopy() KVRange {
 	b.SetFlags(KVLost)
 	b.SetTime(50)
 	b.SetOrigin(0x2A)
+	b.Seal()
+	return b
+}
+
+// kvIdentified is a KVRange with an object that has two identities, and a key that is there for one.
+func kvIdentified() KVRange {
+	b := NewKVRange(make([]byte, 256), KVCopy, 4, 0xFF, KVCursorAt(4, nil))
+	e, b, _ := b.Append([]byte("ab"), 3, 2)
+	e.SetPosition(5)
+	e.SetVersion(7)
+	e.SetIdentity(0, KVIdentity{Client: 1, Seq: 2, Version: 6, KeepUntil: 98})
+	e.SetIdentity(1, KVIdentity{Client: 1, Seq: 3, Version: 7})
+	e.SetEvicted(true)
+	copy(e.Value(), "xyz")
+	e, b, _ = b.Append([]byte("c"), 0, 1)
+	e.SetPosition(5)
+	e.SetVersion(0x102)
+	e.SetGone()
+	e.SetIdentity(0, KVIdentity{Client: 0xC1, Seq: 0x5E, Version: 0x101, KeepUntil: 99})
+	b.SetTo(KVCursorAt(6, nil))
 	b.Seal()
 	return b
 }
@@ -62,6 +82,22 @@ func TestKVRangeGolden(t *testing.T) {
 			"02000000" + "00" + "000000" + "32000000" + "2a000000" + // entries, shift, time, origin
 			"0500000000000000" + "0700000000000000" + "00000000" + "030000" + "02" + "6162" + "78797a" + "000000" +
 			"0500000000000000" + "0201000000000000" + "63000000" + "000000" + "81" + "63" + "00000000000000"},
+		{"copy with identities", kvIdentified(), "________" + "4b5652" + "01" +
+			"02" + "00" + "00" + "00" + "00010000" +
+			"0400000000000000" + strings.Repeat("00", 16) +
+			"0600000000000000" + strings.Repeat("00", 16) +
+			"0400000000000000" + "ff00000000000000" +
+			"02000000" + "00" + "000000" + "00000000" + "00000000" +
+			"0500000000000000" + "0700000000000000" + "00000000" + "030000" + "42" +
+			"02" + "01" + "0000" + // number, some were dropped
+			// client, sequence, version, keep
+			"0100000000000000" + "0200000000000000" + "0600000000000000" + "62000000" +
+			"0100000000000000" + "0300000000000000" + "0700000000000000" + "00000000" +
+			"6162" + "78797a" + "00000000000000" + // key, value
+			"0500000000000000" + "0201000000000000" + "00000000" + "000000" + "61" +
+			"01" + "00" + "0000" +
+			"c100000000000000" + "5e00000000000000" + "0101000000000000" + "63000000" +
+			"63" + "00000000000000"},
 		{"digest", digest, "________" + "4b5652" + "01" + "04" + "01" + "00" + "10" + "80000000" +
 			strings.Repeat("00", 24) + strings.Repeat(ff, 3) + strings.Repeat("00", 8) + ff +
 			"02000000" + "3f" + "000000" + "00000000" + "00000000" +
@@ -82,7 +118,7 @@ func TestKVRangeGolden(t *testing.T) {
 
 func TestKVRangeChecksEveryField(t *testing.T) {
 	entry := KVRangeHeaderBytes
-	second := entry + KVEntryBytes(KVCopy, 2, 3)
+	second := entry + KVEntryBytes(KVCopy, 2, 3, 0)
 	for _, c := range []struct {
 		at    int
 		value byte
@@ -93,7 +129,8 @@ func TestKVRangeChecksEveryField(t *testing.T) {
 		{krFrom + 9, 1, "cursor"}, {krFrom, 6, "To"}, {krTo, 3, "To"}, {krToLen, 0, "cursor"},
 		{krTo + 8, 'b', "at most To"}, {krFirst, 0xF0, "cursor"}, {krLast, 3, "First"}, {krItems, 1, "fills"},
 		{krItems, 3, "offset"}, {krShift, 1, "shift"}, {krShift + 1, 1, "reserved"}, {krTime - 1, 1, "reserved"},
-		{entry + keKeyLen, 0, "key length"}, {entry + keKeyLen, 0x22, "key length"},
+		{entry + keKeyLen, 0, "key length"}, {entry + keKeyLen, 0x11, "key length"}, {entry + keKeyLen, 0x42, "number"},
+		{entry + keKeyLen, 0x22, "tombstone"}, {second + keKeyLen, 0x21, "flags"}, {second + keKeyLen, 0xA1, "flags"},
 		{entry + keKeyLen, 0x82, "tombstone"}, {entry + keVersion, 0, "version"},
 		{entry + keValueLen + 2, 1, "length"}, {second - 1, 1, "behind the value"},
 		{second, 4, "behind the one before"}, {second + KVEntryHeaderBytes, 'a', "behind the one before"},
@@ -106,6 +143,26 @@ func TestKVRangeChecksEveryField(t *testing.T) {
 		}
 		err := b.Check()
 		if err == nil || !strings.Contains(err.Error(), c.say) {
+			t.Errorf("byte %d is %d: %v, want an error that says %q", c.at, c.value, err, c.say)
+		}
+	}
+	first, whole := entry+keIdentityCount, len(kvIdentified())
+	for _, c := range []struct {
+		at    int
+		value byte
+		say   string
+	}{
+		{first, 0, "number"}, {first, 9, "number"}, {first, 3, "ascending"}, {first, 8, "number"},
+		{first + 1, 2, "reserved"}, {first + 2, 1, "reserved"}, {first + 3, 1, "reserved"}, {first + 4, 0, "client"},
+		{first + 20, 0, "ascending"}, {first + 20, 8, "ascending"}, {first + 48, 5, "ascending"},
+		{first + 48, 8, "ascending"}, {krKind, 1, "kind"},
+		{whole - KVEntryBytes(KVCopy, 1, 0, 1) + keExpires, 1, "flags"},
+		{whole - KVEntryBytes(KVCopy, 1, 0, 1) + keKeyLen, 0xE1, "flags"},
+	} {
+		b := kvIdentified()
+		b[c.at] = c.value
+		b.Seal()
+		if err := b.Check(); err == nil || !strings.Contains(err.Error(), c.say) {
 			t.Errorf("byte %d is %d: %v, want an error that says %q", c.at, c.value, err, c.say)
 		}
 	}
@@ -161,6 +218,7 @@ func TestKVCursorsOrderKeys(t *testing.T) {
 // FuzzKVRange: a KVRange that passes Check can be copied entry by entry; no getter panics.
 func FuzzKVRange(f *testing.F) {
 	f.Add([]byte(kvCopy()), true)
+	f.Add([]byte(kvIdentified()), true)
 	f.Add(bytes.Repeat([]byte{0xff}, 200), true)
 	f.Fuzz(func(t *testing.T, in []byte, seal bool) {
 		b := KVRange(slices.Clone(in))
@@ -180,7 +238,7 @@ func FuzzKVRange(f *testing.F) {
 		out.SetTime(b.Time())
 		out.SetOrigin(b.Origin())
 		for e := range b.Entries() {
-			c, next, ok := out.Append(e.Key(), e.ValueLen())
+			c, next, ok := out.Append(e.Key(), e.ValueLen(), e.Identities())
 			if !ok {
 				t.Fatal("no room")
 			}
@@ -190,6 +248,13 @@ func FuzzKVRange(f *testing.F) {
 			c.SetExpires(e.Expires())
 			if e.Tombstone() {
 				c.SetTombstone()
+			}
+			if e.Gone() {
+				c.SetGone()
+			}
+			for i := range e.Identities() {
+				c.SetIdentity(i, e.Identity(i))
+				c.SetEvicted(e.Evicted())
 			}
 			if b.Kind() == KVCopy {
 				copy(c.Value(), e.Value())

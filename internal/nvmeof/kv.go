@@ -105,9 +105,6 @@ func (p *Plan) planExtendedKV(sqe *nvme.SQE, lim Limits) nvme.Status {
 	return nvme.Success
 }
 
-// maxEntryBytes is how much longer than the longest value a KVRange can be that has one entry.
-const maxEntryBytes = nvme.KVRangeHeaderBytes + nvme.KVEntryHeaderBytes + nvme.MaxKVKey
-
 // planRange is the part of planKV for commands for ranges. The executor checks the data of a CopyIn when it has it.
 func (p *Plan) planRange(sqe *nvme.SQE, lim Limits) nvme.Status {
 	k := sqe.KVRange()
@@ -117,7 +114,7 @@ func (p *Plan) planRange(sqe *nvme.SQE, lim Limits) nvme.Status {
 	if p.Namespace.Executor == KindBlock {
 		p.Kind = KindKV
 	}
-	n, longest := k.LenBytes(), min(uint32(p.Namespace.MaxValueBytes+maxEntryBytes), lim.MDTSBytes)
+	n, longest := k.LenBytes(), min(uint32(p.Namespace.MaxValueBytes+nvme.KVEntryOverhead), lim.MDTSBytes)
 	least := uint32(nvme.KVRangeHeaderBytes)
 	switch sqe.Opcode() {
 	case nvme.CmdKVDrop:
@@ -130,7 +127,7 @@ func (p *Plan) planRange(sqe *nvme.SQE, lim Limits) nvme.Status {
 		p.ToController = n
 		return nvme.Success
 	case nvme.CmdKVScan, nvme.CmdKVCopyOut:
-		least += uint32(nvme.KVEntryBytes(nvme.KVScan, nvme.MaxKVKey, 0))
+		least += uint32(nvme.KVEntryBytes(nvme.KVScan, nvme.MaxKVKey, 0, 0))
 	case nvme.CmdKVCount:
 		least += nvme.KVTotalsBytes
 		longest = least

@@ -233,7 +233,7 @@ func FuzzPlanIO(f *testing.F) {
 		case p.Kind == nvmeof.KindKV && sqe.Fuse() != nvme.FuseNone:
 			t.Fatalf("fuse %d", sqe.Fuse())
 		case p.Kind == nvmeof.KindKV && nvme.KVRangeCommand(sqe.Opcode()):
-			const entry = nvme.KVRangeHeaderBytes + nvme.KVEntryHeaderBytes + nvme.MaxKVKey
+			const entry = nvme.KVEntryOverhead
 			if !sqe.KVRange().Valid() {
 				t.Fatalf("a range that is not valid: %x", sqe[:])
 			}

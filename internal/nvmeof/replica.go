@@ -34,8 +34,8 @@ func (p *Plan) planReplica(sqe *nvme.SQE, lim Limits) nvme.Status {
 		least = uint32(nvme.KVRangeHeaderBytes + sums*nvme.KVSumBytes)
 		longest = least
 	case nvme.CmdKVFetch:
-		least = uint32(nvme.KVRangeHeaderBytes + nvme.KVEntryBytes(nvme.KVCopy, nvme.MaxKVKey, 0))
-		longest = value + maxEntryBytes
+		least = uint32(nvme.KVRangeHeaderBytes + nvme.KVEntryBytes(nvme.KVCopy, nvme.MaxKVKey, 0, 0))
+		longest = value + nvme.KVEntryOverhead
 	}
 	if n < least {
 		return nvme.InvalidField | nvme.DNR

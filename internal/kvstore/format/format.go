@@ -115,19 +115,41 @@ func putUint48(b []byte, v uint64) {
 	le.PutUint16(b[4:], uint16(v>>32))
 }
 
-// HashVersion hashes a key with the version of its object, or of its tombstone, for sums that tell whether two stores
-// have the same. No two keys have the same hash for all seeds, as they may with HashKey.
+// KeyState is what HashVersion tells apart besides the version of a key.
+type KeyState uint8
+
+const (
+	// KeyAbsent: the key does not exist, but has a tombstone.
+	KeyAbsent KeyState = 1 << iota
+	// KeyGone, with KeyAbsent: it has no tombstone, but identities.
+	KeyGone
+	// KeyEvicted: identities of the key were dropped before their time.
+	KeyEvicted
+)
+
+// HashVersion hashes a key with its version and state, for sums that tell whether two stores have the same. No two keys
+// have the same hash for all seeds, as they may with HashKey.
 //
 // hot: 0 allocs
-func HashVersion(seed uint64, key []byte, version uint64, tombstone bool) uint64 {
+func HashVersion(seed uint64, key []byte, version uint64, state KeyState) uint64 {
+	return mix(hashLong(seed^0x9E3779B97F4A7C15, key, uint64(state)) ^ version)
+}
+
+// HashIdentity hashes a key with an identity of it, for the same sums.
+//
+// hot: 0 allocs
+func HashIdentity(seed uint64, key []byte, id *Identity) uint64 {
+	h := hashLong(seed^0xC2B2AE3D27D4EB4F, key, uint64(id.KeepUntil))
+	h = mix(h ^ id.Client)
+	h = mix(h ^ id.Seq)
+	return mix(h ^ id.Version)
+}
+
+// hashLong hashes a key, so that no two keys have the same hash for all seeds, and 32 bits.
+func hashLong(seed uint64, key []byte, with uint64) uint64 {
 	var k [MaxKey]byte
 	copy(k[:], key)
-	n := uint64(len(key)) << 1
-	if tombstone {
-		n |= 1
-	}
-	h := mix(seed ^ 0x9E3779B97F4A7C15 ^ le.Uint64(k[:]))
+	h := mix(seed ^ le.Uint64(k[:]))
 	h = mix(h ^ le.Uint64(k[8:]))
-	h = mix(h ^ n)
-	return mix(h ^ version)
+	return mix(h ^ with<<8 ^ uint64(len(key)))
 }

@@ -48,11 +48,15 @@ func (m *Machine) beginCopy(parent int32, seg format.Segment, item, entry int) {
 }
 
 // refreshes reports whether a copyValue can go on with what its key has now, and says so in the entry.
-func (m *Machine) refreshes(o *op, it format.Item, valueLen int) bool {
+func (m *Machine) refreshes(o *op, seg format.Segment, at, valueLen int) bool {
 	ro := &m.ranges[m.ops[o.parent].ranged]
 	e, _ := ro.out.EntryAt(int(o.target))
-	if valueLen != e.ValueLen() || it.Expired(ro.unix) {
+	it, identities := seg.Item(at), seg.LiveIdentities(at, ro.unix)
+	if valueLen != e.ValueLen() || identities != e.Identities() || it.Expired(ro.unix) {
 		return false
+	}
+	if identities > 0 {
+		m.setIdentities(e, seg, at, ro.unix)
 	}
 	e.SetVersion(it.Version())
 	e.SetExpires(it.Expiry())

@@ -386,7 +386,7 @@ func (m *Machine) lookupRead(i int32) {
 	}
 	o.version, o.expires = seg.Item(at).Version(), seg.Item(at).Expiry()
 	_, length := seg.Pieces(at)
-	if o.kind == copyValue && !m.refreshes(o, seg.Item(at), length) {
+	if o.kind == copyValue && !m.refreshes(o, seg, at, length) {
 		m.finish(i, NotFound)
 		return
 	}

@@ -25,7 +25,7 @@ const (
 	// maxLooked is how many segments a range op reads.
 	maxLooked = 1 << 14
 	// MaxRangeBytes is how much memory a range op uses: the longest value with its entry fits.
-	MaxRangeBytes = format.MaxValue + nvme.KVRangeHeaderBytes + nvme.KVEntryHeaderBytes + format.MaxKey
+	MaxRangeBytes = format.MaxValue + nvme.KVEntryOverhead
 )
 
 // MinRangeBytes is the least memory of a range op. That of a CopyOut must have room for the longest value, or it may
@@ -37,7 +37,7 @@ func MinRangeBytes(kind Op) int {
 	case Digest:
 		return nvme.KVRangeHeaderBytes + nvme.KVSumBytes
 	}
-	return nvme.KVRangeHeaderBytes + nvme.KVEntryBytes(nvme.KVScan, format.MaxKey, 0)
+	return nvme.KVRangeHeaderBytes + nvme.KVEntryBytes(nvme.KVScan, format.MaxKey, 0, 0)
 }
 
 // Range is what a range op is about.
@@ -321,11 +321,14 @@ func (m *Machine) rangeEntries(i int32, seg format.Segment) (done bool) {
 			break
 		}
 		it := seg.Item(k.item)
-		if !m.counts(it, k.position, ro.unix) {
-			continue
+		n, identities, there := 0, 0, m.counts(it, k.position, ro.unix)
+		if o.kind == CopyOut {
+			identities = seg.LiveIdentities(k.item, ro.unix)
 		}
-		n := 0
-		if !it.Gone() {
+		switch {
+		case !there && identities == 0:
+			continue
+		case there && !it.Gone():
 			_, n = seg.Pieces(k.item)
 		}
 		copies := o.kind == CopyOut && n > 0
@@ -334,11 +337,11 @@ func (m *Machine) rangeEntries(i int32, seg format.Segment) (done bool) {
 			m.links.Push(&m.parked, i)
 			return false
 		}
-		e, out, ok := ro.out.Append(it.Key(), n)
+		e, out, ok := ro.out.Append(it.Key(), n, identities)
 		switch {
 		case ok:
 		case out.Items() == 0:
-			ro.need = len(out) + nvme.KVEntryBytes(out.Kind(), it.KeyLen(), n)
+			ro.need = len(out) + nvme.KVEntryBytes(out.Kind(), it.KeyLen(), n, identities)
 			m.endRange(i, TooShort, 0)
 			return false
 		default:
@@ -353,15 +356,32 @@ func (m *Machine) rangeEntries(i int32, seg format.Segment) (done bool) {
 		ro.out, ro.cursor = out, nvme.KVCursorAt(k.position, it.Key())
 		e.SetPosition(k.position)
 		e.SetVersion(it.Version())
-		e.SetExpires(it.Expiry())
-		if it.Gone() {
+		switch {
+		case !there:
+			e.SetGone()
+		case it.Gone():
 			e.SetTombstone()
+			fallthrough
+		default:
+			e.SetExpires(it.Expiry())
+		}
+		if identities > 0 {
+			m.setIdentities(e, seg, k.item, ro.unix)
 		}
 		if copies {
 			m.beginCopy(i, seg, k.item, at)
 		}
 	}
 	return true
+}
+
+// setIdentities sets the identities of an entry, which has room for them, to those of a key.
+func (m *Machine) setIdentities(e nvme.KVEntry, seg format.Segment, item int, unix uint32) {
+	var buf [format.MaxIdentities]format.Identity
+	for i, id := range seg.AppendIdentities(buf[:0], item, unix) {
+		e.SetIdentity(i, nvme.KVIdentity{Client: id.Client, Seq: id.Seq, Version: id.Version, KeepUntil: id.KeepUntil})
+	}
+	e.SetEvicted(seg.Item(item).Evicted())
 }
 
 // counts reports whether an item is that of an object that exists, or of a tombstone.
@@ -379,14 +399,20 @@ func (m *Machine) sumSegment(o *op, ro *rangeOp, seg format.Segment) {
 		}
 		hash := format.HashKey(m.HashSeed, it.Key())
 		c := nvme.KVCursorAt(bits.Reverse64(hash), it.Key())
-		if m.Table.Segment(hash) != o.segment || c.Position > ro.last || c.Compare(&ro.cursor) <= 0 ||
-			!m.counts(it, c.Position, ro.unix) {
+		if m.Table.Segment(hash) != o.segment || c.Position > ro.last || c.Compare(&ro.cursor) <= 0 {
 			continue
 		}
+		there := m.counts(it, c.Position, ro.unix)
 		switch {
 		case o.kind == Digest:
-			sum := ro.out.Sum(int((c.Position - ro.out.First()) >> ro.out.Shift()))
-			sum.Add(1, format.HashVersion(m.HashSeed, it.Key(), it.Version(), it.Gone()))
+			alone := off >= seg.LengthBytes() || seg.Item(off).HasKey() // without identities
+			if !there && alone {
+				continue
+			}
+			if count, hash := m.digest(seg, at, there, alone, ro.unix); count > 0 {
+				ro.out.Sum(int((c.Position-ro.out.First())>>ro.out.Shift())).Add(count, hash)
+			}
+		case !there:
 		case it.Gone():
 			ro.out.Totals().Add(0, 1, 0)
 		default:
@@ -394,6 +420,32 @@ func (m *Machine) sumSegment(o *op, ro *rangeOp, seg format.Segment) {
 			ro.out.Totals().Add(1, 0, uint64(n+it.KeyLen()))
 		}
 	}
+}
+
+// digest is what the key whose item is at an offset of a segment adds to a Digest. There says whether it counts, alone
+// that it has no identities.
+func (m *Machine) digest(seg format.Segment, at int, there, alone bool, unix uint32) (count, sum uint64) {
+	it := seg.Item(at)
+	state := format.KeyState(0)
+	switch {
+	case !there:
+		state = format.KeyAbsent | format.KeyGone
+	case it.Gone():
+		state = format.KeyAbsent
+	}
+	if !alone && seg.LiveIdentities(at, unix) > 0 {
+		var buf [format.MaxIdentities]format.Identity
+		ids := seg.AppendIdentities(buf[:0], at, unix)
+		for i := range ids {
+			sum += format.HashIdentity(m.HashSeed, it.Key(), &ids[i])
+		}
+		if it.Evicted() {
+			state |= format.KeyEvicted
+		}
+	} else if !there {
+		return 0, 0
+	}
+	return 1, sum + format.HashVersion(m.HashSeed, it.Key(), it.Version(), state)
 }
 
 // sorted returns the keys of a segment in order that come behind a cursor, or with inclusive at it. They are valid

@@ -81,10 +81,10 @@ func (s *Store) doRange(r *partition.Request) kvstore.Status {
 			b.Sum(int((c.Position-r.Range.First)>>b.Shift())).Add(1, o.version)
 			continue
 		}
-		e, longer, ok := b.Append([]byte(k), len(s.values[k]))
+		e, longer, ok := b.Append([]byte(k), len(s.values[k]), 0)
 		if !ok {
 			if flags = 0; b.Items() == 0 {
-				r.ValueLen = len(b) + nvme.KVEntryBytes(kind, len(k), len(s.values[k]))
+				r.ValueLen = len(b) + nvme.KVEntryBytes(kind, len(k), len(s.values[k]), 0)
 				return kvstore.InvalidValue
 			}
 			break
@@ -187,7 +187,7 @@ func ranges(t *testing.T, s *Store, nsid uint32, host Host) {
 		t.Errorf("digest: %v, %v", st, b.Check())
 	}
 	_, result, st := ReadRange(host, nvme.CmdKVCopyOut, nsid, nvme.KVCursorAt(0, []byte(keys[38])), 4096)
-	if want := nvme.KVRangeHeaderBytes + nvme.KVEntryBytes(nvme.KVCopy, 7, 39_000); st !=
+	if want := nvme.KVRangeHeaderBytes + nvme.KVEntryBytes(nvme.KVCopy, 7, 39_000, 0); st !=
 		nvme.InvalidValueSize|nvme.DNR || int(uint32(result)) != want {
 		t.Errorf("a value that does not fit: %v, DW0 %d, want %d", st, uint32(result), want)
 	}

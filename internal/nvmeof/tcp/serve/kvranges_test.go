@@ -233,7 +233,7 @@ func digest(t *testing.T, n *kv.Namespace, parts int) []uint64 {
 		total.Count, total.Sum, next = total.Count+s.Count, total.Sum+s.Sum, s.Last+1
 	}
 	for _, r := range []kv.Range{{First: 0, Last: 1<<63 + 12345}, {First: 1<<63 + 12346, Last: math.MaxUint64}} {
-		sums, err := n.Digest(t.Context(), r, 3, time.Unix(1<<31, 0))
+		sums, err := n.Digest(t.Context(), r, 3, time.Time{})
 		if err != nil || sums[0].First != r.First || sums[len(sums)-1].Last != r.Last {
 			t.Fatalf("%+v, %v", sums, err)
 		}
@@ -243,6 +243,18 @@ func digest(t *testing.T, n *kv.Namespace, parts int) []uint64 {
 	}
 	if total.Count != 0 || total.Sum != 0 {
 		t.Errorf("the sums of the halves are not those of the whole: %d, %#x", total.Count, total.Sum)
+	}
+	// The identities of the writes will have expired.
+	count, later := uint64(0), []uint64{}
+	if sums, err = n.Digest(t.Context(), kv.All(), parts, time.Unix(1<<31, 0)); err != nil {
+		t.Fatal(err)
+	}
+	for i, s := range sums {
+		count, later = count+s.Count-all[2*i], append(later, s.Count, s.Sum)
+	}
+	if count != 0 || slices.Equal(later, all) {
+		t.Errorf("when identities have expired there are %d keys more, the same digest: %v", int64(count),
+			slices.Equal(later, all))
 	}
 	return all
 }
