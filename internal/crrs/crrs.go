@@ -104,9 +104,14 @@ type Key struct {
 type Write struct {
 	Op  Op
 	Key Key
-	// Value belongs to the replica until the Reply.
+	// Value belongs to the replica until Mem is among Actions.Released.
 	Value []byte
-	ID    Identity
+	// Mem is the driver's name of the memory of the Value; 0: there is none.
+	Mem uint32
+	ID  Identity
+	// Expires is when the object, or the tombstone of a Delete, ceases to exist, and KeepUntil until when the identity
+	// is kept, for the store.
+	Expires, KeepUntil uint32
 	// Retry: the client has sent the write before. The store looks whether it has done it.
 	Retry bool
 	// Conditional: the store decides whether the write is done. It is passed on when that is known.
@@ -143,7 +148,8 @@ type StoreOp struct {
 	// Version is that of a Put or Delete. It is done only if the key has no newer one.
 	Version uint64
 	ID      Identity
-	// Retry and Conditional are those of the Write.
+	// Expires, KeepUntil, Retry and Conditional are those of the Write.
+	Expires, KeepUntil uint32
 	Retry, Conditional bool
 }
 
@@ -193,7 +199,8 @@ const (
 
 // Message is a message between two replicas of a chain. What a Replica sends refers to memory of its own, which does
 // not change before the turn that returned it is carried out. The Value of a Forward or a Batch that is received
-// belongs to the Replica until it is among Actions.Released, or the Data of a CopyIn that comes back.
+// belongs to the Replica until its Mem is among Actions.Released, or its RangeOp comes back. The Value of a Ship that
+// is received is memory for the value, until the Answer.
 type Message struct {
 	Kind  MessageKind
 	Epoch uint64
@@ -208,8 +215,11 @@ type Message struct {
 	Op      Op
 	Key     Key
 	Value   []byte
+	Mem     uint32
 	Version uint64
 	ID      Identity
+	// Expires and KeepUntil are those of the Write.
+	Expires, KeepUntil uint32
 	// Tag, Len and Status are those of a Ship and its Answer. Tag is also that of the messages of a pass.
 	Tag    uint64
 	Len    int
@@ -234,8 +244,8 @@ type Actions struct {
 	Sends []Send
 	// Replies may be passed on at once.
 	Replies []Reply
-	// Released are values of Forwards and Batches that are not needed any more.
-	Released [][]byte
+	// Released names the memory of values of Writes, Forwards and Batches that are not needed any more: Mem.
+	Released []uint32
 	// Complete: the replica has been filled. The node must report that (Replica.Complete).
 	Complete bool
 	// Damaged: the store has failed. The node must report that the range is incomplete, and the replica does nothing

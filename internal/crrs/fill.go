@@ -38,6 +38,8 @@ type Part struct {
 	// From is the cursor behind which a copy begins, To the one up to which it goes; Last: that is the end of the part.
 	From, To Cursor
 	Last     bool
+	// Time is that of the Sums, in unix seconds: what expires until then is left out. 0: now.
+	Time uint32
 	// Sums are the digests of 2^fanBits parts of equal length, or of each position if there are fewer.
 	Sums []Sum
 }
@@ -67,6 +69,8 @@ type RangeOp struct {
 	// Data is a batch. That of a CopyIn came with a Batch, and is the driver's again when it calls Ranged. That of a
 	// CopyOut is memory of the driver's, and is sent in the turn of Ranged.
 	Data []byte
+	// Mem is that of the Batch.
+	Mem uint32
 	// asker is the member that has asked, or NoPeer for the replica itself; tag and epoch are those of its message.
 	asker      Peer
 	tag, epoch uint64
@@ -94,8 +98,8 @@ const (
 type task struct {
 	Part
 	state taskState
-	// copied: the part is copied, not compared.
-	copied bool
+	// copied: the part is copied, not compared. lost: what was asked, or its answer, was lost.
+	copied, lost bool
 	// attempt counts the requests to the copier. It is in their tags, so that an answer to an earlier one is
 	// recognized.
 	attempt uint32
@@ -152,6 +156,22 @@ func (r *Replica) askAgain() {
 	}
 }
 
+// noteLost notes that what was asked for, by the tag of the message, will not be answered.
+func (r *Replica) noteLost(tag uint64) {
+	if t := r.pass.taskOf(tag, taskAsked); t != nil {
+		t.lost = true
+	}
+}
+
+// askLost asks again for what was lost.
+func (r *Replica) askLost() {
+	for i := range r.pass.tasks {
+		if t := &r.pass.tasks[i]; t.state == taskAsked && t.lost {
+			t.state = taskWanted
+		}
+	}
+}
+
 // continuePass asks for as many parts as may be under way. It does so only when the clock has come in this epoch: then
 // the copier has adopted the epoch.
 func (r *Replica) continuePass(out *Actions) {
@@ -172,7 +192,7 @@ func (r *Replica) continuePass(out *Actions) {
 		if !t.copied {
 			kind = Compare
 		}
-		t.state = taskAsked
+		t.state, t.lost = taskAsked, false
 		t.attempt++
 		r.send(r.role.Predecessor, Message{Kind: kind, Tag: t.tag(i),
 			Part: &Part{First: t.First, Bits: t.Bits, From: t.From}}, out)
@@ -250,7 +270,7 @@ func (r *Replica) receiveFill(from Peer, m *Message, out *Actions) {
 			return
 		}
 		t.state, t.Sums = taskDigested, m.Part.Sums
-		op.Kind, op.Part = Digest, Part{First: t.First, Bits: t.Bits}
+		op.Kind, op.Part = Digest, Part{First: t.First, Bits: t.Bits, Time: m.Part.Time}
 	case m.Kind == Batch && answered:
 		t := r.pass.taskOf(m.Tag, taskAsked)
 		if t == nil || !t.copied {
@@ -260,7 +280,7 @@ func (r *Replica) receiveFill(from Peer, m *Message, out *Actions) {
 		t.state = taskStored
 		r.pass.progress.Batches++
 		r.pass.progress.Bytes += uint64(len(m.Value))
-		op.Kind, op.Clock, op.Data = CopyIn, r.pass.clock, m.Value
+		op.Kind, op.Clock, op.Data, op.Mem = CopyIn, r.pass.clock, m.Value, m.Mem
 		op.First, op.Bits, op.From = t.First, t.Bits, t.From
 	default:
 		r.releaseValue(m, out)

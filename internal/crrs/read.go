@@ -18,7 +18,7 @@ type read struct {
 	// from is who has shipped it, or NoPeer for a client. shipTag is its tag there.
 	from    Peer
 	shipTag uint64
-	// stale: the view has changed since it was begun, and it was answered.
+	// stale: the view has changed since it was begun.
 	stale   bool
 	found   bool
 	version uint64
@@ -74,7 +74,7 @@ func (r *Replica) receiveShip(from Peer, m *Message, out *Actions) {
 	case !r.authority() || r.freeReads.N == 0:
 		st = Unavailable
 	default:
-		r.fetch(r.takeRead(Read{Key: m.Key, Value: make([]byte, m.Len)}, from, m.Tag), out)
+		r.fetch(r.takeRead(Read{Key: m.Key, Value: m.Value}, from, m.Tag), out)
 		return
 	}
 	r.send(from, Message{Kind: Answer, Tag: m.Tag, Status: st}, out)
@@ -96,6 +96,7 @@ func (r *Replica) receiveAnswer(m *Message, out *Actions) {
 func (r *Replica) Fetched(slot int32, st StoreStatus, version uint64, length int, out *Actions) {
 	q := &r.reads[slot]
 	if q.stale {
+		r.refuse(slot, WrongView, out)
 		r.freeRead(slot)
 		return
 	}
@@ -179,7 +180,8 @@ func (r *Replica) freeRead(i int32) {
 	r.readLinks.Push(&r.freeReads, i)
 }
 
-// abandonReads ends all reads, because the view changes. Those that the store has keep their slots until it is done.
+// abandonReads ends all reads, because the view changes. Those that the store has, and their memory, end when it is
+// done.
 func (r *Replica) abandonReads(out *Actions) {
 	for i := range r.writes {
 		r.writes[i].held = list.None
@@ -189,12 +191,12 @@ func (r *Replica) abandonReads(out *Actions) {
 		if q.state == readIdle || q.stale {
 			continue
 		}
-		r.refuse(int32(i), WrongView, out)
 		if q.state == readFetching {
 			q.stale = true
-		} else {
-			r.freeRead(int32(i))
+			continue
 		}
+		r.refuse(int32(i), WrongView, out)
+		r.freeRead(int32(i))
 	}
 }
 

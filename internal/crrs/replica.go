@@ -62,8 +62,6 @@ type write struct {
 	deciding bool
 	// waited: a client waits for it.
 	waited bool
-	// forwarded: the value came with a Forward.
-	forwarded bool
 	// held are reads that wait for the write to be committed, because they have its value.
 	held list.List
 	// next is the next write in a chain of dirty.
@@ -117,6 +115,14 @@ func (r *Replica) Role() Role { return r.role }
 
 // Version returns the greatest version that the replica knows.
 func (r *Replica) Version() uint64 { return r.version }
+
+// Committed returns the committed mark of the epoch.
+func (r *Replica) Committed() uint64 { return r.committed }
+
+// underWay reports whether the replica has the write with a place in the order, and it is not committed.
+func (r *Replica) underWay(seq uint64) bool {
+	return seq > r.committed && seq <= r.committed+uint64(len(r.ring)) && r.at(seq) != none
+}
 
 // Dirty returns the number of writes that are not committed.
 func (r *Replica) Dirty() int { return len(r.writes) - r.free.N }
@@ -334,8 +340,8 @@ func (r *Replica) Receive(from Peer, m *Message, out *Actions) {
 }
 
 func (r *Replica) releaseValue(m *Message, out *Actions) {
-	if (m.Kind == Forward || m.Kind == Batch) && m.Value != nil {
-		out.Released = append(out.Released, m.Value)
+	if m.Kind == Forward || m.Kind == Batch {
+		out.free(m.Mem)
 	}
 }
 
@@ -351,5 +357,12 @@ func (r *Replica) fail(out *Actions) {
 			w.waited = false
 			out.Replies = append(out.Replies, Reply{Tag: w.Tag, Status: Unknown})
 		}
+	}
+}
+
+// free releases the memory of a value.
+func (a *Actions) free(mem uint32) {
+	if mem != 0 {
+		a.Released = append(a.Released, mem)
 	}
 }

@@ -60,8 +60,10 @@ type object struct {
 }
 
 type node struct {
-	id      int
-	r       *Replica
+	id int
+	// r is the Replica; wire has its Port, if it has one.
+	r *Replica
+	*wire
 	rate    float64 // of its clock
 	dead    bool
 	paused  bool
@@ -107,9 +109,13 @@ type sim struct {
 	replied   map[uint64]bool
 	// expected is the value that a conditional write replaces, by the number of the write.
 	expected map[uint64]uint64
-	tags     uint64
-	open     int
-	acked    int
+	// ports: nodes have Ports. connections counts the connections of each pair, handles the commands that have arrived.
+	ports       bool
+	connections map[pair]int
+	handles     uint64
+	tags        uint64
+	open        int
+	acked       int
 }
 
 func (s *sim) trace(format string, args ...any) {
@@ -155,7 +161,12 @@ func (s *sim) turn(n *node, call func(out *Actions)) {
 			n.r.Advance(n.clock(s.now))
 		}
 		call(&out)
-		if s.rng.IntN(3) > 0 {
+		if n.wire != nil {
+			n.p.Flush(&out, &n.t)
+			t := n.t
+			n.t = Traffic{}
+			s.carryTraffic(n, &t)
+		} else if s.rng.IntN(3) > 0 {
 			n.r.Flush(&out)
 		} else {
 			s.later(n, s.upTo(ms), func() { s.turn(n, n.r.Flush) })
@@ -176,6 +187,9 @@ func (s *sim) carryOut(n *node, out *Actions) {
 	}
 	for _, op := range out.Ranges {
 		s.later(n, s.rangeTime(), func() { s.runRange(n, op) })
+	}
+	for _, mem := range out.Released {
+		s.forget(n, mem)
 	}
 	for _, m := range out.Sends {
 		m.Value = append([]byte(nil), m.Value...)
@@ -203,6 +217,9 @@ func (s *sim) deliver(n *node, m Send) {
 	s.trace("%d -> %d %+v cut %v", n.id, to.id, m.Message, s.cut[link])
 	if s.cut[link] {
 		return
+	}
+	if m.Kind == Ship {
+		m.Value = make([]byte, m.Len)
 	}
 	arrive := func() {
 		if !s.cut[link] {
@@ -345,7 +362,11 @@ func (s *sim) sendView(n *node) {
 		return
 	}
 	s.later(n, s.upTo(20*ms), func() {
-		if !n.fresh {
+		switch {
+		case n.fresh:
+		case n.wire != nil:
+			s.turn(n, func(out *Actions) { n.p.SetRole(role, out, &n.t) })
+		default:
 			s.turn(n, func(out *Actions) { n.r.SetRole(role, out) })
 		}
 	})
@@ -361,6 +382,7 @@ func (s *sim) disturb() {
 	s.after(s.upTo(400*ms), s.disturb)
 	n := s.nodes[s.rng.IntN(len(s.nodes))]
 	other := s.rng.IntN(len(s.nodes)+1) - 1
+	s.endConnections(n, other)
 	switch s.rng.IntN(9) {
 	case 8:
 		s.outage()
@@ -402,6 +424,10 @@ func (s *sim) outage() {
 	if len(back) == 0 {
 		return
 	}
+	lives := map[int]int{}
+	for _, n := range s.nodes {
+		lives[n.id] = n.life
+	}
 	for _, id := range s.chain {
 		s.restart(s.nodes[id])
 	}
@@ -412,6 +438,11 @@ func (s *sim) outage() {
 	}
 	s.chain, s.filling = []int{n.id}, -1
 	s.trace("outage")
+	for _, n := range s.nodes {
+		if n.life != lives[n.id] {
+			s.disconnected(n.id)
+		}
+	}
 	s.newEpoch()
 }
 
@@ -444,8 +475,7 @@ func (s *sim) mend(a, b int, links []pair) {
 	}
 	// What was under way is lost, also in the direction that worked.
 	for _, p := range []pair{{a, b}, {b, a}} {
-		n := s.nodes[p.from]
-		s.turn(n, func(out *Actions) { n.r.Reconnected(Peer(p.to), out) })
+		s.lost(s.nodes[p.from], p.to)
 	}
 }
 
@@ -453,9 +483,7 @@ func (s *sim) mend(a, b int, links []pair) {
 func (s *sim) disconnected(id int) {
 	for _, n := range s.nodes {
 		if n.id != id {
-			s.after(s.upTo(50*ms), func() {
-				s.turn(n, func(out *Actions) { n.r.Reconnected(Peer(id), out) })
-			})
+			s.after(s.upTo(50*ms), func() { s.lost(n, id) })
 		}
 	}
 }
@@ -464,7 +492,8 @@ func (s *sim) disconnected(id int) {
 func run(t *testing.T, seed, nth uint64) int {
 	s := &sim{t: t, rng: rand.New(rand.NewPCG(seed, nth)), cut: map[pair]bool{}, leaving: map[int]bool{}, epoch: 1,
 		filling: -1, since: map[int]uint64{},
-		pending: map[uint64]func(Reply){}, replied: map[uint64]bool{}, expected: map[uint64]uint64{}}
+		ports: nth%2 == 0, connections: map[pair]int{}, pending: map[uint64]func(Reply){}, replied: map[uint64]bool{},
+		expected: map[uint64]uint64{}}
 	for k := range s.byVersion {
 		s.byVersion[k] = map[uint64]uint64{}
 	}
@@ -524,6 +553,7 @@ func run(t *testing.T, seed, nth uint64) int {
 		}
 	}
 	s.checkStores()
+	s.checkWire()
 	for k, ops := range s.ops {
 		if err := linearizable(ops); err != nil {
 			t.Errorf("key %d: %v", k, err)

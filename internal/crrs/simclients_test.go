@@ -45,7 +45,7 @@ func (s *sim) anyKey() (k Key) {
 func (s *sim) write() {
 	s.values++
 	w := Write{Op: Put, Key: s.anyKey(), ID: Identity{1, s.values}, Conditional: s.rng.IntN(5) == 0,
-		Value: binary.LittleEndian.AppendUint64(nil, s.values)}
+		Value: binary.LittleEndian.AppendUint64(nil, s.values), KeepUntil: 1, Expires: uint32(s.rng.IntN(2))}
 	if s.rng.IntN(5) == 0 {
 		w.Op = Delete
 	}
@@ -65,7 +65,10 @@ func (s *sim) try(w Write, o operation, tries int) {
 	}
 	s.ask(n, func(tag uint64, out *Actions) {
 		w.Tag = tag
+		value := w.Value
+		w.Value, w.Mem = n.remember(value)
 		n.r.Write(w, out)
+		w.Value = value
 	}, func(r Reply) {
 		s.trace("write %d of key %d: %+v", w.ID.Seq, w.Key.Bytes[0], r)
 		switch again := tries < 20 || s.calm; {

@@ -140,8 +140,12 @@ func (s *sim) restart(n *node) {
 	for _, o := range n.store {
 		newest = max(newest, o.version)
 	}
-	n.r = New(Config{Window: 8, Reads: 8, Version: newest, Bits: 64, Parts: 1 + s.rng.IntN(3),
-		Leaf: 1 + s.rng.Uint64N(4)})
+	cfg := Config{Window: 8, Reads: 8, Version: newest, Bits: 64, Parts: 1 + s.rng.IntN(3), Leaf: 1 + s.rng.Uint64N(4)}
+	if s.ports {
+		s.newWire(n, cfg)
+	} else {
+		n.r = New(cfg)
+	}
 }
 
 // revive begins a new process of a node that has died.
@@ -183,7 +187,13 @@ func (s *sim) runRange(n *node, op RangeOp) {
 	default:
 		n.copyIn(&op)
 	}
-	s.later(n, s.upTo(ms), func() { s.turn(n, func(out *Actions) { n.r.Ranged(&op, st, out) }) })
+	s.later(n, s.upTo(ms), func() {
+		if n.wire != nil {
+			s.turn(n, func(out *Actions) { n.p.Ranged(&op, st, out, &n.t) })
+			return
+		}
+		s.turn(n, func(out *Actions) { n.r.Ranged(&op, st, out) })
+	})
 }
 
 // within reports whether a key is in a part, behind its From.
@@ -236,7 +246,7 @@ func (n *node) copyOut(p *Part, most int) (data []byte) {
 		for _, e := range n.entry(k) {
 			data = binary.LittleEndian.AppendUint64(data, e)
 		}
-		p.To.Position = position(k)
+		p.To = Cursor{Position: position(k), Key: Key{Bytes: [16]byte{byte(k)}, Len: 1}}
 	}
 	return data
 }

@@ -7,9 +7,11 @@ func (r *Replica) Write(w Write, out *Actions) {
 	switch {
 	case !r.role.Member || !r.role.head() || r.damaged:
 		out.Replies = append(out.Replies, Reply{Tag: w.Tag, Status: WrongView})
+		out.free(w.Mem)
 		return
 	case !r.authority() || r.free.N == 0:
 		out.Replies = append(out.Replies, Reply{Tag: w.Tag, Status: Unavailable})
+		out.free(w.Mem)
 		return
 	}
 	i := r.take(w)
@@ -97,7 +99,7 @@ func (r *Replica) forward(i int32, out *Actions) {
 	mark := r.durable()
 	r.toldDurable = mark
 	r.send(r.role.Successor, Message{Kind: Forward, Seq: w.seq, Mark: mark, Op: w.Op, Key: w.Key, Value: w.Value,
-		Version: w.version, ID: w.ID}, out)
+		Mem: w.Mem, Version: w.version, ID: w.ID, Expires: w.Expires, KeepUntil: w.KeepUntil}, out)
 }
 
 // store asks the store to do a write.
@@ -105,7 +107,8 @@ func (r *Replica) store(i int32, out *Actions) {
 	w := &r.writes[i]
 	w.storing = true
 	out.Stores = append(out.Stores, StoreOp{Slot: i, Op: w.Op, Key: w.Key, Value: w.Value, Version: w.version, ID: w.ID,
-		Retry: w.Retry && w.deciding, Conditional: w.Conditional && w.deciding})
+		Expires: w.Expires, KeepUntil: w.KeepUntil, Retry: w.Retry && w.deciding,
+		Conditional: w.Conditional && w.deciding})
 }
 
 // receiveForward takes a write from the predecessor.
@@ -136,8 +139,9 @@ func (r *Replica) accept(m *Message, out *Actions) {
 		r.releaseValue(m, out)
 		return
 	default:
-		i = r.take(Write{Op: m.Op, Key: m.Key, Value: m.Value, ID: m.ID})
-		r.writes[i].version, r.writes[i].forwarded = m.Version, true
+		i = r.take(Write{Op: m.Op, Key: m.Key, Value: m.Value, Mem: m.Mem, ID: m.ID, Expires: m.Expires,
+			KeepUntil: m.KeepUntil})
+		r.writes[i].version = m.Version
 		r.mark(i)
 		r.store(i, out)
 	}
@@ -270,9 +274,7 @@ func (r *Replica) end(i int32, st Status, out *Actions) {
 func (w *write) gone() bool { return w.version == 0 }
 
 func (r *Replica) release(i int32, out *Actions) {
-	if w := &r.writes[i]; w.forwarded && w.Value != nil {
-		out.Released = append(out.Released, w.Value)
-	}
+	out.free(r.writes[i].Mem)
 	r.writes[i] = write{}
 	r.links.Push(&r.free, i)
 }

@@ -24,9 +24,7 @@ func KVReplication(opcode uint8) bool {
 const (
 	// KVForwardDelete: the write is a Delete, which leaves a tombstone.
 	KVForwardDelete = 1 << 0
-	// KVForwardPrompt: the command is to be answered at once, not when the write is committed.
-	KVForwardPrompt = 1 << 1
-	kvForwardFlags  = KVForwardDelete | KVForwardPrompt
+	kvForwardFlags  = KVForwardDelete
 )
 
 // kvCompareBits is the logarithm of the number of sub-ranges of a Compare.
@@ -37,7 +35,8 @@ const kvCompareBits = 6
 //	CDW2          epoch of the chain, from 1 on
 //	CDW3          15:0 number of the range in the view | 23:16 flags (Forward), bits (Compare, Fetch)
 //	CDW10         length of the data or of the host's buffer in bytes
-//	CDW11         7:0 length of the key (Forward, Ship), of the key behind which to begin, or 0 (Fetch)
+//	CDW11         7:0 length of the key (Forward, Ship), of the key behind which to begin, or 0 (Fetch) |
+//	              15:8 how many Forwards may be kept (Forward)
 //
 //	              Forward        Durable        Ship          Compare   Fetch
 //	CDW12, CDW13  sequence       clock, or 0    key 0 to 7    first     first, or key 0 to 7
@@ -47,10 +46,10 @@ const kvCompareBits = 6
 // of positions of a part of the range; the part begins at a multiple of that.
 //
 // An example: write 258 of the epoch 7 of range 4660, when the writes up to 257 are durable at the sender and before
-// it: a Put of 100 bytes, whose key has 3.
+// it: a Put of 100 bytes, whose key has 3. The receiver may keep 8 Forwards unanswered.
 //
 //	CDW2     CDW3     … CDW10    CDW11    CDW12, CDW13     CDW14, CDW15
-//	07000000 34120000   94000000 03000000 0201000000000000 0101000000000000
+//	07000000 34120000   94000000 03080000 0201000000000000 0101000000000000
 type KVReplicaSQE SQE
 
 // KVReplica reads the command as a message between replicas.
@@ -79,6 +78,11 @@ func (k *KVReplicaSQE) SetLenBytes(v uint32) { le.PutUint32(k[40:], v) }
 // KeyLen is the length of the key.
 func (k *KVReplicaSQE) KeyLen() uint8     { return k[44] }
 func (k *KVReplicaSQE) SetKeyLen(v uint8) { k[44] = v }
+
+// Keep is how many Forwards of the range the receiver may keep unanswered until their writes are committed, this one
+// included; 0: none.
+func (k *KVReplicaSQE) Keep() uint8     { return k[45] }
+func (k *KVReplicaSQE) SetKeep(v uint8) { k[45] = v }
 
 // Sequence is the place of a Forward in the order of the epoch's writes, from 1 on.
 func (k *KVReplicaSQE) Sequence() uint64     { return le.Uint64(k[48:]) }
@@ -127,7 +131,7 @@ func (k *KVReplicaSQE) Last() uint64 { return k.First() | (1<<k.Bits() - 1) }
 //
 // Cost: 0 allocs.
 func (k *KVReplicaSQE) Valid() bool { // hot: 0 allocs
-	if k.Epoch() == 0 || k[15]|k[45]|k[46]|k[47] != 0 {
+	if k.Epoch() == 0 || k[15]|k[46]|k[47] != 0 || k[45] != 0 && k[0] != CmdKVForward {
 		return false
 	}
 	n, high := int(k.KeyLen()), le.Uint64(k[56:])

@@ -31,15 +31,16 @@ var messages = []struct {
 	{"forward", replicaSQE(CmdKVForward, func(k *KVReplicaSQE) {
 		k.SetLenBytes(KVForwardHeaderSize + 100)
 		k.SetKeyLen(3)
+		k.SetKeep(8)
 		k.SetSequence(258)
 		k.SetMark(257)
-	}), "07000000" + "34120000" + "94000000" + "03000000" + "0201000000000000" + "0101000000000000"},
+	}), "07000000" + "34120000" + "94000000" + "03080000" + "0201000000000000" + "0101000000000000"},
 	{"forward of a delete, to be answered at once", replicaSQE(CmdKVForward, func(k *KVReplicaSQE) {
-		k.SetFlags(KVForwardDelete | KVForwardPrompt)
+		k.SetFlags(KVForwardDelete)
 		k.SetLenBytes(KVForwardHeaderSize)
 		k.SetKeyLen(16)
 		k.SetSequence(1)
-	}), "07000000" + "34120300" + "30000000" + "10000000" + "0100000000000000" + "0000000000000000"},
+	}), "07000000" + "34120100" + "30000000" + "10000000" + "0100000000000000" + "0000000000000000"},
 	{"durable", replicaSQE(CmdKVDurable, func(k *KVReplicaSQE) {
 		k.SetClock(0x10000000005)
 		k.SetMark(0x0807060504030201)
@@ -127,7 +128,7 @@ func TestReplicationOpcodesNameTheirDirection(t *testing.T) {
 func TestKVReplicaSQEReservedBitsAreRefused(t *testing.T) {
 	// What is used, from a byte to another one, exclusive.
 	used := map[uint8][][2]int{
-		CmdKVForward: {{40, 45}, {48, 64}},
+		CmdKVForward: {{40, 46}, {48, 64}},
 		CmdKVDurable: {{48, 64}},
 		CmdKVSync:    {},
 		CmdKVShip:    {{40, 45}, {48, 58}},
@@ -142,7 +143,7 @@ func TestKVReplicaSQEReservedBitsAreRefused(t *testing.T) {
 			}
 			for bit := range 8 {
 				e := c.e
-				if at == 14 && e.Opcode() == CmdKVForward && bit < 2 {
+				if at == 14 && e.Opcode() == CmdKVForward && bit == 0 {
 					continue
 				}
 				if e[at] ^= 1 << bit; e.KVReplica().Valid() {
@@ -249,6 +250,7 @@ func checkReplicaSQE(t *testing.T, e SQE) {
 			case CmdKVForward:
 				o.SetFlags(k.Flags())
 				o.SetKeyLen(k.KeyLen())
+				o.SetKeep(k.Keep())
 				o.SetSequence(k.Sequence())
 				o.SetMark(k.Mark())
 			case CmdKVDurable:

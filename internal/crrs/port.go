@@ -1,0 +1,404 @@
+package crrs
+
+import (
+	"fmt"
+
+	"jbofd/internal/list"
+	"jbofd/internal/nvme"
+)
+
+// Port makes commands of the messages of a Replica, and messages of the commands of other replicas: nodes are NVMe-oF
+// hosts of each other (docs/wire-extensions.md, replication). What one asks and another answers is one command; an Ack
+// is the completion of a Forward.
+//
+//	Replica ─ Sends ─> Flush ──> Command ··· queue of a host ··· target ···> Receive ─> Replica
+//	Replica <────── Completed <─ Outcome <···························· Response <── Flush, SetRole, Ranged
+//
+// Its driver calls the Replica's methods, but for SetRole, Reconnected, Receive, Ranged and Flush, in whose place are
+// those of the Port.
+type Port struct {
+	r      *Replica
+	number uint16
+	keep   uint8
+
+	// requests are commands that were sent and have not completed. asks counts those that ask for data.
+	requests     []request
+	asks         int
+	requestLinks list.Links
+	freeRequests list.List
+	// short has the replicas to which messages were not sent for want of a request.
+	short []Peer
+
+	// served are commands that came and are not answered. kept are the Forwards among them.
+	served      []served
+	servedLinks list.Links
+	freeServed  list.List
+	kept        []int32
+
+	// uses says how many requests send the memory of a value, by Mem.
+	uses []use
+}
+
+// request is a command that was sent.
+type request struct {
+	to    Peer
+	kind  MessageKind
+	busy  bool
+	epoch uint64
+	tag   uint64
+	mem   uint32
+}
+
+// served is a command that came.
+type served struct {
+	handle     uint64
+	from       Peer
+	kind       MessageKind
+	epoch, seq uint64
+	// turn counts the commands of this place, for its tag.
+	turn uint32
+	busy bool
+}
+
+// use is what is known of the memory of a value: how many requests send it, and that the Replica has released it.
+type use struct {
+	requests int32
+	released bool
+}
+
+// PortConfig describes a Port.
+type PortConfig struct {
+	Config
+	// Range is the number of the range in the view.
+	Range uint16
+	// Keep is how many Forwards the Successor may keep unanswered, at least 1 and at most half of Requests.
+	Keep uint8
+	// Requests is how many commands may be under way to other replicas, at least 4; what is beyond it is repeated
+	// later. A quarter may ask for data. So there is always something left for marks, without which neither Forwards
+	// nor Ships end.
+	Requests int
+	// Served is how many commands of others may be answered later, at least 2.
+	Served int
+}
+
+// Command is a command for another replica.
+type Command struct {
+	To Peer
+	// Tag is for Completed or Failed, of which one must be called exactly once.
+	Tag uint32
+	// SQE lacks the namespace, which is that of the replica's partition.
+	SQE nvme.SQE
+	// Header and Value are the data of a Forward. The Value belongs to the transport until Completed or Failed: its Mem
+	// is not among Actions.Released before.
+	Header nvme.KVForwardHeader
+	Value  []byte
+	Mem    uint32
+	// Room is how long a buffer a Ship needs for the value, behind its header.
+	Room int
+}
+
+// Outcome is how a Command has completed.
+type Outcome struct {
+	Status nvme.Status
+	// Result is DW0 and DW1.
+	Result uint64
+	// Version is that of a Ship's answer, and Value as much of the value as there is memory. Of a Fetch, Value is the
+	// batch and Mem its memory, which the Replica may keep.
+	Version uint64
+	Value   []byte
+	Mem     uint32
+	// Part has the Sums and the Time of a Compare's answer; To and Last of a Fetch's.
+	Part *Part
+}
+
+// Incoming is a command that came from another replica. Command and header are valid.
+type Incoming struct {
+	// Handle is repeated in the Response.
+	Handle uint64
+	SQE    *nvme.SQE
+	// Header and Value are the data of a Forward, and Mem its memory. Of a Ship, Value is memory for the value; it
+	// belongs to the Replica until the Response.
+	Header *nvme.KVForwardHeader
+	Value  []byte
+	Mem    uint32
+	// Position is that of the key of a Fetch that has one.
+	Position uint64
+}
+
+// Response answers an Incoming.
+type Response struct {
+	Handle uint64
+	Status nvme.Status
+	// Result is DW0 and DW1 of a Forward, a Durable, or with nvme.KVWrongView; of a Ship, the length of the value.
+	Result uint64
+	// Version and Value are those of a Ship. The Value does not change before the turn is carried out.
+	Version uint64
+	Value   []byte
+	// Part has the Sums of a Compare, Data is what a Fetch has asked for.
+	Part *Part
+	Data []byte
+}
+
+// Traffic is what a Port asks its driver for, beside Actions. The driver empties the slices.
+type Traffic struct {
+	Commands  []Command
+	Responses []Response
+	// Repeat names replicas to which messages were lost although there is a connection: the driver calls Repeat for
+	// them, soon.
+	Repeat []Peer
+	// Epoch is the greatest epoch that another replica has told of, if it is greater than that of the Role.
+	Epoch uint64
+}
+
+// NewPort returns a Port with a Replica that is no member of its chain yet.
+func NewPort(cfg PortConfig) *Port {
+	if cfg.Keep < 1 || int(cfg.Keep) > cfg.Requests/2 || cfg.Requests < 4 || cfg.Served < 2 {
+		panic(fmt.Sprintf("crrs: %d requests, %d of them kept, and %d served", cfg.Requests, cfg.Keep, cfg.Served))
+	}
+	p := &Port{r: New(cfg.Config), number: cfg.Range, keep: cfg.Keep,
+		requests: make([]request, cfg.Requests), requestLinks: make(list.Links, cfg.Requests), freeRequests: list.None,
+		served: make([]served, cfg.Served), servedLinks: make(list.Links, cfg.Served), freeServed: list.None}
+	for i := range p.requests {
+		p.requestLinks.Push(&p.freeRequests, int32(i))
+	}
+	for i := range p.served {
+		p.servedLinks.Push(&p.freeServed, int32(i))
+	}
+	return p
+}
+
+// Replica returns the Port's Replica.
+func (p *Port) Replica() *Replica { return p.r }
+
+// SetRole adopts a view, as Replica.SetRole does, and answers what came in an earlier epoch.
+func (p *Port) SetRole(role Role, out *Actions, t *Traffic) {
+	p.r.SetRole(role, out)
+	for n := len(p.kept) - 1; n >= 0; n-- {
+		if p.served[p.kept[n]].epoch != p.r.role.Epoch {
+			p.refuseView(p.takeKept(n), t)
+		}
+	}
+}
+
+// Flush ends a turn: it calls Replica.Flush, and makes commands and answers of out.Sends. It takes out of out.Released
+// what is still being sent.
+//
+// hot: 0 allocs
+func (p *Port) Flush(out *Actions, t *Traffic) {
+	p.r.Flush(out)
+	for i := 0; i < len(out.Sends); i++ { // a message that is not sent may lead to others
+		s := &out.Sends[i]
+		switch s.Kind {
+		case Ack:
+			p.acknowledge(s.Seq, t)
+		case Answer, Sums, Batch:
+			p.answerMessage(&s.Message, t)
+		default:
+			p.request(s, out, t)
+		}
+	}
+	out.Sends = out.Sends[:0]
+	if p.r.damaged {
+		for len(p.kept) > 0 {
+			p.refuseView(p.takeKept(len(p.kept)-1), t)
+		}
+	}
+	n := 0
+	for _, mem := range out.Released {
+		if int(mem) < len(p.uses) && p.uses[mem].requests > 0 {
+			p.uses[mem].released = true
+			continue
+		}
+		out.Released[n] = mem
+		n++
+	}
+	out.Released = out.Released[:n]
+}
+
+// request makes a command of a message.
+func (p *Port) request(s *Send, out *Actions, t *Traffic) {
+	asks := s.Kind == Ship || s.Kind == Compare || s.Kind == Fetch
+	if p.freeRequests.N == 0 || asks && p.asks >= len(p.requests)/4 {
+		switch {
+		case s.Kind == Ship:
+			p.r.Receive(s.To, &Message{Kind: Answer, Epoch: s.Epoch, Tag: s.Tag, Status: Unavailable}, out)
+			return
+		case asks:
+			p.r.noteLost(s.Tag)
+		}
+		p.fallShort(s.To)
+		return
+	}
+	if asks {
+		p.asks++
+	}
+	i := p.requestLinks.Pop(&p.freeRequests)
+	p.requests[i] = request{to: s.To, kind: s.Kind, busy: true, epoch: s.Epoch, tag: s.Tag}
+	t.Commands = append(t.Commands, Command{To: s.To, Tag: uint32(i)})
+	c := &t.Commands[len(t.Commands)-1]
+	k := c.SQE.KVReplica()
+	k.SetEpoch(uint32(s.Epoch))
+	k.SetRange(p.number)
+	switch s.Kind {
+	case Forward:
+		c.SQE.SetOpcode(nvme.CmdKVForward)
+		k.SetKeyLen(s.Key.Len)
+		k.SetKeep(p.keep)
+		k.SetSequence(s.Seq)
+		k.SetMark(s.Mark)
+		if s.Op == Delete {
+			k.SetFlags(nvme.KVForwardDelete)
+		} else {
+			c.Value = s.Value
+		}
+		k.SetLenBytes(uint32(nvme.KVForwardHeaderSize + len(c.Value)))
+		c.Mem = s.Mem
+		c.Header.SetVersion(s.Version)
+		c.Header.SetClient(s.ID.Client)
+		c.Header.SetSequence(s.ID.Seq)
+		c.Header.SetExpires(s.Expires)
+		c.Header.SetKeepUntil(s.KeepUntil)
+		c.Header.SetKey(s.Key.Bytes)
+		p.use(s.Mem)
+		p.requests[i].mem = s.Mem
+	case Durable:
+		c.SQE.SetOpcode(nvme.CmdKVDurable)
+		k.SetMark(s.Seq)
+		k.SetClock(s.Clock)
+	case Sync:
+		c.SQE.SetOpcode(nvme.CmdKVSync)
+	case Ship:
+		c.SQE.SetOpcode(nvme.CmdKVShip)
+		k.SetKey(s.Key.Bytes[:s.Key.Len])
+		k.SetLenBytes(uint32(nvme.KVReadHeaderSize + s.Len))
+		c.Room = s.Len
+	case Compare:
+		c.SQE.SetOpcode(nvme.CmdKVCompare)
+		k.SetFirst(s.Part.First)
+		k.SetBits(s.Part.Bits)
+		sums, _ := k.SubRanges()
+		k.SetLenBytes(uint32(nvme.KVRangeHeaderBytes + sums*nvme.KVSumBytes))
+	case Fetch:
+		// The driver sets the length of its buffer.
+		c.SQE.SetOpcode(nvme.CmdKVFetch)
+		k.SetFirst(max(s.Part.First, s.Part.From.Position))
+		if f := &s.Part.From.Key; f.Len > 0 {
+			k.SetKey(f.Bytes[:f.Len])
+		}
+		k.SetBits(s.Part.Bits)
+	}
+}
+
+// use notes that a request sends the memory of a value.
+func (p *Port) use(mem uint32) {
+	if mem == 0 {
+		return
+	}
+	for int(mem) >= len(p.uses) { // allocates when there is more memory than before
+		p.uses = append(p.uses, use{})
+	}
+	p.uses[mem].requests++
+}
+
+// fallShort notes that messages to a replica were not sent.
+func (p *Port) fallShort(to Peer) {
+	for _, s := range p.short {
+		if s == to {
+			return
+		}
+	}
+	p.short = append(p.short, to)
+}
+
+// end frees the place of a request, and the memory that it has sent.
+func (p *Port) end(tag uint32, out *Actions, t *Traffic) request {
+	q := p.requests[tag]
+	p.requests[tag] = request{}
+	p.requestLinks.Push(&p.freeRequests, int32(tag))
+	if q.kind == Ship || q.kind == Compare || q.kind == Fetch {
+		p.asks--
+	}
+	if q.mem != 0 {
+		if u := &p.uses[q.mem]; u.requests > 1 || !u.released {
+			u.requests--
+		} else {
+			*u = use{}
+			out.free(q.mem)
+		}
+	}
+	if len(p.short) > 0 && p.freeRequests.N >= len(p.requests)/2 {
+		t.Repeat = append(t.Repeat, p.short...)
+		p.short = p.short[:0]
+	}
+	return q
+}
+
+// Completed takes the outcome of a Command.
+//
+// hot: 0 allocs
+func (p *Port) Completed(tag uint32, o *Outcome, out *Actions, t *Traffic) {
+	q := p.end(tag, out, t)
+	m := Message{Epoch: q.epoch, Tag: q.tag, Value: o.Value, Mem: o.Mem, Version: o.Version, Part: o.Part}
+	st := o.Status.Code()
+	if st == nvme.KVWrongView && o.Result&0xFFFF_FFFF > p.r.role.Epoch {
+		t.Epoch = max(t.Epoch, o.Result&0xFFFF_FFFF)
+	}
+	switch {
+	case q.kind == Ship:
+		m.Kind, m.Len, m.Status = Answer, int(o.Result), Unavailable
+		switch st {
+		case nvme.Success:
+			m.Status = OK
+		case nvme.KeyDoesNotExist:
+			m.Status = NotFound
+		case nvme.KVWrongView:
+			m.Status = WrongView
+		}
+	case st == nvme.KVWrongView:
+		// Whoever is behind adopts the view in time, and then asks for what it has missed.
+		out.free(o.Mem)
+		return
+	case st != nvme.Success:
+		p.r.noteLost(q.tag)
+		t.Repeat = append(t.Repeat, q.to)
+		out.free(o.Mem)
+		return
+	case q.kind == Sync:
+		return
+	case q.kind == Compare:
+		m.Kind = Sums
+	case q.kind == Fetch:
+		m.Kind = Batch
+	default:
+		m.Kind, m.Seq = Ack, o.Result
+	}
+	p.r.Receive(q.to, &m, out)
+}
+
+// Failed takes back a Command whose outcome is not known, because the connection is lost. When there is another one,
+// the driver calls Repeat.
+func (p *Port) Failed(tag uint32, out *Actions, t *Traffic) {
+	switch q := p.end(tag, out, t); q.kind {
+	case Ship:
+		p.r.Receive(q.to, &Message{Kind: Answer, Epoch: q.epoch, Tag: q.tag, Status: Unavailable}, out)
+	case Compare, Fetch:
+		p.r.noteLost(q.tag)
+	}
+}
+
+// Repeat sends again what may have been lost on the way to a replica, and asks it for what may have been lost on the
+// way from it. The driver calls it when there is a connection again, after Failed for each command of the last one, and
+// as Traffic.Repeat asks.
+func (p *Port) Repeat(to Peer, out *Actions) {
+	r := p.r
+	if !r.role.Member || r.damaged {
+		return
+	}
+	if to == r.role.Successor {
+		r.resend(out)
+	}
+	if to == r.role.Predecessor {
+		r.send(to, Message{Kind: Sync}, out)
+		r.askLost()
+	}
+}

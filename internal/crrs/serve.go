@@ -1,0 +1,215 @@
+package crrs
+
+import "jbofd/internal/nvme"
+
+// The commands that come from other replicas, and their responses.
+
+// Receive takes a command of another replica. Its Response comes at once or later, exactly once.
+//
+// hot: 0 allocs
+func (p *Port) Receive(from Peer, c *Incoming, out *Actions, t *Traffic) {
+	k, role := c.SQE.KVReplica(), &p.r.role
+	m := Message{Epoch: uint64(k.Epoch()), Seq: k.Mark()}
+	asked, fits := p.r.role.tail() && from == role.Successor, false
+	switch c.SQE.Opcode() {
+	case nvme.CmdKVForward:
+		m.Kind, fits = Forward, from == role.Predecessor
+	case nvme.CmdKVDurable:
+		m.Kind, fits = Durable, from == role.Predecessor
+	case nvme.CmdKVSync:
+		m.Kind, fits = Sync, from == role.Successor
+	case nvme.CmdKVShip:
+		m.Kind, fits = Ship, role.tail()
+	case nvme.CmdKVCompare:
+		m.Kind, fits = Compare, asked
+	case nvme.CmdKVFetch:
+		m.Kind, fits = Fetch, asked
+	}
+	if !fits || p.r.damaged || !role.Member || m.Epoch != role.Epoch || from == NoPeer {
+		if m.Kind == Forward {
+			out.free(c.Mem)
+		}
+		t.Responses = append(t.Responses, p.wrongView(c.Handle))
+		return
+	}
+	switch m.Kind {
+	case Forward:
+		p.receiveForward(from, c, &m, out, t)
+	case Durable:
+		m.Clock = k.Clock()
+		p.r.Receive(from, &m, out)
+		t.Responses = append(t.Responses, Response{Handle: c.Handle, Result: p.r.committed})
+	case Sync:
+		p.r.Receive(from, &m, out)
+		t.Responses = append(t.Responses, Response{Handle: c.Handle})
+	default:
+		if p.freeServed.N <= 1 { // which is for a Forward
+			t.Responses = append(t.Responses, Response{Handle: c.Handle, Status: nvme.NamespaceNotReady})
+			return
+		}
+		m.Tag = p.servedTag(p.serve(from, c, &m))
+		switch n := len(k.Key(&m.Key.Bytes)); m.Kind {
+		case Ship:
+			m.Key.Len, m.Value, m.Len = uint8(n), c.Value, len(c.Value)
+		default:
+			m.Key.Len = uint8(n)
+			m.Part = partOf(k, m.Key, c.Position)
+		}
+		p.r.Receive(from, &m, out)
+	}
+}
+
+// partOf returns the part of the range that a Compare or a Fetch is about.
+func partOf(k *nvme.KVReplicaSQE, behind Key, position uint64) *Part {
+	at := k.First()
+	if behind.Len > 0 {
+		at = position
+	} else {
+		behind = Key{} // its bytes are those of the position
+	}
+	part := &Part{First: at &^ (1<<k.Bits() - 1), Bits: k.Bits()}
+	if behind.Len > 0 || at != part.First {
+		part.From = Cursor{Position: at, Key: behind}
+	}
+	return part
+}
+
+// receiveForward takes a Forward and keeps it until its write is committed, if the Replica has the write.
+func (p *Port) receiveForward(from Peer, c *Incoming, m *Message, out *Actions, t *Traffic) {
+	k := c.SQE.KVReplica()
+	m.Seq, m.Mark, m.Value, m.Mem, m.Version = k.Sequence(), k.Mark(), c.Value, c.Mem, c.Header.Version()
+	m.Key = Key{Bytes: c.Header.Key(), Len: k.KeyLen()}
+	m.ID = Identity{Client: c.Header.Client(), Seq: c.Header.Sequence()}
+	m.Expires, m.KeepUntil = c.Header.Expires(), c.Header.KeepUntil()
+	if m.Op = Put; k.Flags()&nvme.KVForwardDelete != 0 {
+		m.Op = Delete
+	}
+	p.r.Receive(from, m, out)
+	if !p.r.underWay(m.Seq) {
+		t.Responses = append(t.Responses, Response{Handle: c.Handle, Result: p.r.committed})
+		return
+	}
+	if p.freeServed.N == 0 {
+		p.answerLowest(t)
+	}
+	p.kept = append(p.kept, p.serve(from, c, m))
+	for len(p.kept) > int(k.Keep()) {
+		p.answerLowest(t)
+	}
+}
+
+// serve takes a place for a command that is answered later.
+func (p *Port) serve(from Peer, c *Incoming, m *Message) int32 {
+	i := p.servedLinks.Pop(&p.freeServed)
+	s := &p.served[i]
+	*s = served{handle: c.Handle, from: from, kind: m.Kind, epoch: m.Epoch, seq: m.Seq, turn: s.turn + 1, busy: true}
+	return i
+}
+
+func (p *Port) servedTag(i int32) uint64 { return uint64(p.served[i].turn)<<32 | uint64(uint32(i)) }
+
+// unserve frees the place of a command, and returns its handle.
+func (p *Port) unserve(i int32) (handle uint64) {
+	p.served[i].busy = false
+	p.servedLinks.Push(&p.freeServed, i)
+	return p.served[i].handle
+}
+
+// takeKept takes a Forward out of those that are kept.
+func (p *Port) takeKept(n int) int32 {
+	i := p.kept[n]
+	p.kept[n] = p.kept[len(p.kept)-1]
+	p.kept = p.kept[:len(p.kept)-1]
+	return i
+}
+
+// answerLowest answers the Forward with the lowest sequence: its write may not be committed yet.
+func (p *Port) answerLowest(t *Traffic) {
+	lowest := 0
+	for n, i := range p.kept {
+		if p.served[i].seq < p.served[p.kept[lowest]].seq {
+			lowest = n
+		}
+	}
+	i := p.takeKept(lowest)
+	t.Responses = append(t.Responses, Response{Handle: p.unserve(i), Result: p.r.committed})
+}
+
+// acknowledge tells the predecessor the committed mark, with the Forwards up to it; if there is none, with the lowest
+// one, unless that is the only one, which is needed for its own write.
+func (p *Port) acknowledge(mark uint64, t *Traffic) {
+	told := false
+	for n := len(p.kept) - 1; n >= 0; n-- {
+		if p.served[p.kept[n]].seq <= mark {
+			i := p.takeKept(n)
+			t.Responses = append(t.Responses, Response{Handle: p.unserve(i), Result: mark})
+			told = true
+		}
+	}
+	if !told && len(p.kept) > 1 {
+		p.answerLowest(t)
+	}
+}
+
+// answerMessage makes the Response of a message that answers a command.
+func (p *Port) answerMessage(m *Message, t *Traffic) {
+	i := int32(uint32(m.Tag))
+	if !p.served[i].busy || p.servedTag(i) != m.Tag {
+		return
+	}
+	a := Response{Version: m.Version, Value: m.Value, Part: m.Part}
+	switch {
+	case m.Kind != Answer:
+		a.Value, a.Data = nil, m.Value
+	case m.Status == OK:
+		a.Result = uint64(m.Len)
+	case m.Status == NotFound:
+		a.Status = nvme.KeyDoesNotExist | nvme.DNR
+	case m.Status == WrongView:
+		p.refuseView(i, t)
+		return
+	default:
+		a.Status = nvme.NamespaceNotReady
+	}
+	a.Handle = p.unserve(i)
+	t.Responses = append(t.Responses, a)
+}
+
+// wrongView is the Response that says that the view is another one.
+func (p *Port) wrongView(handle uint64) Response {
+	return Response{Handle: handle, Status: nvme.KVWrongView, Result: uint64(uint32(p.r.role.Epoch))}
+}
+
+func (p *Port) refuseView(i int32, t *Traffic) {
+	t.Responses = append(t.Responses, p.wrongView(p.unserve(i)))
+}
+
+// Ranged takes a RangeOp back, as Replica.Ranged does, and answers whoever has asked for it.
+func (p *Port) Ranged(op *RangeOp, st StoreStatus, out *Actions, t *Traffic) {
+	n := len(out.Sends)
+	p.r.Ranged(op, st, out)
+	if op.Kind == CopyIn {
+		out.free(op.Mem)
+	}
+	i := int32(uint32(op.tag))
+	switch {
+	case op.asker == NoPeer || !p.served[i].busy || p.servedTag(i) != op.tag:
+	case st != Done:
+		t.Responses = append(t.Responses, Response{Handle: p.unserve(i), Status: nvme.UnrecoveredReadError | nvme.DNR})
+	case len(out.Sends) == n: // it has another view, or is damaged
+		p.refuseView(i, t)
+	}
+}
+
+// Abort takes out a Forward that is kept, because its association has ended, and answers it. It reports whether it has
+// found one; other commands take their course.
+func (p *Port) Abort(handle uint64, t *Traffic) bool {
+	for n, i := range p.kept {
+		if p.served[i].handle == handle {
+			p.takeKept(n)
+			t.Responses = append(t.Responses, Response{Handle: p.unserve(i), Status: nvme.AbortRequested})
+			return true
+		}
+	}
+	return false
+}
