@@ -19,7 +19,8 @@ type Config struct {
 	// SegTbl is the memory of the table, 5 bytes for each segment that there may be. It is touched only as far as the
 	// data has grown, so that it can be a large mapping outside of the Go heap. The store clears what it uses.
 	SegTbl []byte
-	// KeysPerSegment is the average number of keys at which the table grows; 0: 13.
+	// KeysPerSegment is the average number of objects at which the table grows; 0: 13. With many tombstones or identities
+	// it grows earlier.
 	KeysPerSegment int
 	// Requests is how many reading requests, and how many writing ones, may be in progress; 0: 256.
 	Requests int
@@ -60,6 +61,9 @@ type Config struct {
 
 	// many is from how many chunks on those that are opened are listed; 0: manyChunks.
 	many int
+	// longBytes is the average length of the records of segments at which the table grows although it has enough for
+	// its objects: twice that of KeysPerSegment of the longest objects.
+	longBytes int
 	// eager: the table becomes shorter as soon as it has two segments more than it needs.
 	eager bool
 }
@@ -111,6 +115,7 @@ func (c *Config) complete() error {
 		}
 	}
 	c.GroupBytes = max(c.GroupBytes, c.BlockSize)
+	c.longBytes = 2 * (format.SegmentHeaderBytes + 2*format.KeyUnit + c.KeysPerSegment*maxItemBytes)
 	return nil
 }
 

@@ -22,8 +22,8 @@ import (
 // Lists, ranges and cursors go by positions, which do not depend on the length of the table.
 
 const (
-	// The table becomes shorter if it has more than shrinkAt times as many segments as its objects need, until it has
-	// shrinkTo times as many. It becomes longer if it has too few, so that neither undoes the other.
+	// The table becomes shorter if it has more than shrinkAt times as many segments as it needs, until it has shrinkTo
+	// times as many. It becomes longer if it has too few, so that neither undoes the other.
 	shrinkAt, shrinkTo = 3, 2
 	// maxEmptied is how many empty segments are taken off the table in one turn without a read, for 20 µs.
 	maxEmptied = 1024
@@ -65,8 +65,15 @@ func (m *mergeState) idle() bool { return m.stage == mergeNone || m.stage == mer
 // holds reports whether segment i takes part in a merge.
 func (m *mergeState) holds(i int32) bool { return m.stage != mergeNone && (i == m.last || i == m.into) }
 
-// needs is how many segments the objects need.
-func (s *Store) needs() int64 { return s.objects / int64(s.cfg.KeysPerSegment) }
+// needs is how many segments the table needs: one for every KeysPerSegment objects, and so many that their records have
+// at most Config.longBytes on average. So tombstones and identities count as soon as they matter. The table has the
+// length by objects as long as there are few of them, because twice as many of the longest objects fit into longBytes.
+//
+// KeyLive also counts the keys that splits have left in their sources, for a while, and what is lost in damaged chunks,
+// so that the table may have up to twice the segments that tombstones and identities need. Recovery finds the same.
+func (s *Store) needs() int64 {
+	return max(s.objects/int64(s.cfg.KeysPerSegment), s.pool.KeyLive/int64(s.cfg.longBytes))
+}
 
 // updateShrinking sets shrinking, and returns it: whether the table has too many segments.
 func (s *Store) updateShrinking() bool {

@@ -39,7 +39,7 @@ type splitState struct {
 // idle reports that nothing is under way.
 func (sp *splitState) idle() bool { return sp.n == 0 || sp.broken && !sp.writing }
 
-// grow starts splits if the table is too small for its objects, and continues them.
+// grow starts splits if the table is too small (needs), and continues them.
 func (s *Store) grow() {
 	sp := &s.split
 	if sp.n == 0 && !s.beginSplits() || sp.writing || s.ckpt.stage == ckptBarrier {
