@@ -94,8 +94,8 @@ func (s *Store) checkpointDue() bool {
 	if s.stopping {
 		return s.lastCheckpointDue()
 	}
-	if c.keyBytes > 0 {
-		idleAt := c.writtenNS + s.idleFor()
+	if c.keyBytes > 0 || len(s.drops.swept) > 0 {
+		idleAt := max(c.writtenNS, s.drops.sweptNS) + s.idleFor()
 		if s.now >= idleAt {
 			return true
 		}

@@ -28,7 +28,7 @@ const (
 	sweepSkips = 1024
 	// crowdedDrops is the length of the list at which a checkpoint is wanted when some of it can go.
 	crowdedDrops = format.MaxDrops / 2
-	// sweepAgainNS is the time after which a sweep begins again that has found a segment that cannot be read.
+	// sweepAgainNS is the time after which the part of a sweep is repeated that has segments which cannot be read.
 	sweepAgainNS = 60e9
 )
 
@@ -46,6 +46,17 @@ type dropState struct {
 	copies, tried           int
 	retryNS                 int64
 	sweep                   sweepState
+	// later are Drops whose sweep has found segments that cannot be read. sweptNS is when the last sweep has ended
+	// without.
+	later   []laterSweep
+	sweptNS int64
+}
+
+// laterSweep is what is left of the sweep of a Drop: a part of its range, which is swept again at atNS.
+type laterSweep struct {
+	drop        format.Drop
+	first, last uint64
+	atNS        int64
 }
 
 // askedDrop is the request for a Drop; answered: with DeviceError, because a write has failed and is repeated.
@@ -62,9 +73,10 @@ type sweepState struct {
 	lanes   [sweepLanes]sweepLane
 	// begun: no write is under way any more whose object the Drop covers.
 	begun bool
-	// failed: a segment could not be read, so that the Drop stays on the list. againNS is when sweeps may begin again.
-	failed  bool
-	againNS int64
+	// failed: segments could not be read, so that the Drop stays on the list. They are all from the position first up to
+	// last.
+	failed      bool
+	first, last uint64
 	// skipping: this turn has passed as many empty segments as it has time for.
 	skipping bool
 }
@@ -237,6 +249,7 @@ func (s *Store) setDrops(list lookup.Drops) {
 		s.reads.Drops = list
 	}
 	d.swept = slices.DeleteFunc(d.swept, func(o format.Drop) bool { return !slices.Contains(list, o) })
+	d.later = slices.DeleteFunc(d.later, func(o laterSweep) bool { return !slices.Contains(list, o.drop) })
 	if d.sweep.running && !slices.Contains(list, d.sweep.drop) {
 		d.sweep.running = false // the lanes that are busy end by themselves
 	}
@@ -311,28 +324,46 @@ func (l *sweepLane) pass(n int) {
 func (s *Store) beginSweep() bool {
 	d := &s.drops
 	w := &d.sweep
-	i := slices.IndexFunc(d.list, func(o format.Drop) bool { return !slices.Contains(d.swept, o) })
-	if i < 0 || slices.ContainsFunc(w.lanes[:], func(l sweepLane) bool { return l.busy }) {
+	if slices.ContainsFunc(w.lanes[:], func(l sweepLane) bool { return l.busy }) {
 		return false
 	}
-	if s.now < w.againNS {
-		s.wake(w.againNS)
+	next, ok := s.nextSweep()
+	if !ok {
 		return false
 	}
-	*w = sweepState{running: true, drop: d.list[i]}
-	part := (w.drop.Last - w.drop.First) / sweepLanes
-	first := w.drop.First
+	*w = sweepState{running: true, drop: next.drop}
+	part := (next.last - next.first) / sweepLanes
+	first := next.first
 	for i := range w.lanes {
 		l := &w.lanes[i]
 		l.at, l.last = first, first+part
 		if i == sweepLanes-1 {
-			l.last = w.drop.Last
+			l.last = next.last
 		}
 		// A range of few positions may not have enough for all lanes.
-		l.done = first > w.drop.Last || first < w.drop.First
+		l.done = first > next.last || first < next.first
 		first = l.last + 1
 	}
 	return true
+}
+
+// nextSweep returns the next sweep, if there is one: that of a Drop which was not swept yet, else what is left of one
+// and due.
+func (s *Store) nextSweep() (next laterSweep, ok bool) {
+	d := &s.drops
+	for _, o := range d.list {
+		isLater := func(l laterSweep) bool { return l.drop == o }
+		if !slices.Contains(d.swept, o) && !slices.ContainsFunc(d.later, isLater) {
+			return laterSweep{drop: o, first: o.First, last: o.Last}, true
+		}
+	}
+	for _, l := range d.later {
+		if s.now >= l.atNS {
+			return l, true
+		}
+		s.wake(l.atNS)
+	}
+	return next, false
 }
 
 // writesCoveredBy reports whether a write is under way whose object a Drop covers. It has begun before the Drop was in
@@ -356,10 +387,19 @@ func (s *Store) sweptSegment(o *op, st Status) {
 	l := &w.lanes[o.slot]
 	l.busy = false
 	s.progress++
-	if st != OK {
-		w.failed = true
-	}
+	first := l.at
 	l.pass(s.tbl.Bits(s.tbl.Segment(o.hash)))
+	if st == OK {
+		return
+	}
+	last := l.last
+	if !l.done {
+		last = l.at - 1
+	}
+	if !w.failed {
+		w.failed, w.first, w.last = true, first, last
+	}
+	w.first, w.last = min(w.first, first), max(w.last, last)
 }
 
 // endSweep ends a sweep.
@@ -368,11 +408,12 @@ func (s *Store) endSweep() {
 	w := &d.sweep
 	w.running = false
 	s.progress++
+	d.later = slices.DeleteFunc(d.later, func(l laterSweep) bool { return l.drop == w.drop })
 	if w.failed {
-		w.againNS = s.now + sweepAgainNS
+		d.later = append(d.later, laterSweep{drop: w.drop, first: w.first, last: w.last, atNS: s.now + sweepAgainNS})
 		return
 	}
-	d.swept = append(d.swept, w.drop)
+	d.swept, d.sweptNS = append(d.swept, w.drop), s.now
 	if len(d.list) > crowdedDrops {
 		s.ckpt.wanted = true
 	}

@@ -1,12 +1,14 @@
 package kvstore
 
 import (
+	"errors"
 	"fmt"
 	"math"
 	"slices"
 	"testing"
 
 	"jbofd/internal/kvstore/format"
+	"jbofd/internal/pipeline"
 )
 
 // drop drops a range in a store and in its model. The clock is 0 or one that the Drop names.
@@ -129,10 +131,17 @@ func TestAListOfDropsHasAnEnd(t *testing.T) {
 	for range 300 {
 		r.change(600, 100)
 	}
-	r.s.drops.sweep.againNS = math.MaxInt64 // as if a segment could not be read
+	unreadable := func(q *IO) error {
+		if q.Op == pipeline.Read {
+			return errors.New("unreadable")
+		}
+		return nil
+	}
+	r.fail = unreadable
 	for i := range uint64(format.MaxDrops) {
 		r.drop(2*i<<50, 2*i<<50+1<<50, 0)
 	}
+	r.fail = nil
 	if n := len(r.s.drops.list); n != format.MaxDrops {
 		t.Fatalf("%d Drops are on the list", n)
 	}
@@ -140,7 +149,9 @@ func TestAListOfDropsHasAnEnd(t *testing.T) {
 		t.Errorf("status %d, want NoMemory", p.Status)
 	}
 	r.check(0, math.MaxUint64)
+	r.fail = unreadable
 	r.drop(0, 1<<60, 0)
+	r.fail = nil
 	if n := len(r.s.drops.list); n != 1 {
 		t.Errorf("%d Drops are on the list, want the one that has the others' ranges", n)
 	}
@@ -149,11 +160,79 @@ func TestAListOfDropsHasAnEnd(t *testing.T) {
 	if p.Status != Superseded {
 		t.Errorf("a Put IfNewer with a version that was dropped: status %d", p.Status)
 	}
-	r.s.drops.sweep.againNS = 0
-	r.checkpoint()
+	r.now += sweepAgainNS
+	r.run()
 	r.checkpoint()
 	if n := len(r.s.drops.list); n != 0 {
 		t.Errorf("%d Drops are left", n)
+	}
+}
+
+// TestADamagedSegmentKeepsItsDropOnly: Drops elsewhere are swept and leave the list, and of the one that covers the
+// damage what is sound is swept once. What is left of it is swept when the segment was repaired, and the list is empty
+// when the store has rested for a while.
+func TestADamagedSegmentKeepsItsDropOnly(t *testing.T) {
+	r := newRanged(t, FixedSeed(t), rangedConfigs[0])
+	val := make([]byte, 500)
+	const n, end = 2000, 1<<61 - 1
+	hurt := []byte(nil)
+	for i := range n {
+		key := fmt.Appendf(nil, "%d", i)
+		if r.do(Request{Op: Put, Key: key, Value: val}); r.position(key) <= end {
+			hurt = key
+		}
+	}
+	r.checkpoint()
+	r.disk[int64(r.s.tbl.Get(r.s.SegmentOf(hurt)).Offset())+40] ^= 0xff
+	r.drop(0, end, 0)
+	r.drop(end+1, math.MaxUint64, 0)
+	r.run()
+	if st := r.s.Stats(); st.Objects > 4*13 {
+		t.Errorf("%d of %d objects are left, want those of the damaged segment", st.Objects, n)
+	}
+	reads := r.reads
+	r.now += sweepAgainNS
+	if r.run(); r.reads == reads || r.reads > reads+8 {
+		t.Errorf("the next sweep takes %d reads", r.reads-reads)
+	}
+	for i := range uint64(format.MaxDrops + 10) {
+		first := uint64(1)<<62 + i<<40
+		r.drop(first, first+1<<39, 0)
+	}
+	r.checkpoint()
+	if n := len(r.s.drops.list); n != 1 {
+		t.Errorf("%d Drops are on the list, want one", n)
+	}
+	r.s.Audit(true)
+	for range 3 {
+		r.now += sweepAgainNS
+		r.run()
+	}
+	if n := len(r.s.drops.list); n != 0 {
+		t.Errorf("%d Drops are left when the segment was repaired", n)
+	}
+	if err := r.s.Recount(r.disk, true); err != nil {
+		t.Error(err)
+	}
+}
+
+// TestADropOfNothingLeavesTheList: of a store that nobody writes to as well.
+func TestADropOfNothingLeavesTheList(t *testing.T) {
+	r := newRanged(t, FixedSeed(t), rangedConfigs[0])
+	r.do(Request{Op: Put, Key: []byte("key")})
+	r.checkpoint()
+	at := r.position([]byte("key"))
+	r.drop(at+1, at+1, 0)
+	if n := len(r.s.drops.list); n != 1 {
+		t.Fatalf("%d Drops are on the list", n)
+	}
+	checkpoints := r.s.Stats().Checkpoints
+	for range 10 {
+		r.now += 60e9
+		r.run()
+	}
+	if n, more := len(r.s.drops.list), r.s.Stats().Checkpoints-checkpoints; n != 0 || more != 1 {
+		t.Errorf("%d Drops are left after %d checkpoints", n, more)
 	}
 }
 
