@@ -408,7 +408,7 @@ func (n *Namespace) CopyIn(ctx context.Context, b Batch, clock uint64) (changed 
 	case len(b) > s.MaxTransfer:
 		return 0, fmt.Errorf("%w: CopyIn of %d bytes: one command transfers %d (MDTS)", ErrValueTooLarge, len(b),
 			s.MaxTransfer)
-	case clock > nvme.MaxKVVersion:
+	case clock > nvme.MaxKVClock:
 		return 0, badClock(name, clock)
 	}
 	cmd := client.Command{Data: b}
@@ -429,12 +429,13 @@ func (n *Namespace) CopyIn(ctx context.Context, b Batch, clock uint64) (changed 
 // badClock is the error for a clock that is too great.
 func badClock(command string, clock uint64) error {
 	return fmt.Errorf("%w: %s: clock is %d, must be at most %d", client.ErrInvalid, command, clock,
-		uint64(nvme.MaxKVVersion))
+		uint64(nvme.MaxKVClock))
 }
 
 // DropRange makes everything in a range, which has no After, cease to exist that has a version of at most a clock, at
 // once, however much it is, and returns the clock. Clock 0 is that of the target when the command comes. Then the
-// command is not repeated after a loss of the connection, because it would drop what was stored meanwhile.
+// command is not repeated after a loss of the connection, because it would drop what was stored meanwhile. Other clocks
+// are at most 2^62-1, or the greatest version that the target has given.
 //
 // Errors: a *client.StatusError with Internal Error, without DNR, if the namespace has 64 Drops whose space is still
 // being reclaimed: nothing has changed, and it may be repeated later; with Write Fault if the target could not write
@@ -446,7 +447,7 @@ func (n *Namespace) DropRange(ctx context.Context, r Range, clock uint64) (uint6
 		return 0, fmt.Errorf("%w: DropRange needs extended key-value", client.ErrUnsupported)
 	case err != nil:
 		return 0, err
-	case clock > nvme.MaxKVVersion:
+	case clock > nvme.MaxKVClock:
 		return 0, badClock(name, clock)
 	}
 	var cmd client.Command

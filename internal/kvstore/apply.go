@@ -159,6 +159,10 @@ func (s *Store) applyWrite(a *activeSeg, at int, o *op, ids []format.Identity) b
 	if o.cond == IfNewer {
 		version = o.want
 	}
+	if version > maxOwn {
+		o.status, o.version = CapacityExceeded, 0
+		return false
+	}
 	clock := max(seg.Clock(), version)
 	width := widthFor(seg, clock, version)
 	length, full := s.lengthAfter(seg, at, o, keeps, width)

@@ -19,8 +19,8 @@ type Config struct {
 	// SegTbl is the memory of the table, 5 bytes for each segment that there may be. It is touched only as far as the
 	// data has grown, so that it can be a large mapping outside of the Go heap. The store clears what it uses.
 	SegTbl []byte
-	// KeysPerSegment is the average number of objects at which the table grows; 0: 13. With many tombstones or identities
-	// it grows earlier.
+	// KeysPerSegment is the average number of objects at which the table grows; 0: 13. With many tombstones or
+	// identities it grows earlier.
 	KeysPerSegment int
 	// Requests is how many reading requests, and how many writing ones, may be in progress; 0: 256.
 	Requests int

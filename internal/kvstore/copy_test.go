@@ -194,7 +194,7 @@ func TestCopyInRefusesWhatIsNotABatch(t *testing.T) {
 		t.Errorf("%+v %q", p, buf)
 	}
 	// Values longer than the partition takes, and versions that are too high.
-	for _, bad := range []func(nvme.KVEntry){func(e nvme.KVEntry) { e.SetVersion(MaxVersion + 1) }} {
+	for _, bad := range []func(nvme.KVEntry){func(e nvme.KVEntry) { e.SetVersion(MaxCopied + 1) }} {
 		c := slices.Clone(b)
 		e, _ := nvme.KVRange(c).EntryAt(nvme.KVRangeHeaderBytes)
 		bad(e)

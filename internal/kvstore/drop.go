@@ -73,8 +73,8 @@ type sweepState struct {
 	lanes   [sweepLanes]sweepLane
 	// begun: no write is under way any more whose object the Drop covers.
 	begun bool
-	// failed: segments could not be read, so that the Drop stays on the list. They are all from the position first up to
-	// last.
+	// failed: segments could not be read, so that the Drop stays on the list. They are all from the position first up
+	// to last.
 	failed      bool
 	first, last uint64
 	// skipping: this turn has passed as many empty segments as it has time for.
@@ -96,7 +96,7 @@ func (s *Store) submitDrop(r *Request) bool {
 	}
 	drop := format.Drop{First: r.Range.First, Last: r.Range.Last, Clock: clock}
 	switch {
-	case drop.First > drop.Last || clock > MaxVersion:
+	case drop.First > drop.Last || clock > max(MaxVersion, s.clock):
 		s.answer(Reply{Tag: r.Tag, Status: InvalidValue})
 	case clock == 0 || covered(d.list, drop): // there is nothing
 		s.answer(Reply{Tag: r.Tag, Status: OK, Version: clock})

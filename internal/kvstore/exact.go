@@ -40,7 +40,7 @@ type clearLane struct {
 // exactFault returns why a KVRange cannot be copied exactly, or OK: it must not lack what is lost, its positions must
 // be those of this store, and no Drop may cover an entry, because it would not exist then.
 func (s *Store) exactFault(b nvme.KVRange, clock uint64) Status {
-	if clock > MaxVersion || b.Lost() {
+	if clock > max(MaxCopied, s.clock) || b.Lost() {
 		return InvalidValue
 	}
 	for e := range b.Entries() {

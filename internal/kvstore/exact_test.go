@@ -224,7 +224,7 @@ func TestAnExactCopyRefusesWhatItCannotMakeTrue(t *testing.T) {
 		InvalidValue)
 	try("a loss", batch(5, func(b nvme.KVRange, _ nvme.KVEntry) { b.SetFlags(nvme.KVLost) }), 9, InvalidValue)
 	nothing := func(nvme.KVRange, nvme.KVEntry) {}
-	try("a high clock", batch(5, nothing), MaxVersion+1, InvalidValue)
+	try("a high clock", batch(5, nothing), MaxCopied+1, InvalidValue)
 	r.has = before
 	r.check(0, math.MaxUint64)
 	p := r.position([]byte("key"))

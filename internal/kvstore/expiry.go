@@ -37,7 +37,7 @@ type expiryState struct {
 	dueNS, endNS int64
 }
 
-// NextVersion gives a version to an object that is not in the store for now.
+// NextVersion gives a version to an object that is not in the store for now. Requests leave 2^61 of them at least.
 func (s *Store) NextVersion() uint64 {
 	s.clock++
 	return s.clock

@@ -5,9 +5,9 @@ import (
 	"testing"
 )
 
-// TestTombstonesAndIdentitiesNeedSegments: after a mass deletion that leaves tombstones or identities, which all Deletes
-// of client/kv do, segments are no shorter than before, so that the table does not shrink under them. When they have
-// expired it does. A restart changes nothing.
+// TestTombstonesAndIdentitiesNeedSegments: after a mass deletion that leaves tombstones or identities, which all
+// Deletes of client/kv do, segments are no shorter than before, so that the table does not shrink under them. When they
+// have expired it does. A restart changes nothing.
 func TestTombstonesAndIdentitiesNeedSegments(t *testing.T) {
 	const n, keep = 5000, 600
 	for _, kind := range []string{"tombstones", "identities"} {

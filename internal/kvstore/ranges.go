@@ -106,7 +106,7 @@ func (s *Store) copyInFault(b nvme.KVRange, clock uint64) Status {
 		return InvalidValue
 	}
 	for e := range b.Entries() {
-		if e.Version() > MaxVersion || e.ValueLen() > s.MaxValueBytes() {
+		if e.Version() > max(MaxCopied, s.clock) || e.ValueLen() > s.MaxValueBytes() {
 			return InvalidValue
 		}
 	}

@@ -91,8 +91,17 @@ const (
 	IfNewer
 )
 
-// MaxVersion is the greatest version that a request may give to an object.
-const MaxVersion = 1<<63 - 1
+// Bounds of versions, so that no request leaves the store without versions of its own to give.
+const (
+	// MaxVersion is the greatest version that a request IfNewer may give to an object, and the greatest clock of a
+	// Drop, unless the store has given greater ones.
+	MaxVersion = 1<<62 - 1
+	// MaxCopied is the same for CopyIn. It is greater so that copies have room for what a store has given beyond
+	// MaxVersion.
+	MaxCopied = 3<<61 - 1
+	// maxOwn is the greatest version of all. A Put or Delete that would need a greater one ends with CapacityExceeded.
+	maxOwn = 1<<63 - 1
+)
 
 // Status is the outcome of a request.
 type Status uint8
@@ -105,7 +114,7 @@ const (
 	NotFound
 	// Exists: the key exists and the Put was IfAbsent.
 	Exists
-	// CapacityExceeded: there is no space for the value. Nothing has changed.
+	// CapacityExceeded: there is no space for the value, or no version is left. Nothing has changed.
 	CapacityExceeded
 	// DeviceError: an I/O failed. The outcome of a write that ends so is indeterminate: a restart may find it done or
 	// not.
@@ -114,7 +123,8 @@ const (
 	Corrupt
 	// InvalidKey: the key is empty or longer than format.MaxKey.
 	InvalidKey
-	// InvalidValue: the value is longer than Store.MaxValueBytes, or the memory of a List is shorter than 4 bytes.
+	// InvalidValue: the value is longer than Store.MaxValueBytes, the memory of a List is shorter than 4 bytes, or a
+	// version or clock is too great.
 	InvalidValue
 	// Aborted: the request was not begun, because the right of its sender had ended; a partition answers so in place of
 	// the store. A CopyIn that was ended early has begun.

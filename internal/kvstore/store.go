@@ -425,7 +425,7 @@ func (s *Store) Submit(r *Request) bool {
 		s.answer(Reply{Tag: r.Tag, Status: InvalidKey})
 		return true
 	case r.Op == Put && len(r.Value) > s.MaxValueBytes() || r.Op == List && len(r.Value) < 4,
-		r.Condition == IfNewer && (r.Version == 0 || r.Version > MaxVersion):
+		r.Condition == IfNewer && (r.Version == 0 || r.Version > max(MaxVersion, s.clock)):
 		s.answer(Reply{Tag: r.Tag, Status: InvalidValue})
 		return true
 	case r.Op.IsRange():

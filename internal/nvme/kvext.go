@@ -14,8 +14,12 @@ const (
 	MaxKVKeep = 3600
 )
 
-// MaxKVVersion is the greatest version that a command may give to an object.
-const MaxKVVersion = 1<<63 - 1
+// MaxKVVersion is the greatest version that a command may give to an object, but for a Copy In. MaxKVClock is the
+// greatest version that there is.
+const (
+	MaxKVVersion = 1<<62 - 1
+	MaxKVClock   = 1<<63 - 1
+)
 
 // KVCondition restricts an extended Store or Delete.
 type KVCondition uint8
@@ -147,7 +151,7 @@ func (h *KVWriteHeader) Check(opcode uint8) error {
 	case kvhFlags:
 		return fieldError(what, "Flags", h.Flags(), "flags that belong to the command and to its other fields")
 	case kvhVersion:
-		return fieldError(what, "Version", h.Version(), "1 to 2^63-1 with KVIfNewer, 0 unless the condition needs one")
+		return fieldError(what, "Version", h.Version(), "1 to 2^62-1 with KVIfNewer, 0 unless the condition needs one")
 	case kvhSequence:
 		return fieldError(what, "Sequence", h.Sequence(), "0 without a Client")
 	case kvhExpires:

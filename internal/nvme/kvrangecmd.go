@@ -110,9 +110,9 @@ func (k *KVRangeSQE) Valid() bool { // hot: 0 allocs
 	n := int(k.KeyLen())
 	switch reading := k[46]|k[47] == 0; k[0] {
 	case CmdKVCopyIn:
-		return reading && k[44]|k[45] == 0 && zeroes(b[:]) && k.Clock() <= MaxKVVersion
+		return reading && k[44]|k[45] == 0 && zeroes(b[:]) && k.Clock() <= MaxKVClock
 	case CmdKVDrop:
-		return reading && k[44]|k[45] == 0 && k.LenBytes() == 0 && k.First() <= k.Last() && k.Clock() <= MaxKVVersion
+		return reading && k[44]|k[45] == 0 && k.LenBytes() == 0 && k.First() <= k.Last() && k.Clock() <= MaxKVClock
 	case CmdKVScan, CmdKVCopyOut:
 		if !reading || k[45] != 0 {
 			return false

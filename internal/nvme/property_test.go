@@ -416,7 +416,7 @@ func TestChecksNameTheWrongField(t *testing.T) {
 			h.SetCondition(KVIfNewer)
 			h.SetVersion(0)
 		}),
-		"Version is 9223372036854775808": write(CmdKVXStore, func(h *KVWriteHeader) {
+		"Version is 4611686018427387904": write(CmdKVXStore, func(h *KVWriteHeader) {
 			h.SetCondition(KVIfNewer)
 			h.SetVersion(MaxKVVersion + 1)
 		}),

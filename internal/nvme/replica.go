@@ -139,7 +139,7 @@ func (k *KVReplicaSQE) Valid() bool { // hot: 0 allocs
 	case CmdKVForward:
 		return k.Flags()&^kvForwardFlags == 0 && n >= 1 && n <= MaxKVKey && k.Sequence() != 0
 	case CmdKVDurable:
-		return k[14] == 0 && n == 0 && k.LenBytes() == 0 && k.Clock() <= MaxKVVersion
+		return k[14] == 0 && n == 0 && k.LenBytes() == 0 && k.Clock() <= MaxKVClock
 	case CmdKVSync:
 		return k[14] == 0 && n == 0 && k.LenBytes() == 0 && k.First() == 0 && high == 0
 	case CmdKVShip:
@@ -233,7 +233,7 @@ func (h *KVForwardHeader) Check(keyLen uint8) error {
 	}
 	switch at {
 	case kvfVersion:
-		return fieldError(what, "Version", h.Version(), "1 to 2^63-1")
+		return fieldError(what, "Version", h.Version(), "1 to 2^62-1")
 	case kvfSequence:
 		return fieldError(what, "Sequence", h.Sequence(), "0 without a Client")
 	case kvfKeepUntil:

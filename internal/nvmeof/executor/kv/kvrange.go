@@ -62,8 +62,11 @@ func (k *command) rangeDone() (kick bool) {
 		k.CreditUnits
 	switch k.Op {
 	case kvstore.Drop:
-		if c.Result = k.versionResult(); k.Status == kvstore.DeviceError {
+		switch c.Result = k.versionResult(); k.Status {
+		case kvstore.DeviceError:
 			c.Status = nvme.WriteFault | nvme.DNR
+		case kvstore.InvalidValue:
+			c.Status = nvme.InvalidField | nvme.DNR // the clock is too great
 		}
 	case kvstore.CopyIn:
 		if k.Status == kvstore.InvalidValue {

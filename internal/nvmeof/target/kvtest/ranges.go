@@ -226,6 +226,7 @@ func rangeStatuses(t *testing.T, s *Store, nsid uint32, host Host, batch nvme.KV
 		{kvstore.DeviceError, nvme.UnrecoveredReadError, nvme.WriteFault, nvme.WriteFault},
 		{kvstore.CapacityExceeded, nvme.CapacityExceeded, nvme.CapacityExceeded, nvme.CapacityExceeded},
 		{kvstore.NoMemory, nvme.InternalError, nvme.InternalError, nvme.InternalError},
+		{kvstore.InvalidValue, nvme.InvalidField, nvme.InvalidField, nvme.InvalidField},
 	} {
 		s.Fail(func(*partition.Request) kvstore.Status { return x.status })
 		_, _, read := ReadRange(host, nvme.CmdKVScan, nsid, nvme.KVCursor{}, 4096)
