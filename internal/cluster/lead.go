@@ -1,0 +1,470 @@
+package cluster
+
+import (
+	"maps"
+	"slices"
+
+	"jbofd/internal/cluster/view"
+	"jbofd/internal/invariants"
+)
+
+// lead is what the manager of a term knows.
+type lead struct {
+	// electedNS is when it became manager.
+	electedNS int64
+	// strangersNS is when the authority is over of whoever has not reported in this term: earlier managers may have
+	// given it.
+	strangersNS int64
+	// proofNS is until when authority may be given because etcd has confirmed that the manager is the manager.
+	proofNS int64
+	// stampNS is when the next stamp is due.
+	stampNS, count int64
+	peers          map[Incarnation]*peer
+	// acts: the newest view acts.
+	acts bool
+	// candidates are views that were sent to etcd and may be there, or come to be there.
+	candidates []candidate
+	// changed: what the next view depends on has changed.
+	changed bool
+	// nextNS is when the next view may be computed, lookNS when silent nodes are looked for, helloNS when nodes that do
+	// not report are told of the manager.
+	nextNS, lookNS, helloNS int64
+	// goneNS is since when nodes are not admitted, by their names.
+	goneNS map[string]int64
+	record []byte // of the newest view; nil: not encoded yet
+}
+
+// peer is a process that has reported in this term.
+type peer struct {
+	Identity
+	// firstNS and heardNS are the times of its first and last report, grantedNS that of the last authority. What
+	// earlier managers have given to it is for reports before its first one of this term.
+	firstNS, heardNS, grantedNS int64
+	// echoNS is the newest of the manager's stamps that it has echoed.
+	echoNS   int64
+	seen     view.Epoch
+	version  uint64
+	ranges   map[rangeOf]view.Report
+	unusable map[view.PartitionID]bool
+}
+
+type rangeOf struct {
+	partition view.PartitionID
+	number    int
+}
+
+type candidate struct {
+	*Map
+	base int64 // the revision that it replaces
+	tag  uint64
+}
+
+// becomeManager begins a term. sentNS is when the request was sent that has begun it.
+func (n *Node) becomeManager(term uint64, sentNS int64, out *Actions) {
+	// Earlier managers may have given authority until a proof and an authority after the last sign of them in etcd, and
+	// after the last of their stamps that this node has promised by. If this node is eligible by a view that another
+	// manager has written, then that one's last promise was before it wrote, and the view was seen later.
+	last := max(n.etcd.seenNS, n.promised, n.started)
+	n.follow(term, n.self())
+	n.lead = &lead{electedNS: n.now, strangersNS: last + outlast(n.t.proof+n.t.authority), proofNS: sentNS + n.t.proof,
+		stampNS: n.now, peers: map[Incarnation]*peer{}, changed: true, goneNS: map[string]int64{}, helloNS: n.now}
+	out.Changed = true
+}
+
+// stamp renews the stamp of the manager.
+func (n *Node) stamp(out *Actions) {
+	l := n.lead
+	if n.ask(toStamp, Request{Kind: Txn, If: []Compare{{keyManager, n.etcd.managerRev}},
+		Then: []Put{{Key: keyStamp, Value: encodeStamp(n.term, uint64(l.count))}}}, out) {
+		l.count++
+		l.stampNS = n.now + n.t.stamp
+	}
+}
+
+// stamped takes the outcome of a stamp.
+func (n *Node) stamped(f flight, r *Response) {
+	l := n.lead
+	if l == nil || f.sentNS < l.electedNS {
+		return // of an earlier term
+	}
+	if !r.Done {
+		n.etcd.synced, n.etcd.retryNS = false, n.now
+		return
+	}
+	l.proofNS = max(l.proofNS, f.sentNS+n.t.proof)
+	if r.Revision > n.etcd.stampRev {
+		n.etcd.stampRev, n.etcd.seenNS = r.Revision, n.now
+	}
+}
+
+// reported takes a report, and answers it.
+func (n *Node) reported(r *Report, out *Actions) {
+	l := n.lead
+	if l == nil || r.Term > n.term {
+		return // of a newer term: etcd will tell
+	}
+	a := &Answer{Term: n.term, Manager: n.self(), To: r.Incarnation, Stamp: n.now}
+	if n.newest != nil {
+		a.Epoch, a.Acts = n.newest.Epoch, l.acts
+	}
+	if r.Term < n.term {
+		n.send(r.Address, a, out)
+		return
+	}
+	a.Seq = r.Seq
+	if a.Refused = n.refuses(r); a.Refused != NotRefused {
+		n.send(r.Address, a, out)
+		return
+	}
+	p := l.peers[r.Incarnation]
+	if p == nil {
+		p = &peer{Identity: Identity{Name: r.Name, Incarnation: r.Incarnation}, firstNS: n.now}
+		l.peers[r.Incarnation] = p
+		l.changed = true
+	}
+	p.Address, p.heardNS = r.Address, n.now
+	if r.Echo <= n.now {
+		p.echoNS = max(p.echoNS, r.Echo)
+	}
+	if r.Seen > p.seen {
+		p.seen = r.Seen
+		l.changed = l.changed || n.newest != nil && !n.newest.admits(r.Incarnation)
+	}
+	if r.Full && r.Version > p.version {
+		p.take(r)
+		l.changed = true
+	}
+	a.Version = p.version
+	if n.newest != nil && r.Seen == n.newest.Epoch && n.mayGrant(r.Incarnation) {
+		a.Granted, p.grantedNS = true, n.now
+	}
+	if n.newest != nil && r.Seen < n.newest.Epoch {
+		if l.record == nil {
+			l.record = n.newest.Encode()
+		}
+		a.View = l.record
+	}
+	n.send(r.Address, a, out)
+}
+
+// take takes what a node has.
+func (p *peer) take(r *Report) {
+	p.version = r.Version
+	p.ranges, p.unusable = make(map[rangeOf]view.Report, len(r.Ranges)), map[view.PartitionID]bool{}
+	for _, e := range r.Ranges {
+		p.ranges[rangeOf{e.Partition, e.Range}] = e.Report
+	}
+	for _, id := range r.Unusable {
+		p.unusable[id] = true
+	}
+}
+
+// send sends an answer, to the node itself without a detour.
+func (n *Node) send(address string, a *Answer, out *Actions) {
+	if a.To == n.cfg.Incarnation {
+		n.answer(a, out)
+		return
+	}
+	out.Sends = append(out.Sends, Send{To: address, Message: Message{Answer: a}})
+}
+
+// refuses reports why a node cannot be taken.
+func (n *Node) refuses(r *Report) Refusal {
+	switch {
+	case r.Protocol != Protocol:
+		return OtherProtocol
+	case !r.Cluster.IsZero() && n.etcd.settings != nil && r.Cluster != n.etcd.settings.Cluster:
+		return OtherCluster
+	}
+	p := n.lead.peers[r.Incarnation]
+	if p == nil || n.newest == nil {
+		return NotRefused
+	}
+	for _, other := range n.lead.peers {
+		if other.Name == r.Name && other != p && n.newest.admits(other.Incarnation) &&
+			n.now-other.heardNS < n.t.lease && other.heardNS-p.firstNS > 2*n.t.lease {
+			return NameTaken
+		}
+	}
+	return NotRefused
+}
+
+// mayGrant reports whether a process may be given authority now: there is a proof that no other manager makes a view
+// without it, and this one does not do so either.
+func (n *Node) mayGrant(i Incarnation) bool {
+	if !n.newest.admits(i) {
+		return false
+	}
+	for _, c := range n.lead.candidates {
+		if !c.admits(i) {
+			return false
+		}
+	}
+	return n.now < max(n.lead.proofNS, n.promisedNS())
+}
+
+// promisedNS is until when all others that may become managers have promised not to act as such. Those are the
+// processes that are admitted by the newest view, or by one that may have become the newest.
+func (n *Node) promisedNS() int64 {
+	least := n.promisedBy(n.newest, n.now+n.t.proof)
+	for _, c := range n.lead.candidates {
+		least = n.promisedBy(c.Map, least)
+	}
+	return least
+}
+
+func (n *Node) promisedBy(m *Map, least int64) int64 {
+	for _, i := range m.Admitted {
+		if i == 0 || i == n.cfg.Incarnation {
+			continue
+		}
+		p := n.lead.peers[i]
+		if p == nil || p.echoNS == 0 {
+			return 0
+		}
+		least = min(least, p.echoNS+n.t.proof)
+	}
+	return least
+}
+
+// authorityOver reports whether the authority of a process is over, if no more is given.
+func (n *Node) authorityOver(i Incarnation) bool {
+	if p := n.lead.peers[i]; p != nil {
+		return n.now >= max(p.firstNS, p.grantedNS)+outlast(n.t.authority)
+	}
+	return n.now >= n.lead.strangersNS
+}
+
+// silent reports whether an admitted process is to be given up. It has no authority then.
+func (n *Node) silent(i Incarnation) bool {
+	l := n.lead
+	until := max(l.electedNS, n.attentive) + n.t.grace
+	if p := l.peers[i]; p != nil {
+		until = max(until, p.heardNS+n.t.lease)
+	}
+	return n.now >= until && n.authorityOver(i)
+}
+
+// manage does what a manager has to do.
+func (n *Node) manage(out *Actions) {
+	l := n.lead
+	l.candidates = slices.DeleteFunc(l.candidates, func(c candidate) bool { return n.etcd.viewRev > c.base })
+	if n.newest == nil || n.etcd.settings == nil {
+		return
+	}
+	if !l.acts && n.confirmed() {
+		l.acts, l.changed = true, true
+		n.tell(out, true)
+	}
+	if l.acts && n.problem == nil && n.etcd.synced && n.etcd.mapEpoch == n.newest.Epoch && n.now >= n.etcd.retryNS &&
+		!n.busy(toWriteView) && n.now >= l.nextNS && (l.changed || n.now >= l.lookNS) {
+		l.nextNS, l.lookNS = n.now+n.t.pause, n.now+n.t.tick
+		n.next(out)
+	}
+	if n.now >= l.helloNS {
+		l.helloNS = n.now + n.t.report
+		n.tell(out, false)
+		n.forget()
+	}
+}
+
+// confirmed reports whether the newest view may act: each process that it admits has seen it, or has no authority.
+func (n *Node) confirmed() bool {
+	for _, i := range n.newest.Admitted {
+		p := n.lead.peers[i]
+		if i != 0 && (p == nil || p.seen < n.newest.Epoch) && !n.authorityOver(i) {
+			return false
+		}
+	}
+	return true
+}
+
+// tell sends what nodes are to know without having asked: all, that the view acts; else those that may not know of the
+// view, or of the manager.
+func (n *Node) tell(out *Actions, all bool) {
+	l := n.lead
+	send := func(i Incarnation, address string) {
+		p := l.peers[i]
+		if i != n.cfg.Incarnation && address != "" && (all || p == nil || n.now-p.heardNS >= n.t.authority) {
+			out.Sends = append(out.Sends, Send{To: address, Message: Message{Answer: n.hello(i)}})
+		}
+	}
+	for _, name := range slices.Sorted(maps.Keys(n.etcd.nodes)) {
+		send(n.etcd.nodes[name].incarnation, n.etcd.nodes[name].address)
+	}
+	for i, process := range n.newest.Admitted {
+		if r := n.etcd.nodes[n.newest.Nodes[i].Name]; process != 0 && (r == nil || r.incarnation != process) {
+			send(process, n.etcd.addresses[process])
+		}
+	}
+	if all {
+		n.answer(n.hello(n.cfg.Incarnation), out)
+	}
+}
+
+func (n *Node) hello(to Incarnation) *Answer {
+	return &Answer{Term: n.term, Manager: n.self(), To: to, Stamp: n.now, Epoch: n.newest.Epoch, Acts: n.lead.acts}
+}
+
+// forget removes what is known of processes that are gone.
+func (n *Node) forget() {
+	for i, p := range n.lead.peers {
+		if n.now-p.heardNS > 10*n.t.lease && !n.newest.admits(i) {
+			delete(n.lead.peers, i)
+		}
+	}
+}
+
+// next computes the next view, and writes it if it differs.
+func (n *Node) next(out *Actions) {
+	l := n.lead
+	m := &Map{Admitted: slices.Clone(n.newest.Admitted)}
+	v := *n.newest.View
+	v.Nodes, v.Partitions = slices.Clone(v.Nodes), slices.Clone(v.Partitions)
+	m.View = &v
+	if !n.members(m) && !l.changed {
+		return
+	}
+	l.changed = false
+	same := slices.Equal(m.Admitted, n.newest.Admitted) && v.Replicas == n.newest.Replicas &&
+		slices.Equal(v.Nodes, n.newest.Nodes) && slices.Equal(v.Partitions, n.newest.Partitions)
+	next, moved := v.Next(&judgement{l, m})
+	switch {
+	case !same || moved:
+		if !moved {
+			next.Epoch++
+		}
+		m.View = next
+		err := m.Check()
+		invariants.Check(err == nil, "cluster: the next view is not valid")
+	case len(l.candidates) > 0:
+		// Nothing is to change any more, but an earlier request may still take effect. It cannot, once the same view
+		// has been written again.
+		m = n.newest
+	default:
+		return
+	}
+	l.candidates = append(l.candidates, candidate{Map: m, base: n.etcd.viewRev, tag: n.etcd.serial + 1})
+	n.ask(toWriteView, Request{Kind: Txn,
+		If:   []Compare{{keyManager, n.etcd.managerRev}, {keyView, n.etcd.viewRev}},
+		Then: []Put{{Key: keyView, Value: m.Encode()}}}, out)
+}
+
+// wroteView takes the outcome of writing a view that is known.
+func (n *Node) wroteView(r *Response, out *Actions) {
+	l := n.lead
+	if l == nil {
+		return
+	}
+	i := slices.IndexFunc(l.candidates, func(c candidate) bool { return c.tag == r.Tag>>8 })
+	if i < 0 {
+		return // the watch was faster
+	}
+	c := l.candidates[i]
+	if !r.Done {
+		l.candidates = slices.Delete(l.candidates, i, i+1)
+		l.changed = true
+		n.etcd.synced, n.etcd.retryNS = false, n.now
+		return
+	}
+	if r.Revision > n.etcd.viewRev {
+		n.etcd.mapEpoch, n.etcd.viewRev, n.etcd.seenNS = c.Epoch, r.Revision, n.now
+	}
+	n.see(c.Map, out)
+}
+
+// members sets who is admitted, which nodes and partitions there are, and which are out. It reports whether anything
+// differs that time alone has changed.
+func (n *Node) members(m *Map) (differs bool) {
+	l, v := n.lead, m.View
+	v.Replicas = n.etcd.settings.Replicas
+	for i, inc := range m.Admitted {
+		if inc != 0 && n.silent(inc) {
+			m.Admitted[i], differs = 0, true
+		}
+	}
+	for _, name := range slices.Sorted(maps.Keys(n.etcd.nodes)) {
+		reg := n.etcd.nodes[name]
+		p := l.peers[reg.incarnation]
+		if p == nil || p.Name != name || p.seen != n.newest.Epoch || n.now-p.heardNS >= n.t.lease ||
+			reg.protocol != Protocol {
+			continue
+		}
+		i := slices.IndexFunc(v.Nodes, func(e view.Node) bool { return e.Name == name })
+		if i < 0 {
+			if len(v.Nodes) == view.MaxNodes {
+				continue
+			}
+			i = len(v.Nodes)
+			v.Nodes, m.Admitted = append(v.Nodes, view.Node{Name: name, Domain: reg.domain}), append(m.Admitted, 0)
+		}
+		if i >= len(n.newest.Admitted) || n.newest.Admitted[i] == 0 { // a view has seen an earlier process go
+			m.Admitted[i], differs = reg.incarnation, true
+		}
+		if m.Admitted[i] == reg.incarnation {
+			v.Nodes[i].Domain = reg.domain
+			addPartitions(v, uint16(i), reg.partitions)
+		}
+	}
+	return n.setOut(m) || differs
+}
+
+// addPartitions adds the partitions of a node, or sets their weights. One that belongs to another node stays there.
+func addPartitions(v *view.View, node uint16, own []Partition) {
+	for _, p := range own {
+		i := slices.IndexFunc(v.Partitions, func(e view.Partition) bool { return e.ID == p.ID })
+		switch {
+		case i < 0 && len(v.Partitions) < view.MaxPartitions && !p.ID.IsZero():
+			v.Partitions = append(v.Partitions, view.Partition{ID: p.ID, Node: node, Weight: p.Weight})
+		case i >= 0 && v.Partitions[i].Node == node:
+			v.Partitions[i].Weight = p.Weight
+		}
+	}
+}
+
+// setOut sets which nodes are to have no ranges: those of the settings, and those that have been gone for too long.
+func (n *Node) setOut(m *Map) (differs bool) {
+	for i := range m.Nodes {
+		name := m.Nodes[i].Name
+		out := slices.Contains(n.etcd.settings.Out, name)
+		if m.Admitted[i] != 0 {
+			delete(n.lead.goneNS, name)
+		} else {
+			since, known := n.lead.goneNS[name]
+			if !known {
+				n.lead.goneNS[name], since = n.now, n.now
+			}
+			out = out || m.Nodes[i].Out || n.now-since > n.t.away
+		}
+		differs = differs || m.Nodes[i].Out != out
+		m.Nodes[i].Out = out
+	}
+	return differs
+}
+
+// judgement is what is known of the nodes when a view is computed: it implements view.Reports.
+type judgement struct {
+	l *lead
+	m *Map
+}
+
+// Alive implements view.Reports.
+func (j *judgement) Alive(node uint16) bool { return j.m.Admitted[node] != 0 }
+
+// Range implements view.Reports.
+func (j *judgement) Range(id view.PartitionID, r int) view.Report {
+	p := j.l.peers[j.m.Admitted[j.m.Partitions[id].Node]]
+	if p == nil {
+		return view.Report{Local: view.Silent}
+	}
+	if e, known := p.ranges[rangeOf{id, r}]; known {
+		return e
+	}
+	return view.Report{Local: view.Silent}
+}
+
+// Usable implements view.Reports.
+func (j *judgement) Usable(id view.PartitionID) bool {
+	p := j.l.peers[j.m.Admitted[j.m.Partitions[id].Node]]
+	return p == nil || !p.unusable[id]
+}

@@ -1,0 +1,348 @@
+package cluster
+
+import (
+	"fmt"
+	"maps"
+
+	"jbofd/internal/cluster/view"
+	"jbofd/internal/invariants"
+)
+
+// timing are the times that follow from the lease. Each is written beside its reason.
+type timing struct {
+	// lease is for how long a node may be silent.
+	lease int64
+	// authority is for how long an answer gives authority, and proof for how long a manager may give it after a proof.
+	// Half a lease each, so that a manager that follows can give up who is silent a lease after the last sign of the
+	// one before.
+	authority, proof int64
+	// report and stamp are the times between two reports and two stamps: several may be lost.
+	report, stamp int64
+	// takeover is for how long a stamp may be unchanged before others take over, if the manager gives no authority;
+	// takeoverLate if it does, because only etcd is away for it.
+	takeover, takeoverLate int64
+	// grace is what a node has at least to find a new manager, or one that was paused, before it counts as silent.
+	grace int64
+	// retry is the time between attempts of what etcd has not answered, reread that between looks for the end of a
+	// problem.
+	retry, reread int64
+	// registration is the lease of a registration in etcd.
+	registration int64
+	// pause is the time between two computations of a view: what changes meanwhile is one change of the map.
+	pause int64
+	// tick is how often time is looked at; gap is the time between two looks from which on the process was paused.
+	tick, gap int64
+	// away is after which time a node's ranges are given to others for good.
+	away int64
+}
+
+func newTiming(lease, away int64) timing {
+	return timing{lease: lease, authority: lease / 2, proof: lease / 2, report: lease / 10, stamp: lease / 8,
+		takeover: lease * 7 / 10, takeoverLate: 3 * lease, grace: lease / 2, retry: lease / 5, reread: 2 * lease,
+		registration: 5 * lease, pause: lease / 100, tick: lease / 20, gap: lease / 4, away: away}
+}
+
+// outlast returns after which time on this node's clock a time on another node's clock is over for certain.
+func outlast(ns int64) int64 { return ns + ns*driftPerMille/1000 + 1 }
+
+const (
+	defaultLeaseNS = 1e9
+	defaultAwayNS  = 600e9
+)
+
+// Node is the membership of one process of a node, and the manager while it is that. All calls are made by one
+// goroutine at a time. now is CLOCK_MONOTONIC_RAW in nanoseconds. It is read after what the call brings has arrived,
+// and before anything is done about it. It never goes back.
+type Node struct {
+	cfg Config
+	t   timing
+	now int64
+	// started is the time of the first call. No promise of the process before this one is later.
+	started int64
+	// attentive is since when time has been looked at without gaps.
+	attentive int64
+	problem   error
+	etcd      etcd
+
+	// term is that of the newest manager that the node knows of, manager who that is. term never goes back.
+	term    uint64
+	manager Identity
+	// newest is the newest view, active the one that the node acts on, nil if it is not admitted.
+	// Invariant: active.Epoch <= newest.Epoch.
+	newest, active *Map
+	// until is when authority ends.
+	until int64
+
+	// seq numbers the reports, sent are the times of the last ones.
+	seq  uint64
+	sent [64]sentReport
+	// echo is the newest stamp of the manager of the present term.
+	echo int64
+	// promised is when a stamp of another manager has come last. What this node promises by its reports ends a proof
+	// after the stamp that they echo, which is not later.
+	promised int64
+	// granted is when the last authority was given.
+	granted  int64
+	reportNS int64 // when the next report is due
+	// version counts the changes of ranges and unusable; known is the version that the manager has.
+	version, known uint64
+	ranges         []RangeReport
+	unusable       []view.PartitionID
+
+	// lead is what the node has as the manager, nil if another one is.
+	lead *lead
+	// attempt is the takeover that is under way, or whose outcome is unknown.
+	attempt struct {
+		term   uint64
+		sentNS int64
+	}
+}
+
+type sentReport struct {
+	seq uint64
+	at  int64
+}
+
+// New returns a node that has done nothing so far. The first call of Wake begins.
+func New(cfg Config) *Node {
+	if cfg.LeaseNS == 0 {
+		cfg.LeaseNS = defaultLeaseNS
+	}
+	if cfg.AwayNS == 0 {
+		cfg.AwayNS = defaultAwayNS
+	}
+	n := &Node{cfg: cfg, t: newTiming(cfg.LeaseNS, cfg.AwayNS), problem: ErrUnreachable, version: 1}
+	n.etcd.nodes, n.etcd.addresses = map[string]*registration{}, map[Incarnation]string{}
+	return n
+}
+
+// Wake lets time pass. It is to be called at Actions.WakeNS at the latest.
+func (n *Node) Wake(now int64, out *Actions) {
+	n.advance(now)
+	n.turn(out)
+}
+
+// Answered takes the response to a Request.
+func (n *Node) Answered(now int64, r *Response, out *Actions) {
+	n.advance(now)
+	n.answered(r, out)
+	n.turn(out)
+}
+
+// Watched takes events of a watch, in their order. They may come twice. ended: the watch has ended, for whatever
+// reason: lost, or compacted.
+func (n *Node) Watched(now int64, id uint64, events []KeyValue, ended bool, out *Actions) {
+	n.advance(now)
+	n.watched(id, events, ended, out)
+	n.turn(out)
+}
+
+// Receive takes a message of another node. It keeps nothing of the message but the Ranges and Unusable of a Report.
+func (n *Node) Receive(now int64, m *Message, out *Actions) {
+	n.advance(now)
+	switch {
+	case m.Report != nil:
+		n.reported(m.Report, out)
+	case m.Answer != nil:
+		n.answer(m.Answer, out)
+	}
+	n.turn(out)
+}
+
+// SetReport sets what the node has of its ranges. The slices belong to the Node. A range that is reported as incomplete
+// is not served any more.
+//
+// If the active view has the node serve a range since an epoch that it does not know, the chain is a new one, and
+// empty: members get there otherwise only by a report of their own. Nothing is to be reported of it before the view is
+// active.
+func (n *Node) SetReport(now int64, ranges []RangeReport, unusable []view.PartitionID, out *Actions) {
+	n.advance(now)
+	n.ranges, n.unusable = ranges, unusable
+	n.version++
+	n.reportNS = n.now
+	n.turn(out)
+}
+
+// Newest is the newest view that the node has seen, nil if there is none.
+func (n *Node) Newest() *Map { return n.newest }
+
+// Active is the view that the node acts on, nil if it is not admitted.
+func (n *Node) Active() *Map { return n.active }
+
+// Authority is until when the node may serve what Serves allows, on its own clock. It is to be looked at after a value
+// was fetched and before it is sent.
+func (n *Node) Authority() int64 { return n.until }
+
+// Manages reports whether the node is the manager.
+func (n *Node) Manages() bool { return n.lead != nil }
+
+// Problem is what keeps the node from taking part, or, while it has authority, what keeps the map from changing; nil if
+// nothing does. It ends by itself when its reason does: etcd answers (ErrUnreachable); the cluster is made with its
+// settings (ErrNoCluster); the right cluster is named (ErrForeign, ErrProtocol); the other node is gone
+// (ErrDuplicateName); the newest state is restored (ErrWentBack).
+func (n *Node) Problem() error { return n.problem }
+
+// Serves reports whether the node may serve range r with a partition of its own while it has authority: it has it in
+// the view that acts, and a newer view does not take it away.
+func (n *Node) Serves(p view.PartitionID, r int) bool {
+	since, ok := n.active.holds(p, r)
+	if !ok || n.active == n.newest {
+		return ok
+	}
+	newer, ok := n.newest.holds(p, r)
+	return ok && newer == since
+}
+
+// holds reports whether a partition serves a range under this view, and since which epoch.
+func (m *Map) holds(p view.PartitionID, r int) (since view.Epoch, ok bool) {
+	if m == nil {
+		return 0, false
+	}
+	for _, e := range m.Chains[r] {
+		if e.Partition == p {
+			return e.Since, e.State == view.Serving || e.State == view.Leaving
+		}
+	}
+	return 0, false
+}
+
+func (n *Node) advance(now int64) {
+	invariants.Check(now >= n.now, "cluster: the time goes back")
+	if n.started == 0 {
+		n.started, n.attentive, n.etcd.steadyNS = now, now, now
+	}
+	if now-n.now > n.t.gap {
+		n.attentive = now
+	}
+	n.now = now
+}
+
+// turn does what is due.
+func (n *Node) turn(out *Actions) {
+	n.tendEtcd(out)
+	if n.lead != nil {
+		n.manage(out)
+	}
+	if n.now >= n.reportNS {
+		n.report(out)
+		n.reportNS = n.now + n.t.report
+	}
+	out.WakeNS = min(n.now+n.t.tick, n.reportNS)
+	if n.lead != nil && n.lead.changed && n.lead.nextNS > n.now {
+		out.WakeNS = min(out.WakeNS, n.lead.nextNS)
+	}
+}
+
+// self is the node's identity.
+func (n *Node) self() Identity {
+	return Identity{Name: n.cfg.Name, Address: n.cfg.Address, Incarnation: n.cfg.Incarnation}
+}
+
+// report sends a report to the manager.
+func (n *Node) report(out *Actions) {
+	if n.term == 0 || n.problem != nil && n.newest == nil {
+		return
+	}
+	n.seq++
+	n.sent[n.seq%uint64(len(n.sent))] = sentReport{n.seq, n.now}
+	r := &Report{Term: n.term, Seq: n.seq, Echo: n.echo, Cluster: n.cfg.Cluster, Protocol: Protocol, Name: n.cfg.Name,
+		Address: n.cfg.Address, Incarnation: n.cfg.Incarnation, Version: n.version}
+	if n.newest != nil {
+		r.Seen = n.newest.Epoch
+	}
+	if n.known != n.version {
+		r.Full, r.Ranges, r.Unusable = true, n.ranges, n.unusable
+	}
+	if n.lead != nil {
+		n.reported(r, out)
+		return
+	}
+	out.Sends = append(out.Sends, Send{To: n.manager.Address, Message: Message{Report: r}})
+}
+
+// follow takes the manager of a newer term.
+func (n *Node) follow(term uint64, id Identity) {
+	invariants.Check(term > n.term, "cluster: the term goes back")
+	n.term, n.manager, n.echo, n.known, n.reportNS = term, id, 0, 0, n.now
+	n.lead = nil
+}
+
+// answer takes an answer of the manager.
+func (n *Node) answer(a *Answer, out *Actions) {
+	if a.To != n.cfg.Incarnation || a.Term < n.term || n.etcd.settings == nil {
+		return
+	}
+	switch {
+	case a.Term > n.term:
+		n.follow(a.Term, a.Manager)
+	case a.Manager.Incarnation != n.manager.Incarnation:
+		return // a term that was given twice, because etcd has gone back
+	}
+	if len(a.View) > 0 {
+		// What another node has sent is checked like what etcd has. A record that cannot be used is left alone: the
+		// node then has no authority, and etcd has the record, too.
+		if m, err := DecodeMap(a.View); err == nil && m.Cluster == n.etcd.settings.Cluster {
+			n.see(m, out)
+		}
+	}
+	if a.Stamp > n.echo {
+		n.echo = a.Stamp
+		if n.lead == nil {
+			n.promised = n.now
+		}
+	}
+	if a.Seq != 0 {
+		n.answeredReport(a, out)
+	}
+	if a.Acts && n.newest != nil && a.Epoch == n.newest.Epoch && n.newest != n.active &&
+		n.newest.admits(n.cfg.Incarnation) {
+		n.active, out.Changed = n.newest, true
+	}
+}
+
+// answeredReport takes what concerns the report that is answered.
+func (n *Node) answeredReport(a *Answer, out *Actions) {
+	sent := n.sent[a.Seq%uint64(len(n.sent))]
+	if sent.seq != a.Seq {
+		return
+	}
+	n.known = a.Version
+	switch a.Refused {
+	case OtherCluster:
+		n.setProblem(fmt.Errorf("%w: the manager %s has another cluster than this node, %s", ErrForeign,
+			a.Manager.Name, n.cfg.Cluster), out)
+	case OtherProtocol:
+		n.setProblem(fmt.Errorf("%w: that of the manager %s is not %d", ErrProtocol, a.Manager.Name, Protocol), out)
+	case NameTaken:
+		n.setProblem(fmt.Errorf("%w: %s, as the manager %s knows", ErrDuplicateName, n.cfg.Name, a.Manager.Name), out)
+	}
+	if a.Granted && n.newest != nil && n.newest.admits(n.cfg.Incarnation) {
+		n.until, out.Changed = max(n.until, sent.at+n.t.authority), true
+		n.granted = n.now
+	}
+}
+
+// see takes a view. What it takes from the node is not served from now on, and the next report says so.
+func (n *Node) see(m *Map, out *Actions) {
+	if n.newest != nil && m.Epoch <= n.newest.Epoch {
+		return
+	}
+	n.newest, out.Changed = m, true
+	if addresses := n.etcd.addresses; len(addresses) > 2*len(m.Admitted)+16 {
+		maps.DeleteFunc(addresses, func(i Incarnation, _ string) bool { return !m.admits(i) })
+	}
+	if !m.admits(n.cfg.Incarnation) {
+		n.active, n.until = nil, 0
+	}
+	n.reportNS = n.now
+	if l := n.lead; l != nil {
+		l.acts, l.record, l.changed = false, nil, true
+	}
+}
+
+func (n *Node) setProblem(err error, out *Actions) {
+	if (err == nil) == (n.problem == nil) && (err == nil || err.Error() == n.problem.Error()) {
+		return
+	}
+	n.problem, out.Problem = err, true
+}

@@ -1,0 +1,309 @@
+package cluster
+
+import (
+	"encoding/binary"
+	"fmt"
+	"hash/crc32"
+
+	"jbofd/internal/cluster/view"
+	"jbofd/internal/uuid"
+)
+
+// The keys below /jbofd/v1/<cluster>/. The driver adds the prefix.
+const (
+	keyConfig  = "config"
+	keyManager = "manager"
+	keyStamp   = "stamp"
+	keyView    = "view"
+	keyNodes   = "nodes/"
+)
+
+// All records begin with the same header; integers are little endian, strings have a uvarint of their length in front.
+//
+//	0  magic   4 B        "JBCC" config    u16 protocol, 16 B UUID, u8 replicas, uvarint n, n names of nodes
+//	4  CRC32C  u32        "JBCM" manager   u64 term, u64 incarnation, name, address
+//	8  version u16, 1     "JBCS" stamp     u64 term, u64 count
+//	                      "JBCN" node      u16 protocol, u64 incarnation, domain, address,
+//	                                       uvarint n, n times: 16 B UUID, u32 weight
+//	                      "JBCV" view      uvarint n, n u64 admitted incarnations, the record of package view
+//
+// The CRC is that of everything else. The version is that of the layout.
+const (
+	magicConfig  = "JBCC"
+	magicManager = "JBCM"
+	magicStamp   = "JBCS"
+	magicNode    = "JBCN"
+	magicView    = "JBCV"
+
+	recordVersion = 1
+	headerBytes   = 10
+	crcAt         = 4
+	versionAt     = 8
+
+	partitionBytes = 20
+)
+
+var (
+	le         = binary.LittleEndian
+	castagnoli = crc32.MakeTable(crc32.Castagnoli)
+)
+
+// Settings is the record of the cluster as a whole. An operator's commands change it.
+type Settings struct {
+	Cluster  uuid.UUID
+	Protocol uint16
+	Replicas int
+	// Out are the names of nodes that are to have no ranges.
+	Out []string
+}
+
+// Map is a view and the processes that it admits. It is never changed.
+type Map struct {
+	*view.View
+	// Admitted has the process of each node that may have authority under this view, or become manager; 0: none.
+	Admitted []Incarnation
+}
+
+// admits reports whether a process is admitted.
+func (m *Map) admits(i Incarnation) bool {
+	for _, a := range m.Admitted {
+		if a == i && i != 0 {
+			return true
+		}
+	}
+	return false
+}
+
+// admitsEarlier reports whether an earlier process of the same node is admitted.
+func (m *Map) admitsEarlier(i Incarnation) bool {
+	for _, a := range m.Admitted {
+		if i.follows(a) {
+			return true
+		}
+	}
+	return false
+}
+
+// nodeRecord is the registration of a node.
+type nodeRecord struct {
+	protocol        uint16
+	incarnation     Incarnation
+	domain, address string
+	partitions      []Partition
+}
+
+// managerRecord says who is the manager.
+type managerRecord struct {
+	term uint64
+	id   Identity
+}
+
+func begin(magic string) []byte {
+	b := make([]byte, headerBytes, 64)
+	copy(b, magic)
+	le.PutUint16(b[versionAt:], recordVersion)
+	return b
+}
+
+func seal(b []byte) []byte {
+	le.PutUint32(b[crcAt:], checksum(b))
+	return b
+}
+
+func checksum(b []byte) uint32 {
+	return crc32.Update(crc32.Checksum(b[:crcAt], castagnoli), castagnoli, b[crcAt+4:])
+}
+
+func appendString(b []byte, s string) []byte {
+	return append(binary.AppendUvarint(b, uint64(len(s))), s...)
+}
+
+// open checks the header of a record.
+//
+// Errors: ErrForeign naming what is wrong.
+func open(magic string, b []byte) (*decoder, error) {
+	if len(b) < headerBytes || string(b[:4]) != magic {
+		return nil, fmt.Errorf("%w: a record of %d bytes does not begin with %q", ErrForeign, len(b), magic)
+	}
+	if got := le.Uint16(b[versionAt:]); got != recordVersion {
+		return nil, fmt.Errorf("%w: version of record %s is %d, this program knows %d", ErrProtocol, magic, got,
+			recordVersion)
+	}
+	if got, want := le.Uint32(b[crcAt:]), checksum(b); got != want {
+		return nil, fmt.Errorf("%w: CRC32C of record %s is %#08x, want %#08x", ErrForeign, magic, got, want)
+	}
+	return &decoder{magic: magic, b: b[headerBytes:]}, nil
+}
+
+// decoder takes fields from the front of b. At its end it returns zeroes and is bad.
+type decoder struct {
+	magic string
+	b     []byte
+	bad   bool
+}
+
+func (d *decoder) take(n uint64) []byte {
+	if n > uint64(len(d.b)) {
+		d.bad, d.b = true, nil
+		return make([]byte, min(n, 16))
+	}
+	out := d.b[:n]
+	d.b = d.b[n:]
+	return out
+}
+
+func (d *decoder) u16() uint16 { return le.Uint16(d.take(2)) }
+func (d *decoder) u32() uint32 { return le.Uint32(d.take(4)) }
+func (d *decoder) u64() uint64 { return le.Uint64(d.take(8)) }
+
+func (d *decoder) uuid() (u uuid.UUID) {
+	copy(u[:], d.take(16))
+	return u
+}
+
+// count returns a number of things that take at least size bytes each.
+func (d *decoder) count(size int) int {
+	x, n := binary.Uvarint(d.b)
+	if n <= 0 || x > uint64(len(d.b)/size) {
+		d.bad, d.b = true, nil
+		return 0
+	}
+	d.b = d.b[n:]
+	return int(x)
+}
+
+// name returns a string of at most view.MaxName bytes.
+func (d *decoder) name() string {
+	n := d.count(1)
+	d.bad = d.bad || n > view.MaxName
+	return string(d.take(uint64(n)))
+}
+
+func (d *decoder) end() error {
+	if d.bad || len(d.b) > 0 {
+		return fmt.Errorf("%w: a length in record %s does not fit the record", ErrForeign, d.magic)
+	}
+	return nil
+}
+
+// Encode returns the record of the settings.
+func (s *Settings) Encode() []byte {
+	b := le.AppendUint16(begin(magicConfig), s.Protocol)
+	b = append(append(b, s.Cluster[:]...), byte(s.Replicas))
+	b = binary.AppendUvarint(b, uint64(len(s.Out)))
+	for _, name := range s.Out {
+		b = appendString(b, name)
+	}
+	return seal(b)
+}
+
+// DecodeSettings returns the settings of a record.
+//
+// Errors: ErrForeign, ErrProtocol.
+func DecodeSettings(b []byte) (*Settings, error) {
+	d, err := open(magicConfig, b)
+	if err != nil {
+		return nil, err
+	}
+	s := &Settings{Protocol: d.u16()}
+	if s.Protocol != Protocol {
+		return nil, fmt.Errorf("%w: the cluster has version %d, this program has %d", ErrProtocol, s.Protocol, Protocol)
+	}
+	s.Cluster, s.Replicas = d.uuid(), int(d.take(1)[0])
+	for range d.count(1) {
+		s.Out = append(s.Out, d.name())
+	}
+	if s.Replicas < 1 || s.Replicas > view.MaxReplicas || s.Cluster.IsZero() {
+		return nil, fmt.Errorf("%w: cluster %s with %d replicas, want a UUID and 1 to 5", ErrForeign, s.Cluster,
+			s.Replicas)
+	}
+	return s, d.end()
+}
+
+// Encode returns the record of the map.
+func (m *Map) Encode() []byte {
+	b := binary.AppendUvarint(begin(magicView), uint64(len(m.Admitted)))
+	for _, i := range m.Admitted {
+		b = le.AppendUint64(b, uint64(i))
+	}
+	return seal(append(b, m.View.Encode()...))
+}
+
+// DecodeMap returns the map of a record.
+//
+// Errors: ErrForeign, ErrProtocol, those of view.Decode.
+func DecodeMap(b []byte) (*Map, error) {
+	d, err := open(magicView, b)
+	if err != nil {
+		return nil, err
+	}
+	m := &Map{Admitted: make([]Incarnation, d.count(8))}
+	for i := range m.Admitted {
+		m.Admitted[i] = Incarnation(d.u64())
+	}
+	if m.View, err = view.Decode(d.b); err != nil {
+		return nil, fmt.Errorf("%w: %w", ErrForeign, err)
+	}
+	if len(m.Admitted) != len(m.Nodes) {
+		return nil, fmt.Errorf("%w: %d admitted processes for %d nodes", ErrForeign, len(m.Admitted), len(m.Nodes))
+	}
+	return m, nil
+}
+
+func (n *nodeRecord) encode() []byte {
+	b := le.AppendUint16(begin(magicNode), n.protocol)
+	b = le.AppendUint64(b, uint64(n.incarnation))
+	b = appendString(appendString(b, n.domain), n.address)
+	b = binary.AppendUvarint(b, uint64(len(n.partitions)))
+	for _, p := range n.partitions {
+		b = le.AppendUint32(append(b, p.ID[:]...), p.Weight)
+	}
+	return seal(b)
+}
+
+func decodeNode(b []byte) (*nodeRecord, error) {
+	d, err := open(magicNode, b)
+	if err != nil {
+		return nil, err
+	}
+	n := &nodeRecord{protocol: d.u16(), incarnation: Incarnation(d.u64()), domain: d.name(), address: d.name()}
+	for range d.count(partitionBytes) {
+		n.partitions = append(n.partitions, Partition{ID: d.uuid(), Weight: d.u32()})
+	}
+	return n, d.end()
+}
+
+func (m *managerRecord) encode() []byte {
+	b := le.AppendUint64(le.AppendUint64(begin(magicManager), m.term), uint64(m.id.Incarnation))
+	return seal(appendString(appendString(b, m.id.Name), m.id.Address))
+}
+
+func decodeManager(b []byte) (*managerRecord, error) {
+	d, err := open(magicManager, b)
+	if err != nil {
+		return nil, err
+	}
+	m := &managerRecord{term: d.u64(), id: Identity{Incarnation: Incarnation(d.u64())}}
+	m.id.Name, m.id.Address = d.name(), d.name()
+	return m, d.end()
+}
+
+// encodeStamp returns the record that a manager renews.
+func encodeStamp(term, count uint64) []byte {
+	return seal(le.AppendUint64(le.AppendUint64(begin(magicStamp), term), count))
+}
+
+// Init returns the transaction that makes a cluster: it fails if there is one. ranges is the number of ranges, a power
+// of two.
+//
+// Errors: view.ErrInvalid.
+func Init(s Settings, hashSeed uint64, ranges int) (compare []Compare, put []Put, err error) {
+	s.Protocol = Protocol
+	v := &view.View{Cluster: s.Cluster, Epoch: 1, Replicas: s.Replicas, HashSeed: hashSeed,
+		Chains: make([]view.Chain, ranges), Versions: make([]uint32, ranges)}
+	if err := v.Check(); err != nil {
+		return nil, nil, err
+	}
+	return []Compare{{Key: keyConfig}, {Key: keyView}},
+		[]Put{{Key: keyConfig, Value: s.Encode()}, {Key: keyView, Value: (&Map{View: v}).Encode()}}, nil
+}
