@@ -179,6 +179,44 @@ func TestKVRangeChecksEveryField(t *testing.T) {
 	}
 }
 
+// TestKVRangeEntriesAscend: no key has two entries, and a digest has as many sums as it says.
+func TestKVRangeEntriesAscend(t *testing.T) {
+	b := NewKVRange(make([]byte, 256), KVCopy, 4, 0xFF, KVCursorAt(4, nil))
+	for range 2 {
+		var e KVEntry
+		e, b, _ = b.Append([]byte("ab"), 0, 0)
+		e.SetPosition(5)
+		e.SetVersion(7)
+	}
+	b.SetTo(KVCursorAt(6, nil))
+	b.Seal()
+	if err := b.Check(); err == nil || !strings.Contains(err.Error(), "behind the one before") {
+		t.Errorf("two entries of a key: %v", err)
+	}
+	d := NewKVRange(make([]byte, 256), KVDigest, 0, 7, KVCursor{})[:KVRangeHeaderBytes+2*KVSumBytes]
+	d.SetTo(KVLastOf(7))
+	for n := range 4 {
+		d.SetItems(n)
+		d.Seal()
+		if err := d.Check(); (err == nil) != (n == 2) {
+			t.Errorf("a digest of %d sums, of which 2 follow: %v", n, err)
+		}
+	}
+}
+
+// TestKVRangeEntriesAreZeroAtFirst, also in memory that was used before.
+func TestKVRangeEntriesAreZeroAtFirst(t *testing.T) {
+	buf := bytes.Repeat([]byte{0xFF}, 512)
+	b := NewKVRange(buf, KVCopy, 0, 0xFF, KVCursor{})
+	e, _, _ := b.Append([]byte("abc"), 0, KVMaxIdentities)
+	want := make(KVEntry, KVEntryBytes(KVCopy, 3, 0, KVMaxIdentities))
+	want[keKeyLen], want[keIdentityCount] = 3|keIdentities, KVMaxIdentities
+	copy(want[want.keyAt():], "abc")
+	if !bytes.Equal(e, want) {
+		t.Errorf("%x, want %x", []byte(e), []byte(want))
+	}
+}
+
 func TestKVSubRangesDivideARange(t *testing.T) {
 	for range 2000 {
 		first := rand.Uint64() >> rand.IntN(64)

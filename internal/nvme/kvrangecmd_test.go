@@ -111,7 +111,12 @@ func TestKVRangeSQEReservedBitsAreRefused(t *testing.T) {
 		"too many sub-ranges": rangeSQE(CmdKVDigest, func(k *KVRangeSQE) {
 			k.SetLast(1 << 16)
 		}),
-		"a clock of 2^63": rangeSQE(CmdKVDrop, func(k *KVRangeSQE) { k.SetClock(1 << 63) }),
+		"a clock of 2^63":          rangeSQE(CmdKVDrop, func(k *KVRangeSQE) { k.SetClock(1 << 63) }),
+		"a copy with such a clock": rangeSQE(CmdKVCopyIn, func(k *KVRangeSQE) { k.SetClock(1 << 63) }),
+		"a drop that ends before it begins": rangeSQE(CmdKVDrop, func(k *KVRangeSQE) {
+			k.SetFirst(2)
+			k.SetLast(1)
+		}),
 		"another command": rangeSQE(CmdKVXStore, func(*KVRangeSQE) {}),
 	} {
 		if e.KVRange().Valid() {

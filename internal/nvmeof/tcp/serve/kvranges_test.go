@@ -101,10 +101,10 @@ func TestRangesOfANamespaceOverLosses(t *testing.T) {
 	t.Parallel()
 	n, c := rangesRig(t)
 	ctx := t.Context()
-	const keys = 1500
+	const keys = 3000
 	want, size := map[string][]byte{}, 0
 	for i := range keys {
-		key, value := fmt.Append(nil, "key", i), bytes.Repeat([]byte{byte(i)}, i%700)
+		key, value := fmt.Append(nil, "key", i), bytes.Repeat([]byte{byte(i)}, i%1200)
 		if err := n.Put(ctx, key, value); err != nil {
 			t.Fatal(err)
 		}
