@@ -141,7 +141,7 @@ func TestARangeIsCopiedToAnotherDaemon(t *testing.T) {
 	second.launch()
 	a, b := first.rangeHost(), second.rangeHost()
 	sameRange(t, "at the beginning", a, b, kv.All(), true)
-	clock := max(a.change(rng, 500, 400), b.change(rng, 300, 500))
+	clock := max(a.change(rng, 300, 300), b.change(rng, 200, 400))
 	var versions [3]uint64
 	for i := range versions {
 		versions[i] = a.identified(uint64(i), 0)
@@ -194,7 +194,7 @@ func TestARangeIsCopiedToAnotherDaemon(t *testing.T) {
 		}
 	}
 	sameRange(t, "after a drop", a, b, kv.All(), true)
-	if again := a.change(rng, 50, 400); again <= clock {
+	if again := a.change(rng, 50, 300); again <= clock {
 		t.Errorf("version %d after a drop with clock %d", again, clock)
 	}
 	sameRange(t, "after more writes", a, b, kv.All(), false)
