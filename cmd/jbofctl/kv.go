@@ -123,6 +123,9 @@ func (x *cli) audit(c *cobra.Command, uuid string, repair bool) error {
 	})
 	close(done)
 	<-shown
+	if errors.Is(err, context.Canceled) {
+		return &interruptedError{"interrupted; the daemon goes on with what was begun"}
+	}
 	if err != nil {
 		return err
 	}

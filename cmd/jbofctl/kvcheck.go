@@ -21,14 +21,14 @@ func (x *cli) kvCheckCommand() *cobra.Command {
 	var keys int
 	c := &cobra.Command{
 		Use:   "check UUID|PATH",
-		Short: "Say what of key-value namespaces is sound, damaged and lost; nothing is changed",
+		Short: "Say what of key-value namespaces is sound, damaged and lost; no key is changed",
 		Long: `With a UUID: read all keys of that key-value namespace, while the daemon serves it, and say what is
 lost. Values are not read; the scrub does that. Space that damage holds for nothing is freed.
 
 With a PATH: read the whole of every key-value namespace on the drive there, a block device or a regular file, which no
 daemon may have open. Values are read as well, so that it takes as long as reading the drive. It is opened for reading
-only. A drive without a label is read as one partition. Besides counts it gives keys with damaged values, and those that
-older records of lost segments have.
+only. A drive without a label that is a single partition is read as that. Besides counts it gives keys with damaged
+values, and those that older records of lost segments have.
 
 Exit status: 3 if something is damaged or lost.`,
 		Args: one("UUID|PATH"),
@@ -36,6 +36,9 @@ Exit status: 3 if something is damaged or lost.`,
 	c.RunE = func(c *cobra.Command, args []string) error {
 		if _, err := admin.ParseUUID(args[0]); err == nil {
 			return x.audit(c, args[0], false)
+		}
+		if keys < 0 {
+			return usagef("--keys is %d, must be 0 or more", keys)
 		}
 		return x.checkDrive(c, args[0], keys)
 	}
@@ -45,7 +48,7 @@ Exit status: 3 if something is damaged or lost.`,
 
 // kvChecked is what was found in a namespace.
 type kvChecked struct {
-	SubNQN string `json:"subnqn,omitempty"`
+	SubNQN string `json:"subNQN,omitempty"`
 	NSID   uint32 `json:"nsid,omitempty"`
 	// State is sound, damaged, or failed, if it cannot be opened; Error says why.
 	State string `json:"state"`
@@ -72,13 +75,16 @@ func (x *cli) checkDrive(c *cobra.Command, path string, keys int) (err error) {
 		return fmt.Errorf("%w: jbofctl kv check UUID looks at a namespace that is served; to read the drive, stop the "+
 			"daemon", err)
 	}
+	if errors.Is(err, file.ErrSize) {
+		return fmt.Errorf("%s is empty or shorter than a block: it has no label of jbofd and no store", path)
+	}
 	if err != nil {
 		return err
 	}
 	defer func() { err = errors.Join(err, dev.Close()) }()
 	extents, err := extentsToCheck(dev)
 	if err != nil {
-		return err
+		return fmt.Errorf("%s: %w", path, err)
 	}
 	a := kvCheckAnswer{APIVersion: admin.Version, Path: path, Items: []kvChecked{}}
 	sound := true
@@ -91,7 +97,8 @@ func (x *cli) checkDrive(c *cobra.Command, path string, keys int) (err error) {
 		show(-1, 0)
 		switch {
 		case errors.Is(err, partition.ErrCheckStopped):
-			return err
+			return &interruptedError{fmt.Sprintf("interrupted in namespace %d of %d; it begins anew next time", i+1,
+				len(extents))}
 		case err != nil:
 			n.State, n.Error = "failed", err.Error()
 		case !n.Sound():
@@ -112,11 +119,17 @@ func (x *cli) checkDrive(c *cobra.Command, path string, keys int) (err error) {
 	return nil
 }
 
-// extentsToCheck are the key-value namespaces on a drive, or all of it if it has no label.
+// extentsToCheck are the key-value namespaces on a drive, or all of it if that is a partition without a label.
 func extentsToCheck(dev ssd.Device) (all []label.Extent, err error) {
 	lab, err := label.Inspect(dev)
 	switch {
 	case errors.Is(err, label.ErrForeign), errors.Is(err, label.ErrInvalid):
+		switch store, storeErr := partition.HasStore(dev); {
+		case storeErr != nil:
+			return nil, storeErr
+		case !store:
+			return nil, fmt.Errorf("it has no label of jbofd and no store: %w", err)
+		}
 		return []label.Extent{{LengthBytes: dev.Info().SizeBytes}}, nil
 	case err != nil:
 		return nil, err

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"encoding/json"
 	"fmt"
+	"math/rand/v2"
 	"os"
 	"path/filepath"
 	"strings"
@@ -110,4 +111,45 @@ func TestKVCheckOfALabelledDriveWithoutKeys(t *testing.T) {
 	if code, out, errs := run(t, "kv", "check", path); code != 0 || !strings.Contains(out, "no key-value namespace") {
 		t.Errorf("%d, %s%s", code, out, errs)
 	}
+}
+
+// TestKVCheckOfWhatIsNoDrive: it fails, as there is nothing that could be lost, and names the path.
+func TestKVCheckOfWhatIsNoDrive(t *testing.T) {
+	random := make([]byte, 8<<20)
+	chacha := rand.NewChaCha8([32]byte{1})
+	_, _ = chacha.Read(random)
+	for _, c := range []struct {
+		name, says string
+		data       []byte
+	}{
+		{"a text", "no label of jbofd and no store", bytes.Repeat([]byte("some text\n"), 700)},
+		{"a short text", "no label of jbofd and no store", []byte("some text")},
+		{"random bytes", "no label of jbofd and no store", random},
+		{"nothing", "is empty", nil},
+		{"a blank drive", "blank", make([]byte, 8<<20)},
+	} {
+		path := filepath.Join(t.TempDir(), "README.md")
+		if err := os.WriteFile(path, c.data, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		code, out, errs := run(t, "kv", "check", path)
+		if code != exitFailed || !strings.Contains(errs, path) || !strings.Contains(errs, c.says) ||
+			strings.Contains(errs, "repair") {
+			t.Errorf("%s: %d, %s%s", c.name, code, out, errs)
+		}
+	}
+	path := kvDrive(t)
+	if err := os.WriteFile(path, append(make([]byte, 4096), must(os.ReadFile(path))[4096:]...), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if code, out, errs := run(t, "kv", "check", path); code == exitFailed {
+		t.Errorf("a store whose first superblock is gone: %d, %s%s", code, out, errs)
+	}
+}
+
+func must(b []byte, err error) []byte {
+	if err != nil {
+		panic(err)
+	}
+	return b
 }

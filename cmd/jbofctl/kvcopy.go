@@ -32,7 +32,7 @@ The file consists of batches with checksums that follow each other without a gap
 written is checked. --continue FILE takes up an export of the same namespace that has ended early: it keeps the sound
 batches of FILE, cuts off an incomplete last one, and appends the rest. Any other file it refuses and leaves as it is.
 
-Exit status: 3 if objects are missing because they are damaged.`,
+Exit status: 3 if objects are missing because they are damaged, 130 if it was interrupted.`,
 		Args: one("UUID"),
 	}
 	c.RunE = func(c *cobra.Command, args []string) error { return x.export(c, args[0], resume) }
@@ -117,31 +117,33 @@ func (x *cli) export(c *cobra.Command, uuid, resume string) (err error) {
 	}
 	defer in.Close()
 	copied := before.Follow(in)
-	show := copying(c)
+	show := copying(c, before.Bytes)
+	defer show(nil)
 	for {
+		written := copied.Objects
 		b, err := copied.Next()
-		if errors.Is(err, io.EOF) {
-			break
-		}
-		if errors.Is(err, admin.ErrOtherNamespace) {
-			show(nil)
+		switch {
+		case errors.Is(err, io.EOF):
+		case err != nil && c.Context().Err() != nil:
+			return &interruptedError{fmt.Sprintf("interrupted after %d keys; --continue FILE takes the export up",
+				written)}
+		case errors.Is(err, admin.ErrOtherNamespace):
 			return fmt.Errorf("%s is an export of another namespace than %s, or of one that had its UUID before; "+
 				"nothing is changed", resume, uuid)
+		case err != nil:
+			return fmt.Errorf("the export ended early, after %d keys: %w; --continue FILE takes it up", written, err)
 		}
 		if err != nil {
-			show(nil)
-			return fmt.Errorf("the export ended early: %w; --continue FILE takes it up", err)
+			break // complete
 		}
 		if f != nil {
 			if err := cutBehind(c, f, &before.KVTotals); err != nil {
-				show(nil)
 				return err
 			}
 			f = nil
 		}
 		if _, err := out.Write(b); err != nil {
-			show(nil)
-			return err
+			return fmt.Errorf("the export ended early, after %d keys: %w; --continue FILE takes it up", written, err)
 		}
 		show(&copied.KVTotals)
 	}
@@ -201,45 +203,67 @@ func (x *cli) importAll(c *cobra.Command, uuid string) error {
 	if isTerminal(x.in) {
 		return usagef("an import comes from a file, as in jbofctl kv import UUID < FILE")
 	}
-	copied, show := admin.NewKVCopy(x.in), copying(c)
+	if !c.Flags().Changed("timeout") {
+		x.timeout = 0 // a batch takes as long as it takes
+	}
+	client := x.client() // one: the socket that is there when the daemon has gone may be another
+	copied, show := admin.NewKVCopy(x.in), copying(c, 0)
+	defer show(nil)
 	a := kvCopied{APIVersion: admin.Version}
 	for {
+		read := copied.Objects
 		b, err := copied.Next()
 		if errors.Is(err, io.EOF) {
 			break
 		}
+		if err == nil {
+			err = c.Context().Err()
+		}
 		if err == nil && uuid != "" {
 			var done admin.KVImported
-			done, err = x.client().ImportKV(c.Context(), uuid, b)
+			ctx, cancel := x.bounded(c)
+			done, err = client.ImportKV(ctx, uuid, b)
+			cancel()
 			a.Applied += int64(done.Applied)
 		}
-		if err != nil {
-			show(nil)
+		switch {
+		case err != nil && c.Context().Err() != nil && uuid == "":
+			return &interruptedError{fmt.Sprintf("interrupted after %d keys", read)}
+		case err != nil && c.Context().Err() != nil:
+			return &interruptedError{fmt.Sprintf("interrupted after %d keys, %d of them stored; repeat the import",
+				read, a.Applied)}
+		case err != nil && uuid != "" && read > 0:
+			return fmt.Errorf("after %d keys, %d of them stored: %w", read, a.Applied, err)
+		case err != nil:
 			return err
 		}
 		show(&copied.KVTotals)
 	}
 	show(nil)
 	a.KVTotals = copied.KVTotals
+	state := "complete and sound"
+	if a.LostBatches > 0 {
+		state = fmt.Sprintf("complete; %d batches say that keys are missing", a.LostBatches)
+	}
 	if err := x.print(c, a, func(t *tabwriter.Writer) {
 		a.rows(t)
 		if uuid != "" {
 			row(t, "stored", a.Applied)
 		} else {
-			row(t, "state", "complete and sound")
+			row(t, "state", state)
 		}
 	}); err != nil {
 		return err
 	}
 	if a.LostBatches > 0 {
-		return errLoss
+		return errIncomplete
 	}
 	return nil
 }
 
 // copying returns what shows on a terminal how far an export or import is; nil ends it. Positions are hashes, so that
-// the one that was reached says which part of the keys is done.
-func copying(c *cobra.Command) func(*admin.KVTotals) {
+// the one that was reached says which part of the keys is done. The first bytes are there already.
+func copying(c *cobra.Command, first int64) func(*admin.KVTotals) {
 	if !isTerminal(c.ErrOrStderr()) {
 		return func(*admin.KVTotals) {}
 	}
@@ -251,13 +275,17 @@ func copying(c *cobra.Command) func(*admin.KVTotals) {
 		decor.Any(func(decor.Statistics) string {
 			mu.Lock()
 			defer mu.Unlock()
-			rate := float64(last.Bytes) / (1 << 20) / max(time.Since(began).Seconds(), 0.001)
+			rate := float64(max(0, last.Bytes-first)) / (1 << 20) / max(time.Since(began).Seconds(), 0.001)
 			return fmt.Sprintf("  %d keys, %d MiB, %.0f MiB/s", last.Objects, last.Bytes>>20, rate)
 		})))
+	ended := false
 	return func(t *admin.KVTotals) {
 		if t == nil {
-			bar.Abort(true)
-			all.Wait()
+			if !ended {
+				bar.Abort(true)
+				all.Wait()
+			}
+			ended = true
 			return
 		}
 		mu.Lock()

@@ -2,6 +2,7 @@ package main
 
 import (
 	"bytes"
+	"context"
 	"fmt"
 	"io"
 	"math"
@@ -11,6 +12,9 @@ import (
 	"strconv"
 	"strings"
 	"testing"
+	"testing/iotest"
+
+	"golang.org/x/sys/unix"
 
 	"jbofd/internal/admin"
 	"jbofd/internal/nvme"
@@ -178,6 +182,125 @@ func TestOnlyAnIncompleteLastBatchIsCutOff(t *testing.T) {
 	if got, err := os.ReadFile(path); err != nil || !bytes.Equal(got, all) {
 		t.Errorf("an empty file has %d bytes afterwards, %v", len(got), err)
 	}
+}
+
+// TestInterruptedCommandsSayHowFarTheyWere, and exit with 130.
+func TestInterruptedCommandsSayHowFarTheyWere(t *testing.T) {
+	batches := exported()
+	all := bytes.Join(batches, nil)
+	for _, c := range []struct{ line, says string }{
+		{"kv export", "interrupted after 20 keys; --continue FILE"},
+		{"kv import", "interrupted after 20 keys, 20 of them stored; repeat"},
+		{"kv check", "the daemon goes on"},
+		{"status", "interrupted"},
+	} {
+		ctx, interrupt := context.WithCancel(t.Context())
+		imported := 0
+		s := serve(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			_, _ = io.Copy(io.Discard, r.Body)
+			switch {
+			case r.URL.Path == admin.PathKVExport:
+				_, _ = w.Write(bytes.Join(batches[:2], nil))
+				_ = http.NewResponseController(w).Flush()
+			case r.URL.Path == admin.PathKVImport && imported < 20:
+				imported += 10
+				fmt.Fprintf(w, `{"apiVersion": %q, "applied": 10}`, admin.Version)
+				return
+			}
+			if r.URL.Path != admin.PathKVExport {
+				interrupt()
+			}
+			<-r.Context().Done()
+		}))
+		args := append(strings.Fields(c.line), "--socket", s)
+		if c.line != "status" {
+			args = append(args, uuid)
+		}
+		out := &interrupting{after: len(batches[0]) + len(batches[1]), interrupt: interrupt}
+		var errs bytes.Buffer
+		code := execute(ctx, args, terminal{in: bytes.NewReader(all), out: out, err: &errs})
+		if code != exitInterrupted || !strings.Contains(errs.String(), c.says) || strings.Contains(errs.String(),
+			"http://") {
+			t.Errorf("%s: %d, %s, want 130 and %q", c.line, code, &errs, c.says)
+		}
+	}
+	path := kvDrive(t)
+	ctx, interrupt := context.WithCancel(t.Context())
+	interrupt()
+	for _, args := range [][]string{{"kv", "check", path}, {"kv", "import", "--verify"}} {
+		var errs bytes.Buffer
+		code := execute(ctx, args, terminal{in: bytes.NewReader(all), out: io.Discard, err: &errs})
+		if code != exitInterrupted || !strings.Contains(errs.String(), "interrupted") {
+			t.Errorf("%v: %d, %s", args, code, &errs)
+		}
+	}
+}
+
+// interrupting is an output that interrupts the command once it has so much.
+type interrupting struct {
+	after     int
+	interrupt func()
+}
+
+func (w *interrupting) Write(b []byte) (int, error) {
+	if w.after -= len(b); w.after == 0 {
+		w.interrupt()
+	}
+	return len(b), nil
+}
+
+// TestWhyACopyEndsEarlyIsSaid, with what helps.
+func TestWhyACopyEndsEarlyIsSaid(t *testing.T) {
+	batches := exported()
+	s := exporter(t, batches, 4, nil)
+	var errs bytes.Buffer
+	code := execute(t.Context(), []string{"kv", "export", uuid, "--socket", s}, terminal{in: strings.NewReader(""),
+		out: &fullDisk{batches[0]}, err: &errs})
+	if code != exitFailed || !strings.Contains(errs.String(), "after 10 keys: no space left on device; --continue") {
+		t.Errorf("a full disk: %d, %s", code, &errs)
+	}
+	all := bytes.Join(batches, nil)
+	in := io.MultiReader(bytes.NewReader(all[:len(batches[0])+100]), iotest.ErrReader(unix.EIO))
+	errs.Reset()
+	code = execute(t.Context(), []string{"kv", "import", "--verify"}, terminal{in: in, out: io.Discard, err: &errs})
+	if code != exitFailed || !strings.Contains(errs.String(), unix.EIO.Error()) ||
+		strings.Contains(errs.String(), "not a sound export") {
+		t.Errorf("an unreadable file: %d, %s", code, &errs)
+	}
+	refusing := serve(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if b, _ := io.ReadAll(r.Body); bytes.Equal(b, batches[2]) {
+			w.WriteHeader(http.StatusConflict)
+			fmt.Fprintf(w, `{"error": "the namespace is full"}`)
+			return
+		}
+		fmt.Fprintf(w, `{"applied": 9}`)
+	}))
+	if code, _, errs := runIn(t, string(all), "kv", "import", uuid, "--socket", refusing); code != exitFailed ||
+		!strings.Contains(errs, "after 20 keys, 18 of them stored") || !strings.Contains(errs, "full") {
+		t.Errorf("a full namespace: %d, %s", code, errs)
+	}
+	if code, _, errs := runIn(t, "# some text", "kv", "import", "--verify"); code != exitFailed ||
+		!strings.Contains(errs, `begins with "# some text", must have "KVR" at byte 4`) {
+		t.Errorf("a text: %d, %s", code, errs)
+	}
+	nvme.KVRange(batches[1]).SetFlags(nvme.KVLost)
+	nvme.KVRange(batches[1]).Seal()
+	if code, out, errs := runIn(t, string(bytes.Join(batches, nil)), "kv", "import", "--verify"); code !=
+		exitNotReady || !strings.Contains(out, "complete; 1 batches say that keys are missing") ||
+		strings.Contains(out, "sound") || strings.Contains(errs, "repair") {
+		t.Errorf("an export with a loss: %d, %s%s", code, out, errs)
+	}
+}
+
+// fullDisk has no room but for one batch.
+type fullDisk struct{ room []byte }
+
+func (d *fullDisk) Write(b []byte) (int, error) {
+	if len(b) > len(d.room) {
+		return 0, unix.ENOSPC
+	}
+	d.room = d.room[len(b):]
+	return len(b), nil
 }
 
 // TestAnExportIsVerifiedOnATerminal: the bar that it shows there ends.

@@ -60,7 +60,9 @@ type terminal struct {
 const (
 	exitFailed   = 1
 	exitUsage    = 2
-	exitNotReady = 3 // of status --check and kv check
+	exitNotReady = 3 // of status --check and kv
+	// exitInterrupted is 128 and the number of SIGINT, as of a shell.
+	exitInterrupted = 130
 )
 
 // errNotReady makes status --check exit with exitNotReady after it has said why.
@@ -69,8 +71,19 @@ var errNotReady = errors.New("the node is not ready")
 // errLoss makes kv check exit with exitNotReady after it has said what is lost.
 var errLoss = errors.New("keys or values are lost; see jbofctl kv repair --help")
 
+// errIncomplete makes kv import exit with exitNotReady: what is missing in a file cannot be repaired.
+var errIncomplete = errors.New("keys are missing in the export, which were damaged when it was made")
+
+// interruptedError is the end of a command by a signal, and says how far it was.
+type interruptedError struct{ msg string }
+
+func (e *interruptedError) Error() string { return e.msg }
+
+// Is makes it the error of a context that was cancelled.
+func (e *interruptedError) Is(target error) bool { return target == context.Canceled }
+
 // execute runs the command line and returns the exit status: 0 done, 1 failed, 2 a bad command line, 3 not ready or
-// something lost.
+// something damaged or lost, 130 interrupted.
 func execute(ctx context.Context, args []string, t terminal) int {
 	c := command(&cli{in: t.in})
 	c.SetArgs(args)
@@ -82,12 +95,20 @@ func execute(ctx context.Context, args []string, t terminal) int {
 	if err == nil {
 		return 0
 	}
+	var interrupted *interruptedError
+	if ctx.Err() != nil && errors.Is(err, context.Canceled) {
+		if !errors.As(err, &interrupted) {
+			interrupted = &interruptedError{"interrupted"}
+		}
+		fmt.Fprintln(t.err, "jbofctl:", interrupted)
+		return exitInterrupted
+	}
 	fmt.Fprintln(t.err, "jbofctl:", err)
 	var usage *usageError
 	switch {
 	case errors.As(err, &usage):
 		return exitUsage
-	case errors.Is(err, errNotReady), errors.Is(err, errLoss):
+	case errors.Is(err, errNotReady), errors.Is(err, errLoss), errors.Is(err, errIncomplete):
 		return exitNotReady
 	}
 	return exitFailed
@@ -115,8 +136,8 @@ func command(x *cli) *cobra.Command {
 		Short: "Look at and manage the jbofd of this machine",
 		Long: `Look at and manage the jbofd of this machine, over its admin socket.
 
-Exit status: 0 done; 1 failed; 2 bad command line; 3 not ready (status --check) or something
-lost (kv check).`,
+Exit status: 0 done; 1 failed; 2 bad command line; 3 not ready (status --check), or something is
+damaged or lost (kv check, repair, export, import); 130 interrupted.`,
 		Version:       version,
 		SilenceErrors: true,
 		SilenceUsage:  true,
@@ -137,8 +158,8 @@ lost (kv check).`,
 	fl.StringVar(&x.socket, "socket", "", "the daemon's admin socket `PATH`; unless given, that in "+socketEnv+
 		", else "+defaultSocket+
 		", else that of a demonstration in this directory, "+demoSocket)
-	fl.DurationVar(&x.timeout, "timeout", 30*time.Second, "how long to wait for the daemon; 0: without limit, the "+
-		"default of reloads and deletions")
+	fl.DurationVar(&x.timeout, "timeout", 30*time.Second, "how long to wait for the daemon, in kv import for each "+
+		"batch; 0: without limit, the default of reloads, deletions and kv (kv export has no limit)")
 
 	leaf := func(use, short string, args cobra.PositionalArgs,
 		run func(*cobra.Command, []string) error) *cobra.Command {
@@ -186,6 +207,9 @@ lost (kv check).`,
 		if strings.Contains(err.Error(), "time: ") {
 			return usagef("%v; must be a duration, such as 500ms, 30s or 2m", err)
 		}
+		if flag, _, isNumber := strings.Cut(err.Error(), ": strconv."); isNumber {
+			return usagef("%s; must be a whole number", flag)
+		}
 		return usagef("%v", err)
 	}
 	root.SetFlagErrorFunc(usage)
@@ -220,7 +244,7 @@ func oneOf(c *cobra.Command, args []string) error {
 
 func none(c *cobra.Command, args []string) error {
 	if len(args) > 0 {
-		return usagef("%s takes no argument, got %q", c.CommandPath(), args[0])
+		return usagef("%s takes no argument, got %q", nameOf(c), args[0])
 	}
 	return nil
 }
@@ -228,21 +252,28 @@ func none(c *cobra.Command, args []string) error {
 func one(what string) cobra.PositionalArgs {
 	return func(c *cobra.Command, args []string) error {
 		if len(args) != 1 {
-			return usagef("%s needs one argument, %s; got %d", c.CommandPath(), what, len(args))
+			return usagef("%s needs one argument, %s; got %d", nameOf(c), what, len(args))
 		}
 		return nil
 	}
 }
 
+// nameOf is a command without the name of the program, which begins every error.
+func nameOf(c *cobra.Command) string { return strings.TrimPrefix(c.CommandPath(), c.Root().Name()+" ") }
+
 // ask calls the daemon with a bounded context.
 func ask[T any](x *cli, c *cobra.Command, what func(*admin.Client, context.Context) (T, error)) (T, error) {
-	ctx := c.Context()
-	if x.timeout > 0 {
-		var cancel context.CancelFunc
-		ctx, cancel = context.WithTimeout(ctx, x.timeout)
-		defer cancel()
-	}
+	ctx, cancel := x.bounded(c)
+	defer cancel()
 	return what(x.client(), ctx)
+}
+
+// bounded is the context of a request, which ends when --timeout says.
+func (x *cli) bounded(c *cobra.Command) (context.Context, context.CancelFunc) {
+	if x.timeout > 0 {
+		return context.WithTimeout(c.Context(), x.timeout)
+	}
+	return context.WithCancel(c.Context())
 }
 
 // client returns a client for the daemon's socket, which may have appeared since the last call.

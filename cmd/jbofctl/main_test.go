@@ -477,10 +477,13 @@ func TestVersionAndCompletionExist(t *testing.T) {
 // UUID repeated it.
 func TestBadValuesAreAnsweredOnceAndWithWhatIsAllowed(t *testing.T) {
 	for line, want := range map[string]string{
-		"status --timeout abc":    "must be a duration, such as 500ms, 30s or 2m",
-		"status --wait 10":        "must be a duration, such as 500ms, 30s or 2m",
-		"namespace delete nope":   `jbofctl: UUID "nope": must be 32 hexadecimal digits`,
-		"swap discard nope --yes": `jbofctl: UUID "nope": must be 32 hexadecimal digits`,
+		"status --timeout abc":     "must be a duration, such as 500ms, 30s or 2m",
+		"status --wait 10":         "must be a duration, such as 500ms, 30s or 2m",
+		"namespace delete nope":    `jbofctl: UUID "nope": must be 32 hexadecimal digits`,
+		"swap discard nope --yes":  `jbofctl: UUID "nope": must be 32 hexadecimal digits`,
+		"kv check --keys x /none":  "must be a whole number",
+		"kv check --keys -1 /none": "--keys is -1, must be 0 or more",
+		"kv export":                "jbofctl: kv export needs one argument, UUID; got 0",
 	} {
 		if code, _, errs := run(t, strings.Fields(line)...); code != exitUsage || !strings.Contains(errs, want) {
 			t.Errorf("%s: exit status %d, no %q in %s", line, code, want, errs)

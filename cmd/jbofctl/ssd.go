@@ -157,6 +157,9 @@ func openDrive(path string, readOnly bool) (ssd.Device, error) {
 	if errors.Is(err, file.ErrInUse) {
 		return nil, fmt.Errorf("%w: stop the daemon, or take the drive out of its configuration and restart it", err)
 	}
+	if errors.Is(err, file.ErrSize) {
+		return nil, fmt.Errorf("%s is empty or shorter than a block: it cannot be a drive", path)
+	}
 	return dev, err
 }
 

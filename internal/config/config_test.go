@@ -284,3 +284,22 @@ func TestNSIDsAreThoseThatASubsystemCanHold(t *testing.T) {
 		t.Error("an NSID above nvmeof.MaxNSID passes")
 	}
 }
+
+// TestAProblemOfAFieldNamesWhereItsValueIsFrom: the environment, the file, or the default.
+func TestAProblemOfAFieldNamesWhereItsValueIsFrom(t *testing.T) {
+	for _, c := range []struct{ yaml, environ, want string }{
+		{minimal, "JBOFD_ADMIN_SOCKET=/x", "environment JBOFD_ADMIN_SOCKET: "},
+		{minimal + "admin: {socket: /x}\n", "", "f.yaml:"},
+		{minimal, "", "f.yaml: "},
+	} {
+		cfg, err := ParseEnv("f.yaml", []byte(c.yaml), []string{c.environ})
+		if err != nil {
+			t.Fatal(err)
+		}
+		taken := errors.New("taken")
+		if err := cfg.FieldProblem("admin.socket", taken); !strings.HasPrefix(err.Error(), c.want) ||
+			!strings.HasSuffix(err.Error(), ": admin.socket: taken") || !errors.Is(err, taken) {
+			t.Errorf("%q and %q: %q, want %q", c.yaml, c.environ, err, c.want)
+		}
+	}
+}

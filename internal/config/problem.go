@@ -55,6 +55,14 @@ func (c *Config) NamespaceProblem(subsystem, namespace int, err error) error {
 	return p
 }
 
+// FieldProblem is err as a problem of a field, for what is found out only when the configuration is used. It names the
+// file or the variable of the environment that the field is from.
+func (c *Config) FieldProblem(field string, err error) error {
+	p := c.problem(field, err.Error())
+	p.cause = err
+	return p
+}
+
 // Errors are all problems found, in the order of their lines.
 type Errors []*Problem
 

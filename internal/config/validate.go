@@ -452,9 +452,13 @@ func (v *validator) extents() {
 			if s.KVSwap > 0 {
 				what = "namespaces and swap area"
 			}
-			v.complain(d.last, "%s on ssd %s would overlap, they do not fit side by side: %s; allowed: %s together, "+
-				"which is its size without the labels",
-				what, s.Name, strings.Join(d.names, ", "), room)
+			if len(d.names) == 1 {
+				v.complain(d.last, "%s does not fit on ssd %s; allowed: up to %s, which is its size without the labels",
+					d.names[0], s.Name, room)
+			} else {
+				v.complain(d.last, "%s on ssd %s would overlap, they do not fit side by side: %s; allowed: %s "+
+					"together, which is its size without the labels", what, s.Name, strings.Join(d.names, ", "), room)
+			}
 		}
 		if len(d.names) > label.MaxExtents {
 			v.complain(d.last, "%d namespaces and swap areas on ssd %s; allowed: at most %d on one drive", len(d.names),

@@ -14,6 +14,7 @@ import (
 	"sort"
 	"strconv"
 	"sync"
+	"syscall"
 	"time"
 
 	"jbofd/internal/admin"
@@ -30,22 +31,19 @@ func (n *Node) bindAdmin() error {
 	if path == "" {
 		return nil
 	}
+	problem := func(err error) error { return n.cfg.FieldProblem("admin.socket", err) }
 	if err := os.Mkdir(filepath.Dir(path), 0o755); err != nil && !errors.Is(err, os.ErrExist) {
-		return fmt.Errorf("admin.socket: %w", err)
+		return problem(err)
 	}
-	if c, err := net.Dial("unix", path); err == nil {
-		_ = c.Close()
-		return fmt.Errorf("admin.socket %s: another daemon answers there", path)
-	}
-	if err := os.Remove(path); err != nil && !errors.Is(err, os.ErrNotExist) {
-		return fmt.Errorf("admin.socket: %w", err)
+	if err := removeStale(path); err != nil {
+		return problem(err)
 	}
 	l, err := net.Listen("unix", path)
 	if err != nil {
-		return fmt.Errorf("admin.socket: %w", err)
+		return problem(err)
 	}
 	if err := os.Chmod(path, 0o600); err != nil {
-		return errors.Join(fmt.Errorf("admin.socket: %w", err), l.Close())
+		return errors.Join(problem(err), l.Close())
 	}
 	mux := n.adminAPI()
 	srv := &http.Server{ReadTimeout: 5 * time.Second, WriteTimeout: 30 * time.Second, MaxHeaderBytes: 8 << 10,
@@ -84,6 +82,31 @@ func (n *Node) bindAdmin() error {
 	})
 	n.closing(n.endAdmin)
 	return nil
+}
+
+// removeStale removes the socket that a daemon has left behind at its end, and nothing else.
+func removeStale(path string) error {
+	st, err := os.Lstat(path)
+	switch {
+	case errors.Is(err, os.ErrNotExist):
+		return nil
+	case err != nil:
+		return err
+	case st.Mode().Type() != os.ModeSocket:
+		return fmt.Errorf("%s exists and is no socket: it stays as it is", path)
+	}
+	c, err := net.Dial("unix", path)
+	switch {
+	case err == nil:
+		_ = c.Close()
+		return fmt.Errorf("%s: another daemon answers there", path)
+	case errors.Is(err, syscall.ECONNREFUSED):
+		err = os.Remove(path)
+	}
+	if errors.Is(err, os.ErrNotExist) {
+		return nil // it has just been removed
+	}
+	return err
 }
 
 // lastRequests is how long requests may take when the daemon stops. Those that change something have ended: the others

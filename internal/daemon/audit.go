@@ -26,7 +26,7 @@ func (n *Node) AuditKV(ctx context.Context, name string, repair bool) (admin.KVA
 	s := n.publisher.Store(u)
 	switch {
 	case s == nil:
-		return admin.KVAudit{}, fmt.Errorf("no key-value namespace %s is served", name)
+		return admin.KVAudit{}, n.noStore(u)
 	case !s.Audit(repair):
 		return admin.KVAudit{}, fmt.Errorf("an audit of namespace %s is running already, or it is being closed", name)
 	}

@@ -2,7 +2,6 @@ package daemon
 
 import (
 	"encoding/hex"
-	"errors"
 	"fmt"
 	"io"
 	"math"
@@ -11,11 +10,13 @@ import (
 	"time"
 
 	"jbofd/internal/admin"
+	"jbofd/internal/config"
 	"jbofd/internal/kvstore"
 	"jbofd/internal/nvme"
 	"jbofd/internal/nvmeof/target"
 	"jbofd/internal/partition"
 	"jbofd/internal/publish"
+	"jbofd/internal/ssd/label"
 	"jbofd/internal/uuid"
 )
 
@@ -40,9 +41,27 @@ func (n *Node) storeOf(r *http.Request) (*publish.Store, error) {
 	}
 	s := n.publisher.Store(u)
 	if s == nil {
-		return nil, fmt.Errorf("no key-value namespace %s is served", name)
+		return nil, n.noStore(u)
 	}
 	return s, nil
+}
+
+// noStore says why there is no store of a namespace.
+func (n *Node) noStore(u uuid.UUID) error {
+	for _, d := range n.ssds {
+		if d.label == nil {
+			continue
+		}
+		for _, e := range d.label.Label().Extents {
+			if e.UUID == u && e.Use != label.KV {
+				return fmt.Errorf("namespace %s is of type %s; must be kv", u, e.Use)
+			}
+		}
+	}
+	if reason := n.leftOutReason(u); reason != "" {
+		return fmt.Errorf("namespace %s is not served: %s", u, reason)
+	}
+	return fmt.Errorf("no key-value namespace %s is served", u)
 }
 
 // copyRequest runs a Request at the weight of the background.
@@ -143,7 +162,8 @@ func (n *Node) importKV(r *http.Request) (any, error) {
 	case kvstore.OK:
 		return admin.KVImported{APIVersion: admin.Version, Applied: q.ValueLen}, nil
 	case kvstore.CapacityExceeded:
-		return nil, errors.New("the namespace is full; make it larger and repeat the import")
+		return nil, fmt.Errorf("the namespace is full with its size of %s; make it larger and repeat the import",
+			config.Bytes(s.SizeBytes()))
 	}
 	return nil, fmt.Errorf("a batch was not stored: status %d; the import may be repeated", q.Status)
 }

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"strings"
 	"testing"
 
 	"jbofd/client"
@@ -111,6 +112,26 @@ func TestAnExportIsImported(t *testing.T) {
 	damaged[len(damaged)-1]++
 	if _, err := n.admin.ImportKV(t.Context(), id[1], damaged); err == nil {
 		t.Error("a damaged batch is imported")
+	}
+}
+
+// TestABlockNamespaceIsNotTakenForAnAbsentOne, by an export, an import or an audit.
+func TestABlockNamespaceIsNotTakenForAnAbsentOne(t *testing.T) {
+	w := newWorld(t)
+	w.configure([]string{memSSD}, []string{"{nsid: 1, ssd: ssd0, size: 16MiB}"})
+	n := w.mustStart()
+	subs, err := n.admin.Subsystems(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	id := subs.Items[0].Namespaces[0].UUID
+	_, exported := n.admin.ExportKV(t.Context(), id, nvme.KVCursor{})
+	_, imported := n.admin.ImportKV(t.Context(), id, nil)
+	_, audited := n.admin.AuditKV(t.Context(), id, false)
+	for _, err := range []error{exported, imported, audited} {
+		if err == nil || !strings.Contains(err.Error(), "namespace "+id+" is of type block; must be kv") {
+			t.Errorf("%v", err)
+		}
 	}
 }
 

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"net"
 	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -220,6 +221,42 @@ func TestTheLogBeginsWithWhatIsStarted(t *testing.T) {
 	for _, want := range []string{"msg=starting", "version=test", "config=test.yaml", `ssds="ssd0, broken"`} {
 		if !strings.Contains(first, want) {
 			t.Errorf("no %s in the first line of the log: %s", want, first)
+		}
+	}
+}
+
+// TestOnlyASocketThatADaemonHasLeftBehindIsRemoved: not that of a live daemon, and no other file, which admin.socket
+// may name by mistake.
+func TestOnlyASocketThatADaemonHasLeftBehindIsRemoved(t *testing.T) {
+	dir := t.TempDir()
+	path := func(name string) string { return filepath.Join(dir, name) }
+	if err := os.WriteFile(path("file"), []byte("text"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	live, err := net.Listen("unix", path("live"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer live.Close()
+	stale, err := net.Listen("unix", path("stale"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	stale.(*net.UnixListener).SetUnlinkOnClose(false)
+	if err := stale.Close(); err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range []struct {
+		name, says string
+		stays      bool
+	}{{"file", "is no socket", true}, {"live", "another daemon answers", true}, {"stale", "", false},
+		{"none", "", false}} {
+		err := removeStale(path(c.name))
+		if (err != nil) != (c.says != "") || err != nil && !strings.Contains(err.Error(), c.says) {
+			t.Errorf("%s: %v, want an error that says %q", c.name, err, c.says)
+		}
+		if _, err := os.Lstat(path(c.name)); (err == nil) != c.stays {
+			t.Errorf("%s: afterwards %v", c.name, err)
 		}
 	}
 }

@@ -5,6 +5,7 @@ import (
 	"fmt"
 
 	"jbofd/internal/kvstore/check"
+	"jbofd/internal/kvstore/format"
 	"jbofd/internal/kvstore/space"
 	"jbofd/internal/kvstore/swap"
 	"jbofd/internal/ssd"
@@ -43,6 +44,7 @@ func Check(dev ssd.Device, o CheckOptions) (CheckReport, error) {
 		return CheckReport{}, err
 	}
 	defer q.Close() // nothing is outstanding
+	readAt := readerOf(dev, q, o.OffsetBytes)
 	m := &memory{}
 	table, err := m.reserveSegTbl(segTblBytes(o.LengthBytes, 1))
 	if err != nil {
@@ -57,14 +59,7 @@ func Check(dev ssd.Device, o CheckOptions) (CheckReport, error) {
 			return fmt.Errorf("check: %w", ssd.ErrGone)
 		default:
 		}
-		q.Submit([]ssd.Request{{Op: ssd.Read, Offset: int64(offset.On(o.OffsetBytes)), Len: int64(len(buf)), Buf: buf}})
-		var done [1]ssd.Completion
-		for q.Poll(done[:], -1) == 0 {
-			if err := dev.Healthy(); err != nil {
-				return err
-			}
-		}
-		return done[0].Err
+		return readAt(offset, buf)
 	}
 	var report CheckReport
 	if manifest, err := swap.LoadManifest(read, space.HeapAlloc); err == nil {
@@ -78,4 +73,44 @@ func Check(dev ssd.Device, o CheckOptions) (CheckReport, error) {
 		return report, ErrCheckStopped
 	}
 	return report, err
+}
+
+// readerOf returns what reads from an extent of a device.
+func readerOf(dev ssd.Device, q ssd.Queue, start units.DriveOffset) func(units.ExtentOffset, []byte) error {
+	return func(offset units.ExtentOffset, buf []byte) error {
+		q.Submit([]ssd.Request{{Op: ssd.Read, Offset: int64(offset.On(start)), Len: int64(len(buf)), Buf: buf}})
+		var done [1]ssd.Completion
+		for q.Poll(done[:], -1) == 0 {
+			if err := dev.Healthy(); err != nil {
+				return err
+			}
+		}
+		return done[0].Err
+	}
+}
+
+// HasStore reports whether a device without a label looks like a partition: a superblock begins where one of the two
+// has its place.
+//
+// Errors: the device's.
+func HasStore(dev ssd.Device) (bool, error) {
+	size := dev.Info().SizeBytes &^ (format.SuperblockBytes - 1)
+	if size < 2*format.SuperblockBytes {
+		return false, nil
+	}
+	q, err := dev.OpenQueue(1)
+	if err != nil {
+		return false, err
+	}
+	defer q.Close() // nothing is outstanding
+	read := readerOf(dev, q, 0)
+	buf := make(format.Superblock, format.SuperblockBytes)
+	for generation := range uint64(2) {
+		if readErr := read(format.SuperblockOffset(generation, size), buf); readErr != nil {
+			err = readErr // the other one may be readable
+		} else if buf.Begins() {
+			return true, nil
+		}
+	}
+	return false, err
 }

@@ -172,6 +172,9 @@ func (b Superblock) SetSalt() {
 }
 
 // Seal completes the superblock by writing its prelude. It must be called last.
+// Begins reports whether b has the magic of a superblock, valid or not.
+func (b Superblock) Begins() bool { return string(b[:len(superMagic)]) == superMagic }
+
 func (b Superblock) Seal() { seal(b[:SuperblockBytes], superMagic, Version) }
 
 // Check verifies the superblock of a partition of that length.
