@@ -447,6 +447,7 @@ func (s *Store) victimDone(sl *slot) {
 	case v.Live > 0:
 		// Some of what is live was not found, so that it is damaged. The rest of the chunk is left as it is.
 		v.State = space.Damaged
+		s.bad.damaged = true
 		s.audit.wanted, s.audit.hoards = true, true
 		s.damage(Damage{Offset: s.pool.At(sl.Chunk, 0), LostBytes: int64(v.Live)})
 		return

@@ -70,4 +70,5 @@ const (
 	ioRecover
 	ioNote
 	ioDrop
+	ioBad
 )

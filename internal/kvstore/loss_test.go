@@ -340,7 +340,7 @@ func keysUnderCheckpoint(t *testing.T, seed uint64) (m *model, chunk int, header
 
 // TestABadFreeChunkIsNotUsed: the first blocks of a free chunk cannot be read, as on a drive whose sectors are larger
 // than its blocks. The key log shows that the chunk was not used, so that the partition opens. The chunk is not used
-// until it can be read at another start.
+// after the next starts either, also when its header can be read.
 func TestABadFreeChunkIsNotUsed(t *testing.T) {
 	kvstore.PlainOnly(t)
 	t.Parallel()
@@ -357,12 +357,18 @@ func TestABadFreeChunkIsNotUsed(t *testing.T) {
 	}
 	at := m.headerAt(int(chunk))
 	m.dev.Unreadable(at, 4096)
-	want := func(bad int64) {
+	m.dev.Fault = func(q *ssd.Request) lab.Outcome {
+		if q.Op == ssd.Write && q.Offset == at {
+			return lab.FailUndone // so that the store cannot heal it
+		}
+		return lab.Good
+	}
+	want := func(lost int64) {
 		t.Helper()
 		m.crash()
 		m.reopen()
-		if got := m.s.Stats(); got.BadChunks != bad || got.LostHeaders != bad {
-			t.Fatalf("%d bad chunks and %d headers lost, want %d", got.BadChunks, got.LostHeaders, bad)
+		if got := m.s.Stats(); got.BadChunks != 1 || got.LostHeaders != lost {
+			t.Fatalf("%d bad chunks and %d headers lost, want 1 and %d", got.BadChunks, got.LostHeaders, lost)
 		}
 	}
 	want(1)
@@ -373,16 +379,11 @@ func TestABadFreeChunkIsNotUsed(t *testing.T) {
 	m.settle()
 	m.random(8000, 8)
 	want(1)
-	free := m.s.Stats().FreeChunks
+	m.dev.Fault = nil
 	if err := m.dev.Do(ssd.Request{Op: ssd.Write, Offset: at, Len: 4096, Buf: make([]byte, 4096)}); err != nil {
 		t.Fatal(err)
 	}
 	want(0)
-	m.s.Checkpoint()
-	m.settle()
-	if got := m.s.Stats().FreeChunks; got <= free {
-		t.Errorf("%d chunks are free, %d were when one was bad", got, free)
-	}
 	m.random(300, 8)
 	m.settle()
 	m.compare(false)

@@ -275,7 +275,7 @@ func (s *Store) emptyStep() {
 		s.wake(s.now + 1)
 		s.progress++
 	case s.pool.Beyond() == len(s.pool.Chunks)-s.pool.Limit():
-		if s.ckpt.stage == ckptIdle {
+		if s.ckpt.stage == ckptIdle && !s.bad.busy {
 			s.takeAway()
 		}
 	case r.clean && s.ckpt.stage == ckptIdle && !s.ckpt.wanted:

@@ -78,7 +78,7 @@ type Stats struct {
 	// LostHeaders is how many chunk headers could not be read, or were damaged, when the partition was opened. Nothing
 	// is lost with them.
 	LostHeaders int64
-	// FreeChunks of Chunks are free. BadChunks are not used, because they cannot be read. Each has ChunkBytes.
+	// FreeChunks of Chunks are free. BadChunks are not used, because they could not be read. Each has ChunkBytes.
 	FreeChunks, BadChunks, Chunks, ChunkBytes int64
 }
 
@@ -160,6 +160,7 @@ type Store struct {
 	openings openings
 	split    splitState
 	merge    mergeState
+	bad      badState
 	compact  compactState
 	early    earlyState
 	ckpt     ckptState
@@ -327,6 +328,10 @@ func (s *Store) adopt(image *recovery.Image) error {
 			format.RoundUp(maxEarlyBytes+2*c.BlockSize, format.SuperblockBytes)))
 	}
 	s.ckpt.header = mem.Take("a chunk header", c.BlockSize)
+	s.bad.damaged = s.pool.Damaged()
+	if s.pool.Bad > 0 {
+		s.bad.buf = mem.Take("trying bad chunks", badPieceBytes)
+	}
 	s.openings = openings{buf: mem.Take("a list of chunks", c.BlockSize), first: sb.Openings(),
 		pending: make([]opening, 0, numLogs+1), on: n > c.many && !c.Volatile}
 	if mem.Err == nil {
@@ -526,6 +531,8 @@ func (s *Store) Complete(tag uint32, err error) {
 		s.recovered(r.who, err)
 	case ioDrop:
 		s.dropsWritten(ok)
+	case ioBad:
+		s.badEnded(ok)
 	}
 }
 
@@ -570,6 +577,7 @@ func (s *Store) Turn(nowNS int64, out *Actions) {
 			s.expiryStep()
 			s.copyInStep()
 			s.dropStep()
+			s.badStep()
 			s.writeSegments()
 			s.restoreStep()
 			for l := range s.logs {

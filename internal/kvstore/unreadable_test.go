@@ -92,10 +92,16 @@ func TestAnUnreadableChunkIsNotInTheWay(t *testing.T) {
 	}
 }
 
-// TestWhatCanBeReadAgainIsNotLost: the scrub comes back to chunks in which something could not be read.
+// TestWhatCanBeReadAgainIsNotLost: the store comes back to chunks in which something could not be read, with or without
+// a scrub.
 func TestWhatCanBeReadAgainIsNotLost(t *testing.T) {
+	t.Run("scrub", func(t *testing.T) { whatCanBeReadAgainIsNotLost(t, 64<<20) })
+	t.Run("no scrub", func(t *testing.T) { whatCanBeReadAgainIsNotLost(t, 0) })
+}
+
+func whatCanBeReadAgainIsNotLost(t *testing.T, scrubRate int64) {
 	d := newInstant(t, Config{PartitionBytes: 16 << 20, BlockSize: 512, ChunkBytes: 256 << 10,
-		ScrubBytesPerSec: 64 << 20})
+		ScrubBytesPerSec: scrubRate})
 	d.put(0, 4000, func(i int) uint64 { return uint64(i) }, make([]byte, 1000), 64)
 	s, all := d.s, d.liveValues()
 	block := all[len(all)/2].offset &^ 511

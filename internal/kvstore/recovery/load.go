@@ -250,16 +250,11 @@ func (m *Machine) classify() {
 		if c.Kind == 0 || c.Kind == format.Checkpoint {
 			*c = space.Chunk{Epoch: c.Epoch, State: space.Free}
 		}
-		if c.Kind == format.Bad && m.listed && !f.read {
+		if c.Kind == format.Bad {
+			// It was not taken as long as this checkpoint says so. It stays bad until the store has tried it: that its
+			// header can be read says nothing of the rest.
 			*c = space.Chunk{Epoch: c.Epoch, Kind: format.Bad, State: space.Bad}
-		}
-		if c.Kind == format.Bad && c.State != space.Bad {
-			// It was not taken as long as this checkpoint says so. If it can be read again, the next one frees it.
-			*c = space.Chunk{Epoch: c.Epoch, State: space.Obsolete}
 			m.doubtful = slices.DeleteFunc(m.doubtful, func(d format.ChunkNumber) bool {
-				if d == format.ChunkNumber(i) {
-					*c = space.Chunk{Epoch: c.Epoch, Kind: format.Bad, State: space.Bad}
-				}
 				return d == format.ChunkNumber(i)
 			})
 		}

@@ -7,7 +7,8 @@
 //	 │                              └──────────────────────────────────┤
 //	 ├──────────────────────────────── if recovery does not read it ───┤
 //	 └── PendingFree <──a checkpoint begins── Obsolete <── if it may ──┘
-//	     until that checkpoint is durable
+//	     until that checkpoint is durable        ^
+//	                                 Bad ──Heal──┘
 package space
 
 import (
@@ -38,8 +39,8 @@ const (
 	// Damaged: the chunk was walked through, and not all that is live in it was found. Nothing is written to the chunk
 	// until all of it has died.
 	Damaged
-	// Bad: the chunk could not be read when the partition was opened, and was not in use. It is not used before it can
-	// be read at another opening.
+	// Bad: the chunk could not be read when the partition was opened, and was not in use. It is not used before all of
+	// it was written and read back.
 	Bad
 	// Withdrawn: the chunk is free, and lies from the limit of the pool on, so that it is not used.
 	Withdrawn
@@ -376,6 +377,23 @@ func (p *Pool) ReturnBad(i format.ChunkNumber) {
 		p.freeList = p.nextFree(i)
 		p.pushBack(i)
 	}
+}
+
+// Heal makes a bad chunk obsolete, all of which can be read again: it is free with the next checkpoint.
+func (p *Pool) Heal(i format.ChunkNumber) {
+	p.noteFirst(i)
+	c := &p.Chunks[i]
+	invariants.Check(c.State == Bad && i < p.limit, "chunks: one is healed that is not bad")
+	*c = Chunk{Epoch: c.Epoch, State: Obsolete, AtCheckpoint: c.AtCheckpoint}
+	p.Bad--
+	p.unread[i>>6] &^= 1 << (i & 63)
+	p.countObsolete(i)
+	p.Changes++
+}
+
+// Damaged reports whether a chunk is damaged.
+func (p *Pool) Damaged() bool {
+	return slices.ContainsFunc(p.Chunks, func(c Chunk) bool { return c.State == Damaged })
 }
 
 // count adds n to the sums of live bytes, to which chunk i contributes.
