@@ -292,7 +292,7 @@ func (s *Store) makeRoom(a *activeSeg, n, most int) Status {
 	switch {
 	case n > most:
 		return CapacityExceeded
-	case !s.makeLen(&a.buf, n):
+	case !s.makeLen(a, n):
 		return NoMemory
 	}
 	return OK

@@ -494,7 +494,7 @@ func (s *Store) startRewrite(sl *slot, seg format.Segment, offset units.ExtentOf
 	if fresh {
 		a := &s.segs[i]
 		a.entry = s.tbl.Get(number)
-		if !s.makeLen(&a.buf, len(seg)+format.UpgradeBytes) {
+		if !s.makeLen(a, len(seg)+format.UpgradeBytes) {
 			s.deactivate(i)
 			sl.Failed = true
 			return

@@ -179,7 +179,7 @@ func (s *Store) takeIn(last, into *activeSeg) bool {
 	if from.Lossy() || to.Lossy() || n+keys*maxWidth > format.MaxSegmentBytes {
 		return false
 	}
-	if !s.makeLen(&last.buf, n+keys*maxWidth) || !s.makeLen(&into.buf, n+keys*maxWidth) {
+	if !s.makeLen(last, n+keys*maxWidth) || !s.makeLen(into, n+keys*maxWidth) {
 		return false
 	}
 	from, to = format.Segment(last.buf), format.Segment(into.buf)

@@ -44,9 +44,9 @@ type activeSeg struct {
 	// force: the segment is written even if no writer changes it.
 	force bool
 	// buf begins with the segment. While the segment is being read, buf holds the blocks around it, and it begins at
-	// lead.
-	buf  []byte
-	lead uint32
+	// lead. It is small, the activeSeg's own, or a longer one.
+	buf, small []byte
+	lead       uint32
 	// blocks is how many blocks are being read. shorter: a read of more has failed.
 	blocks  int
 	shorter bool
@@ -78,9 +78,9 @@ func (s *Store) activate(number uint32, pays payer) (i int32, fresh bool) {
 	invariants.Check(i != none, "kvstore: more active segments than writers")
 	a := &s.segs[i]
 	s.freeSeg = a.chain
-	buf, dead := a.buf, a.dead[:0]
+	small, dead := a.small, a.dead[:0]
 	*a = activeSeg{} // in place, without a copy
-	a.number, a.pays, a.chain, a.next, a.buf, a.dead = number, pays, *head, none, buf, dead
+	a.number, a.pays, a.chain, a.next, a.buf, a.small, a.dead = number, pays, *head, none, small, small, dead
 	a.waiting, a.writing = list.None, list.None
 	*head = i
 	return i, true
@@ -96,7 +96,7 @@ func (s *Store) load(i int32) {
 		return
 	}
 	n := a.entry.MaxBytes()
-	if !s.makeLen(&a.buf, n+2*s.cfg.BlockSize) {
+	if !s.makeLen(a, n+2*s.cfg.BlockSize) {
 		s.segLinks.Push(&s.unloaded, i)
 		return
 	}
@@ -119,23 +119,6 @@ func (s *Store) blank(i int32) {
 	format.Segment(a.buf).Clear(a.number)
 	format.Segment(a.buf).SetDecidedBy(s.tbl.Bits(a.number))
 	a.state, a.bytes, a.stale = segLoaded, 0, false
-}
-
-// makeLen grows the buffer of a segment to at least n bytes, keeping its content, and reports whether there was memory
-// for it. A segment that is longer than smallSegment is rare: with the default of 13 keys a segment it takes a table
-// without room for more segments. The longer buffer stays with its activeSeg, so that a store stops allocating when it
-// has seen its longest segments.
-func (s *Store) makeLen(buf *[]byte, n int) bool {
-	if len(*buf) >= n {
-		return true
-	}
-	longer, err := s.cfg.Alloc(format.RoundUp(n, format.SuperblockBytes))
-	if err != nil {
-		return false
-	}
-	copy(longer, *buf)
-	*buf = longer
-	return true
 }
 
 // dispatch hands a writer to its segment.
@@ -332,6 +315,7 @@ func (s *Store) deactivate(i int32) {
 		at = &s.segs[*at].chain
 	}
 	*at = a.chain
+	s.returnLong(a)
 	a.chain = s.freeSeg
 	s.freeSeg = i
 }

@@ -93,7 +93,7 @@ func (s *Store) fillAdded() bool {
 		sp.dst[j], _ = s.activate(number, payer{background: true})
 		d, seg := &s.segs[sp.dst[j]], format.Segment(s.segs[sp.src[j]].buf)
 		d.added = true
-		if !s.makeLen(&d.buf, seg.LengthBytes()) {
+		if !s.makeLen(d, seg.LengthBytes()) {
 			for _, i := range sp.dst[:j+1] {
 				s.segs[i].added = false
 				s.deactivate(i)

@@ -10,8 +10,8 @@
 // goroutine at a time may use a Store.
 //
 // A Store allocates its memory while the partition is opened. While it serves it allocates only where something is
-// larger than ever before: the tables of I/Os under way and of active segments' long buffers (segments beyond 4 KiB)
-// grow to their greatest size and stay. TestServingAllocatesNothing and TestSplitsAllocateNothing measure it.
+// larger than ever before: the table of I/Os under way, and as many longer buffers as segments of more than 4 KiB were
+// in use at once. Both stay. TestServingAllocatesNothing and TestSplitsAllocateNothing measure it.
 //
 // A PUT appends its value to the open group of the value log and reads the segment of its key at the same time. When
 // the value is durable, all writers of the segment whose values are durable change it together, and it is written once,
@@ -128,6 +128,7 @@ type Store struct {
 	freeSeg  int32
 	// table is a hash table of the active segments, by segment number. Its entries are the heads of chains.
 	table []int32
+	long  longBuffers
 	// dirty are active segments that have to be written.
 	dirty list.List
 	// unloaded are active segments for which there was no memory. Their writers end with NoMemory in the next Turn.
@@ -299,7 +300,9 @@ func (s *Store) adopt(image *recovery.Image) error {
 		}
 	}
 	for i := range s.segs {
-		s.segs[i].buf = mem.Take("a segment in use", format.RoundUp(smallSegment+2*c.BlockSize, format.SuperblockBytes))
+		a := &s.segs[i]
+		a.small = mem.Take("a segment in use", format.RoundUp(smallSegment+2*c.BlockSize, format.SuperblockBytes))
+		a.buf = a.small
 	}
 	var err error
 	s.reads, err = lookup.New(lookup.Config{

@@ -1,6 +1,8 @@
 package space
 
 import (
+	"slices"
+
 	"jbofd/internal/invariants"
 	"jbofd/internal/kvstore/format"
 )
@@ -134,7 +136,9 @@ func (p *Pool) Truncate() {
 	for i := p.limit; int(i) < len(p.Chunks); i++ {
 		p.unread[i>>6] &^= 1 << (i & 63)
 	}
-	p.Chunks = p.Chunks[:p.limit:p.limit]
+	p.Chunks = slices.Clone(p.Chunks[:p.limit]) // the memory of the others is given back
+	words := (len(p.Chunks) + 63) / 64
+	p.noted, p.unread = slices.Clone(p.noted[:words]), slices.Clone(p.unread[:words])
 	p.Bad -= p.beyond.bad
 	p.beyond, p.withdrawn, p.keep = beyond{}, none, 0
 	p.countFree()

@@ -270,3 +270,26 @@ func TestOldChunksOfValuesAreEmptiedBefore(t *testing.T) {
 		}
 	}
 }
+
+// TestAPoolThatHasShrunkGivesMemoryBack: what it takes is what MemoryBytes says, give or take a page.
+func TestAPoolThatHasShrunkGivesMemoryBack(t *testing.T) {
+	sb := make(format.Superblock, format.SuperblockBytes)
+	sb.SetPartitionBytes(1 << 40)
+	sb.SetChunkBytes(1 << 20)
+	p := New(sb)
+	takes := func() int64 { return int64(cap(p.Chunks)*chunkBytes + 8*cap(p.noted) + 8*cap(p.unread)) }
+	for _, n := range []int{len(p.Chunks), 10_000, 100} {
+		for !p.Narrow(n) {
+		}
+		p.Truncate()
+		if got, want := takes(), MemoryBytes(n); len(p.Chunks) != n || got < want || got > want+8192 {
+			t.Errorf("%d of %d chunks take %d bytes, want %d", len(p.Chunks), n, got, want)
+		}
+	}
+	p.Extend(20_000)
+	for !p.Widen() {
+	}
+	if p.Free != 20_000 || p.Unreadable(19_999) {
+		t.Errorf("%d chunks are free, want 20000", p.Free)
+	}
+}
