@@ -22,7 +22,7 @@ import (
 // behind it, leaves a chunk that the last checkpoint calls bad, and that stays bad at the next opening: that its header
 // can be read by then says nothing of the rest.
 //
-// A damaged chunk is looked at again by compaction, once the scrub has come to it. Without a scrub these rounds do that.
+// Compaction looks at a damaged chunk again once the scrub has come to it. Without a scrub, these rounds come to it.
 
 const (
 	// badNS is the time from the opening to the first round of tries. It is twice as long from each round to the next,
@@ -58,6 +58,14 @@ type badState struct {
 	healed, damaged bool
 	// buf is nil if there was no bad chunk when the partition was opened. Later there are no others.
 	buf []byte
+}
+
+// openBad takes what was found when the partition was opened.
+func (s *Store) openBad(mem *space.Buffers) {
+	s.bad.damaged = s.pool.Damaged()
+	if s.pool.Bad > 0 {
+		s.bad.buf = mem.Take("trying bad chunks", badPieceBytes)
+	}
 }
 
 // badStep tries bad chunks.

@@ -98,7 +98,9 @@ func TestABadChunkComesBackWhenAllOfItCanBeRead(t *testing.T) {
 		after      int64
 		mostWrites int
 	}{
-		{"it is healed by a write", func(*badChunk) func(*ssd.Request) lab.Outcome { return anything }, true, 2 * minute, 0},
+		{"it is healed by a write", func(*badChunk) func(*ssd.Request) lab.Outcome {
+			return anything
+		}, true, 2 * minute, 0},
 		{"its last block cannot be read", func(*badChunk) func(*ssd.Request) lab.Outcome {
 			return func(q *ssd.Request) lab.Outcome {
 				if q.Op == ssd.Read && within(q, last) {

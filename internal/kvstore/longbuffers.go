@@ -3,9 +3,9 @@ package kvstore
 import "jbofd/internal/kvstore/format"
 
 // Every activeSeg has a buffer for a segment of smallSegment. Longer ones are rare: with the default of 13 keys a
-// segment it takes values of more than 1 MiB in all, identities, or a table without room for more segments. An activeSeg
-// borrows a longer buffer for as long as it is active. So there are as many as there were long segments in use at once,
-// and not one for each activeSeg that ever had one. They are kept until the store is closed.
+// segment it takes values of more than 1 MiB in all, identities, or a table without room for more segments. An
+// activeSeg borrows a longer buffer for as long as it is active. So there are as many as there were long segments in
+// use at once, and not one for each activeSeg that ever had one. They are kept until the store is closed.
 
 // longClasses is the number of classes of longer buffers. Each class is twice as long as the one before.
 const longClasses = 6
@@ -18,8 +18,8 @@ func (s *Store) longBytes(class int) int {
 	return format.RoundUp(smallSegment<<(class+1)+2*s.cfg.BlockSize, format.SuperblockBytes)
 }
 
-// makeLen makes the buffer of a segment at least n bytes long, keeping its content, and reports whether there was memory
-// for it.
+// makeLen makes the buffer of a segment at least n bytes long, keeping its content, and reports whether there was
+// memory for it.
 func (s *Store) makeLen(a *activeSeg, n int) bool {
 	if len(a.buf) >= n {
 		return true

@@ -53,7 +53,8 @@ func TestLongBuffersAreShared(t *testing.T) {
 	for class := 0; class == 0 || s.longBytes(class-1) < n+2*s.cfg.BlockSize; class++ {
 		most += s.longBytes(class)
 	}
-	if t.Logf("a segment of %d bytes, which %d activeSegs have had, takes %d bytes", n, len(slots), taken); taken > most {
+	t.Logf("a segment of %d bytes, which %d activeSegs have had, takes %d bytes", n, len(slots), taken)
+	if taken > most {
 		t.Errorf("%d bytes are allocated for one segment of %d, want at most %d", taken, n, most)
 	}
 	if len(slots) < 5 || n < 30_000 {

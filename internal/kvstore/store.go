@@ -331,10 +331,7 @@ func (s *Store) adopt(image *recovery.Image) error {
 			format.RoundUp(maxEarlyBytes+2*c.BlockSize, format.SuperblockBytes)))
 	}
 	s.ckpt.header = mem.Take("a chunk header", c.BlockSize)
-	s.bad.damaged = s.pool.Damaged()
-	if s.pool.Bad > 0 {
-		s.bad.buf = mem.Take("trying bad chunks", badPieceBytes)
-	}
+	s.openBad(&mem)
 	s.openings = openings{buf: mem.Take("a list of chunks", c.BlockSize), first: sb.Openings(),
 		pending: make([]opening, 0, numLogs+1), on: n > c.many && !c.Volatile}
 	if mem.Err == nil {
