@@ -1,6 +1,9 @@
 package kvstore
 
-import "jbofd/internal/kvstore/format"
+import (
+	"jbofd/internal/kvstore/format"
+	"jbofd/internal/kvstore/space"
+)
 
 // Every activeSeg has a buffer for a segment of smallSegment. Longer ones are rare: with the default of 13 keys a
 // segment it takes values of more than 1 MiB in all, identities, or a table without room for more segments. An
@@ -16,6 +19,15 @@ type longBuffers [longClasses][][]byte
 // longBytes is the length of the buffers of a class.
 func (s *Store) longBytes(class int) int {
 	return format.RoundUp(smallSegment<<(class+1)+2*s.cfg.BlockSize, format.SuperblockBytes)
+}
+
+// makeSegments gives every activeSeg its buffer.
+func (s *Store) makeSegments(mem *space.Buffers) {
+	for i := range s.segs {
+		a := &s.segs[i]
+		a.small = mem.Take("a segment in use", format.RoundUp(smallSegment+2*s.cfg.BlockSize, format.SuperblockBytes))
+		a.buf = a.small
+	}
 }
 
 // makeLen makes the buffer of a segment at least n bytes long, keeping its content, and reports whether there was

@@ -299,11 +299,7 @@ func (s *Store) adopt(image *recovery.Image) error {
 			s.groupLinks.Push(&log.free, int32(len(s.groups)-1))
 		}
 	}
-	for i := range s.segs {
-		a := &s.segs[i]
-		a.small = mem.Take("a segment in use", format.RoundUp(smallSegment+2*c.BlockSize, format.SuperblockBytes))
-		a.buf = a.small
-	}
+	s.makeSegments(&mem)
 	var err error
 	s.reads, err = lookup.New(lookup.Config{
 		Host: reader{s}, Table: &s.tbl, Pool: s.pool, HashSeed: s.hashSeed, BlockSize: c.BlockSize,
