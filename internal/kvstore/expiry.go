@@ -120,14 +120,14 @@ func (s *Store) expiryStep() {
 	short := s.isShort()
 	due := e.dueNS
 	switch {
+	case !e.running && e.endNS == 0 || e.running && short:
+		due = 0
 	case !e.running && short:
 		due = e.endNS + expiryShortNS
 	case !e.running:
 		due = e.endNS + expiryPauseNS
-	case short:
-		due = 0
 	}
-	if s.now < due && e.endNS > 0 {
+	if s.now < due {
 		s.wake(due)
 		return
 	}
