@@ -9,6 +9,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"syscall"
 	"testing"
 	"time"
 
@@ -114,11 +115,29 @@ func (d *daemon) restart(after time.Duration, run func() error) {
 	}()
 	<-began
 	<-time.After(after) // some time within what is going on; every time is as good
-	d.kill()
-	d.launch()
+	d.relaunch()
 	if err := <-ended; err != nil {
 		d.t.Fatal(err)
 	}
+}
+
+// relaunch kills the daemon and starts it again when the kernel has released its drive, which may take seconds on a
+// busy machine after the process has ended.
+func (d *daemon) relaunch() {
+	d.t.Helper()
+	d.kill()
+	f, err := os.Open(filepath.Join(d.dir, "ssd0.img"))
+	if err != nil {
+		d.t.Fatal(err)
+	}
+	defer f.Close()
+	eventually(d.t, "the drive is released", func() bool {
+		return syscall.Flock(int(f.Fd()), syscall.LOCK_EX|syscall.LOCK_NB) == nil
+	})
+	if err := syscall.Flock(int(f.Fd()), syscall.LOCK_UN); err != nil {
+		d.t.Fatal(err)
+	}
+	d.launch()
 }
 
 // TestARangeIsCopiedToAnotherDaemon: two daemons have a partition with the same hash seed, and different histories.
@@ -186,8 +205,7 @@ func TestARangeIsCopiedToAnotherDaemon(t *testing.T) {
 		_, err := b.n.DropRange(ctx(t), lower, clock)
 		return err
 	})
-	second.kill() // while it is swept
-	second.launch()
+	second.relaunch() // while it is swept
 	for _, h := range []*rangeHost{a, b} {
 		if n, err := h.n.Count(ctx(t), lower); err != nil || n.Objects+n.Tombstones > 0 {
 			t.Errorf("after a drop: %+v, %v", n, err)
