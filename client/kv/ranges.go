@@ -387,9 +387,9 @@ func (n *Namespace) CopyOut(ctx context.Context, r Range) iter.Seq2[Batch, error
 }
 
 // CopyIn stores the objects and tombstones of a Batch, each if its version is greater than that of what the key has, or
-// had when it was deleted with a tombstone. So batches may be repeated, come in any order, and be mixed with other
-// writes: the highest version wins. Identities of writes are added to those of the key. It returns how many entries
-// have changed something.
+// had when it was deleted with a tombstone, or if the key has the same version but its value cannot be read. So batches
+// may be repeated, come in any order, and be mixed with other writes: the highest version wins. Identities of writes
+// are added to those of the key. It returns how many entries have changed something.
 //
 // With a clock, the part of the range that the Batch is about becomes what the Batch says: what is there and has a
 // version of at most the clock ceases to exist if the Batch does not have it. Every write with a version of at most the

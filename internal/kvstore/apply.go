@@ -57,6 +57,7 @@ func (s *Store) apply(i, oi int32) bool {
 		return s.applyIdentified(a, at, o, e)
 	}
 	if s.isRepetition(seg, at, o) || s.isRefused(a, at, o) {
+		s.noteStored(seg, at, o)
 		return false
 	}
 	if o.full && o.kind == Put {
@@ -117,10 +118,10 @@ func (s *Store) outcomeOfFailed(seg format.Segment, o *op) Status {
 // at, or 0 if there is none.
 func (s *Store) isRefused(a *activeSeg, at int, o *op) bool {
 	seg := format.Segment(a.buf)
-	exists, known := false, uint64(0)
+	exists, restores, known := false, false, uint64(0)
 	if at != 0 {
 		it := seg.Item(at)
-		exists, known = !it.Gone(), it.Version()
+		exists, restores, known = !it.Gone(), o.restores(it), it.Version()
 	}
 	o.version = 0
 	if exists {
@@ -132,7 +133,7 @@ func (s *Store) isRefused(a *activeSeg, at int, o *op) bool {
 		o.status = Corrupt
 	case o.cond == IfVersion && o.version != o.want:
 		o.status = VersionMismatch
-	case o.cond == IfNewer && (known >= o.want || s.drops.list.Covers(bits.Reverse64(o.hash), o.want)):
+	case o.cond == IfNewer && (known >= o.want && !restores || s.drops.list.Covers(bits.Reverse64(o.hash), o.want)):
 		o.status, o.version = Superseded, known
 	case !exists && (o.kind == Delete && o.cond != IfNewer && !unknown || o.cond == IfPresent):
 		o.status = NotFound

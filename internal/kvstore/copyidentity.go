@@ -27,6 +27,9 @@ func (s *Store) applyIdentified(a *activeSeg, at int, o *op, e nvme.KVEntry) boo
 		known, exists = seg.Item(at).Version(), !seg.Item(at).Gone()
 	}
 	refused := s.isRefused(a, at, o)
+	if refused {
+		s.noteStored(seg, at, o)
+	}
 	switch {
 	case refused && known >= o.want:
 		// The key has something newer, or the same.

@@ -176,6 +176,12 @@ func (s *Store) SegmentAt(disk []byte, at int64) format.Segment {
 	return seg
 }
 
+// ValueAt is where the first byte of the value of a key is, or of its first piece.
+func (s *Store) ValueAt(disk []byte, key []byte) int64 {
+	seg := format.Segment(disk[s.tbl.Get(s.tbl.Segment(format.HashKey(s.hashSeed, key))).Offset():])
+	return int64(seg.Item(seg.Find(key)).ValueOffset()) + format.ValueHeaderBytes
+}
+
 // KindAt is the kind of the chunk at an offset in the partition, and whether it is in use. What is in no chunk is not.
 func (s *Store) KindAt(at int64) (kind format.Kind, used bool) {
 	if !s.pool.Contains(units.ExtentOffset(at)) {

@@ -33,7 +33,7 @@ func (d *instant) liveValues() (all []liveValue) {
 			if !it.Continues() {
 				key = slices.Clone(it.Key())
 			}
-			if s.tbl.Segment(format.HashKey(s.hashSeed, key)) == n &&
+			if it.ValueLen() > 0 && s.tbl.Segment(format.HashKey(s.hashSeed, key)) == n &&
 				s.pool.Chunks[s.pool.Of(it.ValueOffset())].State == space.Sealed {
 				all = append(all, liveValue{it.ValueOffset(), it.RecordBytes(), key})
 			}

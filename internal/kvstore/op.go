@@ -33,14 +33,17 @@ type op struct {
 	fetching   bool
 	earlyBytes uint16
 	epoch      space.Epoch
-	hash       uint64
+	// check is how far an entry of a CopyIn is with what is stored of its key.
+	check storedCheck
+	hash  uint64
 	// value is the value that is moved, in the memory of compaction, or the entry of a CopyIn if that has identities.
 	value    []byte
 	valueLen uint32
 	// parts are those of the value, if there is one. writing is how many are in groups that have not ended.
 	parts   [2]part
 	writing uint8
-	// old is the offset of the value or segment that is moved, segment the number of that segment.
+	// old is the offset of the value or segment that is moved, segment the number of that segment. For an entry of a
+	// CopyIn old is the offset of the value that is checked.
 	old     units.ExtentOffset
 	segment uint32
 
@@ -71,6 +74,10 @@ func (o *op) pays() payer {
 // finish ends an op.
 func (s *Store) finish(i int32, st Status) {
 	o := &s.ops[i]
+	if o.check == checkDue && (st == Superseded || st == OK) {
+		s.awaitCheck(i)
+		return
+	}
 	for p := range o.parts {
 		p := &o.parts[p]
 		if p.chunk != none {

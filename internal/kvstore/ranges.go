@@ -118,6 +118,7 @@ func (s *Store) copyInFault(b nvme.KVRange, clock uint64) Status {
 
 // copyInStep begins to write more entries of CopyIns, in turn, and ends those that are done.
 func (s *Store) copyInStep() {
+	s.checkStep()
 	for n := s.copying; n > 0; {
 		n = 0
 		for i := range s.copyIns {

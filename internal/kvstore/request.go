@@ -43,9 +43,10 @@ const (
 	// Digest returns sums over as many sub-ranges as there is room for in the Value, so that the differences between
 	// two stores with the same Config.HashSeed can be found: see nvme.KVSum.
 	Digest
-	// CopyIn stores the objects and tombstones of Request.Value, a result of CopyOut, each IfNewer, and adds the
-	// identities to those of their keys. Value belongs to the Store until the Reply. Reply.ValueLen is how many entries
-	// have changed something. If the status is not OK some of them may not be stored. It may be repeated.
+	// CopyIn stores the objects and tombstones of Request.Value, a result of CopyOut, each IfNewer, or if the key has
+	// the same version but its value cannot be read, and adds the identities to those of their keys. Value belongs to
+	// the Store until the Reply. Reply.ValueLen is how many entries have changed something. If the status is not OK
+	// some of them may not be stored. It may be repeated.
 	//
 	// With a Request.Version it is exact up to that clock: what is in the part of the range that the Value is about,
 	// and has a version of at most the clock, ceases to exist if the Value does not have it with this version. So it is

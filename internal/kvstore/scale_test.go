@@ -135,6 +135,7 @@ type noHost struct{ reads int }
 
 func (h *noHost) ReadFor(int32, tenant.ID, bool, units.ExtentOffset, []byte) { h.reads++ }
 func (h *noHost) Done(uint64, lookup.Result, lookup.Object)                  {}
+func (h *noHost) Checked(uint64, lookup.Result)                              {}
 func (h *noHost) Damaged(units.ExtentOffset, int, uint32, uint64) lookup.Result {
 	return lookup.Corrupt
 }

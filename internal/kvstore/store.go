@@ -122,10 +122,12 @@ type Store struct {
 	freeInt list.List // for compaction
 	// freeCopy are those for entries of CopyIns, of which there are copying.
 	freeCopy list.List
-	copyIns  [MaxCopyIns]copyIn
-	copying  int
-	segs     []activeSeg
-	freeSeg  int32
+	// unchecked are entries of CopyIns that wait for the check of the value that is stored.
+	unchecked list.List
+	copyIns   [MaxCopyIns]copyIn
+	copying   int
+	segs      []activeSeg
+	freeSeg   int32
 	// table is a hash table of the active segments, by segment number. Its entries are the heads of chains.
 	table []int32
 	long  longBuffers
@@ -204,7 +206,7 @@ func New(cfg Config) (*Store, error) {
 	total := cfg.Requests + maxMoves + copyWrites + maxEarly
 	s.ops, s.opLinks = make([]op, total), make(list.Links, total)
 	s.freeOps, s.freeInt, s.freeCopy, s.early.free = list.None, list.None, list.None, list.None
-	s.dirty, s.unloaded = list.None, list.None
+	s.dirty, s.unloaded, s.unchecked = list.None, list.None, list.None
 	for i := range s.ops {
 		s.ops[i].parts = [2]part{noPart, noPart}
 		free := &s.early.free

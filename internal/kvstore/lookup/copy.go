@@ -21,8 +21,14 @@ const (
 
 // mayCopy reports whether the read of a value of n bytes may begin.
 func (m *Machine) mayCopy(ro *rangeOp, n int) bool {
-	return m.copies < maxCopies && ro.copies < maxCopiesEach &&
-		(n <= mediumRecord || m.longCopies < maxLongCopies)
+	copies, long := m.copies, m.longCopies
+	if !m.checkedLast && m.awaited > 0 { // it is the turn of the check that waits
+		copies++
+		if m.awaited > mediumRecord {
+			long++
+		}
+	}
+	return copies < maxCopies && ro.copies < maxCopiesEach && (n <= mediumRecord || long < maxLongCopies)
 }
 
 // beginCopy starts to read the value of the key at an offset of a segment, for the entry at an offset of the result.
@@ -39,6 +45,7 @@ func (m *Machine) beginCopy(parent int32, seg format.Segment, item, entry int) {
 		pieces: c.pieces[:0],
 	}
 	copy(c.key[:], e.Key())
+	m.checkedLast = false
 	ro.copies++
 	m.copies++
 	if c.length > mediumRecord {

@@ -81,6 +81,7 @@ func (h *quiet) ReadFor(slot int32, _ tenant.ID, _ bool, _ units.ExtentOffset, _
 	h.reads = append(h.reads, slot)
 }
 func (h *quiet) Done(uint64, Result, Object)                            { h.done++ }
+func (*quiet) Checked(uint64, Result)                                   {}
 func (h *quiet) Damaged(units.ExtentOffset, int, uint32, uint64) Result { return Corrupt }
 
 // TestListsSkipFewSegmentsInATurn: a table of many segments is empty but for one of every so many. Several Lists

@@ -88,6 +88,8 @@ type Host interface {
 	ReadFor(slot int32, tenant tenant.ID, background bool, offset units.ExtentOffset, buf []byte)
 	// Done ends a Request. The Object is what a Get or an Exist has found.
 	Done(tag uint64, r Result, o Object)
+	// Checked ends a Check: the value was Found, or it is NotFound, or could not be read.
+	Checked(tag uint64, r Result)
 	// Damaged reports a live record of at most n bytes that is damaged: a segment, or a value if hash is the hash of
 	// its key. It returns Corrupt, or DeviceError if the record may be read later.
 	Damaged(offset units.ExtentOffset, n int, segment uint32, hash uint64) Result
@@ -127,12 +129,15 @@ type Machine struct {
 	listed   []listed
 	borrowed borrowed
 	// ranges are the range ops, of which busyRanges are in use, freeRange the first that is free. parked are CopyOuts
-	// that wait to read values, of which copies are being read, longCopies of them long ones.
+	// that wait to read values, of which copies are being read, longCopies of them long ones. checks of those are
+	// checks. awaited is AwaitCheck's n. checkedLast: a check has begun after the last read of a CopyOut.
 	ranges             []rangeOp
 	busyRanges         int
 	freeRange          int32
 	parked             list.List
 	copies, longCopies int
+	checks, awaited    int
+	checkedLast        bool
 }
 
 const none = list.NoRecord
@@ -171,6 +176,9 @@ type op struct {
 	// position is how far a List or range op has come. ranged is the rangeOp.
 	position uint64
 	ranged   int32
+	// sought is the version that a checkValue is about, soughtLen the length of its value.
+	sought    uint64
+	soughtLen uint32
 	// parent is the CopyOut that a copyValue belongs to, target the offset of its entry in the result.
 	parent int32
 	target uint32
@@ -390,6 +398,10 @@ func (m *Machine) lookupRead(i int32) {
 		m.finish(i, NotFound)
 		return
 	}
+	if o.kind == checkValue && (o.version != o.sought || length != int(o.soughtLen)) {
+		m.finish(i, NotFound)
+		return
+	}
 	o.length = uint32(length)
 	if o.kind == Exist || o.length == 0 {
 		m.finish(i, Found)
@@ -489,8 +501,12 @@ func (m *Machine) fail(i int32, r Result) {
 // finish ends an op.
 func (m *Machine) finish(i int32, r Result) {
 	o := &m.ops[i]
-	if o.kind == copyValue {
+	switch o.kind {
+	case copyValue:
 		m.copied(i, r)
+		return
+	case checkValue:
+		m.checked(i, r)
 		return
 	}
 	o.value, o.room = nil, nil

@@ -28,6 +28,7 @@ func (h *failing) ReadFor(slot int32, _ tenant.ID, _ bool, offset units.ExtentOf
 func (h *failing) Done(_ uint64, r Result, o Object) {
 	h.done, h.with, h.bytes = true, r, o.Length
 }
+func (h *failing) Checked(_ uint64, r Result)                             { h.done, h.with = true, r }
 func (h *failing) Damaged(units.ExtentOffset, int, uint32, uint64) Result { return Corrupt }
 
 // newFailing returns a machine whose table is empty, and its Host.
