@@ -227,7 +227,7 @@ func (s *Store) applyWrite(a *activeSeg, at int, o *op, ids []format.Identity) b
 	if o.id.Client != 0 {
 		seg.AddIdentity(at, &format.Identity{Client: o.id.Client, Seq: o.id.Seq, Outcome: uint8(o.status),
 			Version: version, KeepUntil: o.id.KeepUntil})
-		s.noteExpiry(o.id.KeepUntil)
+		s.noteIdentity(o.id.KeepUntil)
 	}
 	return true
 }

@@ -277,7 +277,7 @@ func (s *Store) beginCheckpoint() {
 	sum.SetMerges()
 	sum.SetLastEpoch(s.pool.LastEpoch)
 	sum.SetClock(s.clock)
-	sum.SetFirstExpiry(s.expiry.first)
+	sum.SetFirstExpiry(s.expiry.begin())
 	for l := range s.logs {
 		if log := &s.logs[l]; log.chunk != none {
 			s.pad(log)

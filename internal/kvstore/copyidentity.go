@@ -61,7 +61,7 @@ func (s *Store) applyIdentified(a *activeSeg, at int, o *op, e nvme.KVEntry) boo
 		seg.Settle(at)
 	}
 	for i := range ids {
-		s.noteExpiry(ids[i].KeepUntil)
+		s.noteIdentity(ids[i].KeepUntil)
 	}
 	return true
 }

@@ -1,6 +1,8 @@
 package kvstore
 
 import (
+	"math"
+
 	"jbofd/internal/kvstore/format"
 )
 
@@ -8,6 +10,9 @@ import (
 // segments that nobody writes, is found in rounds: a round looks at every segment once, in the order of their numbers,
 // as slowly as an audit. There is no round before something can have expired, and none at all in a store in which
 // nothing expires. If room is short a round is as fast as it can be.
+//
+// Identities are dropped in the same way, but as nearly every write may have one, and each is short, they begin a round
+// only when many of them have come, compared with the key log that the round reads, and such a round is never fast.
 
 const (
 	// expiryWindow is how many segments a round looks at at once, expirySkips how many empty ones it passes in a turn.
@@ -18,6 +23,10 @@ const (
 	// expiryPauseNS is the time between two rounds, expiryShortNS if room is short.
 	expiryPauseNS = 10e9
 	expiryShortNS = 1e9
+	// identityPart: identities begin a round when those that have come since the last one are that part of what is
+	// live in the key log. maxIdentityWait is how many seconds later the round begins at most.
+	identityPart    = 16
+	maxIdentityWait = 86400
 	// expiryRetry is after how many seconds a round looks again for what is in a segment that it could not read.
 	expiryRetry = 600
 )
@@ -27,6 +36,11 @@ type expiryState struct {
 	// first is a time, in unix seconds, before which nothing expires; 0: nothing expires at all. next is the same for
 	// what the round has left so far.
 	first, next uint32
+	// identities: there may be some. identityBytes is the length of those that have come since they were many for the
+	// last time. identityDue is when a round for these begins, in unix seconds, or 0.
+	identities    bool
+	identityBytes int64
+	identityDue   uint32
 	// running: looked segments are done or among those that pending ops look at.
 	running bool
 	looked  uint32
@@ -63,10 +77,29 @@ func (s *Store) noteExpiry(unix uint32) {
 	}
 }
 
+// noteIdentity notes that a key has got an identity, and begins a round if they are many.
+func (s *Store) noteIdentity(until uint32) {
+	e := &s.expiry
+	e.identities = true
+	if e.identityBytes += format.IdentityBytes; until != 0 && e.identityDue == 0 &&
+		e.identityBytes > s.pool.KeyLive/identityPart {
+		e.identityBytes, e.identityDue = 0, min(until, s.wall+maxIdentityWait)
+	}
+}
+
+// begin is when the next round may begin, in unix seconds, or 0.
+func (e *expiryState) begin() uint32 {
+	if e.first == 0 || e.identityDue != 0 && e.identityDue < e.first {
+		return e.identityDue
+	}
+	return e.first
+}
+
 // dropExpired drops from an active segment what has expired, and reports whether there was anything.
 func (s *Store) dropExpired(a *activeSeg) (dropped bool) {
 	seg := format.Segment(a.buf)
-	if len(s.drops.list) == 0 && (s.expiry.first == 0 || s.wall < s.expiry.first || !seg.MayDrop(s.wall)) {
+	may := s.expiry.identities || s.expiry.first != 0 && s.wall >= s.expiry.first
+	if len(s.drops.list) == 0 && (!may || !seg.MayDrop(s.wall)) {
 		return false
 	}
 	for at := seg.First(); at < seg.LengthBytes(); {
@@ -107,17 +140,28 @@ func (s *Store) isShort() bool {
 	return s.pool.Live+s.spare() > s.budget.MaxLive/8*7 || s.stalled()
 }
 
+// untilDue is in how many seconds a time comes that is in unix seconds; 0 is never.
+func (s *Store) untilDue(unix uint32) int64 {
+	if unix == 0 {
+		return math.MaxInt64
+	}
+	return max(0, int64(unix)-int64(s.wall))
+}
+
 // expiryStep begins a round if something may have expired, or continues it.
 func (s *Store) expiryStep() {
 	e := &s.expiry
-	if s.stopping || !e.running && e.first == 0 {
+	if s.stopping {
 		return
 	}
-	if !e.running && s.wall < e.first {
-		s.wake(s.now + min(int64(e.first-s.wall), 3600)*1e9)
+	objects, identities := s.untilDue(e.first) == 0, s.untilDue(e.identityDue) == 0
+	if !e.running && !objects && !identities {
+		if after := min(s.untilDue(e.first), s.untilDue(e.identityDue)); after != math.MaxInt64 {
+			s.wake(s.now + min(after, 3600)*1e9)
+		}
 		return
 	}
-	short := s.isShort()
+	short := objects && s.isShort()
 	due := e.dueNS
 	switch {
 	case !e.running && e.endNS == 0 || e.running && short:
@@ -132,7 +176,10 @@ func (s *Store) expiryStep() {
 		return
 	}
 	if !e.running {
-		*e = expiryState{first: e.first, running: true, dueNS: s.now, endNS: e.endNS}
+		e.running, e.next, e.looked, e.dueNS = true, 0, 0, s.now
+		if identities {
+			e.identityDue = 0
+		}
 	}
 	e.skipping = false
 	for skipped := 0; e.looked < s.tbl.Len() && e.pending < expiryWindow && s.freeInt.N > maxMoves/4; {

@@ -41,3 +41,54 @@ func TestEveryRoundOfExpiryIsSlow(t *testing.T) {
 		}
 	}
 }
+
+// TestIdentitiesAreReclaimedSlowly: in a nearly full partition a few writes with identities begin no round of expiry.
+// When all keys have been deleted with identities, a round reclaims what these have kept, as slowly as every other.
+func TestIdentitiesAreReclaimedSlowly(t *testing.T) {
+	r := newRanged(t, 1, Config{BlockSize: 512, PartitionBytes: 32 << 20, ChunkBytes: 512 << 10})
+	key := func(i int) uint64 { return uint64(i) }
+	n := 0
+	for val := make([]byte, 1000); r.s.pool.Live+r.s.spare() < r.s.budget.MaxLive/100*92; n += 500 {
+		r.put(n, 500, key, val, 32)
+	}
+	id, read := Identity{Client: 5}, r.readBytes()
+	write := func(op Op, i int) {
+		id.Seq, id.KeepUntil = id.Seq+1, r.wall+20
+		q := Request{Op: op, Key: make([]byte, len(r.k)), ID: id}
+		binary.LittleEndian.PutUint64(q.Key, key(i))
+		if p := r.do(q); p.Status != OK {
+			t.Fatalf("op %d of key %d: status %d", op, i, p.Status)
+		}
+	}
+	segments := int64(r.s.tbl.Len())
+	for range 120 {
+		write(Put, r.rng.IntN(n))
+		for range 2 {
+			r.now += 500e6
+			r.run()
+		}
+		r.wall++
+		r.s.SetWall(r.wall)
+	}
+	if !r.s.isShort() {
+		t.Fatal("the partition is not nearly full any more")
+	}
+	if most := 2048 * int64(120); *read > most {
+		t.Errorf("%d bytes were read for 120 Puts in a table of %d segments, want at most %d", *read, segments, most)
+	}
+	for i := range n {
+		write(Delete, i)
+	}
+	live := r.s.Stats().LiveBytes
+	r.wall += 25
+	r.s.SetWall(r.wall)
+	began, rounds := r.now, 0
+	for *read = 0; r.now-began < 60e9; r.now += 50e6 {
+		if r.run(); r.s.expiry.running {
+			rounds++
+		}
+	}
+	if now := r.s.Stats().LiveBytes; rounds == 0 || now > live/4 || *read > 60*expiryBytesPerSec {
+		t.Errorf("%d of %d bytes are live, the round was seen %d times, %d bytes were read", now, live, rounds, *read)
+	}
+}

@@ -218,6 +218,9 @@ func (s *Store) mergeDone() {
 		s.countSegment(content, 1)
 	}
 	s.noteExpiry(content.FirstExpiry())
+	if e := &s.expiry; e.running && e.identities && e.identityDue == 0 {
+		e.identityDue = max(1, s.wall) // the round may have passed the segment that has them now
+	}
 	s.cutTable(last.number)
 	_, bits := lookup.Buddy(last.number)
 	format.Segment(into.buf).SetDecidedBy(bits)

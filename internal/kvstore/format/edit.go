@@ -457,18 +457,14 @@ func (b Segment) Filter(keep func(key []byte) bool) {
 	b.SetItems(items)
 }
 
-// FirstExpiry is the first time, in unix seconds, at which an object, a tombstone or an identity of the segment may be
-// dropped; 0: never.
+// FirstExpiry is the first time, in unix seconds, at which an object or a tombstone of the segment may be dropped; 0:
+// never.
 //
 // hot: 0 allocs
 func (b Segment) FirstExpiry() (first uint32) {
 	for off := b.First(); off < b.LengthBytes(); {
 		it := b.Item(off)
-		e := it.Expiry()
-		if it.IsIdentity() {
-			e = it.Identity().KeepUntil
-		}
-		if e != 0 && (first == 0 || e < first) {
+		if e := it.Expiry(); !it.IsIdentity() && e != 0 && (first == 0 || e < first) {
 			first = e
 		}
 		off += it.LengthBytes()
