@@ -60,12 +60,29 @@ func (s *Store) NextVersion() uint64 {
 // NoteVersion says that a version was given, so that it is not given again.
 func (s *Store) NoteVersion(version uint64) { s.clock = max(s.clock, version) }
 
+// maxWallBehind is by how many seconds the clock may be behind what it was without the store following it.
+const maxWallBehind = 86400
+
 // SetWall tells the store the time in unix seconds, for each Turn, and for Submit if that comes first. The store takes
-// no time that is earlier than the last one, so that nothing exists again that has expired.
+// no time that is earlier than the last one by a day or less, so that nothing exists again that has expired. A clock
+// that is set back by more was wrong before: if the store did not follow it, what hosts store for an hour would not
+// exist at all until the clock is there again.
 func (s *Store) SetWall(unix uint32) {
-	if s.wall = max(s.wall, unix); s.reads != nil {
+	if unix > s.wall || s.wall-unix > maxWallBehind {
+		s.wall = unix
+	}
+	if s.reads != nil {
 		s.reads.Wall = s.wall
 	}
+}
+
+// restoreWall makes the time of a superblock that of the store, unless the store was told another one that counts.
+func (s *Store) restoreWall(unix uint32) {
+	told := s.wall
+	if s.wall = unix; told == 0 {
+		told = unix
+	}
+	s.SetWall(told)
 }
 
 // noteExpiry notes that something expires at a time; 0: never.

@@ -92,3 +92,63 @@ func TestIdentitiesAreReclaimedSlowly(t *testing.T) {
 		t.Errorf("%d of %d bytes are live, the round was seen %d times, %d bytes were read", now, live, rounds, *read)
 	}
 }
+
+// TestWhatHasExpiredDoesNotExistAgain, after a restart with a clock that is behind, but one that was days ahead counts
+// for nothing once it is right again.
+func TestWhatHasExpiredDoesNotExistAgain(t *testing.T) {
+	r := newRanged(t, 1, rangedConfigs[0])
+	restart := func(wall uint32) {
+		t.Helper()
+		r.checkpoint()
+		cfg := rangedConfigs[0]
+		cfg.SegTbl = make([]byte, 5<<18)
+		s, err := New(cfg)
+		if err != nil {
+			t.Fatal(err)
+		}
+		r.s, r.act = s, Actions{}
+		s.SetWall(wall)
+		if r.run(); !s.Ready() {
+			t.Fatal(s.Err())
+		}
+	}
+	exists := func(key string, want Status) {
+		t.Helper()
+		if p := r.do(Request{Op: Exist, Key: []byte(key)}); p.Status != want {
+			t.Errorf("%s: status %d, want %d", key, p.Status, want)
+		}
+	}
+	put := func(key string, expires uint32) {
+		t.Helper()
+		if p := r.do(Request{Op: Put, Key: []byte(key), Value: []byte("v"), Expires: expires}); p.Status != OK {
+			t.Fatalf("%s: status %d", key, p.Status)
+		}
+	}
+	wall := uint32(1e9)
+	r.s.SetWall(wall)
+	put("first", wall+10)
+	r.s.SetWall(wall + 20)
+	r.run() // a round; the next one begins 10 s later
+	put("k", wall+100)
+	r.checkpoint()
+	r.s.SetWall(wall + 200)
+	exists("k", NotFound)
+	for _, behind := range []uint32{150, 80_000} {
+		restart(wall + 200 - behind)
+		exists("k", NotFound)
+	}
+	r.s.SetWall(wall + 20*86400)
+	put("early", wall+1000)
+	exists("early", NotFound)
+	r.s.SetWall(wall + 300)
+	put("late", wall+1000)
+	exists("late", OK)
+	r.s.SetWall(wall + 20*86400)
+	restart(wall + 300)
+	put("later", wall+1000)
+	exists("later", OK)
+	r.s.SetWall(wall + 1001)
+	exists("later", NotFound)
+	r.s.SetWall(wall + 300)
+	exists("later", NotFound)
+}

@@ -396,6 +396,7 @@ func (s *Store) sealSuper() {
 	}
 	sb.SetPartitionBytes(s.cfg.PartitionBytes)
 	sb.SetGeneration(generation)
+	sb.SetWall(s.wall)
 	s.nameCheckpoint()
 	sb.Seal()
 }

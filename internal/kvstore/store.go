@@ -308,7 +308,7 @@ func (s *Store) adopt(image *recovery.Image) error {
 		Host: reader{s}, Table: &s.tbl, Pool: s.pool, HashSeed: s.hashSeed, BlockSize: c.BlockSize,
 		Requests: c.Requests, MaxExtentBytes: longest, Alloc: c.Alloc,
 	})
-	s.SetWall(s.wall)
+	s.restoreWall(sb.Wall())
 	s.loadDrops(sb)
 	if mem.Err == nil {
 		mem.Err = err

@@ -17,7 +17,7 @@ import (
 //	88 u32  salt, 0: of the hash seed only, as in partitions made with version 2 or 3 of the format
 //	92 u32  pages of the full checkpoint    96  u64  id of the last stream of pages
 //	112 u64  sequence number of the first     104 u32  pages of the last stream
-//	         Openings that count, 0: none     108 4 B  reserved
+//	         Openings that count, 0: none     108 u32  time of day in unix seconds, 0: unknown
 //	120 … 255 reserved
 //	256 u24 each: the chunks of the checkpoint, in order, at most MaxCheckpointChunks
 //	2560 24 B each: the Drops, at most MaxDrops
@@ -42,9 +42,9 @@ const (
 	superFullPages  = 92
 	superLastStream = 96
 	superLastPages  = 104
-	superReserved0  = 108
+	superWall       = 108
 	superOpenings   = 112
-	superReserved2  = 120
+	superReserved   = 120
 	superChunks     = 256
 	superDrops      = 2560
 )
@@ -92,6 +92,11 @@ func (b Superblock) SetLastStream(v uint64) { le.PutUint64(b[superLastStream:], 
 // checkpoint; 0: any chunk may have been.
 func (b Superblock) Openings() uint64     { return le.Uint64(b[superOpenings:]) }
 func (b Superblock) SetOpenings(v uint64) { le.PutUint64(b[superOpenings:], v) }
+
+// Wall is the time of day, in unix seconds, when the superblock was written: what was to expire until then has expired.
+// It is 0 if the superblock was written by a version without that field.
+func (b Superblock) Wall() uint32     { return le.Uint32(b[superWall:]) }
+func (b Superblock) SetWall(v uint32) { le.PutUint32(b[superWall:], v) }
 
 // NextStream is the id of an increment that is written when the next record has that version and the superblock that
 // generation. It is also made of the id of the stream before, so that it is known if that one is missing.
@@ -202,7 +207,7 @@ func (b Superblock) Check(partitionBytes int64) error {
 		return bad(what, "number of checkpoint pages", b.Pages(), "0 if and only if there is no checkpoint")
 	case b.FullPages() > b.Pages() || b.LastPages() > b.Pages():
 		return bad(what, "number of pages of a stream", max(b.FullPages(), b.LastPages()), "no more than all")
-	case !zero(b[superReserved0:superOpenings]) || !zero(b[superReserved2:superChunks]):
+	case !zero(b[superReserved:superChunks]):
 		return bad(what, "a reserved byte", "set", "zero")
 	}
 	return b.checkDrops()
