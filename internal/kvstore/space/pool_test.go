@@ -281,7 +281,11 @@ func TestAPoolThatHasShrunkGivesMemoryBack(t *testing.T) {
 	for _, n := range []int{len(p.Chunks), 10_000, 100} {
 		for !p.Narrow(n) {
 		}
+		before := &p.Chunks[0]
 		p.Truncate()
+		if &p.Chunks[0] == before {
+			t.Errorf("the table of %d chunks is in the memory of the longer one", n)
+		}
 		if got, want := takes(), MemoryBytes(n); len(p.Chunks) != n || got < want || got > want+8192 {
 			t.Errorf("%d of %d chunks take %d bytes, want %d", len(p.Chunks), n, got, want)
 		}
