@@ -16,6 +16,10 @@ func healthyWorld(t *testing.T, nodes, replicas int) *world {
 	if seed == 0 {
 		seed = rand.Uint64()
 	}
+	return healthyWorldOf(t, seed, nodes, replicas)
+}
+
+func healthyWorldOf(t *testing.T, seed uint64, nodes, replicas int) *world {
 	t.Logf("-seed %d", seed)
 	w := newWorld(t, seed, nodes, replicas)
 	w.traceTo(t)
@@ -264,7 +268,12 @@ func (w *world) put(key string, value []byte) {
 // TestTheSecondNodeOfANameIsRefused starts another node with a name that is in use: the second one says so, and the
 // first one goes on. When the first one is gone the second one takes its place.
 func TestTheSecondNodeOfANameIsRefused(t *testing.T) {
-	w := healthyWorld(t, 3, 2)
+	theSecondNodeIsRefused(t, healthyWorld(t, 3, 2))
+	// The first node repeats its registration, because its watch is late.
+	theSecondNodeIsRefused(t, healthyWorldOf(t, 12461745627170005939, 3, 2))
+}
+
+func theSecondNodeIsRefused(t *testing.T, w *world) {
 	second := w.addNode(3)
 	second.kill()
 	first := w.nodes[1]

@@ -124,7 +124,9 @@ func (n *Node) answered(r *Response, out *Actions) {
 		}
 	case toRegister:
 		if !r.Done {
-			e.synced, e.lease = false, 0
+			// The key has changed, perhaps by this node itself, or the lease is gone, which its renewal tells. It must
+			// not be given up before: the registration may be on it already, and would end with it.
+			e.synced, e.renewNS = false, n.now
 		}
 	case toStamp:
 		n.stamped(f, r)
