@@ -444,7 +444,7 @@ func TestWhatFindsNoRequestIsRepeated(t *testing.T) {
 	}
 }
 
-// TestTheHotPathOfAPortAllocatesNothing: of writes and reads, at each member.
+// TestTheHotPathOfAPortAllocatesNothing: of writes, at each member.
 func TestTheHotPathOfAPortAllocatesNothing(t *testing.T) {
 	r := chain(t, 3, nil)
 	type sent struct {

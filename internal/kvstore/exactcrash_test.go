@@ -186,29 +186,45 @@ func TestACrashAtEveryWriteOfAnExactCopyIn(t *testing.T) {
 		base.fill()
 		base.settle()
 		base.stop()
-		n := 0
-		for at := 1; ; at += every(1 + at/8) {
-			d := &exactCopy{model: base.again(seed + uint64(at)), all: slices.Clone(base.all), batch: base.batch}
-			d.reopen0()
-			d.crashIn, d.power = at, at%2 == 0
-			d.run()
-			ended := !d.crashed
-			if d.crashIn = 0; !ended {
-				d.reopen0()
-				d.verify()
-				d.run()
-			}
-			if !d.copied {
-				t.Fatal("the copy is not done")
-			}
+		crashCopies(t, func(at uint64) (*model, copying, *bool) {
+			d := &exactCopy{model: base.again(seed + at), all: slices.Clone(base.all), batch: base.batch}
+			return d.model, d, &d.copied
+		})
+	}
+}
+
+// copying is a CopyIn among live writes: run does it, verify compares what the store has with what may be there.
+type copying interface {
+	run()
+	verify()
+}
+
+// crashCopies lets a copy crash at each of its writes, restarts and finishes it. again returns a new one, and
+// where it notes that the CopyIn was answered.
+func crashCopies(t *testing.T, again func(at uint64) (*model, copying, *bool)) {
+	n := 0
+	for at := 1; ; at += every(1 + at/8) {
+		m, d, copied := again(uint64(at))
+		m.reopen0()
+		m.crashIn, m.power = at, at%2 == 0
+		d.run()
+		ended := !m.crashed
+		if m.crashIn = 0; !ended {
+			m.reopen0()
 			d.verify()
-			d.settle()
-			d.recount()
-			n++
-			if ended {
-				t.Logf("%d crashes, the last would be at write %d", n, at)
-				break
-			}
+			*copied = false
+			d.run()
+		}
+		if !*copied {
+			t.Fatal("the copy is not done")
+		}
+		d.verify()
+		m.settle()
+		m.recount()
+		n++
+		if ended {
+			t.Logf("%d crashes, the last would be at write %d", n, at)
+			return
 		}
 	}
 }

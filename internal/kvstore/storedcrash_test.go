@@ -121,30 +121,9 @@ func TestACrashAtEveryWriteOfACopyThatRestores(t *testing.T) {
 		cfg.Requests = 16
 		base := &restoring{model: newModel(newRig(t, seed, cfg), 1, nil)}
 		base.fill()
-		n := 0
-		for at := 1; ; at += every(1 + at/8) {
-			d := &restoring{model: base.again(seed + uint64(at)), all: slices.Clone(base.all), batch: base.batch}
-			d.reopen0()
-			d.crashIn, d.power = at, at%2 == 0
-			d.run()
-			ended := !d.crashed
-			if d.crashIn = 0; !ended {
-				d.copied = false
-				d.reopen0()
-				d.verify()
-				d.run()
-			}
-			if !d.copied {
-				t.Fatal("the copy is not done")
-			}
-			d.verify()
-			d.settle()
-			d.recount()
-			n++
-			if ended {
-				t.Logf("%d crashes, the last would be at write %d", n, at)
-				break
-			}
-		}
+		crashCopies(t, func(at uint64) (*model, copying, *bool) {
+			d := &restoring{model: base.again(seed + at), all: slices.Clone(base.all), batch: base.batch}
+			return d.model, d, &d.copied
+		})
 	}
 }
