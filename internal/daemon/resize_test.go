@@ -3,6 +3,7 @@ package daemon
 import (
 	"bytes"
 	"fmt"
+	"regexp"
 	"strings"
 	"sync"
 	"testing"
@@ -139,6 +140,9 @@ func TestAStartResizesAKVNamespace(t *testing.T) {
 	}
 }
 
+// bytesInUse is the figure of a refusal that the store's own work moves from one call to the next.
+var bytesInUse = regexp.MustCompile(`\d+ (bytes are in use)|(least size is about) \d+`)
+
 // TestAShrinkWithoutRoomIsRefusedWithNumbers, by a dry run as by a reload.
 func TestAShrinkWithoutRoomIsRefusedWithNumbers(t *testing.T) {
 	w := newWorld(t)
@@ -155,8 +159,12 @@ func TestAShrinkWithoutRoomIsRefusedWithNumbers(t *testing.T) {
 	for range 2 {
 		_, dry := n.admin.DryReload(t.Context())
 		_, wet := n.admin.Reload(t.Context())
-		if dry == nil || wet == nil || dry.Error() != wet.Error() ||
-			!strings.Contains(wet.Error(), "bytes are in use") || !strings.Contains(wet.Error(), "size 72MiB") {
+		if dry == nil || wet == nil {
+			t.Fatalf("a dry run says\n%v\na reload\n%v", dry, wet)
+		}
+		said := bytesInUse.ReplaceAllString(wet.Error(), "N $1$2")
+		if bytesInUse.ReplaceAllString(dry.Error(), "N $1$2") != said || !strings.Contains(said, "size 72MiB") ||
+			strings.Count(said, "N ") != 2 {
 			t.Fatalf("a dry run says\n%v\na reload\n%v", dry, wet)
 		}
 	}
