@@ -23,10 +23,15 @@ func (b Segment) FindNumber(key []byte) (at, number int) {
 		return 0, -1
 	}
 	end, width, last := b.LengthBytes(), b.Width(), key[len(key)-1]
+	first, n := byte(0), ItemHeaderBytes
 	for off := b.First(); off < end; {
-		n := itemBytes(b[off], width)
+		// Most items are as long as the one before: the processor goes on with that and does not wait for b[off].
+		if b[off] != first {
+			first = b[off]
+			n = itemBytes(first, width)
+		}
 		// Keys that are alike often differ in their last byte.
-		if int(b[off]&itemKeyLen) == len(key) && b[off+n-1] == last && bytes.Equal(b[off+n-len(key):off+n], key) {
+		if int(first&itemKeyLen) == len(key) && b[off+n-1] == last && bytes.Equal(b[off+n-len(key):off+n], key) {
 			return off, number
 		}
 		off += n

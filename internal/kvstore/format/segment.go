@@ -250,11 +250,16 @@ func (b Segment) checkItems(want []byte) (at int, err error) {
 	}
 	anyVersion := c.clock > low
 	off := b.First()
+	first, n := byte(0), ItemHeaderBytes
 	for i := range items {
 		if off <= usual {
 			// The usual item, of a key whose version is below 2^(8 width), checked without its view.
 			head := le.Uint64(b[off:])
-			kl, n := byte(head)&itemKeyLen, itemBytes(byte(head), c.width)
+			if byte(head) != first { // most items are as long as the one before, see FindNumber
+				first = byte(head)
+				n = itemBytes(first, c.width)
+			}
+			kl := first & itemKeyLen
 			length, v := int(head>>8&0xffffff), le.Uint64(b[off+ItemHeaderBytes:])&low
 			if kl-1 < MaxKey && off+n <= end && length <= MaxValue && (anyVersion || v-1 < c.clock) {
 				c.whole, c.key = length, true
@@ -268,7 +273,7 @@ func (b Segment) checkItems(want []byte) (at int, err error) {
 		if off >= end {
 			return 0, bad(what, "number of items", items, i)
 		}
-		n := itemBytes(b[off], c.width)
+		first, n = b[off], itemBytes(b[off], c.width)
 		if off+n > end {
 			return 0, bad(what, "number of items", items, i)
 		}

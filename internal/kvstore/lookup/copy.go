@@ -51,7 +51,8 @@ func (m *Machine) beginCopy(parent int32, seg format.Segment, item, entry int) {
 	if c.length > mediumRecord {
 		m.longCopies++
 	}
-	m.readPieces(i, seg, item)
+	pieces, _ := seg.Pieces(item)
+	m.readPieces(i, seg, item, pieces)
 }
 
 // refreshes reports whether a copyValue can go on with what its key has now, and says so in the entry.

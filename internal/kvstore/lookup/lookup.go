@@ -384,16 +384,17 @@ func (m *Machine) lookupRead(i int32) {
 	if seg == nil {
 		return
 	}
-	switch {
-	case at == 0 && seg.Lossy():
+	if at == 0 && seg.Lossy() {
 		m.lost(i)
 		return
-	case at == 0 || !m.exists(seg.Item(at), o.hash):
+	}
+	it := seg.Item(at)
+	if at == 0 || !m.exists(it, o.hash) {
 		m.finish(i, NotFound)
 		return
 	}
-	o.version, o.expires = seg.Item(at).Version(), seg.Item(at).Expiry()
-	_, length := seg.Pieces(at)
+	o.version, o.expires = it.Version(), it.Expiry()
+	pieces, length := seg.Pieces(at)
 	if o.kind == copyValue && !m.refreshes(o, seg, at, length) {
 		m.finish(i, NotFound)
 		return
@@ -413,7 +414,7 @@ func (m *Machine) lookupRead(i int32) {
 			return
 		}
 	}
-	m.readPieces(i, seg, at)
+	m.readPieces(i, seg, at, pieces)
 }
 
 // exists reports whether an item is that of an object that exists. The hash is that of its key.
@@ -421,10 +422,9 @@ func (m *Machine) exists(it format.Item, hash uint64) bool {
 	return it.Exists(m.Wall) && (len(m.Drops) == 0 || !m.Drops.Covers(bits.Reverse64(hash), it.Version()))
 }
 
-// readPieces starts to read the value of the key whose item is at an offset of a segment.
-func (m *Machine) readPieces(i int32, seg format.Segment, at int) {
+// readPieces starts to read the value, of so many pieces, of the key whose item is at an offset of a segment.
+func (m *Machine) readPieces(i int32, seg format.Segment, at, pieces int) {
 	o := &m.ops[i]
-	pieces, _ := seg.Pieces(at)
 	for range pieces {
 		it := seg.Item(at)
 		at += it.LengthBytes()
