@@ -56,6 +56,9 @@ func (s *Store) apply(i, oi int32) bool {
 	if e := o.entry(); e != nil {
 		return s.applyIdentified(a, at, o, e)
 	}
+	if o.given != 0 {
+		return s.applyGiven(a, at, o)
+	}
 	if s.isRepetition(seg, at, o) || s.isRefused(a, at, o) {
 		s.noteStored(seg, at, o)
 		return false
@@ -133,7 +136,9 @@ func (s *Store) isRefused(a *activeSeg, at int, o *op) bool {
 		o.status = Corrupt
 	case o.cond == IfVersion && o.version != o.want:
 		o.status = VersionMismatch
-	case o.cond == IfNewer && (known >= o.want && !restores || s.drops.list.Covers(bits.Reverse64(o.hash), o.want)):
+	case o.cond == IfNewer && (known >= o.want && !restores || s.covers(o, o.want)):
+		o.status, o.version = Superseded, known
+	case o.given != 0 && o.cond != IfNewer && (known >= o.given || s.covers(o, o.given)):
 		o.status, o.version = Superseded, known
 	case !exists && (o.kind == Delete && o.cond != IfNewer && !unknown || o.cond == IfPresent):
 		o.status = NotFound
@@ -141,6 +146,11 @@ func (s *Store) isRefused(a *activeSeg, at int, o *op) bool {
 		o.status = Exists
 	}
 	return o.status != OK
+}
+
+// covers reports whether a Drop covers the op's key at a version.
+func (s *Store) covers(o *op, version uint64) bool {
+	return s.drops.list.Covers(bits.Reverse64(o.hash), version)
 }
 
 // applyWrite does what a Put or Delete wants, if there is room for that. The key's item is at offset at, or there is
@@ -154,10 +164,13 @@ func (s *Store) applyWrite(a *activeSeg, at int, o *op, ids []format.Identity) b
 		o.id = Identity{}
 	}
 	// A key that does not exist has an item if something has to be known about it.
-	keeps := o.kind == Put || o.tombstone || o.id.Client != 0 && exists || seg.Lossy() ||
+	keeps := o.kind == Put || o.tombstone || o.addsIdentity() && exists || seg.Lossy() ||
 		at != 0 && seg.Identities(at) > 0 || len(ids) > 0
 	version := s.clock + 1
-	if o.cond == IfNewer {
+	switch {
+	case o.given != 0:
+		version = o.given
+	case o.cond == IfNewer:
 		version = o.want
 	}
 	if version > maxOwn {
@@ -169,7 +182,7 @@ func (s *Store) applyWrite(a *activeSeg, at int, o *op, ids []format.Identity) b
 	length, full := s.lengthAfter(seg, at, o, keeps, width)
 	length += moreIdentities(seg, at, ids)
 	most := format.LongestSegment
-	if o.kind == Put || len(ids) > 0 {
+	if o.kind == Put || len(ids) > 0 && o.given == 0 {
 		// So that versions can always be made wider.
 		length, most = length+full, format.MaxSegmentBytes
 	}
@@ -224,7 +237,7 @@ func (s *Store) applyWrite(a *activeSeg, at int, o *op, ids []format.Identity) b
 		it.SetValueLen(0)
 		it.SetValueOffset(0)
 	}
-	if o.id.Client != 0 {
+	if o.addsIdentity() {
 		seg.AddIdentity(at, &format.Identity{Client: o.id.Client, Seq: o.id.Seq, Outcome: uint8(o.status),
 			Version: version, KeepUntil: o.id.KeepUntil})
 		s.noteIdentity(o.id.KeepUntil)
@@ -280,7 +293,7 @@ func (s *Store) lengthAfter(seg format.Segment, at int, o *op, keeps bool, width
 		if o.tombstone || o.kind == Put && o.expires != 0 {
 			length += format.ExpiryBytes
 		}
-		if o.id.Client != 0 && (at == 0 || seg.Identities(at) < format.MaxIdentities) {
+		if o.addsIdentity() && (at == 0 || seg.Identities(at) < format.MaxIdentities) {
 			length += format.IdentityBytes
 		}
 	}

@@ -20,13 +20,19 @@ func (o *op) entry() nvme.KVEntry {
 
 // applyIdentified stores an entry that has identities. The key's item is at offset at, or there is none if that is 0.
 func (s *Store) applyIdentified(a *activeSeg, at int, o *op, e nvme.KVEntry) bool {
+	ids, evicted := s.mergeIdentities(format.Segment(a.buf), at, e)
+	return s.applyMerged(a, at, o, ids, evicted, e.Gone())
+}
+
+// applyMerged does what an op wants that is IfNewer, and gives its key these identities, whether it was newer or not.
+// Evicted says that others were dropped before their time, gone that the op is there only for the identities.
+func (s *Store) applyMerged(a *activeSeg, at int, o *op, ids []format.Identity, evicted, gone bool) bool {
 	seg := format.Segment(a.buf)
-	ids, evicted := s.mergeIdentities(seg, at, e)
 	known, exists := uint64(0), false
 	if at != 0 {
 		known, exists = seg.Item(at).Version(), !seg.Item(at).Gone()
 	}
-	refused := s.isRefused(a, at, o)
+	refused, superseded := s.isRefused(a, at, o), false
 	if refused {
 		s.noteStored(seg, at, o)
 	}
@@ -36,20 +42,22 @@ func (s *Store) applyIdentified(a *activeSeg, at int, o *op, e nvme.KVEntry) boo
 		if hasIdentities(seg, at, ids, evicted) {
 			return false
 		}
+		superseded = o.given != 0
 		n := seg.LengthBytes() + moreIdentities(seg, at, ids)
 		if n > seg.LengthBytes() {
 			n += seg.Keys() * (maxWidth - seg.Width())
 		}
 		if o.status = s.makeRoom(a, n, max(format.MaxSegmentBytes, seg.LengthBytes())); o.status != OK {
+			o.version = 0
 			return false
 		}
-		o.version = 0
-	case refused && len(ids) == 0 || e.Gone() && len(ids) == 0 && !exists && !seg.Lossy():
+	case refused && len(ids) == 0 || gone && len(ids) == 0 && !exists && !seg.Lossy():
 		o.status, o.version = Superseded, known
 		return false
 	default:
 		if refused { // a Drop covers the object, but not the identities
 			o.kind, o.tombstone, o.valueLen, o.status = Delete, false, 0, OK
+			superseded = o.given != 0
 		}
 		if !s.applyWrite(a, at, o, ids) {
 			return false
@@ -63,7 +71,36 @@ func (s *Store) applyIdentified(a *activeSeg, at int, o *op, e nvme.KVEntry) boo
 	for i := range ids {
 		s.noteIdentity(ids[i].KeepUntil)
 	}
+	if superseded {
+		o.status, o.version = Superseded, known
+	}
 	return true
+}
+
+// applyGiven does what a request with a version that was Given wants. The key's item is at offset at, or there is none
+// if that is 0.
+func (s *Store) applyGiven(a *activeSeg, at int, o *op) bool {
+	seg := format.Segment(a.buf)
+	switch {
+	case o.id.Retry && s.isRepetition(seg, at, o), o.cond != IfNewer && s.isRefused(a, at, o):
+		return false
+	case o.full && o.kind == Put:
+		o.status, o.version = CapacityExceeded, 0
+		return false
+	case o.id.Client == 0 || o.full: // a full partition remembers no Deletes
+		return !s.isRefused(a, at, o) && s.applyWrite(a, at, o, nil)
+	}
+	ids, evicted := s.identities[:0], false
+	if at != 0 {
+		ids, evicted = seg.AppendIdentities(ids, at, s.wall), seg.Item(at).Evicted()
+	}
+	if o.id.KeepUntil == 0 || o.id.KeepUntil > s.wall {
+		var more bool
+		ids, more = format.MergeIdentities(ids, format.Identity{Client: o.id.Client, Seq: o.id.Seq, Outcome: uint8(OK),
+			Version: o.given, KeepUntil: o.id.KeepUntil})
+		evicted = evicted || more
+	}
+	return s.applyMerged(a, at, o, ids, evicted && len(ids) > 0, false)
 }
 
 // mergeIdentities returns the identities that a key will have with those of an entry, and whether others were dropped

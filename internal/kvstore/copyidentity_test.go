@@ -72,15 +72,20 @@ func (r *identified) write(q Request) {
 	case p.Status != OK:
 		r.tb.Fatalf("%+v: %+v", q, p)
 	}
+	r.note(q, p.Version)
+}
+
+// note notes what a write does that has been given a version.
+func (r *identified) note(q Request, version uint64) {
 	k := r.kept[string(q.Key)]
 	if k == nil {
 		k = &keptIdentities{}
 		r.kept[string(q.Key)] = k
 	}
-	k.ids, k.version = slices.DeleteFunc(k.ids, r.isOver), p.Version
+	k.ids, k.version = slices.DeleteFunc(k.ids, r.isOver), version
 	k.evicted = k.evicted && len(k.ids) > 0
 	if q.ID.Client != 0 {
-		k.ids = append(k.ids, nvme.KVIdentity{Client: q.ID.Client, Seq: q.ID.Seq, Version: p.Version,
+		k.ids = append(k.ids, nvme.KVIdentity{Client: q.ID.Client, Seq: q.ID.Seq, Version: version,
 			KeepUntil: q.ID.KeepUntil})
 		if len(k.ids) > format.MaxIdentities {
 			if first, next := k.ids[0].KeepUntil, &k.ids[1].KeepUntil; first == 0 || *next != 0 && first > *next {
@@ -96,7 +101,7 @@ func (r *identified) write(q Request) {
 		delete(r.has, string(q.Key))
 		return
 	}
-	r.has[string(q.Key)] = object{key: q.Key, version: p.Version, value: q.Value, expires: q.Expires,
+	r.has[string(q.Key)] = object{key: q.Key, version: version, value: q.Value, expires: q.Expires,
 		tombstone: q.Tombstone}
 }
 

@@ -57,6 +57,9 @@ func (s *Store) NextVersion() uint64 {
 	return s.clock
 }
 
+// GreatestVersion returns the greatest version that the store has given or taken.
+func (s *Store) GreatestVersion() uint64 { return s.clock }
+
 // NoteVersion says that a version was given, so that it is not given again.
 func (s *Store) NoteVersion(version uint64) { s.clock = max(s.clock, version) }
 

@@ -64,7 +64,25 @@ type op struct {
 	full          bool // there was no room for it
 	expires       uint32
 	want, version uint64
+	// given is Request.Given. Such an op brings its identity as an entry of a CopyIn does.
+	given uint64
 }
+
+// give sets the version that the op is to give.
+func (o *op) give(version uint64) {
+	if o.given = version; version != 0 && o.cond == Always {
+		o.cond, o.want = IfNewer, version
+	}
+}
+
+// wrongVersion reports whether the versions of a request are none that it may have.
+func (s *Store) wrongVersion(r *Request) bool {
+	most := max(MaxVersion, s.clock)
+	return r.Condition == IfNewer && (r.Version == 0 || r.Version > most || r.Given != 0) || r.Given > most
+}
+
+// addsIdentity reports whether applyWrite adds the op's identity, as the newest one of the key.
+func (o *op) addsIdentity() bool { return o.id.Client != 0 && o.given == 0 }
 
 // pays says who pays for the op's I/Os.
 func (o *op) pays() payer {

@@ -136,8 +136,8 @@ const (
 	// VersionMismatch: the object does not have the version that a request IfVersion has named. Reply.Version is the
 	// one that it has, 0 if the key does not exist. Nothing has changed.
 	VersionMismatch
-	// Superseded: a request IfNewer was not newer than the object or its tombstone, whose version Reply.Version is.
-	// Nothing has changed.
+	// Superseded: a request IfNewer, or with a version that was Given, was not newer than the object or its tombstone,
+	// whose version Reply.Version is. The object has not changed.
 	Superseded
 	// Indeterminate: a request is a Retry, and its identity was not found but may have been dropped. So it is not known
 	// whether the first try has changed the object. Nothing has changed now.
@@ -177,6 +177,15 @@ type Request struct {
 	Range Range
 	// Version belongs to the Condition.
 	Version uint64
+	// Given, if it is not 0, is the version that a Put or Delete takes, 1 to MaxVersion. It is for whoever gives the
+	// versions of several stores that are to have the same. Without a Condition everything is decided: the request is
+	// done if the key has no version at least as high, and if it has one, the outcome is Superseded, and the key gets
+	// the ID nevertheless, whose version is the one Given. So stores that take the same requests in any order, and some
+	// of them twice, end with the same objects and identities. With another Condition than Always, or a Retry, the
+	// store decides: the outcome is Superseded, and nothing has changed, if the condition holds, but the key has a
+	// version at least as high. The ID is looked for only if it is a Retry. A Delete without a Condition leaves its
+	// Tombstone also if the key does not exist. IfNewer is no Condition of such a request.
+	Given uint64
 	// Expires is when the object that a Put stores does not exist any more, in unix seconds; 0: never. For a Delete
 	// with a Tombstone it is when that may be dropped; 0: never.
 	Expires uint32

@@ -428,8 +428,7 @@ func (s *Store) Submit(r *Request) bool {
 	case len(r.Key) < 1 && r.Op != List && !r.Op.IsRange() || len(r.Key) > format.MaxKey:
 		s.answer(Reply{Tag: r.Tag, Status: InvalidKey})
 		return true
-	case r.Op == Put && len(r.Value) > s.MaxValueBytes() || r.Op == List && len(r.Value) < 4,
-		r.Condition == IfNewer && (r.Version == 0 || r.Version > max(MaxVersion, s.clock)):
+	case r.Op == Put && len(r.Value) > s.MaxValueBytes() || r.Op == List && len(r.Value) < 4, s.wrongVersion(r):
 		s.answer(Reply{Tag: r.Tag, Status: InvalidValue})
 		return true
 	case r.Op.IsRange():
@@ -468,6 +467,7 @@ func (s *Store) beginWrite(i int32, r *Request, copyIn uint8, full bool) {
 	o.copyIn, o.full, o.parts = copyIn, full, [2]part{noPart, noPart}
 	o.keyLen, o.hash = uint8(len(r.Key)), format.HashKey(s.hashSeed, r.Key)
 	o.id, o.tombstone, o.expires, o.want = r.ID, r.Tombstone && r.Op == Delete, r.Expires, r.Version
+	o.give(r.Given)
 	copy(o.key[:], r.Key)
 	switch {
 	case r.Op == Put && len(r.Value) > 0 && !o.full:

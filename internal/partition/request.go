@@ -35,8 +35,9 @@ type Request struct {
 	// makes Value as long as is wanted of it and returns it; with nil the Get ends, OK and without the value. It is
 	// called as a Sink is, and may not use the partition.
 	Room func(length int) []byte
-	// Version, Expires, Tombstone and ID are those of the kvstore.Request.
+	// Version, Given, Expires, Tombstone and ID are those of the kvstore.Request.
 	Version   uint64
+	Given     uint64
 	Expires   uint32
 	Tombstone bool
 	ID        kvstore.Identity

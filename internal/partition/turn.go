@@ -228,7 +228,7 @@ func (p *Partition) startAll(w *waiting, now int64) (any bool) {
 		q := kvstore.Request{
 			Op: r.Op, Condition: r.Condition, Tag: uint64(tag), Tenant: r.Tenant,
 			Key: r.Key[:min(int(r.KeyLen), len(r.Key))], Value: r.Value, Room: r.Room,
-			Version: r.Version, Expires: r.Expires, Tombstone: r.Tombstone, ID: r.ID,
+			Version: r.Version, Given: r.Given, Expires: r.Expires, Tombstone: r.Tombstone, ID: r.ID,
 			Range: r.Range, Background: r.Background,
 		}
 		if r.ExpiresIn {

@@ -274,9 +274,10 @@ type op struct {
 	// value is the request's, or the value that was read for an opReturning. room is the request's.
 	value []byte
 	room  func(length int) []byte
-	// version, expires, tombstone and id are those of the request. Of a write that was swapped, version is the one that
-	// it was given, and of a read that of the object.
+	// version, given, expires, tombstone and id are those of the request. Of a write that was swapped, version is the
+	// one that it was given, and of a read that of the object.
 	version   uint64
+	given     uint64
 	expires   uint32
 	tombstone bool
 	id        kvstore.Identity

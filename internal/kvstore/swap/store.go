@@ -41,8 +41,8 @@ func (src *Source) NextForStore(r *kvstore.Request) bool {
 	oi := src.toStore.First
 	o := &src.ops[oi]
 	*r = kvstore.Request{Op: o.do, Condition: o.cond, Tag: uint64(oi), Tenant: o.tenant, Key: o.key[:o.keyLen],
-		Value: o.value, Room: o.room, Version: o.version, Expires: o.expires, Tombstone: o.tombstone, ID: o.id,
-		Range: o.ranged, Background: o.background}
+		Value: o.value, Room: o.room, Version: o.version, Given: o.given, Expires: o.expires, Tombstone: o.tombstone,
+		ID: o.id, Range: o.ranged, Background: o.background}
 	return true
 }
 

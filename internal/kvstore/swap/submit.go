@@ -38,7 +38,7 @@ func (src *Source) Submit(r *kvstore.Request) Verdict {
 	o := &src.ops[oi]
 	o.kind, o.do, o.cond, o.tag, o.tenant, o.hash = opWrite, r.Op, r.Condition, r.Tag, r.Tenant, hash
 	o.keyLen, o.value, o.room = uint8(len(r.Key)), r.Value, r.Room
-	o.version, o.expires, o.tombstone, o.id = r.Version, r.Expires, r.Tombstone, r.ID
+	o.version, o.given, o.expires, o.tombstone, o.id = r.Version, r.Given, r.Expires, r.Tombstone, r.ID
 	o.awaitsReturn = onlyStore && !read
 	copy(o.key[:], r.Key)
 	if read {
@@ -56,7 +56,7 @@ func (src *Source) Submit(r *kvstore.Request) Verdict {
 // isOnlyForStore reports whether a write wants what only the store knows how to do.
 func isOnlyForStore(r *kvstore.Request) bool {
 	return r.Condition == kvstore.IfVersion || r.Condition == kvstore.IfNewer || r.Expires != 0 || r.Tombstone ||
-		r.ID.Client != 0
+		r.ID.Client != 0 || r.Given != 0
 }
 
 // takeList lets a List, or a request for a range, wait until all keys have returned.
