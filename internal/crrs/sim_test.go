@@ -8,6 +8,8 @@ import (
 	"math/rand/v2"
 	"slices"
 	"testing"
+
+	"jbofd/internal/crrs/linear"
 )
 
 var (
@@ -100,7 +102,7 @@ type sim struct {
 	expired [keys]uint64
 	calm    bool
 	// ops are what clients have seen, of each key. byVersion is which write gave a key a version.
-	ops [keys][]operation
+	ops [keys][]linear.Operation
 	// seen is what some client has read or written last.
 	seen      [keys]uint64
 	byVersion [keys]map[uint64]uint64
@@ -555,7 +557,7 @@ func run(t *testing.T, seed, nth uint64) int {
 	s.checkStores()
 	s.checkWire()
 	for k, ops := range s.ops {
-		if err := linearizable(ops); err != nil {
+		if err := linear.Check(ops); err != nil {
 			t.Errorf("key %d: %v", k, err)
 		}
 	}

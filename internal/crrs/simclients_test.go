@@ -3,6 +3,8 @@ package crrs
 import (
 	"encoding/binary"
 	"math"
+
+	"jbofd/internal/crrs/linear"
 )
 
 // The clients.
@@ -52,13 +54,13 @@ func (s *sim) write() {
 	if w.Conditional {
 		s.expected[s.values] = s.seen[w.Key.Bytes[0]]
 	}
-	o := operation{write: true, value: s.values, begin: s.now, end: math.MaxInt64}
+	o := linear.Operation{Write: true, Value: s.values, Begin: s.now, End: math.MaxInt64}
 	s.open++
 	s.try(w, o, 0)
 }
 
 // try sends a write to the head of the chain, as far as the client knows, until it knows its outcome or gives up.
-func (s *sim) try(w Write, o operation, tries int) {
+func (s *sim) try(w Write, o linear.Operation, tries int) {
 	n := s.nodes[s.chain[0]]
 	if s.rng.IntN(10) == 0 && !s.calm {
 		n = s.nodes[s.rng.IntN(len(s.nodes))]
@@ -73,10 +75,10 @@ func (s *sim) try(w Write, o operation, tries int) {
 		s.trace("write %d of key %d: %+v", w.ID.Seq, w.Key.Bytes[0], r)
 		switch again := tries < 20 || s.calm; {
 		case r.Status == OK:
-			o.end = s.now
+			o.End = s.now
 			s.acked++
-			s.seen[w.Key.Bytes[0]] = o.value
-			o.swap, o.replaced = w.Conditional, s.expected[w.ID.Seq]
+			s.seen[w.Key.Bytes[0]] = o.Value
+			o.Swap, o.Replaced = w.Conditional, s.expected[w.ID.Seq]
 		case r.Status == Refused && !w.Retry:
 			s.end(nil, 0) // it never happened
 			return
@@ -108,26 +110,26 @@ func (s *sim) tryRead(k Key, begin int64) {
 		n.r.Read(Read{Key: k, Value: value, Tag: tag}, out)
 	}, func(r Reply) {
 		s.trace("read of key %d at %d: %+v %v", k.Bytes[0], n.id, r, value)
-		o := operation{begin: begin, end: s.now}
+		o := linear.Operation{Begin: begin, End: s.now}
 		switch r.Status {
 		case OK:
-			o.value = binary.LittleEndian.Uint64(value)
+			o.Value = binary.LittleEndian.Uint64(value)
 		case NotFound:
-			o.value = s.byVersion[k.Bytes[0]][r.Version]
+			o.Value = s.byVersion[k.Bytes[0]][r.Version]
 			if r.Version == 0 {
-				o.value = s.expired[k.Bytes[0]]
+				o.Value = s.expired[k.Bytes[0]]
 			}
 		default:
 			s.after(s.upTo(20*ms), func() { s.tryRead(k, begin) })
 			return
 		}
 		s.acked++
-		s.seen[k.Bytes[0]] = o.value
+		s.seen[k.Bytes[0]] = o.Value
 		s.end(&o, k.Bytes[0])
 	})
 }
 
-func (s *sim) end(o *operation, key byte) {
+func (s *sim) end(o *linear.Operation, key byte) {
 	if o != nil {
 		s.ops[key] = append(s.ops[key], *o)
 	}

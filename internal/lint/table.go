@@ -41,6 +41,7 @@ var pure = []string{
 	"internal/cluster",
 	"internal/cluster/view",
 	"internal/crrs",
+	"internal/crrs/linear",
 	"internal/ordering",
 	"client/internal/host",
 	"client/internal/hosttcp",
