@@ -93,11 +93,11 @@ func (l *load) tick() (at time.Time, ops int64) {
 }
 
 // holds checks that the rate over a second is within 5 % of want. The rate may never be higher. On a busy machine it
-// may be lower for some seconds, so the check is repeated.
+// may be lower for many seconds, so the check is repeated.
 func (l *load) holds(t *testing.T, what string, want float64) {
 	t.Helper()
 	var rates []float64
-	for range 6 {
+	for range 20 {
 		r := l.rate(time.Second)
 		rates = append(rates, r)
 		if r > 1.05*want {
@@ -201,12 +201,14 @@ func TestTenantsChangeUnderLoad(t *testing.T) {
 			RWIOsPerSec          int64
 		}
 	}
-	if err := d.admin("GET", "/v1/tenants", &list); err != nil || len(list.Items) != 2 ||
-		list.Items[0].Name != "gold" ||
-		list.Items[1].Name != "tin" || list.Items[1].Connections != 3 || list.Items[1].RWIOsPerSec != 250 ||
-		list.Items[1].LimitedBy != "cap" {
-		t.Errorf("tenants %+v, %v", list, err)
-	}
+	eventually(t, "both tenants are listed, one at its cap", func() bool {
+		if err := d.admin("GET", "/v1/tenants", &list); err != nil || len(list.Items) != 2 ||
+			list.Items[0].Name != "gold" ||
+			list.Items[1].Name != "tin" || list.Items[1].Connections != 3 || list.Items[1].RWIOsPerSec != 250 {
+			t.Fatalf("tenants %+v, %v", list, err)
+		}
+		return list.Items[1].LimitedBy == "cap"
+	})
 	change("")
 	eventually(t, "it works without a cap", func() bool { return l.rate(50*time.Millisecond) > 1000 })
 	weight(hostA, 1)
