@@ -181,7 +181,7 @@ func (d *decoder) name() string {
 
 func (d *decoder) end() error {
 	if d.bad || len(d.b) > 0 {
-		return fmt.Errorf("%w: a length in record %s does not fit the record", ErrForeign, d.magic)
+		return fmt.Errorf("%w: a length or a value in record %s is not valid", ErrForeign, d.magic)
 	}
 	return nil
 }

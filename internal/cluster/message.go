@@ -1,0 +1,150 @@
+package cluster
+
+import (
+	"encoding/binary"
+	"fmt"
+
+	"jbofd/internal/cluster/view"
+)
+
+// Messages have the header of records. What follows it is
+//
+//	"JBCP" Report   u64 term, u64 sequence number, i64 echo, 16 B cluster, u16 protocol, name, address,
+//	                u64 incarnation, u64 epoch seen, u64 version, u8 1 if it is full; and if it is,
+//	                uvarint n, n times: u16 partition, u32 range, u8 local state, u64 epoch;
+//	                uvarint n, n u16 partitions that cannot be used
+//	"JBCA" Answer   u64 term, u64 incarnation, name and address of the manager, u64 incarnation of the receiver,
+//	                u64 sequence number, i64 stamp, u64 epoch, u8 flags, u64 version, u8 refusal,
+//	                uvarint n, n B record of the view
+//
+// so that an answer which grants authority, of a manager called "a" at "h:1", has 75 bytes:
+//
+//	4a 42 43 41  cc cc cc cc  01 00               "JBCA", CRC32C, version 1
+//	08 00 00 00 00 00 00 00                       term 8
+//	09 00 00 00 00 00 00 00  01 61  03 68 3a 31   incarnation 9, "a", "h:1"
+//	07 00 …  15 00 …  63 00 …  05 00 …            to incarnation 7, sequence number 21, stamp 99, epoch 5
+//	03  02 00 …  00  00                           acts and granted, version 2, not refused, no view
+const (
+	magicReport = "JBCP"
+	magicAnswer = "JBCA"
+
+	rangeReportBytes = 15
+
+	flagActs    = 1
+	flagGranted = 2
+)
+
+// MaxMessageBytes is the length of the longest message, which has a report of all ranges or a view. A view must fit a
+// request of etcd, too, which are shorter by default.
+const MaxMessageBytes = 4 << 20
+
+// Encode returns the message. It has one of its two fields.
+func (m *Message) Encode() []byte {
+	if m.Report != nil {
+		return m.Report.encode()
+	}
+	return m.Answer.encode()
+}
+
+func (r *Report) encode() []byte {
+	b := le.AppendUint64(le.AppendUint64(begin(magicReport), r.Term), r.Seq)
+	b = append(le.AppendUint64(b, uint64(r.Echo)), r.Cluster[:]...)
+	b = appendString(appendString(le.AppendUint16(b, r.Protocol), r.Name), r.Address)
+	b = le.AppendUint64(le.AppendUint64(b, uint64(r.Incarnation)), uint64(r.Seen))
+	b = le.AppendUint64(b, r.Version)
+	if !r.Full {
+		return seal(append(b, 0))
+	}
+	b = binary.AppendUvarint(append(b, 1), uint64(len(r.Ranges)))
+	for _, e := range r.Ranges {
+		b = le.AppendUint32(le.AppendUint16(b, uint16(e.Partition)), uint32(e.Range))
+		b = le.AppendUint64(append(b, byte(e.Local)), uint64(e.Epoch))
+	}
+	b = binary.AppendUvarint(b, uint64(len(r.Unusable)))
+	for _, id := range r.Unusable {
+		b = le.AppendUint16(b, uint16(id))
+	}
+	return seal(b)
+}
+
+func (a *Answer) encode() []byte {
+	b := le.AppendUint64(le.AppendUint64(begin(magicAnswer), a.Term), uint64(a.Manager.Incarnation))
+	b = appendString(appendString(b, a.Manager.Name), a.Manager.Address)
+	b = le.AppendUint64(le.AppendUint64(b, uint64(a.To)), a.Seq)
+	b = le.AppendUint64(le.AppendUint64(b, uint64(a.Stamp)), uint64(a.Epoch))
+	flags := byte(0)
+	if a.Acts {
+		flags |= flagActs
+	}
+	if a.Granted {
+		flags |= flagGranted
+	}
+	b = append(le.AppendUint64(append(b, flags), a.Version), byte(a.Refused))
+	return seal(append(binary.AppendUvarint(b, uint64(len(a.View))), a.View...))
+}
+
+// DecodeMessage returns the message of b, whose memory it uses. It allocates no more than a small multiple of len(b).
+//
+// Errors: ErrForeign, ErrProtocol.
+func DecodeMessage(b []byte) (*Message, error) {
+	if len(b) > MaxMessageBytes {
+		return nil, fmt.Errorf("%w: a message of %d bytes, want at most %d", ErrForeign, len(b), MaxMessageBytes)
+	}
+	if len(b) >= len(magicAnswer) && string(b[:len(magicAnswer)]) == magicAnswer {
+		a, err := decodeAnswer(b)
+		if err != nil {
+			return nil, err
+		}
+		return &Message{Answer: a}, nil
+	}
+	r, err := decodeReport(b)
+	if err != nil {
+		return nil, err
+	}
+	return &Message{Report: r}, nil
+}
+
+func decodeReport(b []byte) (*Report, error) {
+	d, err := open(magicReport, b)
+	if err != nil {
+		return nil, err
+	}
+	r := &Report{Term: d.u64(), Seq: d.u64(), Echo: int64(d.u64()), Cluster: d.uuid(), Protocol: d.u16(),
+		Name: d.name(), Address: d.name(), Incarnation: Incarnation(d.u64()), Seen: view.Epoch(d.u64()),
+		Version: d.u64(), Full: d.below(2) == 1}
+	if r.Full {
+		for range d.count(rangeReportBytes) {
+			e := RangeReport{Partition: view.PartitionID(d.u16()), Range: int(d.u32())}
+			e.Local, e.Epoch = view.Local(d.below(byte(view.Complete)+1)), view.Epoch(d.u64())
+			d.bad = d.bad || e.Range >= view.MaxRanges
+			r.Ranges = append(r.Ranges, e)
+		}
+		for range d.count(2) {
+			r.Unusable = append(r.Unusable, view.PartitionID(d.u16()))
+		}
+	}
+	return r, d.end()
+}
+
+func decodeAnswer(b []byte) (*Answer, error) {
+	d, err := open(magicAnswer, b)
+	if err != nil {
+		return nil, err
+	}
+	a := &Answer{Term: d.u64(), Manager: Identity{Incarnation: Incarnation(d.u64()), Name: d.name(), Address: d.name()},
+		To: Incarnation(d.u64()), Seq: d.u64(), Stamp: int64(d.u64()), Epoch: view.Epoch(d.u64())}
+	flags := d.below(2*flagGranted)
+	a.Acts, a.Granted = flags&flagActs != 0, flags&flagGranted != 0
+	a.Version, a.Refused = d.u64(), Refusal(d.below(byte(NameTaken)+1))
+	if n := d.count(1); n > 0 {
+		a.View = d.take(uint64(n))
+	}
+	return a, d.end()
+}
+
+// below returns a byte that must be less than limit.
+func (d *decoder) below(limit byte) byte {
+	x := d.take(1)[0]
+	d.bad = d.bad || x >= limit
+	return x
+}
