@@ -3,6 +3,7 @@
 //	jbofd --config FILE         run
 //	jbofd --demo                run the embedded default on loopback
 //	jbofd validate [FILE...]    check configurations
+//	jbofd etcd --cluster NAME   run a server of etcd for a cluster
 package main
 
 import (
@@ -111,7 +112,7 @@ func command() *cobra.Command {
 		"loopback only")
 	c.Flags().BoolVar(&printConfig, "print-effective-config", false, "print the configuration with all defaults "+
 		"and exit")
-	c.AddCommand(validateCommand(&path))
+	c.AddCommand(validateCommand(&path), etcdCommand())
 	c.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return usageError{err} })
 	return c
 }

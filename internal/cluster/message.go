@@ -133,7 +133,7 @@ func decodeAnswer(b []byte) (*Answer, error) {
 	}
 	a := &Answer{Term: d.u64(), Manager: Identity{Incarnation: Incarnation(d.u64()), Name: d.name(), Address: d.name()},
 		To: Incarnation(d.u64()), Seq: d.u64(), Stamp: int64(d.u64()), Epoch: view.Epoch(d.u64())}
-	flags := d.below(2*flagGranted)
+	flags := d.below(2 * flagGranted)
 	a.Acts, a.Granted = flags&flagActs != 0, flags&flagGranted != 0
 	a.Version, a.Refused = d.u64(), Refusal(d.below(byte(NameTaken)+1))
 	if n := d.count(1); n > 0 {

@@ -38,8 +38,8 @@ func TestMessagesReturn(t *testing.T) {
 			t.Errorf("message %d: %+v, %v, want %+v", i, got, err, m)
 		}
 	}
-	want := strings.ReplaceAll("4a424341 7bfaab09 0100 0800000000000000 0900000000000000 0161 03683a31 0700000000000000"+
-		" 1500000000000000 6300000000000000 0500000000000000 03 0200000000000000 00 00", " ", "")
+	want := strings.ReplaceAll("4a424341 7bfaab09 0100 0800000000000000 0900000000000000 0161 03683a31"+
+		" 0700000000000000 1500000000000000 6300000000000000 0500000000000000 03 0200000000000000 00 00", " ", "")
 	if got := hex.EncodeToString(someMessages()[2].Encode()); got != want {
 		t.Errorf("the answer is\n%s, want\n%s", got, want)
 	}
@@ -83,8 +83,8 @@ func TestAChangedMessageIsRefused(t *testing.T) {
 	}
 }
 
-// FuzzMessage gives the machine's decoder bytes with a valid header and checksum: whatever it takes encodes to a message
-// that decodes to the same.
+// FuzzMessage gives the decoder bytes with a valid checksum: whatever it takes encodes to a message that decodes to the
+// same.
 func FuzzMessage(f *testing.F) {
 	for _, m := range someMessages() {
 		f.Add(m.Encode())

@@ -206,6 +206,11 @@ var directions = []row{
 		"internal/telemetry", "internal/turn"}, toDriver},
 	{"internal/cluster", []string{"internal/cluster/view"}, toMachine},
 	{"internal/cluster/view", nil, toMachine},
+	{"internal/cluster/etcd", []string{"internal/cluster"}, toDriver},
+	{"internal/cluster/link", []string{"internal/cluster"}, toDriver},
+	{"internal/cluster/member", []string{"internal/cluster", "internal/cluster/etcd", "internal/cluster/link",
+		"internal/cluster/view"}, toDriver},
+	{"internal/cluster/etcdserver", []string{"internal/cluster/etcd"}, toDriver},
 	{"internal/pushdown", []string{"internal/pushdown/...", "internal/nvme/...", "internal/pipeline",
 		"internal/bufpool", "internal/turn"}, toDriver},
 	{"internal/offload", []string{"internal/offload/...", "internal/nvme/...", "internal/bufpool", "client"}, toDriver},
@@ -225,6 +230,8 @@ var directions = []row{
 	{"internal/daemon", []string{"internal/...", "client"}, toCmd},
 	{"internal/admin", []string{"internal/config", "internal/nvme/...", "internal/ssd/label", "client"}, toDriver},
 	{"cmd", []string{"internal/daemon/...", "internal/config", "internal/admin"}, toCmd},
+	{"cmd/jbofd", []string{"internal/daemon/...", "internal/config", "internal/admin", "internal/cluster/etcdserver"},
+		toCmd},
 	{"cmd/jbofbench", []string{"internal/sim/...", "internal/bench/...", "internal/config", "internal/demo", "client"},
 		toCmd},
 	{"cmd/jbofctl", []string{"internal/admin", "internal/config", "internal/partition", "internal/ssd/...", "client"},
@@ -244,8 +251,10 @@ var dependencies = []string{
 	"github.com/vbauerster/mpb",
 	"github.com/zeebo/xxh3",
 	"go.etcd.io/etcd",
+	"go.uber.org/zap", // the log of the etcd client
 	"golang.org/x/sys",
 	"gonum.org/v1/plot",
+	"google.golang.org/grpc", // how the etcd client connects
 }
 
 // testDependencies lists the modules that only tests and test tools may import.
