@@ -1,0 +1,217 @@
+package link
+
+import (
+	"context"
+	"crypto/tls"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"net"
+	"sync"
+	"time"
+
+	"jbofd/internal/cluster"
+)
+
+// peer is another node, to which messages are sent.
+type peer struct {
+	l             *Link
+	name, address string
+	// wake has a value if there may be messages.
+	wake chan struct{}
+	// mu guards waiting, the messages to be sent, oldest first. At most maxWaiting.
+	mu      sync.Mutex
+	waiting []*cluster.Message
+}
+
+func (p *peer) send(m *cluster.Message) {
+	p.mu.Lock()
+	if len(p.waiting) == maxWaiting {
+		copy(p.waiting, p.waiting[1:])
+		p.waiting = p.waiting[:maxWaiting-1]
+	}
+	p.waiting = append(p.waiting, m)
+	p.mu.Unlock()
+	select {
+	case p.wake <- struct{}{}:
+	default:
+	}
+}
+
+// take returns the messages that wait.
+func (p *peer) take(dst []*cluster.Message) []*cluster.Message {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	dst = append(dst[:0], p.waiting...)
+	clear(p.waiting)
+	p.waiting = p.waiting[:0]
+	return dst
+}
+
+// run sends until the link is closed. It connects when there is something to send.
+func (p *peer) run() {
+	defer p.l.wait.Done()
+	var c *outgoing
+	defer func() { c.close() }()
+	backoff := minBackoff
+	var batch []*cluster.Message
+	for {
+		select {
+		case <-p.wake:
+		case <-p.l.ctx.Done():
+			return
+		}
+		if c == nil || c.over() {
+			c.close()
+			var err error
+			if c, err = p.connect(); err != nil {
+				c = nil
+				p.l.say("a node of the cluster cannot be reached", p.address, err)
+				// Others that have lost the same node are not to come back at the same moment.
+				select {
+				case <-time.After(backoff/2 + rand.N(backoff)):
+				case <-p.l.ctx.Done():
+					return
+				}
+				backoff = min(2*backoff, maxBackoff)
+				p.wakeAgain()
+				continue
+			}
+			backoff = minBackoff
+		}
+		batch = p.take(batch)
+		for _, m := range batch {
+			if !c.write(m, p.l.cfg.Timeout) {
+				// A part of the message may have been sent. The rest of the batch is lost.
+				c.close()
+				c = nil
+				p.wakeAgain()
+				break
+			}
+		}
+		clear(batch)
+	}
+}
+
+// wakeAgain makes run look again, if there is something to send.
+func (p *peer) wakeAgain() {
+	p.mu.Lock()
+	any := len(p.waiting) > 0
+	p.mu.Unlock()
+	if any {
+		select {
+		case p.wake <- struct{}{}:
+		default:
+		}
+	}
+}
+
+// outgoing is a connection to a peer.
+type outgoing struct {
+	l   *Link
+	raw net.Conn
+	c   net.Conn
+	// ended is closed when the peer has ended the connection.
+	ended chan struct{}
+}
+
+// connect connects and exchanges hellos.
+func (p *peer) connect() (*outgoing, error) {
+	l := p.l
+	ctx, cancel := context.WithTimeout(l.ctx, l.helloTime())
+	defer cancel()
+	// The other side looks from which address the connection comes.
+	var d net.Dialer
+	if host, _, err := net.SplitHostPort(l.cfg.Nodes[l.cfg.Name]); err == nil {
+		if ip := net.ParseIP(host); ip != nil && !ip.IsUnspecified() {
+			d.LocalAddr = &net.TCPAddr{IP: ip}
+		}
+	}
+	raw, err := d.DialContext(ctx, "tcp", p.address)
+	if err != nil {
+		return nil, err
+	}
+	if !l.adopt(raw) {
+		return nil, net.ErrClosed
+	}
+	o := &outgoing{l: l, raw: raw, c: raw, ended: make(chan struct{})}
+	if err := p.greet(o); err != nil {
+		l.drop(raw)
+		return nil, err
+	}
+	l.wait.Add(1)
+	go o.watch()
+	return o, nil
+}
+
+func (p *peer) greet(o *outgoing) error {
+	l := p.l
+	err := errors.Join(o.raw.SetDeadline(time.Now().Add(l.helloTime())), setTimeouts(o.raw, l.cfg.Timeout))
+	if err != nil {
+		return err
+	}
+	if l.cfg.TLS != nil {
+		cfg := l.cfg.TLS.Clone()
+		cfg.ServerName = p.name
+		o.c = tls.Client(o.raw, cfg)
+	}
+	if _, err := o.c.Write(hello{cluster: l.cfg.Cluster, from: l.cfg.Name, to: p.name}.frame()); err != nil {
+		return err
+	}
+	b, err := readFrame(o.c, maxHello)
+	if err != nil {
+		return err
+	}
+	h, err := decodeHello(b)
+	switch {
+	case err != nil:
+		return err
+	case h.refused != "":
+		return fmt.Errorf("it says: %s", h.refused)
+	case h.cluster != l.cfg.Cluster || h.from != p.name:
+		return fmt.Errorf("%w: it is node %q of cluster %q, want %q of %q", errRefused, h.from, h.cluster, p.name,
+			l.cfg.Cluster)
+	}
+	return o.raw.SetDeadline(time.Time{})
+}
+
+// watch waits for the end of the connection, on which the peer sends nothing.
+func (o *outgoing) watch() {
+	defer o.l.wait.Done()
+	_, _ = io.CopyN(io.Discard, o.c, 1) // whatever has come of it, the connection is over
+	close(o.ended)
+	o.l.drop(o.raw)
+}
+
+func (o *outgoing) over() bool {
+	select {
+	case <-o.ended:
+		return true
+	default:
+		return false
+	}
+}
+
+// close closes the connection, if there is one.
+func (o *outgoing) close() {
+	if o != nil {
+		o.l.drop(o.raw)
+	}
+}
+
+// write sends a message, and reports whether the connection goes on.
+func (o *outgoing) write(m *cluster.Message, timeout time.Duration) bool {
+	b := m.Encode()
+	if len(b) > cluster.MaxMessageBytes {
+		return true // the peer would end the connection; the machine's limits do not lead here
+	}
+	frame := make([]byte, frameHeader, frameHeader+len(b))
+	binary.LittleEndian.PutUint32(frame, uint32(len(b)))
+	err := o.raw.SetWriteDeadline(time.Now().Add(timeout))
+	if err == nil {
+		_, err = o.c.Write(append(frame, b...))
+	}
+	return err == nil
+}
