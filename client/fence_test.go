@@ -129,6 +129,7 @@ func TestAQPairOpenedAfterALossBelongsToANewAssociation(t *testing.T) {
 // TestReconnectAwaitsTheEndOfAReset: as long as CSTS.RDY is 1, commands of the old association may be in flight.
 func TestReconnectAwaitsTheEndOfAReset(t *testing.T) {
 	overEach(t, 1<<20, func(t *testing.T, s *script) {
+		s.capTO.Store(20) // a busy machine needs longer than 500 ms for five answers
 		_, n := connect(t, quick(s))
 		s.breakOnce(nvme.CmdWrite)
 		s.mu.Lock()

@@ -45,6 +45,8 @@ type script struct {
 	credit nvme.Credit
 	// cqtMS is the command quiesce time.
 	cqtMS atomic.Uint32
+	// capTO is CAP.TO beyond the least, in units of 500 ms.
+	capTO atomic.Uint32
 	// disconnects: the target announces the Disconnect command.
 	disconnects atomic.Bool
 	// log is the discovery log.
@@ -430,7 +432,7 @@ func (c *scriptConn) fabrics(e *nvme.SQE, data []byte) {
 		v := uint64(0)
 		switch e.Property().OFST() {
 		case nvme.PropCAP:
-			v = uint64(nvme.CAP(0).WithMQES(63).WithTO(1).WithCSS(nvme.CAPCSSNVM))
+			v = uint64(nvme.CAP(0).WithMQES(63).WithTO(1 + uint8(c.s.capTO.Load())).WithCSS(nvme.CAPCSSNVM))
 		case nvme.PropVS:
 			v = uint64(nvme.Version2_0)
 		case nvme.PropCSTS:
