@@ -3,6 +3,7 @@ package cluster
 import (
 	"fmt"
 	"maps"
+	"time"
 
 	"jbofd/internal/cluster/view"
 	"jbofd/internal/invariants"
@@ -45,10 +46,10 @@ func newTiming(lease, away int64) timing {
 // outlast returns after which time on this node's clock a time on another node's clock is over for certain.
 func outlast(ns int64) int64 { return ns + ns*driftPerMille/1000 + 1 }
 
-const (
-	defaultLeaseNS = 1e9
-	defaultAwayNS  = 600e9
-)
+// DefaultLease is the lease of a Config that has none.
+const DefaultLease = time.Second
+
+const defaultAwayNS = 600e9
 
 // Node is the membership of one process of a node, and the manager while it is that. All calls are made by one
 // goroutine at a time. now is CLOCK_MONOTONIC_RAW in nanoseconds. It is read after what the call brings has arrived,
@@ -106,7 +107,7 @@ type sentReport struct {
 // New returns a node that has done nothing so far. The first call of Wake begins.
 func New(cfg Config) *Node {
 	if cfg.LeaseNS == 0 {
-		cfg.LeaseNS = defaultLeaseNS
+		cfg.LeaseNS = int64(DefaultLease)
 	}
 	if cfg.AwayNS == 0 {
 		cfg.AwayNS = defaultAwayNS
@@ -184,12 +185,15 @@ func (n *Node) Problem() error { return n.problem }
 
 // Serves reports whether the node may serve range r with a partition of its own while it has authority: it has it in
 // the view that acts, and a newer view does not take it away.
-func (n *Node) Serves(p view.PartitionID, r int) bool {
-	since, ok := n.active.holds(p, r)
-	if !ok || n.active == n.newest {
+func (n *Node) Serves(p view.PartitionID, r int) bool { return Serves(n.active, n.newest, p, r) }
+
+// Serves is Node.Serves of a node with these views, either of which may be nil.
+func Serves(active, newest *Map, p view.PartitionID, r int) bool {
+	since, ok := active.holds(p, r)
+	if !ok || active == newest {
 		return ok
 	}
-	newer, ok := n.newest.holds(p, r)
+	newer, ok := newest.holds(p, r)
 	return ok && newer == since
 }
 
