@@ -57,8 +57,10 @@ type Config struct {
 }
 
 const (
-	// maxGreeting is how many connections may be at their hello.
-	maxGreeting = 16
+	// maxGreeting is how many connections may be at their hello, maxGreetingHost how many of them from one address, so
+	// that a stranger does not keep nodes out.
+	maxGreeting, maxGreetingHost = 16, 4
+	maxSaid                      = 64
 	// maxWaiting is how many messages wait for a node.
 	maxWaiting = 16
 	// The time between attempts to connect grows between these, with jitter.
@@ -72,18 +74,20 @@ type Link struct {
 	ctx      context.Context
 	cancel   context.CancelFunc
 	wait     sync.WaitGroup
-	greeting chan struct{}
 	// peers are the other nodes by their addresses.
 	peers map[string]*peer
 
-	// mu guards incoming and open.
+	// mu guards what follows.
 	mu sync.Mutex
+	// greeting has the connections at their hello, with their addresses.
+	greeting map[net.Conn]string
 	// incoming has the connection that each node sends on; open all connections. Close closes them.
 	incoming map[string]net.Conn
 	open     map[net.Conn]bool
 	closed   bool
-	// said is the last refusal that was logged, so that one who comes again and again does not fill the log.
-	said string
+	// said has the last problem with each address that was logged, so that one who comes again and again does not fill
+	// the log. At most maxSaid.
+	said map[string]string
 }
 
 // Start listens, and returns.
@@ -98,7 +102,7 @@ func Start(cfg Config) (*Link, error) {
 	if cfg.Log == nil {
 		cfg.Log = slog.New(slog.DiscardHandler)
 	}
-	l := &Link{cfg: cfg, greeting: make(chan struct{}, maxGreeting), peers: map[string]*peer{},
+	l := &Link{cfg: cfg, greeting: map[net.Conn]string{}, peers: map[string]*peer{}, said: map[string]string{},
 		incoming: map[string]net.Conn{}, open: map[net.Conn]bool{}}
 	for name, address := range cfg.Nodes {
 		if len(name) > maxName || len(address) > maxName {
@@ -147,6 +151,33 @@ func (l *Link) Send(address string, m *cluster.Message) {
 	}
 }
 
+// admit takes a connection that has come, if there may be one more at its hello.
+func (l *Link) admit(c net.Conn) bool {
+	host := hostOf(c)
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	same := 0
+	for _, h := range l.greeting {
+		if h == host {
+			same++
+		}
+	}
+	if l.closed || len(l.greeting) == maxGreeting || same == maxGreetingHost {
+		c.Close()
+		return false
+	}
+	l.greeting[c], l.open[c] = host, true
+	return true
+}
+
+func hostOf(c net.Conn) string {
+	host, _, err := net.SplitHostPort(c.RemoteAddr().String())
+	if err != nil {
+		return c.RemoteAddr().String()
+	}
+	return host
+}
+
 // adopt notes a connection that Close is to close. It returns false, and closes the connection, after Close.
 func (l *Link) adopt(c net.Conn) bool {
 	l.mu.Lock()
@@ -182,18 +213,10 @@ func (l *Link) accept() {
 			}
 			continue
 		}
-		select {
-		case l.greeting <- struct{}{}:
-		default:
-			c.Close() // it comes again
-			continue
+		if l.admit(c) { // otherwise it comes again
+			l.wait.Add(1)
+			go l.receive(c)
 		}
-		if !l.adopt(c) {
-			<-l.greeting
-			continue
-		}
-		l.wait.Add(1)
-		go l.receive(c)
 	}
 }
 
@@ -202,7 +225,9 @@ func (l *Link) receive(raw net.Conn) {
 	defer l.wait.Done()
 	defer l.drop(raw)
 	c, from, err := l.greet(raw)
-	<-l.greeting
+	l.mu.Lock()
+	delete(l.greeting, raw)
+	l.mu.Unlock()
 	if err != nil {
 		l.refused(raw, err)
 		return
@@ -251,16 +276,21 @@ func sender(m *cluster.Message) string {
 
 // refused logs why a connection was refused.
 func (l *Link) refused(c net.Conn, err error) {
-	host, _, _ := net.SplitHostPort(c.RemoteAddr().String())
-	l.say("a connection of the cluster is refused", host, err)
+	l.say("a connection of the cluster is refused", hostOf(c), err)
 }
 
-// say logs a problem unless it was the last one.
+// say logs a problem with an address, unless it was the last one with it.
 func (l *Link) say(what, host string, err error) {
-	text := host + err.Error()
+	text := err.Error()
+	if op, ok := errors.AsType[*net.OpError](err); ok {
+		text = op.Op + op.Err.Error() // without the ports, which are others each time
+	}
 	l.mu.Lock()
-	again := l.closed || text == l.said
-	l.said = text
+	again := l.closed || l.said[host] == text
+	if len(l.said) == maxSaid {
+		clear(l.said)
+	}
+	l.said[host] = text
 	l.mu.Unlock()
 	if !again {
 		l.cfg.Log.Warn(what, "host", host, "error", err)

@@ -285,34 +285,42 @@ func TestWhatIsNotAMessageEndsTheConnection(t *testing.T) {
 	arrives(t, n.start(t, "a"), n["b"], b, 1)
 }
 
-// TestConnectionsAreBounded opens more connections than may be at their hello: those beyond are closed at once. A
-// second connection of a node ends its first one.
+// TestConnectionsAreBounded opens more connections than may be at their hello, of one address and of all: those
+// beyond are closed at once. A second connection of a node ends its first one.
 func TestConnectionsAreBounded(t *testing.T) {
 	t.Parallel()
-	n := newNetwork(t, "a", "b")
+	n := newNetwork(t, "a", "b", "c", "d", "e", "f")
 	b := n.start(t, "b", func(c *Config) { c.Timeout = wait })
 	var silent []net.Conn
-	for range maxGreeting {
-		silent = append(silent, dial(t, n, "a", "b"))
-	}
-	for end := time.Now().Add(wait); len(b.greeting) < maxGreeting; {
-		if time.Now().After(end) {
-			t.Fatalf("%d connections are at their hello", len(b.greeting))
+	greeting := func(want int) {
+		t.Helper()
+		for end := time.Now().Add(wait); ; {
+			b.mu.Lock()
+			now := len(b.greeting)
+			b.mu.Unlock()
+			if now == want {
+				return
+			}
+			if time.Now().After(end) {
+				t.Fatalf("%d connections are at their hello, want %d", now, want)
+			}
+			time.Sleep(time.Millisecond) // until they are accepted, or their end is seen
 		}
-		time.Sleep(time.Millisecond) // until they are accepted
 	}
-	ended(t, dial(t, n, "a", "b"), "one more than is allowed")
+	for i, from := range []string{"a", "c", "d", "e"} {
+		for range maxGreetingHost {
+			silent = append(silent, dial(t, n, from, "b"))
+		}
+		greeting((i + 1) * maxGreetingHost)
+		ended(t, dial(t, n, from, "b"), "one more from an address than is allowed")
+	}
+	ended(t, dial(t, n, "f", "b"), "one more than is allowed")
 	for _, c := range silent {
 		if err := c.Close(); err != nil {
 			t.Fatal(err)
 		}
 	}
-	for end := time.Now().Add(wait); len(b.greeting) > 0; {
-		if time.Now().After(end) {
-			t.Fatalf("%d connections are at their hello", len(b.greeting))
-		}
-		time.Sleep(time.Millisecond)
-	}
+	greeting(0)
 	first := greeted(t, n, "a", "b")
 	second := greeted(t, n, "a", "b")
 	ended(t, first, "the first of two")

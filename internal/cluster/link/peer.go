@@ -80,6 +80,9 @@ func (p *peer) run() {
 				continue
 			}
 			backoff = minBackoff
+			p.l.mu.Lock()
+			delete(p.l.said, p.address)
+			p.l.mu.Unlock()
 		}
 		batch = p.take(batch)
 		for _, m := range batch {
