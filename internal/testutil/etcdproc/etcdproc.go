@@ -103,20 +103,26 @@ func Start(t testing.TB, o Options) *Server {
 // Dir is the directory of the data.
 func (s *Server) Dir() string { return filepath.Join(s.dir, "data") }
 
-// Restart starts a server that was killed.
-func (s *Server) Restart() {
-	s.t.Helper()
+// Binary is jbofd with the tag etcd.
+func Binary(t testing.TB) string {
+	t.Helper()
 	dir, err := build()
 	built.Lock()
 	built.dir = dir
 	built.Unlock()
 	if err != nil {
-		s.t.Fatal(err)
+		t.Fatal(err)
 	}
+	return filepath.Join(dir, "jbofd")
+}
+
+// Restart starts a server that was killed.
+func (s *Server) Restart() {
+	s.t.Helper()
 	peer := strings.Replace(s.URL, ":2379", ":2380", 1)
 	args := append([]string{"etcd", "--cluster", "test", "--name", "one", "--member", "one=" + peer, "--dir", s.Dir(),
 		"--client-url", s.URL}, s.tls...)
-	p := &process{cmd: exec.Command(filepath.Join(dir, "jbofd"), args...), done: make(chan struct{})}
+	p := &process{cmd: exec.Command(Binary(s.t), args...), done: make(chan struct{})}
 	p.cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 	p.cmd.Stderr = &p.log
 	out, err := p.cmd.StdoutPipe()

@@ -1,0 +1,163 @@
+package etcdserver
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"log/slog"
+	"maps"
+	"math/rand/v2"
+	"os"
+	"os/exec"
+	"runtime"
+	"slices"
+	"sync"
+	"syscall"
+	"time"
+)
+
+// Args are the arguments of jbofd that run this server.
+func (c *Config) Args() []string {
+	args := []string{"etcd", "--cluster", c.Cluster, "--name", c.Name, "--dir", c.Dir, "--client-url", c.ClientURL}
+	for _, name := range slices.Sorted(maps.Keys(c.Members)) {
+		args = append(args, "--member", name+"="+c.Members[name])
+	}
+	if c.CertFile != "" {
+		args = append(args, "--cert", c.CertFile, "--key", c.KeyFile, "--ca", c.CAFile)
+	}
+	return args
+}
+
+// Child is a server in a process of its own, which is started again for ever when it ends.
+type Child struct {
+	binary string
+	cfg    Config
+	log    *slog.Logger
+	ctx    context.Context
+	cancel context.CancelFunc
+	done   chan struct{}
+
+	// mu guards what follows.
+	mu  sync.Mutex
+	pid int
+	// starts counts the processes.
+	starts int
+	ready  bool
+}
+
+// The time between two starts grows between these, with jitter, and begins anew when a server has served for long.
+const (
+	minRestart, maxRestart = 200 * time.Millisecond, 10 * time.Second
+	servedLong             = time.Minute
+	// stopTime is what a server has to end before it is killed.
+	stopTime = 5 * time.Second
+)
+
+// StartChild starts a server. binary is jbofd; empty: the one that is running.
+//
+// Errors: what is wrong with cfg.
+func StartChild(binary string, cfg Config, log *slog.Logger) (*Child, error) {
+	if err := cfg.Check(); err != nil {
+		return nil, err
+	}
+	if binary == "" {
+		if !Built {
+			return nil, ErrNotBuilt
+		}
+		binary = "/proc/self/exe" // also when the file was replaced by a newer one
+	}
+	c := &Child{binary: binary, cfg: cfg, log: log, done: make(chan struct{})}
+	c.ctx, c.cancel = context.WithCancel(context.Background())
+	go c.run()
+	return c, nil
+}
+
+// Close ends the server and waits for that. Idempotent.
+func (c *Child) Close() {
+	c.cancel()
+	<-c.done
+}
+
+// State says whether the server serves, its process, and how many there have been.
+func (c *Child) State() (ready bool, pid, starts int) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.ready, c.pid, c.starts
+}
+
+func (c *Child) run() {
+	// The kernel kills a process with the thread that has started it, so that no server outlives the daemon. This thread
+	// ends with the goroutine.
+	runtime.LockOSThread()
+	defer close(c.done)
+	for restart := minRestart; ; {
+		began := time.Now()
+		err := c.serve()
+		if c.ctx.Err() != nil {
+			return
+		}
+		if time.Since(began) > servedLong {
+			restart = minRestart
+		}
+		c.log.Error("the server of etcd has ended", "error", err, "next_start_in", restart)
+		select {
+		case <-time.After(restart/2 + rand.N(restart)):
+		case <-c.ctx.Done():
+			return
+		}
+		restart = min(2*restart, maxRestart)
+	}
+}
+
+// serve runs one process.
+func (c *Child) serve() error {
+	cmd := exec.CommandContext(c.ctx, c.binary, c.cfg.Args()...)
+	cmd.Cancel = func() error { return cmd.Process.Signal(syscall.SIGTERM) }
+	cmd.WaitDelay = stopTime
+	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+	out, outW, err := os.Pipe()
+	if err != nil {
+		return err
+	}
+	logR, logW, err := os.Pipe()
+	if err != nil {
+		return errors.Join(err, out.Close(), outW.Close())
+	}
+	cmd.Stdout, cmd.Stderr = outW, logW
+	err = cmd.Start()
+	err = errors.Join(err, outW.Close(), logW.Close())
+	var readers sync.WaitGroup
+	readers.Go(func() { c.lines(out, func(string) { c.set(true, cmd.Process.Pid) }) })
+	readers.Go(func() { c.lines(logR, func(line string) { c.log.Warn("etcd", "says", line) }) })
+	if err == nil {
+		c.mu.Lock()
+		c.pid, c.starts = cmd.Process.Pid, c.starts+1
+		c.mu.Unlock()
+		err = cmd.Wait()
+	}
+	readers.Wait()
+	c.set(false, 0)
+	return err
+}
+
+func (c *Child) set(ready bool, pid int) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.ready, c.pid = ready, pid
+}
+
+// lines calls f with each line of a pipe until its end, and closes it. What is too long for a line is left out.
+func (c *Child) lines(r *os.File, f func(string)) {
+	defer r.Close()
+	b := bufio.NewReaderSize(r, 4096)
+	for {
+		line, tooLong, err := b.ReadLine()
+		if err != nil {
+			return
+		}
+		f(string(line))
+		for tooLong && err == nil {
+			_, tooLong, err = b.ReadLine()
+		}
+	}
+}

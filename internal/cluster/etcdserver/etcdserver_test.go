@@ -1,0 +1,206 @@
+package etcdserver
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"log/slog"
+	"net"
+	"path/filepath"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"jbofd/internal/cluster"
+	"jbofd/internal/cluster/etcd"
+	"jbofd/internal/testutil/etcdproc"
+	"jbofd/internal/testutil/loopback"
+)
+
+func TestMain(m *testing.M) { etcdproc.Main(m) }
+
+// wait is the time limit for what is expected on a busy machine.
+const wait = 2 * time.Minute
+
+// lines is a log.
+type lines struct {
+	mu   sync.Mutex
+	text bytes.Buffer
+}
+
+func (l *lines) Write(b []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.text.Write(b)
+}
+
+func (l *lines) String() string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.text.String()
+}
+
+func threeMembers(t *testing.T) (all []Config) {
+	members := map[string]string{}
+	for _, name := range []string{"a", "b", "c"} {
+		host, _, err := net.SplitHostPort(loopback.Address())
+		if err != nil {
+			t.Fatal(err)
+		}
+		members[name] = "http://" + host + ":2380"
+		all = append(all, Config{Cluster: "test", Name: name, Members: members, Dir: filepath.Join(t.TempDir(), "etcd"),
+			ClientURL: "http://" + host + ":2379"})
+	}
+	return all
+}
+
+func eventually(t *testing.T, what string, ok func() bool) {
+	t.Helper()
+	tick := time.NewTicker(5 * time.Millisecond)
+	defer tick.Stop()
+	for end := time.Now().Add(wait); !ok(); <-tick.C {
+		if time.Now().After(end) {
+			t.Fatalf("not yet: %s", what)
+		}
+	}
+}
+
+// TestThreeServersServeWhileOneIsKilled runs three servers in processes of their own. One is killed, and started again;
+// requests succeed meanwhile, and what was written is there when all have ended and begun again.
+func TestThreeServersServeWhileOneIsKilled(t *testing.T) {
+	t.Parallel()
+	binary := etcdproc.Binary(t)
+	all := threeMembers(t)
+	log := &lines{}
+	var children []*Child
+	startAll := func() {
+		t.Helper()
+		children = nil
+		for _, cfg := range all {
+			c, err := StartChild(binary, cfg, slog.New(slog.NewTextHandler(log, nil)))
+			if err != nil {
+				t.Fatal(err)
+			}
+			t.Cleanup(c.Close)
+			children = append(children, c)
+		}
+		for i, c := range children {
+			eventually(t, all[i].Name+" serves; "+log.String(), func() bool { ready, _, _ := c.State(); return ready })
+		}
+	}
+	startAll()
+	var endpoints []string
+	for _, cfg := range all {
+		endpoints = append(endpoints, cfg.ClientURL)
+	}
+	client, err := etcd.New(etcd.Config{Endpoints: endpoints, Cluster: "test", Timeout: 20 * time.Second})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(client.Close)
+	// do repeats a request whose outcome is unknown, as that of one may be whose server was killed.
+	do := func(r cluster.Request) (resp *cluster.Response) {
+		t.Helper()
+		answer := make(chan *cluster.Response, 1)
+		eventually(t, "an answer; "+log.String(), func() bool {
+			client.Do(&r, func(resp *cluster.Response) { answer <- resp })
+			resp = <-answer
+			return resp.Err == nil
+		})
+		return resp
+	}
+	first := do(cluster.Request{Kind: cluster.Txn, Then: []cluster.Put{{Key: "k", Value: []byte("v")}}})
+	_, pid, starts := children[0].State()
+	if err := syscall.Kill(pid, syscall.SIGKILL); err != nil {
+		t.Fatal(err)
+	}
+	if second := do(cluster.Request{Kind: cluster.Txn, Then: []cluster.Put{{Key: "l"}}}); second.Revision <= first.Revision {
+		t.Errorf("revision %d after %d", second.Revision, first.Revision)
+	}
+	eventually(t, "the one that was killed serves again", func() bool {
+		ready, now, count := children[0].State()
+		return ready && now != pid && count > starts
+	})
+	if !strings.Contains(log.String(), "signal: killed") {
+		t.Errorf("the log does not say that it was killed: %s", log)
+	}
+	for _, c := range children {
+		_, pid, _ := c.State()
+		c.Close()
+		c.Close()
+		if err := syscall.Kill(pid, 0); !errors.Is(err, syscall.ESRCH) {
+			t.Errorf("process %d after Close: %v", pid, err)
+		}
+	}
+	startAll()
+	if got := do(cluster.Request{Kind: cluster.Read}); len(got.Keys) != 2 {
+		t.Errorf("%+v", got)
+	}
+}
+
+// TestAServerThatCannotRunIsTriedAgain has a directory that cannot be made.
+func TestAServerThatCannotRunIsTriedAgain(t *testing.T) {
+	t.Parallel()
+	cfg := threeMembers(t)[0]
+	cfg.Dir = "/dev/null/etcd"
+	log := &lines{}
+	c, err := StartChild(etcdproc.Binary(t), cfg, slog.New(slog.NewTextHandler(log, nil)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "the second start", func() bool { _, _, starts := c.State(); return starts > 1 })
+	c.Close()
+	if !strings.Contains(log.String(), "/dev/null") {
+		t.Errorf("the log does not say why: %s", log)
+	}
+	if ready, pid, _ := c.State(); ready || pid != 0 {
+		t.Errorf("after Close: ready %v, process %d", ready, pid)
+	}
+}
+
+// TestAConfigurationThatCannotBeIsRefused tries each field.
+func TestAConfigurationThatCannotBeIsRefused(t *testing.T) {
+	good := threeMembers(t)[0]
+	if err := good.Check(); err != nil {
+		t.Error(err)
+	}
+	secure := good
+	secure.CertFile, secure.KeyFile, secure.CAFile = "c", "k", "a"
+	for _, c := range []struct {
+		want   string
+		cfg    Config
+		change func(c *Config)
+	}{
+		{"name of the cluster", good, func(c *Config) { c.Cluster = "a/b" }},
+		{"name of the member", good, func(c *Config) { c.Name = "" }},
+		{"name of the member", good, func(c *Config) { c.Name = "a=b" }},
+		{"must include d itself", good, func(c *Config) { c.Name = "d" }},
+		{"directory of the data", good, func(c *Config) { c.Dir = "" }},
+		{"all or none", good, func(c *Config) { c.KeyFile = "x" }},
+		{"host and port", good, func(c *Config) { c.ClientURL = "http://a" }},
+		{"host and port", good, func(c *Config) { c.ClientURL = "http://:1" }},
+		{"host and port", good, func(c *Config) { c.ClientURL = "http://a:1/x" }},
+		{"must be https if there is a certificate, else http", good, func(c *Config) { c.ClientURL = "https://a:1" }},
+		{"must be https if there is a certificate, else http", good, func(c *Config) { c.ClientURL = "ftp://a:1" }},
+		{"must be https if there is a certificate, else http", secure, func(*Config) {}},
+	} {
+		cfg := c.cfg
+		c.change(&cfg)
+		if err := cfg.Check(); err == nil || !strings.Contains(err.Error(), c.want) {
+			t.Errorf("%v, want %s", err, c.want)
+		}
+		if _, err := StartChild("x", cfg, slog.New(slog.DiscardHandler)); err == nil {
+			t.Errorf("%s: it is started", c.want)
+		}
+	}
+	if !Built {
+		if err := Run(context.Background(), good, nil); !errors.Is(err, ErrNotBuilt) {
+			t.Errorf("without the tag: %v", err)
+		}
+		if _, err := StartChild("", good, slog.New(slog.DiscardHandler)); !errors.Is(err, ErrNotBuilt) {
+			t.Errorf("without the tag: %v", err)
+		}
+	}
+}
