@@ -86,7 +86,7 @@ func (c *Child) State() (ready bool, pid, starts int) {
 }
 
 func (c *Child) run() {
-	// The kernel kills a process with the thread that has started it, so that no server outlives the daemon. This thread
+	// The kernel kills a process with the thread that has started it, so that no server outlives the daemon. This one
 	// ends with the goroutine.
 	runtime.LockOSThread()
 	defer close(c.done)

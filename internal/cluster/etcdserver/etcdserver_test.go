@@ -116,7 +116,8 @@ func TestThreeServersServeWhileOneIsKilled(t *testing.T) {
 	if err := syscall.Kill(pid, syscall.SIGKILL); err != nil {
 		t.Fatal(err)
 	}
-	if second := do(cluster.Request{Kind: cluster.Txn, Then: []cluster.Put{{Key: "l"}}}); second.Revision <= first.Revision {
+	second := do(cluster.Request{Kind: cluster.Txn, Then: []cluster.Put{{Key: "l"}}})
+	if second.Revision <= first.Revision {
 		t.Errorf("revision %d after %d", second.Revision, first.Revision)
 	}
 	eventually(t, "the one that was killed serves again", func() bool {

@@ -118,8 +118,8 @@ func TestACompactedWatchIsReadAgain(t *testing.T) {
 	})
 }
 
-// TestABackupThatIsRestoredFreezesTheMap sets etcd back to before the loss of a node: the others say so and go on. A new
-// process of one of them says so, too. When the newer state is put back, all goes on.
+// TestABackupThatIsRestoredFreezesTheMap sets etcd back to before the loss of a node: the others say so and go on. A
+// new process of one of them says so, too. When the newer state is put back, all goes on.
 func TestABackupThatIsRestoredFreezesTheMap(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, 3, "a", "b", "c")
