@@ -396,7 +396,9 @@ func (n *Namespace) CopyOut(ctx context.Context, r Range) iter.Seq2[Batch, error
 // clock must have been in the namespace that the Batch comes from before its CopyOut began: docs/ranges.md has the
 // rules.
 //
-// Errors: ErrCapacityExceeded. Some entries may have been stored then. It may be repeated.
+// Errors: ErrCapacityExceeded. Some entries may have been stored then. It may be repeated. ErrSuperseded if
+// DropRange has dropped some of it and the target is still clearing the range: nothing has changed, and it may be
+// repeated later.
 func (n *Namespace) CopyIn(ctx context.Context, b Batch, clock uint64) (changed int, err error) {
 	const name = "CopyIn"
 	s := &n.geo.Load().space

@@ -47,7 +47,9 @@ func (x *cli) kvImportCommand() *cobra.Command {
 		Short: "Store the keys and values of an export, from standard input, in a key-value namespace that is served",
 		Long: `Store what jbofctl kv export has written in the key-value namespace of that UUID, while the daemon
 serves it. Each object keeps its version, and is stored only if the namespace has no newer one. So an import that has
-ended early is just repeated, and to get exactly what was exported, import it into an empty namespace.
+ended early is just repeated, and to get exactly what was exported, import it into an empty namespace. What was deleted
+or dropped since is stored again, unless the key has a tombstone; after a drop the import waits until the dropped range
+is cleared, and fails if that takes more than a minute.
 
 --verify stores nothing: it only checks that the file is a complete and sound export, without a daemon.`,
 		Args: func(c *cobra.Command, args []string) error {

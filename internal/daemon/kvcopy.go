@@ -2,6 +2,7 @@ package daemon
 
 import (
 	"encoding/hex"
+	"errors"
 	"fmt"
 	"io"
 	"math"
@@ -156,14 +157,42 @@ func (n *Node) importKV(r *http.Request) (any, error) {
 	if err := nvme.KVRange(b).Check(); err != nil {
 		return nil, err
 	}
-	q := &partition.Request{Op: kvstore.CopyIn, Value: b}
-	copyRequest(s, q)
+	q := &partition.Request{Op: kvstore.CopyIn, Value: b, Restore: true}
+	if err := n.copyIn(r, s, q); err != nil {
+		return nil, err
+	}
 	switch q.Status {
 	case kvstore.OK:
 		return admin.KVImported{APIVersion: admin.Version, Applied: q.ValueLen}, nil
 	case kvstore.CapacityExceeded:
 		return nil, fmt.Errorf("the namespace is full with its size of %s; make it larger and repeat the import",
 			config.Bytes(s.SizeBytes()))
+	case kvstore.Superseded:
+		return nil, errors.New("a batch was not stored: it has keys of a range that was dropped and is still being " +
+			"cleared; repeat the import later. If the namespace has damage, only jbofctl kv repair lets that end")
 	}
 	return nil, fmt.Errorf("a batch was not stored: status %d; the import may be repeated", q.Status)
+}
+
+// How often a batch is offered to a store again that clears what was dropped, and for how long.
+const dropRetry = 100 * time.Millisecond
+
+var dropPatience = 60 * time.Second
+
+// copyIn runs a CopyIn. As long as a Drop covers some of it the store takes nothing of it, so that it is repeated until
+// the Drop is off the list: who imports what was dropped wants it back.
+func (n *Node) copyIn(r *http.Request, s *publish.Store, q *partition.Request) error {
+	for until := time.Now().Add(dropPatience); ; {
+		copyRequest(s, q)
+		if q.Status != kvstore.Superseded || time.Now().After(until) {
+			return nil
+		}
+		select {
+		case <-n.stopping:
+			return errors.New("the daemon stops; repeat the import")
+		case <-r.Context().Done():
+			return r.Context().Err()
+		case <-time.After(dropRetry):
+		}
+	}
 }

@@ -5,8 +5,10 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"os"
 	"strings"
 	"testing"
+	"time"
 
 	"jbofd/client"
 	"jbofd/client/kv"
@@ -113,6 +115,83 @@ func TestAnExportIsImported(t *testing.T) {
 	if _, err := n.admin.ImportKV(t.Context(), id[1], damaged); err == nil {
 		t.Error("a damaged batch is imported")
 	}
+}
+
+// TestAnImportRestoresWhatWasDropped: an import that follows a drop at once brings the keys back. It says so if it
+// cannot, because a segment that cannot be read keeps the drop.
+func TestAnImportRestoresWhatWasDropped(t *testing.T) {
+	defer func(d time.Duration) { dropPatience = d }(dropPatience)
+	const keys = 300
+	name := func(i int) []byte { return fmt.Appendf(nil, "name of key %04d", i) }
+	w := newWorld(t)
+	w.configure([]string{fastSource}, []string{"{nsid: 1, ssd: ssd0, size: 64MiB, type: kv}"})
+	n := w.mustStart()
+	ns := n.keys()
+	for i := range keys {
+		if err := ns.Put(t.Context(), name(i), []byte("value")); err != nil {
+			t.Fatal(err)
+		}
+	}
+	id := n.kvInfo().UUID
+	r, err := n.admin.ExportKV(t.Context(), id, nvme.KVCursor{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer r.Close()
+	_, all, err := copied(t, r)
+	if err != nil || len(all) != 1 {
+		t.Fatalf("%d batches, %v", len(all), err)
+	}
+	drop := func() {
+		t.Helper()
+		if _, err := ns.DropRange(t.Context(), kv.All(), 0); err != nil {
+			t.Fatal(err)
+		}
+	}
+	imports := func() {
+		t.Helper()
+		if a, err := n.admin.ImportKV(t.Context(), id, all[0]); err != nil || a.Applied != keys {
+			t.Fatalf("%d of %d keys are imported: %v", a.Applied, keys, err)
+		}
+		for i := range keys {
+			if got, err := ns.Value(t.Context(), name(i)); err != nil || string(got) != "value" {
+				t.Fatalf("key %d: %q, %v", i, got, err)
+			}
+		}
+	}
+	drop()
+	imports()
+	// The record of a segment is damaged, so that the drop cannot be cleared there.
+	image, err := os.OpenFile(w.path("ssd0.img"), os.O_RDWR, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer image.Close()
+	whole, err := os.ReadFile(w.path("ssd0.img"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for at := 0; ; at++ {
+		i := bytes.Index(whole[at:], name(7))
+		if i < 0 {
+			break
+		}
+		at += i
+		if _, err := image.WriteAt([]byte("?"), int64(at)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	drop()
+	dropPatience = 0
+	if _, err := n.admin.ImportKV(t.Context(), id, all[0]); err == nil || !strings.Contains(err.Error(), "repeat") ||
+		!strings.Contains(err.Error(), "jbofctl kv repair") {
+		t.Errorf("an import while a drop cannot end: %v", err)
+	}
+	if a, err := n.admin.AuditKV(t.Context(), id, true); err != nil || a.RepairedSegments == 0 {
+		t.Fatalf("a repair: %+v, %v", a, err)
+	}
+	dropPatience = time.Minute
+	imports()
 }
 
 // TestABlockNamespaceIsNotTakenForAnAbsentOne, by an export, an import or an audit.

@@ -124,7 +124,7 @@ func (s *Store) isRefused(a *activeSeg, at int, o *op) bool {
 	exists, restores, known := false, false, uint64(0)
 	if at != 0 {
 		it := seg.Item(at)
-		exists, restores, known = !it.Gone(), o.restores(it), it.Version()
+		exists, restores, known = !it.Gone(), o.restores(it) || s.comesBack(o, it), it.Version()
 	}
 	o.version = 0
 	if exists {
@@ -140,6 +140,8 @@ func (s *Store) isRefused(a *activeSeg, at int, o *op) bool {
 		o.status, o.version = Superseded, known
 	case o.given != 0 && o.cond != IfNewer && (known >= o.given || s.covers(o, o.given)):
 		o.status, o.version = Superseded, known
+	case restores && known > o.want:
+		o.cond = Always // it gets a new version
 	case !exists && (o.kind == Delete && o.cond != IfNewer && !unknown || o.cond == IfPresent):
 		o.status = NotFound
 	case exists && o.cond == IfAbsent:

@@ -334,6 +334,9 @@ func (s *Store) endAudit() {
 		a.Lost = max(0, s.objects-a.objects)
 		s.objects = a.objects
 	}
+	if a.Repairing {
+		s.sweepNow()
+	}
 	if a.next.wanted {
 		s.beginAudit(true, a.next.repair)
 	}

@@ -450,7 +450,8 @@ func TestMergedIdentitiesAreTheNewest(t *testing.T) {
 	}
 }
 
-// TestIdentitiesOutliveADrop of their objects, in the store and in its copies.
+// TestIdentitiesOutliveADrop of their objects, in the store and in its copies, also in one that is being copied in when
+// the Drop comes into effect.
 func TestIdentitiesOutliveADrop(t *testing.T) {
 	for _, exact := range []uint64{0, 500} {
 		a, b := identifiedTwins(t, FixedSeed(t))
@@ -463,11 +464,10 @@ func TestIdentitiesOutliveADrop(t *testing.T) {
 		for n, c := range [][]byte{before, a.batches(0, math.MaxUint64)[0]} {
 			if n == 0 {
 				if exact > 0 {
-					continue // it is refused until the Drop is off the list
+					continue
 				}
-				b.s.Submit(&drop)
-				for len(b.s.drops.list) == 0 {
-					b.turns(1)
+				if b.s.Submit(&drop); b.turns(1) != 1 || len(b.s.drops.list) > 0 {
+					t.Fatal("the Drop is in effect already")
 				}
 			}
 			if p := b.do(Request{Op: CopyIn, Value: c, Version: exact}); p.Status != OK {

@@ -77,6 +77,8 @@ type sweepState struct {
 	// to last.
 	failed      bool
 	first, last uint64
+	// repaired: segments were repaired meanwhile.
+	repaired bool
 	// skipping: this turn has passed as many empty segments as it has time for.
 	skipping bool
 }
@@ -366,6 +368,14 @@ func (s *Store) nextSweep() (next laterSweep, ok bool) {
 	return next, false
 }
 
+// sweepNow makes what is left of sweeps due, because segments that could not be read were repaired.
+func (s *Store) sweepNow() {
+	s.drops.sweep.repaired = true
+	for i := range s.drops.later {
+		s.drops.later[i].atNS = s.now
+	}
+}
+
 // writesCoveredBy reports whether a write is under way whose object a Drop covers. It has begun before the Drop was in
 // effect.
 func (s *Store) writesCoveredBy(d *format.Drop) bool {
@@ -410,7 +420,11 @@ func (s *Store) endSweep() {
 	s.progress++
 	d.later = slices.DeleteFunc(d.later, func(l laterSweep) bool { return l.drop == w.drop })
 	if w.failed {
-		d.later = append(d.later, laterSweep{drop: w.drop, first: w.first, last: w.last, atNS: s.now + sweepAgainNS})
+		l := laterSweep{drop: w.drop, first: w.first, last: w.last, atNS: s.now + sweepAgainNS}
+		if w.repaired {
+			l.atNS = s.now
+		}
+		d.later = append(d.later, l)
 		return
 	}
 	d.swept, d.sweptNS = append(d.swept, w.drop), s.now

@@ -37,20 +37,15 @@ type clearLane struct {
 	entry int
 }
 
-// exactFault returns why a KVRange cannot be copied exactly, or OK: it must not lack what is lost, its positions must
-// be those of this store, and no Drop may cover an entry, because it would not exist then.
+// exactFault returns why a KVRange cannot be copied exactly, or OK: it must not lack what is lost, and its positions
+// must be those of this store.
 func (s *Store) exactFault(b nvme.KVRange, clock uint64) Status {
 	if clock > max(MaxCopied, s.clock) || b.Lost() {
 		return InvalidValue
 	}
 	for e := range b.Entries() {
-		p := bits.Reverse64(format.HashKey(s.hashSeed, e.Key()))
-		switch {
-		case p != e.Position():
+		if bits.Reverse64(format.HashKey(s.hashSeed, e.Key())) != e.Position() {
 			return InvalidValue
-		case !e.Gone() && s.drops.list.Covers(p, e.Version()):
-			s.ckpt.wanted = true // it takes the Drop off the list, when that is swept
-			return Superseded
 		}
 	}
 	return OK

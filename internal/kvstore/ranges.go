@@ -1,8 +1,10 @@
 package kvstore
 
 import (
+	"math/bits"
 	"slices"
 
+	"jbofd/internal/kvstore/format"
 	"jbofd/internal/kvstore/lookup"
 	"jbofd/internal/nvme"
 	"jbofd/internal/tenant"
@@ -71,6 +73,8 @@ type copyIn struct {
 	// applied counts the entries that have changed something. status is the first that was not as it should be.
 	applied int
 	status  Status
+	// restores is Request.Restore.
+	restores bool
 	// clearing is the first half of an exact one.
 	clearing clearing
 }
@@ -92,7 +96,8 @@ func (s *Store) submitCopyIn(r *Request) bool {
 	}
 	b = b[:b.LenBytes()]
 	c := &s.copyIns[i]
-	*c = copyIn{b: b, tag: r.Tag, pays: payerOf(r.Tenant, r.Background), next: nvme.KVRangeHeaderBytes, left: b.Items()}
+	*c = copyIn{b: b, tag: r.Tag, pays: payerOf(r.Tenant, r.Background), next: nvme.KVRangeHeaderBytes, left: b.Items(),
+		restores: r.Restore}
 	if r.Version != 0 {
 		c.clearing.begin(b, r.Version)
 	}
@@ -100,20 +105,37 @@ func (s *Store) submitCopyIn(r *Request) bool {
 	return true
 }
 
-// copyInFault returns why a KVRange cannot be copied in, exactly if there is a clock, or OK.
+// copyInFault returns why a KVRange cannot be copied in, exactly if there is a clock, or OK. Superseded: a Drop on the
+// list covers an entry. Such an entry would not exist, and after the Drop has left the list it would, so that what a
+// CopyIn stores would depend on when it comes. The sender repeats it then.
 func (s *Store) copyInFault(b nvme.KVRange, clock uint64) Status {
 	if len(b) > MaxRangeBytes || b.Check() != nil || b.Kind() != nvme.KVCopy {
 		return InvalidValue
 	}
+	st := OK
 	for e := range b.Entries() {
 		if e.Version() > max(MaxCopied, s.clock) || e.ValueLen() > s.MaxValueBytes() {
 			return InvalidValue
 		}
+		if st == OK && s.isEntryDropped(e) {
+			st = Superseded
+		}
 	}
-	if clock == 0 {
-		return OK
+	if clock != 0 {
+		if fault := s.exactFault(b[:b.LenBytes()], clock); fault != OK {
+			return fault
+		}
 	}
-	return s.exactFault(b[:b.LenBytes()], clock)
+	if st == Superseded && len(s.drops.swept) > 0 {
+		s.ckpt.wanted = true // it takes Drops off the list that are swept
+	}
+	return st
+}
+
+// isEntryDropped reports whether what an entry of a KVRange has of its key would not exist because of a Drop.
+func (s *Store) isEntryDropped(e nvme.KVEntry) bool {
+	return len(s.drops.list) > 0 && !e.Gone() &&
+		s.drops.list.Covers(bits.Reverse64(format.HashKey(s.hashSeed, e.Key())), e.Version())
 }
 
 // copyInStep begins to write more entries of CopyIns, in turn, and ends those that are done.

@@ -46,14 +46,14 @@ const (
 	// CopyIn stores the objects and tombstones of Request.Value, a result of CopyOut, each IfNewer, or if the key has
 	// the same version but its value cannot be read, and adds the identities to those of their keys. Value belongs to
 	// the Store until the Reply. Reply.ValueLen is how many entries have changed something. If the status is not OK
-	// some of them may not be stored. It may be repeated.
+	// some of them may not be stored. It may be repeated. If a Drop covers one of its entries, the status is Superseded
+	// and nothing has changed, until the Drop is off the list.
 	//
 	// With a Request.Version it is exact up to that clock: what is in the part of the range that the Value is about,
 	// and has a version of at most the clock, ceases to exist if the Value does not have it with this version. So it is
 	// with the identities, by the versions that their requests have given. The
 	// Value must be of a store with the same Config.HashSeed, and lack nothing that is lost; else the status is
-	// InvalidValue. If a Drop covers one of its entries, it is Superseded, until the Drop is off the list. If
-	// something of the part was lost it is Corrupt, until the loss is accepted.
+	// InvalidValue. If something of the part was lost it is Corrupt, until the loss is accepted.
 	CopyIn
 	// Drop makes everything in Request.Range cease to exist that has a version of at most Request.Version; 0: of at
 	// most the greatest that the store has given, which Reply.Version is. It is durable, also with Config.Volatile, and
@@ -186,6 +186,9 @@ type Request struct {
 	// version at least as high. The ID is looked for only if it is a Retry. A Delete without a Condition leaves its
 	// Tombstone also if the key does not exist. IfNewer is no Condition of such a request.
 	Given uint64
+	// Restore: a CopyIn also stores objects of keys that do not exist but had a newer version of which identities are
+	// left, with a new version. Tombstones count nevertheless.
+	Restore bool
 	// Expires is when the object that a Put stores does not exist any more, in unix seconds; 0: never. For a Delete
 	// with a Tombstone it is when that may be dropped; 0: never.
 	Expires uint32

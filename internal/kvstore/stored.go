@@ -39,6 +39,13 @@ func (o *op) restores(it format.Item) bool {
 	return o.check == checkFailed && !it.Gone() && it.Version() == o.want && it.ValueOffset() == o.old
 }
 
+// comesBack reports whether an entry is stored although its key had a newer version, or the same: the CopyIn restores
+// what there is no more, and only identities are left of the key.
+func (s *Store) comesBack(o *op, it format.Item) bool {
+	return o.copyIn > 0 && s.copyIns[o.copyIn-1].restores && o.kind == Put && it.Gone() && !it.Tombstone() &&
+		it.Version() >= o.want && (o.expires == 0 || o.expires > s.wall)
+}
+
 // awaitCheck lets an op wait for the check of what is stored. Its status is Superseded, or OK if it has added
 // identities.
 func (s *Store) awaitCheck(i int32) {

@@ -49,6 +49,8 @@ type Request struct {
 	// paid for as compaction is, and not by the tenant.
 	Range      kvstore.Range
 	Background bool
+	// Restore is that of the kvstore.Request.
+	Restore bool
 	// Tenant is the pipeline's number for who pays.
 	Tenant tenant.ID
 	// Credited: the host keeps to the tenant's credit, for which the Request counts as Units of 4 KiB.

@@ -229,7 +229,7 @@ func (p *Partition) startAll(w *waiting, now int64) (any bool) {
 			Op: r.Op, Condition: r.Condition, Tag: uint64(tag), Tenant: r.Tenant,
 			Key: r.Key[:min(int(r.KeyLen), len(r.Key))], Value: r.Value, Room: r.Room,
 			Version: r.Version, Given: r.Given, Expires: r.Expires, Tombstone: r.Tombstone, ID: r.ID,
-			Range: r.Range, Background: r.Background,
+			Range: r.Range, Background: r.Background, Restore: r.Restore,
 		}
 		if r.ExpiresIn {
 			q.Expires = p.later(r.Expires)

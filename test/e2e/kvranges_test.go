@@ -126,6 +126,13 @@ func (d *daemon) restart(after time.Duration, run func() error) {
 func (d *daemon) relaunch() {
 	d.t.Helper()
 	d.kill()
+	d.awaitRelease()
+	d.launch()
+}
+
+// awaitRelease waits until nobody has the drive of a daemon that has ended.
+func (d *daemon) awaitRelease() {
+	d.t.Helper()
 	f, err := os.Open(filepath.Join(d.dir, "ssd0.img"))
 	if err != nil {
 		d.t.Fatal(err)
@@ -137,7 +144,6 @@ func (d *daemon) relaunch() {
 	if err := syscall.Flock(int(f.Fd()), syscall.LOCK_UN); err != nil {
 		d.t.Fatal(err)
 	}
-	d.launch()
 }
 
 // TestARangeIsCopiedToAnotherDaemon: two daemons have a partition with the same hash seed, and different histories.
