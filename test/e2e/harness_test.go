@@ -43,15 +43,17 @@ func TestMain(m *testing.M) {
 	os.Exit(code)
 }
 
+// programs is the directory of what is built.
+var programs string
+
 // run builds the daemon, unless one was given, and runs the tests.
 func run(m *testing.M) (code int, err error) {
+	if programs, err = os.MkdirTemp("", "jbofd-e2e-"); err != nil {
+		return 0, err
+	}
+	defer func() { _ = os.RemoveAll(programs) }()
 	if *binaryPath == "" {
-		dir, err := os.MkdirTemp("", "jbofd-e2e-")
-		if err != nil {
-			return 0, err
-		}
-		defer func() { _ = os.RemoveAll(dir) }()
-		*binaryPath = filepath.Join(dir, "jbofd")
+		*binaryPath = filepath.Join(programs, "jbofd")
 		args := []string{"build", "-o", *binaryPath}
 		if buildtags.Race {
 			args = append(args, "-race")

@@ -17,12 +17,9 @@ import (
 	"jbofd/internal/nvme"
 )
 
-// buildCtl builds jbofctl once, beside the daemon unless it is there.
+// buildCtl builds jbofctl, once.
 var buildCtl = sync.OnceValues(func() (string, error) {
-	path := filepath.Join(filepath.Dir(*binaryPath), "jbofctl")
-	if _, err := os.Stat(path); !errors.Is(err, os.ErrNotExist) {
-		return path, err
-	}
+	path := filepath.Join(programs, "jbofctl")
 	out, err := exec.Command("go", "build", "-o", path, "jbofd/cmd/jbofctl").CombinedOutput()
 	if err != nil {
 		return "", fmt.Errorf("building jbofctl: %w\n%s", err, out)
