@@ -37,8 +37,8 @@ func (p *Partition) takeAborted() {
 			p.store.EndEarly(uint64(tag))
 		}
 	}
-	for _, w := range []*waiting{&p.waiting, &p.ranges} {
-		for r := w.takeAborted(); r != nil; {
+	for i := range p.queues {
+		for r := p.queues[i].takeAborted(); r != nil; {
 			next := r.next
 			r.next = nil
 			p.endAborted(r)

@@ -86,10 +86,8 @@ type Partition struct {
 	resized chan struct{}
 	// swapping is nil until the store is open, and without swapping.
 	swapping *swapper
-	waiting  waiting
-	// ranges are Requests for ranges, which the store takes only a few of at a time. copying is the number of CopyIns
-	// that the store has, or the Source for it.
-	ranges  waiting
+	queues   [numQueues]waiting
+	// copying is the number of CopyIns that the store has, or the Source for it.
 	copying int
 	reqs    []*Request // in the store, by tag
 	freeReq []uint32
@@ -300,7 +298,7 @@ func (p *Partition) Stats() Stats {
 	if p.phase == gone {
 		return Stats{}
 	}
-	st := Stats{Stats: p.store.Stats(), MemoryBytes: p.memory.Bytes(), Waiting: p.waiting.n + p.ranges.n}
+	st := Stats{Stats: p.store.Stats(), MemoryBytes: p.memory.Bytes(), Waiting: p.waiting()}
 	st.TableBytes = p.store.TableBytes()
 	if p.swapping != nil {
 		st.Swap = p.swapping.source.Stats()
@@ -324,7 +322,7 @@ type Stats struct {
 func (p *Partition) Idle() bool {
 	p.driver.Lock()
 	defer p.driver.Unlock()
-	return p.phase == serving && !(*machine)(p).Pending() && p.waiting.n+p.ranges.n == 0 && p.store.Idle()
+	return p.phase == serving && !(*machine)(p).Pending() && p.waiting() == 0 && p.store.Idle()
 }
 
 // Audit asks the store for an audit; see kvstore.Store.Audit.

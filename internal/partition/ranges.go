@@ -4,15 +4,38 @@ import (
 	"jbofd/internal/kvstore"
 )
 
-// Requests for ranges wait in a queue of their own, because the store takes only a few of them at a time: a long one
-// must not keep Gets and Puts from the store.
+// Requests for ranges wait in queues of their own, because the store takes only a few of them at a time: a long one
+// must not keep Gets and Puts from the store. There is a queue for each kind of place in the store, so that a CopyIn
+// that waits for one does not keep Scans from the store, which have others.
+
+// The queues in which Requests wait for the store.
+const (
+	simpleQueue = iota // of those that are not for ranges
+	readQueue          // Scan, CopyOut, Count, Digest
+	copyInQueue
+	dropQueue
+	numQueues
+)
 
 // queueOf is the queue in which a Request waits for the store.
 func (p *Partition) queueOf(r *Request) *waiting {
-	if r.Op.IsRange() {
-		return &p.ranges
+	switch {
+	case r.Op == kvstore.CopyIn:
+		return &p.queues[copyInQueue]
+	case r.Op == kvstore.Drop:
+		return &p.queues[dropQueue]
+	case r.Op.IsRange():
+		return &p.queues[readQueue]
 	}
-	return &p.waiting
+	return &p.queues[simpleQueue]
+}
+
+// waiting is how many Requests the store has not taken yet.
+func (p *Partition) waiting() (n int) {
+	for i := range p.queues {
+		n += p.queues[i].n
+	}
+	return n
 }
 
 // rangeBegan notes that the store has a Request, or the Source for it. While there is a CopyIn, no key is swapped out:

@@ -226,3 +226,66 @@ func TestNoKeyIsSwappedOutDuringACopyIn(t *testing.T) {
 	drain()
 	b.close()
 }
+
+// TestACopyInThatWaitsKeepsNoOthersWaiting: a tenant has as many CopyIns as the store takes, and the drive does not end
+// their writes, so that the CopyIn of a second tenant waits, which is the next to be served. A Scan, a Drop and a Get of
+// a third one are taken nevertheless.
+func TestACopyInThatWaitsKeepsNoOthersWaiting(t *testing.T) {
+	r := newRig(t, partitionBytes, nil, failing(partitionBytes, fault.Config{Seed: 1}))
+	p := r.mustOpen(true)
+	dev := r.dev.(*fault.Device)
+	const copies = kvstore.MaxCopyIns
+	c, w, h := newHost(p, 1, copies, 64<<10), newHost(p, 2, 1, 64<<10), newHost(p, 3, 20, 64<<10)
+	for key := range uint64(20) {
+		fill(h.add(kvstore.Put, key, 1000).Value, key, 1)
+	}
+	p.Submit(&h.batch)
+	for n := 0; n < 20; n += len(h.wait()) {
+	}
+	var batch nvme.KVRange
+	h.walk(t, kvstore.CopyOut, 64<<10, func(b nvme.KVRange) { batch = append(batch, b...) })
+	for e := range batch.Entries() {
+		e.SetVersion(e.Version() + 1e6)
+	}
+	batch.Seal()
+	dev.SetRules(fault.Rule{Ops: []ssd.Op{ssd.Write}, Hold: true})
+	for range copies {
+		copy(c.ranged(kvstore.CopyIn, nvme.KVCursor{}, len(batch)).Value, batch)
+	}
+	p.Submit(&c.batch)
+	p.driver.Lock() // nobody runs the store meanwhile
+	p.turn()
+	copy(w.ranged(kvstore.CopyIn, nvme.KVCursor{}, len(batch)).Value, batch)
+	p.Submit(&w.batch)
+	p.turn()
+	waits := p.waiting()
+	scan, get := h.ranged(kvstore.Scan, nvme.KVCursor{}, 4096), h.add(kvstore.Get, 7, 1000)
+	drop := h.ranged(kvstore.Drop, nvme.KVCursor{}, 0)
+	p.Submit(&h.batch)
+	p.turn()
+	for what, q := range map[string]*Request{"a Scan": scan, "a Get": get, "a Drop": drop} {
+		if s := q.state.Load(); s == requestQueued {
+			t.Errorf("%s waits behind a CopyIn", what)
+		}
+	}
+	p.driver.Unlock()
+	if waits != 1 {
+		t.Errorf("%d Requests wait, want one CopyIn", waits)
+	}
+	dev.SetRules()
+	dev.Release()
+	p.driver.Run()
+	drain := func(h *host, n int) {
+		for n > 0 {
+			for _, q := range h.wait() {
+				if n--; q.Status != kvstore.OK && q.Op != kvstore.CopyIn {
+					t.Errorf("op %d: status %d", q.Op, q.Status)
+				}
+			}
+		}
+	}
+	drain(c, copies)
+	drain(w, 1)
+	drain(h, 3)
+	r.close(p)
+}

@@ -104,7 +104,8 @@ func (p *Partition) later(seconds uint32) uint32 {
 // refuse ends the Requests that wait when Close is called, and those that come later. They end with Aborted, because
 // the store has begun none of them. DeviceError would make a host take the removal of its namespace for a media error.
 func (p *Partition) refuse() {
-	for _, w := range []*waiting{&p.waiting, &p.ranges} {
+	for i := range p.queues {
+		w := &p.queues[i]
 		for r := w.popAny(); r != nil; r = w.popAny() {
 			if !r.start() {
 				p.endAborted(r)
@@ -198,8 +199,9 @@ func (p *Partition) startRequests(now int64) (any bool) {
 		any = l.feed()
 	}
 	if p.phase == serving {
-		any = p.startAll(&p.waiting, now) || any
-		any = p.startAll(&p.ranges, now) || any
+		for i := range p.queues {
+			any = p.startAll(&p.queues[i], now) || any
+		}
 	}
 	return any
 }
