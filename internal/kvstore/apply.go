@@ -42,6 +42,7 @@ func (s *Store) apply(i, oi int32) bool {
 		return s.applyMove(a, o)
 	case opExpire:
 		s.noteExpiry(seg.FirstExpiry()) // what has expired was dropped
+		s.expiry.won += int64(a.won)
 		return false
 	case opClear:
 		return s.applyClear(a, o)

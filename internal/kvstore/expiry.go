@@ -9,7 +9,8 @@ import (
 // What has expired is dropped whenever its segment is written, and compaction does not move its value. What is left, in
 // segments that nobody writes, is found in rounds: a round looks at every segment once, in the order of their numbers,
 // as slowly as an audit. There is no round before something can have expired, and none at all in a store in which
-// nothing expires. If room is short a round is as fast as it can be.
+// nothing expires. If room is short a round is faster, and soon followed by the next, but only as long as it wins room:
+// where objects are stored again before they expire, rounds find nothing, whatever was due.
 //
 // Identities are dropped in the same way, but as nearly every write may have one, and each is short, they begin a round
 // only when many of them have come, compared with the key log that the round reads, and such a round is never fast.
@@ -18,9 +19,12 @@ const (
 	// expiryWindow is how many segments a round looks at at once, expirySkips how many empty ones it passes in a turn.
 	expiryWindow = 16
 	expirySkips  = 4096
-	// expiryBytesPerSec is how fast a round reads.
+	// expiryBytesPerSec is how fast a round reads, urgentBytesPerSec if room is short and the round wins at least that
+	// part of what it reads.
 	expiryBytesPerSec = 4 << 20
-	// expiryPauseNS is the time between two rounds, expiryShortNS if room is short.
+	urgentBytesPerSec = 64 << 20
+	urgentPart        = 64
+	// expiryPauseNS is the time between two rounds, expiryShortNS if room is short and the first has won that much.
 	expiryPauseNS = 10e9
 	expiryShortNS = 1e9
 	// identityPart: identities begin a round when those that have come since the last one are that part of what is
@@ -45,6 +49,8 @@ type expiryState struct {
 	running bool
 	looked  uint32
 	pending int
+	// read is how many bytes the round has read, won how many it has made obsolete.
+	read, won int64
 	// skipping: the round passes empty segments, and goes on in the next turn.
 	skipping bool
 	// dueNS is when the next segment may be read, endNS when the last round has ended.
@@ -118,10 +124,12 @@ func (e *expiryState) begin() uint32 {
 // dropExpired drops from an active segment what has expired, and reports whether there was anything.
 func (s *Store) dropExpired(a *activeSeg) (dropped bool) {
 	seg := format.Segment(a.buf)
+	a.won = 0
 	may := s.expiry.identities || s.expiry.first != 0 && s.wall >= s.expiry.first
 	if len(s.drops.list) == 0 && (!may || !seg.MayDrop(s.wall)) {
 		return false
 	}
+	length, dead := seg.LengthBytes(), len(a.dead)
 	for at := seg.First(); at < seg.LengthBytes(); {
 		it := seg.Item(at)
 		if !it.HasKey() {
@@ -146,6 +154,10 @@ func (s *Store) dropExpired(a *activeSeg) (dropped bool) {
 			continue
 		}
 		at += seg.Item(at).LengthBytes()
+	}
+	a.won = length - seg.LengthBytes()
+	for _, d := range a.dead[dead:] {
+		a.won += int(d.bytes)
 	}
 	return dropped
 }
@@ -184,9 +196,9 @@ func (s *Store) expiryStep() {
 	short := objects && s.isShort()
 	due := e.dueNS
 	switch {
-	case !e.running && e.endNS == 0 || e.running && short:
+	case !e.running && e.endNS == 0:
 		due = 0
-	case !e.running && short:
+	case !e.running && short && e.pays():
 		due = e.endNS + expiryShortNS
 	case !e.running:
 		due = e.endNS + expiryPauseNS
@@ -196,7 +208,7 @@ func (s *Store) expiryStep() {
 		return
 	}
 	if !e.running {
-		e.running, e.next, e.looked, e.dueNS = true, 0, 0, s.now
+		e.running, e.next, e.looked, e.dueNS, e.read, e.won = true, 0, 0, s.now, 0, 0
 		if identities {
 			e.identityDue = 0
 		}
@@ -217,9 +229,14 @@ func (s *Store) expiryStep() {
 		i := s.opLinks.Pop(&s.freeInt)
 		s.ops[i] = op{kind: opExpire, ready: true, segment: n, parts: [2]part{noPart, noPart}}
 		rate := max(s.cfg.ScrubBytesPerSec, expiryBytesPerSec)
-		e.dueNS = max(e.dueNS, s.now-1e9) + int64(s.tbl.Get(n).MaxBytes())*1e9/rate
+		if short && e.pays() {
+			rate = max(rate, urgentBytesPerSec)
+		}
+		length := int64(s.tbl.Get(n).MaxBytes())
+		e.read += length
+		e.dueNS = max(e.dueNS, s.now-1e9) + length*1e9/rate
 		s.dispatch(i)
-		if s.now < e.dueNS && !short {
+		if s.now < e.dueNS {
 			s.wake(e.dueNS)
 			break
 		}
@@ -229,6 +246,9 @@ func (s *Store) expiryStep() {
 		s.progress++
 	}
 }
+
+// pays reports whether the round, or the last one if none is running, wins room enough to be fast.
+func (e *expiryState) pays() bool { return e.won > 0 && e.won >= e.read/urgentPart }
 
 // lookedForExpired ends the look of a round at a segment.
 func (s *Store) lookedForExpired(st Status) {

@@ -152,3 +152,87 @@ func TestWhatHasExpiredDoesNotExistAgain(t *testing.T) {
 	r.s.SetWall(wall + 300)
 	exists("later", NotFound)
 }
+
+// nearlyFull stores values until room is short, and with every fourth a short one with that expiry, if it is not 0. It
+// returns how many bytes a round reads.
+func (r *ranged) nearlyFull(expires uint32) (bytes int64) {
+	val := make([]byte, 1000)
+	put := func(key string, n, size int, expires uint32) {
+		q := Request{Op: Put, Key: binary.LittleEndian.AppendUint64([]byte(key), uint64(n)), Value: val[:size],
+			Expires: expires}
+		if p := r.do(q); p.Status != OK {
+			r.tb.Fatalf("Put %d: status %d", n, p.Status)
+		}
+	}
+	for n := 0; r.s.pool.Live+r.s.spare() < r.s.budget.MaxLive/100*92; n++ {
+		if put("long", n, len(val), 0); expires > 0 && n%4 == 0 {
+			put("short", n, 20, expires)
+		}
+	}
+	if !r.s.isShort() {
+		r.tb.Fatal("the partition is not nearly full")
+	}
+	for i := range r.s.tbl.Len() {
+		bytes += int64(r.s.tbl.Get(i).MaxBytes() + r.s.cfg.BlockSize)
+	}
+	return bytes
+}
+
+// TestRoundsThatWinNothingAreNotUrgent: in a nearly full partition a few objects are stored again each second, before
+// they expire. There is something due all the time, and rounds find nothing. They are as slow and as rare as if there
+// were room.
+func TestRoundsThatWinNothingAreNotUrgent(t *testing.T) {
+	r := newRanged(t, FixedSeed(t), Config{BlockSize: 512, PartitionBytes: 32 << 20, ChunkBytes: 512 << 10})
+	bytes := r.nearlyFull(0)
+	read := r.readBytes()
+	const seconds = 60
+	for range seconds {
+		for i := range 3 {
+			q := Request{Op: Put, Key: []byte{byte(i)}, Value: make([]byte, 1000), Expires: r.wall + 2}
+			if p := r.do(q); p.Status != OK {
+				t.Fatalf("status %d", p.Status)
+			}
+		}
+		for range 20 {
+			before := *read
+			r.now += 50e6
+			if r.run(); *read-before > 1<<20 {
+				t.Fatalf("%d bytes were read in 50 ms", *read-before)
+			}
+		}
+		r.wall++
+		r.s.SetWall(r.wall)
+	}
+	if !r.s.isShort() {
+		t.Fatal("the partition is not nearly full any more")
+	}
+	if rounds := int64(seconds*1e9/expiryPauseNS) + 2; *read > rounds*bytes || *read < 2*bytes {
+		t.Errorf("%d bytes were read in %d s, the segments have %d, want 2 to %d rounds", *read, seconds, bytes, rounds)
+	}
+}
+
+// TestARoundThatWinsRoomIsFastButBounded: a fifth of the objects in a nearly full partition have expired at once, and
+// have so short values that room is short until the round has ended.
+func TestARoundThatWinsRoomIsFastButBounded(t *testing.T) {
+	r := newRanged(t, FixedSeed(t), Config{BlockSize: 512, PartitionBytes: 32 << 20, ChunkBytes: 512 << 10})
+	bytes := r.nearlyFull(r.wall + 100)
+	r.now += 60e9
+	r.run()
+	read, began, objects := r.readBytes(), r.now, r.s.Stats().Objects
+	r.wall += 200
+	r.s.SetWall(r.wall)
+	slowNS := bytes * 1e9 / expiryBytesPerSec
+	for going := true; going && r.now < began+slowNS; going = r.s.expiry.running {
+		r.run()
+		if most := 512<<10 + 3*(r.now-began)*urgentBytesPerSec/1e9; *read > most {
+			t.Fatalf("%d bytes are read in %d ms, want at most %d", *read, (r.now-began)/1e6, most)
+		}
+		r.now += 1e6
+	}
+	if took := r.now - began; !r.s.isShort() || took > slowNS/4 {
+		t.Errorf("the round takes %d ms, a slow one %d; room is short: %v", took/1e6, slowNS/1e6, r.s.isShort())
+	}
+	if o := r.s.Stats().Objects; *read < bytes/2 || o > objects*85/100 {
+		t.Errorf("%d of %d objects are left after a round that has read %d bytes of %d", o, objects, *read, bytes)
+	}
+}

@@ -64,6 +64,8 @@ type activeSeg struct {
 	// objects that have expired, or that a Drop or an exact CopyIn has removed, of which there are dropped.
 	dead    []deadPiece
 	dropped int
+	// won is how many bytes become obsolete by what dropExpired has dropped last.
+	won int
 }
 
 // activate returns the active segment of that number. If it was not active yet, fresh is true and it has no content.

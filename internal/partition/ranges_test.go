@@ -227,9 +227,9 @@ func TestNoKeyIsSwappedOutDuringACopyIn(t *testing.T) {
 	b.close()
 }
 
-// TestACopyInThatWaitsKeepsNoOthersWaiting: a tenant has as many CopyIns as the store takes, and the drive does not end
-// their writes, so that the CopyIn of a second tenant waits, which is the next to be served. A Scan, a Drop and a Get of
-// a third one are taken nevertheless.
+// TestACopyInThatWaitsKeepsNoOthersWaiting: a tenant has as many CopyIns as the store takes, and the drive does not
+// end their writes, so that the CopyIn of a second tenant waits, which is the next to be served. A Scan, a Drop and a
+// Get of a third one are taken nevertheless.
 func TestACopyInThatWaitsKeepsNoOthersWaiting(t *testing.T) {
 	r := newRig(t, partitionBytes, nil, failing(partitionBytes, fault.Config{Seed: 1}))
 	p := r.mustOpen(true)
