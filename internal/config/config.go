@@ -208,7 +208,7 @@ type Namespace struct {
 	BlockSize int `yaml:"block_size" default:"4096" oneof:"512|4096"`
 	// Type is the command set it speaks: blocks, or keys and values (NVMe Key Value Command Set).
 	Type string `yaml:"type" default:"block" oneof:"block|kv"`
-	// KV is how keys and values are kept (type kv).
+	// KV is how keys and values are kept (type kv; others have no settings of it).
 	KV KV `yaml:"kv"`
 	// Hosts are the only hosts that see it. Empty: all that may connect.
 	Hosts []string `yaml:"hosts" reload:"live"`

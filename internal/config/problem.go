@@ -48,11 +48,14 @@ func (c *Config) problem(path, reason string) *Problem {
 	return &Problem{File: at.file, Line: at.line, Column: at.column, Field: path, Reason: reason}
 }
 
-// NamespaceProblem is err as a problem of a namespace, both counted from 0, for what only the drives know.
-func (c *Config) NamespaceProblem(subsystem, namespace int, err error) error {
-	p := c.problem(index(join(index("subsystems", subsystem), "namespaces"), namespace), err.Error())
-	p.cause = err
-	return p
+// NamespaceProblem is err as a problem of a namespace, both counted from 0, for what only the drives know. Field is the
+// one of the namespace that is wrong, or "".
+func (c *Config) NamespaceProblem(subsystem, namespace int, field string, err error) error {
+	path := index(join(index("subsystems", subsystem), "namespaces"), namespace)
+	if field != "" {
+		path = join(path, field)
+	}
+	return c.FieldProblem(path, err)
 }
 
 // FieldProblem is err as a problem of a field, for what is found out only when the configuration is used. It names the

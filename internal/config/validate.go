@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"net/netip"
 	"path/filepath"
+	"reflect"
 	"regexp"
 	"strconv"
 	"strings"
@@ -30,6 +31,12 @@ type validator struct {
 
 // ok reports that nothing was wrong with a field so far.
 func (v *validator) ok(path string) bool { return !v.bad[path] }
+
+// defaultKV is what a configuration that is written out has of a namespace of blocks.
+func defaultKV() (k KV) {
+	fill(reflect.ValueOf(&k).Elem())
+	return k
+}
 
 // complain reports a problem where the field stands.
 func (v *validator) complain(path, format string, args ...any) {
@@ -327,6 +334,9 @@ func (v *validator) subsystems() {
 			}
 			if path := join(np, "size"); v.ok(path) && n.Type == "kv" && n.Size < minKV {
 				v.complain(path, "%s is too small for type kv; allowed: %s or more", n.Size, minKV)
+			}
+			if path := join(np, "kv"); n.Type != "kv" && v.ok(join(np, "type")) && n.KV != defaultKV() {
+				v.complain(path, "has settings, but type %s has no keys; allowed: leave it out, or type kv", n.Type)
 			}
 			v.hosts(join(np, "hosts"), n.Hosts)
 			v.visible(join(np, "hosts"), s, n)

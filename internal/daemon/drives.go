@@ -287,7 +287,8 @@ func (n *Node) apply(cfg *config.Config, mode applyMode) error {
 		for j, nc := range sc.Namespaces {
 			ns, store, err := n.namespace(plan, sc.NQN, nc, mode)
 			if err != nil {
-				return cfg.NamespaceProblem(i, j, fmt.Errorf("subsystem %s, namespace %d: %w", sc.NQN, nc.NSID, err))
+				return cfg.NamespaceProblem(i, j, "", fmt.Errorf("subsystem %s, namespace %d: %w", sc.NQN, nc.NSID,
+					err))
 			}
 			if ns == nil {
 				continue // its drive was left out

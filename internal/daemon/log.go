@@ -52,6 +52,35 @@ type turnLog struct {
 	lines   chan func(*slog.Logger)
 	dropped func(int)
 	stopped sync.WaitGroup
+	// said is the damage that was logged last. It belongs to the goroutine.
+	said     [64]saidDamage
+	nextSaid int
+}
+
+// damageEvery is the time in which the same damage is logged once: an export comes upon it twice, and an import that
+// repairs it finds it again.
+const damageEvery = time.Minute
+
+// saidDamage is damage that was logged at a time.
+type saidDamage struct {
+	nqn  string
+	nsid uint32
+	kvstore.Damage
+	at time.Time
+}
+
+// isNew reports whether damage was not logged a short while ago, and notes that it is.
+func (l *turnLog) isNew(nqn string, nsid uint32, d kvstore.Damage) bool {
+	now := time.Now()
+	for i := range l.said {
+		s := &l.said[i]
+		if s.nqn == nqn && s.nsid == nsid && s.Damage == d && now.Sub(s.at) < damageEvery {
+			return false
+		}
+	}
+	l.said[l.nextSaid] = saidDamage{nqn, nsid, d, now}
+	l.nextSaid = (l.nextSaid + 1) % len(l.said)
+	return true
 }
 
 // newTurnLog starts a turnLog that passes on so many equal lines in turnLogEvery. The function dropped is told how
@@ -100,6 +129,10 @@ func (l *turnLog) deviceFailed(name string, op pipeline.Op, err error) {
 // damaged adds a line about something in a key-value store that is not what was written.
 func (l *turnLog) damaged(nqn string, nsid uint32, ssd string, d kvstore.Damage) {
 	l.add(func(log *slog.Logger) {
+		if !l.isNew(nqn, nsid, d) {
+			l.dropped(1)
+			return
+		}
 		log = log.With("subsystem", nqn, "nsid", nsid, "ssd", ssd, "offset", int64(d.Offset))
 		switch {
 		case d.LostBytes > 0:

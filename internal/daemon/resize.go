@@ -86,8 +86,8 @@ func (n *Node) resize(cfg *config.Config, mode applyMode) (pending bool, err err
 				continue
 			}
 			if err := n.resizeOne(r); err != nil {
-				return true, cfg.NamespaceProblem(r.sub, r.ns, fmt.Errorf("subsystem %s, namespace %d: size %s: %w",
-					r.nqn, r.cfg.NSID, r.cfg.Size, err))
+				return true, cfg.NamespaceProblem(r.sub, r.ns, "size", fmt.Errorf("subsystem %s, namespace %d: "+
+					"size %s: %w", r.nqn, r.cfg.NSID, r.cfg.Size, err))
 			}
 		}
 	}
@@ -97,9 +97,9 @@ func (n *Node) resize(cfg *config.Config, mode applyMode) (pending bool, err err
 // checkResizes reports whether all resizes are possible.
 func (n *Node) checkResizes(cfg *config.Config, all []*kvResize, mode applyMode) error {
 	plan := labelPlan{}
-	problem := func(i, j int, err error) error {
+	problem := func(i, j int, field string, err error) error {
 		sc := cfg.Subsystems[i]
-		return cfg.NamespaceProblem(i, j, fmt.Errorf("subsystem %s, namespace %d: %w", sc.NQN,
+		return cfg.NamespaceProblem(i, j, field, fmt.Errorf("subsystem %s, namespace %d: %w", sc.NQN,
 			sc.Namespaces[j].NSID, err))
 	}
 	for _, r := range all {
@@ -108,13 +108,13 @@ func (n *Node) checkResizes(cfg *config.Config, all []*kvResize, mode applyMode)
 			err = plan.of(r.ssd).label.Shrink(r.extent.UUID, r.bytes())
 		}
 		if err != nil {
-			return problem(r.sub, r.ns, fmt.Errorf("size %s: %w", r.cfg.Size, err))
+			return problem(r.sub, r.ns, "size", fmt.Errorf("size %s: %w", r.cfg.Size, err))
 		}
 	}
 	for i, sc := range cfg.Subsystems {
 		for j, nc := range sc.Namespaces {
 			if _, _, err := n.namespace(plan, sc.NQN, nc, mode); err != nil {
-				return problem(i, j, err)
+				return problem(i, j, "", err)
 			}
 		}
 	}

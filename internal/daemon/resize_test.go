@@ -141,7 +141,7 @@ func TestAStartResizesAKVNamespace(t *testing.T) {
 }
 
 // bytesInUse is the figure of a refusal that the store's own work moves from one call to the next.
-var bytesInUse = regexp.MustCompile(`\d+ (bytes are in use)|(least size is about) \d+`)
+var bytesInUse = regexp.MustCompile(`[0-9.]+MiB (are in use)|(allowed: about) \d+MiB`)
 
 // TestAShrinkWithoutRoomIsRefusedWithNumbers, by a dry run as by a reload.
 func TestAShrinkWithoutRoomIsRefusedWithNumbers(t *testing.T) {
@@ -164,7 +164,7 @@ func TestAShrinkWithoutRoomIsRefusedWithNumbers(t *testing.T) {
 		}
 		said := bytesInUse.ReplaceAllString(wet.Error(), "N $1$2")
 		if bytesInUse.ReplaceAllString(dry.Error(), "N $1$2") != said || !strings.Contains(said, "size 72MiB") ||
-			strings.Count(said, "N ") != 2 {
+			!strings.Contains(said, "namespaces[0].size: ") || strings.Count(said, "N ") != 2 {
 			t.Fatalf("a dry run says\n%v\na reload\n%v", dry, wet)
 		}
 	}

@@ -107,13 +107,13 @@ func (s *Store) chunksIn(bytes int64) int64 {
 // Errors: ErrResize saying what is in the way, and how much room there is.
 func (s *Store) CheckResize(bytes int64, tableBytes int) error {
 	refuse := func(format string, args ...any) error {
-		return fmt.Errorf("%w to %d bytes: %s", ErrResize, bytes, fmt.Sprintf(format, args...))
+		return fmt.Errorf("%w to %s: %s", ErrResize, inMiB(bytes), fmt.Sprintf(format, args...))
 	}
 	switch n := s.chunksIn(bytes); {
 	case s.phase != ready || s.settling || s.stopping:
 		return refuse("it is being opened or closed")
 	case s.resize.stage != resizeNone:
-		return refuse("its size is being changed already, to %d", s.resize.o.PartitionBytes)
+		return refuse("its size is being changed already, to %s", inMiB(s.resize.o.PartitionBytes))
 	case bytes%format.SuperblockBytes != 0 || bytes > format.MaxPartitionBytes:
 		return refuse("want a multiple of 4096, at most 4 TiB")
 	case lookup.Capacity(tableBytes) < int(max(s.tbl.Len(), s.ckpt.segments()))+maxSplits:
@@ -122,11 +122,12 @@ func (s *Store) CheckResize(bytes int64, tableBytes int) error {
 	case bytes < s.cfg.PartitionBytes:
 		b := s.budget.For(int(n), len(s.tbl.Bytes()))
 		if least := max(24, 2*int64(b.Reserve())); n < least {
-			return refuse("it would have %d chunks of %d bytes, want at least %d", n, s.cfg.ChunkBytes, least)
+			return refuse("it would have %d chunks, must have at least %d; allowed: %s or more", n, least,
+				inMiB(s.bytesOf(least)))
 		}
 		if used := s.pool.Live + s.spare(); used > b.MaxLive {
-			return refuse("%d bytes are in use, and %d have room in that size; the least size is about %d", used,
-				b.MaxLive, s.leastBytes(used))
+			return refuse("%s are in use, and %s have room in that size; allowed: about %s or more", inMiB(used),
+				inMiB(b.MaxLive), inMiB(s.leastBytes(used)))
 		}
 		if damaged := s.damagedFrom(format.ChunkNumber(n)); damaged > 0 {
 			return refuse("%d chunks behind that end hold what is left of damaged records, which cannot be moved: "+
@@ -151,8 +152,22 @@ func (s *Store) leastBytes(used int64) int64 {
 	for s.budget.For(int(n), len(s.tbl.Bytes())).MaxLive < used {
 		n += max(1, n/64)
 	}
+	return s.bytesOf(n)
+}
+
+// bytesOf is the least length in whole MiB of a partition with so many chunks.
+func (s *Store) bytesOf(chunks int64) int64 {
 	const mib = 1 << 20
-	return (n*s.cfg.ChunkBytes + format.AreaStart + format.SuperblockBytes + mib - 1) / mib * mib
+	return (chunks*s.cfg.ChunkBytes + format.AreaStart + format.SuperblockBytes + mib - 1) / mib * mib
+}
+
+// inMiB writes a number of bytes as sizes are written in configurations, with a decimal if it is not whole.
+func inMiB(bytes int64) string {
+	const mib = 1 << 20
+	if bytes%mib == 0 {
+		return fmt.Sprintf("%dMiB", bytes/mib)
+	}
+	return fmt.Sprintf("%.1fMiB", float64(bytes)/mib)
 }
 
 // damagedFrom counts the damaged chunks from a number on.

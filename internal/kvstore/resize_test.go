@@ -275,10 +275,11 @@ func TestAShrinkWithoutRoomIsRefused(t *testing.T) {
 	m.settle()
 	moved := m.s.Stats().MovedBytes
 	err := m.begin(40)
-	if !errors.Is(err, kvstore.ErrResize) || !strings.Contains(err.Error(), "bytes are in use") {
+	if !errors.Is(err, kvstore.ErrResize) || !strings.Contains(err.Error(), "MiB are in use") {
 		t.Errorf("a shrink to less than is in use: %v", err)
 	}
-	if err := m.begin(20); !errors.Is(err, kvstore.ErrResize) || !strings.Contains(err.Error(), "want at least 24") {
+	if err := m.begin(20); !errors.Is(err, kvstore.ErrResize) ||
+		!strings.Contains(err.Error(), "must have at least 24; allowed: 4MiB or more") {
 		t.Errorf("a shrink to too few chunks: %v", err)
 	}
 	if m.settle(); m.s.Stats().MovedBytes != moved || m.s.ResizeState().Running {

@@ -263,7 +263,7 @@ func TestASizeThatIsNotPossibleAtAStartChangesNothing(t *testing.T) {
 		func() bool { return d.admin("GET", "/v1/status", &s) == nil && !s.Ready && len(s.Reasons) > 0 })
 	if len(s.Reasons) != 1 || s.Reasons[0].Component != "sizes of namespaces" ||
 		!strings.Contains(s.Reasons[0].Reason, "size 64MiB") ||
-		!strings.Contains(s.Reasons[0].Reason, "bytes are in use") {
+		!strings.Contains(s.Reasons[0].Reason, "MiB are in use") {
 		t.Errorf("with 64MiB the daemon says %+v", s.Reasons)
 	}
 	unchanged("after a start with 64MiB")
