@@ -230,7 +230,7 @@ func (s *Store) CancelResize() {
 // failResize ends a resize that has not been committed.
 func (s *Store) failResize(format string, args ...any) {
 	r := &s.resize
-	r.err = fmt.Errorf("%w to %d bytes: %s", ErrResize, r.o.PartitionBytes, fmt.Sprintf(format, args...))
+	r.err = fmt.Errorf("%w to %s: %s", ErrResize, inMiB(r.o.PartitionBytes), fmt.Sprintf(format, args...))
 	s.tbl.SetMemory(r.before)
 	r.stage = resizeWiden
 	s.progress++

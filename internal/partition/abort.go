@@ -34,7 +34,7 @@ func (r *Request) start() bool { return r.state.CompareAndSwap(requestQueued, re
 func (p *Partition) takeAborted() {
 	for tag, r := range p.reqs {
 		if r != nil && r.state.CompareAndSwap(requestEnding, requestStarted) {
-			p.store.EndEarly(uint64(tag))
+			p.endEarly(uint64(tag))
 		}
 	}
 	for i := range p.queues {
@@ -45,6 +45,17 @@ func (p *Partition) takeAborted() {
 			r = next
 		}
 	}
+}
+
+// endEarly ends a Request for a range that the store has, or the Source, or the store by way of the Source.
+func (p *Partition) endEarly(tag uint64) {
+	if l := p.swapping; l != nil {
+		if at, ok := l.source.EndEarly(tag); ok {
+			p.store.EndEarly(at | sourceTag)
+			return
+		}
+	}
+	p.store.EndEarly(tag)
 }
 
 // endAborted ends a Request that is in no list any more.

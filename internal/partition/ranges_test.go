@@ -289,3 +289,46 @@ func TestACopyInThatWaitsKeepsNoOthersWaiting(t *testing.T) {
 	drain(h, 3)
 	r.close(p)
 }
+
+// TestARangeThatWaitsForSwappedKeysEndsEarly: keys are in a swap area and cannot return, because the partition's drive
+// ends no write. A Scan waits for them, and ends when it is aborted.
+func TestARangeThatWaitsForSwappedKeysEndsEarly(t *testing.T) {
+	stay := eager
+	stay.CalmNS = 1e15
+	b := newBox(t, stay, failing(partitionBytes, fault.Config{Seed: 1}), inMemory(areaBytes))
+	h, c := newHost(b.p, 1, 128, 4096), newHost(b.p, 2, 1, 4096)
+	for b.p.Stats().Swap.Keys == 0 {
+		for key := range uint64(128) {
+			fill(h.add(kvstore.Put, key, 3000).Value, key, 1)
+		}
+		b.p.Submit(&h.batch)
+		for n := 0; n < 128; n += len(h.wait()) {
+		}
+	}
+	dev := b.source.dev.(*fault.Device)
+	dev.SetRules(fault.Rule{Ops: []ssd.Op{ssd.Write}, Hold: true})
+	q := c.ranged(kvstore.Scan, nvme.KVCursor{}, 4096)
+	b.p.Submit(&c.batch)
+	b.p.driver.Lock()
+	b.p.turn()
+	b.p.driver.Unlock()
+	if keys := b.p.Stats().Swap.Keys; keys == 0 || q.state.Load() != requestRanged {
+		t.Errorf("%d keys are out, the Scan's state is %d", keys, q.state.Load())
+	}
+	q.Abort()
+	b.p.driver.Lock()
+	b.p.turn()
+	b.p.driver.Unlock()
+	c.mu.Lock()
+	ended := len(c.done)
+	c.mu.Unlock()
+	if ended != 1 {
+		t.Error("the Scan goes on to wait")
+	}
+	dev.SetRules()
+	dev.Release()
+	if c.wait(); q.Status != kvstore.Aborted || !q.Aborted {
+		t.Errorf("the Scan ends with status %d", q.Status)
+	}
+	b.close()
+}

@@ -31,6 +31,8 @@ const (
 // world is a node: sources whose stores are maps, and areas. Everything in progress completes in random order, except
 // that messages between a source and an area keep theirs.
 type world struct {
+	// toStore, if set, is shown what quick passes to the store.
+	toStore func(*kvstore.Request)
 	t       testing.TB
 	rng     *rand.Rand
 	now     int64

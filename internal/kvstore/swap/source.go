@@ -281,10 +281,10 @@ type op struct {
 	expires   uint32
 	tombstone bool
 	id        kvstore.Identity
-	// ranged and background are those of a request for a range.
-	ranged     kvstore.Range
-	background bool
-	entry      int32
+	// ranged, background and restore are those of a request for a range.
+	ranged              kvstore.Range
+	background, restore bool
+	entry               int32
 	// awaitsReturn: the op cannot go on before its key has returned. answered: the request was answered with
 	// DeviceError, while the outcome of its record is indeterminate.
 	awaitsReturn, answered bool

@@ -42,7 +42,7 @@ func (src *Source) NextForStore(r *kvstore.Request) bool {
 	o := &src.ops[oi]
 	*r = kvstore.Request{Op: o.do, Condition: o.cond, Tag: uint64(oi), Tenant: o.tenant, Key: o.key[:o.keyLen],
 		Value: o.value, Room: o.room, Version: o.version, Given: o.given, Expires: o.expires, Tombstone: o.tombstone,
-		ID: o.id, Range: o.ranged, Background: o.background}
+		ID: o.id, Range: o.ranged, Background: o.background, Restore: o.restore}
 	return true
 }
 

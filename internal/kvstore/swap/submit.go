@@ -70,10 +70,29 @@ func (src *Source) takeList(r *kvstore.Request) Verdict {
 	}
 	o := &src.ops[oi]
 	o.kind, o.do, o.tag, o.tenant, o.keyLen, o.value = opList, r.Op, r.Tag, r.Tenant, uint8(len(r.Key)), r.Value
-	o.ranged, o.background, o.version = r.Range, r.Background, r.Version
+	o.ranged, o.background, o.restore, o.version = r.Range, r.Background, r.Restore, r.Version
 	copy(o.key[:], r.Key)
 	src.links.Push(&src.lists, oi)
 	return Taken
+}
+
+// EndEarly ends a List or request for a range that waits for keys to return, with Aborted. If it is with the store, or
+// next to be taken by it, EndEarly returns the tag that it has there.
+func (src *Source) EndEarly(tag uint64) (atStore uint64, ok bool) {
+	for n := src.lists.N; n > 0; n-- {
+		oi := src.links.Pop(&src.lists)
+		if src.ops[oi].tag == tag {
+			src.finish(oi, kvstore.Aborted, 0)
+			continue
+		}
+		src.links.Push(&src.lists, oi)
+	}
+	for i := range src.ops {
+		if o := &src.ops[i]; o.kind == opList && o.tag == tag {
+			return uint64(i), true
+		}
+	}
+	return 0, false
 }
 
 // write handles a write of a key with an entry, or lets it wait behind others.

@@ -1,6 +1,7 @@
 package swap
 
 import (
+	"fmt"
 	"testing"
 
 	"jbofd/internal/kvstore"
@@ -36,6 +37,9 @@ func (w *world) quick(before func()) (replies []kvstore.Reply) {
 		var r kvstore.Request
 		for h.m.NextForStore(&r) {
 			h.m.TakenByStore()
+			if w.toStore != nil {
+				w.toStore(&r)
+			}
 			h.m.Stored(r.Tag, kvstore.Reply{})
 		}
 		before()
@@ -144,5 +148,53 @@ func TestAWriteBehindAnIndeterminateOneIsAnswered(t *testing.T) {
 		if r.Status != kvstore.DeviceError {
 			t.Errorf("write %d: status %d", r.Tag, r.Status)
 		}
+	}
+}
+
+// TestRangesThatWaitForKeys are passed to the store as they came, and end early: at once while they wait, and by the
+// tag that they have at the store afterwards. Others go on.
+func TestRangesThatWaitForKeys(t *testing.T) {
+	w := newWorld(t, 1, 1, 1, 8)
+	h := w.sources[0]
+	w.out(h, 4)
+	want := map[uint64]kvstore.Request{}
+	for i := range uint64(4) {
+		r := kvstore.Request{Op: kvstore.CopyIn, Tag: 100 + i, Value: make([]byte, 8+i), Version: 7 + i,
+			Restore: i == 2, Background: i == 1, Range: kvstore.Range{First: i, Last: 9}}
+		if v := h.m.Submit(&r); v != Taken {
+			t.Fatalf("verdict %d", v)
+		}
+		want[r.Tag] = r
+	}
+	if _, ok := h.m.EndEarly(101); ok {
+		t.Error("a request that waits is said to be with the store")
+	}
+	if a := h.m.out.Replies; len(a) != 1 || a[0].Tag != 101 || a[0].Status != kvstore.Aborted {
+		t.Errorf("%+v, want one Aborted", a)
+	}
+	if _, ok := h.m.EndEarly(5); ok {
+		t.Error("a request that the Source does not have is ended")
+	}
+	h.m.out.Replies = nil
+	delete(want, 101)
+	w.toStore = func(r *kvstore.Request) {
+		if r.Op != kvstore.CopyIn {
+			return // a key that returns
+		}
+		for tag, q := range want {
+			if at, ok := h.m.EndEarly(tag); !ok || at != r.Tag {
+				continue
+			}
+			delete(want, tag)
+			if q.Tag = r.Tag; fmt.Sprintf("%+v", q) != fmt.Sprintf("%+v", *r) {
+				t.Errorf("the store gets\n%+v, want\n%+v", *r, q)
+			}
+		}
+	}
+	for range 100 {
+		w.quick(func() {})
+	}
+	if len(want) > 0 || h.m.used > 0 {
+		t.Errorf("%d requests are not passed to the store, %d keys are out", len(want), h.m.used)
 	}
 }
