@@ -294,3 +294,50 @@ func TestARestoredKeyHasTheIdentitiesOfBoth(t *testing.T) {
 		}
 	}
 }
+
+// TestCopiesAtOnceRestoreAValueOnce: all of them find that the values cannot be read. The first one stores each again,
+// and the others see that it is another record that they have read.
+func TestCopiesAtOnceRestoreAValueOnce(t *testing.T) {
+	const n = 20
+	r := newRanged(t, FixedSeed(t), rangedConfigs[0])
+	for i := range n {
+		o := object{key: fmt.Appendf(nil, "key %d", i), value: make([]byte, 500)}
+		o.version = r.do(Request{Op: Put, Key: o.key, Value: o.value}).Version
+		r.has[string(o.key)] = o
+	}
+	for range 200 { // so that their chunk is sealed
+		r.do(Request{Op: Put, Key: []byte("other"), Value: make([]byte, 1000)})
+	}
+	batch := r.batches(200_000)[0]
+	for _, v := range r.liveValues() {
+		if string(v.key) != "other" {
+			r.disk[v.offset+units.ExtentOffset(v.bytes/2)] ^= 1
+		}
+	}
+	if bad := r.unreadableKeys(); len(bad) != n {
+		t.Fatalf("%d values are damaged, want %d", len(bad), n)
+	}
+	for c := range MaxCopyIns {
+		if !r.s.Submit(&Request{Op: CopyIn, Tag: uint64(c), Value: slices.Clone(batch)}) {
+			t.Fatal("a CopyIn is not taken")
+		}
+	}
+	ended, changed := 0, 0
+	for turns := 0; ended < MaxCopyIns && turns < 1000; turns++ {
+		r.s.Turn(r.now, &r.act)
+		r.now += 1000
+		for _, p := range r.act.Replies {
+			if ended, changed = ended+1, changed+p.ValueLen; p.Status != OK {
+				t.Errorf("%+v", p)
+			}
+		}
+		r.act.Replies = r.act.Replies[:0]
+		r.transfer()
+	}
+	if ended != MaxCopyIns || changed != n {
+		t.Errorf("%d CopyIns have ended and stored %d values, want %d", ended, changed, n)
+	}
+	if bad := r.unreadableKeys(); len(bad) > 0 {
+		t.Errorf("%d values cannot be read", len(bad))
+	}
+}
