@@ -165,6 +165,13 @@ func TestWithTLSOnlyTheNamedNodeIsHeard(t *testing.T) {
 	c.says(t, n["b"], "it says: refused: x509: certificate is valid for a, not c")
 	d := n.start(t, "d", with(certs.New(t), "d"))
 	d.says(t, n["b"], "unknown authority")
+	// One that trusts the cluster's authority, and has a certificate of another one.
+	d.Close()
+	d = n.start(t, "d", func(c *Config) {
+		c.TLS = certs.New(t).Config("d")
+		c.TLS.RootCAs = ca.Config("d").RootCAs
+	})
+	d.says(t, n["b"], "tls: unknown certificate authority")
 	a.says(t, n["c"], "valid for a, not c")
 	for len(b.got) > 0 {
 		if m := <-b.got; m.Report.Name != "a" {
@@ -446,6 +453,35 @@ func TestAWriteThatTakesTooLongEndsTheConnection(t *testing.T) {
 			}
 		}
 		_ = c.Close()
+	}
+}
+
+// TestOnlyTheNodeThatWasCalledIsSentTo has another node, and one of another cluster, at the address of a node.
+func TestOnlyTheNodeThatWasCalledIsSentTo(t *testing.T) {
+	t.Parallel()
+	for _, answer := range []hello{{"test", "c", "a", ""}, {"other", "b", "a", ""}} {
+		n := newNetwork(t, "a", "b")
+		var lc net.ListenConfig
+		b, err := lc.Listen(context.Background(), "tcp", n["b"])
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { _ = b.Close() })
+		go func() {
+			for {
+				c, err := b.Accept()
+				if err != nil {
+					return
+				}
+				if _, err := readFrame(c, maxHello); err == nil {
+					_, _ = c.Write(answer.frame())
+				}
+				if _, err := io.Copy(io.Discard, c); err == nil {
+					_ = c.Close()
+				}
+			}
+		}()
+		n.start(t, "a").says(t, n["b"], "it is node ")
 	}
 }
 
