@@ -139,10 +139,12 @@ type Reply struct {
 
 // StoreOp is an operation of the partition's store. The driver calls Stored with its outcome.
 type StoreOp struct {
-	// Slot is for Stored. read tells Gets from writes.
+	// Slot is for Stored, or of a Get for Fetched.
 	Slot int32
-	Op   Op
-	Key  Key
+	// Tag is that of the Write of which the store decides. Its Reply has not been given before this turn.
+	Tag uint64
+	Op  Op
+	Key Key
 	// Value is the value of a Put, or memory for that of a Get.
 	Value []byte
 	// Version is that of a Put or Delete. It is done only if the key has no newer one.
@@ -220,7 +222,8 @@ type Message struct {
 	ID      Identity
 	// Expires and KeepUntil are those of the Write.
 	Expires, KeepUntil uint32
-	// Tag, Len and Status are those of a Ship and its Answer. Tag is also that of the messages of a pass.
+	// Tag, Len and Status are those of a Ship and its Answer. Tag is also that of the messages of a pass, and Len how
+	// long the answer to a Fetch may be.
 	Tag    uint64
 	Len    int
 	Status Status

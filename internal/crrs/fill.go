@@ -66,6 +66,8 @@ type RangeOp struct {
 	Kind RangeKind
 	Part
 	Clock uint64
+	// Room is how long the batch of a CopyOut may be.
+	Room int
 	// Data is a batch. That of a CopyIn came with a Batch, and is the driver's again when it calls Ranged. That of a
 	// CopyOut is memory of the driver's, and is sent in the turn of Ranged.
 	Data []byte
@@ -253,7 +255,7 @@ func (p *pass) taskOf(tag uint64, state taskState) *task {
 func (r *Replica) receiveFill(from Peer, m *Message, out *Actions) {
 	asked := r.role.tail() && from == r.role.Successor
 	answered := r.role.Filling && from == r.role.Predecessor
-	op := RangeOp{Part: *m.Part, asker: NoPeer, tag: m.Tag, epoch: m.Epoch}
+	op := RangeOp{Part: *m.Part, Room: m.Len, asker: NoPeer, tag: m.Tag, epoch: m.Epoch}
 	switch {
 	case m.Kind == Compare && asked:
 		op.Kind, op.asker = Digest, from

@@ -121,6 +121,9 @@ type Incoming struct {
 	Header *nvme.KVForwardHeader
 	Value  []byte
 	Mem    uint32
+	// NoMemory: there is none for the Value of a Forward, which is dropped. The driver calls Replica.Missed later. It
+	// must have memory if the write is one that Replica.Needs.
+	NoMemory bool
 	// Position is that of the key of a Fetch that has one.
 	Position uint64
 }

@@ -147,6 +147,7 @@ func (r *Replica) SetRole(role Role, out *Actions) {
 	pending := r.takePending()
 	r.role = role
 	r.seq, r.applied, r.above, r.committed, r.toldDurable, r.toldCommitted = 0, 0, 0, 0, 0, 0
+	r.missed = false // a Sync follows, or it is the ChainHead
 	r.base, r.clock, r.toldClock = 0, 0, 0
 	if !stayed {
 		r.resetPass()
@@ -304,6 +305,27 @@ func (r *Replica) Flush(out *Actions) {
 		r.send(r.role.Predecessor, Message{Kind: Sync}, out)
 	}
 	r.continuePass(out)
+}
+
+// Missed says that a Forward was dropped for want of memory, and asks for it.
+func (r *Replica) Missed(out *Actions) {
+	if r.role.Member && !r.role.head() && !r.damaged {
+		r.send(r.role.Predecessor, Message{Kind: Sync}, out)
+	}
+}
+
+// Needs reports whether the write with a place in the order is the first one that is missing. Those behind it, which
+// may hold all memory, end only when it is there, so that there must always be memory for its value.
+func (r *Replica) Needs(epoch, seq uint64) bool {
+	if epoch != r.role.Epoch || !r.role.Member || seq <= r.committed || seq > r.committed+uint64(len(r.ring)) {
+		return false
+	}
+	for s := r.committed + 1; s < seq; s++ {
+		if r.at(s) == none {
+			return false
+		}
+	}
+	return r.at(seq) == none
 }
 
 // Receive takes a message. One of another epoch counts for nothing: whoever is behind adopts the view in time, and then

@@ -52,7 +52,7 @@ func (p *Port) Receive(from Peer, c *Incoming, out *Actions, t *Traffic) {
 		case Ship:
 			m.Key.Len, m.Value, m.Len = uint8(n), c.Value, len(c.Value)
 		default:
-			m.Key.Len = uint8(n)
+			m.Key.Len, m.Len = uint8(n), int(k.LenBytes())
 			m.Part = partOf(k, m.Key, c.Position)
 		}
 		p.r.Receive(from, &m, out)
@@ -83,6 +83,10 @@ func (p *Port) receiveForward(from Peer, c *Incoming, m *Message, out *Actions, 
 	m.Expires, m.KeepUntil = c.Header.Expires(), c.Header.KeepUntil()
 	if m.Op = Put; k.Flags()&nvme.KVForwardDelete != 0 {
 		m.Op = Delete
+	}
+	if c.NoMemory {
+		t.Responses = append(t.Responses, Response{Handle: c.Handle, Result: p.r.committed})
+		return
 	}
 	p.r.Receive(from, m, out)
 	if !p.r.underWay(m.Seq) {

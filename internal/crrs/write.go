@@ -106,8 +106,8 @@ func (r *Replica) forward(i int32, out *Actions) {
 func (r *Replica) store(i int32, out *Actions) {
 	w := &r.writes[i]
 	w.storing = true
-	out.Stores = append(out.Stores, StoreOp{Slot: i, Op: w.Op, Key: w.Key, Value: w.Value, Version: w.version, ID: w.ID,
-		Expires: w.Expires, KeepUntil: w.KeepUntil, Retry: w.Retry && w.deciding,
+	out.Stores = append(out.Stores, StoreOp{Slot: i, Tag: w.Tag, Op: w.Op, Key: w.Key, Value: w.Value,
+		Version: w.version, ID: w.ID, Expires: w.Expires, KeepUntil: w.KeepUntil, Retry: w.Retry && w.deciding,
 		Conditional: w.Conditional && w.deciding})
 }
 
