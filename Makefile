@@ -31,7 +31,7 @@ PARALLEL ?= 6
 PURE := $(addprefix ./internal/,nvme drr tokenbucket congestion credit pipeline pipeline/gimbal pipeline/jbof \
 	pipeline/baseline pipeline/policies ssd/model/flash sim nvmeof nvmeof/executor nvmeof/qpair nvmeof/tcp \
 	nvmeof/tcp/pdu nvmeof/rdma nvmeof/rdma/cm nvmeof/rdma/wr list tenant units uuid kvstore kvstore/check \
-	kvstore/format kvstore/lookup kvstore/recovery kvstore/space kvstore/swap cluster cluster/view crrs crrs/linear) \
+	kvstore/format kvstore/lookup kvstore/recovery kvstore/space kvstore/swap cluster cluster/view crrs crrs/linear replica) \
 	$(addprefix ./client/internal/,host hosttcp hostrdma kvop)
 
 test: ## every test that needs no VM and no root

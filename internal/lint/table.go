@@ -42,6 +42,7 @@ var pure = []string{
 	"internal/cluster/view",
 	"internal/crrs",
 	"internal/crrs/linear",
+	"internal/replica",
 	"internal/ordering",
 	"client/internal/host",
 	"client/internal/hosttcp",
@@ -150,6 +151,8 @@ var directions = []row{
 	{"internal/partition", []string{"internal/bufpool", "internal/kvstore/...", "internal/drive", "internal/pipeline",
 		"internal/ssd", "internal/turn"}, toDriver},
 	{"internal/crrs", []string{"internal/crrs/...", "internal/kvstore", "internal/nvme/...", "internal/pipeline"},
+		toMachine},
+	{"internal/replica", []string{"internal/crrs", "internal/kvstore", "internal/kvstore/format", "internal/nvme"},
 		toMachine},
 	{"internal/ordering", []string{"internal/ordering/...", "internal/nvme/...", "internal/pipeline"}, toMachine},
 

@@ -1,0 +1,358 @@
+// Package replica carries out what a crrs.Port asks for: it is the machine between clients, the store of a partition
+// and other nodes, for one replica of a range. It has no I/O: its driver gives it commands of clients and of other
+// nodes, the replies of the store, and the completions of commands that it has sent, and carries out its Actions.
+//
+//	clients ── Write, Read ──> ┌─────────┐ ──── Requests ──> kvstore.Store of the partition
+//	clients <─── Replies ───── │ Replica │ <─── Stored ──────
+//	                           │  crrs   │
+//	other nodes ── Receive ──> │  .Port  │ ──── Commands ──> other nodes
+//	other nodes <─ Responses ─ └─────────┘ <─── Completed, Failed ───
+//
+// Values of writes are in memory of the replica (Memory), because the command that has brought one may end before the
+// write does. Batches of a pass are in buffers of their own, as many as may be under way.
+package replica
+
+import (
+	"jbofd/internal/crrs"
+	"jbofd/internal/invariants"
+	"jbofd/internal/kvstore"
+	"jbofd/internal/list"
+	"jbofd/internal/nvme"
+)
+
+// Config describes a Replica.
+type Config struct {
+	// PortConfig is that of the range, but for the Version, which is the greatest one of the store.
+	crrs.PortConfig
+	// HashSeed is that of the stores of the cluster, by which keys have positions.
+	HashSeed uint64
+	// Memory is that of the partition's replicas.
+	Memory *Memory
+	// BatchBytes is how long a batch of a pass may be, at least the longest value and nvme.KVEntryOverhead. It is the
+	// same at all nodes.
+	BatchBytes int
+	// TombstoneSeconds is how long the tombstone of a Delete lasts at least: longer than a pass.
+	TombstoneSeconds uint32
+	// Alloc returns memory for batches, and for values that cannot wait for others to be released.
+	Alloc func(n int) ([]byte, error)
+}
+
+// Replica is a replica of a range. Only one goroutine at a time may use it.
+//
+// Its driver calls methods in any order and then Turn. Before them it calls SetTime, with a time that was read after
+// what it reports has happened: authority is looked at by that time.
+type Replica struct {
+	cfg     Config
+	port    *crrs.Port
+	acts    crrs.Actions
+	traffic crrs.Traffic
+	now     int64
+	wall    uint32
+	// place is that of the replica, counted from the end of its chain. full: the partition takes no more Puts.
+	place int
+	full  bool
+
+	// clients are requests of clients that have no Reply, by their tag in crrs. Those of ended have one: they are free
+	// when the Turn has made its Requests, which need their conditions.
+	clients            []client
+	ended, freeClients []uint32
+	// values is the memory of values, by Mem less 1. The Mems behind it are those of fetched.
+	values     []block
+	freeValues []uint32
+	// starved: a Forward was dropped for want of memory. It is asked for at starvedNS, or as soon as there is some.
+	starved   bool
+	starvedNS int64
+	// spare is memory for values that are needed although there is none, spares what of it is used by values.
+	spare  [][]byte
+	spares [][]byte
+	// ops are requests to the store. later are those that are to be tried again at laterNS.
+	ops     []storeOp
+	links   list.Links
+	freeOps list.List
+	later   list.List
+	laterNS int64
+	// outs are buffers for batches that are copied out, fetched those for batches that are fetched. filled are those
+	// of Responses that the next Turn returns, sent those of the last one: they are free in the next.
+	outs, fetched buffers
+	filled, sent  []int32
+	// copying are CopyOuts that wait for a buffer.
+	copying list.List
+	// asked are what was asked for by Commands under way, by their tags.
+	asked []asked
+	// lost are the tags of those that found no buffer.
+	lost []uint32
+	// repeats are the nodes to which to repeat what was lost, at repeatNS.
+	repeats  []crrs.Peer
+	repeatNS int64
+	damaged  bool
+	// replies are those for the next Turn.
+	replies []Reply
+}
+
+// client is a request of a client.
+type client struct {
+	tag  uint64
+	cond kvstore.Condition
+	// version is the one that the condition is about.
+	version uint64
+}
+
+// asked is what a command to another node asks for.
+type asked struct {
+	opcode uint8
+	buffer int32 // of a Fetch
+	part   crrs.Part
+}
+
+// buffers are memory for batches.
+type buffers struct {
+	all  [][]byte
+	free []int32
+}
+
+func newBuffers(n, bytes int, alloc func(int) ([]byte, error)) (b buffers, err error) {
+	for i := range n {
+		buf, err := alloc(bytes)
+		if err != nil {
+			return b, err
+		}
+		b.all, b.free = append(b.all, buf), append(b.free, int32(i))
+	}
+	return b, nil
+}
+
+// take takes one, or returns noBuffer.
+func (b *buffers) take() int32 {
+	n := len(b.free) - 1
+	if n < 0 {
+		return noBuffer
+	}
+	i := b.free[n]
+	b.free = b.free[:n]
+	return i
+}
+
+func (b *buffers) put(i int32) { b.free = append(b.free, i) }
+
+const (
+	noBuffer = -1
+	// copyOuts is how many batches are copied out at once.
+	copyOuts = 2
+	// retryNS is when the store is asked again that lacked memory or room, and what was lost is sent again.
+	retryNS = 10e6
+)
+
+// Reply answers a Write or a Read.
+type Reply struct {
+	Tag    uint64
+	Status crrs.Status
+	// Refusal is why the store has refused a write, with crrs.Refused.
+	Refusal kvstore.Status
+	// Version is that of the write or of the value. With a Refusal it is the one that the store has told.
+	Version uint64
+	// ValueLen is the length of the value that a Read has found; as much as there was memory for is there.
+	ValueLen int
+}
+
+// Command is a command for another node.
+type Command struct {
+	crrs.Command
+	// Buf is memory for the data of the completion of a Fetch. It belongs to the driver until Completed or Failed.
+	Buf []byte
+}
+
+// Response answers a command of another node. Its data does not change before the next Turn.
+type Response struct {
+	Handle uint64
+	Status nvme.Status
+	// Result is DW0 and DW1.
+	Result uint64
+	// Version and ValueLen are those of a Ship, whose value is in the memory that came with it.
+	Version  uint64
+	ValueLen int
+	// Data is that of a Compare or a Fetch.
+	Data []byte
+}
+
+// Actions are what a Turn wants done. The driver empties the slices.
+type Actions struct {
+	// Requests are for the partition's store, in any order. Each must be answered by Stored exactly once.
+	Requests []kvstore.Request
+	// Commands are for other nodes. Completed or Failed must be called exactly once for each.
+	Commands  []Command
+	Responses []Response
+	// Replies may be passed on at once.
+	Replies []Reply
+	// Epoch is the greatest one that another node has told of, if it is newer than that of the role.
+	Epoch uint64
+	// WakeNS is when Turn must be called at the latest; 0: never.
+	WakeNS int64
+}
+
+// New returns a Replica that is no member of its chain yet.
+//
+// Errors: those of Config.Alloc.
+func New(cfg Config) (*Replica, error) {
+	invariants.Check(cfg.BatchBytes >= nvme.KVEntryOverhead, "replica: batches without room for an object")
+	r := &Replica{cfg: cfg, port: crrs.NewPort(cfg.PortConfig), freeOps: list.None, later: list.None,
+		copying: list.None, asked: make([]asked, cfg.Requests), values: make([]block, 2*cfg.Window+cfg.Requests)}
+	r.spares = make([][]byte, len(r.values))
+	for i := range r.values {
+		r.freeValues = append(r.freeValues, uint32(i))
+	}
+	r.ops = make([]storeOp, 2*cfg.Window+cfg.Reads+2*cfg.Parts+cfg.Served)
+	r.links = make(list.Links, len(r.ops))
+	for i := range r.ops {
+		r.links.Push(&r.freeOps, int32(i))
+	}
+	var err error
+	if r.outs, err = newBuffers(copyOuts, cfg.BatchBytes, cfg.Alloc); err != nil {
+		return nil, err
+	}
+	r.fetched, err = newBuffers(cfg.Parts+1, cfg.BatchBytes, cfg.Alloc)
+	return r, err
+}
+
+// SetTime tells the time of the node's clock, and the time of day in unix seconds.
+func (r *Replica) SetTime(now int64, wall uint32) {
+	r.now, r.wall = now, wall
+	r.port.Replica().Advance(now)
+}
+
+// Extend sets the time until which the replica may serve.
+func (r *Replica) Extend(until int64) { r.port.Replica().Extend(until) }
+
+// SetFull says whether the partition is nearly full: then the replica refuses Puts of clients. A replica behind the
+// ChainHead takes them all, so that its partition needs some room then.
+func (r *Replica) SetFull(full bool) { r.full = full }
+
+// Adopt adopts a view. place is the number of members behind the replica.
+func (r *Replica) Adopt(role crrs.Role, place int) {
+	if role.Epoch > r.port.Replica().Role().Epoch {
+		r.place = place
+	}
+	r.port.SetRole(role, &r.acts, &r.traffic)
+}
+
+// Role returns the place of the replica in its chain.
+func (r *Replica) Role() crrs.Role { return r.port.Replica().Role() }
+
+// Complete reports whether the replica has all data of the range, as a member since Role.Since.
+func (r *Replica) Complete() bool { return r.port.Replica().Complete() }
+
+// Damaged reports that the store has failed: the replica does nothing more.
+func (r *Replica) Damaged() bool { return r.damaged }
+
+// Dirty returns the number of writes that are not committed.
+func (r *Replica) Dirty() int { return r.port.Replica().Dirty() }
+
+// Turn does everything that has become possible, and appends what is to be done to out. The driver calls it after each
+// batch of calls, and at WakeNS.
+//
+// hot: 0 allocs
+func (r *Replica) Turn(out *Actions) {
+	for _, i := range r.sent {
+		r.outs.put(i)
+	}
+	r.sent = r.sent[:0]
+	r.continueLater(out)
+	r.repeat()
+	if r.starved && (r.now >= r.starvedNS || r.cfg.Memory.isHalfFree(r.place)) {
+		r.starved = false
+		r.port.Replica().Missed(&r.acts)
+	}
+	for again := true; again; {
+		r.port.Flush(&r.acts, &r.traffic)
+		r.beginStores(out)
+		r.beginRanges(out)
+		r.release(r.acts.Released)
+		r.acts.Released = r.acts.Released[:0]
+		r.takeReplies(kvstore.OK, 0)
+		r.respond(out)
+		again = r.send(out)
+	}
+	r.filled, r.sent = r.sent, r.filled
+	out.Replies = append(out.Replies, r.replies...)
+	r.freeClients = append(r.freeClients, r.ended...)
+	r.replies, r.ended = r.replies[:0], r.ended[:0]
+	if r.acts.Damaged {
+		r.damaged = true
+	}
+	r.acts.Damaged, r.acts.Complete = false, false
+	if e := r.traffic.Epoch; e > r.Role().Epoch {
+		out.Epoch = max(out.Epoch, e)
+	}
+	r.traffic.Epoch = 0
+	out.WakeNS = 0
+	if r.later.N > 0 {
+		r.wake(out, r.laterNS)
+	}
+	if len(r.repeats) > 0 {
+		r.wake(out, r.repeatNS)
+	}
+	if r.starved {
+		r.wake(out, r.starvedNS)
+	}
+}
+
+func (r *Replica) wake(out *Actions, at int64) {
+	if out.WakeNS == 0 || at < out.WakeNS {
+		out.WakeNS = at
+	}
+}
+
+// release gives back memory that is not needed any more.
+func (r *Replica) release(mems []uint32) {
+	for _, mem := range mems {
+		if i := mem - 1; int(i) < len(r.values) {
+			if b := r.values[i]; b.taken {
+				r.cfg.Memory.put(b)
+			} else {
+				r.spare = append(r.spare, r.spares[i])
+			}
+			r.values[i], r.spares[i] = block{}, nil
+			r.freeValues = append(r.freeValues, i)
+		} else {
+			r.fetched.put(int32(i) - int32(len(r.values)))
+		}
+	}
+}
+
+// hold copies a value to memory of the replica, which there must be if it is needed. It returns ok false if there is
+// none.
+//
+// hot: 0 allocs
+func (r *Replica) hold(value []byte, needed bool) (held []byte, mem uint32, ok bool) {
+	if len(value) == 0 {
+		return nil, 0, true
+	}
+	n := len(r.freeValues) - 1
+	if n < 0 {
+		return nil, 0, false
+	}
+	i := r.freeValues[n]
+	switch b, ok := r.cfg.Memory.take(r.place, len(value)); {
+	case ok:
+		r.values[i] = b
+		held = r.cfg.Memory.bytes(b, len(value))
+	case !needed || !r.takeSpare(i):
+		return nil, 0, false
+	default:
+		held = r.spares[i][:len(value)]
+	}
+	r.freeValues = r.freeValues[:n]
+	copy(held, value)
+	return held, i + 1, true
+}
+
+// takeSpare takes memory for the longest value beyond that of the partition. In the order of a range only one write is
+// needed at a time, so that there is seldom more than one value there.
+func (r *Replica) takeSpare(i uint32) bool {
+	if n := len(r.spare) - 1; n >= 0 {
+		r.spares[i], r.spare = r.spare[n], r.spare[:n]
+		return true
+	}
+	buf, err := r.cfg.Alloc(r.cfg.BatchBytes)
+	r.spares[i] = buf
+	return err == nil
+}

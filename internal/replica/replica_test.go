@@ -1,0 +1,353 @@
+package replica
+
+import (
+	"fmt"
+	"testing"
+
+	"jbofd/internal/crrs"
+	"jbofd/internal/kvstore"
+	"jbofd/internal/kvstore/format"
+	"jbofd/internal/nvme"
+)
+
+const testWall = 1_000_000
+
+// alone returns a replica that is the only member of its chain, or with one behind it.
+func alone(tb testing.TB, role crrs.Role) *Replica {
+	heap := func(n int) ([]byte, error) { return make([]byte, n), nil }
+	m, err := NewMemory(2, 64<<10, heap)
+	if err != nil {
+		tb.Fatal(err)
+	}
+	r, err := New(Config{Memory: m, BatchBytes: 64 << 10, TombstoneSeconds: 100, Alloc: heap,
+		PortConfig: crrs.PortConfig{Keep: 4, Requests: 16, Served: 8,
+			Config: crrs.Config{Window: 16, Reads: 16, Bits: 64, Parts: 2, Leaf: 4}}})
+	if err != nil {
+		tb.Fatal(err)
+	}
+	r.SetTime(1, testWall)
+	r.Extend(1 << 60)
+	r.Adopt(role, 1)
+	return r
+}
+
+var headRole = crrs.Role{Epoch: 3, Member: true, Since: 1, Predecessor: crrs.NoPeer, Successor: crrs.NoPeer,
+	ChainTail: crrs.NoPeer}
+
+func testKey(s string) (k crrs.Key) {
+	k.Len = uint8(copy(k.Bytes[:], s))
+	return k
+}
+
+// TestWhatTheStoreIsAskedFor: the requests that a ChainHead makes of writes, and what it answers for each reply.
+func TestWhatTheStoreIsAskedFor(t *testing.T) {
+	const tombstone = testWall + 100
+	id := kvstore.Identity{Client: 5, Seq: 6, KeepUntil: 7}
+	retry := kvstore.Identity{Client: 5, Seq: 6, KeepUntil: 7, Retry: true}
+	key := testKey("key")
+	for i, c := range []struct {
+		w      Write
+		want   kvstore.Request
+		st     kvstore.Status
+		given  bool // the reply has the version that was given, or 9
+		status crrs.Status
+		why    kvstore.Status
+	}{
+		{Write{Op: kvstore.Put, ID: id, Expires: 8}, kvstore.Request{Op: kvstore.Put, ID: id, Expires: 8}, kvstore.OK,
+			true, crrs.OK, 0},
+		{Write{Op: kvstore.Put}, kvstore.Request{Op: kvstore.Put}, kvstore.Superseded, false, crrs.OK, 0},
+		{Write{Op: kvstore.Put, ID: retry}, kvstore.Request{Op: kvstore.Put, ID: retry}, kvstore.OK, false, crrs.OK, 0},
+		{Write{Op: kvstore.Put, ID: retry}, kvstore.Request{Op: kvstore.Put, ID: retry}, kvstore.Indeterminate, false,
+			crrs.Refused, kvstore.Indeterminate},
+		{Write{Op: kvstore.Put, ID: retry}, kvstore.Request{Op: kvstore.Put, ID: retry}, kvstore.Superseded, false,
+			crrs.OK, 0},
+		{Write{Op: kvstore.Put, ID: retry}, kvstore.Request{Op: kvstore.Put, ID: retry}, kvstore.CapacityExceeded,
+			false, crrs.Refused, kvstore.CapacityExceeded},
+		{Write{Op: kvstore.Put, Condition: kvstore.IfVersion, Version: 4},
+			kvstore.Request{Op: kvstore.Put, Condition: kvstore.IfVersion, Version: 4}, kvstore.VersionMismatch, false,
+			crrs.Refused, kvstore.VersionMismatch},
+		{Write{Op: kvstore.Put, Condition: kvstore.IfVersion, Version: 4},
+			kvstore.Request{Op: kvstore.Put, Condition: kvstore.IfVersion, Version: 4}, kvstore.Superseded, false,
+			crrs.Refused, kvstore.Superseded},
+		{Write{Op: kvstore.Put, Condition: kvstore.IfAbsent},
+			kvstore.Request{Op: kvstore.Put, Condition: kvstore.IfAbsent}, kvstore.Exists, false, crrs.Refused,
+			kvstore.Exists},
+		{Write{Op: kvstore.Delete}, kvstore.Request{Op: kvstore.Delete, Tombstone: true, Expires: tombstone},
+			kvstore.OK, true, crrs.OK, 0},
+		{Write{Op: kvstore.Delete, Tombstone: true, Expires: testWall + 5},
+			kvstore.Request{Op: kvstore.Delete, Tombstone: true, Expires: tombstone}, kvstore.OK, true, crrs.OK, 0},
+		{Write{Op: kvstore.Delete, Tombstone: true}, kvstore.Request{Op: kvstore.Delete, Tombstone: true}, kvstore.OK,
+			true, crrs.OK, 0},
+		{Write{Op: kvstore.Delete, Condition: kvstore.IfPresent},
+			kvstore.Request{Op: kvstore.Delete, Condition: kvstore.IfPresent, Tombstone: true, Expires: tombstone},
+			kvstore.NotFound, false, crrs.Refused, kvstore.NotFound},
+	} {
+		r, out := alone(t, headRole), Actions{}
+		r.Turn(&out)
+		c.w.Key, c.w.Tag = key, 77
+		r.Write(&c.w)
+		r.Turn(&out)
+		if len(out.Requests) != 1 || len(out.Replies) != 0 {
+			t.Fatalf("write %d: %+v", i, out)
+		}
+		q := out.Requests[0]
+		p := kvstore.Reply{Tag: q.Tag, Status: c.st, Version: 9}
+		if c.given {
+			p.Version = q.Given
+		}
+		if c.want.Tag, c.want.Key, c.want.Given = q.Tag, q.Key, q.Given; q.Given < 3<<40 || string(q.Key) != "key" ||
+			fmt.Sprintf("%+v", q) != fmt.Sprintf("%+v", c.want) {
+			t.Errorf("write %d: %+v, want %+v", i, q, c.want)
+		}
+		out = Actions{}
+		r.Stored(&p)
+		r.Turn(&out)
+		if len(out.Replies) != 1 || out.Replies[0].Status != c.status || out.Replies[0].Refusal != c.why ||
+			out.Replies[0].Tag != 77 || c.status == crrs.Refused && out.Replies[0].Version != 9 || r.Damaged() {
+			t.Errorf("write %d: %+v, want %d, %d", i, out.Replies, c.status, c.why)
+		}
+		if left := r.Left(); left != "" {
+			t.Errorf("write %d: %s", i, left)
+		}
+	}
+}
+
+// TestAWriteThatWasGivenAVersionIsTriedAgain for want of memory or room, as others have it perhaps. If that does not
+// help, or the outcome is not known, the replica is of no use any more.
+func TestAWriteThatWasGivenAVersionIsTriedAgain(t *testing.T) {
+	for _, c := range []struct {
+		st      kvstore.Status
+		tries   int // at least, before it ends well
+		damaged bool
+	}{{kvstore.NoMemory, 3 * maxTries, false}, {kvstore.CapacityExceeded, maxTries - 1, false},
+		{kvstore.CapacityExceeded, maxTries + 1, true}, {kvstore.DeviceError, 1, true}} {
+		r, out := alone(t, headRole), Actions{}
+		r.Write(&Write{Op: kvstore.Put, Key: testKey("key"), Value: []byte("value"), Tag: 1})
+		r.Turn(&out)
+		now := int64(1)
+		for n := 0; n < c.tries && !r.Damaged(); n++ {
+			if len(out.Requests) != 1 || string(out.Requests[0].Value) != "value" {
+				t.Fatalf("try %d: %+v", n, out.Requests)
+			}
+			r.Stored(&kvstore.Reply{Tag: out.Requests[0].Tag, Status: c.st})
+			out = Actions{}
+			if r.Turn(&out); len(out.Requests) > 0 || out.WakeNS == 0 && !r.Damaged() {
+				t.Fatalf("try %d is repeated at once, or never: %+v", n, out)
+			}
+			now += retryNS
+			r.SetTime(now, testWall)
+			r.Turn(&out)
+		}
+		if r.Damaged() != c.damaged {
+			t.Errorf("status %d, %d times: damaged %v", c.st, c.tries, r.Damaged())
+		}
+		if !c.damaged {
+			r.Stored(&kvstore.Reply{Tag: out.Requests[0].Tag, Version: out.Requests[0].Given})
+			if r.Turn(&out); len(out.Replies) != 1 || out.Replies[0].Status != crrs.OK {
+				t.Errorf("%+v", out.Replies)
+			}
+		} else if len(out.Replies) != 1 || out.Replies[0].Status != crrs.Unknown {
+			t.Errorf("%+v, want an unknown outcome", out.Replies)
+		}
+	}
+}
+
+// TestAWriteThatOthersWouldNotTakeIsRefused, and nobody hears of it: a version of the client's, or an identity that is
+// none.
+func TestAWriteThatOthersWouldNotTakeIsRefused(t *testing.T) {
+	for i, w := range []Write{
+		{Op: kvstore.Put, Condition: kvstore.IfNewer, Version: 7},
+		{Op: kvstore.Get},
+		{Op: kvstore.Put, ID: kvstore.Identity{Client: 1, Seq: 2}},
+		{Op: kvstore.Put, ID: kvstore.Identity{Seq: 2}},
+		{Op: kvstore.Put, ID: kvstore.Identity{KeepUntil: 2}},
+	} {
+		r, out := alone(t, headRole), Actions{}
+		w.Key = testKey("key")
+		r.Write(&w)
+		r.Turn(&out)
+		if len(out.Requests) != 0 || len(out.Replies) != 1 || out.Replies[0].Refusal != kvstore.InvalidValue {
+			t.Errorf("write %d: %+v", i, out)
+		}
+	}
+	r, out := alone(t, headRole), Actions{}
+	r.SetFull(true)
+	r.Write(&Write{Op: kvstore.Put, Key: testKey("key")})
+	r.Write(&Write{Op: kvstore.Delete, Key: testKey("key")})
+	r.Turn(&out)
+	if len(out.Requests) != 1 || len(out.Replies) != 1 || out.Replies[0].Refusal != kvstore.CapacityExceeded {
+		t.Errorf("in a full partition: %+v", out)
+	}
+}
+
+// tailRole is that of a member behind node 0.
+var tailRole = crrs.Role{Epoch: 3, Member: true, Since: 1, Predecessor: 0, Successor: crrs.NoPeer,
+	ChainTail: crrs.NoPeer}
+
+// forward gives a replica a Forward.
+func forward(r *Replica, seq uint64, length int) {
+	data := make([]byte, nvme.KVForwardHeaderSize+length)
+	h := (*nvme.KVForwardHeader)(data)
+	h.SetVersion(3<<40 + seq)
+	key := testKey(fmt.Sprint("key", seq))
+	h.SetKey(key.Bytes)
+	var sqe nvme.SQE
+	sqe.SetOpcode(nvme.CmdKVForward)
+	k := sqe.KVReplica()
+	k.SetEpoch(3)
+	k.SetKeyLen(key.Len)
+	k.SetSequence(seq)
+	k.SetKeep(1)
+	k.SetLenBytes(uint32(len(data)))
+	r.Receive(0, 100+seq, &sqe, data)
+}
+
+// TestTheWriteThatOthersWaitForFindsMemory: writes that come too early have taken all of it. Others are dropped, and
+// asked for.
+func TestTheWriteThatOthersWaitForFindsMemory(t *testing.T) {
+	r, out := alone(t, tailRole), Actions{}
+	r.Turn(&out)
+	out = Actions{}
+	forward(r, 3, 32<<10)
+	forward(r, 4, 32<<10)
+	forward(r, 5, 10)
+	r.Turn(&out)
+	if len(out.Requests) != 2 || !r.starved {
+		t.Fatalf("%d writes are stored, starved %v", len(out.Requests), r.starved)
+	}
+	out = Actions{}
+	forward(r, 2, 30<<10) // 1 is missing, too
+	forward(r, 1, 30<<10)
+	forward(r, 2, 30<<10)
+	r.Turn(&out)
+	if len(out.Requests) != 2 || len(out.Requests[0].Value) != 30<<10 {
+		t.Fatalf("%d writes are stored: the first ones that are missing are not", len(out.Requests))
+	}
+	out = Actions{}
+	r.SetTime(1+retryNS, testWall)
+	if r.Turn(&out); len(out.Commands) != 1 || out.Commands[0].SQE.Opcode() != nvme.CmdKVSync {
+		t.Fatalf("%+v: what was dropped is not asked for", out.Commands)
+	}
+}
+
+// TestABatchThatAnswersSomethingElseIsNotStored: the answer to a Fetch is about another part, begins at another place,
+// or lacks something.
+func TestABatchThatAnswersSomethingElseIsNotStored(t *testing.T) {
+	a := asked{opcode: nvme.CmdKVFetch, part: crrs.Part{First: 1 << 40, Bits: 40, From: crrs.Cursor{Position: 1 << 40}}}
+	first, last := uint64(1<<40), uint64(2<<40-1)
+	batch := func(first, last, from uint64, kind nvme.KVRangeKind, flags uint8) []byte {
+		b := nvme.NewKVRange(make([]byte, 1000), kind, first, last, nvme.KVCursorAt(from, nil))
+		b.SetTo(nvme.KVLastOf(last))
+		b.SetFlags(flags)
+		b.Seal()
+		return b
+	}
+	whole := batch(first, last, first, nvme.KVCopy, nvme.KVComplete)
+	if p := answerOf(&a, whole); p == nil || !p.Last || p.To.Position != last {
+		t.Fatalf("%+v", p)
+	}
+	for name, b := range map[string][]byte{
+		"another part":      batch(0, last, first, nvme.KVCopy, nvme.KVComplete),
+		"another end":       batch(first, last-1, first, nvme.KVCopy, nvme.KVComplete),
+		"another beginning": batch(first, last, first+1, nvme.KVCopy, nvme.KVComplete),
+		"a scan":            batch(first, last, first, nvme.KVScan, nvme.KVComplete),
+		"something lost":    batch(first, last, first, nvme.KVCopy, nvme.KVComplete|nvme.KVLost),
+		"cut off":           whole[:50],
+		"nothing":           nil,
+	} {
+		if answerOf(&a, b) != nil {
+			t.Errorf("%s is taken", name)
+		}
+	}
+}
+
+// TestWritesAndReadsAllocateNothing at a ChainHead that is alone.
+func TestWritesAndReadsAllocateNothing(t *testing.T) {
+	r, out := alone(t, headRole), Actions{}
+	w := Write{Op: kvstore.Put, Key: testKey("key"), Value: make([]byte, 4096), Tag: 1}
+	buf := make([]byte, 4096)
+	turn := func() {
+		r.Turn(&out)
+		for i := range out.Requests {
+			q := &out.Requests[i]
+			r.Stored(&kvstore.Reply{Tag: q.Tag, Version: max(q.Given, 1), ValueLen: len(buf)})
+		}
+		out.Requests = out.Requests[:0]
+		r.Turn(&out)
+	}
+	run := func() {
+		r.Write(&w)
+		r.Read(w.Key, buf, 2)
+		turn()
+		if turn(); len(out.Replies) != 2 {
+			t.Fatalf("%+v", out.Replies)
+		}
+		out.Replies = out.Replies[:0]
+	}
+	run()
+	if n := testing.AllocsPerRun(200, run); n > 0 {
+		t.Errorf("%v allocations", n)
+	}
+}
+
+// TestForwardsAllocateNothing at the ChainHead and at the ChainTail.
+func TestForwardsAllocateNothing(t *testing.T) {
+	role := headRole
+	role.Successor, role.ChainTail = 1, 1
+	head, tail := alone(t, role), alone(t, tailRole)
+	var out, other Actions
+	w := Write{Op: kvstore.Put, Key: testKey("key"), Value: make([]byte, 4096), Tag: 1}
+	data := make([]byte, nvme.KVForwardHeaderSize+4096)
+	done, handle := 0, uint64(0)
+	turn := func(r *Replica, out *Actions) {
+		r.Turn(out)
+		for i := range out.Requests {
+			q := &out.Requests[i]
+			r.Stored(&kvstore.Reply{Tag: q.Tag, Version: q.Given})
+		}
+		out.Requests = out.Requests[:0]
+		r.Turn(out)
+	}
+	run := func() {
+		head.Write(&w)
+		for range 6 {
+			turn(head, &out)
+			for i := range out.Commands {
+				c := &out.Commands[i]
+				if c.SQE.Opcode() == nvme.CmdKVForward {
+					copy(data[copy(data, c.Header[:]):], c.Value)
+				}
+				handle++
+				tail.Receive(0, uint64(c.Tag), &c.SQE, data)
+			}
+			out.Commands = out.Commands[:0]
+			turn(tail, &other)
+			for _, a := range other.Responses {
+				head.Completed(uint32(a.Handle), a.Status, a.Result, nil)
+			}
+			for _, c := range other.Commands { // a Sync, at the beginning
+				head.Receive(1, 1000, &c.SQE, nil)
+				tail.Completed(c.Tag, nvme.Success, 0, nil)
+			}
+			out.Responses, other.Commands, other.Responses = out.Responses[:0], other.Commands[:0], other.Responses[:0]
+		}
+		done += len(out.Replies)
+		out.Replies = out.Replies[:0]
+	}
+	run()
+	run()
+	done = 0
+	if n := testing.AllocsPerRun(200, run); n > 0 || done != 201 {
+		t.Errorf("%v allocations, %d writes were done", n, done)
+	}
+}
+
+// TestPositionsAreThoseOfTheStore: a Fetch names a key, and the store its position.
+func TestPositionsAreThoseOfTheStore(t *testing.T) {
+	r := alone(t, headRole)
+	r.cfg.HashSeed = 99
+	store := kvstore.Range{FromKey: true}.At(99, []byte("key"))
+	if p := r.position([]byte("key")); p != store.From || p == 0 || format.HashKey(99, []byte("key")) == p {
+		t.Errorf("%x, want %x", p, store.From)
+	}
+}

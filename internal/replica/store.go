@@ -1,0 +1,250 @@
+package replica
+
+import (
+	"math"
+	"math/bits"
+
+	"jbofd/internal/crrs"
+	"jbofd/internal/kvstore"
+	"jbofd/internal/kvstore/format"
+	"jbofd/internal/nvme"
+)
+
+// storeOp is a request to the store.
+type storeOp struct {
+	// crrs.StoreOp, or a RangeOp if ranged.
+	op     crrs.StoreOp
+	rop    crrs.RangeOp
+	ranged bool
+	busy   bool
+	buffer int32 // of a CopyOut
+	tries  int
+	req    kvstore.Request
+	key    crrs.Key // of req
+	memory []byte   // of a Digest
+}
+
+// maxTries is how often a request is made that finds no room, before the store counts as failed.
+const maxTries = 100
+
+// beginStores makes requests of StoreOps.
+//
+// hot: 0 allocs
+func (r *Replica) beginStores(out *Actions) {
+	for i := range r.acts.Stores {
+		s := &r.acts.Stores[i]
+		n := r.links.Pop(&r.freeOps)
+		o := &r.ops[n]
+		*o = storeOp{op: *s, busy: true, key: s.Key, memory: o.memory}
+		q := &o.req
+		q.Tag, q.Key = uint64(n), o.key.Bytes[:o.key.Len]
+		switch s.Op {
+		case crrs.Get:
+			q.Op, q.Value = kvstore.Get, s.Value
+		case crrs.Put:
+			q.Op, q.Value = kvstore.Put, s.Value
+		case crrs.Delete:
+			q.Op, q.Tombstone = kvstore.Delete, true
+		}
+		if s.Op != crrs.Get {
+			q.Given, q.Expires = s.Version, s.Expires
+			q.ID = kvstore.Identity{Client: s.ID.Client, Seq: s.ID.Seq, KeepUntil: s.KeepUntil, Retry: s.Retry}
+		}
+		if s.Conditional {
+			c := &r.clients[s.Tag]
+			q.Condition, q.Version = c.cond, c.version
+		}
+		out.Requests = append(out.Requests, *q)
+	}
+	r.acts.Stores = r.acts.Stores[:0]
+}
+
+// Stored takes the store's reply to a request.
+//
+// hot: 0 allocs
+func (r *Replica) Stored(p *kvstore.Reply) {
+	i := int32(p.Tag)
+	o := &r.ops[i]
+	switch {
+	case o.ranged:
+		r.ranged(i, p)
+		return
+	case p.Status == kvstore.NoMemory, p.Status == kvstore.CapacityExceeded && !o.decides() && o.op.Op != crrs.Get &&
+		o.tries < maxTries:
+		r.tryLater(i)
+		return
+	}
+	op, given := o.op, o.req.Given
+	decides := o.decides()
+	r.freeOp(i)
+	if op.Op == crrs.Get {
+		st := crrs.Failed
+		switch p.Status {
+		case kvstore.OK:
+			st = crrs.Done
+		case kvstore.NotFound:
+			st = crrs.Absent
+		}
+		r.port.Replica().Fetched(op.Slot, st, p.Version, p.ValueLen, &r.acts)
+		return
+	}
+	st := crrs.Failed
+	switch p.Status {
+	case kvstore.OK:
+		if st = crrs.Done; decides && p.Version != given {
+			st = crrs.Repeated
+		}
+	case kvstore.Superseded:
+		if st = crrs.Superseded; op.Conditional {
+			st = crrs.Declined
+		}
+	case kvstore.NotFound, kvstore.Exists, kvstore.VersionMismatch, kvstore.Indeterminate, kvstore.CapacityExceeded,
+		kvstore.InvalidValue:
+		if decides {
+			st = crrs.Declined
+		}
+	}
+	r.takeReplies(kvstore.OK, 0)
+	r.port.Replica().Stored(op.Slot, st, p.Version, &r.acts)
+	r.takeReplies(p.Status, p.Version)
+}
+
+// decides reports whether the store decides whether a write is done.
+func (o *storeOp) decides() bool { return o.op.Conditional || o.op.Retry }
+
+func (r *Replica) freeOp(i int32) {
+	o := &r.ops[i]
+	o.op, o.rop, o.req, o.busy, o.ranged = crrs.StoreOp{}, crrs.RangeOp{}, kvstore.Request{}, false, false
+	r.links.Push(&r.freeOps, i)
+}
+
+// tryLater lets a request be made again.
+func (r *Replica) tryLater(i int32) {
+	r.ops[i].tries++
+	if r.later.N == 0 {
+		r.laterNS = r.now + retryNS
+	}
+	r.links.Push(&r.later, i)
+}
+
+// continueLater makes the requests again that are due.
+func (r *Replica) continueLater(out *Actions) {
+	for r.later.N > 0 && r.now >= r.laterNS {
+		out.Requests = append(out.Requests, r.ops[r.links.Pop(&r.later)].req)
+	}
+}
+
+// lastOf returns the last position of a part.
+func lastOf(p *crrs.Part) uint64 {
+	if p.Bits >= 64 {
+		return math.MaxUint64
+	}
+	return p.First + 1<<p.Bits - 1
+}
+
+// sumsOf returns how many sub-ranges are compared of a part, and the logarithm of their length.
+func sumsOf(p *crrs.Part) (n int, shift uint8) {
+	b := min(p.Bits, 6)
+	return 1 << b, p.Bits - b
+}
+
+// position is where a key is.
+func (r *Replica) position(key []byte) uint64 {
+	return bits.Reverse64(format.HashKey(r.cfg.HashSeed, key))
+}
+
+// beginRanges makes requests of RangeOps.
+func (r *Replica) beginRanges(out *Actions) {
+	for i := range r.acts.Ranges {
+		n := r.links.Pop(&r.freeOps)
+		o := &r.ops[n]
+		*o = storeOp{rop: r.acts.Ranges[i], ranged: true, busy: true, buffer: noBuffer, memory: o.memory}
+		p := &o.rop.Part
+		q := &o.req
+		*q = kvstore.Request{Tag: uint64(n), Background: true}
+		switch o.rop.Kind {
+		case crrs.Digest:
+			sums, shift := sumsOf(p)
+			if o.memory == nil {
+				o.memory = make([]byte, nvme.KVRangeHeaderBytes+64*nvme.KVSumBytes)
+			}
+			p.Sums = make([]crrs.Sum, sums)
+			q.Op, q.Value = kvstore.Digest, o.memory[:nvme.KVRangeHeaderBytes+sums*nvme.KVSumBytes]
+			q.Range = kvstore.Range{First: p.First, Last: lastOf(p), From: p.First, Width: shift + 1, Unix: p.Time}
+		case crrs.CopyOut:
+			r.links.Push(&r.copying, n)
+			continue
+		case crrs.CopyIn:
+			q.Op, q.Value, q.Version = kvstore.CopyIn, o.rop.Data, o.rop.Clock
+		}
+		out.Requests = append(out.Requests, *q)
+	}
+	r.acts.Ranges = r.acts.Ranges[:0]
+	for r.copying.N > 0 && len(r.outs.free) > 0 {
+		n := r.links.Pop(&r.copying)
+		o := &r.ops[n]
+		o.buffer = r.outs.take()
+		p := &o.rop.Part
+		o.key = p.From.Key
+		buf := r.outs.all[o.buffer]
+		o.req.Op, o.req.Key, o.req.Value = kvstore.CopyOut, o.key.Bytes[:o.key.Len], buf[:min(len(buf), o.rop.Room)]
+		o.req.Range = kvstore.Range{First: p.First, Last: lastOf(p), From: max(p.First, p.From.Position)}
+		out.Requests = append(out.Requests, o.req)
+	}
+}
+
+// ranged goes on when the store has replied to a request for a range.
+func (r *Replica) ranged(i int32, p *kvstore.Reply) {
+	o := &r.ops[i]
+	st := crrs.Failed
+	switch {
+	case p.Status == kvstore.NoMemory, p.Status == kvstore.Superseded: // a Drop is being swept
+		r.tryLater(i)
+		return
+	case p.Status != kvstore.OK:
+	case o.rop.Kind == crrs.Digest:
+		if r.addSums(o, nvme.KVRange(o.req.Value[:p.ValueLen])) {
+			st = crrs.Done
+			break
+		}
+		r.links.PushFront(&r.later, i) // it continues in this turn
+		r.laterNS = r.now
+		return
+	case o.rop.Kind == crrs.CopyOut:
+		b := nvme.KVRange(o.req.Value[:p.ValueLen])
+		to := b.To()
+		o.rop.To, o.rop.Last, o.rop.Data = cursorOf(&to), b.Complete(), b
+		st = crrs.Done
+	default:
+		st = crrs.Done
+	}
+	rop, buffer := o.rop, o.buffer
+	r.freeOp(i)
+	r.port.Ranged(&rop, st, &r.acts, &r.traffic)
+	if buffer != noBuffer {
+		r.filled = append(r.filled, buffer)
+	}
+}
+
+// addSums adds what a Digest has found to the sums of its part, and reports whether that was all. Otherwise the request
+// continues.
+func (r *Replica) addSums(o *storeOp, b nvme.KVRange) (all bool) {
+	for i := range o.rop.Sums {
+		s := b.Sum(i)
+		o.rop.Sums[i].Count += s.Count()
+		o.rop.Sums[i].Hash += s.Sum()
+	}
+	o.rop.Time = b.Time()
+	if b.Complete() {
+		return true
+	}
+	to := b.To()
+	c := cursorOf(&to)
+	o.key = c.Key
+	o.req.Range.From, o.req.Range.Unix, o.req.Key = c.Position, o.rop.Time, o.key.Bytes[:o.key.Len]
+	return false
+}
+
+func cursorOf(c *nvme.KVCursor) crrs.Cursor {
+	return crrs.Cursor{Position: c.Position, Key: crrs.Key{Bytes: c.Key, Len: c.KeyLen}}
+}
