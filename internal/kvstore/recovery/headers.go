@@ -284,7 +284,8 @@ func (m *Machine) probed() {
 }
 
 // guess looks for a record in chunk i that was written since the checkpoint, and for the epoch that makes its checksum
-// right. If there is one, it says what the header has said.
+// right. If there is one, it says what the header has said. A record with the epoch that the checkpoint knows is of a
+// chunk that was open then: it is not tried with others, of which one in 2^32 makes its checksum right by chance.
 func (m *Machine) guess(i format.ChunkNumber, buf []byte) bool {
 	sum, pool := format.Summary(m.summary[:]), m.image.Pool
 	guesses := 0
@@ -297,6 +298,10 @@ func (m *Machine) guess(i format.ChunkNumber, buf []byte) bool {
 			isValue = isNew(version, bits, sum)
 		}
 		if !isSeg && !isValue {
+			continue
+		}
+		known := pool.Seed(pool.At(i, format.ChunkOffset(at)))
+		if isSeg && seg.Check(known) == nil || isValue && v.Check(known) == nil {
 			continue
 		}
 		guesses++
