@@ -27,6 +27,11 @@ var defaultProfile = Profile{ReadNS: 1200, ReadByteNS: 0.31, LatencyNS: 90_000, 
 // the drive serves: when only writes saturate it, and now and then while reads and writes compete. In the latter case a
 // probe gives writes most of the drive for 0.14 s, and their cost is extrapolated from the rates before and during the
 // probe. Neither measurement needs to interpret latencies.
+//
+// A drive or its host may stand still for some ms now and then: a virtual disk, a process that does not run. Reads and
+// writes then both do little, and whatever is measured in such a time makes writes look expensive. So only what lasts
+// counts as a load of writes alone, most reads and not their mean decide whether the drive is busy, and an estimate
+// that the drive's own rate refutes is lowered, whatever the load.
 type Costs struct {
 	fixed              bool
 	readNS, readByteNS float64
@@ -52,10 +57,15 @@ type Costs struct {
 	waitedNS                     [lanes]int64 // time for which I/Os of the lane were queued
 	saturatedNS                  int64        // time for which I/Os of any lane were queued
 	reads, readBytes, writeBytes float64
-	othersNS, readLatencyNS      float64
+	othersNS                     float64
+	// slow counts the reads that took longer than a whole window of them should. readLatencyNS is the sum of the
+	// reads' latencies; a slow read counts with what a window should take, because the drive may have stood still.
+	slow, readLatencyNS float64
 	// readOnly counts intervals without writes. After writes a drive flushes its buffer and collects garbage for a
-	// while.
-	readOnly int
+	// while. writeOnly counts intervals in which reads cost next to nothing.
+	readOnly, writeOnly int
+	// wroteRate is a moving average of the bytes written per ns.
+	wroteRate float64
 
 	// Values for Stats.
 	latency              [pipeline.Classes]float64
@@ -92,11 +102,17 @@ const (
 	mixGain, readGain = 0.25, 0.05
 	// minWrites is the part of an interval's cost that writes must have to be measured against reads.
 	minWrites = 0.03
-	// overpricedStep is by how much the estimated cost of writes is lowered after an interval in which writes kept
-	// reads from a drive that was not busy.
+	// overpricedStep is by how much the estimated cost of writes is lowered after an interval in which it was refuted:
+	// writes kept reads from a drive that was not busy, or writes did more than their cost allows.
 	overpricedStep = 0.1
 	// readOnlyIntervals is the number of intervals without writes after which an interval counts as reads only.
 	readOnlyIntervals = 25
+	// writeOnlyIntervals is the number of intervals with hardly any reads after which an interval counts as writes only.
+	// While the drive stands still there are hardly any reads either, but not for so long.
+	writeOnlyIntervals = 5
+	// wroteGain is the weight of an interval in the average of the rate of writes. The estimate is refuted if writes at
+	// this rate would cost wroteLimit of the time: more than all, because the drive's buffer takes some of them at once.
+	wroteGain, wroteLimit = 1.0 / 16, 1.25
 	// maxWriteCost and minWriteCost bound the cost of a written byte relative to a byte read in 4 KiB reads.
 	maxWriteCost, minWriteCost = 64, 0.25
 	// minOtherCost is the least cost of an operation that moves no data, in 4 KiB reads. Their cost is measured in
@@ -222,10 +238,11 @@ func (c *Costs) Completed(op pipeline.Op, lenBytes, latencyNS int64) {
 	case pipeline.ReadClass:
 		c.reads++
 		c.readBytes += float64(lenBytes)
+		ns := c.readNS + c.readByteNS*float64(lenBytes)
 		if single {
-			c.readLatencyNS += float64(latencyNS)
+			c.readCompleted(ns, float64(latencyNS))
 		} else {
-			c.readLatencyNS += c.readNS + c.readByteNS*float64(lenBytes)
+			c.readLatencyNS += ns
 		}
 	case pipeline.WriteClass:
 		c.writeBytes += float64(units(lenBytes) * unit)
@@ -237,6 +254,15 @@ func (c *Costs) Completed(op pipeline.Op, lenBytes, latencyNS int64) {
 			c.otherNS[op] += (ns - c.otherNS[op]) / 4096 // rises slowly, because the drive may have become slower
 		}
 	}
+}
+
+// readCompleted accounts for the latency of a read whose own cost is costNS.
+func (c *Costs) readCompleted(costNS, latencyNS float64) {
+	full := costNS + float64(c.baseNS+c.WindowNS())*c.width
+	if latencyNS > full {
+		c.slow++
+	}
+	c.readLatencyNS += min(latencyNS, full)
 }
 
 // Waited adds ns to the time in the current interval for which I/Os of these lanes were queued although the drive had
@@ -271,7 +297,13 @@ func (c *Costs) Learn(weights [lanes]int64, ns int64) {
 		c.readOnly++
 	}
 	dt := float64(max(ns, 1))
+	c.refuteWriteCost(dt)
 	readsNS, writesNS := c.laneNS(readLane), c.laneNS(writeLane)
+	if readsNS < minWrites*dt && writesNS >= minMixed*dt {
+		c.writeOnly++
+	} else {
+		c.writeOnly = 0
+	}
 	mixed := false
 	if cost := readsNS + writesNS + c.othersNS; cost > 0 {
 		mixed = min(writesNS, readsNS) > minMixed*cost
@@ -284,7 +316,7 @@ func (c *Costs) Learn(weights [lanes]int64, ns int64) {
 	} else {
 		c.average(&c.storm, 0, stormDown)
 	}
-	saturated := !c.fixed && c.saturated(readsNS, dt)
+	saturated := !c.fixed && c.saturated(dt)
 	if saturated && c.probe.left == 0 && c.writesOverpriced(dt) {
 		c.writeByteNS = max(c.writeByteNS*(1-overpricedStep), min(c.writeByteNS, c.UnitNS()/unit))
 	}
@@ -297,7 +329,7 @@ func (c *Costs) Learn(weights [lanes]int64, ns int64) {
 	switch {
 	case saturated && c.writeBytes == 0 && c.readOnly >= readOnlyIntervals && c.reads > 0:
 		c.learnReads(dt / readsNS)
-	case saturated && readsNS < minWrites*dt && writesNS >= minMixed*dt:
+	case saturated && c.writeOnly >= writeOnlyIntervals:
 		c.average(&c.writeByteNS, c.bound((dt-readsNS-c.othersNS)/c.writeBytes), mixGain)
 		c.probe.known, c.probe.left = true, 0
 	case saturated && (c.probe.left > 0 || writesNS >= minWrites*dt && readsNS >= minWrites*dt):
@@ -306,7 +338,7 @@ func (c *Costs) Learn(weights [lanes]int64, ns int64) {
 		c.probe.left = 0
 	}
 	c.waitedNS = [lanes]int64{}
-	c.saturatedNS, c.reads, c.readBytes, c.writeBytes, c.othersNS, c.readLatencyNS = 0, 0, 0, 0, 0, 0
+	c.saturatedNS, c.reads, c.readBytes, c.writeBytes, c.othersNS, c.slow, c.readLatencyNS = 0, 0, 0, 0, 0, 0, 0
 }
 
 // adaptWidth adapts the width of the window. In a mix, reads wait for programs in the drive, and more of them must be
@@ -320,14 +352,24 @@ func (c *Costs) adaptWidth(bothWait bool) {
 	}
 }
 
-// saturated reports whether the drive was busy for the whole interval of dt ns: I/Os were queued all the time, or reads
-// took longer than a whole window of them would. The second condition detects that writes cost more than estimated and
-// that none is therefore queued.
-func (c *Costs) saturated(readsNS, dt float64) bool {
-	if float64(c.saturatedNS) >= saturatedPart*dt {
-		return true
+// refuteWriteCost lowers the cost of a written byte if the drive has written more than this cost allows. It does not
+// matter how busy the drive is: what it did it can do. The next probe comes soon.
+func (c *Costs) refuteWriteCost(dt float64) {
+	c.average(&c.wroteRate, c.writeBytes/dt, wroteGain)
+	lower := c.bound(c.writeByteNS * (1 - overpricedStep))
+	if c.probe.left > 0 || lower >= c.writeByteNS || c.wroteRate*c.writeByteNS <= wroteLimit {
+		return
 	}
-	return c.reads > 0 && c.readLatencyNS-readsNS > c.reads*c.width*float64(c.baseNS+c.WindowNS())
+	c.writeByteNS = lower
+	c.probe.known, c.probe.average = false, 0
+	c.probe.soon()
+}
+
+// saturated reports whether the drive was busy for the whole interval of dt ns: I/Os were queued all the time, or most
+// reads took longer than a whole window of them would. The second condition detects that writes cost more than
+// estimated and that none is therefore queued.
+func (c *Costs) saturated(dt float64) bool {
+	return float64(c.saturatedNS) >= saturatedPart*dt || c.slow > c.reads/2
 }
 
 // writesOverpriced reports whether reads were queued all the time although those in the drive took hardly longer than a
@@ -389,13 +431,16 @@ func (c *Costs) learnMix(read, written, readWeight float64) {
 	c.average(&p.average, sum, mixGain/8)
 	if p.deviating >= deviatesHigh {
 		p.average, p.deviating, p.known = 0, 0, false
-		p.wait, p.waitedFrom = min(p.wait, probeFirst), probeFirst
+		p.soon()
 	}
 	if p.wait--; p.wait <= 0 {
 		p.left, p.sumRead, p.sumWritten = probeTicks, 0, 0
 		p.tilt = int64(min(max(probeTilt*readWeight, probeTilt), 1000))
 	}
 }
+
+// soon lets the next probe come soon, because the estimate is wrong.
+func (p *probe) soon() { p.wait, p.waitedFrom = min(p.wait, probeFirst), probeFirst }
 
 // probed ends a probe. The line through the point of the usual mix and that of the probe gives the write rate without
 // reads.
