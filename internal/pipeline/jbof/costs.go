@@ -107,11 +107,12 @@ const (
 	overpricedStep = 0.1
 	// readOnlyIntervals is the number of intervals without writes after which an interval counts as reads only.
 	readOnlyIntervals = 25
-	// writeOnlyIntervals is the number of intervals with hardly any reads after which an interval counts as writes only.
-	// While the drive stands still there are hardly any reads either, but not for so long.
+	// writeOnlyIntervals is the number of intervals with hardly any reads after which an interval counts as writes
+	// only. While the drive stands still there are hardly any reads either, but not for so long.
 	writeOnlyIntervals = 5
-	// wroteGain is the weight of an interval in the average of the rate of writes. The estimate is refuted if writes at
-	// this rate would cost wroteLimit of the time: more than all, because the drive's buffer takes some of them at once.
+	// wroteGain is the weight of an interval in the average of the rate of writes. The estimate is refuted if writes
+	// at this rate would cost wroteLimit of the time: more than all, because the drive's buffer takes some of them at
+	// once.
 	wroteGain, wroteLimit = 1.0 / 16, 1.25
 	// maxWriteCost and minWriteCost bound the cost of a written byte relative to a byte read in 4 KiB reads.
 	maxWriteCost, minWriteCost = 64, 0.25
