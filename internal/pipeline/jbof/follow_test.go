@@ -274,8 +274,8 @@ func TestAWrongWriteCostCorrectsItself(t *testing.T) {
 				most = 0.4
 			}
 			if got < 95*want/100 || part > most {
-				t.Errorf("%d %% Puts, %d ns at the host: 2 s later %d %% of fifo's requests, want 95; writes cost %.2f "+
-					"of the time, want at most %.1f", percent, hostNS, 100*got/want, part, most)
+				t.Errorf("%d %% Puts, %d ns at the host: 2 s later %d %% of fifo's requests, want 95; writes cost "+
+					"%.2f of the time, want at most %.1f", percent, hostNS, 100*got/want, part, most)
 			}
 		}
 	}
