@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"jbofd/client"
+	"jbofd/internal/credit"
 	"jbofd/internal/nvme"
 	"jbofd/internal/pipeline"
 	"jbofd/internal/ssd/mem"
@@ -96,9 +97,13 @@ func namespace(t testing.TB, c *client.Controller, nsid uint32) *client.Namespac
 func TestAHostNeverExceedsItsCredit(t *testing.T) {
 	const units = 40
 	r, g := creditRig(t, units)
+	began := time.Now()
 	c := connect(t, client.Options{Address: r.address, Queues: 2, QPairs: 2, QueueDepth: 32})
 	n := namespace(t, c, 1)
-	if got := n.Credit(); !got.On || got.Units != units || got.SSD != 0 {
+	// On a busy machine some of it may have aged.
+	got := n.Credit()
+	least := units >> min(time.Since(began)/credit.HalfLifeNS, 5)
+	if !got.On || got.Units > units || got.Units < least || got.SSD != 0 {
 		t.Fatalf("with the grant: %+v", got)
 	}
 	other := namespace(t, c, 2)
@@ -132,8 +137,9 @@ func TestAHostNeverExceedsItsCredit(t *testing.T) {
 		})
 	}
 	wg.Wait()
-	got := n.Credit()
-	if got.Outstanding != 0 || got.Waiting != 0 || got.Waits == 0 || got.WaitTime == 0 || got.Units != units {
+	got = n.Credit()
+	if got.Outstanding != 0 || got.Waiting != 0 || got.Waits == 0 || got.WaitTime == 0 ||
+		got.Units > units || got.Units < units/8 { // it ages from the last completion on
 		t.Errorf("at the end: %+v", got)
 	}
 	if w := other.Credit(); w.Waits != 0 || w.Units != 0 {
