@@ -21,7 +21,8 @@ help: ## list the targets
 
 build: ## static binaries in bin/ (TAGS=rdma: dynamic ones, with NVMe/RDMA)
 	@mkdir -p bin
-	$(GO) build -trimpath -tags '$(TAGS) $(ETCD)' -ldflags '-s -w -X main.version=$(VERSION)' -o bin/ $(addprefix ./cmd/,$(COMMANDS))
+	$(GO) build -trimpath -tags '$(TAGS) $(ETCD)' -ldflags '-s -w -X main.version=$(VERSION)' -o bin/ \
+	  $(addprefix ./cmd/,$(COMMANDS))
 
 # How many tests of a package that are marked as parallel run at once. Most of them wait for a timer or a daemon.
 PARALLEL ?= 6
@@ -31,7 +32,8 @@ PARALLEL ?= 6
 PURE := $(addprefix ./internal/,nvme drr tokenbucket congestion credit pipeline pipeline/gimbal pipeline/jbof \
 	pipeline/baseline pipeline/policies ssd/model/flash sim nvmeof nvmeof/executor nvmeof/qpair nvmeof/tcp \
 	nvmeof/tcp/pdu nvmeof/rdma nvmeof/rdma/cm nvmeof/rdma/wr list tenant units uuid kvstore kvstore/check \
-	kvstore/format kvstore/lookup kvstore/recovery kvstore/space kvstore/swap cluster cluster/view crrs crrs/linear replica) \
+	kvstore/format kvstore/lookup kvstore/recovery kvstore/space kvstore/swap cluster cluster/view crrs crrs/linear \
+	replica) \
 	$(addprefix ./client/internal/,host hosttcp hostrdma kvop)
 
 test: ## every test that needs no VM and no root
