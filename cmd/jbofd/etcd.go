@@ -42,7 +42,7 @@ func etcdCommand() *cobra.Command {
 	f.StringArrayVar(&members, "member", nil, "`NAME=URL` of each member, also this one, for the other members")
 	f.StringVar(&cfg.Dir, "dir", "", "`DIRECTORY` of the data")
 	f.StringVar(&cfg.ClientURL, "client-url", "http://127.0.0.1:2379", "`URL` for clients")
-	f.StringVar(&cfg.CertFile, "cert", "", "certificate `FILE`, for https; without one, whoever reaches a URL may write")
+	f.StringVar(&cfg.CertFile, "cert", "", "certificate `FILE`, for https; without one, anybody may write")
 	f.StringVar(&cfg.KeyFile, "key", "", "key `FILE`")
 	f.StringVar(&cfg.CAFile, "ca", "", "`FILE` of the certificate authority of clients and members")
 	return c
