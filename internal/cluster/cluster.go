@@ -259,3 +259,8 @@ type Watch struct {
 	ID   uint64
 	From int64
 }
+
+// HostNQN is the NQN under which a node connects to the targets of the other nodes of its cluster, as a host.
+func HostNQN(cluster, node string) string {
+	return "nqn.2026-11.example.jbofd:node:" + cluster + ":" + node
+}

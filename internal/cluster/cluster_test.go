@@ -322,3 +322,9 @@ func TestABackupThatIsRestoredFreezesTheMap(t *testing.T) {
 	w.etcd.Restore(now)
 	w.settle(20 * lease)
 }
+
+func TestNodesHaveNamesAsHosts(t *testing.T) {
+	if got := HostNQN("demo", "n1"); got != "nqn.2026-11.example.jbofd:node:demo:n1" {
+		t.Errorf("host NQN is %s", got)
+	}
+}

@@ -44,16 +44,19 @@ type Config struct {
 	Tenants []Tenant `yaml:"tenants" reload:"live"`
 	// Limits bound what hosts can take of this machine.
 	Limits Limits `yaml:"limits"`
+	// Cluster is the cluster that this node is a member of. Absent: none; nothing of it runs then.
+	Cluster *Cluster `yaml:"cluster,omitempty"`
 
 	pos positions
 }
 
 // Node is the section "node".
 type Node struct {
-	// Name is the node's name in logs and metrics.
+	// Name is the node's name in logs and metrics, and in its cluster.
 	Name string `yaml:"name" default:"jbof0"`
-	// DataDir is the directory for the daemon's own files, of which there are none yet: what must be remembered is in
-	// the drives' labels. Drives are not kept here unless their path says so.
+	// DataDir is the directory for the daemon's own files: which process of a cluster's node it is, and the data of an
+	// etcd server, if it runs one. What else must be remembered is in the drives' labels. Drives are not kept here
+	// unless their path says so.
 	DataDir string `yaml:"data_dir" default:"/var/lib/jbofd"`
 }
 
@@ -214,6 +217,9 @@ type Namespace struct {
 	Hosts []string `yaml:"hosts" reload:"live"`
 	// UUID is its UUID. Absent: made once and remembered in the drive's label, from which it can be copied later.
 	UUID string `yaml:"uuid,omitempty"`
+	// Replicated makes it a partition of the cluster (type kv, in cluster.subsystem only): the cluster decides which
+	// keys it has, and keeps copies of them at other nodes. A new one is made once the cluster exists.
+	Replicated bool `yaml:"replicated" default:"false"`
 }
 
 // KV is how a namespace keeps keys and values.
@@ -323,6 +329,83 @@ type Limits struct {
 	DrainTimeout time.Duration `yaml:"drain_timeout" default:"4s" min:"0s" max:"1h"`
 }
 
+// Cluster is the section "cluster".
+type Cluster struct {
+	// Name is the cluster's name, under which etcd has its records. All nodes have the same.
+	Name string `yaml:"name" required:"true"`
+	// Subsystem is the NQN of the subsystem whose replicated namespaces are the cluster's partitions. All nodes have
+	// the same.
+	Subsystem string `yaml:"subsystem" required:"true"`
+	// Etcd is where the cluster's records are.
+	Etcd Etcd `yaml:"etcd" required:"true"`
+	// Nodes are all nodes of the cluster, also this one, which node.name says. Nobody else is heard.
+	Nodes []ClusterNode `yaml:"nodes" required:"true"`
+	// Listen is where this node listens for the membership of others. Empty: at its own address in nodes.
+	Listen string `yaml:"listen" default:""`
+	// TLS secures the membership between nodes: each shows a certificate for its name. Absent: a connection must come
+	// from the address that the node has in nodes, so that the network must not let others use that.
+	TLS *TLS `yaml:"tls,omitempty"`
+	// Lease is for how long a node may be silent before others take its place. All nodes have the same.
+	Lease time.Duration `yaml:"lease" default:"1s" min:"200ms" max:"1m"`
+	// Away is for how long a node may be gone before its ranges are given to others for good.
+	Away time.Duration `yaml:"away" default:"10m" min:"1s" max:"720h"`
+}
+
+// ClusterNode is a node of the cluster.
+type ClusterNode struct {
+	// Name is its node.name.
+	Name string `yaml:"name" required:"true"`
+	// Address is where it listens for the membership of others.
+	Address string `yaml:"address" required:"true"`
+	// Target is one of its listeners, as tcp://IP:port or rdma://IP:port, for other nodes and for clients.
+	Target string `yaml:"target" required:"true"`
+	// Domain is its failure domain: nodes that may fail together have the same. Copies of a key are in different ones
+	// as far as there are as many. Empty: it is a domain of its own.
+	Domain string `yaml:"domain" default:""`
+}
+
+// TLS names files, in PEM.
+type TLS struct {
+	// CA has the certificate authority.
+	CA string `yaml:"ca" required:"true"`
+	// Cert has the own certificate.
+	Cert string `yaml:"cert" required:"true"`
+	// Key has the key of the own certificate.
+	Key string `yaml:"key" required:"true"`
+}
+
+// Etcd says where etcd is. It has endpoints or embedded.
+type Etcd struct {
+	// Endpoints are the URLs of etcd's servers: http://HOST:PORT, or https with tls.
+	Endpoints []string `yaml:"endpoints"`
+	// TLS is for https, also of an embedded server, to clients and members.
+	TLS *TLS `yaml:"tls,omitempty"`
+	// Username is for etcd's authentication. Empty: none.
+	Username string `yaml:"username" default:""`
+	// PasswordFile has the user's password in its first line.
+	PasswordFile string `yaml:"password_file" default:""`
+	// Embedded makes the daemon run a server of etcd, as a process of its own (jbofd etcd).
+	Embedded *EmbeddedEtcd `yaml:"embedded,omitempty"`
+}
+
+// EmbeddedEtcd is a server of etcd that the daemon runs.
+type EmbeddedEtcd struct {
+	// Dir is the directory of its data. Empty: etcd in node.data_dir.
+	Dir string `yaml:"dir" default:""`
+	// Members are the servers of a new etcd, with this node's. They are ignored by a server that has data.
+	Members []EtcdMember `yaml:"members" required:"true"`
+}
+
+// EtcdMember is one server of etcd.
+type EtcdMember struct {
+	// Name is the name of its node.
+	Name string `yaml:"name" required:"true"`
+	// ClientURL is where nodes reach it.
+	ClientURL string `yaml:"client_url" required:"true"`
+	// PeerURL is where the other servers of etcd reach it.
+	PeerURL string `yaml:"peer_url" required:"true"`
+}
+
 //go:embed demo.yaml
 var demo []byte
 
@@ -414,6 +497,28 @@ func (c *Config) SSD(name string) (SSD, error) {
 		}
 	}
 	return SSD{}, fmt.Errorf("ssd %q: %w", name, ErrNotFound)
+}
+
+// Self returns this node's entry in the nodes of the cluster, which a valid configuration has.
+func (c *Config) Self() ClusterNode {
+	for _, n := range c.Cluster.Nodes {
+		if n.Name == c.Node.Name {
+			return n
+		}
+	}
+	return ClusterNode{}
+}
+
+// EtcdEndpoints returns the URLs of etcd's servers.
+func (c *Cluster) EtcdEndpoints() []string {
+	if c.Etcd.Embedded == nil {
+		return c.Etcd.Endpoints
+	}
+	var all []string
+	for _, m := range c.Etcd.Embedded.Members {
+		all = append(all, m.ClientURL)
+	}
+	return all
 }
 
 // ErrNotFound says that the configuration names no such thing.

@@ -229,13 +229,16 @@ func TestTheEnvironmentReplacesScalarsOfSections(t *testing.T) {
 
 func TestTheEnvironmentIsAsStrictAsTheFile(t *testing.T) {
 	_, err := ParseEnv("f.yaml", []byte(minimal), []string{"JBOFD_LOG_LEVEL=loud", "JBOFD_LOG_LEVLE=info",
-		"JBOFD_METRICS_ADDRESS=here", "JBOFD_LISTENERS_ADDRESS=0.0.0.0:4420"})
+		"JBOFD_METRICS_ADDRESS=here", "JBOFD_LISTENERS_ADDRESS=0.0.0.0:4420",
+		"JBOFD_CLUSTER_NAME=demo"})
 	want := []string{
 		`environment JBOFD_LOG_LEVEL: log.level: "loud" is not allowed; allowed: debug, info, warn, error`,
 		`environment JBOFD_LOG_LEVLE: unknown variable; allowed: JBOFD_LOG_LEVEL, JBOFD_LOG_FORMAT, ` +
 			`JBOFD_LOG_PEER_LINES_PER_SEC`,
 		`environment JBOFD_LISTENERS_ADDRESS: unknown variable; allowed: none, because listeners is a list, ` +
 			`which only the file has`,
+		`environment JBOFD_CLUSTER_NAME: unknown variable; allowed: none, because cluster is a section that may be ` +
+			`absent, which only the file has`,
 		`environment JBOFD_METRICS_ADDRESS: metrics.address: "here" is not an address; ` +
 			`allowed: IP:port, as in 0.0.0.0:4420 or [::1]:4420`,
 	}

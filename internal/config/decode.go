@@ -269,8 +269,12 @@ func (d *decoder) env(environ []string, c *Config) {
 			}
 			at := position{file: "environment " + name}
 			if section.typ.Kind() != reflect.Struct {
-				d.problem(at, "", "unknown variable; allowed: none, because %s is a list, which only the file has",
-					section.key)
+				what := "a list"
+				if section.typ.Kind() == reflect.Pointer {
+					what = "a section that may be absent"
+				}
+				d.problem(at, "", "unknown variable; allowed: none, because %s is %s, which only the file has",
+					section.key, what)
 				continue
 			}
 			var names []string

@@ -176,16 +176,17 @@ func (d *differ) requireEqual(path string, a, b reflect.Value, needs string) {
 }
 
 func show(v reflect.Value) string {
+	if v.Kind() == reflect.Pointer {
+		if v.IsNil() {
+			return "absent"
+		}
+		return "present"
+	}
 	switch x := v.Interface().(type) {
 	case string:
 		return fmt.Sprintf("%q", x)
 	case time.Duration:
 		return formatDuration(x)
-	case *Fault:
-		if x == nil {
-			return "absent"
-		}
-		return "present"
 	default:
 		return fmt.Sprint(x)
 	}
@@ -194,6 +195,9 @@ func show(v reflect.Value) string {
 func (d *differ) subsystems(from, to []Subsystem) {
 	for _, a := range from {
 		if !slices.ContainsFunc(to, func(b Subsystem) bool { return b.NQN == a.NQN }) {
+			if d.to.Cluster != nil && a.NQN == d.to.Cluster.Subsystem {
+				d.problem("cluster.subsystem", "%q is removed, which needs a restart", a.NQN)
+			}
 			d.SubsystemsRemoved = append(d.SubsystemsRemoved, a)
 		}
 	}
@@ -217,6 +221,9 @@ func (d *differ) namespaces(path, nqn string, from, to []Namespace) {
 	for _, a := range from {
 		if !slices.ContainsFunc(to, func(b Namespace) bool { return b.NSID == a.NSID }) {
 			d.NamespacesRemoved = append(d.NamespacesRemoved, SubsystemNamespace{nqn, a})
+			if a.Replicated {
+				d.problem(path, "nsid %d is a partition of the cluster: to remove it needs a restart", a.NSID)
+			}
 		}
 	}
 	for i, b := range to {
@@ -224,6 +231,9 @@ func (d *differ) namespaces(path, nqn string, from, to []Namespace) {
 		k := slices.IndexFunc(from, func(a Namespace) bool { return a.NSID == b.NSID })
 		if k < 0 {
 			d.NamespacesAdded = append(d.NamespacesAdded, ns)
+			if b.Replicated {
+				d.problem(join(p, "replicated"), "true: a new partition of the cluster needs a restart")
+			}
 			continue
 		}
 		a := from[k]
@@ -232,6 +242,14 @@ func (d *differ) namespaces(path, nqn string, from, to []Namespace) {
 		if a.UUID == "" || b.UUID == "" {
 			// An absent UUID is that of the drive's label, with which the daemon compares one that is given.
 			a.UUID = b.UUID
+		}
+		d.requireEqual(join(p, "replicated"), reflect.ValueOf(a.Replicated), reflect.ValueOf(b.Replicated),
+			"needs a restart")
+		a.Replicated = b.Replicated
+		if b.Replicated && a.Size != b.Size {
+			d.problem(join(p, "size"), "%s became %s, which needs a restart: it is a partition of the cluster", a.Size,
+				b.Size)
+			a.Size = b.Size
 		}
 		const another = "makes it another namespace: give it another nsid, or remove it by one reload"
 		d.requireEqual(join(p, "ssd"), reflect.ValueOf(a.SSD), reflect.ValueOf(b.SSD),

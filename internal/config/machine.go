@@ -7,6 +7,8 @@ type Machine struct {
 	MemoryBytes int64
 	// NoRDMA says why there can be no listener with transport rdma; empty: there can.
 	NoRDMA string
+	// NoEtcd says why the daemon cannot run a server of etcd; empty: it can.
+	NoEtcd string
 }
 
 // modelMapShare is the part of an emulated drive's size that the map of its flash takes besides the data: 0.2 %.
@@ -21,6 +23,10 @@ func (v *validator) machine(m Machine) {
 				v.complain(p, "rdma, but %s; allowed: tcp", m.NoRDMA)
 			}
 		}
+	}
+	const embedded = "cluster.etcd.embedded"
+	if c := v.c.Cluster; m.NoEtcd != "" && c != nil && c.Etcd.Embedded != nil && v.ok(embedded) {
+		v.complain(embedded, "given, but %s; allowed: cluster.etcd.endpoints", m.NoEtcd)
 	}
 	if m.MemoryBytes <= 0 {
 		return

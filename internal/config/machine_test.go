@@ -13,6 +13,10 @@ func TestWhatTheMachineLacksIsRefused(t *testing.T) {
 	}{
 		{"buffers", minimal + "limits: {buffers: 64GiB}", Machine{MemoryBytes: 24 << 30},
 			"limits.buffers: 64GiB is more than the memory of this machine; allowed: less than 24GiB"},
+		{"a server of etcd", clusterOf(minimal, embedded), Machine{NoEtcd: "it is built without"},
+			"cluster.etcd.embedded: given, but it is built without; allowed: cluster.etcd.endpoints"},
+		{"no server of etcd", clusterOf(minimal, "endpoints: ['http://h:1']"), Machine{NoEtcd: "it is built without"},
+			""},
 		{"a drive in memory", minimal, Machine{MemoryBytes: 1 << 30},
 			"ssds[0].size: 1GiB is too large for a drive in memory"},
 		{"drives in memory together", `

@@ -108,6 +108,7 @@ func (v *validator) all() {
 	v.extents()
 	v.tenants()
 	v.limits()
+	v.cluster()
 }
 
 // address checks an IP address and port; the result is invalid if it is not one.
@@ -155,6 +156,17 @@ func (v *validator) addresses() {
 	for i, l := range v.c.Listeners {
 		if p := index("listeners", i); v.ok(p) {
 			add(join(p, "address"), l.Address, l.Transport == "rdma")
+		}
+	}
+	if c := v.c.Cluster; c != nil && v.ok("cluster") {
+		path, own := "cluster.listen", c.Listen
+		for i, n := range c.Nodes {
+			if n.Name == v.c.Node.Name && own == "" {
+				path, own = join(index("cluster.nodes", i), "address"), n.Address
+			}
+		}
+		if _, err := netip.ParseAddrPort(own); err == nil && v.ok(path) { // otherwise cluster complains
+			add(path, own, false)
 		}
 	}
 	if v.c.Metrics.Address == "" && v.c.Metrics.Pprof {

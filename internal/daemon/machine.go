@@ -5,6 +5,7 @@ import (
 	"strconv"
 	"strings"
 
+	"jbofd/internal/cluster/etcdserver"
 	"jbofd/internal/config"
 	"jbofd/internal/nvmeof/rdma/verbs"
 )
@@ -17,6 +18,9 @@ func machine(root string) config.Machine {
 	m := config.Machine{MemoryBytes: memoryBytes(root)}
 	if !verbs.BuiltIn {
 		m.NoRDMA = "this jbofd is built without rdma (make build TAGS=rdma)"
+	}
+	if !etcdserver.Built {
+		m.NoEtcd = "this jbofd is built without a server of etcd (make build TAGS=etcd)"
 	}
 	return m
 }

@@ -1,0 +1,70 @@
+package config
+
+import (
+	"slices"
+	"strings"
+	"testing"
+)
+
+const embedded = "embedded: {members: [{name: jbof0, client_url: 'http://h:1', peer_url: 'http://h:2'}]}"
+
+// clusterOf adds a cluster of one node to a configuration without subsystems.
+func clusterOf(text, etcd string) string {
+	return text + `
+subsystems:
+  - nqn: nqn.2026-11.example.jbofd:c
+    allow_any_host: true
+    namespaces:
+      - {nsid: 1, ssd: s, size: 64MiB, type: kv, replicated: true}
+      - {nsid: 2, ssd: s, size: 64MiB, type: kv}
+cluster:
+  name: demo
+  subsystem: nqn.2026-11.example.jbofd:c
+  etcd: {` + etcd + `}
+  nodes: [{name: jbof0, address: "10.0.0.1:4430", target: "tcp://10.0.0.1:4420"}]
+`
+}
+
+func TestTheEndpointsOfAnEmbeddedEtcdAreThoseOfItsMembers(t *testing.T) {
+	c := mustParse(t, clusterOf(minimal, embedded))
+	if got := c.Cluster.EtcdEndpoints(); !slices.Equal(got, []string{"http://h:1"}) {
+		t.Errorf("endpoints %q", got)
+	}
+	c = mustParse(t, clusterOf(minimal, "endpoints: ['http://e:1', 'https://e:2']"))
+	if got := c.Cluster.EtcdEndpoints(); !slices.Equal(got, []string{"http://e:1", "https://e:2"}) {
+		t.Errorf("endpoints %q", got)
+	}
+	if got := c.Self(); got.Address != "10.0.0.1:4430" {
+		t.Errorf("this node is %+v", got)
+	}
+}
+
+// TestAReloadLeavesTheClusterAlone: the membership has told others of the partitions when it began.
+func TestAReloadLeavesTheClusterAlone(t *testing.T) {
+	text := clusterOf(minimal, embedded)
+	const first = "{nsid: 1, ssd: s, size: 64MiB, type: kv, replicated: true}"
+	for _, c := range []struct{ old, new, want string }{
+		{"lease", "lease", ""},
+		{"name: demo", "name: demo2", `cluster.name: "demo" became "demo2", which needs a restart`},
+		{"tcp://10.0.0.1:4420", "tcp://10.0.0.1:4421",
+			`cluster.nodes[0].target: "tcp://10.0.0.1:4420" became "tcp://10.0.0.1:4421", which needs a restart`},
+		{"cluster:\n", "# ", "cluster: present became absent, which needs a restart"},
+		{first, strings.Replace(first, "64MiB", "128MiB", 1),
+			"size: 64MiB became 128MiB, which needs a restart: it is a partition of the cluster"},
+		{first, strings.Replace(first, "true", "false", 1), "replicated: true became false, which needs a restart"},
+		{first, strings.Replace(first, "nsid: 1", "nsid: 3", 1),
+			"nsid 1 is a partition of the cluster: to remove it needs a restart"},
+		{first, first + "\n      - {nsid: 3, ssd: s, size: 64MiB, type: kv, replicated: true}",
+			"replicated: true: a new partition of the cluster needs a restart"},
+		{"{nsid: 2, ssd: s, size: 64MiB, type: kv}", "{nsid: 4, ssd: s, size: 64MiB, type: kv}", ""},
+	} {
+		changed := strings.Replace(text, c.old, c.new, 1)
+		if c.old == "cluster:\n" {
+			changed = strings.ReplaceAll(text[:strings.Index(text, "cluster:\n")], ", replicated: true", "")
+		}
+		_, err := Diff(mustParse(t, text), mustParse(t, changed))
+		if c.want == "" && err != nil || c.want != "" && (err == nil || !strings.Contains(err.Error(), c.want)) {
+			t.Errorf("%q became %q: %v, want %q", c.old, c.new, err, c.want)
+		}
+	}
+}
