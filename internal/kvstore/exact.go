@@ -33,22 +33,6 @@ type clearing struct {
 type clearLane struct {
 	at, last, end uint64
 	busy, done    bool
-	// entry is the offset of the first entry that is not before at, or of the end.
-	entry int
-}
-
-// exactFault returns why a KVRange cannot be copied exactly, or OK: it must not lack what is lost, and its positions
-// must be those of this store.
-func (s *Store) exactFault(b nvme.KVRange, clock uint64) Status {
-	if clock > max(MaxCopied, s.clock) || b.Lost() {
-		return InvalidValue
-	}
-	for e := range b.Entries() {
-		if bits.Reverse64(format.HashKey(s.hashSeed, e.Key())) != e.Position() {
-			return InvalidValue
-		}
-	}
-	return OK
 }
 
 // begin divides the positions into lanes.
@@ -56,7 +40,6 @@ func (c *clearing) begin(b nvme.KVRange, clock uint64) {
 	*c = clearing{clock: clock, from: b.From(), to: b.To(), left: clearLanes}
 	first, last := c.from.Position, c.to.Position
 	width := (last - first) / clearLanes
-	entry := nvme.KVRangeHeaderBytes
 	over := false
 	for i := range c.lanes {
 		l := &c.lanes[i]
@@ -65,46 +48,32 @@ func (c *clearing) begin(b nvme.KVRange, clock uint64) {
 		if i < clearLanes-1 && last-first > width {
 			end = first + width
 		}
-		*l = clearLane{at: first, last: end, entry: entry, done: over}
+		*l = clearLane{at: first, last: end, done: over}
 		if over {
 			c.left--
 			continue
 		}
-		entry = skipEntries(b, entry, end)
 		over, first = end == last, end+1
 	}
-}
-
-// skipEntries returns the offset of the first entry from an offset on that is behind a position, or of the end.
-func skipEntries(b nvme.KVRange, at int, position uint64) int {
-	for at < len(b) {
-		e, next := b.EntryAt(at)
-		if e.Position() > position {
-			break
-		}
-		at = next
-	}
-	return at
 }
 
 // clearStep begins to clear more segments for a CopyIn, and reports whether it began any, or all are clear.
 func (s *Store) clearStep(i int32) (any bool) {
 	c := &s.copyIns[i].clearing
-	skips := 0
 	for n := range c.lanes {
 		l := &c.lanes[n]
 		for !l.busy && !l.done && s.freeCopy.N > 0 {
-			if skips == sweepSkips {
-				s.wake(s.now + 1)
-				return false
+			if s.copyWork <= 0 {
+				return true // copyInStep sees to it that this goes on
 			}
 			hash := bits.Reverse64(l.at)
 			number := s.tbl.Segment(hash)
 			if b := s.tbl.Empty(number); b > 0 {
-				skips++
+				s.copyWork--
 				c.pass(l, l.at|(uint64(1)<<(64-b)-1))
 				continue
 			}
+			s.copyWork -= copyWorkEach
 			l.busy, any = true, true
 			k := s.opLinks.Pop(&s.freeCopy)
 			pays := s.copyIns[i].pays
@@ -133,9 +102,8 @@ func (s *Store) applyClear(a *activeSeg, o *op) bool {
 	c := &in.clearing
 	l := &c.lanes[o.slot]
 	l.end = l.at | (uint64(1)<<(64-s.tbl.Bits(a.number)) - 1)
-	if l.at > 0 {
-		l.entry = skipEntries(in.b, l.entry, l.at-1)
-	}
+	first := in.index.before(in.b, l.at, 0, len(in.index)-1)
+	last := in.index.before(in.b, l.end, first, len(in.index)-1)
 	seg := format.Segment(a.buf)
 	if seg.Lossy() {
 		o.status = Corrupt // what it has lost, and its keys that were removed, would have to be told apart
@@ -148,7 +116,7 @@ func (s *Store) applyClear(a *activeSeg, o *op) bool {
 			at += it.LengthBytes()
 			continue
 		}
-		e, inside := s.entryOf(c, l, in.b, it)
+		e, inside := s.entryOf(in, l, first, last, it)
 		switch {
 		case !inside:
 		case it.Version() <= c.clock && !says(e, it):
@@ -170,8 +138,10 @@ func (s *Store) applyClear(a *activeSeg, o *op) bool {
 }
 
 // entryOf reports whether an item is in the part of a lane that is being cleared, and returns the entry of its key, or
-// nil.
-func (s *Store) entryOf(c *clearing, l *clearLane, b nvme.KVRange, it format.Item) (e nvme.KVEntry, inside bool) {
+// nil. Of the index of the batch, first is before that part and last is the last that is not behind it.
+func (s *Store) entryOf(in *copyIn, l *clearLane, first, last int, it format.Item) (e nvme.KVEntry, inside bool) {
+	c := &in.clearing
+	s.copyWork--
 	p := bits.Reverse64(format.HashKey(s.hashSeed, it.Key()))
 	if p < l.at || p > min(l.end, l.last) {
 		return nil, false
@@ -180,17 +150,23 @@ func (s *Store) entryOf(c *clearing, l *clearLane, b nvme.KVRange, it format.Ite
 	if at.Compare(&c.from) <= 0 || at.Compare(&c.to) > 0 {
 		return nil, false
 	}
-	for off := l.entry; off < len(b); {
-		e, next := b.EntryAt(off)
-		if e.Position() > p {
+	if len(in.index) == 0 {
+		return nil, true
+	}
+	passed := 0
+	for off := int(in.index[in.index.before(in.b, p, first, last)]); off < len(in.b); passed++ {
+		o, next := in.b.EntryAt(off)
+		if o.Position() > p {
 			break
 		}
-		if e.Position() == p && string(e.Key()) == string(it.Key()) {
-			return e, true
+		if o.Position() == p && string(o.Key()) == string(it.Key()) {
+			e = o
+			break
 		}
 		off = next
 	}
-	return nil, true
+	s.copyWork -= passed / copyPassed
+	return e, true
 }
 
 // cleared ends the op that has cleared a segment.

@@ -89,6 +89,8 @@ func (o *op) pays() payer {
 	return payerOf(o.tenant, o.background || o.kind >= opMove && o.kind != opClear)
 }
 
+func (s *Store) answer(r Reply) { s.out.Replies = append(s.out.Replies, r) }
+
 // finish ends an op.
 func (s *Store) finish(i int32, st Status) {
 	o := &s.ops[i]

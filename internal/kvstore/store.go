@@ -126,6 +126,7 @@ type Store struct {
 	unchecked list.List
 	copyIns   [MaxCopyIns]copyIn
 	copying   int
+	copyWork  int // what this Turn may still do for CopyIns: see copyWorkMost
 	segs      []activeSeg
 	freeSeg   int32
 	// table is a hash table of the active segments, by segment number. Its entries are the heads of chains.
@@ -235,6 +236,7 @@ func New(cfg Config) (*Store, error) {
 	s.super = mem.Take("the superblock", format.SuperblockBytes)
 	s.changesBuf = make([]byte, 0, 2*format.MaxChangesBytes)
 	s.identities = make([]format.Identity, 0, format.MaxIdentities+1)
+	s.makeCopyIndexes()
 	s.ckpt.buf = mem.Take("a checkpoint page", format.PageBytes)
 	if mem.Err != nil {
 		return nil, mem.Err
@@ -549,7 +551,7 @@ func (s *Store) Turn(nowNS int64, out *Actions) {
 	own := s.out
 	s.out = out
 	out.WakeNS = 0
-	s.ckpt.swept, s.scrub.resting, s.merge.emptied = false, false, 0
+	s.ckpt.swept, s.scrub.resting, s.merge.emptied, s.copyWork = false, false, 0, copyWorkMost
 	if s.phase == unopened {
 		s.open()
 	}
@@ -596,5 +598,3 @@ func (s *Store) wake(atNS int64) {
 		s.out.WakeNS = atNS
 	}
 }
-
-func (s *Store) answer(r Reply) { s.out.Replies = append(s.out.Replies, r) }

@@ -3,7 +3,6 @@ package nvme
 import (
 	"bytes"
 	"cmp"
-	"fmt"
 	"hash/crc32"
 	"iter"
 )
@@ -227,121 +226,6 @@ func (b KVRange) Seal() {
 	le.PutUint32(b, crc32.Checksum(b[4:], castagnoli))
 }
 
-// Check validates a KVRange, which may be followed by other bytes. After it all views of it are within bounds.
-//
-// Cost: 0 allocs (if nothing is wrong).
-func (b KVRange) Check() error {
-	const what = "KV range"
-	switch {
-	case len(b) < KVRangeHeaderBytes:
-		return fieldError(what, "length", len(b), "at least 96")
-	case string(b[krMagic:krVersion]) != kvRangeMagic:
-		return fieldError(what, "magic", b[krMagic:krVersion], "\"KVR\"")
-	case b[krVersion] != kvRangeVersion:
-		return fieldError(what, "version", b[krVersion], "1")
-	case b.LenBytes() < KVRangeHeaderBytes || b.LenBytes() > len(b):
-		return fieldError(what, "length", b.LenBytes(), "96 to the number of bytes there are")
-	}
-	b = b[:b.LenBytes()]
-	if got, want := le.Uint32(b), crc32.Checksum(b[4:], castagnoli); got != want {
-		return fieldError(what, "CRC32C", got, fmt.Sprint(want))
-	}
-	from, to := b.From(), b.To()
-	switch {
-	case b.First() > b.Last():
-		return fieldError(what, "First", b.First(), "at most Last")
-	case b.Flags()&^(KVComplete|KVLost) != 0:
-		return fieldError(what, "flags", b.Flags(), "0 to 3")
-	case !from.valid() || !to.valid():
-		return fieldError(what, "key of a cursor", "invalid", "at most 16 bytes, and zeroes")
-	case from.Position < b.First() || to.Position > b.Last():
-		return fieldError(what, "cursor", "outside", "within the range")
-	case from.Compare(&to) > 0:
-		return fieldError(what, "To", to.Position, "at least From")
-	case b[krShift] > 64 || b[krShift] != 0 && b.Kind() != KVDigest:
-		return fieldError(what, "shift", b[krShift], "0 to 64 of a digest")
-	case !zeroes(b[krShift+1 : krTime]):
-		return fieldError(what, "a reserved byte", "set", "zero")
-	}
-	body := len(b) - KVRangeHeaderBytes
-	switch b.Kind() {
-	case KVScan, KVCopy:
-		return b.checkEntries(from, to)
-	case KVCount:
-		if body != KVTotalsBytes || b.Items() != 1 {
-			return fieldError(what, "length", len(b), "128, with 1 item")
-		}
-		return nil
-	case KVDigest:
-		if n := b.Items(); n < 1 || n > KVMaxSums || body != n*KVSumBytes {
-			return fieldError(what, "number of sub-ranges", n, "1 to 65536, as many as follow")
-		}
-		return nil
-	}
-	return fieldError(what, "kind", b.Kind(), "1 to 4")
-}
-
-func (b KVRange) checkEntries(from, to KVCursor) error {
-	const what = "KV range entry"
-	at, before := KVRangeHeaderBytes, from
-	for range b.Items() {
-		if at+KVEntryHeaderBytes > len(b) {
-			return fieldError(what, "offset", at, "within the range")
-		}
-		e := KVEntry(b[at:])
-		if e[keKeyLen]&keIdentities != 0 {
-			if err := e.checkIdentities(b.Kind()); err != nil {
-				return err
-			}
-		}
-		n := KVEntryBytes(b.Kind(), e.KeyLen(), e.ValueLen(), e.Identities())
-		switch {
-		case e.KeyLen() < 1 || e.KeyLen() > MaxKVKey:
-			return fieldError(what, "key length", e[keKeyLen], "1 to 16")
-		case n > len(b)-at:
-			return fieldError(what, "length", n, "within the range")
-		case !e.Exists() && e.ValueLen() > 0:
-			return fieldError(what, "length of the value of a tombstone", e.ValueLen(), "0")
-		case e.Gone() && (e.Tombstone() || e.Identities() == 0 || e.Expires() != 0):
-			return fieldError(what, "flags", e[keKeyLen], "without a tombstone and expiry, with identities")
-		case e.Version() == 0:
-			return fieldError(what, "version", 0, "at least 1")
-		}
-		end := e.keyAt() + e.KeyLen()
-		if b.Kind() == KVCopy {
-			end += e.ValueLen()
-		}
-		if !zeroes(e[end:n]) {
-			return fieldError(what, "a byte behind the value", "set", "zero")
-		}
-		c := e.Cursor()
-		if c.Compare(&before) <= 0 {
-			return fieldError(what, "cursor", c.Position, "behind the one before")
-		}
-		before = c
-		at += n
-	}
-	switch {
-	case at != len(b):
-		return fieldError(what, "number of entries", b.Items(), "that which fills the length")
-	case before.Compare(&to) > 0:
-		return fieldError(what, "cursor", before.Position, "at most To")
-	}
-	return nil
-}
-
-// valid reports whether the key of a cursor is valid and the bytes behind it are zero.
-func (c *KVCursor) valid() bool { return c.KeyLen <= MaxKVKey && zeroes(c.Key[c.KeyLen:]) }
-
-func zeroes(b []byte) bool {
-	for _, v := range b {
-		if v != 0 {
-			return false
-		}
-	}
-	return true
-}
-
 // Entries iterates over the entries of a KVRange that has passed Check, of kind KVScan or KVCopy. They are views of b.
 func (b KVRange) Entries() iter.Seq[KVEntry] {
 	return func(yield func(KVEntry) bool) {
@@ -491,31 +375,6 @@ func (e KVEntry) SetEvicted(evicted bool) {
 	if e[keIdentityFlags] = 0; evicted {
 		e[keIdentityFlags] = keEvicted
 	}
-}
-
-// checkIdentities validates the identities of an entry that is to have some. The entry may be longer than the view.
-func (e KVEntry) checkIdentities(kind KVRangeKind) error {
-	const what = "identities of a KV range entry"
-	switch {
-	case kind != KVCopy:
-		return fieldError(what, "kind", kind, "2")
-	case len(e) < keIdentity || e.Identities() < 1 || e.Identities() > KVMaxIdentities || len(e) < e.keyAt():
-		return fieldError(what, "number", len(e), "1 to 8, within the range")
-	case e[keIdentityFlags]&^keEvicted != 0 || !zeroes(e[keIdentityFlags+1:keIdentity]):
-		return fieldError(what, "a reserved byte", "set", "zero")
-	}
-	before := uint64(1)
-	for i := range e.Identities() {
-		id := e.Identity(i)
-		if id.Client == 0 {
-			return fieldError(what, "client", 0, "at least 1")
-		}
-		if id.Version < before || id.Version > e.Version() {
-			return fieldError(what, "version", id.Version, "ascending, from 1 to that of the entry")
-		}
-		before = id.Version
-	}
-	return nil
 }
 
 func uint24(b []byte) uint32 { return uint32(le.Uint16(b)) | uint32(b[2])<<16 }

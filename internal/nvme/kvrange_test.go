@@ -179,6 +179,53 @@ func TestKVRangeChecksEveryField(t *testing.T) {
 	}
 }
 
+// TestAKVRangeIsCheckedInStepsAsAtOnce: with the same error, or none, and the same entries.
+func TestAKVRangeIsCheckedInStepsAsAtOnce(t *testing.T) {
+	inSteps := func(b KVRange) (entries int, err error) {
+		var c KVChecker
+		if err := c.Begin(b); err != nil {
+			return 0, err
+		}
+		for done := false; !done; {
+			if done, err = c.Sum(7); err != nil {
+				return 0, err
+			}
+		}
+		at := KVRangeHeaderBytes
+		for ; ; entries++ {
+			if c.left > 0 && c.At() != at {
+				t.Fatalf("entry %d is at %d, want %d", entries, c.At(), at)
+			}
+			e, err := c.Next()
+			if e == nil {
+				return entries, err
+			}
+			want, next := b.EntryAt(at)
+			if at = next; !bytes.Equal(e, want) {
+				t.Fatalf("entry %d is %x, want %x", entries, e, want)
+			}
+		}
+	}
+	for _, good := range []KVRange{kvCopy(), kvIdentified()} {
+		good = append(good, 1, 2, 3) // other bytes follow
+		if n, err := inSteps(good); n != 2 || err != nil {
+			t.Errorf("%d entries, %v", n, err)
+		}
+		for n := range good {
+			for _, seal := range []bool{false, true} {
+				b := slices.Clone(good)
+				if b[n] ^= 4; seal && n != krLength+3 {
+					b[:min(len(b), max(b.LenBytes(), KVRangeHeaderBytes))].Seal()
+				}
+				want := b.Check()
+				if _, err := inSteps(b); (err == nil) != (want == nil) || err != nil && err.Error() != want.Error() {
+					t.Errorf("with another byte %d: %v, want %v", n, err, want)
+				}
+			}
+		}
+	}
+}
+
 // TestKVRangeEntriesAscend: no key has two entries, and a digest has as many sums as it says.
 func TestKVRangeEntriesAscend(t *testing.T) {
 	b := NewKVRange(make([]byte, 256), KVCopy, 4, 0xFF, KVCursorAt(4, nil))
