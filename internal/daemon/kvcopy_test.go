@@ -161,7 +161,7 @@ func TestAnImportRestoresWhatWasDropped(t *testing.T) {
 	}
 	drop()
 	imports()
-	// The record of a segment is damaged, so that the drop cannot be cleared there. The store may still be writing it to
+	// The record of a segment is damaged, so that the drop cannot be cleared there. The store may still write it to
 	// another place in the background, so an audit says whether that was the one that counts.
 	image, err := os.OpenFile(w.path("ssd0.img"), os.O_RDWR, 0)
 	if err != nil {
