@@ -236,6 +236,8 @@ type Namespace struct {
 	Loss  *KVLoss `json:"loss,omitempty"`
 	// UUID is empty if the drive of the namespace is not served.
 	UUID string `json:"uuid"`
+	// Replicated reports that the namespace is a partition of the cluster.
+	Replicated bool `json:"replicated,omitempty"`
 	// Hosts lists the hosts that may see the namespace. Empty stands for all hosts of the subsystem.
 	Hosts []string `json:"hosts"`
 }

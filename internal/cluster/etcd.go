@@ -199,7 +199,7 @@ func (n *Node) checkRead(r *Response, next *content) error {
 	}
 	switch {
 	case next.settings == nil || m == nil:
-		return fmt.Errorf("%w: it has no record %q or %q", ErrNoCluster, keyConfig, keyView)
+		return errNoRecords
 	case !n.cfg.Cluster.IsZero() && next.settings.Cluster != n.cfg.Cluster:
 		return fmt.Errorf("%w: the cluster has UUID %s, the drives of this node belong to %s", ErrForeign,
 			next.settings.Cluster, n.cfg.Cluster)

@@ -174,6 +174,9 @@ func (n *Node) Active() *Map { return n.active }
 // was fetched and before it is sent.
 func (n *Node) Authority() int64 { return n.until }
 
+// Manager is the newest manager that the node knows of, zero if there is none.
+func (n *Node) Manager() Identity { return n.manager }
+
 // Manages reports whether the node is the manager.
 func (n *Node) Manages() bool { return n.lead != nil }
 

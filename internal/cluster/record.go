@@ -307,3 +307,46 @@ func Init(s Settings, hashSeed uint64, ranges int) (compare []Compare, put []Put
 	return []Compare{{Key: keyConfig}, {Key: keyView}},
 		[]Put{{Key: keyConfig, Value: s.Encode()}, {Key: keyView, Value: (&Map{View: v}).Encode()}}, nil
 }
+
+// Records are those of a cluster as a whole.
+type Records struct {
+	Settings *Settings
+	Map      *Map
+	// revision is that of the settings.
+	revision int64
+}
+
+// ReadRecords returns the records among the keys of a cluster.
+//
+// Errors: ErrNoCluster, ErrForeign, ErrProtocol.
+func ReadRecords(keys []KeyValue) (*Records, error) {
+	r := &Records{}
+	for _, kv := range keys {
+		var err error
+		switch kv.Key {
+		case keyConfig:
+			r.Settings, err = DecodeSettings(kv.Value)
+			r.revision = kv.Revision
+		case keyView:
+			r.Map, err = DecodeMap(kv.Value)
+		}
+		if err != nil {
+			return nil, err
+		}
+	}
+	switch {
+	case r.Settings == nil || r.Map == nil:
+		return nil, errNoRecords
+	case r.Settings.Cluster != r.Map.Cluster:
+		return nil, fmt.Errorf("%w: the view is of cluster %s, the settings are of %s", ErrForeign, r.Map.Cluster,
+			r.Settings.Cluster)
+	}
+	return r, nil
+}
+
+// Put returns the transaction that writes the settings, unless others have changed them since they were read.
+func (r *Records) Put() ([]Compare, []Put) {
+	return []Compare{{keyConfig, r.revision}}, []Put{{Key: keyConfig, Value: r.Settings.Encode()}}
+}
+
+var errNoRecords = fmt.Errorf("%w: it has no record %q or %q", ErrNoCluster, keyConfig, keyView)

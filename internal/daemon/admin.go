@@ -219,6 +219,7 @@ func (n *Node) adminAPI() *http.ServeMux {
 		}
 		return n.OpenKV(what.UUID, what.AcceptLoss)
 	})
+	n.clusterAPI(mux, change)
 	mux.HandleFunc("GET "+admin.PathKVExport, n.exportKV)
 	change(admin.PathKVImport, n.importKV)
 	change(admin.PathKVAudit, func(r *http.Request) (any, error) {
@@ -347,7 +348,7 @@ func list(s []string) []string { return append([]string{}, s...) }
 func (n *Node) namespaceInfo(nqn string, nc config.Namespace) admin.Namespace {
 	i := admin.Namespace{NSID: nc.NSID, SSD: nc.SSD, SizeBytes: int64(nc.Size), Type: nc.Type,
 		BlockSizeBytes: nc.BlockSize,
-		Hosts:          list(nc.Hosts)}
+		Hosts:          list(nc.Hosts), Replicated: nc.Replicated}
 	if nc.Type == "kv" {
 		i.BlockSizeBytes = 0
 	}
@@ -363,11 +364,13 @@ func (n *Node) namespaceInfo(nqn string, nc config.Namespace) admin.Namespace {
 					st := s.Stats()
 					i.Objects, i.UsedBytes, i.SwappedKeys = st.Objects, st.LiveBytes, st.Swap.Keys
 				}
-				i.Error = n.leftOutReason(lab.Extents[k].UUID)
+				i.Error = cmp.Or(n.leftOutReason(lab.Extents[k].UUID), n.cluster.refusal(lab.Extents[k].UUID))
 				if loss := n.lossOf(lab.Extents[k].UUID); loss != nil {
 					i.Loss = &admin.KVLoss{Statement: loss.Loss.String(), Token: loss.Token(),
 						MissingSegments: loss.Segments, FoundSegments: loss.Found}
 				}
+			} else if nc.Replicated {
+				i.Error = "a new partition of the cluster, which is made when the node joins it"
 			}
 		}
 	}

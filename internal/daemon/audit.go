@@ -16,8 +16,8 @@ const auditPoll = 20 * time.Millisecond
 // AuditKV has every segment of a key-value namespace looked at, and returns what was found when that is done. With
 // repair, what is lost is given up. If ctx ends before, the audit goes on.
 //
-// Errors: no key-value namespace of that UUID is served; an audit is running already; the daemon is to stop, or the
-// namespace is removed, before the audit has ended.
+// Errors: no key-value namespace of that UUID is served; errReplicated, for a repair; an audit is running already; the
+// daemon is to stop, or the namespace is removed, before the audit has ended.
 func (n *Node) AuditKV(ctx context.Context, name string, repair bool) (admin.KVAudit, error) {
 	u, err := uuid.Parse(name)
 	if err != nil {
@@ -27,6 +27,8 @@ func (n *Node) AuditKV(ctx context.Context, name string, repair bool) (admin.KVA
 	switch {
 	case s == nil:
 		return admin.KVAudit{}, n.noStore(u)
+	case repair && n.isReplicated(u):
+		return admin.KVAudit{}, fmt.Errorf("namespace %s is a partition of the cluster: %w", name, errReplicated)
 	case !s.Audit(repair):
 		return admin.KVAudit{}, fmt.Errorf("an audit of namespace %s is running already, or it is being closed", name)
 	}

@@ -51,6 +51,8 @@ type Options struct {
 	CloseTimeout time.Duration
 	// RDMA reaches the machine's RDMA devices; nil: verbs.Open, if the configuration has RDMA listeners.
 	RDMA verbs.Provider
+	// EtcdBinary is the jbofd that runs the server of etcd of a cluster; empty: this program.
+	EtcdBinary string
 	// Ready, if set, is called once hosts can connect, with the reasons why the node is nevertheless not ready: a drive
 	// that is missing, for instance.
 	Ready func(Addresses, []admin.Reason)
@@ -95,6 +97,7 @@ type Node struct {
 	publisher *publish.Publisher
 	tcp       *serve.Server
 	rdma      *rdmaserve.Server // nil without RDMA listeners
+	cluster   *clusterMember    // nil without a cluster
 	listeners []listener
 	ports     []nvmeof.Port
 	addrs     Addresses
@@ -247,6 +250,9 @@ func start(opts Options) (_ *Node, err error) {
 	if err := n.startTarget(); err != nil {
 		return nil, err
 	}
+	if err := n.startCluster(); err != nil {
+		return nil, err
+	}
 	n.tel.SetScheduling(n.scheduling)
 	n.tel.SetKV(n.kvStats, n.swapStats)
 	if err := n.apply(cfg, lenient); err != nil {
@@ -258,6 +264,9 @@ func start(opts Options) (_ *Node, err error) {
 	n.reload.Lock()
 	n.setChange("the freeing of swap areas that are not configured any more")
 	n.freeAreas()
+	if n.cluster != nil {
+		n.cluster.joining.Go(n.cluster.join) // it waits for changes
+	}
 	if all := n.resizes(cfg); len(all) > 0 {
 		n.setChange(all[0].what() + " (start)")
 		go n.resizeAtStart(cfg)

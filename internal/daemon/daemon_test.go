@@ -47,6 +47,8 @@ type world struct {
 	// closeTimeout is Options.CloseTimeout. It is long by default: the next daemon of a test runs in the same process
 	// and needs the drives of the one before, however long a loaded machine takes to close them.
 	closeTimeout time.Duration
+	// etcdBinary is Options.EtcdBinary.
+	etcdBinary string
 }
 
 // newWorld makes an empty world. At the end of the test it checks that no goroutine and no file descriptor is left.
@@ -158,7 +160,7 @@ func (w *world) start() (*node, error) {
 	ready, ended := make(chan Addresses, 1), make(chan error, 1)
 	go func() {
 		ended <- Run(ctx, Options{Config: cfg, Load: w.load, Reload: w.reload, RDMA: w.rdma, Stderr: w.stderr(),
-			Version: "test", ConfigFile: "test.yaml", CloseTimeout: w.closeTimeout,
+			Version: "test", ConfigFile: "test.yaml", CloseTimeout: w.closeTimeout, EtcdBinary: w.etcdBinary,
 			Ready: func(a Addresses, _ []admin.Reason) { ready <- a }})
 	}()
 	n := &node{w: w, admin: admin.NewClient(w.path("admin.sock"))}

@@ -279,6 +279,9 @@ func (n *Node) apply(cfg *config.Config, mode applyMode) error {
 	for i, sc := range cfg.Subsystems {
 		st := nvmeof.SubsystemState{NQN: sc.NQN, Serial: sc.Serial, Model: sc.Model, AllowAnyHost: sc.AllowAnyHost,
 			Hosts: sc.Hosts}
+		if cl := cfg.Cluster; cl != nil && sc.NQN == cl.Subsystem {
+			st.Nodes = otherNodes(cfg)
+		}
 		if st.Serial == "" {
 			sum := sha256.Sum256([]byte("serial " + sc.NQN))
 			st.Serial = hex.EncodeToString(sum[:10])
@@ -291,7 +294,7 @@ func (n *Node) apply(cfg *config.Config, mode applyMode) error {
 					err))
 			}
 			if ns == nil {
-				continue // its drive was left out
+				continue // its drive was left out, or it waits for the cluster
 			}
 			if store != nil {
 				kv = append(kv, store)
@@ -406,7 +409,7 @@ func replaceLabel(d *openSSD, by *label.Label) error {
 }
 
 // namespace finds a namespace's extent, or plans a new or longer one, and the store on it if it is of keys and
-// values; nil if its drive was left out.
+// values; nil if its drive was left out, or if it is a new partition of the cluster, whose seed is not known yet.
 func (n *Node) namespace(plan labelPlan, nqn string, nc config.Namespace, mode applyMode) (*nvmeof.Namespace, *kvPlan,
 	error) {
 	number := -1
@@ -421,6 +424,11 @@ func (n *Node) namespace(plan labelPlan, nqn string, nc config.Namespace, mode a
 	d := n.ssds[number]
 	if d.drive == nil {
 		return nil, nil, nil
+	}
+	if nc.Replicated && plan.of(d).label.FindNamespace(nqn, nc.NSID) < 0 {
+		if _, known := n.cluster.hashSeed(); !known {
+			return nil, nil, nil // it is made when the node joins its cluster
+		}
 	}
 	info := d.dev.Info()
 	if nc.Type == "block" && nc.BlockSize < info.BlockSize {
@@ -454,6 +462,9 @@ func (n *Node) namespace(plan labelPlan, nqn string, nc config.Namespace, mode a
 		return ns, nil, nil
 	}
 	describeKV(ns)
+	if nc.Replicated {
+		ns.Executor = nvmeof.KindReplica
+	}
 	return ns, &kvPlan{ns: ns, ssd: d, extent: e, cfg: nc, fresh: fresh}, nil
 }
 

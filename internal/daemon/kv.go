@@ -136,6 +136,8 @@ func (n *Node) OpenKV(name, accept string) error {
 	defer n.endChange()
 	loss, reason := n.lossOf(u), n.leftOutReason(u)
 	switch {
+	case n.isReplicated(u):
+		return fmt.Errorf("namespace %s is a partition of the cluster: %w", name, errReplicated)
 	case reason == "":
 		return fmt.Errorf("no key-value namespace %s is left out", name)
 	case loss == nil:
@@ -185,9 +187,13 @@ func (n *Node) openStore(p *kvPlan) (*publish.Store, error) {
 		return nil, err
 	}
 	p.ssd.drive.SetTenant(target.Background, pipeline.Settings{Weight: p.ssd.backgroundWeight})
-	var seed [8]byte
-	if _, err := rand.Read(seed[:]); err != nil {
+	var random [8]byte
+	if _, err := rand.Read(random[:]); err != nil {
 		return nil, err
+	}
+	seed := binary.LittleEndian.Uint64(random[:])
+	if p.cfg.Replicated {
+		seed, _ = n.cluster.hashSeed()
 	}
 	log := n.log.With("subsystem", p.extent.NQN, "nsid", p.cfg.NSID, "ssd", p.cfg.SSD)
 	kv := p.cfg.KV
@@ -199,7 +205,7 @@ func (n *Node) openStore(p *kvPlan) (*publish.Store, error) {
 			GroupBytes: int(kv.GroupBytes), GroupDelayNS: int64(max(kv.GroupDelay, 1)),
 			ScrubBytesPerSec: int64(kv.ScrubRate),
 			AcceptLoss:       n.left.accepted[p.extent.UUID],
-			Format:           p.fresh, UUID: p.extent.UUID, HashSeed: binary.LittleEndian.Uint64(seed[:]),
+			Format:           p.fresh, UUID: p.extent.UUID, HashSeed: seed,
 		},
 		Swap:    partition.SwapConfig{Areas: n.lenders(p.ssd)},
 		Damaged: func(d kvstore.Damage) { n.damage.damaged(p.extent.NQN, p.cfg.NSID, p.cfg.SSD, d) },

@@ -150,6 +150,9 @@ func (n *Node) importKV(r *http.Request) (any, error) {
 	if err != nil {
 		return nil, err
 	}
+	if n.isReplicated(s.UUID) {
+		return nil, fmt.Errorf("namespace %s is a partition of the cluster: %w", s.UUID, errReplicated)
+	}
 	b, err := io.ReadAll(http.MaxBytesReader(nil, r.Body, kvstore.MaxRangeBytes))
 	if err != nil {
 		return nil, fmt.Errorf("request body: %w", err)

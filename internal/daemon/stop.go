@@ -55,6 +55,11 @@ func (n *Node) stop() {
 		if n.rdma != nil {
 			n.rdma.Close()
 		}
+		if n.cluster != nil {
+			// The authority ends before the stores do: nothing is served, or counts as stored, that they do not keep.
+			n.cluster.end()
+			n.cluster.endServer()
+		}
 		closingStores.Store(true)
 		n.publisher.CloseAll(returning + closeStoresTimeout)
 		stores <- time.Now()

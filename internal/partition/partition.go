@@ -275,6 +275,9 @@ func (p *Partition) MaxValueBytes() int { return p.store.MaxValueBytes() }
 // Origin tells the partition from others: see kvstore.Store.Origin.
 func (p *Partition) Origin() uint32 { return p.store.Origin() }
 
+// HashSeed is the seed with which the store was formatted: see kvstore.Config.
+func (p *Partition) HashSeed() uint64 { return p.store.HashSeed() }
+
 // Lost returns what was lost when the partition was opened with kvstore.Config.AcceptLoss, or nil.
 func (p *Partition) Lost() *kvstore.Loss { return p.store.Lost() }
 

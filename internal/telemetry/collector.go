@@ -146,6 +146,7 @@ func metrics() []metric {
 	all = append(all, schedulerMetrics()...)
 	all = append(all, rdmaMetrics()...)
 	all = append(all, kvMetrics()...)
+	all = append(all, clusterMetrics()...)
 	return append(all, subsystemInfo, namespaceInfo, namespaceCapacity, bufferBytes, bufferTaken, bufferArena,
 		bufferWaits,
 		logDropped, tenantsDropped, configReloads, configOK, configTime)
@@ -213,6 +214,7 @@ func (c collector) Collect(ch chan<- prometheus.Metric) {
 		drives = append(drives, s)
 	}
 	subsystems, buffers, scheduling, rdma, kv, swap := t.subsystems, t.buffers, t.scheduling, t.rdma, t.kv, t.swap
+	cluster := t.cluster
 	t.mu.Unlock()
 
 	for _, s := range io {
@@ -261,6 +263,9 @@ func (c collector) Collect(ch chan<- prometheus.Metric) {
 	}
 	if swap != nil {
 		collectSwap(swap(), put)
+	}
+	if cluster != nil {
+		collectCluster(cluster(), put)
 	}
 }
 

@@ -73,6 +73,7 @@ type Telemetry struct {
 	rdma       func() RDMAStats
 	kv         func() []KVStats
 	swap       func() []SwapStats
+	cluster    func() ClusterStats
 }
 
 // New returns a Telemetry whose health is "starting" until Health().Clear("daemon").

@@ -58,6 +58,11 @@ func full() *Telemetry {
 			UsedBytes: 4096},
 			{SSD: "ssd1", Area: "6f8b1c1e-6c29-4b5a-9a55-0d7f3f4f2c13", SizeBytes: 64 << 20}}
 	})
+	t.SetCluster(func() ClusterStats {
+		return ClusterStats{Epoch: 7, ActiveEpoch: 6, Manager: true, AuthoritySeconds: 0.4, ViewAgeSeconds: 60,
+			Nodes: 3, NodesUp: 2, Ranges: map[string]int{"full": 100, "filling": 28}, UnderReplicated: 28,
+			Roles: map[string]int{"chain_head": 40}}
+	}, func() error { return nil })
 	t.SetBuffers(func() BufferStats { return BufferStats{TotalBytes: 100, InUseBytes: 40, TakenBytes: 60, Waits: 1} })
 	t.SetScheduling(func() []Scheduling { return []Scheduling{sharing("nqn.2026-11.example.host:a")} })
 	return t

@@ -10,9 +10,6 @@
 package member
 
 import (
-	"context"
-	"errors"
-	"fmt"
 	"log/slog"
 	"sync"
 	"sync/atomic"
@@ -46,7 +43,8 @@ type Config struct {
 type State struct {
 	// Newest is the newest view that the node has seen, Active the one that it acts on; nil: none.
 	Newest, Active *cluster.Map
-	// Manages: the node is the manager.
+	// Manager is the name of the manager, empty if none is known. Manages: it is this node.
+	Manager string
 	Manages bool
 	// Problem is that of cluster.Node.
 	Problem error
@@ -264,8 +262,10 @@ func (m *Member) carryOut(out *cluster.Actions) {
 // publish makes the machine's state what others see.
 func (m *Member) publish(out *cluster.Actions) {
 	last := m.state.Load()
-	s := &State{Newest: m.node.Newest(), Active: m.node.Active(), Manages: m.node.Manages(), Problem: m.node.Problem()}
-	if s.Newest != last.Newest || s.Active != last.Active || s.Manages != last.Manages || out.Problem {
+	s := &State{Newest: m.node.Newest(), Active: m.node.Active(), Manager: m.node.Manager().Name,
+		Manages: m.node.Manages(), Problem: m.node.Problem()}
+	if s.Newest != last.Newest || s.Active != last.Active || s.Manager != last.Manager || s.Manages != last.Manages ||
+		out.Problem {
 		m.state.Store(s)
 	} else {
 		s = last
@@ -304,37 +304,5 @@ func (m *Member) save() {
 				m.cfg.Log.Error("the newest epoch cannot be saved", "error", err)
 			}
 		}
-	}
-}
-
-// ErrExists: there is a cluster of that name.
-var ErrExists = errors.New("there is a cluster of this name")
-
-// Create makes a cluster. ranges is a power of two, hashSeed a random number.
-//
-// Errors: ErrExists, view.ErrInvalid, cluster.ErrUnreachable.
-func Create(ctx context.Context, cfg etcd.Config, s cluster.Settings, hashSeed uint64, ranges int) error {
-	compare, put, err := cluster.Init(s, hashSeed, ranges)
-	if err != nil {
-		return err
-	}
-	c, err := etcd.New(cfg)
-	if err != nil {
-		return err
-	}
-	defer c.Close()
-	answer := make(chan *cluster.Response, 1)
-	c.Do(&cluster.Request{Kind: cluster.Txn, If: compare, Then: put}, func(r *cluster.Response) { answer <- r })
-	select {
-	case r := <-answer:
-		switch {
-		case r.Err != nil:
-			return fmt.Errorf("%w: %w", cluster.ErrUnreachable, r.Err)
-		case !r.Done:
-			return fmt.Errorf("%w: %s", ErrExists, cfg.Cluster)
-		}
-		return nil
-	case <-ctx.Done():
-		return ctx.Err()
 	}
 }

@@ -27,7 +27,11 @@ func (c *Conn) Execute(i int) {
 	}
 	if s.kind != p.Kind || cmd.Context == nil { // most slots have commands of one kind only
 		if s.kind, cmd.Context = p.Kind, c.context(p.Kind, cmd); cmd.Context == nil {
-			c.refuse(i, nvme.InvalidOpcode|nvme.DNR, nvme.InvalidOpcode|nvme.DNR)
+			status := nvme.InvalidOpcode | nvme.DNR
+			if p.Kind == nvmeof.KindReplica { // the node does not take part in its cluster
+				status = nvme.NamespaceNotReady
+			}
+			c.refuse(i, status, status)
 			return
 		}
 	}

@@ -1,0 +1,374 @@
+package daemon
+
+import (
+	"cmp"
+	"context"
+	"crypto/rand"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"math/bits"
+	"net/http"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"jbofd/internal/admin"
+	"jbofd/internal/cluster"
+	"jbofd/internal/cluster/member"
+	"jbofd/internal/cluster/view"
+	"jbofd/internal/config"
+	"jbofd/internal/partition"
+	"jbofd/internal/ssd/label"
+	"jbofd/internal/telemetry"
+	"jbofd/internal/uuid"
+)
+
+// errNoCluster refuses requests about a cluster that is not configured.
+var errNoCluster = errors.New("this node has no section cluster in its configuration")
+
+var errTryAgain = errors.New("try again in a moment")
+
+// etcdPatience is how long a request of the admin API waits for etcd.
+const etcdPatience = 10 * time.Second
+
+// clusterAPI adds what answers requests about the cluster.
+func (n *Node) clusterAPI(mux *http.ServeMux, change func(string, func(*http.Request) (any, error))) {
+	get := func(pattern string, answer func(*http.Request) (any, error)) {
+		mux.HandleFunc("GET "+pattern, func(w http.ResponseWriter, r *http.Request) {
+			a, err := any(nil), errNoCluster
+			if n.cluster != nil {
+				a, err = answer(r)
+			}
+			if err != nil {
+				writeJSON(w, http.StatusConflict, admin.Answer{APIVersion: admin.Version, Error: err.Error()})
+				return
+			}
+			writeJSON(w, http.StatusOK, a)
+		})
+	}
+	get(admin.PathCluster, func(*http.Request) (any, error) { return n.cluster.describe(), nil })
+	get(admin.PathClusterChains, func(r *http.Request) (any, error) {
+		return n.cluster.chains(r.URL.Query().Get(admin.ParamRange))
+	})
+	change(admin.PathClusterInit, func(r *http.Request) (any, error) {
+		var what admin.InitCluster
+		if err := readJSON(r, &what); err != nil {
+			return nil, err
+		}
+		return admin.Answer{APIVersion: admin.Version}, n.InitCluster(r.Context(), what)
+	})
+	change(admin.PathClusterChange, func(r *http.Request) (any, error) {
+		var what admin.ChangeCluster
+		if err := readJSON(r, &what); err != nil {
+			return nil, err
+		}
+		return admin.Answer{APIVersion: admin.Version}, n.ChangeCluster(r.Context(), what)
+	})
+}
+
+// InitCluster makes the cluster for which the node is configured.
+//
+// Errors: what cannot be; member.ErrExists; cluster.ErrUnreachable.
+func (n *Node) InitCluster(ctx context.Context, what admin.InitCluster) error {
+	c := n.cluster
+	if c == nil {
+		return errNoCluster
+	}
+	partitions := 0
+	n.replicated(func(config.Namespace, uuid.UUID, *partition.Partition) { partitions++ })
+	nodes := len(c.cfg.Nodes)
+	if what.Replicas == 0 {
+		what.Replicas = min(3, nodes)
+	}
+	if what.Ranges == 0 {
+		what.Ranges = defaultRanges(nodes * partitions)
+	}
+	if err := c.enough(what.Replicas, nodes); err != nil {
+		return err
+	}
+	var seed [8]byte
+	if _, err := rand.Read(seed[:]); err != nil {
+		return err
+	}
+	ctx, cancel := context.WithTimeout(ctx, etcdPatience)
+	defer cancel()
+	id := label.NewUUID()
+	err := member.Create(ctx, c.etcd, cluster.Settings{Cluster: uuid.UUID(id), Replicas: what.Replicas},
+		binary.LittleEndian.Uint64(seed[:]), what.Ranges)
+	if err != nil {
+		return c.explain(err)
+	}
+	n.log.Info("the cluster was made", "cluster", c.cfg.Name, "uuid", id.String(), "replicas", what.Replicas, "ranges",
+		what.Ranges)
+	return nil
+}
+
+// defaultRanges is the number of ranges of a cluster of so many partitions: 32 or more for each, so that loads differ
+// by little, also when there are four times as many.
+func defaultRanges(partitions int) int {
+	return min(max(1<<bits.Len(uint(32*max(partitions, 1)-1)), 64), view.MaxRanges)
+}
+
+// enough refuses more replicas than there are nodes.
+func (c *clusterMember) enough(replicas, nodes int) error {
+	if replicas < 1 || replicas > view.MaxReplicas {
+		return fmt.Errorf("replicas are %d, must be 1 to %d", replicas, view.MaxReplicas)
+	}
+	if replicas > nodes {
+		return fmt.Errorf("replicas are %d, must be at most %d, the number of nodes that may have ranges", replicas,
+			nodes)
+	}
+	return nil
+}
+
+// ChangeCluster changes the settings of the cluster. The manager sees them at once.
+//
+// Errors: what cannot be; cluster.ErrNoCluster, cluster.ErrUnreachable.
+func (n *Node) ChangeCluster(ctx context.Context, what admin.ChangeCluster) error {
+	c := n.cluster
+	if c == nil {
+		return errNoCluster
+	}
+	ctx, cancel := context.WithTimeout(ctx, etcdPatience)
+	defer cancel()
+	err := member.Change(ctx, c.etcd, func(r *cluster.Records) error { return c.change(r, what) })
+	if err != nil {
+		return c.explain(err)
+	}
+	n.log.Info("the settings of the cluster were changed", "cluster", c.cfg.Name, "replicas", what.Replicas, "drain",
+		what.Drain, "join", what.Join)
+	return nil
+}
+
+// change changes the settings as is asked for.
+func (c *clusterMember) change(r *cluster.Records, what admin.ChangeCluster) error {
+	var names, in []string
+	for _, node := range r.Map.Nodes {
+		names = append(names, node.Name)
+		if !slices.Contains(r.Settings.Out, node.Name) {
+			in = append(in, node.Name)
+		}
+	}
+	slices.Sort(names)
+	for _, name := range []string{what.Drain, what.Join} {
+		if name != "" && !slices.Contains(names, name) {
+			return fmt.Errorf("node is %q, must be one of the view: %s", name, strings.Join(names, ", "))
+		}
+	}
+	if what.Replicas != 0 {
+		if err := c.enough(what.Replicas, len(in)); err != nil {
+			return err
+		}
+		r.Settings.Replicas = what.Replicas
+	}
+	if what.Drain != "" && slices.Contains(in, what.Drain) {
+		if len(in)-1 < r.Settings.Replicas {
+			return fmt.Errorf("without %s there are %d nodes for %d replicas: reduce the replicas first, or add a node",
+				what.Drain, len(in)-1, r.Settings.Replicas)
+		}
+		r.Settings.Out = append(r.Settings.Out, what.Drain)
+	}
+	if what.Join != "" {
+		r.Settings.Out = slices.DeleteFunc(r.Settings.Out, func(name string) bool { return name == what.Join })
+	}
+	return nil
+}
+
+// rangeState names the state of a range that is to have so many replicas, one of telemetry.RangeStates. complete is how
+// many members have all its data.
+func rangeState(chain view.Chain, replicas int) (state string, complete int) {
+	filling := false
+	for _, m := range chain {
+		switch m.State {
+		case view.Serving, view.Leaving:
+			complete++
+		case view.Filling:
+			filling = true
+		}
+	}
+	switch {
+	case len(chain) == 0:
+		return "unassigned", 0
+	case chain.Halted():
+		return "halted", 0
+	case filling:
+		return "filling", complete
+	case complete < replicas:
+		return "under_replicated", complete
+	}
+	return "full", complete
+}
+
+// roleOf names the role of the i-th member of a chain of which so many are complete, one of telemetry.ReplicaRoles.
+func roleOf(chain view.Chain, i, complete int) string {
+	switch chain[i].State {
+	case view.Filling:
+		return "filling"
+	case view.Waiting:
+		return "waiting"
+	case view.LastCopy:
+		return "last_copy"
+	}
+	switch {
+	case complete == 1:
+		return "only"
+	case i == 0:
+		return "chain_head"
+	case i == complete-1:
+		return "chain_tail"
+	}
+	return "chain_middle"
+}
+
+// newestView returns the newest view of the cluster, and since when the node has had it; nil: none.
+func (c *clusterMember) newestView() (*cluster.Map, time.Duration) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.newest == nil {
+		return nil, 0
+	}
+	return c.newest, time.Since(c.seenAt)
+}
+
+// stats returns the metrics of the cluster.
+func (c *clusterMember) stats() telemetry.ClusterStats {
+	s := telemetry.ClusterStats{Ranges: map[string]int{}, Roles: map[string]int{}}
+	m, st, _ := c.state()
+	if m == nil {
+		return s
+	}
+	s.Manager = st.Manages
+	if st.Active != nil {
+		s.ActiveEpoch = uint64(st.Active.Epoch)
+		s.AuthoritySeconds = float64(m.Authority()-member.Now()) / 1e9
+	}
+	v, age := c.newestView()
+	if v == nil {
+		return s
+	}
+	s.Epoch, s.ViewAgeSeconds, s.Nodes = uint64(v.Epoch), age.Seconds(), len(v.Nodes)
+	for _, admitted := range v.Admitted {
+		if admitted != 0 {
+			s.NodesUp++
+		}
+	}
+	for _, chain := range v.Chains {
+		state, complete := rangeState(chain, v.Replicas)
+		s.Ranges[state]++
+		if complete < v.Replicas {
+			s.UnderReplicated++
+		}
+		for i, e := range chain {
+			if v.Nodes[v.Partitions[e.Partition].Node].Name == c.n.cfg.Node.Name {
+				s.Roles[roleOf(chain, i, complete)]++
+			}
+		}
+	}
+	return s
+}
+
+// describe answers the admin API.
+func (c *clusterMember) describe() admin.Cluster {
+	a := admin.Cluster{APIVersion: admin.Version, Name: c.cfg.Name, SubNQN: c.cfg.Subsystem, Node: c.n.cfg.Node.Name,
+		Nodes: []admin.ClusterNode{}, Partitions: []admin.ClusterPartition{}}
+	if err := c.ready(); err != nil {
+		a.Problem = err.Error()
+	}
+	if m, s, _ := c.state(); m != nil {
+		a.Manager = s.Manager
+		if s.Active != nil {
+			a.ActiveEpoch, a.AuthorityMS = uint64(s.Active.Epoch), max((m.Authority()-member.Now())/1e6, 0)
+		}
+	}
+	for _, node := range c.cfg.Nodes {
+		a.Nodes = append(a.Nodes, admin.ClusterNode{Name: node.Name, Address: node.Address, Target: node.Target,
+			HostNQN: cluster.HostNQN(c.cfg.Name, node.Name), Domain: node.Domain, State: "new"})
+	}
+	if v, age := c.newestView(); v != nil {
+		a.UUID, a.Epoch, a.ViewMS, a.Replicas = v.Cluster.String(), uint64(v.Epoch), age.Milliseconds(), v.Replicas
+		describeView(&a, v)
+	}
+	return a
+}
+
+// describeView adds what a view says.
+func describeView(a *admin.Cluster, v *cluster.Map) {
+	nodes := make([]int, len(v.Nodes)) // places in a.Nodes
+	for i, node := range v.Nodes {
+		k := slices.IndexFunc(a.Nodes, func(e admin.ClusterNode) bool { return e.Name == node.Name })
+		if k < 0 {
+			k = len(a.Nodes)
+			a.Nodes = append(a.Nodes, admin.ClusterNode{Name: node.Name})
+		}
+		nodes[i] = k
+		e := &a.Nodes[k]
+		e.Domain, e.Out, e.State = node.Domain, node.Out, "away"
+		if v.Admitted[i] != 0 {
+			e.State = "up"
+		}
+	}
+	parts := make([]int, len(v.Partitions))
+	for i, p := range v.Partitions {
+		if p.ID.IsZero() {
+			continue
+		}
+		parts[i] = len(a.Partitions)
+		a.Nodes[nodes[p.Node]].Partitions++
+		a.Partitions = append(a.Partitions, admin.ClusterPartition{UUID: p.ID.String(), Node: v.Nodes[p.Node].Name,
+			Weight: p.Weight, Out: p.Out})
+	}
+	a.Ranges.Total = len(v.Chains)
+	count, all := map[string]int{}, 0
+	for _, chain := range v.Chains {
+		state, _ := rangeState(chain, v.Replicas)
+		count[state]++
+		for _, m := range chain {
+			p, node := &a.Partitions[parts[m.Partition]], &a.Nodes[nodes[v.Partitions[m.Partition].Node]]
+			switch m.State {
+			case view.Serving, view.Leaving:
+				p.Replicas++
+				node.Replicas++
+				all++
+			case view.Filling, view.Waiting:
+				p.Filling++
+				node.Filling++
+			}
+		}
+	}
+	for i := range a.Partitions {
+		a.Partitions[i].Share = float64(a.Partitions[i].Replicas) / float64(max(all, 1))
+	}
+	a.Ranges.Full, a.Ranges.Filling, a.Ranges.UnderReplicated = count["full"], count["filling"],
+		count["under_replicated"]
+	a.Ranges.Halted, a.Ranges.Unassigned = count["halted"], count["unassigned"]
+}
+
+// chains answers the admin API; only is the number of the range that is asked for, empty: all.
+func (c *clusterMember) chains(only string) (any, error) {
+	l := admin.List[admin.Chain]{APIVersion: admin.Version, Items: []admin.Chain{}}
+	v, _ := c.newestView()
+	if v == nil {
+		return nil, fmt.Errorf("the node has seen no view of the cluster yet: %w", cmp.Or(c.ready(), errTryAgain))
+	}
+	first, last := 0, len(v.Chains)
+	if only != "" {
+		r, err := strconv.Atoi(only)
+		if err != nil || r < 0 || r >= last {
+			return nil, fmt.Errorf("range is %q, must be 0 to %d", only, last-1)
+		}
+		first, last = r, r+1
+	}
+	for r := first; r < last; r++ {
+		chain := admin.Chain{Range: r, Version: v.Versions[r], Members: []admin.ChainMember{}}
+		chain.State, _ = rangeState(v.Chains[r], v.Replicas)
+		for _, m := range v.Chains[r] {
+			p := v.Partitions[m.Partition]
+			chain.Members = append(chain.Members, admin.ChainMember{Node: v.Nodes[p.Node].Name, UUID: p.ID.String(),
+				State: m.State.String(), Since: uint64(m.Since)})
+		}
+		l.Items = append(l.Items, chain)
+	}
+	return l, nil
+}
