@@ -22,22 +22,57 @@ func (b Segment) FindNumber(key []byte) (at, number int) {
 	if len(key) == 0 {
 		return 0, -1
 	}
-	end, width, last := b.LengthBytes(), b.Width(), key[len(key)-1]
-	first, n := byte(0), ItemHeaderBytes
-	for off := b.First(); off < end; {
+	width, want := b.Width(), tailOf(key)
+	off := b.First()
+	b = b[:b.LengthBytes()]
+	first, n, alike := byte(0), ItemHeaderBytes, false
+	for off < len(b) {
 		// Most items are as long as the one before: the processor goes on with that and does not wait for b[off].
 		if b[off] != first {
 			first = b[off]
 			n = itemBytes(first, width)
+			alike = int(first&itemKeyLen) == len(key)
 		}
-		// Keys that are alike often differ in their last byte.
-		if int(first&itemKeyLen) == len(key) && b[off+n-1] == last && bytes.Equal(b[off+n-len(key):off+n], key) {
+		next := off + n
+		if alike && want.endsAt(b, next) && want.is(b, next) {
 			return off, number
 		}
-		off += n
+		off = next
 		number++
 	}
 	return 0, -1
+}
+
+// keyTail is a key that items are compared with. The key of an item is at its end, and the last bytes of keys that are
+// alike often differ: they are compared first, up to 8 at once.
+type keyTail struct {
+	key   []byte
+	tail  uint64
+	shift uint8
+}
+
+func tailOf(key []byte) keyTail {
+	n := len(key)
+	switch {
+	case n >= 8:
+		return keyTail{key: key, tail: le.Uint64(key[n-8:])}
+	case n >= 4:
+		return keyTail{key: key, tail: uint64(le.Uint32(key[n-4:]))<<(8*(n-4)) | uint64(le.Uint32(key)),
+			shift: uint8(64 - 8*n)}
+	}
+	t := keyTail{key: key, shift: uint8(64 - 8*n)}
+	for i := range key {
+		t.tail |= uint64(key[i]) << (8 * i)
+	}
+	return t
+}
+
+// endsAt reports whether the last 8 bytes of the key, or all of it, lie before an offset of a segment.
+func (k *keyTail) endsAt(b []byte, end int) bool { return le.Uint64(b[end-8:])>>(k.shift&63) == k.tail }
+
+// is reports whether the key lies before an offset of a segment if endsAt does.
+func (k *keyTail) is(b []byte, end int) bool {
+	return len(k.key) <= 8 || bytes.Equal(b[end-len(k.key):end-8], k.key[:len(k.key)-8])
 }
 
 // itemBytes is the length of an item with that first byte in a segment of a version width. The key is at its end.
@@ -271,9 +306,11 @@ func (b Segment) Insert(key []byte) int {
 //
 // hot: 0 allocs
 func (b Segment) Pieces(at int) (n, valueLen int) {
-	n, valueLen = 1, b.Item(at).ValueLen()
-	end := b.LengthBytes()
-	for off := at + itemBytes(b[at], b.Width()); off < end && b[off]&itemKeyLen == 0; off += ItemHeaderBytes {
+	first, end := b[at], b.LengthBytes()
+	if n = 1; first&itemKeyLen != identityKey {
+		valueLen = int(uint24(b[at+1:]))
+	}
+	for off := at + itemBytes(first, b.Width()); off < end && b[off]&itemKeyLen == 0; off += ItemHeaderBytes {
 		valueLen += int(uint24(b[off+1:]))
 		n++
 	}

@@ -456,10 +456,47 @@ func FuzzSealedSegment(f *testing.F) {
 			return
 		}
 		Segment(b).Seal(77)
-		if Segment(b).Check(77) == nil {
+		sound := Segment(b).Check(77) == nil
+		if sound {
 			readSegment(b)
 		}
+		checkLookups(t, b, sound)
 	})
+}
+
+// checkLookups looks for keys in a segment with a valid checksum. CheckFor must stay within bounds, and if the segment
+// is sound find what Find finds.
+func checkLookups(t *testing.T, b Segment, sound bool) {
+	keys := [][]byte{[]byte("no such key"), []byte("0")}
+	for n := 1; n <= MaxKey && n <= len(b); n += 5 {
+		keys = append(keys, b[len(b)-n:], b[(len(b)-n)/2:][:n])
+	}
+	for at := b.First(); sound && at < b.LengthBytes(); {
+		if it := b.Item(at); it.HasKey() {
+			keys = append(keys, it.Key())
+			if o := it.Object(); o != (Object{it.Version(), it.Expiry(), it.Gone(), it.ValueLen(), it.RecordBytes(),
+				o.Place}) || it.ValueLen() > 0 && o.Place != it.ValueOffset() || o.Exists(5) != it.Exists(5) {
+				t.Fatalf("the item at %d says %+v", at, o)
+			}
+		}
+		at += b.Item(at).LengthBytes()
+	}
+	for _, key := range keys {
+		at, err := b.CheckFor(77, key)
+		if want := 0; sound {
+			for off := b.First(); off < b.LengthBytes() && want == 0; off += b.Item(off).LengthBytes() {
+				if bytes.Equal(b.Item(off).Key(), key) {
+					want = off
+				}
+			}
+			if at != want || err != nil || b.Find(key) != want {
+				t.Fatalf("key %q: %d, %v; Find %d, want %d", key, at, err, b.Find(key), want)
+			}
+		}
+		if at != 0 && !bytes.Equal(b.Item(at).Key(), key) {
+			t.Fatalf("key %q: the item at %d is another one", key, at)
+		}
+	}
 }
 
 // readSegment reads everything in a segment that has passed its check.

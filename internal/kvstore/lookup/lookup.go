@@ -227,11 +227,11 @@ func (m *Machine) Begin(r *Request) bool {
 	}
 	i := m.links.Pop(&m.free)
 	o := &m.ops[i]
-	*o = op{
-		kind: r.Op, tag: r.Tag, tenant: r.Tenant, keyLen: uint8(len(r.Key)), hash: format.HashKey(m.HashSeed, r.Key),
-		value: r.Value, room: r.Room, buf: o.buf, big: none, pieces: o.pieces[:0], background: r.Background,
-	}
-	copy(o.key[:], r.Key)
+	buf, pieces := o.buf, o.pieces[:0]
+	*o = op{} // in place: a literal with fields would be made elsewhere and copied
+	o.kind, o.tag, o.tenant, o.background, o.big = r.Op, r.Tag, r.Tenant, r.Background, none
+	o.value, o.room, o.buf, o.pieces = r.Value, r.Room, buf, pieces
+	o.keyLen, o.hash = uint8(copy(o.key[:], r.Key)), format.HashKey(m.HashSeed, r.Key)
 	switch {
 	case o.kind == List:
 		m.beginList(i)
@@ -388,12 +388,16 @@ func (m *Machine) lookupRead(i int32) {
 		m.lost(i)
 		return
 	}
-	it := seg.Item(at)
-	if at == 0 || !m.exists(it, o.hash) {
+	if at == 0 {
 		m.finish(i, NotFound)
 		return
 	}
-	o.version, o.expires = it.Version(), it.Expiry()
+	it := seg.Item(at).Object()
+	if !it.Exists(m.Wall) || len(m.Drops) > 0 && m.Drops.Covers(bits.Reverse64(o.hash), it.Version) {
+		m.finish(i, NotFound)
+		return
+	}
+	o.version, o.expires = it.Version, it.Expires
 	pieces, length := seg.Pieces(at)
 	if o.kind == copyValue && !m.refreshes(o, seg, at, length) {
 		m.finish(i, NotFound)
@@ -414,7 +418,13 @@ func (m *Machine) lookupRead(i int32) {
 			return
 		}
 	}
-	m.readPieces(i, seg, at, pieces)
+	if pieces > 1 {
+		m.readPieces(i, seg, at, pieces)
+		return
+	}
+	if m.addPiece(i, it.Place, length, it.Record) {
+		m.readValue(i)
+	}
 }
 
 // exists reports whether an item is that of an object that exists. The hash is that of its key.
@@ -424,19 +434,27 @@ func (m *Machine) exists(it format.Item, hash uint64) bool {
 
 // readPieces starts to read the value, of so many pieces, of the key whose item is at an offset of a segment.
 func (m *Machine) readPieces(i int32, seg format.Segment, at, pieces int) {
-	o := &m.ops[i]
 	for range pieces {
 		it := seg.Item(at)
 		at += it.LengthBytes()
-		place := it.ValueOffset()
-		if !m.Pool.Contains(place) {
-			m.lost(i)
+		if !m.addPiece(i, it.ValueOffset(), it.ValueLen(), it.RecordBytes()) {
 			return
 		}
-		o.pieces = append(o.pieces, piece{place: place, length: uint32(it.ValueLen()), record: uint32(it.RecordBytes()),
-			epoch: m.Pool.Chunks[m.Pool.Of(place)].Epoch})
 	}
 	m.readValue(i)
+}
+
+// addPiece adds a piece to those that are to be read. If there is no such place, the op ends, and addPiece returns
+// false.
+func (m *Machine) addPiece(i int32, place units.ExtentOffset, length, record int) bool {
+	if !m.Pool.Contains(place) {
+		m.lost(i)
+		return false
+	}
+	o := &m.ops[i]
+	o.pieces = append(o.pieces, piece{place: place, length: uint32(length), record: uint32(record),
+		epoch: m.Pool.Chunks[m.Pool.Of(place)].Epoch})
+	return true
 }
 
 // readValue reads the next piece of a value, and those that lie behind it in the partition.
