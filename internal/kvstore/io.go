@@ -50,6 +50,16 @@ func (s *Store) ioFor(kind ioKind, who int32, pays payer, op pipeline.Op, offset
 	})
 }
 
+// moveTo appends what is in from, which is empty then. If there is nothing before it, the slices change places.
+func moveTo[T any](to, from *[]T) {
+	if len(*to) == 0 {
+		*to, *from = *from, (*to)[:0]
+		return
+	}
+	*to = append(*to, *from...)
+	*from = (*from)[:0]
+}
+
 // payer is who pays for an I/O: a tenant, or the store's background work.
 type payer struct {
 	tenant     tenant.ID

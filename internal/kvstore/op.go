@@ -198,14 +198,19 @@ func (s reader) ReadFor(slot int32, tenant tenant.ID, background bool, offset un
 
 // Done implements lookup.Host.
 func (s reader) Done(tag uint64, r lookup.Result, o lookup.Object) {
-	st := [...]Status{lookup.Found: OK, lookup.NotFound: NotFound, lookup.DeviceError: DeviceError,
-		lookup.Corrupt: Corrupt, lookup.TooShort: InvalidValue}[r]
-	a := Reply{Tag: tag, Status: st, ValueLen: o.Length}
-	if st == OK {
-		a.Version, a.Expires = o.Version, o.Expires
+	if r != lookup.Found {
+		o.Version, o.Expires = 0, 0
 	}
-	s.answer(a)
+	s.out.Replies = append(s.out.Replies, Reply{Tag: tag, Status: statuses[r], ValueLen: o.Length, Version: o.Version,
+		Expires: o.Expires})
 }
+
+// statuses are those of the results of lookups.
+var statuses = [...]Status{lookup.Found: OK, lookup.NotFound: NotFound, lookup.DeviceError: DeviceError,
+	lookup.Corrupt: Corrupt, lookup.TooShort: InvalidValue}
+
+// lookups are the ops of lookups that carry out a Get, Exist or List.
+var lookups = [...]lookup.Op{Get: lookup.Get, Exist: lookup.Exist, List: lookup.List}
 
 // Damaged implements lookup.Host.
 func (s reader) Damaged(offset units.ExtentOffset, n int, segment uint32, hash uint64) lookup.Result {

@@ -436,9 +436,8 @@ func (s *Store) Submit(r *Request) bool {
 	case r.Op.IsRange():
 		return s.submitRange(r)
 	case r.Op != Put && r.Op != Delete:
-		op := [...]lookup.Op{Get: lookup.Get, Exist: lookup.Exist, List: lookup.List}[r.Op]
-		return s.reads.Begin(&lookup.Request{Op: op, Tag: r.Tag, Tenant: r.Tenant, Key: r.Key, Value: r.Value,
-			Room: r.Room})
+		return s.reads.Begin(&lookup.Request{Op: lookups[r.Op], Tag: r.Tag, Tenant: r.Tenant, Key: r.Key,
+			Value: r.Value, Room: r.Room})
 	case s.freeOps.N == 0:
 		return false
 	}
@@ -544,10 +543,9 @@ func (s *Store) Complete(tag uint32, err error) {
 func (s *Store) Turn(nowNS int64, out *Actions) {
 	s.now = nowNS
 	// The actions that Submit and Complete have produced since the last Turn.
-	out.IOs = append(out.IOs, s.out.IOs...)
-	out.Replies = append(out.Replies, s.out.Replies...)
-	out.Damage = append(out.Damage, s.out.Damage...)
-	s.out.IOs, s.out.Replies, s.out.Damage = s.out.IOs[:0], s.out.Replies[:0], s.out.Damage[:0]
+	moveTo(&out.IOs, &s.out.IOs)
+	moveTo(&out.Replies, &s.out.Replies)
+	moveTo(&out.Damage, &s.out.Damage)
 	own := s.out
 	s.out = out
 	out.WakeNS = 0
