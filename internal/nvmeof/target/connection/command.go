@@ -238,23 +238,49 @@ func (c *Conn) finish(i int, now int64) {
 	c.respond(i, cmd.Status, result)
 }
 
-// count adds a command that is done to the metrics and to the SMART log's usage. mu is held.
+// count adds a command that is done to the metrics and to the SMART log's usage, where flushCounts lets it appear. mu
+// is held.
 //
 // hot: 0 allocs
 func (c *Conn) count(cmd *executor.Command, durationNS int64) {
-	c.seriesOf(cmd).Observe(1, cmd.Bytes, time.Duration(durationNS))
+	c.done.series.Observe(c.seriesOf(cmd), cmd.Bytes, time.Duration(durationNS))
 	switch {
 	case !cmd.Status.OK():
 		if cmd.Status.SCT() == nvme.SCTMedia && cmd.Status.Code() != nvme.CompareFailure {
 			c.usage.mediaErrors.Add(1)
 		}
 	case cmd.Access == executor.AccessRead:
-		c.usage.reads.Add(1)
-		c.usage.readBytes.Add(uint64(cmd.Bytes))
+		c.done.reads++
+		c.done.readBytes += uint64(cmd.Bytes)
 	case cmd.Access == executor.AccessWrite:
-		c.usage.writes.Add(1)
-		c.usage.writtenBytes.Add(uint64(cmd.Bytes))
+		c.done.writes++
+		c.done.writtenBytes += uint64(cmd.Bytes)
 	}
+}
+
+// done are commands that count has seen since flushCounts. They end together: an atomic addition for each figure of
+// each would be a good part of what an answer costs.
+type done struct {
+	series                                 telemetry.Tally
+	reads, writes, readBytes, writtenBytes uint64
+}
+
+// flushCounts adds up what count has seen. It follows before the host can have the answers, which it may then find in
+// the counters. mu is held.
+//
+// hot: 0 allocs
+func (c *Conn) flushCounts() {
+	d := &c.done
+	d.series.Flush()
+	if d.reads > 0 {
+		c.usage.reads.Add(d.reads)
+		c.usage.readBytes.Add(d.readBytes)
+	}
+	if d.writes > 0 {
+		c.usage.writes.Add(d.writes)
+		c.usage.writtenBytes.Add(d.writtenBytes)
+	}
+	d.reads, d.writes, d.readBytes, d.writtenBytes = 0, 0, 0, 0
 }
 
 // seriesOf returns the metrics of the command's operation at its SSD.

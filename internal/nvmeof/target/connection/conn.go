@@ -123,6 +123,7 @@ type Conn struct {
 	series  [nvmeof.Kinds][]*telemetry.IOSeries // by SSD and operation, executor.MaxOps for each SSD
 	counts  *telemetry.Tenant                   // to which the series belong; nil before Connect and of discovery
 	errors  *telemetry.ErrorSeries
+	done    done
 	// unreported counts writes that have failed when no host could be told any more; firstUnreported is one of them.
 	unreported      uint64
 	firstUnreported nvmeof.Failed

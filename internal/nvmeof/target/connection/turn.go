@@ -64,6 +64,7 @@ func (c *Conn) processEvents(s *Slot) {
 		}
 		s = next
 	}
+	c.flushCounts()
 	c.mu.Unlock()
 	if back != nil {
 		c.returnCommands(back)
@@ -99,6 +100,9 @@ func (o *Outbox) EmptyLocked(f *target.Service, finished func(*Conn)) (any bool)
 				c := s.cmd.Port.(*Conn)
 				if c.processEvent(s, now) {
 					c.returnToExecutor(s)
+				}
+				if next == nil || next.cmd.Port != s.cmd.Port {
+					c.flushCounts()
 				}
 				finished(c)
 				s = next
