@@ -124,7 +124,7 @@ func TestAnAbortedWaiterDoesNotUseUpAScratchBuffer(t *testing.T) {
 	h.submit(verifies...)
 	g.exactly(t, scratchCount)
 	for _, io := range verifies[scratchCount : 2*scratchCount] {
-		if !io.state.CompareAndSwap(stateQueued, stateAborted) { // the first step of Abort
+		if !io.state.CompareAndSwap(io, stateQueued, stateAborted) { // the first step of Abort
 			t.Fatal("it does not wait")
 		}
 	}

@@ -63,7 +63,7 @@ func (d *Drive) prepare(io *IO, now int64) bool {
 		}
 	}
 	if !io.writing {
-		io.state.Store(stateRunning) // no CompareAndSwap: no other goroutine changes stateAdmitted
+		io.state.Store(io, stateRunning) // no CompareAndSwap: no other goroutine changes stateAdmitted
 	}
 	return true
 }
@@ -85,7 +85,7 @@ func (d *Drive) requestDone(io *IO, c *ssd.Completion, now int64) {
 		d.returnScratch(io, now)
 	}
 	if io.Op == pipeline.CompareWrite {
-		if !io.state.CompareAndSwap(stateRunning, stateAdmitted) {
+		if !io.state.CompareAndSwap(io, stateRunning, stateAdmitted) {
 			d.finish(io, io.whyAborted(), now)
 			return
 		}
@@ -95,7 +95,7 @@ func (d *Drive) requestDone(io *IO, c *ssd.Completion, now int64) {
 	if io.claimed.active {
 		d.unclaim(io, now)
 	}
-	if !io.state.CompareAndSwap(stateRunning, stateQueued) {
+	if !io.state.CompareAndSwap(io, stateRunning, stateQueued) {
 		d.finish(io, io.whyAborted(), now)
 		return
 	}

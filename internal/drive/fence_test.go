@@ -90,14 +90,25 @@ func TestACompareWriteIsFencedBetweenItsRequests(t *testing.T) {
 	h.put(cw, blocked)
 }
 
-// TestAbortStaleRemovesWaitingIOs: IOs whose extent was revoked end at once, and not when the pipeline dispatches them.
+// TestAbortStaleRemovesWaitingIOs: IOs whose extent was revoked end at once, and not when the pipeline dispatches them,
+// also those that nobody can abort otherwise.
 func TestAbortStaleRemovesWaitingIOs(t *testing.T) {
+	for _, unabortable := range []bool{false, true} {
+		abortStale(t, unabortable)
+	}
+}
+
+func abortStale(t *testing.T, unabortable bool) {
+	t.Helper()
 	g, dev := newGate(t)
 	r := newRig(t, rigConfig{depth: 1}, dev)
 	h := r.host("h")
 	holder := fence.NewHolder(func() {})
 	first, waits, other := h.io(0, pipeline.Read, 0, 512), h.io(1, pipeline.Read, 512, 512),
 		h.io(2, pipeline.Read, 1024, 512)
+	for _, io := range []*IO{first, waits, other} {
+		io.Unabortable = unabortable
+	}
 	first.Extent, waits.Extent = holder.Pass(), holder.Pass()
 	h.submit(first)
 	h.submit(waits, other)
@@ -112,7 +123,9 @@ func TestAbortStaleRemovesWaitingIOs(t *testing.T) {
 		t.Errorf("slot %d is done with %v, want slot 0, which the device had", done.Slot, done.Err)
 	}
 	g.let(0, nil)
-	h.finish(1)
+	if done := h.finish(1)[0]; done != other || done.Err != nil {
+		t.Errorf("slot %d is done with %v, want slot 2", done.Slot, done.Err)
+	}
 	h.put(first, waits, other)
 }
 

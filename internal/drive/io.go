@@ -68,6 +68,9 @@ type IO struct {
 	Pass fence.Pass
 	// Extent is the right to what the IO addresses, of a namespace for instance; it works as Pass does.
 	Extent fence.Pass
+	// Unabortable: nobody calls Abort for the IO, so that its state needs no atomic instructions. It does not change
+	// after the first Submit. AbortStale takes the IO out nevertheless.
+	Unabortable bool
 	// Buf holds the data. If it is empty and there is data to move, the Drive provides one from the pool
 	// when the IO is admitted; otherwise it is the submitter's, of the pool or not (then only Buf.B is set).
 	// After Done it is the sink's, to return to the pool or not.
@@ -91,7 +94,7 @@ type IO struct {
 	drive  *Drive
 	node   turn.Node[IO] // in a Batch and the inbox
 	next   *IO           // in staged and waiting lists
-	state  atomic.Uint32
+	state  state
 	tag    uint32
 	epoch  uint32 // of Drive.quiescer
 	// begun: the pipeline has dispatched it once. fetched: the sink has handed it back.
@@ -151,7 +154,43 @@ func (io *IO) begin(d *Drive) {
 	io.drive, io.Err, io.composed = d, nil, composedOps[io.Op]
 	io.begun, io.fetched, io.paused, io.writing = false, false, false, false
 	io.waits, io.scratch, io.done, io.nextRange, io.latencyNS = waitsForNothing, -1, 0, 0, 0
-	io.state.Store(stateQueued)
+	io.state.Store(io, stateQueued)
+}
+
+// state is the state of an IO. That of an Unabortable IO is changed only by its submitter, before Submit, and during
+// turns.
+type state struct {
+	shared atomic.Uint32
+	own    uint32
+}
+
+// Load returns the state. // hot: 0 allocs
+func (s *state) Load(io *IO) uint32 {
+	if io.Unabortable {
+		return s.own
+	}
+	return s.shared.Load()
+}
+
+// Store sets the state. // hot: 0 allocs
+func (s *state) Store(io *IO, v uint32) {
+	if io.Unabortable {
+		s.own = v
+		return
+	}
+	s.shared.Store(v)
+}
+
+// CompareAndSwap changes the state from old to v, or reports that it is another one. // hot: 0 allocs
+func (s *state) CompareAndSwap(io *IO, old, v uint32) bool {
+	if !io.Unabortable {
+		return s.shared.CompareAndSwap(old, v)
+	}
+	if s.own != old {
+		return false
+	}
+	s.own = v
+	return true
 }
 
 // Sink is the sink that Init was given.

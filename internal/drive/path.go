@@ -38,7 +38,7 @@ func (d *Drive) moreTags() {
 
 // admit continues an IO that the pipeline has dispatched: it gets its buffer.
 func (d *Drive) admit(io *IO, now int64) {
-	if n := io.dataBytes(); n > 0 && len(io.Buf.B) == 0 && io.state.Load() == stateQueued {
+	if n := io.dataBytes(); n > 0 && len(io.Buf.B) == 0 && io.state.Load(io) == stateQueued {
 		io.waiter.Size = int(n)
 		if !d.pool.GetOrWait(io.Account, &io.waiter) {
 			d.stats.BufferWaits.Add(1)
@@ -54,7 +54,7 @@ func (d *Drive) granted(io *IO, now int64) {
 	if !io.waiter.Buf.IsZero() {
 		io.Buf, io.waiter.Buf = io.waiter.Buf, bufpool.Buf{}
 	}
-	if !io.state.CompareAndSwap(stateQueued, stateAdmitted) {
+	if !io.state.CompareAndSwap(io, stateQueued, stateAdmitted) {
 		d.finish(io, io.whyAborted(), now)
 		return
 	}
@@ -177,10 +177,10 @@ func (d *Drive) complete(comps []ssd.Completion) (now int64) {
 
 // finishOrAbort ends an IO with err, or as aborted if Abort has promised that.
 func (d *Drive) finishOrAbort(io *IO, err error, now int64) {
-	if io.state.Load() == stateRunning {
-		io.state.CompareAndSwap(stateRunning, stateAdmitted)
+	if io.state.Load(io) == stateRunning {
+		io.state.CompareAndSwap(io, stateRunning, stateAdmitted)
 	}
-	if io.state.Load() == stateAborted {
+	if io.state.Load(io) == stateAborted {
 		err = io.whyAborted()
 	}
 	d.finish(io, err, now)
@@ -213,7 +213,7 @@ func (d *Drive) end(io *IO, err error, now int64) {
 	}
 	d.quiescer.End(io.epoch)
 	// The state is left as it is. Abort does nothing in it until the IO is submitted again.
-	invariants.Check(io.state.Load() >= stateAborted, "drive: an IO ends that Abort would still take out")
+	invariants.Check(io.state.Load(io) >= stateAborted, "drive: an IO ends that Abort would still take out")
 	io.Err = err
 	d.noteSink(io.sink, io.sink.Done(io))
 }

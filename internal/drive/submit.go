@@ -1,6 +1,9 @@
 package drive
 
-import "jbofd/internal/turn"
+import (
+	"jbofd/internal/invariants"
+	"jbofd/internal/turn"
+)
 
 // Batch collects IOs for one Submit. The zero Batch is empty.
 type Batch struct{ chain turn.Chain[IO] }
@@ -54,12 +57,13 @@ func (d *Drive) AbortStale() {
 // other follows. If Abort returns true the IO is Done with ErrAborted, soon. Otherwise it takes its course. From any
 // goroutine, also with locks held that Sinks take.
 func (d *Drive) Abort(io *IO) bool {
+	invariants.Check(!io.Unabortable, "drive: Abort of an IO that was submitted as unabortable")
 	for {
-		s := io.state.Load()
+		s := io.state.Load(io)
 		if s != stateQueued && s != stateRunning {
 			return false
 		}
-		if io.state.CompareAndSwap(s, stateAborted) {
+		if io.state.CompareAndSwap(io, s, stateAborted) {
 			break
 		}
 	}

@@ -114,8 +114,8 @@ func (d *Drive) takeWants(now int64) int64 {
 	}
 	if wants&wantStale != 0 {
 		for _, io := range d.slab {
-			if io != nil && io.stale() && !io.state.CompareAndSwap(stateQueued, stateAborted) {
-				io.state.CompareAndSwap(stateRunning, stateAborted)
+			if io != nil && io.stale() && !io.state.CompareAndSwap(io, stateQueued, stateAborted) {
+				io.state.CompareAndSwap(io, stateRunning, stateAborted)
 			}
 		}
 	}
@@ -144,7 +144,7 @@ func (d *Drive) drainInbox(now int64) bool {
 		default:
 			io.epoch = d.quiescer.Begin()
 			d.enqueue(io, now)
-			if io.state.Load() == stateAborted {
+			if io.state.Load(io) == stateAborted {
 				d.wants.Or(wantAborted) // the turn that Abort has asked for may be over
 			}
 		}
@@ -156,7 +156,7 @@ func (d *Drive) drainInbox(now int64) bool {
 // that is not found waiting is at the device, or its buffer is on the way; then that event ends it.
 func (d *Drive) takeAborted(now int64) {
 	for _, io := range d.slab {
-		if io == nil || io.state.Load() != stateAborted {
+		if io == nil || io.state.Load(io) != stateAborted {
 			continue
 		}
 		err := io.whyAborted()

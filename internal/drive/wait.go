@@ -25,7 +25,7 @@ func (d *Drive) wait(io *IO, what uint8, now int64) {
 	if what == waitsForScratch {
 		d.scratch.push(io)
 	}
-	io.state.Store(stateQueued) // nobody else changes stateAdmitted
+	io.state.Store(io, stateQueued) // nobody else changes stateAdmitted
 }
 
 // proceed continues an IO that has waited, or ends it if it was aborted meanwhile. The caller has taken the IO out of
@@ -33,7 +33,7 @@ func (d *Drive) wait(io *IO, what uint8, now int64) {
 func (d *Drive) proceed(io *IO, now int64) {
 	io.waits = waitsForNothing
 	d.waiting--
-	if !io.state.CompareAndSwap(stateQueued, stateAdmitted) {
+	if !io.state.CompareAndSwap(io, stateQueued, stateAdmitted) {
 		d.finish(io, io.whyAborted(), now)
 		return
 	}

@@ -309,7 +309,7 @@ func (p *Partition) submit() {
 		q := &p.acts.IOs[i]
 		for int(q.Tag) >= len(p.ios) {
 			d := &deviceIO{p: p, tag: uint32(len(p.ios))}
-			d.node.Item = d
+			d.node.Item, d.Unabortable = d, true
 			d.Init(d, d.tag)
 			p.ios = append(p.ios, d)
 		}
