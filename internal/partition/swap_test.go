@@ -470,7 +470,8 @@ func TestKeysThatCannotReturnBeforeTheTimeoutStay(t *testing.T) {
 	if err := b.area.Close(testTimeout); err != nil {
 		t.Fatal(err)
 	}
-	b.source.dev.(*fault.Device).SetRules()
+	// Keys that return while these lines look at them do so slowly, also if the machine is busy with something else.
+	b.source.dev.(*fault.Device).SetRules(fault.Rule{Ops: []ssd.Op{ssd.Write}, Delay: 200 * time.Millisecond})
 	if b.area, err = OpenArea(AreaConfig{Drive: b.away.o, OffsetBytes: offset, LenBytes: areaBytes, Background: 9,
 		Retiring: true}); err != nil {
 		t.Fatal(err)
@@ -481,10 +482,12 @@ func TestKeysThatCannotReturnBeforeTheTimeoutStay(t *testing.T) {
 	}
 	st := b.p.Stats().Swap
 	uses := b.p.Uses()
-	if st.Keys == 0 || st.Keys > out || len(uses) != 1 || int64(uses[0].Keys) != st.Keys || !uses[0].Listed ||
-		uses[0].Area != b.area.UUID() {
-		t.Errorf("%d keys were out, now %d, %+v", out, st.Keys, uses)
+	left := b.p.Stats().Swap.Keys
+	if left == 0 || st.Keys > out || len(uses) != 1 || int64(uses[0].Keys) > st.Keys || int64(uses[0].Keys) < left ||
+		!uses[0].Listed || uses[0].Area != b.area.UUID() {
+		t.Errorf("%d keys were out, then %d, %+v, %d", out, st.Keys, uses, left)
 	}
+	b.source.dev.(*fault.Device).SetRules()
 	b.all(model, 2000)
 	h = newHost(b.p, 1, 128, 100)
 	for deadline := time.Now().Add(testTimeout); b.p.Stats().Swap.Keys > 0 && time.Now().Before(deadline); {
