@@ -161,6 +161,10 @@ func (c *Controller) supervise(a *association) {
 		case <-a.ctx.Done():
 		case <-c.ctx.Done():
 			c.set(nil, ErrClosed)
+			if a.ctx.Err() != nil { // it has ended as well: a shutdown might wait for a target that does not answer
+				a.end(c.ctx)
+				return
+			}
 			c.closeErr = c.endAssociation(a)
 			return
 		}

@@ -29,7 +29,8 @@ const (
 // one. It knows the drives of the namespaces that the host uses: the new association gets the first credit of each
 // before commands are sent to them again.
 //
-// Errors: those of admin commands; ErrUnsupported if the options insist on credits and the target grants none.
+// Errors: those of admin commands; ErrUnsupported if the options insist on credits or replication and the target does
+// not grant them.
 func (a *association) askForExtensions(ctx context.Context, known *window.Gate) error {
 	want := uint32(nvme.ExtCredits | nvme.ExtKV)
 	if a.opts.Credits == CreditsOff {
@@ -37,6 +38,9 @@ func (a *association) askForExtensions(ctx context.Context, known *window.Gate) 
 	}
 	if a.opts.NoExtendedKV {
 		want &^= nvme.ExtKV
+	}
+	if a.opts.Replication {
+		want |= nvme.ExtReplication
 	}
 	_, offered, _ := a.id.Extension()
 	if want &= offered; want != 0 {
@@ -56,6 +60,10 @@ func (a *association) askForExtensions(ctx context.Context, known *window.Gate) 
 			a.gate = window.New()
 			a.gate.Grant(nvme.Credit(comp.Result >> 32))
 		}
+	}
+	if a.opts.Replication && a.granted&nvme.ExtReplication == 0 {
+		return fmt.Errorf("%w: %s does not offer replication to %s, which is not one of its nodes", ErrUnsupported,
+			a.opts.SubNQN, a.opts.HostNQN)
 	}
 	if a.gate == nil {
 		if a.opts.Credits == CreditsOn {

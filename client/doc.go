@@ -7,7 +7,8 @@
 //	               │                     for any number of goroutines, with contexts
 //	               ├── kv.Open           package kv: Get, Put, Delete on key value namespaces
 //	               └── OpenQPair         batches of commands and completions for one goroutine,
-//	                                     without allocations: load generators, replication
+//	                                     without allocations: load generators, replication;
+//	                                     or for several that share it by a lock
 //
 // The package is not a block device: it neither caches nor merges nor reorders, and it uses one path to a controller.
 //

@@ -49,6 +49,10 @@ type Options struct {
 	Credits CreditMode
 	// NoExtendedKV: the host does not use extended key-value, even if the target offers it: see package kv.
 	NoExtendedKV bool
+	// Replication: the host is a node of a cluster, and sends the commands of replication (docs/wire-extensions.md).
+	// Connect fails with ErrUnsupported if the target does not grant them, because its configuration does not name
+	// HostNQN as a node. They need a QPair: nothing else here knows whether such a command may be repeated.
+	Replication bool
 
 	// HeaderDigest and DataDigest protect PDU headers and data by CRC32C. TCP only.
 	HeaderDigest, DataDigest bool

@@ -35,7 +35,8 @@ const stuckWait = 20 * time.Millisecond
 //		q.Submit(cmds[:k])               // one writev
 //	}
 //
-// All methods but Interrupt must be called by one goroutine at a time.
+// All methods but Interrupt, Shutdown, AwaitRecv and AwaitSend must be called by one goroutine at a time. Programs
+// without a goroutine for each QPair use Receive and AwaitRecv instead of Poll.
 //
 // A QPair does not reconnect. When its connection is lost, Poll and Submit return ErrConnectionLost, whether the
 // outstanding commands took effect is unknown, and their buffers are the caller's again. The loss of one QPair ends

@@ -214,6 +214,8 @@ var directions = []row{
 	{"internal/cluster/member", []string{"internal/cluster", "internal/cluster/etcd", "internal/cluster/link",
 		"internal/cluster/view"}, toDriver},
 	{"internal/cluster/etcdserver", []string{"internal/cluster/etcd"}, toDriver},
+	{"internal/peers", []string{"client", "internal/cluster", "internal/cluster/view", "internal/nvme",
+		"internal/nvmeof/rdma/verbs", "internal/turn"}, toDriver},
 	{"internal/pushdown", []string{"internal/pushdown/...", "internal/nvme/...", "internal/pipeline",
 		"internal/bufpool", "internal/turn"}, toDriver},
 	{"internal/offload", []string{"internal/offload/...", "internal/nvme/...", "internal/bufpool", "client"}, toDriver},

@@ -1,0 +1,390 @@
+package peers
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"math/rand/v2"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"time"
+
+	"jbofd/client"
+	"jbofd/internal/nvme"
+	"jbofd/internal/turn"
+	"jbofd/internal/uuid"
+)
+
+// node is another node and the connection to it.
+type node struct {
+	Node
+	p      *Peers
+	log    *slog.Logger
+	queues [kinds]queue
+	// tick counts quarters of Config.Timeout while the node is connected.
+	tick atomic.Uint32
+	// asked has a value when the node's goroutine has something to look at: another view, or namespaces.
+	asked chan struct{}
+	// looks: the namespaces are to be looked up. changed: they are, because the node says that they have changed. more:
+	// SetView has found partitions among them that it had not asked for before.
+	looks, changed, more atomic.Bool
+	// failed has why a queue of the present connection has ended.
+	failed chan error
+
+	mu sync.Mutex
+	// targets are the node's partitions in the present view.
+	targets map[uuid.UUID]*target
+	// spaces are the namespaces of the present connection; nil: there is none.
+	spaces map[uuid.UUID]uint32
+}
+
+func newNode(p *Peers, cfg Node) (*node, error) {
+	n := &node{Node: cfg, p: p, log: p.cfg.Log.With("node", cfg.Name, "address", cfg.Address),
+		asked: make(chan struct{}, 1), failed: make(chan error, 1)}
+	for i := range n.queues {
+		q := &n.queues[i]
+		q.node = n
+		if err := q.driver.Init(turn.Config{Machine: q}); err != nil {
+			for k := range i {
+				n.queues[k].driver.Close()
+			}
+			return nil, err
+		}
+	}
+	return n, nil
+}
+
+// ask makes the node's goroutine look around.
+func (n *node) ask() {
+	select {
+	case n.asked <- struct{}{}:
+	default:
+	}
+}
+
+// look asks for the namespaces to be looked up.
+func (n *node) look() { // hot: 0 allocs
+	if !n.looks.Swap(true) {
+		n.ask()
+	}
+}
+
+// target returns the target of a partition: the one that there is, or another one, which setTargets is to add.
+func (n *node) target(id uuid.UUID) *target {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if t := n.targets[id]; t != nil {
+		return t
+	}
+	t := &target{node: n, id: id}
+	t.nsid.Store(n.spaces[id])
+	return t
+}
+
+// setTargets sets the partitions of a view.
+func (n *node) setTargets(targets map[uuid.UUID]*target) {
+	n.mu.Lock()
+	for id, t := range targets {
+		if n.targets[id] != t && n.spaces[id] != 0 {
+			n.more.Store(true)
+		}
+	}
+	n.targets = targets
+	missing := n.resolveLocked() > 0
+	n.mu.Unlock()
+	if missing {
+		n.looks.Store(true)
+	}
+	n.ask()
+}
+
+// resolveLocked sets the namespaces of the targets, and returns how many have none. The caller holds mu.
+func (n *node) resolveLocked() (missing int) {
+	for id, t := range n.targets {
+		nsid := n.spaces[id]
+		if t.nsid.Store(nsid); nsid == 0 {
+			missing++
+		}
+	}
+	return missing
+}
+
+// setSpaces sets the namespaces that the node has, or none with nil. It returns how many targets have been found that
+// had no namespace before, and how many have none.
+func (n *node) setSpaces(spaces map[uuid.UUID]uint32) (found, missing int) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	for id, t := range n.targets {
+		if t.nsid.Load() == 0 && spaces[id] != 0 {
+			found++
+		}
+	}
+	n.spaces = spaces
+	return found, n.resolveLocked()
+}
+
+// wanted reports whether the view has partitions of the node.
+func (n *node) wanted() bool {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return len(n.targets) > 0
+}
+
+// association is a connection to the node.
+type association struct {
+	c      *client.Controller
+	qpairs [kinds]*client.QPair
+	links  [kinds]*link
+}
+
+// run is the node's goroutine.
+func (n *node) run() {
+	defer n.p.wg.Done()
+	pause := n.p.cfg.MinPause
+	said := "" // what was logged last of why the node cannot be reached
+	for n.awaitWanted() {
+		a, err := n.connect()
+		if err == nil {
+			n.log.Info("connected to a node")
+			said = ""
+			began := time.Now()
+			err = n.serve(a)
+			n.end(a, err)
+			if n.p.ctx.Err() != nil {
+				return
+			}
+			if errors.Is(err, errUnwanted) {
+				n.log.Info("disconnected from a node, which is not in the view")
+				continue
+			}
+			n.log.Warn("connection to a node lost", "cause", err)
+			if time.Since(began) > n.p.cfg.MaxPause {
+				pause = n.p.cfg.MinPause
+			}
+		} else if why := reason(err); why != said && n.p.ctx.Err() == nil {
+			said = why
+			n.log.Warn("a node cannot be reached", "cause", err)
+		}
+		n.sleep(pause/2 + rand.N(pause/2+1))
+		pause = min(2*pause, n.p.cfg.MaxPause)
+	}
+}
+
+// errUnwanted ends the connection to a node that is not in the view.
+var errUnwanted = errors.New("the view has no partitions of the node")
+
+// awaitWanted waits until the view has the node; false: Close was called.
+func (n *node) awaitWanted() bool {
+	for !n.wanted() {
+		select {
+		case <-n.asked:
+		case <-n.p.ctx.Done():
+			return false
+		}
+	}
+	return n.p.ctx.Err() == nil
+}
+
+func (n *node) sleep(d time.Duration) {
+	t := time.NewTimer(d)
+	defer t.Stop()
+	select {
+	case <-t.C:
+	case <-n.p.ctx.Done():
+	}
+}
+
+// reason tells errors of connecting apart, without what differs from one attempt to the next.
+func reason(err error) string {
+	var st *client.StatusError
+	var errno syscall.Errno
+	switch {
+	case errors.As(err, &st):
+		return st.Status.String()
+	case errors.As(err, &errno):
+		return errno.Error()
+	}
+	for _, e := range []error{client.ErrUnsupported, client.ErrInvalid, client.ErrProtocol, client.ErrTimeout,
+		context.DeadlineExceeded, client.ErrConnectionLost} {
+		if errors.Is(err, e) {
+			return e.Error()
+		}
+	}
+	return "other"
+}
+
+// connect builds an association and its queues.
+func (n *node) connect() (a *association, err error) {
+	cfg := &n.p.cfg
+	ctx, cancel := context.WithTimeout(n.p.ctx, cfg.Timeout)
+	defer cancel()
+	a = &association{}
+	a.c, err = client.Connect(ctx, client.Options{
+		Address: n.Address, SubNQN: n.SubNQN, HostNQN: cfg.HostNQN,
+		Replication: true, NoExtendedKV: true,
+		// A Forward that is kept would hold credit that the Durable which ends it may need.
+		Credits: client.CreditsOff,
+		QPairs:  kinds, QueueDepth: cfg.QueueDepth, KATO: cfg.KATO, ConnectTimeout: cfg.Timeout,
+		CommandTimeout: cfg.Timeout,
+		// The node's goroutine reconnects: see "Losses" above.
+		CtrlLossTimeout: -1,
+		RDMA:            cfg.RDMA, BounceBytes: cfg.BounceBytes,
+		OnEvent: func(e client.Event) {
+			if e.Kind == client.EventNamespaces {
+				n.changed.Store(true)
+				n.ask()
+			}
+		},
+	})
+	if err != nil {
+		return nil, err
+	}
+	for i := range a.qpairs {
+		if a.qpairs[i], err = a.c.OpenQPair(ctx); err != nil {
+			return nil, errors.Join(err, a.close())
+		}
+	}
+	return a, nil
+}
+
+// close closes an association without links.
+func (a *association) close() error {
+	for _, qp := range a.qpairs {
+		if qp != nil {
+			qp.Shutdown()
+			_ = qp.Close() // an error says that the connection is gone
+		}
+	}
+	return a.c.Close()
+}
+
+// serve uses an association until it ends, and returns why.
+func (n *node) serve(a *association) error {
+	cfg := &n.p.cfg
+	select {
+	case <-n.failed: // of the last one
+	default:
+	}
+	n.looks.Store(false)
+	n.changed.Store(false)
+	n.more.Store(false)
+	if _, err := n.lookUp(a); err != nil { // before commands are sent, which need it
+		return err
+	}
+	for i := range n.queues {
+		a.links[i] = n.queues[i].up(a.qpairs[i])
+	}
+	cfg.Connected(n.Name)
+
+	clock := time.NewTicker(max(cfg.Timeout/ticks, time.Millisecond))
+	defer clock.Stop()
+	// looking is set while the namespaces are to be looked up at its time. So a node whose partitions are not there is
+	// asked for them from time to time, whoever asks for them.
+	looking := time.NewTimer(0)
+	looking.Stop()
+	pause, last := cfg.MinPause, time.Now()
+	if n.missing() {
+		n.looks.Store(true)
+	}
+	for {
+		if n.changed.Swap(false) {
+			pause = cfg.MinPause
+			n.looks.Store(true)
+		}
+		if n.looks.Swap(false) {
+			looking.Reset(max(time.Until(last.Add(pause)), 0))
+		}
+		select {
+		case <-n.p.ctx.Done():
+			return client.ErrClosed
+		case err := <-n.failed:
+			return err
+		case <-n.asked:
+			if !n.wanted() {
+				return errUnwanted
+			}
+			if n.more.Swap(false) {
+				cfg.Connected(n.Name)
+			}
+		case <-clock.C:
+			now := n.tick.Add(1)
+			for i := range n.queues {
+				n.queues[i].check(now)
+			}
+		case <-looking.C:
+			found, err := n.lookUp(a)
+			if err != nil {
+				return err
+			}
+			last, pause = time.Now(), min(2*pause, cfg.MaxPause)
+			if found {
+				pause = cfg.MinPause
+				cfg.Connected(n.Name)
+			}
+			if n.missing() {
+				n.looks.Store(true)
+			}
+		}
+	}
+}
+
+// end ends an association. All commands have ended when it returns.
+func (n *node) end(a *association, err error) {
+	n.setSpaces(nil)
+	for i, l := range a.links {
+		if l != nil {
+			n.queues[i].end(l, err) // first all, then wait
+		}
+	}
+	for i, l := range a.links {
+		if l != nil {
+			n.queues[i].down(l, err)
+			a.qpairs[i] = nil
+		}
+	}
+	if err := a.close(); err != nil {
+		n.log.Debug("end of a connection to a node", "cause", err)
+	}
+}
+
+// missing reports whether partitions of the view have no namespace.
+func (n *node) missing() bool {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	for _, t := range n.targets {
+		if t.nsid.Load() == 0 {
+			return true
+		}
+	}
+	return false
+}
+
+// lookUp finds the partitions among the node's namespaces. found: there are some that were not known before.
+//
+// Errors: the association has ended, or the node does not answer.
+func (n *node) lookUp(a *association) (found bool, err error) {
+	ctx, cancel := context.WithTimeout(n.p.ctx, n.p.cfg.Timeout)
+	defer cancel()
+	ids, err := a.c.NamespaceIDs(ctx)
+	if err != nil {
+		return false, fmt.Errorf("namespaces: %w", err)
+	}
+	spaces := make(map[uuid.UUID]uint32, len(ids))
+	for _, id := range ids {
+		d, err := a.c.Describe(ctx, id)
+		var st *client.StatusError
+		switch {
+		case errors.As(err, &st), errors.Is(err, client.ErrNamespaceGone):
+			continue // it was removed meanwhile
+		case err != nil:
+			return false, fmt.Errorf("namespace %d: %w", id, err)
+		}
+		if u := uuid.UUID(d.UUID); d.CSI == uint8(nvme.CSIKV) && !u.IsZero() {
+			spaces[u] = id
+		}
+	}
+	more, _ := n.setSpaces(spaces)
+	return more > 0, nil
+}

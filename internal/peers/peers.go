@@ -1,0 +1,329 @@
+// Package peers has the connections of a cluster's node to the other nodes, as their NVMe-oF host: what the replicas of
+// a chain send each other are commands (docs/wire-extensions.md, replication).
+//
+//	Send ─ mailbox ─> queue ──────> client.QPair ···> node      Forward, Durable, Sync
+//	                  queue ──────> client.QPair ···> node      Ship
+//	                  queue ──────> client.QPair ···> node      Compare, Fetch
+//	                    │              │
+//	                    │    goroutine that waits for completions
+//	Sink.PeerDone <─────┴──────────────┘
+//
+// Each node has one association with three I/O queues. A Forward may stay unanswered until its write is committed. What
+// else there is must not wait behind it: a Ship is answered by a node that waits for nobody, and a member that is
+// filled must not hold up writes. So there is no cycle of nodes that wait for each other's queues.
+//
+// A queue is a machine that is driven by whoever has something for it (turn.Driver): the goroutine that sends a command
+// also puts it on the wire. No goroutine is blocked for a command.
+//
+// A goroutine for each node connects, finds the partitions of the node by the UUIDs of its namespaces, and looks after
+// the connection.
+//
+// # Losses
+//
+// When a connection ends, all of its commands end with Lost at once. The client package otherwise repeats a write only
+// behind a fence, when nothing can be left of its first copy (client.Controller). Here that is not needed: a command
+// carries the epoch of its chain, and a Forward its place in the order of writes, its version and identity, so that
+// one that arrives late, or twice, does nothing (docs/decisions/0013, 0015). So there is no wait before the next
+// connection, either.
+package peers
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"jbofd/internal/cluster"
+	"jbofd/internal/cluster/view"
+	"jbofd/internal/nvme"
+	"jbofd/internal/nvmeof/rdma/verbs"
+	"jbofd/internal/turn"
+	"jbofd/internal/uuid"
+)
+
+// Command is a command to a partition of another node. From Send until Sink.PeerDone it belongs to Peers. It is used
+// again and again; a Command must not be copied after its first Send.
+type Command struct {
+	// To is the partition, in the view of the last SetView before Send.
+	To view.PartitionID
+	// SQE lacks NSID, CID, PSDT and SGL.
+	SQE nvme.SQE
+	// Data is what is transferred, in the direction of the opcode; nil: nothing.
+	Data []byte
+	// Sink is told of the end. Tag is for the Sink.
+	Sink Sink
+	Tag  uint32
+
+	// Outcome. Lost: it was not sent, or its connection has ended; the node may have carried it out, or do so still.
+	// Nothing else is set then. Connected of Config follows when it can be sent again.
+	Lost   bool
+	Status nvme.Status
+	// Result is DW0 and DW1 of the completion.
+	Result uint64
+	// Received is how many bytes of Data have come.
+	Received int
+	// Next is for lists of the Sink after PeerDone.
+	Next *Command
+
+	link   turn.Node[Command]
+	target *target
+	next   *Command // of queue.waiting
+}
+
+// Sink takes commands back.
+type Sink interface {
+	// PeerDone ends a command. The goroutine that drives the connection calls it, with a lock, or one that sends: it
+	// only puts the command into a list. It returns whether Kick must be called when the lock is released.
+	PeerDone(c *Command) (kick bool)
+	// Kick follows calls of PeerDone of which one asked for it. It may take locks and send commands.
+	Kick()
+}
+
+// Node is another node.
+type Node struct {
+	// Name is that of the node in views.
+	Name string
+	// Address is that of client.Options: tcp://host:port, rdma://host:port.
+	Address string
+	// SubNQN is the subsystem of the node that has this node among its nodes.
+	SubNQN string
+}
+
+// Config describes Peers. The zero value of every field but Name, HostNQN and Nodes stands for a default.
+type Config struct {
+	// Name is that of this node in views.
+	Name string
+	// HostNQN is the one under which the other nodes know this node.
+	HostNQN string
+	// Nodes are the others.
+	Nodes []Node
+	// Connected is called each time that partitions of a node can be reached which could not before: the node was
+	// connected, or has more partitions. What was outstanding has then ended. It is called without locks, by one
+	// goroutine for each node; it may send commands, but not call Close.
+	Connected func(node string)
+
+	// QueueDepth is how many commands may be outstanding in each of a node's three queues, 1 to 1024; the node may
+	// allow fewer. More wait in order. Default 128.
+	QueueDepth int
+	// Timeout is how long a command other than a Forward may remain unanswered before the connection is given up, and
+	// a full queue without any completion. It also bounds each attempt to connect. Default 5 s.
+	Timeout time.Duration
+	// KATO is the keep-alive timeout: a node that is silent is given up within 1.5 times as long. Default 2 s.
+	KATO time.Duration
+	// MinPause and MaxPause bound the pause between attempts to connect: it doubles each time, and is shortened by up
+	// to a half at random. Defaults 100 ms and 2 s.
+	MinPause, MaxPause time.Duration
+	// RDMA gives access to RDMA devices, and BounceBytes bounds the registered memory for each node, through which the
+	// data of its commands is moved (client.Options). All Forwards that may be unanswered must find room there.
+	RDMA        verbs.Provider
+	BounceBytes int64
+	// Log: nil: none.
+	Log *slog.Logger
+}
+
+// Peers are the connections to all other nodes. All methods may be called from any goroutine.
+type Peers struct {
+	cfg    Config
+	nodes  map[string]*node
+	ctx    context.Context
+	cancel context.CancelFunc
+	wg     sync.WaitGroup
+	// routes has the partitions of the present view, by number; nil for those of this node and of nodes that are not
+	// in Config.Nodes.
+	routes atomic.Pointer[[]*target]
+
+	mu sync.Mutex
+	// unknown are nodes of views that the configuration does not have; each is logged once.
+	unknown map[string]bool
+	closed  bool
+}
+
+// target is a partition of another node.
+type target struct {
+	node *node
+	id   uuid.UUID
+	// nsid is its namespace in the present connection; 0: not known. The node's goroutine and SetView set it; whoever
+	// finds that it does not exist clears it.
+	nsid atomic.Uint32
+}
+
+// New returns Peers without a view: nothing is connected before SetView. Close must be called.
+//
+// Errors: ErrInvalid naming the field.
+func New(cfg Config) (*Peers, error) {
+	if err := cfg.check(); err != nil {
+		return nil, err
+	}
+	p := &Peers{cfg: cfg, nodes: make(map[string]*node, len(cfg.Nodes)), unknown: map[string]bool{}}
+	p.ctx, p.cancel = context.WithCancel(context.Background())
+	p.routes.Store(&[]*target{})
+	for _, n := range cfg.Nodes {
+		node, err := newNode(p, n)
+		if err != nil {
+			p.Close()
+			return nil, err
+		}
+		p.nodes[n.Name] = node
+		p.wg.Add(1)
+		go node.run()
+	}
+	return p, nil
+}
+
+// ErrInvalid is wrapped by the errors of New.
+var ErrInvalid = errors.New("connections to other nodes")
+
+// check fills in defaults.
+func (c *Config) check() error {
+	if err := nvme.CheckNQN(c.HostNQN); err != nil {
+		return fmt.Errorf("%w: host NQN: %w", ErrInvalid, err)
+	}
+	names := map[string]bool{c.Name: true}
+	for _, n := range c.Nodes {
+		if names[n.Name] || n.Name == "" {
+			return fmt.Errorf("%w: name of a node is %q, want one that no other node has, nor this one (%q)",
+				ErrInvalid, n.Name, c.Name)
+		}
+		names[n.Name] = true
+		if err := nvme.CheckNQN(n.SubNQN); err != nil {
+			return fmt.Errorf("%w: subsystem of node %s: %w", ErrInvalid, n.Name, err)
+		}
+		if n.Address == "" {
+			return fmt.Errorf("%w: address of node %s is empty", ErrInvalid, n.Name)
+		}
+	}
+	if c.QueueDepth == 0 {
+		c.QueueDepth = 128
+	}
+	for _, d := range []struct {
+		v   *time.Duration
+		def time.Duration
+	}{{&c.Timeout, 5 * time.Second}, {&c.KATO, 2 * time.Second}, {&c.MinPause, 100 * time.Millisecond},
+		{&c.MaxPause, 2 * time.Second}} {
+		if *d.v == 0 {
+			*d.v = d.def
+		}
+		if *d.v < time.Millisecond {
+			return fmt.Errorf("%w: a time is %s, want at least 1ms", ErrInvalid, *d.v)
+		}
+	}
+	if c.MinPause > c.MaxPause {
+		return fmt.Errorf("%w: MinPause is %s, want at most MaxPause, %s", ErrInvalid, c.MinPause, c.MaxPause)
+	}
+	if c.Log == nil {
+		c.Log = slog.New(slog.DiscardHandler)
+	}
+	if c.Connected == nil {
+		c.Connected = func(string) {}
+	}
+	return nil
+}
+
+// SetView says which partitions there are and where. Nodes that have none are disconnected. Commands that were sent
+// before go to where their partition was.
+func (p *Peers) SetView(m *cluster.Map) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	routes := make([]*target, len(m.Partitions))
+	targets := map[*node]map[uuid.UUID]*target{}
+	for i := range m.Partitions {
+		part := &m.Partitions[i]
+		if part.ID.IsZero() {
+			continue
+		}
+		name := m.Nodes[part.Node].Name
+		n := p.nodes[name]
+		if n == nil {
+			if name != p.cfg.Name && !p.unknown[name] {
+				p.unknown[name] = true
+				p.cfg.Log.Warn("the view has a node that the configuration does not have", "node", name)
+			}
+			continue
+		}
+		if targets[n] == nil {
+			targets[n] = map[uuid.UUID]*target{}
+		}
+		routes[i] = n.target(part.ID)
+		targets[n][part.ID] = routes[i]
+	}
+	for _, n := range p.nodes {
+		n.setTargets(targets[n])
+	}
+	p.routes.Store(&routes)
+}
+
+// Batch collects commands. The zero Batch is empty. One goroutine at a time uses it.
+type Batch struct {
+	chain turn.Chain[Command]
+	// Of Send: queues to run, and Sinks to kick.
+	queues []*queue
+	kicks  []Sink
+}
+
+// Add adds a command.
+//
+// hot: 0 allocs
+func (b *Batch) Add(c *Command) {
+	c.link.Item = c
+	b.chain.Add(&c.link)
+}
+
+// Empty reports whether there are no commands.
+func (b *Batch) Empty() bool { return b.chain.Empty() }
+
+// Send sends the commands of a batch and empties it. Commands to one partition arrive in the order of Send, if they are
+// of one kind of the three above; nothing is said of others. It may call PeerDone and Kick of the commands' Sinks, and
+// of others, before it returns: it must be called without a lock that these take, and not by PeerDone. After Close all
+// commands are Lost.
+//
+// Cost: a system call for each queue, unless another goroutine is sending on it; 0 allocs.
+func (p *Peers) Send(b *Batch) { // hot: 0 allocs
+	routes := *p.routes.Load()
+	for n := b.chain.Take(); n != nil; {
+		c := n.Item
+		n = n.Detach()
+		c.Lost, c.Status, c.Result, c.Received = false, 0, 0, 0
+		if int(c.To) >= len(routes) || routes[c.To] == nil {
+			c.Lost = true
+			if sink := c.Sink; sink.PeerDone(c) {
+				b.kicks = append(b.kicks, sink)
+			}
+			continue
+		}
+		c.target = routes[c.To]
+		if q := &c.target.node.queues[kindOf(c.SQE.Opcode())]; q.mail.Push(&c.link) {
+			b.queues = append(b.queues, q)
+		}
+	}
+	for i, q := range b.queues {
+		b.queues[i] = nil
+		q.driver.Run()
+	}
+	b.queues = b.queues[:0]
+	for i, k := range b.kicks {
+		b.kicks[i] = nil
+		k.Kick()
+	}
+	b.kicks = b.kicks[:0]
+}
+
+// Close ends all connections and waits for the goroutines, for about as long as Connected takes. Outstanding commands
+// are Lost. Idempotent.
+func (p *Peers) Close() {
+	p.cancel()
+	p.wg.Wait()
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.closed {
+		return
+	}
+	p.closed = true
+	for _, n := range p.nodes {
+		for i := range n.queues {
+			n.queues[i].driver.Close()
+		}
+	}
+}

@@ -1,0 +1,361 @@
+package peers
+
+import (
+	"errors"
+	"fmt"
+	"sync"
+
+	"jbofd/client"
+	"jbofd/internal/nvme"
+	"jbofd/internal/turn"
+)
+
+// Kinds of queues: see the package comment.
+const (
+	writes = iota
+	ships
+	fills
+	kinds
+)
+
+// kindOf returns the kind of queue for an opcode.
+func kindOf(opcode uint8) int {
+	switch opcode {
+	case nvme.CmdKVShip:
+		return ships
+	case nvme.CmdKVCompare, nvme.CmdKVFetch:
+		return fills
+	}
+	return writes
+}
+
+const (
+	// batchLen bounds the commands of one submission, and the completions that are taken together.
+	batchLen = 64
+	// rounds bounds how often the receiving goroutine receives before others get their turn.
+	rounds = 16
+	// ticks is how many ticks of the clock Config.Timeout has.
+	ticks = 4
+)
+
+// queue is the machine of one of a node's three queues. It stays when connections come and go. Without a connection,
+// its commands are Lost.
+type queue struct {
+	node   *node
+	driver turn.Driver
+	mail   turn.Mailbox[Command]
+
+	// The rest needs ownership.
+
+	// link is the connection; nil: none.
+	link *link
+	// sent are the commands that the connection has, by tag, since the tick at since. Invariant: a tag is in free, or
+	// sent has a command.
+	sent  []*Command
+	since []uint32
+	free  []uint16
+	// first to last wait for a free tag.
+	first, last *Command
+	// progress is the tick of the last completion, or of the first command that waits.
+	progress uint32
+
+	cmds  [batchLen]client.Command
+	comps [batchLen]client.Completion
+}
+
+// link is a queue's connection and the goroutines that wait for it.
+type link struct {
+	qp *client.QPair
+	// blocked has a value when the connection does not take more. quit is closed when the link has ended.
+	blocked, quit chan struct{}
+	wg            sync.WaitGroup
+}
+
+// Pending implements turn.Machine.
+func (q *queue) Pending() bool { return q.mail.Pending() }
+
+// Turn implements turn.Machine.
+func (q *queue) Turn() { // hot: 0 allocs
+	for n := q.mail.Take(); n != nil; {
+		c := n.Item
+		n = n.Detach()
+		if q.link == nil {
+			q.lose(c)
+			continue
+		}
+		if c.next = nil; q.first == nil {
+			q.first = c
+			q.progress = q.node.tick.Load()
+		} else {
+			q.last.next = c
+		}
+		q.last = c
+	}
+	q.submit()
+}
+
+// done returns a command, which is the Sink's from then on.
+func (q *queue) done(c *Command) { // hot: 0 allocs
+	c.target = nil
+	if sink := c.Sink; sink.PeerDone(c) {
+		q.driver.Kick(sink)
+	}
+}
+
+// lose returns a command whose outcome is not known.
+func (q *queue) lose(c *Command) { // hot: 0 allocs
+	c.Lost = true
+	q.done(c)
+}
+
+// take takes the first command that waits.
+func (q *queue) take() *Command { // hot: 0 allocs
+	c := q.first
+	q.first, c.next = c.next, nil
+	return c
+}
+
+// submit sends commands that wait.
+func (q *queue) submit() { // hot: 0 allocs
+	for q.link != nil && q.first != nil && len(q.free) > 0 {
+		n := 0
+		for n < batchLen && q.first != nil && len(q.free) > 0 {
+			c := q.take()
+			nsid := c.target.nsid.Load()
+			if nsid == 0 {
+				q.node.look()
+				q.lose(c)
+				continue
+			}
+			tag := q.free[len(q.free)-1]
+			q.free = q.free[:len(q.free)-1]
+			q.sent[tag], q.since[tag] = c, q.node.tick.Load()
+			m := &q.cmds[n]
+			m.SQE, m.Data, m.Tag = c.SQE, c.Data, uint64(tag)
+			m.SQE.SetNSID(nsid)
+			n++
+		}
+		q.hand(q.cmds[:n])
+	}
+}
+
+// hand hands commands to the connection.
+func (q *queue) hand(cmds []client.Command) { // hot: 0 allocs
+	for q.link != nil && len(cmds) > 0 {
+		n, err := q.link.qp.Submit(cmds)
+		for i := range cmds[:n] {
+			cmds[i].Data = nil
+		}
+		cmds = cmds[n:]
+		switch {
+		case errors.Is(err, client.ErrInvalid):
+			// Its data does not fit its opcode, or is longer than the transport allows.
+			q.refuse(&cmds[0])
+			cmds = cmds[1:]
+		case err != nil:
+			q.fail(err)
+		case len(cmds) > 0: // there are as many tags as places
+			q.fail(errors.New("the queue has fewer places than it says"))
+		}
+	}
+	q.after()
+}
+
+// refuse ends a command that cannot be sent.
+func (q *queue) refuse(m *client.Command) {
+	c := q.put(m.Tag)
+	m.Data = nil
+	c.Status = nvme.InvalidField | nvme.DNR
+	q.done(c)
+}
+
+// put takes the command of a tag.
+func (q *queue) put(tag uint64) *Command { // hot: 0 allocs
+	c := q.sent[tag]
+	q.sent[tag] = nil
+	q.free = append(q.free, uint16(tag))
+	return c
+}
+
+// after follows each submission: the node may have answered already, and the connection may be full.
+func (q *queue) after() { // hot: 0 allocs
+	for q.link != nil {
+		n := q.link.qp.Completed(q.comps[:])
+		if n == 0 {
+			break
+		}
+		q.complete(q.comps[:n])
+	}
+	if q.link != nil && q.link.qp.Blocked() {
+		select {
+		case q.link.blocked <- struct{}{}:
+		default:
+		}
+	}
+}
+
+// complete ends commands.
+func (q *queue) complete(comps []client.Completion) { // hot: 0 allocs
+	q.progress = q.node.tick.Load()
+	for i := range comps {
+		m := &comps[i]
+		c := q.put(m.Tag)
+		if m.Status.Code() == nvme.InvalidNamespaceOrFormat {
+			// The namespace has gone, or another one has its number. The partition may come back.
+			c.target.nsid.Store(0)
+			q.node.look()
+			q.lose(c)
+			continue
+		}
+		c.Status, c.Result, c.Received = m.Status, m.Result, int(m.Received)
+		q.done(c)
+	}
+}
+
+// fail ends the connection, and all commands with it.
+func (q *queue) fail(err error) {
+	l := q.link
+	if l == nil {
+		return
+	}
+	q.link = nil
+	l.qp.Shutdown() // from here on nothing reaches the commands' data
+	for tag, c := range q.sent {
+		if c != nil {
+			q.sent[tag] = nil
+			q.lose(c)
+		}
+	}
+	for q.first != nil {
+		q.lose(q.take())
+	}
+	select {
+	case q.node.failed <- err:
+	default: // another queue has failed before
+	}
+}
+
+// receive is the step of the goroutine that waits for completions.
+func (q *queue) receive(l *link) (done bool) {
+	q.driver.Lock()
+	defer q.driver.Unlock()
+	for range rounds {
+		if q.link != l {
+			return true
+		}
+		n, more, err := l.qp.Receive(q.comps[:])
+		q.complete(q.comps[:n])
+		if err != nil {
+			q.fail(err)
+			return true
+		}
+		q.submit()
+		if !more {
+			return q.link != l
+		}
+	}
+	return true
+}
+
+// send is the step of the goroutine that goes on sending when the connection was full.
+func (q *queue) send(l *link) (done bool) {
+	q.driver.Lock()
+	defer q.driver.Unlock()
+	if q.link != l {
+		return true
+	}
+	if _, err := l.qp.Submit(nil); err != nil {
+		q.fail(err)
+		return true
+	}
+	for n := l.qp.Completed(q.comps[:]); n > 0; n = l.qp.Completed(q.comps[:]) {
+		q.complete(q.comps[:n])
+	}
+	q.submit()
+	return q.link != l || !l.qp.Blocked()
+}
+
+// up begins to use a connection.
+func (q *queue) up(qp *client.QPair) *link {
+	l := &link{qp: qp, blocked: make(chan struct{}, 1), quit: make(chan struct{})}
+	q.driver.Lock()
+	n := qp.Depth()
+	q.sent, q.since, q.free = make([]*Command, n), make([]uint32, n), make([]uint16, n)
+	for i := range q.free {
+		q.free[i] = uint16(n - 1 - i)
+	}
+	q.link = l
+	q.driver.Unlock()
+	l.wg.Add(2)
+	go func() {
+		defer l.wg.Done()
+		step := func() bool { return q.receive(l) }
+		for q.has(l) {
+			if err := qp.AwaitRecv(step); err != nil {
+				q.end(l, err)
+			}
+		}
+	}()
+	go func() {
+		defer l.wg.Done()
+		step := func() bool { return q.send(l) }
+		for {
+			select {
+			case <-l.blocked:
+			case <-l.quit:
+				return
+			}
+			if err := qp.AwaitSend(step); err != nil {
+				q.end(l, err)
+			}
+		}
+	}()
+	return l
+}
+
+// has reports whether l is the connection.
+func (q *queue) has(l *link) bool {
+	q.driver.Lock()
+	defer q.driver.Unlock()
+	return q.link == l
+}
+
+// end ends a connection, if it has not ended yet.
+func (q *queue) end(l *link, err error) {
+	q.driver.Lock()
+	defer q.driver.Unlock()
+	if q.link == l {
+		q.fail(err)
+	}
+}
+
+// down ends a connection and waits for its goroutines.
+func (q *queue) down(l *link, err error) {
+	q.end(l, err)
+	close(l.quit)
+	l.wg.Wait()
+	// An error says once more that the connection is gone.
+	_ = l.qp.Close()
+}
+
+// check ends the connection if the node does not answer.
+func (q *queue) check(now uint32) {
+	q.driver.Lock()
+	defer q.driver.Unlock()
+	if q.link == nil {
+		return
+	}
+	for tag, c := range q.sent {
+		// A Forward may be kept until its write is committed.
+		if c != nil && c.SQE.Opcode() != nvme.CmdKVForward && now-q.since[tag] > ticks {
+			q.fail(fmt.Errorf("%w: a command of opcode %#02x got no answer for %s", client.ErrTimeout, c.SQE.Opcode(),
+				q.node.p.cfg.Timeout))
+			return
+		}
+	}
+	// At most a half of the queue is for Forwards that are kept, so that a full queue makes progress.
+	if q.first != nil && now-q.progress > ticks {
+		q.fail(fmt.Errorf("%w: the queue is full of Forwards, none of which got an answer for %s", client.ErrTimeout,
+			q.node.p.cfg.Timeout))
+	}
+}
