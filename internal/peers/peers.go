@@ -63,7 +63,7 @@ type Command struct {
 	Status nvme.Status
 	// Result is DW0 and DW1 of the completion.
 	Result uint64
-	// Received is how many bytes of Data have come.
+	// Received is how many bytes of Data have come. RDMA does not count them: with Success, it is all of Data.
 	Received int
 	// Next is for lists of the Sink after PeerDone.
 	Next *Command

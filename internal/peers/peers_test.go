@@ -16,388 +16,400 @@ import (
 
 // TestMessagesArriveAndAreAnswered of each opcode, with data in the capsule, behind it, and to this node.
 func TestMessagesArriveAndAreAnswered(t *testing.T) {
-	t.Parallel()
-	b := newBox(t, "b", 2)
-	r := newRig(t, nil, b.node())
-	r.see(b)
-	r.awaitConnected(t, "b")
-	for _, x := range []struct {
-		op     uint8
-		n      int
-		result uint64
-		got    int
-	}{
-		{nvme.CmdKVForward, nvme.KVForwardHeaderSize, 5, 0}, {nvme.CmdKVForward, 4096, 5, 0},
-		{nvme.CmdKVForward, 100_000, 5, 0}, {nvme.CmdKVDurable, 0, 0, 0}, {nvme.CmdKVSync, 0, 0, 0},
-		{nvme.CmdKVShip, 1000, 1000, 1000}, {nvme.CmdKVShip, 200_000, 200_000, 200_000},
-		{nvme.CmdKVFetch, 4096, 0, 0},
-	} {
-		before := len(b.board.arrived())
-		c := r.message(x.op, 1, 5, x.n)
-		r.send(c)
-		r.sink.await(t, 1)
-		if c.Lost || !c.Status.OK() || c.Result != x.result || c.Received != x.got {
-			t.Errorf("opcode %#x with %d bytes: lost %t, %v, result %d, %d bytes", x.op, x.n, c.Lost, c.Status,
-				c.Result, c.Received)
-		}
-		for i := range x.got {
-			if c.Data[i] != 7 {
-				t.Fatalf("opcode %#x: byte %d is %d, want 7", x.op, i, c.Data[i])
+	overEach(t, func(t *testing.T, w *world) {
+		b := w.box(t, "b", 2)
+		r := w.rig(t, nil, b)
+		r.see(b)
+		r.awaitConnected(t, "b")
+		for _, x := range []struct {
+			op     uint8
+			n      int
+			result uint64
+			got    int
+		}{
+			{nvme.CmdKVForward, nvme.KVForwardHeaderSize, 5, 0}, {nvme.CmdKVForward, 4096, 5, 0},
+			{nvme.CmdKVForward, 100_000, 5, 0}, {nvme.CmdKVDurable, 0, 0, 0}, {nvme.CmdKVSync, 0, 0, 0},
+			{nvme.CmdKVShip, 1000, 1000, 1000}, {nvme.CmdKVShip, 200_000, 200_000, 200_000},
+			{nvme.CmdKVFetch, 4096, 4096, 4096},
+		} {
+			before := len(b.board.arrived())
+			c := r.message(x.op, 1, 5, x.n)
+			r.send(c)
+			r.sink.await(t, 1)
+			if c.Lost || !c.Status.OK() || c.Result != x.result || c.Received != x.got {
+				t.Errorf("opcode %#x with %d bytes: lost %t, %v, result %d, %d bytes", x.op, x.n, c.Lost, c.Status,
+					c.Result, c.Received)
+			}
+			for i := range x.got {
+				if c.Data[i] != 7 {
+					t.Fatalf("opcode %#x: byte %d is %d, want 7", x.op, i, c.Data[i])
+				}
+			}
+			a := b.board.arrived()
+			if len(a) != before+1 {
+				t.Fatalf("%d messages have arrived, want %d", len(a), before+1)
+			}
+			if got := a[before]; got.opcode != x.op || got.nsid != 12 {
+				t.Errorf("opcode %#x to namespace %d, want %#x to 12", got.opcode, got.nsid, x.op)
+			} else if x.op == nvme.CmdKVForward && (got.data != x.n || got.sum != byte(5*x.n)) {
+				t.Errorf("%d bytes of sum %d, want %d of sum %d", got.data, got.sum, x.n, byte(5*x.n))
 			}
 		}
-		a := b.board.arrived()
-		if len(a) != before+1 {
-			t.Fatalf("%d messages have arrived, want %d", len(a), before+1)
-		}
-		if got := a[before]; got.opcode != x.op || got.nsid != 12 {
-			t.Errorf("opcode %#x to namespace %d, want %#x to 12", got.opcode, got.nsid, x.op)
-		} else if x.op == nvme.CmdKVForward && (got.data != x.n || got.sum != byte(5*x.n)) {
-			t.Errorf("%d bytes of sum %d, want %d of sum %d", got.data, got.sum, x.n, byte(5*x.n))
-		}
-	}
+	})
 }
 
 // TestOrderIsKept by many commands of several goroutines, each to a partition of its own, with less room in the queue.
 func TestOrderIsKept(t *testing.T) {
-	t.Parallel()
-	const senders, each = 4, 500
-	b := newBox(t, "b", senders)
-	r := newRig(t, func(c *peers.Config) { c.QueueDepth = 16 }, b.node())
-	r.see(b)
-	r.awaitConnected(t, "b")
-	var wg sync.WaitGroup
-	for s := range senders {
-		wg.Add(1)
-		go func() {
-			defer wg.Done()
-			var batch peers.Batch
-			for i := range each {
-				size := nvme.KVForwardHeaderSize
-				if i%50 == 0 {
-					size = 20_000 // fetched by the target, while others come in capsules
+	overEach(t, func(t *testing.T, w *world) {
+		const senders, each = 4, 500
+		b := w.box(t, "b", senders)
+		r := w.rig(t, func(c *peers.Config) { c.QueueDepth = 16 }, b)
+		r.see(b)
+		r.awaitConnected(t, "b")
+		var wg sync.WaitGroup
+		for s := range senders {
+			wg.Add(1)
+			go func() {
+				defer wg.Done()
+				var batch peers.Batch
+				for i := range each {
+					size := nvme.KVForwardHeaderSize
+					if i%50 == 0 {
+						size = 20_000 // fetched by the target, while others come in capsules
+					}
+					batch.Add(r.forward(view.PartitionID(s), uint64(i+1), size))
+					if i%7 == 0 {
+						r.Send(&batch)
+					}
 				}
-				batch.Add(r.forward(view.PartitionID(s), uint64(i+1), size))
-				if i%7 == 0 {
-					r.Send(&batch)
-				}
+				r.Send(&batch)
+			}()
+		}
+		wg.Wait()
+		for _, c := range r.sink.await(t, senders*each) {
+			if c.Lost || !c.Status.OK() || c.Result != uint64(c.Tag) {
+				t.Fatalf("command %d: lost %t, %v, result %d", c.Tag, c.Lost, c.Status, c.Result)
 			}
-			r.Send(&batch)
-		}()
-	}
-	wg.Wait()
-	for _, c := range r.sink.await(t, senders*each) {
-		if c.Lost || !c.Status.OK() || c.Result != uint64(c.Tag) {
-			t.Fatalf("command %d: lost %t, %v, result %d", c.Tag, c.Lost, c.Status, c.Result)
 		}
-	}
-	small, large := map[uint32]uint64{}, map[uint32]uint64{}
-	for _, a := range b.board.arrived() {
-		last := small
-		if a.data > nvme.KVForwardHeaderSize {
-			last = large // arrives when its data does
+		small, large := map[uint32]uint64{}, map[uint32]uint64{}
+		for _, a := range b.board.arrived() {
+			last := small
+			if a.data > nvme.KVForwardHeaderSize {
+				last = large // arrives when its data does
+			}
+			if a.seq <= last[a.nsid] {
+				t.Fatalf("namespace %d: %d came behind %d", a.nsid, a.seq, last[a.nsid])
+			}
+			last[a.nsid] = a.seq
 		}
-		if a.seq <= last[a.nsid] {
-			t.Fatalf("namespace %d: %d came behind %d", a.nsid, a.seq, last[a.nsid])
-		}
-		last[a.nsid] = a.seq
-	}
+	})
 }
 
 // TestAFullQueueHoldsUpNoOther: kept Forwards fill their queue, and Ships and Fetches go on. What waits is sent in
 // order when there is room.
 func TestAFullQueueHoldsUpNoOther(t *testing.T) {
-	t.Parallel()
-	b := newBox(t, "b", 1)
-	b.board.keeps(forwards)
-	const depth, extra = 8, 5
-	r := newRig(t, func(c *peers.Config) { c.QueueDepth = depth }, b.node())
-	r.see(b)
-	r.awaitConnected(t, "b")
-	for i := range depth + extra {
-		r.send(r.forward(0, uint64(i+1), nvme.KVForwardHeaderSize))
-	}
-	eventually(t, "the queue is full", func() bool { return b.board.keeping() == depth })
-	r.send(r.message(nvme.CmdKVShip, 0, 100, 64), r.message(nvme.CmdKVFetch, 0, 101, 4096))
-	for _, c := range r.sink.await(t, 2) {
-		if c.Lost || !c.Status.OK() || c.Tag < 100 {
-			t.Errorf("command %d: lost %t, %v", c.Tag, c.Lost, c.Status)
+	overEach(t, func(t *testing.T, w *world) {
+		b := w.box(t, "b", 1)
+		b.board.keeps(forwards)
+		const depth, extra = 8, 5
+		r := w.rig(t, func(c *peers.Config) { c.QueueDepth = depth }, b)
+		r.see(b)
+		r.awaitConnected(t, "b")
+		for i := range depth + extra {
+			r.send(r.forward(0, uint64(i+1), nvme.KVForwardHeaderSize))
 		}
-	}
-	b.board.release()
-	r.sink.await(t, depth+extra)
-	seq := uint64(0)
-	for _, a := range b.board.arrived() {
-		if a.opcode == nvme.CmdKVForward {
-			if seq++; a.seq != seq {
-				t.Errorf("Forward %d came in the place of %d", a.seq, seq)
+		eventually(t, "the queue is full", func() bool { return b.board.keeping() == depth })
+		r.send(r.message(nvme.CmdKVShip, 0, 100, 64), r.message(nvme.CmdKVFetch, 0, 101, 4096))
+		for _, c := range r.sink.await(t, 2) {
+			if c.Lost || !c.Status.OK() || c.Tag < 100 {
+				t.Errorf("command %d: lost %t, %v", c.Tag, c.Lost, c.Status)
 			}
 		}
-	}
+		b.board.release()
+		r.sink.await(t, depth+extra)
+		seq := uint64(0)
+		for _, a := range b.board.arrived() {
+			if a.opcode == nvme.CmdKVForward {
+				if seq++; a.seq != seq {
+					t.Errorf("Forward %d came in the place of %d", a.seq, seq)
+				}
+			}
+		}
+	})
 }
 
 // TestALostConnectionEndsAllCommandsAtOnce: those that are kept, and those that wait. Then the node is connected again.
 func TestALostConnectionEndsAllCommandsAtOnce(t *testing.T) {
-	t.Parallel()
-	b := newBox(t, "b", 2)
-	const depth, n = 16, 40
-	r := newRig(t, func(c *peers.Config) { c.QueueDepth = depth }, b.node())
-	r.see(b)
-	r.awaitConnected(t, "b")
-	for round := range 3 {
-		b.board.keeps(everything)
-		for i := range n {
-			r.send(r.forward(view.PartitionID(i%2), uint64(i+1), nvme.KVForwardHeaderSize+100*i))
-		}
-		r.send(r.message(nvme.CmdKVShip, 0, n+1, 64), r.message(nvme.CmdKVFetch, 1, n+2, 4096))
-		eventually(t, "all queues have commands", func() bool { return b.board.keeping() == depth+2 })
-		b.proxy.cut()
-		for _, c := range r.sink.await(t, n+2) {
-			if !c.Lost {
-				t.Errorf("round %d: command %d ends with %v", round, c.Tag, c.Status)
+	overEach(t, func(t *testing.T, w *world) {
+		b := w.box(t, "b", 2)
+		const depth, n = 16, 40
+		r := w.rig(t, func(c *peers.Config) { c.QueueDepth = depth }, b)
+		r.see(b)
+		r.awaitConnected(t, "b")
+		for round := range 3 {
+			b.board.keeps(everything)
+			for i := range n {
+				r.send(r.forward(view.PartitionID(i%2), uint64(i+1), nvme.KVForwardHeaderSize+100*i))
+			}
+			r.send(r.message(nvme.CmdKVShip, 0, n+1, 64), r.message(nvme.CmdKVFetch, 1, n+2, 4096))
+			eventually(t, "all queues have commands", func() bool { return b.board.keeping() == depth+2 })
+			b.cut()
+			for _, c := range r.sink.await(t, n+2) {
+				if !c.Lost {
+					t.Errorf("round %d: command %d ends with %v", round, c.Tag, c.Status)
+				}
+			}
+			b.board.release()
+			r.awaitConnected(t, "b")
+			r.send(r.forward(0, 1, 64))
+			if c := r.sink.await(t, 1)[0]; c.Lost || !c.Status.OK() {
+				t.Fatalf("round %d: after the loss: lost %t, %v", round, c.Lost, c.Status)
 			}
 		}
-		b.board.release()
-		r.awaitConnected(t, "b")
-		r.send(r.forward(0, 1, 64))
-		if c := r.sink.await(t, 1)[0]; c.Lost || !c.Status.OK() {
-			t.Fatalf("round %d: after the loss: lost %t, %v", round, c.Lost, c.Status)
-		}
-	}
+	})
 }
 
 // TestANodeThatRefusesIsAskedAgain: this node is not among its nodes. That is logged once.
 func TestANodeThatRefusesIsAskedAgain(t *testing.T) {
-	t.Parallel()
-	b := newBox(t, "b", 1)
-	b.State.Subsystems[0].AllowAnyHost, b.State.Subsystems[0].Nodes = true, nil
-	b.reload()
-	r := newRig(t, nil, b.node())
-	r.see(b)
-	eventually(t, "the refusal is logged", func() bool { return r.log.count("does not offer replication to") == 1 })
-	r.send(r.forward(0, 1, 64))
-	if c := r.sink.await(t, 1)[0]; !c.Lost {
-		t.Errorf("a command without a connection: %v", c.Status)
-	}
-	b.State.Subsystems[0].AllowAnyHost = false // now it does not even connect
-	b.reload()
-	eventually(t, "the other refusal is logged", func() bool { return r.log.count("Connect Invalid Host") == 1 })
-	b.State.Subsystems[0].Nodes = []string{hostNQN}
-	b.reload()
-	r.awaitConnected(t, "b")
-	if n := r.log.count("cannot be reached"); n != 2 {
-		t.Errorf("%d lines say that the node cannot be reached, want 2", n)
-	}
-	r.send(r.forward(0, 1, 64))
-	if c := r.sink.await(t, 1)[0]; c.Lost {
-		t.Error("lost on a connection that is there")
-	}
+	overEach(t, func(t *testing.T, w *world) {
+		b := w.box(t, "b", 1)
+		b.State.Subsystems[0].AllowAnyHost, b.State.Subsystems[0].Nodes = true, nil
+		b.reload()
+		r := w.rig(t, nil, b)
+		r.see(b)
+		eventually(t, "the refusal is logged", func() bool { return r.log.count("does not offer replication to") == 1 })
+		r.send(r.forward(0, 1, 64))
+		if c := r.sink.await(t, 1)[0]; !c.Lost {
+			t.Errorf("a command without a connection: %v", c.Status)
+		}
+		b.State.Subsystems[0].AllowAnyHost = false // now it does not even connect
+		b.reload()
+		eventually(t, "the other refusal is logged", func() bool { return r.log.count("Connect Invalid Host") == 1 })
+		b.State.Subsystems[0].Nodes = []string{hostNQN}
+		b.reload()
+		r.awaitConnected(t, "b")
+		if n := r.log.count("cannot be reached"); n != 2 {
+			t.Errorf("%d lines say that the node cannot be reached, want 2", n)
+		}
+		r.send(r.forward(0, 1, 64))
+		if c := r.sink.await(t, 1)[0]; c.Lost {
+			t.Error("lost on a connection that is there")
+		}
+	})
 }
 
 // TestAPartitionThatANodeDoesNotHaveIsLost until the node has it.
 func TestAPartitionThatANodeDoesNotHaveIsLost(t *testing.T) {
-	t.Parallel()
-	b := newBox(t, "b", 1)
-	r := newRig(t, nil, b.node())
-	late := partitionID("b", 7)
-	r.SetView(mapOf(place{"b", b.ids[0]}, place{"b", late}, place{"a", partitionID("a", 0)}))
-	r.awaitConnected(t, "b")
-	// Partition 2 is this node's own, and 3 is none of the view.
-	r.send(r.forward(0, 1, 64), r.forward(1, 2, 64), r.forward(2, 3, 64), r.forward(3, 4, 64))
-	for _, c := range r.sink.await(t, 4) {
-		if c.Lost != (c.Tag != 1) {
-			t.Errorf("command %d: lost %t", c.Tag, c.Lost)
-		}
-	}
-	b.publish(b.ids[0], late)
-	b.reload()
-	r.awaitConnected(t, "b")
-	r.send(r.forward(1, 5, 64))
-	if c := r.sink.await(t, 1)[0]; c.Lost || !c.Status.OK() {
-		t.Errorf("to the new partition: lost %t, %v", c.Lost, c.Status)
-	}
-	if a := b.board.arrived(); a[len(a)-1].nsid != 12 {
-		t.Errorf("it came to namespace %d, want 12", a[len(a)-1].nsid)
-	}
-	// The namespaces change their numbers: a command with an old one is lost.
-	b.publish(late)
-	b.reload()
-	for c := r.forward(1, 6, 64); ; {
-		r.send(c)
-		if r.sink.await(t, 1); !c.Lost {
-			if !c.Status.OK() {
-				t.Errorf("to the partition with another number: %v", c.Status)
-			}
-			break
-		}
+	overEach(t, func(t *testing.T, w *world) {
+		b := w.box(t, "b", 1)
+		r := w.rig(t, nil, b)
+		late := partitionID("b", 7)
+		r.SetView(mapOf(place{"b", b.ids[0]}, place{"b", late}, place{"a", partitionID("a", 0)}))
 		r.awaitConnected(t, "b")
-	}
+		// Partition 2 is this node's own, and 3 is none of the view.
+		r.send(r.forward(0, 1, 64), r.forward(1, 2, 64), r.forward(2, 3, 64), r.forward(3, 4, 64))
+		for _, c := range r.sink.await(t, 4) {
+			if c.Lost != (c.Tag != 1) {
+				t.Errorf("command %d: lost %t", c.Tag, c.Lost)
+			}
+		}
+		b.publish(b.ids[0], late)
+		b.reload()
+		r.awaitConnected(t, "b")
+		r.send(r.forward(1, 5, 64))
+		if c := r.sink.await(t, 1)[0]; c.Lost || !c.Status.OK() {
+			t.Errorf("to the new partition: lost %t, %v", c.Lost, c.Status)
+		}
+		if a := b.board.arrived(); a[len(a)-1].nsid != 12 {
+			t.Errorf("it came to namespace %d, want 12", a[len(a)-1].nsid)
+		}
+		// The namespaces change their numbers: a command with an old one is lost.
+		b.publish(late)
+		b.reload()
+		for c := r.forward(1, 6, 64); ; {
+			r.send(c)
+			if r.sink.await(t, 1); !c.Lost {
+				if !c.Status.OK() {
+					t.Errorf("to the partition with another number: %v", c.Status)
+				}
+				break
+			}
+			r.awaitConnected(t, "b")
+		}
+	})
 }
 
 // TestAPartitionMovesWithTheView to another node. A node that has none any more is disconnected.
 func TestAPartitionMovesWithTheView(t *testing.T) {
-	t.Parallel()
-	b, c := newBox(t, "b", 1), newBox(t, "c", 1)
-	r := newRig(t, nil, b.node(), c.node())
-	r.SetView(mapOf(place{"b", b.ids[0]}))
-	r.awaitConnected(t, "b")
-	b.board.keeps(everything)
-	r.send(r.forward(0, 1, 64))
-	eventually(t, "the Forward has arrived", func() bool { return b.board.keeping() == 1 })
-	r.SetView(mapOf(place{"c", c.ids[0]}))
-	if x := r.sink.await(t, 1)[0]; !x.Lost {
-		t.Errorf("a command to a node that is not in the view: %v", x.Status)
-	}
-	r.awaitConnected(t, "c")
-	r.send(r.forward(0, 2, 64))
-	if x := r.sink.await(t, 1)[0]; x.Lost || len(c.board.arrived()) != 1 {
-		t.Errorf("lost %t; %d messages have arrived at the other node", x.Lost, len(c.board.arrived()))
-	}
-	// A second partition of a node that is connected.
-	c.publish(c.ids[0], partitionID("c", 1))
-	c.reload()
-	r.SetView(mapOf(place{"c", c.ids[0]}, place{"c", partitionID("c", 1)}))
-	r.awaitConnected(t, "c")
-	r.send(r.forward(1, 3, 64))
-	if x := r.sink.await(t, 1)[0]; x.Lost {
-		t.Error("lost to the second partition")
-	}
+	overEach(t, func(t *testing.T, w *world) {
+		b, c := w.box(t, "b", 1), w.box(t, "c", 1)
+		r := w.rig(t, nil, b, c)
+		r.SetView(mapOf(place{"b", b.ids[0]}))
+		r.awaitConnected(t, "b")
+		b.board.keeps(everything)
+		r.send(r.forward(0, 1, 64))
+		eventually(t, "the Forward has arrived", func() bool { return b.board.keeping() == 1 })
+		r.SetView(mapOf(place{"c", c.ids[0]}))
+		if x := r.sink.await(t, 1)[0]; !x.Lost {
+			t.Errorf("a command to a node that is not in the view: %v", x.Status)
+		}
+		r.awaitConnected(t, "c")
+		r.send(r.forward(0, 2, 64))
+		if x := r.sink.await(t, 1)[0]; x.Lost || len(c.board.arrived()) != 1 {
+			t.Errorf("lost %t; %d messages have arrived at the other node", x.Lost, len(c.board.arrived()))
+		}
+		// A second partition of a node that is connected.
+		c.publish(c.ids[0], partitionID("c", 1))
+		c.reload()
+		r.SetView(mapOf(place{"c", c.ids[0]}, place{"c", partitionID("c", 1)}))
+		r.awaitConnected(t, "c")
+		r.send(r.forward(1, 3, 64))
+		if x := r.sink.await(t, 1)[0]; x.Lost {
+			t.Error("lost to the second partition")
+		}
+	})
 }
 
 // TestCloseEndsWhatIsOutstanding, also that to a node that does not answer, within a bound.
 func TestCloseEndsWhatIsOutstanding(t *testing.T) {
-	t.Parallel()
-	for _, frozen := range []bool{false, true} {
-		t.Run(fmt.Sprintf("frozen=%t", frozen), func(t *testing.T) {
-			b := newBox(t, "b", 1)
-			b.board.keeps(everything)
-			r := newRig(t, func(c *peers.Config) {
-				c.QueueDepth = 8
-				c.Timeout, c.KATO = time.Hour, time.Hour
-			}, b.node())
-			r.see(b)
-			r.awaitConnected(t, "b")
-			for i := range 20 {
-				r.send(r.forward(0, uint64(i+1), 64))
-			}
-			eventually(t, "the queue is full", func() bool { return b.board.keeping() == 8 })
-			b.proxy.freeze(frozen)
-			closed := make(chan struct{})
-			go func() {
-				r.Close()
-				close(closed)
-			}()
-			select {
-			case <-closed:
-			case <-time.After(wait):
-				t.Fatal("Close does not return")
-			}
-			if n := r.sink.count(); n != 20 {
-				t.Errorf("%d of 20 commands have ended when Close returns", n)
-			}
-			r.sink.await(t, 20)
-			r.send(r.forward(0, 1, 64))
-			if c := r.sink.await(t, 1)[0]; !c.Lost {
-				t.Errorf("after Close: %v", c.Status)
-			}
-		})
-	}
+	overEach(t, func(t *testing.T, w *world) {
+		for _, frozen := range []bool{false, true} {
+			t.Run(fmt.Sprintf("frozen=%t", frozen), func(t *testing.T) {
+				b := w.box(t, "b", 1)
+				b.board.keeps(everything)
+				r := w.rig(t, func(c *peers.Config) {
+					c.QueueDepth = 8
+					c.Timeout, c.KATO = time.Hour, time.Hour
+				}, b)
+				r.see(b)
+				r.awaitConnected(t, "b")
+				for i := range 20 {
+					r.send(r.forward(0, uint64(i+1), 64))
+				}
+				eventually(t, "the queue is full", func() bool { return b.board.keeping() == 8 })
+				b.freeze(frozen)
+				closed := make(chan struct{})
+				go func() {
+					r.Close()
+					close(closed)
+				}()
+				select {
+				case <-closed:
+				case <-time.After(wait):
+					t.Fatal("Close does not return")
+				}
+				if n := r.sink.count(); n != 20 {
+					t.Errorf("%d of 20 commands have ended when Close returns", n)
+				}
+				r.sink.await(t, 20)
+				r.send(r.forward(0, 1, 64))
+				if c := r.sink.await(t, 1)[0]; !c.Lost {
+					t.Errorf("after Close: %v", c.Status)
+				}
+			})
+		}
+	})
 }
 
 // TestANodeThatDoesNotAnswerIsGivenUp: it is there, and keeps what it should answer.
 func TestANodeThatDoesNotAnswerIsGivenUp(t *testing.T) {
-	t.Parallel()
-	b := newBox(t, "b", 1)
-	r := newRig(t, func(c *peers.Config) { c.Timeout, c.KATO = 400*time.Millisecond, time.Hour }, b.node())
-	r.see(b)
-	r.awaitConnected(t, "b")
-	b.board.keeps(everything)
-	r.send(r.forward(0, 1, 64), r.message(nvme.CmdKVDurable, 0, 2, 0))
-	for _, c := range r.sink.await(t, 2) {
-		if !c.Lost {
-			t.Errorf("command %d: %v", c.Tag, c.Status)
-		}
-	}
-	b.board.release()
-	r.awaitConnected(t, "b")
-	if r.log.count("got no answer") != 1 {
-		t.Error("the log does not say that there was no answer")
-	}
-}
-
-// TestHowLongCommandsMayBeKept: Forwards for any time, but not all of a queue, and others for Timeout.
-func TestHowLongCommandsMayBeKept(t *testing.T) {
-	t.Parallel()
-	b := newBox(t, "b", 1)
-	const depth = 4
-	r := newRig(t, func(c *peers.Config) { c.Timeout, c.KATO, c.QueueDepth = time.Hour, time.Hour, depth }, b.node())
-	r.see(b)
-	r.awaitConnected(t, "b")
-	send := func(kept int, cmds ...*peers.Command) {
-		t.Helper()
-		r.send(cmds...)
-		eventually(t, "the commands are kept", func() bool { return b.board.keeping() == kept })
-	}
-	given := func(n int) {
-		t.Helper()
-		for _, c := range r.sink.await(t, n) {
+	overEach(t, func(t *testing.T, w *world) {
+		b := w.box(t, "b", 1)
+		r := w.rig(t, func(c *peers.Config) { c.Timeout, c.KATO = 400*time.Millisecond, time.Hour }, b)
+		r.see(b)
+		r.awaitConnected(t, "b")
+		b.board.keeps(everything)
+		r.send(r.forward(0, 1, 64), r.message(nvme.CmdKVDurable, 0, 2, 0))
+		for _, c := range r.sink.await(t, 2) {
 			if !c.Lost {
 				t.Errorf("command %d: %v", c.Tag, c.Status)
 			}
 		}
 		b.board.release()
 		r.awaitConnected(t, "b")
+		if r.log.count("got no answer") != 1 {
+			t.Error("the log does not say that there was no answer")
+		}
+	})
+}
+
+// TestHowLongCommandsMayBeKept: Forwards for any time, but not all of a queue, and others for Timeout.
+func TestHowLongCommandsMayBeKept(t *testing.T) {
+	overEach(t, func(t *testing.T, w *world) {
+		b := w.box(t, "b", 1)
+		const depth = 4
+		r := w.rig(t, func(c *peers.Config) { c.Timeout, c.KATO, c.QueueDepth = time.Hour, time.Hour, depth }, b)
+		r.see(b)
+		r.awaitConnected(t, "b")
+		send := func(kept int, cmds ...*peers.Command) {
+			t.Helper()
+			r.send(cmds...)
+			eventually(t, "the commands are kept", func() bool { return b.board.keeping() == kept })
+		}
+		given := func(n int) {
+			t.Helper()
+			for _, c := range r.sink.await(t, n) {
+				if !c.Lost {
+					t.Errorf("command %d: %v", c.Tag, c.Status)
+				}
+			}
+			b.board.release()
+			r.awaitConnected(t, "b")
+			b.board.keeps(everything)
+		}
+		nothing := func(when string) {
+			t.Helper()
+			if n := r.sink.count(); n != 0 {
+				t.Fatalf("%d commands have ended %s", n, when)
+			}
+		}
 		b.board.keeps(everything)
-	}
-	nothing := func(when string) {
-		t.Helper()
-		if n := r.sink.count(); n != 0 {
-			t.Fatalf("%d commands have ended %s", n, when)
+		for i, op := range []uint8{nvme.CmdKVDurable, nvme.CmdKVSync, nvme.CmdKVShip, nvme.CmdKVCompare,
+			nvme.CmdKVFetch} {
+			size := 0
+			if i > 1 {
+				size = 4096
+			}
+			send(1, r.message(op, 0, 1, size))
+			r.Advance("b", 4)
+			nothing("in time")
+			r.Advance("b", 1)
+			given(1)
 		}
-	}
-	b.board.keeps(everything)
-	for i, op := range []uint8{nvme.CmdKVDurable, nvme.CmdKVSync, nvme.CmdKVShip, nvme.CmdKVCompare, nvme.CmdKVFetch} {
-		size := 0
-		if i > 1 {
-			size = 4096
+		var full []*peers.Command
+		for i := range depth {
+			full = append(full, r.forward(0, uint64(i+1), 64))
 		}
-		send(1, r.message(op, 0, 1, size))
+		send(depth, full...)
+		r.Advance("b", 100)
+		nothing("although only Forwards are outstanding")
+		send(depth, r.forward(0, depth+1, 64))
 		r.Advance("b", 4)
 		nothing("in time")
 		r.Advance("b", 1)
-		given(1)
-	}
-	var full []*peers.Command
-	for i := range depth {
-		full = append(full, r.forward(0, uint64(i+1), 64))
-	}
-	send(depth, full...)
-	r.Advance("b", 100)
-	nothing("although only Forwards are outstanding")
-	send(depth, r.forward(0, depth+1, 64))
-	r.Advance("b", 4)
-	nothing("in time")
-	r.Advance("b", 1)
-	given(depth + 1)
+		given(depth + 1)
+	})
 }
 
 // TestASilentNodeIsGivenUp by its keep-alive, though only Forwards are outstanding; and it is connected again when it
 // is back.
 func TestASilentNodeIsGivenUp(t *testing.T) {
-	t.Parallel()
-	b := newBox(t, "b", 1)
-	r := newRig(t, func(c *peers.Config) { c.KATO = time.Second }, b.node())
-	r.see(b)
-	r.awaitConnected(t, "b")
-	b.board.keeps(everything)
-	r.send(r.forward(0, 1, 64))
-	eventually(t, "the Forward is kept", func() bool { return b.board.keeping() == 1 })
-	b.proxy.freeze(true)
-	if c := r.sink.await(t, 1)[0]; !c.Lost {
-		t.Errorf("a command to a silent node: %v", c.Status)
-	}
-	b.board.release()
-	b.proxy.freeze(false)
-	r.awaitConnected(t, "b")
+	overEach(t, func(t *testing.T, w *world) {
+		b := w.box(t, "b", 1)
+		r := w.rig(t, func(c *peers.Config) { c.KATO = time.Second }, b)
+		r.see(b)
+		r.awaitConnected(t, "b")
+		b.board.keeps(everything)
+		r.send(r.forward(0, 1, 64))
+		eventually(t, "the Forward is kept", func() bool { return b.board.keeping() == 1 })
+		b.freeze(true)
+		if c := r.sink.await(t, 1)[0]; !c.Lost {
+			t.Errorf("a command to a silent node: %v", c.Status)
+		}
+		b.board.release()
+		b.freeze(false)
+		r.awaitConnected(t, "b")
+	})
 }
 
 // TestAPeerThatAcceptsAndIsSilentCostsLittle: attempts to connect end after Timeout.
@@ -444,23 +456,24 @@ func TestAPeerThatAcceptsAndIsSilentCostsLittle(t *testing.T) {
 
 // TestACommandThatCannotBeSentIsRefused: its data does not fit its opcode. Those around it are sent.
 func TestACommandThatCannotBeSentIsRefused(t *testing.T) {
-	t.Parallel()
-	b := newBox(t, "b", 1)
-	r := newRig(t, nil, b.node())
-	r.see(b)
-	r.awaitConnected(t, "b")
-	bad := r.message(nvme.CmdKVSync, 0, 2, 0)
-	bad.Data = make([]byte, 64)
-	r.send(r.forward(0, 1, 64), bad, r.forward(0, 3, 64))
-	for _, c := range r.sink.await(t, 3) {
-		want := nvme.Success
-		if c == bad {
-			want = nvme.InvalidField | nvme.DNR
+	overEach(t, func(t *testing.T, w *world) {
+		b := w.box(t, "b", 1)
+		r := w.rig(t, nil, b)
+		r.see(b)
+		r.awaitConnected(t, "b")
+		bad := r.message(nvme.CmdKVSync, 0, 2, 0)
+		bad.Data = make([]byte, 64)
+		r.send(r.forward(0, 1, 64), bad, r.forward(0, 3, 64))
+		for _, c := range r.sink.await(t, 3) {
+			want := nvme.Success
+			if c == bad {
+				want = nvme.InvalidField | nvme.DNR
+			}
+			if c.Lost || c.Status != want {
+				t.Errorf("command %d: lost %t, %v", c.Tag, c.Lost, c.Status)
+			}
 		}
-		if c.Lost || c.Status != want {
-			t.Errorf("command %d: lost %t, %v", c.Tag, c.Lost, c.Status)
-		}
-	}
+	})
 }
 
 // TestConfigurationsThatAreRefused name what is wrong.
@@ -489,40 +502,43 @@ func TestConfigurationsThatAreRefused(t *testing.T) {
 // TestSteadyStateAllocatesNothing at both ends. One queue at a time is busy: a target whose connections are busy
 // together wakes their readers in a way that allocates.
 func TestSteadyStateAllocatesNothing(t *testing.T) {
-	b := newBox(t, "b", 1)
-	b.board.quiet.Store(true)
-	r := newRig(t, nil, b.node())
-	r.see(b)
-	r.awaitConnected(t, "b")
-	const n = 32
-	for what, kinds := range map[string][]*peers.Command{
-		"writes": {r.forward(0, 1, 1024), r.message(nvme.CmdKVDurable, 0, 2, 0), r.forward(0, 3, 20_000)},
-		"ships":  {r.message(nvme.CmdKVShip, 0, 1, 4096)},
-		"fills":  {r.message(nvme.CmdKVFetch, 0, 1, 4096)},
-		"lost":   {r.forward(1, 1, 64)},
-	} {
-		done := make(chan *peers.Command, n)
-		var cmds []*peers.Command
-		for i := range n {
-			k := kinds[i%len(kinds)]
-			cmds = append(cmds, &peers.Command{To: k.To, SQE: k.SQE, Data: k.Data, Sink: chanSink(done)})
-		}
-		t.Run(what, func(t *testing.T) {
-			allocs.None(t, func(total int) error {
-				for range total / n {
-					for _, c := range cmds {
-						r.batch.Add(c)
-					}
-					r.Send(&r.batch)
-					for range n {
-						if c := <-done; c.Lost != (what == "lost") || !c.Status.OK() {
-							return fmt.Errorf("lost %t, %v", c.Lost, c.Status)
+	for _, rdma := range []bool{false, true} {
+		w := newWorld(t, rdma)
+		b := w.box(t, "b", 1)
+		b.board.quiet.Store(true)
+		r := w.rig(t, nil, b)
+		r.see(b)
+		r.awaitConnected(t, "b")
+		const n = 32
+		for what, kinds := range map[string][]*peers.Command{
+			"writes": {r.forward(0, 1, 1024), r.message(nvme.CmdKVDurable, 0, 2, 0), r.forward(0, 3, 20_000)},
+			"ships":  {r.message(nvme.CmdKVShip, 0, 1, 4096)},
+			"fills":  {r.message(nvme.CmdKVFetch, 0, 1, 4096)},
+			"lost":   {r.forward(1, 1, 64)},
+		} {
+			done := make(chan *peers.Command, n)
+			var cmds []*peers.Command
+			for i := range n {
+				k := kinds[i%len(kinds)]
+				cmds = append(cmds, &peers.Command{To: k.To, SQE: k.SQE, Data: k.Data, Sink: chanSink(done)})
+			}
+			t.Run(fmt.Sprint(b.address[:4], " ", what), func(t *testing.T) {
+				allocs.None(t, func(total int) error {
+					for range total / n {
+						for _, c := range cmds {
+							r.batch.Add(c)
+						}
+						r.Send(&r.batch)
+						for range n {
+							if c := <-done; c.Lost != (what == "lost") || !c.Status.OK() {
+								return fmt.Errorf("lost %t, %v", c.Lost, c.Status)
+							}
 						}
 					}
-				}
-				return nil
+					return nil
+				})
 			})
-		})
+		}
 	}
 }
 
