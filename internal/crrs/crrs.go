@@ -116,13 +116,16 @@ type Write struct {
 	Retry bool
 	// Conditional: the store decides whether the write is done. It is passed on when that is known.
 	Conditional bool
+	// Payer is the driver's number for who pays for what the store does.
+	Payer uint32
 	// Tag is repeated in the Reply.
 	Tag uint64
 }
 
 // Read is a client's read.
 type Read struct {
-	Key Key
+	Key   Key
+	Payer uint32
 	// Value is memory for the value. It belongs to the replica until the Reply.
 	Value []byte
 	Tag   uint64
@@ -135,6 +138,8 @@ type Reply struct {
 	Version uint64
 	// ValueLen is the length of the value that a Read has found. Value has as much of it as there is memory.
 	ValueLen int
+	// Expires is when the value that a Read has found expires; 0: never.
+	Expires uint32
 }
 
 // StoreOp is an operation of the partition's store. The driver calls Stored with its outcome.
@@ -150,9 +155,10 @@ type StoreOp struct {
 	// Version is that of a Put or Delete. It is done only if the key has no newer one.
 	Version uint64
 	ID      Identity
-	// Expires, KeepUntil, Retry and Conditional are those of the Write.
+	// Expires, KeepUntil, Retry and Conditional are those of the Write, Payer is also that of the Read.
 	Expires, KeepUntil uint32
 	Retry, Conditional bool
+	Payer              uint32
 }
 
 // StoreStatus is the outcome of a StoreOp.
@@ -220,8 +226,10 @@ type Message struct {
 	Mem     uint32
 	Version uint64
 	ID      Identity
-	// Expires and KeepUntil are those of the Write.
+	// Expires and KeepUntil are those of the Write, or Expires that of the value of an Answer.
 	Expires, KeepUntil uint32
+	// Payer is who pays for what a Forward or a Ship does at the receiver. The receiver's driver sets it.
+	Payer uint32
 	// Tag, Len and Status are those of a Ship and its Answer. Tag is also that of the messages of a pass, and Len how
 	// long the answer to a Fetch may be.
 	Tag    uint64

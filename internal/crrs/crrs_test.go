@@ -15,7 +15,7 @@ func TestAuthorityIsLookedAtBehindTheFetch(t *testing.T) {
 		r.Advance(50)
 		r.Read(Read{}, &out)
 		r.Advance(c.fetched)
-		r.Fetched(out.Stores[0].Slot, Done, 1, 0, &out)
+		r.Fetched(out.Stores[0].Slot, Done, 1, 0, 0, &out)
 		if len(out.Replies) != 1 || out.Replies[0].Status != c.want {
 			t.Errorf("fetched at %d: %+v, want status %d", c.fetched, out.Replies, c.want)
 		}

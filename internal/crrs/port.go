@@ -102,9 +102,10 @@ type Outcome struct {
 	Status nvme.Status
 	// Result is DW0 and DW1.
 	Result uint64
-	// Version is that of a Ship's answer, and Value as much of the value as there is memory. Of a Fetch, Value is the
-	// batch and Mem its memory, which the Replica may keep.
+	// Version and Expires are those of a Ship's answer, and Value as much of the value as there is memory. Of a Fetch,
+	// Value is the batch and Mem its memory, which the Replica may keep.
 	Version uint64
+	Expires uint32
 	Value   []byte
 	Mem     uint32
 	// Part has the Sums and the Time of a Compare's answer; To and Last of a Fetch's.
@@ -126,6 +127,8 @@ type Incoming struct {
 	NoMemory bool
 	// Position is that of the key of a Fetch that has one.
 	Position uint64
+	// Payer is who pays for a Forward or a Ship.
+	Payer uint32
 }
 
 // Response answers an Incoming.
@@ -134,8 +137,9 @@ type Response struct {
 	Status nvme.Status
 	// Result is DW0 and DW1 of a Forward, a Durable, or with nvme.KVWrongView; of a Ship, the length of the value.
 	Result uint64
-	// Version and Value are those of a Ship. The Value does not change before the turn is carried out.
+	// Version, Expires and Value are those of a Ship. The Value does not change before the turn is carried out.
 	Version uint64
+	Expires uint32
 	Value   []byte
 	// Part has the Sums of a Compare, Data is what a Fetch has asked for.
 	Part *Part
@@ -341,7 +345,8 @@ func (p *Port) end(tag uint32, out *Actions, t *Traffic) request {
 // hot: 0 allocs
 func (p *Port) Completed(tag uint32, o *Outcome, out *Actions, t *Traffic) {
 	q := p.end(tag, out, t)
-	m := Message{Epoch: q.epoch, Tag: q.tag, Value: o.Value, Mem: o.Mem, Version: o.Version, Part: o.Part}
+	m := Message{Epoch: q.epoch, Tag: q.tag, Value: o.Value, Mem: o.Mem, Version: o.Version, Expires: o.Expires,
+		Part: o.Part}
 	st := o.Status.Code()
 	if st == nvme.KVWrongView && o.Result&0xFFFF_FFFF > p.r.role.Epoch {
 		t.Epoch = max(t.Epoch, o.Result&0xFFFF_FFFF)

@@ -99,7 +99,7 @@ func (r *portRig) settle() {
 func (r *portRig) store(n *portNode, most int) {
 	for _, op := range n.stores[:most] {
 		if op.Op == Get {
-			n.p.r.Fetched(op.Slot, Absent, 0, 0, &n.out)
+			n.p.r.Fetched(op.Slot, Absent, 0, 0, 0, &n.out)
 			continue
 		}
 		n.p.r.Stored(op.Slot, Done, op.Version, &n.out)

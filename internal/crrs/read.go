@@ -23,6 +23,7 @@ type read struct {
 	found   bool
 	version uint64
 	length  int
+	expires uint32
 	// shipped counts the times that the slot was shipped, so that a late Answer is known.
 	shipped uint32
 }
@@ -53,7 +54,7 @@ func (r *Replica) takeRead(q Read, from Peer, tag uint64) int32 {
 func (r *Replica) fetch(i int32, out *Actions) {
 	q := &r.reads[i]
 	q.state = readFetching
-	out.Stores = append(out.Stores, StoreOp{Slot: i, Op: Get, Key: q.Key, Value: q.Value})
+	out.Stores = append(out.Stores, StoreOp{Slot: i, Op: Get, Key: q.Key, Value: q.Value, Payer: q.Payer})
 }
 
 // ship asks the ChainTail.
@@ -74,7 +75,7 @@ func (r *Replica) receiveShip(from Peer, m *Message, out *Actions) {
 	case !r.authority() || r.freeReads.N == 0:
 		st = Unavailable
 	default:
-		r.fetch(r.takeRead(Read{Key: m.Key, Value: m.Value}, from, m.Tag), out)
+		r.fetch(r.takeRead(Read{Key: m.Key, Value: m.Value, Payer: m.Payer}, from, m.Tag), out)
 		return
 	}
 	r.send(from, Message{Kind: Answer, Tag: m.Tag, Status: st}, out)
@@ -88,19 +89,20 @@ func (r *Replica) receiveAnswer(m *Message, out *Actions) {
 	}
 	q := &r.reads[i]
 	copy(q.Value, m.Value)
-	out.Replies = append(out.Replies, Reply{Tag: q.Tag, Status: m.Status, Version: m.Version, ValueLen: m.Len})
+	out.Replies = append(out.Replies, Reply{Tag: q.Tag, Status: m.Status, Version: m.Version, ValueLen: m.Len,
+		Expires: m.Expires})
 	r.freeRead(i)
 }
 
-// Fetched takes the outcome of a Get of the store: the version and the length of the value that was found.
-func (r *Replica) Fetched(slot int32, st StoreStatus, version uint64, length int, out *Actions) {
+// Fetched takes the outcome of a Get of the store: version, length and time of expiry of the value that was found.
+func (r *Replica) Fetched(slot int32, st StoreStatus, version uint64, length int, expires uint32, out *Actions) {
 	q := &r.reads[slot]
 	if q.stale {
 		r.refuse(slot, WrongView, out)
 		r.freeRead(slot)
 		return
 	}
-	q.found, q.version, q.length = st == Done, version, length
+	q.found, q.version, q.length, q.expires = st == Done, version, length, expires
 	switch {
 	case st == Failed:
 		q.state = readIdle
@@ -152,9 +154,10 @@ func (r *Replica) answer(i int32, committed bool, out *Actions) {
 		r.refuse(i, Unavailable, out)
 	case q.from != NoPeer:
 		r.send(q.from, Message{Kind: Answer, Tag: q.shipTag, Status: q.status(), Version: q.version,
-			Value: q.Value[:min(q.length, len(q.Value))], Len: q.length}, out)
+			Value: q.Value[:min(q.length, len(q.Value))], Len: q.length, Expires: q.expires}, out)
 	default:
-		out.Replies = append(out.Replies, Reply{Tag: q.Tag, Status: q.status(), Version: q.version, ValueLen: q.length})
+		out.Replies = append(out.Replies, Reply{Tag: q.Tag, Status: q.status(), Version: q.version, ValueLen: q.length,
+			Expires: q.expires})
 	}
 	r.freeRead(i)
 }

@@ -106,6 +106,9 @@ func (r *Replica) Advance(now int64) { r.now = max(r.now, now) }
 // Extend sets the time until which the replica has authority.
 func (r *Replica) Extend(until int64) { r.until = max(r.until, until) }
 
+// Withdraw ends the authority, before a view takes the range from the replica: from now on it answers no reads.
+func (r *Replica) Withdraw() { r.until = 0 }
+
 func (r *Replica) authority() bool {
 	return r.role.Member && !r.role.Filling && !r.damaged && r.now < r.until
 }

@@ -9,7 +9,7 @@ import "jbofd/internal/nvme"
 // hot: 0 allocs
 func (p *Port) Receive(from Peer, c *Incoming, out *Actions, t *Traffic) {
 	k, role := c.SQE.KVReplica(), &p.r.role
-	m := Message{Epoch: uint64(k.Epoch()), Seq: k.Mark()}
+	m := Message{Epoch: uint64(k.Epoch()), Seq: k.Mark(), Payer: c.Payer}
 	asked, fits := p.r.role.tail() && from == role.Successor, false
 	switch c.SQE.Opcode() {
 	case nvme.CmdKVForward:
@@ -161,7 +161,7 @@ func (p *Port) answerMessage(m *Message, t *Traffic) {
 	if !p.served[i].busy || p.servedTag(i) != m.Tag {
 		return
 	}
-	a := Response{Version: m.Version, Value: m.Value, Part: m.Part}
+	a := Response{Version: m.Version, Expires: m.Expires, Value: m.Value, Part: m.Part}
 	switch {
 	case m.Kind != Answer:
 		a.Value, a.Data = nil, m.Value

@@ -245,7 +245,7 @@ func (s *sim) runStore(n *node, op StoreOp) {
 		}
 		binary.LittleEndian.PutUint64(op.Value, o.value)
 		s.later(n, s.upTo(ms), func() {
-			s.turn(n, func(out *Actions) { n.r.Fetched(op.Slot, st, version, len(op.Value), out) })
+			s.turn(n, func(out *Actions) { n.r.Fetched(op.Slot, st, version, len(op.Value), 0, out) })
 		})
 		return
 	}

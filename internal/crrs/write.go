@@ -108,7 +108,7 @@ func (r *Replica) store(i int32, out *Actions) {
 	w.storing = true
 	out.Stores = append(out.Stores, StoreOp{Slot: i, Tag: w.Tag, Op: w.Op, Key: w.Key, Value: w.Value,
 		Version: w.version, ID: w.ID, Expires: w.Expires, KeepUntil: w.KeepUntil, Retry: w.Retry && w.deciding,
-		Conditional: w.Conditional && w.deciding})
+		Conditional: w.Conditional && w.deciding, Payer: w.Payer})
 }
 
 // receiveForward takes a write from the predecessor.
@@ -140,7 +140,7 @@ func (r *Replica) accept(m *Message, out *Actions) {
 		return
 	default:
 		i = r.take(Write{Op: m.Op, Key: m.Key, Value: m.Value, Mem: m.Mem, ID: m.ID, Expires: m.Expires,
-			KeepUntil: m.KeepUntil})
+			KeepUntil: m.KeepUntil, Payer: m.Payer})
 		r.writes[i].version = m.Version
 		r.mark(i)
 		r.store(i, out)

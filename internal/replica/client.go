@@ -3,6 +3,7 @@ package replica
 import (
 	"jbofd/internal/crrs"
 	"jbofd/internal/kvstore"
+	"jbofd/internal/tenant"
 )
 
 // Write is a client's Put or Delete.
@@ -20,6 +21,8 @@ type Write struct {
 	// Expires is that of the object, in unix seconds, or with a Tombstone that of the Delete's.
 	Expires   uint32
 	Tombstone bool
+	// Tenant pays.
+	Tenant tenant.ID
 	// Tag is repeated in the Reply.
 	Tag uint64
 }
@@ -29,7 +32,8 @@ type Write struct {
 // hot: 0 allocs
 func (r *Replica) Write(w *Write) {
 	q := crrs.Write{Op: crrs.Put, Key: w.Key, ID: crrs.Identity{Client: w.ID.Client, Seq: w.ID.Seq}, Expires: w.Expires,
-		KeepUntil: w.ID.KeepUntil, Retry: w.ID.Retry && w.ID.Client != 0, Conditional: w.Condition != kvstore.Always}
+		KeepUntil: w.ID.KeepUntil, Retry: w.ID.Retry && w.ID.Client != 0, Conditional: w.Condition != kvstore.Always,
+		Payer: uint32(w.Tenant)}
 	switch {
 	case w.Condition == kvstore.IfNewer || w.Op != kvstore.Put && w.Op != kvstore.Delete,
 		(w.ID.Client == 0) != (w.ID.KeepUntil == 0) || w.ID.Client == 0 && w.ID.Seq != 0:
@@ -56,11 +60,13 @@ func (r *Replica) Write(w *Write) {
 	r.port.Replica().Write(q, &r.acts)
 }
 
-// Read takes a client's read. value is memory for the value, and belongs to the replica until the Reply.
+// Read takes a client's read. value is memory for the value, and belongs to the replica until the Reply. The tenant
+// pays.
 //
 // hot: 0 allocs
-func (r *Replica) Read(key crrs.Key, value []byte, tag uint64) {
-	r.port.Replica().Read(crrs.Read{Key: key, Value: value, Tag: r.addClient(client{tag: tag})}, &r.acts)
+func (r *Replica) Read(key crrs.Key, value []byte, payer tenant.ID, tag uint64) {
+	r.port.Replica().Read(crrs.Read{Key: key, Value: value, Payer: uint32(payer), Tag: r.addClient(client{tag: tag})},
+		&r.acts)
 }
 
 // addClient takes a place for a client's request, and returns its tag. It allocates when there are more than before.
@@ -80,7 +86,8 @@ func (r *Replica) addClient(c client) uint64 {
 func (r *Replica) takeReplies(why kvstore.Status, version uint64) {
 	for i := range r.acts.Replies {
 		p := &r.acts.Replies[i]
-		a := Reply{Tag: r.clients[p.Tag].tag, Status: p.Status, Version: p.Version, ValueLen: p.ValueLen}
+		a := Reply{Tag: r.clients[p.Tag].tag, Status: p.Status, Version: p.Version, ValueLen: p.ValueLen,
+			Expires: p.Expires}
 		if p.Status == crrs.Refused {
 			a.Refusal, a.Version = why, version
 		}

@@ -3,15 +3,16 @@ package replica
 import (
 	"jbofd/internal/crrs"
 	"jbofd/internal/nvme"
+	"jbofd/internal/tenant"
 )
 
 // Receive takes a command of another node. It is valid (nvme.KVReplicaSQE.Valid). data is that of a Forward, which is
-// copied, or memory for that of a Ship, which belongs to the Replica until the Response. handle is repeated in the
-// Response.
+// copied, or memory for that of a Ship, which belongs to the Replica until the Response. The tenant pays for a Forward
+// or a Ship. handle is repeated in the Response.
 //
 // hot: 0 allocs
-func (r *Replica) Receive(from crrs.Peer, handle uint64, sqe *nvme.SQE, data []byte) {
-	in := crrs.Incoming{Handle: handle, SQE: sqe}
+func (r *Replica) Receive(from crrs.Peer, handle uint64, sqe *nvme.SQE, data []byte, payer tenant.ID) {
+	in := crrs.Incoming{Handle: handle, SQE: sqe, Payer: uint32(payer)}
 	k := sqe.KVReplica()
 	answer := func(st nvme.Status, result uint64) {
 		r.traffic.Responses = append(r.traffic.Responses, crrs.Response{Handle: handle, Status: st, Result: result})
@@ -32,7 +33,7 @@ func (r *Replica) Receive(from crrs.Peer, handle uint64, sqe *nvme.SQE, data []b
 	case nvme.CmdKVShip:
 		in.Value = data[nvme.KVReadHeaderSize:]
 	case nvme.CmdKVFetch:
-		if int(k.LenBytes()) < r.cfg.BatchBytes {
+		if int(k.LenBytes()) < r.cfg.Batches.bytes {
 			answer(nvme.InvalidField|nvme.DNR, 0) // it might have no room for the next object
 			return
 		}
@@ -52,7 +53,8 @@ func (r *Replica) Abort(handle uint64) { r.port.Abort(handle, &r.traffic) }
 func (r *Replica) respond(out *Actions) {
 	for i := range r.traffic.Responses {
 		c := &r.traffic.Responses[i]
-		a := Response{Handle: c.Handle, Status: c.Status, Result: c.Result, Version: c.Version, ValueLen: len(c.Value)}
+		a := Response{Handle: c.Handle, Status: c.Status, Result: c.Result, Version: c.Version,
+			Expires: c.Expires, ValueLen: len(c.Value)}
 		switch {
 		case c.Part == nil || !c.Status.OK():
 		case c.Part.Sums != nil:
@@ -95,14 +97,16 @@ func (r *Replica) send(out *Actions) (again bool) {
 		a := &r.asked[c.Tag]
 		*a = asked{opcode: c.SQE.Opcode(), buffer: noBuffer}
 		switch a.opcode {
+		case nvme.CmdKVForward:
+			c.Data = r.dataOf(&c)
 		case nvme.CmdKVFetch:
-			k.SetLenBytes(uint32(r.cfg.BatchBytes))
+			k.SetLenBytes(uint32(r.cfg.Batches.bytes))
 			a.part = r.partOf(k)
-			if a.buffer = r.fetched.take(); a.buffer == noBuffer {
+			if a.buffer = r.cfg.Batches.fetched.take(); a.buffer == noBuffer {
 				r.lost = append(r.lost, c.Tag)
 				continue
 			}
-			c.Buf = r.fetched.all[a.buffer]
+			c.Buf = r.cfg.Batches.fetched.all[a.buffer]
 		case nvme.CmdKVCompare:
 			a.part = r.partOf(k)
 		}
@@ -116,6 +120,20 @@ func (r *Replica) send(out *Actions) (again bool) {
 	r.lost = r.lost[:0]
 	r.noteRepeats()
 	return again
+}
+
+// dataOf returns what a Forward sends. The memory of a value has room for the header, which is the same each time that
+// the write is forwarded: it may be sent already.
+func (r *Replica) dataOf(c *Command) []byte {
+	if c.Mem == 0 {
+		r.headers[c.Tag] = c.Header
+		return r.headers[c.Tag][:]
+	}
+	data := r.framed(c.Mem-1, len(c.Value))
+	if h := (*nvme.KVForwardHeader)(data); *h != c.Header {
+		*h = c.Header
+	}
+	return data
 }
 
 // partOf returns the part and the cursor of a Compare or a Fetch.
@@ -151,7 +169,8 @@ func (r *Replica) Completed(tag uint32, st nvme.Status, result uint64, data []by
 				o.Status = nvme.InternalError
 				break
 			}
-			o.Version, o.Value = (*nvme.KVReadHeader)(data).Version(), data[nvme.KVReadHeaderSize:]
+			h := (*nvme.KVReadHeader)(data)
+			o.Version, o.Expires, o.Value = h.Version(), h.Expires(), data[nvme.KVReadHeaderSize:]
 		case nvme.CmdKVCompare, nvme.CmdKVFetch:
 			if o.Part = answerOf(&a, data); o.Part == nil {
 				o.Status = nvme.InternalError
@@ -198,7 +217,7 @@ func answerOf(a *asked, data []byte) *crrs.Part {
 // the driver calls Reconnected.
 func (r *Replica) Failed(tag uint32) {
 	if a := &r.asked[tag]; a.opcode == nvme.CmdKVFetch && a.buffer != noBuffer {
-		r.fetched.put(a.buffer)
+		r.cfg.Batches.fetched.put(a.buffer)
 	}
 	r.asked[tag] = asked{buffer: noBuffer}
 	r.port.Failed(tag, &r.acts, &r.traffic)

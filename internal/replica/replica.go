@@ -14,7 +14,6 @@ package replica
 
 import (
 	"jbofd/internal/crrs"
-	"jbofd/internal/invariants"
 	"jbofd/internal/kvstore"
 	"jbofd/internal/list"
 	"jbofd/internal/nvme"
@@ -28,12 +27,11 @@ type Config struct {
 	HashSeed uint64
 	// Memory is that of the partition's replicas.
 	Memory *Memory
-	// BatchBytes is how long a batch of a pass may be, at least the longest value and nvme.KVEntryOverhead. It is the
-	// same at all nodes.
-	BatchBytes int
+	// Batches are the partition's.
+	Batches *Batches
 	// TombstoneSeconds is how long the tombstone of a Delete lasts at least: longer than a pass.
 	TombstoneSeconds uint32
-	// Alloc returns memory for batches, and for values that cannot wait for others to be released.
+	// Alloc returns memory for values that cannot wait for others to be released.
 	Alloc func(n int) ([]byte, error)
 }
 
@@ -71,14 +69,15 @@ type Replica struct {
 	freeOps list.List
 	later   list.List
 	laterNS int64
-	// outs are buffers for batches that are copied out, fetched those for batches that are fetched. filled are those
-	// of Responses that the next Turn returns, sent those of the last one: they are free in the next.
-	outs, fetched buffers
-	filled, sent  []int32
+	// filled are the buffers of batches of Responses that the next Turn returns, sent those of the last one: they are
+	// free in the next.
+	filled, sent []int32
 	// copying are CopyOuts that wait for a buffer.
 	copying list.List
 	// asked are what was asked for by Commands under way, by their tags.
 	asked []asked
+	// headers are those of Forwards without a value, by their tags.
+	headers []nvme.KVForwardHeader
 	// lost are the tags of those that found no buffer.
 	lost []uint32
 	// repeats are the nodes to which to repeat what was lost, at repeatNS.
@@ -104,40 +103,8 @@ type asked struct {
 	part   crrs.Part
 }
 
-// buffers are memory for batches.
-type buffers struct {
-	all  [][]byte
-	free []int32
-}
-
-func newBuffers(n, bytes int, alloc func(int) ([]byte, error)) (b buffers, err error) {
-	for i := range n {
-		buf, err := alloc(bytes)
-		if err != nil {
-			return b, err
-		}
-		b.all, b.free = append(b.all, buf), append(b.free, int32(i))
-	}
-	return b, nil
-}
-
-// take takes one, or returns noBuffer.
-func (b *buffers) take() int32 {
-	n := len(b.free) - 1
-	if n < 0 {
-		return noBuffer
-	}
-	i := b.free[n]
-	b.free = b.free[:n]
-	return i
-}
-
-func (b *buffers) put(i int32) { b.free = append(b.free, i) }
-
 const (
 	noBuffer = -1
-	// copyOuts is how many batches are copied out at once.
-	copyOuts = 2
 	// retryNS is when the store is asked again that lacked memory or room, and what was lost is sent again.
 	retryNS = 10e6
 )
@@ -152,13 +119,16 @@ type Reply struct {
 	Version uint64
 	// ValueLen is the length of the value that a Read has found; as much as there was memory for is there.
 	ValueLen int
+	// Expires is when that value expires, in unix seconds; 0: never.
+	Expires uint32
 }
 
 // Command is a command for another node.
 type Command struct {
 	crrs.Command
-	// Buf is memory for the data of the completion of a Fetch. It belongs to the driver until Completed or Failed.
-	Buf []byte
+	// Data is what a Forward sends: its header and value. Buf is memory for the data of the completion of a Fetch. They
+	// belong to the driver until Completed or Failed.
+	Data, Buf []byte
 }
 
 // Response answers a command of another node. Its data does not change before the next Turn.
@@ -167,8 +137,9 @@ type Response struct {
 	Status nvme.Status
 	// Result is DW0 and DW1.
 	Result uint64
-	// Version and ValueLen are those of a Ship, whose value is in the memory that came with it.
+	// Version, Expires and ValueLen are those of a Ship, whose value is in the memory that came with it.
 	Version  uint64
+	Expires  uint32
 	ValueLen int
 	// Data is that of a Compare or a Fetch.
 	Data []byte
@@ -190,12 +161,10 @@ type Actions struct {
 }
 
 // New returns a Replica that is no member of its chain yet.
-//
-// Errors: those of Config.Alloc.
-func New(cfg Config) (*Replica, error) {
-	invariants.Check(cfg.BatchBytes >= nvme.KVEntryOverhead, "replica: batches without room for an object")
+func New(cfg Config) *Replica {
 	r := &Replica{cfg: cfg, port: crrs.NewPort(cfg.PortConfig), freeOps: list.None, later: list.None,
-		copying: list.None, asked: make([]asked, cfg.Requests), values: make([]block, 2*cfg.Window+cfg.Requests)}
+		copying: list.None, asked: make([]asked, cfg.Requests), headers: make([]nvme.KVForwardHeader, cfg.Requests),
+		values: make([]block, 2*cfg.Window+cfg.Requests)}
 	r.spares = make([][]byte, len(r.values))
 	for i := range r.values {
 		r.freeValues = append(r.freeValues, uint32(i))
@@ -205,12 +174,7 @@ func New(cfg Config) (*Replica, error) {
 	for i := range r.ops {
 		r.links.Push(&r.freeOps, int32(i))
 	}
-	var err error
-	if r.outs, err = newBuffers(copyOuts, cfg.BatchBytes, cfg.Alloc); err != nil {
-		return nil, err
-	}
-	r.fetched, err = newBuffers(cfg.Parts+1, cfg.BatchBytes, cfg.Alloc)
-	return r, err
+	return r
 }
 
 // SetTime tells the time of the node's clock, and the time of day in unix seconds.
@@ -221,6 +185,9 @@ func (r *Replica) SetTime(now int64, wall uint32) {
 
 // Extend sets the time until which the replica may serve.
 func (r *Replica) Extend(until int64) { r.port.Replica().Extend(until) }
+
+// Withdraw ends the authority, before a view takes the range from the replica.
+func (r *Replica) Withdraw() { r.port.Replica().Withdraw() }
 
 // SetFull says whether the partition is nearly full: then the replica refuses Puts of clients. A replica behind the
 // ChainHead takes them all, so that its partition needs some room then.
@@ -252,7 +219,7 @@ func (r *Replica) Dirty() int { return r.port.Replica().Dirty() }
 // hot: 0 allocs
 func (r *Replica) Turn(out *Actions) {
 	for _, i := range r.sent {
-		r.outs.put(i)
+		r.cfg.Batches.outs.put(i)
 	}
 	r.sent = r.sent[:0]
 	r.continueLater(out)
@@ -293,6 +260,9 @@ func (r *Replica) Turn(out *Actions) {
 	if r.starved {
 		r.wake(out, r.starvedNS)
 	}
+	if r.copying.N > 0 {
+		r.wake(out, r.now+retryNS) // other replicas have all buffers
+	}
 }
 
 func (r *Replica) wake(out *Actions, at int64) {
@@ -313,10 +283,13 @@ func (r *Replica) release(mems []uint32) {
 			r.values[i], r.spares[i] = block{}, nil
 			r.freeValues = append(r.freeValues, i)
 		} else {
-			r.fetched.put(int32(i) - int32(len(r.values)))
+			r.cfg.Batches.fetched.put(int32(i) - int32(len(r.values)))
 		}
 	}
 }
+
+// frame is the room in front of a value for the header with which it is forwarded.
+const frame = nvme.KVForwardHeaderSize
 
 // hold copies a value to memory of the replica, which there must be if it is needed. It returns ok false if there is
 // none.
@@ -331,18 +304,24 @@ func (r *Replica) hold(value []byte, needed bool) (held []byte, mem uint32, ok b
 		return nil, 0, false
 	}
 	i := r.freeValues[n]
-	switch b, ok := r.cfg.Memory.take(r.place, len(value)); {
+	switch b, ok := r.cfg.Memory.take(r.place, frame+len(value)); {
 	case ok:
 		r.values[i] = b
-		held = r.cfg.Memory.bytes(b, len(value))
 	case !needed || !r.takeSpare(i):
 		return nil, 0, false
-	default:
-		held = r.spares[i][:len(value)]
 	}
+	held = r.framed(i, len(value))[frame:]
 	r.freeValues = r.freeValues[:n]
 	copy(held, value)
 	return held, i + 1, true
+}
+
+// framed returns the memory of a value of n bytes, with the room in front of it.
+func (r *Replica) framed(i uint32, n int) []byte {
+	if b := r.values[i]; b.taken {
+		return r.cfg.Memory.bytes(b, frame+n)
+	}
+	return r.spares[i][:frame+n]
 }
 
 // takeSpare takes memory for the longest value beyond that of the partition. In the order of a range only one write is
@@ -352,7 +331,7 @@ func (r *Replica) takeSpare(i uint32) bool {
 		r.spares[i], r.spare = r.spare[n], r.spare[:n]
 		return true
 	}
-	buf, err := r.cfg.Alloc(r.cfg.BatchBytes)
+	buf, err := r.cfg.Alloc(r.cfg.Batches.bytes)
 	r.spares[i] = buf
 	return err == nil
 }

@@ -19,7 +19,11 @@ func alone(tb testing.TB, role crrs.Role) *Replica {
 	if err != nil {
 		tb.Fatal(err)
 	}
-	r, err := New(Config{Memory: m, BatchBytes: 64 << 10, TombstoneSeconds: 100, Alloc: heap,
+	b, err := NewBatches(2, 3, 64<<10, heap)
+	if err != nil {
+		tb.Fatal(err)
+	}
+	r := New(Config{Memory: m, Batches: b, TombstoneSeconds: 100, Alloc: heap,
 		PortConfig: crrs.PortConfig{Keep: 4, Requests: 16, Served: 8,
 			Config: crrs.Config{Window: 16, Reads: 16, Bits: 64, Parts: 2, Leaf: 4}}})
 	if err != nil {
@@ -84,7 +88,7 @@ func TestWhatTheStoreIsAskedFor(t *testing.T) {
 	} {
 		r, out := alone(t, headRole), Actions{}
 		r.Turn(&out)
-		c.w.Key, c.w.Tag = key, 77
+		c.w.Key, c.w.Tag, c.w.Tenant, c.want.Tenant = key, 77, 7, 7
 		r.Write(&c.w)
 		r.Turn(&out)
 		if len(out.Requests) != 1 || len(out.Replies) != 0 {
@@ -199,7 +203,7 @@ func forward(r *Replica, seq uint64, length int) {
 	k.SetSequence(seq)
 	k.SetKeep(1)
 	k.SetLenBytes(uint32(len(data)))
-	r.Receive(0, 100+seq, &sqe, data)
+	r.Receive(0, 100+seq, &sqe, data, 3)
 }
 
 // TestTheWriteThatOthersWaitForFindsMemory: writes that come too early have taken all of it. Others are dropped, and
@@ -208,11 +212,11 @@ func TestTheWriteThatOthersWaitForFindsMemory(t *testing.T) {
 	r, out := alone(t, tailRole), Actions{}
 	r.Turn(&out)
 	out = Actions{}
-	forward(r, 3, 32<<10)
-	forward(r, 4, 32<<10)
+	forward(r, 3, 32<<10-frame)
+	forward(r, 4, 32<<10-frame)
 	forward(r, 5, 10)
 	r.Turn(&out)
-	if len(out.Requests) != 2 || !r.starved {
+	if len(out.Requests) != 2 || !r.starved || out.Requests[0].Tenant != 3 {
 		t.Fatalf("%d writes are stored, starved %v", len(out.Requests), r.starved)
 	}
 	out = Actions{}
@@ -277,7 +281,7 @@ func TestWritesAndReadsAllocateNothing(t *testing.T) {
 	}
 	run := func() {
 		r.Write(&w)
-		r.Read(w.Key, buf, 2)
+		r.Read(w.Key, buf, 3, 2)
 		turn()
 		if turn(); len(out.Replies) != 2 {
 			t.Fatalf("%+v", out.Replies)
@@ -315,10 +319,10 @@ func TestForwardsAllocateNothing(t *testing.T) {
 			for i := range out.Commands {
 				c := &out.Commands[i]
 				if c.SQE.Opcode() == nvme.CmdKVForward {
-					copy(data[copy(data, c.Header[:]):], c.Value)
+					copy(data, c.Data)
 				}
 				handle++
-				tail.Receive(0, uint64(c.Tag), &c.SQE, data)
+				tail.Receive(0, uint64(c.Tag), &c.SQE, data, 3)
 			}
 			out.Commands = out.Commands[:0]
 			turn(tail, &other)
@@ -326,7 +330,7 @@ func TestForwardsAllocateNothing(t *testing.T) {
 				head.Completed(uint32(a.Handle), a.Status, a.Result, nil)
 			}
 			for _, c := range other.Commands { // a Sync, at the beginning
-				head.Receive(1, 1000, &c.SQE, nil)
+				head.Receive(1, 1000, &c.SQE, nil, 3)
 				tail.Completed(c.Tag, nvme.Success, 0, nil)
 			}
 			out.Responses, other.Commands, other.Responses = out.Responses[:0], other.Commands[:0], other.Responses[:0]

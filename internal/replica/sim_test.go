@@ -177,7 +177,7 @@ func (s *sim) command(n *node, c replica.Command) {
 		var data []byte
 		switch k := c.SQE.KVReplica(); c.SQE.Opcode() {
 		case nvme.CmdKVForward:
-			data = append(append(data, c.Header[:]...), c.Value...)
+			data = append(data, c.Data...)
 			if len(data) != int(k.LenBytes()) {
 				s.t.Fatalf("a Forward of %d bytes says %d", len(data), k.LenBytes())
 			}
@@ -189,7 +189,7 @@ func (s *sim) command(n *node, c replica.Command) {
 			from.data = data
 		}
 		to.came[handle] = from
-		s.call(to, func(r *replica.Replica) { r.Receive(crrs.Peer(n.id), handle, &c.SQE, data) })
+		s.call(to, func(r *replica.Replica) { r.Receive(crrs.Peer(n.id), handle, &c.SQE, data, 4) })
 	})
 }
 
@@ -208,7 +208,9 @@ func (s *sim) respond(n *node, a replica.Response) {
 	}
 	data := slices.Clone(a.Data)
 	if c.data != nil && a.Status.OK() {
-		(*nvme.KVReadHeader)(c.data).SetVersion(a.Version)
+		h := (*nvme.KVReadHeader)(c.data)
+		h.SetVersion(a.Version)
+		h.SetExpires(a.Expires)
 		data = slices.Clone(c.data[:nvme.KVReadHeaderSize+a.ValueLen])
 	}
 	s.later(host, s.upTo(ms/2), func() {

@@ -171,7 +171,7 @@ func (s *sim) read(k int, begin int64) {
 		n = s.nodes[s.chain[s.rng.IntN(len(s.chain))]]
 	}
 	value := make([]byte, 8+s.rng.IntN(longest))
-	s.ask(n, func(r *replica.Replica, tag uint64) { r.Read(keyOf(k), value, tag) }, func(p replica.Reply) {
+	s.ask(n, func(r *replica.Replica, tag uint64) { r.Read(keyOf(k), value, 5, tag) }, func(p replica.Reply) {
 		s.trace("read of key %d at %d: %+v", k, n.id, p)
 		st := &s.keys[k]
 		o := linear.Operation{Begin: begin, End: s.Now()}

@@ -138,14 +138,16 @@ func (n *node) start() {
 	if n.mem, err = replica.NewMemory(3, size, alloc); err != nil {
 		s.t.Fatal(err)
 	}
-	n.r, err = replica.New(replica.Config{HashSeed: hashSeed, Memory: n.mem, BatchBytes: batchBytes,
-		TombstoneSeconds: 3600, Alloc: alloc,
-		PortConfig: crrs.PortConfig{Range: 3, Keep: uint8(1 + s.rng.IntN(4)), Requests: 8 + s.rng.IntN(30),
-			Served: 2 + s.rng.IntN(8), Config: crrs.Config{Window: 8, Reads: 8, Version: n.store.GreatestVersion(),
-				Bits: 64, Parts: 1 + s.rng.IntN(3), Leaf: 1 + s.rng.Uint64N(4)}}})
+	parts := 1 + s.rng.IntN(3)
+	batches, err := replica.NewBatches(1+s.rng.IntN(2), parts+1, batchBytes, alloc)
 	if err != nil {
 		s.t.Fatal(err)
 	}
+	n.r = replica.New(replica.Config{HashSeed: hashSeed, Memory: n.mem, Batches: batches,
+		TombstoneSeconds: 3600, Alloc: alloc,
+		PortConfig: crrs.PortConfig{Range: 3, Keep: uint8(1 + s.rng.IntN(4)), Requests: 8 + s.rng.IntN(30),
+			Served: 2 + s.rng.IntN(8), Config: crrs.Config{Window: 8, Reads: 8, Version: n.store.GreatestVersion(),
+				Bits: 64, Parts: parts, Leaf: 1 + s.rng.Uint64N(4)}}})
 	n.acts = replica.Actions{}
 	n.r.SetTime(n.clock(s.Now()), wall(s.Now()))
 	s.storeTurn(n)

@@ -8,6 +8,7 @@ import (
 	"jbofd/internal/kvstore"
 	"jbofd/internal/kvstore/format"
 	"jbofd/internal/nvme"
+	"jbofd/internal/tenant"
 )
 
 // storeOp is a request to the store.
@@ -37,7 +38,7 @@ func (r *Replica) beginStores(out *Actions) {
 		o := &r.ops[n]
 		*o = storeOp{op: *s, busy: true, key: s.Key, memory: o.memory}
 		q := &o.req
-		q.Tag, q.Key = uint64(n), o.key.Bytes[:o.key.Len]
+		q.Tag, q.Key, q.Tenant = uint64(n), o.key.Bytes[:o.key.Len], tenant.ID(s.Payer)
 		switch s.Op {
 		case crrs.Get:
 			q.Op, q.Value = kvstore.Get, s.Value
@@ -85,7 +86,7 @@ func (r *Replica) Stored(p *kvstore.Reply) {
 		case kvstore.NotFound:
 			st = crrs.Absent
 		}
-		r.port.Replica().Fetched(op.Slot, st, p.Version, p.ValueLen, &r.acts)
+		r.port.Replica().Fetched(op.Slot, st, p.Version, p.ValueLen, p.Expires, &r.acts)
 		return
 	}
 	st := crrs.Failed
@@ -180,13 +181,13 @@ func (r *Replica) beginRanges(out *Actions) {
 		out.Requests = append(out.Requests, *q)
 	}
 	r.acts.Ranges = r.acts.Ranges[:0]
-	for r.copying.N > 0 && len(r.outs.free) > 0 {
+	for r.copying.N > 0 && len(r.cfg.Batches.outs.free) > 0 {
 		n := r.links.Pop(&r.copying)
 		o := &r.ops[n]
-		o.buffer = r.outs.take()
+		o.buffer = r.cfg.Batches.outs.take()
 		p := &o.rop.Part
 		o.key = p.From.Key
-		buf := r.outs.all[o.buffer]
+		buf := r.cfg.Batches.outs.all[o.buffer]
 		o.req.Op, o.req.Key, o.req.Value = kvstore.CopyOut, o.key.Bytes[:o.key.Len], buf[:min(len(buf), o.rop.Room)]
 		o.req.Range = kvstore.Range{First: p.First, Last: lastOf(p), From: max(p.First, p.From.Position)}
 		out.Requests = append(out.Requests, o.req)
