@@ -47,6 +47,9 @@ func TestBlocksDoNotOverlapAndJoinAgain(t *testing.T) {
 			}
 			continue
 		}
+		if got, want := m.regions[min(place, 1)].taken-taken, (length+unitBytes-1)/unitBytes*unitBytes; got != want {
+			t.Fatalf("a block of %d bytes takes %d, want %d", length, got, want)
+		}
 		h := held{b: b, bytes: m.bytes(b, length), mark: byte(n)}
 		for i := range h.bytes {
 			h.bytes[i] = h.mark

@@ -125,6 +125,8 @@ type Command struct {
 	// Buf holds the command's data. In-capsule data is at its beginning, before Begin; the connection owns such a
 	// buffer and the executor does not replace it. Otherwise the executor sets it, before NeedData or Done.
 	Buf bufpool.Buf
+	// Host is the NQN of the host. It is the same for all commands of a slot.
+	Host string
 	// Port is where the command returns, and Slot the connection's number for it.
 	Port Port
 	Slot uint32

@@ -58,6 +58,7 @@ func (c *Conn) context(k nvmeof.Kind, cmd *executor.Command) any {
 		}
 		c.contexts[k] = make([]any, len(c.slots))
 		for i := range c.slots {
+			c.slots[i].cmd.Host = c.ctrl.HostNQN
 			c.contexts[k][i] = e.NewContext(&c.slots[i].cmd)
 		}
 	}

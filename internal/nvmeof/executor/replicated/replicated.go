@@ -1,0 +1,438 @@
+// Package replicated executes commands for the keys and values of partitions that are replicated: it makes
+// replicas.Requests of them. Those of clients are Store, Retrieve, Delete and Exist, plain and extended; those of other
+// nodes are the messages of replication (docs/wire-extensions.md).
+//
+//	Command ──> memory ──> Batch ──> replicas.Replicas ──> crrs, kvstore
+//	   ^                                     │
+//	   └── NeedData, Done <── ReplicaDone ───┘
+//
+// A Retrieve gets a buffer for what is probably the length of its value, for hosts have buffers for the longest one. If
+// that is too short it reads the value again.
+//
+// Lists, and commands for ranges of the hash space, are refused: a partition has only some of the ranges of the
+// cluster, and what one of them says of its keys is not what the cluster has.
+package replicated
+
+import (
+	"slices"
+	"sync"
+	"sync/atomic"
+
+	"jbofd/internal/bufpool"
+	"jbofd/internal/crrs"
+	"jbofd/internal/kvstore"
+	"jbofd/internal/nvme"
+	"jbofd/internal/nvmeof/executor"
+	"jbofd/internal/replicas"
+	"jbofd/internal/turn"
+)
+
+// Partition serves replicated namespaces: replicas.Replicas.
+type Partition interface {
+	// Submit hands the batch over and empties it; on return the Requests may be done already.
+	Submit(b *replicas.Batch)
+	// Again submits a Request again, from within its ReplicaDone.
+	Again(q *replicas.Request)
+	// Abort lets a Request end soon.
+	Abort(q *replicas.Request)
+}
+
+var _ Partition = (*replicas.Replicas)(nil)
+
+// Executor executes commands on replicated partitions.
+type Executor struct {
+	env  turn.Env
+	pool *bufpool.Pool
+	mu   sync.Mutex // changes of partitions
+	// partitions are by the number that namespaces name them with; nil where there is none.
+	partitions atomic.Pointer[[]Partition]
+}
+
+var _ executor.Executor = (*Executor)(nil)
+
+// New makes an executor without partitions; buffers come from the pool.
+func New(env turn.Env, pool *bufpool.Pool) *Executor { return &Executor{env: env, pool: pool} }
+
+// Set sets the partition of a number that nvmeof.Namespace.Partition has; nil removes it. After the Apply that has
+// removed its namespaces, it gets no more Requests, and only those that it has are to be waited for.
+func (e *Executor) Set(number int, p Partition) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	var all []Partition
+	if old := e.partitions.Load(); old != nil {
+		all = slices.Clone(*old)
+	}
+	for len(all) <= number {
+		all = append(all, nil)
+	}
+	all[number] = p
+	e.partitions.Store(&all)
+}
+
+// get returns the partition of a number; nil if there is none.
+//
+// hot: 0 allocs
+func (e *Executor) get(number int) Partition {
+	if p := e.partitions.Load(); p != nil && uint(number) < uint(len(*p)) {
+		return (*p)[number]
+	}
+	return nil
+}
+
+// The operations in metrics.
+const (
+	opRetrieve = iota
+	opStore
+	opDelete
+	opExist
+	opForward
+	opMark
+	opShip
+	opFill
+	opOther
+)
+
+var ops = []string{opRetrieve: "retrieve", opStore: "store", opDelete: "delete", opExist: "exist",
+	opForward: "forward", opMark: "mark", opShip: "ship", opFill: "fill", opOther: "other"}
+
+// Ops implements executor.Executor.
+func (e *Executor) Ops() []string { return ops }
+
+// firstRead is how much of a value a Retrieve reads at least, if its host wants as much.
+const firstRead = 4 << 10
+
+// command is the Request of a slot.
+type command struct {
+	replicas.Request
+	e      *Executor
+	c      *executor.Command
+	waiter bufpool.Waiter
+	// partition is where it was submitted.
+	partition Partition
+	// wanted is how much of the value a Retrieve is to return at most, head is the size of the header in front of it.
+	wanted, head int
+	// wide: the completion has the version of the write.
+	wide bool
+	// stop: Abort could not take the command out of the pool; it begins no further step.
+	stop atomic.Bool
+}
+
+var _ replicas.Sink = (*command)(nil)
+
+// NewContext implements executor.Executor.
+func (e *Executor) NewContext(c *executor.Command) any {
+	k := &command{e: e, c: c}
+	k.Sink = k
+	k.waiter.Wake = k.granted
+	return k
+}
+
+// Abort implements executor.Executor. It takes out a command that waits for memory. One that its replica has may end
+// soon, with what it has begun taking its course.
+func (e *Executor) Abort(c *executor.Command) bool {
+	k := c.Context.(*command)
+	k.stop.Store(true) // before Cancel: see await
+	if e.pool.Cancel(&k.waiter) {
+		c.Fail(nvme.AbortRequested)
+		if c.Port.Done(c) {
+			e.env.Go(c.Port.Kick) // the caller holds locks
+		}
+		return true
+	}
+	if p := k.partition; p != nil {
+		p.Abort(&k.Request)
+	}
+	return false
+}
+
+// await takes n bytes for the command from the pool. It reports false if the command waits for them; then it belongs to
+// the pool's waiter, and granted goes on with it. A command that is aborted meanwhile does not wait, and stopped is
+// true.
+func (k *command) await(n int) (ok, stopped bool) {
+	k.waiter.Size = n
+	if k.e.pool.GetOrWait(k.c.Account, &k.waiter) {
+		k.takeBuffer()
+		return true, false
+	}
+	return false, k.stop.Load() && k.e.pool.Cancel(&k.waiter)
+}
+
+func (k *command) takeBuffer() { k.c.Buf, k.waiter.Buf = k.waiter.Buf, bufpool.Buf{} }
+
+// granted is called by the pool when the memory is there that the command has waited for.
+func (k *command) granted() {
+	k.takeBuffer()
+	if p := k.c.Port; p.NeedData(k.c) {
+		k.e.env.Go(p.Kick) // the goroutine that has released the memory may hold locks
+	}
+}
+
+// Kick implements replicas.Sink.
+func (k *command) Kick() { k.c.Port.Kick() }
+
+// ReplicaDone implements replicas.Sink.
+//
+// hot: 0 allocs
+func (k *command) ReplicaDone(*replicas.Request) (kick bool) {
+	c := k.c
+	c.Fail(k.Status)
+	c.Result = k.Result
+	switch {
+	case !k.Status.OK():
+		if !k.wide && k.Status.Code() != nvme.KVWrongView {
+			c.Result = 0
+		}
+	case k.Kind == replicas.Node:
+		c.AnswerBytes = k.Bytes
+		if k.SQE.Opcode() == nvme.CmdKVShip {
+			c.Result = uint64(k.ValueLen)
+		}
+		c.Bytes = int64(len(k.Value))
+	case k.Kind == replicas.Write:
+		c.Access, c.Bytes = executor.AccessWrite, int64(len(k.Value))
+		if !k.wide {
+			c.Result = 0
+		}
+	case k.Exists():
+		c.Result = 0
+	default:
+		return k.retrieved()
+	}
+	if k.Status.Code() == nvme.KeyDoesNotExist && c.Plan.MissingOK {
+		c.Status = nvme.Success
+	}
+	k.Value = nil
+	return c.Port.Done(c)
+}
+
+// Exists reports whether the command asks only whether a key exists.
+func (k *command) Exists() bool { return k.c.Op == opExist }
+
+// retrieved ends a Retrieve whose value was read, or reads it again if the buffer was too short.
+func (k *command) retrieved() (kick bool) {
+	c := k.c
+	if n := min(k.ValueLen, k.wanted); n > len(k.Value) {
+		k.Value = nil
+		k.e.pool.Put(c.Buf)
+		c.Buf = bufpool.Buf{}
+		switch ok, stopped := k.await(k.head + n); {
+		case ok:
+			k.Value = c.Buf.B[k.head : k.head+n]
+			k.partition.Again(&k.Request)
+			return false
+		case !stopped:
+			return false
+		}
+		c.Fail(nvme.AbortRequested)
+		return c.Port.Done(c)
+	}
+	c.Result = uint64(k.ValueLen)
+	c.AnswerBytes = k.head + k.Bytes
+	c.Access, c.Bytes = executor.AccessRead, int64(c.AnswerBytes)
+	if k.head > 0 {
+		h := (*nvme.KVReadHeader)(c.Buf.B)
+		*h = nvme.KVReadHeader{}
+		h.SetVersion(k.ObjectVersion)
+		h.SetExpires(k.ObjectExpires)
+	}
+	k.Value = nil
+	return c.Port.Done(c)
+}
+
+// batch collects Requests, a replicas.Batch for each partition.
+type batch struct {
+	e        *Executor
+	requests []replicas.Batch // by partition
+	touched  []int            // partitions with something in requests
+	notices  executor.Notices
+}
+
+// NewBatch implements executor.Executor.
+func (e *Executor) NewBatch() executor.Batch { return &batch{e: e} }
+
+// Begin implements executor.Batch.
+//
+// hot: 0 allocs
+func (b *batch) Begin(c *executor.Command) {
+	k := c.Context.(*command)
+	k.forget()
+	n, known := k.take()
+	if !known {
+		c.Op = opOther
+		c.Fail(nvme.InvalidOpcode | nvme.DNR)
+		b.notices.Done(c)
+		return
+	}
+	switch p := c.Plan; {
+	case n == 0:
+		b.begin(k)
+	case p.ToController > 0 && !c.Fetch:
+		b.begin(k)
+	default:
+		ok, stopped := k.await(n)
+		switch {
+		case stopped:
+			c.Fail(nvme.AbortRequested)
+			b.notices.Done(c)
+		case ok && c.Fetch:
+			b.notices.NeedData(c)
+		case ok:
+			b.begin(k)
+		}
+	}
+}
+
+// forget resets what a command before has left.
+func (k *command) forget() {
+	k.Value, k.wanted, k.head, k.wide, k.partition = nil, 0, 0, false, nil
+	k.Op, k.Condition, k.Version, k.ID = kvstore.Put, kvstore.Always, 0, kvstore.Identity{}
+	k.Expires, k.ExpiresIn, k.KeepSeconds, k.Tombstone = 0, false, 0, false
+	if k.stop.Load() { // a load costs a fraction of an atomic store
+		k.stop.Store(false)
+	}
+}
+
+// take reads the command, and returns how long a buffer it needs.
+func (k *command) take() (bytes int, known bool) {
+	c, p, sqe := k.c, k.c.Plan, k.c.SQE.KV()
+	k.SQE, k.Host, k.Tenant, k.Pass, k.Extent = c.SQE, c.Host, c.Tenant, c.Pass, p.Namespace.Extent
+	k.Key = crrs.Key{}
+	switch c.SQE.Opcode() {
+	case nvme.CmdKVStore, nvme.CmdKVXStore, nvme.CmdKVDelete, nvme.CmdKVXDelete:
+		k.Kind, c.Op = replicas.Write, opStore
+		if op := c.SQE.Opcode(); op == nvme.CmdKVDelete || op == nvme.CmdKVXDelete {
+			k.Op, c.Op = kvstore.Delete, opDelete
+		}
+		k.wide = p.Wide
+		if c.SQE.Opcode() == nvme.CmdKVStore {
+			switch o := sqe.Options(); {
+			case o&nvme.KVStoreMustExist != 0:
+				k.Condition = kvstore.IfPresent
+			case o&nvme.KVStoreMustNotExist != 0:
+				k.Condition = kvstore.IfAbsent
+			}
+		}
+	case nvme.CmdKVRetrieve, nvme.CmdKVXRetrieve:
+		k.Kind, c.Op = replicas.Read, opRetrieve
+		if c.SQE.Opcode() == nvme.CmdKVXRetrieve {
+			k.head = nvme.KVReadHeaderSize
+		}
+		k.wanted = int(p.AnswerBytes) - k.head
+		bytes = k.head + min(k.wanted, firstRead-nvme.KVReadHeaderSize)
+	case nvme.CmdKVExist:
+		k.Kind, c.Op = replicas.Read, opExist
+	case nvme.CmdKVForward, nvme.CmdKVDurable, nvme.CmdKVSync, nvme.CmdKVShip, nvme.CmdKVCompare, nvme.CmdKVFetch:
+		k.Kind, c.Op = replicas.Node, nodeOp(c.SQE.Opcode())
+		return int(max(p.ToController, p.AnswerBytes)), true
+	default:
+		return 0, false
+	}
+	k.Key.Len = uint8(len(sqe.Key(&k.Key.Bytes)))
+	return max(bytes, int(p.ToController)), true
+}
+
+func nodeOp(opcode uint8) uint8 {
+	switch opcode {
+	case nvme.CmdKVForward:
+		return opForward
+	case nvme.CmdKVShip:
+		return opShip
+	case nvme.CmdKVCompare, nvme.CmdKVFetch:
+		return opFill
+	}
+	return opMark
+}
+
+// begin adds a command that has its memory, and its data if the host brings any.
+//
+// hot: 0 allocs
+func (b *batch) begin(k *command) {
+	c, p := k.c, k.c.Plan
+	switch {
+	case k.Kind == replicas.Read:
+		if !c.Buf.IsZero() {
+			k.Value = c.Buf.B[k.head:min(len(c.Buf.B), k.head+k.wanted)]
+		}
+	case k.Kind == replicas.Node:
+		k.Value = c.Buf.B[:max(p.ToController, p.AnswerBytes)]
+	default:
+		k.Value = c.Buf.B[:p.ToController]
+		if p.Wide && !k.takeHeader() {
+			b.notices.Done(c)
+			return
+		}
+	}
+	number := p.Namespace.Partition
+	k.partition = b.e.get(number)
+	for len(b.requests) <= number {
+		b.requests = append(b.requests, replicas.Batch{})
+	}
+	if b.requests[number].Empty() {
+		b.touched = append(b.touched, number)
+	}
+	b.requests[number].Add(&k.Request)
+}
+
+// takeHeader reads the header of an extended Store or Delete and leaves the value in Value. It returns false if the
+// header is wrong; then the command has failed. KVIfNewer is: versions are given by the ChainHead alone.
+//
+// hot: 0 allocs
+func (k *command) takeHeader() bool {
+	c := k.c
+	h := (*nvme.KVWriteHeader)(k.Value)
+	if at, ok := h.Fault(c.SQE.Opcode()); !ok {
+		c.Fail(nvme.KVInvalidHeader | nvme.DNR)
+		c.Result = uint64(at)
+		k.Value = nil
+		return false
+	}
+	if h.Condition() == nvme.KVIfNewer {
+		c.Fail(nvme.InvalidField | nvme.DNR)
+		k.Value = nil
+		return false
+	}
+	k.Value = k.Value[nvme.KVWriteHeaderSize:]
+	k.Condition, k.Version, k.Expires = conditions[h.Condition()], h.Version(), h.Expires()
+	f := h.Flags()
+	k.Tombstone, k.ExpiresIn, k.KeepSeconds = f&nvme.KVTombstone != 0, f&nvme.KVRelative != 0, h.Keep()
+	k.ID = kvstore.Identity{Client: h.Client(), Seq: h.Sequence(), Retry: f&nvme.KVRetry != 0}
+	return true
+}
+
+// conditions translates nvme.KVCondition.
+var conditions = [...]kvstore.Condition{nvme.KVAlways: kvstore.Always, nvme.KVIfAbsent: kvstore.IfAbsent,
+	nvme.KVIfPresent: kvstore.IfPresent, nvme.KVIfVersion: kvstore.IfVersion}
+
+// DataReady implements executor.Batch.
+//
+// hot: 0 allocs
+func (b *batch) DataReady(c *executor.Command) {
+	if k := c.Context.(*command); c.Status.OK() {
+		b.begin(k)
+		return
+	}
+	c.Fail(c.Status)
+	b.notices.Done(c)
+}
+
+// Submit implements executor.Batch.
+//
+// hot: 0 allocs
+func (b *batch) Submit() {
+	for _, n := range b.touched {
+		p := b.e.get(n)
+		if p == nil {
+			b.requests[n].Take(b.refuse)
+			continue
+		}
+		p.Submit(&b.requests[n])
+	}
+	b.touched = b.touched[:0]
+	b.notices.Send()
+}
+
+func (b *batch) refuse(q *replicas.Request) {
+	c := q.Sink.(*command).c
+	c.Fail(nvme.NamespaceNotReady)
+	b.notices.Done(c)
+}

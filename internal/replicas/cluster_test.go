@@ -1,0 +1,423 @@
+package replicas_test
+
+import (
+	"encoding/binary"
+	"fmt"
+	"math"
+	"math/rand/v2"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"jbofd/internal/bufpool"
+	"jbofd/internal/cluster"
+	"jbofd/internal/cluster/view"
+	"jbofd/internal/crrs"
+	"jbofd/internal/crrs/linear"
+	"jbofd/internal/drive"
+	"jbofd/internal/kvstore"
+	"jbofd/internal/nvme"
+	"jbofd/internal/partition"
+	"jbofd/internal/peers"
+	"jbofd/internal/replicas"
+	"jbofd/internal/ssd/mem"
+	"jbofd/internal/turn"
+	"jbofd/internal/uuid"
+)
+
+// rig is a cluster in one process: real stores on drives in memory, nodes that are connected by goroutines, and a
+// manager that computes views as that of package cluster does.
+type rig struct {
+	t     testing.TB
+	nodes []*node
+	mu    sync.Mutex // guards view, and what the nodes are told of it
+	view  *view.View
+	stop  chan struct{}
+	done  sync.WaitGroup
+	moved atomic.Int64 // bytes of batches
+}
+
+// node is a node with one partition.
+type node struct {
+	rig   *rig
+	id    int
+	part  *partition.Partition
+	r     *replicas.Replicas
+	alive atomic.Bool
+	until atomic.Int64
+	inbox []chan *delivery // by sender
+	close []func()
+}
+
+// delivery is a command on its way.
+type delivery struct {
+	replicas.Request
+	c   *peers.Command
+	sqe nvme.SQE
+	rig *rig
+}
+
+const (
+	testRanges = 16
+	testSeed   = 0x1234_5678_9abc
+)
+
+func hostNQN(name string) string { return "nqn.2026-11.example.jbofd:node:test:" + name }
+
+var clockStart = time.Now()
+
+func clock() int64 { return int64(time.Since(clockStart)) + 1 }
+
+func newRig(t testing.TB, nodes, copies int) *rig {
+	g := &rig{t: t, stop: make(chan struct{})}
+	g.view = &view.View{Cluster: uuid.UUID{1}, Epoch: 1, Replicas: copies, HashSeed: testSeed,
+		Chains: make([]view.Chain, testRanges), Versions: make([]uint32, testRanges)}
+	for i := range nodes {
+		g.view.Nodes = append(g.view.Nodes, view.Node{Name: fmt.Sprint("n", i)})
+		g.view.Partitions = append(g.view.Partitions, view.Partition{ID: uuid.UUID{2, byte(i)}, Node: uint16(i),
+			Weight: 1})
+		g.nodes = append(g.nodes, g.newNode(i, nodes))
+	}
+	t.Cleanup(g.end)
+	g.done.Go(g.manage)
+	for _, n := range g.nodes {
+		n.setAlive(true)
+	}
+	return g
+}
+
+func (g *rig) newNode(id, nodes int) *node {
+	n := &node{rig: g, id: id}
+	pool, err := bufpool.New(bufpool.Config{TotalBytes: 64 << 20})
+	must(g.t, err)
+	const size = 256 << 20
+	dev, err := mem.Open(mem.Config{Name: fmt.Sprint("m", id), SizeBytes: size})
+	must(g.t, err)
+	d, err := drive.New(drive.Config{Device: dev, Pool: pool})
+	must(g.t, err)
+	n.part, err = partition.Open(partition.Config{Drive: d, Background: 9, Store: kvstore.Config{PartitionBytes: size,
+		Format: true, HashSeed: testSeed, UUID: uuid.UUID{2, byte(id)}}})
+	must(g.t, err)
+	n.r, err = replicas.New(replicas.Config{Store: n.part, ID: uuid.UUID{2, byte(id)}, Peers: n, HostNQN: hostNQN,
+		Authority: n.until.Load, Clock: clock, Changed: func() {}, Pool: pool, MemoryBytes: 1 << 20, Env: turn.Real})
+	must(g.t, err)
+	for range nodes {
+		n.inbox = append(n.inbox, make(chan *delivery, 10_000))
+	}
+	n.close = []func(){
+		func() { must(g.t, n.r.Close(30*time.Second)) },
+		func() { must(g.t, n.part.Close(30*time.Second)) },
+		func() { must(g.t, d.Close()) },
+		func() { must(g.t, dev.Close()) },
+		func() { pool.CloseTest(g.t) },
+	}
+	return n
+}
+
+func must(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+func (g *rig) end() {
+	close(g.stop)
+	g.done.Wait()
+	for _, n := range g.nodes {
+		for _, f := range n.close {
+			f()
+		}
+	}
+}
+
+// Send implements replicas.Sender: each command is carried by a goroutine of its own, so that they overtake each other.
+func (n *node) Send(b *peers.Batch) {
+	for _, c := range b.Take() {
+		to := n.rig.nodes[n.rig.partitionNode(c.To)]
+		d := &delivery{c: c, sqe: c.SQE, rig: n.rig}
+		d.Kind, d.SQE, d.Host, d.Sink = replicas.Node, &d.sqe, hostNQN(fmt.Sprint("n", n.id)), d
+		d.Value = make([]byte, len(c.Data))
+		if c.SQE.Opcode() == nvme.CmdKVForward {
+			copy(d.Value, c.Data)
+		}
+		n.rig.done.Go(func() {
+			if !n.alive.Load() || !to.alive.Load() {
+				d.lose()
+				return
+			}
+			var b replicas.Batch
+			b.Add(&d.Request)
+			to.r.Submit(&b)
+		})
+	}
+}
+
+func (g *rig) partitionNode(p view.PartitionID) int { return int(p) }
+
+func (d *delivery) lose() {
+	d.c.Lost = true
+	d.back()
+}
+
+func (d *delivery) back() {
+	if d.c.Sink.PeerDone(d.c) {
+		d.c.Sink.Kick()
+	}
+}
+
+// ReplicaDone implements replicas.Sink.
+func (d *delivery) ReplicaDone(q *replicas.Request) bool {
+	d.rig.done.Go(func() {
+		d.c.Lost, d.c.Status, d.c.Result = false, q.Status, q.Result
+		switch d.sqe.Opcode() {
+		case nvme.CmdKVFetch:
+			d.rig.moved.Add(int64(q.Bytes))
+			fallthrough
+		case nvme.CmdKVShip, nvme.CmdKVCompare:
+			d.c.Received = copy(d.c.Data, d.Value[:min(q.Bytes, len(d.Value))])
+		}
+		if d.sqe.Opcode() == nvme.CmdKVShip {
+			d.c.Result = uint64(q.ValueLen)
+		}
+		d.back()
+	})
+	return false
+}
+
+func (d *delivery) Kick() {}
+
+func (n *node) setAlive(alive bool) {
+	n.rig.mu.Lock()
+	defer n.rig.mu.Unlock()
+	n.alive.Store(alive)
+	if !alive {
+		n.until.Store(0)
+	}
+}
+
+// Alive, Range and Usable implement view.Reports.
+func (g *rig) Alive(id uint16) bool { return g.nodes[id].alive.Load() }
+
+func (g *rig) Range(p view.PartitionID, number int) view.Report {
+	for _, r := range g.nodes[p].r.Report() {
+		if r.Range == number {
+			return r.Report
+		}
+	}
+	return view.Report{Local: view.Silent}
+}
+
+func (g *rig) Usable(view.PartitionID) bool { return true }
+
+// manage computes views, tells the nodes that are alive, and gives them authority.
+func (g *rig) manage() {
+	for {
+		select {
+		case <-g.stop:
+			return
+		case <-time.After(10 * time.Millisecond):
+		}
+		g.mu.Lock()
+		next, _ := g.view.Next(g)
+		g.view = next
+		m := &cluster.Map{View: next}
+		for _, n := range g.nodes {
+			if n.alive.Load() {
+				n.r.SetState(m, m)
+				n.until.Store(clock() + int64(time.Second))
+			}
+		}
+		g.mu.Unlock()
+	}
+}
+
+// full waits until all ranges have all replicas.
+func (g *rig) full(within time.Duration) {
+	g.t.Helper()
+	for end := time.Now().Add(within); ; time.Sleep(10 * time.Millisecond) {
+		g.mu.Lock()
+		missing := 0
+		for _, c := range g.view.Chains {
+			serving := 0
+			for _, e := range c {
+				if e.State == view.Serving {
+					serving++
+				}
+			}
+			if serving < g.view.Replicas || len(c) != serving {
+				missing++
+			}
+		}
+		chains := fmt.Sprint(g.view.Chains)
+		g.mu.Unlock()
+		if missing == 0 {
+			return
+		}
+		if time.Now().After(end) {
+			g.t.Fatalf("%d ranges are not full after %v: %s", missing, within, chains)
+		}
+	}
+}
+
+// chain returns the nodes of the chain of a key.
+func (g *rig) chain(key []byte) (nodes []*node) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	for _, e := range g.view.Chains[g.view.RangeOf(position(key))] {
+		if e.State == view.Serving || e.State == view.Leaving {
+			nodes = append(nodes, g.nodes[e.Partition])
+		}
+	}
+	return nodes
+}
+
+// host is a client, one request at a time.
+type host struct {
+	replicas.Request
+	done chan struct{}
+}
+
+func (h *host) ReplicaDone(*replicas.Request) bool {
+	h.done <- struct{}{}
+	return false
+}
+
+func (h *host) Kick() {}
+
+// ask has a node carry out the host's Request.
+func (h *host) ask(n *node) {
+	h.Sink, h.Tenant = h, 3
+	var b replicas.Batch
+	b.Add(&h.Request)
+	n.r.Submit(&b)
+	<-h.done
+}
+
+// same tests that all members of a key's chain answer with the same value.
+func (g *rig) same(key []byte) {
+	g.t.Helper()
+	h := &host{done: make(chan struct{}, 1)}
+	var want string
+	for i, n := range g.chain(key) {
+		h.Request = replicas.Request{Kind: replicas.Read, Key: crrsKey(string(key)), Value: make([]byte, 4096)}
+		h.ask(n)
+		got := fmt.Sprintf("%v version %d: %x", h.Status, h.ObjectVersion, h.Value[:h.Bytes])
+		if want == "" {
+			want = got
+		}
+		if got != want || h.Status.Code() != nvme.Success && h.Status.Code() != nvme.KeyDoesNotExist {
+			g.t.Errorf("key %s at member %d: %s, at member 0: %s", key, i, got, want)
+		}
+	}
+}
+
+func crrsKey(k string) (key crrs.Key) {
+	key.Len = uint8(copy(key.Bytes[:], k))
+	return key
+}
+
+// TestHistoriesOfNodesAreLinearizable: clients write and read while nodes are lost and come back.
+func TestHistoriesOfNodesAreLinearizable(t *testing.T) {
+	g := newRig(t, 4, 3)
+	g.full(20 * time.Second)
+	const clients, keys = 8, 12
+	var (
+		values  atomic.Uint64
+		mu      sync.Mutex
+		history = map[int][]linear.Operation{}
+		acked   atomic.Int64
+		load    sync.WaitGroup
+		over    atomic.Bool
+	)
+	for c := range clients {
+		load.Go(func() {
+			h := &host{done: make(chan struct{}, 1)}
+			rng := rand.New(rand.NewPCG(rand.Uint64(), uint64(c)))
+			seq := uint64(0)
+			for !over.Load() {
+				k := rng.IntN(keys)
+				key := fmt.Appendf(nil, "key%d", k)
+				o := linear.Operation{Begin: clock(), End: math.MaxInt64}
+				chain := g.chain(key)
+				if len(chain) == 0 {
+					continue
+				}
+				h.Request = replicas.Request{Key: crrsKey(string(key))}
+				if rng.IntN(2) == 0 {
+					n := chain[rng.IntN(len(chain))]
+					if !n.alive.Load() {
+						continue
+					}
+					h.Kind, h.Value = replicas.Read, make([]byte, 64)
+					h.ask(n)
+					switch h.Status.Code() {
+					case nvme.Success:
+						o.Value = binary.LittleEndian.Uint64(h.Value)
+					case nvme.KeyDoesNotExist:
+					default:
+						continue
+					}
+				} else {
+					seq++
+					o.Write, o.Value = true, values.Add(1)
+					value := make([]byte, 8+rng.IntN(2000))
+					binary.LittleEndian.PutUint64(value, o.Value)
+					h.Op, h.Value, h.KeepSeconds = kvstore.Put, value, 600
+					h.ID = kvstore.Identity{Client: uint64(c + 1), Seq: seq}
+					for tries := 0; tries < 200; tries++ {
+						chain = g.chain(key)
+						if len(chain) == 0 || !chain[0].alive.Load() {
+							time.Sleep(5 * time.Millisecond)
+							continue
+						}
+						h.ask(chain[0])
+						if h.Status.OK() {
+							acked.Add(1)
+							break
+						}
+						h.ID.Retry = h.ID.Retry || h.Status.Code() == nvme.CommandInterrupted
+						time.Sleep(time.Millisecond)
+					}
+					if !h.Status.OK() {
+						mu.Lock()
+						history[k] = append(history[k], o)
+						mu.Unlock()
+						continue
+					}
+				}
+				o.End = clock()
+				mu.Lock()
+				history[k] = append(history[k], o)
+				mu.Unlock()
+			}
+		})
+	}
+	for round := range 3 {
+		time.Sleep(100 * time.Millisecond)
+		n := g.nodes[(round*2+1)%len(g.nodes)]
+		n.setAlive(false)
+		time.Sleep(100 * time.Millisecond)
+		n.setAlive(true)
+		for i := range g.nodes {
+			g.nodes[i].r.NodeReachable(fmt.Sprint("n", n.id))
+			n.r.NodeReachable(fmt.Sprint("n", i))
+		}
+		g.full(20 * time.Second)
+	}
+	over.Store(true)
+	load.Wait()
+	if acked.Load() < 100 {
+		t.Errorf("only %d writes were acknowledged", acked.Load())
+	}
+	for k, ops := range history {
+		if err := linear.Check(ops); err != nil {
+			t.Errorf("key %d: %v", k, err)
+		}
+	}
+	for k := range keys {
+		g.same(fmt.Appendf(nil, "key%d", k))
+	}
+	t.Logf("%d writes acknowledged, %d bytes moved to members that were filled", acked.Load(), g.moved.Load())
+}

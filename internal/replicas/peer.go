@@ -1,0 +1,115 @@
+package replicas
+
+import (
+	"jbofd/internal/bufpool"
+	"jbofd/internal/cluster/view"
+	"jbofd/internal/crrs"
+	"jbofd/internal/nvme"
+	"jbofd/internal/peers"
+	"jbofd/internal/replica"
+	"jbofd/internal/turn"
+)
+
+// peerRequest is a command of a replica to another node.
+type peerRequest struct {
+	peers.Command
+	g  *Replicas
+	m  *member
+	to crrs.Peer
+	// buf has the value of a Ship, sums the answer to a Compare.
+	buf  bufpool.Buf
+	sums []byte
+	node turn.Node[peerRequest]
+	next *peerRequest
+}
+
+// PeerDone implements peers.Sink.
+func (p *peerRequest) PeerDone(c *peers.Command) (kick bool) { return p.g.answered.Push(&p.node) }
+
+// Kick implements peers.Sink.
+func (p *peerRequest) Kick() { p.g.driver.Run() }
+
+// send sends a command to another node. It allocates when there are more than before.
+//
+// hot: 0 allocs
+func (g *Replicas) send(m *member, c *replica.Command) {
+	p := g.freePeer
+	if p == nil {
+		p = &peerRequest{g: g}
+		p.Command.Sink, p.node.Item = p, p
+	} else {
+		g.freePeer = p.next
+	}
+	p.m, p.to, p.next = m, c.To, nil
+	p.To, p.SQE, p.Tag, p.Data = view.PartitionID(c.To), c.SQE, c.Tag, c.Data
+	switch c.SQE.Opcode() {
+	case nvme.CmdKVFetch:
+		p.Data = c.Buf
+	case nvme.CmdKVShip:
+		buf, ok := g.cfg.Pool.Get(g.account, nvme.KVReadHeaderSize+c.Room)
+		if !ok {
+			g.recycle(p)
+			g.touch(m).Completed(c.Tag, nvme.NamespaceNotReady, 0, nil)
+			return
+		}
+		p.buf, p.Data = buf, buf.B[:nvme.KVReadHeaderSize+c.Room]
+	case nvme.CmdKVCompare:
+		n := int(c.SQE.KVReplica().LenBytes())
+		if cap(p.sums) < n {
+			p.sums = make([]byte, n)
+		}
+		p.Data = p.sums[:n]
+	}
+	g.atPeers++
+	g.toPeers.Add(&p.Command)
+}
+
+func (g *Replicas) recycle(p *peerRequest) {
+	if !p.buf.IsZero() {
+		g.cfg.Pool.Put(p.buf)
+		p.buf = bufpool.Buf{}
+	}
+	p.m, p.Data, p.next = nil, nil, g.freePeer
+	g.freePeer = p
+}
+
+// takeAnswer takes the outcome of a command to its replica.
+func (g *Replicas) takeAnswer(p *peerRequest) {
+	g.atPeers--
+	switch m := p.m; {
+	case g.closed:
+	case p.Lost:
+		g.touch(m).Failed(p.Tag)
+		g.retryLater(m, p.to)
+	default:
+		g.touch(m).Completed(p.Tag, p.Status, p.Result, p.Data[:min(p.Received, len(p.Data))])
+	}
+	g.recycle(p)
+}
+
+// retryLater has a replica send again what was lost.
+func (g *Replicas) retryLater(m *member, to crrs.Peer) {
+	for _, known := range m.lost {
+		if known == to {
+			return
+		}
+	}
+	m.lost = append(m.lost, to)
+	if m.retryNS == 0 {
+		m.retryNS = g.clock + retryLostNS
+	}
+}
+
+// reach has replicas send to a node what was lost on the way.
+func (g *Replicas) reach(node string) {
+	if g.active == nil || g.closed {
+		return
+	}
+	for _, m := range g.members {
+		for _, e := range g.active.Chains[m.number] {
+			if g.active.Nodes[g.active.Partitions[e.Partition].Node].Name == node {
+				g.touch(m).Reconnected(crrs.Peer(e.Partition))
+			}
+		}
+	}
+}

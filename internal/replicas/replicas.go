@@ -1,0 +1,471 @@
+// Package replicas runs the replicas that one partition has of the ranges of a cluster: it takes the commands of hosts
+// and of other nodes to the machines of package replica, their requests to the partition's store, and their commands to
+// other nodes.
+//
+//	executor ── Request ──> inbox ────┐                      ┌──> partition.Partition
+//	partition ── KVDone ──> stored ───┤   replica.Replica    │
+//	peers ── PeerDone ────> answered ─┼──> one for each ─────┼──> peers.Peers
+//	member ── SetState ───> (locks) ──┤    range             │
+//	timer ────────────────────────────┘                      └──> Request.Sink
+//
+// One turn.Driver drives all of them, as it drives a partition: the goroutine that brings something runs those replicas
+// that it concerns, if nobody else does.
+//
+// Authority is looked at in each turn by a time that was read after what the turn has taken out of its mailboxes. So an
+// answer leaves a replica only if it has had authority after the value was fetched.
+package replicas
+
+import (
+	"fmt"
+	"log/slog"
+	"sync"
+	"time"
+
+	"jbofd/internal/bufpool"
+	"jbofd/internal/cluster"
+	"jbofd/internal/cluster/view"
+	"jbofd/internal/crrs"
+	"jbofd/internal/kvstore"
+	"jbofd/internal/nvme"
+	"jbofd/internal/partition"
+	"jbofd/internal/peers"
+	"jbofd/internal/replica"
+	"jbofd/internal/turn"
+	"jbofd/internal/uuid"
+)
+
+// Store is the store of a partition: partition.Partition.
+type Store interface {
+	Submit(b *partition.Batch)
+	// GreatestVersion is the greatest version that the store has given or taken, HashSeed what positions come from.
+	GreatestVersion() uint64
+	HashSeed() uint64
+	MaxValueBytes() int
+}
+
+var _ Store = (*partition.Partition)(nil)
+
+// Sender sends commands to partitions of other nodes: peers.Peers.
+type Sender interface{ Send(b *peers.Batch) }
+
+var _ Sender = (*peers.Peers)(nil)
+
+// Config describes Replicas.
+type Config struct {
+	// Store is that of the partition, ID the partition's.
+	Store Store
+	ID    uuid.UUID
+	// Peers leads to the other nodes. HostNQN is the NQN under which a node connects as a host.
+	Peers   Sender
+	HostNQN func(node string) string
+	// Authority is until when this node may serve, by Clock. Both may be called from any goroutine.
+	Authority, Clock func() int64
+	// Changed is told that Report returns something else. It must not block.
+	Changed func()
+	// Pool has the memory for values and batches, and the buffers for the values of other nodes.
+	Pool *bufpool.Pool
+	// MemoryBytes is for values of writes that are under way, for each place in a chain; 0: DefaultMemoryBytes.
+	MemoryBytes int
+	Env         turn.Env
+	Log         *slog.Logger
+}
+
+// DefaultMemoryBytes has room for two hundred of the longest values that most hosts use, 64 KiB.
+const DefaultMemoryBytes = 16 << 20
+
+// What is under way of a range. Together with what each of them holds that is some 100 KB a range.
+const (
+	// window is how many writes.
+	window = 64
+	// readsPerRange is how many reads: one hot key may be all that is asked for.
+	readsPerRange = 256
+	// parts is how many parts of a range are compared or copied at once, leaf how many objects are copied rather than
+	// compared further.
+	parts = 2
+	leaf  = 4
+	// requests is how many commands to other nodes, keep how many of their Forwards are kept until they are committed,
+	// served how many commands of other nodes are answered later.
+	requests = 2 * window
+	keep     = 4
+	served   = 2*keep + readsPerRange/4
+	// outs and fetched are the batches of passes, of all ranges together.
+	outs    = 2
+	fetched = 4
+	// tombstoneSeconds is longer than a pass takes.
+	tombstoneSeconds = 24 * 3600
+)
+
+// Replicas are the replicas that a partition has. Their methods may be called from any goroutine.
+type Replicas struct {
+	cfg     Config
+	driver  turn.Driver
+	arena   *bufpool.Arena
+	account *bufpool.Account
+	memory  *replica.Memory
+	batches *replica.Batches
+
+	// inbox brings Requests, stored those of the store that have ended, answered commands of other nodes that have.
+	inbox    turn.Mailbox[Request]
+	stored   turn.Mailbox[storeRequest]
+	answered turn.Mailbox[peerRequest]
+	// aborts are Requests that are to end soon. reachable are nodes to which there is a connection again.
+	aborts    turn.Messages[abort]
+	reachable turn.Messages[string]
+
+	// mu guards report.
+	mu     sync.Mutex
+	report []cluster.RangeReport
+
+	// Everything below belongs to the driver's owner.
+	closed bool
+	// quiet is set by Close. atStore and atPeers count what the store and other nodes have.
+	quiet            chan struct{}
+	atStore, atPeers int
+	// active and newest are the views that the node acts on and has seen; self is the partition in active, if joined.
+	active, newest *cluster.Map
+	self           view.PartitionID
+	joined         bool
+	nodes          map[string]uint16 // the number in active of the node with a host NQN
+	// ranges has the replica of each range, nil where the partition was never a member; members are all there are,
+	// touched those that take part in the turn.
+	ranges, members, touched []*member
+	// clock is the time of the turn, now that of the Env, wall that of day; until is the end of authority.
+	clock, now int64
+	until      int64
+	wall       uint32
+	// requests are those that a replica has, by handle.
+	requests     []*Request
+	freeRequests []uint32
+	freeStore    *storeRequest
+	freePeer     *peerRequest
+	toStore      partition.Batch
+	toPeers      peers.Batch
+	acts         replica.Actions
+	again        []abort
+	nodesUp      []string
+}
+
+// member is the replica of a range.
+type member struct {
+	r      *replica.Replica
+	number int
+	// touched: it is among those that take part in the turn.
+	touched bool
+	// withdrawn: the newest view takes the range from the partition.
+	withdrawn bool
+	// wakeNS is when it wants a turn; retryNS when what was lost is sent again to those in lost. 0: never.
+	wakeNS, retryNS int64
+	lost            []crrs.Peer
+	// complete and damaged are what was reported.
+	complete, damaged bool
+}
+
+// retryLostNS is when a command is sent again whose node could not be reached.
+const retryLostNS = 50e6
+
+// New returns the replicas of a partition that is in no view yet.
+//
+// Errors: those of bufpool.Arena.Alloc and turn.Driver.Init.
+func New(cfg Config) (*Replicas, error) {
+	if cfg.MemoryBytes == 0 {
+		cfg.MemoryBytes = DefaultMemoryBytes
+	}
+	if cfg.Log == nil {
+		cfg.Log = slog.New(slog.DiscardHandler)
+	}
+	g := &Replicas{cfg: cfg, arena: cfg.Pool.Arena(fmt.Sprintf("replicas of partition %s", cfg.ID))}
+	longest := cfg.Store.MaxValueBytes() + nvme.KVEntryOverhead
+	var err error
+	if g.memory, err = replica.NewMemory(view.MaxReplicas+1, cfg.MemoryBytes, g.arena.Alloc); err == nil {
+		g.batches, err = replica.NewBatches(outs, fetched, longest, g.arena.Alloc)
+	}
+	if err == nil {
+		err = g.driver.Init(turn.Config{Env: cfg.Env, Machine: (*machine)(g), MaxTurns: maxTurns})
+	}
+	if err != nil {
+		g.arena.Free()
+		return nil, err
+	}
+	g.account = cfg.Pool.Account("replicas")
+	return g, nil
+}
+
+// maxTurns is how many turns a submitter takes in a row before it gets on with its own work.
+const maxTurns = 16
+
+// newMember makes the replica of a range.
+func (g *Replicas) newMember(number int) *member {
+	first, _ := g.active.Range(number)
+	m := &member{number: number}
+	m.r = replica.New(replica.Config{HashSeed: g.cfg.Store.HashSeed(), Memory: g.memory, Batches: g.batches,
+		TombstoneSeconds: tombstoneSeconds, Alloc: g.arena.Alloc,
+		PortConfig: crrs.PortConfig{Range: uint16(number), Keep: keep, Requests: requests, Served: served,
+			Config: crrs.Config{Window: window, Reads: readsPerRange, Version: g.cfg.Store.GreatestVersion(),
+				First: first, Bits: rangeBits(g.active), Parts: parts, Leaf: leaf}}})
+	return m
+}
+
+// Submit hands a batch of Requests over and empties it. On return they may be done already. From any goroutine, but
+// not from within a Sink's methods.
+//
+// hot: 0 allocs
+func (g *Replicas) Submit(b *Batch) {
+	g.inbox.PushChain(&b.chain)
+	g.driver.Run()
+}
+
+// NodeReachable says that there is a connection to a node again.
+func (g *Replicas) NodeReachable(node string) {
+	g.reachable.Put(node)
+	g.driver.RunLater()
+}
+
+// Close ends the replicas: Requests are refused from now on, no read is answered any more, and writes that are under way
+// end with Namespace Not Ready. It waits for what the store and other nodes have, and gives the memory back. If that
+// takes longer than patience, the memory stays taken, because a device may still use it. The store must be open, and
+// the connections to other nodes closed or about to be: their commands end then.
+//
+// Errors: one that says what has not ended.
+func (g *Replicas) Close(patience time.Duration) error {
+	quiet := make(chan struct{})
+	g.driver.Lock()
+	g.closed, g.quiet = true, quiet
+	for _, m := range g.members {
+		m.r.Withdraw()
+	}
+	g.abandonAll(func(q *Request) bool { return q.Kind == Write || q.Kind == Node && len(q.Value) == 0 })
+	g.lookQuiet()
+	g.driver.Unlock()
+	ended := g.driver.Env().Wait(quiet, patience)
+	g.driver.Lock()
+	atStore, atPeers := g.atStore, g.atPeers
+	if ended {
+		g.abandonAll(func(*Request) bool { return true })
+	}
+	g.driver.Unlock()
+	g.driver.Close()
+	if !ended {
+		g.arena.Abandon()
+		return fmt.Errorf("replicas of partition %s: %d requests to its store and %d commands to other nodes have not "+
+			"ended within %v", g.cfg.ID, atStore, atPeers, patience)
+	}
+	g.arena.Free()
+	g.account.Close()
+	return nil
+}
+
+// abandonAll ends those Requests of which f says so.
+func (g *Replicas) abandonAll(f func(q *Request) bool) {
+	for handle, q := range g.requests {
+		if q != nil && f(q) {
+			g.abandon(uint32(handle), nvme.NamespaceNotReady)
+		}
+	}
+}
+
+// lookQuiet tells Close when nothing is under way any more.
+func (g *Replicas) lookQuiet() {
+	if g.quiet != nil && g.atStore == 0 && g.atPeers == 0 {
+		close(g.quiet)
+		g.quiet = nil
+	}
+}
+
+// later is the time of day of an instant that is so many seconds from now.
+func (g *Replicas) later(seconds uint32) uint32 {
+	return uint32(min(uint64(g.wall)+uint64(seconds), 1<<32-1))
+}
+
+// machine is Replicas as its driver sees it.
+type machine Replicas
+
+// Pending implements turn.Machine.
+func (m *machine) Pending() bool {
+	return m.inbox.Pending() || m.stored.Pending() || m.answered.Pending() || m.aborts.Pending() ||
+		m.reachable.Pending()
+}
+
+// Turn implements turn.Machine.
+func (m *machine) Turn() { (*Replicas)(m).turn() }
+
+// turn does all that has become possible. Needs ownership.
+//
+// hot: 0 allocs
+func (g *Replicas) turn() {
+	stored, answered, inbox := g.stored.Take(), g.answered.Take(), g.inbox.Take()
+	g.again = g.aborts.Take(g.again[:0])
+	g.nodesUp = g.reachable.Take(g.nodesUp[:0])
+	// After what was taken has happened: see the package comment.
+	g.readTime()
+	for n := stored; n != nil; {
+		s := n.Item
+		n = n.Detach()
+		g.takeStored(s)
+	}
+	for n := answered; n != nil; {
+		p := n.Item
+		n = n.Detach()
+		g.takeAnswer(p)
+	}
+	for n := inbox; n != nil; {
+		q := n.Item
+		n = n.Detach()
+		g.begin(q)
+	}
+	for _, a := range g.again {
+		g.takeAbort(a)
+	}
+	clear(g.again)
+	for _, node := range g.nodesUp {
+		g.reach(node)
+	}
+	if g.closed {
+		g.lookQuiet()
+		return
+	}
+	g.touchDue()
+	g.finish()
+}
+
+func (g *Replicas) readTime() {
+	g.clock, g.until, g.wall = g.cfg.Clock(), g.cfg.Authority(), uint32(time.Now().Unix())
+	g.now = g.driver.Now()
+}
+
+// touch lets a replica take part in the turn.
+func (g *Replicas) touch(m *member) *replica.Replica {
+	if !m.touched {
+		m.touched = true
+		g.touched = append(g.touched, m)
+		m.r.SetTime(g.clock, g.wall)
+		if !m.withdrawn {
+			m.r.Extend(g.until)
+		}
+	}
+	return m.r
+}
+
+// touchDue lets those take part that have asked for it.
+func (g *Replicas) touchDue() {
+	for _, m := range g.members {
+		if m.wakeNS != 0 && m.wakeNS <= g.clock {
+			g.touch(m)
+		}
+		if m.retryNS != 0 && m.retryNS <= g.clock {
+			m.retryNS = 0
+			for _, to := range m.lost {
+				g.touch(m).Reconnected(to)
+			}
+			m.lost = m.lost[:0]
+		}
+	}
+}
+
+// finish ends a turn: it lets the replicas act that take part, and carries out what they want.
+//
+// hot: 0 allocs
+func (g *Replicas) finish() {
+	changed := false
+	for len(g.touched) > 0 {
+		n := len(g.touched) - 1
+		m := g.touched[n]
+		g.touched = g.touched[:n]
+		m.touched = false
+		m.r.Turn(&g.acts)
+		g.carryOut(m)
+		if c, d := m.r.Complete(), m.r.Damaged(); c != m.complete || d != m.damaged {
+			m.complete, m.damaged, changed = c, d, true
+			if d {
+				g.cfg.Log.Error("a replica has failed with its store", "partition", g.cfg.ID.String(), "range", m.number)
+			}
+		}
+	}
+	if changed {
+		g.makeReport()
+	}
+	next := int64(0)
+	for _, m := range g.members {
+		for _, at := range [2]int64{m.wakeNS, m.retryNS} {
+			if at != 0 && (next == 0 || at < next) {
+				next = at
+			}
+		}
+	}
+	if next != 0 {
+		g.driver.WakeAt(g.now + max(next-g.clock, 1))
+	}
+	g.cfg.Store.Submit(&g.toStore)
+	if !g.toPeers.Empty() {
+		g.cfg.Peers.Send(&g.toPeers)
+	}
+}
+
+// carryOut does what a replica wants done.
+//
+// hot: 0 allocs
+func (g *Replicas) carryOut(m *member) {
+	a := &g.acts
+	m.wakeNS = a.WakeNS
+	for i := range a.Requests {
+		g.store(m, &a.Requests[i])
+	}
+	for i := range a.Commands {
+		g.send(m, &a.Commands[i])
+	}
+	for i := range a.Responses {
+		g.respond(&a.Responses[i])
+	}
+	for i := range a.Replies {
+		g.reply(m, &a.Replies[i])
+	}
+	a.Requests, a.Commands, a.Responses, a.Replies = a.Requests[:0], a.Commands[:0], a.Responses[:0], a.Replies[:0]
+	a.Epoch = 0
+}
+
+// storeRequest is a request of a replica to the store.
+type storeRequest struct {
+	partition.Request
+	g    *Replicas
+	m    *member
+	tag  uint64
+	node turn.Node[storeRequest]
+	next *storeRequest
+}
+
+// KVDone implements partition.Sink.
+func (s *storeRequest) KVDone(*partition.Request) (kick bool) { return s.g.stored.Push(&s.node) }
+
+// Kick implements partition.Sink.
+func (s *storeRequest) Kick() { s.g.driver.Run() }
+
+// store makes a request to the store. It allocates when there are more than before.
+//
+// hot: 0 allocs
+func (g *Replicas) store(m *member, q *kvstore.Request) {
+	s := g.freeStore
+	if s == nil {
+		s = &storeRequest{g: g}
+		s.node.Item, s.Sink = s, s
+	} else {
+		g.freeStore = s.next
+	}
+	s.m, s.tag, s.next = m, q.Tag, nil
+	s.Op, s.Condition, s.Value, s.Version, s.Given = q.Op, q.Condition, q.Value, q.Version, q.Given
+	s.Expires, s.Tombstone, s.ID, s.Range, s.Background, s.Tenant = q.Expires, q.Tombstone, q.ID, q.Range, q.Background,
+		q.Tenant
+	s.KeyLen = uint8(copy(s.Key[:], q.Key))
+	g.atStore++
+	g.toStore.Add(&s.Request)
+}
+
+// takeStored takes the store's answer to its replica.
+func (g *Replicas) takeStored(s *storeRequest) {
+	g.atStore--
+	p := kvstore.Reply{Tag: s.tag, Status: s.Status, ValueLen: s.ValueLen, Version: s.ObjectVersion,
+		Expires: s.ObjectExpires}
+	if !g.closed {
+		g.touch(s.m).Stored(&p)
+	}
+	s.m, s.Value, s.next = nil, nil, g.freeStore
+	g.freeStore = s
+}

@@ -1,0 +1,197 @@
+package replicas
+
+import (
+	"math/bits"
+
+	"jbofd/internal/cluster"
+	"jbofd/internal/cluster/view"
+	"jbofd/internal/crrs"
+)
+
+// rangeBits is the logarithm of the number of positions of a range.
+func rangeBits(m *cluster.Map) uint8 { return uint8(64 - bits.TrailingZeros(uint(len(m.Chains)))) }
+
+// SetState adopts what the membership says: active is the view that the node acts on, newest the newest one that it has
+// seen; nil: none. When it returns, no read is answered any more of a range that newest takes from the partition.
+func (g *Replicas) SetState(active, newest *cluster.Map) {
+	g.driver.Lock()
+	defer g.driver.Unlock()
+	if g.closed || active == g.active && newest == g.newest {
+		return
+	}
+	g.readTime()
+	adopt := active != g.active && active != nil
+	g.newest = newest
+	if active != nil {
+		g.active = active // what it was told last counts also when it is not admitted any more
+	}
+	if adopt {
+		g.findSelf()
+	}
+	if g.active == nil {
+		return
+	}
+	for number, c := range g.active.Chains {
+		m := g.ranges[number]
+		at := g.placeIn(c)
+		if m == nil && at < 0 {
+			continue
+		}
+		if m == nil {
+			m = g.newMember(number)
+			g.ranges[number], g.members = m, append(g.members, m)
+		}
+		if m.withdrawn = !g.joined || !cluster.Serves(active, newest, g.self, number); m.withdrawn {
+			m.r.Withdraw()
+		}
+		if adopt {
+			g.touch(m).Adopt(g.roleOf(number, at), membersBehind(c, at))
+		}
+	}
+	g.makeReport()
+	g.finish()
+}
+
+// findSelf looks for the partition in a view that is new, and for the hosts that are nodes.
+func (g *Replicas) findSelf() {
+	g.joined = false
+	for i := range g.active.Partitions {
+		if g.active.Partitions[i].ID == g.cfg.ID {
+			g.self, g.joined = view.PartitionID(i), true
+		}
+	}
+	g.nodes = make(map[string]uint16, len(g.active.Nodes))
+	for i := range g.active.Nodes {
+		g.nodes[g.cfg.HostNQN(g.active.Nodes[i].Name)] = uint16(i)
+	}
+	if g.ranges == nil {
+		g.ranges = make([]*member, len(g.active.Chains)) // which are as many in each view
+	}
+}
+
+// peerOf returns the member of a range's chain that a host is, which is another node.
+func (g *Replicas) peerOf(host string, number int) crrs.Peer {
+	node, known := g.nodes[host]
+	if !known {
+		return crrs.NoPeer
+	}
+	for _, e := range g.active.Chains[number] {
+		if g.active.Partitions[e.Partition].Node == node {
+			return crrs.Peer(e.Partition)
+		}
+	}
+	return crrs.NoPeer
+}
+
+// placeIn is the place of the partition among the members of a chain that take part: those that serve, from the
+// ChainHead on, and the one that is filled. It is -1 if it does not.
+func (g *Replicas) placeIn(c view.Chain) int {
+	if !g.joined {
+		return -1
+	}
+	for i, e := range c {
+		if e.Partition == g.self && takesPart(e) {
+			return i
+		}
+	}
+	return -1
+}
+
+func takesPart(e view.Member) bool {
+	return e.State == view.Serving || e.State == view.Leaving || e.State == view.Filling
+}
+
+// membersBehind counts those that take part behind a place.
+func membersBehind(c view.Chain, at int) (n int) {
+	for _, e := range c[max(at, 0):] {
+		if takesPart(e) {
+			n++
+		}
+	}
+	return max(n-1, 0)
+}
+
+// roleOf is the partition's role in the chain of a range, at that place of it.
+func (g *Replicas) roleOf(number, at int) crrs.Role {
+	c := g.active.Chains[number]
+	role := crrs.Role{Epoch: uint64(g.active.Versions[number]), Predecessor: crrs.NoPeer, Successor: crrs.NoPeer,
+		ChainTail: crrs.NoPeer}
+	if at < 0 {
+		return role
+	}
+	role.Member, role.Filling, role.Since = true, c[at].State == view.Filling, uint64(c[at].Since)
+	if at > 0 {
+		role.Predecessor = crrs.Peer(c[at-1].Partition)
+	}
+	if at+1 < len(c) && takesPart(c[at+1]) {
+		role.Successor = crrs.Peer(c[at+1].Partition)
+	}
+	if tail := chainTail(c); tail > at {
+		role.ChainTail = crrs.Peer(c[tail].Partition)
+	}
+	return role
+}
+
+// chainTail is the place of the last member that serves.
+func chainTail(c view.Chain) (at int) {
+	for i, e := range c {
+		if e.State == view.Serving || e.State == view.Leaving {
+			at = i
+		}
+	}
+	return at
+}
+
+// Report is what the partition has of its ranges, for the manager.
+func (g *Replicas) Report() []cluster.RangeReport {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return g.report
+}
+
+// makeReport makes a new Report, and tells of it.
+//
+// A member that has all data has had them since its membership began: it became one by a report of its own, or its
+// chain was new, and empty. What was not active yet is not reported, because the replica does not know of it.
+func (g *Replicas) makeReport() {
+	if g.active == nil || g.newest == nil || !g.joined {
+		return
+	}
+	var report []cluster.RangeReport
+	for number, c := range g.newest.Chains {
+		for _, e := range c {
+			if e.Partition == g.self {
+				if l := g.localState(number, e); l != view.Silent {
+					report = append(report, cluster.RangeReport{Partition: g.self, Range: number,
+						Report: view.Report{Local: l, Epoch: g.newest.Epoch}})
+				}
+			}
+		}
+	}
+	g.mu.Lock()
+	g.report = report
+	g.mu.Unlock()
+	g.cfg.Changed()
+}
+
+// localState is what the partition has of a range of which the newest view says that it is a member.
+func (g *Replicas) localState(number int, e view.Member) view.Local {
+	m := g.ranges[number]
+	was := view.Member{}
+	for _, a := range g.active.Chains[number] {
+		if a.Partition == g.self {
+			was = a
+		}
+	}
+	switch {
+	case m != nil && m.r.Damaged():
+		return view.Incomplete
+	case was.Since != e.Since || was.Partition != e.Partition:
+		return view.Silent
+	case e.State == view.Waiting:
+		return view.Incomplete
+	case e.State == view.Filling && !(m != nil && m.r.Role().Since == uint64(e.Since) && m.r.Complete()):
+		return view.Incomplete
+	}
+	return view.Complete
+}
