@@ -36,6 +36,10 @@ type rig struct {
 	stop  chan struct{}
 	done  sync.WaitGroup
 	moved atomic.Int64 // bytes of batches
+	// frozen: the manager computes no views, and tells nobody of one. Authority goes on.
+	frozen atomic.Bool
+	// forwards has the first Forwards that nodes have got.
+	forwards chan *delivery
 }
 
 // node is a node with one partition.
@@ -53,9 +57,10 @@ type node struct {
 // delivery is a command on its way.
 type delivery struct {
 	replicas.Request
-	c   *peers.Command
-	sqe nvme.SQE
-	rig *rig
+	c        *peers.Command
+	sqe      nvme.SQE
+	rig      *rig
+	answered atomic.Bool
 }
 
 const (
@@ -70,7 +75,7 @@ var clockStart = time.Now()
 func clock() int64 { return int64(time.Since(clockStart)) + 1 }
 
 func newRig(t testing.TB, nodes, copies int) *rig {
-	g := &rig{t: t, stop: make(chan struct{})}
+	g := &rig{t: t, stop: make(chan struct{}), forwards: make(chan *delivery, 1)}
 	g.view = &view.View{Cluster: uuid.UUID{1}, Epoch: 1, Replicas: copies, HashSeed: testSeed,
 		Chains: make([]view.Chain, testRanges), Versions: make([]uint32, testRanges)}
 	for i := range nodes {
@@ -106,7 +111,6 @@ func (g *rig) newNode(id, nodes int) *node {
 		n.inbox = append(n.inbox, make(chan *delivery, 10_000))
 	}
 	n.close = []func(){
-		func() { must(g.t, n.r.Close(30*time.Second)) },
 		func() { must(g.t, n.part.Close(30*time.Second)) },
 		func() { must(g.t, d.Close()) },
 		func() { must(g.t, dev.Close()) },
@@ -124,6 +128,9 @@ func must(t testing.TB, err error) {
 
 func (g *rig) end() {
 	close(g.stop)
+	for _, n := range g.nodes {
+		must(g.t, n.r.Close(30*time.Second))
+	}
 	g.done.Wait()
 	for _, n := range g.nodes {
 		for _, f := range n.close {
@@ -147,6 +154,12 @@ func (n *node) Send(b *peers.Batch) {
 				d.lose()
 				return
 			}
+			if c.SQE.Opcode() == nvme.CmdKVForward {
+				select {
+				case n.rig.forwards <- d:
+				default:
+				}
+			}
 			var b replicas.Batch
 			b.Add(&d.Request)
 			to.r.Submit(&b)
@@ -169,6 +182,7 @@ func (d *delivery) back() {
 
 // ReplicaDone implements replicas.Sink.
 func (d *delivery) ReplicaDone(q *replicas.Request) bool {
+	d.answered.Store(true)
 	d.rig.done.Go(func() {
 		d.c.Lost, d.c.Status, d.c.Result = false, q.Status, q.Result
 		switch d.sqe.Opcode() {
@@ -220,12 +234,15 @@ func (g *rig) manage() {
 		case <-time.After(10 * time.Millisecond):
 		}
 		g.mu.Lock()
-		next, _ := g.view.Next(g)
-		g.view = next
-		m := &cluster.Map{View: next}
+		if !g.frozen.Load() {
+			g.view, _ = g.view.Next(g)
+		}
+		m := &cluster.Map{View: g.view}
 		for _, n := range g.nodes {
 			if n.alive.Load() {
-				n.r.SetState(m, m)
+				if !g.frozen.Load() {
+					n.r.SetState(m, m)
+				}
 				n.until.Store(clock() + int64(time.Second))
 			}
 		}
@@ -298,7 +315,7 @@ func (h *host) ask(n *node) {
 // same tests that all members of a key's chain answer with the same value.
 func (g *rig) same(key []byte) {
 	g.t.Helper()
-	h := &host{done: make(chan struct{}, 1)}
+	h := newHost()
 	var want string
 	for i, n := range g.chain(key) {
 		h.Request = replicas.Request{Kind: replicas.Read, Key: crrsKey(string(key)), Value: make([]byte, 4096)}
@@ -318,6 +335,117 @@ func crrsKey(k string) (key crrs.Key) {
 	return key
 }
 
+// put makes the host's Request a Put.
+func (h *host) put(key, value string) {
+	h.Request = replicas.Request{Key: crrsKey(key), Op: kvstore.Put, Value: []byte(value)}
+}
+
+// get makes it a read.
+func (h *host) get(key string) {
+	h.Request = replicas.Request{Kind: replicas.Read, Key: crrsKey(key), Value: make([]byte, 64)}
+}
+
+func (h *host) want(n *node, st nvme.Status, value string) {
+	n.rig.t.Helper()
+	h.ask(n)
+	if h.Status.Code() != st || string(h.Value[:h.Bytes]) != value {
+		n.rig.t.Errorf("node %d answers %v, %q; want %v, %q", n.id, h.Status, h.Value[:h.Bytes], st, value)
+	}
+}
+
+func newHost() *host { return &host{done: make(chan struct{}, 1)} }
+
+// TestWhatAViewTakesIsNotServed: a view that does not act yet takes the ranges from a node. When SetState has returned,
+// that answers no more reads, and it does again when a view says so.
+func TestWhatAViewTakesIsNotServed(t *testing.T) {
+	g := newRig(t, 3, 3)
+	g.full(20 * time.Second)
+	g.frozen.Store(true)
+	chain, h := g.chain([]byte("key")), newHost()
+	h.put("key", "value")
+	h.want(chain[0], nvme.Success, "")
+	for _, n := range chain {
+		h.get("key")
+		h.want(n, nvme.Success, "value")
+	}
+	without := *g.view
+	without.Epoch++
+	without.Chains = make([]view.Chain, testRanges)
+	gone := view.PartitionID(chain[1].id)
+	for r, c := range g.view.Chains {
+		for _, e := range c {
+			if e.Partition != gone {
+				without.Chains[r] = append(without.Chains[r], e)
+			}
+		}
+	}
+	active, newest := &cluster.Map{View: g.view}, &cluster.Map{View: &without}
+	for _, n := range chain {
+		n.r.SetState(active, newest)
+		h.get("key")
+		if n.id == int(gone) {
+			h.want(n, nvme.NamespaceNotReady, "")
+		} else {
+			h.want(n, nvme.Success, "value")
+		}
+	}
+	chain[1].r.SetState(active, active)
+	h.get("key")
+	h.want(chain[1], nvme.Success, "value")
+	// What does not come from the nodes of the chain does nothing, nor what is for a range that is not there.
+	for host, number := range map[string]uint16{"nqn.2014-08.org.nvmexpress:uuid:stranger": 0, hostNQN("n0"): testRanges} {
+		sqe := nvme.SQE{}
+		sqe.SetOpcode(nvme.CmdKVSync)
+		sqe.KVReplica().SetEpoch(active.Versions[0])
+		sqe.KVReplica().SetRange(number)
+		h.Request = replicas.Request{Kind: replicas.Node, SQE: &sqe, Host: host}
+		h.want(chain[0], nvme.KVWrongView, "")
+	}
+}
+
+// TestWhatWaitsForOthersCanBeAborted: a write, and a Forward that is kept, wait for a node that is away. They end when
+// they are aborted, and the write is there when the node is back.
+func TestWhatWaitsForOthersCanBeAborted(t *testing.T) {
+	g := newRig(t, 3, 3)
+	g.full(20 * time.Second)
+	g.frozen.Store(true)
+	chain, h := g.chain([]byte("key")), newHost()
+	tail := chain[2]
+	tail.alive.Store(false)
+	h.put("key", "value")
+	h.Sink, h.Tenant = h, 3
+	var b replicas.Batch
+	b.Add(&h.Request)
+	chain[0].r.Submit(&b)
+	forward := <-g.forwards
+	select {
+	case <-h.done:
+		t.Fatal("a write is done that the ChainTail does not have")
+	case <-time.After(50 * time.Millisecond):
+	}
+	chain[0].r.Abort(&h.Request)
+	if <-h.done; h.Status != nvme.CommandInterrupted {
+		t.Errorf("the write ends with %v", h.Status)
+	}
+	chain[1].r.Abort(&forward.Request)
+	for end := time.Now().Add(20 * time.Second); !forward.answered.Load(); time.Sleep(time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatal("a Forward that is kept does not end")
+		}
+	}
+	tail.alive.Store(true)
+	chain[1].r.NodeReachable(fmt.Sprint("n", tail.id))
+	for end := time.Now().Add(20 * time.Second); ; time.Sleep(time.Millisecond) {
+		if h.get("key"); time.Now().After(end) {
+			t.Fatal("the write is never committed")
+		}
+		if h.ask(tail); h.Status.OK() && string(h.Value[:h.Bytes]) == "value" {
+			break
+		}
+	}
+	g.same([]byte("key"))
+}
+
 // TestHistoriesOfNodesAreLinearizable: clients write and read while nodes are lost and come back.
 func TestHistoriesOfNodesAreLinearizable(t *testing.T) {
 	g := newRig(t, 4, 3)
@@ -333,7 +461,7 @@ func TestHistoriesOfNodesAreLinearizable(t *testing.T) {
 	)
 	for c := range clients {
 		load.Go(func() {
-			h := &host{done: make(chan struct{}, 1)}
+			h := newHost()
 			rng := rand.New(rand.NewPCG(rand.Uint64(), uint64(c)))
 			seq := uint64(0)
 			for !over.Load() {

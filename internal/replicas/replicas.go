@@ -60,6 +60,12 @@ type Config struct {
 	HostNQN func(node string) string
 	// Authority is until when this node may serve, by Clock. Both may be called from any goroutine.
 	Authority, Clock func() int64
+	// Incomplete: the store was opened without writes that it had acknowledged, so that what it has of ranges that it
+	// served before counts for nothing.
+	Incomplete bool
+	// Full reports whether the partition is nearly full: then Puts of clients are refused, while there is room for what
+	// other replicas have taken already. Nil: never.
+	Full func() bool
 	// Changed is told that Report returns something else. It must not block.
 	Changed func()
 	// Pool has the memory for values and batches, and the buffers for the values of other nodes.
@@ -132,6 +138,7 @@ type Replicas struct {
 	// clock is the time of the turn, now that of the Env, wall that of day; until is the end of authority.
 	clock, now int64
 	until      int64
+	full       bool
 	wall       uint32
 	// requests are those that a replica has, by handle.
 	requests     []*Request
@@ -156,6 +163,8 @@ type member struct {
 	// wakeNS is when it wants a turn; retryNS when what was lost is sent again to those in lost. 0: never.
 	wakeNS, retryNS int64
 	lost            []crrs.Peer
+	// filled is the Since of the membership in which it was filled last.
+	filled uint64
 	// complete and damaged are what was reported.
 	complete, damaged bool
 }
@@ -330,6 +339,7 @@ func (g *Replicas) turn() {
 func (g *Replicas) readTime() {
 	g.clock, g.until, g.wall = g.cfg.Clock(), g.cfg.Authority(), uint32(time.Now().Unix())
 	g.now = g.driver.Now()
+	g.full = g.cfg.Full != nil && g.cfg.Full()
 }
 
 // touch lets a replica take part in the turn.
@@ -338,6 +348,7 @@ func (g *Replicas) touch(m *member) *replica.Replica {
 		m.touched = true
 		g.touched = append(g.touched, m)
 		m.r.SetTime(g.clock, g.wall)
+		m.r.SetFull(g.full)
 		if !m.withdrawn {
 			m.r.Extend(g.until)
 		}

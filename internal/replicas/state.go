@@ -45,7 +45,11 @@ func (g *Replicas) SetState(active, newest *cluster.Map) {
 			m.r.Withdraw()
 		}
 		if adopt {
-			g.touch(m).Adopt(g.roleOf(number, at), membersBehind(c, at))
+			role := g.roleOf(number, at)
+			if role.Filling {
+				m.filled = role.Since
+			}
+			g.touch(m).Adopt(role, membersBehind(c, at))
 		}
 	}
 	g.makeReport()
@@ -184,7 +188,7 @@ func (g *Replicas) localState(number int, e view.Member) view.Local {
 		}
 	}
 	switch {
-	case m != nil && m.r.Damaged():
+	case m != nil && m.r.Damaged(), g.cfg.Incomplete && (m == nil || m.filled != uint64(e.Since)):
 		return view.Incomplete
 	case was.Since != e.Since || was.Partition != e.Partition:
 		return view.Silent

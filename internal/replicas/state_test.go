@@ -1,0 +1,86 @@
+package replicas
+
+import (
+	"testing"
+
+	"jbofd/internal/cluster"
+	"jbofd/internal/cluster/view"
+	"jbofd/internal/crrs"
+	"jbofd/internal/replica"
+)
+
+// TestRolesFollowTheChain: neighbours, tail and place of each member, of chains with every state.
+func TestRolesFollowTheChain(t *testing.T) {
+	const no = crrs.NoPeer
+	member := func(p view.PartitionID, s view.State) view.Member {
+		return view.Member{Partition: p, State: s, Since: 40}
+	}
+	role := func(before, behind, tail crrs.Peer, filling bool) crrs.Role {
+		return crrs.Role{Epoch: 7, Member: true, Since: 40, Predecessor: before, Successor: behind, ChainTail: tail,
+			Filling: filling}
+	}
+	none := crrs.Role{Epoch: 7, Predecessor: no, Successor: no, ChainTail: no}
+	for name, c := range map[string]struct {
+		chain  view.Chain
+		roles  []crrs.Role // of partitions 1, 2, …
+		behind []int
+	}{
+		"alone": {view.Chain{member(1, view.Serving)}, []crrs.Role{role(no, no, no, false), none}, []int{0, 0}},
+		"three serve": {view.Chain{member(3, view.Serving), member(1, view.Leaving), member(2, view.Serving)},
+			[]crrs.Role{role(3, 2, 2, false), role(1, no, no, false), role(no, 1, 2, false)}, []int{1, 0, 2}},
+		"one is filled": {view.Chain{member(1, view.Serving), member(2, view.Serving), member(3, view.Filling),
+			member(4, view.Waiting)}, []crrs.Role{role(no, 2, 2, false), role(1, 3, no, false), role(2, no, no, true),
+			none}, []int{2, 1, 0, 0}},
+		"one serves, one is filled": {view.Chain{member(2, view.Serving), member(1, view.Filling)},
+			[]crrs.Role{role(2, no, no, true), role(no, 1, no, false)}, []int{0, 1}},
+		"halted": {view.Chain{member(1, view.LastCopy), member(2, view.LastCopy)}, []crrs.Role{none, none}, []int{0, 0}},
+	} {
+		for i, want := range c.roles {
+			g := &Replicas{joined: true, self: view.PartitionID(i + 1), active: &cluster.Map{View: &view.View{
+				Chains: []view.Chain{c.chain}, Versions: []uint32{7}}}}
+			at := g.placeIn(c.chain)
+			if got := g.roleOf(0, at); got != want {
+				t.Errorf("%s: partition %d: %+v, want %+v", name, i+1, got, want)
+			}
+			if at >= 0 && membersBehind(c.chain, at) != c.behind[i] {
+				t.Errorf("%s: partition %d: %d members behind it, want %d", name, i+1, membersBehind(c.chain, at),
+					c.behind[i])
+			}
+		}
+	}
+}
+
+// TestWhatIsReported of a range, by its state in the newest view and what the partition knows of that membership.
+func TestWhatIsReported(t *testing.T) {
+	at := func(s view.State, since view.Epoch) view.Chain {
+		return view.Chain{{Partition: 1, State: s, Since: since}}
+	}
+	for _, c := range []struct {
+		name           string
+		active, newest view.Chain
+		incomplete     bool
+		filled         uint64
+		want           view.Local
+	}{
+		{"serves", at(view.Serving, 4), at(view.Serving, 4), false, 0, view.Complete},
+		{"is a last copy", at(view.Serving, 4), at(view.LastCopy, 4), false, 0, view.Complete},
+		{"was a last copy when the process began", at(view.LastCopy, 4), at(view.LastCopy, 4), false, 0, view.Complete},
+		{"a new chain that is not active yet", nil, at(view.Serving, 9), false, 0, view.Silent},
+		{"another membership than the active one", at(view.Serving, 4), at(view.Filling, 9), false, 0, view.Silent},
+		{"waits", at(view.Waiting, 4), at(view.Waiting, 4), false, 0, view.Incomplete},
+		{"is filled, by another process", at(view.Filling, 4), at(view.Filling, 4), false, 0, view.Incomplete},
+		{"serves with a store that has lost writes", at(view.Serving, 4), at(view.Serving, 4), true, 0, view.Incomplete},
+		{"the same, and was filled since", at(view.Serving, 4), at(view.Serving, 4), true, 4, view.Complete},
+		{"the same, and was filled before", at(view.Serving, 4), at(view.Serving, 4), true, 3, view.Incomplete},
+	} {
+		g := &Replicas{cfg: Config{Incomplete: c.incomplete}, joined: true, self: 1,
+			active: &cluster.Map{View: &view.View{Chains: []view.Chain{c.active}}}, ranges: make([]*member, 1)}
+		if c.filled != 0 {
+			g.ranges[0] = &member{r: replica.New(replica.Config{PortConfig: crrs.PortConfig{Keep: 1, Requests: 4,
+				Served: 2, Config: crrs.Config{Window: 1, Reads: 1, Parts: 1}}}), filled: c.filled}
+		}
+		if got := g.localState(0, c.newest[0]); got != c.want {
+			t.Errorf("%s: %v, want %v", c.name, got, c.want)
+		}
+	}
+}
