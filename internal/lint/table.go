@@ -154,6 +154,9 @@ var directions = []row{
 		toMachine},
 	{"internal/replica", []string{"internal/crrs", "internal/kvstore", "internal/kvstore/format", "internal/nvme"},
 		toMachine},
+	{"internal/replicas", []string{"internal/bufpool", "internal/cluster", "internal/cluster/view", "internal/crrs",
+		"internal/kvstore", "internal/nvme", "internal/partition", "internal/peers", "internal/replica",
+		"internal/turn"}, toDriver},
 	{"internal/ordering", []string{"internal/ordering/...", "internal/nvme/...", "internal/pipeline"}, toMachine},
 
 	{"internal/turn", nil, toDriver},
@@ -194,6 +197,8 @@ var directions = []row{
 		"internal/nvmeof/executor", "internal/pipeline", "internal/ssd"}, toDriver},
 	{"internal/nvmeof/executor/kv", []string{"internal/bufpool", "internal/credit", "internal/kvstore", "internal/nvme",
 		"internal/nvmeof", "internal/nvmeof/executor", "internal/partition", "internal/turn"}, toDriver},
+	{"internal/nvmeof/executor/replicated", []string{"internal/bufpool", "internal/crrs", "internal/kvstore",
+		"internal/nvme", "internal/nvmeof", "internal/nvmeof/executor", "internal/replicas", "internal/turn"}, toDriver},
 	{"internal/nvmeof/executor/executortest", []string{"internal/bufpool", "internal/fence", "internal/nvme",
 		"internal/nvmeof", "internal/nvmeof/executor", "internal/ssd"}, "a test tool imports the interface only"},
 	{"internal/nvmeof/tcp/serve", []string{"internal/bufpool", "internal/nvme/...", "internal/nvmeof/...",

@@ -66,6 +66,8 @@ type Partition struct {
 	swapper *swapper
 	// used is Stats.LiveBytes after the last turn.
 	used atomic.Int64
+	// full: that is more than four fifths of the partition.
+	full atomic.Bool
 	// right is the right to use the partition's extent, which pass carries with each I/O. It ends if Close gives the
 	// store up.
 	right *fence.Holder
@@ -293,6 +295,10 @@ func (p *Partition) Lost() *kvstore.Loss { return p.store.Lost() }
 
 // UsedBytes is how much of the partition keys and values take, after the last turn. It takes no lock.
 func (p *Partition) UsedBytes() int64 { return p.used.Load() }
+
+// NearlyFull reports whether the partition should take no more Puts of clients, while it has room for those that other
+// replicas have taken.
+func (p *Partition) NearlyFull() bool { return p.full.Load() }
 
 // Uses returns what the partition has in swap areas.
 func (p *Partition) Uses() []swap.Use {

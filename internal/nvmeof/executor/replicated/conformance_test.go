@@ -85,11 +85,11 @@ func newSubject(t testing.TB) (*executortest.Subject, *nvmeof.Namespace) {
 	m := alone(id)
 	r.SetState(m, m)
 	e := replicated.New(turn.Real, pool)
-	ns := &nvmeof.Namespace{NSID: 1, CSI: nvme.CSIKV, SizeBytes: size, Partition: 3, MaxValueBytes: 1 << 20,
+	ns := &nvmeof.Namespace{NSID: 1, CSI: nvme.CSIKV, SizeBytes: size, Partition: 3, UUID: id, MaxValueBytes: 1 << 20,
 		ANAState: nvme.ANAStateOptimized, Executor: nvmeof.KindReplica}
-	e.Set(ns.Partition, r)
+	e.Set(id, r)
 	t.Cleanup(func() {
-		e.Set(ns.Partition, nil)
+		e.Set(id, nil)
 		if err := r.Close(30 * time.Second); err != nil {
 			t.Error(err)
 		}

@@ -14,7 +14,7 @@
 package replicated
 
 import (
-	"slices"
+	"maps"
 	"sync"
 	"sync/atomic"
 
@@ -25,6 +25,7 @@ import (
 	"jbofd/internal/nvmeof/executor"
 	"jbofd/internal/replicas"
 	"jbofd/internal/turn"
+	"jbofd/internal/uuid"
 )
 
 // Partition serves replicated namespaces: replicas.Replicas.
@@ -44,8 +45,8 @@ type Executor struct {
 	env  turn.Env
 	pool *bufpool.Pool
 	mu   sync.Mutex // changes of partitions
-	// partitions are by the number that namespaces name them with; nil where there is none.
-	partitions atomic.Pointer[[]Partition]
+	// partitions are by the UUID of their namespaces.
+	partitions atomic.Pointer[map[uuid.UUID]Partition]
 }
 
 var _ executor.Executor = (*Executor)(nil)
@@ -53,28 +54,27 @@ var _ executor.Executor = (*Executor)(nil)
 // New makes an executor without partitions; buffers come from the pool.
 func New(env turn.Env, pool *bufpool.Pool) *Executor { return &Executor{env: env, pool: pool} }
 
-// Set sets the partition of a number that nvmeof.Namespace.Partition has; nil removes it. After the Apply that has
-// removed its namespaces, it gets no more Requests, and only those that it has are to be waited for.
-func (e *Executor) Set(number int, p Partition) {
+// Set sets the partition that serves namespaces with a UUID; nil removes it: further commands end with Namespace Not
+// Ready.
+func (e *Executor) Set(id uuid.UUID, p Partition) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	var all []Partition
+	all := map[uuid.UUID]Partition{}
 	if old := e.partitions.Load(); old != nil {
-		all = slices.Clone(*old)
+		maps.Copy(all, *old)
 	}
-	for len(all) <= number {
-		all = append(all, nil)
+	if all[id] = p; p == nil {
+		delete(all, id)
 	}
-	all[number] = p
 	e.partitions.Store(&all)
 }
 
-// get returns the partition of a number; nil if there is none.
+// get returns the partition with a UUID; nil if there is none.
 //
 // hot: 0 allocs
-func (e *Executor) get(number int) Partition {
-	if p := e.partitions.Load(); p != nil && uint(number) < uint(len(*p)) {
-		return (*p)[number]
+func (e *Executor) get(id uuid.UUID) Partition {
+	if p := e.partitions.Load(); p != nil {
+		return (*p)[id]
 	}
 	return nil
 }
@@ -107,8 +107,6 @@ type command struct {
 	e      *Executor
 	c      *executor.Command
 	waiter bufpool.Waiter
-	// partition is where it was submitted.
-	partition Partition
 	// wanted is how much of the value a Retrieve is to return at most, head is the size of the header in front of it.
 	wanted, head int
 	// wide: the completion has the version of the write.
@@ -139,7 +137,7 @@ func (e *Executor) Abort(c *executor.Command) bool {
 		}
 		return true
 	}
-	if p := k.partition; p != nil {
+	if p := e.get(c.Plan.Namespace.UUID); p != nil {
 		p.Abort(&k.Request)
 	}
 	return false
@@ -215,15 +213,20 @@ func (k *command) retrieved() (kick bool) {
 		k.Value = nil
 		k.e.pool.Put(c.Buf)
 		c.Buf = bufpool.Buf{}
-		switch ok, stopped := k.await(k.head + n); {
-		case ok:
+		ok, stopped := k.await(k.head + n)
+		p := k.e.get(c.Plan.Namespace.UUID)
+		switch {
+		case ok && p != nil:
 			k.Value = c.Buf.B[k.head : k.head+n]
-			k.partition.Again(&k.Request)
+			p.Again(&k.Request)
 			return false
-		case !stopped:
+		case ok:
+			c.Fail(nvme.NamespaceNotReady)
+		case stopped:
+			c.Fail(nvme.AbortRequested)
+		default:
 			return false
 		}
-		c.Fail(nvme.AbortRequested)
 		return c.Port.Done(c)
 	}
 	c.Result = uint64(k.ValueLen)
@@ -242,9 +245,15 @@ func (k *command) retrieved() (kick bool) {
 // batch collects Requests, a replicas.Batch for each partition.
 type batch struct {
 	e        *Executor
-	requests []replicas.Batch // by partition
-	touched  []int            // partitions with something in requests
+	requests []requests // by nvmeof.Namespace.Partition
+	touched  []int      // those with something in it
 	notices  executor.Notices
+}
+
+// requests are those for a partition.
+type requests struct {
+	replicas.Batch
+	id uuid.UUID
 }
 
 // NewBatch implements executor.Executor.
@@ -284,7 +293,7 @@ func (b *batch) Begin(c *executor.Command) {
 
 // forget resets what a command before has left.
 func (k *command) forget() {
-	k.Value, k.wanted, k.head, k.wide, k.partition = nil, 0, 0, false, nil
+	k.Value, k.wanted, k.head, k.wide = nil, 0, 0, false
 	k.Op, k.Condition, k.Version, k.ID = kvstore.Put, kvstore.Always, 0, kvstore.Identity{}
 	k.Expires, k.ExpiresIn, k.KeepSeconds, k.Tombstone = 0, false, 0, false
 	if k.stop.Load() { // a load costs a fraction of an atomic store
@@ -363,14 +372,15 @@ func (b *batch) begin(k *command) {
 		}
 	}
 	number := p.Namespace.Partition
-	k.partition = b.e.get(number)
 	for len(b.requests) <= number {
-		b.requests = append(b.requests, replicas.Batch{})
+		b.requests = append(b.requests, requests{})
 	}
-	if b.requests[number].Empty() {
+	to := &b.requests[number]
+	if to.Empty() {
 		b.touched = append(b.touched, number)
+		to.id = p.Namespace.UUID
 	}
-	b.requests[number].Add(&k.Request)
+	to.Add(&k.Request)
 }
 
 // takeHeader reads the header of an extended Store or Delete and leaves the value in Value. It returns false if the
@@ -420,12 +430,12 @@ func (b *batch) DataReady(c *executor.Command) {
 // hot: 0 allocs
 func (b *batch) Submit() {
 	for _, n := range b.touched {
-		p := b.e.get(n)
-		if p == nil {
-			b.requests[n].Take(b.refuse)
-			continue
+		to := &b.requests[n]
+		if p := b.e.get(to.id); p != nil {
+			p.Submit(&to.Batch)
+		} else {
+			to.Take(b.refuse)
 		}
-		p.Submit(&b.requests[n])
 	}
 	b.touched = b.touched[:0]
 	b.notices.Send()
