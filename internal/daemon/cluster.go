@@ -21,7 +21,6 @@ import (
 	"jbofd/internal/cluster/view"
 	"jbofd/internal/config"
 	"jbofd/internal/nvmeof"
-	"jbofd/internal/nvmeof/executor"
 	"jbofd/internal/partition"
 	"jbofd/internal/uuid"
 )
@@ -37,21 +36,7 @@ const (
 	etcdStop = 300 * time.Millisecond
 )
 
-// replicaHost runs the replicas of this node's partitions: the part of the cluster that hosts and other nodes talk to.
-type replicaHost interface {
-	// Executor carries out commands of namespaces with Executor KindReplica. They are answered Namespace Not Ready by
-	// it as long as there is nothing else to answer.
-	Executor() executor.Executor
-	// Attach gives it an open partition, before the first SetState. The partition is open until Close has returned.
-	Attach(id uuid.UUID, p *partition.Partition)
-	// SetState tells of a new state, and of each extension of the authority: see member.Config.Changed.
-	SetState(s *member.State)
-	// Close ends all replicas, and waits for what they have asked of partitions and other nodes. There is no authority
-	// any more, and no connection of a host.
-	Close()
-}
-
-// clusterAccess is what a replicaHost may use.
+// clusterAccess is what a replicaNode may use.
 type clusterAccess struct {
 	// Node is this daemon, whose configuration has a cluster.
 	Node *Node
@@ -62,9 +47,6 @@ type clusterAccess struct {
 	Authority func() int64
 }
 
-// newReplicaHost makes what runs the replicas; nil: there is nothing. It is called before the first connection.
-var newReplicaHost = func(clusterAccess) (replicaHost, error) { return nil, nil }
-
 // clusterMember is this node as a member of its cluster.
 type clusterMember struct {
 	n      *Node
@@ -72,7 +54,7 @@ type clusterMember struct {
 	etcd   etcd.Config
 	tls    *tls.Config       // between nodes; nil: none
 	server *etcdserver.Child // the server of etcd that this node runs; nil: none
-	host   replicaHost       // nil: none
+	host   *replicaNode
 
 	ctx    context.Context
 	cancel context.CancelFunc
@@ -133,13 +115,11 @@ func (n *Node) startCluster() (err error) {
 		}
 		n.closing(func() { within(etcdStop, c.endServer()) })
 	}
-	c.host, err = newReplicaHost(clusterAccess{Node: n, Report: c.report, Authority: c.authority})
+	c.host, err = newReplicaNode(clusterAccess{Node: n, Report: c.report, Authority: c.authority})
 	if err != nil {
 		return err
 	}
-	if c.host != nil {
-		n.service.Register(nvmeof.KindReplica, c.host.Executor())
-	}
+	n.service.Register(nvmeof.KindReplica, c.host.executor)
 	n.cluster = c
 	n.closing(c.end)
 	n.tel.SetCluster(c.stats, c.ready)
@@ -361,25 +341,26 @@ func (c *clusterMember) memberConfig(id uuid.UUID) member.Config {
 	}
 	seed, _ := c.hashSeed()
 	c.n.replicated(func(nc config.Namespace, id uuid.UUID, p *partition.Partition) {
-		switch {
-		case p == nil: // its drive or its store has failed, which the log has
-		case p.HashSeed() != seed:
-			err := fmt.Errorf("namespace %s was not made for this cluster, its keys are at other positions: %w", id,
+		if p == nil { // its drive or its store has failed, which the log has
+			return
+		}
+		var err error
+		if p.HashSeed() == seed {
+			err = c.host.attach(id, p)
+		} else {
+			err = fmt.Errorf("namespace %s was not made for this cluster, its keys are at other positions: %w", id,
 				errReplicated)
-			c.mu.Lock()
+		}
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		if err != nil {
 			c.refused[id] = err
-			c.mu.Unlock()
 			c.n.tel.Health().Block(fmt.Sprintf("namespace %s %d", c.cfg.Subsystem, nc.NSID), err.Error())
 			c.n.log.Error("partition left out", "subsystem", c.cfg.Subsystem, "nsid", nc.NSID, "error", err)
-		default:
-			c.mu.Lock()
-			c.own[id] = true
-			c.mu.Unlock()
-			m.Node.Partitions = append(m.Node.Partitions, cluster.Partition{ID: id, Weight: weight(nc.Size)})
-			if c.host != nil {
-				c.host.Attach(id, p)
-			}
+			return
 		}
+		c.own[id] = true
+		m.Node.Partitions = append(m.Node.Partitions, cluster.Partition{ID: id, Weight: weight(nc.Size)})
 	})
 	return m
 }
@@ -403,9 +384,7 @@ func (c *clusterMember) changed(s *member.State) {
 	if c.look(s) {
 		c.tell()
 	}
-	if c.host != nil {
-		c.host.SetState(s)
-	}
+	c.host.setState(s)
 }
 
 // look takes a state, and reports whether it changes which partitions are unusable: those that the view has of this
@@ -522,8 +501,6 @@ func (c *clusterMember) end() {
 		if c.member != nil {
 			c.member.Close()
 		}
-		if c.host != nil {
-			c.host.Close()
-		}
+		c.host.close()
 	})
 }

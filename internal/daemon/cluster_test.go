@@ -10,9 +10,8 @@ import (
 	"testing"
 	"time"
 
-	"jbofd/client"
+	"jbofd/client/kv"
 	"jbofd/internal/admin"
-	"jbofd/internal/nvme"
 	"jbofd/internal/testutil/etcdproc"
 	"jbofd/internal/testutil/loopback"
 )
@@ -171,7 +170,15 @@ func TestThreeNodesAreACluster(t *testing.T) {
 	if _, err := nodes[1].admin.Chains(t.Context(), 128); err == nil {
 		t.Error("there is a range 128 of 128")
 	}
+	ns := keysOf(nodes)
+	for i := range 20 {
+		ns.stored(t, fmt.Sprint("key", i), fmt.Sprint("value", i))
+		ns.read(t, fmt.Sprint("key", i), fmt.Sprint("value", i), 2)
+	}
 	changing(t, nodes)
+	for i := range 20 {
+		ns.read(t, fmt.Sprint("key", i), fmt.Sprint("value", i), 2)
+	}
 
 	// One is lost that others have the ranges of, and comes back.
 	lost := 0
@@ -190,13 +197,22 @@ func TestThreeNodesAreACluster(t *testing.T) {
 		}
 		return nil
 	})
+	left := keysOf(others)
+	for i := range 20 {
+		left.read(t, fmt.Sprint("key", i), fmt.Sprint("value", i), 1)
+		left.stored(t, fmt.Sprint("key", i), fmt.Sprint("later", i))
+	}
 	nodes[lost] = worlds[lost].mustStart()
 	agree(t, "it is back", nodes, func(a admin.Cluster) error {
-		if up(a) != 3 || len(a.Partitions) != 3 || lacking(a) > 0 {
+		if up(a) != 3 || len(a.Partitions) != 3 || a.Ranges.Full != a.Ranges.Total {
 			return fmt.Errorf("%+v", a)
 		}
 		return nil
 	})
+	ns = keysOf(nodes)
+	for i := range 20 {
+		ns.read(t, fmt.Sprint("key", i), fmt.Sprint("later", i), 2)
+	}
 }
 
 // lacking is how many ranges have too few copies, of which none is being filled.
@@ -241,30 +257,48 @@ func changing(t *testing.T, nodes []*node) {
 	})
 }
 
-// TestReplicasAreNotReadyUntilSomethingServesThem: hosts try such commands again.
-func TestReplicasAreNotReadyUntilSomethingServesThem(t *testing.T) {
-	if h, err := newReplicaHost(clusterAccess{}); h != nil || err != nil {
-		t.Skip("there is something that serves them")
-	}
-	etcd := etcdproc.Start(t, etcdproc.Options{Host: loopback.Address()})
-	w := newWorld(t)
-	w.configureNode(clusterHosts(1), 0, "demo", etcd.URL, onePartition)
-	n := w.mustStart()
-	if _, err := n.admin.InitCluster(t.Context(), admin.InitCluster{}); err != nil {
-		t.Fatal(err)
-	}
-	eventually(t, "the node is ready", func() error {
-		if r := n.reason("cluster"); r != "" {
-			return errors.New(r)
+// stored puts a key at whatever node takes it, and read gets it from each node that serves it: at least as many as are
+// wanted.
+func (ns replicatedKeys) stored(t *testing.T, key, value string) {
+	t.Helper()
+	eventually(t, "a Store of "+key, func() (err error) {
+		for _, n := range ns {
+			if err = n.Put(t.Context(), []byte(key), []byte(value)); err == nil {
+				return nil
+			}
+		}
+		return err
+	})
+}
+
+func (ns replicatedKeys) read(t *testing.T, key, value string, copies int) {
+	t.Helper()
+	eventually(t, "Retrieves of "+key, func() error {
+		found := 0
+		for _, n := range ns {
+			buf := make([]byte, 64)
+			switch size, err := n.Get(t.Context(), []byte(key), buf); {
+			case err == nil && string(buf[:size]) != value:
+				t.Fatalf("key %s is %q, want %q", key, buf[:size], value)
+			case err == nil:
+				found++
+			}
+		}
+		if found < copies {
+			return fmt.Errorf("%d nodes have %s, want %d", found, key, copies)
 		}
 		return nil
 	})
-	ns := n.keysOf(2)
-	var st *client.StatusError
-	if err := ns.Put(t.Context(), []byte("key"), []byte("value")); !errors.As(err, &st) ||
-		st.Status.Code() != nvme.NamespaceNotReady || st.Status.DNR() {
-		t.Errorf("a Store is answered %v", err)
+}
+
+// replicatedKeys are the partitions of nodes.
+type replicatedKeys []*kv.Namespace
+
+func keysOf(nodes []*node) (ns replicatedKeys) {
+	for _, n := range nodes {
+		ns = append(ns, n.keysOf(2))
 	}
+	return ns
 }
 
 // TestANodeWithoutEtcdServesWhatElseItHas, and takes part when etcd is back.

@@ -63,9 +63,6 @@ func (s *Store) NextVersion() uint64 {
 	return s.clock
 }
 
-// HashSeed is what the positions of keys come from: see Config.HashSeed. It is that of the partition, once that is open.
-func (s *Store) HashSeed() uint64 { return s.hashSeed }
-
 // GreatestVersion returns the greatest version that the store has given or taken.
 func (s *Store) GreatestVersion() uint64 { return s.clock }
 

@@ -274,9 +274,6 @@ func (p *Partition) Drive() *drive.Drive { return p.drive }
 // MaxValueBytes is the longest value that the partition takes.
 func (p *Partition) MaxValueBytes() int { return p.store.MaxValueBytes() }
 
-// HashSeed is that of the store: see kvstore.Store.HashSeed.
-func (p *Partition) HashSeed() uint64 { return p.store.HashSeed() }
-
 // GreatestVersion is the greatest version that the store has given or taken.
 func (p *Partition) GreatestVersion() uint64 {
 	p.driver.Lock()

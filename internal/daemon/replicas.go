@@ -1,0 +1,136 @@
+package daemon
+
+import (
+	"errors"
+	"log/slog"
+	"slices"
+	"sync"
+	"time"
+
+	"jbofd/internal/cluster"
+	"jbofd/internal/cluster/member"
+	"jbofd/internal/nvmeof/executor/replicated"
+	"jbofd/internal/partition"
+	"jbofd/internal/peers"
+	"jbofd/internal/replicas"
+	"jbofd/internal/turn"
+	"jbofd/internal/uuid"
+)
+
+// closeReplicasTimeout is how long the replicas may take to end what their stores have under way.
+const closeReplicasTimeout = 200 * time.Millisecond
+
+// replicaNode runs the replicas of this node's partitions, with the connections to the other nodes.
+type replicaNode struct {
+	access   clusterAccess
+	log      *slog.Logger
+	executor *replicated.Executor
+	peers    *peers.Peers
+
+	// mu guards groups, which grow until the first setState.
+	mu     sync.Mutex
+	groups map[uuid.UUID]*replicas.Replicas
+	// telling is for one report at a time, so that an older one never follows a newer one.
+	telling sync.Mutex
+	last    *cluster.Map // what peers were told
+}
+
+// newReplicaNode makes what runs the replicas; it connects to nobody before the first view.
+func newReplicaNode(access clusterAccess) (*replicaNode, error) {
+	n := access.Node
+	r := &replicaNode{access: access, log: n.log, executor: replicated.New(turn.Real, n.pool),
+		groups: map[uuid.UUID]*replicas.Replicas{}}
+	cfg := n.cfg.Cluster
+	pc := peers.Config{Name: n.cfg.Node.Name, HostNQN: cluster.HostNQN(cfg.Name, n.cfg.Node.Name),
+		Connected: r.connected, KATO: 2 * time.Duration(cfg.Lease), RDMA: n.opts.RDMA, Log: n.log}
+	for _, other := range cfg.Nodes {
+		if other.Name != n.cfg.Node.Name {
+			pc.Nodes = append(pc.Nodes, peers.Node{Name: other.Name, Address: other.Target, SubNQN: cfg.Subsystem})
+		}
+	}
+	var err error
+	r.peers, err = peers.New(pc)
+	return r, err
+}
+
+// attach gives it an open partition, before the first setState. The partition is open until close has returned.
+func (r *replicaNode) attach(id uuid.UUID, p *partition.Partition) error {
+	name := r.access.Node.cfg.Cluster.Name
+	g, err := replicas.New(replicas.Config{Store: p, ID: id, Peers: r.peers,
+		HostNQN:   func(node string) string { return cluster.HostNQN(name, node) },
+		Authority: r.access.Authority, Clock: member.Now, Changed: r.report, Incomplete: p.Lost() != nil,
+		Full: p.NearlyFull, Pool: r.access.Node.pool, Env: turn.Real, Log: r.log})
+	if err != nil {
+		return err
+	}
+	r.mu.Lock()
+	r.groups[id] = g
+	r.mu.Unlock()
+	r.executor.Set(id, g)
+	return nil
+}
+
+// all returns the replicas of all partitions.
+func (r *replicaNode) all() (all []*replicas.Replicas) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for _, g := range r.groups {
+		all = append(all, g)
+	}
+	return all
+}
+
+// connected is told by peers that a node can be reached.
+func (r *replicaNode) connected(node string) {
+	for _, g := range r.all() {
+		g.NodeReachable(node)
+	}
+}
+
+// setState tells of a new state, and of each extension of the authority: see member.Config.Changed. What the state takes
+// from the node is not served any more when it returns.
+func (r *replicaNode) setState(s *member.State) {
+	for _, g := range r.all() {
+		g.SetState(s.Active, s.Newest)
+	}
+	if s.Newest != nil && s.Newest != r.last {
+		// The newest view, not the active one: a node that is to be spoken to when that acts is connected before.
+		r.last = s.Newest
+		r.peers.SetView(s.Newest)
+	}
+}
+
+// report tells the manager what the partitions have.
+func (r *replicaNode) report() { go r.tell() }
+
+func (r *replicaNode) tell() {
+	r.telling.Lock()
+	defer r.telling.Unlock()
+	var ranges []cluster.RangeReport
+	for _, g := range r.all() {
+		ranges = append(ranges, g.Report()...)
+	}
+	slices.SortFunc(ranges, func(a, b cluster.RangeReport) int { return a.Range - b.Range })
+	r.access.Report(ranges)
+}
+
+// close ends all replicas, and waits for what they have asked of partitions and other nodes. There is no authority any
+// more, and no connection of a host.
+func (r *replicaNode) close() {
+	var ends sync.WaitGroup
+	errs := make(chan error, len(r.groups))
+	for id, g := range r.groups {
+		r.executor.Set(id, nil)
+		ends.Go(func() { errs <- g.Close(closeReplicasTimeout) })
+	}
+	r.peers.Close() // ends what the replicas wait for
+	ends.Wait()
+	close(errs)
+	var all error
+	for err := range errs {
+		all = errors.Join(all, err)
+	}
+	if all != nil {
+		r.log.Error("replicas not closed as they should be; nothing acknowledged is lost", "error", all)
+	}
+}
