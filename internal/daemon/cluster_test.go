@@ -152,7 +152,7 @@ func TestThreeNodesAreACluster(t *testing.T) {
 		t.Errorf("a second cluster: %v", err)
 	}
 	agree(t, "a cluster of three", nodes, func(a admin.Cluster) error {
-		if up(a) != 3 || len(a.Partitions) != 3 || a.Ranges.Total != 128 || a.Replicas != 2 || lacking(a) > 0 {
+		if up(a) != 3 || len(a.Partitions) != 3 || a.Ranges.Total != 128 || a.Replicas != 2 || a.Ranges.Full != 128 {
 			return fmt.Errorf("%+v", a)
 		}
 		return nil
