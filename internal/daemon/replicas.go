@@ -87,8 +87,8 @@ func (r *replicaNode) connected(node string) {
 	}
 }
 
-// setState tells of a new state, and of each extension of the authority: see member.Config.Changed. What the state takes
-// from the node is not served any more when it returns.
+// setState tells of a new state, and of each extension of the authority: see member.Config.Changed. What the state
+// takes from the node is not served any more when it returns.
 func (r *replicaNode) setState(s *member.State) {
 	for _, g := range r.all() {
 		g.SetState(s.Active, s.Newest)

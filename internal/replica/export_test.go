@@ -10,16 +10,17 @@ func (r *Replica) Left() string {
 			busy++
 		}
 	}
-	taken := 0
+	taken, b := 0, r.cfg.Batches
 	for i := range r.cfg.Memory.regions {
 		taken += r.cfg.Memory.regions[i].taken
 	}
 	if busy+taken+r.later.N+r.copying.N == 0 && len(r.freeClients) == len(r.clients) &&
-		len(r.freeValues) == len(r.values) && len(r.cfg.Batches.fetched.free) == len(r.cfg.Batches.fetched.all) &&
-		len(r.cfg.Batches.outs.free)+len(r.sent)+len(r.filled) == len(r.cfg.Batches.outs.all) {
+		len(r.freeValues) == len(r.values) && len(b.fetched.free) == len(b.fetched.all) &&
+		len(b.outs.free)+len(r.sent)+len(r.filled) == len(b.outs.all) {
 		return ""
 	}
 	return fmt.Sprintf("%d requests to the store, %d bytes of values, %d requests of clients, %d values, "+
 		"%d batches fetched and %d copied out are left", busy, taken, len(r.clients)-len(r.freeClients),
-		len(r.values)-len(r.freeValues), len(r.cfg.Batches.fetched.all)-len(r.cfg.Batches.fetched.free), len(r.cfg.Batches.outs.all)-len(r.cfg.Batches.outs.free))
+		len(r.values)-len(r.freeValues), len(b.fetched.all)-len(b.fetched.free),
+		len(b.outs.all)-len(b.outs.free))
 }

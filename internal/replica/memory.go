@@ -13,8 +13,8 @@ import (
 // each other's memory for ever.
 //
 // A region is divided into blocks by halving, so that a block is found, and joined with its neighbour again, in a few
-// steps. What a value does not need of its block is given back at once, in blocks of its own: with the header in front of
-// it, a value of 4096 bytes would otherwise take 8192.
+// steps. What a value does not need of its block is given back at once, in blocks of its own: with the header in front
+// of it, a value of 4096 bytes would otherwise take 8192.
 type Memory struct{ regions []region }
 
 // unitBytes is the length of the shortest block.

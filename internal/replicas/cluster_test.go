@@ -141,33 +141,37 @@ func (g *rig) end() {
 
 // Send implements replicas.Sender: each command is carried by a goroutine of its own, so that they overtake each other.
 func (n *node) Send(b *peers.Batch) {
-	for _, c := range b.Take() {
-		to := n.rig.nodes[n.rig.partitionNode(c.To)]
-		d := &delivery{c: c, sqe: c.SQE, rig: n.rig}
-		d.Kind, d.SQE, d.Host, d.Sink = replicas.Node, &d.sqe, hostNQN(fmt.Sprint("n", n.id)), d
-		d.Value = make([]byte, len(c.Data))
-		if c.SQE.Opcode() == nvme.CmdKVForward {
-			copy(d.Value, c.Data)
-		}
-		n.rig.done.Go(func() {
-			if !n.alive.Load() || !to.alive.Load() {
-				d.lose()
-				return
-			}
-			if c.SQE.Opcode() == nvme.CmdKVForward {
-				select {
-				case n.rig.forwards <- d:
-				default:
-				}
-			}
-			var b replicas.Batch
-			b.Add(&d.Request)
-			to.r.Submit(&b)
-		})
+	for c := b.Take(); c != nil; {
+		next := c.Next // c is another one's when it is done
+		n.carry(c)
+		c = next
 	}
 }
 
-func (g *rig) partitionNode(p view.PartitionID) int { return int(p) }
+func (n *node) carry(c *peers.Command) {
+	to := n.rig.nodes[c.To]
+	d := &delivery{c: c, sqe: c.SQE, rig: n.rig}
+	d.Kind, d.SQE, d.Host, d.Sink = replicas.Node, &d.sqe, hostNQN(fmt.Sprint("n", n.id)), d
+	d.Value = make([]byte, len(c.Data))
+	if c.SQE.Opcode() == nvme.CmdKVForward {
+		copy(d.Value, c.Data)
+	}
+	n.rig.done.Go(func() {
+		if !n.alive.Load() || !to.alive.Load() {
+			d.lose()
+			return
+		}
+		if d.sqe.Opcode() == nvme.CmdKVForward {
+			select {
+			case n.rig.forwards <- d:
+			default:
+			}
+		}
+		var b replicas.Batch
+		b.Add(&d.Request)
+		to.r.Submit(&b)
+	})
+}
 
 func (d *delivery) lose() {
 	d.c.Lost = true
@@ -393,7 +397,8 @@ func TestWhatAViewTakesIsNotServed(t *testing.T) {
 	h.get("key")
 	h.want(chain[1], nvme.Success, "value")
 	// What does not come from the nodes of the chain does nothing, nor what is for a range that is not there.
-	for host, number := range map[string]uint16{"nqn.2014-08.org.nvmexpress:uuid:stranger": 0, hostNQN("n0"): testRanges} {
+	for host, number := range map[string]uint16{"nqn.2014-08.org.nvmexpress:uuid:stranger": 0,
+		hostNQN("n0"): testRanges} {
 		sqe := nvme.SQE{}
 		sqe.SetOpcode(nvme.CmdKVSync)
 		sqe.KVReplica().SetEpoch(active.Versions[0])

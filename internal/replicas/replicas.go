@@ -229,8 +229,8 @@ func (g *Replicas) NodeReachable(node string) {
 	g.driver.RunLater()
 }
 
-// Close ends the replicas: Requests are refused from now on, no read is answered any more, and writes that are under way
-// end with Namespace Not Ready. It waits for what the store and other nodes have, and gives the memory back. If that
+// Close ends the replicas: Requests are refused from now on, no read is answered any more, and writes that are under
+// way end with Namespace Not Ready. It waits for what the store and other nodes have, and gives the memory back. If that
 // takes longer than patience, the memory stays taken, because a device may still use it. The store must be open, and
 // the connections to other nodes closed or about to be: their commands end then.
 //
@@ -387,7 +387,8 @@ func (g *Replicas) finish() {
 		if c, d := m.r.Complete(), m.r.Damaged(); c != m.complete || d != m.damaged {
 			m.complete, m.damaged, changed = c, d, true
 			if d {
-				g.cfg.Log.Error("a replica has failed with its store", "partition", g.cfg.ID.String(), "range", m.number)
+				g.cfg.Log.Error("a replica has failed with its store", "partition", g.cfg.ID.String(), "range",
+					m.number)
 			}
 		}
 	}

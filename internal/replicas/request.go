@@ -119,7 +119,8 @@ type abort struct {
 
 // Abort lets a Request end soon, because its host has aborted it or is gone: a Forward that is kept until its write is
 // committed, and a client's write, which ends with Command Interrupted. What they have begun takes its course: a write
-// may be committed later. Reads and other commands end soon anyway, and their memory is in use. From any goroutine, also with locks held that Sinks take.
+// may be committed later. Reads and other commands end soon anyway, and their memory is in use. From any goroutine,
+// also with locks held that Sinks take.
 func (g *Replicas) Abort(q *Request) {
 	if q.Kind != Read {
 		g.aborts.Put(abort{q, q.use.Load()})

@@ -33,7 +33,8 @@ func TestRolesFollowTheChain(t *testing.T) {
 			none}, []int{2, 1, 0, 0}},
 		"one serves, one is filled": {view.Chain{member(2, view.Serving), member(1, view.Filling)},
 			[]crrs.Role{role(2, no, no, true), role(no, 1, no, false)}, []int{0, 1}},
-		"halted": {view.Chain{member(1, view.LastCopy), member(2, view.LastCopy)}, []crrs.Role{none, none}, []int{0, 0}},
+		"halted": {view.Chain{member(1, view.LastCopy), member(2, view.LastCopy)}, []crrs.Role{none, none},
+			[]int{0, 0}},
 	} {
 		for i, want := range c.roles {
 			g := &Replicas{joined: true, self: view.PartitionID(i + 1), active: &cluster.Map{View: &view.View{
@@ -69,7 +70,8 @@ func TestWhatIsReported(t *testing.T) {
 		{"another membership than the active one", at(view.Serving, 4), at(view.Filling, 9), false, 0, view.Silent},
 		{"waits", at(view.Waiting, 4), at(view.Waiting, 4), false, 0, view.Incomplete},
 		{"is filled, by another process", at(view.Filling, 4), at(view.Filling, 4), false, 0, view.Incomplete},
-		{"serves with a store that has lost writes", at(view.Serving, 4), at(view.Serving, 4), true, 0, view.Incomplete},
+		{"serves with a store that has lost writes", at(view.Serving, 4), at(view.Serving, 4), true, 0,
+			view.Incomplete},
 		{"the same, and was filled since", at(view.Serving, 4), at(view.Serving, 4), true, 4, view.Complete},
 		{"the same, and was filled before", at(view.Serving, 4), at(view.Serving, 4), true, 3, view.Incomplete},
 	} {
