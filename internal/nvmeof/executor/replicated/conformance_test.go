@@ -79,7 +79,8 @@ func newSubject(t testing.TB) (*executortest.Subject, *nvmeof.Namespace) {
 	now := func() int64 { return turn.Real.Now() }
 	r, err := replicas.New(replicas.Config{Store: p, ID: id, Peers: nobody{t},
 		Authority: func() int64 { return 1 << 62 },
-		HostNQN:   func(node string) string { return node }, Clock: now, Changed: func() {}, Pool: pool, Env: turn.Real})
+		HostNQN:   func(node string) string { return node }, Clock: now, Changed: func() {}, Pool: pool,
+		Env: turn.Real})
 	if err != nil {
 		t.Fatal(err)
 	}
