@@ -454,6 +454,7 @@ const (
 	ExtKV            = 1 << 3
 	ExtOffload       = 1 << 4
 	ExtReplication   = 1 << 5
+	ExtClusterMap    = 1 << 6
 )
 
 // ExtVersion is the version of the extensions that this package implements.

@@ -14,6 +14,8 @@ const (
 	LIDFIDEffects   = 0x12
 	LIDDiscovery    = 0x70
 	LIDReservation  = 0x80
+	// LIDClusterMap is a vendor specific page (docs/wire-extensions.md, ExtClusterMap): a ClusterMap.
+	LIDClusterMap = 0xC1
 )
 
 // SupportedLogPages is log page 00h: a dword for each LID (NVMe Base 2.0, section

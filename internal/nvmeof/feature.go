@@ -184,10 +184,14 @@ func (c *Controller) setFeatures(now int64, a AdminArgs) Reply {
 
 // extensions are the extensions that the controller offers.
 func (c *Controller) extensions() uint32 {
+	bits := uint32(nvme.ExtCredits | nvme.ExtKV)
 	if c.node {
-		return nvme.ExtCredits | nvme.ExtKV | nvme.ExtReplication
+		bits |= nvme.ExtReplication
 	}
-	return nvme.ExtCredits | nvme.ExtKV
+	if c.clusterMap() != nil {
+		bits |= nvme.ExtClusterMap
+	}
+	return bits
 }
 
 // setExtensions puts the granted extensions in force. With credits the reply carries the first one: the credit at the

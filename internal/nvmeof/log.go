@@ -50,6 +50,8 @@ func (c *Controller) getLogPage(now int64, a AdminArgs) Reply {
 	case lid == nvme.LIDANA:
 		// Hosts read up to the size that Identify Controller lets them expect.
 		log, clears = c.anaLog(g.LSP()&nvme.LSPANAGroupsOnly != 0), eventANA
+	case lid == nvme.LIDClusterMap && c.clusterMap() != nil:
+		log = c.clusterMap()
 	default:
 		return fail(nvme.InvalidLogPage)
 	}
@@ -85,6 +87,9 @@ func (c *Controller) supportedLogs() []byte {
 	for _, lid := range []uint8{nvme.LIDError, nvme.LIDSMART, nvme.LIDFirmwareSlot, nvme.LIDChangedNS, nvme.LIDEffects,
 		nvme.LIDANA} {
 		l.SetLID(lid, nvme.LIDSupportedBit)
+	}
+	if c.clusterMap() != nil {
+		l.SetLID(nvme.LIDClusterMap, nvme.LIDSupportedBit)
 	}
 	return l[:]
 }

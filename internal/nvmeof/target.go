@@ -158,6 +158,10 @@ type Target struct {
 	state     State
 	subs      map[string]*subsystem
 	discovery *subsystem
+	// maps has the map of the cluster by the NQN of a subsystem that belongs to one. The bytes are not changed.
+	maps map[string]nvme.ClusterMap
+	// mapGeneration is the last generation that a map has been given.
+	mapGeneration uint32
 	// ctrls by CNTLID; identifiers are not reused before the others are.
 	ctrls      map[uint16]*Controller
 	lastCNTLID uint16
@@ -207,7 +211,8 @@ func New(cfg Config) *Target {
 	}
 	invariants.Check(mdts >= MinMDTSBytes && mdts&(mdts-1) == 0, "nvmeof: a largest transfer that MDTS cannot say")
 	return &Target{
-		cfg: cfg, subs: map[string]*subsystem{}, ctrls: map[uint16]*Controller{}, budgets: newBudgets(),
+		cfg: cfg, subs: map[string]*subsystem{}, maps: map[string]nvme.ClusterMap{},
+		ctrls: map[uint16]*Controller{}, budgets: newBudgets(),
 		discovery: &subsystem{discovery: true, SubsystemState: SubsystemState{NQN: nvme.DiscoveryNQN,
 			Serial: cfg.NodeUUID.String()[:20], Model: "jbofd discovery"}},
 	}

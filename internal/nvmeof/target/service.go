@@ -248,6 +248,13 @@ func (s *Service) Apply(st nvmeof.State) {
 	s.revokeExtents(gone)
 }
 
+// SetClusterMap sets the map of the cluster that a subsystem belongs to: see nvmeof.Target.
+func (s *Service) SetClusterMap(subNQN string, m nvme.ClusterMap) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.target.SetClusterMap(subNQN, m)
+}
+
 // Named reports whether the configuration names a host, and whether it names nobody.
 func (s *Service) Named(hostNQN string) (named, nobody bool) {
 	s.mu.Lock()
