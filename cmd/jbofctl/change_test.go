@@ -47,7 +47,7 @@ func TestAChangeThatWaitsSaysForWhat(t *testing.T) {
 		if code := execute(t.Context(), args, terminal{in: strings.NewReader(""), out: &out, err: screen}); code != 0 {
 			t.Errorf("%s: exit status %d", line, code)
 		}
-		if got := shown(t, screen); !strings.Contains(got, "the deletion of namespace "+uuid+
+		if got := shown(t, screen, "3072"); !strings.Contains(got, "the deletion of namespace "+uuid+
 			", for 2s, 2048 of 4096 MiB (50 %) erased") || !strings.Contains(got, "for 3s, 3072 of 4096 MiB") {
 			t.Errorf("%s shows %q", line, got)
 		}
@@ -62,8 +62,8 @@ func TestAChangeThatWaitsSaysForWhat(t *testing.T) {
 	}
 }
 
-// shown returns what was written to a terminal of typing.
-func shown(t *testing.T, screen *os.File) string {
+// shown returns what was written to a terminal of typing, as far as a text that is there at last.
+func shown(t *testing.T, screen *os.File, until string) string {
 	t.Helper()
 	master := masters[screen]
 	if err := master.SetReadDeadline(time.Now().Add(time.Second)); err != nil {
@@ -71,7 +71,7 @@ func shown(t *testing.T, screen *os.File) string {
 	}
 	var all []byte
 	b := make([]byte, 4096)
-	for !bytes.Contains(all, []byte("3072")) {
+	for !bytes.Contains(all, []byte(until)) {
 		n, err := master.Read(b)
 		if all = append(all, b[:n]...); err != nil {
 			break

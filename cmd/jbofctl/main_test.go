@@ -60,6 +60,18 @@ var answers = map[string]any{
 	admin.PathSwapDiscard: admin.Answer{APIVersion: admin.Version},
 	admin.PathKVOpen:      admin.Answer{APIVersion: admin.Version},
 	admin.PathKVAudits:    admin.List[admin.KVAudit]{APIVersion: admin.Version, Items: []admin.KVAudit{}},
+	admin.PathCluster: admin.Cluster{APIVersion: admin.Version, Name: "demo", UUID: uuid, Node: "n1", Manager: "n2",
+		SubNQN: "nqn.2026-11.example.jbofd:kv", Problem: "etcd cannot be reached", Epoch: 7, ActiveEpoch: 6,
+		ViewMS: 61_000, AuthorityMS: 400, Replicas: 2,
+		Ranges: admin.ClusterRanges{Total: 4, Full: 1, Filling: 1, UnderReplicated: 1, Halted: 1},
+		Nodes: []admin.ClusterNode{{Name: "n1", State: "up", Replicas: 3, Filling: 1, Partitions: 1, Domain: "rack1",
+			Address: "10.0.0.1:4430", Target: "tcp://10.0.0.1:4420"}, {Name: "n2", State: "away", Out: true}},
+		Partitions: []admin.ClusterPartition{{UUID: uuid, Node: "n1", Weight: 4, Replicas: 3, Share: 0.75}}},
+	admin.PathClusterChains: admin.List[admin.Chain]{APIVersion: admin.Version, Items: []admin.Chain{
+		{Range: 3, State: "under_replicated", Version: 9, Members: []admin.ChainMember{{Node: "n1", State: "serving"},
+			{Node: "n2", State: "filling"}}}}},
+	admin.PathClusterInit:   admin.Answer{APIVersion: admin.Version},
+	admin.PathClusterChange: admin.Answer{APIVersion: admin.Version},
 	admin.PathKVAudit: admin.KVAudit{APIVersion: admin.Version, UUID: uuid, Segments: 12345, LossySegments: 2,
 		KnownKeys: 7},
 }
@@ -118,6 +130,16 @@ func TestTablesShowWhatTheDaemonSays(t *testing.T) {
 		{"swap list", []string{uuid, "ssd0", "open", "64MiB", "1MiB", "nqn.2026-11.example.jbofd:kv", "77", "l-o-s-t",
 			"missing"}},
 		{"swap discard --yes " + uuid, []string{"given up"}},
+		{"cluster init --replicas 2", []string{"made"}},
+		{"cluster status", []string{"demo", uuid, "n1", "problem", "etcd cannot be reached",
+			"7, for 1m1s; this node acts on 6", "n2", "400ms",
+			"4: 1 full, 1 filling, 1 under-replicated, 1 halted, 0 unassigned", "rack1", "10.0.0.1:4430",
+			"tcp://10.0.0.1:4420", "away, out"}},
+		{"cluster ring", []string{uuid, "n1", "75.0%"}},
+		{"cluster chains", []string{"under-replicated", "n1 serving > n2 filling"}},
+		{"cluster replicas 3", []string{"3 copies"}},
+		{"cluster drain n2", []string{"n2", "no ranges"}},
+		{"cluster join n2", []string{"n2", "its share"}},
 		{"config reload", []string{"reloaded", "log level: debug",
 			"namespace added: nqn.2026-11.example.jbofd:blocks nsid 7 (2GiB)"}},
 		{"reload", []string{"reloaded", "log level: debug"}},
@@ -138,7 +160,8 @@ func TestTablesShowWhatTheDaemonSays(t *testing.T) {
 // TestAnswersNameOneThingAlike: scripts find a subsystem's NQN, and a size, under one key in all answers.
 func TestAnswersNameOneThingAlike(t *testing.T) {
 	s := fake(t)
-	for _, line := range []string{"ssd show ssd0", "subsystem list", "namespace list", "connection list", "swap list"} {
+	for _, line := range []string{"ssd show ssd0", "subsystem list", "namespace list", "connection list", "swap list",
+		"cluster status"} {
 		_, j, _ := run(t, append(strings.Fields(line), "--socket", s, "-o", "json")...)
 		if !strings.Contains(j, `"subNQN"`) {
 			t.Errorf("%s: no subNQN in\n%s", line, j)
@@ -154,7 +177,8 @@ func TestAnswersNameOneThingAlike(t *testing.T) {
 func TestJSONAndYAMLSayTheSameAndCarryTheVersion(t *testing.T) {
 	s := fake(t)
 	for _, line := range []string{"status", "ssd list", "ssd show ssd0", "subsystem list", "namespace list",
-		"connection list", "tenant list", "swap list", "config reload", "reload --dry-run"} {
+		"connection list", "tenant list", "swap list", "cluster status", "cluster ring", "cluster chains",
+		"cluster drain n1", "config reload", "reload --dry-run"} {
 		args := append(strings.Fields(line), "--socket", s, "-o")
 		_, j, _ := run(t, append(args, "json")...)
 		_, y, _ := run(t, append(args, "yaml")...)
@@ -196,6 +220,9 @@ func TestExitStatusTellsFailureFromMisuse(t *testing.T) {
 		{2, "status extra"}, {2, "status --nosuch"}, {2, "-o xml status"}, {2, "ssd"}, {2, "ssd nosuch"}, {2, "nosuch"},
 		{2, "ssd show"}, {2, "ssd format"},
 		{2, "completion tcsh"}, {2, "completion"}, {2, "--timeout -1s status"}, {2, "status --wait -1s"},
+		{2, "cluster"}, {2, "cluster replicas 6"}, {2, "cluster replicas x"}, {2, "cluster drain"},
+		{2, "cluster init now"},
+		{2, "cluster chains --range -2 --socket " + s}, {1, "cluster leave --timeout 10ms --socket " + s},
 		{2, "namespace delete xyz --yes --socket " + s}, {2, "swap discard xyz --yes --socket " + s},
 		{2, "swap discard " + uuid + " --socket " + s}, {2, "namespace delete " + uuid + " --socket " + s},
 	} {

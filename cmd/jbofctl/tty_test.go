@@ -33,6 +33,9 @@ func typing(t *testing.T, line string) *os.File {
 		t.Skipf("this machine lends no terminals: %v", err)
 	}
 	t.Cleanup(func() { _ = slave.Close() })
+	if err := unix.IoctlSetWinsize(int(slave.Fd()), unix.TIOCSWINSZ, &unix.Winsize{Row: 24, Col: 80}); err != nil {
+		t.Fatal(err)
+	}
 	masters[slave] = master
 	if _, err := master.WriteString(line + "\n"); err != nil {
 		t.Fatal(err)

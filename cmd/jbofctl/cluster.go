@@ -1,0 +1,335 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"strconv"
+	"strings"
+	"text/tabwriter"
+	"time"
+
+	"github.com/spf13/cobra"
+	"github.com/vbauerster/mpb/v8"
+	"github.com/vbauerster/mpb/v8/decor"
+
+	"jbofd/internal/admin"
+)
+
+// clusterCommands are those after "cluster".
+func (x *cli) clusterCommands() []*cobra.Command {
+	return []*cobra.Command{x.clusterInitCommand(), x.clusterStatusCommand(), x.clusterRingCommand(),
+		x.clusterChainsCommand(), x.clusterReplicasCommand(),
+		x.clusterNodeCommand("drain", "Move all ranges of a node to the others, as far as they have room; it stays a "+
+			"member", func(node string) admin.ChangeCluster { return admin.ChangeCluster{Drain: node} }),
+		x.clusterNodeCommand("join", "Give a node its share of the ranges again, after drain or leave",
+			func(node string) admin.ChangeCluster { return admin.ChangeCluster{Join: node} }),
+		x.clusterLeaveCommand()}
+}
+
+func (x *cli) clusterInitCommand() *cobra.Command {
+	var what admin.InitCluster
+	c := &cobra.Command{
+		Use:   "init",
+		Short: "Make the cluster for which the daemon is configured, once for all nodes",
+		Long: `Make the cluster that the section "cluster" of the daemon's configuration names, in its etcd. Run it
+once, on any of the nodes; all of them join then. It is refused if etcd has a cluster of that name already.`,
+		Args: none,
+	}
+	c.RunE = func(c *cobra.Command, _ []string) error {
+		a, err := ask(x, c, func(cl *admin.Client, ctx context.Context) (admin.Answer, error) {
+			return cl.InitCluster(ctx, what)
+		})
+		if err != nil {
+			return err
+		}
+		return x.print(c, a, func(t *tabwriter.Writer) { row(t, "the cluster is made; see jbofctl cluster status") })
+	}
+	c.Flags().IntVar(&what.Replicas, "replicas", 0, "how many copies of each key, 1 to 5; 0: three, or as many as "+
+		"there are nodes")
+	c.Flags().IntVar(&what.Ranges, "ranges", 0, "into how many ranges keys are divided for good, a power of two; 0: "+
+		"32 or more for each partition that is configured")
+	return c
+}
+
+func (x *cli) clusterStatusCommand() *cobra.Command {
+	var wait bool
+	c := &cobra.Command{
+		Use:   "status",
+		Short: "Show the nodes of the cluster, who makes its map, and how many ranges have all their copies",
+		Args:  none,
+	}
+	c.RunE = func(c *cobra.Command, _ []string) error {
+		if wait {
+			if err := x.settle(c, admin.ChangeCluster{}); err != nil {
+				return err
+			}
+		}
+		a, err := ask(x, c, (*admin.Client).Cluster)
+		if err != nil {
+			return err
+		}
+		return x.print(c, a, func(t *tabwriter.Writer) { clusterRows(t, &a) })
+	}
+	waitFlag(c, &wait)
+	return c
+}
+
+func clusterRows(t *tabwriter.Writer, a *admin.Cluster) {
+	row(t, "cluster", a.Name)
+	row(t, "uuid", a.UUID)
+	row(t, "subsystem", a.SubNQN)
+	row(t, "node", a.Node)
+	if a.Problem != "" {
+		row(t, "problem", a.Problem)
+	}
+	epoch := fmt.Sprintf("%d, for %s", a.Epoch, millis(a.ViewMS).Round(time.Second))
+	if a.ActiveEpoch != a.Epoch {
+		epoch += fmt.Sprintf("; this node acts on %d", a.ActiveEpoch)
+	}
+	row(t, "epoch", epoch)
+	row(t, "manager", a.Manager)
+	row(t, "authority", millis(a.AuthorityMS))
+	row(t, "replicas", a.Replicas)
+	r := a.Ranges
+	row(t, "ranges", fmt.Sprintf("%d: %d full, %d filling, %d under-replicated, %d halted, %d unassigned", r.Total,
+		r.Full, r.Filling, r.UnderReplicated, r.Halted, r.Unassigned))
+	fmt.Fprintln(t)
+	row(t, "NODE", "STATE", "PARTITIONS", "REPLICAS", "FILLING", "DOMAIN", "ADDRESS", "TARGET")
+	for _, n := range a.Nodes {
+		state := n.State
+		if n.Out {
+			state += ", out"
+		}
+		row(t, n.Name, state, n.Partitions, n.Replicas, n.Filling, n.Domain, n.Address, n.Target)
+	}
+}
+
+func millis(ms int64) time.Duration { return time.Duration(ms) * time.Millisecond }
+
+func (x *cli) clusterRingCommand() *cobra.Command {
+	var svg string
+	c := &cobra.Command{
+		Use:   "ring",
+		Short: "Show the share of each partition, or draw the ring of ranges",
+		Args:  none,
+	}
+	c.RunE = func(c *cobra.Command, _ []string) error {
+		a, err := ask(x, c, (*admin.Client).Cluster)
+		if err != nil {
+			return err
+		}
+		if svg != "" {
+			chains, err := ask(x, c, allChains)
+			if err != nil {
+				return err
+			}
+			if err := os.WriteFile(svg, drawRing(&a, chains.Items), 0o644); err != nil {
+				return err
+			}
+		}
+		return x.print(c, a, func(t *tabwriter.Writer) {
+			row(t, "PARTITION", "NODE", "WEIGHT", "REPLICAS", "FILLING", "SHARE")
+			for _, p := range a.Partitions {
+				row(t, p.UUID, p.Node, p.Weight, p.Replicas, p.Filling, fmt.Sprintf("%.1f%%", 100*p.Share))
+			}
+		})
+	}
+	c.Flags().StringVar(&svg, "svg", "", "also draw the ring, as SVG, into this `FILE`")
+	return c
+}
+
+func allChains(cl *admin.Client, ctx context.Context) (admin.List[admin.Chain], error) {
+	return cl.Chains(ctx, -1)
+}
+
+func (x *cli) clusterChainsCommand() *cobra.Command {
+	var only int
+	c := &cobra.Command{
+		Use:   "chains",
+		Short: "Show the chain of each range: who has it, from the ChainHead to the ChainTail, and who is filled",
+		Args:  none,
+	}
+	c.RunE = func(c *cobra.Command, _ []string) error {
+		if c.Flags().Changed("range") && only < 0 {
+			return usagef("--range is %d, must be 0 or more", only)
+		}
+		l, err := ask(x, c, func(cl *admin.Client, ctx context.Context) (admin.List[admin.Chain], error) {
+			return cl.Chains(ctx, only)
+		})
+		if err != nil {
+			return err
+		}
+		return x.print(c, l, func(t *tabwriter.Writer) {
+			row(t, "RANGE", "STATE", "VERSION", "MEMBERS")
+			for _, r := range l.Items {
+				var members []string
+				for _, m := range r.Members {
+					members = append(members, m.Node+" "+m.State)
+				}
+				row(t, r.Range, strings.ReplaceAll(r.State, "_", "-"), r.Version, strings.Join(members, " > "))
+			}
+		})
+	}
+	c.Flags().IntVar(&only, "range", -1, "show only the range with this `NUMBER`")
+	return c
+}
+
+func (x *cli) clusterReplicasCommand() *cobra.Command {
+	var wait bool
+	c := &cobra.Command{
+		Use:   "replicas N",
+		Short: "Change how many copies of each key there are, 1 to 5, while the cluster serves",
+		Args:  one("N"),
+	}
+	c.RunE = func(c *cobra.Command, args []string) error {
+		n, err := strconv.Atoi(args[0])
+		if err != nil || n < 1 || n > 5 {
+			return usagef("N is %q, must be 1 to 5", args[0])
+		}
+		return x.changeCluster(c, admin.ChangeCluster{Replicas: n}, wait, "the cluster is to have "+args[0]+
+			" copies of each key")
+	}
+	waitFlag(c, &wait)
+	return c
+}
+
+// clusterNodeCommand builds a command about one node.
+func (x *cli) clusterNodeCommand(verb, short string, what func(node string) admin.ChangeCluster) *cobra.Command {
+	var wait bool
+	c := &cobra.Command{Use: verb + " NODE", Short: short, Args: one("NODE")}
+	c.RunE = func(c *cobra.Command, args []string) error {
+		change := what(args[0])
+		text := "node " + args[0] + " is to have its share of the ranges"
+		if change.Drain != "" {
+			text = "node " + args[0] + " is to have no ranges"
+		}
+		return x.changeCluster(c, change, wait, text)
+	}
+	waitFlag(c, &wait)
+	return c
+}
+
+func (x *cli) clusterLeaveCommand() *cobra.Command {
+	return &cobra.Command{
+		Use:   "leave",
+		Short: "Drain the node of this machine and wait until it has no ranges, so that it can be taken away",
+		Args:  none,
+		RunE: func(c *cobra.Command, _ []string) error {
+			a, err := ask(x, c, (*admin.Client).Cluster)
+			if err != nil {
+				return err
+			}
+			return x.changeCluster(c, admin.ChangeCluster{Drain: a.Node}, true, "node "+a.Node+" has no ranges: stop "+
+				"it, and take it out of the configuration of the others")
+		},
+	}
+}
+
+func waitFlag(c *cobra.Command, wait *bool) {
+	c.Flags().BoolVar(wait, "wait", false, "wait until all ranges have all their copies, without a time limit unless "+
+		"--timeout is given; on a terminal, show how many have")
+}
+
+// changeCluster makes a change and, if wanted, waits until it has taken effect.
+func (x *cli) changeCluster(c *cobra.Command, what admin.ChangeCluster, wait bool, done string) error {
+	a, err := ask(x, c, func(cl *admin.Client, ctx context.Context) (admin.Answer, error) {
+		return cl.ChangeCluster(ctx, what)
+	})
+	if err != nil {
+		return err
+	}
+	if wait {
+		if err := x.settle(c, what); err != nil {
+			return err
+		}
+	}
+	return x.print(c, a, func(t *tabwriter.Writer) { row(t, done) })
+}
+
+// lookEvery is how often a command looks whether the ranges of the cluster have all their copies.
+var lookEvery = 200 * time.Millisecond
+
+// settle waits until a change has taken effect, and all ranges have all their copies.
+func (x *cli) settle(c *cobra.Command, what admin.ChangeCluster) error {
+	if !c.Flags().Changed("timeout") {
+		x.timeout = 0 // it takes as long as it takes
+	}
+	ctx, cancel := x.bounded(c)
+	defer cancel()
+	show := filling(c)
+	defer show(nil, 0, 0, false)
+	tick := time.NewTicker(lookEvery)
+	defer tick.Stop()
+	left := "the daemon has not answered"
+	for {
+		a, err := x.client().Cluster(ctx)
+		switch {
+		case err == nil:
+			done, of, missing := settled(&a, what)
+			show(&a, done, of, missing == "")
+			if missing == "" {
+				return nil
+			}
+			left = missing
+		case !errors.Is(err, admin.ErrNoDaemon) && ctx.Err() == nil: // the daemon may be restarting
+			return err
+		}
+		select {
+		case <-tick.C:
+		case <-ctx.Done():
+			if errors.Is(ctx.Err(), context.DeadlineExceeded) {
+				return fmt.Errorf("the time is over, and the cluster goes on: %s", left)
+			}
+			return &interruptedError{"interrupted; the cluster goes on: " + left}
+		}
+	}
+}
+
+// settled returns how far a change is, done of so many, and what is missing; empty: nothing.
+func settled(a *admin.Cluster, what admin.ChangeCluster) (done, of int, missing string) {
+	done, of = a.Ranges.Full, a.Ranges.Total
+	for _, n := range a.Nodes {
+		switch {
+		case n.Name == what.Drain && (!n.Out || n.Replicas+n.Filling > 0):
+			return of - min(n.Replicas+n.Filling, of), of, fmt.Sprintf("node %s has %d replicas", n.Name,
+				n.Replicas+n.Filling)
+		case n.Name == what.Join && n.Out:
+			return 0, of, fmt.Sprintf("node %s is to have no ranges", n.Name)
+		}
+	}
+	switch {
+	case of == 0 || what.Replicas != 0 && a.Replicas != what.Replicas:
+		return 0, max(of, 1), "the view does not say so yet"
+	case done < of:
+		return done, of, fmt.Sprintf("%d of %d ranges have all their copies", done, of)
+	}
+	return done, of, ""
+}
+
+// filling returns what shows on a terminal how many ranges have all their copies, until all have; nil ends it early.
+func filling(c *cobra.Command) func(a *admin.Cluster, done, of int, all bool) {
+	if !isTerminal(c.ErrOrStderr()) {
+		return func(*admin.Cluster, int, int, bool) {}
+	}
+	bars := mpb.New(mpb.WithOutput(c.ErrOrStderr()), mpb.WithWidth(40))
+	var bar *mpb.Bar
+	return func(a *admin.Cluster, done, of int, all bool) {
+		switch {
+		case a == nil && bar != nil:
+			bar.Abort(false) // nothing, if it is complete
+			bars.Wait()
+			bar = nil
+		case a == nil:
+		case bar == nil:
+			bar = bars.AddBar(int64(of), mpb.AppendDecorators(decor.CountersNoUnit("%d of %d ranges")))
+			fallthrough
+		default:
+			if !all {
+				done = min(done, of-1) // at its end the bar is complete, and stays so
+			}
+			bar.SetCurrent(int64(done))
+		}
+	}
+}

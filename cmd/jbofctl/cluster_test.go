@@ -1,0 +1,157 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"encoding/xml"
+	"io"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"jbofd/internal/admin"
+)
+
+// moving is a daemon whose cluster has one range more with all its copies each time that it is asked, and moves the
+// replicas of n1 elsewhere. The change that it was asked for is in the channel.
+func moving(t *testing.T, ranges int) (socket string, changes chan admin.ChangeCluster) {
+	changes = make(chan admin.ChangeCluster, 1)
+	var asked atomic.Int64
+	return serve(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.URL.Path == admin.PathClusterChange {
+			var what admin.ChangeCluster
+			if err := json.NewDecoder(r.Body).Decode(&what); err != nil {
+				t.Error(err)
+			}
+			changes <- what
+			_ = json.NewEncoder(w).Encode(admin.Answer{APIVersion: admin.Version})
+			return
+		}
+		done := min(int(asked.Add(1)), ranges)
+		_ = json.NewEncoder(w).Encode(admin.Cluster{APIVersion: admin.Version, Node: "n1", Replicas: 3,
+			Ranges: admin.ClusterRanges{Total: ranges, Full: done},
+			Nodes:  []admin.ClusterNode{{Name: "n1", Out: true, Replicas: ranges - done}, {Name: "n2"}}})
+	})), changes
+}
+
+func TestAChangeOfTheClusterCanBeWaitedFor(t *testing.T) {
+	defer func(d time.Duration) { lookEvery = d }(lookEvery)
+	lookEvery = time.Millisecond
+	for _, c := range []struct {
+		line string
+		want admin.ChangeCluster
+	}{
+		{"cluster drain n1 --wait", admin.ChangeCluster{Drain: "n1"}},
+		{"cluster leave", admin.ChangeCluster{Drain: "n1"}},
+		{"cluster join n2 --wait", admin.ChangeCluster{Join: "n2"}},
+		{"cluster replicas 3 --wait", admin.ChangeCluster{Replicas: 3}},
+		{"cluster status --wait", admin.ChangeCluster{}},
+	} {
+		s, changes := moving(t, 10)
+		screen := typing(t, "")
+		var out bytes.Buffer
+		args := append([]string{"--socket", s}, strings.Fields(c.line)...)
+		if code := execute(t.Context(), args, terminal{in: strings.NewReader(""), out: &out, err: screen}); code != 0 {
+			t.Errorf("%s: exit status %d", c.line, code)
+		}
+		if got := shown(t, screen, "10 of 10 ranges"); got == "" {
+			t.Errorf("%s: the terminal shows %q", c.line, got)
+		}
+		if c.want != (admin.ChangeCluster{}) {
+			if got := <-changes; got != c.want {
+				t.Errorf("%s: the daemon is asked for %+v, want %+v", c.line, got, c.want)
+			}
+		}
+	}
+}
+
+func TestAWaitThatEndsEarlySaysWhatIsMissing(t *testing.T) {
+	s, _ := moving(t, 1<<30)
+	code, _, errs := run(t, "cluster", "status", "--wait", "--timeout", "100ms", "--socket", s)
+	if code != 1 || !strings.Contains(errs, "the time is over") || !strings.Contains(errs, "ranges have all their") {
+		t.Errorf("the time is over: exit status %d, %s", code, errs)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	var errb bytes.Buffer
+	if code := execute(ctx, []string{"cluster", "status", "--wait", "--socket", s},
+		terminal{in: strings.NewReader(""), out: io.Discard, err: &errb}); code != 130 {
+		t.Errorf("interrupted: exit status %d, %s", code, &errb)
+	}
+	for _, c := range []struct {
+		a    admin.Cluster
+		what admin.ChangeCluster
+		want string
+	}{
+		{admin.Cluster{}, admin.ChangeCluster{}, "the view does not say so yet"},
+		{admin.Cluster{Replicas: 2, Ranges: admin.ClusterRanges{Total: 4, Full: 4}}, admin.ChangeCluster{Replicas: 3},
+			"the view does not say so yet"},
+		{admin.Cluster{Ranges: admin.ClusterRanges{Total: 4, Full: 3}}, admin.ChangeCluster{},
+			"3 of 4 ranges have all their copies"},
+		{admin.Cluster{Ranges: admin.ClusterRanges{Total: 4, Full: 4}, Nodes: []admin.ClusterNode{{Name: "a"}}},
+			admin.ChangeCluster{Drain: "a"}, "node a has 0 replicas"},
+		{admin.Cluster{Ranges: admin.ClusterRanges{Total: 4, Full: 4},
+			Nodes: []admin.ClusterNode{{Name: "a", Out: true}}}, admin.ChangeCluster{Join: "a"},
+			"node a is to have no ranges"},
+		{admin.Cluster{Ranges: admin.ClusterRanges{Total: 4, Full: 4},
+			Nodes: []admin.ClusterNode{{Name: "a", Out: true}}}, admin.ChangeCluster{Drain: "a"}, ""},
+	} {
+		if _, _, got := settled(&c.a, c.what); got != c.want {
+			t.Errorf("%+v of %+v: %q, want %q", c.what, c.a, got, c.want)
+		}
+	}
+}
+
+// TestTheRingIsDrawn: one shape for each member of each range, with the color of its node, as a valid document.
+func TestTheRingIsDrawn(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "ring.svg")
+	if code, _, errs := run(t, "cluster", "ring", "--svg", file, "--socket", fake(t)); code != 0 {
+		t.Fatalf("exit status %d, %s", code, errs)
+	}
+	got, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	a := admin.Cluster{Name: "a<b", Nodes: []admin.ClusterNode{{Name: "n1"}, {Name: "n2"}}}
+	var chains []admin.Chain
+	for r := range 4 * ringSectors {
+		chains = append(chains, admin.Chain{Range: r, Members: []admin.ChainMember{{Node: "n1", State: "serving"},
+			{Node: "n2", State: "filling"}}})
+	}
+	for name, c := range map[string]struct {
+		svg    []byte
+		shapes int
+	}{
+		"a range":      {got, 2},
+		"many ranges":  {drawRing(&a, chains), 2 * ringSectors},
+		"no ranges":    {drawRing(&a, nil), 0},
+		"three ranges": {drawRing(&a, chains[:4]), 8},
+	} {
+		paths, colors := 0, map[string]bool{}
+		for d := xml.NewDecoder(bytes.NewReader(c.svg)); ; {
+			token, err := d.Token()
+			if err == io.EOF {
+				break
+			}
+			if err != nil {
+				t.Fatalf("%s: %v", name, err)
+			}
+			if e, ok := token.(xml.StartElement); ok && e.Name.Local == "path" {
+				paths++
+				for _, at := range e.Attr {
+					if at.Name.Local == "fill" {
+						colors[at.Value] = true
+					}
+				}
+			}
+		}
+		if paths != c.shapes || len(colors) != min(c.shapes, 2) {
+			t.Errorf("%s: %d shapes, %d colors, want %d and %d", name, paths, len(colors), c.shapes, min(c.shapes, 2))
+		}
+	}
+}
