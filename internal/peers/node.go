@@ -148,6 +148,10 @@ func (n *node) run() {
 		a, err := n.connect()
 		if err == nil {
 			n.log.Info("connected to a node")
+			if depth := a.qpairs[writes].Depth(); depth < n.p.cfg.QueueDepth {
+				n.log.Warn("a node allows fewer commands in a queue than replicas count with (limits.queue_depth)",
+					"commands", depth, "want", n.p.cfg.QueueDepth)
+			}
 			said = ""
 			began := time.Now()
 			err = n.serve(a)
@@ -220,6 +224,8 @@ func (n *node) connect() (a *association, err error) {
 	cfg := &n.p.cfg
 	ctx, cancel := context.WithTimeout(n.p.ctx, cfg.Timeout)
 	defer cancel()
+	n.looks.Store(false)
+	n.changed.Store(false)
 	a = &association{}
 	a.c, err = client.Connect(ctx, client.Options{
 		Address: n.Address, SubNQN: n.SubNQN, HostNQN: cfg.HostNQN,
@@ -246,6 +252,11 @@ func (n *node) connect() (a *association, err error) {
 			return nil, errors.Join(err, a.close())
 		}
 	}
+	// Before commands are sent, which need it.
+	if _, err := n.lookUp(a); err != nil {
+		n.setSpaces(nil)
+		return nil, errors.Join(err, a.close())
+	}
 	return a, nil
 }
 
@@ -267,12 +278,7 @@ func (n *node) serve(a *association) error {
 	case <-n.failed: // of the last one
 	default:
 	}
-	n.looks.Store(false)
-	n.changed.Store(false)
-	n.more.Store(false)
-	if _, err := n.lookUp(a); err != nil { // before commands are sent, which need it
-		return err
-	}
+	n.more.Store(false) // Connected is called anyway
 	for i := range n.queues {
 		a.links[i] = n.queues[i].up(a.qpairs[i])
 	}

@@ -218,6 +218,10 @@ func (q *queue) fail(err error) {
 	if l == nil {
 		return
 	}
+	select {
+	case q.node.failed <- err: // before Shutdown, which makes the other queues fail
+	default: // another queue has failed before
+	}
 	q.link = nil
 	l.qp.Shutdown() // from here on nothing reaches the commands' data
 	for tag, c := range q.sent {
@@ -228,10 +232,6 @@ func (q *queue) fail(err error) {
 	}
 	for q.first != nil {
 		q.lose(q.take())
-	}
-	select {
-	case q.node.failed <- err:
-	default: // another queue has failed before
 	}
 }
 
