@@ -36,9 +36,12 @@ var build = sync.OnceValues(func() (string, error) {
 	return dir, nil
 })
 
-// Main runs the tests of a package that uses servers, and removes what was built for it.
-func Main(m *testing.M) {
-	code := m.Run()
+// Main runs the tests of a package that uses servers, removes what was built for it, and exits.
+func Main(m *testing.M) { os.Exit(Run(m)) }
+
+// Run is Main for packages that have something to do themselves before they exit with its code.
+func Run(m *testing.M) (code int) {
+	code = m.Run()
 	built.Lock()
 	if built.dir != "" {
 		if err := os.RemoveAll(built.dir); err != nil {
@@ -47,7 +50,7 @@ func Main(m *testing.M) {
 		}
 	}
 	built.Unlock()
-	os.Exit(code)
+	return code
 }
 
 var built struct {

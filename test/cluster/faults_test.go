@@ -1,0 +1,311 @@
+package cluster
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"math"
+	"math/rand/v2"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"testing"
+	"time"
+
+	"jbofd/client"
+	"jbofd/client/kv"
+	"jbofd/internal/crrs/linear"
+	"jbofd/internal/nvme"
+)
+
+const keys = 24
+
+// load is clients that write and read, and what they have seen.
+type load struct {
+	t    *testing.T
+	all  boxes
+	over atomic.Bool
+	done sync.WaitGroup
+	// closing are connections that were given up.
+	closing sync.WaitGroup
+
+	callers, value atomic.Uint64
+	mu             sync.Mutex
+	seen           [keys][]linear.Operation
+	// written is when a write of a key was acknowledged last.
+	written [keys]time.Time
+	acked   int
+	// unknown counts writes whose outcome no client knows.
+	unknown int
+}
+
+// startLoad starts clients, each of which knows all nodes and finds out which of them serves a key.
+func startLoad(t *testing.T, all boxes, clients int) *load {
+	l := &load{t: t, all: all}
+	for range clients {
+		l.done.Go(l.run)
+	}
+	return l
+}
+
+// stop ends the load, reads each key once more, and checks all histories.
+func (l *load) stop() {
+	l.t.Helper()
+	l.over.Store(true)
+	l.done.Wait()
+	c := newCaller(l)
+	for k := range keys {
+		l.all.eventually("the last read", func() error { return c.read(k) })
+	}
+	c.close()
+	l.closing.Wait()
+	for k, ops := range l.seen {
+		if err := linear.Check(ops); err != nil {
+			l.t.Errorf("key %d: %v", k, err)
+		}
+	}
+	l.t.Logf("%d writes acknowledged, the outcome of %d is not known", l.acked, l.unknown)
+	if l.acked < 2*keys {
+		l.t.Errorf("only %d writes were acknowledged", l.acked)
+	}
+}
+
+// allWritten waits until a write of each key was acknowledged that began after the call, and returns how long that took.
+func (l *load) allWritten() time.Duration {
+	l.t.Helper()
+	begin := time.Now()
+	l.all.eventually("writes of all keys", func() error {
+		l.mu.Lock()
+		defer l.mu.Unlock()
+		for k, at := range l.written {
+			if at.Before(begin) {
+				return fmt.Errorf("key %d was not written", k)
+			}
+		}
+		return nil
+	})
+	return time.Since(begin)
+}
+
+// caller is a client with a connection to each node.
+type caller struct {
+	l     *load
+	name  string
+	rng   *rand.Rand
+	nodes []connection
+	// closed: it connects to nobody any more.
+	closed bool
+	// head is the node that has taken the last write of a key.
+	head [keys]int
+}
+
+func newCaller(l *load) *caller {
+	return &caller{l: l, name: fmt.Sprintf("nqn.2026-11.example.host:%d", l.callers.Add(1)), rng: rand.New(rand.NewPCG(rand.Uint64(), rand.Uint64())),
+		nodes: make([]connection, len(l.all))}
+}
+
+func (l *load) run() {
+	c := newCaller(l)
+	defer c.close()
+	for !l.over.Load() {
+		k := c.rng.IntN(keys)
+		if c.rng.IntN(2) == 0 {
+			_ = c.read(k) // another one follows
+		} else {
+			c.write(k)
+		}
+	}
+}
+
+// close gives up all connections when the caller has ended; load.closing waits for that.
+func (c *caller) close() {
+	c.closed = true
+	c.l.closing.Go(func() {
+		for i := range c.nodes {
+			for s := &c.nodes[i]; ; time.Sleep(time.Millisecond) {
+				s.mu.Lock()
+				dialing := s.dialing
+				s.mu.Unlock()
+				if !dialing {
+					break
+				}
+			}
+			c.drop(i)
+		}
+	})
+}
+
+// opTimeout is how long an operation may take before the client gives it up.
+const opTimeout = time.Second
+
+// connection is a caller's to a node.
+type connection struct {
+	mu      sync.Mutex
+	con     *client.Controller
+	ns      *kv.Namespace // nil: not connected
+	dialing bool
+}
+
+// node returns the connection to a node, or nil and connects in the background: a node that is paused answers late.
+func (c *caller) node(i int) *kv.Namespace {
+	s := &c.nodes[i]
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.ns == nil && !s.dialing && !c.closed {
+		s.dialing = true
+		c.l.closing.Go(func() { c.dial(i) })
+	}
+	return s.ns
+}
+
+func (c *caller) dial(i int) {
+	s := &c.nodes[i]
+	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Second)
+	defer cancel()
+	con, err := client.Connect(ctx, client.Options{Address: "tcp://" + c.l.all[i].host + ":4420", SubNQN: subNQN,
+		HostNQN: c.name, CtrlLossTimeout: -1, MaxRetries: -1, ConnectTimeout: time.Second})
+	var ns *kv.Namespace
+	if err == nil {
+		if ns, err = kv.Open(ctx, con, partition, kv.Options{}); err != nil {
+			_ = con.Close() // of a node that is away
+		}
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.dialing = false; err == nil {
+		s.con, s.ns = con, ns
+	}
+}
+
+// drop gives up the connection to a node. The node may be away, so that it is not waited for.
+func (c *caller) drop(i int) {
+	s := &c.nodes[i]
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if con := s.con; con != nil {
+		c.l.closing.Go(func() { _ = con.Close() })
+	}
+	s.con, s.ns = nil, nil
+}
+
+// elsewhere reports whether a node has done nothing, because another one is to be asked, or it later.
+func elsewhere(err error) bool {
+	var st *client.StatusError
+	return errors.As(err, &st) && (st.Status.Code() == nvme.KVWrongView || st.Status.Code() == nvme.NamespaceNotReady)
+}
+
+func now() int64 { return int64(time.Since(started)) + 1 }
+
+var started = time.Now()
+
+// read asks a node that is chosen at random.
+func (c *caller) read(k int) error {
+	i := c.rng.IntN(len(c.nodes))
+	ns := c.node(i)
+	if ns == nil {
+		time.Sleep(time.Millisecond)
+		return errors.New("not connected")
+	}
+	o := linear.Operation{Begin: now()}
+	buf := make([]byte, 64)
+	ctx, cancel := context.WithTimeout(context.Background(), opTimeout)
+	size, err := ns.Get(ctx, key(k), buf)
+	cancel()
+	switch {
+	case err == nil && size == 16:
+		o.Value = binary.LittleEndian.Uint64(buf)
+	case err == nil:
+		c.l.t.Errorf("key %d has a value of %d bytes", k, size)
+	case errors.Is(err, kv.ErrKeyNotFound):
+	case elsewhere(err):
+		time.Sleep(time.Millisecond)
+		return err
+	default:
+		c.drop(i)
+		return err
+	}
+	o.End = now()
+	c.l.mu.Lock()
+	c.l.seen[k] = append(c.l.seen[k], o)
+	c.l.mu.Unlock()
+	return nil
+}
+
+// write asks one node after the other until one has taken the write, or its outcome is not known.
+func (c *caller) write(k int) {
+	o := linear.Operation{Write: true, Value: c.l.value.Add(1), Begin: now(), End: math.MaxInt64}
+	begin := time.Now()
+	value := make([]byte, 16)
+	binary.LittleEndian.PutUint64(value, o.Value)
+	for tries := 0; ; tries++ {
+		i := c.head[k]
+		if tries > 0 {
+			i = c.rng.IntN(len(c.nodes))
+		}
+		ns := c.node(i)
+		if ns == nil {
+			if c.l.over.Load() {
+				return // never sent
+			}
+			time.Sleep(time.Millisecond)
+			continue
+		}
+		ctx, cancel := context.WithTimeout(context.Background(), opTimeout)
+		err := ns.Put(ctx, key(k), value)
+		cancel()
+		if elsewhere(err) && !c.l.over.Load() {
+			time.Sleep(time.Millisecond)
+			continue
+		}
+		if elsewhere(err) {
+			return // it was never done
+		}
+		c.l.mu.Lock()
+		defer c.l.mu.Unlock()
+		if err == nil {
+			c.head[k] = i
+			o.End = now()
+			c.l.acked++
+			if begin.After(c.l.written[k]) {
+				c.l.written[k] = begin
+			}
+		} else {
+			c.l.unknown++
+			c.drop(i)
+		}
+		c.l.seen[k] = append(c.l.seen[k], o)
+		return
+	}
+}
+
+func key(k int) []byte { return fmt.Appendf(nil, "key%d", k) }
+
+// TestNodesAreKilled: each node of three is killed under load, one after the other, and comes back. Nothing that was
+// acknowledged is lost, no reader goes back in time, and writes go on soon.
+func TestNodesAreKilled(t *testing.T) {
+	all := newBoxes(t, 3, 3)
+	l := startLoad(t, all, 6)
+	l.allWritten()
+	for _, b := range all {
+		b.kill()
+		t.Logf("%s killed: all keys are written again after %v", b.name, l.allWritten().Round(time.Millisecond))
+		b.start()
+		all.full()
+	}
+	l.stop()
+}
+
+// TestPausedNodesServeNothingStale: nodes are paused for longer than all leases, under load, and woken.
+func TestPausedNodesServeNothingStale(t *testing.T) {
+	all := newBoxes(t, 3, 3)
+	l := startLoad(t, all, 6)
+	l.allWritten()
+	for _, b := range all[:2] {
+		b.signal(syscall.SIGSTOP)
+		t.Logf("%s paused: all keys are written again after %v", b.name, l.allWritten().Round(time.Millisecond))
+		b.signal(syscall.SIGCONT)
+		all.full()
+	}
+	l.stop()
+}

@@ -1,0 +1,195 @@
+package cluster
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"jbofd/internal/admin"
+	"jbofd/internal/buildtags"
+	"jbofd/internal/testutil/etcdproc"
+	"jbofd/internal/testutil/loopback"
+)
+
+func TestMain(m *testing.M) {
+	dir, err := build()
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "cluster:", err)
+		os.Exit(1)
+	}
+	program = filepath.Join(dir, "jbofd")
+	code := etcdproc.Run(m)
+	_ = os.RemoveAll(dir)
+	os.Exit(code)
+}
+
+// program is the daemon, built as this test is built.
+var program string
+
+// wait is the time limit for what is expected of a cluster on a busy machine.
+const wait = 2 * time.Minute
+
+const (
+	subNQN    = "nqn.2026-11.example.jbofd:cluster"
+	partition = 2 // its namespace at each node
+)
+
+func build() (dir string, err error) {
+	dir, err = os.MkdirTemp("", "jbofd-cluster-")
+	if err != nil {
+		return "", err
+	}
+	args := []string{"build", "-o", filepath.Join(dir, "jbofd")}
+	if buildtags.Race {
+		args = append(args, "-race")
+	}
+	if buildtags.Invariants {
+		args = append(args, "-tags", "invariants")
+	}
+	if out, err := exec.Command("go", append(args, "jbofd/cmd/jbofd")...).CombinedOutput(); err != nil {
+		return "", fmt.Errorf("building the daemon: %w\n%s", err, out)
+	}
+	return dir, nil
+}
+
+// box is a node.
+type box struct {
+	t     *testing.T
+	name  string
+	dir   string
+	host  string // its address, without a port
+	admin *admin.Client
+	cmd   *exec.Cmd
+	log   *os.File
+}
+
+// boxes are the nodes of a cluster.
+type boxes []*box
+
+// newBoxes starts a cluster of so many nodes with so many copies of each key, and waits until it serves all ranges.
+func newBoxes(t *testing.T, nodes, copies int) boxes {
+	t.Helper()
+	var err error
+	etcd := etcdproc.Start(t, etcdproc.Options{Host: loopback.Address()})
+	var all boxes
+	members := ""
+	for i := range nodes {
+		b := &box{t: t, name: fmt.Sprint("n", i+1)}
+		b.host, _, _ = net.SplitHostPort(loopback.Address())
+		if b.dir, err = os.MkdirTemp("", "jbofd"); err != nil { // a short path, because it contains a unix socket
+			t.Fatal(err)
+		}
+		members += fmt.Sprintf("    - {name: %s, address: \"%s:4430\", target: \"tcp://%s:4420\"}\n", b.name, b.host, b.host)
+		all = append(all, b)
+	}
+	for _, b := range all {
+		text := fmt.Sprintf(`node: {name: %s, data_dir: %s}
+log: {level: debug}
+metrics: {address: "%[3]s:9420"}
+admin: {socket: %[2]s/admin.sock}
+discovery: {address: "%[3]s:8009"}
+listeners: [{address: "%[3]s:4420"}]
+ssds: [{name: ssd0, path: %[2]s/ssd0.img, size: 256MiB, create: true}]
+subsystems:
+  - nqn: %[4]s
+    allow_any_host: true
+    namespaces: [{nsid: %[5]d, ssd: ssd0, size: 128MiB, type: kv, replicated: true}]
+cluster:
+  name: test
+  subsystem: %[4]s
+  etcd: {endpoints: [%[6]q]}
+  nodes:
+%[7]s`, b.name, b.dir, b.host, subNQN, partition, etcd.URL, members)
+		if err := os.WriteFile(filepath.Join(b.dir, "jbofd.yaml"), []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		b.admin = admin.NewClient(filepath.Join(b.dir, "admin.sock"))
+		if b.log, err = os.Create(filepath.Join(b.dir, "log")); err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(b.end)
+		b.start()
+	}
+	all.eventually("the cluster is made", func() error {
+		_, err := all[0].admin.InitCluster(t.Context(), admin.InitCluster{Replicas: copies, Ranges: 16})
+		return err
+	})
+	all.full()
+	return all
+}
+
+// start starts a process; an earlier one has ended.
+func (b *box) start() {
+	b.cmd = exec.Command(program, "--config", filepath.Join(b.dir, "jbofd.yaml"))
+	b.cmd.Stdout, b.cmd.Stderr = b.log, b.log
+	if err := b.cmd.Start(); err != nil {
+		b.t.Fatal(err)
+	}
+}
+
+func (b *box) signal(s syscall.Signal) {
+	if err := b.cmd.Process.Signal(s); err != nil {
+		b.t.Error(err)
+	}
+}
+
+// kill ends the process at once.
+func (b *box) kill() {
+	b.signal(syscall.SIGKILL)
+	_ = b.cmd.Wait() // says that it was killed
+}
+
+// end ends the process and shows its log if the test has failed.
+func (b *box) end() {
+	if b.cmd != nil && b.cmd.Process != nil && b.cmd.ProcessState == nil {
+		_ = b.cmd.Process.Kill()
+		_ = b.cmd.Wait()
+	}
+	_ = b.log.Close()
+	if b.t.Failed() {
+		text, _ := os.ReadFile(b.log.Name())
+		lines := strings.Split(string(text), "\n")
+		b.t.Logf("the log of %s:\n%s", b.name, strings.Join(lines[max(0, len(lines)-60):], "\n"))
+	}
+	_ = os.RemoveAll(b.dir)
+}
+
+func (all boxes) eventually(what string, f func() error) {
+	t := all[0].t
+	t.Helper()
+	for end := time.Now().Add(wait); ; time.Sleep(10 * time.Millisecond) {
+		err := f()
+		if err == nil {
+			return
+		}
+		if time.Now().After(end) {
+			t.Fatalf("%s: not yet: %v", what, err)
+		}
+	}
+}
+
+// full waits until all nodes say that all ranges have all of their copies.
+func (all boxes) full() {
+	all[0].t.Helper()
+	all.eventually("all copies are there", func() error {
+		for _, b := range all {
+			ctx, cancel := context.WithTimeout(b.t.Context(), time.Second)
+			a, err := b.admin.Cluster(ctx)
+			cancel()
+			if err != nil {
+				return err
+			}
+			if a.Problem != "" || a.Epoch != a.ActiveEpoch || a.Ranges.Total == 0 || a.Ranges.Full != a.Ranges.Total {
+				return fmt.Errorf("%s: %q, epochs %d and %d, %+v", b.name, a.Problem, a.Epoch, a.ActiveEpoch, a.Ranges)
+			}
+		}
+		return nil
+	})
+}
