@@ -71,7 +71,8 @@ func (l *load) stop() {
 	}
 }
 
-// allWritten waits until a write of each key was acknowledged that began after the call, and returns how long that took.
+// allWritten waits until a write of each key was acknowledged that began after the call, and returns how long that
+// took.
 func (l *load) allWritten() time.Duration {
 	l.t.Helper()
 	begin := time.Now()
@@ -101,8 +102,8 @@ type caller struct {
 }
 
 func newCaller(l *load) *caller {
-	return &caller{l: l, name: fmt.Sprintf("nqn.2026-11.example.host:%d", l.callers.Add(1)), rng: rand.New(rand.NewPCG(rand.Uint64(), rand.Uint64())),
-		nodes: make([]connection, len(l.all))}
+	return &caller{l: l, name: fmt.Sprintf("nqn.2026-11.example.host:%d", l.callers.Add(1)),
+		rng: rand.New(rand.NewPCG(rand.Uint64(), rand.Uint64())), nodes: make([]connection, len(l.all))}
 }
 
 func (l *load) run() {

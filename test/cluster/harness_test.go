@@ -86,7 +86,7 @@ func newBoxes(t *testing.T, nodes, copies int) boxes {
 		if b.dir, err = os.MkdirTemp("", "jbofd"); err != nil { // a short path, because it contains a unix socket
 			t.Fatal(err)
 		}
-		members += fmt.Sprintf("    - {name: %s, address: \"%s:4430\", target: \"tcp://%s:4420\"}\n", b.name, b.host, b.host)
+		members += fmt.Sprintf("    - {name: %s, address: \"%s:4430\", target: \"tcp://%[2]s:4420\"}\n", b.name, b.host)
 		all = append(all, b)
 	}
 	for _, b := range all {
