@@ -26,24 +26,26 @@ type replicaNode struct {
 	log      *slog.Logger
 	executor *replicated.Executor
 	peers    *peers.Peers
+	targets  map[string]string // where hosts reach the nodes
 
 	// mu guards groups, which grow until the first setState.
 	mu     sync.Mutex
 	groups map[uuid.UUID]*replicas.Replicas
 	// telling is for one report at a time, so that an older one never follows a newer one.
 	telling sync.Mutex
-	last    *cluster.Map // what peers were told
+	last    *cluster.Map // what peers and hosts were told
 }
 
 // newReplicaNode makes what runs the replicas; it connects to nobody before the first view.
 func newReplicaNode(access clusterAccess) (*replicaNode, error) {
 	n := access.Node
 	r := &replicaNode{access: access, log: n.log, executor: replicated.New(turn.Real, n.pool),
-		groups: map[uuid.UUID]*replicas.Replicas{}}
+		groups: map[uuid.UUID]*replicas.Replicas{}, targets: map[string]string{}}
 	cfg := n.cfg.Cluster
 	pc := peers.Config{Name: n.cfg.Node.Name, HostNQN: cluster.HostNQN(cfg.Name, n.cfg.Node.Name),
 		Connected: r.connected, KATO: 2 * time.Duration(cfg.Lease), RDMA: n.opts.RDMA, Log: n.log}
 	for _, other := range cfg.Nodes {
+		r.targets[other.Name] = other.Target
 		if other.Name != n.cfg.Node.Name {
 			pc.Nodes = append(pc.Nodes, peers.Node{Name: other.Name, Address: other.Target, SubNQN: cfg.Subsystem})
 		}
@@ -97,6 +99,8 @@ func (r *replicaNode) setState(s *member.State) {
 		// The newest view, not the active one: a node that is to be spoken to when that acts is connected before.
 		r.last = s.Newest
 		r.peers.SetView(s.Newest)
+		cfg := r.access.Node.cfg.Cluster
+		r.access.Node.service.SetClusterMap(cfg.Subsystem, EncodeClusterMap(s.Newest, r.targets, cfg.Subsystem))
 	}
 }
 
