@@ -4,14 +4,15 @@ import (
 	"jbofd/internal/kvstore"
 )
 
-// Requests for ranges wait in queues of their own, because the store takes only a few of them at a time: a long one
-// must not keep Gets and Puts from the store. There is a queue for each kind of place in the store, so that a CopyIn
-// that waits for one does not keep Scans from the store, which have others.
+// There is a queue for each kind of place in the store, so that a Request that waits for one keeps none from the store
+// that has another. A Put waits as long as all groups of values are being written, which needs no Get. Of Requests for
+// ranges the store takes only a few at a time, and they may be long; a CopyIn that waits does not keep Scans waiting.
 
 // The queues in which Requests wait for the store.
 const (
-	simpleQueue = iota // of those that are not for ranges
-	readQueue          // Scan, CopyOut, Count, Digest
+	getQueue   = iota // Get, Exist, List
+	putQueue          // Put, Delete
+	rangeQueue        // Scan, CopyOut, Count, Digest
 	copyInQueue
 	dropQueue
 	numQueues
@@ -25,9 +26,11 @@ func (p *Partition) queueOf(r *Request) *waiting {
 	case r.Op == kvstore.Drop:
 		return &p.queues[dropQueue]
 	case r.Op.IsRange():
-		return &p.queues[readQueue]
+		return &p.queues[rangeQueue]
+	case r.Op == kvstore.Put || r.Op == kvstore.Delete:
+		return &p.queues[putQueue]
 	}
-	return &p.queues[simpleQueue]
+	return &p.queues[getQueue]
 }
 
 // waiting is how many Requests the store has not taken yet.

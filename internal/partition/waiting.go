@@ -4,7 +4,7 @@ import "jbofd/internal/tenant"
 
 // waiting holds the Requests that the store has not yet taken, by tenant. The tenant with the fewest Requests in the
 // store is served first, so that all active tenants have equally many there. Then all of them have I/Os waiting in the
-// drive's pipeline, which gives each tenant its share by weight. The Requests of one tenant are served in order.
+// drive's pipeline, which gives each tenant its share by weight. The Requests of one tenant are taken in order.
 type waiting struct {
 	n      int
 	queues []queue // by tenant
