@@ -148,6 +148,9 @@ func (s *Store) badEnded(ok bool) {
 	b.busy = false
 	s.progress++
 	switch {
+	case s.resize.stage != resizeNone: // the chunk may be one that is taken away
+		b.stage = badNone
+		return
 	case b.stage == badRead && ok:
 		ok = bytes.Count(b.buf[:b.n], []byte{0}) == b.n
 	case b.stage == badNone:

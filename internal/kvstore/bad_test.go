@@ -261,3 +261,48 @@ func TestATryKeepsNothingWaiting(t *testing.T) {
 		}
 	}
 }
+
+// TestAShrinkAwaitsATryThatHangs: an I/O of the try of a chunk that is to be taken away hangs for minutes. The shrink
+// goes on when it has ended, however it ends.
+func TestAShrinkAwaitsATryThatHangs(t *testing.T) {
+	const hangs = 200e9
+	base := newBadChunk(t, 3*seeds(t)+1, 0)
+	for i, n := range []int{20, 64} { // a write that fails in the end, and the last read
+		b := base.again(uint64(n))
+		b.reopen()
+		b.faults(func(*ssd.Request) lab.Outcome {
+			if i%2 == 0 && b.reads+b.writes == n {
+				return lab.FailUndone
+			}
+			return lab.Good
+		})
+		begun := 0
+		b.dev.Hold = func(q *ssd.Request) int64 {
+			if q.Op == ssd.Flush || q.Offset < b.from || q.Offset >= b.to {
+				return 0
+			}
+			if begun++; begun == n {
+				return hangs
+			}
+			return 0
+		}
+		for b.turn(); begun < n; b.turn() {
+			b.step()
+		}
+		begin, to := b.now, b.cfg.PartitionBytes-b.cfg.ChunkBytes
+		if err := b.s.Resize(kvstore.ResizeOptions{PartitionBytes: to, ExtentBytes: b.cfg.PartitionBytes,
+			SegTbl: b.cfg.SegTbl}); err != nil {
+			t.Fatal(err)
+		}
+		for b.s.ResizeState().Running {
+			b.step()
+		}
+		if err, took := b.s.ResizeState().Err, b.now-begin; err != nil || took < hangs-1e9 || took > hangs+10e9 {
+			t.Fatalf("I/O %d of the try hangs for %d s: the shrink ends after %d s: %v", n, int64(hangs/1e9), took/1e9,
+				err)
+		}
+		b.cfg.PartitionBytes = to
+		b.settle()
+		b.compare(false)
+	}
+}

@@ -274,7 +274,10 @@ func (s *Store) emptyStep() {
 			s.closeChunk(l)
 		}
 	}
-	if n := s.pool.Beyond(); n != r.empty || r.sinceNS == 0 {
+	n := s.pool.Beyond()
+	all := n == len(s.pool.Chunks)-s.pool.Limit()
+	// When all are empty, what is awaited is an I/O or a checkpoint. They end in time, however slow the drive is.
+	if n != r.empty || r.sinceNS == 0 || all {
 		r.empty, r.sinceNS = n, s.now
 	} else if s.now-r.sinceNS > stuckNS && s.compact.nothing {
 		s.failResize("no room was won for a minute: %d of %d chunks behind that end are empty", n,
@@ -289,8 +292,8 @@ func (s *Store) emptyStep() {
 		}
 		s.wake(s.now + 1)
 		s.progress++
-	case s.pool.Beyond() == len(s.pool.Chunks)-s.pool.Limit():
-		if s.ckpt.stage == ckptIdle && !s.bad.busy {
+	case all:
+		if s.ckpt.stage == ckptIdle && !(s.bad.busy && int(s.bad.chunk) >= s.pool.Limit()) {
 			s.takeAway()
 		}
 	case r.clean && s.ckpt.stage == ckptIdle && !s.ckpt.wanted:
