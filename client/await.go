@@ -9,9 +9,9 @@ import (
 // This file has what a QPair offers to programs that share it by a lock instead of giving it to one goroutine: whoever
 // has a command takes the lock and calls Submit, and one goroutine waits for completions without the lock.
 //
-//	goroutine that has a command      lock ── Submit ── Completed ──────────────── unlock
-//	one goroutine           AwaitRecv:  step: lock ── Receive, until !more ── unlock
-//	another one, if Blocked AwaitSend:  step: lock ── Submit(nil) ── Completed ── unlock
+//	goroutine that has a command       lock ── Submit ── Completed ── Blocked? ── unlock
+//	one goroutine           AwaitRecv: step: lock ── Receive, until !more ── Blocked? ── unlock
+//	another one, if Blocked AwaitSend: step: lock ── Submit(nil) ── Completed ── Blocked? ── unlock
 
 // Completed writes completions to dst that have arrived already, and returns how many. Submit may bring some: of
 // commands that the target has answered before they were sent entirely.
@@ -20,7 +20,7 @@ import (
 func (p *QPair) Completed(dst []Completion) int { return p.collect(dst) } // hot: 0 allocs
 
 // Receive receives once without blocking, sends what that calls for, and writes completions to dst. more: it must be
-// called again, also if n is 0, before AwaitRecv is to be relied on.
+// called again, also if n is 0, before AwaitRecv is to be relied on. The connection may be Blocked afterwards.
 //
 // Errors: the queue pair has failed, see Submit. Completions that had arrived are returned first.
 //

@@ -62,11 +62,23 @@ func (l *lockedQPair) receive() bool {
 		for _, c := range l.comps[:n] {
 			l.done(c)
 		}
-		if l.err = err; !more {
+		l.err = err
+		l.kick()
+		if !more {
 			return err != nil
 		}
 	}
 	return true
+}
+
+// kick starts AwaitSend if the connection is full.
+func (l *lockedQPair) kick() {
+	if l.q.Blocked() {
+		select {
+		case l.blocked <- struct{}{}:
+		default:
+		}
+	}
 }
 
 func (l *lockedQPair) send() bool {
@@ -94,12 +106,8 @@ func (l *lockedQPair) submit(t testing.TB, c Command) {
 	if n, err := l.q.Submit([]Command{c}); n != 1 || err != nil {
 		t.Errorf("Submit: %d, %v", n, err)
 	}
-	if l.collect(); l.q.Blocked() {
-		select {
-		case l.blocked <- struct{}{}:
-		default:
-		}
-	}
+	l.collect()
+	l.kick()
 }
 
 // TestAQPairIsSharedByALock: several goroutines write and read back more than a socket holds, and no goroutine has the

@@ -24,6 +24,7 @@ type arrival struct {
 	nsid   uint32
 	seq    uint64
 	data   int
+	keep   uint8
 	sum    byte
 }
 
@@ -121,7 +122,7 @@ func (b *boardBatch) Submit() {
 func (e *board) arrive(x *ask, n *executor.Notices) {
 	c := x.c
 	k := c.SQE.KVReplica()
-	a := arrival{opcode: k[0], nsid: c.SQE.NSID(), seq: k.Sequence(), data: int(c.Plan.ToController)}
+	a := arrival{opcode: k[0], nsid: c.SQE.NSID(), seq: k.Sequence(), data: int(c.Plan.ToController), keep: k.Keep()}
 	for _, b := range c.Buf.B[:min(len(c.Buf.B), a.data)] {
 		a.sum += b
 	}
@@ -194,5 +195,5 @@ func (e *board) arrived() []arrival {
 	return slices.Clone(e.arrivals)
 }
 
-func forwards(e *nvme.SQE) bool { return e.Opcode() == nvme.CmdKVForward }
-func everything(*nvme.SQE) bool { return true }
+func isForward(e *nvme.SQE) bool { return e.Opcode() == nvme.CmdKVForward }
+func everything(*nvme.SQE) bool  { return true }

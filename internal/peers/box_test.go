@@ -7,8 +7,11 @@ import (
 	"net"
 	"net/netip"
 	"sync"
+	"syscall"
 	"testing"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"jbofd/internal/nvme"
 	"jbofd/internal/nvmeof"
@@ -34,6 +37,8 @@ const (
 // world is a network, and over RDMA the device of node a.
 type world struct {
 	rdma bool
+	// slow, over TCP: sockets of node a hold little, so that they are full.
+	slow bool
 	net  *memverbs.Network
 	host *memverbs.Provider
 	// boxes counts those over RDMA, for their addresses.
@@ -106,12 +111,12 @@ func (w *world) box(t testing.TB, name string, partitions int) *box {
 	if w.rdma {
 		w.serveRDMA(t, b)
 	} else {
-		serveTCP(t, b)
+		w.serveTCP(t, b)
 	}
 	return b
 }
 
-func serveTCP(t testing.TB, b *box) {
+func (w *world) serveTCP(t testing.TB, b *box) {
 	tt := b.Target
 	srv, err := serve.New(serve.Config{
 		Machine:   tcp.Config{InCapsuleBytes: inCapsuleBytes, MaxH2CDataBytes: 1 << 20, Limits: targettest.Limits},
@@ -125,7 +130,7 @@ func serveTCP(t testing.TB, b *box) {
 	port := serve.PortFor(1, l, false)
 	tt.Apply(port)
 	srv.Serve(l, port)
-	p := newProxy(t, l.Addr().String())
+	p := newProxy(t, l.Addr().String(), w.slow)
 	b.address, b.cut, b.freeze = "tcp://"+p.address, p.cut, p.freeze
 	t.Cleanup(func() {
 		b.board.release()
@@ -211,8 +216,21 @@ type proxy struct {
 	closed bool
 }
 
-func newProxy(t testing.TB, to string) *proxy {
-	l := loopback.Listen(t)
+func newProxy(t testing.TB, to string, slow bool) *proxy {
+	lc := net.ListenConfig{Control: func(_, _ string, c syscall.RawConn) (err error) {
+		if !slow {
+			return nil
+		}
+		// The kernel gives a sender at least as much memory as some segments need.
+		return errors.Join(c.Control(func(fd uintptr) {
+			err = errors.Join(unix.SetsockoptInt(int(fd), unix.IPPROTO_TCP, unix.TCP_MAXSEG, 1400),
+				unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_RCVBUF, 16<<10))
+		}), err)
+	}}
+	l, err := lc.Listen(t.Context(), "tcp", loopback.Address())
+	if err != nil {
+		t.Fatal(err)
+	}
 	p := &proxy{address: l.Addr().String(), to: to, l: l}
 	p.thaw.L = &p.mu
 	p.wg.Add(1)

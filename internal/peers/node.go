@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"log/slog"
 	"math/rand/v2"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"syscall"
@@ -22,7 +23,12 @@ type node struct {
 	Node
 	p      *Peers
 	log    *slog.Logger
-	queues [kinds]queue
+	queues [numQueues]queue
+	// writes is how many queues for writes there are, 1 to maxWrites. It does not get less, so that a command that was
+	// put into one of them before a loss is not left there.
+	writes atomic.Uint32
+	// keep is how many Forwards of a range may be kept, at least 1: see the package comment.
+	keep atomic.Uint32
 	// tick counts quarters of Config.Timeout while the node is connected.
 	tick atomic.Uint32
 	// asked has a value when the node's goroutine has something to look at: another view, or namespaces.
@@ -36,6 +42,10 @@ type node struct {
 	mu sync.Mutex
 	// targets are the node's partitions in the present view.
 	targets map[uuid.UUID]*target
+	// ranges are those of which this node sends Forwards to the other.
+	ranges []uint16
+	// depth is that of the present queues; 0: there are none.
+	depth int
 	// spaces are the namespaces of the present connection; nil: there is none.
 	spaces map[uuid.UUID]uint32
 }
@@ -43,6 +53,8 @@ type node struct {
 func newNode(p *Peers, cfg Node) (*node, error) {
 	n := &node{Node: cfg, p: p, log: p.cfg.Log.With("node", cfg.Name, "address", cfg.Address),
 		asked: make(chan struct{}, 1), failed: make(chan error, 1)}
+	n.writes.Store(1)
+	n.keep.Store(1)
 	for i := range n.queues {
 		q := &n.queues[i]
 		q.node = n
@@ -83,9 +95,11 @@ func (n *node) target(id uuid.UUID) *target {
 	return t
 }
 
-// setTargets sets the partitions of a view.
-func (n *node) setTargets(targets map[uuid.UUID]*target) {
+// setTargets sets the partitions of a view, and the ranges of which this node sends them Forwards.
+func (n *node) setTargets(targets map[uuid.UUID]*target, ranges []uint16) {
 	n.mu.Lock()
+	n.ranges = ranges
+	n.shareLocked()
 	for id, t := range targets {
 		if n.targets[id] != t && n.spaces[id] != 0 {
 			n.more.Store(true)
@@ -98,6 +112,33 @@ func (n *node) setTargets(targets map[uuid.UUID]*target) {
 		n.looks.Store(true)
 	}
 	n.ask()
+}
+
+// writesLocked returns how many queues for writes there should be, so that each range may keep two Forwards or more.
+func (n *node) writesLocked() int {
+	half := max(n.depth/2, 1)
+	return min(max((2*len(n.ranges)+half-1)/half, 1), maxWrites)
+}
+
+// shareLocked sets keep, and returns whether there is a queue with more ranges than it can keep Forwards.
+func (n *node) shareLocked() (short bool) {
+	if n.depth == 0 {
+		return false
+	}
+	var count [maxWrites]int
+	for _, r := range n.ranges {
+		count[uint32(r)%n.writes.Load()]++
+	}
+	most, half := slices.Max(count[:]), max(n.depth/2, 1)
+	n.keep.Store(uint32(max(half/max(most, 1), 1)))
+	return most > half
+}
+
+// outgrown reports whether the view has so many ranges that more queues for writes are needed than there are.
+func (n *node) outgrown() bool {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return n.shareLocked() && uint32(n.writesLocked()) > n.writes.Load()
 }
 
 // resolveLocked sets the namespaces of the targets, and returns how many have none. The caller holds mu.
@@ -135,8 +176,8 @@ func (n *node) wanted() bool {
 // association is a connection to the node.
 type association struct {
 	c      *client.Controller
-	qpairs [kinds]*client.QPair
-	links  [kinds]*link
+	qpairs [numQueues]*client.QPair
+	links  [numQueues]*link
 }
 
 // run is the node's goroutine.
@@ -148,10 +189,6 @@ func (n *node) run() {
 		a, err := n.connect()
 		if err == nil {
 			n.log.Info("connected to a node")
-			if depth := a.qpairs[writes].Depth(); depth < n.p.cfg.QueueDepth {
-				n.log.Warn("a node allows fewer commands in a queue than replicas count with (limits.queue_depth)",
-					"commands", depth, "want", n.p.cfg.QueueDepth)
-			}
 			said = ""
 			began := time.Now()
 			err = n.serve(a)
@@ -161,6 +198,10 @@ func (n *node) run() {
 			}
 			if errors.Is(err, errUnwanted) {
 				n.log.Info("disconnected from a node, which is not in the view")
+				continue
+			}
+			if errors.Is(err, errOutgrown) {
+				n.log.Info("connecting to a node again, with more queues for more ranges")
 				continue
 			}
 			n.log.Warn("connection to a node lost", "cause", err)
@@ -178,6 +219,9 @@ func (n *node) run() {
 
 // errUnwanted ends the connection to a node that is not in the view.
 var errUnwanted = errors.New("the view has no partitions of the node")
+
+// errOutgrown ends a connection that has too few queues.
+var errOutgrown = errors.New("the view has more ranges than the queues can keep Forwards of")
 
 // awaitWanted waits until the view has the node; false: Close was called.
 func (n *node) awaitWanted() bool {
@@ -232,7 +276,7 @@ func (n *node) connect() (a *association, err error) {
 		Replication: true, NoExtendedKV: true,
 		// A Forward that is kept would hold credit that the Durable which ends it may need.
 		Credits: client.CreditsOff,
-		QPairs:  kinds, QueueDepth: cfg.QueueDepth, KATO: cfg.KATO, ConnectTimeout: cfg.Timeout,
+		QPairs:  numQueues, QueueDepth: cfg.QueueDepth, KATO: cfg.KATO, ConnectTimeout: cfg.Timeout,
 		CommandTimeout: cfg.Timeout,
 		// The node's goroutine reconnects: see "Losses" above.
 		CtrlLossTimeout: -1,
@@ -247,10 +291,27 @@ func (n *node) connect() (a *association, err error) {
 	if err != nil {
 		return nil, err
 	}
-	for i := range a.qpairs {
+	for _, i := range []int{ships, fills, 0} {
 		if a.qpairs[i], err = a.c.OpenQPair(ctx); err != nil {
 			return nil, errors.Join(err, a.close())
 		}
+	}
+	n.mu.Lock()
+	n.depth = a.qpairs[0].Depth()
+	want := max(n.writesLocked(), int(n.writes.Load()))
+	n.mu.Unlock()
+	for i := 1; i < want; i++ {
+		if a.qpairs[i], err = a.c.OpenQPair(ctx); err != nil {
+			return nil, errors.Join(err, a.close())
+		}
+	}
+	n.mu.Lock()
+	n.writes.Store(uint32(want))
+	short := n.shareLocked()
+	n.mu.Unlock()
+	if short {
+		n.log.Warn("too few commands may be outstanding at a node for the ranges that are sent there: writes may stall "+
+			"for a while (limits.queue_depth of the node)", "queues", want, "depth", a.qpairs[0].Depth())
 	}
 	// Before commands are sent, which need it.
 	if _, err := n.lookUp(a); err != nil {
@@ -279,8 +340,10 @@ func (n *node) serve(a *association) error {
 	default:
 	}
 	n.more.Store(false) // Connected is called anyway
-	for i := range n.queues {
-		a.links[i] = n.queues[i].up(a.qpairs[i])
+	for i, qp := range a.qpairs {
+		if qp != nil {
+			a.links[i] = n.queues[i].up(qp)
+		}
 	}
 	cfg.Connected(n.Name)
 
@@ -310,6 +373,9 @@ func (n *node) serve(a *association) error {
 		case <-n.asked:
 			if !n.wanted() {
 				return errUnwanted
+			}
+			if n.outgrown() {
+				return errOutgrown
 			}
 			if n.more.Swap(false) {
 				cfg.Connected(n.Name)

@@ -1,16 +1,20 @@
 // Package peers has the connections of a cluster's node to the other nodes, as their NVMe-oF host: what the replicas of
 // a chain send each other are commands (docs/wire-extensions.md, replication).
 //
-//	Send ─ mailbox ─> queue ──────> client.QPair ···> node      Forward, Durable, Sync
+//	Send ─ mailbox ─> queues ─────> client.QPair ···> node      Forward, Durable, Sync
 //	                  queue ──────> client.QPair ···> node      Ship
 //	                  queue ──────> client.QPair ···> node      Compare, Fetch
 //	                    │              │
 //	                    │    goroutine that waits for completions
 //	Sink.PeerDone <─────┴──────────────┘
 //
-// Each node has one association with three I/O queues. A Forward may stay unanswered until its write is committed. What
+// Each node has one association with three kinds of I/O queues. A Forward may stay unanswered until its write is committed. What
 // else there is must not wait behind it: a Ship is answered by a node that waits for nobody, and a member that is
 // filled must not hold up writes. So there is no cycle of nodes that wait for each other's queues.
+//
+// For the same reason Forwards that are kept must not take all places of their queue. Each range may keep at least one,
+// of those that this node sends to the other. So there are as many queues for writes as their number calls for, up to
+// eight, and a Forward asks for no more to be kept than its range's share of the half of its queue.
 //
 // A queue is a machine that is driven by whoever has something for it (turn.Driver): the goroutine that sends a command
 // also puts it on the wire. No goroutine is blocked for a command.
@@ -105,8 +109,8 @@ type Config struct {
 	// goroutine for each node; it may send commands, but not call Close.
 	Connected func(node string)
 
-	// QueueDepth is how many commands may be outstanding in each of a node's three queues, 1 to 1024; the node may
-	// allow fewer. More wait in order. Default 128.
+	// QueueDepth is how many commands may be outstanding in each of a node's queues, 1 to 1024; the node may allow
+	// fewer. More wait in order, and Forwards already when they have three quarters. Default 128.
 	QueueDepth int
 	// Timeout is how long a command other than a Forward may remain unanswered before the connection is given up, and
 	// a full queue without any completion. It also bounds each attempt to connect. Default 5 s.
@@ -249,8 +253,17 @@ func (p *Peers) SetView(m *cluster.Map) {
 		routes[i] = n.target(part.ID)
 		targets[n][part.ID] = routes[i]
 	}
+	ranges := map[*node][]uint16{}
+	for r, c := range m.Chains {
+		for i := 1; i < len(c) && c[i].State != view.Waiting; i++ {
+			to := routes[c[i].Partition]
+			if to != nil && m.Nodes[m.Partitions[c[i-1].Partition].Node].Name == p.cfg.Name {
+				ranges[to.node] = append(ranges[to.node], uint16(r))
+			}
+		}
+	}
 	for _, n := range p.nodes {
-		n.setTargets(targets[n])
+		n.setTargets(targets[n], ranges[n])
 	}
 	p.routes.Store(&routes)
 }
@@ -274,8 +287,8 @@ func (b *Batch) Add(c *Command) {
 // Empty reports whether there are no commands.
 func (b *Batch) Empty() bool { return b.chain.Empty() }
 
-// Send sends the commands of a batch and empties it. Commands to one partition arrive in the order of Send, if they are
-// of one kind of the three above; nothing is said of others. It may call PeerDone and Kick of the commands' Sinks, and
+// Send sends the commands of a batch and empties it. Commands of one opcode to one range of a partition are sent in the
+// order of Send; nothing is said of others. It may call PeerDone and Kick of the commands' Sinks, and
 // of others, before it returns: it must be called without a lock that these take, and not by PeerDone. After Close all
 // commands are Lost.
 //
@@ -294,7 +307,7 @@ func (p *Peers) Send(b *Batch) { // hot: 0 allocs
 			continue
 		}
 		c.target = routes[c.To]
-		if q := &c.target.node.queues[kindOf(c.SQE.Opcode())]; q.mail.Push(&c.link) {
+		if q := c.target.node.queueFor(&c.SQE); q.mail.Push(&c.link) {
 			b.queues = append(b.queues, q)
 		}
 	}

@@ -10,23 +10,24 @@ import (
 	"jbofd/internal/turn"
 )
 
-// Kinds of queues: see the package comment.
+// A node's queues: see the package comment. The first ones are for writes, each for some ranges: as many of maxWrites as
+// are needed.
 const (
-	writes = iota
-	ships
-	fills
-	kinds
+	maxWrites = 8
+	ships     = maxWrites
+	fills     = maxWrites + 1
+	numQueues = maxWrites + 2
 )
 
-// kindOf returns the kind of queue for an opcode.
-func kindOf(opcode uint8) int {
-	switch opcode {
+// queueFor returns the queue of a command.
+func (n *node) queueFor(e *nvme.SQE) *queue { // hot: 0 allocs
+	switch e.Opcode() {
 	case nvme.CmdKVShip:
-		return ships
+		return &n.queues[ships]
 	case nvme.CmdKVCompare, nvme.CmdKVFetch:
-		return fills
+		return &n.queues[fills]
 	}
-	return writes
+	return &n.queues[uint32(e.KVReplica().Range())%n.writes.Load()]
 }
 
 const (
@@ -38,7 +39,7 @@ const (
 	ticks = 4
 )
 
-// queue is the machine of one of a node's three queues. It stays when connections come and go. Without a connection,
+// queue is the machine of one of a node's queues. It stays when connections come and go. Without a connection,
 // its commands are Lost.
 type queue struct {
 	node   *node
@@ -54,13 +55,36 @@ type queue struct {
 	sent  []*Command
 	since []uint32
 	free  []uint16
-	// first to last wait for a free tag.
-	first, last *Command
+	// forwards wait until there are fewer than maxForwards of them in sent, others for a free tag only: without the
+	// Durables, of which one may be the next, the Forwards that are kept would never be answered.
+	forwards, others          fifo
+	sentForwards, maxForwards int
 	// progress is the tick of the last completion, or of the first command that waits.
 	progress uint32
 
 	cmds  [batchLen]client.Command
 	comps [batchLen]client.Completion
+}
+
+// fifo is a list of commands.
+type fifo struct{ first, last *Command }
+
+func (f *fifo) push(c *Command) { // hot: 0 allocs
+	if c.next = nil; f.first == nil {
+		f.first = c
+	} else {
+		f.last.next = c
+	}
+	f.last = c
+}
+
+// pop takes the first one; nil: there is none.
+func (f *fifo) pop() *Command { // hot: 0 allocs
+	c := f.first
+	if c != nil {
+		f.first, c.next = c.next, nil
+	}
+	return c
 }
 
 // link is a queue's connection and the goroutines that wait for it.
@@ -83,16 +107,20 @@ func (q *queue) Turn() { // hot: 0 allocs
 			q.lose(c)
 			continue
 		}
-		if c.next = nil; q.first == nil {
-			q.first = c
+		if !q.waits() {
 			q.progress = q.node.tick.Load()
-		} else {
-			q.last.next = c
 		}
-		q.last = c
+		if c.SQE.Opcode() == nvme.CmdKVForward {
+			q.forwards.push(c)
+		} else {
+			q.others.push(c)
+		}
 	}
 	q.submit()
 }
+
+// waits reports whether commands wait.
+func (q *queue) waits() bool { return q.forwards.first != nil || q.others.first != nil }
 
 // done returns a command, which is the Sink's from then on.
 func (q *queue) done(c *Command) { // hot: 0 allocs
@@ -108,19 +136,27 @@ func (q *queue) lose(c *Command) { // hot: 0 allocs
 	q.done(c)
 }
 
-// take takes the first command that waits.
-func (q *queue) take() *Command { // hot: 0 allocs
-	c := q.first
-	q.first, c.next = c.next, nil
-	return c
+// next takes the next command to send; nil: there is none, or no room.
+func (q *queue) next() *Command { // hot: 0 allocs
+	if len(q.free) == 0 {
+		return nil
+	}
+	if c := q.others.pop(); c != nil || q.sentForwards >= q.maxForwards {
+		return c
+	}
+	return q.forwards.pop()
 }
 
 // submit sends commands that wait.
 func (q *queue) submit() { // hot: 0 allocs
-	for q.link != nil && q.first != nil && len(q.free) > 0 {
+	keep := uint8(min(q.node.keep.Load(), 255))
+	for q.link != nil {
 		n := 0
-		for n < batchLen && q.first != nil && len(q.free) > 0 {
-			c := q.take()
+		for n < batchLen {
+			c := q.next()
+			if c == nil {
+				break
+			}
 			nsid := c.target.nsid.Load()
 			if nsid == 0 {
 				q.node.look()
@@ -133,7 +169,15 @@ func (q *queue) submit() { // hot: 0 allocs
 			m := &q.cmds[n]
 			m.SQE, m.Data, m.Tag = c.SQE, c.Data, uint64(tag)
 			m.SQE.SetNSID(nsid)
+			if c.SQE.Opcode() == nvme.CmdKVForward {
+				q.sentForwards++
+				k := m.SQE.KVReplica()
+				k.SetKeep(min(k.Keep(), keep))
+			}
 			n++
+		}
+		if n == 0 {
+			return
 		}
 		q.hand(q.cmds[:n])
 	}
@@ -174,10 +218,13 @@ func (q *queue) put(tag uint64) *Command { // hot: 0 allocs
 	c := q.sent[tag]
 	q.sent[tag] = nil
 	q.free = append(q.free, uint16(tag))
+	if c.SQE.Opcode() == nvme.CmdKVForward {
+		q.sentForwards--
+	}
 	return c
 }
 
-// after follows each submission: the node may have answered already, and the connection may be full.
+// after follows whatever sends: the node may have answered already, and the connection may be full.
 func (q *queue) after() { // hot: 0 allocs
 	for q.link != nil {
 		n := q.link.qp.Completed(q.comps[:])
@@ -230,8 +277,10 @@ func (q *queue) fail(err error) {
 			q.lose(c)
 		}
 	}
-	for q.first != nil {
-		q.lose(q.take())
+	for _, f := range []*fifo{&q.others, &q.forwards} {
+		for c := f.pop(); c != nil; c = f.pop() {
+			q.lose(c)
+		}
 	}
 }
 
@@ -250,6 +299,7 @@ func (q *queue) receive(l *link) (done bool) {
 			return true
 		}
 		q.submit()
+		q.after() // also if nothing was submitted: the node may have asked for data
 		if !more {
 			return q.link != l
 		}
@@ -283,6 +333,10 @@ func (q *queue) up(qp *client.QPair) *link {
 	q.sent, q.since, q.free = make([]*Command, n), make([]uint32, n), make([]uint16, n)
 	for i := range q.free {
 		q.free[i] = uint16(n - 1 - i)
+	}
+	q.sentForwards, q.maxForwards = 0, n-n/4
+	if n > 1 && n < 4 {
+		q.maxForwards = n - 1
 	}
 	q.link = l
 	q.driver.Unlock()
@@ -353,8 +407,8 @@ func (q *queue) check(now uint32) {
 			return
 		}
 	}
-	// At most a half of the queue is for Forwards that are kept, so that a full queue makes progress.
-	if q.first != nil && now-q.progress > ticks {
+	// At most a half of the queue is for Forwards that are kept (node.keep), so that a full queue makes progress.
+	if q.waits() && now-q.progress > ticks {
 		q.fail(fmt.Errorf("%w: the queue is full of Forwards, none of which got an answer for %s", client.ErrTimeout,
 			q.node.p.cfg.Timeout))
 	}

@@ -213,6 +213,9 @@ func (r *rig) forward(to view.PartitionID, seq uint64, n int) *peers.Command {
 	return r.message(nvme.CmdKVForward, to, seq, n)
 }
 
+// forwards is how many places of a queue Forwards may have.
+func forwards(depth int) int { return depth - depth/4 }
+
 // eventually polls for what cannot be waited for otherwise.
 func eventually(t testing.TB, what string, ok func() bool) {
 	t.Helper()
