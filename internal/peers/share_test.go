@@ -9,8 +9,8 @@ import (
 	"jbofd/internal/peers"
 )
 
-// chained sets a view in which n ranges have chains from a to the first partition of b, m from there to a, and one is to
-// be filled there later.
+// chained sets a view in which n ranges have chains from a to the first partition of b, m from there to a, and one is
+// to be filled there later.
 func (r *rig) chained(b *box, n, m int) {
 	v := mapOf(place{"a", partitionID("a", 0)}, place{"b", b.ids[0]})
 	down := view.Chain{{Partition: 0, State: view.Serving}, {Partition: 1, State: view.Filling}}
