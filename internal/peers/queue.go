@@ -10,8 +10,8 @@ import (
 	"jbofd/internal/turn"
 )
 
-// A node's queues: see the package comment. The first ones are for writes, each for some ranges: as many of maxWrites as
-// are needed.
+// A node's queues: see the package comment. The first ones are for writes, each for some ranges: as many of maxWrites
+// as are needed.
 const (
 	maxWrites = 8
 	ships     = maxWrites
@@ -159,8 +159,7 @@ func (q *queue) submit() { // hot: 0 allocs
 			}
 			nsid := c.target.nsid.Load()
 			if nsid == 0 {
-				q.node.look()
-				q.lose(c)
+				q.lose(c) // the node's goroutine looks for it
 				continue
 			}
 			tag := q.free[len(q.free)-1]
