@@ -310,8 +310,8 @@ func (n *node) connect() (a *association, err error) {
 	short := n.shareLocked()
 	n.mu.Unlock()
 	if short {
-		n.log.Warn("too few commands may be outstanding at a node for the ranges that are sent there: writes may stall "+
-			"for a while (limits.queue_depth of the node)", "queues", want, "depth", a.qpairs[0].Depth())
+		n.log.Warn("too few commands may be outstanding at a node for the ranges that are sent there: writes may "+
+			"stall for a while (limits.queue_depth of the node)", "queues", want, "depth", a.qpairs[0].Depth())
 	}
 	// Before commands are sent, which need it.
 	if _, err := n.lookUp(a); err != nil {

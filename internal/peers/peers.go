@@ -8,9 +8,9 @@
 //	                    │    goroutine that waits for completions
 //	Sink.PeerDone <─────┴──────────────┘
 //
-// Each node has one association with three kinds of I/O queues. A Forward may stay unanswered until its write is committed. What
-// else there is must not wait behind it: a Ship is answered by a node that waits for nobody, and a member that is
-// filled must not hold up writes. So there is no cycle of nodes that wait for each other's queues.
+// Each node has one association with three kinds of I/O queues. A Forward may stay unanswered until its write is
+// committed. What else there is must not wait behind it: a Ship is answered by a node that waits for nobody, and a
+// member that is filled must not hold up writes. So there is no cycle of nodes that wait for each other's queues.
 //
 // For the same reason Forwards that are kept must not take all places of their queue. Each range may keep at least one,
 // of those that this node sends to the other. So there are as many queues for writes as their number calls for, up to
