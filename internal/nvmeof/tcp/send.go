@@ -15,7 +15,9 @@ type Out struct {
 	// Bytes is their total length.
 	Bytes int
 
-	heads []byte // the memory behind headers
+	heads []byte // the memory behind headers, and behind copied bytes of data
+	// copied is how many of Bytes are data that was copied.
+	copied int
 	// mergeable: the last piece is a header that ends where heads ends.
 	mergeable bool
 }
@@ -23,7 +25,7 @@ type Out struct {
 // Reset empties o for reuse.
 func (o *Out) Reset() {
 	clear(o.Segs)
-	o.Segs, o.heads, o.Bytes, o.mergeable = o.Segs[:0], o.heads[:0], 0, false
+	o.Segs, o.heads, o.Bytes, o.copied, o.mergeable = o.Segs[:0], o.heads[:0], 0, 0, false
 }
 
 // hdr appends header bytes, joining them to headers just before.
@@ -45,8 +47,20 @@ func (o *Out) commit(heads []byte) {
 	o.mergeable = true
 }
 
+// Data of at most smallData bytes is copied between the headers around it, up to maxCopied bytes in an Out, whose
+// memory stays small. As a piece of its own it would cost the kernel more than the copy.
+const (
+	smallData = 512
+	maxCopied = 16 << 10
+)
+
 // data appends a piece of the caller's memory.
 func (o *Out) data(b []byte) {
+	if len(b) <= smallData && o.copied+len(b) <= maxCopied {
+		o.copied += len(b)
+		o.hdr(b)
+		return
+	}
 	o.Segs = append(o.Segs, b)
 	o.Bytes += len(b)
 	o.mergeable = false
