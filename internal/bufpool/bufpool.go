@@ -98,8 +98,8 @@ type Pool struct {
 	mu      sync.Mutex
 	closed  bool
 	regions []region
-	// avail[o] has bit r set if region r has a free block of order o.
-	avail [maxOrders][]uint64
+	// avail[r/64][o] has bit r%64 set if region r has a free block of order o.
+	avail [][maxOrders]uint64
 	// totalBytes is the capacity. Invariant: inUse + free blocks = totalBytes.
 	totalBytes, inUse, peak int64
 	serial                  uint32
@@ -211,9 +211,7 @@ func New(cfg Config) (*Pool, error) {
 	p.keep = min(max(n*perRegion/reserveShare, 1), perRegion-1)
 	words := func(bits int) int { return (bits + 63) / 64 }
 	top := p.orders - 1
-	for o := range p.orders {
-		p.avail[o] = make([]uint64, words(n))
-	}
+	p.avail = make([][maxOrders]uint64, words(n))
 	blocks := cfg.RegionBytes / cfg.MinBytes
 	for i := range p.regions {
 		r := &p.regions[i]
@@ -288,23 +286,59 @@ func (p *Pool) putExtra(b Buf) {
 //
 // Cost: 0 allocs, one short mutex; the logarithm of how many accounts wait.
 func (p *Pool) Put(b Buf) { // hot: 0 allocs
-	a := b.acct
-	if a == nil {
+	if !p.comesBack(&b) {
 		return
 	}
-	invariants.Check(a.pool == p, "bufpool: buffer put into another pool")
+	p.mu.Lock()
+	p.takeBack(&b)
+	p.unlockAndGrant()
+}
+
+// putAtOnce is how many buffers PutAll gives back under one lock.
+const putAtOnce = 32
+
+// PutAll is Put for several buffers.
+//
+// Cost: 0 allocs, one mutex for 32 of them.
+func (p *Pool) PutAll(bufs []Buf) { // hot: 0 allocs
+	for len(bufs) > 0 {
+		some := bufs[:min(len(bufs), putAtOnce)]
+		bufs = bufs[len(some):]
+		for i := range some {
+			if !p.comesBack(&some[i]) {
+				some[i] = Buf{}
+			}
+		}
+		p.mu.Lock()
+		for i := range some {
+			if !some[i].IsZero() {
+				p.takeBack(&some[i])
+			}
+		}
+		p.unlockAndGrant()
+	}
+}
+
+// comesBack reports whether takeBack is to follow for a buffer. It unmaps one beyond the bound.
+func (p *Pool) comesBack(b *Buf) bool {
+	if b.acct == nil {
+		return false
+	}
+	invariants.Check(b.acct.pool == p, "bufpool: buffer put into another pool")
 	if b.order == orderExtra {
-		p.putExtra(b)
-		return
+		p.putExtra(*b)
+		return false
 	}
 	if invariants.Enabled {
-		p.checkOwned(&b)
+		p.checkOwned(b)
 		poison(b.B[:cap(b.B)])
 	}
-	size := int64(p.cfg.MinBytes) << b.order
+	return true
+}
 
-	p.mu.Lock()
-	r := &p.regions[b.region]
+// takeBack frees the memory of a buffer. mu is held.
+func (p *Pool) takeBack(b *Buf) {
+	a, size, r := b.acct, int64(p.cfg.MinBytes)<<b.order, &p.regions[b.region]
 	if r.serial[b.block] != b.serial {
 		p.mu.Unlock()
 		panic("invariant broken: bufpool: buffer put twice")
@@ -314,6 +348,10 @@ func (p *Pool) Put(b Buf) { // hot: 0 allocs
 	p.release(int(b.region), int(b.order), int(b.block)>>b.order)
 	p.charge(a, -size)
 	p.dropIfUnused(a)
+}
+
+// unlockAndGrant hands free memory to those who wait, after it has released mu.
+func (p *Pool) unlockAndGrant() {
 	var granted *Waiter
 	if p.waitingAccounts > 0 {
 		granted = p.grant()

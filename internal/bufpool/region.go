@@ -21,15 +21,15 @@ type region struct {
 // find returns the region, lowest or highest first, that has a free block of
 // order o to upto, and the smallest such order there; region -1 if none has.
 func (p *Pool) find(o, upto int, highest bool, skip int) (ri, order int) {
-	words := len(p.avail[0])
+	words := len(p.avail)
 	for k := range words {
 		w := k
 		if highest {
 			w = words - 1 - k
 		}
 		var any uint64
-		for q := o; q <= upto; q++ {
-			any |= p.avail[q][w]
+		for _, some := range p.avail[w][o : upto+1] {
+			any |= some
 		}
 		if skip >= 0 && skip/64 == w {
 			any &^= 1 << (skip % 64)
@@ -42,7 +42,7 @@ func (p *Pool) find(o, upto int, highest bool, skip int) (ri, order int) {
 			bit = 63 - bits.LeadingZeros64(any)
 		}
 		q := o
-		for p.avail[q][w]&(1<<bit) == 0 {
+		for p.avail[w][q]&(1<<bit) == 0 {
 			q++
 		}
 		return w*64 + bit, q
@@ -85,7 +85,7 @@ func (p *Pool) setFree(ri, o, i int) {
 	if o == p.orders-1 {
 		p.whole++
 	}
-	p.avail[o][ri/64] |= 1 << (ri % 64)
+	p.avail[ri/64][o] |= 1 << (ri % 64)
 }
 
 func (p *Pool) clearFree(ri, o, i int) {
@@ -96,7 +96,7 @@ func (p *Pool) clearFree(ri, o, i int) {
 		p.whole--
 	}
 	if r.count[o] == 0 {
-		p.avail[o][ri/64] &^= 1 << (ri % 64)
+		p.avail[ri/64][o] &^= 1 << (ri % 64)
 	}
 }
 

@@ -240,8 +240,8 @@ func (c *conn) drain() {
 	c.Close()
 	c.mu.Lock()
 	// Nothing is sent any more. These buffers are returned first, because commands in flight may wait for memory.
-	dropBufs(c.srv.service.Pool(), c.pending)
-	dropBufs(c.srv.service.Pool(), c.txBufs)
+	c.srv.service.Pool().PutAll(c.pending)
+	c.srv.service.Pool().PutAll(c.txBufs)
 	c.pending, c.txBufs = nil, nil
 	c.mu.Unlock()
 	c.batches.HandOver()

@@ -9,8 +9,6 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
-
-	"jbofd/internal/bufpool"
 )
 
 // read waits for data and reads it, first into place and then into rx. readN is how many bytes it has read.
@@ -196,7 +194,7 @@ func (c *conn) sendAll(wait bool) bool {
 		if !c.send(wait) {
 			return false
 		}
-		dropBufs(c.srv.service.Pool(), c.txBufs)
+		c.srv.service.Pool().PutAll(c.txBufs)
 		c.txBufs = c.txBufs[:0]
 		c.txOut.Reset()
 		c.mu.Lock()
@@ -355,12 +353,5 @@ func (p *rxPool) put(b []byte) {
 	select {
 	case p.free <- b:
 	default:
-	}
-}
-
-// dropBufs returns buffers to the pool.
-func dropBufs(p *bufpool.Pool, bufs []bufpool.Buf) {
-	for _, b := range bufs {
-		p.Put(b)
 	}
 }
