@@ -121,13 +121,15 @@ func (s *Store) outcomeOfFailed(seg format.Segment, o *op) Status {
 // isRefused reports whether the condition of a writer forbids what it wants to do with the key, whose item is at offset
 // at, or 0 if there is none.
 func (s *Store) isRefused(a *activeSeg, at int, o *op) bool {
+	if o.version = 0; o.cond == Always && o.kind == Put && o.given == 0 {
+		return false
+	}
 	seg := format.Segment(a.buf)
 	exists, restores, known := false, false, uint64(0)
 	if at != 0 {
 		it := seg.Item(at)
 		exists, restores, known = !it.Gone(), o.restores(it) || s.comesBack(o, it), it.Version()
 	}
-	o.version = 0
 	if exists {
 		o.version = known
 	}
@@ -160,7 +162,10 @@ func (s *Store) covers(o *op, version uint64) bool {
 // none if that is 0. With ids these will be the key's identities, and there is room for them.
 func (s *Store) applyWrite(a *activeSeg, at int, o *op, ids []format.Identity) bool {
 	seg := format.Segment(a.buf)
-	exists := at != 0 && !seg.Item(at).Gone()
+	exists, pieces := at != 0 && !seg.Item(at).Gone(), 0
+	if at != 0 {
+		pieces, _ = seg.Pieces(at)
+	}
 	// A Delete finds room in a full partition, but its identity does not. While Puts are refused, few keys that a
 	// repetition could delete come back.
 	if o.full && o.kind == Delete {
@@ -182,7 +187,7 @@ func (s *Store) applyWrite(a *activeSeg, at int, o *op, ids []format.Identity) b
 	}
 	clock := max(seg.Clock(), version)
 	width := widthFor(seg, clock, version)
-	length, full := s.lengthAfter(seg, at, o, keeps, width)
+	length, full := s.lengthAfter(seg, at, pieces, o, keeps, width)
 	length += moreIdentities(seg, at, ids)
 	most := format.LongestSegment
 	if o.kind == Put || len(ids) > 0 && o.given == 0 {
@@ -198,8 +203,10 @@ func (s *Store) applyWrite(a *activeSeg, at int, o *op, ids []format.Identity) b
 	}
 	seg = format.Segment(a.buf)
 	// It becomes shorter before it becomes longer, so that it is never longer than before or afterwards.
-	if exists && s.replaces(a, o, at) > 1 {
-		seg.Truncate(at)
+	if exists {
+		if s.replaces(a, o, at, pieces); pieces > 1 {
+			seg.Truncate(at)
+		}
 	}
 	if at != 0 && !keeps {
 		seg.Remove(at)
@@ -277,8 +284,8 @@ func (s *Store) countKey(o *op, exists bool) {
 }
 
 // lengthAfter is the length of a segment after applyWrite, and how much longer it is if its versions are as wide as
-// possible.
-func (s *Store) lengthAfter(seg format.Segment, at int, o *op, keeps bool, width int) (length, wider int) {
+// possible. The value of the key whose item is at offset at has so many pieces.
+func (s *Store) lengthAfter(seg format.Segment, at, pieces int, o *op, keeps bool, width int) (length, wider int) {
 	length = seg.LengthBytes()
 	// All items may be those of keys. It matters only if the width changes, or the segment is long.
 	keys := seg.Items()
@@ -286,8 +293,7 @@ func (s *Store) lengthAfter(seg format.Segment, at int, o *op, keeps bool, width
 		keys = seg.Keys()
 	}
 	if at != 0 {
-		n, _ := seg.Pieces(at)
-		length -= seg.Item(at).LengthBytes() + (n-1)*format.ItemHeaderBytes
+		length -= seg.Item(at).LengthBytes() + (pieces-1)*format.ItemHeaderBytes
 		keys--
 	}
 	if keeps {

@@ -126,7 +126,7 @@ func (s *Store) mergeIdentities(seg format.Segment, at int, e nvme.KVEntry) (ids
 // moreIdentities is how much longer a segment becomes by identities in place of those that a key has.
 func moreIdentities(seg format.Segment, at int, ids []format.Identity) int {
 	n := len(ids)
-	if at != 0 {
+	if at != 0 && n > 0 {
 		n -= seg.Identities(at)
 	}
 	return max(0, n) * format.IdentityBytes

@@ -466,7 +466,13 @@ func (s *Store) freeGroup(gi int32) {
 
 // scheduleWriter considers the segment of a writer that has become ready.
 func (s *Store) scheduleWriter(i int32) {
-	at, fresh := s.activate(s.tbl.Segment(s.ops[i].hash), payer{})
+	o := &s.ops[i]
+	if o.active > 0 {
+		invariants.Check(s.segs[o.active-1].number == s.tbl.Segment(o.hash), "kvstore: a writer is at another segment")
+		s.schedule(o.active - 1)
+		return
+	}
+	at, fresh := s.activate(s.tbl.Segment(o.hash), payer{})
 	invariants.Check(!fresh, "kvstore: a writer's segment is not active")
 	s.schedule(at)
 }

@@ -46,6 +46,8 @@ type op struct {
 	// CopyIn old is the offset of the value that is checked.
 	old     units.ExtentOffset
 	segment uint32
+	// active is 1 more than the index of the active segment that a writer was handed to; 0: it was not.
+	active int32
 
 	// What the op has changed in its segment. It is counted when the segment is durable. If the old value is in several
 	// pieces, activeSeg.dead has them.

@@ -69,6 +69,12 @@ func (s *Store) extentBytes(n int) int {
 // setValue makes the items of a segment, from the one at offset at on, refer to the pieces of the op's value.
 func (s *Store) setValue(seg format.Segment, at int, o *op) {
 	n := int(o.valueLen)
+	if n <= s.pieceBytes {
+		it := seg.Item(at)
+		it.SetValueLen(n)
+		it.SetValueOffset(o.parts[0].offset)
+		return
+	}
 	for i := range o.parts {
 		offset := o.parts[i].offset
 		for range o.parts[i].pieces {
@@ -89,17 +95,15 @@ type deadPiece struct {
 	bytes uint32
 }
 
-// replaces notes that the value of the item at an offset dies with a writer, and returns the number of its pieces. What
-// a damaged item names as a value's place may lie in no chunk; then no live bytes are counted for it.
-func (s *Store) replaces(a *activeSeg, o *op, at int) (pieces int) {
-	seg := format.Segment(a.buf)
-	it := seg.Item(at)
-	if pieces, _ = seg.Pieces(at); pieces > 1 {
+// replaces notes that the value of the item at an offset, of so many pieces, dies with a writer. What a damaged item
+// names as a value's place may lie in no chunk; then no live bytes are counted for it.
+func (s *Store) replaces(a *activeSeg, o *op, at, pieces int) {
+	it := format.Segment(a.buf).Item(at)
+	if pieces > 1 {
 		s.kill(a, at)
 	} else if s.pool.Contains(it.ValueOffset()) {
 		o.oldOffset, o.oldBytes = it.ValueOffset(), uint32(it.RecordBytes())
 	}
-	return pieces
 }
 
 // kill notes that all pieces of the value of the item at an offset die with what is being written of a segment.
@@ -117,6 +121,9 @@ func (s *Store) kill(a *activeSeg, at int) {
 
 // deaths appends the pieces that have died to the changes of a segment.
 func (s *Store) deaths(said []byte, a *activeSeg) []byte {
+	if len(a.dead) == 0 {
+		return said
+	}
 	c := format.Change{Item: -1}
 	for _, d := range a.dead {
 		if s.isPutByWriter(a, d.place) {

@@ -131,6 +131,7 @@ func (s *Store) dispatch(i int32) {
 		number = s.tbl.Segment(o.hash)
 	}
 	at, fresh := s.activate(number, o.pays())
+	o.active = at + 1
 	s.opLinks.Push(&s.segs[at].waiting, i)
 	if s.merge.stage == mergeBroken && s.segs[at].held {
 		s.progress++ // the merge goes on for it
@@ -347,6 +348,22 @@ func (s *Store) schedule(i int32) {
 		s.deactivate(i)
 		return
 	}
+	want, moves := a.force, false
+	for o := a.waiting.First; o != none; o = s.opLinks.Next(o) {
+		r := &s.ops[o]
+		moves = moves || r.kind == opMove
+		want = want || r.ready
+	}
+	if moves {
+		want = s.wantsToMove(a)
+	}
+	if want {
+		s.setDirty(i)
+	}
+}
+
+// wantsToMove reports whether a segment with moves among its writers is to be written, and begins moves.
+func (s *Store) wantsToMove(a *activeSeg) bool {
 	for o := a.waiting.First; o != none; o = s.opLinks.Next(o) {
 		if s.ops[o].isUnstartedMove() {
 			s.examine(a, o)
@@ -357,9 +374,7 @@ func (s *Store) schedule(i int32) {
 		r := &s.ops[o]
 		want = r.ready && !(early && r.kind == opMove)
 	}
-	if want {
-		s.setDirty(i)
-	}
+	return want
 }
 
 // needsContent reports whether a writer of a segment has use for its content now.
