@@ -45,9 +45,7 @@ type Request struct {
 	// keeps the identity, in place of ID.KeepUntil; 0: ID.KeepUntil counts.
 	ExpiresIn   bool
 	KeepSeconds uint32
-	// Range is that of a Scan, CopyOut, Count, Digest or Drop. Background: what it, or a CopyIn, does to the drive is
-	// paid for as compaction is, and not by the tenant.
-	Range      kvstore.Range
+	// Background: what a Request for a range does to the drive is paid for as compaction is, and not by the tenant.
 	Background bool
 	// Restore is that of the kvstore.Request.
 	Restore bool
@@ -88,6 +86,9 @@ type Request struct {
 	// partition is where the Request was submitted last. It is read only by the one who has changed state from
 	// requestQueued.
 	partition *Partition
+
+	// Range is that of a Scan, CopyOut, Count, Digest or Drop. It is last because others do not touch it.
+	Range kvstore.Range
 }
 
 // Batch collects Requests for one Submit. The zero Batch is empty.

@@ -232,7 +232,10 @@ func (p *Partition) startAll(w *waiting, now int64) (any bool) {
 			Op: r.Op, Condition: r.Condition, Tag: uint64(tag), Tenant: r.Tenant,
 			Key: r.Key[:min(int(r.KeyLen), len(r.Key))], Value: r.Value, Room: r.Room,
 			Version: r.Version, Given: r.Given, Expires: r.Expires, Tombstone: r.Tombstone, ID: r.ID,
-			Range: r.Range, Background: r.Background, Restore: r.Restore,
+			Background: r.Background, Restore: r.Restore,
+		}
+		if r.Op.IsRange() {
+			q.Range = r.Range
 		}
 		if r.ExpiresIn {
 			q.Expires = p.later(r.Expires)
