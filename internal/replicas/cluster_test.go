@@ -21,6 +21,7 @@ import (
 	"jbofd/internal/partition"
 	"jbofd/internal/peers"
 	"jbofd/internal/replicas"
+	"jbofd/internal/ssd/fault"
 	"jbofd/internal/ssd/mem"
 	"jbofd/internal/turn"
 	"jbofd/internal/uuid"
@@ -46,6 +47,7 @@ type rig struct {
 type node struct {
 	rig   *rig
 	id    int
+	dev   *fault.Device
 	part  *partition.Partition
 	r     *replicas.Replicas
 	alive atomic.Bool
@@ -99,7 +101,9 @@ func (g *rig) newNode(id, nodes int) *node {
 	const size = 256 << 20
 	dev, err := mem.Open(mem.Config{Name: fmt.Sprint("m", id), SizeBytes: size})
 	must(g.t, err)
-	d, err := drive.New(drive.Config{Device: dev, Pool: pool})
+	n.dev, err = fault.New(dev, fault.Config{})
+	must(g.t, err)
+	d, err := drive.New(drive.Config{Device: n.dev, Pool: pool})
 	must(g.t, err)
 	n.part, err = partition.Open(partition.Config{Drive: d, Background: 9, Store: kvstore.Config{PartitionBytes: size,
 		Format: true, HashSeed: testSeed, UUID: uuid.UUID{2, byte(id)}}})
@@ -113,7 +117,7 @@ func (g *rig) newNode(id, nodes int) *node {
 	n.close = []func(){
 		func() { must(g.t, n.part.Close(30*time.Second)) },
 		func() { must(g.t, d.Close()) },
-		func() { must(g.t, dev.Close()) },
+		func() { must(g.t, n.dev.Close()) },
 		func() { pool.CloseTest(g.t) },
 	}
 	return n

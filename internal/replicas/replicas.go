@@ -79,7 +79,7 @@ type Config struct {
 // DefaultMemoryBytes has room for two hundred of the longest values that most hosts use, 64 KiB.
 const DefaultMemoryBytes = 16 << 20
 
-// What is under way of a range. Together with what each of them holds that is some 100 KB a range.
+// What is under way of a range. Together with what each of them holds that is some 340 KB a range.
 const (
 	// window is how many writes.
 	window = 64
@@ -301,8 +301,9 @@ func (m *machine) Turn() { (*Replicas)(m).turn() }
 //
 // hot: 0 allocs
 func (g *Replicas) turn() {
-	stored, answered, inbox := g.stored.Take(), g.answered.Take(), g.inbox.Take()
+	// Aborts before the inbox: that has whatever was submitted before it was aborted.
 	g.again = g.aborts.Take(g.again[:0])
+	stored, answered, inbox := g.stored.Take(), g.answered.Take(), g.inbox.Take()
 	g.nodesUp = g.reachable.Take(g.nodesUp[:0])
 	// After what was taken has happened: see the package comment.
 	g.readTime()

@@ -188,7 +188,9 @@ func (g *Replicas) localState(number int, e view.Member) view.Local {
 		}
 	}
 	switch {
-	case m != nil && m.r.Damaged(), g.cfg.Incomplete && (m == nil || m.filled != uint64(e.Since)):
+	case m != nil && m.r.Damaged():
+		return view.Damaged // it must not be filled: it takes no writes, and the others would wait for it
+	case g.cfg.Incomplete && (m == nil || m.filled != uint64(e.Since)):
 		return view.Incomplete
 	case was.Since != e.Since || was.Partition != e.Partition:
 		return view.Silent
