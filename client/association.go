@@ -156,6 +156,9 @@ func (a *association) adminRead(ctx context.Context, name string, e SQE, data []
 // run is SharedQPair.Do, and sends an Abort for a command whose caller has stopped waiting.
 func (a *association) run(ctx context.Context, q *hostconn.SharedQPair, cmds []Command, comps []Completion) error {
 	err := q.Do(ctx, cmds, comps)
+	if err == nil {
+		return nil // before d is allocated
+	}
 	var d *hostconn.DetachedError
 	if errors.As(err, &d) {
 		a.abort(q.ID(), d.CID)

@@ -307,6 +307,13 @@ func (c *Controller) Err() error {
 	return c.err
 }
 
+// Connected reports whether there is an association now, so that operations do not wait for one.
+func (c *Controller) Connected() bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.a != nil && c.a.ctx.Err() == nil
+}
+
 // Losses returns how many associations were lost so far.
 func (c *Controller) Losses() uint64 {
 	c.mu.Lock()

@@ -6,6 +6,7 @@
 //	               ├── Namespace(nsid)   ReadAt, WriteAt, Flush, WriteZeroes, Deallocate, Compare, ...
 //	               │                     for any number of goroutines, with contexts
 //	               ├── kv.Open           package kv: Get, Put, Delete on key value namespaces
+//	               │                     (package cluster: the same on the nodes of a cluster)
 //	               └── OpenQPair         batches of commands and completions for one goroutine,
 //	                                     without allocations: load generators, replication;
 //	                                     or for several that share it by a lock

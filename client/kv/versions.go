@@ -98,30 +98,41 @@ func (n *Namespace) PutIfVersion(ctx context.Context, key, value []byte, version
 	return n.PutWith(ctx, key, value, PutOptions{If: IfVersion, Version: version})
 }
 
+// Op returns the PutWith of a value as an operation for a queue.
+//
+// Errors: client.ErrInvalid.
+func (o PutOptions) Op(key, value []byte) (op Op, err error) {
+	op = Op{Key: key, Value: value, Version: o.Version, WantVersion: true}
+	switch o.If {
+	case Always:
+		op.Kind = Put
+	case IfAbsent:
+		op.Kind = PutIfAbsent
+	case IfPresent:
+		op.Kind = PutIfPresent
+	case IfVersion:
+		op.Kind = PutIfVersion
+	case IfNewer:
+		op.Kind = PutIfNewer
+	default:
+		return op, fmt.Errorf("%w: PutWith: If is %d", client.ErrInvalid, o.If)
+	}
+	if op.Expires, op.ExpiresIn, err = expiry(o.TTL, o.Expires); err != nil {
+		return op, fmt.Errorf("PutWith: %w", err)
+	}
+	return op, nil
+}
+
 // PutWith stores value under key as the options say, and returns the version that it has been given.
 //
 // Errors: ErrKeyExists, ErrKeyNotFound, ErrVersionMismatch or ErrSuperseded if the condition does not hold;
 // client.ErrUnsupported without extended key-value; client.ErrInvalid; those of Put.
 func (n *Namespace) PutWith(ctx context.Context, key, value []byte, o PutOptions) (version uint64, err error) {
-	a := kvop.Args{Key: key, Value: value, Version: o.Version, WantVersion: true}
-	switch o.If {
-	case Always:
-		a.Kind = Put
-	case IfAbsent:
-		a.Kind = PutIfAbsent
-	case IfPresent:
-		a.Kind = PutIfPresent
-	case IfVersion:
-		a.Kind = PutIfVersion
-	case IfNewer:
-		a.Kind = PutIfNewer
-	default:
-		return 0, fmt.Errorf("%w: PutWith: If is %d", client.ErrInvalid, o.If)
+	op, err := o.Op(key, value)
+	if err != nil {
+		return 0, err
 	}
-	if a.Expires, a.Relative, err = expiry(o.TTL, o.Expires); err != nil {
-		return 0, fmt.Errorf("PutWith: %w", err)
-	}
-	return n.write(ctx, a)
+	return n.write(ctx, op.args())
 }
 
 // DeleteWith deletes key as the options say, and returns the version of the deletion, or 0 if there was nothing to

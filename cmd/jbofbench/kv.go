@@ -12,6 +12,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"jbofd/client"
+	"jbofd/client/cluster"
 	"jbofd/internal/bench"
 	"jbofd/internal/bench/ycsb"
 )
@@ -24,6 +25,10 @@ type kvFlags struct {
 
 	nqn         string
 	nsid        uint32
+	cluster     []string
+	readFrom    string
+	hedge       time.Duration
+	opTimeout   secondsFlag
 	files       []string
 	props       []string
 	threads     int
@@ -51,11 +56,11 @@ var kvPhases = []struct {
 }
 
 func kvCommand() *cobra.Command {
-	c := newKVCommand("kv (--target tcp|rdma://HOST:PORT --nqn NQN | --embedded PATH|mem:SIZE) -P FILE [-p "+
-		"NAME=VALUE ...]",
+	c := newKVCommand("kv (--target tcp|rdma://HOST:PORT --nqn NQN | --cluster ADDRESS[,ADDRESS...] --nqn NQN | "+
+		"--embedded PATH|mem:SIZE) -P FILE [-p NAME=VALUE ...]",
 		"Run YCSB on a key-value namespace", "load", "run")
-	c.Long = `Run YCSB, the Yahoo! Cloud Serving Benchmark, on a key-value namespace (--target, --nqn, --nsid) or on a
-store in this process (--embedded). kv load writes the records, kv run runs the operations, kv alone
+	c.Long = `Run YCSB, the Yahoo! Cloud Serving Benchmark, on a key-value namespace (--target, --nqn, --nsid), on the
+keys of a cluster (--cluster, --nqn) or on a store in this process (--embedded). kv load writes the records, kv run runs the operations, kv alone
 does both; kv verify reads everything back.
 
 Workloads are YCSB's property files (-P, more than one may be given) and single properties (-p). Those
@@ -84,6 +89,10 @@ Without target, each thread keeps --depth operations outstanding (closed loop). 
 when they are due (open loop), and the Intended- series count from then; --depth bounds how many may be
 outstanding. Overdue, if there are any, were due when the time was over and had not begun.
 
+With --cluster, nodes may come and go: operations are repeated for --op_timeout. Those that were not carried
+out then count as SERVICE_UNAVAILABLE, those whose outcome is unknown as ERROR; --continue_on_error goes on
+after them. The lines of [STORE] count what has been repeated, and why.
+
 Several processes may share the records out by insertstart and insertcount; each keeps to its own.
 
 Exit status: 0 all well; 1 an operation or a verification failed, or the target is out of reach; 2 bad flags
@@ -95,6 +104,8 @@ or a bad workload; 130 interrupted.`
   jbofbench kv run -P configs/ycsb/workloadb ... -p operationcount=10000000 -p zipfianconstant=0.9 \
       --rate 50000 --state /tmp/kv.state
   jbofbench kv verify -P configs/ycsb/workloadb ... --state /tmp/kv.state
+  jbofbench kv -P configs/ycsb/workloadb -p recordcount=100000 -p operationcount=1000000 --depth 32 \
+      --cluster 192.0.2.1:4420,192.0.2.2:4420,192.0.2.3:4420 --nqn nqn.2026-11.example.jbofd:kv
   jbofbench kv load -P configs/ycsb/workloadc -p recordcount=1000000 --embedded data/kv.img --size 4g --depth 64
   jbofbench kv run -P configs/ycsb/workloadc -p recordcount=1000000 -p operationcount=1000000 \
       --embedded data/kv.img --depth 64`
@@ -118,6 +129,14 @@ func newKVCommand(use, short string, phases ...string) *cobra.Command {
 	fl := c.Flags()
 	fl.StringVarP(&f.nqn, "nqn", "n", "", "subsystem NQN")
 	fl.Uint32Var(&f.nsid, "nsid", 1, "namespace")
+	fl.StringSliceVar(&f.cluster, "cluster", nil, "addresses of some nodes of a cluster, as those of --target; the "+
+		"others are in its map")
+	fl.StringVar(&f.readFrom, "read_from", "any", "with --cluster: which members of a chain are asked for reads: any, "+
+		"or tail")
+	fl.DurationVar(&f.hedge, "hedge", 0, "with --cluster: ask a second member for what has not been read for so long; "+
+		"0: never")
+	f.opTimeout = secondsFlag(10 * time.Second)
+	fl.Var(&f.opTimeout, "op_timeout", "with --cluster: how long an operation is tried")
 	fl.StringVar(&f.embedded.Path, "embedded", "", "run a store in this process, on this file or block device, or on "+
 		"mem:SIZE")
 	fl.Var(&f.size, "size", "with --embedded: make a file of this size and a store in it, if there is none")
@@ -315,34 +334,120 @@ func (f *kvFlags) report(c *cobra.Command, rep *ycsb.Report) (err error) {
 	return err
 }
 
-// onlyWith says which flags mean something with only one of --target and --embedded.
-var onlyWith = map[string][]string{
-	"--target": {"nqn", "nsid", "hostnqn", "hostid", "hdr_digest", "data_digest", "keep_alive_tmo", "credits", "spin",
-		"exactly_once", "ctrl_loss_tmo"},
-	"--embedded": {"size", "format", "embedded_engine", "embedded_block", "keys_per_segment", "requests", "durability"},
+// modes are the flags that say what is measured, each with those that mean something with it and not with all.
+var modes = []struct {
+	flag string
+	with []string
+}{
+	{"--target", []string{"nqn", "nsid", "hostnqn", "hostid", "hdr_digest", "data_digest", "keep_alive_tmo", "credits",
+		"spin", "exactly_once", "ctrl_loss_tmo"}},
+	{"--cluster", []string{"nqn", "hostnqn", "hostid", "hdr_digest", "data_digest", "keep_alive_tmo", "credits",
+		"read_from", "hedge", "op_timeout"}},
+	{"--embedded", []string{"size", "format", "embedded_engine", "embedded_block", "keys_per_segment", "requests",
+		"durability"}},
 }
 
-// refuseUnused refuses flags that would have no effect.
-func (f *kvFlags) refuseUnused(c *cobra.Command) error {
-	other := "--embedded"
-	if f.embedded.Path != "" {
-		other = "--target"
+// refuseUnused refuses flags that would have no effect in a mode.
+func refuseUnused(c *cobra.Command, mode string) error {
+	var with []string
+	for _, m := range modes {
+		if m.flag == mode {
+			with = m.with
+		}
 	}
-	for _, name := range onlyWith[other] {
-		if c.Flags().Changed(name) {
-			return usagef("--%s goes with %s", name, other)
+	for _, m := range modes {
+		for _, name := range m.with {
+			if c.Flags().Changed(name) && !slices.Contains(with, name) {
+				return usagef("--%s goes with %s", name, m.flag)
+			}
 		}
 	}
 	return nil
 }
 
-// open opens what --target or --embedded names.
-func (f *kvFlags) open(c *cobra.Command, threads int) (ycsb.DB, error) {
-	if (f.embedded.Path == "") == (f.target == "") {
-		return nil, usagef("give either --target tcp://HOST:PORT, rdma://HOST:PORT or --embedded PATH|mem:SIZE")
+// mode is which of the modes the flags ask for.
+func (f *kvFlags) mode() (mode string, err error) {
+	n := 0
+	for flag, set := range map[string]bool{"--target": f.target != "", "--cluster": len(f.cluster) > 0,
+		"--embedded": f.embedded.Path != ""} {
+		if set {
+			mode = flag
+			n++
+		}
 	}
-	if err := f.refuseUnused(c); err != nil {
+	if n != 1 {
+		return "", usagef("give one of --target tcp://HOST:PORT, rdma://HOST:PORT, --cluster ADDRESS[,ADDRESS...] and " +
+			"--embedded PATH|mem:SIZE")
+	}
+	return mode, nil
+}
+
+// creditMode reads --credits.
+func (f *kvFlags) creditMode() (client.CreditMode, error) {
+	m, ok := map[string]client.CreditMode{"auto": client.CreditsAuto, "on": client.CreditsOn,
+		"off": client.CreditsOff}[f.credits]
+	if !ok {
+		return m, usagef("--credits is %q, must be on, off or auto", f.credits)
+	}
+	return m, nil
+}
+
+// openCluster opens what --cluster names.
+func (f *kvFlags) openCluster(c *cobra.Command, threads int) (ycsb.DB, error) {
+	if f.target = f.cluster[0]; !strings.Contains(f.target, "://") {
+		f.target = "tcp://" + f.target
+	}
+	conn, err := f.options(c.ErrOrStderr())
+	if err != nil {
 		return nil, err
+	}
+	if conn.Credits, err = f.creditMode(); err != nil {
+		return nil, err
+	}
+	conn.Address, conn.Queues, conn.QueueDepth = "", threads, max(f.cfg.Depth, 16)
+	if !c.Flags().Changed("keep_alive_tmo") {
+		conn.KATO = 0 // that of the package
+	}
+	o := cluster.Options{Addresses: f.cluster, SubNQN: f.nqn, Connection: conn, Hedge: f.hedge,
+		Timeout: time.Duration(f.opTimeout)}
+	switch f.readFrom {
+	case "any":
+	case "tail":
+		o.ReadFrom = cluster.ReadTail
+	default:
+		return nil, usagef("--read_from is %q, must be any or tail", f.readFrom)
+	}
+	s, err := cluster.Open(c.Context(), o)
+	if errors.Is(err, client.ErrInvalid) {
+		return nil, usagef("%v", err)
+	}
+	if errors.Is(err, client.ErrUnsupported) {
+		err = fmt.Errorf("%w; if it is one node of no cluster, --target is for it", err)
+	}
+	if err != nil {
+		return nil, err
+	}
+	db, err := ycsb.NewCluster(c.Context(), s)
+	if err != nil {
+		return nil, errors.Join(err, s.Close())
+	}
+	return db, nil
+}
+
+// open opens what the flags name.
+func (f *kvFlags) open(c *cobra.Command, threads int) (ycsb.DB, error) {
+	mode, err := f.mode()
+	if err != nil {
+		return nil, err
+	}
+	if err := refuseUnused(c, mode); err != nil {
+		return nil, err
+	}
+	if mode != "--embedded" && f.nqn == "" {
+		return nil, usagef("--nqn is missing: the NQN of the subsystem; jbofbench discover lists them")
+	}
+	if mode == "--cluster" {
+		return f.openCluster(c, threads)
 	}
 	if f.embedded.Path != "" {
 		switch f.durability {
@@ -363,17 +468,11 @@ func (f *kvFlags) open(c *cobra.Command, threads int) (ycsb.DB, error) {
 	if err != nil {
 		return nil, err
 	}
-	if f.nqn == "" {
-		return nil, usagef("--nqn is missing: the NQN of the subsystem; jbofbench discover lists them")
-	}
 	o.SubNQN, o.QPairs, o.QueueDepth, o.Spin, o.CtrlLossTimeout = f.nqn, threads, f.cfg.Depth, f.spin,
 		time.Duration(f.ctrlLoss)
-	modes := map[string]client.CreditMode{"auto": client.CreditsAuto, "on": client.CreditsOn, "off": client.CreditsOff}
-	mode, ok := modes[f.credits]
-	if !ok {
-		return nil, usagef("--credits is %q, must be on, off or auto", f.credits)
+	if o.Credits, err = f.creditMode(); err != nil {
+		return nil, err
 	}
-	o.Credits = mode
 	controller, err := client.Connect(c.Context(), o)
 	if err != nil {
 		if errors.Is(err, client.ErrInvalid) {

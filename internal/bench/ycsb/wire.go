@@ -73,33 +73,14 @@ type wireQueue struct {
 }
 
 func (q *wireQueue) Submit(ops []Op) (int, error) { // hot: 0 allocs
-	q.ops = q.ops[:len(ops)]
-	for i := range ops {
-		o := &ops[i]
-		kind := kv.Get
-		if o.Put {
-			kind = kv.Put
-		}
-		q.ops[i] = kv.Op{Kind: kind, Key: o.Key[:], Value: o.Value, Tag: uint64(o.Tag)}
-	}
+	q.ops = kvOps(q.ops, ops)
 	return q.q.Submit(q.ops)
 }
 
 func (q *wireQueue) Poll(dst []Done, wait time.Duration) (int, error) { // hot: 0 allocs
 	n, err := q.q.Poll(q.results[:min(len(dst), len(q.results))], wait)
 	for i := range n {
-		r := &q.results[i]
-		d := Done{Tag: uint32(r.Tag), ValueLen: r.Size, Err: r.Err}
-		switch {
-		case r.Err == nil:
-		case errors.Is(r.Err, kv.ErrKeyNotFound):
-			d.Result = NotFound
-		case errors.Is(r.Err, kv.ErrCapacityExceeded), errors.Is(r.Err, kv.ErrValueTooLarge):
-			d.Result = Refused
-		default:
-			d.Result = Failed
-		}
-		dst[i] = d
+		dst[i] = doneOf(&q.results[i])
 	}
 	return n, err
 }

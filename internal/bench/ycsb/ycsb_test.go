@@ -326,9 +326,12 @@ func TestAStoreThatHangsEndsTheRunAfterTheTimeout(t *testing.T) {
 	db := newMapDB()
 	b := open(t, db, small(), Config{DrainTimeout: 20 * time.Millisecond})
 	must(t, b.Load)
-	db.hold = func() bool { return true }
-	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Millisecond)
+	ctx, cancel := context.WithCancel(context.Background())
 	defer cancel()
+	db.hold = func() bool {
+		cancel() // the run ends when there is something outstanding
+		return true
+	}
 	if p, err := b.Run(ctx); !errors.Is(err, bench.ErrOutstanding) || !p.Interrupted {
 		t.Errorf("%v, %+v", err, p)
 	}
