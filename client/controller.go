@@ -381,7 +381,8 @@ func (c *Controller) do(ctx context.Context, o op, cmds []Command, comps []Compl
 			}
 			return fail(err)
 		}
-		unanswered = false
+		// Command Interrupted may leave open what was done: the next copy is a retry, if there can be one.
+		unanswered = o.resend != nil && comps[0].Status.Code() == nvme.CommandInterrupted
 		if !o.repeat || attempt >= c.opts.MaxRetries || !host.Passing(comps[0].Status) {
 			return nil
 		}

@@ -104,7 +104,8 @@ func (o Options) withDefaults() (Options, error) {
 		}
 	}
 	if o.KeepFor < minKeepFor || o.KeepFor > maxKeepFor {
-		return o, fmt.Errorf("%w: KeepFor is %s, must be %s to %s", client.ErrInvalid, o.KeepFor, minKeepFor, maxKeepFor)
+		return o, fmt.Errorf("%w: KeepFor is %s, must be %s to %s", client.ErrInvalid, o.KeepFor, minKeepFor,
+			maxKeepFor)
 	}
 	if o.MaxTries == 0 {
 		o.MaxTries = 200

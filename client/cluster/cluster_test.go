@@ -83,7 +83,8 @@ func TestOperationsAreThoseOfANamespace(t *testing.T) {
 	}
 	for i, n := range g.nodes {
 		if n.count(nvme.CmdKVXStore) == 0 || n.count(nvme.CmdKVRetrieve) == 0 {
-			t.Errorf("node %d has had %d Stores, %d Retrieves", i, n.count(nvme.CmdKVXStore), n.count(nvme.CmdKVRetrieve))
+			t.Errorf("node %d has had %d Stores, %d Retrieves", i,
+				n.count(nvme.CmdKVXStore), n.count(nvme.CmdKVRetrieve))
 		}
 	}
 }

@@ -19,7 +19,8 @@ type hedge struct {
 	ctx   attempt
 
 	mu sync.Mutex
-	// m, first and place (the position of the key) are of the read that is under way; m is nil if there is none, or it is too late.
+	// m, first and place (the position of the key) are of the read that is under way; m is nil if there is none, or it
+	// is too late.
 	m     *clusterMap
 	first *member
 	place uint64

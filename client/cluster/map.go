@@ -223,7 +223,8 @@ func (s *Store) wantMap() {
 	}
 }
 
-// Pauses between two readings of the map that requests have asked for. minMapPause doubles as long as nothing new comes.
+// Pauses between two readings of the map that requests have asked for: minMapPause, doubled as long as nothing new
+// comes.
 const (
 	minMapPause = 10 * time.Millisecond
 	maxMapPause = 200 * time.Millisecond

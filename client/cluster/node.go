@@ -202,8 +202,9 @@ func (n *node) list(c *client.Controller) error {
 			return err
 		}
 		i := ns.Info()
-		found[i.UUID] = &kvop.Space{NSID: nsid, MaxKey: i.MaxKey, MaxValue: i.MaxValue, MaxTransfer: id.MaxTransferBytes,
-			Counted: c.Options().Transport != client.RDMA, Extended: i.Extended}
+		found[i.UUID] = &kvop.Space{NSID: nsid, MaxKey: i.MaxKey, MaxValue: i.MaxValue,
+			MaxTransfer: id.MaxTransferBytes,
+			Counted:     c.Options().Transport != client.RDMA, Extended: i.Extended}
 	}
 	for u, sp := range found {
 		if sp.MaxTransfer == 0 {

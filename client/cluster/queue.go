@@ -108,8 +108,8 @@ func (q *OpQueue) Submit(ops []kv.Op) (n int, err error) { // hot: 0 allocs
 	for n < len(ops) && len(q.free) > 0 {
 		o := &ops[n]
 		if k := len(o.Key); k < 1 || k > nvme.MaxKVKey {
-			return n, fmt.Errorf("%w: operation %d of the batch: a key of %d bytes: must be 1 to %d", client.ErrInvalid, n,
-				k, nvme.MaxKVKey)
+			return n, fmt.Errorf("%w: operation %d of the batch: a key of %d bytes: must be 1 to %d", client.ErrInvalid,
+				n, k, nvme.MaxKVKey)
 		}
 		sl := q.free[len(q.free)-1]
 		q.free = q.free[:len(q.free)-1]
@@ -182,8 +182,8 @@ func (q *OpQueue) finish(sl *slot, dst *kv.Result) { // hot: 0 allocs
 func (q *OpQueue) Interrupt() { q.interrupt() }
 
 // Close ends the queue. Outstanding operations end with client.ErrClosed, and client.ErrIndeterminate if their outcome
-// is unknown; their results are dropped, and the buffers are the caller's afterwards. The owner calls it when no Poll or
-// Submit is under way. Idempotent.
+// is unknown; their results are dropped, and the buffers are the caller's afterwards. The owner calls it when no Poll
+// or Submit is under way. Idempotent.
 func (q *OpQueue) Close() error {
 	q.closing.Do(func() {
 		q.Interrupt()

@@ -126,7 +126,8 @@ func (g *rig) newNode(id int) *testNode {
 	n.device = dev
 	machine := nvmeof.New(nvmeof.Config{Firmware: "test", Limits: testLimits, InCapsuleBytes: 8192, MaxEntries: 129,
 		MaxIOQueues: 64, MaxControllers: 1024, MaxHosts: 1024, MinKATOMS: 100, DiscoveryIdleMS: 120000})
-	n.service = target.New(target.Config{Target: machine, SSDs: []*drive.Drive{n.drive}, Pool: n.pool, Log: slog.New(slog.DiscardHandler)})
+	n.service = target.New(target.Config{Target: machine, SSDs: []*drive.Drive{n.drive}, Pool: n.pool,
+		Log: slog.New(slog.DiscardHandler)})
 	n.service.Register(nvmeof.KindReplica, n)
 	n.tel = telemetry.New(telemetry.Options{Version: "test", Node: "test"})
 	n.start(loopback.Listen(g.t))
@@ -149,8 +150,8 @@ func (n *testNode) start(l net.Listener) {
 	port := serve.PortFor(1, l, false)
 	n.service.Apply(nvmeof.State{Ports: []nvmeof.Port{port}, Subsystems: []nvmeof.SubsystemState{{NQN: testNQN,
 		Serial: "1", Model: "test", AllowAnyHost: true, Namespaces: []*nvmeof.Namespace{{NSID: n.nsid, CSI: nvme.CSIKV,
-			Executor: nvmeof.KindReplica, SizeBytes: 1 << 30, MaxValueBytes: testValue, UUID: partitionID(n.id), ANAGroup: 1,
-			ANAState: nvme.ANAStateOptimized}}}}})
+			Executor: nvmeof.KindReplica, SizeBytes: 1 << 30, MaxValueBytes: testValue, UUID: partitionID(n.id),
+			ANAGroup: 1, ANAState: nvme.ANAStateOptimized}}}}})
 	srv.Serve(l, port)
 	n.server, n.address = srv, l.Addr().String()
 }

@@ -10,6 +10,7 @@ import (
 	"jbofd/client"
 	"jbofd/client/internal/host"
 	"jbofd/client/internal/kvop"
+	"jbofd/internal/nvme"
 )
 
 // Kind is the kind of an Op.
@@ -335,6 +336,9 @@ func (q *OpQueue) complete(dst []Result, comps []client.Completion) (n int) { //
 		s.sent = false
 		if int(s.tries) < q.retries && s.op.MayRepeat() && host.Passing(comps[k].Status) {
 			s.tries++
+			if comps[k].Status.Code() == nvme.CommandInterrupted {
+				s.op.Lost() // what was done may be open
+			}
 			if len(q.later) == 0 {
 				q.due = time.Since(q.base) + time.Duration(s.tries)*retryPause
 			}

@@ -72,6 +72,7 @@ const (
 	drop                // no answer
 	breakOff            // carry out the command, then cut the connection instead of responding
 	breakBefore         // cut the connection
+	interrupt           // carry out the command, and answer with the status
 )
 
 func newTarget(t testing.TB) *target {
@@ -327,16 +328,19 @@ func (c *conn) command(e *nvme.SQE, data []byte) {
 		c.admin(e)
 	default:
 		c.s.seen[e.Opcode()]++
-		how := carryOut
+		how, st := carryOut, nvme.Success
 		if c.s.before != nil {
-			var st nvme.Status
 			if st, how = c.s.before(e); how == answer {
 				c.reply(e.CID(), st, 0)
 			}
 		}
 		at := len(c.out)
-		if how == carryOut || how == breakOff {
+		if how == carryOut || how == breakOff || how == interrupt {
 			c.io(e, data)
+		}
+		if how == interrupt {
+			c.out = c.out[:at]
+			c.reply(e.CID(), st, 0)
 		}
 		if how == breakOff || how == breakBefore {
 			c.out, c.broken = c.out[:at], true

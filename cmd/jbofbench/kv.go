@@ -376,8 +376,8 @@ func (f *kvFlags) mode() (mode string, err error) {
 		}
 	}
 	if n != 1 {
-		return "", usagef("give one of --target tcp://HOST:PORT, rdma://HOST:PORT, --cluster ADDRESS[,ADDRESS...] and " +
-			"--embedded PATH|mem:SIZE")
+		return "", usagef("give one of --target tcp://HOST:PORT, rdma://HOST:PORT, --cluster ADDRESS[,ADDRESS...] " +
+			"and --embedded PATH|mem:SIZE")
 	}
 	return mode, nil
 }

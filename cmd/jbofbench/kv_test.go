@@ -53,6 +53,12 @@ func TestBadKVFlagsExitWith2AndNameFlagValueAndAllowed(t *testing.T) {
 		{"kv load --nsid 3" + mem, []string{"--nsid", "--target"}},
 		{"kv load --format --target tcp://127.0.0.1:1 --nqn nqn.x -p recordcount=10",
 			[]string{"--format", "--embedded"}},
+		{"kv load --cluster 127.0.0.1:1 -p recordcount=10", []string{"--nqn"}},
+		{"kv load --cluster 127.0.0.1:1 --nqn nqn.x --nsid 2 -p recordcount=10", []string{"--nsid", "--target"}},
+		{"kv load --cluster 127.0.0.1:1 --nqn nqn.x --read_from head -p recordcount=10",
+			[]string{"--read_from", "head", "any", "tail"}},
+		{"kv load --hedge 1ms" + mem, []string{"--hedge", "--cluster"}},
+		{"kv load --cluster 127.0.0.1:1" + mem, []string{"--cluster", "--embedded"}},
 		{"kv load --target 1.2.3.4 --nqn nqn.x -p recordcount=10", []string{"--target", "1.2.3.4"}},
 		{"kv load --target tcp://127.0.0.1:1 -p recordcount=10", []string{"--nqn"}},
 		{"kv sing", []string{"sing"}},
@@ -72,6 +78,8 @@ func TestBadKVFlagsExitWith2AndNameFlagValueAndAllowed(t *testing.T) {
 func TestAKVTargetOutOfReachExitsWith1(t *testing.T) {
 	for _, args := range [][]string{
 		{"kv", "load", "-p", "recordcount=10", "--target", "tcp://127.0.0.1:1", "--nqn", "nqn.x"},
+		{"kv", "load", "-p", "recordcount=10", "--cluster", "127.0.0.1:1,127.0.0.1:2", "--nqn",
+			"nqn.2026-11.example.jbofd:kv"},
 		{"kv", "load", "-p", "recordcount=10", "--embedded", filepath.Join(t.TempDir(), "none")},
 	} {
 		if status, _, stderr := command(t, args...); status != 1 || stderr == "" {

@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"jbofd/client"
+	store "jbofd/client/cluster"
 	"jbofd/client/kv"
 	"jbofd/internal/buildtags"
 	"jbofd/internal/crrs/linear"
@@ -28,6 +29,8 @@ type load struct {
 	all  boxes
 	over atomic.Bool
 	done sync.WaitGroup
+	// store is that of some of the clients.
+	store *store.Store
 	// closing are connections that were given up.
 	closing sync.WaitGroup
 
@@ -41,11 +44,17 @@ type load struct {
 	unknown int
 }
 
-// startLoad starts clients, each of which knows all nodes and finds out which of them serves a key.
+// startLoad starts clients. Half of them know all nodes and find out which of them serves a key, the others have a
+// Store in common.
 func startLoad(t *testing.T, all boxes, clients int) *load {
 	l := &load{t: t, all: all}
-	for range clients {
-		l.done.Go(l.run)
+	l.store = l.openStore()
+	for i := range clients {
+		if i%2 == 0 {
+			l.done.Go(l.run)
+		} else {
+			l.done.Go(func() { l.runStore(l.store) })
+		}
 	}
 	return l
 }
@@ -61,6 +70,8 @@ func (l *load) stop() {
 	}
 	c.close()
 	l.closing.Wait()
+	l.t.Logf("the Store: %+v", l.store.Stats())
+	_ = l.store.Close() // of nodes that may have been away
 	for k, ops := range l.seen {
 		if err := linear.Check(ops); err != nil {
 			l.t.Errorf("key %d: %v", k, err)

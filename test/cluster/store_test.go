@@ -1,0 +1,85 @@
+package cluster
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"math"
+	"math/rand/v2"
+	"time"
+
+	"jbofd/client"
+	store "jbofd/client/cluster"
+	"jbofd/client/kv"
+	"jbofd/internal/crrs/linear"
+)
+
+// openStore opens a Store by the address of one node: it learns of the others from the map.
+func (l *load) openStore() *store.Store {
+	l.t.Helper()
+	var s *store.Store
+	l.all.eventually("the map of the cluster", func() (err error) {
+		s, err = store.Open(context.Background(), store.Options{Addresses: []string{"tcp://" + l.all[0].host + ":4420"},
+			SubNQN: subNQN, Hedge: 20 * time.Millisecond, Timeout: 20 * time.Second, MaxTries: 10_000,
+			Connection: client.Options{HostNQN: "nqn.2026-11.example.host:store"}})
+		return err
+	})
+	return s
+}
+
+// runStore is a client of a Store: it needs to know nothing of nodes.
+func (l *load) runStore(s *store.Store) {
+	rng := rand.New(rand.NewPCG(rand.Uint64(), rand.Uint64()))
+	buf := make([]byte, 64)
+	for !l.over.Load() {
+		k := rng.IntN(keys)
+		o := linear.Operation{Begin: now()}
+		if rng.IntN(2) == 0 {
+			size, err := s.Get(context.Background(), key(k), buf)
+			switch {
+			case err == nil && size == 16:
+				o.Value = binary.LittleEndian.Uint64(buf)
+			case errors.Is(err, kv.ErrKeyNotFound):
+			case errors.Is(err, store.ErrUnavailable):
+				continue
+			default:
+				l.t.Errorf("reading key %d: %d bytes, %v", k, size, err)
+				return
+			}
+			o.End = now()
+			l.saw(k, o, time.Time{})
+			continue
+		}
+		o.Write, o.Value, o.End = true, l.value.Add(1), math.MaxInt64
+		begin := time.Now()
+		value := make([]byte, 16)
+		binary.LittleEndian.PutUint64(value, o.Value)
+		switch err := s.Put(context.Background(), key(k), value); {
+		case err == nil:
+			o.End = now()
+			l.saw(k, o, begin)
+		case errors.Is(err, client.ErrIndeterminate):
+			l.saw(k, o, time.Time{})
+		case errors.Is(err, store.ErrUnavailable): // it was never done
+		default:
+			l.t.Errorf("writing key %d: %v", k, err)
+			return
+		}
+	}
+}
+
+// saw notes an operation. written is when a write that was acknowledged has begun, else zero.
+func (l *load) saw(k int, o linear.Operation, written time.Time) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.seen[k] = append(l.seen[k], o)
+	switch {
+	case !written.IsZero():
+		l.acked++
+		if written.After(l.written[k]) {
+			l.written[k] = written
+		}
+	case o.Write:
+		l.unknown++
+	}
+}
