@@ -6,8 +6,8 @@ import (
 	"jbofd/internal/nvme"
 )
 
-// TestAWriteThatWasInterruptedIsRepeatedAsARetry, because it may have been carried out: a replicated namespace answers so
-// when it does not know.
+// TestAWriteThatWasInterruptedIsRepeatedAsARetry, because it may have been carried out: a replicated namespace answers
+// so when it does not know.
 func TestAWriteThatWasInterruptedIsRepeatedAsARetry(t *testing.T) {
 	s := newTarget(t)
 	s.extended = true
