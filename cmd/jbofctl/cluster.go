@@ -25,7 +25,7 @@ func (x *cli) clusterCommands() []*cobra.Command {
 			"member", func(node string) admin.ChangeCluster { return admin.ChangeCluster{Drain: node} }),
 		x.clusterNodeCommand("join", "Give a node its share of the ranges again, after drain or leave",
 			func(node string) admin.ChangeCluster { return admin.ChangeCluster{Join: node} }),
-		x.clusterLeaveCommand()}
+		x.clusterLeaveCommand(), x.clusterAcceptCommand()}
 }
 
 func (x *cli) clusterInitCommand() *cobra.Command {
@@ -225,6 +225,48 @@ func (x *cli) clusterLeaveCommand() *cobra.Command {
 				"it, and take it out of the configuration of the others")
 		},
 	}
+}
+
+func (x *cli) clusterAcceptCommand() *cobra.Command {
+	var what admin.ChangeCluster
+	var yes, wait bool
+	c := &cobra.Command{
+		Use:   "accept-loss {RANGE... | --all}",
+		Short: "Give up the data of halted ranges whose last copies will not return, so that others serve them",
+		Long: `Give up the data of halted ranges, of which jbofctl cluster chains says who had the last copies. Another
+partition serves each of them then, with what it happens to have: keys may be missing, or have older values, although
+clients were told that they are safe. If a node with a last copy comes back later, what it has is not used.
+
+If any of these nodes can come back with its drives, bring it back: nothing is lost then.`,
+	}
+	c.RunE = func(c *cobra.Command, args []string) error {
+		if what.AllLosses != (len(args) == 0) {
+			return usagef("%s needs the numbers of ranges, or --all", nameOf(c))
+		}
+		for _, a := range args {
+			r, err := strconv.Atoi(a)
+			if err != nil || r < 0 {
+				return usagef("RANGE is %q, must be a number; jbofctl cluster chains shows them", a)
+			}
+			what.AcceptLoss = append(what.AcceptLoss, r)
+		}
+		if !yes {
+			a, err := ask(x, c, (*admin.Client).Cluster)
+			if err != nil {
+				return err
+			}
+			text := fmt.Sprintf("%d of %d ranges of cluster %s are halted. What is given up of them will be lost for "+
+				"good.", a.Ranges.Halted, a.Ranges.Total, a.Name)
+			if err := x.confirm(c, text, a.Name); err != nil {
+				return err
+			}
+		}
+		return x.changeCluster(c, what, wait, "the data of these ranges are given up")
+	}
+	c.Flags().BoolVar(&what.AllLosses, "all", false, "all halted ranges")
+	c.Flags().BoolVar(&yes, "yes", false, "do not ask")
+	waitFlag(c, &wait)
+	return c
 }
 
 func waitFlag(c *cobra.Command, wait *bool) {

@@ -9,6 +9,7 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
+	"reflect"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -47,6 +48,8 @@ func TestAChangeOfTheClusterCanBeWaitedFor(t *testing.T) {
 		want admin.ChangeCluster
 	}{
 		{"cluster drain n1 --wait", admin.ChangeCluster{Drain: "n1"}},
+		{"cluster accept-loss --yes 3 4 --wait", admin.ChangeCluster{AcceptLoss: []int{3, 4}}},
+		{"cluster accept-loss --yes --all --wait", admin.ChangeCluster{AllLosses: true}},
 		{"cluster leave", admin.ChangeCluster{Drain: "n1"}},
 		{"cluster join n2 --wait", admin.ChangeCluster{Join: "n2"}},
 		{"cluster replicas 3 --wait", admin.ChangeCluster{Replicas: 3}},
@@ -62,8 +65,8 @@ func TestAChangeOfTheClusterCanBeWaitedFor(t *testing.T) {
 		if got := shown(t, screen, "10 of 10 ranges"); got == "" {
 			t.Errorf("%s: the terminal shows %q", c.line, got)
 		}
-		if c.want != (admin.ChangeCluster{}) {
-			if got := <-changes; got != c.want {
+		if !reflect.DeepEqual(c.want, admin.ChangeCluster{}) {
+			if got := <-changes; !reflect.DeepEqual(got, c.want) {
 				t.Errorf("%s: the daemon is asked for %+v, want %+v", c.line, got, c.want)
 			}
 		}

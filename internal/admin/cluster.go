@@ -127,6 +127,9 @@ type InitCluster struct {
 type ChangeCluster struct {
 	// Replicas is 1 to 5.
 	Replicas int `json:"replicas,omitempty"`
+	// AcceptLoss are halted ranges whose data are given up, so that they are served again by others. AllLosses: all.
+	AcceptLoss []int `json:"acceptLoss,omitempty"`
+	AllLosses  bool  `json:"allLosses,omitempty"`
 	// Drain is a node that is to have no ranges, Join one that is to have its share again.
 	Drain string `json:"drain,omitempty"`
 	Join  string `json:"join,omitempty"`

@@ -326,7 +326,7 @@ func (n *Node) next(out *Actions) {
 		return
 	}
 	l.changed = false
-	same := slices.Equal(m.Admitted, n.newest.Admitted) && v.Replicas == n.newest.Replicas &&
+	same := !n.acceptLosses(m) && slices.Equal(m.Admitted, n.newest.Admitted) && v.Replicas == n.newest.Replicas &&
 		slices.Equal(v.Nodes, n.newest.Nodes) && slices.Equal(v.Partitions, n.newest.Partitions)
 	next, moved := v.Next(&judgement{l, m})
 	switch {
@@ -348,6 +348,22 @@ func (n *Node) next(out *Actions) {
 	n.ask(toWriteView, Request{Kind: Txn,
 		If:   []Compare{{keyManager, n.etcd.managerRev}, {keyView, n.etcd.viewRev}},
 		Then: []Put{{Key: keyView, Value: m.Encode()}}}, out)
+}
+
+// acceptLosses gives up the data of halted ranges, as an operator wants. It reports whether m has changed.
+func (n *Node) acceptLosses(m *Map) (changed bool) {
+	v, cloned := m.View, false
+	for _, loss := range n.etcd.settings.Losses {
+		r := int(loss.Range)
+		if r >= len(v.Chains) || v.Versions[r] != loss.Version {
+			continue // it was accepted, or a last copy is back
+		}
+		if !cloned {
+			v.Chains, v.Versions, cloned = slices.Clone(v.Chains), slices.Clone(v.Versions), true
+		}
+		changed = v.AcceptLoss(r, &judgement{n.lead, m}) || changed
+	}
+	return changed
 }
 
 // wroteView takes the outcome of writing a view that is known.

@@ -20,7 +20,8 @@ const (
 
 // All records begin with the same header; integers are little endian, strings have a uvarint of their length in front.
 //
-//	0  magic   4 B        "JBCC" config    u16 protocol, 16 B UUID, u8 replicas, uvarint n, n names of nodes
+//	0  magic   4 B        "JBCC" config    u16 protocol, 16 B UUID, u8 replicas, uvarint n, n names of nodes,
+//	                      uvarint n, n times: u32 range, u32 version of its chain
 //	4  CRC32C  u32        "JBCM" manager   u64 term, u64 incarnation, name, address
 //	8  version u16, 1     "JBCS" stamp     u64 term, u64 count
 //	                      "JBCN" node      u16 protocol, u64 incarnation, domain, address,
@@ -55,6 +56,14 @@ type Settings struct {
 	Replicas int
 	// Out are the names of nodes that are to have no ranges.
 	Out []string
+	// Losses are halted ranges whose data an operator has given up. One whose chain has another version by now says
+	// nothing any more.
+	Losses []Loss
+}
+
+// Loss is a range with the version of its chain.
+type Loss struct {
+	Range, Version uint32
 }
 
 // Map is a view and the processes that it admits. It is never changed.
@@ -194,6 +203,10 @@ func (s *Settings) Encode() []byte {
 	for _, name := range s.Out {
 		b = appendString(b, name)
 	}
+	b = binary.AppendUvarint(b, uint64(len(s.Losses)))
+	for _, l := range s.Losses {
+		b = le.AppendUint32(le.AppendUint32(b, l.Range), l.Version)
+	}
 	return seal(b)
 }
 
@@ -212,6 +225,9 @@ func DecodeSettings(b []byte) (*Settings, error) {
 	s.Cluster, s.Replicas = d.uuid(), int(d.take(1)[0])
 	for range d.count(1) {
 		s.Out = append(s.Out, d.name())
+	}
+	for range d.count(8) {
+		s.Losses = append(s.Losses, Loss{Range: d.u32(), Version: d.u32()})
 	}
 	if s.Replicas < 1 || s.Replicas > view.MaxReplicas || s.Cluster.IsZero() {
 		return nil, fmt.Errorf("%w: cluster %s with %d replicas, want a UUID and 1 to 5", ErrForeign, s.Cluster,

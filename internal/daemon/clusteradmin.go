@@ -138,7 +138,7 @@ func (n *Node) ChangeCluster(ctx context.Context, what admin.ChangeCluster) erro
 		return c.explain(err)
 	}
 	n.log.Info("the settings of the cluster were changed", "cluster", c.cfg.Name, "replicas", what.Replicas, "drain",
-		what.Drain, "join", what.Join)
+		what.Drain, "join", what.Join, "accept_loss", what.AcceptLoss, "all_losses", what.AllLosses)
 	return nil
 }
 
@@ -170,9 +170,43 @@ func (c *clusterMember) change(r *cluster.Records, what admin.ChangeCluster) err
 		}
 		r.Settings.Out = append(r.Settings.Out, what.Drain)
 	}
+	if err := acceptLosses(r, what); err != nil {
+		return err
+	}
 	if what.Join != "" {
 		r.Settings.Out = slices.DeleteFunc(r.Settings.Out, func(name string) bool { return name == what.Join })
 	}
+	return nil
+}
+
+// acceptLosses adds the ranges to the settings whose data are given up.
+func acceptLosses(r *cluster.Records, what admin.ChangeCluster) error {
+	halted := func(n int) bool { return len(r.Map.Chains[n]) > 0 && r.Map.Chains[n].Halted() }
+	accept := what.AcceptLoss
+	for n := range r.Map.Chains {
+		if what.AllLosses && halted(n) {
+			accept = append(accept, n)
+		}
+	}
+	if len(accept) == 0 && !what.AllLosses {
+		return nil
+	}
+	// Those of chains that have changed since say nothing any more.
+	losses := slices.DeleteFunc(r.Settings.Losses, func(l cluster.Loss) bool {
+		return int(l.Range) >= len(r.Map.Versions) || r.Map.Versions[l.Range] != l.Version
+	})
+	for _, n := range accept {
+		if n < 0 || n >= len(r.Map.Chains) {
+			return fmt.Errorf("range is %d, must be 0 to %d", n, len(r.Map.Chains)-1)
+		}
+		if !halted(n) {
+			return fmt.Errorf("range %d is not halted: nothing of it is to be given up", n)
+		}
+		if l := (cluster.Loss{Range: uint32(n), Version: r.Map.Versions[n]}); !slices.Contains(losses, l) {
+			losses = append(losses, l)
+		}
+	}
+	r.Settings.Losses = losses
 	return nil
 }
 

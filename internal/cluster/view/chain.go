@@ -158,13 +158,20 @@ func Next(c Chain, wanted []PartitionID, report func(PartitionID) Report, epoch 
 	return append(out, waiting...)
 }
 
-// AcceptLoss returns the chain when an operator has given up the data of a halted one: its range begins anew, empty. A
-// chain that is served stays as it is.
-func AcceptLoss(c Chain, wanted []PartitionID, report func(PartitionID) Report, epoch Epoch) Chain {
-	if !c.Halted() {
+// AcceptLoss returns the chain when an operator has given up the data of a halted one, whose last copies do not
+// return: the first candidate that can serves the range alone, with what it happens to have of it, and others are
+// filled from it afterwards. Not all of them at once: what they happen to have may differ. A chain that is served, and
+// one for which no candidate is alive, stays as it is.
+func AcceptLoss(c Chain, candidates []PartitionID, report func(PartitionID) Report, epoch Epoch) Chain {
+	if len(c) == 0 || !c.Halted() {
 		return c
 	}
-	return fresh(wanted, report, epoch)
+	for _, p := range candidates {
+		if canFill(report(p)) {
+			return Chain{{Partition: p, State: Serving, Since: epoch}}
+		}
+	}
+	return c
 }
 
 // fresh returns a chain without data. A partition whose node is not alive is not in it: when the node is back it could

@@ -139,6 +139,35 @@ func (v *View) Next(reports Reports) (*View, bool) {
 	return &next, true
 }
 
+// AcceptLoss gives up the data of a halted range in v, which is about to be the next view and has Chains and Versions
+// of its own: see the function of that name. Members come first, because they may have some of the data. It reports
+// whether it has.
+func (v *View) AcceptLoss(r int, reports Reports) bool {
+	var candidates []PartitionID
+	for _, m := range v.Chains[r] {
+		candidates = append(candidates, m.Partition)
+	}
+	for i := range v.Partitions {
+		// Another one for each range, so that not one partition gets all.
+		candidates = append(candidates, PartitionID((i+r)%len(v.Partitions)))
+	}
+	report := func(p PartitionID) Report {
+		e := &v.Partitions[p]
+		if e.ID.IsZero() || e.Out || e.Weight == 0 || v.Nodes[e.Node].Out || !reports.Alive(e.Node) ||
+			!reports.Usable(p) {
+			return Report{}
+		}
+		return Report{Local: Silent}
+	}
+	next := AcceptLoss(v.Chains[r], candidates, report, v.Epoch+1)
+	if slices.Equal(next, v.Chains[r]) {
+		return false
+	}
+	v.Chains[r] = next
+	v.Versions[r]++
+	return true
+}
+
 // wanted returns which partitions each range is to have.
 func (v *View) wanted(reports Reports) [][]PartitionID {
 	usable := make([]bool, len(v.Partitions))
