@@ -295,6 +295,27 @@ func TestAPartitionMovesWithTheView(t *testing.T) {
 	})
 }
 
+// TestConnectedIsCalledForAPartitionThatTheViewAdds, also if its namespace is known already: what was sent to it before
+// is lost.
+func TestConnectedIsCalledForAPartitionThatTheViewAdds(t *testing.T) {
+	overEach(t, func(t *testing.T, w *world) {
+		b := w.box(t, "b", 2)
+		r := w.rig(t, nil, b)
+		r.SetView(mapOf(place{"b", b.ids[0]}))
+		r.awaitConnected(t, "b")
+		r.send(r.forward(1, 1, 64))
+		if c := r.sink.await(t, 1)[0]; !c.Lost {
+			t.Errorf("to a partition that is not in the view: %v", c.Status)
+		}
+		r.see(b)
+		r.awaitConnected(t, "b")
+		r.send(r.forward(1, 2, 64))
+		if c := r.sink.await(t, 1)[0]; c.Lost || !c.Status.OK() {
+			t.Errorf("lost %t, %v", c.Lost, c.Status)
+		}
+	})
+}
+
 // TestCloseEndsWhatIsOutstanding, also that to a node that does not answer, within a bound.
 func TestCloseEndsWhatIsOutstanding(t *testing.T) {
 	overEach(t, func(t *testing.T, w *world) {
@@ -340,7 +361,7 @@ func TestCloseEndsWhatIsOutstanding(t *testing.T) {
 func TestANodeThatDoesNotAnswerIsGivenUp(t *testing.T) {
 	overEach(t, func(t *testing.T, w *world) {
 		b := w.box(t, "b", 1)
-		r := w.rig(t, func(c *peers.Config) { c.Timeout, c.KATO = 400*time.Millisecond, time.Hour }, b)
+		r := w.rig(t, func(c *peers.Config) { c.Timeout = 1500 * time.Millisecond }, b)
 		r.see(b)
 		r.awaitConnected(t, "b")
 		b.board.keeps(everything)
@@ -421,7 +442,7 @@ func TestHowLongCommandsMayBeKept(t *testing.T) {
 func TestASilentNodeIsGivenUp(t *testing.T) {
 	overEach(t, func(t *testing.T, w *world) {
 		b := w.box(t, "b", 1)
-		r := w.rig(t, func(c *peers.Config) { c.KATO = time.Second }, b)
+		r := w.rig(t, func(c *peers.Config) { c.KATO = 2 * time.Second }, b)
 		r.see(b)
 		r.awaitConnected(t, "b")
 		b.board.keeps(everything)

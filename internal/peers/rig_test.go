@@ -124,8 +124,9 @@ func (w *world) rig(t testing.TB, change func(*peers.Config), boxes ...*box) *ri
 func newRig(t testing.TB, change func(*peers.Config), nodes ...peers.Node) *rig {
 	t.Helper()
 	r := &rig{sink: newSink(), connected: make(chan string, 1000), log: &logged{}}
+	// A machine that is busy with other tests must not count as a node that does not answer.
 	cfg := peers.Config{Name: "a", HostNQN: hostNQN, Nodes: nodes, MinPause: 10 * time.Millisecond,
-		MaxPause:  100 * time.Millisecond,
+		MaxPause: 100 * time.Millisecond, Timeout: time.Minute, KATO: time.Minute,
 		Connected: func(node string) { r.connected <- node },
 		Log:       slog.New(slog.NewTextHandler(io.MultiWriter(r.log, t.Output()), nil))}
 	if change != nil {
