@@ -57,6 +57,8 @@ type target struct {
 	keep    uint32 // of the last identity
 	// before, if set, gets each I/O command first and may answer it, or drop it.
 	before func(e *nvme.SQE) (st nvme.Status, how verdict)
+	// ranges, if set, answers commands for ranges: with data and a result, or with a status.
+	ranges func(q *nvme.KVRangeSQE, data []byte) (answer []byte, result uint64, st nvme.Status)
 }
 
 type about struct {
@@ -442,6 +444,8 @@ func (c *conn) io(e *nvme.SQE, data []byte) {
 	switch {
 	case e.NSID() != 2:
 		c.reply(cid, nvme.InvalidNamespaceOrFormat|nvme.DNR, 0)
+	case nvme.KVRangeCommand(e.Opcode()) && s.ranges != nil:
+		c.ranged(e, data)
 	case !k.ValidKey():
 		c.reply(cid, nvme.InvalidKeySize|nvme.DNR, 0)
 	case k.LenBytes() != e.SGL().Length():

@@ -20,6 +20,16 @@ func (t *target) extensions() (bits uint32) {
 	return bits
 }
 
+// ranged answers a command for a range.
+func (c *conn) ranged(e *nvme.SQE, data []byte) {
+	answer, result, st := c.s.ranges(e.KVRange(), data)
+	if !st.OK() {
+		c.reply(e.CID(), st, result)
+		return
+	}
+	c.data(e.CID(), answer, result)
+}
+
 // write carries out an extended Store or Delete, of which c.wide is set.
 func (c *conn) write(e *nvme.SQE, key string, data []byte) {
 	s, h := c.s, (*nvme.KVWriteHeader)(data)

@@ -125,6 +125,41 @@ func TestKVRangeSQEReservedBitsAreRefused(t *testing.T) {
 	}
 }
 
+// TestBoundsOfRangeSQEsAreValid: a range of one position, the greatest clock, the longest key and the greatest shift.
+func TestBoundsOfRangeSQEsAreValid(t *testing.T) {
+	for what, e := range map[string]SQE{
+		"a scan of one position": rangeSQE(CmdKVScan, func(k *KVRangeSQE) {
+			k.SetFirst(7)
+			k.SetLast(7)
+		}),
+		"a count of one position": rangeSQE(CmdKVCount, func(k *KVRangeSQE) {
+			k.SetFirst(7)
+			k.SetLast(7)
+		}),
+		"a digest of one position": rangeSQE(CmdKVDigest, func(k *KVRangeSQE) {
+			k.SetFirst(7)
+			k.SetLast(7)
+			k.SetShift(64)
+		}),
+		"a digest of as many sub-ranges as there may be": rangeSQE(CmdKVDigest, func(k *KVRangeSQE) {
+			k.SetLast(KVMaxSums - 1)
+		}),
+		"a drop of one position with the greatest clock": rangeSQE(CmdKVDrop, func(k *KVRangeSQE) {
+			k.SetFirst(7)
+			k.SetLast(7)
+			k.SetClock(MaxKVClock)
+		}),
+		"a copy in with the greatest clock": rangeSQE(CmdKVCopyIn, func(k *KVRangeSQE) { k.SetClock(MaxKVClock) }),
+		"a key of 16": rangeSQE(CmdKVScan, func(k *KVRangeSQE) {
+			k.SetFrom(KVCursorAt(1, []byte("0123456789abcdef")))
+		}),
+	} {
+		if !e.KVRange().Valid() {
+			t.Errorf("%s is not valid", what)
+		}
+	}
+}
+
 // checkRangeSQE: a valid command survives being rewritten, and its numbers are within bounds.
 func checkRangeSQE(t *testing.T, e SQE) {
 	t.Helper()

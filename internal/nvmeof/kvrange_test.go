@@ -37,6 +37,7 @@ func TestPlanOfRanges(t *testing.T) {
 		{"count", rangeCommand(nvme.CmdKVCount, 4096), read(4096, 128)},
 		{"digest", rangeCommand(nvme.CmdKVDigest, 96+16*16), read(96+16*16, 96+16*16)},
 		{"copy in", rangeCommand(nvme.CmdKVCopyIn, most), kv(nvmeof.Plan{ToController: most})},
+		{"copy in of nothing", rangeCommand(nvme.CmdKVCopyIn, 96), kv(nvmeof.Plan{ToController: 96})},
 		{"drop", rangeCommand(nvme.CmdKVDrop, 0), kv(nvmeof.Plan{Wide: true})},
 	} {
 		wantExtendedPlan(t, x.name, x.sqe, x.want)
@@ -47,6 +48,11 @@ func TestPlanOfRanges(t *testing.T) {
 	if s := nvmeof.PlanIO(rangeCommand(nvme.CmdKVScan, 1<<20), table, small, &p); !s.OK() || p.AnswerBytes != 64<<10 {
 		t.Errorf("%v, an answer of %d bytes", s, p.AnswerBytes)
 	}
+	small.MDTSBytes = 96 + 16*16
+	if s := nvmeof.PlanIO(rangeCommand(nvme.CmdKVDigest, 96+16*16), table, small, &p); !s.OK() {
+		t.Errorf("a digest of MDTS: %v", s)
+	}
+	small.MDTSBytes = 64 << 10
 	for what, sqe := range map[string]*nvme.SQE{
 		"copy in beyond MDTS": rangeCommand(nvme.CmdKVCopyIn, 64<<10+1),
 		"digest beyond MDTS":  rangeCommand(nvme.CmdKVDigest, 1<<20, func(s *nvme.SQE) { s.KVRange().SetShift(52) }),

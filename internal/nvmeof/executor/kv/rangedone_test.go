@@ -19,7 +19,7 @@ func (p *donePort) NeedData(*executor.Command) bool { return false }
 
 // TestOutcomesOfRangeCommands: what a host is told of each outcome of a Request for a range.
 func TestOutcomesOfRangeCommands(t *testing.T) {
-	const length, dnr = 4096, nvme.DNR
+	const length, dnr = 1 << 20, nvme.DNR
 	for _, x := range []struct {
 		what   string
 		op     kvstore.Op
@@ -31,6 +31,7 @@ func TestOutcomesOfRangeCommands(t *testing.T) {
 		access executor.Access
 	}{
 		{"a Scan", kvstore.Scan, kvstore.OK, 500, nvme.Success, 500, 500, executor.AccessRead},
+		{"a long one", kvstore.CopyOut, kvstore.OK, 1<<20 - 3, nvme.Success, 1<<20 - 3, 1<<20 - 3, executor.AccessRead},
 		{"one that was ended early", kvstore.Digest, kvstore.OK, 100, nvme.Success, 100, 100, executor.AccessRead},
 		{"a loss", kvstore.CopyOut, kvstore.Corrupt, 96, nvme.Success, 96, 96, executor.AccessRead},
 		{"a read that fails", kvstore.Count, kvstore.DeviceError, 128, nvme.Success, 128, 128, executor.AccessRead},
@@ -39,7 +40,10 @@ func TestOutcomesOfRangeCommands(t *testing.T) {
 		{"no room for the first entry", kvstore.CopyOut, kvstore.InvalidValue, 5000, nvme.InvalidValueSize | dnr, 5000,
 			0, executor.AccessOther},
 		{"a wrong range", kvstore.Digest, kvstore.InvalidValue, 0, nvme.InvalidField | dnr, 0, 0, executor.AccessOther},
+		{"no room for a long entry", kvstore.CopyOut, kvstore.InvalidValue, 1 << 20, nvme.InvalidValueSize | dnr,
+			1 << 20, 0, executor.AccessOther},
 		{"a CopyIn", kvstore.CopyIn, kvstore.OK, 7, nvme.Success, 7, 0, executor.AccessWrite},
+		{"one that changes much", kvstore.CopyIn, kvstore.OK, 70_000, nvme.Success, 70_000, 0, executor.AccessWrite},
 		{"one that is no KVRange", kvstore.CopyIn, kvstore.InvalidValue, 0, nvme.InvalidField | dnr, 0, 0,
 			executor.AccessOther},
 		{"one for which there is no room", kvstore.CopyIn, kvstore.CapacityExceeded, 3, nvme.CapacityExceeded | dnr, 3,
