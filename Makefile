@@ -14,7 +14,7 @@ COMMANDS := jbofd jbofctl jbofbench
 export CGO_ENABLED ?= $(if $(findstring rdma,$(TAGS)),1,0)
 
 .DEFAULT_GOAL := build
-.PHONY: help build test invariants race soak test-vm lint fuzz sim bench run demo clean
+.PHONY: help build test invariants race soak test-vm lint fuzz sim bench run demo demo-cluster clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 18
@@ -81,6 +81,9 @@ run: build ## the daemon in the foreground (CONFIG=file; the embedded default wi
 
 demo: build ## a daemon on loopback, two hosts that write and verify
 	bin/jbofbench demo --jbofd bin/jbofd
+
+demo-cluster: build ## three daemons and etcd on loopback; one is killed under load and comes back
+	bin/jbofbench demo-cluster --jbofd bin/jbofd
 
 clean: ## remove what build and test-vm made (not ./data)
 	rm -rf bin test/vm/.cache

@@ -40,7 +40,7 @@ func execute(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 		SilenceErrors: true,
 		SilenceUsage:  true,
 	}
-	root.AddCommand(blockCommand(), demoCommand(), discoverCommand(), kvCommand(), simCommand())
+	root.AddCommand(blockCommand(), demoCommand(), demoClusterCommand(), discoverCommand(), kvCommand(), simCommand())
 	root.SetArgs(underscores(acceptYCSBFlags(args)))
 	root.SetOut(stdout)
 	root.SetErr(stderr)

@@ -5,7 +5,6 @@ import (
 	"context"
 	"errors"
 	"io"
-	"jbofd/internal/testutil/loopback"
 	"net"
 	"os"
 	"os/exec"
@@ -15,6 +14,9 @@ import (
 	"sync"
 	"testing"
 	"time"
+
+	"jbofd/internal/testutil/etcdproc"
+	"jbofd/internal/testutil/loopback"
 )
 
 // buildDaemon builds jbofd once for all tests of the package.
@@ -32,7 +34,7 @@ var buildDaemon = sync.OnceValues(func() (string, error) {
 })
 
 func TestMain(m *testing.M) {
-	code := m.Run()
+	code := etcdproc.Run(m)
 	if path, err := buildDaemon(); err == nil {
 		_ = os.RemoveAll(filepath.Dir(path))
 	}

@@ -29,17 +29,26 @@ func startDaemon(cfg *Config, args []string) (*process, error) {
 	if err := os.MkdirAll(dir, 0o750); err != nil {
 		return nil, err
 	}
-	log, err := os.Create(filepath.Join(dir, "demo.log"))
+	log := filepath.Join(dir, "demo.log")
+	if err := os.Remove(log); err != nil && !errors.Is(err, os.ErrNotExist) { // of an earlier demonstration
+		return nil, err
+	}
+	return startProcess(cfg.Daemon, cfg.Dir, log, cfg.Environ, args)
+}
+
+// startProcess starts jbofd in a directory, with a log that is kept.
+func startProcess(daemon, dir, logPath string, environ, args []string) (*process, error) {
+	log, err := os.OpenFile(logPath, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o640)
 	if err != nil {
 		return nil, err
 	}
 	defer log.Close() // the process has its own
-	program, err := filepath.Abs(cfg.Daemon)
+	program, err := filepath.Abs(daemon)
 	if err != nil {
 		return nil, err
 	}
 	p := &process{cmd: exec.Command(program, args...), log: log.Name(), exited: make(chan struct{})}
-	p.cmd.Dir, p.cmd.Env, p.cmd.Stdout, p.cmd.Stderr = cfg.Dir, cfg.Environ, log, log
+	p.cmd.Dir, p.cmd.Env, p.cmd.Stdout, p.cmd.Stderr = dir, environ, log, log
 	// A group of its own: what the terminal sends at Ctrl-C reaches the demonstration
 	// only, which then stops the daemon in order.
 	p.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
