@@ -15,10 +15,10 @@ func demoClusterCommand() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "demo-cluster --jbofd PATH",
 		Short: "Start three jbofd that are a cluster, kill one under load, bring it back",
-		Long: `Start three of the given jbofd on loopback, each with a server of etcd, make a cluster of them in which each key
-is on all three, store keys and run YCSB-B's mix of reads and writes. Kill one node with SIGKILL, go on without it, start
-it again, and wait until it has all copies. Each second a line says how the load does. In the end all keys are read, and
-every read has been compared with what was acknowledged before it began.
+		Long: `Start three of the given jbofd on loopback, each with a server of etcd, make a cluster of them in which
+each key is on all three, store keys and run YCSB-B's mix of reads and writes. Kill one node with SIGKILL, go on without
+it, start it again, and wait until it has all copies. Each second a line says how the load does. In the end all keys are
+read, and every read has been compared with what was acknowledged before it began.
 
 Exit status: 0 nothing acknowledged was lost and no read was stale; 1 anything failed; 2 bad flags; 130 interrupted.`,
 		Args: cobra.NoArgs,

@@ -23,8 +23,8 @@ import (
 	"jbofd/internal/bench"
 )
 
-// ClusterConfig is a demonstration of a cluster: three daemons, each with a server of etcd, of which one is killed under
-// load and comes back.
+// ClusterConfig is a demonstration of a cluster: three daemons, each with a server of etcd, of which one is killed
+// under load and comes back.
 type ClusterConfig struct {
 	// Daemon is the path of jbofd, which has the server of etcd.
 	Daemon string
@@ -85,7 +85,8 @@ func (p phase) rate() float64 { return float64(p.ops) / max(p.took.Seconds(), 0.
 
 // RunCluster runs the demonstration. Whatever happens, the daemons are stopped.
 //
-// Errors: what failed, with the last words of a daemon if it was one; an acknowledged write that was lost, a stale read.
+// Errors: what failed, with the last words of a daemon if it was one; an acknowledged write that was lost; a stale
+// read.
 func RunCluster(ctx context.Context, cfg ClusterConfig) (err error) {
 	d := &clusterDemo{cfg: cfg, out: &progress{w: cfg.Out, began: time.Now()},
 		dir: filepath.Join(cfg.Dir, "data", "cluster"), kinds: map[string]int{}}
@@ -147,8 +148,8 @@ func (d *clusterDemo) start(i int) error {
 	}
 	var members, nodes strings.Builder
 	for j, h := range d.cfg.Hosts {
-		fmt.Fprintf(&members, "        - {name: n%d, client_url: \"http://%[2]s:2379\", peer_url: \"http://%[2]s:2380\"}\n",
-			j+1, h)
+		fmt.Fprintf(&members, "        - {name: n%d, client_url: \"http://%[2]s:2379\", "+
+			"peer_url: \"http://%[2]s:2380\"}\n", j+1, h)
 		fmt.Fprintf(&nodes, "    - {name: n%d, address: \"%[2]s:4430\", target: \"tcp://%[2]s:4420\"}\n", j+1, h)
 	}
 	text := fmt.Sprintf(`node: {name: n%d, data_dir: .}
