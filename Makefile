@@ -36,12 +36,16 @@ PURE := $(addprefix ./internal/,nvme drr tokenbucket congestion credit pipeline 
 	replica) \
 	$(addprefix ./client/internal/,host hosttcp hostrdma kvop)
 
+# Tests of several packages run this server of etcd. It is built once, and not while other tests run.
+test race: export TEST_ETCD = $(CURDIR)/bin/jbofd-test-etcd
+test-etcd = CGO_ENABLED=0 $(GO) build -tags etcd -ldflags '-s -w' -o '$(TEST_ETCD)' ./cmd/jbofd
+
 test: ## every test that needs no VM and no root
-	@# Tests run this server. It is not to be built while other tests run.
-	CGO_ENABLED=0 $(GO) build -tags etcd -o /dev/null ./cmd/jbofd
+	$(test-etcd)
 	$(GO) test -parallel $(PARALLEL) ./...
 
 race: ## the tests of all packages that have goroutines, under the race detector (needs a C compiler)
+	$(test-etcd)
 	CGO_ENABLED=1 $(GO) test -race -tags invariants -parallel $(PARALLEL) \
 	  $$($(GO) list -f '.{{slice .ImportPath (len .Module.Path)}}' ./... | grep -vxF -e ./internal/lint $(PURE:%=-e %))
 

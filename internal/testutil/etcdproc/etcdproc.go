@@ -21,6 +21,10 @@ import (
 // wait is for how long a server may take to start on a busy machine.
 const wait = 2 * time.Minute
 
+// environ names a jbofd with the tag etcd, if there is one already: several packages need it, and linking it takes
+// seconds.
+const environ = "TEST_ETCD"
+
 var build = sync.OnceValues(func() (string, error) {
 	dir, err := os.MkdirTemp("", "jbofd-etcd-")
 	if err != nil {
@@ -109,6 +113,9 @@ func (s *Server) Dir() string { return filepath.Join(s.dir, "data") }
 // Binary is jbofd with the tag etcd.
 func Binary(t testing.TB) string {
 	t.Helper()
+	if path := os.Getenv(environ); path != "" {
+		return path
+	}
 	dir, err := build()
 	built.Lock()
 	built.dir = dir
