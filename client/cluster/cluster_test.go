@@ -295,6 +295,38 @@ func TestReadsGoOnAtOtherMembers(t *testing.T) {
 	}
 }
 
+func TestReadsGoWhereFewestAreOutstanding(t *testing.T) {
+	g := newRig(t, 2, 2)
+	s, ctx := g.open(func(o *Options) { o.ReadTimeout = 20 * time.Second }), testContext(t)
+	if err := s.Put(ctx, []byte("k"), []byte("value")); err != nil {
+		t.Fatal(err)
+	}
+	until(t, "connections to both", func() bool {
+		_, err := s.Get(ctx, []byte("k"), nil)
+		return err == nil && g.nodes[0].count(nvme.CmdKVRetrieve) > 0 && g.nodes[1].count(nvme.CmdKVRetrieve) > 0
+	})
+	for _, n := range g.nodes {
+		n.setScript(func(uint8) (verdict, nvme.Status) { return hold, 0 })
+	}
+	go func() { _, _ = s.Get(ctx, []byte("k"), make([]byte, 10)) }() // it is answered at the end
+	until(t, "a read is held", func() bool { return g.nodes[0].heldCommands()+g.nodes[1].heldCommands() == 1 })
+	busy, idle := g.nodes[0], g.nodes[1]
+	if idle.heldCommands() > 0 {
+		busy, idle = idle, busy
+	}
+	idle.setScript(nil)
+	before := busy.count(nvme.CmdKVRetrieve)
+	for range 30 {
+		if _, err := s.Get(ctx, []byte("k"), nil); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if n := busy.count(nvme.CmdKVRetrieve); n != before {
+		t.Errorf("%d reads have gone to the member with one outstanding", n-before)
+	}
+	busy.release(nvme.AbortedSQDeletion)
+}
+
 func TestAllMembersAway(t *testing.T) {
 	g := newRig(t, 3, 3)
 	s := g.open(func(o *Options) { o.Timeout = 200 * time.Millisecond; o.ReadTimeout = 20 * time.Millisecond })

@@ -306,7 +306,7 @@ func (g *rig) most() (times int) {
 // open opens a Store of all nodes.
 func (g *rig) open(change ...func(*Options)) *Store {
 	g.t.Helper()
-	o := Options{SubNQN: testNQN, Timeout: 30 * time.Second, MaxTries: 10_000,
+	o := Options{SubNQN: testNQN, Timeout: 30 * time.Second, MaxTries: 10_000, MapInterval: time.Hour,
 		Connection: client.Options{ReconnectDelay: 5 * time.Millisecond, ConnectTimeout: 20 * time.Second}}
 	for _, n := range g.nodes {
 		o.Addresses = append(o.Addresses, n.address)
