@@ -10,7 +10,6 @@ import (
 	"jbofd/internal/cluster/view"
 	"jbofd/internal/nvme"
 	"jbofd/internal/peers"
-	"jbofd/internal/testutil/allocs"
 	"jbofd/internal/testutil/loopback"
 )
 
@@ -544,52 +543,3 @@ func TestConfigurationsThatAreRefused(t *testing.T) {
 		}
 	}
 }
-
-// TestSteadyStateAllocatesNothing at both ends. One queue at a time is busy: a target whose connections are busy
-// together wakes their readers in a way that allocates.
-func TestSteadyStateAllocatesNothing(t *testing.T) {
-	for _, rdma := range []bool{false, true} {
-		w := newWorld(t, rdma)
-		b := w.box(t, "b", 1)
-		b.board.quiet.Store(true)
-		r := w.rig(t, nil, b)
-		r.see(b)
-		r.awaitConnected(t, "b")
-		const n = 32
-		for what, kinds := range map[string][]*peers.Command{
-			"writes": {r.forward(0, 1, 1024), r.message(nvme.CmdKVDurable, 0, 2, 0), r.forward(0, 3, 20_000)},
-			"ships":  {r.message(nvme.CmdKVShip, 0, 1, 4096)},
-			"fills":  {r.message(nvme.CmdKVFetch, 0, 1, 4096)},
-			"lost":   {r.forward(1, 1, 64)},
-		} {
-			done := make(chan *peers.Command, n)
-			var cmds []*peers.Command
-			for i := range n {
-				k := kinds[i%len(kinds)]
-				cmds = append(cmds, &peers.Command{To: k.To, SQE: k.SQE, Data: k.Data, Sink: chanSink(done)})
-			}
-			t.Run(fmt.Sprint(b.address[:4], " ", what), func(t *testing.T) {
-				allocs.None(t, func(total int) error {
-					for range total / n {
-						for _, c := range cmds {
-							r.batch.Add(c)
-						}
-						r.Send(&r.batch)
-						for range n {
-							if c := <-done; c.Lost != (what == "lost") || !c.Status.OK() {
-								return fmt.Errorf("lost %t, %v", c.Lost, c.Status)
-							}
-						}
-					}
-					return nil
-				})
-			})
-		}
-	}
-}
-
-// chanSink passes commands on.
-type chanSink chan *peers.Command
-
-func (s chanSink) PeerDone(c *peers.Command) bool { s <- c; return false }
-func (s chanSink) Kick()                          {}
