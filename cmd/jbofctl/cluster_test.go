@@ -102,6 +102,9 @@ func TestAWaitThatEndsEarlySaysWhatIsMissing(t *testing.T) {
 			Nodes: []admin.ClusterNode{{Name: "a", Out: true}}}, admin.ChangeCluster{Join: "a"},
 			"node a is to have no ranges"},
 		{admin.Cluster{Ranges: admin.ClusterRanges{Total: 4, Full: 4},
+			Nodes: []admin.ClusterNode{{Name: "a", Out: true, Replicas: 2}}}, admin.ChangeCluster{Drain: "a"},
+			"node a has 2 replicas"},
+		{admin.Cluster{Ranges: admin.ClusterRanges{Total: 4, Full: 4},
 			Nodes: []admin.ClusterNode{{Name: "a", Out: true}}}, admin.ChangeCluster{Drain: "a"}, ""},
 	} {
 		if _, _, got := settled(&c.a, c.what); got != c.want {
