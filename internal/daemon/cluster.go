@@ -11,6 +11,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"jbofd/internal/cluster"
@@ -75,6 +76,8 @@ type clusterMember struct {
 	// own are the partitions that the membership was told of.
 	own    map[uuid.UUID]bool
 	member *member.Member // nil: not begun
+	// running is member, for the data path, which takes no lock.
+	running atomic.Pointer[member.Member]
 	// newest is the newest view, seenAt when it was seen first.
 	newest *cluster.Map
 	seenAt time.Time
@@ -196,6 +199,7 @@ func (c *clusterMember) join() {
 		if err == nil {
 			c.mu.Lock()
 			c.member, c.problem = m, nil
+			c.running.Store(m)
 			c.mu.Unlock()
 			close(c.begun)
 			return
@@ -435,7 +439,7 @@ func (c *clusterMember) state() (*member.Member, *member.State, error) {
 }
 
 func (c *clusterMember) authority() int64 {
-	if m, _, _ := c.state(); m != nil {
+	if m := c.running.Load(); m != nil {
 		return m.Authority()
 	}
 	return 0

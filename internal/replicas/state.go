@@ -158,11 +158,14 @@ func (g *Replicas) Report() []cluster.RangeReport {
 // A member that has all data has had them since its membership began: it became one by a report of its own, or its
 // chain was new, and empty. What was not active yet is not reported, because the replica does not know of it.
 func (g *Replicas) makeReport() {
-	if g.active == nil || g.newest == nil || !g.joined {
+	if g.active == nil || g.newest == nil {
 		return
 	}
 	var report []cluster.RangeReport
 	for number, c := range g.newest.Chains {
+		if !g.joined || int(g.self) >= len(g.newest.Partitions) || g.newest.Partitions[g.self].ID != g.cfg.ID {
+			break // the view does not have the partition any more, and its number may be another one's
+		}
 		for _, e := range c {
 			if e.Partition == g.self {
 				if l := g.localState(number, e); l != view.Silent {

@@ -7,6 +7,7 @@ import (
 	"jbofd/internal/cluster/view"
 	"jbofd/internal/crrs"
 	"jbofd/internal/replica"
+	"jbofd/internal/uuid"
 )
 
 // TestRolesFollowTheChain: neighbours, tail and place of each member, of chains with every state.
@@ -84,5 +85,23 @@ func TestWhatIsReported(t *testing.T) {
 		if got := g.localState(0, c.newest[0]); got != c.want {
 			t.Errorf("%s: %v, want %v", c.name, got, c.want)
 		}
+	}
+}
+
+// TestAPartitionThatIsInNoViewReportsNothing: its number may be another one's by then.
+func TestAPartitionThatIsInNoViewReportsNothing(t *testing.T) {
+	id, other := uuid.UUID{1}, uuid.UUID{2}
+	of := func(id uuid.UUID) *cluster.Map {
+		return &cluster.Map{View: &view.View{Epoch: 5, Partitions: []view.Partition{{ID: id}},
+			Chains: []view.Chain{{{State: view.Serving, Since: 4}}}, Versions: []uint32{1}}}
+	}
+	g := &Replicas{cfg: Config{ID: id, Changed: func() {}}, joined: true, active: of(id), newest: of(id),
+		ranges: make([]*member, 1)}
+	if g.makeReport(); len(g.Report()) != 1 {
+		t.Fatalf("%+v", g.Report())
+	}
+	g.newest = of(other)
+	if g.makeReport(); len(g.Report()) != 0 {
+		t.Errorf("%+v is reported for another partition", g.Report())
 	}
 }

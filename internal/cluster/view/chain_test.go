@@ -6,6 +6,8 @@ import (
 	"testing"
 
 	"jbofd/internal/buildtags"
+
+	"jbofd/internal/uuid"
 )
 
 // The enumeration: every legal chain over a few partitions, with every set of wanted ones and every report of each.
@@ -351,4 +353,32 @@ func TestAcceptLossTakesWhoeverIsAlive(t *testing.T) {
 			}
 		}
 	})
+}
+
+// damagedOne are reports of nodes that are all alive, of which one has a partition that cannot be used for a range.
+type damagedOne PartitionID
+
+func (d damagedOne) Alive(uint16) bool { return true }
+
+func (d damagedOne) Usable(PartitionID) bool { return true }
+
+func (d damagedOne) Range(p PartitionID, _ int) Report {
+	if p == PartitionID(d) {
+		return Report{Local: Damaged, Epoch: now}
+	}
+	return Report{Local: Silent}
+}
+
+// TestAcceptLossPassesOverWhatIsDamaged: the range would be halted again at once.
+func TestAcceptLossPassesOverWhatIsDamaged(t *testing.T) {
+	v := &View{Epoch: now, Nodes: []Node{{Name: "a"}, {Name: "b"}}, Versions: make([]uint32, 2),
+		Partitions: []Partition{{ID: uuid.UUID{1}, Weight: 1}, {ID: uuid.UUID{2}, Node: 1, Weight: 1}}}
+	for range 2 {
+		v.Chains = append(v.Chains, Chain{{Partition: 0, State: LastCopy, Since: 2}})
+	}
+	for r := range v.Chains {
+		if !v.AcceptLoss(r, damagedOne(0)) || len(v.Chains[r]) != 1 || v.Chains[r][0].Partition != 1 {
+			t.Errorf("range %d: %v", r, v.Chains[r])
+		}
+	}
 }

@@ -154,7 +154,7 @@ func (v *View) AcceptLoss(r int, reports Reports) bool {
 	report := func(p PartitionID) Report {
 		e := &v.Partitions[p]
 		if e.ID.IsZero() || e.Out || e.Weight == 0 || v.Nodes[e.Node].Out || !reports.Alive(e.Node) ||
-			!reports.Usable(p) {
+			!reports.Usable(p) || reports.Range(p, r).Local == Damaged {
 			return Report{}
 		}
 		return Report{Local: Silent}
