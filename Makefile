@@ -42,7 +42,8 @@ test-etcd = CGO_ENABLED=0 $(GO) build -tags etcd -ldflags '-s -w' -o '$(TEST_ETC
 
 test: ## every test that needs no VM and no root
 	$(test-etcd)
-	$(GO) test -parallel $(PARALLEL) ./...
+	@# What waits most comes first, beside what computes, and not alone at the end.
+	$(GO) test -parallel $(PARALLEL) ./test/e2e ./internal/daemon ./...
 
 race: ## the tests of all packages that have goroutines, under the race detector (needs a C compiler)
 	$(test-etcd)
