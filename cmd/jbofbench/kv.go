@@ -60,8 +60,8 @@ func kvCommand() *cobra.Command {
 		"--embedded PATH|mem:SIZE) -P FILE [-p NAME=VALUE ...]",
 		"Run YCSB on a key-value namespace", "load", "run")
 	c.Long = `Run YCSB, the Yahoo! Cloud Serving Benchmark, on a key-value namespace (--target, --nqn, --nsid), on the
-keys of a cluster (--cluster, --nqn) or on a store in this process (--embedded). kv load writes the records, kv run runs the operations, kv alone
-does both; kv verify reads everything back.
+keys of a cluster (--cluster, --nqn) or on a store in this process (--embedded). kv load writes the records,
+kv run runs the operations, kv alone does both; kv verify reads everything back.
 
 Workloads are YCSB's property files (-P, more than one may be given) and single properties (-p). Those
 that count:

@@ -13,14 +13,13 @@
 package kv
 
 import (
-	"sync/atomic"
-
 	"jbofd/internal/bufpool"
 	"jbofd/internal/credit"
 	"jbofd/internal/kvstore"
 	"jbofd/internal/nvme"
 	"jbofd/internal/nvmeof"
 	"jbofd/internal/nvmeof/executor"
+	"jbofd/internal/nvmeof/executor/memory"
 	"jbofd/internal/partition"
 	"jbofd/internal/turn"
 )
@@ -48,17 +47,15 @@ func (e *Executor) Ops() []string { return ops }
 // command is the Request of a slot.
 type command struct {
 	partition.Request
-	e      *Executor
-	c      *executor.Command
-	waiter bufpool.Waiter
+	e    *Executor
+	c    *executor.Command
+	wait memory.Wait
 	// wanted is how much of the value a Retrieve is to return at most, head is the size of the header in front of it.
 	wanted, head int
 	// extended: the Request has fields that come from a header.
 	extended bool
 	// room is makeRoom, for Request.Room.
 	room func(length int) []byte
-	// stop: Abort could not take the command out; it begins no further step.
-	stop atomic.Bool
 }
 
 var _ partition.Sink = (*command)(nil)
@@ -67,7 +64,7 @@ var _ partition.Sink = (*command)(nil)
 func (e *Executor) NewContext(c *executor.Command) any {
 	k := &command{e: e, c: c}
 	k.Sink, k.Slot = k, c.Slot
-	k.waiter.Wake = k.granted
+	k.wait.Init(e.env, e.pool, c)
 	k.room = k.makeRoom
 	return k
 }
@@ -75,41 +72,10 @@ func (e *Executor) NewContext(c *executor.Command) any {
 // Abort implements executor.Executor. It takes out a command that waits for memory, or in its partition for the store.
 func (e *Executor) Abort(c *executor.Command) bool {
 	k := c.Context.(*command)
-	k.stop.Store(true) // before Cancel: see await
-	if e.pool.Cancel(&k.waiter) {
-		c.Fail(nvme.AbortRequested)
-		if c.Port.Done(c) {
-			e.env.Go(c.Port.Kick) // the caller holds locks
-		}
+	if k.wait.Stop() {
 		return true
 	}
 	return k.Request.Abort()
-}
-
-// await takes n bytes for the command from the pool. It reports false if the command waits for them; then it belongs to
-// the pool's waiter, and granted goes on with it. A command that is aborted meanwhile does not wait, and stopped is
-// true.
-func (k *command) await(n int) (ok, stopped bool) {
-	k.waiter.Size = n
-	if k.e.pool.GetOrWait(k.c.Account, &k.waiter) {
-		k.takeBuffer()
-		return true, false
-	}
-	// Abort sets stop and then looks for a waiter; this has queued the waiter and then looks at stop. One of them
-	// finds the other, and Cancel succeeds for one of them only.
-	return false, k.stop.Load() && k.e.pool.Cancel(&k.waiter)
-}
-
-func (k *command) takeBuffer() { k.c.Buf, k.waiter.Buf = k.waiter.Buf, bufpool.Buf{} }
-
-// granted is called by the pool when the memory is there that the command has waited for.
-func (k *command) granted() {
-	k.takeBuffer()
-	if p := k.c.Port; p.NeedData(k.c) {
-		// The goroutine that has released the memory may hold locks that Kick takes. Buffers are short, so one
-		// goroutine more does not matter.
-		k.e.env.Go(p.Kick)
-	}
 }
 
 // makeRoom implements partition.Request.Room.
@@ -148,7 +114,7 @@ func (k *command) KVDone(*partition.Request) (kick bool) {
 	}
 	if n := min(k.ValueLen, k.wanted); k.Room != nil && k.Status == kvstore.OK && !k.fits(n) {
 		k.dropBuffer()
-		switch ok, stopped := k.await(k.head + n); {
+		switch ok, stopped := k.wait.Get(k.head + n); {
 		case ok:
 			return c.Port.NeedData(c) // to be judged again, and to ask the store again
 		case !stopped:
@@ -334,9 +300,7 @@ func (b *batch) Begin(c *executor.Command) {
 	k.Op, k.Condition = operation(c.SQE.Opcode(), sqe.Options())
 	k.KeyLen = uint8(len(sqe.Key(&k.Key)))
 	k.Value, k.Room, k.Pass, k.Extent = nil, nil, c.Pass, c.Plan.Namespace.Extent
-	if k.stop.Load() { // a load costs a fraction of an atomic store
-		k.stop.Store(false)
-	}
+	k.wait.Begin()
 	if k.extended { // the slot's command before was
 		k.forgetHeader()
 	}
@@ -356,7 +320,7 @@ func (b *batch) Begin(c *executor.Command) {
 	case p.ToController > 0 && !c.Fetch:
 		b.begin(k, n)
 	default:
-		ok, stopped := k.await(n)
+		ok, stopped := k.wait.Get(n)
 		switch {
 		case stopped:
 			c.Fail(nvme.AbortRequested)
@@ -389,7 +353,7 @@ func needs(p *nvmeof.Plan) int { return int(max(p.ToController, p.AnswerBytes)) 
 // hot: 0 allocs
 func (b *batch) DataReady(c *executor.Command) {
 	if k := c.Context.(*command); c.Status.OK() {
-		b.begin(k, k.waiter.Size)
+		b.begin(k, k.wait.Size())
 		return
 	}
 	c.Fail(c.Status)

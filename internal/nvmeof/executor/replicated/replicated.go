@@ -23,6 +23,7 @@ import (
 	"jbofd/internal/kvstore"
 	"jbofd/internal/nvme"
 	"jbofd/internal/nvmeof/executor"
+	"jbofd/internal/nvmeof/executor/memory"
 	"jbofd/internal/replicas"
 	"jbofd/internal/turn"
 	"jbofd/internal/uuid"
@@ -104,15 +105,13 @@ const firstRead = 4 << 10
 // command is the Request of a slot.
 type command struct {
 	replicas.Request
-	e      *Executor
-	c      *executor.Command
-	waiter bufpool.Waiter
+	e    *Executor
+	c    *executor.Command
+	wait memory.Wait
 	// wanted is how much of the value a Retrieve is to return at most, head is the size of the header in front of it.
 	wanted, head int
 	// wide: the completion has the version of the write.
 	wide bool
-	// stop: Abort could not take the command out of the pool; it begins no further step.
-	stop atomic.Bool
 }
 
 var _ replicas.Sink = (*command)(nil)
@@ -121,7 +120,7 @@ var _ replicas.Sink = (*command)(nil)
 func (e *Executor) NewContext(c *executor.Command) any {
 	k := &command{e: e, c: c}
 	k.Sink = k
-	k.waiter.Wake = k.granted
+	k.wait.Init(e.env, e.pool, c)
 	return k
 }
 
@@ -129,40 +128,13 @@ func (e *Executor) NewContext(c *executor.Command) any {
 // soon, with what it has begun taking its course.
 func (e *Executor) Abort(c *executor.Command) bool {
 	k := c.Context.(*command)
-	k.stop.Store(true) // before Cancel: see await
-	if e.pool.Cancel(&k.waiter) {
-		c.Fail(nvme.AbortRequested)
-		if c.Port.Done(c) {
-			e.env.Go(c.Port.Kick) // the caller holds locks
-		}
+	if k.wait.Stop() {
 		return true
 	}
 	if p := e.get(c.Plan.Namespace.UUID); p != nil {
 		p.Abort(&k.Request)
 	}
 	return false
-}
-
-// await takes n bytes for the command from the pool. It reports false if the command waits for them; then it belongs to
-// the pool's waiter, and granted goes on with it. A command that is aborted meanwhile does not wait, and stopped is
-// true.
-func (k *command) await(n int) (ok, stopped bool) {
-	k.waiter.Size = n
-	if k.e.pool.GetOrWait(k.c.Account, &k.waiter) {
-		k.takeBuffer()
-		return true, false
-	}
-	return false, k.stop.Load() && k.e.pool.Cancel(&k.waiter)
-}
-
-func (k *command) takeBuffer() { k.c.Buf, k.waiter.Buf = k.waiter.Buf, bufpool.Buf{} }
-
-// granted is called by the pool when the memory is there that the command has waited for.
-func (k *command) granted() {
-	k.takeBuffer()
-	if p := k.c.Port; p.NeedData(k.c) {
-		k.e.env.Go(p.Kick) // the goroutine that has released the memory may hold locks
-	}
 }
 
 // Kick implements replicas.Sink.
@@ -213,8 +185,8 @@ func (k *command) retrieved() (kick bool) {
 		k.Value = nil
 		k.e.pool.Put(c.Buf)
 		c.Buf = bufpool.Buf{}
-		ok, stopped := k.await(k.head + n)
-		p := k.e.get(c.Plan.Namespace.UUID)
+		p := k.e.get(c.Plan.Namespace.UUID) // before Get: a command that waits is not this goroutine's any more
+		ok, stopped := k.wait.Get(k.head + n)
 		switch {
 		case ok && p != nil:
 			k.Value = c.Buf.B[k.head : k.head+n]
@@ -278,7 +250,7 @@ func (b *batch) Begin(c *executor.Command) {
 	case p.ToController > 0 && !c.Fetch:
 		b.begin(k)
 	default:
-		ok, stopped := k.await(n)
+		ok, stopped := k.wait.Get(n)
 		switch {
 		case stopped:
 			c.Fail(nvme.AbortRequested)
@@ -296,9 +268,7 @@ func (k *command) forget() {
 	k.Value, k.wanted, k.head, k.wide = nil, 0, 0, false
 	k.Op, k.Condition, k.Version, k.ID = kvstore.Put, kvstore.Always, 0, kvstore.Identity{}
 	k.Expires, k.ExpiresIn, k.KeepSeconds, k.Tombstone = 0, false, 0, false
-	if k.stop.Load() { // a load costs a fraction of an atomic store
-		k.stop.Store(false)
-	}
+	k.wait.Begin()
 }
 
 // take reads the command, and returns how long a buffer it needs.
