@@ -68,7 +68,7 @@ func (h *hedge) do(m *clusterMap, x *member, c *client.Controller) (client.Compl
 // ask asks the second member. It runs in a goroutine of its own.
 func (h *hedge) ask() {
 	h.mu.Lock()
-	if h.m == nil {
+	if h.m == nil || h.running { // a timer that has fired at the end of an earlier read may be that late
 		h.mu.Unlock()
 		return
 	}
