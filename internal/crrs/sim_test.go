@@ -116,8 +116,8 @@ type sim struct {
 	connections map[pair]int
 	handles     uint64
 	tags        uint64
-	open        int
-	acked       int
+	open, acked int
+	crowd       bool // many clients that read most of the time
 }
 
 func (s *sim) trace(format string, args ...any) {
@@ -216,7 +216,9 @@ func (s *sim) carryOut(n *node, out *Actions) {
 func (s *sim) deliver(n *node, m Send) {
 	to := s.nodes[m.To]
 	link := pair{n.id, to.id}
-	s.trace("%d -> %d %+v cut %v", n.id, to.id, m.Message, s.cut[link])
+	if *traceSim { // its arguments are what costs
+		s.trace("%d -> %d %+v cut %v", n.id, to.id, m.Message, s.cut[link])
+	}
 	if s.cut[link] {
 		return
 	}
@@ -490,10 +492,10 @@ func (s *sim) disconnected(id int) {
 	}
 }
 
-// run runs one history and checks it. It returns how many members were filled.
-func run(t *testing.T, seed, nth uint64) int {
-	s := &sim{t: t, rng: rand.New(rand.NewPCG(seed, nth)), cut: map[pair]bool{}, leaving: map[int]bool{}, epoch: 1,
-		filling: -1, since: map[int]uint64{},
+// run runs one history and checks it.
+func run(t *testing.T, seed, nth uint64, crowd bool) *sim {
+	s := &sim{t: t, crowd: crowd, rng: rand.New(rand.NewPCG(seed, nth)), cut: map[pair]bool{},
+		leaving: map[int]bool{}, epoch: 1, filling: -1, since: map[int]uint64{},
 		ports: nth%2 == 0, connections: map[pair]int{}, pending: map[uint64]func(Reply){}, replied: map[uint64]bool{},
 		expected: map[uint64]uint64{}}
 	for k := range s.byVersion {
@@ -514,7 +516,7 @@ func run(t *testing.T, seed, nth uint64) int {
 	}
 	s.watch()
 	s.after(s.upTo(lease), s.disturb)
-	for range 1 + s.rng.IntN(12) {
+	for range s.clients() {
 		s.after(s.upTo(ms), s.client)
 	}
 	end := int64(4 + s.rng.IntN(6))
@@ -564,7 +566,7 @@ func run(t *testing.T, seed, nth uint64) int {
 	if t.Failed() {
 		t.Fatalf("repeat with -seed %d -nth %d -runs 1", seed, nth)
 	}
-	return s.fills
+	return s
 }
 
 func (s *sim) until(end int64) {
@@ -583,11 +585,15 @@ func TestHistoriesAreLinearizable(t *testing.T) {
 		seed = rand.Uint64()
 	}
 	t.Logf("-seed %d", seed)
-	fills := 0
+	fills, ops := 0, 0
 	for i := range *runsFlag {
-		fills += run(t, seed, *nthFlag+i)
+		s := run(t, seed, *nthFlag+i, false)
+		fills += s.fills
+		for k := range s.ops {
+			ops += len(s.ops[k])
+		}
 	}
-	t.Logf("%d members were filled", fills)
+	t.Logf("%d members were filled, %d operations checked", fills, ops)
 	if fills == 0 && *runsFlag > 10 {
 		t.Error("no member was filled")
 	}

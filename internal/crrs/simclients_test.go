@@ -9,15 +9,23 @@ import (
 
 // The clients.
 
+// clients is how many there are.
+func (s *sim) clients() int {
+	if s.crowd {
+		return 64
+	}
+	return 1 + s.rng.IntN(12)
+}
+
 // client does operations one after the other.
 func (s *sim) client() {
 	if s.calm && s.acked > 50 {
 		return
 	}
-	if s.rng.IntN(2) == 0 {
-		s.write()
-	} else {
+	if s.crowd && s.rng.IntN(8) > 0 || s.rng.IntN(2) > 0 {
 		s.read()
+	} else {
+		s.write()
 	}
 }
 
@@ -72,7 +80,9 @@ func (s *sim) try(w Write, o linear.Operation, tries int) {
 		n.r.Write(w, out)
 		w.Value = value
 	}, func(r Reply) {
-		s.trace("write %d of key %d: %+v", w.ID.Seq, w.Key.Bytes[0], r)
+		if *traceSim {
+			s.trace("write %d of key %d: %+v", w.ID.Seq, w.Key.Bytes[0], r)
+		}
 		switch again := tries < 20 || s.calm; {
 		case r.Status == OK:
 			o.End = s.now
@@ -109,7 +119,9 @@ func (s *sim) tryRead(k Key, begin int64) {
 	s.ask(n, func(tag uint64, out *Actions) {
 		n.r.Read(Read{Key: k, Value: value, Tag: tag}, out)
 	}, func(r Reply) {
-		s.trace("read of key %d at %d: %+v %v", k.Bytes[0], n.id, r, value)
+		if *traceSim {
+			s.trace("read of key %d at %d: %+v %v", k.Bytes[0], n.id, r, value)
+		}
 		o := linear.Operation{Begin: begin, End: s.now}
 		switch r.Status {
 		case OK:

@@ -111,6 +111,7 @@ var directions = []row{
 	{"internal/uuid", nil, toFormat},
 	{"internal/testutil", []string{"internal/buildtags", "internal/nvme"}, "test tools import formats only"},
 	{"internal/testutil/ioload", []string{"client"}, "a load is a host: it knows the target by its address only"},
+	{"internal/testutil/anyorder", []string{"internal/crrs/linear"}, "it checks the histories that linear defines"},
 	{"internal/lint", nil, toFormat},
 
 	{"internal/nvme", nil, toFormat},
