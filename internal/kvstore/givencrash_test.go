@@ -74,7 +74,8 @@ func givenCrash(t *testing.T, seed uint64, at int) (ended bool) {
 	}
 	do(r.rng.Perm(len(all)))
 	r.settle()
-	r.turn()
+	r.turn()   // brings the last replies, and may begin a split
+	r.settle() // which a recount must not find under way
 	m.recount()
 	for i, w := range all {
 		if !w.answered {

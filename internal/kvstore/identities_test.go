@@ -84,7 +84,8 @@ func TestARepeatedWriteIsDoneOnce(t *testing.T) {
 					}
 				}
 				r.settle()
-				r.turn()
+				r.turn()   // brings the last replies, and may begin a split
+				r.settle() // which a recount must not find under way
 				m.recount()
 				checkDoneOnce(t, m, all, fmt.Sprintf("at write %d, round %d", at, round))
 				for i := range 40 { // the table grows
