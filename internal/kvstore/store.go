@@ -560,9 +560,7 @@ func (s *Store) Turn(nowNS int64, out *Actions) {
 		for n := s.unloaded.N; n > 0; n-- {
 			s.failSegment(s.segLinks.Pop(&s.unloaded), NoMemory)
 		}
-		if s.reads.Continue() {
-			s.wake(s.now + 1)
-		}
+		s.reads.Continue()
 		for again := true; again; {
 			before := s.progress + s.pool.Changes
 			s.grow()
@@ -585,6 +583,9 @@ func (s *Store) Turn(nowNS int64, out *Actions) {
 			s.failOutOfSpace(before)
 			// A request that ends without a write, as the last one, may be what the last checkpoint has waited for.
 			again = s.progress+s.pool.Changes != before || !last && s.lastCheckpointDue()
+		}
+		if s.reads.Waits() {
+			s.wake(s.now + 1)
 		}
 	}
 	s.out = own

@@ -132,27 +132,28 @@ func (m *Machine) beginsAgain(o *op, ro *rangeOp) bool {
 	return true
 }
 
-// cutRange leaves out the entries from the first one on whose value could not be read. If that is the first, and it is
-// lost, it is passed.
-func (m *Machine) cutRange(ro *rangeOp) {
-	if ro.cut == 0 {
-		return
-	}
-	last, at, n := ro.from, nvme.KVRangeHeaderBytes, 0
-	for ; at < ro.cut; n++ {
-		e, next := ro.out.EntryAt(at)
-		last, at = e.Cursor(), next
+// cutRange goes on to look for the last entry before the first one whose value could not be read, and reports whether
+// it was found. Then that one and those behind it are left out. If it is the first of all, and it is lost, it is passed.
+func (m *Machine) cutRange(ro *rangeOp) (done bool) {
+	for ro.at < ro.cut {
+		if m.choresDone += choreEntry; m.choresDone > choreBytes {
+			return false
+		}
+		e, next := ro.out.EntryAt(ro.at)
+		ro.before, ro.at = e.Cursor(), next
+		ro.passed++
 	}
 	flags := ro.out.Flags() &^ nvme.KVComplete
 	switch {
-	case n > 0:
+	case ro.passed > 0:
 	case ro.why == NotFound:
 		ro.result, flags = Found, 0
 	default:
-		e, _ := ro.out.EntryAt(at)
-		last, ro.result, flags = e.Cursor(), ro.why, flags|nvme.KVLost
+		e, _ := ro.out.EntryAt(ro.at)
+		ro.before, ro.result, flags = e.Cursor(), ro.why, flags|nvme.KVLost
 	}
-	ro.out, ro.cursor = ro.out[:ro.cut], last
-	ro.out.SetItems(n)
+	ro.out, ro.cursor = ro.out[:ro.cut], ro.before
+	ro.out.SetItems(ro.passed)
 	ro.out.SetFlags(flags)
+	return true
 }

@@ -54,16 +54,19 @@ func (m *Machine) list(i int32) {
 	m.links.Push(&m.skipping, i)
 }
 
-// Continue continues the Lists that have more empty segments to skip than a turn of the store has time for, and reports
-// whether they are still not done with that. It is called in each turn.
-func (m *Machine) Continue() (again bool) {
-	m.skips = 0
+// Continue continues what a turn of the store had no more time for: Lists that skip empty segments, and range ops with
+// long results. It is called in each turn, and again soon if Waits says so at the end of the turn.
+func (m *Machine) Continue() {
+	m.skips, m.choresDone = 0, 0
 	for n := m.skipping.N; n > 0; n-- {
 		m.list(m.links.Pop(&m.skipping))
 	}
+	m.doChores()
 	m.unpark()
-	return m.skipping.N > 0
 }
+
+// Waits reports that something waits for the next Continue.
+func (m *Machine) Waits() bool { return m.skipping.N > 0 || m.chores.N > 0 }
 
 // pass moves the position behind all hashes that share their low n bits with it, and reports whether there are others.
 func (o *op) pass(n int) bool {

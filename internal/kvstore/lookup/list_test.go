@@ -134,7 +134,8 @@ func TestListsSkipFewSegmentsInATurn(t *testing.T) {
 						m.finish(slot, Found)
 					}
 				}
-				again = m.Continue()
+				m.Continue()
+				again = m.Waits()
 				if m.skips > maxSkips {
 					t.Fatalf("%d segments are skipped in a turn", m.skips)
 				}

@@ -119,7 +119,7 @@ type Machine struct {
 	Stopping bool
 
 	ops []op
-	// links are those of free, skipping and the lists of ops that wait for memory.
+	// links are those of free, skipping, chores and the lists of ops that wait for memory.
 	links list.Links
 	free  list.List
 	// skipping are Lists that are to skip more empty segments. skips counts those that were skipped since Continue.
@@ -138,6 +138,11 @@ type Machine struct {
 	copies, longCopies int
 	checks, awaited    int
 	checkedLast        bool
+	// chores are range ops that have something to do with their results. choresDone is what was done of that since
+	// Continue, in bytes. inChores: it is being done.
+	chores     list.List
+	choresDone int
+	inChores   bool
 }
 
 const none = list.NoRecord
@@ -205,7 +210,7 @@ func (p *piece) end() units.ExtentOffset {
 func New(cfg Config) (*Machine, error) {
 	n := cfg.Requests + MaxRanges + maxCopies
 	m := &Machine{Config: cfg, ops: make([]op, n), links: make(list.Links, n), free: list.None, skipping: list.None,
-		parked: list.None, listed: make([]listed, 0, 256)}
+		parked: list.None, chores: list.None, listed: make([]listed, 0, 256)}
 	m.makeRanges()
 	for i := range m.ops {
 		m.ops[i].big = none

@@ -107,6 +107,13 @@ type rangeOp struct {
 	why           Result
 	// again counts how often a CopyOut was begun again because its first object had changed.
 	again int
+	// chore is what is being done with out, at how far that is, sealer the same for the checksum. before is the last
+	// entry that was passed in search of cut, passed how many were.
+	chore  chore
+	at     int
+	sealer nvme.KVSealer
+	before nvme.KVCursor
+	passed int
 	// next links those that are free.
 	next int32
 }
@@ -145,10 +152,12 @@ func (m *Machine) beginRange(i int32, r *Range) {
 		ro.looks = min(int(r.Looks), maxLooked)
 	}
 	out.SetTime(ro.unix)
+	o.position = from.Position
 	switch o.kind {
 	case Count:
 		ro.out = out[:nvme.KVRangeHeaderBytes+nvme.KVTotalsBytes]
 		ro.out.SetItems(1)
+		clear(ro.out.Totals())
 	case Digest:
 		n, shift := nvme.KVSubRanges(r.First, r.Last, maxSums(len(buf)))
 		if r.Width > 0 {
@@ -158,9 +167,9 @@ func (m *Machine) beginRange(i int32, r *Range) {
 		ro.out = out[:nvme.KVRangeHeaderBytes+n*nvme.KVSumBytes]
 		ro.out.SetItems(n)
 		ro.out.SetShift(shift)
+		m.startChore(i, clearing)
+		return
 	}
-	clear(ro.out[nvme.KVRangeHeaderBytes:])
-	o.position = from.Position
 	m.list(i)
 }
 
@@ -205,7 +214,7 @@ func (m *Machine) endRange(i int32, r Result, flags uint8) {
 	}
 }
 
-// sealRange completes the result of a range op and ends it.
+// sealRange begins to complete the result of a range op, unless that is begun again.
 func (m *Machine) sealRange(i int32) {
 	o := &m.ops[i]
 	ro := &m.ranges[o.ranged]
@@ -213,9 +222,25 @@ func (m *Machine) sealRange(i int32) {
 		m.list(i)
 		return
 	}
-	m.cutRange(ro)
+	if ro.cut > 0 {
+		ro.before, ro.passed = ro.from, 0
+		m.startChore(i, cutting)
+		return
+	}
+	m.seal(i)
+}
+
+// seal completes the result of a range op.
+func (m *Machine) seal(i int32) {
+	ro := &m.ranges[m.ops[i].ranged]
 	ro.out.SetTo(ro.cursor)
-	ro.out.Seal()
+	m.startChore(i, sealing)
+}
+
+// rangeSealed ends a range op whose result is complete.
+func (m *Machine) rangeSealed(i int32) {
+	o := &m.ops[i]
+	ro := &m.ranges[o.ranged]
 	o.length = uint32(len(ro.out))
 	if ro.result == TooShort {
 		o.length = uint32(ro.need)
