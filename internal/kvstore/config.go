@@ -22,7 +22,8 @@ type Config struct {
 	// KeysPerSegment is the average number of objects at which the table grows; 0: 13. With many tombstones or
 	// identities it grows earlier.
 	KeysPerSegment int
-	// Requests is how many reading requests, and how many writing ones, may be in progress; 0: 256.
+	// Requests is how many reading requests, and how many writing ones, may be in progress; 0: 256. Of these an eighth,
+	// 8 at most, is kept for Deletes.
 	Requests int
 	// GroupBytes is the length at which a group of records is written; 0: 64 KiB.
 	GroupBytes int

@@ -335,6 +335,9 @@ func (s *Store) CheckpointPages() (pages []int64) {
 	return pages
 }
 
+// FullCheckpoint asks for a checkpoint that is no increment.
+func (s *Store) FullCheckpoint() { s.ckpt.wanted, s.ckpt.full = true, true }
+
 // ListChunks lets a store list the chunks that it opens, however few it has.
 func (c *Config) ListChunks() { c.many = 1 }
 

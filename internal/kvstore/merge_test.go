@@ -51,7 +51,7 @@ func TestTheTableShrinks(t *testing.T) {
 	r := newRig(t, 5*seeds(t)+4, cfg) // not eager
 	m := newModel(r, keys, func() int { return 30 })
 	checkpoint := func() (pages int) {
-		m.s.Checkpoint()
+		m.s.FullCheckpoint()
 		m.rest()
 		return len(m.s.CheckpointPages())
 	}
@@ -76,7 +76,7 @@ func TestTheTableShrinks(t *testing.T) {
 		t.Errorf("%d merges for %d segments", n, before.Segments-st.Segments)
 	}
 	if short := checkpoint(); short > full/2 {
-		t.Errorf("a checkpoint has %d pages, and had %d", short, full)
+		t.Errorf("a checkpoint has %d pages, and had %d: %d segments", short, full, st.Segments)
 	}
 	if n, reads := m.list(); n != keys/leave || reads > int(st.Segments) {
 		t.Errorf("a List has %d keys and takes %d reads of %d segments", n, reads, st.Segments)

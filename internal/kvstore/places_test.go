@@ -58,7 +58,7 @@ func TestADelayedGetOfAReusedPlaceIsNotTakenForDamage(t *testing.T) {
 func TestASegmentThatOutgrowsItsBufferKeepsItsKeys(t *testing.T) {
 	t.Parallel()
 	const keys = 16000
-	d := newInstant(t, Config{PartitionBytes: 32 << 20, BlockSize: 512, ChunkBytes: 256 << 10, Requests: keys,
+	d := newInstant(t, Config{PartitionBytes: 32 << 20, BlockSize: 512, ChunkBytes: 256 << 10, Requests: keys + 8,
 		KeysPerSegment: 256})
 	for first := 0; first < keys; first += keys {
 		var k [16]byte

@@ -438,7 +438,7 @@ func (s *Store) Submit(r *Request) bool {
 	case r.Op != Put && r.Op != Delete:
 		return s.reads.Begin(&lookup.Request{Op: lookups[r.Op], Tag: r.Tag, Tenant: r.Tenant, Key: r.Key,
 			Value: r.Value, Room: r.Room})
-	case s.freeOps.N == 0:
+	case s.freeOps.N == 0 || r.Op == Put && s.freeOps.N <= s.keptForDeletes():
 		return false
 	}
 	identities := 0
@@ -459,6 +459,10 @@ func (s *Store) Submit(r *Request) bool {
 	s.beginWrite(i, r, 0, full)
 	return true
 }
+
+// keptForDeletes is how many ops Puts leave to Deletes. While Puts wait for room, they may have all others, and a Delete
+// may be what makes room.
+func (s *Store) keptForDeletes() int { return min(s.cfg.Requests/8, 8) }
 
 // beginWrite begins a Put or Delete with an op: that of a CopyIn, or of a request whose tag it has. Full is op.full.
 func (s *Store) beginWrite(i int32, r *Request, copyIn uint8, full bool) {

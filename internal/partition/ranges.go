@@ -5,14 +5,16 @@ import (
 )
 
 // There is a queue for each kind of place in the store, so that a Request that waits for one keeps none from the store
-// that has another. A Put waits as long as all groups of values are being written, which needs no Get. Of Requests for
-// ranges the store takes only a few at a time, and they may be long; a CopyIn that waits does not keep Scans waiting.
+// that has another. A Put waits as long as all groups of values are being written, which neither a Get nor a Delete
+// needs; and a Delete may be what makes room for Puts. Of Requests for ranges the store takes only a few at a time, and
+// they may be long; a CopyIn that waits does not keep Scans waiting.
 
 // The queues in which Requests wait for the store.
 const (
-	getQueue   = iota // Get, Exist, List
-	putQueue          // Put, Delete
-	rangeQueue        // Scan, CopyOut, Count, Digest
+	getQueue    = iota // Get, Exist, List
+	putQueue           // Put
+	deleteQueue        // Delete
+	rangeQueue         // Scan, CopyOut, Count, Digest
 	copyInQueue
 	dropQueue
 	numQueues
@@ -27,8 +29,10 @@ func (p *Partition) queueOf(r *Request) *waiting {
 		return &p.queues[dropQueue]
 	case r.Op.IsRange():
 		return &p.queues[rangeQueue]
-	case r.Op == kvstore.Put || r.Op == kvstore.Delete:
+	case r.Op == kvstore.Put:
 		return &p.queues[putQueue]
+	case r.Op == kvstore.Delete:
+		return &p.queues[deleteQueue]
 	}
 	return &p.queues[getQueue]
 }

@@ -220,7 +220,7 @@ func (s *swapper) begin(now int64) {
 	s.taken = s.taken[:0]
 	waiting, held := driveLoad(s.p.drive)
 	if held == 0 { // otherwise the Requests may wait for nothing but a cap
-		waiting += s.p.queues[getQueue].n + s.p.queues[putQueue].n
+		waiting += s.p.queues[getQueue].n + s.p.queues[putQueue].n + s.p.queues[deleteQueue].n
 	}
 	if s.source.Empty() && waiting < lowLoad {
 		return

@@ -200,7 +200,9 @@ func (p *Partition) startRequests(now int64) (any bool) {
 		any = l.feed()
 	}
 	if p.phase == serving {
-		for i := range p.queues {
+		any = p.startAll(&p.queues[getQueue], now) || any
+		any = p.startWrites(now) || any
+		for i := rangeQueue; i < numQueues; i++ {
 			any = p.startAll(&p.queues[i], now) || any
 		}
 	}
@@ -210,57 +212,89 @@ func (p *Partition) startRequests(now int64) (any bool) {
 // startAll gives the waiting Requests of a queue to the store until the store refuses one, and reports whether it took
 // any.
 func (p *Partition) startAll(w *waiting, now int64) (any bool) {
-	l := p.swapping
-	for r := w.peek(); r != nil; r = w.peek() {
-		if !r.start() {
-			p.endAborted(w.popAny())
-			continue
-		}
-		if r.Pass.StaleAt(now) || r.Extent.Stale() {
-			w.pop()
-			w.requestDone(r)
-			r.Status, r.ValueLen = kvstore.Aborted, 0
-			p.complete(r)
-			continue
-		}
-		if len(p.freeReq) == 0 {
-			p.freeReq = append(p.freeReq, uint32(len(p.reqs)))
-			p.reqs = append(p.reqs, nil)
-		}
-		tag := p.freeReq[len(p.freeReq)-1]
-		q := kvstore.Request{
-			Op: r.Op, Condition: r.Condition, Tag: uint64(tag), Tenant: r.Tenant,
-			Key: r.Key[:min(int(r.KeyLen), len(r.Key))], Value: r.Value, Room: r.Room,
-			Version: r.Version, Given: r.Given, Expires: r.Expires, Tombstone: r.Tombstone, ID: r.ID,
-			Background: r.Background, Restore: r.Restore,
-		}
-		if r.Op.IsRange() {
-			q.Range = r.Range
-		}
-		if r.ExpiresIn {
-			q.Expires = p.later(r.Expires)
-		}
-		if r.KeepSeconds > 0 {
-			q.ID.KeepUntil = p.later(r.KeepSeconds)
-		}
-		verdict := swap.ToStore
-		if l != nil {
-			verdict = l.source.Submit(&q)
-		}
-		if verdict == swap.Full || verdict == swap.ToStore && !p.store.Submit(&q) {
-			r.state.Store(requestQueued)
+	for w.n > 0 {
+		taken, refused := p.startNext(w, now)
+		any = any || taken
+		if refused {
 			break
 		}
-		if l != nil && verdict == swap.ToStore && (r.Op == kvstore.Put || r.Op == kvstore.Delete) {
-			l.source.RequestBegan(tag, q.Key)
-		}
-		p.freeReq = p.freeReq[:len(p.freeReq)-1]
-		p.reqs[tag] = r
-		p.rangeBegan(r)
-		w.pop()
-		any = true
 	}
 	return any
+}
+
+// startWrites is startAll for Puts and Deletes: Requests of both are taken in turn, and when one is refused, those of
+// the other kind that the store takes.
+func (p *Partition) startWrites(now int64) (any bool) {
+	puts, deletes := &p.queues[putQueue], &p.queues[deleteQueue]
+	for puts.n > 0 && deletes.n > 0 {
+		next := puts
+		if deletes.leastInStore() < puts.leastInStore() {
+			next = deletes
+		}
+		taken, refused := p.startNext(next, now)
+		any = any || taken
+		switch {
+		case refused && next == puts:
+			return p.startAll(deletes, now) || any
+		case refused:
+			return p.startAll(puts, now) || any
+		}
+	}
+	any = p.startAll(puts, now) || any
+	return p.startAll(deletes, now) || any
+}
+
+// startNext gives the next Request of a queue, which has one, to the store. The store takes or refuses it, or it is
+// over.
+func (p *Partition) startNext(w *waiting, now int64) (taken, refused bool) {
+	l, r := p.swapping, w.peek()
+	if !r.start() {
+		p.endAborted(w.popAny())
+		return false, false
+	}
+	if r.Pass.StaleAt(now) || r.Extent.Stale() {
+		w.pop()
+		w.requestDone(r)
+		r.Status, r.ValueLen = kvstore.Aborted, 0
+		p.complete(r)
+		return false, false
+	}
+	if len(p.freeReq) == 0 {
+		p.freeReq = append(p.freeReq, uint32(len(p.reqs)))
+		p.reqs = append(p.reqs, nil)
+	}
+	tag := p.freeReq[len(p.freeReq)-1]
+	q := kvstore.Request{
+		Op: r.Op, Condition: r.Condition, Tag: uint64(tag), Tenant: r.Tenant,
+		Key: r.Key[:min(int(r.KeyLen), len(r.Key))], Value: r.Value, Room: r.Room,
+		Version: r.Version, Given: r.Given, Expires: r.Expires, Tombstone: r.Tombstone, ID: r.ID,
+		Background: r.Background, Restore: r.Restore,
+	}
+	if r.Op.IsRange() {
+		q.Range = r.Range
+	}
+	if r.ExpiresIn {
+		q.Expires = p.later(r.Expires)
+	}
+	if r.KeepSeconds > 0 {
+		q.ID.KeepUntil = p.later(r.KeepSeconds)
+	}
+	verdict := swap.ToStore
+	if l != nil {
+		verdict = l.source.Submit(&q)
+	}
+	if verdict == swap.Full || verdict == swap.ToStore && !p.store.Submit(&q) {
+		r.state.Store(requestQueued)
+		return false, true
+	}
+	if l != nil && verdict == swap.ToStore && (r.Op == kvstore.Put || r.Op == kvstore.Delete) {
+		l.source.RequestBegan(tag, q.Key)
+	}
+	p.freeReq = p.freeReq[:len(p.freeReq)-1]
+	p.reqs[tag] = r
+	p.rangeBegan(r)
+	w.pop()
+	return true, false
 }
 
 // takeReplies ends the Requests that the store has replied to.

@@ -49,6 +49,12 @@ func (w *waiting) peek() *Request {
 	return w.queues[w.active[w.best]].first
 }
 
+// leastInStore is how many Requests the tenant has in the store that is served next. There is one.
+func (w *waiting) leastInStore() int {
+	w.peek()
+	return w.queues[w.active[w.best]].inStore
+}
+
 // pop takes out the Request that peek has returned and counts it as in the store.
 func (w *waiting) pop() {
 	q := &w.queues[w.active[w.best]]
