@@ -65,6 +65,8 @@ type Config struct {
 	// longBytes is the average length of the records of segments at which the table grows although it has enough for
 	// its objects: twice that of KeysPerSegment of the longest objects.
 	longBytes int
+	// growMost is how many chunks a partition that grows gets at once; 0: as many as a checkpoint has room for.
+	growMost int64
 	// eager: the table becomes shorter as soon as it has two segments more than it needs.
 	eager bool
 }

@@ -344,6 +344,9 @@ func (c *Config) ListChunks() { c.many = 1 }
 // Eager lets the table become shorter as soon as it has two segments more than it needs.
 func (c *Config) Eager() { c.eager = true }
 
+// GrowInSteps lets a partition that grows get there in steps of three chunks.
+func (c *Config) GrowInSteps() { c.growMost = 3 }
+
 // MergeState says how far a merge is.
 func (s *Store) MergeState() string {
 	return [...]string{mergeNone: "none", mergeReads: "reads segments", mergeWrites: "is being written",

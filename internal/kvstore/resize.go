@@ -380,6 +380,10 @@ func (s *Store) commitStep() {
 	case s.cfg.PartitionBytes == r.o.PartitionBytes:
 		r.stage = resizeNone
 		s.progress++
+	case s.stopping: // the size that it has by now counts: the last checkpoint may have been written
+		r.err = fmt.Errorf("%w to %s: the store is being closed", ErrResize, inMiB(r.o.PartitionBytes))
+		r.stage = resizeNone
+		s.progress++
 	default:
 		to := s.nextBytes()
 		if n := int(s.chunksIn(to)); n > len(s.pool.Chunks) {
@@ -400,6 +404,9 @@ func (s *Store) nextBytes() int64 {
 		return to
 	}
 	n := s.budget.ChunksFor(max(s.budget.CheckpointChunks, s.pool.Free), len(s.tbl.Bytes()))
+	if s.cfg.growMost > 0 {
+		n = min(n, int64(len(s.pool.Chunks))+s.cfg.growMost)
+	}
 	most := format.AreaStart + format.SuperblockBytes + n*s.cfg.ChunkBytes
 	return min(to, max(most, s.cfg.PartitionBytes+s.cfg.ChunkBytes))
 }
