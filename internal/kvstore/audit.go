@@ -26,8 +26,11 @@ import (
 const (
 	// auditWindow is how many segments an audit looks at at once.
 	auditWindow = 16
-	// auditSkips is how many empty segments an audit passes in one go.
+	// auditSkips is how many empty segments an audit passes in a turn.
 	auditSkips = 4096
+	// auditChunks is how many chunks an audit goes through in a turn, to choose those that it counts or to make use of
+	// the counts. One that it counts stands for auditCounted others, because of the map.
+	auditChunks, auditCounted = 8192, 16
 	// auditPauseNS is the time between two audits that the store begins of itself.
 	auditPauseNS = 3600e9
 	// auditBytesPerSec is how fast such an audit reads where there is no scrub.
@@ -58,8 +61,12 @@ type auditState struct {
 	wanted, ofOperator, forRoom bool
 	// hoards: chunks have become damaged since the last audit for room began.
 	hoards bool
-	// skipping: the audit passes empty segments, and goes on in the next turn.
-	skipping bool
+	// skipping: the audit passes empty segments, or goes through chunks, and goes on in the next turn. rested: this
+	// turn has done as much of that as it has time for.
+	skipping, rested bool
+	// at is the chunk that is looked at next. chosen: those that are counted were chosen.
+	at     format.ChunkNumber
+	chosen bool
 	// replaceable counts lost segments whose records can still be read again, because nothing has replaced them.
 	replaceable int
 	// next is what the next one is for, if it begins as soon as this one ends.
@@ -100,12 +107,7 @@ func (s *Store) Audit(repair bool) bool {
 // AuditState returns how far the audit is that is running, or what the last one has found.
 func (s *Store) AuditState() AuditState {
 	a := s.audit.AuditState
-	a.DamagedChunks = 0
-	for i := range s.pool.Chunks {
-		if s.pool.Chunks[i].State == space.Damaged {
-			a.DamagedChunks++
-		}
-	}
+	a.DamagedChunks = s.pool.Damaged
 	return a
 }
 
@@ -114,18 +116,14 @@ func (s *Store) AuditState() AuditState {
 func (s *Store) beginAudit(ofOperator, repair bool) {
 	a := &s.audit
 	*a = auditState{AuditState: AuditState{Running: true, Repairing: repair, Segments: s.tbl.Len()},
-		ofOperator: ofOperator, hoards: a.hoards, awaited: a.awaited[:0], pending: a.pending[:0]}
+		ofOperator: ofOperator, hoards: a.hoards, rested: a.rested, awaited: a.awaited[:0], pending: a.pending[:0],
+		counts: map[format.ChunkNumber]auditCount{}}
 	if !ofOperator {
 		return
 	}
 	for l := range s.logs {
 		if !s.logs[l].opening {
 			s.closeChunk(l)
-		}
-	}
-	for i := range s.pool.Chunks {
-		if n := format.ChunkNumber(i); s.countable(n) && s.uncommitted(n) {
-			a.awaited = append(a.awaited, n)
 		}
 	}
 }
@@ -139,6 +137,9 @@ func (s *Store) countable(i format.ChunkNumber) bool {
 // uncommitted reports whether a chunk has records that are not committed.
 func (s *Store) uncommitted(i format.ChunkNumber) bool {
 	pins := int(s.pool.Chunks[i].Pins)
+	if pins == 0 {
+		return false
+	}
 	for k := range s.compact.slots {
 		if sl := &s.compact.slots[k]; sl.scrub && sl.Chunk == i {
 			pins--
@@ -152,15 +153,48 @@ func (s *Store) uncommitted(i format.ChunkNumber) bool {
 	return pins > 0
 }
 
-// beginCounting chooses the chunks that are counted.
-func (s *Store) beginCounting() {
+// choose goes on to choose the chunks that are counted, and reports whether all were looked at. Until the first segment
+// is counted it makes no difference when one is chosen, for nothing is added to it.
+func (s *Store) choose() (done bool) {
 	a := &s.audit
-	a.counts = map[format.ChunkNumber]auditCount{}
-	for i := range s.pool.Chunks {
-		if n := format.ChunkNumber(i); s.countable(n) && !s.uncommitted(n) {
-			a.counts[n] = auditCount{epoch: s.pool.Chunks[i].Epoch}
+	for work := 0; int(a.at) < len(s.pool.Chunks); a.at++ {
+		if work >= auditChunks {
+			return false
+		}
+		switch work++; {
+		case !s.countable(a.at):
+		case s.uncommitted(a.at):
+			if a.ofOperator {
+				a.awaited = append(a.awaited, a.at)
+			}
+		default:
+			work += auditCounted
+			a.counts[a.at] = auditCount{epoch: s.pool.Chunks[a.at].Epoch}
 		}
 	}
+	return true
+}
+
+// await chooses those of the awaited chunks that are committed now, and reports whether there are others.
+func (s *Store) await() bool {
+	a := &s.audit
+	a.awaited = slices.DeleteFunc(a.awaited, func(i format.ChunkNumber) bool {
+		countable := s.countable(i)
+		if countable && s.uncommitted(i) {
+			return false
+		}
+		if countable {
+			a.counts[i] = auditCount{epoch: s.pool.Chunks[i].Epoch}
+		}
+		return true
+	})
+	return len(a.awaited) > 0
+}
+
+// restAudit lets an audit go on in the next turn.
+func (s *Store) restAudit() {
+	s.audit.skipping, s.audit.rested = true, true
+	s.wake(s.now + 1)
 }
 
 // auditStep begins an audit that is wanted, or continues the one that is running.
@@ -181,21 +215,26 @@ func (s *Store) auditStep() {
 	case !a.Running:
 		s.beginAudit(false, false)
 	}
-	a.awaited = slices.DeleteFunc(a.awaited, func(i format.ChunkNumber) bool { return !s.uncommitted(i) })
-	if len(a.awaited) > 0 {
+	if a.rested {
 		return
 	}
-	if a.counts == nil {
-		s.beginCounting()
-	}
 	a.skipping = false
+	if !a.chosen {
+		if a.chosen = s.choose(); !a.chosen {
+			s.restAudit()
+			return
+		}
+		a.at = 0
+	}
+	if s.await() {
+		return
+	}
 	for skipped := 0; a.Looked < s.tbl.Len() && len(a.pending) < auditWindow && s.freeInt.N > maxMoves/4; a.Looked++ {
 		n := a.Looked
 		if s.tbl.Get(n) == 0 {
 			// Keys that are being written to it are counted when they are committed.
 			if skipped++; skipped == auditSkips {
-				a.skipping = true
-				s.wake(s.now + 1)
+				s.restAudit()
 				return
 			}
 			continue
@@ -213,9 +252,14 @@ func (s *Store) auditStep() {
 			break
 		}
 	}
-	if a.Looked == s.tbl.Len() && len(a.pending) == 0 {
-		s.endAudit()
+	if a.Looked < s.tbl.Len() || len(a.pending) > 0 {
+		return
 	}
+	if !s.applyCounts() {
+		s.restAudit()
+		return
+	}
+	s.endAudit()
 }
 
 // mayAuditForRoom reports whether writes are stalled while chunks are kept for what is lost.
@@ -302,35 +346,56 @@ func (s *Store) died(number uint32, offset units.ExtentOffset, n int) {
 	s.pool.SubLive(offset, n)
 }
 
-// endAudit makes use of the counts. As long as something is lost, what is live in value logs stays counted: the values
-// of lost keys are there.
-func (s *Store) endAudit() {
+// applyCounts goes on to make use of the counts, and reports whether that is done. As long as something is lost, what is
+// live in value logs stays counted: the values of lost keys are there. Segments that a split adds meanwhile are looked
+// at before it goes on.
+func (s *Store) applyCounts() (done bool) {
 	a := &s.audit
-	a.Running, a.wanted, a.ofOperator, a.dueNS = false, false, false, s.now+auditPauseNS
-	a.Segments = s.tbl.Len()
-	if s.split.made {
-		for _, i := range s.split.dst[:s.split.n] {
-			if act := &s.segs[i]; act.bytes > 0 { // it is not in the table yet
-				a.count(s.pool.Of(act.entry.Offset()), int64(act.bytes))
-			}
-		}
-	}
 	complete := a.Lossy == 0 && a.Unreadable == 0
 	exact := complete || a.forRoom && a.replaceable == 0 && a.Unreadable == 0
-	for i, n := range a.counts {
-		c := &s.pool.Chunks[i]
-		if c.State != space.Damaged && c.State != space.Sealed || c.Epoch != n.epoch ||
-			!exact && c.Kind != format.KeyLog {
+	for work := 0; int(a.at) < len(s.pool.Chunks) && len(a.counts) > 0; a.at++ {
+		if work >= auditChunks {
+			return false
+		}
+		c := &s.pool.Chunks[a.at]
+		if work++; c.State != space.Damaged && c.State != space.Sealed {
+			continue
+		}
+		work += auditCounted
+		n, ok := a.counts[a.at]
+		delete(a.counts, a.at) // what dies from now on is subtracted from Live only
+		if !ok || c.Epoch != n.epoch || !exact && c.Kind != format.KeyLog {
 			continue
 		}
 		was := c.State
-		s.pool.SetLive(i, n.live)
+		s.pool.SetLive(a.at, n.live+s.addedIn(a.at))
 		if was == space.Damaged && c.State != was {
 			a.FreedChunks++
 		}
 	}
+	return true
+}
+
+// addedIn is how many bytes of segments are in a chunk that a split has written, and that are not in the table yet.
+func (s *Store) addedIn(chunk format.ChunkNumber) (n int64) {
+	if !s.split.made {
+		return 0
+	}
+	for _, i := range s.split.dst[:s.split.n] {
+		if act := &s.segs[i]; act.bytes > 0 && s.pool.Of(act.entry.Offset()) == chunk {
+			n += int64(act.bytes)
+		}
+	}
+	return n
+}
+
+// endAudit ends an audit that has made use of the counts.
+func (s *Store) endAudit() {
+	a := &s.audit
+	a.Running, a.wanted, a.ofOperator, a.dueNS = false, false, false, s.now+auditPauseNS
+	a.Segments = s.tbl.Len()
 	a.counts = nil
-	if complete {
+	if a.Lossy == 0 && a.Unreadable == 0 {
 		a.Lost = max(0, s.objects-a.objects)
 		s.objects = a.objects
 	}

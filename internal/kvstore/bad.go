@@ -62,7 +62,7 @@ type badState struct {
 
 // openBad takes what was found when the partition was opened.
 func (s *Store) openBad(mem *space.Buffers) {
-	s.bad.damaged = s.pool.Damaged()
+	s.bad.damaged = s.pool.Damaged > 0
 	if s.pool.Bad > 0 {
 		s.bad.buf = mem.Take("trying bad chunks", badPieceBytes)
 	}

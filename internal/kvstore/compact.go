@@ -74,6 +74,8 @@ type compactState struct {
 	// suspect is a chunk in which the scrub has not found all that is live, or none. It is emptied, so that it is known
 	// what is lost.
 	suspect format.ChunkNumber
+	// chosen: this turn has chosen a victim, which takes up to 40 µs.
+	chosen bool
 }
 
 // avoided is a chunk that could not be emptied, because much of it, or a segment of one of its values, could not be
@@ -256,6 +258,10 @@ func (s *Store) startVictims(want int) {
 		if sl.busy {
 			continue
 		}
+		if c.chosen {
+			s.wake(s.now + 1) // the next one is chosen in the next turn
+			break
+		}
 		v := s.nextVictim()
 		if v == none {
 			if c.keys+c.values > 0 || !s.retryAvoided() {
@@ -265,7 +271,7 @@ func (s *Store) startVictims(want int) {
 				break
 			}
 		}
-		sl.busy = true
+		sl.busy, c.chosen = true, true
 		sl.Begin(v)
 		if sl.Key {
 			c.keys++
@@ -446,7 +452,7 @@ func (s *Store) victimDone(sl *slot) {
 		return
 	case v.Live > 0:
 		// Some of what is live was not found, so that it is damaged. The rest of the chunk is left as it is.
-		v.State = space.Damaged
+		s.pool.SetDamaged(sl.Chunk)
 		s.bad.damaged = true
 		s.audit.wanted, s.audit.hoards = true, true
 		s.damage(Damage{Offset: s.pool.At(sl.Chunk, 0), LostBytes: int64(v.Live)})

@@ -306,11 +306,6 @@ func (s *Store) emptyStep() {
 // the next checkpoint for recovery as well.
 func (s *Store) takeAway() {
 	first := format.ChunkNumber(s.pool.Limit())
-	for i := range s.audit.counts {
-		if i >= first {
-			delete(s.audit.counts, i)
-		}
-	}
 	awaited := s.audit.awaited[:0]
 	for _, i := range s.audit.awaited {
 		if i < first {

@@ -553,7 +553,8 @@ func (s *Store) Turn(nowNS int64, out *Actions) {
 	own := s.out
 	s.out = out
 	out.WakeNS = 0
-	s.ckpt.swept, s.scrub.resting, s.merge.emptied, s.copyWork = false, false, 0, copyWorkMost
+	s.ckpt.swept, s.scrub.resting, s.audit.rested, s.compact.chosen = false, false, false, false
+	s.merge.emptied, s.copyWork = 0, copyWorkMost
 	if s.phase == unopened {
 		s.open()
 	}

@@ -71,8 +71,8 @@ const chunkBytes = 16
 type Pool struct {
 	// Chunks are indexed by chunk number.
 	Chunks []Chunk
-	// Free, Obsolete and Bad count the chunks in these states.
-	Free, Obsolete, Bad int
+	// Free, Obsolete, Bad and Damaged count the chunks in these states.
+	Free, Obsolete, Bad, Damaged int
 	// Live is the sum of Live of all chunks, KeyLive of those of the key log. KeyChunks is the number of those.
 	Live, KeyLive int64
 	KeyChunks     int
@@ -274,6 +274,9 @@ func (p *Pool) Seal(i format.ChunkNumber) {
 
 // Reseal makes a chunk that was a victim, or damaged, one that may be chosen again.
 func (p *Pool) Reseal(i format.ChunkNumber) {
+	if p.Chunks[i].State == Damaged {
+		p.Damaged--
+	}
 	p.Chunks[i].State = Sealed
 	p.gains++
 }
@@ -331,9 +334,14 @@ func (p *Pool) Unpin(i format.ChunkNumber) {
 
 // releaseIfEmpty releases a chunk that is sealed or damaged, not pinned, and has nothing live.
 func (p *Pool) releaseIfEmpty(i format.ChunkNumber) {
-	if c := &p.Chunks[i]; (c.State == Sealed || c.State == Damaged) && c.Live == 0 && c.Pins == 0 {
-		p.Release(i)
+	c := &p.Chunks[i]
+	if c.State != Sealed && c.State != Damaged || c.Live != 0 || c.Pins != 0 {
+		return
 	}
+	if c.State == Damaged {
+		p.Damaged--
+	}
+	p.Release(i)
 }
 
 // Release frees a chunk in which nothing is live, or makes it obsolete if recovery might still read it.
@@ -391,9 +399,10 @@ func (p *Pool) Heal(i format.ChunkNumber) {
 	p.Changes++
 }
 
-// Damaged reports whether a chunk is damaged.
-func (p *Pool) Damaged() bool {
-	return slices.ContainsFunc(p.Chunks, func(c Chunk) bool { return c.State == Damaged })
+// SetDamaged makes a victim damaged: not all that is live in it was found.
+func (p *Pool) SetDamaged(i format.ChunkNumber) {
+	p.Chunks[i].State = Damaged
+	p.Damaged++
 }
 
 // count adds n to the sums of live bytes, to which chunk i contributes.
@@ -523,6 +532,8 @@ func (p *Pool) Recovered() {
 			p.Obsolete++
 		case Bad:
 			p.Bad++
+		case Damaged:
+			p.Damaged++
 		}
 		if p.Chunks[i].State != Free {
 			p.count(format.ChunkNumber(i), int64(p.Chunks[i].Live))
