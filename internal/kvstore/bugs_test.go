@@ -147,56 +147,75 @@ func TestAFullPartitionStillServes(t *testing.T) {
 	t.Parallel()
 	for seed := range kvstore.Seeds(t, kvstore.Sized(4, 2)) {
 		size := []int{0, 1000, 100, 20000}[seed%4]
-		r := newRig(t, seed, variant(seed, []int64{30, 40, 24, 64}[seed%4]))
-		m := newModel(r, 1, func() int { return size })
-		keys := int(r.cfg.PartitionBytes) / (size + 34)
-		m = newModel(r, keys, m.size)
-		for cycle := range 2 {
-			m.full = 0
-			for k := range m.keys {
-				m.push(kvstore.Put, k, size)
-			}
-			m.finish()
-			if m.full == 0 {
-				t.Fatalf("%d values of %d bytes fit into %d", len(m.keys), size, r.cfg.PartitionBytes)
-			}
-			// At the limit: overwrites, with deletes among them.
-			m.ops = []kvstore.Op{kvstore.Put, kvstore.Put, kvstore.Put, kvstore.Get, kvstore.Delete}
-			m.random(1500, 48)
-			if cycle == 1 {
-				m.power = true
-				m.crash()
-				m.reopen()
-			}
-			m.compare(false)
-			// Deleting every third key makes room for as many new ones.
-			var gone []int
-			for k := int(seed % 3); k < len(m.keys); k += 3 {
-				if m.exists(k) {
-					m.push(kvstore.Delete, k, 0)
-					gone = append(gone, k)
-				}
-			}
-			m.finish()
-			m.settle()
-			m.full = 0
-			for _, k := range gone[:len(gone)/2] {
-				m.push(kvstore.Put, k, size)
-			}
-			m.finish()
-			if m.full > 0 {
-				t.Errorf("values of %d: %d of %d Puts find the partition full, after twice as many Deletes: %+v", size,
-					m.full, len(gone)/2, m.s.Stats())
-			}
-		}
-		// All keys can be deleted, one after the other.
+		fillAndServe(t, seed, variant(seed, []int64{30, 40, 24, 64}[seed%4]), size, 1500)
+	}
+}
+
+// TestAPartitionFullOfLongValuesStillServes: with values of more than 64 KiB, which are written in pieces.
+func TestAPartitionFullOfLongValuesStillServes(t *testing.T) {
+	kvstore.PlainOnly(t)
+	t.Parallel()
+	for seed := range kvstore.Seeds(t, kvstore.Sized(4, 2)) {
+		cfg := variant(seed, 0)
+		cfg.ChunkBytes = 512 << 10
+		cfg.PartitionBytes = small(1).PartitionBytes + 48*cfg.ChunkBytes
+		fillAndServe(t, seed, cfg, []int{256 << 10, 64<<10 + 1, 200_000, 100_000}[seed%4], 300)
+	}
+}
+
+// fillAndServe fills a partition with values of a size, and goes on at the limit: with so many overwrites and deletes,
+// a crash, and deletes that make room.
+func fillAndServe(t *testing.T, seed uint64, cfg kvstore.Config, size, overwrites int) {
+	t.Helper()
+	r := newRig(t, seed, cfg)
+	m := newModel(r, 1, func() int { return size })
+	keys := int(r.cfg.PartitionBytes) / (size + 34)
+	m = newModel(r, keys, m.size)
+	for cycle := range 2 {
+		m.full = 0
 		for k := range m.keys {
-			m.push(kvstore.Delete, k, 0)
+			m.push(kvstore.Put, k, size)
+		}
+		m.finish()
+		if m.full == 0 {
+			t.Fatalf("%d values of %d bytes fit into %d", len(m.keys), size, r.cfg.PartitionBytes)
+		}
+		// At the limit: overwrites, with deletes among them.
+		m.ops = []kvstore.Op{kvstore.Put, kvstore.Put, kvstore.Put, kvstore.Get, kvstore.Delete}
+		m.random(overwrites, 48)
+		if cycle == 1 {
+			m.power = true
+			m.crash()
+			m.reopen()
+		}
+		m.compare(false)
+		// Deleting every third key makes room for as many new ones.
+		var gone []int
+		for k := int(seed % 3); k < len(m.keys); k += 3 {
+			if m.exists(k) {
+				m.push(kvstore.Delete, k, 0)
+				gone = append(gone, k)
+			}
 		}
 		m.finish()
 		m.settle()
-		m.compare(false)
+		m.full = 0
+		for _, k := range gone[:len(gone)/2] {
+			m.push(kvstore.Put, k, size)
+		}
+		m.finish()
+		if m.full > 0 {
+			t.Errorf("values of %d: %d of %d Puts find the partition full, after twice as many Deletes: %+v", size,
+				m.full, len(gone)/2, m.s.Stats())
+		}
 	}
+	// All keys can be deleted, one after the other.
+	for k := range m.keys {
+		m.push(kvstore.Delete, k, 0)
+	}
+	m.finish()
+	m.settle()
+	m.compare(false)
 }
 
 // B7: compaction may move what a Get reads, and its chunk may be reused, before the device completes the read.
