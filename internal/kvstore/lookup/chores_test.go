@@ -20,7 +20,7 @@ func workOf(m *Machine) (all [MaxRanges]int) {
 			case clearing:
 				all[o.ranged] += ro.at - nvme.KVRangeHeaderBytes
 			case sealing:
-				all[o.ranged] += len(o.value) + ro.sealer.At()
+				all[o.ranged] += ro.sealer.At()
 			}
 		}
 	}
