@@ -346,9 +346,9 @@ func (s *Store) died(number uint32, offset units.ExtentOffset, n int) {
 	s.pool.SubLive(offset, n)
 }
 
-// applyCounts goes on to make use of the counts, and reports whether that is done. As long as something is lost, what is
-// live in value logs stays counted: the values of lost keys are there. Segments that a split adds meanwhile are looked
-// at before it goes on.
+// applyCounts goes on to make use of the counts, and reports whether that is done. As long as something is lost, what
+// is live in value logs stays counted: the values of lost keys are there. Segments that a split adds meanwhile are
+// looked at before it goes on.
 func (s *Store) applyCounts() (done bool) {
 	a := &s.audit
 	complete := a.Lossy == 0 && a.Unreadable == 0

@@ -86,6 +86,10 @@ func (s *Store) wrongVersion(r *Request) bool {
 // addsIdentity reports whether applyWrite adds the op's identity, as the newest one of the key.
 func (o *op) addsIdentity() bool { return o.id.Client != 0 && o.given == 0 }
 
+// keptForDeletes is how many ops Puts leave to Deletes. While Puts wait for room they may have all others, and a Delete
+// may be what makes room.
+func (s *Store) keptForDeletes() int { return min(s.cfg.Requests/8, 8) }
+
 // pays says who pays for the op's I/Os.
 func (o *op) pays() payer {
 	return payerOf(o.tenant, o.background || o.kind >= opMove && o.kind != opClear)

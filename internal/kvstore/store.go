@@ -460,10 +460,6 @@ func (s *Store) Submit(r *Request) bool {
 	return true
 }
 
-// keptForDeletes is how many ops Puts leave to Deletes. While Puts wait for room, they may have all others, and a Delete
-// may be what makes room.
-func (s *Store) keptForDeletes() int { return min(s.cfg.Requests/8, 8) }
-
 // beginWrite begins a Put or Delete with an op: that of a CopyIn, or of a request whose tag it has. Full is op.full.
 func (s *Store) beginWrite(i int32, r *Request, copyIn uint8, full bool) {
 	o := &s.ops[i]

@@ -1,0 +1,64 @@
+package kvstore
+
+import "slices"
+
+// givesUp reports that one victim after the other has failed for so long that Puts no longer wait for the next: not
+// that long if the store is to stop.
+func (s *Store) givesUp() bool {
+	patience := int64(patienceNS)
+	if s.stopping {
+		patience /= 10
+	}
+	return s.compact.failed > maxFailed && s.now-s.compact.sinceNS >= patience
+}
+
+// retrying reports that victims which could not be emptied will be tried again soon.
+func (s *Store) retrying() bool {
+	c := &s.compact
+	return !s.givesUp() &&
+		(s.now < c.retryNS || slices.ContainsFunc(c.avoided[:], func(a avoided) bool { return a.pinned }))
+}
+
+// failOutOfSpace ends writes that wait for space if no space can be won: with CapacityExceeded, or with DeviceError if
+// that is because one victim after the other could not be read. Writes of hosts (userLog) end as soon as compaction
+// empties nothing, because no chunk is worth it or it pauses, and no checkpoint runs, which may win space. Everything
+// else that waits, moves of compaction and changes of segments included, ends only if nothing is left that could free a
+// chunk: no I/O in flight, no chunk obsolete, no checkpoint running, no retry due after a failed read of a victim
+// unless compaction gives up, no search for the next record of one, and no progress in this round of steps. before is
+// the count of progress and of the pool's changes at the beginning of the round.
+func (s *Store) failOutOfSpace(before uint64) {
+	st := CapacityExceeded
+	if s.givesUp() {
+		st = DeviceError
+	}
+	if s.compact.nothing && s.logs[userLog].starved && s.ckpt.stage == ckptIdle {
+		s.failSealed(userLog, st)
+	}
+	if s.retrying() {
+		return
+	}
+	if len(s.ios) != len(s.freeIO) || s.progress+s.pool.Changes != before || s.pool.Obsolete > 0 ||
+		s.ckpt.stage != ckptIdle || s.searching() {
+		return
+	}
+	for l := range s.logs {
+		if s.logs[l].starved {
+			s.failSealed(l, st)
+		}
+	}
+	for n := s.dirty.N; s.compact.blocked && n > 0; n-- {
+		i := s.segLinks.Pop(&s.dirty)
+		s.segs[i].dirty = false
+		s.failReady(i, st)
+		s.schedule(i)
+		s.progress++
+	}
+}
+
+// searching reports whether the walk through a victim, or through empty segments, goes on in the next turn.
+func (s *Store) searching() bool {
+	skips := s.audit.Running && s.audit.skipping || s.expiry.running && s.expiry.skipping
+	return skips || slices.ContainsFunc(s.compact.slots, func(sl slot) bool {
+		return sl.busy && !sl.scrub && sl.Searching && !sl.Failed // one that has failed is not searched
+	})
+}
