@@ -132,8 +132,8 @@ func (m *Machine) beginsAgain(o *op, ro *rangeOp) bool {
 	return true
 }
 
-// cutRange goes on to look for the last entry before the first one whose value could not be read, and reports whether
-// it was found. Then that one and those behind it are left out. If it is the first of all, and it is lost, it is passed.
+// cutRange goes on to look for the last entry before the first one whose value could not be read. It reports whether
+// that was found; then the entries behind it are left out. If there is none, and the first one is lost, it is passed.
 func (m *Machine) cutRange(ro *rangeOp) (done bool) {
 	for ro.at < ro.cut {
 		if m.choresDone += choreEntry; m.choresDone > choreBytes {
