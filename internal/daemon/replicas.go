@@ -20,6 +20,10 @@ import (
 // closeReplicasTimeout is how long the replicas may take to end what their stores have under way.
 const closeReplicasTimeout = 200 * time.Millisecond
 
+// patienceLeases is for how many leases a member of a chain waits for a neighbour that is out of reach while the
+// manager hears it. A node that has failed is given up after 1.3 leases.
+const patienceLeases = 2
+
 // replicaNode runs the replicas of this node's partitions, with the connections to the other nodes.
 type replicaNode struct {
 	access   clusterAccess
@@ -43,7 +47,8 @@ func newReplicaNode(access clusterAccess) (*replicaNode, error) {
 		groups: map[uuid.UUID]*replicas.Replicas{}, targets: map[string]string{}}
 	cfg := n.cfg.Cluster
 	pc := peers.Config{Name: n.cfg.Node.Name, HostNQN: cluster.HostNQN(cfg.Name, n.cfg.Node.Name),
-		Connected: r.connected, KATO: 2 * time.Duration(cfg.Lease), RDMA: n.opts.RDMA, Log: n.log}
+		Connected: r.connected, Disconnected: r.disconnected, KATO: time.Duration(cfg.Lease), RDMA: n.opts.RDMA,
+		Log: n.log}
 	for _, other := range cfg.Nodes {
 		r.targets[other.Name] = other.Target
 		if other.Name != n.cfg.Node.Name {
@@ -60,7 +65,8 @@ func (r *replicaNode) attach(id uuid.UUID, p *partition.Partition) error {
 	name := r.access.Node.cfg.Cluster.Name
 	g, err := replicas.New(replicas.Config{Store: p, ID: id, Peers: r.peers,
 		HostNQN:   func(node string) string { return cluster.HostNQN(name, node) },
-		Authority: r.access.Authority, Clock: member.Now, Changed: r.report, Incomplete: p.Lost() != nil,
+		Authority: r.access.Authority, Clock: member.Now, Changed: r.report,
+		Patience: patienceLeases * time.Duration(r.access.Node.cfg.Cluster.Lease), Incomplete: p.Lost() != nil,
 		Full: p.NearlyFull, Pool: r.access.Node.pool, Env: turn.Real, Log: r.log})
 	if err != nil {
 		return err
@@ -86,6 +92,13 @@ func (r *replicaNode) all() (all []*replicas.Replicas) {
 func (r *replicaNode) connected(node string) {
 	for _, g := range r.all() {
 		g.NodeReachable(node)
+	}
+}
+
+// disconnected is told by peers that a node cannot be reached.
+func (r *replicaNode) disconnected(node string, silent time.Duration) {
+	for _, g := range r.all() {
+		g.NodeUnreachable(node, silent)
 	}
 }
 

@@ -192,6 +192,9 @@ func (n *node) run() {
 			said = ""
 			began := time.Now()
 			err = n.serve(a)
+			if n.p.ctx.Err() == nil && !errors.Is(err, errUnwanted) && !errors.Is(err, errOutgrown) {
+				n.p.cfg.Disconnected(n.Name, n.silent(err)) // the end may take long
+			}
 			n.end(a, err)
 			if n.p.ctx.Err() != nil {
 				return
@@ -208,13 +211,24 @@ func (n *node) run() {
 			if time.Since(began) > n.p.cfg.MaxPause {
 				pause = n.p.cfg.MinPause
 			}
-		} else if why := reason(err); why != said && n.p.ctx.Err() == nil {
-			said = why
-			n.log.Warn("a node cannot be reached", "cause", err)
+		} else if n.p.ctx.Err() == nil {
+			if why := reason(err); why != said {
+				said = why
+				n.log.Warn("a node cannot be reached", "cause", err)
+			}
+			n.p.cfg.Disconnected(n.Name, 0)
 		}
 		n.sleep(pause/2 + rand.N(pause/2+1))
 		pause = min(2*pause, n.p.cfg.MaxPause)
 	}
+}
+
+// silent is how long a node has not answered when its connection ends for that reason.
+func (n *node) silent(err error) time.Duration {
+	if errors.Is(err, client.ErrTimeout) || errors.Is(err, syscall.ETIMEDOUT) {
+		return n.p.cfg.KATO
+	}
+	return 0
 }
 
 // errUnwanted ends the connection to a node that is not in the view.

@@ -108,6 +108,9 @@ type Config struct {
 	// connected, or has more partitions. What was outstanding has then ended. It is called without locks, by one
 	// goroutine for each node; it may send commands, but not call Close.
 	Connected func(node string)
+	// Disconnected is called when the connection to a node has ended, and when there was none and it could not be made.
+	// silent is how long the node had not answered then, at least. As Connected.
+	Disconnected func(node string, silent time.Duration)
 
 	// QueueDepth is how many commands may be outstanding in each of a node's queues, 1 to 1024; the node may allow
 	// fewer. More wait in order, and Forwards already when they have three quarters. Default 128.
@@ -222,6 +225,9 @@ func (c *Config) check() error {
 	}
 	if c.Connected == nil {
 		c.Connected = func(string) {}
+	}
+	if c.Disconnected == nil {
+		c.Disconnected = func(string, time.Duration) {}
 	}
 	return nil
 }

@@ -41,6 +41,8 @@ type rig struct {
 	frozen atomic.Bool
 	// forwards has the first Forwards that nodes have got.
 	forwards chan *delivery
+	// cut are two nodes that do not reach each other.
+	cut atomic.Pointer[[2]int]
 }
 
 // node is a node with one partition.
@@ -109,7 +111,8 @@ func (g *rig) newNode(id, nodes int) *node {
 		Format: true, HashSeed: testSeed, UUID: uuid.UUID{2, byte(id)}}})
 	must(g.t, err)
 	n.r, err = replicas.New(replicas.Config{Store: n.part, ID: uuid.UUID{2, byte(id)}, Peers: n, HostNQN: hostNQN,
-		Authority: n.until.Load, Clock: clock, Changed: func() {}, Pool: pool, MemoryBytes: 1 << 20, Env: turn.Real})
+		Authority: n.until.Load, Clock: clock, Changed: func() {}, Pool: pool, MemoryBytes: 1 << 20, Env: turn.Real,
+		Patience: testPatience})
 	must(g.t, err)
 	for range nodes {
 		n.inbox = append(n.inbox, make(chan *delivery, 10_000))
@@ -161,7 +164,8 @@ func (n *node) carry(c *peers.Command) {
 		copy(d.Value, c.Data)
 	}
 	n.rig.done.Go(func() {
-		if !n.alive.Load() || !to.alive.Load() {
+		if cut := n.rig.cut.Load(); !n.alive.Load() || !to.alive.Load() ||
+			cut != nil && (*cut == [2]int{n.id, to.id} || *cut == [2]int{to.id, n.id}) {
 			d.lose()
 			return
 		}

@@ -68,6 +68,9 @@ type Config struct {
 	Full func() bool
 	// Changed is told that Report returns something else. It must not block.
 	Changed func()
+	// Patience is how long a neighbour in a chain may be out of reach while the manager has it take part: see cuts.
+	// It is longer than it takes until a view goes on without a node that has failed. 0: for ever.
+	Patience time.Duration
 	// Pool has the memory for values and batches, and the buffers for the values of other nodes.
 	Pool *bufpool.Pool
 	// MemoryBytes is for values of writes that are under way, for each place in a chain; 0: DefaultMemoryBytes.
@@ -114,9 +117,9 @@ type Replicas struct {
 	inbox    turn.Mailbox[Request]
 	stored   turn.Mailbox[storeRequest]
 	answered turn.Mailbox[peerRequest]
-	// aborts are Requests that are to end soon. reachable are nodes to which there is a connection again.
-	aborts    turn.Messages[abort]
-	reachable turn.Messages[string]
+	// aborts are Requests that are to end soon. links are nodes to which there is a connection again, or none any more.
+	aborts turn.Messages[abort]
+	links  turn.Messages[linkChange]
 
 	// mu guards report.
 	mu     sync.Mutex
@@ -149,7 +152,8 @@ type Replicas struct {
 	toPeers      peers.Batch
 	acts         replica.Actions
 	again        []abort
-	nodesUp      []string
+	changes      []linkChange
+	cuts         cuts
 }
 
 // member is the replica of a range.
@@ -163,8 +167,8 @@ type member struct {
 	// wakeNS is when it wants a turn; retryNS when what was lost is sent again to those in lost. 0: never.
 	wakeNS, retryNS int64
 	lost            []crrs.Peer
-	// filled is the Since of the membership in which it was filled last.
-	filled uint64
+	// filled is the Since of the membership in which it was filled last, resigned that of the one that it gave up.
+	filled, resigned uint64
 	// complete and damaged are what was reported.
 	complete, damaged bool
 }
@@ -221,12 +225,6 @@ func (g *Replicas) newMember(number int) *member {
 func (g *Replicas) Submit(b *Batch) {
 	g.inbox.PushChain(&b.chain)
 	g.driver.Run()
-}
-
-// NodeReachable says that there is a connection to a node again.
-func (g *Replicas) NodeReachable(node string) {
-	g.reachable.Put(node)
-	g.driver.RunLater()
 }
 
 // Close ends the replicas: Requests are refused from now on, no read is answered any more, and writes that are under
@@ -291,7 +289,7 @@ type machine Replicas
 // Pending implements turn.Machine.
 func (m *machine) Pending() bool {
 	return m.inbox.Pending() || m.stored.Pending() || m.answered.Pending() || m.aborts.Pending() ||
-		m.reachable.Pending()
+		m.links.Pending()
 }
 
 // Turn implements turn.Machine.
@@ -304,7 +302,7 @@ func (g *Replicas) turn() {
 	// Aborts before the inbox: that has whatever was submitted before it was aborted.
 	g.again = g.aborts.Take(g.again[:0])
 	stored, answered, inbox := g.stored.Take(), g.answered.Take(), g.inbox.Take()
-	g.nodesUp = g.reachable.Take(g.nodesUp[:0])
+	g.changes = g.links.Take(g.changes[:0])
 	// After what was taken has happened: see the package comment.
 	g.readTime()
 	for n := stored; n != nil; {
@@ -326,19 +324,24 @@ func (g *Replicas) turn() {
 		g.takeAbort(a)
 	}
 	clear(g.again)
-	for _, node := range g.nodesUp {
-		g.reach(node)
+	for i := range g.changes {
+		g.linkChanged(&g.changes[i])
 	}
 	if g.closed {
 		g.lookQuiet()
 		return
 	}
+	g.lookForCuts()
 	g.touchDue()
 	g.finish()
 }
 
 func (g *Replicas) readTime() {
+	last := g.until
 	g.clock, g.until, g.wall = g.cfg.Clock(), g.cfg.Authority(), uint32(time.Now().Unix())
+	if last <= g.clock {
+		g.cuts.heldNS = g.clock
+	}
 	g.now = g.driver.Now()
 	g.full = g.cfg.Full != nil && g.cfg.Full()
 }
@@ -396,7 +399,7 @@ func (g *Replicas) finish() {
 	if changed {
 		g.makeReport()
 	}
-	next := int64(0)
+	next := g.cuts.lookNS
 	for _, m := range g.members {
 		for _, at := range [2]int64{m.wakeNS, m.retryNS} {
 			if at != 0 && (next == 0 || at < next) {

@@ -16,10 +16,13 @@ func rangeBits(m *cluster.Map) uint8 { return uint8(64 - bits.TrailingZeros(uint
 func (g *Replicas) SetState(active, newest *cluster.Map) {
 	g.driver.Lock()
 	defer g.driver.Unlock()
-	if g.closed || active == g.active && newest == g.newest {
+	if g.closed {
 		return
 	}
 	g.readTime()
+	if active == g.active && newest == g.newest {
+		return
+	}
 	adopt := active != g.active && active != nil
 	g.newest = newest
 	if active != nil {
@@ -41,7 +44,8 @@ func (g *Replicas) SetState(active, newest *cluster.Map) {
 			m = g.newMember(number)
 			g.ranges[number], g.members = m, append(g.members, m)
 		}
-		if m.withdrawn = !g.joined || !cluster.Serves(active, newest, g.self, number); m.withdrawn {
+		gaveUp := at >= 0 && m.gaveUp(c[at].Since)
+		if m.withdrawn = gaveUp || !g.joined || !cluster.Serves(active, newest, g.self, number); m.withdrawn {
 			m.r.Withdraw()
 		}
 		if adopt {
@@ -161,6 +165,7 @@ func (g *Replicas) makeReport() {
 	if g.active == nil || g.newest == nil {
 		return
 	}
+	g.resign()
 	var report []cluster.RangeReport
 	for number, c := range g.newest.Chains {
 		if !g.joined || int(g.self) >= len(g.newest.Partitions) || g.newest.Partitions[g.self].ID != g.cfg.ID {
@@ -197,6 +202,10 @@ func (g *Replicas) localState(number int, e view.Member) view.Local {
 		return view.Incomplete
 	case was.Since != e.Since || was.Partition != e.Partition:
 		return view.Silent
+	case e.State <= view.Leaving && m != nil && m.gaveUp(e.Since):
+		return view.Incomplete // as a last copy it has all that was acknowledged
+	case e.State >= view.Filling && g.copierIsCut(number):
+		return view.Damaged // it must not be filled now
 	case e.State == view.Waiting:
 		return view.Incomplete
 	case e.State == view.Filling && !(m != nil && m.r.Role().Since == uint64(e.Since) && m.r.Complete()):

@@ -1,0 +1,133 @@
+package replicas_test
+
+import (
+	"fmt"
+	"testing"
+	"time"
+
+	"jbofd/internal/cluster/view"
+	"jbofd/internal/kvstore"
+	"jbofd/internal/nvme"
+	"jbofd/internal/replicas"
+)
+
+// testPatience is longer than it takes until the rig's manager goes on without a node.
+const testPatience = 300 * time.Millisecond
+
+// setCut cuts the connections between two nodes, or mends those that are cut. Both are told, as package peers does.
+func (g *rig) setCut(cut *[2]int) {
+	last := g.cut.Swap(cut)
+	name := func(i int) string { return fmt.Sprint("n", i) }
+	if last != nil {
+		g.nodes[last[0]].r.NodeReachable(name(last[1]))
+		g.nodes[last[1]].r.NodeReachable(name(last[0]))
+	}
+	if cut != nil {
+		g.nodes[cut[0]].r.NodeUnreachable(name(cut[1]), 0)
+		g.nodes[cut[1]].r.NodeUnreachable(name(cut[0]), 0)
+	}
+}
+
+// putSoon puts a value at the ChainHead, whichever that is, and fails if it is not acknowledged.
+func (g *rig) putSoon(key, value string, seq uint64) {
+	g.t.Helper()
+	h := newHost()
+	h.put(key, value)
+	h.KeepSeconds, h.ID = 600, kvstore.Identity{Client: 7, Seq: seq}
+	end := time.After(20 * time.Second)
+	for {
+		if chain := g.chain([]byte(key)); len(chain) > 0 {
+			h.Sink, h.Tenant = h, 3
+			var b replicas.Batch
+			b.Add(&h.Request)
+			chain[0].r.Submit(&b)
+			select {
+			case <-h.done:
+			case <-end:
+				g.mu.Lock()
+				defer g.mu.Unlock()
+				g.t.Fatalf("a write of %s waits for ever; its chain is %v", key,
+					g.view.Chains[g.view.RangeOf(position([]byte(key)))])
+			}
+			if h.Status.OK() {
+				return
+			}
+			h.ID.Retry = h.ID.Retry || h.Status.Code() == nvme.CommandInterrupted
+		}
+		time.Sleep(time.Millisecond)
+	}
+}
+
+// TestACutBetweenTwoNodesEndsNoWrites: two of three nodes, each with all keys, do not reach each other. The manager
+// hears both. Writes go on, and when the nodes reach each other again, all copies are made.
+func TestACutBetweenTwoNodesEndsNoWrites(t *testing.T) {
+	g := newRig(t, 3, 3)
+	g.full(20 * time.Second)
+	seq := uint64(0)
+	write := func(round string) {
+		t.Helper()
+		for k := range 32 {
+			seq++
+			g.putSoon(fmt.Sprint("key", k), fmt.Sprint(round, k), seq)
+		}
+	}
+	write("before ")
+	for _, cut := range [][2]int{{0, 1}, {2, 1}, {0, 2}} {
+		g.setCut(&cut)
+		write("during ")
+		time.Sleep(2 * testPatience) // they stay apart
+		write("later ")
+		g.mu.Lock()
+		for r, c := range g.view.Chains {
+			for i := 1; i < len(c); i++ {
+				a, b := int(c[i-1].Partition), int(c[i].Partition)
+				if c[i].State <= view.Filling && (cut == [2]int{a, b} || cut == [2]int{b, a}) {
+					t.Errorf("%d and %d do not reach each other, and are neighbours in range %d: %v", a, b, r, c)
+				}
+			}
+			if len(c) == 0 || c.Halted() {
+				t.Errorf("range %d is not served: %v", r, c)
+			}
+		}
+		g.mu.Unlock()
+		g.setCut(nil)
+		g.full(20 * time.Second)
+		write("after ")
+		for k := range 32 {
+			g.same(fmt.Appendf(nil, "key%d", k))
+		}
+	}
+}
+
+// TestACutOfAllNodesHaltsNothing: no node reaches another one for some time, though the manager hears all. What they
+// have counts when they do again.
+func TestACutOfAllNodesHaltsNothing(t *testing.T) {
+	g := newRig(t, 3, 3)
+	g.full(20 * time.Second)
+	for k := range 32 {
+		g.putSoon(fmt.Sprint("key", k), "value", uint64(k+1))
+	}
+	for i, n := range g.nodes {
+		for j := range g.nodes {
+			if i != j {
+				n.r.NodeUnreachable(fmt.Sprint("n", j), time.Minute)
+			}
+		}
+	}
+	time.Sleep(3 * testPatience)
+	for i, n := range g.nodes {
+		for j := range g.nodes {
+			if i != j {
+				n.r.NodeReachable(fmt.Sprint("n", j))
+			}
+		}
+	}
+	g.full(20 * time.Second)
+	for k := range 32 {
+		h := newHost()
+		for _, n := range g.chain(fmt.Appendf(nil, "key%d", k)) {
+			h.get(fmt.Sprint("key", k))
+			h.want(n, nvme.Success, "value")
+		}
+	}
+}
