@@ -181,6 +181,9 @@ func TestALostConnectionEndsAllCommandsAtOnce(t *testing.T) {
 					t.Errorf("round %d: command %d ends with %v", round, c.Tag, c.Status)
 				}
 			}
+			if silent := <-r.lost; silent != 0 {
+				t.Errorf("round %d: a node that has closed the connection was silent for %v", round, silent)
+			}
 			b.board.release()
 			r.awaitConnected(t, "b")
 			r.send(r.forward(0, 1, 64))
@@ -450,6 +453,9 @@ func TestASilentNodeIsGivenUp(t *testing.T) {
 		b.freeze(true)
 		if c := r.sink.await(t, 1)[0]; !c.Lost {
 			t.Errorf("a command to a silent node: %v", c.Status)
+		}
+		if silent := <-r.lost; silent != 2*time.Second {
+			t.Errorf("the node was silent for %v, want KATO", silent)
 		}
 		b.board.release()
 		b.freeze(false)

@@ -82,8 +82,10 @@ type rig struct {
 	*peers.Peers
 	sink      *sink
 	connected chan string
-	log       *logged
-	batch     peers.Batch
+	// lost has how long a node was silent when its connection was lost, or could not be made.
+	lost  chan time.Duration
+	log   *logged
+	batch peers.Batch
 }
 
 // logged is what was logged.
@@ -123,12 +125,18 @@ func (w *world) rig(t testing.TB, change func(*peers.Config), boxes ...*box) *ri
 
 func newRig(t testing.TB, change func(*peers.Config), nodes ...peers.Node) *rig {
 	t.Helper()
-	r := &rig{sink: newSink(), connected: make(chan string, 1000), log: &logged{}}
+	r := &rig{sink: newSink(), connected: make(chan string, 1000), lost: make(chan time.Duration, 1000), log: &logged{}}
 	// A machine that is busy with other tests must not count as a node that does not answer.
 	cfg := peers.Config{Name: "a", HostNQN: hostNQN, Nodes: nodes, MinPause: 10 * time.Millisecond,
 		MaxPause: 100 * time.Millisecond, Timeout: time.Minute, KATO: time.Minute,
 		Connected: func(node string) { r.connected <- node },
-		Log:       slog.New(slog.NewTextHandler(io.MultiWriter(r.log, t.Output()), nil))}
+		Disconnected: func(_ string, silent time.Duration) {
+			select {
+			case r.lost <- silent:
+			default: // tests that look for it have few losses
+			}
+		},
+		Log: slog.New(slog.NewTextHandler(io.MultiWriter(r.log, t.Output()), nil))}
 	if change != nil {
 		change(&cfg)
 	}
