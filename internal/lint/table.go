@@ -15,6 +15,7 @@ var pure = []string{
 	"internal/tokenbucket",
 	"internal/congestion",
 	"internal/credit",
+	"internal/flowctl",
 	"internal/pipeline",
 	"internal/pipeline/gimbal",
 	"internal/pipeline/jbof",
@@ -120,6 +121,7 @@ var directions = []row{
 	{"internal/tokenbucket", nil, toAlgorithm},
 	{"internal/congestion", nil, toAlgorithm},
 	{"internal/credit", nil, toAlgorithm},
+	{"internal/flowctl", []string{"internal/credit"}, toAlgorithm},
 
 	{"internal/pipeline", []string{"internal/drr", "internal/tokenbucket", "internal/congestion", "internal/credit"},
 		toMachine},
@@ -170,7 +172,7 @@ var directions = []row{
 	{"internal/ssd/fault", []string{"internal/ssd", "internal/bufpool"}, toDevice},
 	{"internal/ssd/model", []string{"internal/ssd", "internal/bufpool", "internal/ssd/model/flash"}, toDevice},
 	{"internal/ssd/model/flash", nil, "the emulated drive is a state machine: internal/ssd/model drives it"},
-	{"internal/sim", []string{"internal/sim/...", "internal/pipeline/...", "internal/credit",
+	{"internal/sim", []string{"internal/sim/...", "internal/pipeline/...", "internal/credit", "internal/flowctl",
 		"internal/ssd/model/flash"}, "a simulation combines state machines only"},
 	{"internal/sim/report", []string{"internal/sim"}, "a report imports results only"},
 	{"internal/lab", []string{"internal/ssd", "internal/turn"}, "the simulated environment imports the interfaces of " +
@@ -234,9 +236,9 @@ var directions = []row{
 	{"internal/telemetry", []string{"internal/nvme/...", "internal/ssd", "internal/pipeline"}, toDriver},
 	{"internal/config", []string{"internal/nvme", "internal/ssd/label"}, toDriver},
 
-	{"client", []string{"client/...", "internal/credit", "internal/nvme/...", "internal/nvmeof/tcp/pdu",
-		"internal/nvmeof/rdma/cm", "internal/nvmeof/rdma/verbs", "internal/nvmeof/rdma/wr", "internal/bufpool"},
-		toClient},
+	{"client", []string{"client/...", "internal/credit", "internal/flowctl", "internal/nvme/...",
+		"internal/nvmeof/tcp/pdu", "internal/nvmeof/rdma/cm", "internal/nvmeof/rdma/verbs", "internal/nvmeof/rdma/wr",
+		"internal/bufpool"}, toClient},
 	{"internal/bench", []string{"internal/bench/...", "client/...", "internal/ssd/...", "internal/bufpool",
 		"internal/nvme/...", "internal/config"}, toDriver},
 	{"internal/bench/ycsb", []string{"internal/bench", "client/...", "internal/ssd/...", "internal/bufpool",
