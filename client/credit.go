@@ -56,7 +56,7 @@ func (a *association) askForExtensions(ctx context.Context, known *window.Gate) 
 		if err == nil {
 			a.granted = uint32(comp.Result) & want
 		}
-		if a.granted&nvme.ExtCredits != 0 {
+		if a.granted&nvme.ExtCredits != 0 && !a.opts.ReportCredits {
 			a.gate = window.New()
 			a.gate.Grant(nvme.Credit(comp.Result >> 32))
 		}
@@ -65,10 +65,10 @@ func (a *association) askForExtensions(ctx context.Context, known *window.Gate) 
 		return fmt.Errorf("%w: %s does not offer replication to %s, which is not one of its nodes", ErrUnsupported,
 			a.opts.SubNQN, a.opts.HostNQN)
 	}
+	if a.opts.Credits == CreditsOn && a.granted&nvme.ExtCredits == 0 {
+		return fmt.Errorf("%w: the target grants no credits", ErrUnsupported)
+	}
 	if a.gate == nil {
-		if a.opts.Credits == CreditsOn {
-			return fmt.Errorf("%w: the target grants no credits", ErrUnsupported)
-		}
 		return nil
 	}
 	var err error

@@ -47,6 +47,9 @@ type Options struct {
 
 	// Credits tells whether the host keeps within the target's credits: see CreditMode. Default CreditsAuto.
 	Credits CreditMode
+	// ReportCredits: the program keeps within the credits itself: no command waits for them at the host. See
+	// ReportedCredit, QueryCredit and IOQueue.
+	ReportCredits bool
 	// NoExtendedKV: the host does not use extended key-value, even if the target offers it: see package kv.
 	NoExtendedKV bool
 	// Replication: the host is a node of a cluster, and sends the commands of replication (docs/wire-extensions.md).

@@ -25,8 +25,7 @@ import (
 	"time"
 
 	"jbofd/client"
-	"jbofd/client/internal/kvop"
-	"jbofd/client/kv"
+	"jbofd/internal/flowctl"
 )
 
 // ErrUnavailable: the operation was not carried out, because no member of the key's range could do so in time. Errors
@@ -44,6 +43,8 @@ const (
 	ReadAny ReadFrom = iota
 	// ReadTail asks the ChainTail only.
 	ReadTail
+	// ReadInTurn asks all members in turn, whatever their credit.
+	ReadInTurn
 )
 
 // Options configure a Store. The zero value of each field but Addresses and SubNQN stands for a default.
@@ -110,12 +111,22 @@ func (o Options) withDefaults() (Options, error) {
 	if o.MaxTries == 0 {
 		o.MaxTries = 200
 	}
-	if o.MaxTries < 0 || o.ReadFrom > ReadTail {
+	if o.MaxTries < 0 || o.ReadFrom > ReadInTurn {
 		return o, fmt.Errorf("%w: MaxTries is %d, ReadFrom %d", client.ErrInvalid, o.MaxTries, o.ReadFrom)
 	}
-	// The Store decides what is repeated, and where.
-	o.Connection.MaxRetries = -1
+	// The Store decides what is repeated, and where, and what waits for credits.
+	o.Connection.MaxRetries, o.Connection.ReportCredits = -1, true
+	o.Connection.Queues = max(o.Connection.Queues, 1)
 	return o, nil
+}
+
+// flow is how requests are scheduled.
+func (o *Options) flow() (c flowctl.Config) {
+	c.NoTokens = o.Connection.Credits == client.CreditsOff
+	if o.ReadFrom == ReadInTurn {
+		c.Choice = flowctl.InTurn
+	}
+	return c
 }
 
 // Store is the keys and values of a cluster: values under keys of 1 to 16 bytes. Any goroutine may call its methods.
@@ -128,13 +139,17 @@ func (o Options) withDefaults() (Options, error) {
 // is unknown; those of package kv; other *client.StatusErrors; client.ErrInvalid, ErrClosed, ErrUnsupported,
 // ErrProtocol. Errors that come from the end of a context are the context's besides.
 type Store struct {
+	// Tenant is tenant 0, of weight 1.
+	Tenant
 	o    Options
 	base time.Time // origin of the clock
 	// identity names the writes of this Store; writes counts them.
 	identity uint64
 	writes   atomic.Uint64
+	queues   atomic.Uint64 // counts OpQueues
 	current  atomic.Pointer[clusterMap]
 	stats    counters
+	engine   *engine
 
 	ctx    context.Context // ends with Close
 	cancel context.CancelFunc
@@ -144,12 +159,8 @@ type Store struct {
 
 	mu sync.Mutex
 	// nodes are those of the map, by name and address.
-	nodes map[nodeKey]*node
-	// changed is closed and replaced when there is another map or a node was connected.
-	changed chan struct{}
-	// all are all requests that were made, free those that are not in use.
-	all, free []*request
-	closed    bool
+	nodes  map[nodeKey]*node
+	closed bool
 }
 
 // Stats counts what a Store has done.
@@ -161,6 +172,9 @@ type Stats struct {
 	Tries, Retries, WrongViews, Hedged uint64
 	// Unavailable and Indeterminate are how many operations have ended so.
 	Unavailable, Indeterminate uint64
+	// Waits is how many commands had to wait for tokens, or for a place in a queue, Waiting how many do now.
+	Waits   uint64
+	Waiting int
 }
 
 type counters struct {
@@ -170,7 +184,10 @@ type counters struct {
 // Stats returns the counts since Open.
 func (s *Store) Stats() Stats {
 	c := &s.stats
-	return Stats{Epoch: s.current.Load().epoch, Maps: c.maps.Load(), Tries: c.tries.Load(), Retries: c.retries.Load(),
+	s.engine.mu.Lock()
+	waiting, waits := s.engine.flow.Waiting()
+	s.engine.mu.Unlock()
+	return Stats{Waiting: waiting, Waits: waits, Epoch: s.current.Load().epoch, Maps: c.maps.Load(), Tries: c.tries.Load(), Retries: c.retries.Load(),
 		WrongViews: c.wrongViews.Load(), Hedged: c.hedged.Load(), Unavailable: c.unavailable.Load(),
 		Indeterminate: c.indeterminate.Load()}
 }
@@ -185,14 +202,16 @@ func Open(ctx context.Context, o Options) (*Store, error) {
 		return nil, err
 	}
 	s := &Store{o: o, base: time.Now(), identity: newIdentity(), want: make(chan struct{}, 1),
-		nodes: map[nodeKey]*node{}, changed: make(chan struct{})}
+		nodes: map[nodeKey]*node{}}
+	s.Tenant.s = s
+	s.engine = newEngine(s, o.flow())
 	s.ctx, s.cancel = context.WithCancel(context.Background())
 	if err := s.bootstrap(ctx); err != nil {
 		s.cancel()
 		return nil, fmt.Errorf("cluster %s: %w", o.SubNQN, err)
 	}
 	s.wg.Go(s.refresh)
-	s.wg.Go(s.watch)
+	s.wg.Go(func() { s.engine.watch(s.ctx) })
 	return s, nil
 }
 
@@ -211,14 +230,12 @@ func (s *Store) Close() error {
 	s.cancel()
 	s.mu.Lock()
 	s.closed = true
-	for _, r := range s.all {
-		r.cancelAll(client.ErrClosed)
-	}
 	nodes := make([]*node, 0, len(s.nodes))
 	for _, n := range s.nodes {
 		nodes = append(nodes, n)
 	}
 	s.mu.Unlock()
+	s.engine.closeAll()
 	var ending sync.WaitGroup
 	errs := make([]error, len(nodes))
 	for i, n := range nodes {
@@ -226,6 +243,7 @@ func (s *Store) Close() error {
 	}
 	ending.Wait()
 	s.wg.Wait()
+	s.engine.timer.Stop()
 	return errors.Join(errs...)
 }
 
@@ -244,42 +262,4 @@ func (s *Store) MaxValue() (longest int) {
 // Name describes the store: its subsystem and the addresses of its nodes.
 func (s *Store) Name() string {
 	return fmt.Sprintf("cluster %s at %s", s.o.SubNQN, strings.Join(s.o.Addresses, ","))
-}
-
-// do runs an operation to its end.
-func (s *Store) do(ctx context.Context, a kvop.Args) (res kv.Result, err error) {
-	r, err := s.take()
-	if err != nil {
-		return res, err
-	}
-	defer s.give(r)
-	if use := r.prepare(); ctx.Done() != nil {
-		stop := context.AfterFunc(ctx, func() { r.cancelOp(use, ctx.Err()) })
-		defer stop()
-	}
-	return r.run(&a, true)
-}
-
-// take returns a request.
-func (s *Store) take() (*request, error) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.closed {
-		return nil, fmt.Errorf("cluster %s: %w", s.o.SubNQN, client.ErrClosed)
-	}
-	if n := len(s.free); n > 0 {
-		r := s.free[n-1]
-		s.free = s.free[:n-1]
-		return r, nil
-	}
-	r := newRequest(s)
-	s.all = append(s.all, r)
-	return r, nil
-}
-
-func (s *Store) give(r *request) {
-	r.op.Forget()
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.free = append(s.free, r)
 }

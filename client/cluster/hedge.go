@@ -1,118 +1,93 @@
 package cluster
 
 import (
-	"sync"
 	"time"
 
-	"jbofd/client"
-	"jbofd/client/internal/host"
 	"jbofd/internal/nvme"
 )
 
-// hedge asks a second member for what a request reads, if the first one does not answer soon. It belongs to a request,
-// and has a command and a buffer of its own.
-type hedge struct {
+// hedgeTime is when a read asks a second member, if it is still the same use and the same try of its request.
+type hedgeTime struct {
 	r     *request
-	timer *time.Timer
-	cmd   host.Command
-	buf   []byte
-	ctx   attempt
-
-	mu sync.Mutex
-	// m, first and place (the position of the key) are of the read that is under way; m is nil if there is none, or it
-	// is too late.
-	m     *clusterMap
-	first *member
-	place uint64
-	// running: the second member is asked; ended, of capacity 1, tells the end. won: comp is the answer.
-	running, won bool
-	comp         client.Completion
-	ended        chan struct{}
+	use   uint64
+	tries int
+	at    time.Duration
 }
 
-func newHedge(r *request) *hedge {
-	h := &hedge{r: r, ended: make(chan struct{}, 1)}
-	h.timer = time.AfterFunc(time.Hour, h.ask)
-	h.timer.Stop()
-	return h
+// hedgeAt notes that a read was sent that may have to ask a second member.
+func (e *engine) hedgeAt(now time.Duration, r *request) { // hot: 0 allocs
+	at := now + e.s.o.Hedge
+	e.hedges = append(e.hedges, hedgeTime{r, r.use, r.tries, at})
+	e.setTimer(now, at)
 }
 
-// do sends the request's command to a member, and if need be to a second one.
-func (h *hedge) do(m *clusterMap, x *member, c *client.Controller) (client.Completion, error) {
-	r := h.r
-	h.mu.Lock()
-	h.m, h.first, h.place, h.running, h.won = m, x, r.position, false, false
-	h.mu.Unlock()
-	h.timer.Reset(r.s.o.Hedge)
-	comp, err := c.Do(&r.attempt, r.op.Kind().String(), false, &r.op.Cmd)
-	h.timer.Stop()
-	h.mu.Lock()
-	h.m = nil // ask does not begin any more
-	running := h.running
-	h.mu.Unlock()
-	if !running {
-		return comp, err
+// hedge asks second members for the reads whose time has come, and sets the timer for the next one.
+func (e *engine) hedge(now time.Duration) {
+	n := 0
+	for n < len(e.hedges) && e.hedges[n].at <= now {
+		h := &e.hedges[n]
+		if h.r.phase == sent && h.r.use == h.use && h.r.tries == h.tries {
+			h.r.askSecond(now)
+		}
+		n++
 	}
-	late := err == nil && answers(comp.Status)
-	if late {
-		h.ctx.cancel(errHedged)
+	e.hedges = e.hedges[:copy(e.hedges, e.hedges[n:])]
+	if len(e.hedges) > 0 {
+		e.setTimer(now, e.hedges[0].at)
 	}
-	<-h.ended
-	if !late && h.won {
-		copy(r.op.Cmd.Data, h.cmd.Data)
-		return h.comp, nil
-	}
-	return comp, err
 }
 
-// ask asks the second member. It runs in a goroutine of its own.
-func (h *hedge) ask() {
-	h.mu.Lock()
-	if h.m == nil || h.running { // a timer that has fired at the end of an earlier read may be that late
-		h.mu.Unlock()
+// askSecond asks a second member for what a read wants, if one has the tokens for it now. The read must not wait for
+// them: the first member may answer meanwhile.
+func (r *request) askSecond(now time.Duration) {
+	h := r.second
+	if r.phase != sent || r.write() || !r.a.open || r.a.why != nil || h.open || r.winner != nil {
 		return
 	}
-	x, c := h.second()
-	if x == nil {
-		h.mu.Unlock()
+	last := r.last
+	ok := h.choose(r.a.x)
+	r.last = last
+	if !ok {
 		return
 	}
-	h.running = true
-	h.ctx.reset()
-	h.cmd = h.r.op.Cmd
-	if n := len(h.cmd.Data); cap(h.buf) < n {
+	if !r.e.flow.Add(int64(now), &h.flow) {
+		r.e.flow.Remove(int64(now), &h.flow)
+		return
+	}
+	if n := len(r.op.Cmd.Data); cap(h.buf) < n || h.buf == nil {
 		h.buf = make([]byte, n)
 	}
-	h.cmd.Data = h.buf[:len(h.cmd.Data)]
-	h.mu.Unlock()
-	h.r.s.stats.hedged.Add(1)
-	h.r.s.stats.tries.Add(1)
-	if sp := x.space.Load(); sp != nil {
-		h.cmd.SQE.SetNSID(sp.NSID)
-		x.outstanding.Add(1)
-		comp, err := c.Do(&h.ctx, h.r.op.Kind().String(), false, &h.cmd)
-		x.outstanding.Add(-1)
-		if err == nil && answers(comp.Status) {
-			h.won, h.comp = true, comp
-			h.r.attempt.cancel(errHedged)
-		}
-	}
-	h.ended <- struct{}{}
+	h.buf = h.buf[:cap(h.buf)]
+	r.s.stats.hedged.Add(1)
 }
 
-// second returns the member to ask besides the first one. mu is held.
-func (h *hedge) second() (best *member, bestC *client.Controller) {
-	var bestScore score
-	for _, x := range h.m.chainOf(h.place).members {
-		c, sp := x.node.connected(), x.space.Load()
-		if x == h.first || c == nil || sp == nil {
-			continue
-		}
-		if sc := x.score(c, sp); best == nil || sc.before(bestScore) {
-			best, bestC, bestScore = x, c, sc
-		}
+// raced judges the end of one of the commands of a read that may be hedged. It returns the one whose end counts, once
+// all have ended; nil before that.
+func (r *request) raced(now time.Duration, at *attempt) *attempt {
+	if r.winner == nil && at.io.Err == nil && answers(at.io.Comp.Status) {
+		r.winner = at
 	}
-	return best, bestC
+	other := &r.a
+	if at == other {
+		other = r.second
+	}
+	if r.open > 0 {
+		if r.winner != nil {
+			other.cancel(now, errHedged) // which may call raced again
+		} else {
+			r.tried = append(r.tried, at.x)
+		}
+		return nil
+	}
+	if r.winner != nil {
+		at = r.winner
+		r.winner = nil
+	}
+	if at == r.second {
+		copy(r.op.Cmd.Data, at.buf)
+	}
+	at.take()
+	return at
 }
 
 // answers reports whether a status says something of the key.

@@ -190,29 +190,8 @@ func (s *Store) adopt(m nvme.ClusterMap) error {
 	}
 	s.current.Store(next)
 	s.stats.maps.Add(1)
-	for _, r := range s.all {
-		r.reroute(next)
-	}
-	s.wakeLocked()
+	s.engine.moved(next)
 	return nil
-}
-
-// wake wakes requests that wait for a change.
-func (s *Store) wake() {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.wakeLocked()
-}
-
-func (s *Store) wakeLocked() {
-	close(s.changed)
-	s.changed = make(chan struct{})
-}
-
-func (s *Store) changes() <-chan struct{} {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.changed
 }
 
 // wantMap asks for a newer map.
@@ -280,14 +259,14 @@ func (s *Store) askNodes() (connected int) {
 		if asked == most {
 			break
 		}
-		c := n.connected()
-		if c == nil || n.asked.Swap(true) {
+		l := n.connected()
+		if l == nil || n.asked.Swap(true) {
 			continue
 		}
 		asked++
 		s.wg.Go(func() {
 			defer n.asked.Store(false)
-			m, err := readMap(s.ctx, c, s.current.Load().epoch)
+			m, err := readMap(s.ctx, l.c, s.current.Load().epoch)
 			if err == nil && m != nil {
 				_ = s.adopt(m) // a map of another cluster counts for nothing
 			}

@@ -11,6 +11,7 @@ import (
 	"jbofd/client"
 	"jbofd/client/internal/kvop"
 	"jbofd/client/kv"
+	"jbofd/internal/flowctl"
 	"jbofd/internal/uuid"
 )
 
@@ -40,22 +41,32 @@ type node struct {
 	// why is how the latest attempt has failed.
 	why     error
 	members map[uuid.UUID]*member
+
+	// out and ssds are the node for flowctl, guarded by engine.mu: its connection, and its drives by number.
+	out  *flowctl.Link
+	ssds map[uint16]*flowctl.SSD
 }
 
-// link is a controller whose partitions are known.
+// link is an association whose partitions are known.
 type link struct {
-	*client.Controller
-	losses uint64 // Controller.Losses when they were listed
+	c *client.Controller
+	// queues are its I/O queues.
+	queues []*ioQueue
 }
 
 // member is a partition. It may serve some ranges.
 type member struct {
 	node *node
 	id   uuid.UUID
-	// space is its namespace, nil as long as the node has not listed it.
-	space atomic.Pointer[kvop.Space]
-	// outstanding is how many commands of the Store are at it.
-	outstanding atomic.Int32
+	// place is where it is, nil as long as the node has not listed it.
+	place atomic.Pointer[place]
+}
+
+// place is where a partition is: its namespace, and its drive, of a number in the node.
+type place struct {
+	space kvop.Space
+	drive uint16
+	ssd   *flowctl.SSD
 }
 
 // Bounds of node.pause.
@@ -67,7 +78,7 @@ const (
 )
 
 func newNode(s *Store, k nodeKey) *node {
-	n := &node{s: s, key: k, members: map[uuid.UUID]*member{}}
+	n := &node{s: s, key: k, members: map[uuid.UUID]*member{}, ssds: map[uint16]*flowctl.SSD{}}
 	n.ctx, n.cancel = context.WithCancel(s.ctx)
 	return n
 }
@@ -89,20 +100,25 @@ func (n *node) maxValue() (longest int) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	for _, m := range n.members {
-		if sp := m.space.Load(); sp != nil && (longest == 0 || sp.MaxValue < longest) {
-			longest = sp.MaxValue
+		if p := m.place.Load(); p != nil && (longest == 0 || p.space.MaxValue < longest) {
+			longest = p.space.MaxValue
 		}
 	}
 	return longest
 }
 
 // connected returns the connection if commands can be sent over it now; otherwise nil.
-func (n *node) connected() *client.Controller { // hot: 0 allocs
-	c := n.ready.Load()
-	if c == nil || !c.Connected() || c.Losses() != c.losses {
+func (n *node) connected() *link { // hot: 0 allocs
+	l := n.ready.Load()
+	if l == nil {
 		return nil
 	}
-	return c.Controller
+	for _, q := range l.queues {
+		if q.Err() != nil {
+			return nil
+		}
+	}
+	return l
 }
 
 // connect sees to it that the node is connected and its partitions are known, and does not wait for that.
@@ -133,7 +149,7 @@ func (n *node) bring() {
 	n.due = n.s.now() + max(n.pause, listPause)
 	n.mu.Unlock()
 	if err == nil {
-		n.s.wake()
+		n.s.engine.wake()
 	}
 }
 
@@ -180,7 +196,16 @@ const listTimeout = 5 * time.Second
 func (n *node) list(c *client.Controller) error {
 	ctx, cancel := context.WithTimeout(n.ctx, listTimeout)
 	defer cancel()
-	losses := c.Losses()
+	queues, err := c.IOQueues(ctx)
+	if err != nil {
+		return err
+	}
+	l := &link{c: c}
+	depth := 0
+	for _, q := range queues {
+		l.queues = append(l.queues, &ioQueue{IOQueue: q})
+		depth += q.Depth()
+	}
 	id, err := c.Identity(ctx)
 	if err != nil {
 		return err
@@ -192,7 +217,7 @@ func (n *node) list(c *client.Controller) error {
 	if err != nil {
 		return err
 	}
-	found := map[uuid.UUID]*kvop.Space{}
+	found, credits := map[uuid.UUID]*place{}, map[uint16]int{}
 	for _, nsid := range ids {
 		ns, err := kv.Open(ctx, c, nsid, kv.Options{})
 		if errors.Is(err, client.ErrUnsupported) || errors.Is(err, client.ErrNamespaceGone) {
@@ -202,26 +227,57 @@ func (n *node) list(c *client.Controller) error {
 			return err
 		}
 		i := ns.Info()
-		found[i.UUID] = &kvop.Space{NSID: nsid, MaxKey: i.MaxKey, MaxValue: i.MaxValue,
+		p := &place{space: kvop.Space{NSID: nsid, MaxKey: i.MaxKey, MaxValue: i.MaxValue,
 			MaxTransfer: id.MaxTransferBytes,
-			Counted:     c.Options().Transport != client.RDMA, Extended: i.Extended}
-	}
-	for u, sp := range found {
-		if sp.MaxTransfer == 0 {
-			sp.MaxTransfer = maxTransfer
+			Counted:     c.Options().Transport != client.RDMA, Extended: i.Extended}, drive: i.SSD}
+		if p.space.MaxTransfer == 0 {
+			p.space.MaxTransfer = maxTransfer
 		}
-		n.member(u).space.Store(sp)
+		if _, ok := credits[i.SSD]; !ok {
+			if credits[i.SSD], err = c.QueryCredit(ctx, i.SSD); err != nil {
+				return err
+			}
+		}
+		found[i.UUID] = p
 	}
+	n.place(found, credits, depth)
 	n.mu.Lock()
-	for u, m := range n.members {
-		if found[u] == nil {
-			m.space.Store(nil)
-		}
-	}
 	n.why = nil
 	n.mu.Unlock()
-	n.ready.Store(&link{c, losses})
+	n.ready.Store(l)
 	return nil
+}
+
+// place says where the partitions of the node are.
+func (n *node) place(found map[uuid.UUID]*place, credits map[uint16]int, depth int) {
+	e := n.s.engine
+	e.mu.Lock()
+	if n.out == nil {
+		n.out = e.flow.NewLink(depth)
+	}
+	e.flow.SetDepth(n.out, depth)
+	for drive, units := range credits {
+		ssd := n.ssds[drive]
+		if ssd == nil {
+			ssd = e.flow.NewSSD(n.out)
+			n.ssds[drive] = ssd
+		}
+		e.flow.Grant(int64(n.s.now()), ssd, units)
+	}
+	for _, p := range found {
+		p.ssd = n.ssds[p.drive]
+	}
+	e.leave()
+	for u, p := range found {
+		n.member(u).place.Store(p)
+	}
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	for u, m := range n.members {
+		if found[u] == nil {
+			m.place.Store(nil)
+		}
+	}
 }
 
 // maxTransfer is the most data of a command where the target sets no limit.

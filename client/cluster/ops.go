@@ -9,50 +9,98 @@ import (
 	"jbofd/client"
 	"jbofd/client/internal/kvop"
 	"jbofd/client/kv"
+	"jbofd/internal/flowctl"
 )
+
+// Tenant is a user of a Store. The tenants of a Store share what its targets take of the Store, by their weights: one
+// that has many operations outstanding does not hold up the others. Any goroutine may call the methods of a Tenant.
+type Tenant struct {
+	s  *Store
+	id flowctl.Tenant
+}
+
+// MaxTenants bounds the tenants of a Store.
+const MaxTenants = 1024
+
+// AddTenant adds a tenant, which stays as long as the Store: of weight 2, it is given twice as much of what is short as
+// one of weight 1, such as the Store itself.
+//
+// Errors: client.ErrInvalid for a weight of less than 1 or more than 1000, and for more than MaxTenants tenants.
+func (s *Store) AddTenant(weight int) (*Tenant, error) {
+	if weight < 1 || weight > 1000 {
+		return nil, fmt.Errorf("%w: a tenant of weight %d, must be 1 to 1000", client.ErrInvalid, weight)
+	}
+	e := s.engine
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if e.flow.Tenants() >= MaxTenants {
+		return nil, fmt.Errorf("%w: more than %d tenants", client.ErrInvalid, MaxTenants)
+	}
+	return &Tenant{s: s, id: e.flow.AddTenant(weight)}, nil
+}
+
+// do runs an operation to its end.
+func (t *Tenant) do(ctx context.Context, a kvop.Args) (res kv.Result, err error) {
+	s := t.s
+	r := s.engine.take()
+	if r == nil {
+		return res, fmt.Errorf("cluster %s: %w", s.o.SubNQN, client.ErrClosed)
+	}
+	defer s.engine.give(r)
+	r.tenant, r.wrap = t.id, true
+	if err := r.begin(&a); err != nil {
+		return r.res, err
+	}
+	if use := s.engine.start(r); ctx.Done() != nil {
+		stop := context.AfterFunc(ctx, func() { s.engine.cancelOp(r, use, ctx.Err()) })
+		defer stop()
+	}
+	<-r.ended
+	return r.res, r.err
+}
 
 // Get copies the value of key to dst, as much as fits, and returns the size of the whole value, which may be greater
 // than len(dst).
 //
 // Errors: kv.ErrKeyNotFound; kv.ErrValueTooLarge if one command cannot transfer as much of the value as fits.
-func (s *Store) Get(ctx context.Context, key, dst []byte) (size int, err error) {
-	res, err := s.do(ctx, kvop.Args{Kind: kv.Get, Key: key, Value: dst})
+func (t *Tenant) Get(ctx context.Context, key, dst []byte) (size int, err error) {
+	res, err := t.do(ctx, kvop.Args{Kind: kv.Get, Key: key, Value: dst})
 	return res.Size, err
 }
 
 // Put stores value under key, and replaces an earlier value.
 //
 // Errors: kv.ErrValueTooLarge, kv.ErrCapacityExceeded.
-func (s *Store) Put(ctx context.Context, key, value []byte) error {
-	_, err := s.do(ctx, kvop.Args{Kind: kv.Put, Key: key, Value: value})
+func (t *Tenant) Put(ctx context.Context, key, value []byte) error {
+	_, err := t.do(ctx, kvop.Args{Kind: kv.Put, Key: key, Value: value})
 	return err
 }
 
 // PutIfAbsent stores value under key if the key does not exist.
 //
 // Errors: kv.ErrKeyExists; those of Put.
-func (s *Store) PutIfAbsent(ctx context.Context, key, value []byte) error {
-	_, err := s.do(ctx, kvop.Args{Kind: kv.PutIfAbsent, Key: key, Value: value})
+func (t *Tenant) PutIfAbsent(ctx context.Context, key, value []byte) error {
+	_, err := t.do(ctx, kvop.Args{Kind: kv.PutIfAbsent, Key: key, Value: value})
 	return err
 }
 
 // PutIfPresent stores value under key if the key exists.
 //
 // Errors: kv.ErrKeyNotFound; those of Put.
-func (s *Store) PutIfPresent(ctx context.Context, key, value []byte) error {
-	_, err := s.do(ctx, kvop.Args{Kind: kv.PutIfPresent, Key: key, Value: value})
+func (t *Tenant) PutIfPresent(ctx context.Context, key, value []byte) error {
+	_, err := t.do(ctx, kvop.Args{Kind: kv.PutIfPresent, Key: key, Value: value})
 	return err
 }
 
 // Delete deletes key and its value. It succeeds if the key does not exist.
-func (s *Store) Delete(ctx context.Context, key []byte) error {
-	_, err := s.do(ctx, kvop.Args{Kind: kv.Delete, Key: key})
+func (t *Tenant) Delete(ctx context.Context, key []byte) error {
+	_, err := t.do(ctx, kvop.Args{Kind: kv.Delete, Key: key})
 	return err
 }
 
 // Exists reports whether key exists.
-func (s *Store) Exists(ctx context.Context, key []byte) (bool, error) {
-	_, err := s.do(ctx, kvop.Args{Kind: kv.Exists, Key: key})
+func (t *Tenant) Exists(ctx context.Context, key []byte) (bool, error) {
+	_, err := t.do(ctx, kvop.Args{Kind: kv.Exists, Key: key})
 	if errors.Is(err, kv.ErrKeyNotFound) {
 		return false, nil
 	}
@@ -60,8 +108,8 @@ func (s *Store) Exists(ctx context.Context, key []byte) (bool, error) {
 }
 
 // GetVersion is Get, and returns what is known of the value besides.
-func (s *Store) GetVersion(ctx context.Context, key, dst []byte) (kv.Object, error) {
-	res, err := s.do(ctx, kvop.Args{Kind: kv.GetVersion, Key: key, Value: dst})
+func (t *Tenant) GetVersion(ctx context.Context, key, dst []byte) (kv.Object, error) {
+	res, err := t.do(ctx, kvop.Args{Kind: kv.GetVersion, Key: key, Value: dst})
 	if err != nil {
 		return kv.Object{}, err
 	}
@@ -76,8 +124,8 @@ func (s *Store) GetVersion(ctx context.Context, key, dst []byte) (kv.Object, err
 // version.
 //
 // Errors: kv.ErrVersionMismatch, with a *kv.VersionError; those of Put.
-func (s *Store) PutIfVersion(ctx context.Context, key, value []byte, version uint64) (uint64, error) {
-	return s.PutWith(ctx, key, value, kv.PutOptions{If: kv.IfVersion, Version: version})
+func (t *Tenant) PutIfVersion(ctx context.Context, key, value []byte, version uint64) (uint64, error) {
+	return t.PutWith(ctx, key, value, kv.PutOptions{If: kv.IfVersion, Version: version})
 }
 
 // PutWith stores value under key as the options say, and returns the version that it has been given. kv.IfNewer is not
@@ -85,27 +133,27 @@ func (s *Store) PutIfVersion(ctx context.Context, key, value []byte, version uin
 //
 // Errors: kv.ErrKeyExists, ErrKeyNotFound or ErrVersionMismatch if the condition does not hold; client.ErrInvalid;
 // those of Put.
-func (s *Store) PutWith(ctx context.Context, key, value []byte, o kv.PutOptions) (version uint64, err error) {
+func (t *Tenant) PutWith(ctx context.Context, key, value []byte, o kv.PutOptions) (version uint64, err error) {
 	op, err := o.Op(key, value)
 	if err != nil {
 		return 0, err
 	}
-	return s.write(ctx, op)
+	return t.write(ctx, op)
 }
 
 // DeleteIfVersion deletes key if it has that version, and returns the version of the deletion.
 //
 // Errors: kv.ErrVersionMismatch, with a *kv.VersionError.
-func (s *Store) DeleteIfVersion(ctx context.Context, key []byte, version uint64) (uint64, error) {
-	return s.write(ctx, kv.Op{Kind: kv.DeleteIfVersion, Key: key, Version: version})
+func (t *Tenant) DeleteIfVersion(ctx context.Context, key []byte, version uint64) (uint64, error) {
+	return t.write(ctx, kv.Op{Kind: kv.DeleteIfVersion, Key: key, Version: version})
 }
 
 // write runs a write that reports a version.
-func (s *Store) write(ctx context.Context, op kv.Op) (version uint64, err error) {
+func (t *Tenant) write(ctx context.Context, op kv.Op) (version uint64, err error) {
 	if err := offered(op.Kind); err != nil {
 		return 0, err
 	}
-	res, err := s.do(ctx, args(&op))
+	res, err := t.do(ctx, args(&op))
 	if err != nil {
 		return 0, err
 	}

@@ -20,106 +20,110 @@ const MaxDepth = 4096
 //	for {
 //		n, err := q.Poll(results, -1)    // finished operations
 //		...                              // build the next batch
-//		q.Submit(ops[:k])
+//		q.Submit(ops[:k])                // one writev for each node
 //	}
 //
 // Operations that are outstanding together may be carried out in any order. Each is carried out as by the methods of
-// Store, by a goroutine of the queue, and ends after Options.Timeout at the latest. All methods but Interrupt must be
-// called by one goroutine at a time.
+// Tenant, and ends after Options.Timeout at the latest. All methods but Interrupt must be called by one goroutine at a
+// time.
 type OpQueue struct {
-	s     *Store
-	slots []slot
-	free  []*slot
-	// work has the operations to carry out, done those that have ended; each has room for all.
-	work, done chan *slot
-	timer      *time.Timer
-	workers    sync.WaitGroup
+	e *engine
+	// all are the requests of the queue, free those without an operation.
+	all, free []*request
+	// lane chooses one of a node's queues. timer is that of Poll.
+	lane  int
+	timer *time.Timer
+	// batch is of Submit.
+	batch []*request
+	// wake, of capacity 1, has a value if there may be something in done, and Poll waits.
+	wake chan struct{}
 	// interrupted ends with Interrupt.
 	interrupted context.Context
 	interrupt   context.CancelFunc
 	closing     sync.Once
-}
 
-// slot is one operation.
-type slot struct {
-	r   *request
-	op  kv.Op
-	key [nvme.MaxKVKey]byte
-	res kv.Result
+	mu sync.Mutex
+	// done are the requests that have ended, oldest first from begin on. waits: Poll waits.
+	done  []*request
+	begin int
+	waits bool
 }
 
 // OpenQueue opens an OpQueue with room for depth operations, 1 to MaxDepth. Close must be called, before that of the
 // Store.
 //
 // Errors: client.ErrInvalid; client.ErrClosed.
-func (s *Store) OpenQueue(depth int) (*OpQueue, error) {
+func (t *Tenant) OpenQueue(depth int) (*OpQueue, error) {
 	if depth < 1 || depth > MaxDepth {
 		return nil, fmt.Errorf("%w: a queue of depth %d, must be 1 to %d", client.ErrInvalid, depth, MaxDepth)
 	}
-	q := &OpQueue{s: s, slots: make([]slot, depth), work: make(chan *slot, depth), done: make(chan *slot, depth),
-		timer: time.NewTimer(time.Hour)}
+	q := &OpQueue{e: t.s.engine, timer: time.NewTimer(time.Hour), wake: make(chan struct{}, 1),
+		lane: int(t.s.queues.Add(1)), done: make([]*request, 0, depth)}
 	q.timer.Stop()
 	q.interrupted, q.interrupt = context.WithCancel(context.Background())
-	for i := range q.slots {
-		sl := &q.slots[i]
-		r, err := s.take()
-		if err != nil {
-			q.giveBack()
-			return nil, err
-		}
-		sl.r = r
-		q.free = append(q.free, sl)
-	}
 	for range depth {
-		q.workers.Go(q.carryOut)
+		r := q.e.take()
+		if r == nil {
+			q.e.give(q.all...)
+			return nil, fmt.Errorf("cluster %s: %w", t.s.o.SubNQN, client.ErrClosed)
+		}
+		r.q, r.tenant, r.wrap = q, t.id, false
+		q.all = append(q.all, r)
 	}
+	q.free = append(q.free, q.all...)
 	return q, nil
 }
 
-// carryOut carries out operations, one after the other.
-func (q *OpQueue) carryOut() { // hot: 0 allocs
-	for sl := range q.work {
-		a := args(&sl.op)
-		var err error
-		sl.res, err = sl.r.run(&a, false)
-		sl.res.Tag, sl.res.Err = sl.op.Tag, err
-		q.done <- sl
-	}
-}
-
 // Depth returns how many operations may be outstanding.
-func (q *OpQueue) Depth() int { return len(q.slots) }
+func (q *OpQueue) Depth() int { return len(q.all) }
 
 // Free returns how many operations Submit accepts now.
 func (q *OpQueue) Free() int { return len(q.free) }
 
 // Outstanding returns how many operations were submitted and not yet returned by Poll.
-func (q *OpQueue) Outstanding() int { return len(q.slots) - len(q.free) }
+func (q *OpQueue) Outstanding() int { return len(q.all) - len(q.free) }
 
-// Submit accepts operations in order and returns how many: fewer than all if the queue is full. Op.Key is copied.
+// Submit accepts operations in order, sends them as one batch to each node, and returns how many it has accepted: fewer
+// than all if the queue is full. Op.Key is copied.
 //
 // Errors: client.ErrInvalid for the first operation that was not accepted; client.ErrClosed.
 //
-// Cost: 0 allocs.
+// Cost: one system call for each node, 0 allocs.
 func (q *OpQueue) Submit(ops []kv.Op) (n int, err error) { // hot: 0 allocs
 	if q.interrupted.Err() != nil {
 		return 0, errQueueClosed
 	}
-	for n < len(ops) && len(q.free) > 0 {
+	for n < len(ops) && len(q.free) > 0 && err == nil {
 		o := &ops[n]
 		if k := len(o.Key); k < 1 || k > nvme.MaxKVKey {
-			return n, fmt.Errorf("%w: operation %d of the batch: a key of %d bytes: must be 1 to %d", client.ErrInvalid,
-				n, k, nvme.MaxKVKey)
+			err = fmt.Errorf("%w: operation %d of the batch: a key of %d bytes: must be 1 to %d", client.ErrInvalid, n,
+				k, nvme.MaxKVKey)
+			break
 		}
-		sl := q.free[len(q.free)-1]
+		r := q.free[len(q.free)-1]
 		q.free = q.free[:len(q.free)-1]
-		sl.op = *o
-		sl.op.Key = sl.key[:copy(sl.key[:], o.Key)]
-		sl.r.prepare()
-		q.work <- sl
+		a := args(o)
+		r.tag, r.lane = o.Tag, q.lane
+		r.err = r.begin(&a)
+		q.batch = append(q.batch, r)
 		n++
 	}
-	return n, nil
+	if n == 0 {
+		return n, err
+	}
+	e := q.e
+	e.mu.Lock()
+	for i, r := range q.batch {
+		if r.err != nil {
+			r.finish(r.err)
+		} else {
+			e.startLocked(r)
+		}
+		q.batch[i] = nil
+	}
+	q.batch = q.batch[:0]
+	e.leave()
+	return n, err
 }
 
 var errQueueClosed = fmt.Errorf("key value queue: %w", client.ErrClosed)
@@ -131,7 +135,7 @@ var errQueueClosed = fmt.Errorf("key value queue: %w", client.ErrClosed)
 //
 // Cost: 0 allocs.
 func (q *OpQueue) Poll(dst []kv.Result, wait time.Duration) (n int, err error) { // hot: 0 allocs
-	if n = q.collect(dst, 0); n > 0 || len(dst) == 0 {
+	if n = q.collect(dst, wait != 0); n > 0 || len(dst) == 0 {
 		return n, nil
 	}
 	if q.interrupted.Err() != nil {
@@ -146,36 +150,59 @@ func (q *OpQueue) Poll(dst []kv.Result, wait time.Duration) (n int, err error) {
 		defer q.timer.Stop()
 		late = q.timer.C
 	}
-	select {
-	case sl := <-q.done:
-		q.finish(sl, &dst[0])
-		return q.collect(dst, 1), nil
-	case <-late:
-		return 0, nil
-	case <-q.interrupted.Done():
-		return 0, errQueueClosed
+	for {
+		select {
+		case <-q.wake:
+			if n = q.collect(dst, true); n > 0 {
+				return n, nil
+			}
+		case <-late:
+			return 0, nil
+		case <-q.interrupted.Done():
+			return 0, errQueueClosed
+		}
 	}
 }
 
-// collect appends the results that are there to the first n of dst.
-func (q *OpQueue) collect(dst []kv.Result, n int) int { // hot: 0 allocs
-	for n < len(dst) {
-		select {
-		case sl := <-q.done:
-			q.finish(sl, &dst[n])
-			n++
-		default:
-			return n
-		}
+// collect takes results that are there. waits: the caller waits for wake if there are none.
+func (q *OpQueue) collect(dst []kv.Result, waits bool) (n int) { // hot: 0 allocs
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	for n < len(dst) && q.begin < len(q.done) {
+		r := q.done[q.begin]
+		q.done[q.begin] = nil
+		q.begin++
+		dst[n] = r.res
+		dst[n].Tag, dst[n].Err = r.tag, r.err
+		r.op.Forget()
+		r.args.Value, r.err = nil, nil
+		q.free = append(q.free, r)
+		n++
 	}
+	if q.begin == len(q.done) {
+		q.done, q.begin = q.done[:0], 0
+	}
+	q.waits = waits && n == 0
 	return n
 }
 
-func (q *OpQueue) finish(sl *slot, dst *kv.Result) { // hot: 0 allocs
-	*dst = sl.res
-	sl.r.op.Forget()
-	sl.op, sl.res = kv.Op{}, kv.Result{}
-	q.free = append(q.free, sl)
+// put adds requests that have ended.
+func (q *OpQueue) put(done []*request) { // hot: 0 allocs
+	q.mu.Lock()
+	if len(q.done)+len(done) > cap(q.done) { // there are as many places as requests
+		q.done = q.done[:copy(q.done, q.done[q.begin:])]
+		q.begin = 0
+	}
+	q.done = append(q.done, done...)
+	wake := q.waits
+	q.waits = false
+	q.mu.Unlock()
+	if wake {
+		select {
+		case q.wake <- struct{}{}:
+		default:
+		}
+	}
 }
 
 // Interrupt makes Poll and Submit return client.ErrClosed and wakes a blocked Poll. Any goroutine may call it.
@@ -187,20 +214,20 @@ func (q *OpQueue) Interrupt() { q.interrupt() }
 func (q *OpQueue) Close() error {
 	q.closing.Do(func() {
 		q.Interrupt()
-		for i := range q.slots {
-			q.slots[i].r.cancelAll(client.ErrClosed)
+		e := q.e
+		e.mu.Lock()
+		now := e.s.now()
+		for _, r := range q.all {
+			r.end(now, client.ErrClosed)
 		}
-		close(q.work)
-		q.workers.Wait()
-		q.giveBack()
+		e.leave()
+		var dropped [64]kv.Result
+		for q.Outstanding() > 0 {
+			if q.collect(dropped[:], true) == 0 {
+				<-q.wake
+			}
+		}
+		e.give(q.all...)
 	})
 	return nil
-}
-
-func (q *OpQueue) giveBack() {
-	for i := range q.slots {
-		if r := q.slots[i].r; r != nil {
-			q.s.give(r)
-		}
-	}
 }

@@ -5,34 +5,54 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
-	"sync"
 	"time"
 
 	"jbofd/client"
 	"jbofd/client/internal/host"
 	"jbofd/client/internal/kvop"
 	"jbofd/client/kv"
+	"jbofd/internal/credit"
+	"jbofd/internal/flowctl"
 	"jbofd/internal/nvme"
 )
 
-// request carries out one operation at a time: it chooses a member, sends the command and judges the answer, again and
+// request carries out one operation at a time: it chooses members, sends the command and judges the answer, again and
 // again until there is one that counts.
 //
-//	run ──> choose ──> send ──┬── an answer ──────────────> done
-//	          ^               ├── wrong view, not ready ──┐
-//	          │               ├── cancelled: moved, slow ─┤ a write that was sent is a retry from now on
-//	          └──── pause <───┴── connection lost ────────┘
+//	start ──> next ──> waiting ──> sent ──┬── an answer ──────────────> finish
+//	           ^       (tokens)           ├── wrong view, not ready ──┐
+//	           │                          ├── cancelled: moved, slow ─┤ a write that was sent is a retry from now on
+//	           └───────── paused <────────┴── connection lost ────────┘
 //
-// The Store cancels what a request waits for: when the map has changed (reroute), or time is over (check).
+// A command that is cancelled gives its buffer back at once.
 type request struct {
 	s  *Store
+	e  *engine
 	op kvop.Op
-	// timer is that of pauses.
-	timer *time.Timer
-	hedge *hedge // nil: reads are not hedged
-
-	// What follows belongs to the goroutine of run. position is that of the key.
+	// q is the queue whose operation it is; nil: ended, of capacity 1, tells the end to a goroutine.
+	q     *OpQueue
+	ended chan struct{}
+	// args and key are of the operation, tag is its Op.Tag. wrap: errors that follow from the status come with the
+	// status. position is that of the key.
+	args     kvop.Args
+	key      [nvme.MaxKVKey]byte
+	tag      uint64
+	wrap     bool
 	position uint64
+	// res and err are the outcome. They belong to whoever was told the end.
+	res kv.Result
+	err error
+
+	// What follows is guarded by engine.mu.
+
+	// use counts operations.
+	use    uint64
+	phase  phase
+	tenant flowctl.Tenant
+	lane   int
+	// m is the map of the latest try, tries is how many there were.
+	m     *clusterMap
+	tries int
 	// started: op has its command. unknown: an earlier try of the write may have been carried out. first is when it was
 	// sent first.
 	started, unknown bool
@@ -41,60 +61,47 @@ type request struct {
 	tried []*member
 	// last says why the latest try has failed.
 	last error
-
-	mu sync.Mutex
-	// use counts operations. busy: there is one.
-	use  uint64
-	busy bool
-	// write is its kind, at is where it is: guarded by mu for reroute and check. place is position.
-	write bool
-	at    *member
-	place uint64
-	// since is when at was sent the command, deadline is when the operation must end.
-	since, deadline time.Duration
+	// deadline is when the operation must end, due when a pause is over.
+	deadline, due time.Duration
 	// over, once set, is why the operation must end.
 	over error
-	// attempt is the context of the command.
-	attempt attempt
+	// a is the command. second is a second one of a hedged read, nil: reads are not hedged. open is how many of them
+	// are outstanding. winner is the one whose answer counts, nil: there is none yet.
+	a      attempt
+	second *attempt
+	open   int
+	winner *attempt
 }
 
-// attempt is a context that is used again and again without allocations, unless it was cancelled.
+type phase uint8
+
+const (
+	idle     phase = iota
+	choosing       // on the way to another phase
+	waiting        // for tokens
+	sent
+	paused
+)
+
+// attempt is a command of a request.
 type attempt struct {
-	mu   sync.Mutex
-	done chan struct{}
-	err  error
-}
-
-func (a *attempt) Deadline() (time.Time, bool) { return time.Time{}, false }
-func (a *attempt) Value(any) any               { return nil }
-
-func (a *attempt) Done() <-chan struct{} {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	return a.done
-}
-
-func (a *attempt) Err() error {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	return a.err
-}
-
-func (a *attempt) cancel(err error) {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	if a.err == nil {
-		a.err = err
-		close(a.done)
-	}
-}
-
-func (a *attempt) reset() {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	if a.err != nil || a.done == nil {
-		a.err, a.done = nil, make(chan struct{})
-	}
+	r  *request
+	io client.Async
+	// flow has the members that the command may go to, or whose tokens it takes, as targets; members are the same.
+	flow    flowctl.Request
+	members [flowctl.MaxTargets]*member
+	// x is where it was sent, at the time since, through q, to the namespace of a place.
+	x     *member
+	place *place
+	q     *ioQueue
+	since time.Duration
+	// open: it is outstanding. why is why it was cancelled.
+	open bool
+	why  error
+	// judged: op has its outcome.
+	judged bool
+	// buf, of a second command, is where it reads to.
+	buf []byte
 }
 
 // Reasons to cancel a command.
@@ -105,100 +112,27 @@ var (
 )
 
 func newRequest(s *Store) *request {
-	r := &request{s: s, timer: time.NewTimer(time.Hour), tried: make([]*member, 0, nvme.ClusterMapMaxMembers)}
-	r.timer.Stop()
-	r.attempt.reset()
+	r := &request{s: s, e: s.engine, ended: make(chan struct{}, 1), tried: make([]*member, 0,
+		nvme.ClusterMapMaxMembers)}
+	r.a.init(r)
 	if s.o.Hedge > 0 {
-		r.hedge = newHedge(r)
+		r.second = &attempt{}
+		r.second.init(r)
 	}
 	return r
 }
 
-// prepare begins a use and returns its number.
-func (r *request) prepare() uint64 {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	r.use++
-	r.over = nil
-	r.attempt.reset()
-	return r.use
+func (at *attempt) init(r *request) {
+	at.r = r
+	at.io.Item, at.io.Sink = at, r.e
+	at.flow.Item = at
 }
 
-// cancelOp ends the operation of a use with the error of its context.
-func (r *request) cancelOp(use uint64, err error) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if r.use == use && r.over == nil {
-		r.over = err
-		r.attempt.cancel(err)
-	}
-}
-
-// cancelAll ends whatever operation there is.
-func (r *request) cancelAll(err error) {
-	r.mu.Lock()
-	use := r.use
-	r.mu.Unlock()
-	r.cancelOp(use, err)
-}
-
-// reroute cancels the command if it is at a member that does not serve it by a new map.
-func (r *request) reroute(m *clusterMap) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if r.at == nil {
-		return
-	}
-	if serves, head := m.has(r.place, r.at); !serves || r.write && !head {
-		r.attempt.cancel(errMoved)
-	}
-}
-
-// slow is how long a command may take before the map is read again.
-const slow = 100 * time.Millisecond
-
-// check ends an operation whose time is over, and a read that takes too long. It reports whether a newer map would
-// help.
-func (r *request) check(now time.Duration) (wantMap bool) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	switch {
-	case !r.busy:
-		return false
-	case now >= r.deadline && r.over == nil:
-		r.over = context.DeadlineExceeded
-		r.attempt.cancel(r.over)
-	case r.at != nil && !r.write && now-r.since >= r.s.o.ReadTimeout:
-		r.attempt.cancel(errSlow)
-	}
-	return r.at != nil && now-r.since >= slow
-}
-
-// watch calls check for all requests until the Store is closed.
-func (s *Store) watch() {
-	const interval = 10 * time.Millisecond
-	ticks := time.NewTicker(interval)
-	defer ticks.Stop()
-	for {
-		select {
-		case <-s.ctx.Done():
-			return
-		case <-ticks.C:
-		}
-		now, want := s.now(), false
-		s.mu.Lock()
-		for _, r := range s.all {
-			want = r.check(now) || want
-		}
-		s.mu.Unlock()
-		if want {
-			s.wantMap()
-		}
-	}
-}
-
-// begin makes r ready for an operation.
+// begin makes r ready for the operation of args, whose key is copied. It needs no lock: r is the caller's.
+//
+// Errors: the operation cannot be carried out.
 func (r *request) begin(a *kvop.Args) error { // hot: 0 allocs
+	r.res, r.err = kv.Result{Kind: a.Kind}, nil
 	if n := len(a.Key); n == 0 || n > nvme.MaxKVKey {
 		return fmt.Errorf("%w: %s with a key of %d bytes: must be 1 to %d", client.ErrInvalid, a.Kind, n, nvme.MaxKVKey)
 	}
@@ -206,135 +140,104 @@ func (r *request) begin(a *kvop.Args) error { // hot: 0 allocs
 		return err
 	}
 	s := r.s
-	write := a.Kind.IsWrite()
-	if write {
+	r.args = *a
+	r.args.Key = r.key[:copy(r.key[:], a.Key)]
+	if a := &r.args; a.Kind.IsWrite() {
 		a.Client, a.Seq = s.identity, s.writes.Add(1)*kvop.SeqPerOp
 		a.KeepSeconds = uint32((s.o.KeepFor + keepMargin) / time.Second)
 		a.WantVersion = true // so that it is not sent without its identity
 	}
-	r.position = nvme.KVPosition(s.current.Load().seed, a.Key)
-	r.started, r.unknown, r.first, r.last, r.tried = false, false, 0, nil, r.tried[:0]
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if s.ctx.Err() != nil {
-		return fmt.Errorf("%s: %w", a.Kind, client.ErrClosed)
+	m := s.current.Load()
+	r.position = nvme.KVPosition(m.seed, r.args.Key)
+	r.started, r.unknown, r.first, r.last, r.tried, r.tries = false, false, 0, nil, r.tried[:0], 0
+	for _, x := range m.chainOf(r.position).members {
+		if p := x.place.Load(); p != nil {
+			return r.startOp(p) // copies a value without the lock
+		}
 	}
-	r.busy, r.write, r.at, r.place, r.deadline = true, write, nil, r.position, s.now()+s.o.Timeout
 	return nil
 }
 
-func (r *request) end() { // hot: 0 allocs
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	r.busy, r.at = false, nil
+func (r *request) startOp(p *place) error { // hot: 0 allocs
+	if err := r.op.Start(&p.space, &r.args); err != nil {
+		return err
+	}
+	r.started = true
+	return nil
 }
 
-// run runs an operation to its end. wrap: errors that follow from the status come with the status.
-func (r *request) run(a *kvop.Args, wrap bool) (res kv.Result, err error) { // hot: 0 allocs
-	res.Kind = a.Kind
-	if err := r.begin(a); err != nil {
-		return res, err
-	}
-	defer r.end()
+func (r *request) write() bool { return r.args.Kind.IsWrite() }
+
+// next begins the next try. mu is held, as for the following methods.
+func (r *request) next(now time.Duration) { // hot: 0 allocs
 	s := r.s
-	for try := 0; ; try++ {
-		if try == s.o.MaxTries {
-			return res, r.fail(a.Kind, fmt.Errorf("gave up after %d tries", try))
-		}
-		if r.unknown && s.now()-r.first > s.o.KeepFor {
-			return res, r.fail(a.Kind, fmt.Errorf("not repeated after %s: Options.KeepFor", s.o.KeepFor))
-		}
-		m := s.current.Load()
-		x, c := r.choose(m)
-		var comp client.Completion
-		done := false
-		if x != nil {
-			sp := x.space.Load()
-			if sp == nil {
-				continue // the node lists its partitions again
-			}
-			if !r.started {
-				if err := r.op.Start(sp, a); err != nil {
-					return res, err
-				}
-				r.started = true
-			}
-			r.op.Cmd.SQE.SetNSID(sp.NSID)
-			if try > 0 {
-				s.stats.retries.Add(1)
-			}
-			if comp, err = r.send(m, x, c); err != nil {
-				if err := r.failed(x, err); err != nil {
-					return res, err
-				}
-			} else {
-				done = r.answered(m, x, &comp) && r.op.Step(sp, &comp)
-			}
-		}
-		if done {
-			return r.result(res, wrap)
-		}
-		if x != nil && !r.write {
-			r.tried = append(r.tried, x)
-			if r.mayGoOn() {
-				continue // at another member, if there is one
-			}
-		}
-		if !r.pause(m, try) {
-			return res, r.fail(a.Kind, r.overCause())
-		}
+	r.phase = choosing
+	switch {
+	case r.over != nil:
+		r.finish(r.fail(r.over))
+		return
+	case r.tries == s.o.MaxTries:
+		r.finish(r.fail(fmt.Errorf("gave up after %d tries", r.tries)))
+		return
+	case r.unknown && now-r.first > s.o.KeepFor:
+		r.finish(r.fail(fmt.Errorf("not repeated after %s: Options.KeepFor", s.o.KeepFor)))
+		return
 	}
+	r.tries++
+	r.m = s.current.Load()
+	if !r.a.choose(nil) {
+		s.wantMap()
+		r.pause(now)
+		return
+	}
+	r.phase = waiting
+	r.e.flow.Add(int64(now), &r.a.flow)
 }
 
-// choose returns the member to send the command to, and the connection to it; nil if there is none now, for the reason
-// in last.
-func (r *request) choose(m *clusterMap) (*member, *client.Controller) { // hot: 0 allocs
-	all := m.chainOf(r.position).members
+// choose finds the members that the command may go to, all but one; of a write: whose tokens it takes. It returns false
+// if there are none, for the reason in last.
+func (at *attempt) choose(but *member) bool { // hot: 0 allocs
+	r := at.r
+	f := &at.flow
+	f.Tenant, f.Write, f.N = r.tenant, r.write(), 0
+	f.Units = credit.Units(len(r.args.Value))
+	if r.started {
+		f.Units = credit.Units(len(r.op.Cmd.Data))
+	}
+	all := r.m.chainOf(r.position).members
 	if len(all) == 0 {
 		r.last = errNotServed
-		r.s.wantMap()
-		return nil, nil
+		return false
 	}
-	candidates := all
-	switch {
-	case r.write:
-		candidates = all[:1]
-	case r.s.o.ReadFrom == ReadTail:
-		candidates = all[len(all)-1:]
+	if !f.Write && r.s.o.ReadFrom == ReadTail {
+		all = all[len(all)-1:]
 	}
-	best, bestC, bestScore := (*member)(nil), (*client.Controller)(nil), score{}
-	begin := 0
-	if len(candidates) > 1 {
-		begin = int(rand.Uint32()) % len(candidates) // which of those that are equal
-	}
-	for i := range candidates {
-		x := candidates[(begin+i)%len(candidates)]
-		if r.hasTried(x) {
+	for i, x := range all {
+		if x == but || r.hasTried(x) {
 			continue
 		}
-		c, sp := x.node.connected(), x.space.Load()
-		if c == nil || sp == nil {
-			if c != nil {
+		p := x.place.Load()
+		if up := x.node.connected(); up == nil || p == nil {
+			if up != nil {
 				x.node.relist() // the partition is new there
 			} else {
 				x.node.connect()
 			}
-			if r.last == nil || best == nil {
+			if f.Write && i > 0 {
+				continue
+			}
+			if r.last == nil || f.N == 0 {
 				r.last = x.node.problem()
+			}
+			if f.Write {
+				return false
 			}
 			continue
 		}
-		if len(candidates) == 1 {
-			return x, c
-		}
-		if sc := x.score(c, sp); best == nil || sc.before(bestScore) {
-			best, bestC, bestScore = x, c, sc
-		}
+		f.Targets[f.N], at.members[f.N] = p.ssd, x
+		f.N++
 	}
-	if best == nil {
-		r.s.wantMap()
-	}
-	return best, bestC
+	return f.N > 0
 }
 
 var errNotServed = errors.New("the range is not served by anybody")
@@ -348,83 +251,147 @@ func (r *request) hasTried(x *member) bool { // hot: 0 allocs
 	return false
 }
 
+// send hands the command to the queue of the node that was chosen.
+//
+// Source: LEED (SIGCOMM'23), Algorithm 1 and section 3.7: see package flowctl.
+func (at *attempt) send(now time.Duration) { // hot: 0 allocs
+	r := at.r
+	e := r.e
+	at.x = at.members[at.flow.SentTo()]
+	l, p := at.x.node.ready.Load(), at.x.place.Load()
+	if l == nil || p == nil { // lost while it waited
+		e.flow.Ended(int64(now), &at.flow, 0)
+		if at == &r.a {
+			r.next(now)
+		}
+		return
+	}
+	if !r.started {
+		if err := r.startOp(p); err != nil {
+			e.flow.Ended(int64(now), &at.flow, 0)
+			r.finish(err)
+			return
+		}
+	}
+	at.io.Cmd = r.op.Cmd
+	at.io.Cmd.SQE.SetNSID(p.space.NSID)
+	if at != &r.a {
+		at.io.Cmd.Data = at.buf[:len(r.op.Cmd.Data)]
+	}
+	at.place, at.since, at.open, at.why, at.judged = p, now, true, nil, false
+	at.q = l.queues[r.lane%len(l.queues)]
+	r.phase = sent
+	r.open++
+	if r.first == 0 {
+		r.first = max(now, 1)
+	}
+	if r.s.stats.tries.Add(1); r.tries > 1 && at == &r.a {
+		r.s.stats.retries.Add(1)
+	}
+	at.io.Prepare()
+	if at.io.Next = nil; at.q.first == nil {
+		at.q.first = &at.io
+		e.out = append(e.out, at.q)
+	} else {
+		at.q.last.Next = &at.io
+	}
+	at.q.last = &at.io
+	if r.second != nil && at == &r.a && !r.write() {
+		e.hedgeAt(now, r)
+	}
+}
+
+// cancel cancels the command, if it is outstanding.
+func (at *attempt) cancel(now time.Duration, why error) {
+	if !at.open || at.why != nil {
+		return
+	}
+	at.why = why
+	if at.q.Cancel(&at.io) {
+		at.settle(now)
+	}
+}
+
+// judge takes over the answer, if it says something of the key. It needs no lock: a command that has ended is whoever's
+// who was told so, and op is that of the only command.
+func (at *attempt) judge() { // hot: 0 allocs
+	if at.r.second == nil || at.r.write() {
+		at.take()
+	}
+}
+
+func (at *attempt) take() { // hot: 0 allocs
+	r := at.r
+	if at.io.Err == nil && final(at.io.Comp.Status) {
+		at.judged = r.op.Step(&at.place.space, &at.io.Comp)
+	}
+}
+
+// settle goes on after the end of the command.
+func (at *attempt) settle(now time.Duration) { // hot: 0 allocs
+	r := at.r
+	units := 0
+	if at.io.Err == nil {
+		units = client.ReportedCredit(at.io.Cmd.SQE.Opcode(), at.place.drive, &at.io.Comp)
+	}
+	at.open = false
+	r.open--
+	at.io.Cmd.Data = nil
+	r.e.flow.Ended(int64(now), &at.flow, units)
+	if r.second != nil && !r.write() {
+		if at = r.raced(now, at); at == nil {
+			return
+		}
+	}
+	x := at.x
+	switch {
+	case at.judged:
+		r.finish(nil)
+		return
+	case at.io.Err != nil:
+		if err := r.failed(at); err != nil {
+			r.finish(err)
+			return
+		}
+	default:
+		r.refused(at)
+	}
+	if !r.write() {
+		r.tried = append(r.tried, x)
+		if r.mayGoOn() {
+			r.next(now) // at another member
+			return
+		}
+	}
+	r.pause(now)
+}
+
 // mayGoOn reports whether a member is left that has not been tried for a read.
 func (r *request) mayGoOn() bool {
+	if r.s.o.ReadFrom == ReadTail {
+		return false
+	}
 	for _, x := range r.s.current.Load().chainOf(r.position).members {
-		if r.s.o.ReadFrom == ReadAny && !r.hasTried(x) {
-			return r.overCause() == nil
+		if !r.hasTried(x) {
+			return true
 		}
 	}
 	return false
 }
 
-// score says how well a member can take a command.
-type score struct {
-	// free is how much of the credit is left, in units, less what waits; a large number without credits.
-	free, outstanding int
-}
-
-func (a score) before(b score) bool { // hot: 0 allocs
-	if a.free != b.free {
-		return a.free > b.free
-	}
-	return a.outstanding < b.outstanding
-}
-
-// score uses the credit of the member's SSD, which all partitions there share.
-//
-// Source: LEED (SIGCOMM'23), Algorithm 1 and section 3.7: the replica with the most tokens. That a command is sent if
-// it fits the credit or nothing is outstanding is package window's.
-func (x *member) score(c *client.Controller, sp *kvop.Space) score { // hot: 0 allocs
-	const unlimited = 1 << 30
-	sc := score{unlimited, int(x.outstanding.Load())}
-	if cr := c.Credit(sp.NSID); cr.On && cr.Units > 0 {
-		sc.free = cr.Units - cr.Outstanding - cr.Waiting
-	}
-	return sc
-}
-
-// send sends the command to a member and waits for the answer.
-func (r *request) send(m *clusterMap, x *member, c *client.Controller) (comp client.Completion, err error) {
-	s := r.s // hot: 0 allocs
-	r.mu.Lock()
-	if r.over != nil {
-		r.mu.Unlock()
-		return comp, r.over
-	}
-	if s.current.Load() != m { // reroute has not seen where the command goes
-		r.mu.Unlock()
-		return comp, errMoved
-	}
-	r.attempt.reset()
-	r.at, r.since = x, s.now()
-	if r.write && r.first == 0 {
-		r.first = r.since
-	}
-	r.mu.Unlock()
-	x.outstanding.Add(1)
-	s.stats.tries.Add(1)
-	if r.hedge != nil && !r.write {
-		comp, err = r.hedge.do(m, x, c)
-	} else {
-		comp, err = c.Do(&r.attempt, r.op.Kind().String(), false, &r.op.Cmd)
-	}
-	x.outstanding.Add(-1)
-	r.mu.Lock()
-	r.at = nil
-	r.mu.Unlock()
-	return comp, err
-}
-
 // failed judges a command without an answer. It returns an error if there is no use in another one.
-func (r *request) failed(x *member, err error) error {
-	if r.write && errors.Is(err, client.ErrIndeterminate) {
+func (r *request) failed(at *attempt) error {
+	err := at.io.Err
+	if at.why != nil {
+		err = at.why
+	}
+	if r.write() && at.io.Sent {
 		r.lost()
 	}
 	if errors.Is(err, client.ErrInvalid) && !r.unknown {
 		return err
 	}
-	r.last = fmt.Errorf("node %s: %w", x.node.key.name, err)
+	r.last = fmt.Errorf("node %s: %w", at.x.node.key.name, err)
 	if !errors.Is(err, errMoved) {
 		r.s.wantMap()
 	}
@@ -437,33 +404,36 @@ func (r *request) lost() {
 	r.op.Lost()
 }
 
-// answered judges the status of a completion. It returns false if it says nothing of the key.
-func (r *request) answered(m *clusterMap, x *member, c *client.Completion) bool { // hot: 0 allocs
-	switch st := c.Status; st.Code() {
+// final reports whether a status says something of the key.
+func final(st nvme.Status) bool { // hot: 0 allocs
+	switch st.Code() {
+	case nvme.KVWrongView, nvme.InvalidNamespaceOrFormat, nvme.AbortRequested:
+		return false
+	case nvme.NamespaceNotReady, nvme.AdminMediaNotReady, nvme.CommandInterrupted, nvme.TransientTransportError,
+		nvme.ANATransition, nvme.AbortedSQDeletion:
+		return st.DNR()
+	}
+	return true
+}
+
+// refused follows a status that is not final.
+func (r *request) refused(at *attempt) {
+	c := &at.io.Comp
+	switch c.Status.Code() {
 	case nvme.KVWrongView:
 		r.s.stats.wrongViews.Add(1)
-		if epoch := uint32(c.Result); epoch == 0 || epoch > m.chainOf(r.position).epoch {
+		if epoch := uint32(c.Result); epoch == 0 || epoch > r.m.chainOf(r.position).epoch {
 			r.s.wantMap()
 		}
 	case nvme.InvalidNamespaceOrFormat:
-		x.node.relist()
+		at.x.node.relist()
 	case nvme.NamespaceNotReady, nvme.AdminMediaNotReady:
-		if st.DNR() {
-			return true
-		}
-	case nvme.CommandInterrupted, nvme.TransientTransportError, nvme.ANATransition, nvme.AbortedSQDeletion,
-		nvme.AbortRequested:
-		if st.DNR() && st.Code() != nvme.AbortRequested {
-			return true
-		}
-		if r.write {
+	default: // the outcome is unknown
+		if r.write() {
 			r.lost()
 		}
-	default:
-		return true
 	}
-	r.last = fmt.Errorf("node %s: %w", x.node.key.name, host.CheckStatus(r.op.Kind().String(), c.Status))
-	return false
+	r.last = fmt.Errorf("node %s: %w", at.x.node.key.name, host.CheckStatus(r.args.Kind.String(), c.Status))
 }
 
 // Pauses between tries: the first, and the longest one.
@@ -472,43 +442,94 @@ const (
 	maxPause = 100 * time.Millisecond
 )
 
-// pause waits before the next try, until the map has changed or a node was connected at the latest. It returns false if
-// the operation must end.
-func (r *request) pause(m *clusterMap, try int) bool {
+// pause waits before the next try, until the map has changed or a node was connected at the latest.
+func (r *request) pause(now time.Duration) {
 	r.tried = r.tried[:0]
-	d := min(minPause<<min(try, 10), maxPause)
-	changes := r.s.changes()
-	if r.s.current.Load() != m {
-		return r.overCause() == nil
+	if r.over != nil || r.s.current.Load() != r.m {
+		r.next(now)
+		return
 	}
-	r.mu.Lock()
-	over := r.over != nil
-	if !over {
-		r.attempt.reset()
-	}
-	done := r.attempt.Done()
-	r.mu.Unlock()
-	if over {
-		return false
-	}
-	r.timer.Reset(d/2 + rand.N(d/2+1))
-	defer r.timer.Stop()
-	select {
-	case <-r.timer.C:
-	case <-changes:
-	case <-done:
-	}
-	return r.overCause() == nil
+	d := min(minPause<<min(r.tries, 10), maxPause)
+	r.phase, r.due = paused, now+d/2+rand.N(d/2+1)
+	r.e.paused = append(r.e.paused, r)
+	r.e.setTimer(now, r.due)
 }
 
-func (r *request) overCause() error {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	return r.over
+// reroute looks at a new map: a command at a member that does not serve it any more is cancelled.
+func (r *request) reroute(now time.Duration, m *clusterMap) {
+	switch r.phase {
+	case waiting:
+		r.e.flow.Remove(int64(now), &r.a.flow)
+		r.next(now)
+	case sent:
+		for _, at := range []*attempt{&r.a, r.second} {
+			if at == nil || !at.open {
+				continue
+			}
+			if serves, head := m.has(r.position, at.x); !serves || r.write() && !head {
+				at.cancel(now, errMoved)
+			}
+		}
+	}
+}
+
+// slow is how long a command may take before the map is read again.
+const slow = 100 * time.Millisecond
+
+// check ends an operation whose time is over, and a read that takes too long. It reports whether a newer map would
+// help.
+func (r *request) check(now time.Duration) (wantMap bool) {
+	if r.phase == idle {
+		return false
+	}
+	if now >= r.deadline {
+		r.end(now, context.DeadlineExceeded)
+		return false
+	}
+	if r.phase != sent {
+		return false
+	}
+	wantMap = now-r.a.since >= slow
+	if !r.write() && now-r.a.since >= r.s.o.ReadTimeout {
+		r.cancel(now, errSlow)
+	}
+	return wantMap
+}
+
+// cancel cancels what is outstanding.
+func (r *request) cancel(now time.Duration, why error) {
+	r.a.cancel(now, why)
+	if r.second != nil {
+		r.second.cancel(now, why)
+	}
+}
+
+// end ends the operation, if there is one, for a reason.
+func (r *request) end(now time.Duration, why error) {
+	if r.phase == idle || r.over != nil {
+		return
+	}
+	r.over = why
+	switch r.phase {
+	case waiting:
+		r.e.flow.Remove(int64(now), &r.a.flow)
+		r.finish(r.fail(why))
+	case paused:
+		for i, o := range r.e.paused {
+			if o == r {
+				r.e.paused = append(r.e.paused[:i], r.e.paused[i+1:]...)
+				break
+			}
+		}
+		r.finish(r.fail(why))
+	case sent:
+		r.cancel(now, why)
+	}
 }
 
 // fail returns the error of an operation that ends without an answer.
-func (r *request) fail(kind kv.Kind, cause error) error {
+func (r *request) fail(cause error) error {
+	kind := r.args.Kind
 	what := ErrUnavailable
 	switch {
 	case r.unknown:
@@ -525,23 +546,32 @@ func (r *request) fail(kind kv.Kind, cause error) error {
 	return fmt.Errorf("%s: %w: %w", kind, what, cause)
 }
 
+// finish ends the operation with an error, or else with the outcome of op.
+func (r *request) finish(err error) { // hot: 0 allocs
+	r.phase = idle
+	if r.err = err; err == nil {
+		r.result()
+	}
+	r.e.done = append(r.e.done, r)
+}
+
 // result is that of an operation that was answered.
-func (r *request) result(res kv.Result, wrap bool) (kv.Result, error) { // hot: 0 allocs
-	op := &r.op
+func (r *request) result() { // hot: 0 allocs
+	op, res := &r.op, &r.res
 	res.Size, res.Version, res.Expires = op.Size, op.Version, op.Expires
 	err := op.Err
 	if st := op.Status; !st.OK() {
-		if err = host.OfStatus(st); err == nil || wrap {
+		if err = host.OfStatus(st); err == nil || r.wrap {
 			err = host.CheckStatus(res.Kind.String(), st)
 		}
-		if wrap && st.Code() == nvme.KVVersionMismatch {
+		if r.wrap && st.Code() == nvme.KVVersionMismatch {
 			err = &kv.VersionError{Current: op.Version, Err: err}
 		}
-	} else if err != nil && wrap {
+	} else if err != nil && r.wrap {
 		err = fmt.Errorf("%s: %w", res.Kind, err)
 	}
 	if errors.Is(err, client.ErrIndeterminate) {
 		r.s.stats.indeterminate.Add(1)
 	}
-	return res, err
+	r.err = err
 }

@@ -414,8 +414,10 @@ func (f *kvFlags) openCluster(c *cobra.Command, threads int) (ycsb.DB, error) {
 	case "any":
 	case "tail":
 		o.ReadFrom = cluster.ReadTail
+	case "turn":
+		o.ReadFrom = cluster.ReadInTurn
 	default:
-		return nil, usagef("--read_from is %q, must be any or tail", f.readFrom)
+		return nil, usagef("--read_from is %q, must be any, tail or turn", f.readFrom)
 	}
 	s, err := cluster.Open(c.Context(), o)
 	if errors.Is(err, client.ErrInvalid) {

@@ -11,7 +11,8 @@ import (
 )
 
 // SharedQPair is a queue pair for any number of goroutines. Each submits and sends under the mutex. Two goroutines of
-// the SharedQPair receive completions, and continue sending when the socket was full.
+// the SharedQPair receive completions, and continue sending when the socket was full. Do waits for its commands; Send
+// does not.
 //
 // No system call accesses the buffer of a command while mu is free, and no device knows its address. Therefore a
 // cancelled command can return its buffer at once.
@@ -37,6 +38,8 @@ type SharedQPair struct {
 	err   error        // why the queue has failed
 	calls []call
 	comps []host.Completion // of deliverLocked
+	// backlog are commands of Send for which there is no call yet, ended those whose Sinks are to be told.
+	backlog, ended asyncs
 }
 
 // call is one caller's command.
@@ -46,8 +49,10 @@ type call struct {
 	done chan host.Completion
 	// ticket is the command's share of a window, if there is a gate. Guarded by SharedQPair.mu.
 	ticket window.Ticket
-	// abandoned: the caller has stopped waiting; deliverLocked returns the call to free. Guarded by SharedQPair.mu.
+	// abandoned: the caller has stopped waiting; deliverLocked returns the call to free. async is the command of Send,
+	// nil if a goroutine waits. Guarded by SharedQPair.mu.
 	abandoned bool
+	async     *Async
 }
 
 // NewSharedQPair takes over w, which is connected. Close must be called.
@@ -128,7 +133,7 @@ func (q *SharedQPair) Do(ctx context.Context, cmds []host.Command, comps []host.
 		cids[i] = cid
 	}
 	q.sendLocked()
-	q.mu.Unlock()
+	q.unlockTell()
 	for i := range cmds {
 		c := held[i]
 		select {
@@ -211,19 +216,26 @@ func (q *SharedQPair) abandon(calls []*call, cids []uint16, cause error) error {
 
 // sendLocked sends without blocking and leaves the rest to pump. mu is held.
 func (q *SharedQPair) sendLocked() {
-	if q.err != nil {
-		return
-	}
-	blocked, err := q.w.Send()
-	q.deliverLocked() // a command that was answered before it was sent in full completes now
-	if err != nil {
-		q.failLocked(err)
-		return
-	}
-	if blocked {
+	if q.err == nil && q.exchangeLocked() {
 		select {
 		case q.kick <- struct{}{}:
 		default:
+		}
+	}
+}
+
+// exchangeLocked sends without blocking. It reports whether the connection takes no more. mu is held.
+func (q *SharedQPair) exchangeLocked() (blocked bool) {
+	for {
+		q.submitLocked()
+		blocked, err := q.w.Send()
+		n := q.deliverLocked() // a command that was answered before it was sent in full completes now
+		if err != nil {
+			q.failLocked(err)
+			return false
+		}
+		if blocked || n == 0 || q.backlog.first == nil {
+			return blocked
 		}
 	}
 }
@@ -233,7 +245,7 @@ func (q *SharedQPair) receive() {
 	defer q.wg.Done()
 	step := func() bool {
 		q.mu.Lock()
-		defer q.mu.Unlock()
+		defer q.unlockTell()
 		if q.err != nil {
 			return true
 		}
@@ -260,17 +272,23 @@ func (q *SharedQPair) receive() {
 	}
 }
 
-// deliverLocked passes completions to their callers. mu is held.
-func (q *SharedQPair) deliverLocked() {
+// deliverLocked passes completions to their callers, and returns how many. mu is held.
+func (q *SharedQPair) deliverLocked() (delivered int) {
 	for {
 		n := q.m.Completions(q.comps)
-		if n == 0 {
-			return
+		if delivered += n; n == 0 {
+			return delivered
 		}
 		for _, comp := range q.comps[:n] {
 			c := &q.calls[comp.Tag]
 			if q.gate != nil {
 				q.gate.Completed(c.ticket, &comp)
+			}
+			if a := c.async; a != nil {
+				c.async, a.Comp = nil, comp
+				q.free <- c
+				q.endLocked(a, nil)
+				continue
 			}
 			if c.abandoned {
 				c.abandoned = false
@@ -287,17 +305,8 @@ func (q *SharedQPair) pump() {
 	defer q.wg.Done()
 	step := func() bool {
 		q.mu.Lock()
-		defer q.mu.Unlock()
-		if q.err != nil {
-			return true
-		}
-		blocked, err := q.w.Send()
-		q.deliverLocked()
-		if err != nil {
-			q.failLocked(err)
-			return true
-		}
-		return !blocked
+		defer q.unlockTell()
+		return q.err != nil || !q.exchangeLocked()
 	}
 	for {
 		select {
@@ -314,7 +323,7 @@ func (q *SharedQPair) pump() {
 // Fail ends the queue: all callers get err, and the connection is shut down.
 func (q *SharedQPair) Fail(err error) {
 	q.mu.Lock()
-	defer q.mu.Unlock()
+	defer q.unlockTell()
 	q.failLocked(err)
 }
 
@@ -326,6 +335,7 @@ func (q *SharedQPair) failLocked(err error) {
 	q.err = fmt.Errorf("queue %d: %w", q.id, Classify(err))
 	close(q.dead)
 	q.w.Shutdown()
+	q.failAsyncs()
 	q.onFail(q.err)
 }
 
@@ -356,7 +366,7 @@ func (q *SharedQPair) failure() error {
 // Tick advances the coarse clock and fails the queue if a command is older than limit ticks (0: no limit).
 func (q *SharedQPair) Tick(limit uint32) {
 	q.mu.Lock()
-	defer q.mu.Unlock()
+	defer q.unlockTell()
 	if q.err != nil {
 		return // the connection may be closed, and with it the machine's memory
 	}

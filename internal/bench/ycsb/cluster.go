@@ -53,6 +53,7 @@ func (c *Cluster) Counters() []Counter {
 		{"Hedged", int64(st.Hedged), false},
 		{"Unavailable", int64(st.Unavailable), false},
 		{"Indeterminate", int64(st.Indeterminate), false},
+		{"Waits", int64(st.Waits), false},
 	}
 }
 

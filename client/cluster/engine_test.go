@@ -1,0 +1,279 @@
+package cluster
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"runtime"
+	"sync"
+	"testing"
+	"time"
+
+	"jbofd/client"
+	"jbofd/client/internal/kvop"
+	"jbofd/client/kv"
+	"jbofd/internal/nvme"
+)
+
+// TestALateContextConcernsItsOwnOperationOnly: the context of an operation ends when its request has been taken for the
+// next one.
+func TestALateContextConcernsItsOwnOperationOnly(t *testing.T) {
+	g := newRig(t, 1, 1)
+	s := g.open(func(o *Options) { o.ReadTimeout = 20 * time.Second })
+	if err := s.Put(t.Context(), []byte("k"), []byte("value")); err != nil {
+		t.Fatal(err)
+	}
+	e := s.engine
+	r := e.take()
+	defer e.give(r)
+	var uses []uint64
+	begin := func() {
+		t.Helper()
+		if err := r.begin(&kvop.Args{Kind: kv.Get, Key: []byte("k"), Value: make([]byte, 10)}); err != nil {
+			t.Fatal(err)
+		}
+		uses = append(uses, e.start(r))
+	}
+	begin()
+	<-r.ended
+	g.nodes[0].setScript(func(uint8) (verdict, nvme.Status) { return hold, 0 })
+	begin()
+	e.cancelOp(r, uses[0], context.Canceled)
+	until(t, "the second one is at the node", func() bool { return g.nodes[0].heldCommands() == 1 })
+	e.cancelOp(r, uses[0], context.Canceled)
+	e.mu.Lock()
+	if r.over != nil || r.phase != sent {
+		t.Errorf("the second operation is to end, because of %v", r.over)
+	}
+	e.mu.Unlock()
+	e.cancelOp(r, uses[1], context.Canceled)
+	if <-r.ended; !errors.Is(r.err, context.Canceled) || !errors.Is(r.err, ErrUnavailable) {
+		t.Errorf("its own context: %v", r.err)
+	}
+	g.nodes[0].release(nvme.AbortedSQDeletion)
+}
+
+// TestABatchIsSentTogether: the commands of one Submit that go to one node are one list.
+func TestABatchIsSentTogether(t *testing.T) {
+	g := newRig(t, 3, 3)
+	s := g.open()
+	q := openQueue(t, s, 64)
+	results := make([]kv.Result, 64)
+	var ops []kv.Op
+	for i := range 60 {
+		ops = append(ops, kv.Op{Kind: kv.Put, Key: fmt.Appendf(nil, "key%d", i), Value: []byte("value")})
+	}
+	drain := func(n int) {
+		t.Helper()
+		for n > 0 {
+			k, err := q.Poll(results, -1)
+			if err != nil || results[0].Err != nil {
+				t.Fatal(err, results[0].Err)
+			}
+			n -= k
+		}
+	}
+	if n, err := q.Submit(ops); n != 60 || err != nil { // which connects
+		t.Fatal(n, err)
+	}
+	drain(60)
+	e := s.engine
+	e.mu.Lock()
+	for i := range ops {
+		r := q.free[len(q.free)-1]
+		q.free = q.free[:len(q.free)-1]
+		a := args(&ops[i])
+		if err := r.begin(&a); err != nil {
+			t.Error(err)
+		}
+		e.startLocked(r)
+	}
+	e.pump()
+	n := 0
+	for _, out := range e.out {
+		for a := out.first; a != nil; a = a.Next {
+			n++
+		}
+	}
+	if len(e.out) != len(g.nodes) || n != len(ops) {
+		t.Errorf("%d lists of %d commands, want one for each of %d nodes", len(e.out), n, len(g.nodes))
+	}
+	e.leave()
+	drain(60)
+}
+
+// TestAQueueHasNoGoroutines of its own, however deep it is.
+func TestAQueueHasNoGoroutines(t *testing.T) {
+	g := newRig(t, 1, 1)
+	s := g.open()
+	if err := s.Put(t.Context(), []byte("k"), []byte("value")); err != nil {
+		t.Fatal(err)
+	}
+	least := 1 << 30 // connections of the rig end and begin meanwhile
+	for range 20 {
+		before := runtime.NumGoroutine()
+		q := openQueue(t, s, MaxDepth)
+		least = min(least, runtime.NumGoroutine()-before)
+		if err := q.Close(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if least > 0 {
+		t.Errorf("a queue has %d goroutines", least)
+	}
+}
+
+// TestReadsAndWritesWaitForTokens of the drive that they go to; writes also for those of the other replicas.
+func TestReadsAndWritesWaitForTokens(t *testing.T) {
+	g := newRig(t, 3, 3)
+	s := g.open(func(o *Options) { o.ReadTimeout = 20 * time.Second; o.ReadFrom = ReadTail })
+	q := openQueue(t, s, 64)
+	results := make([]kv.Result, 64)
+	key := g.keyOf(0, 1) // from node 0 to node 2
+	connectAll(t, g, s)
+	s.setCredits(map[string]int{"n0": 100, "n1": 100, "n2": 3})
+	for _, n := range g.nodes {
+		n.setScript(func(uint8) (verdict, nvme.Status) { return hold, 0 })
+	}
+	get, put := kv.Op{Kind: kv.Get, Key: key, Value: make([]byte, 10)}, kv.Op{Kind: kv.Put, Key: key, Value: []byte("value")}
+	submit := func(op kv.Op, n int) {
+		t.Helper()
+		for range n {
+			if k, err := q.Submit([]kv.Op{op}); k != 1 || err != nil {
+				t.Fatal(k, err)
+			}
+		}
+	}
+	submit(get, 10)
+	until(t, "three reads are at the ChainTail", func() bool { return g.nodes[2].heldCommands() == 3 })
+	submit(put, 5)
+	if st := s.Stats(); st.Waiting != 12 || g.nodes[0].heldCommands() != 0 {
+		t.Errorf("%d operations wait, want 12; %d writes are at the ChainHead", st.Waiting, g.nodes[0].heldCommands())
+	}
+	for _, n := range g.nodes {
+		n.release(nvme.AbortedSQDeletion) // each is tried again
+	}
+	for left := 15; left > 0; {
+		n, err := q.Poll(results, -1)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, r := range results[:n] {
+			if r.Err != nil && !errors.Is(r.Err, kv.ErrKeyNotFound) {
+				t.Error(r.Err)
+			}
+		}
+		left -= n
+	}
+	if st := s.Stats(); st.Waiting != 0 || st.Waits < 12 {
+		t.Errorf("%+v", st)
+	}
+}
+
+// connectAll waits until all nodes are connected.
+func connectAll(t *testing.T, g *rig, s *Store) {
+	t.Helper()
+	until(t, "all nodes are connected", func() bool {
+		for i := range g.nodes {
+			if err := s.Put(t.Context(), g.keyOf(i, 0), []byte("value")); err != nil {
+				t.Fatal(err)
+			}
+		}
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		for _, n := range s.nodes {
+			if n.connected() == nil {
+				return false
+			}
+		}
+		return len(s.nodes) == len(g.nodes)
+	})
+}
+
+// setCredits sets the credits of the drives of nodes, as if they had come with completions.
+func (s *Store) setCredits(units map[string]int) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.engine.mu.Lock()
+	for k, n := range s.nodes {
+		for _, ssd := range n.ssds {
+			s.engine.flow.Grant(int64(s.now()), ssd, units[k.name])
+		}
+	}
+	s.engine.leave()
+}
+
+// TestATenantThatFloodsDoesNotStarveAnother: of the places that the connection to a node has.
+func TestATenantThatFloodsDoesNotStarveAnother(t *testing.T) {
+	g := newRig(t, 1, 1)
+	const depth = 4
+	s := g.open(func(o *Options) { o.ReadTimeout, o.Connection.QueueDepth = 20*time.Second, depth })
+	if err := s.Put(t.Context(), []byte("k"), []byte("value")); err != nil {
+		t.Fatal(err)
+	}
+	other, err := s.AddTenant(1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	n := g.nodes[0]
+	n.setScript(func(uint8) (verdict, nvme.Status) { return hold, 0 })
+	const flood = 1000
+	q := openQueue(t, s, flood)
+	ops := make([]kv.Op, flood)
+	for i := range ops {
+		ops[i] = kv.Op{Kind: kv.Get, Key: []byte("k"), Value: make([]byte, 10)}
+	}
+	if k, err := q.Submit(ops); k != flood || err != nil {
+		t.Fatal(k, err)
+	}
+	until(t, "the node has all that it takes", func() bool { return n.heldCommands() == depth })
+	var wait sync.WaitGroup
+	before := 0 // Retrieves that the node has had when the other tenant's operation comes
+	n.setScript(func(op uint8) (verdict, nvme.Status) {
+		if op == nvme.CmdKVExist {
+			before = n.seen[nvme.CmdKVRetrieve]
+		}
+		return carryOut, 0
+	})
+	wait.Go(func() {
+		if there, err := other.Exists(t.Context(), []byte("k")); !there || err != nil {
+			t.Errorf("Exists: %t, %v", there, err)
+		}
+	})
+	until(t, "it waits, too", func() bool { return s.Stats().Waiting == flood-depth+1 })
+	n.answerHeld()
+	wait.Wait()
+	results := make([]kv.Result, flood)
+	for left := flood; left > 0; {
+		k, err := q.Poll(results, -1)
+		if err != nil {
+			t.Fatal(err)
+		}
+		left -= k
+	}
+	if before == 0 || before > 50 {
+		t.Errorf("the node has had %d commands of the other tenant before", before)
+	}
+	for _, weight := range []int{0, 1001} {
+		if _, err := s.AddTenant(weight); !errors.Is(err, client.ErrInvalid) {
+			t.Errorf("weight %d: %v", weight, err)
+		}
+	}
+}
+
+// answerHeld carries out what is held, and answers it. The script stays.
+func (n *testNode) answerHeld() {
+	n.g.mu.Lock()
+	held := n.held
+	n.held = nil
+	for _, c := range held {
+		c.Fail(nvme.Success)
+		n.carryOut(c)
+	}
+	n.g.mu.Unlock()
+	for _, c := range held {
+		if p := c.Port; p.Done(c) {
+			p.Kick()
+		}
+	}
+}
