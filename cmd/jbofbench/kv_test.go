@@ -56,7 +56,7 @@ func TestBadKVFlagsExitWith2AndNameFlagValueAndAllowed(t *testing.T) {
 		{"kv load --cluster 127.0.0.1:1 -p recordcount=10", []string{"--nqn"}},
 		{"kv load --cluster 127.0.0.1:1 --nqn nqn.x --nsid 2 -p recordcount=10", []string{"--nsid", "--target"}},
 		{"kv load --cluster 127.0.0.1:1 --nqn nqn.x --read_from head -p recordcount=10",
-			[]string{"--read_from", "head", "any", "tail"}},
+			[]string{"--read_from", "head", "any", "tail", "turn"}},
 		{"kv load --hedge 1ms" + mem, []string{"--hedge", "--cluster"}},
 		{"kv load --cluster 127.0.0.1:1" + mem, []string{"--cluster", "--embedded"}},
 		{"kv load --target 1.2.3.4 --nqn nqn.x -p recordcount=10", []string{"--target", "1.2.3.4"}},
