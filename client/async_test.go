@@ -95,8 +95,8 @@ func TestAsyncsEndOnceEach(t *testing.T) {
 	})
 }
 
-// TestACancelledAsyncGivesItsBufferBack: before it was sent, while it waits for a slot, and when it is at the target. One
-// that has ended is not ended again, and used again it is as new.
+// TestACancelledAsyncGivesItsBufferBack: before it was sent, while it waits for a slot, and when it is at the target.
+// One that has ended is not ended again, and used again it is as new.
 func TestACancelledAsyncGivesItsBufferBack(t *testing.T) {
 	overEach(t, 1<<20, func(t *testing.T, s *script) {
 		_, q := openAsync(t, s, 2)

@@ -187,8 +187,8 @@ func (s *Store) Stats() Stats {
 	s.engine.mu.Lock()
 	waiting, waits := s.engine.flow.Waiting()
 	s.engine.mu.Unlock()
-	return Stats{Waiting: waiting, Waits: waits, Epoch: s.current.Load().epoch, Maps: c.maps.Load(), Tries: c.tries.Load(), Retries: c.retries.Load(),
-		WrongViews: c.wrongViews.Load(), Hedged: c.hedged.Load(), Unavailable: c.unavailable.Load(),
+	return Stats{Waiting: waiting, Waits: waits, Epoch: s.current.Load().epoch, Maps: c.maps.Load(),
+		Tries: c.tries.Load(), Retries: c.retries.Load(), WrongViews: c.wrongViews.Load(), Hedged: c.hedged.Load(), Unavailable: c.unavailable.Load(),
 		Indeterminate: c.indeterminate.Load()}
 }
 

@@ -135,7 +135,8 @@ func TestReadsAndWritesWaitForTokens(t *testing.T) {
 	for _, n := range g.nodes {
 		n.setScript(func(uint8) (verdict, nvme.Status) { return hold, 0 })
 	}
-	get, put := kv.Op{Kind: kv.Get, Key: key, Value: make([]byte, 10)}, kv.Op{Kind: kv.Put, Key: key, Value: []byte("value")}
+	get := kv.Op{Kind: kv.Get, Key: key, Value: make([]byte, 10)}
+	put := kv.Op{Kind: kv.Put, Key: key, Value: []byte("value")}
 	submit := func(op kv.Op, n int) {
 		t.Helper()
 		for range n {

@@ -13,7 +13,8 @@ type kicked struct{ done, kicks int }
 func (k *kicked) PeerDone(*peers.Command) bool { k.done++; return k.done == 1 }
 func (k *kicked) Kick()                        { k.kicks++ }
 
-// TestCommandsWithoutARouteKickTheirSinks before Send returns: nothing else would make a Sink look at what it was given.
+// TestCommandsWithoutARouteKickTheirSinks before Send returns: nothing else would make a Sink look at what it was
+// given.
 func TestCommandsWithoutARouteKickTheirSinks(t *testing.T) {
 	r := newRig(t, nil)
 	sinks := [2]kicked{}

@@ -27,8 +27,8 @@ func answerHello(t *testing.T, c net.Conn) {
 	}
 }
 
-// TestAConnectionEndsWithAWriteThatFails: a node that reads too slowly for a message has got a part of it. It must learn
-// that the rest does not come, by the end of the connection.
+// TestAConnectionEndsWithAWriteThatFails: a node that reads too slowly for a message has got a part of it. It must
+// learn that the rest does not come, by the end of the connection.
 func TestAConnectionEndsWithAWriteThatFails(t *testing.T) {
 	n := newNetwork(t, "a", "b")
 	lc := net.ListenConfig{Control: func(_, _ string, c syscall.RawConn) (err error) {

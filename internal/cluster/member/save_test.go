@@ -7,8 +7,8 @@ import (
 	"jbofd/internal/cluster/view"
 )
 
-// TestTheEpochOfTheLastMomentIsSaved: the membership's goroutine sees an epoch and ends, before the one that saves epochs
-// gets to run. That one must not take its end for the end of the work.
+// TestTheEpochOfTheLastMomentIsSaved: the membership's goroutine sees an epoch and ends, before the one that saves
+// epochs gets to run. That one must not take its end for the end of the work.
 func TestTheEpochOfTheLastMomentIsSaved(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "state")
 	for epoch := uint64(1); epoch <= 16; epoch++ { // which of both channels is seen first is left to chance
