@@ -43,6 +43,8 @@ type rig struct {
 	forwards chan *delivery
 	// cut are two nodes that do not reach each other.
 	cut atomic.Pointer[[2]int]
+	// carried counts the commands between nodes by opcode, completed those that were answered with success.
+	carried, completed [256]atomic.Int64
 }
 
 // node is a node with one partition.
@@ -163,6 +165,7 @@ func (n *node) carry(c *peers.Command) {
 	if c.SQE.Opcode() == nvme.CmdKVForward {
 		copy(d.Value, c.Data)
 	}
+	n.rig.carried[c.SQE.Opcode()].Add(1)
 	n.rig.done.Go(func() {
 		if cut := n.rig.cut.Load(); !n.alive.Load() || !to.alive.Load() ||
 			cut != nil && (*cut == [2]int{n.id, to.id} || *cut == [2]int{to.id, n.id}) {
@@ -195,6 +198,9 @@ func (d *delivery) back() {
 // ReplicaDone implements replicas.Sink.
 func (d *delivery) ReplicaDone(q *replicas.Request) bool {
 	d.answered.Store(true)
+	if q.Status.OK() {
+		d.rig.completed[d.sqe.Opcode()].Add(1)
+	}
 	d.rig.done.Go(func() {
 		d.c.Lost, d.c.Status, d.c.Result = false, q.Status, q.Result
 		switch d.sqe.Opcode() {

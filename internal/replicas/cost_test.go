@@ -1,0 +1,77 @@
+package replicas_test
+
+import (
+	"fmt"
+	"sync"
+	"testing"
+	"time"
+
+	"jbofd/internal/nvme"
+)
+
+// TestAPutCostsOneForwardAndOneAcknowledgementForEachFurtherReplica: a Forward on each hop, whose completion is the
+// acknowledgement. A PUT that is alone takes a Durable on each hop besides; of many, the durable mark comes with the
+// Forward of the next (docs/decisions/0015).
+func TestAPutCostsOneForwardAndOneAcknowledgementForEachFurtherReplica(t *testing.T) {
+	const copies = 3
+	g := newRig(t, copies, copies)
+	g.full(time.Minute)
+	key := func(i int) string { return fmt.Sprint("key ", i) }
+	h := newHost()
+	h.put(key(0), "value")
+	h.want(g.chain([]byte(key(0)))[0], nvme.Success, "")
+	counts := func() (n [3]int64) {
+		return [3]int64{g.carried[nvme.CmdKVForward].Load(), g.completed[nvme.CmdKVForward].Load(),
+			g.carried[nvme.CmdKVDurable].Load()}
+	}
+	// settled waits until all Forwards are answered: those of the members behind the ChainTail's answer, too.
+	settled := func() [3]int64 {
+		t.Helper()
+		for end := time.Now().Add(time.Minute); ; time.Sleep(time.Millisecond) {
+			if n := counts(); n[0] == n[1] {
+				return n
+			}
+			if time.Now().After(end) {
+				t.Fatalf("Forwards and their completions: %v", counts())
+			}
+		}
+	}
+	before := settled()
+	const puts = 200
+	for i := range puts { // one after the other
+		h.put(key(i), "value")
+		h.want(g.chain([]byte(key(i)))[0], nvme.Success, "")
+	}
+	n := settled()
+	if f := n[0] - before[0]; f != puts*(copies-1) || n[1]-before[1] != f {
+		t.Errorf("%d PUTs one after the other: %d Forwards, %d acknowledgements", puts, f, n[1]-before[1])
+	}
+	if d := n[2] - before[2]; d > puts*(copies-1) {
+		t.Errorf("%d PUTs one after the other: %d Durables", puts, d)
+	}
+	before = n
+	var load sync.WaitGroup
+	const hosts = 64
+	for k := range hosts { // many at once, to one range
+		load.Go(func() {
+			h := newHost()
+			for range puts / 10 {
+				h.put(fmt.Sprint("key ", 0), fmt.Sprint(k))
+				h.ask(g.chain([]byte(key(0)))[0])
+				if !h.Status.OK() {
+					t.Errorf("a PUT ends with %v", h.Status)
+				}
+			}
+		})
+	}
+	load.Wait()
+	n = settled()
+	const many = hosts * puts / 10
+	if f := n[0] - before[0]; f != many*(copies-1) || n[1]-before[1] != f {
+		t.Errorf("%d PUTs: %d Forwards, %d acknowledgements", many, f, n[1]-before[1])
+	}
+	t.Logf("%d PUTs of %d hosts: %d Durables", many, hosts, n[2]-before[2])
+	if d := n[2] - before[2]; d > many*(copies-1) {
+		t.Errorf("%d PUTs: %d Durables, more than of as many that are alone", many, d)
+	}
+}
