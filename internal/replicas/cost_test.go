@@ -46,7 +46,7 @@ func TestAPutCostsOneForwardAndOneAcknowledgementForEachFurtherReplica(t *testin
 	if f := n[0] - before[0]; f != puts*(copies-1) || n[1]-before[1] != f {
 		t.Errorf("%d PUTs one after the other: %d Forwards, %d acknowledgements", puts, f, n[1]-before[1])
 	}
-	if d := n[2] - before[2]; d > puts*(copies-1) {
+	if d := n[2] - before[2]; d > puts*(copies-1)*3/2 { // some tell the clock only
 		t.Errorf("%d PUTs one after the other: %d Durables", puts, d)
 	}
 	before = n
@@ -71,7 +71,7 @@ func TestAPutCostsOneForwardAndOneAcknowledgementForEachFurtherReplica(t *testin
 		t.Errorf("%d PUTs: %d Forwards, %d acknowledgements", many, f, n[1]-before[1])
 	}
 	t.Logf("%d PUTs of %d hosts: %d Durables", many, hosts, n[2]-before[2])
-	if d := n[2] - before[2]; d > many*(copies-1) {
-		t.Errorf("%d PUTs: %d Durables, more than of as many that are alone", many, d)
+	if d := n[2] - before[2]; d > many*(copies-1)/2 {
+		t.Errorf("%d PUTs: %d Durables, as if each were alone", many, d)
 	}
 }
