@@ -188,8 +188,8 @@ func (s *Store) Stats() Stats {
 	waiting, waits := s.engine.flow.Waiting()
 	s.engine.mu.Unlock()
 	return Stats{Waiting: waiting, Waits: waits, Epoch: s.current.Load().epoch, Maps: c.maps.Load(),
-		Tries: c.tries.Load(), Retries: c.retries.Load(), WrongViews: c.wrongViews.Load(), Hedged: c.hedged.Load(), Unavailable: c.unavailable.Load(),
-		Indeterminate: c.indeterminate.Load()}
+		Tries: c.tries.Load(), Retries: c.retries.Load(), WrongViews: c.wrongViews.Load(), Hedged: c.hedged.Load(),
+		Unavailable: c.unavailable.Load(), Indeterminate: c.indeterminate.Load()}
 }
 
 // Open connects to a cluster: it reads the map from whichever node of Addresses answers first. Close must be called.
