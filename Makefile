@@ -43,7 +43,7 @@ test-etcd = CGO_ENABLED=0 $(GO) build -tags etcd -ldflags '-s -w' -o '$(TEST_ETC
 test: ## every test that needs no VM and no root
 	$(test-etcd)
 	@# What waits most comes first, beside what computes, and not alone at the end.
-	$(GO) test -parallel $(PARALLEL) ./test/e2e ./internal/daemon ./...
+	$(GO) test -parallel $(PARALLEL) ./test/e2e ./internal/daemon ./test/cluster ./...
 
 race: ## the tests of all packages that have goroutines, under the race detector (needs a C compiler)
 	$(test-etcd)
@@ -55,10 +55,12 @@ invariants: ## the tests of algorithms and machines, and some of the lab, with a
 	$(GO) test -tags invariants ./internal/lab/node -args -lab.seeds 600
 
 SOAK ?= .
-soak: ## the long runs of the random tests, with new seeds: two hours or more (SOAK=regexp of the tests)
+soak: ## the long runs of the random tests, with new seeds: three hours or more (SOAK=regexp of the tests)
 	$(GO) test -count=1 -timeout 6h -v -run "$(SOAK)" ./internal/kvstore -args -long
 	$(GO) test -count=1 -timeout 6h -v -run "$(SOAK)" ./internal/nvmeof/rdma/serve -args -chaos-seeds 100 -chaos-faults 100
 	$(GO) test -count=1 -timeout 6h -v -run "$(SOAK)" ./internal/lab/node -args -lab.seeds 50000
+	$(GO) test -count=1 -timeout 6h -v -run "$(SOAK)" ./internal/crrs -args -runs 20000
+	$(GO) test -count=1 -timeout 6h -v -run "$(SOAK)" ./test/cluster -args -long 10000000
 	test/fuzz.sh 1000000x '$(SOAK)'
 
 test-vm: build ## a Debian kernel in QEMU as the host

@@ -1,6 +1,7 @@
 package cluster
 
 import (
+	"bytes"
 	"context"
 	"encoding/binary"
 	"errors"
@@ -42,6 +43,8 @@ type load struct {
 	acked   int
 	// unknown counts writes whose outcome no client knows.
 	unknown int
+	// readOnly: nothing is written for now.
+	readOnly atomic.Bool
 }
 
 // startLoad starts clients. Half of them know all nodes and find out which of them serves a key, the others have a
@@ -66,7 +69,7 @@ func (l *load) stop() {
 	l.done.Wait()
 	c := newCaller(l)
 	for k := range keys {
-		l.all.eventually("the last read", func() error { return c.read(k) })
+		l.all.eventually("the last read", func() error { return c.read(k, c.rng.IntN(len(c.nodes))) })
 	}
 	c.close()
 	l.closing.Wait()
@@ -123,8 +126,8 @@ func (l *load) run() {
 	defer c.close()
 	for !l.over.Load() {
 		k := c.rng.IntN(keys)
-		if c.rng.IntN(2) == 0 {
-			_ = c.read(k) // another one follows
+		if c.rng.IntN(2) == 0 || l.readOnly.Load() {
+			_ = c.read(k, c.rng.IntN(len(c.nodes))) // another one follows
 		} else {
 			c.write(k)
 		}
@@ -212,29 +215,29 @@ func now() int64 { return int64(time.Since(started)) + 1 }
 
 var started = time.Now()
 
-// read asks a node that is chosen at random.
-func (c *caller) read(k int) error {
-	i := c.rng.IntN(len(c.nodes))
+// read asks a node.
+func (c *caller) read(k, i int) error {
 	ns := c.node(i)
 	if ns == nil {
 		time.Sleep(time.Millisecond)
 		return errors.New("not connected")
 	}
 	o := linear.Operation{Begin: now()}
-	buf := make([]byte, 64)
+	buf := make([]byte, maxValue)
 	ctx, cancel := context.WithTimeout(context.Background(), opTimeout)
 	size, err := ns.Get(ctx, key(k), buf)
 	cancel()
 	switch {
-	case err == nil && size == 16:
-		o.Value = binary.LittleEndian.Uint64(buf)
 	case err == nil:
-		c.l.t.Errorf("key %d has a value of %d bytes", k, size)
+		o.Value = c.l.decode(k, buf[:size])
 	case errors.Is(err, kv.ErrKeyNotFound):
 	case elsewhere(err):
 		time.Sleep(time.Millisecond)
 		return err
 	default:
+		if st := (*client.StatusError)(nil); errors.As(err, &st) {
+			c.l.t.Errorf("reading key %d at %s: %v", k, c.l.all[i].name, err)
+		}
 		c.drop(i)
 		return err
 	}
@@ -249,8 +252,7 @@ func (c *caller) read(k int) error {
 func (c *caller) write(k int) {
 	o := linear.Operation{Write: true, Value: c.l.value.Add(1), Begin: now(), End: math.MaxInt64}
 	begin := time.Now()
-	value := make([]byte, 16)
-	binary.LittleEndian.PutUint64(value, o.Value)
+	value := encode(o.Value)
 	for tries := 0; ; tries++ {
 		i := c.head[k]
 		if tries > 0 {
@@ -290,6 +292,34 @@ func (c *caller) write(k int) {
 		c.l.seen[k] = append(c.l.seen[k], o)
 		return
 	}
+}
+
+// Values have their number, a mark by which they are found on drives, and a text whose length depends on the number.
+const (
+	mark     = "\x8a test \x1c"
+	maxValue = 2048
+)
+
+func encode(value uint64) []byte {
+	b := binary.LittleEndian.AppendUint64(make([]byte, 0, maxValue), value)
+	b = append(b, mark...)
+	for n := 16 + value*2654435761%(maxValue-16); uint64(len(b)) < n; {
+		b = append(b, byte(value>>(len(b)%5)), byte(len(b)))
+	}
+	return b
+}
+
+// decode returns the number of a value that was read, which must be as it was written.
+func (l *load) decode(k int, b []byte) uint64 {
+	if len(b) < 16 {
+		l.t.Errorf("key %d has a value of %d bytes", k, len(b))
+		return math.MaxUint64
+	}
+	value := binary.LittleEndian.Uint64(b)
+	if !bytes.Equal(b, encode(value)) {
+		l.t.Errorf("key %d has a value that nobody has written: %x", k, b)
+	}
+	return value
 }
 
 func key(k int) []byte { return fmt.Appendf(nil, "key%d", k) }

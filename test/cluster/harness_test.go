@@ -2,6 +2,7 @@ package cluster
 
 import (
 	"context"
+	"flag"
 	"fmt"
 	"net"
 	"os"
@@ -19,6 +20,10 @@ import (
 )
 
 func TestMain(m *testing.M) {
+	flag.Parse()
+	if program = os.Getenv(programEnv); program != "" {
+		os.Exit(m.Run()) // in a network of its own
+	}
 	dir, err := build()
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "cluster:", err)
@@ -68,35 +73,92 @@ type box struct {
 	admin *admin.Client
 	cmd   *exec.Cmd
 	log   *os.File
+	// at is the network that the node is in, nil: that of the test. etcd and members are for its configuration.
+	at            *namespace
+	etcd, members string
+	// shift is by how much its clocks are ahead of the machine's.
+	shift time.Duration
+	// drive is what its drive does wrong, as the configuration says it; empty: nothing.
+	drive string
 }
 
 // boxes are the nodes of a cluster.
 type boxes []*box
 
+// layout says what the nodes of a cluster run in.
+type layout struct {
+	// nodes and copies of each key.
+	nodes, copies int
+	// hosts are the addresses of the nodes, and at their networks; nil: addresses and network of the test.
+	hosts []string
+	at    []*namespace
+	// etcd are the URLs of the servers; nil: one is started.
+	etcd []string
+	// shift is by how much the clocks of the nodes are ahead; nil: not at all.
+	shift []time.Duration
+}
+
 // newBoxes starts a cluster of so many nodes with so many copies of each key, and waits until it serves all ranges.
 func newBoxes(t *testing.T, nodes, copies int) boxes {
 	t.Helper()
-	var err error
-	etcd := etcdproc.Start(t, etcdproc.Options{Host: loopback.Address()})
+	return startBoxes(t, layout{nodes: nodes, copies: copies})
+}
+
+// startBoxes starts a cluster and waits until it serves all ranges.
+func startBoxes(t *testing.T, l layout) boxes {
+	t.Helper()
+	if l.etcd == nil {
+		l.etcd = []string{etcdproc.Start(t, etcdproc.Options{Host: loopback.Address()}).URL}
+	}
 	var all boxes
 	members := ""
-	for i := range nodes {
+	for i := range l.nodes {
 		b := &box{t: t, name: fmt.Sprint("n", i+1)}
-		b.host, _, _ = net.SplitHostPort(loopback.Address())
+		if l.hosts == nil {
+			b.host, _, _ = net.SplitHostPort(loopback.Address())
+		} else {
+			b.host, b.at = l.hosts[i], l.at[i]
+		}
+		if l.shift != nil {
+			b.shift = l.shift[i]
+		}
+		var err error
 		if b.dir, err = os.MkdirTemp("", "jbofd"); err != nil { // a short path, because it contains a unix socket
 			t.Fatal(err)
 		}
+		if b.log, err = os.Create(filepath.Join(b.dir, "log")); err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(b.end)
 		members += fmt.Sprintf("    - {name: %s, address: \"%s:4430\", target: \"tcp://%[2]s:4420\"}\n", b.name, b.host)
 		all = append(all, b)
 	}
 	for _, b := range all {
-		text := fmt.Sprintf(`node: {name: %s, data_dir: %s}
+		b.etcd, b.members = `"`+strings.Join(l.etcd, `", "`)+`"`, members
+		b.admin = admin.NewClient(filepath.Join(b.dir, "admin.sock"))
+		b.start()
+	}
+	all.eventually("the cluster is made", func() error {
+		_, err := all[0].admin.InitCluster(t.Context(), admin.InitCluster{Replicas: l.copies, Ranges: 16})
+		if err != nil && strings.Contains(err.Error(), "there is a cluster of this name") {
+			return nil // etcd has carried out an earlier attempt without an answer, while it had no leader yet
+		}
+		return err
+	})
+	all.full()
+	return all
+}
+
+// configure writes the configuration.
+func (b *box) configure() {
+	b.t.Helper()
+	text := fmt.Sprintf(`node: {name: %s, data_dir: %s}
 log: {level: debug}
 metrics: {address: "%[3]s:9420"}
 admin: {socket: %[2]s/admin.sock}
 discovery: {address: "%[3]s:8009"}
 listeners: [{address: "%[3]s:4420"}]
-ssds: [{name: ssd0, path: %[2]s/ssd0.img, size: 256MiB, create: true}]
+ssds: [{name: ssd0, path: %[2]s/ssd0.img, size: 256MiB, create: true%[8]s}]
 subsystems:
   - nqn: %[4]s
     allow_any_host: true
@@ -104,32 +166,29 @@ subsystems:
 cluster:
   name: test
   subsystem: %[4]s
-  etcd: {endpoints: [%[6]q]}
+  etcd: {endpoints: [%[6]s]}
   nodes:
-%[7]s`, b.name, b.dir, b.host, subNQN, partition, etcd.URL, members)
-		if err := os.WriteFile(filepath.Join(b.dir, "jbofd.yaml"), []byte(text), 0o600); err != nil {
-			t.Fatal(err)
-		}
-		b.admin = admin.NewClient(filepath.Join(b.dir, "admin.sock"))
-		if b.log, err = os.Create(filepath.Join(b.dir, "log")); err != nil {
-			t.Fatal(err)
-		}
-		t.Cleanup(b.end)
-		b.start()
+%[7]s`, b.name, b.dir, b.host, subNQN, partition, b.etcd, b.members, b.drive)
+	if err := os.WriteFile(filepath.Join(b.dir, "jbofd.yaml"), []byte(text), 0o600); err != nil {
+		b.t.Fatal(err)
 	}
-	all.eventually("the cluster is made", func() error {
-		_, err := all[0].admin.InitCluster(t.Context(), admin.InitCluster{Replicas: copies, Ranges: 16})
-		return err
-	})
-	all.full()
-	return all
 }
 
 // start starts a process; an earlier one has ended.
 func (b *box) start() {
-	b.cmd = exec.Command(program, "--config", filepath.Join(b.dir, "jbofd.yaml"))
+	b.t.Helper()
+	b.configure()
+	args := []string{program, "--config", filepath.Join(b.dir, "jbofd.yaml")}
+	if b.shift != 0 {
+		s := fmt.Sprint(int64(b.shift.Seconds()))
+		args = append([]string{"unshare", "--time", "--monotonic", s, "--boottime", s}, args...)
+	}
+	b.cmd = exec.Command(args[0], args[1:]...)
 	b.cmd.Stdout, b.cmd.Stderr = b.log, b.log
-	if err := b.cmd.Start(); err != nil {
+	if b.at != nil { // its thread lasts until the node has ended, and the kernel kills the node with it
+		b.cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+	}
+	if err := b.at.do(b.cmd.Start); err != nil {
 		b.t.Fatal(err)
 	}
 }
@@ -178,18 +237,21 @@ func (all boxes) eventually(what string, f func() error) {
 // full waits until all nodes say that all ranges have all of their copies.
 func (all boxes) full() {
 	all[0].t.Helper()
-	all.eventually("all copies are there", func() error {
-		for _, b := range all {
-			ctx, cancel := context.WithTimeout(b.t.Context(), time.Second)
-			a, err := b.admin.Cluster(ctx)
-			cancel()
-			if err != nil {
-				return err
-			}
-			if a.Problem != "" || a.Epoch != a.ActiveEpoch || a.Ranges.Total == 0 || a.Ranges.Full != a.Ranges.Total {
-				return fmt.Errorf("%s: %q, epochs %d and %d, %+v", b.name, a.Problem, a.Epoch, a.ActiveEpoch, a.Ranges)
-			}
+	all.eventually("all copies are there", all.missing)
+}
+
+// missing returns what a node says is missing.
+func (all boxes) missing() error {
+	for _, b := range all {
+		ctx, cancel := context.WithTimeout(b.t.Context(), time.Second)
+		a, err := b.admin.Cluster(ctx)
+		cancel()
+		if err != nil {
+			return err
 		}
-		return nil
-	})
+		if a.Problem != "" || a.Epoch != a.ActiveEpoch || a.Ranges.Total == 0 || a.Ranges.Full != a.Ranges.Total {
+			return fmt.Errorf("%s: %q, epochs %d and %d, %+v", b.name, a.Problem, a.Epoch, a.ActiveEpoch, a.Ranges)
+		}
+	}
+	return nil
 }

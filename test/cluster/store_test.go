@@ -2,7 +2,6 @@ package cluster
 
 import (
 	"context"
-	"encoding/binary"
 	"errors"
 	"math"
 	"math/rand/v2"
@@ -30,20 +29,20 @@ func (l *load) openStore() *store.Store {
 // runStore is a client of a Store: it needs to know nothing of nodes.
 func (l *load) runStore(s *store.Store) {
 	rng := rand.New(rand.NewPCG(rand.Uint64(), rand.Uint64()))
-	buf := make([]byte, 64)
+	buf := make([]byte, maxValue)
 	for !l.over.Load() {
 		k := rng.IntN(keys)
 		o := linear.Operation{Begin: now()}
-		if rng.IntN(2) == 0 {
+		if rng.IntN(2) == 0 || l.readOnly.Load() {
 			size, err := s.Get(context.Background(), key(k), buf)
 			switch {
-			case err == nil && size == 16:
-				o.Value = binary.LittleEndian.Uint64(buf)
+			case err == nil:
+				o.Value = l.decode(k, buf[:size])
 			case errors.Is(err, kv.ErrKeyNotFound):
 			case errors.Is(err, store.ErrUnavailable):
 				continue
 			default:
-				l.t.Errorf("reading key %d: %d bytes, %v", k, size, err)
+				l.t.Errorf("reading key %d: %v", k, err)
 				return
 			}
 			o.End = now()
@@ -52,9 +51,7 @@ func (l *load) runStore(s *store.Store) {
 		}
 		o.Write, o.Value, o.End = true, l.value.Add(1), math.MaxInt64
 		begin := time.Now()
-		value := make([]byte, 16)
-		binary.LittleEndian.PutUint64(value, o.Value)
-		switch err := s.Put(context.Background(), key(k), value); {
+		switch err := s.Put(context.Background(), key(k), encode(o.Value)); {
 		case err == nil:
 			o.End = now()
 			l.saw(k, o, begin)

@@ -21,9 +21,9 @@ import (
 // wait is for how long a server may take to start on a busy machine.
 const wait = 2 * time.Minute
 
-// environ names a jbofd with the tag etcd, if there is one already: several packages need it, and linking it takes
-// seconds.
-const environ = "TEST_ETCD"
+// Environ is the variable that names a jbofd with the tag etcd, if there is one already: several packages need it, and
+// linking it takes seconds.
+const Environ = "TEST_ETCD"
 
 var build = sync.OnceValues(func() (string, error) {
 	dir, err := os.MkdirTemp("", "jbofd-etcd-")
@@ -113,7 +113,7 @@ func (s *Server) Dir() string { return filepath.Join(s.dir, "data") }
 // Binary is jbofd with the tag etcd.
 func Binary(t testing.TB) string {
 	t.Helper()
-	if path := os.Getenv(environ); path != "" {
+	if path := os.Getenv(Environ); path != "" {
 		return path
 	}
 	dir, err := build()
