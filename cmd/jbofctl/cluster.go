@@ -38,6 +38,12 @@ once, on any of the nodes; all of them join then. It is refused if etcd has a cl
 		Args: none,
 	}
 	c.RunE = func(c *cobra.Command, _ []string) error {
+		switch {
+		case what.Replicas < 0 || what.Replicas > 5:
+			return usagef("--replicas is %d, must be 1 to 5, or 0 for the default", what.Replicas)
+		case what.Ranges < 0:
+			return usagef("--ranges is %d, must be a power of two from 16 to 65536, or 0 for the default", what.Ranges)
+		}
 		a, err := ask(x, c, func(cl *admin.Client, ctx context.Context) (admin.Answer, error) {
 			return cl.InitCluster(ctx, what)
 		})

@@ -315,6 +315,10 @@ func encodeStamp(term, count uint64) []byte {
 // Errors: view.ErrInvalid.
 func Init(s Settings, hashSeed uint64, ranges int) (compare []Compare, put []Put, err error) {
 	s.Protocol = Protocol
+	if ranges < view.MinRanges || ranges > view.MaxRanges { // before memory is taken for so many
+		return nil, nil, fmt.Errorf("%w: ranges are %d, must be a power of two from %d to %d", view.ErrInvalid, ranges,
+			view.MinRanges, view.MaxRanges)
+	}
 	v := &view.View{Cluster: s.Cluster, Epoch: 1, Replicas: s.Replicas, HashSeed: hashSeed,
 		Chains: make([]view.Chain, ranges), Versions: make([]uint32, ranges)}
 	if err := v.Check(); err != nil {

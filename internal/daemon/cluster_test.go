@@ -144,6 +144,12 @@ func TestThreeNodesAreACluster(t *testing.T) {
 		!strings.Contains(err.Error(), "must be at most 3") {
 		t.Errorf("four replicas of three nodes: %v", err)
 	}
+	for _, ranges := range []int{-4, 8, 100, 1 << 40} { // the last would be more than there is memory
+		if _, err := nodes[0].admin.InitCluster(t.Context(), admin.InitCluster{Ranges: ranges}); err == nil ||
+			!strings.Contains(err.Error(), "power of two from 16 to 65536") {
+			t.Errorf("%d ranges: %v", ranges, err)
+		}
+	}
 	if _, err := nodes[0].admin.InitCluster(t.Context(), admin.InitCluster{Replicas: 2}); err != nil {
 		t.Fatal(err)
 	}
