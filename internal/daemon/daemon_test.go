@@ -585,16 +585,22 @@ func (n *node) awaitDrive(ssd string) {
 	n.w.t.Helper()
 	tick := time.NewTicker(5 * time.Millisecond)
 	defer tick.Stop()
-	defer http.DefaultClient.CloseIdleConnections()
 	for busy := false; !busy; <-tick.C {
-		resp, err := http.Get("http://" + n.addrs.Metrics + "/metrics")
-		if err != nil {
-			n.w.t.Fatal(err)
-		}
-		text, err := io.ReadAll(resp.Body)
-		if err = errors.Join(err, resp.Body.Close()); err != nil {
-			n.w.t.Fatal(err)
-		}
-		busy = strings.Contains(string(text), "jbof_ssd_io_now{ssd=\""+ssd+"\"} 1")
+		busy = strings.Contains(n.metrics(), "jbof_ssd_io_now{ssd=\""+ssd+"\"} 1")
 	}
+}
+
+// metrics returns the answer to a scrape.
+func (n *node) metrics() string {
+	n.w.t.Helper()
+	defer http.DefaultClient.CloseIdleConnections()
+	resp, err := http.Get("http://" + n.addrs.Metrics + "/metrics")
+	if err != nil {
+		n.w.t.Fatal(err)
+	}
+	text, err := io.ReadAll(resp.Body)
+	if err = errors.Join(err, resp.Body.Close()); err != nil {
+		n.w.t.Fatal(err)
+	}
+	return string(text)
 }

@@ -52,7 +52,8 @@ func (n *Node) openDrives() error {
 		if err := n.openDrive(d, sc); err != nil {
 			d.err = fmt.Errorf("ssd %s: %w", sc.Name, err)
 			failed = append(failed, d.err)
-			n.tel.Health().Block("ssd "+sc.Name, err.Error())
+			n.tel.SetSSD(telemetry.SSD{Info: ssd.Info{Name: sc.Name, Backend: sc.Backend, Path: sc.Path},
+				Healthy: func() error { return err }})
 			n.log.Error("drive left out", "ssd", sc.Name, "error", err)
 		}
 	}

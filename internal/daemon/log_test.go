@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"log/slog"
 	"os"
 	"strings"
@@ -52,7 +53,10 @@ func TestReadyIsLoggedOnlyWhenTheNodeIs(t *testing.T) {
 			w, log := newWorld(t), &lines{}
 			w.log = log
 			w.configure([]string{memSSD, c.ssd}, []string{"{nsid: 1, ssd: ssd0, size: 16MiB}"})
-			w.mustStart()
+			n := w.mustStart()
+			if m, up := n.metrics(), fmt.Sprintf("jbof_ssd_up{ssd=\"ssd1\"} %d\n", c.ready); !strings.Contains(m, up) {
+				t.Errorf("the metrics do not have %q", up)
+			}
 			if got := log.with("msg=ready"); len(got) != c.ready {
 				t.Errorf("ready is logged %d times: %q", len(got), got)
 			}
