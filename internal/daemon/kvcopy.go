@@ -146,16 +146,17 @@ func cursorOf(r *http.Request, q *partition.Request) (err error) {
 
 // importKV stores a batch.
 func (n *Node) importKV(r *http.Request) (any, error) {
+	// The body is read before anything is refused: who still sends when the connection ends does not read why.
+	b, err := io.ReadAll(http.MaxBytesReader(nil, r.Body, kvstore.MaxRangeBytes))
+	if err != nil {
+		return nil, fmt.Errorf("request body: %w", err)
+	}
 	s, err := n.storeOf(r)
 	if err != nil {
 		return nil, err
 	}
 	if n.isReplicated(s.UUID) {
 		return nil, fmt.Errorf("namespace %s is a partition of the cluster: %w", s.UUID, errReplicated)
-	}
-	b, err := io.ReadAll(http.MaxBytesReader(nil, r.Body, kvstore.MaxRangeBytes))
-	if err != nil {
-		return nil, fmt.Errorf("request body: %w", err)
 	}
 	if err := nvme.KVRange(b).Check(); err != nil {
 		return nil, err
