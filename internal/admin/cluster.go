@@ -32,6 +32,8 @@ type Cluster struct {
 	SubNQN string `json:"subNQN"`
 	// Node is the node that answers.
 	Node string `json:"node"`
+	// RunsEtcd: that node runs a server of etcd.
+	RunsEtcd bool `json:"runsEtcd"`
 	// Problem is what keeps that node from taking part, or the map from changing.
 	Problem string `json:"problem,omitempty"`
 	// Epoch is that of the newest view that the node has seen, ActiveEpoch that of the view on which it acts; 0: none.

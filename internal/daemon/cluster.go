@@ -113,7 +113,7 @@ func (n *Node) startCluster() (err error) {
 		c.etcd.Password, _, _ = strings.Cut(string(b), "\n")
 	}
 	if cfg.Etcd.Embedded != nil {
-		if c.server, err = etcdserver.StartChild(n.opts.EtcdBinary, c.etcdServer(), n.log); err != nil {
+		if c.server, err = etcdserver.StartChild(n.opts.EtcdBinary, c.etcdServer(), n.slowLog()); err != nil {
 			return n.cfg.FieldProblem("cluster.etcd.embedded", err)
 		}
 		n.closing(func() { within(etcdStop, c.endServer()) })
@@ -254,14 +254,25 @@ func (c *clusterMember) explain(err error) error {
 	if errors.Is(err, cluster.ErrNoCluster) || errors.Is(err, cluster.ErrUnreachable) {
 		err = fmt.Errorf("%w; etcd is %s", err, strings.Join(c.etcd.Endpoints, ", "))
 	}
-	if errors.Is(err, cluster.ErrNoCluster) {
-		err = fmt.Errorf("%w; jbofctl cluster init makes the cluster", err)
+	if !errors.Is(err, cluster.ErrNoCluster) {
+		return err
 	}
-	return err
+	// A name or an endpoint that is wrong looks the same, and must not lead to a second cluster.
+	err = fmt.Errorf("%w; cluster.name is %q", err, c.cfg.Name)
+	if id := c.belongs(); id != "" {
+		return fmt.Errorf("%w; this node belongs to the cluster %s: correct the name or the endpoints", err, id)
+	}
+	return fmt.Errorf("%w; if both are right, jbofctl cluster init makes the cluster", err)
 }
 
 // dir is the directory of what the node remembers of its cluster.
 func (c *clusterMember) dir() string { return filepath.Join(c.n.cfg.Node.DataDir, "cluster") }
+
+// belongs returns the UUID of the cluster that the node belongs to, empty if it has none yet or that cannot be read.
+func (c *clusterMember) belongs() string {
+	b, _ := os.ReadFile(filepath.Join(c.dir(), "uuid"))
+	return strings.TrimSpace(string(b))
+}
 
 // belong notes which cluster the node belongs to, and refuses another one.
 //
@@ -339,7 +350,8 @@ func (c *clusterMember) memberConfig(id uuid.UUID) member.Config {
 	m := member.Config{Dir: c.dir(), Etcd: c.etcd, Changed: c.changed, Log: c.n.log,
 		Node: cluster.Config{Cluster: id, Name: self.Name, Domain: self.Domain, LeaseNS: int64(c.cfg.Lease),
 			AwayNS: int64(c.cfg.Away)},
-		Link: link.Config{Nodes: map[string]string{}, Listen: c.cfg.Listen, TLS: c.tls}}
+		Link: link.Config{Nodes: map[string]string{}, Listen: c.cfg.Listen, TLS: c.tls,
+			Log: c.n.peerLog()}}
 	for _, node := range c.cfg.Nodes {
 		m.Link.Nodes[node.Name] = node.Address
 	}

@@ -1,6 +1,7 @@
 package daemon
 
 import (
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"net"
@@ -119,10 +120,12 @@ func TestThreeNodesAreACluster(t *testing.T) {
 	etcd := etcdproc.Start(t, etcdproc.Options{Host: loopback.Address()})
 	hosts := clusterHosts(3)
 	var worlds []*world
+	log := &lines{}
 	for i := range hosts {
 		worlds = append(worlds, newWorld(t))
 		worlds[i].configureNode(hosts, i, "demo", etcd.URL, onePartition)
 	}
+	worlds[2].log = log
 	var nodes []*node
 	for _, w := range worlds {
 		nodes = append(nodes, w.mustStart())
@@ -131,7 +134,8 @@ func TestThreeNodesAreACluster(t *testing.T) {
 	eventually(t, "the nodes say that there is no cluster", func() error {
 		for _, n := range nodes {
 			r := n.reason("cluster")
-			if !strings.Contains(r, "jbofctl cluster init") || !strings.Contains(r, etcd.URL) {
+			if !strings.Contains(r, "jbofctl cluster init") || !strings.Contains(r, etcd.URL) ||
+				!strings.Contains(r, `cluster.name is "demo"`) {
 				return fmt.Errorf("the reason is %q", r)
 			}
 		}
@@ -168,6 +172,7 @@ func TestThreeNodesAreACluster(t *testing.T) {
 			t.Errorf("not ready: %s", r)
 		}
 	}
+	knocking(t, hosts[2]+":4430", log)
 	chains, err := nodes[1].admin.Chains(t.Context(), 5)
 	if err != nil || len(chains.Items) != 1 || chains.Items[0].Range != 5 ||
 		len(chains.Items[0].Members) != 2 || chains.Items[0].Members[0].State != "serving" {
@@ -226,6 +231,31 @@ func lacking(a admin.Cluster) int {
 	return a.Ranges.UnderReplicated + a.Ranges.Halted + a.Ranges.Unassigned
 }
 
+// knocking connects to a node's address for the membership as no node does, each time otherwise, which fills no log.
+func knocking(t *testing.T, address string, log *lines) {
+	t.Helper()
+	began := time.Now()
+	const times = 200
+	for i := range times {
+		c, err := net.Dial("tcp", address)
+		if err != nil {
+			t.Fatal(err)
+		}
+		_, err = c.Write(binary.LittleEndian.AppendUint32(nil, 1<<20+uint32(i))) // a frame that is too long
+		if err = errors.Join(err, c.SetDeadline(time.Now().Add(clusterWait))); err != nil {
+			t.Fatal(err)
+		}
+		if n, err := c.Read(make([]byte, 1)); err == nil || n > 0 {
+			t.Errorf("%d bytes come, %v", n, err)
+		}
+		_ = c.Close()
+	}
+	most := 5 * (2 + int(time.Since(began)/time.Second)) // log.peer_lines_per_sec
+	if got := log.with("a connection of the cluster is refused"); len(got) == 0 || len(got) > most {
+		t.Errorf("%d connections leave %d lines, want 1 to %d", times, len(got), most)
+	}
+}
+
 // changing changes the settings of a cluster of three nodes with two replicas, and back.
 func changing(t *testing.T, nodes []*node) {
 	t.Helper()
@@ -240,7 +270,8 @@ func changing(t *testing.T, nodes []*node) {
 	ask(admin.ChangeCluster{Replicas: 4}, "must be at most 3")
 	ask(admin.ChangeCluster{Replicas: 6}, "must be 1 to 5")
 	ask(admin.ChangeCluster{Drain: "n3"}, "")
-	ask(admin.ChangeCluster{Drain: "n2"}, "without n2 there are 1 nodes for 2 replicas")
+	ask(admin.ChangeCluster{Drain: "n2"}, "without n2, nodes that may have ranges: 1, replicas: 2")
+	ask(admin.ChangeCluster{AllLosses: true}, "no range is halted")
 	agree(t, "n3 is drained", nodes, func(a admin.Cluster) error {
 		if !a.Nodes[2].Out || a.Nodes[0].Out {
 			return fmt.Errorf("%+v", a.Nodes)
@@ -349,6 +380,13 @@ func TestANodeWithoutEtcdServesWhatElseItHas(t *testing.T) {
 	// Another cluster is not taken for the node's own.
 	w.configureNode(hosts, 0, "other", etcd.URL, onePartition)
 	n = w.mustStart()
+	eventually(t, "the node says that it belongs elsewhere, and not to make a cluster", func() error {
+		if r := n.reason("cluster"); !strings.Contains(r, "this node belongs to the cluster ") ||
+			strings.Contains(r, "init") {
+			return errors.New(r)
+		}
+		return nil
+	})
 	if _, err := n.admin.InitCluster(t.Context(), admin.InitCluster{}); err != nil {
 		t.Fatal(err)
 	}

@@ -165,8 +165,8 @@ func (c *clusterMember) change(r *cluster.Records, what admin.ChangeCluster) err
 	}
 	if what.Drain != "" && slices.Contains(in, what.Drain) {
 		if len(in)-1 < r.Settings.Replicas {
-			return fmt.Errorf("without %s there are %d nodes for %d replicas: reduce the replicas first, or add a node",
-				what.Drain, len(in)-1, r.Settings.Replicas)
+			return fmt.Errorf("without %s, nodes that may have ranges: %d, replicas: %d; reduce the replicas first, or "+
+				"add a node", what.Drain, len(in)-1, r.Settings.Replicas)
 		}
 		r.Settings.Out = append(r.Settings.Out, what.Drain)
 	}
@@ -188,7 +188,10 @@ func acceptLosses(r *cluster.Records, what admin.ChangeCluster) error {
 			accept = append(accept, n)
 		}
 	}
-	if len(accept) == 0 && !what.AllLosses {
+	switch {
+	case len(accept) == 0 && what.AllLosses:
+		return errors.New("no range is halted: nothing is to be given up")
+	case len(accept) == 0:
 		return nil
 	}
 	// Those of chains that have changed since say nothing any more.
@@ -306,7 +309,7 @@ func (c *clusterMember) stats() telemetry.ClusterStats {
 // describe answers the admin API.
 func (c *clusterMember) describe() admin.Cluster {
 	a := admin.Cluster{APIVersion: admin.Version, Name: c.cfg.Name, SubNQN: c.cfg.Subsystem, Node: c.n.cfg.Node.Name,
-		Nodes: []admin.ClusterNode{}, Partitions: []admin.ClusterPartition{}}
+		RunsEtcd: c.server != nil, Nodes: []admin.ClusterNode{}, Partitions: []admin.ClusterPartition{}}
 	if err := c.ready(); err != nil {
 		a.Problem = err.Error()
 	}

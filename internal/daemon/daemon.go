@@ -329,8 +329,7 @@ func (n *Node) startTarget() error {
 		DiscoveryIdleMS: uint32(cfg.Limits.DiscoveryIdleTimeout.Milliseconds()),
 		WallMS:          time.Now().UnixMilli() - turn.Real.Now()/1e6,
 	})
-	peers := slog.New(telemetry.LimitHandler(n.log.Handler(),
-		telemetry.LimitOptions{Lines: cfg.Log.PeerLinesPerSec, Dropped: n.tel.LogDropped}))
+	peers := n.peerLog()
 	n.service = target.New(target.Config{
 		Target: machine, SSDs: n.owners(), Pool: n.pool, Log: peers,
 		Events: target.Events{KeepAliveExpired: func(c *nvmeof.Controller, idle time.Duration) {

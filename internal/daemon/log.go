@@ -35,6 +35,20 @@ func (n *Node) logStart() {
 		strings.Join(names, ", "))
 }
 
+// peerLog returns a logger for events that hosts and other nodes can cause: of each kind it passes on as many lines a
+// second as the configuration says.
+func (n *Node) peerLog() *slog.Logger {
+	return slog.New(telemetry.LimitHandler(n.log.Handler(),
+		telemetry.LimitOptions{Lines: n.cfg.Log.PeerLinesPerSec, Dropped: n.tel.LogDropped}))
+}
+
+// slowLog returns a logger for what repeats as long as something is wrong: of each kind it passes on one line in
+// turnLogEvery.
+func (n *Node) slowLog() *slog.Logger {
+	return slog.New(telemetry.LimitHandler(n.log.Handler(), telemetry.LimitOptions{Lines: 1, Every: turnLogEvery,
+		Dropped: n.tel.LogDropped}))
+}
+
 func (n *Node) setLevel(name string) {
 	var l slog.Level
 	if l.UnmarshalText([]byte(name)) == nil {

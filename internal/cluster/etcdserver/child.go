@@ -3,6 +3,7 @@ package etcdserver
 import (
 	"bufio"
 	"context"
+	"encoding/json"
 	"errors"
 	"log/slog"
 	"maps"
@@ -128,7 +129,7 @@ func (c *Child) serve() error {
 	err = errors.Join(err, outW.Close(), logW.Close())
 	var readers sync.WaitGroup
 	readers.Go(func() { c.lines(out, func(string) { c.set(true, cmd.Process.Pid) }) })
-	readers.Go(func() { c.lines(logR, func(line string) { c.log.Warn("etcd", "says", line) }) })
+	readers.Go(func() { c.lines(logR, func(line string) { relay(c.log, line) }) })
 	if err == nil {
 		c.mu.Lock()
 		c.pid, c.starts = cmd.Process.Pid, c.starts+1
@@ -144,6 +145,40 @@ func (c *Child) set(ready bool, pid int) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.ready, c.pid = ready, pid
+}
+
+// expected are lines of the server that are about how it is run, and that no operator can do anything about.
+var expected = map[string]bool{
+	"Running http and grpc server on single port. This is not recommended for production.": true,
+	"simple token is not cryptographically signed":                                         true,
+}
+
+// relay logs a line of the server, which is a JSON object unless the server has panicked. The message of the record is
+// the server's, so that a limit on equal messages holds for each kind of line.
+func relay(log *slog.Logger, line string) {
+	var said map[string]any
+	if json.Unmarshal([]byte(line), &said) != nil {
+		log.Warn("etcd says something", "line", line)
+		return
+	}
+	msg, _ := said["msg"].(string)
+	if expected[msg] {
+		return
+	}
+	level := slog.LevelWarn
+	switch said["level"] {
+	case "error", "dpanic", "panic", "fatal":
+		level = slog.LevelError
+	}
+	var rest []any
+	for _, name := range slices.Sorted(maps.Keys(said)) {
+		switch name {
+		case "level", "ts", "caller", "msg", "stacktrace":
+		default:
+			rest = append(rest, name, said[name])
+		}
+	}
+	log.Log(context.Background(), level, "etcd: "+msg, rest...)
 }
 
 // lines calls f with each line of a pipe until its end, and closes it. What is too long for a line is left out.

@@ -15,7 +15,8 @@ import (
 )
 
 // ErrNotBuilt is the error of Run without the tag etcd.
-var ErrNotBuilt = errors.New("built without etcd: make build sets TAGS=etcd, or name the endpoints of another etcd")
+var ErrNotBuilt = errors.New("built without etcd (make build with ETCD=): use another jbofd, or name the endpoints " +
+	"of another etcd")
 
 // Config describes a server.
 type Config struct {

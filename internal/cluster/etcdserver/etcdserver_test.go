@@ -141,6 +141,32 @@ func TestThreeServersServeWhileOneIsKilled(t *testing.T) {
 	}
 }
 
+// TestLinesOfTheServerAreLogged with their own message and level, and those that nobody can act on are not.
+func TestLinesOfTheServerAreLogged(t *testing.T) {
+	var out bytes.Buffer
+	log := slog.New(slog.NewTextHandler(&out, &slog.HandlerOptions{ReplaceAttr: func(_ []string, a slog.Attr) slog.Attr {
+		if a.Key == slog.TimeKey {
+			return slog.Attr{}
+		}
+		return a
+	}}))
+	for _, line := range []string{
+		`{"level":"warn","ts":"2026","caller":"a.go:1","msg":"simple token is not cryptographically signed"}`,
+		`{"level":"warn","ts":"2026","caller":"a.go:1","msg":"prober detected unhealthy status","rtt":"0s","error":"x y"}`,
+		`{"level":"fatal","msg":"failed to write","stacktrace":"main.main"}`,
+		"panic: no space",
+	} {
+		relay(log, line)
+	}
+	const want = `level=WARN msg="etcd: prober detected unhealthy status" error="x y" rtt=0s
+level=ERROR msg="etcd: failed to write"
+level=WARN msg="etcd says something" line="panic: no space"
+`
+	if out.String() != want {
+		t.Errorf("%s\nwant\n%s", &out, want)
+	}
+}
+
 // TestAServerThatCannotRunIsTriedAgain has a directory that cannot be made.
 func TestAServerThatCannotRunIsTriedAgain(t *testing.T) {
 	t.Parallel()

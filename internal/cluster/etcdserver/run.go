@@ -68,6 +68,9 @@ func (c *Config) embedded() *embed.Config {
 			ClientCertAuth: true}
 		e.ClientTLSInfo, e.PeerTLSInfo = tls, tls
 	}
+	// While there is no leader, and a node is away, no node has authority: the leader may be on the node that was lost.
+	// An election that was not necessary costs no more than an instant without changes of the map.
+	e.TickMs, e.ElectionMs = 50, 500
 	// A manager writes its stamp eight times in a lease. The history is of no use, and would fill the quota in weeks.
 	e.AutoCompactionMode, e.AutoCompactionRetention = "periodic", "10m"
 	e.MaxRequestBytes = 4 << 20 // a view
