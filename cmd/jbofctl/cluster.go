@@ -227,8 +227,12 @@ func (x *cli) clusterLeaveCommand() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			return x.changeCluster(c, admin.ChangeCluster{Drain: a.Node}, true, "node "+a.Node+" has no ranges: stop "+
-				"it, and take it out of the configuration of the others")
+			done := "node " + a.Node + " has no ranges: stop it, and take it out of the configuration of the others"
+			if a.RunsEtcd {
+				done += "\nit runs a server of etcd: replace that before you stop it for good, or the cluster stands the " +
+					"loss of one server less (docs/cluster.md)"
+			}
+			return x.changeCluster(c, admin.ChangeCluster{Drain: a.Node}, true, done)
 		},
 	}
 }
@@ -261,6 +265,9 @@ If any of these nodes can come back with its drives, bring it back: nothing is l
 			if err != nil {
 				return err
 			}
+			if a.Ranges.Halted == 0 {
+				return fmt.Errorf("no range of cluster %s is halted: nothing is to be given up", a.Name)
+			}
 			text := fmt.Sprintf("%d of %d ranges of cluster %s are halted. What is given up of them will be lost for "+
 				"good.", a.Ranges.Halted, a.Ranges.Total, a.Name)
 			if err := x.confirm(c, text, a.Name); err != nil {
@@ -276,8 +283,8 @@ If any of these nodes can come back with its drives, bring it back: nothing is l
 }
 
 func waitFlag(c *cobra.Command, wait *bool) {
-	c.Flags().BoolVar(wait, "wait", false, "wait until all ranges have all their copies, without a time limit unless "+
-		"--timeout is given; on a terminal, show how many have")
+	c.Flags().BoolVar(wait, "wait", false, "wait until all ranges have all their copies and this node takes part, "+
+		"without a time limit unless --timeout is given; on a terminal, show how many have")
 }
 
 // changeCluster makes a change and, if wanted, waits until it has taken effect.
@@ -321,8 +328,10 @@ func (x *cli) settle(c *cobra.Command, what admin.ChangeCluster) error {
 				return nil
 			}
 			left = missing
-		case !errors.Is(err, admin.ErrNoDaemon) && ctx.Err() == nil: // the daemon may be restarting
+		case errors.Is(err, admin.ErrRefused) && !errors.Is(err, admin.ErrNotNow), errors.Is(err, os.ErrPermission):
 			return err
+		default: // the daemon may be restarting
+			left = err.Error()
 		}
 		select {
 		case <-tick.C:
@@ -348,6 +357,8 @@ func settled(a *admin.Cluster, what admin.ChangeCluster) (done, of int, missing 
 		}
 	}
 	switch {
+	case a.Problem != "": // what the node knows of the cluster may be from before it was restarted
+		return min(done, max(of, 1)-1), max(of, 1), "this node does not take part: " + a.Problem
 	case of == 0 || what.Replicas != 0 && a.Replicas != what.Replicas:
 		return 0, max(of, 1), "the view does not say so yet"
 	case done < of:

@@ -113,6 +113,67 @@ func TestAWaitThatEndsEarlySaysWhatIsMissing(t *testing.T) {
 	}
 }
 
+// TestAWaitOutlastsTheRestartOfTheDaemon: until the node takes part again, what it knows is from before.
+func TestAWaitOutlastsTheRestartOfTheDaemon(t *testing.T) {
+	defer func(d time.Duration) { lookEvery = d }(lookEvery)
+	lookEvery = time.Millisecond
+	var asked atomic.Int64
+	s := serve(t, http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		a := admin.Cluster{APIVersion: admin.Version, Replicas: 1, Ranges: admin.ClusterRanges{Total: 4, Full: 4}}
+		switch n := asked.Add(1); {
+		case n <= 3:
+			w.WriteHeader(http.StatusServiceUnavailable)
+			_ = json.NewEncoder(w).Encode(admin.Answer{APIVersion: admin.Version, Error: "the daemon is starting"})
+			return
+		case n <= 6:
+			a.Problem = "the node waits for a view that admits it"
+		}
+		_ = json.NewEncoder(w).Encode(a)
+	}))
+	if code, _, errs := run(t, "cluster", "status", "--socket", s); code != 1 ||
+		!strings.Contains(errs, "jbofd refused: the daemon is starting") {
+		t.Errorf("without --wait: exit status %d, %s", code, errs)
+	}
+	if code, out, errs := run(t, "cluster", "status", "--wait", "--socket", s); code != 0 || asked.Load() < 8 ||
+		strings.Contains(out, "problem") {
+		t.Errorf("exit status %d after %d requests: %s%s", code, asked.Load(), out, errs)
+	}
+	// What is refused for good is said at once.
+	s = serve(t, http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		w.WriteHeader(http.StatusConflict)
+		_ = json.NewEncoder(w).Encode(admin.Answer{APIVersion: admin.Version, Error: "there is no cluster"})
+	}))
+	if code, _, errs := run(t, "cluster", "status", "--wait", "--socket", s); code != 1 ||
+		!strings.Contains(errs, "there is no cluster") {
+		t.Errorf("exit status %d, %s", code, errs)
+	}
+}
+
+func TestLeaveWarnsOfAServerOfEtcd(t *testing.T) {
+	for _, runs := range []bool{false, true} {
+		s := serve(t, http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+			_ = json.NewEncoder(w).Encode(admin.Cluster{APIVersion: admin.Version, Node: "n1", RunsEtcd: runs,
+				Ranges: admin.ClusterRanges{Total: 4, Full: 4}, Nodes: []admin.ClusterNode{{Name: "n1", Out: true}}})
+		}))
+		if code, out, errs := run(t, "cluster", "leave", "--socket", s); code != 0 ||
+			!strings.Contains(out, "n1 has no ranges") || strings.Contains(out, "server of etcd") != runs {
+			t.Errorf("runs etcd %v: exit status %d, %s%s", runs, code, out, errs)
+		}
+	}
+}
+
+func TestANumberThatCannotBeIsRefusedWithoutADaemon(t *testing.T) {
+	for line, want := range map[string]string{
+		"cluster init --ranges -4":   "--ranges is -4, must be a power of two from 16 to 65536",
+		"cluster init --replicas -1": "--replicas is -1, must be 1 to 5",
+		"cluster init --replicas 6":  "--replicas is 6, must be 1 to 5",
+	} {
+		if code, _, errs := run(t, strings.Fields(line)...); code != 2 || !strings.Contains(errs, want) {
+			t.Errorf("%s: exit status %d, %s", line, code, errs)
+		}
+	}
+}
+
 // TestTheRingIsDrawn: one shape for each member of each range, with the color of its node, as a valid document.
 func TestTheRingIsDrawn(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "ring.svg")

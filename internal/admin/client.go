@@ -19,6 +19,8 @@ var (
 	ErrNoDaemon = errors.New("no jbofd answers")
 	// ErrRefused: the daemon refused the request.
 	ErrRefused = errors.New("jbofd refused")
+	// ErrNotNow: the daemon refused it because it is starting or stopping. It is ErrRefused, too.
+	ErrNotNow = errors.New("the daemon is starting or stopping")
 )
 
 // maxAnswerBytes limits the length of an answer.

@@ -200,5 +200,15 @@ func refused(resp *http.Response, data []byte) error {
 	if json.Unmarshal(data, &a) != nil || a.Error == "" {
 		a.Error = resp.Status
 	}
-	return fmt.Errorf("%w: %s", ErrRefused, a.Error)
+	err := fmt.Errorf("%w: %s", ErrRefused, a.Error)
+	if resp.StatusCode == http.StatusServiceUnavailable {
+		return &notNow{err}
+	}
+	return err
 }
+
+// notNow is a refusal that is ErrNotNow. Its text says which of the two.
+type notNow struct{ error }
+
+func (e *notNow) Is(target error) bool { return target == ErrNotNow }
+func (e *notNow) Unwrap() error        { return e.error }
