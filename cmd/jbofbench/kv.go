@@ -323,6 +323,11 @@ func (f *kvFlags) report(c *cobra.Command, rep *ycsb.Report) (err error) {
 		for _, m := range p.Messages {
 			fmt.Fprintf(c.ErrOrStderr(), "jbofbench:   %s\n", m)
 		}
+		if slices.ContainsFunc(p.Messages, func(m string) bool { return strings.Contains(m, "KV Wrong View") }) &&
+			len(f.cluster) == 0 {
+			fmt.Fprintln(c.ErrOrStderr(), "jbofbench: the namespace is a partition of a cluster: --cluster is for it, "+
+				"in place of --target")
+		}
 		if p.Interrupted {
 			fmt.Fprintf(c.ErrOrStderr(), "jbofbench: interrupted after %d operations\n", p.Operations)
 			err = errFailed

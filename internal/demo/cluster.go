@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"math"
 	"math/rand/v2"
 	"os"
@@ -430,6 +431,14 @@ func (d *clusterDemo) p99() string {
 	return bench.FormatNS(float64(all[len(all)*99/100]))
 }
 
+// kindsOf lists how many operations have failed, and how.
+func kindsOf(kinds map[string]int) (text string) {
+	for _, kind := range slices.Sorted(maps.Keys(kinds)) {
+		text += fmt.Sprintf(", %s: %d", kind, kinds[kind])
+	}
+	return text
+}
+
 // verdict reads all keys once more and says how it went.
 func (d *clusterDemo) verdict() error {
 	var missing atomic.Uint64
@@ -450,10 +459,10 @@ reads                          %d
 writes acknowledged            %d
 operations a second            %.0f, and %.0f without n%d
 longest time without a write   %.1f s
-operations that failed         %d %v
+operations that failed         %d%s
 stale reads                    %d
 acknowledged writes lost       %d of %d keys
-`, d.reads.Load(), d.writes.Load(), d.before.rate(), d.without.rate(), lost+1, worst.Seconds(), d.failed.Load(), kinds,
+`, d.reads.Load(), d.writes.Load(), d.before.rate(), d.without.rate(), lost+1, worst.Seconds(), d.failed.Load(), kindsOf(kinds),
 		d.stale.Load(), missing.Load(), clusterKeys)
 	if lost, stale := missing.Load(), d.stale.Load(); err == nil && lost+stale > 0 {
 		err = fmt.Errorf("FAIL: %d keys have lost acknowledged writes, %d reads were stale", lost, stale)
