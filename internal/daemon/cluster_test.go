@@ -120,12 +120,10 @@ func TestThreeNodesAreACluster(t *testing.T) {
 	etcd := etcdproc.Start(t, etcdproc.Options{Host: loopback.Address()})
 	hosts := clusterHosts(3)
 	var worlds []*world
-	log := &lines{}
 	for i := range hosts {
 		worlds = append(worlds, newWorld(t))
 		worlds[i].configureNode(hosts, i, "demo", etcd.URL, onePartition)
 	}
-	worlds[2].log = log
 	var nodes []*node
 	for _, w := range worlds {
 		nodes = append(nodes, w.mustStart())
@@ -172,7 +170,6 @@ func TestThreeNodesAreACluster(t *testing.T) {
 			t.Errorf("not ready: %s", r)
 		}
 	}
-	knocking(t, hosts[2]+":4430", log)
 	chains, err := nodes[1].admin.Chains(t.Context(), 5)
 	if err != nil || len(chains.Items) != 1 || chains.Items[0].Range != 5 ||
 		len(chains.Items[0].Members) != 2 || chains.Items[0].Members[0].State != "serving" {
@@ -341,8 +338,9 @@ func keysOf(nodes []*node) (ns replicatedKeys) {
 // TestANodeWithoutEtcdServesWhatElseItHas, and takes part when etcd is back.
 func TestANodeWithoutEtcdServesWhatElseItHas(t *testing.T) {
 	etcd := etcdproc.Start(t, etcdproc.Options{Host: loopback.Address()})
-	w, hosts := newWorld(t), clusterHosts(1)
+	w, hosts, log := newWorld(t), clusterHosts(1), &lines{}
 	w.configureNode(hosts, 0, "demo", etcd.URL, onePartition)
+	w.log = log
 	n := w.mustStart()
 	if _, err := n.admin.InitCluster(t.Context(), admin.InitCluster{}); err != nil {
 		t.Fatal(err)
@@ -354,6 +352,7 @@ func TestANodeWithoutEtcdServesWhatElseItHas(t *testing.T) {
 		return nil
 	}
 	agree(t, "a cluster of one", []*node{n}, one)
+	knocking(t, hosts[0]+":4430", log)
 	if err := n.stop(); err != nil {
 		t.Fatal(err)
 	}
