@@ -32,6 +32,9 @@ func (v *validator) machine(m Machine) {
 		return
 	}
 	have := Bytes(m.MemoryBytes)
+	if have >= 1<<30 {
+		have &^= 1<<20 - 1 // who reads it wants no number of KiB with eight digits
+	}
 	sum := v.c.Limits.Buffers
 	if !v.ok("limits.buffers") {
 		sum = 0

@@ -33,6 +33,8 @@ ssds:
   - {name: a, backend: mem, size: 8388607TiB}
   - {name: b, backend: mem, size: 8388607TiB}
 `, Machine{MemoryBytes: 3 << 30}, "ssds[0].size: 8388607TiB is too large"},
+		{"odd memory", minimal + "limits: {buffers: 64GiB}", Machine{MemoryBytes: 24<<30 - 4096},
+			"allowed: less than 24575MiB"},
 		{"enough", minimal, Machine{MemoryBytes: 2 << 30}, ""},
 		{"unknown memory", minimal + "limits: {buffers: 64GiB}", Machine{}, ""},
 		{"rdma in a binary without it", strings.Replace(minimal, "{address", "{transport: rdma, address", 1),
