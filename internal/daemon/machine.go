@@ -20,7 +20,7 @@ func machine(root string) config.Machine {
 		m.NoRDMA = "this jbofd is built without rdma (make build TAGS=rdma)"
 	}
 	if !etcdserver.Built {
-		m.NoEtcd = "this jbofd is built without a server of etcd (make build TAGS=etcd)"
+		m.NoEtcd = "this jbofd is built without a server of etcd, as by make build ETCD="
 	}
 	return m
 }
