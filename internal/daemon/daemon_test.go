@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"net/http"
 	"os"
 	"path/filepath"
 	"runtime"
@@ -588,19 +587,4 @@ func (n *node) awaitDrive(ssd string) {
 	for busy := false; !busy; <-tick.C {
 		busy = strings.Contains(n.metrics(), "jbof_ssd_io_now{ssd=\""+ssd+"\"} 1")
 	}
-}
-
-// metrics returns the answer to a scrape.
-func (n *node) metrics() string {
-	n.w.t.Helper()
-	defer http.DefaultClient.CloseIdleConnections()
-	resp, err := http.Get("http://" + n.addrs.Metrics + "/metrics")
-	if err != nil {
-		n.w.t.Fatal(err)
-	}
-	text, err := io.ReadAll(resp.Body)
-	if err = errors.Join(err, resp.Body.Close()); err != nil {
-		n.w.t.Fatal(err)
-	}
-	return string(text)
 }

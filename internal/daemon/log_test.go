@@ -5,7 +5,9 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"log/slog"
+	"net/http"
 	"os"
 	"strings"
 	"sync"
@@ -39,6 +41,21 @@ func (l *lines) with(text string) (out []string) {
 		}
 	}
 	return out
+}
+
+// metrics returns the answer to a scrape.
+func (n *node) metrics() string {
+	n.w.t.Helper()
+	defer http.DefaultClient.CloseIdleConnections()
+	resp, err := http.Get("http://" + n.addrs.Metrics + "/metrics")
+	if err != nil {
+		n.w.t.Fatal(err)
+	}
+	text, err := io.ReadAll(resp.Body)
+	if err = errors.Join(err, resp.Body.Close()); err != nil {
+		n.w.t.Fatal(err)
+	}
+	return string(text)
 }
 
 func TestReadyIsLoggedOnlyWhenTheNodeIs(t *testing.T) {
