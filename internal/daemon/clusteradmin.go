@@ -165,8 +165,8 @@ func (c *clusterMember) change(r *cluster.Records, what admin.ChangeCluster) err
 	}
 	if what.Drain != "" && slices.Contains(in, what.Drain) {
 		if len(in)-1 < r.Settings.Replicas {
-			return fmt.Errorf("without %s, nodes that may have ranges: %d, replicas: %d; reduce the replicas first, or "+
-				"add a node", what.Drain, len(in)-1, r.Settings.Replicas)
+			return fmt.Errorf("without %s, nodes that may have ranges: %d, replicas: %d; reduce the replicas first, "+
+				"or add a node", what.Drain, len(in)-1, r.Settings.Replicas)
 		}
 		r.Settings.Out = append(r.Settings.Out, what.Drain)
 	}
