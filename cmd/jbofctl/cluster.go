@@ -229,8 +229,8 @@ func (x *cli) clusterLeaveCommand() *cobra.Command {
 			}
 			done := "node " + a.Node + " has no ranges: stop it, and take it out of the configuration of the others"
 			if a.RunsEtcd {
-				done += "\nit runs a server of etcd: replace that before you stop it for good, or the cluster stands the " +
-					"loss of one server less (docs/cluster.md)"
+				done += "\nit runs a server of etcd: replace that before you stop it for good, or the cluster stands " +
+					"the loss of one server less (docs/cluster.md)"
 			}
 			return x.changeCluster(c, admin.ChangeCluster{Drain: a.Node}, true, done)
 		},

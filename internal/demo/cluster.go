@@ -462,8 +462,8 @@ longest time without a write   %.1f s
 operations that failed         %d%s
 stale reads                    %d
 acknowledged writes lost       %d of %d keys
-`, d.reads.Load(), d.writes.Load(), d.before.rate(), d.without.rate(), lost+1, worst.Seconds(), d.failed.Load(), kindsOf(kinds),
-		d.stale.Load(), missing.Load(), clusterKeys)
+`, d.reads.Load(), d.writes.Load(), d.before.rate(), d.without.rate(), lost+1, worst.Seconds(), d.failed.Load(),
+		kindsOf(kinds), d.stale.Load(), missing.Load(), clusterKeys)
 	if lost, stale := missing.Load(), d.stale.Load(); err == nil && lost+stale > 0 {
 		err = fmt.Errorf("FAIL: %d keys have lost acknowledged writes, %d reads were stale", lost, stale)
 	}
