@@ -12,17 +12,18 @@ import (
 	"github.com/spf13/cobra"
 
 	"jbofd/internal/sim"
+	"jbofd/internal/sim/cluster"
 	"jbofd/internal/sim/report"
 )
 
 func simCommand() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "sim",
-		Short: "Compare scheduling policies on an emulated SSD in virtual time",
+		Short: "Compare scheduling policies, and ways to run a cluster, on emulated SSDs in virtual time",
 		Args:  cobra.NoArgs,
 		RunE:  func(c *cobra.Command, _ []string) error { return c.Help() },
 	}
-	c.AddCommand(simGimbalCommand(), simListCommand())
+	c.AddCommand(simGimbalCommand(), simClusterCommand(), simListCommand())
 	return c
 }
 
@@ -78,6 +79,10 @@ func simListCommand() *cobra.Command {
 			for _, s := range sim.Matrix() {
 				fmt.Fprintf(t, "%v\t%d tenants\t%.1f s\n", &s, len(s.Tenants), float64(s.EndNS())/1e9)
 			}
+			fmt.Fprintln(t, "\nof sim cluster:")
+			for _, s := range cluster.Matrix(1) {
+				fmt.Fprintf(t, "%v\t%d boxes\t%.1f s\n", &s, s.Nodes, float64(s.WarmNS+s.MeasuredNS)/1e9)
+			}
 			fmt.Fprintf(t, "\npolicies: %s\n", strings.Join(sim.Policies(), ", "))
 			return t.Flush()
 		},
@@ -112,7 +117,7 @@ func (f *simFlags) run(c *cobra.Command) error {
 			report.Estimate(scenarios, len(f.policies)).Round(time.Second), runtime.GOMAXPROCS(0))
 	}
 	began := time.Now()
-	if err := report.Execute(c.Context(), stages, f.progress(c.ErrOrStderr(), began)); err != nil {
+	if err := report.Execute(c.Context(), stages, simProgress(c.ErrOrStderr(), began, f.quiet)); err != nil {
 		return err
 	}
 	if f.out != "" {
@@ -150,9 +155,9 @@ func (f *simFlags) write(w io.Writer, results []*sim.Result) error {
 	return report.WriteVerdicts(w, report.Verdicts(results))
 }
 
-// progress shows how far the simulations are: one line on a terminal, else one each few seconds.
-func (f *simFlags) progress(w io.Writer, began time.Time) report.Progress {
-	if f.quiet {
+// simProgress shows how far simulations are: one line on a terminal, else one each few seconds.
+func simProgress(w io.Writer, began time.Time, quiet bool) report.Progress {
+	if quiet {
 		return func(int, int, string) {}
 	}
 	s := newScreen(w)

@@ -19,6 +19,8 @@ func TestSimBadFlagsExitWith2(t *testing.T) {
 		{"sim gimbal --row (", []string{"--row", "("}},
 		{"sim gimbal --policy best", []string{"--policy", "best", "fifo"}},
 		{"sim gimbal --seed x", []string{"--seed", "x"}},
+		{"sim cluster --row no-such-row", []string{"--row", "no-such-row", "sim list"}},
+		{"sim cluster --row (", []string{"--row", "("}},
 	} {
 		status, _, stderr := command(t, strings.Fields(c.args)...)
 		if status != 2 {
@@ -36,6 +38,9 @@ func TestSimListsWhatItCanRun(t *testing.T) {
 	status, out, _ := command(t, "sim", "list")
 	if status != 0 || !strings.Contains(out, "utilisation/4K-read-fragmented") || !strings.Contains(out, "parda") {
 		t.Errorf("status %d: %s", status, out)
+	}
+	if !strings.Contains(out, "crrs/C-zipf0.99-1-chain-tail") {
+		t.Errorf("scenarios of sim cluster are missing: %s", out)
 	}
 }
 

@@ -215,7 +215,7 @@ func (m *Machine) score(now int64, s *SSD) (free, outstanding int) { // hot: 0 a
 	const unlimited = 1 << 30
 	free = unlimited
 	if t, none := s.Tokens(now); !none && !m.cfg.NoTokens {
-		free = t
+		free = int(int64(t) << 10 / int64(max(s.win.Credit(now), 1)))
 	}
 	if s.to.used >= s.to.depth {
 		free -= unlimited // it would have to wait for the link

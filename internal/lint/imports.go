@@ -125,8 +125,9 @@ func checkDirection(t *Tree, report Reporter) {
 			if !ok || r == nil || slices.Contains(base, to) {
 				continue
 			}
-			if under(to, testEnvironment) && !under(p.Dir, testEnvironment) {
-				report(i.Pos(), "%s must not import %s: the simulated environment is for tests only", p.Dir, to)
+			if under(to, testEnvironment) && !under(p.Dir, testEnvironment) && p.Dir != simulator {
+				report(i.Pos(), "%s must not import %s: the simulated environment is for tests and %s only", p.Dir, to,
+					simulator)
 				continue
 			}
 			if !slices.ContainsFunc(r.may, func(pat string) bool { return matches(to, pat) }) {

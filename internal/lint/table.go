@@ -174,6 +174,8 @@ var directions = []row{
 	{"internal/ssd/model/flash", nil, "the emulated drive is a state machine: internal/ssd/model drives it"},
 	{"internal/sim", []string{"internal/sim/...", "internal/pipeline/...", "internal/credit", "internal/flowctl",
 		"internal/ssd/model/flash"}, "a simulation combines state machines only"},
+	{"internal/sim/cluster", []string{"internal/..."}, "a simulated cluster consists of the packages that the daemon " +
+		"uses"},
 	{"internal/sim/report", []string{"internal/sim"}, "a report imports results only"},
 	{"internal/lab", []string{"internal/ssd", "internal/turn"}, "the simulated environment imports the interfaces of " +
 		"devices and drivers only; internal/lab/node assembles a whole node"},
@@ -287,8 +289,11 @@ var testDependencies = []string{
 // testTools lists the folders whose packages count as tests, because only tests import them.
 var testTools = []string{"client/internal/host/hosttest", "internal/ssd/ssdtest", "internal/testutil", "test"}
 
-// testEnvironment may be imported by tests only.
-const testEnvironment = "internal/lab"
+// testEnvironment may be imported by tests and by the simulator only, which is not part of the daemon.
+const (
+	testEnvironment = "internal/lab"
+	simulator       = "internal/sim/cluster"
+)
 
 // peers lists the modules that jbofd is compared with. Only the module peerModule imports them.
 var peers = []string{

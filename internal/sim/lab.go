@@ -212,8 +212,8 @@ func (p *prototype) calibrate(key driveKey, seed uint64) {
 	p.profile, _ = calibrateFrom(d, now, key.sizeBytes, seed)
 }
 
-// calibrate measures a drive in the way the daemon does when it starts.
-func calibrate(d Drive, sizeBytes int64, seed uint64) jbof.Profile {
+// Calibrate measures a drive in the way the daemon does when it starts.
+func Calibrate(d Drive, sizeBytes int64, seed uint64) jbof.Profile {
 	p, _ := calibrateFrom(d, 0, sizeBytes, seed)
 	return p
 }

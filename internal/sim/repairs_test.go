@@ -176,7 +176,7 @@ func (r *repair) prepare(lab *Lab) (func(policy string) (*Result, error), error)
 			return nil, err
 		}
 		d.Precondition(sc.Condition)
-		proto, standalone = &prototype{drive: d, profile: calibrate(d.Clone(), cfg.SizeBytes, 1)}, nil
+		proto, standalone = &prototype{drive: d, profile: Calibrate(d.Clone(), cfg.SizeBytes, 1)}, nil
 	}
 	return func(policy string) (*Result, error) {
 		set := Setup{SizeBytes: sc.SizeBytes, Seed: 1, Drive: proto.drive.Clone(), Standalone: standalone}

@@ -131,6 +131,18 @@ type histogram struct {
 	maxNS int64
 }
 
+// Latencies records latencies for a Latency.
+type Latencies struct{ h histogram }
+
+// NewLatencies returns Latencies without any.
+func NewLatencies() Latencies { return Latencies{newHistogram()} }
+
+// Observe records a latency.
+func (l *Latencies) Observe(ns int64) { l.h.observe(ns) }
+
+// Sum returns what was recorded.
+func (l *Latencies) Sum() Latency { return l.h.sum() }
+
 func newHistogram() histogram {
 	return histogram{h: hdrhistogram.New(minLatencyNS, maxLatencyNS, 3)}
 }

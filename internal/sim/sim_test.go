@@ -39,7 +39,7 @@ func direct(t *testing.T, sc Scenario, policy string, seed uint64) *Result {
 		if err := proto.make(key, 1); err != nil {
 			t.Fatal(err)
 		}
-		proto.profile = calibrate(proto.drive.Clone(), key.sizeBytes, 1)
+		proto.profile = Calibrate(proto.drive.Clone(), key.sizeBytes, 1)
 		prototypes[key] = proto
 	}
 	p, err := newPolicy(policy, proto)

@@ -86,6 +86,12 @@ func (c *latest) next(limit uint64) uint64 { // hot: 0 allocs
 	return limit - c.z.draw(c.rng)
 }
 
+// Zipfian returns what draws from so many records as YCSB's zipfian distribution does.
+func Zipfian(records uint64, theta float64, rng *rand.Rand) func() uint64 {
+	c := &scrambled{z: newZipf(zipfItems, theta), rng: rng, items: records}
+	return func() uint64 { return c.next(records) }
+}
+
 // fnv64 is FNV-1a over the eight bytes of n, little endian, and then without its sign, as in YCSB.
 func fnv64(n uint64) uint64 { // hot: 0 allocs
 	h := uint64(0xCBF29CE484222325)
