@@ -10,7 +10,7 @@
 // The tokens of an SSD are the units that its latest credit (package credit) allows to be outstanding, less those that
 // are. A request waits if it does not fit them, unless nothing is outstanding at that SSD.
 //
-// A read may go to each of its targets. It goes to the one with most tokens left; if none has enough, it waits at all
+// A read may go to each of its targets. It goes to the one with the greatest part of its credit left; if none has enough, it waits at all
 // of them. A write takes the tokens of its targets one after the other, always in the order in which the SSDs were
 // made, and keeps what it has while it waits for the next one. So reads cannot starve it, and writes cannot wait for
 // each other in a circle. Then it takes a place of the link to its first target, the ChainHead.
@@ -35,9 +35,11 @@ type Choice uint8
 
 // Values of Choice.
 const (
-	// MostTokens is the one with most tokens left, or without credits the one with fewest requests outstanding.
-	MostTokens Choice = iota
-	// InTurn is each in turn: what MostTokens is compared with.
+	// MostFree is the one with the greatest part of its credit left, or without credits the one with fewest requests
+	// outstanding. LEED takes the one with most tokens left. If credits differ and are not used up, that is the same
+	// one for all hosts.
+	MostFree Choice = iota
+	// InTurn is each in turn: what MostFree is compared with.
 	InTurn
 )
 
@@ -195,7 +197,7 @@ func (m *Machine) addRead(now int64, r *Request) { // hot: 0 allocs
 			continue
 		}
 		free, out := m.score(now, s)
-		if best < 0 || m.cfg.Choice == MostTokens && (free > bestFree || free == bestFree && out < bestOut) {
+		if best < 0 || m.cfg.Choice == MostFree && (free > bestFree || free == bestFree && out < bestOut) {
 			best, bestFree, bestOut = i, free, out
 		}
 	}
@@ -210,12 +212,16 @@ func (m *Machine) addRead(now int64, r *Request) { // hot: 0 allocs
 	}
 }
 
-// score says how well an SSD can take a request: the more free, then the fewer outstanding.
+// wholeCredit is the part of its credit that an SSD has left with nothing outstanding.
+const wholeCredit = 1 << 10
+
+// score says how well an SSD can take a request: the greater the part of its credit that is free, then the fewer
+// outstanding.
 func (m *Machine) score(now int64, s *SSD) (free, outstanding int) { // hot: 0 allocs
 	const unlimited = 1 << 30
 	free = unlimited
 	if t, none := s.Tokens(now); !none && !m.cfg.NoTokens {
-		free = int(int64(t) << 10 / int64(max(s.win.Credit(now), 1)))
+		free = t * wholeCredit / max(s.win.Credit(now), 1)
 	}
 	if s.to.used >= s.to.depth {
 		free -= unlimited // it would have to wait for the link

@@ -106,7 +106,24 @@ func TestWithoutACreditNothingWaits(t *testing.T) {
 	}
 }
 
-func TestAReadGoesWhereMostTokensAreLeft(t *testing.T) {
+// TestReadsKeepAllSSDsBusyInProportionToTheirCredit, also while there is more than enough of it: the SSD with the
+// greatest credit does not get everything.
+func TestReadsKeepAllSSDsBusyInProportionToTheirCredit(t *testing.T) {
+	g := newRig(t, Config{}, 1000, 500, 250)
+	count := make([]int, 3)
+	for range 70 {
+		r := g.request(0, false, 1, 0, 1, 2)
+		g.want("a read", g.add(r), r)
+		count[r.SentTo()]++
+	}
+	for i, want := range []int{40, 20, 10} {
+		if count[i] < want-2 || count[i] > want+2 {
+			t.Errorf("the SSDs have got %v", count)
+		}
+	}
+}
+
+func TestAReadGoesWhereTheGreatestPartOfTheCreditIsLeft(t *testing.T) {
 	g := newRig(t, Config{}, 4, 8, 6)
 	count := make([]int, 3)
 	for range 18 {
