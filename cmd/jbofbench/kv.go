@@ -132,7 +132,7 @@ func newKVCommand(use, short string, phases ...string) *cobra.Command {
 	fl.StringSliceVar(&f.cluster, "cluster", nil, "addresses of some nodes of a cluster, as those of --target; the "+
 		"others are in its map")
 	fl.StringVar(&f.readFrom, "read_from", "any", "with --cluster: which members of a chain are asked for reads: any "+
-		"(that with most tokens), tail, or turn (each in turn)")
+		"(that with most of its credit left), tail, or turn (each in turn)")
 	fl.DurationVar(&f.hedge, "hedge", 0, "with --cluster: ask a second member for what has not been read for so long; "+
 		"0: never")
 	f.opTimeout = secondsFlag(10 * time.Second)

@@ -26,7 +26,7 @@ simulated. The same seed gives the same figures, on any machine.
 
 load     latency and throughput by the number of operations under way (figure 6)
 crrs     reads at all replicas, and at the ChainTail only (-tail; figure 7)
-tokens   reads where most credit is free, and at all replicas in turn (-in-turn; figure 8)
+tokens   reads where most of the credit is left, and at all replicas in turn (-in-turn; figure 8)
 change   a box joins, leaves or dies (figure 9)
 hot-key  writes of one key, and with its chain locked for each (-locked)
 
