@@ -38,8 +38,8 @@ type ReadFrom uint8
 
 // Values of ReadFrom.
 const (
-	// ReadAny asks the member with the greatest part of its credit left, or fewest operations of this Store if there are no credits. If
-	// it does not answer, the others are asked.
+	// ReadAny asks the member with the greatest part of its credit left, or fewest operations of this Store if there
+	// are no credits. If it does not answer, the others are asked.
 	ReadAny ReadFrom = iota
 	// ReadTail asks the ChainTail only.
 	ReadTail

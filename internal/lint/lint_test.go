@@ -155,7 +155,7 @@ func TestEachRuleFindsItsPlantedFault(t *testing.T) {
 		{"unsafe", "internal/bufpool/x.go", "package bufpool\n\nimport _ \"unsafe\"\n", "x_unsafe.go"},
 		{"unsafe", "internal/bufpool/x_test.go", "package bufpool\n\nimport _ \"unsafe\"\n", "x_unsafe.go"},
 		{"direction", "internal/daemon/x.go", "// Package daemon is.\npackage daemon\n\nimport _ " +
-			"\"jbofd/internal/lab/node\"\n", "for tests only"},
+			"\"jbofd/internal/lab/node\"\n", "for tests and"},
 		{"direction", "internal/nvme/x.go", "package nvme\n\nimport _ \"jbofd/internal/nvmeof\"\n",
 			"a format package imports no other package"},
 		{"direction", "internal/nvmeof/x.go", "package nvmeof\n\nimport _ \"jbofd/internal/ssd\"\n",
