@@ -10,10 +10,10 @@
 // The tokens of an SSD are the units that its latest credit (package credit) allows to be outstanding, less those that
 // are. A request waits if it does not fit them, unless nothing is outstanding at that SSD.
 //
-// A read may go to each of its targets. It goes to the one with the greatest part of its credit left; if none has enough, it waits at all
-// of them. A write takes the tokens of its targets one after the other, always in the order in which the SSDs were
-// made, and keeps what it has while it waits for the next one. So reads cannot starve it, and writes cannot wait for
-// each other in a circle. Then it takes a place of the link to its first target, the ChainHead.
+// A read may go to each of its targets. It goes to the one with the greatest part of its credit left; if none has
+// enough, it waits at all of them. A write takes the tokens of its targets one after the other, always in the order in
+// which the SSDs were made, and keeps what it has while it waits for the next one. So reads cannot starve it, and
+// writes cannot wait for each other in a circle. Then it takes a place of the link to its first target, the ChainHead.
 //
 // A Machine has no clock and no lock: time comes with each call, in nanoseconds. One goroutine at a time may call it.
 // Requests belong to the caller, and nothing is allocated for them.
