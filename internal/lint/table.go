@@ -32,6 +32,7 @@ var pure = []string{
 	"internal/nvmeof/rdma/cm",
 	"internal/nvmeof/rdma/wr",
 	"internal/list",
+	"internal/slab",
 	"internal/kvstore",
 	"internal/kvstore/check",
 	"internal/kvstore/format",
@@ -84,7 +85,7 @@ type row struct {
 
 // base lists the packages that every package may import. They import only each other.
 var base = []string{"internal/buildtags", "internal/fence", "internal/invariants", "internal/list", "internal/ring",
-	"internal/tenant", "internal/units", "internal/uuid"}
+	"internal/slab", "internal/tenant", "internal/units", "internal/uuid"}
 
 const (
 	toFormat    = "a format package imports no other package: let the caller pass what is needed"
@@ -106,6 +107,7 @@ var directions = []row{
 	{"internal/invariants", nil, toFormat},
 	{"internal/list", nil, toFormat},
 	{"internal/ring", nil, toFormat},
+	{"internal/slab", nil, toFormat},
 	{"internal/fence", nil, "a fence handles holders and epochs only: the caller decides what they stand for"},
 	{"internal/tenant", nil, toFormat},
 	{"internal/units", nil, toFormat},
