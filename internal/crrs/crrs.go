@@ -62,6 +62,9 @@ func (r *Role) head() bool { return r.Predecessor == NoPeer }
 func (r *Role) last() bool { return r.Successor == NoPeer }
 func (r *Role) tail() bool { return r.ChainTail == NoPeer && !r.Filling }
 
+// alone: no other member serves.
+func (r *Role) alone() bool { return r.head() && r.tail() }
+
 // Op is what a Write does, or what the store is asked for.
 type Op uint8
 
@@ -215,6 +218,8 @@ type Message struct {
 	// Seq is the place of a Forward in the order of the epoch's writes, from 1 on; of a Durable the durable mark, of an
 	// Ack the committed mark.
 	Seq uint64
+	// Full, of an Ack: the partition of the sender, or of a member behind it, is nearly full.
+	Full bool
 	// Mark is the durable mark of a Forward's sender.
 	Mark uint64
 	// Clock: all writes with a version up to it have ended, and no other one will get such a version. It is 0 if the
@@ -270,6 +275,9 @@ type Config struct {
 	Window int
 	// Reads is how many reads may be under way.
 	Reads int
+	// Tables have the memory for them, and bound what all replicas that share them take of clients; nil: some of its
+	// own, which bound nothing else.
+	Tables *Tables
 	// Version is the greatest version that the store has given or taken.
 	Version uint64
 	// First is the first position of the range, Bits the logarithm of their number.

@@ -21,3 +21,78 @@ func TestAuthorityIsLookedAtBehindTheFetch(t *testing.T) {
 		}
 	}
 }
+
+// TestAMemberThatHasMissedViewsHasAnExit: it sees itself in a place that it has not come to, and that no rule leads to
+// from the last one that it knows of. Nothing that may be old is served then, and it needs no restart: it is out, says
+// that it lacks data, and is filled again. Only a replica that has the range alone in another membership serves what it
+// has: a loss was accepted.
+func TestAMemberThatHasMissedViewsHasAnExit(t *testing.T) {
+	head := Role{Epoch: 2, Member: true, Since: 4, Predecessor: NoPeer, Successor: 7, ChainTail: 7}
+	alone := Role{Epoch: 5, Member: true, Since: 4, Predecessor: NoPeer, Successor: NoPeer, ChainTail: NoPeer}
+	member := Role{Epoch: 5, Member: true, Since: 4, Predecessor: 8, Successor: NoPeer, ChainTail: NoPeer}
+	filled := Role{Epoch: 2, Member: true, Filling: true, Since: 4, Predecessor: 8, Successor: NoPeer, ChainTail: NoPeer}
+	since := func(r Role, since uint64) Role {
+		r.Since = since
+		return r
+	}
+	for _, c := range []struct {
+		name         string
+		was, next    Role
+		lacks, keeps bool // keeps: the write that is under way goes on
+	}{
+		{"serves after a halt that it has not seen", head, alone, false, true},
+		{"serves alone, as a loss was accepted, and was filled when it saw the last view", filled, since(alone, 9), false,
+			false},
+		{"the same, and served", head, since(alone, 9), false, false},
+		{"the same, and another one is filled already", head, Role{Epoch: 5, Member: true, Since: 9, Predecessor: NoPeer,
+			Successor: 3, ChainTail: NoPeer}, false, false},
+		{"serves beside others, and was filled", filled, since(member, 9), true, false},
+		{"serves, and was filled, and has not reported that it is complete", filled, member, true, false},
+		{"serves beside others in a membership that it has not seen", head, since(member, 9), true, false},
+		{"is ChainHead in such a membership, before others", head, Role{Epoch: 5, Member: true, Since: 9,
+			Predecessor: NoPeer, Successor: 3, ChainTail: 3}, true, false},
+		{"is no ChainHead any more, with a write under way", head, member, true, false},
+	} {
+		var out Actions
+		r := New(Config{Window: 8, Reads: 8, Parts: 1, Bits: 64})
+		r.SetRole(c.was, &out)
+		r.Extend(1 << 60)
+		r.Advance(1)
+		writes := c.was.head()
+		if writes {
+			r.Write(Write{Op: Put, Tag: 1}, &out)
+			r.Stored(out.Stores[0].Slot, Done, out.Stores[0].Version, &out)
+		}
+		out = Actions{}
+		r.SetRole(c.next, &out)
+		if r.Lacks(c.next.Since) != c.lacks || r.Complete() == c.lacks || out.Damaged {
+			t.Errorf("%s: lacks data %v, complete %v, damaged %v", c.name, r.Lacks(c.next.Since), r.Complete(), out.Damaged)
+		}
+		if want := (Reply{Tag: 1, Status: Unknown}); writes && !c.keeps &&
+			(len(out.Replies) != 1 || out.Replies[0].Tag != want.Tag || out.Replies[0].Status != want.Status) {
+			t.Errorf("%s: the write ends with %+v", c.name, out.Replies)
+		}
+		next := c.next
+		for range 2 { // also when the chain changes once more
+			out = Actions{}
+			if r.Read(Read{Tag: 2}, &out); c.lacks != (len(out.Replies) == 1 && out.Replies[0].Status == WrongView) ||
+				!c.lacks && len(out.Stores) != 1 {
+				t.Errorf("%s: a read: %+v", c.name, out)
+			}
+			next.Epoch++
+			r.SetRole(next, &out)
+		}
+		if !c.lacks {
+			continue
+		}
+		if r.Dirty() != 0 {
+			t.Errorf("%s: %d writes are left", c.name, r.Dirty())
+		}
+		again := since(filled, 20)
+		again.Epoch = next.Epoch + 1
+		r.SetRole(again, &out)
+		if r.Lacks(20) || r.Complete() || !r.Role().Filling {
+			t.Errorf("%s: it is filled again: %+v", c.name, r.Role())
+		}
+	}
+}

@@ -211,8 +211,8 @@ func (r *Replica) beginPass() bool {
 			return false
 		}
 	}
-	for i := range r.writes {
-		if w := &r.writes[i]; w.storing && w.version <= r.clock {
+	for i := range r.writes.End() {
+		if w := r.writes.At(i); w.storing && w.version <= r.clock {
 			return false
 		}
 	}

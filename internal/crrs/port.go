@@ -3,8 +3,8 @@ package crrs
 import (
 	"fmt"
 
-	"jbofd/internal/list"
 	"jbofd/internal/nvme"
+	"jbofd/internal/slab"
 )
 
 // Port makes commands of the messages of a Replica, and messages of the commands of other replicas: nodes are NVMe-oF
@@ -22,18 +22,16 @@ type Port struct {
 	keep   uint8
 
 	// requests are commands that were sent and have not completed. asks counts those that ask for data.
-	requests     []request
-	asks         int
-	requestLinks list.Links
-	freeRequests list.List
+	requests slab.Table[request]
+	asks     int
 	// short has the replicas to which messages were not sent for want of a request.
 	short []Peer
 
 	// served are commands that came and are not answered. kept are the Forwards among them.
-	served      []served
-	servedLinks list.Links
-	freeServed  list.List
-	kept        []int32
+	served slab.Table[served]
+	kept   []int32
+	// turn counts the commands that came to be answered later, for their tags.
+	turn uint32
 
 	// uses says how many requests send the memory of a value, by Mem.
 	uses []use
@@ -43,7 +41,6 @@ type Port struct {
 type request struct {
 	to    Peer
 	kind  MessageKind
-	busy  bool
 	epoch uint64
 	tag   uint64
 	mem   uint32
@@ -55,9 +52,8 @@ type served struct {
 	from       Peer
 	kind       MessageKind
 	epoch, seq uint64
-	// turn counts the commands of this place, for its tag.
+	// turn is Port.turn when it came, for its tag.
 	turn uint32
-	busy bool
 }
 
 // use is what is known of the memory of a value: how many requests send it, and that the Replica has released it.
@@ -162,15 +158,9 @@ func NewPort(cfg PortConfig) *Port {
 	if cfg.Keep < 1 || int(cfg.Keep) > cfg.Requests/2 || cfg.Requests < 4 || cfg.Served < 2 {
 		panic(fmt.Sprintf("crrs: %d requests, %d of them kept, and %d served", cfg.Requests, cfg.Keep, cfg.Served))
 	}
-	p := &Port{r: New(cfg.Config), number: cfg.Range, keep: cfg.Keep,
-		requests: make([]request, cfg.Requests), requestLinks: make(list.Links, cfg.Requests), freeRequests: list.None,
-		served: make([]served, cfg.Served), servedLinks: make(list.Links, cfg.Served), freeServed: list.None}
-	for i := range p.requests {
-		p.requestLinks.Push(&p.freeRequests, int32(i))
-	}
-	for i := range p.served {
-		p.servedLinks.Push(&p.freeServed, int32(i))
-	}
+	p := &Port{r: New(cfg.Config), number: cfg.Range, keep: cfg.Keep}
+	p.requests.Init(p.r.tables.requests, cfg.Requests)
+	p.served.Init(p.r.tables.served, cfg.Served)
 	return p
 }
 
@@ -181,7 +171,7 @@ func (p *Port) Replica() *Replica { return p.r }
 func (p *Port) SetRole(role Role, out *Actions, t *Traffic) {
 	p.r.SetRole(role, out)
 	for n := len(p.kept) - 1; n >= 0; n-- {
-		if p.served[p.kept[n]].epoch != p.r.role.Epoch {
+		if p.served.At(p.kept[n]).epoch != p.r.role.Epoch {
 			p.refuseView(p.takeKept(n), t)
 		}
 	}
@@ -225,7 +215,7 @@ func (p *Port) Flush(out *Actions, t *Traffic) {
 // request makes a command of a message.
 func (p *Port) request(s *Send, out *Actions, t *Traffic) {
 	asks := s.Kind == Ship || s.Kind == Compare || s.Kind == Fetch
-	if p.freeRequests.N == 0 || asks && p.asks >= len(p.requests)/4 {
+	if p.requests.Room() == 0 || asks && p.asks >= p.requests.Max()/4 {
 		switch {
 		case s.Kind == Ship:
 			p.r.Receive(s.To, &Message{Kind: Answer, Epoch: s.Epoch, Tag: s.Tag, Status: Unavailable}, out)
@@ -239,8 +229,8 @@ func (p *Port) request(s *Send, out *Actions, t *Traffic) {
 	if asks {
 		p.asks++
 	}
-	i := p.requestLinks.Pop(&p.freeRequests)
-	p.requests[i] = request{to: s.To, kind: s.Kind, busy: true, epoch: s.Epoch, tag: s.Tag}
+	i := p.requests.Take()
+	*p.requests.At(i) = request{to: s.To, kind: s.Kind, epoch: s.Epoch, tag: s.Tag}
 	t.Commands = append(t.Commands, Command{To: s.To, Tag: uint32(i)})
 	c := &t.Commands[len(t.Commands)-1]
 	k := c.SQE.KVReplica()
@@ -267,7 +257,7 @@ func (p *Port) request(s *Send, out *Actions, t *Traffic) {
 		c.Header.SetKeepUntil(s.KeepUntil)
 		c.Header.SetKey(s.Key.Bytes)
 		p.use(s.Mem)
-		p.requests[i].mem = s.Mem
+		p.requests.At(i).mem = s.Mem
 	case Durable:
 		c.SQE.SetOpcode(nvme.CmdKVDurable)
 		k.SetMark(s.Seq)
@@ -319,9 +309,8 @@ func (p *Port) fallShort(to Peer) {
 
 // end frees the place of a request, and the memory that it has sent.
 func (p *Port) end(tag uint32, out *Actions, t *Traffic) request {
-	q := p.requests[tag]
-	p.requests[tag] = request{}
-	p.requestLinks.Push(&p.freeRequests, int32(tag))
+	q := *p.requests.At(int32(tag))
+	p.requests.Put(int32(tag))
 	if q.kind == Ship || q.kind == Compare || q.kind == Fetch {
 		p.asks--
 	}
@@ -333,7 +322,7 @@ func (p *Port) end(tag uint32, out *Actions, t *Traffic) request {
 			out.free(q.mem)
 		}
 	}
-	if len(p.short) > 0 && p.freeRequests.N >= len(p.requests)/2 {
+	if len(p.short) > 0 && p.requests.Room() >= p.requests.Max()/2 {
 		t.Repeat = append(t.Repeat, p.short...)
 		p.short = p.short[:0]
 	}
@@ -378,7 +367,7 @@ func (p *Port) Completed(tag uint32, o *Outcome, out *Actions, t *Traffic) {
 	case q.kind == Fetch:
 		m.Kind = Batch
 	default:
-		m.Kind, m.Seq = Ack, o.Result
+		m.Kind, m.Seq, m.Full = Ack, o.Result&^nvme.KVChainFull, o.Result&nvme.KVChainFull != 0
 	}
 	p.r.Receive(q.to, &m, out)
 }

@@ -243,8 +243,8 @@ func TestTheNewestForwardsAreKept(t *testing.T) {
 	r.want("the end", r.answered(n), "99: 0x0 5", fmt.Sprint(again, ": 0x0 5"))
 	h = r.forward(0, epoch, 5, keep)
 	r.want("one that is committed", r.answered(n), fmt.Sprint(h, ": 0x0 5"))
-	if len(n.p.kept) > 0 || n.p.freeServed.N != len(n.p.served) {
-		t.Errorf("%d are kept, %d places are free", len(n.p.kept), n.p.freeServed.N)
+	if len(n.p.kept) > 0 || n.p.served.N() > 0 {
+		t.Errorf("%d are kept, %d places are taken", len(n.p.kept), n.p.served.N())
 	}
 	// Without a place for one more the oldest is answered, and not the one that came.
 	first := r.forward(0, epoch, 6, 200)
@@ -380,8 +380,8 @@ func TestAsksLeaveRoomForMarks(t *testing.T) {
 		delete(r.inFlight, handle)
 	}
 	r.settle()
-	if len(r.replies) != 10 || n.p.freeRequests.N != len(n.p.requests) || n.p.asks > 0 {
-		t.Errorf("after the loss of the connection: %d replies, %d free", len(r.replies), n.p.freeRequests.N)
+	if len(r.replies) != 10 || n.p.requests.N() > 0 || n.p.asks > 0 {
+		t.Errorf("after the loss of the connection: %d replies, %d requests", len(r.replies), n.p.requests.N())
 	}
 	r.nodes[1].deaf = false
 	n.p.Repeat(1, &n.out)
@@ -441,6 +441,50 @@ func TestWhatFindsNoRequestIsRepeated(t *testing.T) {
 		}
 		n.t.Repeat = nil
 		r.settle()
+	}
+}
+
+// TestAFullMemberIsHeardOfAtTheHead, with the answer to a write that comes by, and that there is room again without
+// one. Nobody asks while nobody is full.
+func TestAFullMemberIsHeardOfAtTheHead(t *testing.T) {
+	for full := range 3 {
+		r := chain(t, 3, nil)
+		now := int64(1)
+		pass := func(d int64) {
+			now += d
+			for range r.nodes { // one hop each
+				for _, n := range r.nodes {
+					n.p.r.Advance(now)
+				}
+				r.settle()
+			}
+		}
+		head := r.nodes[0].p.r
+		if head.Full() || head.DueNS() != 0 {
+			t.Fatal("it is full at the beginning")
+		}
+		r.nodes[full].p.r.SetFull(true)
+		r.write(1, 1)
+		pass(1)
+		if !head.Full() || full > 0 && head.DueNS() == 0 || full < 2 && r.nodes[2].p.r.Full() {
+			t.Errorf("node %d is full: at the head %v, at the tail %v, due at %d", full, head.Full(), r.nodes[2].p.r.Full(),
+				head.DueNS())
+		}
+		pass(askFullNS)
+		if !head.Full() {
+			t.Errorf("node %d is still full", full)
+		}
+		r.nodes[full].p.r.SetFull(false)
+		pass(askFullNS)
+		pass(askFullNS)
+		if head.Full() || head.DueNS() != 0 {
+			t.Errorf("node %d is full no more: at the head %v, due at %d", full, head.Full(), head.DueNS())
+		}
+		clear(r.commands)
+		pass(100 * askFullNS)
+		if len(r.commands) > 0 {
+			t.Errorf("%v are sent though nobody is full", r.commands)
+		}
 	}
 }
 

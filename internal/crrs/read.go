@@ -24,7 +24,7 @@ type read struct {
 	version uint64
 	length  int
 	expires uint32
-	// shipped counts the times that the slot was shipped, so that a late Answer is known.
+	// shipped is Replica.shipped when it was shipped.
 	shipped uint32
 }
 
@@ -33,7 +33,7 @@ func (r *Replica) Read(q Read, out *Actions) {
 	switch {
 	case !r.role.Member || r.role.Filling || r.damaged:
 		out.Replies = append(out.Replies, Reply{Tag: q.Tag, Status: WrongView})
-	case !r.authority() || r.freeReads.N == 0:
+	case !r.mayRead():
 		out.Replies = append(out.Replies, Reply{Tag: q.Tag, Status: Unavailable})
 	default:
 		i := r.takeRead(q, NoPeer, 0)
@@ -46,33 +46,42 @@ func (r *Replica) Read(q Read, out *Actions) {
 }
 
 func (r *Replica) takeRead(q Read, from Peer, tag uint64) int32 {
-	i := r.readLinks.Pop(&r.freeReads)
-	r.reads[i] = read{Read: q, from: from, shipTag: tag, shipped: r.reads[i].shipped}
+	i := r.reads.Take()
+	*r.reads.At(i) = read{Read: q, from: from, shipTag: tag}
+	r.tables.asked.used++
 	return i
 }
 
+// mayRead reports whether a read may begin.
+func (r *Replica) mayRead() bool {
+	return r.authority() && r.reads.Room() > 0 && r.tables.asked.may(r.reads.N())
+}
+
 func (r *Replica) fetch(i int32, out *Actions) {
-	q := &r.reads[i]
+	q := r.reads.At(i)
 	q.state = readFetching
 	out.Stores = append(out.Stores, StoreOp{Slot: i, Op: Get, Key: q.Key, Value: q.Value, Payer: q.Payer})
 }
 
 // ship asks the ChainTail.
 func (r *Replica) ship(i int32, out *Actions) {
-	q := &r.reads[i]
+	q := r.reads.At(i)
 	q.state = readShipped
-	q.shipped++
+	r.shipped++
+	q.shipped = r.shipped
 	r.send(r.role.ChainTail, Message{Kind: Ship, Key: q.Key, Len: len(q.Value), Tag: r.shipTag(i)}, out)
 }
 
-func (r *Replica) shipTag(i int32) uint64 { return uint64(r.reads[i].shipped)<<32 | uint64(uint32(i)) }
+func (r *Replica) shipTag(i int32) uint64 {
+	return uint64(r.reads.At(i).shipped)<<32 | uint64(uint32(i))
+}
 
 // receiveShip takes a read that another replica has shipped.
 func (r *Replica) receiveShip(from Peer, m *Message, out *Actions) {
 	st := WrongView
 	switch {
 	case !r.role.tail():
-	case !r.authority() || r.freeReads.N == 0:
+	case !r.mayRead():
 		st = Unavailable
 	default:
 		r.fetch(r.takeRead(Read{Key: m.Key, Value: m.Value, Payer: m.Payer}, from, m.Tag), out)
@@ -84,10 +93,10 @@ func (r *Replica) receiveShip(from Peer, m *Message, out *Actions) {
 // receiveAnswer takes the answer to a read that was shipped.
 func (r *Replica) receiveAnswer(m *Message, out *Actions) {
 	i := int32(uint32(m.Tag))
-	if i < 0 || int(i) >= len(r.reads) || r.reads[i].state != readShipped || r.shipTag(i) != m.Tag {
+	if !r.reads.Has(i) || r.reads.At(i).state != readShipped || r.shipTag(i) != m.Tag {
 		return
 	}
-	q := &r.reads[i]
+	q := r.reads.At(i)
 	copy(q.Value, m.Value)
 	out.Replies = append(out.Replies, Reply{Tag: q.Tag, Status: m.Status, Version: m.Version, ValueLen: m.Len,
 		Expires: m.Expires})
@@ -96,7 +105,7 @@ func (r *Replica) receiveAnswer(m *Message, out *Actions) {
 
 // Fetched takes the outcome of a Get of the store: version, length and time of expiry of the value that was found.
 func (r *Replica) Fetched(slot int32, st StoreStatus, version uint64, length int, expires uint32, out *Actions) {
-	q := &r.reads[slot]
+	q := r.reads.At(slot)
 	if q.stale {
 		r.refuse(slot, WrongView, out)
 		r.freeRead(slot)
@@ -113,7 +122,7 @@ func (r *Replica) Fetched(slot int32, st StoreStatus, version uint64, length int
 		// The store may have a value that is not committed yet. It is the answer as soon as it is.
 		if i := r.uncommitted(q.Key, version); i != none {
 			q.state = readHeld
-			r.readLinks.Push(&r.writes[i].held, slot)
+			r.reads.Links.Push(&r.writes.At(i).held, slot)
 			return
 		}
 		r.answer(slot, true, out)
@@ -128,15 +137,15 @@ func (r *Replica) Fetched(slot int32, st StoreStatus, version uint64, length int
 // store that has deleted a key may not know the version: then it is the newest Delete under way.
 func (r *Replica) uncommitted(k Key, version uint64) int32 {
 	found := int32(none)
-	for i := r.dirty[r.bucket(k)]; i != none; i = r.writes[i].next {
-		w := &r.writes[i]
+	for i := r.dirty[r.bucket(k)]; i != none; i = r.writes.At(i).next {
+		w := r.writes.At(i)
 		if w.Key != k {
 			continue
 		}
 		if version != 0 && w.version == version {
 			return i
 		}
-		if version == 0 && w.Op == Delete && (found == none || w.version > r.writes[found].version) {
+		if version == 0 && w.Op == Delete && (found == none || w.version > r.writes.At(found).version) {
 			found = i
 		}
 	}
@@ -146,7 +155,7 @@ func (r *Replica) uncommitted(k Key, version uint64) int32 {
 // answer answers a read with the value that was fetched, if the replica still has the authority for that. committed
 // says that the value is; otherwise the write that it comes from has come to nothing here.
 func (r *Replica) answer(i int32, committed bool, out *Actions) {
-	q := &r.reads[i]
+	q := r.reads.At(i)
 	switch {
 	case !committed:
 		r.refuse(i, WrongView, out)
@@ -171,7 +180,7 @@ func (q *read) status() Status {
 
 // refuse answers a read without a value.
 func (r *Replica) refuse(i int32, st Status, out *Actions) {
-	if q := &r.reads[i]; q.from != NoPeer {
+	if q := r.reads.At(i); q.from != NoPeer {
 		r.send(q.from, Message{Kind: Answer, Tag: q.shipTag, Status: st}, out)
 	} else {
 		out.Replies = append(out.Replies, Reply{Tag: q.Tag, Status: st})
@@ -179,18 +188,23 @@ func (r *Replica) refuse(i int32, st Status, out *Actions) {
 }
 
 func (r *Replica) freeRead(i int32) {
-	r.reads[i] = read{shipped: r.reads[i].shipped}
-	r.readLinks.Push(&r.freeReads, i)
+	r.reads.Put(i)
+	r.tables.asked.used--
 }
 
 // abandonReads ends all reads, because the view changes. Those that the store has, and their memory, end when it is
 // done.
 func (r *Replica) abandonReads(out *Actions) {
-	for i := range r.writes {
-		r.writes[i].held = list.None
+	for i := range r.writes.End() {
+		if r.writes.Has(i) {
+			r.writes.At(i).held = list.None
+		}
 	}
-	for i := range r.reads {
-		q := &r.reads[i]
+	for i := range r.reads.End() {
+		if !r.reads.Has(i) {
+			continue
+		}
+		q := r.reads.At(i)
 		if q.state == readIdle || q.stale {
 			continue
 		}
@@ -198,8 +212,8 @@ func (r *Replica) abandonReads(out *Actions) {
 			q.stale = true
 			continue
 		}
-		r.refuse(int32(i), WrongView, out)
-		r.freeRead(int32(i))
+		r.refuse(i, WrongView, out)
+		r.freeRead(i)
 	}
 }
 
@@ -208,10 +222,10 @@ func (r *Replica) abandonShips(p Peer, out *Actions) {
 	if p != r.role.ChainTail {
 		return
 	}
-	for i := range r.reads {
-		if r.reads[i].state == readShipped {
-			r.refuse(int32(i), Unavailable, out)
-			r.freeRead(int32(i))
+	for i := range r.reads.End() {
+		if r.reads.Has(i) && r.reads.At(i).state == readShipped {
+			r.refuse(i, Unavailable, out)
+			r.freeRead(i)
 		}
 	}
 }

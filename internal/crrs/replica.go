@@ -4,6 +4,7 @@ import (
 	"fmt"
 
 	"jbofd/internal/list"
+	"jbofd/internal/slab"
 )
 
 // Replica is the replica of a range in one partition: see the package comment. Only one goroutine at a time may use it.
@@ -14,6 +15,10 @@ type Replica struct {
 	until int64
 	// damaged: the store has failed; the replica does nothing more.
 	damaged bool
+	// lacking: a view says that the replica serves as a member since lacks, and it does not have the data for that. It
+	// is no member then, until a view gives it another membership.
+	lacking bool
+	lacks   uint64
 
 	// version is the greatest version that is known.
 	version uint64
@@ -29,12 +34,17 @@ type Replica struct {
 	base, clock, toldClock uint64
 	// deciding is how many writes there are of which the store decides.
 	deciding uint64
+	// full: the partition is nearly full; behindFull: that of a member behind is. toldFull is what the predecessor has
+	// been told. While a member behind is full it is asked at askNS whether it still is.
+	full, behindFull, toldFull bool
+	askNS                      int64
 	// missed: there was no slot for a Forward.
 	missed bool
 
-	writes []write
-	links  list.Links
-	free   list.List
+	tables *Tables
+	writes slab.Table[write]
+	// led is how many of them clients have asked for here.
+	led int
 	// ring has the writes of the epoch that are not committed, by seq. unordered are those without a place in it: the
 	// predecessor has not forwarded them yet in this epoch, or the store decides of them. queued have not begun.
 	ring              []int32
@@ -42,9 +52,9 @@ type Replica struct {
 	// dirty has the heads of chains of writes that are not committed, by hash of the key.
 	dirty []int32
 
-	reads     []read
-	readLinks list.Links
-	freeReads list.List
+	reads slab.Table[read]
+	// shipped counts the reads that were shipped, so that a late Answer is known.
+	shipped uint32
 
 	first uint64
 	bits  uint8
@@ -60,8 +70,8 @@ type write struct {
 	storing, durable bool
 	// deciding: the store decides whether it is done; it has no seq yet.
 	deciding bool
-	// waited: a client waits for it.
-	waited bool
+	// waited: a client waits for it. led: it is one of those that a client has asked for here.
+	waited, led bool
 	// held are reads that wait for the write to be committed, because they have its value.
 	held list.List
 	// next is the next write in a chain of dirty.
@@ -75,20 +85,17 @@ func New(cfg Config) *Replica {
 	if cfg.Window < 1 || cfg.Window&(cfg.Window-1) != 0 || cfg.Reads < 1 || cfg.Parts < 1 {
 		panic(fmt.Sprintf("crrs: a window of %d writes, %d reads and %d parts", cfg.Window, cfg.Reads, cfg.Parts))
 	}
+	if cfg.Tables == nil {
+		cfg.Tables = NewTables(4*cfg.Window, 2*cfg.Reads)
+	}
 	r := &Replica{
-		version: cfg.Version,
-		writes:  make([]write, 2*cfg.Window), links: make(list.Links, 2*cfg.Window),
-		ring: make([]int32, cfg.Window), dirty: make([]int32, 4*cfg.Window),
-		reads: make([]read, cfg.Reads), readLinks: make(list.Links, cfg.Reads),
-		free: list.None, unordered: list.None, queued: list.None, freeReads: list.None,
+		version: cfg.Version, tables: cfg.Tables,
+		ring: make([]int32, cfg.Window), dirty: make([]int32, 2*cfg.Window),
+		unordered: list.None, queued: list.None,
 		first: cfg.First, bits: cfg.Bits, leaf: cfg.Leaf, pass: pass{tasks: make([]task, cfg.Parts)},
 	}
-	for i := range r.writes {
-		r.links.Push(&r.free, int32(i))
-	}
-	for i := range r.reads {
-		r.readLinks.Push(&r.freeReads, int32(i))
-	}
+	r.writes.Init(r.tables.writes, 2*cfg.Window)
+	r.reads.Init(r.tables.reads, cfg.Reads)
 	fill(r.ring)
 	fill(r.dirty)
 	return r
@@ -128,7 +135,7 @@ func (r *Replica) underWay(seq uint64) bool {
 }
 
 // Dirty returns the number of writes that are not committed.
-func (r *Replica) Dirty() int { return len(r.writes) - r.free.N }
+func (r *Replica) Dirty() int { return r.writes.N() }
 
 // SetRole adopts a view. One of an older epoch, or of the same, is ignored.
 func (r *Replica) SetRole(role Role, out *Actions) {
@@ -140,26 +147,29 @@ func (r *Replica) SetRole(role Role, out *Actions) {
 	led := was.Member && was.head()
 	stayed := was.Member && role.Member && was.Since == role.Since && (was.Filling || !role.Filling)
 	switch {
-	case stayed && led && !role.head() && r.Dirty() > 0,
-		was.Member && role.Member && !role.Filling && !(stayed && r.Complete()):
-		// No rule of the view makes a ChainHead another member: its writes would be unknown to the new one. None lets a
-		// replica serve that is not complete.
-		r.fail(out)
-		return
+	case role.Member && r.Lacks(role.Since), stayed && led && !role.head() && r.Dirty() > 0,
+		was.Member && role.Member && !role.Filling && !(stayed && r.Complete()) && (stayed || !role.alone()):
+		// The view is one to which no rule leads from the last one, or many views were missed. A ChainHead that becomes
+		// another member has writes that are unknown to the new one, and what is not complete must not be read. So it
+		// is out, and reports that data are missing: it is filled again. A replica to which a view gives the range
+		// alone, in another membership, has what there is: a loss was accepted.
+		r.lacking, r.lacks, stayed = true, role.Since, false
+		role = Role{Epoch: role.Epoch, Predecessor: NoPeer, Successor: NoPeer, ChainTail: NoPeer}
 	}
 	pending := r.takePending()
 	r.role = role
 	r.seq, r.applied, r.above, r.committed, r.toldDurable, r.toldCommitted = 0, 0, 0, 0, 0, 0
 	r.missed = false // a Sync follows, or it is the ChainHead
 	r.base, r.clock, r.toldClock = 0, 0, 0
+	r.behindFull, r.toldFull = false, false
 	if !stayed {
 		r.resetPass()
 		for pending.N > 0 {
-			r.end(r.links.Pop(&pending), Unknown, out)
+			r.end(r.writes.Links.Pop(&pending), Unknown, out)
 		}
 		r.deciding = 0
 		for r.queued.N > 0 {
-			r.end(r.links.Pop(&r.queued), WrongView, out)
+			r.end(r.writes.Links.Pop(&r.queued), WrongView, out)
 		}
 	}
 	if !role.Member {
@@ -177,9 +187,9 @@ func (r *Replica) SetRole(role Role, out *Actions) {
 	r.version = max(r.version, 1)
 	r.base = r.version
 	for n := r.unordered.N; n > 0; n-- {
-		switch i := r.links.Pop(&r.unordered); {
-		case r.writes[i].deciding:
-			r.links.Push(&r.unordered, i)
+		switch i := r.writes.Links.Pop(&r.unordered); {
+		case r.writes.At(i).deciding:
+			r.writes.Links.Push(&r.unordered, i)
 		case !r.mayOrder():
 			r.fail(out) // more writes than a ChainHead before could have had under way
 			return
@@ -193,19 +203,23 @@ func (r *Replica) SetRole(role Role, out *Actions) {
 	r.progress(out)
 }
 
+// Lacks reports whether the replica does not have the data of its membership since that epoch, although a view said
+// that it served. The node reports it as incomplete.
+func (r *Replica) Lacks(since uint64) bool { return r.lacking && since == r.lacks }
+
 // takePending takes all writes that are not committed out of the order of the epoch, and returns them in the order of
 // their versions.
 func (r *Replica) takePending() list.List {
 	pending := list.None
 	for s := r.committed + 1; s <= r.committed+uint64(len(r.ring)); s++ {
-		if i := r.at(s); i != none && r.writes[i].seq == s {
-			r.writes[i].seq = 0
-			r.links.Push(&pending, i)
+		if i := r.at(s); i != none && r.writes.At(i).seq == s {
+			r.writes.At(i).seq = 0
+			r.writes.Links.Push(&pending, i)
 		}
 	}
 	fill(r.ring)
 	for r.unordered.N > 0 {
-		r.links.Push(&pending, r.links.Pop(&r.unordered))
+		r.writes.Links.Push(&pending, r.writes.Links.Pop(&r.unordered))
 	}
 	return r.sorted(pending)
 }
@@ -214,21 +228,21 @@ func (r *Replica) takePending() list.List {
 func (r *Replica) sorted(l list.List) list.List {
 	out := list.None
 	for l.N > 0 {
-		i := r.links.Pop(&l)
+		i := r.writes.Links.Pop(&l)
 		after := list.None
 		for out.N > 0 {
 			// Those with a greater version come behind it.
-			j := r.links.Pop(&out)
-			if r.writes[j].version <= r.writes[i].version {
-				r.links.Push(&after, j)
+			j := r.writes.Links.Pop(&out)
+			if r.writes.At(j).version <= r.writes.At(i).version {
+				r.writes.Links.Push(&after, j)
 				continue
 			}
-			r.links.PushFront(&out, j)
+			r.writes.Links.PushFront(&out, j)
 			break
 		}
-		r.links.Push(&after, i)
+		r.writes.Links.Push(&after, i)
 		for out.N > 0 {
-			r.links.Push(&after, r.links.Pop(&out))
+			r.writes.Links.Push(&after, r.writes.Links.Pop(&out))
 		}
 		out = after
 	}
@@ -263,6 +277,7 @@ func (r *Replica) resend(out *Actions) {
 
 // tellDurable tells the successor the durable mark.
 func (r *Replica) tellDurable(out *Actions) {
+	r.askNS = r.now + askFullNS
 	r.toldDurable, r.toldClock = r.durable(), r.clock
 	r.send(r.role.Successor, Message{Kind: Durable, Seq: r.toldDurable, Clock: r.clock}, out)
 }
@@ -272,8 +287,8 @@ func (r *Replica) setClock() {
 	if !r.role.head() || r.clock != 0 {
 		return
 	}
-	for i := range r.writes {
-		if v := r.writes[i].version; v != 0 && v <= r.base {
+	for i := range r.writes.End() {
+		if v := r.writes.At(i).version; v != 0 && v <= r.base {
 			return
 		}
 	}
@@ -296,18 +311,37 @@ func (r *Replica) Flush(out *Actions) {
 		return
 	}
 	r.setClock()
-	if !r.role.last() && (r.durable() > r.toldDurable || r.clock > r.toldClock) {
+	if !r.role.last() && (r.durable() > r.toldDurable || r.clock > r.toldClock || r.behindFull && r.now >= r.askNS) {
 		r.tellDurable(out)
 	}
-	if c := r.committed; !r.role.head() && c > r.toldCommitted {
-		r.toldCommitted = c
-		r.send(r.role.Predecessor, Message{Kind: Ack, Seq: c}, out)
+	if c := r.committed; !r.role.head() && (c > r.toldCommitted || r.Full() != r.toldFull) {
+		r.toldCommitted, r.toldFull = c, r.Full()
+		r.send(r.role.Predecessor, Message{Kind: Ack, Seq: c, Full: r.toldFull}, out)
 	}
-	if r.missed && r.free.N >= len(r.writes)/2 {
+	if r.missed && r.writes.Room() >= r.writes.Max()/2 {
 		r.missed = false
 		r.send(r.role.Predecessor, Message{Kind: Sync}, out)
 	}
 	r.continuePass(out)
+}
+
+// askFullNS is how often a replica asks whether the partition of a member behind it is still nearly full. It hears of
+// it by answers to Forwards, which there are none of while the ChainHead refuses Puts.
+const askFullNS = 500e6
+
+// SetFull says whether the partition is nearly full.
+func (r *Replica) SetFull(full bool) { r.full = full }
+
+// Full reports whether the partition of the replica, or of a member behind it, is nearly full: a ChainHead is given no
+// more Puts then.
+func (r *Replica) Full() bool { return r.full || r.behindFull }
+
+// DueNS is when the next turn must be taken at the latest, by the time of Advance; 0: never.
+func (r *Replica) DueNS() int64 {
+	if !r.behindFull || !r.role.Member || r.damaged {
+		return 0
+	}
+	return r.askNS
 }
 
 // Missed says that a Forward was dropped for want of memory, and asks for it.
@@ -350,8 +384,10 @@ func (r *Replica) Receive(from Peer, m *Message, out *Actions) {
 	case m.Kind == Durable && from == r.role.Predecessor:
 		r.version, r.clock = max(r.version, m.Clock), max(r.clock, m.Clock)
 		r.above = max(r.above, m.Seq)
+		r.toldFull = !r.Full() // it may ask for that
 		r.progress(out)
 	case m.Kind == Ack && from == r.role.Successor:
+		r.behindFull = m.Full
 		r.commit(m.Seq, out)
 	case m.Kind == Sync && from == r.role.Successor:
 		r.resend(out)
@@ -377,10 +413,20 @@ func (r *Replica) fail(out *Actions) {
 	}
 	r.abandonReads(out)
 	r.damaged, out.Damaged = true, true
-	for i := range r.writes {
-		if w := &r.writes[i]; w.waited {
-			w.waited = false
+	fill(r.ring)
+	fill(r.dirty)
+	r.unordered, r.queued, r.deciding = list.None, list.None, 0
+	for i := range r.writes.End() {
+		if !r.writes.Has(i) {
+			continue
+		}
+		w := r.writes.At(i)
+		if w.waited {
 			out.Replies = append(out.Replies, Reply{Tag: w.Tag, Status: Unknown})
+		}
+		// Its place and its memory are also those of other replicas.
+		if w.waited, w.version = false, 0; !w.storing {
+			r.release(i, out)
 		}
 	}
 }

@@ -38,12 +38,13 @@ func (p *Port) Receive(from Peer, c *Incoming, out *Actions, t *Traffic) {
 	case Durable:
 		m.Clock = k.Clock()
 		p.r.Receive(from, &m, out)
-		t.Responses = append(t.Responses, Response{Handle: c.Handle, Result: p.r.committed})
+		p.r.toldFull = p.r.Full() // with the response
+		t.Responses = append(t.Responses, Response{Handle: c.Handle, Result: p.mark(p.r.committed)})
 	case Sync:
 		p.r.Receive(from, &m, out)
 		t.Responses = append(t.Responses, Response{Handle: c.Handle})
 	default:
-		if p.freeServed.N <= 1 { // which is for a Forward
+		if p.served.Room() <= 1 { // which is for a Forward
 			t.Responses = append(t.Responses, Response{Handle: c.Handle, Status: nvme.NamespaceNotReady})
 			return
 		}
@@ -57,6 +58,14 @@ func (p *Port) Receive(from Peer, c *Incoming, out *Actions, t *Traffic) {
 		}
 		p.r.Receive(from, &m, out)
 	}
+}
+
+// mark is the result of a Forward or a Durable: the committed mark, and whether a partition is nearly full.
+func (p *Port) mark(committed uint64) uint64 {
+	if p.r.Full() {
+		committed |= nvme.KVChainFull
+	}
+	return committed
 }
 
 // partOf returns the part of the range that a Compare or a Fetch is about.
@@ -85,15 +94,15 @@ func (p *Port) receiveForward(from Peer, c *Incoming, m *Message, out *Actions, 
 		m.Op = Delete
 	}
 	if c.NoMemory {
-		t.Responses = append(t.Responses, Response{Handle: c.Handle, Result: p.r.committed})
+		t.Responses = append(t.Responses, Response{Handle: c.Handle, Result: p.mark(p.r.committed)})
 		return
 	}
 	p.r.Receive(from, m, out)
 	if !p.r.underWay(m.Seq) {
-		t.Responses = append(t.Responses, Response{Handle: c.Handle, Result: p.r.committed})
+		t.Responses = append(t.Responses, Response{Handle: c.Handle, Result: p.mark(p.r.committed)})
 		return
 	}
-	if p.freeServed.N == 0 {
+	if p.served.Room() == 0 {
 		p.answerLowest(t)
 	}
 	p.kept = append(p.kept, p.serve(from, c, m))
@@ -104,19 +113,25 @@ func (p *Port) receiveForward(from Peer, c *Incoming, m *Message, out *Actions, 
 
 // serve takes a place for a command that is answered later.
 func (p *Port) serve(from Peer, c *Incoming, m *Message) int32 {
-	i := p.servedLinks.Pop(&p.freeServed)
-	s := &p.served[i]
-	*s = served{handle: c.Handle, from: from, kind: m.Kind, epoch: m.Epoch, seq: m.Seq, turn: s.turn + 1, busy: true}
+	i := p.served.Take()
+	p.turn++
+	*p.served.At(i) = served{handle: c.Handle, from: from, kind: m.Kind, epoch: m.Epoch, seq: m.Seq, turn: p.turn}
 	return i
 }
 
-func (p *Port) servedTag(i int32) uint64 { return uint64(p.served[i].turn)<<32 | uint64(uint32(i)) }
+func (p *Port) servedTag(i int32) uint64 { return uint64(p.served.At(i).turn)<<32 | uint64(uint32(i)) }
+
+// servedBy returns the place of the command with a tag, and whether that has not been answered.
+func (p *Port) servedBy(tag uint64) (i int32, ok bool) {
+	i = int32(uint32(tag))
+	return i, p.served.Has(i) && p.servedTag(i) == tag
+}
 
 // unserve frees the place of a command, and returns its handle.
 func (p *Port) unserve(i int32) (handle uint64) {
-	p.served[i].busy = false
-	p.servedLinks.Push(&p.freeServed, i)
-	return p.served[i].handle
+	handle = p.served.At(i).handle
+	p.served.Put(i)
+	return handle
 }
 
 // takeKept takes a Forward out of those that are kept.
@@ -131,12 +146,12 @@ func (p *Port) takeKept(n int) int32 {
 func (p *Port) answerLowest(t *Traffic) {
 	lowest := 0
 	for n, i := range p.kept {
-		if p.served[i].seq < p.served[p.kept[lowest]].seq {
+		if p.served.At(i).seq < p.served.At(p.kept[lowest]).seq {
 			lowest = n
 		}
 	}
 	i := p.takeKept(lowest)
-	t.Responses = append(t.Responses, Response{Handle: p.unserve(i), Result: p.r.committed})
+	t.Responses = append(t.Responses, Response{Handle: p.unserve(i), Result: p.mark(p.r.committed)})
 }
 
 // acknowledge tells the predecessor the committed mark, with the Forwards up to it; if there is none, with the lowest
@@ -144,9 +159,9 @@ func (p *Port) answerLowest(t *Traffic) {
 func (p *Port) acknowledge(mark uint64, t *Traffic) {
 	told := false
 	for n := len(p.kept) - 1; n >= 0; n-- {
-		if p.served[p.kept[n]].seq <= mark {
+		if p.served.At(p.kept[n]).seq <= mark {
 			i := p.takeKept(n)
-			t.Responses = append(t.Responses, Response{Handle: p.unserve(i), Result: mark})
+			t.Responses = append(t.Responses, Response{Handle: p.unserve(i), Result: p.mark(mark)})
 			told = true
 		}
 	}
@@ -157,8 +172,8 @@ func (p *Port) acknowledge(mark uint64, t *Traffic) {
 
 // answerMessage makes the Response of a message that answers a command.
 func (p *Port) answerMessage(m *Message, t *Traffic) {
-	i := int32(uint32(m.Tag))
-	if !p.served[i].busy || p.servedTag(i) != m.Tag {
+	i, ok := p.servedBy(m.Tag)
+	if !ok {
 		return
 	}
 	a := Response{Version: m.Version, Expires: m.Expires, Value: m.Value, Part: m.Part}
@@ -195,9 +210,9 @@ func (p *Port) Ranged(op *RangeOp, st StoreStatus, out *Actions, t *Traffic) {
 	if op.Kind == CopyIn {
 		out.free(op.Mem)
 	}
-	i := int32(uint32(op.tag))
+	i, ok := p.servedBy(op.tag)
 	switch {
-	case op.asker == NoPeer || !p.served[i].busy || p.servedTag(i) != op.tag:
+	case op.asker == NoPeer || !ok:
 	case st != Done:
 		t.Responses = append(t.Responses, Response{Handle: p.unserve(i), Status: nvme.UnrecoveredReadError | nvme.DNR})
 	case len(out.Sends) == n: // it has another view, or is damaged
@@ -209,7 +224,7 @@ func (p *Port) Ranged(op *RangeOp, st StoreStatus, out *Actions, t *Traffic) {
 // found one; other commands take their course.
 func (p *Port) Abort(handle uint64, t *Traffic) bool {
 	for n, i := range p.kept {
-		if p.served[i].handle == handle {
+		if p.served.At(i).handle == handle {
 			p.takeKept(n)
 			t.Responses = append(t.Responses, Response{Handle: p.unserve(i), Status: nvme.AbortRequested})
 			return true

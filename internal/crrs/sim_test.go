@@ -387,6 +387,7 @@ func (s *sim) disturb() {
 	n := s.nodes[s.rng.IntN(len(s.nodes))]
 	other := s.rng.IntN(len(s.nodes)+1) - 1
 	s.endConnections(n, other)
+	n.r.SetFull(s.rng.IntN(3) == 0)
 	switch s.rng.IntN(9) {
 	case 8:
 		s.outage()
@@ -526,6 +527,7 @@ func run(t *testing.T, seed, nth uint64, crowd bool) *sim {
 	s.acked = 0
 	for _, n := range s.nodes {
 		n.slow = false
+		n.r.SetFull(false)
 		s.resume(n)
 		if n.dead {
 			s.revive(n)
@@ -543,13 +545,16 @@ func run(t *testing.T, seed, nth uint64, crowd bool) *sim {
 	if s.open > 0 || s.acked < 50 {
 		t.Errorf("%d operations have not ended, %d were done at the end; chain %v", s.open, s.acked, s.chain)
 	}
+	if head := s.nodes[s.chain[0]]; head.r.Full() {
+		t.Errorf("node %d believes that a partition is full, and none is", head.id)
+	}
 	for _, id := range s.chain {
 		if d := s.nodes[id].r.Dirty(); d > 0 && !s.nodes[id].dead {
 			t.Errorf("node %d has %d writes that are not committed", id, d)
 			r := s.nodes[id].r
-			for i := range r.writes {
-				if w := r.writes[i]; w.version != 0 || w.waited || w.storing || w.Key.Len > 0 {
-					t.Logf("slot %d: %+v", i, w)
+			for i := range r.writes.End() {
+				if w := r.writes.At(i); w.version != 0 || w.waited || w.storing || w.Key.Len > 0 {
+					t.Logf("slot %d: %+v", i, *w)
 				}
 			}
 			t.Logf("%+v applied %d above %d committed %d seq %d queued %d unordered %d", r.role, r.applied, r.above,

@@ -210,14 +210,14 @@ func (s *sim) checkWire() {
 		for _, u := range n.p.uses {
 			busy += int(u.requests)
 		}
-		if n.r.freeReads.N != len(n.r.reads) {
-			s.t.Errorf("node %d: %d reads have not ended", n.id, len(n.r.reads)-n.r.freeReads.N)
+		if n.r.reads.N() > 0 {
+			s.t.Errorf("node %d: %d reads have not ended", n.id, n.r.reads.N())
 		}
 		if len(n.sent)+len(n.came)+len(n.memory)+len(n.p.kept)+n.p.asks+busy > 0 ||
-			n.p.freeRequests.N != len(n.p.requests) || n.p.freeServed.N != len(n.p.served) {
+			n.p.requests.N()+n.p.served.N() > 0 {
 			s.t.Errorf("node %d: %d commands sent and %d received have not ended, %d values are there, %d sent, "+
-				"%d kept, %d ask, %d of %d free, %d of %d served free", n.id, len(n.sent), len(n.came), len(n.memory),
-				busy, len(n.p.kept), n.p.asks, n.p.freeRequests.N, len(n.p.requests), n.p.freeServed.N, len(n.p.served))
+				"%d kept, %d ask, %d requests, %d served", n.id, len(n.sent), len(n.came), len(n.memory),
+				busy, len(n.p.kept), n.p.asks, n.p.requests.N(), n.p.served.N())
 		}
 	}
 }

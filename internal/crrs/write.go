@@ -9,21 +9,23 @@ func (r *Replica) Write(w Write, out *Actions) {
 		out.Replies = append(out.Replies, Reply{Tag: w.Tag, Status: WrongView})
 		out.free(w.Mem)
 		return
-	case !r.authority() || r.free.N == 0:
+	case !r.authority() || r.writes.Room() == 0 || !r.tables.led.may(r.led):
 		out.Replies = append(out.Replies, Reply{Tag: w.Tag, Status: Unavailable})
 		out.free(w.Mem)
 		return
 	}
 	i := r.take(w)
-	r.writes[i].waited = true
-	r.links.Push(&r.queued, i)
+	r.writes.At(i).waited, r.writes.At(i).led = true, true
+	r.led++
+	r.tables.led.used++
+	r.writes.Links.Push(&r.queued, i)
 	r.startQueued(out)
 }
 
 // take takes a slot for a write.
 func (r *Replica) take(w Write) int32 {
-	i := r.links.Pop(&r.free)
-	r.writes[i] = write{Write: w, held: list.None, next: none}
+	i := r.writes.Take()
+	*r.writes.At(i) = write{Write: w, held: list.None, next: none}
 	return i
 }
 
@@ -35,10 +37,10 @@ func (r *Replica) mayOrder() bool { return r.seq-r.committed+r.deciding < uint64
 // judged by another value than the one before it in the order of versions.
 func (r *Replica) startQueued(out *Actions) {
 	for n := r.queued.N; n > 0 && r.mayOrder(); n-- {
-		i := r.links.Pop(&r.queued)
-		w := &r.writes[i]
+		i := r.writes.Links.Pop(&r.queued)
+		w := r.writes.At(i)
 		if r.isQueued(w.Key, n-1) || r.blocked(w) {
-			r.links.Push(&r.queued, i)
+			r.writes.Links.Push(&r.queued, i)
 			continue
 		}
 		r.version++
@@ -49,7 +51,7 @@ func (r *Replica) startQueued(out *Actions) {
 			r.forward(i, out)
 		} else {
 			r.deciding++
-			r.links.Push(&r.unordered, i)
+			r.writes.Links.Push(&r.unordered, i)
 		}
 		r.store(i, out)
 	}
@@ -59,10 +61,10 @@ func (r *Replica) startQueued(out *Actions) {
 func (r *Replica) isQueued(k Key, later int) bool {
 	i := r.queued.First
 	for skip := later; skip > 0; skip-- {
-		i = r.links.Next(i)
+		i = r.writes.Links.Next(i)
 	}
-	for ; i != none; i = r.links.Next(i) {
-		if r.writes[i].Key == k {
+	for ; i != none; i = r.writes.Links.Next(i) {
+		if r.writes.At(i).Key == k {
 			return true
 		}
 	}
@@ -71,8 +73,8 @@ func (r *Replica) isQueued(k Key, later int) bool {
 
 // blocked reports whether a write has to wait for another one of its key.
 func (r *Replica) blocked(w *write) bool {
-	for i := r.dirty[r.bucket(w.Key)]; i != none; i = r.writes[i].next {
-		if o := &r.writes[i]; o.Key == w.Key && (o.deciding || (w.Retry || w.Conditional) && !o.durable) {
+	for i := r.dirty[r.bucket(w.Key)]; i != none; i = r.writes.At(i).next {
+		if o := r.writes.At(i); o.Key == w.Key && (o.deciding || (w.Retry || w.Conditional) && !o.durable) {
 			return true
 		}
 	}
@@ -86,7 +88,7 @@ func (r *Replica) order(i int32) {
 }
 
 func (r *Replica) place(i int32, seq uint64) {
-	r.writes[i].seq = seq
+	r.writes.At(i).seq = seq
 	r.ring[seq&uint64(len(r.ring)-1)] = i
 }
 
@@ -95,7 +97,7 @@ func (r *Replica) forward(i int32, out *Actions) {
 	if r.role.last() {
 		return
 	}
-	w := &r.writes[i]
+	w := r.writes.At(i)
 	mark := r.durable()
 	r.toldDurable = mark
 	r.send(r.role.Successor, Message{Kind: Forward, Seq: w.seq, Mark: mark, Op: w.Op, Key: w.Key, Value: w.Value,
@@ -104,7 +106,7 @@ func (r *Replica) forward(i int32, out *Actions) {
 
 // store asks the store to do a write.
 func (r *Replica) store(i int32, out *Actions) {
-	w := &r.writes[i]
+	w := r.writes.At(i)
 	w.storing = true
 	out.Stores = append(out.Stores, StoreOp{Slot: i, Tag: w.Tag, Op: w.Op, Key: w.Key, Value: w.Value,
 		Version: w.version, ID: w.ID, Expires: w.Expires, KeepUntil: w.KeepUntil, Retry: w.Retry && w.deciding,
@@ -134,14 +136,14 @@ func (r *Replica) accept(m *Message, out *Actions) {
 	switch {
 	case i != none:
 		r.releaseValue(m, out)
-	case r.free.N == 0:
+	case r.writes.Room() == 0:
 		r.missed = true
 		r.releaseValue(m, out)
 		return
 	default:
 		i = r.take(Write{Op: m.Op, Key: m.Key, Value: m.Value, Mem: m.Mem, ID: m.ID, Expires: m.Expires,
 			KeepUntil: m.KeepUntil, Payer: m.Payer})
-		r.writes[i].version = m.Version
+		r.writes.At(i).version = m.Version
 		r.mark(i)
 		r.store(i, out)
 	}
@@ -153,22 +155,22 @@ func (r *Replica) accept(m *Message, out *Actions) {
 func (r *Replica) known(version uint64, k Key) (found int32) {
 	found = none
 	for n := r.unordered.N; n > 0; n-- {
-		i := r.links.Pop(&r.unordered)
-		if w := &r.writes[i]; found == none && w.version == version && w.Key == k {
+		i := r.writes.Links.Pop(&r.unordered)
+		if w := r.writes.At(i); found == none && w.version == version && w.Key == k {
 			found = i
 			continue
 		}
-		r.links.Push(&r.unordered, i)
+		r.writes.Links.Push(&r.unordered, i)
 	}
 	return found
 }
 
 // Stored takes the outcome of a StoreOp of a write: its slot, and the version that the store has, if it says Repeated.
 func (r *Replica) Stored(slot int32, st StoreStatus, version uint64, out *Actions) {
-	w := &r.writes[slot]
+	w := r.writes.At(slot)
 	w.storing = false
 	switch {
-	case r.damaged || st == Failed:
+	case st == Failed && !r.damaged:
 		r.fail(out)
 		return
 	case w.gone():
@@ -185,7 +187,7 @@ func (r *Replica) Stored(slot int32, st StoreStatus, version uint64, out *Action
 
 // decided goes on with a write of which the store has decided.
 func (r *Replica) decided(i int32, st StoreStatus, version uint64, out *Actions) {
-	w := &r.writes[i]
+	w := r.writes.At(i)
 	w.deciding = false
 	r.deciding--
 	r.remove(&r.unordered, i)
@@ -196,7 +198,7 @@ func (r *Replica) decided(i int32, st StoreStatus, version uint64, out *Actions)
 		// It was done before. If it is not committed yet, the answer waits for that. Whoever has sent it before has
 		// given up waiting.
 		if o := r.withVersion(version, w.Key); o != none {
-			first := &r.writes[o]
+			first := r.writes.At(o)
 			if first.waited {
 				out.Replies = append(out.Replies, Reply{Tag: first.Tag, Status: Unknown})
 			}
@@ -213,8 +215,8 @@ func (r *Replica) decided(i int32, st StoreStatus, version uint64, out *Actions)
 
 // withVersion returns the write of a key with a version that is not committed, or none.
 func (r *Replica) withVersion(version uint64, k Key) int32 {
-	for i := r.dirty[r.bucket(k)]; i != none; i = r.writes[i].next {
-		if w := &r.writes[i]; w.Key == k && w.version == version && !w.deciding && w.seq != 0 {
+	for i := r.dirty[r.bucket(k)]; i != none; i = r.writes.At(i).next {
+		if w := r.writes.At(i); w.Key == k && w.version == version && !w.deciding && w.seq != 0 {
 			return i
 		}
 	}
@@ -233,7 +235,7 @@ func (r *Replica) durable() uint64 {
 func (r *Replica) progress(out *Actions) {
 	for {
 		i := r.at(r.applied + 1)
-		if i == none || r.writes[i].seq != r.applied+1 || !r.writes[i].durable {
+		if i == none || r.writes.At(i).seq != r.applied+1 || !r.writes.At(i).durable {
 			break
 		}
 		r.applied++
@@ -256,12 +258,12 @@ func (r *Replica) commit(mark uint64, out *Actions) {
 
 // end ends a write: it answers its client and those who read its value, and frees its slot.
 func (r *Replica) end(i int32, st Status, out *Actions) {
-	w := &r.writes[i]
+	w := r.writes.At(i)
 	if w.waited {
 		out.Replies = append(out.Replies, Reply{Tag: w.Tag, Status: st, Version: w.version})
 	}
 	for w.held.N > 0 {
-		r.answer(r.readLinks.Pop(&w.held), st == OK, out)
+		r.answer(r.reads.Links.Pop(&w.held), st == OK, out)
 	}
 	r.unmark(i)
 	w.seq, w.waited, w.version = 0, false, 0
@@ -274,39 +276,43 @@ func (r *Replica) end(i int32, st Status, out *Actions) {
 func (w *write) gone() bool { return w.version == 0 }
 
 func (r *Replica) release(i int32, out *Actions) {
-	out.free(r.writes[i].Mem)
-	r.writes[i] = write{}
-	r.links.Push(&r.free, i)
+	w := r.writes.At(i)
+	out.free(w.Mem)
+	if w.led {
+		r.led--
+		r.tables.led.used--
+	}
+	r.writes.Put(i)
 }
 
 // remove takes a write out of a list.
 func (r *Replica) remove(l *list.List, i int32) {
 	for n := l.N; n > 0; n-- {
-		if j := r.links.Pop(l); j != i {
-			r.links.Push(l, j)
+		if j := r.writes.Links.Pop(l); j != i {
+			r.writes.Links.Push(l, j)
 		}
 	}
 }
 
 // mark makes the key of a write dirty, unmark ends that.
 func (r *Replica) mark(i int32) {
-	b := r.bucket(r.writes[i].Key)
-	r.writes[i].next = r.dirty[b]
+	b := r.bucket(r.writes.At(i).Key)
+	r.writes.At(i).next = r.dirty[b]
 	r.dirty[b] = i
 }
 
 func (r *Replica) unmark(i int32) {
-	for at := &r.dirty[r.bucket(r.writes[i].Key)]; *at != none; at = &r.writes[*at].next {
+	for at := &r.dirty[r.bucket(r.writes.At(i).Key)]; *at != none; at = &r.writes.At(*at).next {
 		if *at == i {
-			*at = r.writes[i].next
+			*at = r.writes.At(i).next
 			return
 		}
 	}
 }
 
 func (r *Replica) isDirty(k Key) bool {
-	for i := r.dirty[r.bucket(k)]; i != none; i = r.writes[i].next {
-		if r.writes[i].Key == k {
+	for i := r.dirty[r.bucket(k)]; i != none; i = r.writes.At(i).next {
+		if r.writes.At(i).Key == k {
 			return true
 		}
 	}

@@ -67,7 +67,7 @@ func (r *replicaNode) attach(id uuid.UUID, p *partition.Partition) error {
 		HostNQN:   func(node string) string { return cluster.HostNQN(name, node) },
 		Authority: r.access.Authority, Clock: member.Now, Changed: r.report,
 		Patience: patienceLeases * time.Duration(r.access.Node.cfg.Cluster.Lease), Incomplete: p.Lost() != nil,
-		Full: p.NearlyFull, Pool: r.access.Node.pool, Env: turn.Real, Log: r.log})
+		Full: p.NearlyFull, TooFullToFill: p.TooFullToFill, Pool: r.access.Node.pool, Env: turn.Real, Log: r.log})
 	if err != nil {
 		return err
 	}

@@ -146,6 +146,12 @@ func (s *Store) spare() int64 {
 	return n
 }
 
+// Fullness returns how many bytes are live, with what is to be kept free beside them, and how many may be: Puts beyond
+// that are refused.
+//
+// hot: 0 allocs
+func (s *Store) Fullness() (used, most int64) { return s.pool.Live + s.spare(), s.budget.MaxLive }
+
 // leastBytes is about the least length of a partition that has room for so many bytes.
 func (s *Store) leastBytes(used int64) int64 {
 	n := max(24, 2*int64(s.budget.Reserve()))

@@ -27,6 +27,10 @@ const (
 	kvForwardFlags  = KVForwardDelete
 )
 
+// KVChainFull is the bit of DW0 and DW1 of the completion of a Forward or Durable that says that the partition of the
+// receiver, or of a member behind it, is nearly full. The rest is the committed mark.
+const KVChainFull = 1 << 63
+
 // kvCompareBits is the logarithm of the number of sub-ranges of a Compare.
 const kvCompareBits = 6
 

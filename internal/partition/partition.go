@@ -66,8 +66,8 @@ type Partition struct {
 	swapper *swapper
 	// used is Stats.LiveBytes after the last turn.
 	used atomic.Int64
-	// full: that is more than four fifths of the partition.
-	full atomic.Bool
+	// full: what is used is more than four fifths of what may be; tooFull: more than nine tenths.
+	full, tooFull atomic.Bool
 	// right is the right to use the partition's extent, which pass carries with each I/O. It ends if Close gives the
 	// store up.
 	right *fence.Holder
@@ -296,6 +296,10 @@ func (p *Partition) UsedBytes() int64 { return p.used.Load() }
 // NearlyFull reports whether the partition should take no more Puts of clients, while it has room for those that other
 // replicas have taken.
 func (p *Partition) NearlyFull() bool { return p.full.Load() }
+
+// TooFullToFill reports whether what room there is, beyond nine tenths, is for writes that have begun, and not for
+// copies of what other replicas have.
+func (p *Partition) TooFullToFill() bool { return p.tooFull.Load() }
 
 // Uses returns what the partition has in swap areas.
 func (p *Partition) Uses() []swap.Use {

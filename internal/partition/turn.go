@@ -66,7 +66,9 @@ func (p *Partition) turn() {
 	if p.store.Ready() {
 		if used := p.store.LiveBytes(); p.used.Load() != used { // a load costs a fraction of an atomic store
 			p.used.Store(used)
-			p.full.Store(used > p.store.PartitionBytes()/5*4)
+			used, most := p.store.Fullness()
+			p.full.Store(used > most/5*4)
+			p.tooFull.Store(used > most/10*9)
 		}
 		p.memory.returnSegTbl(p.store.SegTblBytes())
 	}

@@ -31,6 +31,7 @@ type Write struct {
 //
 // hot: 0 allocs
 func (r *Replica) Write(w *Write) {
+	r.begin()
 	q := crrs.Write{Op: crrs.Put, Key: w.Key, ID: crrs.Identity{Client: w.ID.Client, Seq: w.ID.Seq}, Expires: w.Expires,
 		KeepUntil: w.ID.KeepUntil, Retry: w.ID.Retry && w.ID.Client != 0, Conditional: w.Condition != kvstore.Always,
 		Payer: uint32(w.Tenant)}
@@ -46,7 +47,7 @@ func (r *Replica) Write(w *Write) {
 		if w.Tombstone && (w.Expires == 0 || w.Expires > q.Expires) {
 			q.Expires = w.Expires
 		}
-	case r.full && !q.Retry:
+	case r.port.Replica().Full() && !q.Retry:
 		r.replies = append(r.replies, Reply{Tag: w.Tag, Status: crrs.Refused, Refusal: kvstore.CapacityExceeded})
 		return
 	default:
@@ -65,20 +66,15 @@ func (r *Replica) Write(w *Write) {
 //
 // hot: 0 allocs
 func (r *Replica) Read(key crrs.Key, value []byte, payer tenant.ID, tag uint64) {
+	r.begin()
 	r.port.Replica().Read(crrs.Read{Key: key, Value: value, Payer: uint32(payer), Tag: r.addClient(client{tag: tag})},
 		&r.acts)
 }
 
 // addClient takes a place for a client's request, and returns its tag. It allocates when there are more than before.
 func (r *Replica) addClient(c client) uint64 {
-	n := len(r.freeClients) - 1
-	if n < 0 {
-		r.clients = append(r.clients, c)
-		return uint64(len(r.clients) - 1)
-	}
-	i := r.freeClients[n]
-	r.freeClients = r.freeClients[:n]
-	r.clients[i] = c
+	i := r.clients.Take()
+	*r.clients.At(i) = c
 	return uint64(i)
 }
 
@@ -86,7 +82,7 @@ func (r *Replica) addClient(c client) uint64 {
 func (r *Replica) takeReplies(why kvstore.Status, version uint64) {
 	for i := range r.acts.Replies {
 		p := &r.acts.Replies[i]
-		a := Reply{Tag: r.clients[p.Tag].tag, Status: p.Status, Version: p.Version, ValueLen: p.ValueLen,
+		a := Reply{Tag: r.clients.At(int32(p.Tag)).tag, Status: p.Status, Version: p.Version, ValueLen: p.ValueLen,
 			Expires: p.Expires}
 		if p.Status == crrs.Refused {
 			a.Refusal, a.Version = why, version

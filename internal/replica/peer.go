@@ -12,6 +12,7 @@ import (
 //
 // hot: 0 allocs
 func (r *Replica) Receive(from crrs.Peer, handle uint64, sqe *nvme.SQE, data []byte, payer tenant.ID) {
+	r.begin()
 	in := crrs.Incoming{Handle: handle, SQE: sqe, Payer: uint32(payer)}
 	k := sqe.KVReplica()
 	answer := func(st nvme.Status, result uint64) {
@@ -47,7 +48,10 @@ func (r *Replica) Receive(from crrs.Peer, handle uint64, sqe *nvme.SQE, data []b
 
 // Abort ends a Forward that is kept, because its association has ended: its Response follows. Other commands take their
 // course.
-func (r *Replica) Abort(handle uint64) { r.port.Abort(handle, &r.traffic) }
+func (r *Replica) Abort(handle uint64) {
+	r.begin()
+	r.port.Abort(handle, &r.traffic)
+}
 
 // respond makes Responses of those of the Port.
 func (r *Replica) respond(out *Actions) {
@@ -94,11 +98,11 @@ func (r *Replica) send(out *Actions) (again bool) {
 	for i := range r.traffic.Commands {
 		c := Command{Command: r.traffic.Commands[i]}
 		k := c.SQE.KVReplica()
-		a := &r.asked[c.Tag]
+		a := r.asked.TakeAt(int32(c.Tag))
 		*a = asked{opcode: c.SQE.Opcode(), buffer: noBuffer}
 		switch a.opcode {
 		case nvme.CmdKVForward:
-			c.Data = r.dataOf(&c)
+			c.Data = r.dataOf(&c, a)
 		case nvme.CmdKVFetch:
 			k.SetLenBytes(uint32(r.cfg.Batches.bytes))
 			a.part = r.partOf(k)
@@ -114,6 +118,7 @@ func (r *Replica) send(out *Actions) (again bool) {
 	}
 	r.traffic.Commands = r.traffic.Commands[:0]
 	for _, tag := range r.lost {
+		r.asked.Put(int32(tag))
 		r.port.Completed(tag, &crrs.Outcome{Status: nvme.NamespaceNotReady}, &r.acts, &r.traffic)
 		again = true
 	}
@@ -124,12 +129,12 @@ func (r *Replica) send(out *Actions) (again bool) {
 
 // dataOf returns what a Forward sends. The memory of a value has room for the header, which is the same each time that
 // the write is forwarded: it may be sent already.
-func (r *Replica) dataOf(c *Command) []byte {
+func (r *Replica) dataOf(c *Command, a *asked) []byte {
 	if c.Mem == 0 {
-		r.headers[c.Tag] = c.Header
-		return r.headers[c.Tag][:]
+		a.header = c.Header
+		return a.header[:]
 	}
-	data := r.framed(c.Mem-1, len(c.Value))
+	data := r.framed(r.values.At(int32(c.Mem-1)), len(c.Value))
 	if h := (*nvme.KVForwardHeader)(data); *h != c.Header {
 		*h = c.Header
 	}
@@ -156,11 +161,12 @@ func (r *Replica) partOf(k *nvme.KVReplicaSQE) (p crrs.Part) {
 //
 // hot: 0 allocs
 func (r *Replica) Completed(tag uint32, st nvme.Status, result uint64, data []byte) {
-	a := r.asked[tag]
-	r.asked[tag] = asked{buffer: noBuffer}
+	r.begin()
+	a := *r.asked.At(int32(tag))
+	r.asked.Put(int32(tag))
 	o := crrs.Outcome{Status: st, Result: result}
 	if a.buffer != noBuffer && a.opcode == nvme.CmdKVFetch {
-		o.Mem = uint32(len(r.values)) + uint32(a.buffer) + 1
+		o.Mem = uint32(r.values.Max()) + uint32(a.buffer) + 1
 	}
 	if st.OK() {
 		switch a.opcode {
@@ -216,15 +222,19 @@ func answerOf(a *asked, data []byte) *crrs.Part {
 // Failed takes back a Command whose outcome is not known, because its connection is lost. When there is another one,
 // the driver calls Reconnected.
 func (r *Replica) Failed(tag uint32) {
-	if a := &r.asked[tag]; a.opcode == nvme.CmdKVFetch && a.buffer != noBuffer {
+	r.begin()
+	if a := r.asked.At(int32(tag)); a.opcode == nvme.CmdKVFetch && a.buffer != noBuffer {
 		r.cfg.Batches.fetched.put(a.buffer)
 	}
-	r.asked[tag] = asked{buffer: noBuffer}
+	r.asked.Put(int32(tag))
 	r.port.Failed(tag, &r.acts, &r.traffic)
 }
 
 // Reconnected says that there is a connection to another node again, after Failed for each Command of the last one.
-func (r *Replica) Reconnected(to crrs.Peer) { r.port.Repeat(to, &r.acts) }
+func (r *Replica) Reconnected(to crrs.Peer) {
+	r.begin()
+	r.port.Repeat(to, &r.acts)
+}
 
 // noteRepeats notes the nodes to which to repeat what was lost.
 func (r *Replica) noteRepeats() {

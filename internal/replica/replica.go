@@ -13,10 +13,13 @@
 package replica
 
 import (
+	"math"
+
 	"jbofd/internal/crrs"
 	"jbofd/internal/kvstore"
 	"jbofd/internal/list"
 	"jbofd/internal/nvme"
+	"jbofd/internal/slab"
 )
 
 // Config describes a Replica.
@@ -25,6 +28,8 @@ type Config struct {
 	crrs.PortConfig
 	// HashSeed is that of the stores of the cluster, by which keys have positions.
 	HashSeed uint64
+	// Tables are those of the partition's replicas; nil: some of its own.
+	Tables *Tables
 	// Memory is that of the partition's replicas.
 	Memory *Memory
 	// Batches are the partition's.
@@ -40,33 +45,25 @@ type Config struct {
 // Its driver calls methods in any order and then Turn. Before them it calls SetTime, with a time that was read after
 // what it reports has happened: authority is looked at by that time.
 type Replica struct {
-	cfg     Config
-	port    *crrs.Port
-	acts    crrs.Actions
-	traffic crrs.Traffic
-	now     int64
-	wall    uint32
-	// place is that of the replica, counted from the end of its chain. full: the partition takes no more Puts.
-	place int
-	full  bool
+	cfg  Config
+	port *crrs.Port
+	// work is what the next Turn is to do; nil: nothing yet.
+	*work
+	now  int64
+	wall uint32
+	// place is that of the replica, counted from the end of its chain. tooFull: its partition has no room for copies.
+	place   int
+	tooFull bool
 
-	// clients are requests of clients that have no Reply, by their tag in crrs. Those of ended have one: they are free
-	// when the Turn has made its Requests, which need their conditions.
-	clients            []client
-	ended, freeClients []uint32
+	// clients are requests of clients that have no Reply, or whose Reply has not been returned, by their tag in crrs.
+	clients slab.Table[client]
 	// values is the memory of values, by Mem less 1. The Mems behind it are those of fetched.
-	values     []block
-	freeValues []uint32
+	values slab.Table[value]
 	// starved: a Forward was dropped for want of memory. It is asked for at starvedNS, or as soon as there is some.
 	starved   bool
 	starvedNS int64
-	// spare is memory for values that are needed although there is none, spares what of it is used by values.
-	spare  [][]byte
-	spares [][]byte
 	// ops are requests to the store. later are those that are to be tried again at laterNS.
-	ops     []storeOp
-	links   list.Links
-	freeOps list.List
+	ops     slab.Table[storeOp]
 	later   list.List
 	laterNS int64
 	// filled are the buffers of batches of Responses that the next Turn returns, sent those of the last one: they are
@@ -75,17 +72,12 @@ type Replica struct {
 	// copying are CopyOuts that wait for a buffer.
 	copying list.List
 	// asked are what was asked for by Commands under way, by their tags.
-	asked []asked
-	// headers are those of Forwards without a value, by their tags.
-	headers []nvme.KVForwardHeader
-	// lost are the tags of those that found no buffer.
-	lost []uint32
+	asked slab.Table[asked]
 	// repeats are the nodes to which to repeat what was lost, at repeatNS.
 	repeats  []crrs.Peer
 	repeatNS int64
 	damaged  bool
-	// replies are those for the next Turn.
-	replies []Reply
+	tables   *Tables
 }
 
 // client is a request of a client.
@@ -101,12 +93,21 @@ type asked struct {
 	opcode uint8
 	buffer int32 // of a Fetch
 	part   crrs.Part
+	header nvme.KVForwardHeader // of a Forward without a value
+}
+
+// value is the memory of a value: a block, or memory beyond that of the partition.
+type value struct {
+	block
+	spare []byte
 }
 
 const (
 	noBuffer = -1
-	// retryNS is when the store is asked again that lacked memory or room, and what was lost is sent again.
-	retryNS = 10e6
+	// retryNS is when the store is asked again that lacked memory, and what was lost is sent again; retryFullNS when it
+	// is asked again that lacked room.
+	retryNS     = 10e6
+	retryFullNS = 100e6
 )
 
 // Reply answers a Write or a Read.
@@ -162,18 +163,16 @@ type Actions struct {
 
 // New returns a Replica that is no member of its chain yet.
 func New(cfg Config) *Replica {
-	r := &Replica{cfg: cfg, port: crrs.NewPort(cfg.PortConfig), freeOps: list.None, later: list.None,
-		copying: list.None, asked: make([]asked, cfg.Requests), headers: make([]nvme.KVForwardHeader, cfg.Requests),
-		values: make([]block, 2*cfg.Window+cfg.Requests)}
-	r.spares = make([][]byte, len(r.values))
-	for i := range r.values {
-		r.freeValues = append(r.freeValues, uint32(i))
+	t := cfg.Tables
+	if t == nil {
+		t = NewTables(4*cfg.Window, 2*cfg.Reads)
 	}
-	r.ops = make([]storeOp, 2*cfg.Window+cfg.Reads+2*cfg.Parts+cfg.Served)
-	r.links = make(list.Links, len(r.ops))
-	for i := range r.ops {
-		r.links.Push(&r.freeOps, int32(i))
-	}
+	cfg.PortConfig.Tables = t.crrs
+	r := &Replica{cfg: cfg, port: crrs.NewPort(cfg.PortConfig), tables: t, later: list.None, copying: list.None}
+	r.clients.Init(t.clients, math.MaxInt32)
+	r.values.Init(t.values, 2*cfg.Window+cfg.Requests)
+	r.ops.Init(t.ops, 2*cfg.Window+cfg.Reads+2*cfg.Parts+cfg.Served)
+	r.asked.Init(t.asked, cfg.Requests)
 	return r
 }
 
@@ -189,15 +188,20 @@ func (r *Replica) Extend(until int64) { r.port.Replica().Extend(until) }
 // Withdraw ends the authority, before a view takes the range from the replica.
 func (r *Replica) Withdraw() { r.port.Replica().Withdraw() }
 
-// SetFull says whether the partition is nearly full: then the replica refuses Puts of clients. A replica behind the
-// ChainHead takes them all, so that its partition needs some room then.
-func (r *Replica) SetFull(full bool) { r.full = full }
+// SetFull says whether the partition is nearly full: then the ChainHead refuses Puts of clients. A replica behind it
+// takes all that have begun, so that its partition needs some room then. tooFull: there is room for them alone, and none
+// for copies while the replica is filled.
+func (r *Replica) SetFull(full, tooFull bool) {
+	r.tooFull = tooFull
+	r.port.Replica().SetFull(full)
+}
 
 // Adopt adopts a view. place is the number of members behind the replica.
 func (r *Replica) Adopt(role crrs.Role, place int) {
 	if role.Epoch > r.port.Replica().Role().Epoch {
 		r.place = place
 	}
+	r.begin()
 	r.port.SetRole(role, &r.acts, &r.traffic)
 }
 
@@ -206,6 +210,10 @@ func (r *Replica) Role() crrs.Role { return r.port.Replica().Role() }
 
 // Complete reports whether the replica has all data of the range, as a member since Role.Since.
 func (r *Replica) Complete() bool { return r.port.Replica().Complete() }
+
+// Lacks reports whether the replica does not have the data of its membership since that epoch, although a view said
+// that it served.
+func (r *Replica) Lacks(since uint64) bool { return r.port.Replica().Lacks(since) }
 
 // Damaged reports that the store has failed: the replica does nothing more.
 func (r *Replica) Damaged() bool { return r.damaged }
@@ -218,6 +226,7 @@ func (r *Replica) Dirty() int { return r.port.Replica().Dirty() }
 //
 // hot: 0 allocs
 func (r *Replica) Turn(out *Actions) {
+	r.begin()
 	for _, i := range r.sent {
 		r.cfg.Batches.outs.put(i)
 	}
@@ -240,7 +249,9 @@ func (r *Replica) Turn(out *Actions) {
 	}
 	r.filled, r.sent = r.sent, r.filled
 	out.Replies = append(out.Replies, r.replies...)
-	r.freeClients = append(r.freeClients, r.ended...)
+	for _, i := range r.ended {
+		r.clients.Put(int32(i))
+	}
 	r.replies, r.ended = r.replies[:0], r.ended[:0]
 	if r.acts.Damaged {
 		r.damaged = true
@@ -260,9 +271,14 @@ func (r *Replica) Turn(out *Actions) {
 	if r.starved {
 		r.wake(out, r.starvedNS)
 	}
+	if at := r.port.Replica().DueNS(); at != 0 {
+		r.wake(out, at)
+	}
 	if r.copying.N > 0 {
 		r.wake(out, r.now+retryNS) // other replicas have all buffers
 	}
+	r.tables.putWork(r.work)
+	r.work = nil
 }
 
 func (r *Replica) wake(out *Actions, at int64) {
@@ -274,16 +290,15 @@ func (r *Replica) wake(out *Actions, at int64) {
 // release gives back memory that is not needed any more.
 func (r *Replica) release(mems []uint32) {
 	for _, mem := range mems {
-		if i := mem - 1; int(i) < len(r.values) {
-			if b := r.values[i]; b.taken {
-				r.cfg.Memory.put(b)
+		if i := int32(mem - 1); int(i) < r.values.Max() {
+			if v := r.values.At(i); v.taken {
+				r.cfg.Memory.put(v.block)
 			} else {
-				r.spare = append(r.spare, r.spares[i])
+				r.tables.spare = append(r.tables.spare, v.spare)
 			}
-			r.values[i], r.spares[i] = block{}, nil
-			r.freeValues = append(r.freeValues, i)
+			r.values.Put(i)
 		} else {
-			r.cfg.Batches.fetched.put(int32(i) - int32(len(r.values)))
+			r.cfg.Batches.fetched.put(i - int32(r.values.Max()))
 		}
 	}
 }
@@ -299,39 +314,44 @@ func (r *Replica) hold(value []byte, needed bool) (held []byte, mem uint32, ok b
 	if len(value) == 0 {
 		return nil, 0, true
 	}
-	n := len(r.freeValues) - 1
-	if n < 0 {
+	if r.values.Room() == 0 {
 		return nil, 0, false
 	}
-	i := r.freeValues[n]
-	switch b, ok := r.cfg.Memory.take(r.place, frame+len(value)); {
-	case ok:
-		r.values[i] = b
-	case !needed || !r.takeSpare(i):
+	b, ok := r.cfg.Memory.take(r.place, frame+len(value))
+	var spare []byte
+	if !ok && needed {
+		spare = r.takeSpare()
+	}
+	if !ok && spare == nil {
 		return nil, 0, false
 	}
-	held = r.framed(i, len(value))[frame:]
-	r.freeValues = r.freeValues[:n]
+	i := r.values.Take()
+	v := r.values.At(i)
+	v.block, v.spare = b, spare
+	held = r.framed(v, len(value))[frame:]
 	copy(held, value)
-	return held, i + 1, true
+	return held, uint32(i) + 1, true
 }
 
 // framed returns the memory of a value of n bytes, with the room in front of it.
-func (r *Replica) framed(i uint32, n int) []byte {
-	if b := r.values[i]; b.taken {
-		return r.cfg.Memory.bytes(b, frame+n)
+func (r *Replica) framed(v *value, n int) []byte {
+	if v.taken {
+		return r.cfg.Memory.bytes(v.block, frame+n)
 	}
-	return r.spares[i][:frame+n]
+	return v.spare[:frame+n]
 }
 
-// takeSpare takes memory for the longest value beyond that of the partition. In the order of a range only one write is
-// needed at a time, so that there is seldom more than one value there.
-func (r *Replica) takeSpare(i uint32) bool {
-	if n := len(r.spare) - 1; n >= 0 {
-		r.spares[i], r.spare = r.spare[n], r.spare[:n]
-		return true
+// takeSpare takes memory for the longest value beyond that of the partition, nil if there is none. In the order of a
+// range only one write is needed at a time, so that there is seldom more than one value there.
+func (r *Replica) takeSpare() []byte {
+	if n := len(r.tables.spare) - 1; n >= 0 {
+		buf := r.tables.spare[n]
+		r.tables.spare = r.tables.spare[:n]
+		return buf
 	}
 	buf, err := r.cfg.Alloc(r.cfg.Batches.bytes)
-	r.spares[i] = buf
-	return err == nil
+	if err != nil {
+		return nil
+	}
+	return buf
 }

@@ -13,20 +13,13 @@ import (
 
 // storeOp is a request to the store.
 type storeOp struct {
-	// crrs.StoreOp, or a RangeOp if ranged.
-	op     crrs.StoreOp
-	rop    crrs.RangeOp
-	ranged bool
-	busy   bool
+	op crrs.StoreOp
+	// ranged is the RangeOp in whose place it is; nil: it is op.
+	ranged *crrs.RangeOp
 	buffer int32 // of a CopyOut
-	tries  int
 	req    kvstore.Request
 	key    crrs.Key // of req
-	memory []byte   // of a Digest
 }
-
-// maxTries is how often a request is made that finds no room, before the store counts as failed.
-const maxTries = 100
 
 // beginStores makes requests of StoreOps.
 //
@@ -34,9 +27,9 @@ const maxTries = 100
 func (r *Replica) beginStores(out *Actions) {
 	for i := range r.acts.Stores {
 		s := &r.acts.Stores[i]
-		n := r.links.Pop(&r.freeOps)
-		o := &r.ops[n]
-		*o = storeOp{op: *s, busy: true, key: s.Key, memory: o.memory}
+		n := r.ops.Take()
+		o := r.ops.At(n)
+		o.op, o.key = *s, s.Key
 		q := &o.req
 		q.Tag, q.Key, q.Tenant = uint64(n), o.key.Bytes[:o.key.Len], tenant.ID(s.Payer)
 		switch s.Op {
@@ -52,7 +45,7 @@ func (r *Replica) beginStores(out *Actions) {
 			q.ID = kvstore.Identity{Client: s.ID.Client, Seq: s.ID.Seq, KeepUntil: s.KeepUntil, Retry: s.Retry}
 		}
 		if s.Conditional {
-			c := &r.clients[s.Tag]
+			c := r.clients.At(int32(s.Tag))
 			q.Condition, q.Version = c.cond, c.version
 		}
 		out.Requests = append(out.Requests, *q)
@@ -64,20 +57,24 @@ func (r *Replica) beginStores(out *Actions) {
 //
 // hot: 0 allocs
 func (r *Replica) Stored(p *kvstore.Reply) {
+	r.begin()
 	i := int32(p.Tag)
-	o := &r.ops[i]
+	o := r.ops.At(i)
 	switch {
-	case o.ranged:
+	case o.ranged != nil:
 		r.ranged(i, p)
 		return
-	case p.Status == kvstore.NoMemory, p.Status == kvstore.CapacityExceeded && !o.decides() && o.op.Op != crrs.Get &&
-		o.tries < maxTries:
-		r.tryLater(i)
+	case p.Status == kvstore.NoMemory:
+		r.tryLater(i, retryNS)
+		return
+	case p.Status == kvstore.CapacityExceeded && !o.decides() && o.op.Op != crrs.Get:
+		// Other members have the write, and it is held back until there is room. The ChainHead refuses Puts meanwhile.
+		r.tryLater(i, retryFullNS)
 		return
 	}
 	op, given := o.op, o.req.Given
 	decides := o.decides()
-	r.freeOp(i)
+	r.ops.Put(i)
 	if op.Op == crrs.Get {
 		st := crrs.Failed
 		switch p.Status {
@@ -113,25 +110,28 @@ func (r *Replica) Stored(p *kvstore.Reply) {
 // decides reports whether the store decides whether a write is done.
 func (o *storeOp) decides() bool { return o.op.Conditional || o.op.Retry }
 
-func (r *Replica) freeOp(i int32) {
-	o := &r.ops[i]
-	o.op, o.rop, o.req, o.busy, o.ranged = crrs.StoreOp{}, crrs.RangeOp{}, kvstore.Request{}, false, false
-	r.links.Push(&r.freeOps, i)
-}
-
-// tryLater lets a request be made again.
-func (r *Replica) tryLater(i int32) {
-	r.ops[i].tries++
-	if r.later.N == 0 {
-		r.laterNS = r.now + retryNS
+// tryLater lets a request be made again after some time, or before.
+func (r *Replica) tryLater(i int32, after int64) {
+	if r.later.N == 0 || r.now+after < r.laterNS {
+		r.laterNS = r.now + after
 	}
-	r.links.Push(&r.later, i)
+	r.ops.Links.Push(&r.later, i)
 }
 
 // continueLater makes the requests again that are due.
 func (r *Replica) continueLater(out *Actions) {
-	for r.later.N > 0 && r.now >= r.laterNS {
-		out.Requests = append(out.Requests, r.ops[r.links.Pop(&r.later)].req)
+	if r.later.N == 0 || r.now < r.laterNS {
+		return
+	}
+	r.laterNS = r.now + retryFullNS // of those that stay
+	for n := r.later.N; n > 0; n-- {
+		i := r.ops.Links.Pop(&r.later)
+		o := r.ops.At(i)
+		if r.tooFull && o.ranged != nil && o.ranged.Kind == crrs.CopyIn {
+			r.ops.Links.Push(&r.later, i)
+			continue
+		}
+		out.Requests = append(out.Requests, o.req)
 	}
 }
 
@@ -161,38 +161,40 @@ func (r *Replica) position(key []byte) uint64 { return Position(r.cfg.HashSeed, 
 // beginRanges makes requests of RangeOps.
 func (r *Replica) beginRanges(out *Actions) {
 	for i := range r.acts.Ranges {
-		n := r.links.Pop(&r.freeOps)
-		o := &r.ops[n]
-		*o = storeOp{rop: r.acts.Ranges[i], ranged: true, busy: true, buffer: noBuffer, memory: o.memory}
-		p := &o.rop.Part
+		n := r.ops.Take()
+		o := r.ops.At(n)
+		rop := r.acts.Ranges[i]
+		o.ranged, o.buffer = &rop, noBuffer
+		p := &rop.Part
 		q := &o.req
 		*q = kvstore.Request{Tag: uint64(n), Background: true}
-		switch o.rop.Kind {
+		switch rop.Kind {
 		case crrs.Digest:
 			sums, shift := sumsOf(p)
-			if o.memory == nil {
-				o.memory = make([]byte, nvme.KVRangeHeaderBytes+64*nvme.KVSumBytes)
-			}
 			p.Sums = make([]crrs.Sum, sums)
-			q.Op, q.Value = kvstore.Digest, o.memory[:nvme.KVRangeHeaderBytes+sums*nvme.KVSumBytes]
+			q.Op, q.Value = kvstore.Digest, make([]byte, nvme.KVRangeHeaderBytes+sums*nvme.KVSumBytes)
 			q.Range = kvstore.Range{First: p.First, Last: lastOf(p), From: p.First, Width: shift + 1, Unix: p.Time}
 		case crrs.CopyOut:
-			r.links.Push(&r.copying, n)
+			r.ops.Links.Push(&r.copying, n)
 			continue
 		case crrs.CopyIn:
-			q.Op, q.Value, q.Version = kvstore.CopyIn, o.rop.Data, o.rop.Clock
+			q.Op, q.Value, q.Version = kvstore.CopyIn, rop.Data, rop.Clock
+			if r.tooFull {
+				r.tryLater(n, retryFullNS)
+				continue
+			}
 		}
 		out.Requests = append(out.Requests, *q)
 	}
 	r.acts.Ranges = r.acts.Ranges[:0]
 	for r.copying.N > 0 && len(r.cfg.Batches.outs.free) > 0 {
-		n := r.links.Pop(&r.copying)
-		o := &r.ops[n]
+		n := r.ops.Links.Pop(&r.copying)
+		o := r.ops.At(n)
 		o.buffer = r.cfg.Batches.outs.take()
-		p := &o.rop.Part
+		p := &o.ranged.Part
 		o.key = p.From.Key
 		buf := r.cfg.Batches.outs.all[o.buffer]
-		o.req.Op, o.req.Key, o.req.Value = kvstore.CopyOut, o.key.Bytes[:o.key.Len], buf[:min(len(buf), o.rop.Room)]
+		o.req.Op, o.req.Key, o.req.Value = kvstore.CopyOut, o.key.Bytes[:o.key.Len], buf[:min(len(buf), o.ranged.Room)]
 		o.req.Range = kvstore.Range{First: p.First, Last: lastOf(p), From: max(p.First, p.From.Position)}
 		out.Requests = append(out.Requests, o.req)
 	}
@@ -200,32 +202,35 @@ func (r *Replica) beginRanges(out *Actions) {
 
 // ranged goes on when the store has replied to a request for a range.
 func (r *Replica) ranged(i int32, p *kvstore.Reply) {
-	o := &r.ops[i]
+	o := r.ops.At(i)
 	st := crrs.Failed
 	switch {
 	case p.Status == kvstore.NoMemory, p.Status == kvstore.Superseded: // a Drop is being swept
-		r.tryLater(i)
+		r.tryLater(i, retryNS)
+		return
+	case p.Status == kvstore.CapacityExceeded: // the member is filled when there is room
+		r.tryLater(i, retryFullNS)
 		return
 	case p.Status != kvstore.OK:
-	case o.rop.Kind == crrs.Digest:
+	case o.ranged.Kind == crrs.Digest:
 		if r.addSums(o, nvme.KVRange(o.req.Value[:p.ValueLen])) {
 			st = crrs.Done
 			break
 		}
-		r.links.PushFront(&r.later, i) // it continues in this turn
+		r.ops.Links.PushFront(&r.later, i) // it continues in this turn
 		r.laterNS = r.now
 		return
-	case o.rop.Kind == crrs.CopyOut:
+	case o.ranged.Kind == crrs.CopyOut:
 		b := nvme.KVRange(o.req.Value[:p.ValueLen])
 		to := b.To()
-		o.rop.To, o.rop.Last, o.rop.Data = cursorOf(&to), b.Complete(), b
+		o.ranged.To, o.ranged.Last, o.ranged.Data = cursorOf(&to), b.Complete(), b
 		st = crrs.Done
 	default:
 		st = crrs.Done
 	}
-	rop, buffer := o.rop, o.buffer
-	r.freeOp(i)
-	r.port.Ranged(&rop, st, &r.acts, &r.traffic)
+	rop, buffer := o.ranged, o.buffer
+	r.ops.Put(i)
+	r.port.Ranged(rop, st, &r.acts, &r.traffic)
 	if buffer != noBuffer {
 		r.filled = append(r.filled, buffer)
 	}
@@ -234,19 +239,20 @@ func (r *Replica) ranged(i int32, p *kvstore.Reply) {
 // addSums adds what a Digest has found to the sums of its part, and reports whether that was all. Otherwise the request
 // continues.
 func (r *Replica) addSums(o *storeOp, b nvme.KVRange) (all bool) {
-	for i := range o.rop.Sums {
+	rop := o.ranged
+	for i := range rop.Sums {
 		s := b.Sum(i)
-		o.rop.Sums[i].Count += s.Count()
-		o.rop.Sums[i].Hash += s.Sum()
+		rop.Sums[i].Count += s.Count()
+		rop.Sums[i].Hash += s.Sum()
 	}
-	o.rop.Time = b.Time()
+	rop.Time = b.Time()
 	if b.Complete() {
 		return true
 	}
 	to := b.To()
 	c := cursorOf(&to)
 	o.key = c.Key
-	o.req.Range.From, o.req.Range.Unix, o.req.Key = c.Position, o.rop.Time, o.key.Bytes[:o.key.Len]
+	o.req.Range.From, o.req.Range.Unix, o.req.Key = c.Position, rop.Time, o.key.Bytes[:o.key.Len]
 	return false
 }
 

@@ -81,14 +81,35 @@ var clockStart = time.Now()
 func clock() int64 { return int64(time.Since(clockStart)) + 1 }
 
 func newRig(t testing.TB, nodes, copies int) *rig {
+	return setup{nodes: nodes, copies: copies, ranges: testRanges}.rig(t)
+}
+
+// setup describes a rig.
+type setup struct {
+	nodes, copies, ranges int
+	// frozen is that of the rig when it begins.
+	frozen bool
+	// small is the size of the last node's partition; 0: as that of the others.
+	small int64
+	// neverFull: the replicas are not told that a partition is nearly full.
+	neverFull bool
+}
+
+func (s setup) rig(t testing.TB) *rig {
+	nodes := s.nodes
 	g := &rig{t: t, stop: make(chan struct{}), forwards: make(chan *delivery, 1)}
-	g.view = &view.View{Cluster: uuid.UUID{1}, Epoch: 1, Replicas: copies, HashSeed: testSeed,
-		Chains: make([]view.Chain, testRanges), Versions: make([]uint32, testRanges)}
+	g.frozen.Store(s.frozen)
+	g.view = &view.View{Cluster: uuid.UUID{1}, Epoch: 1, Replicas: s.copies, HashSeed: testSeed,
+		Chains: make([]view.Chain, s.ranges), Versions: make([]uint32, s.ranges)}
 	for i := range nodes {
 		g.view.Nodes = append(g.view.Nodes, view.Node{Name: fmt.Sprint("n", i)})
 		g.view.Partitions = append(g.view.Partitions, view.Partition{ID: uuid.UUID{2, byte(i)}, Node: uint16(i),
 			Weight: 1})
-		g.nodes = append(g.nodes, g.newNode(i, nodes))
+		size := int64(256 << 20)
+		if s.small > 0 && i == nodes-1 {
+			size = s.small
+		}
+		g.nodes = append(g.nodes, g.newNode(i, nodes, size, s.neverFull))
 	}
 	t.Cleanup(g.end)
 	g.done.Go(g.manage)
@@ -98,11 +119,10 @@ func newRig(t testing.TB, nodes, copies int) *rig {
 	return g
 }
 
-func (g *rig) newNode(id, nodes int) *node {
+func (g *rig) newNode(id, nodes int, size int64, neverFull bool) *node {
 	n := &node{rig: g, id: id}
 	pool, err := bufpool.New(bufpool.Config{TotalBytes: 64 << 20})
 	must(g.t, err)
-	const size = 256 << 20
 	dev, err := mem.Open(mem.Config{Name: fmt.Sprint("m", id), SizeBytes: size})
 	must(g.t, err)
 	n.dev, err = fault.New(dev, fault.Config{})
@@ -112,9 +132,13 @@ func (g *rig) newNode(id, nodes int) *node {
 	n.part, err = partition.Open(partition.Config{Drive: d, Background: 9, Store: kvstore.Config{PartitionBytes: size,
 		Format: true, HashSeed: testSeed, UUID: uuid.UUID{2, byte(id)}}})
 	must(g.t, err)
+	full := n.part.NearlyFull
+	if neverFull {
+		full = nil
+	}
 	n.r, err = replicas.New(replicas.Config{Store: n.part, ID: uuid.UUID{2, byte(id)}, Peers: n, HostNQN: hostNQN,
-		Authority: n.until.Load, Clock: clock, Changed: func() {}, Pool: pool, MemoryBytes: 1 << 20, Env: turn.Real,
-		Patience: testPatience})
+		Authority: n.until.Load, Clock: clock, Changed: func() {}, Full: full, Pool: pool,
+		MemoryBytes: 1 << 20, Env: turn.Real, Patience: testPatience})
 	must(g.t, err)
 	for range nodes {
 		n.inbox = append(n.inbox, make(chan *delivery, 10_000))

@@ -34,7 +34,7 @@ func (p *peerRequest) Kick() { p.g.driver.Run() }
 // hot: 0 allocs
 func (g *Replicas) send(m *member, c *replica.Command) {
 	p := g.freePeer
-	if p == nil {
+	if g.peerSpares.take(); p == nil {
 		p = &peerRequest{g: g}
 		p.Command.Sink, p.node.Item = p, p
 	} else {
@@ -71,6 +71,7 @@ func (g *Replicas) recycle(p *peerRequest) {
 	}
 	p.m, p.Data, p.next = nil, nil, g.freePeer
 	g.freePeer = p
+	g.peerSpares.n++
 }
 
 // takeAnswer takes the outcome of a command to its replica.
@@ -97,6 +98,7 @@ func (g *Replicas) retryLater(m *member, to crrs.Peer) {
 	m.lost = append(m.lost, to)
 	if m.retryNS == 0 {
 		m.retryNS = g.clock + retryLostNS
+		g.due.set(m)
 	}
 }
 

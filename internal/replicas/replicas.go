@@ -66,6 +66,8 @@ type Config struct {
 	// Full reports whether the partition is nearly full: then Puts of clients are refused, while there is room for what
 	// other replicas have taken already. Nil: never.
 	Full func() bool
+	// TooFullToFill reports whether there is room for that alone: ranges are not filled meanwhile. Nil: never.
+	TooFullToFill func() bool
 	// Changed is told that Report returns something else. It must not block.
 	Changed func()
 	// Patience is how long a neighbour in a chain may be out of reach while the manager has it take part: see cuts.
@@ -82,12 +84,15 @@ type Config struct {
 // DefaultMemoryBytes has room for two hundred of the longest values that most hosts use, 64 KiB.
 const DefaultMemoryBytes = 16 << 20
 
-// What is under way of a range. Together with what each of them holds that is some 340 KB a range.
+// What may be under way of a range, and of all of a partition. Memory is taken for what there is.
 const (
 	// window is how many writes.
 	window = 64
 	// readsPerRange is how many reads: one hot key may be all that is asked for.
 	readsPerRange = 256
+	// writes and reads are how many all ranges of the partition have of clients, more than a drive needs to be busy.
+	writes = 2048
+	reads  = 4096
 	// parts is how many parts of a range are compared or copied at once, leaf how many objects are copied rather than
 	// compared further.
 	parts = 2
@@ -112,6 +117,7 @@ type Replicas struct {
 	account *bufpool.Account
 	memory  *replica.Memory
 	batches *replica.Batches
+	tables  *replica.Tables
 
 	// inbox brings Requests, stored those of the store that have ended, answered commands of other nodes that have.
 	inbox    turn.Mailbox[Request]
@@ -136,24 +142,30 @@ type Replicas struct {
 	joined         bool
 	nodes          map[string]uint16 // the number in active of the node with a host NQN
 	// ranges has the replica of each range, nil where the partition was never a member; members are all there are,
-	// touched those that take part in the turn.
+	// touched those that take part in the turn, due those that want one at some time.
 	ranges, members, touched []*member
+	due                      dueHeap
+	// trimNS is when memory that was not needed is given up, by now; 0: there is none.
+	trimNS int64
 	// clock is the time of the turn, now that of the Env, wall that of day; until is the end of authority.
 	clock, now int64
 	until      int64
-	full       bool
-	wall       uint32
+	// full and tooFull are what Config.Full and TooFullToFill say.
+	full, tooFull bool
+	wall          uint32
 	// requests are those that a replica has, by handle.
 	requests     []*Request
 	freeRequests []uint32
 	freeStore    *storeRequest
 	freePeer     *peerRequest
-	toStore      partition.Batch
-	toPeers      peers.Batch
-	acts         replica.Actions
-	again        []abort
-	changes      []linkChange
-	cuts         cuts
+	// storeSpares and peerSpares count those that are free.
+	storeSpares, peerSpares spares
+	toStore                 partition.Batch
+	toPeers                 peers.Batch
+	acts                    replica.Actions
+	again                   []abort
+	changes                 []linkChange
+	cuts                    cuts
 }
 
 // member is the replica of a range.
@@ -167,6 +179,9 @@ type member struct {
 	// wakeNS is when it wants a turn; retryNS when what was lost is sent again to those in lost. 0: never.
 	wakeNS, retryNS int64
 	lost            []crrs.Peer
+	// dueNS is the earlier one of the two, and index its place in Replicas.due; 0 and -1: none.
+	dueNS int64
+	index int
 	// filled is the Since of the membership in which it was filled last, resigned that of the one that it gave up.
 	filled, resigned uint64
 	// complete and damaged are what was reported.
@@ -186,7 +201,7 @@ func New(cfg Config) (*Replicas, error) {
 	if cfg.Log == nil {
 		cfg.Log = slog.New(slog.DiscardHandler)
 	}
-	g := &Replicas{cfg: cfg, arena: cfg.Pool.Arena(fmt.Sprintf("replicas of partition %s", cfg.ID))}
+	g := &Replicas{cfg: cfg, tables: replica.NewTables(writes, reads), arena: cfg.Pool.Arena(fmt.Sprintf("replicas of partition %s", cfg.ID))}
 	longest := cfg.Store.MaxValueBytes() + nvme.KVEntryOverhead
 	var err error
 	if g.memory, err = replica.NewMemory(view.MaxReplicas+1, cfg.MemoryBytes, g.arena.Alloc); err == nil {
@@ -209,9 +224,9 @@ const maxTurns = 16
 // newMember makes the replica of a range.
 func (g *Replicas) newMember(number int) *member {
 	first, _ := g.active.Range(number)
-	m := &member{number: number}
+	m := &member{number: number, index: -1}
 	m.r = replica.New(replica.Config{HashSeed: g.cfg.Store.HashSeed(), Memory: g.memory, Batches: g.batches,
-		TombstoneSeconds: tombstoneSeconds, Alloc: g.arena.Alloc,
+		Tables: g.tables, TombstoneSeconds: tombstoneSeconds, Alloc: g.arena.Alloc,
 		PortConfig: crrs.PortConfig{Range: uint16(number), Keep: keep, Requests: requests, Served: served,
 			Config: crrs.Config{Window: window, Reads: readsPerRange, Version: g.cfg.Store.GreatestVersion(),
 				First: first, Bits: rangeBits(g.active), Parts: parts, Leaf: leaf}}})
@@ -344,6 +359,7 @@ func (g *Replicas) readTime() {
 	}
 	g.now = g.driver.Now()
 	g.full = g.cfg.Full != nil && g.cfg.Full()
+	g.tooFull = g.cfg.TooFullToFill != nil && g.cfg.TooFullToFill()
 }
 
 // touch lets a replica take part in the turn.
@@ -352,7 +368,7 @@ func (g *Replicas) touch(m *member) *replica.Replica {
 		m.touched = true
 		g.touched = append(g.touched, m)
 		m.r.SetTime(g.clock, g.wall)
-		m.r.SetFull(g.full)
+		m.r.SetFull(g.full, g.tooFull)
 		if !m.withdrawn {
 			m.r.Extend(g.until)
 		}
@@ -362,17 +378,18 @@ func (g *Replicas) touch(m *member) *replica.Replica {
 
 // touchDue lets those take part that have asked for it.
 func (g *Replicas) touchDue() {
-	for _, m := range g.members {
-		if m.wakeNS != 0 && m.wakeNS <= g.clock {
-			g.touch(m)
-		}
+	for len(g.due) > 0 && g.due[0].dueNS <= g.clock {
+		m := g.due[0]
+		g.touch(m)
+		m.wakeNS = 0 // its Turn says when it wants the next one
 		if m.retryNS != 0 && m.retryNS <= g.clock {
 			m.retryNS = 0
 			for _, to := range m.lost {
-				g.touch(m).Reconnected(to)
+				m.r.Reconnected(to)
 			}
 			m.lost = m.lost[:0]
 		}
+		g.due.set(m)
 	}
 }
 
@@ -380,7 +397,7 @@ func (g *Replicas) touchDue() {
 //
 // hot: 0 allocs
 func (g *Replicas) finish() {
-	changed := false
+	changed, idle := false, len(g.touched) == 0
 	for len(g.touched) > 0 {
 		n := len(g.touched) - 1
 		m := g.touched[n]
@@ -400,15 +417,14 @@ func (g *Replicas) finish() {
 		g.makeReport()
 	}
 	next := g.cuts.lookNS
-	for _, m := range g.members {
-		for _, at := range [2]int64{m.wakeNS, m.retryNS} {
-			if at != 0 && (next == 0 || at < next) {
-				next = at
-			}
-		}
+	if len(g.due) > 0 && (next == 0 || g.due[0].dueNS < next) {
+		next = g.due[0].dueNS
 	}
 	if next != 0 {
 		g.driver.WakeAt(g.now + max(next-g.clock, 1))
+	}
+	if !idle || g.trimNS != 0 {
+		g.trim()
 	}
 	g.cfg.Store.Submit(&g.toStore)
 	if !g.toPeers.Empty() {
@@ -422,6 +438,7 @@ func (g *Replicas) finish() {
 func (g *Replicas) carryOut(m *member) {
 	a := &g.acts
 	m.wakeNS = a.WakeNS
+	g.due.set(m)
 	for i := range a.Requests {
 		g.store(m, &a.Requests[i])
 	}
@@ -459,7 +476,7 @@ func (s *storeRequest) Kick() { s.g.driver.Run() }
 // hot: 0 allocs
 func (g *Replicas) store(m *member, q *kvstore.Request) {
 	s := g.freeStore
-	if s == nil {
+	if g.storeSpares.take(); s == nil {
 		s = &storeRequest{g: g}
 		s.node.Item, s.Sink = s, s
 	} else {
@@ -484,4 +501,5 @@ func (g *Replicas) takeStored(s *storeRequest) {
 	}
 	s.m, s.Value, s.next = nil, nil, g.freeStore
 	g.freeStore = s
+	g.storeSpares.n++
 }

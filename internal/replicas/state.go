@@ -198,6 +198,8 @@ func (g *Replicas) localState(number int, e view.Member) view.Local {
 	switch {
 	case m != nil && m.r.Damaged():
 		return view.Damaged // it must not be filled: it takes no writes, and the others would wait for it
+	case m != nil && m.r.Lacks(uint64(e.Since)):
+		return view.Incomplete // it has missed views, and is filled again
 	case g.cfg.Incomplete && (m == nil || m.filled != uint64(e.Since)):
 		return view.Incomplete
 	case was.Since != e.Since || was.Partition != e.Partition:
