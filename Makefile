@@ -31,7 +31,8 @@ PARALLEL ?= 6
 # compares its list with this one). The race detector finds nothing in their tests; how others use them is raced there.
 PURE := $(addprefix ./internal/,nvme drr tokenbucket congestion credit flowctl pipeline pipeline/gimbal \
 	pipeline/jbof pipeline/baseline pipeline/policies ssd/model/flash sim nvmeof nvmeof/executor nvmeof/qpair \
-	nvmeof/tcp nvmeof/tcp/pdu nvmeof/rdma nvmeof/rdma/cm nvmeof/rdma/wr list tenant units uuid kvstore kvstore/check \
+	nvmeof/tcp nvmeof/tcp/pdu nvmeof/rdma nvmeof/rdma/cm nvmeof/rdma/wr list slab tenant units uuid kvstore \
+	kvstore/check \
 	kvstore/format kvstore/lookup kvstore/recovery kvstore/space kvstore/swap cluster cluster/view crrs crrs/linear \
 	replica) \
 	$(addprefix ./client/internal/,host hosttcp hostrdma kvop)

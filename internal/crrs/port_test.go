@@ -467,8 +467,8 @@ func TestAFullMemberIsHeardOfAtTheHead(t *testing.T) {
 		r.write(1, 1)
 		pass(1)
 		if !head.Full() || full > 0 && head.DueNS() == 0 || full < 2 && r.nodes[2].p.r.Full() {
-			t.Errorf("node %d is full: at the head %v, at the tail %v, due at %d", full, head.Full(), r.nodes[2].p.r.Full(),
-				head.DueNS())
+			t.Errorf("node %d is full: at the head %v, at the tail %v, due at %d", full, head.Full(),
+				r.nodes[2].p.r.Full(), head.DueNS())
 		}
 		pass(askFullNS)
 		if !head.Full() {

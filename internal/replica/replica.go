@@ -189,8 +189,8 @@ func (r *Replica) Extend(until int64) { r.port.Replica().Extend(until) }
 func (r *Replica) Withdraw() { r.port.Replica().Withdraw() }
 
 // SetFull says whether the partition is nearly full: then the ChainHead refuses Puts of clients. A replica behind it
-// takes all that have begun, so that its partition needs some room then. tooFull: there is room for them alone, and none
-// for copies while the replica is filled.
+// takes all that have begun, so that its partition needs some room then. tooFull: there is room for them alone, and
+// none for copies while the replica is filled.
 func (r *Replica) SetFull(full, tooFull bool) {
 	r.tooFull = tooFull
 	r.port.Replica().SetFull(full)

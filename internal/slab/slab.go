@@ -83,9 +83,13 @@ type Table[T any] struct {
 // Init makes an empty Table of at most that many records.
 func (t *Table[T]) Init(p *Pool[T], most int) { *t = Table[T]{pool: p, max: int32(most)} }
 
-// N is the number of records, Max the largest one, Room how many more there may be.
-func (t *Table[T]) N() int    { return int(t.n) }
-func (t *Table[T]) Max() int  { return int(t.max) }
+// N is the number of records.
+func (t *Table[T]) N() int { return int(t.n) }
+
+// Max is how many records there may be.
+func (t *Table[T]) Max() int { return int(t.max) }
+
+// Room is how many more there may be.
 func (t *Table[T]) Room() int { return int(t.max - t.n) }
 
 // End is above the index of each record.
