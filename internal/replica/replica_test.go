@@ -2,6 +2,7 @@ package replica
 
 import (
 	"fmt"
+	"slices"
 	"testing"
 
 	"jbofd/internal/crrs"
@@ -152,6 +153,9 @@ func TestAWriteThatWasGivenAVersionIsTriedAgain(t *testing.T) {
 		} else if len(out.Replies) != 1 || out.Replies[0].Status != crrs.Unknown {
 			t.Errorf("%+v, want an unknown outcome", out.Replies)
 		}
+		if left := r.Left(); left != "" {
+			t.Errorf("status %d, %d times: %s", c.st, c.tries, left)
+		}
 	}
 }
 
@@ -230,6 +234,81 @@ func TestTheWriteThatOthersWaitForFindsMemory(t *testing.T) {
 	r.SetTime(1+retryNS, testWall)
 	if r.Turn(&out); len(out.Commands) != 1 || out.Commands[0].SQE.Opcode() != nvme.CmdKVSync {
 		t.Fatalf("%+v: what was dropped is not asked for", out.Commands)
+	}
+}
+
+// TestCopiesWaitForRoom: while there is room only for what has begun, no batch is given to the store.
+func TestCopiesWaitForRoom(t *testing.T) {
+	role := tailRole
+	role.Filling = true
+	r, out := alone(t, role), Actions{}
+	now := int64(1)
+	turn := func() {
+		out = Actions{}
+		now += retryFullNS
+		r.SetTime(now, testWall)
+		r.Turn(&out)
+	}
+	turn()
+	r.Completed(out.Commands[0].Tag, nvme.Success, 0, nil) // a Sync
+	var durable nvme.SQE
+	durable.SetOpcode(nvme.CmdKVDurable)
+	k := durable.KVReplica()
+	k.SetEpoch(3)
+	k.SetClock(5)
+	r.Receive(0, 1, &durable, nil, 3)
+	answer := func(opcode uint8, data func(k *nvme.KVReplicaSQE, buf []byte) nvme.KVRange) {
+		t.Helper()
+		turn()
+		i := slices.IndexFunc(out.Commands, func(c Command) bool { return c.SQE.Opcode() == opcode })
+		if i < 0 {
+			t.Fatalf("no command %#x: %+v", opcode, out)
+		}
+		c := &out.Commands[i]
+		b := data(c.SQE.KVReplica(), c.Buf)
+		r.Completed(c.Tag, nvme.Success, uint64(len(b)), b)
+	}
+	answer(nvme.CmdKVCompare, func(k *nvme.KVReplicaSQE, _ []byte) nvme.KVRange {
+		return encodeSums(&crrs.Part{First: k.First(), Bits: k.Bits(), Sums: make([]crrs.Sum, 64), Time: 7})
+	})
+	turn()
+	if len(out.Requests) != 1 || out.Requests[0].Op != kvstore.Digest {
+		t.Fatalf("%+v, want a Digest", out.Requests)
+	}
+	q := out.Requests[0]
+	own := nvme.KVRange(encodeSums(&crrs.Part{Bits: 64, Sums: make([]crrs.Sum, 64), Time: 7}))
+	own.Sum(0).Add(1, 99) // an object that the copier does not have
+	own.Seal()
+	r.Stored(&kvstore.Reply{Tag: q.Tag, ValueLen: copy(q.Value, own)})
+	answer(nvme.CmdKVFetch, func(k *nvme.KVReplicaSQE, buf []byte) nvme.KVRange {
+		last := k.Last()
+		b := nvme.NewKVRange(buf, nvme.KVCopy, k.First(), last, nvme.KVCursorAt(k.First(), nil))
+		b.SetTo(nvme.KVLastOf(last))
+		b.SetFlags(nvme.KVComplete)
+		b.Seal()
+		return b[:b.LenBytes()]
+	})
+	for _, c := range []struct {
+		tooFull bool
+		status  kvstore.Status // of the store, if it is asked
+	}{{true, 0}, {true, 0}, {false, kvstore.CapacityExceeded}, {true, 0}, {false, kvstore.OK}} {
+		r.SetFull(true, c.tooFull)
+		turn()
+		if asked := len(out.Requests) == 1 && out.Requests[0].Op == kvstore.CopyIn; asked == c.tooFull ||
+			asked == (len(out.Requests) == 0) || out.WakeNS == 0 && c.tooFull {
+			t.Fatalf("too full %v: the store is asked for %+v, and the next turn is at %d", c.tooFull, out.Requests,
+				out.WakeNS)
+		}
+		if !c.tooFull {
+			r.Stored(&kvstore.Reply{Tag: out.Requests[0].Tag, Status: c.status})
+			out = Actions{}
+			if r.Turn(&out); c.status != kvstore.OK && (len(out.Requests) > 0 || out.WakeNS != now+retryFullNS) {
+				t.Fatalf("the store has no room: %+v", out)
+			}
+		}
+	}
+	if turn(); !r.Complete() || r.Damaged() || r.Left() != "" {
+		t.Errorf("complete %v, damaged %v, %s", r.Complete(), r.Damaged(), r.Left())
 	}
 }
 
