@@ -98,3 +98,29 @@ func TestAMemberThatHasMissedViewsHasAnExit(t *testing.T) {
 		}
 	}
 }
+
+// TestALateAnswerIsForNobody: a read that was shipped has ended, and its place is another one's.
+func TestALateAnswerIsForNobody(t *testing.T) {
+	var out Actions
+	r := New(Config{Window: 8, Reads: 1, Parts: 1})
+	r.SetRole(Role{Epoch: 1, Member: true, Predecessor: 5, Successor: 7, ChainTail: 7}, &out)
+	r.Extend(100)
+	r.Receive(5, &Message{Kind: Forward, Epoch: 1, Seq: 1, Op: Put, Version: 1}, &out) // the key is dirty
+	ship := func(tag uint64) uint64 {
+		out = Actions{}
+		if r.Read(Read{Tag: tag}, &out); len(out.Sends) != 1 || out.Sends[0].Kind != Ship {
+			t.Fatalf("%+v", out)
+		}
+		return out.Sends[0].Tag
+	}
+	first := ship(1)
+	r.Reconnected(7, &out)
+	second := ship(2)
+	out = Actions{}
+	if r.Receive(7, &Message{Kind: Answer, Epoch: 1, Tag: first}, &out); len(out.Replies) > 0 {
+		t.Errorf("the answer to another read: %+v", out.Replies)
+	}
+	if r.Receive(7, &Message{Kind: Answer, Epoch: 1, Tag: second}, &out); len(out.Replies) != 1 || out.Replies[0].Tag != 2 {
+		t.Errorf("%+v", out.Replies)
+	}
+}

@@ -97,8 +97,7 @@ func (g *Replicas) retryLater(m *member, to crrs.Peer) {
 	}
 	m.lost = append(m.lost, to)
 	if m.retryNS == 0 {
-		m.retryNS = g.clock + retryLostNS
-		g.due.set(m)
+		m.retryNS = g.clock + retryLostNS // the member is touched, so that finish puts it where it belongs
 	}
 }
 
