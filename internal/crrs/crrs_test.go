@@ -120,7 +120,8 @@ func TestALateAnswerIsForNobody(t *testing.T) {
 	if r.Receive(7, &Message{Kind: Answer, Epoch: 1, Tag: first}, &out); len(out.Replies) > 0 {
 		t.Errorf("the answer to another read: %+v", out.Replies)
 	}
-	if r.Receive(7, &Message{Kind: Answer, Epoch: 1, Tag: second}, &out); len(out.Replies) != 1 || out.Replies[0].Tag != 2 {
+	r.Receive(7, &Message{Kind: Answer, Epoch: 1, Tag: second}, &out)
+	if len(out.Replies) != 1 || out.Replies[0].Tag != 2 {
 		t.Errorf("%+v", out.Replies)
 	}
 }
