@@ -237,6 +237,55 @@ func TestTheWriteThatOthersWaitForFindsMemory(t *testing.T) {
 	}
 }
 
+// TestAChainHeadHearsThatAMemberIsFull with the completion of a Forward. It refuses Puts, and asks again at the time
+// that it has told its driver.
+func TestAChainHeadHearsThatAMemberIsFull(t *testing.T) {
+	role := headRole
+	role.Successor, role.ChainTail = 1, 1
+	r, out := alone(t, role), Actions{}
+	// complete ends all commands, and returns how many there were.
+	complete := func(result uint64) (n int) {
+		r.Turn(&out)
+		for _, q := range out.Requests {
+			r.Stored(&kvstore.Reply{Tag: q.Tag, Version: q.Given})
+		}
+		n = len(out.Commands)
+		for _, c := range out.Commands {
+			r.Completed(c.Tag, nvme.Success, result, nil)
+		}
+		out = Actions{}
+		r.Turn(&out)
+		return n
+	}
+	put := func() Reply {
+		r.Write(&Write{Op: kvstore.Put, Key: testKey("key"), Tag: 1})
+		complete(0)
+		if complete(1 | nvme.KVChainFull); len(out.Replies) != 1 {
+			t.Fatalf("%+v", out)
+		}
+		return out.Replies[0]
+	}
+	if p := put(); p.Status != crrs.OK {
+		t.Fatalf("%+v", p)
+	}
+	for range 3 {
+		r.Write(&Write{Op: kvstore.Put, Key: testKey("key"), Tag: 1})
+		out = Actions{}
+		r.Turn(&out)
+		if len(out.Replies) != 1 || out.Replies[0].Refusal != kvstore.CapacityExceeded || out.WakeNS <= r.now {
+			t.Fatalf("a member is full: %+v", out)
+		}
+		r.SetTime(out.WakeNS, testWall)
+		if n := complete(1 | nvme.KVChainFull); n != 1 {
+			t.Fatalf("%d commands ask whether it still is", n)
+		}
+	}
+	r.SetTime(out.WakeNS, testWall)
+	if complete(1); out.WakeNS != 0 {
+		t.Errorf("the next turn is at %d, though nobody is full", out.WakeNS)
+	}
+}
+
 // TestCopiesWaitForRoom: while there is room only for what has begun, no batch is given to the store.
 func TestCopiesWaitForRoom(t *testing.T) {
 	role := tailRole
