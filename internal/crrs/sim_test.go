@@ -470,29 +470,6 @@ func (s *sim) resume(n *node) {
 	}
 }
 
-func (s *sim) mend(a, b int, links []pair) {
-	for _, l := range links {
-		delete(s.cut, l)
-	}
-	s.trace("mended %v", links)
-	if a == manager || b == manager {
-		return
-	}
-	// What was under way is lost, also in the direction that worked.
-	for _, p := range []pair{{a, b}, {b, a}} {
-		s.lost(s.nodes[p.from], p.to)
-	}
-}
-
-// disconnected tells the others that a node is gone.
-func (s *sim) disconnected(id int) {
-	for _, n := range s.nodes {
-		if n.id != id {
-			s.after(s.upTo(50*ms), func() { s.lost(n, id) })
-		}
-	}
-}
-
 // run runs one history and checks it.
 func run(t *testing.T, seed, nth uint64, crowd bool) *sim {
 	s := &sim{t: t, crowd: crowd, rng: rand.New(rand.NewPCG(seed, nth)), cut: map[pair]bool{},

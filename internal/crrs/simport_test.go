@@ -190,6 +190,29 @@ func (s *sim) reconnect(n *node, to int) {
 	})
 }
 
+func (s *sim) mend(a, b int, links []pair) {
+	for _, l := range links {
+		delete(s.cut, l)
+	}
+	s.trace("mended %v", links)
+	if a == manager || b == manager {
+		return
+	}
+	// What was under way is lost, also in the direction that worked.
+	for _, p := range []pair{{a, b}, {b, a}} {
+		s.lost(s.nodes[p.from], p.to)
+	}
+}
+
+// disconnected tells the others that a node is gone.
+func (s *sim) disconnected(id int) {
+	for _, n := range s.nodes {
+		if n.id != id {
+			s.after(s.upTo(50*ms), func() { s.lost(n, id) })
+		}
+	}
+}
+
 // endConnections ends connections of a node to another one, without a cut and without those in the other direction.
 func (s *sim) endConnections(n *node, other int) {
 	if other < 0 || other == n.id || n.wire == nil {
