@@ -171,6 +171,7 @@ func fillAndServe(t *testing.T, seed uint64, cfg kvstore.Config, size, overwrite
 	m := newModel(r, 1, func() int { return size })
 	keys := int(r.cfg.PartitionBytes) / (size + 34)
 	m = newModel(r, keys, m.size)
+	m.longest = size
 	for cycle := range 2 {
 		m.full = 0
 		for k := range m.keys {

@@ -116,8 +116,10 @@ func (m *model) audit(objects int64) {
 			n += int64((items-1)*format.ItemHeaderBytes + bytes)
 			most += int64((items - 1) * format.ItemHeaderBytes)
 		}
-		// A key that a split has moved may be in both segments.
+		// A key that a split has moved may be in both segments, with the items of a value that was there then.
 		most += 2 * int64(format.ItemHeaderBytes+len(h.name))
+		items, _ := m.s.Extent(m.longest)
+		most += 2 * int64((items-1)*format.ItemHeaderBytes)
 		if e.size != absent {
 			least += n
 			most += n

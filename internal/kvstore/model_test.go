@@ -118,6 +118,8 @@ type model struct {
 	tag  uint64
 	// clock numbers submissions and replies in order.
 	clock int
+	// longest is the length of the longest value that is written in pieces, or 0.
+	longest int
 	// given are all versions that the store has given to objects and Deletes.
 	given map[uint64]bool
 	size  func() int
