@@ -252,6 +252,8 @@ func TestTheNewestForwardsAreKept(t *testing.T) {
 		r.forward(0, epoch, seq, 200)
 	}
 	r.want("no place", r.answered(n), fmt.Sprint(first, ": 0x0 5"))
+	h = r.forward(0, epoch, 6, 200)
+	r.want("no place for one that is older than all", r.answered(n), fmt.Sprint(h, ": 0x0 5"))
 	h = r.forward(0, epoch, 1000, 200)
 	r.want("beyond the window", r.answered(n), fmt.Sprint(h, ": 0x0 5"))
 }

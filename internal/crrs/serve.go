@@ -103,6 +103,11 @@ func (p *Port) receiveForward(from Peer, c *Incoming, m *Message, out *Actions, 
 		return
 	}
 	if p.served.Room() == 0 {
+		// There is a place for one Forward at least. The newest has it, whose end is that of all before it.
+		if m.Seq < p.served.At(p.kept[p.lowest()]).seq {
+			t.Responses = append(t.Responses, Response{Handle: c.Handle, Result: p.mark(p.r.committed)})
+			return
+		}
 		p.answerLowest(t)
 	}
 	p.kept = append(p.kept, p.serve(from, c, m))
@@ -144,14 +149,18 @@ func (p *Port) takeKept(n int) int32 {
 
 // answerLowest answers the Forward with the lowest sequence: its write may not be committed yet.
 func (p *Port) answerLowest(t *Traffic) {
-	lowest := 0
+	i := p.takeKept(p.lowest())
+	t.Responses = append(t.Responses, Response{Handle: p.unserve(i), Result: p.mark(p.r.committed)})
+}
+
+// lowest is which of the Forwards that are kept has the lowest sequence.
+func (p *Port) lowest() (lowest int) {
 	for n, i := range p.kept {
 		if p.served.At(i).seq < p.served.At(p.kept[lowest]).seq {
 			lowest = n
 		}
 	}
-	i := p.takeKept(lowest)
-	t.Responses = append(t.Responses, Response{Handle: p.unserve(i), Result: p.mark(p.r.committed)})
+	return lowest
 }
 
 // acknowledge tells the predecessor the committed mark, with the Forwards up to it; if there is none, with the lowest
