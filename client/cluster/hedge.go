@@ -41,7 +41,7 @@ func (e *engine) hedge(now time.Duration) {
 // them: the first member may answer meanwhile.
 func (r *request) askSecond(now time.Duration) {
 	h := r.second
-	if r.phase != sent || r.write() || !r.a.open || r.a.why != nil || h.open || r.winner != nil {
+	if r.phase != sent || r.write() || !r.a.open || r.a.why != nil || h.open || !h.flow.Idle() || r.winner != nil {
 		return
 	}
 	last := r.last

@@ -35,9 +35,18 @@ func TestATimerThatIsLateAsksNobodyAgain(t *testing.T) {
 		}
 		read <- err
 	}()
-	until(t, "both are asked", func() bool { return g.nodes[0].heldCommands() > 0 && g.nodes[1].heldCommands() > 0 })
-	hedged := s.Stats().Hedged
 	e := s.engine
+	until(t, "both are asked", func() bool {
+		e.mu.Lock()
+		defer e.mu.Unlock()
+		for _, r := range e.all {
+			if r.phase == sent && r.open == 2 {
+				return true
+			}
+		}
+		return false
+	})
+	hedged := s.Stats().Hedged
 	e.mu.Lock()
 	at := s.now()
 	for _, r := range e.all {

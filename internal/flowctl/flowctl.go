@@ -169,6 +169,9 @@ const linkNode = MaxTargets
 // SentTo is the number of the target that a request goes to which Next has returned.
 func (r *Request) SentTo() int { return r.sentTo }
 
+// Idle reports whether a request has not been added, or has ended.
+func (r *Request) Idle() bool { return r.state == idle }
+
 // Add adds a request, which Next returns when it is to be sent. It returns false if the request has to wait for that.
 //
 // hot: 0 allocs
