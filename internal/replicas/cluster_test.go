@@ -285,7 +285,7 @@ func (g *rig) manage() {
 				if !g.frozen.Load() {
 					n.r.SetState(m, m)
 				}
-				n.until.Store(clock() + int64(time.Second))
+				n.until.Store(clock() + int64(time.Minute))
 			}
 		}
 		g.mu.Unlock()
