@@ -20,7 +20,7 @@ import (
 var (
 	seedFlag  = flag.Uint64("seed", 0, "run only this seed of the lab")
 	traceFlag = flag.String("lab.trace", "", "write what happens in the run of -seed to this file")
-	seedsFlag = flag.Int("lab.seeds", 600, "how many new seeds are run")
+	seedsFlag = flag.Int("lab.seeds", 400, "how many new seeds are run")
 	failFlag  = flag.Int64("lab.failures", 3, "at how many seeds that fail the test ends")
 )
 
