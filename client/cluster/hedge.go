@@ -6,7 +6,8 @@ import (
 	"jbofd/internal/nvme"
 )
 
-// hedgeTime is when a read asks a second member, if it is still the same use and the same try of its request.
+// hedgeTime says at what time a read asks a second member. It is void once the request has begun another operation
+// (use) or another try (tries).
 type hedgeTime struct {
 	r     *request
 	use   uint64
@@ -37,14 +38,18 @@ func (e *engine) hedge(now time.Duration) {
 	}
 }
 
-// askSecond asks a second member for what a read wants, if one has the tokens for it now. The read must not wait for
-// them: the first member may answer meanwhile.
+// askSecond queues a second command of a read, for another member than the one that was asked first, if one has the
+// tokens for it now; pump sends it. If none has, the read is not hedged: it is not worth it to wait for tokens, because
+// the first member may answer in the meantime.
+//
+// It does nothing if the first command has ended or was cancelled, if a second one is outstanding or queued, or if the
+// read has its answer.
 func (r *request) askSecond(now time.Duration) {
 	h := r.second
 	if r.phase != sent || r.write() || !r.a.open || r.a.why != nil || h.open || !h.flow.Idle() || r.winner != nil {
 		return
 	}
-	last := r.last
+	last := r.last // choose overwrites it when it finds no member, but no try has failed
 	ok := h.choose(r.a.x)
 	r.last = last
 	if !ok {
@@ -54,6 +59,7 @@ func (r *request) askSecond(now time.Duration) {
 		r.e.flow.Remove(int64(now), &h.flow)
 		return
 	}
+	// Both commands may be reading at the same time, so that each needs its own buffer.
 	if n := len(r.op.Cmd.Data); cap(h.buf) < n || h.buf == nil {
 		h.buf = make([]byte, n)
 	}

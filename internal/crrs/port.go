@@ -7,15 +7,15 @@ import (
 	"jbofd/internal/slab"
 )
 
-// Port makes commands of the messages of a Replica, and messages of the commands of other replicas: nodes are NVMe-oF
-// hosts of each other (docs/wire-extensions.md, replication). What one asks and another answers is one command; an Ack
-// is the completion of a Forward.
+// Port translates the messages of a Replica to NVMe commands, and the commands of other replicas to messages: the nodes
+// are NVMe-oF hosts of each other (docs/wire-extensions.md, replication). A Ship, Compare or Fetch is a command, and
+// the message that answers it is the command's completion. An Ack is the completion of a Forward or a Durable.
 //
 //	Replica ─ Sends ─> Flush ──> Command ··· queue of a host ··· target ···> Receive ─> Replica
 //	Replica <────── Completed <─ Outcome <···························· Response <── Flush, SetRole, Ranged
 //
-// Its driver calls the Replica's methods, but for SetRole, Reconnected, Receive, Ranged and Flush, in whose place are
-// those of the Port.
+// The driver calls SetRole, Receive, Ranged and Flush of the Port, not of the Replica, and Repeat in place of the
+// Replica's Reconnected. It calls all other methods of the Replica directly.
 type Port struct {
 	r      *Replica
 	number uint16
@@ -27,10 +27,12 @@ type Port struct {
 	// short has the replicas to which messages were not sent for want of a request.
 	short []Peer
 
-	// served are commands that came and are not answered. kept are the Forwards among them.
+	// served are the commands that were received and are not answered yet. kept are the Forwards among them: they stay
+	// unanswered so that there is a completion to send when the committed mark rises.
 	served slab.Table[served]
 	kept   []int32
-	// turn counts the commands that came to be answered later, for their tags.
+	// turn counts the commands that served has had. It is part of their tags, so that an answer that comes late is not
+	// taken for that of the next command in the same place.
 	turn uint32
 
 	// uses says how many requests send the memory of a value, by Mem.
@@ -177,8 +179,8 @@ func (p *Port) SetRole(role Role, out *Actions, t *Traffic) {
 	}
 }
 
-// Flush ends a turn: it calls Replica.Flush, and makes commands and answers of out.Sends. It takes out of out.Released
-// what is still being sent.
+// Flush ends a turn: it calls Replica.Flush, and makes commands and Responses of out.Sends. It removes from
+// out.Released the memory of values that are still being sent; end releases it later.
 //
 // hot: 0 allocs
 func (p *Port) Flush(out *Actions, t *Traffic) {

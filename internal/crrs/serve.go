@@ -38,13 +38,13 @@ func (p *Port) Receive(from Peer, c *Incoming, out *Actions, t *Traffic) {
 	case Durable:
 		m.Clock = k.Clock()
 		p.r.Receive(from, &m, out)
-		p.r.toldFull = p.r.Full() // with the response
+		p.r.toldFull = p.r.Full() // which the Response tells
 		t.Responses = append(t.Responses, Response{Handle: c.Handle, Result: p.mark(p.r.committed)})
 	case Sync:
 		p.r.Receive(from, &m, out)
 		t.Responses = append(t.Responses, Response{Handle: c.Handle})
 	default:
-		if p.served.Room() <= 1 { // which is for a Forward
+		if p.served.Room() <= 1 { // the last place is kept for a Forward
 			t.Responses = append(t.Responses, Response{Handle: c.Handle, Status: nvme.NamespaceNotReady})
 			return
 		}
@@ -60,7 +60,8 @@ func (p *Port) Receive(from Peer, c *Incoming, out *Actions, t *Traffic) {
 	}
 }
 
-// mark is the result of a Forward or a Durable: the committed mark, and whether a partition is nearly full.
+// mark returns the result of a Forward or a Durable: the committed mark, and whether the partition here or that of a
+// member behind is nearly full.
 func (p *Port) mark(committed uint64) uint64 {
 	if p.r.Full() {
 		committed |= nvme.KVChainFull
@@ -83,7 +84,8 @@ func partOf(k *nvme.KVReplicaSQE, behind Key, position uint64) *Part {
 	return part
 }
 
-// receiveForward takes a Forward and keeps it until its write is committed, if the Replica has the write.
+// receiveForward hands a Forward to the Replica. If the write is then under way, the Forward stays unanswered, in kept,
+// until its write is committed or there are more than the sender allows; otherwise it is answered at once.
 func (p *Port) receiveForward(from Peer, c *Incoming, m *Message, out *Actions, t *Traffic) {
 	k := c.SQE.KVReplica()
 	m.Seq, m.Mark, m.Value, m.Mem, m.Version = k.Sequence(), k.Mark(), c.Value, c.Mem, c.Header.Version()
@@ -103,7 +105,9 @@ func (p *Port) receiveForward(from Peer, c *Incoming, m *Message, out *Actions, 
 		return
 	}
 	if p.served.Room() == 0 {
-		// There is a place for one Forward at least. The newest has it, whose end is that of all before it.
+		// No place is free. At least one has a Forward, because Receive keeps the last place for one. Of the new
+		// Forward and the kept one with the lowest seq, the one with the higher seq stays: when its write is committed
+		// all writes before it are, so that its Response acknowledges these, too.
 		if m.Seq < p.served.At(p.kept[p.lowest()]).seq {
 			t.Responses = append(t.Responses, Response{Handle: c.Handle, Result: p.mark(p.r.committed)})
 			return
@@ -147,13 +151,14 @@ func (p *Port) takeKept(n int) int32 {
 	return i
 }
 
-// answerLowest answers the Forward with the lowest sequence: its write may not be committed yet.
+// answerLowest answers the kept Forward with the lowest seq. The Response has the committed mark, which may be below
+// that seq: it says nothing of the Forward's own write then.
 func (p *Port) answerLowest(t *Traffic) {
 	i := p.takeKept(p.lowest())
 	t.Responses = append(t.Responses, Response{Handle: p.unserve(i), Result: p.mark(p.r.committed)})
 }
 
-// lowest is which of the Forwards that are kept has the lowest sequence.
+// lowest returns the index in kept of the Forward with the lowest seq.
 func (p *Port) lowest() (lowest int) {
 	for n, i := range p.kept {
 		if p.served.At(i).seq < p.served.At(p.kept[lowest]).seq {
@@ -163,8 +168,9 @@ func (p *Port) lowest() (lowest int) {
 	return lowest
 }
 
-// acknowledge tells the predecessor the committed mark, with the Forwards up to it; if there is none, with the lowest
-// one, unless that is the only one, which is needed for its own write.
+// acknowledge tells the Predecessor the committed mark, for which it needs the Response to a kept Forward. It answers
+// all kept Forwards with a seq up to the mark. If there is none, it answers the one with the lowest seq, unless that is
+// the only one: it is needed to acknowledge its own write.
 func (p *Port) acknowledge(mark uint64, t *Traffic) {
 	told := false
 	for n := len(p.kept) - 1; n >= 0; n-- {
@@ -179,7 +185,8 @@ func (p *Port) acknowledge(mark uint64, t *Traffic) {
 	}
 }
 
-// answerMessage makes the Response of a message that answers a command.
+// answerMessage answers a Ship, Compare or Fetch with the Answer, Sums or Batch that the Replica has made for it. It
+// ignores a message whose command was answered before.
 func (p *Port) answerMessage(m *Message, t *Traffic) {
 	i, ok := p.servedBy(m.Tag)
 	if !ok {
@@ -187,7 +194,7 @@ func (p *Port) answerMessage(m *Message, t *Traffic) {
 	}
 	a := Response{Version: m.Version, Expires: m.Expires, Value: m.Value, Part: m.Part}
 	switch {
-	case m.Kind != Answer:
+	case m.Kind != Answer: // Sums are in Part; what a Batch has as its Value is the data of the Response
 		a.Value, a.Data = nil, m.Value
 	case m.Status == OK:
 		a.Result = uint64(m.Len)
@@ -197,13 +204,13 @@ func (p *Port) answerMessage(m *Message, t *Traffic) {
 		p.refuseView(i, t)
 		return
 	default:
-		a.Status = nvme.NamespaceNotReady
+		a.Status = nvme.NamespaceNotReady // without DNR: the sender may ask again
 	}
 	a.Handle = p.unserve(i)
 	t.Responses = append(t.Responses, a)
 }
 
-// wrongView is the Response that says that the view is another one.
+// wrongView returns the Response that refuses a command of another view. It tells the epoch of the Replica's view.
 func (p *Port) wrongView(handle uint64) Response {
 	return Response{Handle: handle, Status: nvme.KVWrongView, Result: uint64(uint32(p.r.role.Epoch))}
 }
@@ -212,7 +219,8 @@ func (p *Port) refuseView(i int32, t *Traffic) {
 	t.Responses = append(t.Responses, p.wrongView(p.unserve(i)))
 }
 
-// Ranged takes a RangeOp back, as Replica.Ranged does, and answers whoever has asked for it.
+// Ranged takes a RangeOp back, as Replica.Ranged does. If another replica has asked for it and it has failed, or is of
+// no use any more, Ranged answers that command. If it has succeeded, Flush does, with the message of the Replica.
 func (p *Port) Ranged(op *RangeOp, st StoreStatus, out *Actions, t *Traffic) {
 	n := len(out.Sends)
 	p.r.Ranged(op, st, out)
@@ -224,13 +232,13 @@ func (p *Port) Ranged(op *RangeOp, st StoreStatus, out *Actions, t *Traffic) {
 	case op.asker == NoPeer || !ok:
 	case st != Done:
 		t.Responses = append(t.Responses, Response{Handle: p.unserve(i), Status: nvme.UnrecoveredReadError | nvme.DNR})
-	case len(out.Sends) == n: // it has another view, or is damaged
+	case len(out.Sends) == n: // the Replica has no answer: its view has changed, or it is damaged
 		p.refuseView(i, t)
 	}
 }
 
-// Abort takes out a Forward that is kept, because its association has ended, and answers it. It reports whether it has
-// found one; other commands take their course.
+// Abort answers a kept Forward whose association has ended, and reports whether it has found one with the handle. It
+// has no effect on other commands, which end by themselves.
 func (p *Port) Abort(handle uint64, t *Traffic) bool {
 	for n, i := range p.kept {
 		if p.served.At(i).handle == handle {

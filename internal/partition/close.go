@@ -7,13 +7,15 @@ import (
 	"jbofd/internal/ssd"
 )
 
-// CloseOptions say how long Partition.CloseWith may take.
+// CloseOptions bound how long Partition.CloseWith may take.
 type CloseOptions struct {
-	// Patience is for everything but the bytes of the last checkpoint.
+	// Patience is how long CloseWith may take, apart from the time that it grants for each byte of the last checkpoint
+	// that is written (MinCheckpointRate).
 	Patience time.Duration
-	// Sharing is how many stores write to the drive their last checkpoints at the same time; 0: 1.
+	// Sharing is how many stores write their last checkpoints to the drive at the same time; 0 counts as 1.
 	Sharing int
-	// Stop, once it is closed, leaves only checkpointTimeout of Patience; nil: it never is.
+	// Stop, once it is closed, ends the return of values from swap areas. Of Patience no more than checkpointTimeout is
+	// left then, for the last checkpoint. A nil Stop is never closed.
 	Stop <-chan struct{}
 }
 
@@ -24,19 +26,22 @@ func (p *Partition) Close(patience time.Duration) error {
 	return p.CloseWith(CloseOptions{Patience: patience})
 }
 
-// CloseWith moves values back from swap areas, stops the store with a last checkpoint, so that the next Open has no log
-// to replay, and returns the memory. The submitters must have stopped. Idempotent.
+// CloseWith closes the partition. It moves values back from swap areas, stops the store with a last checkpoint, so that
+// the next Open has no log to replay, and frees the memory. The submitters must have stopped. Only the first call has
+// an effect; another one returns nil at once, also while the first is still closing.
 //
-// All of that may take as long as the options say, and as much longer as what was written of the last checkpoint takes
-// at MinCheckpointRate. So a long checkpoint has the time that it needs, and a drive that does not answer is not waited
-// for. Nothing acknowledged is lost if the time is over, or if the drive has vanished, but CloseWith then gives up: it
-// ends the Requests that the store still has with kvstore.DeviceError, so that their outcome is indeterminate, and does
-// not return the memory if a device may still use it. No new I/O starts, but those at the device may still change the
-// partition. Before it is opened again, or its extent is used for something else, the caller must wait for them with
-// drive.Drive.Quiesce.
+// The time limit is o.Patience. Each byte of the last checkpoint that is written extends it by the time that the byte
+// takes at MinCheckpointRate. So a long checkpoint has the time that it needs as long as it makes progress, and a drive
+// that does not answer does not hold CloseWith up.
 //
-// Errors: one that says that the last checkpoint was not done in time; ssd.ErrGone; ErrKeysSwapped if the checkpoint
-// was done, but values are left in swap areas.
+// If the time is over, or the drive has vanished, CloseWith gives up. Acknowledged writes are not lost: the next Open
+// replays the log. The Requests that the store still has end with kvstore.DeviceError, and their outcome is
+// indeterminate. Memory that a device may still use is not freed. No new I/O starts, but the I/Os that the device
+// already has may still change the partition. The caller must therefore wait for them with drive.Drive.Quiesce before
+// it opens the partition again or uses its extent for something else.
+//
+// Errors: ssd.ErrGone if the drive has vanished; an error without a sentinel if the last checkpoint was not done in
+// time; ErrKeysSwapped if it was, but values are left in swap areas.
 func (p *Partition) CloseWith(o CloseOptions) error {
 	p.driver.Lock()
 	if p.phase != serving {
@@ -82,20 +87,20 @@ func (p *Partition) CloseWith(o CloseOptions) error {
 }
 
 const (
-	// MinCheckpointRate is how many bytes a second a last checkpoint has to be written at, on average, not to be given
-	// up. All stores that are closed on a drive share it.
+	// MinCheckpointRate is the average rate in bytes per second below which CloseWith gives a last checkpoint up. The
+	// stores of a drive that are closed at the same time share it (CloseOptions.Sharing).
 	MinCheckpointRate = 32 << 20
-	// checkpointTimeout is how much of its patience CloseWith keeps for the last checkpoint while values are moved
-	// back.
+	// checkpointTimeout is how much of Patience, but never more than half, CloseWith keeps for the last checkpoint
+	// while it moves values back.
 	checkpointTimeout = 500 * time.Millisecond
-	// takeOutTimeout is how long CloseWith waits for I/Os of a store that was given up. Those that the device does not
-	// have come back at once.
+	// takeOutTimeout is how long CloseWith waits for the I/Os of a store that it has given up. I/Os that are not at the
+	// device yet end at once; waiting longer for the others would exceed the time limit.
 	takeOutTimeout = 10 * time.Millisecond
-	// lookEvery is how often CloseWith looks how far the checkpoint is and whether it is to stop.
+	// lookEvery is the interval at which CloseWith looks at the progress of the checkpoint and at Stop.
 	lookEvery = 10 * time.Millisecond
 )
 
-// closingEvery is how often Config.Closing is told.
+// closingEvery is the interval between calls of Config.Closing.
 var closingEvery = 3 * time.Second
 
 // closer waits for a store that is being closed.
@@ -103,14 +108,15 @@ type closer struct {
 	p       *Partition
 	began   int64
 	sharing int64
-	// granted is how many bytes of the last checkpoint have bought time, most how many may.
+	// granted is the number of bytes of the last checkpoint for which time was granted. most is the limit of granted:
+	// the length of the checkpoint when it was first known.
 	granted, most int64
 	// told counts the calls of Config.Closing.
 	told int64
 }
 
-// await waits until the store has stopped or was found lost, and reports that; false: the time is over, or stop is
-// closed. Bytes of the last checkpoint that are written meanwhile extend the deadline (grant).
+// await waits until the store has stopped or its drive has vanished, and then returns true. It returns false if the
+// time is over or stop is closed. Bytes of the last checkpoint that are written meanwhile extend the deadline (grant).
 func (c *closer) await(patience time.Duration, stop <-chan struct{}) bool {
 	env := c.p.driver.Env()
 	for deadline := env.Now() + int64(patience); ; {
@@ -131,8 +137,8 @@ func (c *closer) await(patience time.Duration, stop <-chan struct{}) bool {
 	}
 }
 
-// grant returns the time for the bytes that were written since it was called last. A checkpoint that fails and is
-// written again gets none for that.
+// grant returns the time, in nanoseconds, for the bytes that were written since the last call. If a checkpoint fails
+// and is written again, no more time is granted for the second attempt: most limits all that is granted.
 func (c *closer) grant() int64 {
 	written, left := c.p.lastCheckpoint()
 	if c.most == 0 && written+left > 0 {
@@ -143,7 +149,7 @@ func (c *closer) grant() int64 {
 	return n * 1e9 / MinCheckpointRate * c.sharing
 }
 
-// tell tells Config.Closing how far the last checkpoint is, when it is time.
+// tell calls Config.Closing with the progress of the last checkpoint, once per closingEvery.
 func (c *closer) tell() {
 	n := (c.p.driver.Env().Now() - c.began) / int64(closingEvery)
 	if n == c.told || c.p.cfg.Closing == nil {

@@ -224,8 +224,10 @@ func (p *Partition) startAll(w *waiting, now int64) (any bool) {
 	return any
 }
 
-// startWrites is startAll for Puts and Deletes: Requests of both are taken in turn, and when one is refused, those of
-// the other kind that the store takes.
+// startWrites is startAll for the queues of Puts and of Deletes, which share the store's room for writes. The next
+// Request is a Put, unless the tenant that is next among the Deletes has fewer Deletes in the store than the one that
+// is next among the Puts has Puts. If the store refuses a Request, startWrites goes on with the other queue alone: the
+// store may have room for a Delete, which can free space, when it has none for a Put.
 func (p *Partition) startWrites(now int64) (any bool) {
 	puts, deletes := &p.queues[putQueue], &p.queues[deleteQueue]
 	for puts.n > 0 && deletes.n > 0 {
@@ -246,8 +248,10 @@ func (p *Partition) startWrites(now int64) (any bool) {
 	return p.startAll(deletes, now) || any
 }
 
-// startNext gives the next Request of a queue, which has one, to the store. The store takes or refuses it, or it is
-// over.
+// startNext gives the next Request of w, which must not be empty, to the store, or to the Source if that handles it.
+// taken: the store or the Source has the Request now. refused: it has no room; the Request stays the first of its
+// tenant in w, where Abort still finds it. If it is neither, the Request has ended with kvstore.Aborted, because Abort
+// has taken it out or its Pass or Extent is stale.
 func (p *Partition) startNext(w *waiting, now int64) (taken, refused bool) {
 	l, r := p.swapping, w.peek()
 	if !r.start() {

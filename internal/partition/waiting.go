@@ -49,7 +49,8 @@ func (w *waiting) peek() *Request {
 	return w.queues[w.active[w.best]].first
 }
 
-// leastInStore is how many Requests the tenant has in the store that is served next. There is one.
+// leastInStore returns the number of Requests that the store has of the tenant that is served next. w must not be
+// empty.
 func (w *waiting) leastInStore() int {
 	w.peek()
 	return w.queues[w.active[w.best]].inStore
@@ -68,7 +69,7 @@ func (w *waiting) pop() {
 	}
 }
 
-// requestDone counts a Request that was popped as over.
+// requestDone counts a Request that pop has taken out as no longer in the store.
 func (w *waiting) requestDone(r *Request) { w.queues[r.Tenant].inStore-- }
 
 // popAny takes out a Request that the store will not get, or returns nil.

@@ -135,7 +135,8 @@ func (p *Publisher) retire(used map[*nvmeof.Namespace]*Store) {
 }
 
 // Close closes a store that hosts do not use, and tells Config.Closed. It is for stores that were opened and are not
-// published. If the node is to stop, it waits only for a last checkpoint, for half a second.
+// published. Once the node is to stop, it waits only for the last checkpoint: for half a second, or longer while the
+// checkpoint makes progress (partition.MinCheckpointRate).
 func (p *Publisher) Close(s *Store, patience time.Duration) {
 	p.closed(s, s.CloseWith(partition.CloseOptions{Patience: patience, Stop: p.cfg.Stopping}))
 }

@@ -1,6 +1,7 @@
-// Package etcdserver runs a server of etcd, so that a cluster of boxes needs nothing else. It is made for a process of
-// its own (jbofd etcd): a server of etcd ends its process when it cannot write to its disk, and its memory would be
-// collected together with the data path's. It is built with the tag etcd, which make build sets.
+// Package etcdserver runs an etcd server, so that a jbofd cluster needs no other installation of etcd. It is made for a
+// process of its own (jbofd etcd), for two reasons: an etcd server exits the process when it cannot write to its disk,
+// and in the process of a target its heap would make the garbage collector of the data path work harder. The server is
+// built with the tag etcd, which make build sets.
 package etcdserver
 
 import (
@@ -20,17 +21,18 @@ var ErrNotBuilt = errors.New("built without etcd (make build with ETCD=): use an
 
 // Config describes a server.
 type Config struct {
-	// Cluster is the name of the cluster. Servers of another one are refused.
+	// Cluster is the name of the cluster. The server refuses members of other clusters.
 	Cluster string
-	// Name is that of this member; Members has the URL at which the members reach each other, by name, with this one.
-	// They are the members of a new cluster, and ignored when Dir has data.
+	// Name is the name of this member. Members maps the name of each member, this one included, to the URL at which the
+	// other members reach it. Members describes a new cluster, and is ignored if Dir has data.
 	Name    string
 	Members map[string]string
-	// Dir is the directory of the data, which is made.
+	// Dir is the data directory. Run creates it.
 	Dir string
 	// ClientURL is where clients connect, http or https.
 	ClientURL string
-	// CertFile, KeyFile and CAFile are for https, to clients and members: all must show a certificate of the CA.
+	// CertFile, KeyFile and CAFile configure https for clients and members. Both must present a certificate that the CA
+	// has issued. All three are empty for http.
 	CertFile, KeyFile, CAFile string
 }
 
@@ -66,7 +68,7 @@ func (c *Config) Check() error {
 	return nil
 }
 
-// initialCluster is the list of members as etcd wants it.
+// initialCluster returns the members in the form of etcd's --initial-cluster.
 func (c *Config) initialCluster() string {
 	var list []string
 	for name, u := range c.Members {

@@ -15,8 +15,12 @@ import (
 // Built reports whether there is a server in this binary.
 const Built = true
 
-// Run runs the server until ctx ends or the server fails. It calls ready, if not nil, once the server serves clients.
-// A failure of its disk ends the process. Its log goes to standard error.
+// Run runs the server until ctx ends, stops it and returns nil. It calls ready, if not nil, once the server serves
+// clients; a new cluster does not before a majority of its members runs. If the server cannot write to its disk, it
+// exits the process. It logs to standard error.
+//
+// Errors: those of Config.Check, of creating the data directory, and of etcd if the server fails or stops by itself.
+// Without the tag etcd: ErrNotBuilt.
 func Run(ctx context.Context, cfg Config, ready func()) error {
 	if err := cfg.Check(); err != nil {
 		return err
@@ -68,10 +72,12 @@ func (c *Config) embedded() *embed.Config {
 			ClientCertAuth: true}
 		e.ClientTLSInfo, e.PeerTLSInfo = tls, tls
 	}
-	// While there is no leader, and a node is away, no node has authority: the leader may be on the node that was lost.
-	// An election that was not necessary costs no more than an instant without changes of the map.
+	// Elections must be fast. A node that fails may have run etcd's leader. Until another one is elected, the manager
+	// cannot prove that it is the only one (package cluster), and no node gets authority. An unnecessary election costs
+	// little: for an instant, the map cannot change.
 	e.TickMs, e.ElectionMs = 50, 500
-	// A manager writes its stamp eight times in a lease. The history is of no use, and would fill the quota in weeks.
+	// A manager writes its stamp eight times in a lease. Nobody reads old revisions, which would fill etcd's space
+	// quota in weeks.
 	e.AutoCompactionMode, e.AutoCompactionRetention = "periodic", "10m"
 	e.MaxRequestBytes = 4 << 20 // a view
 	e.EnableGRPCGateway = false

@@ -76,7 +76,9 @@ func (o *op) pass(n int) bool {
 	return o.position != 0
 }
 
-// listRead handles the end of the read of a segment.
+// listRead continues a List whose segment was read. It appends the keys of the segment to the result and goes on to the
+// next segment. The List ends when the result is full or the last segment is done. If the segment has moved since the
+// read was started, the List looks for its segment again.
 func (m *Machine) listRead(i int32) {
 	o := &m.ops[i]
 	if m.moved(o) {
@@ -85,9 +87,9 @@ func (m *Machine) listRead(i int32) {
 	}
 	seg, _ := m.check(i, nil)
 	switch {
-	case seg == nil:
+	case seg == nil: // check has ended the List, or reads the segment again
 	case seg.Lossy():
-		m.lost(i) // a list that lacks keys would be taken for complete
+		m.lost(i) // the host could not tell a List without the lost keys from a complete one
 	case m.listSegment(o, seg) && o.pass(m.Table.Bits(o.segment)):
 		m.list(i)
 	default:

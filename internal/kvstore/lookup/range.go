@@ -286,7 +286,8 @@ func (m *Machine) rangeFails(i int32, r Result) {
 	m.endRange(i, r, flags)
 }
 
-// rangeRead handles the end of the read of a segment.
+// rangeRead continues a range op whose segment was read. If the segment has moved since the read was started, the op
+// looks for its segment again.
 func (m *Machine) rangeRead(i int32) {
 	o := &m.ops[i]
 	if m.moved(o) {
@@ -299,7 +300,9 @@ func (m *Machine) rangeRead(i int32) {
 	}
 }
 
-// rangeSegment handles what a segment has behind the cursor.
+// rangeSegment adds what a segment has behind the cursor to the result of a range op, and goes on or ends the op. An op
+// ends before a segment that has lost keys. If that is the first segment of the op, a Count or Digest fails; other ops
+// return what the segment has, and flag the loss.
 func (m *Machine) rangeSegment(i int32, seg format.Segment) {
 	o := &m.ops[i]
 	ro := &m.ranges[o.ranged]

@@ -37,8 +37,8 @@ const (
 	maxGuesses = 16
 )
 
-// beginHeaders reads the headers of the chunks that may have been opened since the checkpoint, with the block behind
-// each.
+// beginHeaders begins to read the headers of the chunks that may have been opened since the checkpoint. With each it
+// reads the block behind it, which shows whether a chunk without a header has been used (looksUsed).
 func (m *Machine) beginHeaders() {
 	m.found = make([]found, len(m.image.Pool.Chunks))
 	m.stage, m.next = readHeaders, 0
@@ -81,7 +81,10 @@ func (m *Machine) headerBuf(slot int32) []byte {
 	return m.image.Buf[int(slot)*m.headerBytes():][:m.headerBytes()]
 }
 
-// headerRead takes a chunk's header, if it could be read.
+// headerRead judges the header of a chunk and the block behind it, once the read in a slot has ended; ok is false if
+// the read has failed. A valid header goes to found. A chunk whose header is lost, or may be, goes to lost: it is
+// searched later for records that say what the header said. Then headerRead reads the next header in the same slot, or
+// goes on to the checkpoint after the last one.
 func (m *Machine) headerRead(slot int32, ok bool) {
 	i, buf := m.of[slot], m.headerBuf(slot)
 	m.found[i].read = true
@@ -90,9 +93,11 @@ func (m *Machine) headerRead(slot int32, ok bool) {
 	case ok && err == nil:
 		m.takeHeader(i, h)
 	case !ok || h.Begins() || h.UUID() == m.image.Super.UUID():
+		// The header cannot be read, or it is damaged: its magic or its UUID is still right.
 		m.lost = append(m.lost, lostHeader{chunk: i, bytes: int(m.image.Pool.Bytes())})
 	default:
-		// The chunk was never used, or the header was overwritten.
+		// The block is no header at all: the chunk was never used, or all of its header was lost. Only the block behind
+		// it tells which.
 		if l := m.looksUsed(i, buf[m.cfg.BlockSize:]); l.bytes > 0 {
 			m.lost = append(m.lost, l)
 		}
@@ -104,8 +109,9 @@ func (m *Machine) headerRead(slot int32, ok bool) {
 	}
 }
 
-// looksUsed reports whether the first block of chunk i behind its header begins with something that looks like a record
-// or like a page of the checkpoint, by how much of the chunk has to be read to know. It is 0 if not.
+// looksUsed looks at b, the block behind the header of chunk i. If b begins with something that looks like a record or
+// like a page of the checkpoint, it returns the length of the chunk that has to be read to be sure, as bytes, and the
+// version of the record. Otherwise bytes is 0.
 func (m *Machine) looksUsed(i format.ChunkNumber, b []byte) (l lostHeader) {
 	l.chunk = i
 	seg, v, p := format.Segment(b), format.Value(b), format.Page(b)
@@ -123,7 +129,8 @@ func (m *Machine) looksUsed(i format.ChunkNumber, b []byte) (l lostHeader) {
 	return l
 }
 
-// takeCheckpoint takes the chunks that the superblock says the checkpoint is in, and reports whether it says so.
+// takeCheckpoint sets image.Checkpoint to the chunks that the superblock names. It returns false if the superblock does
+// not name them, or names one that is not in the partition. It also counts those whose header is lost.
 func (m *Machine) takeCheckpoint() bool {
 	chunks := m.image.Super.Chunks(m.image.Checkpoint[:0])
 	if len(chunks) == 0 || int(slices.Max(chunks)) >= len(m.found) {
@@ -138,7 +145,8 @@ func (m *Machine) takeCheckpoint() bool {
 	return true
 }
 
-// takeHeader takes a valid header. If it belongs to another store, nothing in the chunk counts.
+// takeHeader records what a valid header says. A header of another store is ignored: it is left from an earlier use of
+// the extent, as is all that is in the chunk.
 func (m *Machine) takeHeader(i format.ChunkNumber, h format.ChunkHeader) {
 	if h.UUID() != m.image.Super.UUID() {
 		return
@@ -150,8 +158,8 @@ func (m *Machine) takeHeader(i format.ChunkNumber, h format.ChunkHeader) {
 	}
 }
 
-// takeCheckpointChunk notes that chunk i is number n of the checkpoint. One that was not finished before a crash may
-// have had the same id.
+// takeCheckpointChunk records that chunk i is number n of the checkpoint. If two chunks claim that, the one that was
+// opened later is right: a checkpoint that a crash has interrupted may have had the same id.
 func (m *Machine) takeCheckpointChunk(i format.ChunkNumber, n int) {
 	if n >= m.image.Super.CheckpointChunks() {
 		return
@@ -200,7 +208,7 @@ func (m *Machine) findPages() {
 	m.beginPages()
 }
 
-// pageFound takes the page that findPages has read.
+// pageFound handles the end of the read of findPages: a page of the checkpoint shows that its chunk belongs to it.
 func (m *Machine) pageFound() {
 	sb, l := m.image.Super, m.lost[m.step]
 	p := format.Page(m.loaded())
@@ -254,7 +262,9 @@ func (m *Machine) probe() {
 	m.load(l.chunk, 0, format.ChunkOffset(l.bytes))
 }
 
-// probed takes the chunk that probe has read.
+// probed handles the end of the read of probe. It finds out what the chunk is: its header can be read after all, or the
+// checkpoint names it, or its records say so (guess). If the whole chunk was read and none of that is the case, the
+// header counts as lost.
 func (m *Machine) probed() {
 	l, buf := m.lost[m.step], m.loaded()
 	h := format.ChunkHeader(buf[:format.ChunkHeaderBytes])
@@ -266,7 +276,7 @@ func (m *Machine) probed() {
 	case h.Check() == nil && h.UUID() == m.image.Super.UUID(): // it can be read after all
 		m.found[l.chunk] = found{epoch: h.Epoch(), kind: h.Kind(), read: true}
 		m.noteEpoch(h.Epoch())
-	case slices.Contains(m.image.Checkpoint, l.chunk): // it is known what the chunk is, and counted
+	case slices.Contains(m.image.Checkpoint, l.chunk): // known, and LostHeaders has it already
 	case m.guess(l.chunk, buf):
 		m.image.LostHeaders++
 	case whole:
@@ -283,9 +293,10 @@ func (m *Machine) probed() {
 	m.probe()
 }
 
-// guess looks for a record in chunk i that was written since the checkpoint, and for the epoch that makes its checksum
-// right. If there is one, it says what the header has said. A record with the epoch that the checkpoint knows is of a
-// chunk that was open then: it is not tried with others, of which one in 2^32 makes its checksum right by chance.
+// guess looks for a record in chunk i that was written since the checkpoint, and for the epoch with which its checksum
+// is right. If it finds both, they say what the header said: guess sets found and returns true. A record whose checksum
+// is right with the epoch that the checkpoint has for the chunk belongs to a chunk that was open then. Such a record is
+// not tried with other epochs, because each has a chance of one in 2^32 to be right by accident.
 func (m *Machine) guess(i format.ChunkNumber, buf []byte) bool {
 	sum, pool := format.Summary(m.summary[:]), m.image.Pool
 	guesses := 0

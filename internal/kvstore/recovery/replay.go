@@ -217,14 +217,18 @@ func (m *Machine) freeVacant() {
 	}
 }
 
-// countSegment counts a segment, if it is the newest of its number, and its values as live.
+// countSegment counts a segment and the values of its keys as live, if it is the newest segment of its number: the
+// replay has made the SegTbl point to that one. It adds the number of keys that exist to image.Objects.
+//
+// A segment may still have keys that a split has moved to another segment. They do not count here, nor do the items
+// that follow the item of such a key and have no key of their own: further pieces of its value.
 func (m *Machine) countSegment(seg format.Segment, offset units.ExtentOffset) {
 	n, table := seg.Number(), &m.image.Table
 	if n >= table.Len() || table.Get(n) != lookup.NewEntry(offset, seg.ExtentBytes()) {
 		return
 	}
 	m.addLive(m.image.Pool.Of(offset), seg.ExtentBytes())
-	here := false // the last key belongs to the segment and exists
+	here := false // the latest key belongs to this segment and is not deleted
 	for at := seg.First(); at < seg.LengthBytes(); {
 		it := seg.Item(at)
 		at += it.LengthBytes()

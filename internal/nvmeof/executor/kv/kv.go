@@ -1,15 +1,17 @@
-// Package kv executes commands for the keys and values of partitions: it makes partition.Requests of them.
+// Package kv executes key-value commands: it translates each command to a partition.Request, and the outcome of the
+// Request to an NVMe status.
 //
 //	Command ──> memory ──> Batch ──> partition.Partition ──> kvstore.Store
 //	   ^                                     │
 //	   └── NeedData, Done <── KVDone ────────┘
 //
-// A Store that does not come in its capsule, and a List, get a buffer before they go to their partition. A Retrieve
-// gets its buffer when the store knows how long the value is, for hosts have buffers for the longest value: if there is
-// no memory then, the Retrieve waits for it and asks the store again.
+// A Store whose data is not in its capsule, and a List, get a buffer before they go to their partition. A Retrieve gets
+// its buffer only when the store knows how long the value is: a host offers a buffer for the longest value that there
+// may be, and most values are shorter. If no memory is free then, the Retrieve waits for memory and asks the store
+// again.
 //
-// The data of a command of extended key-value begins with a header (docs/wire-extensions.md), which is read before the
-// Request is made, and written when it is done.
+// The data of an extended key-value command begins with a header (docs/wire-extensions.md). That of a Store or Delete
+// is parsed before the Request is submitted; that of a Retrieve is written when the Request is done.
 package kv
 
 import (
@@ -50,9 +52,10 @@ type command struct {
 	e    *Executor
 	c    *executor.Command
 	wait memory.Wait
-	// wanted is how much of the value a Retrieve is to return at most, head is the size of the header in front of it.
+	// wanted is how many bytes of the value a Retrieve may return at most. head is the size of the header in front of
+	// the value, 0 if there is none.
 	wanted, head int
-	// extended: the Request has fields that come from a header.
+	// extended: fields are set that only some commands use. Begin calls forgetHeader before the slot's next command.
 	extended bool
 	// room is makeRoom, for Request.Room.
 	room func(length int) []byte
@@ -78,7 +81,8 @@ func (e *Executor) Abort(c *executor.Command) bool {
 	return k.Request.Abort()
 }
 
-// makeRoom implements partition.Request.Room.
+// makeRoom implements partition.Request.Room. If no memory is free it returns a Value that is too short, so that the
+// Request ends without the value and KVDone waits for memory.
 func (k *command) makeRoom(length int) []byte {
 	n := min(length, k.wanted)
 	if n <= len(k.Value) {
@@ -116,7 +120,7 @@ func (k *command) KVDone(*partition.Request) (kick bool) {
 		k.dropBuffer()
 		switch ok, stopped := k.wait.Get(k.head + n); {
 		case ok:
-			return c.Port.NeedData(c) // to be judged again, and to ask the store again
+			return c.Port.NeedData(c) // DataReady follows, and asks the store again if the command is still valid
 		case !stopped:
 			return false
 		}
@@ -166,7 +170,7 @@ func (k *command) putHeader() {
 	h.SetExpires(k.ObjectExpires)
 }
 
-// versionResult is the result of an extended Store or Delete.
+// versionResult is the result of an extended Store or Delete: the version of the object, or 0 if the outcome has none.
 func (k *command) versionResult() uint64 {
 	switch k.Status {
 	case kvstore.OK, kvstore.Exists, kvstore.VersionMismatch, kvstore.Superseded:
@@ -175,8 +179,10 @@ func (k *command) versionResult() uint64 {
 	return 0
 }
 
-// takeHeader reads the header of an extended Store or Delete and leaves the value in Value. It returns false if the
-// header is wrong; then the command has failed.
+// takeHeader parses the header at the beginning of the data of an extended Store or Delete (nvme.KVWriteHeader). It
+// sets the fields of the Request that come from the header, and Value to the data behind it, which is the value. If a
+// field is wrong, takeHeader fails the command with KVInvalidHeader, whose result is the offset of the field, and
+// returns false.
 //
 // hot: 0 allocs
 func (k *command) takeHeader() bool {
@@ -301,7 +307,7 @@ func (b *batch) Begin(c *executor.Command) {
 	k.KeyLen = uint8(len(sqe.Key(&k.Key)))
 	k.Value, k.Room, k.Pass, k.Extent = nil, nil, c.Pass, c.Plan.Namespace.Extent
 	k.wait.Begin()
-	if k.extended { // the slot's command before was
+	if k.extended { // by the previous command of this slot
 		k.forgetHeader()
 	}
 	if k.Op.IsRange() {
@@ -333,7 +339,8 @@ func (b *batch) Begin(c *executor.Command) {
 	}
 }
 
-// begin adds a command that has memory for n bytes, with its data if the host brings any.
+// begin adds a command that has a buffer of n bytes to the batch of its partition. If the host sends data, the buffer
+// has it. Wide commands with data are extended Stores and Deletes: they end here if their header is wrong.
 //
 // hot: 0 allocs
 func (b *batch) begin(k *command, n int) {
@@ -345,7 +352,7 @@ func (b *batch) begin(k *command, n int) {
 	b.add(k)
 }
 
-// needs is how long a buffer a command needs, or a Retrieve may need.
+// needs is the length of the buffer that a command needs, 0 if none. It is the most that a Retrieve may need.
 func needs(p *nvmeof.Plan) int { return int(max(p.ToController, p.AnswerBytes)) }
 
 // DataReady implements executor.Batch.

@@ -26,14 +26,14 @@ type device struct {
 	ctx      handle
 	keeper   handle
 	attr     Attr
-	file     *os.File // file descriptor of the device's event queue
-	removed  chan struct{}
-	watched  chan struct{} // closed when watch has returned
+	file     *os.File      // file descriptor of the device's event queue
+	removed  chan struct{} // closed by remove
+	watched  chan struct{} // closed when the goroutine that reads the device's events has ended
 	releases sync.Once
 
 	mu        sync.Mutex
-	users     int // number of endpoints and domains
-	gone      bool
+	users     int  // number of endpoints and domains
+	gone      bool // the device is removed
 	endpoints map[*endpoint]struct{}
 }
 
@@ -99,6 +99,7 @@ func (d *device) put() {
 	}
 }
 
+// join adds an endpoint to those that learn of the device's events. leave takes it out and ends its use of the device.
 func (d *device) join(e *endpoint) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -112,13 +113,19 @@ func (d *device) leave(e *endpoint) {
 	d.put()
 }
 
+// present returns the endpoints that have joined and not left.
 func (d *device) present() []*endpoint {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	return slices.Collect(maps.Keys(d.endpoints))
 }
 
-// remove reports the removal of the device to all its users.
+// remove marks the device as removed and tells its users: it closes the channel that Removed returns, and reports the
+// event Removed to each endpoint. From then on get returns ErrDeviceRemoved. Only the first call has an effect. There
+// are several, because the keeper, each endpoint's identifier and the device's event queue all report the removal.
+//
+// A device with users is freed by the last put, one without users here. That takes a goroutine of its own: release
+// waits for the goroutine that reads the device's events, and remove may be running on it.
 func (d *device) remove() {
 	d.mu.Lock()
 	if d.gone {
@@ -166,7 +173,7 @@ func (d *device) onCM(ev cmEvent) {
 	}
 }
 
-// drain dispatches the device's pending events.
+// drain dispatches the device's pending events. It returns true once no more can follow, because the device is removed.
 func (d *device) drain() (last bool) {
 	for {
 		ev, err := contextAsync(d.ctx)

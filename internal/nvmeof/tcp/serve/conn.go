@@ -58,8 +58,8 @@ type conn struct {
 	readFn   func(fd uintptr) bool
 	readN    int
 	readErr  error
-	place    []byte
-	awaits   bool        // data that the host was asked for are awaited
+	place    []byte      // buffer of a command, for the data that the socket has next; nil: rx is read into
+	awaits   bool        // the host owes data of a command
 	bulk     bool        // at least bulkBytes of them
 	parked   atomic.Bool // the reader sleeps in the netpoller, or is about to; see watch
 	events   [16]unix.EpollEvent

@@ -11,7 +11,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// read waits for data and reads it, first into place and then into rx. readN is how many bytes it has read.
+// read waits until the socket has data and reads it, first into place, which may be nil, and then into rx. It sets
+// readN to the number of bytes read.
 func (c *conn) read(place []byte) error {
 	c.place = place
 	for {
@@ -22,8 +23,9 @@ func (c *conn) read(place []byte) error {
 		case c.readErr != nil:
 			return c.readErr
 		case errors.Is(err, os.ErrDeadlineExceeded) && !c.isDead():
-			// Woken by a busy neighbour (see watch). Clearing the deadline must not undo
-			// shut's, which may have come in between.
+			// Another connection has woken this reader by means of a deadline in the past (watch.othersWait). shut sets
+			// such a deadline as well. If it has done so in the meantime, its deadline was cleared here, and isDead
+			// says so.
 			if err := c.nc.SetReadDeadline(time.Time{}); err != nil {
 				return err
 			}
@@ -38,8 +40,13 @@ func (c *conn) read(place []byte) error {
 	}
 }
 
-// readReady reads what the socket has; false parks the goroutine until there is
-// something.
+// readReady is the callback of RawConn.Read. It reads without blocking and returns true if that returned data, the end
+// of the stream or an error (readN, readErr). If it returns false, RawConn.Read parks the goroutine until the socket is
+// readable and calls readReady again. Data that arrives between the last attempt to read and the parking is not missed,
+// because the runtime's poller notes it.
+//
+// If data is likely to arrive soon, readReady first spins for up to Config.SpinFor. Before it parks it returns an empty
+// receive buffer to the pool, so that idle connections hold none.
 //
 // hot: 0 allocs
 func (c *conn) readReady(fd uintptr) bool {
@@ -47,14 +54,15 @@ func (c *conn) readReady(fd uintptr) bool {
 	if c.rx == nil {
 		c.rx = c.srv.rx.get()
 	}
-	if c.rxStart > 0 { // make room at the end
+	if c.rxStart > 0 { // move the bytes that are not parsed yet to the front, to make room behind them
 		c.rxEnd = copy(c.rx, c.rx[c.rxStart:c.rxEnd])
 		c.rxStart = 0
 	}
 	if c.tryRead(fd) {
 		return true
 	}
-	// The next thing comes soon if it is the host's turn: nothing is in flight, or it was asked for data.
+	// Data is likely to arrive soon if the host has nothing to wait for: no command is in flight, or it owes the data
+	// of a command. Otherwise the host may be waiting for a drive, and the reader would spin for nothing.
 	if c.srv.cfg.SpinFor > 0 && (c.InFlight() == 0 || c.awaits) && c.spin.ShouldSpin() {
 		ok := c.spinRead(fd)
 		c.spin.Result(ok)
@@ -69,7 +77,8 @@ func (c *conn) readReady(fd uintptr) bool {
 	return false
 }
 
-// tryRead reports whether there was data, the end, or an error.
+// tryRead reads without blocking. It reports whether that returned data, the end of the stream or an error; if not, the
+// socket has no data.
 func (c *conn) tryRead(fd uintptr) bool {
 	room := c.rx[c.rxEnd:]
 	if c.bulk {
@@ -98,7 +107,8 @@ func (c *conn) tryRead(fd uintptr) bool {
 // at the scheduler, which together take longer than one try.
 const spinRounds = 4
 
-// spinRead reads as soon as there is data. It gives up when SpinFor is over or another connection has data.
+// spinRead polls the socket until tryRead succeeds, and reports whether it did. It gives up after SpinFor, or when the
+// connection is dead, or when another connection has data that nobody reads.
 func (c *conn) spinRead(fd uintptr) bool {
 	until := c.srv.service.Clock() + int64(c.srv.cfg.SpinFor)
 	for {
@@ -122,8 +132,8 @@ func (c *conn) dropRX() {
 	}
 }
 
-// yieldToOthers lets other connections have a turn when this one has run for a
-// while.
+// yieldToOthers lets other goroutines run if this one has run for watchInterval. It first wakes readers that are parked
+// although their sockets have data.
 func (c *conn) yieldToOthers(now int64) {
 	if now-c.lookedNS < int64(watchInterval) {
 		return
@@ -133,8 +143,7 @@ func (c *conn) yieldToOthers(now int64) {
 	runtime.Gosched()
 }
 
-// flush sends what there is to send, as far as the socket takes it; the writer
-// gets the rest.
+// flush sends the machine's pending output as far as the socket takes it without blocking. The writer sends the rest.
 func (c *conn) flush() {
 	c.mu.Lock()
 	if c.sending || c.m.Pending() == 0 {
@@ -177,8 +186,7 @@ func (c *conn) writeLoop() {
 	}
 }
 
-// takeOut moves what is to be sent out of the machine. mu is held, sending is
-// the caller's.
+// takeOut moves the machine's pending output to txOut. The caller holds mu and has set sending.
 func (c *conn) takeOut() {
 	c.m.Take(&c.txOut)
 	c.txBufs, c.pending = c.pending, c.txBufs[:0]
@@ -186,9 +194,8 @@ func (c *conn) takeOut() {
 	c.txSince = time.Time{}
 }
 
-// sendAll sends until nothing is left. It reports false when it has not: the
-// socket is full and wait is false, or the connection is dead; sending is still
-// set then.
+// sendAll sends until the machine has no output left, clears sending and returns true. It returns false, with sending
+// still set, if the connection is dead, or if the socket is full and wait is false.
 func (c *conn) sendAll(wait bool) bool {
 	for {
 		if !c.send(wait) {
@@ -210,7 +217,7 @@ func (c *conn) sendAll(wait bool) bool {
 	}
 }
 
-// send sends txOut, from where it stopped.
+// send sends the part of txOut that was not sent yet, and reports whether it has sent all of it.
 func (c *conn) send(wait bool) bool {
 	if c.txSeg == len(c.txOut.Segs) {
 		return true
@@ -221,8 +228,9 @@ func (c *conn) send(wait bool) bool {
 	}
 	err := c.raw.Write(c.writeFn)
 	for !wait && errors.Is(err, os.ErrDeadlineExceeded) && !c.isDead() {
-		// The deadline of an earlier send, which has waited for the host, has passed since. This one does not wait. It
-		// may be shut's that is cleared: only the goroutine that sends waits for the socket, which is this one.
+		// The deadline is left over from an earlier send that waited for the host, and has passed since. This send does
+		// not wait, so it needs none. Clearing a deadline that shut has set does no harm: shut sets it to wake the
+		// goroutine that waits to send, and only the one that has set sending could be that.
 		_ = c.nc.SetWriteDeadline(time.Time{})
 		err = c.raw.Write(c.writeFn)
 	}
@@ -241,8 +249,9 @@ func (c *conn) send(wait bool) bool {
 	return c.txSeg == len(c.txOut.Segs)
 }
 
-// writeReady sends what the socket takes; false parks the goroutine until it
-// takes more.
+// writeReady is the callback of RawConn.Write. It sends txOut as far as the socket takes it. If the socket is full and
+// sendWait is set, it returns false: RawConn.Write then parks the goroutine until the socket is writable and calls
+// writeReady again.
 //
 // hot: 0 allocs
 func (c *conn) writeReady(fd uintptr) bool {
