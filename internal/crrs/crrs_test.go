@@ -99,6 +99,33 @@ func TestAMemberThatHasMissedViewsHasAnExit(t *testing.T) {
 	}
 }
 
+// TestTheClockWaitsForAWriteThatIsGone: the ChainHead has lost its membership while its store had a write. When it has
+// the range again, who is filled must get what the store does with that write.
+func TestTheClockWaitsForAWriteThatIsGone(t *testing.T) {
+	var out Actions
+	alone := Role{Epoch: 1, Member: true, Since: 1, Predecessor: NoPeer, Successor: NoPeer, ChainTail: NoPeer}
+	r := New(Config{Window: 8, Reads: 1, Parts: 1, Bits: 64})
+	r.SetRole(alone, &out)
+	r.Extend(1 << 60)
+	r.Advance(1)
+	r.Write(Write{Op: Put, Tag: 1}, &out)
+	slot := out.Stores[0].Slot
+	if r.Gone(slot) {
+		t.Error("a write that is under way is gone")
+	}
+	r.SetRole(Role{Epoch: 2, Predecessor: NoPeer, Successor: NoPeer, ChainTail: NoPeer}, &out)
+	alone.Epoch = 3
+	r.SetRole(alone, &out)
+	r.Flush(&out)
+	if !r.Gone(slot) || r.clock != 0 {
+		t.Errorf("gone %v, the clock is %d while the store has the write", r.Gone(slot), r.clock)
+	}
+	r.Stored(slot, Superseded, 0, &out)
+	if r.Flush(&out); r.clock == 0 || r.clock != r.base {
+		t.Errorf("the clock is %d, want %d", r.clock, r.base)
+	}
+}
+
 // TestALateAnswerIsForNobody: a read that was shipped has ended, and its place is another one's.
 func TestALateAnswerIsForNobody(t *testing.T) {
 	var out Actions

@@ -282,13 +282,14 @@ func (r *Replica) tellDurable(out *Actions) {
 	r.send(r.role.Successor, Message{Kind: Durable, Seq: r.toldDurable, Clock: r.clock}, out)
 }
 
-// setClock sets the clock at the ChainHead when all writes with a version up to base have ended.
+// setClock sets the clock at the ChainHead when all writes with a version up to base have ended. One that is gone, and
+// that the store still has, has a version that is not known any more.
 func (r *Replica) setClock() {
 	if !r.role.head() || r.clock != 0 {
 		return
 	}
 	for i := range r.writes.End() {
-		if v := r.writes.At(i).version; v != 0 && v <= r.base {
+		if w := r.writes.At(i); (w.storing || w.version != 0) && w.version <= r.base {
 			return
 		}
 	}

@@ -22,6 +22,9 @@ func (r *Replica) Write(w Write, out *Actions) {
 	r.startQueued(out)
 }
 
+// Leads reports whether the replica takes writes of clients: it is the ChainHead, and has authority.
+func (r *Replica) Leads() bool { return r.role.Member && r.role.head() && !r.damaged && r.authority() }
+
 // take takes a slot for a write.
 func (r *Replica) take(w Write) int32 {
 	i := r.writes.Take()
@@ -274,6 +277,10 @@ func (r *Replica) end(i int32, st Status, out *Actions) {
 
 // gone reports that the write has ended, and only the store still had it.
 func (w *write) gone() bool { return w.version == 0 }
+
+// Gone reports whether a write that the store has was given up, because the replica has lost its membership: it was not
+// acknowledged, and need not be stored.
+func (r *Replica) Gone(slot int32) bool { return r.writes.At(slot).gone() }
 
 func (r *Replica) release(i int32, out *Actions) {
 	w := r.writes.At(i)

@@ -47,7 +47,7 @@ func (r *Replica) Write(w *Write) {
 		if w.Tombstone && (w.Expires == 0 || w.Expires > q.Expires) {
 			q.Expires = w.Expires
 		}
-	case r.port.Replica().Full() && !q.Retry:
+	case r.port.Replica().Full() && !q.Retry && r.port.Replica().Leads():
 		r.replies = append(r.replies, Reply{Tag: w.Tag, Status: crrs.Refused, Refusal: kvstore.CapacityExceeded})
 		return
 	default:

@@ -159,6 +159,52 @@ func TestAWriteThatWasGivenAVersionIsTriedAgain(t *testing.T) {
 	}
 }
 
+// TestAWriteWithoutRoomIsGivenUpWithTheMembership: nobody waits for it any more, and what it has is free.
+func TestAWriteWithoutRoomIsGivenUpWithTheMembership(t *testing.T) {
+	r, out := alone(t, headRole), Actions{}
+	r.Write(&Write{Op: kvstore.Put, Key: testKey("key"), Value: []byte("value"), Tag: 1})
+	r.Turn(&out)
+	r.Stored(&kvstore.Reply{Tag: out.Requests[0].Tag, Status: kvstore.CapacityExceeded})
+	r.Adopt(crrs.Role{Epoch: 4, Predecessor: crrs.NoPeer, Successor: crrs.NoPeer, ChainTail: crrs.NoPeer}, 0)
+	out = Actions{}
+	r.SetTime(1+retryFullNS, testWall)
+	if r.Turn(&out); len(out.Replies) != 1 || out.Replies[0].Status != crrs.Unknown || len(out.Requests) != 1 {
+		t.Fatalf("%+v, want an unknown outcome and one more try", out)
+	}
+	r.Stored(&kvstore.Reply{Tag: out.Requests[0].Tag, Status: kvstore.CapacityExceeded})
+	out = Actions{}
+	r.SetTime(1+3*retryFullNS, testWall)
+	if r.Turn(&out); len(out.Requests) > 0 || out.WakeNS != 0 || r.Damaged() || r.Left() != "" {
+		t.Errorf("%+v, damaged %v, left: %s", out, r.Damaged(), r.Left())
+	}
+}
+
+// TestOnlyAChainHeadSaysThatThereIsNoRoom: a host with an old map must learn that the range is elsewhere.
+func TestOnlyAChainHeadSaysThatThereIsNoRoom(t *testing.T) {
+	for _, c := range []struct {
+		name      string
+		role      crrs.Role
+		withdrawn bool
+		want      crrs.Status
+	}{
+		{"a ChainHead", headRole, false, crrs.Refused},
+		{"a ChainHead without authority", headRole, true, crrs.Unavailable},
+		{"another member", tailRole, false, crrs.WrongView},
+		{"no member", crrs.Role{Epoch: 3, Predecessor: crrs.NoPeer, Successor: crrs.NoPeer, ChainTail: crrs.NoPeer},
+			false, crrs.WrongView},
+	} {
+		r, out := alone(t, c.role), Actions{}
+		if c.withdrawn {
+			r.Withdraw()
+		}
+		r.SetFull(true, false)
+		r.Write(&Write{Op: kvstore.Put, Key: testKey("key")})
+		if r.Turn(&out); len(out.Replies) != 1 || out.Replies[0].Status != c.want {
+			t.Errorf("%s: %+v, want status %d", c.name, out.Replies, c.want)
+		}
+	}
+}
+
 // TestAWriteThatOthersWouldNotTakeIsRefused, and nobody hears of it: a version of the client's, or an identity that is
 // none.
 func TestAWriteThatOthersWouldNotTakeIsRefused(t *testing.T) {

@@ -67,7 +67,8 @@ func (r *Replica) Stored(p *kvstore.Reply) {
 	case p.Status == kvstore.NoMemory:
 		r.tryLater(i, retryNS)
 		return
-	case p.Status == kvstore.CapacityExceeded && !o.decides() && o.op.Op != crrs.Get:
+	case p.Status == kvstore.CapacityExceeded && !o.decides() && o.op.Op != crrs.Get &&
+		!r.port.Replica().Gone(o.op.Slot):
 		// Other members have the write, and it is held back until there is room. The ChainHead refuses Puts meanwhile.
 		r.tryLater(i, retryFullNS)
 		return
@@ -100,6 +101,8 @@ func (r *Replica) Stored(p *kvstore.Reply) {
 		kvstore.InvalidValue:
 		if decides {
 			st = crrs.Declined
+		} else if p.Status == kvstore.CapacityExceeded {
+			st = crrs.Superseded // it is gone, and was not tried again
 		}
 	}
 	r.takeReplies(kvstore.OK, 0)

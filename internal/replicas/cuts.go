@@ -12,20 +12,32 @@ import (
 //   - A member that serves, and whose successor serves and is out of reach, gives its membership up: it answers no
 //     reads any more, and reports that its data are incomplete. Then the chain goes on without it, and it is filled
 //     behind the ChainTail, where it has another neighbour. It is always the predecessor, so that one of both stays.
+//   - A member that serves beside several others, and reaches none of them, gives its membership up wherever it is, a
+//     little sooner: otherwise those in front of it would, although they reach each other.
 //   - A member that waits for being filled, or is filled, while the ChainTail is out of reach, reports that it cannot
 //     be filled. It is not in the chain then, which would wait for it.
 //
-// A last copy has given nothing up: it reports what it has.
+// A last copy has given nothing up: it reports what it has. If a view makes a member one that has, it has all data, and
+// serves again if the view says so.
 type cuts struct {
 	// lost are the nodes without a connection, and since when they were silent.
 	lost map[string]int64
-	// cut are those for which the patience is over.
-	cut map[string]bool
+	// cut are those that were silent for most of the patience, or for all of it.
+	cut map[string]patience
 	// heldNS is since when there has been authority. Without it this node may be the one that is cut off.
 	heldNS int64
 	// lookNS is when to look next, 0: never.
 	lookNS int64
 }
+
+// patience says how much of it is over.
+type patience uint8
+
+// Values of patience.
+const (
+	mostOver patience = iota + 1 // three quarters
+	allOver
+)
 
 // linkChange is news of the connection to a node. lostNS is since when it has been silent, 0: there is a connection.
 type linkChange struct {
@@ -50,7 +62,7 @@ func (g *Replicas) linkChanged(l *linkChange) {
 	c := &g.cuts
 	if l.lostNS != 0 {
 		if c.lost == nil {
-			c.lost, c.cut = map[string]int64{}, map[string]bool{}
+			c.lost, c.cut = map[string]int64{}, map[string]patience{}
 		}
 		if _, known := c.lost[l.node]; !known {
 			c.lost[l.node] = l.lostNS
@@ -58,7 +70,7 @@ func (g *Replicas) linkChanged(l *linkChange) {
 		return
 	}
 	delete(c.lost, l.node)
-	if c.cut[l.node] {
+	if c.cut[l.node] != 0 {
 		delete(c.cut, l.node)
 		g.makeReport()
 	}
@@ -68,21 +80,27 @@ func (g *Replicas) linkChanged(l *linkChange) {
 // lookForCuts looks for nodes that have been out of reach for too long.
 func (g *Replicas) lookForCuts() {
 	c := &g.cuts
-	if c.lookNS = 0; g.cfg.Patience == 0 || len(c.lost) == len(c.cut) {
+	if c.lookNS = 0; g.cfg.Patience == 0 {
 		return
 	}
 	changed := false
 	for node, since := range c.lost {
-		at := max(since, c.heldNS) + int64(g.cfg.Patience)
+		since = max(since, c.heldNS)
 		if g.until <= g.clock {
-			at = g.clock + int64(g.cfg.Patience)
+			since = g.clock
 		}
-		switch {
-		case c.cut[node]:
-		case at <= g.clock:
-			c.cut[node], changed = true, true
-		case c.lookNS == 0 || at < c.lookNS:
-			c.lookNS = at
+		for p := c.cut[node] + 1; p <= allOver; p++ {
+			at := since + int64(g.cfg.Patience)
+			if p == mostOver {
+				at -= int64(g.cfg.Patience) / 4
+			}
+			if at > g.clock {
+				if c.lookNS == 0 || at < c.lookNS {
+					c.lookNS = at
+				}
+				break
+			}
+			c.cut[node], changed = p, true
 		}
 	}
 	if changed {
@@ -90,24 +108,56 @@ func (g *Replicas) lookForCuts() {
 	}
 }
 
-// isCut reports whether the node of a partition of the newest view is out of reach.
-func (g *Replicas) isCut(p view.PartitionID) bool {
-	return g.cuts.cut[g.newest.Nodes[g.newest.Partitions[p].Node].Name]
+// isCut reports whether the node of a partition of the newest view is out of reach, for so much of the patience.
+func (g *Replicas) isCut(p view.PartitionID, over patience) bool {
+	return g.cuts.cut[g.newest.Nodes[g.newest.Partitions[p].Node].Name] >= over
 }
 
-// resign gives up the memberships whose successor is out of reach.
+// resign gives up the memberships whose successor is out of reach, and those in which no other member is in reach.
 func (g *Replicas) resign() {
 	if len(g.cuts.cut) == 0 {
 		return
 	}
 	for number, m := range g.ranges {
 		c := g.newest.Chains[number]
-		for i := 0; m != nil && i+1 < len(c) && c[i+1].State <= view.Leaving; i++ {
-			if c[i].Partition == g.self && !m.gaveUp(c[i].Since) && g.isCut(c[i+1].Partition) {
-				g.cfg.Log.Warn("the next member of a chain is out of reach: the membership is given up", "partition",
-					g.cfg.ID.String(), "range", number)
-				m.resigned, m.withdrawn = uint64(c[i].Since), true
-				m.r.Withdraw()
+		at, others, reached := -1, 0, 0
+		for i := 0; m != nil && i < len(c) && c[i].State <= view.Leaving; i++ {
+			switch {
+			case c[i].Partition == g.self:
+				at = i
+			case g.isCut(c[i].Partition, mostOver):
+				others++
+			default:
+				others++
+				reached++
+			}
+		}
+		if at < 0 || m.gaveUp(c[at].Since) {
+			continue
+		}
+		isolated := others > 1 && reached == 0
+		if isolated || at < others && g.isCut(c[at+1].Partition, allOver) {
+			g.cfg.Log.Warn("other members of a chain are out of reach: the membership is given up", "partition",
+				g.cfg.ID.String(), "range", number)
+			m.resigned, m.withdrawn = uint64(c[at].Since), true
+			m.r.Withdraw()
+		}
+	}
+}
+
+// takeBack takes back what was given up where the newest view has answered that by making the member a last copy: it has
+// taken all writes meanwhile.
+func (g *Replicas) takeBack() {
+	if g.newest == nil {
+		return
+	}
+	for number, m := range g.ranges {
+		if m == nil || m.resigned == 0 {
+			continue
+		}
+		for _, e := range g.newest.Chains[number] {
+			if e.Partition == g.self && e.State == view.LastCopy && m.gaveUp(e.Since) {
+				m.resigned = 0
 			}
 		}
 	}
@@ -122,5 +172,5 @@ func (g *Replicas) copierIsCut(number int) bool {
 		return false
 	}
 	c := g.newest.Chains[number]
-	return len(c) > 0 && c[0].State <= view.Leaving && g.isCut(c[chainTail(c)].Partition)
+	return len(c) > 0 && c[0].State <= view.Leaving && g.isCut(c[chainTail(c)].Partition, allOver)
 }

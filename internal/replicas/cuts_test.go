@@ -99,6 +99,81 @@ func TestACutBetweenTwoNodesEndsNoWrites(t *testing.T) {
 	}
 }
 
+// TestANodeThatReachesNobodyLeavesTheOthersTogether: wherever it is in a chain, it leaves, and not those in front of it.
+func TestANodeThatReachesNobodyLeavesTheOthersTogether(t *testing.T) {
+	g := newRig(t, 3, 3)
+	g.full(20 * time.Second)
+	for j := range 2 {
+		g.nodes[2].r.NodeUnreachable(fmt.Sprint("n", j), 0)
+		g.nodes[j].r.NodeUnreachable("n2", 0)
+	}
+	time.Sleep(4 * testPatience)
+	g.mu.Lock()
+	for r, c := range g.view.Chains {
+		serving := map[int]bool{}
+		for _, e := range c {
+			if e.State == view.Serving {
+				serving[int(e.Partition)] = true
+			}
+		}
+		if len(serving) != 2 || serving[2] {
+			t.Errorf("range %d: %v", r, c)
+		}
+	}
+	g.mu.Unlock()
+	for j := range 2 {
+		g.nodes[2].r.NodeReachable(fmt.Sprint("n", j))
+		g.nodes[j].r.NodeReachable("n2")
+	}
+	g.full(20 * time.Second)
+}
+
+// TestAMemberThatGaveUpServesAsALastCopy: it reports that its data are incomplete because of a cut, and before a view
+// answers that the other member is lost.
+func TestAMemberThatGaveUpServesAsALastCopy(t *testing.T) {
+	g := newRig(t, 2, 2)
+	g.full(20 * time.Second)
+	for k := range 32 {
+		g.putSoon(fmt.Sprint("key", k), "value", uint64(k+1))
+	}
+	g.frozen.Store(true)
+	cut := [2]int{0, 1}
+	g.setCut(&cut)
+	time.Sleep(3 * testPatience)
+	g.nodes[1].setAlive(false)
+	g.frozen.Store(false)
+	alone := func() (epoch view.Epoch, all bool) {
+		g.mu.Lock()
+		defer g.mu.Unlock()
+		for _, c := range g.view.Chains {
+			if len(c) == 0 || c[0].Partition != 0 || c[0].State != view.Serving {
+				return g.view.Epoch, false
+			}
+		}
+		return g.view.Epoch, true
+	}
+	last, since := view.Epoch(0), time.Now()
+	for end := time.Now().Add(20 * time.Second); ; time.Sleep(10 * time.Millisecond) {
+		epoch, all := alone()
+		if !all || epoch != last {
+			last, since = epoch, time.Now()
+		}
+		if time.Since(since) > 3*testPatience {
+			break
+		}
+		if time.Now().After(end) {
+			t.Fatalf("the view does not come to rest, epoch %d: %v", epoch, g.view.Chains)
+		}
+	}
+	for k := range 32 {
+		h := newHost()
+		h.get(fmt.Sprint("key", k))
+		h.want(g.nodes[0], nvme.Success, "value")
+		g.putSoon(fmt.Sprint("key", k), "later", uint64(k+100))
+	}
+	g.setCut(nil)
+}
+
 // TestACutOfAllNodesHaltsNothing: no node reaches another one for some time, though the manager hears all. What they
 // have counts when they do again.
 func TestACutOfAllNodesHaltsNothing(t *testing.T) {

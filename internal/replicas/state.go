@@ -34,6 +34,7 @@ func (g *Replicas) SetState(active, newest *cluster.Map) {
 	if g.active == nil {
 		return
 	}
+	g.takeBack()
 	for number, c := range g.active.Chains {
 		m := g.ranges[number]
 		at := g.placeIn(c)
