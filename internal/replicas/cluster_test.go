@@ -1,6 +1,7 @@
 package replicas_test
 
 import (
+	"cmp"
 	"encoding/binary"
 	"fmt"
 	"math"
@@ -93,6 +94,8 @@ type setup struct {
 	small int64
 	// neverFull: the replicas are not told that a partition is nearly full.
 	neverFull bool
+	// patience is that of Config; 0: testPatience.
+	patience time.Duration
 }
 
 func (s setup) rig(t testing.TB) *rig {
@@ -109,7 +112,7 @@ func (s setup) rig(t testing.TB) *rig {
 		if s.small > 0 && i == nodes-1 {
 			size = s.small
 		}
-		g.nodes = append(g.nodes, g.newNode(i, nodes, size, s.neverFull))
+		g.nodes = append(g.nodes, g.newNode(s, i, size))
 	}
 	t.Cleanup(g.end)
 	g.done.Go(g.manage)
@@ -119,7 +122,7 @@ func (s setup) rig(t testing.TB) *rig {
 	return g
 }
 
-func (g *rig) newNode(id, nodes int, size int64, neverFull bool) *node {
+func (g *rig) newNode(s setup, id int, size int64) *node {
 	n := &node{rig: g, id: id}
 	pool, err := bufpool.New(bufpool.Config{TotalBytes: 64 << 20})
 	must(g.t, err)
@@ -133,14 +136,14 @@ func (g *rig) newNode(id, nodes int, size int64, neverFull bool) *node {
 		Format: true, HashSeed: testSeed, UUID: uuid.UUID{2, byte(id)}}})
 	must(g.t, err)
 	full := n.part.NearlyFull
-	if neverFull {
+	if s.neverFull {
 		full = nil
 	}
 	n.r, err = replicas.New(replicas.Config{Store: n.part, ID: uuid.UUID{2, byte(id)}, Peers: n, HostNQN: hostNQN,
 		Authority: n.until.Load, Clock: clock, Changed: func() {}, Full: full, Pool: pool,
-		MemoryBytes: 1 << 20, Env: turn.Real, Patience: testPatience})
+		MemoryBytes: 1 << 20, Env: turn.Real, Patience: cmp.Or(s.patience, testPatience)})
 	must(g.t, err)
-	for range nodes {
+	for range s.nodes {
 		n.inbox = append(n.inbox, make(chan *delivery, 10_000))
 	}
 	n.close = []func(){

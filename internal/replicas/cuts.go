@@ -145,8 +145,8 @@ func (g *Replicas) resign() {
 	}
 }
 
-// takeBack takes back what was given up where the newest view has answered that by making the member a last copy: it has
-// taken all writes meanwhile.
+// takeBack takes back what was given up where the newest view has answered that by making the member a last copy: it
+// has taken all writes meanwhile.
 func (g *Replicas) takeBack() {
 	if g.newest == nil {
 		return
