@@ -14,7 +14,6 @@ import (
 	"jbofd/internal/bufpool"
 	"jbofd/internal/cluster"
 	"jbofd/internal/cluster/view"
-	"jbofd/internal/crrs"
 	"jbofd/internal/crrs/linear"
 	"jbofd/internal/drive"
 	"jbofd/internal/kvstore"
@@ -335,28 +334,6 @@ func (g *rig) chain(key []byte) (nodes []*node) {
 	return nodes
 }
 
-// host is a client, one request at a time.
-type host struct {
-	replicas.Request
-	done chan struct{}
-}
-
-func (h *host) ReplicaDone(*replicas.Request) bool {
-	h.done <- struct{}{}
-	return false
-}
-
-func (h *host) Kick() {}
-
-// ask has a node carry out the host's Request.
-func (h *host) ask(n *node) {
-	h.Sink, h.Tenant = h, 3
-	var b replicas.Batch
-	b.Add(&h.Request)
-	n.r.Submit(&b)
-	<-h.done
-}
-
 // same tests that all members of a key's chain answer with the same value.
 func (g *rig) same(key []byte) {
 	g.t.Helper()
@@ -373,11 +350,6 @@ func (g *rig) same(key []byte) {
 			g.t.Errorf("key %s at member %d: %s, at member 0: %s", key, i, got, want)
 		}
 	}
-}
-
-func crrsKey(k string) (key crrs.Key) {
-	key.Len = uint8(copy(key.Bytes[:], k))
-	return key
 }
 
 // put makes the host's Request a Put.

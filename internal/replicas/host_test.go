@@ -1,0 +1,33 @@
+package replicas_test
+
+import (
+	"jbofd/internal/crrs"
+	"jbofd/internal/replicas"
+)
+
+// host is a client, one request at a time.
+type host struct {
+	replicas.Request
+	done chan struct{}
+}
+
+func (h *host) ReplicaDone(*replicas.Request) bool {
+	h.done <- struct{}{}
+	return false
+}
+
+func (h *host) Kick() {}
+
+// ask has a node carry out the host's Request.
+func (h *host) ask(n *node) {
+	h.Sink, h.Tenant = h, 3
+	var b replicas.Batch
+	b.Add(&h.Request)
+	n.r.Submit(&b)
+	<-h.done
+}
+
+func crrsKey(k string) (key crrs.Key) {
+	key.Len = uint8(copy(key.Bytes[:], k))
+	return key
+}
