@@ -49,13 +49,13 @@ func overload(t *testing.T, cfg Config, credit int) (answered int, p99 int64) {
 		drives = append(drives, &drive{ssd: g.ssds[i], takes: takes})
 	}
 	var (
-		todo  events
+		due   events
 		sent  = map[*Request]int64{}
 		times []int64
 	)
 	begin := func(d *drive, r *Request) {
 		d.busy++
-		heap.Push(&todo, event{g.now + d.takes, d, r})
+		heap.Push(&due, event{g.now + d.takes, d, r})
 	}
 	arrive := func(rs []*Request) {
 		for _, r := range rs {
@@ -72,7 +72,7 @@ func overload(t *testing.T, cfg Config, credit int) (answered int, p99 int64) {
 		arrive(g.add(g.request(0, false, 1, 0, 1, 2)))
 	}
 	for g.now < 1_000_000_000 {
-		e := heap.Pop(&todo).(event)
+		e := heap.Pop(&due).(event)
 		g.now = e.at
 		e.d.busy--
 		if len(e.d.queue) > 0 {

@@ -1,10 +1,8 @@
 package cluster
 
 import (
-	"cmp"
 	"encoding/binary"
 	"math/rand/v2"
-	"slices"
 
 	"jbofd/internal/cluster/view"
 	"jbofd/internal/credit"
@@ -134,14 +132,7 @@ func (r *run) arrive(o *op, to *node) {
 
 // lost ends what hosts had at a node that has died.
 func (r *run) lost(n *node) {
-	var lost []*op
-	for o := range r.ops {
-		if o.at == n {
-			lost = append(lost, o)
-		}
-	}
-	slices.SortFunc(lost, func(a, b *op) int { return cmp.Compare(a.number, b.number) })
-	for _, o := range lost {
+	for _, o := range inOrder(r.ops, func(o *op) (int, bool) { return o.number, o.at == n }) {
 		o.orphan = true
 		delete(r.ops, o)
 		o.h.m.Ended(r.sim.Now(), &o.flow, 0)

@@ -172,16 +172,24 @@ func (n *node) carry(c *peers.Command) {
 	})
 }
 
-// loseCommands ends the commands that a node had which has died.
-func (r *run) loseCommands(n *node) {
-	var lost []*delivery
-	for d := range r.carried {
-		if d.at == n {
-			lost = append(lost, d)
+// inOrder returns those of a set that are chosen, in the order of their numbers.
+func inOrder[T comparable](all map[T]bool, choose func(x T) (number int, chosen bool)) (some []T) {
+	for x := range all {
+		if _, ok := choose(x); ok {
+			some = append(some, x)
 		}
 	}
-	slices.SortFunc(lost, func(a, b *delivery) int { return cmp.Compare(a.number, b.number) })
-	for _, d := range lost {
+	slices.SortFunc(some, func(a, b T) int {
+		x, _ := choose(a)
+		y, _ := choose(b)
+		return cmp.Compare(x, y)
+	})
+	return some
+}
+
+// loseCommands ends the commands that a node had which has died.
+func (r *run) loseCommands(n *node) {
+	for _, d := range inOrder(r.carried, func(d *delivery) (int, bool) { return d.number, d.at == n }) {
 		d.orphan = true
 		delete(r.carried, d)
 		d.c.Lost = true
