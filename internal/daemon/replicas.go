@@ -38,6 +38,8 @@ type replicaNode struct {
 	// telling is for one report at a time, so that an older one never follows a newer one.
 	telling sync.Mutex
 	last    *cluster.Map // what peers and hosts were told
+	// until is the authority that setState has seen last.
+	until int64
 }
 
 // newReplicaNode makes what runs the replicas; it connects to nobody before the first view.
@@ -105,6 +107,12 @@ func (r *replicaNode) disconnected(node string, silent time.Duration) {
 // setState tells of a new state, and of each extension of the authority: see member.Config.Changed. What the state
 // takes from the node is not served any more when it returns.
 func (r *replicaNode) setState(s *member.State) {
+	if now, until := member.Now(), r.access.Authority(); until > now {
+		if r.until <= now {
+			r.peers.Redial() // whatever has kept this node from the manager may have kept it from the others, too
+		}
+		r.until = until
+	}
 	for _, g := range r.all() {
 		g.SetState(s.Active, s.Newest)
 	}

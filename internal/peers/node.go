@@ -36,6 +36,8 @@ type node struct {
 	// looks: the namespaces are to be looked up. changed: they are, because the node says that they have changed. more:
 	// SetView has found partitions among them that it had not asked for before.
 	looks, changed, more atomic.Bool
+	// hurry has a value when the node may be reached again, or is needed: it is to be connected to at once.
+	hurry chan struct{}
 	// failed has why a queue of the present connection has ended.
 	failed chan error
 
@@ -52,7 +54,8 @@ type node struct {
 
 func newNode(p *Peers, cfg Node) (*node, error) {
 	n := &node{Node: cfg, p: p, log: p.cfg.Log.With("node", cfg.Name, "address", cfg.Address),
-		asked: make(chan struct{}, 1), failed: make(chan error, 1)}
+		asked: make(chan struct{}, 1), hurry: make(chan struct{}, 1),
+		failed: make(chan error, 1)}
 	n.writes.Store(1)
 	n.keep.Store(1)
 	for i := range n.queues {
@@ -72,6 +75,22 @@ func newNode(p *Peers, cfg Node) (*node, error) {
 func (n *node) ask() {
 	select {
 	case n.asked <- struct{}{}:
+	default:
+	}
+}
+
+// redial has the node's goroutine connect at once, if it has no connection.
+func (n *node) redial() {
+	select {
+	case n.hurry <- struct{}{}:
+	default:
+	}
+}
+
+// calm forgets a redial.
+func (n *node) calm() {
+	select {
+	case <-n.hurry:
 	default:
 	}
 }
@@ -111,6 +130,7 @@ func (n *node) setTargets(targets map[uuid.UUID]*target, ranges []uint16) {
 	if missing {
 		n.looks.Store(true)
 	}
+	n.redial()
 	n.ask()
 }
 
@@ -185,8 +205,15 @@ func (n *node) run() {
 	defer n.p.wg.Done()
 	pause := n.p.cfg.MinPause
 	said := "" // what was logged last of why the node cannot be reached
+	cutShort := false
 	for n.awaitWanted() {
-		a, err := n.connect()
+		var a *association
+		var err error
+		// Of two attempts in a row, one may take its time.
+		if a, cutShort, err = n.attempt(!cutShort); cutShort {
+			n.p.cfg.Disconnected(n.Name, 0)
+			continue
+		}
 		if err == nil {
 			n.log.Info("connected to a node")
 			said = ""
@@ -199,6 +226,7 @@ func (n *node) run() {
 			if n.p.ctx.Err() != nil {
 				return
 			}
+			n.calm() // of the time when there was a connection
 			if errors.Is(err, errUnwanted) {
 				n.log.Info("disconnected from a node, which is not in the view")
 				continue
@@ -218,9 +246,43 @@ func (n *node) run() {
 			}
 			n.p.cfg.Disconnected(n.Name, 0)
 		}
-		n.sleep(pause/2 + rand.N(pause/2+1))
-		pause = min(2*pause, n.p.cfg.MaxPause)
+		if n.sleep(pause/2 + rand.N(pause/2+1)) {
+			pause = n.p.cfg.MinPause
+		} else {
+			pause = min(2*pause, n.p.cfg.MaxPause)
+		}
 	}
+}
+
+// attempt connects. With mayCut, an attempt that takes long is cut short when another one should begin at once: its
+// first packets may have been lost while the node was away, and TCP takes up to seconds until it sends them again.
+func (n *node) attempt(mayCut bool) (a *association, cutShort bool, err error) {
+	ctx, cancel := context.WithTimeout(n.p.ctx, n.p.cfg.Timeout)
+	defer cancel()
+	n.calm() // by this attempt
+	over := make(chan struct{})
+	var watching sync.WaitGroup
+	if mayCut {
+		watching.Go(func() {
+			long := time.NewTimer(n.p.cfg.KATO / 2)
+			defer long.Stop()
+			select {
+			case <-long.C:
+			case <-over:
+				return
+			}
+			select {
+			case <-n.hurry:
+				cutShort = true
+				cancel()
+			case <-over:
+			}
+		})
+	}
+	a, err = n.connect(ctx)
+	close(over)
+	watching.Wait()
+	return a, cutShort && err != nil, err
 }
 
 // silent is how long a node has not answered when its connection ends for that reason.
@@ -249,13 +311,26 @@ func (n *node) awaitWanted() bool {
 	return n.p.ctx.Err() == nil
 }
 
-func (n *node) sleep(d time.Duration) {
+// redialPause is how soon after an attempt the next one may begin.
+const redialPause = 50 * time.Millisecond
+
+// sleep waits before the next attempt. hurry: it is to begin soon.
+func (n *node) sleep(d time.Duration) (hurry bool) {
 	t := time.NewTimer(d)
 	defer t.Stop()
 	select {
 	case <-t.C:
+		return false
+	case <-n.p.ctx.Done():
+		return false
+	case <-n.hurry:
+		t.Reset(min(d, redialPause))
+	}
+	select {
+	case <-t.C:
 	case <-n.p.ctx.Done():
 	}
+	return true
 }
 
 // reason tells errors of connecting apart, without what differs from one attempt to the next.
@@ -278,10 +353,8 @@ func reason(err error) string {
 }
 
 // connect builds an association and its queues.
-func (n *node) connect() (a *association, err error) {
+func (n *node) connect(ctx context.Context) (a *association, err error) {
 	cfg := &n.p.cfg
-	ctx, cancel := context.WithTimeout(n.p.ctx, cfg.Timeout)
-	defer cancel()
 	n.looks.Store(false)
 	n.changed.Store(false)
 	a = &association{}

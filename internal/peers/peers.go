@@ -274,6 +274,14 @@ func (p *Peers) SetView(m *cluster.Map) {
 	p.routes.Store(&routes)
 }
 
+// Redial connects at once to all nodes to which there is no connection: they may be reached again. SetView does the
+// same for those of the view.
+func (p *Peers) Redial() {
+	for _, n := range p.nodes {
+		n.redial()
+	}
+}
+
 // Batch collects commands. The zero Batch is empty. One goroutine at a time uses it.
 type Batch struct {
 	chain turn.Chain[Command]

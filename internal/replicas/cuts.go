@@ -12,10 +12,12 @@ import (
 //   - A member that serves, and whose successor serves and is out of reach, gives its membership up: it answers no
 //     reads any more, and reports that its data are incomplete. Then the chain goes on without it, and it is filled
 //     behind the ChainTail, where it has another neighbour. It is always the predecessor, so that one of both stays.
+//     A neighbour has the patience from when it became one: a connection to it may be made again only then.
 //   - A member that serves beside several others, and reaches none of them, gives its membership up wherever it is, a
 //     little sooner: otherwise those in front of it would, although they reach each other.
 //   - A member that waits for being filled, or is filled, while the ChainTail is out of reach, reports that it cannot
-//     be filled. It is not in the chain then, which would wait for it.
+//     be filled. It is not in the chain then, which would wait for it. That is as soon as the second rule, so that a
+//     node which follows that one is not filled at once.
 //
 // A last copy has given nothing up: it reports what it has. If a view makes a member one that has, it has all data, and
 // serves again if the view says so.
@@ -26,8 +28,24 @@ type cuts struct {
 	cut map[string]patience
 	// heldNS is since when there has been authority. Without it this node may be the one that is cut off.
 	heldNS int64
-	// lookNS is when to look next, 0: never.
-	lookNS int64
+	// lookNS is when to look next, resignNS when there may be a membership to give up; 0: never.
+	lookNS, resignNS int64
+}
+
+// beside is a neighbour that serves in the chain of a range, and since when it is that; the zero value: none.
+type beside struct {
+	partition view.PartitionID
+	sinceNS   int64
+}
+
+// set says that the neighbour is the member at index i of a chain, if there is one.
+func (b *beside) set(c view.Chain, i int, is bool, clock int64) {
+	switch {
+	case !is:
+		*b = beside{}
+	case b.sinceNS == 0 || b.partition != c[i].Partition:
+		*b = beside{c[i].Partition, clock}
+	}
 }
 
 // patience says how much of it is over.
@@ -38,6 +56,14 @@ const (
 	mostOver patience = iota + 1 // three quarters
 	allOver
 )
+
+// patienceNS is how long it takes until so much of the patience is over.
+func (g *Replicas) patienceNS(p patience) int64 {
+	if p == mostOver {
+		return int64(g.cfg.Patience) * 3 / 4
+	}
+	return int64(g.cfg.Patience)
+}
 
 // linkChange is news of the connection to a node. lostNS is since when it has been silent, 0: there is a connection.
 type linkChange struct {
@@ -90,10 +116,7 @@ func (g *Replicas) lookForCuts() {
 			since = g.clock
 		}
 		for p := c.cut[node] + 1; p <= allOver; p++ {
-			at := since + int64(g.cfg.Patience)
-			if p == mostOver {
-				at -= int64(g.cfg.Patience) / 4
-			}
+			at := since + g.patienceNS(p)
 			if at > g.clock {
 				if c.lookNS == 0 || at < c.lookNS {
 					c.lookNS = at
@@ -103,9 +126,17 @@ func (g *Replicas) lookForCuts() {
 			c.cut[node], changed = p, true
 		}
 	}
-	if changed {
+	if changed || c.resignNS != 0 && c.resignNS <= g.clock {
 		g.makeReport()
 	}
+}
+
+// nextNS is when to look next, 0: never.
+func (c *cuts) nextNS() int64 {
+	if c.resignNS != 0 && (c.lookNS == 0 || c.resignNS < c.lookNS) {
+		return c.resignNS
+	}
+	return c.lookNS
 }
 
 // isCut reports whether the node of a partition of the newest view is out of reach, for so much of the patience.
@@ -115,13 +146,14 @@ func (g *Replicas) isCut(p view.PartitionID, over patience) bool {
 
 // resign gives up the memberships whose successor is out of reach, and those in which no other member is in reach.
 func (g *Replicas) resign() {
-	if len(g.cuts.cut) == 0 {
-		return
-	}
+	g.cuts.resignNS = 0
 	for number, m := range g.ranges {
+		if m == nil {
+			continue
+		}
 		c := g.newest.Chains[number]
 		at, others, reached := -1, 0, 0
-		for i := 0; m != nil && i < len(c) && c[i].State <= view.Leaving; i++ {
+		for i := 0; i < len(c) && c[i].State <= view.Leaving; i++ {
 			switch {
 			case c[i].Partition == g.self:
 				at = i
@@ -132,11 +164,28 @@ func (g *Replicas) resign() {
 				reached++
 			}
 		}
+		m.before.set(c, at-1, at > 0, g.clock)
+		m.behind.set(c, at+1, at >= 0 && at < others, g.clock)
 		if at < 0 || m.gaveUp(c[at].Since) {
 			continue
 		}
-		isolated := others > 1 && reached == 0
-		if isolated || at < others && g.isCut(c[at+1].Partition, allOver) {
+		due := int64(0)
+		if at < others && g.isCut(c[at+1].Partition, allOver) {
+			due = max(m.behind.sinceNS, g.cuts.heldNS) + g.patienceNS(allOver)
+		}
+		if others > 1 && reached == 0 {
+			soon := max(m.before.sinceNS, m.behind.sinceNS, g.cuts.heldNS) + g.patienceNS(mostOver)
+			if due == 0 || soon < due {
+				due = soon
+			}
+		}
+		switch {
+		case due == 0:
+		case due > g.clock:
+			if g.cuts.resignNS == 0 || due < g.cuts.resignNS {
+				g.cuts.resignNS = due
+			}
+		default:
 			g.cfg.Log.Warn("other members of a chain are out of reach: the membership is given up", "partition",
 				g.cfg.ID.String(), "range", number)
 			m.resigned, m.withdrawn = uint64(c[at].Since), true
@@ -172,5 +221,5 @@ func (g *Replicas) copierIsCut(number int) bool {
 		return false
 	}
 	c := g.newest.Chains[number]
-	return len(c) > 0 && c[0].State <= view.Leaving && g.isCut(c[chainTail(c)].Partition, allOver)
+	return len(c) > 0 && c[0].State <= view.Leaving && g.isCut(c[chainTail(c)].Partition, mostOver)
 }

@@ -184,6 +184,8 @@ type member struct {
 	index int
 	// filled is the Since of the membership in which it was filled last, resigned that of the one that it gave up.
 	filled, resigned uint64
+	// before and behind are the neighbours in the newest view.
+	before, behind beside
 	// complete and damaged are what was reported.
 	complete, damaged bool
 }
@@ -417,7 +419,7 @@ func (g *Replicas) finish() {
 	if changed {
 		g.makeReport()
 	}
-	next := g.cuts.lookNS
+	next := g.cuts.nextNS()
 	if len(g.due) > 0 && (next == 0 || g.due[0].dueNS < next) {
 		next = g.due[0].dueNS
 	}

@@ -1,0 +1,156 @@
+package replicas
+
+import (
+	"log/slog"
+	"testing"
+
+	"jbofd/internal/cluster"
+	"jbofd/internal/cluster/view"
+	"jbofd/internal/crrs"
+	"jbofd/internal/replica"
+	"jbofd/internal/turn"
+)
+
+// watcher is partition 0 of node n0, which is told what it sees, in virtual time.
+type watcher struct{ *Replicas }
+
+const watchPatience = 1000
+
+func newWatcher() watcher {
+	g := &Replicas{cfg: Config{Patience: watchPatience, Changed: func() {}, Log: slog.New(slog.DiscardHandler)},
+		joined: true, ranges: make([]*member, 1), until: 1 << 60}
+	g.ranges[0] = &member{r: replica.New(replica.Config{PortConfig: crrs.PortConfig{Keep: 1, Requests: 4, Served: 2,
+		Config: crrs.Config{Window: 1, Reads: 1, Parts: 1}}})}
+	return watcher{g}
+}
+
+// at sets the time.
+func (w watcher) at(clock int64) {
+	w.clock = clock
+	w.lookForCuts()
+}
+
+// sees is a view in which these partitions serve the range, in that order.
+func (w watcher) sees(serving []view.PartitionID) {
+	v := &view.View{Chains: make([]view.Chain, 1), Versions: []uint32{1}}
+	for i, name := range []string{"n0", "n1", "n2", "n3"} {
+		v.Nodes = append(v.Nodes, view.Node{Name: name})
+		v.Partitions = append(v.Partitions, view.Partition{Node: uint16(i)})
+	}
+	for _, p := range serving {
+		v.Chains[0] = append(v.Chains[0], view.Member{Partition: p, Since: 1})
+	}
+	w.active = &cluster.Map{View: v}
+	w.newest = w.active
+	w.makeReport()
+}
+
+func (w watcher) reports() view.Local { return w.Report()[0].Local }
+
+// TestPatienceBeginsWithTheNeighbour: a node that was lost long ago is back, and becomes a neighbour before there is a
+// connection to it. It has the whole patience.
+func TestPatienceBeginsWithTheNeighbour(t *testing.T) {
+	for name, c := range map[string]struct {
+		// lost are the nodes without a connection.
+		lost          []string
+		before, after []view.PartitionID
+		// give is after which time the membership is given up.
+		give int64
+	}{
+		"the successor": {[]string{"n1"}, []view.PartitionID{0, 2}, []view.PartitionID{0, 2, 1}, 0},
+		"another one behind it leaves": {[]string{"n1"}, []view.PartitionID{0, 2, 1}, []view.PartitionID{0, 1},
+			watchPatience},
+		"the successor is new": {[]string{"n1"}, []view.PartitionID{0}, []view.PartitionID{0, 1}, watchPatience},
+		"all others are new": {[]string{"n1", "n2"}, []view.PartitionID{0}, []view.PartitionID{1, 2, 0},
+			watchPatience * 3 / 4},
+		"one in front of it comes back":   {[]string{"n1"}, []view.PartitionID{0}, []view.PartitionID{1, 0}, 0},
+		"another one in front of it goes": {[]string{"n1"}, []view.PartitionID{2, 0}, []view.PartitionID{0}, 0},
+	} {
+		w := newWatcher()
+		w.sees(c.before)
+		w.at(1)
+		for _, n := range c.lost {
+			w.linkChanged(&linkChange{node: n, lostNS: 1})
+		}
+		const late = 100 * watchPatience
+		w.at(late)
+		if got := w.reports(); got != view.Complete {
+			t.Errorf("%s: %v before the view", name, got)
+			continue
+		}
+		w.sees(c.after)
+		for _, d := range []int64{0, watchPatience / 2, watchPatience*3/4 - 1, watchPatience * 3 / 4,
+			watchPatience - 1, watchPatience, 10 * watchPatience} {
+			w.at(late + d)
+			want := view.Complete
+			if c.give != 0 && d >= c.give {
+				want = view.Incomplete
+			}
+			if got := w.reports(); got != want {
+				t.Errorf("%s: %v after %d, want %v", name, got, d, want)
+			}
+			if next := w.cuts.nextNS(); want == view.Complete && c.give != 0 && next != late+c.give {
+				t.Errorf("%s: looks again at %d, want %d", name, next-late, c.give)
+			}
+		}
+	}
+}
+
+// TestAMemberIsNotFilledByANodeOutOfReach, from when one that reaches nobody leaves: it would be filled at once.
+func TestAMemberIsNotFilledByANodeOutOfReach(t *testing.T) {
+	w := newWatcher()
+	w.sees([]view.PartitionID{1, 2})
+	chain := &w.newest.Chains[0]
+	*chain = append(*chain, view.Member{Partition: 0, State: view.Waiting, Since: 1})
+	w.linkChanged(&linkChange{node: "n2", lostNS: 1})
+	for _, c := range []struct {
+		clock int64
+		want  view.Local
+	}{{2, view.Incomplete}, {watchPatience * 3 / 4, view.Incomplete}, {watchPatience*3/4 + 1, view.Damaged}} {
+		w.at(c.clock)
+		if w.makeReport(); w.reports() != c.want {
+			t.Errorf("%v at %d, want %v", w.reports(), c.clock, c.want)
+		}
+	}
+	w.linkChanged(&linkChange{node: "n2"})
+	if w.reports() != view.Incomplete {
+		t.Errorf("%v when it is in reach, want %v", w.reports(), view.Incomplete)
+	}
+}
+
+// TestPatienceEndsWithAConnection, and begins anew when authority is back.
+func TestPatienceEndsWithAConnection(t *testing.T) {
+	w := newWatcher()
+	if err := w.driver.Init(turn.Config{Machine: (*machine)(w.Replicas)}); err != nil {
+		t.Fatal(err)
+	}
+	defer w.driver.Close()
+	w.cfg.Clock = func() int64 { return w.clock }
+	until := int64(1 << 60)
+	w.cfg.Authority = func() int64 { return until }
+	look := func(clock int64, want view.Local) {
+		t.Helper()
+		w.clock = clock
+		w.readTime()
+		w.lookForCuts()
+		if got := w.reports(); got != want {
+			t.Errorf("%v at %d, want %v", got, clock, want)
+		}
+	}
+	w.sees([]view.PartitionID{0, 2})
+	w.at(1)
+	w.linkChanged(&linkChange{node: "n1", lostNS: 1})
+	w.clock = 50_000
+	w.sees([]view.PartitionID{0, 1})
+	look(50_000+watchPatience-1, view.Complete)
+	w.linkChanged(&linkChange{node: "n1"})
+	look(60_000, view.Complete)
+	w.linkChanged(&linkChange{node: "n1", lostNS: 60_000})
+	until = 60_000 + watchPatience/2 // authority is lost, and comes back much later
+	look(60_000+watchPatience/2+1, view.Complete)
+	look(80_000, view.Complete)
+	until = 1 << 60
+	look(80_000, view.Complete)
+	look(80_000+watchPatience-1, view.Complete)
+	look(80_000+watchPatience, view.Incomplete)
+}
