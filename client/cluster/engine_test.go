@@ -278,3 +278,68 @@ func (n *testNode) answerHeld() {
 		}
 	}
 }
+
+// TestAReadDoesNotWaitForAPlaceAtASilentNode: the queues of both nodes are full when it comes, and only the other one
+// answers.
+func TestAReadDoesNotWaitForAPlaceAtASilentNode(t *testing.T) {
+	g := newRig(t, 2, 2)
+	const depth = 4
+	s := g.open(func(o *Options) {
+		o.ReadTimeout, o.Connection.QueueDepth, o.Connection.Credits = 20*time.Millisecond, depth, client.CreditsOff
+	})
+	connectAll(t, g, s)
+	for _, n := range g.nodes {
+		n.setScript(func(uint8) (verdict, nvme.Status) { return hold, 0 })
+	}
+	q := openQueue(t, s, 2*depth)
+	for i := range 2 * depth {
+		op := kv.Op{Kind: kv.Put, Key: g.keyOf(i%2, i), Value: []byte("value")}
+		if k, err := q.Submit([]kv.Op{op}); k != 1 || err != nil {
+			t.Fatal(k, err)
+		}
+	}
+	until(t, "the nodes have all that they take", func() bool {
+		return g.nodes[0].heldCommands() == depth && g.nodes[1].heldCommands() == depth
+	})
+	read := make(chan error, 1)
+	go func() {
+		_, err := s.Exists(context.Background(), []byte("k"))
+		read <- err
+	}()
+	silent := ""
+	until(t, "the read waits", func() bool {
+		e := s.engine
+		e.mu.Lock()
+		defer e.mu.Unlock()
+		for _, r := range e.all {
+			if r.phase == waiting && r.a.flow.AtLink() {
+				silent = r.a.members[r.a.flow.SentTo()].node.key.name
+			}
+		}
+		return silent != ""
+	})
+	for i, n := range g.nodes {
+		if fmt.Sprint("n", i) != silent {
+			n.release(nvme.KeyExists | nvme.DNR)
+		}
+	}
+	select {
+	case err := <-read:
+		if err != nil {
+			t.Error(err)
+		}
+	case <-time.After(8 * time.Second): // Options.Timeout is longer
+		t.Error("the read still waits for a place at the silent node")
+	}
+	for _, n := range g.nodes {
+		n.release(nvme.KeyExists | nvme.DNR)
+	}
+	results := make([]kv.Result, 2*depth)
+	for left := 2 * depth; left > 0; {
+		k, err := q.Poll(results, -1)
+		if err != nil {
+			t.Fatal(err)
+		}
+		left -= k
+	}
+}

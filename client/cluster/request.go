@@ -61,8 +61,8 @@ type request struct {
 	tried []*member
 	// last says why the latest try has failed.
 	last error
-	// deadline is when the operation must end, due when a pause is over.
-	deadline, due time.Duration
+	// deadline is when the operation must end, due when a pause is over, queued when it began to wait for tokens.
+	deadline, due, queued time.Duration
 	// over, once set, is why the operation must end.
 	over error
 	// a is the command. second is a second one of a hedged read, nil: reads are not hedged. open is how many of them
@@ -190,7 +190,7 @@ func (r *request) next(now time.Duration) { // hot: 0 allocs
 		r.pause(now)
 		return
 	}
-	r.phase = waiting
+	r.phase, r.queued = waiting, now
 	r.e.flow.Add(int64(now), &r.a.flow)
 }
 
@@ -476,8 +476,8 @@ func (r *request) reroute(now time.Duration, m *clusterMap) {
 // slow is how long a command may take before the map is read again.
 const slow = 100 * time.Millisecond
 
-// check ends an operation whose time is over, and a read that takes too long. It reports whether a newer map would
-// help.
+// check ends an operation whose time is over, and lets a read that takes too long go to another member. It reports
+// whether a newer map would help.
 func (r *request) check(now time.Duration) (wantMap bool) {
 	if r.phase == idle {
 		return false
@@ -485,6 +485,9 @@ func (r *request) check(now time.Duration) (wantMap bool) {
 	if now >= r.deadline {
 		r.end(now, context.DeadlineExceeded)
 		return false
+	}
+	if r.phase == waiting && !r.write() && now-r.queued >= r.s.o.ReadTimeout {
+		r.leaveLink(now)
 	}
 	if r.phase != sent {
 		return false
@@ -494,6 +497,25 @@ func (r *request) check(now time.Duration) (wantMap bool) {
 		r.cancel(now, errSlow)
 	}
 	return wantMap
+}
+
+// leaveLink lets a read that has the tokens of a member, and waits for a place in the queues of its node, go to the
+// other members, if one is connected: that node may be silent.
+func (r *request) leaveLink(now time.Duration) {
+	if !r.a.flow.AtLink() || r.s.o.ReadFrom == ReadTail {
+		return
+	}
+	x := r.a.members[r.a.flow.SentTo()]
+	for _, o := range r.s.current.Load().chainOf(r.position).members {
+		if o == x || r.hasTried(o) || o.node.connected() == nil || o.place.Load() == nil {
+			continue
+		}
+		r.e.flow.Remove(int64(now), &r.a.flow)
+		r.tried = append(r.tried, x)
+		r.last = fmt.Errorf("node %s: %w", x.node.key.name, errSlow)
+		r.next(now)
+		return
+	}
 }
 
 // cancel cancels what is outstanding.

@@ -3,9 +3,9 @@
 // tokens of all replicas of its chain, tenants have weights, and the commands that one connection takes are divided
 // among the tenants as tokens are.
 //
-//	Add ──> SSD (tokens) ──> ... ──> SSD ──> Link (places) ──> Next ──> (the target) ──> Ended
-//	          │ one queue for each tenant      │                          credit of the SSD
-//	          └── deficit round robin ─────────┘
+//	Add ──> admission (writes) ──> SSD (tokens) ──> ... ──> SSD ──> Link (places) ──> Next ──> (the target) ──> Ended
+//	           │                    │ queues of each tenant          │                          credit of the SSD
+//	           └────────────────────┴── deficit round robin ─────────┘
 //
 // The tokens of an SSD are the units that its latest credit (package credit) allows to be outstanding, less those that
 // are. A request waits if it does not fit them, unless nothing is outstanding at that SSD.
@@ -59,6 +59,7 @@ type Machine struct {
 	weights []int // by tenant
 	ssds    uint64
 	turn    uint32 // rotates what is chosen among equals
+	added   uint64 // counts requests
 	// first and last are the ends of the list of requests to be sent. dirty are stages at which a request may go on.
 	first, last *Request
 	dirty       []*stage
@@ -107,6 +108,10 @@ type SSD struct {
 	// number is greater than those of the SSDs that were made before.
 	number uint64
 	win    credit.Window
+	// admission is where writes wait until they are admitted. unsent are the units of writes that are admitted and not
+	// sent, whether they hold them or not; reads are the units of win that reads hold.
+	admission     stage
+	unsent, reads int
 }
 
 // NewSSD makes an SSD that is reached over a link. It has no credit yet, and so does not limit anything.
@@ -114,6 +119,7 @@ func (m *Machine) NewSSD(l *Link) *SSD {
 	m.ssds++
 	s := &SSD{to: l, number: m.ssds}
 	s.ssd = s
+	s.admission.ssd, s.admission.admits = s, true
 	return s
 }
 
@@ -121,6 +127,7 @@ func (m *Machine) NewSSD(l *Link) *SSD {
 func (m *Machine) Grant(now int64, s *SSD, units int) {
 	s.win.Grant(now, units)
 	m.touch(&s.stage)
+	m.touch(&s.admission)
 }
 
 // Tokens returns how many units may be sent to an SSD now. unlimited: it has sent no credit.
@@ -159,12 +166,17 @@ type Request struct {
 	sentTo int
 	held   uint16
 	state  state
-	next   *Request // of Machine.first
-	nodes  [MaxTargets + 1]node
+	// age is less than those of the requests that were added later. admitted: the write counts as unsent at its
+	// targets. moves is at how many it has waited to be admitted.
+	age      uint64
+	admitted bool
+	moves    uint8
+	next     *Request // of Machine.first
+	nodes    [MaxTargets + 1]node
 }
 
-// linkNode is the number of a request's node in the queue of a link.
-const linkNode = MaxTargets
+// soleNode is the number of a request's node in the queue of a link or of an admission: it is in no other queue then.
+const soleNode = MaxTargets
 
 // SentTo is the number of the target that a request goes to which Next has returned.
 func (r *Request) SentTo() int { return r.sentTo }
@@ -172,16 +184,26 @@ func (r *Request) SentTo() int { return r.sentTo }
 // Idle reports whether a request has not been added, or has ended.
 func (r *Request) Idle() bool { return r.state == idle }
 
+// AtLink reports whether a request waits for a place of the link to its target SentTo, and for nothing else.
+func (r *Request) AtLink() bool {
+	in := r.nodes[soleNode].in
+	return in != nil && in.link != nil
+}
+
 // Add adds a request, which Next returns when it is to be sent. It returns false if the request has to wait for that.
 //
 // hot: 0 allocs
 func (m *Machine) Add(now int64, r *Request) (atOnce bool) {
 	invariants.Check(r.state == idle && r.N >= 1 && r.N <= MaxTargets, "flowctl: a request is added twice")
-	r.held, r.sentTo, r.Units = 0, 0, max(r.Units, 1)
-	if !r.Write {
+	m.added++
+	r.held, r.sentTo, r.Units, r.age, r.moves = 0, 0, max(r.Units, 1), m.added, 0
+	switch {
+	case !r.Write:
 		m.addRead(now, r)
-	} else {
+	case m.fitsAll(now, r):
 		m.goOn(now, r)
+	default:
+		m.admit(now, r, nil)
 	}
 	if r.state == waiting {
 		m.waits++
@@ -211,7 +233,11 @@ func (m *Machine) addRead(now int64, r *Request) { // hot: 0 allocs
 		return
 	}
 	for i := range r.N {
-		m.wait(&r.Targets[i].stage, r, i)
+		s := r.Targets[i]
+		m.wait(&s.stage, r, i)
+		if m.reserved(now, s, r.Units) {
+			m.touch(&s.stage)
+		}
 	}
 }
 
@@ -240,10 +266,95 @@ func (m *Machine) fits(now int64, s *SSD, units int) bool { // hot: 0 allocs
 	return m.cfg.NoTokens || s.win.MaySend(now, units)
 }
 
+// readPart is the part of its credit that reads may have of an SSD whatever writes have: a quarter.
+const readPart = 4
+
+// reserved reports whether a read that does not fit the tokens may go to an SSD nevertheless, because writes have more
+// than what is to be left for reads. One read may always be there.
+func (m *Machine) reserved(now int64, s *SSD, units int) bool { // hot: 0 allocs
+	_, out := s.win.Outstanding()
+	c := s.win.Credit(now)
+	forReads := c / readPart
+	return out-s.reads >= c-forReads && (s.reads == 0 || s.reads+units <= forReads)
+}
+
 // hold takes the tokens of a target.
 func (m *Machine) hold(r *Request, target int) { // hot: 0 allocs
+	s := r.Targets[target]
 	r.held |= 1 << target
-	r.Targets[target].win.Sent(r.Units)
+	s.win.Sent(r.Units)
+	if !r.Write {
+		s.reads += r.Units
+	}
+}
+
+// fitsAll reports whether a write can be sent at once.
+func (m *Machine) fitsAll(now int64, r *Request) bool { // hot: 0 allocs
+	for i := range r.N {
+		if s := r.Targets[i]; !s.empty() || !m.fits(now, s, r.Units) {
+			return false
+		}
+	}
+	l := r.Targets[0].to
+	return l.empty() && l.used < l.depth
+}
+
+const (
+	// unsentPart is the part of the credit of an SSD that writes may have that are admitted and not sent: half.
+	unsentPart = 2
+	// maxMoves is how often a write waits to be admitted. It moves from one SSD to another one without tokens, so that
+	// writes to either could hold it up for ever.
+	maxMoves = 8
+)
+
+// admits reports whether one more write may be on the way at an SSD.
+func (m *Machine) admits(now int64, s *SSD, units int) bool { // hot: 0 allocs
+	c := s.win.Credit(now)
+	return m.cfg.NoTokens || c == 0 || s.unsent == 0 || s.unsent+units <= c/unsentPart
+}
+
+// admit admits a write if all its targets do, or lets it wait at one that does not. It was the turn of the write at
+// from; nil: it is new.
+func (m *Machine) admit(now int64, r *Request, from *SSD) { // hot: 0 allocs
+	if r.moves++; r.moves <= maxMoves {
+		for i := range r.N {
+			if s := r.Targets[i]; s != from && !s.admission.empty() || !m.admits(now, s, r.Units) {
+				m.wait(&s.admission, r, soleNode)
+				return
+			}
+		}
+	}
+	r.admitted = true
+	for i := range r.N {
+		if !r.again(i) {
+			r.Targets[i].unsent += r.Units
+		}
+	}
+	m.goOn(now, r)
+}
+
+// unadmit ends what admit has begun: the write is sent, or taken back.
+func (m *Machine) unadmit(r *Request) { // hot: 0 allocs
+	if !r.admitted {
+		return
+	}
+	r.admitted = false
+	for i := range r.N {
+		if s := r.Targets[i]; !r.again(i) {
+			s.unsent -= r.Units
+			m.touch(&s.admission)
+		}
+	}
+}
+
+// again reports whether the SSD of a target is that of an earlier target, too.
+func (r *Request) again(target int) bool { // hot: 0 allocs
+	for i := range target {
+		if r.Targets[i] == r.Targets[target] {
+			return true
+		}
+	}
+	return false
 }
 
 // goOn lets a write take tokens until it has all of them or must wait.
@@ -290,7 +401,7 @@ func (r *Request) holds(s *SSD) bool { // hot: 0 allocs
 func (m *Machine) enter(r *Request) { // hot: 0 allocs
 	l := r.Targets[r.sentTo].to
 	if !l.empty() || l.used >= l.depth {
-		m.wait(&l.stage, r, linkNode)
+		m.wait(&l.stage, r, soleNode)
 		return
 	}
 	m.send(l, r)
@@ -298,6 +409,7 @@ func (m *Machine) enter(r *Request) { // hot: 0 allocs
 
 func (m *Machine) send(l *Link, r *Request) { // hot: 0 allocs
 	l.used++
+	m.unadmit(r)
 	r.state, r.next = ready, nil
 	if m.first == nil {
 		m.first = r
@@ -322,7 +434,7 @@ func (m *Machine) leave(r *Request) { // hot: 0 allocs
 		return
 	}
 	for i := range r.nodes {
-		if i < r.N || i == linkNode {
+		if i < r.N || i == soleNode {
 			m.remove(&r.nodes[i])
 		}
 	}
@@ -338,7 +450,10 @@ func (m *Machine) Next(now int64) *Request {
 	for m.first == nil && len(m.dirty) > 0 {
 		s := m.dirty[len(m.dirty)-1]
 		n := m.head(s)
-		if n == nil || !m.room(now, s, n.r) {
+		if n != nil && !m.room(now, s, n.r) {
+			n = m.reservedRead(now, s)
+		}
+		if n == nil {
 			m.dirty = m.dirty[:len(m.dirty)-1]
 			s.dirty = false
 			continue
@@ -354,7 +469,10 @@ func (m *Machine) Next(now int64) *Request {
 
 // room reports whether a stage has room for a request.
 func (m *Machine) room(now int64, s *stage, r *Request) bool { // hot: 0 allocs
-	if s.ssd != nil {
+	switch {
+	case s.admits:
+		return m.admits(now, s.ssd, r.Units)
+	case s.ssd != nil:
 		return m.fits(now, s.ssd, r.Units)
 	}
 	return s.link.used < s.link.depth
@@ -367,7 +485,9 @@ func (m *Machine) serve(now int64, s *stage, n *node) { // hot: 0 allocs
 	target := int(n.number)
 	m.leave(r)
 	switch {
-	case target == linkNode:
+	case s.admits:
+		m.admit(now, r, s.ssd)
+	case target == soleNode:
 		m.send(s.link, r)
 	case r.Write:
 		m.hold(r, target)
@@ -398,6 +518,7 @@ func (m *Machine) Remove(now int64, r *Request) {
 	switch r.state {
 	case waiting:
 		m.leave(r)
+		m.unadmit(r)
 	case ready:
 		m.unready(r)
 		l := r.Targets[r.sentTo].to
@@ -437,8 +558,13 @@ func (m *Machine) release(now int64, r *Request, units int) { // hot: 0 allocs
 		if i == r.sentTo {
 			u = units
 		}
-		r.Targets[i].win.Completed(now, r.Units, u)
-		m.touch(&r.Targets[i].stage)
+		s := r.Targets[i]
+		s.win.Completed(now, r.Units, u)
+		if !r.Write {
+			s.reads -= r.Units
+		}
+		m.touch(&s.stage)
+		m.touch(&s.admission)
 	}
 	r.held = 0
 }

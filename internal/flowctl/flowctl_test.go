@@ -3,6 +3,7 @@ package flowctl
 import (
 	"flag"
 	"math/rand/v2"
+	"slices"
 	"testing"
 	"time"
 )
@@ -339,8 +340,18 @@ func TestRequestsEndWhateverHappens(t *testing.T) {
 				t.Fatalf("round %d: %d requests wait and nothing is outstanding", round, len(waiting))
 			}
 			for i, s := range g.ssds {
-				if n, units := s.Outstanding(); units > credits[i] && n > 1 && !alone(s, out, waiting, credits[i]) {
-					t.Fatalf("round %d: %d units of SSD %d are taken, the credit is %d", round, units, i, credits[i])
+				writes, reads, n, unsent := held(s, out, waiting)
+				if has, units := s.Outstanding(); units != writes+reads || has < n || s.reads != reads || s.unsent != unsent {
+					t.Fatalf("round %d: SSD %d has %d units, %d of reads, %d of unsent writes; want %d, %d, %d", round, i,
+						units, s.reads, s.unsent, writes+reads, reads, unsent)
+				}
+				// Reads may have a part that writes have taken.
+				reserved := n <= 1 || reads <= credits[i]/readPart
+				if writes > credits[i] || writes+reads > credits[i] && !reserved {
+					if !alone(s, out, waiting, credits[i]) {
+						t.Fatalf("round %d: %d units of SSD %d are taken, %d by %d reads; the credit is %d", round,
+							writes+reads, i, reads, n, credits[i])
+					}
 				}
 				if s.to.used > s.to.depth {
 					t.Fatalf("round %d: %d commands at a link of depth %d", round, s.to.used, s.to.depth)
@@ -359,12 +370,33 @@ func TestRequestsEndWhateverHappens(t *testing.T) {
 			t.Fatalf("round %d: %d requests are left", round, len(waiting))
 		}
 		for i, s := range g.ssds {
-			if n, units := s.Outstanding(); n+units+s.to.used != 0 || !s.empty() {
+			if n, units := s.Outstanding(); n+units+s.to.used+s.unsent != 0 || !s.empty() || !s.admission.empty() {
 				t.Fatalf("round %d: %d requests of %d units are left at SSD %d, %d at its link", round, n, units, i,
 					s.to.used)
 			}
 		}
 	}
+}
+
+// held returns the units of an SSD that writes and reads hold, how many reads that are, and those of writes that are
+// admitted and not sent.
+func held(s *SSD, all ...map[*Request]bool) (writes, reads, nReads, unsent int) {
+	for _, m := range all {
+		for r := range m {
+			switch {
+			case !r.holds(s):
+			case r.Write:
+				writes += r.Units
+			default:
+				reads += r.Units
+				nReads++
+			}
+			if r.admitted && slices.Contains(r.Targets[:r.N], s) {
+				unsent += r.Units
+			}
+		}
+	}
+	return writes, reads, nReads, unsent
 }
 
 // alone reports whether an SSD has a request that is larger than its credit, which was let through because nothing was
@@ -378,6 +410,118 @@ func alone(s *SSD, out, waiting map[*Request]bool, credit int) bool {
 		}
 	}
 	return false
+}
+
+// TestWritesThatWaitForASlowSSDLeaveTheOthersToOthers: most writes of the chain hold nothing of its fast SSD while they
+// wait, so that reads, and writes to other chains, find room there.
+func TestWritesThatWaitForASlowSSDLeaveTheOthersToOthers(t *testing.T) {
+	g := newRig(t, Config{}, 64, 2, 64)
+	other := g.AddTenant(1)
+	var sent []*Request
+	for range 100 {
+		sent = append(sent, g.add(g.request(0, true, 1, 1, 0))...)
+	}
+	if len(sent) != 2 {
+		t.Fatalf("%d writes are sent, the slow SSD has a credit of 2", len(sent))
+	}
+	if _, units := g.ssds[0].Outstanding(); units > 4 {
+		t.Errorf("they hold %d units of the fast SSD", units)
+	}
+	for _, tenant := range []Tenant{0, other} {
+		for _, write := range []bool{false, true} {
+			r := g.request(tenant, write, 1, 0)
+			g.want("to the fast SSD", g.add(r), r)
+		}
+		r := g.request(tenant, true, 1, 2, 0)
+		g.want("to both fast SSDs", g.add(r), r)
+	}
+	// The other writes go on as the slow SSD does.
+	for i := 0; i < len(sent); i++ {
+		sent = append(sent, g.end(sent[i], 0)...)
+	}
+	if len(sent) != 100 {
+		t.Errorf("%d writes were sent in the end", len(sent))
+	}
+}
+
+// TestWritesTakeHalfOfACreditAtMostBeforeTheyAreSent, also if it is a place in a queue that they wait for.
+func TestWritesTakeHalfOfACreditAtMostBeforeTheyAreSent(t *testing.T) {
+	g := newRig(t, Config{}, 16, 16, 16)
+	g.SetDepth(g.ssds[0].to, 1)
+	var sent []*Request
+	for range 40 {
+		sent = append(sent, g.add(g.request(0, true, 1, 0, 1, 2))...)
+	}
+	for i, s := range g.ssds {
+		if _, units := s.Outstanding(); units != 9 {
+			t.Errorf("the writes hold %d units of SSD %d, want 1 that is sent and 8 that are not", units, i)
+		}
+	}
+	for i := 0; i < len(sent); i++ {
+		sent = append(sent, g.end(sent[i], 0)...)
+	}
+	if len(sent) != 40 {
+		t.Errorf("%d writes were sent in the end", len(sent))
+	}
+}
+
+// TestReadsGoOnWhileTheWritesOfAChainDoNot: an SSD is silent, and writes that were sent have all tokens of the others
+// in its chain. Reads of all tenants go on with a quarter of them, and writes do when the others end.
+func TestReadsGoOnWhileTheWritesOfAChainDoNot(t *testing.T) {
+	g := newRig(t, Config{}, 8, 8)
+	other := g.AddTenant(1)
+	var writes []*Request
+	for range 20 {
+		writes = append(writes, g.add(g.request(0, true, 1, 1, 0))...)
+	}
+	if len(writes) != 8 {
+		t.Fatalf("%d writes are sent", len(writes))
+	}
+	waits := g.request(other, true, 1, 0)
+	g.want("no tokens are left", g.add(waits))
+	var reads []*Request
+	for range 30 {
+		reads = append(reads, g.add(g.request(0, false, 1, 0), g.request(other, false, 1, 0))...)
+	}
+	if len(reads) != 2 {
+		t.Errorf("%d reads are sent, want a quarter of 8", len(reads))
+	}
+	of := [2]int{}
+	for i := 0; i < len(reads) && i < 40; i++ {
+		of[reads[i].Tenant]++
+		next := g.end(reads[i], 0)
+		if len(next) != 1 {
+			t.Fatalf("%d requests are sent when a read has ended", len(next))
+		}
+		reads = append(reads, next...)
+	}
+	if of[0] < 15 || of[1] < 15 {
+		t.Errorf("%v reads of the tenants", of)
+	}
+	all := append(writes, reads[40:]...)
+	for i := 0; i < len(all); i++ { // the chain has another member in place of the silent one
+		all = append(all, g.end(all[i], 0)...)
+	}
+	if i := slices.Index(all, waits); i < 0 || i > 40 || len(all) != 20+1+60-40 {
+		t.Errorf("%d requests were sent, the write as number %d", len(all), i)
+	}
+}
+
+// TestAReadThatWaitsForALinkSaysSo.
+func TestAReadThatWaitsForALinkSaysSo(t *testing.T) {
+	g := newRig(t, Config{}, 4)
+	g.SetDepth(g.ssds[0].to, 1)
+	first, second := g.request(0, false, 1, 0), g.request(0, false, 1, 0)
+	g.want("a place is free", g.add(first, second), first)
+	third := g.request(0, false, 9, 0)
+	g.want("neither tokens nor a place", g.add(third))
+	if first.AtLink() || !second.AtLink() || third.AtLink() {
+		t.Errorf("at the link: %t, %t, %t", first.AtLink(), second.AtLink(), third.AtLink())
+	}
+	g.want("the next one", g.end(first, 0), second)
+	if second.AtLink() {
+		t.Error("it was sent")
+	}
 }
 
 func TestRequestsAllocateNothing(t *testing.T) {

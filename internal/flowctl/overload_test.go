@@ -103,3 +103,74 @@ func TestASlowSSDHoldsUpOnlyWhatItHas(t *testing.T) {
 		t.Errorf("with tokens the p99 at the targets is %d ns, without %d ns", fast, slow)
 	}
 }
+
+// mixed keeps many writes to a slow and a fast SSD under way, and reads of the fast one, for a second. It returns how
+// many reads were answered. With takes 0 the slow SSD never answers.
+func mixed(t *testing.T, cfg Config, slowCredit int, takes int64) (reads int) {
+	g := newRig(t, cfg, 2*parallel, slowCredit)
+	drives := []*drive{{takes: 100_000}, {takes: takes}}
+	var (
+		due  events
+		left = map[*Request]int{} // drives that have not carried it out
+	)
+	begin := func(d *drive, r *Request) {
+		d.busy++
+		if d.takes > 0 {
+			heap.Push(&due, event{g.now + d.takes, d, r})
+		}
+	}
+	arrive := func(rs []*Request) {
+		for _, r := range rs {
+			for _, s := range r.Targets[:r.N] {
+				d := drives[slices.Index(g.ssds, s)]
+				left[r]++
+				if d.busy < parallel {
+					begin(d, r)
+				} else {
+					d.queue = append(d.queue, r)
+				}
+			}
+		}
+	}
+	for range 300 {
+		arrive(g.add(g.request(0, true, 1, 1, 0)))
+		arrive(g.add(g.request(0, false, 1, 0)))
+	}
+	for len(due) > 0 && due[0].at < 1_000_000_000 {
+		e := heap.Pop(&due).(event)
+		g.now = e.at
+		e.d.busy--
+		if len(e.d.queue) > 0 {
+			r := e.d.queue[0]
+			e.d.queue = e.d.queue[1:]
+			begin(e.d, r)
+		}
+		if left[e.r]--; left[e.r] > 0 {
+			continue
+		}
+		if !e.r.Write {
+			reads++
+		}
+		arrive(g.end(e.r, 0))
+		arrive(g.add(e.r))
+	}
+	return reads
+}
+
+// TestReadsOfAFastSSDDoNotWaitForWritesToASlowOne: they are answered nearly as fast as the SSD can, which is 80,000 a
+// second, if the slow SSD has less credit. If it has as much, or does not answer, they have what is reserved for them.
+func TestReadsOfAFastSSDDoNotWaitForWritesToASlowOne(t *testing.T) {
+	for _, c := range []struct {
+		what   string
+		credit int
+		takes  int64
+		least  int
+	}{{"slow", parallel / 2, 800_000, 70_000}, {"slow, with much credit", 2 * parallel, 800_000, 35_000},
+		{"silent", 2 * parallel, 0, 35_000}} {
+		if n := mixed(t, Config{}, c.credit, c.takes); n < c.least {
+			t.Errorf("%s: %d reads, want %d", c.what, n, c.least)
+		} else {
+			t.Logf("%s: %d reads", c.what, n)
+		}
+	}
+}

@@ -1,22 +1,45 @@
 package flowctl
 
-// stage is where requests wait: for the tokens of an SSD, or for a place of a link. Each tenant has a queue, and they
-// take turns by deficit round robin.
+// stage is where requests wait: to be admitted at an SSD, for its tokens, or for a place of a link. Tenants take turns
+// by deficit round robin, and the oldest request of a tenant is its first one.
 type stage struct {
-	// ssd or link is whose stage it is.
-	ssd  *SSD
-	link *Link
+	// ssd or link is whose stage it is. admits: it is the one where writes are admitted.
+	ssd    *SSD
+	link   *Link
+	admits bool
 	// queues and deficit are by tenant; tenants without requests have no deficit. ring are the others, in the order of
 	// their turns; ring[at] has its turn. Invariant: at < len(ring), or both are 0.
-	queues  []queue
+	queues  []queues
 	deficit []int
 	ring    []Tenant
 	at      int
+	readAt  int  // in ring: whose read was the latest of reservedRead
 	dirty   bool // in Machine.dirty
 }
 
-// queue is the requests of a tenant, oldest first.
+// queues are the requests of a tenant: reads, and writes. They are apart because a read may have tokens for which the
+// writes before it still have to wait.
+type queues [2]queue
+
+// queue is requests in the order in which they have come to the stage.
 type queue struct{ first, last *node }
+
+// of returns the queue of a request.
+func (q *queues) of(r *Request) *queue { // hot: 0 allocs
+	if r.Write {
+		return &q[1]
+	}
+	return &q[0]
+}
+
+// first is the older one of the first read and the first write, nil if there is none.
+func (q *queues) first() *node { // hot: 0 allocs
+	read, write := q[0].first, q[1].first
+	if read == nil || write != nil && write.r.age < read.r.age {
+		return write
+	}
+	return read
+}
 
 // node is a request's place in a queue.
 type node struct {
@@ -47,16 +70,19 @@ func (m *Machine) touch(s *stage) { // hot: 0 allocs
 // push appends a request to its tenant's queue.
 func (m *Machine) push(s *stage, r *Request, number int) { // hot: 0 allocs
 	for int(r.Tenant) >= len(s.queues) {
-		s.queues, s.deficit = append(s.queues, queue{}), append(s.deficit, 0)
+		s.queues, s.deficit = append(s.queues, queues{}), append(s.deficit, 0)
 	}
-	q, n := &s.queues[r.Tenant], &r.nodes[number]
+	was := s.queues[r.Tenant].first()
+	q, n := s.queues[r.Tenant].of(r), &r.nodes[number]
 	n.r, n.in, n.number, n.prev, n.next = r, s, uint8(number), q.last, nil
 	if q.last != nil {
 		q.last.next = n
-		q.last = n
+	} else {
+		q.first = n
+	}
+	if q.last = n; was != nil {
 		return
 	}
-	q.first, q.last = n, n
 	s.ring = append(s.ring, r.Tenant)
 	s.deficit[r.Tenant] = 0
 	if len(s.ring) == 1 {
@@ -77,7 +103,7 @@ func (m *Machine) remove(n *node) { // hot: 0 allocs
 		return
 	}
 	t := n.r.Tenant
-	q := &s.queues[t]
+	q := s.queues[t].of(n.r)
 	if n.prev == nil {
 		q.first = n.next
 	} else {
@@ -89,7 +115,7 @@ func (m *Machine) remove(n *node) { // hot: 0 allocs
 		n.next.prev = n.prev
 	}
 	n.in, n.prev, n.next = nil, nil, nil
-	if q.first == nil {
+	if s.queues[t].first() == nil {
 		s.retire(m, t)
 	}
 	m.touch(s)
@@ -121,7 +147,7 @@ func (s *stage) retire(m *Machine, t Tenant) { // hot: 0 allocs
 func (m *Machine) head(s *stage) *node { // hot: 0 allocs
 	for len(s.ring) > 0 {
 		t := s.ring[s.at]
-		n := s.queues[t].first
+		n := s.queues[t].first()
 		if s.cost(n.r) <= s.deficit[t] {
 			return n
 		}
@@ -129,6 +155,23 @@ func (m *Machine) head(s *stage) *node { // hot: 0 allocs
 			s.at = 0
 		}
 		s.begin(m)
+	}
+	return nil
+}
+
+// reservedRead returns a read that may go on although the request whose turn it is has no room; nil if there is none.
+// That costs its tenant no turn.
+func (m *Machine) reservedRead(now int64, s *stage) *node { // hot: 0 allocs
+	if s.ssd == nil || s.admits {
+		return nil
+	}
+	for range s.ring {
+		s.readAt = (s.readAt + 1) % len(s.ring)
+		t := s.ring[s.readAt]
+		if n := s.queues[t][0].first; n != nil && m.reserved(now, s.ssd, n.r.Units) {
+			s.deficit[t] += s.cost(n.r)
+			return n
+		}
 	}
 	return nil
 }
