@@ -22,8 +22,9 @@ type engine struct {
 	mu sync.Mutex
 	// flow decides what is sent when.
 	flow *flowctl.Machine
-	// all are all requests that were made, free those that are not in use.
+	// all are the requests that there are, free those that are not in use. kept is the memory that the free ones keep.
 	all, free []*request
+	kept      int
 	closed    bool
 	// paused wait for the time of their next try, hedges are reads that may ask a second member, in order of time.
 	paused []*request
@@ -74,21 +75,38 @@ func (e *engine) take() *request {
 	if n := len(e.free); n > 0 {
 		r := e.free[n-1]
 		e.free = e.free[:n-1]
+		e.kept -= r.memory()
 		return r
 	}
 	r := newRequest(e.s)
+	r.index = len(e.all)
 	e.all = append(e.all, r)
 	return r
 }
 
+// Bounds of engine.free: how many requests, and how much memory they may keep for values.
+const (
+	maxFree = 256
+	maxKept = 16 << 20
+)
+
+// give gives requests back. What was needed for a crowd only is not kept.
 func (e *engine) give(rs ...*request) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	for _, r := range rs {
 		r.op.Forget()
 		r.q = nil
+		if n := r.memory(); len(e.free) < maxFree && e.kept+n <= maxKept {
+			e.kept += n
+			e.free = append(e.free, r)
+			continue
+		}
+		last := e.all[len(e.all)-1]
+		e.all[r.index], last.index = last, r.index
+		e.all[len(e.all)-1] = nil
+		e.all = e.all[:len(e.all)-1]
 	}
-	e.free = append(e.free, rs...)
 }
 
 // start begins the operation of a request for which begin has returned nil, and returns the number of its use.

@@ -343,3 +343,89 @@ func TestAReadDoesNotWaitForAPlaceAtASilentNode(t *testing.T) {
 		left -= k
 	}
 }
+
+// TestACrowdLeavesNoMemoryBehind: neither requests, nor values that they have copied.
+func TestACrowdLeavesNoMemoryBehind(t *testing.T) {
+	g := newRig(t, 1, 1)
+	s := g.open(func(o *Options) { o.Hedge = time.Second })
+	e := s.engine
+	space := kvop.Space{NSID: 1, MaxKey: nvme.MaxKVKey, MaxValue: 1 << 20, MaxTransfer: 2 << 20, Extended: true}
+	value := make([]byte, 1<<20)
+	for _, long := range []bool{false, true, false} {
+		n := 20 * maxFree
+		if long {
+			n = 3 * maxKept / len(value)
+		}
+		var crowd []*request
+		for range n {
+			r := e.take()
+			if long {
+				if err := r.op.Start(&space, &kvop.Args{Kind: kv.Put, Key: []byte("k"), Value: value, Client: 1, Seq: 1,
+					WantVersion: true}); err != nil {
+					t.Fatal(err)
+				}
+				if r.memory() < len(value) {
+					t.Fatalf("a request with a value keeps %d bytes", r.memory())
+				}
+			}
+			crowd = append(crowd, r)
+		}
+		e.give(crowd...)
+		memory := 0
+		for i, r := range e.all {
+			memory += r.memory()
+			if r.index != i {
+				t.Fatalf("request %d has index %d", i, r.index)
+			}
+		}
+		if len(e.all) > maxFree || len(e.all) != len(e.free) || memory > maxKept || memory != e.kept {
+			t.Errorf("%d requests, %d free, keep %d bytes, counted are %d", len(e.all), len(e.free), memory, e.kept)
+		}
+	}
+	if err := s.Put(t.Context(), []byte("k"), []byte("value")); err != nil {
+		t.Error(err)
+	}
+}
+
+// TestWhatWaitsForTokensFollowsTheMap: its range has moved, and the member whose tokens it has waited for is busy.
+func TestWhatWaitsForTokensFollowsTheMap(t *testing.T) {
+	g := newRig(t, 2, 1)
+	s := g.open(func(o *Options) { o.ReadTimeout = 20 * time.Second })
+	connectAll(t, g, s)
+	busy, moves := g.keyOf(0, 1), g.keyOf(0, 2)
+	for i := 3; rangeOf(moves) == rangeOf(busy); i++ {
+		moves = g.keyOf(0, i)
+	}
+	s.setCredits(map[string]int{"n0": 1, "n1": 10})
+	g.nodes[0].setScript(func(uint8) (verdict, nvme.Status) { return hold, 0 })
+	q := openQueue(t, s, 3)
+	for i, op := range []kv.Op{{Kind: kv.Exists, Key: busy}, {Kind: kv.Exists, Key: moves, Tag: 1},
+		{Kind: kv.Put, Key: moves, Value: []byte("value"), Tag: 2}} {
+		if n, err := q.Submit([]kv.Op{op}); n != 1 || err != nil {
+			t.Fatal(n, err)
+		}
+		until(t, "it waits", func() bool { return g.nodes[0].heldCommands() == 1 && s.Stats().Waiting == i })
+	}
+	g.change(func(r int, c []int) []int {
+		if r == rangeOf(moves) {
+			return []int{1}
+		}
+		return c
+	})
+	g.publish()
+	s.wantMap()
+	results := make([]kv.Result, 3)
+	for range 2 {
+		n, err := q.Poll(results[:1], 8*time.Second)
+		if err != nil || n == 0 {
+			t.Fatalf("%d results, %v: it still waits for the tokens of a member that has not its range", n, err)
+		}
+		if r := results[0]; r.Tag == 0 || r.Err != nil && !errors.Is(r.Err, kv.ErrKeyNotFound) {
+			t.Errorf("%+v", r)
+		}
+	}
+	g.nodes[0].release(nvme.KeyDoesNotExist | nvme.DNR)
+	if n, err := q.Poll(results, -1); n != 1 || err != nil {
+		t.Error(n, err)
+	}
+}

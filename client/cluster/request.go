@@ -45,6 +45,8 @@ type request struct {
 
 	// What follows is guarded by engine.mu.
 
+	// index is the place in engine.all.
+	index int
 	// use counts operations.
 	use    uint64
 	phase  phase
@@ -126,6 +128,15 @@ func (at *attempt) init(r *request) {
 	at.r = r
 	at.io.Item, at.io.Sink = at, r.e
 	at.flow.Item = at
+}
+
+// memory is what the request keeps for values.
+func (r *request) memory() int {
+	n := r.op.Kept()
+	if r.second != nil {
+		n += cap(r.second.buf)
+	}
+	return n
 }
 
 // begin makes r ready for the operation of args, whose key is copied. It needs no lock: r is the caller's.

@@ -150,6 +150,9 @@ type Op struct {
 // Forget drops the references to the caller's buffers.
 func (o *Op) Forget() { o.Cmd.Data, o.dst, o.args.Key, o.args.Value = nil, nil, nil, nil }
 
+// Kept returns the size of the buffer that the Op keeps.
+func (o *Op) Kept() int { return cap(o.buf) }
+
 // Kind returns the kind that was passed to Start.
 func (o *Op) Kind() Kind { return o.kind }
 
