@@ -339,7 +339,7 @@ type Cluster struct {
 	// Etcd is where the cluster's records are.
 	Etcd Etcd `yaml:"etcd" required:"true"`
 	// Nodes are all nodes of the cluster, also this one, which node.name says. Nobody else is heard.
-	Nodes []ClusterNode `yaml:"nodes" required:"true"`
+	Nodes []ClusterNode `yaml:"nodes" required:"true" reload:"live"`
 	// Listen is where this node listens for the membership of others. Empty: at its own address in nodes.
 	Listen string `yaml:"listen" default:""`
 	// TLS secures the membership between nodes: each shows a certificate for its name. Absent: a connection must come

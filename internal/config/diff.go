@@ -37,6 +37,8 @@ type Changes struct {
 	NamespacesGrown, NamespacesShrunk []SubsystemNamespace
 	// NamespaceHostsChanged are those that other hosts may see.
 	NamespaceHostsChanged []SubsystemNamespace
+	// NodesAdded, NodesRemoved and NodesChanged are other nodes of the cluster.
+	NodesAdded, NodesRemoved, NodesChanged []ClusterNode
 }
 
 // Empty reports that nothing changes.
@@ -82,6 +84,11 @@ func (c Changes) List() (all []Change) {
 			all = append(all, Change{What: what, Name: t.Name})
 		}
 	}
+	nodes := func(what string, list []ClusterNode) {
+		for _, n := range list {
+			all = append(all, Change{What: what, Name: n.Name})
+		}
+	}
 	if c.LogLevel != "" {
 		all = append(all, Change{What: "log level", Name: c.LogLevel})
 	}
@@ -99,6 +106,9 @@ func (c Changes) List() (all []Change) {
 	tenants("tenant added", c.TenantsAdded)
 	tenants("tenant removed", c.TenantsRemoved)
 	tenants("tenant changed", c.TenantsChanged)
+	nodes("node of the cluster added", c.NodesAdded)
+	nodes("node of the cluster removed", c.NodesRemoved)
+	nodes("node of the cluster changed", c.NodesChanged)
 	return all
 }
 
@@ -127,6 +137,9 @@ func Diff(from, to *Config) (Changes, error) {
 	d.Referrals = !slices.Equal(from.Discovery.Referrals, to.Discovery.Referrals)
 	d.subsystems(from.Subsystems, to.Subsystems)
 	d.tenants(from.Tenants, to.Tenants)
+	if from.Cluster != nil && to.Cluster != nil {
+		d.nodes(from, to)
+	}
 	if len(d.problems) > 0 {
 		return Changes{}, d.problems.sorted()
 	}
@@ -285,6 +298,31 @@ func (d *differ) tenants(from, to []Tenant) {
 			d.TenantsAdded = append(d.TenantsAdded, b)
 		case from[k].Weight != b.Weight || from[k].Limits != b.Limits || !sameHosts(from[k].Hosts, b.Hosts):
 			d.TenantsChanged = append(d.TenantsChanged, b)
+		}
+	}
+}
+
+// nodes compares the nodes of the cluster. What this node says of itself is in the records of the cluster, and where it
+// listens.
+func (d *differ) nodes(from, to *Config) {
+	find := func(list []ClusterNode, name string) int {
+		return slices.IndexFunc(list, func(n ClusterNode) bool { return n.Name == name })
+	}
+	for _, a := range from.Cluster.Nodes {
+		if find(to.Cluster.Nodes, a.Name) < 0 {
+			d.NodesRemoved = append(d.NodesRemoved, a)
+		}
+	}
+	for i, b := range to.Cluster.Nodes {
+		k := find(from.Cluster.Nodes, b.Name)
+		switch {
+		case k < 0:
+			d.NodesAdded = append(d.NodesAdded, b)
+		case b.Name == from.Node.Name:
+			d.requireEqual(index("cluster.nodes", i), reflect.ValueOf(from.Cluster.Nodes[k]), reflect.ValueOf(b),
+				"needs a restart, because it is this node")
+		case from.Cluster.Nodes[k] != b:
+			d.NodesChanged = append(d.NodesChanged, b)
 		}
 	}
 }

@@ -50,7 +50,9 @@ type clusterAccess struct {
 
 // clusterMember is this node as a member of its cluster.
 type clusterMember struct {
-	n      *Node
+	n    *Node
+	self string // the name of this node
+	// cfg is the configuration at the start, whose Nodes a reload may have changed since: see nodesChanged.
 	cfg    *config.Cluster
 	etcd   etcd.Config
 	tls    *tls.Config       // between nodes; nil: none
@@ -63,6 +65,8 @@ type clusterMember struct {
 	joining sync.WaitGroup
 	begun   chan struct{}
 	ending  sync.Once
+	// changingNodes is for one nodesChanged at a time, so that an older configuration never follows a newer one.
+	changingNodes sync.Mutex
 
 	// mu guards what follows.
 	mu sync.Mutex
@@ -92,7 +96,7 @@ func (n *Node) startCluster() (err error) {
 	if cfg == nil {
 		return nil
 	}
-	c := &clusterMember{n: n, cfg: cfg, begun: make(chan struct{}), refused: map[uuid.UUID]error{},
+	c := &clusterMember{n: n, self: n.cfg.Node.Name, cfg: cfg, begun: make(chan struct{}), refused: map[uuid.UUID]error{},
 		own: map[uuid.UUID]bool{}, problem: errors.New("the node is starting")}
 	c.ctx, c.cancel = context.WithCancel(context.Background())
 	if c.tls, err = loadTLS(n.cfg, "cluster.tls", cfg.TLS); err != nil {
@@ -131,7 +135,7 @@ func (n *Node) startCluster() (err error) {
 
 // etcdServer is the configuration of the server of etcd that the daemon runs.
 func (c *clusterMember) etcdServer() etcdserver.Config {
-	e, self := c.cfg.Etcd.Embedded, c.n.cfg.Node.Name
+	e, self := c.cfg.Etcd.Embedded, c.self
 	s := etcdserver.Config{Cluster: c.cfg.Name, Name: self, Dir: e.Dir, Members: map[string]string{}}
 	if s.Dir == "" {
 		s.Dir = filepath.Join(c.n.cfg.Node.DataDir, "etcd")
@@ -202,6 +206,9 @@ func (c *clusterMember) join() {
 			c.running.Store(m)
 			c.mu.Unlock()
 			close(c.begun)
+			if err := c.nodesChanged(); err != nil { // by a reload while it began
+				c.n.log.Error("the nodes of the cluster cannot be changed", "error", err)
+			}
 			return
 		}
 		c.setProblem(err)
@@ -346,15 +353,12 @@ func (n *Node) makePartitions() error {
 
 // memberConfig is the configuration of the membership. Partitions that the cluster can have are attached to the host.
 func (c *clusterMember) memberConfig(id uuid.UUID) member.Config {
-	self := c.n.cfg.Self()
+	self := c.n.config().Self()
 	m := member.Config{Dir: c.dir(), Etcd: c.etcd, Changed: c.changed, Log: c.n.log,
 		Node: cluster.Config{Cluster: id, Name: self.Name, Domain: self.Domain, LeaseNS: int64(c.cfg.Lease),
 			AwayNS: int64(c.cfg.Away)},
-		Link: link.Config{Nodes: map[string]string{}, Listen: c.cfg.Listen, TLS: c.tls,
+		Link: link.Config{Nodes: addresses(c.n.config().Cluster.Nodes), Listen: c.cfg.Listen, TLS: c.tls,
 			Log: c.n.peerLog()}}
-	for _, node := range c.cfg.Nodes {
-		m.Link.Nodes[node.Name] = node.Address
-	}
 	seed, _ := c.hashSeed()
 	c.n.replicated(func(nc config.Namespace, id uuid.UUID, p *partition.Partition) {
 		if p == nil { // its drive or its store has failed, which the log has
@@ -414,7 +418,7 @@ func (c *clusterMember) look(s *member.State) (differs bool) {
 	c.newest, c.seenAt = s.Newest, time.Now()
 	var unusable []view.PartitionID
 	for i, p := range s.Newest.Partitions {
-		if !p.ID.IsZero() && s.Newest.Nodes[p.Node].Name == c.n.cfg.Node.Name && !c.own[p.ID] {
+		if !p.ID.IsZero() && s.Newest.Nodes[p.Node].Name == c.self && !c.own[p.ID] {
 			unusable = append(unusable, view.PartitionID(i))
 		}
 	}

@@ -78,7 +78,7 @@ func (n *Node) InitCluster(ctx context.Context, what admin.InitCluster) error {
 	}
 	partitions := 0
 	n.replicated(func(config.Namespace, uuid.UUID, *partition.Partition) { partitions++ })
-	nodes := len(c.cfg.Nodes)
+	nodes := len(n.config().Cluster.Nodes)
 	if what.Replicas == 0 {
 		what.Replicas = min(3, nodes)
 	}
@@ -298,7 +298,7 @@ func (c *clusterMember) stats() telemetry.ClusterStats {
 			s.UnderReplicated++
 		}
 		for i, e := range chain {
-			if v.Nodes[v.Partitions[e.Partition].Node].Name == c.n.cfg.Node.Name {
+			if v.Nodes[v.Partitions[e.Partition].Node].Name == c.self {
 				s.Roles[roleOf(chain, i, complete)]++
 			}
 		}
@@ -308,7 +308,7 @@ func (c *clusterMember) stats() telemetry.ClusterStats {
 
 // describe answers the admin API.
 func (c *clusterMember) describe() admin.Cluster {
-	a := admin.Cluster{APIVersion: admin.Version, Name: c.cfg.Name, SubNQN: c.cfg.Subsystem, Node: c.n.cfg.Node.Name,
+	a := admin.Cluster{APIVersion: admin.Version, Name: c.cfg.Name, SubNQN: c.cfg.Subsystem, Node: c.self,
 		RunsEtcd: c.server != nil, Nodes: []admin.ClusterNode{}, Partitions: []admin.ClusterPartition{}}
 	if err := c.ready(); err != nil {
 		a.Problem = err.Error()
@@ -319,7 +319,7 @@ func (c *clusterMember) describe() admin.Cluster {
 			a.ActiveEpoch, a.AuthorityMS = uint64(s.Active.Epoch), max((m.Authority()-member.Now())/1e6, 0)
 		}
 	}
-	for _, node := range c.cfg.Nodes {
+	for _, node := range c.n.config().Cluster.Nodes {
 		a.Nodes = append(a.Nodes, admin.ClusterNode{Name: node.Name, Address: node.Address, Target: node.Target,
 			HostNQN: cluster.HostNQN(c.cfg.Name, node.Name), Domain: node.Domain, State: "new"})
 	}

@@ -1,6 +1,8 @@
 package daemon
 
 import (
+	"fmt"
+
 	"jbofd/internal/config"
 )
 
@@ -41,6 +43,9 @@ func (n *Node) reloadLocked(dryRun bool) (config.Changes, error) {
 	if err != nil {
 		return config.Changes{}, err
 	}
+	if err := n.cluster.checkNodes(cfg, changes); err != nil {
+		return config.Changes{}, err
+	}
 	if dryRun {
 		return changes, n.apply(cfg, trying)
 	}
@@ -51,6 +56,11 @@ func (n *Node) reloadLocked(dryRun bool) (config.Changes, error) {
 	n.cfgMu.Lock()
 	n.cfg = cfg
 	n.cfgMu.Unlock()
+	if n.cluster != nil {
+		if err := n.cluster.nodesChanged(); err != nil {
+			return config.Changes{}, fmt.Errorf("the nodes of the cluster: %w; all else has changed", err)
+		}
+	}
 	n.freeAreas()
 	return changes, nil
 }

@@ -3,12 +3,14 @@ package daemon
 import (
 	"errors"
 	"log/slog"
+	"maps"
 	"slices"
 	"sync"
 	"time"
 
 	"jbofd/internal/cluster"
 	"jbofd/internal/cluster/member"
+	"jbofd/internal/config"
 	"jbofd/internal/nvmeof/executor/replicated"
 	"jbofd/internal/partition"
 	"jbofd/internal/peers"
@@ -27,17 +29,23 @@ const patienceLeases = 2
 // replicaNode runs the replicas of this node's partitions, with the connections to the other nodes.
 type replicaNode struct {
 	access   clusterAccess
+	cfg      *config.Cluster // at the start: see clusterMember.cfg
+	self     string          // the name of this node
 	log      *slog.Logger
 	executor *replicated.Executor
 	peers    *peers.Peers
-	targets  map[string]string // where hosts reach the nodes
 
 	// mu guards groups, which grow until the first setState.
 	mu     sync.Mutex
 	groups map[uuid.UUID]*replicas.Replicas
 	// telling is for one report at a time, so that an older one never follows a newer one.
 	telling sync.Mutex
-	last    *cluster.Map // what peers and hosts were told
+
+	// viewing guards what peers and hosts were told: where hosts reach the nodes, and the newest view, nil: none.
+	viewing sync.Mutex
+	targets map[string]string
+	last    *cluster.Map
+
 	// until is the authority that setState has seen last.
 	until int64
 }
@@ -45,18 +53,13 @@ type replicaNode struct {
 // newReplicaNode makes what runs the replicas; it connects to nobody before the first view.
 func newReplicaNode(access clusterAccess) (*replicaNode, error) {
 	n := access.Node
-	r := &replicaNode{access: access, log: n.log, executor: replicated.New(turn.Real, n.pool),
-		groups: map[uuid.UUID]*replicas.Replicas{}, targets: map[string]string{}}
-	cfg := n.cfg.Cluster
-	pc := peers.Config{Name: n.cfg.Node.Name, HostNQN: cluster.HostNQN(cfg.Name, n.cfg.Node.Name),
+	cfg, self := n.cfg.Cluster, n.cfg.Node.Name
+	r := &replicaNode{access: access, cfg: cfg, self: self, log: n.log, executor: replicated.New(turn.Real, n.pool),
+		groups: map[uuid.UUID]*replicas.Replicas{}, targets: targets(cfg.Nodes)}
+	pc := peers.Config{Name: self, HostNQN: cluster.HostNQN(cfg.Name, self),
+		Nodes:     peerNodes(cfg.Nodes, self, cfg.Subsystem),
 		Connected: r.connected, Disconnected: r.disconnected, KATO: time.Duration(cfg.Lease), RDMA: n.opts.RDMA,
 		Log: n.log}
-	for _, other := range cfg.Nodes {
-		r.targets[other.Name] = other.Target
-		if other.Name != n.cfg.Node.Name {
-			pc.Nodes = append(pc.Nodes, peers.Node{Name: other.Name, Address: other.Target, SubNQN: cfg.Subsystem})
-		}
-	}
 	var err error
 	r.peers, err = peers.New(pc)
 	return r, err
@@ -64,11 +67,11 @@ func newReplicaNode(access clusterAccess) (*replicaNode, error) {
 
 // attach gives it an open partition, before the first setState. The partition is open until close has returned.
 func (r *replicaNode) attach(id uuid.UUID, p *partition.Partition) error {
-	name := r.access.Node.cfg.Cluster.Name
+	name := r.cfg.Name
 	g, err := replicas.New(replicas.Config{Store: p, ID: id, Peers: r.peers,
 		HostNQN:   func(node string) string { return cluster.HostNQN(name, node) },
 		Authority: r.access.Authority, Clock: member.Now, Changed: r.report,
-		Patience: patienceLeases * time.Duration(r.access.Node.cfg.Cluster.Lease), Incomplete: p.Lost() != nil,
+		Patience: patienceLeases * time.Duration(r.cfg.Lease), Incomplete: p.Lost() != nil,
 		Full: p.NearlyFull, TooFullToFill: p.TooFullToFill, Pool: r.access.Node.pool, Env: turn.Real, Log: r.log})
 	if err != nil {
 		return err
@@ -116,12 +119,34 @@ func (r *replicaNode) setState(s *member.State) {
 	for _, g := range r.all() {
 		g.SetState(s.Active, s.Newest)
 	}
+	r.viewing.Lock()
+	defer r.viewing.Unlock()
 	if s.Newest != nil && s.Newest != r.last {
 		// The newest view, not the active one: a node that is to be spoken to when that acts is connected before.
 		r.last = s.Newest
 		r.peers.SetView(s.Newest)
-		cfg := r.access.Node.cfg.Cluster
-		r.access.Node.service.SetClusterMap(cfg.Subsystem, EncodeClusterMap(s.Newest, r.targets, cfg.Subsystem))
+		r.publishLocked()
+	}
+}
+
+// setNodes changes which nodes there are.
+func (r *replicaNode) setNodes(nodes []config.ClusterNode) error {
+	r.viewing.Lock()
+	defer r.viewing.Unlock()
+	if err := r.peers.SetNodes(peerNodes(nodes, r.self, r.cfg.Subsystem)); err != nil {
+		return err
+	}
+	if now := targets(nodes); !maps.Equal(now, r.targets) {
+		r.targets = now
+		r.publishLocked()
+	}
+	return nil
+}
+
+// publishLocked gives hosts the map. The caller holds viewing.
+func (r *replicaNode) publishLocked() {
+	if r.last != nil {
+		r.access.Node.service.SetClusterMap(r.cfg.Subsystem, EncodeClusterMap(r.last, r.targets, r.cfg.Subsystem))
 	}
 }
 

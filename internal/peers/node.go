@@ -24,6 +24,9 @@ type node struct {
 	p      *Peers
 	log    *slog.Logger
 	queues [numQueues]queue
+	// ctx ends with that of Peers, and when the node is not one of the others any more.
+	ctx    context.Context
+	cancel context.CancelFunc
 	// writes is how many queues for writes there are, 1 to maxWrites. It does not get less, so that a command that was
 	// put into one of them before a loss is not left there.
 	writes atomic.Uint32
@@ -56,6 +59,7 @@ func newNode(p *Peers, cfg Node) (*node, error) {
 	n := &node{Node: cfg, p: p, log: p.cfg.Log.With("node", cfg.Name, "address", cfg.Address),
 		asked: make(chan struct{}, 1), hurry: make(chan struct{}, 1),
 		failed: make(chan error, 1)}
+	n.ctx, n.cancel = context.WithCancel(p.ctx)
 	n.writes.Store(1)
 	n.keep.Store(1)
 	for i := range n.queues {
@@ -65,10 +69,19 @@ func newNode(p *Peers, cfg Node) (*node, error) {
 			for k := range i {
 				n.queues[k].driver.Close()
 			}
+			n.cancel()
 			return nil, err
 		}
 	}
 	return n, nil
+}
+
+// closeQueues ends the drivers of the queues. The node's goroutine has ended, or never ran.
+func (n *node) closeQueues() {
+	n.cancel()
+	for i := range n.queues {
+		n.queues[i].driver.Close()
+	}
 }
 
 // ask makes the node's goroutine look around.
@@ -203,6 +216,7 @@ type association struct {
 // run is the node's goroutine.
 func (n *node) run() {
 	defer n.p.wg.Done()
+	defer n.cancel()
 	pause := n.p.cfg.MinPause
 	said := "" // what was logged last of why the node cannot be reached
 	cutShort := false
@@ -219,11 +233,11 @@ func (n *node) run() {
 			said = ""
 			began := time.Now()
 			err = n.serve(a)
-			if n.p.ctx.Err() == nil && !errors.Is(err, errUnwanted) && !errors.Is(err, errOutgrown) {
+			if n.ctx.Err() == nil && !errors.Is(err, errUnwanted) && !errors.Is(err, errOutgrown) {
 				n.p.cfg.Disconnected(n.Name, n.silent(err)) // the end may take long
 			}
 			n.end(a, err)
-			if n.p.ctx.Err() != nil {
+			if n.ctx.Err() != nil {
 				return
 			}
 			n.calm() // of the time when there was a connection
@@ -239,7 +253,7 @@ func (n *node) run() {
 			if time.Since(began) > n.p.cfg.MaxPause {
 				pause = n.p.cfg.MinPause
 			}
-		} else if n.p.ctx.Err() == nil {
+		} else if n.ctx.Err() == nil {
 			if why := reason(err); why != said {
 				said = why
 				n.log.Warn("a node cannot be reached", "cause", err)
@@ -257,7 +271,7 @@ func (n *node) run() {
 // attempt connects. With mayCut, an attempt that takes long is cut short when another one should begin at once: its
 // first packets may have been lost while the node was away, and TCP takes up to seconds until it sends them again.
 func (n *node) attempt(mayCut bool) (a *association, cutShort bool, err error) {
-	ctx, cancel := context.WithTimeout(n.p.ctx, n.p.cfg.Timeout)
+	ctx, cancel := context.WithTimeout(n.ctx, n.p.cfg.Timeout)
 	defer cancel()
 	n.calm() // by this attempt
 	over := make(chan struct{})
@@ -304,11 +318,11 @@ func (n *node) awaitWanted() bool {
 	for !n.wanted() {
 		select {
 		case <-n.asked:
-		case <-n.p.ctx.Done():
+		case <-n.ctx.Done():
 			return false
 		}
 	}
-	return n.p.ctx.Err() == nil
+	return n.ctx.Err() == nil
 }
 
 // redialPause is how soon after an attempt the next one may begin.
@@ -321,14 +335,14 @@ func (n *node) sleep(d time.Duration) (hurry bool) {
 	select {
 	case <-t.C:
 		return false
-	case <-n.p.ctx.Done():
+	case <-n.ctx.Done():
 		return false
 	case <-n.hurry:
 		t.Reset(min(d, redialPause))
 	}
 	select {
 	case <-t.C:
-	case <-n.p.ctx.Done():
+	case <-n.ctx.Done():
 	}
 	return true
 }
@@ -453,7 +467,7 @@ func (n *node) serve(a *association) error {
 			looking.Reset(max(time.Until(last.Add(pause)), 0))
 		}
 		select {
-		case <-n.p.ctx.Done():
+		case <-n.ctx.Done():
 			return client.ErrClosed
 		case err := <-n.failed:
 			return err
@@ -524,7 +538,7 @@ func (n *node) missing() bool {
 //
 // Errors: the association has ended, or the node does not answer.
 func (n *node) lookUp(a *association) (found bool, err error) {
-	ctx, cancel := context.WithTimeout(n.p.ctx, n.p.cfg.Timeout)
+	ctx, cancel := context.WithTimeout(n.ctx, n.p.cfg.Timeout)
 	defer cancel()
 	ids, err := a.c.NamespaceIDs(ctx)
 	if err != nil {

@@ -134,15 +134,22 @@ type Config struct {
 // Peers are the connections to all other nodes. All methods may be called from any goroutine.
 type Peers struct {
 	cfg    Config
-	nodes  map[string]*node
 	ctx    context.Context
 	cancel context.CancelFunc
 	wg     sync.WaitGroup
+	// closing is for Close.
+	closing sync.Once
 	// routes has the partitions of the present view, by number; nil for those of this node and of nodes that are not
 	// in Config.Nodes.
 	routes atomic.Pointer[[]*target]
 
-	mu sync.Mutex
+	mu    sync.Mutex
+	nodes map[string]*node
+	// removed are nodes that SetNodes has removed. They end like others whose connection is lost, and their queues go on
+	// to return commands until Close.
+	removed []*node
+	// view is that of the last SetView; nil: none.
+	view *cluster.Map
 	// unknown are nodes of views that the configuration does not have; each is logged once.
 	unknown map[string]bool
 	closed  bool
@@ -164,20 +171,61 @@ func New(cfg Config) (*Peers, error) {
 	if err := cfg.check(); err != nil {
 		return nil, err
 	}
-	p := &Peers{cfg: cfg, nodes: make(map[string]*node, len(cfg.Nodes)), unknown: map[string]bool{}}
+	p := &Peers{cfg: cfg, unknown: map[string]bool{}}
 	p.ctx, p.cancel = context.WithCancel(context.Background())
 	p.routes.Store(&[]*target{})
-	for _, n := range cfg.Nodes {
-		node, err := newNode(p, n)
-		if err != nil {
-			p.Close()
-			return nil, err
-		}
-		p.nodes[n.Name] = node
-		p.wg.Add(1)
-		go node.run()
+	if err := p.SetNodes(cfg.Nodes); err != nil {
+		p.Close()
+		return nil, err
 	}
 	return p, nil
+}
+
+// SetNodes changes which nodes the others are. The connections of those that are not among them any more, or have
+// another address or subsystem, end like lost ones, without a call of Disconnected. After Close it does nothing.
+//
+// Errors: ErrInvalid naming the field; and what a new node needs of the machine. Nothing has changed then.
+func (p *Peers) SetNodes(nodes []Node) error {
+	if err := checkNodes(p.cfg.Name, nodes); err != nil {
+		return err
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.closed {
+		return nil
+	}
+	now := make(map[string]*node, len(nodes))
+	var added []*node
+	for _, cfg := range nodes {
+		n := p.nodes[cfg.Name]
+		if n == nil || n.Node != cfg {
+			var err error
+			if n, err = newNode(p, cfg); err != nil {
+				for _, n := range added {
+					n.closeQueues()
+				}
+				return err
+			}
+			added = append(added, n)
+		}
+		now[cfg.Name] = n
+	}
+	for name, n := range p.nodes {
+		if now[name] != n {
+			n.cancel()
+			p.removed = append(p.removed, n)
+		}
+	}
+	p.nodes = now
+	for _, n := range added {
+		delete(p.unknown, n.Name)
+		p.wg.Add(1)
+		go n.run()
+	}
+	if p.view != nil {
+		p.setViewLocked(p.view)
+	}
+	return nil
 }
 
 // ErrInvalid is wrapped by the errors of New.
@@ -188,19 +236,8 @@ func (c *Config) check() error {
 	if err := nvme.CheckNQN(c.HostNQN); err != nil {
 		return fmt.Errorf("%w: host NQN: %w", ErrInvalid, err)
 	}
-	names := map[string]bool{c.Name: true}
-	for _, n := range c.Nodes {
-		if names[n.Name] || n.Name == "" {
-			return fmt.Errorf("%w: name of a node is %q, want one that no other node has, nor this one (%q)",
-				ErrInvalid, n.Name, c.Name)
-		}
-		names[n.Name] = true
-		if err := nvme.CheckNQN(n.SubNQN); err != nil {
-			return fmt.Errorf("%w: subsystem of node %s: %w", ErrInvalid, n.Name, err)
-		}
-		if n.Address == "" {
-			return fmt.Errorf("%w: address of node %s is empty", ErrInvalid, n.Name)
-		}
+	if err := checkNodes(c.Name, c.Nodes); err != nil {
+		return err
 	}
 	if c.QueueDepth == 0 {
 		c.QueueDepth = 128
@@ -232,11 +269,36 @@ func (c *Config) check() error {
 	return nil
 }
 
+// checkNodes finds what is wrong with the others of the node of that name.
+func checkNodes(self string, nodes []Node) error {
+	names := map[string]bool{self: true}
+	for _, n := range nodes {
+		if names[n.Name] || n.Name == "" {
+			return fmt.Errorf("%w: name of a node is %q, want one that no other node has, nor this one (%q)",
+				ErrInvalid, n.Name, self)
+		}
+		names[n.Name] = true
+		if err := nvme.CheckNQN(n.SubNQN); err != nil {
+			return fmt.Errorf("%w: subsystem of node %s: %w", ErrInvalid, n.Name, err)
+		}
+		if n.Address == "" {
+			return fmt.Errorf("%w: address of node %s is empty", ErrInvalid, n.Name)
+		}
+	}
+	return nil
+}
+
 // SetView says which partitions there are and where. Nodes that have none are disconnected. Commands that were sent
 // before go to where their partition was.
 func (p *Peers) SetView(m *cluster.Map) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
+	p.setViewLocked(m)
+}
+
+// setViewLocked is SetView. The caller holds mu.
+func (p *Peers) setViewLocked(m *cluster.Map) {
+	p.view = m
 	routes := make([]*target, len(m.Partitions))
 	targets := map[*node]map[uuid.UUID]*target{}
 	for i := range m.Partitions {
@@ -277,6 +339,8 @@ func (p *Peers) SetView(m *cluster.Map) {
 // Redial connects at once to all nodes to which there is no connection: they may be reached again. SetView does the
 // same for those of the view.
 func (p *Peers) Redial() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
 	for _, n := range p.nodes {
 		n.redial()
 	}
@@ -340,17 +404,17 @@ func (p *Peers) Send(b *Batch) { // hot: 0 allocs
 // Close ends all connections and waits for the goroutines, for about as long as Connected takes. Outstanding commands
 // are Lost. Idempotent.
 func (p *Peers) Close() {
-	p.cancel()
-	p.wg.Wait()
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if p.closed {
-		return
-	}
-	p.closed = true
-	for _, n := range p.nodes {
-		for i := range n.queues {
-			n.queues[i].driver.Close()
+	p.closing.Do(func() {
+		p.mu.Lock()
+		p.closed = true
+		p.mu.Unlock()
+		p.cancel()
+		p.wg.Wait()
+		for _, n := range p.nodes {
+			n.closeQueues()
 		}
-	}
+		for _, n := range p.removed {
+			n.closeQueues()
+		}
+	})
 }

@@ -99,7 +99,7 @@ func (l *Link) greet(raw net.Conn) (c net.Conn, from string, err error) {
 		return nil, "", err
 	}
 	answer := hello{cluster: l.cfg.Cluster, from: l.cfg.Name, to: h.from}
-	if err = l.check(c, h); err != nil {
+	if err = l.admits(c, h); err != nil {
 		answer.refused = err.Error()
 		_, failed := c.Write(answer.frame())
 		return nil, "", errors.Join(err, failed)
@@ -116,15 +116,17 @@ func (l *Link) welcome(raw, c net.Conn, from string) error {
 // helloTime is how long a connection may take to begin.
 func (l *Link) helloTime() time.Duration { return max(2*l.cfg.Timeout, 2*time.Second) }
 
-// check decides whether a connection may be that of the node which it says.
-func (l *Link) check(c net.Conn, h hello) error {
-	address, known := l.cfg.Nodes[h.from]
+// admits decides whether a connection may be that of the node which it says.
+func (l *Link) admits(c net.Conn, h hello) error {
+	l.mu.Lock()
+	address, known := l.nodes[h.from]
+	l.mu.Unlock()
 	switch {
 	case h.cluster != l.cfg.Cluster:
 		return fmt.Errorf("%w: cluster %q, this is a node of %q", errRefused, h.cluster, l.cfg.Cluster)
 	case h.to != l.cfg.Name:
 		return fmt.Errorf("%w: for node %q, this is %q", errRefused, h.to, l.cfg.Name)
-	case !known || h.from == l.cfg.Name:
+	case !known:
 		return fmt.Errorf("%w: node %q is not one of the others in the configuration of %s", errRefused, h.from,
 			l.cfg.Name)
 	}

@@ -29,6 +29,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"net"
 	"sync"
 	"time"
@@ -42,7 +43,8 @@ import (
 type Config struct {
 	// Cluster and Name are those of this node.
 	Cluster, Name string
-	// Nodes has the address of each node of the cluster, host and port, also of this one, by its name.
+	// Nodes has the address of each node of the cluster, host and port, also of this one, by its name. SetNodes changes
+	// the others.
 	Nodes map[string]string
 	// Listen is where to listen; empty: at the node's own address.
 	Listen string
@@ -74,11 +76,13 @@ type Link struct {
 	ctx      context.Context
 	cancel   context.CancelFunc
 	wait     sync.WaitGroup
-	// peers are the other nodes by their addresses.
-	peers map[string]*peer
+	own      string // the address of this node
 
 	// mu guards what follows.
 	mu sync.Mutex
+	// nodes has the addresses of the other nodes by their names, peers those nodes by their addresses.
+	nodes map[string]string
+	peers map[string]*peer
 	// greeting has the connections at their hello, with their addresses.
 	greeting map[net.Conn]string
 	// incoming has the connection that each node sends on; open all connections. Close closes them.
@@ -102,33 +106,86 @@ func Start(cfg Config) (*Link, error) {
 	if cfg.Log == nil {
 		cfg.Log = slog.New(slog.DiscardHandler)
 	}
-	l := &Link{cfg: cfg, greeting: map[net.Conn]string{}, peers: map[string]*peer{}, said: map[string]string{},
+	l := &Link{cfg: cfg, own: own, greeting: map[net.Conn]string{}, said: map[string]string{},
 		incoming: map[string]net.Conn{}, open: map[net.Conn]bool{}}
-	for name, address := range cfg.Nodes {
-		if len(name) > maxName || len(address) > maxName {
-			return nil, fmt.Errorf("node %q at %q: name and address must have at most %d bytes", name, address, maxName)
-		}
-		if _, _, err := net.SplitHostPort(address); err != nil {
-			return nil, fmt.Errorf("address of node %s: %w", name, err)
-		}
-		if l.peers[address] != nil || name != cfg.Name && address == own {
-			return nil, fmt.Errorf("address %s belongs to two nodes", address)
-		}
-		if name != cfg.Name {
-			l.peers[address] = &peer{l: l, name: name, address: address, wake: make(chan struct{}, 1)}
-		}
+	if err := l.check(cfg.Nodes); err != nil {
+		return nil, err
 	}
 	var err error
 	if l.listener, err = net.Listen("tcp", cfg.Listen); err != nil {
 		return nil, fmt.Errorf("listening for the nodes of the cluster: %w", err)
 	}
 	l.ctx, l.cancel = context.WithCancel(context.Background())
-	l.wait.Add(1 + len(l.peers))
+	l.mu.Lock()
+	l.setNodesLocked(cfg.Nodes)
+	l.mu.Unlock()
+	l.wait.Add(1)
 	go l.accept()
-	for _, p := range l.peers {
-		go p.run()
-	}
 	return l, nil
+}
+
+// check finds what is wrong with the addresses of nodes.
+func (l *Link) check(nodes map[string]string) error {
+	if nodes[l.cfg.Name] != l.own {
+		return fmt.Errorf("the address of %s, this node, is %q, and cannot become %q", l.cfg.Name, l.own,
+			nodes[l.cfg.Name])
+	}
+	names := map[string]string{}
+	for name, address := range nodes {
+		if len(name) > maxName || len(address) > maxName {
+			return fmt.Errorf("node %q at %q: name and address must have at most %d bytes", name, address, maxName)
+		}
+		if _, _, err := net.SplitHostPort(address); err != nil {
+			return fmt.Errorf("address of node %s: %w", name, err)
+		}
+		if names[address] != "" {
+			return fmt.Errorf("address %s belongs to two nodes", address)
+		}
+		names[address] = name
+	}
+	return nil
+}
+
+// SetNodes changes which nodes there are, with their addresses. The connections of those that are not among them any
+// more, or have another address, end, and what waits for them is lost. This node's own address cannot change. After
+// Close it does nothing.
+//
+// Errors: what is wrong with an address; nothing has changed then.
+func (l *Link) SetNodes(nodes map[string]string) error {
+	if err := l.check(nodes); err != nil {
+		return err
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if !l.closed {
+		l.setNodesLocked(nodes)
+	}
+	return nil
+}
+
+// setNodesLocked is SetNodes with addresses that were checked. The caller holds mu.
+func (l *Link) setNodesLocked(nodes map[string]string) {
+	l.nodes = maps.Clone(nodes)
+	delete(l.nodes, l.cfg.Name)
+	peers := make(map[string]*peer, len(l.nodes))
+	for name, address := range l.nodes {
+		p := l.peers[address]
+		if p == nil || p.name != name {
+			p = newPeer(l, name, address)
+			l.wait.Add(1)
+			go p.run()
+		}
+		peers[address] = p
+	}
+	for address, p := range l.peers {
+		if peers[address] != p {
+			p.cancel()
+			if c := l.incoming[p.name]; c != nil {
+				c.Close() // if the node has another address now, it comes again
+			}
+		}
+	}
+	l.peers = peers
 }
 
 // Close ends all connections and waits until nothing is received any more. Idempotent.
@@ -146,7 +203,10 @@ func (l *Link) Close() {
 
 // Send sends a message to a node, if there is one with that address; otherwise it is lost. It does not wait.
 func (l *Link) Send(address string, m *cluster.Message) {
-	if p := l.peers[address]; p != nil {
+	l.mu.Lock()
+	p := l.peers[address]
+	l.mu.Unlock()
+	if p != nil {
 		p.send(m)
 	}
 }
@@ -235,6 +295,10 @@ func (l *Link) receive(raw net.Conn) {
 	l.mu.Lock()
 	if last := l.incoming[from]; last != nil {
 		last.Close()
+	}
+	if _, known := l.nodes[from]; !known { // SetNodes has removed it after its hello
+		l.mu.Unlock()
+		return
 	}
 	l.incoming[from] = raw
 	l.mu.Unlock()

@@ -19,11 +19,20 @@ import (
 type peer struct {
 	l             *Link
 	name, address string
+	// ctx ends with the link's, and when the node is not one of the cluster's any more.
+	ctx    context.Context
+	cancel context.CancelFunc
 	// wake has a value if there may be messages.
 	wake chan struct{}
 	// mu guards waiting, the messages to be sent, oldest first. At most maxWaiting.
 	mu      sync.Mutex
 	waiting []*cluster.Message
+}
+
+func newPeer(l *Link, name, address string) *peer {
+	p := &peer{l: l, name: name, address: address, wake: make(chan struct{}, 1)}
+	p.ctx, p.cancel = context.WithCancel(l.ctx)
+	return p
 }
 
 func (p *peer) send(m *cluster.Message) {
@@ -50,9 +59,10 @@ func (p *peer) take(dst []*cluster.Message) []*cluster.Message {
 	return dst
 }
 
-// run sends until the link is closed. It connects when there is something to send.
+// run sends until its ctx ends. It connects when there is something to send.
 func (p *peer) run() {
 	defer p.l.wait.Done()
+	defer p.cancel()
 	var c *outgoing
 	defer func() { c.close() }()
 	backoff := minBackoff
@@ -60,7 +70,7 @@ func (p *peer) run() {
 	for {
 		select {
 		case <-p.wake:
-		case <-p.l.ctx.Done():
+		case <-p.ctx.Done():
 			return
 		}
 		if c == nil || c.over() {
@@ -72,7 +82,7 @@ func (p *peer) run() {
 				// Others that have lost the same node are not to come back at the same moment.
 				select {
 				case <-time.After(backoff/2 + rand.N(backoff)):
-				case <-p.l.ctx.Done():
+				case <-p.ctx.Done():
 					return
 				}
 				backoff = min(2*backoff, maxBackoff)
@@ -123,11 +133,11 @@ type outgoing struct {
 // connect connects and exchanges hellos.
 func (p *peer) connect() (*outgoing, error) {
 	l := p.l
-	ctx, cancel := context.WithTimeout(l.ctx, l.helloTime())
+	ctx, cancel := context.WithTimeout(p.ctx, l.helloTime())
 	defer cancel()
 	// The other side looks from which address the connection comes.
 	var d net.Dialer
-	if host, _, err := net.SplitHostPort(l.cfg.Nodes[l.cfg.Name]); err == nil {
+	if host, _, err := net.SplitHostPort(l.own); err == nil {
 		if ip := net.ParseIP(host); ip != nil && !ip.IsUnspecified() {
 			d.LocalAddr = &net.TCPAddr{IP: ip}
 		}

@@ -162,6 +162,9 @@ func (m *Member) start(cfg Config, lease time.Duration) (err error) {
 	return nil
 }
 
+// SetNodes changes the other nodes that may take part, with their addresses: see link.Link.SetNodes.
+func (m *Member) SetNodes(nodes map[string]string) error { return m.link.SetNodes(nodes) }
+
 // Close ends the membership: the authority first, then the goroutine, the connections, and the lock of the state
 // directory. Idempotent.
 func (m *Member) Close() {
