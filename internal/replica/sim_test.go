@@ -10,6 +10,7 @@ import (
 
 	"jbofd/internal/crrs"
 	"jbofd/internal/crrs/linear"
+	"jbofd/internal/kvstore"
 	"jbofd/internal/lab"
 	"jbofd/internal/nvme"
 	"jbofd/internal/replica"
@@ -133,6 +134,12 @@ func (s *sim) turn(n *node) {
 	}
 	for _, c := range a.Responses {
 		s.respond(n, c)
+	}
+	for i := range a.Requests {
+		// What members are filled with waits for what hosts do.
+		if q := &a.Requests[i]; q.Background != (q.Op != kvstore.Get && q.Op != kvstore.Put && q.Op != kvstore.Delete) {
+			s.t.Fatalf("node %d asks its store for %v with Background = %t", n.id, q.Op, q.Background)
+		}
 	}
 	n.requests = append(n.requests, a.Requests...)
 	if a.WakeNS != 0 {
