@@ -197,6 +197,54 @@ func TestANodeThatLeavesIsReplacedWithoutAGap(t *testing.T) {
 	w.settle(20 * lease)
 }
 
+// TestANodeThatIsAwayForLongIsReplaced by others, which get copies of its ranges, and not before its time is over. When
+// it is back, it gets its share again.
+func TestANodeThatIsAwayForLongIsReplaced(t *testing.T) {
+	w := healthyWorld(t, 4, 3)
+	const away = 10 * lease
+	for _, n := range w.nodes {
+		n.n.t.away = away
+	}
+	gone := w.nodes[w.rng.IntN(4)]
+	for gone.n.Manages() { // another manager counts from when it became one
+		gone = w.nodes[w.rng.IntN(4)]
+	}
+	began := w.sim.Now()
+	gone.kill()
+	for w.sim.Now()-began < away {
+		if w.run(5 * ms); !w.holdsAny(gone) {
+			t.Fatalf("the node has lost its ranges after %d ms, want %d", (w.sim.Now()-began)/ms, away/ms)
+		}
+	}
+	for w.holdsAny(gone) || w.full() < ranges {
+		if w.run(5 * ms); w.sim.Now()-began > 2*away {
+			t.Fatalf("after %d ms %d of %d ranges are full", (w.sim.Now()-began)/ms, w.full(), ranges)
+		}
+	}
+	gone.revive()
+	w.settle(20 * lease)
+	if !w.holdsAny(gone) {
+		t.Error("the node is back and gets no ranges")
+	}
+}
+
+// full counts the ranges that have all copies.
+func (w *world) full() (n int) {
+	m := w.views[w.epoch]
+	for _, c := range m.Chains {
+		serving := 0
+		for _, e := range c {
+			if e.State == view.Serving {
+				serving++
+			}
+		}
+		if serving == m.Replicas {
+			n++
+		}
+	}
+	return n
+}
+
 func (w *world) holdsAny(n *node) (any bool) {
 	m := w.views[w.epoch]
 	n.own(m, func(id view.PartitionID, _ *[ranges]copyOf) {

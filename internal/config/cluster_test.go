@@ -42,7 +42,8 @@ func TestTheEndpointsOfAnEmbeddedEtcdAreThoseOfItsMembers(t *testing.T) {
 // TestAReloadChangesTheOtherNodes adds, moves and removes nodes other than this one.
 func TestAReloadChangesTheOtherNodes(t *testing.T) {
 	one := clusterOf(minimal, embedded)
-	two := strings.Replace(one, "nodes: [", "nodes: [{name: n2, address: '10.0.0.2:1', target: 'tcp://10.0.0.2:4420'}, ", 1)
+	const other = "{name: n2, address: '10.0.0.2:1', target: 'tcp://10.0.0.2:4420'}"
+	two := strings.Replace(one, "nodes: [", "nodes: ["+other+", ", 1)
 	moved := strings.Replace(two, "tcp://10.0.0.2:4420", "tcp://10.0.0.2:4421", 1)
 	for _, c := range []struct{ from, to, want string }{
 		{one, two, "node of the cluster added: n2"},
@@ -65,7 +66,8 @@ func TestAReloadLeavesTheClusterAlone(t *testing.T) {
 		{"lease", "lease", ""},
 		{"name: demo", "name: demo2", `cluster.name: "demo" became "demo2", which needs a restart`},
 		{"tcp://10.0.0.1:4420", "tcp://10.0.0.1:4421",
-			`cluster.nodes[0].target: "tcp://10.0.0.1:4420" became "tcp://10.0.0.1:4421", which needs a restart, because it is this node`},
+			`cluster.nodes[0].target: "tcp://10.0.0.1:4420" became "tcp://10.0.0.1:4421", which needs a restart, ` +
+				`because it is this node`},
 		{"cluster:\n", "# ", "cluster: present became absent, which needs a restart"},
 		{first, strings.Replace(first, "64MiB", "128MiB", 1),
 			"size: 64MiB became 128MiB, which needs a restart: it is a partition of the cluster"},

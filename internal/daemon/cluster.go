@@ -96,8 +96,8 @@ func (n *Node) startCluster() (err error) {
 	if cfg == nil {
 		return nil
 	}
-	c := &clusterMember{n: n, self: n.cfg.Node.Name, cfg: cfg, begun: make(chan struct{}), refused: map[uuid.UUID]error{},
-		own: map[uuid.UUID]bool{}, problem: errors.New("the node is starting")}
+	c := &clusterMember{n: n, self: n.cfg.Node.Name, cfg: cfg, begun: make(chan struct{}),
+		refused: map[uuid.UUID]error{}, own: map[uuid.UUID]bool{}, problem: errors.New("the node is starting")}
 	c.ctx, c.cancel = context.WithCancel(context.Background())
 	if c.tls, err = loadTLS(n.cfg, "cluster.tls", cfg.TLS); err != nil {
 		return err

@@ -18,7 +18,8 @@ func (c *clusterMember) checkNodes(cfg *config.Config, changes config.Changes) e
 	v, _ := c.newestView()
 	if v == nil {
 		return cfg.FieldProblem("cluster.nodes", fmt.Errorf("node %s is removed, and this node does not know yet "+
-			"whether it has ranges; allowed: all nodes as before, until the cluster answers", changes.NodesRemoved[0].Name))
+			"whether it has ranges; allowed: all nodes as before, until the cluster answers",
+			changes.NodesRemoved[0].Name))
 	}
 	replicas := map[string]int{}
 	for _, chain := range v.Chains {

@@ -63,7 +63,8 @@ func TestNodesAreAddedMovedAndRemoved(t *testing.T) {
 			t.Errorf("to a node that was removed: %v", x.Status)
 		}
 		if n := b.board.keeping(); n != 1 || r.sink.count() != 0 {
-			t.Errorf("the node that stays keeps %d commands, want the one from before; %d have ended", n, r.sink.count())
+			t.Errorf("the node that stays keeps %d commands, want the one from before; %d have ended", n,
+				r.sink.count())
 		}
 		if err := r.SetNodes([]peers.Node{b.node(), b.node()}); err == nil || !contains(err, "name of a node") {
 			t.Errorf("two nodes of one name: %v", err)

@@ -145,8 +145,8 @@ type Peers struct {
 
 	mu    sync.Mutex
 	nodes map[string]*node
-	// removed are nodes that SetNodes has removed. They end like others whose connection is lost, and their queues go on
-	// to return commands until Close.
+	// removed are nodes that SetNodes has removed. They end like others whose connection is lost, and their queues go
+	// on to return commands until Close.
 	removed []*node
 	// view is that of the last SetView; nil: none.
 	view *cluster.Map

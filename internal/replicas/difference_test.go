@@ -9,8 +9,8 @@ import (
 	"jbofd/internal/nvme"
 )
 
-// TestANodeThatComesBackGetsTheDifferenceOnly: while it was away a fiftieth of all objects has changed. It is sent those,
-// and a tenth more at most. Digests are counted apart: each is some 1 KiB for up to 64 parts of a range.
+// TestANodeThatComesBackGetsTheDifferenceOnly: while it was away a fiftieth of all objects has changed. It is sent
+// those, and a tenth more at most. Digests are counted apart: each is some 1 KiB for up to 64 parts of a range.
 func TestANodeThatComesBackGetsTheDifferenceOnly(t *testing.T) {
 	g := setup{nodes: 3, copies: 3, ranges: 4}.rig(t)
 	g.full(20 * time.Second)
@@ -49,7 +49,8 @@ func TestANodeThatComesBackGetsTheDifferenceOnly(t *testing.T) {
 	away.setAlive(true)
 	g.full(20 * time.Second)
 	moved, compared := g.moved.Load(), g.carried[nvme.CmdKVCompare].Load()-before
-	t.Logf("%d values of %d bytes have changed: %d bytes were moved, %d digests compared", changed, size, moved, compared)
+	t.Logf("%d values of %d bytes have changed: %d bytes were moved, %d digests compared", changed, size, moved,
+		compared)
 	if most := int64(changed * size * 11 / 10); moved < changed*size || moved > most {
 		t.Errorf("%d bytes were moved, want %d to %d", moved, changed*size, most)
 	}

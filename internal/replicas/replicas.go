@@ -93,8 +93,8 @@ const (
 	// writes and reads are how many all ranges of the partition have of clients, more than a drive needs to be busy.
 	writes = 2048
 	reads  = 4096
-	// parts is how many parts of a range are compared or copied at once. leaf is how many objects are copied rather than
-	// compared further: with more than one, a node that was away would be sent objects that it has.
+	// parts is how many parts of a range are compared or copied at once. leaf is how many objects are copied rather
+	// than compared further: with more than one, a node that was away would be sent objects that it has.
 	parts = 2
 	leaf  = 1
 	// requests is how many commands to other nodes, keep how many of their Forwards are kept until they are committed,
