@@ -177,6 +177,27 @@ func (r *portRig) want(what string, got []string, want ...string) {
 	}
 }
 
+// TestAWriteThatIsStoredAtOnceNeedsNoDurable: its Forward says that it is durable, also where several go together, of
+// which the last one says so.
+func TestAWriteThatIsStoredAtOnceNeedsNoDurable(t *testing.T) {
+	r := chain(t, 2, nil)
+	head := r.nodes[0]
+	for writes := 1; writes <= 3; writes++ {
+		clear(r.commands)
+		for i := range writes {
+			head.p.r.Write(Write{Op: Put, Key: Key{Bytes: [16]byte{byte(i)}, Len: 1}, Tag: 1}, &head.out)
+		}
+		head.stores, head.out.Stores = head.out.Stores, nil
+		r.store(head, writes) // before the turn ends
+		r.replies = nil
+		r.settle()
+		if f, d := r.commands[nvme.CmdKVForward], r.commands[nvme.CmdKVDurable]; f != writes || d != 0 ||
+			len(r.replies) != writes || len(r.inFlight) > 0 {
+			t.Errorf("%d writes: %d Forwards, %d Durables, %d replies", writes, f, d, len(r.replies))
+		}
+	}
+}
+
 // TestAPutCostsOneForwardAndOneAcknowledgementAHop: a PUT costs R-1 Forwards, of which the completions are the
 // acknowledgements. One that is alone costs R-1 Durables more, many do not.
 func TestAPutCostsOneForwardAndOneAcknowledgementAHop(t *testing.T) {

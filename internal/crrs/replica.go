@@ -282,6 +282,18 @@ func (r *Replica) tellDurable(out *Actions) {
 	r.send(r.role.Successor, Message{Kind: Durable, Seq: r.toldDurable, Clock: r.clock}, out)
 }
 
+// markForward lets the last Forward that has not been sent yet tell the durable mark, and reports whether there is one.
+// So a write whose store is done before the turn ends needs no Durable.
+func (r *Replica) markForward(out *Actions) bool {
+	for i := len(out.Sends) - 1; i >= 0; i-- {
+		if m := &out.Sends[i]; m.Kind == Forward && m.To == r.role.Successor && m.Epoch == r.role.Epoch {
+			r.toldDurable, m.Mark = r.durable(), r.durable()
+			return true
+		}
+	}
+	return false
+}
+
 // setClock sets the clock at the ChainHead when all writes with a version up to base have ended. One that is gone, and
 // that the store still has, has a version that is not known any more.
 func (r *Replica) setClock() {
@@ -312,7 +324,8 @@ func (r *Replica) Flush(out *Actions) {
 		return
 	}
 	r.setClock()
-	if !r.role.last() && (r.durable() > r.toldDurable || r.clock > r.toldClock || r.behindFull && r.now >= r.askNS) {
+	if !r.role.last() && (r.clock > r.toldClock || r.behindFull && r.now >= r.askNS ||
+		r.durable() > r.toldDurable && !r.markForward(out)) {
 		r.tellDurable(out)
 	}
 	if c := r.committed; !r.role.head() && (c > r.toldCommitted || r.Full() != r.toldFull) {

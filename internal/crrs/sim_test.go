@@ -163,6 +163,7 @@ func (s *sim) turn(n *node, call func(out *Actions)) {
 			n.r.Advance(n.clock(s.now))
 		}
 		call(&out)
+		s.storeAtOnce(n, &out)
 		if n.wire != nil {
 			n.p.Flush(&out, &n.t)
 			t := n.t
@@ -238,9 +239,8 @@ func (s *sim) deliver(n *node, m Send) {
 
 // runStore does an operation of a node's store.
 func (s *sim) runStore(n *node, op StoreOp) {
-	k := op.Key.Bytes[0]
-	o := &n.store[k]
 	if op.Op == Get {
+		o := &n.store[op.Key.Bytes[0]]
 		st, version := Done, o.version
 		if o.deleted || version == 0 {
 			st = Absent
@@ -251,7 +251,15 @@ func (s *sim) runStore(n *node, op StoreOp) {
 		})
 		return
 	}
-	st, version := Done, op.Version
+	st, version := s.storeWrite(n, op)
+	s.later(n, s.upTo(ms), func() { s.turn(n, func(out *Actions) { n.r.Stored(op.Slot, st, version, out) }) })
+}
+
+// storeWrite does a write of a node's store, and returns its outcome.
+func (s *sim) storeWrite(n *node, op StoreOp) (st StoreStatus, version uint64) {
+	k := op.Key.Bytes[0]
+	o := &n.store[k]
+	st, version = Done, op.Version
 	switch v, known := n.done[k][op.ID]; {
 	case !s.calm && s.rng.IntN(4000) == 0 && s.others(n.id):
 		st, n.failed = Failed, true
@@ -272,7 +280,7 @@ func (s *sim) runStore(n *node, op StoreOp) {
 		}
 		s.byVersion[k][op.Version] = op.ID.Seq
 	}
-	s.later(n, s.upTo(ms), func() { s.turn(n, func(out *Actions) { n.r.Stored(op.Slot, st, version, out) }) })
+	return st, version
 }
 
 // valueOf is what a node's store has of a key.

@@ -248,3 +248,15 @@ func (s *sim) checkWire() {
 		}
 	}
 }
+
+// storeAtOnce does some writes of a turn before it ends.
+func (s *sim) storeAtOnce(n *node, out *Actions) {
+	for i := 0; i < len(out.Stores); i++ {
+		if op := out.Stores[i]; op.Op != Get && s.rng.IntN(4) == 0 {
+			out.Stores = slices.Delete(out.Stores, i, i+1)
+			i--
+			st, version := s.storeWrite(n, op)
+			n.r.Stored(op.Slot, st, version, out)
+		}
+	}
+}

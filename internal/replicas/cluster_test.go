@@ -21,6 +21,7 @@ import (
 	"jbofd/internal/partition"
 	"jbofd/internal/peers"
 	"jbofd/internal/replicas"
+	"jbofd/internal/ssd"
 	"jbofd/internal/ssd/fault"
 	"jbofd/internal/ssd/mem"
 	"jbofd/internal/turn"
@@ -93,6 +94,11 @@ type setup struct {
 	small int64
 	// neverFull: the replicas are not told that a partition is nearly full.
 	neverFull bool
+	// atOnce: the drives end each request before they return.
+	atOnce bool
+	// store and clock are in place of the partition and of the clock, if they are set.
+	store func(*partition.Partition) replicas.Store
+	clock func() int64
 	// patience is that of Config; 0: testPatience.
 	patience time.Duration
 }
@@ -129,7 +135,11 @@ func (g *rig) newNode(s setup, id int, size int64) *node {
 	must(g.t, err)
 	n.dev, err = fault.New(dev, fault.Config{})
 	must(g.t, err)
-	d, err := drive.New(drive.Config{Device: n.dev, Pool: pool})
+	device := ssd.Device(n.dev)
+	if s.atOnce {
+		device = dev
+	}
+	d, err := drive.New(drive.Config{Device: device, Pool: pool})
 	must(g.t, err)
 	n.part, err = partition.Open(partition.Config{Drive: d, Background: 9, Store: kvstore.Config{PartitionBytes: size,
 		Format: true, HashSeed: testSeed, UUID: uuid.UUID{2, byte(id)}}})
@@ -138,8 +148,15 @@ func (g *rig) newNode(s setup, id int, size int64) *node {
 	if s.neverFull {
 		full = nil
 	}
-	n.r, err = replicas.New(replicas.Config{Store: n.part, ID: uuid.UUID{2, byte(id)}, Peers: n, HostNQN: hostNQN,
-		Authority: n.until.Load, Clock: clock, Changed: func() {}, Full: full, Pool: pool,
+	store := replicas.Store(n.part)
+	if s.store != nil {
+		store = s.store(n.part)
+	}
+	if s.clock == nil {
+		s.clock = clock
+	}
+	n.r, err = replicas.New(replicas.Config{Store: store, ID: uuid.UUID{2, byte(id)}, Peers: n, HostNQN: hostNQN,
+		Authority: n.until.Load, Clock: s.clock, Changed: func() {}, Full: full, Pool: pool,
 		MemoryBytes: 1 << 20, Env: turn.Real, Patience: cmp.Or(s.patience, testPatience)})
 	must(g.t, err)
 	for range s.nodes {

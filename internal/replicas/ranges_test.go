@@ -16,7 +16,13 @@ import (
 
 // oneNode returns a rig whose node has not been told of a view, and a view that gives it all ranges.
 func oneNode(t testing.TB, ranges int) (*rig, *cluster.Map) {
-	g := setup{nodes: 1, copies: 1, ranges: ranges, frozen: true}.rig(t)
+	return setup{ranges: ranges}.oneNode(t)
+}
+
+func (s setup) oneNode(t testing.TB) (*rig, *cluster.Map) {
+	s.nodes, s.copies, s.frozen = 1, 1, true
+	ranges := s.ranges
+	g := s.rig(t)
 	v := *g.view
 	v.Chains = make([]view.Chain, ranges)
 	for i := range v.Chains {

@@ -349,9 +349,38 @@ func (g *Replicas) turn() {
 		g.lookQuiet()
 		return
 	}
+	g.start()
 	g.lookForCuts()
 	g.touchDue()
 	g.finish()
+}
+
+// start hands to the store what replicas want of it so far, and takes what it answers at once, as a drive in memory
+// does: then neither a write nor a read needs another turn, nor a write a Durable.
+//
+// hot: 0 allocs
+func (g *Replicas) start() {
+	for _, m := range g.touched {
+		m.r.Start(&g.acts)
+		for i := range g.acts.Requests {
+			g.store(m, &g.acts.Requests[i])
+		}
+		g.acts.Requests = g.acts.Requests[:0]
+	}
+	g.cfg.Store.Submit(&g.toStore)
+	stored := g.stored.Take()
+	if stored == nil {
+		return
+	}
+	g.readTime() // after values were fetched: see the package comment
+	for _, m := range g.touched {
+		g.tellTime(m)
+	}
+	for n := stored; n != nil; {
+		s := n.Item
+		n = n.Detach()
+		g.takeStored(s)
+	}
 }
 
 func (g *Replicas) readTime() {
@@ -370,13 +399,18 @@ func (g *Replicas) touch(m *member) *replica.Replica {
 	if !m.touched {
 		m.touched = true
 		g.touched = append(g.touched, m)
-		m.r.SetTime(g.clock, g.wall)
-		m.r.SetFull(g.full, g.tooFull)
-		if !m.withdrawn {
-			m.r.Extend(g.until)
-		}
+		g.tellTime(m)
 	}
 	return m.r
+}
+
+// tellTime tells a replica what readTime has read.
+func (g *Replicas) tellTime(m *member) {
+	m.r.SetTime(g.clock, g.wall)
+	m.r.SetFull(g.full, g.tooFull)
+	if !m.withdrawn {
+		m.r.Extend(g.until)
+	}
 }
 
 // touchDue lets those take part that have asked for it.

@@ -66,7 +66,7 @@ func build() (dir string, err error) {
 
 // box is a node.
 type box struct {
-	t     *testing.T
+	t     testing.TB
 	name  string
 	dir   string
 	host  string // its address, without a port
@@ -80,6 +80,8 @@ type box struct {
 	shift time.Duration
 	// drive is what its drive does wrong, as the configuration says it; empty: nothing.
 	drive string
+	// memory: its drive is in memory.
+	memory bool
 }
 
 // boxes are the nodes of a cluster.
@@ -89,6 +91,10 @@ type boxes []*box
 type layout struct {
 	// nodes and copies of each key.
 	nodes, copies int
+	// ranges of the cluster; 0: 16.
+	ranges int
+	// memory: drives are in memory, not files.
+	memory bool
 	// hosts are the addresses of the nodes, and at their networks; nil: addresses and network of the test.
 	hosts []string
 	at    []*namespace
@@ -99,21 +105,24 @@ type layout struct {
 }
 
 // newBoxes starts a cluster of so many nodes with so many copies of each key, and waits until it serves all ranges.
-func newBoxes(t *testing.T, nodes, copies int) boxes {
+func newBoxes(t testing.TB, nodes, copies int) boxes {
 	t.Helper()
 	return startBoxes(t, layout{nodes: nodes, copies: copies})
 }
 
 // startBoxes starts a cluster and waits until it serves all ranges.
-func startBoxes(t *testing.T, l layout) boxes {
+func startBoxes(t testing.TB, l layout) boxes {
 	t.Helper()
+	if l.ranges == 0 {
+		l.ranges = 16
+	}
 	if l.etcd == nil {
 		l.etcd = []string{etcdproc.Start(t, etcdproc.Options{Host: loopback.Address()}).URL}
 	}
 	var all boxes
 	members := ""
 	for i := range l.nodes {
-		b := &box{t: t, name: fmt.Sprint("n", i+1)}
+		b := &box{t: t, name: fmt.Sprint("n", i+1), memory: l.memory}
 		if l.hosts == nil {
 			b.host, _, _ = net.SplitHostPort(loopback.Address())
 		} else {
@@ -139,7 +148,7 @@ func startBoxes(t *testing.T, l layout) boxes {
 		b.start()
 	}
 	all.eventually("the cluster is made", func() error {
-		_, err := all[0].admin.InitCluster(t.Context(), admin.InitCluster{Replicas: l.copies, Ranges: 16})
+		_, err := all[0].admin.InitCluster(t.Context(), admin.InitCluster{Replicas: l.copies, Ranges: l.ranges})
 		if err != nil && strings.Contains(err.Error(), "there is a cluster of this name") {
 			return nil // etcd has carried out an earlier attempt without an answer, while it had no leader yet
 		}
@@ -152,13 +161,17 @@ func startBoxes(t *testing.T, l layout) boxes {
 // configure writes the configuration.
 func (b *box) configure() {
 	b.t.Helper()
+	drive := fmt.Sprintf("path: %s/ssd0.img, size: 256MiB, create: true%s", b.dir, b.drive)
+	if b.memory {
+		drive = "backend: mem, size: 1GiB"
+	}
 	text := fmt.Sprintf(`node: {name: %s, data_dir: %s}
 log: {level: debug}
 metrics: {address: "%[3]s:9420"}
 admin: {socket: %[2]s/admin.sock}
 discovery: {address: "%[3]s:8009"}
 listeners: [{address: "%[3]s:4420"}]
-ssds: [{name: ssd0, path: %[2]s/ssd0.img, size: 256MiB, create: true%[8]s}]
+ssds: [{name: ssd0, %[8]s}]
 subsystems:
   - nqn: %[4]s
     allow_any_host: true
@@ -168,7 +181,7 @@ cluster:
   subsystem: %[4]s
   etcd: {endpoints: [%[6]s]}
   nodes:
-%[7]s`, b.name, b.dir, b.host, subNQN, partition, b.etcd, b.members, b.drive)
+%[7]s`, b.name, b.dir, b.host, subNQN, partition, b.etcd, b.members, drive)
 	if err := os.WriteFile(filepath.Join(b.dir, "jbofd.yaml"), []byte(text), 0o600); err != nil {
 		b.t.Fatal(err)
 	}
