@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"slices"
+	"sync"
 	"testing"
 	"time"
 
@@ -57,6 +58,59 @@ func BenchmarkPut(b *testing.B) {
 	}
 }
 
+// BenchmarkGet measures the processor time of a Get, at all nodes and at the one with most of it, when Gets are spread
+// over one, two or three nodes that have all keys. How much three nodes with processors of their own can read is given
+// by the busiest one.
+func BenchmarkGet(b *testing.B) {
+	chain := startBoxes(b, layout{nodes: 3, copies: 3, ranges: costRanges, memory: true})
+	var hosts []*oneHost
+	for _, n := range chain {
+		hosts = append(hosts, newOneHost(b, n))
+	}
+	value := make([]byte, 1024)
+	var all [][]byte
+	for _, h := range hosts { // each writes those keys whose ChainHead it has
+		if len(h.keys) > 0 {
+			h.put(len(h.keys), costDepth, value)
+		}
+		all = append(all, h.keys...)
+	}
+	for _, h := range hosts {
+		h.keys, h.next = all, 0
+	}
+	for asked := 1; asked <= len(chain); asked++ {
+		b.Run(fmt.Sprintf("nodes=%d", asked), func(b *testing.B) {
+			cpu := make([][]float64, len(chain)) // ns of a slice
+			for range max(b.N/slice, 1) {
+				var before [3]time.Duration
+				for i, n := range chain {
+					before[i] = n.cpu()
+				}
+				var reading sync.WaitGroup
+				var errs [3]error
+				for i, h := range hosts[:asked] {
+					reading.Go(func() { errs[i] = h.get(slice/asked, costDepth) })
+				}
+				reading.Wait()
+				if err := errors.Join(errs[:]...); err != nil {
+					b.Fatal(err)
+				}
+				for i, n := range chain {
+					cpu[i] = append(cpu[i], float64((n.cpu() - before[i]).Nanoseconds()))
+				}
+			}
+			total, most := 0.0, 0.0
+			for i := range cpu {
+				m := median(cpu[i]) / float64(slice/asked*asked)
+				total, most = total+m, max(most, m)
+			}
+			b.ReportMetric(0, "ns/op")
+			b.ReportMetric(total, "all-cpu-ns/get")
+			b.ReportMetric(most, "busiest-cpu-ns/get")
+		})
+	}
+}
+
 const (
 	// costRanges is how many ranges the clusters have: those of the demonstration.
 	costRanges = 64
@@ -92,14 +146,16 @@ func (b *box) cpu() time.Duration {
 
 // oneHost is a client of one node, with a queue of its own.
 type oneHost struct {
-	t    testing.TB
-	qp   *client.QPair
-	keys [][]byte // those that the node is the ChainHead of, with a value each
-	next int
-	cmds []client.Command
-	// comps are completions, status those of the last operation of each key.
-	comps  []client.Completion
-	status []nvme.Status
+	t     testing.TB
+	qp    *client.QPair
+	keys  [][]byte // those that the node is the ChainHead of
+	next  int
+	cmds  []client.Command
+	comps []client.Completion
+	// bufs are for values that are read, which nobody looks at.
+	bufs [][]byte
+	// ended is told of each operation, by the number of its key; nil: all must succeed.
+	ended func(key int, st nvme.Status)
 }
 
 // newOneHost connects to a node, and finds out which keys it takes writes of.
@@ -117,44 +173,50 @@ func newOneHost(b *testing.B, at *box) *oneHost {
 		b.Fatal(err)
 	}
 	b.Cleanup(func() { _ = qp.Close() })
-	k := &oneHost{t: b, qp: qp, cmds: make([]client.Command, costDepth), status: make([]nvme.Status, costKeys),
-		comps: make([]client.Completion, costDepth)}
+	k := &oneHost{t: b, qp: qp, cmds: make([]client.Command, costDepth), comps: make([]client.Completion, costDepth)}
 	for i := range costKeys {
 		k.keys = append(k.keys, fmt.Appendf(nil, "%016d", i))
 	}
-	k.run(len(k.keys), 32, func(c *client.Command, key []byte) { kv.SetStore(c, partition, key, []byte("first"), 0) })
-	served := k.keys[:0]
-	for i, key := range k.keys {
-		switch st := k.status[i]; {
+	for range 4 * costDepth {
+		k.bufs = append(k.bufs, make([]byte, 4096))
+	}
+	var served [][]byte
+	k.ended = func(i int, st nvme.Status) {
+		switch {
 		case st.OK():
-			served = append(served, key)
+			served = append(served, k.keys[i])
 		case st.Code() != nvme.KVWrongView:
 			b.Fatalf("a Put ends with %v", st)
 		}
 	}
-	clear(k.status)
-	k.keys, k.next = served, 0
+	k.put(len(k.keys), 32, []byte("first"))
+	k.keys, k.next, k.ended = served, 0, nil
 	return k
 }
 
 // put puts n values, and expects that all are taken.
 func (k *oneHost) put(n, depth int, value []byte) {
-	k.run(n, depth, func(c *client.Command, key []byte) { kv.SetStore(c, partition, key, value, 0) })
-	k.expect()
-}
-
-// expect fails the benchmark if an operation has failed.
-func (k *oneHost) expect() {
-	for i := range k.keys {
-		if st := k.status[i]; !st.OK() {
-			k.t.Fatalf("an operation ends with %v", st)
-		}
+	k.t.Helper()
+	if err := k.run(n, depth, func(c *client.Command, key []byte) {
+		kv.SetStore(c, partition, key, value, 0)
+	}); err != nil {
+		k.t.Fatal(err)
 	}
 }
 
+// get gets n values.
+//
+// Errors: not all are there.
+func (k *oneHost) get(n, depth int) error {
+	return k.run(n, depth, func(c *client.Command, key []byte) {
+		kv.SetRetrieve(c, partition, key, k.bufs[k.next%len(k.bufs)])
+	})
+}
+
 // run does n operations on the keys in turn.
-func (k *oneHost) run(n, depth int, set func(c *client.Command, key []byte)) {
-	k.t.Helper()
+//
+// Errors: one has failed.
+func (k *oneHost) run(n, depth int, set func(c *client.Command, key []byte)) error {
 	for sent, ended := 0, 0; ended < n; {
 		batch := k.cmds[:0]
 		for sent < n && sent-ended < depth {
@@ -165,19 +227,21 @@ func (k *oneHost) run(n, depth int, set func(c *client.Command, key []byte)) {
 		}
 		if len(batch) > 0 {
 			if took, err := k.qp.Submit(batch); err != nil || took < len(batch) {
-				k.t.Fatalf("%d commands are taken of %d: %v", took, len(batch), err)
+				return fmt.Errorf("%d commands are taken of %d: %w", took, len(batch), err)
 			}
 		}
 		m, err := k.qp.Poll(k.comps, time.Minute)
-		if err == nil && m == 0 {
-			err = errors.New("no answer for a minute")
-		}
-		if err != nil {
-			k.t.Fatal(err)
+		if err != nil || m == 0 {
+			return fmt.Errorf("%d answers within a minute: %w", m, err)
 		}
 		for _, c := range k.comps[:m] {
-			k.status[c.Tag] = c.Status
+			if k.ended != nil {
+				k.ended(int(c.Tag), c.Status)
+			} else if !c.Status.OK() {
+				return fmt.Errorf("an operation ends with %v", c.Status)
+			}
 		}
 		ended += m
 	}
+	return nil
 }
