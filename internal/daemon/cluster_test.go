@@ -223,6 +223,41 @@ func TestThreeNodesAreACluster(t *testing.T) {
 	}
 }
 
+// TestAConnectionThatOneNodeLacks: the configuration of a node has a wrong address of the other one, by which it is
+// reached. The other one sees that, too, and is not filled: writes would wait for it.
+func TestAConnectionThatOneNodeLacks(t *testing.T) {
+	etcd := etcdproc.Start(t, etcdproc.Options{Host: loopback.Address()})
+	hosts := clusterHosts(2)
+	worlds := []*world{newWorld(t), newWorld(t)}
+	for i, w := range worlds {
+		w.configureNode(hosts, i, "demo", etcd.URL, onePartition)
+		if i == 0 {
+			right := fmt.Sprintf("target: \"tcp://%s:4420\"", hosts[1])
+			if !strings.Contains(w.text, right) {
+				t.Fatalf("no %s in %s", right, w.text)
+			}
+			w.text = strings.Replace(w.text, right, fmt.Sprintf("target: \"tcp://%s:4\"", hosts[1]), 1)
+		}
+	}
+	nodes := []*node{worlds[0].mustStart(), worlds[1].mustStart()}
+	if _, err := nodes[0].admin.InitCluster(t.Context(), admin.InitCluster{Replicas: 2}); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "each range is served by one node, and the other one waits", func() error {
+		chains, err := nodes[0].admin.Chains(t.Context(), -1)
+		if err != nil {
+			return err
+		}
+		for _, c := range chains.Items {
+			if len(c.Members) != 2 || c.Members[0].State != "serving" || c.Members[1].State != "waiting" {
+				return fmt.Errorf("%+v", c)
+			}
+		}
+		return nil
+	})
+	keysOf(nodes).stored(t, "key", "value")
+}
+
 // lacking is how many ranges have too few copies, of which none is being filled.
 func lacking(a admin.Cluster) int {
 	return a.Ranges.UnderReplicated + a.Ranges.Halted + a.Ranges.Unassigned

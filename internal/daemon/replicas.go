@@ -48,6 +48,9 @@ type replicaNode struct {
 
 	// until is the authority that setState has seen last.
 	until int64
+	// hosts are the nodes of views, and whether they are connected to this one as hosts. lookNS is when to look again.
+	hosts  map[string]bool
+	lookNS int64
 }
 
 // newReplicaNode makes what runs the replicas; it connects to nobody before the first view.
@@ -55,7 +58,7 @@ func newReplicaNode(access clusterAccess) (*replicaNode, error) {
 	n := access.Node
 	cfg, self := n.cfg.Cluster, n.cfg.Node.Name
 	r := &replicaNode{access: access, cfg: cfg, self: self, log: n.log, executor: replicated.New(turn.Real, n.pool),
-		groups: map[uuid.UUID]*replicas.Replicas{}, targets: targets(cfg.Nodes)}
+		groups: map[uuid.UUID]*replicas.Replicas{}, targets: targets(cfg.Nodes), hosts: map[string]bool{}}
 	pc := peers.Config{Name: self, HostNQN: cluster.HostNQN(cfg.Name, self),
 		Nodes:     peerNodes(cfg.Nodes, self, cfg.Subsystem),
 		Connected: r.connected, Disconnected: r.disconnected, KATO: time.Duration(cfg.Lease), RDMA: n.opts.RDMA,
@@ -127,6 +130,7 @@ func (r *replicaNode) setState(s *member.State) {
 		r.peers.SetView(s.Newest)
 		r.publishLocked()
 	}
+	r.lookForHostsLocked()
 }
 
 // setNodes changes which nodes there are.
@@ -147,6 +151,34 @@ func (r *replicaNode) setNodes(nodes []config.ClusterNode) error {
 func (r *replicaNode) publishLocked() {
 	if r.last != nil {
 		r.access.Node.service.SetClusterMap(r.cfg.Subsystem, EncodeClusterMap(r.last, r.targets, r.cfg.Subsystem))
+	}
+}
+
+// lookForHostsLocked tells which of the other nodes are connected to this one as hosts. A chain needs the connections
+// of both directions, and a node cannot see by its own that the other one is missing. The caller holds viewing.
+func (r *replicaNode) lookForHostsLocked() {
+	now := member.Now()
+	if r.last == nil || now < r.lookNS {
+		return
+	}
+	r.lookNS = now + int64(r.cfg.Lease)/8
+	joined := r.access.Node.service.Joined(r.cfg.Subsystem)
+	for i := range r.last.Nodes {
+		name := r.last.Nodes[i].Name
+		is := joined[cluster.HostNQN(r.cfg.Name, name)]
+		if was, known := r.hosts[name]; known && was == is || name == r.self {
+			continue
+		}
+		if r.hosts[name] = is; is {
+			r.peers.Redial() // this node reaches it, too, most likely
+		}
+		for _, g := range r.all() {
+			if is {
+				g.HostConnected(name)
+			} else {
+				g.HostDisconnected(name)
+			}
+		}
 	}
 }
 

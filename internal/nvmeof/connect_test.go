@@ -2,6 +2,7 @@ package nvmeof_test
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 	"testing"
 
@@ -162,6 +163,33 @@ func TestControllersAreDynamicAndNumbersAreNotReusedSoon(t *testing.T) {
 		r.target.Disconnected(r.now, c, 0, c.Admin)
 		r.actions()
 	}
+}
+
+func TestHostsAreJoinedWhileTheyHaveAnIOQueue(t *testing.T) {
+	r := newRig(t)
+	want := func(sub string, hosts ...string) {
+		t.Helper()
+		var got []string
+		r.target.Joined(sub, func(h string) { got = append(got, h) })
+		if !slices.Equal(got, hosts) {
+			t.Errorf("%q are joined to %s, want %q", got, sub, hosts)
+		}
+	}
+	r.connect(hostA, open)
+	c := r.connect(hostB, open)
+	want(open)
+	q := r.tryConnect(hostB, open, func(a *args) {
+		a.c.SetQID(1)
+		a.data.SetCNTLID(c.ID)
+	})
+	if !q.Status.OK() {
+		t.Fatal(q.Status)
+	}
+	want(open, hostB)
+	want(shut)
+	want("nqn.2026-11.example.jbofd:unknown")
+	r.target.Disconnected(r.now, c, 1, r.last)
+	want(open)
 }
 
 func TestControllerNumbersWrapAroundThoseInUse(t *testing.T) {

@@ -331,6 +331,15 @@ func (t *Target) ExpireOne(now int64, c *Controller, seen func(*Controller) int6
 	t.drop(c, "keep alive timeout")
 }
 
+// Joined calls f with the host of each association with a subsystem that has an I/O queue.
+func (t *Target) Joined(subNQN string, f func(hostNQN string)) {
+	for _, c := range t.subControllers(subNQN) {
+		if len(c.queues) > 1 {
+			f(c.HostNQN)
+		}
+	}
+}
+
 // Controllers returns every controller, by CNTLID.
 func (t *Target) Controllers() []*Controller {
 	all := make([]*Controller, 0, len(t.ctrls))

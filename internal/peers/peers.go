@@ -109,7 +109,7 @@ type Config struct {
 	// goroutine for each node; it may send commands, but not call Close.
 	Connected func(node string)
 	// Disconnected is called when the connection to a node has ended, and when there was none and it could not be made.
-	// silent is how long the node had not answered then, at least. As Connected.
+	// silent is how long the node had not answered then, at least. As Connected. It is also called by SetView.
 	Disconnected func(node string, silent time.Duration)
 
 	// QueueDepth is how many commands may be outstanding in each of a node's queues, 1 to 1024; the node may allow
@@ -189,22 +189,30 @@ func (p *Peers) SetNodes(nodes []Node) error {
 	if err := checkNodes(p.cfg.Name, nodes); err != nil {
 		return err
 	}
+	unknown, err := p.setNodes(nodes)
+	for _, name := range unknown {
+		p.cfg.Disconnected(name, 0)
+	}
+	return err
+}
+
+// setNodes is SetNodes, and returns the nodes of the view that the configuration does not have.
+func (p *Peers) setNodes(nodes []Node) (unknown []string, err error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.closed {
-		return nil
+		return nil, nil
 	}
 	now := make(map[string]*node, len(nodes))
 	var added []*node
 	for _, cfg := range nodes {
 		n := p.nodes[cfg.Name]
 		if n == nil || n.Node != cfg {
-			var err error
 			if n, err = newNode(p, cfg); err != nil {
 				for _, n := range added {
 					n.closeQueues()
 				}
-				return err
+				return nil, err
 			}
 			added = append(added, n)
 		}
@@ -223,9 +231,9 @@ func (p *Peers) SetNodes(nodes []Node) error {
 		go n.run()
 	}
 	if p.view != nil {
-		p.setViewLocked(p.view)
+		unknown = p.setViewLocked(p.view)
 	}
-	return nil
+	return unknown, nil
 }
 
 // ErrInvalid is wrapped by the errors of New.
@@ -289,15 +297,22 @@ func checkNodes(self string, nodes []Node) error {
 }
 
 // SetView says which partitions there are and where. Nodes that have none are disconnected. Commands that were sent
-// before go to where their partition was.
+// before go to where their partition was. Disconnected is called for nodes that the configuration does not have.
 func (p *Peers) SetView(m *cluster.Map) {
+	for _, name := range p.setView(m) {
+		p.cfg.Disconnected(name, 0)
+	}
+}
+
+// setView is SetView, and returns the nodes that the configuration does not have.
+func (p *Peers) setView(m *cluster.Map) (unknown []string) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.setViewLocked(m)
+	return p.setViewLocked(m)
 }
 
 // setViewLocked is SetView. The caller holds mu.
-func (p *Peers) setViewLocked(m *cluster.Map) {
+func (p *Peers) setViewLocked(m *cluster.Map) (unknown []string) {
 	p.view = m
 	routes := make([]*target, len(m.Partitions))
 	targets := map[*node]map[uuid.UUID]*target{}
@@ -309,7 +324,11 @@ func (p *Peers) setViewLocked(m *cluster.Map) {
 		name := m.Nodes[part.Node].Name
 		n := p.nodes[name]
 		if n == nil {
-			if name != p.cfg.Name && !p.unknown[name] {
+			if name == p.cfg.Name {
+				continue
+			}
+			unknown = append(unknown, name)
+			if !p.unknown[name] {
 				p.unknown[name] = true
 				p.cfg.Log.Warn("the view has a node that the configuration does not have", "node", name)
 			}
@@ -334,6 +353,7 @@ func (p *Peers) setViewLocked(m *cluster.Map) {
 		n.setTargets(targets[n], ranges[n])
 	}
 	p.routes.Store(&routes)
+	return unknown
 }
 
 // Redial connects at once to all nodes to which there is no connection: they may be reached again. SetView does the

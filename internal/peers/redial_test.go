@@ -71,3 +71,20 @@ func TestRedialEndsAnAttemptThatTakesLong(t *testing.T) {
 		t.Errorf("%d attempts, want 2", n)
 	}
 }
+
+// TestANodeThatTheConfigurationDoesNotHaveIsDisconnected, in each view that has it.
+func TestANodeThatTheConfigurationDoesNotHaveIsDisconnected(t *testing.T) {
+	t.Parallel()
+	names := make(chan string, 10)
+	r := newRig(t, func(c *peers.Config) { c.Disconnected = func(node string, _ time.Duration) { names <- node } })
+	for range 2 {
+		r.SetView(mapOf(place{"a", partitionID("a", 0)}, place{"c", partitionID("c", 0)}))
+		if len(names) != 1 || <-names != "c" {
+			t.Error("node c is not called disconnected once")
+		}
+	}
+	r.SetView(mapOf(place{"a", partitionID("a", 0)}))
+	if len(names) != 0 {
+		t.Errorf("%s is called disconnected", <-names)
+	}
+}

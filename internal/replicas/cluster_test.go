@@ -44,6 +44,10 @@ type rig struct {
 	forwards chan *delivery
 	// cut are two nodes that do not reach each other.
 	cut atomic.Pointer[[2]int]
+	// lacks are two nodes of which the first one has no connection to the second one.
+	lacks atomic.Pointer[[2]int]
+	// apart: the nodes hear of a view one after the other, so that they do not all have the same one for a while.
+	apart atomic.Bool
 	// carried counts the commands between nodes by opcode, completed those that were answered with success.
 	carried, completed [256]atomic.Int64
 }
@@ -210,7 +214,8 @@ func (n *node) carry(c *peers.Command) {
 	}
 	n.rig.carried[c.SQE.Opcode()].Add(1)
 	n.rig.done.Go(func() {
-		if cut := n.rig.cut.Load(); !n.alive.Load() || !to.alive.Load() ||
+		cut, lacks := n.rig.cut.Load(), n.rig.lacks.Load()
+		if !n.alive.Load() || !to.alive.Load() || lacks != nil && *lacks == [2]int{n.id, to.id} ||
 			cut != nil && (*cut == [2]int{n.id, to.id} || *cut == [2]int{to.id, n.id}) {
 			d.lose()
 			return
@@ -303,6 +308,9 @@ func (g *rig) manage() {
 			if n.alive.Load() {
 				if !g.frozen.Load() {
 					n.r.SetState(m, m)
+				}
+				if g.apart.Load() {
+					time.Sleep(5 * time.Millisecond)
 				}
 				n.until.Store(clock() + int64(time.Minute))
 			}

@@ -21,11 +21,14 @@ import (
 //
 // A last copy has given nothing up: it reports what it has. If a view makes a member one that has, it has all data, and
 // serves again if the view says so.
+//
+// Two nodes have two connections, as each is a host of the other, and a chain needs both: Forwards go one way, and what
+// was lost is asked for on the other way. So a node is out of reach if one of them is missing. Both nodes see that.
 type cuts struct {
-	// lost are the nodes without a connection, and since when they were silent.
-	lost map[string]int64
+	// lost are the connections that are missing, and since when they were silent.
+	lost map[way]int64
 	// cut are those that were silent for most of the patience, or for all of it.
-	cut map[string]patience
+	cut map[way]patience
 	// heldNS is since when there has been authority. Without it this node may be the one that is cut off.
 	heldNS int64
 	// lookNS is when to look next, resignNS when there may be a membership to give up; 0: never.
@@ -48,6 +51,12 @@ func (b *beside) set(c view.Chain, i int, is bool, clock int64) {
 	}
 }
 
+// way is a connection with a node: the one to it, or the one that it has to this node as a host.
+type way struct {
+	node string
+	host bool
+}
+
 // patience says how much of it is over.
 type patience uint8
 
@@ -65,42 +74,56 @@ func (g *Replicas) patienceNS(p patience) int64 {
 	return int64(g.cfg.Patience)
 }
 
-// linkChange is news of the connection to a node. lostNS is since when it has been silent, 0: there is a connection.
+// linkChange is news of a connection. lostNS is since when it has been silent, 0: there is a connection.
 type linkChange struct {
-	node   string
+	way    way
 	lostNS int64
 }
 
 // NodeReachable says that there is a connection to a node again.
 func (g *Replicas) NodeReachable(node string) {
-	g.links.Put(linkChange{node: node})
+	g.links.Put(linkChange{way: way{node: node}})
 	g.driver.RunLater()
 }
 
 // NodeUnreachable says that there is no connection to a node, which has been silent for that long.
 func (g *Replicas) NodeUnreachable(node string, silent time.Duration) {
-	g.links.Put(linkChange{node: node, lostNS: max(g.cfg.Clock()-int64(silent), 1)})
+	g.links.Put(linkChange{way: way{node: node}, lostNS: max(g.cfg.Clock()-int64(silent), 1)})
 	g.driver.RunLater()
 }
 
-// linkChanged takes news of the connection to a node.
+// HostConnected says that a node has a connection to this one, as its host.
+func (g *Replicas) HostConnected(node string) {
+	g.links.Put(linkChange{way: way{node, true}})
+	g.driver.RunLater()
+}
+
+// HostDisconnected says that it has none.
+func (g *Replicas) HostDisconnected(node string) {
+	g.links.Put(linkChange{way: way{node, true}, lostNS: max(g.cfg.Clock(), 1)})
+	g.driver.RunLater()
+}
+
+// linkChanged takes news of a connection.
 func (g *Replicas) linkChanged(l *linkChange) {
 	c := &g.cuts
 	if l.lostNS != 0 {
 		if c.lost == nil {
-			c.lost, c.cut = map[string]int64{}, map[string]patience{}
+			c.lost, c.cut = map[way]int64{}, map[way]patience{}
 		}
-		if _, known := c.lost[l.node]; !known {
-			c.lost[l.node] = l.lostNS
+		if _, known := c.lost[l.way]; !known {
+			c.lost[l.way] = l.lostNS
 		}
 		return
 	}
-	delete(c.lost, l.node)
-	if c.cut[l.node] != 0 {
-		delete(c.cut, l.node)
+	delete(c.lost, l.way)
+	if c.cut[l.way] != 0 {
+		delete(c.cut, l.way)
 		g.makeReport()
 	}
-	g.reach(l.node)
+	if !l.way.host {
+		g.reach(l.way.node)
+	}
 }
 
 // lookForCuts looks for nodes that have been out of reach for too long.
@@ -110,12 +133,12 @@ func (g *Replicas) lookForCuts() {
 		return
 	}
 	changed := false
-	for node, since := range c.lost {
+	for w, since := range c.lost {
 		since = max(since, c.heldNS)
 		if g.until <= g.clock {
 			since = g.clock
 		}
-		for p := c.cut[node] + 1; p <= allOver; p++ {
+		for p := c.cut[w] + 1; p <= allOver; p++ {
 			at := since + g.patienceNS(p)
 			if at > g.clock {
 				if c.lookNS == 0 || at < c.lookNS {
@@ -123,7 +146,7 @@ func (g *Replicas) lookForCuts() {
 				}
 				break
 			}
-			c.cut[node], changed = p, true
+			c.cut[w], changed = p, true
 		}
 	}
 	if changed || c.resignNS != 0 && c.resignNS <= g.clock {
@@ -141,7 +164,8 @@ func (c *cuts) nextNS() int64 {
 
 // isCut reports whether the node of a partition of the newest view is out of reach, for so much of the patience.
 func (g *Replicas) isCut(p view.PartitionID, over patience) bool {
-	return g.cuts.cut[g.newest.Nodes[g.newest.Partitions[p].Node].Name] >= over
+	node := g.newest.Nodes[g.newest.Partitions[p].Node].Name
+	return max(g.cuts.cut[way{node, false}], g.cuts.cut[way{node, true}]) >= over
 }
 
 // resign gives up the memberships whose successor is out of reach, and those in which no other member is in reach.

@@ -2,6 +2,7 @@ package replicas_test
 
 import (
 	"fmt"
+	"sync"
 	"testing"
 	"time"
 
@@ -28,6 +29,21 @@ func (g *rig) setCut(cut *[2]int) {
 	}
 }
 
+// setLacks takes the connection away that a node has to another one, or gives it back. Both see it, as the host and
+// as the target.
+func (g *rig) setLacks(lacks *[2]int) {
+	last := g.lacks.Swap(lacks)
+	name := func(i int) string { return fmt.Sprint("n", i) }
+	if last != nil {
+		g.nodes[last[0]].r.NodeReachable(name(last[1]))
+		g.nodes[last[1]].r.HostConnected(name(last[0]))
+	}
+	if lacks != nil {
+		g.nodes[lacks[0]].r.NodeUnreachable(name(lacks[1]), 0)
+		g.nodes[lacks[1]].r.HostDisconnected(name(lacks[0]))
+	}
+}
+
 // putSoon puts a value at the ChainHead, whichever that is, and fails if it is not acknowledged.
 func (g *rig) putSoon(key, value string, seq uint64) {
 	g.t.Helper()
@@ -36,7 +52,7 @@ func (g *rig) putSoon(key, value string, seq uint64) {
 	h.KeepSeconds, h.ID = 600, kvstore.Identity{Client: 7, Seq: seq}
 	end := time.After(20 * time.Second)
 	for {
-		if chain := g.chain([]byte(key)); len(chain) > 0 {
+		if chain := g.chain([]byte(key)); len(chain) > 0 && chain[0].alive.Load() {
 			h.Sink, h.Tenant = h, 3
 			var b replicas.Batch
 			b.Add(&h.Request)
@@ -46,8 +62,9 @@ func (g *rig) putSoon(key, value string, seq uint64) {
 			case <-end:
 				g.mu.Lock()
 				defer g.mu.Unlock()
-				g.t.Fatalf("a write of %s waits for ever; its chain is %v", key,
+				g.t.Errorf("a write of %s waits for ever; its chain is %v", key,
 					g.view.Chains[g.view.RangeOf(position([]byte(key)))])
+				return
 			}
 			if h.Status.OK() {
 				return
@@ -93,6 +110,50 @@ func TestACutBetweenTwoNodesEndsNoWrites(t *testing.T) {
 		g.setCut(nil)
 		g.full(20 * time.Second)
 		write("after ")
+		for k := range 32 {
+			g.same(fmt.Appendf(nil, "key%d", k))
+		}
+	}
+}
+
+// TestAConnectionThatLacksInOneDirection ends no writes: neither those that a successor has missed, and cannot ask for,
+// nor those of ranges that are filled.
+func TestAConnectionThatLacksInOneDirection(t *testing.T) {
+	g := newRig(t, 4, 3)
+	g.full(20 * time.Second)
+	seq := uint64(0)
+	write := func(round string, meanwhile func()) {
+		t.Helper()
+		var load sync.WaitGroup
+		for k := range 32 {
+			seq++
+			id := seq
+			load.Go(func() { g.putSoon(fmt.Sprint("key", k), fmt.Sprint(round, k), id) })
+		}
+		meanwhile()
+		load.Wait()
+	}
+	write("before ", func() {})
+	for i, lacks := range [][2]int{{1, 0}, {0, 1}} {
+		g.apart.Store(true)
+		g.frozen.Store(true)
+		g.setLacks(&lacks)
+		g.nodes[3].setAlive(false)
+		write("lost ", func() {
+			// Writes wait for node 3. In the next view, node 0 sends them on before others know of it.
+			time.Sleep(testPatience / 3)
+			g.frozen.Store(false)
+		})
+		g.apart.Store(false)
+		// Node 3 is back, to be filled by others.
+		g.setLacks([]*[2]int{{1, 3}, {2, 3}}[i])
+		g.nodes[3].setAlive(true)
+		write("filled ", func() {})
+		time.Sleep(3 * testPatience / 2)
+		write("later ", func() {})
+		g.setLacks(nil)
+		g.full(20 * time.Second)
+		write("after ", func() {})
 		for k := range 32 {
 			g.same(fmt.Appendf(nil, "key%d", k))
 		}

@@ -377,6 +377,15 @@ func (s *Service) Counts() (conns, controllers, hosts int) {
 	return len(s.conns), len(all), len(seen)
 }
 
+// Joined returns the hosts that have an association with a subsystem, with an I/O queue.
+func (s *Service) Joined(subNQN string) map[string]bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	hosts := map[string]bool{}
+	s.target.Joined(subNQN, func(h string) { hosts[h] = true })
+	return hosts
+}
+
 // rearm sets the timer after a command that may have changed when the next keep alive timer runs out.
 func (s *Service) rearm() {
 	s.mu.Lock()
