@@ -220,6 +220,7 @@ func (n *node) run() {
 	pause := n.p.cfg.MinPause
 	said := "" // what was logged last of why the node cannot be reached
 	cutShort := false
+	var stuck stuck
 	for n.awaitWanted() {
 		var a *association
 		var err error
@@ -250,6 +251,12 @@ func (n *node) run() {
 				continue
 			}
 			n.log.Warn("connection to a node lost", "cause", err)
+			if hold := stuck.after(err, time.Since(began), n.p.cfg.Hold); hold > 0 {
+				n.log.Error("commands to a node get no answer, although it can be connected to: it counts as out of "+
+					"reach (is there a part of the network that drops long packets?)", "for", hold.String())
+				n.hold(hold)
+				continue
+			}
 			if time.Since(began) > n.p.cfg.MaxPause {
 				pause = n.p.cfg.MinPause
 			}

@@ -123,6 +123,9 @@ type Config struct {
 	// MinPause and MaxPause bound the pause between attempts to connect: it doubles each time, and is shortened by up
 	// to a half at random. Defaults 100 ms and 2 s.
 	MinPause, MaxPause time.Duration
+	// Hold is for how long a node is left alone when three connections in a row, each within half a minute, have ended
+	// because a command got no answer. It doubles with each further one, up to ten minutes. Default 30 s.
+	Hold time.Duration
 	// RDMA gives access to RDMA devices, and BounceBytes bounds the registered memory for each node, through which the
 	// data of its commands is moved (client.Options). All Forwards that may be unanswered must find room there.
 	RDMA        verbs.Provider
@@ -254,7 +257,7 @@ func (c *Config) check() error {
 		v   *time.Duration
 		def time.Duration
 	}{{&c.Timeout, 5 * time.Second}, {&c.KATO, 2 * time.Second}, {&c.MinPause, 100 * time.Millisecond},
-		{&c.MaxPause, 2 * time.Second}} {
+		{&c.MaxPause, 2 * time.Second}, {&c.Hold, 30 * time.Second}} {
 		if *d.v == 0 {
 			*d.v = d.def
 		}

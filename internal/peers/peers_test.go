@@ -386,7 +386,9 @@ func TestHowLongCommandsMayBeKept(t *testing.T) {
 	overEach(t, func(t *testing.T, w *world) {
 		b := w.box(t, "b", 1)
 		const depth = 4
-		r := w.rig(t, func(c *peers.Config) { c.Timeout, c.KATO, c.QueueDepth = time.Hour, time.Hour, depth }, b)
+		r := w.rig(t, func(c *peers.Config) {
+			c.Timeout, c.KATO, c.QueueDepth, c.Hold = time.Hour, time.Hour, depth, time.Millisecond
+		}, b)
 		r.see(b)
 		r.awaitConnected(t, "b")
 		send := func(kept int, cmds ...*peers.Command) {

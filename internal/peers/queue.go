@@ -391,6 +391,9 @@ func (q *queue) down(l *link, err error) {
 	_ = l.qp.Close()
 }
 
+// errUnanswered ends a connection on which a command gets no answer, although keep-alives may.
+var errUnanswered = fmt.Errorf("%w: no answer", client.ErrTimeout)
+
 // check ends the connection if the node does not answer.
 func (q *queue) check(now uint32) {
 	q.driver.Lock()
@@ -401,14 +404,14 @@ func (q *queue) check(now uint32) {
 	for tag, c := range q.sent {
 		// A Forward may be kept until its write is committed.
 		if c != nil && c.SQE.Opcode() != nvme.CmdKVForward && now-q.since[tag] > ticks {
-			q.fail(fmt.Errorf("%w: a command of opcode %#02x got no answer for %s", client.ErrTimeout, c.SQE.Opcode(),
+			q.fail(fmt.Errorf("%w: a command of opcode %#02x got no answer for %s", errUnanswered, c.SQE.Opcode(),
 				q.node.p.cfg.Timeout))
 			return
 		}
 	}
 	// At most a half of the queue is for Forwards that are kept (node.keep), so that a full queue makes progress.
 	if q.waits() && now-q.progress > ticks {
-		q.fail(fmt.Errorf("%w: the queue is full of Forwards, none of which got an answer for %s", client.ErrTimeout,
+		q.fail(fmt.Errorf("%w: the queue is full of Forwards, none of which got an answer for %s", errUnanswered,
 			q.node.p.cfg.Timeout))
 	}
 }
