@@ -100,9 +100,10 @@ type setup struct {
 	neverFull bool
 	// atOnce: the drives end each request before they return.
 	atOnce bool
-	// store and clock are in place of the partition and of the clock, if they are set.
-	store func(*partition.Partition) replicas.Store
-	clock func() int64
+	// store, clock and authority are in place of the partition, of the clock, and of what the manager gives, if they are
+	// set.
+	store            func(*partition.Partition) replicas.Store
+	clock, authority func() int64
 	// patience is that of Config; 0: testPatience.
 	patience time.Duration
 }
@@ -159,8 +160,11 @@ func (g *rig) newNode(s setup, id int, size int64) *node {
 	if s.clock == nil {
 		s.clock = clock
 	}
+	if s.authority == nil {
+		s.authority = n.until.Load
+	}
 	n.r, err = replicas.New(replicas.Config{Store: store, ID: uuid.UUID{2, byte(id)}, Peers: n, HostNQN: hostNQN,
-		Authority: n.until.Load, Clock: s.clock, Changed: func() {}, Full: full, Pool: pool,
+		Authority: s.authority, Clock: s.clock, Changed: func() {}, Full: full, Pool: pool,
 		MemoryBytes: 1 << 20, Env: turn.Real, Patience: cmp.Or(s.patience, testPatience)})
 	must(g.t, err)
 	for range s.nodes {
