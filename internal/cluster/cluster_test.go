@@ -123,20 +123,12 @@ func TestALostNodeIsReplacedInTime(t *testing.T) {
 		if i%2 == 0 {
 			n = w.leader()
 		}
-		kind, life := i/2%3, n.proc
+		kind := i / 2 % 3
 		limit := 3 * lease
-		switch kind {
-		case 0:
-			n.kill()
+		if kind == 0 {
 			limit = 2 * lease
-		case 1:
-			life.Stop()
-		case 2:
-			n.client.Cut(true)
-			for _, o := range w.nodes {
-				w.cut[[2]int{n.id, o.id}], w.cut[[2]int{o.id, n.id}] = true, true
-			}
 		}
+		w.lose(n, kind)
 		begin := w.sim.Now()
 		for !w.others(n) {
 			w.run(5 * ms)
@@ -151,6 +143,49 @@ func TestALostNodeIsReplacedInTime(t *testing.T) {
 		w.run(w.rng.Int64N(2 * lease))
 		w.heal()
 		w.settle(20 * lease)
+	}
+}
+
+// lose kills a node (0), pauses it (1) or isolates it (2).
+func (w *world) lose(n *node, kind int) {
+	switch kind {
+	case 0:
+		n.kill()
+	case 1:
+		n.proc.Stop()
+	case 2:
+		n.client.Cut(true)
+		for _, o := range w.nodes {
+			w.cut[[2]int{n.id, o.id}], w.cut[[2]int{o.id, n.id}] = true, true
+		}
+	}
+}
+
+// TestTheOthersServeWhileTheirManagerIsReplaced kills, pauses or isolates the manager of a cluster that is in peace.
+// The others hardly ever lose authority before the next manager gives it to them.
+func TestTheOthersServeWhileTheirManagerIsReplaced(t *testing.T) {
+	w, longest, sum := healthyWorld(t, 3, 3), int64(0), int64(0)
+	const faults = 12
+	for i := range faults {
+		w.run(3 * lease) // what etcd was asked for, and has not answered, ends
+		gone, without := w.leader(), int64(0)
+		w.lose(gone, i%3)
+		for begin := w.sim.Now(); w.sim.Now()-begin < 3*lease; {
+			w.sim.Run(ms, func() bool { return false })
+			for _, n := range w.nodes {
+				if n != gone && !n.authority() {
+					without += ms
+					break
+				}
+			}
+		}
+		longest, sum = max(longest, without), sum+without
+		w.heal()
+		w.settle(20 * lease)
+	}
+	t.Logf("another node has no authority for %d ms, at most %d", sum/faults/ms, longest/ms)
+	if sum > faults*60*ms {
+		t.Errorf("another node has no authority for %d ms each time", sum/faults/ms)
 	}
 }
 

@@ -388,7 +388,7 @@ func (n *Node) campaign(out *Actions) {
 	}
 	if e.manager != nil {
 		patience := n.t.takeover
-		if n.now-n.granted < n.t.authority && n.granted != 0 {
+		if n.now-n.granted < n.t.unanswered && n.granted != 0 {
 			patience = n.t.takeoverLate
 		}
 		if n.now-max(e.seenNS, e.steadyNS, n.attentive) < patience {

@@ -19,9 +19,11 @@ type timing struct {
 	authority, proof int64
 	// report and stamp are the times between two reports and two stamps: several may be lost.
 	report, stamp int64
-	// takeover is for how long a stamp may be unchanged before others take over, if the manager gives no authority;
-	// takeoverLate if it does, because only etcd is away for it.
-	takeover, takeoverLate int64
+	// takeover is for how long a stamp may be unchanged before others take over, if the manager has given authority for
+	// no report that was sent within the time unanswered; takeoverLate if it has, because only etcd is away for it.
+	// Both are shorter than authority, so that nodes still have some when the next manager gives it. Nothing else
+	// depends on them: how long a manager waits for who does not report is counted from the last sign of another one.
+	takeover, takeoverLate, unanswered int64
 	// grace is what a node has at least to find a new manager, or one that was paused, before it counts as silent.
 	grace int64
 	// retry is the time between attempts of what etcd has not answered, reread that between looks for the end of a
@@ -39,8 +41,9 @@ type timing struct {
 
 func newTiming(lease, away int64) timing {
 	return timing{lease: lease, authority: lease / 2, proof: lease / 2, report: lease / 10, stamp: lease / 8,
-		takeover: lease * 7 / 10, takeoverLate: 3 * lease, grace: lease / 2, retry: lease / 5, reread: 2 * lease,
-		registration: 5 * lease, pause: lease / 100, tick: lease / 20, gap: lease / 4, away: away}
+		takeover: lease * 35 / 100, takeoverLate: 3 * lease, unanswered: lease * 3 / 10, grace: lease / 2,
+		retry: lease / 5, reread: 2 * lease, registration: 5 * lease, pause: lease / 100, tick: lease / 20,
+		gap: lease / 4, away: away}
 }
 
 // outlast returns after which time on this node's clock a time on another node's clock is over for certain.
@@ -82,7 +85,7 @@ type Node struct {
 	// promised is when a stamp of another manager has come last. What this node promises by its reports ends a proof
 	// after the stamp that they echo, which is not later.
 	promised int64
-	// granted is when the last authority was given.
+	// granted is when the newest report was sent that was answered with authority. An answer may come late, or twice.
 	granted  int64
 	reportNS int64 // when the next report is due
 	// version counts the changes of ranges and unusable; known is the version that the manager has.
@@ -325,7 +328,7 @@ func (n *Node) answeredReport(a *Answer, out *Actions) {
 	}
 	if a.Granted && n.newest != nil && n.newest.admits(n.cfg.Incarnation) {
 		n.until, out.Changed = max(n.until, sent.at+n.t.authority), true
-		n.granted = n.now
+		n.granted = max(n.granted, sent.at)
 	}
 }
 
