@@ -333,17 +333,25 @@ func few(all boxes, n int) boxes {
 }
 
 // TestNodesAreKilled: each node of three is killed under load, one after the other, and comes back. Nothing that was
-// acknowledged is lost, no reader goes back in time, and writes go on soon.
+// acknowledged is lost, no reader goes back in time, writes go on soon, and reads of what nobody writes all the time.
 func TestNodesAreKilled(t *testing.T) {
 	all := newBoxes(t, 3, 3)
 	l := startLoad(t, all, 6)
 	l.allWritten()
+	r := l.startReader()
 	for _, b := range few(all, 3) {
+		quiet, what := r.pause(), ""
+		if a, err := all[0].admin.Cluster(t.Context()); err == nil && a.Manager == b.name {
+			what = ", the manager,"
+		}
 		b.kill()
-		t.Logf("%s killed: all keys are written again after %v", b.name, l.allWritten().Round(time.Millisecond))
+		written := l.allWritten().Round(time.Millisecond)
+		t.Logf("%s%s killed: all keys are written again after %v; no read took longer than %v, and %v before", b.name, what,
+			written, r.pause(), quiet)
 		b.start()
 		all.full()
 	}
+	r.stop()
 	l.stop()
 }
 

@@ -113,7 +113,7 @@ func (c *chaos) draw() fault {
 		}
 		return fault{what: both, begin: cuts(append(there, back...)...)}
 	}
-	switch c.rng.IntN(11) {
+	switch c.rng.IntN(12) {
 	case 0, 1:
 		return fault{what: "kill -9 of a node", busy: b.name, begin: func() func() {
 			b.kill()
@@ -142,6 +142,8 @@ func (c *chaos) draw() fault {
 		f.holds = true // the node may be a ChainHead
 		return f
 	case 9:
+		return fault{what: "cut between a node and all but hosts", begin: func() func() { return c.isolate(i) }}
+	case 10:
 		if leader := c.leader(); leader != nil {
 			s = leader
 		}
