@@ -346,8 +346,8 @@ func TestNodesAreKilled(t *testing.T) {
 		}
 		b.kill()
 		written := l.allWritten().Round(time.Millisecond)
-		t.Logf("%s%s killed: all keys are written again after %v; no read took longer than %v, and %v before", b.name, what,
-			written, r.pause(), quiet)
+		t.Logf("%s%s killed: all keys are written again after %v; no read took longer than %v, and %v before", b.name,
+			what, written, r.pause(), quiet)
 		b.start()
 		all.full()
 	}
