@@ -100,8 +100,7 @@ type setup struct {
 	neverFull bool
 	// atOnce: the drives end each request before they return.
 	atOnce bool
-	// store, clock and authority are in place of the partition, of the clock, and of what the manager gives, if they are
-	// set.
+	// store, clock and authority are in place of the partition, the clock, and what the manager gives, if they are set.
 	store            func(*partition.Partition) replicas.Store
 	clock, authority func() int64
 	// patience is that of Config; 0: testPatience.
@@ -379,16 +378,6 @@ func (g *rig) same(key []byte) {
 			g.t.Errorf("key %s at member %d: %s, at member 0: %s", key, i, got, want)
 		}
 	}
-}
-
-// put makes the host's Request a Put.
-func (h *host) put(key, value string) {
-	h.Request = replicas.Request{Key: crrsKey(key), Op: kvstore.Put, Value: []byte(value)}
-}
-
-// get makes it a read.
-func (h *host) get(key string) {
-	h.Request = replicas.Request{Kind: replicas.Read, Key: crrsKey(key), Value: make([]byte, 64)}
 }
 
 func (h *host) want(n *node, st nvme.Status, value string) {

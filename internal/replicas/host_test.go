@@ -2,6 +2,7 @@ package replicas_test
 
 import (
 	"jbofd/internal/crrs"
+	"jbofd/internal/kvstore"
 	"jbofd/internal/replicas"
 )
 
@@ -25,6 +26,16 @@ func (h *host) ask(n *node) {
 	b.Add(&h.Request)
 	n.r.Submit(&b)
 	<-h.done
+}
+
+// put makes the host's Request a Put.
+func (h *host) put(key, value string) {
+	h.Request = replicas.Request{Key: crrsKey(key), Op: kvstore.Put, Value: []byte(value)}
+}
+
+// get makes it a read.
+func (h *host) get(key string) {
+	h.Request = replicas.Request{Kind: replicas.Read, Key: crrsKey(key), Value: make([]byte, 64)}
 }
 
 func crrsKey(k string) (key crrs.Key) {
