@@ -115,7 +115,7 @@ func (q *burstRequest) Kick() {}
 func BenchmarkRanges(b *testing.B) {
 	for _, ranges := range []int{1, 128, 1024} {
 		b.Run(fmt.Sprint(ranges), func(b *testing.B) {
-			g, m := oneNode(b, ranges)
+			g, m := setup{ranges: ranges, atOnce: true}.oneNode(b)
 			g.nodes[0].r.SetState(m, m)
 			h := newHost()
 			keys := make([]crrs.Key, 4096)
