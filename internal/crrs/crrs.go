@@ -149,7 +149,8 @@ type Reply struct {
 type StoreOp struct {
 	// Slot is for Stored, or of a Get for Fetched.
 	Slot int32
-	// Tag is that of the Write of which the store decides. Its Reply has not been given before this turn.
+	// Tag is that of the Write of which the store decides, or of the Read. Its Reply has not been given before this
+	// turn.
 	Tag uint64
 	Op  Op
 	Key Key

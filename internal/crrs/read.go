@@ -60,7 +60,7 @@ func (r *Replica) mayRead() bool {
 func (r *Replica) fetch(i int32, out *Actions) {
 	q := r.reads.At(i)
 	q.state = readFetching
-	out.Stores = append(out.Stores, StoreOp{Slot: i, Op: Get, Key: q.Key, Value: q.Value, Payer: q.Payer})
+	out.Stores = append(out.Stores, StoreOp{Slot: i, Tag: q.Tag, Op: Get, Key: q.Key, Value: q.Value, Payer: q.Payer})
 }
 
 // ship asks the ChainTail.

@@ -84,8 +84,11 @@ func (r *Replica) takeReplies(why kvstore.Status, version uint64) {
 		p := &r.acts.Replies[i]
 		a := Reply{Tag: r.clients.At(int32(p.Tag)).tag, Status: p.Status, Version: p.Version, ValueLen: p.ValueLen,
 			Expires: p.Expires}
-		if p.Status == crrs.Refused {
+		switch p.Status {
+		case crrs.Refused:
 			a.Refusal, a.Version = why, version
+		case crrs.NotFound:
+			a.Refusal = why
 		}
 		r.replies = append(r.replies, a)
 		r.ended = append(r.ended, uint32(p.Tag))

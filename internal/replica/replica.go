@@ -86,6 +86,7 @@ type client struct {
 	cond kvstore.Condition
 	// version is the one that the condition is about.
 	version uint64
+	scan    *Scan
 }
 
 // asked is what a command to another node asks for.
@@ -110,15 +111,16 @@ const (
 	retryFullNS = 100e6
 )
 
-// Reply answers a Write or a Read.
+// Reply answers a Write, a Read or a Scan.
 type Reply struct {
 	Tag    uint64
 	Status crrs.Status
-	// Refusal is why the store has refused a write, with crrs.Refused.
+	// Refusal is why the store has refused a write, with crrs.Refused, or a Scan, with crrs.NotFound.
 	Refusal kvstore.Status
 	// Version is that of the write or of the value. With a Refusal it is the one that the store has told.
 	Version uint64
-	// ValueLen is the length of the value that a Read has found; as much as there was memory for is there.
+	// ValueLen is the length of the value that a Read has found; as much as there was memory for is there. Of a Scan it
+	// is that of the KVRange.
 	ValueLen int
 	// Expires is when that value expires, in unix seconds; 0: never.
 	Expires uint32

@@ -35,6 +35,7 @@ func (r *Replica) beginStores(out *Actions) {
 		switch s.Op {
 		case crrs.Get:
 			q.Op, q.Value = kvstore.Get, s.Value
+			r.scan(o)
 		case crrs.Put:
 			q.Op, q.Value = kvstore.Put, s.Value
 		case crrs.Delete:
@@ -63,6 +64,9 @@ func (r *Replica) Stored(p *kvstore.Reply) {
 	switch {
 	case o.ranged != nil:
 		r.ranged(i, p)
+		return
+	case o.req.Op == kvstore.Scan && p.Status != kvstore.NoMemory:
+		r.scanned(i, p)
 		return
 	case p.Status == kvstore.NoMemory:
 		r.tryLater(i, retryNS)

@@ -22,6 +22,8 @@ const (
 	Read
 	// Node is a command of another node.
 	Node
+	// Scan is a client's, of a part of one range.
+	Scan
 )
 
 // Sink is told when a Request is done. Its methods are called by whichever goroutine drives the Replicas: they hand the
@@ -37,8 +39,9 @@ type Sink interface {
 // ReplicaDone it belongs to the Replicas, as does the memory of Value.
 type Request struct {
 	Kind Kind
-	// Key is that of a Write or a Read.
-	Key crrs.Key
+	// Key is that of a Write or a Read, or the one behind which a Scan of Range begins.
+	Key   crrs.Key
+	Range kvstore.Range
 	// Op, Condition, Version, ID, Expires and Tombstone are those of a Write, as replica.Write has them, but for
 	// ExpiresIn: Expires is in seconds from now on; KeepSeconds is for how long the ID is kept.
 	Op          kvstore.Op
@@ -49,8 +52,8 @@ type Request struct {
 	ExpiresIn   bool
 	KeepSeconds uint32
 	Tombstone   bool
-	// Value is the value of a Write, which is copied; memory for that of a Read; or the data of a Node's command, in
-	// the direction of its opcode.
+	// Value is the value of a Write, which is copied; memory for that of a Read, or for what a Scan finds; or the data of
+	// a Node's command, in the direction of its opcode.
 	Value []byte
 	// SQE is the command of a Node, which is valid (nvme.KVReplicaSQE.Valid), Host the NQN under which it has come.
 	SQE  *nvme.SQE
@@ -74,6 +77,7 @@ type Request struct {
 	Bytes         int
 
 	node turn.Node[Request]
+	scan replica.Scan
 	// use counts the times that it was submitted, so that a late Abort does not concern the next use.
 	use atomic.Uint32
 	// m is the replica that has it, handle its place among the requests.
@@ -122,7 +126,7 @@ type abort struct {
 // may be committed later. Reads and other commands end soon anyway, and their memory is in use. From any goroutine,
 // also with locks held that Sinks take.
 func (g *Replicas) Abort(q *Request) {
-	if q.Kind != Read {
+	if q.Kind == Write || q.Kind == Node {
 		g.aborts.Put(abort{q, q.use.Load()})
 		g.driver.RunLater()
 	}
@@ -170,6 +174,8 @@ func (g *Replicas) begin(q *Request) {
 		q.Status = nvme.AbortedSQDeletion
 	case g.closed:
 		q.Status = nvme.NamespaceNotReady
+	case q.Kind == Scan && g.active != nil && g.active.RangeOf(g.scanFrom(q)) != g.active.RangeOf(q.Range.Last):
+		q.Status = nvme.InvalidField | nvme.DNR
 	case m == nil:
 		q.Status = nvme.KVWrongView
 	default:
@@ -194,6 +200,9 @@ func (g *Replicas) begin(q *Request) {
 		r.Write(&w)
 	case Read:
 		r.Read(q.Key, q.Value, q.Tenant, uint64(h))
+	case Scan:
+		q.scan = replica.Scan{Range: q.Range, Key: q.Key, Value: q.Value, Tenant: q.Tenant, Tag: uint64(h)}
+		r.Scan(&q.scan)
 	default:
 		r.Receive(from, uint64(h), q.SQE, q.Value, q.Tenant)
 	}
@@ -204,6 +213,9 @@ func (g *Replicas) find(q *Request) (m *member, from crrs.Peer) {
 	if g.active == nil {
 		return nil, crrs.NoPeer
 	}
+	if q.Kind == Scan {
+		return g.ranges[g.active.RangeOf(g.scanFrom(q))], crrs.NoPeer
+	}
 	if q.Kind != Node {
 		key := q.Key.Bytes[:q.Key.Len]
 		return g.ranges[g.active.RangeOf(replica.Position(g.cfg.Store.HashSeed(), key))], crrs.NoPeer
@@ -213,6 +225,14 @@ func (g *Replicas) find(q *Request) (m *member, from crrs.Peer) {
 		return nil, crrs.NoPeer
 	}
 	return g.ranges[number], g.peerOf(q.Host, number)
+}
+
+// scanFrom is the position at which a Scan begins.
+func (g *Replicas) scanFrom(q *Request) uint64 {
+	if q.Range.FromKey {
+		return replica.Position(g.cfg.Store.HashSeed(), q.Key.Bytes[:q.Key.Len])
+	}
+	return q.Range.From
 }
 
 // respond ends the command of another node.
@@ -236,7 +256,7 @@ func (g *Replicas) respond(a *replica.Response) {
 	g.end(uint32(a.Handle), a.Status, a.Result)
 }
 
-// reply ends a client's Write or Read.
+// reply ends a client's Write, Read or Scan.
 //
 // hot: 0 allocs
 func (g *Replicas) reply(m *member, p *replica.Reply) {
@@ -246,7 +266,12 @@ func (g *Replicas) reply(m *member, p *replica.Reply) {
 		return
 	}
 	st, result := status(p)
-	if st.OK() && q.Kind == Read {
+	if q.Kind == Scan && p.Status == crrs.NotFound {
+		if st = nvme.NamespaceNotReady; p.Refusal == kvstore.InvalidValue {
+			st = nvme.InvalidField | nvme.DNR
+		}
+	}
+	if st.OK() && q.Kind != Write {
 		q.ObjectVersion, q.ObjectExpires, q.ValueLen = p.Version, p.Expires, p.ValueLen
 		q.Bytes = min(p.ValueLen, len(q.Value))
 	}

@@ -1,6 +1,6 @@
 // Package replicated executes commands for the keys and values of partitions that are replicated: it makes
-// replicas.Requests of them. Those of clients are Store, Retrieve, Delete and Exist, plain and extended; those of other
-// nodes are the messages of replication (docs/wire-extensions.md).
+// replicas.Requests of them. Those of clients are Store, Retrieve, Delete and Exist, plain and extended, and Scan; those of
+// other nodes are the messages of replication (docs/wire-extensions.md).
 //
 //	Command ──> memory ──> Batch ──> replicas.Replicas ──> crrs, kvstore
 //	   ^                                     │
@@ -9,8 +9,8 @@
 // A Retrieve gets a buffer for what is probably the length of its value, for hosts have buffers for the longest one. If
 // that is too short it reads the value again.
 //
-// Lists, and commands for ranges of the hash space, are refused: a partition has only some of the ranges of the
-// cluster, and what one of them says of its keys is not what the cluster has.
+// Of the commands for ranges of the hash space there is Scan, for a part of one range of the cluster. The others, and
+// List, are refused: a partition has only some of the ranges, and what it says of its keys is not what the cluster has.
 package replicated
 
 import (
@@ -90,17 +90,21 @@ const (
 	opMark
 	opShip
 	opFill
+	opScan
 	opOther
 )
 
 var ops = []string{opRetrieve: "retrieve", opStore: "store", opDelete: "delete", opExist: "exist",
-	opForward: "forward", opMark: "mark", opShip: "ship", opFill: "fill", opOther: "other"}
+	opForward: "forward", opMark: "mark", opShip: "ship", opFill: "fill", opScan: "scan", opOther: "other"}
 
 // Ops implements executor.Executor.
 func (e *Executor) Ops() []string { return ops }
 
 // firstRead is how much of a value a Retrieve reads at least, if its host wants as much.
 const firstRead = 4 << 10
+
+// scanLooks is how many segments a Scan reads at most, so that it is short whatever its range is. Its host continues it.
+const scanLooks = 1024
 
 // command is the Request of a slot.
 type command struct {
@@ -165,6 +169,9 @@ func (k *command) ReplicaDone(*replicas.Request) (kick bool) {
 		}
 	case k.Exists():
 		c.Result = 0
+	case k.Kind == replicas.Scan:
+		c.Result, c.AnswerBytes = uint64(k.ValueLen), k.Bytes
+		c.Access, c.Bytes = executor.AccessRead, int64(k.Bytes)
 	default:
 		return k.retrieved()
 	}
@@ -267,6 +274,7 @@ func (b *batch) Begin(c *executor.Command) {
 func (k *command) forget() {
 	k.Value, k.wanted, k.head, k.wide = nil, 0, 0, false
 	k.Op, k.Condition, k.Version, k.ID = kvstore.Put, kvstore.Always, 0, kvstore.Identity{}
+	k.Range = kvstore.Range{}
 	k.Expires, k.ExpiresIn, k.KeepSeconds, k.Tombstone = 0, false, 0, false
 	k.wait.Begin()
 }
@@ -300,6 +308,12 @@ func (k *command) take() (bytes int, known bool) {
 		bytes = k.head + min(k.wanted, firstRead-nvme.KVReadHeaderSize)
 	case nvme.CmdKVExist:
 		k.Kind, c.Op = replicas.Read, opExist
+	case nvme.CmdKVScan:
+		k.Kind, c.Op = replicas.Scan, opScan
+		q := c.SQE.KVRange()
+		k.Range = kvstore.Range{First: q.First(), From: q.First(), Last: q.Last(), Looks: scanLooks,
+			FromKey: q.KeyLen() > 0}
+		bytes = int(p.AnswerBytes)
 	case nvme.CmdKVForward, nvme.CmdKVDurable, nvme.CmdKVSync, nvme.CmdKVShip, nvme.CmdKVCompare, nvme.CmdKVFetch:
 		k.Kind, c.Op = replicas.Node, nodeOp(c.SQE.Opcode())
 		return int(max(p.ToController, p.AnswerBytes)), true
@@ -332,7 +346,7 @@ func (b *batch) begin(k *command) {
 		if !c.Buf.IsZero() {
 			k.Value = c.Buf.B[k.head:min(len(c.Buf.B), k.head+k.wanted)]
 		}
-	case k.Kind == replicas.Node:
+	case k.Kind == replicas.Node, k.Kind == replicas.Scan:
 		k.Value = c.Buf.B[:max(p.ToController, p.AnswerBytes)]
 	default:
 		k.Value = c.Buf.B[:p.ToController]
