@@ -90,7 +90,9 @@ type testNode struct {
 	epochs []uint32
 	script script
 	held   []*executor.Command
-	seen   map[uint8]int
+	// damaged: the node says of each part of a range that something is lost.
+	damaged bool
+	seen    map[uint8]int
 }
 
 func newRig(t testing.TB, nodes, copies int) *rig {
@@ -404,6 +406,10 @@ func (b *testBatch) Submit() { b.notices.Send() }
 
 // carryOut carries out a command. rig.mu is held.
 func (n *testNode) carryOut(c *executor.Command) {
+	if c.SQE.Opcode() == nvme.CmdKVScan {
+		n.scan(c)
+		return
+	}
 	g, k := n.g, c.SQE.KV()
 	var buf [nvme.MaxKVKey]byte
 	key := k.Key(&buf)

@@ -31,6 +31,9 @@ func (l *load) runStore(s *store.Store) {
 	rng := rand.New(rand.NewPCG(rand.Uint64(), rand.Uint64()))
 	buf := make([]byte, maxValue)
 	for !l.over.Load() {
+		if rng.IntN(500) == 0 {
+			l.list(s)
+		}
 		k := rng.IntN(keys)
 		o := linear.Operation{Begin: now()}
 		if rng.IntN(2) == 0 || l.readOnly.Load() {
@@ -61,6 +64,30 @@ func (l *load) runStore(s *store.Store) {
 		default:
 			l.t.Errorf("writing key %d: %v", k, err)
 			return
+		}
+	}
+}
+
+// list lists the keys. Those that were written before are there once, as nothing is deleted.
+func (l *load) list(s *store.Store) {
+	l.mu.Lock()
+	before := l.written
+	l.mu.Unlock()
+	seen := map[string]int{}
+	for k, err := range s.Keys(context.Background()) {
+		var lost *kv.LostError
+		switch {
+		case errors.As(err, &lost), errors.Is(err, store.ErrUnavailable):
+			return
+		case err != nil:
+			l.t.Errorf("listing: %v", err)
+			return
+		}
+		seen[string(k)]++
+	}
+	for k, at := range before {
+		if n := seen[string(key(k))]; n != 1 && (n > 1 || !at.IsZero()) {
+			l.t.Errorf("key %d is listed %d times", k, n)
 		}
 	}
 }

@@ -313,6 +313,9 @@ func (k *command) take() (bytes int, known bool) {
 		q := c.SQE.KVRange()
 		k.Range = kvstore.Range{First: q.First(), From: q.First(), Last: q.Last(), Looks: scanLooks,
 			FromKey: q.KeyLen() > 0}
+		if q.KeyLen() == 0 {
+			k.Range.Unix = q.Time()
+		}
 		bytes = int(p.AnswerBytes)
 	case nvme.CmdKVForward, nvme.CmdKVDurable, nvme.CmdKVSync, nvme.CmdKVShip, nvme.CmdKVCompare, nvme.CmdKVFetch:
 		k.Kind, c.Op = replicas.Node, nodeOp(c.SQE.Opcode())
