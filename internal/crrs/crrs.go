@@ -127,6 +127,8 @@ type Write struct {
 
 // Read is a client's read.
 type Read struct {
+	// Key may be empty: then the Get is about something else than a key, and whatever this replica's store says of it
+	// is the answer.
 	Key   Key
 	Payer uint32
 	// Value is memory for the value. It belongs to the replica until the Reply.

@@ -78,27 +78,24 @@ func TestAListHasWhatIsThereAllTheTime(t *testing.T) {
 	g.full(20 * time.Second)
 	h := newHost()
 	const stay = 300
-	write := func(h *host, r replicas.Request) {
+	write := func(h *host, op kvstore.Op, key string) {
 		t.Helper()
-		for end := time.Now().Add(20 * time.Second); ; {
-			h.Request = r
-			h.ID = kvstore.Identity{Client: 7, Seq: uint64(rand.Uint32()) + 1}
-			h.KeepSeconds = 60
-			h.ask(g.chain(r.Key.Bytes[:r.Key.Len])[0])
-			if h.Status.OK() {
-				return
+		h.put(key, "v")
+		for end := time.Now().Add(20 * time.Second); ; time.Sleep(time.Millisecond) {
+			h.Op = op
+			if chain := g.chain([]byte(key)); len(chain) > 0 && chain[0].alive.Load() {
+				if h.ask(chain[0]); h.Status.OK() {
+					return
+				}
 			}
 			if time.Now().After(end) {
 				t.Errorf("a write ends with %v", h.Status)
 				return
 			}
-			time.Sleep(time.Millisecond)
 		}
 	}
-	put := func(h *host, key string) {
-		write(h, replicas.Request{Key: crrsKey(key), Op: kvstore.Put, Value: []byte("v")})
-	}
-	remove := func(h *host, key string) { write(h, replicas.Request{Key: crrsKey(key), Op: kvstore.Delete}) }
+	put := func(h *host, key string) { write(h, kvstore.Put, key) }
+	remove := func(h *host, key string) { write(h, kvstore.Delete, key) }
 	for i := range stay {
 		put(h, fmt.Sprint("stay", i))
 		if i%3 == 0 {
