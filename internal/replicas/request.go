@@ -52,8 +52,8 @@ type Request struct {
 	ExpiresIn   bool
 	KeepSeconds uint32
 	Tombstone   bool
-	// Value is the value of a Write, which is copied; memory for that of a Read, or for what a Scan finds; or the data of
-	// a Node's command, in the direction of its opcode.
+	// Value is the value of a Write, which is copied; memory for that of a Read, or for what a Scan finds; or the data
+	// of a Node's command, in the direction of its opcode.
 	Value []byte
 	// SQE is the command of a Node, which is valid (nvme.KVReplicaSQE.Valid), Host the NQN under which it has come.
 	SQE  *nvme.SQE

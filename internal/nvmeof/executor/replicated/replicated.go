@@ -1,6 +1,6 @@
 // Package replicated executes commands for the keys and values of partitions that are replicated: it makes
-// replicas.Requests of them. Those of clients are Store, Retrieve, Delete and Exist, plain and extended, and Scan; those of
-// other nodes are the messages of replication (docs/wire-extensions.md).
+// replicas.Requests of them. Those of clients are Store, Retrieve, Delete and Exist, plain and extended, and Scan; those
+// of other nodes are the messages of replication (docs/wire-extensions.md).
 //
 //	Command ──> memory ──> Batch ──> replicas.Replicas ──> crrs, kvstore
 //	   ^                                     │
@@ -103,7 +103,7 @@ func (e *Executor) Ops() []string { return ops }
 // firstRead is how much of a value a Retrieve reads at least, if its host wants as much.
 const firstRead = 4 << 10
 
-// scanLooks is how many segments a Scan reads at most, so that it is short whatever its range is. Its host continues it.
+// scanLooks is how many segments a Scan reads at most, so that it is short whatever its range is. Its host continues.
 const scanLooks = 1024
 
 // command is the Request of a slot.
