@@ -31,7 +31,7 @@ func (l *load) runStore(s *store.Store) {
 	rng := rand.New(rand.NewPCG(rand.Uint64(), rand.Uint64()))
 	buf := make([]byte, maxValue)
 	for !l.over.Load() {
-		if rng.IntN(500) == 0 {
+		if rng.IntN(200) == 0 {
 			l.list(s)
 		}
 		k := rng.IntN(keys)

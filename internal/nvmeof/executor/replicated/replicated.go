@@ -1,6 +1,6 @@
 // Package replicated executes commands for the keys and values of partitions that are replicated: it makes
-// replicas.Requests of them. Those of clients are Store, Retrieve, Delete and Exist, plain and extended, and Scan; those
-// of other nodes are the messages of replication (docs/wire-extensions.md).
+// replicas.Requests of them. Those of clients are Store, Retrieve, Delete and Exist, plain and extended, and Scan;
+// those of other nodes are the messages of replication (docs/wire-extensions.md).
 //
 //	Command ──> memory ──> Batch ──> replicas.Replicas ──> crrs, kvstore
 //	   ^                                     │
