@@ -1,6 +1,9 @@
 package crrs
 
-import "testing"
+import (
+	"slices"
+	"testing"
+)
 
 // TestAuthorityIsLookedAtBehindTheFetch lets the authority of a replica end while its store fetches a value.
 func TestAuthorityIsLookedAtBehindTheFetch(t *testing.T) {
@@ -150,5 +153,37 @@ func TestALateAnswerIsForNobody(t *testing.T) {
 	r.Receive(7, &Message{Kind: Answer, Epoch: 1, Tag: second}, &out)
 	if len(out.Replies) != 1 || out.Replies[0].Tag != 2 {
 		t.Errorf("%+v", out.Replies)
+	}
+}
+
+// TestQueuedWritesOfAKeyKeepTheirOrder while the window is full and another key's write begins before them: a retry
+// must not come before the first try, which would be done once more behind it.
+func TestQueuedWritesOfAKeyKeepTheirOrder(t *testing.T) {
+	var out Actions
+	r := New(Config{Window: 4, Reads: 1, Parts: 1, Bits: 64})
+	r.SetRole(Role{Epoch: 1, Member: true, Since: 1, Predecessor: NoPeer, Successor: 7, ChainTail: 7}, &out)
+	r.Extend(1 << 60)
+	r.Advance(1)
+	write := func(key byte, w Write) {
+		w.Op, w.Key = Put, Key{Bytes: [16]byte{key}, Len: 1}
+		r.Write(w, &out)
+	}
+	write('a', Write{Tag: 1, Conditional: true})
+	for tag, key := range []byte{2: 'b', 'b', 'b', 'a', 'c', 'a'} {
+		if tag >= 2 {
+			write(key, Write{Tag: uint64(tag)})
+		}
+	}
+	versions := map[uint64]uint64{}
+	for len(versions) < 7 && len(out.Stores) > 0 {
+		n := min(1, len(out.Stores)-1) // the conditional one is last
+		s := out.Stores[n]
+		versions[s.Tag] = s.Version
+		out.Stores = slices.Delete(out.Stores, n, n+1)
+		r.Stored(s.Slot, Done, s.Version, &out)
+		r.Receive(7, &Message{Kind: Ack, Epoch: 1, Seq: r.applied}, &out)
+	}
+	if v := versions; len(v) != 7 || v[6] > v[5] || v[5] > v[7] {
+		t.Errorf("writes get the versions %v", versions)
 	}
 }

@@ -39,10 +39,13 @@ func (r *Replica) mayOrder() bool { return r.seq-r.committed+r.deciding < uint64
 // of its key before it are in the store, and those behind it wait until it is decided: otherwise its condition would be
 // judged by another value than the one before it in the order of versions.
 func (r *Replica) startQueued(out *Actions) {
-	for n := r.queued.N; n > 0 && r.mayOrder(); n-- {
+	if !r.mayOrder() {
+		return
+	}
+	for n := r.queued.N; n > 0; n-- { // always all of them, so that they keep their order
 		i := r.writes.Links.Pop(&r.queued)
 		w := r.writes.At(i)
-		if r.isQueued(w.Key, n-1) || r.blocked(w) {
+		if !r.mayOrder() || r.isQueued(w.Key, n-1) || r.blocked(w) {
 			r.writes.Links.Push(&r.queued, i)
 			continue
 		}
