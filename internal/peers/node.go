@@ -34,6 +34,8 @@ type node struct {
 	keep atomic.Uint32
 	// tick counts quarters of Config.Timeout while the node is connected.
 	tick atomic.Uint32
+	// heardNS is when the node has answered a command last.
+	heardNS atomic.Int64
 	// asked has a value when the node's goroutine has something to look at: another view, or namespaces.
 	asked chan struct{}
 	// looks: the namespaces are to be looked up. changed: they are, because the node says that they have changed. more:
@@ -307,11 +309,15 @@ func (n *node) attempt(mayCut bool) (a *association, cutShort bool, err error) {
 }
 
 // silent is how long a node has not answered when its connection ends for that reason.
+//
+// The Keep Alive that got no answer was sent KATO ago, and the last answer may be half of that older. Commands are
+// answered more often, if there are any.
 func (n *node) silent(err error) time.Duration {
-	if errors.Is(err, client.ErrTimeout) || errors.Is(err, syscall.ETIMEDOUT) {
-		return n.p.cfg.KATO
+	if errors.Is(err, errUnanswered) || !errors.Is(err, client.ErrTimeout) && !errors.Is(err, syscall.ETIMEDOUT) {
+		return 0
 	}
-	return 0
+	kato, now := n.p.cfg.KATO, n.queues[0].driver.Now()
+	return min(max(time.Duration(now-n.heardNS.Load()), kato), kato+kato/2)
 }
 
 // errUnwanted ends the connection to a node that is not in the view.

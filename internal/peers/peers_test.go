@@ -456,8 +456,8 @@ func TestASilentNodeIsGivenUp(t *testing.T) {
 		if c := r.sink.await(t, 1)[0]; !c.Lost {
 			t.Errorf("a command to a silent node: %v", c.Status)
 		}
-		if silent := <-r.lost; silent != 2*time.Second {
-			t.Errorf("the node was silent for %v, want KATO", silent)
+		if silent := <-r.lost; silent < 2*time.Second || silent > 3*time.Second {
+			t.Errorf("the node was silent for %v, want KATO, or half of that longer", silent)
 		}
 		b.board.release()
 		b.freeze(false)

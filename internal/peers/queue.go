@@ -243,6 +243,9 @@ func (q *queue) after() { // hot: 0 allocs
 // complete ends commands.
 func (q *queue) complete(comps []client.Completion) { // hot: 0 allocs
 	q.progress = q.node.tick.Load()
+	if len(comps) > 0 {
+		q.node.heardNS.Store(q.driver.Now())
+	}
 	for i := range comps {
 		m := &comps[i]
 		c := q.put(m.Tag)
