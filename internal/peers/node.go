@@ -34,7 +34,7 @@ type node struct {
 	keep atomic.Uint32
 	// tick counts quarters of Config.Timeout while the node is connected.
 	tick atomic.Uint32
-	// heardNS is when the node has answered a command last.
+	// heardNS is when the node has answered a command last, or was connected.
 	heardNS atomic.Int64
 	// asked has a value when the node's goroutine has something to look at: another view, or namespaces.
 	asked chan struct{}
@@ -310,14 +310,32 @@ func (n *node) attempt(mayCut bool) (a *association, cutShort bool, err error) {
 
 // silent is how long a node has not answered when its connection ends for that reason.
 //
-// The Keep Alive that got no answer was sent KATO ago, and the last answer may be half of that older. Commands are
-// answered more often, if there are any.
+// If a Keep Alive got no answer, it was sent KATO ago, and the last answer may be half of that older. A node that hears
+// this one no more ends the connection by itself, and says so if the other direction works: then the silence is as long
+// as commands have waited. Without any there is nothing to tell that from the end of the node's process.
 func (n *node) silent(err error) time.Duration {
-	if errors.Is(err, errUnanswered) || !errors.Is(err, client.ErrTimeout) && !errors.Is(err, syscall.ETIMEDOUT) {
-		return 0
+	if errors.Is(err, errUnanswered) {
+		return 0 // it answers others
 	}
-	kato, now := n.p.cfg.KATO, n.queues[0].driver.Now()
-	return min(max(time.Duration(now-n.heardNS.Load()), kato), kato+kato/2)
+	kato, heard := n.p.cfg.KATO, time.Duration(n.queues[0].driver.Now()-n.heardNS.Load())
+	switch {
+	case errors.Is(err, client.ErrTimeout), errors.Is(err, syscall.ETIMEDOUT):
+		return min(max(heard, kato), kato+kato/2)
+	case n.owes():
+		return min(heard, kato+kato/2)
+	}
+	return 0
+}
+
+// owes reports whether the node had answers to give when the connection ended.
+func (n *node) owes() (owes bool) {
+	for i := range n.queues {
+		q := &n.queues[i]
+		q.driver.Lock()
+		owes = owes || len(q.free) < len(q.sent)
+		q.driver.Unlock()
+	}
+	return owes
 }
 
 // errUnwanted ends the connection to a node that is not in the view.
@@ -454,6 +472,7 @@ func (n *node) serve(a *association) error {
 	default:
 	}
 	n.more.Store(false) // Connected is called anyway
+	n.heardNS.Store(n.queues[0].driver.Now())
 	for i, qp := range a.qpairs {
 		if qp != nil {
 			a.links[i] = n.queues[i].up(qp)
