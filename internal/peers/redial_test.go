@@ -119,7 +119,7 @@ func TestANodeThatAnswersNoCommandsIsLeftAlone(t *testing.T) {
 	})
 }
 
-// TestANodeThatOwesAnAnswerWasSilent when it ends the connection, since its last answer, and one that owes none was not.
+// TestANodeThatOwesAnAnswerWasSilent when it ends the connection, since its last answer; one that owes none was not.
 func TestANodeThatOwesAnAnswerWasSilent(t *testing.T) {
 	overEach(t, func(t *testing.T, w *world) {
 		b := w.box(t, "b", 1)
