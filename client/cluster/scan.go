@@ -110,6 +110,12 @@ type scan struct {
 func (c *scan) part(from nvme.KVCursor, last uint64) (nvme.KVRange, error) {
 	s := c.s
 	for begun, pause := s.now(), minPause; ; pause = min(2*pause, maxPause) {
+		switch err := c.ctx.Err(); {
+		case s.ctx.Err() != nil:
+			return nil, client.ErrClosed
+		case err != nil:
+			return nil, fmt.Errorf("%w: %w", ErrUnavailable, err)
+		}
 		m := s.current.Load()
 		all := m.chainOf(from.Position).members
 		lost, first := nvme.KVRange(nil), rand.N(len(all)+1)
@@ -129,13 +135,9 @@ func (c *scan) part(from nvme.KVCursor, last uint64) (nvme.KVRange, error) {
 			}
 			c.latest = err
 		}
-		switch err := c.ctx.Err(); {
+		switch {
 		case asked > 0 && asked == len(all):
 			return lost, nil
-		case err != nil:
-			return nil, fmt.Errorf("%w: %w", ErrUnavailable, err)
-		case s.ctx.Err() != nil:
-			return nil, client.ErrClosed
 		case len(all) == 0:
 			c.latest = errNotServed
 		}
