@@ -60,7 +60,10 @@ soak: ## the long runs of the random tests, with new seeds: three hours or more 
 	$(GO) test -count=1 -timeout 6h -v -run "$(SOAK)" ./internal/kvstore -args -long
 	$(GO) test -count=1 -timeout 6h -v -run "$(SOAK)" ./internal/nvmeof/rdma/serve -args -chaos-seeds 100 -chaos-faults 100
 	$(GO) test -count=1 -timeout 6h -v -run "$(SOAK)" ./internal/lab/node -args -lab.seeds 50000
-	$(GO) test -count=1 -timeout 6h -v -run "$(SOAK)" ./internal/crrs -args -runs 20000
+	$(GO) test -count=1 -timeout 6h -v -run "$(SOAK)" ./internal/crrs -args -runs 60000
+	$(GO) test -count=1 -timeout 6h -v -run "$(SOAK)" ./internal/replica -args -runs 5000
+	$(GO) test -count=1 -timeout 6h -v -run "$(SOAK)" ./internal/cluster -args -runs 20000
+	$(GO) test -count=1 -timeout 6h -v -run "$(SOAK)" ./internal/cluster/view -args -runs 30000
 	$(GO) test -count=1 -timeout 6h -v -run "$(SOAK)" ./test/cluster -args -long 10000000
 	test/fuzz.sh 1000000x '$(SOAK)'
 

@@ -6,14 +6,23 @@ import (
 	"testing"
 
 	"jbofd/internal/cluster/view"
+	"jbofd/internal/invariants"
 	"jbofd/internal/lab"
 )
 
 var (
 	seedFlag  = flag.Uint64("seed", 0, "seed of the random histories; 0: a new one")
-	runsFlag  = flag.Uint64("runs", 12, "number of random histories")
+	runsFlag  = flag.Uint64("runs", runs(), "number of random histories")
 	traceFlag = flag.Bool("trace", false, "print what happens")
 )
+
+// runs is how many histories there are unless -runs says so: most where each invariant is checked.
+func runs() uint64 {
+	if invariants.Enabled {
+		return 200
+	}
+	return 12
+}
 
 // TestRandomHistories disturbs clusters of one to five nodes, and checks that authority excludes each other, that
 // epochs grow by one, and that everybody serves in the end.

@@ -10,11 +10,12 @@ import (
 	"testing"
 
 	"jbofd/internal/crrs/linear"
+	"jbofd/internal/invariants"
 )
 
 var (
 	seedFlag = flag.Uint64("seed", 0, "seed of the random histories; 0: a new one")
-	runsFlag = flag.Uint64("runs", 200, "number of random histories")
+	runsFlag = flag.Uint64("runs", runs(), "number of random histories")
 	traceSim = flag.Bool("trace", false, "print what happens")
 )
 
@@ -566,6 +567,14 @@ func (s *sim) until(end int64) {
 		e.do()
 	}
 	s.now = end
+}
+
+// runs is how many histories there are unless -runs says so: most where each invariant is checked.
+func runs() uint64 {
+	if invariants.Enabled {
+		return 1200
+	}
+	return 200
 }
 
 // TestHistoriesAreLinearizable runs chains under faults and looks at what clients have seen.

@@ -5,9 +5,22 @@ import (
 	"math/rand/v2"
 	"slices"
 	"testing"
+
+	"jbofd/internal/invariants"
 )
 
-var seedFlag = flag.Uint64("seed", 0, "seed of the random histories; 0: a new one")
+var (
+	seedFlag = flag.Uint64("seed", 0, "seed of the random histories; 0: a new one")
+	runsFlag = flag.Uint64("runs", runs(), "number of random histories")
+)
+
+// runs is how many histories there are unless -runs says so: most where each invariant is checked.
+func runs() uint64 {
+	if invariants.Enabled {
+		return 3200
+	}
+	return 60
+}
 
 // TestRandomHistories lets nodes die, come back and lose their data, while ranges are filled at random speed. At every
 // epoch the view is valid, and what a range has acknowledged is held by every member that serves.
@@ -17,7 +30,7 @@ func TestRandomHistories(t *testing.T) {
 		seed = rand.Uint64()
 	}
 	t.Logf("-seed %d", seed)
-	for run := range uint64(60) {
+	for run := range *runsFlag {
 		history(t, rand.New(rand.NewPCG(seed, run)))
 	}
 }
