@@ -24,7 +24,8 @@ func secureEtcd(t *testing.T, ca *certs.CA, user, password string) *etcdproc.Ser
 	ip, _, _ := net.SplitHostPort(host)
 	cert, key := ca.Issue(ip)
 	s := etcdproc.Start(t, etcdproc.Options{Host: host, Cert: cert, Key: key, CA: ca.File})
-	cli, err := clientv3.New(clientv3.Config{Endpoints: []string{s.URL}, TLS: ca.Config("client"), Logger: zap.NewNop()})
+	cli, err := clientv3.New(clientv3.Config{Endpoints: []string{s.URL}, TLS: ca.Config("client"),
+		Logger: zap.NewNop()})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -72,8 +73,9 @@ func TestNodesWithCertificatesAndAPassword(t *testing.T) {
 			t.Fatal(err)
 		}
 		plain := fmt.Sprintf("etcd: {endpoints: [%q]}\n", etcd.URL)
-		secure := strings.Replace(w.text, plain, fmt.Sprintf("etcd: {endpoints: [%q], username: jbofd, password_file: %q, "+
-			"%s}\n  %s\n", etcd.URL, password, section("client"), section(fmt.Sprint("n", i+1))), 1)
+		secure := strings.Replace(w.text, plain, fmt.Sprintf(
+			"etcd: {endpoints: [%q], username: jbofd, password_file: %q, %s}\n  %s\n", etcd.URL, password,
+			section("client"), section(fmt.Sprint("n", i+1))), 1)
 		if secure == w.text {
 			t.Fatal("the configuration has no section of etcd")
 		}
