@@ -185,9 +185,11 @@ func TestEveryKeyHasAComment(t *testing.T) {
 
 func TestTheExampleConfigurationsAreValid(t *testing.T) {
 	files, err := filepath.Glob("../../configs/*.yaml")
-	if err != nil || len(files) < 3 {
-		t.Fatalf("%d examples, %v", len(files), err)
+	clusters, err2 := filepath.Glob("../../deploy/cluster/*.yaml")
+	if err != nil || err2 != nil || len(files) < 3 || len(clusters) < 2 {
+		t.Fatalf("%d and %d examples, %v, %v", len(files), len(clusters), err, err2)
 	}
+	files = append(files, clusters...)
 	for _, f := range files {
 		data, err := os.ReadFile(f)
 		if err != nil {

@@ -1,0 +1,192 @@
+package replicas_test
+
+import (
+	"fmt"
+	"testing"
+	"time"
+
+	"jbofd/internal/cluster/view"
+	"jbofd/internal/nvme"
+)
+
+// ledger writes keys one after the other and knows what was acknowledged.
+type ledger struct {
+	g    *rig
+	seq  uint64
+	have map[string]string
+}
+
+// write puts a value of each of some keys.
+func (l *ledger) write() {
+	for i := range 24 {
+		key := fmt.Sprint("key", i)
+		l.seq++
+		value := fmt.Sprint("value", l.seq)
+		l.g.putSoon(key, value, l.seq)
+		l.have[key] = value
+	}
+}
+
+// await writes until something is so.
+func (l *ledger) await(what string, ok func() bool) {
+	l.g.t.Helper()
+	for end := time.Now().Add(20 * time.Second); !ok(); l.write() {
+		if time.Now().After(end) {
+			l.g.t.Fatalf("not within 20 s: %s", what)
+		}
+	}
+}
+
+// settled waits until all ranges are full, and looks whether each member has what was acknowledged.
+func (l *ledger) settled() {
+	l.g.t.Helper()
+	l.write()
+	l.g.full(20 * time.Second)
+	h := newHost()
+	for key, value := range l.have {
+		for _, n := range l.g.chain([]byte(key)) {
+			h.get(key)
+			h.want(n, nvme.Success, value)
+		}
+	}
+}
+
+// holds counts the ranges in whose chain a node is, in any state or in one of some.
+func (g *rig) holds(n *node, states ...view.State) (count int) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	for _, c := range g.view.Chains {
+		for _, m := range c {
+			is := len(states) == 0
+			for _, s := range states {
+				is = is || m.State == s
+			}
+			if int(m.Partition) == n.id && is {
+				count++
+			}
+		}
+	}
+	return count
+}
+
+// setOut decides which nodes are to have no ranges.
+func (g *rig) setOut(out ...int) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	nodes := append([]view.Node{}, g.view.Nodes...)
+	for i := range nodes {
+		nodes[i].Out = false
+	}
+	for _, i := range out {
+		nodes[i].Out = true
+	}
+	v := *g.view
+	v.Nodes = nodes
+	g.view = &v
+}
+
+// TestEventsOfAChain has one of everything that happens to a chain, while keys are written. Each write is acknowledged
+// within a bound, no command of an operator is needed, and in the end all copies are there and equal. The table in
+// docs/cluster.md says what is done about each.
+func TestEventsOfAChain(t *testing.T) {
+	fail := func(place int) func(l *ledger) {
+		return func(l *ledger) {
+			n := l.g.chain([]byte("key0"))[place]
+			n.setAlive(false)
+			l.await("the chain goes on without it", func() bool { return len(l.g.chain([]byte("key0"))) == 2 })
+			n.setAlive(true)
+		}
+	}
+	for name, c := range map[string]struct {
+		nodes int
+		do    func(l *ledger)
+	}{
+		"the ChainHead fails": {3, fail(0)},
+		"a middle one fails":  {3, fail(1)},
+		"the ChainTail fails": {3, fail(2)},
+		"two fail, one after the other": {5, func(l *ledger) {
+			g := l.g
+			g.nodes[4].setAlive(false)
+			g.setOut(4)
+			l.await("others are filled in its place", func() bool { return g.filling() > 0 })
+			g.nodes[3].setAlive(false)
+			g.setOut(3, 4)
+			l.settled()
+			g.nodes[3].setAlive(true)
+			g.nodes[4].setAlive(true)
+			g.setOut()
+		}},
+		"who copies fails": {4, func(l *ledger) {
+			g := l.g
+			g.setOut(3)
+			l.settled()
+			g.setOut()
+			l.await("the node is filled", func() bool { return g.copier() != nil })
+			if n := g.copier(); n != nil {
+				n.setAlive(false)
+				l.write()
+				n.setAlive(true)
+			}
+		}},
+		"a node joins while another one leaves": {4, func(l *ledger) {
+			g := l.g
+			g.setOut(3)
+			l.settled()
+			g.setOut(0)
+			l.await("the one that leaves has nothing", func() bool { return g.holds(g.nodes[0]) == 0 })
+			if g.holds(g.nodes[3]) == 0 {
+				g.t.Error("the one that joins has nothing")
+			}
+			g.setOut()
+		}},
+		"the one that joins changes its mind": {4, func(l *ledger) {
+			g := l.g
+			g.setOut(3)
+			l.settled()
+			g.setOut()
+			l.await("the node is filled", func() bool { return g.holds(g.nodes[3], view.Filling) > 0 })
+			g.setOut(3)
+			l.await("it has nothing", func() bool { return g.holds(g.nodes[3]) == 0 })
+		}},
+		"all fail together": {3, func(l *ledger) {
+			for _, n := range l.g.nodes {
+				n.setAlive(false)
+			}
+			time.Sleep(30 * time.Millisecond) // some views
+			for _, n := range l.g.nodes {
+				n.setAlive(true)
+			}
+		}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			l := &ledger{g: newRig(t, c.nodes, 3), have: map[string]string{}}
+			l.g.full(20 * time.Second)
+			l.write()
+			c.do(l)
+			l.settled()
+		})
+	}
+}
+
+// filling counts the members that are filled.
+func (g *rig) filling() (n int) {
+	for _, node := range g.nodes {
+		n += g.holds(node, view.Filling)
+	}
+	return n
+}
+
+// copier returns a node that fills another one; nil: there is none.
+func (g *rig) copier() *node {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	for _, c := range g.view.Chains {
+		for i := 1; i < len(c); i++ {
+			if c[i].State == view.Filling && c[i-1].State <= view.Leaving {
+				return g.nodes[c[i-1].Partition]
+			}
+		}
+	}
+	return nil
+}
