@@ -49,8 +49,9 @@ type Replica struct {
 	// predecessor has not forwarded them yet in this epoch, or the store decides of them. queued have not begun.
 	ring              []int32
 	unordered, queued list.List
-	// dirty has the heads of chains of writes that are not committed, by hash of the key.
+	// dirty has the heads of chains of writes that are not committed, by hash of the key; marks is how many they are.
 	dirty []int32
+	marks int
 
 	reads slab.Table[read]
 	// shipped counts the reads that were shipped, so that a late Answer is known.
@@ -429,6 +430,8 @@ func (r *Replica) fail(out *Actions) {
 	r.damaged, out.Damaged = true, true
 	fill(r.ring)
 	fill(r.dirty)
+	r.tables.dirty -= r.marks
+	r.marks = 0
 	r.unordered, r.queued, r.deciding = list.None, list.None, 0
 	for i := range r.writes.End() {
 		if !r.writes.Has(i) {

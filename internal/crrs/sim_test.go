@@ -176,7 +176,20 @@ func (s *sim) turn(n *node, call func(out *Actions)) {
 			s.later(n, s.upTo(ms), func() { s.turn(n, n.r.Flush) })
 		}
 		s.carryOut(n, &out)
+		if got, want := n.r.tables.Dirty(), n.r.marked(); got != want {
+			s.t.Fatalf("node %d counts %d dirty writes, and has %d", n.id, got, want)
+		}
 	})
+}
+
+// marked counts the writes that have marked their key.
+func (r *Replica) marked() (n int) {
+	for _, i := range r.dirty {
+		for ; i != none; i = r.writes.At(i).next {
+			n++
+		}
+	}
+	return n
 }
 
 func (n *node) clock(now int64) int64 { return int64(float64(now) * n.rate) }

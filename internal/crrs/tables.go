@@ -11,7 +11,13 @@ type Tables struct {
 	served   *slab.Pool[served]
 	// led and asked bound what all of them take of clients: writes, and reads, with those that other replicas ship.
 	led, asked budget
+	// dirty is how many writes have marked their key.
+	dirty int
 }
+
+// Dirty returns how many writes are not known to be committed yet, of all Replicas with these Tables. The keys of these
+// are dirty.
+func (t *Tables) Dirty() int { return t.dirty }
 
 // NewTables returns Tables for at most that many writes and reads of clients, and a few more for each replica. What
 // comes from other replicas, and cannot be refused, is not counted among the writes: it is bounded by the Tables of the

@@ -309,12 +309,16 @@ func (r *Replica) mark(i int32) {
 	b := r.bucket(r.writes.At(i).Key)
 	r.writes.At(i).next = r.dirty[b]
 	r.dirty[b] = i
+	r.marks++
+	r.tables.dirty++
 }
 
 func (r *Replica) unmark(i int32) {
 	for at := &r.dirty[r.bucket(r.writes.At(i).Key)]; *at != none; at = &r.writes.At(*at).next {
 		if *at == i {
 			*at = r.writes.At(i).next
+			r.marks--
+			r.tables.dirty--
 			return
 		}
 	}

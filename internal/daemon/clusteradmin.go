@@ -276,7 +276,7 @@ func (c *clusterMember) stats() telemetry.ClusterStats {
 	if m == nil {
 		return s
 	}
-	s.Manager = st.Manages
+	s.Manager, s.Dirty = st.Manages, c.host.dirty()
 	if st.Active != nil {
 		s.ActiveEpoch = uint64(st.Active.Epoch)
 		s.AuthoritySeconds = float64(m.Authority()-member.Now()) / 1e9

@@ -11,6 +11,7 @@ import (
 	"jbofd/internal/cluster"
 	"jbofd/internal/cluster/member"
 	"jbofd/internal/config"
+	"jbofd/internal/nvme"
 	"jbofd/internal/nvmeof/executor/replicated"
 	"jbofd/internal/partition"
 	"jbofd/internal/peers"
@@ -71,7 +72,13 @@ func newReplicaNode(access clusterAccess) (*replicaNode, error) {
 // attach gives it an open partition, before the first setState. The partition is open until close has returned.
 func (r *replicaNode) attach(id uuid.UUID, p *partition.Partition) error {
 	name := r.cfg.Name
-	g, err := replicas.New(replicas.Config{Store: p, ID: id, Peers: r.peers,
+	series := r.access.Node.tel.Peers()
+	observe := func(opcode uint8, bytes int, ns int64, lost bool) {
+		if kind := slices.Index(peerOpcodes, opcode); kind >= 0 {
+			series.Observe(kind, bytes, time.Duration(ns), lost)
+		}
+	}
+	g, err := replicas.New(replicas.Config{Store: p, ID: id, Peers: r.peers, Observe: observe,
 		HostNQN:   func(node string) string { return cluster.HostNQN(name, node) },
 		Authority: r.access.Authority, Clock: member.Now, Changed: r.report,
 		Patience: patienceLeases * time.Duration(r.cfg.Lease), Incomplete: p.Lost() != nil,
@@ -95,6 +102,18 @@ func (r *replicaNode) all() (all []*replicas.Replicas) {
 	}
 	return all
 }
+
+// dirty counts the writes of all partitions that are not known to be committed yet.
+func (r *replicaNode) dirty() (n int64) {
+	for _, g := range r.all() {
+		n += g.Dirty()
+	}
+	return n
+}
+
+// peerOpcodes has the opcodes of telemetry.PeerKinds.
+var peerOpcodes = []uint8{nvme.CmdKVForward, nvme.CmdKVDurable, nvme.CmdKVSync, nvme.CmdKVShip, nvme.CmdKVCompare,
+	nvme.CmdKVFetch}
 
 // connected is told by peers that a node can be reached.
 func (r *replicaNode) connected(node string) {

@@ -25,6 +25,9 @@ func NewTables(writes, reads int) *Tables {
 		values: slab.NewPool[value](16), ops: slab.NewPool[storeOp](8), asked: slab.NewPool[asked](8)}
 }
 
+// Dirty is that of crrs.Tables.
+func (t *Tables) Dirty() int { return t.crrs.Dirty() }
+
 // Trim gives up the memory that was not needed since the last Trim, and reports whether there may be more to give up.
 // The driver calls it now and then, until there is no more.
 func (t *Tables) Trim() (more bool) {

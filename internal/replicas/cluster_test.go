@@ -40,6 +40,8 @@ type rig struct {
 	moved atomic.Int64 // bytes of batches
 	// frozen: the manager computes no views, and tells nobody of one. Authority goes on.
 	frozen atomic.Bool
+	// freezeAt freezes it with the first view that the function wants, of which the nodes are told.
+	freezeAt func(v *view.View) bool
 	// forwards has the first Forwards that nodes have got.
 	forwards chan *delivery
 	// cut are two nodes that do not reach each other.
@@ -50,6 +52,8 @@ type rig struct {
 	apart atomic.Bool
 	// carried counts the commands between nodes by opcode, completed those that were answered with success.
 	carried, completed [256]atomic.Int64
+	// observed counts what Config.Observe was told of, by opcode, and its bytes.
+	observed, observedBytes [256]atomic.Int64
 }
 
 // node is a node with one partition.
@@ -164,6 +168,13 @@ func (g *rig) newNode(s setup, id int, size int64) *node {
 	}
 	n.r, err = replicas.New(replicas.Config{Store: store, ID: uuid.UUID{2, byte(id)}, Peers: n, HostNQN: hostNQN,
 		Authority: s.authority, Clock: s.clock, Changed: func() {}, Full: full, Pool: pool,
+		Observe: func(opcode uint8, bytes int, ns int64, lost bool) {
+			if ns < 0 || lost && bytes > 0 {
+				g.t.Errorf("command %#x took %d ns, with %d bytes; lost: %t", opcode, ns, bytes, lost)
+			}
+			g.observed[opcode].Add(1)
+			g.observedBytes[opcode].Add(int64(bytes))
+		},
 		MemoryBytes: 1 << 20, Env: turn.Real, Patience: cmp.Or(s.patience, testPatience)})
 	must(g.t, err)
 	for range s.nodes {
@@ -318,6 +329,10 @@ func (g *rig) manage() {
 				n.until.Store(clock() + int64(time.Minute))
 			}
 		}
+		if g.freezeAt != nil && g.freezeAt(g.view) {
+			g.frozen.Store(true)
+			g.freezeAt = nil
+		}
 		g.mu.Unlock()
 	}
 }
@@ -458,6 +473,11 @@ func TestWhatWaitsForOthersCanBeAborted(t *testing.T) {
 	case <-h.done:
 		t.Fatal("a write is done that the ChainTail does not have")
 	case <-time.After(50 * time.Millisecond):
+	}
+	for i, n := range chain {
+		if d := n.r.Dirty(); d != int64(min(1, 2-i)) {
+			t.Errorf("%d writes are dirty at member %d of a chain whose ChainTail has none", d, i)
+		}
 	}
 	chain[0].r.Abort(&h.Request)
 	if <-h.done; h.Status != nvme.CommandInterrupted {

@@ -89,6 +89,23 @@ func countCosts(t *testing.T, s setup) {
 	if f := n[0] - before[0]; !few(f, many*(copies-1)) || n[1]-before[1] != f {
 		t.Errorf("%d PUTs: %d Forwards, %d acknowledgements", many, f, n[1]-before[1])
 	}
+	// Observe is told in the turn in which a command has ended, and the marks follow the last completion.
+	for end := time.Now().Add(time.Minute); ; time.Sleep(time.Millisecond) {
+		dirty := int64(0)
+		for _, n := range g.nodes {
+			dirty += n.r.Dirty()
+		}
+		f := g.observed[nvme.CmdKVForward].Load()
+		if dirty == 0 && f == g.carried[nvme.CmdKVForward].Load() {
+			break
+		}
+		if time.Now().After(end) {
+			t.Fatalf("all is committed, and %d writes are dirty; %d of %d Forwards were observed", dirty, f, n[0])
+		}
+	}
+	if b := g.observedBytes[nvme.CmdKVForward].Load(); b < n[0]*int64(len("0")) {
+		t.Errorf("%d bytes were observed of %d Forwards", b, n[0])
+	}
 	t.Logf("%d PUTs of %d hosts: %d Durables", many, hosts, n[2]-before[2])
 	if d := n[2] - before[2]; d > many*(copies-1)/2 {
 		t.Errorf("%d PUTs: %d Durables, as if each were alone", many, d)

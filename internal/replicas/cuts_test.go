@@ -52,6 +52,7 @@ func (g *rig) putSoon(key, value string, seq uint64) {
 	h.KeepSeconds, h.ID = 600, kvstore.Identity{Client: 7, Seq: seq}
 	end := time.After(20 * time.Second)
 	for {
+		// A node that is not alive answers nothing; a host would lose its connection.
 		if chain := g.chain([]byte(key)); len(chain) > 0 && chain[0].alive.Load() {
 			h.Sink, h.Tenant = h, 3
 			var b replicas.Batch

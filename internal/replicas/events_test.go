@@ -43,30 +43,69 @@ func (l *ledger) settled() {
 	l.write()
 	l.g.full(20 * time.Second)
 	h := newHost()
+	end := time.Now().Add(20 * time.Second)
 	for key, value := range l.have {
-		for _, n := range l.g.chain([]byte(key)) {
-			h.get(key)
-			h.want(n, nvme.Success, value)
+		for moved := true; moved; {
+			moved = false
+			for _, n := range l.g.chain([]byte(key)) {
+				h.get(key)
+				h.ask(n)
+				switch code := h.Status.Code(); {
+				case (code == nvme.KVWrongView || code == nvme.NamespaceNotReady) && time.Now().Before(end):
+					moved = true // a view has followed
+				case code != nvme.Success || string(h.Value[:h.Bytes]) != value:
+					l.g.t.Fatalf("node %d has %q of %s, with %v; want %q", n.id, h.Value[:h.Bytes], key, h.Status, value)
+				}
+			}
 		}
 	}
 }
 
-// holds counts the ranges in whose chain a node is, in any state or in one of some.
-func (g *rig) holds(n *node, states ...view.State) (count int) {
+// spare has a node without ranges.
+func (l *ledger) spare(n *node) {
+	l.g.t.Helper()
+	l.g.setOut(n.id)
+	l.await("the node has no ranges", func() bool { return l.g.holds(n) == 0 })
+	l.settled()
+}
+
+// holds counts the ranges in whose chain a node is.
+func (g *rig) holds(n *node) (count int) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	for _, c := range g.view.Chains {
 		for _, m := range c {
-			is := len(states) == 0
-			for _, s := range states {
-				is = is || m.State == s
-			}
-			if int(m.Partition) == n.id && is {
+			if int(m.Partition) == n.id {
 				count++
 			}
 		}
 	}
 	return count
+}
+
+// whileFilling does something after begin, when the nodes have been told of a view in which a member is filled, and of
+// no later one. Meanwhile keys are written.
+func (l *ledger) whileFilling(begin func(), do func(copier, filled *node)) {
+	l.g.t.Helper()
+	g, at := l.g, [2]int{}
+	g.mu.Lock()
+	g.freezeAt = func(v *view.View) bool {
+		for _, c := range v.Chains {
+			for i := 1; i < len(c); i++ {
+				if c[i].State == view.Filling && c[i-1].State <= view.Leaving {
+					at = [2]int{int(c[i-1].Partition), int(c[i].Partition)}
+					return true
+				}
+			}
+		}
+		return false
+	}
+	g.mu.Unlock()
+	begin()
+	l.await("a member is filled", g.frozen.Load)
+	do(g.nodes[at[0]], g.nodes[at[1]])
+	g.frozen.Store(false)
+	l.write()
 }
 
 // setOut decides which nodes are to have no ranges.
@@ -106,11 +145,13 @@ func TestEventsOfAChain(t *testing.T) {
 		"the ChainTail fails": {3, fail(2)},
 		"two fail, one after the other": {5, func(l *ledger) {
 			g := l.g
-			g.nodes[4].setAlive(false)
-			g.setOut(4)
-			l.await("others are filled in its place", func() bool { return g.filling() > 0 })
-			g.nodes[3].setAlive(false)
-			g.setOut(3, 4)
+			l.whileFilling(func() {
+				g.nodes[4].setAlive(false)
+				g.setOut(4)
+			}, func(_, _ *node) {
+				g.nodes[3].setAlive(false)
+				g.setOut(3, 4)
+			})
 			l.settled()
 			g.nodes[3].setAlive(true)
 			g.nodes[4].setAlive(true)
@@ -118,20 +159,25 @@ func TestEventsOfAChain(t *testing.T) {
 		}},
 		"who copies fails": {4, func(l *ledger) {
 			g := l.g
-			g.setOut(3)
-			l.settled()
-			g.setOut()
-			l.await("the node is filled", func() bool { return g.copier() != nil })
-			if n := g.copier(); n != nil {
-				n.setAlive(false)
-				l.write()
-				n.setAlive(true)
-			}
+			l.spare(g.nodes[3])
+			var copier *node
+			l.whileFilling(func() { g.setOut() }, func(c, _ *node) {
+				copier = c
+				c.setAlive(false)
+			})
+			l.write()
+			copier.setAlive(true)
+		}},
+		"who is filled fails": {4, func(l *ledger) {
+			g := l.g
+			l.spare(g.nodes[3])
+			l.whileFilling(func() { g.setOut() }, func(_, filled *node) { filled.setAlive(false) })
+			l.write()
+			g.nodes[3].setAlive(true)
 		}},
 		"a node joins while another one leaves": {4, func(l *ledger) {
 			g := l.g
-			g.setOut(3)
-			l.settled()
+			l.spare(g.nodes[3])
 			g.setOut(0)
 			l.await("the one that leaves has nothing", func() bool { return g.holds(g.nodes[0]) == 0 })
 			if g.holds(g.nodes[3]) == 0 {
@@ -141,11 +187,8 @@ func TestEventsOfAChain(t *testing.T) {
 		}},
 		"the one that joins changes its mind": {4, func(l *ledger) {
 			g := l.g
-			g.setOut(3)
-			l.settled()
-			g.setOut()
-			l.await("the node is filled", func() bool { return g.holds(g.nodes[3], view.Filling) > 0 })
-			g.setOut(3)
+			l.spare(g.nodes[3])
+			l.whileFilling(func() { g.setOut() }, func(_, _ *node) { g.setOut(3) })
 			l.await("it has nothing", func() bool { return g.holds(g.nodes[3]) == 0 })
 		}},
 		"all fail together": {3, func(l *ledger) {
@@ -167,26 +210,4 @@ func TestEventsOfAChain(t *testing.T) {
 			l.settled()
 		})
 	}
-}
-
-// filling counts the members that are filled.
-func (g *rig) filling() (n int) {
-	for _, node := range g.nodes {
-		n += g.holds(node, view.Filling)
-	}
-	return n
-}
-
-// copier returns a node that fills another one; nil: there is none.
-func (g *rig) copier() *node {
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	for _, c := range g.view.Chains {
-		for i := 1; i < len(c); i++ {
-			if c[i].State == view.Filling && c[i-1].State <= view.Leaving {
-				return g.nodes[c[i-1].Partition]
-			}
-		}
-	}
-	return nil
 }

@@ -21,6 +21,8 @@ type peerRequest struct {
 	sums []byte
 	node turn.Node[peerRequest]
 	next *peerRequest
+	// sentNS is when it was sent, on Config.Clock.
+	sentNS int64
 }
 
 // PeerDone implements peers.Sink.
@@ -40,7 +42,7 @@ func (g *Replicas) send(m *member, c *replica.Command) {
 	} else {
 		g.freePeer = p.next
 	}
-	p.m, p.to, p.next = m, c.To, nil
+	p.m, p.to, p.next, p.sentNS = m, c.To, nil, g.clock
 	p.To, p.SQE, p.Tag, p.Data = view.PartitionID(c.To), c.SQE, c.Tag, c.Data
 	switch c.SQE.Opcode() {
 	case nvme.CmdKVFetch:
@@ -77,6 +79,15 @@ func (g *Replicas) recycle(p *peerRequest) {
 // takeAnswer takes the outcome of a command to its replica.
 func (g *Replicas) takeAnswer(p *peerRequest) {
 	g.atPeers--
+	if g.cfg.Observe != nil {
+		n := len(p.Data)
+		if p.Lost {
+			n = 0
+		} else if p.SQE.Opcode() != nvme.CmdKVForward {
+			n = min(p.Received, n)
+		}
+		g.cfg.Observe(p.SQE.Opcode(), n, g.clock-p.sentNS, p.Lost)
+	}
 	switch m := p.m; {
 	case g.closed:
 	case p.Lost:

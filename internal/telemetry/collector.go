@@ -265,7 +265,7 @@ func (c collector) Collect(ch chan<- prometheus.Metric) {
 		collectSwap(swap(), put)
 	}
 	if cluster != nil {
-		collectCluster(cluster(), put)
+		collectCluster(cluster(), &t.peers, put, ch)
 	}
 }
 

@@ -74,6 +74,7 @@ type Telemetry struct {
 	kv         func() []KVStats
 	swap       func() []SwapStats
 	cluster    func() ClusterStats
+	peers      PeerSeries
 }
 
 // New returns a Telemetry whose health is "starting" until Health().Clear("daemon").

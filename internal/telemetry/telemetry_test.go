@@ -61,8 +61,10 @@ func full() *Telemetry {
 	t.SetCluster(func() ClusterStats {
 		return ClusterStats{Epoch: 7, ActiveEpoch: 6, Manager: true, AuthoritySeconds: 0.4, ViewAgeSeconds: 60,
 			Nodes: 3, NodesUp: 2, Ranges: map[string]int{"full": 100, "filling": 28}, UnderReplicated: 28,
-			Roles: map[string]int{"chain_head": 40}}
+			Roles: map[string]int{"chain_head": 40}, Dirty: 5}
 	}, func() error { return nil })
+	t.Peers().Observe(0, 1024, 300*time.Microsecond, false)
+	t.Peers().Observe(3, 0, 0, true)
 	t.SetBuffers(func() BufferStats { return BufferStats{TotalBytes: 100, InUseBytes: 40, TakenBytes: 60, Waits: 1} })
 	t.SetScheduling(func() []Scheduling { return []Scheduling{sharing("nqn.2026-11.example.host:a")} })
 	return t
