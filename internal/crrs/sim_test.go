@@ -182,16 +182,6 @@ func (s *sim) turn(n *node, call func(out *Actions)) {
 	})
 }
 
-// marked counts the writes that have marked their key.
-func (r *Replica) marked() (n int) {
-	for _, i := range r.dirty {
-		for ; i != none; i = r.writes.At(i).next {
-			n++
-		}
-	}
-	return n
-}
-
 func (n *node) clock(now int64) int64 { return int64(float64(now) * n.rate) }
 
 func (s *sim) carryOut(n *node, out *Actions) {

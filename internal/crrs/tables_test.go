@@ -82,3 +82,13 @@ func TestForwardsAreNotCounted(t *testing.T) {
 		t.Errorf("%d writes are taken, %d stored, %d counted", r.Dirty(), len(out.Stores), tables.led.used)
 	}
 }
+
+// marked counts the writes that have marked their key.
+func (r *Replica) marked() (n int) {
+	for _, i := range r.dirty {
+		for ; i != none; i = r.writes.At(i).next {
+			n++
+		}
+	}
+	return n
+}

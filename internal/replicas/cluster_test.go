@@ -377,34 +377,6 @@ func (g *rig) chain(key []byte) (nodes []*node) {
 	return nodes
 }
 
-// same tests that all members of a key's chain answer with the same value.
-func (g *rig) same(key []byte) {
-	g.t.Helper()
-	h := newHost()
-	var want string
-	for i, n := range g.chain(key) {
-		h.Request = replicas.Request{Kind: replicas.Read, Key: crrsKey(string(key)), Value: make([]byte, 4096)}
-		h.ask(n)
-		got := fmt.Sprintf("%v version %d: %x", h.Status, h.ObjectVersion, h.Value[:h.Bytes])
-		if want == "" {
-			want = got
-		}
-		if got != want || h.Status.Code() != nvme.Success && h.Status.Code() != nvme.KeyDoesNotExist {
-			g.t.Errorf("key %s at member %d: %s, at member 0: %s", key, i, got, want)
-		}
-	}
-}
-
-func (h *host) want(n *node, st nvme.Status, value string) {
-	n.rig.t.Helper()
-	h.ask(n)
-	if h.Status.Code() != st || string(h.Value[:h.Bytes]) != value {
-		n.rig.t.Errorf("node %d answers %v, %q; want %v, %q", n.id, h.Status, h.Value[:h.Bytes], st, value)
-	}
-}
-
-func newHost() *host { return &host{done: make(chan struct{}, 1)} }
-
 // TestWhatAViewTakesIsNotServed: a view that does not act yet takes the ranges from a node. When SetState has returned,
 // that answers no more reads, and it does again when a view says so.
 func TestWhatAViewTakesIsNotServed(t *testing.T) {

@@ -54,7 +54,8 @@ func (l *ledger) settled() {
 				case (code == nvme.KVWrongView || code == nvme.NamespaceNotReady) && time.Now().Before(end):
 					moved = true // a view has followed
 				case code != nvme.Success || string(h.Value[:h.Bytes]) != value:
-					l.g.t.Fatalf("node %d has %q of %s, with %v; want %q", n.id, h.Value[:h.Bytes], key, h.Status, value)
+					l.g.t.Fatalf("node %d has %q of %s, with %v; want %q", n.id, h.Value[:h.Bytes], key, h.Status,
+						value)
 				}
 			}
 		}

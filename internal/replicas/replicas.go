@@ -77,8 +77,8 @@ type Config struct {
 	// Pool has the memory for values and batches, and the buffers for the values of other nodes.
 	Pool *bufpool.Pool
 	// Observe is told of each command to another node that has ended: its opcode, how many bytes of data it has sent or
-	// brought, how long it took, and whether it was lost. A Forward takes until the members behind have the write and it
-	// is committed, or until it cannot be kept any longer. Nil: nothing. hot: 0 allocs
+	// brought, how long it took, and whether it was lost. A Forward takes until the members behind have the write and
+	// it is committed, or until it cannot be kept any longer. Nil: nothing. hot: 0 allocs
 	Observe func(opcode uint8, bytes int, ns int64, lost bool)
 	// MemoryBytes is for values of writes that are under way, for each place in a chain; 0: DefaultMemoryBytes.
 	MemoryBytes int

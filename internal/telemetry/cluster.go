@@ -87,10 +87,10 @@ var (
 	peerDuration = newMetric(prometheus.UntypedValue, "jbof_cluster_peer_duration_seconds", "How long commands to "+
 		"replicas of other nodes took, by kind. A forward takes until the rest of the chain has committed the write: "+
 		"the latency of the chain from this hop on. ship is a read of a dirty key; fetch fills a copy.", "kind")
-	peerBytes = counter("jbof_cluster_peer_bytes_total", "Data of such commands: of a forward what was sent, else what "+
-		"came. That of fetch is what copies were filled with.", "kind")
-	peerLost = counter("jbof_cluster_peer_lost_total", "Such commands that were not sent, or not answered, for want of "+
-		"a connection.", "kind")
+	peerBytes = counter("jbof_cluster_peer_bytes_total", "Data of such commands: of a forward what was sent, else "+
+		"what came. That of fetch is what copies were filled with.", "kind")
+	peerLost = counter("jbof_cluster_peer_lost_total", "Such commands that were not sent, or not answered, for want "+
+		"of a connection.", "kind")
 )
 
 // clusterMetrics returns the metric families of this file.
