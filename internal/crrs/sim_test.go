@@ -471,17 +471,6 @@ func (s *sim) duration() int64 {
 	return s.upTo(3 * lease)
 }
 
-func (s *sim) resume(n *node) {
-	s.trace("node %d goes on", n.id)
-	n.paused, n.late = false, s.rng.IntN(2) == 0
-	defer func() { n.late = false }()
-	for len(n.backlog) > 0 && !n.paused {
-		do := n.backlog[0]
-		n.backlog = n.backlog[1:]
-		do()
-	}
-}
-
 // run runs one history and checks it.
 func run(t *testing.T, seed, nth uint64, crowd bool) *sim {
 	s := &sim{t: t, crowd: crowd, rng: rand.New(rand.NewPCG(seed, nth)), cut: map[pair]bool{},

@@ -296,3 +296,14 @@ func (s *sim) checkStores() {
 		}
 	}
 }
+
+func (s *sim) resume(n *node) {
+	s.trace("node %d goes on", n.id)
+	n.paused, n.late = false, s.rng.IntN(2) == 0
+	defer func() { n.late = false }()
+	for len(n.backlog) > 0 && !n.paused {
+		do := n.backlog[0]
+		n.backlog = n.backlog[1:]
+		do()
+	}
+}
