@@ -43,8 +43,8 @@ test-etcd = CGO_ENABLED=0 $(GO) build -tags etcd -ldflags '-s -w' -o '$(TEST_ETC
 
 test: ## every test that needs no VM and no root
 	$(test-etcd)
-	@# What waits most comes first, beside what computes, and not alone at the end.
-	$(GO) test -parallel $(PARALLEL) ./test/e2e ./internal/daemon ./test/cluster ./...
+	@# What waits most comes first, beside two packages that compute, and not alone at the end.
+	$(GO) test -p 3 -parallel $(PARALLEL) ./test/e2e ./internal/daemon ./test/cluster ./...
 
 race: ## the tests of all packages that have goroutines, under the race detector (needs a C compiler)
 	$(test-etcd)
