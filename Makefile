@@ -62,7 +62,6 @@ soak: ## the long runs of the random tests, with new seeds: three hours or more 
 	$(GO) test -count=1 -timeout 6h -v -run "$(SOAK)" ./internal/lab/node -args -lab.seeds 50000
 	$(GO) test -count=1 -timeout 6h -v -run "$(SOAK)" ./internal/crrs -args -runs 60000
 	$(GO) test -count=1 -timeout 6h -v -run "$(SOAK)" ./internal/replica -args -runs 5000
-	$(GO) test -count=1 -timeout 6h -v -run "$(SOAK)" ./internal/replicas -args -events 100
 	$(GO) test -count=1 -timeout 6h -v -run "$(SOAK)" ./internal/cluster -args -runs 20000
 	$(GO) test -count=1 -timeout 6h -v -run "$(SOAK)" ./internal/cluster/view -args -runs 30000
 	$(GO) test -count=1 -timeout 6h -v -run "$(SOAK)" ./test/cluster -args -long 10000000

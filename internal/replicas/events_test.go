@@ -1,7 +1,6 @@
 package replicas_test
 
 import (
-	"flag"
 	"fmt"
 	"testing"
 	"time"
@@ -126,23 +125,10 @@ func (g *rig) setOut(out ...int) {
 	g.view = &v
 }
 
-var eventRounds = flag.Int("events", 0, "how often the events of a chain happen")
-
 // TestEventsOfAChain has one of everything that happens to a chain, while keys are written. Each write is acknowledged
 // within a bound, no command of an operator is needed, and in the end all copies are there and equal. The table in
 // docs/cluster.md says what is done about each.
 func TestEventsOfAChain(t *testing.T) {
-	if *eventRounds == 0 {
-		// On a machine with three such tests at once, one of a hundred ends with a write, or a Forward, that waits for
-		// ever. It is not known yet whether the nodes of this rig or the replicas are the cause.
-		t.Skip("make soak runs it")
-	}
-	for range *eventRounds {
-		eventsOfAChain(t)
-	}
-}
-
-func eventsOfAChain(t *testing.T) {
 	fail := func(place int) func(l *ledger) {
 		return func(l *ledger) {
 			n := l.g.chain([]byte("key0"))[place]
