@@ -166,7 +166,15 @@ func TestARangeIsCopiedToAnotherDaemon(t *testing.T) {
 	second.launch()
 	a, b := first.rangeHost(), second.rangeHost()
 	sameRange(t, "at the beginning", a, b, kv.All(), true)
+	// A version is of one write (docs/ranges.md), so those of the second daemon begin where the first does not come.
+	apart := kv.PutOptions{If: kv.IfNewer, Version: 1 << 20}
+	if _, err := b.n.PutWith(ctx(t), []byte("key 0"), nil, apart); err != nil {
+		t.Fatal(err)
+	}
 	clock := max(a.change(rng, 300, 300), b.change(rng, 200, 400))
+	if clock <= apart.Version {
+		t.Fatalf("versions up to %d are those of both daemons", clock)
+	}
 	var versions [3]uint64
 	for i := range versions {
 		versions[i] = a.identified(uint64(i), 0)
