@@ -84,7 +84,8 @@ type node struct {
 type pair struct{ from, to int }
 
 type sim struct {
-	t     *testing.T
+	t     reporter
+	fault fault
 	rng   *rand.Rand
 	now   int64
 	nth   int
@@ -232,7 +233,10 @@ func (s *sim) deliver(n *node, m Send) {
 	}
 	arrive := func() {
 		if !s.cut[link] {
-			s.turn(to, func(out *Actions) { to.r.Receive(Peer(n.id), &m.Message, out) })
+			s.turn(to, func(out *Actions) {
+				m.Epoch = s.epochOf(to, m.Kind == Ack, m.Epoch)
+				to.r.Receive(Peer(n.id), &m.Message, out)
+			})
 		}
 	}
 	s.later(to, s.upTo(ms), arrive)
@@ -251,7 +255,9 @@ func (s *sim) runStore(n *node, op StoreOp) {
 		}
 		binary.LittleEndian.PutUint64(op.Value, o.value)
 		s.later(n, s.upTo(ms), func() {
-			s.turn(n, func(out *Actions) { n.r.Fetched(op.Slot, st, version, len(op.Value), 0, out) })
+			s.turn(n, func(out *Actions) {
+				s.reading(n, func() { n.r.Fetched(op.Slot, st, version, len(op.Value), 0, out) })
+			})
 		})
 		return
 	}
@@ -267,7 +273,9 @@ func (s *sim) storeWrite(n *node, op StoreOp) (st StoreStatus, version uint64) {
 	switch v, known := n.done[k][op.ID]; {
 	case !s.calm && s.rng.IntN(4000) == 0 && s.others(n.id):
 		st, n.failed = Failed, true
-	case op.Retry && known:
+	case s.fault == missedWrite && n.r.role.Filling:
+		return st, version
+	case op.Retry && known && (s.fault != lostIdentity || v > n.r.base):
 		st, version = Repeated, v
 	case op.Conditional && s.expected[op.ID.Seq] != s.valueOf(n, op.Key):
 		st = Declined
@@ -472,8 +480,8 @@ func (s *sim) duration() int64 {
 }
 
 // run runs one history and checks it.
-func run(t *testing.T, seed, nth uint64, crowd bool) *sim {
-	s := &sim{t: t, crowd: crowd, rng: rand.New(rand.NewPCG(seed, nth)), cut: map[pair]bool{},
+func run(t reporter, seed, nth uint64, crowd bool, f fault) *sim {
+	s := &sim{t: t, crowd: crowd, fault: f, rng: rand.New(rand.NewPCG(seed, nth)), cut: map[pair]bool{},
 		leaving: map[int]bool{}, epoch: 1, filling: -1, since: map[int]uint64{},
 		ports: nth%2 == 0, connections: map[pair]int{}, pending: map[uint64]func(Reply){}, replied: map[uint64]bool{},
 		expected: map[uint64]uint64{}}
@@ -578,7 +586,7 @@ func TestHistoriesAreLinearizable(t *testing.T) {
 	t.Logf("-seed %d", seed)
 	fills, ops := 0, 0
 	for i := range *runsFlag {
-		s := run(t, seed, *nthFlag+i, false)
+		s := run(t, seed, *nthFlag+i, false, sound)
 		fills += s.fills
 		for k := range s.ops {
 			ops += len(s.ops[k])

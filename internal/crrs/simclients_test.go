@@ -117,7 +117,7 @@ func (s *sim) tryRead(k Key, begin int64) {
 	}
 	value := make([]byte, 8)
 	s.ask(n, func(tag uint64, out *Actions) {
-		n.r.Read(Read{Key: k, Value: value, Tag: tag}, out)
+		s.reading(n, func() { n.r.Read(Read{Key: k, Value: value, Tag: tag}, out) })
 	}, func(r Reply) {
 		if *traceSim {
 			s.trace("read of key %d at %d: %+v %v", k.Bytes[0], n.id, r, value)

@@ -108,7 +108,7 @@ func (s *sim) command(n *node, c Command) {
 		switch k := c.SQE.KVReplica(); c.SQE.Opcode() {
 		case nvme.CmdKVForward:
 			if err := c.Header.Check(k.KeyLen()); err != nil {
-				s.t.Fatal(err)
+				s.t.Fatalf("%v", err)
 			}
 			if len(c.Value) > 0 && binary.LittleEndian.Uint64(c.Value) != c.Header.Sequence() {
 				s.t.Fatalf("node %d sends the value of write %d, and it is % x", n.id, c.Header.Sequence(), c.Value)
@@ -151,7 +151,11 @@ func (s *sim) respond(n *node, a Response) {
 			o.Value, o.Mem = host.remember(data)
 		}
 		delete(host.sent, c.tag)
-		s.turn(host, func(out *Actions) { host.p.Completed(c.tag, &o, out, &host.t) })
+		s.turn(host, func(out *Actions) {
+			q := host.p.requests.At(int32(c.tag))
+			q.epoch = s.epochOf(host, q.kind == Forward || q.kind == Durable, q.epoch)
+			host.p.Completed(c.tag, &o, out, &host.t)
+		})
 	})
 }
 

@@ -1,0 +1,117 @@
+package crrs
+
+import (
+	"fmt"
+	"math"
+	"math/rand/v2"
+	"testing"
+)
+
+// Faults that are planted in the simulated chain: each takes away what one rule of the package is for, and the
+// histories must show it.
+
+// fault is a planted fault.
+type fault uint8
+
+const (
+	sound fault = iota
+	// dirtyRead: members that are not the ChainTail answer reads of dirty keys.
+	dirtyRead
+	// noStamp: reads are answered by members whose authority has ended.
+	noStamp
+	// oldAck: an acknowledgement from an earlier epoch counts as one from the present epoch.
+	oldAck
+	// missedWrite: a member that is filled acknowledges writes, and does not store them.
+	missedWrite
+	// lostIdentity: a ChainHead does not know the identities of writes that an earlier ChainHead has taken.
+	lostIdentity
+)
+
+// reading runs do, which begins or ends a read of a node.
+func (s *sim) reading(n *node, do func()) {
+	r := n.r
+	switch {
+	case s.fault == dirtyRead && !r.role.tail():
+		dirty := r.dirty
+		r.dirty = make([]int32, len(dirty))
+		fill(r.dirty)
+		if do(); !r.damaged {
+			r.dirty = dirty
+		}
+	case s.fault == noStamp && r.until > 0:
+		until := r.until
+		r.until = math.MaxInt64
+		do()
+		r.until = until
+	default:
+		do()
+	}
+}
+
+// epochOf is the epoch that a node takes a message for, which may be an acknowledgement.
+func (s *sim) epochOf(n *node, ack bool, epoch uint64) uint64 {
+	if ack && s.fault == oldAck {
+		return n.r.role.Epoch
+	}
+	return epoch
+}
+
+// reporter is what a history needs of a test.
+type reporter interface {
+	Errorf(format string, args ...any)
+	Fatalf(format string, args ...any)
+	Logf(format string, args ...any)
+	Failed() bool
+}
+
+// hunter is a reporter of a history that is to fail.
+type hunter struct{ found []string }
+
+func (h *hunter) Errorf(format string, args ...any) {
+	h.found = append(h.found, fmt.Sprintf(format, args...))
+}
+
+// Fatalf ends the history: hunt recovers.
+func (h *hunter) Fatalf(format string, args ...any) {
+	h.Errorf(format, args...)
+	panic(h)
+}
+
+func (h *hunter) Logf(string, ...any) {}
+func (h *hunter) Failed() bool        { return len(h.found) > 0 }
+
+// hunt runs a history with a fault, and returns what shows it; empty: nothing.
+func hunt(seed, nth uint64, f fault) (found string) {
+	h := &hunter{}
+	defer func() {
+		if p := recover(); p != nil && p != h {
+			found = fmt.Sprint("panic: ", p)
+		}
+		if len(h.found) > 0 {
+			found = h.found[0]
+		}
+	}()
+	run(h, seed, nth, false, f)
+	return ""
+}
+
+// TestPlantedFaultsAreFound: one history in fifty, or more, shows each fault, so that one of 1500 does.
+func TestPlantedFaultsAreFound(t *testing.T) {
+	seed := *seedFlag
+	if seed == 0 {
+		seed = rand.Uint64()
+	}
+	t.Logf("-seed %d", seed)
+	for f, name := range map[fault]string{dirtyRead: "dirty read", noStamp: "no stamp", oldAck: "old acknowledgement",
+		missedWrite: "missed write", lostIdentity: "lost identity"} {
+		t.Run(name, func(t *testing.T) {
+			for i := range uint64(1500) {
+				if found := hunt(seed, i, f); found != "" {
+					t.Logf("history %d: %.300s", i, found)
+					return
+				}
+			}
+			t.Error("not found")
+		})
+	}
+}
