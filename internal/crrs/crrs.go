@@ -19,12 +19,19 @@
 // clear the dirty marks, and let the ChainHead answer. A member that is filled is behind the ChainTail: then it is the
 // one that commits first (fill.go).
 //
-// Everything depends on the epoch, the number of changes of the chain. Messages of another epoch count for nothing.
-// When the epoch changes, every write that is not committed is forwarded again under the new one. The replica before
-// holds all that the one behind it holds, so that nothing is lost but what no client was told of.
+// Everything depends on the epoch of the chain, which counts the changes of this chain alone: View.Versions of the
+// range, not the epoch of the view. Messages of another epoch are ignored. When the epoch changes, every write that is
+// not committed is forwarded again under the new one. The replica before holds all that the one behind it holds, so
+// that nothing is lost but what no client was told of.
 //
-// A replica answers reads only while it has authority: until a time that the manager's word extends, and that ends
-// before the manager can make a view without the replica. The time is looked at after the value was fetched.
+// A replica answers reads only while it has authority, which is a lease that the manager extends. It ends before the
+// manager can make a view without the replica. A replica looks at the clock after it has fetched the value, because its
+// process may be paused between the two.
+//
+// In this package, before and behind are directions of the chain: the ChainHead is before all, and a filling member is
+// behind all. Replica is the machine itself: what a view changes and the marks are in replica.go, writes in write.go,
+// reads in read.go, filling in fill.go. Port (port.go, and serve.go for what comes in) is around it, and makes NVMe
+// commands of its messages. Tables are memory that several of them share.
 //
 // Source: LEED (SIGCOMM'23), section 3.7. Deviations: writes are not held up by the store of the replica before (3.7
 // and its code store and forward); the commit needs all replicas to be durable, so that any of them can be the last
@@ -42,13 +49,14 @@ const NoPeer Peer = -1
 //
 // A member that is filled is behind the ChainTail: it is its Successor, and has it as its Predecessor.
 type Role struct {
-	// Epoch counts the changes of the chain, from 1 on.
+	// Epoch counts the changes of the chain, from 1 on: View.Versions of the range.
 	Epoch uint64
-	// Member: the replica serves or is filled. Otherwise the rest says nothing.
+	// Member: the replica serves or is filled. Otherwise only Epoch has a meaning.
 	Member bool
 	// Filling: it is filled. It takes writes, and serves nothing.
 	Filling bool
-	// Since tells apart the memberships of the replica. It is another one each time that the replica is filled.
+	// Since identifies the membership: it differs each time that the replica is filled. It is view.Member.Since, an
+	// epoch of the view, and is not to be compared with Epoch.
 	Since uint64
 	// Predecessor and Successor are the replicas before and behind it, NoPeer at the ChainHead and the ChainTail.
 	Predecessor, Successor Peer
@@ -274,7 +282,8 @@ type Actions struct {
 
 // Config describes a Replica.
 type Config struct {
-	// Window is how many writes may be under way, a power of two.
+	// Window is how many writes may have a place in the order and not be committed, a power of two. As many more may
+	// wait for a place.
 	Window int
 	// Reads is how many reads may be under way.
 	Reads int

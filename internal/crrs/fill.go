@@ -127,7 +127,7 @@ type pass struct {
 }
 
 // Complete reports whether the replica has all data of its range, as a member since Role.Since. The node reports it to
-// the manager with the epoch of its Role.
+// the manager for that membership.
 func (r *Replica) Complete() bool {
 	return r.role.Member && !r.damaged && (!r.role.Filling || r.pass.complete)
 }

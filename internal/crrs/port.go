@@ -24,7 +24,8 @@ type Port struct {
 	// requests are commands that were sent and have not completed. asks counts those that ask for data.
 	requests slab.Table[request]
 	asks     int
-	// short has the replicas to which messages were not sent for want of a request.
+	// short has the replicas to which messages were not sent for want of a place in requests. They go to Traffic.Repeat
+	// when half of the places are free again.
 	short []Peer
 
 	// served are the commands that were received and are not answered yet. kept are the Forwards among them: they stay
@@ -214,7 +215,10 @@ func (p *Port) Flush(out *Actions, t *Traffic) {
 	out.Released = out.Released[:n]
 }
 
-// request makes a command of a message.
+// request makes a command of a message that asks or tells something: Forward, Durable, Sync, Ship, Compare, Fetch.
+//
+// If there is no place for it, or for one more that asks for data, it is not sent. A Ship then ends as Unavailable at
+// once, because a client waits for it; the others are repeated when there is room.
 func (p *Port) request(s *Send, out *Actions, t *Traffic) {
 	asks := s.Kind == Ship || s.Kind == Compare || s.Kind == Fetch
 	if p.requests.Room() == 0 || asks && p.asks >= p.requests.Max()/4 {
@@ -278,7 +282,7 @@ func (p *Port) request(s *Send, out *Actions, t *Traffic) {
 		sums, _ := k.SubRanges()
 		k.SetLenBytes(uint32(nvme.KVRangeHeaderBytes + sums*nvme.KVSumBytes))
 	case Fetch:
-		// The driver sets the length of its buffer.
+		// The length is that of the driver's buffer, which sets it.
 		c.SQE.SetOpcode(nvme.CmdKVFetch)
 		k.SetFirst(max(s.Part.First, s.Part.From.Position))
 		if f := &s.Part.From.Key; f.Len > 0 {
@@ -331,7 +335,9 @@ func (p *Port) end(tag uint32, out *Actions, t *Traffic) request {
 	return q
 }
 
-// Completed takes the outcome of a Command.
+// Completed takes the outcome of a Command, and hands the Replica the message that it stands for: an Ack for a Forward
+// or a Durable, Answer, Sums, Batch. The message has the epoch in which the command was sent, so that the Replica
+// ignores it if the view has changed. A command that has failed is repeated, except a Ship, which ends as Unavailable.
 //
 // hot: 0 allocs
 func (p *Port) Completed(tag uint32, o *Outcome, out *Actions, t *Traffic) {
@@ -354,7 +360,7 @@ func (p *Port) Completed(tag uint32, o *Outcome, out *Actions, t *Traffic) {
 			m.Status = WrongView
 		}
 	case st == nvme.KVWrongView:
-		// Whoever is behind adopts the view in time, and then asks for what it has missed.
+		// One of the two has an older view. It adopts the newer one in time, and asks for what it has missed then.
 		out.free(o.Mem)
 		return
 	case st != nvme.Success:

@@ -15,15 +15,16 @@ type Replica struct {
 	until int64
 	// damaged: the store has failed; the replica does nothing more.
 	damaged bool
-	// lacking: a view says that the replica serves as a member since lacks, and it does not have the data for that. It
-	// is no member then, until a view gives it another membership.
-	lacking bool
-	lacks   uint64
+	// lacking: a view says that the replica serves in the membership lackingSince, and it does not have the data for
+	// that. It acts as no member then, until a view gives it another membership.
+	lacking      bool
+	lackingSince uint64
 
 	// version is the greatest version that is known.
 	version uint64
-	// seq is the place of the last write of the epoch, at the ChainHead. All writes up to applied are durable here,
-	// those up to above at every replica before this one, those up to committed are committed.
+	// These are places in the order of the epoch's writes. seq is that of the last write, at the ChainHead. All writes
+	// up to applied are durable here, and those up to above at every replica before this one: that is the durable mark
+	// that has come from the Predecessor. Those up to committed are committed.
 	//
 	// Invariant: committed <= min(applied, above).
 	seq, applied, above, committed uint64
@@ -139,28 +140,34 @@ func (r *Replica) underWay(seq uint64) bool {
 func (r *Replica) Dirty() int { return r.writes.N() }
 
 // SetRole adopts a view. One of an older epoch, or of the same, is ignored.
+//
+// Reads under way end with WrongView. If the replica stays in its membership, writes that are not committed stay: a
+// ChainHead gives them places in the order of the new epoch and forwards them, others ask their Predecessor for that
+// (Sync). Otherwise writes under way end with Unknown, and those that have not begun with WrongView.
 func (r *Replica) SetRole(role Role, out *Actions) {
 	if role.Epoch <= r.role.Epoch || r.damaged {
 		return
 	}
 	r.abandonReads(out)
 	was := r.role
-	led := was.Member && was.head()
+	wasHead := was.Member && was.head()
 	stayed := was.Member && role.Member && was.Since == role.Since && (was.Filling || !role.Filling)
 	switch {
-	case role.Member && r.Lacks(role.Since), stayed && led && !role.head() && r.Dirty() > 0,
+	case role.Member && r.Lacks(role.Since), stayed && wasHead && !role.head() && r.Dirty() > 0,
 		was.Member && role.Member && !role.Filling && !(stayed && r.Complete()) && (stayed || !role.alone()):
-		// The view is one to which no rule leads from the last one, or many views were missed. A ChainHead that becomes
-		// another member has writes that are unknown to the new one, and what is not complete must not be read. So it
-		// is out, and reports that data are missing: it is filled again. A replica to which a view gives the range
-		// alone, in another membership, has what there is: a loss was accepted.
-		r.lacking, r.lacks, stayed = true, role.Since, false
+		// No rule leads from the last view to this one, or views were missed. The three cases, in their order:
+		//   - The replica has been here before, and it is still the same membership.
+		//   - A ChainHead becomes another member: the new ChainHead does not know of its writes.
+		//   - The replica is to serve and is not complete, or is to serve beside others in another membership. If it is
+		//     to serve alone in another one, an operator has accepted a loss: then it serves what it has.
+		// It acts as no member, and the node reports that data are missing (Lacks), so that it is filled again.
+		r.lacking, r.lackingSince, stayed = true, role.Since, false
 		role = Role{Epoch: role.Epoch, Predecessor: NoPeer, Successor: NoPeer, ChainTail: NoPeer}
 	}
 	pending := r.takePending()
 	r.role = role
 	r.seq, r.applied, r.above, r.committed, r.toldDurable, r.toldCommitted = 0, 0, 0, 0, 0, 0
-	r.missed = false // a Sync follows, or it is the ChainHead
+	r.missed = false // a Sync follows, or this is the ChainHead, which misses none
 	r.base, r.clock, r.toldClock = 0, 0, 0
 	r.behindFull, r.toldFull = false, false
 	if !stayed {
@@ -182,7 +189,7 @@ func (r *Replica) SetRole(role Role, out *Actions) {
 		r.send(role.Predecessor, Message{Kind: Sync}, out)
 		return
 	}
-	if !led {
+	if !wasHead {
 		r.version = max(r.version+versionGap, role.Epoch*epochVersions)
 	}
 	r.version = max(r.version, 1)
@@ -192,7 +199,7 @@ func (r *Replica) SetRole(role Role, out *Actions) {
 		case r.writes.At(i).deciding:
 			r.writes.Links.Push(&r.unordered, i)
 		case !r.mayOrder():
-			r.fail(out) // more writes than a ChainHead before could have had under way
+			r.fail(out) // more than Window, which no ChainHead can have had under way
 			return
 		default:
 			r.order(i)
@@ -206,7 +213,7 @@ func (r *Replica) SetRole(role Role, out *Actions) {
 
 // Lacks reports whether the replica does not have the data of its membership since that epoch, although a view said
 // that it served. The node reports it as incomplete.
-func (r *Replica) Lacks(since uint64) bool { return r.lacking && since == r.lacks }
+func (r *Replica) Lacks(since uint64) bool { return r.lacking && since == r.lackingSince }
 
 // takePending takes all writes that are not committed out of the order of the epoch, and returns them in the order of
 // their versions.
@@ -380,8 +387,8 @@ func (r *Replica) Needs(epoch, seq uint64) bool {
 	return r.at(seq) == none
 }
 
-// Receive takes a message. One of another epoch counts for nothing: whoever is behind adopts the view in time, and then
-// asks for what it has missed.
+// Receive takes a message. One of another epoch is ignored: the replica that still has the older view adopts the newer
+// one in time, and then asks for what it has missed.
 func (r *Replica) Receive(from Peer, m *Message, out *Actions) {
 	if r.damaged || !r.role.Member || m.Epoch != r.role.Epoch {
 		r.releaseValue(m, out)
@@ -399,7 +406,7 @@ func (r *Replica) Receive(from Peer, m *Message, out *Actions) {
 	case m.Kind == Durable && from == r.role.Predecessor:
 		r.version, r.clock = max(r.version, m.Clock), max(r.clock, m.Clock)
 		r.above = max(r.above, m.Seq)
-		r.toldFull = !r.Full() // it may ask for that
+		r.toldFull = !r.Full() // so that Flush tells it in any case: the sender may have asked for that
 		r.progress(out)
 	case m.Kind == Ack && from == r.role.Successor:
 		r.behindFull = m.Full

@@ -201,8 +201,8 @@ func (r *Replica) decided(i int32, st StoreStatus, version uint64, out *Actions)
 	case Declined:
 		r.end(i, Refused, out)
 	case Repeated:
-		// It was done before. If it is not committed yet, the answer waits for that. Whoever has sent it before has
-		// given up waiting.
+		// It was done before. If the first copy is not committed yet, this one is answered when it is. The client that
+		// waited for the first copy has sent this one, so that it waits no more.
 		if o := r.withVersion(version, w.Key); o != none {
 			first := r.writes.At(o)
 			if first.waited {
@@ -262,7 +262,8 @@ func (r *Replica) commit(mark uint64, out *Actions) {
 	r.startQueued(out)
 }
 
-// end ends a write: it answers its client and those who read its value, and frees its slot.
+// end ends a write: it answers its client and those who read its value, and frees its slot. While the store has the
+// write, the slot stays taken until Stored.
 func (r *Replica) end(i int32, st Status, out *Actions) {
 	w := r.writes.At(i)
 	if w.waited {
@@ -278,7 +279,7 @@ func (r *Replica) end(i int32, st Status, out *Actions) {
 	}
 }
 
-// gone reports that the write has ended, and only the store still had it.
+// gone reports whether the write has ended while the store has it.
 func (w *write) gone() bool { return w.version == 0 }
 
 // Gone reports whether a write that the store has was given up, because the replica has lost its membership: it was not
