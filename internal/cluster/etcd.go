@@ -85,7 +85,8 @@ func (n *Node) ask(p purpose, r Request, out *Actions) bool {
 
 func (n *Node) busy(p purpose) bool { return n.etcd.flights[p].busy }
 
-// answered takes a response.
+// answered takes a response. One to a request that is not under way any more is ignored. After an error the outcome of
+// the request is unknown.
 func (n *Node) answered(r *Response, out *Actions) {
 	p := purpose(r.Tag & 0xFF)
 	if p >= purposes || !n.etcd.flights[p].busy || n.etcd.flights[p].tag != r.Tag {
@@ -98,7 +99,7 @@ func (n *Node) answered(r *Response, out *Actions) {
 		e.steadyNS = n.now
 		e.retryNS = n.now + n.t.retry
 		if p == toTakeOver || p == toWriteView {
-			e.synced = false // what has become of it is to be seen
+			e.synced = false // everything is read again, which shows whether the request has taken effect
 		}
 		if p == toWriteView && n.lead != nil {
 			n.lead.changed = true
@@ -264,7 +265,7 @@ func (n *Node) apply(kv *KeyValue, out *Actions) {
 			e.synced = false
 			return
 		}
-		n.elected(m, out) // first: seenNS is to be that of the manager before
+		n.elected(m, out) // before seenNS is set: becomeManager needs the last sign of the manager before
 		if kv.Revision > e.managerRev {
 			e.manager, e.managerRev, e.seenNS = m, kv.Revision, n.now
 		}

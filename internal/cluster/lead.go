@@ -19,7 +19,7 @@ type lead struct {
 	proofNS int64
 	// stampNS is when the next stamp is due.
 	stampNS, count int64
-	peers          map[Incarnation]*peer
+	processes      map[Incarnation]*process
 	// acts: the newest view acts.
 	acts bool
 	// candidates are views that were sent to etcd and may be there, or come to be there.
@@ -34,8 +34,8 @@ type lead struct {
 	record []byte // of the newest view; nil: not encoded yet
 }
 
-// peer is a process that has reported in this term.
-type peer struct {
+// process is a process of a node that has reported in this term.
+type process struct {
 	Identity
 	// firstNS and heardNS are the times of its first and last report, grantedNS that of the last authority. What
 	// earlier managers have given to it is for reports before its first one of this term.
@@ -67,7 +67,8 @@ func (n *Node) becomeManager(term uint64, sentNS int64, out *Actions) {
 	last := max(n.etcd.seenNS, n.promised, n.started)
 	n.follow(term, n.self())
 	n.lead = &lead{electedNS: n.now, strangersNS: last + outlast(n.t.proof+n.t.authority), proofNS: sentNS + n.t.proof,
-		stampNS: n.now, peers: map[Incarnation]*peer{}, changed: true, goneNS: map[string]int64{}, helloNS: n.now}
+		stampNS: n.now, processes: map[Incarnation]*process{}, changed: true, goneNS: map[string]int64{},
+		helloNS: n.now}
 	out.Changed = true
 }
 
@@ -97,11 +98,13 @@ func (n *Node) stamped(f flight, r *Response) {
 	}
 }
 
-// reported takes a report, and answers it.
+// reported takes a report, and answers it: with a refusal; or with authority, if the node has seen the newest view and
+// there is a proof; or with the newest view, if the node has not seen it. A report of an older term is told of this
+// one.
 func (n *Node) reported(r *Report, out *Actions) {
 	l := n.lead
 	if l == nil || r.Term > n.term {
-		return // of a newer term: etcd will tell
+		return // a newer term: the watch of etcd will say that this node is not the manager any more
 	}
 	a := &Answer{Term: n.term, Manager: n.self(), To: r.Incarnation, Stamp: n.now}
 	if n.newest != nil {
@@ -116,10 +119,10 @@ func (n *Node) reported(r *Report, out *Actions) {
 		n.send(r.Address, a, out)
 		return
 	}
-	p := l.peers[r.Incarnation]
+	p := l.processes[r.Incarnation]
 	if p == nil {
-		p = &peer{Identity: Identity{Name: r.Name, Incarnation: r.Incarnation}, firstNS: n.now}
-		l.peers[r.Incarnation] = p
+		p = &process{Identity: Identity{Name: r.Name, Incarnation: r.Incarnation}, firstNS: n.now}
+		l.processes[r.Incarnation] = p
 		l.changed = true
 	}
 	p.Address, p.heardNS = r.Address, n.now
@@ -148,7 +151,7 @@ func (n *Node) reported(r *Report, out *Actions) {
 }
 
 // take takes what a node has.
-func (p *peer) take(r *Report) {
+func (p *process) take(r *Report) {
 	p.version = r.Version
 	p.ranges, p.unusable = make(map[rangeOf]view.Report, len(r.Ranges)), map[view.PartitionID]bool{}
 	for _, e := range r.Ranges {
@@ -176,11 +179,11 @@ func (n *Node) refuses(r *Report) Refusal {
 	case !r.Cluster.IsZero() && n.etcd.settings != nil && r.Cluster != n.etcd.settings.Cluster:
 		return OtherCluster
 	}
-	p := n.lead.peers[r.Incarnation]
+	p := n.lead.processes[r.Incarnation]
 	if p == nil || n.newest == nil {
 		return NotRefused
 	}
-	for _, other := range n.lead.peers {
+	for _, other := range n.lead.processes {
 		if other.Name == r.Name && other != p && n.newest.admits(other.Incarnation) &&
 			n.now-other.heardNS < n.t.lease && other.heardNS-p.firstNS > 2*n.t.lease {
 			return NameTaken
@@ -218,7 +221,7 @@ func (n *Node) promisedBy(m *Map, least int64) int64 {
 		if i == 0 || i == n.cfg.Incarnation {
 			continue
 		}
-		p := n.lead.peers[i]
+		p := n.lead.processes[i]
 		if p == nil || p.echoNS == 0 {
 			return 0
 		}
@@ -229,7 +232,7 @@ func (n *Node) promisedBy(m *Map, least int64) int64 {
 
 // authorityOver reports whether the authority of a process is over, if no more is given.
 func (n *Node) authorityOver(i Incarnation) bool {
-	if p := n.lead.peers[i]; p != nil {
+	if p := n.lead.processes[i]; p != nil {
 		return n.now >= max(p.firstNS, p.grantedNS)+outlast(n.t.authority)
 	}
 	return n.now >= n.lead.strangersNS
@@ -239,7 +242,7 @@ func (n *Node) authorityOver(i Incarnation) bool {
 func (n *Node) silent(i Incarnation) bool {
 	l := n.lead
 	until := max(l.electedNS, n.attentive) + n.t.grace
-	if p := l.peers[i]; p != nil {
+	if p := l.processes[i]; p != nil {
 		until = max(until, p.heardNS+n.t.lease)
 	}
 	return n.now >= until && n.authorityOver(i)
@@ -271,7 +274,7 @@ func (n *Node) manage(out *Actions) {
 // confirmed reports whether the newest view may act: each process that it admits has seen it, or has no authority.
 func (n *Node) confirmed() bool {
 	for _, i := range n.newest.Admitted {
-		p := n.lead.peers[i]
+		p := n.lead.processes[i]
 		if i != 0 && (p == nil || p.seen < n.newest.Epoch) && !n.authorityOver(i) {
 			return false
 		}
@@ -284,7 +287,7 @@ func (n *Node) confirmed() bool {
 func (n *Node) tell(out *Actions, all bool) {
 	l := n.lead
 	send := func(i Incarnation, address string) {
-		p := l.peers[i]
+		p := l.processes[i]
 		if i != n.cfg.Incarnation && address != "" && (all || p == nil || n.now-p.heardNS >= n.t.authority) {
 			out.Sends = append(out.Sends, Send{To: address, Message: Message{Answer: n.hello(i)}})
 		}
@@ -308,14 +311,15 @@ func (n *Node) hello(to Incarnation) *Answer {
 
 // forget removes what is known of processes that are gone.
 func (n *Node) forget() {
-	for i, p := range n.lead.peers {
+	for i, p := range n.lead.processes {
 		if n.now-p.heardNS > 10*n.t.lease && !n.newest.admits(i) {
-			delete(n.lead.peers, i)
+			delete(n.lead.processes, i)
 		}
 	}
 }
 
-// next computes the next view, and writes it if it differs.
+// next computes the next view, and writes it if it differs. manage calls it while the newest view acts, when something
+// has changed and at each tick, because silence changes nothing that is noticed.
 func (n *Node) next(out *Actions) {
 	l := n.lead
 	m := &Map{Admitted: slices.Clone(n.newest.Admitted)}
@@ -338,8 +342,8 @@ func (n *Node) next(out *Actions) {
 		err := m.Check()
 		invariants.Check(err == nil, "cluster: the next view is not valid")
 	case len(l.candidates) > 0:
-		// Nothing is to change any more, but an earlier request may still take effect. It cannot, once the same view
-		// has been written again.
+		// Nothing is to change any more, but a write of an earlier view may still take effect. It compares the revision
+		// of the key, so that it cannot once the present view has been written again.
 		m = n.newest
 	default:
 		return
@@ -389,8 +393,9 @@ func (n *Node) wroteView(r *Response, out *Actions) {
 	n.see(c.Map, out)
 }
 
-// members sets who is admitted, which nodes and partitions there are, and which are out. It reports whether anything
-// differs that time alone has changed.
+// members sets in m, a copy of the newest view, who is admitted, which nodes and partitions there are, and which are
+// out. It reports whether who is admitted or out differs, which may have changed by the passing of time alone: whatever
+// else changes sets lead.changed.
 func (n *Node) members(m *Map) (differs bool) {
 	l, v := n.lead, m.View
 	v.Replicas = n.etcd.settings.Replicas
@@ -401,7 +406,7 @@ func (n *Node) members(m *Map) (differs bool) {
 	}
 	for _, name := range slices.Sorted(maps.Keys(n.etcd.nodes)) {
 		reg := n.etcd.nodes[name]
-		p := l.peers[reg.incarnation]
+		p := l.processes[reg.incarnation]
 		if p == nil || p.Name != name || p.seen != n.newest.Epoch || n.now-p.heardNS >= n.t.lease ||
 			reg.protocol != Protocol {
 			continue
@@ -414,7 +419,8 @@ func (n *Node) members(m *Map) (differs bool) {
 			i = len(v.Nodes)
 			v.Nodes, m.Admitted = append(v.Nodes, view.Node{Name: name, Domain: reg.domain}), append(m.Admitted, 0)
 		}
-		if i >= len(n.newest.Admitted) || n.newest.Admitted[i] == 0 { // a view has seen an earlier process go
+		// A process is admitted only when the newest view admits no earlier one of its node.
+		if i >= len(n.newest.Admitted) || n.newest.Admitted[i] == 0 {
 			m.Admitted[i], differs = reg.incarnation, true
 		}
 		if m.Admitted[i] == reg.incarnation {
@@ -438,7 +444,8 @@ func addPartitions(v *view.View, node uint16, own []Partition) {
 	}
 }
 
-// setOut sets which nodes are to have no ranges: those of the settings, and those that have been gone for too long.
+// setOut sets which nodes are to have no ranges: those of the settings, and those that have been gone for too long. It
+// reports whether these are others than before.
 func (n *Node) setOut(m *Map) (differs bool) {
 	for i := range m.Nodes {
 		name := m.Nodes[i].Name
@@ -469,7 +476,7 @@ func (j *judgement) Alive(node uint16) bool { return j.m.Admitted[node] != 0 }
 
 // Range implements view.Reports.
 func (j *judgement) Range(id view.PartitionID, r int) view.Report {
-	p := j.l.peers[j.m.Admitted[j.m.Partitions[id].Node]]
+	p := j.l.processes[j.m.Admitted[j.m.Partitions[id].Node]]
 	if p == nil {
 		return view.Report{Local: view.Silent}
 	}
@@ -481,6 +488,6 @@ func (j *judgement) Range(id view.PartitionID, r int) view.Report {
 
 // Usable implements view.Reports.
 func (j *judgement) Usable(id view.PartitionID) bool {
-	p := j.l.peers[j.m.Admitted[j.m.Partitions[id].Node]]
+	p := j.l.processes[j.m.Admitted[j.m.Partitions[id].Node]]
 	return p == nil || !p.unusable[id]
 }

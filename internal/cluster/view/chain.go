@@ -41,7 +41,8 @@ const (
 	// Silent: the node is alive and has not reported the range yet, because it has not seen the view that gives it the
 	// range.
 	Silent
-	// Damaged: the partition cannot be used.
+	// Damaged: the partition cannot hold the range now, nor be filled, for instance because its store has failed or the
+	// ChainTail is out of its reach. A member that serves is taken out of the chain, one that is filled waits.
 	Damaged
 	// Incomplete: data of the range are missing.
 	Incomplete
@@ -62,8 +63,8 @@ type Report struct {
 type Member struct {
 	Partition PartitionID
 	State     State
-	// Since is the epoch at which this membership began: the member became Filling, or the chain was made. Only reports
-	// of this epoch or later count.
+	// Since is the epoch of the view at which this membership began: the chain was made, or the member began to wait,
+	// or became Filling. Only reports of this epoch or later count.
 	Since Epoch
 }
 
@@ -186,7 +187,9 @@ func fresh(wanted []PartitionID, report func(PartitionID) Report, epoch Epoch) C
 	return c
 }
 
-// holders returns the members that hold the data of the range from now on. There is always one.
+// holders returns the members that hold the data of the range from now on: those that go on serving; if there are none,
+// the first last copy that is back, alone; and if there is none of these, all that served, as last copies. It is never
+// empty, because the chain of a range always has a member with its data.
 func holders(c Chain, report func(PartitionID) Report) Chain {
 	var served, left, back Chain
 	for _, m := range c {

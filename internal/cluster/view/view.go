@@ -21,7 +21,8 @@ import (
 	"jbofd/internal/uuid"
 )
 
-// Epoch is the number of a view. It grows by one with each change, and every message between nodes carries it.
+// Epoch is the number of a view. It grows by one with each change of the map, and every message of the membership
+// carries it. Messages between the replicas of a chain carry View.Versions of their range instead.
 type Epoch uint64
 
 // PartitionID is the index of a partition in View.Partitions. It stays the same as long as the partition is a member of
@@ -76,8 +77,8 @@ type View struct {
 	Partitions []Partition
 	// Chains has the chain of each range. Their number is a power of two.
 	Chains []Chain
-	// Versions counts the changes of each chain. It is the epoch of messages between its replicas, so that a change of
-	// one chain does not concern the others.
+	// Versions counts the changes of each chain. It is the epoch of the chain, which the messages between its replicas
+	// carry, so that a change of one chain does not concern the others.
 	Versions []uint32
 }
 
@@ -102,7 +103,7 @@ func (v *View) rangeBits() int { return bits.TrailingZeros(uint(len(v.Chains))) 
 
 // Reports is what the manager knows of the nodes when it computes a view.
 type Reports interface {
-	// Alive reports whether a node holds its lease.
+	// Alive reports whether a node takes part: the next view admits its process. One that is silent is not alive.
 	Alive(node uint16) bool
 	// Range returns what a node that is alive has reported of a range in one of its partitions.
 	Range(p PartitionID, r int) Report
