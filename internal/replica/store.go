@@ -207,12 +207,14 @@ func (r *Replica) beginRanges(out *Actions) {
 	}
 }
 
-// ranged goes on when the store has replied to a request for a range.
+// ranged goes on when the store has replied to a request for a range (Digest, CopyOut, CopyIn). What lacks memory or
+// room is tried again later; a Digest continues until it has all sums of its part; whatever else fails makes the
+// replica damaged.
 func (r *Replica) ranged(i int32, p *kvstore.Reply) {
 	o := r.ops.At(i)
 	st := crrs.Failed
 	switch {
-	case p.Status == kvstore.NoMemory, p.Status == kvstore.Superseded: // a Drop is being swept
+	case p.Status == kvstore.NoMemory, p.Status == kvstore.Superseded: // the latter: a Drop of the range is being swept
 		r.tryLater(i, retryNS)
 		return
 	case p.Status == kvstore.CapacityExceeded: // the member is filled when there is room

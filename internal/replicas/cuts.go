@@ -7,7 +7,8 @@ import (
 )
 
 // cuts is what Replicas know of nodes that are out of reach although the manager hears them: the connection between two
-// nodes is cut, and both are alive. No view ends that by itself, and writes would wait for as long as it lasts.
+// nodes is cut, and both are alive (a partial network partition; here a partition is one of keys). No view ends that by
+// itself, and writes would wait for as long as it lasts.
 //
 //   - A member that serves, and whose successor serves and is out of reach, gives its membership up: it answers no
 //     reads any more, and reports that its data are incomplete. Then the chain goes on without it, and it is filled
@@ -25,34 +26,36 @@ import (
 // Two nodes have two connections, as each is a host of the other, and a chain needs both: Forwards go one way, and what
 // was lost is asked for on the other way. So a node is out of reach if one of them is missing. Both nodes see that.
 type cuts struct {
-	// lost are the connections that are missing, and since when they were silent.
-	lost map[way]int64
-	// cut are those that were silent for most of the patience, or for all of it.
-	cut map[way]patience
+	// lost are the connections that are missing, and since when they were silent, by Config.Clock.
+	lost map[connection]int64
+	// cut are those that were silent for most of Config.Patience, or for all of it.
+	cut map[connection]patience
 	// heldNS is since when there has been authority. Without it this node may be the one that is cut off.
 	heldNS int64
 	// lookNS is when to look next, resignNS when there may be a membership to give up; 0: never.
 	lookNS, resignNS int64
 }
 
-// beside is a neighbour that serves in the chain of a range, and since when it is that; the zero value: none.
-type beside struct {
+// neighbour is the member before or behind this one in the chain of a range, if it serves, and since when it is that.
+// The zero value is none.
+type neighbour struct {
 	partition view.PartitionID
 	sinceNS   int64
 }
 
-// set says that the neighbour is the member at index i of a chain, if there is one.
-func (b *beside) set(c view.Chain, i int, is bool, clock int64) {
+// set says that the neighbour is the member at index i of a chain. is: there is one.
+func (b *neighbour) set(c view.Chain, i int, is bool, clock int64) {
 	switch {
 	case !is:
-		*b = beside{}
+		*b = neighbour{}
 	case b.sinceNS == 0 || b.partition != c[i].Partition:
-		*b = beside{c[i].Partition, clock}
+		*b = neighbour{c[i].Partition, clock}
 	}
 }
 
-// way is a connection with a node: the one to it, or the one that it has to this node as a host.
-type way struct {
+// connection is one of the two with a node: the one that this node has to it, or, if host is set, the one that it has
+// to this node as a host.
+type connection struct {
 	node string
 	host bool
 }
@@ -76,31 +79,31 @@ func (g *Replicas) patienceNS(p patience) int64 {
 
 // linkChange is news of a connection. lostNS is since when it has been silent, 0: there is a connection.
 type linkChange struct {
-	way    way
+	conn   connection
 	lostNS int64
 }
 
 // NodeReachable says that there is a connection to a node again.
 func (g *Replicas) NodeReachable(node string) {
-	g.links.Put(linkChange{way: way{node: node}})
+	g.links.Put(linkChange{conn: connection{node: node}})
 	g.driver.RunLater()
 }
 
 // NodeUnreachable says that there is no connection to a node, which has been silent for that long.
 func (g *Replicas) NodeUnreachable(node string, silent time.Duration) {
-	g.links.Put(linkChange{way: way{node: node}, lostNS: max(g.cfg.Clock()-int64(silent), 1)})
+	g.links.Put(linkChange{conn: connection{node: node}, lostNS: max(g.cfg.Clock()-int64(silent), 1)})
 	g.driver.RunLater()
 }
 
 // HostConnected says that a node has a connection to this one, as its host.
 func (g *Replicas) HostConnected(node string) {
-	g.links.Put(linkChange{way: way{node, true}})
+	g.links.Put(linkChange{conn: connection{node, true}})
 	g.driver.RunLater()
 }
 
 // HostDisconnected says that it has none.
 func (g *Replicas) HostDisconnected(node string) {
-	g.links.Put(linkChange{way: way{node, true}, lostNS: max(g.cfg.Clock(), 1)})
+	g.links.Put(linkChange{conn: connection{node, true}, lostNS: max(g.cfg.Clock(), 1)})
 	g.driver.RunLater()
 }
 
@@ -109,24 +112,26 @@ func (g *Replicas) linkChanged(l *linkChange) {
 	c := &g.cuts
 	if l.lostNS != 0 {
 		if c.lost == nil {
-			c.lost, c.cut = map[way]int64{}, map[way]patience{}
+			c.lost, c.cut = map[connection]int64{}, map[connection]patience{}
 		}
-		if _, known := c.lost[l.way]; !known {
-			c.lost[l.way] = l.lostNS
+		if _, known := c.lost[l.conn]; !known {
+			c.lost[l.conn] = l.lostNS
 		}
 		return
 	}
-	delete(c.lost, l.way)
-	if c.cut[l.way] != 0 {
-		delete(c.cut, l.way)
+	delete(c.lost, l.conn)
+	if c.cut[l.conn] != 0 {
+		delete(c.cut, l.conn)
 		g.makeReport()
 	}
-	if !l.way.host {
-		g.reach(l.way.node)
+	if !l.conn.host {
+		g.reach(l.conn.node)
 	}
 }
 
-// lookForCuts looks for nodes that have been out of reach for too long.
+// lookForCuts notes which connections have been missing for too long, and makes a new Report if there are others than
+// before: makeReport gives up what has to be given up. Time without authority does not count, because this node may
+// then be the one that is cut off.
 func (g *Replicas) lookForCuts() {
 	c := &g.cuts
 	if c.lookNS = 0; g.cfg.Patience == 0 {
@@ -165,10 +170,12 @@ func (c *cuts) nextNS() int64 {
 // isCut reports whether the node of a partition of the newest view is out of reach, for so much of the patience.
 func (g *Replicas) isCut(p view.PartitionID, over patience) bool {
 	node := g.newest.Nodes[g.newest.Partitions[p].Node].Name
-	return max(g.cuts.cut[way{node, false}], g.cuts.cut[way{node, true}]) >= over
+	return max(g.cuts.cut[connection{node, false}], g.cuts.cut[connection{node, true}]) >= over
 }
 
-// resign gives up the memberships whose successor is out of reach, and those in which no other member is in reach.
+// resign gives up the memberships whose successor is out of reach, and those in which no other member is in reach, and
+// notes when the next one may have to be. makeReport calls it, with each new view and when other connections are cut,
+// so that it also notes who the neighbours are, and since when.
 func (g *Replicas) resign() {
 	g.cuts.resignNS = 0
 	for number, m := range g.ranges {
@@ -176,6 +183,8 @@ func (g *Replicas) resign() {
 			continue
 		}
 		c := g.newest.Chains[number]
+		// at is the index of this member among those that serve, others how many besides it serve. The chain lists them
+		// first, so that there is one behind this one if at < others.
 		at, others, reached := -1, 0, 0
 		for i := 0; i < len(c) && c[i].State <= view.Leaving; i++ {
 			switch {

@@ -70,7 +70,7 @@ func TestPatienceBeginsWithTheNeighbour(t *testing.T) {
 		w.sees(c.before)
 		w.at(1)
 		for _, n := range c.lost {
-			w.linkChanged(&linkChange{way: way{node: n}, lostNS: 1})
+			w.linkChanged(&linkChange{conn: connection{node: n}, lostNS: 1})
 		}
 		const late = 100 * watchPatience
 		w.at(late)
@@ -102,7 +102,7 @@ func TestAMemberIsNotFilledByANodeOutOfReach(t *testing.T) {
 	w.sees([]view.PartitionID{1, 2})
 	chain := &w.newest.Chains[0]
 	*chain = append(*chain, view.Member{Partition: 0, State: view.Waiting, Since: 1})
-	w.linkChanged(&linkChange{way: way{node: "n2"}, lostNS: 1})
+	w.linkChanged(&linkChange{conn: connection{node: "n2"}, lostNS: 1})
 	for _, c := range []struct {
 		clock int64
 		want  view.Local
@@ -112,7 +112,7 @@ func TestAMemberIsNotFilledByANodeOutOfReach(t *testing.T) {
 			t.Errorf("%v at %d, want %v", w.reports(), c.clock, c.want)
 		}
 	}
-	w.linkChanged(&linkChange{way: way{node: "n2"}})
+	w.linkChanged(&linkChange{conn: connection{node: "n2"}})
 	if w.reports() != view.Incomplete {
 		t.Errorf("%v when it is in reach, want %v", w.reports(), view.Incomplete)
 	}
@@ -139,13 +139,13 @@ func TestPatienceEndsWithAConnection(t *testing.T) {
 	}
 	w.sees([]view.PartitionID{0, 2})
 	w.at(1)
-	w.linkChanged(&linkChange{way: way{node: "n1"}, lostNS: 1})
+	w.linkChanged(&linkChange{conn: connection{node: "n1"}, lostNS: 1})
 	w.clock = 50_000
 	w.sees([]view.PartitionID{0, 1})
 	look(50_000+watchPatience-1, view.Complete)
-	w.linkChanged(&linkChange{way: way{node: "n1"}})
+	w.linkChanged(&linkChange{conn: connection{node: "n1"}})
 	look(60_000, view.Complete)
-	w.linkChanged(&linkChange{way: way{node: "n1"}, lostNS: 60_000})
+	w.linkChanged(&linkChange{conn: connection{node: "n1"}, lostNS: 60_000})
 	until = 60_000 + watchPatience/2 // authority is lost, and comes back much later
 	look(60_000+watchPatience/2+1, view.Complete)
 	look(80_000, view.Complete)

@@ -71,7 +71,7 @@ type Config struct {
 	TooFullToFill func() bool
 	// Changed is told that Report returns something else. It must not block.
 	Changed func()
-	// Patience is how long a neighbour in a chain may be out of reach while the manager has it take part: see cuts.
+	// Patience is how long a neighbour in a chain may be out of reach while the manager has it take part: see cuts.go.
 	// It is longer than it takes until a view goes on without a node that has failed. 0: for ever.
 	Patience time.Duration
 	// Pool has the memory for values and batches, and the buffers for the values of other nodes.
@@ -175,7 +175,7 @@ type Replicas struct {
 	cuts                    cuts
 }
 
-// member is the replica of a range.
+// member is this partition as a member of the chain of one range: its replica, and what is known of the chain.
 type member struct {
 	r      *replica.Replica
 	number int
@@ -192,7 +192,7 @@ type member struct {
 	// filled is the Since of the membership in which it was filled last, resigned that of the one that it gave up.
 	filled, resigned uint64
 	// before and behind are the neighbours in the newest view.
-	before, behind beside
+	before, behind neighbour
 	// complete and damaged are what was reported.
 	complete, damaged bool
 }

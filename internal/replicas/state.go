@@ -187,7 +187,9 @@ func (g *Replicas) makeReport() {
 	g.cfg.Changed()
 }
 
-// localState is what the partition has of a range of which the newest view says that it is a member.
+// localState is what the partition has of a range of which the newest view says that it is a member, e. It is Silent
+// until the active view has the same membership. A member that serves or is a last copy is Complete unless something
+// here says otherwise: see makeReport.
 func (g *Replicas) localState(number int, e view.Member) view.Local {
 	m := g.ranges[number]
 	was := view.Member{}
@@ -198,7 +200,7 @@ func (g *Replicas) localState(number int, e view.Member) view.Local {
 	}
 	switch {
 	case m != nil && m.r.Damaged():
-		return view.Damaged // it must not be filled: it takes no writes, and the others would wait for it
+		return view.Damaged // not Incomplete: it would be filled, take no writes, and the others would wait for it
 	case m != nil && m.r.Lacks(uint64(e.Since)):
 		return view.Incomplete // it has missed views, and is filled again
 	case g.cfg.Incomplete && (m == nil || m.filled != uint64(e.Since)):
@@ -208,7 +210,7 @@ func (g *Replicas) localState(number int, e view.Member) view.Local {
 	case e.State <= view.Leaving && m != nil && m.gaveUp(e.Since):
 		return view.Incomplete // as a last copy it has all that was acknowledged
 	case e.State >= view.Filling && g.copierIsCut(number):
-		return view.Damaged // it must not be filled now
+		return view.Damaged // so that it is not filled now
 	case e.State == view.Waiting:
 		return view.Incomplete
 	case e.State == view.Filling && !(m != nil && m.r.Role().Since == uint64(e.Since) && m.r.Complete()):
