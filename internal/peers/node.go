@@ -243,7 +243,7 @@ func (n *node) run() {
 			if n.ctx.Err() != nil {
 				return
 			}
-			n.calm() // of the time when there was a connection
+			n.calm() // a redial from the time when there was a connection
 			if errors.Is(err, errUnwanted) {
 				n.log.Info("disconnected from a node, which is not in the view")
 				continue
@@ -282,7 +282,7 @@ func (n *node) run() {
 func (n *node) attempt(mayCut bool) (a *association, cutShort bool, err error) {
 	ctx, cancel := context.WithTimeout(n.ctx, n.p.cfg.Timeout)
 	defer cancel()
-	n.calm() // by this attempt
+	n.calm() // this attempt is what a redial before it has asked for
 	over := make(chan struct{})
 	var watching sync.WaitGroup
 	if mayCut {
@@ -464,11 +464,13 @@ func (a *association) close() error {
 	return a.c.Close()
 }
 
-// serve uses an association until it ends, and returns why.
+// serve uses an association until it ends, and returns why: an error of a queue or of the node; errUnwanted or
+// errOutgrown; client.ErrClosed. It begins to use the queues, calls Connected, checks the queues with each tick, and
+// looks the namespaces up as long as partitions of the view are missing: connect has done that once.
 func (n *node) serve(a *association) error {
 	cfg := &n.p.cfg
 	select {
-	case <-n.failed: // of the last one
+	case <-n.failed: // the end of the last association
 	default:
 	}
 	n.more.Store(false) // Connected is called anyway
@@ -482,8 +484,8 @@ func (n *node) serve(a *association) error {
 
 	clock := time.NewTicker(max(cfg.Timeout/ticks, time.Millisecond))
 	defer clock.Stop()
-	// looking is set while the namespaces are to be looked up at its time. So a node whose partitions are not there is
-	// asked for them from time to time, whoever asks for them.
+	// looking runs while the namespaces are to be looked up. There is a pause between two look-ups, so that a node
+	// whose partitions are not there is asked from time to time, however many commands are for them.
 	looking := time.NewTimer(0)
 	looking.Stop()
 	pause, last := cfg.MinPause, time.Now()

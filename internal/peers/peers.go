@@ -74,7 +74,7 @@ type Command struct {
 
 	link   turn.Node[Command]
 	target *target
-	next   *Command // of queue.waiting
+	next   *Command // in a fifo of the queue
 }
 
 // Sink takes commands back.
@@ -158,7 +158,7 @@ type Peers struct {
 	closed  bool
 }
 
-// target is a partition of another node.
+// target is a partition of another node, to which commands go.
 type target struct {
 	node *node
 	id   uuid.UUID
@@ -239,7 +239,7 @@ func (p *Peers) setNodes(nodes []Node) (unknown []string, err error) {
 	return unknown, nil
 }
 
-// ErrInvalid is wrapped by the errors of New.
+// ErrInvalid is wrapped by the errors of New and SetNodes.
 var ErrInvalid = errors.New("connections to other nodes")
 
 // check fills in defaults.
@@ -314,7 +314,8 @@ func (p *Peers) setView(m *cluster.Map) (unknown []string) {
 	return p.setViewLocked(m)
 }
 
-// setViewLocked is SetView. The caller holds mu.
+// setViewLocked is setView. For each node it finds the partitions, which may be none, and the ranges whose Forwards
+// this node sends there: those in which it is the Predecessor. The caller holds mu.
 func (p *Peers) setViewLocked(m *cluster.Map) (unknown []string) {
 	p.view = m
 	routes := make([]*target, len(m.Partitions))

@@ -5,10 +5,12 @@ import (
 	"time"
 )
 
-// stuck tells connections that work for short commands and not for long ones from those that are lost. Each of them
-// would hold up writes for Config.Timeout, and the patience with the node would never end.
+// stuck finds a node whose connections can be made and answer keep-alives, but not long commands, as where the network
+// drops long packets (a black hole of path MTU discovery). Each such connection holds up writes for Config.Timeout. As
+// it is made again at once, the node would never count as out of reach (replicas.Config.Patience).
 type stuck struct {
-	// losses counts those in a row for want of an answer, holds how often the node was left alone for them.
+	// losses counts the connections in a row that have ended because a command got no answer, holds how often the node
+	// was left alone for that.
 	losses, holds int
 }
 
@@ -33,7 +35,7 @@ func (s *stuck) after(err error, lasted, hold time.Duration) time.Duration {
 	return min(hold<<min(s.holds-1, 20), max(hold, maxHold))
 }
 
-// hold waits, whoever is in a hurry.
+// hold waits, and does not end early for a redial.
 func (n *node) hold(d time.Duration) {
 	t := time.NewTimer(d)
 	defer t.Stop()
