@@ -9,9 +9,9 @@ import (
 	"jbofd/internal/flowctl"
 )
 
-// engine carries out the requests of a Store: no goroutine waits for one. Whoever has an event for it (an operation,
-// the end of commands, another map, a time) takes the lock, and sends what follows from the event when it has released
-// it: commands of one batch that go to one queue of a node are sent together.
+// engine carries out the requests of a Store: no goroutine waits for one. A goroutine that has an event for it (an
+// operation, the end of commands, another map, a time) takes the lock, and sends what follows from the event when it
+// has released the lock: commands of one batch that go to one queue of a node are sent together.
 //
 //	OpQueue.Submit, Store.Get ──> start ──┐
 //	IOQueue ──> Ended ────────────────────┼─> requests, flowctl.Machine ──> leave ──> IOQueue.Send

@@ -223,7 +223,7 @@ func (s *Store) refresh() {
 		}
 		if s.askNodes() == 0 && time.Since(seeds) > time.Second {
 			// None of the map is connected: it may be that all of them have other addresses now.
-			_ = s.bootstrap(s.ctx) // it is tried again
+			_ = s.bootstrap(s.ctx) // if that fails, it is tried again
 			seeds = time.Now()
 		}
 		if now := s.current.Load().epoch; now != epoch {

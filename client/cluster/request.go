@@ -39,7 +39,7 @@ type request struct {
 	tag      uint64
 	wrap     bool
 	position uint64
-	// res and err are the outcome. They belong to whoever was told the end.
+	// res and err are the outcome. They belong to the goroutine that was told of the end.
 	res kv.Result
 	err error
 
@@ -323,8 +323,8 @@ func (at *attempt) cancel(now time.Duration, why error) {
 	}
 }
 
-// judge takes over the answer, if it says something of the key. It needs no lock: a command that has ended is whoever's
-// who was told so, and op is that of the only command.
+// judge takes over the answer, if it says something of the key. It needs no lock: a command that has ended belongs to
+// the goroutine that was told so, and no other command uses op.
 func (at *attempt) judge() { // hot: 0 allocs
 	if at.r.second == nil || at.r.write() {
 		at.take()
@@ -338,7 +338,9 @@ func (at *attempt) take() { // hot: 0 allocs
 	}
 }
 
-// settle goes on after the end of the command.
+// settle goes on after the end of the command: it gives back its tokens, and then ends the operation if there is an
+// answer, or no use in another try. Otherwise a read goes to a member that has not been tried since the last pause, if
+// there is one; what is left pauses. Of a hedged read it waits for both commands (raced).
 func (at *attempt) settle(now time.Duration) { // hot: 0 allocs
 	r := at.r
 	units := 0

@@ -167,7 +167,7 @@ type Request struct {
 	held   uint16
 	state  state
 	// age is less than those of the requests that were added later. admitted: the write counts as unsent at its
-	// targets. moves is at how many it has waited to be admitted.
+	// targets. moves counts its tries to be admitted, of which the first maxMoves may make it wait.
 	age      uint64
 	admitted bool
 	moves    uint8
@@ -211,7 +211,8 @@ func (m *Machine) Add(now int64, r *Request) (atOnce bool) {
 	return r.state == ready
 }
 
-// addRead chooses a target, or lets the request wait at all of them.
+// addRead chooses a target that has the tokens and no queue, and takes a place of its link. If there is none, the
+// request waits at all targets; a read may then still go on by what is left for reads (reserved).
 func (m *Machine) addRead(now int64, r *Request) { // hot: 0 allocs
 	best, bestFree, bestOut := -1, 0, 0
 	m.turn++
