@@ -184,7 +184,7 @@ func (c *clusterMember) hashSeed() (seed uint64, known bool) {
 }
 
 // join begins the membership: it waits for the records of the cluster, has new partitions made, and starts the member.
-// It ends early with c.ctx.
+// It ends early with c.ctx, or if the partitions cannot be made, which takes a restart; problem says so.
 func (c *clusterMember) join() {
 	r := c.await()
 	if r == nil {
@@ -206,7 +206,7 @@ func (c *clusterMember) join() {
 			c.running.Store(m)
 			c.mu.Unlock()
 			close(c.begun)
-			if err := c.nodesChanged(); err != nil { // by a reload while it began
+			if err := c.nodesChanged(); err != nil { // a reload may have changed them meanwhile
 				c.n.log.Error("the nodes of the cluster cannot be changed", "error", err)
 			}
 			return

@@ -189,7 +189,7 @@ func (r *replicaNode) lookForHostsLocked() {
 			continue
 		}
 		if r.hosts[name] = is; is {
-			r.peers.Redial() // this node reaches it, too, most likely
+			r.peers.Redial() // the other direction works, so that this one most likely does, too
 		}
 		for _, g := range r.all() {
 			if is {
