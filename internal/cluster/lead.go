@@ -319,7 +319,7 @@ func (n *Node) forget() {
 }
 
 // next computes the next view, and writes it if it differs. manage calls it while the newest view acts, when something
-// has changed and at each tick, because silence changes nothing that is noticed.
+// has changed, and at each tick, because no event says that a node has fallen silent.
 func (n *Node) next(out *Actions) {
 	l := n.lead
 	m := &Map{Admitted: slices.Clone(n.newest.Admitted)}
