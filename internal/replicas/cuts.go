@@ -130,8 +130,8 @@ func (g *Replicas) linkChanged(l *linkChange) {
 }
 
 // lookForCuts notes which connections have been missing for too long. If there are more than before, or it is time to
-// give up a membership (resignNS), it makes a new Report, and makeReport gives up what has to be. Time without authority
-// does not count, because this node may then be the one that is cut off.
+// give up a membership (resignNS), it makes a new Report, and makeReport gives up what has to be. Time without
+// authority does not count, because this node may then be the one that is cut off.
 func (g *Replicas) lookForCuts() {
 	c := &g.cuts
 	if c.lookNS = 0; g.cfg.Patience == 0 {
