@@ -290,7 +290,9 @@ type Config struct {
 	// Tables have the memory for them, and bound what all replicas that share them take of clients; nil: some of its
 	// own, which bound nothing else.
 	Tables *Tables
-	// Version is the greatest version that the store has given or taken.
+	// Version is the greatest version that the store has of the range, or 0, because those of an epoch are greater
+	// than all of earlier ones anyway. It is not one of another range: the next ChainHead, which does not know it,
+	// would give lower ones.
 	Version uint64
 	// First is the first position of the range, Bits the logarithm of their number.
 	First uint64

@@ -137,8 +137,10 @@ func (s *sim) restart(n *node) {
 	n.life++
 	n.paused, n.backlog, n.fresh = false, nil, false
 	newest := uint64(0)
-	for _, o := range n.store {
-		newest = max(newest, o.version)
+	if s.rng.IntN(2) == 0 {
+		for _, o := range n.store {
+			newest = max(newest, o.version)
+		}
 	}
 	cfg := Config{Window: 8, Reads: 8, Version: newest, Bits: 64, Parts: 1 + s.rng.IntN(3), Leaf: 1 + s.rng.Uint64N(4)}
 	if s.ports {

@@ -274,13 +274,6 @@ func (p *Partition) Drive() *drive.Drive { return p.drive }
 // MaxValueBytes is the longest value that the partition takes.
 func (p *Partition) MaxValueBytes() int { return p.store.MaxValueBytes() }
 
-// GreatestVersion is the greatest version that the store has given or taken.
-func (p *Partition) GreatestVersion() uint64 {
-	p.driver.Lock()
-	defer p.driver.Unlock()
-	return p.store.GreatestVersion()
-}
-
 // Origin tells the partition from others: see kvstore.Store.Origin.
 func (p *Partition) Origin() uint32 { return p.store.Origin() }
 

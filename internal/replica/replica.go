@@ -24,7 +24,7 @@ import (
 
 // Config describes a Replica.
 type Config struct {
-	// PortConfig is that of the range, but for the Version, which is the greatest one of the store.
+	// PortConfig is that of the range.
 	crrs.PortConfig
 	// HashSeed is that of the stores of the cluster, by which keys have positions.
 	HashSeed uint64

@@ -146,8 +146,8 @@ func (n *node) start() {
 	n.r = replica.New(replica.Config{HashSeed: hashSeed, Memory: n.mem, Batches: batches,
 		TombstoneSeconds: 3600, Alloc: alloc,
 		PortConfig: crrs.PortConfig{Range: 3, Keep: uint8(1 + s.rng.IntN(4)), Requests: 8 + s.rng.IntN(30),
-			Served: 2 + s.rng.IntN(8), Config: crrs.Config{Window: 8, Reads: 8, Version: n.store.GreatestVersion(),
-				Bits: 64, Parts: parts, Leaf: 1 + s.rng.Uint64N(4)}}})
+			Served: 2 + s.rng.IntN(8), Config: crrs.Config{Window: 8, Reads: 8, Bits: 64, Parts: parts,
+				Leaf: 1 + s.rng.Uint64N(4)}}})
 	n.acts = replica.Actions{}
 	n.r.SetTime(n.clock(s.Now()), wall(s.Now()))
 	s.storeTurn(n)

@@ -3,6 +3,7 @@ package replicas_test
 import (
 	"fmt"
 	"runtime"
+	"slices"
 	"testing"
 	"time"
 
@@ -30,6 +31,35 @@ func (s setup) oneNode(t testing.TB) (*rig, *cluster.Map) {
 	}
 	g.nodes[0].until.Store(clock() + int64(time.Hour))
 	return g, &cluster.Map{View: &v}
+}
+
+// TestVersionsOfARangeAreThoseOfItsEpoch: also if the store has greater ones of other ranges. The next ChainHead may
+// not know those, and would give lower ones than a write that only the store of this one has.
+func TestVersionsOfARangeAreThoseOfItsEpoch(t *testing.T) {
+	g, m := oneNode(t, testRanges)
+	n, h := g.nodes[0], newHost()
+	busy := g.view.RangeOf(position([]byte("busy")))
+	other := "other"
+	for i := 0; g.view.RangeOf(position([]byte(other))) == busy; i++ {
+		other = fmt.Sprint("other", i)
+	}
+	number := g.view.RangeOf(position([]byte(other)))
+	first := *m.View
+	first.Chains, first.Versions = slices.Clone(m.Chains), slices.Clone(m.Versions)
+	first.Versions[busy], first.Chains[number] = 1000, nil
+	second := first
+	second.Chains = m.Chains
+	for _, v := range []*cluster.Map{{View: &first}, {View: &second}} {
+		n.r.SetState(v, v)
+		h.put("busy", "value")
+		h.want(n, nvme.Success, "")
+	}
+	great := h.Result
+	h.put(other, "value")
+	h.want(n, nvme.Success, "")
+	if h.Result == 0 || h.Result>>40 > 1 || great>>40 < 1000 {
+		t.Errorf("in epoch 1 of a range the version is %d, in epoch 1000 of another one %d", h.Result, great)
+	}
 }
 
 // inUse is how much memory is in use that the garbage collector looks after.

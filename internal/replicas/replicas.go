@@ -38,8 +38,7 @@ import (
 // Store is the store of a partition: partition.Partition.
 type Store interface {
 	Submit(b *partition.Batch)
-	// GreatestVersion is the greatest version that the store has given or taken, HashSeed what positions come from.
-	GreatestVersion() uint64
+	// HashSeed is what positions come from.
 	HashSeed() uint64
 	MaxValueBytes() int
 }
@@ -241,8 +240,8 @@ func (g *Replicas) newMember(number int) *member {
 	m.r = replica.New(replica.Config{HashSeed: g.cfg.Store.HashSeed(), Memory: g.memory, Batches: g.batches,
 		Tables: g.tables, TombstoneSeconds: tombstoneSeconds, Alloc: g.arena.Alloc,
 		PortConfig: crrs.PortConfig{Range: uint16(number), Keep: keep, Requests: requests, Served: served,
-			Config: crrs.Config{Window: window, Reads: readsPerRange, Version: g.cfg.Store.GreatestVersion(),
-				First: first, Bits: rangeBits(g.active), Parts: parts, Leaf: leaf}}})
+			Config: crrs.Config{Window: window, Reads: readsPerRange, First: first, Bits: rangeBits(g.active),
+				Parts: parts, Leaf: leaf}}})
 	return m
 }
 
