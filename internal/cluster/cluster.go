@@ -22,6 +22,9 @@
 //
 // Leases of etcd keep registrations, and decide nothing else: a lease that etcd has revoked by mistake is only a
 // registration to be made again.
+//
+// Node is the machine: node.go has what each node does, manager.go what the manager does besides, etcd.go what a node
+// knows of etcd and keeps there. The formats are in record.go (etcd) and message.go (between nodes).
 package cluster
 
 import (
@@ -167,8 +170,10 @@ type Message struct {
 	Answer *Answer
 }
 
-// Report is what a node tells the manager. It is a promise: until half a lease after an answer that it echoes, the node
-// does not act as a manager itself.
+// Report is what a node tells the manager. It is a promise: until a lease after the stamp that it echoes has come, the
+// node gives up nobody who has not reported to it, should it become the manager (docs/decisions/0014, rules 3 and 5).
+// The manager relies on it for half a lease after that stamp; authority that it gives at the end of that lasts the
+// rest.
 type Report struct {
 	Term uint64
 	Seq  uint64

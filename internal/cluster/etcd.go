@@ -293,7 +293,7 @@ func (n *Node) applyNode(kv *KeyValue) {
 	delete(n.etcd.nodes, name)
 	if kv.Deleted {
 		if name == n.cfg.Name {
-			n.etcd.lease = 0 // it has ended
+			n.etcd.lease = 0 // the lease of the registration has ended
 		}
 		return
 	}
@@ -420,11 +420,11 @@ func (n *Node) eligible() bool {
 func (n *Node) tookOver(f flight, r *Response, out *Actions) {
 	e := &n.etcd
 	if !r.Done {
-		e.synced, e.retryNS = false, n.now // somebody else was faster
+		e.synced, e.retryNS = false, n.now // another node has taken over before
 		return
 	}
 	if n.attempt.term <= n.term {
-		return // a newer manager has become known meanwhile, or the watch was faster
+		return // a newer manager has become known meanwhile, or the watch has told of this takeover before
 	}
 	n.becomeManager(n.attempt.term, f.sentNS, out)
 	e.manager = &managerRecord{term: n.term, id: n.self()}

@@ -115,7 +115,7 @@ func (p *placement) setTargets() {
 			if share[n] < ranges && w > 0 && left*w/total > ranges {
 				share[n], full = ranges, true
 				left -= ranges
-				break // the others' shares have changed
+				break // so that the others' shares are computed anew
 			}
 		}
 		if !full {

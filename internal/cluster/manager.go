@@ -8,7 +8,7 @@ import (
 	"jbofd/internal/invariants"
 )
 
-// lead is what the manager of a term knows.
+// lead is what a node has as the manager of a term.
 type lead struct {
 	// electedNS is when it became manager.
 	electedNS int64
@@ -86,7 +86,7 @@ func (n *Node) stamp(out *Actions) {
 func (n *Node) stamped(f flight, r *Response) {
 	l := n.lead
 	if l == nil || f.sentNS < l.electedNS {
-		return // of an earlier term
+		return // the stamp is of an earlier term
 	}
 	if !r.Done {
 		n.etcd.synced, n.etcd.retryNS = false, n.now
@@ -360,7 +360,7 @@ func (n *Node) acceptLosses(m *Map) (changed bool) {
 	for _, loss := range n.etcd.settings.Losses {
 		r := int(loss.Range)
 		if r >= len(v.Chains) || v.Versions[r] != loss.Version {
-			continue // it was accepted, or a last copy is back
+			continue // the chain has changed since the command: the loss was accepted, or a last copy is back
 		}
 		if !cloned {
 			v.Chains, v.Versions, cloned = slices.Clone(v.Chains), slices.Clone(v.Versions), true
@@ -378,7 +378,7 @@ func (n *Node) wroteView(r *Response, out *Actions) {
 	}
 	i := slices.IndexFunc(l.candidates, func(c candidate) bool { return c.tag == r.Tag>>8 })
 	if i < 0 {
-		return // the watch was faster
+		return // the watch has told of the view before
 	}
 	c := l.candidates[i]
 	if !r.Done {
