@@ -30,7 +30,7 @@
 //
 // In this package, before and behind are directions of the chain: the ChainHead is before all, and a filling member is
 // behind all. Replica is the machine itself: what a view changes and the marks are in replica.go, writes in write.go,
-// reads in read.go, filling in fill.go. Port (port.go, and serve.go for what comes in) is around it, and makes NVMe
+// reads in read.go, filling in fill.go. Port (port.go, and portserve.go for what comes in) is around it, and makes NVMe
 // commands of its messages. Tables are memory that several of them share.
 //
 // Source: LEED (SIGCOMM'23), section 3.7. Deviations: writes are not held up by the store of the replica before (3.7
@@ -135,8 +135,8 @@ type Write struct {
 
 // Read is a client's read.
 type Read struct {
-	// Key may be empty: then the Get is about something else than a key, and whatever this replica's store says of it
-	// is the answer.
+	// Key may be empty: then it is no read of a key, but of what the driver knows by the Tag, such as a list of the
+	// keys of a range. It is never shipped: the answer is what this replica's store has.
 	Key   Key
 	Payer uint32
 	// Value is memory for the value. It belongs to the replica until the Reply.
@@ -197,7 +197,8 @@ const (
 // MessageKind is the kind of a Message.
 type MessageKind uint8
 
-// Kinds of messages. Between nodes, a Forward and a Ship are NVMe commands.
+// Kinds of messages. Between nodes, Forward, Durable, Sync, Ship, Compare and Fetch are NVMe commands; an Ack is the
+// completion of a Forward or a Durable, and Answer, Sums and Batch are those of what they answer (Port).
 const (
 	// Forward passes a write on to the Successor.
 	Forward MessageKind = iota

@@ -44,7 +44,7 @@ type Replica struct {
 
 	tables *Tables
 	writes slab.Table[write]
-	// led is how many of them clients have asked for here.
+	// led is how many of them clients of this replica, as the ChainHead, have asked for.
 	led int
 	// ring has the writes of the epoch that are not committed, by seq. unordered are those without a place in it: the
 	// predecessor has not forwarded them yet in this epoch, or the store decides of them. queued have not begun.
@@ -72,7 +72,8 @@ type write struct {
 	storing, durable bool
 	// deciding: the store decides whether it is done; it has no seq yet.
 	deciding bool
-	// waited: a client waits for it. led: it is one of those that a client has asked for here.
+	// waited: a client waits for it. led: a client of this replica has asked for it, and it counts in Replica.led, also
+	// when the client waits no more.
 	waited, led bool
 	// held are reads that wait for the write to be committed, because they have its value.
 	held list.List

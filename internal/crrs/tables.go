@@ -9,7 +9,8 @@ type Tables struct {
 	reads    *slab.Pool[read]
 	requests *slab.Pool[request]
 	served   *slab.Pool[served]
-	// led and asked bound what all of them take of clients: writes, and reads, with those that other replicas ship.
+	// led and asked bound what all of them together take of clients: writes at ChainHeads; reads, those included that
+	// other replicas have shipped.
 	led, asked budget
 	// dirty is how many writes have marked their key.
 	dirty int
