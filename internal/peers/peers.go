@@ -92,7 +92,7 @@ type Node struct {
 	Name string
 	// Address is that of client.Options: tcp://host:port, rdma://host:port.
 	Address string
-	// SubNQN is the subsystem of the node that has this node among its nodes.
+	// SubNQN is the subsystem of that node to which the nodes of the cluster may connect as hosts.
 	SubNQN string
 }
 

@@ -12,9 +12,9 @@ import (
 // and the last one, and so on. If replicas in different places shared a region, chains that go around could wait for
 // each other's memory for ever.
 //
-// A region is divided into blocks by halving, so that a block is found, and joined with its neighbour again, in a few
-// steps. What a value does not need of its block is given back at once, in blocks of its own: with the header in front
-// of it, a value of 4096 bytes would otherwise take 8192.
+// A region is divided into blocks by halving (a buddy allocator), so that a block is found, and joined with its
+// neighbour again, in a few steps. What a value does not need of its block is given back at once, in blocks of its own:
+// with the header in front of it, a value of 4096 bytes would otherwise take 8192.
 type Memory struct{ regions []region }
 
 // unitBytes is the length of the shortest block.

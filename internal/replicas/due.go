@@ -1,7 +1,7 @@
 package replicas
 
-// dueHeap has the members that want a turn at some time, in an order of which only the first one is known: so a turn
-// costs by what is due, whatever the number of ranges.
+// dueHeap has the members that want a turn at some time, as a binary heap with the earliest dueNS first: so a turn
+// costs by what is due, whatever the number of ranges. Members know their index, so that their time can be changed.
 type dueHeap []*member
 
 // set gives a member its place, after its times have changed.
@@ -37,7 +37,7 @@ func (h *dueHeap) remove(m *member) {
 	}
 }
 
-// up puts a member at index i, or above as far as it comes before what is there.
+// up puts a member at index i, or nearer to the root if its time is earlier than those there.
 func (h dueHeap) up(i int, m *member) {
 	for i > 0 {
 		parent := (i - 1) / 2

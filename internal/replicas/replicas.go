@@ -11,6 +11,9 @@
 // One turn.Driver drives all of them, as it drives a partition: the goroutine that brings something runs those replicas
 // that it concerns, if nobody else does.
 //
+// Views come in with SetState, and reports go out with Report (state.go); cuts.go looks for nodes that only the manager
+// reaches; request.go has the requests of hosts and nodes, peer.go the commands to other nodes.
+//
 // Authority is looked at in each turn by a time that was read after what the turn has taken out of its mailboxes. So an
 // answer leaves a replica only if it has had authority after the value was fetched.
 package replicas
@@ -66,7 +69,8 @@ type Config struct {
 	// Full reports whether the partition is nearly full: then Puts of clients are refused, while there is room for what
 	// other replicas have taken already. Nil: never.
 	Full func() bool
-	// TooFullToFill reports whether there is room for that alone: ranges are not filled meanwhile. Nil: never.
+	// TooFullToFill reports whether the room that is left is needed for such writes: ranges are not filled meanwhile.
+	// Nil: never.
 	TooFullToFill func() bool
 	// Changed is told that Report returns something else. It must not block.
 	Changed func()

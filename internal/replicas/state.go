@@ -26,7 +26,7 @@ func (g *Replicas) SetState(active, newest *cluster.Map) {
 	adopt := active != g.active && active != nil
 	g.newest = newest
 	if active != nil {
-		g.active = active // what it was told last counts also when it is not admitted any more
+		g.active = active // a node that is not admitted any more (nil) keeps its last roles, without authority
 	}
 	if adopt {
 		g.findSelf()
