@@ -53,7 +53,9 @@ func (l *load) readAll(nodes boxes) {
 	for i, b := range l.all {
 		for k := range keys {
 			if slices.Contains(nodes, b) {
-				l.all.eventually(fmt.Sprintf("a read of key %d at %s", k, b.name), func() error { return c.read(k, i) })
+				l.all.eventually(fmt.Sprintf("a read of key %d at %s", k, b.name), func() error {
+					return c.read(k, i)
+				})
 			}
 		}
 	}
@@ -110,7 +112,7 @@ func TestAllNodesAreKilled(t *testing.T) {
 		l.readOnly.Store(true)
 		return time.Now()
 	}
-	for round := range max(*roundsFlag, 1) {
+	for round := range rounds() {
 		order := all.shuffled(rng)
 		at := killed(all)
 		order.start()

@@ -339,6 +339,14 @@ func (c *chaos) end() (ops int) {
 	return ops
 }
 
+// rounds is how often a test does what it does: once in CI.
+func rounds() int {
+	if *roundsFlag == 0 && *opsFlag > 0 {
+		return 20
+	}
+	return max(*roundsFlag, 1)
+}
+
 // newSeed is the seed of a test.
 func newSeed(t *testing.T) uint64 {
 	seed := *seedFlag
