@@ -53,9 +53,8 @@ func (l *load) readAll(nodes boxes) {
 	for i, b := range l.all {
 		for k := range keys {
 			if slices.Contains(nodes, b) {
-				l.all.eventually(fmt.Sprintf("a read of key %d at %s", k, b.name), func() error {
-					return c.read(k, i)
-				})
+				what := fmt.Sprintf("a read of key %d at %s", k, b.name)
+				l.all.eventually(what, func() error { return c.read(k, i) })
 			}
 		}
 	}
