@@ -53,15 +53,15 @@ func (l *load) readAll(nodes boxes) {
 	for i, b := range l.all {
 		for k := range keys {
 			if slices.Contains(nodes, b) {
-				what := fmt.Sprintf("a read of key %d at %s", k, b.name)
+				what := fmt.Sprint("a read of key ", k, " at ", b.name)
 				l.all.eventually(what, func() error { return c.read(k, i) })
 			}
 		}
 	}
 }
 
-// refusesAll has the nodes, which lack the newest writes, refuse reads of all keys, until they have had the time to give
-// up whoever is silent.
+// refusesAll has the nodes, which lack the newest writes, refuse reads, until they have had the time to give up whoever
+// is silent.
 func (l *load) refusesAll(nodes boxes) {
 	l.t.Helper()
 	c := newCaller(l)
