@@ -142,7 +142,7 @@ func (b Segment) KeyOf(at int) (key int) {
 func (b Segment) Keys() (n int) {
 	it, end := b.Item(b.First()), b.LengthBytes()
 	for off := b.First(); off < end; off += it.LengthBytes() {
-		if it.b = b[off:]; it.HasKey() {
+		if it.at = off; it.HasKey() {
 			n++
 		}
 	}
@@ -155,7 +155,7 @@ func (b Segment) Keys() (n int) {
 func (b Segment) WidthFor(clock, version uint64) int {
 	oldest, it, end := version, b.Item(b.First()), b.LengthBytes()
 	for off := b.First(); off < end; off += it.LengthBytes() {
-		if it.b = b[off:]; it.HasKey() {
+		if it.at = off; it.HasKey() {
 			oldest = min(oldest, it.Version())
 		}
 	}
@@ -201,7 +201,7 @@ func (b Segment) Upgrade() {
 	for off := b.First(); off < b.LengthBytes(); {
 		it := b.Item(off)
 		if it.ValueLen() > 0 {
-			it.b[0] |= flagLong
+			b[off] |= flagLong
 		}
 		off += it.LengthBytes()
 	}
@@ -241,7 +241,7 @@ func (b Segment) Recode(clock uint64, width int) {
 			end += more
 		}
 		for from < end {
-			it.b = b[from:]
+			it.at = from
 			n := it.LengthBytes()
 			if !it.HasKey() {
 				copy(b[to:], b[from:from+n])
@@ -251,7 +251,7 @@ func (b Segment) Recode(clock uint64, width int) {
 			v := it.Version()
 			copy(b[to:to+ItemHeaderBytes], b[from:])
 			rest := copy(b[to+ItemHeaderBytes+width:], b[from+ItemHeaderBytes+was:from+n])
-			Item{b: b[to:], width: uint8(width)}.SetVersion(v)
+			putVersion(b[to+ItemHeaderBytes:], width, v)
 			to, from = to+ItemHeaderBytes+width+rest, from+n
 		}
 		b.SetLengthBytes(to)
@@ -438,7 +438,7 @@ func (b Segment) AddIdentity(at int, id *Identity) {
 func (b Segment) MayDrop(unix uint32) bool {
 	it, end := b.Item(b.First()), b.LengthBytes()
 	for off := b.First(); off < end; off += it.LengthBytes() {
-		switch it.b = b[off:]; {
+		switch it.at = off; {
 		case it.IsIdentity():
 			if it.mayGo(unix) {
 				return true

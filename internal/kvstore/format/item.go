@@ -30,11 +30,13 @@ import "jbofd/internal/units"
 //
 // The key of version 500 of a clock of 0x10101, with a width of 2, has the low bytes F4 01: 0x101F4 would be more than
 // the clock. (The version is 0x001F4.) A clock of 0x10200 would make it 0x101F4, so that the width has to be 3 then.
+//
+// The clock and the width are read from the segment, so that the view has no more than four words. The compiler keeps
+// those in registers. What is longer it copies in memory for each method that it inlines: with fields for the clock and
+// the width a Put over TCP took 5 % more CPU time.
 type Item struct {
-	b     []byte
-	clock uint64
-	width uint8
-	old   bool
+	seg Segment
+	at  int
 }
 
 const (
@@ -55,23 +57,29 @@ const (
 	flagEvicted = 0x80
 )
 
-func (b Item) flags() byte { return b.b[0] &^ itemKeyLen }
+// bytes begin with the item.
+func (b Item) bytes() []byte { return b.seg[b.at:] }
+
+// width is how many bytes the version of an item with a key has.
+func (b Item) width() int { return b.seg.Width() }
+
+func (b Item) flags() byte { return b.seg[b.at] &^ itemKeyLen }
 
 // Continues reports whether the item has no key but a piece of the value of the key before it.
-func (b Item) Continues() bool { return b.b[0]&itemKeyLen == 0 }
+func (b Item) Continues() bool { return b.seg[b.at]&itemKeyLen == 0 }
 
 // IsIdentity reports whether the item is an identity.
-func (b Item) IsIdentity() bool { return b.b[0]&itemKeyLen == identityKey }
+func (b Item) IsIdentity() bool { return b.seg[b.at]&itemKeyLen == identityKey }
 
 // HasKey reports whether the item is that of a key.
-func (b Item) HasKey() bool { return b.b[0]&itemKeyLen-1 < identityKey-1 }
+func (b Item) HasKey() bool { return b.seg[b.at]&itemKeyLen-1 < identityKey-1 }
 
 // KeyLen is the length of the key, 0 if the item has none.
 func (b Item) KeyLen() int {
 	if b.IsIdentity() {
 		return 0
 	}
-	return int(b.b[0] & itemKeyLen)
+	return int(b.seg[b.at] & itemKeyLen)
 }
 
 // ValueLen is the length of the value, or of the item's piece of it. It is 0 for an identity.
@@ -79,15 +87,15 @@ func (b Item) ValueLen() int {
 	if b.IsIdentity() {
 		return 0
 	}
-	return int(uint24(b.b[1:]))
+	return int(uint24(b.bytes()[1:]))
 }
 
 // SetValueLen sets the length of the value.
-func (b Item) SetValueLen(v int) { putUint24(b.b[1:], uint32(v)) }
+func (b Item) SetValueLen(v int) { putUint24(b.bytes()[1:], uint32(v)) }
 
 // keyAt is the offset of the key in the item of a key.
 func (b Item) keyAt() int {
-	n := ItemHeaderBytes + int(b.width)
+	n := ItemHeaderBytes + b.width()
 	if b.HasExpiry() {
 		n += ExpiryBytes
 	}
@@ -100,12 +108,12 @@ func (b Item) Key() []byte {
 		return nil
 	}
 	at := b.keyAt()
-	return b.b[at : at+b.KeyLen()]
+	return b.bytes()[at : at+b.KeyLen()]
 }
 
 // LengthBytes is the length of the item.
 func (b Item) LengthBytes() int {
-	return itemBytes(b.b[0], int(b.width))
+	return itemBytes(b.seg[b.at], b.width())
 }
 
 // ValueOffset is the offset of the value, or of the item's piece of it, in the partition. It is 0 for an identity.
@@ -113,13 +121,13 @@ func (b Item) ValueOffset() units.ExtentOffset {
 	if b.IsIdentity() {
 		return 0
 	}
-	return units.ExtentOffset(uint40(b.b[itemPlace:])) * ValueUnit
+	return units.ExtentOffset(uint40(b.bytes()[itemPlace:])) * ValueUnit
 }
 
 // SetValueOffset sets the offset of a value with a record of this version of the format, or 0.
 func (b Item) SetValueOffset(v units.ExtentOffset) {
-	b.b[0] &^= flagLong
-	putUint40(b.b[itemPlace:], uint64(v)/ValueUnit)
+	b.seg[b.at] &^= flagLong
+	putUint40(b.bytes()[itemPlace:], uint64(v)/ValueUnit)
 }
 
 // RecordBytes is the length of the record of the value, or of the item's piece of it; 0 if there is none.
@@ -127,7 +135,7 @@ func (b Item) RecordBytes() int {
 	switch n := b.ValueLen(); {
 	case n == 0:
 		return 0
-	case b.old || b.b[0]&flagLong != 0:
+	case b.seg.Old() || b.seg[b.at]&flagLong != 0:
 		return RoundUp(oldValueBytes+n, ValueUnit)
 	default:
 		return ValueBytes(n)
@@ -139,40 +147,44 @@ func (b Item) Version() uint64 {
 	if !b.HasKey() {
 		return 0
 	}
-	unit := uint64(1) << (8 * b.width) // 0 if the width is 8
+	clock, width, said := b.seg.Clock(), b.width(), b.bytes()[ItemHeaderBytes:]
+	unit := uint64(1) << uint(8*width) // 0 if the width is 8
 	v := uint64(0)
-	if len(b.b) >= ItemHeaderBytes+8 {
-		v = le.Uint64(b.b[ItemHeaderBytes:]) & (unit - 1)
+	if len(said) >= 8 {
+		v = le.Uint64(said) & (unit - 1)
 	} else {
-		for i := int(b.width) - 1; i >= 0; i-- {
-			v = v<<8 | uint64(b.b[ItemHeaderBytes+i])
+		for i := width - 1; i >= 0; i-- {
+			v = v<<8 | uint64(said[i])
 		}
 	}
 	if unit == 0 {
 		return v
 	}
-	if v |= b.clock &^ (unit - 1); v > b.clock {
+	if v |= clock &^ (unit - 1); v > clock {
 		v -= unit
 	}
 	return v
 }
 
 // SetVersion sets the version of the item of a key. The clock must be at least v, and less than v + 2^(8 width).
-func (b Item) SetVersion(v uint64) {
-	for i := range int(b.width) {
-		b.b[ItemHeaderBytes+i] = byte(v >> (8 * i))
+func (b Item) SetVersion(v uint64) { putVersion(b.bytes()[ItemHeaderBytes:], b.width(), v) }
+
+// putVersion writes so many low bytes of a version.
+func putVersion(b []byte, width int, v uint64) {
+	for i := range width {
+		b[i] = byte(v >> (8 * i))
 	}
 }
 
 // HasExpiry reports whether the item has an expiry. Segment.SetExpiry adds and removes it.
-func (b Item) HasExpiry() bool { return b.b[0]&flagExpires != 0 && b.HasKey() }
+func (b Item) HasExpiry() bool { return b.seg[b.at]&flagExpires != 0 && b.HasKey() }
 
 // Expiry is when the object does not exist any more, or when the tombstone may be dropped, in unix seconds; 0: never.
 func (b Item) Expiry() uint32 {
 	if !b.HasExpiry() {
 		return 0
 	}
-	return le.Uint32(b.b[ItemHeaderBytes+int(b.width):])
+	return le.Uint32(b.bytes()[ItemHeaderBytes+b.width():])
 }
 
 // Expired reports whether the item has an expiry that is not later than a time in unix seconds.
@@ -189,7 +201,7 @@ const gonePlace = 1
 
 // Gone reports whether the item says that its key does not exist.
 func (b Item) Gone() bool {
-	return b.HasKey() && b.ValueLen() == 0 && uint40(b.b[itemPlace:]) == gonePlace
+	return b.HasKey() && b.ValueLen() == 0 && uint40(b.bytes()[itemPlace:]) == gonePlace
 }
 
 // Object is what the item of a key says, for lookups, which need all of it.
@@ -211,19 +223,19 @@ func (o *Object) Exists(unix uint32) bool { return !o.Gone && (o.Expires == 0 ||
 //
 // hot: 0 allocs
 func (b Item) Object() Object {
-	head := le.Uint64(b.b)
-	place := head>>32 | uint64(b.b[8])<<32
+	head := le.Uint64(b.bytes())
+	place := head>>32 | uint64(b.bytes()[8])<<32
 	o := Object{Version: b.Version(), Length: int(head >> 8 & 0xffffff), Place: units.ExtentOffset(place) * ValueUnit}
 	switch {
 	case o.Length == 0:
 		o.Gone = place == gonePlace
-	case b.old || head&flagLong != 0:
+	case b.seg.Old() || head&flagLong != 0:
 		o.Record = MaxValueBytes(o.Length)
 	default:
 		o.Record = ValueBytes(o.Length)
 	}
 	if head&flagExpires != 0 {
-		o.Expires = le.Uint32(b.b[ItemHeaderBytes+int(b.width):])
+		o.Expires = le.Uint32(b.bytes()[ItemHeaderBytes+b.width():])
 	}
 	return o
 }
@@ -233,18 +245,18 @@ func (b Item) Tombstone() bool { return b.HasExpiry() && b.Gone() }
 
 // SetGone makes the item say that its key does not exist.
 func (b Item) SetGone() {
-	b.b[0] &^= flagLong
+	b.seg[b.at] &^= flagLong
 	b.SetValueLen(0)
-	putUint40(b.b[itemPlace:], gonePlace)
+	putUint40(b.bytes()[itemPlace:], gonePlace)
 }
 
 // Evicted reports whether identities of the key were dropped before their time.
-func (b Item) Evicted() bool { return b.HasKey() && b.b[0]&flagEvicted != 0 }
+func (b Item) Evicted() bool { return b.HasKey() && b.seg[b.at]&flagEvicted != 0 }
 
 // SetEvicted says whether identities of the key were dropped before their time.
 func (b Item) SetEvicted(evicted bool) {
-	if b.b[0] &^= flagEvicted; evicted {
-		b.b[0] |= flagEvicted
+	if b.seg[b.at] &^= flagEvicted; evicted {
+		b.seg[b.at] |= flagEvicted
 	}
 }
 
@@ -261,21 +273,23 @@ type Identity struct {
 
 // Identity returns the content of an item that is an identity.
 func (b Item) Identity() Identity {
-	return Identity{Client: le.Uint64(b.b[1:]), Seq: le.Uint64(b.b[9:]), Outcome: b.b[17], Version: le.Uint64(b.b[18:]),
-		KeepUntil: le.Uint32(b.b[26:])}
+	id := b.bytes()[:IdentityBytes]
+	return Identity{Client: le.Uint64(id[1:]), Seq: le.Uint64(id[9:]), Outcome: id[17], Version: le.Uint64(id[18:]),
+		KeepUntil: le.Uint32(id[26:])}
 }
 
 func (b Item) setIdentity(id *Identity) {
-	b.b[0] = identityKey
-	le.PutUint64(b.b[1:], id.Client)
-	le.PutUint64(b.b[9:], id.Seq)
-	b.b[17] = id.Outcome
-	le.PutUint64(b.b[18:], id.Version)
-	le.PutUint32(b.b[26:], id.KeepUntil)
+	to := b.bytes()[:IdentityBytes]
+	to[0] = identityKey
+	le.PutUint64(to[1:], id.Client)
+	le.PutUint64(to[9:], id.Seq)
+	to[17] = id.Outcome
+	le.PutUint64(to[18:], id.Version)
+	le.PutUint32(to[26:], id.KeepUntil)
 }
 
 // mayGo reports whether an item that is an identity may be dropped at a time in unix seconds.
 func (b Item) mayGo(unix uint32) bool {
-	t := le.Uint32(b.b[26:])
+	t := le.Uint32(b.bytes()[26:])
 	return t != 0 && t <= unix
 }

@@ -169,16 +169,7 @@ func (b Segment) SetDurable(first, last uint64) {
 }
 
 // Item returns the item at an offset. The first one is at First, the next one behind the LengthBytes of the one before.
-func (b Segment) Item(off int) Item {
-	if b.Old() {
-		return Item{b: b[off:], clock: 1, old: true}
-	}
-	w := b[segWidth] & widthMask
-	if w > 0 {
-		w++
-	}
-	return Item{b: b[off:], clock: le.Uint64(b[segClock:]), width: w}
-}
+func (b Segment) Item(off int) Item { return Item{seg: b, at: off} }
 
 // Begins reports whether b has the magic of a segment, valid or not.
 func (b Segment) Begins() bool {
@@ -343,18 +334,18 @@ type itemCheck struct {
 // check verifies the item of that number and offset, which is within the segment.
 func (c *itemCheck) check(i, off int) error {
 	const what = "segment"
-	it := c.seg.Item(off)
+	it, b := c.seg.Item(off), c.seg[off:]
 	named := func(field string) string { return fmt.Sprintf("%s of item %d", field, i) }
 	switch {
-	case c.old && it.b[0] > MaxKey:
-		return bad(what, named("key length"), it.b[0], "1 to 16")
+	case c.old && b[0] > MaxKey:
+		return bad(what, named("key length"), b[0], "1 to 16")
 	case it.Continues():
 		if c.whole == 0 || it.ValueLen() == 0 || it.flags()&^flagLong != 0 {
-			return bad(what, named("key length"), it.b[0], "1 to 16")
+			return bad(what, named("key length"), b[0], "1 to 16")
 		}
 	case it.IsIdentity():
 		if !c.key || it.flags() != 0 {
-			return bad(what, named("key length"), it.b[0], "1 to 16")
+			return bad(what, named("key length"), b[0], "1 to 16")
 		}
 		c.whole = 0
 		return nil
