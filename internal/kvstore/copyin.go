@@ -66,7 +66,7 @@ func (s *Store) submitCopyIn(r *Request) bool {
 	var checker nvme.KVChecker
 	if len(b) > MaxRangeBytes || checker.Begin(b) != nil || b.Kind() != nvme.KVCopy ||
 		r.Version != 0 && (r.Version > max(MaxCopied, s.clock) || b.Lost()) {
-		s.answer(Reply{Tag: r.Tag, Status: InvalidValue})
+		s.answer(r.Tag, InvalidValue)
 		return true
 	}
 	*c = copyIn{b: b[:b.LenBytes()], tag: r.Tag, pays: payerOf(r.Tenant, r.Background), next: nvme.KVRangeHeaderBytes,
@@ -144,7 +144,7 @@ func (s *Store) copyInStep() {
 			case c.b == nil:
 			case ended && c.running == 0:
 				s.copying--
-				s.answer(Reply{Tag: c.tag, Status: c.status, ValueLen: c.applied})
+				s.answer(c.tag, c.status).ValueLen = c.applied
 				*c = copyIn{index: c.index}
 				s.progress++
 			case ended:

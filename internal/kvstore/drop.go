@@ -99,9 +99,9 @@ func (s *Store) submitDrop(r *Request) bool {
 	drop := format.Drop{First: r.Range.First, Last: r.Range.Last, Clock: clock}
 	switch {
 	case drop.First > drop.Last || clock > max(MaxVersion, s.clock):
-		s.answer(Reply{Tag: r.Tag, Status: InvalidValue})
+		s.answer(r.Tag, InvalidValue)
 	case clock == 0 || covered(d.list, drop): // there is nothing
-		s.answer(Reply{Tag: r.Tag, Status: OK, Version: clock})
+		s.answer(r.Tag, OK).Version = clock
 	case len(d.asked) == maxAskedDrops:
 		return false
 	default:
@@ -170,7 +170,7 @@ func (s *Store) beginDrops() {
 	for _, a := range d.asked {
 		if list = withDrop(list, a.Drop); len(list) > format.MaxDrops {
 			list = list[:format.MaxDrops]
-			s.answer(Reply{Tag: a.tag, Status: NoMemory})
+			s.answer(a.tag, NoMemory)
 			s.progress++
 			continue
 		}
@@ -216,7 +216,7 @@ func (s *Store) dropsWritten(ok bool) {
 		for i := range d.begun {
 			if a := &d.begun[i]; !a.answered {
 				a.answered = true
-				s.answer(Reply{Tag: a.tag, Status: DeviceError, Version: a.Clock})
+				s.answer(a.tag, DeviceError).Version = a.Clock
 			}
 		}
 		return
@@ -237,7 +237,7 @@ func (s *Store) dropsDone() {
 	s.setDrops(format.Superblock(s.super).Drops(make([]format.Drop, 0, format.MaxDrops)))
 	for _, a := range d.begun {
 		if !a.answered {
-			s.answer(Reply{Tag: a.tag, Status: OK, Version: a.Clock})
+			s.answer(a.tag, OK).Version = a.Clock
 		}
 	}
 	d.begun = d.begun[:0]

@@ -44,10 +44,10 @@ func (s *Store) ioFor(kind ioKind, who int32, pays payer, op pipeline.Op, offset
 	case ioGroup:
 		s.stats.Writes++
 	}
-	s.out.IOs = append(s.out.IOs, IO{
-		Op: op, FUA: op == pipeline.Write && s.cfg.FUA, Background: pays.background, Tenant: pays.tenant,
-		Offset: offset, Buf: buf, Tag: tag,
-	})
+	s.out.IOs = append(s.out.IOs, IO{})
+	io := &s.out.IOs[len(s.out.IOs)-1] // in place: see beginWrite
+	io.Op, io.FUA, io.Background, io.Tenant = op, op == pipeline.Write && s.cfg.FUA, pays.background, pays.tenant
+	io.Offset, io.Buf, io.Tag = offset, buf, tag
 }
 
 // moveTo appends what is in from, which is empty then. If there is nothing before it, the slices change places.

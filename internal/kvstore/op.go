@@ -95,7 +95,13 @@ func (o *op) pays() payer {
 	return payerOf(o.tenant, o.background || o.kind >= opMove && o.kind != opClear)
 }
 
-func (s *Store) answer(r Reply) { s.out.Replies = append(s.out.Replies, r) }
+// answer appends a Reply, which the caller may complete before the next one.
+func (s *Store) answer(tag uint64, st Status) *Reply {
+	s.out.Replies = append(s.out.Replies, Reply{})
+	r := &s.out.Replies[len(s.out.Replies)-1] // in place: see beginWrite
+	r.Tag, r.Status = tag, st
+	return r
+}
 
 // finish ends an op.
 func (s *Store) finish(i int32, st Status) {
@@ -156,11 +162,10 @@ func (s *Store) finish(i int32, st Status) {
 		s.opLinks.PushFront(&s.freeInt, i)
 		return
 	}
-	r := Reply{Tag: o.tag, Status: st, ValueLen: int(o.valueLen)}
-	if st == o.status {
+	r := s.answer(o.tag, st)
+	if r.ValueLen = int(o.valueLen); st == o.status {
 		r.Version = o.version
 	}
-	s.answer(r)
 	s.opLinks.PushFront(&s.freeOps, i) // as in lookup: it is in the CPU's cache
 }
 
@@ -204,11 +209,10 @@ func (s reader) ReadFor(slot int32, tenant tenant.ID, background bool, offset un
 
 // Done implements lookup.Host.
 func (s reader) Done(tag uint64, r lookup.Result, o lookup.Object) {
-	if r != lookup.Found {
-		o.Version, o.Expires = 0, 0
+	a := s.answer(tag, statuses[r])
+	if a.ValueLen = o.Length; r == lookup.Found {
+		a.Version, a.Expires = o.Version, o.Expires
 	}
-	s.out.Replies = append(s.out.Replies, Reply{Tag: tag, Status: statuses[r], ValueLen: o.Length, Version: o.Version,
-		Expires: o.Expires})
 }
 
 // statuses are those of the results of lookups.

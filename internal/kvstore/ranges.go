@@ -36,7 +36,7 @@ func (s *Store) submitRange(r *Request) bool {
 	op := [...]lookup.Op{Scan: lookup.Scan, CopyOut: lookup.CopyOut, Count: lookup.Count, Digest: lookup.Digest}[r.Op]
 	in := r.Range.At(s.hashSeed, r.Key)
 	if !in.Valid(op, len(r.Value)) {
-		s.answer(Reply{Tag: r.Tag, Status: InvalidValue})
+		s.answer(r.Tag, InvalidValue)
 		return true
 	}
 	return s.reads.Begin(&lookup.Request{Op: op, Tag: r.Tag, Tenant: r.Tenant, Key: r.Key, Value: r.Value,

@@ -428,10 +428,10 @@ func (s *Store) Submit(r *Request) bool {
 	invariants.Check(s.phase == ready && !s.stopping, "kvstore: a request to a store that is not ready")
 	switch {
 	case len(r.Key) < 1 && r.Op != List && !r.Op.IsRange() || len(r.Key) > format.MaxKey:
-		s.answer(Reply{Tag: r.Tag, Status: InvalidKey})
+		s.answer(r.Tag, InvalidKey)
 		return true
 	case r.Op == Put && len(r.Value) > s.MaxValueBytes() || r.Op == List && len(r.Value) < 4, s.wrongVersion(r):
-		s.answer(Reply{Tag: r.Tag, Status: InvalidValue})
+		s.answer(r.Tag, InvalidValue)
 		return true
 	case r.Op.IsRange():
 		return s.submitRange(r)
@@ -448,7 +448,7 @@ func (s *Store) Submit(r *Request) bool {
 	full := s.isFull(r, identities)
 	if r.Op == Put {
 		if full && !r.ID.Retry {
-			s.answer(Reply{Tag: r.Tag, Status: CapacityExceeded})
+			s.answer(r.Tag, CapacityExceeded)
 			return true
 		}
 		if len(r.Value) > 0 && !full && !s.roomFor(userLog, len(r.Value)) {
@@ -463,9 +463,9 @@ func (s *Store) Submit(r *Request) bool {
 // beginWrite begins a Put or Delete with an op: that of a CopyIn, or of a request whose tag it has. Full is op.full.
 func (s *Store) beginWrite(i int32, r *Request, copyIn uint8, full bool) {
 	o := &s.ops[i]
-	*o = op{} // in place: a literal with fields would be made elsewhere and copied
+	*o = op{} // in place: a literal with fields would be made elsewhere and copied, and that waits for it to be written
 	o.kind, o.cond, o.tag, o.tenant, o.background = r.Op, r.Condition, r.Tag, r.Tenant, r.Background
-	o.copyIn, o.full, o.parts = copyIn, full, [2]part{noPart, noPart}
+	o.copyIn, o.full, o.parts[0], o.parts[1] = copyIn, full, noPart, noPart
 	o.keyLen, o.hash = uint8(len(r.Key)), format.HashKey(s.hashSeed, r.Key)
 	o.id, o.tombstone, o.expires, o.want = r.ID, r.Tombstone && r.Op == Delete, r.Expires, r.Version
 	o.give(r.Given)

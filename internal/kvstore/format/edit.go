@@ -34,7 +34,7 @@ func (b Segment) FindNumber(key []byte) (at, number int) {
 			alike = int(first&itemKeyLen) == len(key)
 		}
 		next := off + n
-		if alike && want.endsAt(b, next) && want.is(b, next) {
+		if alike && want.endsAt(b, next) && want.headIs(b, next, key) {
 			return off, number
 		}
 		off = next
@@ -43,10 +43,9 @@ func (b Segment) FindNumber(key []byte) (at, number int) {
 	return 0, -1
 }
 
-// keyTail is a key that items are compared with. The key of an item is at its end, and the last bytes of keys that are
-// alike often differ: they are compared first, up to 8 at once.
+// keyTail has the last bytes of a key that items are compared with, up to 8. The key of an item is at its end, and the
+// last bytes of keys that are alike often differ: they are compared first, at once.
 type keyTail struct {
-	key   []byte
 	tail  uint64
 	shift uint8
 }
@@ -55,12 +54,11 @@ func tailOf(key []byte) keyTail {
 	n := len(key)
 	switch {
 	case n >= 8:
-		return keyTail{key: key, tail: le.Uint64(key[n-8:])}
+		return keyTail{tail: le.Uint64(key[n-8:])}
 	case n >= 4:
-		return keyTail{key: key, tail: uint64(le.Uint32(key[n-4:]))<<(8*(n-4)) | uint64(le.Uint32(key)),
-			shift: uint8(64 - 8*n)}
+		return keyTail{tail: uint64(le.Uint32(key[n-4:]))<<(8*(n-4)) | uint64(le.Uint32(key)), shift: uint8(64 - 8*n)}
 	}
-	t := keyTail{key: key, shift: uint8(64 - 8*n)}
+	t := keyTail{shift: uint8(64 - 8*n)}
 	for i := range key {
 		t.tail |= uint64(key[i]) << (8 * i)
 	}
@@ -68,11 +66,11 @@ func tailOf(key []byte) keyTail {
 }
 
 // endsAt reports whether the last 8 bytes of the key, or all of it, lie before an offset of a segment.
-func (k *keyTail) endsAt(b []byte, end int) bool { return le.Uint64(b[end-8:])>>(k.shift&63) == k.tail }
+func (k keyTail) endsAt(b []byte, end int) bool { return le.Uint64(b[end-8:])>>(k.shift&63) == k.tail }
 
-// is reports whether the key lies before an offset of a segment if endsAt does.
-func (k *keyTail) is(b []byte, end int) bool {
-	return len(k.key) <= 8 || bytes.Equal(b[end-len(k.key):end-8], k.key[:len(k.key)-8])
+// headIs reports whether the key lies before an offset of a segment where its tail ends.
+func (k keyTail) headIs(b []byte, end int, key []byte) bool {
+	return len(key) <= 8 || bytes.Equal(b[end-len(key):end-8], key[:len(key)-8])
 }
 
 // itemBytes is the length of an item with that first byte in a segment of a version width. The key is at its end.

@@ -204,42 +204,6 @@ func (b Item) Gone() bool {
 	return b.HasKey() && b.ValueLen() == 0 && uint40(b.bytes()[itemPlace:]) == gonePlace
 }
 
-// Object is what the item of a key says, for lookups, which need all of it.
-type Object struct {
-	Version uint64
-	// Expires is the item's Expiry.
-	Expires uint32
-	// Gone: the key does not exist.
-	Gone bool
-	// Length, Place and Record are the ValueLen, the ValueOffset and the RecordBytes of the item.
-	Length, Record int
-	Place          units.ExtentOffset
-}
-
-// Exists reports whether the key exists at a time in unix seconds.
-func (o *Object) Exists(unix uint32) bool { return !o.Gone && (o.Expires == 0 || o.Expires > unix) }
-
-// Object returns what the item of a key says.
-//
-// hot: 0 allocs
-func (b Item) Object() Object {
-	head := le.Uint64(b.bytes())
-	place := head>>32 | uint64(b.bytes()[8])<<32
-	o := Object{Version: b.Version(), Length: int(head >> 8 & 0xffffff), Place: units.ExtentOffset(place) * ValueUnit}
-	switch {
-	case o.Length == 0:
-		o.Gone = place == gonePlace
-	case b.seg.Old() || head&flagLong != 0:
-		o.Record = MaxValueBytes(o.Length)
-	default:
-		o.Record = ValueBytes(o.Length)
-	}
-	if head&flagExpires != 0 {
-		o.Expires = le.Uint32(b.bytes()[ItemHeaderBytes+b.width():])
-	}
-	return o
-}
-
 // Tombstone reports whether the item is the tombstone of a Delete.
 func (b Item) Tombstone() bool { return b.HasExpiry() && b.Gone() }
 

@@ -248,7 +248,7 @@ func (b Segment) findSimple(key []byte) int {
 		if next > len(b) {
 			return 0
 		}
-		if alike && want.endsAt(b, next) && want.is(b, next) {
+		if alike && want.endsAt(b, next) && want.headIs(b, next, key) {
 			if next < len(b) && b[next]&itemKeyLen-1 >= identityKey-1 || !b.usual(off, width) {
 				return 0
 			}
@@ -269,10 +269,15 @@ func (b Segment) usual(off, width int) bool {
 // if there is none.
 func (b Segment) checkItems(want []byte) (at int, err error) {
 	const what = "segment"
-	c := itemCheck{seg: b, clock: b.Clock(), width: b.Width(), old: b.Old()}
 	items, end := b.Items(), b.LengthBytes()
-	off := b.First()
-	for i := 0; i < items; i++ {
+	off, i, whole := b.First(), 0, 0
+	if !b.Old() {
+		if off, i, whole = b.skipUsual(off, items, b.Width(), b.Clock()); i == items && off == end {
+			return b.Find(want), nil // as nearly always
+		}
+	}
+	c := itemCheck{seg: b, clock: b.Clock(), width: b.Width(), old: b.Old(), key: i > 0, whole: whole}
+	for ; i < items; i++ {
 		if !c.old {
 			to, n, length := b.skipUsual(off, items-i, c.width, c.clock)
 			if n > 0 {

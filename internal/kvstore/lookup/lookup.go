@@ -397,12 +397,12 @@ func (m *Machine) lookupRead(i int32) {
 		m.finish(i, NotFound)
 		return
 	}
-	it := seg.Item(at).Object()
-	if !it.Exists(m.Wall) || len(m.Drops) > 0 && m.Drops.Covers(bits.Reverse64(o.hash), it.Version) {
+	it := seg.Item(at)
+	if !m.exists(it, o.hash) {
 		m.finish(i, NotFound)
 		return
 	}
-	o.version, o.expires = it.Version, it.Expires
+	o.version, o.expires = it.Version(), it.Expiry()
 	pieces, length := seg.Pieces(at)
 	if o.kind == copyValue && !m.refreshes(o, seg, at, length) {
 		m.finish(i, NotFound)
@@ -427,7 +427,7 @@ func (m *Machine) lookupRead(i int32) {
 		m.readPieces(i, seg, at, pieces)
 		return
 	}
-	if m.addPiece(i, it.Place, length, it.Record) {
+	if m.addPiece(i, it.ValueOffset(), length, it.RecordBytes()) {
 		m.readValue(i)
 	}
 }
@@ -457,8 +457,10 @@ func (m *Machine) addPiece(i int32, place units.ExtentOffset, length, record int
 		return false
 	}
 	o := &m.ops[i]
-	o.pieces = append(o.pieces, piece{place: place, length: uint32(length), record: uint32(record),
-		epoch: m.Pool.Chunks[m.Pool.Of(place)].Epoch})
+	o.pieces = append(o.pieces, piece{})
+	p := &o.pieces[len(o.pieces)-1] // in place, without a copy
+	p.place, p.length, p.record = place, uint32(length), uint32(record)
+	p.epoch = m.Pool.Chunks[m.Pool.Of(place)].Epoch
 	return true
 }
 
