@@ -241,11 +241,10 @@ func (p *Pool) orderOf(size int) int {
 // others of the account wait already.
 //
 // Cost: 0 allocs, one short mutex.
-func (p *Pool) Get(a *Account, size int) (Buf, bool) { // hot: 0 allocs
+func (p *Pool) Get(a *Account, size int) (b Buf, ok bool) { // hot: 0 allocs
 	o := p.orderOf(size)
 	p.mu.Lock()
-	var b Buf
-	ok := a.first == nil && p.take(a, o, size, &b, nil)
+	ok = a.first == nil && p.take(a, o, size, &b, nil)
 	if !ok {
 		p.failures++
 		a.failures++
@@ -435,14 +434,8 @@ func (p *Pool) take(a *Account, o, size int, b *Buf, w *Waiter) bool {
 	p.gets++
 	a.gets++
 	off := int64(ri)*int64(p.cfg.RegionBytes) + int64(first)*int64(p.cfg.MinBytes)
-	*b = Buf{
-		B:      p.arena[off : off+int64(size) : off+block],
-		acct:   a,
-		serial: p.serial,
-		region: uint32(ri),
-		block:  uint32(first),
-		order:  uint8(o),
-	}
+	b.B, b.acct = p.arena[off:off+int64(size):off+block], a
+	b.serial, b.region, b.block, b.order = p.serial, uint32(ri), uint32(first), uint8(o)
 	return true
 }
 

@@ -110,7 +110,8 @@ func (d *Drive) submit(now int64) (total int) {
 				d.staged.remove(prev, io)
 				stale.push(io)
 			} else {
-				d.reqs = append(d.reqs, d.request(io))
+				d.reqs = append(d.reqs, ssd.Request{})
+				d.request(&d.reqs[len(d.reqs)-1], io)
 				prev = io
 			}
 			io = next
@@ -133,16 +134,15 @@ func (d *Drive) submit(now int64) (total int) {
 	return total
 }
 
-// request forms the next device request of io. It may be asked again if the device queue is full.
-func (d *Drive) request(io *IO) ssd.Request {
+// request makes r, which is zero, the next device request of io. It may be asked again if the device queue is full.
+func (d *Drive) request(r *ssd.Request, io *IO) {
 	if io.composed != nil {
-		r := io.composed.next(io, d.scratch.of(io))
-		r.Tag = uint64(io.tag)
+		*r = io.composed.next(io, d.scratch.of(io))
 		io.request.op, io.request.lenBytes = r.Op, r.Len
-		return r
+	} else { // in place: a literal would be made elsewhere and copied, and that waits for it to be written
+		r.Op, r.Flags, r.Offset, r.Len, r.Buf = ssd.Op(io.Op), io.Flags, int64(io.Offset), int64(io.Len), io.Buf.B
 	}
-	return ssd.Request{Op: ssd.Op(io.Op), Flags: io.Flags, Offset: int64(io.Offset), Len: int64(io.Len), Buf: io.Buf.B,
-		Tag: uint64(io.tag)}
+	r.Tag = uint64(io.tag)
 }
 
 // refuse ends IOs whose pass is stale.

@@ -270,12 +270,11 @@ func (p *Partition) startNext(w *waiting, now int64) (taken, refused bool) {
 		p.reqs = append(p.reqs, nil)
 	}
 	tag := p.freeReq[len(p.freeReq)-1]
-	q := kvstore.Request{
-		Op: r.Op, Condition: r.Condition, Tag: uint64(tag), Tenant: r.Tenant,
-		Key: r.Key[:min(int(r.KeyLen), len(r.Key))], Value: r.Value, Room: r.Room,
-		Version: r.Version, Given: r.Given, Expires: r.Expires, Tombstone: r.Tombstone, ID: r.ID,
-		Background: r.Background, Restore: r.Restore,
-	}
+	var q kvstore.Request // filled in place: a literal would be copied, and that waits for it to be written
+	q.Op, q.Condition, q.Tag, q.Tenant = r.Op, r.Condition, uint64(tag), r.Tenant
+	q.Key, q.Value, q.Room = r.Key[:min(int(r.KeyLen), len(r.Key))], r.Value, r.Room
+	q.Version, q.Given, q.Expires, q.Tombstone, q.ID = r.Version, r.Given, r.Expires, r.Tombstone, r.ID
+	q.Background, q.Restore = r.Background, r.Restore
 	if r.Op.IsRange() {
 		q.Range = r.Range
 	}
