@@ -51,6 +51,9 @@ type association struct {
 	// users, of capacity adminUsers, bounds callers' admin commands, so that Keep Alive never waits for a slot.
 	users chan struct{}
 
+	// unanswered is when the Keep Alive was sent that has no answer; nil: none.
+	unanswered atomic.Pointer[time.Time]
+
 	ctx    context.Context // ends with the association
 	cancel context.CancelCauseFunc
 	wg     sync.WaitGroup
@@ -230,8 +233,13 @@ func (a *association) maintain() {
 			var e SQE
 			e.SetOpcode(nvme.AdminKeepAlive)
 			ctx, cancel := context.WithTimeout(a.ctx, a.opts.KATO)
+			sent := time.Now()
+			a.unanswered.Store(&sent)
 			_, err := a.adminCommand(ctx, "Keep Alive", e, nil)
 			cancel()
+			if err == nil {
+				a.unanswered.Store(nil)
+			}
 			if err != nil && a.ctx.Err() == nil {
 				if errors.Is(err, context.DeadlineExceeded) {
 					err = fmt.Errorf("%w: no answer within %s", ErrTimeout, a.opts.KATO)

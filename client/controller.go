@@ -53,6 +53,8 @@ type Controller struct {
 	// a is the current association, nil while there is none; err is why there will never be
 	// another. changed is closed and replaced whenever one of them changes.
 	a *association
+	// latest is the latest association, which may have ended.
+	latest *association
 	// gate is that of the latest association that has one.
 	gate    *window.Gate
 	err     error
@@ -82,7 +84,7 @@ func Connect(ctx context.Context, o Options) (*Controller, error) {
 		c.cancel()
 		return nil, errors.Join(fmt.Errorf("connecting to %s: %w", o.URL(), err), c.closeMemory())
 	}
-	c.a = a
+	c.a, c.latest = a, a
 	go c.supervise(a)
 	return c, nil
 }
@@ -249,7 +251,9 @@ func (c *Controller) endAssociation(a *association) error {
 func (c *Controller) set(a *association, err error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.a = a
+	if c.a = a; a != nil {
+		c.latest = a
+	}
 	if err != nil {
 		c.err = err
 	}
@@ -319,6 +323,17 @@ func (c *Controller) Losses() uint64 {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.losses
+}
+
+// KeepAliveUnanswered returns how long ago the Keep Alive was sent that the target has not answered, of the association
+// that there is or, after its loss, of the last one; 0: it has answered all. A target that is alive answers at once.
+func (c *Controller) KeepAliveUnanswered() time.Duration {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if sent := c.latest.unanswered.Load(); sent != nil {
+		return time.Since(*sent)
+	}
+	return 0
 }
 
 // OpenQPair connects an I/O queue pair for one goroutine; Options.QPairs must have reserved it. The QPair ends with the

@@ -190,3 +190,22 @@ func TestALossWhileTheCreditIsAskedForIsWaitedOut(t *testing.T) {
 		}
 	})
 }
+
+// TestHowLongAKeepAliveIsUnanswered: it is known also after the loss, when there is no other association.
+func TestHowLongAKeepAliveIsUnanswered(t *testing.T) {
+	overEach(t, 1<<20, func(t *testing.T, s *script) {
+		o := quick(s)
+		o.KATO, o.CtrlLossTimeout = 200*time.Millisecond, -1
+		c, _ := connect(t, o)
+		before := s.count("keepalive")
+		eventually(t, "a Keep Alive is answered", func() bool {
+			return s.count("keepalive") > before && c.KeepAliveUnanswered() == 0
+		})
+		end := s.stall("keepalive")
+		defer end()
+		eventually(t, "the controller gives up", func() bool { return c.Err() != nil })
+		if d := c.KeepAliveUnanswered(); d < o.KATO {
+			t.Errorf("the Keep Alive is unanswered for %v, want at least %v", d, o.KATO)
+		}
+	})
+}

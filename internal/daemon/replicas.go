@@ -123,9 +123,9 @@ func (r *replicaNode) connected(node string) {
 }
 
 // disconnected is told by peers that a node cannot be reached.
-func (r *replicaNode) disconnected(node string, silent time.Duration) {
+func (r *replicaNode) disconnected(node string, l peers.Loss) {
 	for _, g := range r.all() {
-		g.NodeUnreachable(node, silent)
+		g.NodeUnreachable(node, l)
 	}
 }
 

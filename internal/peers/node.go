@@ -228,7 +228,7 @@ func (n *node) run() {
 		var err error
 		// Of two attempts in a row, one may take its time.
 		if a, cutShort, err = n.attempt(!cutShort); cutShort {
-			n.p.cfg.Disconnected(n.Name, 0)
+			n.p.cfg.Disconnected(n.Name, Loss{})
 			continue
 		}
 		if err == nil {
@@ -237,7 +237,7 @@ func (n *node) run() {
 			began := time.Now()
 			err = n.serve(a)
 			if n.ctx.Err() == nil && !errors.Is(err, errUnwanted) && !errors.Is(err, errOutgrown) {
-				n.p.cfg.Disconnected(n.Name, n.silent(err)) // the end may take long
+				n.p.cfg.Disconnected(n.Name, n.loss(a, err)) // the end may take long
 			}
 			n.end(a, err)
 			if n.ctx.Err() != nil {
@@ -267,7 +267,7 @@ func (n *node) run() {
 				said = why
 				n.log.Warn("a node cannot be reached", "cause", err)
 			}
-			n.p.cfg.Disconnected(n.Name, 0)
+			n.p.cfg.Disconnected(n.Name, Loss{})
 		}
 		if n.sleep(pause/2 + rand.N(pause/2+1)) {
 			pause = n.p.cfg.MinPause
@@ -306,36 +306,6 @@ func (n *node) attempt(mayCut bool) (a *association, cutShort bool, err error) {
 	close(over)
 	watching.Wait()
 	return a, cutShort && err != nil, err
-}
-
-// silent is how long a node has not answered when its connection ends for that reason.
-//
-// If a Keep Alive got no answer, it was sent KATO ago, and the last answer may be half of that older. A node that hears
-// this one no more ends the connection by itself, and says so if the other direction works: then the silence is as long
-// as commands have waited. Without any there is nothing to tell that from the end of the node's process.
-func (n *node) silent(err error) time.Duration {
-	if errors.Is(err, errUnanswered) {
-		return 0 // it answers others
-	}
-	kato, heard := n.p.cfg.KATO, time.Duration(n.queues[0].driver.Now()-n.heardNS.Load())
-	switch {
-	case errors.Is(err, client.ErrTimeout), errors.Is(err, syscall.ETIMEDOUT):
-		return min(max(heard, kato), kato+kato/2)
-	case n.owes():
-		return min(heard, kato+kato/2)
-	}
-	return 0
-}
-
-// owes reports whether the node had answers to give when the connection ended.
-func (n *node) owes() (owes bool) {
-	for i := range n.queues {
-		q := &n.queues[i]
-		q.driver.Lock()
-		owes = owes || len(q.free) < len(q.sent)
-		q.driver.Unlock()
-	}
-	return owes
 }
 
 // errUnwanted ends the connection to a node that is not in the view.

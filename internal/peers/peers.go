@@ -109,8 +109,8 @@ type Config struct {
 	// goroutine for each node; it may send commands, but not call Close.
 	Connected func(node string)
 	// Disconnected is called when the connection to a node has ended, and when there was none and it could not be made.
-	// silent is how long the node had not answered then, at least. As Connected. It is also called by SetView.
-	Disconnected func(node string, silent time.Duration)
+	// As Connected. It is also called by SetView.
+	Disconnected func(node string, l Loss)
 
 	// QueueDepth is how many commands may be outstanding in each of a node's queues, 1 to 1024; the node may allow
 	// fewer. More wait in order, and Forwards already when they have three quarters. Default 128.
@@ -194,7 +194,7 @@ func (p *Peers) SetNodes(nodes []Node) error {
 	}
 	unknown, err := p.setNodes(nodes)
 	for _, name := range unknown {
-		p.cfg.Disconnected(name, 0)
+		p.cfg.Disconnected(name, Loss{})
 	}
 	return err
 }
@@ -275,7 +275,7 @@ func (c *Config) check() error {
 		c.Connected = func(string) {}
 	}
 	if c.Disconnected == nil {
-		c.Disconnected = func(string, time.Duration) {}
+		c.Disconnected = func(string, Loss) {}
 	}
 	return nil
 }
@@ -303,7 +303,7 @@ func checkNodes(self string, nodes []Node) error {
 // before go to where their partition was. Disconnected is called for nodes that the configuration does not have.
 func (p *Peers) SetView(m *cluster.Map) {
 	for _, name := range p.setView(m) {
-		p.cfg.Disconnected(name, 0)
+		p.cfg.Disconnected(name, Loss{})
 	}
 }
 

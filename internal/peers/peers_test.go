@@ -181,8 +181,8 @@ func TestALostConnectionEndsAllCommandsAtOnce(t *testing.T) {
 					t.Errorf("round %d: command %d ends with %v", round, c.Tag, c.Status)
 				}
 			}
-			if silent := <-r.lost; silent > wait {
-				t.Errorf("round %d: a node that has closed the connection was silent for %v", round, silent)
+			if l := <-r.lost; l.Silent > wait {
+				t.Errorf("round %d: a node that has closed the connection was silent for %v", round, l.Silent)
 			}
 			b.board.release()
 			r.awaitConnected(t, "b")
@@ -456,8 +456,10 @@ func TestASilentNodeIsGivenUp(t *testing.T) {
 		if c := r.sink.await(t, 1)[0]; !c.Lost {
 			t.Errorf("a command to a silent node: %v", c.Status)
 		}
-		if silent := <-r.lost; silent < 2*time.Second || silent > 3*time.Second {
-			t.Errorf("the node was silent for %v, want KATO, or half of that longer", silent)
+		if l := <-r.lost; l.Silent < 2*time.Second || l.Silent > 3*time.Second {
+			t.Errorf("the node was silent for %v, want KATO, or half of that longer", l.Silent)
+		} else if l.Certain != 2*time.Second {
+			t.Errorf("the node was certainly out of reach for %v, want KATO", l.Certain)
 		}
 		b.board.release()
 		b.freeze(false)

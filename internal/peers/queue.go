@@ -55,6 +55,8 @@ type queue struct {
 	sent  []*Command
 	since []uint32
 	free  []uint16
+	// busyNS is when a command was sent while there was no other one in sent.
+	busyNS int64
 	// forwards wait until there are fewer than maxForwards of them in sent, others for a free tag only: without the
 	// Durables, of which one may be the next, the Forwards that are kept would never be answered.
 	forwards, others          fifo
@@ -161,6 +163,9 @@ func (q *queue) submit() { // hot: 0 allocs
 			if nsid == 0 {
 				q.lose(c) // the node's goroutine looks for it
 				continue
+			}
+			if len(q.free) == len(q.sent) {
+				q.busyNS = q.driver.Now()
 			}
 			tag := q.free[len(q.free)-1]
 			q.free = q.free[:len(q.free)-1]

@@ -82,8 +82,8 @@ type rig struct {
 	*peers.Peers
 	sink      *sink
 	connected chan string
-	// lost has how long a node was silent when its connection was lost, or could not be made.
-	lost  chan time.Duration
+	// lost has what Disconnected was called with.
+	lost  chan peers.Loss
 	log   *logged
 	batch peers.Batch
 }
@@ -125,14 +125,14 @@ func (w *world) rig(t testing.TB, change func(*peers.Config), boxes ...*box) *ri
 
 func newRig(t testing.TB, change func(*peers.Config), nodes ...peers.Node) *rig {
 	t.Helper()
-	r := &rig{sink: newSink(), connected: make(chan string, 1000), lost: make(chan time.Duration, 1000), log: &logged{}}
+	r := &rig{sink: newSink(), connected: make(chan string, 1000), lost: make(chan peers.Loss, 1000), log: &logged{}}
 	// A machine that is busy with other tests must not count as a node that does not answer.
 	cfg := peers.Config{Name: "a", HostNQN: hostNQN, Nodes: nodes, MinPause: 10 * time.Millisecond,
 		MaxPause: 100 * time.Millisecond, Timeout: time.Minute, KATO: time.Minute,
 		Connected: func(node string) { r.connected <- node },
-		Disconnected: func(_ string, silent time.Duration) {
+		Disconnected: func(_ string, l peers.Loss) {
 			select {
-			case r.lost <- silent:
+			case r.lost <- l:
 			default: // tests that look for it have few losses
 			}
 		},

@@ -1,9 +1,8 @@
 package replicas
 
 import (
-	"time"
-
 	"jbofd/internal/cluster/view"
+	"jbofd/internal/peers"
 )
 
 // cuts is what Replicas know of nodes that are out of reach although the manager hears them: the connection between two
@@ -26,9 +25,9 @@ import (
 // Two nodes have two connections, as each is a host of the other, and a chain needs both: Forwards go one way, and what
 // was lost is asked for on the other way. So a node is out of reach if one of them is missing. Both nodes see that.
 type cuts struct {
-	// lost are the connections that are missing, and since when they were silent, by Config.Clock.
-	lost map[connection]int64
-	// cut are those that were silent for most of Config.Patience, or for all of it.
+	// lost are the connections that are missing.
+	lost map[connection]loss
+	// cut are those for which most of Config.Patience is over, or all of it.
 	cut map[connection]patience
 	// heldNS is since when there has been authority. Without it this node may be the one that is cut off.
 	heldNS int64
@@ -60,10 +59,13 @@ type connection struct {
 	host bool
 }
 
+// loss is since when a connection has been missing, by Config.Clock: not before silentNS, and not after certainNS.
+type loss struct{ silentNS, certainNS int64 }
+
 // patience says how much of it is over.
 type patience uint8
 
-// Values of patience.
+// Values of patience. No membership is given up before mostOver: see dueNS.
 const (
 	mostOver patience = iota + 1 // three quarters
 	allOver
@@ -77,10 +79,28 @@ func (g *Replicas) patienceNS(p patience) int64 {
 	return int64(g.cfg.Patience)
 }
 
-// linkChange is news of a connection. lostNS is since when it has been silent, 0: there is a connection.
+// dueNS is when so much of the patience with a connection is over.
+//
+// All of it begins with the silence, so that writes do not wait for longer than they have to. But a node that has
+// failed must be given up by the manager before others give up memberships for it: they might be all that is left of a
+// chain. It may have been alive until certainNS. So most of the patience begins there, and the rest ends no sooner than
+// an eighth after that.
+func (g *Replicas) dueNS(l loss, p patience) int64 {
+	held := g.cuts.heldNS
+	if g.until <= g.clock {
+		held = g.clock
+	}
+	due := max(l.certainNS, held) + g.patienceNS(mostOver)
+	if p == allOver {
+		due = max(due+int64(g.cfg.Patience)/8, max(l.silentNS, held)+g.patienceNS(allOver))
+	}
+	return due
+}
+
+// linkChange is news of a connection. The zero loss: there is one.
 type linkChange struct {
-	conn   connection
-	lostNS int64
+	conn connection
+	loss loss
 }
 
 // NodeReachable says that there is a connection to a node again.
@@ -89,9 +109,9 @@ func (g *Replicas) NodeReachable(node string) {
 	g.driver.RunLater()
 }
 
-// NodeUnreachable says that there is no connection to a node, which has been silent for that long.
-func (g *Replicas) NodeUnreachable(node string, silent time.Duration) {
-	g.links.Put(linkChange{conn: connection{node: node}, lostNS: max(g.cfg.Clock()-int64(silent), 1)})
+// NodeUnreachable says that there is no connection to a node.
+func (g *Replicas) NodeUnreachable(node string, l peers.Loss) {
+	g.links.Put(linkChange{connection{node: node}, g.lossOf(l)})
 	g.driver.RunLater()
 }
 
@@ -103,19 +123,25 @@ func (g *Replicas) HostConnected(node string) {
 
 // HostDisconnected says that it has none.
 func (g *Replicas) HostDisconnected(node string) {
-	g.links.Put(linkChange{conn: connection{node, true}, lostNS: max(g.cfg.Clock(), 1)})
+	g.links.Put(linkChange{connection{node, true}, g.lossOf(peers.Loss{})})
 	g.driver.RunLater()
+}
+
+// lossOf returns the loss of a connection that is missing now.
+func (g *Replicas) lossOf(l peers.Loss) loss {
+	now := g.cfg.Clock()
+	return loss{silentNS: max(now-int64(l.Silent), 1), certainNS: max(now-int64(l.Certain), 1)}
 }
 
 // linkChanged takes news of a connection.
 func (g *Replicas) linkChanged(l *linkChange) {
 	c := &g.cuts
-	if l.lostNS != 0 {
+	if l.loss != (loss{}) {
 		if c.lost == nil {
-			c.lost, c.cut = map[connection]int64{}, map[connection]patience{}
+			c.lost, c.cut = map[connection]loss{}, map[connection]patience{}
 		}
 		if _, known := c.lost[l.conn]; !known {
-			c.lost[l.conn] = l.lostNS
+			c.lost[l.conn] = l.loss
 		}
 		return
 	}
@@ -138,13 +164,9 @@ func (g *Replicas) lookForCuts() {
 		return
 	}
 	changed := false
-	for w, since := range c.lost {
-		since = max(since, c.heldNS)
-		if g.until <= g.clock {
-			since = g.clock
-		}
+	for w, l := range c.lost {
 		for p := c.cut[w] + 1; p <= allOver; p++ {
-			at := since + g.patienceNS(p)
+			at := g.dueNS(l, p)
 			if at > g.clock {
 				if c.lookNS == 0 || at < c.lookNS {
 					c.lookNS = at

@@ -9,6 +9,7 @@ import (
 	"jbofd/internal/cluster/view"
 	"jbofd/internal/kvstore"
 	"jbofd/internal/nvme"
+	"jbofd/internal/peers"
 	"jbofd/internal/replicas"
 )
 
@@ -24,8 +25,8 @@ func (g *rig) setCut(cut *[2]int) {
 		g.nodes[last[1]].r.NodeReachable(name(last[0]))
 	}
 	if cut != nil {
-		g.nodes[cut[0]].r.NodeUnreachable(name(cut[1]), 0)
-		g.nodes[cut[1]].r.NodeUnreachable(name(cut[0]), 0)
+		g.nodes[cut[0]].r.NodeUnreachable(name(cut[1]), peers.Loss{})
+		g.nodes[cut[1]].r.NodeUnreachable(name(cut[0]), peers.Loss{})
 	}
 }
 
@@ -39,7 +40,7 @@ func (g *rig) setLacks(lacks *[2]int) {
 		g.nodes[last[1]].r.HostConnected(name(last[0]))
 	}
 	if lacks != nil {
-		g.nodes[lacks[0]].r.NodeUnreachable(name(lacks[1]), 0)
+		g.nodes[lacks[0]].r.NodeUnreachable(name(lacks[1]), peers.Loss{})
 		g.nodes[lacks[1]].r.HostDisconnected(name(lacks[0]))
 	}
 }
@@ -168,8 +169,8 @@ func TestANodeThatReachesNobodyLeavesTheOthersTogether(t *testing.T) {
 	g := setup{nodes: 3, copies: 3, ranges: testRanges, patience: patience}.rig(t)
 	g.full(20 * time.Second)
 	for j := range 2 {
-		g.nodes[2].r.NodeUnreachable(fmt.Sprint("n", j), 0)
-		g.nodes[j].r.NodeUnreachable("n2", 0)
+		g.nodes[2].r.NodeUnreachable(fmt.Sprint("n", j), peers.Loss{})
+		g.nodes[j].r.NodeUnreachable("n2", peers.Loss{})
 	}
 	time.Sleep(patience + patience/4) // also those that would leave later have left
 	g.mu.Lock()
@@ -249,7 +250,7 @@ func TestACutOfAllNodesHaltsNothing(t *testing.T) {
 	for i, n := range g.nodes {
 		for j := range g.nodes {
 			if i != j {
-				n.r.NodeUnreachable(fmt.Sprint("n", j), time.Minute)
+				n.r.NodeUnreachable(fmt.Sprint("n", j), peers.Loss{Silent: time.Minute, Certain: time.Minute})
 			}
 		}
 	}

@@ -3,10 +3,12 @@ package replicas
 import (
 	"log/slog"
 	"testing"
+	"time"
 
 	"jbofd/internal/cluster"
 	"jbofd/internal/cluster/view"
 	"jbofd/internal/crrs"
+	"jbofd/internal/peers"
 	"jbofd/internal/replica"
 	"jbofd/internal/turn"
 )
@@ -70,7 +72,7 @@ func TestPatienceBeginsWithTheNeighbour(t *testing.T) {
 		w.sees(c.before)
 		w.at(1)
 		for _, n := range c.lost {
-			w.linkChanged(&linkChange{conn: connection{node: n}, lostNS: 1})
+			w.linkChanged(&linkChange{conn: connection{node: n}, loss: loss{1, 1}})
 		}
 		const late = 100 * watchPatience
 		w.at(late)
@@ -102,7 +104,7 @@ func TestAMemberIsNotFilledByANodeOutOfReach(t *testing.T) {
 	w.sees([]view.PartitionID{1, 2})
 	chain := &w.newest.Chains[0]
 	*chain = append(*chain, view.Member{Partition: 0, State: view.Waiting, Since: 1})
-	w.linkChanged(&linkChange{conn: connection{node: "n2"}, lostNS: 1})
+	w.linkChanged(&linkChange{conn: connection{node: "n2"}, loss: loss{1, 1}})
 	for _, c := range []struct {
 		clock int64
 		want  view.Local
@@ -139,13 +141,13 @@ func TestPatienceEndsWithAConnection(t *testing.T) {
 	}
 	w.sees([]view.PartitionID{0, 2})
 	w.at(1)
-	w.linkChanged(&linkChange{conn: connection{node: "n1"}, lostNS: 1})
+	w.linkChanged(&linkChange{conn: connection{node: "n1"}, loss: loss{1, 1}})
 	w.clock = 50_000
 	w.sees([]view.PartitionID{0, 1})
 	look(50_000+watchPatience-1, view.Complete)
 	w.linkChanged(&linkChange{conn: connection{node: "n1"}})
 	look(60_000, view.Complete)
-	w.linkChanged(&linkChange{conn: connection{node: "n1"}, lostNS: 60_000})
+	w.linkChanged(&linkChange{conn: connection{node: "n1"}, loss: loss{60_000, 60_000}})
 	until = 60_000 + watchPatience/2 // authority is lost, and comes back much later
 	look(60_000+watchPatience/2+1, view.Complete)
 	look(80_000, view.Complete)
@@ -153,4 +155,54 @@ func TestPatienceEndsWithAConnection(t *testing.T) {
 	look(80_000, view.Complete)
 	look(80_000+watchPatience-1, view.Complete)
 	look(80_000+watchPatience, view.Incomplete)
+}
+
+// TestNoMembershipIsGivenUpBeforeTheManagerGivesUpANode, which was alive until just before the loss of its connection,
+// however long before that it was silent. The manager needs 1.3 leases for that, and the patience is two.
+func TestNoMembershipIsGivenUpBeforeTheManagerGivesUpANode(t *testing.T) {
+	const now, lease = 100 * watchPatience, watchPatience / 2
+	serving := []view.PartitionID{0, 1}
+	for name, c := range map[string]struct {
+		serving         []view.PartitionID
+		waits           bool
+		silent, certain time.Duration
+		// give is how long after the loss the membership is given up, or the report says that it cannot be filled.
+		give int64
+	}{
+		"the successor ends":                  {serving, false, 0, 0, 2 * lease},
+		"the successor ends, shortly silent":  {serving, false, lease / 8, 0, 2*lease - lease/8},
+		"the successor ends, and was silent":  {serving, false, lease * 3 / 2, 0, lease * 7 / 4},
+		"a Keep Alive has no answer":          {serving, false, lease, lease, lease},
+		"a Keep Alive has no answer, longer":  {serving, false, lease * 3 / 2, lease, lease * 3 / 4},
+		"all others end, and were silent":     {[]view.PartitionID{1, 0, 2}, false, lease * 3 / 2, 0, lease * 3 / 2},
+		"no Keep Alive has an answer, longer": {[]view.PartitionID{1, 0, 2}, false, lease * 3 / 2, lease, lease / 2},
+		"the ChainTail ends, and was silent":  {[]view.PartitionID{2, 1}, true, lease * 3 / 2, 0, lease * 3 / 2},
+		"a Keep Alive to it has no answer":    {[]view.PartitionID{2, 1}, true, lease * 3 / 2, lease, lease / 2},
+	} {
+		w := newWatcher()
+		w.cfg.Clock = func() int64 { return w.clock }
+		w.at(1)
+		before, after := view.Complete, view.Incomplete
+		w.sees(c.serving)
+		if c.waits {
+			before, after = view.Incomplete, view.Damaged
+			chain := &w.newest.Chains[0]
+			*chain = append(*chain, view.Member{Partition: 0, State: view.Waiting, Since: 1})
+		}
+		w.at(now)
+		for _, p := range c.serving {
+			if p != 0 && (!c.waits || p == 1) {
+				w.linkChanged(&linkChange{connection{node: []string{"n0", "n1", "n2"}[p]},
+					w.lossOf(peers.Loss{Silent: c.silent, Certain: c.certain})})
+			}
+		}
+		w.at(now + c.give - 1)
+		if w.makeReport(); w.reports() != before {
+			t.Errorf("%s: %v just before %d", name, w.reports(), c.give)
+		}
+		w.at(now + c.give)
+		if w.makeReport(); w.reports() != after {
+			t.Errorf("%s: %v after %d, want %v", name, w.reports(), c.give, after)
+		}
+	}
 }
